@@ -1,0 +1,30 @@
+// Package deps pins the versions of libraries while the packages that use them are written.
+package deps
+
+import (
+	_ "connectrpc.com/connect"
+	_ "github.com/coder/websocket"
+	_ "github.com/creack/pty"
+	_ "github.com/danielgtaylor/huma/v2"
+	_ "github.com/danielgtaylor/huma/v2/adapters/humago"
+	_ "github.com/google/nftables"
+	_ "github.com/jackc/pgx/v5/stdlib"
+	_ "github.com/klauspost/compress/zstd"
+	_ "github.com/miekg/dns"
+	_ "github.com/pressly/goose/v3"
+	_ "github.com/prometheus/client_golang/prometheus/promhttp"
+	_ "github.com/spf13/cobra"
+	_ "github.com/uptrace/bun"
+	_ "github.com/uptrace/bun/dialect/pgdialect"
+	_ "github.com/uptrace/bun/dialect/sqlitedialect"
+	_ "github.com/vishvananda/netlink"
+	_ "github.com/vishvananda/netns"
+	_ "go.yaml.in/yaml/v4"
+	_ "golang.org/x/net/http2"
+	_ "golang.org/x/sync/errgroup"
+	_ "golang.org/x/sys/unix"
+	_ "golang.org/x/term"
+	_ "golang.org/x/time/rate"
+	_ "google.golang.org/protobuf/proto"
+	_ "modernc.org/sqlite"
+)

@@ -1,0 +1,233 @@
+package guestapi
+
+import (
+	"context"
+	"io"
+	"net"
+	"time"
+)
+
+// Guest is a machine's inside as the host sees it. guestlink implements it over the guest channel; the
+// fake driver's guest answers the same. All methods may be called at once; each ends early with the
+// context's cause when ctx ends. What the guest says is checked and bounded before it is returned, but
+// it is a guest's word: nothing here can be trusted to be true.
+type Guest interface {
+	// Start runs a program. The process goes on when the returned stream is closed.
+	Start(ctx context.Context, spec ProcessSpec) (Process, error)
+	// Attach follows a process that runs or ended lately, from the given offsets of its output. What
+	// the guest no longer keeps is skipped; Event.Offset shows it.
+	Attach(ctx context.Context, ref ProcessRef, from Offsets) (Process, error)
+	Processes(ctx context.Context) ([]ProcessInfo, error)
+	// Signal sends to the process, or with group to its whole group. ErrNotFound when it has ended.
+	Signal(ctx context.Context, ref ProcessRef, signal int, group bool) error
+
+	// Paths are absolute, or relative to the home of the user in question.
+	Stat(ctx context.Context, path, user string) (FileInfo, error)
+	List(ctx context.Context, path, user string, depth int) ([]FileInfo, error) // depth 1: the directory itself
+	// Read streams a file from offset; length < 0 is all of it. The reader must be closed.
+	Read(ctx context.Context, path, user string, offset, length int64) (FileInfo, io.ReadCloser, error)
+	// Write puts a stream at path, whole or not at all, making missing parents.
+	Write(ctx context.Context, path string, opt WriteOptions, r io.Reader) (FileInfo, error)
+	Move(ctx context.Context, from, to, user string) (FileInfo, error)
+	Remove(ctx context.Context, path, user string, recursive bool) error
+	MakeDir(ctx context.Context, path, user string) (FileInfo, error) // with parents; ErrExists if it is there
+	Watch(ctx context.Context, path, user string, recursive bool) (Watcher, error)
+
+	Ports(ctx context.Context) ([]Port, error) // listening TCP ports
+	// DialPort connects to a TCP port of the guest, on loopback or whatever address it listens on.
+	DialPort(ctx context.Context, port uint16) (net.Conn, error)
+
+	// Freeze stops the workload, syncs file systems if sync, and quiesces the channel: after it returned
+	// neither side writes until Thaw, or until a restored copy is greeted anew.
+	Freeze(ctx context.Context, sync bool) error
+	Thaw(ctx context.Context) error
+	Stats(ctx context.Context) (Stats, error)
+}
+
+// ProcessSpec is a program to run. Exactly one of Argv and Shell is set.
+type ProcessSpec struct {
+	Argv    []string // program and arguments; the program is looked up in PATH
+	Shell   string   // run by the user's shell contract: /bin/sh -c (or Login: /bin/bash -l -c)
+	Login   bool
+	Env     map[string]string // on top of the sandbox's own
+	Dir     string            // "": the user's home; relative: below it
+	User    string            // "": the sandbox's default user; name or uid
+	Tag     string            // a name to find it by; unique among running processes
+	Stdin   bool              // false: /dev/null
+	PTY     *Size             // one terminal instead of three pipes
+	Timeout time.Duration     // 0: none; else the whole group is killed and Exit.TimedOut set
+}
+
+// Size is a terminal's.
+type Size struct{ Rows, Cols uint16 }
+
+// ProcessRef names a process: by pid, or if Tag is set by tag.
+type ProcessRef struct {
+	PID uint32
+	Tag string
+}
+
+// ProcessInfo describes a process that the guest agent started.
+type ProcessInfo struct {
+	PID     uint32
+	Tag     string
+	Argv    []string
+	Shell   string
+	Env     map[string]string
+	Dir     string
+	User    string
+	PTY     bool
+	Started time.Time
+	Exit    *Exit // nil: running
+}
+
+// Stream tells where bytes came from.
+type Stream uint8
+
+// The streams of a process; with a terminal all output is StreamPTY.
+const (
+	StreamStdout Stream = 1
+	StreamStderr Stream = 2
+	StreamPTY    Stream = 3
+)
+
+// Offsets count bytes of output since the start of a process.
+type Offsets struct{ Stdout, Stderr, PTY int64 }
+
+// Exit is how a process ended.
+type Exit struct {
+	Code     int    // 128+signal for a signal, as shells have it
+	Signal   int    // 0: it exited
+	TimedOut bool   // killed because ProcessSpec.Timeout passed
+	Error    string // why it could not be started at all, else ""
+	CPU      time.Duration
+	Wall     time.Duration
+}
+
+// Event is one piece of a process's life: output, or at last its exit.
+type Event struct {
+	Stream Stream // 0 with Exit
+	Offset int64  // of Data[0] in its stream
+	Data   []byte // valid until the next call of Next
+	Exit   *Exit
+}
+
+// Process is a started or attached process.
+type Process interface {
+	PID() uint32
+	// Next waits for what comes next. After the exit event it answers io.EOF.
+	Next(ctx context.Context) (Event, error)
+	Write(p []byte) (int, error) // to stdin or the terminal; blocks while the program does not read
+	CloseInput() error
+	Resize(ctx context.Context, size Size) error
+	Close() error // lets go of the process, which goes on
+}
+
+// FileKind is what a path holds.
+type FileKind uint8
+
+// The kinds of files.
+const (
+	KindFile    FileKind = 1
+	KindDir     FileKind = 2
+	KindSymlink FileKind = 3
+	KindOther   FileKind = 4
+)
+
+// FileInfo describes a file, not following a last symbolic link.
+type FileInfo struct {
+	Path     string // absolute
+	Name     string
+	Kind     FileKind
+	Target   string // of a symbolic link
+	Size     int64
+	Mode     uint32 // permission bits and setuid, setgid, sticky
+	UID, GID uint32
+	User     string // name, or the number as text
+	Group    string
+	Modified time.Time
+}
+
+// WriteOptions of a file to write.
+type WriteOptions struct {
+	User string // owner of what is made
+	Mode uint32 // 0: 0644, or what the file has
+	Size int64  // bytes to come if known, else -1
+}
+
+// FileEvent is a change under a watched directory.
+type FileEvent struct {
+	Op   FileOp
+	Path string // relative to the watched directory
+}
+
+// FileOp is what happened to a file.
+type FileOp uint8
+
+// The changes a Watcher tells.
+const (
+	OpCreate FileOp = 1
+	OpWrite  FileOp = 2
+	OpRemove FileOp = 3
+	OpRename FileOp = 4
+	OpChmod  FileOp = 5
+	// OpOverflow says that changes were lost; look at everything again.
+	OpOverflow FileOp = 6
+)
+
+// Watcher tells changes under a directory.
+type Watcher interface {
+	Next(ctx context.Context) (FileEvent, error)
+	Close() error
+}
+
+// Port is a TCP port that a program in the guest listens on.
+type Port struct {
+	Port    uint16
+	Address string // "0.0.0.0", "::", "127.0.0.1", ...
+	PID     uint32 // 0: not known
+	Program string
+}
+
+// Identity is what a machine becomes after every boot and restore, before its workload goes on.
+type Identity struct {
+	MachineID  string // id of the machine: the guest's /etc/machine-id is derived from it
+	Hostname   string
+	Generation uint64            // grows with every restore of this machine
+	Time       time.Time         // wall clock to set
+	Entropy    []byte            // 64 bytes, mixed and reseeded
+	Network    *Network          // nil: none
+	Env        map[string]string // the sandbox's own environment, for every process started from now on
+	User       string            // default user of processes and files; "": root
+	DiskGrow   bool              // grow the root file system to its disk
+	Files      map[string][]byte // small files to put, such as tokens: path to content, mode 0600
+}
+
+// Network is the guest's end.
+type Network struct {
+	Address string // "192.168.241.2/29"
+	Gateway string
+	DNS     []string
+	MTU     int
+}
+
+// Stats are the guest's own numbers.
+type Stats struct {
+	MemTotal, MemAvailable, MemCached int64
+	DiskTotal, DiskUsed               int64 // of the root file system
+	CPUs                              int
+	CPUBusy                           time.Duration // since boot, over all processors
+	Load1                             float64
+	Uptime                            time.Duration
+	Processes                         int
+	NetRx, NetTx                      int64
+	Time                              time.Time
+}
+
+// Backend is what the guest end of the protocol serves: a Guest, and what only the host agent may ask.
+type Backend interface {
+	Guest
+	// Restore makes the machine the one of id: entropy, clock, host name, machine id, network, then its
+	// workload goes on. It is asked after every boot and restore and answers only when all of it holds.
+	Restore(ctx context.Context, id Identity) error
+}

@@ -1,0 +1,225 @@
+// Package hostapi is the contract between the control plane and a host agent: machines, snapshots,
+// baked templates, capacity. It knows no user, no workspace and no sandbox. The control plane is tested
+// against a simulated host, the host agent against a scripted caller.
+package hostapi
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/guestapi"
+)
+
+// MachineID, SnapshotID and TemplateName are text of lower-case letters and digits (and, in template
+// names, dots, dashes and underscores). The caller chooses ids, so that every call can be repeated.
+type (
+	MachineID    string
+	SnapshotID   string
+	TemplateName string
+)
+
+// State of a machine on its host.
+type State string
+
+// The states of a machine.
+const (
+	Creating   State = "creating"
+	Running    State = "running"
+	Paused     State = "paused"
+	Hibernated State = "hibernated"
+	Failed     State = "failed" // its monitor died and its disk is kept; Wake boots it anew
+)
+
+// BootMode says how a machine came to life last.
+type BootMode string
+
+// The ways a machine starts.
+const (
+	BootCold     BootMode = "cold"     // the template was not baked: booted, baked, and then restored for the caller
+	BootSnapshot BootMode = "snapshot" // restored from a baked template or a snapshot
+	BootFork     BootMode = "fork"
+	BootWake     BootMode = "wake"
+)
+
+// Create asks for a machine. Exactly one of Template and Snapshot is set.
+type Create struct {
+	ID       MachineID
+	Template TemplateName
+	Snapshot SnapshotID
+	DiskMiB  int // 0: as the template; else at least that, the root file system grows
+	Hostname string
+	Env      map[string]string
+	// Keep: the machine's disk survives the death of its monitor, and the end of the host agent
+	// hibernates it instead of destroying it.
+	Keep     bool
+	NoEgress bool              // no connection leaves the machine
+	Labels   map[string]string // kept and given back; not understood
+}
+
+// Fork asks for children of a running or paused machine, which goes on in its state.
+type Fork struct {
+	Parent   MachineID
+	Children []Child
+}
+
+// Child is one machine to be.
+type Child struct {
+	ID       MachineID
+	Hostname string
+	Env      map[string]string // nil: as the parent
+	Keep     bool
+	Labels   map[string]string
+}
+
+// Forked is what became of a child.
+type Forked struct {
+	Machine Machine
+	Err     error // nil: it runs. A child that failed has left nothing behind
+}
+
+// Machine is one machine as its host sees it.
+type Machine struct {
+	ID         MachineID
+	State      State
+	Template   TemplateName // where its lineage began
+	Snapshot   SnapshotID   // it was created from, if any
+	Parent     MachineID    // it was forked from, if any
+	VCPUs      int
+	MemoryMiB  int
+	DiskMiB    int
+	GuestIP    string // reachable from this host while it runs
+	Tap        string
+	MAC        string
+	PID        int
+	Generation uint64
+	BootMode   BootMode
+	Boot       time.Duration // of the last start, request to guest confirmed
+	Pause      time.Duration // the last time it stood still for a fork or snapshot
+	Created    time.Time
+	Keep       bool
+	Labels     map[string]string
+	Reason     string  // why it failed
+	Phases     []Phase // of the last operation, in order
+}
+
+// Phase is a named part of an operation.
+type Phase struct {
+	Name string
+	Took time.Duration
+}
+
+// Snapshot is a machine at rest: memory, device state and disk of one moment.
+type Snapshot struct {
+	ID        SnapshotID
+	Machine   MachineID
+	Template  TemplateName
+	VCPUs     int
+	MemoryMiB int
+	DiskMiB   int
+	Bytes     int64 // that it takes on its own
+	Created   time.Time
+	Labels    map[string]string
+}
+
+// Template is one that this host knows.
+type Template struct {
+	Name        TemplateName
+	Description string
+	Base        string
+	VCPUs       int
+	MemoryMiB   int
+	DiskMiB     int
+	User        string
+	Workdir     string
+	Tools       []string
+	Baked       bool
+	BakedAt     time.Time
+	Bytes       int64
+	Bake        *Bake // under way or ended last; nil: none
+}
+
+// Bake is progress of making a template's image and snapshot.
+type Bake struct {
+	State   string // "running", "done", "failed"
+	Step    string // "rootfs", "image", "boot", "warm", "capture"
+	Percent int    // 0 to 100, by steps
+	Started time.Time
+	Ended   time.Time
+	Err     string
+	Log     []string // last lines
+}
+
+// Capacity is what a host has and has promised.
+type Capacity struct {
+	Driver, Version, Accelerator, Isolation string
+	VCPUs                                   int
+	MemoryMiB                               int // of the host
+	MemoryFreeMiB                           int // that may still be promised
+	DiskMiB                                 int
+	DiskFreeMiB                             int
+	Machines                                int
+	Running                                 int
+}
+
+// Usage is what a machine takes now.
+type Usage struct {
+	PID                          int
+	Uptime                       time.Duration
+	CPU                          time.Duration
+	CPUPercent                   float64 // since the last call, of one processor
+	RSSBytes, PSSBytes, VSZBytes int64
+	Threads                      int
+}
+
+// Event tells what happened to a machine without being asked for.
+type Event struct {
+	Time    time.Time
+	Machine MachineID
+	Type    string // "died", "adopted", "hibernated", "lost"
+	Reason  string
+}
+
+// Host is a host agent. Every method may be called at once; operations on one machine wait for each
+// other. Ids that are not there answer ErrNotFound, except Destroy, which is right twice.
+type Host interface {
+	Create(ctx context.Context, req Create) (Machine, error)
+	Fork(ctx context.Context, req Fork) ([]Forked, error)
+	Get(ctx context.Context, id MachineID) (Machine, error)
+	List(ctx context.Context) ([]Machine, error)
+	Pause(ctx context.Context, id MachineID) error
+	Resume(ctx context.Context, id MachineID) error
+	Hibernate(ctx context.Context, id MachineID) error
+	Wake(ctx context.Context, id MachineID) (Machine, error)
+	SetKeep(ctx context.Context, id MachineID, keep bool) error
+	Destroy(ctx context.Context, id MachineID, cause string) error
+	// Guest is the inside of a running machine, for one generation of it: after a restore it answers
+	// guestapi.ErrLost and must be asked for again.
+	Guest(ctx context.Context, id MachineID) (guestapi.Guest, error)
+	Usage(ctx context.Context, id MachineID) (Usage, error)
+	// Console is what the guest's kernel printed, the last 64 KiB.
+	Console(ctx context.Context, id MachineID) ([]byte, error)
+
+	TakeSnapshot(ctx context.Context, machine MachineID, id SnapshotID, labels map[string]string) (Snapshot, error)
+	Snapshots(ctx context.Context) ([]Snapshot, error)
+	DeleteSnapshot(ctx context.Context, id SnapshotID) error
+
+	Templates(ctx context.Context) ([]Template, error)
+	// StartBake begins to bake, or joins a bake under way; Templates shows how it goes. force bakes again.
+	StartBake(ctx context.Context, name TemplateName, force bool) error
+	Capacity(ctx context.Context) (Capacity, error)
+	// Events calls yield for what happens from now on, until ctx ends or yield answers an error.
+	Events(ctx context.Context, yield func(Event) error) error
+}
+
+// What a host answers, compared with errors.Is; the wrapping text is for people.
+var (
+	ErrNotFound    = errors.New("not found")
+	ErrExists      = errors.New("exists already")
+	ErrWrongState  = errors.New("not possible in this state")
+	ErrNoCapacity  = errors.New("no capacity")
+	ErrNoSpace     = errors.New("no disk space")
+	ErrInvalid     = errors.New("invalid")
+	ErrUnsupported = errors.New("not supported by this host")
+	ErrInUse       = errors.New("in use")
+)

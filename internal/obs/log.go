@@ -1,0 +1,33 @@
+// Package obs is what a running program shows of itself: log lines and timed phases.
+//
+// Log keys are a fixed set (sandbox, machine, host, template, snapshot, workspace, took, err, phases);
+// messages are constant, data goes into keys. The package knows nothing of what is logged.
+package obs
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+)
+
+// NewLogger writes to w: format "text" or "json", level "debug", "info", "warn" or "error". Another
+// format or level is an error that names what is possible.
+func NewLogger(w io.Writer, format, level string) (*slog.Logger, error) {
+	var l slog.Level
+	switch level {
+	case "debug", "info", "warn", "error":
+		if err := l.UnmarshalText([]byte(level)); err != nil {
+			return nil, err
+		}
+	default:
+		return nil, fmt.Errorf("log level %q is not one of debug, info, warn, error", level)
+	}
+	opt := &slog.HandlerOptions{Level: l}
+	switch format {
+	case "text":
+		return slog.New(slog.NewTextHandler(w, opt)), nil
+	case "json":
+		return slog.New(slog.NewJSONHandler(w, opt)), nil
+	}
+	return nil, fmt.Errorf("log format %q is not one of text, json", format)
+}

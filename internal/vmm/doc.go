@@ -1,0 +1,26 @@
+// Package vmm is the one interface to programs that run virtual machines, and the words around it.
+//
+// A driver starts monitors (one process a machine). A machine is the guest in a monitor. An image is
+// memory and device state at rest, a directory that only its driver understands. A capture is the same
+// of a machine that is paused, still in memory.
+//
+// Life of a machine:
+//
+//	Boot ------------------------------> running <-> paused -> dead
+//	Prepare -> prepared -- Load -------> running
+//
+// A fork is pause, capture, clone the disks, resume; then every child is prepared on the image that its
+// parent was started on and loads the capture. A hibernation is pause, capture, save, kill. A wake is
+// prepare on the saved image and load its own state. There is no other way to make or stop a machine.
+//
+//	m, err := driver.Prepare(ctx, spec, image)
+//	if err != nil {
+//		return err
+//	}
+//	back.Push("kill machine", m.Kill)
+//	conn, err := m.Dial(ctx)       // write the first request now; the guest reads it when it lives
+//	...
+//	err = m.Load(ctx, nil)
+//
+// The package holds no product noun and knows no driver. Every driver passes the suite in vmmtest.
+package vmm

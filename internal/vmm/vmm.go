@@ -1,0 +1,143 @@
+package vmm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+)
+
+// Accelerator is how guest instructions are executed.
+type Accelerator string
+
+// The accelerators a driver may report.
+const (
+	KVM  Accelerator = "kvm"  // hardware virtualization
+	TCG  Accelerator = "tcg"  // QEMU's translator
+	None Accelerator = "none" // the fake driver: no guest at all
+)
+
+// Capabilities say what a driver can do, so that callers plan by them and never by its name.
+type Capabilities struct {
+	Name        string // "qemu", "fake"
+	Version     string // of the monitor program
+	Accelerator Accelerator
+	Isolation   string // what stands between guest and host, for people: "microvm"
+	Snapshot    bool   // Prepare, Load and Capture work
+	LiveFork    bool   // a machine goes on after Capture, and many machines load one Capture
+}
+
+// A Spec is what a machine is made of. The caller owns everything it names and keeps it until the
+// machine is dead.
+type Spec struct {
+	ID        string // unique on this host; letters and digits
+	Dir       string // directory of the machine, made by the caller, used for sockets and logs
+	VCPUs     int
+	MemoryMiB int
+	Kernel    string // path; used by Boot alone
+	Initramfs string // path; used by Boot alone
+	Cmdline   string // appended to what the driver needs; used by Boot alone
+	Disks     []Disk
+	NIC       *NIC // nil: no network
+	Confine   Confine
+}
+
+// Disk is a raw image that the guest sees as a block device; the first is /dev/vda.
+type Disk struct {
+	Path     string
+	ReadOnly bool
+}
+
+// NIC is the guest's network card. Tap stays open in the caller; the driver duplicates it. Adopt does
+// not use it.
+type NIC struct {
+	Tap *os.File
+	MAC net.HardwareAddr
+}
+
+// Confine limits the monitor process.
+type Confine struct {
+	UID, GID int // 0: the caller's own; files of the machine must be readable by them
+	// Enter puts a process that was just started, and runs nothing of the guest yet, where its limits
+	// hold. May be nil.
+	Enter func(pid int) error
+}
+
+// Driver makes machines. All methods may be called at once from many goroutines.
+type Driver interface {
+	Capabilities() Capabilities
+	// Boot starts a machine cold: kernel, initramfs, first disk. It returns when the monitor runs the
+	// guest, not when the guest is ready: Dial and ask it.
+	Boot(ctx context.Context, spec Spec) (Machine, error)
+	// Prepare starts a monitor over the memory of image, without a guest in it. It refuses an image of
+	// another driver, version, processor or shape with a *MismatchError. Dial works from here on, and
+	// what is written is read by the guest once it is loaded. Disks must exist with their final size;
+	// their content may change until Load.
+	Prepare(ctx context.Context, spec Spec, image Image) (Machine, error)
+	// Adopt takes over a machine that an earlier process of ours started with the same spec.
+	// ErrGone when it is not there any more.
+	Adopt(ctx context.Context, spec Spec) (Machine, error)
+	// Kill ends whatever monitor still belongs to spec.Dir, adopted or not, and waits for its end. It
+	// is right for a directory of which nothing is known, and does nothing where no monitor is left.
+	Kill(ctx context.Context, spec Spec) error
+}
+
+// Machine is one monitor process with its guest. Methods other than Dial, Done and Err are called by
+// one goroutine at a time, except Kill, which is right at any moment and twice.
+type Machine interface {
+	PID() int
+	// Dial opens the guest channel. A machine has one channel: a second Dial ends the first.
+	Dial(ctx context.Context) (net.Conn, error)
+	// Load brings a prepared machine to life and returns when it runs: with nil from the image's own
+	// state, else from a Capture of a machine that was started on the same image. Once, after Prepare.
+	Load(ctx context.Context, from Capture) error
+	Pause(ctx context.Context) error  // stops the guest's processors; twice is fine
+	Resume(ctx context.Context) error // lets them go on; twice is fine
+	// Capture takes memory and device state of a paused machine. It is short (the guest waits) and keeps
+	// the result in memory; Save writes it later. The guest's disks are flushed: the caller clones them
+	// before Resume.
+	Capture(ctx context.Context) (Capture, error)
+	Usage() (Usage, error)
+	// Kill ends the machine at once and waits for its end.
+	Kill(ctx context.Context) error
+	// Done is closed when the monitor has ended; Err then says why (nil after Kill).
+	Done() <-chan struct{}
+	Err() error
+}
+
+// Capture is memory and device state of a machine at one moment. It may be loaded into many machines at
+// once and saved; Close frees it when nobody uses it any more.
+type Capture interface {
+	DirtyBytes() int64 // memory that differs from the image the machine was started on
+	// Save writes a complete image into dir, an existing empty directory on the file system of the image
+	// the machine was started on. What Save returns is durable.
+	Save(ctx context.Context, dir string) (Image, error)
+	Close() error
+}
+
+// Usage is what a monitor process takes of the host.
+type Usage struct {
+	Started  time.Time
+	CPU      time.Duration // user and system time since the start
+	RSSBytes int64
+	PSSBytes int64
+	VSZBytes int64
+	Threads  int
+}
+
+// ErrGone says that a machine's monitor is not there any more.
+var ErrGone = errors.New("monitor has ended")
+
+// MismatchError says why an image cannot be restored here.
+type MismatchError struct{ Field, Image, Host string }
+
+func (e *MismatchError) Error() string {
+	return fmt.Sprintf("image does not fit this host: %s is %q in the image and %q here; bake the template again on this host", e.Field, e.Image, e.Host)
+}
+
+// UnsupportedError says that a driver cannot do an operation at all.
+type UnsupportedError struct{ Op, Driver string }
+
+func (e *UnsupportedError) Error() string { return fmt.Sprintf("driver %s cannot %s", e.Driver, e.Op) }
