@@ -41,7 +41,10 @@ func (s *Stack) Settle(ctx context.Context, err error) error {
 		s.Forget()
 		return nil
 	}
-	return errors.Join(err, s.Unwind(ctx))
+	if back := s.Unwind(ctx); back != nil {
+		return errors.Join(err, back)
+	}
+	return err
 }
 
 // Unwind runs all registered functions last-first and empties the stack. Every function runs, whatever
