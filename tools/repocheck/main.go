@@ -1,0 +1,72 @@
+// Command repocheck holds the repository against its own rules: the import plan in imports.txt, sizes of
+// functions, files and packages, calls that are not made, where unsafe may stand, package comments and
+// words that do not belong into a file. It reads source text only and never runs or type-checks it.
+//
+// It must not know what any package does. It prints one line per finding and exits 1 when there is one;
+// allow.txt beside it lists the exceptions, each with its reason, and an exception that excuses nothing
+// is a finding too. `repocheck -show` prints the imports that the code really has, in the plan's format.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"sort"
+)
+
+func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+
+func run(args []string, stdout, stderr io.Writer) int {
+	flags := flag.NewFlagSet("repocheck", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	root := flags.String("root", ".", "directory that holds go.mod")
+	show := flags.Bool("show", false, "print the imports the code has")
+	if err := flags.Parse(args); err != nil {
+		return 2
+	}
+	findings, tree, err := check(*root)
+	if err != nil {
+		fmt.Fprintln(stderr, "repocheck:", err)
+		return 2
+	}
+	if *show {
+		tree.show(stdout)
+		return 0
+	}
+	for _, f := range findings {
+		fmt.Fprintln(stdout, f)
+	}
+	if len(findings) > 0 {
+		return 1
+	}
+	return 0
+}
+
+// finding is one broken rule. Rule and Subject are what allow.txt names.
+type finding struct{ Rule, Subject, Text string }
+
+func (f finding) String() string { return f.Rule + " " + f.Subject + ": " + f.Text }
+
+// check reads the repository at root and returns what is wrong with it, sorted.
+func check(root string) ([]finding, *tree, error) {
+	t, err := load(root)
+	if err != nil {
+		return nil, nil, err
+	}
+	p, found, err := readPlan(root)
+	if err != nil {
+		return nil, nil, err
+	}
+	found = append(found, p.compare(t)...)
+	for _, dir := range t.dirs() {
+		found = append(found, t.packages[dir].findings()...)
+	}
+	found = append(found, t.words...)
+	found, err = allowed(root, found)
+	if err != nil {
+		return nil, nil, err
+	}
+	sort.Slice(found, func(i, j int) bool { return found[i].String() < found[j].String() })
+	return found, t, nil
+}

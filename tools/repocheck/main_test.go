@@ -1,0 +1,82 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestRepository is the check itself, so that `go test ./...` holds the rules too.
+func TestRepository(t *testing.T) {
+	var out, errs bytes.Buffer
+	if code := run([]string{"-root", "../.."}, &out, &errs); code != 0 {
+		t.Errorf("exit %d\n%s%s", code, out.String(), errs.String())
+	}
+}
+
+// write makes a small repository of the given files.
+func write(t *testing.T, files map[string]string) string {
+	t.Helper()
+	root := t.TempDir()
+	files["go.mod"] = "module example.org/m\n"
+	for name, text := range files {
+		p := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(p, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+func TestRules(t *testing.T) {
+	long := strings.Repeat("\tx++\n", 90)
+	tests := []struct {
+		name  string
+		plan  string
+		files map[string]string
+		want  string // one finding; empty: none
+	}{
+		{"clean", "a:\nb: a\n", map[string]string{"a/a.go": "// Package a.\npackage a\n", "b/b.go": "// Package b.\npackage b\nimport _ \"example.org/m/a\"\n"}, ""},
+		{"import", "a:\nb:\n", map[string]string{"a/a.go": "// Package a.\npackage a\n", "b/b.go": "// Package b.\npackage b\nimport _ \"example.org/m/a\"\n"}, "import b: imports a, which line 2 of imports.txt does not name"},
+		{"cycle", "b: a\na:\n", map[string]string{"a/a.go": "// Package a.\npackage a\n", "b/b.go": "// Package b.\npackage b\nimport _ \"example.org/m/a\"\n"}, "plan b: line 1 names a, which stands on no line above it"},
+		{"unplanned", "", map[string]string{"a/a.go": "// Package a.\npackage a\n"}, "plan a: stands on no line of imports.txt"},
+		{"stale-plan", "a:\n", map[string]string{}, "plan a: line 1 speaks of no package that exists"},
+		{"star", "a:\nb: *\n", map[string]string{"a/a.go": "// Package a.\npackage a\n", "b/b.go": "// Package b.\npackage b\nimport _ \"example.org/m/a\"\n"}, ""},
+		{"wildcard", "a/*:\nb: a/*\n", map[string]string{"a/c/a.go": "// Package c.\npackage c\n", "b/b.go": "// Package b.\npackage b\nimport _ \"example.org/m/a/c\"\n"}, ""},
+		{"getenv", "a:\n", map[string]string{"a/a.go": "// Package a.\npackage a\nimport \"os\"\nvar x = os.Getenv(\"X\")\n"}, "call a/a.go: uses os.Getenv on line 4"},
+		{"sleep-in-test", "a:\n", map[string]string{"a/a.go": "// Package a.\npackage a\n", "a/a_test.go": "package a\nimport \"time\"\nfunc f() { time.Sleep(1) }\n"}, "call a/a_test.go: uses time.Sleep on line 3"},
+		{"background", "a:\n", map[string]string{"a/a.go": "// Package a.\npackage a\nimport c \"context\"\nvar x = c.Background()\n"}, "call a/a.go: uses context.Background on line 4"},
+		{"panic", "a:\n", map[string]string{"a/a.go": "// Package a.\npackage a\nfunc f() { panic(1) }\n"}, "panic a/a.go: panics on line 3"},
+		{"init", "a:\n", map[string]string{"a/a.go": "// Package a.\npackage a\nfunc init() {}\n"}, "init a/a.go: has an init function"},
+		{"unsafe", "a:\n", map[string]string{"a/a.go": "// Package a.\npackage a\nimport _ \"unsafe\"\n"}, "unsafe a/a.go: imports unsafe"},
+		{"unsafe-placed", "a:\n", map[string]string{"a/a_unsafe.go": "// Package a.\npackage a\nimport _ \"unsafe\"\n"}, ""},
+		{"comment", "a:\n", map[string]string{"a/a.go": "package a\n"}, "package-comment a: no file has a package comment"},
+		{"long", "a:\n", map[string]string{"a/a.go": "// Package a.\npackage a\nfunc f(x int) {\n" + long + "}\n"}, "function-size a/a.go:f: 92 lines, 80 at most"},
+		{"long-allowed", "a:\n", map[string]string{"a/a.go": "// Package a.\npackage a\nfunc f(x int) {\n" + long + "}\n", allowFile: "function-size a/a.go:f: a table\n"}, ""},
+		{"stale-allow", "a:\n", map[string]string{"a/a.go": "// Package a.\npackage a\n", allowFile: "panic a/a.go: why not\n"}, `allow tools/repocheck/allow.txt: "panic a/a.go" excuses nothing`},
+		{"word", "", map[string]string{"README.md": "text\nTO" + "DO later\n"}, "word README.md: line 2 holds"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			tt.files[planFile] = tt.plan
+			found, _, err := check(write(t, tt.files))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if tt.want == "" {
+				if len(found) != 0 {
+					t.Errorf("found %v, want nothing", found)
+				}
+				return
+			}
+			if len(found) == 0 || !strings.HasPrefix(found[0].String(), tt.want) {
+				t.Errorf("found %v, want %q first", found, tt.want)
+			}
+		})
+	}
+}

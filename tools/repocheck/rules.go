@@ -1,0 +1,165 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"go/ast"
+	"go/token"
+	"path"
+	"strings"
+)
+
+// The limits of sizes, in lines. Tests are held to the file limit of their own only.
+const (
+	maxPackage  = 3000
+	maxFile     = 500
+	maxTestFile = 1500
+	maxFunction = 80
+	maxImports  = 12
+)
+
+// ban is a call that is not made.
+type ban struct {
+	pkg, name string
+	tests     bool     // holds in tests too
+	except    []string // directories, with what is below them, where it may be made
+	instead   string
+}
+
+var bans = []ban{
+	{pkg: "os", name: "Getenv", except: []string{"internal/config"}, instead: "read the environment in internal/config"},
+	{pkg: "os", name: "LookupEnv", except: []string{"internal/config"}, instead: "read the environment in internal/config"},
+	{pkg: "time", name: "Sleep", tests: true, instead: "wait for a condition, a channel or a timer"},
+	{pkg: "context", name: "Background", except: []string{"cmd", "internal/boot", "tools"}, instead: "take the context from the caller"},
+	{pkg: "context", name: "TO" + "DO", tests: true, instead: "take the context from the caller"},
+}
+
+// assembly packages know everything and are exempt from the limit on imports.
+var assembly = []string{"cmd", "internal/boot", "internal/cli", "test"}
+
+func under(dir string, roots []string) bool {
+	for _, r := range roots {
+		if dir == r || strings.HasPrefix(dir, r+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+func (p *pkg) findings() []finding {
+	var found []finding
+	total, comment := 0, false
+	for _, f := range p.files {
+		total += f.lines
+		comment = comment || f.ast.Doc != nil
+		found = append(found, f.sizes(maxFile)...)
+		found = append(found, f.functions()...)
+		found = append(found, f.calls(p.dir)...)
+	}
+	for _, f := range p.tests {
+		found = append(found, f.sizes(maxTestFile)...)
+		found = append(found, f.calls(p.dir)...)
+	}
+	if len(p.files) == 0 {
+		return found
+	}
+	if total > maxPackage {
+		found = append(found, finding{"package-size", p.dir, fmt.Sprintf("%d lines, %d at most", total, maxPackage)})
+	}
+	if !comment {
+		found = append(found, finding{"package-comment", p.dir, "no file has a package comment"})
+	}
+	if n := len(p.imports()); n > maxImports && !under(p.dir, assembly) {
+		found = append(found, finding{"fan-out", p.dir, fmt.Sprintf("imports %d packages of this module, %d at most", n, maxImports)})
+	}
+	return found
+}
+
+func (s source) sizes(limit int) []finding {
+	if s.lines <= limit || ast.IsGenerated(s.ast) {
+		return nil
+	}
+	return []finding{{"file-size", s.name, fmt.Sprintf("%d lines, %d at most", s.lines, limit)}}
+}
+
+func (s source) functions() []finding {
+	var found []finding
+	for _, d := range s.ast.Decls {
+		f, ok := d.(*ast.FuncDecl)
+		if !ok {
+			continue
+		}
+		if f.Name.Name == "init" && f.Recv == nil {
+			found = append(found, finding{"init", s.name, "has an init function; call it from the assembly"})
+		}
+		if n := s.line(f.End()) - s.line(f.Pos()) + 1; n > maxFunction {
+			found = append(found, finding{"function-size", s.name + ":" + f.Name.Name, fmt.Sprintf("%d lines, %d at most", n, maxFunction)})
+		}
+	}
+	return found
+}
+
+func (s source) line(pos token.Pos) int { return s.fset.Position(pos).Line }
+
+// calls finds banned calls and misplaced unsafe.
+func (s source) calls(dir string) []finding {
+	var found []finding
+	local := map[string]string{} // local name of an import -> its path
+	for _, spec := range s.ast.Imports {
+		p := importPath(spec)
+		name := path.Base(p)
+		if spec.Name != nil {
+			name = spec.Name.Name
+		}
+		local[name] = p
+		if p == "unsafe" && !strings.HasSuffix(s.name, "_unsafe.go") {
+			found = append(found, finding{"unsafe", s.name, "imports unsafe; only files named *_unsafe.go may"})
+		}
+	}
+	ast.Inspect(s.ast, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.SelectorExpr:
+			if x, ok := n.X.(*ast.Ident); ok {
+				found = append(found, s.banned(dir, local[x.Name], n)...)
+			}
+		case *ast.CallExpr:
+			if f, ok := n.Fun.(*ast.Ident); ok && f.Name == "panic" && !s.test {
+				found = append(found, finding{"panic", s.name, fmt.Sprintf("panics on line %d; return an error", s.line(n.Pos()))})
+			}
+		}
+		return true
+	})
+	return found
+}
+
+func (s source) banned(dir, imported string, sel *ast.SelectorExpr) []finding {
+	for _, b := range bans {
+		if b.pkg != imported || b.name != sel.Sel.Name || under(dir, b.except) || s.test && !b.tests {
+			continue
+		}
+		return []finding{{"call", s.name, fmt.Sprintf("uses %s.%s on line %d; %s", b.pkg, b.name, s.line(sel.Pos()), b.instead)}}
+	}
+	return nil
+}
+
+// words that do not belong into any file. They are put together here so that this file does not hold them.
+var words = []struct{ word, why string }{
+	{"TO" + "DO", "an open task belongs into the tracker"},
+	{"FIX" + "ME", "an open task belongs into the tracker"},
+	{"/var/" + "tmp/", "a path of one machine"},
+	{"/wo" + "rk/", "a path of one machine"},
+}
+
+func wordFindings(name string, data []byte) []finding {
+	if name == "go.sum" {
+		return nil
+	}
+	var found []finding
+	for _, w := range words {
+		if i := bytes.Index(data, []byte(w.word)); i >= 0 {
+			line := bytes.Count(data[:i], []byte("\n")) + 1
+			found = append(found, finding{"word", name, fmt.Sprintf("line %d holds %q: %s", line, w.word, w.why)})
+		}
+	}
+	return found
+}
