@@ -1,0 +1,140 @@
+package api
+
+import (
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Bounds of what a create may carry.
+const (
+	MaxMetadata      = 64        // pairs
+	MaxMetadataValue = 4 << 10   // bytes
+	MaxEnv           = 256       // variables
+	MaxEnvBytes      = 128 << 10 // names and values together
+	MaxFork          = 64        // children of one fork tree
+	MaxTTLSeconds    = 365 * 24 * 3600
+)
+
+// CreateRequest asks for a sandbox: POST /v1/sandboxes. With FromSnapshot the template is ignored, since
+// the published SDKs always send one.
+type CreateRequest struct {
+	Template       string            `json:"template,omitempty" doc:"Name of a template; the server's default if absent."`
+	FromSnapshot   SnapshotID        `json:"from_snapshot,omitempty" doc:"Restore this snapshot instead of a template."`
+	TTLSeconds     *int64            `json:"ttl_seconds,omitempty" doc:"Delete after so long without use; 0 is never; absent is the server's default."`
+	TimeoutSeconds int64             `json:"timeout_seconds,omitempty" doc:"Delete so long after creation, used or not; 0 is never."`
+	Persistent     bool              `json:"persistent,omitempty" doc:"Never reaped for being idle; hibernated, not lost, when the node stops."`
+	Metadata       map[string]string `json:"metadata,omitempty"`
+	Env            map[string]string `json:"env,omitempty" doc:"Environment of every process in the sandbox."`
+	User           string            `json:"user,omitempty" doc:"Default user of commands and files; the template's if absent."`
+	Workdir        string            `json:"workdir,omitempty" doc:"Default working directory of commands; absolute."`
+	DiskMB         int               `json:"disk_mb,omitempty" doc:"At least so much root disk in MiB; a disk can grow, not shrink."`
+	DiskGB         int               `json:"disk_gb,omitempty" doc:"The same in GiB."`
+	CPU            int               `json:"cpu,omitempty" doc:"Must be what the template has, if sent: templates own their size."`
+	MemoryMB       int               `json:"memory_mb,omitempty" doc:"Must be what the template has, if sent: templates own their size."`
+	Egress         *bool             `json:"egress,omitempty" doc:"false: no connection leaves the sandbox. Absent is true."`
+	Volumes        []VolumeMount     `json:"volumes,omitempty" doc:"Not supported by this server: must be empty."`
+
+	// IdempotencyKey is the Idempotency-Key header: the same key in a workspace answers the same sandbox.
+	IdempotencyKey string `json:"-"`
+}
+
+// VolumeMount names a volume to attach.
+type VolumeMount struct {
+	Name     string `json:"name"`
+	ReadOnly bool   `json:"read_only,omitempty"`
+}
+
+var (
+	templateName = regexp.MustCompile(`^[a-zA-Z0-9._-]{1,64}$`)
+	envName      = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,255}$`)
+	userName     = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$|^[0-9]{1,10}$`)
+)
+
+// reserved metadata keys belong to the control plane.
+var reserved = []string{"workspace", "kind", "app.id"}
+
+// Validate checks the request by itself: whether the template exists and such is for others to say.
+func (r *CreateRequest) Validate() error {
+	switch {
+	case r.Template != "" && !ValidTemplateName(r.Template):
+		return invalid("template", "%s is not a template name: use 1 to 64 of a-z A-Z 0-9 . _ -", quote(r.Template))
+	case r.FromSnapshot != "" && !r.FromSnapshot.Valid():
+		return invalid("from_snapshot", "%s is not a snapshot id: list them at /v1/snapshots", quote(string(r.FromSnapshot)))
+	case r.TTLSeconds != nil && (*r.TTLSeconds < 0 || *r.TTLSeconds > MaxTTLSeconds):
+		return invalid("ttl_seconds", "%d is out of range: use 0 for never, or up to %d", *r.TTLSeconds, MaxTTLSeconds)
+	case r.TimeoutSeconds < 0 || r.TimeoutSeconds > MaxTTLSeconds:
+		return invalid("timeout_seconds", "%d is out of range: use 0 for never, or up to %d", r.TimeoutSeconds, MaxTTLSeconds)
+	case r.DiskMB < 0 || r.DiskMB > 1<<20:
+		return invalid("disk_mb", "%d is out of range: use up to %d", r.DiskMB, 1<<20)
+	case r.DiskGB < 0 || r.DiskGB > 1<<10:
+		return invalid("disk_gb", "%d is out of range: use up to %d", r.DiskGB, 1<<10)
+	case r.CPU < 0:
+		return invalid("cpu", "%d is negative: leave it out, the template owns its size", r.CPU)
+	case r.MemoryMB < 0:
+		return invalid("memory_mb", "%d is negative: leave it out, the template owns its size", r.MemoryMB)
+	case len(r.Volumes) > 0:
+		return invalid("volumes", "this server has no volumes: leave the field out")
+	case len(r.IdempotencyKey) > 255:
+		return invalid("Idempotency-Key", "the header is %d bytes long: use at most 255", len(r.IdempotencyKey))
+	case r.User != "" && !userName.MatchString(r.User):
+		return invalid("user", "%s is not a user name or number", quote(r.User))
+	case r.Workdir != "" && (!strings.HasPrefix(r.Workdir, "/") || strings.ContainsRune(r.Workdir, 0)):
+		return invalid("workdir", "%s is not an absolute path", quote(r.Workdir))
+	}
+	if err := validateEnv("env", r.Env); err != nil {
+		return err
+	}
+	return validateMetadata(r.Metadata)
+}
+
+// ValidTemplateName tells whether a text can be a template's name.
+func ValidTemplateName(s string) bool { return templateName.MatchString(s) }
+
+// Disk gives the least root disk asked for in MiB, 0 for the template's.
+func (r *CreateRequest) Disk() int { return max(r.DiskMB, r.DiskGB*1024) }
+
+func validateMetadata(m map[string]string) error {
+	if len(m) > MaxMetadata {
+		return invalid("metadata", "%d pairs are too many: use at most %d", len(m), MaxMetadata)
+	}
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		switch {
+		case k == "" || len(k) > 128:
+			return invalid("metadata", "key %s is empty or longer than 128 bytes", quote(k))
+		case len(m[k]) > MaxMetadataValue:
+			return invalid("metadata."+k, "the value has %d bytes: use at most %d", len(m[k]), MaxMetadataValue)
+		case slices.Contains(reserved, k):
+			return invalid("metadata."+k, "the key is reserved: use another one")
+		}
+	}
+	return nil
+}
+
+func validateEnv(field string, env map[string]string) error {
+	if len(env) > MaxEnv {
+		return invalid(field, "%d variables are too many: use at most %d", len(env), MaxEnv)
+	}
+	total := 0
+	for _, k := range slices.Sorted(maps.Keys(env)) {
+		total += len(k) + len(env[k])
+		switch {
+		case !envName.MatchString(k):
+			return invalid(field, "%s is not a variable name: use letters, digits and _, not a digit first", quote(k))
+		case strings.ContainsRune(env[k], 0):
+			return invalid(field+"."+k, "the value holds a zero byte")
+		}
+	}
+	if total > MaxEnvBytes {
+		return invalid(field, "the variables have %d bytes together: use at most %d", total, MaxEnvBytes)
+	}
+	return nil
+}
+
+// invalid names the field in message and details.
+func invalid(field, format string, args ...any) *Error {
+	e := Errorf(Invalid, format, args...)
+	e.Message = field + ": " + e.Message
+	return e.With("field", field)
+}

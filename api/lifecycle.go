@@ -1,0 +1,32 @@
+package api
+
+import "time"
+
+// Lifecycle says when a sandbox ends by itself: GET and PATCH /v1/sandboxes/{id}/lifecycle.
+type Lifecycle struct {
+	TTLSeconds  int64      `json:"ttl_seconds" doc:"Deleted after so long without use; 0 is never."`
+	Persistent  bool       `json:"persistent"`
+	IdleSeconds int64      `json:"idle_seconds" doc:"How long it has not been used."`
+	ExpiresAt   *time.Time `json:"expires_at,omitempty" doc:"Deleted then, used or not."`
+}
+
+// LifecyclePatch changes what it names.
+type LifecyclePatch struct {
+	TTLSeconds     *int64 `json:"ttl_seconds,omitempty" doc:"0 is never."`
+	Persistent     *bool  `json:"persistent,omitempty"`
+	TimeoutSeconds *int64 `json:"timeout_seconds,omitempty" doc:"Delete so long from now, used or not; 0 is never."`
+}
+
+// Validate checks the request by itself.
+func (r *LifecyclePatch) Validate() error {
+	if r.TTLSeconds == nil && r.Persistent == nil && r.TimeoutSeconds == nil {
+		return invalid("ttl_seconds", "nothing to change: send ttl_seconds, persistent or timeout_seconds")
+	}
+	if r.TTLSeconds != nil && (*r.TTLSeconds < 0 || *r.TTLSeconds > MaxTTLSeconds) {
+		return invalid("ttl_seconds", "%d is out of range: use 0 for never, or up to %d", *r.TTLSeconds, MaxTTLSeconds)
+	}
+	if r.TimeoutSeconds != nil && (*r.TimeoutSeconds < 0 || *r.TimeoutSeconds > MaxTTLSeconds) {
+		return invalid("timeout_seconds", "%d is out of range: use 0 for never, or up to %d", *r.TimeoutSeconds, MaxTTLSeconds)
+	}
+	return nil
+}

@@ -1,0 +1,91 @@
+package api
+
+import "time"
+
+// Where a port is known from.
+const (
+	PortUser     = "user"     // declared by the user
+	PortDetected = "detected" // a program listens on it
+)
+
+// Port is a TCP port of a sandbox: GET /v1/sandboxes/{id}/ports.
+type Port struct {
+	Port      int    `json:"port"`
+	Label     string `json:"label"`
+	Listening bool   `json:"listening"`
+	Source    string `json:"source" enum:"user,detected"`
+	ProxyURL  string `json:"proxy_url" doc:"Path on this server that reaches the port."`
+	Program   string `json:"program,omitempty" doc:"That listens, by the guest's word."`
+}
+
+// PortRequest declares a port: POST /v1/sandboxes/{id}/ports.
+type PortRequest struct {
+	Port  int    `json:"port"`
+	Label string `json:"label,omitempty"`
+}
+
+// Validate checks the request by itself.
+func (r *PortRequest) Validate() error {
+	if err := ValidatePort("port", r.Port); err != nil {
+		return err
+	}
+	if len(r.Label) > 64 {
+		return invalid("label", "has %d bytes: use at most 64", len(r.Label))
+	}
+	return nil
+}
+
+// ValidatePort checks that a number is a TCP port.
+func ValidatePort(field string, port int) error {
+	if port < 1 || port > 65535 {
+		return invalid(field, "%d is no port: use 1 to 65535", port)
+	}
+	return nil
+}
+
+// PreviewRequest asks for a signed preview address: POST /v1/sandboxes/{id}/preview-token.
+type PreviewRequest struct {
+	Port       int      `json:"port"`
+	TTLSeconds int64    `json:"ttl_seconds,omitempty" doc:"3600 if absent, at most 604800."`
+	Paths      []string `json:"paths,omitempty" doc:"Only paths with one of these prefixes; all if absent."`
+}
+
+// maxPreviewSeconds bounds how long a signed preview address holds: a week.
+const maxPreviewSeconds = 604800
+
+// Validate checks the request and puts the default life time.
+func (r *PreviewRequest) Validate() error {
+	if r.TTLSeconds == 0 {
+		r.TTLSeconds = 3600
+	}
+	if err := ValidatePort("port", r.Port); err != nil {
+		return err
+	}
+	if r.TTLSeconds < 1 || r.TTLSeconds > maxPreviewSeconds {
+		return invalid("ttl_seconds", "%d is out of range: use 1 to %d", r.TTLSeconds, maxPreviewSeconds)
+	}
+	if len(r.Paths) > 32 {
+		return invalid("paths", "%d prefixes are too many: use at most 32", len(r.Paths))
+	}
+	for _, p := range r.Paths {
+		if p == "" || p[0] != '/' || len(p) > 256 {
+			return invalid("paths", "%s is not a prefix: begin it with / and use at most 256 bytes", quote(p))
+		}
+		for _, c := range p {
+			if c == '|' || c == ',' || c < ' ' {
+				return invalid("paths", "%s holds one of | , or a control character", quote(p))
+			}
+		}
+	}
+	return nil
+}
+
+// Preview is a signed preview address.
+type Preview struct {
+	URL       string    `json:"url"`
+	Token     string    `json:"token"`
+	SandboxID SandboxID `json:"sandbox_id"`
+	Port      int       `json:"port"`
+	Paths     []string  `json:"paths,omitempty"`
+	ExpiresAt time.Time `json:"expires_at"`
+}

@@ -1,0 +1,78 @@
+package api
+
+import "time"
+
+// Health is what GET /healthz and /readyz answer.
+type Health struct {
+	Status  string            `json:"status" enum:"ok,degraded"`
+	Checks  map[string]string `json:"checks,omitempty" doc:"Name to ok or what is wrong."`
+	Version string            `json:"version,omitempty"`
+}
+
+// Version is what GET /version answers.
+type Version struct {
+	Version   string `json:"version"`
+	Commit    string `json:"commit,omitempty"`
+	GoVersion string `json:"go_version"`
+	API       string `json:"api"`
+	Driver    string `json:"driver,omitempty" doc:"What runs the machines."`
+	Isolation string `json:"isolation,omitempty"`
+	Accel     string `json:"accelerator,omitempty"`
+}
+
+// Capacity is what GET /v1/capacity answers.
+type Capacity struct {
+	Driver        string `json:"driver"`
+	DriverVersion string `json:"driver_version"`
+	Accelerator   string `json:"accelerator"`
+	Isolation     string `json:"isolation"`
+	CPUs          int    `json:"cpus"`
+	MemoryMB      int    `json:"memory_mb"`
+	MemoryFreeMB  int    `json:"memory_free_mb" doc:"That may still be promised to sandboxes."`
+	DiskMB        int    `json:"disk_mb"`
+	DiskFreeMB    int    `json:"disk_free_mb"`
+	Sandboxes     int    `json:"sandboxes"`
+	Running       int    `json:"running"`
+}
+
+// Event is something that happened to a sandbox: GET /v1/sandboxes/{id}/events. Time and Timestamp, and
+// Payload and Data, are the same under both names clients know.
+type Event struct {
+	Time      time.Time      `json:"time"`
+	Timestamp time.Time      `json:"timestamp"`
+	SandboxID SandboxID      `json:"sandbox_id"`
+	Type      string         `json:"type"`
+	Payload   map[string]any `json:"payload"`
+	Data      map[string]any `json:"data"`
+}
+
+// NewEvent makes an event that happened at t.
+func NewEvent(id SandboxID, kind string, t time.Time, payload map[string]any) Event {
+	if payload == nil {
+		payload = map[string]any{}
+	}
+	return Event{Time: t, Timestamp: t, SandboxID: id, Type: kind, Payload: payload, Data: payload}
+}
+
+// The types of events of a sandbox.
+const (
+	EventCreated        = "sandbox.created"
+	EventRunning        = "sandbox.running"
+	EventPaused         = "sandbox.paused"
+	EventResumed        = "sandbox.resumed"
+	EventHibernated     = "sandbox.hibernated"
+	EventWoken          = "sandbox.woken"
+	EventForked         = "sandbox.forked"
+	EventSnapshot       = "sandbox.snapshot"
+	EventDeleted        = "sandbox.deleted"
+	EventFailed         = "sandbox.failed"
+	EventForkTree       = "fork_tree.completed"
+	EventPromoted       = "fork_tree.promoted"
+	EventMachineDied    = "vm.died"
+	EventMachineAdopted = "vm.adopted"
+)
+
+// EventList is what GET /v1/sandboxes/{id}/events answers.
+type EventList struct {
+	Events []Event `json:"events"`
+}

@@ -1,0 +1,42 @@
+package api
+
+import "time"
+
+// Template is a recipe plus what was baked from it.
+type Template struct {
+	Name        string            `json:"name"`
+	RootfsPath  string            `json:"rootfs_path" doc:"Always empty: paths of the host are not shown."`
+	SizeBytes   int64             `json:"size_bytes"`
+	CPU         int               `json:"cpu"`
+	MemoryMB    int               `json:"memory_mb"`
+	DiskMB      int               `json:"disk_mb"`
+	IsGlobal    bool              `json:"is_global" doc:"Everyone may use it."`
+	Workspace   Workspace         `json:"workspace,omitempty"`
+	Label       string            `json:"label"`
+	Description string            `json:"description"`
+	Category    string            `json:"category"`
+	Base        string            `json:"base"`
+	Tools       []string          `json:"tools"`
+	Meta        map[string]string `json:"meta"`
+	User        string            `json:"user,omitempty"`
+	Workdir     string            `json:"workdir,omitempty"`
+	Baked       bool              `json:"baked" doc:"A sandbox of it is restored, not booted."`
+	BakedAt     *time.Time        `json:"baked_at,omitempty"`
+	Bake        *Bake             `json:"bake,omitempty" doc:"Under way, or the last one."`
+}
+
+// Bake is progress of baking a template: POST /v1/templates/{name}/bake, and in Template.
+type Bake struct {
+	State     string     `json:"state" enum:"running,done,failed"`
+	Step      string     `json:"step,omitempty"`
+	Percent   int        `json:"percent"`
+	StartedAt time.Time  `json:"started_at"`
+	EndedAt   *time.Time `json:"ended_at,omitempty"`
+	Error     string     `json:"error,omitempty"`
+	Log       []string   `json:"log,omitempty" doc:"The last lines."`
+}
+
+// BakeRequest begins to bake a template or joins a bake under way. The body may be empty.
+type BakeRequest struct {
+	Force bool `json:"force,omitempty" doc:"Bake although it is baked."`
+}
