@@ -1,0 +1,135 @@
+package snapshot
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"github.com/pandastack/pandastack/internal/durable"
+)
+
+// Draft is a snapshot in the making: a directory to fill with an image and a disk. It ends with Commit
+// or Discard; a draft that a killed process left is removed by Open.
+type Draft struct {
+	store *Store
+	dir   string
+}
+
+// Draft begins a snapshot.
+func (s *Store) Draft() (*Draft, error) {
+	dir, err := os.MkdirTemp(filepath.Join(s.root, draftsDir), "d")
+	if err != nil {
+		return nil, fmt.Errorf("begin a snapshot: %w", err)
+	}
+	d := &Draft{store: s, dir: dir}
+	if err := errors.Join(os.Chmod(dir, 0o711), os.Mkdir(d.ImageDir(), 0o711)); err != nil {
+		return nil, errors.Join(fmt.Errorf("begin a snapshot: %w", err), d.Discard())
+	}
+	return d, nil
+}
+
+// ImageDir is an empty directory for the driver to save into.
+func (d *Draft) ImageDir() string { return filepath.Join(d.dir, imageDir) }
+
+// DiskPath is where the disk's image belongs, if the snapshot has one.
+func (d *Draft) DiskPath() string { return filepath.Join(d.dir, diskFile) }
+
+// Discard removes the draft. After Commit it does nothing.
+func (d *Draft) Discard() error { return os.RemoveAll(d.dir) }
+
+// Commit makes the draft the snapshot that snap describes, durably, and answers it held once. Before it
+// returned nil nothing is to be seen of it. ErrExists when the name is taken.
+func (d *Draft) Commit(snap Snapshot) (Snapshot, error) {
+	if err := snap.Ref.check(); err != nil {
+		return Snapshot{}, err
+	}
+	s := d.store
+	to := filepath.Join(s.root, filepath.FromSlash(string(snap.Ref)))
+	snap.Version = version
+	if err := d.finish(&snap); err != nil {
+		return Snapshot{}, fmt.Errorf("commit %s: %w", snap.Ref, err)
+	}
+	if err := os.MkdirAll(filepath.Dir(to), 0o711); err != nil {
+		return Snapshot{}, fmt.Errorf("commit %s: %w", snap.Ref, err)
+	}
+	if err := s.reserve(snap.Ref); err != nil {
+		return Snapshot{}, err
+	}
+	if err := durable.Rename(d.dir, to); err != nil {
+		return Snapshot{}, errors.Join(fmt.Errorf("commit %s: %w", snap.Ref, err), s.giveUp(snap.Ref, to))
+	}
+	snap.dir = to
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.entries[snap.Ref] = &entry{snap: snap, dir: to, holds: 1}
+	return snap, nil
+}
+
+// reserve takes a name, so that the slow part of a commit needs no lock.
+func (s *Store) reserve(ref Ref) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.entries[ref] != nil {
+		return fmt.Errorf("%s: %w", ref, ErrExists)
+	}
+	s.entries[ref] = &entry{err: fmt.Errorf("%s: %w", ref, ErrNotFound), holds: 1}
+	return nil
+}
+
+// giveUp ends a commit whose rename failed, or was done and could not be made durable.
+func (s *Store) giveUp(ref Ref, dir string) error {
+	s.mu.Lock()
+	delete(s.entries, ref)
+	s.mu.Unlock()
+	return durable.RemoveAll(dir)
+}
+
+// finish measures the draft, makes its disk durable and writes its description.
+func (d *Draft) finish(snap *Snapshot) error {
+	snap.Bytes = 0
+	err := filepath.WalkDir(d.dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() {
+			return err
+		}
+		_, own, err := d.store.measure(path)
+		snap.Bytes += own
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if info, err := os.Stat(d.DiskPath()); err == nil {
+		snap.Disk = true
+		snap.DiskMiB = int(info.Size() >> 20)
+		if err := syncFile(d.DiskPath()); err != nil {
+			return err
+		}
+	} else if snap.Disk {
+		return err
+	}
+	return errors.Join(durable.WriteJSON(filepath.Join(d.dir, metaFile), snap), durable.SyncDir(d.ImageDir()))
+}
+
+func syncFile(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// blocks is the Measure used without a better one.
+func blocks(path string) (apparent, own int64, err error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return 0, 0, err
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return info.Size(), info.Size(), nil
+	}
+	return info.Size(), st.Blocks * 512, nil
+}

@@ -1,0 +1,231 @@
+package snapshot
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/pandastack/pandastack/internal/durable"
+)
+
+// Names below the root and in a snapshot's directory.
+const (
+	draftsDir   = "drafts"
+	metaFile    = "snapshot.json"
+	removedFile = "removed"
+	imageDir    = "image"
+	diskFile    = "disk.img"
+)
+
+// Measure tells how large a file is and how much of the disk nobody else shares with it.
+type Measure func(path string) (apparent, own int64, err error)
+
+// Store is the set of snapshots below one directory.
+type Store struct {
+	root    string
+	areas   []string
+	measure Measure
+
+	mu        sync.Mutex
+	entries   map[Ref]*entry
+	collected bool // Collect was called: files may go as soon as nobody holds them
+}
+
+type entry struct {
+	snap    Snapshot
+	dir     string
+	holds   int
+	removed bool
+	err     error // why there is no snapshot to answer: it is damaged, or being made
+}
+
+// Open reads the snapshots in the given areas of root and removes drafts that an earlier process left
+// behind. A snapshot whose description cannot be read is kept, answers a *DamagedError and can be
+// deleted. measure may be nil; sizes are then those of all blocks, shared or not.
+func Open(root string, measure Measure, areas ...string) (*Store, error) {
+	if measure == nil {
+		measure = blocks
+	}
+	s := &Store{root: root, areas: areas, measure: measure, entries: map[Ref]*entry{}}
+	drafts := filepath.Join(root, draftsDir)
+	if err := os.RemoveAll(drafts); err != nil {
+		return nil, fmt.Errorf("open snapshots: %w", err)
+	}
+	if err := os.MkdirAll(drafts, 0o711); err != nil {
+		return nil, fmt.Errorf("open snapshots: %w", err)
+	}
+	for _, area := range areas {
+		dir := filepath.Join(root, area)
+		if err := os.MkdirAll(dir, 0o711); err != nil {
+			return nil, fmt.Errorf("open snapshots: %w", err)
+		}
+		if err := s.scan(dir); err != nil {
+			return nil, fmt.Errorf("open snapshots: %w", err)
+		}
+	}
+	return s, nil
+}
+
+// scan finds snapshots below dir at any depth and leaves alone what is not one: other packages keep
+// files beside them.
+func (s *Store) scan(dir string) error {
+	if err := durable.Sweep(dir); err != nil {
+		return err
+	}
+	list, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range list {
+		if !e.IsDir() {
+			continue
+		}
+		sub := filepath.Join(dir, e.Name())
+		rel, err := filepath.Rel(s.root, sub)
+		if err != nil {
+			return err
+		}
+		ref := Ref(filepath.ToSlash(rel))
+		snap, err := read(sub, ref)
+		if errors.Is(err, fs.ErrNotExist) {
+			if err := s.scan(sub); err != nil {
+				return err
+			}
+			continue
+		}
+		_, marked := os.Lstat(filepath.Join(sub, removedFile))
+		s.entries[ref] = &entry{snap: snap, dir: sub, removed: marked == nil, err: err}
+	}
+	return nil
+}
+
+func read(dir string, ref Ref) (Snapshot, error) {
+	var snap Snapshot
+	err := durable.ReadJSON(filepath.Join(dir, metaFile), &snap)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return Snapshot{}, err
+	case err != nil:
+		return Snapshot{}, &DamagedError{Ref: ref, File: metaFile, Problem: err.Error()}
+	case snap.Version != version:
+		return Snapshot{}, &DamagedError{Ref: ref, File: metaFile,
+			Problem: fmt.Sprintf("format version %d is not %d of this program", snap.Version, version)}
+	case snap.Ref != ref:
+		return Snapshot{}, &DamagedError{Ref: ref, File: metaFile, Problem: fmt.Sprintf("names itself %s", snap.Ref)}
+	}
+	snap.dir = dir
+	return snap, nil
+}
+
+// Get answers a snapshot that exists and is not deleted, else ErrNotFound.
+func (s *Store) Get(ref Ref) (Snapshot, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.entries[ref]
+	if e == nil || e.removed {
+		return Snapshot{}, fmt.Errorf("%s: %w", ref, ErrNotFound)
+	}
+	return e.snap, e.err
+}
+
+// List gives the snapshots of an area that are neither deleted nor anonymous, oldest first.
+func (s *Store) List(area string) []Snapshot {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []Snapshot
+	for ref, e := range s.entries {
+		if !e.removed && e.err == nil && !e.snap.Anonymous && strings.HasPrefix(string(ref), area+"/") {
+			out = append(out, e.snap)
+		}
+	}
+	slices.SortFunc(out, func(a, b Snapshot) int {
+		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Ref, b.Ref))
+	})
+	return out
+}
+
+// Hold answers a snapshot, deleted or not, and keeps its files until Release is called as often.
+func (s *Store) Hold(ref Ref) (Snapshot, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.entries[ref]
+	if e == nil {
+		return Snapshot{}, fmt.Errorf("%s: %w", ref, ErrNotFound)
+	}
+	if e.err != nil {
+		return Snapshot{}, e.err
+	}
+	e.holds++
+	return e.snap, nil
+}
+
+// Release lets go of a hold. The last one takes a deleted or anonymous snapshot's files with it.
+func (s *Store) Release(ref Ref) error {
+	s.mu.Lock()
+	e := s.entries[ref]
+	if e == nil || e.holds == 0 {
+		s.mu.Unlock()
+		return fmt.Errorf("release %s: not held", ref)
+	}
+	e.holds--
+	gone := s.take(ref, e)
+	s.mu.Unlock()
+	return s.removeFiles(gone)
+}
+
+// Delete takes a snapshot from the list, durably; its files go when nobody holds it. ErrNotFound when it
+// is not there or deleted already.
+func (s *Store) Delete(ref Ref) error {
+	s.mu.Lock()
+	e := s.entries[ref]
+	if e == nil || e.removed || errors.Is(e.err, ErrNotFound) {
+		s.mu.Unlock()
+		return fmt.Errorf("%s: %w", ref, ErrNotFound)
+	}
+	if e.holds > 0 || !s.collected {
+		if err := durable.WriteFile(filepath.Join(e.dir, removedFile), nil, 0o600); err != nil {
+			s.mu.Unlock()
+			return fmt.Errorf("delete %s: %w", ref, err)
+		}
+	}
+	e.removed = true
+	gone := s.take(ref, e)
+	s.mu.Unlock()
+	return s.removeFiles(gone)
+}
+
+// Collect removes the files of all snapshots that are deleted or anonymous and that nobody holds, and
+// from now on such files go at once. Call it when everything in use is held.
+func (s *Store) Collect() error {
+	s.mu.Lock()
+	s.collected = true
+	var gone []string
+	for ref, e := range s.entries {
+		gone = append(gone, s.take(ref, e)...)
+	}
+	s.mu.Unlock()
+	return s.removeFiles(gone)
+}
+
+// take forgets an entry whose files may go and answers their directories. The caller holds s.mu.
+func (s *Store) take(ref Ref, e *entry) []string {
+	if !s.collected || e.holds > 0 || !e.removed && !e.snap.Anonymous {
+		return nil
+	}
+	delete(s.entries, ref)
+	return []string{e.dir}
+}
+
+func (s *Store) removeFiles(dirs []string) error {
+	var all error
+	for _, dir := range dirs {
+		all = errors.Join(all, durable.RemoveAll(dir))
+	}
+	return all
+}
