@@ -1,0 +1,65 @@
+# The verbs of this repository, the same for a person and for .ci/run. `make help` lists them.
+
+GO          ?= go
+STATICCHECK ?= honnef.co/go/tools/cmd/staticcheck@v0.8.2
+DATA        ?= $(CURDIR)/.cache/data
+VERSION     ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+PANDASTACK  := bin/pandastack --data-dir $(DATA)
+SUDO        := $(shell [ "$$(id -u)" = 0 ] || echo sudo -E env PATH="$$PATH")
+
+export CGO_ENABLED := 0
+export PANDASTACK_TEST_DATA := $(DATA)
+
+.DEFAULT_GOAL := help
+.PHONY: help build generate fmt lint check prepare test test-unit test-root test-vm test-e2e bench demo kernel release-data clean
+
+help: ## list the verbs
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## build bin/pandastack and bin/pandastack-guest
+	$(GO) build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o bin/ ./cmd/...
+
+generate: ## write what is generated: OpenAPI, CLI and configuration pages, help goldens
+	tools/generate.sh
+
+fmt: ## format the code
+	gofmt -w $$(git ls-files '*.go')
+
+lint: ## vet, staticcheck and the rules of this repository
+	tools/lint.sh $(STATICCHECK)
+
+check: lint ## lint, and whether everything generated is current
+	tools/generate.sh --check
+
+prepare: build ## make this machine ready: packages, guest kernel, data directory below .cache
+	$(SUDO) $(PANDASTACK) setup --yes
+
+test: check prepare ## all tests: check, unit, kernel (root), machine (vm), end to end
+	$(SUDO) tools/test.sh unit root vm e2e
+
+test-unit: ## tests that need nothing
+	tools/test.sh unit
+
+test-root: ## tests against the kernel, in namespaces of their own
+	$(SUDO) tools/test.sh root
+
+test-vm: prepare ## tests with real guests
+	$(SUDO) tools/test.sh vm
+
+test-e2e: prepare ## tests with the whole program
+	$(SUDO) tools/test.sh e2e
+
+bench: prepare ## measure a node over HTTP: a table, and .cache/bench.json
+	$(SUDO) $(PANDASTACK) bench --output .cache/bench.json
+
+demo: prepare ## the main job in front of you: create, run, fork live, hibernate, wake
+	$(SUDO) $(PANDASTACK) demo
+
+kernel: build ## build the tuned guest kernel from the distribution's source and use it from now on
+	$(SUDO) $(PANDASTACK) setup --yes --kernel tuned
+
+release-data: ## unmount the data directory that prepare made
+	@! mountpoint -q $(DATA) || $(SUDO) umount $(DATA)
+
+clean: release-data ## remove what was built and everything below .cache
+	$(SUDO) rm -rf bin .cache

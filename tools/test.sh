@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Runs test phases and says how long each took: unit, root, vm, e2e. A tagged phase runs exactly the tests
+# of files with its build tag, one package after the other. All phases run even when one fails; the
+# exit status is 1 when one did.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+unit() {
+	local race=
+	if command -v gcc >/dev/null; then
+		export CGO_ENABLED=1
+		race=-race
+	else
+		echo "test: no C compiler here, so the race detector is off" >&2
+	fi
+	go test $race -timeout 10m $(go list ./... | grep -v -e /internal/deps -e /test/)
+}
+
+# tagged TAG LIMIT: the tests of files that begin with "//go:build TAG".
+tagged() {
+	local status=0 files dir names
+	for dir in $(git grep -l "^//go:build $1\$" -- '*_test.go' | xargs -r -n1 dirname | sort -u); do
+		files=$(git grep -l "^//go:build $1\$" -- "$dir/*_test.go" | while read -r f; do [ "$(dirname "$f")" = "$dir" ] && echo "$f"; done)
+		names=$(sed -n 's/^func \(Test[A-Za-z0-9_]*\)(t \*testing.T).*/\1/p' $files | grep -v '^TestMain$' | paste -sd'|')
+		[ -n "$names" ] || continue
+		go test -tags "$1" -vet=off -count=1 -p 1 -timeout "$2" -run "^($names)\$" "./$dir" || status=1
+	done
+	return $status
+}
+
+root() { tagged root 5m; }
+vm() { tagged vm 10m; }
+e2e() { tagged e2e 12m; }
+
+failed=
+for phase in "$@"; do
+	began=$(date +%s)
+	"$phase" || failed="$failed $phase"
+	printf '== %-5s %4d s%s\n' "$phase" $(($(date +%s) - began)) "$(case "$failed " in *" $phase "*) echo '  FAILED' ;; esac)"
+done
+[ -z "$failed" ] || exit 1
