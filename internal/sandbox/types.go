@@ -1,0 +1,82 @@
+package sandbox
+
+import (
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+)
+
+// Page is one page of sandboxes, newest first.
+type Page struct {
+	Sandboxes []api.Sandbox
+	Next      string // cursor of the page after, "" on the last
+}
+
+// SnapshotPage is one page of snapshots, newest first.
+type SnapshotPage struct {
+	Snapshots []api.Snapshot
+	Next      string // cursor of the page after, "" on the last
+}
+
+// Event is one thing that happened to a sandbox. Seq counts from 1 within the sandbox.
+type Event struct {
+	Seq int64
+	api.Event
+}
+
+// EventQuery selects events of a sandbox, oldest first. Its zero value is all that are kept.
+type EventQuery struct {
+	Tail  int   // the last so many; 0: no bound
+	After int64 // only events with a greater Seq
+}
+
+// Reason is why a sandbox ended.
+type Reason string
+
+// The reasons.
+const (
+	EndedByUser     Reason = "deleted"
+	EndedIdle       Reason = "idle"      // its TTL passed without use
+	EndedTimeout    Reason = "timeout"   // its fixed end came
+	EndedPromotion  Reason = "promotion" // a sibling in its fork tree won
+	EndedCrash      Reason = "crash"     // its monitor died
+	EndedHostLost   Reason = "host_lost" // its host does not know it any more
+	EndedNeverBegan Reason = "create_failed"
+)
+
+// Ending says when, why and by whom a sandbox ended. It is kept for the configured time.
+type Ending struct {
+	Sandbox   api.SandboxID
+	Template  string
+	Reason    Reason
+	By        string // prefix of the key that deleted it; "" for the platform
+	Message   string // a sentence for people
+	Created   time.Time
+	Ended     time.Time
+	Metadata  map[string]string
+	Processes []ProcessEnd // the last that were started through the API, oldest first
+	Console   string       // the last 64 KiB, as valid UTF-8
+}
+
+// ProcessEnd is a process that was started through the API: how it ended, or that it ran at last sight.
+type ProcessEnd struct {
+	PID     uint32    `json:"pid"`
+	Tag     string    `json:"tag,omitempty"`
+	Command string    `json:"command"` // at most 512 bytes of it
+	Started time.Time `json:"started"`
+	Exited  bool      `json:"exited"`
+	Ended   time.Time `json:"ended,omitzero"`
+	Code    int       `json:"code"`
+	Error   string    `json:"error,omitempty"` // why it could not start
+	// Stdout and Stderr are the last output that somebody read, at most 4 KiB each; a terminal's is in
+	// Stdout.
+	Stdout string `json:"stdout,omitempty"`
+	Stderr string `json:"stderr,omitempty"`
+}
+
+// Logs is what a sandbox printed, alive or after its end.
+type Logs struct {
+	Console   string       // of the guest's kernel and first program, the last 64 KiB, as valid UTF-8
+	Processes []ProcessEnd // as in Ending
+	Ending    *Ending      // nil while it lives
+}
