@@ -15,6 +15,7 @@ const (
 	Invalid         Code = "invalid"            // the request is wrong and stays wrong
 	Unauthenticated Code = "unauthenticated"    // no key, or one that does not hold
 	Forbidden       Code = "forbidden"          // the key holds but may not do this
+	Denied          Code = "permission_denied"  // the user in the sandbox may not do this
 	NotFound        Code = "not_found"          // not there, or not the caller's
 	NotAllowed      Code = "method_not_allowed" // the path is there, the method is not
 	Conflict        Code = "conflict"           // exists already, or in use
@@ -46,6 +47,7 @@ var table = []Meaning{
 	{Invalid, http.StatusBadRequest, 2, false, "The request is wrong; the message names the field and the remedy."},
 	{Unauthenticated, http.StatusUnauthorized, 3, false, "No key was sent, or one that does not hold."},
 	{Forbidden, http.StatusForbidden, 4, false, "The key may not do this."},
+	{Denied, http.StatusBadRequest, 4, false, "The user inside the sandbox may not do this; the key may."},
 	{NotFound, http.StatusNotFound, 5, false, "It is not there, or belongs to another workspace."},
 	{NotAllowed, http.StatusMethodNotAllowed, 2, false, "The path exists, the method does not."},
 	{Conflict, http.StatusConflict, 6, false, "It exists already or is in use."},
