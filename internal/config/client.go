@@ -1,0 +1,126 @@
+package config
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Client is how the command line reaches a node.
+type Client struct {
+	URL    string
+	Key    string
+	Origin string // where the address came from, for messages
+}
+
+// ClientSources are where the address and key come from, the first that has one winning: flags,
+// environment, the user's file (~/.config/pandastack/config.json), and the file that a node on this
+// machine leaves in its data directory for root.
+type ClientSources struct {
+	URL, Key string // flags
+	Env      []string
+	DataDir  string
+}
+
+// nodeFile is what a node leaves for the command line on the same machine, readable by its owner only.
+const nodeFile = "client.json"
+
+// NodeFile is the path of the file that a node leaves for the command line, below its data directory.
+func NodeFile(dataDir string) string { return filepath.Join(dataDir, nodeFile) }
+
+// NodeAccess is the content of that file.
+type NodeAccess struct {
+	APIURL string `json:"api_url"`
+	APIKey string `json:"api_key,omitempty"`
+}
+
+// DefaultURL is where a node listens when nobody says otherwise.
+const DefaultURL = "http://127.0.0.1:7700"
+
+// LoadClient finds the address and key. A file that is not there is fine, one that cannot be read is not.
+func LoadClient(src ClientSources) (Client, error) {
+	env := environment(src.Env)
+	c := Client{URL: src.URL, Key: src.Key, Origin: "--api"}
+	fill := func(url, key, origin string) {
+		if c.URL == "" && url != "" {
+			c.URL, c.Origin = url, origin
+		}
+		if c.Key == "" {
+			c.Key = key
+		}
+	}
+	fill(env["PANDASTACK_API_URL"], env["PANDASTACK_API_KEY"], "PANDASTACK_API_URL")
+	fill(env["PANDASTACK_API"], env["PANDASTACK_TOKEN"], "PANDASTACK_API")
+	for _, path := range []string{UserFile(src.Env), NodeFile(src.DataDir)} {
+		if c.URL != "" && c.Key != "" {
+			break
+		}
+		url, key, err := readClientFile(path)
+		if err != nil {
+			return Client{}, err
+		}
+		if c.URL != "" && url != "" && strings.TrimRight(url, "/") != strings.TrimRight(c.URL, "/") {
+			continue // a key of another server must not be sent to this one
+		}
+		fill(url, key, path)
+	}
+	fill(DefaultURL, "", "default")
+	return c, nil
+}
+
+// UserFile is the path of the user's own file, empty when there is no home.
+func UserFile(env []string) string {
+	e := environment(env)
+	dir := e["XDG_CONFIG_HOME"]
+	if dir == "" {
+		if e["HOME"] == "" {
+			return ""
+		}
+		dir = filepath.Join(e["HOME"], ".config")
+	}
+	return filepath.Join(dir, "pandastack", "config.json")
+}
+
+// readClientFile understands the spellings that published clients write.
+func readClientFile(path string) (url, key string, err error) {
+	if path == "" {
+		return "", "", nil
+	}
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
+		return "", "", nil
+	}
+	if err != nil {
+		return "", "", err
+	}
+	var m map[string]any
+	if err := json.Unmarshal(data, &m); err != nil {
+		return "", "", fmt.Errorf("%s is not the JSON object it should be: %w", path, err)
+	}
+	first := func(names ...string) string {
+		for _, n := range names {
+			if s, ok := m[n].(string); ok && s != "" {
+				return s
+			}
+		}
+		return ""
+	}
+	return first("api_url", "apiUrl"), first("api_key", "apiKey", "token"), nil
+}
+
+// DataDir is the data directory that flags and environment name, for commands that need nothing else.
+func DataDir(flag string, env []string) string {
+	if flag != "" {
+		return flag
+	}
+	n := &Node{}
+	f := n.Fields()[0]
+	if text := environment(env)[f.Env()]; text != "" {
+		return text
+	}
+	return f.Default
+}

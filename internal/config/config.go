@@ -1,0 +1,70 @@
+// Package config owns every setting of a node and of the command line: its name, default, meaning, where
+// its value came from, and whether it can be right.
+//
+// A setting has one path (log.level). The YAML file nests by it, the flag is --log-level and the
+// environment variable PANDASTACK_LOG_LEVEL: none is chosen by hand. A later source wins over an earlier
+// one: default, file, environment, flag. An unknown key, a value of the wrong kind and a value out of
+// range are all reported, at once. It is the only package that reads the environment, and it is given
+// that as text; it knows nothing of what the settings are for.
+//
+// All functions are pure but for reading files, and may be called from anywhere.
+package config
+
+import "time"
+
+// Node is everything that can be set about one node. Every field has a default in its tag and one
+// sentence in doc on what it decides.
+type Node struct {
+	DataDir    string `yaml:"data_dir" default:"/var/lib/pandastack" doc:"Directory that holds everything the node keeps."`
+	Listen     string `yaml:"listen" default:"127.0.0.1:7700" doc:"Address and port of the API. Port 0 takes a free one."`
+	PublicURL  string `yaml:"public_url" default:"" doc:"Base of the addresses given to users, such as https://panda.example.org; empty is http and the listen address."`
+	GuestAgent string `yaml:"guest_agent" default:"" doc:"The guest agent's program; empty is pandastack-guest beside this one."`
+
+	Log       Log       `yaml:"log"`
+	VMM       VMM       `yaml:"vmm"`
+	Capacity  Capacity  `yaml:"capacity"`
+	Network   Network   `yaml:"network"`
+	Sandbox   Sandbox   `yaml:"sandbox"`
+	Lifecycle Lifecycle `yaml:"lifecycle"`
+}
+
+// Log is what the node says of itself on standard error.
+type Log struct {
+	Level  string `yaml:"level" default:"info" doc:"debug, info, warn or error."`
+	Format string `yaml:"format" default:"text" doc:"text or json."`
+}
+
+// VMM is the program that runs the machines.
+type VMM struct {
+	Accelerator string `yaml:"accelerator" default:"auto" doc:"auto boots a guest to find out, kvm or tcg says it."`
+	QEMU        string `yaml:"qemu" default:"" doc:"Path of qemu-system-x86_64 or qemu-system-aarch64; empty looks in PATH."`
+	Unconfined  bool   `yaml:"unconfined" default:"false" doc:"Run monitors as the node's own user instead of an unprivileged one; for tests of the host only."`
+}
+
+// Capacity is what the node may promise to sandboxes.
+type Capacity struct {
+	MemoryMiB        int `yaml:"memory_mib" default:"0" doc:"Memory for sandboxes; 0 is all but the reserve."`
+	MemoryReserveMiB int `yaml:"memory_reserve_mib" default:"1024" doc:"Memory kept for the host."`
+	DiskImageGiB     int `yaml:"disk_image_gib" default:"40" doc:"Size of the XFS image made for a data directory that cannot share blocks between files. It is sparse."`
+	DiskReserveMiB   int `yaml:"disk_reserve_mib" default:"1024" doc:"Disk space below which nothing new is made."`
+}
+
+// Network is the pool of network places.
+type Network struct {
+	Slots  int    `yaml:"slots" default:"512" doc:"Sandboxes that may run at once; one /30 of the range each."`
+	Ready  int    `yaml:"ready" default:"8" doc:"Places prepared ahead."`
+	Range  string `yaml:"range" default:"10.213.0.0/16" doc:"Addresses of this host used between it and its machines; must not be in use."`
+	Egress bool   `yaml:"egress" default:"true" doc:"Whether sandboxes may reach public addresses unless asked otherwise."`
+	DNS    string `yaml:"dns" default:"" doc:"Name server for machines; empty takes the host's first one that machines may reach."`
+}
+
+// Sandbox holds the defaults of a new sandbox.
+type Sandbox struct {
+	Template string        `yaml:"template" default:"base" doc:"Template of a create that names none."`
+	TTL      time.Duration `yaml:"ttl" default:"1h" doc:"Delete after so long without use when a create names no ttl; 0s is never."`
+}
+
+// Lifecycle bounds starting and stopping.
+type Lifecycle struct {
+	Stop time.Duration `yaml:"stop" default:"60s" doc:"How long a clean stop may take, hibernating sandboxes included."`
+}

@@ -1,0 +1,91 @@
+package config
+
+import (
+	"fmt"
+	"reflect"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Field is one setting.
+type Field struct {
+	Path    string // as in the file: log.level
+	Kind    string // text, number, yes or no, duration
+	Default string
+	Doc     string
+	value   reflect.Value
+}
+
+// Env is the setting's environment variable.
+func (f Field) Env() string {
+	return "PANDASTACK_" + strings.ToUpper(strings.ReplaceAll(f.Path, ".", "_"))
+}
+
+// Flag is the setting's flag, without dashes.
+func (f Field) Flag() string { return strings.NewReplacer(".", "-", "_", "-").Replace(f.Path) }
+
+// Text is the current value in the form that every source uses.
+func (f Field) Text() string {
+	if d, ok := f.value.Interface().(time.Duration); ok {
+		return d.String()
+	}
+	return fmt.Sprint(f.value.Interface())
+}
+
+// set reads text into the setting.
+func (f Field) set(text string) error {
+	switch f.Kind {
+	case "text":
+		f.value.SetString(text)
+	case "number":
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			return fmt.Errorf("%q is not a whole number", text)
+		}
+		f.value.SetInt(int64(n))
+	case "yes or no":
+		b, err := strconv.ParseBool(text)
+		if err != nil {
+			return fmt.Errorf("%q is neither true nor false", text)
+		}
+		f.value.SetBool(b)
+	case "duration":
+		d, err := time.ParseDuration(text)
+		if err != nil {
+			return fmt.Errorf("%q is not a duration such as 90s or 1h30m", text)
+		}
+		f.value.SetInt(int64(d))
+	}
+	return nil
+}
+
+// Fields lists the settings of n in the order of the struct, each bound to its place in n.
+func (n *Node) Fields() []Field { return fields(reflect.ValueOf(n).Elem(), "") }
+
+func fields(v reflect.Value, prefix string) []Field {
+	var all []Field
+	for i := range v.NumField() {
+		t, value := v.Type().Field(i), v.Field(i)
+		path := prefix + t.Tag.Get("yaml")
+		if t.Type.Kind() == reflect.Struct {
+			all = append(all, fields(value, path+".")...)
+			continue
+		}
+		all = append(all, Field{Path: path, Kind: kind(value), Default: t.Tag.Get("default"), Doc: t.Tag.Get("doc"), value: value})
+	}
+	return all
+}
+
+func kind(v reflect.Value) string {
+	if _, ok := v.Interface().(time.Duration); ok {
+		return "duration"
+	}
+	switch v.Kind() {
+	case reflect.Bool:
+		return "yes or no"
+	case reflect.Int:
+		return "number"
+	}
+	return "text"
+}
