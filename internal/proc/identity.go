@@ -1,0 +1,128 @@
+package proc
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// ErrGone says that the process of an Identity has ended.
+var ErrGone = errors.New("process has ended")
+
+// Identity names one process for as long as the host keeps its state: process ids are reused, and all
+// start again after a boot.
+type Identity struct {
+	PID   int    `json:"pid"`
+	Start uint64 `json:"start"` // clock ticks from the host's boot to the start of the process
+	Boot  string `json:"boot"`  // the kernel's id of that boot
+}
+
+// Alive tells whether the process still runs. A zombie does not.
+func (id Identity) Alive() bool {
+	now, state, err := identify(id.PID)
+	return err == nil && now == id && state != 'Z' && state != 'X'
+}
+
+// Identify answers who runs under pid now; ErrGone when nobody does.
+func Identify(pid int) (Identity, error) {
+	id, state, err := identify(pid)
+	if err != nil {
+		return Identity{}, err
+	}
+	if state == 'Z' || state == 'X' {
+		return Identity{}, fmt.Errorf("process %d: %w", pid, ErrGone)
+	}
+	return id, nil
+}
+
+func identify(pid int) (Identity, byte, error) {
+	if pid <= 0 {
+		return Identity{}, 0, fmt.Errorf("process %d: %w", pid, ErrGone)
+	}
+	st, err := readStat(pid)
+	if err != nil {
+		return Identity{}, 0, err
+	}
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return Identity{}, 0, err
+	}
+	return Identity{PID: pid, Start: st.start, Boot: strings.TrimSpace(string(boot))}, st.state, nil
+}
+
+// stat is what this package uses of /proc/PID/stat (proc_pid_stat(5)).
+type stat struct {
+	state        byte
+	utime, stime uint64
+	threads      int
+	start        uint64
+}
+
+func readStat(pid int) (stat, error) {
+	data, err := os.ReadFile(procFile(pid, "stat"))
+	if err != nil {
+		return stat{}, fmt.Errorf("process %d: %w", pid, errors.Join(ErrGone, err))
+	}
+	return parseStat(data)
+}
+
+// parseStat reads the fields behind the command name, which may itself hold spaces and brackets.
+func parseStat(data []byte) (stat, error) {
+	end := bytes.LastIndexByte(data, ')')
+	if end < 0 {
+		return stat{}, errors.New("process status has no command name")
+	}
+	f := strings.Fields(string(data[end+1:]))
+	if len(f) < 20 || len(f[0]) != 1 {
+		return stat{}, errors.New("process status is too short")
+	}
+	var s stat
+	var errs [4]error
+	s.state = f[0][0]
+	s.utime, errs[0] = strconv.ParseUint(f[11], 10, 64)
+	s.stime, errs[1] = strconv.ParseUint(f[12], 10, 64)
+	s.threads, errs[2] = strconv.Atoi(f[17])
+	s.start, errs[3] = strconv.ParseUint(f[19], 10, 64)
+	return s, errors.Join(errs[:]...)
+}
+
+// Find answers the processes whose environment at their start held exactly the variable marker
+// ("NAME=value"). Processes that this one may not look into are passed over.
+func Find(marker string) ([]Identity, error) {
+	dirs, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return nil, err
+	}
+	var found []Identity
+	for _, dir := range dirs {
+		pid, err := strconv.Atoi(filepath.Base(dir))
+		if err != nil {
+			continue
+		}
+		env, err := os.ReadFile(filepath.Join(dir, "environ"))
+		if err != nil || !holds(env, marker) {
+			continue // ended meanwhile, or not ours to see
+		}
+		if id, err := Identify(pid); err == nil {
+			found = append(found, id)
+		}
+	}
+	return found, nil
+}
+
+func holds(env []byte, marker string) bool {
+	for v := range bytes.SplitSeq(env, []byte{0}) {
+		if string(v) == marker {
+			return true
+		}
+	}
+	return false
+}
+
+func procFile(pid int, name string) string {
+	return "/proc/" + strconv.Itoa(pid) + "/" + name
+}

@@ -1,0 +1,85 @@
+package proc
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Usage is what a process takes of the host.
+type Usage struct {
+	Started  time.Time
+	CPU      time.Duration // user and system time of all its threads since the start
+	RSSBytes int64
+	PSSBytes int64 // resident memory with shared pages divided among their users
+	VSZBytes int64
+	Threads  int
+}
+
+// Usage reads /proc; ErrGone when the process has ended. It walks the page tables of the process for
+// the proportional size, which takes about a millisecond for a guest of 256 MiB.
+func (p *Process) Usage() (Usage, error) {
+	st, err := readStat(p.id.PID)
+	if err != nil {
+		return Usage{}, err
+	}
+	if st.start != p.id.Start || st.state == 'Z' {
+		return Usage{}, fmt.Errorf("process %d: %w", p.id.PID, ErrGone)
+	}
+	boot, err := bootTime()
+	if err != nil {
+		return Usage{}, err
+	}
+	status, err := os.ReadFile(procFile(p.id.PID, "status"))
+	if err != nil {
+		return Usage{}, fmt.Errorf("process %d: %w", p.id.PID, ErrGone)
+	}
+	u := Usage{
+		Started:  started(st.start, boot),
+		CPU:      time.Duration(st.utime+st.stime) * (time.Second / userHZ),
+		Threads:  st.threads,
+		RSSBytes: kilobytes(status, "VmRSS:"),
+		VSZBytes: kilobytes(status, "VmSize:"),
+	}
+	rollup, err := os.ReadFile(procFile(p.id.PID, "smaps_rollup"))
+	if err != nil {
+		return Usage{}, fmt.Errorf("process %d: memory: %w", p.id.PID, err)
+	}
+	u.PSSBytes = kilobytes(rollup, "Pss:")
+	return u, nil
+}
+
+// kilobytes reads a line "key   123 kB" as bytes; 0 when there is none.
+func kilobytes(text []byte, key string) int64 {
+	s := bufio.NewScanner(bytes.NewReader(text))
+	for s.Scan() {
+		rest, ok := strings.CutPrefix(s.Text(), key)
+		if !ok {
+			continue
+		}
+		n, err := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(rest, "kB")), 10, 64)
+		if err != nil {
+			return 0
+		}
+		return n << 10
+	}
+	return 0
+}
+
+func bootTime() (time.Time, error) {
+	data, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return time.Time{}, err
+	}
+	for line := range strings.Lines(string(data)) {
+		if rest, ok := strings.CutPrefix(line, "btime "); ok {
+			sec, err := strconv.ParseInt(strings.TrimSpace(rest), 10, 64)
+			return time.Unix(sec, 0), err
+		}
+	}
+	return time.Time{}, fmt.Errorf("/proc/stat has no btime")
+}
