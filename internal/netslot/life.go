@@ -1,0 +1,358 @@
+package netslot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/nft"
+	"github.com/pandastack/pandastack/internal/undo"
+)
+
+// retry is how long Run waits before it looks again at slots whose tap was held.
+const retry = 2 * time.Second
+
+// Open chooses the range, finds what an earlier process left, and puts up the host's rules. Slots found
+// can be adopted until Sweep. A *RangeError: no addresses are free.
+func (p *Pool) Open(ctx context.Context) (err error) {
+	if p.host, err = openHost(p.cfg.Namespace); err != nil {
+		return err
+	}
+	var back undo.Stack
+	back.Push("close namespace", func(context.Context) error { return p.host.Close() })
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("open network slots: %w", back.Settle(ctx, err))
+		}
+	}()
+	if err := within(p.host, p.claimPrefix); err != nil {
+		return err
+	}
+	back.Push("unlock", func(context.Context) error { return p.lock.Close() })
+	left, err := p.leftNames()
+	if err != nil {
+		return err
+	}
+	if err := within(p.host, func() error { return p.prepareHost(left) }); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, index := range left {
+		p.slots[index] = &entry{slot: p.newSlot(index), state: found}
+	}
+	p.open = true
+	p.cfg.Logger.InfoContext(ctx, "network slots open", "range", p.cfg.Range.String(), "found", len(left))
+	return nil
+}
+
+// claimPrefix keeps other processes out for as long as this one lives, with a socket name that is unique in
+// the host's namespace and leaves no file.
+func (p *Pool) claimPrefix() error {
+	l, err := net.Listen("unix", "@netslot-"+p.cfg.Prefix)
+	if errors.Is(err, unix.EADDRINUSE) {
+		return fmt.Errorf("prefix %s: %w", p.cfg.Prefix, ErrInUse)
+	}
+	if err != nil {
+		return fmt.Errorf("lock prefix %s: %w", p.cfg.Prefix, err)
+	}
+	p.lock = l
+	return nil
+}
+
+func openHost(path string) (*os.File, error) {
+	if path == "" {
+		path = "/proc/self/ns/net"
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("open the host's network namespace: %w", err)
+	}
+	return f, nil
+}
+
+// leftNames lists the indexes of slots of which a namespace or a link is there.
+func (p *Pool) leftNames() ([]int, error) {
+	files, err := os.ReadDir(namespaces)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("list namespaces: %w", err)
+	}
+	var list []int
+	for _, f := range files {
+		list = p.appendIndex(list, f.Name())
+	}
+	err = within(p.host, func() error {
+		links, err := netlink.LinkList()
+		if err != nil {
+			return fmt.Errorf("list links: %w", err)
+		}
+		for _, l := range links {
+			list = p.appendIndex(list, l.Attrs().Name)
+		}
+		return nil
+	})
+	slices.Sort(list)
+	return slices.Compact(list), err
+}
+
+func (p *Pool) appendIndex(list []int, name string) []int {
+	digits, ok := strings.CutPrefix(name, p.cfg.Prefix+"-")
+	if i, err := strconv.Atoi(digits); ok && err == nil && i >= 0 && i < maxSlots && strconv.Itoa(i) == digits {
+		return append(list, i)
+	}
+	return list
+}
+
+// prepareHost chooses range and uplinks and loads the rules, on a thread in the host's namespace.
+func (p *Pool) prepareHost(left []int) error {
+	inUse, ours, err := p.hostPrefixes()
+	if err != nil {
+		return err
+	}
+	if p.cfg.Range, err = chooseRange(p.cfg.Range, inUse, ours); err != nil {
+		return err
+	}
+	uplinks, mtu, err := p.findUplinks()
+	if err != nil {
+		return err
+	}
+	switched, err := nft.Names(p.cfg.Prefix, setSwitched)
+	if err != nil && !errors.Is(err, nft.ErrNoTable) {
+		return err
+	}
+	off, err := notForwarding(uplinks)
+	if err != nil {
+		return err
+	}
+	for _, name := range off {
+		if !slices.Contains(switched, name) {
+			switched = append(switched, name)
+		}
+	}
+	p.mtu = mtu
+	p.closed = closed(p.cfg.Allow, p.cfg.Range)
+	// What was switched is written down, in the kernel, before it is switched.
+	if err := nft.Replace(hostRules(p.cfg, uplinks, switched)); err != nil {
+		return err
+	}
+	for _, name := range off {
+		if err := sysctl(forwarding(name), "1"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func forwarding(link string) string { return filepath.Join("net/ipv4/conf", link, "forwarding") }
+
+// hostPrefixes lists the host's addresses and routes without those of slots, and the slots' addresses.
+func (p *Pool) hostPrefixes() (inUse []netip.Prefix, ours []netip.Addr, err error) {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return nil, nil, fmt.Errorf("list links: %w", err)
+	}
+	mine := map[int]bool{}
+	for _, l := range links {
+		mine[l.Attrs().Index] = p.appendIndex(nil, l.Attrs().Name) != nil
+	}
+	addrs, err := netlink.AddrList(nil, netlink.FAMILY_V4)
+	if err != nil {
+		return nil, nil, fmt.Errorf("list addresses: %w", err)
+	}
+	for _, a := range addrs {
+		ip, _ := netip.AddrFromSlice(a.IP)
+		if mine[a.LinkIndex] {
+			ours = append(ours, ip.Unmap())
+			continue
+		}
+		inUse = append(inUse, netip.PrefixFrom(ip.Unmap(), 32))
+	}
+	routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+	if err != nil {
+		return nil, nil, fmt.Errorf("list routes: %w", err)
+	}
+	for _, r := range routes {
+		if r.Dst == nil || mine[r.LinkIndex] {
+			continue
+		}
+		ip, _ := netip.AddrFromSlice(r.Dst.IP)
+		bits, _ := r.Dst.Mask.Size()
+		inUse = append(inUse, netip.PrefixFrom(ip.Unmap(), bits))
+	}
+	return inUse, ours, nil
+}
+
+// findUplinks gives the links that guests may leave by, and the MTU that all of them take. A host without
+// a default route has none: its guests reach nothing.
+func (p *Pool) findUplinks() ([]string, int, error) {
+	names := slices.Clone(p.cfg.Uplinks)
+	if len(names) == 0 {
+		routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
+		if err != nil {
+			return nil, 0, fmt.Errorf("list routes: %w", err)
+		}
+		for _, r := range routes {
+			if r.Dst != nil && r.Dst.IP != nil && !r.Dst.IP.IsUnspecified() || r.LinkIndex == 0 {
+				continue
+			}
+			link, err := netlink.LinkByIndex(r.LinkIndex)
+			if err != nil {
+				return nil, 0, fmt.Errorf("find uplink: %w", err)
+			}
+			names = append(names, link.Attrs().Name)
+		}
+	}
+	slices.Sort(names)
+	names = slices.Compact(names)
+	mtu := defaultMTU
+	for _, n := range names {
+		link, err := netlink.LinkByName(n)
+		if err != nil {
+			return nil, 0, fmt.Errorf("find uplink %s: %w", n, err)
+		}
+		mtu = min(mtu, link.Attrs().MTU)
+	}
+	return names, mtu, nil
+}
+
+// notForwarding lists the links that do not forward yet.
+func notForwarding(links []string) ([]string, error) {
+	var off []string
+	for _, name := range links {
+		value, err := os.ReadFile(filepath.Join("/proc/sys", forwarding(name)))
+		if err != nil {
+			return nil, fmt.Errorf("read forwarding of %s: %w", name, err)
+		}
+		if strings.TrimSpace(string(value)) == "0" {
+			off = append(off, name)
+		}
+	}
+	return off, nil
+}
+
+// Sweep removes the slots that Open found and nobody adopted, and says how many.
+func (p *Pool) Sweep(context.Context) (int, error) {
+	var all error
+	n := 0
+	for _, index := range p.in(found) {
+		s, ok := p.move(index, found, building)
+		if !ok {
+			continue
+		}
+		if err := p.remove(s); err != nil {
+			all = errors.Join(all, err)
+			continue
+		}
+		n++
+	}
+	p.wake()
+	return n, all
+}
+
+// Run keeps slots prepared until ctx ends. What goes wrong is logged and tried again: Take reports it to
+// whoever needs a slot.
+func (p *Pool) Run(ctx context.Context) error {
+	for {
+		again := p.tend(ctx)
+		var timer <-chan time.Time
+		if again {
+			timer = time.After(retry)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-p.nudge:
+		case <-timer:
+		}
+	}
+}
+
+// tend renews what was given back and prepares what is missing; again: something is left to be tried later.
+func (p *Pool) tend(ctx context.Context) (again bool) {
+	for _, index := range p.in(used) {
+		if ctx.Err() != nil {
+			return false
+		}
+		if s, ok := p.move(index, used, building); ok && p.putBack(s) != nil {
+			again = true
+		}
+	}
+	for ctx.Err() == nil && p.count(ready) < p.cfg.Ready {
+		index, err := p.claim()
+		if err != nil { // full, or closed
+			return again
+		}
+		s, err := p.build(ctx, index)
+		p.settle(index, s, ready, "")
+		if err != nil {
+			p.cfg.Logger.WarnContext(ctx, "network slot not prepared", "err", err)
+			return true
+		}
+	}
+	return again
+}
+
+// Close removes all slots but those taken and, when none is left, the host's rules and switches. Run must
+// have returned. The taken slots work on without their resolver; another pool may adopt them.
+func (p *Pool) Close(context.Context) error {
+	p.mu.Lock()
+	wasOpen := p.open
+	p.open = false
+	p.mu.Unlock()
+	if !wasOpen {
+		return nil
+	}
+	var all error
+	for _, st := range []state{ready, used, found} {
+		for _, index := range p.in(st) {
+			if s, ok := p.move(index, st, building); ok {
+				all = errors.Join(all, p.remove(s))
+			}
+		}
+	}
+	left := p.in(taken)
+	for _, index := range left {
+		p.mu.Lock()
+		s := p.slots[index].slot
+		p.mu.Unlock()
+		all = errors.Join(all, s.shut())
+	}
+	if len(left) == 0 && all == nil {
+		all = within(p.host, p.restoreHost)
+	}
+	return errors.Join(all, p.lock.Close(), p.host.Close())
+}
+
+// restoreHost takes back what prepareHost did, on a thread in the host's namespace.
+func (p *Pool) restoreHost() error {
+	switched, err := nft.Names(p.cfg.Prefix, setSwitched)
+	if errors.Is(err, nft.ErrNoTable) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	global, err := os.ReadFile("/proc/sys/net/ipv4/ip_forward")
+	if err != nil {
+		return fmt.Errorf("read ip_forward: %w", err)
+	}
+	if strings.TrimSpace(string(global)) == "0" { // on: somebody else wants all links to forward
+		for _, name := range switched {
+			if err := sysctlIfThere(forwarding(name), "0"); err != nil {
+				return err
+			}
+		}
+	}
+	return nft.Delete(p.cfg.Prefix)
+}

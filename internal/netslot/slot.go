@@ -1,0 +1,124 @@
+package netslot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/pandastack/pandastack/internal/nft"
+)
+
+// Slot is one network place. Its fields do not change while it is taken.
+type Slot struct {
+	Index   int          // from 0; finds the slot again after a restart
+	GuestIP netip.Addr   // where the host reaches the guest
+	Address netip.Prefix // the guest's own address, the same in every slot
+	Gateway netip.Addr   // the guest's gateway
+	DNS     netip.Addr   // the guest's resolver
+	MAC     net.HardwareAddr
+	MTU     int
+	TapName string
+	// Tap is the guest's link, to be given to one monitor process; it stays open here until the slot is
+	// given back. Nil in an adopted slot, whose monitor holds it.
+	Tap *os.File
+
+	pool  *Pool
+	mu    sync.Mutex // guards what follows, and orders changes of the slot's rules
+	names *names     // the resolver; nil when it does not listen
+	given bool       // back to the pool: the place may be another owner's
+}
+
+func (p *Pool) newSlot(index int) *Slot {
+	_, guest := place(p.cfg.Range, index)
+	return &Slot{Index: index, GuestIP: guest, Address: guestAddress, Gateway: gateway, DNS: gateway,
+		MAC: append(net.HardwareAddr(nil), guestMAC...), MTU: p.mtu, TapName: tapName, pool: p}
+}
+
+// inside runs do on a thread in the slot's namespace.
+func (s *Slot) inside(do func() error) error {
+	ns, err := openInside(s.pool.linkName(s.Index))
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	return within(ns, do)
+}
+
+// SetEgress opens or closes the way out, at once and for connections that are there already; names are
+// resolved only while it is open. What the host itself dials is not touched. The change is one
+// transaction: after an error the old state holds. A new slot is open.
+func (s *Slot) SetEgress(_ context.Context, on bool) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.given {
+		return fmt.Errorf("set egress of slot %d: %w", s.Index, ErrGiven)
+	}
+	err := s.inside(func() error {
+		if err := nft.Update(slotTable, nil, egressChains(on)); err != nil {
+			return err
+		}
+		if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.InetFamily(netlink.FAMILY_V4), fromGuest{}); err != nil {
+			return fmt.Errorf("forget connections: %w", err)
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("set egress of slot %d: %w", s.Index, err)
+	}
+	return nil
+}
+
+// fromGuest matches connections that the guest began.
+type fromGuest struct{}
+
+// MatchConntrackFlow tells whether the first packet came from the guest.
+func (fromGuest) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
+	src, ok := netip.AddrFromSlice(f.Forward.SrcIP)
+	return ok && src.Unmap() == guestAddress.Addr()
+}
+
+// shut closes what this process holds of a slot: the tap and the resolver.
+func (s *Slot) shut() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var err error
+	if s.names != nil {
+		err = s.names.close()
+		s.names = nil
+	}
+	if s.Tap != nil {
+		if e := s.Tap.Close(); e != nil && !errors.Is(e, os.ErrClosed) {
+			err = errors.Join(err, e)
+		}
+		s.Tap = nil
+	}
+	return err
+}
+
+// listen starts the resolver of the slot, from a thread in its namespace.
+func (s *Slot) listen() error {
+	n, err := listenNames(s)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.names = n
+	return nil
+}
+
+// fresh is the same place as another value, so that a former owner's pointer is of no use any more.
+func (s *Slot) fresh() *Slot {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := s.pool.newSlot(s.Index)
+	n.Tap, n.names = s.Tap, s.names
+	s.Tap, s.names = nil, nil
+	return n
+}

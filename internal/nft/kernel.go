@@ -1,0 +1,222 @@
+package nft
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/google/nftables"
+	"golang.org/x/sys/unix"
+)
+
+// ErrNoTable says that a table is not there.
+var ErrNoTable = errors.New("no such nft table")
+
+var hooks = map[string]*nftables.ChainHook{
+	"prerouting":  nftables.ChainHookPrerouting,
+	"input":       nftables.ChainHookInput,
+	"forward":     nftables.ChainHookForward,
+	"output":      nftables.ChainHookOutput,
+	"postrouting": nftables.ChainHookPostrouting,
+}
+
+func kernelTable(name string) *nftables.Table {
+	return &nftables.Table{Name: name, Family: nftables.TableFamilyINet}
+}
+
+// Replace puts t in the place of the table of its name, or makes it, in one batch.
+func Replace(t Table) error {
+	c, err := nftables.New()
+	if err != nil {
+		return fmt.Errorf("open netfilter: %w", err)
+	}
+	kt := kernelTable(t.Name)
+	c.AddTable(kt) // so that the deletion finds one
+	c.DelTable(kt)
+	c.AddTable(kt)
+	for _, s := range t.Sets {
+		if err := c.AddSet(s.kernel(kt), s.elements()); err != nil {
+			return fmt.Errorf("nft set %s: %w", s.Name, err)
+		}
+	}
+	for _, ch := range t.Chains { // all before the rules, which may jump forward
+		c.AddChain(ch.kernel(kt))
+	}
+	for _, ch := range t.Chains {
+		ch.addRules(c, kt)
+	}
+	if err := c.Flush(); err != nil {
+		return fmt.Errorf("load nft table %s: %w", t.Name, err)
+	}
+	return nil
+}
+
+// Update gives sets and chains of a table that is there new content, in one batch. Sets and chains that
+// the table does not have yet are made. A set with Timeout keeps its elements.
+func Update(table string, sets []Set, chains []Chain) error {
+	c, err := nftables.New()
+	if err != nil {
+		return fmt.Errorf("open netfilter: %w", err)
+	}
+	kt := kernelTable(table)
+	for _, s := range sets {
+		ks := s.kernel(kt)
+		if err := c.AddSet(ks, nil); err != nil {
+			return fmt.Errorf("nft set %s: %w", s.Name, err)
+		}
+		if s.Timeout > 0 {
+			continue
+		}
+		c.FlushSet(ks)
+		if err := c.SetAddElements(ks, s.elements()); err != nil {
+			return fmt.Errorf("nft set %s: %w", s.Name, err)
+		}
+	}
+	for _, ch := range chains {
+		c.AddChain(ch.kernel(kt))
+	}
+	for _, ch := range chains {
+		c.FlushChain(ch.kernel(kt))
+		ch.addRules(c, kt)
+	}
+	if err := c.Flush(); err != nil {
+		return fmt.Errorf("update nft table %s: %w", table, err)
+	}
+	return nil
+}
+
+// AddAddresses puts single IPv4 addresses into a set with Timeout, each for its own time; one that is
+// there already stays for the new time.
+func AddAddresses(table, set string, addrs []netip.Addr, stay time.Duration) error {
+	c, err := nftables.New()
+	if err != nil {
+		return fmt.Errorf("open netfilter: %w", err)
+	}
+	kt := kernelTable(table)
+	ks := Set{Name: set, Timeout: stay}.kernel(kt)
+	elements := make([]nftables.SetElement, len(addrs))
+	for i, a := range addrs {
+		key := a.As4()
+		elements[i] = nftables.SetElement{Key: key[:], Timeout: stay}
+	}
+	// An element's time is only renewed by taking it out, which must find it: so it is added first.
+	for _, step := range []func(*nftables.Set, []nftables.SetElement) error{c.SetAddElements, c.SetDeleteElements, c.SetAddElements} {
+		if err := step(ks, elements); err != nil {
+			return fmt.Errorf("nft set %s: %w", set, err)
+		}
+	}
+	if err := c.Flush(); err != nil {
+		return fmt.Errorf("add to nft set %s: %w", set, err)
+	}
+	return nil
+}
+
+// Delete removes a table with all that is in it. A table that is not there is no error.
+func Delete(table string) error {
+	if ok, err := Exists(table); err != nil || !ok {
+		return err
+	}
+	c, err := nftables.New()
+	if err != nil {
+		return fmt.Errorf("open netfilter: %w", err)
+	}
+	c.DelTable(kernelTable(table))
+	if err := c.Flush(); err != nil {
+		return fmt.Errorf("delete nft table %s: %w", table, err)
+	}
+	return nil
+}
+
+// Exists tells whether a table of this name is there.
+func Exists(table string) (bool, error) {
+	c, err := nftables.New()
+	if err != nil {
+		return false, fmt.Errorf("open netfilter: %w", err)
+	}
+	all, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
+	if err != nil {
+		return false, fmt.Errorf("list nft tables: %w", err)
+	}
+	return slices.ContainsFunc(all, func(t *nftables.Table) bool { return t.Name == table }), nil
+}
+
+// Names reads the interface names in a set. ErrNoTable: there is no such table.
+func Names(table, set string) ([]string, error) {
+	if ok, err := Exists(table); err != nil {
+		return nil, err
+	} else if !ok {
+		return nil, fmt.Errorf("%s: %w", table, ErrNoTable)
+	}
+	c, err := nftables.New()
+	if err != nil {
+		return nil, fmt.Errorf("open netfilter: %w", err)
+	}
+	elements, err := c.GetSetElements(Set{Name: set, IsNames: true}.kernel(kernelTable(table)))
+	if err != nil {
+		return nil, fmt.Errorf("read nft set %s: %w", set, err)
+	}
+	var names []string
+	for _, e := range elements {
+		names = append(names, unix.ByteSliceToString(e.Key))
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+func (s Set) kernel(t *nftables.Table) *nftables.Set {
+	ks := &nftables.Set{Table: t, Name: s.Name, KeyType: nftables.TypeIPAddr}
+	switch {
+	case s.IsNames:
+		ks.KeyType = nftables.TypeIFName
+	case s.Timeout > 0:
+		ks.HasTimeout, ks.Timeout = true, s.Timeout
+	default:
+		ks.Interval = true
+	}
+	return ks
+}
+
+func (s Set) elements() []nftables.SetElement {
+	var all []nftables.SetElement
+	for _, n := range s.Names {
+		all = append(all, nftables.SetElement{Key: name16(n)})
+	}
+	for _, p := range s.Prefixes {
+		first := p.Masked().Addr().As4()
+		all = append(all, nftables.SetElement{Key: first[:]})
+		if end := after(p); end.IsValid() { // the last range of all has no end
+			e := end.As4()
+			all = append(all, nftables.SetElement{Key: e[:], IntervalEnd: true})
+		}
+	}
+	return all
+}
+
+func (c Chain) kernel(t *nftables.Table) *nftables.Chain {
+	kc := &nftables.Chain{Table: t, Name: c.Name}
+	if c.Base == nil {
+		return kc
+	}
+	kc.Hooknum = hooks[c.Base.Hook]
+	kc.Priority = nftables.ChainPriorityRef(nftables.ChainPriority(c.Base.Priority))
+	kc.Type = nftables.ChainType(c.Base.Type)
+	policy := nftables.ChainPolicyAccept
+	if c.Base.Drop {
+		policy = nftables.ChainPolicyDrop
+	}
+	kc.Policy = &policy
+	return kc
+}
+
+func (c Chain) addRules(conn *nftables.Conn, t *nftables.Table) {
+	kc := &nftables.Chain{Table: t, Name: c.Name}
+	for _, r := range c.Rules {
+		kr := &nftables.Rule{Table: t, Chain: kc}
+		for _, term := range r {
+			kr.Exprs = append(kr.Exprs, term.exprs...)
+		}
+		conn.AddRule(kr)
+	}
+}

@@ -1,0 +1,243 @@
+package nft
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// reg is the register that all terms use; none leaves a value in it for the next.
+const reg = unix.NFT_REG_1
+
+// Offsets into the headers, from RFC 791, RFC 9293 and Ethernet II.
+const (
+	etherSource = 6
+	ipSource    = 12
+	ipDest      = 16
+	portDest    = 2
+	tcpFlags    = 13
+	tcpSyn      = 0x02
+	tcpOptMSS   = 2
+)
+
+// CTState is a set of connection tracking states.
+type CTState uint32
+
+// The states a packet can be in, to be combined.
+const (
+	Invalid     = CTState(expr.CtStateBitINVALID)
+	Established = CTState(expr.CtStateBitESTABLISHED)
+	Related     = CTState(expr.CtStateBitRELATED)
+	New         = CTState(expr.CtStateBitNEW)
+)
+
+// statusDNAT is IPS_DST_NAT of linux/netfilter/nf_conntrack_common.h.
+const statusDNAT = 1 << 5
+
+// Term is one match or verdict of a rule: its text, and the kernel's expressions for it.
+type Term struct {
+	text  string
+	exprs []expr.Any
+}
+
+func cmp(op expr.CmpOp, data []byte) expr.Any {
+	return &expr.Cmp{Op: op, Register: reg, Data: data}
+}
+
+func meta(key expr.MetaKey) expr.Any { return &expr.Meta{Key: key, Register: reg} }
+
+func payload(base expr.PayloadBase, offset, size uint32) expr.Any {
+	return &expr.Payload{DestRegister: reg, Base: base, Offset: offset, Len: size}
+}
+
+// name16 is an interface name as the kernel compares it; a trailing "*" stands for any ending.
+func name16(name string) []byte {
+	if begin, ok := strings.CutSuffix(name, "*"); ok {
+		return []byte(begin)
+	}
+	b := make([]byte, unix.IFNAMSIZ)
+	copy(b, name)
+	return b
+}
+
+// InIface matches packets that came in by an interface; a trailing "*" in name stands for any ending.
+func InIface(name string) Term {
+	return Term{fmt.Sprintf("iifname %q", name), []expr.Any{meta(expr.MetaKeyIIFNAME), cmp(expr.CmpOpEq, name16(name))}}
+}
+
+// OutIface matches packets that leave by an interface; a trailing "*" in name stands for any ending.
+func OutIface(name string) Term {
+	return Term{fmt.Sprintf("oifname %q", name), []expr.Any{meta(expr.MetaKeyOIFNAME), cmp(expr.CmpOpEq, name16(name))}}
+}
+
+// OutIfaceIn matches packets that leave by an interface named in set.
+func OutIfaceIn(set string) Term {
+	return Term{"oifname @" + set, []expr.Any{meta(expr.MetaKeyOIFNAME), &expr.Lookup{SourceRegister: reg, SetName: set}}}
+}
+
+// OutIfaceNotIn matches packets that leave by an interface not named in set.
+func OutIfaceNotIn(set string) Term {
+	return Term{"oifname != @" + set, []expr.Any{
+		meta(expr.MetaKeyOIFNAME), &expr.Lookup{SourceRegister: reg, SetName: set, Invert: true}}}
+}
+
+func protocolFamily(p byte) []expr.Any {
+	return []expr.Any{meta(expr.MetaKeyNFPROTO), cmp(expr.CmpOpEq, []byte{p})}
+}
+
+// IPv6 matches all packets of IP version 6.
+func IPv6() Term { return Term{"meta nfproto ipv6", protocolFamily(unix.NFPROTO_IPV6)} }
+
+// EtherSourceNot matches frames that come from another hardware address than mac.
+func EtherSourceNot(mac net.HardwareAddr) Term {
+	return Term{"ether saddr != " + mac.String(), []expr.Any{
+		payload(expr.PayloadBaseLLHeader, etherSource, 6), cmp(expr.CmpOpNeq, mac)}}
+}
+
+func address(word string, offset uint32, op expr.CmpOp, p netip.Prefix) Term {
+	sign := ""
+	if op == expr.CmpOpNeq {
+		sign = "!= "
+	}
+	text := p.String()
+	if p.IsSingleIP() {
+		text = p.Addr().String()
+	}
+	net4 := p.Masked().Addr().As4()
+	exprs := append(protocolFamily(unix.NFPROTO_IPV4), payload(expr.PayloadBaseNetworkHeader, offset, 4))
+	if !p.IsSingleIP() {
+		exprs = append(exprs, &expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4,
+			Mask: net.CIDRMask(p.Bits(), 32), Xor: make([]byte, 4)})
+	}
+	return Term{fmt.Sprintf("ip %s %s%s", word, sign, text), append(exprs, cmp(op, net4[:]))}
+}
+
+// Source matches packets whose IPv4 source lies in p.
+func Source(p netip.Prefix) Term { return address("saddr", ipSource, expr.CmpOpEq, p) }
+
+// SourceNot matches IPv4 packets whose source lies outside p.
+func SourceNot(p netip.Prefix) Term { return address("saddr", ipSource, expr.CmpOpNeq, p) }
+
+// Dest matches packets whose IPv4 destination lies in p.
+func Dest(p netip.Prefix) Term { return address("daddr", ipDest, expr.CmpOpEq, p) }
+
+// DestIn matches packets whose IPv4 destination is in set.
+func DestIn(set string) Term {
+	exprs := append(protocolFamily(unix.NFPROTO_IPV4), payload(expr.PayloadBaseNetworkHeader, ipDest, 4))
+	return Term{"ip daddr @" + set, append(exprs, &expr.Lookup{SourceRegister: reg, SetName: set})}
+}
+
+func destPort(word string, proto byte, port uint16) Term {
+	return Term{fmt.Sprintf("%s dport %d", word, port), []expr.Any{
+		meta(expr.MetaKeyL4PROTO), cmp(expr.CmpOpEq, []byte{proto}),
+		payload(expr.PayloadBaseTransportHeader, portDest, 2), cmp(expr.CmpOpEq, binaryutil.BigEndian.PutUint16(port)),
+	}}
+}
+
+// TCP matches TCP segments to a port.
+func TCP(port uint16) Term { return destPort("tcp", unix.IPPROTO_TCP, port) }
+
+// UDP matches UDP datagrams to a port.
+func UDP(port uint16) Term { return destPort("udp", unix.IPPROTO_UDP, port) }
+
+// Protocol matches packets of "tcp", "udp" or "icmp".
+func Protocol(name string) Term {
+	numbers := map[string]byte{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "icmp": unix.IPPROTO_ICMP}
+	return Term{"meta l4proto " + name, []expr.Any{meta(expr.MetaKeyL4PROTO), cmp(expr.CmpOpEq, []byte{numbers[name]})}}
+}
+
+// Tracked matches packets whose connection tracking state is one of s.
+func Tracked(s CTState) Term {
+	var words []string
+	for _, w := range []struct {
+		bit  CTState
+		text string
+	}{{Invalid, "invalid"}, {Established, "established"}, {Related, "related"}, {New, "new"}} {
+		if s&w.bit != 0 {
+			words = append(words, w.text)
+		}
+	}
+	return Term{"ct state " + strings.Join(words, ","), ctBits(expr.CtKeySTATE, uint32(s))}
+}
+
+func ctBits(key expr.CtKey, bits uint32) []expr.Any {
+	return []expr.Any{
+		&expr.Ct{Register: reg, Key: key},
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4,
+			Mask: binaryutil.NativeEndian.PutUint32(bits), Xor: make([]byte, 4)},
+		cmp(expr.CmpOpNeq, make([]byte, 4)),
+	}
+}
+
+// Translated matches packets of connections whose destination was translated when they began.
+func Translated() Term { return Term{"ct status dnat", ctBits(expr.CtKeySTATUS, statusDNAT)} }
+
+// Original matches packets that go the way the first packet of their connection went.
+func Original() Term {
+	return Term{"ct direction original", []expr.Any{&expr.Ct{Register: reg, Key: expr.CtKeyDIRECTION}, cmp(expr.CmpOpEq, []byte{0})}}
+}
+
+// Reply matches packets that go against the way the first packet of their connection went.
+func Reply() Term {
+	return Term{"ct direction reply", []expr.Any{&expr.Ct{Register: reg, Key: expr.CtKeyDIRECTION}, cmp(expr.CmpOpEq, []byte{1})}}
+}
+
+// ClampMSS lowers the segment size announced by a TCP SYN to what the route takes.
+func ClampMSS() Term {
+	return Term{"tcp flags syn tcp option maxseg size set rt mtu", []expr.Any{
+		meta(expr.MetaKeyL4PROTO), cmp(expr.CmpOpEq, []byte{unix.IPPROTO_TCP}),
+		payload(expr.PayloadBaseTransportHeader, tcpFlags, 1),
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 1, Mask: []byte{tcpSyn}, Xor: []byte{0}},
+		cmp(expr.CmpOpNeq, []byte{0}),
+		&expr.Rt{Register: reg, Key: expr.RtTCPMSS},
+		&expr.Byteorder{SourceRegister: reg, DestRegister: reg, Op: expr.ByteorderHton, Len: 2, Size: 2},
+		&expr.Exthdr{SourceRegister: reg, Type: tcpOptMSS, Offset: 2, Len: 2, Op: expr.ExthdrOpTcpopt},
+	}}
+}
+
+// Count keeps the number of packets and bytes that came this far in the rule.
+func Count() Term { return Term{"counter", []expr.Any{&expr.Counter{}}} }
+
+// Accept ends the evaluation of the hook's chain: the packet goes on.
+func Accept() Term { return Term{"accept", []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}} }
+
+// Drop ends the packet.
+func Drop() Term { return Term{"drop", []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}}} }
+
+// Jump goes on in another chain of the table, and comes back when that one decides nothing.
+func Jump(chain string) Term {
+	return Term{"jump " + chain, []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: chain}}}
+}
+
+// Return goes back to the chain that jumped here.
+func Return() Term { return Term{"return", []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}} }
+
+func translate(word string, kind expr.NATType, to netip.Addr) Term {
+	a := to.As4()
+	return Term{fmt.Sprintf("%s ip to %s", word, to), []expr.Any{
+		&expr.Immediate{Register: reg, Data: a[:]},
+		&expr.NAT{Type: kind, Family: unix.NFPROTO_IPV4, RegAddrMin: reg},
+	}}
+}
+
+// DNAT rewrites the destination address; the port stays.
+func DNAT(to netip.Addr) Term { return translate("dnat", expr.NATTypeDestNAT, to) }
+
+// SNAT rewrites the source address; the port stays where it can.
+func SNAT(to netip.Addr) Term { return translate("snat", expr.NATTypeSourceNAT, to) }
+
+// Masquerade rewrites the source address to the one of the outgoing interface.
+func Masquerade() Term { return Term{"masquerade", []expr.Any{&expr.Masq{}}} }
+
+// Redirect sends the packet to a port of this namespace, on the address of the interface it came by.
+func Redirect(port uint16) Term {
+	return Term{fmt.Sprintf("redirect to :%d", port), []expr.Any{
+		&expr.Immediate{Register: reg, Data: binaryutil.BigEndian.PutUint16(port)},
+		&expr.Redir{RegisterProtoMin: reg, Flags: unix.NF_NAT_RANGE_PROTO_SPECIFIED},
+	}}
+}
