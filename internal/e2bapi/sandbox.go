@@ -1,0 +1,323 @@
+package e2bapi
+
+import (
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/auth"
+)
+
+// Times of the protocol, in seconds: what a sandbox gets when a request says nothing, and the longest.
+const (
+	defaultTimeout   = 300
+	defaultTimeoutV1 = 15
+	maxTimeout       = 24 * 3600
+)
+
+type newSandbox struct {
+	TemplateID string            `json:"templateID"`
+	Timeout    *int64            `json:"timeout"`
+	Metadata   map[string]string `json:"metadata"`
+	EnvVars    map[string]string `json:"envVars"`
+	Secure     *bool             `json:"secure"`
+	AutoPause  *bool             `json:"autoPause"`
+	// AutoPauseMemory false would keep the disk alone; a pause here always keeps memory too.
+	AutoPauseMemory *bool       `json:"autoPauseMemory"`
+	AutoResume      *autoResume `json:"autoResume"`
+	Internet        *bool       `json:"allow_internet_access"`
+	Network         *network    `json:"network"`
+}
+
+type autoResume struct {
+	Enabled bool `json:"enabled"`
+}
+
+type network struct {
+	AllowPublicTraffic *bool `json:"allowPublicTraffic"`
+}
+
+func (n *newSandbox) check() error {
+	switch {
+	case n.TemplateID == "":
+		return api.Errorf(api.Invalid, "templateID: is empty; name a template")
+	case n.AutoPause != nil && *n.AutoPause:
+		return api.Errorf(api.Unsupported, "autoPause: this server ends a sandbox at its timeout; pause it yourself before")
+	case n.AutoPauseMemory != nil && !*n.AutoPauseMemory:
+		return api.Errorf(api.Unsupported, "autoPauseMemory: a pause here always keeps the memory; leave it away")
+	case n.Network != nil && n.Network.AllowPublicTraffic != nil && !*n.Network.AllowPublicTraffic:
+		return api.Errorf(api.Unsupported, "network.allowPublicTraffic: private traffic is not supported by this server")
+	}
+	return nil
+}
+
+func timeoutOf(given *int64, fallback int64) (int64, error) {
+	if given == nil {
+		return fallback, nil
+	}
+	if *given < 1 || *given > maxTimeout {
+		return 0, api.Errorf(api.Invalid, "timeout: %d is not from 1 to %d seconds", *given, maxTimeout)
+	}
+	return *given, nil
+}
+
+func (s *Server) createV1(r *http.Request, p auth.Principal) (int, any, error) {
+	return s.create(r, p, defaultTimeoutV1, false)
+}
+
+func (s *Server) createV2(r *http.Request, p auth.Principal) (int, any, error) {
+	return s.create(r, p, defaultTimeout, true)
+}
+
+func (s *Server) create(r *http.Request, p auth.Principal, fallback int64, secure bool) (int, any, error) {
+	var n newSandbox
+	if err := decode(r, &n); err != nil {
+		return 0, nil, err
+	}
+	if err := n.check(); err != nil {
+		return 0, nil, err
+	}
+	timeout, err := timeoutOf(n.Timeout, fallback)
+	if err != nil {
+		return 0, nil, err
+	}
+	if n.Secure != nil {
+		secure = *n.Secure
+	}
+	never := int64(0)
+	req := api.CreateRequest{
+		TTLSeconds: &never, TimeoutSeconds: timeout, Metadata: withSecure(n.Metadata, secure), Env: s.env(n.EnvVars, n.TemplateID), Egress: n.Internet,
+	}
+	if strings.HasPrefix(n.TemplateID, "snp") {
+		req.FromSnapshot = api.SnapshotID(n.TemplateID)
+	} else {
+		req.Template, _, _ = strings.Cut(n.TemplateID, ":") // a tag of a template that has no versions names the template
+	}
+	if err := req.Validate(); err != nil {
+		return 0, nil, err
+	}
+	box, err := s.sandboxes.Create(r.Context(), p, req)
+	if err != nil {
+		return 0, nil, err
+	}
+	return http.StatusCreated, s.created(box), nil
+}
+
+// openKey marks, in a sandbox's metadata, one whose agent needs no token, as clients of the first
+// version of this API ask for unless they say otherwise. It is not shown to them.
+const openKey = "secret.e2b.open"
+
+func withSecure(metadata map[string]string, secure bool) map[string]string {
+	if secure {
+		return metadata
+	}
+	out := map[string]string{openKey: "1"}
+	for k, v := range metadata {
+		out[k] = v
+	}
+	return out
+}
+
+// env adds what programs in a sandbox of this protocol expect to find.
+func (s *Server) env(given map[string]string, template string) map[string]string {
+	env := map[string]string{"E2B_SANDBOX": "true", "E2B_TEMPLATE_ID": template}
+	for k, v := range given {
+		env[k] = v
+	}
+	return env
+}
+
+// IsOpen says whether the agent of a sandbox with this metadata answers without a token.
+func IsOpen(metadata map[string]string) bool {
+	_, open := metadata[openKey]
+	return open
+}
+
+type sandboxAnswer struct {
+	TemplateID         string `json:"templateID"`
+	SandboxID          string `json:"sandboxID"`
+	ClientID           string `json:"clientID"`
+	EnvdVersion        string `json:"envdVersion"`
+	EnvdAccessToken    string `json:"envdAccessToken,omitempty"`
+	TrafficAccessToken string `json:"trafficAccessToken,omitempty"`
+	Domain             string `json:"domain,omitempty"`
+}
+
+// clientID is a field that clients require and use for nothing.
+const clientID = "pandastack"
+
+func (s *Server) created(b api.Sandbox) sandboxAnswer {
+	a := sandboxAnswer{
+		TemplateID: b.Template, SandboxID: string(b.ID), ClientID: clientID,
+		EnvdVersion: s.cfg.AgentVersion, Domain: s.cfg.Domain,
+	}
+	if !IsOpen(b.Metadata) {
+		a.EnvdAccessToken = s.AccessToken(b.ID)
+	}
+	return a
+}
+
+type listed struct {
+	TemplateID  string            `json:"templateID"`
+	SandboxID   string            `json:"sandboxID"`
+	ClientID    string            `json:"clientID"`
+	StartedAt   time.Time         `json:"startedAt"`
+	EndAt       time.Time         `json:"endAt"`
+	State       string            `json:"state"`
+	CPUCount    int               `json:"cpuCount"`
+	MemoryMB    int               `json:"memoryMB"`
+	DiskSizeMB  int               `json:"diskSizeMB"`
+	Metadata    map[string]string `json:"metadata"`
+	EnvdVersion string            `json:"envdVersion"`
+	// Of one sandbox alone.
+	EnvdAccessToken string     `json:"envdAccessToken,omitempty"`
+	Domain          string     `json:"domain,omitempty"`
+	Internet        *bool      `json:"allowInternetAccess,omitempty"`
+	Lifecycle       *lifecycle `json:"lifecycle,omitempty"`
+}
+
+type lifecycle struct {
+	AutoResume bool   `json:"autoResume"`
+	OnTimeout  string `json:"onTimeout"`
+}
+
+// never stands for the end of a sandbox that has none: the protocol has no word for it.
+const never = 100 * 365 * 24 * time.Hour
+
+func (s *Server) listed(b api.Sandbox) listed {
+	l := listed{
+		TemplateID: b.Template, SandboxID: string(b.ID), ClientID: clientID, StartedAt: b.CreatedAt,
+		EndAt: b.CreatedAt.Add(never), State: stateOf(b.Status), CPUCount: b.CPU, MemoryMB: b.MemoryMB, DiskSizeMB: b.DiskMB,
+		Metadata: map[string]string{}, EnvdVersion: s.cfg.AgentVersion,
+	}
+	if b.ExpiresAt != nil {
+		l.EndAt = *b.ExpiresAt
+	}
+	for k, v := range b.Metadata {
+		if k != openKey {
+			l.Metadata[k] = v
+		}
+	}
+	return l
+}
+
+func stateOf(st api.Status) string {
+	switch st {
+	case api.Paused, api.Hibernating, api.Hibernated:
+		return "paused"
+	default:
+		return "running"
+	}
+}
+
+// live are the states of the service behind each state of the protocol.
+var live = map[string][]api.Status{
+	"running": {api.Creating, api.Running, api.Waking},
+	"paused":  {api.Paused, api.Hibernating, api.Hibernated},
+}
+
+func (s *Server) listV1(r *http.Request, p auth.Principal) (int, any, error) {
+	f, err := filterOf(r.URL.Query())
+	if err != nil {
+		return 0, nil, err
+	}
+	f.Statuses, f.Limit = live["running"], 1000
+	page, err := s.sandboxes.List(r.Context(), p, f)
+	if err != nil {
+		return 0, nil, err
+	}
+	return http.StatusOK, s.listing(page.Sandboxes), nil
+}
+
+func (s *Server) listing(boxes []api.Sandbox) []listed {
+	out := []listed{}
+	for _, b := range boxes {
+		out = append(out, s.listed(b))
+	}
+	return out
+}
+
+func (s *Server) listV2(r *http.Request, p auth.Principal) (int, any, error) {
+	q := r.URL.Query()
+	f, err := filterOf(q)
+	if err != nil {
+		return 0, nil, err
+	}
+	states := q.Get("state")
+	if states == "" {
+		states = "running,paused"
+	}
+	for st := range strings.SplitSeq(states, ",") {
+		of, ok := live[st]
+		if !ok {
+			return 0, nil, api.Errorf(api.Invalid, "state: %.40q is not running or paused", st)
+		}
+		f.Statuses = append(f.Statuses, of...)
+	}
+	page, err := s.sandboxes.List(r.Context(), p, f)
+	if err != nil {
+		return 0, nil, err
+	}
+	running := 0
+	for _, b := range page.Sandboxes {
+		if stateOf(b.Status) == "running" {
+			running++
+		}
+	}
+	return http.StatusOK, paged{items: s.listing(page.Sandboxes), next: page.Next, running: running}, nil
+}
+
+// filterOf reads what a list is narrowed by. metadata is a query string inside a value of the query.
+func filterOf(q url.Values) (api.SandboxFilter, error) {
+	f := api.SandboxFilter{Limit: 100, Cursor: q.Get("nextToken"), Template: q.Get("template")}
+	for _, name := range []string{"order", "startedAfter"} {
+		if v := q.Get(name); v != "" && v != "desc" {
+			return f, api.Errorf(api.Unsupported, "%s: lists are newest first; leave it away", name)
+		}
+	}
+	if text := q.Get("limit"); text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 || n > 100 {
+			return f, api.Errorf(api.Invalid, "limit: %.20q is not from 1 to 100", text)
+		}
+		f.Limit = n
+	}
+	if text := q.Get("metadata"); text != "" {
+		inner, err := url.ParseQuery(text)
+		if err != nil {
+			return f, api.Errorf(api.Invalid, "metadata: not a query string of names and values: %v", err)
+		}
+		f.Metadata = map[string]string{}
+		for k := range inner {
+			f.Metadata[k] = inner.Get(k)
+		}
+	}
+	return f, nil
+}
+
+func idOf(r *http.Request) api.SandboxID { return api.SandboxID(r.PathValue("id")) }
+
+func (s *Server) get(r *http.Request, p auth.Principal) (int, any, error) {
+	b, err := s.sandboxes.Get(r.Context(), p, idOf(r))
+	if err != nil {
+		return 0, nil, err
+	}
+	l := s.listed(b)
+	if !IsOpen(b.Metadata) {
+		l.EnvdAccessToken = s.AccessToken(b.ID)
+	}
+	l.Domain, l.Internet = s.cfg.Domain, &b.Egress
+	l.Lifecycle = &lifecycle{OnTimeout: "kill"}
+	return http.StatusOK, l, nil
+}
+
+// kill answers not_found for a sandbox that ended already: clients turn that into "it was not there".
+func (s *Server) kill(r *http.Request, p auth.Principal) (int, any, error) {
+	if _, err := s.sandboxes.Get(r.Context(), p, idOf(r)); err != nil {
+		return 0, nil, err
+	}
+	return http.StatusNoContent, nil, s.sandboxes.Delete(r.Context(), p, idOf(r))
+}

@@ -1,0 +1,76 @@
+package e2bapi
+
+import (
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/auth"
+)
+
+type templateAnswer struct {
+	TemplateID    string     `json:"templateID"`
+	BuildID       string     `json:"buildID"`
+	CPUCount      int        `json:"cpuCount"`
+	MemoryMB      int        `json:"memoryMB"`
+	DiskSizeMB    int        `json:"diskSizeMB"`
+	Public        bool       `json:"public"`
+	Aliases       []string   `json:"aliases"`
+	Names         []string   `json:"names"`
+	CreatedAt     time.Time  `json:"createdAt"`
+	UpdatedAt     time.Time  `json:"updatedAt"`
+	CreatedBy     any        `json:"createdBy"`
+	LastSpawnedAt *time.Time `json:"lastSpawnedAt"`
+	SpawnCount    int        `json:"spawnCount"`
+	BuildCount    int        `json:"buildCount"`
+	EnvdVersion   string     `json:"envdVersion"`
+	BuildStatus   string     `json:"buildStatus"`
+}
+
+func (s *Server) template(t api.Template) templateAnswer {
+	a := templateAnswer{
+		TemplateID: t.Name, BuildID: t.Name, CPUCount: t.CPU, MemoryMB: t.MemoryMB, DiskSizeMB: t.DiskMB,
+		Public: t.IsGlobal, Aliases: []string{t.Name}, Names: []string{t.Name}, EnvdVersion: s.cfg.AgentVersion, BuildStatus: "waiting",
+	}
+	if t.BakedAt != nil {
+		a.CreatedAt, a.UpdatedAt, a.BuildCount = *t.BakedAt, *t.BakedAt, 1
+	}
+	switch {
+	case t.Baked:
+		a.BuildStatus = "ready"
+	case t.Bake != nil && t.Bake.State == "running":
+		a.BuildStatus = "building"
+	case t.Bake != nil && t.Bake.State == "failed":
+		a.BuildStatus = "error"
+	}
+	return a
+}
+
+func (s *Server) listTemplates(r *http.Request, p auth.Principal) (int, any, error) {
+	list, err := s.templates.List(r.Context(), p)
+	out := []templateAnswer{}
+	for _, t := range list {
+		out = append(out, s.template(t))
+	}
+	return http.StatusOK, out, err
+}
+
+func (s *Server) getTemplate(r *http.Request, p auth.Principal) (int, any, error) {
+	t, err := s.templates.Get(r.Context(), p, r.PathValue("id"))
+	return http.StatusOK, s.template(t), err
+}
+
+func (s *Server) alias(r *http.Request, p auth.Principal) (int, any, error) {
+	t, err := s.templates.Get(r.Context(), p, r.PathValue("alias"))
+	return http.StatusOK, map[string]any{"templateID": t.Name, "public": t.IsGlobal}, err
+}
+
+// deleteTemplate is how the protocol deletes a snapshot.
+func (s *Server) deleteTemplate(r *http.Request, p auth.Principal) (int, any, error) {
+	id := r.PathValue("id")
+	if !strings.HasPrefix(id, "snp") {
+		return 0, nil, api.Errorf(api.Unsupported, "templates are recipes of this server and are not deleted through this API; a snapshot is, by its id")
+	}
+	return http.StatusNoContent, nil, s.sandboxes.DeleteSnapshot(r.Context(), p, api.SnapshotID(id))
+}
