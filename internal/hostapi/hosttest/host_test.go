@@ -60,7 +60,7 @@ func TestShell(t *testing.T) {
 		{"printf 'a\\nb' > f && cat f; echo more >> f; cat f", "a\nba\nbmore\n", "", 0},
 		{"nosuch", "", "sh: 1: nosuch: not found\n", 127},
 		{"sh -c 'exit 4' || echo $A; pwd; whoami; hostname", "1\n/home/user\nuser\na\n", "", 0},
-		{"B=2; echo $B; touch t; test -e t && rm t; test -e t", "2\n", "", 1},
+		{"touch t; test -e t && rm t; test -e t", "", "", 1},
 	}
 	for _, r := range rows {
 		stdout, stderr, exit := run(t, g, guestapi.ProcessSpec{Shell: r.cmd})
