@@ -1,0 +1,267 @@
+// Package client is the Go SDK: it speaks /v1 to a PandaStack server.
+//
+// It owns requests, their repetition and the reading of answers; what they mean is package api. A request
+// is repeated only where that is safe: reads, deletions, and a create, which always carries an
+// idempotency key. Every error is an *api.Error: what the server answered, or unavailable when it could
+// not be reached.
+//
+//	c, err := client.New("http://127.0.0.1:8080", os.Getenv("PANDASTACK_API_KEY"))
+//	box, err := c.Sandboxes.Create(ctx, api.CreateRequest{Template: "base"})
+//	res, err := c.Sandboxes.Exec(ctx, box.ID, api.ExecRequest{Cmd: "uname -a"})
+//
+// A Client may be used by many goroutines. Contexts bound every call; there is no other timeout.
+package client
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+)
+
+// maxAnswer bounds a JSON answer in bytes: two outputs of an exec, escaped at worst, and some.
+const maxAnswer = 16 * api.MaxOutput
+
+// Client speaks to one server as one key. Make one with New.
+type Client struct {
+	Sandboxes *Sandboxes
+	Files     *Files
+	Snapshots *Snapshots
+	Templates *Templates
+	Tokens    *Tokens
+
+	base  *url.URL // without a trailing slash and without /v1
+	key   string
+	http  *http.Client
+	tries int
+	agent string
+}
+
+// Option changes how a Client works.
+type Option func(*Client)
+
+// WithHTTPClient uses h for all requests. It must not have a timeout: streams live long.
+func WithHTTPClient(h *http.Client) Option { return func(c *Client) { c.http = h } }
+
+// WithTries sends a request that may be repeated at most n times; 1 is no repetition. The default is 3.
+func WithTries(n int) Option { return func(c *Client) { c.tries = max(n, 1) } }
+
+// WithUserAgent names the program that speaks.
+func WithUserAgent(name string) Option { return func(c *Client) { c.agent = name } }
+
+// New makes a client of the server at baseURL, with or without /v1 at its end. It touches no network. A
+// base that is no http or https address is an invalid error.
+func New(baseURL, key string, opts ...Option) (*Client, error) {
+	base, err := url.Parse(strings.TrimRight(baseURL, "/"))
+	if err != nil || (base.Scheme != "http" && base.Scheme != "https") || base.Host == "" {
+		return nil, api.Errorf(api.Invalid, "address %q of the server is not like http://host:port", baseURL)
+	}
+	base.Path = strings.TrimSuffix(base.Path, "/v1")
+	c := &Client{base: base, key: key, http: defaultHTTP(), tries: 3, agent: "pandastack-go"}
+	for _, o := range opts {
+		o(c)
+	}
+	c.Sandboxes, c.Files, c.Snapshots = &Sandboxes{c}, &Files{c}, &Snapshots{c}
+	c.Templates, c.Tokens = &Templates{c}, &Tokens{c}
+	return c, nil
+}
+
+// defaultHTTP keeps enough connections for a burst of creates.
+func defaultHTTP() *http.Client {
+	t, ok := http.DefaultTransport.(*http.Transport)
+	if !ok {
+		return &http.Client{}
+	}
+	t = t.Clone()
+	t.MaxIdleConnsPerHost = 64
+	return &http.Client{Transport: t}
+}
+
+// URL is the address of the server, without /v1.
+func (c *Client) URL() string { return c.base.String() }
+
+// Close drops idle connections.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+// call is one request.
+type call struct {
+	method string
+	path   string // from the root, escaped
+	query  url.Values
+	in     any       // sent as JSON, nil: nothing
+	body   io.Reader // sent as it is, instead of in
+	size   int64     // of body, -1: not known
+	header map[string]string
+	again  bool // may be sent again
+}
+
+func get(path string) call          { return call{method: http.MethodGet, path: path, again: true} }
+func del(path string) call          { return call{method: http.MethodDelete, path: path, again: true} }
+func post(path string, in any) call { return call{method: http.MethodPost, path: path, in: in} }
+
+// do sends a call and reads its JSON answer into out, unless that is nil.
+func (c *Client) do(ctx context.Context, rq call, out any) error {
+	_, err := c.header(ctx, rq, out)
+	return err
+}
+
+// header is do that also gives the answer's header.
+func (c *Client) header(ctx context.Context, rq call, out any) (http.Header, error) {
+	res, err := c.send(ctx, rq)
+	if err != nil {
+		return nil, err
+	}
+	defer res.Body.Close() //nolint:errcheck // it has been read
+	data, err := io.ReadAll(io.LimitReader(res.Body, maxAnswer))
+	if err != nil {
+		return nil, lost(ctx, err)
+	}
+	if out == nil || len(data) == 0 {
+		return res.Header, nil
+	}
+	if err := json.Unmarshal(data, out); err != nil {
+		return nil, api.Wrap(api.Internal, err, fmt.Sprintf("%s %s: the answer is not the JSON that was expected: %v", rq.method, rq.path, err))
+	}
+	return res.Header, nil
+}
+
+// send sends a call, again if that is safe and may help, and gives the answer if it is 2xx. Its body
+// must be closed.
+func (c *Client) send(ctx context.Context, rq call) (*http.Response, error) {
+	var payload []byte
+	if rq.in != nil {
+		var err error
+		if payload, err = json.Marshal(rq.in); err != nil {
+			return nil, api.Errorf(api.Invalid, "encode request: %w", err)
+		}
+	}
+	for try := 1; ; try++ {
+		res, err := c.once(ctx, rq, payload)
+		if err == nil || !rq.again || try >= c.tries || !worthAgain(err) {
+			return res, err
+		}
+		if err := pause(ctx, try); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func (c *Client) once(ctx context.Context, rq call, payload []byte) (*http.Response, error) {
+	r, err := c.request(ctx, rq, payload)
+	if err != nil {
+		return nil, err
+	}
+	res, err := c.http.Do(r)
+	if err != nil {
+		return nil, lost(ctx, err)
+	}
+	if res.StatusCode >= 200 && res.StatusCode < 300 {
+		return res, nil
+	}
+	defer res.Body.Close() //nolint:errcheck // the answer is an error already
+	return nil, failure(res)
+}
+
+func (c *Client) request(ctx context.Context, rq call, payload []byte) (*http.Request, error) {
+	body := rq.body
+	if payload != nil {
+		body = bytes.NewReader(payload)
+	}
+	address := c.base.String() + rq.path
+	if len(rq.query) > 0 {
+		address += "?" + rq.query.Encode()
+	}
+	r, err := http.NewRequestWithContext(ctx, rq.method, address, body)
+	if err != nil {
+		return nil, api.Errorf(api.Invalid, "make request: %w", err)
+	}
+	if rq.body != nil {
+		r.ContentLength = rq.size
+		r.Header.Set("Content-Type", "application/octet-stream")
+	} else if payload != nil {
+		r.Header.Set("Content-Type", "application/json")
+	}
+	r.Header.Set("User-Agent", c.agent)
+	if c.key != "" {
+		r.Header.Set("Authorization", "Bearer "+c.key)
+	}
+	for k, v := range rq.header {
+		r.Header.Set(k, v)
+	}
+	return r, nil
+}
+
+// failure reads the error of an answer that is not 2xx.
+func failure(res *http.Response) error {
+	data, _ := io.ReadAll(io.LimitReader(res.Body, 8*api.MaxOutput)) // what came before it broke will do
+	e := &api.Error{}
+	if err := json.Unmarshal(data, e); err != nil || e.Message == "" {
+		text := strings.TrimSpace(string(data[:min(len(data), 512)]))
+		if text == "" {
+			text = "the server answered " + res.Status
+		}
+		e = api.Errorf(api.CodeOfStatus(res.StatusCode), "%s", text)
+	}
+	if e.Code == "" {
+		e.Code = api.CodeOfStatus(res.StatusCode)
+		e.Retryable = e.Code.Meaning().Retryable
+	}
+	if e.RequestID == "" {
+		e.RequestID = api.RequestID(res.Header.Get("X-Request-Id"))
+	}
+	return e
+}
+
+// lost makes an error of a connection that failed: the caller's own end of the context, or unavailable.
+func lost(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return api.AsError(context.Cause(ctx))
+	}
+	return api.Wrap(api.Unavailable, err, "cannot reach the server: "+err.Error())
+}
+
+// worthAgain tells whether a repetition may help soon. A lack of capacity does not end within a second.
+func worthAgain(err error) bool {
+	e, ok := errors.AsType[*api.Error](err)
+	return ok && e.Code == api.Unavailable
+}
+
+// pause waits before a repetition: 100 ms doubled each time, give or take a half.
+func pause(ctx context.Context, try int) error {
+	wait := 100 * time.Millisecond << min(try-1, 5)
+	t := time.NewTimer(wait/2 + rand.N(wait)) //nolint:gosec // only spreads repetitions
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return api.AsError(context.Cause(ctx))
+	}
+}
+
+// path joins escaped segments under /v1.
+func path(segments ...string) string {
+	var b strings.Builder
+	b.WriteString("/v1")
+	for _, s := range segments {
+		b.WriteByte('/')
+		b.WriteString(url.PathEscape(s))
+	}
+	return b.String()
+}
+
+func box(id api.SandboxID, rest ...string) string {
+	return path(append([]string{"sandboxes", string(id)}, rest...)...)
+}
+
+func itoa[T ~int | ~int64 | ~uint32](n T) string { return strconv.FormatInt(int64(n), 10) }

@@ -1,0 +1,78 @@
+package client
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/pandastack/pandastack/api"
+)
+
+// Exec runs a command to its end. A command that fails is no error: look at ExitCode. One that ran out
+// of time is the error timeout, with its output in the details. When ctx ends, the command is killed.
+func (s *Sandboxes) Exec(ctx context.Context, id api.SandboxID, req api.ExecRequest) (api.ExecResult, error) {
+	var out api.ExecResult
+	err := s.c.do(ctx, post(box(id, "exec"), req), &out)
+	return out, err
+}
+
+// Output takes what a command prints. Nil functions drop it.
+type Output struct {
+	Started func(pid uint32)
+	Stdout  func(text string)
+	Stderr  func(text string)
+}
+
+// ExecStream runs a command and gives its output as it comes. When ctx ends, the command is killed.
+func (s *Sandboxes) ExecStream(ctx context.Context, id api.SandboxID, req api.ExecRequest, out Output) (api.ExecExit, error) {
+	rq := post(box(id, "exec", "stream"), req)
+	return s.follow(ctx, rq, out)
+}
+
+// AttachStream follows a process that was started before, from the beginning of what is kept of its
+// output. When ctx ends, the process goes on.
+func (s *Sandboxes) AttachStream(ctx context.Context, id api.SandboxID, pid uint32, out Output) (api.ExecExit, error) {
+	return s.follow(ctx, get(box(id, "processes", itoa(pid), "stream")), out)
+}
+
+func (s *Sandboxes) follow(ctx context.Context, rq call, out Output) (api.ExecExit, error) {
+	var exit *api.ExecExit
+	err := s.c.events(ctx, rq, func(e event) error {
+		switch e.name {
+		case "start":
+			var v api.ExecStarted
+			if err := e.decode(&v); err != nil {
+				return err
+			}
+			if out.Started != nil {
+				out.Started(v.PID)
+			}
+		case "stdout":
+			return e.chunk(out.Stdout)
+		case "stderr":
+			return e.chunk(out.Stderr)
+		case "exit":
+			exit = &api.ExecExit{}
+			return e.decode(exit)
+		}
+		return nil
+	})
+	switch {
+	case err != nil:
+		return api.ExecExit{}, err
+	case exit == nil:
+		return api.ExecExit{}, api.Errorf(api.Unavailable, "the stream ended before the command did")
+	}
+	return *exit, nil
+}
+
+// Processes lists what runs or ended lately.
+func (s *Sandboxes) Processes(ctx context.Context, id api.SandboxID) ([]api.Process, error) {
+	var out []api.Process
+	err := s.c.do(ctx, get(box(id, "processes")), &out)
+	return out, err
+}
+
+// Signal sends a signal to a process.
+func (s *Sandboxes) Signal(ctx context.Context, id api.SandboxID, pid uint32, req api.SignalRequest) error {
+	return s.c.do(ctx, call{method: http.MethodPost, path: box(id, "processes", itoa(pid), "signal"), in: req}, nil)
+}

@@ -1,0 +1,129 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+
+	"github.com/pandastack/pandastack/api"
+)
+
+// Files are the verbs on the files of a sandbox. Paths are absolute, or relative to the home of the
+// sandbox's user.
+type Files struct{ c *Client }
+
+// Content is an open file of a sandbox. It must be closed.
+type Content struct {
+	io.ReadCloser
+	Size int64 // bytes to come, -1 when the server does not know
+}
+
+// Read opens a file of any size.
+func (f *Files) Read(ctx context.Context, id api.SandboxID, name string) (*Content, error) {
+	return f.read(ctx, id, name, "")
+}
+
+// ReadRange opens length bytes of a file from offset; a negative length is all the rest.
+func (f *Files) ReadRange(ctx context.Context, id api.SandboxID, name string, offset, length int64) (*Content, error) {
+	span := fmt.Sprintf("bytes=%d-", offset)
+	if length >= 0 {
+		span += itoa(offset + length - 1)
+	}
+	return f.read(ctx, id, name, span)
+}
+
+func (f *Files) read(ctx context.Context, id api.SandboxID, name, span string) (*Content, error) {
+	rq := get(box(id, "fs"))
+	rq.query = url.Values{"path": {name}}
+	rq.header = map[string]string{"Accept": "application/octet-stream"}
+	if span != "" {
+		rq.header["Range"] = span
+	}
+	res, err := f.c.send(ctx, rq)
+	if err != nil {
+		return nil, err
+	}
+	return &Content{res.Body, res.ContentLength}, nil
+}
+
+// WriteOptions of a file to write. The zero value is right for most.
+type WriteOptions struct {
+	User string // owner; the sandbox's default if ""
+	Mode uint32 // permissions; 0: 0644, or what the file has
+}
+
+// Write puts a stream of any size at a path, whole or not at all, making missing parents. size is the
+// number of bytes to come, -1 if that is not known. r is read once, so the request is never repeated.
+func (f *Files) Write(ctx context.Context, id api.SandboxID, name string, r io.Reader, size int64, opt WriteOptions) (api.FileWritten, error) {
+	q := url.Values{"path": {name}}
+	setIf(q, "user", opt.User)
+	if opt.Mode != 0 {
+		q.Set("mode", fmt.Sprintf("%04o", opt.Mode))
+	}
+	var out api.FileWritten
+	if size == 0 {
+		r = http.NoBody
+	}
+	err := f.c.do(ctx, call{method: http.MethodPut, path: box(id, "fs"), query: q, body: r, size: size}, &out)
+	return out, err
+}
+
+// Stat describes a file, not following a last symbolic link; not_found if there is none.
+func (f *Files) Stat(ctx context.Context, id api.SandboxID, name string) (api.FileEntry, error) {
+	rq := get(box(id, "fs", "stat"))
+	rq.query = url.Values{"path": {name}}
+	var out api.FileEntry
+	err := f.c.do(ctx, rq, &out)
+	return out, err
+}
+
+// Exists tells whether there is something at a path.
+func (f *Files) Exists(ctx context.Context, id api.SandboxID, name string) (bool, error) {
+	_, err := f.Stat(ctx, id, name)
+	if e, ok := errors.AsType[*api.Error](err); ok && e.Code == api.NotFound {
+		// It may be the sandbox that is not there.
+		_, err := f.c.Sandboxes.Get(ctx, id)
+		return false, err
+	}
+	return err == nil, err
+}
+
+// List gives the entries of a directory, and of the directories below it down to depth; 1 is itself.
+func (f *Files) List(ctx context.Context, id api.SandboxID, name string, depth int) ([]api.FileEntry, error) {
+	rq := get(box(id, "fs", "dir"))
+	rq.query = url.Values{"path": {name}}
+	if depth > 1 {
+		rq.query.Set("depth", itoa(depth))
+	}
+	var out api.DirListing
+	err := f.c.do(ctx, rq, &out)
+	return out.Entries, err
+}
+
+// Remove deletes a file, or a directory: an empty one, or with recursive all below it.
+func (f *Files) Remove(ctx context.Context, id api.SandboxID, name string, recursive bool) error {
+	rq := del(box(id, "fs"))
+	rq.again = false // the second answer would be not_found
+	rq.query = url.Values{"path": {name}}
+	if recursive {
+		rq.query.Set("recursive", "1")
+	}
+	return f.c.do(ctx, rq, nil)
+}
+
+// MakeDir makes a directory with its parents; conflict if it is there.
+func (f *Files) MakeDir(ctx context.Context, id api.SandboxID, name string) (api.FileEntry, error) {
+	var out api.FileEntry
+	err := f.c.do(ctx, post(box(id, "fs", "mkdir"), api.MakeDirRequest{Path: name}), &out)
+	return out, err
+}
+
+// Move renames a file or directory.
+func (f *Files) Move(ctx context.Context, id api.SandboxID, from, to string) (api.FileEntry, error) {
+	var out api.FileEntry
+	err := f.c.do(ctx, post(box(id, "fs", "move"), api.MoveRequest{From: from, To: to}), &out)
+	return out, err
+}

@@ -1,0 +1,114 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/coder/websocket"
+
+	"github.com/pandastack/pandastack/api"
+)
+
+// maxFrame bounds one message of a terminal in bytes.
+const maxFrame = 8 << 20
+
+// TerminalRequest asks for a terminal. The zero value is a login shell in 24 rows of 80.
+type TerminalRequest struct {
+	Rows, Cols uint16
+	Cmd        string
+	Cwd        string
+	User       string
+}
+
+// Terminal is a program in a sandbox with a terminal of its own. One goroutine may receive while others
+// send. It must be closed.
+type Terminal struct{ conn *websocket.Conn }
+
+// Terminal starts a program with a terminal. Closing the Terminal hangs the program up. ctx bounds the
+// start alone.
+func (s *Sandboxes) Terminal(ctx context.Context, id api.SandboxID, req TerminalRequest) (*Terminal, error) {
+	q := url.Values{}
+	if req.Rows > 0 && req.Cols > 0 {
+		q.Set("rows", itoa(int(req.Rows)))
+		q.Set("cols", itoa(int(req.Cols)))
+	}
+	setIf(q, "cmd", req.Cmd)
+	setIf(q, "cwd", req.Cwd)
+	setIf(q, "user", req.User)
+	address := "ws" + strings.TrimPrefix(s.c.base.String(), "http") + box(id, "exec", "pty") + "?" + q.Encode()
+	header := http.Header{"User-Agent": {s.c.agent}}
+	if s.c.key != "" {
+		header.Set("Authorization", "Bearer "+s.c.key)
+	}
+	conn, res, err := websocket.Dial(ctx, address, &websocket.DialOptions{HTTPClient: s.c.http, HTTPHeader: header})
+	if err != nil {
+		if res != nil && res.StatusCode != http.StatusSwitchingProtocols {
+			return nil, failure(res)
+		}
+		return nil, lost(ctx, err)
+	}
+	conn.SetReadLimit(maxFrame)
+	return &Terminal{conn}, nil
+}
+
+// Receive gives the next output. When the program has ended it answers an *Exited with its exit code.
+func (t *Terminal) Receive(ctx context.Context) ([]byte, error) {
+	kind, data, err := t.conn.Read(ctx)
+	if err != nil {
+		return nil, lost(ctx, err)
+	}
+	if kind == websocket.MessageBinary {
+		return data, nil
+	}
+	var end struct {
+		Exit *int `json:"exit"`
+	}
+	failed := &api.Error{}
+	if err := json.Unmarshal(data, &end); err != nil {
+		return nil, api.Wrap(api.Internal, err, "terminal: message is not the JSON that was expected: "+err.Error())
+	}
+	if end.Exit != nil {
+		return nil, &Exited{Code: *end.Exit}
+	}
+	if err := json.Unmarshal(data, failed); err != nil {
+		return nil, api.Wrap(api.Internal, err, "terminal: message is not the JSON that was expected: "+err.Error())
+	}
+	return nil, failed
+}
+
+// Send types bytes.
+func (t *Terminal) Send(ctx context.Context, p []byte) error {
+	if err := t.conn.Write(ctx, websocket.MessageBinary, p); err != nil {
+		return lost(ctx, err)
+	}
+	return nil
+}
+
+// Resize tells the program the terminal's size.
+func (t *Terminal) Resize(ctx context.Context, rows, cols uint16) error {
+	msg := fmt.Sprintf(`{"resize":{"rows":%d,"cols":%d}}`, rows, cols)
+	if err := t.conn.Write(ctx, websocket.MessageText, []byte(msg)); err != nil {
+		return lost(ctx, err)
+	}
+	return nil
+}
+
+// Close ends the terminal. A program that still runs is hung up.
+func (t *Terminal) Close() error {
+	err := t.conn.Close(websocket.StatusNormalClosure, "")
+	if e, ok := errors.AsType[websocket.CloseError](err); ok && e.Code == websocket.StatusNormalClosure {
+		return nil
+	}
+	return err
+}
+
+// Exited says that a terminal's program has ended.
+type Exited struct{ Code int }
+
+// Error names the code.
+func (e *Exited) Error() string { return fmt.Sprintf("the program ended with exit code %d", e.Code) }
