@@ -1,0 +1,266 @@
+package qmp
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxLine bounds one message of QEMU. The largest that is asked for is a console of 64 KiB, escaped.
+const maxLine = 1 << 20
+
+// writeLimit bounds how long QEMU may leave a command unread once its socket buffer is full.
+const writeLimit = 20 * time.Second
+
+// ErrClosed says that the connection ended before the answer.
+var ErrClosed = errors.New("monitor connection ended")
+
+// Error is QEMU's refusal of a command.
+type Error struct{ Command, Class, Desc string }
+
+func (e *Error) Error() string { return fmt.Sprintf("%s: %s", e.Command, e.Desc) }
+
+// Event is something QEMU tells unasked.
+type Event struct {
+	Name string
+	Data json.RawMessage
+}
+
+// Client is one connection to a monitor.
+type Client struct {
+	conn   *net.UnixConn
+	events func(Event)
+	hello  *Call
+	done   chan struct{}
+
+	mu      sync.Mutex
+	waiting []*Call // sent and not answered, in order
+	err     error   // set before done is closed
+}
+
+// Call is a command on its way.
+type Call struct {
+	command string
+	done    chan struct{}
+	result  json.RawMessage // valid once done is closed
+	err     error
+}
+
+// Open takes over conn and begins negotiation without waiting for it. events is called for each event,
+// in order, on the goroutine that reads; it must return soon and may be nil.
+func Open(conn *net.UnixConn, events func(Event)) *Client {
+	c := &Client{conn: conn, events: events, done: make(chan struct{})}
+	c.hello = c.Send("qmp_capabilities", nil)
+	go c.read()
+	return c
+}
+
+// Ready waits until QEMU has greeted and accepted the protocol.
+func (c *Client) Ready(ctx context.Context) error { return c.hello.Wait(ctx, nil) }
+
+// Done is closed when the connection has ended; Err then says why.
+func (c *Client) Done() <-chan struct{} { return c.done }
+
+// Err is the reason of the end, nil before it and after Close.
+func (c *Client) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if errors.Is(c.err, net.ErrClosed) {
+		return nil
+	}
+	return c.err
+}
+
+// Close ends the connection and waits for its reader. QEMU goes on and accepts another connection.
+func (c *Client) Close() error {
+	err := c.conn.Close()
+	<-c.done
+	if errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return err
+}
+
+// Do sends a command and waits for its answer, which is decoded into out unless that is nil.
+func (c *Client) Do(ctx context.Context, command string, args, out any, files ...*os.File) error {
+	return c.Send(command, args, files...).Wait(ctx, out)
+}
+
+// Send sends a command with its arguments (nil: none) and descriptors, and returns at once. Files may
+// be closed when it has returned. An error is told by the Call.
+func (c *Client) Send(command string, args any, files ...*os.File) *Call {
+	call := &Call{command: command, done: make(chan struct{})}
+	line, err := json.Marshal(struct {
+		Execute   string `json:"execute"`
+		Arguments any    `json:"arguments,omitempty"`
+	}{command, args})
+	if err != nil {
+		call.finish(nil, err)
+		return call
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
+		call.finish(nil, errors.Join(ErrClosed, c.err))
+		return call
+	}
+	c.waiting = append(c.waiting, call)
+	if err := c.write(append(line, '\n'), files); err != nil {
+		// The reader sees the closed connection and answers all that wait.
+		_ = c.conn.Close()
+	}
+	return call
+}
+
+func (c *Client) write(line []byte, files []*os.File) error {
+	if err := c.conn.SetWriteDeadline(time.Now().Add(writeLimit)); err != nil {
+		return err
+	}
+	var rights []byte
+	if len(files) > 0 {
+		fds := make([]int, len(files))
+		for i, f := range files {
+			fds[i] = int(f.Fd())
+		}
+		rights = unix.UnixRights(fds...)
+	}
+	n, _, err := c.conn.WriteMsgUnix(line, rights, nil)
+	for err == nil && n < len(line) {
+		line = line[n:]
+		n, err = c.conn.Write(line)
+	}
+	return err
+}
+
+// Wait waits for the answer and decodes it into out unless that is nil. When ctx ends first the
+// command may still be carried out.
+func (call *Call) Wait(ctx context.Context, out any) error {
+	select {
+	case <-call.done:
+	default:
+		select {
+		case <-call.done:
+		case <-ctx.Done():
+			return fmt.Errorf("monitor does not answer %s: %w", call.command, context.Cause(ctx))
+		}
+	}
+	if call.err != nil || out == nil {
+		return call.err
+	}
+	if err := json.Unmarshal(call.result, out); err != nil {
+		return fmt.Errorf("answer to %s: %w", call.command, err)
+	}
+	return nil
+}
+
+func (call *Call) finish(result json.RawMessage, err error) {
+	call.result, call.err = result, err
+	close(call.done)
+}
+
+// read handles messages until the connection ends, then answers everybody who waits.
+func (c *Client) read() {
+	s := bufio.NewScanner(c.conn)
+	s.Buffer(make([]byte, 0, 4096), maxLine)
+	err := c.consume(s)
+	if err == nil {
+		err = errors.New("monitor closed the connection")
+	}
+	_ = c.conn.Close() // it is of no more use, whatever ended it
+	c.mu.Lock()
+	c.err = err
+	waiting := c.waiting
+	c.waiting = nil
+	c.mu.Unlock()
+	for _, call := range waiting {
+		call.finish(nil, fmt.Errorf("%s: %w", call.command, errors.Join(ErrClosed, err)))
+	}
+	close(c.done)
+}
+
+func (c *Client) consume(s *bufio.Scanner) error {
+	for s.Scan() {
+		line := bytes.TrimSpace(s.Bytes())
+		if len(line) == 0 {
+			continue
+		}
+		m, err := parse(line)
+		if err != nil {
+			return err
+		}
+		switch {
+		case m.event != "":
+			if c.events != nil {
+				c.events(Event{m.event, m.data})
+			}
+		case m.greeting:
+		default:
+			if err := c.answer(m); err != nil {
+				return err
+			}
+		}
+	}
+	return s.Err()
+}
+
+func (c *Client) answer(m message) error {
+	c.mu.Lock()
+	if len(c.waiting) == 0 {
+		c.mu.Unlock()
+		return errors.New("monitor answered what was not asked")
+	}
+	call := c.waiting[0]
+	c.waiting = c.waiting[1:]
+	c.mu.Unlock()
+	if m.err != nil {
+		m.err.Command = call.command
+		call.finish(nil, m.err)
+		return nil
+	}
+	call.finish(m.data, nil)
+	return nil
+}
+
+// message is one line of QEMU: a greeting, an event, an error or a result.
+type message struct {
+	greeting bool
+	event    string
+	data     json.RawMessage // of an event or a result; owned by the message
+	err      *Error
+}
+
+func parse(line []byte) (message, error) {
+	var w struct {
+		QMP    json.RawMessage `json:"QMP"`
+		Event  string          `json:"event"`
+		Data   json.RawMessage `json:"data"`
+		Return json.RawMessage `json:"return"`
+		Error  *struct {
+			Class string `json:"class"`
+			Desc  string `json:"desc"`
+		} `json:"error"`
+	}
+	if err := json.Unmarshal(line, &w); err != nil {
+		return message{}, fmt.Errorf("monitor message: %w", err)
+	}
+	switch {
+	case w.QMP != nil:
+		return message{greeting: true}, nil
+	case w.Event != "":
+		return message{event: w.Event, data: w.Data}, nil
+	case w.Error != nil:
+		return message{err: &Error{Class: w.Error.Class, Desc: w.Error.Desc}}, nil
+	case w.Return != nil:
+		return message{data: w.Return}, nil
+	}
+	return message{}, errors.New("monitor message is neither greeting, event, answer nor error")
+}
