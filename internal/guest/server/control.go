@@ -1,0 +1,72 @@
+package server
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/pandastack/pandastack/internal/guestapi"
+)
+
+func (r *request) freeze(ctx context.Context) error {
+	sync, err := guestapi.ParseFreeze(r.body)
+	if err != nil {
+		return fmt.Errorf("%w: %w", guestapi.ErrInvalid, err)
+	}
+	s := r.h.s
+	s.mu.Lock()
+	s.frozen, s.here = true, true
+	s.mu.Unlock()
+	if err := s.backend.Freeze(ctx, sync); err != nil {
+		s.mu.Lock()
+		s.frozen = false
+		s.settle(nil)
+		s.mu.Unlock()
+		return err
+	}
+	return r.st.SendLast(ctx, guestapi.AppendStatus(nil, nil))
+}
+
+// confirm notes how a Thaw or Restore went, and lets those go on that wait for it.
+func (r *request) confirm(err error) {
+	s := r.h.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r.session != s.session {
+		return // the host that asked has gone, and another has greeted
+	}
+	if err == nil {
+		s.frozen, s.here = false, false
+		if r.op == guestapi.OpRestore {
+			s.foreign, s.generation = false, s.greeted
+		}
+	}
+	s.settle(err)
+}
+
+func (r *request) thaw(ctx context.Context) error {
+	r.h.g.Release()
+	if err := r.h.s.backend.Thaw(ctx); err != nil {
+		return err
+	}
+	return r.answer(ctx, nil)
+}
+
+func (r *request) restore(ctx context.Context) error {
+	id, err := guestapi.ParseIdentity(r.body)
+	if err != nil {
+		return fmt.Errorf("%w: %w", guestapi.ErrInvalid, err)
+	}
+	r.h.g.Release()
+	if err := r.h.s.backend.Restore(ctx, id); err != nil {
+		return err
+	}
+	return r.answer(ctx, nil)
+}
+
+func (r *request) stats(ctx context.Context) error {
+	stats, err := r.h.s.backend.Stats(ctx)
+	if err != nil {
+		return err
+	}
+	return r.answer(ctx, guestapi.AppendStats(nil, &stats))
+}

@@ -1,0 +1,125 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/pandastack/pandastack/internal/guestapi"
+)
+
+func (r *request) files(ctx context.Context) error {
+	q, err := guestapi.ParseFileRequest(r.body)
+	if err != nil {
+		return fmt.Errorf("%w: %w", guestapi.ErrInvalid, err)
+	}
+	b := r.h.s.backend
+	var info guestapi.FileInfo
+	switch r.op {
+	case guestapi.OpStat:
+		info, err = b.Stat(ctx, q.Path, q.User)
+	case guestapi.OpMove:
+		info, err = b.Move(ctx, q.Path, q.To, q.User)
+	case guestapi.OpMakeDir:
+		info, err = b.MakeDir(ctx, q.Path, q.User)
+	case guestapi.OpWriteFile:
+		opt := guestapi.WriteOptions{User: q.User, Mode: q.Mode, Size: q.Size}
+		info, err = b.Write(ctx, q.Path, opt, &messages{ctx: ctx, r: r})
+	case guestapi.OpRemoveAll:
+		if err := b.Remove(ctx, q.Path, q.User, q.Recursive); err != nil {
+			return err
+		}
+		return r.answer(ctx, nil)
+	case guestapi.OpList:
+		return r.list(ctx, q)
+	case guestapi.OpRead:
+		return r.read(ctx, q)
+	default:
+		return r.watch(ctx, q)
+	}
+	if err != nil {
+		return err
+	}
+	return r.answer(ctx, guestapi.AppendFileInfo(nil, &info))
+}
+
+func (r *request) list(ctx context.Context, q guestapi.FileRequest) error {
+	all, err := r.h.s.backend.List(ctx, q.Path, q.User, q.Depth)
+	if err != nil {
+		return err
+	}
+	var b []byte
+	for i := range all {
+		b = guestapi.AppendFileInfo(b, &all[i])
+	}
+	return r.answer(ctx, b)
+}
+
+func (r *request) read(ctx context.Context, q guestapi.FileRequest) error {
+	info, content, err := r.h.s.backend.Read(ctx, q.Path, q.User, q.Offset, q.Length)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = content.Close() }() // it was only read
+	if err := r.begin(ctx, guestapi.AppendFileInfo(nil, &info)); err != nil {
+		return err
+	}
+	buf := make([]byte, chunk)
+	for {
+		n, err := content.Read(buf)
+		if n > 0 {
+			if err := r.st.Send(ctx, buf[:n]); err != nil {
+				return err
+			}
+		}
+		if err == io.EOF {
+			return r.st.SendFin(ctx, nil)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (r *request) watch(ctx context.Context, q guestapi.FileRequest) error {
+	w, err := r.h.s.backend.Watch(ctx, q.Path, q.User, q.Recursive)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = w.Close() }() // nothing is lost by it
+	if err := r.begin(ctx, nil); err != nil {
+		return err
+	}
+	for {
+		e, err := w.Next(ctx)
+		if err == io.EOF {
+			return r.st.SendFin(ctx, nil)
+		}
+		if err != nil {
+			return err
+		}
+		if err := r.st.Send(ctx, guestapi.AppendFileEvent(nil, &e)); err != nil {
+			return err
+		}
+	}
+}
+
+// messages is what the host sends as a reader. It ends well only when the host said that all was sent.
+type messages struct {
+	ctx  context.Context // of the request
+	r    *request
+	rest []byte
+}
+
+func (m *messages) Read(b []byte) (int, error) {
+	for len(m.rest) == 0 {
+		message, err := m.r.st.Recv(m.ctx)
+		if err != nil {
+			return 0, err
+		}
+		m.rest = message
+	}
+	n := copy(b, m.rest)
+	m.rest = m.rest[n:]
+	return n, nil
+}

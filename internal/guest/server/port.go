@@ -1,0 +1,96 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/guestapi"
+)
+
+// drain bounds how long a program may take to read what was sent before the host closed a connection.
+const drain = 5 * time.Second
+
+func (r *request) ports(ctx context.Context) error {
+	all, err := r.h.s.backend.Ports(ctx)
+	if err != nil {
+		return err
+	}
+	var b []byte
+	for i := range all {
+		b = guestapi.AppendPort(b, &all[i])
+	}
+	return r.answer(ctx, b)
+}
+
+// dial connects and copies in both directions until both have ended, or either broke.
+func (r *request) dial(ctx context.Context) error {
+	port, err := guestapi.ParseDial(r.body)
+	if err != nil {
+		return fmt.Errorf("%w: %w", guestapi.ErrInvalid, err)
+	}
+	c, err := r.h.s.backend.DialPort(ctx, port)
+	if err != nil {
+		return err
+	}
+	var up sync.WaitGroup
+	defer func() {
+		up.Wait()
+		_ = c.Close() // both directions are over
+	}()
+	if err := r.begin(ctx, nil); err != nil {
+		return err
+	}
+	up.Go(func() { r.upload(ctx, c) })
+	stop := context.AfterFunc(ctx, func() {
+		_ = c.SetReadDeadline(time.Now()) // wakes the reader below
+		_ = c.SetWriteDeadline(time.Now().Add(drain))
+	})
+	defer stop()
+	return r.download(ctx, c)
+}
+
+func (r *request) download(ctx context.Context, c net.Conn) error {
+	buf := make([]byte, chunk)
+	for {
+		n, err := c.Read(buf)
+		if n > 0 {
+			if err := r.st.Send(ctx, buf[:n]); err != nil {
+				return err
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return r.st.SendFin(ctx, nil)
+		}
+		if err != nil {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			return fmt.Errorf("%w: %w", guestapi.ErrRefused, err)
+		}
+	}
+}
+
+// upload copies until the host ends its direction, then ends the connection's.
+func (r *request) upload(ctx context.Context, c net.Conn) {
+	for {
+		message, err := r.st.Recv(ctx)
+		if err == nil {
+			_, err = c.Write(message)
+		}
+		if err == nil {
+			continue
+		}
+		half, ok := c.(interface{ CloseWrite() error })
+		if errors.Is(err, io.EOF) && ok {
+			_ = half.CloseWrite() // the program has gone, or hears of it
+		} else {
+			_ = c.Close() // wakes the reader
+		}
+		return
+	}
+}

@@ -1,0 +1,77 @@
+package guestapi
+
+import (
+	"context"
+	"errors"
+)
+
+// kinds is the order of errors on the wire; code 0 is success.
+var kinds = []error{nil, ErrInternal, ErrInvalid, ErrNotFound, ErrExists, ErrPermission, ErrNotDir, ErrIsDir,
+	ErrNoSpace, ErrBusy, ErrRefused, ErrLost, context.Canceled, context.DeadlineExceeded}
+
+// Error is an answer of the guest: one of the errors of this package, and the guest's own words.
+type Error struct {
+	Kind error
+	Text string
+}
+
+func (e *Error) Error() string {
+	if e.Text == "" {
+		return e.Kind.Error()
+	}
+	return e.Text
+}
+
+func (e *Error) Unwrap() error { return e.Kind }
+
+// ErrorCode is the number of err on the wire: 0 for nil, 1 (ErrInternal) for what has no number.
+func ErrorCode(err error) uint8 {
+	if err == nil {
+		return 0
+	}
+	for i, kind := range kinds {
+		if i > 0 && errors.Is(err, kind) {
+			return uint8(i)
+		}
+	}
+	return 1
+}
+
+// CodeError is the error of a number and a text from the wire; nil for 0.
+func CodeError(code uint8, text string) error {
+	if code == 0 {
+		return nil
+	}
+	if int(code) >= len(kinds) {
+		code = 1
+	}
+	return &Error{kinds[code], Printable(text)}
+}
+
+// AppendStatus begins an answer: success, or what went wrong.
+func AppendStatus(b []byte, err error) []byte {
+	w := buffer(b)
+	w.u8(ErrorCode(err))
+	if err != nil {
+		text := err.Error()
+		w.str(text[:min(len(text), MaxText)])
+	}
+	return w
+}
+
+// CutStatus splits an answer into its body and the error it says.
+func CutStatus(b []byte) (body []byte, err error) {
+	p := parser{b: b}
+	code := p.u8()
+	if p.bad {
+		return nil, ErrFormat
+	}
+	if code == 0 {
+		return p.b, nil
+	}
+	text := p.str(MaxText)
+	if err := p.end(); err != nil {
+		return nil, err
+	}
+	return nil, CodeError(code, text)
+}

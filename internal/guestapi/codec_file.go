@@ -1,0 +1,107 @@
+package guestapi
+
+// FileRequest is every question about files on the wire; each uses the fields it needs.
+type FileRequest struct {
+	Path, To, User string
+	Recursive      bool
+	Depth          int
+	Offset, Length int64
+	Mode           uint32
+	Size           int64
+}
+
+// AppendFileRequest encodes r.
+func AppendFileRequest(b []byte, r *FileRequest) []byte {
+	w := buffer(b)
+	w.str(r.Path)
+	w.str(r.To)
+	w.str(r.User)
+	w.bool(r.Recursive)
+	w.int(int64(r.Depth))
+	w.int(r.Offset)
+	w.int(r.Length)
+	w.uint(uint64(r.Mode))
+	w.int(r.Size)
+	return w
+}
+
+// ParseFileRequest decodes what AppendFileRequest wrote.
+func ParseFileRequest(b []byte) (FileRequest, error) {
+	p := parser{b: b}
+	r := FileRequest{
+		Path: p.str(MaxPath), To: p.str(MaxPath), User: p.str(MaxName), Recursive: p.bool(),
+		Depth: int(int32(p.int())), Offset: p.int(), Length: p.int(),
+		Mode: uint32(p.uintMax(1<<32 - 1)), Size: p.int(),
+	}
+	return r, p.end()
+}
+
+// AppendFileInfo encodes i.
+func AppendFileInfo(b []byte, i *FileInfo) []byte {
+	w := buffer(b)
+	w.str(i.Path)
+	w.str(i.Name)
+	w.u8(uint8(i.Kind))
+	w.str(i.Target)
+	w.int(i.Size)
+	w.uint(uint64(i.Mode))
+	w.uint(uint64(i.UID))
+	w.uint(uint64(i.GID))
+	w.str(i.User)
+	w.str(i.Group)
+	w.time(i.Modified)
+	return w
+}
+
+func (p *parser) fileInfo() FileInfo {
+	i := FileInfo{
+		Path: p.utf8(2 * MaxPath), Name: p.utf8(MaxName), Kind: FileKind(p.u8()), Target: p.utf8(MaxPath),
+		Size: p.count(), Mode: uint32(p.uintMax(0o7777)), UID: uint32(p.uintMax(1<<32 - 1)),
+		GID: uint32(p.uintMax(1<<32 - 1)), User: p.text(MaxName), Group: p.text(MaxName), Modified: p.time(),
+	}
+	if i.Kind < KindFile || i.Kind > KindOther {
+		p.fail()
+	}
+	return i
+}
+
+// ParseFileInfo decodes what AppendFileInfo wrote.
+func ParseFileInfo(b []byte) (FileInfo, error) {
+	p := parser{b: b}
+	i := p.fileInfo()
+	if err := p.end(); err != nil {
+		return FileInfo{}, err
+	}
+	return i, nil
+}
+
+// ParseFileInfos decodes a row of what AppendFileInfo wrote, at most limit.
+func ParseFileInfos(b []byte, limit int) ([]FileInfo, error) {
+	p := parser{b: b}
+	var all []FileInfo
+	for len(p.b) > 0 {
+		if len(all) == limit {
+			return nil, ErrFormat
+		}
+		all = append(all, p.fileInfo())
+	}
+	return all, p.end()
+}
+
+// AppendFileEvent encodes e.
+func AppendFileEvent(b []byte, e *FileEvent) []byte {
+	w := buffer(b)
+	w.u8(uint8(e.Op))
+	w.str(e.Path)
+	return w
+}
+
+// ParseFileEvent decodes what AppendFileEvent wrote.
+func ParseFileEvent(b []byte) (FileEvent, error) {
+	p := parser{b: b}
+	e := FileEvent{Op: FileOp(p.u8()), Path: p.utf8(2 * MaxPath)}
+	if e.Op < OpCreate || e.Op > OpOverflow {
+		p.fail()
+	}
+	return e, p.end()
+}

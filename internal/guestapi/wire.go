@@ -1,0 +1,63 @@
+package guestapi
+
+import "encoding/binary"
+
+// Op names a request on the wire.
+type Op uint8
+
+// The requests. A stream carries one.
+const (
+	OpStart     Op = 1  // ProcessSpec; answers a PID, then events; takes input messages
+	OpAttach    Op = 2  // ProcessRequest; as OpStart
+	OpProcesses Op = 3  // answers messages of ProcessInfos
+	OpSignal    Op = 4  // ProcessRequest
+	OpResize    Op = 5  // ProcessRequest
+	OpStat      Op = 6  // FileRequest; answers a FileInfo
+	OpList      Op = 7  // FileRequest; answers messages of FileInfos
+	OpRead      Op = 8  // FileRequest; answers a FileInfo, then messages of content
+	OpWriteFile Op = 9  // FileRequest, then messages of content; answers a FileInfo
+	OpMove      Op = 10 // FileRequest; answers a FileInfo
+	OpRemoveAll Op = 11 // FileRequest
+	OpMakeDir   Op = 12 // FileRequest; answers a FileInfo
+	OpWatch     Op = 13 // FileRequest; answers success, then FileEvents
+	OpPorts     Op = 14 // answers messages of Ports
+	OpDial      Op = 15 // port; answers success, then messages of bytes both ways
+	OpFreeze    Op = 16 // after its answer the channel is quiet
+	OpThaw      Op = 17
+	OpStats     Op = 18 // answers Stats
+	OpRestore   Op = 19 // Identity
+)
+
+// InputKind begins every message from the host to a process.
+type InputKind uint8
+
+// The kinds of input.
+const (
+	InputData InputKind = 1 // bytes follow
+	InputEnd  InputKind = 2 // no more input
+)
+
+// requestHead is the operation and the length of the body.
+const requestHead = 5
+
+// AppendRequest encodes a whole request: operation, length and body. It may be longer than one message
+// of the channel; then it is continued in the messages after.
+func AppendRequest(b []byte, op Op, body []byte) []byte {
+	b = append(b, byte(op))
+	b = binary.BigEndian.AppendUint32(b, uint32(len(body)))
+	return append(b, body...)
+}
+
+// CutRequest splits the first message of a request. missing is how many bytes of the body follow in
+// further messages.
+func CutRequest(b []byte) (op Op, body []byte, missing int, err error) {
+	if len(b) < requestHead {
+		return 0, nil, 0, ErrFormat
+	}
+	op, n := Op(b[0]), binary.BigEndian.Uint32(b[1:])
+	body = b[requestHead:]
+	if n > MaxRequest || len(body) > int(n) {
+		return 0, nil, 0, ErrFormat
+	}
+	return op, body, int(n) - len(body), nil
+}

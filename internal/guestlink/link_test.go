@@ -1,0 +1,209 @@
+package guestlink_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/guest/server"
+	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/guestlink"
+)
+
+// stub answers a few requests; all others panic, since there is nothing behind them.
+type stub struct {
+	guestapi.Backend
+	mu       sync.Mutex
+	files    map[string][]byte
+	restored []guestapi.Identity
+	fail     error
+	frozen   bool
+}
+
+func (s *stub) Write(_ context.Context, path string, _ guestapi.WriteOptions, r io.Reader) (guestapi.FileInfo, error) {
+	b, err := io.ReadAll(r)
+	if err != nil {
+		return guestapi.FileInfo{}, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.files[path] = b
+	return guestapi.FileInfo{Path: path, Kind: guestapi.KindFile, Size: int64(len(b))}, nil
+}
+
+func (s *stub) Read(_ context.Context, path, _ string, _, _ int64) (guestapi.FileInfo, io.ReadCloser, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b, ok := s.files[path]
+	if !ok {
+		return guestapi.FileInfo{}, nil, guestapi.ErrNotFound
+	}
+	return guestapi.FileInfo{Path: path, Kind: guestapi.KindFile, Size: int64(len(b))}, io.NopCloser(bytes.NewReader(b)), nil
+}
+
+func (s *stub) Restore(_ context.Context, id guestapi.Identity) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fail != nil {
+		return s.fail
+	}
+	s.restored = append(s.restored, id)
+	return nil
+}
+
+func (s *stub) Freeze(context.Context, bool) error { s.frozen = true; return nil }
+func (s *stub) Thaw(context.Context) error         { s.frozen = false; return nil }
+func (s *stub) Stats(context.Context) (guestapi.Stats, error) {
+	return guestapi.Stats{CPUs: 3}, nil
+}
+
+// channel returns the two ends of a socket pair, closed with the test.
+func channel(t *testing.T) (host, guest net.Conn) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ends := make([]net.Conn, 2)
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "channel")
+		if ends[i], err = net.FileConn(f); err != nil {
+			t.Fatal(err)
+		}
+		_ = f.Close()
+		t.Cleanup(func() { _ = ends[i].Close() })
+	}
+	return ends[0], ends[1]
+}
+
+// serve runs a server over conn until the test ends or the returned function is called.
+func serve(t *testing.T, srv *server.Server, conn net.Conn) (stop func()) {
+	t.Helper()
+	done := make(chan error, 1)
+	go func() { done <- srv.Serve(t.Context(), conn) }()
+	stop = sync.OnceFunc(func() {
+		_ = conn.Close()
+		<-done
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+func open(t *testing.T, conn net.Conn, opt guestlink.Options) *guestlink.Link {
+	t.Helper()
+	l, err := guestlink.Open(t.Context(), conn, opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+func within(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func TestFilesOfAnySize(t *testing.T) {
+	host, guest := channel(t)
+	s := &stub{files: map[string][]byte{}}
+	serve(t, server.New(s), guest)
+	l := open(t, host, guestlink.Options{})
+	ctx := within(t)
+	if err := l.Ready(ctx); err != nil {
+		t.Fatal(err)
+	}
+	for _, size := range []int{0, 1, 32 << 10, 32<<10 + 1, 5<<20 + 17} {
+		want := bytes.Repeat([]byte("panda"), size/5+1)[:size]
+		info, err := l.Write(ctx, "/x", guestapi.WriteOptions{Size: -1}, bytes.NewReader(want))
+		if err != nil || info.Size != int64(size) {
+			t.Fatalf("write %d bytes: %+v, %v", size, info, err)
+		}
+		_, r, err := l.Read(ctx, "/x", "", 0, -1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(r)
+		if err != nil || !bytes.Equal(got, want) {
+			t.Fatalf("read %d bytes: got %d, %v", size, len(got), err)
+		}
+		_ = r.Close()
+	}
+	if _, _, err := l.Read(ctx, "/y", "", 0, -1); !errors.Is(err, guestapi.ErrNotFound) {
+		t.Fatalf("missing file: %v", err)
+	}
+}
+
+func TestPanicFailsOneRequest(t *testing.T) {
+	host, guest := channel(t)
+	serve(t, server.New(&stub{}), guest)
+	l := open(t, host, guestlink.Options{})
+	ctx := within(t)
+	if _, err := l.Ports(ctx); !errors.Is(err, guestapi.ErrInternal) {
+		t.Fatalf("got %v", err)
+	}
+	if st, err := l.Stats(ctx); err != nil || st.CPUs != 3 {
+		t.Fatalf("after a panic: %+v, %v", st, err)
+	}
+}
+
+func TestForeignGenerationNeedsRestore(t *testing.T) {
+	host, guest := channel(t)
+	s := &stub{files: map[string][]byte{"/x": []byte("1")}, fail: errors.New("no clock")}
+	srv := server.New(s)
+	stop := serve(t, srv, guest)
+	ctx := within(t)
+
+	l := open(t, host, guestlink.Options{Generation: 7})
+	if err := l.Ready(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := l.Read(ctx, "/x", "", 0, -1); !errors.Is(err, guestapi.ErrBusy) {
+		t.Fatalf("read before restore: %v", err)
+	}
+	if err := l.Thaw(ctx); !errors.Is(err, guestapi.ErrBusy) {
+		t.Fatalf("thaw before restore: %v", err)
+	}
+	_ = l.Close()
+	stop()
+	host, guest = channel(t)
+	stop = serve(t, srv, guest)
+	id := guestapi.Identity{MachineID: "mch1", Hostname: "h", Files: map[string][]byte{"/t": make([]byte, 700<<10)}}
+	l = open(t, host, guestlink.Options{Generation: 7, Identity: &id})
+	if _, _, err := l.Read(ctx, "/x", "", 0, -1); !errors.Is(err, guestapi.ErrBusy) {
+		t.Fatalf("read behind a failing restore: %v", err)
+	}
+	if err := l.Ready(ctx); err == nil {
+		t.Fatal("restore should fail")
+	}
+	_ = l.Close()
+	stop()
+
+	s.mu.Lock()
+	s.fail = nil
+	s.mu.Unlock()
+	host, guest = channel(t)
+	serve(t, srv, guest)
+	l = open(t, host, guestlink.Options{Generation: 7, Identity: &id})
+	if _, r, err := l.Read(ctx, "/x", "", 0, -1); err != nil {
+		t.Fatalf("read behind a restore: %v", err)
+	} else {
+		_ = r.Close()
+	}
+	if err := l.Ready(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if len(s.restored) != 1 || len(s.restored[0].Files["/t"]) != 700<<10 {
+		t.Fatalf("restored as %d identities", len(s.restored))
+	}
+}
