@@ -41,7 +41,7 @@ func (p *Pool) build(ctx context.Context, index int) (s *Slot, err error) {
 		defer ns.Close()
 		back.Push("close slot", func(context.Context) error { return s.shut() })
 		back.Push("remove link", func(context.Context) error { return p.removeLink(name) })
-		if err := p.furnish(s, hostIP, guestIP); err != nil {
+		if err := p.furnish(ctx, s, hostIP, guestIP); err != nil {
 			return err
 		}
 		if err := enter(p.host); err != nil {
@@ -53,7 +53,7 @@ func (p *Pool) build(ctx context.Context, index int) (s *Slot, err error) {
 }
 
 // furnish fills the namespace of the calling thread.
-func (p *Pool) furnish(s *Slot, hostIP, guestIP netip.Addr) error {
+func (p *Pool) furnish(ctx context.Context, s *Slot, hostIP, guestIP netip.Addr) error {
 	if err := namespaceSettings(); err != nil {
 		return err
 	}
@@ -65,10 +65,10 @@ func (p *Pool) furnish(s *Slot, hostIP, guestIP netip.Addr) error {
 	if err := p.innerLinks(s.Index, hostIP, guestIP); err != nil {
 		return err
 	}
-	if err := nft.Replace(slotRules(p.closed, guestIP, true)); err != nil {
+	if err := nft.Replace(slotRules(p.closed, hostIP, guestIP, true)); err != nil {
 		return err
 	}
-	return s.listen()
+	return s.listen(ctx)
 }
 
 // namespaceSettings makes the namespace a silent IPv4 router.
@@ -205,10 +205,11 @@ func (p *Pool) demolish(s *Slot) error {
 
 // renew makes a slot that was used fit for another owner: its tap is opened anew, its connections
 // forgotten, its rules those of the beginning. A *BusyError: the former monitor still holds the tap.
-func (p *Pool) renew(s *Slot) error {
+func (p *Pool) renew(ctx context.Context, s *Slot) error {
 	if err := s.shut(); err != nil {
 		return err
 	}
+	hostIP, _ := place(p.cfg.Range, s.Index)
 	err := s.inside(func() error {
 		tap, err := openTap()
 		if errors.Is(err, unix.EBUSY) {
@@ -218,13 +219,13 @@ func (p *Pool) renew(s *Slot) error {
 			return err
 		}
 		s.Tap = tap
-		if err := nft.Replace(slotRules(p.closed, s.GuestIP, true)); err != nil {
+		if err := nft.Replace(slotRules(p.closed, hostIP, s.GuestIP, true)); err != nil {
 			return err
 		}
 		if err := netlink.ConntrackTableFlush(netlink.ConntrackTable); err != nil {
 			return fmt.Errorf("forget connections: %w", err)
 		}
-		return s.listen()
+		return s.listen(ctx)
 	})
 	if err == nil {
 		err = p.forgetHostFlows(s.GuestIP)
@@ -235,11 +236,11 @@ func (p *Pool) renew(s *Slot) error {
 	return nil
 }
 
-// toGuest matches connections from or to one slot, on the host.
-type toGuest netip.Addr
+// ofGuest matches connections from or to one slot, on the host.
+type ofGuest netip.Addr
 
 // MatchConntrackFlow tells whether either end of either direction is the slot.
-func (a toGuest) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
+func (a ofGuest) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
 	for _, ip := range []net.IP{f.Forward.SrcIP, f.Forward.DstIP, f.Reverse.SrcIP, f.Reverse.DstIP} {
 		if got, ok := netip.AddrFromSlice(ip); ok && got.Unmap() == netip.Addr(a) {
 			return true
@@ -250,12 +251,24 @@ func (a toGuest) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
 
 // forgetHostFlows removes the host's memory of connections with a slot.
 func (p *Pool) forgetHostFlows(guest netip.Addr) error {
-	return within(p.host, func() error {
-		if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, toGuest(guest)); err != nil {
-			return fmt.Errorf("forget connections of %s: %w", guest, err)
-		}
-		return nil
-	})
+	return within(p.host, func() error { return forgetFlows(ofGuest(guest)) })
+}
+
+// fromGuest matches connections that one address began.
+type fromGuest netip.Addr
+
+// MatchConntrackFlow tells whether the first packet came from the address.
+func (a fromGuest) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
+	src, ok := netip.AddrFromSlice(f.Forward.SrcIP)
+	return ok && src.Unmap() == netip.Addr(a)
+}
+
+// forgetFlows removes the memory of connections in the namespace of the calling thread.
+func forgetFlows(which netlink.CustomConntrackFilter) error {
+	if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, which); err != nil {
+		return fmt.Errorf("forget connections: %w", err)
+	}
+	return nil
 }
 
 // openInside opens the namespace of a slot by its name.

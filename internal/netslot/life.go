@@ -284,7 +284,7 @@ func (p *Pool) tend(ctx context.Context) (again bool) {
 		if ctx.Err() != nil {
 			return false
 		}
-		if s, ok := p.move(index, used, building); ok && p.putBack(s) != nil {
+		if s, ok := p.move(index, used, building); ok && p.putBack(ctx, s) != nil {
 			again = true
 		}
 	}

@@ -9,6 +9,8 @@ import (
 	"os"
 	"slices"
 	"sync"
+
+	"github.com/pandastack/pandastack/internal/egress"
 )
 
 // ErrFull says that all slots are taken.
@@ -49,6 +51,8 @@ type Pool struct {
 	lock   net.Listener  // says to other processes that the pool is open
 	nudge  chan struct{} // one token: Run has something to look at
 
+	resolver *egress.Resolver
+
 	mu    sync.Mutex
 	slots map[int]*entry // +checklocks:mu
 	open  bool           // +checklocks:mu
@@ -60,7 +64,9 @@ func New(c Config) (*Pool, error) {
 	if err != nil {
 		return nil, fmt.Errorf("network slots: %w", err)
 	}
-	return &Pool{cfg: c, nudge: make(chan struct{}, 1), slots: map[int]*entry{}}, nil
+	p := &Pool{cfg: c, nudge: make(chan struct{}, 1), slots: map[int]*entry{}}
+	p.resolver = p.newResolver()
+	return p, nil
 }
 
 // Range is where the slots' addresses lie; valid after Open.
@@ -145,12 +151,12 @@ func (p *Pool) move(index int, from, to state) (*Slot, bool) {
 // Adopt gives owner a slot that an earlier process had taken and whose machine lives on. Tap is nil. Its
 // rules are kept as they are, except that egress set after Adopt holds as always. ErrNoSlot: Open has not
 // found it, or it is adopted already.
-func (p *Pool) Adopt(_ context.Context, owner string, index int) (*Slot, error) {
+func (p *Pool) Adopt(ctx context.Context, owner string, index int) (*Slot, error) {
 	s, ok := p.move(index, found, building)
 	if !ok {
 		return nil, fmt.Errorf("adopt slot %d: %w", index, ErrNoSlot)
 	}
-	if err := s.inside(s.listen); err != nil {
+	if err := s.inside(func() error { return s.listen(ctx) }); err != nil {
 		p.settle(index, s, found, "")
 		return nil, fmt.Errorf("adopt slot %d: %w", index, err)
 	}
@@ -161,7 +167,7 @@ func (p *Pool) Adopt(_ context.Context, owner string, index int) (*Slot, error) 
 // Give takes a slot back. The monitor process must have ended: otherwise the answer is a *BusyError, and
 // the pool renews the slot by itself once the tap is free; the caller owns it no longer in any case. A slot
 // that was given back already is no error.
-func (p *Pool) Give(_ context.Context, s *Slot) error {
+func (p *Pool) Give(ctx context.Context, s *Slot) error {
 	if s == nil {
 		return nil
 	}
@@ -178,16 +184,16 @@ func (p *Pool) Give(_ context.Context, s *Slot) error {
 	s.mu.Lock()
 	s.given = true
 	s.mu.Unlock()
-	return p.putBack(s)
+	return p.putBack(ctx, s)
 }
 
 // putBack renews a slot in state building, or removes it when enough are ready.
-func (p *Pool) putBack(s *Slot) error {
+func (p *Pool) putBack(ctx context.Context, s *Slot) error {
 	defer p.wake()
 	if p.count(ready) >= 2*p.cfg.Ready {
 		return p.remove(s)
 	}
-	err := p.renew(s)
+	err := p.renew(ctx, s)
 	var busy *BusyError
 	switch {
 	case err == nil:

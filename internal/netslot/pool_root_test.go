@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/miekg/dns"
+
 	"github.com/pandastack/pandastack/internal/nft"
 )
 
@@ -54,4 +56,60 @@ func TestCloseLeavesNothing(t *testing.T) {
 		}
 		return nil
 	}))
+}
+
+func TestNamesAreAnsweredOnTheGateway(t *testing.T) {
+	w := newWorld(t)
+	w.names(map[string]string{"example.test.": public})
+	p := w.pool(nil)
+	defer w.closePool(p)
+	s := w.take(p)
+	defer func() { w.must(p.Give(context.Background(), s)) }()
+	g := w.guest(s, "pntga")
+	defer g.stop()
+	for _, network := range []string{"udp", "tcp"} {
+		got, err := ask(g.ns, network, s.DNS.String(), "example.test.", dns.TypeA)
+		if err != nil || len(got.Answer) != 1 || got.Answer[0].(*dns.A).A.String() != public {
+			t.Errorf("by %s: %v, %v", network, got, err)
+		}
+	}
+	got, err := ask(g.ns, "udp", s.DNS.String(), "nowhere.test.", dns.TypeA)
+	if err != nil || got.Rcode != dns.RcodeNameError {
+		t.Errorf("unknown name: %v, %v", got, err)
+	}
+}
+
+func TestEgressSwitchesLive(t *testing.T) {
+	ctx := context.Background()
+	w := newWorld(t)
+	w.names(map[string]string{"example.test.": public})
+	p := w.pool(nil)
+	defer w.closePool(p)
+	s := w.take(p)
+	defer func() { w.must(p.Give(ctx, s)) }()
+	g := w.guest(s, "pntga")
+	defer g.stop()
+	w.serve(g.ns, "192.168.241.2", 9000)
+
+	old, _, err := dial(g.ns, public, 80, patience)
+	w.must(err)
+	defer old.Close()
+	fromHost, _, err := dial(w.host, s.GuestIP.String(), 9000, patience)
+	w.must(err)
+	defer fromHost.Close()
+	w.must(echo(old, patience))
+
+	w.must(s.SetEgress(ctx, false))
+	if echo(old, impatience) == nil {
+		t.Error("a connection from before still works with egress off")
+	}
+	w.reachesNot(g.ns, public, 80)
+	if got, err := ask(g.ns, "udp", s.DNS.String(), "example.test.", dns.TypeA); err == nil {
+		t.Errorf("a name was answered with egress off: %v", got)
+	}
+	w.must(echo(fromHost, patience))
+	w.reaches(w.host, s.GuestIP.String(), 9000)
+
+	w.must(s.SetEgress(ctx, true))
+	w.reaches(g.ns, public, 80)
 }

@@ -99,8 +99,9 @@ func hostRules(c Config, uplinks, switched []string) nft.Table {
 		}}
 }
 
-// slotRules is the table in a slot's namespace.
-func slotRules(closed []netip.Prefix, guestIP netip.Addr, egress bool) nft.Table {
+// slotRules is the table in a slot's namespace. Only what comes from the host's own end of the slot is let
+// in as the beginning of a connection: an answer from the internet that no connection is known for is not.
+func slotRules(closed []netip.Prefix, hostIP, guestIP netip.Addr, egress bool) nft.Table {
 	tap, veth := nft.InIface(tapName), nft.InIface(innerName)
 	toTap, toVeth := nft.OutIface(tapName), nft.OutIface(innerName)
 	guest := netip.PrefixFrom(guestAddress.Addr(), 32)
@@ -129,7 +130,7 @@ func slotRules(closed []netip.Prefix, guestIP netip.Addr, egress bool) nft.Table
 				{tap, toVeth, nft.Original(), nft.Jump(chainEgress)},
 			}},
 			{Name: "arrive", Base: base("nat", "prerouting", priorityDNAT, false), Rules: []nft.Rule{
-				{veth, nft.Dest(netip.PrefixFrom(guestIP, 32)), nft.DNAT(guestAddress.Addr())},
+				{veth, nft.Source(netip.PrefixFrom(hostIP, 32)), nft.Dest(netip.PrefixFrom(guestIP, 32)), nft.DNAT(guestAddress.Addr())},
 			}},
 			{Name: "leave", Base: base("nat", "postrouting", prioritySNAT, false), Rules: []nft.Rule{
 				{toVeth, nft.Source(guest), nft.SNAT(guestIP)},

@@ -9,8 +9,7 @@ import (
 	"os"
 	"sync"
 
-	"github.com/vishvananda/netlink"
-
+	"github.com/pandastack/pandastack/internal/egress"
 	"github.com/pandastack/pandastack/internal/nft"
 )
 
@@ -29,9 +28,9 @@ type Slot struct {
 	Tap *os.File
 
 	pool  *Pool
-	mu    sync.Mutex // guards what follows, and orders changes of the slot's rules
-	names *names     // the resolver; nil when it does not listen
-	given bool       // back to the pool: the place may be another owner's
+	mu    sync.Mutex        // guards what follows, and orders changes of the slot's rules
+	names *egress.DNSServer // the resolver; nil when it does not listen
+	given bool              // back to the pool: the place may be another owner's
 }
 
 func (p *Pool) newSlot(index int) *Slot {
@@ -63,24 +62,15 @@ func (s *Slot) SetEgress(_ context.Context, on bool) error {
 		if err := nft.Update(slotTable, nil, egressChains(on)); err != nil {
 			return err
 		}
-		if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.InetFamily(netlink.FAMILY_V4), fromGuest{}); err != nil {
-			return fmt.Errorf("forget connections: %w", err)
-		}
-		return nil
+		return forgetFlows(fromGuest(guestAddress.Addr()))
 	})
+	if err == nil {
+		err = within(s.pool.host, func() error { return forgetFlows(fromGuest(s.GuestIP)) })
+	}
 	if err != nil {
 		return fmt.Errorf("set egress of slot %d: %w", s.Index, err)
 	}
 	return nil
-}
-
-// fromGuest matches connections that the guest began.
-type fromGuest struct{}
-
-// MatchConntrackFlow tells whether the first packet came from the guest.
-func (fromGuest) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
-	src, ok := netip.AddrFromSlice(f.Forward.SrcIP)
-	return ok && src.Unmap() == guestAddress.Addr()
 }
 
 // shut closes what this process holds of a slot: the tap and the resolver.
@@ -89,7 +79,7 @@ func (s *Slot) shut() error {
 	defer s.mu.Unlock()
 	var err error
 	if s.names != nil {
-		err = s.names.close()
+		err = s.names.Close()
 		s.names = nil
 	}
 	if s.Tap != nil {
@@ -102,8 +92,8 @@ func (s *Slot) shut() error {
 }
 
 // listen starts the resolver of the slot, from a thread in its namespace.
-func (s *Slot) listen() error {
-	n, err := listenNames(s)
+func (s *Slot) listen(ctx context.Context) error {
+	n, err := s.pool.listenNames(ctx)
 	if err != nil {
 		return err
 	}

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/miekg/dns"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -288,4 +289,71 @@ func (w *world) leftovers() []string {
 		return err
 	}))
 	return list
+}
+
+// echo sends a line and waits for it to come back.
+func echo(c net.Conn, limit time.Duration) error {
+	c.SetDeadline(time.Now().Add(limit))
+	if _, err := fmt.Fprintf(c, "%-21s\n", "are you there"); err != nil {
+		return err
+	}
+	_, err := line(c, limit)
+	return err
+}
+
+// names runs a resolver in the internet, at a private address that only the host may reach.
+func (w *world) names(table map[string]string) {
+	w.t.Helper()
+	h := dns.HandlerFunc(func(rw dns.ResponseWriter, m *dns.Msg) {
+		r := new(dns.Msg).SetReply(m)
+		a, ok := table[strings.ToLower(m.Question[0].Name)]
+		switch {
+		case !ok:
+			r.Rcode = dns.RcodeNameError
+		case m.Question[0].Qtype == dns.TypeA:
+			for _, one := range strings.Fields(a) {
+				rr, err := dns.NewRR(m.Question[0].Name + " 60 IN A " + one)
+				if err != nil {
+					w.t.Error(err)
+				}
+				r.Answer = append(r.Answer, rr)
+			}
+		}
+		rw.WriteMsg(r)
+	})
+	var pc net.PacketConn
+	var l net.Listener
+	w.must(within(w.internet, func() (err error) {
+		if pc, err = net.ListenPacket("udp", "10.9.9.9:53"); err == nil {
+			l, err = net.Listen("tcp", "10.9.9.9:53")
+		}
+		return err
+	}))
+	for _, srv := range []*dns.Server{{PacketConn: pc, Handler: h}, {Listener: l, Handler: h}} {
+		started := make(chan struct{})
+		srv.NotifyStartedFunc = func() { close(started) }
+		go srv.ActivateAndServe()
+		<-started
+		w.t.Cleanup(func() { srv.Shutdown() })
+	}
+}
+
+// ask asks a resolver from a namespace, as a guest's library would.
+func ask(ns *os.File, network, server, name string, kind uint16) (*dns.Msg, error) {
+	var c net.Conn
+	err := within(ns, func() (err error) {
+		c, err = net.DialTimeout(network, net.JoinHostPort(server, "53"), impatience)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(4 * impatience))
+	conn := &dns.Conn{Conn: c}
+	m := new(dns.Msg).SetQuestion(name, kind)
+	if err := conn.WriteMsg(m); err != nil {
+		return nil, err
+	}
+	return conn.ReadMsg()
 }
