@@ -147,3 +147,14 @@ func SyncDir(dir string) error {
 	}
 	return errors.Join(d.Sync(), d.Close())
 }
+
+// Replace puts data at path, whole or not at all, for processes: it survives the end of this one, and a
+// reader sees the old content or the new. It does not wait for the disk, so a crash of the host may keep
+// the old content, the new, or an empty file. One caller at a time may replace a path.
+func Replace(path string, data []byte, mode fs.FileMode) error {
+	temp := filepath.Join(filepath.Dir(path), tempPrefix+filepath.Base(path))
+	if err := os.WriteFile(temp, data, mode); err != nil {
+		return errors.Join(err, os.Remove(temp))
+	}
+	return os.Rename(temp, path)
+}

@@ -59,6 +59,25 @@ func TestWriteFailsWhole(t *testing.T) {
 	}
 }
 
+func TestReplace(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "n.json")
+	for _, want := range []string{"one", "two"} {
+		if err := durable.Replace(path, []byte(want), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := os.ReadFile(path); err != nil || string(got) != want {
+			t.Fatalf("read %q, %v; want %q", got, err, want)
+		}
+	}
+	if err := os.MkdirAll(filepath.Join(dir, "taken", "x"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := durable.Replace(filepath.Join(dir, "taken"), nil, 0o600); err == nil {
+		t.Error("a directory was replaced by a file")
+	}
+}
+
 func TestRemoveAllAndSweep(t *testing.T) {
 	dir := t.TempDir()
 	tree := filepath.Join(dir, "tree")

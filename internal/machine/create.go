@@ -1,0 +1,135 @@
+package machine
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/hostapi"
+	"github.com/pandastack/pandastack/internal/snapshot"
+)
+
+// Create makes a machine from a snapshot and answers when its guest has confirmed who it is. When it
+// fails nothing is left. req.Template and req.Snapshot are notes here: from names what is restored.
+func (m *Manager) Create(ctx context.Context, req hostapi.Create, from snapshot.Ref) (_ hostapi.Machine, err error) {
+	p := m.begin("create")
+	defer func() { err = p.end(ctx, err) }()
+	snap, err := m.deps.Store.Hold(from)
+	if err != nil {
+		return hostapi.Machine{}, missing(err)
+	}
+	p.back.Push("release snapshot", func(context.Context) error { return m.deps.Store.Release(from) })
+	if err := snapshot.Check(snap); err != nil {
+		return hostapi.Machine{}, err
+	}
+	how, err := choose(want{op: "create", image: from, haveMiB: snap.DiskMiB, askMiB: req.DiskMiB}, m.deps.Driver.Capabilities())
+	if err != nil {
+		return hostapi.Machine{}, err
+	}
+	if err := p.did("hold"); err != nil {
+		return hostapi.Machine{}, err
+	}
+	mc, err := m.admit(p, createIntent(req, snap, how))
+	if err != nil {
+		return hostapi.Machine{}, err
+	}
+	if err := m.restore(ctx, p, mc, snap, how); err != nil {
+		return hostapi.Machine{}, fmt.Errorf("create machine %s: %w", mc.id, noSpace(err))
+	}
+	p.told(mc, true)
+	return mc.view(), nil
+}
+
+func createIntent(req hostapi.Create, snap snapshot.Snapshot, how start) intent {
+	in := intent{
+		ID: req.ID, State: creating, Template: req.Template, Snapshot: req.Snapshot, Base: snap.Ref,
+		VCPUs: snap.VCPUs, MemoryMiB: snap.MemoryMiB, DiskMiB: how.diskMiB, Slot: -1,
+		Hostname: req.Hostname, Env: req.Env, User: snap.User, Workdir: snap.Workdir, Keep: req.Keep,
+		NoEgress: req.NoEgress, Labels: req.Labels, Generation: 1, BootMode: how.mode, Created: time.Now().UTC(),
+	}
+	if in.Template == "" {
+		in.Template = hostapi.TemplateName(snap.Template)
+	}
+	if in.Hostname == "" {
+		in.Hostname = string(req.ID)
+	}
+	if in.Env == nil {
+		in.Env = snap.Env
+	}
+	return in
+}
+
+// admit puts a new machine into the list and promises it memory and disk. The caller owns it.
+func (m *Manager) admit(p *plan, in intent) (*machine, error) {
+	mc, err := m.add(in)
+	if err != nil {
+		return nil, err
+	}
+	p.mine = append(p.mine, mc)
+	p.back.Push("forget machine", func(context.Context) error { m.drop(mc); return nil })
+	if err := m.needSpace(fmt.Sprintf("machine %s", in.ID), 0); err != nil {
+		return nil, err
+	}
+	if err := m.ledger.admit(in.ID, in.MemoryMiB); err != nil {
+		return nil, err
+	}
+	return mc, p.did("admit")
+}
+
+// restore brings a new machine to life from a snapshot and its disk.
+func (m *Manager) restore(ctx context.Context, p *plan, mc *machine, snap snapshot.Snapshot, how start) error {
+	if err := m.place(p, mc); err != nil {
+		return err
+	}
+	if err := m.rig(ctx, p, mc); err != nil {
+		return err
+	}
+	if err := m.disk(p, mc, snap.DiskPath(), how); err != nil {
+		return err
+	}
+	if err := m.prepare(ctx, p, mc, snap.Image()); err != nil {
+		return err
+	}
+	if err := m.greet(ctx, p, mc, how.grow); err != nil {
+		return err
+	}
+	if err := mc.vm.Load(ctx, nil); err != nil {
+		return fmt.Errorf("load: %w", err)
+	}
+	if err := p.did("load"); err != nil {
+		return err
+	}
+	if err := m.confirm(ctx, p, mc, m.cfg.ReadyTimeout); err != nil {
+		return err
+	}
+	return m.live(p, mc)
+}
+
+// disk gives a new machine its disk: a clone of src, grown if asked for.
+func (m *Manager) disk(p *plan, mc *machine, src string, how start) error {
+	if err := m.deps.Disks.Clone(src, mc.diskPath()); err != nil {
+		return fmt.Errorf("clone the disk: %w", err)
+	}
+	if err := os.Chmod(mc.diskPath(), 0o600); err != nil {
+		return err
+	}
+	if how.grow {
+		if err := m.deps.Disks.Grow(mc.diskPath(), int64(how.diskMiB)*mib); err != nil {
+			return fmt.Errorf("grow the disk: %w", err)
+		}
+	}
+	return p.did("disk")
+}
+
+// live records that a machine runs, and begins to watch it.
+func (m *Manager) live(p *plan, mc *machine) error {
+	if err := m.record(mc, mc.sure(), func(in *intent) { in.State, in.Reason = running, "" }); err != nil {
+		return err
+	}
+	if err := p.did("record"); err != nil {
+		return err
+	}
+	m.watch(mc)
+	return nil
+}

@@ -1,0 +1,89 @@
+package machine
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"os"
+
+	"github.com/pandastack/pandastack/internal/guestapi"
+)
+
+// Network hands out places in the network.
+type Network interface {
+	// Take gives a place to owner, a machine's id.
+	Take(ctx context.Context, owner string) (Slot, error)
+	// Adopt gives owner the place that it has since an earlier process.
+	Adopt(ctx context.Context, owner string, index int) (Slot, error)
+	// Sweep takes back every place of earlier processes that was not adopted.
+	Sweep(ctx context.Context) error
+}
+
+// Slot is one place in the network, taken by a machine.
+type Slot interface {
+	Place() Place
+	SetEgress(ctx context.Context, allow bool) error
+	Give(ctx context.Context) error // gives it back, with egress as it is by default
+}
+
+// Place is what a slot consists of.
+type Place struct {
+	Index   int
+	GuestIP netip.Addr // the guest's, as this host reaches it
+	TapName string
+	Tap     *os.File // nil where the driver needs none, and after Adopt
+	MAC     net.HardwareAddr
+	Guest   guestapi.Network // the guest's own view
+}
+
+// Limits of a machine's monitor.
+type Limits struct {
+	VCPUs       int
+	MemoryBytes int64
+}
+
+// Groups limit processes.
+type Groups interface {
+	// Group makes a group, or finds the one of that name.
+	Group(ctx context.Context, name string, limits Limits) (Group, error)
+	// Sweep removes every group of ours whose name keep refuses, with the processes in it.
+	Sweep(ctx context.Context, keep func(name string) bool) error
+}
+
+// Group is the limits of one machine's monitor.
+type Group interface {
+	Enter(pid int) error
+	// OutOfMemory says whether the kernel ended a process of the group because it reached its limit.
+	OutOfMemory() bool
+	Destroy(ctx context.Context) error
+}
+
+// Disks makes disk images.
+type Disks interface {
+	Clone(src, dst string) error              // into a new file, sharing blocks
+	CloneInto(src string, dst *os.File) error // into a file of the same size that is open elsewhere
+	Allocate(path string, bytes int64) error  // an empty file of that size
+	Grow(path string, bytes int64) error
+}
+
+// Link is the host's end of one guest channel.
+type Link interface {
+	guestapi.Guest
+	// Ready waits until the guest answered the greeting and, where an identity was given, took it on.
+	Ready(ctx context.Context) error
+	Close() error
+	Done() <-chan struct{} // closed when the link ended
+}
+
+// Greeting is what the host says first on a guest channel.
+type Greeting struct {
+	Generation uint64
+	Identity   *guestapi.Identity // sent right behind the greeting; nil: the guest stays who it is
+	Resync     bool               // the channel's state is not known: another process spoke on it
+}
+
+// OpenLink greets a guest over conn and does not wait for its answer. The link owns conn.
+type OpenLink func(ctx context.Context, conn net.Conn, g Greeting) (Link, error)
+
+// Kernel is what a machine boots cold with.
+type Kernel struct{ Kernel, Initramfs, Cmdline string }

@@ -1,0 +1,133 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/hostapi"
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+// measureEvery is how often the memory that machines have taken is measured: reading one monitor's maps
+// takes about a millisecond.
+const measureEvery = 20 * time.Second
+
+// death is the end of a monitor that somebody may have to hear of.
+type death struct {
+	mc *machine
+	vm vmm.Machine
+}
+
+// Run does what must be done without being asked for, until ctx ends: it looks after machines whose
+// monitor died, and measures memory. It returns when all it began has ended.
+func (m *Manager) Run(ctx context.Context) error {
+	var work sync.WaitGroup
+	defer work.Wait()
+	tick := time.NewTicker(measureEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case d := <-m.deaths:
+			work.Go(func() { m.died(ctx, d) })
+		case <-tick.C:
+			m.measure(ctx)
+		}
+	}
+}
+
+// measure notes how much memory each machine has taken, for admission.
+func (m *Manager) measure(ctx context.Context) {
+	for _, mc := range m.List() {
+		if ctx.Err() != nil {
+			return
+		}
+		found := m.find(mc.ID)
+		if found == nil {
+			continue
+		}
+		found.mu.Lock()
+		vm := found.vm
+		found.mu.Unlock()
+		if vm == nil {
+			continue
+		}
+		if u, err := vm.Usage(); err == nil {
+			m.ledger.measured(mc.ID, u.PSSBytes)
+		}
+	}
+}
+
+// watch tells Run when the monitor of a machine ends.
+func (m *Manager) watch(mc *machine) {
+	vm := mc.vm
+	m.watchers.Go(func() {
+		select {
+		case <-vm.Done():
+		case <-m.closed:
+			return
+		}
+		select {
+		case m.deaths <- death{mc, vm}:
+		case <-m.closed:
+		}
+	})
+}
+
+// died looks after a machine whose monitor ended, unless that was asked for: a kept one is failed and
+// keeps its disk, any other is removed.
+func (m *Manager) died(ctx context.Context, d death) {
+	p := m.begin("death")
+	mc, err := p.enter(ctx, d.mc.id)
+	if err != nil {
+		return
+	}
+	defer func() { _ = p.end(ctx, err) }() // nothing is undone here
+	if mc != d.mc || mc.vm != d.vm || mc.in.State == destroying {
+		return
+	}
+	reason := "the monitor ended"
+	if err := d.vm.Err(); err != nil {
+		reason = err.Error()
+	}
+	if mc.group != nil && mc.group.OutOfMemory() {
+		reason = "out of memory: the monitor reached its limit on the host"
+	}
+	m.log.Warn("machine died", "machine", mc.id, "err", reason)
+	if mc.in.Keep {
+		err = m.setFailed(ctx, p, mc, reason)
+	} else {
+		err = m.scrap(ctx, p, mc)
+	}
+	if err != nil {
+		m.log.Error("machine not looked after", "machine", mc.id, "err", err)
+	}
+	m.emit(mc, "died", reason)
+}
+
+func (m *Manager) emit(mc *machine, kind, reason string) {
+	m.deps.Emit(hostapi.Event{Time: time.Now().UTC(), Machine: mc.id, Type: kind, Reason: reason})
+}
+
+// setFailed takes everything but the disk from a machine whose monitor is dead.
+func (m *Manager) setFailed(ctx context.Context, p *plan, mc *machine, reason string) error {
+	base := mc.in.Base
+	err := m.record(mc, ofHost, func(in *intent) {
+		in.State, in.Reason, in.Base, in.Slot, in.MAC, in.Before, in.Next = failed, reason, "", -1, "", "", ""
+	})
+	if err != nil {
+		return err
+	}
+	if err := p.did("intent"); err != nil {
+		return err
+	}
+	err = m.strip(ctx, p, mc)
+	if base != "" {
+		err = errors.Join(err, m.deps.Store.Release(base))
+	}
+	m.ledger.release(mc.id)
+	return err
+}

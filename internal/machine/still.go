@@ -1,0 +1,90 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+// still takes a machine's memory while it stands still for a moment, and calls while, which may be nil,
+// with the disk at the same moment. Afterwards the machine goes on in the state it was in, whatever
+// failed. The caller closes the capture.
+func (m *Manager) still(ctx context.Context, p *plan, mc *machine, while func(context.Context) error) (_ vmm.Capture, err error) {
+	began := time.Now()
+	if mc.in.State != paused {
+		if err := m.halt(ctx, p, mc, false); err != nil {
+			return nil, err
+		}
+		defer func() {
+			if p.quit {
+				return
+			}
+			err = errors.Join(err, m.goOn(ctx, mc))
+			took := time.Since(began)
+			mc.set(func() { mc.pause = took })
+			p.ph.Done("resume")
+		}()
+	}
+	capture, err := mc.vm.Capture(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("capture: %w", err)
+	}
+	err = p.did("capture")
+	if err == nil && while != nil {
+		err = while(ctx)
+	}
+	if err != nil && !p.quit {
+		return nil, errors.Join(err, capture.Close())
+	}
+	return capture, err
+}
+
+// halt stops a running machine: first what its user runs, so that no request is half done, then its
+// processors. When that fails the machine goes on.
+func (m *Manager) halt(ctx context.Context, p *plan, mc *machine, sync bool) error {
+	link, err := m.relink(ctx, mc)
+	if err != nil {
+		return err
+	}
+	freeze, cancel := context.WithTimeoutCause(ctx, m.cfg.FreezeTimeout, errors.New("the guest did not stop its workload in time"))
+	defer cancel()
+	err = link.Freeze(freeze, sync)
+	if err == nil {
+		err = p.did("freeze")
+	}
+	if err == nil {
+		if err = mc.vm.Pause(ctx); err == nil {
+			err = p.did("pause")
+		}
+	}
+	if err == nil || p.quit {
+		return err
+	}
+	return errors.Join(fmt.Errorf("stop machine %s: %w", mc.id, err), m.goOn(ctx, mc))
+}
+
+// goOn lets a machine that was halted, wholly or in part, go on. It does so when ctx has ended, too.
+func (m *Manager) goOn(ctx context.Context, mc *machine) error {
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), undoLimit, errors.New("the machine did not go on in time"))
+	defer cancel()
+	if err := mc.vm.Resume(ctx); err != nil {
+		return fmt.Errorf("resume machine %s: %w", mc.id, err)
+	}
+	link, err := m.relink(ctx, mc)
+	if err == nil {
+		err = link.Thaw(ctx)
+	}
+	if err != nil && ctx.Err() == nil {
+		// The channel may be what failed: greet anew, and ask again.
+		if link, err = m.resync(ctx, mc); err == nil {
+			err = link.Thaw(ctx)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("thaw machine %s: %w", mc.id, err)
+	}
+	return nil
+}

@@ -1,0 +1,213 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/hostapi"
+	"github.com/pandastack/pandastack/internal/snapshot"
+)
+
+// Wake brings a hibernated machine back to life, or boots a failed one from its disk. A running machine
+// is fine. Until the image of its sleep is marked used, a failure leaves the machine hibernated and it
+// can be woken again; after that its memory is lost and it is failed, with its disk kept.
+func (m *Manager) Wake(ctx context.Context, id hostapi.MachineID) (_ hostapi.Machine, err error) {
+	p := m.begin("wake")
+	defer func() { err = p.end(ctx, err) }()
+	mc, err := p.enter(ctx, id)
+	if err != nil {
+		return hostapi.Machine{}, err
+	}
+	if err := mc.need("wake", running, hibernated, failed); err != nil {
+		return hostapi.Machine{}, err
+	}
+	if mc.in.State == running {
+		return mc.view(), nil
+	}
+	how, err := choose(want{op: "wake", image: mc.in.Base, haveMiB: mc.in.DiskMiB, kernel: m.cfg.Kernel != nil},
+		m.deps.Driver.Capabilities())
+	if err != nil {
+		return hostapi.Machine{}, err
+	}
+	if err := m.wake(ctx, p, mc, how); err != nil {
+		return hostapi.Machine{}, fmt.Errorf("wake machine %s: %w", id, noSpace(err))
+	}
+	p.told(mc, true)
+	return mc.view(), nil
+}
+
+func (m *Manager) wake(ctx context.Context, p *plan, mc *machine, how start) error {
+	if err := m.ledger.admit(mc.id, mc.in.MemoryMiB); err != nil {
+		return err
+	}
+	p.back.Push("release memory", func(context.Context) error { m.ledger.release(mc.id); return nil })
+	if mc.vm != nil { // the end of its monitor failed when it went to sleep
+		if err := m.strip(ctx, p, mc); err != nil {
+			return err
+		}
+	}
+	spent := false
+	p.back.Push("release image", func(context.Context) error {
+		if !spent || how.image == "" {
+			return nil
+		}
+		return m.deps.Store.Release(how.image)
+	})
+	if err := os.MkdirAll(filepath.Join(mc.dir, monitorDir), 0o711); err != nil {
+		return err
+	}
+	if err := m.rig(ctx, p, mc); err != nil {
+		return err
+	}
+	var err error
+	if how.how == howBoot {
+		err = m.wakeBoot(ctx, p, mc, how, &spent)
+	} else {
+		err = m.wakeImage(ctx, p, mc, how, &spent)
+	}
+	if err == nil || p.quit || !spent {
+		return err
+	}
+	return errors.Join(err, m.record(mc, ofHost, func(in *intent) {
+		in.State, in.Base, in.Slot, in.MAC, in.Reason = failed, "", -1, "", "wake: "+err.Error()
+	}))
+}
+
+// spend records, durably, that the image of a machine's sleep may never be restored again. It comes
+// before the first instruction of the guest.
+func (m *Manager) spend(p *plan, mc *machine, how start, spent *bool) error {
+	err := m.record(mc, ofHost, func(in *intent) {
+		in.State, in.BootMode, in.Reason = waking, how.mode, ""
+		in.Generation++
+	})
+	if err != nil {
+		return err
+	}
+	*spent = true
+	return p.did("spend")
+}
+
+func (m *Manager) wakeImage(ctx context.Context, p *plan, mc *machine, how start, spent *bool) error {
+	snap, err := m.deps.Store.Get(how.image)
+	if err != nil {
+		return missing(err)
+	}
+	if err := snapshot.Check(snap); err != nil {
+		return err
+	}
+	if err := m.prepare(ctx, p, mc, snap.Image()); err != nil {
+		return err
+	}
+	if err := m.spend(p, mc, how, spent); err != nil {
+		return err
+	}
+	if err := m.greet(ctx, p, mc, false); err != nil {
+		return err
+	}
+	if err := mc.vm.Load(ctx, nil); err != nil {
+		return fmt.Errorf("load: %w", err)
+	}
+	if err := p.did("load"); err != nil {
+		return err
+	}
+	if err := m.confirm(ctx, p, mc, m.cfg.ReadyTimeout); err != nil {
+		return err
+	}
+	return m.live(p, mc)
+}
+
+func (m *Manager) wakeBoot(ctx context.Context, p *plan, mc *machine, how start, spent *bool) error {
+	if err := m.spend(p, mc, how, spent); err != nil {
+		return err
+	}
+	if err := m.ignite(ctx, p, mc); err != nil {
+		return err
+	}
+	return m.live(p, mc)
+}
+
+// ignite boots a machine cold from its disk.
+func (m *Manager) ignite(ctx context.Context, p *plan, mc *machine) error {
+	if m.cfg.Kernel == nil {
+		return fmt.Errorf("no kernel is configured: %w", hostapi.ErrUnsupported)
+	}
+	kernel, err := m.cfg.Kernel()
+	if err != nil {
+		return err
+	}
+	if err := m.ownAll(mc); err != nil {
+		return err
+	}
+	spec := m.spec(mc)
+	spec.Kernel, spec.Initramfs, spec.Cmdline = kernel.Kernel, kernel.Initramfs, kernel.Cmdline
+	vm, err := m.deps.Driver.Boot(ctx, spec)
+	if err != nil {
+		return fmt.Errorf("boot: %w", err)
+	}
+	m.hold(p, mc, vm)
+	if err := p.did("boot"); err != nil {
+		return err
+	}
+	if err := m.greet(ctx, p, mc, true); err != nil {
+		return err
+	}
+	return m.confirm(ctx, p, mc, m.cfg.BootTimeout)
+}
+
+// Boot asks for a machine that boots cold from a clone of a disk image.
+type Boot struct {
+	ID        hostapi.MachineID
+	Template  hostapi.TemplateName
+	Disk      string // path of the image to clone
+	VCPUs     int
+	MemoryMiB int
+	DiskMiB   int // at least the image's size
+	User      string
+	Workdir   string
+	NoEgress  bool
+}
+
+// Boot makes a machine that boots cold. It is of no use to another process: Recover destroys it.
+func (m *Manager) Boot(ctx context.Context, req Boot) (_ hostapi.Machine, err error) {
+	p := m.begin("boot")
+	defer func() { err = p.end(ctx, err) }()
+	info, err := os.Stat(req.Disk)
+	if err != nil {
+		return hostapi.Machine{}, fmt.Errorf("boot machine %s: %w", req.ID, err)
+	}
+	have := int((info.Size() + mib - 1) / mib)
+	how := start{how: howBoot, mode: hostapi.BootCold, diskMiB: max(have, req.DiskMiB), grow: req.DiskMiB > have}
+	mc, err := m.admit(p, intent{
+		ID: req.ID, State: creating, Template: req.Template, VCPUs: req.VCPUs, MemoryMiB: req.MemoryMiB,
+		DiskMiB: how.diskMiB, Slot: -1, Hostname: string(req.ID), User: req.User, Workdir: req.Workdir,
+		NoEgress: req.NoEgress, Scratch: true, Generation: 1, BootMode: how.mode, Created: time.Now().UTC(),
+	})
+	if err != nil {
+		return hostapi.Machine{}, err
+	}
+	if err := m.bootNew(ctx, p, mc, req.Disk, how); err != nil {
+		return hostapi.Machine{}, fmt.Errorf("boot machine %s: %w", req.ID, noSpace(err))
+	}
+	p.told(mc, true)
+	return mc.view(), nil
+}
+
+func (m *Manager) bootNew(ctx context.Context, p *plan, mc *machine, disk string, how start) error {
+	if err := m.place(p, mc); err != nil {
+		return err
+	}
+	if err := m.rig(ctx, p, mc); err != nil {
+		return err
+	}
+	if err := m.disk(p, mc, disk, how); err != nil {
+		return err
+	}
+	if err := m.ignite(ctx, p, mc); err != nil {
+		return err
+	}
+	return m.live(p, mc)
+}
