@@ -1,0 +1,163 @@
+// Package command runs programs of the distribution to their end and says why they failed.
+//
+// It owns the way such a program is run: its output line by line to a log, the last lines of it in the
+// error, and its whole process group ended with the context. It knows no program. Functions may be
+// called at once.
+package command
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Log takes one line of a program's output or of our own progress, without its end. It may be nil. It
+// is called from one goroutine at a time.
+type Log func(line string)
+
+// Printf writes a formatted line, when there is a log.
+func (l Log) Printf(format string, args ...any) {
+	if l != nil {
+		l(fmt.Sprintf(format, args...))
+	}
+}
+
+// Options say how a program is run. The zero value: here, with our own environment, no log.
+type Options struct {
+	Dir   string   // working directory
+	Env   []string // added to our environment
+	Stdin string
+	Log   Log
+	// Attr is passed to the kernel; nil is the default. A process group of its own is always made.
+	Attr *syscall.SysProcAttr
+}
+
+// Error says that a program failed: how, and the last lines it wrote.
+type Error struct {
+	Name string
+	Err  error
+	Last []string
+}
+
+func (e *Error) Error() string {
+	if len(e.Last) == 0 {
+		return fmt.Sprintf("%s: %v", e.Name, e.Err)
+	}
+	return fmt.Sprintf("%s: %v: %s", e.Name, e.Err, strings.Join(e.Last, "; "))
+}
+
+// Unwrap gives the cause: *exec.ExitError, exec.ErrNotFound or the context's.
+func (e *Error) Unwrap() error { return e.Err }
+
+// grace is how long a program may take to clean up after SIGTERM before it is killed.
+const grace = 20 * time.Second
+
+// Run runs a program and waits for its end. Output and error output go to the log together. When the
+// context ends, the process group gets SIGTERM, after twenty seconds SIGKILL, and the error wraps the
+// context's cause. Every failure is an *Error.
+func Run(ctx context.Context, opt Options, name string, args ...string) error {
+	var tail tail
+	tail.log = opt.Log
+	cmd := prepare(ctx, opt, name, args)
+	cmd.Stdout, cmd.Stderr = &tail, &tail
+	err := cmd.Run()
+	tail.flush()
+	return failure(ctx, name, err, tail.last)
+}
+
+// Output runs a program as Run does and gives what it wrote to its standard output; only error output
+// goes to the log.
+func Output(ctx context.Context, opt Options, name string, args ...string) (string, error) {
+	var tail tail
+	var out bytes.Buffer
+	tail.log = opt.Log
+	cmd := prepare(ctx, opt, name, args)
+	cmd.Stdout, cmd.Stderr = &out, &tail
+	err := cmd.Run()
+	tail.flush()
+	return out.String(), failure(ctx, name, err, tail.last)
+}
+
+func prepare(ctx context.Context, opt Options, name string, args []string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir = opt.Dir
+	cmd.Env = append(os.Environ(), append([]string{"LC_ALL=C.UTF-8", "DEBIAN_FRONTEND=noninteractive"}, opt.Env...)...)
+	cmd.Stdin = strings.NewReader(opt.Stdin)
+	cmd.SysProcAttr = &syscall.SysProcAttr{}
+	if opt.Attr != nil {
+		attr := *opt.Attr
+		cmd.SysProcAttr = &attr
+	}
+	cmd.SysProcAttr.Setpgid = true
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
+	cmd.WaitDelay = grace
+	return cmd
+}
+
+func failure(ctx context.Context, name string, err error, last []string) error {
+	if err == nil {
+		return nil
+	}
+	if cause := context.Cause(ctx); cause != nil {
+		err = errors.Join(cause, err)
+	}
+	if errors.Is(err, exec.ErrNotFound) {
+		last = []string{"the program is not installed; `pandastack setup` installs what is needed"}
+	}
+	return &Error{Name: name, Err: err, Last: last}
+}
+
+const (
+	keepLines = 6
+	maxLine   = 4096
+)
+
+// tail passes lines on and keeps the last ones.
+type tail struct {
+	mu   sync.Mutex
+	log  Log
+	part []byte
+	last []string
+}
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, b := range p {
+		switch {
+		case b == '\n' || b == '\r':
+			t.end()
+		case len(t.part) < maxLine:
+			t.part = append(t.part, b)
+		}
+	}
+	return len(p), nil
+}
+
+func (t *tail) flush() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.end()
+}
+
+// end ends the current line. The caller holds mu.
+func (t *tail) end() {
+	line := strings.TrimSpace(string(t.part))
+	t.part = t.part[:0]
+	if line == "" {
+		return
+	}
+	if t.log != nil {
+		t.log(line)
+	}
+	if t.last = append(t.last, line); len(t.last) > keepLines {
+		t.last = t.last[1:]
+	}
+}
