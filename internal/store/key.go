@@ -1,0 +1,83 @@
+package store
+
+import (
+	"context"
+
+	"github.com/uptrace/bun"
+)
+
+// Workspace is a row of workspaces.
+type Workspace struct {
+	bun.BaseModel `bun:"table:workspaces"`
+	ID            string `bun:"id,pk"`
+	Name          string `bun:"name"`
+	Created       int64  `bun:"created"`
+	MaxSandboxes  int    `bun:"max_sandboxes"` // 0: the configured default
+}
+
+// PutWorkspace adds a row; one that is there stays as it is.
+func (t *Tx) PutWorkspace(ctx context.Context, w *Workspace) error {
+	_, err := t.db.NewInsert().Model(w).On("CONFLICT (id) DO NOTHING").Exec(ctx)
+	return err
+}
+
+// Workspace reads one row.
+func (t *Tx) Workspace(ctx context.Context, id string) (Workspace, error) {
+	w := Workspace{ID: id}
+	err := t.db.NewSelect().Model(&w).WherePK().Scan(ctx)
+	return w, notFound(err, "workspace", id)
+}
+
+// SetMaxSandboxes changes the bound of a workspace; 0 is the configured default.
+func (t *Tx) SetMaxSandboxes(ctx context.Context, id string, n int) error {
+	res, err := t.db.NewUpdate().Model((*Workspace)(nil)).Set("max_sandboxes = ?", n).Where("id = ?", id).Exec(ctx)
+	return changed(res, err, "workspace", id)
+}
+
+// Key is a row of keys: an API key without what is secret in it.
+type Key struct {
+	bun.BaseModel `bun:"table:keys"`
+	Prefix        string `bun:"prefix,pk"`
+	Workspace     string `bun:"workspace"`
+	Hash          string `bun:"hash"` // SHA-256 of the key, hexadecimal
+	Label         string `bun:"label"`
+	Scope         string `bun:"scope"`
+	Created       int64  `bun:"created"`
+	LastUsed      int64  `bun:"last_used"`
+	Expires       int64  `bun:"expires"`
+}
+
+// InsertKey adds a row; ErrExists if the prefix is taken.
+func (t *Tx) InsertKey(ctx context.Context, k *Key) error {
+	_, err := t.db.NewInsert().Model(k).Exec(ctx)
+	return exists(err, "key", k.Prefix)
+}
+
+// Key reads one row.
+func (t *Tx) Key(ctx context.Context, prefix string) (Key, error) {
+	k := Key{Prefix: prefix}
+	err := t.db.NewSelect().Model(&k).WherePK().Scan(ctx)
+	return k, notFound(err, "key", prefix)
+}
+
+// Keys reads the rows of a workspace, newest first; "" is all workspaces.
+func (t *Tx) Keys(ctx context.Context, workspace string) ([]Key, error) {
+	var rows []Key
+	q := t.db.NewSelect().Model(&rows).OrderBy("created", bun.OrderDesc).OrderBy("prefix", bun.OrderAsc)
+	if workspace != "" {
+		q = q.Where("workspace = ?", workspace)
+	}
+	return rows, q.Scan(ctx)
+}
+
+// DeleteKey removes a key of a workspace; ErrNotFound if there is none.
+func (t *Tx) DeleteKey(ctx context.Context, workspace, prefix string) error {
+	res, err := t.db.NewDelete().Model((*Key)(nil)).Where("prefix = ?", prefix).Where("workspace = ?", workspace).Exec(ctx)
+	return changed(res, err, "key", prefix)
+}
+
+// UseKey writes when a key was used last.
+func (t *Tx) UseKey(ctx context.Context, prefix string, at int64) error {
+	_, err := t.db.NewUpdate().Model((*Key)(nil)).Set("last_used = ?", at).Where("prefix = ?", prefix).Exec(ctx)
+	return err
+}

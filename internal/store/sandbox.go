@@ -1,0 +1,196 @@
+package store
+
+import (
+	"context"
+	"maps"
+	"slices"
+
+	"github.com/uptrace/bun"
+)
+
+// Sandbox is a row of sandboxes. Times and durations are microseconds.
+type Sandbox struct {
+	bun.BaseModel `bun:"table:sandboxes"`
+
+	ID          string `bun:"id,pk"`
+	Workspace   string `bun:"workspace"`
+	State       string `bun:"state"`
+	Owner       string `bun:"owner"`
+	Template    string `bun:"template"`
+	Snapshot    string `bun:"snapshot"`
+	Parent      string `bun:"parent"`
+	Tree        string `bun:"tree"`
+	VCPUs       int    `bun:"vcpus"`
+	MemoryMiB   int    `bun:"memory_mib"`
+	DiskMiB     int    `bun:"disk_mib"`
+	GuestIP     string `bun:"guest_ip"`
+	Tap         string `bun:"tap"`
+	MAC         string `bun:"mac"`
+	Generation  int64  `bun:"generation"`
+	BootMode    string `bun:"boot_mode"`
+	Boot        int64  `bun:"boot"`
+	Pause       int64  `bun:"pause"`
+	Phases      string `bun:"phases"` // JSON
+	User        string `bun:"user_name"`
+	Workdir     string `bun:"workdir"`
+	Env         Pairs  `bun:"env"`
+	Metadata    Pairs  `bun:"metadata"` // as put: changing it does not change what List filters by
+	Egress      bool   `bun:"egress"`
+	Persistent  bool   `bun:"persistent"`
+	TTLSeconds  int64  `bun:"ttl_seconds"`
+	Ends        int64  `bun:"ends"`
+	OnEnd       string `bun:"on_end"`
+	Created     int64  `bun:"created"`
+	Changed     int64  `bun:"changed"`
+	Active      int64  `bun:"active"`
+	Due         int64  `bun:"due"`
+	Reason      string `bun:"reason"`
+	EndReason   string `bun:"end_reason"`
+	EndBy       string `bun:"end_by"`
+	Idempotency string `bun:"idempotency"`
+}
+
+// label is a pair of metadata, for finding.
+type label struct {
+	bun.BaseModel `bun:"table:labels"`
+	Sandbox       string `bun:"sandbox,pk"`
+	Name          string `bun:"name,pk"`
+	Value         string `bun:"value"`
+}
+
+// InsertSandbox adds a row and what it is found by; ErrExists if the id is taken.
+func (t *Tx) InsertSandbox(ctx context.Context, s *Sandbox) error {
+	if _, err := t.db.NewInsert().Model(s).Exec(ctx); err != nil {
+		return exists(err, "sandbox", s.ID)
+	}
+	if len(s.Metadata) == 0 {
+		return nil
+	}
+	labels := make([]label, 0, len(s.Metadata))
+	for _, name := range slices.Sorted(maps.Keys(s.Metadata)) {
+		labels = append(labels, label{Sandbox: s.ID, Name: name, Value: s.Metadata[name]})
+	}
+	_, err := t.db.NewInsert().Model(&labels).Exec(ctx)
+	return err
+}
+
+// Sandbox reads one row.
+func (t *Tx) Sandbox(ctx context.Context, id string) (Sandbox, error) {
+	s := Sandbox{ID: id}
+	err := t.db.NewSelect().Model(&s).WherePK().Scan(ctx)
+	return s, notFound(err, "sandbox", id)
+}
+
+// UpdateSandbox writes the named columns of a row that is still in state was; ErrNotFound if there is
+// none. No columns means all.
+func (t *Tx) UpdateSandbox(ctx context.Context, s *Sandbox, was string, columns ...string) error {
+	q := t.db.NewUpdate().Model(s).WherePK().Where("state = ?", was)
+	if len(columns) > 0 {
+		q = q.Column(columns...)
+	}
+	res, err := q.Exec(ctx)
+	return changed(res, err, "sandbox", s.ID)
+}
+
+// DeleteSandbox removes a row, its labels and its ports. What is not there is fine.
+func (t *Tx) DeleteSandbox(ctx context.Context, id string) error {
+	if _, err := t.db.NewDelete().Model((*Sandbox)(nil)).Where("id = ?", id).Exec(ctx); err != nil {
+		return err
+	}
+	if _, err := t.db.NewDelete().Model((*label)(nil)).Where("sandbox = ?", id).Exec(ctx); err != nil {
+		return err
+	}
+	_, err := t.db.NewDelete().Model((*Port)(nil)).Where("sandbox = ?", id).Exec(ctx)
+	return err
+}
+
+// SandboxQuery selects rows, newest first. Zero fields select everything.
+type SandboxQuery struct {
+	Workspace string
+	States    []string
+	Template  string
+	Tree      string
+	Metadata  map[string]string
+	DueBy     int64 // due set and not after
+	Limit     int
+	// BeforeCreated and BeforeID are of the last row of the page before.
+	BeforeCreated int64
+	BeforeID      string
+}
+
+// Sandboxes reads the rows that q selects.
+func (t *Tx) Sandboxes(ctx context.Context, q SandboxQuery) ([]Sandbox, error) {
+	var rows []Sandbox
+	s := t.db.NewSelect().Model(&rows).OrderBy("created", bun.OrderDesc).OrderBy("id", bun.OrderDesc)
+	if q.Workspace != "" {
+		s = s.Where("workspace = ?", q.Workspace)
+	}
+	if len(q.States) > 0 {
+		s = s.Where("state IN (?)", bun.List(q.States))
+	}
+	if q.Template != "" {
+		s = s.Where("template = ?", q.Template)
+	}
+	if q.Tree != "" {
+		s = s.Where("tree = ?", q.Tree)
+	}
+	for _, name := range slices.Sorted(maps.Keys(q.Metadata)) {
+		s = s.Where("EXISTS (SELECT 1 FROM labels AS l WHERE l.sandbox = ?TableAlias.id AND l.name = ? AND l.value = ?)",
+			name, q.Metadata[name])
+	}
+	if q.DueBy > 0 {
+		s = s.Where("due > 0").Where("due <= ?", q.DueBy)
+	}
+	if q.BeforeID != "" {
+		s = s.Where("(created < ? OR (created = ? AND id < ?))", q.BeforeCreated, q.BeforeCreated, q.BeforeID)
+	}
+	if q.Limit > 0 {
+		s = s.Limit(int64(q.Limit))
+	}
+	return rows, s.Scan(ctx)
+}
+
+// CountSandboxes counts the rows of a workspace. In a transaction it holds off other creates of that
+// workspace until the transaction ends.
+func (t *Tx) CountSandboxes(ctx context.Context, workspace string) (int, error) {
+	if t.postgres {
+		if _, err := t.db.ExecContext(ctx, "SELECT id FROM workspaces WHERE id = ? FOR UPDATE", workspace); err != nil {
+			return 0, err
+		}
+	}
+	n, err := t.db.NewSelect().Model((*Sandbox)(nil)).Where("workspace = ?", workspace).Count(ctx)
+	return int(n), err
+}
+
+// CountStates counts the rows by state, of all workspaces.
+func (t *Tx) CountStates(ctx context.Context) (map[string]int, error) {
+	var rows []struct {
+		State string
+		N     int
+	}
+	err := t.db.NewSelect().Model((*Sandbox)(nil)).Column("state").ColumnExpr("count(*) AS n").Group("state").Scan(ctx, &rows)
+	counts := map[string]int{}
+	for _, r := range rows {
+		counts[r.State] = r.N
+	}
+	return counts, err
+}
+
+// Used is the last use of a sandbox and when the reaper looks at it, in microseconds.
+type Used struct {
+	ID          string
+	Active, Due int64
+}
+
+// PutUsed writes last uses; a sandbox that is not there is passed over, and a later use is never put
+// back by an earlier one.
+func (t *Tx) PutUsed(ctx context.Context, all []Used) error {
+	for _, u := range all {
+		_, err := t.db.NewUpdate().Model((*Sandbox)(nil)).Set("active = ?", u.Active).Set("due = ?", u.Due).
+			Where("id = ?", u.ID).Where("active <= ?", u.Active).Exec(ctx)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

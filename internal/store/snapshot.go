@@ -1,0 +1,89 @@
+package store
+
+import (
+	"context"
+
+	"github.com/uptrace/bun"
+)
+
+// The states of a snapshot's row.
+const (
+	SnapshotCreating = "creating"
+	SnapshotReady    = "ready"
+	SnapshotDeleting = "deleting"
+)
+
+// Snapshot is a row of snapshots.
+type Snapshot struct {
+	bun.BaseModel `bun:"table:snapshots"`
+	ID            string `bun:"id,pk"`
+	Workspace     string `bun:"workspace"`
+	Sandbox       string `bun:"sandbox"`
+	State         string `bun:"state"`
+	Owner         string `bun:"owner"`
+	Name          string `bun:"name"`
+	Template      string `bun:"template"`
+	VCPUs         int    `bun:"vcpus"`
+	MemoryMiB     int    `bun:"memory_mib"`
+	DiskMiB       int    `bun:"disk_mib"`
+	Bytes         int64  `bun:"bytes"`
+	Metadata      Pairs  `bun:"metadata"`
+	User          string `bun:"user_name"`
+	Workdir       string `bun:"workdir"`
+	Created       int64  `bun:"created"`
+}
+
+// InsertSnapshot adds a row; ErrExists if the id is taken.
+func (t *Tx) InsertSnapshot(ctx context.Context, s *Snapshot) error {
+	_, err := t.db.NewInsert().Model(s).Exec(ctx)
+	return exists(err, "snapshot", s.ID)
+}
+
+// Snapshot reads one row.
+func (t *Tx) Snapshot(ctx context.Context, id string) (Snapshot, error) {
+	s := Snapshot{ID: id}
+	err := t.db.NewSelect().Model(&s).WherePK().Scan(ctx)
+	return s, notFound(err, "snapshot", id)
+}
+
+// UpdateSnapshot writes a row that is still in state was; ErrNotFound if there is none.
+func (t *Tx) UpdateSnapshot(ctx context.Context, s *Snapshot, was string) error {
+	res, err := t.db.NewUpdate().Model(s).WherePK().Where("state = ?", was).Exec(ctx)
+	return changed(res, err, "snapshot", s.ID)
+}
+
+// DeleteSnapshot removes a row. What is not there is fine.
+func (t *Tx) DeleteSnapshot(ctx context.Context, id string) error {
+	_, err := t.db.NewDelete().Model((*Snapshot)(nil)).Where("id = ?", id).Exec(ctx)
+	return err
+}
+
+// SnapshotQuery selects rows, newest first. Zero fields select everything.
+type SnapshotQuery struct {
+	Workspace, Sandbox, State string
+	Limit                     int
+	BeforeCreated             int64
+	BeforeID                  string
+}
+
+// Snapshots reads the rows that q selects.
+func (t *Tx) Snapshots(ctx context.Context, q SnapshotQuery) ([]Snapshot, error) {
+	var rows []Snapshot
+	s := t.db.NewSelect().Model(&rows).OrderBy("created", bun.OrderDesc).OrderBy("id", bun.OrderDesc)
+	if q.Workspace != "" {
+		s = s.Where("workspace = ?", q.Workspace)
+	}
+	if q.Sandbox != "" {
+		s = s.Where("sandbox = ?", q.Sandbox)
+	}
+	if q.State != "" {
+		s = s.Where("state = ?", q.State)
+	}
+	if q.BeforeID != "" {
+		s = s.Where("(created < ? OR (created = ? AND id < ?))", q.BeforeCreated, q.BeforeCreated, q.BeforeID)
+	}
+	if q.Limit > 0 {
+		s = s.Limit(int64(q.Limit))
+	}
+	return rows, s.Scan(ctx)
+}

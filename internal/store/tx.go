@@ -1,0 +1,152 @@
+package store
+
+import (
+	"context"
+	"crypto/rand"
+	"database/sql"
+	"database/sql/driver"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/uptrace/bun"
+	"modernc.org/sqlite"
+)
+
+// Tx is what rows are read and written through.
+type Tx struct {
+	db       bun.IDB
+	postgres bool
+}
+
+// Write runs f in one transaction: all of it happens, or nothing when f or the commit answers an error.
+// op names it for the tests that fail it. Preconditions: f uses only tx, and keeps nothing of it.
+func (d *DB) Write(ctx context.Context, op string, f func(ctx context.Context, tx *Tx) error) error {
+	if d.fault != nil {
+		if err := d.fault(op, false); err != nil {
+			return err
+		}
+	}
+	err := d.write.RunInTx(ctx, &sql.TxOptions{}, func(ctx context.Context, tx bun.Tx) error {
+		return f(ctx, &Tx{db: tx, postgres: d.postgres})
+	})
+	if err != nil {
+		return err
+	}
+	if d.fault != nil {
+		return d.fault(op, true)
+	}
+	return nil
+}
+
+// Read gives access for reading. Statements of it may see different moments.
+func (d *DB) Read() *Tx { return &Tx{db: d.read, postgres: d.postgres} }
+
+// identify reads or makes the name of the store.
+func (d *DB) identify(ctx context.Context) error {
+	return d.Write(ctx, "identify", func(ctx context.Context, tx *Tx) error {
+		row := setting{Name: "store", Value: strings.ToLower(rand.Text())}
+		if _, err := tx.db.NewInsert().Model(&row).On("CONFLICT (name) DO NOTHING").Exec(ctx); err != nil {
+			return err
+		}
+		if err := tx.db.NewSelect().Model(&row).WherePK().Scan(ctx); err != nil {
+			return err
+		}
+		d.id = row.Value
+		return nil
+	})
+}
+
+type setting struct {
+	bun.BaseModel `bun:"table:settings"`
+	Name          string `bun:"name,pk"`
+	Value         string `bun:"value"`
+}
+
+// Setting answers a value by name; ErrNotFound if it was never put.
+func (t *Tx) Setting(ctx context.Context, name string) (string, error) {
+	row := setting{Name: name}
+	err := t.db.NewSelect().Model(&row).WherePK().Scan(ctx)
+	return row.Value, notFound(err, "setting", name)
+}
+
+// PutSetting puts a value under a name.
+func (t *Tx) PutSetting(ctx context.Context, name, value string) error {
+	_, err := t.db.NewInsert().Model(&setting{Name: name, Value: value}).
+		On("CONFLICT (name) DO UPDATE").Set("value = EXCLUDED.value").Exec(ctx)
+	return err
+}
+
+// Pairs is a map that is stored as JSON text.
+type Pairs map[string]string
+
+// Value implements driver.Valuer.
+func (p Pairs) Value() (driver.Value, error) {
+	if len(p) == 0 {
+		return "{}", nil
+	}
+	data, err := json.Marshal(map[string]string(p))
+	return string(data), err
+}
+
+// Scan implements sql.Scanner.
+func (p *Pairs) Scan(src any) error {
+	*p = nil
+	text, err := text(src)
+	if err != nil || text == "" || text == "{}" {
+		return err
+	}
+	return json.Unmarshal([]byte(text), (*map[string]string)(p))
+}
+
+func text(src any) (string, error) {
+	switch v := src.(type) {
+	case nil:
+		return "", nil
+	case string:
+		return v, nil
+	case []byte:
+		return string(v), nil
+	}
+	return "", fmt.Errorf("text expected, not %T", src)
+}
+
+// notFound turns the library's answer for no row into ErrNotFound.
+func notFound(err error, kind, key string) error {
+	if errors.Is(err, sql.ErrNoRows) {
+		return fmt.Errorf("%s %s: %w", kind, key, ErrNotFound)
+	}
+	return err
+}
+
+// uniqueSQLite are SQLite's extended result codes for a primary key and a unique index that hold.
+const (
+	uniqueSQLitePrimary = 1555
+	uniqueSQLiteIndex   = 2067
+	uniquePostgres      = "23505"
+)
+
+// exists turns the engines' answers for a taken key into ErrExists.
+func exists(err error, kind, key string) error {
+	if e, ok := errors.AsType[*sqlite.Error](err); ok && (e.Code() == uniqueSQLitePrimary || e.Code() == uniqueSQLiteIndex) {
+		return fmt.Errorf("%s %s: %w", kind, key, ErrExists)
+	}
+	if e, ok := errors.AsType[*pgconn.PgError](err); ok && e.Code == uniquePostgres {
+		return fmt.Errorf("%s %s: %w", kind, key, ErrExists)
+	}
+	return err
+}
+
+// changed answers ErrNotFound when a statement touched no row.
+func changed(res sql.Result, err error, kind, key string) error {
+	if err != nil {
+		return err
+	}
+	n, err := res.RowsAffected()
+	if err == nil && n == 0 {
+		err = fmt.Errorf("%s %s: %w", kind, key, ErrNotFound)
+	}
+	return err
+}
