@@ -1,0 +1,23 @@
+// Command pandastack is the whole of PandaStack on one machine: the node, and the command line that
+// speaks to one. It only hands over to internal/cli.
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/pandastack/pandastack/internal/cli"
+)
+
+// version is set by the linker.
+var version = "unknown"
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	p := cli.Process{Version: version, Env: os.Environ(), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
+	code := cli.Run(ctx, p, os.Args[1:])
+	stop()
+	os.Exit(code)
+}

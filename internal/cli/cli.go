@@ -1,0 +1,165 @@
+// Package cli is the command line: it reads arguments, calls one thing, and shows the answer.
+//
+// Data goes to standard output, talk and progress to standard error. Every command has --json, whose
+// shapes are those of package api. A failure is one line on standard error and the exit code of its
+// api.Code; a command run in a sandbox gives its own exit code. Nothing is asked of a person, so that
+// every command works in a script. The package owns no state and knows nothing of how a node works
+// beyond calling the assembly.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/client"
+	"github.com/pandastack/pandastack/internal/config"
+)
+
+// Process is what a run has of the outside. Stdin, Stdout and Stderr may be terminals.
+type Process struct {
+	Version        string
+	Env            []string
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+}
+
+// app is one run of the command line.
+type app struct {
+	Process
+	json    bool
+	apiURL  string
+	key     string
+	dataDir string
+	file    string
+}
+
+// exitCode ends a run with a code and no message: it was the answer of a command in a sandbox, or has
+// been told already.
+type exitCode int
+
+func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+
+// Run is the whole program: it returns the exit code and never ends the process.
+func Run(ctx context.Context, p Process, args []string) int {
+	a := &app{Process: p}
+	root := a.root()
+	root.SetArgs(args)
+	root.SetIn(p.Stdin)
+	root.SetOut(p.Stdout)
+	root.SetErr(p.Stderr)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return 0
+	}
+	return a.fail(ctx, err)
+}
+
+// fail tells about an error and gives the exit code.
+func (a *app) fail(ctx context.Context, err error) int {
+	if code, ok := errors.AsType[exitCode](err); ok {
+		return int(code)
+	}
+	e, ok := errors.AsType[*api.Error](err)
+	switch {
+	case ok:
+	case ctx.Err() != nil:
+		e = api.Wrap(api.Canceled, err, "interrupted")
+	default:
+		e = api.Wrap(localCode(err), err, err.Error())
+	}
+	if a.json {
+		_ = writeJSON(a.Stderr, e) // nowhere is left to tell that standard error is broken
+	} else {
+		message := e.Message
+		if e.RequestID != "" && e.Code == api.Internal {
+			message += " (request " + string(e.RequestID) + ")"
+		}
+		fmt.Fprintln(a.Stderr, "pandastack: "+message)
+	}
+	return e.Code.Meaning().Exit
+}
+
+// localCode gives the code of an error that no server answered: a wrong use of the command line unless
+// it is known to be something else.
+func localCode(err error) api.Code {
+	var path *os.PathError
+	if errors.As(err, &path) || errors.Is(err, errLocal) {
+		return api.Internal
+	}
+	return api.Invalid
+}
+
+// errLocal marks failures of this machine, as opposed to wrong arguments.
+var errLocal = errors.New("failed")
+
+// local marks err as a failure of this machine without changing its text.
+func local(err error) error {
+	if err == nil {
+		return nil
+	}
+	return localError{err}
+}
+
+type localError struct{ error }
+
+func (e localError) Unwrap() []error { return []error{e.error, errLocal} }
+
+func (a *app) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "pandastack",
+		Short:         "Sandboxes for code that nobody trusts yet: microVMs that start from memory and fork while they run.",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.CompletionOptions.HiddenDefaultCmd = false
+	f := root.PersistentFlags()
+	f.BoolVar(&a.json, "json", false, "print JSON instead of tables")
+	f.StringVar(&a.apiURL, "api", "", "address of the API (PANDASTACK_API_URL; else ~/.config/pandastack/config.json, else the node on this machine)")
+	f.StringVar(&a.key, "key", "", "API key (PANDASTACK_API_KEY)")
+	f.StringVar(&a.dataDir, "data-dir", "", "data directory of the node on this machine (PANDASTACK_DATA_DIR; default /var/lib/pandastack)")
+	f.StringVar(&a.file, "config", "", "configuration file of the node")
+	root.AddGroup(&cobra.Group{ID: "node", Title: "The node:"}, &cobra.Group{ID: "use", Title: "What it is for:"}, &cobra.Group{ID: "measure", Title: "See and measure:"})
+	add := func(group string, commands ...*cobra.Command) {
+		for _, c := range commands {
+			c.GroupID = group
+			root.AddCommand(c)
+		}
+	}
+	add("node", a.config(), a.version())
+	add("use", a.sandbox(), a.template(), a.snapshot(), a.keys(), a.me())
+	return root
+}
+
+// group makes a command that only holds others.
+func group(use, short string, commands ...*cobra.Command) *cobra.Command {
+	c := &cobra.Command{Use: use, Short: short, Args: cobra.NoArgs, RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
+	c.AddCommand(commands...)
+	return c
+}
+
+// node loads the configuration of the node on this machine.
+func (a *app) node(flags map[string]string) (*config.Loaded, error) {
+	all := map[string]string{}
+	for k, v := range flags {
+		all[k] = v
+	}
+	if a.dataDir != "" {
+		all["data_dir"] = a.dataDir
+	}
+	return config.Load(config.Sources{File: a.file, Env: a.Env, Flags: all})
+}
+
+// dial makes a client of the API.
+func (a *app) dial() (*client.Client, error) {
+	c, err := config.LoadClient(config.ClientSources{URL: a.apiURL, Key: a.key, Env: a.Env, DataDir: config.DataDir(a.dataDir, a.Env)})
+	if err != nil {
+		return nil, err
+	}
+	return client.New(c.URL, c.Key, client.WithUserAgent("pandastack-cli/"+a.Version))
+}

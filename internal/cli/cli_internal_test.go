@@ -1,0 +1,111 @@
+package cli
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+func TestQuote(t *testing.T) {
+	for _, text := range []string{"", "plain", "two words", "it's", "$HOME `id` \"x\"", "a\nb", "*?[", "é", "-n"} {
+		out, err := exec.CommandContext(t.Context(), "/bin/sh", "-c", "printf %s "+quote(text)).Output()
+		if err != nil || string(out) != text {
+			t.Errorf("a shell reads %s as %q (%v), want %q", quote(text), out, err, text)
+		}
+	}
+	if got := commandLine([]string{"a b | c"}); got != "a b | c" {
+		t.Errorf("one argument becomes %q", got)
+	}
+	if got := commandLine([]string{"echo", "a b"}); got != "echo 'a b'" {
+		t.Errorf("two arguments become %q", got)
+	}
+}
+
+func TestSize(t *testing.T) {
+	for n, want := range map[int64]string{0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 3 << 30: "3.0 GiB"} {
+		if got := size(n); got != want {
+			t.Errorf("size(%d) = %q, want %q", n, got, want)
+		}
+	}
+}
+
+func archive(t *testing.T, headers ...tar.Header) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, h := range headers {
+		h.Mode = 0o644
+		if h.Typeflag == tar.TypeReg {
+			h.Size = 2
+		}
+		if err := w.WriteHeader(&h); err != nil {
+			t.Fatal(err)
+		}
+		if h.Typeflag == tar.TypeReg {
+			if _, err := io.WriteString(w, "hi"); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+func TestPackUnpack(t *testing.T) {
+	from, to := t.TempDir(), filepath.Join(t.TempDir(), "new")
+	if err := os.MkdirAll(filepath.Join(from, "a/b"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(from, "a/b/x.sh"), []byte("echo"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	var b bytes.Buffer
+	if err := errors.Join(pack(from, &b), unpack(&b, to)); err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(filepath.Join(to, "a/b/x.sh"))
+	if err != nil || info.Mode().Perm() != 0o755 || info.Size() != 4 {
+		t.Errorf("unpacked %v (%v)", info, err)
+	}
+}
+
+// TestUnpackStaysInside gives archives as a hostile guest would make them.
+func TestUnpackStaysInside(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		headers []tar.Header
+	}{
+		{"parent", []tar.Header{{Name: "../escaped", Typeflag: tar.TypeReg}}},
+		{"absolute", []tar.Header{{Name: "/escaped", Typeflag: tar.TypeReg}}},
+		{"through-link", []tar.Header{{Name: "l", Linkname: "..", Typeflag: tar.TypeSymlink}, {Name: "l/escaped", Typeflag: tar.TypeReg}}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "in")
+			if err := unpack(bytes.NewReader(archive(t, tt.headers...)), dir); err == nil {
+				t.Error("no error")
+			}
+			if _, err := os.Lstat(filepath.Join(filepath.Dir(dir), "escaped")); err == nil {
+				t.Error("a file was written outside")
+			}
+		})
+	}
+}
+
+func FuzzUnpack(f *testing.F) {
+	f.Add([]byte("no archive"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		dir := filepath.Join(t.TempDir(), "in")
+		_ = unpack(bytes.NewReader(data), dir) // must only not crash, and not leave dir
+		entries, err := os.ReadDir(filepath.Dir(dir))
+		if err != nil || len(entries) != 1 {
+			t.Errorf("beside the directory are %v (%v)", entries, err)
+		}
+	})
+}

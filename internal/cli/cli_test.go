@@ -1,0 +1,78 @@
+package cli_test
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/cli"
+)
+
+// run runs one command line with an empty home and gives its exit code and output.
+func run(t *testing.T, env []string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	home := t.TempDir()
+	p := cli.Process{Version: "test", Env: append([]string{"HOME=" + home, "PANDASTACK_DATA_DIR=" + home}, env...), Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs}
+	code = cli.Run(t.Context(), p, args)
+	return code, out.String(), errs.String()
+}
+
+func TestWrongUse(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		args []string
+		code int
+		want string
+	}{
+		{"unknown-command", []string{"nonsense"}, 2, "unknown command"},
+		{"unknown-flag", []string{"sandbox", "list", "--loud"}, 2, "unknown flag: --loud"},
+		{"missing-argument", []string{"sandbox", "get"}, 2, "accepts 1 arg"},
+		{"no-id", []string{"sandbox", "get", "x"}, 5, `sandbox "x" not found`},
+		{"no-command", []string{"sandbox", "exec", "sbxaaaaaaaaaaaaaaaaaaaa"}, 2, "requires at least 2 arg"},
+		{"two-sides", []string{"sandbox", "cp", "a", "b"}, 2, "exactly one side"},
+		{"no-state", []string{"sandbox", "list", "--status", "asleep"}, 2, `"asleep" is not a state`},
+		{"delete-nothing", []string{"sandbox", "delete"}, 2, "--all"},
+		{"no-node", []string{"--api", "http://127.0.0.1:1", "sandbox", "list"}, 12, "cannot reach"},
+		{"no-address", []string{"--api", "nowhere", "sandbox", "list"}, 2, "is not like http://host:port"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			code, out, errs := run(t, nil, tt.args...)
+			if code != tt.code || !strings.Contains(errs, tt.want) || out != "" {
+				t.Errorf("exit %d, stdout %q, stderr %q; want exit %d, stderr with %q", code, out, errs, tt.code, tt.want)
+			}
+			if n := strings.Count(strings.TrimSpace(errs), "\n"); n > 0 {
+				t.Errorf("the error takes %d lines, want one:\n%s", n+1, errs)
+			}
+		})
+	}
+}
+
+func TestJSONErrors(t *testing.T) {
+	code, _, errs := run(t, nil, "--json", "--api", "http://127.0.0.1:1", "sandbox", "list")
+	if code != 12 || !strings.Contains(errs, `"code": "unavailable"`) {
+		t.Errorf("exit %d, stderr %s", code, errs)
+	}
+}
+
+func TestConfigExplain(t *testing.T) {
+	code, out, errs := run(t, []string{"PANDASTACK_LOG_LEVEL=debug"}, "config", "explain")
+	if code != 0 || !strings.Contains(out, "log.level = \"debug\"\n    from PANDASTACK_LOG_LEVEL\n") {
+		t.Errorf("exit %d\n%s%s", code, out, errs)
+	}
+	code, _, errs = run(t, []string{"PANDASTACK_LOG_LEVEL=loud"}, "config", "explain")
+	if code != 2 || !strings.Contains(errs, `log.level: "loud" is not one of`) {
+		t.Errorf("exit %d: %s", code, errs)
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	code, out, _ := run(t, nil, "completion", "bash")
+	if code != 0 || !strings.Contains(out, "pandastack") {
+		t.Errorf("exit %d, %d bytes", code, len(out))
+	}
+	_, out, _ = run(t, nil, "__complete", "sandbox", "f")
+	if !strings.Contains(out, "fork-tree") {
+		t.Errorf("completes to %q", out)
+	}
+}

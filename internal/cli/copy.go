@@ -1,0 +1,232 @@
+package cli
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/client"
+)
+
+func (a *app) sandboxCopy() *cobra.Command {
+	var user string
+	c := &cobra.Command{
+		Use:   "cp FROM TO",
+		Short: "Copy files and directories into a sandbox or out of it",
+		Long: "Copy files and directories into a sandbox or out of it. One side is ID:PATH, the other a path here; - is\n" +
+			"standard input or output. A directory is copied with everything below it and lands in TO if that is a directory.",
+		Example: "  pandastack sandbox cp ./src sbx...:/home/user/src\n  pandastack sandbox cp sbx...:/tmp/result.bin .\n  pandastack sandbox cp sbx...:/etc/os-release -",
+		Args:    cobra.ExactArgs(2),
+	}
+	c.Flags().StringVar(&user, "user", "", "owner of what is written in the sandbox")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		fromID, from, fromThere := strings.Cut(args[0], ":")
+		toID, to, toThere := strings.Cut(args[1], ":")
+		fromThere, toThere = fromThere && api.SandboxID(fromID).Valid(), toThere && api.SandboxID(toID).Valid()
+		switch {
+		case fromThere == toThere:
+			return fmt.Errorf("exactly one side must be ID:PATH, with a sandbox's id")
+		case toThere:
+			cl, id, err := a.dialSandbox(toID)
+			if err != nil {
+				return err
+			}
+			return (&copier{cl, id, user}).upload(c.Context(), a.Stdin, args[0], to)
+		default:
+			cl, id, err := a.dialSandbox(fromID)
+			if err != nil {
+				return err
+			}
+			return (&copier{cl, id, user}).download(c.Context(), a.Stdout, from, args[1])
+		}
+	}
+	return c
+}
+
+// copier moves files between here and one sandbox.
+type copier struct {
+	*client.Client
+	id   api.SandboxID
+	user string
+}
+
+func (c *copier) upload(ctx context.Context, stdin io.Reader, from, to string) error {
+	if from == "-" {
+		_, err := c.Files.Write(ctx, c.id, to, stdin, -1, client.WriteOptions{User: c.user})
+		return err
+	}
+	info, err := os.Stat(from)
+	if err != nil {
+		return err
+	}
+	if e, err := c.Files.Stat(ctx, c.id, to); err == nil && e.IsDir {
+		to = path.Join(to, filepath.Base(from))
+	} else if strings.HasSuffix(to, "/") {
+		to += filepath.Base(from)
+	}
+	if info.IsDir() {
+		return c.uploadTree(ctx, from, to)
+	}
+	f, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = c.Files.Write(ctx, c.id, to, f, info.Size(), client.WriteOptions{User: c.user, Mode: uint32(info.Mode().Perm())})
+	return err
+}
+
+// uploadTree sends a directory as one archive and unpacks it in the sandbox.
+func (c *copier) uploadTree(ctx context.Context, from, to string) error {
+	archive := "/tmp/.pandastack-" + strings.TrimPrefix(string(api.NewRequestID()), "req") + ".tar"
+	r, w := io.Pipe()
+	done := make(chan error, 1)
+	go func() {
+		err := pack(from, w)
+		w.CloseWithError(err)
+		done <- err
+	}()
+	_, err := c.Files.Write(ctx, c.id, archive, r, -1, client.WriteOptions{User: c.user})
+	r.CloseWithError(errors.New("upload ended"))
+	if packed := <-done; packed != nil && err != nil {
+		return errors.Join(err, packed)
+	}
+	if err != nil {
+		return err
+	}
+	return c.sh(ctx, fmt.Sprintf("mkdir -p %s && tar -C %s -xf %s; code=$?; rm -f %s; exit $code", quote(to), quote(to), archive, archive))
+}
+
+// sh runs a line in the sandbox and makes an error of its failure.
+func (c *copier) sh(ctx context.Context, line string) error {
+	res, err := c.Sandboxes.Exec(ctx, c.id, api.ExecRequest{Cmd: line, User: c.user})
+	if err != nil {
+		return err
+	}
+	if res.ExitCode != 0 {
+		return api.Errorf(api.Internal, "copy: %s", strings.TrimSpace(res.Stderr))
+	}
+	return nil
+}
+
+// pack writes the tree below dir as an archive with paths relative to it.
+func pack(dir string, w io.Writer) error {
+	t := tar.NewWriter(w)
+	if err := t.AddFS(os.DirFS(dir)); err != nil {
+		return err
+	}
+	return t.Close()
+}
+
+func (c *copier) download(ctx context.Context, stdout io.Writer, from, to string) error {
+	e, err := c.Files.Stat(ctx, c.id, from)
+	if err != nil {
+		return err
+	}
+	if to != "-" {
+		if info, err := os.Stat(to); err == nil && info.IsDir() {
+			to = filepath.Join(to, path.Base(e.Path))
+		}
+	}
+	if e.IsDir {
+		if to == "-" {
+			return fmt.Errorf("%s is a directory; a directory cannot go to standard output", from)
+		}
+		return c.downloadTree(ctx, from, to)
+	}
+	r, err := c.Files.Read(ctx, c.id, from)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	if to == "-" {
+		_, err := io.Copy(stdout, r)
+		return err
+	}
+	return writeFile(to, r, 0o644)
+}
+
+func (c *copier) downloadTree(ctx context.Context, from, to string) (err error) {
+	archive := "/tmp/.pandastack-" + strings.TrimPrefix(string(api.NewRequestID()), "req") + ".tar"
+	if err := c.sh(ctx, fmt.Sprintf("tar -C %s -cf %s .", quote(from), archive)); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.Files.Remove(ctx, c.id, archive, false)) }()
+	r, err := c.Files.Read(ctx, c.id, archive)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	return unpack(r, to)
+}
+
+// unpack makes the tree of an archive below dir. The archive was made in a sandbox and is not trusted:
+// nothing is written outside of dir, not even through a link that the archive made, and anything but
+// directories, files and links is left out.
+func unpack(r io.Reader, dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	t := tar.NewReader(r)
+	for {
+		h, err := t.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("archive from the sandbox: %w", err)
+		}
+		if err := unpackOne(root, t, h); err != nil {
+			return fmt.Errorf("%s from the sandbox: %w", h.Name, err)
+		}
+	}
+}
+
+func unpackOne(root *os.Root, t io.Reader, h *tar.Header) error {
+	name := path.Clean(strings.TrimPrefix(h.Name, "./"))
+	if name == "." {
+		return nil
+	}
+	mode := fs.FileMode(h.Mode) & 0o777
+	switch h.Typeflag {
+	case tar.TypeDir:
+		if err := root.Mkdir(name, mode|0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		return nil
+	case tar.TypeSymlink:
+		return root.Symlink(h.Linkname, name)
+	case tar.TypeReg:
+		f, err := root.OpenFile(name, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, mode)
+		if err != nil {
+			return err
+		}
+		_, err = io.Copy(f, t)
+		return errors.Join(err, f.Close())
+	}
+	return nil
+}
+
+func writeFile(name string, r io.Reader, mode fs.FileMode) error {
+	f, err := os.OpenFile(name, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, mode)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(f, r)
+	return errors.Join(err, f.Close())
+}

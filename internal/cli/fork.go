@@ -1,0 +1,199 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pandastack/pandastack/api"
+)
+
+func (a *app) sandboxFork() *cobra.Command {
+	var req api.ForkRequest
+	c := &cobra.Command{
+		Use:   "fork ID",
+		Short: "Copy a running sandbox, memory and disk; it goes on",
+		Long:  "Copy a running sandbox, memory and disk; it goes on. The ids of the children go to standard output.",
+		Args:  cobra.ExactArgs(1),
+	}
+	c.Flags().IntVarP(&req.Count, "count", "n", 1, "children")
+	c.Flags().StringToStringVar(&req.Metadata, "metadata", nil, "pairs on top of the parent's, key=value")
+	c.Flags().StringToStringVarP(&req.Env, "env", "e", nil, "environment on top of the parent's, KEY=value")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		cl, id, err := a.dialSandbox(args[0])
+		if err != nil {
+			return err
+		}
+		ans, err := cl.Sandboxes.Fork(c.Context(), id, req)
+		if err != nil {
+			return err
+		}
+		return a.children(ans, ans.Children, ans.Errors, ans.PauseMS)
+	}
+	return c
+}
+
+func (a *app) sandboxForkTree() *cobra.Command {
+	var req api.ForkTreeRequest
+	c := &cobra.Command{
+		Use:   "fork-tree ID",
+		Short: "Make several children of one moment under a tree id",
+		Args:  cobra.ExactArgs(1),
+	}
+	c.Flags().IntVarP(&req.Count, "count", "n", 2, "children")
+	c.Flags().StringToStringVar(&req.Metadata, "metadata", nil, "pairs on top of the parent's, key=value")
+	c.Flags().StringToStringVarP(&req.Env, "env", "e", nil, "environment on top of the parent's, KEY=value")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		cl, id, err := a.dialSandbox(args[0])
+		if err != nil {
+			return err
+		}
+		ans, err := cl.Sandboxes.ForkTree(c.Context(), id, req)
+		if err != nil {
+			return err
+		}
+		a.talk("tree %s", ans.TreeID)
+		return a.children(ans, ans.Children, ans.Errors, ans.PauseMS)
+	}
+	return c
+}
+
+// children shows what a fork made. Children that could not be made are a failure, after the others
+// were shown.
+func (a *app) children(answer any, children []api.Sandbox, failed []api.ForkError, pause int64) error {
+	a.talk("%d children; the parent stood still for %d ms", len(children), pause)
+	err := a.print(answer, func(w io.Writer) error {
+		for _, child := range children {
+			if _, err := fmt.Fprintln(w, child.ID); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil || len(failed) == 0 {
+		return err
+	}
+	return api.Errorf(failed[0].Code, "%d children could not be made; the first: %s", len(failed), failed[0].Err)
+}
+
+func (a *app) sandboxPromote() *cobra.Command {
+	var req api.PromoteRequest
+	var tree string
+	c := &cobra.Command{Use: "promote ID", Short: "Make a child the winner of its fork tree", Args: cobra.ExactArgs(1)}
+	c.Flags().BoolVar(&req.CleanupSiblings, "cleanup", false, "delete the other children of the tree")
+	c.Flags().StringVar(&tree, "tree", "", "tree (default: the winner's own)")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		cl, id, err := a.dialSandbox(args[0])
+		if err != nil {
+			return err
+		}
+		req.TreeID = api.TreeID(tree)
+		ans, err := cl.Sandboxes.Promote(c.Context(), id, req)
+		if err != nil {
+			return err
+		}
+		return a.print(ans, func(w io.Writer) error {
+			_, err := fmt.Fprintf(w, "%s won tree %s; %d siblings deleted, %d could not be\n", ans.Winner, ans.TreeID, len(ans.Deleted), len(ans.Failures))
+			return err
+		})
+	}
+	return c
+}
+
+func (a *app) sandboxSnapshot() *cobra.Command {
+	var req api.SnapshotRequest
+	c := &cobra.Command{Use: "snapshot ID", Short: "Keep a sandbox's moment, memory and disk; it goes on", Args: cobra.ExactArgs(1)}
+	c.Flags().StringVar(&req.Name, "name", "", "a name for people")
+	c.Flags().StringToStringVar(&req.Metadata, "metadata", nil, "pairs to keep beside it, key=value")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		cl, id, err := a.dialSandbox(args[0])
+		if err != nil {
+			return err
+		}
+		s, err := cl.Sandboxes.Snapshot(c.Context(), id, req)
+		if err != nil {
+			return err
+		}
+		a.talk("%s of %s; it stood still for %d ms", size(s.SizeBytes), id, s.PauseMS)
+		return a.print(s, func(w io.Writer) error {
+			_, err := fmt.Fprintln(w, s.ID)
+			return err
+		})
+	}
+	return c
+}
+
+func (a *app) snapshot() *cobra.Command {
+	return group("snapshot", "See and delete snapshots", a.snapshotList(), a.snapshotGet(), a.snapshotDelete())
+}
+
+func (a *app) snapshotList() *cobra.Command {
+	var sandbox string
+	c := &cobra.Command{Use: "list", Aliases: []string{"ls"}, Short: "List snapshots, newest first", Args: cobra.NoArgs}
+	c.Flags().StringVar(&sandbox, "sandbox", "", "only of this sandbox")
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		cl, err := a.dial()
+		if err != nil {
+			return err
+		}
+		list, err := cl.Snapshots.List(c.Context(), api.SnapshotFilter{SandboxID: api.SandboxID(sandbox)})
+		if err != nil {
+			return err
+		}
+		return a.print(list, func(w io.Writer) error {
+			rows := make([][]string, 0, len(list))
+			for _, s := range list {
+				rows = append(rows, []string{string(s.ID), s.Name, string(s.SandboxID), s.Template, size(s.SizeBytes), age(s.CreatedAt, time.Now())})
+			}
+			return table(w, []string{"ID", "NAME", "SANDBOX", "TEMPLATE", "SIZE", "AGE"}, rows)
+		})
+	}
+	return c
+}
+
+func (a *app) snapshotGet() *cobra.Command {
+	return &cobra.Command{Use: "get ID", Short: "Show one snapshot", Args: cobra.ExactArgs(1), RunE: func(c *cobra.Command, args []string) error {
+		cl, err := a.dial()
+		if err != nil {
+			return err
+		}
+		id, err := api.ParseSnapshotID(args[0])
+		if err != nil {
+			return err
+		}
+		s, err := cl.Snapshots.Get(c.Context(), id)
+		if err != nil {
+			return err
+		}
+		return a.print(s, func(w io.Writer) error {
+			return facts(w, "id", string(s.ID), "name", s.Name, "sandbox", string(s.SandboxID), "template", s.Template, "takes", size(s.SizeBytes),
+				"memory", strconv.Itoa(s.MemoryMB)+" MiB", "disk", strconv.Itoa(s.DiskMB)+" MiB", "created", s.CreatedAt.Format(time.RFC3339), "metadata", pairs(s.Metadata))
+		})
+	}}
+}
+
+func (a *app) snapshotDelete() *cobra.Command {
+	return &cobra.Command{Use: "delete ID...", Aliases: []string{"rm"}, Short: "Delete snapshots", Args: cobra.MinimumNArgs(1), RunE: func(c *cobra.Command, args []string) error {
+		cl, err := a.dial()
+		if err != nil {
+			return err
+		}
+		for _, arg := range args {
+			id, err := api.ParseSnapshotID(arg)
+			if err != nil {
+				return err
+			}
+			if err := cl.Snapshots.Delete(c.Context(), id); err != nil {
+				return err
+			}
+			a.talk("%s deleted", id)
+		}
+		if a.json {
+			return writeJSON(a.Stdout, map[string][]string{"deleted": args})
+		}
+		return nil
+	}}
+}

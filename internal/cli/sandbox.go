@@ -1,0 +1,202 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pandastack/pandastack/api"
+)
+
+func (a *app) sandbox() *cobra.Command {
+	c := group("sandbox", "Create sandboxes and work in them",
+		a.sandboxCreate(), a.sandboxList(), a.sandboxGet(), a.sandboxDelete(),
+		a.sandboxExec(), a.sandboxShell(), a.sandboxCopy(), a.sandboxLogs(), a.sandboxPorts(), a.sandboxMetrics(), a.sandboxLifecycle(),
+		a.sandboxFork(), a.sandboxForkTree(), a.sandboxPromote(), a.sandboxSnapshot(),
+		a.sandboxHibernate(), a.sandboxWake(), a.sandboxPause(), a.sandboxResume())
+	c.Aliases = []string{"sb"}
+	return c
+}
+
+func (a *app) sandboxCreate() *cobra.Command {
+	var req api.CreateRequest
+	var from string
+	var ttl, timeout time.Duration
+	var noEgress bool
+	c := &cobra.Command{
+		Use:     "create",
+		Short:   "Create a sandbox from a template or a snapshot",
+		Long:    "Create a sandbox from a template or a snapshot. The id goes to standard output.",
+		Example: "  pandastack sandbox create\n  pandastack sandbox create --template base --persistent --env KEY=value\n  pandastack sandbox create --from-snapshot snp...",
+		Args:    cobra.NoArgs,
+	}
+	f := c.Flags()
+	f.StringVarP(&req.Template, "template", "t", "", "template (default: the server's)")
+	f.StringVar(&from, "from-snapshot", "", "restore this snapshot instead")
+	f.DurationVar(&ttl, "ttl", 0, "delete after so long without use; 0s is never (default: the server's)")
+	f.DurationVar(&timeout, "timeout", 0, "delete so long after creation, used or not")
+	f.BoolVar(&req.Persistent, "persistent", false, "never reaped for being idle; hibernated, not lost, when the node stops")
+	f.StringToStringVar(&req.Metadata, "metadata", nil, "pairs to keep beside it, key=value")
+	f.StringToStringVarP(&req.Env, "env", "e", nil, "environment of every process, KEY=value")
+	f.StringVar(&req.User, "user", "", "default user of commands and files")
+	f.StringVar(&req.Workdir, "workdir", "", "default working directory of commands")
+	f.IntVar(&req.DiskMB, "disk-mb", 0, "at least so much root disk in MiB")
+	f.BoolVar(&noEgress, "no-egress", false, "no connection leaves the sandbox")
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		req.FromSnapshot = api.SnapshotID(from)
+		if f.Changed("ttl") {
+			req.TTLSeconds = seconds(ttl)
+		}
+		req.TimeoutSeconds = *seconds(timeout)
+		if noEgress {
+			no := false
+			req.Egress = &no
+		}
+		cl, err := a.dial()
+		if err != nil {
+			return err
+		}
+		sb, err := cl.Sandboxes.Create(c.Context(), req)
+		if err != nil {
+			return err
+		}
+		a.talk("%s runs from %s (%s, %d ms)", sb.ID, sb.Template, sb.BootMode, sb.BootMS)
+		return a.print(sb, func(w io.Writer) error {
+			_, err := fmt.Fprintln(w, sb.ID)
+			return err
+		})
+	}
+	return c
+}
+
+func seconds(d time.Duration) *int64 {
+	s := int64(d / time.Second)
+	return &s
+}
+
+func (a *app) sandboxList() *cobra.Command {
+	var f api.SandboxFilter
+	var states []string
+	c := &cobra.Command{Use: "list", Aliases: []string{"ls"}, Short: "List sandboxes, newest first", Args: cobra.NoArgs}
+	c.Flags().StringVarP(&f.Template, "template", "t", "", "only those made from it")
+	c.Flags().StringSliceVar(&states, "status", nil, "only those in one of these states")
+	c.Flags().StringToStringVar(&f.Metadata, "metadata", nil, "only those with all of these pairs")
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		for _, s := range states {
+			if !api.Status(s).Valid() {
+				return fmt.Errorf("--status: %q is not a state", s)
+			}
+			f.Statuses = append(f.Statuses, api.Status(s))
+		}
+		cl, err := a.dial()
+		if err != nil {
+			return err
+		}
+		list, err := cl.Sandboxes.List(c.Context(), f)
+		if err != nil {
+			return err
+		}
+		return a.print(list, func(w io.Writer) error {
+			rows := make([][]string, 0, len(list))
+			for _, s := range list {
+				kept := ""
+				if s.Persistent {
+					kept = "persistent"
+				}
+				rows = append(rows, []string{string(s.ID), string(s.Status), s.Template, strconv.Itoa(s.MemoryMB) + " MiB", age(s.CreatedAt, time.Now()), kept, pairs(s.Metadata)})
+			}
+			return table(w, []string{"ID", "STATUS", "TEMPLATE", "MEMORY", "AGE", "KEPT", "METADATA"}, rows)
+		})
+	}
+	return c
+}
+
+func (a *app) sandboxGet() *cobra.Command {
+	return &cobra.Command{Use: "get ID", Short: "Show one sandbox", Args: cobra.ExactArgs(1), RunE: func(c *cobra.Command, args []string) error {
+		cl, id, err := a.dialSandbox(args[0])
+		if err != nil {
+			return err
+		}
+		s, err := cl.Sandboxes.Get(c.Context(), id)
+		if err != nil {
+			return err
+		}
+		return a.print(s, func(w io.Writer) error { return sandboxFacts(w, s) })
+	}}
+}
+
+func sandboxFacts(w io.Writer, s api.Sandbox) error {
+	ttl := "never"
+	if s.TTLSeconds > 0 {
+		ttl = (time.Duration(s.TTLSeconds) * time.Second).String()
+	}
+	phases := make([]string, 0, len(s.Phases))
+	for _, p := range s.Phases {
+		phases = append(phases, fmt.Sprintf("%s %.1f ms", p.Name, p.TookMS))
+	}
+	expires := ""
+	if s.ExpiresAt != nil {
+		expires = s.ExpiresAt.Format(time.RFC3339)
+	}
+	return facts(w,
+		"id", string(s.ID), "status", string(s.Status), "why failed", s.FailureReason, "template", s.Template,
+		"size", fmt.Sprintf("%d vCPU, %d MiB memory, %d MiB disk", s.CPU, s.MemoryMB, s.DiskMB),
+		"isolation", strings.Trim(s.Isolation+" "+s.Accelerator, " "), "address", s.GuestIP,
+		"last start", fmt.Sprintf("%s, %d ms", s.BootMode, s.BootMS), "where it went", strings.Join(phases, ", "),
+		"created", s.CreatedAt.Format(time.RFC3339), "from snapshot", string(s.FromSnapshot), "parent", string(s.ParentID), "tree", string(s.TreeID),
+		"deleted when idle for", ttl, "deleted at", expires, "persistent", strconv.FormatBool(s.Persistent), "egress", strconv.FormatBool(s.Egress),
+		"user", s.User, "workdir", s.Workdir, "metadata", pairs(s.Metadata))
+}
+
+func (a *app) sandboxDelete() *cobra.Command {
+	var all bool
+	c := &cobra.Command{Use: "delete ID...", Aliases: []string{"rm", "kill"}, Short: "Delete sandboxes; right in every state, and twice"}
+	c.Flags().BoolVar(&all, "all", false, "every sandbox of the workspace")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if all != (len(args) == 0) {
+			return fmt.Errorf("name sandboxes, or use --all")
+		}
+		cl, err := a.dial()
+		if err != nil {
+			return err
+		}
+		if all {
+			list, err := cl.Sandboxes.List(c.Context(), api.SandboxFilter{})
+			if err != nil {
+				return err
+			}
+			for _, s := range list {
+				args = append(args, string(s.ID))
+			}
+		}
+		deleted := []string{}
+		for _, arg := range args {
+			id, err := api.ParseSandboxID(arg)
+			if err != nil {
+				return err
+			}
+			if err := cl.Sandboxes.Delete(c.Context(), id); err != nil {
+				return err
+			}
+			deleted = append(deleted, arg)
+			a.talk("%s deleted", arg)
+		}
+		if a.json {
+			return writeJSON(a.Stdout, map[string][]string{"deleted": deleted})
+		}
+		return nil
+	}
+	return c
+}
+
+func pairs(m map[string]string) string {
+	all := make([]string, 0, len(m))
+	for _, k := range sortedKeys(m) {
+		all = append(all, k+"="+m[k])
+	}
+	return strings.Join(all, ",")
+}
