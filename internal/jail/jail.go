@@ -1,0 +1,209 @@
+package jail
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"sync"
+)
+
+// ErrNoGroup says that there is no such group to adopt.
+var ErrNoGroup = errors.New("no such control group")
+
+// Config says how a jail is to be.
+type Config struct {
+	Layout   Layout // from Probe
+	Prefix   string // name of the group that holds all of ours; "": "panda"
+	FirstUID int    // first user and group id; 0: 1900000000
+	UIDs     int    // how many; 0: 16384
+}
+
+const (
+	// defaultFirstUID lies in the part of the 31-bit ids that systemd's table of id ranges (systemd.io/UIDS-GIDS)
+	// leaves unused: above the containers' (ends at 1879048191), below the foreign ids (begin at 2147352576).
+	defaultFirstUID = 1900000000
+	defaultUIDs     = 16384
+	// parentWeight is the share of all our groups together, where an ordinary group on the host has 100: the
+	// machines are what the host is for.
+	parentWeight = 1000
+)
+
+var nameForm = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,62}$`)
+
+// Jail makes groups.
+type Jail struct {
+	cfg Config
+
+	mu     sync.Mutex
+	groups map[string]*Group // +checklocks:mu
+}
+
+// New checks the configuration. It does not touch the host.
+func New(c Config) (*Jail, error) {
+	if c.Prefix == "" {
+		c.Prefix = "panda"
+	}
+	if c.FirstUID == 0 {
+		c.FirstUID = defaultFirstUID
+	}
+	if c.UIDs == 0 {
+		c.UIDs = defaultUIDs
+	}
+	switch {
+	case c.Layout.Version != 1 && c.Layout.Version != 2:
+		return nil, fmt.Errorf("jail: %w", ErrNoControl)
+	case !nameForm.MatchString(c.Prefix):
+		return nil, fmt.Errorf("jail: prefix %q is not made of a-z, 0-9 and -", c.Prefix)
+	case c.FirstUID < 1 || c.UIDs < 1 || c.FirstUID+c.UIDs > 1<<31-1:
+		return nil, fmt.Errorf("jail: user ids from %d, %d of them, are not possible", c.FirstUID, c.UIDs)
+	}
+	return &Jail{cfg: c, groups: map[string]*Group{}}, nil
+}
+
+// Layout tells which control groups are used.
+func (j *Jail) Layout() Layout { return j.cfg.Layout }
+
+// User is the user and group id of an index, from 0: nobody else's.
+func (j *Jail) User(index int) (uid, gid int, err error) {
+	if index < 0 || index >= j.cfg.UIDs {
+		return 0, 0, fmt.Errorf("jail: no user id for index %d of %d", index, j.cfg.UIDs)
+	}
+	return j.cfg.FirstUID + index, j.cfg.FirstUID + index, nil
+}
+
+// Group makes the group called name with limits. A group of that name that nobody has in this process is a
+// remainder, and is destroyed first. After an error nothing of the group is left.
+func (j *Jail) Group(ctx context.Context, name string, limits Limits) (g *Group, err error) {
+	if !nameForm.MatchString(name) {
+		return nil, fmt.Errorf("control group name %q is not made of a-z, 0-9 and -", name)
+	}
+	if g, err = j.reserve(name, limits); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("make control group %s: %w", name, err), g.Destroy(context.WithoutCancel(ctx)))
+			g = nil
+		}
+	}()
+	if err := g.empty(ctx); err != nil {
+		return g, err
+	}
+	for _, root := range j.cfg.Layout.roots() {
+		parent := filepath.Join(root, j.cfg.Prefix)
+		if err := j.makeParent(root, parent); err != nil {
+			return g, err
+		}
+		if err := os.Mkdir(filepath.Join(parent, name), 0o755); err != nil {
+			return g, err
+		}
+	}
+	return g, g.limit()
+}
+
+func (j *Jail) reserve(name string, limits Limits) (*Group, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.groups[name] != nil {
+		return nil, fmt.Errorf("control group %s is there already", name)
+	}
+	g := &Group{jail: j, name: name, limits: limits}
+	j.groups[name] = g
+	return g, nil
+}
+
+func (j *Jail) makeParent(root, dir string) error {
+	if err := os.Mkdir(dir, 0o755); errors.Is(err, fs.ErrExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	if j.cfg.Layout.Version == 2 {
+		if err := delegate(dir); err != nil {
+			return err
+		}
+	}
+	if root != j.cfg.Layout.CPU {
+		return nil
+	}
+	weight, _, _ := settings(j.cfg.Layout.Version, Limits{CPUWeight: parentWeight})
+	return writeAll(dir, weight)
+}
+
+// Adopt takes over a group that an earlier process made. ErrNoGroup: it is not there.
+func (j *Jail) Adopt(_ context.Context, name string, limits Limits) (*Group, error) {
+	if !nameForm.MatchString(name) {
+		return nil, fmt.Errorf("adopt control group %q: %w", name, ErrNoGroup)
+	}
+	for _, root := range j.cfg.Layout.roots() {
+		if _, err := os.Stat(filepath.Join(root, j.cfg.Prefix, name)); err != nil {
+			return nil, fmt.Errorf("adopt control group %s: %w", name, ErrNoGroup)
+		}
+	}
+	return j.reserve(name, limits)
+}
+
+// Sweep destroys the groups that are neither made nor adopted by this process, with all that runs in them,
+// and says how many there were.
+func (j *Jail) Sweep(ctx context.Context) (int, error) {
+	found, err := j.found()
+	if err != nil {
+		return 0, err
+	}
+	n := 0
+	for _, name := range found {
+		g, err2 := j.reserve(name, Limits{})
+		if err2 != nil { // owned
+			continue
+		}
+		n++
+		err = errors.Join(err, g.Destroy(ctx))
+	}
+	return n, err
+}
+
+func (j *Jail) found() ([]string, error) {
+	var names []string
+	for _, root := range j.cfg.Layout.roots() {
+		list, err := os.ReadDir(filepath.Join(root, j.cfg.Prefix))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("list control groups: %w", err)
+		}
+		for _, e := range list {
+			if e.IsDir() {
+				names = append(names, e.Name())
+			}
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names), nil
+}
+
+// Close removes the group that held all of ours, once it is empty; while groups are left it stays.
+func (j *Jail) Close() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if len(j.groups) > 0 {
+		return nil
+	}
+	var all error
+	for _, root := range j.cfg.Layout.roots() {
+		all = errors.Join(all, removeDir(filepath.Join(root, j.cfg.Prefix)))
+	}
+	return all
+}
+
+func removeDir(dir string) error {
+	if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove control group: %w", err)
+	}
+	return nil
+}

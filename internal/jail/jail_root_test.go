@@ -1,0 +1,211 @@
+//go:build root
+
+package jail
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+)
+
+const patience = 60 * time.Second
+
+func limited(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func open(t *testing.T, prefix string) *Jail {
+	t.Helper()
+	layout, err := Probe()
+	if err != nil {
+		t.Skip(err)
+	}
+	t.Log(layout)
+	j, err := New(Config{Layout: layout, Prefix: prefix})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return j
+}
+
+func gone(t *testing.T, j *Jail) {
+	t.Helper()
+	if err := j.Close(); err != nil {
+		t.Error(err)
+	}
+	for _, r := range j.cfg.Layout.roots() {
+		if _, err := os.Stat(filepath.Join(r, j.cfg.Prefix)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s/%s is left: %v", r, j.cfg.Prefix, err)
+		}
+	}
+}
+
+// start runs a shell script that begins only once it is told to, so that all it does is in the group.
+func start(t *testing.T, g *Group, script string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command("/bin/sh", "-c", "read go; "+script)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	if err := g.Enter(cmd.Process.Pid); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := in.Write([]byte("go\n")); err != nil {
+		t.Fatal(err)
+	}
+	return cmd
+}
+
+func TestDestroyKillsAll(t *testing.T) {
+	j := open(t, "pntkill")
+	defer gone(t, j)
+	ctx := limited(t)
+	g, err := j.Group(ctx, "m1", Limits{CPUWeight: 50, MemoryMax: 256 << 20, PIDs: 32})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := start(t, g, "sleep 1000 & sleep 1000 & setsid sleep 1000 & wait")
+	if _, err := j.Group(ctx, "m1", Limits{}); err == nil {
+		t.Error("the same name was made twice")
+	}
+	if s, err := g.Stats(); err != nil || s.PIDs < 1 {
+		t.Errorf("stats %+v, %v", s, err)
+	}
+	for range 2 {
+		if err := g.Destroy(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := cmd.Wait(); err == nil {
+		t.Error("the process ended by itself")
+	}
+}
+
+func TestLimitsHold(t *testing.T) {
+	j := open(t, "pntlimit")
+	defer gone(t, j)
+	ctx := limited(t)
+	g, err := j.Group(ctx, "m1", Limits{MemoryMax: 32 << 20, PIDs: 8, OpenFiles: 100})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Destroy(ctx)
+	if err := start(t, g, `test "$(ulimit -n)" = 100 && test "$(ulimit -c)" = 0`).Wait(); err != nil {
+		t.Errorf("resource limits do not hold: %v", err)
+	}
+	if err := start(t, g, "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 100 & done; wait").Wait(); err == nil {
+		t.Error("12 processes were started where 8 may be")
+	}
+	big, err := j.Group(ctx, "m2", Limits{MemoryMax: 32 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer big.Destroy(ctx)
+	if err := start(t, big, "head -c 200000000 /dev/zero | tail -n 1 | wc -c").Wait(); err != nil {
+		t.Log(err) // the kernel chooses which process dies, the shell may live on
+	}
+	if s, err := big.Stats(); err != nil || s.OOMKills == 0 {
+		t.Errorf("nothing was killed for its memory: %+v, %v", s, err)
+	}
+}
+
+func TestSweepAndAdopt(t *testing.T) {
+	before := open(t, "pntsweep")
+	ctx := limited(t)
+	kept, err := before.Group(ctx, "kept", Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lost, err := before.Group(ctx, "lost", Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, out := start(t, kept, "sleep 1000"), start(t, lost, "sleep 1000")
+
+	j := open(t, "pntsweep") // as after a restart
+	defer gone(t, j)
+	if _, err := j.Adopt(ctx, "nobody", Limits{}); !errors.Is(err, ErrNoGroup) {
+		t.Errorf("adopted what is not there: %v", err)
+	}
+	g, err := j.Adopt(ctx, "kept", Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, err := j.Sweep(ctx); n != 1 || err != nil {
+		t.Errorf("swept %d, %v", n, err)
+	}
+	if err := out.Wait(); err == nil {
+		t.Error("the lost process ended by itself")
+	}
+	if _, err := os.Stat("/proc/" + strconv.Itoa(in.Process.Pid)); err != nil {
+		t.Errorf("the kept process: %v", err)
+	}
+	if err := g.Destroy(ctx); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestKillVersionTwo holds the killing of version 2 against a real hierarchy even where its controllers are
+// taken by version 1.
+func TestKillVersionTwo(t *testing.T) {
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		t.Skip(err)
+	}
+	defer f.Close()
+	unified, _, err := mounts(f)
+	if err != nil || unified == "" {
+		t.Skip("cgroup v2 is not mounted")
+	}
+	ctx := limited(t)
+	j, err := New(Config{Layout: Layout{Version: 2, CPU: unified, Memory: unified, PIDs: unified, Account: unified}, Prefix: "pntv2"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer gone(t, j)
+	g := &Group{jail: j, name: "m1"}
+	if err := os.MkdirAll(g.dir(unified), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	cmd := start(t, g, "sleep 1000 & sleep 1000 & wait")
+	if err := g.Destroy(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err == nil {
+		t.Error("the process ended by itself")
+	}
+}
+
+func TestMakingOverARemainder(t *testing.T) {
+	before := open(t, "pntagain")
+	ctx := limited(t)
+	g, err := before.Group(ctx, "m1", Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := start(t, g, "sleep 1000")
+	j := open(t, "pntagain")
+	defer gone(t, j)
+	again, err := j.Group(ctx, "m1", Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err == nil {
+		t.Error("the remainder lived on")
+	}
+	if err := again.Destroy(ctx); err != nil {
+		t.Fatal(err)
+	}
+}

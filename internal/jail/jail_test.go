@@ -1,0 +1,137 @@
+package jail
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+)
+
+const mixed = `31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
+32 31 0:29 / /sys/fs/cgroup/cpu\040and rw,relatime shared:3 - cgroup cgroup rw,cpu,cpuacct
+35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+39 31 0:36 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
+40 31 0:37 / /sys/fs/cgroup/systemd rw,relatime - cgroup cgroup rw,name=systemd
+41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
+broken line
+`
+
+func TestMounts(t *testing.T) {
+	unified, v1, err := mounts(strings.NewReader(mixed))
+	if err != nil || unified != "/sys/fs/cgroup/unified" {
+		t.Fatalf("unified %q, %v", unified, err)
+	}
+	want := map[string]string{"cpu": "/sys/fs/cgroup/cpu and", "cpuacct": "/sys/fs/cgroup/cpu and",
+		"memory": "/sys/fs/cgroup/memory", "pids": "/sys/fs/cgroup/pids"}
+	if !reflect.DeepEqual(v1, want) {
+		t.Errorf("version 1: %v", v1)
+	}
+}
+
+func TestSettings(t *testing.T) {
+	l := Limits{CPUWeight: 50, CPUQuota: 1500 * time.Millisecond, MemoryMax: 1 << 28, PIDs: 64}
+	flat := func(version int, l Limits) string {
+		var b strings.Builder
+		cpu, memory, pids := settings(version, l)
+		for _, s := range append(append(cpu, memory...), pids...) {
+			b.WriteString(s.file + "=" + s.value + ";")
+		}
+		return b.String()
+	}
+	for _, c := range []struct {
+		version int
+		limits  Limits
+		want    string
+	}{
+		{2, l, "cpu.weight=50;cpu.max=150000 100000;memory.max=268435456;memory.swap.max=0;memory.oom.group=1;pids.max=64;"},
+		{1, l, "cpu.shares=512;cpu.cfs_period_us=100000;cpu.cfs_quota_us=150000;memory.limit_in_bytes=268435456;memory.memsw.limit_in_bytes=268435456;pids.max=64;"},
+		{2, Limits{}, ""},
+		{1, Limits{}, ""},
+		{1, Limits{CPUWeight: 1}, "cpu.shares=10;"},
+	} {
+		if got := flat(c.version, c.limits); got != c.want {
+			t.Errorf("version %d %+v:\n got %s\nwant %s", c.version, c.limits, got, c.want)
+		}
+	}
+}
+
+// TestVersionTwoFiles runs the file work of version 2 on plain files, which every host has.
+func TestVersionTwoFiles(t *testing.T) {
+	root := t.TempDir()
+	put := func(dir string, files map[string]string) {
+		t.Helper()
+		for name, text := range files {
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	put(root, map[string]string{"cgroup.controllers": "cpuset cpu io memory pids\n", "cgroup.subtree_control": "cpu memory\n"})
+	if err := canDelegate(root); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := os.ReadFile(filepath.Join(root, "cgroup.subtree_control")); err != nil || !strings.Contains(string(b), "+pids") {
+		t.Errorf("subtree_control: %q, %v", b, err)
+	}
+	j, err := New(Config{Layout: Layout{Version: 2, CPU: root, Memory: root, PIDs: root, Account: root}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &Group{jail: j, name: "m1", limits: Limits{CPUWeight: 7, MemoryMax: 4096, PIDs: 3}}
+	if err := os.MkdirAll(g.dir(root), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	put(g.dir(root), map[string]string{"cpu.weight": "", "memory.max": "", "pids.max": "", "memory.current": "8192\n",
+		"memory.peak": "9000\n", "cpu.stat": "usage_usec 1500\nuser_usec 1\n", "pids.current": "2\n", "memory.events": "low 0\noom 3\noom_kill 2\n"})
+	if err := g.limit(); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := os.ReadFile(filepath.Join(g.dir(root), "memory.max")); err != nil || string(b) != "4096" {
+		t.Errorf("memory.max: %q, %v", b, err)
+	}
+	s, err := g.Stats()
+	want := Stats{Memory: 8192, MemoryPeak: 9000, CPU: 1500 * time.Microsecond, PIDs: 2, OOMKills: 2}
+	if err != nil || s != want {
+		t.Errorf("stats %+v, %v", s, err)
+	}
+}
+
+func TestCannotDelegate(t *testing.T) {
+	root := t.TempDir()
+	if err := os.WriteFile(filepath.Join(root, "cgroup.controllers"), []byte("hugetlb\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := canDelegate(root); err == nil || !strings.Contains(err.Error(), "no controller cpu") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	v1 := Layout{Version: 1, CPU: "/c", Memory: "/m", PIDs: "/p", Account: "/a"}
+	for _, c := range []Config{{}, {Layout: v1, Prefix: "../x"}, {Layout: v1, FirstUID: -1}, {Layout: v1, FirstUID: 1 << 31}} {
+		if _, err := New(c); err == nil {
+			t.Errorf("%+v was taken", c)
+		}
+	}
+	if _, err := New(Config{}); !errors.Is(err, ErrNoControl) {
+		t.Errorf("no layout: %v", err)
+	}
+}
+
+func TestUsers(t *testing.T) {
+	j, err := New(Config{Layout: Layout{Version: 1}, FirstUID: 5000, UIDs: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if uid, gid, err := j.User(1); uid != 5001 || gid != 5001 || err != nil {
+		t.Errorf("index 1: %d, %d, %v", uid, gid, err)
+	}
+	for _, i := range []int{-1, 2} {
+		if _, _, err := j.User(i); err == nil {
+			t.Errorf("index %d has a user", i)
+		}
+	}
+}
