@@ -1,0 +1,319 @@
+# Runs cells of code for a stateful context. Requests come as lines of JSON on standard input, answers go
+# as lines of JSON to the first standard output; what cells and their children print goes to pipes and
+# comes back as answers too. SIGINT interrupts the cell that runs and nothing else.
+import ast, asyncio, base64, builtins, inspect, io, json, linecache, os, signal, sys, threading, traceback
+
+channel = os.fdopen(os.dup(1), "wb", buffering=0)
+requests = os.fdopen(os.dup(0), "rb")
+null = os.open(os.devnull, os.O_RDONLY)
+os.dup2(null, 0)
+lock = threading.Lock()
+current = {"id": None}
+
+
+def send(kind, **fields):
+    fields["id"] = current["id"]
+    fields["type"] = kind
+    data = json.dumps(fields, default=str).encode() + b"\n"
+    with lock:
+        view = memoryview(data)
+        while view:
+            view = view[channel.write(view):]
+
+
+class Capture:
+    """One of the two outputs: a pipe in its place, and a thread that reads it."""
+
+    def __init__(self, fd, kind):
+        self.kind = kind
+        self.reached = threading.Event()
+        read, write = os.pipe()
+        os.dup2(write, fd)
+        os.close(write)
+        self.fd, self.read = fd, read
+        self.mark = b"\x00" + base64.b16encode(os.urandom(16)) + b"\x00"
+        threading.Thread(target=self.run, daemon=True).start()
+
+    def run(self):
+        import codecs
+        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        rest = b""
+        while True:
+            data = rest + os.read(self.read, 65536)
+            at = data.find(self.mark)
+            if at >= 0:
+                self.say(decode(data[:at], final=True))
+                self.reached.set()
+                rest = data[at + len(self.mark):]
+                continue
+            # A mark may be cut by the end of the read: what could begin one waits for more.
+            cut = data.rfind(b"\x00", max(0, len(data) - len(self.mark) + 1))
+            if cut < 0:
+                cut = len(data)
+            self.say(decode(data[:cut]))
+            rest = data[cut:]
+
+    def say(self, text):
+        if text:
+            send(self.kind, text=text)
+
+    def drain(self):
+        """Returns when everything printed so far has been sent."""
+        self.reached.clear()
+        os.write(self.fd, self.mark)
+        self.reached.wait(10)
+
+
+FORMATS = [
+    ("text/html", "_repr_html_"), ("text/markdown", "_repr_markdown_"), ("image/svg+xml", "_repr_svg_"),
+    ("image/png", "_repr_png_"), ("image/jpeg", "_repr_jpeg_"), ("application/pdf", "_repr_pdf_"),
+    ("text/latex", "_repr_latex_"), ("application/json", "_repr_json_"), ("application/javascript", "_repr_javascript_"),
+]
+
+
+def plain(value):
+    try:
+        return repr(value)
+    except Exception as err:
+        return "<%s: its repr raised %s>" % (type(value).__name__, err)
+
+
+def encode(value):
+    return base64.b64encode(value).decode() if isinstance(value, (bytes, bytearray)) else value
+
+
+def bundle(value):
+    """The forms a value has, by type of content; bytes as base64."""
+    out = {}
+    many = getattr(value, "_repr_mimebundle_", None)
+    if callable(many) and not inspect.isclass(value):
+        try:
+            got = many()
+            got = got[0] if isinstance(got, tuple) else got
+            out.update({k: encode(v) for k, v in got.items()})
+        except Exception:
+            pass
+    for kind, name in FORMATS:
+        method = getattr(value, name, None)
+        if kind in out or not callable(method) or inspect.isclass(value):
+            continue
+        try:
+            got = method()
+        except Exception:
+            continue
+        got = got[0] if isinstance(got, tuple) else got
+        if got is not None:
+            out[kind] = encode(got)
+    if type(value).__module__.startswith("pandas.") and type(value).__name__ == "DataFrame":
+        try:
+            out["application/vnd.pandastack.data+json"] = {str(k): json.loads(v.to_json(orient="values", date_format="iso")) for k, v in value.items()}
+        except Exception:
+            pass
+    out.setdefault("text/plain", plain(value))
+    return out
+
+
+def settle():
+    """Sends what was printed so far, so that it stands before what comes."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except Exception:
+        pass
+    out.drain()
+    err_out.drain()
+
+
+def display(*values, **kwargs):
+    for value in values:
+        data = bundle(value)
+        settle()
+        send("result", data=data, main=False)
+
+
+builtins.display = display
+
+
+def number(value):
+    try:
+        value = value.item()
+    except AttributeError:
+        pass
+    if isinstance(value, (int, float, str, bool)) or value is None:
+        return value
+    return str(value)
+
+
+def scale(axis):
+    name = type(axis.get_major_formatter()).__name__
+    return "datetime" if "Date" in name else axis.get_scale()
+
+
+def axes_chart(ax):
+    """What a set of axes shows, in the words of E2B's charts."""
+    from matplotlib import collections, patches
+    chart = {"type": "unknown", "title": ax.get_title() or None, "elements": []}
+    labels = {"x_label": ax.get_xlabel() or None, "y_label": ax.get_ylabel() or None, "x_unit": None, "y_unit": None}
+    wedges = [p for p in ax.patches if isinstance(p, patches.Wedge)]
+    bars = [p for c in ax.containers if type(c).__name__ == "BarContainer" for p in c.patches]
+    points = [c for c in ax.collections if isinstance(c, collections.PathCollection)]
+    if wedges:
+        chart["type"] = "pie"
+        for w in wedges:
+            chart["elements"].append({"label": w.get_label(), "angle": abs(w.theta2 - w.theta1), "radius": w.r})
+        return chart
+    chart.update(labels)
+    if bars:
+        chart["type"] = "bar"
+        names = [t.get_text() for t in ax.get_xticklabels()]
+        for c in [c for c in ax.containers if type(c).__name__ == "BarContainer"]:
+            for i, p in enumerate(c.patches):
+                name = names[i] if i < len(names) and names[i] else str(number(p.get_x() + p.get_width() / 2))
+                chart["elements"].append({"label": name, "group": str(c.get_label()), "value": number(p.get_height())})
+        return chart
+    kind, series = None, []
+    if points:
+        kind = "scatter"
+        for c in points:
+            series.append({"label": str(c.get_label()), "points": [[number(x), number(y)] for x, y in c.get_offsets().tolist()]})
+    elif ax.lines:
+        kind = "line"
+        for line in ax.lines:
+            xs, ys = line.get_xdata(), line.get_ydata()
+            series.append({"label": str(line.get_label()), "points": [[number(x), number(y)] for x, y in zip(xs, ys)]})
+    if kind:
+        chart.update(type=kind, elements=series, x_ticks=[number(t) for t in ax.get_xticks()], y_ticks=[number(t) for t in ax.get_yticks()])
+        chart.update(x_tick_labels=[t.get_text() for t in ax.get_xticklabels()], y_tick_labels=[t.get_text() for t in ax.get_yticklabels()])
+        chart.update(x_scale=scale(ax.xaxis), y_scale=scale(ax.yaxis))
+    return chart
+
+
+def figure_bundle(fig):
+    out = {"text/plain": plain(fig)}
+    image = io.BytesIO()
+    fig.savefig(image, format="png", bbox_inches="tight")
+    out["image/png"] = base64.b64encode(image.getvalue()).decode()
+    try:
+        charts = [axes_chart(ax) for ax in fig.axes]
+        if len(charts) == 1:
+            out["application/vnd.pandastack.chart+json"] = charts[0]
+        elif charts:
+            out["application/vnd.pandastack.chart+json"] = {"type": "superchart", "title": None, "elements": charts}
+    except Exception:
+        pass
+    return out
+
+
+def figures():
+    """Sends and closes the figures that the cell has left open."""
+    plt = sys.modules.get("matplotlib.pyplot")
+    if plt is None:
+        return
+    for n in plt.get_fignums():
+        fig = plt.figure(n)
+        data = figure_bundle(fig)
+        settle()
+        send("result", data=data, main=False)
+        plt.close(fig)
+
+
+os.environ.setdefault("MPLBACKEND", "Agg")
+space = {"__name__": "__main__", "__builtins__": builtins, "display": display}
+main = type(sys)("__main__")
+main.__dict__.update(space)
+space = main.__dict__
+sys.modules["__main__"] = main
+loop = asyncio.new_event_loop()
+asyncio.set_event_loop(loop)
+count = 0
+
+
+def run(tree, name, mode):
+    code = compile(tree, name, mode, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    value = eval(code, space)
+    if inspect.iscoroutine(value) and code.co_flags & inspect.CO_COROUTINE:
+        task = loop.create_task(value)
+        try:
+            return loop.run_until_complete(task)
+        except KeyboardInterrupt:
+            task.cancel()
+            try:
+                loop.run_until_complete(task)
+            except (asyncio.CancelledError, Exception):
+                pass
+            raise
+    return value
+
+
+def cell(source):
+    """Runs one cell and sends the value of a last expression that does not end in a semicolon."""
+    name = "<cell %d>" % count
+    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+    tree = ast.parse(source, name)
+    last = None
+    if tree.body and isinstance(tree.body[-1], ast.Expr) and not source.rstrip().endswith(";"):
+        last = ast.Expression(tree.body.pop().value)
+    if tree.body:
+        run(tree, name, "exec")
+    if last is not None:
+        value = run(last, name, "eval")
+        if value is not None:
+            space["_"] = value
+            figure = sys.modules.get("matplotlib.figure")
+            if not (figure and isinstance(value, figure.Figure)):
+                data = bundle(value)
+                settle()
+                send("result", data=data, main=True)
+
+
+def report(err):
+    tb = err.__traceback__
+    while tb and not tb.tb_frame.f_code.co_filename.startswith("<cell"):
+        tb = tb.tb_next
+    text = "".join(traceback.format_exception(type(err), err, tb))
+    send("error", name=type(err).__name__, value=str(err), traceback=text)
+
+
+def handle(request):
+    global count
+    current["id"] = request["id"]
+    count += 1
+    send("count", count=count)
+    saved = dict(os.environ)
+    code = 0
+    try:
+        os.environ.update(request.get("env") or {})
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            cell(request["code"])
+            figures()
+        finally:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except SystemExit as err:
+        code = err.code if isinstance(err.code, int) else (0 if err.code is None else 1)
+    except BaseException as err:
+        code = 1
+        report(err)
+    for key in (request.get("env") or {}):
+        if key in saved:
+            os.environ[key] = saved[key]
+        else:
+            os.environ.pop(key, None)
+    settle()
+    send("end", code=code)
+    current["id"] = None
+
+
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+out = Capture(1, "stdout")
+err_out = Capture(2, "stderr")
+sys.stdin = open(os.devnull)
+sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
+sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
+sys.argv = [""]
+sys.path.insert(0, "")
+driver = os.getpid()
+for line in requests:
+    handle(json.loads(line))
+    if os.getpid() != driver:
+        os._exit(0)  # a copy that a cell made by os.fork and that came back must not serve cells too
