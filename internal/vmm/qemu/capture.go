@@ -1,0 +1,163 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+// maxState bounds device state: it is about 12 KiB for one processor, and comes from QEMU, which is not
+// trusted.
+const maxState = 16 << 20
+
+// capture is a machine at one moment. Its memory is either base with pages over it, or whole.
+type capture struct {
+	manifest vmm.Manifest
+	state    []byte
+
+	mu    sync.Mutex
+	users int      // loads and saves under way; Close waits for nobody, the last one frees
+	ended bool     // Close was called
+	base  *os.File // the image's memory; of a cold machine a private reflink of all of it
+	key   fileKey  // of base, for machines that are started on it; zero for a cold machine
+	spans []span
+	pages *buffer
+}
+
+var _ vmm.Capture = (*capture)(nil)
+
+func (c *capture) DirtyBytes() int64 {
+	if c.key == (fileKey{}) {
+		return int64(c.manifest.MemoryMiB) << 20
+	}
+	return total(c.spans)
+}
+
+// hold keeps the memory for one operation.
+func (c *capture) hold() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended {
+		return errors.New("capture was closed")
+	}
+	c.users++
+	return nil
+}
+
+func (c *capture) let() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.users--
+	return c.freeLocked()
+}
+
+// Close frees the memory, at once or when the last Load or Save under way has ended.
+func (c *capture) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ended = true
+	return c.freeLocked()
+}
+
+func (c *capture) freeLocked() error {
+	if !c.ended || c.users > 0 || c.base == nil {
+		return nil
+	}
+	err := errors.Join(c.base.Close(), c.pages.free())
+	c.base = nil
+	return err
+}
+
+// Save writes a complete image into dir. The memory file shares all blocks of the base that are
+// unchanged.
+func (c *capture) Save(ctx context.Context, dir string) (_ vmm.Image, err error) {
+	if err := c.hold(); err != nil {
+		return vmm.Image{}, err
+	}
+	defer func() { err = errors.Join(err, c.let()) }()
+	if err := c.saveMemory(ctx, filepath.Join(dir, memoryFile)); err != nil {
+		return vmm.Image{}, fmt.Errorf("save image in %s: %w", dir, err)
+	}
+	return writeImage(dir, c.manifest, c.state)
+}
+
+func (c *capture) saveMemory(ctx context.Context, path string) (err error) {
+	mode := os.FileMode(0o444)
+	if v, err := parseVersion("version " + c.manifest.VMM); err != nil || !v.readOnlyMemory() {
+		mode = 0o666 // such a QEMU insists on opening it for writing, as the machine's user
+	}
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if err := reflink(f, c.base); err != nil {
+		return err
+	}
+	buf := c.pages.bytes()
+	for _, s := range c.spans {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if _, err := f.WriteAt(buf[:s.bytes()], s.start); err != nil {
+			return err
+		}
+		buf = buf[s.bytes():]
+	}
+	if err := f.Chmod(mode); err != nil {
+		return err
+	}
+	return f.Sync()
+}
+
+func (b *buffer) bytes() []byte {
+	if b == nil {
+		return nil
+	}
+	return b.mem
+}
+
+// reflink makes dst share all of src's blocks.
+func reflink(dst, src *os.File) error {
+	if err := unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())); err != nil {
+		return fmt.Errorf("reflink %s: %w; images need XFS or btrfs (pandastack setup makes one)", dst.Name(), err)
+	}
+	return nil
+}
+
+// stateFile is a file in memory that the monitor writes its device state to. Its pages are charged to
+// the monitor that writes them.
+type stateFile struct{ file *os.File }
+
+func newStateFile() (stateFile, error) {
+	fd, err := unix.MemfdCreate("state", unix.MFD_CLOEXEC)
+	if err != nil {
+		return stateFile{}, fmt.Errorf("make state file: %w", err)
+	}
+	return stateFile{os.NewFile(uintptr(fd), "state")}, nil
+}
+
+// writer answers a descriptor for writing alone: QEMU takes one from a set only if its mode is the one
+// it asks for.
+func (s stateFile) writer() (*os.File, error) {
+	return os.OpenFile(fdPath(int(s.file.Fd())), os.O_WRONLY, 0)
+}
+
+func (s stateFile) read() ([]byte, error) {
+	data, err := io.ReadAll(io.NewSectionReader(s.file, 0, maxState+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(data) == 0 || len(data) > maxState {
+		return nil, fmt.Errorf("device state has %d bytes", len(data))
+	}
+	return data, nil
+}

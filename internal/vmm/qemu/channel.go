@@ -1,0 +1,85 @@
+package qemu
+
+import (
+	"io"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// channel is our end of the guest channel. While gate is held for writing no byte moves in either
+// direction, so QEMU finds nothing to put into guest memory. Whoever reads or writes then waits.
+type channel struct {
+	conn *net.UnixConn
+	raw  syscall.RawConn
+	gate *sync.RWMutex
+}
+
+var _ net.Conn = (*channel)(nil)
+
+func newChannel(conn *net.UnixConn, gate *sync.RWMutex) (*channel, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	return &channel{conn, raw, gate}, nil
+}
+
+func (c *channel) Read(p []byte) (int, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	n, err := c.move(c.raw.Read, func(fd int) (int, error) { return unix.Read(fd, p) })
+	if n == 0 && err == nil {
+		return 0, io.EOF
+	}
+	return n, err
+}
+
+func (c *channel) Write(p []byte) (int, error) {
+	done := 0
+	for done < len(p) {
+		n, err := c.move(c.raw.Write, func(fd int) (int, error) {
+			return unix.SendmsgN(fd, p[done:], nil, nil, unix.MSG_NOSIGNAL)
+		})
+		done += n
+		if err != nil {
+			return done, err
+		}
+	}
+	return done, nil
+}
+
+// move does one system call that does not block, with the gate open, waiting in the runtime's poller
+// until it can be done.
+func (c *channel) move(wait func(func(uintptr) bool) error, do func(fd int) (int, error)) (int, error) {
+	var n int
+	var opErr error
+	err := wait(func(fd uintptr) bool {
+		c.gate.RLock()
+		defer c.gate.RUnlock()
+		for {
+			n, opErr = do(int(fd))
+			if opErr != unix.EINTR {
+				return opErr != unix.EAGAIN
+			}
+		}
+	})
+	if err != nil {
+		return 0, err
+	}
+	if opErr != nil {
+		return 0, &net.OpError{Op: "guest channel", Net: "unix", Err: opErr}
+	}
+	return n, nil
+}
+
+func (c *channel) Close() error                       { return c.conn.Close() }
+func (c *channel) LocalAddr() net.Addr                { return c.conn.LocalAddr() }
+func (c *channel) RemoteAddr() net.Addr               { return c.conn.RemoteAddr() }
+func (c *channel) SetDeadline(t time.Time) error      { return c.conn.SetDeadline(t) }
+func (c *channel) SetReadDeadline(t time.Time) error  { return c.conn.SetReadDeadline(t) }
+func (c *channel) SetWriteDeadline(t time.Time) error { return c.conn.SetWriteDeadline(t) }

@@ -1,0 +1,39 @@
+// Package qemu runs machines in QEMU: the microvm machine type, virtio-mmio devices, stock binaries.
+//
+// It owns monitor processes, their command line, their sockets and what they leave in Spec.Dir, and the
+// format of images: memory (raw), state (device state without memory, as QEMU writes it) and
+// manifest.json. It must not know what runs in a guest, what a disk holds, or how the network is made.
+//
+// # How a machine is started
+//
+// The monitor inherits descriptors for everything it uses: listening sockets for its monitor protocol
+// and for the guest channel, the memory file, the disks, the tap, and one end of a socket pair that its
+// device state will come through. It opens no path of ours, so it needs no access to any directory, and
+// a later process of ours reaches it by connecting to the sockets again.
+//
+//   - Boot: memory is a new file in Spec.Dir, mapped shared, so that an image of it is a reflink.
+//   - Prepare: memory is the image's file, opened read-only and mapped privately. The monitor waits for
+//     device state on its socket pair. When this process dies before Load, the pair breaks and the
+//     monitor ends by itself.
+//   - Load: with a capture, its pages are written into the monitor's memory; then the state is sent.
+//
+// # Capture
+//
+// What differs from the image is exactly the private pages of the mapping (PAGEMAP_SCAN, or pagemap
+// before Linux 6.7), so nothing has to be tracked while a guest runs. The guest channel is held still
+// between the device state and the copy of the memory: QEMU moves bytes from its sockets into guest
+// memory even while the guest's processors are stopped.
+//
+// Memory is never ballooned: releasing pages of a private mapping would punch holes into the image.
+//
+// # Invariants
+//
+// An image's files are never written after Save. A directory has at most one monitor, named in
+// monitor.json or, if this process died before that was written, by its environment. The device list
+// of a machine is a function of its Spec and of the manifest alone; machineFormat names the function.
+//
+// # Kernels
+//
+// A kernel in ELF form is taken to find virtio devices on its command line, and is run without ACPI.
+// Any other (bzImage, as distributions ship) gets ACPI tables. The manifest records which.
+package qemu

@@ -1,0 +1,277 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/proc"
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+// Config says which QEMU runs machines and how.
+type Config struct {
+	Binary      string          // path of qemu-system-x86_64; "": where Debian puts it
+	Accelerator vmm.Accelerator // vmm.TCG or vmm.KVM, as probed by the caller; "": TCG
+	// Limit bounds each single wait for a monitor: its start, an answer, its end. 0: a minute.
+	Limit time.Duration
+}
+
+const (
+	defaultBinary = "/usr/bin/qemu-system-x86_64"
+	defaultLimit  = time.Minute
+)
+
+// Driver runs machines in QEMU.
+type Driver struct {
+	config  Config
+	version version
+	cpu     string
+	groups  []uint32 // a monitor needs besides its own: the one that may use /dev/kvm
+	tsc     tscMeter
+
+	mu       sync.Mutex
+	machines map[string]*machine // by directory
+}
+
+var _ vmm.Driver = (*Driver)(nil)
+
+// New finds out which QEMU there is. It fails where none is installed or it is too old.
+func New(ctx context.Context, config Config) (*Driver, error) {
+	if runtime.GOARCH != "amd64" {
+		return nil, &vmm.UnsupportedError{Op: "run on " + runtime.GOARCH, Driver: "qemu"}
+	}
+	if config.Binary == "" {
+		config.Binary = defaultBinary
+	}
+	if config.Accelerator == "" {
+		config.Accelerator = vmm.TCG
+	}
+	if config.Limit == 0 {
+		config.Limit = defaultLimit
+	}
+	if config.Accelerator != vmm.TCG && config.Accelerator != vmm.KVM {
+		return nil, &vmm.UnsupportedError{Op: "use accelerator " + string(config.Accelerator), Driver: "qemu"}
+	}
+	d := &Driver{config: config, machines: map[string]*machine{}, tsc: tscMeter{start: sampleClocks()}}
+	var err error
+	if d.version, err = probeVersion(ctx, config.Binary); err != nil {
+		return nil, err
+	}
+	if d.cpu, err = fingerprint(config.Accelerator); err != nil {
+		return nil, err
+	}
+	if config.Accelerator == vmm.KVM {
+		st, err := os.Stat("/dev/kvm")
+		if err != nil {
+			return nil, err
+		}
+		if sys, ok := st.Sys().(*syscall.Stat_t); ok {
+			d.groups = []uint32{sys.Gid}
+		}
+	}
+	return d, nil
+}
+
+// Capabilities implements vmm.Driver.
+func (d *Driver) Capabilities() vmm.Capabilities {
+	return vmm.Capabilities{
+		Name: "qemu", Version: d.version.text, Accelerator: d.config.Accelerator,
+		Isolation: "microvm", Snapshot: true, LiveFork: true,
+	}
+}
+
+// manifest describes what this host makes of spec. Machine and sizes of disks are left to the caller.
+func (d *Driver) manifest(ctx context.Context, spec vmm.Spec) (vmm.Manifest, error) {
+	khz, err := d.tsc.kHz(ctx)
+	if err != nil {
+		return vmm.Manifest{}, err
+	}
+	return vmm.Manifest{
+		Version: vmm.ManifestVersion, Driver: "qemu", VMM: d.version.text, Accelerator: d.config.Accelerator,
+		CPU: d.cpu, TSCkHz: khz, VCPUs: spec.VCPUs, MemoryMiB: spec.MemoryMiB,
+		Disks: len(spec.Disks), NIC: spec.NIC != nil,
+	}, nil
+}
+
+// limited bounds one wait for a monitor.
+func (d *Driver) limited(ctx context.Context, what string) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, d.config.Limit, fmt.Errorf("%s took over %v", what, d.config.Limit))
+}
+
+// Boot implements vmm.Driver.
+func (d *Driver) Boot(ctx context.Context, spec vmm.Spec) (_ vmm.Machine, err error) {
+	if err := validate(spec); err != nil {
+		return nil, err
+	}
+	if spec.Kernel == "" || len(spec.Disks) == 0 && spec.Initramfs == "" {
+		return nil, errors.New("boot: a kernel and a disk or an initramfs are needed")
+	}
+	manifest, err := d.manifest(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	m, err := d.launch(ctx, spec, manifest, nil)
+	if err != nil {
+		return nil, fmt.Errorf("boot machine %s: %w", spec.ID, err)
+	}
+	limit, cancel := d.limited(ctx, "start of the monitor")
+	defer cancel()
+	if err := m.do(limit, "cont", nil, nil); err != nil {
+		return nil, errors.Join(fmt.Errorf("boot machine %s: %w", spec.ID, err), m.discard(ctx))
+	}
+	m.set(running)
+	return m, nil
+}
+
+// Prepare implements vmm.Driver. It does not wait for the monitor: what goes wrong in its start is told
+// by Load.
+func (d *Driver) Prepare(ctx context.Context, spec vmm.Spec, image vmm.Image) (vmm.Machine, error) {
+	if err := validate(spec); err != nil {
+		return nil, err
+	}
+	want, err := d.manifest(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	if err := check(image.Manifest, want); err != nil {
+		return nil, err
+	}
+	m, err := d.launch(ctx, spec, image.Manifest, &image)
+	if err != nil {
+		return nil, fmt.Errorf("prepare machine %s: %w", spec.ID, err)
+	}
+	return m, nil
+}
+
+func validate(spec vmm.Spec) error {
+	switch {
+	case spec.ID == "" || spec.Dir == "":
+		return errors.New("machine needs an id and a directory")
+	case spec.VCPUs < 1 || spec.MemoryMiB < 16:
+		return fmt.Errorf("machine %s: %d processors and %d MiB are too little", spec.ID, spec.VCPUs, spec.MemoryMiB)
+	}
+	for _, r := range spec.ID {
+		if !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_') {
+			return fmt.Errorf("machine id %q: letters and digits only", spec.ID)
+		}
+	}
+	return nil
+}
+
+// Adopt implements vmm.Driver.
+func (d *Driver) Adopt(ctx context.Context, spec vmm.Spec) (vmm.Machine, error) {
+	if err := validate(spec); err != nil {
+		return nil, err
+	}
+	r, ok, err := readRecord(spec.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("adopt machine %s: %w", spec.ID, err)
+	}
+	if !ok {
+		return nil, fmt.Errorf("adopt machine %s: %w", spec.ID, vmm.ErrGone)
+	}
+	manifest, err := d.manifest(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	manifest.Machine, manifest.DiskBytes = machineWords(r.ACPI), r.DiskBytes
+	if old := d.find(spec.Dir); old != nil {
+		old.release()
+	}
+	p, err := proc.Adopt(r.Process)
+	if errors.Is(err, proc.ErrGone) {
+		return nil, fmt.Errorf("adopt machine %s: %w", spec.ID, errors.Join(vmm.ErrGone, removeFiles(spec.Dir)))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("adopt machine %s: %w", spec.ID, err)
+	}
+	m, err := d.takeOver(ctx, spec, manifest, r, p)
+	if err != nil {
+		return nil, fmt.Errorf("adopt machine %s: %w", spec.ID, err)
+	}
+	return m, nil
+}
+
+// Kill implements vmm.Driver.
+func (d *Driver) Kill(ctx context.Context, spec vmm.Spec) error {
+	if m := d.find(spec.Dir); m != nil {
+		return m.Kill(ctx)
+	}
+	ids, err := d.monitors(spec.Dir)
+	if err != nil {
+		return fmt.Errorf("kill machine %s: %w", spec.ID, err)
+	}
+	ctx, cancel := d.limited(ctx, "end of the monitor")
+	defer cancel()
+	for _, id := range ids {
+		p, err := proc.Adopt(id)
+		if errors.Is(err, proc.ErrGone) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(p.Kill(ctx), p.Release()); err != nil {
+			return fmt.Errorf("kill machine %s: %w", spec.ID, err)
+		}
+	}
+	return removeFiles(spec.Dir)
+}
+
+// monitors finds who belongs to dir: the one of its record, or without one whoever carries its mark.
+func (d *Driver) monitors(dir string) ([]proc.Identity, error) {
+	r, ok, err := readRecord(dir)
+	if err != nil {
+		return nil, err
+	}
+	if ok {
+		return []proc.Identity{r.Process}, nil
+	}
+	mark, err := marker(dir)
+	if err != nil {
+		return nil, err
+	}
+	return proc.Find(mark)
+}
+
+// Close lets go of all machines and leaves them running, for a later Adopt.
+func (d *Driver) Close() error {
+	d.mu.Lock()
+	all := make([]*machine, 0, len(d.machines))
+	for _, m := range d.machines {
+		all = append(all, m)
+	}
+	d.mu.Unlock()
+	for _, m := range all {
+		m.release()
+	}
+	return nil
+}
+
+func (d *Driver) find(dir string) *machine {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.machines[filepath.Clean(dir)]
+}
+
+func (d *Driver) add(m *machine) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.machines[filepath.Clean(m.spec.Dir)] = m
+}
+
+// forget drops m unless its directory has another machine by now.
+func (d *Driver) forget(m *machine) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if key := filepath.Clean(m.spec.Dir); d.machines[key] == m {
+		delete(d.machines, key)
+	}
+}

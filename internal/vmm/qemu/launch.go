@@ -1,0 +1,225 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+
+	"github.com/pandastack/pandastack/internal/proc"
+	"github.com/pandastack/pandastack/internal/undo"
+	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/qemu/qmp"
+)
+
+// firstFD is the number of the first inherited descriptor.
+const firstFD = 3
+
+// inheritance collects what a monitor inherits.
+type inheritance struct{ files []*os.File }
+
+// add hands f over and answers its number in the monitor.
+func (h *inheritance) add(f *os.File) int {
+	h.files = append(h.files, f)
+	return firstFD + len(h.files) - 1
+}
+
+// open is add of a file that is opened for the purpose.
+func (h *inheritance) open(path string, flags int) (int, error) {
+	f, err := os.OpenFile(path, flags, 0)
+	if err != nil {
+		return 0, err
+	}
+	return h.add(f), nil
+}
+
+// close closes our descriptors of all that was added except keep.
+func (h *inheritance) close(keep ...*os.File) error {
+	var all error
+	for _, f := range h.files {
+		kept := false
+		for _, k := range keep {
+			kept = kept || k == f
+		}
+		if !kept {
+			all = errors.Join(all, f.Close())
+		}
+	}
+	return all
+}
+
+// launch starts the monitor of a machine: with an image prepared for it, else stopped before its first
+// instruction. It does not wait for the monitor.
+func (d *Driver) launch(ctx context.Context, spec vmm.Spec, manifest vmm.Manifest, image *vmm.Image) (_ *machine, err error) {
+	if err := removeFiles(spec.Dir); err != nil {
+		return nil, err
+	}
+	var back undo.Stack
+	defer func() { err = back.Settle(ctx, err) }()
+	back.Push("remove files", func(context.Context) error { return removeFiles(spec.Dir) })
+
+	m := newMachine(d, spec, manifest)
+	var given inheritance
+	keep := []*os.File{}
+	if spec.NIC != nil {
+		keep = append(keep, spec.NIC.Tap)
+	}
+	defer func() { err = errors.Join(err, given.close(keep...)) }()
+	back.Push("close connections", func(context.Context) error { m.hangUp(); return nil })
+
+	sh := shape{
+		id: spec.ID, version: d.version, accel: d.config.Accelerator,
+		vcpus: spec.VCPUs, memoryMiB: spec.MemoryMiB,
+	}
+	if err := m.openSockets(ctx, &sh, &given); err != nil {
+		return nil, err
+	}
+	if image != nil {
+		err = m.openImage(*image, &sh, &given)
+	} else {
+		err = m.openBoot(&sh, &given)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := m.openDevices(&sh, &given); err != nil {
+		return nil, err
+	}
+	mark, err := marker(spec.Dir)
+	if err != nil {
+		return nil, err
+	}
+	p, err := proc.Start(proc.Command{
+		Path: d.config.Binary, Args: sh.arguments(), Env: []string{mark}, Files: given.files,
+		UID: spec.Confine.UID, GID: spec.Confine.GID, Groups: d.groups,
+	})
+	if err != nil {
+		return nil, err
+	}
+	back.Push("kill monitor", func(ctx context.Context) error { return errors.Join(p.Kill(ctx), p.Release()) })
+	if spec.Confine.Enter != nil {
+		if err := spec.Confine.Enter(p.PID()); err != nil {
+			return nil, fmt.Errorf("confine monitor: %w", err)
+		}
+	}
+	m.record.Process = p.Identity()
+	if err := writeRecord(spec.Dir, m.record); err != nil {
+		return nil, err
+	}
+	m.begin(ctx, p)
+	return m, nil
+}
+
+// openSockets makes the listeners and connects to them before anybody accepts, so nobody ever waits for
+// a monitor to listen.
+func (m *machine) openSockets(ctx context.Context, sh *shape, given *inheritance) error {
+	var conns [2]*net.UnixConn
+	for i, name := range []string{monitorSocket, channelSocket} {
+		l, err := listen(m.spec.Dir, name)
+		if err != nil {
+			return err
+		}
+		fd := given.add(l)
+		if i == 0 {
+			sh.monitor = fd
+		} else {
+			sh.channel = fd
+		}
+		if conns[i], err = connect(ctx, m.spec.Dir, name); err != nil {
+			return err
+		}
+		if i == 0 {
+			m.qmp = qmp.Open(conns[0], m.event)
+		}
+	}
+	var err error
+	m.spare, err = newChannel(conns[1], &m.gate)
+	return err
+}
+
+// openImage arranges for a monitor over the memory of an image.
+func (m *machine) openImage(image vmm.Image, sh *shape, given *inheritance) error {
+	o, err := openImage(image, !m.driver.version.readOnlyMemory())
+	if err != nil {
+		return err
+	}
+	sh.memory = given.add(o.memory)
+	ours, theirs, err := socketPair()
+	if err != nil {
+		return err
+	}
+	sh.incoming = given.add(theirs)
+	m.incoming, m.state = ours, o.state
+	m.record.Memory = o.key
+	sh.acpi = image.Manifest.Machine == machineWords(true)
+	m.record.ACPI = sh.acpi
+	return nil
+}
+
+// openBoot arranges for a monitor that starts a kernel in memory of its own.
+func (m *machine) openBoot(sh *shape, given *inheritance) error {
+	spec := m.spec
+	memory, err := os.OpenFile(filepath.Join(spec.Dir, memoryFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	sh.memory = given.add(memory)
+	if err := memory.Truncate(int64(spec.MemoryMiB) << 20); err != nil {
+		return err
+	}
+	if spec.Confine.UID != 0 || spec.Confine.GID != 0 {
+		if err := memory.Chown(spec.Confine.UID, spec.Confine.GID); err != nil {
+			return err
+		}
+	}
+	if m.record.Memory, err = keyOf(memory); err != nil {
+		return err
+	}
+	kernel, err := os.Open(spec.Kernel)
+	if err != nil {
+		return err
+	}
+	sh.kernel = given.add(kernel)
+	tuned, err := elf(kernel)
+	if err != nil {
+		return err
+	}
+	if spec.Initramfs != "" {
+		if sh.initramfs, err = given.open(spec.Initramfs, os.O_RDONLY); err != nil {
+			return err
+		}
+	}
+	sh.acpi = !tuned
+	sh.cmdline = kernelCmdline(m.driver.config.Accelerator, m.manifest.TSCkHz, spec.Cmdline)
+	m.record.Cold, m.record.ACPI = true, sh.acpi
+	m.manifest.Machine = machineWords(sh.acpi)
+	return nil
+}
+
+// openDevices hands over disks and network card.
+func (m *machine) openDevices(sh *shape, given *inheritance) error {
+	for _, disk := range m.spec.Disks {
+		var fd diskFD
+		var err error
+		if fd.read, err = given.open(disk.Path, os.O_RDONLY); err != nil {
+			return err
+		}
+		if !disk.ReadOnly {
+			if fd.write, err = given.open(disk.Path, os.O_RDWR); err != nil {
+				return err
+			}
+		}
+		sh.disks = append(sh.disks, fd)
+		st, err := given.files[len(given.files)-1].Stat()
+		if err != nil {
+			return err
+		}
+		m.record.DiskBytes = append(m.record.DiskBytes, st.Size())
+	}
+	if nic := m.spec.NIC; nic != nil {
+		sh.tap, sh.mac = given.add(nic.Tap), nic.MAC
+	}
+	return nil
+}

@@ -1,0 +1,233 @@
+package qemu
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+const pageSize = 4096
+
+// span is a run of pages, as offsets in the guest's memory.
+type span struct{ start, end int64 }
+
+func (s span) bytes() int64 { return s.end - s.start }
+
+func total(spans []span) int64 {
+	var n int64
+	for _, s := range spans {
+		n += s.bytes()
+	}
+	return n
+}
+
+// ram is a guest's memory as a mapping in its monitor.
+type ram struct {
+	pid   int
+	start uint64
+	bytes int64
+}
+
+// fileKey names a file for as long as something holds it.
+type fileKey struct {
+	Device uint64 `json:"device"`
+	Inode  uint64 `json:"inode"`
+}
+
+func keyOf(f *os.File) (fileKey, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return fileKey{}, err
+	}
+	return fileKey{uint64(st.Dev), st.Ino}, nil
+}
+
+// findRAM looks for the mapping of the memory file in the monitor. The device number is not compared:
+// btrfs shows another one there than stat does.
+func findRAM(pid int, inode uint64, bytes int64) (ram, error) {
+	maps, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/maps")
+	if err != nil {
+		return ram{}, fmt.Errorf("memory of process %d: %w", pid, err)
+	}
+	start, err := parseMaps(string(maps), inode, bytes)
+	if err != nil {
+		return ram{}, fmt.Errorf("memory of process %d: %w", pid, err)
+	}
+	return ram{pid, start, bytes}, nil
+}
+
+// parseMaps finds the start of a whole mapping of a file (proc_pid_maps(5)), which the kernel may show in
+// several pieces that follow each other.
+func parseMaps(maps string, inode uint64, bytes int64) (uint64, error) {
+	var start, end uint64
+	for line := range strings.Lines(maps) {
+		f := strings.Fields(line)
+		if len(f) < 5 || f[4] != strconv.FormatUint(inode, 10) {
+			continue
+		}
+		from, to, ok := strings.Cut(f[0], "-")
+		a, err1 := strconv.ParseUint(from, 16, 64)
+		b, err2 := strconv.ParseUint(to, 16, 64)
+		offset, err3 := strconv.ParseUint(f[2], 16, 64)
+		if err := errors.Join(err1, err2, err3); err != nil || !ok {
+			return 0, fmt.Errorf("line %q: %w", line, err)
+		}
+		switch {
+		case offset == 0:
+			start, end = a, b
+		case a == end && offset == a-start:
+			end = b
+		}
+		if end-start == uint64(bytes) {
+			return start, nil
+		}
+	}
+	return 0, fmt.Errorf("no mapping of %d bytes of inode %d", bytes, inode)
+}
+
+// dirty answers the pages of a private mapping that are not the file's any more.
+func (r ram) dirty() ([]span, error) {
+	f, err := os.Open("/proc/" + strconv.Itoa(r.pid) + "/pagemap")
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	spans, err := r.scan(f)
+	if errors.Is(err, unix.ENOTTY) || errors.Is(err, unix.EINVAL) {
+		spans, err = r.readPagemap(f)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("dirty pages of process %d: %w", r.pid, err)
+	}
+	return spans, nil
+}
+
+// scan uses PAGEMAP_SCAN.
+func (r ram) scan(pagemap *os.File) ([]span, error) {
+	regions := make([]pageRegion, 4096)
+	var spans []span
+	end := r.start + uint64(r.bytes)
+	for at := r.start; at < end; {
+		n, walked, err := pagemapScan(int(pagemap.Fd()), at, end, regions)
+		if err != nil {
+			return nil, err
+		}
+		for _, g := range regions[:n] {
+			spans = appendSpan(spans, span{int64(g.start - r.start), int64(g.end - r.start)})
+		}
+		if walked <= at {
+			return nil, errors.New("kernel made no progress")
+		}
+		at = walked
+	}
+	return spans, nil
+}
+
+// Bits of a pagemap entry (Documentation/admin-guide/mm/pagemap.rst).
+const (
+	pagemapFile    = 1 << 61
+	pagemapSwapped = 1 << 62
+	pagemapPresent = 1 << 63
+)
+
+// readPagemap reads one word a page, for kernels without PAGEMAP_SCAN.
+func (r ram) readPagemap(pagemap *os.File) ([]span, error) {
+	var spans []span
+	buf := make([]byte, 64<<10)
+	for page := int64(0); page < r.bytes/pageSize; {
+		want := buf[:min(int64(len(buf)), (r.bytes/pageSize-page)*8)]
+		if _, err := pagemap.ReadAt(want, int64(r.start/pageSize)*8+page*8); err != nil {
+			return nil, err
+		}
+		for ; len(want) > 0; want, page = want[8:], page+1 {
+			entry := binary.NativeEndian.Uint64(want)
+			if entry&(pagemapPresent|pagemapSwapped) != 0 && entry&pagemapFile == 0 {
+				spans = appendSpan(spans, span{page * pageSize, (page + 1) * pageSize})
+			}
+		}
+	}
+	return spans, nil
+}
+
+func appendSpan(spans []span, s span) []span {
+	if n := len(spans); n > 0 && spans[n-1].end == s.start {
+		spans[n-1].end = s.end
+		return spans
+	}
+	return append(spans, s)
+}
+
+// One system call moves at most maxRemote pieces (IOV_MAX) and maxMove bytes (the kernel's limit is 2 GiB).
+const (
+	maxRemote = 1024
+	maxMove   = 256 << 20
+)
+
+// vectorCall is process_vm_readv or process_vm_writev.
+type vectorCall func(pid int, local []unix.Iovec, remote []unix.RemoteIovec, flags uint) (int, error)
+
+// read copies the spans out of the monitor into buf, one behind the other.
+func (r ram) read(spans []span, buf []byte) error { return r.move(unix.ProcessVMReadv, spans, buf) }
+
+// write copies buf into the spans of the monitor's memory.
+func (r ram) write(spans []span, buf []byte) error { return r.move(unix.ProcessVMWritev, spans, buf) }
+
+func (r ram) move(call vectorCall, spans []span, buf []byte) error {
+	for len(spans) > 0 {
+		var remote []unix.RemoteIovec
+		var want int64
+		for len(spans) > 0 && len(remote) < maxRemote && want < maxMove {
+			s := spans[0]
+			if part := maxMove - want; s.bytes() > part {
+				spans = append([]span{{s.start + part, s.end}}, spans[1:]...)
+				s.end = s.start + part
+			} else {
+				spans = spans[1:]
+			}
+			remote = append(remote, unix.RemoteIovec{Base: uintptr(r.start + uint64(s.start)), Len: int(s.bytes())})
+			want += s.bytes()
+		}
+		local := unix.Iovec{Base: &buf[0]}
+		local.SetLen(int(want))
+		n, err := call(r.pid, []unix.Iovec{local}, remote, 0)
+		if err != nil {
+			return fmt.Errorf("memory of process %d: %w", r.pid, err)
+		}
+		if int64(n) != want {
+			return fmt.Errorf("memory of process %d: moved %d of %d bytes", r.pid, n, want)
+		}
+		buf = buf[want:]
+	}
+	return nil
+}
+
+// buffer is anonymous memory in huge pages, present before it is needed.
+type buffer struct{ mem []byte }
+
+// newBuffer maps bytes of memory and makes them present.
+func newBuffer(bytes int64) (*buffer, error) {
+	const huge = 2 << 20
+	bytes = (bytes + huge - 1) / huge * huge
+	mem, err := unix.Mmap(-1, 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return nil, fmt.Errorf("%d bytes for captured memory: %w", bytes, err)
+	}
+	// Both are advice: without them the copy itself makes the pages present.
+	_ = unix.Madvise(mem, unix.MADV_HUGEPAGE)
+	_ = unix.Madvise(mem, unix.MADV_POPULATE_WRITE)
+	return &buffer{mem}, nil
+}
+
+func (b *buffer) free() error {
+	if b == nil || b.mem == nil {
+		return nil
+	}
+	mem := b.mem
+	b.mem = nil
+	return unix.Munmap(mem)
+}
