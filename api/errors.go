@@ -22,15 +22,17 @@ const (
 	WrongState      Code = "wrong_state"        // not possible in the sandbox's state
 	Gone            Code = "gone"               // was there and has ended
 	TooLarge        Code = "too_large"          // over a bound that the message names
-	QuotaExceeded   Code = "quota_exceeded"     // over what the workspace may have
-	Unsupported     Code = "unsupported"        // this server cannot do it
-	Timeout         Code = "timeout"            // a deadline of the caller's passed
-	Canceled        Code = "canceled"           // the caller went away
-	NoCapacity      Code = "no_capacity"        // no host has room now
-	NoSpace         Code = "no_space"           // no disk space for it
-	Unreachable     Code = "unreachable"        // nothing answers on that port of the sandbox
-	Unavailable     Code = "unavailable"        // not now: starting, stopping, or a host is away
-	Internal        Code = "internal"           // our fault; the request id finds it in the log
+	// RangeNotSatisfiable answers a Range header that lies beyond the end of a file.
+	RangeNotSatisfiable Code = "range_not_satisfiable"
+	QuotaExceeded       Code = "quota_exceeded" // over what the workspace may have
+	Unsupported         Code = "unsupported"    // this server cannot do it
+	Timeout             Code = "timeout"        // a deadline of the caller's passed
+	Canceled            Code = "canceled"       // the caller went away
+	NoCapacity          Code = "no_capacity"    // no host has room now
+	NoSpace             Code = "no_space"       // no disk space for it
+	Unreachable         Code = "unreachable"    // nothing answers on that port of the sandbox
+	Unavailable         Code = "unavailable"    // not now: starting, stopping, or a host is away
+	Internal            Code = "internal"       // our fault; the request id finds it in the log
 )
 
 // Meaning is what a code means to clients.
@@ -54,6 +56,7 @@ var table = []Meaning{
 	{WrongState, http.StatusConflict, 7, false, "Not possible in the state the sandbox is in."},
 	{Gone, http.StatusGone, 5, false, "It was there and has ended."},
 	{TooLarge, http.StatusRequestEntityTooLarge, 2, false, "Larger than the bound in the message."},
+	{RangeNotSatisfiable, http.StatusRequestedRangeNotSatisfiable, 2, false, "The range begins beyond the end of the file."},
 	{QuotaExceeded, http.StatusTooManyRequests, 8, true, "More than the workspace may have at once."},
 	{Unsupported, http.StatusNotImplemented, 9, false, "This server cannot do it."},
 	{Timeout, http.StatusGatewayTimeout, 124, false, "A deadline the caller set has passed."},

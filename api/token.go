@@ -7,6 +7,7 @@ type Token struct {
 	Prefix     string     `json:"prefix" doc:"The first letters of the key, which name it."`
 	Label      string     `json:"label"`
 	Name       string     `json:"name" doc:"The same as label."`
+	Admin      bool       `json:"admin" doc:"May manage keys and the node."`
 	CreatedAt  time.Time  `json:"created_at"`
 	ExpiresAt  *time.Time `json:"expires_at,omitempty"`
 	LastUsedAt *time.Time `json:"last_used_at,omitempty"`
@@ -22,6 +23,7 @@ type TokenRequest struct {
 	Label         string `json:"label,omitempty"`
 	Name          string `json:"name,omitempty" doc:"The same as label."`
 	ExpiresInDays int    `json:"expires_in_days,omitempty" doc:"0 is never."`
+	Admin         bool   `json:"admin,omitempty" doc:"May manage keys and the node."`
 }
 
 // Validate checks the request and copies Name to Label.
@@ -44,6 +46,7 @@ type TokenCreated struct {
 	Prefix    string     `json:"prefix"`
 	Label     string     `json:"label"`
 	Name      string     `json:"name"`
+	Admin     bool       `json:"admin"`
 	CreatedAt time.Time  `json:"created_at"`
 	ExpiresAt *time.Time `json:"expires_at,omitempty"`
 }

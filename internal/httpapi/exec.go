@@ -1,0 +1,158 @@
+package httpapi
+
+import (
+	"strconv"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/httpapi/stream"
+)
+
+func exec(rq *request, req api.ExecRequest) (api.ExecResult, error) {
+	g, err := rq.guest()
+	if err != nil {
+		return api.ExecResult{}, err
+	}
+	if req.Background {
+		return stream.Background(rq.r.Context(), g, req)
+	}
+	return stream.Exec(rq.r.Context(), g, req)
+}
+
+func execStream(rq *request) error {
+	var req api.ExecRequest
+	if err := rq.decode(&req); err != nil {
+		return err
+	}
+	if req.Background {
+		return api.Errorf(api.Invalid, "background: is not possible here: use exec, and follow the process at processes/{pid}/stream").
+			With("field", "background")
+	}
+	g, err := rq.guest()
+	if err != nil {
+		return err
+	}
+	return stream.ToSSE(rq.r.Context(), g, req, func() *stream.SSE { return stream.NewSSE(rq.w) })
+}
+
+// socketOnly refuses requests that are no WebSocket handshake.
+func socketOnly(rq *request) error {
+	if !rq.upgrade() {
+		return api.Errorf(api.Invalid, "this path is a WebSocket: send the headers of an upgrade")
+	}
+	return nil
+}
+
+func execSocket(rq *request) error {
+	if err := socketOnly(rq); err != nil {
+		return err
+	}
+	g, err := rq.guest()
+	if err != nil {
+		return err
+	}
+	conn, err := stream.Accept(rq.w, rq.r)
+	if err != nil {
+		return err
+	}
+	return stream.ExecMux(rq.r.Context(), g, conn)
+}
+
+func execPTY(rq *request) error { return terminal(rq, false) }
+
+func execSSH(rq *request) error { return terminal(rq, true) }
+
+// terminal starts the program before the upgrade, so that what fails is an HTTP answer.
+func terminal(rq *request, silent bool) error {
+	if err := socketOnly(rq); err != nil {
+		return err
+	}
+	rows, err := rq.number("rows", 1, 2000, 24)
+	if err != nil {
+		return err
+	}
+	cols, err := rq.number("cols", 1, 2000, 80)
+	if err != nil {
+		return err
+	}
+	q := rq.r.URL.Query()
+	check := api.ExecRequest{Cmd: q.Get("cmd"), Cwd: q.Get("cwd"), User: q.Get("user")}
+	if check.Cmd == "" {
+		check.Cmd = "login shell"
+	}
+	if err := check.Validate(); err != nil {
+		return err
+	}
+	g, err := rq.guest()
+	if err != nil {
+		return err
+	}
+	t := stream.Terminal{
+		Size: guestapi.Size{Rows: uint16(rows), Cols: uint16(cols)},
+		Cmd:  q.Get("cmd"), Cwd: q.Get("cwd"), User: q.Get("user"), Silent: silent,
+	}
+	p, err := t.Start(rq.r.Context(), g)
+	if err != nil {
+		return err
+	}
+	conn, err := stream.Accept(rq.w, rq.r, "pds-pty")
+	if err != nil {
+		_ = p.Close() // the handshake's error says more
+		return err
+	}
+	t.PTY(rq.r.Context(), g, p, conn)
+	return nil
+}
+
+func listProcesses(rq *request) ([]api.Process, error) {
+	g, err := rq.guest()
+	if err != nil {
+		return nil, err
+	}
+	infos, err := g.Processes(rq.r.Context())
+	if err != nil {
+		return nil, stream.GuestError(err, "processes")
+	}
+	out := make([]api.Process, 0, len(infos))
+	for _, p := range infos {
+		out = append(out, stream.Process(p))
+	}
+	return out, nil
+}
+
+// process reads the process of the path.
+func (rq *request) process() (guestapi.ProcessRef, error) {
+	pid, err := strconv.ParseUint(rq.r.PathValue("pid"), 10, 32)
+	if err != nil || pid == 0 {
+		return guestapi.ProcessRef{}, api.Errorf(api.NotFound, "process %q not found: processes are named by pid", shorten(rq.r.PathValue("pid")))
+	}
+	return guestapi.ProcessRef{PID: uint32(pid)}, nil
+}
+
+func signalProcess(rq *request, req api.SignalRequest) error {
+	ref, err := rq.process()
+	if err != nil {
+		return err
+	}
+	g, err := rq.guest()
+	if err != nil {
+		return err
+	}
+	return stream.GuestError(g.Signal(rq.r.Context(), ref, req.Signal, req.Group), "process")
+}
+
+func attachProcess(rq *request) error {
+	ref, err := rq.process()
+	if err != nil {
+		return err
+	}
+	from, err := stream.ParseOffsets(rq.r.Header.Get("Last-Event-ID"))
+	if err != nil {
+		return err
+	}
+	g, err := rq.guest()
+	if err != nil {
+		return err
+	}
+	return stream.AttachSSE(rq.r.Context(), g, ref, from, func() *stream.SSE { return stream.NewSSE(rq.w) })
+}

@@ -1,0 +1,233 @@
+package httpapi
+
+import (
+	"net/http"
+	"reflect"
+	"strings"
+
+	"github.com/pandastack/pandastack/api"
+)
+
+// access says who may call a route.
+type access string
+
+const (
+	public access = "public" // anybody
+	user   access = "user"   // whoever shows a key; sees what the key's workspace owns
+	admin  access = "admin"  // whoever shows an admin's key
+)
+
+// route is one line of the table.
+type route struct {
+	method  string // "" is any
+	pattern string // of net/http
+	access  access
+	tag     string
+	summary string
+	query   []param
+	bound
+	alias bool // another name of an earlier route; not in the OpenAPI document
+}
+
+// param is a parameter of the query.
+type param struct{ name, kind, doc string }
+
+// bound is a handler with what it takes and gives.
+type bound struct {
+	in, out reflect.Type // nil: nothing, or not JSON
+	status  int
+	takes   string // media type of the body, if not JSON
+	gives   string // media type of the answer, if not JSON
+	handle  func(*request) error
+}
+
+func (rt route) muxPattern() string { return strings.TrimSpace(rt.method + " " + rt.pattern) }
+
+// give binds a verb without a body.
+func give[Out any](status int, do func(*request) (Out, error)) bound {
+	return bound{out: reflect.TypeFor[Out](), status: status, handle: func(rq *request) error {
+		out, err := do(rq)
+		if err != nil {
+			return err
+		}
+		send(rq.w, status, out)
+		return nil
+	}}
+}
+
+// take binds a verb with a JSON body.
+func take[In, Out any](status int, do func(*request, In) (Out, error)) bound {
+	return bound{in: reflect.TypeFor[In](), out: reflect.TypeFor[Out](), status: status, handle: func(rq *request) error {
+		var in In
+		if err := rq.decode(&in); err != nil {
+			return err
+		}
+		out, err := do(rq, in)
+		if err != nil {
+			return err
+		}
+		send(rq.w, status, out)
+		return nil
+	}}
+}
+
+// empty binds a verb that answers 204 and nothing else.
+func empty(do func(*request) error) bound {
+	return bound{status: http.StatusNoContent, handle: func(rq *request) error {
+		if err := do(rq); err != nil {
+			return err
+		}
+		rq.w.WriteHeader(http.StatusNoContent)
+		return nil
+	}}
+}
+
+// takeEmpty binds a verb with a JSON body that answers 204.
+func takeEmpty[In any](do func(*request, In) error) bound {
+	b := empty(func(rq *request) error {
+		var in In
+		if err := rq.decode(&in); err != nil {
+			return err
+		}
+		return do(rq, in)
+	})
+	b.in = reflect.TypeFor[In]()
+	return b
+}
+
+// raw binds a handler that writes its own answer of the given media type.
+func raw(gives string, handle func(*request) error) bound {
+	return bound{status: http.StatusOK, gives: gives, handle: handle}
+}
+
+const (
+	boxes  = "/v1/sandboxes"
+	one    = boxes + "/{sandbox}"
+	octets = "application/octet-stream"
+	sse    = "text/event-stream"
+	ws     = "websocket"
+)
+
+// routes is the table of all routes.
+func routes() []route {
+	var all []route
+	for _, part := range [][]route{sandboxRoutes(), runRoutes(), fileRoutes(), portRoutes(), otherRoutes()} {
+		all = append(all, part...)
+	}
+	return all
+}
+
+func sandboxRoutes() []route {
+	const tag = "sandboxes"
+	return []route{
+		{"POST", boxes, user, tag, "Create a sandbox", nil, take(201, createSandbox), false},
+		{"GET", boxes, user, tag, "List sandboxes, newest first; X-Next-Cursor leads to the next page", []param{
+			{"status", "string", "Only in this state; may be repeated."},
+			{"template", "string", "Only of this template."},
+			{"metadata.{key}", "string", "Only with this value under the key."},
+			{"limit", "integer", "At most so many, 1 to 1000; all if absent."},
+			{"cursor", "string", "X-Next-Cursor of the page before."},
+		}, give(200, listSandboxes), false},
+		{"GET", one, user, tag, "Get a sandbox; the 404 of one that ended says why", nil, give(200, getSandbox), false},
+		{"DELETE", one, user, tag, "End a sandbox in any state", nil, empty(deleteSandbox), false},
+		{"POST", one + "/pause", user, tag, "Stop a sandbox in memory", nil, empty(pauseSandbox), false},
+		{"POST", one + "/resume", user, tag, "Let a paused sandbox go on", nil, empty(resumeSandbox), false},
+		{"POST", one + "/hibernate", user, tag, "Put a sandbox to rest on disk", nil, give(200, hibernateSandbox), false},
+		{"POST", one + "/wake", user, tag, "Bring a hibernated sandbox back", nil, give(200, wakeSandbox), false},
+		{"POST", one + "/stop", user, tag, "Put a sandbox to rest on disk", nil, give(200, hibernateSandbox), true},
+		{"POST", one + "/start", user, tag, "Bring a hibernated sandbox back", nil, give(200, wakeSandbox), true},
+		{"GET", one + "/lifecycle", user, tag, "When a sandbox ends by itself", nil, give(200, getLifecycle), false},
+		{"PATCH", one + "/lifecycle", user, tag, "Change when a sandbox ends by itself", nil, take(200, setLifecycle), false},
+		{"POST", one + "/fork", user, tag, "Copy a running sandbox, memory and disk; it goes on", nil, take(201, forkSandbox), false},
+		{"POST", one + "/fork-tree", user, tag, "Make several children of one moment", nil, take(201, forkTree), false},
+		{"POST", one + "/promote", user, tag, "Make a child the winner of its tree", nil, take(200, promote), false},
+		{"POST", one + "/snapshots", user, "snapshots", "Keep this moment of a sandbox; it goes on", nil, take(201, takeSnapshot), false},
+		{"GET", "/v1/snapshots", user, "snapshots", "List snapshots, newest first", []param{
+			{"sandbox_id", "string", "Only of this sandbox."},
+			{"limit", "integer", "At most so many, 1 to 1000; all if absent."},
+			{"cursor", "string", "X-Next-Cursor of the page before."},
+		}, give(200, listSnapshots), false},
+		{"GET", "/v1/snapshots/{snapshot}", user, "snapshots", "Get a snapshot", nil, give(200, getSnapshot), false},
+		{"DELETE", "/v1/snapshots/{snapshot}", user, "snapshots", "Remove a snapshot", nil, give(200, deleteSnapshot), false},
+	}
+}
+
+func runRoutes() []route {
+	const tag = "commands"
+	terminal := []param{
+		{"rows", "integer", "24 if absent."}, {"cols", "integer", "80 if absent."},
+		{"cmd", "string", "A login shell if absent."},
+		{"cwd", "string", "Working directory."}, {"user", "string", "Name or number."},
+	}
+	return []route{
+		{"POST", one + "/exec", user, tag, "Run a command to its end", nil, take(200, exec), false},
+		{"POST", one + "/exec/stream", user, tag, "Run a command; events start, stdout, stderr, then exit or error", nil,
+			bound{in: reflect.TypeFor[api.ExecRequest](), status: 200, gives: sse, handle: execStream}, false},
+		{"GET", one + "/exec/ws", user, tag, "Run many commands over one WebSocket", nil, raw(ws, execSocket), false},
+		{"GET", one + "/exec/pty", user, tag, "A terminal over a WebSocket", terminal, raw(ws, execPTY), false},
+		{"GET", one + "/ssh", user, tag, "A terminal for clients that print every message", terminal, raw(ws, execSSH), false},
+		{"GET", one + "/processes", user, tag, "List processes that run or ended lately", nil, give(200, listProcesses), false},
+		{"GET", one + "/processes/{pid}/stream", user, tag, "Follow a process; Last-Event-ID goes on where a stream was cut", nil,
+			raw(sse, attachProcess), false},
+		{"POST", one + "/processes/{pid}/signal", user, tag, "Send a signal to a process", nil, takeEmpty(signalProcess), false},
+		{"GET", one + "/logs", user, "observation", "What a sandbox printed, also after its end", []param{
+			{"stream", "string", "stdout, stderr, console, or both, which is all and the default."},
+			{"follow", "string", "1: go on with new lines as events."},
+		}, raw("text/plain", logs), false},
+		{"GET", one + "/events", user, "observation", "What happened to a sandbox, also after its end", []param{
+			{"tail", "integer", "Only the last so many."},
+			{"follow", "string", "1: go on with new ones as server-sent events."},
+		}, bound{out: reflect.TypeFor[api.EventList](), status: 200, handle: events}, false},
+		{"GET", one + "/metrics", user, "observation", "What a sandbox takes now", nil, give(200, usage), false},
+	}
+}
+
+func fileRoutes() []route {
+	const tag = "files"
+	where := []param{{"path", "string", "Absolute, or relative to the user's home."}, {"user", "string", "Name or number; the sandbox's default if absent."}}
+	with := func(more ...param) []param { return append(append([]param(nil), where...), more...) }
+	return []route{
+		{"GET", one + "/fs", user, tag, "Read a file of any size; Range is honoured", where, raw(octets, readFile), false},
+		{"PUT", one + "/fs", user, tag, "Write a file of any size, whole or not at all", with(param{"mode", "string", "Octal permissions, such as 0755."}),
+			bound{out: reflect.TypeFor[api.FileWritten](), status: 200, takes: octets, handle: writeFile}, false},
+		{"DELETE", one + "/fs", user, tag, "Remove a file or directory", with(param{"recursive", "string", "1: a directory with all below it."}), empty(removeFile), false},
+		{"GET", one + "/fs/stat", user, tag, "Describe a file", where, give(200, statFile), false},
+		{"GET", one + "/fs/dir", user, tag, "List a directory", with(param{"depth", "integer", "How deep; 1 if absent."}), give(200, listDir), false},
+		{"POST", one + "/fs/mkdir", user, tag, "Make a directory with its parents", nil, take(201, makeDir), false},
+		{"POST", one + "/fs/move", user, tag, "Rename a file or directory", nil, take(200, moveFile), false},
+	}
+}
+
+func portRoutes() []route {
+	const tag = "ports"
+	return []route{
+		{"GET", one + "/ports", user, tag, "List declared and listening ports", nil, give(200, listPorts), false},
+		{"POST", one + "/ports", user, tag, "Declare a port", nil, take(201, declarePort), false},
+		{"DELETE", one + "/ports/{port}", user, tag, "Take a declaration back", nil, empty(removePort), false},
+		{"POST", one + "/preview-token", user, tag, "Make a signed address of a port that needs no key", nil, take(201, makePreview), false},
+		{"POST", one + "/preview", user, tag, "Make a signed address of a port that needs no key", nil, take(201, makePreview), true},
+		{"", proxyPattern, user, tag, "Forward to a port of the sandbox, WebSockets included", nil, raw("*/*", proxyPort), false},
+		{"", previewPattern, public, tag, "Forward to a port by a signed address", nil, raw("*/*", previewPort), false},
+	}
+}
+
+func otherRoutes() []route {
+	return []route{
+		{"GET", "/v1/templates", user, "templates", "List templates", nil, give(200, listTemplates), false},
+		{"GET", "/v1/templates/{template}", user, "templates", "Get a template", nil, give(200, getTemplate), false},
+		{"POST", "/v1/templates/{template}/bake", user, "templates", "Begin to bake a template, or join a bake", nil, take(202, bakeTemplate), false},
+		{"GET", "/v1/me", user, "keys", "Who the key is", nil, give(200, me), false},
+		{"GET", "/v1/me/tokens", admin, "keys", "List keys", nil, give(200, listTokens), false},
+		{"POST", "/v1/me/tokens", admin, "keys", "Make a key, which is shown this once", nil, take(201, createToken), false},
+		{"DELETE", "/v1/me/tokens/{prefix}", admin, "keys", "End a key at once", nil, empty(revokeToken), false},
+		{"GET", "/v1/capacity", user, "node", "What the node has and has promised", nil, give(200, capacity), false},
+		{"GET", "/healthz", public, "node", "Whether the server runs", nil, give(200, health), false},
+		{"GET", "/readyz", public, "node", "Whether the server can make sandboxes", nil, give(200, ready), false},
+		{"GET", "/version", public, "node", "What the server is", nil, give(200, version), false},
+		{"GET", "/v1/version", public, "node", "What the server is", nil, give(200, version), true},
+		{"GET", "/v1/health", public, "node", "Whether the server runs", nil, give(200, health), true},
+		{"GET", "/metrics", admin, "node", "Metrics for Prometheus", nil, raw("text/plain", prometheusText), false},
+		{"GET", "/openapi.json", public, "node", "This document", nil, raw("application/json", openAPI), false},
+		{"GET", "/v1/openapi.json", public, "node", "This document", nil, raw("application/json", openAPI), true},
+	}
+}

@@ -1,0 +1,190 @@
+package httpapi
+
+import (
+	"context"
+	"strings"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/auth"
+)
+
+// Bounds of a list. Clients that know no pages get everything, up to listMost.
+const (
+	pageMost = 1000
+	listMost = 10_000
+)
+
+func createSandbox(rq *request, req api.CreateRequest) (api.Sandbox, error) {
+	req.IdempotencyKey = rq.r.Header.Get("Idempotency-Key")
+	// The header came after the body was validated.
+	if err := req.Validate(); err != nil {
+		return api.Sandbox{}, err
+	}
+	box, err := rq.s.deps.Sandboxes.Create(rq.r.Context(), rq.p, req)
+	rq.s.met.created(box, err)
+	return box, err
+}
+
+func listSandboxes(rq *request) ([]api.Sandbox, error) {
+	f := api.SandboxFilter{Metadata: map[string]string{}}
+	for key, values := range rq.r.URL.Query() {
+		name, ok := strings.CutPrefix(key, "metadata.")
+		switch {
+		case ok && len(values) > 0:
+			f.Metadata[name] = values[0]
+		case key == "status" || key == "state":
+			for _, v := range values {
+				for st := range strings.SplitSeq(v, ",") {
+					if !api.Status(st).Valid() {
+						return nil, api.Errorf(api.Invalid, "%s: %q is no state: use one of %v", key, shorten(st), api.Statuses()).With("field", key)
+					}
+					f.Statuses = append(f.Statuses, api.Status(st))
+				}
+			}
+		}
+	}
+	f.Template = rq.r.URL.Query().Get("template")
+	err := pages(rq, &f.Limit, &f.Cursor)
+	if err != nil {
+		return nil, err
+	}
+	return collect(rq, &f.Limit, &f.Cursor, func(ctx context.Context, p auth.Principal) ([]api.Sandbox, string, error) {
+		page, err := rq.s.deps.Sandboxes.List(ctx, p, f)
+		return page.Sandboxes, page.Next, err
+	})
+}
+
+// pages reads limit and cursor of the query.
+func pages(rq *request, limit *int, cursor *string) error {
+	n, err := rq.number("limit", 1, pageMost, 0)
+	*limit, *cursor = int(n), rq.r.URL.Query().Get("cursor")
+	return err
+}
+
+// collect gives one page if the client asked for one, else all pages; limit and cursor are those that
+// next looks at. The cursor of what remains goes into a header, because lists are bare arrays.
+func collect[T any](rq *request, limit *int, cursor *string, next func(context.Context, auth.Principal) ([]T, string, error)) ([]T, error) {
+	all := []T{}
+	single := *limit > 0 || *cursor != ""
+	if !single {
+		*limit = pageMost
+	}
+	for {
+		items, more, err := next(rq.r.Context(), rq.p)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, items...)
+		if more == "" || single || len(all) >= listMost {
+			if more != "" {
+				rq.w.Header().Set("X-Next-Cursor", more)
+			}
+			return all, nil
+		}
+		*cursor = more
+	}
+}
+
+func getSandbox(rq *request) (api.Sandbox, error) {
+	return onBox(rq, rq.s.deps.Sandboxes.Get)
+}
+
+// onBox calls a verb on the sandbox of the path.
+func onBox[T any](rq *request, verb func(context.Context, auth.Principal, api.SandboxID) (T, error)) (T, error) {
+	id, err := rq.sandbox()
+	if err != nil {
+		var none T
+		return none, err
+	}
+	return verb(rq.r.Context(), rq.p, id)
+}
+
+// onBoxWith calls a verb with a request on the sandbox of the path.
+func onBoxWith[In, Out any](rq *request, in In, verb func(context.Context, auth.Principal, api.SandboxID, In) (Out, error)) (Out, error) {
+	return onBox(rq, func(ctx context.Context, p auth.Principal, id api.SandboxID) (Out, error) {
+		return verb(ctx, p, id, in)
+	})
+}
+
+func deleteSandbox(rq *request) error {
+	id, err := rq.sandbox()
+	if err != nil {
+		return err
+	}
+	return rq.s.deps.Sandboxes.Delete(rq.r.Context(), rq.p, id)
+}
+
+func pauseSandbox(rq *request) error {
+	_, err := onBox(rq, rq.s.deps.Sandboxes.Pause)
+	return err
+}
+
+func resumeSandbox(rq *request) error {
+	_, err := onBox(rq, rq.s.deps.Sandboxes.Resume)
+	return err
+}
+
+func hibernateSandbox(rq *request) (api.StatusAnswer, error) {
+	box, err := onBox(rq, rq.s.deps.Sandboxes.Hibernate)
+	return api.StatusAnswer{Status: box.Status}, err
+}
+
+func wakeSandbox(rq *request) (api.StatusAnswer, error) {
+	box, err := onBox(rq, rq.s.deps.Sandboxes.Wake)
+	return api.StatusAnswer{Status: box.Status}, err
+}
+
+func getLifecycle(rq *request) (api.Lifecycle, error) {
+	return onBox(rq, rq.s.deps.Sandboxes.Lifecycle)
+}
+
+func setLifecycle(rq *request, patch api.LifecyclePatch) (api.Lifecycle, error) {
+	return onBoxWith(rq, patch, rq.s.deps.Sandboxes.SetLifecycle)
+}
+
+func forkSandbox(rq *request, req api.ForkRequest) (api.ForkAnswer, error) {
+	return onBoxWith(rq, req, rq.s.deps.Sandboxes.Fork)
+}
+
+func forkTree(rq *request, req api.ForkTreeRequest) (api.ForkTree, error) {
+	return onBoxWith(rq, req, rq.s.deps.Sandboxes.ForkTree)
+}
+
+func promote(rq *request, req api.PromoteRequest) (api.Promotion, error) {
+	return onBoxWith(rq, req, rq.s.deps.Sandboxes.Promote)
+}
+
+func usage(rq *request) (api.Usage, error) {
+	return onBox(rq, rq.s.deps.Sandboxes.Usage)
+}
+
+func takeSnapshot(rq *request, req api.SnapshotRequest) (api.Snapshot, error) {
+	return onBoxWith(rq, req, rq.s.deps.Sandboxes.TakeSnapshot)
+}
+
+func listSnapshots(rq *request) ([]api.Snapshot, error) {
+	f := api.SnapshotFilter{SandboxID: api.SandboxID(rq.r.URL.Query().Get("sandbox_id"))}
+	if err := pages(rq, &f.Limit, &f.Cursor); err != nil {
+		return nil, err
+	}
+	return collect(rq, &f.Limit, &f.Cursor, func(ctx context.Context, p auth.Principal) ([]api.Snapshot, string, error) {
+		page, err := rq.s.deps.Sandboxes.Snapshots(ctx, p, f)
+		return page.Snapshots, page.Next, err
+	})
+}
+
+func getSnapshot(rq *request) (api.Snapshot, error) {
+	id, err := api.ParseSnapshotID(rq.r.PathValue("snapshot"))
+	if err != nil {
+		return api.Snapshot{}, err
+	}
+	return rq.s.deps.Sandboxes.Snapshot(rq.r.Context(), rq.p, id)
+}
+
+func deleteSnapshot(rq *request) (api.SnapshotDeleted, error) {
+	id, err := api.ParseSnapshotID(rq.r.PathValue("snapshot"))
+	if err != nil {
+		return api.SnapshotDeleted{}, err
+	}
+	return api.SnapshotDeleted{Deleted: id}, rq.s.deps.Sandboxes.DeleteSnapshot(rq.r.Context(), rq.p, id)
+}
