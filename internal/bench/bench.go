@@ -1,0 +1,201 @@
+// Package bench measures a node from outside, over HTTP, as a user would feel it.
+//
+// It owns the list of series, what each measures, and the report. It speaks to the node through the
+// public client alone and deletes everything it creates. Two references are measured in the same run: a
+// cold boot of the same template, and a runc container. It asserts nothing: a target that is missed is a
+// word in the table.
+//
+// Run one at a time per node: two would measure each other.
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/client"
+)
+
+// Options of a run.
+type Options struct {
+	Template string         // that most series use
+	Only     *regexp.Regexp // nil: all series
+	Scale    float64        // of the numbers of measurements; 1 is a real run
+	Most     int            // sandboxes at once in the density series
+	Work     string         // an empty directory for what the container reference needs
+	Tell     func(text string)
+}
+
+// run is one run.
+type run struct {
+	Options
+	cl     *client.Client
+	report *Report
+
+	mu   sync.Mutex
+	made map[api.SandboxID]bool // guarded by mu: exists and must be deleted
+}
+
+// part is a group of series that are measured together.
+type part struct {
+	name string // of its series, or what they begin with
+	do   func(*run, context.Context) error
+}
+
+var parts = []part{
+	{"create", (*run).create},
+	{"exec", (*run).exec},
+	{"fork", (*run).forks},
+	{"fork_tree_16", (*run).forkTree},
+	{"hibernate", (*run).hibernate},
+	{"idle", (*run).idle},
+	{"cold_boot", (*run).coldBoot},
+	{"runc", (*run).runc},
+}
+
+// cleanup bounds the deletion of everything at the end.
+const cleanup = 2 * time.Minute
+
+// Run measures all series, one after the other. A series that fails is in Skipped with the reason, and
+// the others are measured; the error is of the run as a whole.
+func Run(ctx context.Context, cl *client.Client, opt Options) (report *Report, err error) {
+	r := &run{Options: opt, cl: cl, made: map[api.SandboxID]bool{}}
+	r.report = &Report{Began: time.Now().UTC(), Machine: thisMachine(), Skipped: map[string]string{}}
+	capacity, err := cl.Capacity(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r.report.Node = map[string]string{"driver": capacity.Driver, "driver_version": capacity.DriverVersion, "accelerator": capacity.Accelerator, "isolation": capacity.Isolation}
+	defer func() {
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanup)
+		defer cancel()
+		err = errors.Join(err, r.deleteAll(end))
+		r.report.Took = time.Since(r.report.Began).Seconds()
+		r.report.Ratio = r.ratio()
+	}()
+	for _, p := range parts {
+		if opt.Only != nil && !opt.Only.MatchString(p.name) {
+			continue
+		}
+		opt.Tell(p.name)
+		err := p.do(r, ctx)
+		if ctx.Err() != nil {
+			return r.report, context.Cause(ctx)
+		}
+		if err != nil {
+			r.report.Skipped[p.name] = err.Error()
+		}
+		if err := r.deleteAll(ctx); err != nil {
+			return r.report, err
+		}
+	}
+	return r.report, nil
+}
+
+// ratio is how many times longer a cold boot takes than a create, each to its first exec.
+func (r *run) ratio() float64 {
+	var cold, create float64
+	for _, s := range r.report.Series {
+		switch s.Name {
+		case "cold_boot":
+			cold = s.P50
+		case "create_sequential":
+			create = s.P50
+		}
+	}
+	if create == 0 {
+		return 0
+	}
+	return cold / create
+}
+
+// times scales a number of measurements; there is at least one.
+func (r *run) times(n int) int { return max(1, int(float64(n)*r.Scale)) }
+
+// series begins a series of milliseconds.
+func (r *run) series(name, what string, target *Target) *Series {
+	s := &Series{Name: name, What: what, Unit: "ms", Target: target}
+	r.report.Series = append(r.report.Series, s)
+	return s
+}
+
+// add records one measurement that began at a time, or its failure.
+func (r *run) add(s *Series, took time.Duration, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err != nil {
+		s.Failed++
+		s.Note = err.Error()
+	} else {
+		s.Values = append(s.Values, float64(took.Microseconds())/1000)
+	}
+	s.close()
+}
+
+// make creates a sandbox and remembers to delete it.
+func (r *run) make(ctx context.Context, req api.CreateRequest) (api.Sandbox, error) {
+	if req.Template == "" {
+		req.Template = r.Template
+	}
+	sb, err := r.cl.Sandboxes.Create(ctx, req)
+	if err == nil {
+		r.remember(sb.ID)
+	}
+	return sb, err
+}
+
+func (r *run) remember(ids ...api.SandboxID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, id := range ids {
+		r.made[id] = true
+	}
+}
+
+func (r *run) remove(ctx context.Context, id api.SandboxID) error {
+	err := r.cl.Sandboxes.Delete(ctx, id)
+	if err == nil {
+		r.mu.Lock()
+		delete(r.made, id)
+		r.mu.Unlock()
+	}
+	return err
+}
+
+func (r *run) deleteAll(ctx context.Context) error {
+	r.mu.Lock()
+	ids := slices.Collect(maps.Keys(r.made))
+	r.mu.Unlock()
+	var all error
+	for _, id := range ids {
+		all = errors.Join(all, r.remove(ctx, id))
+	}
+	return all
+}
+
+// sh runs a line that must end with 0.
+func (r *run) sh(ctx context.Context, id api.SandboxID, line string) (string, error) {
+	res, err := r.cl.Sandboxes.Exec(ctx, id, api.ExecRequest{Cmd: line, TimeoutSeconds: 60})
+	if err == nil && res.ExitCode != 0 {
+		err = fmt.Errorf("%q ended with %d: %s", line, res.ExitCode, res.Stderr)
+	}
+	return res.Stdout, err
+}
+
+// wait pauses between measurements, unless ctx ends.
+func wait(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-t.C:
+		return nil
+	}
+}

@@ -1,0 +1,80 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+)
+
+// settle is how long sandboxes are left alone before what they take is measured, and window for how
+// long their processor time is.
+const (
+	settle = 5 * time.Second
+	window = 10 * time.Second
+)
+
+// idle measures what idle sandboxes take, at 1, 50 and 100 of them, and that each of them answers.
+func (r *run) idle(ctx context.Context) error {
+	var ids []api.SandboxID
+	for _, level := range []int{1, 50, 100} {
+		if level > r.Most {
+			r.report.Skipped[fmt.Sprintf("idle_%d", level)] = fmt.Sprintf("more than the %d sandboxes that were allowed", r.Most)
+			return nil
+		}
+		for len(ids) < level {
+			sb, err := r.make(ctx, api.CreateRequest{})
+			if err != nil {
+				return fmt.Errorf("with %d sandboxes running: %w", len(ids), err)
+			}
+			ids = append(ids, sb.ID)
+		}
+		for i, id := range ids {
+			word := fmt.Sprintf("I am %d", i)
+			if out, err := r.sh(ctx, id, "echo "+word); err != nil || out != word+"\n" {
+				return fmt.Errorf("sandbox %d of %d said %q: %w", i, level, out, err)
+			}
+		}
+		if err := r.take(ctx, ids, level); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// take measures memory and processor time of idle sandboxes.
+func (r *run) take(ctx context.Context, ids []api.SandboxID, level int) error {
+	if err := wait(ctx, settle); err != nil {
+		return err
+	}
+	pss := r.series(fmt.Sprintf("idle_pss_%d", level), fmt.Sprintf("memory of an idle sandbox with its monitor (PSS), of %d", level), &Target{P50: 40})
+	cpu := r.series(fmt.Sprintf("idle_cpu_%d", level), fmt.Sprintf("processor time of an idle sandbox, of %d", level), &Target{P50: 0.5})
+	pss.Unit, cpu.Unit = "MiB", "% of a core"
+	type sample struct {
+		at   time.Time
+		used float64
+	}
+	before := make([]sample, len(ids))
+	for i, id := range ids {
+		u, err := r.cl.Sandboxes.Usage(ctx, id)
+		if err != nil {
+			return err
+		}
+		before[i] = sample{time.Now(), u.HostCPUSeconds}
+	}
+	if err := wait(ctx, window); err != nil {
+		return err
+	}
+	for i, id := range ids {
+		u, err := r.cl.Sandboxes.Usage(ctx, id)
+		if err != nil {
+			return err
+		}
+		cpu.Values = append(cpu.Values, 100*(u.HostCPUSeconds-before[i].used)/time.Since(before[i].at).Seconds())
+		pss.Values = append(pss.Values, float64(u.HostPSSBytes)/(1<<20))
+	}
+	pss.close()
+	cpu.close()
+	return nil
+}

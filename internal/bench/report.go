@@ -1,0 +1,125 @@
+package bench
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"text/tabwriter"
+	"time"
+)
+
+// Series is one thing measured several times.
+type Series struct {
+	Name   string    `json:"name"`
+	What   string    `json:"what"`
+	Unit   string    `json:"unit"`
+	Values []float64 `json:"values"` // in the order they were measured
+	P50    float64   `json:"p50"`
+	P95    float64   `json:"p95"`
+	P99    float64   `json:"p99"`
+	Max    float64   `json:"max"`
+	Target *Target   `json:"target,omitempty"`
+	Met    *bool     `json:"met,omitempty"`
+	Failed int       `json:"failed,omitempty"` // measurements that ended in an error
+	Note   string    `json:"note,omitempty"`
+}
+
+// Target is a promise of SPECIFICATION.md. Zero is no limit.
+type Target struct {
+	P50 float64 `json:"p50,omitempty"`
+	P99 float64 `json:"p99,omitempty"`
+	Max float64 `json:"max,omitempty"`
+}
+
+// Report is what a run measured, and where.
+type Report struct {
+	Began   time.Time         `json:"began"`
+	Took    float64           `json:"took_seconds"`
+	Machine Machine           `json:"machine"`
+	Node    map[string]string `json:"node"`
+	Series  []*Series         `json:"series"`
+	Ratio   float64           `json:"cold_boot_over_create,omitempty"` // p50 of cold_boot over p50 of create_sequential
+	Skipped map[string]string `json:"skipped,omitempty"`
+}
+
+// Machine is where a run was made.
+type Machine struct {
+	CPU       string  `json:"cpu"`
+	CPUs      int     `json:"cpus"`
+	MemoryMiB int     `json:"memory_mib"`
+	Kernel    string  `json:"kernel"`
+	Load1     float64 `json:"load_1"` // when the run began: above 0.5 a core the numbers are not of a quiet machine
+}
+
+// percentile is the value by nearest rank; p is of 100. No values give 0.
+func percentile(values []float64, p float64) float64 {
+	if len(values) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(values))
+	rank := int(p/100*float64(len(sorted)) + 0.999999)
+	return sorted[min(max(rank, 1), len(sorted))-1]
+}
+
+// close computes what follows from the values.
+func (s *Series) close() {
+	s.P50, s.P95, s.P99, s.Max = percentile(s.Values, 50), percentile(s.Values, 95), percentile(s.Values, 99), percentile(s.Values, 100)
+	if s.Target == nil || len(s.Values) == 0 {
+		return
+	}
+	holds := func(value, limit float64) bool { return limit == 0 || value <= limit }
+	met := holds(s.P50, s.Target.P50) && holds(s.P99, s.Target.P99) && holds(s.Max, s.Target.Max) && s.Failed == 0
+	s.Met = &met
+}
+
+// Table writes the report for people.
+func (r *Report) Table(w io.Writer) error {
+	fmt.Fprintf(w, "%s · %d processors · %d MiB · Linux %s · load %.2f\n", r.Machine.CPU, r.Machine.CPUs, r.Machine.MemoryMiB, r.Machine.Kernel, r.Machine.Load1)
+	fmt.Fprintf(w, "%s %s, %s · %.0f s\n\n", r.Node["driver"], r.Node["driver_version"], r.Node["accelerator"], r.Took)
+	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
+	fmt.Fprintln(t, "SERIES\tN\tP50\tP95\tP99\tMAX\tUNIT\tTARGET\t")
+	for _, s := range r.Series {
+		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Name, len(s.Values), number(s.P50), number(s.P95), number(s.P99), number(s.Max), s.Unit, s.target(), s.Note)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	if r.Ratio > 0 {
+		fmt.Fprintf(w, "\ncreate to first exec is %.1f times faster than a cold boot to first exec of the same template (target 8)\n", r.Ratio)
+	}
+	for name, why := range r.Skipped {
+		fmt.Fprintf(w, "not measured: %s: %s\n", name, why)
+	}
+	return nil
+}
+
+func (s *Series) target() string {
+	text := ""
+	if t := s.Target; t != nil {
+		for _, part := range []struct {
+			name  string
+			limit float64
+		}{{"p50", t.P50}, {"p99", t.P99}, {"max", t.Max}} {
+			if part.limit > 0 {
+				text += fmt.Sprintf("%s<=%s ", part.name, number(part.limit))
+			}
+		}
+		if s.Met != nil {
+			text += map[bool]string{true: "met", false: "MISSED"}[*s.Met]
+		}
+	}
+	if s.Failed > 0 {
+		text += fmt.Sprintf(" %d FAILED", s.Failed)
+	}
+	return text
+}
+
+func number(v float64) string {
+	switch {
+	case v >= 100:
+		return fmt.Sprintf("%.0f", v)
+	case v >= 10:
+		return fmt.Sprintf("%.1f", v)
+	}
+	return fmt.Sprintf("%.2f", v)
+}

@@ -1,0 +1,55 @@
+package bench
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+)
+
+func TestPercentile(t *testing.T) {
+	hundred := make([]float64, 100)
+	for i := range hundred {
+		hundred[i] = float64(100 - i)
+	}
+	for _, tt := range []struct {
+		name   string
+		values []float64
+		p      float64
+		want   float64
+	}{
+		{"none", nil, 50, 0},
+		{"one", []float64{7}, 99, 7},
+		{"median", hundred, 50, 50},
+		{"p99", hundred, 99, 99},
+		{"max", hundred, 100, 100},
+		{"odd", []float64{3, 1, 2}, 50, 2},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := percentile(tt.values, tt.p); got != tt.want {
+				t.Errorf("got %v, want %v", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestTargets(t *testing.T) {
+	fast := &Series{Name: "fast", Unit: "ms", Values: []float64{1, 2, 3}, Target: &Target{P50: 2, P99: 3}}
+	slow := &Series{Name: "slow", Unit: "ms", Values: []float64{1, 2, 30}, Target: &Target{P50: 2, P99: 3}}
+	failed := &Series{Name: "failed", Unit: "ms", Values: []float64{1}, Failed: 1, Target: &Target{P50: 2}}
+	r := &Report{Series: []*Series{fast, slow, failed}, Ratio: 9.5, Skipped: map[string]string{"runc": "not installed"}}
+	for _, s := range r.Series {
+		s.close()
+	}
+	if !*fast.Met || *slow.Met || *failed.Met {
+		t.Errorf("met: %v %v %v, want only the first", *fast.Met, *slow.Met, *failed.Met)
+	}
+	var out bytes.Buffer
+	if err := r.Table(&out); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"p50<=2.00 p99<=3.00 met", "MISSED", "1 FAILED", "9.5 times faster", "not measured: runc: not installed"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("table lacks %q:\n%s", want, out.String())
+		}
+	}
+}

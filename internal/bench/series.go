@@ -1,0 +1,228 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+)
+
+// firstExec creates a sandbox and runs true in it; it gives the time of the create alone and of both.
+func (r *run) firstExec(ctx context.Context) (id api.SandboxID, create, both time.Duration, err error) {
+	began := time.Now()
+	sb, err := r.make(ctx, api.CreateRequest{})
+	if err != nil {
+		return "", 0, 0, err
+	}
+	create = time.Since(began)
+	_, err = r.sh(ctx, sb.ID, "true")
+	return sb.ID, create, time.Since(began), err
+}
+
+func (r *run) create(ctx context.Context) error {
+	if _, _, _, err := r.firstExec(ctx); err != nil { // whatever is first is not measured: caches are cold
+		return err
+	}
+	alone := r.series("create", "create, request to answer", nil)
+	both := r.series("create_sequential", "create to the answer of the first exec, one after the other", &Target{P50: 150, P99: 250})
+	for range r.times(100) {
+		id, create, total, err := r.firstExec(ctx)
+		r.add(alone, create, err)
+		r.add(both, total, err)
+		if err != nil {
+			continue
+		}
+		if err := r.remove(ctx, id); err != nil {
+			return err
+		}
+	}
+	staggered := r.series("create_staggered", "create to first exec, one begun every 300 ms", nil)
+	if err := r.together(ctx, r.times(40), 300*time.Millisecond, staggered); err != nil {
+		return err
+	}
+	burst := r.series("create_burst_20", "create to first exec, 20 begun at once", nil)
+	whole := r.series("create_burst_20_last", "the last of 20 begun at once", nil)
+	for range r.times(5) {
+		began := time.Now()
+		if err := r.together(ctx, 20, 0, burst); err != nil {
+			return err
+		}
+		r.add(whole, time.Since(began), nil)
+		if err := r.deleteAll(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// together begins n creates to first exec, gap apart, and waits for all.
+func (r *run) together(ctx context.Context, n int, gap time.Duration, s *Series) error {
+	var all sync.WaitGroup
+	defer all.Wait()
+	for range n {
+		all.Go(func() {
+			id, _, total, err := r.firstExec(ctx)
+			r.add(s, total, err)
+			if err == nil && gap > 0 {
+				_ = r.remove(ctx, id) // deleteAll tries again and tells
+			}
+		})
+		if gap > 0 {
+			if err := wait(ctx, gap); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (r *run) exec(ctx context.Context) error {
+	sb, err := r.make(ctx, api.CreateRequest{})
+	if err != nil {
+		return err
+	}
+	for _, one := range []struct {
+		name, line, what string
+		n                int
+		target           *Target
+	}{
+		{"exec_true", "true", "exec of true, again and again in one sandbox", 200, &Target{P50: 20}},
+		{"exec_bin_true", "/bin/true", "the same of the program", 100, nil},
+		{"exec_python", "python3 -c 'print(6*7)'", "exec of a Python one-liner", 30, nil},
+	} {
+		s := r.series(one.name, one.what, one.target)
+		for i := range r.times(one.n) + 3 {
+			began := time.Now()
+			_, err := r.sh(ctx, sb.ID, one.line)
+			if i >= 3 { // the first ones find the guest's caches cold
+				r.add(s, time.Since(began), err)
+			}
+		}
+	}
+	return nil
+}
+
+// forks measures live forks of small and dirty parents, for every baked template of another size.
+func (r *run) forks(ctx context.Context) error {
+	list, err := r.cl.Templates.List(ctx)
+	if err != nil {
+		return err
+	}
+	seen := map[int]bool{}
+	var all error
+	for _, t := range list {
+		if !t.Baked || seen[t.MemoryMB] {
+			continue
+		}
+		seen[t.MemoryMB] = true
+		all = errors.Join(all, r.forkOf(ctx, t, "small", "true", 30))
+		if t.MemoryMB >= 256 {
+			all = errors.Join(all, r.forkOf(ctx, t, "128dirty", dirty, 10))
+		}
+	}
+	return all
+}
+
+// dirty keeps 128 MiB that no other memory holds.
+const dirty = `nohup python3 -c 'import os,time; b=bytearray(os.urandom(1<<20)*128); open("/tmp/filled","w").close(); time.sleep(1e6)' >/dev/null 2>&1 &
+for i in $(seq 600); do test -e /tmp/filled && exit 0; sleep 0.1; done; exit 1`
+
+func (r *run) forkOf(ctx context.Context, t api.Template, kind, prepare string, n int) error {
+	parent, err := r.make(ctx, api.CreateRequest{Template: t.Name})
+	if err != nil {
+		return err
+	}
+	if _, err := r.sh(ctx, parent.ID, prepare); err != nil {
+		return err
+	}
+	var pauseTarget, execTarget *Target
+	if kind == "small" && t.Name == r.Template {
+		pauseTarget, execTarget = &Target{P50: 15}, &Target{P50: 90}
+	}
+	suffix := fmt.Sprintf("_%d_%s", t.MemoryMB, kind)
+	pause := r.series("fork_pause"+suffix, "how long the parent stands still, by the node's clock", pauseTarget)
+	first := r.series("fork_first_exec"+suffix, "fork to the answer of the child's first exec", execTarget)
+	for i := range r.times(n) + 1 {
+		began := time.Now()
+		ans, err := r.cl.Sandboxes.Fork(ctx, parent.ID, api.ForkRequest{Count: 1})
+		if err == nil && len(ans.Children) != 1 {
+			err = fmt.Errorf("no child: %+v", ans.Errors)
+		}
+		if err != nil {
+			r.add(first, 0, err)
+			continue
+		}
+		child := ans.Children[0].ID
+		r.remember(child)
+		_, err = r.sh(ctx, child, "true")
+		if i > 0 { // the first finds caches cold
+			r.add(first, time.Since(began), err)
+			r.add(pause, time.Duration(ans.PauseMS)*time.Millisecond, err)
+		}
+		if err := r.remove(ctx, child); err != nil {
+			return err
+		}
+	}
+	return r.remove(ctx, parent.ID)
+}
+
+func (r *run) forkTree(ctx context.Context) error {
+	parent, err := r.make(ctx, api.CreateRequest{})
+	if err != nil {
+		return err
+	}
+	s := r.series("fork_tree_16", "fork tree of 16, request to answer", &Target{P50: 1000})
+	answered := r.series("fork_tree_16_first_exec", "the same, until every child has answered an exec", nil)
+	for range r.times(5) {
+		began := time.Now()
+		tree, err := r.cl.Sandboxes.ForkTree(ctx, parent.ID, api.ForkTreeRequest{Count: 16})
+		r.add(s, time.Since(began), err)
+		if err != nil {
+			continue
+		}
+		var all sync.WaitGroup
+		errs := make([]error, len(tree.Children))
+		for i, c := range tree.Children {
+			r.remember(c.ID)
+			all.Go(func() { _, errs[i] = r.sh(ctx, c.ID, "true") })
+		}
+		all.Wait()
+		r.add(answered, time.Since(began), errors.Join(errs...))
+		for _, c := range tree.Children {
+			if err := r.remove(ctx, c.ID); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (r *run) hibernate(ctx context.Context) error {
+	sb, err := r.make(ctx, api.CreateRequest{})
+	if err != nil {
+		return err
+	}
+	name := fmt.Sprintf("_%d", sb.MemoryMB)
+	down := r.series("hibernate"+name, "hibernate, request to answer", &Target{P50: 200})
+	up := r.series("wake_first_exec"+name, "wake to the answer of the first exec", &Target{P50: 200})
+	for range r.times(20) {
+		began := time.Now()
+		err := r.cl.Sandboxes.Hibernate(ctx, sb.ID)
+		r.add(down, time.Since(began), err)
+		if err != nil {
+			return err
+		}
+		began = time.Now()
+		if err = r.cl.Sandboxes.Wake(ctx, sb.ID); err == nil {
+			_, err = r.sh(ctx, sb.ID, "true")
+		}
+		r.add(up, time.Since(began), err)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
