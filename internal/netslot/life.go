@@ -7,13 +7,13 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/nft"
@@ -123,38 +123,11 @@ func (p *Pool) prepareHost(left []int) error {
 	if p.cfg.Range, err = chooseRange(p.cfg.Range, inUse, ours); err != nil {
 		return err
 	}
-	uplinks, mtu, err := p.findUplinks()
-	if err != nil {
-		return err
-	}
-	switched, err := nft.Names(p.cfg.Prefix, setSwitched)
-	if err != nil && !errors.Is(err, nft.ErrNoTable) {
-		return err
-	}
-	off, err := notForwarding(uplinks)
-	if err != nil {
-		return err
-	}
-	for _, name := range off {
-		if !slices.Contains(switched, name) {
-			switched = append(switched, name)
-		}
-	}
-	p.mtu = mtu
 	p.closed = closed(p.cfg.Allow, p.cfg.Range)
-	// What was switched is written down, in the kernel, before it is switched.
-	if err := nft.Replace(hostRules(p.cfg, uplinks, switched)); err != nil {
-		return err
-	}
-	for _, name := range off {
-		if err := sysctl(forwarding(name), "1"); err != nil {
-			return err
-		}
-	}
-	return nil
+	return p.setUplinks(func(uplinks, switched []string) error {
+		return nft.Replace(hostRules(p.cfg, uplinks, switched))
+	})
 }
-
-func forwarding(link string) string { return filepath.Join("net/ipv4/conf", link, "forwarding") }
 
 // hostPrefixes lists the host's addresses and routes without those of slots, and the slots' addresses.
 func (p *Pool) hostPrefixes() (inUse []netip.Prefix, ours []netip.Addr, err error) {
@@ -193,54 +166,6 @@ func (p *Pool) hostPrefixes() (inUse []netip.Prefix, ours []netip.Addr, err erro
 	return inUse, ours, nil
 }
 
-// findUplinks gives the links that guests may leave by, and the MTU that all of them take. A host without
-// a default route has none: its guests reach nothing.
-func (p *Pool) findUplinks() ([]string, int, error) {
-	names := slices.Clone(p.cfg.Uplinks)
-	if len(names) == 0 {
-		routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
-		if err != nil {
-			return nil, 0, fmt.Errorf("list routes: %w", err)
-		}
-		for _, r := range routes {
-			if r.Dst != nil && r.Dst.IP != nil && !r.Dst.IP.IsUnspecified() || r.LinkIndex == 0 {
-				continue
-			}
-			link, err := netlink.LinkByIndex(r.LinkIndex)
-			if err != nil {
-				return nil, 0, fmt.Errorf("find uplink: %w", err)
-			}
-			names = append(names, link.Attrs().Name)
-		}
-	}
-	slices.Sort(names)
-	names = slices.Compact(names)
-	mtu := defaultMTU
-	for _, n := range names {
-		link, err := netlink.LinkByName(n)
-		if err != nil {
-			return nil, 0, fmt.Errorf("find uplink %s: %w", n, err)
-		}
-		mtu = min(mtu, link.Attrs().MTU)
-	}
-	return names, mtu, nil
-}
-
-// notForwarding lists the links that do not forward yet.
-func notForwarding(links []string) ([]string, error) {
-	var off []string
-	for _, name := range links {
-		value, err := os.ReadFile(filepath.Join("/proc/sys", forwarding(name)))
-		if err != nil {
-			return nil, fmt.Errorf("read forwarding of %s: %w", name, err)
-		}
-		if strings.TrimSpace(string(value)) == "0" {
-			off = append(off, name)
-		}
-	}
-	return off, nil
-}
-
 // Sweep removes the slots that Open found and nobody adopted, and says how many.
 func (p *Pool) Sweep(context.Context) (int, error) {
 	var all error
@@ -260,9 +185,24 @@ func (p *Pool) Sweep(context.Context) (int, error) {
 	return n, all
 }
 
-// Run keeps slots prepared until ctx ends. What goes wrong is logged and tried again: Take reports it to
-// whoever needs a slot.
+// Run keeps slots prepared and follows the host's uplinks until ctx ends. What goes wrong is logged and tried
+// again: Take reports it to whoever needs a slot.
 func (p *Pool) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	moved := make(chan struct{}, 1)
+	g.Go(func() error {
+		return p.followUplinks(ctx, func() {
+			select {
+			case moved <- struct{}{}:
+			default:
+			}
+		})
+	})
+	g.Go(func() error { return p.loop(ctx, moved) })
+	return g.Wait()
+}
+
+func (p *Pool) loop(ctx context.Context, moved <-chan struct{}) error {
 	for {
 		again := p.tend(ctx)
 		var timer <-chan time.Time
@@ -274,6 +214,10 @@ func (p *Pool) Run(ctx context.Context) error {
 			return nil
 		case <-p.nudge:
 		case <-timer:
+		case <-moved:
+			if err := p.refreshUplinks(); err != nil {
+				p.cfg.Logger.WarnContext(ctx, "uplinks not followed", "err", err)
+			}
 		}
 	}
 }

@@ -162,7 +162,7 @@ func dial(ns *os.File, addr string, port int, limit time.Duration) (c net.Conn, 
 
 func line(c net.Conn, limit time.Duration) (string, error) {
 	buf := make([]byte, 22)
-	c.SetReadDeadline(time.Now().Add(limit))
+	_ = c.SetReadDeadline(time.Now().Add(limit)) // a closed connection fails in the read
 	_, err := io.ReadFull(c, buf)
 	return strings.TrimSpace(string(buf)), err
 }
@@ -177,13 +177,74 @@ func (w *world) reaches(ns *os.File, addr string, port int) string {
 	return saw
 }
 
-func (w *world) reachesNot(ns *os.File, addr string, port int) {
+// reachesNone tries all addresses at once and reports those that answer.
+func (w *world) reachesNone(ns *os.File, addrs ...string) {
 	w.t.Helper()
-	c, saw, err := dial(ns, addr, port, impatience)
-	if err == nil {
-		c.Close()
-		w.t.Errorf("%s:%d must not be reached, but it answered %q", addr, port, saw)
+	var wg sync.WaitGroup
+	for _, a := range addrs {
+		wg.Go(func() {
+			to := netip.MustParseAddrPort(a)
+			c, saw, err := dial(ns, to.Addr().String(), int(to.Port()), impatience)
+			if err == nil {
+				c.Close()
+				w.t.Errorf("%s must not be reached, but it answered %q", a, saw)
+			}
+		})
 	}
+	wg.Wait()
+}
+
+// until waits for a condition.
+func (w *world) until(what string, ok func() bool) {
+	w.t.Helper()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	end := time.After(patience)
+	for !ok() {
+		select {
+		case <-end:
+			w.t.Fatalf("did not happen: %s", what)
+		case <-tick.C:
+		}
+	}
+}
+
+// datagrams is a UDP server in the internet that tells what it got.
+func (w *world) datagrams(addr string) <-chan string {
+	w.t.Helper()
+	var pc net.PacketConn
+	w.must(within(w.internet, func() (err error) {
+		pc, err = net.ListenPacket("udp4", addr)
+		return err
+	}))
+	w.t.Cleanup(func() { pc.Close() })
+	got := make(chan string, 100)
+	go func() {
+		buf := make([]byte, 2000)
+		for {
+			n, _, err := pc.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			got <- string(buf[:n])
+		}
+	}()
+	return got
+}
+
+// send sends a datagram with a source address of the sender's choice.
+func (w *world) send(ns *os.File, from, to, text string) {
+	w.t.Helper()
+	w.must(within(ns, func() error {
+		d := net.Dialer{LocalAddr: &net.UDPAddr{IP: net.ParseIP(from)}}
+		c, err := d.Dial("udp4", to)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		_, err = c.Write([]byte(text))
+		return err
+	}))
 }
 
 func (w *world) pool(change func(*Config)) *Pool {
@@ -356,4 +417,13 @@ func ask(ns *os.File, network, server, name string, kind uint16) (*dns.Msg, erro
 		return nil, err
 	}
 	return conn.ReadMsg()
+}
+
+// give ends the guest of a slot and gives the slot back.
+func (w *world) give(p *Pool, s *Slot, g *guest) {
+	w.t.Helper()
+	if g != nil {
+		g.stop()
+	}
+	w.must(p.Give(context.Background(), s))
 }
