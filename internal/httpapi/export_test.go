@@ -1,0 +1,25 @@
+package httpapi
+
+// Line is a row of the table of routes, for tests.
+type Line struct {
+	Method, Pattern, Access string
+	WebSocket               bool
+}
+
+// Table gives all routes.
+func Table() []Line {
+	var all []Line
+	for _, rt := range routes() {
+		all = append(all, Line{rt.method, rt.pattern, string(rt.access), rt.gives == ws})
+	}
+	return all
+}
+
+// Fresh lets tests look at what follows a log.
+func Fresh(seen, now string) string { return fresh(seen, now) }
+
+// ParseRange lets tests look at ranges: ok, and first, last and suffix.
+func ParseRange(header string) (ok bool, first, last, suffix int64) {
+	s, ok := parseRange(header)
+	return ok, s.first, s.last, s.suffix
+}
