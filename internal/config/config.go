@@ -51,11 +51,12 @@ type Capacity struct {
 
 // Network is the pool of network places.
 type Network struct {
-	Slots  int    `yaml:"slots" default:"512" doc:"Sandboxes that may run at once; one /30 of the range each."`
-	Ready  int    `yaml:"ready" default:"8" doc:"Places prepared ahead."`
-	Range  string `yaml:"range" default:"10.213.0.0/16" doc:"Addresses of this host used between it and its machines; must not be in use."`
-	Egress bool   `yaml:"egress" default:"true" doc:"Whether sandboxes may reach public addresses unless asked otherwise."`
-	DNS    string `yaml:"dns" default:"" doc:"Name server for machines; empty takes the host's first one that machines may reach."`
+	Prefix    string `yaml:"prefix" default:"panda" doc:"Begins the names of everything the node makes in the kernel; two nodes on one machine need different ones."`
+	Range     string `yaml:"range" default:"" doc:"IPv4 network used between the host and its machines, such as 10.213.0.0/16; empty takes one that is free."`
+	Slots     int    `yaml:"slots" default:"1024" doc:"Sandboxes that may run at once; each has one /30 of the range."`
+	Ready     int    `yaml:"ready" default:"8" doc:"Network places prepared ahead."`
+	Allow     string `yaml:"allow" default:"" doc:"Private or reserved networks that sandboxes may reach all the same, separated by commas."`
+	Resolvers string `yaml:"resolvers" default:"" doc:"Name servers that answer for sandboxes, separated by commas; empty takes the host's."`
 }
 
 // Sandbox holds the defaults of a new sandbox.

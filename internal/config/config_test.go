@@ -28,7 +28,7 @@ func TestDefaultsAreValid(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if l.DataDir != "/var/lib/pandastack" || l.Sandbox.TTL != time.Hour || !l.Network.Egress {
+	if l.DataDir != "/var/lib/pandastack" || l.Sandbox.TTL != time.Hour || l.Network.Prefix != "panda" {
 		t.Errorf("defaults %+v", l.Node)
 	}
 	for _, f := range l.Fields() {
@@ -68,7 +68,7 @@ func TestPrecedence(t *testing.T) {
 }
 
 func TestAllProblemsAtOnce(t *testing.T) {
-	file := write(t, "node.yaml", "colour: red\nlog:\n  level: loud\nnetwork:\n  slots: many\n  range: 10.0.0.0/29\nlisten: here\n")
+	file := write(t, "node.yaml", "colour: red\nlog:\n  level: loud\nnetwork:\n  slots: many\n  range: 10.0.0.0/29\n  allow: 10.1.0.0/16, there\n  resolvers: 9.9.9.9,here\n  prefix: Way-too-long\nlisten: here\n")
 	_, err := config.Load(config.Sources{File: file, Env: []string{"PANDASTACK_LIFECYCLE_STOP=soon"}})
 	if err == nil {
 		t.Fatal("no error")
@@ -78,6 +78,9 @@ func TestAllProblemsAtOnce(t *testing.T) {
 		`log.level: "loud" is not one of debug, info, warn, error`,
 		`network.slots (` + file + ` line 5): "many" is not a whole number`,
 		"network.range: 10.0.0.0/29 has room for 2 sandboxes",
+		`network.allow: "there" is not an IPv4 network`,
+		`network.resolvers: "here" is not an address`,
+		`network.prefix: "Way-too-long" is not`,
 		`listen: "here" is not an address and port`,
 		`lifecycle.stop (PANDASTACK_LIFECYCLE_STOP): "soon" is not a duration`,
 	} {

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"net/url"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -61,18 +62,69 @@ func (n *Node) validateNetwork(bad func(string, string, ...any), atLeast func(st
 	if n.Network.Ready > n.Network.Slots {
 		bad("network.ready", "%d are more than the %d of network.slots", n.Network.Ready, n.Network.Slots)
 	}
-	prefix, err := netip.ParsePrefix(n.Network.Range)
+	if !namePrefix.MatchString(n.Network.Prefix) {
+		bad("network.prefix", "%q is not 1 to 8 of a-z and 0-9 that begin with a letter", n.Network.Prefix)
+	}
+	if _, err := n.Network.Addresses(); err != nil {
+		bad("network.range", "%v", err)
+	}
+	if _, err := n.Network.Allowed(); err != nil {
+		bad("network.allow", "%v", err)
+	}
+	if _, err := n.Network.Servers(); err != nil {
+		bad("network.resolvers", "%v", err)
+	}
+}
+
+var namePrefix = regexp.MustCompile(`^[a-z][a-z0-9]{0,7}$`)
+
+// Addresses reads Range; the zero prefix when it is empty.
+func (n Network) Addresses() (netip.Prefix, error) {
+	if n.Range == "" {
+		return netip.Prefix{}, nil
+	}
+	p, err := netip.ParsePrefix(n.Range)
 	switch {
-	case err != nil || !prefix.Addr().Is4() || prefix != prefix.Masked():
-		bad("network.range", "%q is not an IPv4 network such as 10.213.0.0/16", n.Network.Range)
-	case n.Network.Slots > 1<<max(0, 30-prefix.Bits()):
-		bad("network.range", "%s has room for %d sandboxes, and network.slots asks for %d", n.Network.Range, 1<<max(0, 30-prefix.Bits()), n.Network.Slots)
+	case err != nil || !p.Addr().Is4() || p != p.Masked() || p.Bits() > 30:
+		return netip.Prefix{}, fmt.Errorf("%q is not an IPv4 network such as 10.213.0.0/16", n.Range)
+	case n.Slots > 1<<(30-p.Bits()):
+		return netip.Prefix{}, fmt.Errorf("%s has room for %d sandboxes, and network.slots asks for %d", n.Range, 1<<(30-p.Bits()), n.Slots)
 	}
-	if n.Network.DNS != "" {
-		if _, err := netip.ParseAddr(n.Network.DNS); err != nil {
-			bad("network.dns", "%q is not an address", n.Network.DNS)
+	return p, nil
+}
+
+// Allowed reads Allow.
+func (n Network) Allowed() ([]netip.Prefix, error) {
+	var all []netip.Prefix
+	for _, text := range list(n.Allow) {
+		p, err := netip.ParsePrefix(text)
+		if err != nil || !p.Addr().Is4() {
+			return nil, fmt.Errorf("%q is not an IPv4 network", text)
 		}
+		all = append(all, p)
 	}
+	return all, nil
+}
+
+// Servers reads Resolvers; the port is 53 where none is given.
+func (n Network) Servers() ([]netip.AddrPort, error) {
+	var all []netip.AddrPort
+	for _, text := range list(n.Resolvers) {
+		if a, err := netip.ParseAddr(text); err == nil {
+			all = append(all, netip.AddrPortFrom(a, 53))
+			continue
+		}
+		a, err := netip.ParseAddrPort(text)
+		if err != nil {
+			return nil, fmt.Errorf("%q is not an address", text)
+		}
+		all = append(all, a)
+	}
+	return all, nil
+}
+
+func list(text string) []string {
+	return strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == ' ' })
 }
 
 func isPort(text string) bool {
