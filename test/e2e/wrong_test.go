@@ -1,0 +1,85 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestPortTaken starts a node on a port that another program has.
+func TestPortTaken(t *testing.T) {
+	dir := dataDir(t)
+	address := busyPort(t)
+	n, ended := launch(t, dir, "--listen", address)
+	if !ended {
+		t.Fatal("the node started")
+	}
+	if code := n.cmd.ProcessState.ExitCode(); code == 0 || !strings.Contains(n.log.String(), address) || !strings.Contains(n.log.String(), "in use") {
+		t.Errorf("exit %d, says %s; want a failure that names %s", code, n.log, address)
+	}
+	nothingLeft(t, dir)
+}
+
+// TestTwoNodes starts a second node on one data directory.
+func TestTwoNodes(t *testing.T) {
+	dir := dataDir(t)
+	first := start(t, dir)
+	second, ended := launch(t, dir)
+	if !ended {
+		t.Fatal("a second node started on the same data directory")
+	}
+	if !strings.Contains(second.log.String(), "another node") {
+		t.Errorf("the second node says %s", second.log)
+	}
+	if r := first.cli("me"); r.code != 0 {
+		t.Errorf("the first node does not answer any more: %s", r.stderr)
+	}
+	first.stop()
+	nothingLeft(t, dir)
+}
+
+// TestBadRequests sends what no client should.
+func TestBadRequests(t *testing.T) {
+	dir := dataDir(t)
+	n := start(t, dir)
+	n.bake("mini")
+	for _, tt := range []struct {
+		name, method, path, body string
+		status                   int
+		want                     string
+	}{
+		{"bad-json", "POST", "/v1/sandboxes", `{"template":`, http.StatusBadRequest, `"code":"invalid"`},
+		{"unknown-template", "POST", "/v1/sandboxes", `{"template":"nothing-like-it"}`, http.StatusNotFound, "nothing-like-it"},
+		{"wrong-kind", "POST", "/v1/sandboxes", `{"template":7}`, http.StatusBadRequest, "template"},
+		{"huge-body", "POST", "/v1/sandboxes", `{"template":"` + strings.Repeat("x", 64<<20) + `"}`, http.StatusRequestEntityTooLarge, `"code":"too_large"`},
+		{"unknown-id", "GET", "/v1/sandboxes/sbxaaaaaaaaaaaaaaaaaaaa", "", http.StatusNotFound, `"code":"not_found"`},
+		{"no-such-path", "GET", "/v1/nothing", "", http.StatusNotFound, `"error"`},
+		{"wrong-method", "PUT", "/v1/sandboxes", "", http.StatusMethodNotAllowed, `"error"`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			status, body := n.send(tt.method, tt.path, tt.body)
+			if status != tt.status || !strings.Contains(body, tt.want) {
+				t.Errorf("%d %.300s; want %d with %s", status, body, tt.status, tt.want)
+			}
+		})
+	}
+	n.stop()
+	nothingLeft(t, dir)
+}
+
+// TestBadConfiguration names every mistake at once and starts nothing.
+func TestBadConfiguration(t *testing.T) {
+	dir := dataDir(t)
+	file := filepath.Join(t.TempDir(), "node.yaml")
+	if err := os.WriteFile(file, []byte("colour: red\nlog:\n  level: loud\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := run(t, dir, nil, "--config", file, "up")
+	if r.code != 2 || !strings.Contains(r.stderr, "colour") || !strings.Contains(r.stderr, "loud") {
+		t.Errorf("exit %d: %s", r.code, r.stderr)
+	}
+}
