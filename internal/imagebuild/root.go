@@ -1,0 +1,140 @@
+package imagebuild
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/pandastack/pandastack/internal/apt"
+	"github.com/pandastack/pandastack/internal/command"
+	"github.com/pandastack/pandastack/internal/recipe"
+)
+
+// Root makes the root file system of a recipe as the directory work/root. cache is a directory of
+// packages that is read and added to; empty means none. The caller removes work, also after an error:
+// nothing is mounted below it any more.
+func Root(ctx context.Context, r recipe.Recipe, work, cache string, log command.Log) (err error) {
+	if os.Geteuid() != 0 {
+		return errors.New("build root file system: root is needed to make files of other users; run as root")
+	}
+	suite, sources, err := origin(r)
+	if err != nil {
+		return err
+	}
+	script := filepath.Join(work, "finish.sh")
+	if err := os.WriteFile(script, []byte(finish(r)), 0o755); err != nil {
+		return fmt.Errorf("build root file system: %w", err)
+	}
+	hooks := []string{"--customize-hook=" + script}
+	if cache != "" {
+		release, err := lockCache(ctx, cache)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, release()) }()
+		hooks = append(cacheHooks(cache), hooks...)
+	}
+	opt := command.Options{
+		Log:   log,
+		Stdin: strings.Join(sources, "\n") + "\n",
+		Env:   []string{"SOURCE_DATE_EPOCH=1", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR=" + work},
+		Attr:  &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS},
+	}
+	args := append(arguments(r), hooks...)
+	args = append(args, suite, filepath.Join(work, "root"), "-")
+	if err := command.Run(ctx, opt, "mmdebstrap", args...); err != nil {
+		return fmt.Errorf("build root file system of template %s from suite %s: %w", r.Name, suite, err)
+	}
+	return nil
+}
+
+func arguments(r recipe.Recipe) []string {
+	args := []string{
+		"--mode=root", "--format=directory", "--variant=" + r.Distribution.Variant,
+		"--aptopt=Acquire::Languages \"none\"",
+		"--aptopt=APT::Install-Recommends \"false\"",
+		// A tree that is thrown away on any error need not be on the medium file by file.
+		"--dpkgopt=force-unsafe-io",
+		"--dpkgopt=path-exclude=/usr/share/man/*",
+		"--dpkgopt=path-exclude=/usr/share/info/*",
+		"--dpkgopt=path-exclude=/usr/share/locale/*",
+		"--dpkgopt=path-exclude=/usr/share/doc/*",
+		"--dpkgopt=path-include=/usr/share/doc/*/copyright",
+	}
+	if len(r.Distribution.Packages) > 0 {
+		args = append(args, "--include="+strings.Join(r.Distribution.Packages, ","))
+	}
+	return args
+}
+
+// origin gives the suite and the source lines the packages come from: the recipe's mirror, else what
+// the machine itself uses for that suite.
+func origin(r recipe.Recipe) (suite string, lines []string, err error) {
+	host, err := apt.ReadDistribution("/")
+	if err != nil {
+		return "", nil, err
+	}
+	known, err := apt.Sources("/")
+	if err != nil {
+		return "", nil, err
+	}
+	return chooseOrigin(r.Distribution, host, known)
+}
+
+func chooseOrigin(d recipe.Distribution, host apt.Distribution, known []apt.Source) (suite string, lines []string, err error) {
+	suite = d.Suite
+	if suite == "" {
+		suite = host.Codename
+	}
+	if suite == "" {
+		return "", nil, errors.New("build root file system: this machine does not say which release it is; set distribution.suite in the recipe")
+	}
+	components := strings.Join(d.Components, " ")
+	if d.Mirror != "" {
+		return suite, []string{fmt.Sprintf("deb %s %s %s", d.Mirror, suite, components)}, nil
+	}
+	base := apt.Source{}
+	seen := map[string]bool{}
+	for _, s := range known {
+		switch s.Suite {
+		case suite, suite + "-updates", suite + "-security":
+			line := sourceLine(s, components)
+			if !seen[line] {
+				lines = append(lines, line)
+			}
+			seen[line] = true
+		}
+		if s.Suite == host.Codename && base.URI == "" {
+			base = s
+		}
+	}
+	if len(lines) == 0 && base.URI != "" {
+		// Another release than the host's lies on the same mirror.
+		base.Suite = suite
+		lines = []string{sourceLine(base, components)}
+	}
+	if len(lines) == 0 {
+		return "", nil, fmt.Errorf("build root file system: this machine has no package source for %s; add one to apt, or set distribution.mirror in the recipe", suite)
+	}
+	return suite, lines, nil
+}
+
+func sourceLine(s apt.Source, components string) string {
+	option := ""
+	if s.SignedBy != "" {
+		option = "[signed-by=" + s.SignedBy + "] "
+	}
+	return fmt.Sprintf("deb %s%s %s %s", option, s.URI, s.Suite, components)
+}
+
+// uuid derives an identifier from a text.
+func uuid(seed string) string {
+	b := sha256.Sum256([]byte(seed))
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[0:4], b[4:6], b[6:8], b[8:10], b[10:16])
+}
