@@ -1,0 +1,198 @@
+package files
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/guest/account"
+	"github.com/pandastack/pandastack/internal/guestapi"
+)
+
+func timeOf(ts unix.Timespec) time.Time { return time.Unix(ts.Unix()) }
+
+// Read opens a regular file. The returned description is of what is read, through symbolic links.
+func (f *Files) Read(_ context.Context, p, user string, offset, length int64) (guestapi.FileInfo, io.ReadCloser, error) {
+	at, _, err := f.locate(p, user)
+	if err != nil {
+		return guestapi.FileInfo{}, nil, err
+	}
+	if offset < 0 {
+		return guestapi.FileInfo{}, nil, fmt.Errorf("%w: offset %d", guestapi.ErrInvalid, offset)
+	}
+	file, err := os.OpenFile(at, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	if err != nil {
+		return guestapi.FileInfo{}, nil, fault(err)
+	}
+	i, err := f.readable(file, at, offset)
+	if err != nil {
+		return i, nil, errors.Join(err, file.Close())
+	}
+	if length < 0 {
+		return i, file, nil
+	}
+	return i, &part{io.LimitReader(file, length), file}, nil
+}
+
+type part struct {
+	io.Reader
+	io.Closer
+}
+
+func (f *Files) readable(file *os.File, at string, offset int64) (guestapi.FileInfo, error) {
+	st, err := file.Stat()
+	if err != nil {
+		return guestapi.FileInfo{}, fault(err)
+	}
+	switch {
+	case st.IsDir():
+		return guestapi.FileInfo{}, fmt.Errorf("%s: %w", at, guestapi.ErrIsDir)
+	case !st.Mode().IsRegular():
+		return guestapi.FileInfo{}, fmt.Errorf("%w: %s is no regular file", guestapi.ErrInvalid, at)
+	}
+	if offset > 0 {
+		if _, err := file.Seek(offset, io.SeekStart); err != nil {
+			return guestapi.FileInfo{}, fault(err)
+		}
+	}
+	i, err := describe(at, f.Users.Names())
+	if i.Kind == guestapi.KindSymlink {
+		i.Size = st.Size()
+	}
+	return i, err
+}
+
+// Write puts a stream at p, whole or not at all: it is written beside and then renamed over what is
+// there. A last symbolic link is followed. Mode 0 keeps the mode of an existing file.
+func (f *Files) Write(ctx context.Context, p string, opt guestapi.WriteOptions, r io.Reader) (guestapi.FileInfo, error) {
+	at, u, err := f.locate(p, opt.User)
+	if err != nil {
+		return guestapi.FileInfo{}, err
+	}
+	if err := makeDirs(path.Dir(at), &u); err != nil {
+		return guestapi.FileInfo{}, err
+	}
+	target, mode, err := destination(at, opt.Mode)
+	if err != nil {
+		return guestapi.FileInfo{}, err
+	}
+	if mode == 0 { // a device or pipe
+		err = writeThrough(ctx, target, r)
+	} else {
+		err = replace(ctx, target, mode, &u, r)
+	}
+	if err != nil {
+		return guestapi.FileInfo{}, err
+	}
+	return describe(at, f.Users.Names())
+}
+
+// destination is the path to replace and the mode it gets; mode 0: it cannot be replaced.
+func destination(at string, mode uint32) (string, uint32, error) {
+	st, err := os.Stat(at)
+	if errors.Is(err, unix.ENOENT) {
+		if mode == 0 {
+			mode = 0o644
+		}
+		return at, mode & 0o7777, nil
+	}
+	if err != nil {
+		return "", 0, fault(err)
+	}
+	if st.IsDir() {
+		return "", 0, fmt.Errorf("%s: %w", at, guestapi.ErrIsDir)
+	}
+	if !st.Mode().IsRegular() {
+		return at, 0, nil
+	}
+	if at, err = realPath(at); err != nil {
+		return "", 0, err
+	}
+	if mode == 0 {
+		var raw unix.Stat_t
+		if err := unix.Stat(at, &raw); err != nil {
+			return "", 0, fault(err)
+		}
+		mode = raw.Mode & 0o7777
+	}
+	return at, max(mode&0o7777, 0o400), nil
+}
+
+// realPath follows last symbolic links.
+func realPath(at string) (string, error) {
+	for range 40 {
+		to, err := os.Readlink(at)
+		if errors.Is(err, unix.EINVAL) {
+			return at, nil
+		}
+		if err != nil {
+			return "", fault(err)
+		}
+		if !path.IsAbs(to) {
+			to = path.Join(path.Dir(at), to)
+		}
+		at = to
+	}
+	return "", fmt.Errorf("%w: too many symbolic links", guestapi.ErrInvalid)
+}
+
+func replace(ctx context.Context, at string, mode uint32, u *account.User, r io.Reader) (err error) {
+	file, err := os.CreateTemp(path.Dir(at), ".pandastack-*")
+	if err != nil {
+		return fault(err)
+	}
+	defer func() {
+		if err != nil {
+			_ = file.Close()           // it is thrown away
+			_ = os.Remove(file.Name()) // the error at hand says more
+		}
+	}()
+	if err := copyAll(ctx, file, r); err != nil {
+		return err
+	}
+	if err := own(file.Name(), u); err != nil {
+		return err
+	}
+	if err := unix.Fchmod(int(file.Fd()), mode); err != nil {
+		return fault(err)
+	}
+	if err := file.Close(); err != nil {
+		return fault(err)
+	}
+	return fault(os.Rename(file.Name(), at))
+}
+
+func writeThrough(ctx context.Context, at string, r io.Reader) error {
+	file, err := os.OpenFile(at, os.O_WRONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	if err != nil {
+		return fault(err)
+	}
+	return errors.Join(copyAll(ctx, file, r), file.Close())
+}
+
+func copyAll(ctx context.Context, w io.Writer, r io.Reader) error {
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := r.Read(buf)
+		if n > 0 {
+			if _, err := w.Write(buf[:n]); err != nil {
+				return fault(err)
+			}
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("receive content: %w", err)
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+	}
+}

@@ -1,0 +1,244 @@
+// Package files reads, writes and watches files for the guest agent.
+//
+// It owns nothing but the temporary files of writes that go on. Relative paths begin at the home of the
+// user in question, who also owns what is made; access is not checked against that user, since whoever
+// asks holds the whole machine. Whatever it answers is bounded. All functions may be called at once.
+package files
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"sort"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/guest/account"
+	"github.com/pandastack/pandastack/internal/guestapi"
+)
+
+const (
+	maxEntries = 1 << 16
+	maxWatches = 8192 // directories of one watcher
+)
+
+// Files is the files of one machine.
+type Files struct {
+	Users account.Database
+	// DefaultUser is the user that "" stands for.
+	DefaultUser func() string
+}
+
+// locate finds the user and the absolute path.
+func (f *Files) locate(p, user string) (string, account.User, error) {
+	if p == "" || strings.IndexByte(p, 0) >= 0 || len(p) > guestapi.MaxPath {
+		return "", account.User{}, fmt.Errorf("%w: path", guestapi.ErrInvalid)
+	}
+	if user == "" {
+		user = f.DefaultUser()
+	}
+	u, err := f.Users.Lookup(user)
+	if err != nil {
+		return "", u, err
+	}
+	return u.Resolve(p), u, nil
+}
+
+// fault gives a system's error its kind.
+func fault(err error) error {
+	if err == nil {
+		return nil
+	}
+	for _, k := range []struct {
+		errno unix.Errno
+		kind  error
+	}{
+		{unix.ENOENT, guestapi.ErrNotFound}, {unix.EEXIST, guestapi.ErrExists}, {unix.ENOTDIR, guestapi.ErrNotDir},
+		{unix.EISDIR, guestapi.ErrIsDir}, {unix.ENOSPC, guestapi.ErrNoSpace}, {unix.EDQUOT, guestapi.ErrNoSpace},
+		{unix.EFBIG, guestapi.ErrNoSpace}, {unix.EACCES, guestapi.ErrPermission}, {unix.EPERM, guestapi.ErrPermission},
+		{unix.EROFS, guestapi.ErrPermission}, {unix.EBUSY, guestapi.ErrPermission}, {unix.ENOTEMPTY, guestapi.ErrInvalid},
+		{unix.ELOOP, guestapi.ErrInvalid}, {unix.ENAMETOOLONG, guestapi.ErrInvalid}, {unix.EINVAL, guestapi.ErrInvalid},
+		{unix.EXDEV, guestapi.ErrInvalid},
+	} {
+		if errors.Is(err, k.errno) {
+			return fmt.Errorf("%w: %w", k.kind, err)
+		}
+	}
+	return err
+}
+
+// describe looks at one file, not following it.
+func describe(at string, names *account.Names) (guestapi.FileInfo, error) {
+	var st unix.Stat_t
+	if err := unix.Lstat(at, &st); err != nil {
+		return guestapi.FileInfo{}, fault(&fs.PathError{Op: "stat", Path: at, Err: err})
+	}
+	i := guestapi.FileInfo{Path: at, Name: path.Base(at), Kind: guestapi.KindOther, Size: st.Size, Mode: st.Mode & 0o7777,
+		UID: st.Uid, GID: st.Gid, User: names.User(st.Uid), Group: names.Group(st.Gid)}
+	i.Modified = timeOf(st.Mtim)
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFREG:
+		i.Kind = guestapi.KindFile
+	case unix.S_IFDIR:
+		i.Kind = guestapi.KindDir
+	case unix.S_IFLNK:
+		i.Kind = guestapi.KindSymlink
+		i.Target, _ = os.Readlink(at) // gone since is a link to nothing
+	}
+	return i, nil
+}
+
+// Stat describes a file, not following a last symbolic link.
+func (f *Files) Stat(_ context.Context, p, user string) (guestapi.FileInfo, error) {
+	at, _, err := f.locate(p, user)
+	if err != nil {
+		return guestapi.FileInfo{}, err
+	}
+	return describe(at, f.Users.Names())
+}
+
+// List describes what is in a directory, down to depth; depth 1 and less is the directory's own entries.
+func (f *Files) List(ctx context.Context, p, user string, depth int) ([]guestapi.FileInfo, error) {
+	at, _, err := f.locate(p, user)
+	if err != nil {
+		return nil, err
+	}
+	l := lister{names: f.Users.Names()}
+	if err := l.walk(ctx, at, max(depth, 1)); err != nil {
+		return nil, err
+	}
+	sort.Slice(l.all, func(i, j int) bool { return l.all[i].Path < l.all[j].Path })
+	return l.all, nil
+}
+
+type lister struct {
+	names *account.Names
+	all   []guestapi.FileInfo
+}
+
+func (l *lister) walk(ctx context.Context, dir string, depth int) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		if errors.Is(err, unix.ENOENT) && len(l.all) > 0 {
+			return nil // it went away while others were listed
+		}
+		return fault(err)
+	}
+	for _, e := range entries {
+		if err := ctx.Err(); err != nil {
+			return context.Cause(ctx)
+		}
+		at := path.Join(dir, e.Name())
+		if len(at) > guestapi.MaxPath {
+			continue // nobody could ask for it either
+		}
+		i, err := describe(at, l.names)
+		if errors.Is(err, guestapi.ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if len(l.all) == maxEntries {
+			return fmt.Errorf("%w: more than %d entries; list less at once", guestapi.ErrInvalid, maxEntries)
+		}
+		l.all = append(l.all, i)
+		if i.Kind == guestapi.KindDir && depth > 1 {
+			if err := l.walk(ctx, at, depth-1); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Move renames a file or directory, making missing parents.
+func (f *Files) Move(_ context.Context, from, to, user string) (guestapi.FileInfo, error) {
+	old, u, err := f.locate(from, user)
+	if err != nil {
+		return guestapi.FileInfo{}, err
+	}
+	at := ""
+	if at, _, err = f.locate(to, user); err != nil {
+		return guestapi.FileInfo{}, err
+	}
+	if _, err := describe(old, f.Users.Names()); err != nil {
+		return guestapi.FileInfo{}, err
+	}
+	if err := makeDirs(path.Dir(at), &u); err != nil {
+		return guestapi.FileInfo{}, err
+	}
+	if err := os.Rename(old, at); err != nil {
+		return guestapi.FileInfo{}, fault(err)
+	}
+	return describe(at, f.Users.Names())
+}
+
+// Remove removes a file or directory; one that is not empty only if recursive.
+func (f *Files) Remove(_ context.Context, p, user string, recursive bool) error {
+	at, _, err := f.locate(p, user)
+	if err != nil {
+		return err
+	}
+	if at == "/" {
+		return fmt.Errorf("remove /: %w", guestapi.ErrPermission)
+	}
+	if _, err := describe(at, f.Users.Names()); err != nil {
+		return err
+	}
+	if recursive {
+		return fault(os.RemoveAll(at))
+	}
+	return fault(os.Remove(at))
+}
+
+// MakeDir makes a directory with its parents.
+func (f *Files) MakeDir(_ context.Context, p, user string) (guestapi.FileInfo, error) {
+	at, u, err := f.locate(p, user)
+	if err != nil {
+		return guestapi.FileInfo{}, err
+	}
+	if i, err := describe(at, f.Users.Names()); err == nil {
+		if i.Kind != guestapi.KindDir {
+			return i, fmt.Errorf("%s: %w", at, guestapi.ErrNotDir)
+		}
+		return i, fmt.Errorf("%s: %w", at, guestapi.ErrExists)
+	}
+	if err := makeDirs(at, &u); err != nil {
+		return guestapi.FileInfo{}, err
+	}
+	return describe(at, f.Users.Names())
+}
+
+// makeDirs makes dir with its parents; those that are made belong to u.
+func makeDirs(dir string, u *account.User) error {
+	err := os.Mkdir(dir, 0o755)
+	if errors.Is(err, unix.ENOENT) && dir != "/" {
+		if err := makeDirs(path.Dir(dir), u); err != nil {
+			return err
+		}
+		err = os.Mkdir(dir, 0o755)
+	}
+	if errors.Is(err, unix.EEXIST) {
+		if st, err := os.Stat(dir); err != nil || !st.IsDir() {
+			return fmt.Errorf("%s: %w", dir, guestapi.ErrNotDir)
+		}
+		return nil
+	}
+	if err != nil {
+		return fault(err)
+	}
+	return own(dir, u)
+}
+
+// own gives a new file to its user. Where this program is not root, it has the right owner already.
+func own(at string, u *account.User) error {
+	if os.Getuid() != 0 {
+		return nil
+	}
+	return fault(os.Lchown(at, int(u.UID), int(u.GID)))
+}

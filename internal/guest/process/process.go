@@ -1,0 +1,131 @@
+package process
+
+import (
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/guestapi"
+)
+
+// Process is a program that runs or ended lately.
+//
+// Lock order: Table.forks, Table.mu, Process.mu, Reaper.mu.
+type Process struct {
+	t    *Table
+	spec guestapi.ProcessSpec
+	dir  string
+	user string
+
+	input sync.Mutex // held while somebody writes
+
+	// mu is held from before the process is made until all below is set.
+	mu      sync.Mutex
+	pid     int
+	started time.Time
+	timer   *time.Timer // nil: no deadline
+	outputs []*output
+	pty     *os.File // also the input; nil: pipes
+	stdin   *os.File // nil: none
+
+	writing   *follower // who writes
+	followers map[*follower]struct{}
+	ended     *guestapi.Exit // the process ended, output may still come
+	exit      *guestapi.Exit // all output was kept too
+	timedOut  bool
+}
+
+// slowest is the least offset that some follower has not yet taken. The caller holds mu.
+func (p *Process) slowest(stream guestapi.Stream) (at int64, attached bool) {
+	for f := range p.followers {
+		if off := *offset(&f.at, stream); !attached || off < at {
+			at, attached = off, true
+		}
+	}
+	return at, attached
+}
+
+// wake tells all followers that there is something new. The caller holds mu.
+func (p *Process) wake() {
+	for f := range p.followers {
+		select {
+		case f.news <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// settle publishes the exit as soon as all output was kept. The caller holds mu.
+func (p *Process) settle() {
+	if p.ended == nil || p.exit != nil {
+		return
+	}
+	for _, o := range p.outputs {
+		if !o.done {
+			return
+		}
+	}
+	p.exit = p.ended
+	p.wake()
+}
+
+// onExit is called by the reaper when the process has ended.
+func (p *Process) onExit(s status) {
+	p.mu.Lock()
+	if p.timer != nil {
+		p.timer.Stop()
+	}
+	exit := &guestapi.Exit{Code: s.wait.ExitStatus(), CPU: s.cpu, Wall: time.Since(p.started)}
+	if s.wait.Signaled() {
+		exit.Signal = int(s.wait.Signal())
+		exit.Code = 128 + exit.Signal
+	}
+	exit.TimedOut = p.timedOut
+	p.ended = exit
+	p.settle()
+	late := p.exit == nil
+	p.mu.Unlock()
+	if p.stdin != nil && p.pty == nil {
+		_ = p.stdin.Close() // ends a Write that waits for a reader
+	}
+	if late {
+		for _, o := range p.outputs {
+			_ = o.file.SetReadDeadline(time.Unix(1, 0)) // wakes the pump, which drains; closed has drained
+		}
+	}
+	p.t.ended(p)
+}
+
+// expire kills the group because the deadline passed.
+func (p *Process) expire() {
+	p.mu.Lock()
+	p.timedOut = p.ended == nil
+	p.mu.Unlock()
+	_ = p.t.cfg.Reaper.signal(p.pid, unix.SIGKILL, true) // gone is as good
+}
+
+func (p *Process) running() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.ended == nil
+}
+
+func (p *Process) info() guestapi.ProcessInfo {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return guestapi.ProcessInfo{PID: uint32(p.pid), Tag: p.spec.Tag, Argv: p.spec.Argv, Shell: p.spec.Shell, Env: p.spec.Env,
+		Dir: p.dir, User: p.user, PTY: p.pty != nil, Started: p.started, Exit: p.ended}
+}
+
+// offset is the field of o that belongs to stream.
+func offset(o *guestapi.Offsets, stream guestapi.Stream) *int64 {
+	switch stream {
+	case guestapi.StreamStdout:
+		return &o.Stdout
+	case guestapi.StreamStderr:
+		return &o.Stderr
+	}
+	return &o.PTY
+}

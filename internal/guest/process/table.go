@@ -1,0 +1,283 @@
+package process
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/guest/account"
+	"github.com/pandastack/pandastack/internal/guestapi"
+)
+
+// The bounds of a table.
+const (
+	maxRunning = 512
+	maxEnded   = 64
+	keepEnded  = 10 * time.Minute
+	maxTag     = guestapi.MaxName
+)
+
+// Config of a table.
+type Config struct {
+	Reaper *Reaper
+	Users  account.Database
+	// Cgroup is an open directory of a version 2 hierarchy that every process begins in; 0: none.
+	Cgroup int
+	// OutputBytes bounds what is kept of all outputs together; 0: 32 MiB.
+	OutputBytes int64
+}
+
+// Table is the processes of one machine.
+type Table struct {
+	cfg    Config
+	budget budget
+
+	wg     sync.WaitGroup // of those who read output
+
+	forks sync.Mutex // held while a process is made
+	held  bool       // no process may be made now; guarded by forks
+
+	mu      sync.Mutex
+	running map[int]*Process
+	tags    map[string]*Process // of running ones
+	late    []*ended            // oldest first
+	env     map[string]string
+	user    string
+}
+
+type ended struct {
+	p    *Process
+	when time.Time
+}
+
+// New returns an empty table.
+func New(cfg Config) *Table {
+	t := &Table{cfg: cfg, running: make(map[int]*Process), tags: make(map[string]*Process)}
+	if cfg.OutputBytes == 0 {
+		cfg.OutputBytes = 32 << 20
+	}
+	t.budget.left.Store(cfg.OutputBytes)
+	return t
+}
+
+// SetDefaults sets the environment and the user of processes started from now on.
+func (t *Table) SetDefaults(env map[string]string, user string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.env, t.user = env, user
+}
+
+// DefaultUser is the user that "" stands for.
+func (t *Table) DefaultUser() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.user
+}
+
+// Hold waits until no process is being made and refuses new ones until Release: a process that is made
+// in a frozen control group would hold up this whole program.
+func (t *Table) Hold() {
+	t.forks.Lock()
+	defer t.forks.Unlock()
+	t.held = true
+}
+
+// Release ends what Hold began.
+func (t *Table) Release() {
+	t.forks.Lock()
+	defer t.forks.Unlock()
+	t.held = false
+}
+
+// Start runs a program; see guestapi.Guest. A program that cannot be run is an error, with no process.
+func (t *Table) Start(_ context.Context, spec guestapi.ProcessSpec) (guestapi.Process, error) {
+	l, err := t.plan(&spec)
+	if err != nil {
+		return nil, err
+	}
+	t.forks.Lock()
+	defer t.forks.Unlock()
+	if t.held {
+		return nil, fmt.Errorf("%w: the machine is frozen", guestapi.ErrBusy)
+	}
+	if err := t.admit(spec.Tag); err != nil {
+		return nil, err
+	}
+	p := &Process{t: t, spec: spec, dir: l.dir, user: l.user.Name, followers: make(map[*follower]struct{})}
+	if err := p.start(l); err != nil {
+		return nil, err
+	}
+	return p.begin(), nil
+}
+
+// begin makes a started process known, follows it and reads its output.
+func (p *Process) begin() *follower {
+	t := p.t
+	f := p.follow(guestapi.Offsets{})
+	t.mu.Lock()
+	if p.running() { // else it has been entered among the ended
+		t.running[p.pid] = p
+		if p.spec.Tag != "" {
+			t.tags[p.spec.Tag] = p
+		}
+	}
+	t.mu.Unlock()
+	for _, o := range p.outputs {
+		t.wg.Go(o.pump)
+	}
+	return f
+}
+
+func (t *Table) admit(tag string) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.running) >= maxRunning {
+		return fmt.Errorf("%w: %d processes run", guestapi.ErrBusy, len(t.running))
+	}
+	if _, taken := t.tags[tag]; taken {
+		return fmt.Errorf("tag %q: %w", tag, guestapi.ErrExists)
+	}
+	return nil
+}
+
+// ended moves a process to those that ended.
+func (t *Table) ended(p *Process) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.running[p.pid] == p {
+		delete(t.running, p.pid)
+	}
+	if t.tags[p.spec.Tag] == p {
+		delete(t.tags, p.spec.Tag)
+	}
+	t.late = append(t.late, &ended{p, time.Now()})
+	t.purge()
+}
+
+// purge forgets those that ended long ago, or are too many. The caller holds mu.
+func (t *Table) purge() {
+	n := max(0, len(t.late)-maxEnded)
+	for n < len(t.late) && time.Since(t.late[n].when) > keepEnded {
+		n++
+	}
+	for _, e := range t.late[:n] {
+		e.p.forget()
+	}
+	t.late = slices.Delete(t.late, 0, n)
+}
+
+// forget gives the output's memory back as soon as nobody follows any more.
+func (p *Process) forget() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.followers) > 0 || p.exit == nil {
+		return // the garbage collector sees to it
+	}
+	for _, o := range p.outputs {
+		o.ring.free()
+	}
+}
+
+func (t *Table) find(ref guestapi.ProcessRef) (*Process, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.purge()
+	if p := t.tags[ref.Tag]; p != nil && ref.Tag != "" {
+		return p, nil
+	}
+	if p := t.running[int(ref.PID)]; p != nil && ref.Tag == "" {
+		return p, nil
+	}
+	for _, e := range slices.Backward(t.late) {
+		if ref.Tag == "" && e.p.pid == int(ref.PID) || ref.Tag != "" && e.p.spec.Tag == ref.Tag {
+			return e.p, nil
+		}
+	}
+	return nil, fmt.Errorf("process: %w", guestapi.ErrNotFound)
+}
+
+// Attach follows a process; see guestapi.Guest.
+func (t *Table) Attach(_ context.Context, ref guestapi.ProcessRef, from guestapi.Offsets) (guestapi.Process, error) {
+	p, err := t.find(ref)
+	if err != nil {
+		return nil, err
+	}
+	return p.follow(from), nil
+}
+
+// Processes lists those that run and those that ended lately.
+func (t *Table) Processes(context.Context) ([]guestapi.ProcessInfo, error) {
+	t.mu.Lock()
+	t.purge()
+	var all []*Process
+	for _, e := range t.late {
+		all = append(all, e.p)
+	}
+	for _, p := range t.running {
+		all = append(all, p)
+	}
+	t.mu.Unlock()
+	infos := make([]guestapi.ProcessInfo, 0, len(all))
+	for _, p := range all {
+		infos = append(infos, p.info())
+	}
+	slices.SortStableFunc(infos, func(a, b guestapi.ProcessInfo) int { return a.Started.Compare(b.Started) })
+	return infos, nil
+}
+
+// Signal sends to a process or its group; see guestapi.Guest.
+func (t *Table) Signal(_ context.Context, ref guestapi.ProcessRef, signal int, group bool) error {
+	p, err := t.find(ref)
+	if err != nil {
+		return err
+	}
+	err = t.cfg.Reaper.signal(p.pid, unix.Signal(signal), group)
+	switch err {
+	case nil:
+		return nil
+	case unix.ESRCH:
+		return fmt.Errorf("process has ended: %w", guestapi.ErrNotFound)
+	case unix.EINVAL:
+		return fmt.Errorf("%w: signal %d", guestapi.ErrInvalid, signal)
+	}
+	return fmt.Errorf("signal process: %w", err)
+}
+
+// Close kills the groups of all processes and returns when nobody reads their output any more.
+func (t *Table) Close() {
+	t.Hold()
+	t.mu.Lock()
+	var all []*Process
+	for _, p := range t.running {
+		all = append(all, p)
+	}
+	for _, e := range t.late {
+		all = append(all, e.p)
+	}
+	t.mu.Unlock()
+	for _, p := range all {
+		_ = t.cfg.Reaper.signal(p.pid, unix.SIGKILL, true) // gone is as good
+		p.abandon()
+	}
+	t.wg.Wait()
+}
+
+// abandon lets go of all followers and output.
+func (p *Process) abandon() {
+	p.mu.Lock()
+	var all []*follower
+	for f := range p.followers {
+		all = append(all, f)
+	}
+	p.mu.Unlock()
+	for _, f := range all {
+		_ = f.Close() // it never fails
+	}
+	for _, o := range p.outputs {
+		_ = o.file.Close() // ends its reader
+	}
+}
