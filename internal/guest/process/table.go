@@ -36,7 +36,7 @@ type Table struct {
 	cfg    Config
 	budget budget
 
-	wg     sync.WaitGroup // of those who read output
+	wg sync.WaitGroup // of those who read output
 
 	forks sync.Mutex // held while a process is made
 	held  bool       // no process may be made now; guarded by forks

@@ -1,0 +1,100 @@
+package guest
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"runtime/debug"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/guest/control"
+	"github.com/pandastack/pandastack/internal/guest/early"
+	"github.com/pandastack/pandastack/internal/guest/process"
+	"github.com/pandastack/pandastack/internal/guest/server"
+)
+
+// PortName is the name of the virtio-serial port that is the guest channel.
+const PortName = "agent.0"
+
+// What of a machine's memory stays with the agent and the kernel when the workload takes all it can.
+const reservedBytes = 24 << 20
+
+// Run is the life of the first process of a machine, from the initramfs on. It returns only when it
+// cannot go on; then the machine must end.
+func Run(ctx context.Context) error {
+	debug.SetGCPercent(200) // the heap is small; collecting it costs a restored machine more than memory
+	if err := early.Signals(); err != nil {
+		return err
+	}
+	device, err := early.Root()
+	if err != nil {
+		return err
+	}
+	if err := early.Mounts(); err != nil {
+		return err
+	}
+	b, reaper, err := machine(device)
+	if err != nil {
+		return err
+	}
+	port, err := early.OpenPort(PortName)
+	if err != nil {
+		return err
+	}
+	failed := make(chan error, 1)
+	go func() { failed <- reaper.Run() }() // for as long as the machine lives
+	go func() { failed <- serve(ctx, port, b) }()
+	return <-failed
+}
+
+// machine makes the backend of the machine whose root is device.
+func machine(device string) (*Backend, *process.Reaper, error) {
+	bootID, err := early.BootID()
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := control.LinkUp("lo"); err != nil {
+		return nil, nil, err
+	}
+	group, err := control.OpenGroup("/sys/fs/cgroup", "workload", limits())
+	if err != nil {
+		return nil, nil, err
+	}
+	reaper := process.NewReaper(true)
+	return New(Config{
+		System:   &control.Linux{BootID: bootID, Root: device, Link: "eth0"},
+		Workload: group,
+		Cgroup:   group.FD(),
+		Reaper:   reaper,
+	}), reaper, nil
+}
+
+// limits leave the agent enough to answer while the workload takes everything.
+func limits() control.Limits {
+	var l control.Limits
+	b, _ := os.ReadFile("/proc/sys/kernel/threads-max") // unknown is no limit
+	if n, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil {
+		l.Pids = n - n/8
+	}
+	var info unix.Sysinfo_t
+	if unix.Sysinfo(&info) == nil {
+		l.MemoryBytes = max(0, int64(info.Totalram)*int64(info.Unit)-reservedBytes)
+	}
+	return l
+}
+
+// serve answers one host after the other.
+func serve(ctx context.Context, port *early.Port, b *Backend) error {
+	s := server.New(b)
+	for {
+		if err := s.Serve(ctx, port); err != nil {
+			return fmt.Errorf("serve host: %w", err)
+		}
+		if err := port.Connected(); err != nil {
+			return err
+		}
+	}
+}

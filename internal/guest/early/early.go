@@ -1,0 +1,187 @@
+// Package early is what the first process of a machine does before it is the guest agent: file systems,
+// kernel modules, the switch from the initramfs into the root file system, signals, and the device of the
+// guest channel.
+//
+// It owns nothing afterwards. It must run once, in the first process; nothing here is safe elsewhere.
+package early
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Modules is the directory of kernel modules in the initramfs; its file "order" names them, one a line,
+// in the order in which they are loaded. It need not exist.
+const Modules = "/modules"
+
+// devicePatience is how many milliseconds a device may take to appear.
+const devicePatience = 30_000
+
+type mount struct {
+	source, target, kind string
+	flags                uintptr
+	data                 string
+}
+
+// Root prepares the initramfs, mounts the root device that the command line names as pandastack.root (or
+// /dev/vda), and makes it the root directory of this process. It returns the device.
+func Root() (device string, err error) {
+	for _, m := range []mount{
+		{"proc", "/proc", "proc", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, ""},
+		{"sysfs", "/sys", "sysfs", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, ""},
+		{"devtmpfs", "/dev", "devtmpfs", unix.MS_NOSUID, "mode=0755"},
+	} {
+		if err := m.do(); err != nil {
+			return "", err
+		}
+	}
+	if err := loadModules(); err != nil {
+		return "", err
+	}
+	device = argument("pandastack.root", "/dev/vda")
+	if !await(func() bool { return unix.Access(device, unix.F_OK) == nil }) {
+		return "", fmt.Errorf("root device %s does not appear", device)
+	}
+	const root = "/root.new"
+	if err := (mount{device, root, "ext4", unix.MS_NOATIME, ""}).do(); err != nil {
+		return "", err
+	}
+	_ = os.RemoveAll(Modules) // only to give its memory back
+	_ = os.Remove("/init")    // as above; this program lives on without its name
+	return device, enter(root)
+}
+
+// do mounts, over a directory that it makes if it must. What is mounted already stays.
+func (m mount) do() error {
+	if err := os.MkdirAll(m.target, 0o755); err != nil {
+		return fmt.Errorf("make %s: %w", m.target, err)
+	}
+	if err := unix.Mount(m.source, m.target, m.kind, m.flags, m.data); err != nil && err != unix.EBUSY {
+		return fmt.Errorf("mount %s: %w", m.target, err)
+	}
+	return nil
+}
+
+// enter makes dir the root directory, with /proc, /sys and /dev moved into it.
+func enter(dir string) error {
+	for _, sub := range []string{"/proc", "/sys", "/dev"} {
+		if err := (mount{sub, dir + sub, "", unix.MS_MOVE, ""}).do(); err != nil {
+			return err
+		}
+	}
+	for _, step := range []func() error{
+		func() error { return unix.Chdir(dir) },
+		func() error { return unix.Mount(".", "/", "", unix.MS_MOVE, "") },
+		func() error { return unix.Chroot(".") },
+		func() error { return unix.Chdir("/") },
+	} {
+		if err := step(); err != nil {
+			return fmt.Errorf("switch root: %w", err)
+		}
+	}
+	return nil
+}
+
+// Mounts makes what a root file system expects to be there when its programs run.
+func Mounts() error {
+	const plain = unix.MS_NOSUID | unix.MS_NODEV
+	for _, m := range []mount{
+		{"devpts", "/dev/pts", "devpts", unix.MS_NOSUID | unix.MS_NOEXEC, "gid=5,mode=620,ptmxmode=666"},
+		{"tmpfs", "/dev/shm", "tmpfs", plain, "mode=1777"},
+		{"tmpfs", "/run", "tmpfs", plain, "mode=755"},
+		{"cgroup2", "/sys/fs/cgroup", "cgroup2", plain | unix.MS_NOEXEC, ""},
+	} {
+		if err := m.do(); err != nil {
+			return err
+		}
+	}
+	for name, to := range map[string]string{"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0",
+		"stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"} {
+		if err := os.Symlink(to, "/dev/"+name); err != nil && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("make /dev/%s: %w", name, err)
+		}
+	}
+	for _, dir := range []string{"/tmp", "/run/lock"} {
+		if err := os.Mkdir(dir, 0o777); err != nil {
+			continue // it is there, with a mode of its own
+		}
+		if err := os.Chmod(dir, 0o777|os.ModeSticky); err != nil {
+			return fmt.Errorf("make %s: %w", dir, err)
+		}
+	}
+	return nil
+}
+
+// BootID binds a file of our own over the kernel's boot id, which restored copies would share, and
+// returns it open.
+func BootID() (int, error) {
+	const kernel, own = "/proc/sys/kernel/random/boot_id", "/run/pandastack/boot_id"
+	id, err := os.ReadFile(kernel)
+	if err == nil {
+		err = os.MkdirAll(path.Dir(own), 0o755)
+	}
+	if err == nil {
+		err = os.WriteFile(own, id, 0o444)
+	}
+	if err == nil {
+		err = unix.Mount(own, kernel, "", unix.MS_BIND, "")
+	}
+	if err != nil {
+		return 0, fmt.Errorf("bind boot id: %w", err)
+	}
+	fd, err := unix.Open(own, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("open boot id: %w", err)
+	}
+	return fd, nil
+}
+
+// argument finds name=value on the kernel's command line.
+func argument(name, otherwise string) string {
+	line, _ := os.ReadFile("/proc/cmdline") // an empty one has no arguments
+	for f := range strings.FieldsSeq(string(line)) {
+		if value, ok := strings.CutPrefix(f, name+"="); ok {
+			return value
+		}
+	}
+	return otherwise
+}
+
+func loadModules() error {
+	order, err := os.ReadFile(path.Join(Modules, "order"))
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read order of modules: %w", err)
+	}
+	for name := range strings.FieldsSeq(string(order)) {
+		fd, err := unix.Open(path.Join(Modules, name), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return fmt.Errorf("open module %s: %w", name, err)
+		}
+		err = unix.FinitModule(fd, "", 0)
+		_ = unix.Close(fd) // it was only read
+		if err != nil && err != unix.EEXIST {
+			return fmt.Errorf("load module %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// await looks for something every few milliseconds; false if it does not come.
+func await(there func() bool) bool {
+	const step = 2
+	for waited := 0; !there(); waited += step {
+		if waited > devicePatience {
+			return false
+		}
+		_, _ = unix.Poll(nil, step) // only to let time pass
+	}
+	return true
+}
