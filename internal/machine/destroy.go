@@ -70,7 +70,8 @@ func (m *Manager) removeDir(mc *machine) error {
 	return os.RemoveAll(gone)
 }
 
-// strip takes a machine's monitor, group and network place from it. It is right when some are gone.
+// strip takes a machine's monitor, group and network place from it. It is right when some are gone. What
+// it could not give back it still has, so that strip may be called again.
 func (m *Manager) strip(ctx context.Context, p *plan, mc *machine) error {
 	m.unlink(mc)
 	if vm := mc.vm; vm != nil {
@@ -79,23 +80,30 @@ func (m *Manager) strip(ctx context.Context, p *plan, mc *machine) error {
 		}
 		mc.set(func() { mc.vm = nil })
 	}
-	if err := p.did("kill"); err != nil {
-		return err
-	}
-	if group := mc.group; group != nil {
+	all := p.did("kill")
+	if group := mc.group; group != nil && !p.quit {
 		if err := group.Destroy(ctx); err != nil {
-			return fmt.Errorf("destroy the group: %w", err)
+			all = errors.Join(all, fmt.Errorf("destroy the group: %w", err))
+		} else {
+			mc.set(func() { mc.group = nil })
+			all = errors.Join(all, p.did("group"))
 		}
-		mc.set(func() { mc.group = nil })
 	}
-	if err := p.did("group"); err != nil {
-		return err
-	}
-	if slot := mc.slot; slot != nil {
+	if slot := mc.slot; slot != nil && !p.quit {
 		if err := slot.Give(ctx); err != nil {
-			return fmt.Errorf("give the network slot back: %w", err)
+			all = errors.Join(all, fmt.Errorf("give the network slot back: %w", err))
+		} else {
+			mc.set(func() { mc.slot = nil })
+			all = errors.Join(all, p.did("slot"))
 		}
-		mc.set(func() { mc.slot = nil })
 	}
-	return p.did("slot")
+	return all
+}
+
+// stripped takes from a machine at rest what an earlier strip could not.
+func (m *Manager) stripped(ctx context.Context, p *plan, mc *machine) error {
+	if mc.vm == nil && mc.group == nil && mc.slot == nil {
+		return nil
+	}
+	return m.strip(ctx, p, mc)
 }

@@ -140,8 +140,11 @@ func (m *Manager) Hibernate(ctx context.Context, id hostapi.MachineID) (err erro
 	if err != nil {
 		return err
 	}
-	if err := mc.need("hibernate", running, paused, hibernated); err != nil || mc.in.State == hibernated {
+	if err := mc.need("hibernate", running, paused, hibernated); err != nil {
 		return err
+	}
+	if mc.in.State == hibernated {
+		return m.stripped(ctx, p, mc)
 	}
 	if can := m.deps.Driver.Capabilities(); !can.Snapshot {
 		return unsupported("hibernate", can)
@@ -155,10 +158,13 @@ func (m *Manager) Hibernate(ctx context.Context, id hostapi.MachineID) (err erro
 	}
 	// The machine sleeps from here on: there is no way back but Wake.
 	p.back.Forget()
-	if err := p.did("asleep"); err != nil {
+	if err = p.did("asleep"); p.quit {
 		return err
 	}
-	err = m.strip(ctx, p, mc)
+	err = errors.Join(err, m.strip(ctx, p, mc))
+	if p.quit {
+		return err
+	}
 	if old != "" {
 		err = errors.Join(err, m.deps.Store.Release(old))
 	}

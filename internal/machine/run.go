@@ -125,7 +125,7 @@ func (m *Manager) setFailed(ctx context.Context, p *plan, mc *machine, reason st
 		return err
 	}
 	err = m.strip(ctx, p, mc)
-	if base != "" {
+	if base != "" && !p.quit {
 		err = errors.Join(err, m.deps.Store.Release(base))
 	}
 	m.ledger.release(mc.id)

@@ -45,10 +45,8 @@ func (m *Manager) wake(ctx context.Context, p *plan, mc *machine, how start) err
 		return err
 	}
 	p.back.Push("release memory", func(context.Context) error { m.ledger.release(mc.id); return nil })
-	if mc.vm != nil { // the end of its monitor failed when it went to sleep
-		if err := m.strip(ctx, p, mc); err != nil {
-			return err
-		}
+	if err := m.stripped(ctx, p, mc); err != nil {
+		return err
 	}
 	spent := false
 	p.back.Push("release image", func(context.Context) error {
