@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -148,9 +149,7 @@ func (b *boxes) List(_ context.Context, p auth.Principal, f api.SandboxFilter) (
 		for k, v := range f.Metadata {
 			ok = ok && box.Metadata[k] == v
 		}
-		for _, st := range f.Statuses {
-			ok = ok && box.Status == st
-		}
+		ok = ok && (len(f.Statuses) == 0 || slices.Contains(f.Statuses, box.Status))
 		if ok {
 			page.Sandboxes = append(page.Sandboxes, box)
 		}
