@@ -44,10 +44,11 @@ type Limits struct {
 
 // Groups limit processes.
 type Groups interface {
-	// Group makes a group, or finds the one of that name.
 	Group(ctx context.Context, name string, limits Limits) (Group, error)
-	// Sweep removes every group of ours whose name keep refuses, with the processes in it.
-	Sweep(ctx context.Context, keep func(name string) bool) error
+	// Adopt takes over the group that an earlier process made under that name.
+	Adopt(ctx context.Context, name string, limits Limits) (Group, error)
+	// Sweep removes every group of ours that was neither made nor adopted, with the processes in it.
+	Sweep(ctx context.Context) error
 }
 
 // Group is the limits of one machine's monitor.

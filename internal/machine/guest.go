@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/pandastack/pandastack/internal/guestapi"
@@ -144,29 +144,38 @@ func (m *Manager) Usage(_ context.Context, id hostapi.MachineID) (hostapi.Usage,
 	return out, nil
 }
 
-// consoleFile is where drivers write what the guest's kernel prints, in the monitor's directory.
+// consoleFile is where a driver leaves what the guest of a dead monitor printed, in the monitor's
+// directory.
 const consoleFile = "console.log"
 
 // consoleBytes is how much of its end Console answers.
 const consoleBytes = 64 << 10
 
+// console is what drivers can do whose monitors keep what the guest's kernel prints: it answers what was
+// printed since it was asked last.
+type console interface {
+	Console(ctx context.Context) ([]byte, error)
+}
+
 // Console answers the end of what the guest's kernel printed, at most 64 KiB.
-func (m *Manager) Console(_ context.Context, id hostapi.MachineID) ([]byte, error) {
-	mc := m.find(id)
-	if mc == nil {
-		return nil, notFound(id)
-	}
-	f, err := os.Open(filepath.Join(mc.dir, monitorDir, consoleFile))
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
+func (m *Manager) Console(ctx context.Context, id hostapi.MachineID) ([]byte, error) {
+	mc, err := m.enter(ctx, id)
 	if err != nil {
+		return nil, err
+	}
+	defer func() { <-mc.busy }()
+	if vm, ok := mc.vm.(console); ok {
+		more, err := vm.Console(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("console of machine %s: %w", id, err)
+		}
+		mc.printed = append(mc.printed, more...)
+		mc.printed = mc.printed[max(0, len(mc.printed)-consoleBytes):]
+		return slices.Clone(mc.printed), nil
+	}
+	data, err := os.ReadFile(filepath.Join(mc.dir, monitorDir, consoleFile))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("console of machine %s: %w", id, err)
 	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, fmt.Errorf("console of machine %s: %w", id, err)
-	}
-	return io.ReadAll(io.NewSectionReader(f, max(0, info.Size()-consoleBytes), consoleBytes))
+	return data[max(0, len(data)-consoleBytes):], nil
 }

@@ -96,6 +96,8 @@ type machine struct {
 	pause  time.Duration
 	phases []obs.Phase
 	used   used
+	// printed is read and written by the owner alone.
+	printed []byte
 }
 
 // New makes a manager; it touches nothing yet.

@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/pandastack/pandastack/internal/durable"
-	"github.com/pandastack/pandastack/internal/hostapi"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
@@ -50,11 +49,7 @@ func (m *Manager) sweep(ctx context.Context) error {
 	if err := m.deps.Network.Sweep(ctx); err != nil {
 		return fmt.Errorf("sweep network slots: %w", err)
 	}
-	keep := func(name string) bool {
-		mc := m.find(hostapi.MachineID(name))
-		return mc != nil && mc.group != nil
-	}
-	if err := m.deps.Groups.Sweep(ctx, keep); err != nil {
+	if err := m.deps.Groups.Sweep(ctx); err != nil {
 		return fmt.Errorf("sweep groups: %w", err)
 	}
 	if err := m.deps.Store.Collect(); err != nil {
@@ -208,9 +203,11 @@ func (m *Manager) adoptRig(ctx context.Context, mc *machine) error {
 		return fmt.Errorf("adopt network slot %d: %w", mc.in.Slot, err)
 	}
 	mc.set(func() { mc.slot = slot })
-	group, err := m.deps.Groups.Group(ctx, string(mc.id), m.limits(mc))
+	group, err := m.deps.Groups.Adopt(ctx, string(mc.id), m.limits(mc))
 	if err != nil {
-		return fmt.Errorf("adopt group: %w", err)
+		// The machine is worth more than its limits, which the kernel may well still hold.
+		m.log.Warn("group not adopted", "machine", mc.id, "err", err)
+		return nil
 	}
 	mc.set(func() { mc.group = group })
 	return nil

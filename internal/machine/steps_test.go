@@ -218,9 +218,9 @@ func TestFailureAfterEveryStep(t *testing.T) {
 				w := newWorld(t)
 				o.prep(w)
 				hook, seen := at(nth, errInjected)
-				w.step = hook
+				w.onStep(hook)
 				err := o.do(w)
-				w.step = nil
+				w.onStep(nil)
 				if total, _ := seen(); total <= nth {
 					w.must(err)
 					break
@@ -249,7 +249,7 @@ func TestKillAfterEveryStep(t *testing.T) {
 					w := newWorld(t)
 					o.prep(w)
 					hook, seen := at(nth, machine.ErrAbandon)
-					w.step = hook
+					w.onStep(hook)
 					err := o.do(w)
 					total, where := seen()
 					if total <= nth {
@@ -262,7 +262,7 @@ func TestKillAfterEveryStep(t *testing.T) {
 					}
 					second, steps := at(again, machine.ErrAbandon)
 					w.kill(second)
-					w.step = nil
+					w.onStep(nil)
 					w.clean()
 					o.sound(w, true)
 					w.finish(fmt.Sprintf("%s and step %d of recovery", where, again))

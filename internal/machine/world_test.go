@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,7 +31,7 @@ type world struct {
 	host   *host
 	net    *network
 	groups *groups
-	step   func(op, step string) error
+	hook   atomic.Pointer[func(op, step string) error]
 	free   int64 // bytes of disk that are told to be free
 
 	mgr   *machine.Manager
@@ -81,16 +82,17 @@ func (w *world) boot() {
 	w.store, err = snapshot.Open(w.dir, nil, "snapshots", "templates")
 	w.must(err)
 	w.net.restart()
+	w.groups.restart()
 	w.mgr, err = machine.New(machine.Config{
 		Dir: filepath.Join(w.dir, "machines"), ReadyTimeout: 30 * time.Second,
 		HostMemory: func() (int64, int64, error) { return 1 << 40, 1 << 40, nil },
 		FreeSpace:  func(string) (int64, int64, error) { return 1 << 40, w.free, nil },
 		Kernel:     func() (machine.Kernel, error) { return machine.Kernel{}, nil },
 		OnStep: func(op, step string) error {
-			if w.step == nil {
-				return nil
+			if hook := w.hook.Load(); hook != nil {
+				return (*hook)(op, step)
 			}
-			return w.step(op, step)
+			return nil
 		},
 	}, machine.Deps{Driver: w.host, Network: w.net, Groups: w.groups, Disks: copies{}, Store: w.store, Link: openLink, Emit: w.emit})
 	w.must(err)
@@ -113,10 +115,18 @@ func (w *world) boot() {
 // kill ends the manager as a signal would, and starts another whose steps are told to step.
 func (w *world) kill(step func(op, step string) error) {
 	w.t.Helper()
-	w.step = nil
 	w.stop()
-	w.step = step
+	w.onStep(step)
 	w.boot()
+}
+
+// onStep has every step told to a function; nil is none.
+func (w *world) onStep(hook func(op, step string) error) {
+	if hook == nil {
+		w.hook.Store(nil)
+		return
+	}
+	w.hook.Store(&hook)
 }
 
 func (w *world) emit(e hostapi.Event) {
@@ -320,6 +330,7 @@ func (p *place) Give(context.Context) error {
 type groups struct {
 	mu    sync.Mutex
 	names map[string]bool
+	found map[string]bool // of an earlier manager, not adopted
 	oom   bool
 }
 
@@ -338,21 +349,34 @@ func (g *groups) Group(_ context.Context, name string, l machine.Limits) (machin
 	return &group{g, name}, nil
 }
 
-func (g *groups) Sweep(_ context.Context, keep func(string) bool) error {
+func (g *groups) Adopt(ctx context.Context, name string, l machine.Limits) (machine.Group, error) {
+	g.mu.Lock()
+	found := g.found[name]
+	delete(g.found, name)
+	g.mu.Unlock()
+	if !found {
+		return nil, fmt.Errorf("no group %s", name)
+	}
+	return g.Group(ctx, name, l)
+}
+
+func (g *groups) Sweep(context.Context) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for name := range g.names {
-		if !keep(name) {
-			delete(g.names, name)
-		}
-	}
+	g.found = nil
 	return nil
+}
+
+func (g *groups) restart() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.found, g.names = g.names, map[string]bool{}
 }
 
 func (g *groups) check(t *testing.T, live map[string]bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if len(g.names) != len(live) {
+	if len(g.names) != len(live) || len(g.found) != 0 {
 		t.Errorf("groups %v, want those of %v", g.names, live)
 	}
 }

@@ -1,0 +1,282 @@
+package bake
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/durable"
+	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/hostapi"
+	"github.com/pandastack/pandastack/internal/machine"
+	"github.com/pandastack/pandastack/internal/snapshot"
+	"github.com/pandastack/pandastack/internal/undo"
+)
+
+const (
+	workSuffix  = ".work"
+	newSuffix   = ".new"
+	imageSuffix = ".ext4"
+)
+
+// How long a guest may take: translated code runs about ten times slower than native, and the host may
+// be busy with other bakes.
+const (
+	readyLimit = 3 * time.Minute
+	warmLimit  = 10 * time.Minute
+	readyPause = 200 * time.Millisecond
+)
+
+// run bakes one job to its end.
+func (b *Baker) run(ctx context.Context, j *job) {
+	ctx, cancel := j.begin(ctx)
+	defer cancel(nil)
+	b.cfg.Log.Info("bake begins", "template", j.recipe.Name)
+	began := now()
+	err := b.bake(ctx, j)
+	if err != nil && context.Cause(ctx) != nil && !errors.Is(err, context.Cause(ctx)) {
+		err = errors.Join(context.Cause(ctx), err)
+	}
+	if err != nil {
+		b.cfg.Log.Error("bake failed", "template", j.recipe.Name, "took", time.Since(began), "err", err)
+	} else {
+		b.cfg.Log.Info("bake done", "template", j.recipe.Name, "took", time.Since(began))
+	}
+	j.finish(err)
+}
+
+func (b *Baker) bake(ctx context.Context, j *job) (err error) {
+	var back undo.Stack
+	defer func() { err = back.Settle(ctx, err) }()
+	platform, err := b.cfg.Platform(ctx)
+	if err != nil {
+		return err
+	}
+	image, err := b.image(ctx, j)
+	if err != nil {
+		return err
+	}
+	id := j.recipe.machineID()
+	if err := b.boot(ctx, j, &back, id, image); err != nil {
+		return err
+	}
+	if err := b.warm(ctx, j, id); err != nil {
+		return err
+	}
+	if err := b.capture(ctx, j, &back, id, j.recipe.generation(platform)); err != nil {
+		return err
+	}
+	if err := b.cfg.Machines.Destroy(ctx, id, "the template is baked"); err != nil {
+		return err
+	}
+	return b.did("destroy")
+}
+
+func (b *Baker) did(step string) error {
+	if b.cfg.OnStep == nil {
+		return nil
+	}
+	return b.cfg.OnStep(step)
+}
+
+// image answers the path of the root image, built if there is none of this digest.
+func (b *Baker) image(ctx context.Context, j *job) (string, error) {
+	r := j.recipe
+	name := fmt.Sprintf("%s-%.16s", r.Name, r.Digest)
+	path := filepath.Join(b.cfg.Dir, name+imageSuffix)
+	if _, err := os.Stat(path); err == nil && !j.force {
+		j.log("the root image is there already")
+		return path, nil
+	}
+	work, fresh := filepath.Join(b.cfg.Dir, name+workSuffix), path+newSuffix
+	if err := errors.Join(os.RemoveAll(work), os.RemoveAll(fresh)); err != nil {
+		return "", err
+	}
+	err := r.Build(ctx, work, fresh, j.log, j.step)
+	if err == nil {
+		err = b.did("build")
+	}
+	if err == nil {
+		err = durable.Rename(fresh, path)
+	}
+	if err = errors.Join(err, os.RemoveAll(work)); err != nil {
+		return "", errors.Join(fmt.Errorf("build the root image: %w", err), os.RemoveAll(fresh))
+	}
+	return path, errors.Join(b.dropOldImages(r, path), b.did("image"))
+}
+
+// dropOldImages removes root images of a template's earlier digests.
+func (b *Baker) dropOldImages(r Recipe, keep string) error {
+	list, err := filepath.Glob(filepath.Join(b.cfg.Dir, string(r.Name)+"-*"+imageSuffix))
+	if err != nil {
+		return err
+	}
+	for _, path := range list {
+		digest := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(path), string(r.Name)+"-"), imageSuffix)
+		if path != keep && !strings.Contains(digest, "-") {
+			err = errors.Join(err, os.Remove(path))
+		}
+	}
+	return err
+}
+
+// boot starts the machine to be captured and waits until it can be used.
+func (b *Baker) boot(ctx context.Context, j *job, back *undo.Stack, id hostapi.MachineID, image string) error {
+	j.step("boot")
+	r := j.recipe
+	if err := b.cfg.Machines.Destroy(ctx, id, "left of an earlier bake"); err != nil {
+		return err
+	}
+	mc, err := b.cfg.Machines.Boot(ctx, machine.Boot{
+		ID: id, Template: r.Name, Disk: image, VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB, User: r.User, Workdir: r.Workdir,
+	})
+	if err != nil {
+		return err
+	}
+	back.Push("destroy machine", func(ctx context.Context) error { return b.cfg.Machines.Destroy(ctx, id, "the bake failed") })
+	j.log(fmt.Sprintf("booted in %s", mc.Boot.Round(time.Millisecond)))
+	if err := b.did("boot"); err != nil {
+		return err
+	}
+	if err := b.ready(ctx, j, id); err != nil {
+		return err
+	}
+	return b.did("ready")
+}
+
+// ready asks the guest until the recipe's check succeeds.
+func (b *Baker) ready(ctx context.Context, j *job, id hostapi.MachineID) error {
+	if j.recipe.Ready == "" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, readyLimit, fmt.Errorf("the guest was not ready within %s", readyLimit))
+	defer cancel()
+	again := time.NewTicker(readyPause)
+	defer again.Stop()
+	for {
+		err := b.exec(ctx, j, id, j.recipe.Ready, "root")
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		}
+	}
+}
+
+// warm runs what the recipe wants to be hot when a machine is restored.
+func (b *Baker) warm(ctx context.Context, j *job, id hostapi.MachineID) error {
+	j.step("warm")
+	for _, command := range j.recipe.Warm {
+		j.log("warm: " + command)
+		if err := b.exec(ctx, j, id, command, j.recipe.User); err != nil {
+			return fmt.Errorf("warm %q: %w", command, err)
+		}
+	}
+	return b.did("warm")
+}
+
+// exec runs a command in the guest; its output goes to the log.
+func (b *Baker) exec(ctx context.Context, j *job, id hostapi.MachineID, command, user string) error {
+	guest, err := b.cfg.Machines.Guest(ctx, id)
+	if err != nil {
+		return err
+	}
+	proc, err := guest.Start(ctx, guestapi.ProcessSpec{Shell: command, User: user, Timeout: warmLimit})
+	if err != nil {
+		return err
+	}
+	defer proc.Close()
+	var lines lines
+	defer lines.flush(j.log)
+	for {
+		ev, err := proc.Next(ctx)
+		switch {
+		case errors.Is(err, io.EOF):
+			return errors.New("the command ended without saying how")
+		case err != nil:
+			return err
+		case ev.Exit == nil:
+			lines.add(ev.Data, j.log)
+		case ev.Exit.Error != "":
+			return errors.New(ev.Exit.Error)
+		case ev.Exit.Code != 0:
+			lines.flush(j.log)
+			return fmt.Errorf("the command answered %d: %s", ev.Exit.Code, lines.last)
+		default:
+			return nil
+		}
+	}
+}
+
+// maxLine bounds a line of a guest's output.
+const maxLine = 1000
+
+// lines cuts a guest's output into lines for a log.
+type lines struct {
+	part []byte
+	last string
+}
+
+func (l *lines) add(data []byte, log func(string)) {
+	for _, c := range data {
+		if c == '\n' || len(l.part) == maxLine {
+			l.flush(log)
+		}
+		if c >= ' ' && c != 0x7f || c == '\t' {
+			l.part = append(l.part, c)
+		}
+	}
+}
+
+func (l *lines) flush(log func(string)) {
+	if len(l.part) == 0 {
+		return
+	}
+	l.last = strings.ToValidUTF8(string(l.part), "?")
+	l.part = l.part[:0]
+	log(l.last)
+}
+
+// capture puts the warm machine into the store as the template's newest generation, and takes the
+// others from the list.
+func (b *Baker) capture(ctx context.Context, j *job, back *undo.Stack, id hostapi.MachineID, generation string) error {
+	j.step("capture")
+	r := j.recipe
+	old := b.cfg.Store.List(string(snapshot.Join(Area, string(r.Name))))
+	ref := snapshot.Join(Area, string(r.Name), fmt.Sprintf("%s-%d", generation, now().UnixMilli()))
+	_, err := b.cfg.Machines.TakeSnapshot(ctx, id, ref, func(s *snapshot.Snapshot) {
+		s.Machine, s.Hostname, s.Env, s.Digest = "", "", nil, generation
+	}, b.rewrite)
+	if err != nil {
+		return err
+	}
+	back.Push("delete the snapshot", func(context.Context) error { return b.cfg.Store.Delete(ref) })
+	if err := b.did("capture"); err != nil {
+		return err
+	}
+	for _, snap := range old {
+		if err := b.cfg.Store.Delete(snap.Ref); err != nil && !errors.Is(err, snapshot.ErrNotFound) {
+			return err
+		}
+	}
+	back.Forget()
+	back.Push("destroy machine", func(ctx context.Context) error { return b.cfg.Machines.Destroy(ctx, id, "the bake failed") })
+	return b.did("replace")
+}
+
+// rewrite puts a draft's disk into few extents.
+func (b *Baker) rewrite(ctx context.Context, d *snapshot.Draft) error {
+	fresh := d.DiskPath() + newSuffix
+	if err := b.cfg.Rewrite(ctx, d.DiskPath(), fresh); err != nil {
+		return fmt.Errorf("defragment the disk: %w", err)
+	}
+	return os.Rename(fresh, d.DiskPath())
+}

@@ -1,0 +1,400 @@
+package bake_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/bake"
+	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/hostapi"
+	"github.com/pandastack/pandastack/internal/machine"
+	"github.com/pandastack/pandastack/internal/snapshot"
+)
+
+// world is a baker over machines that exist in words only.
+type world struct {
+	t     *testing.T
+	dir   string
+	store *snapshot.Store
+	baker *bake.Baker
+	stop  func()
+
+	mu       sync.Mutex
+	recipe   bake.Recipe
+	platform string
+	builds   int
+	live     map[hostapi.MachineID]bool
+	commands []string
+	exits    map[string][]int // codes that commands answer, one after the other
+	step     func(string) error
+	hold     chan struct{} // builds wait for it
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{t: t, dir: t.TempDir(), platform: "p1", live: map[hostapi.MachineID]bool{}, exits: map[string][]int{}}
+	w.recipe = bake.Recipe{
+		Name: "base", VCPUs: 1, MemoryMiB: 64, DiskMiB: 1, User: "user", Digest: "0123456789abcdef0123",
+		Ready: "ready?", Warm: []string{"warm one", "warm two"}, Build: w.build,
+	}
+	var err error
+	if w.store, err = snapshot.Open(w.dir, nil, "snapshots", bake.Area); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.store.Collect(); err != nil {
+		t.Fatal(err)
+	}
+	w.start()
+	t.Cleanup(func() { w.stop() })
+	return w
+}
+
+func (w *world) start() {
+	var err error
+	w.baker, err = bake.New(bake.Config{
+		Dir: filepath.Join(w.dir, "bake"), Recipes: []bake.Recipe{w.recipe}, Machines: w, Store: w.store,
+		Platform: func(context.Context) (string, error) { return w.platform, nil },
+		Rewrite:  rewrite,
+		OnStep: func(step string) error {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if w.step == nil {
+				return nil
+			}
+			return w.step(step)
+		},
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- w.baker.Run(ctx) }()
+	w.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			w.t.Error(err)
+		}
+	})
+}
+
+func rewrite(_ context.Context, src, dst string) error {
+	data, err := os.ReadFile(src)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(dst, data, 0o600)
+}
+
+func (w *world) build(ctx context.Context, work, image string, log, step func(string)) error {
+	w.mu.Lock()
+	w.builds++
+	hold := w.hold
+	w.mu.Unlock()
+	step("rootfs")
+	log("unpacking")
+	if err := os.Mkdir(work, 0o700); err != nil {
+		return err
+	}
+	if hold != nil {
+		select {
+		case <-hold:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	step("image")
+	return os.WriteFile(image, make([]byte, 1<<20), 0o600)
+}
+
+func (w *world) Boot(_ context.Context, req machine.Boot) (hostapi.Machine, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if _, err := os.Stat(req.Disk); err != nil || w.live[req.ID] {
+		return hostapi.Machine{}, fmt.Errorf("boot %s: exists=%v, %w", req.ID, w.live[req.ID], err)
+	}
+	w.live[req.ID] = true
+	return hostapi.Machine{ID: req.ID}, nil
+}
+
+func (w *world) Guest(_ context.Context, id hostapi.MachineID) (guestapi.Guest, error) {
+	return &guest{w: w}, nil
+}
+
+func (w *world) TakeSnapshot(ctx context.Context, id hostapi.MachineID, ref snapshot.Ref,
+	change func(*snapshot.Snapshot), finish func(context.Context, *snapshot.Draft) error) (snapshot.Snapshot, error) {
+	d, err := w.store.Draft()
+	if err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	snap := snapshot.Snapshot{Ref: ref, Machine: string(id), VCPUs: 1, MemoryMiB: 64, Created: time.Now()}
+	change(&snap)
+	if err := os.WriteFile(d.DiskPath(), make([]byte, 1<<20), 0o600); err != nil {
+		return snap, err
+	}
+	if err := finish(ctx, d); err != nil {
+		return snap, errors.Join(err, d.Discard())
+	}
+	if snap, err = d.Commit(snap); err != nil {
+		return snap, errors.Join(err, d.Discard())
+	}
+	return snap, w.store.Release(ref)
+}
+
+func (w *world) Destroy(_ context.Context, id hostapi.MachineID, _ string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.live, id)
+	return nil
+}
+
+// guest answers commands with the codes that the test wants, or 0.
+type guest struct {
+	guestapi.Guest
+	w *world
+}
+
+func (g *guest) Start(_ context.Context, spec guestapi.ProcessSpec) (guestapi.Process, error) {
+	g.w.mu.Lock()
+	defer g.w.mu.Unlock()
+	g.w.commands = append(g.w.commands, spec.User+": "+spec.Shell)
+	code := 0
+	if codes := g.w.exits[spec.Shell]; len(codes) > 0 {
+		code, g.w.exits[spec.Shell] = codes[0], codes[1:]
+	}
+	return &process{events: []guestapi.Event{
+		{Stream: guestapi.StreamStdout, Data: []byte("out of " + spec.Shell + "\nand mo\x1bre")}, {Exit: &guestapi.Exit{Code: code}}}}, nil
+}
+
+type process struct {
+	guestapi.Process
+	events []guestapi.Event
+}
+
+func (p *process) Next(context.Context) (guestapi.Event, error) {
+	if len(p.events) == 0 {
+		return guestapi.Event{}, io.EOF
+	}
+	ev := p.events[0]
+	p.events = p.events[1:]
+	return ev, nil
+}
+
+func (p *process) Close() error { return nil }
+
+// clean fails unless exactly so many generations are there and nothing half-made.
+func (w *world) clean(generations int) {
+	w.t.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.live) != 0 {
+		w.t.Errorf("machines are left: %v", w.live)
+	}
+	for pattern, want := range map[string]int{"drafts/*": 0, "bake/*.work": 0, "bake/*.new": 0, "templates/*/*": generations} {
+		got, err := filepath.Glob(filepath.Join(w.dir, pattern))
+		if err != nil || len(got) != want {
+			w.t.Errorf("%s: %v, %v; want %d", pattern, got, err, want)
+		}
+	}
+}
+
+func TestBake(t *testing.T) {
+	w := newWorld(t)
+	w.exits["ready?"] = []int{1, 1, 0}
+	snap, cold, err := w.baker.Ensure(t.Context(), "base")
+	if err != nil || !cold || !strings.HasPrefix(string(snap.Ref), "templates/base/") {
+		t.Fatalf("ensure: %+v, %v, %v", snap, cold, err)
+	}
+	want := []string{"root: ready?", "root: ready?", "root: ready?", "user: warm one", "user: warm two"}
+	if !slices.Equal(w.commands, want) {
+		t.Errorf("commands %q, want %q", w.commands, want)
+	}
+	list, err := w.baker.Templates(t.Context())
+	if err != nil || len(list) != 1 || !list[0].Baked || list[0].Bake.State != "done" || list[0].Bake.Percent != 100 {
+		t.Fatalf("templates %+v, %v", list, err)
+	}
+	if log := strings.Join(list[0].Bake.Log, "\n"); !strings.Contains(log, "unpacking\n") || !strings.Contains(log, "out of warm two\nand more") {
+		t.Errorf("log %q", log)
+	}
+	if again, cold, err := w.baker.Ensure(t.Context(), "base"); err != nil || cold || again.Ref != snap.Ref {
+		t.Errorf("ensure again: %v, %v, %v", again.Ref, cold, err)
+	}
+	w.clean(1)
+
+	// Another kernel makes another generation of the same root image; the old one stays for those who
+	// run on it.
+	if _, err := w.store.Hold(snap.Ref); err != nil {
+		t.Fatal(err)
+	}
+	w.platform = "p2"
+	next, cold, err := w.baker.Ensure(t.Context(), "base")
+	if err != nil || !cold || next.Ref == snap.Ref || w.builds != 1 {
+		t.Fatalf("ensure on another platform: %v, %v, %v, %d builds", next.Ref, cold, err, w.builds)
+	}
+	w.clean(2)
+	if err := w.store.Release(snap.Ref); err != nil {
+		t.Fatal(err)
+	}
+	w.clean(1)
+}
+
+func TestForceBakesAnew(t *testing.T) {
+	w := newWorld(t)
+	first, _, err := w.baker.Ensure(t.Context(), "base")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.baker.Start(t.Context(), "base", false); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.baker.Start(t.Context(), "base", true); err != nil {
+		t.Fatal(err)
+	}
+	w.ended()
+	second, _, err := w.baker.Ensure(t.Context(), "base")
+	if err != nil || second.Ref == first.Ref || w.builds != 2 {
+		t.Errorf("forced: %v after %v, %d builds, %v", second.Ref, first.Ref, w.builds, err)
+	}
+	w.clean(1)
+}
+
+// ended waits until no bake is under way and answers how the last one ended.
+func (w *world) ended() *hostapi.Bake {
+	w.t.Helper()
+	for deadline := time.Now().Add(time.Minute); ; {
+		list, err := w.baker.Templates(w.t.Context())
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		if b := list[0].Bake; b != nil && b.State != "running" {
+			return b
+		}
+		if time.Now().After(deadline) {
+			w.t.Fatal("the bake does not end")
+		}
+		<-time.After(time.Millisecond)
+	}
+}
+
+func TestOneBakeForAll(t *testing.T) {
+	w := newWorld(t)
+	var wg sync.WaitGroup
+	for range 10 {
+		wg.Go(func() {
+			if _, _, err := w.baker.Ensure(t.Context(), "base"); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if w.builds != 1 {
+		t.Errorf("%d builds, want 1", w.builds)
+	}
+	w.clean(1)
+}
+
+func TestCancel(t *testing.T) {
+	w := newWorld(t)
+	w.hold = make(chan struct{})
+	if err := w.baker.Start(t.Context(), "base", false); err != nil {
+		t.Fatal(err)
+	}
+	w.baker.Cancel("base")
+	if b := w.ended(); b.State != "failed" || !strings.Contains(b.Err, "cancelled") {
+		t.Errorf("bake %+v", b)
+	}
+	w.clean(0)
+}
+
+func TestUnknownTemplate(t *testing.T) {
+	w := newWorld(t)
+	if _, _, err := w.baker.Ensure(t.Context(), "none"); !errors.Is(err, hostapi.ErrNotFound) {
+		t.Errorf("ensure: %v, want ErrNotFound", err)
+	}
+}
+
+func TestFailingCommandIsTold(t *testing.T) {
+	w := newWorld(t)
+	w.exits["warm two"] = []int{3}
+	_, _, err := w.baker.Ensure(t.Context(), "base")
+	if err == nil || !strings.Contains(err.Error(), `warm "warm two": the command answered 3: and more`) {
+		t.Errorf("ensure: %v", err)
+	}
+	w.clean(0)
+	if _, _, err := w.baker.Ensure(t.Context(), "base"); err != nil || w.builds != 1 {
+		t.Errorf("ensure again: %v, %d builds, want 1: the root image is kept", err, w.builds)
+	}
+}
+
+func TestFailureAfterEveryStep(t *testing.T) {
+	injected := errors.New("injected")
+	for nth := 0; ; nth++ {
+		w := newWorld(t)
+		count := 0
+		w.step = func(string) error {
+			if count++; count-1 == nth {
+				return injected
+			}
+			return nil
+		}
+		_, _, err := w.baker.Ensure(t.Context(), "base")
+		w.mu.Lock()
+		total := count
+		w.step = nil
+		w.mu.Unlock()
+		if total <= nth {
+			if err != nil {
+				t.Error(err)
+			}
+			break
+		}
+		if !errors.Is(err, injected) {
+			t.Fatalf("step %d: %v, want the injected error", nth, err)
+		}
+		_, baked, err := w.baker.Current(t.Context(), "base")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if baked {
+			w.clean(1)
+		} else {
+			w.clean(0)
+		}
+		if _, _, err := w.baker.Ensure(t.Context(), "base"); err != nil {
+			t.Errorf("after a failure in step %d: %v", nth, err)
+		}
+		w.clean(1)
+		w.stop()
+	}
+}
+
+func TestRemnantsAreSwept(t *testing.T) {
+	w := newWorld(t)
+	if _, _, err := w.baker.Ensure(t.Context(), "base"); err != nil {
+		t.Fatal(err)
+	}
+	w.stop()
+	for _, name := range []string{"base-1.work", "base-1.ext4.new"} {
+		if err := os.MkdirAll(filepath.Join(w.dir, "bake", name, "x"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.start()
+	if _, _, err := w.baker.Ensure(t.Context(), "base"); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.baker.Start(t.Context(), "base", true); err != nil { // Run has swept before it takes a job
+		t.Fatal(err)
+	}
+	w.ended()
+	w.clean(1)
+}

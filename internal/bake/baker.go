@@ -1,0 +1,234 @@
+package bake
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/hostapi"
+	"github.com/pandastack/pandastack/internal/machine"
+	"github.com/pandastack/pandastack/internal/snapshot"
+)
+
+// Area of the snapshot store that holds baked templates, by name and generation.
+const Area = "templates"
+
+// Machines makes, asks and ends the machine that a template is captured from.
+type Machines interface {
+	Boot(ctx context.Context, req machine.Boot) (hostapi.Machine, error)
+	Guest(ctx context.Context, id hostapi.MachineID) (guestapi.Guest, error)
+	TakeSnapshot(ctx context.Context, id hostapi.MachineID, ref snapshot.Ref,
+		change func(*snapshot.Snapshot), finish func(context.Context, *snapshot.Draft) error) (snapshot.Snapshot, error)
+	Destroy(ctx context.Context, id hostapi.MachineID, cause string) error
+}
+
+// Config is what a Baker works with. All but Log and OnStep is required.
+type Config struct {
+	// Dir holds finished root images, on the file system of the snapshots.
+	Dir      string
+	Recipes  []Recipe
+	Machines Machines
+	Store    *snapshot.Store
+	// Platform names what boots and runs guests here: kernel, guest agent, monitor. A template that was
+	// baked on another is baked again.
+	Platform func(ctx context.Context) (string, error)
+	// Rewrite copies a disk image into few extents, so that clones of it are cheap.
+	Rewrite func(ctx context.Context, src, dst string) error
+	Log     *slog.Logger
+	// OnStep, for tests, is called after every step; an error fails the bake there.
+	OnStep func(step string) error
+}
+
+// Baker bakes the templates of one host.
+type Baker struct {
+	cfg     Config
+	recipes map[hostapi.TemplateName]Recipe
+	jobs    chan *job
+
+	mu   sync.Mutex
+	last map[hostapi.TemplateName]*job
+}
+
+// New makes a baker. It touches nothing.
+func New(cfg Config) (*Baker, error) {
+	if cfg.Dir == "" || cfg.Machines == nil || cfg.Store == nil || cfg.Platform == nil || cfg.Rewrite == nil {
+		return nil, errors.New("bake: directory, machines, store, platform and rewrite are required")
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	b := &Baker{cfg: cfg, recipes: map[hostapi.TemplateName]Recipe{}, jobs: make(chan *job), last: map[hostapi.TemplateName]*job{}}
+	for _, r := range cfg.Recipes {
+		b.recipes[r.Name] = r
+	}
+	return b, nil
+}
+
+// Run bakes what is asked for until ctx ends, which cancels the bakes under way. It returns when they
+// have ended.
+func (b *Baker) Run(ctx context.Context) error {
+	if err := b.sweep(); err != nil {
+		return fmt.Errorf("bake: %w", err)
+	}
+	var work sync.WaitGroup
+	defer work.Wait()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case j := <-b.jobs:
+			work.Go(func() { b.run(ctx, j) })
+		}
+	}
+}
+
+// sweep removes what builds that were killed left behind.
+func (b *Baker) sweep() error {
+	if err := os.MkdirAll(b.cfg.Dir, 0o711); err != nil {
+		return err
+	}
+	list, err := os.ReadDir(b.cfg.Dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range list {
+		if strings.HasSuffix(e.Name(), workSuffix) || strings.HasSuffix(e.Name(), newSuffix) {
+			err = errors.Join(err, os.RemoveAll(filepath.Join(b.cfg.Dir, e.Name())))
+		}
+	}
+	return err
+}
+
+func (b *Baker) recipe(name hostapi.TemplateName) (Recipe, error) {
+	r, ok := b.recipes[name]
+	if !ok {
+		return Recipe{}, fmt.Errorf("template %q: %w", string(name), hostapi.ErrNotFound)
+	}
+	return r, nil
+}
+
+// Current answers the baked result of a template as it would be baked now, and whether there is one.
+func (b *Baker) Current(ctx context.Context, name hostapi.TemplateName) (snapshot.Snapshot, bool, error) {
+	r, err := b.recipe(name)
+	if err != nil {
+		return snapshot.Snapshot{}, false, err
+	}
+	platform, err := b.cfg.Platform(ctx)
+	if err != nil {
+		return snapshot.Snapshot{}, false, fmt.Errorf("template %s: %w", name, err)
+	}
+	snap, ok := b.newest(r, r.generation(platform))
+	return snap, ok, nil
+}
+
+// newest finds the newest baked result of a generation; "" is any.
+func (b *Baker) newest(r Recipe, generation string) (snapshot.Snapshot, bool) {
+	list := b.cfg.Store.List(string(snapshot.Join(Area, string(r.Name))))
+	for _, snap := range slices.Backward(list) {
+		if generation == "" || snap.Digest == generation {
+			return snap, true
+		}
+	}
+	return snapshot.Snapshot{}, false
+}
+
+// Start begins to bake a template that is not baked, or with force any, and joins a bake under way. It
+// does not wait for it.
+func (b *Baker) Start(ctx context.Context, name hostapi.TemplateName, force bool) error {
+	_, err := b.start(ctx, name, force)
+	return err
+}
+
+func (b *Baker) start(ctx context.Context, name hostapi.TemplateName, force bool) (*job, error) {
+	r, err := b.recipe(name)
+	if err != nil {
+		return nil, err
+	}
+	if _, ok, err := b.Current(ctx, name); err != nil || ok && !force {
+		return nil, err
+	}
+	b.mu.Lock()
+	j := b.last[name]
+	if j != nil && j.active() {
+		b.mu.Unlock()
+		return j, nil
+	}
+	j = newJob(r, force)
+	b.last[name] = j
+	b.mu.Unlock()
+	select {
+	case b.jobs <- j:
+		return j, nil
+	case <-ctx.Done():
+		j.finish(context.Cause(ctx))
+		return nil, fmt.Errorf("bake template %s: %w", name, context.Cause(ctx))
+	}
+}
+
+// Ensure answers a template's baked result, and bakes it first if there is none; cold says that it had to.
+func (b *Baker) Ensure(ctx context.Context, name hostapi.TemplateName) (_ snapshot.Snapshot, cold bool, err error) {
+	for {
+		snap, ok, err := b.Current(ctx, name)
+		if err != nil || ok {
+			return snap, cold, err
+		}
+		j, err := b.start(ctx, name, false)
+		if err != nil {
+			return snapshot.Snapshot{}, false, err
+		}
+		cold = true
+		if j == nil {
+			continue // somebody finished it in between
+		}
+		if err := j.wait(ctx); err != nil {
+			return snapshot.Snapshot{}, true, fmt.Errorf("bake template %s: %w", name, err)
+		}
+	}
+}
+
+// Cancel ends a bake under way. None under way is fine.
+func (b *Baker) Cancel(name hostapi.TemplateName) {
+	b.mu.Lock()
+	j := b.last[name]
+	b.mu.Unlock()
+	if j != nil {
+		j.stop(errors.New("the bake was cancelled"))
+	}
+}
+
+// Templates lists the templates that can be baked here, by name, with how far they are.
+func (b *Baker) Templates(ctx context.Context) ([]hostapi.Template, error) {
+	platform, err := b.cfg.Platform(ctx)
+	if err != nil {
+		platform = "" // nothing can be baked now; what there is can be shown all the same
+	}
+	out := make([]hostapi.Template, 0, len(b.recipes))
+	for _, r := range b.recipes {
+		if r.Hidden {
+			continue
+		}
+		t := hostapi.Template{
+			Name: r.Name, Description: r.Description, Base: r.Base, VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB,
+			DiskMiB: r.DiskMiB, User: r.User, Workdir: r.Workdir, Tools: r.Tools,
+		}
+		if snap, ok := b.newest(r, r.generation(platform)); ok {
+			t.Baked, t.BakedAt, t.Bytes, t.DiskMiB = true, snap.Created, snap.Bytes, snap.DiskMiB
+		}
+		b.mu.Lock()
+		j := b.last[r.Name]
+		b.mu.Unlock()
+		if j != nil {
+			t.Bake = j.view()
+		}
+		out = append(out, t)
+	}
+	slices.SortFunc(out, func(a, b hostapi.Template) int { return strings.Compare(string(a.Name), string(b.Name)) })
+	return out, nil
+}

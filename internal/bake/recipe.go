@@ -1,0 +1,42 @@
+package bake
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+
+	"github.com/pandastack/pandastack/internal/hostapi"
+)
+
+// Recipe is what a template is made of, as far as it matters here.
+type Recipe struct {
+	Name        hostapi.TemplateName
+	Hidden      bool // in no list
+	Description string
+	Base        string
+	VCPUs       int
+	MemoryMiB   int
+	DiskMiB     int
+	User        string
+	Workdir     string
+	Tools       []string
+	Ready       string   // shell command that succeeds in the guest once it can be used; "": at once
+	Warm        []string // shell commands, run as User before the capture
+	Digest      string   // of all that the root image depends on
+	// Build makes the root image, a raw file that does not exist yet. work is a directory of its own on
+	// the same file system. It tells log each line, and step when "rootfs" and "image" begin. When it
+	// fails there is no image.
+	Build func(ctx context.Context, work, image string, log, step func(string)) error
+}
+
+// generation names a baked result: by recipe, and by what boots and runs it.
+func (r Recipe) generation(platform string) string {
+	sum := sha256.Sum256([]byte(r.Digest + "\n" + platform))
+	return hex.EncodeToString(sum[:8])
+}
+
+// machineID is the machine that bakes a template: there is one at a time.
+func (r Recipe) machineID() hostapi.MachineID {
+	sum := sha256.Sum256([]byte(r.Name))
+	return hostapi.MachineID("bake" + hex.EncodeToString(sum[:8]))
+}
