@@ -142,6 +142,9 @@ func fields(t reflect.Type) map[string]reflect.Type {
 	for i := range t.NumField() {
 		f := t.Field(i)
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if f.Anonymous && name == "" {
+			maps.Copy(known, fields(f.Type))
+		}
 		if f.IsExported() && name != "" && name != "-" {
 			known[name] = f.Type
 		}

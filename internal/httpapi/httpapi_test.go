@@ -39,21 +39,21 @@ func TestDocumentIsCurrent(t *testing.T) {
 // fill puts ids of the right form into a pattern.
 func fill(pattern string, box api.SandboxID, snap api.SnapshotID) string {
 	return strings.NewReplacer("{sandbox}", string(box), "{snapshot}", string(snap), "{pid}", "101",
-		"{port}", "3000", "{path...}", "x", "{token}", "a.b", "{template}", "base", "{prefix}", "pds_admi").Replace(pattern)
+		"{port}", "3000", "{path...}", "x", "{token}", "a.b", "{template}", "base", "{prefix}", "pds_admi", "{session}", "abc").Replace(pattern)
 }
 
 // valid bodies of the routes that need something in theirs.
 var bodies = map[string]string{
-	"POST /v1/sandboxes/{sandbox}/exec":                   `{"cmd":"true"}`,
-	"POST /v1/sandboxes/{sandbox}/exec/stream":            `{"cmd":"true"}`,
-	"PATCH /v1/sandboxes/{sandbox}/lifecycle":             `{"ttl_seconds":1}`,
-	"POST /v1/sandboxes/{sandbox}/fs/mkdir":               `{"path":"/x"}`,
-	"POST /v1/sandboxes/{sandbox}/fs/move":                `{"from":"/x","to":"/y"}`,
-	"POST /v1/sandboxes/{sandbox}/ports":                  `{"port":80}`,
-	"POST /v1/sandboxes/{sandbox}/preview":                `{"port":80}`,
-	"POST /v1/sandboxes/{sandbox}/preview-token":          `{"port":80}`,
-	"POST /v1/sandboxes/{sandbox}/repl":                   `{"code":"1"}`,
-	"POST /v1/sandboxes/{sandbox}/repl/sessions/{id}/run": `{"code":"1"}`,
+	"POST /v1/sandboxes/{sandbox}/exec":                        `{"cmd":"true"}`,
+	"POST /v1/sandboxes/{sandbox}/exec/stream":                 `{"cmd":"true"}`,
+	"PATCH /v1/sandboxes/{sandbox}/lifecycle":                  `{"ttl_seconds":1}`,
+	"POST /v1/sandboxes/{sandbox}/fs/mkdir":                    `{"path":"/x"}`,
+	"POST /v1/sandboxes/{sandbox}/fs/move":                     `{"from":"/x","to":"/y"}`,
+	"POST /v1/sandboxes/{sandbox}/ports":                       `{"port":80}`,
+	"POST /v1/sandboxes/{sandbox}/preview":                     `{"port":80}`,
+	"POST /v1/sandboxes/{sandbox}/preview-token":               `{"port":80}`,
+	"POST /v1/sandboxes/{sandbox}/repl":                        `{"code":"1"}`,
+	"POST /v1/sandboxes/{sandbox}/repl/sessions/{session}/run": `{"code":"1"}`,
 }
 
 // upgrade asks for a WebSocket without being one.

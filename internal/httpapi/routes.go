@@ -111,7 +111,7 @@ const (
 // routes is the table of all routes.
 func routes() []route {
 	var all []route
-	for _, part := range [][]route{sandboxRoutes(), runRoutes(), fileRoutes(), portRoutes(), otherRoutes()} {
+	for _, part := range [][]route{sandboxRoutes(), runRoutes(), replRoutes(), fileRoutes(), portRoutes(), otherRoutes()} {
 		all = append(all, part...)
 	}
 	return all
@@ -179,6 +179,19 @@ func runRoutes() []route {
 			{"follow", "string", "1: go on with new ones as server-sent events."},
 		}, bound{out: reflect.TypeFor[api.EventList](), status: 200, handle: events}, false},
 		{"GET", one + "/metrics", user, "observation", "What a sandbox takes now", nil, give(200, usage), false},
+	}
+}
+
+func replRoutes() []route {
+	const tag = "code"
+	return []route{
+		{"GET", "/v1/repl/languages", user, tag, "List the languages of contexts", nil, give(200, replLanguages), false},
+		{"POST", one + "/repl", user, tag, "Run code in a context of its own", nil, take(200, runOnce), false},
+		{"POST", one + "/repl/sessions", user, tag, "Start a context that keeps variables", nil, take(201, startSession), false},
+		{"GET", one + "/repl/sessions", user, tag, "List contexts", nil, give(200, listSessions), false},
+		{"DELETE", one + "/repl/sessions/{session}", user, tag, "End a context", nil, empty(endSession), false},
+		{"POST", one + "/repl/sessions/{session}/run", user, tag, "Run a cell of code; a timeout interrupts it and keeps the context", nil,
+			take(200, runInSession), false},
 	}
 }
 

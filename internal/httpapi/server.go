@@ -15,6 +15,7 @@ import (
 	"github.com/pandastack/pandastack/internal/auth"
 	"github.com/pandastack/pandastack/internal/edge"
 	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/repl"
 	"github.com/pandastack/pandastack/internal/sandbox"
 )
 
@@ -27,12 +28,13 @@ type Config struct {
 	PreviewKey []byte
 }
 
-// Deps are the components that a Server calls. All but Edge and Metrics are required.
+// Deps are the components that a Server calls. Sandboxes, Templates, Keys and Log are required.
 type Deps struct {
 	Sandboxes Sandboxes
 	Templates Templates
 	Keys      Keys
 	Edge      Forwarder            // forwards to ports; nil: the port proxy is unsupported
+	Cells     *repl.Runner         // runs cells of code; may be shared with other faces; nil: one of its own
 	Metrics   *prometheus.Registry // shown at /metrics; nil: one of its own
 	Log       *slog.Logger
 }
@@ -117,6 +119,9 @@ func New(cfg Config, deps Deps) (*Server, error) {
 	}
 	if n := len(cfg.PreviewKey); n > 0 && n < 32 {
 		return nil, errors.New("httpapi: the preview key must have at least 32 bytes")
+	}
+	if deps.Cells == nil {
+		deps.Cells = &repl.Runner{}
 	}
 	if deps.Metrics == nil {
 		deps.Metrics = prometheus.NewRegistry()
