@@ -1,0 +1,80 @@
+package fake
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/guestapi"
+)
+
+var _ guestapi.Backend = (*world)(nil)
+
+func (w *world) Ports(ctx context.Context) ([]guestapi.Port, error) {
+	return nil, w.do(ctx, func() error { return nil })
+}
+
+// DialPort refuses: programs of this guest do not listen.
+func (w *world) DialPort(ctx context.Context, port uint16) (net.Conn, error) {
+	return nil, w.do(ctx, func() error { return fmt.Errorf("port %d: %w", port, guestapi.ErrRefused) })
+}
+
+func (w *world) Freeze(ctx context.Context, _ bool) error {
+	return w.do(ctx, func() error {
+		w.frozen = true
+		return nil
+	})
+}
+
+func (w *world) Thaw(ctx context.Context) error {
+	return w.do(ctx, func() error {
+		w.frozen = false
+		w.cond.Broadcast()
+		return nil
+	})
+}
+
+func (w *world) Stats(ctx context.Context) (out guestapi.Stats, _ error) {
+	err := w.do(ctx, func() error {
+		used := int64(0)
+		for _, f := range w.Files {
+			used += int64(len(f.Data))
+		}
+		out = guestapi.Stats{
+			MemTotal: 256 << 20, MemAvailable: 200 << 20, DiskTotal: 1 << 30, DiskUsed: used, CPUs: 1,
+			Uptime: w.Booted + time.Since(w.started), Processes: len(w.Procs), Time: w.now(),
+		}
+		return nil
+	})
+	return out, err
+}
+
+func (w *world) Restore(ctx context.Context, id guestapi.Identity) error {
+	return w.do(ctx, func() error {
+		if len(id.Entropy) != 0 && len(id.Entropy) != 64 {
+			return fmt.Errorf("%w: entropy of %d bytes", guestapi.ErrInvalid, len(id.Entropy))
+		}
+		w.Hostname, w.MachineID, w.User, w.Network = id.Hostname, id.MachineID, id.User, id.Network
+		if !id.Time.IsZero() {
+			w.Ahead = time.Until(id.Time)
+		}
+		w.Env = map[string]string{"PATH": "/usr/bin:/bin"}
+		maps.Copy(w.Env, id.Env)
+		if err := w.put("/etc/hostname", []byte(id.Hostname+"\n"), 0o644, "root"); err != nil {
+			return err
+		}
+		if err := w.put("/etc/machine-id", []byte(id.MachineID+"\n"), 0o444, "root"); err != nil {
+			return err
+		}
+		for p, data := range id.Files {
+			if err := w.put(p, data, 0o600, "root"); err != nil {
+				return err
+			}
+		}
+		w.frozen = false
+		w.cond.Broadcast()
+		return nil
+	})
+}

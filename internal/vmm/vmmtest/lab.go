@@ -1,0 +1,321 @@
+// Package vmmtest is the suite that every driver of machines passes, and the means to write more tests
+// with guests in them.
+//
+// It owns no machine after a test: all it starts is ended when the test that asked for it ends. A Lab
+// says what a driver needs; Run does the rest. A Host is used by one test at a time.
+package vmmtest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/guestlink"
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+// Patience bounds every single wait of the suite. It is far above what anything takes.
+const Patience = 60 * time.Second
+
+// Lab is what the suite needs of a driver.
+type Lab struct {
+	Dir     string                                       // for machines and images; as the driver wants it
+	Open    func(t testing.TB) vmm.Driver                // a host agent's driver; all of one Lab see one host
+	Abandon func(t testing.TB, d vmm.Driver)             // what the death of that host agent does
+	Crash   func(t testing.TB, m vmm.Machine)            // ends a monitor from outside
+	Spec    vmm.Spec                                     // of every machine, without ID, Dir and Disks
+	Disk    func(t testing.TB, path string)              // makes a root disk
+	Clone   func(t testing.TB, from *os.File, to string) // gives the file at to the content of from, in place
+}
+
+// Host is a Lab with a driver and the image of a machine that was booted, found ready and captured.
+type Host struct {
+	Lab    Lab
+	Driver vmm.Driver
+	Image  vmm.Image
+	disk   string // belongs to Image
+	serial atomic.Int64
+}
+
+// Machine is a machine with a guest that answers.
+type Machine struct {
+	vmm.Machine
+	Spec  vmm.Spec
+	Image vmm.Image // it was prepared on; without Dir: booted
+	Link  *guestlink.Link
+}
+
+// Bake boots a machine and makes the image that the others start from.
+func Bake(t testing.TB, lab Lab) *Host {
+	t.Helper()
+	h := &Host{Lab: lab, Driver: lab.Open(t)}
+	m := h.Boot(t)
+	must(t, m.Link.Freeze(t.Context(), true))
+	must(t, m.Pause(t.Context()))
+	h.Image, h.disk = h.Save(t, m)
+	must(t, m.Link.Close())
+	must(t, m.Kill(t.Context()))
+	return h
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Spec makes the directory and the disk of a new machine. The disk is empty but for its size if like is
+// given, else a root disk.
+func (h *Host) Spec(t testing.TB, like string) vmm.Spec {
+	t.Helper()
+	s := h.Lab.Spec
+	s.ID = fmt.Sprintf("m%d", h.serial.Add(1))
+	s.Dir = filepath.Join(h.Lab.Dir, s.ID)
+	must(t, os.MkdirAll(s.Dir, 0o700))
+	disk := filepath.Join(s.Dir, "disk")
+	if like == "" {
+		h.Lab.Disk(t, disk)
+	} else {
+		st, err := os.Stat(like)
+		must(t, err)
+		f, err := os.Create(disk)
+		must(t, err)
+		must(t, errors.Join(f.Truncate(st.Size()), f.Close()))
+	}
+	s.Disks = []vmm.Disk{{Path: disk}}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), Patience)
+		defer cancel()
+		if err := h.Driver.Kill(ctx, s); err != nil {
+			t.Error(err)
+		}
+		if err := os.RemoveAll(s.Dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// Identity of machine id in its generation.
+func Identity(id string, generation uint64) *guestapi.Identity {
+	return &guestapi.Identity{
+		MachineID: id, Hostname: id, Generation: generation, Time: time.Now(),
+		Entropy: bytes.Repeat([]byte{byte(generation), 7}, 32),
+	}
+}
+
+var generations atomic.Uint64
+
+// Greet opens the guest channel with a new identity, without waiting.
+func (h *Host) Greet(t testing.TB, m *Machine) {
+	t.Helper()
+	conn, err := m.Dial(t.Context())
+	must(t, err)
+	generation := generations.Add(1)
+	m.Link, err = guestlink.Open(t.Context(), conn, guestlink.Options{Generation: generation, Identity: Identity(m.Spec.ID, generation)})
+	must(t, err)
+	link := m.Link
+	t.Cleanup(func() { _ = link.Close() })
+}
+
+// Ready waits until m's guest has become the one of its identity.
+func (h *Host) Ready(t testing.TB, m *Machine) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	defer cancel()
+	if err := m.Link.Ready(ctx); err != nil {
+		select {
+		case <-m.Done():
+			err = errors.Join(err, m.Err())
+		default:
+		}
+		t.Fatalf("machine %s: %v", m.Spec.ID, err)
+	}
+}
+
+// Boot starts a machine cold and waits for its guest.
+func (h *Host) Boot(t testing.TB) *Machine {
+	t.Helper()
+	m := &Machine{Spec: h.Spec(t, "")}
+	var err error
+	m.Machine, err = h.Driver.Boot(t.Context(), m.Spec)
+	must(t, err)
+	h.Greet(t, m)
+	h.Ready(t, m)
+	return m
+}
+
+// Prepare starts a monitor over image, with a greeting under way. disk has the size of the new one.
+func (h *Host) Prepare(t testing.TB, image vmm.Image, disk string) *Machine {
+	t.Helper()
+	m := &Machine{Spec: h.Spec(t, disk), Image: image}
+	var err error
+	m.Machine, err = h.Driver.Prepare(t.Context(), m.Spec, image)
+	must(t, err)
+	h.Greet(t, m)
+	return m
+}
+
+// Restore starts a machine from the baked image and waits for its guest.
+func (h *Host) Restore(t testing.TB) *Machine { return h.RestoreFrom(t, h.Image, h.disk) }
+
+// RestoreFrom is Restore from another image and its disk.
+func (h *Host) RestoreFrom(t testing.TB, image vmm.Image, disk string) *Machine {
+	t.Helper()
+	m := h.Prepare(t, image, disk)
+	h.clone(t, disk, m.Spec.Disks[0].Path)
+	must(t, m.Load(t.Context(), nil))
+	h.Ready(t, m)
+	return m
+}
+
+func (h *Host) clone(t testing.TB, from, to string) {
+	t.Helper()
+	f, err := os.Open(from)
+	must(t, err)
+	defer f.Close()
+	h.Lab.Clone(t, f, to)
+}
+
+// Save captures a paused machine into an image with a disk, both removed with the test.
+func (h *Host) Save(t testing.TB, m *Machine) (vmm.Image, string) {
+	t.Helper()
+	dir := filepath.Join(h.Lab.Dir, fmt.Sprintf("image%d", h.serial.Add(1)))
+	must(t, os.MkdirAll(dir, 0o700))
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	c, err := m.Capture(t.Context())
+	must(t, err)
+	disk := dir + ".disk"
+	f, err := os.Create(disk)
+	must(t, err)
+	must(t, f.Close())
+	t.Cleanup(func() { _ = os.Remove(disk) })
+	h.clone(t, m.Spec.Disks[0].Path, disk)
+	image, err := c.Save(t.Context(), dir)
+	must(t, err)
+	must(t, c.Close())
+	return image, disk
+}
+
+// Fork makes n children of m, which goes on, and waits for all guests.
+func (h *Host) Fork(t testing.TB, m *Machine, n int) []*Machine {
+	t.Helper()
+	children := make([]*Machine, n)
+	for i := range children {
+		children[i] = h.Prepare(t, m.Image, m.Spec.Disks[0].Path)
+	}
+	must(t, m.Link.Freeze(t.Context(), false))
+	must(t, m.Pause(t.Context()))
+	c, err := m.Capture(t.Context())
+	must(t, err)
+	for _, child := range children {
+		h.clone(t, m.Spec.Disks[0].Path, child.Spec.Disks[0].Path)
+	}
+	must(t, m.Resume(t.Context()))
+	must(t, m.Link.Thaw(t.Context()))
+	failed := make(chan error, n)
+	for _, child := range children {
+		go func() { failed <- child.Load(t.Context(), c) }()
+	}
+	for range children {
+		must(t, <-failed)
+	}
+	must(t, c.Close())
+	for _, child := range children {
+		h.Ready(t, child)
+	}
+	return children
+}
+
+// Result of a program.
+type Result struct {
+	Stdout, Stderr string
+	Exit           guestapi.Exit
+}
+
+// Run runs a shell command in the guest.
+func (m *Machine) Run(t testing.TB, script string) Result {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	defer cancel()
+	p, err := m.Link.Start(ctx, guestapi.ProcessSpec{Shell: script})
+	if err != nil {
+		t.Fatalf("machine %s: %s: %v", m.Spec.ID, script, err)
+	}
+	defer p.Close()
+	r, err := Collect(ctx, p)
+	if err != nil {
+		t.Fatalf("machine %s: %s: %v", m.Spec.ID, script, err)
+	}
+	return r
+}
+
+// Collect reads a process to its end.
+func Collect(ctx context.Context, p guestapi.Process) (Result, error) {
+	var r Result
+	for {
+		e, err := p.Next(ctx)
+		switch {
+		case err != nil:
+			return r, err
+		case e.Exit != nil:
+			r.Exit = *e.Exit
+			return r, nil
+		case e.Stream == guestapi.StreamStderr:
+			r.Stderr += string(e.Data)
+		default:
+			r.Stdout += string(e.Data)
+		}
+	}
+}
+
+// Put writes a file in the guest.
+func (m *Machine) Put(t testing.TB, path string, data []byte) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	defer cancel()
+	if _, err := m.Link.Write(ctx, path, guestapi.WriteOptions{Size: int64(len(data))}, bytes.NewReader(data)); err != nil {
+		t.Fatalf("machine %s: write %s: %v", m.Spec.ID, path, err)
+	}
+}
+
+// Read reads a file of the guest; ok is false where there is none.
+func (m *Machine) Read(t testing.TB, path string) (data []byte, ok bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	defer cancel()
+	_, r, err := m.Link.Read(ctx, path, "", 0, -1)
+	if errors.Is(err, guestapi.ErrNotFound) {
+		return nil, false
+	}
+	if err == nil {
+		data, err = io.ReadAll(r)
+		err = errors.Join(err, r.Close())
+	}
+	if err != nil {
+		t.Fatalf("machine %s: read %s: %v", m.Spec.ID, path, err)
+	}
+	return data, true
+}
+
+// Want fails the test unless the file at path holds exactly data.
+func (m *Machine) Want(t testing.TB, path string, data []byte) {
+	t.Helper()
+	got, ok := m.Read(t, path)
+	if !ok || !bytes.Equal(got, data) {
+		t.Errorf("machine %s: %s has %d bytes (there: %v) that are not the %d expected", m.Spec.ID, path, len(got), ok, len(data))
+	}
+}

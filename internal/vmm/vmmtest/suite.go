@@ -1,0 +1,431 @@
+package vmmtest
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/guestlink"
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+// Run holds a driver to what package vmm promises. All tests share one baked image.
+func Run(t *testing.T, lab Lab) {
+	h := Bake(t, lab)
+	for _, c := range []struct {
+		name string
+		test func(*testing.T, *Host)
+	}{
+		{"exec", testExec},
+		{"pause", testPause},
+		{"restore_at_once", testRestoreAtOnce},
+		{"live_fork", testLiveFork},
+		{"many_children", testManyChildren},
+		{"processes_live_on", testProcessesLiveOn},
+		{"chain", testChain},
+		{"hibernate", testHibernate},
+		{"timers", testTimers},
+		{"clock", testClock},
+		{"kill_in_every_state", testKill},
+		{"crash", testCrash},
+		{"adopt", testAdopt},
+		{"adopt_paused", testAdoptPaused},
+		{"adopt_never_loaded", testAdoptNeverLoaded},
+		{"mismatch", testMismatch},
+		{"damage", testDamage},
+		{"wrong_order", testWrongOrder},
+		{"usage", testUsage},
+	} {
+		t.Run(c.name, func(t *testing.T) { c.test(t, h) })
+	}
+}
+
+func testExec(t *testing.T, h *Host) {
+	m := h.Restore(t)
+	if r := m.Run(t, "echo hello; exit 3"); r.Stdout != "hello\n" || r.Exit.Code != 3 {
+		t.Errorf("got %+v, want hello and status 3", r)
+	}
+	m.Put(t, "/root/file", []byte("content"))
+	if r := m.Run(t, "cat /root/file"); r.Stdout != "content" {
+		t.Errorf("got %+v, want content", r)
+	}
+}
+
+func testPause(t *testing.T, h *Host) {
+	m := h.Restore(t)
+	for range 2 {
+		must(t, m.Pause(t.Context()))
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if s, err := m.Link.Stats(ctx); err == nil {
+		t.Errorf("a paused guest answered %+v", s)
+	}
+	for range 2 {
+		must(t, m.Resume(t.Context()))
+	}
+	if r := m.Run(t, "echo on"); r.Stdout != "on\n" {
+		t.Errorf("after resume: got %+v", r)
+	}
+}
+
+func testRestoreAtOnce(t *testing.T, h *Host) {
+	var all []*Machine
+	for range 4 {
+		m := h.Prepare(t, h.Image, h.disk)
+		h.clone(t, h.disk, m.Spec.Disks[0].Path)
+		all = append(all, m)
+	}
+	failed := make(chan error, len(all))
+	for _, m := range all {
+		go func() { failed <- m.Load(t.Context(), nil) }()
+	}
+	for range all {
+		must(t, <-failed)
+	}
+	for _, m := range all {
+		h.Ready(t, m)
+		m.Put(t, "/root/who", []byte(m.Spec.ID))
+	}
+	for _, m := range all {
+		m.Want(t, "/root/who", []byte(m.Spec.ID))
+	}
+}
+
+func testLiveFork(t *testing.T, h *Host) {
+	parent := h.Restore(t)
+	parent.Put(t, "/root/before", []byte("before"))
+	child := h.Fork(t, parent, 1)[0]
+	child.Want(t, "/root/before", []byte("before"))
+	child.Put(t, "/root/child", []byte("child"))
+	parent.Put(t, "/root/parent", []byte("parent"))
+	if _, ok := parent.Read(t, "/root/child"); ok {
+		t.Error("the parent sees a file of the child")
+	}
+	if _, ok := child.Read(t, "/root/parent"); ok {
+		t.Error("the child sees a file of the parent")
+	}
+	must(t, parent.Kill(t.Context()))
+	if r := child.Run(t, "cat /root/before"); r.Stdout != "before" {
+		t.Errorf("child without its parent: got %+v", r)
+	}
+}
+
+func testManyChildren(t *testing.T, h *Host) {
+	parent := h.Restore(t)
+	data := random(1, 300_000)
+	parent.Put(t, "/dev/shm/data", data)
+	for _, child := range h.Fork(t, parent, 4) {
+		child.Want(t, "/dev/shm/data", data)
+	}
+	parent.Want(t, "/dev/shm/data", data)
+}
+
+func testProcessesLiveOn(t *testing.T, h *Host) {
+	parent := h.Restore(t)
+	p, err := parent.Link.Start(t.Context(), guestapi.ProcessSpec{Argv: []string{"cat"}, Stdin: true, Tag: "echoer"})
+	must(t, err)
+	defer p.Close()
+	talk(t, p, "one\n")
+	child := h.Fork(t, parent, 1)[0]
+	for _, m := range []*Machine{parent, child} {
+		q, err := m.Link.Attach(t.Context(), guestapi.ProcessRef{Tag: "echoer"}, guestapi.Offsets{Stdout: 4})
+		must(t, err)
+		talk(t, q, m.Spec.ID+"\n")
+		must(t, q.Close())
+	}
+	must(t, child.Link.Signal(t.Context(), guestapi.ProcessRef{PID: p.PID()}, 9, false))
+	talk(t, p, parent.Spec.ID+"\n") // what the parent's other stream read comes here too
+}
+
+// talk writes text to a process that echoes and waits until it comes back.
+func talk(t *testing.T, p guestapi.Process, text string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	defer cancel()
+	if _, err := p.Write([]byte(text)); err != nil {
+		t.Fatal(err)
+	}
+	got := ""
+	for got != text {
+		e, err := p.Next(ctx)
+		if err != nil || e.Exit != nil || len(got) > len(text) {
+			t.Fatalf("wrote %q, got %q, %+v, %v", text, got, e.Exit, err)
+		}
+		got += string(e.Data)
+	}
+}
+
+// random answers n bytes that depend on seed alone.
+func random(seed uint64, n int) []byte {
+	var key [32]byte
+	binary.LittleEndian.PutUint64(key[:], seed)
+	data := make([]byte, n)
+	_, _ = rand.NewChaCha8(key).Read(data) // it never fails
+	return data
+}
+
+func testChain(t *testing.T, h *Host) {
+	const generations, size = 8, 1_000_000
+	m := h.Restore(t)
+	all := []*Machine{m}
+	for g := range uint64(generations) {
+		m.Put(t, fmt.Sprintf("/dev/shm/%d", g), random(2*g, size))
+		m.Put(t, fmt.Sprintf("/root/%d", g), random(2*g+1, size))
+		m = h.Fork(t, m, 1)[0]
+		all = append(all, m)
+	}
+	for i, m := range all {
+		for g := range uint64(min(i+1, generations)) {
+			m.Want(t, fmt.Sprintf("/dev/shm/%d", g), random(2*g, size))
+			m.Want(t, fmt.Sprintf("/root/%d", g), random(2*g+1, size))
+		}
+		if _, ok := m.Read(t, fmt.Sprintf("/root/%d", i+1)); ok {
+			t.Errorf("generation %d sees a file of its grandchild", i)
+		}
+	}
+}
+
+func testHibernate(t *testing.T, h *Host) {
+	m := h.Restore(t)
+	for g := range uint64(3) {
+		data := random(g, 100_000)
+		m.Put(t, "/dev/shm/memory", data)
+		m.Put(t, "/root/disk", data)
+		must(t, m.Link.Freeze(t.Context(), true))
+		must(t, m.Pause(t.Context()))
+		image, disk := h.Save(t, m)
+		must(t, m.Kill(t.Context()))
+		m = h.RestoreFrom(t, image, disk)
+		must(t, os.RemoveAll(image.Dir)) // the machine lives on without it
+		m.Want(t, "/dev/shm/memory", data)
+		m.Want(t, "/root/disk", data)
+	}
+}
+
+func testTimers(t *testing.T, h *Host) {
+	for _, m := range []*Machine{h.Restore(t), h.Fork(t, h.Restore(t), 1)[0]} {
+		r := m.Run(t, "sleep 1")
+		if r.Exit.Code != 0 || r.Exit.Wall < 900*time.Millisecond {
+			t.Errorf("machine %s: sleep 1 ended with %+v", m.Spec.ID, r.Exit)
+		}
+	}
+}
+
+func testClock(t *testing.T, h *Host) {
+	m := h.Restore(t)
+	before := time.Now()
+	s, err := m.Link.Stats(t.Context())
+	must(t, err)
+	if early, late := before.Sub(s.Time), s.Time.Sub(time.Now()); early > 30*time.Second || late > 30*time.Second {
+		t.Errorf("guest clock says %v, host clock %v", s.Time, before)
+	}
+}
+
+func testKill(t *testing.T, h *Host) {
+	ended := func(m *Machine, err error) {
+		t.Helper()
+		must(t, err)
+		select {
+		case <-m.Done():
+		default:
+			t.Error("kill returned before the end")
+		}
+		if err := m.Err(); err != nil {
+			t.Errorf("after kill: got %v, want nil", err)
+		}
+		must(t, m.Kill(t.Context()))
+		must(t, h.Driver.Kill(t.Context(), m.Spec))
+		if _, err := h.Driver.Adopt(t.Context(), m.Spec); !errors.Is(err, vmm.ErrGone) {
+			t.Errorf("adopt after kill: got %v, want ErrGone", err)
+		}
+	}
+	m := h.Prepare(t, h.Image, h.disk)
+	ended(m, m.Kill(t.Context()))
+	m = h.Restore(t)
+	ended(m, m.Kill(t.Context()))
+	m = h.Restore(t)
+	must(t, m.Pause(t.Context()))
+	ended(m, h.Driver.Kill(t.Context(), m.Spec))
+	m = h.Restore(t)
+	must(t, m.Pause(t.Context()))
+	c, err := m.Capture(t.Context())
+	must(t, err)
+	ended(m, m.Kill(t.Context()))
+	must(t, c.Close())
+	must(t, h.Driver.Kill(t.Context(), h.Spec(t, h.disk))) // never had a monitor
+}
+
+func testCrash(t *testing.T, h *Host) {
+	m := h.Restore(t)
+	h.Lab.Crash(t, m.Machine)
+	select {
+	case <-m.Done():
+	case <-time.After(Patience):
+		t.Fatal("the end was not noticed")
+	}
+	if m.Err() == nil {
+		t.Error("no reason was given")
+	}
+	if err := m.Pause(t.Context()); !errors.Is(err, vmm.ErrGone) {
+		t.Errorf("pause: got %v, want ErrGone", err)
+	}
+	if _, err := m.Dial(t.Context()); !errors.Is(err, vmm.ErrGone) {
+		t.Errorf("dial: got %v, want ErrGone", err)
+	}
+}
+
+// adopt lets the host agent die and takes m over with a new one.
+func (h *Host) adopt(t *testing.T, m *Machine) *Machine {
+	t.Helper()
+	_ = m.Link.Close()
+	h.Lab.Abandon(t, h.Driver)
+	h.Driver = h.Lab.Open(t)
+	n := &Machine{Spec: m.Spec, Image: m.Image}
+	var err error
+	n.Machine, err = h.Driver.Adopt(t.Context(), m.Spec)
+	must(t, err)
+	return n
+}
+
+// resync opens the channel of an adopted machine, as the same machine it was.
+func (h *Host) resync(t *testing.T, m *Machine) {
+	t.Helper()
+	conn, err := m.Dial(t.Context())
+	must(t, err)
+	generation := generations.Add(1)
+	m.Link, err = guestlink.Open(t.Context(), conn, guestlink.Options{
+		Generation: generation, Identity: Identity(m.Spec.ID, generation), Resync: true,
+	})
+	must(t, err)
+	link := m.Link
+	t.Cleanup(func() { _ = link.Close() })
+	h.Ready(t, m)
+}
+
+func testAdopt(t *testing.T, h *Host) {
+	m := h.Restore(t)
+	m.Put(t, "/root/kept", []byte("kept"))
+	n := h.adopt(t, m)
+	h.resync(t, n)
+	n.Want(t, "/root/kept", []byte("kept"))
+	child := h.Fork(t, n, 1)[0]
+	child.Want(t, "/root/kept", []byte("kept"))
+	must(t, n.Kill(t.Context()))
+}
+
+func testAdoptPaused(t *testing.T, h *Host) {
+	m := h.Restore(t)
+	m.Put(t, "/root/kept", []byte("kept"))
+	must(t, m.Link.Freeze(t.Context(), true))
+	must(t, m.Pause(t.Context()))
+	n := h.adopt(t, m)
+	image, disk := h.Save(t, n)
+	must(t, n.Resume(t.Context()))
+	h.resync(t, n)
+	n.Want(t, "/root/kept", []byte("kept"))
+	h.RestoreFrom(t, image, disk).Want(t, "/root/kept", []byte("kept"))
+}
+
+func testAdoptNeverLoaded(t *testing.T, h *Host) {
+	m := h.Prepare(t, h.Image, h.disk)
+	_ = m.Link.Close()
+	h.Lab.Abandon(t, h.Driver)
+	h.Driver = h.Lab.Open(t)
+	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	defer cancel()
+	if _, err := h.Driver.Adopt(ctx, m.Spec); !errors.Is(err, vmm.ErrGone) {
+		t.Errorf("got %v, want ErrGone", err)
+	}
+	must(t, h.Driver.Kill(ctx, m.Spec))
+}
+
+func testMismatch(t *testing.T, h *Host) {
+	for name, change := range map[string]func(*vmm.Manifest){
+		"version":     func(m *vmm.Manifest) { m.Version++ },
+		"driver":      func(m *vmm.Manifest) { m.Driver = "other" },
+		"vmm":         func(m *vmm.Manifest) { m.VMM = "0.1" },
+		"accelerator": func(m *vmm.Manifest) { m.Accelerator = "magic" },
+		"cpu":         func(m *vmm.Manifest) { m.CPU = "other" },
+		"machine":     func(m *vmm.Manifest) { m.Machine = "other" },
+		"vcpus":       func(m *vmm.Manifest) { m.VCPUs++ },
+		"memory":      func(m *vmm.Manifest) { m.MemoryMiB++ },
+		"disks":       func(m *vmm.Manifest) { m.Disks++ },
+		"nic":         func(m *vmm.Manifest) { m.NIC = !m.NIC },
+	} {
+		t.Run(name, func(t *testing.T) {
+			image := h.Image
+			change(&image.Manifest)
+			_, err := h.Driver.Prepare(t.Context(), h.Spec(t, h.disk), image)
+			var mismatch *vmm.MismatchError
+			if !errors.As(err, &mismatch) {
+				t.Errorf("got %v, want a mismatch", err)
+			}
+		})
+	}
+}
+
+func testDamage(t *testing.T, h *Host) {
+	m := h.Restore(t)
+	must(t, m.Link.Freeze(t.Context(), true))
+	must(t, m.Pause(t.Context()))
+	image, disk := h.Save(t, m)
+	for _, f := range image.Manifest.Files {
+		t.Run(f.Name, func(t *testing.T) {
+			path := image.Dir + "/" + f.Name
+			must(t, os.Chmod(path, 0o600))
+			must(t, os.Truncate(path, f.Bytes/2))
+			spec := h.Spec(t, disk)
+			if _, err := h.Driver.Prepare(t.Context(), spec, image); err == nil {
+				t.Error("a truncated file was not noticed")
+			}
+			must(t, os.Remove(path))
+			if _, err := h.Driver.Prepare(t.Context(), spec, image); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("missing file: got %v", err)
+			}
+		})
+	}
+}
+
+func testWrongOrder(t *testing.T, h *Host) {
+	m := h.Prepare(t, h.Image, h.disk)
+	h.clone(t, h.disk, m.Spec.Disks[0].Path)
+	if m.Pause(t.Context()) == nil {
+		t.Error("a machine without a guest was paused")
+	}
+	must(t, m.Load(t.Context(), nil))
+	h.Ready(t, m)
+	if m.Load(t.Context(), nil) == nil {
+		t.Error("a machine was loaded twice")
+	}
+	if _, err := m.Capture(t.Context()); err == nil {
+		t.Error("a running machine was captured")
+	}
+	must(t, m.Pause(t.Context()))
+	c, err := m.Capture(t.Context())
+	must(t, err)
+	must(t, c.Close())
+	must(t, c.Close())
+	if m := h.Prepare(t, h.Image, h.disk); m.Load(t.Context(), c) == nil {
+		t.Error("a closed capture was loaded")
+	}
+}
+
+func testUsage(t *testing.T, h *Host) {
+	m := h.Restore(t)
+	u, err := m.Usage()
+	must(t, err)
+	if u.PSSBytes <= 0 || u.Threads <= 0 || time.Since(u.Started) > time.Hour {
+		t.Errorf("got %+v", u)
+	}
+	must(t, m.Kill(t.Context()))
+	if _, err := m.Usage(); !errors.Is(err, vmm.ErrGone) {
+		t.Errorf("after the end: got %v, want ErrGone", err)
+	}
+}
