@@ -8,8 +8,24 @@ import (
 	"github.com/pandastack/pandastack/internal/httpapi/stream"
 )
 
+// begin opens the sandbox of the path for a command, which gets the sandbox's user and directory where it
+// names none.
+func (rq *request) begin(req *api.ExecRequest) (guestapi.Guest, error) {
+	g, box, err := rq.open()
+	if err != nil {
+		return nil, err
+	}
+	if req.User == "" {
+		req.User = box.User
+	}
+	if req.Cwd == "" {
+		req.Cwd = box.Workdir
+	}
+	return g, nil
+}
+
 func exec(rq *request, req api.ExecRequest) (api.ExecResult, error) {
-	g, err := rq.guest()
+	g, err := rq.begin(&req)
 	if err != nil {
 		return api.ExecResult{}, err
 	}
@@ -28,7 +44,7 @@ func execStream(rq *request) error {
 		return api.Errorf(api.Invalid, "background: is not possible here: use exec, and follow the process at processes/{pid}/stream").
 			With("field", "background")
 	}
-	g, err := rq.guest()
+	g, err := rq.begin(&req)
 	if err != nil {
 		return err
 	}
@@ -47,7 +63,8 @@ func execSocket(rq *request) error {
 	if err := socketOnly(rq); err != nil {
 		return err
 	}
-	g, err := rq.guest()
+	var defaults api.ExecRequest
+	g, err := rq.begin(&defaults)
 	if err != nil {
 		return err
 	}
@@ -55,7 +72,7 @@ func execSocket(rq *request) error {
 	if err != nil {
 		return err
 	}
-	return stream.ExecMux(rq.r.Context(), g, conn)
+	return stream.ExecMux(rq.r.Context(), g, conn, defaults)
 }
 
 func execPTY(rq *request) error { return terminal(rq, false) }
@@ -76,20 +93,20 @@ func terminal(rq *request, silent bool) error {
 		return err
 	}
 	q := rq.r.URL.Query()
-	check := api.ExecRequest{Cmd: q.Get("cmd"), Cwd: q.Get("cwd"), User: q.Get("user")}
-	if check.Cmd == "" {
-		check.Cmd = "login shell"
+	req := api.ExecRequest{Cmd: q.Get("cmd"), Cwd: q.Get("cwd"), User: q.Get("user")}
+	if req.Cmd == "" {
+		req.Cmd = "login shell" // only to be valid
 	}
-	if err := check.Validate(); err != nil {
+	if err := req.Validate(); err != nil {
 		return err
 	}
-	g, err := rq.guest()
+	g, err := rq.begin(&req)
 	if err != nil {
 		return err
 	}
 	t := stream.Terminal{
 		Size: guestapi.Size{Rows: uint16(rows), Cols: uint16(cols)},
-		Cmd:  q.Get("cmd"), Cwd: q.Get("cwd"), User: q.Get("user"), Silent: silent,
+		Cmd:  q.Get("cmd"), Cwd: req.Cwd, User: req.User, Silent: silent,
 	}
 	p, err := t.Start(rq.r.Context(), g)
 	if err != nil {

@@ -42,6 +42,27 @@ func TestExecAnswers(t *testing.T) {
 	}
 }
 
+// TestDefaultsOfTheSandbox: user and directory of the create hold where a command names none.
+func TestDefaultsOfTheSandbox(t *testing.T) {
+	w := newWorld(t)
+	id, path := w.create()
+	box, err := w.boxes.get(principal, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	box.User, box.Workdir = "dev", "/srv"
+	w.boxes.set(box)
+	var res api.ExecResult
+	w.do("POST", path+"/exec", `{"cmd":"whoami; pwd"}`).json(t, &res)
+	if res.Stdout != "dev\n/srv\n" {
+		t.Errorf("by default %q", res.Stdout)
+	}
+	w.do("POST", path+"/exec", `{"cmd":"whoami; pwd","user":"root","cwd":"/tmp"}`).json(t, &res)
+	if res.Stdout != "root\n/tmp\n" {
+		t.Errorf("named %q", res.Stdout)
+	}
+}
+
 func TestBackgroundAndProcesses(t *testing.T) {
 	w := newWorld(t)
 	_, path := w.create()

@@ -28,8 +28,18 @@ func (rq *request) file() (g guestapi.Guest, path, user string, err error) {
 	if path, user, err = rq.where(); err != nil {
 		return nil, "", "", err
 	}
-	g, err = rq.guest()
+	g, user, err = rq.asUser(user)
 	return g, path, user, err
+}
+
+// asUser opens the guest for the named user, or the sandbox's own.
+func (rq *request) asUser(user string) (guestapi.Guest, string, error) {
+	if user != "" {
+		g, err := rq.guest()
+		return g, user, err
+	}
+	g, box, err := rq.open()
+	return g, box.User, err
 }
 
 // span is the part of a file that a Range header asks for.
@@ -230,20 +240,20 @@ func listDir(rq *request) (api.DirListing, error) {
 }
 
 func makeDir(rq *request, req api.MakeDirRequest) (api.FileEntry, error) {
-	g, err := rq.guest()
+	g, user, err := rq.asUser(req.User)
 	if err != nil {
 		return api.FileEntry{}, err
 	}
-	info, err := g.MakeDir(rq.r.Context(), req.Path, req.User)
+	info, err := g.MakeDir(rq.r.Context(), req.Path, user)
 	return entry(info), stream.GuestError(err, req.Path)
 }
 
 func moveFile(rq *request, req api.MoveRequest) (api.FileEntry, error) {
-	g, err := rq.guest()
+	g, user, err := rq.asUser(req.User)
 	if err != nil {
 		return api.FileEntry{}, err
 	}
-	info, err := g.Move(rq.r.Context(), req.From, req.To, req.User)
+	info, err := g.Move(rq.r.Context(), req.From, req.To, user)
 	return entry(info), stream.GuestError(err, req.From)
 }
 

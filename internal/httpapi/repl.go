@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/pandastack/pandastack/api"
-	"github.com/pandastack/pandastack/internal/auth"
 	"github.com/pandastack/pandastack/internal/guestapi"
 	"github.com/pandastack/pandastack/internal/httpapi/stream"
 	"github.com/pandastack/pandastack/internal/repl"
@@ -31,15 +30,13 @@ func session(id api.SandboxID, c repl.Context) api.ReplSession {
 }
 
 // inBox calls do with the sandbox of the path and its inside.
-func inBox[T any](rq *request, do func(context.Context, api.SandboxID, guestapi.Guest) (T, error)) (T, error) {
-	return onBox(rq, func(ctx context.Context, p auth.Principal, id api.SandboxID) (T, error) {
-		g, err := rq.s.deps.Sandboxes.Guest(ctx, p, id)
-		if err != nil {
-			var none T
-			return none, err
-		}
-		return do(ctx, id, g)
-	})
+func inBox[T any](rq *request, do func(context.Context, api.Sandbox, guestapi.Guest) (T, error)) (T, error) {
+	g, box, err := rq.open()
+	if err != nil {
+		var none T
+		return none, err
+	}
+	return do(rq.r.Context(), box, g)
 }
 
 func language(text string) (repl.Language, error) {
@@ -48,35 +45,41 @@ func language(text string) (repl.Language, error) {
 }
 
 func startSession(rq *request, req api.ReplSessionRequest) (api.ReplSession, error) {
-	return inBox(rq, func(ctx context.Context, id api.SandboxID, g guestapi.Guest) (api.ReplSession, error) {
+	return inBox(rq, func(ctx context.Context, box api.Sandbox, g guestapi.Guest) (api.ReplSession, error) {
 		l, err := language(req.Language)
 		if err != nil {
 			return api.ReplSession{}, err
+		}
+		if req.User == "" {
+			req.User = box.User
+		}
+		if req.Cwd == "" {
+			req.Cwd = box.Workdir
 		}
 		c, err := repl.Create(ctx, g, l, req.Cwd, req.User)
 		if err != nil {
 			return api.ReplSession{}, replError(err, "a context for "+string(l))
 		}
-		return session(id, c), nil
+		return session(box.ID, c), nil
 	})
 }
 
 func listSessions(rq *request) ([]api.ReplSession, error) {
-	return inBox(rq, func(ctx context.Context, id api.SandboxID, g guestapi.Guest) ([]api.ReplSession, error) {
+	return inBox(rq, func(ctx context.Context, box api.Sandbox, g guestapi.Guest) ([]api.ReplSession, error) {
 		list, err := repl.List(ctx, g)
 		if err != nil {
 			return nil, replError(err, "contexts")
 		}
 		out := make([]api.ReplSession, 0, len(list))
 		for _, c := range list {
-			out = append(out, session(id, c))
+			out = append(out, session(box.ID, c))
 		}
 		return out, nil
 	})
 }
 
 func endSession(rq *request) error {
-	_, err := inBox(rq, func(ctx context.Context, _ api.SandboxID, g guestapi.Guest) (struct{}, error) {
+	_, err := inBox(rq, func(ctx context.Context, _ api.Sandbox, g guestapi.Guest) (struct{}, error) {
 		c, err := repl.Find(ctx, g, rq.r.PathValue("session"))
 		if err == nil {
 			err = repl.Close(ctx, g, c)
@@ -87,12 +90,12 @@ func endSession(rq *request) error {
 }
 
 func runInSession(rq *request, cell api.ReplCell) (api.ReplResult, error) {
-	return inBox(rq, func(ctx context.Context, id api.SandboxID, g guestapi.Guest) (api.ReplResult, error) {
+	return inBox(rq, func(ctx context.Context, box api.Sandbox, g guestapi.Guest) (api.ReplResult, error) {
 		c, err := repl.Find(ctx, g, rq.r.PathValue("session"))
 		if err != nil {
 			return api.ReplResult{}, replError(err, "session "+shorten(rq.r.PathValue("session")))
 		}
-		return rq.cell(ctx, id, g, c, cell)
+		return rq.cell(ctx, box.ID, g, c, cell)
 	})
 }
 
@@ -100,12 +103,12 @@ func runInSession(rq *request, cell api.ReplCell) (api.ReplResult, error) {
 const closeTime = 10 * time.Second
 
 func runOnce(rq *request, req api.ReplOnce) (api.ReplResult, error) {
-	return inBox(rq, func(ctx context.Context, id api.SandboxID, g guestapi.Guest) (api.ReplResult, error) {
+	return inBox(rq, func(ctx context.Context, box api.Sandbox, g guestapi.Guest) (api.ReplResult, error) {
 		l, err := language(req.Language)
 		if err != nil {
 			return api.ReplResult{}, err
 		}
-		c, err := repl.Create(ctx, g, l, "", "")
+		c, err := repl.Create(ctx, g, l, box.Workdir, box.User)
 		if err != nil {
 			return api.ReplResult{}, replError(err, "a context for "+string(l))
 		}
@@ -114,7 +117,7 @@ func runOnce(rq *request, req api.ReplOnce) (api.ReplResult, error) {
 			defer cancel()
 			_ = repl.Close(end, g, c) // the cell's own result is the answer
 		}()
-		return rq.cell(ctx, id, g, c, req.ReplCell)
+		return rq.cell(ctx, box.ID, g, c, req.ReplCell)
 	})
 }
 

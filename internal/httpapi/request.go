@@ -39,6 +39,17 @@ func (rq *request) guest() (guestapi.Guest, error) {
 	return rq.s.deps.Sandboxes.Guest(rq.r.Context(), rq.p, id)
 }
 
+// open is guest, and the sandbox's own defaults beside it.
+func (rq *request) open() (guestapi.Guest, api.Sandbox, error) {
+	g, err := rq.guest()
+	if err != nil {
+		return nil, api.Sandbox{}, err
+	}
+	id, _ := rq.sandbox() // it was parsed just now
+	box, err := rq.s.deps.Sandboxes.Get(rq.r.Context(), rq.p, id)
+	return g, box, err
+}
+
 // number reads a whole number of the query, or fallback.
 func (rq *request) number(name string, low, high, fallback int64) (int64, error) {
 	text := rq.r.URL.Query().Get(name)

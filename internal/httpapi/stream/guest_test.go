@@ -400,7 +400,7 @@ func TestExecMux(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		if err := stream.ExecMux(r.Context(), g, conn); err != nil {
+		if err := stream.ExecMux(r.Context(), g, conn, api.ExecRequest{User: "u"}); err != nil {
 			t.Error(err)
 		}
 	})

@@ -96,17 +96,19 @@ var errCanceled = errors.New("command was canceled")
 // mux runs the commands of one connection.
 type mux struct {
 	socket
-	guest guestapi.Guest
+	guest    guestapi.Guest
+	defaults api.ExecRequest
 
 	mu      sync.Mutex
 	running map[string]context.CancelCauseFunc // guarded by mu, by the client's id as JSON
 }
 
 // ExecMux serves exec/ws on conn: many commands side by side, each under an id of the client's, until the
-// client closes or ctx ends. Commands still running then are killed.
-func ExecMux(ctx context.Context, g guestapi.Guest, conn *websocket.Conn) error {
+// client closes or ctx ends. Commands still running then are killed. Commands that name no user or
+// directory get those of defaults.
+func ExecMux(ctx context.Context, g guestapi.Guest, conn *websocket.Conn, defaults api.ExecRequest) error {
 	ctx, cancel := context.WithCancelCause(ctx)
-	m := &mux{socket: socket{conn: conn}, guest: g, running: map[string]context.CancelCauseFunc{}}
+	m := &mux{socket: socket{conn: conn}, guest: g, defaults: defaults, running: map[string]context.CancelCauseFunc{}}
 	defer conn.CloseNow() //nolint:errcheck // closed properly below, or lost
 	defer m.wg.Wait()
 	defer cancel(errors.New("connection ended"))
@@ -144,6 +146,12 @@ func (m *mux) handle(ctx context.Context, data []byte) error {
 			stop(errCanceled)
 		}
 		return nil
+	}
+	if c.User == "" {
+		c.User = m.defaults.User
+	}
+	if c.Cwd == "" {
+		c.Cwd = m.defaults.Cwd
 	}
 	err := c.Validate()
 	switch {
