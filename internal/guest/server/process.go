@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"sync"
+	"time"
 
 	"github.com/pandastack/pandastack/internal/guestapi"
 )
@@ -21,8 +22,10 @@ func (r *request) process(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer func() {
 		cancel(nil)
-		_ = p.Close() // the stream is over; Close also ends a Write that waits
-		input.Wait()
+		late := time.AfterFunc(drain, func() { _ = p.Close() }) // ends a Write that nobody reads
+		input.Wait()                                            // what the host sent before it let go is delivered
+		late.Stop()
+		_ = p.Close() // the stream is over whatever it answers
 	}()
 	if err := r.begin(ctx, guestapi.AppendPID(nil, p.PID())); err != nil {
 		return err

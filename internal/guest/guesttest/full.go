@@ -1,0 +1,191 @@
+package guesttest
+
+import (
+	"errors"
+	"io"
+	"path"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/guestapi"
+)
+
+// Full is what guests with a Linux user space do. It includes Basic.
+func Full(t *testing.T, open func(t *testing.T) Env) {
+	Basic(t, open)
+	for _, c := range []struct {
+		name string
+		run  func(*testing.T, Env)
+	}{
+		{"terminal", terminal}, {"deadline kills the group", groupDeadline}, {"background child", background},
+		{"much output unattended", unattended}, {"much output attended", attended}, {"input to nobody", blockedInput},
+		{"watch", watch}, {"port", port}, {"symbolic links", symlinks},
+	} {
+		t.Run(c.name, func(t *testing.T) { c.run(t, open(t)) })
+	}
+}
+
+func terminal(t *testing.T, e Env) {
+	ctx := Context(t)
+	p, err := e.Guest.Start(ctx, guestapi.ProcessSpec{Argv: []string{"sh"}, PTY: &guestapi.Size{Rows: 30, Cols: 90}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Resize(ctx, guestapi.Size{Rows: 41, Cols: 101}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(p, "stty size; tty; exit 3\n"); err != nil {
+		t.Fatal(err)
+	}
+	o := Collect(t, ctx, p)
+	if !strings.Contains(o.PTY, "41 101") || !strings.Contains(o.PTY, "/dev/pts/") || o.Exit.Code != 3 {
+		t.Errorf("got %+v", o)
+	}
+}
+
+func groupDeadline(t *testing.T, e Env) {
+	mark := path.Join(e.Dir, "alive")
+	script := "(sleep 4; touch " + mark + ") & echo child; wait"
+	o := Exec(t, e.Guest, guestapi.ProcessSpec{Shell: script, Timeout: time.Second})
+	if !o.Exit.TimedOut || o.Stdout != "child\n" {
+		t.Errorf("got %+v", o)
+	}
+	Exec(t, e.Guest, guestapi.ProcessSpec{Shell: "sleep 5"})
+	if _, err := e.Guest.Stat(Context(t), mark, e.User); !errors.Is(err, guestapi.ErrNotFound) {
+		t.Errorf("a child of the group lived on: %v", err)
+	}
+}
+
+// background: the exit does not wait for a child that keeps the output open, and the child is not hurt.
+func background(t *testing.T, e Env) {
+	mark := path.Join(e.Dir, "written")
+	script := "(sleep 1; echo late; echo later; touch " + mark + ") & echo early"
+	o := Exec(t, e.Guest, guestapi.ProcessSpec{Shell: script})
+	if o.Stdout != "early\n" || o.Exit.Code != 0 {
+		t.Errorf("got %+v", o)
+	}
+	if o := Exec(t, e.Guest, guestapi.ProcessSpec{Shell: "until test -e " + mark + "; do sleep 0.1; done", Timeout: patience}); o.Exit.Code != 0 {
+		t.Errorf("the child did not live on: %+v", o.Exit)
+	}
+}
+
+const muchBytes = 3_000_000
+
+// unattended: with nobody attached the program does not wait, and the end of its output is kept.
+func unattended(t *testing.T, e Env) {
+	ctx := Context(t)
+	script := "read go; yes 0123456 | head -c " + strconv.Itoa(muchBytes) + "; echo; echo end"
+	p, err := e.Guest.Start(ctx, guestapi.ProcessSpec{Shell: script, Stdin: true, Tag: "much"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(p, "go\n"); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for ended := false; !ended; {
+		all, err := e.Guest.Processes(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range all {
+			ended = ended || i.Tag == "much" && i.Exit != nil
+		}
+	}
+	p, err = e.Guest.Attach(ctx, guestapi.ProcessRef{Tag: "much"}, guestapi.Offsets{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := p.Next(ctx)
+	if err != nil || first.Offset == 0 {
+		t.Fatalf("first piece begins at %d: %v", first.Offset, err)
+	}
+	rest := string(first.Data)
+	o := Collect(t, ctx, p)
+	if rest += o.Stdout; !strings.HasSuffix(rest, "\nend\n") || first.Offset+int64(len(rest)) != muchBytes+5 {
+		t.Errorf("kept %d bytes from %d on, ending in %q", len(rest), first.Offset, rest[max(0, len(rest)-10):])
+	}
+}
+
+// attended: whoever is attached loses nothing, however much it is.
+func attended(t *testing.T, e Env) {
+	o := Exec(t, e.Guest, guestapi.ProcessSpec{Shell: "yes 0123456 | head -c " + strconv.Itoa(muchBytes)})
+	if len(o.Stdout) != muchBytes || strings.Trim(o.Stdout, "0123456\n") != "" {
+		t.Errorf("got %d bytes", len(o.Stdout))
+	}
+}
+
+// blockedInput: letting go of a process ends a write that nobody reads.
+func blockedInput(t *testing.T, e Env) {
+	ctx := Context(t)
+	p, err := e.Guest.Start(ctx, guestapi.ProcessSpec{Argv: []string{"sleep", "600"}, Stdin: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() {
+		_, err := p.Write(make([]byte, 4<<20))
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		t.Errorf("write ended: %v", err)
+	case <-time.After(100 * time.Millisecond):
+	}
+	if err := p.Close(); err != nil {
+		t.Error(err)
+	}
+	select {
+	case err := <-done:
+		if err == nil {
+			t.Error("write went well")
+		}
+	case <-ctx.Done():
+		t.Error("write still waits")
+	}
+	if err := e.Guest.Signal(ctx, guestapi.ProcessRef{PID: p.PID()}, 9, true); err != nil {
+		t.Error(err)
+	}
+}
+
+func watch(t *testing.T, e Env) {
+	ctx := Context(t)
+	w, err := e.Guest.Watch(ctx, e.Dir, e.User, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = w.Close() }()
+	Exec(t, e.Guest, guestapi.ProcessSpec{Shell: "mkdir -p sub/deep && echo x > sub/deep/file && chmod 600 sub/deep/file && " +
+		"mv sub/deep/file sub/other && rm sub/other && echo y > last", Dir: e.Dir})
+	want := map[guestapi.FileEvent]bool{
+		{Op: guestapi.OpCreate, Path: "sub"}: true, {Op: guestapi.OpCreate, Path: "sub/deep"}: true,
+		{Op: guestapi.OpRemove, Path: "sub/other"}: true, {Op: guestapi.OpWrite, Path: "last"}: true,
+	}
+	for len(want) > 0 {
+		ev, err := w.Next(ctx)
+		if err != nil {
+			t.Fatalf("still waiting for %v: %v", want, err)
+		}
+		delete(want, ev)
+	}
+	if _, err := e.Guest.Watch(ctx, path.Join(e.Dir, "last"), e.User, false); !errors.Is(err, guestapi.ErrNotDir) {
+		t.Errorf("watch a file: %v", err)
+	}
+}
+
+func symlinks(t *testing.T, e Env) {
+	put(t, e, path.Join(e.Dir, "real"), []byte("1"))
+	Exec(t, e.Guest, guestapi.ProcessSpec{Shell: "ln -s real link", Dir: e.Dir})
+	i, err := e.Guest.Stat(Context(t), path.Join(e.Dir, "link"), e.User)
+	if err != nil || i.Kind != guestapi.KindSymlink || i.Target != "real" {
+		t.Errorf("stat: %+v, %v", i, err)
+	}
+	put(t, e, path.Join(e.Dir, "link"), []byte("22"))
+	if got := get(t, e, path.Join(e.Dir, "real"), 0, -1); string(got) != "22" {
+		t.Errorf("a write did not follow the link: %q", got)
+	}
+}

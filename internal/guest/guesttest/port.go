@@ -1,0 +1,78 @@
+package guesttest
+
+import (
+	"errors"
+	"io"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/guestapi"
+)
+
+// server is a program that listens on a free port, tells it, and sends back in capitals what it got when
+// the other side has ended its direction.
+const server = `
+import socket
+s = socket.create_server(("127.0.0.1", 0))
+print(s.getsockname()[1], flush=True)
+while True:
+    c, _ = s.accept()
+    b = b""
+    while True:
+        d = c.recv(65536)
+        if not d: break
+        b += d
+    c.sendall(b.upper())
+    c.close()
+`
+
+func port(t *testing.T, e Env) {
+	if o := Exec(t, e.Guest, guestapi.ProcessSpec{Shell: "command -v python3"}); o.Exit.Code != 0 {
+		t.Skip("the guest has no python3")
+	}
+	ctx := Context(t)
+	p, err := e.Guest.Start(ctx, guestapi.ProcessSpec{Argv: []string{"python3", "-c", server}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = e.Guest.Signal(ctx, guestapi.ProcessRef{PID: p.PID()}, 9, true)
+		_ = p.Close()
+	}()
+	ev, err := p.Next(ctx)
+	if err != nil || ev.Exit != nil {
+		t.Fatalf("server: %+v, %v", ev, err)
+	}
+	number, err := strconv.Atoi(strings.TrimSpace(string(ev.Data)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := e.Guest.Ports(ctx)
+	found := false
+	for _, q := range all {
+		found = found || int(q.Port) == number && q.Address == "127.0.0.1" && q.PID == p.PID() && strings.HasPrefix(q.Program, "python3")
+	}
+	if err != nil || !found {
+		t.Errorf("port %d is not among %+v: %v", number, all, err)
+	}
+	want := strings.Repeat("bamboo ", 100_000)
+	c, err := e.Guest.DialPort(ctx, uint16(number))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	if _, err := io.WriteString(c, want); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	got, err := io.ReadAll(c)
+	if err != nil || string(got) != strings.ToUpper(want) {
+		t.Errorf("got %d bytes of %d: %v", len(got), len(want), err)
+	}
+	if _, err := e.Guest.DialPort(ctx, 1); !errors.Is(err, guestapi.ErrRefused) {
+		t.Errorf("port of nobody: %v", err)
+	}
+}
