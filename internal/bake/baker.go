@@ -50,6 +50,7 @@ type Config struct {
 type Baker struct {
 	cfg     Config
 	recipes map[hostapi.TemplateName]Recipe
+	aliases map[hostapi.TemplateName]hostapi.TemplateName
 	jobs    chan *job
 
 	mu   sync.Mutex
@@ -64,9 +65,13 @@ func New(cfg Config) (*Baker, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	b := &Baker{cfg: cfg, recipes: map[hostapi.TemplateName]Recipe{}, jobs: make(chan *job), last: map[hostapi.TemplateName]*job{}}
+	b := &Baker{cfg: cfg, recipes: map[hostapi.TemplateName]Recipe{},
+		aliases: map[hostapi.TemplateName]hostapi.TemplateName{}, jobs: make(chan *job), last: map[hostapi.TemplateName]*job{}}
 	for _, r := range cfg.Recipes {
 		b.recipes[r.Name] = r
+		for _, alias := range r.Aliases {
+			b.aliases[hostapi.TemplateName(alias)] = r.Name
+		}
 	}
 	return b, nil
 }
@@ -107,6 +112,9 @@ func (b *Baker) sweep() error {
 }
 
 func (b *Baker) recipe(name hostapi.TemplateName) (Recipe, error) {
+	if real, ok := b.aliases[name]; ok {
+		name = real
+	}
 	r, ok := b.recipes[name]
 	if !ok {
 		return Recipe{}, fmt.Errorf("template %q: %w", string(name), hostapi.ErrNotFound)
@@ -155,13 +163,13 @@ func (b *Baker) start(ctx context.Context, name hostapi.TemplateName, force bool
 		return nil, err
 	}
 	b.mu.Lock()
-	j := b.last[name]
+	j := b.last[r.Name]
 	if j != nil && j.active() {
 		b.mu.Unlock()
 		return j, nil
 	}
 	j = newJob(r, force)
-	b.last[name] = j
+	b.last[r.Name] = j
 	b.mu.Unlock()
 	select {
 	case b.jobs <- j:

@@ -11,7 +11,8 @@ import (
 // Recipe is what a template is made of, as far as it matters here.
 type Recipe struct {
 	Name        hostapi.TemplateName
-	Hidden      bool // in no list
+	Aliases     []string // other names that mean this template
+	Hidden      bool     // in no list
 	Description string
 	Base        string
 	VCPUs       int

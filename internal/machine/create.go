@@ -11,8 +11,9 @@ import (
 )
 
 // Create makes a machine from a snapshot and answers when its guest has confirmed who it is. When it
-// fails nothing is left. req.Template and req.Snapshot are notes here: from names what is restored.
-func (m *Manager) Create(ctx context.Context, req hostapi.Create, from snapshot.Ref) (_ hostapi.Machine, err error) {
+// fails nothing is left. req.Template and req.Snapshot are notes here: from names what is restored. mode
+// is what the machine tells of how it came to life; "" is what it did.
+func (m *Manager) Create(ctx context.Context, req hostapi.Create, from snapshot.Ref, mode hostapi.BootMode) (_ hostapi.Machine, err error) {
 	p := m.begin("create")
 	defer func() { err = p.end(ctx, err) }()
 	snap, err := m.deps.Store.Hold(from)
@@ -26,6 +27,9 @@ func (m *Manager) Create(ctx context.Context, req hostapi.Create, from snapshot.
 	how, err := choose(want{op: "create", image: from, haveMiB: snap.DiskMiB, askMiB: req.DiskMiB}, m.deps.Driver.Capabilities())
 	if err != nil {
 		return hostapi.Machine{}, err
+	}
+	if mode != "" {
+		how.mode = mode
 	}
 	if err := p.did("hold"); err != nil {
 		return hostapi.Machine{}, err

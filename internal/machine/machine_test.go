@@ -73,7 +73,7 @@ func TestRefusals(t *testing.T) {
 	w := newWorld(t)
 	w.create("a", false)
 	create := func(req hostapi.Create, from snapshot.Ref) error {
-		_, err := w.mgr.Create(t.Context(), req, from)
+		_, err := w.mgr.Create(t.Context(), req, from, "")
 		return err
 	}
 	fork := func(parent string, ids ...string) error {
@@ -191,7 +191,7 @@ func TestSnapshotOutlivesItsMachineAndItsName(t *testing.T) {
 	}
 	w.tick("a", 2)
 	w.destroy("a")
-	_, err = w.mgr.Create(t.Context(), hostapi.Create{ID: "b", Snapshot: "s"}, snap.Ref)
+	_, err = w.mgr.Create(t.Context(), hostapi.Create{ID: "b", Snapshot: "s"}, snap.Ref, "")
 	w.must(err)
 	w.must(w.store.Delete(snap.Ref))
 	w.kill(nil)
@@ -349,7 +349,7 @@ func TestUnconfirmedGuestIsDestroyed(t *testing.T) {
 	w.host.deaf = true
 	ctx, cancel := deadline(t, 50*time.Millisecond)
 	defer cancel()
-	if _, err := w.mgr.Create(ctx, hostapi.Create{ID: "a"}, base); !errors.Is(err, errTooLate) {
+	if _, err := w.mgr.Create(ctx, hostapi.Create{ID: "a"}, base, ""); !errors.Is(err, errTooLate) {
 		t.Errorf("create: %v, want errTooLate", err)
 	}
 	w.host.deaf = false
@@ -378,7 +378,7 @@ func TestFullDiskLeavesNothing(t *testing.T) {
 	}
 	w.tick("a", 2)
 	w.free = 64 << 20
-	if _, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "b"}, base); !errors.Is(err, hostapi.ErrNoSpace) {
+	if _, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "b"}, base, ""); !errors.Is(err, hostapi.ErrNoSpace) {
 		t.Errorf("create with a full disk: %v, want ErrNoSpace", err)
 	}
 	w.destroy("a")
@@ -391,7 +391,7 @@ func TestDamagedSnapshotIsRefused(t *testing.T) {
 	w.must(err)
 	w.must(os.Truncate(filepath.Join(snap.Image().Dir, "memory"), 1))
 	var damaged *snapshot.DamagedError
-	if _, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "a"}, base); !errors.As(err, &damaged) {
+	if _, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "a"}, base, ""); !errors.As(err, &damaged) {
 		t.Errorf("create: %v, want a DamagedError", err)
 	}
 	w.empty()
@@ -424,7 +424,7 @@ func TestManyAtOnce(t *testing.T) {
 	for i := range 8 {
 		wg.Go(func() {
 			id := hostapi.MachineID(fmt.Sprintf("m%d", i))
-			if _, err := w.mgr.Create(t.Context(), hostapi.Create{ID: id}, base); err != nil {
+			if _, err := w.mgr.Create(t.Context(), hostapi.Create{ID: id}, base, ""); err != nil {
 				t.Error(err)
 				return
 			}

@@ -40,7 +40,7 @@ type Config struct {
 	// Owner gives the user and group that runs the monitor in a network place; nil: our own.
 	Owner func(slot int) (uid, gid int)
 	// Kernel is what a machine boots cold with; nil: none can.
-	Kernel func() (Kernel, error)
+	Kernel func(ctx context.Context) (Kernel, error)
 	// OnStep, for tests, is called after every step of every operation. An error fails the operation
 	// there; one that is ErrAbandon leaves everything as it is, as a kill of this process would.
 	OnStep func(op, step string) error
@@ -144,12 +144,14 @@ func (m *Manager) Get(id hostapi.MachineID) (hostapi.Machine, error) {
 	return mc.view(), nil
 }
 
-// List answers all machines, oldest first.
+// List answers all machines but those that Boot made, oldest first.
 func (m *Manager) List() []hostapi.Machine {
 	m.mu.Lock()
 	all := make([]*machine, 0, len(m.machines))
 	for _, mc := range m.machines {
-		all = append(all, mc)
+		if !mc.in.Scratch { // never changes
+			all = append(all, mc)
+		}
 	}
 	m.mu.Unlock()
 	out := make([]hostapi.Machine, 0, len(all))

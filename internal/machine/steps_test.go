@@ -26,7 +26,7 @@ var operations = []operation{
 		name: "create",
 		prep: func(w *world) {},
 		do: func(w *world) error {
-			_, err := w.mgr.Create(w.t.Context(), hostapi.Create{ID: "b", Keep: true}, base)
+			_, err := w.mgr.Create(w.t.Context(), hostapi.Create{ID: "b", Keep: true}, base, "")
 			return err
 		},
 		sound: func(w *world, killed bool) { w.goneOr("b", killed, 1) },
@@ -97,7 +97,7 @@ var operations = []operation{
 			if !killed {
 				w.t.Error("a snapshot is left of a failed operation")
 			}
-			_, err = w.mgr.Create(w.t.Context(), hostapi.Create{ID: "b"}, snap.Ref)
+			_, err = w.mgr.Create(w.t.Context(), hostapi.Create{ID: "b"}, snap.Ref, "")
 			w.must(err)
 			w.tick("b", 2)
 			w.destroy("b")

@@ -133,7 +133,7 @@ func (m *Manager) ignite(ctx context.Context, p *plan, mc *machine) error {
 	if m.cfg.Kernel == nil {
 		return fmt.Errorf("no kernel is configured: %w", hostapi.ErrUnsupported)
 	}
-	kernel, err := m.cfg.Kernel()
+	kernel, err := m.cfg.Kernel(ctx)
 	if err != nil {
 		return err
 	}

@@ -87,7 +87,7 @@ func (w *world) boot() {
 		Dir: filepath.Join(w.dir, "machines"), ReadyTimeout: 30 * time.Second,
 		HostMemory: func() (int64, int64, error) { return 1 << 40, 1 << 40, nil },
 		FreeSpace:  func(string) (int64, int64, error) { return 1 << 40, w.free, nil },
-		Kernel:     func() (machine.Kernel, error) { return machine.Kernel{}, nil },
+		Kernel:     func(context.Context) (machine.Kernel, error) { return machine.Kernel{}, nil },
 		OnStep: func(op, step string) error {
 			if hook := w.hook.Load(); hook != nil {
 				return (*hook)(op, step)
@@ -144,7 +144,7 @@ func (w *world) must(err error) {
 
 func (w *world) create(id string, keep bool) hostapi.Machine {
 	w.t.Helper()
-	mc, err := w.mgr.Create(w.t.Context(), hostapi.Create{ID: hostapi.MachineID(id), Template: "base", Keep: keep}, base)
+	mc, err := w.mgr.Create(w.t.Context(), hostapi.Create{ID: hostapi.MachineID(id), Template: "base", Keep: keep}, base, "")
 	w.must(err)
 	return mc
 }
