@@ -282,6 +282,7 @@ func TestToSSE(t *testing.T) {
 	}{
 		{"split-character", "event: start\ndata: {\"pid\":1}\n\nevent: stdout\ndata: {\"chunk\":\"a\"}\n\nevent: stderr\ndata: {\"chunk\":\"x\"}\n\nevent: stdout\ndata: {\"chunk\":\"€\"}\n\nevent: stdout\ndata: {\"chunk\":\"\uFFFD\"}\n\nevent: exit\n",
 			proc(out("a\xe2"), errs("x"), out("\x82\xac"), out("\xf0"), exit(0))},
+		{"line-ends", "event: start\ndata: {\"pid\":1}\n\nevent: stdout\ndata: {\"chunk\":\"a\\u0085\\u2028\\r\\u000b\\f\\u001cb\"}\n\nevent: exit\n", proc(out("a\u0085\u2028\r\v\f\x1cb"), exit(0))},
 		{"timeout", "event: start\ndata: {\"pid\":1}\n\nevent: error\ndata: {\"error\":\"command timeout after 2s\",\"code\":\"timeout\",",
 			proc(guestapi.Event{Exit: &guestapi.Exit{Code: 137, TimedOut: true}})},
 		{"newline", "event: start\ndata: {\"pid\":1}\n\nevent: stdout\ndata: {\"chunk\":\"a\\n\\nb\"}\n\nevent: exit\ndata: {\"exit_code\":7,", proc(out("a\n\nb"), exit(7))},

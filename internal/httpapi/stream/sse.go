@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 )
@@ -52,20 +53,30 @@ func (s *SSE) ping() {
 
 // Event sends one event with data as JSON on one line.
 func (s *SSE) Event(name string, data any) error {
-	b, err := json.Marshal(data)
+	text, err := oneLine(data)
 	if err != nil {
 		return fmt.Errorf("encode %s event: %w", name, err)
 	}
-	return s.write("event: " + name + "\ndata: " + string(b) + "\n\n")
+	return s.write("event: " + name + "\ndata: " + text + "\n\n")
 }
 
 // ID sends one event with an id, which an EventSource gives back when it connects anew.
 func (s *SSE) ID(id, name string, data any) error {
-	b, err := json.Marshal(data)
+	text, err := oneLine(data)
 	if err != nil {
 		return fmt.Errorf("encode %s event: %w", name, err)
 	}
-	return s.write("id: " + id + "\nevent: " + name + "\ndata: " + string(b) + "\n\n")
+	return s.write("id: " + id + "\nevent: " + name + "\ndata: " + text + "\n\n")
+}
+
+// oneLine is JSON without any character that some client takes for the end of a line: encoding/json
+// escapes all of them but U+0085, at which Python's splitlines cuts.
+func oneLine(data any) (string, error) {
+	b, err := json.Marshal(data)
+	if err != nil {
+		return "", err
+	}
+	return strings.ReplaceAll(string(b), "\u0085", `\u0085`), nil
 }
 
 func (s *SSE) write(text string) error {
