@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/sandbox/visit"
 )
 
 // Page is one page of sandboxes, newest first.
@@ -59,20 +60,7 @@ type Ending struct {
 }
 
 // ProcessEnd is a process that was started through the API: how it ended, or that it ran at last sight.
-type ProcessEnd struct {
-	PID     uint32    `json:"pid"`
-	Tag     string    `json:"tag,omitempty"`
-	Command string    `json:"command"` // at most 512 bytes of it
-	Started time.Time `json:"started"`
-	Exited  bool      `json:"exited"`
-	Ended   time.Time `json:"ended,omitzero"`
-	Code    int       `json:"code"`
-	Error   string    `json:"error,omitempty"` // why it could not start
-	// Stdout and Stderr are the last output that somebody read, at most 4 KiB each; a terminal's is in
-	// Stdout.
-	Stdout string `json:"stdout,omitempty"`
-	Stderr string `json:"stderr,omitempty"`
-}
+type ProcessEnd = visit.ProcessEnd
 
 // Logs is what a sandbox printed, alive or after its end.
 type Logs struct {

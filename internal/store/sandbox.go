@@ -182,13 +182,16 @@ type Used struct {
 	Active, Due int64
 }
 
-// PutUsed writes last uses; a sandbox that is not there is passed over, and a later use is never put
-// back by an earlier one.
+// PutUsed writes last uses; a sandbox that is not there is passed over, a later use is never put back by
+// an earlier one, and a Due of 0 leaves what is there.
 func (t *Tx) PutUsed(ctx context.Context, all []Used) error {
 	for _, u := range all {
-		_, err := t.db.NewUpdate().Model((*Sandbox)(nil)).Set("active = ?", u.Active).Set("due = ?", u.Due).
-			Where("id = ?", u.ID).Where("active <= ?", u.Active).Exec(ctx)
-		if err != nil {
+		q := t.db.NewUpdate().Model((*Sandbox)(nil)).Set("active = ?", u.Active).
+			Where("id = ?", u.ID).Where("active <= ?", u.Active)
+		if u.Due > 0 {
+			q = q.Set("due = ?", u.Due)
+		}
+		if _, err := q.Exec(ctx); err != nil {
 			return err
 		}
 	}

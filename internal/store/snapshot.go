@@ -28,6 +28,7 @@ type Snapshot struct {
 	DiskMiB       int    `bun:"disk_mib"`
 	Bytes         int64  `bun:"bytes"`
 	Metadata      Pairs  `bun:"metadata"`
+	Env           Pairs  `bun:"env"`
 	User          string `bun:"user_name"`
 	Workdir       string `bun:"workdir"`
 	Created       int64  `bun:"created"`

@@ -99,6 +99,7 @@ CREATE TABLE snapshots (
     disk_mib   BIGINT NOT NULL,
     bytes      BIGINT NOT NULL,
     metadata   TEXT NOT NULL,
+    env        TEXT NOT NULL,
     user_name  TEXT NOT NULL,
     workdir    TEXT NOT NULL,
     created    BIGINT NOT NULL

@@ -1,0 +1,208 @@
+package sandbox_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/auth"
+	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/hostapi"
+	"github.com/pandastack/pandastack/internal/hostapi/hosttest"
+	"github.com/pandastack/pandastack/internal/sandbox"
+	"github.com/pandastack/pandastack/internal/store"
+	"github.com/pandastack/pandastack/internal/template"
+)
+
+// world is a control plane over a simulated host.
+type world struct {
+	*sandbox.Service
+	t     *testing.T
+	host  *hosttest.Host
+	db    *store.DB
+	path  string
+	fault func(op string, committed bool) error
+	cfg   sandbox.Config
+}
+
+var (
+	alice = auth.Principal{Workspace: "alice", KeyPrefix: "pds_a11ce000", Admin: true}
+	bob   = auth.Principal{Workspace: "bob", KeyPrefix: "pds_b0b00000"}
+)
+
+func newWorld(t *testing.T, change ...func(*sandbox.Config)) *world {
+	t.Helper()
+	w := &world{t: t, host: hosttest.New(), path: filepath.Join(t.TempDir(), "control.db"), cfg: sandbox.Defaults()}
+	w.cfg.OrphanGrace = 0
+	for _, f := range change {
+		f(&w.cfg)
+	}
+	w.start()
+	t.Cleanup(func() {
+		w.host.Close()
+		if err := w.db.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return w
+}
+
+// start opens the store and makes a service, as a program that starts does.
+func (w *world) start() {
+	w.t.Helper()
+	db, err := store.Open(context.WithoutCancel(w.t.Context()), store.Config{DSN: w.path, Fault: func(op string, committed bool) error {
+		if w.fault != nil {
+			return w.fault(op, committed)
+		}
+		return nil
+	}})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	templates, err := template.New(w.host, db, template.Builtin())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	s, err := sandbox.New(w.cfg, sandbox.Deps{Store: db, Host: w.host, Templates: templates, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.db, w.Service = db, s
+}
+
+// restart is a program that was killed and started again.
+func (w *world) restart() {
+	w.t.Helper()
+	if err := w.db.Close(); err != nil {
+		w.t.Fatal(err)
+	}
+	w.start()
+}
+
+// run lets the service run until the test ends.
+func (w *world) run() {
+	ctx, cancel := context.WithCancel(w.t.Context())
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx) }()
+	w.t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			w.t.Errorf("run: %v", err)
+		}
+	})
+}
+
+func (w *world) create(p auth.Principal, req api.CreateRequest) api.Sandbox {
+	w.t.Helper()
+	s, err := w.Create(w.t.Context(), p, req)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return s
+}
+
+// exec runs a shell command and answers its output.
+func (w *world) exec(p auth.Principal, id api.SandboxID, cmd string) string {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), 30*time.Second)
+	defer cancel()
+	g, err := w.Guest(ctx, p, id)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	proc, err := g.Start(ctx, guestapi.ProcessSpec{Shell: cmd})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer proc.Close()
+	var out strings.Builder
+	for {
+		e, err := proc.Next(ctx)
+		if err == io.EOF {
+			return out.String()
+		}
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		out.Write(e.Data)
+	}
+}
+
+// status reads the state of a sandbox, Deleted when it is not there.
+func (w *world) status(p auth.Principal, id api.SandboxID) api.Status {
+	w.t.Helper()
+	s, err := w.Get(w.t.Context(), p, id)
+	if api.CodeOf(err) == api.NotFound {
+		return api.Deleted
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return s.Status
+}
+
+// until waits for a condition.
+func (w *world) until(what string, f func() bool) {
+	w.t.Helper()
+	deadline := time.After(60 * time.Second)
+	for !f() {
+		select {
+		case <-deadline:
+			w.t.Fatalf("%s: not within a minute", what)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// clean checks that nothing is there that a row does not stand for, and no row without a machine.
+func (w *world) clean(want ...api.SandboxID) {
+	w.t.Helper()
+	rows, err := w.db.Read().Sandboxes(w.t.Context(), store.SandboxQuery{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	have := map[string]string{}
+	for _, r := range rows {
+		have[r.ID] = r.State
+	}
+	machines := map[string]hostapi.State{}
+	for _, m := range w.host.Machines() {
+		machines[string(m.ID)] = m.State
+	}
+	for id, state := range have {
+		if m, ok := machines[id]; !ok || string(m) != state {
+			w.t.Errorf("sandbox %s is %s, its machine %q", id, state, m)
+		}
+	}
+	for id := range machines {
+		if _, ok := have[id]; !ok {
+			w.t.Errorf("machine %s belongs to nobody", id)
+		}
+	}
+	for _, id := range want {
+		if have[string(id)] == "" {
+			w.t.Errorf("sandbox %s is lost", id)
+		}
+	}
+	if len(want) != len(have) {
+		w.t.Errorf("%d sandboxes, want %d: %v", len(have), len(want), have)
+	}
+}
+
+func wantCode(t *testing.T, err error, want api.Code, what string) *api.Error {
+	t.Helper()
+	e, ok := errors.AsType[*api.Error](err)
+	if !ok || e.Code != want {
+		t.Errorf("%s: got %v (%s), want code %s", what, err, api.CodeOf(err), want)
+		return api.Errorf(api.Internal, "no such error")
+	}
+	return e
+}
+
+func p[T any](v T) *T { return &v }
