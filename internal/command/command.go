@@ -37,6 +37,7 @@ type Options struct {
 	Log   Log
 	// Attr is passed to the kernel; nil is the default. A process group of its own is always made.
 	Attr *syscall.SysProcAttr
+	Kill bool // end the program with SIGKILL at once; for one with process and mount namespaces of its own
 }
 
 // Error says that a program failed: how, and the last lines it wrote.
@@ -96,7 +97,11 @@ func prepare(ctx context.Context, opt Options, name string, args []string) *exec
 		cmd.SysProcAttr = &attr
 	}
 	cmd.SysProcAttr.Setpgid = true
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
+	sig := syscall.SIGTERM
+	if opt.Kill {
+		sig = syscall.SIGKILL
+	}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, sig) }
 	cmd.WaitDelay = grace
 	return cmd
 }

@@ -26,7 +26,7 @@ printf '/dev/vda / ext4 defaults,noatime 0 1\n' > /etc/fstab
 `
 
 const epilogue = `find /tmp /var/tmp -mindepth 1 -delete
-rm -rf /var/log/*.log /var/log/apt /var/cache/debconf/*-old
+rm -rf /var/lib/apt/lists/* /var/log/*.log /var/log/apt /var/cache/debconf/*-old
 END_OF_FINISH
 `
 

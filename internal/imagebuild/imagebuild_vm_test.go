@@ -93,6 +93,9 @@ func check(t *testing.T, image string) {
 	if s := debugfs(t, image, "stat /etc/resolv.conf"); !strings.Contains(s, "Type: regular") {
 		t.Errorf("resolv.conf is no file: %q", s)
 	}
+	if s := debugfs(t, image, "ls /var/lib/apt/lists"); strings.Contains(s, "Packages") {
+		t.Errorf("package lists stayed in the image: %q", s)
+	}
 	if s := debugfs(t, image, "ls /var/cache/apt/archives"); strings.Contains(s, ".deb") {
 		t.Errorf("packages stayed in the image: %q", s)
 	}

@@ -43,7 +43,10 @@ func Root(ctx context.Context, r recipe.Recipe, work, cache string, log command.
 		Log:   log,
 		Stdin: strings.Join(sources, "\n") + "\n",
 		Env:   []string{"SOURCE_DATE_EPOCH=1", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR=" + work},
-		Attr:  &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS},
+		// Mounts and processes in namespaces of their own: whatever happens to mmdebstrap, nothing of it
+		// is left once it has ended, and nothing it would still do runs on.
+		Attr: &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Cloneflags: syscall.CLONE_NEWPID},
+		Kill: true,
 	}
 	args := append(arguments(r), hooks...)
 	args = append(args, suite, filepath.Join(work, "root"), "-")
@@ -58,6 +61,8 @@ func arguments(r recipe.Recipe) []string {
 		"--mode=root", "--format=directory", "--variant=" + r.Distribution.Variant,
 		"--aptopt=Acquire::Languages \"none\"",
 		"--aptopt=APT::Install-Recommends \"false\"",
+		// Its way to empty the lists is an update without sources, which must never meet the host's.
+		"--skip=cleanup/apt/lists",
 		// A tree that is thrown away on any error need not be on the medium file by file.
 		"--dpkgopt=force-unsafe-io",
 		"--dpkgopt=path-exclude=/usr/share/man/*",

@@ -19,7 +19,7 @@ const initramfsFormat = 1
 // is not compressed: the monitor puts it into the guest's memory as it is, and translated code unpacks
 // slowly.
 func BuildInitramfs(ctx context.Context, w io.Writer, guestAgent string, modules []string) error {
-	if err := checkAgent(guestAgent); err != nil {
+	if err := CheckAgent(guestAgent); err != nil {
 		return err
 	}
 	c := cpioWriter{w: w}
@@ -63,8 +63,8 @@ func (c *cpioWriter) copy(name string, mode uint32, path string) error {
 	return c.err
 }
 
-// checkAgent refuses what the kernel could not start as /init.
-func checkAgent(path string) error {
+// CheckAgent refuses a guest agent that the kernel could not start as /init, with an *AgentError.
+func CheckAgent(path string) error {
 	info, err := os.Stat(path)
 	switch {
 	case err != nil:

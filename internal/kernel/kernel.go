@@ -155,6 +155,37 @@ func (m *meta) boot(ctx context.Context, dir, kind, guestAgent string) (Boot, er
 	return b, nil
 }
 
+// Image gives the path of the kernel that Find would choose, checked as Find does, without a guest agent.
+func Image(dir string) (string, error) {
+	path, _, err := image(dir)
+	return path, err
+}
+
+// Check reads the kernel in dir and checks it as Find does. It gives its kind and version for people:
+// "tuned 6.12.43".
+func Check(dir string) (string, error) {
+	_, text, err := image(dir)
+	return text, err
+}
+
+func image(dir string) (path, text string, err error) {
+	for _, kind := range []string{tuned, distribution} {
+		m, err := load(filepath.Join(dir, kind))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return "", "", err
+		}
+		return filepath.Join(dir, kind, m.Image), kind + " " + m.Version, nil
+	}
+	return "", "", &NotFoundError{Dir: dir}
+}
+
+// IsELF tells whether the kernel at path is an ELF file, which finds its devices on the command line,
+// and not the image of a distribution, which needs ACPI.
+func IsELF(path string) bool { return checkELF(path, false) == nil }
+
 // Remove takes away every kernel and initramfs below dir.
 func Remove(dir string) error { return durable.RemoveAll(dir) }
 

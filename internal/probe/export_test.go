@@ -1,0 +1,13 @@
+package probe
+
+import (
+	"context"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+// BootKVM tries a guest under KVM with the given monitor and any kernel.
+func BootKVM(ctx context.Context, binary string, limit time.Duration) error {
+	return boot(ctx, binary, "vmlinuz", vmm.KVM, limit)
+}
