@@ -1,0 +1,168 @@
+package guestapi
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+)
+
+var moment = time.Unix(1_795_000_000, 123456789)
+
+var (
+	spec = ProcessSpec{Argv: []string{"a", "", "c d"}, Env: map[string]string{"K": "v", "L": ""}, Dir: "/d", User: "u",
+		Tag: "t", Stdin: true, PTY: &Size{24, 80}, Timeout: 3 * time.Second}
+	info = ProcessInfo{PID: 1 << 31, Tag: "t", Argv: []string{"x"}, Env: map[string]string{"K": "v"}, Dir: "/", User: "root",
+		PTY: true, Started: moment, Exit: &Exit{Code: 137, Signal: 9, TimedOut: true, Error: "e", CPU: 5, Wall: 7}}
+	file = FileInfo{Path: "/a/b", Name: "b", Kind: KindSymlink, Target: "c", Size: 1 << 40, Mode: 0o4755, UID: 1000,
+		GID: 1 << 31, User: "u", Group: "g", Modified: moment}
+	identity = Identity{MachineID: "mch1", Hostname: "h", Generation: 1 << 63, Time: moment, Entropy: bytes.Repeat([]byte{7}, 64),
+		Network: &Network{Address: "192.168.241.2/29", Gateway: "192.168.241.1", DNS: []string{"1.1.1.1"}, MTU: 1500},
+		Env:     map[string]string{"A": "b"}, User: "user", DiskGrow: true, Files: map[string][]byte{"/f": []byte("x")}}
+	stats = Stats{MemTotal: 1, MemAvailable: 2, MemCached: 3, DiskTotal: 4, DiskUsed: 5, CPUs: 6, CPUBusy: 7, Load1: 0.25,
+		Uptime: 9, Processes: 10, NetRx: 11, NetTx: 12, Time: moment}
+)
+
+// same compares what was decoded with what was encoded.
+func same[T any](t *testing.T, got T, err error, want T) {
+	t.Helper()
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v, %v\nwant %+v", got, err, want)
+	}
+}
+
+func TestEveryMessageComesBack(t *testing.T) {
+	for _, s := range []ProcessSpec{spec, {Shell: "true", Login: true}} {
+		got, err := ParseProcessSpec(AppendProcessSpec(nil, &s))
+		same(t, got, err, s)
+	}
+	request := ProcessRequest{Ref: ProcessRef{7, "t"}, From: Offsets{1, 2, 3}, Signal: 15, Group: true, Size: Size{1, 2}}
+	gotRequest, err := ParseProcessRequest(AppendProcessRequest(nil, &request))
+	same(t, gotRequest, err, request)
+	infos := []ProcessInfo{info, {PID: 1, Shell: "x", Started: moment}}
+	gotInfos, err := ParseProcessInfos(AppendProcessInfo(AppendProcessInfo(nil, &infos[0]), &infos[1]), 2)
+	same(t, gotInfos, err, infos)
+	for _, e := range []Event{{Stream: StreamPTY, Offset: 1 << 50, Data: []byte("abc")}, {Exit: info.Exit}} {
+		got, err := ParseEvent(AppendEvent(nil, &e))
+		same(t, got, err, e)
+	}
+	pid, err := ParsePID(AppendPID(nil, 1<<32-1))
+	same(t, pid, err, 1<<32-1)
+	question := FileRequest{Path: "/a", To: "b", User: "u", Recursive: true, Depth: 3, Offset: 4, Length: -1, Mode: 0o644, Size: -1}
+	gotQuestion, err := ParseFileRequest(AppendFileRequest(nil, &question))
+	same(t, gotQuestion, err, question)
+	gotFile, err := ParseFileInfo(AppendFileInfo(nil, &file))
+	same(t, gotFile, err, file)
+	gotFiles, err := ParseFileInfos(AppendFileInfo(AppendFileInfo(nil, &file), &file), 2)
+	same(t, gotFiles, err, []FileInfo{file, file})
+	event := FileEvent{Op: OpOverflow, Path: "a/b"}
+	gotEvent, err := ParseFileEvent(AppendFileEvent(nil, &event))
+	same(t, gotEvent, err, event)
+	port := Port{Port: 65535, Address: "::", PID: 5, Program: "p"}
+	gotPorts, err := ParsePorts(AppendPort(nil, &port), 1)
+	same(t, gotPorts, err, []Port{port})
+	number, err := ParseDial(AppendDial(nil, 49983))
+	same(t, number, err, 49983)
+	sync, err := ParseFreeze(AppendFreeze(nil, true))
+	same(t, sync, err, true)
+	for _, id := range []Identity{identity, {}} {
+		got, err := ParseIdentity(AppendIdentity(nil, &id))
+		same(t, got, err, id)
+	}
+	gotStats, err := ParseStats(AppendStats(nil, &stats))
+	same(t, gotStats, err, stats)
+}
+
+func TestRequestsAndStatus(t *testing.T) {
+	b := AppendRequest(nil, OpRead, []byte("body"))
+	op, body, missing, err := CutRequest(b[:7])
+	if op != OpRead || string(body) != "bo" || missing != 2 || err != nil {
+		t.Errorf("got %v %q %d %v", op, body, missing, err)
+	}
+	for _, bad := range [][]byte{nil, {1}, append(b, 0), {1, 255, 255, 255, 255}} {
+		if _, _, _, err := CutRequest(bad); !errors.Is(err, ErrFormat) {
+			t.Errorf("%v: %v", bad, err)
+		}
+	}
+	if body, err := CutStatus(append(AppendStatus(nil, nil), "rest"...)); string(body) != "rest" || err != nil {
+		t.Errorf("success: %q, %v", body, err)
+	}
+	for _, kind := range []error{ErrInternal, ErrInvalid, ErrNotFound, ErrExists, ErrPermission, ErrNotDir, ErrIsDir, ErrNoSpace,
+		ErrBusy, ErrRefused, ErrLost, context.Canceled, context.DeadlineExceeded} {
+		_, err := CutStatus(AppendStatus(nil, kind))
+		if !errors.Is(err, kind) || err.Error() != kind.Error() {
+			t.Errorf("%v came back as %v", kind, err)
+		}
+	}
+	if _, err := CutStatus(AppendStatus(nil, errors.New("strange\x1b[31m"+strings.Repeat("x", 5000)))); !errors.Is(err, ErrInternal) ||
+		len(err.Error()) > MaxText || strings.ContainsRune(err.Error(), 0x1b) {
+		t.Errorf("a strange error came back as %q", err)
+	}
+}
+
+// TestGuestWordsAreClean: what people see is printable UTF-8, whatever the guest sends.
+func TestGuestWordsAreClean(t *testing.T) {
+	bad := "a\x1b]0;x\x07\xff\n"
+	f := file
+	f.User, f.Name = bad, bad
+	got, err := ParseFileInfo(AppendFileInfo(nil, &f))
+	if err != nil || strings.ContainsAny(got.User, "\x1b\x07\n") || !utf8.ValidString(got.User) || !utf8.ValidString(got.Name) {
+		t.Errorf("got %q, %q, %v", got.User, got.Name, err)
+	}
+	if p := Printable(strings.Repeat("ü", MaxText)); len(p) > MaxText || !utf8.ValidString(p) {
+		t.Errorf("%d bytes, valid %v", len(p), utf8.ValidString(p))
+	}
+}
+
+func TestBoundsHold(t *testing.T) {
+	if _, err := ParseFileInfos(AppendFileInfo(AppendFileInfo(nil, &file), &file), 1); !errors.Is(err, ErrFormat) {
+		t.Errorf("too many entries: %v", err)
+	}
+	long := spec
+	long.Tag = strings.Repeat("x", MaxName+1)
+	if _, err := ParseProcessSpec(AppendProcessSpec(nil, &long)); !errors.Is(err, ErrFormat) {
+		t.Errorf("long tag: %v", err)
+	}
+	negative := spec
+	negative.Timeout = -1
+	if _, err := ParseProcessSpec(AppendProcessSpec(nil, &negative)); !errors.Is(err, ErrFormat) {
+		t.Errorf("negative timeout: %v", err)
+	}
+}
+
+// FuzzParsers: no bytes make a parser panic or answer more than they can hold.
+func FuzzParsers(f *testing.F) {
+	f.Add(AppendProcessSpec(nil, &spec))
+	f.Add(AppendProcessInfo(nil, &info))
+	f.Add(AppendFileInfo(nil, &file))
+	f.Add(AppendIdentity(nil, &identity))
+	f.Add(AppendStats(nil, &stats))
+	f.Add(AppendEvent(nil, &Event{Exit: info.Exit}))
+	f.Add([]byte{0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 1})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		_, _ = ParseProcessSpec(b)
+		_, _ = ParseProcessRequest(b)
+		if all, err := ParseProcessInfos(b, 1000); err == nil && len(all) > len(b) {
+			t.Errorf("%d processes in %d bytes", len(all), len(b))
+		}
+		_, _ = ParseEvent(b)
+		_, _ = ParsePID(b)
+		_, _ = ParseFileRequest(b)
+		if i, err := ParseFileInfo(b); err == nil && (!utf8.ValidString(i.Path) || i.Size < 0) {
+			t.Errorf("got %+v", i)
+		}
+		_, _ = ParseFileInfos(b, 1000)
+		_, _ = ParseFileEvent(b)
+		_, _ = ParsePorts(b, 1000)
+		_, _ = ParseDial(b)
+		_, _ = ParseFreeze(b)
+		_, _ = ParseIdentity(b)
+		_, _ = ParseStats(b)
+		_, _, _, _ = CutRequest(b)
+		_, _ = CutStatus(b)
+	})
+}
