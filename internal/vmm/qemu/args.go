@@ -125,18 +125,14 @@ func (s shape) memoryBackend() string {
 func (v version) readOnlyMemory() bool { return v.atLeast(8, 2) }
 
 // kernelCmdline is what every guest kernel is told, before what the caller adds.
-func kernelCmdline(accel vmm.Accelerator, tscKHz int64, more string) string {
+func kernelCmdline(tscKHz int64, more string) string {
 	words := []string{
-		"console=ttyS0", "quiet", "reboot=t", "panic=-1", "no_timer_check",
+		"console=ttyS0", "reboot=t", "panic=-1", "no_timer_check",
 		// The counter is the host's: the guest has no clock to measure it by, and must not distrust it.
 		"tsc=reliable",
 	}
 	if tscKHz > 0 {
 		words = append(words, "tsc_early_khz="+strconv.FormatInt(tscKHz, 10))
-	}
-	if accel == vmm.TCG {
-		// Translated code runs on no processor that these are for.
-		words = append(words, "mitigations=off")
 	}
 	if more != "" {
 		words = append(words, more)

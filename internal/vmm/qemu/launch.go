@@ -192,7 +192,7 @@ func (m *machine) openBoot(sh *shape, given *inheritance) error {
 		}
 	}
 	sh.acpi = !tuned
-	sh.cmdline = kernelCmdline(m.driver.config.Accelerator, m.manifest.TSCkHz, spec.Cmdline)
+	sh.cmdline = kernelCmdline(m.manifest.TSCkHz, spec.Cmdline)
 	m.record.Cold, m.record.ACPI = true, sh.acpi
 	m.manifest.Machine = machineWords(sh.acpi)
 	return nil
@@ -219,6 +219,9 @@ func (m *machine) openDevices(sh *shape, given *inheritance) error {
 		m.record.DiskBytes = append(m.record.DiskBytes, st.Size())
 	}
 	if nic := m.spec.NIC; nic != nil {
+		if nic.Tap == nil {
+			return errors.New("network card without an open tap")
+		}
 		sh.tap, sh.mac = given.add(nic.Tap), nic.MAC
 	}
 	return nil

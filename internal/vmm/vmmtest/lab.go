@@ -85,11 +85,7 @@ func (h *Host) Spec(t testing.TB, like string) vmm.Spec {
 	if like == "" {
 		h.Lab.Disk(t, disk)
 	} else {
-		st, err := os.Stat(like)
-		must(t, err)
-		f, err := os.Create(disk)
-		must(t, err)
-		must(t, errors.Join(f.Truncate(st.Size()), f.Close()))
+		emptyLike(t, like, disk)
 	}
 	s.Disks = []vmm.Disk{{Path: disk}}
 	t.Cleanup(func() {
@@ -103,6 +99,16 @@ func (h *Host) Spec(t testing.TB, like string) vmm.Spec {
 		}
 	})
 	return s
+}
+
+// emptyLike makes an empty file of the size of another.
+func emptyLike(t testing.TB, like, path string) {
+	t.Helper()
+	st, err := os.Stat(like)
+	must(t, err)
+	f, err := os.Create(path)
+	must(t, err)
+	must(t, errors.Join(f.Truncate(st.Size()), f.Close()))
 }
 
 // Identity of machine id in its generation.
@@ -199,9 +205,7 @@ func (h *Host) Save(t testing.TB, m *Machine) (vmm.Image, string) {
 	c, err := m.Capture(t.Context())
 	must(t, err)
 	disk := dir + ".disk"
-	f, err := os.Create(disk)
-	must(t, err)
-	must(t, f.Close())
+	emptyLike(t, m.Spec.Disks[0].Path, disk)
 	t.Cleanup(func() { _ = os.Remove(disk) })
 	h.clone(t, m.Spec.Disks[0].Path, disk)
 	image, err := c.Save(t.Context(), dir)

@@ -1,0 +1,74 @@
+//go:build vm
+
+package qemu_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/disk"
+	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/qemu"
+	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
+	"github.com/pandastack/pandastack/test/vmlab"
+)
+
+// nobody runs the monitors of these tests.
+const nobody = 65534
+
+func lab(t *testing.T) vmmtest.Lab {
+	t.Helper()
+	l := vmlab.Open(t)
+	return vmmtest.Lab{
+		Dir: l.Dir,
+		Open: func(t testing.TB) vmm.Driver {
+			d, err := qemu.New(t.Context(), qemu.Config{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return d
+		},
+		Abandon: func(t testing.TB, d vmm.Driver) {
+			if err := d.(*qemu.Driver).Close(); err != nil {
+				t.Fatal(err)
+			}
+		},
+		Crash: func(t testing.TB, m vmm.Machine) {
+			if err := unix.Kill(m.PID(), unix.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+		},
+		Spec: vmm.Spec{
+			VCPUs: 1, MemoryMiB: 256, Kernel: l.Boot.Kernel, Initramfs: l.Boot.Initramfs, Cmdline: l.Boot.Cmdline,
+			Confine: vmm.Confine{UID: nobody, GID: nobody},
+		},
+		Disk: func(t testing.TB, path string) {
+			if err := disk.Clone(l.Root, path); err != nil {
+				t.Fatal(err)
+			}
+		},
+		Clone: func(t testing.TB, from *os.File, to string) {
+			f, err := os.OpenFile(to, os.O_RDWR, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(disk.CloneInto(from.Name(), f), f.Close()); err != nil {
+				t.Fatal(err)
+			}
+		},
+	}
+}
+
+func TestConformance(t *testing.T) {
+	l := lab(t)
+	vmmtest.Run(t, l)
+	left, err := filepath.Glob(filepath.Join(l.Dir, "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("in the directory before the fixture goes: %v", left)
+}
