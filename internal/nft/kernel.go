@@ -36,8 +36,10 @@ func Replace(t Table) error {
 	c.AddTable(kt) // so that the deletion finds one
 	c.DelTable(kt)
 	c.AddTable(kt)
-	for _, s := range t.Sets {
-		if err := c.AddSet(s.kernel(kt), s.elements()); err != nil {
+	for i, s := range t.Sets {
+		ks := s.kernel(kt)
+		ks.ID = uint32(i + 1)
+		if err := c.AddSet(ks, s.elements()); err != nil {
 			return fmt.Errorf("nft set %s: %w", s.Name, err)
 		}
 	}
@@ -61,8 +63,9 @@ func Update(table string, sets []Set, chains []Chain) error {
 		return fmt.Errorf("open netfilter: %w", err)
 	}
 	kt := kernelTable(table)
-	for _, s := range sets {
+	for i, s := range sets {
 		ks := s.kernel(kt)
+		ks.ID = uint32(i + 1)
 		if err := c.AddSet(ks, nil); err != nil {
 			return fmt.Errorf("nft set %s: %w", s.Name, err)
 		}
@@ -70,8 +73,10 @@ func Update(table string, sets []Set, chains []Chain) error {
 			continue
 		}
 		c.FlushSet(ks)
-		if err := c.SetAddElements(ks, s.elements()); err != nil {
-			return fmt.Errorf("nft set %s: %w", s.Name, err)
+		if elements := s.elements(); len(elements) > 0 {
+			if err := c.SetAddElements(ks, elements); err != nil {
+				return fmt.Errorf("nft set %s: %w", s.Name, err)
+			}
 		}
 	}
 	for _, ch := range chains {
@@ -165,6 +170,8 @@ func Names(table, set string) ([]string, error) {
 	return names, nil
 }
 
+// kernel is the set for the library. Whoever adds it gives it an ID, unique in the batch: the library would
+// count in a variable that goroutines share without a lock.
 func (s Set) kernel(t *nftables.Table) *nftables.Set {
 	ks := &nftables.Set{Table: t, Name: s.Name, KeyType: nftables.TypeIPAddr}
 	switch {
