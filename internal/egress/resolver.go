@@ -36,8 +36,9 @@ type Names interface {
 	// AllowName tells whether the guest may know the addresses of name, which is in lower case and ends
 	// without a dot.
 	AllowName(name string) bool
-	// Learned is called before the guest hears that name has these IPv4 addresses; an error keeps the answer back.
-	Learned(ctx context.Context, name string, addrs []netip.Addr, ttl time.Duration) error
+	// Learned is called before the guest hears that name has these IPv4 addresses, and gives those of them
+	// that the guest may hear. An error keeps the answer back.
+	Learned(ctx context.Context, name string, addrs []netip.Addr, ttl time.Duration) ([]netip.Addr, error)
 }
 
 // errQuestion says that a message is not a question that can be answered.

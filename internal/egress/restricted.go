@@ -3,6 +3,7 @@ package egress
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/miekg/dns"
@@ -28,23 +29,35 @@ func (r *Resolver) restricted(ctx context.Context, q dns.Question, reply *dns.Ms
 	var addrs []netip.Addr
 	shortest := time.Duration(1<<31-1) * time.Second
 	for _, rr := range got.Answer {
-		switch v := rr.(type) {
+		if a, ok := addressOf(rr); ok {
+			addrs = append(addrs, a)
+			shortest = min(shortest, time.Duration(rr.Header().Ttl)*time.Second)
+		}
+	}
+	usable, err := names.Learned(ctx, name, addrs, shortest)
+	if err != nil {
+		reply.Rcode, reply.Ns = dns.RcodeServerFailure, nil
+		return reply
+	}
+	for _, rr := range got.Answer {
+		switch rr.(type) {
 		case *dns.AAAA, *dns.HTTPS, *dns.SVCB:
 			continue
-		case *dns.A:
-			a, ok := netip.AddrFromSlice(v.A)
-			if !ok {
-				continue
-			}
-			addrs = append(addrs, a.Unmap())
-			shortest = min(shortest, time.Duration(v.Hdr.Ttl)*time.Second)
+		}
+		if a, ok := addressOf(rr); ok && !slices.Contains(usable, a) {
+			continue
 		}
 		reply.Answer = append(reply.Answer, rr)
 	}
-	if len(addrs) > 0 {
-		if err := names.Learned(ctx, name, addrs, shortest); err != nil {
-			reply.Rcode, reply.Answer, reply.Ns = dns.RcodeServerFailure, nil, nil
-		}
-	}
 	return reply
+}
+
+// addressOf is the IPv4 address of an answer record.
+func addressOf(rr dns.RR) (netip.Addr, bool) {
+	v, ok := rr.(*dns.A)
+	if !ok {
+		return netip.Addr{}, false
+	}
+	a, ok := netip.AddrFromSlice(v.A)
+	return a.Unmap(), ok
 }

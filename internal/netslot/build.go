@@ -65,7 +65,7 @@ func (p *Pool) furnish(ctx context.Context, s *Slot, hostIP, guestIP netip.Addr)
 	if err := p.innerLinks(s.Index, hostIP, guestIP); err != nil {
 		return err
 	}
-	if err := nft.Replace(slotRules(p.closed, hostIP, guestIP, true)); err != nil {
+	if err := nft.Replace(slotRules(p.closed, hostIP, guestIP, openRules(), learned{})); err != nil {
 		return err
 	}
 	return s.listen(ctx)
@@ -219,7 +219,7 @@ func (p *Pool) renew(ctx context.Context, s *Slot) error {
 			return err
 		}
 		s.Tap = tap
-		if err := nft.Replace(slotRules(p.closed, hostIP, s.GuestIP, true)); err != nil {
+		if err := nft.Replace(slotRules(p.closed, hostIP, s.GuestIP, openRules(), learned{})); err != nil {
 			return err
 		}
 		if err := netlink.ConntrackTableFlush(netlink.ConntrackTable); err != nil {

@@ -7,6 +7,8 @@ import (
 	"net"
 	"net/netip"
 	"regexp"
+
+	"github.com/pandastack/pandastack/internal/egress"
 )
 
 // The identity that is the same in every slot.
@@ -37,6 +39,8 @@ type Config struct {
 	Allow     []netip.Prefix   // reserved ranges that guests may reach all the same
 	Resolvers []netip.AddrPort // upstream resolvers; empty: those of /etc/resolv.conf, read anew when it changes
 	Logger    *slog.Logger     // nil: silent
+	// Decided hears what the policies of slots decide on names and connections. It must not block. May be nil.
+	Decided func(owner string, index int, d egress.Decision)
 }
 
 var prefixForm = regexp.MustCompile(`^[a-z][a-z0-9]{0,7}$`)

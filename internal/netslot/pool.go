@@ -149,14 +149,14 @@ func (p *Pool) move(index int, from, to state) (*Slot, bool) {
 }
 
 // Adopt gives owner a slot that an earlier process had taken and whose machine lives on. Tap is nil. Its
-// rules are kept as they are, except that egress set after Adopt holds as always. ErrNoSlot: Open has not
-// found it, or it is adopted already.
+// rules in the kernel are as they were. Where they were not those of an open slot, no name is answered until
+// SetPolicy or SetEgress is called again. ErrNoSlot: Open has not found it, or it is adopted already.
 func (p *Pool) Adopt(ctx context.Context, owner string, index int) (*Slot, error) {
 	s, ok := p.move(index, found, building)
 	if !ok {
 		return nil, fmt.Errorf("adopt slot %d: %w", index, ErrNoSlot)
 	}
-	if err := s.inside(func() error { return s.listen(ctx) }); err != nil {
+	if err := s.resume(ctx); err != nil {
 		p.settle(index, s, found, "")
 		return nil, fmt.Errorf("adopt slot %d: %w", index, err)
 	}

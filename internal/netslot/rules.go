@@ -2,7 +2,9 @@ package netslot
 
 import (
 	"net/netip"
+	"time"
 
+	"github.com/pandastack/pandastack/internal/egress"
 	"github.com/pandastack/pandastack/internal/nft"
 )
 
@@ -17,6 +19,13 @@ const (
 const (
 	dnsPort  = 53
 	smtpPort = 25
+	dotPort  = 853 // DNS over TLS and over QUIC
+	webPort  = 80
+	tlsPort  = 443
+	// peekPort is where the proxy listens on the gateway address, when names decide.
+	peekPort = 15001
+	// learnedStay is the default of the set, whose elements have their own times.
+	learnedStay = time.Hour
 )
 
 // Names in the tables.
@@ -28,6 +37,14 @@ const (
 	chainEgress  = "egress"
 	chainAnswers = "answers"
 	chainNames   = "names"
+	chainPeek    = "peek"
+	chainRefuse  = "refuse"
+	setAllow     = "allow"
+	setDeny      = "deny"
+	setLearned   = "learned"
+	setMode      = "mode" // tells a later process what the slot's resolver may answer
+	modeOpen     = "open"
+	modeRules    = "rules"
 )
 
 // reserved are the IPv4 ranges that are not the public internet (IANA special-purpose registry, RFC 6890).
@@ -101,15 +118,17 @@ func hostRules(c Config, uplinks, switched []string) nft.Table {
 
 // slotRules is the table in a slot's namespace. Only what comes from the host's own end of the slot is let
 // in as the beginning of a connection: an answer from the internet that no connection is known for is not.
-func slotRules(closed []netip.Prefix, hostIP, guestIP netip.Addr, egress bool) nft.Table {
+func slotRules(closed []netip.Prefix, hostIP, guestIP netip.Addr, rules *egress.Rules, known learned) nft.Table {
 	tap, veth := nft.InIface(tapName), nft.InIface(innerName)
 	toTap, toVeth := nft.OutIface(tapName), nft.OutIface(innerName)
-	guest := netip.PrefixFrom(guestAddress.Addr(), 32)
+	one := func(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, 32) }
+	guest := one(guestAddress.Addr())
 	base := func(kind, hook string, priority int, drop bool) *nft.Base {
 		return &nft.Base{Type: kind, Hook: hook, Priority: priority, Drop: drop}
 	}
+	sets, chains := policyRules(rules, known)
 	return nft.Table{Name: slotTable,
-		Sets: []nft.Set{{Name: setClosed, Prefixes: closed}},
+		Sets: append([]nft.Set{{Name: setClosed, Prefixes: closed}}, sets...),
 		Chains: append([]nft.Chain{
 			{Name: "guard", Base: base("filter", "prerouting", priorityRaw, false), Rules: []nft.Rule{
 				{nft.IPv6(), nft.Drop()},
@@ -117,7 +136,8 @@ func slotRules(closed []netip.Prefix, hostIP, guestIP netip.Addr, egress bool) n
 				{tap, nft.SourceNot(guest), nft.Drop()},
 			}},
 			{Name: "input", Base: base("filter", "input", priorityFilter, true), Rules: []nft.Rule{
-				{tap, nft.Dest(netip.PrefixFrom(gateway, 32)), nft.Jump(chainNames)},
+				{tap, nft.Dest(one(gateway)), nft.Jump(chainNames)},
+				{veth, nft.Tracked(nft.Established | nft.Related), nft.Reply(), nft.Accept()}, // to the proxy
 			}},
 			{Name: "output", Base: base("filter", "output", priorityFilter, false), Rules: []nft.Rule{
 				{nft.IPv6(), nft.Drop()},
@@ -130,36 +150,97 @@ func slotRules(closed []netip.Prefix, hostIP, guestIP netip.Addr, egress bool) n
 				{tap, toVeth, nft.Original(), nft.Jump(chainEgress)},
 			}},
 			{Name: "arrive", Base: base("nat", "prerouting", priorityDNAT, false), Rules: []nft.Rule{
-				{veth, nft.Source(netip.PrefixFrom(hostIP, 32)), nft.Dest(netip.PrefixFrom(guestIP, 32)), nft.DNAT(guestAddress.Addr())},
+				{veth, nft.Source(one(hostIP)), nft.Dest(one(guestIP)), nft.DNAT(guestAddress.Addr())},
+				{tap, nft.Jump(chainPeek)},
 			}},
 			{Name: "leave", Base: base("nat", "postrouting", prioritySNAT, false), Rules: []nft.Rule{
 				{toVeth, nft.Source(guest), nft.SNAT(guestIP)},
 			}},
-		}, egressChains(egress)...)}
+			{Name: chainRefuse, Rules: []nft.Rule{
+				{nft.Protocol("tcp"), nft.RejectTCP()},
+				{nft.Reject()},
+			}},
+		}, chains...)}
 }
 
-// egressChains are the chains of a slot that change while it lives: what the guest may begin, which
-// answers come back to it, and whether the resolver hears it.
-func egressChains(on bool) []nft.Chain {
-	if !on {
-		shut := []nft.Rule{{nft.Drop()}}
-		return []nft.Chain{
-			{Name: chainEgress, Rules: shut},
-			{Name: chainAnswers, Rules: shut},
-			{Name: chainNames, Rules: shut},
+// learned are addresses that are open by their names, and for how long.
+type learned struct {
+	addrs []netip.Addr
+	stay  time.Duration
+}
+
+// policyRules are the sets and chains of a slot that change with its policy: what the guest may begin, which
+// connections the proxy looks into, which answers come back, and what this process hears on the gateway.
+// What is refused is answered, so that programs in the guest do not wait.
+func policyRules(rules *egress.Rules, known learned) ([]nft.Set, []nft.Chain) {
+	refuse := nft.Jump(chainRefuse)
+	allow, deny := rules.Networks()
+	mode := modeRules
+	if rules.Open() {
+		mode = modeOpen
+	}
+	sets := []nft.Set{
+		{Name: setMode, IsNames: true, Names: []string{mode}},
+		{Name: setAllow, Prefixes: nft.Merge(allow)},
+		{Name: setDeny, Prefixes: nft.Merge(deny)},
+		{Name: setLearned, Timeout: max(known.stay, learnedStay), Addrs: known.addrs},
+	}
+	answers := nft.Chain{Name: chainAnswers, Rules: []nft.Rule{{nft.Accept()}}}
+	if rules.Shut() {
+		answers.Rules = []nft.Rule{{nft.Drop()}}
+	}
+	out := []nft.Rule{
+		{nft.DestIn(setClosed), refuse},
+		{nft.TCP(smtpPort), refuse},
+		{nft.ClampMSS()},
+		{nft.DestIn(setAllow), nft.Accept()},
+	}
+	if rules.ByName() {
+		for _, t := range []nft.Term{nft.UDP(tlsPort), nft.UDP(dnsPort), nft.TCP(dnsPort), nft.UDP(dotPort), nft.TCP(dotPort)} {
+			out = append(out, nft.Rule{t, refuse})
 		}
 	}
-	return []nft.Chain{
-		{Name: chainEgress, Rules: []nft.Rule{
-			{nft.DestIn(setClosed), nft.Drop()},
-			{nft.TCP(smtpPort), nft.Drop()},
-			{nft.ClampMSS()},
-			{nft.Accept()},
-		}},
-		{Name: chainAnswers, Rules: []nft.Rule{{nft.Accept()}}},
-		{Name: chainNames, Rules: []nft.Rule{
-			{nft.UDP(dnsPort), nft.Accept()},
-			{nft.TCP(dnsPort), nft.Accept()},
-		}},
+	if rules.AllowsNames() {
+		out = append(out, nft.Rule{nft.DestIn(setLearned), nft.Protocol("udp"), nft.Accept()},
+			nft.Rule{nft.DestIn(setLearned), nft.Protocol("icmp"), nft.Accept()})
 	}
+	out = append(out, nft.Rule{nft.DestIn(setDeny), refuse})
+	if rules.DeniesOthers() {
+		out = append(out, nft.Rule{refuse}, nft.Rule{nft.Drop()})
+	} else {
+		out = append(out, nft.Rule{nft.Accept()})
+	}
+	return sets, []nft.Chain{{Name: chainEgress, Rules: out}, answers, namesChain(), peekChain(rules)}
+}
+
+// namesChain lets the guest speak to the resolver, and to the proxy where its connections were turned to it.
+func namesChain() nft.Chain {
+	return nft.Chain{Name: chainNames, Rules: []nft.Rule{
+		{nft.UDP(dnsPort), nft.Accept()},
+		{nft.TCP(dnsPort), nft.Accept()},
+		{nft.TCP(peekPort), nft.Translated(), nft.Accept()},
+	}}
+}
+
+// peekChain turns connections to the proxy: those to addresses that were handed out for allowed names, and
+// those of the web, where names are denied.
+func peekChain(rules *egress.Rules) nft.Chain {
+	c := nft.Chain{Name: chainPeek}
+	if !rules.ByName() {
+		return c
+	}
+	c.Rules = []nft.Rule{{nft.DestIn(setClosed), nft.Return()}, {nft.DestIn(setAllow), nft.Return()}}
+	for _, port := range []uint16{smtpPort, dnsPort, dotPort} {
+		c.Rules = append(c.Rules, nft.Rule{nft.TCP(port), nft.Return()})
+	}
+	if rules.AllowsNames() {
+		c.Rules = append(c.Rules, nft.Rule{nft.DestIn(setLearned), nft.Protocol("tcp"), nft.Redirect(peekPort)})
+	}
+	c.Rules = append(c.Rules, nft.Rule{nft.DestIn(setDeny), nft.Return()})
+	if !rules.DeniesOthers() && rules.DeniesNames() {
+		for _, port := range []uint16{webPort, tlsPort} {
+			c.Rules = append(c.Rules, nft.Rule{nft.TCP(port), nft.Redirect(peekPort)})
+		}
+	}
+	return c
 }

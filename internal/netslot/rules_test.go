@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/pandastack/pandastack/internal/egress"
 	"github.com/pandastack/pandastack/internal/nft"
 )
 
@@ -46,8 +47,19 @@ func TestRulesPrinted(t *testing.T) {
 	golden(t, "host.nft", hostRules(c, []string{"eth0", "wlan0"}, []string{"eth0"}).String())
 	host, guest := place(c.Range, 5)
 	shut := closed(c.Allow, c.Range)
-	golden(t, "slot-open.nft", slotRules(shut, host, guest, true).String())
-	golden(t, "slot-shut.nft", slotRules(shut, host, guest, false).String())
+	for name, policy := range map[string]egress.Policy{
+		"open": {},
+		"shut": {DenyOthers: true},
+		"nets": {Deny: []string{"8.8.0.0/16", "8.8.4.4"}, Allow: []string{"8.8.8.8"}},
+		"only": {Allow: []string{"example.com", "*.example.com", "9.9.9.0/24"}, DenyOthers: true},
+		"but":  {Deny: []string{"example.com", "9.9.9.0/24"}, Allow: []string{"a.example.com"}},
+	} {
+		rules, err := egress.Compile(policy)
+		if err != nil {
+			t.Fatal(err)
+		}
+		golden(t, "slot-"+name+".nft", slotRules(shut, host, guest, rules, learned{}).String())
+	}
 }
 
 func TestClosedCannotBeOpenedWhereItMatters(t *testing.T) {

@@ -3,14 +3,12 @@ package netslot
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"sync"
 
 	"github.com/pandastack/pandastack/internal/egress"
-	"github.com/pandastack/pandastack/internal/nft"
 )
 
 // Slot is one network place. Its fields do not change while it is taken.
@@ -30,6 +28,9 @@ type Slot struct {
 	pool  *Pool
 	mu    sync.Mutex        // guards what follows, and orders changes of the slot's rules
 	names *egress.DNSServer // the resolver; nil when it does not listen
+	guard *egress.Guard     // what the resolver and the proxy ask; nil before the first policy
+	rules *egress.Rules     // what the guard holds; nil with it
+	proxy *egress.Proxy     // nil while names decide nothing
 	given bool              // back to the pool: the place may be another owner's
 }
 
@@ -49,39 +50,20 @@ func (s *Slot) inside(do func() error) error {
 	return within(ns, do)
 }
 
-// SetEgress opens or closes the way out, at once and for connections that are there already; names are
-// resolved only while it is open. What the host itself dials is not touched. The change is one
-// transaction: after an error the old state holds. A new slot is open.
-func (s *Slot) SetEgress(_ context.Context, on bool) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.given {
-		return fmt.Errorf("set egress of slot %d: %w", s.Index, ErrGiven)
-	}
-	err := s.inside(func() error {
-		if err := nft.Update(slotTable, nil, egressChains(on)); err != nil {
-			return err
-		}
-		return forgetFlows(fromGuest(guestAddress.Addr()))
-	})
-	if err == nil {
-		err = within(s.pool.host, func() error { return forgetFlows(fromGuest(s.GuestIP)) })
-	}
-	if err != nil {
-		return fmt.Errorf("set egress of slot %d: %w", s.Index, err)
-	}
-	return nil
-}
-
 // shut closes what this process holds of a slot: the tap and the resolver.
 func (s *Slot) shut() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var err error
+	if s.proxy != nil {
+		err = s.proxy.Close()
+		s.proxy = nil
+	}
 	if s.names != nil {
-		err = s.names.Close()
+		err = errors.Join(err, s.names.Close())
 		s.names = nil
 	}
+	s.guard, s.rules = nil, nil
 	if s.Tap != nil {
 		if e := s.Tap.Close(); e != nil && !errors.Is(e, os.ErrClosed) {
 			err = errors.Join(err, e)

@@ -25,7 +25,7 @@ func (p *Pool) followUplinks(ctx context.Context, changed func()) error {
 		if err != nil {
 			return fmt.Errorf("follow routes: %w", err)
 		}
-		changed() // for what happened before
+		changed()                // for what happened before
 		for u := range updates { // ends with ctx, or when the kernel had more to tell than fits its buffer
 			if u.Table == unix.RT_TABLE_MAIN && (u.Dst == nil || u.Dst.IP.IsUnspecified()) {
 				changed()

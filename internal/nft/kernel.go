@@ -56,7 +56,7 @@ func Replace(t Table) error {
 }
 
 // Update gives sets and chains of a table that is there new content, in one batch. Sets and chains that
-// the table does not have yet are made. A set with Timeout keeps its elements.
+// the table does not have yet are made.
 func Update(table string, sets []Set, chains []Chain) error {
 	c, err := nftables.New()
 	if err != nil {
@@ -68,9 +68,6 @@ func Update(table string, sets []Set, chains []Chain) error {
 		ks.ID = uint32(i + 1)
 		if err := c.AddSet(ks, nil); err != nil {
 			return fmt.Errorf("nft set %s: %w", s.Name, err)
-		}
-		if s.Timeout > 0 {
-			continue
 		}
 		c.FlushSet(ks)
 		if elements := s.elements(); len(elements) > 0 {
@@ -100,12 +97,8 @@ func AddAddresses(table, set string, addrs []netip.Addr, stay time.Duration) err
 		return fmt.Errorf("open netfilter: %w", err)
 	}
 	kt := kernelTable(table)
-	ks := Set{Name: set, Timeout: stay}.kernel(kt)
-	elements := make([]nftables.SetElement, len(addrs))
-	for i, a := range addrs {
-		key := a.As4()
-		elements[i] = nftables.SetElement{Key: key[:], Timeout: stay}
-	}
+	s := Set{Name: set, Timeout: stay, Addrs: addrs}
+	ks, elements := s.kernel(kt), s.elements()
 	// An element's time is only renewed by taking it out, which must find it: so it is added first.
 	for _, step := range []func(*nftables.Set, []nftables.SetElement) error{c.SetAddElements, c.SetDeleteElements, c.SetAddElements} {
 		if err := step(ks, elements); err != nil {
@@ -189,6 +182,10 @@ func (s Set) elements() []nftables.SetElement {
 	var all []nftables.SetElement
 	for _, n := range s.Names {
 		all = append(all, nftables.SetElement{Key: name16(n)})
+	}
+	for _, a := range s.Addrs {
+		key := a.As4()
+		all = append(all, nftables.SetElement{Key: key[:], Timeout: s.Timeout})
 	}
 	for _, p := range s.Prefixes {
 		first := p.Masked().Addr().As4()

@@ -31,7 +31,8 @@ type Set struct {
 	Prefixes []netip.Prefix // IPv4, sorted, apart from each other (see Merge)
 	Names    []string       // interface names; then Prefixes is empty and IsNames is true
 	IsNames  bool
-	Timeout  time.Duration // above zero: single addresses that leave by themselves, this long by default
+	Timeout  time.Duration // above zero: single addresses, which leave after this time
+	Addrs    []netip.Addr  // of a set with Timeout
 }
 
 // Chain is a list of rules; with Base it hangs on a hook of the kernel, without it is jumped to.
@@ -79,6 +80,9 @@ func (s Set) String() string {
 		}
 	case s.Timeout > 0:
 		fmt.Fprintf(&b, "\t\ttype ipv4_addr\n\t\tflags timeout\n\t\ttimeout %s\n", s.Timeout)
+		for _, a := range s.Addrs {
+			elements = append(elements, a.String())
+		}
 	default:
 		b.WriteString("\t\ttype ipv4_addr\n\t\tflags interval\n")
 		for _, p := range s.Prefixes {

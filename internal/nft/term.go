@@ -209,6 +209,17 @@ func Accept() Term { return Term{"accept", []expr.Any{&expr.Verdict{Kind: expr.V
 // Drop ends the packet.
 func Drop() Term { return Term{"drop", []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}}} }
 
+// RejectTCP ends a TCP segment and answers with a reset. The rule must match TCP before.
+func RejectTCP() Term {
+	return Term{"reject with tcp reset", []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}}
+}
+
+// Reject ends the packet and answers that it is not allowed.
+func Reject() Term {
+	return Term{"reject with icmpx admin-prohibited", []expr.Any{
+		&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED}}}
+}
+
 // Jump goes on in another chain of the table, and comes back when that one decides nothing.
 func Jump(chain string) Term {
 	return Term{"jump " + chain, []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: chain}}}
