@@ -1,0 +1,199 @@
+// Drives a server with the published TypeScript SDK, unmodified: every method that concerns sandboxes.
+// It reads PANDASTACK_API, PANDASTACK_API_KEY (an admin's), SDK_DIR (an empty directory that the sandboxes
+// may write to) and prints one line of JSON per check: {"name", "ok", "error"?}.
+import { createRequire } from "node:module";
+import { readFileSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import assert from "node:assert/strict";
+
+const require = createRequire(join(process.cwd(), "index.js"));
+const { Client, Sandbox, NotFoundError, AuthError, BadRequestError, SandboxTimeout } = require("@pandastack/sdk");
+
+const dir = process.env.SDK_DIR;
+const client = new Client();
+let failed = 0;
+
+async function check(name, fn) {
+  try {
+    await fn();
+    console.log(JSON.stringify({ name, ok: true }));
+  } catch (e) {
+    failed++;
+    console.log(JSON.stringify({ name, ok: false, error: String(e?.stack ?? e) }));
+  }
+}
+
+const sb = await Sandbox.create({ metadata: { purpose: "sdk" }, ttlSeconds: 600 });
+
+await check("create with the SDK's default template", () => {
+  assert.match(sb.id, /^sbx[a-z2-7]{20}$/);
+  assert.equal(sb.status, "running");
+  assert.equal(sb.info.metadata.purpose, "sdk");
+});
+await check("sandboxes.list and get", async () => {
+  const all = await client.sandboxes.list();
+  assert.ok(all.some((s) => s.id === sb.id));
+  assert.equal((await Sandbox.get(sb.id)).id, sb.id);
+});
+await check("get of what is not there is NotFoundError", () => assert.rejects(() => Sandbox.get("sbx" + "a".repeat(20)), NotFoundError));
+await check("a wrong key is AuthError", () => assert.rejects(() => new Client({ apiKey: "pds_" + "0".repeat(32) }).me(), AuthError));
+await check("a bad template name is BadRequestError", () => assert.rejects(() => Sandbox.create({ template: "no such" }), BadRequestError));
+await check("a template that is not there is BadRequestError", () => assert.rejects(() => Sandbox.create({ template: "nowhere" }), BadRequestError));
+await check("exec", async () => {
+  const r = await sb.exec("echo out; echo err >&2; exit 3");
+  assert.deepEqual([r.stdout, r.stderr, r.exitCode, r.exit_code], ["out\n", "err\n", 3, 3]);
+  assert.equal(typeof r.duration_ms, "number");
+});
+await check("exec with check throws", () => assert.rejects(() => sb.exec("exit 4", { check: true }), /code 4/));
+await check("exec that runs out of time is SandboxTimeout", () => assert.rejects(() => sb.exec("sleep 600", { timeoutSeconds: 1 }), SandboxTimeout));
+await check("commands.run", async () => assert.equal((await sb.commands.run("echo x")).stdout, "x\n"));
+await check("runCode python", async () => assert.equal((await sb.runCode("print('grüß', 6*7)", "python")).stdout, "grüß 42\n"));
+await check("execStream", async () => {
+  let out = "", err = "";
+  const code = await sb.execStream("for i in 1 2 3; do printf 'é€😀%s\\n' $i; done; echo e >&2; exit 5", { onStdout: (s) => (out += s), onStderr: (s) => (err += s) });
+  assert.deepEqual([out, err, code], ["é€😀1\né€😀2\né€😀3\n", "e\n", 5]);
+});
+await check("execStream that runs out of time is SandboxTimeout", () => assert.rejects(() => sb.execStream("sleep 600", { timeoutSeconds: 1 }), SandboxTimeout));
+await check("filesystem write, read, stat, exists, list, walk", async () => {
+  const f = join(dir, "ts", "a b.txt");
+  await sb.filesystem.write(f, "grüß\n");
+  assert.equal(await sb.filesystem.read(f), "grüß\n");
+  const st = await sb.filesystem.stat(f);
+  assert.deepEqual([st.name, st.is_dir, st.size], ["a b.txt", false, 7]);
+  assert.equal(await sb.filesystem.exists(f), true);
+  assert.equal(await sb.filesystem.exists(f + ".none"), false);
+  assert.deepEqual((await sb.filesystem.list(join(dir, "ts"))).map((e) => e.name), ["a b.txt"]);
+  const seen = [];
+  for await (const { dir: d, files } of sb.filesystem.walk(dir)) seen.push(...files.map((x) => join(d, x.name)));
+  assert.ok(seen.includes(f));
+});
+await check("filesystem upload keeps every byte", async () => {
+  const local = join(process.cwd(), "up.bin");
+  const bytes = Buffer.from(Array.from({ length: 100000 }, (_, i) => i % 256));
+  writeFileSync(local, bytes);
+  await sb.filesystem.upload(local, join(dir, "up.bin"));
+  assert.deepEqual(readFileSync(join(dir, "up.bin")), bytes);
+});
+await check("filesystem download", async () => {
+  await sb.filesystem.write(join(dir, "d.txt"), "text");
+  await sb.filesystem.download(join(dir, "d.txt"), join(process.cwd(), "d.txt"));
+  assert.equal(readFileSync(join(process.cwd(), "d.txt"), "utf8"), "text");
+});
+await check("read of a missing file is NotFoundError", () => assert.rejects(() => sb.filesystem.read(join(dir, "none")), NotFoundError));
+await check("createCodeContext keeps state and gives rich results", async () => {
+  const ctx = await sb.createCodeContext("python");
+  assert.ok(ctx.id);
+  await ctx.runCode("x = 41");
+  const ex = await ctx.runCode("print('hé')\nx + 1");
+  assert.equal(ex.stdout, "hé\n");
+  assert.equal(ex.text, "42");
+  const html = await ctx.runCode("class T:\n    def _repr_html_(self): return '<b>hi</b>'\nT()");
+  assert.equal(html.results[0].html, "<b>hi</b>");
+  const bad = await ctx.runCode("1/0");
+  assert.match(bad.error, /ZeroDivisionError/);
+  await assert.rejects(() => ctx.runCode("import time; time.sleep(600)", { timeoutSeconds: 1 }), SandboxTimeout);
+  assert.equal((await ctx.runCode("x")).text, "41");
+  await ctx.close();
+});
+await check("logs", async () => {
+  const lines = [];
+  for await (const l of sb.logs({ stream: "both", follow: false })) lines.push(l);
+  assert.ok(lines.every((l) => typeof l === "string"));
+});
+await check("logs that are followed end with the sandbox", async () => {
+  const other = await Sandbox.create();
+  const done = (async () => { for await (const l of other.logs({ follow: true })) assert.equal(typeof l, "string"); })();
+  await other.kill();
+  await done;
+});
+await check("pause and resume", async () => {
+  await sb.pause();
+  assert.equal((await Sandbox.get(sb.id)).status, "paused");
+  await sb.resume();
+  assert.equal((await Sandbox.get(sb.id)).status, "running");
+});
+await check("hibernate and wake, and wake on use", async () => {
+  await sb.hibernate();
+  assert.equal((await Sandbox.get(sb.id)).status, "hibernated");
+  await sb.wake();
+  assert.equal((await Sandbox.get(sb.id)).status, "running");
+  await sb.hibernate();
+  assert.equal((await sb.exec("echo awake")).stdout, "awake\n");
+});
+await check("lifecycle, setTtl, setPersistent", async () => {
+  assert.equal((await sb.setTtl(1234)).ttl_seconds, 1234);
+  assert.equal((await sb.setPersistent(true)).persistent, true);
+  const l = await sb.lifecycle();
+  assert.deepEqual([l.ttl_seconds, l.persistent, typeof l.idle_seconds], [1234, true, "number"]);
+  assert.equal((await sb.setTtl(0)).ttl_seconds, 0);
+});
+await check("snapshot, the registry, and a sandbox from it", async () => {
+  const snap = await sb.snapshot();
+  assert.equal(snap.sandbox_id, sb.id);
+  assert.ok((await client.snapshots.list({ sandbox_id: sb.id })).some((s) => s.id === snap.id));
+  assert.equal((await client.snapshots.get(snap.id)).id, snap.id);
+  const child = await Sandbox.create({ fromSnapshot: snap.id });
+  assert.equal(child.info.from_snapshot, snap.id);
+  assert.equal((await child.exec("echo child")).stdout, "child\n");
+  await child.kill();
+  await client.snapshots.delete(snap.id);
+  await assert.rejects(() => client.snapshots.get(snap.id), NotFoundError);
+});
+await check("fork", async () => {
+  const child = await sb.fork({ metadata: { a: "b" } });
+  assert.notEqual(child.id, sb.id);
+  assert.equal(child.status, "running");
+  assert.equal(child.info.metadata.a, "b");
+  assert.equal((await child.exec("echo fork")).stdout, "fork\n");
+  await child.kill();
+  const plain = await sb.fork();
+  await plain.kill();
+});
+await check("forkTree and promote", async () => {
+  const kids = await sb.forkTree({ count: 3, metadata: { n: "1" } });
+  assert.equal(kids.length, 3);
+  const tree = kids[0].info.metadata.fork_tree_id;
+  assert.ok(tree && kids.every((k) => k.info.metadata.fork_tree_id === tree));
+  const won = await kids[1].promote({ cleanupSiblings: true });
+  assert.equal(won.winner, kids[1].id);
+  assert.deepEqual([...won.deleted].sort(), [kids[0].id, kids[2].id].sort());
+  assert.deepEqual(won.failures, {});
+  await assert.rejects(() => Sandbox.get(kids[0].id), NotFoundError);
+  await kids[1].kill();
+});
+await check("explore", async () => {
+  const r = await sb.explore(["echo one; exit 1", "echo two", { label: "env", cmd: "sh -c 'echo $K'", env: { K: "it's" } }],
+    { scoreFn: (_, o) => (o.stdoutTail.includes("it's") ? 2 : 1), captureFiles: false });
+  assert.equal(r.winnerOutcome.label, "env");
+  assert.equal(r.errors.length, 0);
+  assert.equal(r.reaped.length, 2);
+  await r.winner.kill();
+});
+await check("previewUrl and previewUrls", async () => {
+  assert.match(sb.previewUrl(3000), new RegExp(`^https://3000-${sb.id}\\.`));
+  assert.equal(typeof (await sb.previewUrls()), "object");
+});
+await check("me", async () => {
+  const me = await client.me();
+  assert.equal(me.auth_method, "token");
+  assert.ok(me.current_org ?? me.current_org_id);
+});
+await check("tokens", async () => {
+  const t = await client.tokens.create("ci");
+  assert.match(t.token, /^pds_[0-9a-f]{32}$/);
+  assert.ok((await client.tokens.list()).some((x) => x.prefix === t.prefix && x.label === "ci"));
+  await new Client({ apiKey: t.token }).me();
+  await client.tokens.revoke(t.prefix);
+  await assert.rejects(() => new Client({ apiKey: t.token }).me(), AuthError);
+});
+await check("templates", async () => {
+  assert.ok((await client.templates.list()).some((t) => t.name === "base"));
+  assert.equal((await client.templates.get("base")).name, "base");
+  await assert.rejects(() => client.templates.get("nowhere"), NotFoundError);
+});
+await check("kill, twice", async () => {
+  await sb.kill();
+  await assert.rejects(() => sb.exec("true"), NotFoundError);
+  await sb.kill();
+});
+process.exit(failed ? 1 : 0);
