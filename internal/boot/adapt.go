@@ -1,0 +1,119 @@
+package boot
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+
+	"github.com/pandastack/pandastack/internal/disk"
+	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/guestlink"
+	"github.com/pandastack/pandastack/internal/jail"
+	"github.com/pandastack/pandastack/internal/machine"
+	"github.com/pandastack/pandastack/internal/netslot"
+)
+
+// The machine manager names what it needs of mechanisms that do not know it; here they meet.
+
+// network makes a pool of slots a machine.Network.
+type network struct{ pool *netslot.Pool }
+
+func (n network) Take(ctx context.Context, owner string) (machine.Slot, error) {
+	s, err := n.pool.Take(ctx, owner)
+	if err != nil {
+		return nil, err
+	}
+	return slot{n.pool, s}, nil
+}
+
+func (n network) Adopt(ctx context.Context, owner string, index int) (machine.Slot, error) {
+	s, err := n.pool.Adopt(ctx, owner, index)
+	if err != nil {
+		return nil, err
+	}
+	return slot{n.pool, s}, nil
+}
+
+func (n network) Sweep(ctx context.Context) error {
+	_, err := n.pool.Sweep(ctx)
+	return err
+}
+
+// slot makes a taken slot a machine.Slot.
+type slot struct {
+	pool *netslot.Pool
+	s    *netslot.Slot
+}
+
+func (s slot) Place() machine.Place {
+	return machine.Place{
+		Index: s.s.Index, GuestIP: s.s.GuestIP, TapName: s.s.TapName, Tap: s.s.Tap, MAC: s.s.MAC,
+		Guest: guestapi.Network{Address: s.s.Address.String(), Gateway: s.s.Gateway.String(), DNS: []string{s.s.DNS.String()}, MTU: s.s.MTU},
+	}
+}
+
+func (s slot) SetEgress(ctx context.Context, allow bool) error { return s.s.SetEgress(ctx, allow) }
+
+// Give gives the slot back. One whose tap is still held is the pool's all the same, which renews it once
+// it is free.
+func (s slot) Give(ctx context.Context) error {
+	err := s.pool.Give(ctx, s.s)
+	if _, busy := errors.AsType[*netslot.BusyError](err); busy {
+		return nil
+	}
+	return err
+}
+
+// groups makes a jail a machine.Groups.
+type groups struct{ jail *jail.Jail }
+
+// Limits of a monitor that have nothing to do with its guest's size.
+const (
+	monitorThreads = 256  // vCPUs, I/O workers and the monitor's own; the guest cannot add any
+	monitorFiles   = 1024 // descriptors; it has opened all it needs when it starts
+	monitorOOM     = 500  // dies before the node does when the host is out of memory
+)
+
+func (g groups) Group(ctx context.Context, name string, l machine.Limits) (machine.Group, error) {
+	limits := jail.Limits{
+		CPUWeight: min(100*max(l.VCPUs, 1), 10000), MemoryMax: l.MemoryBytes,
+		PIDs: monitorThreads, OpenFiles: monitorFiles, OOMScoreAdj: monitorOOM,
+	}
+	made, err := g.jail.Adopt(ctx, name, limits)
+	if errors.Is(err, jail.ErrNoGroup) {
+		made, err = g.jail.Group(ctx, name, limits)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return group{made}, nil
+}
+
+// Sweep destroys the groups that no machine has taken over by now, which are those that keep refuses.
+func (g groups) Sweep(ctx context.Context, _ func(name string) bool) error {
+	_, err := g.jail.Sweep(ctx)
+	return err
+}
+
+// group makes a jail's group a machine.Group.
+type group struct{ *jail.Group }
+
+// OutOfMemory is false when it cannot be told.
+func (g group) OutOfMemory() bool {
+	s, err := g.Stats()
+	return err == nil && s.OOMKills > 0
+}
+
+// disks makes package disk a machine.Disks.
+type disks struct{}
+
+func (disks) Clone(src, dst string) error              { return disk.Clone(src, dst) }
+func (disks) CloneInto(src string, dst *os.File) error { return disk.CloneInto(src, dst) }
+func (disks) Allocate(path string, bytes int64) error  { return disk.Allocate(path, bytes) }
+func (disks) Grow(path string, bytes int64) error      { return disk.Grow(path, bytes) }
+
+// openLink makes guestlink.Open a machine.OpenLink.
+func openLink(ctx context.Context, conn net.Conn, g machine.Greeting) (machine.Link, error) {
+	return guestlink.Open(ctx, conn, guestlink.Options{Generation: g.Generation, Identity: g.Identity, Resync: g.Resync})
+}
