@@ -25,6 +25,7 @@ import (
 // Options of a run.
 type Options struct {
 	Template string         // that most series use
+	Also     []string       // templates of other sizes, used as far as they are baked
 	Only     *regexp.Regexp // nil: all series
 	Scale    float64        // of the numbers of measurements; 1 is a real run
 	Most     int            // sandboxes at once in the density series

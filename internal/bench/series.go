@@ -105,23 +105,32 @@ func (r *run) exec(ctx context.Context) error {
 	return nil
 }
 
-// forks measures live forks of small and dirty parents, for every baked template of another size.
+// templates gives the templates to measure that are baked: the main one and those of other sizes.
+func (r *run) templates(ctx context.Context) ([]api.Template, error) {
+	var all []api.Template
+	for _, name := range append([]string{r.Template}, r.Also...) {
+		t, err := r.cl.Templates.Get(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		if t.Baked {
+			all = append(all, t)
+		} else {
+			r.report.Skipped["template "+name] = "not baked; pandastack template bake " + name
+		}
+	}
+	return all, nil
+}
+
+// forks measures live forks of small and dirty parents.
 func (r *run) forks(ctx context.Context) error {
-	list, err := r.cl.Templates.List(ctx)
+	list, err := r.templates(ctx)
 	if err != nil {
 		return err
 	}
-	seen := map[int]bool{}
 	var all error
 	for _, t := range list {
-		if !t.Baked || seen[t.MemoryMB] {
-			continue
-		}
-		seen[t.MemoryMB] = true
-		all = errors.Join(all, r.forkOf(ctx, t, "small", "true", 30))
-		if t.MemoryMB >= 256 {
-			all = errors.Join(all, r.forkOf(ctx, t, "128dirty", dirty, 10))
-		}
+		all = errors.Join(all, r.forkOf(ctx, t, "small", "true", 30), r.forkOf(ctx, t, "128dirty", dirty, 10))
 	}
 	return all
 }
@@ -139,7 +148,7 @@ func (r *run) forkOf(ctx context.Context, t api.Template, kind, prepare string, 
 		return err
 	}
 	var pauseTarget, execTarget *Target
-	if kind == "small" && t.Name == r.Template {
+	if kind == "small" {
 		pauseTarget, execTarget = &Target{P50: 15}, &Target{P50: 90}
 	}
 	suffix := fmt.Sprintf("_%d_%s", t.MemoryMB, kind)
@@ -200,14 +209,31 @@ func (r *run) forkTree(ctx context.Context) error {
 	return nil
 }
 
+// hibernate measures rest and return of a guest of every size; the promise is for 256 MiB.
 func (r *run) hibernate(ctx context.Context) error {
-	sb, err := r.make(ctx, api.CreateRequest{})
+	list, err := r.templates(ctx)
 	if err != nil {
 		return err
 	}
-	name := fmt.Sprintf("_%d", sb.MemoryMB)
-	down := r.series("hibernate"+name, "hibernate, request to answer", &Target{P50: 200})
-	up := r.series("wake_first_exec"+name, "wake to the answer of the first exec", &Target{P50: 200})
+	var all error
+	for _, t := range list {
+		all = errors.Join(all, r.restOf(ctx, t))
+	}
+	return all
+}
+
+func (r *run) restOf(ctx context.Context, t api.Template) error {
+	sb, err := r.make(ctx, api.CreateRequest{Template: t.Name})
+	if err != nil {
+		return err
+	}
+	var target *Target
+	if t.MemoryMB == 256 {
+		target = &Target{P50: 200}
+	}
+	name := fmt.Sprintf("_%d", t.MemoryMB)
+	down := r.series("hibernate"+name, "hibernate, request to answer", target)
+	up := r.series("wake_first_exec"+name, "wake to the answer of the first exec", target)
 	for range r.times(20) {
 		began := time.Now()
 		err := r.cl.Sandboxes.Hibernate(ctx, sb.ID)
@@ -224,5 +250,5 @@ func (r *run) hibernate(ctx context.Context) error {
 			return err
 		}
 	}
-	return nil
+	return r.remove(ctx, sb.ID)
 }

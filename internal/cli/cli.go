@@ -131,8 +131,9 @@ func (a *app) root() *cobra.Command {
 			root.AddCommand(c)
 		}
 	}
-	add("node", a.config(), a.version())
+	add("node", a.up(), a.config(), a.version())
 	add("use", a.sandbox(), a.template(), a.snapshot(), a.keys(), a.me())
+	add("measure", a.demo(), a.bench())
 	return root
 }
 

@@ -1,0 +1,190 @@
+package boot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/pandastack/pandastack/internal/bake"
+	"github.com/pandastack/pandastack/internal/command"
+	"github.com/pandastack/pandastack/internal/disk"
+	"github.com/pandastack/pandastack/internal/hostapi"
+	"github.com/pandastack/pandastack/internal/imagebuild"
+	"github.com/pandastack/pandastack/internal/jail"
+	"github.com/pandastack/pandastack/internal/kernel"
+	"github.com/pandastack/pandastack/internal/machine"
+	"github.com/pandastack/pandastack/internal/netslot"
+	"github.com/pandastack/pandastack/internal/recipe"
+	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/qemu"
+)
+
+// data makes the data directory usable and takes it for this node.
+func (n *node) data(ctx context.Context) error {
+	dir := n.Config.DataDir
+	release, err := disk.EnsureData(ctx, dir)
+	if _, plain := errors.AsType[*disk.NoReflinkError](err); plain {
+		return fmt.Errorf("data directory %s: %w; run pandastack setup", dir, err)
+	}
+	if err != nil {
+		return fmt.Errorf("data directory: %w", err)
+	}
+	n.back.Push("release data directory", release)
+	held, err := lock(dir)
+	if err != nil {
+		return err
+	}
+	n.back.Push("unlock data directory", func(context.Context) error { return held.Close() })
+	return nil
+}
+
+// path is a path below the data directory.
+func (n *node) path(names ...string) string {
+	return filepath.Join(append([]string{n.Config.DataDir}, names...)...)
+}
+
+// boot finds what guests boot. It is the same for the life of the node: a new kernel or guest agent is
+// taken up by the next start.
+func (n *node) boot(ctx context.Context) (kernel.Boot, error) {
+	agent := n.Config.GuestAgent
+	if agent == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return kernel.Boot{}, err
+		}
+		agent = filepath.Join(filepath.Dir(self), "pandastack-guest")
+	}
+	b, err := kernel.Find(ctx, n.path("kernel"), agent)
+	if _, missing := errors.AsType[*kernel.NotFoundError](err); missing {
+		return kernel.Boot{}, fmt.Errorf("%w; run pandastack setup", err)
+	}
+	return b, err
+}
+
+// network opens the pool of slots.
+func (n *node) network(ctx context.Context) (*netslot.Pool, error) {
+	c := n.Config.Network
+	addresses, err1 := c.Addresses()
+	allowed, err2 := c.Allowed()
+	resolvers, err3 := c.Servers()
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return nil, err
+	}
+	pool, err := netslot.New(netslot.Config{
+		Prefix: c.Prefix, Range: addresses, Slots: c.Slots, Ready: c.Ready, Allow: allowed, Resolvers: resolvers, Logger: n.Log,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("network: %w", err)
+	}
+	if err := pool.Open(ctx); err != nil {
+		if errors.Is(err, netslot.ErrInUse) {
+			err = fmt.Errorf("%w; give this node another --network-prefix", err)
+		}
+		return nil, fmt.Errorf("network: %w", err)
+	}
+	n.back.Push("close network", pool.Close)
+	return pool, nil
+}
+
+// confine opens the jail.
+func (n *node) confine() (*jail.Jail, error) {
+	layout, err := jail.Probe()
+	if err != nil {
+		return nil, fmt.Errorf("control groups: %w", err)
+	}
+	j, err := jail.New(jail.Config{Layout: layout, Prefix: n.Config.Network.Prefix})
+	if err != nil {
+		return nil, fmt.Errorf("control groups: %w", err)
+	}
+	n.back.Push("close control groups", func(context.Context) error { return j.Close() })
+	return j, nil
+}
+
+// driver makes the driver of the monitors.
+func (n *node) driver(ctx context.Context) (vmm.Driver, error) {
+	accelerator, err := n.accelerator(ctx)
+	if err != nil {
+		return nil, err
+	}
+	d, err := qemu.New(ctx, qemu.Config{Binary: n.Config.VMM.QEMU, Accelerator: accelerator})
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("QEMU is not installed: %w; run pandastack setup", err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("QEMU: %w", err)
+	}
+	return d, nil
+}
+
+// owner gives the user that runs the monitor of a network place.
+func (n *node) owner(j *jail.Jail) func(slot int) (uid, gid int) {
+	return func(slot int) (int, int) {
+		if n.Config.VMM.Unconfined {
+			return 0, 0
+		}
+		uid, gid, err := j.User(slot)
+		if err != nil { // there are as many users as slots
+			n.Log.Error("no user for a network place", "slot", slot, "err", err)
+			return 65534, 65534
+		}
+		return uid, gid
+	}
+}
+
+// recipes gives the templates that can be baked here.
+func (n *node) recipes() ([]bake.Recipe, error) {
+	builtin, err := recipe.Builtin()
+	if err != nil {
+		return nil, err
+	}
+	var all []bake.Recipe
+	for _, r := range builtin {
+		all = append(all, bake.Recipe{
+			Name: hostapi.TemplateName(r.Name), Hidden: r.Hidden, Description: r.Description, Base: r.Distribution.Suite,
+			VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB, DiskMiB: r.DiskMiB, User: r.User, Workdir: r.Workdir, Tools: r.Tools,
+			Ready: r.Ready, Warm: r.Warm, Digest: r.Digest(),
+			Build: func(ctx context.Context, work, image string, log, step func(string)) error {
+				return imagebuild.Build(ctx, imagebuild.Options{Recipe: r, Work: work, Cache: n.path("cache"), Image: image, Log: command.Log(log), Step: step})
+			},
+		})
+	}
+	return all, nil
+}
+
+// platform names what boots and runs guests here. It is told once: see boot.
+func (n *node) platform(driver vmm.Driver, find func(context.Context) (kernel.Boot, error)) func(context.Context) (string, error) {
+	return func(ctx context.Context) (string, error) {
+		b, err := find(ctx)
+		if err != nil {
+			return "", err
+		}
+		c := driver.Capabilities()
+		return fmt.Sprintf("%s %s %s %s", c.Name, c.Version, c.Accelerator, b.Digest), nil
+	}
+}
+
+// once remembers the first success of find.
+func once(find func(context.Context) (kernel.Boot, error)) func(context.Context) (kernel.Boot, error) {
+	var mu sync.Mutex
+	var found *kernel.Boot
+	return func(ctx context.Context) (kernel.Boot, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if found != nil {
+			return *found, nil
+		}
+		b, err := find(ctx)
+		if err == nil {
+			found = &b
+		}
+		return b, err
+	}
+}
+
+// machineKernel is what a machine boots cold with.
+func machineKernel(b kernel.Boot) machine.Kernel {
+	return machine.Kernel{Kernel: b.Kernel, Initramfs: b.Initramfs, Cmdline: b.Cmdline}
+}

@@ -1,0 +1,113 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/bench"
+	"github.com/pandastack/pandastack/internal/demo"
+)
+
+func (a *app) demo() *cobra.Command {
+	var opt demo.Options
+	c := &cobra.Command{
+		Use:   "demo",
+		Short: "Do the main job in front of you: create, run, fork live, hibernate, wake",
+		Long: "Do the main job in front of you, on the node that answers or on one started for it: bake the template if needed, create a\n" +
+			"sandbox, run Python, write and read a file, fork it live, hibernate and wake it. Every step is checked; nothing is left running.",
+		Args: cobra.NoArgs,
+	}
+	c.Flags().StringVarP(&opt.Template, "template", "t", "base", "template; its guests need Python")
+	c.Flags().IntVarP(&opt.Children, "children", "n", 4, "children of the fork")
+	c.RunE = func(c *cobra.Command, _ []string) (err error) {
+		cl, stop, err := a.reach(c.Context())
+		defer func() { err = errors.Join(err, stop()) }()
+		if err != nil {
+			return err
+		}
+		if _, err := a.bake(c.Context(), cl, opt.Template, api.BakeRequest{}, true); err != nil {
+			return err
+		}
+		if !a.json {
+			opt.Tell = func(s demo.Step) {
+				_, _ = fmt.Fprintf(a.Stdout, "%-24s %8.1f ms   %s\n", s.Name, s.TookMS, s.Text) // the run matters, not who reads
+			}
+		}
+		steps, err := demo.Run(c.Context(), cl, opt)
+		if a.json {
+			err = errors.Join(err, writeJSON(a.Stdout, steps))
+		}
+		return err
+	}
+	return c
+}
+
+func (a *app) bench() *cobra.Command {
+	opt := bench.Options{}
+	var only, output string
+	c := &cobra.Command{
+		Use:   "bench",
+		Short: "Measure a node over HTTP, with a cold boot and a container beside it",
+		Long: "Measure the node that answers, or one started for it, over HTTP. Prints a table with the targets of SPECIFICATION.md; --json or\n" +
+			"--output give every value. Measure on a quiet machine: the load when the run began is in the report.",
+		Args: cobra.NoArgs,
+	}
+	f := c.Flags()
+	f.StringVarP(&opt.Template, "template", "t", "base", "template that most series use")
+	f.StringSliceVar(&opt.Also, "also", []string{"mini", "code-interpreter"}, "templates of other sizes for the fork and hibernate series; only the first is baked if needed")
+	f.StringVar(&only, "only", "", "only groups of series that match: create, exec, fork, fork_tree_16, hibernate, idle, cold_boot, runc")
+	f.Float64Var(&opt.Scale, "scale", 1, "of the numbers of measurements")
+	f.IntVar(&opt.Most, "most", 100, "sandboxes at once in the idle series")
+	f.StringVarP(&output, "output", "o", "", "write the report as JSON to this file too")
+	c.RunE = func(c *cobra.Command, _ []string) (err error) {
+		if only != "" {
+			if opt.Only, err = regexp.Compile("^(" + only + ")$"); err != nil {
+				return fmt.Errorf("--only: %w", err)
+			}
+		}
+		if opt.Work, err = os.MkdirTemp("", "pandastack-bench-"); err != nil {
+			return local(err)
+		}
+		defer func() { err = errors.Join(err, os.RemoveAll(opt.Work)) }()
+		cl, stop, err := a.reach(c.Context())
+		defer func() { err = errors.Join(err, stop()) }()
+		if err != nil {
+			return err
+		}
+		for i, name := range append([]string{opt.Template}, opt.Also...) {
+			if i > 1 {
+				break
+			}
+			if _, err := a.bake(c.Context(), cl, name, api.BakeRequest{}, true); err != nil {
+				return err
+			}
+		}
+		opt.Tell = func(name string) { a.talk("measuring %s", name) }
+		report, err := bench.Run(c.Context(), cl, opt)
+		if report == nil {
+			return err
+		}
+		return errors.Join(err, a.report(report, output))
+	}
+	return c
+}
+
+// report shows a report, and writes it to a file if one is named.
+func (a *app) report(r *bench.Report, output string) error {
+	if output != "" {
+		f, err := os.Create(output)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(writeJSON(f, r), f.Close()); err != nil {
+			return local(err)
+		}
+	}
+	return a.print(r, func(w io.Writer) error { return r.Table(w) })
+}

@@ -1,0 +1,137 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/client"
+	"github.com/pandastack/pandastack/internal/boot"
+	"github.com/pandastack/pandastack/internal/config"
+	"github.com/pandastack/pandastack/internal/obs"
+)
+
+// settings adds a flag for every setting of a node but data_dir, which all commands have, and gives a
+// function that answers those that were set.
+func settings(f *pflag.FlagSet) func() map[string]string {
+	fields := (&config.Node{}).Fields()
+	for _, field := range fields {
+		if field.Path == "data_dir" {
+			continue
+		}
+		f.String(field.Flag(), field.Default, field.Doc)
+		if field.Kind == "yes or no" {
+			f.Lookup(field.Flag()).NoOptDefVal = "true"
+		}
+	}
+	return func() map[string]string {
+		set := map[string]string{}
+		for _, field := range fields {
+			if flag := f.Lookup(field.Flag()); flag != nil && flag.Changed {
+				set[field.Path] = flag.Value.String()
+			}
+		}
+		return set
+	}
+}
+
+func (a *app) up() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "up",
+		Short: "Run a node on this machine, in the foreground",
+		Long: "Run a node on this machine, in the foreground: API, control plane and host agent in one process. Interrupt it to stop:\n" +
+			"persistent sandboxes are hibernated and come back with the next start, others end. A node that is killed leaves its\n" +
+			"machines running, and the next one adopts them. The first start prints the first API key, this once.",
+		Args: cobra.NoArgs,
+	}
+	set := settings(c.Flags())
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		l, err := a.node(set())
+		if err != nil {
+			return err
+		}
+		log, err := obs.NewLogger(a.Stderr, l.Log.Format, l.Log.Level)
+		if err != nil {
+			return err
+		}
+		return local(boot.Up(c.Context(), boot.Options{Config: &l.Node, Version: a.Version, Log: log, Ready: a.ready}))
+	}
+	return c
+}
+
+// ready tells how to reach a node that has started.
+func (a *app) ready(r boot.Ready) {
+	err := a.print(config.NodeAccess{APIURL: r.URL, APIKey: r.FirstKey}, func(w io.Writer) error {
+		if _, err := fmt.Fprintf(w, "PandaStack is ready at %s\n", r.URL); err != nil || r.FirstKey == "" {
+			return err
+		}
+		_, err := fmt.Fprintf(w, "First API key, shown this once: %s\n", r.FirstKey)
+		return err
+	})
+	if err != nil {
+		a.talk("pandastack: %v", err)
+	}
+}
+
+// reach gives a client of a node: the one that the flags, environment or files name if it answers, else
+// one that is started in this process and ends with stop, which is never nil.
+func (a *app) reach(ctx context.Context) (cl *client.Client, stop func() error, err error) {
+	none := func() error { return nil }
+	if cl, err = a.dial(); err != nil {
+		return nil, none, err
+	}
+	probe, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	if _, err := cl.Health(probe); err == nil || a.apiURL != "" {
+		return cl, none, err
+	}
+	a.talk("no node answers at %s: starting one for this command", cl.URL())
+	l, err := a.node(map[string]string{"listen": "127.0.0.1:0"})
+	if err != nil {
+		return nil, none, err
+	}
+	if os.Geteuid() != 0 {
+		return nil, none, local(errors.New("a node needs root; use sudo, or name a running node with --api"))
+	}
+	url, stop, err := a.startNode(ctx, &l.Node)
+	if err != nil {
+		return nil, stop, err
+	}
+	c, err := config.LoadClient(config.ClientSources{URL: url, DataDir: l.DataDir})
+	if err != nil {
+		return nil, stop, err
+	}
+	cl, err = client.New(c.URL, c.Key, client.WithUserAgent("pandastack-cli/"+a.Version))
+	return cl, stop, err
+}
+
+// startNode runs a node in this process and waits until it is ready.
+func (a *app) startNode(ctx context.Context, n *config.Node) (url string, stop func() error, err error) {
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	ready, ended := make(chan boot.Ready, 1), make(chan error, 1)
+	log := slog.New(slog.NewTextHandler(a.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	go func() {
+		ended <- boot.Up(life, boot.Options{Config: n, Version: a.Version, Log: log, Ready: func(r boot.Ready) { ready <- r }})
+	}()
+	stop = func() error {
+		end()
+		return local(<-ended)
+	}
+	select {
+	case r := <-ready:
+		return r.URL, stop, nil
+	case err := <-ended:
+		end()
+		return "", func() error { return nil }, local(err)
+	case <-ctx.Done():
+		return "", stop, api.Wrap(api.Canceled, context.Cause(ctx), "interrupted")
+	}
+}
