@@ -116,6 +116,10 @@ func (n *node) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// Only a node that got this far brings machines to rest when it ends; one that could not start leaves
+	// them for the next. Whoever follows the host's events still does then.
+	n.back.Push("bring machines to rest", host.Close)
+	n.run(ctx, "host agent", host.Run)
 	url := n.url(door)
 	if err := n.leaveAccess(url, first); err != nil {
 		return err

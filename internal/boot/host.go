@@ -12,6 +12,7 @@ import (
 	"github.com/pandastack/pandastack/internal/command"
 	"github.com/pandastack/pandastack/internal/disk"
 	"github.com/pandastack/pandastack/internal/hostapi"
+	"github.com/pandastack/pandastack/internal/hostd"
 	"github.com/pandastack/pandastack/internal/imagebuild"
 	"github.com/pandastack/pandastack/internal/jail"
 	"github.com/pandastack/pandastack/internal/kernel"
@@ -187,4 +188,73 @@ func once(find func(context.Context) (kernel.Boot, error)) func(context.Context)
 // machineKernel is what a machine boots cold with.
 func machineKernel(b kernel.Boot) machine.Kernel {
 	return machine.Kernel{Kernel: b.Kernel, Initramfs: b.Initramfs, Cmdline: b.Cmdline}
+}
+
+// host makes the host agent and takes over the machines that an earlier node left running.
+func (n *node) host(ctx context.Context) (*hostd.Host, error) {
+	find := once(n.boot)
+	if _, err := find(ctx); err != nil { // a node that cannot boot a guest is of no use
+		return nil, err
+	}
+	driver, err := n.driver(ctx)
+	if err != nil {
+		return nil, err
+	}
+	cell, err := n.confine()
+	if err != nil {
+		return nil, err
+	}
+	pool, err := n.network(ctx)
+	if err != nil {
+		return nil, err
+	}
+	recipes, err := n.recipes()
+	if err != nil {
+		return nil, err
+	}
+	c := n.Config.Capacity
+	host, err := hostd.New(hostd.Config{
+		DataDir: n.Config.DataDir, Recipes: recipes,
+		Machine: machine.Config{
+			DiskReserveMiB: c.DiskReserveMiB,
+			Admission:      machine.Admission{ReserveMiB: c.MemoryReserveMiB},
+			HostMemory:     n.memory(),
+			Owner:          n.owner(cell),
+			Kernel: func() (machine.Kernel, error) {
+				b, err := find(ctx)
+				return machineKernel(b), err
+			},
+		},
+	}, hostd.Deps{
+		Machine:  machine.Deps{Driver: driver, Network: network{pool}, Groups: groups{cell}, Disks: disks{}, Link: openLink},
+		Platform: n.platform(driver, find), Rewrite: disk.Rewrite, Measure: disk.Usage, Log: n.Log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := host.Open(ctx); err != nil {
+		return nil, fmt.Errorf("host agent: %w", err)
+	}
+	n.run(ctx, "network", pool.Run)
+	return host, nil
+}
+
+// memory gives what the host has, or no more than the configuration allows.
+func (n *node) memory() machine.HostMemory {
+	most := n.Config.Capacity.MemoryMiB
+	if most == 0 {
+		return machine.ReadMeminfo
+	}
+	return func() (total, free int, err error) {
+		total, free, err = machine.ReadMeminfo()
+		return min(total, most), min(free, most), err
+	}
+}
+
+// accelerator finds out how guests run here, unless the configuration says so.
+func (n *node) accelerator(ctx context.Context) (vmm.Accelerator, error) {
+	if n.Config.VMM.Accelerator != "auto" {
+		return vmm.Accelerator(n.Config.VMM.Accelerator), nil
+	}
+	return vmm.TCG, nil
 }

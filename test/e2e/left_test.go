@@ -25,7 +25,7 @@ func left(t *testing.T, dir string) []string {
 	all = append(all, processes(dir)...)
 	for _, pattern := range []string{
 		"/run/netns/" + prefix + "*", "/sys/fs/cgroup/" + prefix + "*", "/sys/fs/cgroup/*/" + prefix + "*",
-		filepath.Join(dir, "machines", "*"), filepath.Join(dir, "snapshots", "*"), filepath.Join(dir, ".new-*"), filepath.Join(dir, "*", ".new-*"),
+		filepath.Join(dir, "machines", "*"), filepath.Join(dir, "snapshots", "*"), filepath.Join(dir, "drafts", "*"), filepath.Join(dir, ".new-*"), filepath.Join(dir, "*", ".new-*"),
 	} {
 		found, err := filepath.Glob(pattern)
 		if err != nil {
