@@ -75,23 +75,31 @@ const (
 	monitorOOM     = 500  // dies before the node does when the host is out of memory
 )
 
-func (g groups) Group(ctx context.Context, name string, l machine.Limits) (machine.Group, error) {
-	limits := jail.Limits{
+func limits(l machine.Limits) jail.Limits {
+	return jail.Limits{
 		CPUWeight: min(100*max(l.VCPUs, 1), 10000), MemoryMax: l.MemoryBytes,
 		PIDs: monitorThreads, OpenFiles: monitorFiles, OOMScoreAdj: monitorOOM,
 	}
-	made, err := g.jail.Adopt(ctx, name, limits)
-	if errors.Is(err, jail.ErrNoGroup) {
-		made, err = g.jail.Group(ctx, name, limits)
-	}
+}
+
+func (g groups) Group(ctx context.Context, name string, l machine.Limits) (machine.Group, error) {
+	made, err := g.jail.Group(ctx, name, limits(l))
 	if err != nil {
 		return nil, err
 	}
 	return group{made}, nil
 }
 
-// Sweep destroys the groups that no machine has taken over by now, which are those that keep refuses.
-func (g groups) Sweep(ctx context.Context, _ func(name string) bool) error {
+func (g groups) Adopt(ctx context.Context, name string, l machine.Limits) (machine.Group, error) {
+	found, err := g.jail.Adopt(ctx, name, limits(l))
+	if err != nil {
+		return nil, err
+	}
+	return group{found}, nil
+}
+
+// Sweep destroys the groups that no machine has taken over by now.
+func (g groups) Sweep(ctx context.Context) error {
 	_, err := g.jail.Sweep(ctx)
 	return err
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/pandastack/pandastack/internal/kernel"
 	"github.com/pandastack/pandastack/internal/machine"
 	"github.com/pandastack/pandastack/internal/netslot"
+	"github.com/pandastack/pandastack/internal/probe"
 	"github.com/pandastack/pandastack/internal/recipe"
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/qemu"
@@ -47,18 +48,22 @@ func (n *node) path(names ...string) string {
 	return filepath.Join(append([]string{n.Config.DataDir}, names...)...)
 }
 
+// agent is the guest agent's program: beside this one unless the configuration says otherwise.
+func (n *node) agent() string {
+	if n.Config.GuestAgent != "" {
+		return n.Config.GuestAgent
+	}
+	self, err := os.Executable()
+	if err != nil { // then nothing is beside it either, and Find says so
+		return "pandastack-guest"
+	}
+	return filepath.Join(filepath.Dir(self), "pandastack-guest")
+}
+
 // boot finds what guests boot. It is the same for the life of the node: a new kernel or guest agent is
 // taken up by the next start.
 func (n *node) boot(ctx context.Context) (kernel.Boot, error) {
-	agent := n.Config.GuestAgent
-	if agent == "" {
-		self, err := os.Executable()
-		if err != nil {
-			return kernel.Boot{}, err
-		}
-		agent = filepath.Join(filepath.Dir(self), "pandastack-guest")
-	}
-	b, err := kernel.Find(ctx, n.path("kernel"), agent)
+	b, err := kernel.Find(ctx, n.path("kernel"), n.agent())
 	if _, missing := errors.AsType[*kernel.NotFoundError](err); missing {
 		return kernel.Boot{}, fmt.Errorf("%w; run pandastack setup", err)
 	}
@@ -220,7 +225,7 @@ func (n *node) host(ctx context.Context) (*hostd.Host, error) {
 			Admission:      machine.Admission{ReserveMiB: c.MemoryReserveMiB},
 			HostMemory:     n.memory(),
 			Owner:          n.owner(cell),
-			Kernel: func() (machine.Kernel, error) {
+			Kernel: func(ctx context.Context) (machine.Kernel, error) {
 				b, err := find(ctx)
 				return machineKernel(b), err
 			},
@@ -241,13 +246,13 @@ func (n *node) host(ctx context.Context) (*hostd.Host, error) {
 
 // memory gives what the host has, or no more than the configuration allows.
 func (n *node) memory() machine.HostMemory {
-	most := n.Config.Capacity.MemoryMiB
+	most := int64(n.Config.Capacity.MemoryMiB) << 20
 	if most == 0 {
 		return machine.ReadMeminfo
 	}
-	return func() (total, free int, err error) {
-		total, free, err = machine.ReadMeminfo()
-		return min(total, most), min(free, most), err
+	return func() (total, available int64, err error) {
+		total, available, err = machine.ReadMeminfo()
+		return min(total, most), min(available, most), err
 	}
 }
 
@@ -256,5 +261,10 @@ func (n *node) accelerator(ctx context.Context) (vmm.Accelerator, error) {
 	if n.Config.VMM.Accelerator != "auto" {
 		return vmm.Accelerator(n.Config.VMM.Accelerator), nil
 	}
-	return vmm.TCG, nil
+	c, err := probe.ChooseAccelerator(ctx, probe.Config{DataDir: n.Config.DataDir, QEMU: n.Config.VMM.QEMU, GuestAgent: n.agent()})
+	if err != nil {
+		return "", err
+	}
+	n.Log.Info("guests run", "accelerator", c.Accelerator, "why", c.Why)
+	return c.Accelerator, nil
 }
