@@ -166,3 +166,13 @@ func (t *tail) end() {
 		t.last = t.last[1:]
 	}
 }
+
+// Exists tells whether a program can be run, looking where administrators' programs are too.
+func Exists(name string) bool {
+	for _, path := range []string{name, "/usr/sbin/" + name, "/sbin/" + name} {
+		if _, err := exec.LookPath(path); err == nil {
+			return true
+		}
+	}
+	return false
+}

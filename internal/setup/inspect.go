@@ -1,0 +1,120 @@
+package setup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+
+	"github.com/pandastack/pandastack/internal/apt"
+	"github.com/pandastack/pandastack/internal/command"
+	"github.com/pandastack/pandastack/internal/disk"
+	"github.com/pandastack/pandastack/internal/kernel"
+)
+
+// needed are the packages of a node besides QEMU.
+var needed = []string{"ca-certificates", "e2fsprogs", "mmdebstrap", "xfsprogs", "xz-utils"}
+
+// Inspect finds out what is there. It changes nothing; a data directory that does not exist is judged by
+// a directory above it.
+func Inspect(ctx context.Context, c Config) (Facts, error) {
+	host, err := apt.ReadDistribution("/")
+	if err != nil {
+		return Facts{}, err
+	}
+	f := Facts{
+		Root: os.Geteuid() == 0, Debian: host.Debian(), Distribution: host.Pretty, Codename: host.Codename,
+	}
+	f.QEMUMajor = qemuMajor(ctx)
+	if err := f.packages(ctx); err != nil {
+		return Facts{}, err
+	}
+	if err := f.data(c.DataDir); err != nil {
+		return Facts{}, err
+	}
+	f.Kernel, f.Tuned = kernel.Installed(filepath.Join(c.DataDir, "kernel"))
+	return f, nil
+}
+
+var major = regexp.MustCompile(`version (\d+)\.`)
+
+// qemuMajor is the major version of the installed QEMU, 0 for none that runs.
+func qemuMajor(ctx context.Context) int {
+	name := map[string]string{"amd64": "qemu-system-x86_64", "arm64": "qemu-system-aarch64"}[runtime.GOARCH]
+	out, err := command.Output(ctx, command.Options{}, name, "--version")
+	m := major.FindStringSubmatch(out)
+	if err != nil || m == nil {
+		return 0
+	}
+	n, _ := strconv.Atoi(m[1]) // digits by the expression
+	return n
+}
+
+func (f *Facts) packages(ctx context.Context) error {
+	if !f.Debian {
+		for _, program := range []string{"mkfs.xfs", "mke2fs", "mmdebstrap", "xz"} {
+			if !command.Exists(program) {
+				f.Missing = append(f.Missing, program)
+			}
+		}
+		return nil
+	}
+	all := append(slices.Clone(needed), kernel.BuildPackages...)
+	have, err := apt.Installed(ctx, all...)
+	if err != nil {
+		return err
+	}
+	lacks := func(list []string) []string {
+		return slices.DeleteFunc(slices.Clone(list), func(p string) bool { return have[p] })
+	}
+	f.Missing, f.BuildMissing = lacks(needed), lacks(kernel.BuildPackages)
+	sources, err := apt.Sources("/")
+	if err != nil {
+		return err
+	}
+	f.Backports = slices.ContainsFunc(sources, func(s apt.Source) bool { return s.Suite == f.Codename+"-backports" })
+	lists, err := filepath.Glob("/var/lib/apt/lists/*Packages*")
+	f.HasLists = len(lists) > 0
+	return err
+}
+
+func (f *Facts) data(dir string) error {
+	_, err := os.Stat(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("data directory: %w", err)
+	}
+	f.DataExists = err == nil
+	if f.Mounted, err = disk.Mounted(dir); err != nil {
+		return err
+	}
+	_, err = os.Stat(disk.ImagePath(dir))
+	f.Image = err == nil
+	at := dir
+	for !exists(at) {
+		at = filepath.Dir(at)
+	}
+	if !f.Root {
+		// Probing writes; where we may not, the type of the file system has to do.
+		kind, err := disk.Type(at)
+		f.Reflink = kind == "xfs" || kind == "btrfs"
+		return err
+	}
+	err = disk.Probe(at)
+	var no *disk.NoReflinkError
+	if err != nil && !errors.As(err, &no) {
+		return err
+	}
+	f.Reflink = err == nil
+	return nil
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil || path == filepath.Dir(path)
+}

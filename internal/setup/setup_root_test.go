@@ -1,0 +1,47 @@
+//go:build root
+
+package setup_test
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/disk"
+	"github.com/pandastack/pandastack/internal/setup"
+)
+
+// The data directory is made, found again after the machine lost its mounts, and taken away. The other
+// steps are left out: they change the machine.
+func TestDataDirectory(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "data")
+	c := setup.Config{DataDir: dir, ImageGiB: 1}
+	if err := setup.Apply(t.Context(), c, []setup.Step{{Kind: setup.MakeImage}}, setup.Report{}); err != nil {
+		t.Fatal(err)
+	}
+	defer disk.DropData(dir)
+	f, err := setup.Inspect(t.Context(), c)
+	if err != nil || !f.Image || !f.Mounted || !f.Reflink {
+		t.Errorf("after making: %+v, %v", f, err)
+	}
+	if err := disk.Unmount(dir); err != nil {
+		t.Fatal(err)
+	}
+	f, err = setup.Inspect(t.Context(), c)
+	if err != nil || !f.Image || f.Mounted {
+		t.Errorf("after losing the mount: %+v, %v", f, err)
+	}
+	if err := setup.Apply(t.Context(), c, []setup.Step{{Kind: setup.MountImage}}, setup.Report{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := disk.DropData(dir); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range []string{dir, disk.ImagePath(dir)} {
+		if _, err := os.Stat(p); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s stayed: %v", p, err)
+		}
+	}
+}
