@@ -211,7 +211,7 @@ func (b *Baker) Cancel(name hostapi.TemplateName) {
 	}
 }
 
-// Templates lists the templates that can be baked here, by name, with how far they are.
+// Templates lists the templates that can be baked here, hidden ones too, by name, with how far they are.
 func (b *Baker) Templates(ctx context.Context) ([]hostapi.Template, error) {
 	platform, err := b.cfg.Platform(ctx)
 	if err != nil {
@@ -219,12 +219,9 @@ func (b *Baker) Templates(ctx context.Context) ([]hostapi.Template, error) {
 	}
 	out := make([]hostapi.Template, 0, len(b.recipes))
 	for _, r := range b.recipes {
-		if r.Hidden {
-			continue
-		}
 		t := hostapi.Template{
 			Name: r.Name, Description: r.Description, Base: r.Base, VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB,
-			DiskMiB: r.DiskMiB, User: r.User, Workdir: r.Workdir, Tools: r.Tools,
+			DiskMiB: r.DiskMiB, User: r.User, Workdir: r.Workdir, Tools: r.Tools, Hidden: r.Hidden,
 		}
 		if snap, ok := b.newest(r, r.generation(platform)); ok {
 			t.Baked, t.BakedAt, t.Bytes, t.DiskMiB = true, snap.Created, snap.Bytes, snap.DiskMiB

@@ -12,7 +12,7 @@ import (
 type Recipe struct {
 	Name        hostapi.TemplateName
 	Aliases     []string // other names that mean this template
-	Hidden      bool     // in no list
+	Hidden      bool     // in no list that users see
 	Description string
 	Base        string
 	VCPUs       int

@@ -133,6 +133,7 @@ type Template struct {
 	User        string
 	Workdir     string
 	Tools       []string
+	Hidden      bool // usable by its name, but not to be listed to users
 	Baked       bool
 	BakedAt     time.Time
 	Bytes       int64

@@ -145,6 +145,9 @@ func (s *Service) List(ctx context.Context, p auth.Principal) ([]api.Template, e
 	}
 	out := make([]api.Template, 0, len(all))
 	for _, t := range all {
+		if t.Hidden {
+			continue
+		}
 		out = append(out, view(t))
 	}
 	return out, nil
