@@ -120,6 +120,7 @@ func (c *Control) Restore(ctx context.Context, id guestapi.Identity) error {
 	}
 	for _, step := range steps {
 		if err := step.do(&id); err != nil {
+			c.last = guestapi.Identity{} // nobody knows what holds now
 			return fmt.Errorf("set %s: %w", step.name, err)
 		}
 	}
