@@ -20,7 +20,7 @@ import (
 // nobody runs the monitors of these tests.
 const nobody = 65534
 
-func lab(t *testing.T) vmmtest.Lab {
+func lab(t testing.TB) vmmtest.Lab {
 	t.Helper()
 	l := vmlab.Open(t)
 	return vmmtest.Lab{

@@ -37,14 +37,14 @@ func writeRecord(dir string, r record) error {
 func readRecord(dir string) (record, bool, error) {
 	var r record
 	err := durable.ReadJSON(filepath.Join(dir, recordFile), &r)
-	var syntax *json.SyntaxError
+	var access *fs.PathError
 	switch {
 	case err == nil:
 		return r, true, nil
-	case errors.Is(err, fs.ErrNotExist), errors.As(err, &syntax):
-		return record{}, false, nil
+	case errors.As(err, &access) && !errors.Is(err, fs.ErrNotExist):
+		return record{}, false, err
 	}
-	return record{}, false, err
+	return record{}, false, nil
 }
 
 // marker is the environment variable that names the directory a monitor belongs to. It finds monitors

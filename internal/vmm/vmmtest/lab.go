@@ -33,6 +33,7 @@ type Lab struct {
 	Crash   func(t testing.TB, m vmm.Machine)            // ends a monitor from outside
 	Spec    vmm.Spec                                     // of every machine, without ID, Dir and Disks
 	Disk    func(t testing.TB, path string)              // makes a root disk
+	Warm    func(t testing.TB, m *Machine)               // what is done before the image is taken; may be nil
 	Clone   func(t testing.TB, from *os.File, to string) // gives the file at to the content of from, in place
 }
 
@@ -58,6 +59,9 @@ func Bake(t testing.TB, lab Lab) *Host {
 	t.Helper()
 	h := &Host{Lab: lab, Driver: lab.Open(t)}
 	m := h.Boot(t)
+	if lab.Warm != nil {
+		lab.Warm(t, m)
+	}
 	must(t, m.Link.Freeze(t.Context(), true))
 	must(t, m.Pause(t.Context()))
 	h.Image, h.disk = h.Save(t, m)
@@ -174,12 +178,24 @@ func (h *Host) Prepare(t testing.TB, image vmm.Image, disk string) *Machine {
 // Restore starts a machine from the baked image and waits for its guest.
 func (h *Host) Restore(t testing.TB) *Machine { return h.RestoreFrom(t, h.Image, h.disk) }
 
+// RestoreStep is Restore that tells when the guest runs, before it is waited for.
+func (h *Host) RestoreStep(t testing.TB, loaded func()) *Machine {
+	t.Helper()
+	return h.restore(t, h.Image, h.disk, loaded)
+}
+
 // RestoreFrom is Restore from another image and its disk.
 func (h *Host) RestoreFrom(t testing.TB, image vmm.Image, disk string) *Machine {
+	t.Helper()
+	return h.restore(t, image, disk, func() {})
+}
+
+func (h *Host) restore(t testing.TB, image vmm.Image, disk string, loaded func()) *Machine {
 	t.Helper()
 	m := h.Prepare(t, image, disk)
 	h.clone(t, disk, m.Spec.Disks[0].Path)
 	must(t, m.Load(t.Context(), nil))
+	loaded()
 	h.Ready(t, m)
 	return m
 }
@@ -217,11 +233,18 @@ func (h *Host) Save(t testing.TB, m *Machine) (vmm.Image, string) {
 // Fork makes n children of m, which goes on, and waits for all guests.
 func (h *Host) Fork(t testing.TB, m *Machine, n int) []*Machine {
 	t.Helper()
+	return h.ForkStep(t, m, n, func(time.Duration) {})
+}
+
+// ForkStep is Fork that tells how long the parent's guest was stopped.
+func (h *Host) ForkStep(t testing.TB, m *Machine, n int, paused func(time.Duration)) []*Machine {
+	t.Helper()
 	children := make([]*Machine, n)
 	for i := range children {
 		children[i] = h.Prepare(t, m.Image, m.Spec.Disks[0].Path)
 	}
 	must(t, m.Link.Freeze(t.Context(), false))
+	start := time.Now()
 	must(t, m.Pause(t.Context()))
 	c, err := m.Capture(t.Context())
 	must(t, err)
@@ -229,6 +252,7 @@ func (h *Host) Fork(t testing.TB, m *Machine, n int) []*Machine {
 		h.clone(t, m.Spec.Disks[0].Path, child.Spec.Disks[0].Path)
 	}
 	must(t, m.Resume(t.Context()))
+	paused(time.Since(start))
 	must(t, m.Link.Thaw(t.Context()))
 	failed := make(chan error, n)
 	for _, child := range children {

@@ -1,0 +1,299 @@
+package qemu
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/proc"
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("got:\n%s\nwant %s:\n%s", got, path, want)
+	}
+}
+
+func TestArguments(t *testing.T) {
+	mac, err := net.ParseMAC("02:fc:00:00:00:05")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ten, seven := version{10, 0, "10.0.2"}, version{7, 2, "7.2.22"}
+	restore := shape{
+		id: "mch1", version: ten, accel: vmm.TCG, vcpus: 2, memoryMiB: 512, monitor: 3, channel: 4, memory: 5,
+		incoming: 6, disks: []diskFD{{7, 8}, {9, 0}}, tap: 10, mac: mac,
+	}
+	boot := restore
+	boot.incoming, boot.kernel, boot.initramfs, boot.acpi = 0, 11, 12, true
+	boot.cmdline = kernelCmdline(2445424, "pandastack.root=/dev/vda")
+	old, kvm := restore, restore
+	old.version, kvm.accel = seven, vmm.KVM
+	for name, s := range map[string]shape{"restore": restore, "boot": boot, "restore-7.2": old, "restore-kvm": kvm} {
+		t.Run(name, func(t *testing.T) {
+			golden(t, name+".args", strings.ReplaceAll(strings.Join(s.arguments(), "\n"), "\n-", "\n\n-")+"\n")
+		})
+	}
+}
+
+func TestParseVersion(t *testing.T) {
+	for _, c := range []struct {
+		text string
+		want version
+		ok   bool
+	}{
+		{"QEMU emulator version 10.0.2 (Debian 1:10.0.2+ds-2)\nCopyright", version{10, 0, "10.0.2"}, true},
+		{"QEMU emulator version 7.2.22", version{7, 2, "7.2.22"}, true},
+		{"hello", version{}, false},
+	} {
+		got, err := parseVersion(c.text)
+		if got != c.want || (err == nil) != c.ok {
+			t.Errorf("%q: got %+v, %v", c.text, got, err)
+		}
+	}
+	if !(version{10, 0, ""}).atLeast(8, 2) || (version{8, 1, ""}).atLeast(8, 2) || !(version{8, 2, ""}).atLeast(8, 2) {
+		t.Error("versions are compared wrongly")
+	}
+}
+
+func TestRate(t *testing.T) {
+	if got := rate(clockSample{1000, 0}, clockSample{1000 + 2_445_424_000, 1e9}); got != 2445424 {
+		t.Errorf("got %d kHz", got)
+	}
+	m := tscMeter{start: sampleClocks()}
+	first, err := m.kHz(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if hasTSC && first < 100_000 {
+		t.Errorf("got %d kHz", first)
+	}
+	if again, _ := m.kHz(t.Context()); again != first {
+		t.Errorf("measured twice: %d and %d", first, again)
+	}
+}
+
+func TestHashCPU(t *testing.T) {
+	one := "processor\t: 0\nvendor_id\t: A\nflags\t: fpu sse\ncpu MHz\t: 1\n\nprocessor\t: 1\nflags\t: none\n"
+	if hashCPU(one) != hashCPU(strings.ReplaceAll(one, "MHz\t: 1", "MHz\t: 2")) {
+		t.Error("the clock rate of the moment changes the fingerprint")
+	}
+	if hashCPU(one) == hashCPU(strings.ReplaceAll(one, "sse", "avx")) {
+		t.Error("another feature set has the same fingerprint")
+	}
+}
+
+const maps = `7f0000000000-7f0000001000 ---p 00000000 00:00 0
+7f1000000000-7f1000200000 rw-p 00000000 fe:00 4711                       /x/memory
+7f1000200000-7f1000400000 rw-p 00200000 fe:00 4711                       /x/memory (deleted)
+7f2000000000-7f2000100000 r--p 00000000 fe:00 99                         /lib/x.so
+`
+
+func TestParseMaps(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		inode uint64
+		bytes int64
+		want  uint64
+	}{
+		{"pieces", 4711, 4 << 20, 0x7f1000000000},
+		{"first_piece", 4711, 2 << 20, 0x7f1000000000},
+		{"whole", 99, 1 << 20, 0x7f2000000000},
+		{"too_large", 4711, 8 << 20, 0},
+		{"other_file", 1, 1 << 20, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got, err := parseMaps(maps, c.inode, c.bytes)
+			if got != c.want || (err == nil) != (c.want != 0) {
+				t.Errorf("got %x, %v, want %x", got, err, c.want)
+			}
+		})
+	}
+}
+
+func TestAppendSpan(t *testing.T) {
+	var s []span
+	for _, x := range []span{{0, 4096}, {4096, 8192}, {16384, 20480}} {
+		s = appendSpan(s, x)
+	}
+	if want := []span{{0, 8192}, {16384, 20480}}; !slices.Equal(s, want) || total(s) != 12288 {
+		t.Errorf("got %v", s)
+	}
+}
+
+// A private mapping of a file in this very process stands for a guest's memory.
+func TestDirtyPages(t *testing.T) {
+	const size = 8 << 20
+	f, err := os.CreateTemp(t.TempDir(), "memory")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	content := slices.Repeat([]byte("base"), size/4)
+	if _, err := f.Write(content); err != nil {
+		t.Fatal(err)
+	}
+	mem, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(mem)
+	var sum byte
+	for i := 0; i < size; i += pageSize {
+		sum += mem[i] // present, and still the file's
+	}
+	for _, page := range []int{0, 3, 4, 5, 2047} {
+		mem[page*pageSize+int(sum)%7]++
+	}
+	key, err := keyOf(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := findRAM(os.Getpid(), key.Inode, size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []span{{0, 1 * pageSize}, {3 * pageSize, 6 * pageSize}, {2047 * pageSize, 2048 * pageSize}}
+	got, err := r.dirty()
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("got %v, %v, want %v", got, err, want)
+	}
+	pagemap, err := os.Open("/proc/self/pagemap")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pagemap.Close()
+	old, err := r.readPagemap(pagemap)
+	if err != nil || !slices.Equal(old, want) {
+		t.Errorf("without the ioctl: got %v, %v, want %v", old, err, want)
+	}
+	buf, err := newBuffer(total(got))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer buf.free()
+	if err := r.read(got, buf.mem); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(buf.mem[pageSize:2*pageSize], mem[3*pageSize:4*pageSize]) {
+		t.Error("the copy of page 3 differs")
+	}
+	copy(mem, content)
+	if err := r.write(got, buf.mem); err != nil {
+		t.Fatal(err)
+	}
+	if mem[3*pageSize+int(sum)%7] == content[3*pageSize+int(sum)%7] {
+		t.Error("page 3 was not written back")
+	}
+}
+
+// Many small spans take several system calls.
+func TestMoveManySpans(t *testing.T) {
+	mem, err := unix.Mmap(-1, 0, 16<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(mem)
+	var spans []span
+	for i := int64(0); i < 3000; i++ {
+		spans = append(spans, span{i * pageSize, i*pageSize + pageSize/2})
+		mem[i*pageSize] = byte(i)
+	}
+	r := ram{pid: os.Getpid(), start: addressOf(mem), bytes: int64(len(mem))}
+	buf := make([]byte, total(spans))
+	if err := r.read(spans, buf); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3000 {
+		if buf[i*pageSize/2] != byte(i) {
+			t.Fatalf("span %d was not copied", i)
+		}
+	}
+}
+
+func addressOf(mem []byte) uint64 {
+	var at uint64
+	if _, err := fmt.Sscanf(fmt.Sprintf("%p", mem), "0x%x", &at); err != nil {
+		return 0
+	}
+	return at
+}
+
+func TestCheck(t *testing.T) {
+	good := vmm.Manifest{
+		Version: 1, Driver: "qemu", VMM: "10.0.2", Accelerator: vmm.TCG, CPU: "tcg-max", TSCkHz: 2445424,
+		VCPUs: 1, MemoryMiB: 256, Disks: 1, NIC: true, Machine: machineFormat,
+	}
+	if err := check(good, good); err != nil {
+		t.Fatal(err)
+	}
+	near := good
+	near.TSCkHz += 100
+	if err := check(near, good); err != nil {
+		t.Errorf("the same counter measured again is refused: %v", err)
+	}
+	far := good
+	far.TSCkHz *= 2
+	var mismatch *vmm.MismatchError
+	if err := check(far, good); !errors.As(err, &mismatch) || mismatch.Field != "tsc_khz" {
+		t.Errorf("another counter: got %v", err)
+	}
+}
+
+func TestRecord(t *testing.T) {
+	dir := t.TempDir()
+	if _, ok, err := readRecord(dir); ok || err != nil {
+		t.Errorf("no record: got %v, %v", ok, err)
+	}
+	want := record{Process: proc.Identity{PID: 1, Start: 2, Boot: "3"}, ACPI: true, DiskBytes: []int64{4}}
+	if err := writeRecord(dir, want); err != nil {
+		t.Fatal(err)
+	}
+	got, ok, err := readRecord(dir)
+	if !ok || err != nil || got.Process != want.Process || !got.ACPI || !slices.Equal(got.DiskBytes, want.DiskBytes) {
+		t.Errorf("got %+v, %v, %v", got, ok, err)
+	}
+	// What a crash of the host may leave of a file that was not synced.
+	if err := os.Truncate(filepath.Join(dir, recordFile), 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok, err := readRecord(dir); ok || err != nil {
+		t.Errorf("an empty record is taken for one: %v", err)
+	}
+}
+
+func TestLastLines(t *testing.T) {
+	got := lastLines([]byte("one\r\ntwo\n\x1b[31mthree\x00\n"), 2)
+	if want := `two; \x1b[31mthree\x00`; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func FuzzParseMaps(f *testing.F) {
+	f.Add(maps, uint64(4711), int64(4<<20))
+	f.Fuzz(func(t *testing.T, text string, inode uint64, bytes int64) {
+		_, _ = parseMaps(text, inode, bytes) // must not panic
+	})
+}
