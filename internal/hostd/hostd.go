@@ -108,6 +108,9 @@ func (h *Host) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
+// SetLeaveRunning changes Config.LeaveRunning before Close.
+func (h *Host) SetLeaveRunning(leave bool) { h.cfg.LeaveRunning = leave }
+
 // Close ends the host after Run has returned: kept machines go to sleep, others are destroyed, unless
 // Config.LeaveRunning. A kept machine that cannot be put to sleep in time is left running. Without a
 // successful Open it does nothing.

@@ -1,0 +1,376 @@
+//go:build vm
+
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/bake"
+	"github.com/pandastack/pandastack/internal/command"
+	"github.com/pandastack/pandastack/internal/disk"
+	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/guestlink"
+	"github.com/pandastack/pandastack/internal/hostapi"
+	"github.com/pandastack/pandastack/internal/hostd"
+	"github.com/pandastack/pandastack/internal/imagebuild"
+	"github.com/pandastack/pandastack/internal/jail"
+	"github.com/pandastack/pandastack/internal/kernel"
+	"github.com/pandastack/pandastack/internal/machine"
+	"github.com/pandastack/pandastack/internal/netslot"
+	"github.com/pandastack/pandastack/internal/recipe"
+	"github.com/pandastack/pandastack/internal/vmm/qemu"
+)
+
+// prefix begins the names of everything these tests make on the host.
+const prefix = "pmtest"
+
+// template is baked once and used by all tests.
+const template = hostapi.TemplateName("mini")
+
+// patience bounds every single wait; it is far above what anything takes.
+const patience = 2 * time.Minute
+
+// agentEnv makes the test binary a host agent over the directory it names, until it is killed.
+const agentEnv = "PANDASTACK_TEST_AGENT"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(agentEnv); dir != "" {
+		if err := agent(dir); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	code := m.Run()
+	if err := shared.remove(); err != nil {
+		fmt.Fprintln(os.Stderr, "clean up:", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// agent is what the re-executed test binary does.
+func agent(dir string) error {
+	l, err := open(context.Background(), dir, os.Stderr)
+	if err != nil {
+		return err
+	}
+	fmt.Println("open")
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	return l.close(true)
+}
+
+// lab is a host agent on this computer.
+type lab struct {
+	*hostd.Host
+	dir  string
+	stop func() error
+	end  func(leave bool) error
+}
+
+// data is the prepared data directory.
+func data(t *testing.T) string {
+	t.Helper()
+	dir := os.Getenv("PANDASTACK_TEST_DATA")
+	if dir == "" {
+		t.Skip("PANDASTACK_TEST_DATA names no data directory made by pandastack setup")
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("not root")
+	}
+	return dir
+}
+
+// shared is the host agent that most tests use, opened when it is first needed.
+var shared struct {
+	sync.Mutex
+	dir string
+	lab *lab
+	sharing
+}
+
+type sharing struct{}
+
+func (sharing) remove() error {
+	shared.Lock()
+	defer shared.Unlock()
+	var err error
+	if shared.lab != nil {
+		err = shared.lab.close(false)
+	}
+	if shared.dir != "" {
+		err = errors.Join(err, os.RemoveAll(shared.dir))
+	}
+	return err
+}
+
+// host answers the shared host agent with a baked template.
+func host(t *testing.T) *lab {
+	t.Helper()
+	shared.Lock()
+	defer shared.Unlock()
+	if shared.lab == nil {
+		dir := directory(t)
+		l, err := open(t.Context(), dir, &logger{t})
+		if err != nil {
+			t.Fatal(err)
+		}
+		shared.lab = l
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	defer cancel()
+	if err := shared.lab.Bake(ctx, template); err != nil {
+		t.Fatal(err)
+	}
+	return shared.lab
+}
+
+// closed ends the shared host agent, as a clean stop that leaves machines alone, and answers its
+// directory.
+func closed(t *testing.T) string {
+	t.Helper()
+	host(t)
+	shared.Lock()
+	defer shared.Unlock()
+	if err := shared.lab.close(true); err != nil {
+		t.Fatal(err)
+	}
+	shared.lab = nil
+	return shared.dir
+}
+
+// directory makes the directory of the tests below the data directory. The caller holds shared.
+func directory(t *testing.T) string {
+	t.Helper()
+	if shared.dir != "" {
+		return shared.dir
+	}
+	data := data(t)
+	if err := disk.Probe(data); err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(data, "test-machine")
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(dir, "kernel"), 0o711); err != nil {
+		t.Fatal(err)
+	}
+	shared.dir = dir
+	guest := filepath.Join(dir, "pandastack-guest")
+	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", guest, "github.com/pandastack/pandastack/cmd/pandastack-guest")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build the guest agent: %v\n%s", err, out)
+	}
+	return dir
+}
+
+// logger writes a log to a test while it runs.
+type logger struct{ t *testing.T }
+
+func (l *logger) Write(p []byte) (int, error) {
+	if l.t.Context().Err() == nil {
+		l.t.Log(strings.TrimSuffix(string(p), "\n"))
+	}
+	return len(p), nil
+}
+
+// open starts a host agent over dir, which lies in the prepared data directory.
+func open(ctx context.Context, dir string, log io.Writer) (_ *lab, err error) {
+	var undone []func() error
+	defer func() {
+		for i := len(undone) - 1; err != nil && i >= 0; i-- {
+			err = errors.Join(err, undone[i]())
+		}
+	}()
+	ctx = context.WithoutCancel(ctx)
+	driver, err := qemu.New(ctx, qemu.Config{})
+	if err != nil {
+		return nil, err
+	}
+	pool, err := netslot.New(netslot.Config{Prefix: prefix, Slots: 64, Ready: 4})
+	if err != nil {
+		return nil, err
+	}
+	if err := pool.Open(ctx); err != nil {
+		return nil, err
+	}
+	undone = append(undone, func() error { return pool.Close(ctx) })
+	layout, err := jail.Probe()
+	if err != nil {
+		return nil, err
+	}
+	cells, err := jail.New(jail.Config{Layout: layout, Prefix: prefix})
+	if err != nil {
+		return nil, err
+	}
+	undone = append(undone, cells.Close)
+	boot, err := kernel.Find(ctx, filepath.Join(filepath.Dir(dir), "kernel"), filepath.Join(dir, "pandastack-guest"))
+	if err != nil {
+		return nil, err
+	}
+	recipes, err := recipes(filepath.Dir(dir))
+	if err != nil {
+		return nil, err
+	}
+	cfg := hostd.Config{DataDir: dir, Recipes: recipes, Machine: machine.Config{
+		Kernel: func(context.Context) (machine.Kernel, error) {
+			return machine.Kernel{Kernel: boot.Kernel, Initramfs: boot.Initramfs, Cmdline: boot.Cmdline}, nil
+		},
+		Owner: func(slot int) (int, int) {
+			uid, gid, err := cells.User(slot)
+			if err != nil {
+				panic(err)
+			}
+			return uid, gid
+		},
+	}}
+	h, err := hostd.New(cfg, hostd.Deps{
+		Machine: machine.Deps{Driver: driver, Network: network{pool}, Groups: groups{cells}, Disks: disks{}, Link: openLink},
+		Platform: func(context.Context) (string, error) {
+			return fmt.Sprint(driver.Capabilities(), boot.Digest), nil
+		},
+		Rewrite: disk.Rewrite, Measure: disk.Usage,
+		Log: slog.New(slog.NewTextHandler(log, nil)),
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := h.Open(ctx); err != nil {
+		return nil, err
+	}
+	l := &lab{Host: h, dir: dir}
+	run, cancel := context.WithCancel(ctx)
+	errs := make(chan error, 2)
+	go func() { errs <- pool.Run(run) }()
+	go func() { errs <- h.Run(run) }()
+	l.stop = func() error {
+		cancel()
+		return errors.Join(<-errs, <-errs)
+	}
+	l.end = func(leave bool) error {
+		end, cancel := context.WithTimeout(ctx, patience)
+		defer cancel()
+		h.SetLeaveRunning(leave)
+		err := errors.Join(h.Close(end), driver.Close())
+		for i := len(undone) - 1; i >= 0; i-- {
+			err = errors.Join(err, undone[i]())
+		}
+		return err
+	}
+	return l, nil
+}
+
+// close ends the host agent; with leave its machines run on.
+func (l *lab) close(leave bool) error { return errors.Join(l.stop(), l.end(leave)) }
+
+// recipes gives the templates of the tests. Their root images are built once for a data directory.
+func recipes(data string) ([]bake.Recipe, error) {
+	all, err := recipe.Builtin()
+	if err != nil {
+		return nil, err
+	}
+	r := all[string(template)]
+	return []bake.Recipe{{
+		Name: template, VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB, DiskMiB: r.DiskMiB, User: r.User, Workdir: r.Workdir,
+		Ready: r.Ready, Warm: r.Warm, Digest: r.Digest(),
+		Build: func(ctx context.Context, work, image string, log, step func(string)) error {
+			kept := filepath.Join(data, fmt.Sprintf("test-%s-%.16s.ext4", template, r.Digest()))
+			if _, err := os.Stat(kept); err != nil {
+				err := imagebuild.Build(ctx, imagebuild.Options{Recipe: r, Work: work, Cache: filepath.Join(data, "cache"),
+					Image: image, Log: command.Log(log), Step: step})
+				if err != nil {
+					return err
+				}
+				return disk.Clone(image, kept)
+			}
+			return disk.Clone(kept, image)
+		},
+	}}, nil
+}
+
+type network struct{ pool *netslot.Pool }
+
+func (n network) Take(ctx context.Context, owner string) (machine.Slot, error) {
+	s, err := n.pool.Take(ctx, owner)
+	return slot{n.pool, s}, err
+}
+
+func (n network) Adopt(ctx context.Context, owner string, index int) (machine.Slot, error) {
+	s, err := n.pool.Adopt(ctx, owner, index)
+	return slot{n.pool, s}, err
+}
+
+func (n network) Sweep(ctx context.Context) error {
+	_, err := n.pool.Sweep(ctx)
+	return err
+}
+
+type slot struct {
+	pool *netslot.Pool
+	s    *netslot.Slot
+}
+
+func (s slot) Place() machine.Place {
+	return machine.Place{Index: s.s.Index, GuestIP: s.s.GuestIP, TapName: s.s.TapName, Tap: s.s.Tap, MAC: s.s.MAC,
+		Guest: guestapi.Network{Address: s.s.Address.String(), Gateway: s.s.Gateway.String(), DNS: []string{s.s.DNS.String()}, MTU: s.s.MTU}}
+}
+
+func (s slot) SetEgress(ctx context.Context, on bool) error { return s.s.SetEgress(ctx, on) }
+func (s slot) Give(ctx context.Context) error               { return s.pool.Give(ctx, s.s) }
+
+type groups struct{ cells *jail.Jail }
+
+func limits(l machine.Limits) jail.Limits {
+	return jail.Limits{CPUWeight: 100 * l.VCPUs, MemoryMax: l.MemoryBytes, PIDs: 256}
+}
+
+func (g groups) Group(ctx context.Context, name string, l machine.Limits) (machine.Group, error) {
+	made, err := g.cells.Group(ctx, name, limits(l))
+	return group{made}, err
+}
+
+func (g groups) Adopt(ctx context.Context, name string, l machine.Limits) (machine.Group, error) {
+	found, err := g.cells.Adopt(ctx, name, limits(l))
+	return group{found}, err
+}
+
+func (g groups) Sweep(ctx context.Context) error {
+	_, err := g.cells.Sweep(ctx)
+	return err
+}
+
+type group struct{ *jail.Group }
+
+func (g group) OutOfMemory() bool {
+	s, err := g.Stats()
+	return err == nil && s.OOMKills > 0
+}
+
+type disks struct{}
+
+func (disks) Clone(src, dst string) error              { return disk.Clone(src, dst) }
+func (disks) CloneInto(src string, dst *os.File) error { return disk.CloneInto(src, dst) }
+func (disks) Allocate(path string, bytes int64) error  { return disk.Allocate(path, bytes) }
+func (disks) Grow(path string, bytes int64) error      { return disk.Grow(path, bytes) }
+
+func openLink(ctx context.Context, conn net.Conn, g machine.Greeting) (machine.Link, error) {
+	l, err := guestlink.Open(ctx, conn, guestlink.Options{Generation: g.Generation, Identity: g.Identity, Resync: g.Resync})
+	if err != nil {
+		return nil, err
+	}
+	return l, nil
+}
