@@ -120,13 +120,12 @@ func (g *Group) Enter(pid int) error {
 			return fmt.Errorf("enter control group %s: %w", g.name, err)
 		}
 	}
-	if err := unix.Prlimit(pid, unix.RLIMIT_CORE, &unix.Rlimit{}, nil); err != nil { // memory of guests never goes to a core file
-		return fmt.Errorf("limit core of process %d: %w", pid, err)
-	}
+	limits := []rlimit{{"core", unix.RLIMIT_CORE, 0}} // memory of guests never goes to a core file
 	if n := uint64(g.limits.OpenFiles); n > 0 {
-		if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: n}, nil); err != nil {
-			return fmt.Errorf("limit open files of process %d: %w", pid, err)
-		}
+		limits = append(limits, rlimit{"open files", unix.RLIMIT_NOFILE, n})
+	}
+	if err := setLimits(pid, limits); err != nil {
+		return err
 	}
 	if g.limits.OOMScoreAdj != 0 {
 		if err := write(fmt.Sprintf("/proc/%d/oom_score_adj", pid), strconv.Itoa(g.limits.OOMScoreAdj)); err != nil {

@@ -1,0 +1,64 @@
+package jail
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// rlimit is one resource limit.
+type rlimit struct {
+	name     string
+	resource int
+	value    uint64
+}
+
+// setLimits lowers resource limits of a process. Those of another user's process need CAP_SYS_RESOURCE
+// (prlimit(2)), which not every root has; where it is missing a thread that has become that user does it.
+func setLimits(pid int, limits []rlimit) error {
+	err := prlimit(pid, limits)
+	if !errors.Is(err, unix.EPERM) {
+		return err
+	}
+	info, statErr := os.Stat(fmt.Sprintf("/proc/%d", pid))
+	if statErr != nil {
+		return errors.Join(err, statErr)
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return err
+	}
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // for ever: the thread ends with the goroutine and is nobody else's again
+		done <- as(int(st.Uid), int(st.Gid), func() error { return prlimit(pid, limits) })
+	}()
+	return <-done
+}
+
+// as runs do with the credentials of another user, which this thread keeps.
+func as(uid, gid int, do func() error) error {
+	for _, set := range []struct {
+		call uintptr
+		id   int
+	}{{unix.SYS_SETRESGID, gid}, {unix.SYS_SETRESUID, uid}} {
+		id := uintptr(set.id)
+		if _, _, errno := unix.RawSyscall(set.call, id, id, id); errno != 0 {
+			return fmt.Errorf("become user %d: %w", uid, errno)
+		}
+	}
+	return do()
+}
+
+func prlimit(pid int, limits []rlimit) error {
+	for _, l := range limits {
+		if err := unix.Prlimit(pid, l.resource, &unix.Rlimit{Cur: l.value, Max: l.value}, nil); err != nil {
+			return fmt.Errorf("limit %s of process %d: %w", l.name, pid, err)
+		}
+	}
+	return nil
+}
