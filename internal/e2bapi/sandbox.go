@@ -89,7 +89,7 @@ func (s *Server) create(r *http.Request, p auth.Principal, fallback int64, secur
 	}
 	never := int64(0)
 	req := api.CreateRequest{
-		TTLSeconds: &never, TimeoutSeconds: timeout, Metadata: withSecure(n.Metadata, secure), Env: s.env(n.EnvVars, n.TemplateID), Egress: n.Internet,
+		TTLSeconds: &never, TimeoutSeconds: timeout, Metadata: marked(n.Metadata, secure), Env: s.env(n.EnvVars, n.TemplateID), Egress: n.Internet,
 	}
 	if strings.HasPrefix(n.TemplateID, "snp") {
 		req.FromSnapshot = api.SnapshotID(n.TemplateID)
@@ -106,19 +106,29 @@ func (s *Server) create(r *http.Request, p auth.Principal, fallback int64, secur
 	return http.StatusCreated, s.created(box), nil
 }
 
-// openKey marks, in a sandbox's metadata, one whose agent needs no token, as clients of the first
-// version of this API ask for unless they say otherwise. It is not shown to them.
-const openKey = "secret.e2b.open"
+// Keys in a sandbox's metadata that this face puts there and does not show: madeKey marks a sandbox that
+// was made through it, openKey one whose agent needs no token, as clients of the first version of this
+// API ask for unless they say otherwise.
+const (
+	madeKey = "secret.e2b"
+	openKey = "secret.e2b.open"
+)
 
-func withSecure(metadata map[string]string, secure bool) map[string]string {
-	if secure {
-		return metadata
+func marked(metadata map[string]string, secure bool) map[string]string {
+	out := map[string]string{madeKey: "1"}
+	if !secure {
+		out[openKey] = "1"
 	}
-	out := map[string]string{openKey: "1"}
 	for k, v := range metadata {
 		out[k] = v
 	}
 	return out
+}
+
+// IsMade says whether a sandbox with this metadata was made through this face: requests do not wake it.
+func IsMade(metadata map[string]string) bool {
+	_, made := metadata[madeKey]
+	return made
 }
 
 // env adds what programs in a sandbox of this protocol expect to find.
@@ -197,7 +207,7 @@ func (s *Server) listed(b api.Sandbox) listed {
 		l.EndAt = *b.ExpiresAt
 	}
 	for k, v := range b.Metadata {
-		if k != openKey {
+		if k != openKey && k != madeKey {
 			l.Metadata[k] = v
 		}
 	}

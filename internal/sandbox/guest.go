@@ -43,6 +43,20 @@ func (s *Service) ready(ctx context.Context, p auth.Principal, id api.SandboxID,
 	return r, op, free, nil
 }
 
+// Owner answers in whose name to act on a sandbox for a caller who holds no key but something that this
+// installation made for it, such as the host name of its port: finding out whether that lets the caller in
+// comes after. not_found for one that does not live.
+func (s *Service) Owner(ctx context.Context, id api.SandboxID) (auth.Principal, error) {
+	r, err := s.db.Read().Sandbox(ctx, string(id))
+	if errors.Is(err, store.ErrNotFound) {
+		return auth.Principal{}, api.Errorf(api.NotFound, "sandbox %.60q is not there", id)
+	}
+	if err != nil {
+		return auth.Principal{}, err
+	}
+	return auth.Principal{Workspace: api.Workspace(r.Workspace)}, nil
+}
+
 // Guest is the inside of a sandbox. A hibernated one is woken first, one under way is waited for, a
 // paused or failed one answers wrong_state. What is done through it counts as use, and its open
 // processes, readers, watchers and connections keep the sandbox from being idle until they are closed.

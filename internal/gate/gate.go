@@ -1,0 +1,145 @@
+// Package gate joins what is reached through host names (ports of sandboxes, E2B's agent and code
+// interpreter) and E2B's control API with the services behind them.
+//
+// It decides who is let in to which sandbox and whether a request wakes it, and owns the secret that
+// tokens are made from; forwarding is the edge's, protocols are envd's, interpreter's and e2bapi's. All
+// requests may run at once.
+package gate
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/auth"
+	"github.com/pandastack/pandastack/internal/durable"
+	"github.com/pandastack/pandastack/internal/e2bapi"
+	"github.com/pandastack/pandastack/internal/edge"
+	"github.com/pandastack/pandastack/internal/envd"
+	"github.com/pandastack/pandastack/internal/interpreter"
+	"github.com/pandastack/pandastack/internal/repl"
+)
+
+// Sandboxes is what the gate needs of the sandbox service.
+type Sandboxes interface {
+	e2bapi.Sandboxes
+	Owner(ctx context.Context, id api.SandboxID) (auth.Principal, error)
+}
+
+// Config of a Gate. Domain and Secret are as in e2bapi.Config.
+type Config struct {
+	Domain string
+	Secret []byte
+}
+
+// Gate answers host names of sandboxes and the paths of E2B's control API.
+type Gate struct {
+	sandboxes   Sandboxes
+	control     *e2bapi.Server
+	agent       *envd.Server
+	interpreter *interpreter.Server
+	edge        *edge.Edge
+}
+
+// New makes a gate. runner runs code cells and may be shared with other faces.
+func New(cfg Config, sandboxes Sandboxes, templates e2bapi.Templates, keys e2bapi.Keys, runner *repl.Runner, log *slog.Logger) (*Gate, error) {
+	control, err := e2bapi.New(e2bapi.Config{Domain: cfg.Domain, AgentVersion: envd.Version, Secret: cfg.Secret}, sandboxes, templates, keys)
+	if err != nil {
+		return nil, err
+	}
+	g := &Gate{sandboxes: sandboxes, control: control, agent: envd.New(), interpreter: interpreter.New(runner)}
+	g.edge = edge.New(g, map[uint16]edge.Service{envd.Port: g.serveAgent, interpreter.Port: g.serveInterpreter}, log)
+	return g, nil
+}
+
+// Around answers what is the gate's and passes all other requests to next.
+func (g *Gate) Around(next http.Handler) http.Handler { return g.edge.Around(g.control.Around(next)) }
+
+// Close ends watchers and idle connections.
+func (g *Gate) Close() {
+	g.agent.Close()
+	g.edge.Close()
+}
+
+// Open implements edge.Sandboxes. A sandbox at rest is woken by the request, but for one that was made
+// through E2B's API, whose clients connect to it first.
+func (g *Gate) Open(ctx context.Context, id string) (edge.Target, error) {
+	sid := api.SandboxID(id)
+	p, err := g.sandboxes.Owner(ctx, sid)
+	if err != nil {
+		return edge.Target{}, notFound(err)
+	}
+	b, err := g.sandboxes.Get(ctx, p, sid)
+	if err != nil {
+		return edge.Target{}, notFound(err)
+	}
+	if b.Status != api.Running && e2bapi.IsMade(b.Metadata) {
+		return edge.Target{}, edge.ErrNotFound
+	}
+	guest, err := g.sandboxes.Guest(ctx, p, sid)
+	if err != nil {
+		return edge.Target{}, notFound(err)
+	}
+	if b.Status != api.Running { // it was woken: it has another generation now
+		if b, err = g.sandboxes.Get(ctx, p, sid); err != nil {
+			return edge.Target{}, notFound(err)
+		}
+	}
+	t := edge.Target{ID: id, Generation: b.Generation, Guest: guest, User: b.User}
+	if !e2bapi.IsOpen(b.Metadata) {
+		t.AccessToken = g.control.AccessToken(sid)
+	}
+	return t, nil
+}
+
+func notFound(err error) error {
+	switch api.CodeOf(err) {
+	case api.NotFound, api.Gone, api.WrongState:
+		return fmt.Errorf("%w: %w", edge.ErrNotFound, err)
+	default:
+		return err
+	}
+}
+
+func (g *Gate) serveAgent(w http.ResponseWriter, r *http.Request, t edge.Target) {
+	g.agent.Serve(w, r, envd.Target{
+		ID: t.ID, Generation: t.Generation, Guest: t.Guest, AccessToken: t.AccessToken, User: t.User, Env: t.Env,
+	})
+}
+
+// serveInterpreter runs code, which is as much as the agent can do: it asks for the same token.
+func (g *Gate) serveInterpreter(w http.ResponseWriter, r *http.Request, t edge.Target) {
+	got := r.Header.Get("X-Access-Token")
+	if t.AccessToken != "" && subtle.ConstantTimeCompare([]byte(got), []byte(t.AccessToken)) != 1 {
+		http.Error(w, "invalid or missing access token: send it as X-Access-Token", http.StatusUnauthorized)
+		return
+	}
+	g.interpreter.Serve(w, r, interpreter.Target{ID: t.ID, Guest: t.Guest})
+}
+
+// secretBytes is the size of an installation's secret.
+const secretBytes = 32
+
+// Secret reads the installation's secret from dir, and makes it when there is none. Whoever has it can
+// make tokens for every sandbox: the file is the program's own user's alone.
+func Secret(dir string) ([]byte, error) {
+	path := filepath.Join(dir, "gate.secret")
+	data, err := os.ReadFile(path)
+	if err == nil && len(data) != secretBytes {
+		return nil, fmt.Errorf("%s has %d bytes instead of %d: put back a copy, or remove it, which ends all tokens", path, len(data), secretBytes)
+	}
+	if err == nil || !errors.Is(err, fs.ErrNotExist) {
+		return data, err
+	}
+	data = make([]byte, secretBytes)
+	rand.Read(data) // never fails, by its documentation
+	return data, durable.WriteFile(path, data, 0o600)
+}
