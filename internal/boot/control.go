@@ -12,15 +12,11 @@ import (
 	"net/url"
 	"os"
 
-	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/auth"
 	"github.com/pandastack/pandastack/internal/durable"
-	"github.com/pandastack/pandastack/internal/e2bapi"
-	"github.com/pandastack/pandastack/internal/edge"
-	"github.com/pandastack/pandastack/internal/envd"
+	"github.com/pandastack/pandastack/internal/gate"
 	"github.com/pandastack/pandastack/internal/hostapi"
 	"github.com/pandastack/pandastack/internal/httpapi"
-	"github.com/pandastack/pandastack/internal/interpreter"
 	"github.com/pandastack/pandastack/internal/recipe"
 	"github.com/pandastack/pandastack/internal/repl"
 	"github.com/pandastack/pandastack/internal/sandbox"
@@ -53,7 +49,7 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	if err != nil {
 		return nil, "", err
 	}
-	handler, err = n.faces(boxes, templates, keys, db, secret)
+	handler, err = n.faces(boxes, templates, keys, secret)
 	if err != nil {
 		return nil, "", err
 	}
@@ -80,70 +76,24 @@ func aliases() map[string]string {
 }
 
 // faces makes what answers requests: ports of sandboxes by host name, the protocol of E2B, and /v1.
-func (n *node) faces(boxes *sandbox.Service, templates *template.Service, keys *auth.Keys, db *store.DB, secret []byte) (http.Handler, error) {
+func (n *node) faces(boxes *sandbox.Service, templates *template.Service, keys *auth.Keys, secret []byte) (http.Handler, error) {
 	domain := "localhost"
 	if u, err := url.Parse(n.Config.PublicURL); err == nil && u.Hostname() != "" {
 		domain = u.Hostname()
 	}
-	e2b, err := e2bapi.New(e2bapi.Config{Domain: domain, AgentVersion: envd.Version, Secret: derive(secret, "agent")}, boxes, templates, keys)
+	runner := &repl.Runner{}
+	doors, err := gate.New(gate.Config{Domain: domain, Secret: derive(secret, "agent")}, boxes, templates, keys, runner, n.Log)
 	if err != nil {
 		return nil, err
 	}
-	agent, runner := envd.New(), &repl.Runner{}
-	n.back.Push("close agent services", func(context.Context) error { agent.Close(); return nil })
-	cells := interpreter.New(runner)
-	door := edge.New(opener{boxes, db, e2b}, map[uint16]edge.Service{
-		envd.Port: func(w http.ResponseWriter, r *http.Request, t edge.Target) {
-			agent.Serve(w, r, envd.Target{ID: t.ID, Generation: t.Generation, Guest: t.Guest, AccessToken: t.AccessToken, User: t.User, Env: t.Env})
-		},
-		interpreter.Port: func(w http.ResponseWriter, r *http.Request, t edge.Target) {
-			cells.Serve(w, r, interpreter.Target{ID: t.ID, Guest: t.Guest})
-		},
-	}, n.Log)
-	n.back.Push("close edge", func(context.Context) error { door.Close(); return nil })
+	n.back.Push("close the doors of sandboxes", func(context.Context) error { doors.Close(); return nil })
 	v1, err := httpapi.New(
 		httpapi.Config{Version: n.Version, PublicURL: n.Config.PublicURL, PreviewKey: derive(secret, "preview")},
-		httpapi.Deps{Sandboxes: boxes, Templates: templates, Keys: keys, Edge: door, Cells: runner, Log: n.Log})
+		httpapi.Deps{Sandboxes: boxes, Templates: templates, Keys: keys, Edge: doors.Edge(), Cells: runner, Log: n.Log})
 	if err != nil {
 		return nil, err
 	}
-	return door.Around(e2b.Around(v1)), nil
-}
-
-// opener finds sandboxes for the edge, which addresses them by id alone.
-type opener struct {
-	boxes *sandbox.Service
-	db    *store.DB
-	e2b   *e2bapi.Server
-}
-
-// Open implements edge.Sandboxes. Whose sandbox it is does not matter here: who may reach a port is
-// decided by its tokens.
-func (o opener) Open(ctx context.Context, id string) (edge.Target, error) {
-	row, err := o.db.Read().Sandbox(ctx, id)
-	if errors.Is(err, store.ErrNotFound) {
-		return edge.Target{}, edge.ErrNotFound
-	}
-	if err != nil {
-		return edge.Target{}, err
-	}
-	owner := auth.Principal{Workspace: api.Workspace(row.Workspace)}
-	guest, err := o.boxes.Guest(ctx, owner, api.SandboxID(id))
-	if c := api.CodeOf(err); c == api.NotFound || c == api.WrongState {
-		return edge.Target{}, edge.ErrNotFound
-	}
-	if err != nil {
-		return edge.Target{}, err
-	}
-	sb, err := o.boxes.Get(ctx, owner, api.SandboxID(id))
-	if err != nil {
-		return edge.Target{}, err
-	}
-	t := edge.Target{ID: id, Generation: sb.Generation, Guest: guest, User: sb.User}
-	if !e2bapi.IsOpen(sb.Metadata) {
-		t.AccessToken = o.e2b.AccessToken(sb.ID)
-	}
-	return t, nil
+	return doors.Around(v1), nil
 }
 
 // secretBytes is the length of the secret of an installation.

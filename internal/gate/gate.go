@@ -1,26 +1,19 @@
 // Package gate joins what is reached through host names (ports of sandboxes, E2B's agent and code
 // interpreter) and E2B's control API with the services behind them.
 //
-// It decides who is let in to which sandbox and whether a request wakes it, and owns the secret that
-// tokens are made from; forwarding is the edge's, protocols are envd's, interpreter's and e2bapi's. All
+// It decides who is let in to which sandbox and whether a request wakes it; forwarding is the edge's, protocols are envd's, interpreter's and e2bapi's. All
 // requests may run at once.
 package gate
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/subtle"
-	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net/http"
-	"os"
-	"path/filepath"
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/auth"
-	"github.com/pandastack/pandastack/internal/durable"
 	"github.com/pandastack/pandastack/internal/e2bapi"
 	"github.com/pandastack/pandastack/internal/edge"
 	"github.com/pandastack/pandastack/internal/envd"
@@ -62,6 +55,9 @@ func New(cfg Config, sandboxes Sandboxes, templates e2bapi.Templates, keys e2bap
 
 // Around answers what is the gate's and passes all other requests to next.
 func (g *Gate) Around(next http.Handler) http.Handler { return g.edge.Around(g.control.Around(next)) }
+
+// Edge forwards to ports of sandboxes, for faces that address them in another way.
+func (g *Gate) Edge() *edge.Edge { return g.edge }
 
 // Close ends watchers and idle connections.
 func (g *Gate) Close() {
@@ -123,23 +119,4 @@ func (g *Gate) serveInterpreter(w http.ResponseWriter, r *http.Request, t edge.T
 		return
 	}
 	g.interpreter.Serve(w, r, interpreter.Target{ID: t.ID, Guest: t.Guest})
-}
-
-// secretBytes is the size of an installation's secret.
-const secretBytes = 32
-
-// Secret reads the installation's secret from dir, and makes it when there is none. Whoever has it can
-// make tokens for every sandbox: the file is the program's own user's alone.
-func Secret(dir string) ([]byte, error) {
-	path := filepath.Join(dir, "gate.secret")
-	data, err := os.ReadFile(path)
-	if err == nil && len(data) != secretBytes {
-		return nil, fmt.Errorf("%s has %d bytes instead of %d: put back a copy, or remove it, which ends all tokens", path, len(data), secretBytes)
-	}
-	if err == nil || !errors.Is(err, fs.ErrNotExist) {
-		return data, err
-	}
-	data = make([]byte, secretBytes)
-	rand.Read(data) // never fails, by its documentation
-	return data, durable.WriteFile(path, data, 0o600)
 }
