@@ -146,11 +146,13 @@ func (g *Guard) remember(name string, addrs []netip.Addr, stay time.Duration) er
 		g.learned[name] = have
 	}
 	for _, a := range addrs {
+		if _, known := have[a]; !known {
+			g.count++
+		}
 		if until := now.Add(stay); have[a].Before(until) {
 			have[a] = until
 		}
 	}
-	g.recount()
 	return nil
 }
 
@@ -160,19 +162,12 @@ func (g *Guard) expire(now time.Time) {
 		for a, until := range addrs {
 			if !until.After(now) {
 				delete(addrs, a)
+				g.count--
 			}
 		}
 		if len(addrs) == 0 {
 			delete(g.learned, name)
 		}
-	}
-	g.recount()
-}
-
-func (g *Guard) recount() {
-	g.count = 0
-	for _, addrs := range g.learned {
-		g.count += len(addrs)
 	}
 }
 
