@@ -16,17 +16,30 @@ import (
 
 const patience = 60 * time.Second
 
+// bothSockets listens on one port of loopback, by UDP and TCP.
+func bothSockets(t testing.TB) (net.PacketConn, net.Listener) {
+	t.Helper()
+	var last error
+	for range 100 { // the port of one protocol may be taken in the other
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		pc, err := net.ListenPacket("udp", l.Addr().String())
+		if err == nil {
+			return pc, l
+		}
+		last = err
+		l.Close()
+	}
+	t.Fatal(last)
+	return nil, nil
+}
+
 // upstream is a resolver on loopback that answers by handle, over UDP and TCP.
 func upstream(t testing.TB, handle func(*dns.Msg) *dns.Msg) *Resolver {
 	t.Helper()
-	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := net.Listen("tcp", pc.LocalAddr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	pc, l := bothSockets(t)
 	h := dns.HandlerFunc(func(w dns.ResponseWriter, m *dns.Msg) {
 		r := handle(m)
 		if _, udp := w.RemoteAddr().(*net.UDPAddr); udp {
@@ -208,14 +221,7 @@ func TestDNSServerServesAndCloses(t *testing.T) {
 		}
 		return a
 	})
-	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := net.Listen("tcp", pc.LocalAddr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	pc, l := bothSockets(t)
 	s := ServeDNS(context.Background(), r, pc, l, nil)
 	garbage, err := net.Dial("udp", pc.LocalAddr().String())
 	if err != nil {

@@ -40,6 +40,12 @@ var everywhere = []string{public, "10.9.9.9", "172.16.3.3", "192.168.3.3", "100.
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
+	return newWorldWith(t)
+}
+
+// newWorldWith is a world whose internet has more addresses, without servers.
+func newWorldWith(t *testing.T, more ...string) *world {
+	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("not root: network namespaces cannot be made")
 	}
@@ -61,7 +67,7 @@ func newWorld(t *testing.T) *world {
 		if err := configure("net0", "198.100.1.1/24"); err != nil {
 			return err
 		}
-		for _, a := range everywhere {
+		for _, a := range append(more, everywhere...) {
 			if err := configure("lo", a+"/32"); err != nil {
 				return err
 			}
