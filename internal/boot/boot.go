@@ -16,6 +16,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/pandastack/pandastack/internal/config"
 	"github.com/pandastack/pandastack/internal/durable"
 	"github.com/pandastack/pandastack/internal/undo"
@@ -100,6 +102,10 @@ func (n *node) run(ctx context.Context, name string, life func(context.Context) 
 // start makes everything, in the order of dependence.
 func (n *node) start(ctx context.Context) error {
 	began := time.Now()
+	// Monitors inherit this where their own limit cannot be set: memory of guests never goes to a core file.
+	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
+		return fmt.Errorf("switch core files off: %w", err)
+	}
 	// The port first: when it is taken nothing else should have been touched.
 	door, err := n.listen(ctx)
 	if err != nil {
