@@ -42,7 +42,7 @@ type Host struct {
 	Lab    Lab
 	Driver vmm.Driver
 	Image  vmm.Image
-	disk   string // belongs to Image
+	Disk   string // belongs to Image
 	serial atomic.Int64
 }
 
@@ -64,7 +64,7 @@ func Bake(t testing.TB, lab Lab) *Host {
 	}
 	must(t, m.Link.Freeze(t.Context(), true))
 	must(t, m.Pause(t.Context()))
-	h.Image, h.disk = h.Save(t, m)
+	h.Image, h.Disk = h.Save(t, m)
 	must(t, m.Link.Close())
 	must(t, m.Kill(t.Context()))
 	return h
@@ -176,12 +176,12 @@ func (h *Host) Prepare(t testing.TB, image vmm.Image, disk string) *Machine {
 }
 
 // Restore starts a machine from the baked image and waits for its guest.
-func (h *Host) Restore(t testing.TB) *Machine { return h.RestoreFrom(t, h.Image, h.disk) }
+func (h *Host) Restore(t testing.TB) *Machine { return h.RestoreFrom(t, h.Image, h.Disk) }
 
 // RestoreStep is Restore that tells when the guest runs, before it is waited for.
 func (h *Host) RestoreStep(t testing.TB, loaded func()) *Machine {
 	t.Helper()
-	return h.restore(t, h.Image, h.disk, loaded)
+	return h.restore(t, h.Image, h.Disk, loaded)
 }
 
 // RestoreFrom is Restore from another image and its disk.

@@ -78,8 +78,8 @@ func testPause(t *testing.T, h *Host) {
 func testRestoreAtOnce(t *testing.T, h *Host) {
 	var all []*Machine
 	for range 4 {
-		m := h.Prepare(t, h.Image, h.disk)
-		h.clone(t, h.disk, m.Spec.Disks[0].Path)
+		m := h.Prepare(t, h.Image, h.Disk)
+		h.clone(t, h.Disk, m.Spec.Disks[0].Path)
 		all = append(all, m)
 	}
 	failed := make(chan error, len(all))
@@ -246,7 +246,7 @@ func testKill(t *testing.T, h *Host) {
 			t.Errorf("adopt after kill: got %v, want ErrGone", err)
 		}
 	}
-	m := h.Prepare(t, h.Image, h.disk)
+	m := h.Prepare(t, h.Image, h.Disk)
 	ended(m, m.Kill(t.Context()))
 	m = h.Restore(t)
 	ended(m, m.Kill(t.Context()))
@@ -259,7 +259,7 @@ func testKill(t *testing.T, h *Host) {
 	must(t, err)
 	ended(m, m.Kill(t.Context()))
 	must(t, c.Close())
-	must(t, h.Driver.Kill(t.Context(), h.Spec(t, h.disk))) // never had a monitor
+	must(t, h.Driver.Kill(t.Context(), h.Spec(t, h.Disk))) // never had a monitor
 }
 
 func testCrash(t *testing.T, h *Host) {
@@ -334,7 +334,7 @@ func testAdoptPaused(t *testing.T, h *Host) {
 }
 
 func testAdoptNeverLoaded(t *testing.T, h *Host) {
-	m := h.Prepare(t, h.Image, h.disk)
+	m := h.Prepare(t, h.Image, h.Disk)
 	_ = m.Link.Close()
 	h.Lab.Abandon(t, h.Driver)
 	h.Driver = h.Lab.Open(t)
@@ -362,7 +362,7 @@ func testMismatch(t *testing.T, h *Host) {
 		t.Run(name, func(t *testing.T) {
 			image := h.Image
 			change(&image.Manifest)
-			_, err := h.Driver.Prepare(t.Context(), h.Spec(t, h.disk), image)
+			_, err := h.Driver.Prepare(t.Context(), h.Spec(t, h.Disk), image)
 			var mismatch *vmm.MismatchError
 			if !errors.As(err, &mismatch) {
 				t.Errorf("got %v, want a mismatch", err)
@@ -394,8 +394,8 @@ func testDamage(t *testing.T, h *Host) {
 }
 
 func testWrongOrder(t *testing.T, h *Host) {
-	m := h.Prepare(t, h.Image, h.disk)
-	h.clone(t, h.disk, m.Spec.Disks[0].Path)
+	m := h.Prepare(t, h.Image, h.Disk)
+	h.clone(t, h.Disk, m.Spec.Disks[0].Path)
 	if m.Pause(t.Context()) == nil {
 		t.Error("a machine without a guest was paused")
 	}
@@ -412,7 +412,7 @@ func testWrongOrder(t *testing.T, h *Host) {
 	must(t, err)
 	must(t, c.Close())
 	must(t, c.Close())
-	if m := h.Prepare(t, h.Image, h.disk); m.Load(t.Context(), c) == nil {
+	if m := h.Prepare(t, h.Image, h.Disk); m.Load(t.Context(), c) == nil {
 		t.Error("a closed capture was loaded")
 	}
 }

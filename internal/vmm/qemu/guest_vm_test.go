@@ -1,0 +1,145 @@
+//go:build vm
+
+package qemu_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
+)
+
+// What a guest does to itself, and what the driver makes of damaged device state.
+func TestGuest(t *testing.T) {
+	h := vmmtest.Bake(t, lab(t))
+	t.Run("panic", func(t *testing.T) { testEnd(t, h, "c", "Kernel panic") })
+	t.Run("reboot", func(t *testing.T) { testEnd(t, h, "b", "rebooted") })
+	t.Run("endless_console", func(t *testing.T) { testConsole(t, h) })
+	t.Run("larger_disk", func(t *testing.T) { testLargerDisk(t, h) })
+	t.Run("state_cut_short", func(t *testing.T) { testCutState(t, h) })
+}
+
+// testEnd ends the guest by a key of its kernel's and looks for the reason.
+func testEnd(t *testing.T, h *vmmtest.Host, key, want string) {
+	m := h.Restore(t)
+	if _, err := m.Link.Start(t.Context(), guestapi.ProcessSpec{Shell: "echo " + key + " > /proc/sysrq-trigger"}); err != nil {
+		t.Logf("the guest was gone before it answered: %v", err)
+	}
+	select {
+	case <-m.Done():
+	case <-time.After(vmmtest.Patience):
+		t.Fatal("the machine lives")
+	}
+	if err := m.Err(); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("got %v, want %q in it", err, want)
+	}
+}
+
+// A guest that prints for ever costs the host nothing, and its last words are there.
+func testConsole(t *testing.T, h *vmmtest.Host) {
+	m := h.Restore(t)
+	if r := m.Run(t, "seq 1 20000 > /dev/console; echo the end > /dev/console"); r.Exit.Code != 0 {
+		t.Fatalf("got %+v", r)
+	}
+	text, err := m.Machine.(interface {
+		Console(context.Context) ([]byte, error)
+	}).Console(t.Context())
+	if err != nil || len(text) > 64<<10 || !strings.Contains(string(text), "the end") {
+		t.Errorf("got %d bytes of console, %v", len(text), err)
+	}
+	files, err := os.ReadDir(m.Spec.Dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		i, err := f.Info()
+		if err != nil || f.Name() != "disk" && i.Size() > 1<<20 {
+			t.Errorf("%s has %d bytes, %v", f.Name(), i.Size(), err)
+		}
+	}
+}
+
+func testLargerDisk(t *testing.T, h *vmmtest.Host) {
+	m := h.Prepare(t, h.Image, h.Disk)
+	if err := m.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	larger := m.Spec.Dir + "/larger"
+	st, err := os.Stat(h.Disk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	size := st.Size() + 512<<20
+	f, err := os.Open(h.Disk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := os.WriteFile(larger, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(larger, st.Size()); err != nil {
+		t.Fatal(err)
+	}
+	h.Lab.Clone(t, f, larger)
+	if err := os.Truncate(larger, size); err != nil {
+		t.Fatal(err)
+	}
+	n := &vmmtest.Machine{Spec: m.Spec, Image: h.Image}
+	n.Spec.Disks[0].Path = larger
+	if n.Machine, err = h.Driver.Prepare(t.Context(), n.Spec, h.Image); err != nil {
+		t.Fatal(err)
+	}
+	h.Greet(t, n)
+	if err := n.Load(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	h.Ready(t, n)
+	if r := n.Run(t, "cat /sys/block/vda/size"); strings.TrimSpace(r.Stdout) != strconv.FormatInt(size/512, 10) {
+		t.Errorf("the guest sees %q sectors, want %d", r.Stdout, size/512)
+	}
+	child := h.Fork(t, n, 1)[0]
+	if r := child.Run(t, "cat /sys/block/vda/size"); strings.TrimSpace(r.Stdout) != strconv.FormatInt(size/512, 10) {
+		t.Errorf("the child sees %q sectors, want %d", r.Stdout, size/512)
+	}
+}
+
+// State that passes its checksum but is not whole ends the monitor with QEMU's own words.
+func testCutState(t *testing.T, h *vmmtest.Host) {
+	m := h.Restore(t)
+	if err := m.Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	image, disk := h.Save(t, m)
+	path := image.Dir + "/state"
+	state, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	state = state[:len(state)/2]
+	if err := errors.Join(os.Remove(path), os.WriteFile(path, state, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	sum := sha256.Sum256(state)
+	image.Manifest.Files = slices.Clone(image.Manifest.Files)
+	image.Manifest.Files[1].SHA256 = hex.EncodeToString(sum[:])
+	n := h.Prepare(t, image, disk)
+	err = n.Load(t.Context(), nil)
+	if err == nil || !strings.Contains(err.Error(), "QEMU exited") {
+		t.Errorf("got %v, want the words of QEMU", err)
+	}
+	select {
+	case <-n.Done():
+	case <-time.After(vmmtest.Patience):
+		t.Error("the monitor lives")
+	}
+}

@@ -1,0 +1,178 @@
+//go:build vm
+
+package qemu_test
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/guestlink"
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+// place is a network namespace with a tap and a listener in it; it ends with its descriptors.
+func place(t *testing.T) (tap *os.File, l net.Listener) {
+	t.Helper()
+	runtime.LockOSThread() // never unlocked: the thread ends with the test and is in another namespace
+	ns, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = ns.Close() })
+	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req, err := unix.NewIfreq("tap0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
+	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, req); err != nil {
+		t.Fatal(err)
+	}
+	link, err := netlink.LinkByName("tap0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr, err := netlink.ParseAddr("192.168.241.1/29")
+	if err != nil {
+		t.Fatal(err)
+	}
+	mac := net.HardwareAddr{2, 0xfc, 0, 0, 0, 1}
+	for _, err := range []error{netlink.LinkSetHardwareAddr(link, mac), netlink.AddrAdd(link, addr), netlink.LinkSetUp(link)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	l, err = net.Listen("tcp4", "192.168.241.1:7000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	tap = os.NewFile(uintptr(fd), "tap0")
+	t.Cleanup(func() { _ = tap.Close() })
+	return tap, l
+}
+
+// A machine reaches its gateway after boot, and a restored copy the gateway of another place.
+func TestNetwork(t *testing.T) {
+	l := lab(t)
+	d := l.Open(t)
+	spec := func(id string) vmm.Spec {
+		s := l.Spec
+		s.ID, s.Dir = id, l.Dir+"/"+id
+		if err := os.MkdirAll(s.Dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		s.Disks = []vmm.Disk{{Path: s.Dir + "/disk"}}
+		l.Disk(t, s.Disks[0].Path)
+		t.Cleanup(func() { _ = d.Kill(t.Context(), s) })
+		return s
+	}
+	var image vmm.Image
+	for i, id := range []string{"first", "second"} {
+		t.Run(id, func(t *testing.T) {
+			tap, listener := place(t)
+			s := spec(id)
+			s.NIC = &vmm.NIC{Tap: tap, MAC: net.HardwareAddr{2, 0xfc, 0, 0, 0, 5}}
+			var m vmm.Machine
+			var err error
+			if i == 0 {
+				m, err = d.Boot(t.Context(), s)
+			} else {
+				m, err = d.Prepare(t.Context(), s, image)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			conn, err := m.Dial(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			link, err := guestlink.Open(t.Context(), conn, guestlink.Options{Generation: uint64(i + 1), Identity: &guestapi.Identity{
+				MachineID: id, Hostname: id, Generation: uint64(i + 1), Time: time.Now(), Entropy: make([]byte, 64),
+				Network: &guestapi.Network{Address: "192.168.241.2/29", Gateway: "192.168.241.1"},
+			}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer link.Close()
+			if i == 1 {
+				first, err := os.Open(l.Dir + "/first/disk")
+				if err != nil {
+					t.Fatal(err)
+				}
+				l.Clone(t, first, s.Disks[0].Path)
+				if err := first.Close(); err != nil {
+					t.Fatal(err)
+				}
+				if err := m.Load(t.Context(), nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := link.Ready(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			hear(t, link, listener, id)
+			if i == 0 {
+				image = saved(t, m, l.Dir+"/image")
+			}
+			if err := d.Kill(t.Context(), s); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// hear lets the guest send word to the listener.
+func hear(t *testing.T, link *guestlink.Link, listener net.Listener, word string) {
+	t.Helper()
+	p, err := link.Start(t.Context(), guestapi.ProcessSpec{Argv: []string{"/bin/bash", "-c",
+		fmt.Sprintf("echo %s > /dev/tcp/192.168.241.1/7000", word)}, Timeout: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if err := listener.(*net.TCPListener).SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	c, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if got, err := io.ReadAll(c); err != nil || string(got) != word+"\n" {
+		t.Errorf("got %q, %v", got, err)
+	}
+}
+
+func saved(t *testing.T, m vmm.Machine, dir string) vmm.Image {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c, err := m.Capture(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	image, err := c.Save(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return image
+}
