@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"maps"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -13,7 +14,6 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/auth"
 	"github.com/pandastack/pandastack/internal/guestapi"
-	"github.com/pandastack/pandastack/internal/hostapi"
 	"github.com/pandastack/pandastack/internal/hostapi/hosttest"
 	"github.com/pandastack/pandastack/internal/sandbox"
 	"github.com/pandastack/pandastack/internal/store"
@@ -160,38 +160,44 @@ func (w *world) until(what string, f func() bool) {
 	}
 }
 
-// clean checks that nothing is there that a row does not stand for, and no row without a machine.
-func (w *world) clean(want ...api.SandboxID) {
+// rows and machines by id, with their states.
+func (w *world) rows() (rows, machines map[string]string) {
 	w.t.Helper()
-	rows, err := w.db.Read().Sandboxes(w.t.Context(), store.SandboxQuery{})
+	all, err := w.db.Read().Sandboxes(w.t.Context(), store.SandboxQuery{})
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	have := map[string]string{}
-	for _, r := range rows {
-		have[r.ID] = r.State
+	rows, machines = map[string]string{}, map[string]string{}
+	for _, r := range all {
+		rows[r.ID] = r.State
 	}
-	machines := map[string]hostapi.State{}
 	for _, m := range w.host.Machines() {
-		machines[string(m.ID)] = m.State
+		machines[string(m.ID)] = string(m.State)
 	}
-	for id, state := range have {
-		if m, ok := machines[id]; !ok || string(m) != state {
-			w.t.Errorf("sandbox %s is %s, its machine %q", id, state, m)
-		}
-	}
-	for id := range machines {
-		if _, ok := have[id]; !ok {
-			w.t.Errorf("machine %s belongs to nobody", id)
-		}
+	return rows, machines
+}
+
+// agree tells whether store and host have the same sandboxes in the same states.
+func (w *world) agree() bool {
+	w.t.Helper()
+	rows, machines := w.rows()
+	return maps.Equal(rows, machines)
+}
+
+// clean checks that store and host agree, on the sandboxes that are named.
+func (w *world) clean(want ...api.SandboxID) {
+	w.t.Helper()
+	rows, machines := w.rows()
+	if !maps.Equal(rows, machines) {
+		w.t.Errorf("sandboxes %v, machines %v", rows, machines)
 	}
 	for _, id := range want {
-		if have[string(id)] == "" {
+		if rows[string(id)] == "" {
 			w.t.Errorf("sandbox %s is lost", id)
 		}
 	}
-	if len(want) != len(have) {
-		w.t.Errorf("%d sandboxes, want %d: %v", len(have), len(want), have)
+	if len(want) != len(rows) {
+		w.t.Errorf("%d sandboxes, want %d: %v", len(rows), len(want), rows)
 	}
 }
 
