@@ -59,7 +59,9 @@ type ResetError struct {
 	Text string // the peer's words, not checked
 }
 
-func (e *ResetError) Error() string { return fmt.Sprintf("stream was reset: code %d: %s", e.Code, e.Text) }
+func (e *ResetError) Error() string {
+	return fmt.Sprintf("stream was reset: code %d: %s", e.Code, e.Text)
+}
 
 // A Hello begins a session.
 type Hello struct {

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -101,11 +102,28 @@ func (l *Linux) GrowRoot() error {
 	if err != nil {
 		return fmt.Errorf("open disk: %w", err)
 	}
-	size, err := unix.IoctlGetInt(dev, unix.BLKGETSIZE64)
+	size, have, err := sizes(dev)
 	if err = errors.Join(err, unix.Close(dev)); err != nil {
 		return fmt.Errorf("read size of disk: %w", err)
 	}
-	// Statfs leaves out what the file system needs for itself. Asking for the size it has is refused or
-	// does nothing, and is cheap.
-	return resizeRoot(uint64(size) / uint64(fs.Bsize))
+	if want := uint64(size) / uint64(fs.Bsize); want > have {
+		return resizeRoot(want)
+	}
+	return nil
+}
+
+// sizes are the bytes of a disk and the blocks of the ext4 file system on it, which its superblock tells:
+// Documentation/filesystems/ext4/super.rst, s_blocks_count. Statfs leaves out what ext4 itself needs.
+func sizes(dev int) (disk int, blocks uint64, err error) {
+	disk, err = unix.IoctlGetInt(dev, unix.BLKGETSIZE64)
+	if err != nil {
+		return 0, 0, err
+	}
+	const superblock, low, high = 1024, 0x4, 0x150
+	var b [1024]byte
+	n, err := unix.Pread(dev, b[:], superblock)
+	if err == nil && n < len(b) {
+		err = unix.EIO
+	}
+	return disk, uint64(binary.LittleEndian.Uint32(b[low:])) | uint64(binary.LittleEndian.Uint32(b[high:]))<<32, err
 }

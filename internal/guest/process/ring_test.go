@@ -31,7 +31,7 @@ func TestRingKeepsTheEnd(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	r := newRing(1 << 30)
 	var whole []byte
-	for range 400 {
+	for range 120 {
 		p := make([]byte, random.IntN(20_000))
 		for i := range p {
 			p[i] = byte(random.Uint32())
