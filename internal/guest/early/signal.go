@@ -3,28 +3,32 @@ package early
 import (
 	"os"
 	"os/signal"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
 
-// Signals takes away what root in the machine could end its first process by. The kernel drops every
-// signal that such a process has no handler for, so all handlers of the runtime are removed but those
-// for faults, which turn faults of this program into panics. Faults that others send are received, and
-// ignored.
+// Signals takes away what root in the machine could end its first process by. The kernel spares such a
+// process signals that it left at their default action, but not while its first thread blocks them, as
+// the runtime does for moments (kernel/signal.c, sig_ignored and complete_signal). So they are ignored.
+// Programs begin with the default actions all the same: the runtime sets those back for every signal that
+// it once had a handler for.
 //
-// It also removes the handler by which the runtime interrupts loops; none here runs long.
+// Left alone are signals that do nothing by default, or stop, which the first process never does; that
+// of children, since ignoring it would lose their exits; and faults, which the runtime turns into panics.
+// Faults that others send are received, and dropped.
+//
+// The runtime cannot interrupt loops by signals any more; none here runs long.
 func Signals() error {
 	faults := []os.Signal{unix.SIGSEGV, unix.SIGBUS, unix.SIGFPE, unix.SIGILL, unix.SIGTRAP}
-	kept := make(map[unix.Signal]bool)
-	for _, s := range faults {
-		kept[s.(unix.Signal)] = true
-	}
 	signal.Notify(make(chan os.Signal, 1), faults...) // a full channel drops what comes
+	alone := []unix.Signal{unix.SIGKILL, unix.SIGSTOP, unix.SIGCHLD, unix.SIGCONT, unix.SIGURG, unix.SIGWINCH,
+		unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU}
 	for s := unix.Signal(1); s <= 64; s++ {
-		if s == unix.SIGKILL || s == unix.SIGSTOP || kept[s] {
+		if slices.Contains(alone, s) || slices.Contains(faults, os.Signal(s)) {
 			continue
 		}
-		if err := defaultAction(s); err != nil {
+		if err := ignore(s); err != nil {
 			return err
 		}
 	}
