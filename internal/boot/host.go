@@ -48,22 +48,10 @@ func (n *node) path(names ...string) string {
 	return filepath.Join(append([]string{n.Config.DataDir}, names...)...)
 }
 
-// agent is the guest agent's program: beside this one unless the configuration says otherwise.
-func (n *node) agent() string {
-	if n.Config.GuestAgent != "" {
-		return n.Config.GuestAgent
-	}
-	self, err := os.Executable()
-	if err != nil { // then nothing is beside it either, and Find says so
-		return "pandastack-guest"
-	}
-	return filepath.Join(filepath.Dir(self), "pandastack-guest")
-}
-
 // boot finds what guests boot. It is the same for the life of the node: a new kernel or guest agent is
 // taken up by the next start.
 func (n *node) boot(ctx context.Context) (kernel.Boot, error) {
-	b, err := kernel.Find(ctx, n.path("kernel"), n.agent())
+	b, err := kernel.Find(ctx, n.path("kernel"), n.Config.Agent())
 	if _, missing := errors.AsType[*kernel.NotFoundError](err); missing {
 		return kernel.Boot{}, fmt.Errorf("%w; run pandastack setup", err)
 	}
@@ -261,7 +249,7 @@ func (n *node) accelerator(ctx context.Context) (vmm.Accelerator, error) {
 	if n.Config.VMM.Accelerator != "auto" {
 		return vmm.Accelerator(n.Config.VMM.Accelerator), nil
 	}
-	c, err := probe.ChooseAccelerator(ctx, probe.Config{DataDir: n.Config.DataDir, QEMU: n.Config.VMM.QEMU, GuestAgent: n.agent()})
+	c, err := probe.ChooseAccelerator(ctx, probe.Config{DataDir: n.Config.DataDir, QEMU: n.Config.VMM.QEMU, GuestAgent: n.Config.Agent()})
 	if err != nil {
 		return "", err
 	}

@@ -2,8 +2,8 @@
 //
 // Data goes to standard output, talk and progress to standard error. Every command has --json, whose
 // shapes are those of package api. A failure is one line on standard error and the exit code of its
-// api.Code; a command run in a sandbox gives its own exit code. Nothing is asked of a person, so that
-// every command works in a script. The package owns no state and knows nothing of how a node works
+// api.Code; a command run in a sandbox gives its own exit code. Only setup asks anything, and only at a
+// terminal, so that every command works in a script. The package owns no state and knows nothing of how a node works
 // beyond calling the assembly.
 package cli
 
@@ -131,7 +131,7 @@ func (a *app) root() *cobra.Command {
 			root.AddCommand(c)
 		}
 	}
-	add("node", a.up(), a.config(), a.version())
+	add("node", a.up(), a.setup(), a.doctor(), a.config(), a.version())
 	add("use", a.sandbox(), a.template(), a.snapshot(), a.keys(), a.me())
 	add("measure", a.demo(), a.bench())
 	return root

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -77,6 +78,19 @@ func (n *Node) validateNetwork(bad func(string, string, ...any), atLeast func(st
 }
 
 var namePrefix = regexp.MustCompile(`^[a-z][a-z0-9]{0,7}$`)
+
+// Agent is the path of the guest agent's program: GuestAgent, or the one beside this program.
+func (n *Node) Agent() string {
+	const name = "pandastack-guest"
+	if n.GuestAgent != "" {
+		return n.GuestAgent
+	}
+	self, err := os.Executable()
+	if err != nil { // then nothing is beside it either, and whoever opens the file says so
+		return name
+	}
+	return filepath.Join(filepath.Dir(self), name)
+}
 
 // Addresses reads Range; the zero prefix when it is empty.
 func (n Network) Addresses() (netip.Prefix, error) {

@@ -1,0 +1,174 @@
+package cli
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/doctor"
+	"github.com/pandastack/pandastack/internal/probe"
+	"github.com/pandastack/pandastack/internal/setup"
+)
+
+func (a *app) setup() *cobra.Command {
+	var yes, remove bool
+	var kernel string
+	c := &cobra.Command{
+		Use:   "setup",
+		Short: "Make this machine ready: packages, guest kernel, data directory",
+		Long: "Make this machine ready: packages, guest kernel, data directory. Prints a plan and asks before it does anything; does only\n" +
+			"what is missing, and can be run again at any time. Mirrors are the machine's own.",
+		Args: cobra.NoArgs,
+	}
+	c.Flags().BoolVarP(&yes, "yes", "y", false, "do it without asking")
+	c.Flags().StringVar(&kernel, "kernel", setup.KernelDistribution, "guest kernel: distribution, or tuned, which is compiled here and takes minutes")
+	c.Flags().BoolVar(&remove, "remove", false, "take away what setup made: the data directory with everything in it, and guest kernels; packages stay")
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		l, err := a.node(nil)
+		if err != nil {
+			return err
+		}
+		cfg := setup.Config{DataDir: l.DataDir, ImageGiB: l.Capacity.DiskImageGiB, Kernel: kernel}
+		if remove {
+			if err := a.agree(yes, "This removes "+l.DataDir+" with every sandbox, snapshot and template in it."); err != nil {
+				return err
+			}
+			return local(setup.Remove(c.Context(), cfg, func(line string) { a.talk("%s", line) }))
+		}
+		return a.prepare(c.Context(), cfg, yes)
+	}
+	return c
+}
+
+// prepare plans and, if agreed, carries the plan out.
+func (a *app) prepare(ctx context.Context, cfg setup.Config, yes bool) error {
+	facts, err := setup.Inspect(ctx, cfg)
+	if err != nil {
+		return local(err)
+	}
+	steps, err := setup.Plan(cfg, facts)
+	if err != nil {
+		return local(err)
+	}
+	if len(steps) > 0 {
+		a.talk("plan for %s:", facts.Distribution)
+		for i, s := range steps {
+			a.talk("  %d. %s", i+1, s.Text)
+		}
+		if err := a.agree(yes, ""); err != nil {
+			return err
+		}
+		if err := setup.Apply(ctx, cfg, steps, a.stepReport()); err != nil {
+			return local(err)
+		}
+	}
+	done := make([]string, 0, len(steps))
+	for _, s := range steps {
+		done = append(done, s.Text)
+	}
+	return a.print(map[string]any{"done": done, "data_dir": cfg.DataDir}, func(w io.Writer) error {
+		if len(done) == 0 {
+			_, err := fmt.Fprintln(w, "nothing to do: this machine is ready")
+			return err
+		}
+		_, err := fmt.Fprintf(w, "this machine is ready; data is in %s\n", cfg.DataDir)
+		return err
+	})
+}
+
+// stepReport shows the steps of a plan as they are done, and the output of the one that failed.
+func (a *app) stepReport() setup.Report {
+	const kept = 30
+	var last []string
+	show := func(string, int) {}
+	return setup.Report{
+		Begin: func(i, n int, s setup.Step) {
+			last, show = nil, a.progress(fmt.Sprintf("[%d/%d] %s", i, n, s.Text))
+			show("working", 0)
+		},
+		Line: func(line string) {
+			if last = append(last, line); len(last) > kept {
+				last = last[1:]
+			}
+		},
+		End: func(_ setup.Step, _ time.Duration, err error) {
+			if err == nil {
+				show("", 100)
+				return
+			}
+			a.talk("\n%s", strings.Join(last, "\n"))
+		},
+	}
+}
+
+// agree asks a person at a terminal; elsewhere it takes --yes.
+func (a *app) agree(yes bool, what string) error {
+	if yes {
+		return nil
+	}
+	if what != "" {
+		a.talk("%s", what)
+	}
+	if _, ok := terminal(a.Stdin); !ok || a.json {
+		return api.Errorf(api.Invalid, "nothing was done; say --yes to do it")
+	}
+	fmt.Fprint(a.Stderr, "Go on? [y/N] ")
+	answer, err := bufio.NewReader(a.Stdin).ReadString('\n')
+	if err != nil && !errors.Is(err, io.EOF) {
+		return local(err)
+	}
+	if t := strings.ToLower(strings.TrimSpace(answer)); t != "y" && t != "yes" {
+		return api.Errorf(api.Canceled, "nothing was done")
+	}
+	return nil
+}
+
+func (a *app) doctor() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "doctor",
+		Short: "Check what this machine can do, by trying it",
+		Long: "Check what this machine can do, by trying it: every check with what was found and how to mend it. The accelerator is found\n" +
+			"out by booting a guest for a moment. The exit code is 1 when sandboxes would not work.",
+		Args: cobra.NoArgs,
+	}
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		l, err := a.node(nil)
+		if err != nil {
+			return err
+		}
+		width := 0
+		if screen, ok := terminal(a.Stdout); ok {
+			if cols, _, err := term.GetSize(int(screen.Fd())); err == nil {
+				width = cols
+			}
+		}
+		var broken error
+		results := doctor.Check(c.Context(), probe.Config{DataDir: l.DataDir, QEMU: l.VMM.QEMU, GuestAgent: l.Agent()}, func(r probe.Result) {
+			if !a.json {
+				broken = errors.Join(broken, doctor.Line(a.Stdout, r, width))
+			}
+		})
+		if a.json {
+			broken = doctor.JSON(a.Stdout, results)
+		} else {
+			_, err := fmt.Fprintln(a.Stdout, doctor.Summary(results))
+			broken = errors.Join(broken, err)
+		}
+		if broken != nil {
+			return local(broken)
+		}
+		if !doctor.Healthy(results) {
+			return exitCode(1)
+		}
+		return nil
+	}
+	return c
+}
