@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -37,7 +38,9 @@ type Options struct {
 	Log   Log
 	// Attr is passed to the kernel; nil is the default. A process group of its own is always made.
 	Attr *syscall.SysProcAttr
-	Kill bool // end the program with SIGKILL at once; for one with process and mount namespaces of its own
+	// Kill ends the program with SIGKILL, at once, when the context or this very process ends. It is for a
+	// program with process and mount namespaces of its own, which leaves nothing behind.
+	Kill bool
 }
 
 // Error says that a program failed: how, and the last lines it wrote.
@@ -68,7 +71,7 @@ func Run(ctx context.Context, opt Options, name string, args ...string) error {
 	tail.log = opt.Log
 	cmd := prepare(ctx, opt, name, args)
 	cmd.Stdout, cmd.Stderr = &tail, &tail
-	err := cmd.Run()
+	err := start(cmd, opt.Kill)
 	tail.flush()
 	return failure(ctx, name, err, tail.last)
 }
@@ -81,7 +84,7 @@ func Output(ctx context.Context, opt Options, name string, args ...string) (stri
 	tail.log = opt.Log
 	cmd := prepare(ctx, opt, name, args)
 	cmd.Stdout, cmd.Stderr = &out, &tail
-	err := cmd.Run()
+	err := start(cmd, opt.Kill)
 	tail.flush()
 	return out.String(), failure(ctx, name, err, tail.last)
 }
@@ -100,10 +103,21 @@ func prepare(ctx context.Context, opt Options, name string, args []string) *exec
 	sig := syscall.SIGTERM
 	if opt.Kill {
 		sig = syscall.SIGKILL
+		cmd.SysProcAttr.Pdeathsig = sig
 	}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, sig) }
 	cmd.WaitDelay = grace
 	return cmd
+}
+
+// start runs a program to its end. The signal on death is sent when the thread ends that started the
+// program (prctl(2), PR_SET_PDEATHSIG), so that thread is kept for as long.
+func start(cmd *exec.Cmd, kept bool) error {
+	if kept {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+	}
+	return cmd.Run()
 }
 
 func failure(ctx context.Context, name string, err error, last []string) error {

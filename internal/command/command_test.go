@@ -1,12 +1,18 @@
 package command_test
 
 import (
+	"bufio"
 	"context"
 	"errors"
+	"io"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/pandastack/pandastack/internal/command"
 )
@@ -52,5 +58,49 @@ func TestOutput(t *testing.T) {
 	out, err := command.Output(t.Context(), command.Options{Stdin: "in", Env: []string{"X=y"}}, "sh", "-c", "cat; echo $X; echo noise >&2")
 	if err != nil || out != "iny\n" {
 		t.Errorf("output %q, %v", out, err)
+	}
+}
+
+// A process that starts a program with Kill and is then killed itself takes the program with it. The
+// test binary plays that process.
+func TestKillEndsWithUs(t *testing.T) {
+	if fifo := os.Getenv("COMMAND_TEST_FIFO"); fifo != "" {
+		_ = command.Run(t.Context(), command.Options{Kill: true}, "sh", "-c", "exec 3>"+fifo+"; echo up >&3; exec sleep 600")
+		return
+	}
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	parent := exec.Command(os.Args[0], "-test.run=^TestKillEndsWithUs$")
+	parent.Env = append(os.Environ(), "COMMAND_TEST_FIFO="+fifo)
+	if err := parent.Start(); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(fifo)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	lines := bufio.NewReader(f)
+	if line, err := lines.ReadString('\n'); line != "up\n" {
+		t.Fatalf("program says %q, %v", line, err)
+	}
+	if err := parent.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = parent.Wait() // it was killed
+	ended := make(chan error, 1)
+	go func() {
+		_, err := lines.ReadString('\n') // the end of the file comes when nobody writes any more
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, io.EOF) {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("the program lives on")
 	}
 }
