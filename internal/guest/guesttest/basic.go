@@ -153,7 +153,7 @@ func workingDirectory(t *testing.T, e Env) {
 }
 
 func deadline(t *testing.T, e Env) {
-	o := Exec(t, e.Guest, guestapi.ProcessSpec{Shell: "echo begun; sleep 600", Timeout: 2 * time.Second})
+	o := Exec(t, e.Guest, guestapi.ProcessSpec{Shell: "echo begun; sleep 600", Timeout: 5 * time.Second})
 	if !o.Exit.TimedOut || o.Exit.Code != 137 || o.Stdout != "begun\n" {
 		t.Errorf("got %+v", o)
 	}

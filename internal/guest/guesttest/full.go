@@ -47,8 +47,8 @@ func terminal(t *testing.T, e Env) {
 
 func groupDeadline(t *testing.T, e Env) {
 	mark := path.Join(e.Dir, "alive")
-	script := "(sleep 4; touch " + mark + ") & echo child; wait"
-	o := Exec(t, e.Guest, guestapi.ProcessSpec{Shell: script, Timeout: time.Second})
+	script := "(sleep 6; touch " + mark + ") & echo child; wait"
+	o := Exec(t, e.Guest, guestapi.ProcessSpec{Shell: script, Timeout: 3 * time.Second})
 	if !o.Exit.TimedOut || o.Stdout != "child\n" {
 		t.Errorf("got %+v", o)
 	}
