@@ -23,7 +23,8 @@ type CreateRequest struct {
 	Template       string            `json:"template,omitempty" doc:"Name of a template; the server's default if absent."`
 	FromSnapshot   SnapshotID        `json:"from_snapshot,omitempty" doc:"Restore this snapshot instead of a template."`
 	TTLSeconds     *int64            `json:"ttl_seconds,omitempty" doc:"Delete after so long without use; 0 is never; absent is the server's default."`
-	TimeoutSeconds int64             `json:"timeout_seconds,omitempty" doc:"Delete so long after creation, used or not; 0 is never."`
+	TimeoutSeconds int64             `json:"timeout_seconds,omitempty" doc:"End it so long after creation, used or not, as on_timeout says; 0 is never."`
+	OnTimeout      OnTimeout         `json:"on_timeout,omitempty" enum:"delete,hibernate," doc:"What happens when timeout_seconds have passed; delete if absent."`
 	Persistent     bool              `json:"persistent,omitempty" doc:"Never reaped for being idle; hibernated, not lost, when the node stops."`
 	Metadata       map[string]string `json:"metadata,omitempty"`
 	Env            map[string]string `json:"env,omitempty" doc:"Environment of every process in the sandbox."`
@@ -66,6 +67,8 @@ func (r *CreateRequest) Validate() error {
 		return invalid("ttl_seconds", "%d is out of range: use 0 for never, or up to %d", *r.TTLSeconds, MaxTTLSeconds)
 	case r.TimeoutSeconds < 0 || r.TimeoutSeconds > MaxTTLSeconds:
 		return invalid("timeout_seconds", "%d is out of range: use 0 for never, or up to %d", r.TimeoutSeconds, MaxTTLSeconds)
+	case !r.OnTimeout.Valid():
+		return invalid("on_timeout", "%s is not delete or hibernate", quote(string(r.OnTimeout)))
 	case r.DiskMB < 0 || r.DiskMB > 1<<20:
 		return invalid("disk_mb", "%d is out of range: use up to %d", r.DiskMB, 1<<20)
 	case r.DiskGB < 0 || r.DiskGB > 1<<10:

@@ -7,20 +7,37 @@ type Lifecycle struct {
 	TTLSeconds  int64      `json:"ttl_seconds" doc:"Deleted after so long without use; 0 is never."`
 	Persistent  bool       `json:"persistent"`
 	IdleSeconds int64      `json:"idle_seconds" doc:"How long it has not been used."`
-	ExpiresAt   *time.Time `json:"expires_at,omitempty" doc:"Deleted then, used or not."`
+	ExpiresAt   *time.Time `json:"expires_at,omitempty" doc:"Ended then, used or not, as on_timeout says."`
+	OnTimeout   OnTimeout  `json:"on_timeout" enum:"delete,hibernate"`
 }
+
+// OnTimeout is what happens to a sandbox whose fixed end has come.
+type OnTimeout string
+
+// The ways to end. The empty text means TimeoutDelete.
+const (
+	TimeoutDelete    OnTimeout = "delete"
+	TimeoutHibernate OnTimeout = "hibernate" // it may be woken again, without a fixed end
+)
+
+// Valid tells whether o can be asked for.
+func (o OnTimeout) Valid() bool { return o == "" || o == TimeoutDelete || o == TimeoutHibernate }
 
 // LifecyclePatch changes what it names.
 type LifecyclePatch struct {
-	TTLSeconds     *int64 `json:"ttl_seconds,omitempty" doc:"0 is never."`
-	Persistent     *bool  `json:"persistent,omitempty"`
-	TimeoutSeconds *int64 `json:"timeout_seconds,omitempty" doc:"Delete so long from now, used or not; 0 is never."`
+	TTLSeconds     *int64     `json:"ttl_seconds,omitempty" doc:"0 is never."`
+	Persistent     *bool      `json:"persistent,omitempty"`
+	TimeoutSeconds *int64     `json:"timeout_seconds,omitempty" doc:"End it so long from now, used or not; 0 is never."`
+	OnTimeout      *OnTimeout `json:"on_timeout,omitempty" enum:"delete,hibernate" doc:"What happens then."`
 }
 
 // Validate checks the request by itself.
 func (r *LifecyclePatch) Validate() error {
-	if r.TTLSeconds == nil && r.Persistent == nil && r.TimeoutSeconds == nil {
-		return invalid("ttl_seconds", "nothing to change: send ttl_seconds, persistent or timeout_seconds")
+	if r.TTLSeconds == nil && r.Persistent == nil && r.TimeoutSeconds == nil && r.OnTimeout == nil {
+		return invalid("ttl_seconds", "nothing to change: send ttl_seconds, persistent, timeout_seconds or on_timeout")
+	}
+	if r.OnTimeout != nil && !r.OnTimeout.Valid() {
+		return invalid("on_timeout", "%s is not delete or hibernate", quote(string(*r.OnTimeout)))
 	}
 	if r.TTLSeconds != nil && (*r.TTLSeconds < 0 || *r.TTLSeconds > MaxTTLSeconds) {
 		return invalid("ttl_seconds", "%d is out of range: use 0 for never, or up to %d", *r.TTLSeconds, MaxTTLSeconds)

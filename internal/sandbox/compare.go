@@ -233,7 +233,7 @@ func (s *Service) takeIn(ctx context.Context, m hostapi.Machine) error {
 	now := store.Micros(time.Now())
 	r := &store.Sandbox{ID: string(m.ID), Workspace: m.Labels["workspace"], State: string(statusOf(m.State)), Owner: s.instance,
 		Template: string(m.Template), Snapshot: string(m.Snapshot), Parent: string(m.Parent), Phases: "[]", Egress: true,
-		Persistent: true, OnEnd: endDelete, Created: store.Micros(m.Created), Changed: now, Active: now, Reason: m.Reason}
+		Persistent: true, OnEnd: string(api.TimeoutDelete), Created: store.Micros(m.Created), Changed: now, Active: now, Reason: m.Reason}
 	fill(r, m)
 	s.log.Warn("a kept machine of another store is taken in", "machine", m.ID, "workspace", r.Workspace)
 	return s.db.Write(ctx, "take in", func(ctx context.Context, tx *store.Tx) error {

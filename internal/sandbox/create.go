@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -209,7 +210,7 @@ func (s *Service) plan(ctx context.Context, p auth.Principal, req api.CreateRequ
 	r := store.Sandbox{
 		ID: string(api.NewSandboxID()), Workspace: string(p.Workspace), State: string(api.Creating), Owner: s.instance,
 		Phases: "[]", Metadata: req.Metadata, Egress: req.Egress == nil || *req.Egress, Persistent: req.Persistent,
-		TTLSeconds: int64(s.cfg.DefaultTTL / time.Second), Ends: ends(req.TimeoutSeconds), OnEnd: endDelete,
+		TTLSeconds: int64(s.cfg.DefaultTTL / time.Second), Ends: ends(req.TimeoutSeconds), OnEnd: string(cmp.Or(req.OnTimeout, api.TimeoutDelete)),
 		Created: now, Changed: now, Active: now, Idempotency: req.IdempotencyKey, Env: req.Env,
 	}
 	if req.TTLSeconds != nil {

@@ -128,6 +128,27 @@ func TestFixedEnd(t *testing.T) {
 	})
 }
 
+func TestFixedEndHibernates(t *testing.T) {
+	virtual(t, func(t *testing.T, w *world) {
+		s := w.create(alice, api.CreateRequest{TTLSeconds: p(int64(0)), TimeoutSeconds: 100, OnTimeout: api.TimeoutHibernate})
+		if s.ExpiresAt == nil || s.OnTimeout != api.TimeoutHibernate {
+			t.Errorf("created %+v, want an end that hibernates", s)
+		}
+		pass(102 * time.Second)
+		if got := w.status(alice, s.ID); got != api.Hibernated {
+			t.Fatalf("at its end it is %s, want hibernated", got)
+		}
+		w.exec(alice, s.ID, "true")
+		pass(time.Hour)
+		w.clean(s.ID)
+		if _, err := w.SetLifecycle(t.Context(), alice, s.ID, api.LifecyclePatch{TimeoutSeconds: p(int64(10)), OnTimeout: p(api.TimeoutDelete)}); err != nil {
+			t.Fatal(err)
+		}
+		pass(12 * time.Second)
+		w.clean()
+	})
+}
+
 func TestIdleHibernate(t *testing.T) {
 	virtual(t, func(t *testing.T, w *world) {
 		s := w.create(alice, api.CreateRequest{Persistent: true})

@@ -162,7 +162,7 @@ func (s *Service) reap(ctx context.Context, id string) error {
 		return s.become(ctx, "postpone", &r, api.Status(r.State))
 	}
 	if r.Ends > 0 && r.Ends <= now {
-		if status := api.Status(r.State); r.OnEnd == endHibernate && (status == api.Running || status == api.Paused) {
+		if status := api.Status(r.State); r.OnEnd == string(api.TimeoutHibernate) && (status == api.Running || status == api.Paused) {
 			r.Ends = 0
 			return s.step(ctx, &r, hibernate)
 		}

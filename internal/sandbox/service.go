@@ -256,7 +256,7 @@ func (s *Service) view(r *store.Sandbox) api.Sandbox {
 	}
 	if r.Ends > 0 {
 		at := store.Time(r.Ends)
-		out.ExpiresAt = &at
+		out.ExpiresAt, out.OnTimeout = &at, api.OnTimeout(r.OnEnd)
 	}
 	return out
 }

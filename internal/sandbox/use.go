@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -58,19 +59,13 @@ func (s *Service) due(r *store.Sandbox) int64 {
 		if !r.Persistent && s.cfg.HibernatedTTL > 0 {
 			at(r.Changed + s.cfg.HibernatedTTL.Microseconds())
 		}
-		if r.Ends > 0 && r.OnEnd != endHibernate {
+		if r.Ends > 0 && r.OnEnd != string(api.TimeoutHibernate) {
 			at(r.Ends)
 		}
 	case api.Creating, api.Hibernating, api.Waking, api.Stopping, api.Deleted:
 	}
 	return when
 }
-
-// What happens at a fixed end, as it is stored.
-const (
-	endDelete    = "delete"
-	endHibernate = "hibernate"
-)
 
 // Touch counts as use of the sandbox.
 func (s *Service) Touch(ctx context.Context, p auth.Principal, id api.SandboxID) (err error) {
@@ -94,7 +89,7 @@ func (s *Service) Lifecycle(ctx context.Context, p auth.Principal, id api.Sandbo
 
 func (s *Service) lifecycle(r *store.Sandbox) api.Lifecycle {
 	v := s.view(r)
-	return api.Lifecycle{TTLSeconds: v.TTLSeconds, Persistent: v.Persistent, IdleSeconds: v.IdleSeconds, ExpiresAt: v.ExpiresAt}
+	return api.Lifecycle{TTLSeconds: v.TTLSeconds, Persistent: v.Persistent, IdleSeconds: v.IdleSeconds, ExpiresAt: v.ExpiresAt, OnTimeout: api.OnTimeout(r.OnEnd)}
 }
 
 // SetLifecycle changes what the patch names. It counts as use, so a shorter TTL begins now.
@@ -129,6 +124,9 @@ func (s *Service) SetLifecycle(ctx context.Context, p auth.Principal, id api.San
 	}
 	if patch.TimeoutSeconds != nil {
 		r.Ends = ends(*patch.TimeoutSeconds)
+	}
+	if patch.OnTimeout != nil {
+		r.OnEnd = string(cmp.Or(*patch.OnTimeout, api.TimeoutDelete))
 	}
 	s.used.Touch(r.ID)
 	ctx, cancel := firm(ctx)
