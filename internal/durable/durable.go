@@ -139,6 +139,18 @@ func Sweep(dir string) error {
 	return all
 }
 
+// Sync makes a file that was written without durability, or by somebody else, durable under its name.
+func Sync(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	return SyncDir(filepath.Dir(path))
+}
+
 // SyncDir makes what happened to a directory's entries durable.
 func SyncDir(dir string) error {
 	d, err := os.Open(dir)

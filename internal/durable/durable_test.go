@@ -70,6 +70,12 @@ func TestReplace(t *testing.T) {
 			t.Fatalf("read %q, %v; want %q", got, err, want)
 		}
 	}
+	if err := durable.Sync(path); err != nil {
+		t.Error(err)
+	}
+	if err := durable.Sync(filepath.Join(dir, "none")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("sync of a missing file: %v, want fs.ErrNotExist", err)
+	}
 	if err := os.MkdirAll(filepath.Join(dir, "taken", "x"), 0o700); err != nil {
 		t.Fatal(err)
 	}

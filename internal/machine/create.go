@@ -126,14 +126,19 @@ func (m *Manager) disk(p *plan, mc *machine, src string, how start) error {
 	return p.did("disk")
 }
 
-// live records that a machine runs, and begins to watch it.
+// live records that a machine runs, and begins to watch it. The record of a kept machine is made durable
+// by Run, a moment later: a crash of the host takes every machine with it, and what it could lose is
+// one that came to be in this moment.
 func (m *Manager) live(p *plan, mc *machine) error {
-	if err := m.record(mc, mc.sure(), func(in *intent) { in.State, in.Reason = running, "" }); err != nil {
+	if err := m.record(mc, ofProcess, func(in *intent) { in.State, in.Reason = running, "" }); err != nil {
 		return err
 	}
 	if err := p.did("record"); err != nil {
 		return err
 	}
 	m.watch(mc)
+	if mc.in.Keep {
+		m.settle(mc.dir)
+	}
 	return nil
 }

@@ -103,6 +103,3 @@ func readIntent(dir string) (intent, error) {
 	}
 	return in, nil
 }
-
-// sure is how much a machine's record must survive: that of a machine that is kept, a host's death.
-func (mc *machine) sure() surety { return surety(mc.in.Keep) }

@@ -69,10 +69,11 @@ type Manager struct {
 	log    *slog.Logger
 	ledger *ledger
 
-	deaths   chan death
-	closed   chan struct{}
-	close    sync.Once
-	watchers sync.WaitGroup
+	deaths    chan death
+	unsettled chan string // directories of machines whose record is not durable yet
+	closed    chan struct{}
+	close     sync.Once
+	watchers  sync.WaitGroup
 
 	mu       sync.Mutex
 	machines map[hostapi.MachineID]*machine
@@ -81,9 +82,10 @@ type Manager struct {
 // machine is one machine. Whoever holds busy owns it: it alone changes the fields, under mu so that
 // others may read them.
 type machine struct {
-	id   hostapi.MachineID
-	dir  string
-	busy chan struct{}
+	id      hostapi.MachineID
+	dir     string
+	scratch bool // as the intent has it; never changes
+	busy    chan struct{}
 
 	mu     sync.Mutex
 	in     intent
@@ -130,7 +132,7 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 		cfg: cfg, deps: deps, log: deps.Log,
 		ledger: &ledger{adm: cfg.Admission.withDefaults(), host: cfg.HostMemory,
 			promises: map[hostapi.MachineID]promise{}},
-		deaths: make(chan death), closed: make(chan struct{}),
+		deaths: make(chan death), unsettled: make(chan string, 256), closed: make(chan struct{}),
 		machines: map[hostapi.MachineID]*machine{},
 	}, nil
 }
@@ -149,7 +151,7 @@ func (m *Manager) List() []hostapi.Machine {
 	m.mu.Lock()
 	all := make([]*machine, 0, len(m.machines))
 	for _, mc := range m.machines {
-		if !mc.in.Scratch { // never changes
+		if !mc.scratch {
 			all = append(all, mc)
 		}
 	}
@@ -228,7 +230,8 @@ func (m *Manager) add(in intent) (*machine, error) {
 		return nil, fmt.Errorf("machine id %q is not 1 to 48 lower-case letters and digits: %w", string(in.ID), hostapi.ErrInvalid)
 	}
 	in.Version = intentVersion
-	mc := &machine{id: in.ID, dir: filepath.Join(m.cfg.Dir, string(in.ID)), busy: make(chan struct{}, 1), in: in}
+	mc := &machine{id: in.ID, dir: filepath.Join(m.cfg.Dir, string(in.ID)), scratch: in.Scratch,
+		busy: make(chan struct{}, 1), in: in}
 	mc.busy <- struct{}{}
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -21,7 +21,7 @@ func (m *Manager) Pause(ctx context.Context, id hostapi.MachineID) (err error) {
 		return err
 	}
 	p.back.Push("go on", func(ctx context.Context) error { return m.goOn(ctx, mc) })
-	if err := m.record(mc, mc.sure(), func(in *intent) { in.State = paused }); err != nil {
+	if err := m.record(mc, ofProcess, func(in *intent) { in.State = paused }); err != nil {
 		return err
 	}
 	p.told(mc, false)
@@ -45,7 +45,7 @@ func (m *Manager) Resume(ctx context.Context, id hostapi.MachineID) (err error) 
 	if err := p.did("resume"); err != nil {
 		return err
 	}
-	if err := m.record(mc, mc.sure(), func(in *intent) { in.State = running }); err != nil {
+	if err := m.record(mc, ofProcess, func(in *intent) { in.State = running }); err != nil {
 		return err
 	}
 	p.told(mc, false)

@@ -99,7 +99,7 @@ func (m *Manager) recoverMachine(ctx context.Context, p *plan, mc *machine) erro
 			mc.set(func() { mc.in.Base = "" })
 		}
 		return m.clear(ctx, p, mc)
-	case mc.in.State == hibernated:
+	case mc.in.State == hibernated, mc.in.State == waking && mc.in.Base != "" && !m.spent(mc):
 		return m.recoverAsleep(ctx, p, mc)
 	case mc.in.State == hibernating:
 		if _, err := m.deps.Store.Get(mc.in.Next); err == nil {
@@ -133,16 +133,30 @@ func (m *Manager) clear(ctx context.Context, p *plan, mc *machine) error {
 	return m.scrap(ctx, p, mc)
 }
 
-// recoverAsleep leaves a hibernated machine asleep, or says that it lost its memory.
+// spent says whether the image of a machine's sleep was restored before.
+func (m *Manager) spent(mc *machine) bool {
+	snap, err := m.deps.Store.Get(mc.in.Base)
+	return err == nil && snap.Spent()
+}
+
+// recoverAsleep leaves a machine asleep, also one whose guest had not begun to run again, or says that it
+// lost its memory.
 func (m *Manager) recoverAsleep(ctx context.Context, p *plan, mc *machine) error {
 	if err := m.killLeft(ctx, p, mc); err != nil {
 		return err
 	}
+	if mc.in.Base != "" && !m.spent(mc) {
+		if mc.in.State == hibernated {
+			return nil
+		}
+		return m.record(mc, ofHost, func(in *intent) { in.State, in.Slot, in.MAC = hibernated, -1, "" })
+	}
+	reason := "the image it slept in is missing or damaged"
 	if mc.in.Base != "" {
-		return nil
+		reason = "the host ended just after it woke: its memory is lost"
 	}
 	mc.set(func() { mc.in.State = waking }) // the only way from hibernated to failed
-	return m.setFailed(ctx, p, mc, "the image it slept in is missing or damaged")
+	return m.setFailed(ctx, p, mc, reason)
 }
 
 // finishSleep ends a hibernation whose image is complete: the machine has not run since.
@@ -230,7 +244,7 @@ func (m *Manager) revive(ctx context.Context, p *plan, mc *machine) error {
 		if _, err := m.regreet(ctx, mc, g, m.cfg.ReadyTimeout); err != nil {
 			return m.lost(ctx, p, mc, "wake: "+err.Error())
 		}
-		return m.record(mc, mc.sure(), func(in *intent) { in.State = running })
+		return m.record(mc, ofProcess, func(in *intent) { in.State = running })
 	default:
 		if err := m.goOn(ctx, mc); err != nil {
 			// It lives, and may yet answer: Guest asks it again.

@@ -3,9 +3,12 @@ package machine
 import (
 	"context"
 	"errors"
+	"io/fs"
+	"path/filepath"
 	"sync"
 	"time"
 
+	"github.com/pandastack/pandastack/internal/durable"
 	"github.com/pandastack/pandastack/internal/hostapi"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
@@ -30,12 +33,34 @@ func (m *Manager) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
+			for range len(m.unsettled) {
+				m.sync(<-m.unsettled)
+			}
 			return nil
 		case d := <-m.deaths:
 			work.Go(func() { m.died(ctx, d) })
+		case dir := <-m.unsettled:
+			work.Go(func() { m.sync(dir) })
 		case <-tick.C:
 			m.measure(ctx)
 		}
+	}
+}
+
+// settle has a machine's record and disk made durable soon: by Run, or at once when Run is far behind.
+func (m *Manager) settle(dir string) {
+	select {
+	case m.unsettled <- dir:
+	default:
+		m.sync(dir)
+	}
+}
+
+// sync makes a machine's directory durable, unless it is gone by now.
+func (m *Manager) sync(dir string) {
+	err := errors.Join(durable.Sync(filepath.Join(dir, intentFile)), durable.Sync(filepath.Join(dir, diskFile)), durable.SyncDir(m.cfg.Dir))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		m.log.Error("machine not durable", "machine", filepath.Base(dir), "err", err)
 	}
 }
 

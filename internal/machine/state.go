@@ -17,7 +17,7 @@ const (
 	paused      state = "paused"
 	hibernating state = "hibernating"
 	hibernated  state = "hibernated"
-	waking      state = "waking" // the image of its sleep, if any, is used up
+	waking      state = "waking" // it may run if the image of its sleep, if any, is spent
 	failed      state = "failed" // its monitor is dead, its disk is kept
 	destroying  state = "destroying"
 )
@@ -29,7 +29,7 @@ var moves = map[state][]state{
 	paused:      {running, hibernating, failed, destroying},
 	hibernating: {hibernated, running, paused, failed, destroying},
 	hibernated:  {waking, destroying},
-	waking:      {running, failed, destroying},
+	waking:      {running, hibernated, failed, destroying},
 	failed:      {waking, destroying},
 	destroying:  {},
 }

@@ -48,7 +48,7 @@ func (m *Manager) wake(ctx context.Context, p *plan, mc *machine, how start) err
 	if err := m.stripped(ctx, p, mc); err != nil {
 		return err
 	}
-	spent := false
+	before, spent := mc.in.State, false
 	p.back.Push("release image", func(context.Context) error {
 		if !spent || how.image == "" {
 			return nil
@@ -67,23 +67,35 @@ func (m *Manager) wake(ctx context.Context, p *plan, mc *machine, how start) err
 	} else {
 		err = m.wakeImage(ctx, p, mc, how, &spent)
 	}
-	if err == nil || p.quit || !spent {
+	if err == nil || p.quit || mc.in.State == before {
 		return err
 	}
 	return errors.Join(err, m.record(mc, ofHost, func(in *intent) {
-		in.State, in.Base, in.Slot, in.MAC, in.Reason = failed, "", -1, "", "wake: "+err.Error()
+		in.State, in.Slot, in.MAC = hibernated, -1, ""
+		if spent {
+			in.State, in.Base, in.Reason = failed, "", "wake: "+err.Error()
+		}
 	}))
 }
 
-// spend records, durably, that the image of a machine's sleep may never be restored again. It comes
-// before the first instruction of the guest.
+// spend notes, durably, that the image of a machine's sleep may never be restored again. It comes before
+// the first instruction of the guest. The intent says before that that it may come, for a process that
+// finds the machine alive.
 func (m *Manager) spend(p *plan, mc *machine, how start, spent *bool) error {
-	err := m.record(mc, ofHost, func(in *intent) {
+	err := m.record(mc, ofProcess, func(in *intent) {
 		in.State, in.BootMode, in.Reason = waking, how.mode, ""
 		in.Generation++
 	})
 	if err != nil {
 		return err
+	}
+	if err := p.did("intent"); err != nil {
+		return err
+	}
+	if how.image != "" {
+		if err := m.deps.Store.Spend(how.image); err != nil {
+			return noSpace(err)
+		}
 	}
 	*spent = true
 	return p.did("spend")
@@ -93,6 +105,9 @@ func (m *Manager) wakeImage(ctx context.Context, p *plan, mc *machine, how start
 	snap, err := m.deps.Store.Get(how.image)
 	if err != nil {
 		return missing(err)
+	}
+	if snap.Spent() {
+		return fmt.Errorf("%s was restored before: its memory is older than the disk", how.image)
 	}
 	if err := snapshot.Check(snap); err != nil {
 		return err
@@ -119,6 +134,7 @@ func (m *Manager) wakeImage(ctx context.Context, p *plan, mc *machine, how start
 }
 
 func (m *Manager) wakeBoot(ctx context.Context, p *plan, mc *machine, how start, spent *bool) error {
+	*spent = true // there is no memory to go back to
 	if err := m.spend(p, mc, how, spent); err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package snapshot
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -58,7 +59,7 @@ func (d *Draft) Commit(snap Snapshot) (Snapshot, error) {
 	if err := s.reserve(snap.Ref); err != nil {
 		return Snapshot{}, err
 	}
-	if err := durable.Rename(d.dir, to); err != nil {
+	if err := errors.Join(os.Rename(d.dir, to), durable.SyncDir(filepath.Dir(to))); err != nil {
 		return Snapshot{}, errors.Join(fmt.Errorf("commit %s: %w", snap.Ref, err), s.giveUp(snap.Ref, to))
 	}
 	snap.dir = to
@@ -110,7 +111,22 @@ func (d *Draft) finish(snap *Snapshot) error {
 	} else if snap.Disk {
 		return err
 	}
-	return errors.Join(durable.WriteJSON(filepath.Join(d.dir, metaFile), snap), durable.SyncDir(d.ImageDir()))
+	if snap.Anonymous {
+		path := filepath.Join(d.dir, spentFile)
+		if err := errors.Join(os.WriteFile(path, []byte{unspent}, 0o600), syncFile(path)); err != nil {
+			return err
+		}
+	}
+	data, err := json.MarshalIndent(snap, "", "  ")
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(d.dir, metaFile)
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		return err
+	}
+	// The draft becomes visible by a rename later, so its entries are made durable once, all together.
+	return errors.Join(syncFile(path), durable.SyncDir(d.dir))
 }
 
 func syncFile(path string) error {

@@ -74,8 +74,12 @@ type Snapshot struct {
 	Labels    map[string]string `json:"labels,omitempty"`
 	Manifest  vmm.Manifest      `json:"manifest"`
 
-	dir string
+	dir   string
+	spent bool
 }
+
+// Spent says that Spend was called for an anonymous snapshot.
+func (s Snapshot) Spent() bool { return s.spent }
 
 // Dir is the directory of a stored snapshot.
 func (s Snapshot) Dir() string { return s.dir }

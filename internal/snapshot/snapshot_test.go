@@ -206,6 +206,26 @@ func TestAnonymousLivesWhileHeld(t *testing.T) {
 	}
 }
 
+func TestSpentIsRemembered(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	snap := commit(t, s, snapshot.Snapshot{Ref: "snapshots/x", Anonymous: true})
+	named := commit(t, s, snapshot.Snapshot{Ref: "snapshots/y"})
+	if err := s.Spend(named.Ref); !errors.Is(err, snapshot.ErrNotFound) {
+		t.Errorf("spend of a named snapshot: %v, want ErrNotFound", err)
+	}
+	for _, want := range []bool{false, true} {
+		for _, s := range []*snapshot.Store{s, open(t, dir)} {
+			if got, err := s.Get(snap.Ref); err != nil || got.Spent() != want {
+				t.Errorf("spent %v, %v; want %v", got.Spent(), err, want)
+			}
+		}
+		if err := s.Spend(snap.Ref); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestDamageIsFound(t *testing.T) {
 	for name, harm := range map[string]func(t *testing.T, s snapshot.Snapshot){
 		"state-changed": func(t *testing.T, s snapshot.Snapshot) {

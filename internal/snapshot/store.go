@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/pandastack/pandastack/internal/durable"
 )
 
@@ -19,6 +21,7 @@ const (
 	draftsDir   = "drafts"
 	metaFile    = "snapshot.json"
 	removedFile = "removed"
+	spentFile   = "spent" // of anonymous snapshots: one byte, written in place
 	imageDir    = "image"
 	diskFile    = "disk.img"
 )
@@ -120,7 +123,41 @@ func read(dir string, ref Ref) (Snapshot, error) {
 		return Snapshot{}, &DamagedError{Ref: ref, File: metaFile, Problem: fmt.Sprintf("names itself %s", snap.Ref)}
 	}
 	snap.dir = dir
+	if snap.Anonymous {
+		mark, err := os.ReadFile(filepath.Join(dir, spentFile))
+		if err != nil || len(mark) != 1 {
+			return Snapshot{}, &DamagedError{Ref: ref, File: spentFile, Problem: fmt.Sprintf("%d bytes, %v", len(mark), err)}
+		}
+		snap.spent = mark[0] != unspent
+	}
 	return snap, nil
+}
+
+// unspent is what the mark of an anonymous snapshot holds until Spend.
+const unspent = '0'
+
+// Spend notes, durably, that the state in an anonymous snapshot was used and may not be used again; its
+// memory still serves those that hold it. It overwrites one byte in place, which costs one write and no
+// change of the file system's own records.
+func (s *Store) Spend(ref Ref) error {
+	s.mu.Lock()
+	e := s.entries[ref]
+	s.mu.Unlock()
+	if e == nil || e.err != nil || !e.snap.Anonymous {
+		return fmt.Errorf("spend %s: %w", ref, ErrNotFound)
+	}
+	f, err := os.OpenFile(filepath.Join(e.dir, spentFile), os.O_WRONLY, 0)
+	if err != nil {
+		return fmt.Errorf("spend %s: %w", ref, err)
+	}
+	_, err = f.WriteAt([]byte{'1'}, 0)
+	if err := errors.Join(err, unix.Fdatasync(int(f.Fd())), f.Close()); err != nil {
+		return fmt.Errorf("spend %s: %w", ref, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e.snap.spent = true
+	return nil
 }
 
 // Get answers a snapshot that exists and is not deleted, else ErrNotFound.
