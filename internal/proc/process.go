@@ -208,6 +208,11 @@ func (p *Process) Kill(ctx context.Context) error {
 	p.killed = true
 	p.mu.Unlock()
 	if err := p.Signal(syscall.SIGKILL); err != nil {
+		select {
+		case <-p.done: // and let go of meanwhile
+			return nil
+		default:
+		}
 		return fmt.Errorf("kill process %d: %w", p.id.PID, err)
 	}
 	select {

@@ -44,9 +44,10 @@ type machine struct {
 	// Used by the one caller at a time that vmm.Machine allows.
 	incoming *net.UnixConn // way in of the device state; nil once used
 	state    []byte        // the image's own
-	next     *preparation  // what Pause got ready for Capture
 
 	mu       sync.Mutex
+	next     *preparation // for the next capture; nil once over
+	over     bool         // ended or released
 	phase    phase
 	spare    *channel // connected at the start, for the first Dial
 	dialled  *channel
@@ -108,9 +109,10 @@ func (m *machine) watch(ctx context.Context) {
 	m.err = m.verdict()
 	m.mu.Unlock()
 	m.hangUp()
-	m.driver.forget(m)
+	// Before the machine is forgotten: until then nobody starts another in its directory.
 	_ = removeFiles(m.spec.Dir) // the directory is the caller's and may be gone already
 	_ = m.proc.Release()        // its own end is known; a close that fails leaves nothing to do
+	m.driver.forget(m)
 	close(m.done)
 }
 
@@ -155,10 +157,13 @@ func (m *machine) verdict() error {
 // hangUp ends all connections to the monitor.
 func (m *machine) hangUp() {
 	m.mu.Lock()
-	spare, dialled := m.spare, m.dialled
-	m.spare, m.dialled = nil, nil
+	spare, dialled, next := m.spare, m.dialled, m.next
+	m.spare, m.dialled, m.next, m.over = nil, nil, nil, true
 	incoming := m.incoming
 	m.mu.Unlock()
+	if next != nil {
+		_ = m.drop(next) // memory that is not freed twice: nothing to do about an error
+	}
 	for _, c := range []*channel{spare, dialled} {
 		if c != nil {
 			_ = c.Close()
@@ -279,8 +284,11 @@ func (m *machine) Dial(ctx context.Context) (net.Conn, error) {
 		return nil, errors.Join(err, conn.Close())
 	}
 	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.over {
+		return nil, errors.Join(vmm.ErrGone, conn.Close())
+	}
 	m.dialled = fresh
-	m.mu.Unlock()
 	return fresh, nil
 }
 

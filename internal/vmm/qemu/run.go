@@ -4,11 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strconv"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/proc"
 	"github.com/pandastack/pandastack/internal/vmm"
@@ -132,24 +128,8 @@ func (m *machine) tellSizes(ctx context.Context, known []int64) error {
 	return nil
 }
 
-// preparation is what Capture needs and need not be made while the guest waits.
-type preparation struct {
-	state stateFile
-	set   int // number of the set in which the monitor holds its end of state
-	pages *buffer
-}
-
-func (p *preparation) free() error {
-	if p == nil {
-		return nil
-	}
-	return errors.Join(p.state.file.Close(), p.pages.free())
-}
-
-// slack is room for pages that a guest dirties between the estimate and its stop.
-const slack = 2 << 20
-
-// Pause implements vmm.Machine. Before it stops the guest it makes ready what a Capture would need.
+// Pause implements vmm.Machine. Unless Anticipate did, it first makes ready what a Capture needs, while
+// the guest still runs.
 func (m *machine) Pause(ctx context.Context) error {
 	switch m.at() {
 	case paused:
@@ -157,90 +137,16 @@ func (m *machine) Pause(ctx context.Context) error {
 	case prepared:
 		return fmt.Errorf("pause machine %s: it was not loaded", m.spec.ID)
 	}
+	if err := m.Anticipate(ctx); err != nil {
+		return err
+	}
 	ctx, cancel := m.driver.limited(ctx, "pause of the machine")
 	defer cancel()
-	if err := m.prepareCapture(ctx); err != nil {
-		return fmt.Errorf("pause machine %s: %w", m.spec.ID, m.gone(ctx, err))
-	}
 	if err := m.do(ctx, "stop", nil, nil); err != nil {
-		return errors.Join(fmt.Errorf("pause machine %s: %w", m.spec.ID, err), m.dropPreparation())
+		return fmt.Errorf("pause machine %s: %w", m.spec.ID, err)
 	}
 	m.set(paused)
 	return nil
-}
-
-func (m *machine) prepareCapture(ctx context.Context) (err error) {
-	if err := m.dropPreparation(); err != nil {
-		return err
-	}
-	// What the guest has written goes to the disk now, not while it waits.
-	for _, d := range m.spec.Disks {
-		if err := syncFile(d); err != nil {
-			return err
-		}
-	}
-	p := &preparation{}
-	if p.state, err = newStateFile(); err != nil {
-		return err
-	}
-	m.next = p
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, m.dropPreparation())
-		}
-	}()
-	writer, err := p.state.writer()
-	if err != nil {
-		return err
-	}
-	var added struct {
-		Set int `json:"fdset-id"`
-	}
-	call := m.qmp.Send("add-fd", nil, writer)
-	if err := writer.Close(); err != nil {
-		return err
-	}
-	if !m.record.Cold {
-		r, err := m.ram()
-		if err != nil {
-			return err
-		}
-		spans, err := r.dirty()
-		if err != nil {
-			return err
-		}
-		bytes := total(spans)
-		if p.pages, err = newBuffer(bytes + bytes/8 + slack); err != nil {
-			return err
-		}
-	}
-	if err := call.Wait(ctx, &added); err != nil {
-		return err
-	}
-	p.set = added.Set
-	return nil
-}
-
-func syncFile(d vmm.Disk) error {
-	if d.ReadOnly {
-		return nil
-	}
-	f, err := os.OpenFile(d.Path, os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	return errors.Join(unix.Fdatasync(int(f.Fd())), f.Close())
-}
-
-// dropPreparation frees what Pause got ready, here and in the monitor.
-func (m *machine) dropPreparation() error {
-	p := m.next
-	m.next = nil
-	if p == nil {
-		return nil
-	}
-	m.qmp.Send("remove-fd", map[string]int{"fdset-id": p.set}) // answered in order, with nothing to learn
-	return p.free()
 }
 
 // Resume implements vmm.Machine.
@@ -257,104 +163,10 @@ func (m *machine) Resume(ctx context.Context) error {
 		return fmt.Errorf("resume machine %s: %w", m.spec.ID, err)
 	}
 	m.set(running)
-	return m.dropPreparation()
-}
-
-// Capture implements vmm.Machine.
-func (m *machine) Capture(ctx context.Context) (vmm.Capture, error) {
-	if m.at() != paused {
-		return nil, fmt.Errorf("capture machine %s: it is not paused", m.spec.ID)
+	if err := m.drop(m.swapNext(nil)); err != nil {
+		return fmt.Errorf("resume machine %s: %w", m.spec.ID, err)
 	}
-	ctx, cancel := m.driver.limited(ctx, "capture of the machine")
-	defer cancel()
-	c, err := m.capture(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("capture machine %s: %w", m.spec.ID, m.gone(ctx, err))
-	}
-	return c, nil
-}
-
-func (m *machine) capture(ctx context.Context) (_ *capture, err error) {
-	if m.next == nil { // a second capture, or an adopted machine that was paused
-		if err := m.prepareCapture(ctx); err != nil {
-			return nil, err
-		}
-	}
-	p := m.next
-	defer func() { err = errors.Join(err, m.dropPreparation()) }()
-	m.gate.Lock()
-	defer m.gate.Unlock()
-	args := map[string]any{"filename": "/dev/fdset/" + strconv.Itoa(p.set), "live": false}
-	if err := m.qmp.Do(ctx, "xen-save-devices-state", args, nil); err != nil {
-		return nil, err
-	}
-	c := &capture{manifest: m.manifest}
-	c.manifest.DiskBytes = m.record.DiskBytes
-	if m.record.Cold {
-		err = c.takeFile(filepath.Join(m.spec.Dir, memoryFile), m.spec.Dir)
-	} else {
-		err = c.takePages(m, p)
-	}
-	if err != nil {
-		return nil, err
-	}
-	if c.state, err = p.state.read(); err != nil {
-		return nil, errors.Join(err, c.Close())
-	}
-	return c, nil
-}
-
-// takeFile keeps the memory of a cold machine, which is a file: a reflink without a name.
-func (c *capture) takeFile(path, dir string) error {
-	src, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer src.Close()
-	dst, err := os.OpenFile(dir, os.O_RDWR|unix.O_TMPFILE, 0o600)
-	if err != nil {
-		return err
-	}
-	if err := reflink(dst, src); err != nil {
-		return errors.Join(err, dst.Close())
-	}
-	c.base = dst
 	return nil
-}
-
-// takePages copies the private pages of a machine that stands on an image, and keeps that image's memory
-// open: the image may be removed meanwhile.
-func (c *capture) takePages(m *machine, p *preparation) error {
-	r, err := m.ram()
-	if err != nil {
-		return err
-	}
-	if c.spans, err = r.dirty(); err != nil {
-		return err
-	}
-	need := total(c.spans)
-	if p.pages == nil || int64(len(p.pages.mem)) < need {
-		if err := p.pages.free(); err != nil {
-			return err
-		}
-		if p.pages, err = newBuffer(need); err != nil {
-			return err
-		}
-	}
-	if err := r.read(c.spans, p.pages.mem); err != nil {
-		return err
-	}
-	if c.base, err = r.open(); err != nil {
-		return err
-	}
-	c.key = m.record.Memory
-	c.pages, p.pages = p.pages, nil
-	return nil
-}
-
-// open answers the file behind the mapping, which may have no name any more.
-func (r ram) open() (*os.File, error) {
-	return os.Open(fmt.Sprintf("/proc/%d/map_files/%x-%x", r.pid, r.start, r.start+uint64(r.bytes)))
 }
 
 // takeOver makes a machine of a monitor that an earlier process of ours started.

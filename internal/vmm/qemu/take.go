@@ -1,0 +1,238 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+// preparation is what Capture needs and need not be made while the guest waits.
+type preparation struct {
+	state stateFile
+	set   int     // number of the set in which the monitor holds its end of state
+	pages *buffer // nil: a cold machine
+}
+
+// slack is room for pages that a guest dirties between the estimate and its stop.
+const slack = 2 << 20
+
+var _ vmm.Anticipator = (*machine)(nil)
+
+// Anticipate implements vmm.Anticipator.
+func (m *machine) Anticipate(ctx context.Context) error {
+	if m.at() == prepared {
+		return fmt.Errorf("capture machine %s: it was not loaded", m.spec.ID)
+	}
+	m.mu.Lock()
+	ready := m.next != nil
+	m.mu.Unlock()
+	if ready {
+		return nil
+	}
+	ctx, cancel := m.driver.limited(ctx, "capture of the machine")
+	defer cancel()
+	p, err := m.prepare(ctx)
+	if err != nil {
+		return fmt.Errorf("capture machine %s: %w", m.spec.ID, m.gone(ctx, err))
+	}
+	return m.drop(m.swapNext(p))
+}
+
+// swapNext keeps p for the next capture and answers what was kept before; p itself when the machine has
+// ended and nothing can be kept any more.
+func (m *machine) swapNext(p *preparation) *preparation {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.over {
+		return p
+	}
+	old := m.next
+	m.next = p
+	return old
+}
+
+// drop frees a preparation, which may be nil, here and in the monitor.
+func (m *machine) drop(p *preparation) error {
+	if p == nil {
+		return nil
+	}
+	// Commands are answered in order; this one has nothing to tell.
+	m.qmp.Send("remove-fd", map[string]int{"fdset-id": p.set})
+	return errors.Join(p.state.file.Close(), p.pages.free())
+}
+
+// prepare writes back what can be, makes room for the pages that are dirty now, and gives the monitor a
+// file for its state.
+func (m *machine) prepare(ctx context.Context) (_ *preparation, err error) {
+	state, err := newStateFile()
+	if err != nil {
+		return nil, err
+	}
+	p := &preparation{state: state}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, state.file.Close(), p.pages.free())
+		}
+	}()
+	writer, err := state.writer()
+	if err != nil {
+		return nil, err
+	}
+	call := m.qmp.Send("add-fd", nil, writer)
+	if err := writer.Close(); err != nil {
+		return nil, err
+	}
+	for _, d := range m.spec.Disks {
+		if err := syncFile(d); err != nil {
+			return nil, err
+		}
+	}
+	if !m.record.Cold {
+		if p.pages, err = m.room(); err != nil {
+			return nil, err
+		}
+	}
+	var added struct {
+		Set int `json:"fdset-id"`
+	}
+	if err := call.Wait(ctx, &added); err != nil {
+		return nil, err
+	}
+	p.set = added.Set
+	return p, nil
+}
+
+// room makes a buffer for somewhat more than what is dirty now.
+func (m *machine) room() (*buffer, error) {
+	r, err := m.ram()
+	if err != nil {
+		return nil, err
+	}
+	spans, err := r.dirty()
+	if err != nil {
+		return nil, err
+	}
+	bytes := total(spans)
+	return newBuffer(bytes + bytes/8 + slack)
+}
+
+func syncFile(d vmm.Disk) error {
+	if d.ReadOnly {
+		return nil
+	}
+	f, err := os.OpenFile(d.Path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(unix.Fdatasync(int(f.Fd())), f.Close())
+}
+
+// Capture implements vmm.Machine.
+func (m *machine) Capture(ctx context.Context) (vmm.Capture, error) {
+	if m.at() != paused {
+		return nil, fmt.Errorf("capture machine %s: it is not paused", m.spec.ID)
+	}
+	if err := m.Anticipate(ctx); err != nil { // a second capture, or an adopted machine that was paused
+		return nil, err
+	}
+	ctx, cancel := m.driver.limited(ctx, "capture of the machine")
+	defer cancel()
+	p := m.swapNext(nil)
+	if p == nil {
+		return nil, fmt.Errorf("capture machine %s: %w", m.spec.ID, m.gone(ctx, vmm.ErrGone))
+	}
+	c, err := m.capture(ctx, p)
+	err = errors.Join(err, m.drop(p))
+	if err != nil && c != nil {
+		err = errors.Join(err, c.Close())
+	}
+	if err != nil {
+		return nil, fmt.Errorf("capture machine %s: %w", m.spec.ID, m.gone(ctx, err))
+	}
+	return c, nil
+}
+
+// capture takes the device state, then the memory, while nothing goes through the guest channel. What it
+// keeps of p is not in p afterwards.
+func (m *machine) capture(ctx context.Context, p *preparation) (_ *capture, err error) {
+	m.gate.Lock()
+	defer m.gate.Unlock()
+	args := map[string]any{"filename": "/dev/fdset/" + strconv.Itoa(p.set), "live": false}
+	if err := m.qmp.Do(ctx, "xen-save-devices-state", args, nil); err != nil {
+		return nil, err
+	}
+	c := &capture{manifest: m.manifest}
+	c.manifest.DiskBytes = m.record.DiskBytes
+	if c.state, err = p.state.read(); err != nil {
+		return nil, err
+	}
+	if m.record.Cold {
+		err = c.takeFile(filepath.Join(m.spec.Dir, memoryFile), m.spec.Dir)
+	} else {
+		err = c.takePages(m, p)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// takeFile keeps the memory of a cold machine, which is a file: a reflink without a name.
+func (c *capture) takeFile(path, dir string) error {
+	src, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	dst, err := os.OpenFile(dir, os.O_RDWR|unix.O_TMPFILE, 0o600)
+	if err != nil {
+		return err
+	}
+	if err := reflink(dst, src); err != nil {
+		return errors.Join(err, dst.Close())
+	}
+	c.base = dst
+	return nil
+}
+
+// takePages copies the private pages of a machine that stands on an image, and keeps that image's memory
+// open: the image may be removed meanwhile.
+func (c *capture) takePages(m *machine, p *preparation) error {
+	r, err := m.ram()
+	if err != nil {
+		return err
+	}
+	if c.spans, err = r.dirty(); err != nil {
+		return err
+	}
+	need := total(c.spans)
+	if p.pages == nil || int64(len(p.pages.mem)) < need {
+		if err := p.pages.free(); err != nil {
+			return err
+		}
+		if p.pages, err = newBuffer(need); err != nil {
+			return err
+		}
+	}
+	if err := r.read(c.spans, p.pages.mem); err != nil {
+		return err
+	}
+	if c.base, err = r.open(); err != nil {
+		return err
+	}
+	c.key = m.record.Memory
+	c.pages, p.pages = p.pages, nil
+	return nil
+}
+
+// open answers the file behind the mapping, which may have no name any more.
+func (r ram) open() (*os.File, error) {
+	return os.Open(fmt.Sprintf("/proc/%d/map_files/%x-%x", r.pid, r.start, r.start+uint64(r.bytes)))
+}
