@@ -13,6 +13,11 @@ import (
 // with the disk at the same moment. Afterwards the machine goes on in the state it was in, whatever
 // failed. The caller closes the capture.
 func (m *Manager) still(ctx context.Context, p *plan, mc *machine, while func(context.Context) error) (_ vmm.Capture, err error) {
+	if a, ok := mc.vm.(vmm.Anticipator); ok && mc.in.State != paused {
+		if err := a.Anticipate(ctx); err != nil {
+			return nil, err
+		}
+	}
 	began := time.Now()
 	if mc.in.State != paused {
 		if err := m.halt(ctx, p, mc, false); err != nil {
