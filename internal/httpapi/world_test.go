@@ -438,13 +438,13 @@ func (b *boxes) Open(ctx context.Context, id string) (edge.Target, error) {
 
 // world is a server over a simulated host.
 type world struct {
-	t     *testing.T
+	t     testing.TB
 	boxes *boxes
 	url   string
 	log   *bytes.Buffer // read it when the server is quiet
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t testing.TB) *world {
 	t.Helper()
 	host := hosttest.New()
 	t.Cleanup(host.Close)
@@ -489,7 +489,7 @@ type answer struct {
 }
 
 // json reads the body, which must be JSON.
-func (a answer) json(t *testing.T, v any) {
+func (a answer) json(t testing.TB, v any) {
 	t.Helper()
 	if err := json.Unmarshal([]byte(a.body), v); err != nil {
 		t.Fatalf("answer %d %q is not JSON of the right form: %v", a.status, a.body, err)
@@ -497,7 +497,7 @@ func (a answer) json(t *testing.T, v any) {
 }
 
 // failed reads the error of an answer.
-func (a answer) failed(t *testing.T) api.Error {
+func (a answer) failed(t testing.TB) api.Error {
 	t.Helper()
 	var e api.Error
 	a.json(t, &e)
