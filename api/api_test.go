@@ -4,11 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
 	"io"
+	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -233,5 +235,36 @@ func TestValidatePutsDefaults(t *testing.T) {
 	}
 	if f.Count != 1 || tree.Count != 2 || tok.Label != "n" || p.TTLSeconds != 3600 {
 		t.Errorf("got %d %d %q %d, want 1 2 n 3600", f.Count, tree.Count, tok.Label, p.TTLSeconds)
+	}
+}
+
+var update = flag.Bool("update", false, "write the page of error codes anew")
+
+// TestErrorPage holds docs/errors.md against the table.
+func TestErrorPage(t *testing.T) {
+	const page = "../docs/errors.md"
+	var b strings.Builder
+	b.WriteString("# Error codes\n\nEvery answer of the API that is not 2xx is JSON of this form; programs compare `code`, never `error`:\n\n" +
+		"```json\n{\"error\":\"sandbox ... not found\",\"code\":\"not_found\",\"request_id\":\"req...\",\"retryable\":false,\"details\":{}}\n```\n\n" +
+		"`go test ./api -run ErrorPage -update` writes this page from the table in `api/errors.go`.\n\n" +
+		"| code | HTTP status | exit code of the command line | retry | meaning |\n|---|---:|---:|---|---|\n")
+	for _, m := range api.Codes() {
+		retry := "no"
+		if m.Retryable {
+			retry = "yes"
+		}
+		fmt.Fprintf(&b, "| `%s` | %d | %d | %s | %s |\n", m.Code, m.Status, m.Exit, retry, m.Summary)
+	}
+	if *update {
+		if err := os.WriteFile(page, []byte(b.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != b.String() {
+		t.Error("docs/errors.md is not what the table says: run go test ./api -run ErrorPage -update")
 	}
 }
