@@ -31,9 +31,9 @@ func TestExecAnswers(t *testing.T) {
 	if a.status != 200 || res["stdout"] != "out\n" || res["stderr"] != "err\n" || res["exit_code"] != 3.0 || res["duration_ms"] == nil {
 		t.Errorf("exec answered %d %s", a.status, a.body)
 	}
-	a = w.do("POST", path+"/exec", `{"cmd":"echo part; sleep 600","timeout_seconds":0.05}`)
+	a = w.do("POST", path+"/exec", `{"cmd":"echo part; sleep 600","timeout_seconds":1.5}`)
 	e := a.failed(t)
-	if a.status != 504 || e.Message != "command timeout after 0.05s" || e.Details["stdout"] != "part\n" {
+	if a.status != 504 || e.Message != "command timeout after 1.5s" || e.Details["stdout"] != "part\n" {
 		t.Errorf("timeout answered %d %s", a.status, a.body)
 	}
 	w.do("POST", path+"/pause", "")

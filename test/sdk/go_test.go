@@ -34,7 +34,7 @@ func TestGo(t *testing.T) {
 		if err != nil || res.Stdout != "/tmp\ntyped" || res.ExitCode != 3 {
 			t.Errorf("%+v, %v", res, err)
 		}
-		_, err = c.Sandboxes.Exec(ctx, box.ID, api.ExecRequest{Cmd: "echo part; sleep 600", TimeoutSeconds: 0.5})
+		_, err = c.Sandboxes.Exec(ctx, box.ID, api.ExecRequest{Cmd: "echo part; sleep 600", TimeoutSeconds: 3})
 		e, ok := errors.AsType[*api.Error](err)
 		if !ok || e.Code != api.Timeout || e.Details["stdout"] != "part\n" {
 			t.Errorf("%v, want timeout with output", err)
