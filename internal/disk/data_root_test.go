@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/pandastack/pandastack/internal/disk"
 )
 
@@ -137,5 +139,20 @@ func TestMakeDataFailureLeavesNothing(t *testing.T) {
 	}
 	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the directory stayed: %v", err)
+	}
+}
+
+// A copy that does not fit says so and leaves nothing, so that the space is free again.
+func TestRewriteOnFullDisk(t *testing.T) {
+	dir := reflinkDir(t)
+	src, dst := filepath.Join(t.TempDir(), "src"), filepath.Join(dir, "dst")
+	if err := os.WriteFile(src, bytes.Repeat([]byte{1}, 600<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := disk.Rewrite(t.Context(), src, dst); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("error %v, want no space", err)
+	}
+	if _, err := os.Stat(dst); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("half an image stayed: %v", err)
 	}
 }

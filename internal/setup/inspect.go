@@ -22,7 +22,7 @@ import (
 var needed = []string{"ca-certificates", "e2fsprogs", "mmdebstrap", "xfsprogs", "xz-utils"}
 
 // Inspect finds out what is there. It changes nothing; a data directory that does not exist is judged by
-// a directory above it.
+// a directory above it, and one on an image that is not mounted is mounted for a moment.
 func Inspect(ctx context.Context, c Config) (Facts, error) {
 	host, err := apt.ReadDistribution("/")
 	if err != nil {
@@ -37,6 +37,14 @@ func Inspect(ctx context.Context, c Config) (Facts, error) {
 	}
 	if err := f.data(c.DataDir); err != nil {
 		return Facts{}, err
+	}
+	if f.Root && f.Image && !f.Mounted {
+		release, err := disk.EnsureData(ctx, c.DataDir)
+		if err != nil {
+			return Facts{}, err
+		}
+		f.Kernel, f.Tuned = kernel.Installed(filepath.Join(c.DataDir, "kernel"))
+		return f, release(ctx)
 	}
 	f.Kernel, f.Tuned = kernel.Installed(filepath.Join(c.DataDir, "kernel"))
 	return f, nil
