@@ -108,6 +108,8 @@ func validateMetadata(m map[string]string) error {
 			return invalid("metadata", "key %s is empty or longer than 128 bytes", quote(k))
 		case len(m[k]) > MaxMetadataValue:
 			return invalid("metadata."+k, "the value has %d bytes: use at most %d", len(m[k]), MaxMetadataValue)
+		case strings.ContainsRune(k, 0) || strings.ContainsRune(m[k], 0):
+			return invalid("metadata", "key %s or its value holds a zero byte", quote(k))
 		case slices.Contains(reserved, k):
 			return invalid("metadata."+k, "the key is reserved: use another one")
 		}

@@ -1,6 +1,9 @@
 package api
 
-import "time"
+import (
+	"strings"
+	"time"
+)
 
 // Where a port is known from.
 const (
@@ -31,6 +34,9 @@ func (r *PortRequest) Validate() error {
 	}
 	if len(r.Label) > 64 {
 		return invalid("label", "has %d bytes: use at most 64", len(r.Label))
+	}
+	if strings.ContainsRune(r.Label, 0) {
+		return invalid("label", "holds a zero byte")
 	}
 	return nil
 }

@@ -189,7 +189,7 @@ func (s *Service) settleCreating(ctx context.Context, r *store.Sandbox, m hostap
 
 // died ends a sandbox whose machine is gone for good.
 func (s *Service) died(ctx context.Context, r *store.Sandbox, note string) error {
-	why := cause{EndedHostLost, "", "its host does not know it any more"}
+	why := cause{EndedHostLost, "", "its machine was not on its host any more: the host was restarted or lost it"}
 	if note != "" {
 		why = cause{EndedCrash, "", "its machine died: " + note}
 	}

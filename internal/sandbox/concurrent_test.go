@@ -26,8 +26,10 @@ func (w *world) creates() (n int) {
 	return n
 }
 
-func TestIdempotency(t *testing.T) {
-	w := newWorld(t)
+func TestIdempotency(t *testing.T) { checkIdempotency(t, newWorld(t)) }
+
+func checkIdempotency(t *testing.T, w *world) {
+	w.t = t
 	ctx := t.Context()
 	req := api.CreateRequest{IdempotencyKey: "k", Metadata: map[string]string{"a": "1", "b": "2"}, Env: map[string]string{"X": "1"}}
 	var mu sync.Mutex
@@ -178,8 +180,10 @@ func TestOneWakeForMany(t *testing.T) {
 }
 
 // TestStorm lets everything happen to a few sandboxes at once; afterwards store and host agree.
-func TestStorm(t *testing.T) {
-	w := newWorld(t)
+func TestStorm(t *testing.T) { checkStorm(t, newWorld(t)) }
+
+func checkStorm(t *testing.T, w *world) {
+	w.t = t
 	w.run()
 	ctx := t.Context()
 	ids := []api.SandboxID{}
@@ -250,8 +254,10 @@ func TestStorm(t *testing.T) {
 	w.clean()
 }
 
-func TestFollowEvents(t *testing.T) {
-	w := newWorld(t)
+func TestFollowEvents(t *testing.T) { checkFollowEvents(t, newWorld(t)) }
+
+func checkFollowEvents(t *testing.T, w *world) {
+	w.t = t
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
 	s := w.create(alice, api.CreateRequest{})
@@ -330,6 +336,9 @@ func TestAfterDeath(t *testing.T) {
 	}
 	if e := dead.Processes[1]; e.Exited || e.Tag != "job" || e.Command != "sleep 1000" {
 		t.Errorf("second process %+v: it ran to the end", e)
+	}
+	if u := dead.Ending.Usage; u == nil || u.PID == 0 {
+		t.Errorf("last usage %+v, want what it took", u)
 	}
 	if m := dead.Ending.Metadata; m["a"] != "1" || m["secret.k"] == "v" {
 		t.Errorf("metadata %v", m)

@@ -94,7 +94,7 @@ func (c *cutter) step() error {
 }
 
 func (c *cutter) install(w *world) {
-	quiet := map[string]bool{"capacity": true, "console": true}
+	quiet := map[string]bool{"capacity": true, "console": true, "usage": true, "templates": true}
 	w.host.SetHook(hosttest.Hook(func(ctx context.Context, op, id string, after bool) error {
 		if quiet[op] {
 			return nil

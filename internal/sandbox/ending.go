@@ -98,8 +98,8 @@ func (s *Service) finish(ctx context.Context, r *store.Sandbox, message string) 
 	return nil
 }
 
-// consoleLimit bounds how long a dying machine's console is waited for: it is a nicety.
-const consoleLimit = time.Second
+// lastLook bounds how long a dying machine is asked for what it printed and took: it is a nicety.
+const lastLook = time.Second
 
 // tombstone gathers what outlives a sandbox.
 func (s *Service) tombstone(ctx context.Context, r *store.Sandbox, message string) *store.Tombstone {
@@ -108,14 +108,19 @@ func (s *Service) tombstone(ctx context.Context, r *store.Sandbox, message strin
 	if data, err := json.Marshal(s.used.Processes(r.ID)); err == nil {
 		t.Processes = string(data)
 	}
+	ctx, cancel := context.WithTimeoutCause(ctx, lastLook, errors.New("the last look took too long"))
+	defer cancel()
 	t.Console = s.console(ctx, r)
+	if u, err := s.host.Usage(ctx, machineID(r)); err == nil {
+		if data, err := json.Marshal(viewUsage(u)); err == nil {
+			t.Usage = string(data)
+		}
+	}
 	return t
 }
 
 // console gives what a machine printed, "" if that cannot be had.
 func (s *Service) console(ctx context.Context, r *store.Sandbox) string {
-	ctx, cancel := context.WithTimeoutCause(ctx, consoleLimit, errors.New("the console took too long"))
-	defer cancel()
 	text, err := s.host.Console(ctx, machineID(r))
 	if err != nil {
 		return ""
@@ -137,6 +142,12 @@ func (s *Service) Explain(ctx context.Context, p auth.Principal, id api.SandboxI
 		Created: store.Time(t.Created), Ended: store.Time(t.Ended), Metadata: shown(t.Metadata), Console: t.Console}
 	if err := json.Unmarshal([]byte(t.Processes), &e.Processes); err != nil {
 		return Ending{}, err
+	}
+	if t.Usage != "" {
+		e.Usage = &api.Usage{}
+		if err := json.Unmarshal([]byte(t.Usage), e.Usage); err != nil {
+			return Ending{}, err
+		}
 	}
 	return e, nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/auth"
+	"github.com/pandastack/pandastack/internal/guestapi"
 	"github.com/pandastack/pandastack/internal/hostapi"
 	"github.com/pandastack/pandastack/internal/store"
 )
@@ -73,6 +74,7 @@ var hostCodes = []struct {
 	{hostapi.ErrExists, api.Conflict, ""},
 	{hostapi.ErrWrongState, api.WrongState, ""},
 	{hostapi.ErrNotFound, api.NotFound, ""},
+	{guestapi.ErrLost, api.Unavailable, "its guest does not answer just now: try again"},
 }
 
 // hostError says what could not be done and why, in the words of package api.

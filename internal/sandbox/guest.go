@@ -52,7 +52,7 @@ func (s *Service) Owner(ctx context.Context, id api.SandboxID) (auth.Principal, 
 		return auth.Principal{}, api.Errorf(api.NotFound, "sandbox %.60q is not there", id)
 	}
 	if err != nil {
-		return auth.Principal{}, err
+		return auth.Principal{}, api.AsError(err)
 	}
 	return auth.Principal{Workspace: api.Workspace(r.Workspace)}, nil
 }
@@ -108,12 +108,16 @@ func (s *Service) Usage(ctx context.Context, p auth.Principal, id api.SandboxID)
 	if err != nil {
 		return api.Usage{}, hostError(err, "measure", r.ID)
 	}
-	out := api.Usage{PID: u.PID, UptimeSeconds: u.Uptime.Seconds(), HostCPUPercent: u.CPUPercent, HostCPUSeconds: u.CPU.Seconds(),
-		HostRSSBytes: u.RSSBytes, HostPSSBytes: u.PSSBytes, HostVSZBytes: u.VSZBytes, Threads: u.Threads}
+	out := viewUsage(u)
 	if api.Status(r.State) == api.Running {
 		out.Guest = s.inside(ctx, &r)
 	}
 	return out, nil
+}
+
+func viewUsage(u hostapi.Usage) api.Usage {
+	return api.Usage{PID: u.PID, UptimeSeconds: u.Uptime.Seconds(), HostCPUPercent: u.CPUPercent, HostCPUSeconds: u.CPU.Seconds(),
+		HostRSSBytes: u.RSSBytes, HostPSSBytes: u.PSSBytes, HostVSZBytes: u.VSZBytes, Threads: u.Threads}
 }
 
 // inside asks a guest about itself, nil if it does not answer soon.

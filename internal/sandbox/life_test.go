@@ -13,8 +13,10 @@ import (
 	"github.com/pandastack/pandastack/internal/sandbox"
 )
 
-func TestLife(t *testing.T) {
-	w := newWorld(t)
+func TestLife(t *testing.T) { checkLife(t, newWorld(t)) }
+
+func checkLife(t *testing.T, w *world) {
+	w.t = t
 	ctx := t.Context()
 	s := w.create(alice, api.CreateRequest{Template: "ubuntu-24.04", Metadata: map[string]string{"a": "1", "secret.b": "2"}, Env: map[string]string{"X": "y"}})
 	if !s.ID.Valid() || s.Status != api.Running || s.Template != "base" || s.User != "user" || s.TTLSeconds != 300 || s.BootMode != "snapshot" || !s.Egress {
@@ -195,8 +197,10 @@ func TestList(t *testing.T) {
 	}
 }
 
-func TestForks(t *testing.T) {
-	w := newWorld(t)
+func TestForks(t *testing.T) { checkForks(t, newWorld(t)) }
+
+func checkForks(t *testing.T, w *world) {
+	w.t = t
 	ctx := t.Context()
 	parent := w.create(alice, api.CreateRequest{Metadata: map[string]string{"a": "1"}, Env: map[string]string{"E": "1"}})
 	w.exec(alice, parent.ID, "echo data > f")
@@ -252,8 +256,10 @@ func TestForks(t *testing.T) {
 	w.clean(parent.ID, child.ID, winner, part.Children[0].ID, part.Children[1].ID)
 }
 
-func TestSnapshots(t *testing.T) {
-	w := newWorld(t)
+func TestSnapshots(t *testing.T) { checkSnapshots(t, newWorld(t)) }
+
+func checkSnapshots(t *testing.T, w *world) {
+	w.t = t
 	ctx := t.Context()
 	s := w.create(alice, api.CreateRequest{Env: map[string]string{"E": "1"}})
 	w.exec(alice, s.ID, "echo data > f")

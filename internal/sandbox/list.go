@@ -41,6 +41,9 @@ func (s *Service) List(ctx context.Context, p auth.Principal, f api.SandboxFilte
 		}
 		q.States = append(q.States, string(status))
 	}
+	if strings.ContainsRune(fmt.Sprint(f.Template, f.Metadata), 0) {
+		return Page{}, api.Errorf(api.Invalid, "metadata: a filter holds a zero byte").With("field", "metadata")
+	}
 	if f.Template != "" {
 		if t, err := s.templates.Resolve(ctx, f.Template); err == nil {
 			q.Template = t.Name // a name that nobody has selects nothing

@@ -57,6 +57,7 @@ type Ending struct {
 	Metadata  map[string]string
 	Processes []ProcessEnd // the last that were started through the API, oldest first
 	Console   string       // the last 64 KiB, as valid UTF-8
+	Usage     *api.Usage   // right before the end; nil if it did not run then
 }
 
 // ProcessEnd is a process that was started through the API: how it ended, or that it ran at last sight.

@@ -6,8 +6,10 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -36,9 +38,41 @@ var (
 	bob   = auth.Principal{Workspace: "bob", KeyPrefix: "pds_b0b00000"}
 )
 
+// empty is a store that nothing was written to: to make one takes most of a short test's time.
+var empty = sync.OnceValues(func() ([]byte, error) {
+	dir, err := os.MkdirTemp("", "sandbox-test")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "control.db")
+	db, err := store.Open(context.Background(), store.Config{DSN: path})
+	if err != nil {
+		return nil, err
+	}
+	if err := db.Close(); err != nil {
+		return nil, err
+	}
+	return os.ReadFile(path)
+})
+
 func newWorld(t *testing.T, change ...func(*sandbox.Config)) *world {
 	t.Helper()
-	w := &world{t: t, host: hosttest.New(), path: filepath.Join(t.TempDir(), "control.db"), cfg: sandbox.Defaults()}
+	data, err := empty()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "control.db")
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return newWorldOn(t, path, change...)
+}
+
+// newWorldOn is a world over a store of any engine.
+func newWorldOn(t *testing.T, dsn string, change ...func(*sandbox.Config)) *world {
+	t.Helper()
+	w := &world{t: t, host: hosttest.New(), path: dsn, cfg: sandbox.Defaults()}
 	w.cfg.OrphanGrace = 0
 	for _, f := range change {
 		f(&w.cfg)

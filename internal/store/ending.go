@@ -22,6 +22,7 @@ type Tombstone struct {
 	Metadata      Pairs  `bun:"metadata"`
 	Processes     string `bun:"processes"` // JSON
 	Console       string `bun:"console"`   // valid UTF-8 without zero bytes
+	Usage         string `bun:"usage"`     // JSON, "" for none
 }
 
 // PutTombstone adds a row; one that is there stays as it is.

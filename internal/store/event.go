@@ -20,6 +20,11 @@ type Event struct {
 
 // AppendEvent adds an event behind the last one of its sandbox and sets its Seq.
 func (t *Tx) AppendEvent(ctx context.Context, e *Event) error {
+	if t.postgres { // two transactions would take the same number; SQLite has one at a time
+		if _, err := t.db.ExecContext(ctx, "SELECT pg_advisory_xact_lock(hashtext(?))", e.Sandbox); err != nil {
+			return err
+		}
+	}
 	var last int64
 	err := t.db.NewSelect().Model((*Event)(nil)).ColumnExpr("coalesce(max(seq), 0)").Where("sandbox = ?", e.Sandbox).Scan(ctx, &last)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 func Run(t *testing.T, open func(t *testing.T) *store.DB) {
 	for name, f := range map[string]func(*testing.T, *store.DB){
 		"sandbox": sandboxes, "filter": filters, "page": pages, "rollback": rollback, "writers": writers,
-		"event": events, "snapshot": snapshots, "key": keys, "idempotency": idempotency, "ending": endings,
+		"event": events, "appenders": appenders, "snapshot": snapshots, "key": keys, "idempotency": idempotency, "ending": endings,
 		"port": ports, "audit": audits, "setting": settings, "used": used,
 	} {
 		t.Run(name, func(t *testing.T) { f(t, open(t)) })
@@ -216,6 +216,26 @@ func events(t *testing.T, db *store.DB) {
 	check(4, 0, "5:4 ")
 	write(t, db, func(ctx context.Context, tx *store.Tx) error { return tx.TrimEvents(ctx, "a", 5, 2) })
 	check(0, 0, "4:3 5:4 ")
+}
+
+// appenders: no event is lost or numbered twice when many come at once.
+func appenders(t *testing.T, db *store.DB) {
+	var wg sync.WaitGroup
+	for n := range 20 {
+		wg.Go(func() {
+			err := db.Write(t.Context(), "test", func(ctx context.Context, tx *store.Tx) error {
+				return tx.AppendEvent(ctx, &store.Event{Sandbox: "a", Type: fmt.Sprint(n), Payload: "{}"})
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	rows, err := db.Read().Events(t.Context(), "a", 0, 0)
+	if err != nil || len(rows) != 20 || rows[19].Seq != 20 {
+		t.Errorf("%d events, %v; want 20 numbered from 1", len(rows), err)
+	}
 }
 
 func snapshots(t *testing.T, db *store.DB) {

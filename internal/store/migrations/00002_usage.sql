@@ -1,0 +1,2 @@
+-- +goose Up
+ALTER TABLE tombstones ADD COLUMN usage TEXT NOT NULL DEFAULT '';
