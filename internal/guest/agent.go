@@ -56,6 +56,10 @@ func machine(device string) (*Backend, *process.Reaper, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	random, err := unix.Open("/dev/urandom", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("open /dev/urandom: %w", err)
+	}
 	if err := control.LinkUp("lo"); err != nil {
 		return nil, nil, err
 	}
@@ -65,7 +69,7 @@ func machine(device string) (*Backend, *process.Reaper, error) {
 	}
 	reaper := process.NewReaper(true)
 	return New(Config{
-		System:   &control.Linux{BootID: bootID, Root: device, Link: "eth0"},
+		System:   &control.Linux{BootID: bootID, Root: device, Link: "eth0", Random: random},
 		Workload: group,
 		Cgroup:   group.FD(),
 		Reaper:   reaper,

@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"sync/atomic"
 
 	"github.com/pandastack/pandastack/internal/frame"
 	"github.com/pandastack/pandastack/internal/guestapi"
@@ -61,9 +62,10 @@ func (s *Server) Serve(ctx context.Context, rw io.ReadWriter) error {
 		stop := context.AfterFunc(ctx, func() { _ = c.Close() }) // reading ends by it, whatever it answers
 		defer stop()
 	}
-	h := &handler{s: s, ctx: ctx, g: frame.NewGuest(rw)}
+	h := &handler{s: s, ctx: ctx, g: frame.NewGuest(rw), idle: make(chan *request), over: make(chan struct{})}
 	err := h.g.Serve(h)
 	s.leave()
+	close(h.over)
 	h.wg.Wait()
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -80,6 +82,10 @@ type handler struct {
 	g   *frame.Guest
 	ctx context.Context // of Serve
 	wg  sync.WaitGroup
+
+	idle    chan *request // to goroutines that wait for one
+	waiting atomic.Int32  // their number
+	over    chan struct{} // closed when there will be no more requests
 }
 
 // Hello implements frame.Handler.
@@ -151,7 +157,30 @@ func (h *handler) Stream(st *frame.Stream, first []byte) {
 		return
 	}
 	r := &request{h: h, st: st, op: op, body: append([]byte(nil), body...), missing: missing, wait: wait, session: session}
-	h.wg.Go(r.run)
+	select {
+	case h.idle <- r:
+	default:
+		h.wg.Go(func() { h.work(r) })
+	}
+}
+
+// maxIdle is how many goroutines wait for another request. They have their stacks already, and growing
+// a new one costs a machine that was just restored more than the request.
+const maxIdle = 4
+
+// work runs a request, then others as long as few wait for one.
+func (h *handler) work(r *request) {
+	for r != nil {
+		r.run()
+		r = nil
+		if h.waiting.Add(1) <= maxIdle {
+			select {
+			case r = <-h.idle:
+			case <-h.over:
+			}
+		}
+		h.waiting.Add(-1)
+	}
 }
 
 // request is one request and its answer.
