@@ -4,6 +4,7 @@ package qemu_test
 
 import (
 	"errors"
+	"flag"
 	"os"
 	"path/filepath"
 	"testing"
@@ -17,6 +18,8 @@ import (
 	"github.com/pandastack/pandastack/test/vmlab"
 )
 
+var binary = flag.String("qemu.binary", "", "QEMU to test (default: the installed one)")
+
 // nobody runs the monitors of these tests.
 const nobody = 65534
 
@@ -26,7 +29,7 @@ func lab(t testing.TB) vmmtest.Lab {
 	return vmmtest.Lab{
 		Dir: l.Dir,
 		Open: func(t testing.TB) vmm.Driver {
-			d, err := qemu.New(t.Context(), qemu.Config{})
+			d, err := qemu.New(t.Context(), qemu.Config{Binary: *binary})
 			if err != nil {
 				t.Fatal(err)
 			}
