@@ -67,9 +67,6 @@ func (s *Server) resume(r *http.Request, p auth.Principal) (int, any, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	if req.AutoPause != nil && *req.AutoPause {
-		return 0, nil, api.Errorf(api.Unsupported, "autoPause: this server ends a sandbox at its timeout; pause it yourself before")
-	}
 	b, err := s.sandboxes.Get(r.Context(), p, idOf(r))
 	if err != nil {
 		return 0, nil, err
@@ -80,7 +77,15 @@ func (s *Server) resume(r *http.Request, p auth.Principal) (int, any, error) {
 	if b, err = s.rouse(r, p, b); err != nil {
 		return 0, nil, err
 	}
-	if err := s.endIn(r, p, timeout); err != nil {
+	patch := api.LifecyclePatch{TimeoutSeconds: &timeout}
+	if req.AutoPause != nil {
+		then := api.TimeoutDelete
+		if *req.AutoPause {
+			then = api.TimeoutHibernate
+		}
+		patch.OnTimeout = &then
+	}
+	if _, err := s.sandboxes.SetLifecycle(r.Context(), p, b.ID, patch); err != nil {
 		return 0, nil, err
 	}
 	return http.StatusCreated, s.created(b), nil

@@ -44,8 +44,6 @@ func (n *newSandbox) check() error {
 	switch {
 	case n.TemplateID == "":
 		return api.Errorf(api.Invalid, "templateID: is empty; name a template")
-	case n.AutoPause != nil && *n.AutoPause:
-		return api.Errorf(api.Unsupported, "autoPause: this server ends a sandbox at its timeout; pause it yourself before")
 	case n.AutoPauseMemory != nil && !*n.AutoPauseMemory:
 		return api.Errorf(api.Unsupported, "autoPauseMemory: a pause here always keeps the memory; leave it away")
 	case n.Network != nil && n.Network.AllowPublicTraffic != nil && !*n.Network.AllowPublicTraffic:
@@ -84,12 +82,22 @@ func (s *Server) create(r *http.Request, p auth.Principal, fallback int64, secur
 	if err != nil {
 		return 0, nil, err
 	}
+	marks := []string{madeKey}
 	if n.Secure != nil {
 		secure = *n.Secure
 	}
+	if !secure {
+		marks = append(marks, openKey)
+	}
+	if n.AutoResume != nil && n.AutoResume.Enabled {
+		marks = append(marks, resumeKey)
+	}
 	never := int64(0)
 	req := api.CreateRequest{
-		TTLSeconds: &never, TimeoutSeconds: timeout, Metadata: marked(n.Metadata, secure), Env: s.env(n.EnvVars, n.TemplateID), Egress: n.Internet,
+		TTLSeconds: &never, TimeoutSeconds: timeout, Metadata: marked(n.Metadata, marks), Env: s.env(n.EnvVars, n.TemplateID), Egress: n.Internet,
+	}
+	if n.AutoPause != nil && *n.AutoPause {
+		req.OnTimeout = api.TimeoutHibernate
 	}
 	if strings.HasPrefix(n.TemplateID, "snp") {
 		req.FromSnapshot = api.SnapshotID(n.TemplateID)
@@ -108,16 +116,17 @@ func (s *Server) create(r *http.Request, p auth.Principal, fallback int64, secur
 
 // Keys in a sandbox's metadata that this face puts there and does not show: madeKey marks a sandbox that
 // was made through it, openKey one whose agent needs no token, as clients of the first version of this
-// API ask for unless they say otherwise.
+// API ask for unless they say otherwise, and resumeKey one that requests wake.
 const (
-	madeKey = "secret.e2b"
-	openKey = "secret.e2b.open"
+	madeKey   = "secret.e2b"
+	openKey   = "secret.e2b.open"
+	resumeKey = "secret.e2b.resume"
 )
 
-func marked(metadata map[string]string, secure bool) map[string]string {
-	out := map[string]string{madeKey: "1"}
-	if !secure {
-		out[openKey] = "1"
+func marked(metadata map[string]string, marks []string) map[string]string {
+	out := map[string]string{}
+	for _, k := range marks {
+		out[k] = "1"
 	}
 	for k, v := range metadata {
 		out[k] = v
@@ -125,10 +134,12 @@ func marked(metadata map[string]string, secure bool) map[string]string {
 	return out
 }
 
-// IsMade says whether a sandbox with this metadata was made through this face: requests do not wake it.
-func IsMade(metadata map[string]string) bool {
+// Wakes says whether requests to a port wake a sandbox with this metadata. One that was made through this
+// face is woken by its clients only, unless it was made to resume by itself.
+func Wakes(metadata map[string]string) bool {
 	_, made := metadata[madeKey]
-	return made
+	_, resumes := metadata[resumeKey]
+	return !made || resumes
 }
 
 // env adds what programs in a sandbox of this protocol expect to find.
@@ -207,7 +218,7 @@ func (s *Server) listed(b api.Sandbox) listed {
 		l.EndAt = *b.ExpiresAt
 	}
 	for k, v := range b.Metadata {
-		if k != openKey && k != madeKey {
+		if k != madeKey && k != openKey && k != resumeKey {
 			l.Metadata[k] = v
 		}
 	}
@@ -320,7 +331,10 @@ func (s *Server) get(r *http.Request, p auth.Principal) (int, any, error) {
 		l.EnvdAccessToken = s.AccessToken(b.ID)
 	}
 	l.Domain, l.Internet = s.cfg.Domain, &b.Egress
-	l.Lifecycle = &lifecycle{OnTimeout: "kill"}
+	l.Lifecycle = &lifecycle{OnTimeout: "kill", AutoResume: Wakes(b.Metadata)}
+	if b.OnTimeout == api.TimeoutHibernate {
+		l.Lifecycle.OnTimeout = "pause"
+	}
 	return http.StatusOK, l, nil
 }
 

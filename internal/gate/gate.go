@@ -65,8 +65,8 @@ func (g *Gate) Close() {
 	g.edge.Close()
 }
 
-// Open implements edge.Sandboxes. A sandbox at rest is woken by the request, but for one that was made
-// through E2B's API, whose clients connect to it first.
+// Open implements edge.Sandboxes. A sandbox at rest is woken by the request, unless it
+// was made through E2B's API without asking for that: its clients connect to it first.
 func (g *Gate) Open(ctx context.Context, id string) (edge.Target, error) {
 	sid := api.SandboxID(id)
 	p, err := g.sandboxes.Owner(ctx, sid)
@@ -77,7 +77,7 @@ func (g *Gate) Open(ctx context.Context, id string) (edge.Target, error) {
 	if err != nil {
 		return edge.Target{}, notFound(err)
 	}
-	if b.Status != api.Running && e2bapi.IsMade(b.Metadata) {
+	if b.Status != api.Running && !e2bapi.Wakes(b.Metadata) {
 		return edge.Target{}, edge.ErrNotFound
 	}
 	guest, err := g.sandboxes.Guest(ctx, p, sid)

@@ -183,7 +183,6 @@ func TestRefusals(t *testing.T) {
 		"no-key":          {"GET", "/v2/sandboxes", "", "", 401, "error_code"},
 		"wrong-key":       {"GET", "/v2/sandboxes", "e2b_0123", "", 401, "error_code"},
 		"unknown-field":   {"POST", "/v2/sandboxes", w.key, `{"templateID":"base","iam":{}}`, 400, `field \"iam\"`},
-		"auto-pause":      {"POST", "/v2/sandboxes", w.key, `{"templateID":"base","autoPause":true}`, 501, "autoPause"},
 		"no-template":     {"POST", "/v2/sandboxes", w.key, `{}`, 400, "templateID"},
 		"other-template":  {"POST", "/v2/sandboxes", w.key, `{"templateID":"nope"}`, 400, "nope"},
 		"bad-json":        {"POST", "/v2/sandboxes", w.key, `{"templateID":`, 400, "body"},
@@ -254,6 +253,15 @@ func TestAgentByHostName(t *testing.T) {
 	}
 	if err := list(c.EnvdAccessToken); connect.CodeOf(err) != connect.CodeUnavailable {
 		t.Errorf("the agent of a paused sandbox: %v", err)
+	}
+	// One that was made to resume by itself is woken.
+	auto := w.create("/v2/sandboxes", `{"templateID":"base","autoPause":true,"autoResume":{"enabled":true}}`)
+	if detail := w.must(200, "GET", "/sandboxes/"+auto.SandboxID, ""); !strings.Contains(detail, `"lifecycle":{"autoResume":true,"onTimeout":"pause"}`) {
+		t.Errorf("detail %s lacks its lifecycle", detail)
+	}
+	w.must(204, "POST", "/sandboxes/"+auto.SandboxID+"/pause", "")
+	if _, err := w.agent(auto.SandboxID, auto.EnvdAccessToken).List(t.Context(), connect.NewRequest(&pb.ListRequest{})); err != nil {
+		t.Errorf("a request did not wake it: %v", err)
 	}
 	w.must(201, "POST", "/sandboxes/"+c.SandboxID+"/connect", "")
 	if err := list(c.EnvdAccessToken); err != nil {
