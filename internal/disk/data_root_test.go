@@ -14,11 +14,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/disk"
+
+	"github.com/pandastack/pandastack/internal/probe"
+	"github.com/pandastack/pandastack/internal/probe/probetest"
 )
 
 // reflinkDir is a directory on an XFS image of its own, gone at the end of the test.
 func reflinkDir(t *testing.T) string {
 	t.Helper()
+	probetest.Need(t, probe.Config{}, probe.Root, probe.Loop, probe.Tools)
 	dir := filepath.Join(t.TempDir(), "data")
 	if err := disk.MakeData(t.Context(), dir, 512<<20); err != nil {
 		t.Fatal(err)
@@ -117,6 +121,7 @@ func TestEnsureDataMountsAndReleases(t *testing.T) {
 }
 
 func TestMakeDataRefusesToHide(t *testing.T) {
+	probetest.Need(t, probe.Config{}, probe.Root)
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "precious"), nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -130,6 +135,7 @@ func TestMakeDataRefusesToHide(t *testing.T) {
 }
 
 func TestMakeDataFailureLeavesNothing(t *testing.T) {
+	probetest.Need(t, probe.Config{}, probe.Root, probe.Loop, probe.Tools)
 	dir := filepath.Join(t.TempDir(), "data")
 	if err := disk.MakeData(t.Context(), dir, 1<<20); err == nil { // too small for XFS
 		t.Error("made a file system of 1 MiB")

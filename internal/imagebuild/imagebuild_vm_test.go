@@ -16,10 +16,14 @@ import (
 	"github.com/pandastack/pandastack/internal/disk"
 	"github.com/pandastack/pandastack/internal/imagebuild"
 	"github.com/pandastack/pandastack/internal/recipe"
+
+	"github.com/pandastack/pandastack/internal/probe"
+	"github.com/pandastack/pandastack/internal/probe/probetest"
 )
 
 func options(t *testing.T, dir string) imagebuild.Options {
 	t.Helper()
+	probetest.Need(t, probe.Config{}, probe.Root, probe.Tools)
 	all, err := recipe.Builtin()
 	if err != nil {
 		t.Fatal(err)

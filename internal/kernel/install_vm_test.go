@@ -9,10 +9,14 @@ import (
 	"testing"
 
 	"github.com/pandastack/pandastack/internal/kernel"
+
+	"github.com/pandastack/pandastack/internal/probe"
+	"github.com/pandastack/pandastack/internal/probe/probetest"
 )
 
 // The package sources of the machine are asked for real.
 func TestInstall(t *testing.T) {
+	probetest.Need(t, probe.Config{}, probe.Root, probe.Tools)
 	dir := t.TempDir()
 	guest := agent(t, t.TempDir(), "one")
 	for range 2 {

@@ -19,6 +19,9 @@ import (
 	"github.com/miekg/dns"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/probe"
+	"github.com/pandastack/pandastack/internal/probe/probetest"
 )
 
 const (
@@ -46,9 +49,7 @@ func newWorld(t *testing.T) *world {
 // newWorldWith is a world whose internet has more addresses, without servers.
 func newWorldWith(t *testing.T, more ...string) *world {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("not root: network namespaces cannot be made")
-	}
+	probetest.Need(t, probe.Config{}, probe.Network)
 	w := &world{t: t}
 	w.internet = w.namespace("pntnet", nil)
 	w.host = w.namespace("pnthost", func() error {

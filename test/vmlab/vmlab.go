@@ -17,10 +17,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pandastack/pandastack/internal/disk"
 	"github.com/pandastack/pandastack/internal/imagebuild"
 	"github.com/pandastack/pandastack/internal/kernel"
 	"github.com/pandastack/pandastack/internal/recipe"
+
+	"github.com/pandastack/pandastack/internal/probe"
+	"github.com/pandastack/pandastack/internal/probe/probetest"
 )
 
 var data = flag.String("vmlab.data", "", "data directory with reflinks and a guest kernel (default: .cache/data of the repository)")
@@ -42,12 +44,7 @@ func Open(t testing.TB) Lab {
 	if l.Data == "" {
 		l.Data = filepath.Join(repository, ".cache", "data")
 	}
-	if err := disk.Probe(l.Data); err != nil {
-		t.Skipf("probe reflink: %v; run make prepare", err)
-	}
-	if _, err := os.Stat("/usr/bin/qemu-system-x86_64"); err != nil {
-		t.Skipf("probe qemu: %v; run make prepare", err)
-	}
+	probetest.Need(t, probe.Config{DataDir: l.Data}, probe.Root, probe.Reflink, probe.QEMU, probe.Kernel, probe.Tools)
 	cache := filepath.Join(l.Data, "vmlab")
 	must(t, os.MkdirAll(cache, 0o755))
 	unlock := lock(t, filepath.Join(cache, "lock"))
@@ -56,9 +53,6 @@ func Open(t testing.TB) Lab {
 	build(t, repository, l.Agent)
 	var err error
 	l.Boot, err = kernel.Find(t.Context(), filepath.Join(l.Data, "kernel"), l.Agent)
-	if missing := (*kernel.NotFoundError)(nil); errors.As(err, &missing) {
-		t.Skipf("probe kernel: %v", err)
-	}
 	must(t, err)
 	l.Root = root(t, cache)
 	l.Dir, err = os.MkdirTemp(l.Data, "vmlab-")
