@@ -179,6 +179,9 @@ func (m *Manager) finishSleep(ctx context.Context, p *plan, mc *machine) error {
 			return err
 		}
 	}
+	if m.spent(mc) { // it woke since, and a crash of the host lost the record of that
+		return m.recoverAsleep(ctx, p, mc)
+	}
 	m.emit(mc, "hibernated", "it was going to sleep when the host agent ended")
 	return p.did("asleep")
 }

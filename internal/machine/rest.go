@@ -4,11 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
+	"path/filepath"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/pandastack/pandastack/internal/durable"
 	"github.com/pandastack/pandastack/internal/hostapi"
 	"github.com/pandastack/pandastack/internal/snapshot"
 	"github.com/pandastack/pandastack/internal/vmm"
@@ -179,7 +180,7 @@ func (m *Manager) Hibernate(ctx context.Context, id hostapi.MachineID) (err erro
 func (m *Manager) sleep(ctx context.Context, p *plan, mc *machine) error {
 	before, base := mc.in.State, mc.in.Base
 	if before == running {
-		if err := m.halt(ctx, p, mc, true); err != nil {
+		if err := m.halt(ctx, p, mc); err != nil {
 			return err
 		}
 		p.back.Push("go on", func(ctx context.Context) error { return m.goOn(ctx, mc) })
@@ -199,13 +200,14 @@ func (m *Manager) sleep(ctx context.Context, p *plan, mc *machine) error {
 	if err := m.saveAsleep(ctx, p, mc, &snap); err != nil {
 		return err
 	}
-	return m.record(mc, ofHost, func(in *intent) {
+	return m.record(mc, ofProcess, func(in *intent) {
 		in.State, in.Before, in.Next, in.Base, in.Slot, in.MAC = hibernated, "", "", snap.Ref, -1, ""
 	})
 }
 
-// saveAsleep captures a machine that stands still and stores the image, with the disk made durable
-// beside it.
+// saveAsleep captures a machine that stands still and stores the image. While it is written, the disk
+// and the intent, which names the image to come, are made durable: with the image's commit the machine
+// is asleep whatever happens to the host.
 func (m *Manager) saveAsleep(ctx context.Context, p *plan, mc *machine, snap *snapshot.Snapshot) error {
 	draft, err := m.deps.Store.Draft()
 	if err != nil {
@@ -221,7 +223,9 @@ func (m *Manager) saveAsleep(ctx context.Context, p *plan, mc *machine, snap *sn
 		return err
 	}
 	var disk errgroup.Group
-	disk.Go(func() error { return syncFile(mc.diskPath()) })
+	disk.Go(func() error {
+		return errors.Join(durable.Sync(mc.diskPath()), durable.Sync(filepath.Join(mc.dir, intentFile)))
+	})
 	err = m.save(ctx, p, capture, draft, snap)
 	if err := errors.Join(err, disk.Wait()); err != nil {
 		return err
@@ -230,12 +234,4 @@ func (m *Manager) saveAsleep(ctx context.Context, p *plan, mc *machine, snap *sn
 		return err
 	}
 	return capture.Close()
-}
-
-func syncFile(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
 }

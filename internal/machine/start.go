@@ -71,7 +71,9 @@ func (m *Manager) limits(mc *machine) Limits {
 func (m *Manager) spec(mc *machine) vmm.Spec {
 	s := vmm.Spec{
 		ID: string(mc.id), Dir: filepath.Join(mc.dir, monitorDir), VCPUs: mc.in.VCPUs, MemoryMiB: mc.in.MemoryMiB,
-		Disks: []vmm.Disk{{Path: mc.diskPath()}},
+		// A machine that is not kept is gone after a crash of the host. One that is to be kept while it
+		// runs has a disk that does not lose what the guest flushed from its next start on.
+		Disks: []vmm.Disk{{Path: mc.diskPath(), Volatile: !mc.in.Keep}},
 	}
 	if mc.in.Slot >= 0 {
 		s.Confine.UID, s.Confine.GID = m.cfg.Owner(mc.in.Slot)

@@ -48,6 +48,9 @@ type Spec struct {
 type Disk struct {
 	Path     string
 	ReadOnly bool
+	// Volatile: the disk need not survive a crash of the host, so what the guest flushes goes to the
+	// host's page cache and does not wait for the medium. Clones of the disk are as good as ever.
+	Volatile bool
 }
 
 // NIC is the guest's network card. Tap stays open in the caller; the driver duplicates it. Adopt does

@@ -50,7 +50,10 @@ type shape struct {
 
 // diskFD is a disk's descriptor for reading and, unless that is 0, one for writing too: QEMU opens a disk
 // for reading and again when a device wants to write, and takes of a set the descriptor of that mode.
-type diskFD struct{ read, write int }
+type diskFD struct {
+	read, write int
+	volatile    bool
+}
 
 // arguments is the command line of a monitor.
 func (s shape) arguments() []string {
@@ -83,8 +86,12 @@ func (s shape) arguments() []string {
 		if d.write != 0 {
 			args = append(args, "-add-fd", fmt.Sprintf("fd=%d,set=%d", d.write, i+1))
 		}
+		drive := fmt.Sprintf("id=%s,if=none,format=raw,file=/dev/fdset/%d,read-only=%s,discard=unmap", id, i+1, onOff(d.write == 0))
+		if d.volatile {
+			drive += ",cache.no-flush=on" // the guest still sees a disk with a write-back cache
+		}
 		args = append(args,
-			"-drive", fmt.Sprintf("id=%s,if=none,format=raw,file=/dev/fdset/%d,read-only=%s,discard=unmap", id, i+1, onOff(d.write == 0)),
+			"-drive", drive,
 			"-device", "virtio-blk-device,drive="+id)
 	}
 	if s.tap != 0 {

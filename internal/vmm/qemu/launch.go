@@ -201,7 +201,7 @@ func (m *machine) openBoot(sh *shape, given *inheritance) error {
 // openDevices hands over disks and network card.
 func (m *machine) openDevices(sh *shape, given *inheritance) error {
 	for _, disk := range m.spec.Disks {
-		var fd diskFD
+		fd := diskFD{volatile: disk.Volatile}
 		var err error
 		if fd.read, err = given.open(disk.Path, os.O_RDONLY); err != nil {
 			return err

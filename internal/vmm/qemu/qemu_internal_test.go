@@ -44,7 +44,7 @@ func TestArguments(t *testing.T) {
 	ten, seven := version{10, 0, "10.0.2"}, version{7, 2, "7.2.22"}
 	restore := shape{
 		id: "mch1", version: ten, accel: vmm.TCG, vcpus: 2, memoryMiB: 512, monitor: 3, channel: 4, memory: 5,
-		incoming: 6, disks: []diskFD{{7, 8}, {9, 0}}, tap: 10, mac: mac,
+		incoming: 6, disks: []diskFD{{read: 7, write: 8}, {read: 9}}, tap: 10, mac: mac,
 	}
 	boot := restore
 	boot.incoming, boot.kernel, boot.initramfs, boot.acpi = 0, 11, 12, true
