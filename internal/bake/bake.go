@@ -252,13 +252,16 @@ func (b *Baker) capture(ctx context.Context, j *job, back *undo.Stack, id hostap
 	r := j.recipe
 	old := b.cfg.Store.List(string(snapshot.Join(Area, string(r.Name))))
 	ref := snapshot.Join(Area, string(r.Name), fmt.Sprintf("%s-%d", generation, now().UnixMilli()))
-	_, err := b.cfg.Machines.TakeSnapshot(ctx, id, ref, func(s *snapshot.Snapshot) {
+	snap, err := b.cfg.Machines.TakeSnapshot(ctx, id, ref, func(s *snapshot.Snapshot) {
 		s.Machine, s.Hostname, s.Env, s.Digest = "", "", nil, generation
 	}, b.rewrite)
 	if err != nil {
 		return err
 	}
 	back.Push("delete the snapshot", func(context.Context) error { return b.cfg.Store.Delete(ref) })
+	if err := heat(ctx, snap); err != nil {
+		return err
+	}
 	if err := b.did("capture"); err != nil {
 		return err
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/pandastack/pandastack/internal/hostapi"
 	"github.com/pandastack/pandastack/internal/machine"
 	"github.com/pandastack/pandastack/internal/snapshot"
+	"github.com/pandastack/pandastack/internal/vmm"
 )
 
 // world is a baker over machines that exist in words only.
@@ -138,6 +139,14 @@ func (w *world) TakeSnapshot(ctx context.Context, id hostapi.MachineID, ref snap
 	}
 	snap := snapshot.Snapshot{Ref: ref, Machine: string(id), VCPUs: 1, MemoryMiB: 64, Created: time.Now()}
 	change(&snap)
+	memory := filepath.Join(d.ImageDir(), "memory")
+	if err := os.WriteFile(memory, []byte("memory"), 0o600); err != nil {
+		return snap, err
+	}
+	if err := os.Truncate(memory, 5<<20); err != nil {
+		return snap, err
+	}
+	snap.Manifest.Files = []vmm.File{{Name: "memory", Bytes: 5 << 20}}
 	if err := os.WriteFile(d.DiskPath(), make([]byte, 1<<20), 0o600); err != nil {
 		return snap, err
 	}

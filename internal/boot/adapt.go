@@ -3,12 +3,14 @@ package boot
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 
 	"github.com/pandastack/pandastack/internal/disk"
 	"github.com/pandastack/pandastack/internal/guestapi"
 	"github.com/pandastack/pandastack/internal/guestlink"
+	"github.com/pandastack/pandastack/internal/hostapi"
 	"github.com/pandastack/pandastack/internal/jail"
 	"github.com/pandastack/pandastack/internal/machine"
 	"github.com/pandastack/pandastack/internal/netslot"
@@ -21,6 +23,9 @@ type network struct{ pool *netslot.Pool }
 
 func (n network) Take(ctx context.Context, owner string) (machine.Slot, error) {
 	s, err := n.pool.Take(ctx, owner)
+	if errors.Is(err, netslot.ErrFull) {
+		return nil, fmt.Errorf("%w: %w; give the node more of them with --network-slots", hostapi.ErrNoCapacity, err)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -262,6 +262,9 @@ func TestTenSleeps(t *testing.T) {
 			t.Fatal(err)
 		}
 		asleep := time.Since(began)
+		if mc, err := l.Get(t.Context(), "sleep0"); err == nil {
+			t.Log(mc.Phases)
+		}
 		mc, err := l.Wake(t.Context(), "sleep0")
 		if err != nil {
 			t.Fatal(err)
