@@ -13,13 +13,14 @@ import (
 type Sandboxes struct{ c *Client }
 
 // Create makes a sandbox and answers when it runs. The request gets an idempotency key if it has none.
+// The first create of a template waits until it is baked, which may take minutes; ctx bounds it.
 func (s *Sandboxes) Create(ctx context.Context, req api.CreateRequest) (api.Sandbox, error) {
 	if req.IdempotencyKey == "" {
 		req.IdempotencyKey = string(api.NewRequestID())
 	}
 	rq := post(path("sandboxes"), req)
 	rq.again = true
-	rq.header = map[string]string{"Idempotency-Key": req.IdempotencyKey}
+	rq.header = map[string]string{"Idempotency-Key": req.IdempotencyKey, "Prefer": "wait=3600"}
 	var out api.Sandbox
 	err := s.c.do(ctx, rq, &out)
 	return out, err

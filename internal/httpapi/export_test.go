@@ -43,3 +43,6 @@ func Open(key []byte, token string, now time.Time, path string) (box api.Sandbox
 	v, err := openPreview(key, token, now)
 	return v.sandbox, v.port, err == nil && v.allows(path), err
 }
+
+// WaitOf lets tests look at how long a create may take.
+func WaitOf(prefer string) time.Duration { return waitOf(prefer) }

@@ -167,6 +167,29 @@ func TestPagesAndFilters(t *testing.T) {
 	}
 }
 
+// TestCreateAnswersBeforeClientsGiveUp: a template that is being baked is an error that says so, in time.
+func TestCreateAnswersBeforeClientsGiveUp(t *testing.T) {
+	w := newWorld(t)
+	for _, name := range []string{"raw", "alias-of-raw"} {
+		a := w.do("POST", "/v1/sandboxes", `{"template":"`+name+`"}`, with("Prefer", "respond-async, wait=1"))
+		e := a.failed(t)
+		if e.Code != api.Unavailable || !e.Retryable || !strings.Contains(e.Message, "raw is being baked") ||
+			!strings.Contains(e.Message, "rootfs, 12 %") || a.header.Get("Retry-After") == "" {
+			t.Errorf("%d %s", a.status, a.body)
+		}
+		if strings.Contains(e.Message, "timeout") {
+			t.Errorf("%q is taken for the end of a command's time by the SDKs", e.Message)
+		}
+	}
+	for header, want := range map[string]time.Duration{
+		"": 25 * time.Second, "wait=x": 25 * time.Second, "wait=-1": 25 * time.Second, "a, wait=60": time.Minute, "wait=99999999": time.Hour,
+	} {
+		if got := httpapi.WaitOf(header); got != want {
+			t.Errorf("Prefer: %s waits %s, want %s", header, got, want)
+		}
+	}
+}
+
 func TestIdempotencyKey(t *testing.T) {
 	w := newWorld(t)
 	var a, b api.Sandbox

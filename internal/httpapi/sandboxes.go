@@ -2,7 +2,11 @@ package httpapi
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/auth"
@@ -20,9 +24,54 @@ func createSandbox(rq *request, req api.CreateRequest) (api.Sandbox, error) {
 	if err := req.Validate(); err != nil {
 		return api.Sandbox{}, err
 	}
-	box, err := rq.s.deps.Sandboxes.Create(rq.r.Context(), rq.p, req)
+	limit := waitOf(rq.r.Header.Get("Prefer"))
+	ctx, cancel := context.WithTimeoutCause(rq.r.Context(), limit, errWaited)
+	defer cancel()
+	box, err := rq.s.deps.Sandboxes.Create(ctx, rq.p, req)
+	if err != nil && errors.Is(context.Cause(ctx), errWaited) {
+		err = rq.notReady(req.Template, limit, err)
+	}
 	rq.s.met.created(box, err)
 	return box, err
+}
+
+// Bounds of how long a create may take. The published SDKs give up after 30 seconds and show their user
+// a lost connection, so the answer comes before that; who wants to wait longer says so.
+const (
+	waitUsual = 25 * time.Second
+	waitMost  = time.Hour
+)
+
+// errWaited is a deadline, so that what it ends is no fault of the server.
+var errWaited = fmt.Errorf("the caller does not wait longer: %w", context.DeadlineExceeded)
+
+// waitOf reads the header Prefer: wait=seconds (RFC 7240).
+func waitOf(prefer string) time.Duration {
+	for part := range strings.SplitSeq(prefer, ",") {
+		text, ok := strings.CutPrefix(strings.TrimSpace(part), "wait=")
+		if n, err := strconv.Atoi(text); ok && err == nil && n > 0 {
+			return min(time.Duration(n)*time.Second, waitMost)
+		}
+	}
+	return waitUsual
+}
+
+// notReady says why a create did not end in time. A template that was not baked yet goes on baking.
+func (rq *request) notReady(name string, limit time.Duration, cause error) error {
+	list, err := rq.s.deps.Templates.List(rq.r.Context(), rq.p)
+	if err != nil {
+		return err
+	}
+	if t, err := rq.s.deps.Templates.Get(rq.r.Context(), rq.p, name); err == nil && name != "" {
+		list = []api.Template{t} // by the name it was found under, which may be another one
+	}
+	for _, t := range list {
+		if t.Bake != nil && t.Bake.State == "running" {
+			return api.Wrap(api.Unavailable, cause, fmt.Sprintf("template %s is being baked, which is done once (%s, %d %%): ask again; GET /v1/templates/%s shows how it goes",
+				t.Name, t.Bake.Step, t.Bake.Percent, t.Name)).With("bake", t.Bake)
+		}
+	}
+	return api.Wrap(api.Unavailable, cause, fmt.Sprintf("the sandbox was not ready after %s: ask again, or wait longer with the header Prefer: wait=seconds", limit))
 }
 
 func listSandboxes(rq *request) ([]api.Sandbox, error) {

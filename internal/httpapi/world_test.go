@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -69,14 +70,19 @@ func (keys) Revoke(_ context.Context, _ auth.Principal, prefix string) error {
 	return nil
 }
 
-// templates knows one template.
+// templates knows one template, and one that is being baked.
 type templates struct{}
+
+var raw = api.Template{Name: "raw", Bake: &api.Bake{State: "running", Step: "rootfs", Percent: 12}}
 
 func (templates) List(context.Context, auth.Principal) ([]api.Template, error) {
 	return []api.Template{{Name: "base", Baked: true}}, nil
 }
 
 func (templates) Get(_ context.Context, _ auth.Principal, name string) (api.Template, error) {
+	if name == "raw" || name == "alias-of-raw" {
+		return raw, nil
+	}
 	if name != "base" {
 		return api.Template{}, api.Errorf(api.NotFound, "template %s not found", name)
 	}
@@ -120,6 +126,10 @@ func (b *boxes) set(box api.Sandbox) api.Sandbox {
 }
 
 func (b *boxes) Create(ctx context.Context, p auth.Principal, req api.CreateRequest) (api.Sandbox, error) {
+	if strings.HasSuffix(req.Template, "raw") {
+		<-ctx.Done()
+		return api.Sandbox{}, api.AsError(context.Cause(ctx))
+	}
 	b.mu.Lock()
 	id, again := b.byKey[req.IdempotencyKey]
 	b.mu.Unlock()

@@ -1,6 +1,7 @@
 // Drives a server with the published TypeScript SDK, unmodified: every method that concerns sandboxes.
-// It reads PANDASTACK_API, PANDASTACK_API_KEY (an admin's), SDK_DIR (an empty directory that the sandboxes
-// may write to) and prints one line of JSON per check: {"name", "ok", "error"?}.
+// It reads PANDASTACK_API, PANDASTACK_API_KEY (an admin's), SDK_DIR (a directory that the
+// sandboxes may write to) and prints one line of JSON per check: {"name", "ok", "error"?}.
+import { createHash } from "node:crypto";
 import { createRequire } from "node:module";
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
@@ -72,7 +73,8 @@ await check("filesystem upload keeps every byte", async () => {
   const bytes = Buffer.from(Array.from({ length: 100000 }, (_, i) => i % 256));
   writeFileSync(local, bytes);
   await sb.filesystem.upload(local, join(dir, "up.bin"));
-  assert.deepEqual(readFileSync(join(dir, "up.bin")), bytes);
+  const sum = (await sb.exec(`sha256sum ${join(dir, "up.bin")}`)).stdout.split(" ")[0];
+  assert.equal(sum, createHash("sha256").update(bytes).digest("hex"));
 });
 await check("filesystem download", async () => {
   await sb.filesystem.write(join(dir, "d.txt"), "text");
