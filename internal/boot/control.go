@@ -56,6 +56,10 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	if first, err = keys.First(ctx); err != nil {
 		return nil, "", fmt.Errorf("first key: %w", err)
 	}
+	// What the host took over, or put to rest when the last node ended, must be known before the first request.
+	if err := boxes.Reconcile(ctx); err != nil {
+		return nil, "", fmt.Errorf("compare sandboxes with the host: %w", err)
+	}
 	n.run(ctx, "sandboxes", boxes.Run)
 	return handler, first, nil
 }

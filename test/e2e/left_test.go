@@ -21,8 +21,8 @@ import (
 // would leave in the data directory.
 func left(t *testing.T, dir string) []string {
 	t.Helper()
-	var all []string
-	all = append(all, processes(dir)...)
+	prefix := prefix(dir)
+	all := processes(dir)
 	for _, pattern := range []string{
 		"/run/netns/" + prefix + "*", "/sys/fs/cgroup/" + prefix + "*", "/sys/fs/cgroup/*/" + prefix + "*",
 		filepath.Join(dir, "machines", "*"), filepath.Join(dir, "snapshots", "*"), filepath.Join(dir, "drafts", "*"), filepath.Join(dir, ".new-*"), filepath.Join(dir, "*", ".new-*"),

@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"net"
 	"net/http"
@@ -22,8 +23,11 @@ import (
 	"time"
 )
 
-// prefix begins the names of what the nodes of these tests make in the kernel.
-const prefix = "pse2e"
+// prefix begins the names of what the nodes of a data directory make in the kernel, so that several runs
+// of these tests on one machine do not meet.
+func prefix(dir string) string {
+	return fmt.Sprintf("e%06x", crc32.ChecksumIEEE([]byte(dir))&0xffffff)
+}
 
 // limit bounds every wait for a node: this machine may be busy with other things.
 const limit = 2 * time.Minute
@@ -77,7 +81,7 @@ type node struct {
 
 // environment of every program that the tests start.
 func environment(dir string) []string {
-	return append(os.Environ(), "PANDASTACK_DATA_DIR="+dir, "PANDASTACK_NETWORK_PREFIX="+prefix, "PANDASTACK_LISTEN=127.0.0.1:0",
+	return append(os.Environ(), "PANDASTACK_DATA_DIR="+dir, "PANDASTACK_NETWORK_PREFIX="+prefix(dir), "PANDASTACK_LISTEN=127.0.0.1:0",
 		"PANDASTACK_API=", "PANDASTACK_API_URL=", "PANDASTACK_API_KEY=", "PANDASTACK_TOKEN=", "HOME="+dir)
 }
 
@@ -235,9 +239,13 @@ type sandbox struct {
 	Generation uint64 `json:"generation"`
 }
 
-// bake makes sure that a template is baked.
+// bake makes sure that a template is baked, and that a test which failed before has left no sandbox.
 func (n *node) bake(template string) {
 	n.t.Helper()
+	var list []sandbox
+	if n.json(&list, "sandbox", "list"); len(list) > 0 {
+		n.json(nil, "sandbox", "delete", "--all")
+	}
 	n.json(nil, "template", "bake", template)
 }
 
