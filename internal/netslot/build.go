@@ -9,11 +9,11 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/pandastack/pandastack/internal/nft"
 	"github.com/pandastack/pandastack/internal/undo"
 )
 
@@ -39,7 +39,7 @@ func (p *Pool) build(ctx context.Context, index int) (s *Slot, err error) {
 		}
 		back.Push("remove namespace", func(context.Context) error { return removeNamespace(name) })
 		defer ns.Close()
-		back.Push("close slot", func(context.Context) error { return s.shut() })
+		back.Push("close slot", func(context.Context) error { return errors.Join(s.shut(), s.closeKernel()) })
 		back.Push("remove link", func(context.Context) error { return p.removeLink(name) })
 		if err := p.furnish(ctx, s, hostIP, guestIP); err != nil {
 			return err
@@ -47,9 +47,47 @@ func (p *Pool) build(ctx context.Context, index int) (s *Slot, err error) {
 		if err := enter(p.host); err != nil {
 			return err
 		}
-		return hostEnd(name, hostIP)
+		if err := hostEnd(name, hostIP); err != nil {
+			return err
+		}
+		if err := waitUp(ctx, name); err != nil {
+			return err
+		}
+		if err := enter(ns); err != nil {
+			return err
+		}
+		return waitUp(ctx, innerName)
 	})
 	return s, err
+}
+
+// waitUp waits until one end of a pair, in the calling thread's namespace, carries packets. The kernel makes it do
+// so a little after the other end came up, and drops what is sent before: a guest would lose its first packet,
+// and with it a second. After two seconds it is left at that.
+func waitUp(ctx context.Context, name string) error {
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("open netlink: %w", err)
+	}
+	defer h.Close()
+	ctx, cancel := context.WithTimeoutCause(ctx, upLimit, errors.New("link did not come up"))
+	defer cancel()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for {
+		link, err := h.LinkByName(name)
+		if err != nil {
+			return fmt.Errorf("find link %s: %w", name, err)
+		}
+		if link.Attrs().OperState == netlink.OperUp {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
 }
 
 // furnish fills the namespace of the calling thread.
@@ -65,7 +103,10 @@ func (p *Pool) furnish(ctx context.Context, s *Slot, hostIP, guestIP netip.Addr)
 	if err := p.innerLinks(s.Index, hostIP, guestIP); err != nil {
 		return err
 	}
-	if err := nft.Replace(slotRules(p.closed, hostIP, guestIP, openRules(), learned{})); err != nil {
+	err = s.rulesFrom(func(k *kernel) error {
+		return k.rules.Replace(slotRules(p.closed, hostIP, guestIP, openRules(), learned{}))
+	})
+	if err != nil {
 		return err
 	}
 	return s.listen(ctx)
@@ -200,7 +241,7 @@ func (p *Pool) removeLink(name string) error {
 // demolish removes all of a slot, whatever is there of it.
 func (p *Pool) demolish(s *Slot) error {
 	name := p.linkName(s.Index)
-	return errors.Join(s.shut(), p.removeLink(name), p.forgetHostFlows(s.GuestIP), removeNamespace(name))
+	return errors.Join(s.shut(), s.closeKernel(), p.forgetHostFlows(name), p.removeLink(name), removeNamespace(name))
 }
 
 // renew makes a slot that was used fit for another owner: its tap is opened anew, its connections
@@ -209,7 +250,6 @@ func (p *Pool) renew(ctx context.Context, s *Slot) error {
 	if err := s.shut(); err != nil {
 		return err
 	}
-	hostIP, _ := place(p.cfg.Range, s.Index)
 	err := s.inside(func() error {
 		tap, err := openTap()
 		if errors.Is(err, unix.EBUSY) {
@@ -219,16 +259,13 @@ func (p *Pool) renew(ctx context.Context, s *Slot) error {
 			return err
 		}
 		s.Tap = tap
-		if err := nft.Replace(slotRules(p.closed, hostIP, s.GuestIP, openRules(), learned{})); err != nil {
+		if err := s.rulesFrom(p.reset(s)); err != nil {
 			return err
-		}
-		if err := netlink.ConntrackTableFlush(netlink.ConntrackTable); err != nil {
-			return fmt.Errorf("forget connections: %w", err)
 		}
 		return s.listen(ctx)
 	})
 	if err == nil {
-		err = p.forgetHostFlows(s.GuestIP)
+		err = p.forgetHostFlows(p.linkName(s.Index))
 	}
 	if err != nil {
 		return fmt.Errorf("renew slot %d: %w", s.Index, errors.Join(err, s.shut()))
@@ -236,39 +273,24 @@ func (p *Pool) renew(ctx context.Context, s *Slot) error {
 	return nil
 }
 
-// ofGuest matches connections from or to one slot, on the host.
-type ofGuest netip.Addr
-
-// MatchConntrackFlow tells whether either end of either direction is the slot.
-func (a ofGuest) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
-	for _, ip := range []net.IP{f.Forward.SrcIP, f.Forward.DstIP, f.Reverse.SrcIP, f.Reverse.DstIP} {
-		if got, ok := netip.AddrFromSlice(ip); ok && got.Unmap() == netip.Addr(a) {
-			return true
+// reset gives a slot that was used the rules of a new one and forgets its connections. A slot that another
+// process made gets all of them, as they may be those of another version; otherwise only what changes in a
+// slot's life is set, because the kernel waits long for the end of hooks.
+func (p *Pool) reset(s *Slot) func(*kernel) error {
+	return func(k *kernel) error {
+		if s.adopted {
+			hostIP, _ := place(p.cfg.Range, s.Index)
+			if err := k.rules.Replace(slotRules(p.closed, hostIP, s.GuestIP, openRules(), learned{})); err != nil {
+				return err
+			}
+		} else {
+			sets, chains := policyRules(openRules(), learned{})
+			if err := k.rules.Update(slotTable, sets, chains); err != nil {
+				return err
+			}
 		}
+		return k.flows.forgetAll()
 	}
-	return false
-}
-
-// forgetHostFlows removes the host's memory of connections with a slot.
-func (p *Pool) forgetHostFlows(guest netip.Addr) error {
-	return within(p.host, func() error { return forgetFlows(ofGuest(guest)) })
-}
-
-// fromGuest matches connections that one address began.
-type fromGuest netip.Addr
-
-// MatchConntrackFlow tells whether the first packet came from the address.
-func (a fromGuest) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
-	src, ok := netip.AddrFromSlice(f.Forward.SrcIP)
-	return ok && src.Unmap() == netip.Addr(a)
-}
-
-// forgetFlows removes the memory of connections in the namespace of the calling thread.
-func forgetFlows(which netlink.CustomConntrackFilter) error {
-	if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, which); err != nil {
-		return fmt.Errorf("forget connections: %w", err)
-	}
-	return nil
 }
 
 // openInside opens the namespace of a slot by its name.

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"regexp"
+	"time"
 
 	"github.com/pandastack/pandastack/internal/egress"
 )
@@ -26,6 +27,7 @@ const (
 	maxSlots     = 16384
 	defaultMTU   = 1500
 	defaultReady = 4
+	upLimit      = 2 * time.Second // for a link to come up
 )
 
 // Config says how a pool is to be. The zero value of each field has a meaning.

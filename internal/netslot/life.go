@@ -40,6 +40,10 @@ func (p *Pool) Open(ctx context.Context) (err error) {
 		return err
 	}
 	back.Push("unlock", func(context.Context) error { return p.lock.Close() })
+	if err := within(p.host, func() (err error) { p.flows, err = openFlows(); return err }); err != nil {
+		return err
+	}
+	back.Push("close connection tracking", func(context.Context) error { p.flows.close(); return nil })
 	left, err := p.leftNames()
 	if err != nil {
 		return err
@@ -50,7 +54,9 @@ func (p *Pool) Open(ctx context.Context) (err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, index := range left {
-		p.slots[index] = &entry{slot: p.newSlot(index), state: found}
+		s := p.newSlot(index)
+		s.adopted = true
+		p.slots[index] = &entry{slot: s, state: found}
 	}
 	p.open = true
 	p.cfg.Logger.InfoContext(ctx, "network slots open", "range", p.cfg.Range.String(), "found", len(left))
@@ -270,11 +276,12 @@ func (p *Pool) Close(context.Context) error {
 		p.mu.Lock()
 		s := p.slots[index].slot
 		p.mu.Unlock()
-		all = errors.Join(all, s.shut())
+		all = errors.Join(all, s.shut(), s.closeKernel())
 	}
 	if len(left) == 0 && all == nil {
 		all = within(p.host, p.restoreHost)
 	}
+	p.flows.close()
 	return errors.Join(all, p.lock.Close(), p.host.Close())
 }
 

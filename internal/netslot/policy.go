@@ -63,20 +63,21 @@ func (s *Slot) apply(ctx context.Context, rules *egress.Rules) error {
 	// What both the old and the new rules deny is never open meanwhile: names first, then the kernel.
 	s.guard.SetRules(rules)
 	s.names.SetNames(s.deciding(rules))
-	err := s.inside(func() error {
-		if rules.ByName() && s.proxy == nil {
-			if err := s.startProxy(ctx); err != nil {
-				return err
-			}
-		}
+	var err error
+	if rules.ByName() && s.proxy == nil {
+		err = s.inside(func() error { return s.startProxy(ctx) })
+	}
+	if err == nil {
 		var known learned
 		known.addrs, known.stay = s.guard.Known()
 		sets, chains := policyRules(rules, known)
-		if err := nft.Update(slotTable, sets, chains); err != nil {
-			return err
-		}
-		return forgetFlows(fromGuest(guestAddress.Addr()))
-	})
+		err = s.rulesFrom(func(k *kernel) error {
+			if err := k.rules.Update(slotTable, sets, chains); err != nil {
+				return err
+			}
+			return k.flows.forgetMarked(markGuest)
+		})
+	}
 	if err != nil {
 		s.guard.SetRules(before)
 		s.names.SetNames(s.deciding(before))
@@ -90,7 +91,7 @@ func (s *Slot) apply(ctx context.Context, rules *egress.Rules) error {
 		err = s.proxy.Close()
 		s.proxy = nil
 	}
-	return errors.Join(err, within(s.pool.host, func() error { return forgetFlows(fromGuest(s.GuestIP)) }))
+	return err
 }
 
 // deciding is who decides on names; nobody while all are allowed.
@@ -105,7 +106,7 @@ func (s *Slot) newGuard(rules *egress.Rules) *egress.Guard {
 	cfg := egress.GuardConfig{
 		Closed: s.pool.closed,
 		Open: func(_ context.Context, addrs []netip.Addr, stay time.Duration) error {
-			return s.inside(func() error { return nft.AddAddresses(slotTable, setLearned, addrs, stay) })
+			return s.rulesFrom(func(k *kernel) error { return k.rules.AddAddresses(slotTable, setLearned, addrs, stay) })
 		},
 	}
 	if s.pool.cfg.Decided != nil {

@@ -40,6 +40,7 @@ type entry struct {
 	slot  *Slot
 	state state
 	owner string
+	turn  uint64 // of those ready, the lowest is taken first
 }
 
 // Pool hands out slots.
@@ -48,6 +49,7 @@ type Pool struct {
 	host   *os.File
 	closed []netip.Prefix
 	mtu    int
+	flows  *flows        // the host's
 	lock   net.Listener  // says to other processes that the pool is open
 	nudge  chan struct{} // one token: Run has something to look at
 
@@ -56,6 +58,7 @@ type Pool struct {
 	mu    sync.Mutex
 	slots map[int]*entry // +checklocks:mu
 	open  bool           // +checklocks:mu
+	turns uint64         // +checklocks:mu
 }
 
 // New checks the configuration. It does not touch the host.
@@ -91,13 +94,14 @@ func (p *Pool) Take(ctx context.Context, owner string) (*Slot, error) {
 	return s, err
 }
 
-// pick takes the ready slot of the lowest index, nil if there is none.
+// pick takes the slot that is ready for the longest time, nil if there is none: the kernel brings up the link
+// of one that was just renewed a little later.
 func (p *Pool) pick(owner string) *Slot {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	best := -1
 	for i, e := range p.slots {
-		if e.state == ready && (best < 0 || i < best) {
+		if e.state == ready && (best < 0 || e.turn < p.slots[best].turn) {
 			best = i
 		}
 	}
@@ -133,7 +137,8 @@ func (p *Pool) settle(index int, s *Slot, to state, owner string) {
 		delete(p.slots, index)
 		return
 	}
-	p.slots[index] = &entry{slot: s, state: to, owner: owner}
+	p.turns++
+	p.slots[index] = &entry{slot: s, state: to, owner: owner, turn: p.turns}
 }
 
 // move takes slot number index from one state to another, if it is in the first.

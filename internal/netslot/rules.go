@@ -28,6 +28,12 @@ const (
 	learnedStay = time.Hour
 )
 
+// Marks of connections, by which they are forgotten.
+const (
+	markGuest = 1          // in a slot: the guest began it
+	markBase  = 0x50000000 // on the host: of a slot, with the number of its link
+)
+
 // Names in the tables.
 const (
 	slotTable    = "slot"
@@ -97,8 +103,10 @@ func hostRules(c Config, uplinks, switched []string) nft.Table {
 			}},
 			{Name: "output", Base: base("filter", "output", priorityFilter), Rules: []nft.Rule{
 				{to, nft.IPv6(), nft.Drop()},
+				{to, nft.Tracked(nft.New), nft.MarkByOut(markBase)},
 			}},
 			{Name: "forward", Base: base("filter", "forward", priorityFilter), Rules: []nft.Rule{
+				{from, nft.Tracked(nft.New), nft.MarkByIn(markBase)},
 				{from, nft.Jump("out")},
 				{to, nft.Tracked(nft.Established | nft.Related), nft.Reply(), nft.Accept()},
 				{to, nft.Drop()},
@@ -151,6 +159,7 @@ func slotRules(closed []netip.Prefix, hostIP, guestIP netip.Addr, rules *egress.
 			}},
 			{Name: "arrive", Base: base("nat", "prerouting", priorityDNAT, false), Rules: []nft.Rule{
 				{veth, nft.Source(one(hostIP)), nft.Dest(one(guestIP)), nft.DNAT(guestAddress.Addr())},
+				{tap, nft.MarkTracked(markGuest)}, // of new connections: others do not come here
 				{tap, nft.Jump(chainPeek)},
 			}},
 			{Name: "leave", Base: base("nat", "postrouting", prioritySNAT, false), Rules: []nft.Rule{

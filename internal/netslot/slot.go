@@ -25,7 +25,12 @@ type Slot struct {
 	// given back. Nil in an adopted slot, whose monitor holds it.
 	Tap *os.File
 
-	pool  *Pool
+	pool    *Pool
+	adopted bool // made by an earlier process
+
+	kernelMu sync.Mutex // taken after mu where both are
+	kernel   *kernel    // +checklocks:kernelMu; nil while none is open
+
 	mu    sync.Mutex        // guards what follows, and orders changes of the slot's rules
 	names *egress.DNSServer // the resolver; nil when it does not listen
 	guard *egress.Guard     // what the resolver and the proxy ask; nil before the first policy
@@ -92,5 +97,8 @@ func (s *Slot) fresh() *Slot {
 	n := s.pool.newSlot(s.Index)
 	n.Tap, n.names = s.Tap, s.names
 	s.Tap, s.names = nil, nil
+	s.kernelMu.Lock()
+	defer s.kernelMu.Unlock()
+	n.kernel, s.kernel = s.kernel, nil
 	return n
 }

@@ -33,7 +33,7 @@ const (
 
 // world is a host and an internet of its own: nothing of it leaves the machine.
 type world struct {
-	t        *testing.T
+	t        testing.TB
 	host     *os.File
 	internet *os.File
 }
@@ -41,13 +41,13 @@ type world struct {
 // everywhere are the addresses that the internet of the test has: servers that a guest may and may not reach.
 var everywhere = []string{public, "10.9.9.9", "172.16.3.3", "192.168.3.3", "100.64.0.9", "169.254.169.254", "198.18.0.1", "203.0.113.7"}
 
-func newWorld(t *testing.T) *world {
+func newWorld(t testing.TB) *world {
 	t.Helper()
 	return newWorldWith(t)
 }
 
 // newWorldWith is a world whose internet has more addresses, without servers.
-func newWorldWith(t *testing.T, more ...string) *world {
+func newWorldWith(t testing.TB, more ...string) *world {
 	t.Helper()
 	probetest.Need(t, probe.Config{}, probe.Network)
 	w := &world{t: t}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/google/nftables"
@@ -26,12 +27,73 @@ func kernelTable(name string) *nftables.Table {
 	return &nftables.Table{Name: name, Family: nftables.TableFamilyINet}
 }
 
+// Conn is a lasting way into the rules of one namespace: the one that the thread was in that opened it, from
+// whatever thread it is used later. It spares the closing of a socket after each change, for which the kernel
+// waits until nobody can see the old rules any more. Its methods may be called at once. After an error it is
+// of no more use but to be closed.
+type Conn struct {
+	mu sync.Mutex
+	c  *nftables.Conn // +checklocks:mu
+}
+
+// Open opens a Conn for the namespace of the calling thread. The caller closes it.
+func Open() (*Conn, error) {
+	c, err := nftables.New(nftables.AsLasting())
+	if err != nil {
+		return nil, fmt.Errorf("open netfilter: %w", err)
+	}
+	return &Conn{c: c}, nil
+}
+
+// Close closes the connection.
+func (c *Conn) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.c.CloseLasting()
+}
+
 // Replace puts t in the place of the table of its name, or makes it, in one batch.
+func (c *Conn) Replace(t Table) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return replace(c.c, t)
+}
+
+// Update gives sets and chains of a table that is there new content, in one batch. Sets and chains that
+// the table does not have yet are made.
+func (c *Conn) Update(table string, sets []Set, chains []Chain) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return change(c.c, table, sets, chains)
+}
+
+// AddAddresses puts single IPv4 addresses into a set with Timeout, each for its own time; one that is
+// there already stays for the new time.
+func (c *Conn) AddAddresses(table, set string, addrs []netip.Addr, stay time.Duration) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return addAddresses(c.c, table, set, addrs, stay)
+}
+
+// Replace is Conn.Replace in the namespace of the calling thread.
 func Replace(t Table) error {
 	c, err := nftables.New()
 	if err != nil {
 		return fmt.Errorf("open netfilter: %w", err)
 	}
+	return replace(c, t)
+}
+
+// Update is Conn.Update in the namespace of the calling thread.
+func Update(table string, sets []Set, chains []Chain) error {
+	c, err := nftables.New()
+	if err != nil {
+		return fmt.Errorf("open netfilter: %w", err)
+	}
+	return change(c, table, sets, chains)
+}
+
+func replace(c *nftables.Conn, t Table) error {
 	kt := kernelTable(t.Name)
 	c.AddTable(kt) // so that the deletion finds one
 	c.DelTable(kt)
@@ -55,13 +117,7 @@ func Replace(t Table) error {
 	return nil
 }
 
-// Update gives sets and chains of a table that is there new content, in one batch. Sets and chains that
-// the table does not have yet are made.
-func Update(table string, sets []Set, chains []Chain) error {
-	c, err := nftables.New()
-	if err != nil {
-		return fmt.Errorf("open netfilter: %w", err)
-	}
+func change(c *nftables.Conn, table string, sets []Set, chains []Chain) error {
 	kt := kernelTable(table)
 	for i, s := range sets {
 		ks := s.kernel(kt)
@@ -89,13 +145,7 @@ func Update(table string, sets []Set, chains []Chain) error {
 	return nil
 }
 
-// AddAddresses puts single IPv4 addresses into a set with Timeout, each for its own time; one that is
-// there already stays for the new time.
-func AddAddresses(table, set string, addrs []netip.Addr, stay time.Duration) error {
-	c, err := nftables.New()
-	if err != nil {
-		return fmt.Errorf("open netfilter: %w", err)
-	}
+func addAddresses(c *nftables.Conn, table, set string, addrs []netip.Addr, stay time.Duration) error {
 	kt := kernelTable(table)
 	s := Set{Name: set, Timeout: stay, Addrs: addrs}
 	ks, elements := s.kernel(kt), s.elements()

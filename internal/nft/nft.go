@@ -6,7 +6,7 @@
 //
 // It must not know what the rules are for. It holds no state of its own.
 //
-// Replace, Update, Delete and the readers work on the network namespace of the calling thread: callers
+// Replace, Update, Delete and the readers, other than the methods of Conn, work on the network namespace of the calling thread: callers
 // that mean another namespace lock their goroutine to a thread there first. Each of them is one netlink
 // batch, which the kernel takes or refuses as a whole; packets see the old rules or the new, never a mix.
 package nft

@@ -187,6 +187,35 @@ func Reply() Term {
 	return Term{"ct direction reply", []expr.Any{&expr.Ct{Register: reg, Key: expr.CtKeyDIRECTION}, cmp(expr.CmpOpEq, []byte{1})}}
 }
 
+// MarkTracked gives the packet's connection a mark.
+func MarkTracked(mark uint32) Term {
+	return Term{fmt.Sprintf("ct mark set 0x%08x", mark), []expr.Any{
+		&expr.Immediate{Register: reg, Data: binaryutil.NativeEndian.PutUint32(mark)},
+		&expr.Ct{Register: reg, Key: expr.CtKeyMARK, SourceRegister: true},
+	}}
+}
+
+// markMask is the part of an interface's number that goes into a mark.
+const markMask = 0x00ffffff
+
+// IfaceMark is the mark that MarkByIn and MarkByOut give for an interface's number.
+func IfaceMark(base uint32, index int) uint32 { return uint32(index)&markMask ^ base }
+
+// MarkByIn gives the packet's connection a mark made of base and the number of the interface it came in by.
+func MarkByIn(base uint32) Term { return markBy("iif", expr.MetaKeyIIF, base) }
+
+// MarkByOut gives the packet's connection a mark made of base and the number of the interface it leaves by.
+func MarkByOut(base uint32) Term { return markBy("oif", expr.MetaKeyOIF, base) }
+
+func markBy(word string, key expr.MetaKey, base uint32) Term {
+	return Term{fmt.Sprintf("ct mark set meta %s & 0x%08x ^ 0x%08x", word, markMask, base), []expr.Any{
+		meta(key),
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4,
+			Mask: binaryutil.NativeEndian.PutUint32(markMask), Xor: binaryutil.NativeEndian.PutUint32(base)},
+		&expr.Ct{Register: reg, Key: expr.CtKeyMARK, SourceRegister: true},
+	}}
+}
+
 // ClampMSS lowers the segment size announced by a TCP SYN to what the route takes.
 func ClampMSS() Term {
 	return Term{"tcp flags syn tcp option maxseg size set rt mtu", []expr.Any{
