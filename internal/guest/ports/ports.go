@@ -151,10 +151,11 @@ func (p Ports) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 	}
 	dialer := net.Dialer{Timeout: dialLimit}
 	var last error
+	usual := []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
 	try := func(addr netip.Addr) (net.Conn, error) {
 		return dialer.DialContext(ctx, "tcp", netip.AddrPortFrom(addr, port).String())
 	}
-	for _, addr := range []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()} {
+	for _, addr := range usual {
 		c, err := try(addr)
 		if err == nil {
 			return c, nil
@@ -169,7 +170,7 @@ func (p Ports) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 		return nil, err
 	}
 	for _, l := range all {
-		if l.port.Port != port || l.addr.IsUnspecified() || l.addr.IsLoopback() {
+		if l.port.Port != port || l.addr.IsUnspecified() || slices.Contains(usual, l.addr) {
 			continue
 		}
 		if c, err := try(l.addr); err == nil {

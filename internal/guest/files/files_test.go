@@ -1,0 +1,157 @@
+package files
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"io"
+	"os"
+	"path"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/guest/account"
+	"github.com/pandastack/pandastack/internal/guestapi"
+)
+
+// open returns files with a user of this test's own, whose home is a new directory.
+func open(t *testing.T) (*Files, string) {
+	t.Helper()
+	root, home := t.TempDir(), t.TempDir()
+	uid, gid := "0", "0"
+	if os.Getuid() == 0 {
+		uid, gid = "4711", "4712"
+	}
+	if err := os.MkdirAll(path.Join(root, "etc"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	passwd := "panda:x:" + uid + ":" + gid + "::" + home + ":/bin/sh\n"
+	if err := os.WriteFile(path.Join(root, "etc/passwd"), []byte(passwd), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return &Files{Users: account.Database{Root: root}, DefaultUser: func() string { return "panda" }}, home
+}
+
+func TestWhatIsMadeBelongsToItsUser(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("probe root: files are given away by root alone")
+	}
+	f, home := open(t)
+	if _, err := f.Write(t.Context(), "a/b", guestapi.WriteOptions{Mode: 0o640}, strings.NewReader("x")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.MakeDir(t.Context(), "~/c/d", ""); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"a", "a/b", "c", "c/d"} {
+		i, err := f.Stat(t.Context(), path.Join(home, name), "")
+		if err != nil || i.UID != 4711 || i.GID != 4712 || i.User != "panda" || i.Group != "4712" {
+			t.Errorf("%s: %+v, %v", name, i, err)
+		}
+	}
+	if i, err := f.Stat(t.Context(), "a/b", ""); err != nil || i.Mode != 0o640 || i.Path != path.Join(home, "a/b") {
+		t.Errorf("got %+v, %v", i, err)
+	}
+}
+
+func TestWriteKeepsTheModeAndLeavesNothingElse(t *testing.T) {
+	f, home := open(t)
+	name := path.Join(home, "script")
+	if err := os.WriteFile(name, []byte("old"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(name, 0o4751|os.ModeSetuid); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Write(t.Context(), name, guestapi.WriteOptions{}, strings.NewReader("new")); err != nil {
+		t.Fatal(err)
+	}
+	if i, err := f.Stat(t.Context(), name, ""); err != nil || i.Mode != 0o4751 || i.Size != 3 {
+		t.Errorf("got %+v, %v", i, err)
+	}
+	broken := io.MultiReader(strings.NewReader("half"), brokenReader{})
+	if _, err := f.Write(t.Context(), name, guestapi.WriteOptions{}, broken); err == nil {
+		t.Error("no error")
+	}
+	if entries, err := os.ReadDir(home); err != nil || len(entries) != 1 {
+		t.Errorf("left behind: %v, %v", entries, err)
+	}
+}
+
+type brokenReader struct{}
+
+func (brokenReader) Read([]byte) (int, error) { return 0, errors.New("broken") }
+
+func TestOddPaths(t *testing.T) {
+	f, home := open(t)
+	if err := os.Symlink("loop", path.Join(home, "loop")); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mkfifo(path.Join(home, "pipe"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	read := func(p string) error {
+		_, r, err := f.Read(t.Context(), p, "", 0, -1)
+		if err == nil {
+			_ = r.Close()
+		}
+		return err
+	}
+	write := func(p string) error {
+		_, err := f.Write(t.Context(), p, guestapi.WriteOptions{}, strings.NewReader("x"))
+		return err
+	}
+	for name, c := range map[string]struct {
+		err  error
+		want error
+	}{
+		"nothing":       {read(""), guestapi.ErrInvalid},
+		"zero byte":     {read("a\x00b"), guestapi.ErrInvalid},
+		"too long":      {read("/" + strings.Repeat("x", 5000)), guestapi.ErrInvalid},
+		"long name":     {write("/tmp/" + strings.Repeat("x", 300)), guestapi.ErrInvalid},
+		"read a loop":   {read("loop"), guestapi.ErrInvalid},
+		"write a loop":  {write("loop"), guestapi.ErrInvalid},
+		"read a pipe":   {read("pipe"), guestapi.ErrInvalid},
+		"under a file":  {write("pipe/x"), guestapi.ErrNotDir},
+		"to directory":  {write(home), guestapi.ErrIsDir},
+		"remove root":   {f.Remove(t.Context(), "/", "", true), guestapi.ErrPermission},
+		"no such user":  {func() error { _, err := f.Stat(t.Context(), "/", "nobody-here"); return err }(), guestapi.ErrNotFound},
+		"offset before": {func() error { _, _, err := f.Read(t.Context(), "/etc/passwd", "", -1, 1); return err }(), guestapi.ErrInvalid},
+	} {
+		if !errors.Is(c.err, c.want) {
+			t.Errorf("%s: %v, want %v", name, c.err, c.want)
+		}
+	}
+	if err := write("/dev/null"); err != nil {
+		t.Errorf("a device is written through: %v", err)
+	}
+	if st, err := os.Stat("/dev/null"); err != nil || st.Mode().IsRegular() {
+		t.Errorf("a device was replaced: %v, %v", st, err)
+	}
+}
+
+// FuzzEvents: no bytes make the parser of changes panic or hang.
+func FuzzEvents(f *testing.F) {
+	one := binary.NativeEndian.AppendUint32(nil, 1)
+	one = binary.NativeEndian.AppendUint32(one, unix.IN_CREATE)
+	one = binary.NativeEndian.AppendUint32(one, 0)
+	one = binary.NativeEndian.AppendUint32(one, 4)
+	f.Add(append(one, "abc\x00"...))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		w := &watcher{dirs: map[int]string{1: ""}, unread: bytes.Clone(b)}
+		for len(w.unread) > 0 {
+			before := len(w.unread)
+			w.event()
+			if len(w.unread) >= before {
+				t.Fatal("no progress")
+			}
+		}
+		for _, e := range w.queue {
+			if e.Op < guestapi.OpCreate || e.Op > guestapi.OpOverflow {
+				t.Errorf("got %+v", e)
+			}
+		}
+	})
+}
