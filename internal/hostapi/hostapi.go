@@ -179,6 +179,9 @@ type Event struct {
 	Machine MachineID
 	Type    string // "died", "adopted", "hibernated", "lost"
 	Reason  string
+	// OutOfMemory: it died because the host or its own limit had no memory for it.
+	OutOfMemory bool
+	Console     []byte // as Host.Console, of a machine that died; nil if it could not be had
 }
 
 // Host is a host agent. Every method may be called at once; operations on one machine wait for each

@@ -164,10 +164,15 @@ func (m *Manager) Console(ctx context.Context, id hostapi.MachineID) ([]byte, er
 		return nil, err
 	}
 	defer func() { <-mc.busy }()
+	return m.console(ctx, mc)
+}
+
+// console answers for a machine that was entered.
+func (m *Manager) console(ctx context.Context, mc *machine) ([]byte, error) {
 	if vm, ok := mc.vm.(console); ok {
 		more, err := vm.Console(ctx)
 		if err != nil {
-			return nil, fmt.Errorf("console of machine %s: %w", id, err)
+			return slices.Clone(mc.printed), fmt.Errorf("console of machine %s: %w", mc.id, err)
 		}
 		mc.printed = append(mc.printed, more...)
 		mc.printed = mc.printed[max(0, len(mc.printed)-consoleBytes):]
@@ -175,7 +180,7 @@ func (m *Manager) Console(ctx context.Context, id hostapi.MachineID) ([]byte, er
 	}
 	data, err := os.ReadFile(filepath.Join(mc.dir, monitorDir, consoleFile))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("console of machine %s: %w", id, err)
+		return nil, fmt.Errorf("console of machine %s: %w", mc.id, err)
 	}
 	return data[max(0, len(data)-consoleBytes):], nil
 }

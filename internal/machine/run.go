@@ -118,9 +118,11 @@ func (m *Manager) died(ctx context.Context, d death) {
 	if err := d.vm.Err(); err != nil {
 		reason = err.Error()
 	}
-	if mc.group != nil && mc.group.OutOfMemory() {
+	oom := mc.group != nil && mc.group.OutOfMemory()
+	if oom {
 		reason = "out of memory: the monitor reached its limit on the host"
 	}
+	printed, _ := m.console(ctx, mc) // a dead monitor may answer nothing; what was read before is told
 	m.log.Warn("machine died", "machine", mc.id, "err", reason)
 	if mc.in.Keep {
 		err = m.setFailed(ctx, p, mc, reason)
@@ -130,7 +132,7 @@ func (m *Manager) died(ctx context.Context, d death) {
 	if err != nil {
 		m.log.Error("machine not looked after", "machine", mc.id, "err", err)
 	}
-	m.emit(mc, "died", reason)
+	m.deps.Emit(hostapi.Event{Time: time.Now().UTC(), Machine: mc.id, Type: "died", Reason: reason, OutOfMemory: oom, Console: printed})
 }
 
 func (m *Manager) emit(mc *machine, kind, reason string) {

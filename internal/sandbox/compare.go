@@ -8,6 +8,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/hostapi"
+	"github.com/pandastack/pandastack/internal/sandbox/visit"
 	"github.com/pandastack/pandastack/internal/store"
 )
 
@@ -111,7 +112,7 @@ func (s *Service) settleOne(ctx context.Context, id string) error {
 	if s.elsewhere(&r) {
 		return nil
 	}
-	return s.settle(ctx, &r, "")
+	return s.settle(ctx, &r, hostapi.Event{})
 }
 
 // elsewhere tells whether another process on a shared store may be at work on a sandbox.
@@ -124,12 +125,12 @@ func (s *Service) elsewhere(r *store.Sandbox) bool {
 	return false
 }
 
-// settle brings a sandbox to what its host says of its machine. note is why the host thinks something
-// happened, if it said so. The lock is held.
-func (s *Service) settle(ctx context.Context, r *store.Sandbox, note string) error {
+// settle brings a sandbox to what its host says of its machine. said is the event with which the
+// host told that something happened, if it did. The lock is held.
+func (s *Service) settle(ctx context.Context, r *store.Sandbox, said hostapi.Event) error {
 	status := api.Status(r.State)
 	if status == api.Stopping {
-		return s.finish(ctx, r, r.Reason)
+		return s.finish(ctx, r, r.Reason, nil)
 	}
 	m, err := s.host.Get(ctx, machineID(r))
 	if err != nil && !errors.Is(err, hostapi.ErrNotFound) {
@@ -139,11 +140,11 @@ func (s *Service) settle(ctx context.Context, r *store.Sandbox, note string) err
 	if status == api.Creating {
 		return s.settleCreating(ctx, r, m, missing)
 	}
-	if note == "" {
-		note = m.Reason
+	if said.Reason == "" {
+		said.Reason = m.Reason
 	}
 	if missing || m.State == hostapi.Failed && !r.Persistent {
-		return s.died(ctx, r, note)
+		return s.died(ctx, r, said)
 	}
 	if m.Keep != r.Persistent {
 		if err := s.host.SetKeep(ctx, m.ID, r.Persistent); err != nil {
@@ -158,10 +159,10 @@ func (s *Service) settle(ctx context.Context, r *store.Sandbox, note string) err
 	var events []occurrence
 	switch to {
 	case api.Failed:
-		if r.Reason = note; r.Reason == "" {
+		if r.Reason = said.Reason; r.Reason == "" {
 			r.Reason = "its monitor died"
 		}
-		events = []occurrence{{api.EventMachineDied, map[string]any{"reason": note}}, {api.EventFailed, map[string]any{"reason": r.Reason}}}
+		events = []occurrence{{api.EventMachineDied, map[string]any{"reason": said.Reason}}, {api.EventFailed, map[string]any{"reason": r.Reason}}}
 	case api.Hibernated:
 		events = []occurrence{{api.EventHibernated, nil}}
 	case api.Paused:
@@ -184,22 +185,53 @@ func (s *Service) settleCreating(ctx context.Context, r *store.Sandbox, m hostap
 		return s.runs(ctx, r, m)
 	}
 	r.EndReason = string(EndedNeverBegan)
-	return s.finish(ctx, r, "its creation was interrupted")
+	return s.finish(ctx, r, "its creation was interrupted", nil)
 }
 
 // died ends a sandbox whose machine is gone for good.
-func (s *Service) died(ctx context.Context, r *store.Sandbox, note string) error {
-	why := cause{EndedHostLost, "", "its machine was not on its host any more: the host was restarted or lost it"}
-	if note != "" {
-		why = cause{EndedCrash, "", "its machine died: " + note}
-	}
+func (s *Service) died(ctx context.Context, r *store.Sandbox, said hostapi.Event) error {
+	why := deathOf(said)
 	err := s.db.Write(ctx, "died", func(ctx context.Context, tx *store.Tx) error {
-		return s.append(ctx, tx, r, occurrence{api.EventMachineDied, map[string]any{"reason": note}})
+		return s.append(ctx, tx, r, occurrence{api.EventMachineDied, map[string]any{"reason": said.Reason}})
 	})
 	if err != nil {
 		return err
 	}
 	return s.endLocked(ctx, r, why)
+}
+
+// deathOf gives the cause of an end from what the host said of it, if anything.
+func deathOf(said hostapi.Event) cause {
+	switch {
+	case said.OutOfMemory:
+		return cause{reason: EndedMemory, message: "its machine ran out of memory: " + said.Reason, console: said.Console}
+	case said.Reason != "":
+		return cause{reason: EndedCrash, message: "its machine died: " + said.Reason, console: said.Console}
+	}
+	return cause{reason: EndedHostLost, message: "its machine was not on its host any more: the host was restarted or lost it", console: said.Console}
+}
+
+// amend puts what the host says of a death into the tombstone of a sandbox whose machine was missed
+// before the host's word came.
+func (s *Service) amend(ctx context.Context, said hostapi.Event) error {
+	why := deathOf(said)
+	if said.Type != "died" || why.reason == EndedHostLost {
+		return nil
+	}
+	t, err := s.db.Read().Tombstone(ctx, string(said.Machine))
+	if err == nil && t.Reason == string(EndedHostLost) {
+		t.Reason, t.Message = string(why.reason), why.message
+		if t.Console == "" {
+			t.Console = visit.Printable(why.console)
+		}
+		err = s.db.Write(ctx, "amend", func(ctx context.Context, tx *store.Tx) error {
+			return tx.AmendTombstone(ctx, &t, string(EndedHostLost))
+		})
+	}
+	if errors.Is(err, store.ErrNotFound) {
+		return nil // nobody knew it, or somebody amended it
+	}
+	return err
 }
 
 // orphan removes a machine without a row. A kept machine of another store is taken in instead: a user's

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/pandastack/pandastack/api"
@@ -263,6 +264,18 @@ func TestHostLosesMachines(t *testing.T) {
 	}
 }
 
+// ended waits for the tombstone of a sandbox to tell a reason.
+func (w *world) ended(id api.SandboxID, want sandbox.Reason) sandbox.Ending {
+	w.t.Helper()
+	var end sandbox.Ending
+	w.until("it ended by "+string(want), func() bool {
+		var err error
+		end, err = w.Explain(w.t.Context(), alice, id)
+		return err == nil && end.Reason == want
+	})
+	return end
+}
+
 func TestDeathIsNoticed(t *testing.T) {
 	w := newWorld(t)
 	w.run()
@@ -270,13 +283,28 @@ func TestDeathIsNoticed(t *testing.T) {
 	s := w.create(alice, api.CreateRequest{})
 	w.exec(alice, s.ID, "echo out; echo err >&2; exit 3")
 	w.host.Kill(hostapi.MachineID(s.ID), "killed by signal 9")
-	w.until("the death is noticed", func() bool { return w.status(alice, s.ID) == api.Deleted })
-	end, err := w.Explain(t.Context(), alice, s.ID)
-	if err != nil || end.Reason != sandbox.EndedCrash {
-		t.Fatalf("ended as %+v, %v; want crash", end, err)
+	end := w.ended(s.ID, sandbox.EndedCrash)
+	if !strings.Contains(end.Console, "console of") || !strings.Contains(end.Message, "signal 9") {
+		t.Errorf("message %q, console %q: what the host told is lost", end.Message, end.Console)
 	}
 	if len(end.Processes) != 1 || end.Processes[0].Code != 3 || end.Processes[0].Stdout != "out\n" || end.Processes[0].Stderr != "err\n" || !end.Processes[0].Exited {
 		t.Errorf("processes %+v, want one that ended with 3", end.Processes)
+	}
+}
+
+// TestDeathIsToldLate: a death is found out by a caller before the host tells why.
+func TestDeathIsToldLate(t *testing.T) {
+	w := newWorld(t)
+	w.run()
+	w.until("the service follows the host", func() bool { return w.host.Followers() == 1 })
+	s := w.create(alice, api.CreateRequest{})
+	w.host.Lose(hostapi.MachineID(s.ID))
+	_, err := w.Guest(t.Context(), alice, s.ID)
+	wantCode(t, err, api.NotFound, "guest of a machine that is gone")
+	w.ended(s.ID, sandbox.EndedHostLost)
+	w.host.Emit(hostapi.Event{Machine: hostapi.MachineID(s.ID), Type: "died", Reason: "limit reached", OutOfMemory: true, Console: []byte("last words")})
+	if end := w.ended(s.ID, sandbox.EndedMemory); !strings.Contains(end.Message, "limit reached") || end.Console != "last words" {
+		t.Errorf("ended as %+v", end)
 	}
 }
 

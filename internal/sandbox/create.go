@@ -175,7 +175,7 @@ func (s *Service) never(ctx context.Context, r *store.Sandbox, why error) error 
 	ctx, cancel := firm(ctx)
 	defer cancel()
 	r.EndReason, r.EndBy = string(EndedNeverBegan), ""
-	if err := s.finish(ctx, r, "it could not be created: "+api.AsError(why).Message); err != nil {
+	if err := s.finish(ctx, r, "it could not be created: "+api.AsError(why).Message, nil); err != nil {
 		s.log.Warn("taking back a create failed; it is tried again", "sandbox", r.ID, "err", err)
 	}
 	return why

@@ -32,6 +32,7 @@ type cause struct {
 	reason  Reason
 	by      string
 	message string
+	console []byte // the last of it, of a machine that cannot be asked any more
 }
 
 // end takes the lock of a sandbox and ends it, if still says so. One that is gone is fine.
@@ -65,12 +66,16 @@ func (s *Service) endLocked(ctx context.Context, r *store.Sandbox, why cause) er
 			return err
 		}
 	}
-	return s.finish(ctx, r, r.Reason)
+	return s.finish(ctx, r, r.Reason, why.console)
 }
 
-// finish destroys the machine of a sandbox, then its row, and leaves the tombstone. The lock is held.
-func (s *Service) finish(ctx context.Context, r *store.Sandbox, message string) error {
+// finish destroys the machine of a sandbox, then its row, and leaves the tombstone. printed is what the
+// host told of the console, if it did. The lock is held.
+func (s *Service) finish(ctx context.Context, r *store.Sandbox, message string, printed []byte) error {
 	t := s.tombstone(ctx, r, message)
+	if t.Console == "" {
+		t.Console = visit.Printable(printed)
+	}
 	if err := s.host.Destroy(ctx, machineID(r), r.EndReason); err != nil {
 		return hostError(err, "delete", r.ID)
 	}

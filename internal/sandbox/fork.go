@@ -224,7 +224,7 @@ func (s *Service) Promote(ctx context.Context, p auth.Principal, id api.SandboxI
 				continue
 			}
 			s.locks.interrupt(sib.ID, errDeleted)
-			why := cause{EndedPromotion, p.KeyPrefix, "sandbox " + r.ID + " won its fork tree"}
+			why := cause{reason: EndedPromotion, by: p.KeyPrefix, message: "sandbox " + r.ID + " won its fork tree"}
 			if err := s.end(ctx, sib.ID, why, nil); err != nil {
 				out.Failures[api.SandboxID(sib.ID)] = api.AsError(err).Message
 				continue

@@ -120,7 +120,7 @@ func (s *Service) failed(ctx context.Context, r *store.Sandbox, err error, doing
 	}
 	ctx, cancel := firm(ctx)
 	defer cancel()
-	if err := s.settle(ctx, r, ""); err != nil {
+	if err := s.settle(ctx, r, hostapi.Event{}); err != nil {
 		s.log.Warn("bringing a sandbox to its machine's state failed; it is tried again", "sandbox", r.ID, "err", err)
 	}
 	if errors.Is(err, hostapi.ErrNotFound) && api.Status(r.State) == api.Deleted {

@@ -118,7 +118,7 @@ func (s *Service) happened(ctx context.Context, e hostapi.Event) error {
 	defer release()
 	r, err := s.db.Read().Sandbox(ctx, string(e.Machine))
 	if errors.Is(err, store.ErrNotFound) {
-		return nil
+		return s.amend(ctx, e)
 	}
 	if err != nil {
 		return err
@@ -126,7 +126,7 @@ func (s *Service) happened(ctx context.Context, e hostapi.Event) error {
 	if e.Type == "adopted" {
 		return s.become(ctx, "adopted", &r, api.Status(r.State), occurrence{api.EventMachineAdopted, nil})
 	}
-	return s.settle(ctx, &r, e.Reason)
+	return s.settle(ctx, &r, e)
 }
 
 // Reap looks at the sandboxes whose time may have come, once. Run does so all the time.
@@ -166,16 +166,16 @@ func (s *Service) reap(ctx context.Context, id string) error {
 			r.Ends = 0
 			return s.step(ctx, &r, hibernate)
 		}
-		return s.endLocked(ctx, &r, cause{EndedTimeout, "", "its time was over"})
+		return s.endLocked(ctx, &r, cause{reason: EndedTimeout, by: "", message: "its time was over"})
 	}
 	if r.Persistent {
 		return s.step(ctx, &r, hibernate)
 	}
 	idle := time.Duration(r.TTLSeconds) * time.Second
 	if api.Status(r.State) == api.Hibernated {
-		return s.endLocked(ctx, &r, cause{EndedIdle, "", "it was hibernated for " + s.cfg.HibernatedTTL.String()})
+		return s.endLocked(ctx, &r, cause{reason: EndedIdle, by: "", message: "it was hibernated for " + s.cfg.HibernatedTTL.String()})
 	}
-	return s.endLocked(ctx, &r, cause{EndedIdle, "", "it was not used for " + idle.String()})
+	return s.endLocked(ctx, &r, cause{reason: EndedIdle, by: "", message: "it was not used for " + idle.String()})
 }
 
 // forget drops what was kept long enough.

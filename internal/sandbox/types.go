@@ -41,6 +41,7 @@ const (
 	EndedTimeout    Reason = "timeout"   // its fixed end came
 	EndedPromotion  Reason = "promotion" // a sibling in its fork tree won
 	EndedCrash      Reason = "crash"     // its monitor died
+	EndedMemory     Reason = "out_of_memory"
 	EndedHostLost   Reason = "host_lost" // its host does not know it any more
 	EndedNeverBegan Reason = "create_failed"
 )

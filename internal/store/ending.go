@@ -31,6 +31,13 @@ func (t *Tx) PutTombstone(ctx context.Context, s *Tombstone) error {
 	return err
 }
 
+// AmendTombstone writes reason, message and console of a row whose reason is still was; ErrNotFound if
+// there is none.
+func (t *Tx) AmendTombstone(ctx context.Context, s *Tombstone, was string) error {
+	res, err := t.db.NewUpdate().Model(s).Column("reason", "message", "console").WherePK().Where("reason = ?", was).Exec(ctx)
+	return changed(res, err, "tombstone", s.Sandbox)
+}
+
 // Tombstone reads one row.
 func (t *Tx) Tombstone(ctx context.Context, sandbox string) (Tombstone, error) {
 	s := Tombstone{Sandbox: sandbox}

@@ -57,6 +57,7 @@ func (h *Host) Kill(id hostapi.MachineID, reason string) {
 	}
 	m.op.Lock()
 	h.mu.Lock()
+	printed := printed(m)
 	m.rest(hostapi.Failed)
 	m.Reason = reason
 	if !m.Keep {
@@ -65,7 +66,7 @@ func (h *Host) Kill(id hostapi.MachineID, reason string) {
 	}
 	h.mu.Unlock()
 	m.op.Unlock()
-	h.Emit(hostapi.Event{Time: time.Now(), Machine: id, Type: "died", Reason: reason})
+	h.Emit(hostapi.Event{Time: time.Now(), Machine: id, Type: "died", Reason: reason, Console: printed})
 }
 
 // Lose forgets a machine without a word, as a host does whose disk was replaced.

@@ -28,11 +28,13 @@ func (h *Host) Usage(ctx context.Context, id hostapi.MachineID) (hostapi.Usage, 
 func (h *Host) Console(ctx context.Context, id hostapi.MachineID) ([]byte, error) {
 	var text []byte
 	err := h.onMachine(ctx, "console", id, func(m *machine) error {
-		text = fmt.Appendf(nil, "console of %s\nlogin: \n", m.ID)
+		text = printed(m)
 		return nil
 	})
 	return text, err
 }
+
+func printed(m *machine) []byte { return fmt.Appendf(nil, "console of %s\nlogin: \n", m.ID) }
 
 // TakeSnapshot implements hostapi.Host.
 func (h *Host) TakeSnapshot(ctx context.Context, id hostapi.MachineID, snap hostapi.SnapshotID, labels map[string]string) (hostapi.Snapshot, error) {

@@ -326,6 +326,20 @@ func endings(t *testing.T, db *store.DB) {
 	if s, err := db.Read().Tombstone(ctx, "s0"); err != nil || s.Reason != "idle" {
 		t.Errorf("tombstone %+v, %v", s, err)
 	}
+	amend := func(was string) error {
+		return db.Write(ctx, "test", func(ctx context.Context, tx *store.Tx) error {
+			return tx.AmendTombstone(ctx, &store.Tombstone{Sandbox: "s2", Reason: "crash", Message: "m"}, was)
+		})
+	}
+	if err := amend("other"); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("amended one with another reason: %v", err)
+	}
+	if err := amend("idle"); err != nil {
+		t.Error(err)
+	}
+	if s, err := db.Read().Tombstone(ctx, "s2"); err != nil || s.Reason != "crash" || s.Ended != 20 {
+		t.Errorf("amended tombstone %+v, %v", s, err)
+	}
 	write(t, db, func(ctx context.Context, tx *store.Tx) error {
 		n, err := tx.Forget(ctx, 15, 0, 0)
 		if n != 2 {
