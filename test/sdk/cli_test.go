@@ -23,10 +23,11 @@ func TestCommandLine(t *testing.T) {
 	address, key := serve(t)
 	c := &cli{t: t, dir: dir, env: append(os.Environ(), "PANDASTACK_API="+address, "PANDASTACK_API_URL="+address, "PANDASTACK_API_KEY="+key, "HOME="+dir)}
 	id := c.id("sandbox", "create", "--ttl", "600", "--metadata", "a=b")
-	file := filepath.Join(dir, "in sandbox.txt")
+	file, local := filepath.Join(t.TempDir(), "in sandbox.txt"), filepath.Join(dir, "here.txt")
+	must(t, os.WriteFile(local, []byte("local"), 0o644))
 	snap := c.id("sandbox", "snapshot", id)
 	for _, tt := range []struct {
-		args string // {id}, {snap} and {file} are put in; words are cut at |
+		args string // {id}, {snap}, {file} and {local} are put in; words are cut at |
 		want string
 	}{
 		{"sandbox|list", id},
@@ -36,8 +37,8 @@ func TestCommandLine(t *testing.T) {
 		{"sandbox|logs|{id}", ""},
 		{"fs|write|{id}|--path|{file}|--content|hello", `"bytes": 5`},
 		{"fs|read|{id}|--path|{file}", "hello"},
-		{"fs|upload|{id}|--local|{file}|--remote|{file}.2", `"bytes": 5`},
-		{"fs|download|{id}|--remote|{file}.2|--local|{file}.3", "downloaded"},
+		{"fs|upload|{id}|--local|{local}|--remote|{file}.2", `"bytes": 5`},
+		{"fs|download|{id}|--remote|{file}.2|--local|{local}.2", "downloaded"},
 		{"sandbox|pause|{id}", "pause " + id},
 		{"sandbox|resume|{id}", "resume " + id},
 		{"sandbox|hibernate|{id}", "hibernate " + id},
@@ -52,14 +53,14 @@ func TestCommandLine(t *testing.T) {
 		{"snapshot|list|--sandbox|{id}", snap},
 		{"snapshot|get|{snap}", snap},
 		{"sandbox|create|--from-snapshot|{snap}", `"from_snapshot": "` + snap},
-		{"token|list", "first key"},
+		{"token|list", "pds_"},
 		{"token|create|--label|ci", `"label": "ci"`},
 		{"template|list", `"base"`},
 		{"me", `"auth_method": "token"`},
 		{"snapshot|delete|{snap}", "deleted snapshot"},
 	} {
 		t.Run(strings.Join(strings.SplitN(tt.args, "|", 3)[:min(2, strings.Count(tt.args, "|")+1)], "-"), func(t *testing.T) {
-			args := strings.Split(strings.NewReplacer("{id}", id, "{snap}", snap, "{file}", file).Replace(tt.args), "|")
+			args := strings.Split(strings.NewReplacer("{id}", id, "{snap}", snap, "{file}", file, "{local}", local).Replace(tt.args), "|")
 			out, errs, err := c.run("", args...)
 			if err != nil || !strings.Contains(out, tt.want) {
 				t.Errorf("%v: %v\n%s%s\nwant %q", args, err, out, errs, tt.want)

@@ -73,9 +73,13 @@ func (nobody) Open(context.Context, string) (edge.Target, error) {
 	return edge.Target{}, edge.ErrNotFound
 }
 
-// serve starts the whole control plane and gives its address and an admin's key.
+// serve starts the whole control plane and gives its address and an admin's key. With SDK_TEST_API and
+// SDK_TEST_KEY set the tests drive that node instead, with whatever machines it has.
 func serve(t *testing.T) (address, key string) {
 	t.Helper()
+	if address = os.Getenv("SDK_TEST_API"); address != "" {
+		return address, os.Getenv("SDK_TEST_KEY")
+	}
 	ctx := t.Context()
 	h := &host{Host: hosttest.New(), reaper: process.NewReaper(false), guests: map[hostapi.MachineID]*guest.Backend{}}
 	t.Cleanup(h.Close)
