@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/pandastack/pandastack/internal/apt"
 	"github.com/pandastack/pandastack/internal/command"
@@ -39,14 +40,10 @@ func Build(ctx context.Context, dir string, log command.Log) (err error) {
 	}
 	var back undo.Stack
 	defer func() { err = back.Settle(ctx, err) }()
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("build guest kernel: %w", err)
-	}
-	work, err := os.MkdirTemp(dir, ".new-kernel-*")
+	work, remove, err := workshop(ctx, dir)
 	if err != nil {
 		return fmt.Errorf("build guest kernel: %w", err)
 	}
-	remove := func(context.Context) error { return os.RemoveAll(work) }
 	back.Push("remove kernel source", remove)
 	log.Printf("fetching %s %s", source.Package, source.Version)
 	debs, err := apt.Download(ctx, log, work, source.Package+"="+source.Version)
@@ -60,7 +57,7 @@ func Build(ctx context.Context, dir string, log command.Log) (err error) {
 		return fmt.Errorf("build guest kernel from %s: %w", source.Package, err)
 	}
 	log.Printf("tuned guest kernel installed")
-	return errors.Join(remove(ctx), sweep(dir))
+	return errors.Join(back.Unwind(ctx), sweep(dir, time.Now().Add(-keepUnused)))
 }
 
 func build(ctx context.Context, deb, work, dir string, log command.Log) error {
@@ -83,7 +80,7 @@ func build(ctx context.Context, deb, work, dir string, log command.Log) error {
 	if err := os.WriteFile(config, fragment, 0o644); err != nil {
 		return err
 	}
-	opt := command.Options{Dir: tree, Log: log, Env: []string{"KBUILD_BUILD_TIMESTAMP=@1", "KBUILD_BUILD_USER=pandastack", "KBUILD_BUILD_HOST=pandastack"}}
+	opt := command.Options{Dir: tree, Log: log, Env: []string{"KBUILD_BUILD_TIMESTAMP=Thu Jan 1 00:00:00 UTC 1970", "KBUILD_BUILD_USER=pandastack", "KBUILD_BUILD_HOST=pandastack"}}
 	if err := command.Run(ctx, opt, "make", "allnoconfig", "KCONFIG_ALLCONFIG="+config); err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/pandastack/pandastack/internal/apt"
 	"github.com/pandastack/pandastack/internal/command"
@@ -31,14 +32,10 @@ func Install(ctx context.Context, dir string, log command.Log) (err error) {
 	}
 	var back undo.Stack
 	defer func() { err = back.Settle(ctx, err) }()
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("install guest kernel: %w", err)
-	}
-	work, err := os.MkdirTemp(dir, ".new-kernel-*")
+	work, remove, err := workshop(ctx, dir)
 	if err != nil {
 		return fmt.Errorf("install guest kernel: %w", err)
 	}
-	remove := func(context.Context) error { return os.RemoveAll(work) }
 	back.Push("remove unpacked kernel", remove)
 	log.Printf("fetching %s %s", pkg.Package, pkg.Version)
 	debs, err := apt.Download(ctx, log, work, pkg.Package+"="+pkg.Version)
@@ -52,7 +49,7 @@ func Install(ctx context.Context, dir string, log command.Log) (err error) {
 		return fmt.Errorf("install guest kernel %s: %w", release, err)
 	}
 	log.Printf("guest kernel %s installed", release)
-	return errors.Join(remove(ctx), sweep(dir))
+	return errors.Join(back.Unwind(ctx), sweep(dir, time.Now().Add(-keepUnused)))
 }
 
 // install builds the directory of a kernel from its package.
@@ -111,16 +108,24 @@ func newest(ctx context.Context) (apt.Version, error) {
 	return apt.Version{}, fmt.Errorf("install guest kernel: package %s %s names no kernel", name, best.Version)
 }
 
-// sweep removes archives of kernels and guest agents that are not used any more: Find makes the one it
-// needs.
-func sweep(dir string) error {
+// keepUnused is how long an initramfs stays after it was last asked for: a node that runs may boot from
+// one that its successor will not need.
+const keepUnused = 7 * 24 * time.Hour
+
+// sweep removes archives of kernels and guest agents that nobody asked for since the given time: Find
+// makes the one it needs.
+func sweep(dir string, since time.Time) error {
 	old, err := filepath.Glob(filepath.Join(dir, "initramfs-*.cpio"))
 	if err != nil {
 		return err
 	}
 	var all error
 	for _, path := range old {
-		all = errors.Join(all, os.Remove(path))
+		info, err := os.Stat(path)
+		if err == nil && info.ModTime().Before(since) {
+			err = os.Remove(path)
+		}
+		all = errors.Join(all, err)
 	}
 	return all
 }

@@ -35,7 +35,7 @@ func TestInstall(t *testing.T) {
 	}
 	order := unpack(t, data)["modules/order"].data
 	t.Logf("%d bytes; order:\n%s", len(data), order)
-	entries, err := filepath.Glob(filepath.Join(dir, "*"))
+	entries, err := filepath.Glob(filepath.Join(dir, "[^.]*"))
 	if err != nil || len(entries) != 2 || !slices.Contains(entries, filepath.Join(dir, "distribution")) {
 		t.Errorf("the directory holds %v, want the kernel and one initramfs", entries)
 	}

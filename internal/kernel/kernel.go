@@ -23,6 +23,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/pandastack/pandastack/internal/durable"
 )
@@ -142,7 +143,7 @@ func (m *meta) boot(ctx context.Context, dir, kind, guestAgent string) (Boot, er
 		Version:   m.Version,
 		Digest:    digest,
 	}
-	if _, err := os.Stat(b.Initramfs); err == nil {
+	if now := time.Now(); os.Chtimes(b.Initramfs, now, now) == nil { // it is there, and still asked for
 		return b, nil
 	}
 	var modules []string
