@@ -24,7 +24,9 @@ type host struct {
 	pids     int
 	fail     map[string]error // next call of an operation
 	deaf     bool             // guests do not confirm who they are
-	loads    int              // machines brought to life
+	// deafAdopt is what Adopt answers, if not nil.
+	deafAdopt error
+	loads     int // machines brought to life
 }
 
 // memory is what a guest has in memory, and what a capture copies.
@@ -149,6 +151,9 @@ func readMemory(image vmm.Image) (*memory, error) {
 func (h *host) Adopt(_ context.Context, spec vmm.Spec) (vmm.Machine, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.deafAdopt != nil {
+		return nil, h.deafAdopt
+	}
 	if m := h.monitors[spec.Dir]; m != nil {
 		return m, nil
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -394,6 +395,56 @@ func TestDamagedSnapshotIsRefused(t *testing.T) {
 	if _, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "a"}, base, ""); !errors.As(err, &damaged) {
 		t.Errorf("create: %v, want a DamagedError", err)
 	}
+	w.empty()
+}
+
+func TestRemnants(t *testing.T) {
+	w := newWorld(t)
+	w.create("a", true)
+	w.stop()
+	machines := filepath.Join(w.dir, "machines")
+	for name, intent := range map[string]string{
+		"empty": "", "older": `{"version":0}`, "newer": `{"version":1,"id":"newer","unknown":true}`, "mixed": `{"version":1,"id":"a"}`,
+	} {
+		w.must(os.MkdirAll(filepath.Join(machines, name), 0o711))
+		w.must(os.WriteFile(filepath.Join(machines, name, "machine.json"), []byte(intent), 0o600))
+		w.must(os.WriteFile(filepath.Join(machines, name, "disk.img"), nil, 0o600))
+	}
+	w.must(os.MkdirAll(filepath.Join(machines, "none", "vm"), 0o711))
+	w.boot()
+	if got, want := names(t, machines), []string{"a", "mixed", "newer", "older"}; !slices.Equal(got, want) {
+		t.Errorf("directories %v, want %v: what is not understood is left alone, what never was is removed", got, want)
+	}
+	if list := w.mgr.List(); len(list) != 1 {
+		t.Errorf("machines %v, want one", list)
+	}
+	if _, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "older"}, base, ""); !errors.Is(err, hostapi.ErrExists) {
+		t.Errorf("create over what was left alone: %v, want ErrExists", err)
+	}
+	if _, err := os.Stat(filepath.Join(machines, "older", "disk.img")); err != nil {
+		t.Error(err)
+	}
+	w.tick("a", 1)
+}
+
+func TestMachineThatCannotBeTakenOver(t *testing.T) {
+	w := newWorld(t)
+	w.create("a", true)
+	w.create("b", false)
+	w.tick("a", 1)
+	w.stop()
+	w.host.deafAdopt = errors.New("it talks nonsense")
+	w.boot()
+	w.host.deafAdopt = nil
+	w.state("a", hostapi.Failed)
+	if _, err := w.mgr.Get("b"); !errors.Is(err, hostapi.ErrNotFound) {
+		t.Errorf("machine b: %v, want ErrNotFound", err)
+	}
+	w.clean()
+	_, err := w.mgr.Wake(t.Context(), "a")
+	w.must(err)
+	w.tick("a", 2)
+	w.destroy("a")
 	w.empty()
 }
 

@@ -62,14 +62,11 @@ func (m *Manager) sweep(ctx context.Context) error {
 func (m *Manager) recoverDir(ctx context.Context, name string) (err error) {
 	dir := filepath.Join(m.cfg.Dir, name)
 	in, err := readIntent(dir)
-	if err != nil || string(in.ID) != name || !validID(name) {
-		// A directory without a whole intent never became a machine.
-		m.log.Warn("remnant of a machine removed", "machine", name, "err", err)
-		spec := vmm.Spec{ID: name, Dir: filepath.Join(dir, monitorDir)}
-		if err := m.deps.Driver.Kill(ctx, spec); err != nil {
-			return fmt.Errorf("machine %s: kill: %w", name, err)
-		}
-		return os.RemoveAll(dir)
+	if err == nil && (string(in.ID) != name || !validID(name)) {
+		err = fmt.Errorf("it is the record of %q", string(in.ID))
+	}
+	if err != nil {
+		return m.recoverRemnant(ctx, name, err)
 	}
 	p := m.begin("recover")
 	mc, err := m.add(in)
@@ -88,6 +85,23 @@ func (m *Manager) recoverDir(ctx context.Context, name string) (err error) {
 		return fmt.Errorf("machine %s: %w", mc.id, err)
 	}
 	return nil
+}
+
+// recoverRemnant looks after a directory whose intent cannot be used. Without an intent, or with the empty
+// one that a crash of the host leaves, it never became a machine and is removed. Anything else may be a
+// kept machine that another version of this program understands: its files are left alone.
+func (m *Manager) recoverRemnant(ctx context.Context, name string, why error) error {
+	dir := filepath.Join(m.cfg.Dir, name)
+	if err := m.deps.Driver.Kill(ctx, vmm.Spec{ID: name, Dir: filepath.Join(dir, monitorDir)}); err != nil {
+		return fmt.Errorf("machine %s: kill: %w", name, err)
+	}
+	info, err := os.Stat(filepath.Join(dir, intentFile))
+	if err == nil && info.Size() > 0 {
+		m.log.Error("machine left alone: its record cannot be used", "machine", name, "err", why)
+		return nil
+	}
+	m.log.Warn("remnant of a machine removed", "machine", name, "err", why)
+	return os.RemoveAll(dir)
 }
 
 // recoverMachine decides by what was written down last. A machine that was being made is removed, one
@@ -193,7 +207,7 @@ func (m *Manager) adopt(ctx context.Context, p *plan, mc *machine) error {
 		return m.lost(ctx, p, mc, lostReason)
 	}
 	if err != nil {
-		return fmt.Errorf("adopt: %w", err)
+		return m.lost(ctx, p, mc, "the host agent could not take it over: "+err.Error())
 	}
 	mc.set(func() { mc.vm = vm })
 	m.ledger.grant(mc.id, mc.in.MemoryMiB)

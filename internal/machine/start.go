@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/hostapi"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
@@ -19,8 +20,13 @@ const undoLimit = time.Minute
 
 // place makes a machine's directory and writes its intent, before anything else is taken for it.
 func (m *Manager) place(p *plan, mc *machine) error {
+	if err := os.Mkdir(mc.dir, 0o711); errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("machine %s: its directory holds a machine that could not be taken over: %w", mc.id, hostapi.ErrExists)
+	} else if err != nil {
+		return noSpace(fmt.Errorf("make directory of machine %s: %w", mc.id, err))
+	}
 	p.back.Push("remove directory", func(context.Context) error { return os.RemoveAll(mc.dir) })
-	if err := os.MkdirAll(filepath.Join(mc.dir, monitorDir), 0o711); err != nil {
+	if err := os.Mkdir(filepath.Join(mc.dir, monitorDir), 0o711); err != nil {
 		return noSpace(fmt.Errorf("make directory of machine %s: %w", mc.id, err))
 	}
 	if err := m.writeIntent(mc, ofProcess, mc.in); err != nil {
