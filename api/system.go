@@ -76,3 +76,21 @@ const (
 type EventList struct {
 	Events []Event `json:"events"`
 }
+
+// AuditEntry is one call that changed something, or was refused: GET /v1/audit.
+type AuditEntry struct {
+	Time      time.Time `json:"time"`
+	Key       string    `json:"key" doc:"Prefix of the key it was made with."`
+	Action    string    `json:"action" doc:"Method and path pattern."`
+	Target    string    `json:"target,omitempty" doc:"Id of what it was done to."`
+	Outcome   string    `json:"outcome" doc:"ok, or the code of the error."`
+	Remote    string    `json:"remote" doc:"Address of the caller."`
+	RequestID RequestID `json:"request_id"`
+	TookMS    float64   `json:"took_ms"`
+}
+
+// AuditList is what GET /v1/audit answers, newest first.
+type AuditList struct {
+	Entries []AuditEntry `json:"entries"`
+	Since   *time.Time   `json:"since,omitempty" doc:"As asked for."`
+}

@@ -69,6 +69,11 @@ func (l *Log) Record(ctx context.Context, e Entry) {
 		Workspace: text(string(e.Who.Workspace)), Key: text(e.Who.KeyPrefix), Action: text(e.Action), Target: text(e.Target),
 		Outcome: text(e.Outcome), Remote: text(e.Remote), Request: text(e.Request), Took: e.Took.Microseconds()}
 	select {
+	case l.queue <- row: // also for a caller who has left
+		return
+	default:
+	}
+	select {
 	case l.queue <- row:
 	case <-ctx.Done():
 		l.log.Error("an audit entry was lost: the queue is full", "action", row.Action, "workspace", row.Workspace)

@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"os"
 
+	"github.com/pandastack/pandastack/internal/audit"
 	"github.com/pandastack/pandastack/internal/auth"
 	"github.com/pandastack/pandastack/internal/durable"
 	"github.com/pandastack/pandastack/internal/gate"
@@ -49,7 +50,11 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	if err != nil {
 		return nil, "", err
 	}
-	handler, err = n.faces(boxes, templates, keys, secret)
+	log, err := audit.New(db, n.Log)
+	if err != nil {
+		return nil, "", err
+	}
+	handler, err = n.faces(boxes, templates, keys, log, secret)
 	if err != nil {
 		return nil, "", err
 	}
@@ -60,6 +65,7 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	if err := boxes.Reconcile(ctx); err != nil {
 		return nil, "", fmt.Errorf("compare sandboxes with the host: %w", err)
 	}
+	n.run(ctx, "audit log", log.Run)
 	n.run(ctx, "sandboxes", boxes.Run)
 	return handler, first, nil
 }
@@ -80,7 +86,7 @@ func aliases() map[string]string {
 }
 
 // faces makes what answers requests: ports of sandboxes by host name, the protocol of E2B, and /v1.
-func (n *node) faces(boxes *sandbox.Service, templates *template.Service, keys *auth.Keys, secret []byte) (http.Handler, error) {
+func (n *node) faces(boxes *sandbox.Service, templates *template.Service, keys *auth.Keys, log *audit.Log, secret []byte) (http.Handler, error) {
 	domain := "localhost"
 	if u, err := url.Parse(n.Config.PublicURL); err == nil && u.Hostname() != "" {
 		domain = u.Hostname()
@@ -93,7 +99,7 @@ func (n *node) faces(boxes *sandbox.Service, templates *template.Service, keys *
 	n.back.Push("close the doors of sandboxes", func(context.Context) error { doors.Close(); return nil })
 	v1, err := httpapi.New(
 		httpapi.Config{Version: n.Version, PublicURL: n.Config.PublicURL, PreviewKey: derive(secret, "preview")},
-		httpapi.Deps{Sandboxes: boxes, Templates: templates, Keys: keys, Edge: doors.Edge(), Cells: runner, Log: n.Log})
+		httpapi.Deps{Sandboxes: boxes, Templates: templates, Keys: keys, Edge: doors.Edge(), Cells: runner, Audit: log, Log: n.Log})
 	if err != nil {
 		return nil, err
 	}

@@ -234,6 +234,9 @@ func otherRoutes() []route {
 		{"POST", "/v1/me/tokens", admin, "keys", "Make a key, which is shown this once", nil, take(201, createToken), false},
 		{"DELETE", "/v1/me/tokens/{prefix}", admin, "keys", "End a key at once", nil, empty(revokeToken), false},
 		{"GET", "/v1/capacity", user, "node", "What the node has and has promised", nil, give(200, capacity), false},
+		{"GET", "/v1/audit", admin, "node", "Who did what and when", []param{
+			{"since", "string", "Not before this time, RFC 3339."}, {"target", "string", "Done to this id."}, {"limit", "integer", "1 to 1000; 100 if absent."},
+		}, give(200, listAudit), false},
 		{"GET", "/healthz", public, "node", "Whether the server runs", nil, give(200, health), false},
 		{"GET", "/readyz", public, "node", "Whether the server can make sandboxes", nil, give(200, ready), false},
 		{"GET", "/version", public, "node", "What the server is", nil, give(200, version), false},

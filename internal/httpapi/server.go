@@ -36,6 +36,7 @@ type Deps struct {
 	Edge      Forwarder            // forwards to ports; nil: the port proxy is unsupported
 	Cells     *repl.Runner         // runs cells of code; may be shared with other faces; nil: one of its own
 	Metrics   *prometheus.Registry // shown at /metrics; nil: one of its own
+	Audit     Audit                // remembers calls that change something; nil: nothing is remembered
 	Log       *slog.Logger
 }
 
@@ -241,6 +242,7 @@ func (s *Server) serve(rt route) http.Handler {
 				panic(http.ErrAbortHandler)
 			}
 			s.met.observe(rt, r.Method, sw.code(), time.Since(began))
+			s.note(rq, rt, sw.code(), began)
 		}()
 		err := s.admit(rq, rt)
 		if err == nil {
