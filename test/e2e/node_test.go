@@ -199,7 +199,7 @@ func (n *node) cli(args ...string) result {
 // run runs the program to its end.
 func run(t *testing.T, dir string, stdin io.Reader, args ...string) result {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 10*time.Minute) // clean-up runs after the test
 	defer cancel()
 	c := exec.CommandContext(ctx, program(t), args...)
 	c.Env = environment(dir)
