@@ -224,7 +224,14 @@ func TestOtherResolversAndQUICAreClosed(t *testing.T) {
 
 func TestDeniedNamesAreNotReached(t *testing.T) {
 	w := newPoliced(t)
+	unseen, _, err := dial(w.g.ns, shared, 80, patience)
+	w.must(err)
+	defer unseen.Close()
+	w.must(echo(unseen, patience))
 	w.set(egress.Policy{Deny: []string{"evil.test", other}})
+	if echo(unseen, impatience) == nil {
+		t.Error("a web connection that nobody looked into lived on")
+	}
 	w.gets("https", shared+":443", "good.test")
 	w.getsNot("https", shared+":443", "evil.test")
 	w.getsNot("https", other+":443", "far.test")

@@ -112,12 +112,25 @@ func TestSpoofedSourcesAreDropped(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			return netlink.LinkSetHardwareAddr(link, hw)
+			if err := netlink.LinkSetHardwareAddr(link, hw); err != nil {
+				return err
+			}
+			return netlink.NeighSet(&netlink.Neigh{LinkIndex: link.Attrs().Index, State: netlink.NUD_PERMANENT,
+				IP: a.Gateway.AsSlice(), HardwareAddr: tapMAC}) // nothing waits for ARP
 		}))
 	}
 	setMAC("02:fc:00:00:00:77")
-	w.reachesNone(g.ns, public+":80")
+	w.send(g.ns, "192.168.241.2", public+":7000", "from another card")
 	setMAC(a.MAC.String())
+	w.send(g.ns, "192.168.241.2", public+":7000", "honest again")
+	select {
+	case text := <-got:
+		if text != "honest again" {
+			t.Errorf("the internet heard %q", text)
+		}
+	case <-time.After(patience):
+		t.Fatal("an honest datagram did not arrive")
+	}
 	w.reaches(g.ns, public, 80)
 }
 
