@@ -474,7 +474,9 @@ func TestPreview(t *testing.T) {
 func TestLogs(t *testing.T) {
 	w := newWorld(t)
 	_, path := w.create()
-	w.boxes.logs = sandbox.Logs{Console: "boot\n", Processes: []sandbox.ProcessEnd{{PID: 7, Stdout: "out", Stderr: "err\n"}}}
+	w.boxes.logs = sandbox.Logs{Console: "boot\n", Processes: []sandbox.ProcessEnd{
+		{PID: 7, Stdout: "out", Stderr: "err\n"}, {PID: 8, Tag: "repl-python-x", Stdout: "{}"},
+	}}
 	for query, want := range map[string]string{
 		"": "boot\nout\nerr\n", "?stream=both": "boot\nout\nerr\n", "?stream=stdout": "out\n", "?stream=stderr": "err\n", "?stream=console&follow=0": "boot\n",
 	} {

@@ -12,6 +12,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/auth"
 	"github.com/pandastack/pandastack/internal/httpapi/stream"
+	"github.com/pandastack/pandastack/internal/repl"
 	"github.com/pandastack/pandastack/internal/sandbox"
 )
 
@@ -57,13 +58,17 @@ func logs(rq *request) error {
 	return nil
 }
 
-// eachSource calls do for every stream of a log that was asked for, the console first.
+// eachSource calls do for every stream of a log that was asked for, the console first. What contexts of
+// code say to the server is no output of a user's.
 func eachSource(l sandbox.Logs, want string, do func(source, string)) {
 	all := want == "" || want == "both"
 	if all || want == "console" {
 		do(source{stream: "console"}, l.Console)
 	}
 	for _, p := range l.Processes {
+		if repl.IsContext(p.Tag) {
+			continue
+		}
 		if all || want == "stdout" {
 			do(source{"stdout", p.PID}, p.Stdout)
 		}

@@ -126,6 +126,10 @@ var ErrEnded = errors.New("the context has ended")
 
 const tagPrefix = "repl-"
 
+// IsContext tells whether a process with this tag is a context. What it prints is the talk with its
+// driver, not output of a user.
+func IsContext(tag string) bool { return strings.HasPrefix(tag, tagPrefix) }
+
 func tagOf(l Language, id string) string { return tagPrefix + string(l) + "-" + id }
 
 func contextOf(p guestapi.ProcessInfo) (Context, bool) {
