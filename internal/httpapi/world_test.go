@@ -452,6 +452,7 @@ type world struct {
 	boxes *boxes
 	url   string
 	log   *bytes.Buffer // read it when the server is quiet
+	audit *recorder
 }
 
 func newWorld(t testing.TB) *world {
@@ -462,13 +463,13 @@ func newWorld(t testing.TB) *world {
 		host: host, rows: map[api.SandboxID]api.Sandbox{}, snaps: map[api.SnapshotID]api.Snapshot{},
 		byKey: map[string]api.SandboxID{}, more: make(chan struct{}),
 	}
-	w := &world{t: t, boxes: b, log: &bytes.Buffer{}}
+	w := &world{t: t, boxes: b, log: &bytes.Buffer{}, audit: &recorder{}}
 	log := slog.New(slog.NewTextHandler(&locked{w: w.log}, nil))
 	door := edge.New(b, nil, log)
 	t.Cleanup(door.Close)
 	s, err := httpapi.New(
 		httpapi.Config{Version: "1.2.3", PreviewKey: bytes.Repeat([]byte("k"), 32)},
-		httpapi.Deps{Sandboxes: b, Templates: templates{}, Keys: keys{}, Edge: door, Log: log},
+		httpapi.Deps{Sandboxes: b, Templates: templates{}, Keys: keys{}, Edge: door, Audit: w.audit, Log: log},
 	)
 	if err != nil {
 		t.Fatal(err)
