@@ -80,3 +80,30 @@ func BenchmarkFork(b *testing.B) {
 	median(b, "pause", pause)
 	median(b, "ready", ready)
 }
+
+func BenchmarkHibernate(b *testing.B) {
+	h := vmmtest.Bake(b, warm(b))
+	m := h.Restore(b)
+	execTrue(b, m)
+	var rest, wake []time.Duration
+	for b.Loop() {
+		start := time.Now()
+		if err := m.Link.Freeze(b.Context(), true); err != nil {
+			b.Fatal(err)
+		}
+		if err := m.Pause(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		image, disk := h.Save(b, m)
+		if err := m.Kill(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		rest = append(rest, time.Since(start))
+		start = time.Now()
+		m = h.RestoreFrom(b, image, disk)
+		execTrue(b, m)
+		wake = append(wake, time.Since(start))
+	}
+	median(b, "hibernate", rest)
+	median(b, "wake-to-exec", wake)
+}

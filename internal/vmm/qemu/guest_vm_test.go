@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"os"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -141,5 +142,62 @@ func testCutState(t *testing.T, h *vmmtest.Host) {
 	case <-n.Done():
 	case <-time.After(vmmtest.Patience):
 		t.Error("the monitor lives")
+	}
+}
+
+// Nothing of a machine is left in this process when it has ended, however it ended.
+func TestNothingLeft(t *testing.T) {
+	h := vmmtest.Bake(t, lab(t))
+	round := func() {
+		m := h.Restore(t)
+		child := h.Fork(t, m, 1)[0]
+		for _, end := range []*vmmtest.Machine{m, child} {
+			if err := end.Link.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if end == m {
+				if err := m.Pause(t.Context()); err != nil { // and no capture
+					t.Fatal(err)
+				}
+			}
+			if err := end.Kill(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		p := h.Prepare(t, h.Image, h.Disk)
+		if err := p.Link.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Kill(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	count := func() (files, routines, maps int) {
+		all, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := os.ReadFile("/proc/self/maps")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(all), runtime.NumGoroutine(), strings.Count(string(text), "\n")
+	}
+	round()
+	files, routines, maps := count()
+	const rounds = 10
+	for range rounds {
+		round()
+	}
+	deadline := time.Now().Add(vmmtest.Patience)
+	for {
+		f, r, m := count()
+		if f < files+rounds && r < routines+rounds && m < maps+rounds {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("after %d rounds: files %d to %d, goroutines %d to %d, mappings %d to %d", rounds, files, f, routines, r, maps, m)
+		}
+		runtime.Gosched()
 	}
 }
