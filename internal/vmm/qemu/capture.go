@@ -86,7 +86,13 @@ func (c *capture) Save(ctx context.Context, dir string) (_ vmm.Image, err error)
 	if err := c.saveMemory(ctx, filepath.Join(dir, memoryFile)); err != nil {
 		return vmm.Image{}, fmt.Errorf("save image in %s: %w", dir, err)
 	}
-	return writeImage(dir, c.manifest, c.state)
+	var l *layer
+	if c.key != (fileKey{}) {
+		if l, err = layerOf(c.base, c.spans); err != nil {
+			return vmm.Image{}, fmt.Errorf("save image in %s: %w", dir, err)
+		}
+	}
+	return writeImage(dir, c.manifest, c.state, l)
 }
 
 func (c *capture) saveMemory(ctx context.Context, path string) (err error) {

@@ -1,8 +1,8 @@
 // Package qemu runs machines in QEMU: the microvm machine type, virtio-mmio devices, stock binaries.
 //
 // It owns monitor processes, their command line, their sockets and what they leave in Spec.Dir, and the
-// format of images: memory (raw), state (device state without memory, as QEMU writes it) and
-// manifest.json. It must not know what runs in a guest, what a disk holds, or how the network is made.
+// format of images: memory (raw), state (device state without memory, as QEMU writes it),
+// perhaps layer.json, and manifest.json. It must not know what runs in a guest, what a disk holds, or how the network is made.
 //
 // # How a machine is started
 //
@@ -16,6 +16,13 @@
 //     device state on its socket pair. When this process dies before Load, the pair breaks and the
 //     monitor ends by itself.
 //   - Load: with a capture, its pages are written into the monitor's memory; then the state is sent.
+//
+// # Images over images
+//
+// An image is whole: its memory file shares blocks with the memory it grew from and holds everything.
+// But a reflink shares no page cache, so a guest that starts on it waits for the disk. An image that
+// differs little therefore also says over which memory, and where it differs (layer.json). While that
+// memory is there, a machine maps it, and Load copies the difference in.
 //
 // # Capture
 //

@@ -3,6 +3,7 @@
 package qemu_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -26,6 +27,7 @@ func TestGuest(t *testing.T) {
 	t.Run("reboot", func(t *testing.T) { testEnd(t, h, "b", "rebooted") })
 	t.Run("endless_console", func(t *testing.T) { testConsole(t, h) })
 	t.Run("larger_disk", func(t *testing.T) { testLargerDisk(t, h) })
+	t.Run("layer", func(t *testing.T) { testLayer(t, h) })
 	t.Run("state_cut_short", func(t *testing.T) { testCutState(t, h) })
 }
 
@@ -199,5 +201,52 @@ func TestNothingLeft(t *testing.T) {
 			t.Fatalf("after %d rounds: files %d to %d, goroutines %d to %d, mappings %d to %d", rounds, files, f, routines, r, maps, m)
 		}
 		runtime.Gosched()
+	}
+}
+
+// A machine that was saved starts on the memory it grew from, or on its own when that is gone, and forks
+// of either hold every byte.
+func testLayer(t *testing.T, h *vmmtest.Host) {
+	m := h.Restore(t)
+	first := bytes.Repeat([]byte("first "), 100_000)
+	m.Put(t, "/dev/shm/first", first)
+	if err := errors.Join(m.Link.Freeze(t.Context(), true), m.Pause(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	image, disk := h.Save(t, m)
+	if _, err := os.Stat(image.Dir + "/layer.json"); err != nil {
+		t.Fatalf("a small difference was not saved as a layer: %v", err)
+	}
+	parent := h.RestoreFrom(t, image, disk)
+	parent.Want(t, "/dev/shm/first", first)
+	second := bytes.Repeat([]byte("second"), 100_000)
+	parent.Put(t, "/dev/shm/first", second)
+	below := h.Image.Dir + "/memory"
+	if err := os.Rename(below, below+".hidden"); err != nil {
+		t.Fatal(err)
+	}
+	child := h.Fork(t, parent, 1)[0]
+	woken := h.RestoreFrom(t, image, disk)
+	grandchild := h.Fork(t, woken, 1)[0]
+	if err := os.Rename(below+".hidden", below); err != nil {
+		t.Fatal(err)
+	}
+	child.Want(t, "/dev/shm/first", second)
+	parent.Want(t, "/dev/shm/first", second)
+	woken.Want(t, "/dev/shm/first", first)
+	grandchild.Want(t, "/dev/shm/first", first)
+	// The memory is there again, but the machine stands on its own image's: a capture of it must not be
+	// loaded over the other.
+	stranger := h.Prepare(t, image, disk)
+	if err := woken.Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c, err := woken.Capture(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := stranger.Load(t.Context(), c); err == nil {
+		t.Error("a capture was loaded over a memory it was not taken on")
 	}
 }

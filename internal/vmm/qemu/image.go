@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -24,8 +25,9 @@ const (
 	manifestName = "manifest.json"
 )
 
-// writeImage completes dir, which holds the memory, with state and manifest; then all of it is durable.
-func writeImage(dir string, m vmm.Manifest, state []byte) (vmm.Image, error) {
+// writeImage completes dir, which holds the memory, with state, layer (nil: none) and manifest; then all
+// of it is durable.
+func writeImage(dir string, m vmm.Manifest, state []byte, l *layer) (vmm.Image, error) {
 	sum := sha256.Sum256(state)
 	m.Created = time.Now().UTC()
 	m.Files = []vmm.File{
@@ -35,6 +37,17 @@ func writeImage(dir string, m vmm.Manifest, state []byte) (vmm.Image, error) {
 	if err := durable.WriteFile(filepath.Join(dir, stateName), state, 0o444); err != nil {
 		return vmm.Image{}, err
 	}
+	if l != nil {
+		data, err := json.Marshal(l)
+		if err != nil {
+			return vmm.Image{}, err
+		}
+		sum := sha256.Sum256(data)
+		m.Files = append(m.Files, vmm.File{Name: layerName, Bytes: int64(len(data)), SHA256: hex.EncodeToString(sum[:])})
+		if err := durable.WriteFile(filepath.Join(dir, layerName), data, 0o444); err != nil {
+			return vmm.Image{}, err
+		}
+	}
 	if err := durable.WriteJSON(filepath.Join(dir, manifestName), m); err != nil {
 		return vmm.Image{}, err
 	}
@@ -43,25 +56,19 @@ func writeImage(dir string, m vmm.Manifest, state []byte) (vmm.Image, error) {
 
 // opened is an image ready to be mapped.
 type opened struct {
-	memory *os.File
-	key    fileKey
-	state  []byte
+	memory  *os.File // to be mapped: the image's own, or the one its layer lies over
+	key     fileKey  // of memory
+	also    fileKey  // a capture over this one fits, too; zero: none
+	overlay *overlay // what to add to memory; nil: nothing
+	state   []byte
 }
 
 // openImage checks the image's files and opens them.
 func openImage(image vmm.Image, writable bool) (_ opened, err error) {
 	m := image.Manifest
-	files := map[string]vmm.File{}
-	for _, f := range m.Files {
-		files[f.Name] = f
-	}
-	path := filepath.Join(image.Dir, stateName)
-	state, err := readBounded(path, maxState)
+	state, err := readChecked(image, stateName, maxState)
 	if err != nil {
 		return opened{}, err
-	}
-	if sum := sha256.Sum256(state); hex.EncodeToString(sum[:]) != files[stateName].SHA256 {
-		return opened{}, fmt.Errorf("%s is damaged: its checksum is not the manifest's", path)
 	}
 	flags := os.O_RDONLY
 	if writable {
@@ -80,14 +87,66 @@ func openImage(image vmm.Image, writable bool) (_ opened, err error) {
 	if err != nil {
 		return opened{}, err
 	}
-	if want := int64(m.MemoryMiB) << 20; st.Size() != want {
-		return opened{}, fmt.Errorf("%s is damaged: it has %d bytes, want %d", memory.Name(), st.Size(), want)
+	size := int64(m.MemoryMiB) << 20
+	if st.Size() != size {
+		return opened{}, fmt.Errorf("%s is damaged: it has %d bytes, want %d", memory.Name(), st.Size(), size)
 	}
-	key, err := keyOf(memory)
+	o := opened{memory: memory, state: state}
+	if o.key, err = keyOf(memory); err != nil {
+		return opened{}, err
+	}
+	if _, ok := fileOf(m, layerName); !ok {
+		return o, nil
+	}
+	data, err := readChecked(image, layerName, maxState)
 	if err != nil {
 		return opened{}, err
 	}
-	return opened{memory, key, state}, nil
+	l, err := parseLayer(data, size)
+	if err != nil {
+		return opened{}, err
+	}
+	return o.over(l, flags)
+}
+
+// over puts the memory below the layer in place of the image's own, if it is still there. If not, a
+// capture taken over it fits all the same: what it holds includes the layer, since a private page stays
+// private.
+func (o opened) over(l *layer, flags int) (opened, error) {
+	below, err := l.open(flags)
+	if err != nil {
+		return opened{}, err
+	}
+	if below == nil {
+		o.also = l.File
+		return o, nil
+	}
+	o.overlay = &overlay{o.memory, l.spans()}
+	o.memory, o.key = below, l.File
+	return o, nil
+}
+
+func fileOf(m vmm.Manifest, name string) (vmm.File, bool) {
+	for _, f := range m.Files {
+		if f.Name == name {
+			return f, true
+		}
+	}
+	return vmm.File{}, false
+}
+
+// readChecked reads a small file of an image and holds it against its checksum.
+func readChecked(image vmm.Image, name string, limit int64) ([]byte, error) {
+	path := filepath.Join(image.Dir, name)
+	data, err := readBounded(path, limit)
+	if err != nil {
+		return nil, err
+	}
+	want, _ := fileOf(image.Manifest, name)
+	if sum := sha256.Sum256(data); hex.EncodeToString(sum[:]) != want.SHA256 {
+		return nil, fmt.Errorf("%s is damaged: its checksum is not the manifest's", path)
+	}
+	return data, nil
 }
 
 func readBounded(path string, limit int64) ([]byte, error) {

@@ -146,6 +146,7 @@ func (m *machine) openImage(image vmm.Image, sh *shape, given *inheritance) erro
 		return err
 	}
 	sh.memory = given.add(o.memory)
+	m.overlay, m.also = o.overlay, o.also
 	ours, theirs, err := socketPair()
 	if err != nil {
 		return err

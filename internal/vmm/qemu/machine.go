@@ -44,8 +44,10 @@ type machine struct {
 	// Used by the one caller at a time that vmm.Machine allows.
 	incoming *net.UnixConn // way in of the device state; nil once used
 	state    []byte        // the image's own
+	also     fileKey       // another memory that a capture may have been taken over; zero: none
 
 	mu       sync.Mutex
+	overlay  *overlay     // what the image adds to the mapped memory; nil: nothing, or used
 	next     *preparation // for the next capture; nil once over
 	over     bool         // ended or released
 	phase    phase
@@ -161,6 +163,7 @@ func (m *machine) hangUp() {
 	m.spare, m.dialled, m.next, m.over = nil, nil, nil, true
 	incoming := m.incoming
 	m.mu.Unlock()
+	_ = m.takeOverlay().close() // it was only read
 	if next != nil {
 		_ = m.drop(next) // memory that is not freed twice: nothing to do about an error
 	}
@@ -175,6 +178,15 @@ func (m *machine) hangUp() {
 	if m.qmp != nil {
 		_ = m.qmp.Close()
 	}
+}
+
+// takeOverlay answers the overlay once; nil is fine to close.
+func (m *machine) takeOverlay() *overlay {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	o := m.overlay
+	m.overlay = nil
+	return o
 }
 
 // release lets the monitor go on without us.

@@ -297,3 +297,77 @@ func FuzzParseMaps(f *testing.F) {
 		_, _ = parseMaps(text, inode, bytes) // must not panic
 	})
 }
+
+func TestParseLayer(t *testing.T) {
+	for _, c := range []struct {
+		name, spans string
+		ok          bool
+	}{
+		{"none", `[]`, true},
+		{"two", `[[0,4096],[8192,16384]]`, true},
+		{"not_pages", `[[0,100]]`, false},
+		{"overlap", `[[0,8192],[4096,12288]]`, false},
+		{"backwards", `[[8192,4096]]`, false},
+		{"empty", `[[4096,4096]]`, false},
+		{"negative", `[[-4096,4096]]`, false},
+		{"beyond", `[[0,1048576000]]`, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l, err := parseLayer([]byte(`{"path":"/x","spans":`+c.spans+`}`), 1<<20)
+			if (err == nil) != c.ok {
+				t.Errorf("got %+v, %v", l, err)
+			}
+		})
+	}
+}
+
+func TestLayerOfAFileThatChanged(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "memory")
+	if err := os.WriteFile(path, make([]byte, 8192), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	l, err := layerOf(f, []span{{0, 4096}})
+	if err != nil || l == nil {
+		t.Fatalf("got %v, %v", l, err)
+	}
+	same, err := l.open(os.O_RDONLY)
+	if err != nil || same == nil {
+		t.Fatalf("got %v, %v, want the file", same, err)
+	}
+	if err := same.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(path, 4096); err != nil {
+		t.Fatal(err)
+	}
+	if other, err := l.open(os.O_RDONLY); other != nil || err != nil {
+		t.Errorf("a changed file: got %v, %v", other, err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if gone, err := l.open(os.O_RDONLY); gone != nil || err != nil {
+		t.Errorf("a removed file: got %v, %v", gone, err)
+	}
+	if l, err := layerOf(f, nil); l != nil || err != nil {
+		t.Errorf("over a removed file: got %v, %v", l, err)
+	}
+	if l, err := layerOf(f, []span{{0, maxLayer + 4096}}); l != nil || err != nil {
+		t.Errorf("too much: got %v, %v", l, err)
+	}
+}
+
+func FuzzParseLayer(f *testing.F) {
+	f.Add([]byte(`{"path":"/x","spans":[[0,4096]]}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		l, err := parseLayer(data, 1<<20)
+		if err == nil && total(l.spans()) > 1<<20 {
+			t.Errorf("%q holds more than the memory", data)
+		}
+	})
+}

@@ -19,6 +19,15 @@ func (m *machine) Load(ctx context.Context, from vmm.Capture) error {
 	ctx, cancel := m.driver.limited(ctx, "load of the machine")
 	defer cancel()
 	state, known := m.state, m.manifest.DiskBytes
+	over := m.takeOverlay()
+	if from == nil && over != nil {
+		if err := m.complete(ctx, over); err != nil {
+			return fmt.Errorf("load machine %s: %w", m.spec.ID, errors.Join(err, over.close()))
+		}
+	}
+	if err := over.close(); err != nil {
+		return err
+	}
 	if from != nil {
 		c, ok := from.(*capture)
 		if !ok {
@@ -42,13 +51,27 @@ func (m *machine) Load(ctx context.Context, from vmm.Capture) error {
 
 // fill writes a capture's pages into the monitor's memory.
 func (m *machine) fill(ctx context.Context, c *capture) (err error) {
-	if c.key != m.record.Memory {
+	if c.key == (fileKey{}) || c.key != m.record.Memory && c.key != m.also {
 		return errors.New("the capture was not taken on the image of this machine")
 	}
 	if err := c.hold(); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.let()) }()
+	return m.write(ctx, c.spans, c.pages.bytes())
+}
+
+// complete writes what the image adds to the memory that is mapped.
+func (m *machine) complete(ctx context.Context, o *overlay) error {
+	pages, err := o.read() // while the monitor starts
+	if err != nil {
+		return err
+	}
+	return errors.Join(m.write(ctx, o.spans, pages.mem), pages.free())
+}
+
+// write puts pages into the monitor's memory.
+func (m *machine) write(ctx context.Context, spans []span, pages []byte) error {
 	// A greeting means that all of the machine is made, its memory too.
 	if err := m.gone(ctx, m.qmp.Ready(ctx)); err != nil {
 		return err
@@ -57,7 +80,7 @@ func (m *machine) fill(ctx context.Context, c *capture) (err error) {
 	if err != nil {
 		return m.gone(ctx, err)
 	}
-	return m.gone(ctx, r.write(c.spans, c.pages.bytes()))
+	return m.gone(ctx, r.write(spans, pages))
 }
 
 func (m *machine) ram() (ram, error) {
