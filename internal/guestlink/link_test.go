@@ -207,3 +207,42 @@ func TestForeignGenerationNeedsRestore(t *testing.T) {
 		t.Fatalf("restored as %d identities", len(s.restored))
 	}
 }
+
+// TestFailedRestoreIsClosed also where the generation is the one that was confirmed before, as in copies
+// of one image.
+func TestFailedRestoreIsClosed(t *testing.T) {
+	host, guest := channel(t)
+	s := &stub{files: map[string][]byte{"/x": []byte("1")}}
+	srv := server.New(s)
+	stop := serve(t, srv, guest)
+	ctx := within(t)
+	opt := guestlink.Options{Generation: 1, Identity: &guestapi.Identity{MachineID: "mch1"}}
+	l := open(t, host, opt)
+	if err := errors.Join(l.Ready(ctx), l.Freeze(ctx, false)); err != nil {
+		t.Fatal(err)
+	}
+	again := func() *guestlink.Link {
+		_ = l.Close()
+		stop()
+		host, guest := channel(t)
+		stop = serve(t, srv, guest)
+		return open(t, host, opt)
+	}
+	s.mu.Lock()
+	s.fail = errors.New("no entropy")
+	s.mu.Unlock()
+	l = again()
+	if err := l.Ready(ctx); err == nil {
+		t.Fatal("restore should fail")
+	}
+	opt.Identity = nil
+	for range 2 {
+		if err := l.Thaw(ctx); !errors.Is(err, guestapi.ErrBusy) || !s.frozen {
+			t.Errorf("thaw after a failed restore: %v, frozen %v", err, s.frozen)
+		}
+		if _, _, err := l.Read(ctx, "/x", "", 0, -1); !errors.Is(err, guestapi.ErrBusy) {
+			t.Errorf("read after a failed restore: %v", err)
+		}
+		l = again()
+	}
+}

@@ -159,18 +159,26 @@ func watch(t *testing.T, e Env) {
 		t.Fatal(err)
 	}
 	defer func() { _ = w.Close() }()
-	Exec(t, e.Guest, guestapi.ProcessSpec{Shell: "mkdir -p sub/deep && echo x > sub/deep/file && chmod 600 sub/deep/file && " +
-		"mv sub/deep/file sub/other && rm sub/other && echo y > last", Dir: e.Dir})
-	want := map[guestapi.FileEvent]bool{
-		{Op: guestapi.OpCreate, Path: "sub"}: true, {Op: guestapi.OpCreate, Path: "sub/deep"}: true,
-		{Op: guestapi.OpRemove, Path: "sub/other"}: true, {Op: guestapi.OpWrite, Path: "last"}: true,
-	}
-	for len(want) > 0 {
-		ev, err := w.Next(ctx)
-		if err != nil {
-			t.Fatalf("still waiting for %v: %v", want, err)
+	// What happens in a new directory before it is watched is not seen but by what it leaves; so the
+	// second step waits for the first.
+	for _, step := range []struct {
+		script string
+		want   []guestapi.FileEvent
+	}{
+		{"mkdir -p sub/deep", []guestapi.FileEvent{{Op: guestapi.OpCreate, Path: "sub"}, {Op: guestapi.OpCreate, Path: "sub/deep"}}},
+		{"echo x > sub/deep/file && chmod 600 sub/deep/file && mv sub/deep/file sub/other && rm sub/other && echo y > last",
+			[]guestapi.FileEvent{{Op: guestapi.OpCreate, Path: "sub/deep/file"}, {Op: guestapi.OpWrite, Path: "sub/deep/file"},
+				{Op: guestapi.OpChmod, Path: "sub/deep/file"}, {Op: guestapi.OpRename, Path: "sub/deep/file"},
+				{Op: guestapi.OpCreate, Path: "sub/other"}, {Op: guestapi.OpRemove, Path: "sub/other"}, {Op: guestapi.OpWrite, Path: "last"}}},
+	} {
+		Exec(t, e.Guest, guestapi.ProcessSpec{Shell: step.script, Dir: e.Dir})
+		for _, want := range step.want {
+			for got := (guestapi.FileEvent{}); got != want; {
+				if got, err = w.Next(ctx); err != nil {
+					t.Fatalf("waiting for %+v: %v", want, err)
+				}
+			}
 		}
-		delete(want, ev)
 	}
 	if _, err := e.Guest.Watch(ctx, path.Join(e.Dir, "last"), e.User, false); !errors.Is(err, guestapi.ErrNotDir) {
 		t.Errorf("watch a file: %v", err)

@@ -37,7 +37,7 @@ func (r *request) confirm(err error) {
 	if err == nil {
 		s.frozen, s.here = false, false
 		if r.op == guestapi.OpRestore {
-			s.foreign, s.generation = false, s.greeted
+			s.foreign, s.unsure, s.generation = false, false, s.greeted
 		}
 	}
 	s.settle(err)

@@ -5,7 +5,7 @@
 //
 // After a greeting with another generation than the last one confirmed, the machine is somebody else's
 // copy: all requests but Restore are refused until a Restore went well, those behind a Restore wait for
-// it. The same holds for Thaw when the workload was frozen in an earlier session. Requests that arrive
+// it. So it is after a Restore that failed, whatever the generation. The same holds for Thaw when the workload was frozen in an earlier session. Requests that arrive
 // frozen in the session that froze them wait for its Thaw.
 //
 // Every request runs in a goroutine of its own, which Serve waits for.
@@ -34,6 +34,7 @@ type Server struct {
 	generation uint64 // last confirmed
 	greeted    uint64 // of the session that goes on
 	foreign    bool   // greeted with another generation, and not yet restored
+	unsure     bool   // a restore began, and none went well since
 	frozen     bool
 	here       bool  // frozen in this session
 	gate       *gate // nil: open
@@ -96,7 +97,7 @@ func (h *handler) Hello(hello frame.Hello) {
 	defer s.mu.Unlock()
 	s.session++
 	s.greeted = hello.Generation
-	s.foreign = hello.Generation != s.generation
+	s.foreign = hello.Generation != s.generation || s.unsure
 }
 
 // leave ends what the last session was waiting for.
@@ -125,6 +126,9 @@ func (s *Server) admit(op guestapi.Op) (wait *gate, session int, err error) {
 }
 
 func (s *Server) gateFor(op guestapi.Op) (*gate, error) {
+	if op == guestapi.OpRestore {
+		s.foreign, s.unsure = true, true
+	}
 	switch {
 	case op == guestapi.OpRestore, op == guestapi.OpThaw && !s.foreign:
 		if s.gate == nil {
