@@ -66,8 +66,7 @@ func Ext4(ctx context.Context, root, path string, sizeMiB int, seed string, log 
 	}
 	defer func() { err = errors.Join(err, disk.Remove(raw)) }()
 	id := uuid(seed)
-	env := []string{"E2FSPROGS_FAKE_TIME=1", "SOURCE_DATE_EPOCH=1"}
-	err = command.Run(ctx, command.Options{Log: log, Env: env}, "mke2fs",
+	err = command.Run(ctx, command.Options{Log: log}, "mke2fs",
 		"-q", "-F", "-t", "ext4", "-d", root, "-L", "root", "-U", id,
 		"-m", "0", // no blocks reserved for root: the whole disk is the user's
 		"-J", "size=8", // a journal that is overwritten in a circle is space no clone shares any more

@@ -4,11 +4,14 @@ package imagebuild_test
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -72,6 +75,7 @@ func TestBuild(t *testing.T) {
 		t.Error("no package stayed in the cache")
 	}
 	check(t, opt.Image)
+	checkPython(t, opt.Image)
 	if strings.Join(steps, " ") != "rootfs image" {
 		t.Errorf("steps %v", steps)
 	}
@@ -102,6 +106,24 @@ func check(t *testing.T, image string) {
 	}
 	if s := debugfs(t, image, "ls /var/cache/apt/archives"); strings.Contains(s, ".deb") {
 		t.Errorf("packages stayed in the image: %q", s)
+	}
+}
+
+var pythonDir = regexp.MustCompile(`python3\.[0-9]+`)
+
+// checkPython wants compiled modules that are checked by the time of their source. Those that are checked
+// by its content, as reproducible builds make them, cost every start of Python a read of every source.
+func checkPython(t *testing.T, image string) {
+	t.Helper()
+	dir := pythonDir.FindString(debugfs(t, image, "ls /usr/lib"))
+	tag := "cpython-" + strings.ReplaceAll(strings.TrimPrefix(dir, "python"), ".", "")
+	data := debugfs(t, image, "cat /usr/lib/"+dir+"/__pycache__/os."+tag+".pyc")
+	if len(data) < 16 || data[4:8] != "\x00\x00\x00\x00" {
+		t.Fatalf("os.pyc of %s has %d bytes and the flags %x", dir, len(data), data[4:min(8, len(data))])
+	}
+	source := debugfs(t, image, "stat /usr/lib/"+dir+"/os.py")
+	if want := fmt.Sprintf("mtime: 0x%08x", binary.LittleEndian.Uint32([]byte(data[8:12]))); !strings.Contains(source, want) {
+		t.Errorf("os.pyc was made from another os.py: want %s in %s", want, source)
 	}
 }
 

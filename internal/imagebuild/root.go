@@ -42,7 +42,7 @@ func Root(ctx context.Context, r recipe.Recipe, work, cache string, log command.
 	opt := command.Options{
 		Log:   log,
 		Stdin: strings.Join(sources, "\n") + "\n",
-		Env:   []string{"SOURCE_DATE_EPOCH=1", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR=" + work},
+		Env:   []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR=" + work},
 		// Mounts and processes in namespaces of their own: whatever happens to mmdebstrap, nothing of it
 		// is left once it has ended, and nothing it would still do runs on.
 		Attr: &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Cloneflags: syscall.CLONE_NEWPID},

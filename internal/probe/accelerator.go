@@ -24,7 +24,7 @@ import (
 // well under a second; translated code on a busy machine a few.
 const (
 	kvmLimit = 5 * time.Second
-	tcgLimit = 60 * time.Second
+	tcgLimit = 100 * time.Second
 )
 
 // marker is the first line of every Linux kernel.

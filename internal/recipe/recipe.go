@@ -88,6 +88,10 @@ func (r Recipe) Base() string {
 	return "debian " + r.Distribution.Suite
 }
 
+// imageFormat counts the ways in which the same recipe was built into something different: what is baked
+// already is baked again when it changes.
+const imageFormat = 2
+
 // Digest changes whenever anything does that the baked result depends on: name, description, aliases
 // and tools are only shown. Hexadecimal.
 func (r Recipe) Digest() string {
@@ -96,7 +100,7 @@ func (r Recipe) Digest() string {
 	if err != nil { // a struct of strings and numbers always marshals
 		return ""
 	}
-	sum := sha256.Sum256(data)
+	sum := sha256.Sum256(fmt.Appendf(nil, "%d %s", imageFormat, data))
 	return hex.EncodeToString(sum[:])
 }
 
