@@ -407,6 +407,9 @@ func (l *link) Freeze(context.Context, bool) error {
 }
 
 func (l *link) Thaw(context.Context) error {
+	if err := l.m.host.trip("thaw"); err != nil {
+		return err
+	}
 	l.m.mu.Lock()
 	defer l.m.mu.Unlock()
 	if l.m.paused {

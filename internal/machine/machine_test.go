@@ -157,6 +157,29 @@ func TestForkTree(t *testing.T) {
 	}
 }
 
+// TestParentGoesOn fails every part of a fork that the parent takes part in.
+func TestParentGoesOn(t *testing.T) {
+	for _, op := range []string{"freeze", "pause", "capture", "thaw", "load", "prepare", "link"} {
+		t.Run(op, func(t *testing.T) {
+			w := newWorld(t)
+			w.create("a", false)
+			w.tick("a", 1)
+			w.host.failNext(op, errors.New("not today"))
+			got, err := w.mgr.Fork(t.Context(), hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "b"}}})
+			if healed := op == "thaw"; healed != (err == nil && got[0].Err == nil) {
+				t.Errorf("fork: %+v, %v", got, err)
+			}
+			w.tick("a", 2)
+			w.clean()
+			if _, err := w.mgr.Fork(t.Context(), hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "c"}}}); err != nil {
+				t.Error(err)
+			}
+			w.tick("a", 3)
+			w.tick("c", 3)
+		})
+	}
+}
+
 func TestChainOfForksAndSleeps(t *testing.T) {
 	w := newWorld(t)
 	w.create("m0", false)

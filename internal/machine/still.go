@@ -12,7 +12,7 @@ import (
 // still takes a machine's memory while it stands still for a moment, and calls while, which may be nil,
 // with the disk at the same moment. Afterwards the machine goes on in the state it was in, whatever
 // failed. The caller closes the capture.
-func (m *Manager) still(ctx context.Context, p *plan, mc *machine, while func(context.Context) error) (_ vmm.Capture, err error) {
+func (m *Manager) still(ctx context.Context, p *plan, mc *machine, while func(context.Context) error) (capture vmm.Capture, err error) {
 	if a, ok := mc.vm.(vmm.Anticipator); ok && mc.in.State != paused {
 		if err := a.Anticipate(ctx); err != nil {
 			return nil, err
@@ -27,13 +27,19 @@ func (m *Manager) still(ctx context.Context, p *plan, mc *machine, while func(co
 			if p.quit {
 				return
 			}
-			err = errors.Join(err, m.goOn(ctx, mc))
+			if back := m.goOn(ctx, mc); back != nil {
+				err = errors.Join(err, back)
+				if capture != nil {
+					err = errors.Join(err, capture.Close())
+					capture = nil
+				}
+			}
 			took := time.Since(began)
 			mc.set(func() { mc.pause = took })
 			p.ph.Done("resume")
 		}()
 	}
-	capture, err := mc.vm.Capture(ctx)
+	taken, err := mc.vm.Capture(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("capture: %w", err)
 	}
@@ -42,9 +48,9 @@ func (m *Manager) still(ctx context.Context, p *plan, mc *machine, while func(co
 		err = while(ctx)
 	}
 	if err != nil && !p.quit {
-		return nil, errors.Join(err, capture.Close())
+		return nil, errors.Join(err, taken.Close())
 	}
-	return capture, err
+	return taken, err
 }
 
 // halt stops a running machine: first what its user runs, so that no request is half done, then its
