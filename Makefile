@@ -34,8 +34,11 @@ check: lint ## lint, and whether everything generated is current
 prepare: build ## make this machine ready: packages, guest kernel, data directory below .cache
 	$(SUDO) $(PANDASTACK) setup --yes
 
+# released runs a command and unmounts the data directory, whatever became of the command.
+released = @status=0; $(1) || status=$$?; $(MAKE) --no-print-directory release-data || status=1; exit $$status
+
 test: check prepare ## all tests: check, unit, kernel (root), machine (vm), end to end
-	$(SUDO) tools/test.sh unit root vm e2e
+	$(call released,$(SUDO) tools/test.sh unit root vm e2e)
 
 test-unit: ## tests that need nothing
 	tools/test.sh unit
@@ -50,10 +53,10 @@ test-e2e: prepare ## tests with the whole program
 	$(SUDO) tools/test.sh e2e
 
 bench: prepare ## measure a node over HTTP: a table, and .cache/bench.json
-	$(SUDO) $(PANDASTACK) bench --output .cache/bench.json
+	$(call released,$(SUDO) $(PANDASTACK) bench --output .cache/bench.json)
 
 demo: prepare ## the main job in front of you: create, run, fork live, hibernate, wake
-	$(SUDO) $(PANDASTACK) demo
+	$(call released,$(SUDO) $(PANDASTACK) demo)
 
 kernel: build ## build the tuned guest kernel from the distribution's source and use it from now on
 	$(SUDO) $(PANDASTACK) setup --yes --kernel tuned
