@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -113,9 +114,11 @@ func (r *run) templates(ctx context.Context) ([]api.Template, error) {
 		if err != nil {
 			return nil, err
 		}
-		if t.Baked {
+		same := slices.ContainsFunc(all, func(o api.Template) bool { return o.Name == t.Name })
+		if t.Baked && !same {
 			all = append(all, t)
-		} else {
+		}
+		if !t.Baked {
 			r.report.Skipped["template "+name] = "not baked; pandastack template bake " + name
 		}
 	}
@@ -130,22 +133,45 @@ func (r *run) forks(ctx context.Context) error {
 	}
 	var all error
 	for _, t := range list {
-		all = errors.Join(all, r.forkOf(ctx, t, "small", "true", 30), r.forkOf(ctx, t, "128dirty", dirty, 10))
+		all = errors.Join(all, r.forkOf(ctx, t, "small", 30), r.forkOf(ctx, t, "128dirty", 10))
 	}
 	return all
 }
 
-// dirty keeps 128 MiB that no other memory holds.
-const dirty = `nohup python3 -c 'import os,time; b=bytearray(os.urandom(1<<20)*128); open("/tmp/filled","w").close(); time.sleep(1e6)' >/dev/null 2>&1 &
-for i in $(seq 600); do test -e /tmp/filled && exit 0; sleep 0.1; done; exit 1`
+// dirty keeps 128 MiB that no other memory holds, and says when it does.
+const dirty = `exec python3 -c '
+import os, time
+b = bytearray(128 << 20)
+for i in range(128): b[i<<20:(i+1)<<20] = os.urandom(1 << 20)
+open("/tmp/filled", "w").close()
+time.sleep(1e6)'`
 
-func (r *run) forkOf(ctx context.Context, t api.Template, kind, prepare string, n int) error {
+// makeDirty starts dirty in a sandbox and waits until it has filled its memory.
+func (r *run) makeDirty(ctx context.Context, id api.SandboxID) error {
+	if _, err := r.cl.Sandboxes.Exec(ctx, id, api.ExecRequest{Cmd: dirty, Background: true}); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, 3*time.Minute, errors.New("128 MiB were not filled in 3 minutes"))
+	defer cancel()
+	for {
+		if there, err := r.cl.Files.Exists(ctx, id, "/tmp/filled"); err != nil || there {
+			return err
+		}
+		if err := wait(ctx, 200*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+func (r *run) forkOf(ctx context.Context, t api.Template, kind string, n int) error {
 	parent, err := r.make(ctx, api.CreateRequest{Template: t.Name})
 	if err != nil {
 		return err
 	}
-	if _, err := r.sh(ctx, parent.ID, prepare); err != nil {
-		return err
+	if kind != "small" {
+		if err := r.makeDirty(ctx, parent.ID); err != nil {
+			return fmt.Errorf("%s of %s: %w", kind, t.Name, err)
+		}
 	}
 	var pauseTarget, execTarget *Target
 	if kind == "small" {
