@@ -39,7 +39,7 @@ func (p *Pool) Open(ctx context.Context) (err error) {
 	if err := within(p.host, p.claimPrefix); err != nil {
 		return err
 	}
-	back.Push("unlock", func(context.Context) error { return p.lock.Close() })
+	back.Push("unlock", func(context.Context) error { return p.unlock() })
 	if err := within(p.host, func() (err error) { p.flows, err = openFlows(); return err }); err != nil {
 		return err
 	}
@@ -63,18 +63,51 @@ func (p *Pool) Open(ctx context.Context) (err error) {
 	return nil
 }
 
-// claimPrefix keeps other processes out for as long as this one lives, with a socket name that is unique in
-// the host's namespace and leaves no file.
-func (p *Pool) claimPrefix() error {
-	l, err := net.Listen("unix", "@netslot-"+p.cfg.Prefix)
-	if errors.Is(err, unix.EADDRINUSE) {
+// claimPrefix keeps other processes from these slots for as long as this one lives.
+func (p *Pool) claimPrefix() (err error) {
+	if p.lock, err = lockName(p.cfg.Prefix); errors.Is(err, unix.EADDRINUSE) {
 		return fmt.Errorf("prefix %s: %w", p.cfg.Prefix, ErrInUse)
 	}
-	if err != nil {
-		return fmt.Errorf("lock prefix %s: %w", p.cfg.Prefix, err)
+	return err
+}
+
+// unlock gives the prefix and the range free.
+func (p *Pool) unlock() error {
+	err := p.lock.Close()
+	if p.rangeLock != nil {
+		err = errors.Join(err, p.rangeLock.Close())
 	}
-	p.lock = l
-	return nil
+	return err
+}
+
+// lockName takes a socket name, which is unique in the namespace of the calling thread, leaves no file, and
+// ends with the process. unix.EADDRINUSE: another one has it.
+func lockName(name string) (net.Listener, error) {
+	l, err := net.Listen("unix", "@netslot-"+name)
+	if err != nil {
+		return nil, fmt.Errorf("lock %s: %w", name, err)
+	}
+	return l, nil
+}
+
+// claimRange chooses the range, and keeps from it the pools of other prefixes that may not have a slot yet.
+func (p *Pool) claimRange(inUse []netip.Prefix, ours []netip.Addr) error {
+	for {
+		r, err := chooseRange(p.cfg.Range, inUse, ours)
+		if err != nil {
+			return err
+		}
+		p.rangeLock, err = lockName(r.String())
+		if errors.Is(err, unix.EADDRINUSE) {
+			inUse, ours = append(inUse, r), nil
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		p.cfg.Range = r
+		return nil
+	}
 }
 
 func openHost(path string) (*os.File, error) {
@@ -126,7 +159,7 @@ func (p *Pool) prepareHost(left []int) error {
 	if err != nil {
 		return err
 	}
-	if p.cfg.Range, err = chooseRange(p.cfg.Range, inUse, ours); err != nil {
+	if err := p.claimRange(inUse, ours); err != nil {
 		return err
 	}
 	p.closed = closed(p.cfg.Allow, p.cfg.Range)
@@ -282,7 +315,7 @@ func (p *Pool) Close(context.Context) error {
 		all = within(p.host, p.restoreHost)
 	}
 	p.flows.close()
-	return errors.Join(all, p.lock.Close(), p.host.Close())
+	return errors.Join(all, p.unlock(), p.host.Close())
 }
 
 // restoreHost takes back what prepareHost did, on a thread in the host's namespace.
@@ -299,7 +332,14 @@ func (p *Pool) restoreHost() error {
 		return fmt.Errorf("read ip_forward: %w", err)
 	}
 	if strings.TrimSpace(string(global)) == "0" { // on: somebody else wants all links to forward
+		others, err := p.switchedByOthers()
+		if err != nil {
+			return err
+		}
 		for _, name := range switched {
+			if slices.Contains(others, name) {
+				continue
+			}
 			if err := sysctlIfThere(forwarding(name), "0"); err != nil {
 				return err
 			}

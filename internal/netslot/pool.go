@@ -45,13 +45,14 @@ type entry struct {
 
 // Pool hands out slots.
 type Pool struct {
-	cfg    Config // Range is set by Open, and does not change after
-	host   *os.File
-	closed []netip.Prefix
-	mtu    int
-	flows  *flows        // the host's
-	lock   net.Listener  // says to other processes that the pool is open
-	nudge  chan struct{} // one token: Run has something to look at
+	cfg       Config // Range is set by Open, and does not change after
+	host      *os.File
+	closed    []netip.Prefix
+	mtu       int
+	flows     *flows        // the host's
+	lock      net.Listener  // says to other processes that the pool is open
+	rangeLock net.Listener  // keeps the range; nil before it is chosen
+	nudge     chan struct{} // one token: Run has something to look at
 
 	resolver *egress.Resolver
 

@@ -239,7 +239,7 @@ func (w *world) abandon(p *Pool, slots ...*Slot) {
 		w.must(s.closeKernel())
 	}
 	p.flows.close()
-	w.must(p.lock.Close())
+	w.must(p.unlock())
 	w.must(p.host.Close())
 }
 
@@ -343,30 +343,62 @@ func TestReusedSlotRemembersNothing(t *testing.T) {
 
 func TestForwardingIsGivenBack(t *testing.T) {
 	w := newWorld(t)
-	state := func() (value string) {
-		w.must(within(w.host, func() error {
-			b, err := os.ReadFile("/proc/sys/net/ipv4/conf/up0/forwarding")
-			value = strings.TrimSpace(string(b))
-			return err
-		}))
-		return value
-	}
 	w.must(within(w.host, func() error { return sysctl("net/ipv4/ip_forward", "0") }))
 	first := w.pool(nil)
-	if state() != "1" {
+	if !w.forwards() {
 		t.Error("the uplink does not forward")
 	}
 	w.abandon(first)
 	p := w.pool(nil) // a second process knows what the first one switched
 	w.closePool(p)
-	if state() != "0" {
+	if w.forwards() {
 		t.Error("the uplink still forwards")
 	}
 	p = w.pool(nil)
 	w.must(within(w.host, func() error { return sysctl("net/ipv4/ip_forward", "1") }))
 	w.closePool(p)
-	if state() != "1" {
+	if !w.forwards() {
 		t.Error("forwarding that somebody else turned on was turned off")
+	}
+}
+
+func TestTwoPoolsShareAHost(t *testing.T) {
+	w := newWorld(t)
+	w.must(within(w.host, func() error { return sysctl("net/ipv4/ip_forward", "0") }))
+	w.must(within(w.host, func() error { // a table of somebody else
+		return nft.Replace(nft.Table{Name: "other", Sets: []nft.Set{{Name: "x", IsNames: true}}})
+	}))
+	p := w.pool(nil)
+	q := w.pool(func(c *Config) { c.Prefix = testPrefix + "b" })
+	defer func() {
+		if w.forwards() {
+			t.Error("the uplink forwards after the last pool was closed")
+		}
+	}()
+	defer w.closePool(q)
+	defer func() {
+		w.closePool(p)
+		if !w.forwards() {
+			t.Error("the first to close took the uplink from the other")
+		}
+	}()
+	if p.Range().Overlaps(q.Range()) {
+		t.Fatalf("both have %s", p.Range())
+	}
+	a, b := w.take(p), w.take(q)
+	ga, gb := w.guest(a, "pntga"), w.guest(b, "pntgb")
+	defer w.give(p, a, ga)
+	defer w.give(q, b, gb)
+	w.serve(gb.ns, "192.168.241.2", 9000)
+	w.reaches(ga.ns, public, 80)
+	w.reaches(gb.ns, public, 80)
+	w.reaches(w.host, b.GuestIP.String(), 9000)
+	w.reachesNone(ga.ns, b.GuestIP.String()+":9000")
+	third, err := New(Config{Prefix: testPrefix + "c", Range: q.Range(), Namespace: p.cfg.Namespace})
+	w.must(err)
+	var taken *RangeError
+	if err := third.Open(context.Background()); !errors.As(err, &taken) {
+		t.Errorf("a third pool in the second's range: %v", err)
 	}
 }
 

@@ -54,8 +54,12 @@ func (p *Pool) setUplinks(rules func(uplinks, switched []string) error) error {
 	if err != nil {
 		return err
 	}
-	for _, name := range off {
-		if !slices.Contains(switched, name) {
+	others, err := p.switchedByOthers()
+	if err != nil {
+		return err
+	}
+	for _, name := range uplinks {
+		if (slices.Contains(off, name) || slices.Contains(others, name)) && !slices.Contains(switched, name) {
 			switched = append(switched, name)
 		}
 	}
@@ -68,6 +72,27 @@ func (p *Pool) setUplinks(rules func(uplinks, switched []string) error) error {
 		}
 	}
 	return nil
+}
+
+// switchedByOthers lists the links that pools of other prefixes on this host made forward. Whichever pool is
+// the last to close turns them off.
+func (p *Pool) switchedByOthers() ([]string, error) {
+	tables, err := nft.Tables()
+	if err != nil {
+		return nil, err
+	}
+	var all []string
+	for _, t := range tables {
+		if t == p.cfg.Prefix {
+			continue
+		}
+		names, err := nft.Names(t, setSwitched)
+		if err != nil { // somebody else's table, of whatever kind, or gone meanwhile: not of a pool
+			continue
+		}
+		all = append(all, names...)
+	}
+	return all, nil
 }
 
 // refreshUplinks follows a change of the host's routes.

@@ -434,3 +434,14 @@ func (w *world) give(p *Pool, s *Slot, g *guest) {
 	}
 	w.must(p.Give(context.Background(), s))
 }
+
+// forwards tells whether the host's uplink forwards.
+func (w *world) forwards() (yes bool) {
+	w.t.Helper()
+	w.must(within(w.host, func() error {
+		b, err := os.ReadFile("/proc/sys/net/ipv4/conf/up0/forwarding")
+		yes = strings.TrimSpace(string(b)) == "1"
+		return err
+	}))
+	return yes
+}

@@ -12,8 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNoTable says that a table is not there.
-var ErrNoTable = errors.New("no such nft table")
+// ErrNoTable says that a table is not there, ErrNoSet that it has no such set.
+var (
+	ErrNoTable = errors.New("no such nft table")
+	ErrNoSet   = errors.New("no such nft set")
+)
 
 var hooks = map[string]*nftables.ChainHook{
 	"prerouting":  nftables.ChainHookPrerouting,
@@ -179,18 +182,28 @@ func Delete(table string) error {
 
 // Exists tells whether a table of this name is there.
 func Exists(table string) (bool, error) {
+	all, err := Tables()
+	return slices.Contains(all, table), err
+}
+
+// Tables lists the names of all tables of family inet.
+func Tables() ([]string, error) {
 	c, err := nftables.New()
 	if err != nil {
-		return false, fmt.Errorf("open netfilter: %w", err)
+		return nil, fmt.Errorf("open netfilter: %w", err)
 	}
 	all, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
 	if err != nil {
-		return false, fmt.Errorf("list nft tables: %w", err)
+		return nil, fmt.Errorf("list nft tables: %w", err)
 	}
-	return slices.ContainsFunc(all, func(t *nftables.Table) bool { return t.Name == table }), nil
+	var names []string
+	for _, t := range all {
+		names = append(names, t.Name)
+	}
+	return names, nil
 }
 
-// Names reads the interface names in a set. ErrNoTable: there is no such table.
+// Names reads the interface names in a set. ErrNoTable, ErrNoSet: there is no such one.
 func Names(table, set string) ([]string, error) {
 	if ok, err := Exists(table); err != nil {
 		return nil, err
@@ -200,6 +213,13 @@ func Names(table, set string) ([]string, error) {
 	c, err := nftables.New()
 	if err != nil {
 		return nil, fmt.Errorf("open netfilter: %w", err)
+	}
+	sets, err := c.GetSets(kernelTable(table))
+	if err != nil {
+		return nil, fmt.Errorf("list sets of nft table %s: %w", table, err)
+	}
+	if !slices.ContainsFunc(sets, func(s *nftables.Set) bool { return s.Name == set }) {
+		return nil, fmt.Errorf("%s of table %s: %w", set, table, ErrNoSet)
 	}
 	elements, err := c.GetSetElements(Set{Name: set, IsNames: true}.kernel(kernelTable(table)))
 	if err != nil {
