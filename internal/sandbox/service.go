@@ -106,7 +106,11 @@ func (s *Service) watch(verb string, began time.Time, err *error) {
 		e := api.AsError(*err)
 		code, *err = e.Code, e
 		if code == api.Internal {
-			s.log.Error("verb failed", "verb", verb, "err", errors.Unwrap(e))
+			why := errors.Unwrap(e)
+			if why == nil {
+				why = e
+			}
+			s.log.Error("verb failed", "verb", verb, "err", why)
 		}
 	}
 	s.observe(verb, code, time.Since(began))
@@ -185,6 +189,9 @@ func (s *Service) become(ctx context.Context, op string, r *store.Sandbox, to ap
 	})
 	if err != nil {
 		*r = was
+		if errors.Is(err, store.ErrNotFound) { // another process on the same store was faster
+			return api.Wrap(api.Conflict, err, "sandbox "+r.ID+" changed meanwhile: look at it again")
+		}
 		return err
 	}
 	s.news.tell(r.ID)
