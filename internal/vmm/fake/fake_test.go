@@ -36,7 +36,7 @@ func lab(t *testing.T, d *fake.Driver) vmmtest.Lab {
 
 func TestConformance(t *testing.T) {
 	d := fake.New()
-	vmmtest.Run(t, lab(t, d))
+	vmmtest.Run(t, vmmtest.Bake(t, lab(t, d)))
 	if left := d.Monitors(); len(left) != 0 {
 		t.Errorf("monitors left: %v", left)
 	}

@@ -20,17 +20,6 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
 )
 
-// What a guest does to itself, and what the driver makes of damaged device state.
-func TestGuest(t *testing.T) {
-	h := vmmtest.Bake(t, lab(t))
-	t.Run("panic", func(t *testing.T) { testEnd(t, h, "c", "Kernel panic") })
-	t.Run("reboot", func(t *testing.T) { testEnd(t, h, "b", "rebooted") })
-	t.Run("endless_console", func(t *testing.T) { testConsole(t, h) })
-	t.Run("larger_disk", func(t *testing.T) { testLargerDisk(t, h) })
-	t.Run("layer", func(t *testing.T) { testLayer(t, h) })
-	t.Run("state_cut_short", func(t *testing.T) { testCutState(t, h) })
-}
-
 // testEnd ends the guest by a key of its kernel's and looks for the reason.
 func testEnd(t *testing.T, h *vmmtest.Host, key, want string) {
 	m := h.Restore(t)
@@ -147,9 +136,8 @@ func testCutState(t *testing.T, h *vmmtest.Host) {
 	}
 }
 
-// Nothing of a machine is left in this process when it has ended, however it ended.
-func TestNothingLeft(t *testing.T) {
-	h := vmmtest.Bake(t, lab(t))
+// testNothingLeft holds when nothing of a machine stays in this process after its end, however it ended.
+func testNothingLeft(t *testing.T, h *vmmtest.Host) {
 	round := func() {
 		m := h.Restore(t)
 		child := h.Fork(t, m, 1)[0]

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"flag"
 	"os"
-	"path/filepath"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -66,12 +65,15 @@ func lab(t testing.TB) vmmtest.Lab {
 	}
 }
 
-func TestConformance(t *testing.T) {
-	l := lab(t)
-	vmmtest.Run(t, l)
-	left, err := filepath.Glob(filepath.Join(l.Dir, "*"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("in the directory before the fixture goes: %v", left)
+// TestMachines runs what needs one baked image, which takes the longest to make.
+func TestMachines(t *testing.T) {
+	h := vmmtest.Bake(t, lab(t))
+	t.Run("conformance", func(t *testing.T) { vmmtest.Run(t, h) })
+	t.Run("panic", func(t *testing.T) { testEnd(t, h, "c", "Kernel panic") })
+	t.Run("reboot", func(t *testing.T) { testEnd(t, h, "b", "rebooted") })
+	t.Run("endless_console", func(t *testing.T) { testConsole(t, h) })
+	t.Run("larger_disk", func(t *testing.T) { testLargerDisk(t, h) })
+	t.Run("layer", func(t *testing.T) { testLayer(t, h) })
+	t.Run("state_cut_short", func(t *testing.T) { testCutState(t, h) })
+	t.Run("nothing_left", func(t *testing.T) { testNothingLeft(t, h) })
 }
