@@ -32,7 +32,7 @@ func TestIdleTTL(t *testing.T) {
 		s := w.create(alice, api.CreateRequest{})
 		kept := w.create(alice, api.CreateRequest{Persistent: true})
 		never := w.create(alice, api.CreateRequest{TTLSeconds: p(int64(0))})
-		for range 10 { // use resets it
+		for range 3 { // use resets it
 			pass(200 * time.Second)
 			w.exec(alice, s.ID, "true")
 		}
@@ -51,7 +51,7 @@ func TestIdleTTL(t *testing.T) {
 		if err != nil || end.Reason != sandbox.EndedIdle || !strings.Contains(end.Message, "5m0s") {
 			t.Errorf("ended as %+v, %v; want idle for 5m0s", end, err)
 		}
-		pass(time.Hour)
+		pass(10 * time.Minute)
 		w.clean(kept.ID, never.ID)
 	})
 }
@@ -89,11 +89,11 @@ func TestOpenStreamsHold(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		pass(time.Hour)
+		pass(10 * time.Minute)
 		if err := proc.Close(); err != nil {
 			t.Fatal(err)
 		}
-		pass(time.Hour)
+		pass(10 * time.Minute)
 		if got := w.status(alice, s.ID); got != api.Running {
 			t.Errorf("with an open connection it is %s, want running", got)
 		}
@@ -139,7 +139,7 @@ func TestFixedEndHibernates(t *testing.T) {
 			t.Fatalf("at its end it is %s, want hibernated", got)
 		}
 		w.exec(alice, s.ID, "true")
-		pass(time.Hour)
+		pass(10 * time.Minute)
 		w.clean(s.ID)
 		if _, err := w.SetLifecycle(t.Context(), alice, s.ID, api.LifecyclePatch{TimeoutSeconds: p(int64(10)), OnTimeout: p(api.TimeoutDelete)}); err != nil {
 			t.Fatal(err)
@@ -164,13 +164,13 @@ func TestIdleHibernate(t *testing.T) {
 		if _, err := w.Hibernate(t.Context(), alice, other.ID); err != nil {
 			t.Fatal(err)
 		}
-		pass(50 * time.Minute)
+		pass(5 * time.Minute)
 		if got := w.status(alice, other.ID); got != api.Hibernated {
 			t.Errorf("the idle TTL ran on while it was hibernated: it is %s", got)
 		}
-		pass(15 * time.Minute)
+		pass(6 * time.Minute)
 		w.clean(s.ID)
-	}, func(c *sandbox.Config) { c.IdleHibernate, c.HibernatedTTL = time.Minute, time.Hour })
+	}, func(c *sandbox.Config) { c.IdleHibernate, c.HibernatedTTL = time.Minute, 10*time.Minute })
 }
 
 func TestShorterTTLBeginsNow(t *testing.T) {
