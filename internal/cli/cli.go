@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -77,6 +78,9 @@ func (a *app) fail(ctx context.Context, err error) int {
 		_ = writeJSON(a.Stderr, e) // nowhere is left to tell that standard error is broken
 	} else {
 		message := e.Message
+		if e.Code == api.Unavailable && strings.HasPrefix(message, "cannot reach") {
+			message += "; is a node running there? pandastack up starts one"
+		}
 		if e.RequestID != "" && e.Code == api.Internal {
 			message += " (request " + string(e.RequestID) + ")"
 		}
