@@ -18,12 +18,13 @@ unit() {
 
 # tagged TAG LIMIT: the tests of files that begin with "//go:build TAG".
 tagged() {
-	local status=0 files dir names
-	for dir in $(git grep -l "^//go:build $1\$" -- '*_test.go' | xargs -r -n1 dirname | sort -u); do
-		files=$(git grep -l "^//go:build $1\$" -- "$dir/*_test.go" | while read -r f; do [ "$(dirname "$f")" = "$dir" ] && echo "$f"; done)
-		names=$(sed -n 's/^func \(Test[A-Za-z0-9_]*\)(t \*testing.T).*/\1/p' $files | grep -v '^TestMain$' | paste -sd'|')
+	local status=0 all dir names
+	all=$(grep -rl --include='*_test.go' --exclude-dir=.cache --exclude-dir=node_modules "^//go:build $1\$" .)
+	for dir in $(echo "$all" | xargs -r -n1 dirname | sort -u); do
+		names=$(echo "$all" | while read -r f; do [ "$(dirname "$f")" != "$dir" ] || cat "$f"; done |
+			sed -n 's/^func \(Test[A-Za-z0-9_]*\)(t \*testing.T).*/\1/p' | paste -sd'|')
 		[ -n "$names" ] || continue
-		go test -tags "$1" -vet=off -count=1 -p 1 -timeout "$2" -run "^($names)\$" "./$dir" || status=1
+		go test -tags "$1" -vet=off -count=1 -p 1 -timeout "$2" -run "^($names)\$" "$dir" || status=1
 	done
 	return $status
 }
