@@ -17,7 +17,7 @@ help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## build bin/pandastack and bin/pandastack-guest
-	$(GO) build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o bin/ ./cmd/...
+	$(GO) build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=$(VERSION)" -o bin/ ./cmd/...
 
 generate: ## write what is generated: OpenAPI, CLI and configuration pages, help goldens
 	tools/generate.sh
@@ -62,7 +62,7 @@ kernel: build ## build the tuned guest kernel from the distribution's source and
 	$(SUDO) $(PANDASTACK) setup --yes --kernel tuned
 
 release-data: ## unmount the data directory that prepare made
-	@! mountpoint -q $(DATA) || $(SUDO) umount $(DATA)
+	@for try in $$(seq 30); do mountpoint -q $(DATA) || exit 0; $(SUDO) umount $(DATA) && exit 0; sleep 1; done; exit 1
 
 clean: release-data ## remove what was built and everything below .cache
 	$(SUDO) rm -rf bin .cache

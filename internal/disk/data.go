@@ -197,10 +197,10 @@ func attachLoop(image string) (*os.File, error) {
 }
 
 // unmountPatience is how long a busy mount is asked again: the last process that used it may be ending.
-const unmountPatience = 5 * time.Second
+const unmountPatience = 30 * time.Second
 
 // Unmount takes the file system off dir, and frees its loop device when it has one. Nothing mounted is
-// fine; one that is in use answers an error after five seconds.
+// fine; one that is in use answers an error after half a minute.
 func Unmount(dir string) error {
 	deadline := time.Now().Add(unmountPatience)
 	for {

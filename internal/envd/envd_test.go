@@ -74,10 +74,9 @@ func bash(command string) *pb.ProcessConfig {
 const limit = time.Minute
 
 type heard struct {
-	pid         uint32
-	out, err    string
-	end         *pb.ProcessEvent_EndEvent
-	beforeFirst bool
+	pid      uint32
+	out, err string
+	end      *pb.ProcessEvent_EndEvent
 }
 
 func listen(t *testing.T, stream *connect.ServerStreamForClient[pb.StartResponse], each func(h *heard)) (heard, error) {

@@ -50,7 +50,6 @@ type monitor struct {
 	loaded chan struct{}
 	paused bool
 	mem    memory
-	hello  *machine.Greeting // written, not read yet
 }
 
 func newHost() *host { return &host{monitors: map[string]*monitor{}, fail: map[string]error{}} }
