@@ -8,6 +8,7 @@ import (
 	"os"
 
 	"github.com/pandastack/pandastack/internal/disk"
+	"github.com/pandastack/pandastack/internal/egress"
 	"github.com/pandastack/pandastack/internal/guestapi"
 	"github.com/pandastack/pandastack/internal/guestlink"
 	"github.com/pandastack/pandastack/internal/hostapi"
@@ -40,6 +41,14 @@ func (n network) Adopt(ctx context.Context, owner string, index int) (machine.Sl
 	return slot{n.pool, s}, nil
 }
 
+// CheckEgress compiles a policy as a slot would.
+func (n network) CheckEgress(policy hostapi.Egress) error {
+	if _, err := egress.Compile(egress.Policy(policy)); err != nil {
+		return fmt.Errorf("%w: %w", hostapi.ErrInvalid, err)
+	}
+	return nil
+}
+
 func (n network) Sweep(ctx context.Context) error {
 	_, err := n.pool.Sweep(ctx)
 	return err
@@ -58,7 +67,9 @@ func (s slot) Place() machine.Place {
 	}
 }
 
-func (s slot) SetEgress(ctx context.Context, allow bool) error { return s.s.SetEgress(ctx, allow) }
+func (s slot) SetEgress(ctx context.Context, policy hostapi.Egress) error {
+	return s.s.SetPolicy(ctx, egress.Policy(policy))
+}
 
 // Give gives the slot back. One whose tap is still held is the pool's all the same, which renews it once
 // it is free.

@@ -6,6 +6,7 @@ package hostapi
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/pandastack/pandastack/internal/guestapi"
@@ -52,12 +53,29 @@ type Create struct {
 	Env      map[string]string
 	// Keep: the machine's disk survives the death of its monitor, and the end of the host agent
 	// hibernates it instead of destroying it.
-	Keep     bool
-	NoEgress bool              // no connection leaves the machine
-	Labels   map[string]string // kept and given back; not understood
+	Keep   bool
+	Egress Egress            // what the machine may reach
+	Labels map[string]string // kept and given back; not understood
 }
 
-// Fork asks for children of a running or paused machine, which goes on in its state.
+// Egress says what a machine may reach: what Allow names, then not what Deny names, and the rest unless
+// DenyOthers. An entry is an IPv4 address, a network ("198.51.100.0/24"), a domain, or all domains below one
+// ("*.example.com"). The zero value allows all. It is a value: nobody changes its lists.
+type Egress struct {
+	Allow      []string `json:"allow,omitempty"`
+	Deny       []string `json:"deny,omitempty"`
+	DenyOthers bool     `json:"deny_others,omitempty"`
+}
+
+// IsZero tells whether the policy allows all by saying nothing.
+func (e Egress) IsZero() bool { return len(e.Allow) == 0 && len(e.Deny) == 0 && !e.DenyOthers }
+
+// Equal tells whether two policies say the same in the same words.
+func (e Egress) Equal(o Egress) bool {
+	return slices.Equal(e.Allow, o.Allow) && slices.Equal(e.Deny, o.Deny) && e.DenyOthers == o.DenyOthers
+}
+
+// Fork asks for children of a running or paused machine, which goes on in its state. They inherit its Egress.
 type Fork struct {
 	Parent   MachineID
 	Children []Child
@@ -98,6 +116,7 @@ type Machine struct {
 	Pause      time.Duration // the last time it stood still for a fork or snapshot
 	Created    time.Time
 	Keep       bool
+	Egress     Egress
 	Labels     map[string]string
 	Reason     string  // why it failed
 	Phases     []Phase // of the last operation, in order
@@ -196,6 +215,10 @@ type Host interface {
 	Hibernate(ctx context.Context, id MachineID) error
 	Wake(ctx context.Context, id MachineID) (Machine, error)
 	SetKeep(ctx context.Context, id MachineID, keep bool) error
+	// SetEgress changes what a machine may reach, in any state. On a machine that lives it is in force when
+	// the call returns, also for connections that are there already. After an error the old policy holds.
+	// ErrInvalid: the policy is not possible.
+	SetEgress(ctx context.Context, id MachineID, policy Egress) error
 	Destroy(ctx context.Context, id MachineID, cause string) error
 	// Guest is the inside of a running machine, for one generation of it: after a restore it answers
 	// guestapi.ErrLost and must be asked for again.

@@ -282,15 +282,17 @@ type network struct{}
 
 func (network) Take(context.Context, string) (machine.Slot, error)       { return slot{}, nil }
 func (network) Adopt(context.Context, string, int) (machine.Slot, error) { return slot{}, nil }
-func (network) Sweep(context.Context) error                              { return nil }
+func (network) CheckEgress(hostapi.Egress) error                         { return nil }
+
+func (network) Sweep(context.Context) error { return nil }
 
 type slot struct{}
 
 func (slot) Place() machine.Place {
 	return machine.Place{GuestIP: netip.MustParseAddr("10.0.0.2"), TapName: "tap0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}}
 }
-func (slot) SetEgress(context.Context, bool) error { return nil }
-func (slot) Give(context.Context) error            { return nil }
+func (slot) SetEgress(context.Context, hostapi.Egress) error { return nil }
+func (slot) Give(context.Context) error                      { return nil }
 
 type groups struct{}
 

@@ -77,6 +77,11 @@ func (h *Host) SetKeep(ctx context.Context, id hostapi.MachineID, keep bool) err
 	return h.machines.SetKeep(ctx, id, keep)
 }
 
+// SetEgress implements hostapi.Host.
+func (h *Host) SetEgress(ctx context.Context, id hostapi.MachineID, policy hostapi.Egress) error {
+	return h.machines.SetEgress(ctx, id, policy)
+}
+
 // Destroy implements hostapi.Host.
 func (h *Host) Destroy(ctx context.Context, id hostapi.MachineID, cause string) error {
 	return h.machines.Destroy(ctx, id, cause)

@@ -16,6 +16,9 @@ import (
 func (m *Manager) Create(ctx context.Context, req hostapi.Create, from snapshot.Ref, mode hostapi.BootMode) (_ hostapi.Machine, err error) {
 	p := m.begin("create")
 	defer func() { err = p.end(ctx, err) }()
+	if err := m.deps.Network.CheckEgress(req.Egress); err != nil {
+		return hostapi.Machine{}, fmt.Errorf("create machine %s: %w", req.ID, err)
+	}
 	snap, err := m.deps.Store.Hold(from)
 	if err != nil {
 		return hostapi.Machine{}, missing(err)
@@ -50,7 +53,7 @@ func createIntent(req hostapi.Create, snap snapshot.Snapshot, how start) intent 
 		ID: req.ID, State: creating, Template: req.Template, Snapshot: req.Snapshot, Base: snap.Ref,
 		VCPUs: snap.VCPUs, MemoryMiB: snap.MemoryMiB, DiskMiB: how.diskMiB, Slot: -1,
 		Hostname: req.Hostname, Env: req.Env, User: snap.User, Workdir: snap.Workdir, Keep: req.Keep,
-		NoEgress: req.NoEgress, Labels: req.Labels, Generation: 1, BootMode: how.mode, Created: time.Now().UTC(),
+		Egress: req.Egress, Labels: req.Labels, Generation: 1, BootMode: how.mode, Created: time.Now().UTC(),
 	}
 	if in.Template == "" {
 		in.Template = hostapi.TemplateName(snap.Template)

@@ -7,6 +7,7 @@ import (
 	"os"
 
 	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/hostapi"
 )
 
 // Network hands out places in the network.
@@ -15,6 +16,8 @@ type Network interface {
 	Take(ctx context.Context, owner string) (Slot, error)
 	// Adopt gives owner the place that it has since an earlier process.
 	Adopt(ctx context.Context, owner string, index int) (Slot, error)
+	// CheckEgress answers hostapi.ErrInvalid, with what is wrong, for a policy that no slot could have.
+	CheckEgress(policy hostapi.Egress) error
 	// Sweep takes back every place of earlier processes that was not adopted.
 	Sweep(ctx context.Context) error
 }
@@ -22,8 +25,11 @@ type Network interface {
 // Slot is one place in the network, taken by a machine.
 type Slot interface {
 	Place() Place
-	SetEgress(ctx context.Context, allow bool) error
-	Give(ctx context.Context) error // gives it back, with egress as it is by default
+	// SetEgress puts a policy in force, also for connections that are there. After an error the old one
+	// holds. A slot just taken allows all; an adopted one does what the policy that it had does, but answers
+	// no names until this is called, unless that policy allowed all.
+	SetEgress(ctx context.Context, policy hostapi.Egress) error
+	Give(ctx context.Context) error // gives it back, open again
 }
 
 // Place is what a slot consists of.

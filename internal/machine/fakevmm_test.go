@@ -27,6 +27,8 @@ type host struct {
 	// deafAdopt is what Adopt answers, if not nil.
 	deafAdopt error
 	loads     int // machines brought to life
+	// mayRun is asked before the first instruction of every guest.
+	mayRun func(id string) error
 }
 
 // memory is what a guest has in memory, and what a capture copies.
@@ -112,7 +114,7 @@ func (h *host) spawn(spec vmm.Spec, image *memory) (*monitor, error) {
 }
 
 func (h *host) Boot(_ context.Context, spec vmm.Spec) (vmm.Machine, error) {
-	if err := h.trip("boot"); err != nil {
+	if err := errors.Join(h.trip("boot"), h.mayRun(spec.ID)); err != nil {
 		return nil, err
 	}
 	m, err := h.spawn(spec, nil)
@@ -196,7 +198,7 @@ type wire struct {
 }
 
 func (m *monitor) Load(_ context.Context, from vmm.Capture) error {
-	if err := m.host.trip("load"); err != nil {
+	if err := errors.Join(m.host.trip("load"), m.host.mayRun(m.spec.ID)); err != nil {
 		return err
 	}
 	mem := m.image

@@ -42,8 +42,9 @@ type intent struct {
 	User       string               `json:"user,omitempty"`
 	Workdir    string               `json:"workdir,omitempty"`
 	Keep       bool                 `json:"keep"`
-	NoEgress   bool                 `json:"no_egress,omitempty"`
-	Scratch    bool                 `json:"scratch,omitempty"` // of no use to another process: Recover removes it
+	Egress     hostapi.Egress       `json:"egress,omitzero"`
+	NoEgress   bool                 `json:"no_egress,omitempty"` // read alone: Egress denies the others
+	Scratch    bool                 `json:"scratch,omitempty"`   // of no use to another process: Recover removes it
 	Labels     map[string]string    `json:"labels,omitempty"`
 	Generation uint64               `json:"generation"`
 	BootMode   hostapi.BootMode     `json:"boot_mode,omitempty"`
@@ -101,5 +102,6 @@ func readIntent(dir string) (intent, error) {
 	if in.Version != intentVersion {
 		return intent{}, fmt.Errorf("%s: format version %d is not %d of this program", dir, in.Version, intentVersion)
 	}
+	in.Egress.DenyOthers, in.NoEgress = in.Egress.DenyOthers || in.NoEgress, false
 	return in, nil
 }

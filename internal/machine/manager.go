@@ -276,7 +276,7 @@ func (mc *machine) view() hostapi.Machine {
 		ID: in.ID, State: shown[in.State], Template: in.Template, Snapshot: in.Snapshot, Parent: in.Parent,
 		VCPUs: in.VCPUs, MemoryMiB: in.MemoryMiB, DiskMiB: in.DiskMiB, Generation: in.Generation,
 		BootMode: in.BootMode, Boot: mc.boot, Pause: mc.pause, Created: in.Created, Keep: in.Keep,
-		Labels: in.Labels, Reason: in.Reason,
+		Egress: in.Egress, Labels: in.Labels, Reason: in.Reason,
 	}
 	if mc.slot != nil {
 		p := mc.slot.Place()

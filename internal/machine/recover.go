@@ -234,6 +234,10 @@ func (m *Manager) adoptRig(ctx context.Context, mc *machine) error {
 		return fmt.Errorf("adopt network slot %d: %w", mc.in.Slot, err)
 	}
 	mc.set(func() { mc.slot = slot })
+	// Always: the record may be newer than what the earlier process put in force.
+	if err := slot.SetEgress(ctx, mc.in.Egress); err != nil {
+		return fmt.Errorf("set the egress policy: %w", err)
+	}
 	group, err := m.deps.Groups.Adopt(ctx, string(mc.id), m.limits(mc))
 	if err != nil {
 		// The machine is worth more than its limits, which the kernel may well still hold.

@@ -46,9 +46,9 @@ func (m *Manager) rig(ctx context.Context, p *plan, mc *machine) error {
 		return slot.Give(ctx)
 	})
 	mc.set(func() { mc.slot, mc.in.Slot, mc.in.MAC = slot, slot.Place().Index, slot.Place().MAC.String() })
-	if mc.in.NoEgress {
-		if err := slot.SetEgress(ctx, false); err != nil {
-			return fmt.Errorf("close the way out: %w", err)
+	if !mc.in.Egress.IsZero() {
+		if err := slot.SetEgress(ctx, mc.in.Egress); err != nil {
+			return fmt.Errorf("set the egress policy: %w", err)
 		}
 	}
 	if err := p.did("slot"); err != nil {

@@ -26,7 +26,7 @@ var operations = []operation{
 		name: "create",
 		prep: func(w *world) {},
 		do: func(w *world) error {
-			_, err := w.mgr.Create(w.t.Context(), hostapi.Create{ID: "b", Keep: true}, base, "")
+			_, err := w.mgr.Create(w.t.Context(), hostapi.Create{ID: "b", Keep: true, Egress: few}, base, "")
 			return err
 		},
 		sound: func(w *world, killed bool) { w.goneOr("b", killed, 1) },
@@ -111,6 +111,24 @@ var operations = []operation{
 		sound: func(w *world, _ bool) { w.tick("a", 2) },
 	},
 	{
+		name:  "egress",
+		prep:  func(w *world) { w.create("a", true); w.tick("a", 1) },
+		do:    func(w *world) error { return w.mgr.SetEgress(w.t.Context(), "a", other) },
+		sound: func(w *world, killed bool) { w.tick("a", 2); w.either("a", killed) },
+	},
+	{
+		name: "egress-asleep",
+		prep: asleep,
+		do:   func(w *world) error { return w.mgr.SetEgress(w.t.Context(), "a", other) },
+		sound: func(w *world, killed bool) {
+			w.either("a", killed)
+			_, err := w.mgr.Wake(w.t.Context(), "a")
+			w.must(err)
+			w.must(w.guarded("a"))
+			w.tick("a", 2)
+		},
+	},
+	{
 		name: "hibernate",
 		prep: func(w *world) { w.create("a", true); w.tick("a", 1) },
 		do:   func(w *world) error { return w.mgr.Hibernate(w.t.Context(), "a") },
@@ -171,6 +189,19 @@ var operations = []operation{
 			}
 		},
 	},
+}
+
+// other is a policy that tests change to.
+var other = hostapi.Egress{Deny: []string{"b.example"}}
+
+// either fails unless a machine has the policy it began with or, if it may, the other one.
+func (w *world) either(id string, may bool) {
+	w.t.Helper()
+	mc, err := w.mgr.Get(hostapi.MachineID(id))
+	w.must(err)
+	if !mc.Egress.Equal(few) && !(may && mc.Egress.Equal(other)) {
+		w.t.Errorf("machine %s has the policy %+v", id, mc.Egress)
+	}
 }
 
 func asleep(w *world) {

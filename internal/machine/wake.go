@@ -182,7 +182,6 @@ type Boot struct {
 	DiskMiB   int // at least the image's size
 	User      string
 	Workdir   string
-	NoEgress  bool
 }
 
 // Boot makes a machine that boots cold. It is of no use to another process: Recover destroys it.
@@ -198,7 +197,7 @@ func (m *Manager) Boot(ctx context.Context, req Boot) (_ hostapi.Machine, err er
 	mc, err := m.admit(p, intent{
 		ID: req.ID, State: creating, Template: req.Template, VCPUs: req.VCPUs, MemoryMiB: req.MemoryMiB,
 		DiskMiB: how.diskMiB, Slot: -1, Hostname: string(req.ID), User: req.User, Workdir: req.Workdir,
-		NoEgress: req.NoEgress, Scratch: true, Generation: 1, BootMode: how.mode, Created: time.Now().UTC(),
+		Scratch: true, Generation: 1, BootMode: how.mode, Created: time.Now().UTC(),
 	})
 	if err != nil {
 		return hostapi.Machine{}, err

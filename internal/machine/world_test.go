@@ -24,6 +24,9 @@ import (
 // base is the template that every test begins with.
 const base = snapshot.Ref("templates/base/g1")
 
+// few is the egress policy of the machines that tests begin with.
+var few = hostapi.Egress{Allow: []string{"a.example", "192.0.2.0/24"}, DenyOthers: true}
+
 // world is a host with a manager that can be killed and started anew.
 type world struct {
 	t      *testing.T
@@ -44,7 +47,8 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{t: t, dir: memoryDir(t), host: newHost(), net: &network{taken: map[int]string{}, found: map[int]string{}}, groups: &groups{names: map[string]bool{}}, free: 1 << 40}
+	w := &world{t: t, dir: memoryDir(t), host: newHost(), net: newNetwork(), groups: &groups{names: map[string]bool{}}, free: 1 << 40}
+	w.host.mayRun = func(id string) error { return w.guarded(id) }
 	w.boot()
 	t.Cleanup(func() { w.stop() })
 	d, err := w.store.Draft()
@@ -144,7 +148,7 @@ func (w *world) must(err error) {
 
 func (w *world) create(id string, keep bool) hostapi.Machine {
 	w.t.Helper()
-	mc, err := w.mgr.Create(w.t.Context(), hostapi.Create{ID: hostapi.MachineID(id), Template: "base", Keep: keep}, base, "")
+	mc, err := w.mgr.Create(w.t.Context(), hostapi.Create{ID: hostapi.MachineID(id), Template: "base", Keep: keep, Egress: few}, base, "")
 	w.must(err)
 	return mc
 }
@@ -208,6 +212,11 @@ func (w *world) clean() {
 		}
 	}
 	w.net.check(w.t, live)
+	for id := range live {
+		if err := w.guarded(id); err != nil {
+			w.t.Error(err)
+		}
+	}
 	w.groups.check(w.t, live)
 	slices.Sort(dirs)
 	if got := names(w.t, filepath.Join(w.dir, "machines")); !slices.Equal(got, dirs) {
@@ -216,6 +225,18 @@ func (w *world) clean() {
 	if got := names(w.t, filepath.Join(w.dir, "drafts")); len(got) != 0 {
 		w.t.Errorf("drafts are left: %v", got)
 	}
+}
+
+// guarded answers an error unless a machine's policy is in force on its slot.
+func (w *world) guarded(id string) error {
+	mc, err := w.mgr.Get(hostapi.MachineID(id))
+	if err != nil {
+		return err
+	}
+	if got, ok := w.net.policy(id); !ok || !got.Equal(mc.Egress) {
+		return fmt.Errorf("machine %s is to have %+v, in force is %+v (%v)", id, mc.Egress, got, ok)
+	}
+	return nil
 }
 
 // empty fails unless nothing but the template is there.
@@ -251,6 +272,13 @@ type network struct {
 	mu    sync.Mutex
 	taken map[int]string
 	found map[int]string // of an earlier manager, not adopted
+	rules map[int]hostapi.Egress
+	mute  map[int]bool // adopted, and its policy not set since
+	fail  error        // of the next policy set
+}
+
+func newNetwork() *network {
+	return &network{taken: map[int]string{}, found: map[int]string{}, rules: map[int]hostapi.Egress{}, mute: map[int]bool{}}
 }
 
 type place struct {
@@ -273,6 +301,8 @@ func (n *network) Take(_ context.Context, owner string) (machine.Slot, error) {
 	for i := 0; ; i++ {
 		if n.taken[i] == "" && n.found[i] == "" {
 			n.taken[i] = owner
+			delete(n.rules, i)
+			delete(n.mute, i)
 			return &place{n, i}, nil
 		}
 	}
@@ -285,7 +315,7 @@ func (n *network) Adopt(_ context.Context, owner string, index int) (machine.Slo
 		return nil, fmt.Errorf("slot %d is of %q, not %q", index, n.found[index], owner)
 	}
 	delete(n.found, index)
-	n.taken[index] = owner
+	n.taken[index], n.mute[index] = owner, true
 	return &place{n, index}, nil
 }
 
@@ -314,7 +344,42 @@ func (p *place) Place() machine.Place {
 		MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, Guest: guestapi.Network{Address: "192.168.241.2/29"}}
 }
 
-func (p *place) SetEgress(context.Context, bool) error { return nil }
+func (n *network) CheckEgress(policy hostapi.Egress) error {
+	if slices.Contains(policy.Allow, "bad") {
+		return fmt.Errorf("bad: %w", hostapi.ErrInvalid)
+	}
+	return nil
+}
+
+func (n *network) failNext(err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.fail = err
+}
+
+// policy is what is in force for owner; false: nothing is, or its names are not answered.
+func (n *network) policy(owner string) (hostapi.Egress, bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for i, o := range n.taken {
+		if o == owner {
+			return n.rules[i], !n.mute[i]
+		}
+	}
+	return hostapi.Egress{}, false
+}
+
+func (p *place) SetEgress(_ context.Context, policy hostapi.Egress) error {
+	p.net.mu.Lock()
+	defer p.net.mu.Unlock()
+	if err := p.net.fail; err != nil {
+		p.net.fail = nil
+		return err
+	}
+	p.net.rules[p.index] = policy
+	delete(p.net.mute, p.index)
+	return nil
+}
 
 func (p *place) Give(context.Context) error {
 	p.net.mu.Lock()

@@ -233,7 +233,7 @@ func (s *Service) plan(ctx context.Context, p auth.Principal, req api.CreateRequ
 	}
 	r.DiskMiB = req.Disk()
 	ask := hostapi.Create{ID: machineID(&r), DiskMiB: req.Disk(), Hostname: r.ID, Env: r.Env, Keep: r.Persistent,
-		NoEgress: !r.Egress, Labels: s.labels(r.Workspace)}
+		Egress: hostapi.Egress{DenyOthers: !r.Egress}, Labels: s.labels(r.Workspace)}
 	if r.Snapshot != "" {
 		ask.Snapshot = hostapi.SnapshotID(r.Snapshot)
 	} else {

@@ -20,6 +20,7 @@ import (
 	"github.com/pandastack/pandastack/internal/bake"
 	"github.com/pandastack/pandastack/internal/command"
 	"github.com/pandastack/pandastack/internal/disk"
+	"github.com/pandastack/pandastack/internal/egress"
 	"github.com/pandastack/pandastack/internal/guestapi"
 	"github.com/pandastack/pandastack/internal/guestlink"
 	"github.com/pandastack/pandastack/internal/hostapi"
@@ -314,6 +315,11 @@ func (n network) Adopt(ctx context.Context, owner string, index int) (machine.Sl
 	return slot{n.pool, s}, err
 }
 
+func (n network) CheckEgress(policy hostapi.Egress) error {
+	_, err := egress.Compile(egress.Policy(policy))
+	return err
+}
+
 func (n network) Sweep(ctx context.Context) error {
 	_, err := n.pool.Sweep(ctx)
 	return err
@@ -329,8 +335,10 @@ func (s slot) Place() machine.Place {
 		Guest: guestapi.Network{Address: s.s.Address.String(), Gateway: s.s.Gateway.String(), DNS: []string{s.s.DNS.String()}, MTU: s.s.MTU}}
 }
 
-func (s slot) SetEgress(ctx context.Context, on bool) error { return s.s.SetEgress(ctx, on) }
-func (s slot) Give(ctx context.Context) error               { return s.pool.Give(ctx, s.s) }
+func (s slot) SetEgress(ctx context.Context, policy hostapi.Egress) error {
+	return s.s.SetPolicy(ctx, egress.Policy(policy))
+}
+func (s slot) Give(ctx context.Context) error { return s.pool.Give(ctx, s.s) }
 
 type groups struct{ cells *jail.Jail }
 

@@ -110,7 +110,7 @@ func (h *Host) create(req hostapi.Create) (hostapi.Machine, error) {
 		return hostapi.Machine{}, fmt.Errorf("machine %s: %w", req.ID, hostapi.ErrNoCapacity)
 	}
 	m := &machine{Machine: hostapi.Machine{
-		ID: req.ID, State: hostapi.Running, Created: time.Now(), Keep: req.Keep, Labels: maps.Clone(req.Labels),
+		ID: req.ID, State: hostapi.Running, Created: time.Now(), Keep: req.Keep, Egress: req.Egress, Labels: maps.Clone(req.Labels),
 		BootMode: hostapi.BootSnapshot, Boot: 42 * time.Millisecond,
 		Phases: []hostapi.Phase{{Name: "disk", Took: time.Millisecond}, {Name: "restore", Took: 41 * time.Millisecond}},
 	}}
@@ -205,7 +205,7 @@ func (h *Host) child(p *machine, c hostapi.Child) hostapi.Forked {
 	}
 	m := &machine{Machine: hostapi.Machine{
 		ID: c.ID, Template: p.Template, Parent: p.ID, VCPUs: p.VCPUs, MemoryMiB: p.MemoryMiB, DiskMiB: p.DiskMiB,
-		BootMode: hostapi.BootFork, Boot: 30 * time.Millisecond, Created: time.Now(), Keep: c.Keep, Labels: maps.Clone(c.Labels),
+		BootMode: hostapi.BootFork, Boot: 30 * time.Millisecond, Created: time.Now(), Keep: c.Keep, Egress: p.Egress, Labels: maps.Clone(c.Labels),
 	}}
 	m.inside = p.inside.copy(c.Hostname, env)
 	h.machines[m.ID] = m
@@ -305,6 +305,14 @@ func (h *Host) Wake(ctx context.Context, id hostapi.MachineID) (hostapi.Machine,
 func (h *Host) SetKeep(ctx context.Context, id hostapi.MachineID, keep bool) error {
 	return h.onMachine(ctx, "setkeep", id, func(m *machine) error {
 		m.Keep = keep
+		return nil
+	})
+}
+
+// SetEgress implements hostapi.Host.
+func (h *Host) SetEgress(ctx context.Context, id hostapi.MachineID, policy hostapi.Egress) error {
+	return h.onMachine(ctx, "setegress", id, func(m *machine) error {
+		m.Egress = policy
 		return nil
 	})
 }
