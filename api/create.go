@@ -34,7 +34,8 @@ type CreateRequest struct {
 	DiskGB         int               `json:"disk_gb,omitempty" doc:"The same in GiB."`
 	CPU            int               `json:"cpu,omitempty" doc:"Must be what the template has, if sent: templates own their size."`
 	MemoryMB       int               `json:"memory_mb,omitempty" doc:"Must be what the template has, if sent: templates own their size."`
-	Egress         *bool             `json:"egress,omitempty" doc:"false: no connection leaves the sandbox. Absent is true."`
+	Egress         *bool             `json:"egress,omitempty" doc:"false: no connection leaves the sandbox; short for network with deny_others. Absent is true."`
+	Network        *Network          `json:"network,omitempty" doc:"What the sandbox may reach; everything if absent."`
 	Volumes        []VolumeMount     `json:"volumes,omitempty" doc:"Not supported by this server: must be empty."`
 
 	// IdempotencyKey is the Idempotency-Key header: the same key in a workspace answers the same sandbox.
@@ -86,10 +87,33 @@ func (r *CreateRequest) Validate() error {
 	case r.Workdir != "" && (!strings.HasPrefix(r.Workdir, "/") || strings.ContainsRune(r.Workdir, 0)):
 		return invalid("workdir", "%s is not an absolute path", quote(r.Workdir))
 	}
+	if err := r.validateNetwork(); err != nil {
+		return err
+	}
 	if err := validateEnv("env", r.Env); err != nil {
 		return err
 	}
 	return validateMetadata(r.Metadata)
+}
+
+func (r *CreateRequest) validateNetwork() error {
+	if r.Network == nil {
+		return nil
+	}
+	if r.Egress != nil && !*r.Egress && len(r.Network.AllowOut) > 0 {
+		return invalid("egress", "false lets nothing out, but network.allow_out names what may be reached: leave egress out and set network.deny_others")
+	}
+	return r.Network.validate("network.")
+}
+
+// Policy gives what the sandbox may reach, out of Egress and Network together.
+func (r *CreateRequest) Policy() Network {
+	var n Network
+	if r.Network != nil {
+		n = *r.Network
+	}
+	n.DenyOthers = n.DenyOthers || r.Egress != nil && !*r.Egress
+	return n
 }
 
 // ValidTemplateName tells whether a text can be a template's name.

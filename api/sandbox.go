@@ -30,7 +30,8 @@ type Sandbox struct {
 	TreeID        TreeID     `json:"tree_id,omitempty" doc:"The fork tree it was made in."`
 	User          string     `json:"user,omitempty" doc:"Default user of commands and files."`
 	Workdir       string     `json:"workdir,omitempty" doc:"Default working directory of commands."`
-	Egress        bool       `json:"egress" doc:"Whether connections may leave the sandbox."`
+	Egress        bool       `json:"egress" doc:"Whether any connection may leave the sandbox."`
+	Network       *Network   `json:"network,omitempty" doc:"What it may reach; absent is everything."`
 	Isolation     string     `json:"isolation,omitempty" doc:"What holds the sandbox, such as microvm."`
 	Accelerator   string     `json:"accelerator,omitempty" doc:"kvm or tcg."`
 	Generation    uint64     `json:"generation" doc:"Grows with every restore of the machine."`

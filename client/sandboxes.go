@@ -124,6 +124,20 @@ func (s *Sandboxes) Lifecycle(ctx context.Context, id api.SandboxID) (api.Lifecy
 	return out, err
 }
 
+// Network tells what a sandbox may reach.
+func (s *Sandboxes) Network(ctx context.Context, id api.SandboxID) (api.Network, error) {
+	var out api.Network
+	err := s.c.do(ctx, get(box(id, "network")), &out)
+	return out, err
+}
+
+// SetNetwork replaces what a sandbox may reach, at once and for connections that are there.
+func (s *Sandboxes) SetNetwork(ctx context.Context, id api.SandboxID, n api.Network) (api.Network, error) {
+	var out api.Network
+	err := s.c.do(ctx, call{method: http.MethodPut, path: box(id, "network"), in: n}, &out)
+	return out, err
+}
+
 // SetLifecycle changes what the patch names.
 func (s *Sandboxes) SetLifecycle(ctx context.Context, id api.SandboxID, patch api.LifecyclePatch) (api.Lifecycle, error) {
 	var out api.Lifecycle

@@ -213,6 +213,27 @@ func TestTemplateBesideSnapshot(t *testing.T) {
 	}
 }
 
+func TestNetwork(t *testing.T) {
+	w := newWorld(t)
+	_, path := w.create()
+	if a := w.do("GET", path+"/network", ""); a.status != 200 || strings.TrimSpace(string(a.body)) != "{}" {
+		t.Errorf("network of an open sandbox: %d %s", a.status, a.body)
+	}
+	const policy = `{"allow_out":["*.example.com"],"deny_others":true}`
+	if a := w.do("PUT", path+"/network", policy); a.status != 200 || strings.TrimSpace(string(a.body)) != policy {
+		t.Errorf("set: %d %s", a.status, a.body)
+	}
+	if a := w.do("GET", path, ""); !strings.Contains(string(a.body), `"network":`+policy) {
+		t.Errorf("the sandbox %s does not show its network", a.body)
+	}
+	if e := w.do("PUT", path+"/network", `{"deny_out":["a.example:443"]}`).failed(t); e.Code != api.Invalid || e.Details["field"] != "deny_out" {
+		t.Errorf("a bad entry: %s %v", e.Code, e.Details)
+	}
+	if e := w.do("PUT", path+"/network", `{"allow":["a.example"]}`).failed(t); e.Code != api.Invalid {
+		t.Errorf("a field that is not there: %s", e.Code)
+	}
+}
+
 func TestFiles(t *testing.T) {
 	w := newWorld(t)
 	_, path := w.create()

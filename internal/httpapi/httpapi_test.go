@@ -46,6 +46,7 @@ func fill(pattern string, box api.SandboxID, snap api.SnapshotID) string {
 var bodies = map[string]string{
 	"POST /v1/sandboxes/{sandbox}/exec":                        `{"cmd":"true"}`,
 	"POST /v1/sandboxes/{sandbox}/exec/stream":                 `{"cmd":"true"}`,
+	"PUT /v1/sandboxes/{sandbox}/network":                      `{"deny_others":true}`,
 	"PATCH /v1/sandboxes/{sandbox}/lifecycle":                  `{"ttl_seconds":1}`,
 	"POST /v1/sandboxes/{sandbox}/fs/mkdir":                    `{"path":"/x"}`,
 	"POST /v1/sandboxes/{sandbox}/fs/move":                     `{"from":"/x","to":"/y"}`,

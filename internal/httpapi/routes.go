@@ -138,6 +138,8 @@ func sandboxRoutes() []route {
 		{"POST", one + "/start", user, tag, "Bring a hibernated sandbox back", nil, give(200, wakeSandbox), true},
 		{"GET", one + "/lifecycle", user, tag, "When a sandbox ends by itself", nil, give(200, getLifecycle), false},
 		{"PATCH", one + "/lifecycle", user, tag, "Change when a sandbox ends by itself", nil, take(200, setLifecycle), false},
+		{"GET", one + "/network", user, tag, "What a sandbox may reach", nil, give(200, getNetwork), false},
+		{"PUT", one + "/network", user, tag, "Replace what a sandbox may reach, at once and for connections that are there", nil, take(200, setNetwork), false},
 		{"POST", one + "/fork", user, tag, "Copy a running sandbox, memory and disk; it goes on", nil, take(201, forkSandbox), false},
 		{"POST", one + "/fork-tree", user, tag, "Make several children of one moment", nil, take(201, forkTree), false},
 		{"POST", one + "/promote", user, tag, "Make a child the winner of its tree", nil, take(200, promote), false},

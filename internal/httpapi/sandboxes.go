@@ -191,6 +191,14 @@ func setLifecycle(rq *request, patch api.LifecyclePatch) (api.Lifecycle, error) 
 	return onBoxWith(rq, patch, rq.s.deps.Sandboxes.SetLifecycle)
 }
 
+func getNetwork(rq *request) (api.Network, error) {
+	return onBox(rq, rq.s.deps.Sandboxes.Network)
+}
+
+func setNetwork(rq *request, n api.Network) (api.Network, error) {
+	return onBoxWith(rq, n, rq.s.deps.Sandboxes.SetNetwork)
+}
+
 func forkSandbox(rq *request, req api.ForkRequest) (api.ForkAnswer, error) {
 	return onBoxWith(rq, req, rq.s.deps.Sandboxes.Fork)
 }

@@ -58,6 +58,8 @@ type sandboxVerbs interface {
 	Wake(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
 	Lifecycle(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Lifecycle, error)
 	SetLifecycle(ctx context.Context, p auth.Principal, id api.SandboxID, patch api.LifecyclePatch) (api.Lifecycle, error)
+	Network(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Network, error)
+	SetNetwork(ctx context.Context, p auth.Principal, id api.SandboxID, n api.Network) (api.Network, error)
 	Guest(ctx context.Context, p auth.Principal, id api.SandboxID) (guestapi.Guest, error)
 }
 

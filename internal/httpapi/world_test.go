@@ -239,6 +239,27 @@ func (b *boxes) SetLifecycle(ctx context.Context, p auth.Principal, id api.Sandb
 	return b.Lifecycle(ctx, p, id)
 }
 
+func (b *boxes) Network(_ context.Context, p auth.Principal, id api.SandboxID) (api.Network, error) {
+	box, err := b.get(p, id)
+	if err != nil || box.Network == nil {
+		return api.Network{}, err
+	}
+	return *box.Network, nil
+}
+
+func (b *boxes) SetNetwork(_ context.Context, p auth.Principal, id api.SandboxID, n api.Network) (api.Network, error) {
+	if err := n.Validate(); err != nil {
+		return n, err
+	}
+	box, err := b.get(p, id)
+	if err != nil {
+		return n, err
+	}
+	box.Network = &n
+	b.set(box)
+	return n, nil
+}
+
 // portGuest is a guest whose port 3000 is a server of the test.
 type portGuest struct {
 	guestapi.Guest

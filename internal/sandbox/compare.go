@@ -66,7 +66,8 @@ func (s *Service) reconcile(ctx context.Context, orphans orphanage) error {
 	owned := map[string]bool{}
 	for _, r := range rows {
 		owned[r.ID] = true
-		if m, ok := known[r.ID]; !ok || api.Status(r.State) != statusOf(m.State) || r.Persistent != m.Keep {
+		m, ok := known[r.ID]
+		if !ok || api.Status(r.State) != statusOf(m.State) || r.Persistent != m.Keep || !m.Egress.Equal(policyOf(&r)) {
 			all = errors.Join(all, s.settleOne(ctx, r.ID))
 		}
 	}
@@ -149,6 +150,11 @@ func (s *Service) settle(ctx context.Context, r *store.Sandbox, said hostapi.Eve
 	if m.Keep != r.Persistent {
 		if err := s.host.SetKeep(ctx, m.ID, r.Persistent); err != nil {
 			return hostError(err, "change the lifecycle of", r.ID)
+		}
+	}
+	if policy := policyOf(r); !m.Egress.Equal(policy) {
+		if err := s.host.SetEgress(ctx, m.ID, policy); err != nil {
+			return hostError(err, "change the network of", r.ID)
 		}
 	}
 	to := statusOf(m.State)
@@ -264,8 +270,11 @@ func (s *Service) orphan(ctx context.Context, m hostapi.Machine, orphans orphana
 func (s *Service) takeIn(ctx context.Context, m hostapi.Machine) error {
 	now := store.Micros(time.Now())
 	r := &store.Sandbox{ID: string(m.ID), Workspace: m.Labels["workspace"], State: string(statusOf(m.State)), Owner: s.instance,
-		Template: string(m.Template), Snapshot: string(m.Snapshot), Parent: string(m.Parent), Phases: "[]", Egress: true,
+		Template: string(m.Template), Snapshot: string(m.Snapshot), Parent: string(m.Parent), Phases: "[]",
 		Persistent: true, OnEnd: string(api.TimeoutDelete), Created: store.Micros(m.Created), Changed: now, Active: now, Reason: m.Reason}
+	if err := setNetwork(r, api.Network{AllowOut: m.Egress.Allow, DenyOut: m.Egress.Deny, DenyOthers: m.Egress.DenyOthers}); err != nil {
+		return err
+	}
 	fill(r, m)
 	s.log.Warn("a kept machine of another store is taken in", "machine", m.ID, "workspace", r.Workspace)
 	return s.db.Write(ctx, "take in", func(ctx context.Context, tx *store.Tx) error {

@@ -69,6 +69,10 @@ var operations = []operation{
 		_, err := w.SetLifecycle(ctx, alice, id, api.LifecyclePatch{Persistent: p(false)})
 		return err
 	}, map[api.Status]bool{api.Running: true}},
+	{"network", started, func(w *world, ctx context.Context, id api.SandboxID) error {
+		_, err := w.SetNetwork(ctx, alice, id, api.Network{AllowOut: []string{"a.example"}, DenyOthers: true})
+		return err
+	}, map[api.Status]bool{api.Running: true}},
 	{"delete", started, func(w *world, ctx context.Context, id api.SandboxID) error {
 		return w.Delete(ctx, alice, id)
 	}, map[api.Status]bool{api.Running: true, api.Deleted: true}},
@@ -173,6 +177,7 @@ func cutOnce(t *testing.T, op operation, c *cutter) {
 			t.Errorf("cut at %d: persistent %v, the host keeps it %v", c.at, r.Persistent, m.Keep)
 		}
 	}
+	w.networksMatch()
 	// It can be done again, and everything can be deleted.
 	if id == "" || w.status(alice, id) != api.Deleted {
 		if err := op.do(w, ctx, id); err != nil && api.CodeOf(err) != api.WrongState {

@@ -209,14 +209,17 @@ func (s *Service) plan(ctx context.Context, p auth.Principal, req api.CreateRequ
 	now := store.Micros(time.Now())
 	r := store.Sandbox{
 		ID: string(api.NewSandboxID()), Workspace: string(p.Workspace), State: string(api.Creating), Owner: s.instance,
-		Phases: "[]", Metadata: req.Metadata, Egress: req.Egress == nil || *req.Egress, Persistent: req.Persistent,
+		Phases: "[]", Metadata: req.Metadata, Persistent: req.Persistent,
 		TTLSeconds: int64(s.cfg.DefaultTTL / time.Second), Ends: ends(req.TimeoutSeconds), OnEnd: string(cmp.Or(req.OnTimeout, api.TimeoutDelete)),
 		Created: now, Changed: now, Active: now, Idempotency: req.IdempotencyKey, Env: req.Env,
 	}
 	if req.TTLSeconds != nil {
 		r.TTLSeconds = *req.TTLSeconds
 	}
-	var err error
+	err := setNetwork(&r, req.Policy())
+	if err != nil {
+		return r, hostapi.Create{}, err
+	}
 	if req.FromSnapshot != "" {
 		err = s.planSnapshot(ctx, p, req, &r)
 	} else {
@@ -233,7 +236,7 @@ func (s *Service) plan(ctx context.Context, p auth.Principal, req api.CreateRequ
 	}
 	r.DiskMiB = req.Disk()
 	ask := hostapi.Create{ID: machineID(&r), DiskMiB: req.Disk(), Hostname: r.ID, Env: r.Env, Keep: r.Persistent,
-		Egress: hostapi.Egress{DenyOthers: !r.Egress}, Labels: s.labels(r.Workspace)}
+		Egress: policyOf(&r), Labels: s.labels(r.Workspace)}
 	if r.Snapshot != "" {
 		ask.Snapshot = hostapi.SnapshotID(r.Snapshot)
 	} else {

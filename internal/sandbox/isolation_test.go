@@ -49,6 +49,14 @@ var calls = []call{
 		_, err := w.SetLifecycle(ctx, who, id, api.LifecyclePatch{TTLSeconds: p(int64(1))})
 		return err
 	}},
+	{"Network", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+		_, err := w.Network(ctx, who, id)
+		return err
+	}},
+	{"SetNetwork", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+		_, err := w.SetNetwork(ctx, who, id, api.Network{DenyOthers: true})
+		return err
+	}},
 	{"TakeSnapshot", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		_, err := w.TakeSnapshot(ctx, who, id, api.SnapshotRequest{})
 		return err

@@ -35,7 +35,8 @@ type Sandbox struct {
 	Workdir     string `bun:"workdir"`
 	Env         Pairs  `bun:"env"`
 	Metadata    Pairs  `bun:"metadata"` // as put: changing it does not change what List filters by
-	Egress      bool   `bun:"egress"`
+	Egress      bool   `bun:"egress"`   // whether anything may be reached
+	Network     string `bun:"network"`  // JSON: what may be reached; "": all, or nothing without Egress
 	Persistent  bool   `bun:"persistent"`
 	TTLSeconds  int64  `bun:"ttl_seconds"`
 	Ends        int64  `bun:"ends"`

@@ -1,0 +1,91 @@
+package api
+
+import (
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// MaxNetworkEntries bounds each list of a Network.
+const MaxNetworkEntries = 1024
+
+// Network says what a sandbox may reach: PUT /v1/sandboxes/{id}/network replaces it as a whole. What
+// AllowOut names is allowed, whatever DenyOut says; then what DenyOut names is denied; the rest is denied if
+// DenyOthers. The zero value allows all. Private and reserved ranges, IPv6 and mail stay closed whatever it says.
+type Network struct {
+	AllowOut   []string `json:"allow_out,omitempty" doc:"What may be reached: IPv4 addresses, networks (198.51.100.0/24), domains, or all domains below one (*.example.com, which is not example.com itself)."`
+	DenyOut    []string `json:"deny_out,omitempty" doc:"What may not be reached, in the same words; allow_out goes before it."`
+	DenyOthers bool     `json:"deny_others,omitempty" doc:"true: what neither list names may not be reached."`
+}
+
+// Open tells whether the policy says nothing, which allows all.
+func (n Network) Open() bool { return len(n.AllowOut) == 0 && len(n.DenyOut) == 0 && !n.DenyOthers }
+
+// Shut tells whether nothing may be reached.
+func (n Network) Shut() bool { return n.DenyOthers && len(n.AllowOut) == 0 }
+
+// Equal tells whether two policies say the same in the same words.
+func (n Network) Equal(o Network) bool {
+	return n.DenyOthers == o.DenyOthers && slices.Equal(n.AllowOut, o.AllowOut) && slices.Equal(n.DenyOut, o.DenyOut)
+}
+
+// Validate checks every entry. An allow_out that would change nothing, because all is allowed anyway, is an
+// error too: who wrote it meant to close the rest.
+func (n *Network) Validate() error { return n.validate("") }
+
+func (n *Network) validate(prefix string) error {
+	for _, l := range []struct {
+		field string
+		list  []string
+	}{{prefix + "allow_out", n.AllowOut}, {prefix + "deny_out", n.DenyOut}} {
+		if len(l.list) > MaxNetworkEntries {
+			return invalid(l.field, "%d entries are too many: use at most %d, networks and *.domains among them", len(l.list), MaxNetworkEntries)
+		}
+		for _, e := range l.list {
+			if why := wrongEntry(e); why != "" {
+				return invalid(l.field, "%s %s", quote(e), why)
+			}
+		}
+	}
+	if len(n.AllowOut) > 0 && len(n.DenyOut) == 0 && !n.DenyOthers {
+		return invalid(prefix+"deny_others", "allow_out alone closes nothing: set deny_others to true, or leave allow_out out")
+	}
+	return nil
+}
+
+// hostLabel is one label of a host name, in lower case, with underscores let through, as they are in use.
+var hostLabel = regexp.MustCompile(`^[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?$`)
+
+// wrongEntry says what is wrong with an entry; "" is nothing.
+func wrongEntry(e string) string {
+	const form = "is not an IPv4 address, a network such as 198.51.100.0/24, or a domain such as example.com or *.example.com"
+	if a, err := netip.ParseAddr(e); err == nil {
+		return wrongFamily(a)
+	}
+	if strings.Contains(e, "/") {
+		p, err := netip.ParsePrefix(e)
+		if err != nil {
+			return form
+		}
+		return wrongFamily(p.Addr())
+	}
+	name := strings.TrimPrefix(strings.ToLower(strings.TrimSuffix(e, ".")), "*.")
+	labels := strings.Split(name, ".")
+	for _, l := range labels {
+		if len(name) > 253 || !hostLabel.MatchString(l) {
+			return form + "; write other scripts than Latin in punycode, and no scheme, port or path"
+		}
+	}
+	if strings.Trim(labels[len(labels)-1], "0123456789") == "" { // no top-level domain is a number
+		return form
+	}
+	return ""
+}
+
+func wrongFamily(a netip.Addr) string {
+	if a.Is4() {
+		return ""
+	}
+	return "is of IPv6, which sandboxes cannot reach: name it by IPv4 or by its domain"
+}

@@ -1,0 +1,2 @@
+-- +goose Up
+ALTER TABLE sandboxes ADD COLUMN network TEXT NOT NULL DEFAULT '';
