@@ -36,6 +36,7 @@ type Sandboxes interface {
 	Resume(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
 	Fork(ctx context.Context, p auth.Principal, id api.SandboxID, req api.ForkRequest) (api.ForkAnswer, error)
 	SetLifecycle(ctx context.Context, p auth.Principal, id api.SandboxID, patch api.LifecyclePatch) (api.Lifecycle, error)
+	SetNetwork(ctx context.Context, p auth.Principal, id api.SandboxID, n api.Network) (api.Network, error)
 	TakeSnapshot(ctx context.Context, p auth.Principal, id api.SandboxID, req api.SnapshotRequest) (api.Snapshot, error)
 	Snapshots(ctx context.Context, p auth.Principal, f api.SnapshotFilter) (sandbox.SnapshotPage, error)
 	DeleteSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) error
@@ -100,7 +101,7 @@ func (s *Server) routes() {
 		"POST /sandboxes/{id}/fork":       s.fork,
 		"POST /sandboxes/{id}/timeout":    s.timeout,
 		"POST /sandboxes/{id}/refreshes":  s.refresh,
-		"PUT /sandboxes/{id}/network":     unsupported("network rules"),
+		"PUT /sandboxes/{id}/network":     s.setNetwork,
 		"GET /sandboxes/{id}/metrics":     s.metrics,
 		"GET /sandboxes/{id}/logs":        s.logsV1,
 		"GET /v2/sandboxes/{id}/logs":     s.logsV2,

@@ -38,6 +38,7 @@ type autoResume struct {
 
 type network struct {
 	AllowPublicTraffic *bool `json:"allowPublicTraffic"`
+	rules
 }
 
 func (n *newSandbox) check() error {
@@ -92,9 +93,13 @@ func (s *Server) create(r *http.Request, p auth.Principal, fallback int64, secur
 	if n.AutoResume != nil && n.AutoResume.Enabled {
 		marks = append(marks, resumeKey)
 	}
+	policy, err := n.policy()
+	if err != nil {
+		return 0, nil, err
+	}
 	never := int64(0)
 	req := api.CreateRequest{
-		TTLSeconds: &never, TimeoutSeconds: timeout, Metadata: marked(n.Metadata, marks), Env: s.env(n.EnvVars, n.TemplateID), Egress: n.Internet,
+		TTLSeconds: &never, TimeoutSeconds: timeout, Metadata: marked(n.Metadata, marks), Env: s.env(n.EnvVars, n.TemplateID), Network: policy,
 	}
 	if n.AutoPause != nil && *n.AutoPause {
 		req.OnTimeout = api.TimeoutHibernate
@@ -197,6 +202,7 @@ type listed struct {
 	EnvdAccessToken string     `json:"envdAccessToken,omitempty"`
 	Domain          string     `json:"domain,omitempty"`
 	Internet        *bool      `json:"allowInternetAccess,omitempty"`
+	Network         *shown     `json:"network,omitempty"`
 	Lifecycle       *lifecycle `json:"lifecycle,omitempty"`
 }
 
@@ -330,7 +336,7 @@ func (s *Server) get(r *http.Request, p auth.Principal) (int, any, error) {
 	if !IsOpen(b.Metadata) {
 		l.EnvdAccessToken = s.AccessToken(b.ID)
 	}
-	l.Domain, l.Internet = s.cfg.Domain, &b.Egress
+	l.Domain, l.Internet, l.Network = s.cfg.Domain, &b.Egress, networkShown(b.Network)
 	l.Lifecycle = &lifecycle{OnTimeout: "kill", AutoResume: Wakes(b.Metadata)}
 	if b.OnTimeout == api.TimeoutHibernate {
 		l.Lifecycle.OnTimeout = "pause"

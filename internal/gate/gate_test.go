@@ -191,7 +191,7 @@ func TestRefusals(t *testing.T) {
 		"timeout":         {"POST", "/v2/sandboxes", w.key, `{"templateID":"base","timeout":0}`, 400, "timeout"},
 		"state":           {"GET", "/v2/sandboxes?state=dead", w.key, "", 400, "state"},
 		"limit":           {"GET", "/v2/sandboxes?limit=1000", w.key, "", 400, "limit"},
-		"network":         {"PUT", "/sandboxes/x/network", w.key, "{}", 501, "network"},
+		"network":         {"PUT", "/sandboxes/x/network", w.key, `{"rules":{"a.example":[]}}`, 501, "rules"},
 		"build":           {"POST", "/v3/templates", w.key, "{}", 501, "template builds"},
 		"unknown-sandbox": {"GET", "/sandboxes/sbxnone", w.key, "", 404, "sbxnone"},
 	} {

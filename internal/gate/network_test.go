@@ -1,0 +1,87 @@
+package gate_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/hostapi"
+)
+
+// reaches gives the policy of a sandbox's machine.
+func (w *world) reaches(id string) hostapi.Egress {
+	w.t.Helper()
+	m, err := w.host.Get(w.t.Context(), hostapi.MachineID(id))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return m.Egress
+}
+
+func TestNetworkOfSandboxes(t *testing.T) {
+	w := newWorld(t)
+	few := hostapi.Egress{Allow: []string{"*.example.com", "1.1.1.1"}, DenyOthers: true}
+	for _, c := range []struct {
+		body string
+		want hostapi.Egress
+	}{
+		{`{"templateID":"base"}`, hostapi.Egress{}},
+		{`{"templateID":"base","allow_internet_access":true,"network":{"allowPublicTraffic":true}}`, hostapi.Egress{}},
+		{`{"templateID":"base","allow_internet_access":false}`, hostapi.Egress{DenyOthers: true}},
+		{`{"templateID":"base","network":{"allowOut":["*.example.com","1.1.1.1"],"denyOut":["0.0.0.0/0"]}}`, few},
+		{`{"templateID":"base","allow_internet_access":false,"network":{"allowOut":["*.example.com","1.1.1.1"]}}`, few},
+		{`{"templateID":"base","network":{"denyOut":["198.51.100.0/24","::/0"],"rules":{},"egressProxy":null}}`, hostapi.Egress{Deny: []string{"198.51.100.0/24"}}},
+	} {
+		made := w.create("/v2/sandboxes", c.body)
+		if got := w.reaches(made.SandboxID); !got.Equal(c.want) {
+			t.Errorf("%s: the machine has %+v, want %+v", c.body, got, c.want)
+		}
+	}
+	made := w.create("/v2/sandboxes", `{"templateID":"base","network":{"denyOut":["198.51.100.7"]}}`)
+	path := "/sandboxes/" + made.SandboxID
+	w.must(204, "PUT", path+"/network", `{"allowOut":["*.example.com","1.1.1.1"],"denyOut":["0.0.0.0/0"]}`)
+	if got := w.reaches(made.SandboxID); !got.Equal(few) {
+		t.Errorf("after a change: %+v", got)
+	}
+	if text := w.must(200, "GET", path, ""); !strings.Contains(text, `"allowInternetAccess":true,"network":{"allowOut":["*.example.com","1.1.1.1"],"denyOut":["0.0.0.0/0"]}`) {
+		t.Errorf("detail %s lacks its network", text)
+	}
+	w.must(204, "PUT", path+"/network", `{"allow_internet_access":false}`)
+	if got := w.reaches(made.SandboxID); !got.Equal(hostapi.Egress{DenyOthers: true}) {
+		t.Errorf("without internet access: %+v", got)
+	}
+	w.must(204, "PUT", path+"/network", `{}`) // a full replacement
+	if got := w.reaches(made.SandboxID); !got.IsZero() {
+		t.Errorf("after an empty change: %+v", got)
+	}
+}
+
+func TestNetworkRefused(t *testing.T) {
+	w := newWorld(t)
+	made := w.create("/v2/sandboxes", `{"templateID":"base","allow_internet_access":false}`)
+	for body, say := range map[string]string{
+		`{"allowOut":["a.example"]}`:                                "allowOut: ",
+		`{"allowOut":["a.example/x"],"denyOut":["0.0.0.0/0"]}`:      "allowOut: ",
+		`{"denyOut":["nowhere:1"]}`:                                 "denyOut: ",
+		`{"egressProxy":{"address":"proxy.example:1080"}}`:          "egressProxy: ",
+		`{"rules":{"a.example":[{"transform":{"headers":{}}}]}}`:    "rules: ",
+		`{"allowOut":["a.example"],"denyOut":["2001:db8::/32"]}`:    "denyOut: ",
+		`{"allowout":["a.example"],"denyOthers":true,"internet":1}`: "not supported",
+	} {
+		status, text, _ := w.call("PUT", "/sandboxes/"+made.SandboxID+"/network", w.key, body)
+		if status != 400 && status != 501 || !strings.Contains(text, say) {
+			t.Errorf("%s: %d %s, want a refusal that says %q", body, status, text, say)
+		}
+		if !strings.HasPrefix(say, "not ") {
+			status, text, _ = w.call("POST", "/v2/sandboxes", w.key, `{"templateID":"base","network":`+body+`}`)
+			if status != 400 && status != 501 || !strings.Contains(text, "network."+say) {
+				t.Errorf("create with %s: %d %s, want a refusal that says %q", body, status, text, say)
+			}
+		}
+	}
+	if got := w.reaches(made.SandboxID); !got.Equal(hostapi.Egress{DenyOthers: true}) {
+		t.Errorf("after refusals: %+v", got)
+	}
+	if status, text, _ := w.call("PUT", "/sandboxes/sbxaaaaaaaaaaaaaaaaaaaaa/network", w.key, `{}`); status != 404 {
+		t.Errorf("of no sandbox: %d %s", status, text)
+	}
+}
