@@ -9,6 +9,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/pandastack/pandastack/api"
 )
 
 func TestQuote(t *testing.T) {
@@ -23,6 +25,20 @@ func TestQuote(t *testing.T) {
 	}
 	if got := commandLine([]string{"echo", "a b"}); got != "echo 'a b'" {
 		t.Errorf("two arguments become %q", got)
+	}
+}
+
+func TestReachable(t *testing.T) {
+	for want, n := range map[string]*api.Network{
+		"everything":                         nil,
+		"nothing":                            {DenyOthers: true},
+		"a.example, 192.0.2.1; nothing else": {AllowOut: []string{"a.example", "192.0.2.1"}, DenyOthers: true},
+		"not b.example; everything else":     {DenyOut: []string{"b.example"}},
+		"a.b.example; not *.b.example; everything else": {AllowOut: []string{"a.b.example"}, DenyOut: []string{"*.b.example"}},
+	} {
+		if got := reachable(n); got != want {
+			t.Errorf("reachable(%+v) = %q, want %q", n, got, want)
+		}
 	}
 }
 

@@ -33,6 +33,9 @@ func TestWrongUse(t *testing.T) {
 		{"two-sides", []string{"sandbox", "cp", "a", "b"}, 2, "exactly one side"},
 		{"no-state", []string{"sandbox", "list", "--status", "asleep"}, 2, `"asleep" is not a state`},
 		{"delete-nothing", []string{"sandbox", "delete"}, 2, "--all"},
+		{"allow-alone", []string{"sandbox", "create", "--allow-out", "a.example"}, 2, "add --no-internet"},
+		{"no-domain", []string{"sandbox", "network", "sbxaaaaaaaaaaaaaaaaaaaa", "--deny-out", "a.example:443"}, 2, `deny_out: "a.example:443" is not`},
+		{"open-and-shut", []string{"sandbox", "network", "sbxaaaaaaaaaaaaaaaaaaaa", "--open", "--no-internet"}, 2, "none of the others can be"},
 		{"no-node", []string{"--api", "http://127.0.0.1:1", "sandbox", "list"}, 12, "cannot reach"},
 		{"no-address", []string{"--api", "nowhere", "sandbox", "list"}, 2, "is not like http://host:port"},
 	} {

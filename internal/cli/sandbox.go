@@ -15,7 +15,7 @@ import (
 func (a *app) sandbox() *cobra.Command {
 	c := group("sandbox", "Create sandboxes and work in them",
 		a.sandboxCreate(), a.sandboxList(), a.sandboxGet(), a.sandboxDelete(),
-		a.sandboxExec(), a.sandboxShell(), a.sandboxCopy(), a.sandboxLogs(), a.sandboxPorts(), a.sandboxMetrics(), a.sandboxLifecycle(),
+		a.sandboxExec(), a.sandboxShell(), a.sandboxCopy(), a.sandboxLogs(), a.sandboxPorts(), a.sandboxMetrics(), a.sandboxLifecycle(), a.sandboxNetwork(),
 		a.sandboxFork(), a.sandboxForkTree(), a.sandboxPromote(), a.sandboxSnapshot(),
 		a.sandboxHibernate(), a.sandboxWake(), a.sandboxPause(), a.sandboxResume())
 	c.Aliases = []string{"sb"}
@@ -26,12 +26,12 @@ func (a *app) sandboxCreate() *cobra.Command {
 	var req api.CreateRequest
 	var from string
 	var ttl, timeout time.Duration
-	var noEgress bool
+	var reach reachFlags
 	c := &cobra.Command{
 		Use:     "create",
 		Short:   "Create a sandbox from a template or a snapshot",
 		Long:    "Create a sandbox from a template or a snapshot. The id goes to standard output.",
-		Example: "  pandastack sandbox create\n  pandastack sandbox create --template base --persistent --env KEY=value\n  pandastack sandbox create --from-snapshot snp...",
+		Example: "  pandastack sandbox create\n  pandastack sandbox create --template base --persistent --env KEY=value\n  pandastack sandbox create --no-internet --allow-out pypi.org --allow-out '*.pythonhosted.org'\n  pandastack sandbox create --from-snapshot snp...",
 		Args:    cobra.NoArgs,
 	}
 	f := c.Flags()
@@ -45,16 +45,20 @@ func (a *app) sandboxCreate() *cobra.Command {
 	f.StringVar(&req.User, "user", "", "default user of commands and files")
 	f.StringVar(&req.Workdir, "workdir", "", "default working directory of commands")
 	f.IntVar(&req.DiskMB, "disk-mb", 0, "at least so much root disk in MiB")
-	f.BoolVar(&noEgress, "no-egress", false, "no connection leaves the sandbox")
+	reach.register(f)
+	f.BoolVar(&reach.noInternet, "no-egress", false, "the same as --no-internet")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		req.FromSnapshot = api.SnapshotID(from)
 		if f.Changed("ttl") {
 			req.TTLSeconds = seconds(ttl)
 		}
 		req.TimeoutSeconds = *seconds(timeout)
-		if noEgress {
-			no := false
-			req.Egress = &no
+		n, err := reach.network()
+		if err != nil {
+			return err
+		}
+		if !n.Open() {
+			req.Network = &n
 		}
 		cl, err := a.dial()
 		if err != nil {
@@ -148,7 +152,7 @@ func sandboxFacts(w io.Writer, s api.Sandbox) error {
 		"isolation", strings.Trim(s.Isolation+" "+s.Accelerator, " "), "address", s.GuestIP,
 		"last start", fmt.Sprintf("%s, %d ms", s.BootMode, s.BootMS), "where it went", strings.Join(phases, ", "),
 		"created", s.CreatedAt.Format(time.RFC3339), "from snapshot", string(s.FromSnapshot), "parent", string(s.ParentID), "tree", string(s.TreeID),
-		"deleted when idle for", ttl, "deleted at", expires, "persistent", strconv.FormatBool(s.Persistent), "egress", strconv.FormatBool(s.Egress),
+		"deleted when idle for", ttl, "deleted at", expires, "persistent", strconv.FormatBool(s.Persistent), "may reach", reachable(s.Network),
 		"user", s.User, "workdir", s.Workdir, "metadata", pairs(s.Metadata))
 }
 
