@@ -48,6 +48,9 @@ func (s *Slot) SetPolicy(ctx context.Context, policy egress.Policy) error {
 	if s.given {
 		return fmt.Errorf("set policy of slot %d: %w", s.Index, ErrGiven)
 	}
+	if s.guard == nil && len(policy.Allow) == 0 && rules.Open() {
+		return nil // a slot without a policy is open: its connections are left alone
+	}
 	if err := s.apply(ctx, rules); err != nil {
 		return fmt.Errorf("set policy of slot %d: %w", s.Index, err)
 	}

@@ -317,3 +317,39 @@ func TestAdoptedPolicyStaysClosed(t *testing.T) {
 	w.gets("https", shared+":443", "good.test")
 	w.getsNot("https", shared+":443", "evil.test")
 }
+
+// TestAdoptedOpenSlotIsLeftAlone holds that an open slot is adopted without a change to its connections, and
+// that one whose entries change nothing is not taken for open.
+func TestAdoptedOpenSlotIsLeftAlone(t *testing.T) {
+	ctx := context.Background()
+	w := newPoliced(t)
+	adopt := func() {
+		before := w.slot
+		if before.proxy != nil {
+			w.must(before.proxy.Close())
+			before.proxy = nil
+		}
+		w.abandon(w.pool, before)
+		w.pool = w.world.pool(nil)
+		var err error
+		w.slot, err = w.pool.Adopt(ctx, "test", before.Index)
+		w.must(err)
+		w.slot.Tap = before.Tap // the test is the monitor: given back with the slot
+	}
+	adopt()
+	w.set(egress.Policy{})
+	if w.slot.guard != nil {
+		t.Error("the rules of an open slot were set again")
+	}
+	if got := w.look("evil.test"); len(got) != 1 {
+		t.Errorf("evil.test is %v", got)
+	}
+	w.set(egress.Policy{Allow: []string{"good.test"}})
+	adopt()
+	if got := w.look("good.test"); len(got) > 0 {
+		t.Errorf("answered before the policy is known: %v", got)
+	}
+	w.set(egress.Policy{})
+	w.look("good.test")
+	w.gets("https", shared+":443", "good.test")
+}

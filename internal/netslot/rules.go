@@ -185,7 +185,7 @@ func policyRules(rules *egress.Rules, known learned) ([]nft.Set, []nft.Chain) {
 	refuse := nft.Jump(chainRefuse)
 	allow, deny := rules.Networks()
 	mode := modeRules
-	if rules.Open() {
+	if rules.Open() && !rules.ByName() && len(allow) == 0 {
 		mode = modeOpen
 	}
 	sets := []nft.Set{
