@@ -64,6 +64,7 @@ const (
 	EventWoken          = "sandbox.woken"
 	EventForked         = "sandbox.forked"
 	EventSnapshot       = "sandbox.snapshot"
+	EventNetwork        = "sandbox.network" // what it may reach was changed
 	EventDeleted        = "sandbox.deleted"
 	EventFailed         = "sandbox.failed"
 	EventForkTree       = "fork_tree.completed"

@@ -92,7 +92,7 @@ func (s *Service) SetNetwork(ctx context.Context, p auth.Principal, id api.Sandb
 	ctx, cancel := firm(ctx)
 	defer cancel()
 	// If this fails, the comparison with the host puts the policy of the row back in force.
-	if err := s.become(ctx, "network", &next, api.Status(r.State)); err != nil {
+	if err := s.become(ctx, "network", &next, api.Status(r.State), occurrence{api.EventNetwork, map[string]any{"network": n}}); err != nil {
 		return api.Network{}, err
 	}
 	return n, nil

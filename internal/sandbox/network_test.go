@@ -8,6 +8,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/egress"
 	"github.com/pandastack/pandastack/internal/hostapi"
+	"github.com/pandastack/pandastack/internal/sandbox"
 )
 
 // networksMatch checks that every machine may reach what its sandbox is said to reach.
@@ -67,6 +68,10 @@ func TestNetwork(t *testing.T) {
 		t.Fatalf("set: %+v, %v", got, err)
 	}
 	w.reach(s.ID, no)
+	events, err := w.Events(ctx, alice, s.ID, sandbox.EventQuery{Tail: 1})
+	if err != nil || len(events) != 1 || events[0].Type != api.EventNetwork {
+		t.Errorf("the last event is %+v, %v", events, err)
+	}
 	w.reach(child.Sandbox.ID, few)
 	if _, err := w.Hibernate(ctx, alice, s.ID); err != nil {
 		t.Fatal(err)
