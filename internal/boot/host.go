@@ -209,6 +209,7 @@ func (n *node) host(ctx context.Context) (*hostd.Host, error) {
 	host, err := hostd.New(hostd.Config{
 		DataDir: n.Config.DataDir, Recipes: recipes,
 		Machine: machine.Config{
+			Spares:         n.Config.Sandbox.Spares,
 			DiskReserveMiB: c.DiskReserveMiB,
 			Admission:      machine.Admission{ReserveMiB: c.MemoryReserveMiB},
 			HostMemory:     n.memory(),

@@ -63,6 +63,7 @@ type Network struct {
 type Sandbox struct {
 	Template string        `yaml:"template" default:"base" doc:"Template of a create that names none."`
 	TTL      time.Duration `yaml:"ttl" default:"1h" doc:"Delete after so long without use when a create names no ttl; 0s is never."`
+	Spares   int           `yaml:"spares" default:"2" doc:"Monitors without a guest that wait for creates, one for each template used lately, some 15 MiB each; 0 is none."`
 }
 
 // Lifecycle bounds starting and stopping.

@@ -48,6 +48,9 @@ func (n *Node) Validate() error {
 	atLeast("capacity.disk_image_gib", n.Capacity.DiskImageGiB, 1)
 	atLeast("capacity.disk_reserve_mib", n.Capacity.DiskReserveMiB, 0)
 	n.validateNetwork(bad, atLeast)
+	if n.Sandbox.Spares < 0 || n.Sandbox.Spares > 64 {
+		bad("sandbox.spares", "%d is not from 0 to 64", n.Sandbox.Spares)
+	}
 	if n.Sandbox.TTL < 0 {
 		bad("sandbox.ttl", "%v is negative; use 0s for never", n.Sandbox.TTL)
 	}

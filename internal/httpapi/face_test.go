@@ -67,7 +67,7 @@ func TestBackgroundAndProcesses(t *testing.T) {
 	w := newWorld(t)
 	_, path := w.create()
 	var res api.ExecResult
-	w.do("POST", path+"/exec", `{"cmd":"echo hello; sleep 600","background":true,"tag":"job"}`).json(t, &res)
+	w.do("POST", path+"/exec", `{"cmd":"echo hello; touch /said; sleep 600","background":true,"tag":"job"}`).json(t, &res)
 	if res.PID == 0 {
 		t.Fatal("no pid")
 	}
@@ -75,6 +75,12 @@ func TestBackgroundAndProcesses(t *testing.T) {
 	w.do("GET", path+"/processes", "").json(t, &list)
 	if len(list) != 1 || list[0].PID != res.PID || list[0].Tag != "job" || !list[0].Running || !strings.HasPrefix(list[0].Cmd, "echo hello") {
 		t.Fatalf("processes %+v", list)
+	}
+	for end := time.Now().Add(time.Minute); w.do("GET", path+"/fs/stat?path=/said", "").status != 200; {
+		if time.Now().After(end) {
+			t.Fatal("the command said nothing")
+		}
+		<-time.After(5 * time.Millisecond)
 	}
 	if a := w.do("POST", fmt.Sprintf("%s/processes/%d/signal", path, res.PID), `{"signal":9,"group":true}`); a.status != 204 {
 		t.Errorf("signal answered %d %s", a.status, a.body)

@@ -37,12 +37,29 @@ func (m *Manager) Create(ctx context.Context, req hostapi.Create, from snapshot.
 	if err := p.did("hold"); err != nil {
 		return hostapi.Machine{}, err
 	}
-	mc, err := m.admit(p, createIntent(req, snap, how))
+	var ready *spare
+	if spareFits(req, how) {
+		ready = m.claim(ctx, from)
+		defer m.wantSpare(from)
+	}
+	in := createIntent(req, snap, how)
+	if ready != nil {
+		in.Rig = string(ready.mc.id)
+	}
+	mc, err := m.admit(p, in)
 	if err != nil {
+		if ready != nil {
+			m.dropSpare(ctx, ready, err)
+		}
 		return hostapi.Machine{}, err
 	}
-	if err := m.restore(ctx, p, mc, snap, how); err != nil {
+	if err := m.restore(ctx, p, mc, snap, how, ready); err != nil {
 		return hostapi.Machine{}, fmt.Errorf("create machine %s: %w", mc.id, noSpace(err))
+	}
+	if ready != nil { // what it held for itself; the machine holds its own
+		if err := m.deps.Store.Release(from); err != nil {
+			m.log.Warn("image not released", "machine", mc.id, "snapshot", from, "err", err)
+		}
 	}
 	p.told(mc, true)
 	return mc.view(), nil
@@ -84,18 +101,16 @@ func (m *Manager) admit(p *plan, in intent) (*machine, error) {
 	return mc, p.did("admit")
 }
 
-// restore brings a new machine to life from a snapshot and its disk.
-func (m *Manager) restore(ctx context.Context, p *plan, mc *machine, snap snapshot.Snapshot, how start) error {
-	if err := m.place(p, mc); err != nil {
-		return err
+// restore brings a new machine to life from a snapshot and its disk, in the spare that is ready for it or,
+// with nil, in all that it makes for it.
+func (m *Manager) restore(ctx context.Context, p *plan, mc *machine, snap snapshot.Snapshot, how start, ready *spare) error {
+	furnish := m.furnish
+	if ready != nil {
+		furnish = func(ctx context.Context, p *plan, mc *machine, _ snapshot.Snapshot, _ start) error {
+			return m.assume(ctx, p, mc, ready)
+		}
 	}
-	if err := m.rig(ctx, p, mc); err != nil {
-		return err
-	}
-	if err := m.disk(p, mc, snap.DiskPath(), how); err != nil {
-		return err
-	}
-	if err := m.prepare(ctx, p, mc, snap.Image()); err != nil {
+	if err := furnish(ctx, p, mc, snap, how); err != nil {
 		return err
 	}
 	if err := m.greet(ctx, p, mc, how.grow); err != nil {
@@ -111,6 +126,20 @@ func (m *Manager) restore(ctx context.Context, p *plan, mc *machine, snap snapsh
 		return err
 	}
 	return m.live(p, mc)
+}
+
+// furnish makes all that a new machine needs but its guest.
+func (m *Manager) furnish(ctx context.Context, p *plan, mc *machine, snap snapshot.Snapshot, how start) error {
+	if err := m.place(p, mc); err != nil {
+		return err
+	}
+	if err := m.rig(ctx, p, mc); err != nil {
+		return err
+	}
+	if err := m.disk(p, mc, snap.DiskPath(), how); err != nil {
+		return err
+	}
+	return m.prepare(ctx, p, mc, snap.Image())
 }
 
 // disk gives a new machine its disk: a clone of src, grown if asked for.

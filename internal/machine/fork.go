@@ -189,7 +189,7 @@ func (m *Manager) conceive(ctx context.Context, k *kid, parent *machine, how sta
 func childIntent(child hostapi.Child, parent *machine, how start) intent {
 	in := parent.in
 	in.ID, in.State, in.Parent, in.Base = child.ID, creating, parent.id, how.image
-	in.Before, in.Next, in.Slot, in.MAC, in.Snapshot, in.Reason = "", "", -1, "", "", ""
+	in.Rig, in.Before, in.Next, in.Slot, in.MAC, in.Snapshot, in.Reason = "", "", "", -1, "", "", ""
 	in.Hostname, in.Keep, in.Labels = child.Hostname, child.Keep, child.Labels
 	in.Generation, in.BootMode, in.Created = 1, how.mode, time.Now().UTC()
 	if in.Hostname == "" {
@@ -242,7 +242,7 @@ func (m *Manager) forkCopy(ctx context.Context, p *plan, parent *machine, kids [
 		if k.mc, err = m.admit(k.plan, childIntent(k.child, parent, how)); err != nil {
 			return err
 		}
-		if err := m.restore(ctx, k.plan, k.mc, held, how); err != nil {
+		if err := m.restore(ctx, k.plan, k.mc, held, how, nil); err != nil {
 			return err
 		}
 		k.plan.told(k.mc, true)

@@ -25,6 +25,7 @@ const intentVersion = 1
 type intent struct {
 	Version    int                  `json:"version"`
 	ID         hostapi.MachineID    `json:"id"`
+	Rig        string               `json:"rig,omitempty"` // name of its directory, group and monitor; "": the id
 	State      state                `json:"state"`
 	Before     state                `json:"before,omitempty"` // with hibernating: running or paused
 	Template   hostapi.TemplateName `json:"template,omitempty"`
@@ -50,6 +51,14 @@ type intent struct {
 	BootMode   hostapi.BootMode     `json:"boot_mode,omitempty"`
 	Created    time.Time            `json:"created"`
 	Reason     string               `json:"reason,omitempty"`
+}
+
+// rig is the name of a machine's directory, group and monitor.
+func (in intent) rig() string {
+	if in.Rig != "" {
+		return in.Rig
+	}
+	return string(in.ID)
 }
 
 // surety says what an intent must survive.

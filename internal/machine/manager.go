@@ -26,6 +26,9 @@ type Config struct {
 	// Parallel bounds the machines that come to life at once in one fork, or are taken over at once;
 	// default: twice the processors, at least 4.
 	Parallel int
+	// Spares is how many monitors without a guest may wait for creates, one for each template that was
+	// used lately; 0: none.
+	Spares int
 	// ReadyTimeout is how long a restored guest may take to confirm its identity; default 30 s.
 	ReadyTimeout time.Duration
 	// BootTimeout is the same for a guest that boots cold; default 3 min.
@@ -75,8 +78,12 @@ type Manager struct {
 	close     sync.Once
 	watchers  sync.WaitGroup
 
+	wanted  chan snapshot.Ref // spares to make
+	sparing sync.Mutex        // held while one is made
+
 	mu       sync.Mutex
 	machines map[hostapi.MachineID]*machine
+	spares   map[snapshot.Ref]*spare // guarded by mu
 }
 
 // machine is one machine. Whoever holds busy owns it: it alone changes the fields, under mu so that
@@ -134,6 +141,7 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 			promises: map[hostapi.MachineID]promise{}},
 		deaths: make(chan death), unsettled: make(chan string, 256), closed: make(chan struct{}),
 		machines: map[hostapi.MachineID]*machine{},
+		wanted:   make(chan snapshot.Ref, 16), spares: map[snapshot.Ref]*spare{},
 	}, nil
 }
 
@@ -230,7 +238,7 @@ func (m *Manager) add(in intent) (*machine, error) {
 		return nil, fmt.Errorf("machine id %q is not 1 to 48 lower-case letters and digits: %w", string(in.ID), hostapi.ErrInvalid)
 	}
 	in.Version = intentVersion
-	mc := &machine{id: in.ID, dir: filepath.Join(m.cfg.Dir, string(in.ID)), scratch: in.Scratch,
+	mc := &machine{id: in.ID, dir: filepath.Join(m.cfg.Dir, in.rig()), scratch: in.Scratch,
 		busy: make(chan struct{}, 1), in: in}
 	mc.busy <- struct{}{}
 	m.mu.Lock()

@@ -62,7 +62,7 @@ func (m *Manager) sweep(ctx context.Context) error {
 func (m *Manager) recoverDir(ctx context.Context, name string) (err error) {
 	dir := filepath.Join(m.cfg.Dir, name)
 	in, err := readIntent(dir)
-	if err == nil && (string(in.ID) != name || !validID(name)) {
+	if err == nil && (in.rig() != name || !validID(name)) {
 		err = fmt.Errorf("it is the record of %q", string(in.ID))
 	}
 	if err != nil {
@@ -229,7 +229,7 @@ func (m *Manager) adopt(ctx context.Context, p *plan, mc *machine) error {
 }
 
 func (m *Manager) adoptRig(ctx context.Context, mc *machine) error {
-	slot, err := m.deps.Network.Adopt(ctx, string(mc.id), mc.in.Slot)
+	slot, err := m.deps.Network.Adopt(ctx, mc.in.rig(), mc.in.Slot)
 	if err != nil {
 		return fmt.Errorf("adopt network slot %d: %w", mc.in.Slot, err)
 	}
@@ -238,7 +238,7 @@ func (m *Manager) adoptRig(ctx context.Context, mc *machine) error {
 	if err := slot.SetEgress(ctx, mc.in.Egress); err != nil {
 		return fmt.Errorf("set the egress policy: %w", err)
 	}
-	group, err := m.deps.Groups.Adopt(ctx, string(mc.id), m.limits(mc))
+	group, err := m.deps.Groups.Adopt(ctx, mc.in.rig(), m.limits(mc))
 	if err != nil {
 		// The machine is worth more than its limits, which the kernel may well still hold.
 		m.log.Warn("group not adopted", "machine", mc.id, "err", err)

@@ -27,7 +27,10 @@ type death struct {
 // monitor died, and measures memory. It returns when all it began has ended.
 func (m *Manager) Run(ctx context.Context) error {
 	var work sync.WaitGroup
-	defer work.Wait()
+	defer func() {
+		work.Wait()
+		m.dropSpares(ctx, func(*spare) bool { return false })
+	}()
 	tick := time.NewTicker(measureEvery)
 	defer tick.Stop()
 	for {
@@ -41,8 +44,11 @@ func (m *Manager) Run(ctx context.Context) error {
 			work.Go(func() { m.died(ctx, d) })
 		case dir := <-m.unsettled:
 			work.Go(func() { m.sync(dir) })
+		case ref := <-m.wanted:
+			work.Go(func() { m.makeSpare(ctx, ref) })
 		case <-tick.C:
 			m.measure(ctx)
+			work.Go(func() { m.dropSpares(ctx, freshSpare) })
 		}
 	}
 }

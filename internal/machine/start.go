@@ -37,7 +37,7 @@ func (m *Manager) place(p *plan, mc *machine) error {
 
 // rig takes a place in the network and a group for a machine.
 func (m *Manager) rig(ctx context.Context, p *plan, mc *machine) error {
-	slot, err := m.deps.Network.Take(ctx, string(mc.id))
+	slot, err := m.deps.Network.Take(ctx, mc.in.rig())
 	if err != nil {
 		return fmt.Errorf("take a network slot: %w", err)
 	}
@@ -46,15 +46,13 @@ func (m *Manager) rig(ctx context.Context, p *plan, mc *machine) error {
 		return slot.Give(ctx)
 	})
 	mc.set(func() { mc.slot, mc.in.Slot, mc.in.MAC = slot, slot.Place().Index, slot.Place().MAC.String() })
-	if !mc.in.Egress.IsZero() {
-		if err := slot.SetEgress(ctx, mc.in.Egress); err != nil {
-			return fmt.Errorf("set the egress policy: %w", err)
-		}
+	if err := m.wayOut(ctx, mc); err != nil {
+		return err
 	}
 	if err := p.did("slot"); err != nil {
 		return err
 	}
-	group, err := m.deps.Groups.Group(ctx, string(mc.id), m.limits(mc))
+	group, err := m.deps.Groups.Group(ctx, mc.in.rig(), m.limits(mc))
 	if err != nil {
 		return fmt.Errorf("make a group: %w", err)
 	}
@@ -73,10 +71,21 @@ func (m *Manager) limits(mc *machine) Limits {
 	return Limits{VCPUs: mc.in.VCPUs, MemoryBytes: int64(mc.in.MemoryMiB+4*over+256) * mib}
 }
 
+// wayOut opens or closes a machine's way to the outside as it was asked for.
+func (m *Manager) wayOut(ctx context.Context, mc *machine) error {
+	if mc.in.Egress.IsZero() {
+		return nil
+	}
+	if err := mc.slot.SetEgress(ctx, mc.in.Egress); err != nil {
+		return fmt.Errorf("set the egress policy: %w", err)
+	}
+	return nil
+}
+
 // spec is what a machine's monitor is made of.
 func (m *Manager) spec(mc *machine) vmm.Spec {
 	s := vmm.Spec{
-		ID: string(mc.id), Dir: filepath.Join(mc.dir, monitorDir), VCPUs: mc.in.VCPUs, MemoryMiB: mc.in.MemoryMiB,
+		ID: mc.in.rig(), Dir: filepath.Join(mc.dir, monitorDir), VCPUs: mc.in.VCPUs, MemoryMiB: mc.in.MemoryMiB,
 		// A machine that is not kept is gone after a crash of the host. One that is to be kept while it
 		// runs has a disk that does not lose what the guest flushed from its next start on.
 		Disks: []vmm.Disk{{Path: mc.diskPath(), Volatile: !mc.in.Keep}},

@@ -36,6 +36,7 @@ type world struct {
 	groups *groups
 	hook   atomic.Pointer[func(op, step string) error]
 	free   int64 // bytes of disk that are told to be free
+	spares int   // that the manager keeps; read by boot
 
 	mgr   *machine.Manager
 	store *snapshot.Store
@@ -88,7 +89,7 @@ func (w *world) boot() {
 	w.net.restart()
 	w.groups.restart()
 	w.mgr, err = machine.New(machine.Config{
-		Dir: filepath.Join(w.dir, "machines"), ReadyTimeout: 30 * time.Second,
+		Dir: filepath.Join(w.dir, "machines"), ReadyTimeout: 30 * time.Second, Spares: w.spares,
 		HostMemory: func() (int64, int64, error) { return 1 << 40, 1 << 40, nil },
 		FreeSpace:  func(string) (int64, int64, error) { return 1 << 40, w.free, nil },
 		Kernel:     func(context.Context) (machine.Kernel, error) { return machine.Kernel{}, nil },

@@ -20,6 +20,7 @@ const clientLimit = 8 * time.Minute
 // TestE2BClient drives a real node with E2B's published JavaScript client, unmodified: every operation of
 // the scenario is a test of its own.
 func TestE2BClient(t *testing.T) {
+	t.Setenv("PANDASTACK_TEST_SPARES", "2")
 	dir := dataDir(t)
 	n := start(t, dir)
 	n.bake("base")

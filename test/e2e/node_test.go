@@ -6,6 +6,7 @@ package e2e
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -79,9 +80,11 @@ type node struct {
 	err  error         // how; read after done
 }
 
-// environment of every program that the tests start.
+// environment of every program that the tests start. No monitor waits for a create, so that those that
+// run can be counted; TestTour and the published client have them as by default.
 func environment(dir string) []string {
-	return append(os.Environ(), "PANDASTACK_DATA_DIR="+dir, "PANDASTACK_NETWORK_PREFIX="+prefix(dir), "PANDASTACK_LISTEN=127.0.0.1:0",
+	spares := cmp.Or(os.Getenv("PANDASTACK_TEST_SPARES"), "0")
+	return append(os.Environ(), "PANDASTACK_SANDBOX_SPARES="+spares, "PANDASTACK_DATA_DIR="+dir, "PANDASTACK_NETWORK_PREFIX="+prefix(dir), "PANDASTACK_LISTEN=127.0.0.1:0",
 		"PANDASTACK_API=", "PANDASTACK_API_URL=", "PANDASTACK_API_KEY=", "PANDASTACK_TOKEN=", "HOME="+dir)
 }
 

@@ -1,6 +1,7 @@
 package qemu
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -131,7 +132,7 @@ func (m *machine) buryGuest(ctx context.Context, data string) {
 	}
 	console, err := m.Console(ctx)
 	if err == nil && len(console) > 0 {
-		reason += "; its console ends with: " + lastLines(console, 5)
+		reason += "; its console ends with: " + lastWords(console)
 		_ = os.WriteFile(filepath.Join(m.spec.Dir, consoleFile), console, 0o600) // a help for people
 	}
 	m.mu.Lock()
@@ -333,6 +334,18 @@ func (m *machine) Console(ctx context.Context) ([]byte, error) {
 	var text string
 	err := m.do(ctx, "ringbuf-read", map[string]any{"device": "console", "size": consoleBytes}, &text)
 	return []byte(text), err
+}
+
+// lastWords is what a guest's console says of its end: the panic of its kernel if there was one, which
+// the state of the processor may follow, and the last lines.
+func lastWords(console []byte) string {
+	text := lastLines(console, 5)
+	at := bytes.LastIndex(console, []byte("Kernel panic"))
+	if at < 0 || strings.Contains(text, "Kernel panic") {
+		return text
+	}
+	line, _, _ := bytes.Cut(console[at:], []byte("\n"))
+	return lastLines(line, 1) + "; " + text
 }
 
 // lastLines is the end of a guest's console for an error message: printable and short.
