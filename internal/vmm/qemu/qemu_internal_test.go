@@ -371,3 +371,15 @@ func FuzzParseLayer(f *testing.F) {
 		}
 	})
 }
+
+// Spans stay in order and apart, whatever a scan that goes on tells twice.
+func TestAppendSpanOverlaps(t *testing.T) {
+	var got []span
+	for _, s := range []span{{0, 4096}, {4096, 8192}, {12288, 20480}, {16384, 20480}, {16384, 24576}, {24576, 24576}, {40960, 45056}} {
+		got = appendSpan(got, s)
+	}
+	want := []span{{0, 8192}, {12288, 24576}, {40960, 45056}}
+	if !slices.Equal(got, want) {
+		t.Errorf("spans %v, want %v", got, want)
+	}
+}

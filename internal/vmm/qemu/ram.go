@@ -154,8 +154,17 @@ func (r ram) readPagemap(pagemap *os.File) ([]span, error) {
 	return spans, nil
 }
 
+// appendSpan puts s behind spans, which are in order. Where a scan goes on, the kernel may tell pages that
+// it told before: what overlaps the last span is left away.
 func appendSpan(spans []span, s span) []span {
-	if n := len(spans); n > 0 && spans[n-1].end == s.start {
+	n := len(spans)
+	if n > 0 {
+		s.start = max(s.start, spans[n-1].end)
+	}
+	if s.start >= s.end {
+		return spans
+	}
+	if n > 0 && spans[n-1].end == s.start {
 		spans[n-1].end = s.end
 		return spans
 	}
