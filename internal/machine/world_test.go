@@ -2,6 +2,7 @@ package machine_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -228,9 +229,17 @@ func (w *world) clean() {
 	}
 }
 
-// guarded answers an error unless a machine's policy is in force on its slot.
+// guarded answers an error unless a machine's policy is in force on its slot. The machine is found by the
+// name of its monitor: a spare's, if it was made of one.
 func (w *world) guarded(id string) error {
-	mc, err := w.mgr.Get(hostapi.MachineID(id))
+	var record struct {
+		ID hostapi.MachineID `json:"id"`
+	}
+	data, err := os.ReadFile(filepath.Join(w.dir, "machines", id, "machine.json"))
+	if err := errors.Join(err, json.Unmarshal(data, &record)); err != nil {
+		return err
+	}
+	mc, err := w.mgr.Get(record.ID)
 	if err != nil {
 		return err
 	}
