@@ -13,7 +13,7 @@ unit() {
 	else
 		echo "test: no C compiler here, so the race detector is off" >&2
 	fi
-	go test $race -timeout 10m $(go list ./... | grep -v -e /internal/deps -e /test/)
+	go test $race -timeout 10m $(go list ./... | grep -v /test/)
 }
 
 # tagged TAG LIMIT: the tests of files that begin with "//go:build TAG".
