@@ -60,7 +60,7 @@ func (a *app) sandboxNetwork() *cobra.Command {
 	c := &cobra.Command{
 		Use: "network ID", Short: "Show or replace what a sandbox may reach", Args: cobra.ExactArgs(1),
 		Long: "Show what a sandbox may reach. With flags, replace it as a whole, at once: connections that are no longer allowed end.",
-		Example: "  pandastack sandbox network sbx...\n  pandastack sandbox network sbx... --no-internet --allow-out pypi.org --allow-out '*.pythonhosted.org'\n" +
+		Example: "  pandastack sandbox network sbx...\n  pandastack sandbox network sbx... --no-internet --allow-out packages.example.com --allow-out '*.files.example.com'\n" +
 			"  pandastack sandbox network sbx... --open",
 	}
 	f := c.Flags()

@@ -31,7 +31,7 @@ func (a *app) sandboxCreate() *cobra.Command {
 		Use:     "create",
 		Short:   "Create a sandbox from a template or a snapshot",
 		Long:    "Create a sandbox from a template or a snapshot. The id goes to standard output.",
-		Example: "  pandastack sandbox create\n  pandastack sandbox create --template base --persistent --env KEY=value\n  pandastack sandbox create --no-internet --allow-out pypi.org --allow-out '*.pythonhosted.org'\n  pandastack sandbox create --from-snapshot snp...",
+		Example: "  pandastack sandbox create\n  pandastack sandbox create --template base --persistent --env KEY=value\n  pandastack sandbox create --no-internet --allow-out packages.example.com --allow-out '*.files.example.com'\n  pandastack sandbox create --from-snapshot snp...",
 		Args:    cobra.NoArgs,
 	}
 	f := c.Flags()

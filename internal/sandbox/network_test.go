@@ -42,7 +42,7 @@ func (w *world) reach(id api.SandboxID, want api.Network) {
 func TestNetwork(t *testing.T) {
 	w := newWorld(t)
 	ctx := t.Context()
-	few := api.Network{AllowOut: []string{"pypi.org", "*.example.com", "192.0.2.0/24"}, DenyOthers: true}
+	few := api.Network{AllowOut: []string{"packages.example.com", "*.example.com", "192.0.2.0/24"}, DenyOthers: true}
 	shut := api.Network{DenyOthers: true}
 
 	open := w.create(alice, api.CreateRequest{})
