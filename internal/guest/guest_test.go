@@ -1,10 +1,12 @@
 package guest_test
 
 import (
+	"errors"
 	"net"
 	"os"
 	"os/user"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -62,3 +64,40 @@ func open(t *testing.T) guesttest.Env {
 }
 
 func TestRealBackend(t *testing.T) { guesttest.Full(t, open) }
+
+// A program that resets a connection ends it on the host too, though the host has not ended its own
+// direction: it waits for an answer.
+func TestResetReachesTheHost(t *testing.T) {
+	e := open(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	accepted := make(chan struct{})
+	go func() {
+		defer close(accepted)
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		_, _ = c.Read(make([]byte, 1))
+		_ = c.(*net.TCPConn).SetLinger(0) // what is unread resets the connection too
+		_ = c.Close()
+	}()
+	c, err := e.Guest.DialPort(t.Context(), uint16(l.Addr().(*net.TCPAddr).Port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Write([]byte("GET / HTTP/1.1\r\n\r\n")); err != nil {
+		t.Fatal(err)
+	}
+	<-accepted
+	if err := c.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := c.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("read %d bytes, %v; want the end of the connection", n, err)
+	}
+}

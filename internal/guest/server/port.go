@@ -28,7 +28,7 @@ func (r *request) ports(ctx context.Context) error {
 }
 
 // dial connects and copies in both directions until both have ended, or either broke.
-func (r *request) dial(ctx context.Context) error {
+func (r *request) dial(ctx context.Context) (err error) {
 	port, err := guestapi.ParseDial(r.body)
 	if err != nil {
 		return fmt.Errorf("%w: %w", guestapi.ErrInvalid, err)
@@ -37,9 +37,15 @@ func (r *request) dial(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	ctx, stopUp := context.WithCancelCause(ctx)
 	var up sync.WaitGroup
 	defer func() {
+		if err != nil {
+			// The host may have nothing more to say and wait for an answer: it must hear of the end now.
+			stopUp(err)
+		}
 		up.Wait()
+		stopUp(nil)
 		_ = c.Close() // both directions are over
 	}()
 	if err := r.begin(ctx, nil); err != nil {
