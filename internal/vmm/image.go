@@ -26,8 +26,12 @@ type Manifest struct {
 	Disks       int         `json:"disks"`
 	DiskBytes   []int64     `json:"disk_bytes"` // sizes the guest knows; a larger disk is told to it after Load
 	NIC         bool        `json:"nic"`
-	Machine     string      `json:"machine"` // virtual hardware apart from the above, in the driver's words
-	Created     time.Time   `json:"created"`
+	// MaxMemoryMiB and MaxDisks are how far a machine on this image may go beyond MemoryMiB and Disks; 0: not
+	// at all.
+	MaxMemoryMiB int       `json:"max_memory_mib,omitempty"`
+	MaxDisks     int       `json:"max_disks,omitempty"`
+	Machine      string    `json:"machine"` // virtual hardware apart from the above, in the driver's words
+	Created      time.Time `json:"created"`
 	// Files are the image's files: name, size in bytes, and SHA-256 of those small enough to be checked
 	// on every restore; of the memory file size alone is checked then, and the sum by Verify.
 	Files []File `json:"files"`

@@ -27,6 +27,11 @@ type Capabilities struct {
 	Isolation   string // what stands between guest and host, for people: "microvm"
 	Snapshot    bool   // Prepare, Load and Capture work
 	LiveFork    bool   // a machine goes on after Capture, and many machines load one Capture
+	NamedTap    bool   // the monitor opens the tap itself, by NIC.Device in NIC.Netns: nobody else may hold it
+	Pager       bool   // Spec.Pager is used
+	Rates       bool   // Disk.Rate and the rates of NIC are held
+	MoreMemory  bool   // a prepared machine may have more memory than its image, up to Manifest.MaxMemoryMiB
+	MoreDisks   bool   // a prepared machine may have more disks than its image, up to Manifest.MaxDisks
 }
 
 // A Spec is what a machine is made of. The caller owns everything it names and keeps it until the
@@ -42,6 +47,9 @@ type Spec struct {
 	Disks     []Disk
 	NIC       *NIC // nil: no network
 	Confine   Confine
+	// Pager serves the memory of a machine that Load brings to life from the image's own state; nil: its
+	// file is mapped. Used by Prepare alone.
+	Pager Pager
 }
 
 // Disk is a raw image that the guest sees as a block device; the first is /dev/vda.
@@ -51,13 +59,35 @@ type Disk struct {
 	// Volatile: the disk need not survive a crash of the host, so what the guest flushes goes to the
 	// host's page cache and does not wait for the medium. Clones of the disk are as good as ever.
 	Volatile bool
+	Rate     Rate
+}
+
+// Rate bounds what goes through a device each second; 0 is no bound.
+type Rate struct {
+	Bytes int64 `json:"bytes,omitempty"`
+	Ops   int64 `json:"ops,omitempty"` // requests of a disk, packets of a network card
+}
+
+// Pager serves a machine's memory page by page, while the machine runs, through a userfaultfd that the
+// monitor hands over. Where a Pager serves, the image's directory need not hold the memory.
+type Pager interface {
+	// PageBytes is 4096, or 2 MiB for memory of huge pages.
+	PageBytes() int64
+	// Serve accepts the one connection that the monitor makes to l, which it closes, and serves the monitor's
+	// memory until the monitor has ended (nil) or ctx ends. The machine is killed, with the error as its
+	// reason, when Serve returns before. It is called once, before the monitor is told to load.
+	Serve(ctx context.Context, l *net.UnixListener) error
 }
 
 // NIC is the guest's network card. Tap stays open in the caller; the driver duplicates it. Adopt does
 // not use it.
 type NIC struct {
-	Tap *os.File
-	MAC net.HardwareAddr
+	Tap    *os.File // nil for a driver with NamedTap
+	Device string   // name of the tap; used by a driver with NamedTap
+	Netns  *os.File // network namespace that Device is in; nil: the caller's
+	MAC    net.HardwareAddr
+	In     Rate // towards the guest
+	Out    Rate
 }
 
 // Confine limits the monitor process.
@@ -115,6 +145,13 @@ type Machine interface {
 // is frozen; nobody has to.
 type Anticipator interface {
 	Anticipate(ctx context.Context) error
+}
+
+// Reclaimer is a Machine whose guest can be asked to give memory back while it runs.
+type Reclaimer interface {
+	// Reclaim asks the guest for so many MiB altogether; 0 gives all of it back. A guest may refuse: it is a
+	// request and no limit.
+	Reclaim(ctx context.Context, mib int) error
 }
 
 // Capture is memory and device state of a machine at one moment. It may be loaded into many machines at
