@@ -65,6 +65,9 @@ func (b *Baker) bake(ctx context.Context, j *job) (err error) {
 	if err := b.boot(ctx, j, &back, id, image); err != nil {
 		return err
 	}
+	if err := b.check(ctx, j, id); err != nil {
+		return err
+	}
 	if err := b.warm(ctx, j, id); err != nil {
 		return err
 	}
@@ -143,6 +146,9 @@ func (b *Baker) boot(ctx context.Context, j *job, back *undo.Stack, id hostapi.M
 	if err := b.did("boot"); err != nil {
 		return err
 	}
+	if err := b.launch(ctx, j, id); err != nil {
+		return err
+	}
 	if err := b.ready(ctx, j, id); err != nil {
 		return err
 	}
@@ -179,6 +185,9 @@ func (b *Baker) warm(ctx context.Context, j *job, id hostapi.MachineID) error {
 		if err := b.exec(ctx, j, id, command, j.recipe.User); err != nil {
 			return fmt.Errorf("warm %q: %w", command, err)
 		}
+	}
+	if err := b.alive(ctx, j, id); err != nil {
+		return err
 	}
 	return b.did("warm")
 }

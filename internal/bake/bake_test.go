@@ -38,6 +38,8 @@ type world struct {
 	exits    map[string][]int // codes that commands answer, one after the other
 	step     func(string) error
 	hold     chan struct{} // builds wait for it
+	running  []guestapi.ProcessInfo
+	dies     bool // programs that are started end at once
 }
 
 func newWorld(t *testing.T) *world {
@@ -45,7 +47,8 @@ func newWorld(t *testing.T) *world {
 	w := &world{t: t, dir: t.TempDir(), platform: "p1", live: map[hostapi.MachineID]bool{}, exits: map[string][]int{}}
 	w.recipe = bake.Recipe{
 		Name: "base", VCPUs: 1, MemoryMiB: 64, DiskMiB: 1, User: "user", Digest: "0123456789abcdef0123",
-		Ready: "ready?", Warm: []string{"warm one", "warm two"}, Build: w.build,
+		Start: []bake.Start{{Name: "a server", Spec: guestapi.ProcessSpec{Shell: "serve", User: "root", Tag: "server"}}},
+		Ready: "ready?", Check: "check it", Warm: []string{"warm one", "warm two"}, Build: w.build,
 	}
 	var err error
 	if w.store, err = snapshot.Open(w.dir, nil, "snapshots", bake.Area); err != nil {
@@ -176,12 +179,30 @@ func (g *guest) Start(_ context.Context, spec guestapi.ProcessSpec) (guestapi.Pr
 	g.w.mu.Lock()
 	defer g.w.mu.Unlock()
 	g.w.commands = append(g.w.commands, spec.User+": "+spec.Shell)
+	if spec.Tag != "" {
+		info := guestapi.ProcessInfo{Tag: spec.Tag}
+		if g.w.dies {
+			info.Exit = &guestapi.Exit{Code: 1}
+		}
+		g.w.running = append(g.w.running, info)
+	}
 	code := 0
 	if codes := g.w.exits[spec.Shell]; len(codes) > 0 {
 		code, g.w.exits[spec.Shell] = codes[0], codes[1:]
 	}
 	return &process{events: []guestapi.Event{
 		{Stream: guestapi.StreamStdout, Data: []byte("out of " + spec.Shell + "\nand mo\x1bre")}, {Exit: &guestapi.Exit{Code: code}}}}, nil
+}
+
+func (g *guest) Processes(context.Context) ([]guestapi.ProcessInfo, error) {
+	g.w.mu.Lock()
+	defer g.w.mu.Unlock()
+	return slices.Clone(g.w.running), nil
+}
+
+func (g *guest) Attach(_ context.Context, ref guestapi.ProcessRef, _ guestapi.Offsets) (guestapi.Process, error) {
+	return &process{events: []guestapi.Event{
+		{Stream: guestapi.StreamStderr, Data: []byte("no port for " + ref.Tag)}, {Exit: &guestapi.Exit{Code: 1}}}}, nil
 }
 
 type process struct {
@@ -223,7 +244,7 @@ func TestBake(t *testing.T) {
 	if err != nil || !cold || !strings.HasPrefix(string(snap.Ref), "templates/base/") {
 		t.Fatalf("ensure: %+v, %v, %v", snap, cold, err)
 	}
-	want := []string{"root: ready?", "root: ready?", "root: ready?", "user: warm one", "user: warm two"}
+	want := []string{"root: serve", "root: ready?", "root: ready?", "root: ready?", "user: check it", "user: warm one", "user: warm two"}
 	if !slices.Equal(w.commands, want) {
 		t.Errorf("commands %q, want %q", w.commands, want)
 	}
@@ -342,6 +363,24 @@ func TestFailingCommandIsTold(t *testing.T) {
 	if _, _, err := w.baker.Ensure(t.Context(), "base"); err != nil || w.builds != 1 {
 		t.Errorf("ensure again: %v, %d builds, want 1: the root image is kept", err, w.builds)
 	}
+}
+
+func TestFailingCheckIsTold(t *testing.T) {
+	w := newWorld(t)
+	w.exits["check it"] = []int{7}
+	if _, _, err := w.baker.Ensure(t.Context(), "base"); err == nil || !strings.Contains(err.Error(), "check of the template: the command answered 7") {
+		t.Errorf("ensure: %v", err)
+	}
+	w.clean(0)
+}
+
+func TestProgramThatEndedIsTold(t *testing.T) {
+	w := newWorld(t)
+	w.dies = true
+	if _, _, err := w.baker.Ensure(t.Context(), "base"); err == nil || !strings.Contains(err.Error(), "a server has ended: no port for server") {
+		t.Errorf("ensure: %v", err)
+	}
+	w.clean(0)
 }
 
 func TestFailureAfterEveryStep(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 const logLines = 200
 
 // share of the whole that is done when a step begins, in percent, as measured with the template base.
-var share = map[string]int{"rootfs": 0, "image": 60, "boot": 75, "warm": 85, "capture": 95}
+var share = map[string]int{"rootfs": 0, "image": 60, "boot": 75, "check": 80, "warm": 85, "capture": 95}
 
 // job is one bake.
 type job struct {

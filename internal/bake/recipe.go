@@ -4,7 +4,9 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 
+	"github.com/pandastack/pandastack/internal/guestapi"
 	"github.com/pandastack/pandastack/internal/hostapi"
 )
 
@@ -21,7 +23,9 @@ type Recipe struct {
 	User        string
 	Workdir     string
 	Tools       []string
+	Start       []Start  // programs that run on in the template, started in order before Ready is asked
 	Ready       string   // shell command that succeeds in the guest once it can be used; "": at once
+	Check       string   // shell command, run as User once the guest is ready; it proves that the template does what it promises
 	Warm        []string // shell commands, run as User before the capture
 	Digest      string   // of all that the root image depends on
 	// Build makes the root image, a raw file that does not exist yet. work is a directory of its own on
@@ -30,9 +34,19 @@ type Recipe struct {
 	Build func(ctx context.Context, work, image string, log, step func(string)) error
 }
 
-// generation names a baked result: by recipe, and by what boots and runs it.
+// Start is a program that a template keeps running: it is in the snapshot, and in every machine made of it.
+type Start struct {
+	Name string // for people
+	Spec guestapi.ProcessSpec
+}
+
+// generation names a baked result: by recipe, by the programs that run in it, and by what boots and runs it.
 func (r Recipe) generation(platform string) string {
-	sum := sha256.Sum256([]byte(r.Digest + "\n" + platform))
+	text := r.Digest + "\n" + platform
+	if len(r.Start) > 0 {
+		text += fmt.Sprintf("\n%q", r.Start) // maps are printed in the order of their keys
+	}
+	sum := sha256.Sum256([]byte(text))
 	return hex.EncodeToString(sum[:8])
 }
 

@@ -154,9 +154,14 @@ func Recreate(ctx context.Context, g guestapi.Guest, c Context) (Context, error)
 	return start(ctx, g, c.Language, c.ID, c.Dir, c.User)
 }
 
+// Spec is the process of a context, for one who starts contexts ahead, as a template does. id is of
+// lower-case letters and digits, dir and user as in Create.
+func Spec(l Language, id, dir, user string) guestapi.ProcessSpec {
+	return guestapi.ProcessSpec{Argv: l.argv(), Dir: dir, User: user, Tag: tagOf(l, id), Stdin: true}
+}
+
 func start(ctx context.Context, g guestapi.Guest, l Language, id, dir, user string) (Context, error) {
-	spec := guestapi.ProcessSpec{Argv: l.argv(), Dir: dir, User: user, Tag: tagOf(l, id), Stdin: true}
-	proc, err := g.Start(ctx, spec)
+	proc, err := g.Start(ctx, Spec(l, id, dir, user))
 	if err != nil {
 		return Context{}, fmt.Errorf("start a %s context: %w", l, err)
 	}
