@@ -44,7 +44,7 @@ type Start struct {
 func (r Recipe) generation(platform string) string {
 	text := r.Digest + "\n" + platform
 	if len(r.Start) > 0 {
-		text += fmt.Sprintf("\n%q", r.Start) // maps are printed in the order of their keys
+		text += fmt.Sprintf("\n%+v", r.Start) // maps are printed in the order of their keys
 	}
 	sum := sha256.Sum256([]byte(text))
 	return hex.EncodeToString(sum[:8])
