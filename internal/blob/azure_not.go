@@ -1,0 +1,13 @@
+//go:build !azure
+
+package blob
+
+import (
+	"context"
+	"errors"
+	"net/url"
+)
+
+func openAzure(context.Context, *url.URL) (Store, error) {
+	return nil, errors.New("this program was built without Azure; build it with the tag azure")
+}

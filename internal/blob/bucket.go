@@ -1,0 +1,160 @@
+package blob
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"strings"
+
+	"gocloud.dev/blob"
+	"gocloud.dev/blob/s3blob"
+	"gocloud.dev/gcerrors"
+)
+
+// bucket keeps objects in a service.
+type bucket struct{ b *blob.Bucket }
+
+// opener opens the bucket of one kind of service.
+type opener interface {
+	OpenBucketURL(ctx context.Context, u *url.URL) (*blob.Bucket, error)
+}
+
+func openBucket(ctx context.Context, o opener, u *url.URL) (Store, error) {
+	plain, query := *u, u.Query()
+	prefix := query.Get("prefix")
+	query.Del("prefix")
+	plain.RawQuery = query.Encode()
+	if prefix != "" && (checkKey(strings.TrimSuffix(prefix, "/")) != nil || !strings.HasSuffix(prefix, "/")) {
+		return nil, fmt.Errorf("prefix %q is not names that end with slashes", prefix)
+	}
+	b, err := o.OpenBucketURL(ctx, &plain)
+	if err != nil {
+		return nil, err
+	}
+	if prefix != "" {
+		b = blob.PrefixedBucket(b, prefix)
+	}
+	return &bucket{b}, nil
+}
+
+func openS3(ctx context.Context, u *url.URL) (Store, error) {
+	return openBucket(ctx, &s3blob.URLOpener{}, u)
+}
+
+// bucketError translates what a service says.
+func bucketError(err error) error {
+	if err == nil {
+		return nil
+	}
+	kind := map[gcerrors.ErrorCode]error{
+		gcerrors.NotFound: ErrNotFound, gcerrors.AlreadyExists: ErrExists, gcerrors.FailedPrecondition: ErrExists,
+		gcerrors.PermissionDenied: ErrDenied, gcerrors.ResourceExhausted: ErrNoSpace, gcerrors.DeadlineExceeded: ErrTimeout,
+	}[gcerrors.Code(err)]
+	if kind == nil {
+		kind = statusError(err)
+	}
+	if kind == nil {
+		return err
+	}
+	return fmt.Errorf("%w: %w", kind, err)
+}
+
+// statusError knows what the library has no code for.
+func statusError(err error) error {
+	answer, ok := errors.AsType[interface {
+		error
+		HTTPStatusCode() int
+	}](err)
+	if !ok {
+		return nil
+	}
+	switch answer.HTTPStatusCode() {
+	case 507:
+		return ErrNoSpace
+	case 409, 412: // also: somebody writes the same object right now
+		return ErrExists
+	}
+	return nil
+}
+
+func (b *bucket) Get(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error) {
+	if length == 0 { // which no service can be asked for
+		info, err := b.Stat(ctx, key)
+		if err == nil && offset > info.Bytes {
+			err = fmt.Errorf("offset %d is beyond the end at %d", offset, info.Bytes)
+		}
+		return io.NopCloser(strings.NewReader("")), err
+	}
+	r, err := b.b.NewRangeReader(ctx, key, offset, length, nil)
+	if err != nil {
+		return nil, bucketError(err)
+	}
+	return r, nil
+}
+
+func (b *bucket) Put(ctx context.Context, key string, r io.Reader, size int64) error {
+	return b.put(ctx, key, r, size, false)
+}
+
+func (b *bucket) PutIfAbsent(ctx context.Context, key string, r io.Reader, size int64) error {
+	return b.put(ctx, key, r, size, true)
+}
+
+func (b *bucket) put(ctx context.Context, key string, r io.Reader, size int64, absent bool) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	w, err := b.b.NewWriter(ctx, key, &blob.WriterOptions{
+		// One request for all that this program stores: parts cost one each, and a condition needs it.
+		BufferSize: 16 << 20, ContentType: "application/octet-stream", IfNotExist: absent,
+	})
+	if err != nil {
+		return bucketError(err)
+	}
+	if _, err := io.Copy(w, &exactly{r, size}); err != nil {
+		cancel() // Close would store what was written so far
+		return errors.Join(bucketError(err), ignoreCancel(w.Close()))
+	}
+	return bucketError(w.Close())
+}
+
+func ignoreCancel(err error) error {
+	if errors.Is(err, context.Canceled) || gcerrors.Code(err) == gcerrors.Canceled {
+		return nil
+	}
+	return err
+}
+
+func (b *bucket) Stat(ctx context.Context, key string) (Info, error) {
+	a, err := b.b.Attributes(ctx, key)
+	if err != nil {
+		return Info{}, bucketError(err)
+	}
+	return Info{Key: key, Bytes: a.Size, Modified: a.ModTime}, nil
+}
+
+func (b *bucket) List(ctx context.Context, prefix string, yield func(Info) error) error {
+	for it := b.b.List(&blob.ListOptions{Prefix: prefix}); ; {
+		o, err := it.Next(ctx)
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return bucketError(err)
+		}
+		if err := yield(Info{Key: o.Key, Bytes: o.Size, Modified: o.ModTime}); err != nil {
+			return err
+		}
+	}
+}
+
+func (b *bucket) Delete(ctx context.Context, key string) error {
+	err := b.b.Delete(ctx, key)
+	if gcerrors.Code(err) == gcerrors.NotFound {
+		return nil
+	}
+	return bucketError(err)
+}
+
+func (b *bucket) Close() error { return b.b.Close() }

@@ -1,0 +1,204 @@
+package blob
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"strings"
+	"time"
+)
+
+// Options of a store.
+type Options struct {
+	// Timeout bounds every call but List, reading what Get answers included, and every step of a List;
+	// default 60 s.
+	Timeout time.Duration
+}
+
+// Open opens the store that a URL names. It answers before anything is asked of a service, so one that
+// cannot be reached shows in the first call.
+//
+//	file:///path                     a directory, made if it is not there
+//	s3://bucket?region=...           S3; endpoint=URL&use_path_style=true for other servers
+//	gs://bucket                      Google Cloud Storage, in builds with the tag gcs
+//	azblob://container               Azure, in builds with the tag azure
+//
+// Credentials come from where the service's own tools look for them. prefix=a/ puts all keys below a/.
+func Open(ctx context.Context, rawURL string, opt Options) (Store, error) {
+	u, err := url.Parse(rawURL)
+	if err != nil {
+		return nil, fmt.Errorf("object store: %w", err)
+	}
+	var inner Store
+	switch u.Scheme {
+	case "file":
+		if u.Host != "" || u.RawQuery != "" || !strings.HasPrefix(u.Path, "/") {
+			return nil, fmt.Errorf("object store: %q is not file:// and an absolute path", rawURL)
+		}
+		inner, err = openDir(u.Path)
+	case "s3":
+		inner, err = openS3(ctx, u)
+	case "gs":
+		inner, err = openGCS(ctx, u)
+	case "azblob":
+		inner, err = openAzure(ctx, u)
+	default:
+		return nil, fmt.Errorf("object store: %q begins with none of file://, s3://, gs://, azblob://", rawURL)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("object store: %w", err)
+	}
+	if opt.Timeout <= 0 {
+		opt.Timeout = time.Minute
+	}
+	return &guarded{inner: inner, timeout: opt.Timeout}, nil
+}
+
+// checkKey refuses what some store could not keep, or would keep elsewhere.
+func checkKey(key string) error {
+	if key == "" || len(key) > 512 {
+		return ErrKey
+	}
+	for part := range strings.SplitSeq(key, "/") {
+		if part == "" || part[0] == '.' || strings.Trim(part, "abcdefghijklmnopqrstuvwxyz0123456789-_.") != "" {
+			return ErrKey
+		}
+	}
+	return nil
+}
+
+// guarded is what every store has in common: keys are checked, calls end in time, errors say of what.
+type guarded struct {
+	inner   Store
+	timeout time.Duration
+}
+
+func (g *guarded) limit(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, g.timeout, ErrTimeout)
+}
+
+// told gives an error its place. What the end of ctx brought about is told as that.
+func told(ctx context.Context, op, key string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+		err = cause
+	}
+	return &Error{Op: op, Key: key, Err: err}
+}
+
+func (g *guarded) Get(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error) {
+	if err := checkKey(key); err != nil {
+		return nil, &Error{"get", key, err}
+	}
+	if offset < 0 {
+		return nil, &Error{"get", key, fmt.Errorf("offset %d is negative", offset)}
+	}
+	ctx, cancel := g.limit(ctx)
+	r, err := g.inner.Get(ctx, key, offset, length)
+	if err != nil {
+		defer cancel()
+		return nil, told(ctx, "get", key, err)
+	}
+	return &body{ctx: ctx, cancel: cancel, key: key, r: r}, nil
+}
+
+// body is an object while it is read.
+type body struct {
+	ctx    context.Context // of the call that opened it; its end ends the reading
+	cancel context.CancelFunc
+	key    string
+	r      io.ReadCloser
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	n, err := b.r.Read(p)
+	if err != nil && err != io.EOF {
+		err = told(b.ctx, "get", b.key, err)
+	}
+	return n, err
+}
+
+func (b *body) Close() error {
+	defer b.cancel()
+	return told(b.ctx, "get", b.key, b.r.Close())
+}
+
+func (g *guarded) Put(ctx context.Context, key string, r io.Reader, size int64) error {
+	return g.put(ctx, key, r, size, g.inner.Put)
+}
+
+func (g *guarded) PutIfAbsent(ctx context.Context, key string, r io.Reader, size int64) error {
+	return g.put(ctx, key, r, size, g.inner.PutIfAbsent)
+}
+
+func (g *guarded) put(ctx context.Context, key string, r io.Reader, size int64,
+	put func(context.Context, string, io.Reader, int64) error) error {
+	if err := checkKey(key); err != nil {
+		return &Error{"put", key, err}
+	}
+	ctx, cancel := g.limit(ctx)
+	defer cancel()
+	return told(ctx, "put", key, put(ctx, key, r, size))
+}
+
+func (g *guarded) Stat(ctx context.Context, key string) (Info, error) {
+	if err := checkKey(key); err != nil {
+		return Info{}, &Error{"stat", key, err}
+	}
+	ctx, cancel := g.limit(ctx)
+	defer cancel()
+	info, err := g.inner.Stat(ctx, key)
+	return info, told(ctx, "stat", key, err)
+}
+
+func (g *guarded) List(ctx context.Context, prefix string, yield func(Info) error) error {
+	// The store has its time anew with every object; how long the caller takes with one is its own affair.
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	slow := time.AfterFunc(g.timeout, func() { cancel(ErrTimeout) })
+	defer slow.Stop()
+	var mine error
+	err := g.inner.List(ctx, prefix, func(info Info) error {
+		slow.Stop()
+		mine = yield(info)
+		slow.Reset(g.timeout)
+		return mine
+	})
+	if mine != nil {
+		return mine
+	}
+	return told(ctx, "list", prefix, err)
+}
+
+func (g *guarded) Delete(ctx context.Context, key string) error {
+	if err := checkKey(key); err != nil {
+		return &Error{"delete", key, err}
+	}
+	ctx, cancel := g.limit(ctx)
+	defer cancel()
+	return told(ctx, "delete", key, g.inner.Delete(ctx, key))
+}
+
+func (g *guarded) Close() error { return g.inner.Close() }
+
+// exactly reads size bytes and not one more or less.
+type exactly struct {
+	r    io.Reader
+	left int64
+}
+
+func (e *exactly) Read(p []byte) (int, error) {
+	n, err := e.r.Read(p)
+	e.left -= int64(n)
+	switch {
+	case e.left < 0:
+		return n, errors.New("there is more to store than was announced")
+	case err == io.EOF && e.left > 0:
+		return n, fmt.Errorf("there are %d bytes less to store than were announced", e.left)
+	}
+	return n, err
+}
