@@ -1,0 +1,144 @@
+package dockerfile
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/moby/buildkit/frontend/dockerfile/shell"
+)
+
+// The bounds of expansion. A value fits an argument of a Linux program; the product of a replacement
+// within a word stays below 16 MiB.
+const (
+	maxValue     = 128 << 10 // bytes of one variable, or of one expanded word but a here-document
+	maxVars      = 1000
+	maxSubstOne  = 1 << 20 // bytes that variables may add to one word
+	maxSubstWord = 4 << 10 // likewise, and bytes of the word, where ${name/pattern/text} is used
+)
+
+var replacement = regexp.MustCompile(`\$\{[A-Za-z0-9_]*/`)
+
+// vars are variables. The maps it gave away are not changed any more.
+type vars struct {
+	m      map[string]string
+	shared bool
+}
+
+func newVars(m map[string]string) vars { return vars{m: maps.Clone(m)} }
+
+// snapshot is a map of all variables, not to be changed.
+func (v *vars) snapshot() map[string]string {
+	v.shared = true
+	return v.m
+}
+
+func (v *vars) set(name, value string) error {
+	switch {
+	case name == "" || strings.ContainsAny(name, "=\x00"):
+		return fmt.Errorf("%q is no name of a variable", name)
+	case strings.Contains(value, "\x00"):
+		return fmt.Errorf("the value of %s has a zero byte", name)
+	case len(name)+len(value) > maxValue:
+		return fmt.Errorf("the value of %s is larger than %d bytes", name, maxValue)
+	}
+	if v.shared || v.m == nil {
+		v.m, v.shared = maps.Clone(v.m), false
+		if v.m == nil {
+			v.m = make(map[string]string)
+		}
+	}
+	v.m[name] = value
+	if len(v.m) > maxVars {
+		return fmt.Errorf("more than %d variables", maxVars)
+	}
+	return nil
+}
+
+// getter meters what the lexer takes of variables, so that no word can grow without bound.
+type getter struct {
+	m    map[string]string
+	left int
+}
+
+func (g *getter) Get(name string) (string, bool) {
+	value, ok := g.m[name]
+	if len(value) > g.left {
+		g.left = -1
+		return "", ok
+	}
+	g.left -= len(value)
+	return value, ok
+}
+
+func (g *getter) Keys() []string { return slices.Sorted(maps.Keys(g.m)) }
+
+var errExpansion = errors.New("variables make this too large")
+
+// expander expands words with variables.
+type expander struct{ lex *shell.Lex }
+
+func newExpander(escape rune) expander { return expander{shell.NewLex(escape)} }
+
+// meter is a getter for word, or an error if word could expand without bound.
+func meter(word string, m map[string]string) (*getter, error) {
+	g := &getter{m, maxSubstOne}
+	if len(word) > MaxText {
+		return nil, errExpansion
+	}
+	if n := len(replacement.FindAllStringIndex(word, 2)); n > 0 {
+		if n > 1 || len(word) > maxSubstWord {
+			return nil, errors.New("only one ${name/pattern/text} can be in a word, of at most 4 KiB")
+		}
+		g.left = maxSubstWord
+	}
+	return g, nil
+}
+
+// word expands one word.
+func (e expander) word(word string, m map[string]string) (string, error) {
+	g, err := meter(word, m)
+	if err != nil {
+		return "", err
+	}
+	s, _, err := e.lex.ProcessWord(word, g)
+	return checked(s, g, err)
+}
+
+// words expands and splits at spaces.
+func (e expander) words(word string, m map[string]string) ([]string, error) {
+	g, err := meter(word, m)
+	if err != nil {
+		return nil, err
+	}
+	all, err := e.lex.ProcessWords(word, g)
+	if _, err := checked(strings.Join(all, " "), g, err); err != nil {
+		return nil, err
+	}
+	return all, nil
+}
+
+// document expands a here-document, in which quotes mean nothing.
+func document(text string, m map[string]string) (string, error) {
+	g, err := meter(text, m)
+	if err != nil {
+		return "", err
+	}
+	lex := shell.NewLex('\\')
+	lex.SkipProcessQuotes = true
+	s, _, err := lex.ProcessWord(text, g)
+	if err == nil && g.left < 0 {
+		err = errExpansion
+	}
+	return s, err
+}
+
+func checked(s string, g *getter, err error) (string, error) {
+	if err == nil && (g.left < 0 || len(s) > maxValue) {
+		err = errExpansion
+	}
+	return s, err
+}
