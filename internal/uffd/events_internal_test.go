@@ -1,0 +1,19 @@
+package uffd
+
+import "testing"
+
+func FuzzAppendEvents(f *testing.F) {
+	f.Add(make([]byte, messageBytes))
+	f.Add(append([]byte{byte(Fault)}, make([]byte, 2*messageBytes-1)...))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		events, err := appendEvents(nil, data)
+		if err == nil && len(events) > len(data)/messageBytes {
+			t.Fatalf("%d events of %d bytes", len(events), len(data))
+		}
+		for _, e := range events {
+			if e.Kind != Fault && e.Kind != Remove && e.Kind != Unmap {
+				t.Fatalf("told of %v", e)
+			}
+		}
+	})
+}

@@ -1,0 +1,89 @@
+package uffd
+
+import (
+	"errors"
+	"fmt"
+	"net"
+
+	"golang.org/x/sys/unix"
+)
+
+// Bell ends waits from another goroutine. It is not used any more when Close is called.
+type Bell struct{ fd int }
+
+// NewBell makes a bell.
+func NewBell() (*Bell, error) {
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return nil, fmt.Errorf("make an event descriptor: %w", err)
+	}
+	return &Bell{fd}, nil
+}
+
+// Ring ends the wait under way, or the next one.
+func (b *Bell) Ring() {
+	_, _ = unix.Write(b.fd, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // fails only when it rang 2^64 times before
+}
+
+// hush makes a bell that rang silent again.
+func (b *Bell) hush() {
+	var count [8]byte
+	_, _ = unix.Read(b.fd, count[:]) // it did not ring: nothing to read
+}
+
+// Close ends the bell.
+func (b *Bell) Close() error { return unix.Close(b.fd) }
+
+// Peer is the socket that a handshake came over: it tells when the other process ends.
+type Peer struct{ fd int }
+
+// PeerOf makes a Peer of a connection, which stays the caller's.
+func PeerOf(conn *net.UnixConn) (*Peer, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var p Peer
+	var dup error
+	err = raw.Control(func(fd uintptr) { p.fd, dup = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) })
+	if err := errors.Join(err, dup); err != nil {
+		return nil, fmt.Errorf("duplicate a socket: %w", err)
+	}
+	return &p, nil
+}
+
+// Close ends the peer, not the connection it was made of.
+func (p *Peer) Close() error { return unix.Close(p.fd) }
+
+// Woken says what ended a wait; several may be true.
+type Woken struct {
+	Events bool // there are some to read
+	Rung   bool
+	Left   bool // the other process closed its end of the socket, or said something on it
+}
+
+// Wait blocks the calling thread until there is an event, bell rings, or peer (nil: none) leaves.
+func (f *FD) Wait(bell *Bell, peer *Peer) (Woken, error) {
+	fds := []unix.PollFd{
+		{Fd: int32(f.fd), Events: unix.POLLIN},
+		{Fd: int32(bell.fd), Events: unix.POLLIN},
+		{Fd: -1},
+	}
+	if peer != nil {
+		fds[2] = unix.PollFd{Fd: int32(peer.fd), Events: unix.POLLIN | unix.POLLRDHUP}
+	}
+	for {
+		_, err := unix.Poll(fds, -1)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, unix.EINTR) {
+			return Woken{}, fmt.Errorf("wait for page faults: %w", err)
+		}
+	}
+	w := Woken{Events: fds[0].Revents != 0, Rung: fds[1].Revents != 0, Left: fds[2].Revents != 0}
+	if w.Rung {
+		bell.hush()
+	}
+	return w, nil
+}
