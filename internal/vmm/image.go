@@ -1,6 +1,10 @@
 package vmm
 
-import "time"
+import (
+	"context"
+	"net"
+	"time"
+)
 
 // Image is the memory and device state of a machine at rest: a directory whose files only the driver
 // that wrote it understands. It is immutable; many machines share its memory at once. The disk that
@@ -8,6 +12,22 @@ import "time"
 type Image struct {
 	Dir      string
 	Manifest Manifest
+	// Memory serves the content of the memory while the file in Dir, which has its size and will have its
+	// content, does not hold all of it; nil: it does. Only what Prepare and Load need is asked of it: a
+	// machine is captured when the file is whole.
+	Memory Memory
+}
+
+// Memory is an image's memory that is not all on this host's disk yet. Whoever made it keeps it until
+// the machine is dead, and ends the machine when it cannot be served any more. A driver uses one of the ways.
+type Memory interface {
+	// File is the path of a file that reads as the memory, for monitors that map one. Reading what is not
+	// there waits for it, and fails with EIO (a mapping: SIGBUS) when it does not come.
+	File() string
+	// Serve answers the page faults of one monitor, which sends its userfaultfd over conn as Firecracker
+	// does. It takes conn over, and returns nil when the monitor has ended or ctx has; an error says why
+	// faults are not answered any more: the monitor must be ended then.
+	Serve(ctx context.Context, conn *net.UnixConn) error
 }
 
 // ManifestVersion is the format written by this program; others are refused.
