@@ -1,5 +1,5 @@
 // Command pandastack-guest is the guest agent: the first process of a machine, started by the kernel as
-// /init of the initramfs.
+// /init of the initramfs. In a machine it can be run once more, by /proc/1/exe, to pack and unpack files.
 package main
 
 import (
@@ -8,13 +8,17 @@ import (
 	"os"
 
 	"github.com/pandastack/pandastack/internal/guest"
+	"github.com/pandastack/pandastack/internal/guest/pack"
 )
 
 func main() { os.Exit(run(context.Background())) }
 
 func run(ctx context.Context) int {
+	if os.Getpid() != 1 && len(os.Args) > 1 && pack.Verb(os.Args[1]) {
+		return pack.Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
+	}
 	if os.Getpid() != 1 {
-		fmt.Fprintln(os.Stderr, "pandastack-guest is the first process of a machine, and nothing else")
+		fmt.Fprintln(os.Stderr, "pandastack-guest is the first process of a machine; in one it also packs and unpacks files")
 		return 2
 	}
 	err := guest.Run(ctx)

@@ -30,6 +30,8 @@ const (
 	readyLimit = 3 * time.Minute
 	warmLimit  = 10 * time.Minute
 	readyPause = 200 * time.Millisecond
+	// startPause is how long a start command without a ready check must not have failed.
+	startPause = 2 * time.Second
 )
 
 // run bakes one job to its end.
@@ -57,12 +59,14 @@ func (b *Baker) bake(ctx context.Context, j *job) (err error) {
 	if err != nil {
 		return err
 	}
-	image, err := b.image(ctx, j)
-	if err != nil {
-		return err
+	if j.recipe.spec != nil && j.recipe.spec.KeepMemory {
+		return b.copy(ctx, j, &back, j.recipe.generation(platform))
 	}
 	id := j.recipe.machineID()
-	if err := b.boot(ctx, j, &back, id, image); err != nil {
+	if err := b.bootImage(ctx, j, &back, id); err != nil {
+		return err
+	}
+	if err := b.serve(ctx, j, id); err != nil {
 		return err
 	}
 	if err := b.check(ctx, j, id); err != nil {
@@ -85,6 +89,22 @@ func (b *Baker) did(step string) error {
 		return nil
 	}
 	return b.cfg.OnStep(step)
+}
+
+// bootImage boots a copy of the image that the recipe names or builds.
+func (b *Baker) bootImage(ctx context.Context, j *job, back *undo.Stack, id hostapi.MachineID) error {
+	if j.recipe.disk == nil {
+		image, err := b.image(ctx, j)
+		if err != nil {
+			return err
+		}
+		return b.boot(ctx, j, back, id, image)
+	}
+	image, release, err := j.recipe.disk(ctx)
+	if err != nil {
+		return err
+	}
+	return errors.Join(b.boot(ctx, j, back, id, image), release())
 }
 
 // image answers the path of the root image, built if there is none of this digest.
@@ -137,6 +157,7 @@ func (b *Baker) boot(ctx context.Context, j *job, back *undo.Stack, id hostapi.M
 	}
 	mc, err := b.cfg.Machines.Boot(ctx, machine.Boot{
 		ID: id, Template: r.Name, Disk: image, VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB, User: r.User, Workdir: r.Workdir,
+		Env: r.Env, DiskMiB: r.growMiB(),
 	})
 	if err != nil {
 		return err
@@ -194,15 +215,28 @@ func (b *Baker) warm(ctx context.Context, j *job, id hostapi.MachineID) error {
 
 // exec runs a command in the guest; its output goes to the log.
 func (b *Baker) exec(ctx context.Context, j *job, id hostapi.MachineID, command, user string) error {
-	guest, err := b.cfg.Machines.Guest(ctx, id)
-	if err != nil {
-		return err
-	}
-	proc, err := guest.Start(ctx, guestapi.ProcessSpec{Shell: command, User: user, Timeout: warmLimit})
+	proc, err := b.begin(ctx, j, id, guestapi.ProcessSpec{Shell: command, User: user, Timeout: warmLimit})
 	if err != nil {
 		return err
 	}
 	defer proc.Close()
+	return follow(ctx, j, proc)
+}
+
+// begin starts a program in the guest, of a published template where its user would find himself.
+func (b *Baker) begin(ctx context.Context, j *job, id hostapi.MachineID, spec guestapi.ProcessSpec) (guestapi.Process, error) {
+	guest, err := b.cfg.Machines.Guest(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if j.recipe.spec != nil {
+		spec.Dir = j.recipe.Workdir
+	}
+	return guest.Start(ctx, spec)
+}
+
+// follow reads a program's output into the log until it ends; one that did not end well is an error.
+func follow(ctx context.Context, j *job, proc guestapi.Process) error {
 	var lines lines
 	defer lines.flush(j.log)
 	for {
@@ -261,9 +295,14 @@ func (b *Baker) capture(ctx context.Context, j *job, back *undo.Stack, id hostap
 	r := j.recipe
 	old := b.cfg.Store.List(string(snapshot.Join(Area, string(r.Name))))
 	ref := snapshot.Join(Area, string(r.Name), fmt.Sprintf("%s-%d", generation, now().UnixMilli()))
+	finish := b.rewrite
+	if r.spec != nil && r.spec.Image == "" {
+		finish = nil // its disk goes on sharing blocks with what it was made from
+	}
 	snap, err := b.cfg.Machines.TakeSnapshot(ctx, id, ref, func(s *snapshot.Snapshot) {
-		s.Machine, s.Hostname, s.Env, s.Digest = "", "", nil, generation
-	}, b.rewrite)
+		s.Machine, s.Hostname, s.Env, s.Digest = "", "", r.Env, generation
+		s.Labels = r.labels()
+	}, finish)
 	if err != nil {
 		return err
 	}

@@ -68,6 +68,7 @@ func (w *world) start() {
 		Dir: filepath.Join(w.dir, "bake"), Recipes: []bake.Recipe{w.recipe}, Machines: w, Store: w.store,
 		Platform: func(context.Context) (string, error) { return w.platform, nil },
 		Rewrite:  rewrite,
+		Clone:    func(src, dst string) error { return rewrite(context.Background(), src, dst) },
 		OnStep: func(step string) error {
 			w.mu.Lock()
 			defer w.mu.Unlock()

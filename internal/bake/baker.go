@@ -41,7 +41,9 @@ type Config struct {
 	Platform func(ctx context.Context) (string, error)
 	// Rewrite copies a disk image into few extents, so that clones of it are cheap.
 	Rewrite func(ctx context.Context, src, dst string) error
-	Log     *slog.Logger
+	// Clone copies a file so that both share its blocks.
+	Clone func(src, dst string) error
+	Log   *slog.Logger
 	// OnStep, for tests, is called after every step; an error fails the bake there.
 	OnStep func(step string) error
 }
@@ -59,8 +61,8 @@ type Baker struct {
 
 // New makes a baker. It touches nothing.
 func New(cfg Config) (*Baker, error) {
-	if cfg.Dir == "" || cfg.Machines == nil || cfg.Store == nil || cfg.Platform == nil || cfg.Rewrite == nil {
-		return nil, errors.New("bake: directory, machines, store, platform and rewrite are required")
+	if cfg.Dir == "" || cfg.Machines == nil || cfg.Store == nil || cfg.Platform == nil || cfg.Rewrite == nil || cfg.Clone == nil {
+		return nil, errors.New("bake: directory, machines, store, platform, rewrite and clone are required")
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -115,11 +117,10 @@ func (b *Baker) recipe(name hostapi.TemplateName) (Recipe, error) {
 	if real, ok := b.aliases[name]; ok {
 		name = real
 	}
-	r, ok := b.recipes[name]
-	if !ok {
-		return Recipe{}, fmt.Errorf("template %q: %w", string(name), hostapi.ErrNotFound)
+	if r, ok := b.recipes[name]; ok {
+		return r, nil
 	}
-	return r, nil
+	return b.published(name)
 }
 
 // Current answers the baked result of a template as it would be baked now, and whether there is one.
@@ -171,12 +172,18 @@ func (b *Baker) start(ctx context.Context, name hostapi.TemplateName, force bool
 	j = newJob(r, force)
 	b.last[r.Name] = j
 	b.mu.Unlock()
+	return j, b.hand(ctx, j)
+}
+
+// hand gives a job to Run.
+func (b *Baker) hand(ctx context.Context, j *job) error {
 	select {
 	case b.jobs <- j:
-		return j, nil
+		return nil
 	case <-ctx.Done():
-		j.finish(context.Cause(ctx))
-		return nil, fmt.Errorf("bake template %s: %w", name, context.Cause(ctx))
+		err := fmt.Errorf("bake template %s: %w", j.recipe.Name, context.Cause(ctx))
+		j.finish(err)
+		return err
 	}
 }
 
@@ -219,21 +226,32 @@ func (b *Baker) Templates(ctx context.Context) ([]hostapi.Template, error) {
 	}
 	out := make([]hostapi.Template, 0, len(b.recipes))
 	for _, r := range b.recipes {
-		t := hostapi.Template{
-			Name: r.Name, Description: r.Description, Base: r.Base, VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB,
-			DiskMiB: r.DiskMiB, User: r.User, Workdir: r.Workdir, Tools: r.Tools, Hidden: r.Hidden,
-		}
-		if snap, ok := b.newest(r, r.generation(platform)); ok {
-			t.Baked, t.BakedAt, t.Bytes, t.DiskMiB = true, snap.Created, snap.Bytes, snap.DiskMiB
-		}
-		b.mu.Lock()
-		j := b.last[r.Name]
-		b.mu.Unlock()
-		if j != nil {
-			t.Bake = j.view()
-		}
-		out = append(out, t)
+		out = append(out, b.view(r, platform))
+	}
+	for _, r := range b.allPublished() {
+		out = append(out, b.view(r, platform))
 	}
 	slices.SortFunc(out, func(a, b hostapi.Template) int { return strings.Compare(string(a.Name), string(b.Name)) })
 	return out, nil
+}
+
+// view tells what is known of a template.
+func (b *Baker) view(r Recipe, platform string) hostapi.Template {
+	t := hostapi.Template{
+		Name: r.Name, Description: r.Description, Base: r.Base, VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB,
+		DiskMiB: r.DiskMiB, User: r.User, Workdir: r.Workdir, Tools: r.Tools, Hidden: r.Hidden,
+	}
+	if r.spec != nil {
+		t.Published, t.Labels = true, r.spec.Labels
+	}
+	if snap, ok := b.newest(r, r.generation(platform)); ok {
+		t.Baked, t.BakedAt, t.Bytes, t.DiskMiB = true, snap.Created, snap.Bytes, snap.DiskMiB
+	}
+	b.mu.Lock()
+	j := b.last[r.Name]
+	b.mu.Unlock()
+	if j != nil {
+		t.Bake = j.view()
+	}
+	return t
 }

@@ -14,13 +14,14 @@ import (
 const logLines = 200
 
 // share of the whole that is done when a step begins, in percent, as measured with the template base.
-var share = map[string]int{"rootfs": 0, "image": 60, "boot": 75, "check": 80, "warm": 85, "capture": 95}
+var share = map[string]int{"rootfs": 0, "image": 60, "boot": 75, "start": 78, "ready": 79, "check": 80, "warm": 85, "capture": 95}
 
 // job is one bake.
 type job struct {
 	recipe Recipe
 	force  bool
 	done   chan struct{}
+	tell   func(step, line string) // who published and wants to hear; nil: nobody
 
 	mu     sync.Mutex
 	cancel context.CancelCauseFunc // nil: not begun
@@ -72,10 +73,14 @@ func (j *job) step(name string) {
 
 func (j *job) log(line string) {
 	j.mu.Lock()
-	defer j.mu.Unlock()
+	step := j.bake.Step
 	j.bake.Log = append(j.bake.Log, line)
 	if n := len(j.bake.Log) - logLines; n > 0 {
 		j.bake.Log = slices.Delete(j.bake.Log, 0, n)
+	}
+	j.mu.Unlock()
+	if j.tell != nil {
+		j.tell(step, line)
 	}
 }
 

@@ -28,6 +28,11 @@ type Recipe struct {
 	Check       string   // shell command, run as User once the guest is ready; it proves that the template does what it promises
 	Warm        []string // shell commands, run as User before the capture
 	Digest      string   // of all that the root image depends on
+	Env         map[string]string
+	// spec is set of a published template, which has disk in place of Build.
+	spec *hostapi.Publish
+	// disk gives the image to boot a copy of, and what to call when it was copied.
+	disk func(ctx context.Context) (path string, release func() error, err error)
 	// Build makes the root image, a raw file that does not exist yet. work is a directory of its own on
 	// the same file system. It tells log each line, and step when "rootfs" and "image" begin. When it
 	// fails there is no image.

@@ -43,14 +43,18 @@ const (
 	BootWake     BootMode = "wake"
 )
 
-// Create asks for a machine. Exactly one of Template and Snapshot is set.
+// Create asks for a machine. Exactly one of Template, Snapshot and Image is set.
 type Create struct {
 	ID       MachineID
 	Template TemplateName
 	Snapshot SnapshotID
-	DiskMiB  int // 0: as the template; else at least that, the root file system grows
-	Hostname string
-	Env      map[string]string
+	Image    ImageID // boots cold from a copy of it, with VCPUs and MemoryMiB
+	DiskMiB  int     // 0: as the template; else at least that, the root file system grows
+	// VCPUs and MemoryMiB are of a machine from an Image; any other has those of what it is made from.
+	VCPUs     int
+	MemoryMiB int
+	Hostname  string
+	Env       map[string]string
 	// Keep: the machine's disk survives the death of its monitor, and the end of the host agent
 	// hibernates it instead of destroying it.
 	Keep   bool
@@ -156,7 +160,9 @@ type Template struct {
 	Baked       bool
 	BakedAt     time.Time
 	Bytes       int64
-	Bake        *Bake // under way or ended last; nil: none
+	Bake        *Bake             // under way or ended last; nil: none
+	Published   bool              // made by Publish; Labels are of that call
+	Labels      map[string]string // of a published one
 }
 
 // Bake is progress of making a template's image and snapshot.
@@ -203,6 +209,13 @@ type Event struct {
 	Console     []byte // as Host.Console, of a machine that died; nil if it could not be had
 }
 
+// LabelKind is the label that says what a machine or snapshot is for, where it is not a user's; KindBuild is its
+// value for those of builds.
+const (
+	LabelKind = "kind"
+	KindBuild = "build"
+)
+
 // Host is a host agent. Every method may be called at once; operations on one machine wait for each
 // other. Ids that are not there answer ErrNotFound, except Destroy, which is right twice.
 type Host interface {
@@ -230,6 +243,8 @@ type Host interface {
 	TakeSnapshot(ctx context.Context, machine MachineID, id SnapshotID, labels map[string]string) (Snapshot, error)
 	Snapshots(ctx context.Context) ([]Snapshot, error)
 	DeleteSnapshot(ctx context.Context, id SnapshotID) error
+
+	Builder
 
 	Templates(ctx context.Context) ([]Template, error)
 	// StartBake begins to bake, or joins a bake under way; Templates shows how it goes. force bakes again.

@@ -1,6 +1,6 @@
 // Package hostd is the host agent: it implements hostapi.Host over machines, snapshots and bakes.
 //
-// It owns the layout of the data directory (machines, snapshots, templates, bake, drafts), the words in
+// It owns the layout of the data directory (machines, snapshots, templates, bake, images, drafts), the words in
 // which the host answers, and who hears of events. How machines, images and networks are made it leaves
 // to the packages below; users and sandboxes it does not know.
 //

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -32,7 +33,7 @@ type Config struct {
 	Parallel int
 }
 
-// Deps are the other components. All are required but Log and Measure.
+// Deps are the other components. All are required but ImportRoot, Log and Measure.
 type Deps struct {
 	// Machine holds those that machines are made with; Store, Emit and Log are set here.
 	Machine machine.Deps
@@ -40,8 +41,12 @@ type Deps struct {
 	Platform func(ctx context.Context) (string, error)
 	// Rewrite copies a disk image into few extents.
 	Rewrite func(ctx context.Context, src, dst string) error
-	Measure snapshot.Measure
-	Log     *slog.Logger
+	// ImportRoot writes the root file system that tar holds into out, an empty file, as an image of the given
+	// size, and answers the number of files. It must touch nothing but out. What the stream is to blame for
+	// is hostapi.ErrInvalid. nil: images cannot be imported.
+	ImportRoot func(ctx context.Context, tar io.Reader, out *os.File, sizeMiB int) (files int, err error)
+	Measure    snapshot.Measure
+	Log        *slog.Logger
 }
 
 // Host is the host agent of this computer.
@@ -52,6 +57,7 @@ type Host struct {
 	store    *snapshot.Store
 	machines *machine.Manager
 	baker    *bake.Baker
+	images   images
 }
 
 var _ hostapi.Host = (*Host)(nil)
@@ -88,12 +94,16 @@ func (h *Host) Open(ctx context.Context) error {
 	}
 	baker, err := bake.New(bake.Config{
 		Dir: filepath.Join(h.cfg.DataDir, "bake"), Recipes: h.cfg.Recipes, Machines: machines, Store: store,
-		Platform: h.deps.Platform, Rewrite: h.deps.Rewrite, Log: h.deps.Log,
+		Platform: h.deps.Platform, Rewrite: h.deps.Rewrite, Clone: deps.Disks.Clone, Log: h.deps.Log,
 	})
 	if err != nil {
 		return err
 	}
 	if err := machines.Recover(ctx); err != nil {
+		return errors.Join(err, machines.Close())
+	}
+	h.images.dir = filepath.Join(h.cfg.DataDir, "images")
+	if err := h.images.open(); err != nil {
 		return errors.Join(err, machines.Close())
 	}
 	h.store, h.machines, h.baker = store, machines, baker

@@ -12,8 +12,11 @@ import (
 
 // Create implements hostapi.Host. A template that is not baked is baked first.
 func (h *Host) Create(ctx context.Context, req hostapi.Create) (hostapi.Machine, error) {
-	if (req.Template == "") == (req.Snapshot == "") {
-		return hostapi.Machine{}, fmt.Errorf("create machine %s: name a template or a snapshot, and not both: %w", req.ID, hostapi.ErrInvalid)
+	if one(req.Template != "", req.Snapshot != "", req.Image != "") != nil {
+		return hostapi.Machine{}, fmt.Errorf("create machine %s: name a template, a snapshot or an image, and one only: %w", req.ID, hostapi.ErrInvalid)
+	}
+	if req.Image != "" {
+		return h.bootImage(ctx, req)
 	}
 	if req.Snapshot != "" {
 		ref, err := snapshotRef(req.Snapshot)

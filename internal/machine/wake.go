@@ -182,12 +182,21 @@ type Boot struct {
 	DiskMiB   int // at least the image's size
 	User      string
 	Workdir   string
+	Env       map[string]string
+	// Listed: the machine is in List, with Labels and Egress, and another process takes it over. Any other
+	// is of no use to another process: Recover destroys it.
+	Listed bool
+	Labels map[string]string
+	Egress hostapi.Egress
 }
 
-// Boot makes a machine that boots cold. It is of no use to another process: Recover destroys it.
+// Boot makes a machine that boots cold.
 func (m *Manager) Boot(ctx context.Context, req Boot) (_ hostapi.Machine, err error) {
 	p := m.begin("boot")
 	defer func() { err = p.end(ctx, err) }()
+	if err := m.deps.Network.CheckEgress(req.Egress); err != nil {
+		return hostapi.Machine{}, fmt.Errorf("boot machine %s: %w", req.ID, err)
+	}
 	info, err := os.Stat(req.Disk)
 	if err != nil {
 		return hostapi.Machine{}, fmt.Errorf("boot machine %s: %w", req.ID, err)
@@ -196,8 +205,8 @@ func (m *Manager) Boot(ctx context.Context, req Boot) (_ hostapi.Machine, err er
 	how := start{how: howBoot, mode: hostapi.BootCold, diskMiB: max(have, req.DiskMiB), grow: req.DiskMiB > have}
 	mc, err := m.admit(p, intent{
 		ID: req.ID, State: creating, Template: req.Template, VCPUs: req.VCPUs, MemoryMiB: req.MemoryMiB,
-		DiskMiB: how.diskMiB, Slot: -1, Hostname: string(req.ID), User: req.User, Workdir: req.Workdir,
-		Scratch: true, Generation: 1, BootMode: how.mode, Created: time.Now().UTC(),
+		DiskMiB: how.diskMiB, Slot: -1, Hostname: string(req.ID), User: req.User, Workdir: req.Workdir, Env: req.Env,
+		Scratch: !req.Listed, Labels: req.Labels, Egress: req.Egress, Generation: 1, BootMode: how.mode, Created: time.Now().UTC(),
 	})
 	if err != nil {
 		return hostapi.Machine{}, err

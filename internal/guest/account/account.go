@@ -99,6 +99,19 @@ func (d Database) groups(user string) ([]uint32, error) {
 	return ids, nil
 }
 
+// Group finds a group's number by name or number; a number needs no entry. It tells whether there is one.
+func (d Database) Group(name string) (uint32, bool) {
+	if id, ok := parseID(name); ok {
+		return id, true
+	}
+	for id, known := range d.ids("/etc/group") {
+		if known == name {
+			return id, true
+		}
+	}
+	return 0, false
+}
+
 // Names turns numbers into names, reading each file once.
 type Names struct {
 	d             Database

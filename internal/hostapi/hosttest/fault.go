@@ -99,7 +99,7 @@ func (h *Host) Close() {
 }
 
 // quiet operations are not in Calls.
-var quiet = []string{"get", "list", "guest", "usage", "console", "snapshots", "templates", "capacity", "events"}
+var quiet = []string{"get", "list", "guest", "usage", "console", "snapshots", "templates", "images", "capacity", "events"}
 
 func (h *Host) next(from map[string][]error, op string) error {
 	list := from[op]

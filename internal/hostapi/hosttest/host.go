@@ -32,6 +32,8 @@ type Host struct {
 	machines   map[hostapi.MachineID]*machine
 	snapshots  map[hostapi.SnapshotID]*snapshot
 	templates  map[hostapi.TemplateName]hostapi.Template
+	contents   map[hostapi.TemplateName]*inside // of those that were published
+	images     map[hostapi.ImageID]image
 	failing    map[string][]error // next calls that fail before they begin
 	spoiled    map[string][]error // next calls that answer an error though they went well
 	hook       Hook
@@ -64,6 +66,8 @@ func New() *Host {
 		machines:   map[hostapi.MachineID]*machine{},
 		snapshots:  map[hostapi.SnapshotID]*snapshot{},
 		templates:  map[hostapi.TemplateName]hostapi.Template{},
+		contents:   map[hostapi.TemplateName]*inside{},
+		images:     map[hostapi.ImageID]image{},
 		failing:    map[string][]error{},
 		spoiled:    map[string][]error{},
 		watchers:   map[int]chan hostapi.Event{},
@@ -126,10 +130,23 @@ func (h *Host) create(req hostapi.Create) (hostapi.Machine, error) {
 		if env == nil {
 			env = maps.Clone(s.env)
 		}
+	} else if req.Image != "" {
+		i, ok := h.images[req.Image]
+		if !ok {
+			return hostapi.Machine{}, fmt.Errorf("image %s: %w", req.Image, hostapi.ErrNotFound)
+		}
+		m.VCPUs, m.MemoryMiB, m.DiskMiB, m.BootMode = req.VCPUs, req.MemoryMiB, i.SizeMiB, hostapi.BootCold
+		files = copyFiles(i.files)
 	} else {
 		t, ok := h.templates[req.Template]
 		if !ok {
 			return hostapi.Machine{}, fmt.Errorf("template %s: %w", req.Template, hostapi.ErrNotFound)
+		}
+		if c := h.contents[t.Name]; c != nil {
+			files = copyFiles(c.files)
+			if env == nil {
+				env = maps.Clone(c.env)
+			}
 		}
 		if !t.Baked {
 			m.BootMode, t.Baked, t.BakedAt = hostapi.BootCold, true, time.Now()

@@ -15,7 +15,8 @@ import (
 
 // shell understands a little of sh: words with quotes and $NAME, `;`, newlines, `&&`, `||`, and
 // redirections to a file or to stderr. Its programs are true, false, exit, echo, printf, cat, sleep,
-// env, pwd, whoami, hostname, touch, rm, mkdir, test -e, sh -c and NAME=value.
+// env, pwd, whoami, hostname, touch, rm, mkdir, test -e, sh -c, NAME=value, and the guest agent's pack and
+// unpack.
 type shell struct {
 	p     *process
 	env   map[string]string
@@ -195,6 +196,15 @@ func (s *shell) run(argv []string, to guestapi.Stream, direct bool) (int, string
 		code = s.sleep(args)
 	case "cat":
 		code = s.cat(args, say)
+	case "exe":
+		switch strings.Join(args[:min(1, len(args))], "") {
+		case "unpack":
+			code = s.unpack(args[1:])
+		case "pack":
+			code = s.pack(args[1:])
+		default:
+			code = 2
+		}
 	case "touch", "rm", "mkdir", "test":
 		code = s.files(path.Base(argv[0]), args)
 	case "sh", "bash":

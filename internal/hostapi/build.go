@@ -1,0 +1,78 @@
+package hostapi
+
+import (
+	"context"
+	"io"
+	"time"
+)
+
+// ImageID names an imported root file system image. The caller chooses it: 1 to 64 lower-case letters and digits.
+type ImageID string
+
+// Import asks for an image made from a tar stream of a root file system.
+type Import struct {
+	ID      ImageID
+	SizeMiB int // of the file system that the guest sees; what does not fit is refused with ErrInvalid
+}
+
+// Image is a root file system in one file. It lives as long as its host agent: whoever needs it longer
+// makes a machine or a template of it.
+type Image struct {
+	ID      ImageID
+	SizeMiB int   // that the guest sees
+	Bytes   int64 // that the file takes
+	Files   int
+	Created time.Time
+}
+
+// Publish asks for a template made from what there is. Exactly one of Snapshot, Image and Template is set.
+// Without KeepMemory nothing of the source's memory goes into it: a copy of its disk is booted anew, Start
+// runs, Ready succeeds, Warm runs, and the machine is captured as it is then, with Start running in it.
+type Publish struct {
+	Name     TemplateName // nobody has it
+	Snapshot SnapshotID
+	Image    ImageID
+	Template TemplateName // a published one
+	// KeepMemory captures a Snapshot as it is, with its size, user and environment; DiskMiB and below stay zero.
+	KeepMemory bool
+	VCPUs      int
+	MemoryMiB  int
+	DiskMiB    int // 0: as the source; never less
+	User       string
+	Workdir    string
+	Env        map[string]string
+	Start      string        // shell command that keeps running; "": none
+	Ready      string        // shell command that succeeds once Start can be used; "": Start only must not have failed
+	ReadyLimit time.Duration // for Ready; 0: three minutes
+	Warm       []string      // shell commands, run as User
+	Labels     map[string]string
+}
+
+// Builder is what a host does for builds of templates. See Host.
+type Builder interface {
+	// ImportImage makes an image and reads tar to its end. ErrInvalid: the stream is not a root file system,
+	// or too large; ErrNoSpace: the host's disk is full. After an error nothing is left.
+	ImportImage(ctx context.Context, req Import, tar io.Reader) (Image, error)
+	Images(ctx context.Context) ([]Image, error)
+	// DeleteImage removes an image; machines and templates made of it stay.
+	DeleteImage(ctx context.Context, id ImageID) error
+	// Publish makes a template and answers when it can be used. log, which may be nil, is told what happens,
+	// one line at a time, by step: "boot", "start", "ready", "warm", "capture". When it fails, or ctx ends,
+	// nothing is left. A *PublishError says which step failed.
+	Publish(ctx context.Context, req Publish, log func(step, line string)) (Template, error)
+	// DeleteTemplate removes a published template from the list at once, and its files when no machine runs
+	// on them any more. ErrUnsupported: it is not a published one.
+	DeleteTemplate(ctx context.Context, name TemplateName) error
+}
+
+// PublishError says in which step a template could not be published.
+type PublishError struct {
+	Step string
+	Err  error
+}
+
+// Error implements error.
+func (e *PublishError) Error() string { return e.Step + ": " + e.Err.Error() }
+
+// Unwrap gives the cause.
+func (e *PublishError) Unwrap() error { return e.Err }
