@@ -1,0 +1,339 @@
+package dockerfile
+
+import (
+	"archive/tar"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/moby/patternmatcher"
+)
+
+// Selection is the files of a context that a Copy names.
+type Selection struct {
+	// Digest is 64 hexadecimal digits of all names, kinds, permissions and contents. Times and owners of
+	// the context are not in it.
+	Digest    string
+	Files     int   // files, directories and links
+	Bytes     int64 // content of files, archives as they are
+	Directory bool  // Copy.Dest must be a directory; names in the stream are below it
+
+	c     *Context
+	copy  Copy
+	items []item
+}
+
+// item is one thing to write.
+type item struct {
+	name    string // relative to the destination
+	entry   *entry // nil: data
+	data    string
+	archive bool // its content is unpacked in the place of it
+}
+
+// Owner splits Chown: user and group, each a name, a number or "". No group means the user's own.
+func (c Copy) Owner() (user, group string) {
+	user, group, _ = strings.Cut(c.Chown, ":")
+	return user, group
+}
+
+// mode is what Chmod says; -1 without.
+func (c Copy) mode() int64 {
+	mode, err := strconv.ParseInt(c.Chmod, 8, 32)
+	if err != nil || mode > 0o7777 {
+		return -1
+	}
+	return mode
+}
+
+// Select finds what cp names in c. A pattern may match nothing as long as anything is found at all.
+func (c *Context) Select(cp Copy) (*Selection, error) {
+	exclude, err := patternmatcher.New(cp.Exclude)
+	if err != nil {
+		return nil, bad("--exclude: %v", err)
+	}
+	s := &Selection{c: c, copy: cp, Directory: strings.HasSuffix(cp.Dest, "/") || cp.Parents}
+	f := &finder{s: s, exclude: exclude, seen: map[string]int{}}
+	for _, src := range cp.Sources {
+		if err := checkSource(src); err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrContext, err)
+		}
+		if err := f.source(src); err != nil {
+			return nil, err
+		}
+	}
+	for _, file := range cp.Files {
+		f.put(item{name: file.Name, data: file.Data})
+	}
+	if !f.found && len(cp.Files) == 0 {
+		return nil, bad("nothing matches %s", clip(strings.Join(cp.Sources, " "), 200))
+	}
+	if f.sources > 1 {
+		s.Directory = true
+	}
+	return s, s.digest()
+}
+
+// finder collects the items of a Selection.
+type finder struct {
+	s       *Selection
+	exclude *patternmatcher.PatternMatcher
+	seen    map[string]int // name to index of the item; a later one takes its place
+	found   bool
+	sources int // files and directories that sources name
+}
+
+func (f *finder) put(it item) {
+	if i, ok := f.seen[it.name]; ok && !it.archive {
+		f.s.items[i] = it
+		return
+	}
+	if !it.archive {
+		f.seen[it.name] = len(f.s.items)
+	}
+	f.s.items = append(f.s.items, it)
+}
+
+// source finds what one source names.
+func (f *finder) source(src string) error {
+	base := "" // what is not kept of the path with --parents
+	pattern := strings.TrimLeft(src, "/")
+	if f.s.copy.Parents {
+		if before, after, ok := strings.Cut(pattern, "/./"); ok {
+			base, pattern = path.Clean(before), before+"/"+after
+		}
+	}
+	pattern = path.Clean(pattern)
+	c := f.s.c
+	if !strings.ContainsAny(pattern, `*?[\`) {
+		e, err := c.lookup(".", pattern, 40)
+		if err != nil {
+			return err
+		}
+		if e == nil || e.hidden {
+			return bad("%s is not there%s", clip(src, 200), c.whyNot(e))
+		}
+		return f.match(e, pattern, base)
+	}
+	names := []string{"."}
+	for _, part := range strings.Split(pattern, "/") {
+		var next []string
+		for _, dir := range names {
+			for _, child := range c.entries[dir].children {
+				ok, err := path.Match(part, path.Base(child))
+				if err != nil {
+					return bad("%s: %v", clip(src, 200), err)
+				}
+				if ok && !c.entries[child].hidden {
+					next = append(next, child)
+				}
+			}
+		}
+		names = next
+	}
+	for _, name := range names {
+		if err := f.match(c.entries[name], name, base); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Context) whyNot(e *entry) string {
+	if e != nil {
+		return ": " + ignoreName + " leaves it out"
+	}
+	if c.entries[ignoreName] != nil {
+		return "; does " + ignoreName + " leave it out?"
+	}
+	return ""
+}
+
+// match takes in what a source names: a file under its own name, of a directory what it holds.
+func (f *finder) match(e *entry, name, base string) error {
+	f.found = true
+	f.sources++
+	full, err := f.s.c.resolve(e)
+	if err != nil {
+		return err
+	}
+	if f.s.copy.Parents {
+		rel := strings.TrimPrefix(strings.TrimPrefix(name, base), "/")
+		for i, r := range rel {
+			if r == '/' {
+				if dir := f.s.c.entries[path.Join(base, rel[:i])]; dir != nil && dir.isDir() {
+					f.put(item{name: rel[:i], entry: dir})
+				}
+			}
+		}
+		if full.isDir() && rel != "." && rel != "" {
+			f.put(item{name: rel, entry: full})
+		}
+		if full.isDir() {
+			return f.below(full, rel, full.name)
+		}
+		return f.file(full, rel)
+	}
+	if full.isDir() {
+		f.s.Directory = true
+		return f.below(full, "", full.name)
+	}
+	return f.file(full, path.Base(name))
+}
+
+// file takes in a file that a source names.
+func (f *finder) file(e *entry, name string) error {
+	if out, err := f.excluded(path.Base(name)); out || err != nil {
+		return err
+	}
+	it := item{name: name, entry: e}
+	if f.s.copy.Unpack && e.mode.IsRegular() {
+		kind, err := f.s.c.archiveKind(e)
+		if err != nil {
+			return err
+		}
+		if it.archive = kind != notArchive; it.archive {
+			f.s.Directory = true
+		}
+	}
+	f.put(it)
+	return nil
+}
+
+func (f *finder) excluded(name string) (bool, error) {
+	if len(f.s.copy.Exclude) == 0 {
+		return false, nil
+	}
+	out, err := f.exclude.MatchesOrParentMatches(name)
+	if err != nil {
+		return false, bad("--exclude: %v", err)
+	}
+	return out, nil
+}
+
+// below takes in what the directory dir holds. root is the directory that a source named, which patterns of
+// --exclude are relative to.
+func (f *finder) below(dir *entry, under, root string) error {
+	for _, child := range dir.children {
+		e := f.s.c.entries[child]
+		if e.hidden {
+			continue
+		}
+		rel := strings.TrimPrefix(strings.TrimPrefix(child, root), "/")
+		if root == "." {
+			rel = child
+		}
+		out, err := f.excluded(rel)
+		if err != nil {
+			return err
+		}
+		name := path.Join(under, path.Base(child))
+		if !out {
+			f.put(item{name: name, entry: e})
+		}
+		if e.isDir() && (!out || f.exclude.Exclusions()) {
+			if err := f.below(e, name, root); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// digest counts and hashes the items, in the order of their names.
+func (s *Selection) digest() error {
+	slices.SortStableFunc(s.items, func(a, b item) int { return strings.Compare(a.name, b.name) })
+	k := keyer{sha256.New()}
+	k.str("selection 1", fmt.Sprint(s.Directory))
+	for _, it := range s.items {
+		s.Files++
+		if it.entry == nil {
+			s.Bytes += int64(len(it.data))
+			k.str(it.name, "data", it.data)
+			continue
+		}
+		e := it.entry
+		s.Bytes += e.size
+		k.str(it.name, fmt.Sprintf("%o %t", uint32(e.mode), it.archive), e.link)
+		if e.mode.IsRegular() {
+			sum, err := s.c.sum(e)
+			if err != nil {
+				return err
+			}
+			k.str(string(sum[:]))
+		}
+	}
+	s.Digest = hex.EncodeToString(k.h.Sum(nil))
+	return nil
+}
+
+// sum is the SHA-256 of a file, computed once.
+func (c *Context) sum(e *entry) ([32]byte, error) {
+	e.once.Do(func() {
+		r, err := c.open(e)
+		if err != nil {
+			e.err = fmt.Errorf("read build context: %w", err)
+			return
+		}
+		h := sha256.New()
+		n, err := io.Copy(h, io.LimitReader(r, e.size))
+		if err = errors.Join(err, r.Close()); err != nil {
+			e.err = fmt.Errorf("read build context: %w", err)
+		} else if n != e.size {
+			e.err = bad("%s became smaller while it was read", clip(e.name, 200))
+		}
+		h.Sum(e.sum[:0])
+	})
+	return e.sum, e.err
+}
+
+// WriteTar writes the files as a tar stream in which directories stand before what they hold. Files of
+// the context belong to uid and gid; what comes out of an archive keeps its owners unless Copy.Chown is set.
+func (s *Selection) WriteTar(ctx context.Context, w io.Writer, uid, gid int) error {
+	out := tar.NewWriter(w)
+	u := &unpacker{s: s, out: out, files: s.Files, bytes: s.Bytes, uid: uid, gid: gid}
+	for _, it := range s.items {
+		if err := context.Cause(ctx); err != nil {
+			return fmt.Errorf("write files of the build context: %w", err)
+		}
+		var err error
+		switch {
+		case it.archive:
+			err = u.unpack(ctx, it.entry)
+		case it.entry == nil:
+			err = writeData(out, it, uid, gid, s.copy.mode())
+		default:
+			err = s.c.writeEntry(out, it.entry, it.name, header{uid, gid, s.copy.mode()})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := out.Close(); err != nil {
+		return fmt.Errorf("write tar stream: %w", err)
+	}
+	return nil
+}
+
+// writeData writes a here-document.
+func writeData(out *tar.Writer, it item, uid, gid int, mode int64) error {
+	if mode < 0 {
+		mode = 0o644
+	}
+	h := &tar.Header{Typeflag: tar.TypeReg, Name: it.name, Size: int64(len(it.data)), Mode: mode, Uid: uid, Gid: gid, Format: tar.FormatPAX}
+	err := out.WriteHeader(h)
+	if err == nil {
+		_, err = io.WriteString(out, it.data)
+	}
+	if err != nil {
+		return fmt.Errorf("write tar stream: %w", err)
+	}
+	return nil
+}
