@@ -5,7 +5,7 @@ package templates
 
 import "embed"
 
-// Files holds <name>/recipe.yaml of every template.
+// Files holds <name>/recipe.yaml of every template, and the files beside it that the recipe uses.
 //
-//go:embed */recipe.yaml
+//go:embed */*
 var Files embed.FS

@@ -4,7 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"fmt"
+	"encoding/json"
 
 	"github.com/pandastack/pandastack/internal/guestapi"
 	"github.com/pandastack/pandastack/internal/hostapi"
@@ -49,7 +49,11 @@ type Start struct {
 func (r Recipe) generation(platform string) string {
 	text := r.Digest + "\n" + platform
 	if len(r.Start) > 0 {
-		text += fmt.Sprintf("\n%+v", r.Start) // maps are printed in the order of their keys
+		data, err := json.Marshal(r.Start)
+		if err != nil { // structs of strings, numbers and maps of strings always marshal
+			return ""
+		}
+		text += "\n" + string(data)
 	}
 	sum := sha256.Sum256([]byte(text))
 	return hex.EncodeToString(sum[:8])

@@ -18,7 +18,6 @@ import (
 	"github.com/pandastack/pandastack/internal/gate"
 	"github.com/pandastack/pandastack/internal/hostapi"
 	"github.com/pandastack/pandastack/internal/httpapi"
-	"github.com/pandastack/pandastack/internal/recipe"
 	"github.com/pandastack/pandastack/internal/repl"
 	"github.com/pandastack/pandastack/internal/sandbox"
 	"github.com/pandastack/pandastack/internal/store"
@@ -36,7 +35,11 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	if err != nil {
 		return nil, "", err
 	}
-	templates, err := template.New(host, db, aliases())
+	aliases, err := n.aliases()
+	if err != nil {
+		return nil, "", err
+	}
+	templates, err := template.New(host, db, aliases)
 	if err != nil {
 		return nil, "", err
 	}
@@ -68,21 +71,6 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	n.run(ctx, "audit log", log.Run)
 	n.run(ctx, "sandboxes", boxes.Run)
 	return handler, first, nil
-}
-
-// aliases are the other names of templates: those that published clients ask for, and the recipes' own.
-func aliases() map[string]string {
-	all := template.Builtin()
-	recipes, err := recipe.Builtin()
-	if err != nil { // host refuses the same first
-		return all
-	}
-	for _, r := range recipes {
-		for _, a := range r.Aliases {
-			all[a] = r.Name
-		}
-	}
-	return all
 }
 
 // faces makes what answers requests: ports of sandboxes by host name, the protocol of E2B, and /v1.

@@ -8,18 +8,13 @@ import (
 	"path/filepath"
 	"sync"
 
-	"github.com/pandastack/pandastack/internal/bake"
-	"github.com/pandastack/pandastack/internal/command"
 	"github.com/pandastack/pandastack/internal/disk"
-	"github.com/pandastack/pandastack/internal/hostapi"
 	"github.com/pandastack/pandastack/internal/hostd"
-	"github.com/pandastack/pandastack/internal/imagebuild"
 	"github.com/pandastack/pandastack/internal/jail"
 	"github.com/pandastack/pandastack/internal/kernel"
 	"github.com/pandastack/pandastack/internal/machine"
 	"github.com/pandastack/pandastack/internal/netslot"
 	"github.com/pandastack/pandastack/internal/probe"
-	"github.com/pandastack/pandastack/internal/recipe"
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/qemu"
 )
@@ -126,26 +121,6 @@ func (n *node) owner(j *jail.Jail) func(slot int) (uid, gid int) {
 		}
 		return uid, gid
 	}
-}
-
-// recipes gives the templates that can be baked here.
-func (n *node) recipes() ([]bake.Recipe, error) {
-	builtin, err := recipe.Builtin()
-	if err != nil {
-		return nil, err
-	}
-	var all []bake.Recipe
-	for _, r := range builtin {
-		all = append(all, bake.Recipe{
-			Name: hostapi.TemplateName(r.Name), Hidden: r.Hidden, Description: r.Description, Base: r.Distribution.Suite,
-			VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB, DiskMiB: r.DiskMiB, User: r.User, Workdir: r.Workdir, Tools: r.Tools,
-			Ready: r.Ready, Warm: r.Warm, Digest: r.Digest(),
-			Build: func(ctx context.Context, work, image string, log, step func(string)) error {
-				return imagebuild.Build(ctx, imagebuild.Options{Recipe: r, Work: work, Cache: n.path("cache"), Image: image, Log: command.Log(log), Step: step})
-			},
-		})
-	}
-	return all, nil
 }
 
 // platform names what boots and runs guests here. It is told once: see boot.

@@ -25,6 +25,7 @@ type Node struct {
 	Capacity  Capacity  `yaml:"capacity"`
 	Network   Network   `yaml:"network"`
 	Sandbox   Sandbox   `yaml:"sandbox"`
+	Templates Templates `yaml:"templates"`
 	Lifecycle Lifecycle `yaml:"lifecycle"`
 }
 
@@ -64,6 +65,12 @@ type Sandbox struct {
 	Template string        `yaml:"template" default:"base" doc:"Template of a create that names none."`
 	TTL      time.Duration `yaml:"ttl" default:"1h" doc:"Delete after so long without use when a create names no ttl; 0s is never."`
 	Spares   int           `yaml:"spares" default:"2" doc:"Monitors without a guest that wait for creates, one for each template used lately, some 15 MiB each; 0 is none."`
+}
+
+// Templates change the recipes that come with the program.
+type Templates struct {
+	Params  string `yaml:"params" default:"" doc:"Values for parameters of recipes, such as base.suite=trixie, separated by commas."`
+	Aliases string `yaml:"aliases" default:"" doc:"Other names of templates, such as ubuntu-24.04=base, separated by commas; they win over the names that recipes give."`
 }
 
 // Lifecycle bounds starting and stopping.

@@ -78,6 +78,12 @@ func (n *Node) validateNetwork(bad func(string, string, ...any), atLeast func(st
 	if _, err := n.Network.Servers(); err != nil {
 		bad("network.resolvers", "%v", err)
 	}
+	if _, err := n.Templates.Values(); err != nil {
+		bad("templates.params", "%v", err)
+	}
+	if _, err := n.Templates.Names(); err != nil {
+		bad("templates.aliases", "%v", err)
+	}
 }
 
 var namePrefix = regexp.MustCompile(`^[a-z][a-z0-9]{0,7}$`)
@@ -136,6 +142,24 @@ func (n Network) Servers() ([]netip.AddrPort, error) {
 			return nil, fmt.Errorf("%q is not an address", text)
 		}
 		all = append(all, a)
+	}
+	return all, nil
+}
+
+// Values reads Params.
+func (t Templates) Values() (map[string]string, error) { return pairs(t.Params) }
+
+// Names reads Aliases: other name to name.
+func (t Templates) Names() (map[string]string, error) { return pairs(t.Aliases) }
+
+func pairs(text string) (map[string]string, error) {
+	all := map[string]string{}
+	for _, one := range list(text) {
+		key, value, ok := strings.Cut(one, "=")
+		if _, twice := all[key]; !ok || key == "" || twice {
+			return nil, fmt.Errorf("%q is not a name and a value such as a=b, or is there twice", one)
+		}
+		all[key] = value
 	}
 	return all, nil
 }

@@ -1,9 +1,11 @@
 package imagebuild
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,8 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxCache bounds the packages that are kept, in bytes.
+// maxCache bounds the packages that are kept, in bytes, and the parts.
 const maxCache = 2 << 30
+
+// partsDir is the cache's directory of what came from other registries.
+const partsDir = "parts"
 
 // cacheHooks make mmdebstrap find downloaded packages in the cache and leave new ones there. The
 // directory is mounted into the new root inside mmdebstrap's own mount namespace, and taken off before
@@ -55,36 +60,56 @@ func lockCache(ctx context.Context, cache string) (release func() error, err err
 	}
 }
 
-// trim removes the packages that were added first until the rest fits into limit bytes.
+// trim removes the packages that were added first until the rest fits into limit bytes, and the same of parts.
 func trim(cache string, limit int64) error {
-	paths, err := filepath.Glob(filepath.Join(cache, "*.deb"))
-	if err != nil {
-		return err
-	}
-	type file struct {
-		path  string
-		bytes int64
-		added int64
-	}
-	var files []file
+	packages, err1 := filepath.Glob(filepath.Join(cache, "*.deb"))
+	parts, err2 := filepath.Glob(filepath.Join(cache, partsDir, "*"))
+	return errors.Join(err1, err2, trimPaths(packages, limit), trimPaths(parts, limit))
+}
+
+// kept is a file of the cache, or a directory with all that is in it.
+type kept struct {
+	path  string
+	bytes int64
+	added int64 // nanoseconds of the clock
+}
+
+func trimPaths(paths []string, limit int64) error {
+	var all []kept
 	var total int64
 	for _, p := range paths {
-		var st unix.Stat_t
-		if err := unix.Stat(p, &st); err != nil {
+		k, err := measure(p)
+		if err != nil {
 			return fmt.Errorf("package cache: %w", err)
 		}
-		files = append(files, file{p, st.Size, st.Ctim.Nano()})
-		total += st.Size
+		all = append(all, k)
+		total += k.bytes
 	}
-	slices.SortFunc(files, func(a, b file) int { return int(a.added/1e9 - b.added/1e9) })
-	for _, f := range files {
+	slices.SortFunc(all, func(a, b kept) int { return cmp.Compare(a.added, b.added) })
+	for _, k := range all {
 		if total <= limit {
 			return nil
 		}
-		if err := os.Remove(f.path); err != nil {
+		if err := os.RemoveAll(k.path); err != nil {
 			return fmt.Errorf("package cache: %w", err)
 		}
-		total -= f.bytes
+		total -= k.bytes
 	}
 	return nil
+}
+
+func measure(path string) (kept, error) {
+	k := kept{path: path}
+	err := filepath.WalkDir(path, func(p string, _ fs.DirEntry, err error) error {
+		var st unix.Stat_t
+		if err == nil {
+			err = unix.Lstat(p, &st)
+		}
+		if p == path {
+			k.added = st.Ctim.Nano()
+		}
+		k.bytes += st.Size
+		return err
+	})
+	return k, err
 }

@@ -1,19 +1,34 @@
 package imagebuild
 
 import (
+	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
+	"syscall"
 
+	"github.com/pandastack/pandastack/internal/command"
 	"github.com/pandastack/pandastack/internal/recipe"
 )
 
-// prologue is the same in every template. There is no service manager: the guest agent is the first
-// process. Host name, machine id and name servers are placeholders that it replaces after every start.
-const prologue = `#!/bin/sh
+// mounts give what runs in the root the file systems that programs expect. They are in a namespace of
+// their own and end with it.
+const mounts = `#!/bin/sh
 # Finishes a root file system. The only argument is its directory.
 set -eu
-chroot "$1" /bin/sh -eu <<'END_OF_FINISH'
-export DEBIAN_FRONTEND=noninteractive HOME=/root LC_ALL=C.UTF-8
+mount -t proc proc "$1/proc"
+mount -t sysfs -o ro sysfs "$1/sys"
+mount --rbind /dev "$1/dev"
+mount -t tmpfs tmpfs "$1/run"
+mount -t tmpfs tmpfs "$1/tmp"
+`
+
+// prologue is the same in every template. There is no service manager: the guest agent is the first
+// process. Host name, machine id and name servers are placeholders that it replaces after every start.
+const prologue = `chroot "$1" /bin/sh -eu <<'END_OF_FINISH'
+export DEBIAN_FRONTEND=noninteractive HOME=/root LC_ALL=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+unset TMPDIR
 echo sandbox > /etc/hostname
 printf '127.0.0.1 localhost sandbox\n::1 localhost ip6-localhost ip6-loopback\n' > /etc/hosts
 rm -f /etc/resolv.conf
@@ -26,7 +41,7 @@ printf '/dev/vda / ext4 defaults,noatime 0 1\n' > /etc/fstab
 `
 
 const epilogue = `find /tmp /var/tmp -mindepth 1 -delete
-rm -rf /var/lib/apt/lists/* /var/log/*.log /var/log/apt /var/cache/debconf/*-old
+rm -rf /root/.cache /var/lib/apt/lists/* /var/log/*.log /var/log/apt /var/cache/debconf/*-old
 END_OF_FINISH
 `
 
@@ -39,10 +54,38 @@ if [ -d /etc/sudoers.d ]; then
 fi
 `
 
-// finish is the script that turns a fresh root file system into the recipe's. The recipe's own commands
-// run last; the mark they cannot contain ends the text that is passed to the shell inside.
-func finish(r recipe.Recipe) string {
+// wheelInstall installs pinned wheels with the root's own Python and compiles them. The root's Python may
+// be one that the distribution keeps to itself; a sandbox is nobody's system.
+const wheelInstall = `python3 -m pip install --quiet --no-index --no-deps --require-hashes --root-user-action=ignore --no-warn-script-location --find-links /run/wheels%[1]d -r /run/wheels%[1]d.txt%[2]s
+`
+
+// finish turns a root file system of packages and parts into the recipe's. It runs without a network, in
+// namespaces of its own: whatever happens to it, nothing of it is left once it has ended.
+func finish(ctx context.Context, r recipe.Recipe, houses []wheelhouse, work string, log command.Log) error {
+	script := filepath.Join(work, "finish.sh")
+	if err := os.WriteFile(script, []byte(finishScript(r, houses)), 0o755); err != nil {
+		return err
+	}
+	opt := command.Options{
+		Log: log,
+		Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
+		Attr: &syscall.SysProcAttr{
+			Unshareflags: syscall.CLONE_NEWNS,
+			Cloneflags:   syscall.CLONE_NEWPID | syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS,
+		},
+		Kill: true,
+	}
+	return command.Run(ctx, opt, script, filepath.Join(work, "root"))
+}
+
+// finishScript is the script of finish. The recipe's own commands run last; the mark they cannot contain
+// ends the text that is passed to the shell inside.
+func finishScript(r recipe.Recipe, houses []wheelhouse) string {
 	var b strings.Builder
+	b.WriteString(mounts)
+	for i, h := range houses {
+		fmt.Fprintf(&b, "mkdir \"$1/run/wheels%[1]d\"\nmount --bind %[2]s \"$1/run/wheels%[1]d\"\ncp %[3]s \"$1/run/wheels%[1]d.txt\"\n", i, quote(h.dir), quote(h.list))
+	}
 	b.WriteString(prologue)
 	if r.User != "root" {
 		fmt.Fprintf(&b, addUser, r.User)
@@ -50,6 +93,13 @@ func finish(r recipe.Recipe) string {
 	fmt.Fprintf(&b, "mkdir -p %[1]s\n", quote(r.Workdir))
 	if r.User != "root" {
 		fmt.Fprintf(&b, "chown %s: %s\n", r.User, quote(r.Workdir))
+	}
+	for i, h := range houses {
+		into := " --break-system-packages"
+		if h.to != "" {
+			into = " --target " + quote(h.to)
+		}
+		fmt.Fprintf(&b, wheelInstall, i, into)
 	}
 	for _, cmd := range r.Setup {
 		fmt.Fprintf(&b, "sh -eu -c %s\n", quote(cmd))

@@ -57,10 +57,13 @@ func TestFinishPassesTextUnchanged(t *testing.T) {
 	r := recipe.Recipe{User: "user", Workdir: "/home/it's $HOME", Setup: []string{"echo \"a  b\" 'c' $X `d`\nsecond line"}}
 	dir := t.TempDir()
 	script := filepath.Join(dir, "finish.sh")
-	if err := os.WriteFile(script, []byte(finish(r)), 0o755); err != nil {
+	if err := os.WriteFile(script, []byte(finishScript(r, nil)), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "chroot"), []byte("#!/bin/sh\necho \"$@\"\ncat\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "mount"), []byte("#!/bin/sh\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(script, "/the/root")

@@ -27,7 +27,7 @@ import (
 func options(t *testing.T, dir string) imagebuild.Options {
 	t.Helper()
 	probetest.Need(t, probe.Config{}, probe.Root, probe.Tools)
-	all, err := recipe.Builtin()
+	all, err := recipe.Builtin(recipe.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,7 +16,7 @@ import (
 )
 
 // Root makes the root file system of a recipe as the directory work/root. cache is a directory of
-// packages that is read and added to; empty means none. The caller removes work, also after an error:
+// packages and parts that is read and added to; empty means none. The caller removes work, also after an error:
 // nothing is mounted below it any more.
 func Root(ctx context.Context, r recipe.Recipe, work, cache string, log command.Log) (err error) {
 	if os.Geteuid() != 0 {
@@ -26,18 +26,15 @@ func Root(ctx context.Context, r recipe.Recipe, work, cache string, log command.
 	if err != nil {
 		return err
 	}
-	script := filepath.Join(work, "finish.sh")
-	if err := os.WriteFile(script, []byte(finish(r)), 0o755); err != nil {
-		return fmt.Errorf("build root file system: %w", err)
-	}
-	hooks := []string{"--customize-hook=" + script}
+	keep := filepath.Join(work, "parts")
+	var hooks []string
 	if cache != "" {
 		release, err := lockCache(ctx, cache)
 		if err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, release()) }()
-		hooks = append(cacheHooks(cache), hooks...)
+		hooks, keep = cacheHooks(cache), filepath.Join(cache, partsDir)
 	}
 	opt := command.Options{
 		Log:   log,
@@ -52,6 +49,13 @@ func Root(ctx context.Context, r recipe.Recipe, work, cache string, log command.
 	args = append(args, suite, filepath.Join(work, "root"), "-")
 	if err := command.Run(ctx, opt, "mmdebstrap", args...); err != nil {
 		return fmt.Errorf("build root file system of template %s from suite %s: %w", r.Name, suite, err)
+	}
+	houses, err := parts(ctx, r, filepath.Join(work, "root"), work, keep, log)
+	if err == nil {
+		err = finish(ctx, r, houses, work, log)
+	}
+	if err != nil {
+		return fmt.Errorf("build root file system of template %s: %w", r.Name, err)
 	}
 	return nil
 }
@@ -101,7 +105,7 @@ func chooseOrigin(d recipe.Distribution, host apt.Distribution, known []apt.Sour
 	}
 	components := strings.Join(d.Components, " ")
 	if d.Mirror != "" {
-		return suite, []string{fmt.Sprintf("deb %s %s %s", d.Mirror, suite, components)}, nil
+		return suite, []string{sourceLine(apt.Source{URI: d.Mirror, Suite: suite, SignedBy: d.Keyring}, components)}, nil
 	}
 	base := apt.Source{}
 	seen := map[string]bool{}

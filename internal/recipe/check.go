@@ -19,6 +19,7 @@ const (
 	maxDiskMiB   = 2 << 20
 	maxList      = 500
 	maxCommand   = 8 << 10
+	maxStart     = 20
 )
 
 var (
@@ -26,6 +27,11 @@ var (
 	userForm    = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
 	packageForm = regexp.MustCompile(`^[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?([=/][A-Za-z0-9.+:~-]+)?$`)
 	wordForm    = regexp.MustCompile(`^[a-z0-9][a-z0-9./-]{0,63}$`)
+	npmForm     = regexp.MustCompile(`^(@[a-z0-9][a-z0-9._-]*/)?[a-z0-9][a-z0-9._-]*$`)
+	moduleForm  = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)+$`)
+	versionForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9.+_-]{0,99}$`)
+	fileForm    = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
+	envForm     = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,99}$`)
 	variants    = []string{"minbase", "essential", "apt", "important", "standard"}
 )
 
@@ -70,6 +76,13 @@ func (r Recipe) check() error {
 	c.that(path.IsAbs(r.Workdir) && path.Clean(r.Workdir) == r.Workdir && len(r.Workdir) < 1024,
 		"workdir", "is %q; give an absolute path without . and ..", r.Workdir)
 	r.Distribution.check(&c)
+	c.that(len(r.Parts) <= maxList && len(r.Start) <= maxStart, "parts, start", "have too many entries; at most %d and %d are allowed", maxList, maxStart)
+	for i, p := range r.Parts {
+		p.check(&c, fmt.Sprintf("parts[%d]", i))
+	}
+	for i, s := range r.Start {
+		s.check(&c, fmt.Sprintf("start[%d]", i))
+	}
 	c.commands(r.Setup, "setup")
 	c.commands(r.Warm, "warm")
 	if r.Ready != "" {
@@ -86,6 +99,7 @@ func (d Distribution) check(c *checker) {
 		c.that(ok, "distribution.mirror", "is %q; give an http or https address, or leave it out", d.Mirror)
 		c.that(d.Suite != "", "distribution.suite", "is empty; a mirror needs a suite")
 	}
+	c.that(d.Keyring == "" || path.IsAbs(d.Keyring) && !strings.ContainsAny(d.Keyring, " \t\n[]"), "distribution.keyring", "is %q; give an absolute path, or leave it out", d.Keyring)
 	c.that(slices.Contains(variants, d.Variant), "distribution.variant", "is %q; give one of %s", d.Variant, strings.Join(variants, ", "))
 	c.that(len(d.Components) > 0 && len(d.Components) <= 10, "distribution.components", "has %d entries; give one to ten, such as main", len(d.Components))
 	for i, w := range d.Components {
@@ -95,4 +109,50 @@ func (d Distribution) check(c *checker) {
 	for i, p := range d.Packages {
 		c.that(packageForm.MatchString(p), fmt.Sprintf("distribution.packages[%d]", i), "is %q; give the name of a package", p)
 	}
+}
+
+func (p Part) check(c *checker, field string) {
+	kinds := 0
+	for _, k := range []string{p.NPM, p.PyPI, p.Go, p.File} {
+		if k != "" {
+			kinds++
+		}
+	}
+	c.that(kinds == 1, field, "says %d of npm, pypi, go and file; give one", kinds)
+	absolute := path.IsAbs(p.To) && path.Clean(p.To) == p.To && p.To != "/" && len(p.To) < 1024
+	c.that(absolute || p.To == "" && p.PyPI != "", field+".to", "is %q; give an absolute path without . and ..", p.To)
+	c.that(p.NPM == "" || npmForm.MatchString(p.NPM), field+".npm", "is %q; give the name of a package", p.NPM)
+	c.that(p.Go == "" || moduleForm.MatchString(p.Go), field+".go", "is %q; give the path of a module", p.Go)
+	c.that(p.NPM == "" && p.Go == "" || versionForm.MatchString(p.Version), field+".version", "is %q; give the one version to take", p.Version)
+	prefix := map[bool]string{true: "sha512-", false: "h1:"}[p.NPM != ""]
+	c.that(p.Hash == "" || p.NPM+p.Go != "" && strings.HasPrefix(p.Hash, prefix), field+".hash", "is %q; give %s..., or leave it out", p.Hash, prefix)
+	for _, name := range []string{p.PyPI, p.File} {
+		c.that(name == "" || fileForm.MatchString(name), field, "is %q; give the name of a file beside the recipe", name)
+	}
+}
+
+func (s Start) check(c *checker, field string) {
+	c.that(fileForm.MatchString(s.Name), field+".name", "is %q; give letters, digits, dots and dashes", s.Name)
+	c.that((s.Command == "") != (s.Context == ""), field, "says both or none of command and context; give one")
+	if s.Command != "" {
+		c.command(s.Command, field+".command")
+	}
+	c.that(s.Context == "" || wordForm.MatchString(s.Context), field+".context", "is %q; give a language such as python", s.Context)
+	c.that(userForm.MatchString(s.User), field+".user", "is %q; give a Unix user name such as user, or root", s.User)
+	c.that(path.IsAbs(s.Dir), field+".dir", "is %q; give an absolute path", s.Dir)
+	for name, value := range s.Env {
+		c.that(envForm.MatchString(name) && !strings.ContainsRune(value, 0), field+".env", "has %q; give names of letters, digits and underscores", name)
+	}
+}
+
+// checkFiles wants every file that the recipe names to be there.
+func (r Recipe) checkFiles() error {
+	var c checker
+	for i, p := range r.Parts {
+		for _, name := range []string{p.PyPI, p.File} {
+			_, ok := r.Files[name]
+			c.that(name == "" || ok, fmt.Sprintf("parts[%d]", i), "names %q, which is not beside the recipe", name)
+		}
+	}
+	return errors.Join(c.problems...)
 }

@@ -1,22 +1,17 @@
 // Package recipe says what a template is made of, in a small YAML file.
 //
-// It owns the format: every field, its bounds and its default. It builds nothing. Parse refuses what it
-// does not fully understand and names every problem at once, with field and remedy. Recipes are values;
-// nobody changes one after it was parsed.
+// It owns the format: every field, its bounds and its default, the parameters of a recipe file and its
+// variants. It builds nothing. Load refuses what it does not fully understand and names every problem at
+// once, with field and remedy. Recipes are values; nobody changes one after it was loaded.
 package recipe
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
-	"maps"
-	"path"
-	"slices"
 
-	"github.com/pandastack/pandastack/templates"
 	"go.yaml.in/yaml/v4"
 )
 
@@ -34,18 +29,60 @@ type Recipe struct {
 	Tools       []string `yaml:"tools"`    // what a user finds in it, for lists
 
 	Distribution Distribution `yaml:"distribution"`
-	Setup        []string     `yaml:"setup"` // shell commands, run in order as root in the new root file system
-	Ready        string       `yaml:"ready"` // shell command in the booted guest that succeeds once it can be used
+	Parts        []Part       `yaml:"parts"` // put into the root file system in order, after its packages and before Setup
+	Setup        []string     `yaml:"setup"` // shell commands, run in order as root in the new root file system, without a network
+	Start        []Start      `yaml:"start"` // programs that run on in the template, started in order in the booted guest
+	Ready        string       `yaml:"ready"` // shell command, run as root in the booted guest, that succeeds once it can be used
 	Warm         []string     `yaml:"warm"`  // shell commands run as User before the capture; they must succeed
+
+	// Params are the names of the parameters that the recipe file has, in order. Load fills them in.
+	Params []string `yaml:"-"`
+	// Files are those beside the recipe that it may use, by name. Load fills them in. CheckFile among them
+	// is the template's own proof.
+	Files map[string][]byte `yaml:"-"`
 }
+
+// CheckFile is the script beside a recipe that proves in a guest that its template does what it promises,
+// and CheckPath is where the guest finds it.
+const (
+	CheckFile = "check"
+	CheckPath = "/usr/local/lib/pandastack/check"
+)
 
 // Distribution says which packages make the root file system, and from where.
 type Distribution struct {
 	Suite      string   `yaml:"suite"`   // "bookworm"; empty: the host's own
 	Mirror     string   `yaml:"mirror"`  // http(s) address; empty: the host's own sources of that suite
+	Keyring    string   `yaml:"keyring"` // file on the host with the keys that sign Mirror; empty: those the host trusts
 	Variant    string   `yaml:"variant"` // of mmdebstrap: minbase, essential, apt, important, standard
 	Components []string `yaml:"components"`
 	Packages   []string `yaml:"packages"`
+}
+
+// Part is something beside the distribution's packages. Exactly one of NPM, PyPI, Go and File is set. What
+// comes from a registry comes through the host's own npm, pip or go, as they are configured there.
+type Part struct {
+	NPM     string `yaml:"npm"`     // package, such as "@scope/name"; unpacked, nothing of it is run
+	PyPI    string `yaml:"pypi"`    // file beside the recipe with pinned wheels and their hashes, for pip
+	Go      string `yaml:"go"`      // module, such as "golang.org/toolchain"; unpacked
+	File    string `yaml:"file"`    // file beside the recipe
+	Version string `yaml:"version"` // of NPM or Go
+	// Hash is what must come: of NPM the registry's integrity ("sha512-..."), of Go the module's sum
+	// ("h1:..."). Empty: what the host's program has checked is believed.
+	Hash string `yaml:"hash"`
+	To   string `yaml:"to"`   // absolute path of the directory, of File the file; of PyPI empty: the guest's own Python
+	Exec bool   `yaml:"exec"` // File is a program
+}
+
+// Start is a program that runs on in the template and so in every machine made of it. Exactly one of
+// Command and Context is set.
+type Start struct {
+	Name    string            `yaml:"name"`
+	Command string            `yaml:"command"` // shell command, the program itself and not a service in the background
+	Context string            `yaml:"context"` // language of a context for cells of code, such as "python"
+	User    string            `yaml:"user"`    // empty: the recipe's
+	Dir     string            `yaml:"dir"`     // empty: the recipe's Workdir
+	Env     map[string]string `yaml:"env"`
 }
 
 // MaxBytes is the largest recipe file that is read.
@@ -65,6 +102,10 @@ func Parse(data []byte) (Recipe, error) {
 	}
 	if r.Workdir == "" {
 		r.Workdir = r.Home()
+	}
+	for i := range r.Start {
+		s := &r.Start[i]
+		s.User, s.Dir = cmp.Or(s.User, r.User), cmp.Or(s.Dir, r.Workdir)
 	}
 	if err := r.check(); err != nil {
 		return Recipe{}, err
@@ -90,77 +131,16 @@ func (r Recipe) Base() string {
 
 // imageFormat counts the ways in which the same recipe was built into something different: what is baked
 // already is baked again when it changes.
-const imageFormat = 2
+const imageFormat = 3
 
 // Digest changes whenever anything does that the baked result depends on: name, description, aliases
 // and tools are only shown. Hexadecimal.
 func (r Recipe) Digest() string {
-	r.Name, r.Description, r.Aliases, r.Tools, r.Hidden = "", "", nil, nil, false
+	r.Name, r.Description, r.Aliases, r.Tools, r.Hidden, r.Params = "", "", nil, nil, false, nil
 	data, err := json.Marshal(r)
 	if err != nil { // a struct of strings and numbers always marshals
 		return ""
 	}
 	sum := sha256.Sum256(fmt.Appendf(nil, "%d %s", imageFormat, data))
 	return hex.EncodeToString(sum[:])
-}
-
-// Builtin gives the recipes that come with the program, by name.
-func Builtin() (map[string]Recipe, error) { return Load(templates.Files) }
-
-// Load reads <name>/recipe.yaml of every directory of a file system and checks that names and aliases
-// mean one template each.
-func Load(files fs.FS) (map[string]Recipe, error) {
-	paths, err := fs.Glob(files, "*/recipe.yaml")
-	if err != nil {
-		return nil, err
-	}
-	all := map[string]Recipe{}
-	var problems error
-	for _, p := range paths {
-		data, err := fs.ReadFile(files, p)
-		if err == nil {
-			var r Recipe
-			if r, err = Parse(data); err == nil && r.Name != path.Dir(p) {
-				err = fmt.Errorf("recipe %s names itself %q; name and directory must be the same", p, r.Name)
-			}
-			all[path.Dir(p)] = r
-		}
-		if err != nil {
-			problems = errors.Join(problems, fmt.Errorf("%s: %w", p, err))
-		}
-	}
-	if problems == nil {
-		problems = unique(all)
-	}
-	if problems != nil {
-		return nil, problems
-	}
-	return all, nil
-}
-
-func unique(all map[string]Recipe) error {
-	owner := map[string]string{}
-	var problems error
-	for _, name := range slices.Sorted(maps.Keys(all)) {
-		for _, n := range append([]string{name}, all[name].Aliases...) {
-			if o, taken := owner[n]; taken {
-				problems = errors.Join(problems, fmt.Errorf("%q names both template %s and template %s; remove one of them from aliases", n, o, name))
-			}
-			owner[n] = name
-		}
-	}
-	return problems
-}
-
-// Resolve finds a recipe by name or alias.
-func Resolve(all map[string]Recipe, name string) (Recipe, bool) {
-	if r, ok := all[name]; ok {
-		return r, true
-	}
-	for _, r := range all {
-		if slices.Contains(r.Aliases, name) {
-			return r, true
-		}
-	}
-	return Recipe{}, false
 }

@@ -10,7 +10,7 @@ import (
 )
 
 func TestBuiltin(t *testing.T) {
-	all, err := recipe.Builtin()
+	all, err := recipe.Builtin(recipe.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,11 +86,11 @@ func TestLoadRefusesAmbiguity(t *testing.T) {
 		"a/recipe.yaml": {Data: []byte("name: a\naliases: [c]\n")},
 		"b/recipe.yaml": {Data: []byte("name: b\naliases: [c]\n")},
 	}
-	if _, err := recipe.Load(files); err == nil || !strings.Contains(err.Error(), `"c" names both`) {
+	if _, err := recipe.Load(files, recipe.Options{}); err == nil || !strings.Contains(err.Error(), `"c" names both`) {
 		t.Errorf("error %v", err)
 	}
 	files = fstest.MapFS{"a/recipe.yaml": {Data: []byte("name: b\n")}}
-	if _, err := recipe.Load(files); err == nil {
+	if _, err := recipe.Load(files, recipe.Options{}); err == nil {
 		t.Error("a recipe has another name than its directory")
 	}
 }

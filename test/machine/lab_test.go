@@ -280,7 +280,7 @@ func (l *lab) close(leave bool) error { return errors.Join(l.stop(), l.end(leave
 
 // recipes gives the templates of the tests. Their root images are built once for a data directory.
 func recipes(data string) ([]bake.Recipe, error) {
-	all, err := recipe.Builtin()
+	all, err := recipe.Builtin(recipe.Options{})
 	if err != nil {
 		return nil, err
 	}

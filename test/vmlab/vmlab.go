@@ -101,7 +101,7 @@ func build(t testing.TB, repository, path string) {
 // root builds the disk of template mini once.
 func root(t testing.TB, cache string) string {
 	t.Helper()
-	all, err := recipe.Builtin()
+	all, err := recipe.Builtin(recipe.Options{})
 	must(t, err)
 	mini, ok := all["mini"]
 	if !ok {

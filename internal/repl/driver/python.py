@@ -313,6 +313,28 @@ sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", close
 sys.argv = [""]
 sys.path.insert(0, "")
 driver = os.getpid()
+
+
+def prepare():
+    """Imports what the environment names and walks the way of a cell once, so that the first one finds it gone before."""
+    global count
+    import codecs, gc, importlib
+    codecs.getincrementaldecoder("utf-8")
+    for name in os.environ.pop("PANDASTACK_PRELOAD", "").split():
+        importlib.import_module(name)
+    handle({"id": None, "code": "print(end='')\n1+1"})
+    count = 0
+    space.pop("_", None)
+    linecache.cache.clear()
+    gc.collect()
+    gc.freeze()
+    path = os.environ.pop("PANDASTACK_PREPARED", "")
+    if path:
+        open(path, "w").close()
+
+
+if "PANDASTACK_PRELOAD" in os.environ:
+    prepare()
 for line in requests:
     handle(json.loads(line))
     if os.getpid() != driver:

@@ -1,0 +1,158 @@
+package imagebuild
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/pandastack/pandastack/internal/command"
+	"github.com/pandastack/pandastack/internal/recipe"
+)
+
+// fetcher brings parts from registries into a directory, through the programs that the machine has for it.
+type fetcher struct {
+	dir  string // of what was fetched, kept
+	work string // directory for what is in between
+	log  command.Log
+}
+
+// need answers an error with a remedy when a program is missing.
+func need(program, remedy string) error {
+	if _, err := exec.LookPath(program); err != nil {
+		return fmt.Errorf("%w: %s", err, remedy)
+	}
+	return nil
+}
+
+// path is where what key names is kept.
+func (f fetcher) path(kind, key string) string {
+	sum := sha256.Sum256([]byte(key))
+	return filepath.Join(f.dir, kind+"-"+hex.EncodeToString(sum[:12]))
+}
+
+// keep answers the path of what key names. It is fetched unless it is there, and verified in either case:
+// what does not pass is removed.
+func (f fetcher) keep(kind, key string, fetch func(to string) error, verify func(path string) error) (string, error) {
+	path := f.path(kind, key)
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		f.log.Printf("fetch %s %s", kind, key)
+		if err := fetch(path); err != nil {
+			return "", fmt.Errorf("fetch %s %s: %w", kind, key, err)
+		}
+	} else if err != nil {
+		return "", err
+	}
+	if err := verify(path); err != nil {
+		return "", errors.Join(fmt.Errorf("%s %s: %w", kind, key, err), os.Remove(path))
+	}
+	return path, nil
+}
+
+// scratch makes an empty directory and calls do with it.
+func (f fetcher) scratch(do func(dir string) error) (err error) {
+	dir, err := os.MkdirTemp(f.work, "fetch-")
+	if err != nil {
+		return err
+	}
+	// Go makes what it unpacks read-only, directories too, and root removes them all the same.
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	return do(dir)
+}
+
+// npm brings the archive of a package.
+func (f fetcher) npm(ctx context.Context, p recipe.Part) (string, error) {
+	key := p.NPM + "@" + p.Version
+	return f.keep("npm", key, func(to string) error {
+		if err := need("npm", "install npm, which knows where packages come from here"); err != nil {
+			return err
+		}
+		return f.scratch(func(dir string) error {
+			// Without a package of its own around it and with no scripts: it only fetches.
+			opt := command.Options{Dir: dir, Log: f.log}
+			if err := command.Run(ctx, opt, "npm", "pack", "--silent", "--ignore-scripts", "--pack-destination", dir, key); err != nil {
+				return err
+			}
+			found, err := filepath.Glob(filepath.Join(dir, "*.tgz"))
+			if err != nil || len(found) != 1 {
+				return fmt.Errorf("npm left %d archives, want one: %w", len(found), err)
+			}
+			return os.Rename(found[0], to)
+		})
+	}, func(path string) error { return verifyIntegrity(path, p.Hash) })
+}
+
+// module brings the archive of a Go module.
+func (f fetcher) module(ctx context.Context, p recipe.Part) (string, error) {
+	key := p.Go + "@" + p.Version
+	return f.keep("go", key, func(to string) error {
+		if err := need("go", "install Go, which knows where modules come from here"); err != nil {
+			return err
+		}
+		return f.scratch(func(dir string) error {
+			opt := command.Options{Dir: dir, Log: f.log, Env: []string{"GOMODCACHE=" + filepath.Join(dir, "mod"), "GOFLAGS=-modcacherw", "GOTOOLCHAIN=local", "GOWORK=off"}}
+			out, err := command.Output(ctx, opt, "go", "mod", "download", "-json", key)
+			var got struct{ Zip, Error string }
+			if jsonErr := json.Unmarshal([]byte(out), &got); err == nil && jsonErr != nil {
+				err = jsonErr
+			}
+			if got.Error != "" {
+				return errors.New(got.Error)
+			}
+			if err != nil {
+				return err
+			}
+			return os.Rename(got.Zip, to)
+		})
+	}, func(path string) error { return verifySum(path, p.Hash) })
+}
+
+// platforms are the names by which wheels for this processor go, for C libraries that every supported
+// distribution has.
+var platforms = map[string]string{"amd64": "x86_64", "arm64": "aarch64"}
+
+// wheels brings the wheels that a file pins, for the guest's version of Python, and answers the directory
+// they are in. pip checks the hash of every one, also of those that are there already.
+func (f fetcher) wheels(ctx context.Context, requirements []byte, python, arch string) (string, error) {
+	if err := need("pip3", "install pip for Python 3, which knows where packages come from here"); err != nil {
+		return "", err
+	}
+	dir := f.path("wheels", python+" "+arch+" "+string(requirements))
+	args := []string{"download", "--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:",
+		"--implementation", "cp", "--python-version", python, "--dest", dir}
+	for _, glibc := range []string{"2_17", "2_24", "2_26", "2_27", "2_28", "2_31", "2_34", "2_35"} {
+		args = append(args, "--platform", "manylinux_"+glibc+"_"+platforms[arch])
+	}
+	args = append(args, "--platform", "manylinux2014_"+platforms[arch], "--platform", "manylinux1_"+platforms[arch])
+	return dir, f.scratch(func(work string) error {
+		list := filepath.Join(work, "requirements.txt")
+		if err := os.WriteFile(list, requirements, 0o644); err != nil {
+			return err
+		}
+		f.log.Printf("fetch wheels for Python %s", python)
+		if err := command.Run(ctx, command.Options{Dir: work, Log: f.log}, "pip3", append(args, "-r", list)...); err != nil {
+			return fmt.Errorf("fetch wheels: %w", err)
+		}
+		return nil
+	})
+}
+
+// pythonOf gives the version of Python 3 that a root file system has, as "3.11".
+func pythonOf(root string) (string, error) {
+	target, err := os.Readlink(filepath.Join(root, "usr/bin/python3"))
+	if err != nil {
+		return "", fmt.Errorf("the root file system has no Python 3, which its wheels are for; add the package python3: %w", err)
+	}
+	version, ok := strings.CutPrefix(filepath.Base(target), "python")
+	if !ok || version == "" {
+		return "", fmt.Errorf("the root file system's python3 is %q, which does not say its version", target)
+	}
+	return version, nil
+}

@@ -1,0 +1,289 @@
+package recipe
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/pandastack/pandastack/templates"
+	"go.yaml.in/yaml/v4"
+)
+
+// Options change what recipe files say. The zero value changes nothing.
+type Options struct {
+	// Params are values for parameters, by "template.parameter"; the name of a variant is a template's too.
+	Params map[string]string
+}
+
+// recipeFile describes a template; readmeFile beside it is for people and no part of it.
+const (
+	recipeFile = "recipe.yaml"
+	readmeFile = "README.md"
+)
+
+// maxFile bounds one file beside a recipe, in bytes, and maxFiles their number.
+const (
+	maxFile  = 1 << 20
+	maxFiles = 50
+)
+
+// Builtin gives the recipes that come with the program, by name.
+func Builtin(opt Options) (map[string]Recipe, error) { return Load(templates.Files, opt) }
+
+// Load reads <name>/recipe.yaml of every directory of a file system, with the files beside it, and checks
+// that names and aliases mean one template each.
+//
+// A recipe file has two keys that a Recipe has not. "params" maps names to values; {{name}} in any text of
+// the file stands for the value. "variants" maps names to documents that are laid over the file: maps are
+// joined, everything else is replaced. Variant v of template t is the template "t.v"; it has no aliases
+// unless it names its own, and is hidden unless it says that it is not.
+func Load(files fs.FS, opt Options) (map[string]Recipe, error) {
+	paths, err := fs.Glob(files, "*/"+recipeFile)
+	if err != nil {
+		return nil, err
+	}
+	all := map[string]Recipe{}
+	var problems error
+	for _, p := range paths {
+		list, err := family(files, path.Dir(p), opt)
+		if err != nil {
+			problems = errors.Join(problems, fmt.Errorf("%s: %w", p, err))
+		}
+		for _, r := range list {
+			all[r.Name] = r
+		}
+	}
+	if problems == nil {
+		problems = errors.Join(unique(all), unused(all, opt))
+	}
+	if problems != nil {
+		return nil, problems
+	}
+	return all, nil
+}
+
+// family gives the template of a directory and its variants.
+func family(files fs.FS, name string, opt Options) ([]Recipe, error) {
+	beside, err := readFiles(files, name)
+	if err != nil {
+		return nil, err
+	}
+	base, err := decode(beside[recipeFile])
+	if err != nil {
+		return nil, err
+	}
+	delete(beside, recipeFile)
+	if base["name"] != name {
+		return nil, fmt.Errorf("the recipe names itself %q; name and directory must be the same", base["name"])
+	}
+	variants, ok := take(base, "variants")
+	if !ok {
+		return nil, errors.New("recipe: variants: is no map of names to documents")
+	}
+	documents := map[string]map[string]any{name: base}
+	for v, over := range variants {
+		o, ok := over.(map[string]any)
+		if !ok || !nameForm.MatchString(v) {
+			return nil, fmt.Errorf("recipe: variants: %q is no name of lower-case letters, digits, dots and dashes with a document", v)
+		}
+		d := join(map[string]any{"hidden": true}, base)
+		d["hidden"] = true
+		delete(d, "aliases")
+		d = join(d, o)
+		d["name"] = name + "." + v
+		documents[name+"."+v] = d
+	}
+	var list []Recipe
+	var problems error
+	for _, n := range slices.Sorted(maps.Keys(documents)) {
+		r, err := build(documents[n], n, opt)
+		r.Files = beside
+		if err = errors.Join(err, r.checkFiles()); err != nil {
+			problems = errors.Join(problems, fmt.Errorf("%s: %w", n, err))
+		}
+		list = append(list, r)
+	}
+	return list, problems
+}
+
+// build makes a recipe of a document without variants.
+func build(document map[string]any, name string, opt Options) (Recipe, error) {
+	document = maps.Clone(document)
+	params, err := parameters(document, name, opt)
+	if err != nil {
+		return Recipe{}, err
+	}
+	filled, err := fill(document, params)
+	if err != nil {
+		return Recipe{}, err
+	}
+	data, err := yaml.Dump(filled)
+	if err != nil {
+		return Recipe{}, fmt.Errorf("recipe: %w", err)
+	}
+	r, err := Parse(data)
+	r.Params = slices.Sorted(maps.Keys(params))
+	return r, err
+}
+
+func decode(data []byte) (map[string]any, error) {
+	if len(data) > MaxBytes {
+		return nil, fmt.Errorf("recipe has %d bytes; at most %d are read", len(data), MaxBytes)
+	}
+	var out map[string]any
+	if err := yaml.Load(data, &out); err != nil {
+		return nil, fmt.Errorf("recipe: %w", err)
+	}
+	return out, nil
+}
+
+// readFiles reads the files of a template's directory by name.
+func readFiles(files fs.FS, dir string) (map[string][]byte, error) {
+	list, err := fs.ReadDir(files, dir)
+	if err != nil {
+		return nil, err
+	}
+	if len(list) > maxFiles {
+		return nil, fmt.Errorf("there are %d files; at most %d are read", len(list), maxFiles)
+	}
+	out := map[string][]byte{}
+	for _, e := range list {
+		if !e.Type().IsRegular() || e.Name() == readmeFile {
+			continue
+		}
+		data, err := fs.ReadFile(files, path.Join(dir, e.Name()))
+		if err != nil {
+			return nil, err
+		}
+		if len(data) > maxFile {
+			return nil, fmt.Errorf("%s has %d bytes; at most %d are read", e.Name(), len(data), maxFile)
+		}
+		out[e.Name()] = data
+	}
+	return out, nil
+}
+
+// take removes a map from a document; one that is missing is empty.
+func take(document map[string]any, key string) (map[string]any, bool) {
+	v, there := document[key]
+	delete(document, key)
+	m, ok := v.(map[string]any)
+	return m, ok || !there || v == nil
+}
+
+// join lays over over base: maps are joined, everything else is replaced. Neither is changed.
+func join(base, over map[string]any) map[string]any {
+	out := maps.Clone(base)
+	for k, v := range over {
+		b, isMap := out[k].(map[string]any)
+		if o, both := v.(map[string]any); isMap && both {
+			v = join(b, o)
+		}
+		out[k] = v
+	}
+	return out
+}
+
+// parameters takes the parameters out of a document, with the values that the options give.
+func parameters(document map[string]any, name string, opt Options) (map[string]string, error) {
+	params, ok := take(document, "params")
+	if !ok {
+		return nil, errors.New("recipe: params: is no map of names to values")
+	}
+	out := map[string]string{}
+	for k, v := range params {
+		switch v.(type) {
+		case string, int, bool, nil:
+		default:
+			return nil, fmt.Errorf("recipe: params.%s: is no text; put it into quotes", k)
+		}
+		if out[k] = ""; v != nil {
+			out[k] = fmt.Sprint(v)
+		}
+	}
+	for k, v := range opt.Params {
+		param, ours := strings.CutPrefix(k, name+".")
+		if _, known := out[param]; ours && known {
+			out[param] = v
+		}
+	}
+	return out, nil
+}
+
+var paramForm = regexp.MustCompile(`\{\{[^{}]*\}\}`)
+
+// fill puts values in the place of parameters in every text of a document.
+func fill(v any, params map[string]string) (any, error) {
+	var problems error
+	switch v := v.(type) {
+	case string:
+		out := paramForm.ReplaceAllStringFunc(v, func(ref string) string {
+			name := strings.TrimSpace(ref[2 : len(ref)-2])
+			value, ok := params[name]
+			if !ok {
+				problems = errors.Join(problems, fmt.Errorf("recipe: params: there is no %q, and a text uses it", name))
+			}
+			return value
+		})
+		return out, problems
+	case map[string]any:
+		out := make(map[string]any, len(v))
+		for _, k := range slices.Sorted(maps.Keys(v)) {
+			got, err := fill(v[k], params)
+			out[k], problems = got, errors.Join(problems, err)
+		}
+		return out, problems
+	case []any:
+		out := make([]any, len(v))
+		for i, e := range v {
+			got, err := fill(e, params)
+			out[i], problems = got, errors.Join(problems, err)
+		}
+		return out, problems
+	}
+	return v, nil
+}
+
+func unique(all map[string]Recipe) error {
+	owner := map[string]string{}
+	var problems error
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		for _, n := range append([]string{name}, all[name].Aliases...) {
+			if o, taken := owner[n]; taken {
+				problems = errors.Join(problems, fmt.Errorf("%q names both template %s and template %s; remove one of them from aliases", n, o, name))
+			}
+			owner[n] = name
+		}
+	}
+	return problems
+}
+
+// unused names parameters that the options give and no template has.
+func unused(all map[string]Recipe, opt Options) error {
+	var problems error
+	for _, key := range slices.Sorted(maps.Keys(opt.Params)) {
+		at := strings.LastIndexByte(key, '.')
+		if at < 0 || !slices.Contains(all[key[:max(at, 0)]].Params, key[at+1:]) {
+			problems = errors.Join(problems, fmt.Errorf("template parameter %q: no template has it; give template.parameter", key))
+		}
+	}
+	return problems
+}
+
+// Resolve finds a recipe by name or alias.
+func Resolve(all map[string]Recipe, name string) (Recipe, bool) {
+	if r, ok := all[name]; ok {
+		return r, true
+	}
+	for _, r := range all {
+		if slices.Contains(r.Aliases, name) {
+			return r, true
+		}
+	}
+	return Recipe{}, false
+}
