@@ -60,8 +60,8 @@ var reserved = []string{"workspace", "kind", "app.id"}
 // Validate checks the request by itself: whether the template exists and such is for others to say.
 func (r *CreateRequest) Validate() error {
 	switch {
-	case r.Template != "" && !ValidTemplateName(r.Template):
-		return invalid("template", "%s is not a template name: use 1 to 64 of a-z A-Z 0-9 . _ -", quote(r.Template))
+	case r.Template != "" && !validTemplateRef(r.Template):
+		return invalid("template", "%s is not a template name: use 1 to 64 of a-z A-Z 0-9 . _ -, and a tag behind a colon if you want one", quote(r.Template))
 	case r.FromSnapshot != "" && !r.FromSnapshot.Valid():
 		return invalid("from_snapshot", "%s is not a snapshot id: list them at /v1/snapshots", quote(string(r.FromSnapshot)))
 	case r.TTLSeconds != nil && (*r.TTLSeconds < 0 || *r.TTLSeconds > MaxTTLSeconds):
@@ -118,6 +118,17 @@ func (r *CreateRequest) Policy() Network {
 
 // ValidTemplateName tells whether a text can be a template's name.
 func ValidTemplateName(s string) bool { return templateName.MatchString(s) }
+
+func validTemplateRef(s string) bool {
+	name, tag := SplitTemplate(s)
+	return ValidTemplateName(name) && (tag == "" || ValidTemplateName(tag))
+}
+
+// SplitTemplate cuts "name:tag" in two; the tag of a name alone is "".
+func SplitTemplate(s string) (name, tag string) {
+	name, tag, _ = strings.Cut(s, ":")
+	return name, tag
+}
 
 // Disk gives the least root disk asked for in MiB, 0 for the template's.
 func (r *CreateRequest) Disk() int { return max(r.DiskMB, r.DiskGB*1024) }

@@ -13,6 +13,8 @@ type (
 	SandboxID  string // "sbx..."
 	SnapshotID string // "snp..."
 	TreeID     string // "tre...": the children of one fork tree
+	TemplateID string // "tpl...": a template that was built
+	BuildID    string // "bld...": a build, and the version of a template that it made
 	Workspace  string // who owns things: a slug of letters, digits and dashes
 )
 
@@ -36,6 +38,26 @@ func NewSnapshotID() SnapshotID { return SnapshotID(newID("snp")) }
 
 // NewTreeID makes an id that nobody has.
 func NewTreeID() TreeID { return TreeID(newID("tre")) }
+
+// NewTemplateID makes an id that nobody has.
+func NewTemplateID() TemplateID { return TemplateID(newID("tpl")) }
+
+// NewBuildID makes an id that nobody has.
+func NewBuildID() BuildID { return BuildID(newID("bld")) }
+
+// Valid tells whether the text can be a template's id; it says nothing about whether there is one.
+func (id TemplateID) Valid() bool { return validID(string(id), "tpl") }
+
+// Valid tells whether the text can be a build's id; it says nothing about whether there is one.
+func (id BuildID) Valid() bool { return validID(string(id), "bld") }
+
+// ParseBuildID reads an id from a path. What cannot be an id answers not_found.
+func ParseBuildID(s string) (BuildID, error) {
+	if id := BuildID(s); id.Valid() {
+		return id, nil
+	}
+	return "", Errorf(NotFound, "build %s not found: ids look like bld and 20 letters and digits", quote(s))
+}
 
 // NewRequestID makes an id that nobody has.
 func NewRequestID() RequestID { return RequestID(newID("req")) }

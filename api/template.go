@@ -23,7 +23,38 @@ type Template struct {
 	Baked       bool              `json:"baked" doc:"A sandbox of it is restored, not booted."`
 	BakedAt     *time.Time        `json:"baked_at,omitempty"`
 	Bake        *Bake             `json:"bake,omitempty" doc:"Under way, or the last one."`
+	ID          TemplateID        `json:"id,omitempty" doc:"Of a built template; it means the template as its name does."`
+	Version     BuildID           `json:"version,omitempty" doc:"Of a built template: the build that made what the name means."`
+	Tags        []string          `json:"tags,omitempty" doc:"Of a built template: words that mean a version of it, as in name:tag."`
+	Versions    int               `json:"versions,omitempty"`
+	Env         map[string]string `json:"env,omitempty" doc:"Environment of every process in its sandboxes."`
+	Start       string            `json:"start,omitempty" doc:"The command that runs in its sandboxes."`
+	Ready       string            `json:"ready,omitempty" doc:"The command that tells whether it can be used."`
+	CreatedAt   *time.Time        `json:"created_at,omitempty"`
+
+	// Host is its name on the hosts.
+	Host string `json:"-"`
 }
+
+// TemplateVersion is one result of a build of a template.
+type TemplateVersion struct {
+	ID        BuildID   `json:"id" doc:"The build that made it; name:id means it."`
+	Tags      []string  `json:"tags"`
+	CPU       int       `json:"cpu"`
+	MemoryMB  int       `json:"memory_mb"`
+	DiskMB    int       `json:"disk_mb"`
+	SizeBytes int64     `json:"size_bytes"`
+	CreatedAt time.Time `json:"created_at"`
+}
+
+// TagRequest lets tags mean what target means: POST /v1/templates/{template}/tags.
+type TagRequest struct {
+	Target string   `json:"target,omitempty" doc:"A tag or version; default if absent."`
+	Tags   []string `json:"tags"`
+}
+
+// DefaultTag is the tag that a template's name without one means.
+const DefaultTag = "default"
 
 // Bake is progress of baking a template: POST /v1/templates/{name}/bake, and in Template.
 type Bake struct {

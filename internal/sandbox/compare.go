@@ -72,7 +72,7 @@ func (s *Service) reconcile(ctx context.Context, orphans orphanage) error {
 		}
 	}
 	for _, m := range machines {
-		if !owned[string(m.ID)] {
+		if !owned[string(m.ID)] && m.Labels[hostapi.LabelKind] == "" { // others look after machines that are no sandbox's
 			all = errors.Join(all, s.orphan(ctx, m, orphans))
 		}
 	}
@@ -313,7 +313,7 @@ func (s *Service) reconcileSnapshots(ctx context.Context, orphans orphanage) err
 	for _, h := range have {
 		// One of another store may be all that is left of somebody's work: it is left alone.
 		id := string(h.ID)
-		if owned[id] || h.Labels["store"] != s.db.ID() || !orphans.overdue(id, s.cfg.OrphanGrace) {
+		if owned[id] || h.Labels[hostapi.LabelKind] != "" || h.Labels["store"] != s.db.ID() || !orphans.overdue(id, s.cfg.OrphanGrace) {
 			continue
 		}
 		if _, err := s.db.Read().Snapshot(ctx, id); !errors.Is(err, store.ErrNotFound) {

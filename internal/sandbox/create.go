@@ -220,10 +220,11 @@ func (s *Service) plan(ctx context.Context, p auth.Principal, req api.CreateRequ
 	if err != nil {
 		return r, hostapi.Create{}, err
 	}
+	var host hostapi.TemplateName
 	if req.FromSnapshot != "" {
 		err = s.planSnapshot(ctx, p, req, &r)
 	} else {
-		err = s.planTemplate(ctx, req, &r)
+		host, err = s.planTemplate(ctx, p, req, &r)
 	}
 	if err != nil {
 		return r, hostapi.Create{}, err
@@ -240,32 +241,34 @@ func (s *Service) plan(ctx context.Context, p auth.Principal, req api.CreateRequ
 	if r.Snapshot != "" {
 		ask.Snapshot = hostapi.SnapshotID(r.Snapshot)
 	} else {
-		ask.Template = hostapi.TemplateName(r.Template)
+		ask.Template = host
 	}
 	return r, ask, nil
 }
 
-func (s *Service) planTemplate(ctx context.Context, req api.CreateRequest, r *store.Sandbox) error {
+// planTemplate fills in what the template says and answers its name on the host.
+func (s *Service) planTemplate(ctx context.Context, p auth.Principal, req api.CreateRequest, r *store.Sandbox) (hostapi.TemplateName, error) {
 	name := req.Template
 	if name == "" {
 		name = s.cfg.DefaultTemplate
 	}
-	t, err := s.templates.Resolve(ctx, name)
+	t, err := s.templates.Resolve(ctx, p, name)
 	if err != nil {
 		if api.CodeOf(err) == api.NotFound { // of a create the template is a field that is wrong
-			return api.Wrap(api.Invalid, err, "template: "+err.Error()).With("field", "template")
+			return "", api.Wrap(api.Invalid, err, "template: "+err.Error()).With("field", "template")
 		}
-		return err
+		return "", err
 	}
 	switch {
 	case req.CPU != 0 && req.CPU != t.CPU:
-		return sizeError("cpu", req.CPU, t.CPU, t.Name)
+		return "", sizeError("cpu", req.CPU, t.CPU, t.Name)
 	case req.MemoryMB != 0 && req.MemoryMB != t.MemoryMB:
-		return sizeError("memory_mb", req.MemoryMB, t.MemoryMB, t.Name)
+		return "", sizeError("memory_mb", req.MemoryMB, t.MemoryMB, t.Name)
 	}
 	r.Template, r.User, r.Workdir = t.Name, t.User, t.Workdir
 	r.VCPUs, r.MemoryMiB = t.CPU, t.MemoryMB
-	return nil
+	r.Env = merge(t.Env, r.Env)
+	return hostapi.TemplateName(t.Host), nil
 }
 
 func sizeError(field string, asked, has int, template string) error {

@@ -45,7 +45,7 @@ func (s *Service) List(ctx context.Context, p auth.Principal, f api.SandboxFilte
 		return Page{}, api.Errorf(api.Invalid, "metadata: a filter holds a zero byte").With("field", "metadata")
 	}
 	if f.Template != "" {
-		if t, err := s.templates.Resolve(ctx, f.Template); err == nil {
+		if t, err := s.templates.Resolve(ctx, p, f.Template); err == nil {
 			q.Template = t.Name // a name that nobody has selects nothing
 		}
 	}

@@ -49,8 +49,8 @@ func Defaults() Config {
 
 // Templates finds templates by what users call them.
 type Templates interface {
-	// Resolve answers a template by name or alias; not_found as *api.Error.
-	Resolve(ctx context.Context, name string) (api.Template, error)
+	// Resolve answers a template that a caller may use by name or alias; not_found as *api.Error.
+	Resolve(ctx context.Context, p auth.Principal, name string) (api.Template, error)
 }
 
 // Deps are the components a Service stands on. All but Observe are required.

@@ -1,6 +1,16 @@
-// Package template is what users see of templates: their list, their other names, and the start of a
-// bake. Hosts own what is baked; this package asks them, and keeps their answer for a moment, since every
-// create looks its template up. All methods may be called at once.
+// Package template is what users see of templates: their list, their other names, their versions and tags,
+// and the start of a bake.
+//
+// There are two kinds. Recipes are the hosts' own: everyone may use them, nobody may delete them, and a name
+// that a recipe has means the recipe. Built templates have a row here, a version for every build that made
+// one, and tags that mean versions; each version is a published template of the host, named by its build.
+// A built template belongs to a workspace and may be everyone's. Whoever may not use one gets the answer
+// that there is none.
+//
+// Hosts own what is baked; this package asks them, and keeps their answer for a moment, since every create
+// looks its template up. A version's row is written after the host has it and removed before the host is
+// told to delete it, so a row always means something; what a crash leaves on the host without a row is
+// removed by whoever builds. All methods may be called at once; errors are *api.Error.
 package template
 
 import (
@@ -22,6 +32,7 @@ import (
 type Host interface {
 	Templates(ctx context.Context) ([]hostapi.Template, error)
 	StartBake(ctx context.Context, name hostapi.TemplateName, force bool) error
+	DeleteTemplate(ctx context.Context, name hostapi.TemplateName) error
 }
 
 // Builtin are the other names that published clients ask for by default.
@@ -70,6 +81,7 @@ func (s *Service) list(ctx context.Context, fresh bool) ([]hostapi.Template, err
 	if err != nil {
 		return nil, api.Wrap(api.Unavailable, err, "the host's templates cannot be listed now")
 	}
+	all = slices.DeleteFunc(all, func(t hostapi.Template) bool { return t.Published }) // those have rows
 	slices.SortFunc(all, func(a, b hostapi.Template) int { return strings.Compare(string(a.Name), string(b.Name)) })
 	s.cache, s.at = all, time.Now()
 	return all, nil
@@ -128,11 +140,20 @@ func bound(name string) string {
 	return name
 }
 
-// Resolve answers a template by name or alias, for a create.
-func (s *Service) Resolve(ctx context.Context, name string) (api.Template, error) {
-	t, err := s.find(ctx, name, false)
+// Resolve answers a template by name, alias or id, for a create. A name may have a tag behind a colon.
+func (s *Service) Resolve(ctx context.Context, p auth.Principal, name string) (api.Template, error) {
+	return s.get(ctx, p, name, false)
+}
+
+// get finds a recipe, else a built template, else what an alias means.
+func (s *Service) get(ctx context.Context, p auth.Principal, name string, fresh bool) (api.Template, error) {
+	built, found, err := s.built(ctx, p, name)
+	if err != nil || found {
+		return built, err
+	}
+	t, err := s.find(ctx, name, fresh)
 	if err != nil {
-		return api.Template{}, err
+		return api.Template{}, api.AsError(err)
 	}
 	return view(t), nil
 }
@@ -150,16 +171,18 @@ func (s *Service) List(ctx context.Context, p auth.Principal) ([]api.Template, e
 		}
 		out = append(out, view(t))
 	}
+	built, err := s.listBuilt(ctx, p)
+	if err != nil {
+		return nil, api.AsError(err)
+	}
+	out = append(out, built...)
+	slices.SortFunc(out, func(a, b api.Template) int { return strings.Compare(a.Name, b.Name) })
 	return out, nil
 }
 
-// Get answers a template by name or alias.
+// Get answers a template by name, alias or id. A name may have a tag behind a colon.
 func (s *Service) Get(ctx context.Context, p auth.Principal, name string) (api.Template, error) {
-	t, err := s.find(ctx, name, true)
-	if err != nil {
-		return api.Template{}, api.AsError(err)
-	}
-	return view(t), nil
+	return s.get(ctx, p, name, true)
 }
 
 // Bake begins to bake a template, or joins a bake under way, and answers the template with its progress.
@@ -175,7 +198,10 @@ func (s *Service) Bake(ctx context.Context, p auth.Principal, name string, req a
 	if err := s.host.StartBake(ctx, t.Name, req.Force); err != nil {
 		return api.Template{}, bakeError(err, string(t.Name))
 	}
-	return s.Get(ctx, p, string(t.Name))
+	if t, err = s.find(ctx, string(t.Name), true); err != nil {
+		return api.Template{}, api.AsError(err)
+	}
+	return view(t), nil
 }
 
 func bakeError(err error, name string) error {
@@ -214,7 +240,7 @@ func (s *Service) SetAlias(ctx context.Context, p auth.Principal, name, template
 }
 
 func view(t hostapi.Template) api.Template {
-	out := api.Template{Name: string(t.Name), SizeBytes: t.Bytes, CPU: t.VCPUs, MemoryMB: t.MemoryMiB, DiskMB: t.DiskMiB,
+	out := api.Template{Name: string(t.Name), Host: string(t.Name), SizeBytes: t.Bytes, CPU: t.VCPUs, MemoryMB: t.MemoryMiB, DiskMB: t.DiskMiB,
 		IsGlobal: true, Label: string(t.Name), Description: t.Description, Base: t.Base, Tools: t.Tools, Meta: map[string]string{},
 		User: t.User, Workdir: t.Workdir, Baked: t.Baked, BakedAt: moment(t.BakedAt)}
 	if out.Tools == nil {

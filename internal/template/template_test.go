@@ -32,7 +32,7 @@ func TestTemplates(t *testing.T) {
 		t.Errorf("templates %+v, %v", all, err)
 	}
 	for _, name := range []string{"base", "ubuntu-24.04", "default"} {
-		if got, err := s.Resolve(ctx, name); err != nil || got.Name != "base" || got.User != "user" {
+		if got, err := s.Resolve(ctx, member, name); err != nil || got.Name != "base" || got.User != "user" {
 			t.Errorf("%s is %+v, %v; want base", name, got, err)
 		}
 	}

@@ -1,6 +1,6 @@
 // Package pack carries files in and out of a guest as tar streams: what COPY of a build does at its end in
-// the machine. It is the other use of the guest agent's program, as `pack` and `unpack`, run in the guest
-// like any program, so that an image without a tar of its own can be built on.
+// the machine. It is the other use of the guest agent's program, as `pack`, `unpack` and `sync`, run in the
+// guest like any program, so that an image without a tar of its own can be built on.
 //
 // In a stream, "d/<path>" is what a copied directory holds and "f/<name>" a copied file by itself: how
 // COPY treats the two differs. The package trusts neither stream: it bounds names and refuses paths that
@@ -19,6 +19,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/pandastack/pandastack/internal/guest/account"
 )
 
@@ -30,6 +32,8 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		err = unpackMain(args[1:], stdin)
 	case "pack":
 		err = Pack(stdout, args[1:])
+	case "sync": // what a later boot from the disk alone shall find
+		unix.Sync()
 	default:
 		err = fmt.Errorf("%q is not a verb of this program", args[0])
 	}
@@ -41,7 +45,7 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 }
 
 // Verb tells whether the text is one that Main knows.
-func Verb(text string) bool { return text == "pack" || text == "unpack" }
+func Verb(text string) bool { return text == "pack" || text == "unpack" || text == "sync" }
 
 func unpackMain(args []string, stdin io.Reader) error {
 	opt := Options{Root: "/"}

@@ -202,6 +202,7 @@ func (s *shell) run(argv []string, to guestapi.Stream, direct bool) (int, string
 			code = s.unpack(args[1:])
 		case "pack":
 			code = s.pack(args[1:])
+		case "sync":
 		default:
 			code = 2
 		}

@@ -1,0 +1,178 @@
+package store
+
+import (
+	"context"
+
+	"github.com/uptrace/bun"
+)
+
+// BuildActive are the states of builds that have not ended.
+var BuildActive = []string{"queued", "running"}
+
+// Build is a row of builds. Times are microseconds.
+type Build struct {
+	bun.BaseModel `bun:"table:builds"`
+	ID            string `bun:"id,pk"`
+	Workspace     string `bun:"workspace"`
+	Template      string `bun:"template"` // id
+	Name          string `bun:"name"`     // of the template
+	State         string `bun:"state"`
+	Owner         string `bun:"owner"`
+	Attempt       int    `bun:"attempt"`
+	Hash          string `bun:"hash"`
+	Spec          string `bun:"spec"` // JSON
+	Step          string `bun:"step"`
+	Done          int    `bun:"done"`
+	Steps         int    `bun:"steps"`
+	Cached        int    `bun:"cached"`
+	Error         string `bun:"error"`
+	Code          string `bun:"code"`
+	Bytes         int64  `bun:"bytes"`
+	Created       int64  `bun:"created"`
+	Started       int64  `bun:"started"`
+	Ended         int64  `bun:"ended"`
+}
+
+// BuildLine is a row of build_logs.
+type BuildLine struct {
+	bun.BaseModel `bun:"table:build_logs"`
+	Build         string `bun:"build,pk"`
+	Seq           int64  `bun:"seq,pk"`
+	At            int64  `bun:"at"`
+	Level         string `bun:"level"`
+	Step          string `bun:"step"`
+	Line          string `bun:"line"`
+}
+
+// Layer is a row of layers.
+type Layer struct {
+	bun.BaseModel `bun:"table:layers"`
+	Workspace     string `bun:"workspace,pk"`
+	Name          string `bun:"name,pk"`
+	Snapshot      string `bun:"snapshot"`
+	Bytes         int64  `bun:"bytes"`
+	Created       int64  `bun:"created"`
+	Used          int64  `bun:"used"`
+}
+
+// InsertBuild adds a row; ErrExists if the id is taken.
+func (t *Tx) InsertBuild(ctx context.Context, b *Build) error {
+	_, err := t.db.NewInsert().Model(b).Exec(ctx)
+	return exists(err, "build", b.ID)
+}
+
+// Build reads one row.
+func (t *Tx) Build(ctx context.Context, id string) (Build, error) {
+	b := Build{ID: id}
+	err := t.db.NewSelect().Model(&b).WherePK().Scan(ctx)
+	return b, notFound(err, "build", id)
+}
+
+// UpdateBuild writes the named columns, all without names, of a row that is in one of the states was;
+// ErrNotFound if it is not.
+func (t *Tx) UpdateBuild(ctx context.Context, b *Build, was []string, columns ...string) error {
+	q := t.db.NewUpdate().Model(b).WherePK().Where("state IN (?)", bun.List(was))
+	if len(columns) > 0 {
+		q = q.Column(columns...)
+	}
+	res, err := q.Exec(ctx)
+	return changed(res, err, "build", b.ID)
+}
+
+// BuildQuery selects rows, newest first. Zero fields select everything.
+type BuildQuery struct {
+	Workspace, Template, Hash string
+	States                    []string
+	EndedBefore               int64
+	Limit                     int
+}
+
+// Builds reads the rows that q selects.
+func (t *Tx) Builds(ctx context.Context, q BuildQuery) ([]Build, error) {
+	var rows []Build
+	s := t.db.NewSelect().Model(&rows).OrderBy("created", bun.OrderDesc).OrderBy("id", bun.OrderDesc)
+	if q.Workspace != "" {
+		s = s.Where("workspace = ?", q.Workspace)
+	}
+	if q.Template != "" {
+		s = s.Where("template = ?", q.Template)
+	}
+	if q.Hash != "" {
+		s = s.Where("hash = ?", q.Hash)
+	}
+	if len(q.States) > 0 {
+		s = s.Where("state IN (?)", bun.List(q.States))
+	}
+	if q.EndedBefore > 0 {
+		s = s.Where("ended > 0").Where("ended < ?", q.EndedBefore)
+	}
+	if q.Limit > 0 {
+		s = s.Limit(int64(q.Limit))
+	}
+	return rows, s.Scan(ctx)
+}
+
+// DeleteBuild removes a row with its log. What is not there is fine.
+func (t *Tx) DeleteBuild(ctx context.Context, id string) error {
+	if _, err := t.db.NewDelete().Model((*BuildLine)(nil)).Where("build = ?", id).Exec(ctx); err != nil {
+		return err
+	}
+	_, err := t.db.NewDelete().Model((*Build)(nil)).Where("id = ?", id).Exec(ctx)
+	return err
+}
+
+// AppendBuildLines adds lines, whose numbers the caller gives.
+func (t *Tx) AppendBuildLines(ctx context.Context, lines []BuildLine) error {
+	if len(lines) == 0 {
+		return nil
+	}
+	_, err := t.db.NewInsert().Model(&lines).Exec(ctx)
+	return err
+}
+
+// BuildLines reads at most limit lines of a build with numbers above after, in order.
+func (t *Tx) BuildLines(ctx context.Context, build string, after int64, limit int) ([]BuildLine, error) {
+	var rows []BuildLine
+	err := t.db.NewSelect().Model(&rows).Where("build = ?", build).Where("seq > ?", after).
+		OrderBy("seq", bun.OrderAsc).Limit(int64(limit)).Scan(ctx)
+	return rows, err
+}
+
+// LastBuildLine gives the number of a build's last line, 0 without any.
+func (t *Tx) LastBuildLine(ctx context.Context, build string) (int64, error) {
+	var last int64
+	err := t.db.NewSelect().Model((*BuildLine)(nil)).ColumnExpr("COALESCE(MAX(seq), 0)").Where("build = ?", build).Scan(ctx, &last)
+	return last, err
+}
+
+// InsertLayer adds a row; ErrExists when there is a layer of that name.
+func (t *Tx) InsertLayer(ctx context.Context, l *Layer) error {
+	_, err := t.db.NewInsert().Model(l).Exec(ctx)
+	return exists(err, "layer", l.Name)
+}
+
+// Layers reads the layers of a workspace with one of the names; all of a workspace without names, all of
+// every workspace for "". The least used lately come first.
+func (t *Tx) Layers(ctx context.Context, workspace string, names ...string) ([]Layer, error) {
+	var rows []Layer
+	q := t.db.NewSelect().Model(&rows).OrderBy("used", bun.OrderAsc).OrderBy("name", bun.OrderAsc)
+	if workspace != "" {
+		q = q.Where("workspace = ?", workspace)
+	}
+	if len(names) > 0 {
+		q = q.Where("name IN (?)", bun.List(names))
+	}
+	return rows, q.Scan(ctx)
+}
+
+// UseLayer notes when a layer was used last.
+func (t *Tx) UseLayer(ctx context.Context, workspace, name string, used int64) error {
+	_, err := t.db.NewUpdate().Model((*Layer)(nil)).Set("used = ?", used).Where("workspace = ?", workspace).Where("name = ?", name).Exec(ctx)
+	return err
+}
+
+// DeleteLayer removes a row. What is not there is fine.
+func (t *Tx) DeleteLayer(ctx context.Context, workspace, name string) error {
+	_, err := t.db.NewDelete().Model((*Layer)(nil)).Where("workspace = ?", workspace).Where("name = ?", name).Exec(ctx)
+	return err
+}
