@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -22,10 +24,25 @@ const PortName = "agent.0"
 // What of a machine's memory stays with the agent and the kernel when the workload takes all it can.
 const reservedBytes = 24 << 20
 
+// Open files of the agent and, unless they change it, of all processes: fs/file.c allows a million by default.
+const openFiles, maxOpenFiles = 1 << 16, 1 << 20
+
+// growHeap takes memory and gives it back to Go's heap, so that no first use in a restored machine has to
+// ask the kernel for more.
+func growHeap() {
+	runtime.KeepAlive(make([]byte, 4<<20))
+	runtime.GC()
+}
+
 // Run is the life of the first process of a machine, from the initramfs on. It returns only when it
 // cannot go on; then the machine must end.
 func Run(ctx context.Context) error {
 	debug.SetGCPercent(200) // the heap is small; collecting it costs a restored machine more than memory
+	growHeap()
+	limit := syscall.Rlimit{Cur: openFiles, Max: maxOpenFiles}
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil { // and processes inherit it
+		return fmt.Errorf("set limit of open files: %w", err)
+	}
 	if err := early.Signals(); err != nil {
 		return err
 	}
@@ -56,6 +73,11 @@ func machine(device string) (*Backend, *process.Reaper, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	early.NoRouters("eth0")
+	own, err := early.Own(early.OwnFiles)
+	if err != nil {
+		return nil, nil, err
+	}
 	random, err := unix.Open("/dev/urandom", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, nil, fmt.Errorf("open /dev/urandom: %w", err)
@@ -69,7 +91,7 @@ func machine(device string) (*Backend, *process.Reaper, error) {
 	}
 	reaper := process.NewReaper(true)
 	return New(Config{
-		System:   &control.Linux{BootID: bootID, Root: device, Link: "eth0", Random: random},
+		System:   &control.Linux{BootID: bootID, Root: device, Link: "eth0", Random: random, Files: own},
 		Workload: group,
 		Cgroup:   group.FD(),
 		Reaper:   reaper,

@@ -73,8 +73,10 @@ const (
 
 // cmdline is what both kernels are given beyond the driver's own words. The border of a machine is the
 // monitor, not the guest kernel: mitigations inside it protect the guest from itself alone, and cost
-// translated code most.
-const cmdline = "quiet mitigations=off nokaslr random.trust_cpu=on"
+// translated code most. What has no meaning to the kernel is the environment of the guest agent: none of
+// its goroutines needs to be stopped in the middle, and the signals for it are code that a restored
+// machine would run for the first time.
+const cmdline = "quiet mitigations=off nokaslr random.trust_cpu=on GODEBUG=asyncpreemptoff=1"
 
 // meta is kernel.json.
 type meta struct {

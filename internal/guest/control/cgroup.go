@@ -73,13 +73,13 @@ func (g *Group) Freeze(ctx context.Context) error { return g.set(ctx, "1") }
 func (g *Group) Thaw(ctx context.Context) error { return g.set(ctx, "0") }
 
 func (g *Group) set(ctx context.Context, state string) error {
-	if _, err := unix.Pwrite(g.freeze, []byte(state), 0); err != nil {
+	if _, err := pwrite(g.freeze, []byte(state), 0); err != nil {
 		return fmt.Errorf("write cgroup.freeze: %w", err)
 	}
 	var buf [256]byte
 	want := []byte("frozen " + state + "\n")
 	for {
-		n, err := unix.Pread(g.events, buf[:], 0)
+		n, err := pread(g.events, buf[:], 0)
 		if err != nil {
 			return fmt.Errorf("read cgroup.events: %w", err)
 		}

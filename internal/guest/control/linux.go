@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,6 +25,9 @@ type Linux struct {
 	Link string
 	// Random is an open /dev/urandom; 0: it is opened every time.
 	Random int
+	// Files are open for reading and writing, by the path that they are bound over: these are read and
+	// written in place.
+	Files map[string]int
 }
 
 var _ System = (*Linux)(nil)
@@ -46,39 +50,57 @@ func (*Linux) SetClock(t time.Time) error {
 	if err != nil {
 		return err
 	}
-	return unix.ClockSettime(unix.CLOCK_REALTIME, &ts)
+	return setRealtime(&ts)
 }
 
 // SetHostname implements System.
-func (*Linux) SetHostname(name string) error { return unix.Sethostname([]byte(name)) }
+func (*Linux) SetHostname(name string) error { return setHostname([]byte(name)) }
 
 // ReadFile implements System. It reads small files only, without what os.File costs a machine that was
 // just restored.
-func (*Linux) ReadFile(name string) ([]byte, error) {
+func (l *Linux) ReadFile(name string) ([]byte, error) {
+	if fd, open := l.Files[name]; open {
+		return readOpen(fd, name)
+	}
 	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: name, Err: err}
 	}
 	defer func() { _ = unix.Close(fd) }() // it was only read
-	var b []byte
-	for buf := make([]byte, 4<<10); ; {
-		n, err := unix.Read(fd, buf)
+	return readOpen(fd, name)
+}
+
+// readOpen reads all of an open file that does not wait.
+func readOpen(fd int, name string) ([]byte, error) {
+	b := make([]byte, 0, 1<<10)
+	for {
+		n, err := pread(fd, b[len(b):cap(b)], int64(len(b)))
 		if err != nil {
 			return nil, &os.PathError{Op: "read", Path: name, Err: err}
 		}
 		if n == 0 {
 			return b, nil
 		}
-		if b = append(b, buf[:n]...); len(b) > guestapi.MaxContent {
+		if b = b[:len(b)+n]; len(b) > guestapi.MaxContent {
 			return nil, &os.PathError{Op: "read", Path: name, Err: unix.EFBIG}
+		}
+		if len(b) == cap(b) {
+			b = slices.Grow(b, len(b))
 		}
 	}
 }
 
 // WriteFile implements System. It writes in place, which is all that a file of a frozen machine needs,
 // and replaces symbolic links. It shortens a file only afterwards: ext4 writes a file that was cut to
-// nothing and written again to the disk at once (ext4(5), auto_da_alloc), which takes long.
-func (*Linux) WriteFile(name string, content []byte, mode uint32) error {
+// nothing and written again to the disk at once (ext4(5), auto_da_alloc), which takes long. Files that
+// are open keep their mode.
+func (l *Linux) WriteFile(name string, content []byte, mode uint32) error {
+	if fd, open := l.Files[name]; open {
+		if err := rewrite(fd, content); err != nil {
+			return &os.PathError{Op: "write", Path: name, Err: err}
+		}
+		return nil
+	}
 	const flags = unix.O_WRONLY | unix.O_CREAT | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	fd, err := unix.Open(name, flags, mode)
 	if err == unix.ENOENT {
@@ -91,7 +113,7 @@ func (*Linux) WriteFile(name string, content []byte, mode uint32) error {
 		}
 	}
 	if err == nil {
-		err = errors.Join(overwrite(fd, content, mode), unix.Close(fd))
+		err = errors.Join(chmod(fd, mode), rewrite(fd, content), unix.Close(fd))
 	}
 	if err != nil {
 		return &os.PathError{Op: "write", Path: name, Err: err}
@@ -99,27 +121,29 @@ func (*Linux) WriteFile(name string, content []byte, mode uint32) error {
 	return nil
 }
 
-func overwrite(fd int, content []byte, mode uint32) error {
+func chmod(fd int, mode uint32) error {
 	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
+	if err := unix.Fstat(fd, &st); err != nil || st.Mode&0o7777 == mode {
 		return err
 	}
-	if st.Mode&0o7777 != mode {
-		if err := unix.Fchmod(fd, mode); err != nil {
-			return err
-		}
-	}
-	for rest := content; len(rest) > 0; {
-		n, err := unix.Write(fd, rest)
+	return unix.Fchmod(fd, mode)
+}
+
+// rewrite replaces the content of an open file. The end is asked for by seeking, which costs less than
+// fstat.
+func rewrite(fd int, content []byte) error {
+	for at := 0; at < len(content); {
+		n, err := pwrite(fd, content[at:], int64(at))
 		if err != nil {
 			return err
 		}
-		rest = rest[n:]
+		at += n
 	}
-	if st.Size > int64(len(content)) {
-		return unix.Ftruncate(fd, int64(len(content)))
+	end, err := seekEnd(fd)
+	if err != nil || end <= int64(len(content)) {
+		return err
 	}
-	return nil
+	return truncate(fd, int64(len(content)))
 }
 
 // SetBootID implements System.
@@ -127,7 +151,7 @@ func (l *Linux) SetBootID(id string) error {
 	if l.BootID == 0 {
 		return nil
 	}
-	_, err := unix.Pwrite(l.BootID, []byte(id+"\n"), 0)
+	_, err := pwrite(l.BootID, []byte(id+"\n"), 0)
 	return err
 }
 

@@ -12,6 +12,47 @@ import (
 // ioctl calls with a pointer to the first byte of arg.
 func ioctl(fd int, request uintptr, arg []byte) error {
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(unsafe.Pointer(unsafe.SliceData(arg))))
+	return asError(errno)
+}
+
+// The calls below do not wait, and keep Go's scheduler out: a thread that it takes the processor from
+// during a call, and the one it wakes instead, cost a machine that was just restored more than the call.
+
+func pread(fd int, b []byte, at int64) (int, error) {
+	return direct(unix.SYS_PREAD64, uintptr(fd), unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b)), uintptr(at))
+}
+
+func pwrite(fd int, b []byte, at int64) (int, error) {
+	return direct(unix.SYS_PWRITE64, uintptr(fd), unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b)), uintptr(at))
+}
+
+func seekEnd(fd int) (int64, error) {
+	n, err := direct(unix.SYS_LSEEK, uintptr(fd), nil, unix.SEEK_END, 0)
+	return int64(n), err
+}
+
+func truncate(fd int, size int64) error {
+	_, _, errno := unix.RawSyscall(unix.SYS_FTRUNCATE, uintptr(fd), uintptr(size), 0)
+	return asError(errno)
+}
+
+func setHostname(name []byte) error {
+	_, _, errno := unix.RawSyscall(unix.SYS_SETHOSTNAME, uintptr(unsafe.Pointer(unsafe.SliceData(name))), uintptr(len(name)), 0)
+	return asError(errno)
+}
+
+func setRealtime(ts *unix.Timespec) error {
+	_, _, errno := unix.RawSyscall(unix.SYS_CLOCK_SETTIME, unix.CLOCK_REALTIME, uintptr(unsafe.Pointer(ts)), 0)
+	return asError(errno)
+}
+
+// direct makes a call whose second argument is a pointer.
+func direct(call, fd uintptr, p unsafe.Pointer, third, fourth uintptr) (int, error) {
+	n, _, errno := unix.RawSyscall6(call, fd, uintptr(p), third, fourth, 0, 0)
+	return int(n), asError(errno)
+}
+
+func asError(errno unix.Errno) error {
 	if errno != 0 {
 		return errno
 	}
@@ -24,11 +65,12 @@ func addEntropy(fd int, b []byte) error {
 	arg := make([]byte, 8, 8+len(b))
 	binary.NativeEndian.PutUint32(arg, uint32(8*len(b)))
 	binary.NativeEndian.PutUint32(arg[4:], uint32(len(b)))
-	if err := ioctl(fd, unix.RNDADDENTROPY, append(arg, b...)); err != nil {
-		return fmt.Errorf("add entropy: %w", err)
+	arg = append(arg, b...)
+	if _, _, errno := unix.RawSyscall(unix.SYS_IOCTL, uintptr(fd), unix.RNDADDENTROPY, uintptr(unsafe.Pointer(unsafe.SliceData(arg)))); errno != 0 {
+		return fmt.Errorf("add entropy: %w", errno)
 	}
-	if err := ioctl(fd, unix.RNDRESEEDCRNG, nil); err != nil {
-		return fmt.Errorf("reseed: %w", err)
+	if _, _, errno := unix.RawSyscall(unix.SYS_IOCTL, uintptr(fd), unix.RNDRESEEDCRNG, 0); errno != 0 {
+		return fmt.Errorf("reseed: %w", errno)
 	}
 	return nil
 }

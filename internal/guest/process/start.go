@@ -43,7 +43,7 @@ func (t *Table) plan(spec *guestapi.ProcessSpec) (*launch, error) {
 		name = t.user
 	}
 	t.mu.Unlock()
-	user, err := t.cfg.Users.Lookup(name)
+	user, err := t.users.Lookup(name)
 	if err != nil {
 		return nil, err
 	}

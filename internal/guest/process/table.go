@@ -34,6 +34,7 @@ type Config struct {
 // Table is the processes of one machine.
 type Table struct {
 	cfg    Config
+	users  account.Latest
 	budget budget
 
 	wg sync.WaitGroup // of those who read output
@@ -56,7 +57,7 @@ type ended struct {
 
 // New returns an empty table.
 func New(cfg Config) *Table {
-	t := &Table{cfg: cfg, running: make(map[int]*Process), tags: make(map[string]*Process)}
+	t := &Table{cfg: cfg, users: account.Latest{Database: cfg.Users}, running: make(map[int]*Process), tags: make(map[string]*Process)}
 	if cfg.OutputBytes == 0 {
 		cfg.OutputBytes = 32 << 20
 	}
