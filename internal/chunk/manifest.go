@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -23,16 +24,43 @@ func (n Name) String() string { return hex.EncodeToString(n[:]) }
 // Manifest says what a set of files consists of. It is immutable.
 type Manifest struct {
 	ID      ID
+	Space   Space
 	Parent  ID // it was pushed as a difference to; "": none. Reading needs nothing of the parent
 	Created time.Time
 	Meta    json.RawMessage // of whoever owns the files; not understood here
-	Chunks  []Chunk         // all that the files lie in, each once
+	Chunks  []Chunk         // all that the files lie in
 	Files   []File
 }
+
+// File answers the file of a name.
+func (m *Manifest) File(name string) (File, bool) {
+	i := slices.IndexFunc(m.Files, func(f File) bool { return f.Name == name })
+	if i < 0 {
+		return File{}, false
+	}
+	return m.Files[i], true
+}
+
+// Stored is how many bytes all chunks of the manifest take in the store, those of its parents included.
+func (m *Manifest) Stored() int64 {
+	n := int64(0)
+	for _, c := range m.Chunks {
+		n += c.Stored()
+	}
+	return n
+}
+
+// Space is whose a manifest is: the name of a workspace, or Common.
+type Space string
+
+// Common holds what every workspace may read, such as templates. A manifest of a workspace may use chunks
+// of it; the reverse cannot be.
+const Common Space = ""
 
 // Chunk is one object. Its size before compression is Pages * PageSize.
 type Chunk struct {
 	Name   Name
+	Common bool // it lies in Common, and not in the manifest's own space
 	Pages  int
 	Frames []int // stored bytes of each frame, in order
 }
@@ -64,10 +92,10 @@ type Extent struct {
 
 // Stats tell what a push had to do.
 type Stats struct {
-	Pages    int64 // that had to be stored: not zero, and not as in the parent
-	Chunks   int   // that hold them
-	Uploaded int64 // bytes sent to the store, manifest included
-	Reused   int   // chunks that were in the store already
+	DirtyBytes int64 // of pages that are not zero and not as in the parent
+	Chunks     int   // that hold them
+	Reused     int   // of these, how many were in the store already
+	Uploaded   int64 // bytes sent to the store, manifest included
 }
 
 // What this package answers, compared with errors.Is.

@@ -1,0 +1,272 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+)
+
+// Read fills p with the content of an object from off on if all of it is in the cache.
+func (c *Cache) Read(o Object, off int, p []byte) bool {
+	if o.check() != nil || off < 0 || off+len(p) > o.Bytes {
+		return false
+	}
+	e := c.use(o, false)
+	if e != nil {
+		defer c.leave(e)
+	}
+	return c.copy(e, o, off, p)
+}
+
+// copy is Read for one who uses the entry, which may be nil.
+func (c *Cache) copy(e *entry, o Object, off int, p []byte) bool {
+	for len(p) > 0 {
+		i, at := off/Frame, off%Frame
+		n := min(len(p), o.frame(i)-at)
+		if !c.read(e, o, i, at, p[:n]) && !c.remembered(o, i, at, p[:n]) {
+			return false
+		}
+		c.hits.Add(1)
+		off, p = off+n, p[n:]
+	}
+	return true
+}
+
+// fillTries bounds how often a frame goes from memory between its fetch and its use.
+const fillTries = 4
+
+// Fill is Read that fetches what is missing, as Ensure does.
+func (c *Cache) Fill(ctx context.Context, o Object, off int, p []byte, fetch Fetch) error {
+	if off < 0 || off+len(p) > o.Bytes {
+		return fmt.Errorf("cache: %d bytes from %d of %d", len(p), off, o.Bytes)
+	}
+	if len(p) == 0 {
+		return nil
+	}
+	e, err := c.enter(o)
+	if err != nil {
+		return err
+	}
+	defer c.leave(e)
+	first := off / Frame
+	count := (off+len(p)-1)/Frame - first + 1
+	for range fillTries {
+		if c.copy(e, o, off, p) {
+			return nil
+		}
+		if err := c.ensure(ctx, e, o, first, count, fetch); err != nil {
+			return err
+		}
+	}
+	if c.copy(e, o, off, p) {
+		return nil
+	}
+	return fmt.Errorf("cache: frames of %s go faster than they can be read", o.ID)
+}
+
+// read copies from a frame in an entry's file, from at on.
+func (c *Cache) read(e *entry, o Object, i, at int, p []byte) bool {
+	if e == nil {
+		return false
+	}
+	file, err := c.handle(e, false)
+	if err != nil {
+		c.spoil(e, err)
+		return false
+	}
+	c.mu.Lock()
+	checked, claimed := e.have>>i&1 == 1, e.claim>>i&1 == 1
+	c.mu.Unlock()
+	switch {
+	case checked:
+		if _, err := file.ReadAt(p, int64(i)*Frame+int64(at)); err != nil {
+			c.drop(e, file, i, err)
+			return false
+		}
+		return true
+	case claimed:
+		data, err := verify(file, o, i)
+		if err != nil {
+			c.drop(e, file, i, err)
+			return false
+		}
+		c.mu.Lock()
+		e.have |= 1 << i
+		c.mu.Unlock()
+		copy(p, data[at:])
+		return true
+	}
+	return false
+}
+
+// drop forgets a frame that is not what was written.
+func (c *Cache) drop(e *entry, file *os.File, i int, why error) {
+	c.damaged.Add(1)
+	c.log.Warn("frame of the cache is damaged", "file", e.path, "frame", i, "err", why)
+	if _, err := file.WriteAt(make([]byte, 8), maxObject+8*int64(i)); err != nil {
+		c.log.Warn("damaged frame of the cache stays", "file", e.path, "frame", i, "err", err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if e.claim>>i&1 == 1 && !e.gone {
+		e.bytes -= Frame
+		c.bytes -= Frame
+	}
+	e.have &^= 1 << i
+	e.claim &^= 1 << i
+}
+
+// spoil gives an entry up whose file cannot be used.
+func (c *Cache) spoil(e *entry, why error) {
+	if errors.Is(why, fs.ErrNotExist) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if e.claim == 0 {
+			return // there is no file yet
+		}
+		c.damaged.Add(1)
+		c.forget(e)
+		return
+	}
+	c.damaged.Add(1)
+	c.log.Warn("file of the cache given up", "file", e.path, "err", why)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.forget(e)
+}
+
+// Ensure brings frames of an object into the cache: those that are missing are fetched, neighbours in
+// one call of fetch, by one of all who want them. It returns when all are there, or with the first
+// error of a fetch. Its own failure to keep them is none: then Read gives them for a while.
+func (c *Cache) Ensure(ctx context.Context, o Object, first, count int, fetch Fetch) error {
+	e, err := c.enter(o)
+	if err != nil {
+		return err
+	}
+	defer c.leave(e)
+	return c.ensure(ctx, e, o, first, count, fetch)
+}
+
+// enter gives an object's entry, for one more user, with a file that can be used or none.
+func (c *Cache) enter(o Object) (*entry, error) {
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	e := c.use(o, true)
+	if _, err := c.handle(e, false); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		c.spoil(e, err)
+		c.leave(e)
+		e = c.use(o, true)
+	}
+	return e, nil
+}
+
+func (c *Cache) ensure(ctx context.Context, e *entry, o Object, first, count int, fetch Fetch) error {
+	if first < 0 || count < 0 || first+count > o.frames() {
+		return fmt.Errorf("cache: frames %d to %d of %d", first, first+count, o.frames())
+	}
+	for i := first; i < first+count; {
+		n, theirs := c.claimRun(e, o, i, first+count-i)
+		switch {
+		case theirs != nil:
+			// Whatever came of it is looked at anew.
+			if err := await(ctx, theirs); err != nil {
+				return err
+			}
+		case n == 0:
+			i++
+		default:
+			if err := c.fetch(ctx, e, o, i, n, fetch); err != nil {
+				return err
+			}
+			i += n
+		}
+	}
+	return nil
+}
+
+// await waits for a fetch of somebody else. That one giving up says nothing of the frame.
+func await(ctx context.Context, f *flight) error {
+	select {
+	case <-f.done:
+		if errors.Is(f.err, errGaveUp) {
+			return nil
+		}
+		return f.err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// errGaveUp is the end of a fetch whose caller went away.
+var errGaveUp = errors.New("the caller that fetched it went away")
+
+// claimRun takes it on to fetch up to limit frames from i on, which are missing and that nobody fetches;
+// 0: frame i is there. theirs: somebody fetches frame i.
+func (c *Cache) claimRun(e *entry, o Object, i, limit int) (n int, theirs *flight) {
+	for ; n < limit; n++ {
+		if c.has(e, o, i+n) {
+			break
+		}
+		c.mu.Lock()
+		key := flightKey{o.ID, i + n}
+		f := c.flights[key]
+		if f == nil {
+			c.flights[key] = &flight{done: make(chan struct{})}
+		}
+		c.mu.Unlock()
+		if f != nil {
+			if n == 0 {
+				return 0, f
+			}
+			break
+		}
+	}
+	return n, nil
+}
+
+// has tells whether a frame is there, and sound.
+func (c *Cache) has(e *entry, o Object, i int) bool {
+	if c.remembered(o, i, 0, nil) {
+		return true
+	}
+	c.mu.Lock()
+	checked, claimed := e.have>>i&1 == 1 && !e.gone, e.claim>>i&1 == 1 && !e.gone
+	c.mu.Unlock()
+	return checked || claimed && c.read(e, o, i, 0, nil)
+}
+
+// fetch fetches frames that were claimed, and tells those who wait.
+func (c *Cache) fetch(ctx context.Context, e *entry, o Object, first, count int, fetch Fetch) error {
+	data, err := fetch(ctx, first, count)
+	if err == nil {
+		want := min(count*Frame, o.Bytes-first*Frame)
+		if len(data) != want {
+			err = fmt.Errorf("cache: %d bytes were fetched, not %d", len(data), want)
+		}
+	}
+	if err == nil {
+		c.misses.Add(int64(count))
+		if bad := c.keep(e, o, first, count, data); bad != nil {
+			c.unkept.Add(int64(count))
+			c.log.Warn("frames not kept in the cache", "file", e.path, "err", bad)
+			c.remember(o, first, count, data)
+		}
+	}
+	shared := err
+	if err != nil && ctx.Err() != nil {
+		shared = errGaveUp
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := first; i < first+count; i++ {
+		key := flightKey{o.ID, i}
+		f := c.flights[key]
+		delete(c.flights, key)
+		f.err = shared
+		close(f.done)
+	}
+	return err
+}

@@ -1,0 +1,216 @@
+package chunk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/pandastack/pandastack/internal/blob"
+	"github.com/pandastack/pandastack/internal/chunk/cache"
+)
+
+// Reader is the Source of one manifest. It needs no end.
+type Reader struct {
+	v     *Vault
+	m     *Manifest
+	keys  *keys
+	cache *cache.Cache
+	files map[string]File
+}
+
+var _ Source = (*Reader)(nil)
+
+// Reader reads the files of a manifest that Open or Push gave, through the host's cache.
+func (v *Vault) Reader(m *Manifest, c *cache.Cache) *Reader {
+	r := &Reader{v: v, m: m, keys: v.keys(m.Space), cache: c, files: map[string]File{}}
+	for _, f := range m.Files {
+		r.files[f.Name] = f
+	}
+	return r
+}
+
+// Manifest is what the reader reads.
+func (r *Reader) Manifest() *Manifest { return r.m }
+
+// Size implements Source.
+func (r *Reader) Size(file string) (int64, bool) {
+	f, ok := r.files[file]
+	return f.Bytes, ok
+}
+
+// Run implements Source.
+func (r *Reader) Run(file string, off int64) (length int64, zero bool) {
+	f, ok := r.files[file]
+	if !ok || off < 0 || off >= f.Bytes {
+		return 0, true
+	}
+	page := off / PageSize
+	i := f.first(page)
+	end := pagesOf(f.Bytes)
+	switch {
+	case i == len(f.Extents):
+		zero = true
+	case f.Extents[i].Page > page:
+		zero, end = true, f.Extents[i].Page
+	default:
+		end = f.Extents[i].end()
+		for i++; i < len(f.Extents) && f.Extents[i].Page == end; i++ {
+			end = f.Extents[i].end()
+		}
+	}
+	return min(end*PageSize, f.Bytes) - off, zero
+}
+
+// object is how the cache knows a chunk. Names of two spaces never meet: they are keyed hashes.
+func object(c Chunk) cache.Object {
+	return cache.Object{ID: c.Name.String(), Bytes: c.Pages * PageSize}
+}
+
+// ReadAt implements Source.
+func (r *Reader) ReadAt(ctx context.Context, file string, p []byte, off int64) error {
+	f, ok := r.files[file]
+	if !ok || off < 0 || off+int64(len(p)) > f.Bytes {
+		return fmt.Errorf("read %d bytes of %s from %d: it has %d", len(p), file, off, f.Bytes)
+	}
+	if len(p) == 0 {
+		return nil
+	}
+	pieces := r.pieces(f, p, off)
+	missing := pieces[:0]
+	for _, x := range pieces {
+		if !r.cache.Read(object(r.m.Chunks[x.chunk]), x.at, x.into) {
+			missing = append(missing, x)
+		}
+	}
+	switch len(missing) {
+	case 0:
+		return nil
+	case 1:
+		return r.fill(ctx, missing[0])
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(r.v.cfg.Parallel)
+	for _, x := range missing {
+		g.Go(func() error { return r.fill(ctx, x) })
+	}
+	return g.Wait()
+}
+
+// piece is a part of what was asked for that lies in one place.
+type piece struct {
+	chunk, at int // where: in bytes of the chunk
+	into      []byte
+}
+
+// pieces finds what to read, and fills the rest with zeros. Runs that are neighbours in the file and in
+// the chunk are one.
+func (r *Reader) pieces(f File, p []byte, off int64) []piece {
+	var all []piece
+	end, done := off+int64(len(p)), off
+	for e := range f.within(off/PageSize, pagesOf(end)) {
+		from, to := max(off, e.Page*PageSize), min(end, e.end()*PageSize)
+		clear(p[done-off : from-off])
+		at := e.At*PageSize + int(from-e.Page*PageSize)
+		if n := len(all) - 1; n >= 0 && done == from && all[n].chunk == e.Chunk && all[n].at+len(all[n].into) == at {
+			all[n].into = p[from-off-int64(len(all[n].into)) : to-off]
+		} else {
+			all = append(all, piece{e.Chunk, at, p[from-off : to-off]})
+		}
+		done = to
+	}
+	clear(p[done-off:])
+	return all
+}
+
+func (r *Reader) fill(ctx context.Context, x piece) error {
+	c := r.m.Chunks[x.chunk]
+	return r.cache.Fill(ctx, object(c), x.at, x.into, r.fetcher(c))
+}
+
+// fetcher fetches frames of a chunk.
+func (r *Reader) fetcher(c Chunk) cache.Fetch {
+	return func(ctx context.Context, first, count int) ([]byte, error) {
+		return r.v.fetch(ctx, r.keys.of(c.Common), c, first, count)
+	}
+}
+
+// errSlow is the cause of an attempt that took too long.
+var errSlow = fmt.Errorf("%w: a part of a chunk took too long", blob.ErrTimeout)
+
+// fetch reads frames from the store and verifies them.
+func (v *Vault) fetch(ctx context.Context, r *realm, c Chunk, first, count int) (pages []byte, err error) {
+	key := r.chunkKey(c.Name)
+	offset, length := c.span(first, count)
+	err = v.again(ctx, func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeoutCause(ctx, v.cfg.Patience, errSlow)
+		defer cancel()
+		stored, err := v.get(ctx, key, offset, length)
+		if err != nil {
+			return err
+		}
+		if pages, err = open(v.codec, r, c, first, count, stored); err != nil {
+			return &DamagedError{key, err.Error()}
+		}
+		return nil
+	})
+	if errors.Is(err, blob.ErrNotFound) {
+		err = errors.Join(&DamagedError{key, "the store has it no more"}, err)
+	}
+	return pages, err
+}
+
+// frames is a run of frames of one chunk.
+type frames struct{ chunk, first, count int }
+
+// Prefetch implements Source.
+func (r *Reader) Prefetch(ctx context.Context, ranges []Range) error {
+	wanted, err := r.wanted(ranges)
+	if err != nil {
+		return err
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(r.v.cfg.Parallel)
+	for _, w := range wanted {
+		if ctx.Err() != nil {
+			break // the first error is told by Wait
+		}
+		g.Go(func() error {
+			c := r.m.Chunks[w.chunk]
+			return r.cache.Ensure(ctx, object(c), w.first, w.count, r.fetcher(c))
+		})
+	}
+	return g.Wait()
+}
+
+// prefetchFrames bounds one request of a prefetch: 1 MiB before compression, so that several are under
+// way also for one chunk.
+const prefetchFrames = 8
+
+// wanted lists the frames behind ranges, each once, in the order of their first use, neighbours joined.
+func (r *Reader) wanted(ranges []Range) ([]frames, error) {
+	type place struct{ chunk, frame int }
+	seen := map[place]bool{}
+	var all []frames
+	for _, x := range ranges {
+		f, ok := r.files[x.File]
+		if !ok || x.Offset < 0 || x.Length < 0 || x.Offset > f.Bytes-x.Length {
+			return nil, fmt.Errorf("prefetch %d bytes of %s from %d: it has %d", x.Length, x.File, x.Offset, f.Bytes)
+		}
+		for e := range f.within(x.Offset/PageSize, pagesOf(x.Offset+x.Length)) {
+			for i := e.At / framePages; i <= (e.At+e.Count-1)/framePages; i++ {
+				if seen[place{e.Chunk, i}] {
+					continue
+				}
+				seen[place{e.Chunk, i}] = true
+				if n := len(all) - 1; n >= 0 && all[n].chunk == e.Chunk && all[n].first+all[n].count == i && all[n].count < prefetchFrames {
+					all[n].count++
+				} else {
+					all = append(all, frames{e.Chunk, i, 1})
+				}
+			}
+		}
+	}
+	return all, nil
+}
