@@ -23,6 +23,8 @@ type Command struct {
 	UID    int        // 0 with GID 0: as this process
 	GID    int
 	Groups []uint32 // supplementary groups, if UID or GID is set
+	// Fork makes the process; nil: syscall.ForkExec. An error means that there is no process.
+	Fork func(path string, argv []string, attr *syscall.ProcAttr) (pid int, err error)
 }
 
 // Process is a child, or an adopted process that an earlier program started.
@@ -86,7 +88,11 @@ func Start(cmd Command) (*Process, error) {
 	if cmd.UID != 0 || cmd.GID != 0 {
 		attr.Sys.Credential = &syscall.Credential{Uid: uint32(cmd.UID), Gid: uint32(cmd.GID), Groups: cmd.Groups}
 	}
-	pid, err := syscall.ForkExec(cmd.Path, append([]string{cmd.Path}, cmd.Args...), attr)
+	fork := cmd.Fork
+	if fork == nil {
+		fork = syscall.ForkExec
+	}
+	pid, err := fork(cmd.Path, append([]string{cmd.Path}, cmd.Args...), attr)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start %s: %w", cmd.Path, err), log.Close())
 	}

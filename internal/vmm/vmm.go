@@ -96,6 +96,9 @@ type Confine struct {
 	// Enter puts a process that was just started, and runs nothing of the guest yet, where its limits
 	// hold. May be nil.
 	Enter func(pid int) error
+	// Jail makes the monitor's process, within its limits: Enter is not called then. nil: the driver starts
+	// it as any other process.
+	Jail Jail
 }
 
 // Driver makes machines. All methods may be called at once from many goroutines.
