@@ -1,0 +1,175 @@
+package oci
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+)
+
+// blob reads a blob of a registry and goes on where a connection was cut. It verifies nothing.
+type blob struct {
+	ctx    context.Context //nolint:containedctx // a reader lives as long as the call that made it
+	client *http.Client
+	url    string
+	size   int64
+	at     int64
+	body   io.ReadCloser
+	idle   *time.Timer // ends the connection when nothing came for long
+	cancel context.CancelCauseFunc
+	fails  int // in a row, without a byte between
+	total  int
+	limit  int
+	wait   time.Duration
+	stall  time.Duration
+}
+
+// maxCuts bounds the connections of one blob, for a registry that sends a byte on each.
+const maxCuts = 1000
+
+// client is an HTTP client with the credentials of a repository.
+func (p *Puller) client(ctx context.Context, repo name.Repository) (*http.Client, error) {
+	t, err := transport.NewWithContext(ctx, repo.Registry, p.auth(repo), p.opt.Transport, []string{repo.Scope(transport.PullScope)})
+	if err != nil {
+		return nil, err
+	}
+	return &http.Client{Transport: t}, nil
+}
+
+func (p *Puller) newBlob(ctx context.Context, client *http.Client, repo name.Repository, l Layer) *blob {
+	url := repo.Scheme() + "://" + repo.RegistryStr() + "/v2/" + repo.RepositoryStr() + "/blobs/" + l.Digest
+	return &blob{ctx: ctx, client: client, url: url, size: l.Size, limit: p.opt.Retries, wait: p.opt.Wait, stall: p.opt.Stall}
+}
+
+// Read reads on. It answers io.EOF after size bytes exactly.
+func (b *blob) Read(into []byte) (int, error) {
+	for {
+		if b.at == b.size {
+			return 0, io.EOF
+		}
+		if b.body == nil {
+			if err := b.open(); err != nil {
+				return 0, err
+			}
+		}
+		b.idle.Reset(b.stall)
+		n, err := b.body.Read(into[:min(int64(len(into)), b.size-b.at)])
+		b.at += int64(n)
+		if n > 0 {
+			b.fails = 0
+		}
+		if err == nil || n > 0 {
+			return n, nil
+		}
+		// The connection ended before the blob did, cleanly or not.
+		if err := errors.Join(b.Close(), b.pause(err)); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// Close ends the connection. A blob may be read on afterwards.
+func (b *blob) Close() error {
+	if b.body == nil {
+		return nil
+	}
+	body := b.body
+	b.body = nil
+	b.idle.Stop()
+	b.cancel(nil)
+	_ = body.Close() // what matters of it was read or will be fetched again
+	return nil
+}
+
+// pause waits before the next attempt after err, or answers that there is none.
+func (b *blob) pause(err error) error {
+	if cause := context.Cause(b.ctx); cause != nil {
+		return cause
+	}
+	b.total++
+	if b.fails++; b.fails > b.limit || b.total > maxCuts {
+		return fmt.Errorf("%w: the connection was cut after %d of %d bytes: %w", ErrUnavailable, b.at, b.size, err)
+	}
+	timer := time.NewTimer(b.wait << min(b.fails-1, 6))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-b.ctx.Done():
+		return context.Cause(b.ctx)
+	}
+}
+
+// open asks for the rest of the blob, again and again as long as the registry may yet answer.
+func (b *blob) open() error {
+	for {
+		err := b.request()
+		if err == nil {
+			return nil
+		}
+		if _, final := errors.AsType[*finalError](err); final {
+			return err
+		}
+		if err := b.pause(err); err != nil {
+			return err
+		}
+	}
+}
+
+// finalError is an answer that will not change.
+type finalError struct{ error }
+
+func (e *finalError) Unwrap() error { return e.error }
+
+var errStalled = errors.New("nothing came for too long")
+
+func (b *blob) request() (err error) {
+	ctx, cancel := context.WithCancelCause(b.ctx)
+	idle := time.AfterFunc(b.stall, func() { cancel(errStalled) })
+	defer func() {
+		if err != nil {
+			idle.Stop()
+			cancel(nil)
+		}
+	}()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, b.url, nil)
+	if err != nil {
+		return &finalError{err}
+	}
+	if b.at > 0 {
+		req.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", b.at, b.size-1))
+	}
+	resp, err := b.client.Do(req)
+	if err != nil {
+		return err
+	}
+	skip := int64(0)
+	switch {
+	case resp.StatusCode == http.StatusPartialContent && b.at > 0:
+		if !strings.HasPrefix(resp.Header.Get("Content-Range"), "bytes "+strconv.FormatInt(b.at, 10)+"-") {
+			err = &finalError{fmt.Errorf("%w: it answered another range than asked for", ErrUnavailable)}
+		}
+	case resp.StatusCode == http.StatusOK:
+		skip = b.at // a registry without ranges begins anew
+	case resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode >= 500:
+		err = fmt.Errorf("%w: it answered %s", ErrUnavailable, resp.Status)
+	default:
+		err = &finalError{fmt.Errorf("%w: it answered %s", ofStatus(resp.StatusCode), resp.Status)}
+	}
+	if err == nil && skip > 0 {
+		_, err = io.CopyN(io.Discard, resp.Body, skip)
+	}
+	if err != nil {
+		_ = resp.Body.Close() // nothing of it is used
+		return err
+	}
+	b.body, b.idle, b.cancel = resp.Body, idle, cancel
+	return nil
+}

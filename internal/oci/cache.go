@@ -1,0 +1,96 @@
+package oci
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// budgets is what an image may still have, shared by layers that are unpacked at once.
+type budgets struct {
+	mu  sync.Mutex
+	all budget
+}
+
+func newBudgets(l Limits) *budgets {
+	return &budgets{all: budget{entries: int64(l.MaxEntries), bytes: l.MaxBytes}}
+}
+
+// take gives all that is left: a layer alone may have it all, and settle sees what it has used.
+func (b *budgets) take() budget {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.all
+}
+
+// settle counts what a layer used of the budget it took, given less rest.
+func (b *budgets) settle(rest, given budget) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.all.entries -= given.entries - rest.entries
+	b.all.bytes -= given.bytes - rest.bytes
+	if b.all.entries < 0 || b.all.bytes < 0 {
+		return fmt.Errorf("%w: its layers together have too many entries or bytes", ErrTooLarge)
+	}
+	return nil
+}
+
+// touch marks a kept layer as used.
+func touch(path string) error {
+	now := time.Now()
+	if err := os.Chtimes(path, now, now); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("mark kept layer: %w", err)
+	}
+	return nil
+}
+
+// prune removes kept layers, least recently used first, until the rest is within CacheBytes.
+func (p *Puller) prune() error {
+	if p.opt.CacheBytes == 0 {
+		return nil
+	}
+	names, err := os.ReadDir(p.opt.Dir)
+	if err != nil {
+		return fmt.Errorf("prune kept layers: %w", err)
+	}
+	var files []os.FileInfo
+	var total int64
+	for _, d := range names {
+		info, err := d.Info()
+		if err != nil || !strings.HasPrefix(d.Name(), "sha256-") {
+			continue // a download under way, or gone by now
+		}
+		files = append(files, info)
+		total += info.Size()
+	}
+	slices.SortFunc(files, func(a, b os.FileInfo) int { return cmp.Compare(a.ModTime().UnixNano(), b.ModTime().UnixNano()) })
+	for _, f := range files {
+		if total <= p.opt.CacheBytes {
+			return nil
+		}
+		if err := os.Remove(filepath.Join(p.opt.Dir, f.Name())); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("prune kept layers: %w", err)
+		}
+		total -= f.Size()
+	}
+	return nil
+}
+
+// Clean removes what a process that was killed left in the directory. No Puller may use it meanwhile.
+func Clean(dir string) error {
+	parts, err := filepath.Glob(filepath.Join(dir, "part-*"))
+	if err != nil {
+		return fmt.Errorf("clean layers: %w", err)
+	}
+	var all error
+	for _, part := range parts {
+		all = errors.Join(all, os.Remove(part))
+	}
+	return all
+}

@@ -1,0 +1,271 @@
+package oci
+
+import (
+	"archive/tar"
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"math"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+)
+
+// record is one entry of a layer.
+type record struct {
+	header *tar.Header
+	offset int64 // of the content in the file of the layer
+}
+
+// unpacked is a verified layer: its tar stream in a file, and what is in it.
+type unpacked struct {
+	file    *os.File
+	records []record
+}
+
+// budget is what is left for an image, shared by its layers.
+type budget struct {
+	entries, bytes int64
+}
+
+// layer gives the layer l, from the cache or from the registry. The caller closes the file.
+func (p *Puller) layer(ctx context.Context, client func() (*http.Client, error), img *Image, i int, left *budget) (*unpacked, error) {
+	l := img.Layers[i]
+	path := filepath.Join(p.opt.Dir, strings.Replace(l.DiffID, ":", "-", 1))
+	if p.opt.CacheBytes > 0 {
+		before := *left
+		u, err := p.cached(ctx, path, l, left)
+		if u != nil || err != nil {
+			return u, err
+		}
+		*left = before
+	}
+	hc, err := client()
+	if err != nil {
+		return nil, classify(ctx, err)
+	}
+	part, err := os.CreateTemp(p.opt.Dir, "part-*")
+	if err != nil {
+		return nil, fmt.Errorf("keep layer: %w", err)
+	}
+	drop := func(err error) (*unpacked, error) { return nil, errors.Join(err, part.Close(), os.Remove(part.Name())) }
+	body := p.newBlob(ctx, hc, img.repository, l)
+	source := &progress{r: body, tell: func(done int64) {
+		if p.opt.Progress != nil {
+			p.opt.Progress(i, done, l.Size)
+		}
+	}}
+	u, err := p.receive(source, l, part, left)
+	if err = errors.Join(err, body.Close()); err != nil {
+		return drop(err)
+	}
+	if p.opt.CacheBytes == 0 {
+		// The open file is all that is needed of it.
+		if err := os.Remove(part.Name()); err != nil {
+			return drop(fmt.Errorf("keep layer: %w", err))
+		}
+		return u, nil
+	}
+	if err := os.Rename(part.Name(), path); err != nil {
+		return drop(fmt.Errorf("keep layer: %w", err))
+	}
+	return u, nil
+}
+
+// receive verifies and unpacks a blob into part, and lists what is in it.
+func (p *Puller) receive(r io.Reader, l Layer, part *os.File, left *budget) (*unpacked, error) {
+	blobSum := newSum(r)
+	in := bufio.NewReaderSize(blobSum, 256<<10)
+	plain, end, err := decompress(in)
+	if err != nil {
+		return nil, corrupt(err)
+	}
+	defer end()
+	out := bufio.NewWriterSize(part, 1<<20)
+	most := max(p.opt.Limits.RatioFrom, mulSaturated(l.Size, p.opt.Limits.MaxRatio))
+	stream := newSum(&bounded{r: plain, budget: left, layer: most})
+	stream.copy = out
+	records, err := index(stream, left)
+	if err == nil {
+		_, err = io.Copy(io.Discard, in) // what stands behind the compressed stream is of the blob, too
+	}
+	switch {
+	case err != nil:
+		return nil, corrupt(err)
+	case stream.failed != nil:
+		return nil, fmt.Errorf("keep layer: %w", stream.failed)
+	case blobSum.n != l.Size || blobSum.String() != l.Digest:
+		return nil, fmt.Errorf("%w: the blob %s is %s, of %d bytes", ErrCorrupt, l.Digest, blobSum, blobSum.n)
+	case stream.String() != l.DiffID:
+		return nil, fmt.Errorf("%w: the layer %s unpacked is %s, not %s", ErrCorrupt, l.Digest, stream, l.DiffID)
+	}
+	if err := out.Flush(); err != nil {
+		return nil, fmt.Errorf("keep layer: %w", err)
+	}
+	return &unpacked{part, records}, nil
+}
+
+// index lists the entries of a tar stream, to its very end.
+func index(stream *summed, left *budget) ([]record, error) {
+	var all []record
+	t := tar.NewReader(stream)
+	for {
+		h, err := t.Next()
+		if err == io.EOF {
+			_, err = io.Copy(io.Discard, stream)
+			return all, err
+		} else if err != nil {
+			return nil, err
+		}
+		if left.entries--; left.entries < 0 {
+			return nil, fmt.Errorf("%w: it has too many entries", ErrTooLarge)
+		}
+		if err := checkHeader(h); err != nil {
+			return nil, err
+		}
+		all = append(all, record{slim(h), stream.n})
+	}
+}
+
+// checkHeader refuses entries that no layer of an image has.
+func checkHeader(h *tar.Header) error {
+	if h.Typeflag == tar.TypeGNUSparse || h.PAXRecords["GNU.sparse.major"] != "" || h.PAXRecords["GNU.sparse.map"] != "" {
+		return fmt.Errorf("%w: %.100q is a sparse file in the archive", ErrCorrupt, h.Name)
+	}
+	switch h.Typeflag {
+	case tar.TypeReg, tar.TypeDir, tar.TypeSymlink, tar.TypeLink, tar.TypeChar, tar.TypeBlock, tar.TypeFifo, tar.TypeXGlobalHeader:
+	default:
+		return fmt.Errorf("%w: %.100q is of the unknown kind %q", ErrCorrupt, h.Name, h.Typeflag)
+	}
+	if len(h.Name) > 4096 || len(h.Linkname) > 4095 || strings.Contains(h.Name+h.Linkname, "\x00") {
+		return fmt.Errorf("%w: %.100q is no path", ErrCorrupt, h.Name)
+	}
+	if h.Uid < 0 || h.Uid > math.MaxUint32 || h.Gid < 0 || h.Gid > math.MaxUint32 {
+		return fmt.Errorf("%w: %.100q belongs to %d:%d", ErrCorrupt, h.Name, h.Uid, h.Gid)
+	}
+	return nil
+}
+
+const xattrPrefix = "SCHILY.xattr."
+
+// slim keeps of a header what a flattened image has.
+func slim(h *tar.Header) *tar.Header {
+	out := &tar.Header{Typeflag: h.Typeflag, Name: h.Name, Linkname: h.Linkname, Size: h.Size, Mode: h.Mode & 0o7777,
+		Uid: h.Uid, Gid: h.Gid, ModTime: h.ModTime, Devmajor: h.Devmajor, Devminor: h.Devminor, Format: tar.FormatPAX}
+	for key, value := range h.PAXRecords {
+		if strings.HasPrefix(key, xattrPrefix) && len(key) > len(xattrPrefix) {
+			if out.PAXRecords == nil {
+				out.PAXRecords = map[string]string{}
+			}
+			out.PAXRecords[key] = value
+		}
+	}
+	return out
+}
+
+func corrupt(err error) error {
+	for _, known := range []error{ErrTooLarge, ErrUnavailable, ErrDenied, ErrNotFound, ErrCorrupt, context.Canceled, context.DeadlineExceeded} {
+		if errors.Is(err, known) {
+			return err
+		}
+	}
+	return fmt.Errorf("%w: %w", ErrCorrupt, err)
+}
+
+// decompress gives the tar stream in r, by its first bytes.
+func decompress(r *bufio.Reader) (plain io.Reader, end func(), err error) {
+	head, err := r.Peek(4)
+	if err != nil && err != io.EOF {
+		return nil, nil, err
+	}
+	switch {
+	case len(head) >= 2 && head[0] == 0x1f && head[1] == 0x8b:
+		z, err := gzip.NewReader(r)
+		return z, func() {}, err
+	case string(head) == "\x28\xb5\x2f\xfd":
+		z, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(512<<20))
+		if err != nil {
+			return nil, nil, err
+		}
+		return z, z.Close, nil
+	}
+	return r, func() {}, nil
+}
+
+// summed counts and hashes what is read through it, and copies it.
+type summed struct {
+	r      io.Reader
+	h      hash.Hash
+	n      int64
+	copy   io.Writer
+	failed error // of copy
+}
+
+func newSum(r io.Reader) *summed { return &summed{r: r, h: sha256.New()} }
+
+func (s *summed) Read(p []byte) (int, error) {
+	n, err := s.r.Read(p)
+	s.n += int64(n)
+	s.h.Write(p[:n])
+	if s.copy != nil && s.failed == nil {
+		if _, s.failed = s.copy.Write(p[:n]); s.failed != nil {
+			return n, s.failed
+		}
+	}
+	return n, err
+}
+
+func (s *summed) String() string { return "sha256:" + hex.EncodeToString(s.h.Sum(nil)) }
+
+// bounded fails, rather than ends, when the image or the layer becomes too large.
+type bounded struct {
+	r      io.Reader
+	budget *budget
+	layer  int64
+}
+
+func (b *bounded) Read(p []byte) (int, error) {
+	n, err := b.r.Read(p)
+	b.budget.bytes -= int64(n)
+	b.layer -= int64(n)
+	switch {
+	case b.budget.bytes < 0:
+		return n, fmt.Errorf("%w: unpacked it is larger than allowed", ErrTooLarge)
+	case b.layer < 0:
+		return n, fmt.Errorf("%w: a layer unpacks to far more than it is", ErrTooLarge)
+	}
+	return n, err
+}
+
+func mulSaturated(a, b int64) int64 {
+	if a > 0 && b > math.MaxInt64/a {
+		return math.MaxInt64
+	}
+	return a * b
+}
+
+// progress tells how much was read, every MiB.
+type progress struct {
+	r          io.Reader
+	tell       func(int64)
+	done, told int64
+}
+
+func (p *progress) Read(b []byte) (int, error) {
+	n, err := p.r.Read(b)
+	p.done += int64(n)
+	if p.done-p.told >= 1<<20 || err == io.EOF {
+		p.told = p.done
+		p.tell(p.done)
+	}
+	return n, err
+}
