@@ -29,7 +29,7 @@ func bake(t *testing.T) *vmmtest.Host {
 	l := vmlab.Open(t)
 	return vmmtest.Bake(t, vmmtest.Lab{
 		Dir: l.Dir,
-		Open: func(t testing.TB) vmm.Driver {
+		Open: func(t vmmtest.TB) vmm.Driver {
 			d, err := qemu.New(t.Context(), qemu.Config{})
 			if err != nil {
 				t.Fatal(err)
@@ -40,12 +40,12 @@ func bake(t *testing.T) *vmmtest.Host {
 			VCPUs: 1, MemoryMiB: 256, Kernel: l.Boot.Kernel, Initramfs: l.Boot.Initramfs, Cmdline: l.Boot.Cmdline,
 			Confine: vmm.Confine{UID: nobody, GID: nobody},
 		},
-		Disk: func(t testing.TB, path string) {
+		Disk: func(t vmmtest.TB, path string) {
 			if err := disk.Clone(l.Root, path); err != nil {
 				t.Fatal(err)
 			}
 		},
-		Clone: func(t testing.TB, from *os.File, to string) {
+		Clone: func(t vmmtest.TB, from *os.File, to string) {
 			f, err := os.OpenFile(to, os.O_RDWR, 0)
 			if err == nil {
 				err = errors.Join(disk.CloneInto(from.Name(), f), f.Close())

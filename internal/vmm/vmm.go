@@ -27,6 +27,7 @@ type Capabilities struct {
 	Isolation   string // what stands between guest and host, for people: "microvm"
 	Snapshot    bool   // Prepare, Load and Capture work
 	LiveFork    bool   // a machine goes on after Capture, and many machines load one Capture
+	CutsChannel bool   // Capture ends the guest channel: dial again once the machine goes on
 	NamedTap    bool   // the monitor opens the tap itself, by NIC.Device in NIC.Netns: nobody else may hold it
 	Pager       bool   // Spec.Pager is used
 	Rates       bool   // Disk.Rate and the rates of NIC are held

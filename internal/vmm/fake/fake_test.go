@@ -17,26 +17,26 @@ func lab(t *testing.T, d *fake.Driver) vmmtest.Lab {
 	t.Helper()
 	return vmmtest.Lab{
 		Dir:     t.TempDir(),
-		Open:    func(testing.TB) vmm.Driver { return d },
-		Abandon: func(testing.TB, vmm.Driver) {},
-		Crash: func(t testing.TB, m vmm.Machine) {
+		Open:    func(vmmtest.TB) vmm.Driver { return d },
+		Abandon: func(vmmtest.TB, vmm.Driver) {},
+		Crash: func(t vmmtest.TB, m vmm.Machine) {
 			for _, id := range d.Monitors() {
 				d.Crash(id, errors.New("killed from outside"))
 			}
 		},
 		Spec: vmm.Spec{VCPUs: 1, MemoryMiB: 64},
-		Disk: func(t testing.TB, path string) {
+		Disk: func(t vmmtest.TB, path string) {
 			if err := os.WriteFile(path, make([]byte, 4096), 0o600); err != nil {
 				t.Fatal(err)
 			}
 		},
-		Clone: func(t testing.TB, from *os.File, to string) {},
+		Clone: func(t vmmtest.TB, from *os.File, to string) {},
 	}
 }
 
 func TestConformance(t *testing.T) {
 	d := fake.New()
-	vmmtest.Run(t, vmmtest.Bake(t, lab(t, d)))
+	vmmtest.Run(vmmtest.Bake(t, lab(t, d)), func(name string, test func(vmmtest.TB)) { t.Run(name, func(t *testing.T) { test(t) }) })
 	if left := d.Monitors(); len(left) != 0 {
 		t.Errorf("monitors left: %v", left)
 	}

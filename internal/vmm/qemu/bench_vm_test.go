@@ -34,7 +34,7 @@ func execTrue(b *testing.B, m *vmmtest.Machine) {
 func warm(b *testing.B) vmmtest.Lab {
 	b.Helper()
 	l := lab(b)
-	l.Warm = func(_ testing.TB, m *vmmtest.Machine) {
+	l.Warm = func(_ vmmtest.TB, m *vmmtest.Machine) {
 		for range 3 {
 			execTrue(b, m)
 		}

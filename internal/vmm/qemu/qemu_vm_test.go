@@ -27,19 +27,19 @@ func lab(t testing.TB) vmmtest.Lab {
 	l := vmlab.Open(t)
 	return vmmtest.Lab{
 		Dir: l.Dir,
-		Open: func(t testing.TB) vmm.Driver {
+		Open: func(t vmmtest.TB) vmm.Driver {
 			d, err := qemu.New(t.Context(), qemu.Config{Binary: *binary})
 			if err != nil {
 				t.Fatal(err)
 			}
 			return d
 		},
-		Abandon: func(t testing.TB, d vmm.Driver) {
+		Abandon: func(t vmmtest.TB, d vmm.Driver) {
 			if err := d.(*qemu.Driver).Close(); err != nil {
 				t.Fatal(err)
 			}
 		},
-		Crash: func(t testing.TB, m vmm.Machine) {
+		Crash: func(t vmmtest.TB, m vmm.Machine) {
 			if err := unix.Kill(m.PID(), unix.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
@@ -48,12 +48,12 @@ func lab(t testing.TB) vmmtest.Lab {
 			VCPUs: 1, MemoryMiB: 256, Kernel: l.Boot.Kernel, Initramfs: l.Boot.Initramfs, Cmdline: l.Boot.Cmdline,
 			Confine: vmm.Confine{UID: nobody, GID: nobody},
 		},
-		Disk: func(t testing.TB, path string) {
+		Disk: func(t vmmtest.TB, path string) {
 			if err := disk.Clone(l.Root, path); err != nil {
 				t.Fatal(err)
 			}
 		},
-		Clone: func(t testing.TB, from *os.File, to string) {
+		Clone: func(t vmmtest.TB, from *os.File, to string) {
 			f, err := os.OpenFile(to, os.O_RDWR, 0)
 			if err != nil {
 				t.Fatal(err)
@@ -68,7 +68,9 @@ func lab(t testing.TB) vmmtest.Lab {
 // TestMachines runs what needs one baked image, which takes the longest to make.
 func TestMachines(t *testing.T) {
 	h := vmmtest.Bake(t, lab(t))
-	t.Run("conformance", func(t *testing.T) { vmmtest.Run(t, h) })
+	t.Run("conformance", func(t *testing.T) {
+		vmmtest.Run(h, func(name string, test func(vmmtest.TB)) { t.Run(name, func(t *testing.T) { test(t) }) })
+	})
 	t.Run("panic", func(t *testing.T) { testEnd(t, h, "c", "Kernel panic") })
 	t.Run("reboot", func(t *testing.T) { testEnd(t, h, "b", "rebooted") })
 	t.Run("endless_console", func(t *testing.T) { testConsole(t, h) })

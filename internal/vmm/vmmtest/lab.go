@@ -14,7 +14,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync/atomic"
-	"testing"
 	"time"
 
 	"github.com/pandastack/pandastack/internal/guestapi"
@@ -25,16 +24,27 @@ import (
 // Patience bounds every single wait of the suite. It is far above what anything takes.
 const Patience = 60 * time.Second
 
+// TB is what the suite needs of a test: *testing.T has it, and so has a Runner, outside of go test.
+type TB interface {
+	Helper()
+	Context() context.Context // ends before what was registered with Cleanup is done
+	Cleanup(func())
+	Error(...any)
+	Errorf(string, ...any)
+	Fatal(...any)
+	Fatalf(string, ...any)
+}
+
 // Lab is what the suite needs of a driver.
 type Lab struct {
-	Dir     string                                       // for machines and images; as the driver wants it
-	Open    func(t testing.TB) vmm.Driver                // a host agent's driver; all of one Lab see one host
-	Abandon func(t testing.TB, d vmm.Driver)             // what the death of that host agent does
-	Crash   func(t testing.TB, m vmm.Machine)            // ends a monitor from outside
-	Spec    vmm.Spec                                     // of every machine, without ID, Dir and Disks
-	Disk    func(t testing.TB, path string)              // makes a root disk
-	Warm    func(t testing.TB, m *Machine)               // what is done before the image is taken; may be nil
-	Clone   func(t testing.TB, from *os.File, to string) // gives the file at to the content of from, in place
+	Dir     string                               // for machines and images; as the driver wants it
+	Open    func(t TB) vmm.Driver                // a host agent's driver; all of one Lab see one host
+	Abandon func(t TB, d vmm.Driver)             // what the death of that host agent does
+	Crash   func(t TB, m vmm.Machine)            // ends a monitor from outside
+	Spec    vmm.Spec                             // of every machine, without ID, Dir and Disks
+	Disk    func(t TB, path string)              // makes a root disk
+	Warm    func(t TB, m *Machine)               // what is done before the image is taken; may be nil
+	Clone   func(t TB, from *os.File, to string) // gives the file at to the content of from, in place
 }
 
 // Host is a Lab with a driver and the image of a machine that was booted, found ready and captured.
@@ -55,7 +65,7 @@ type Machine struct {
 }
 
 // Bake boots a machine and makes the image that the others start from.
-func Bake(t testing.TB, lab Lab) *Host {
+func Bake(t TB, lab Lab) *Host {
 	t.Helper()
 	h := &Host{Lab: lab, Driver: lab.Open(t)}
 	m := h.Boot(t)
@@ -70,7 +80,7 @@ func Bake(t testing.TB, lab Lab) *Host {
 	return h
 }
 
-func must(t testing.TB, err error) {
+func must(t TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -79,12 +89,12 @@ func must(t testing.TB, err error) {
 
 // Spec makes the directory and the disk of a new machine. The disk is empty but for its size if like is
 // given, else a root disk.
-func (h *Host) Spec(t testing.TB, like string) vmm.Spec {
+func (h *Host) Spec(t TB, like string) vmm.Spec {
 	t.Helper()
 	s := h.Lab.Spec
 	s.ID = fmt.Sprintf("m%d", h.serial.Add(1))
 	s.Dir = filepath.Join(h.Lab.Dir, s.ID)
-	must(t, os.MkdirAll(s.Dir, 0o700))
+	must(t, os.MkdirAll(s.Dir, 0o711)) // as a monitor of another user needs it
 	disk := filepath.Join(s.Dir, "disk")
 	if like == "" {
 		h.Lab.Disk(t, disk)
@@ -106,7 +116,7 @@ func (h *Host) Spec(t testing.TB, like string) vmm.Spec {
 }
 
 // emptyLike makes an empty file of the size of another.
-func emptyLike(t testing.TB, like, path string) {
+func emptyLike(t TB, like, path string) {
 	t.Helper()
 	st, err := os.Stat(like)
 	must(t, err)
@@ -126,7 +136,7 @@ func Identity(id string, generation uint64) *guestapi.Identity {
 var generations atomic.Uint64
 
 // Greet opens the guest channel with a new identity, without waiting.
-func (h *Host) Greet(t testing.TB, m *Machine) {
+func (h *Host) Greet(t TB, m *Machine) {
 	t.Helper()
 	conn, err := m.Dial(t.Context())
 	must(t, err)
@@ -138,7 +148,7 @@ func (h *Host) Greet(t testing.TB, m *Machine) {
 }
 
 // Ready waits until m's guest has become the one of its identity.
-func (h *Host) Ready(t testing.TB, m *Machine) {
+func (h *Host) Ready(t TB, m *Machine) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
@@ -153,7 +163,7 @@ func (h *Host) Ready(t testing.TB, m *Machine) {
 }
 
 // Boot starts a machine cold and waits for its guest.
-func (h *Host) Boot(t testing.TB) *Machine {
+func (h *Host) Boot(t TB) *Machine {
 	t.Helper()
 	m := &Machine{Spec: h.Spec(t, "")}
 	var err error
@@ -165,7 +175,7 @@ func (h *Host) Boot(t testing.TB) *Machine {
 }
 
 // Prepare starts a monitor over image, with a greeting under way. disk has the size of the new one.
-func (h *Host) Prepare(t testing.TB, image vmm.Image, disk string) *Machine {
+func (h *Host) Prepare(t TB, image vmm.Image, disk string) *Machine {
 	t.Helper()
 	m := &Machine{Spec: h.Spec(t, disk), Image: image}
 	var err error
@@ -176,21 +186,21 @@ func (h *Host) Prepare(t testing.TB, image vmm.Image, disk string) *Machine {
 }
 
 // Restore starts a machine from the baked image and waits for its guest.
-func (h *Host) Restore(t testing.TB) *Machine { return h.RestoreFrom(t, h.Image, h.Disk) }
+func (h *Host) Restore(t TB) *Machine { return h.RestoreFrom(t, h.Image, h.Disk) }
 
 // RestoreStep is Restore that tells when the guest runs, before it is waited for.
-func (h *Host) RestoreStep(t testing.TB, loaded func()) *Machine {
+func (h *Host) RestoreStep(t TB, loaded func()) *Machine {
 	t.Helper()
 	return h.restore(t, h.Image, h.Disk, loaded)
 }
 
 // RestoreFrom is Restore from another image and its disk.
-func (h *Host) RestoreFrom(t testing.TB, image vmm.Image, disk string) *Machine {
+func (h *Host) RestoreFrom(t TB, image vmm.Image, disk string) *Machine {
 	t.Helper()
 	return h.restore(t, image, disk, func() {})
 }
 
-func (h *Host) restore(t testing.TB, image vmm.Image, disk string, loaded func()) *Machine {
+func (h *Host) restore(t TB, image vmm.Image, disk string, loaded func()) *Machine {
 	t.Helper()
 	m := h.Prepare(t, image, disk)
 	h.clone(t, disk, m.Spec.Disks[0].Path)
@@ -200,7 +210,7 @@ func (h *Host) restore(t testing.TB, image vmm.Image, disk string, loaded func()
 	return m
 }
 
-func (h *Host) clone(t testing.TB, from, to string) {
+func (h *Host) clone(t TB, from, to string) {
 	t.Helper()
 	f, err := os.Open(from)
 	must(t, err)
@@ -209,7 +219,7 @@ func (h *Host) clone(t testing.TB, from, to string) {
 }
 
 // Save captures a paused machine into an image with a disk, both removed with the test.
-func (h *Host) Save(t testing.TB, m *Machine) (vmm.Image, string) {
+func (h *Host) Save(t TB, m *Machine) (vmm.Image, string) {
 	t.Helper()
 	dir := filepath.Join(h.Lab.Dir, fmt.Sprintf("image%d", h.serial.Add(1)))
 	must(t, os.MkdirAll(dir, 0o700))
@@ -231,13 +241,13 @@ func (h *Host) Save(t testing.TB, m *Machine) (vmm.Image, string) {
 }
 
 // Fork makes n children of m, which goes on, and waits for all guests.
-func (h *Host) Fork(t testing.TB, m *Machine, n int) []*Machine {
+func (h *Host) Fork(t TB, m *Machine, n int) []*Machine {
 	t.Helper()
 	return h.ForkStep(t, m, n, func(time.Duration) {})
 }
 
 // ForkStep is Fork that tells how long the parent's guest was stopped.
-func (h *Host) ForkStep(t testing.TB, m *Machine, n int, paused func(time.Duration)) []*Machine {
+func (h *Host) ForkStep(t TB, m *Machine, n int, paused func(time.Duration)) []*Machine {
 	t.Helper()
 	children := make([]*Machine, n)
 	for i := range children {
@@ -253,6 +263,7 @@ func (h *Host) ForkStep(t testing.TB, m *Machine, n int, paused func(time.Durati
 	}
 	must(t, m.Resume(t.Context()))
 	paused(time.Since(start))
+	h.rejoin(t, m)
 	must(t, m.Link.Thaw(t.Context()))
 	failed := make(chan error, n)
 	for _, child := range children {
@@ -268,6 +279,15 @@ func (h *Host) ForkStep(t testing.TB, m *Machine, n int, paused func(time.Durati
 	return children
 }
 
+// rejoin opens the channel of a machine that was captured, where a capture cuts it.
+func (h *Host) rejoin(t TB, m *Machine) {
+	t.Helper()
+	if h.Driver.Capabilities().CutsChannel {
+		must(t, m.Link.Close())
+		h.resync(t, m)
+	}
+}
+
 // Result of a program.
 type Result struct {
 	Stdout, Stderr string
@@ -275,7 +295,7 @@ type Result struct {
 }
 
 // Run runs a shell command in the guest.
-func (m *Machine) Run(t testing.TB, script string) Result {
+func (m *Machine) Run(t TB, script string) Result {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
@@ -311,7 +331,7 @@ func Collect(ctx context.Context, p guestapi.Process) (Result, error) {
 }
 
 // Put writes a file in the guest.
-func (m *Machine) Put(t testing.TB, path string, data []byte) {
+func (m *Machine) Put(t TB, path string, data []byte) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
@@ -321,7 +341,7 @@ func (m *Machine) Put(t testing.TB, path string, data []byte) {
 }
 
 // Read reads a file of the guest; ok is false where there is none.
-func (m *Machine) Read(t testing.TB, path string) (data []byte, ok bool) {
+func (m *Machine) Read(t TB, path string) (data []byte, ok bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
@@ -340,7 +360,7 @@ func (m *Machine) Read(t testing.TB, path string) (data []byte, ok bool) {
 }
 
 // Want fails the test unless the file at path holds exactly data.
-func (m *Machine) Want(t testing.TB, path string, data []byte) {
+func (m *Machine) Want(t TB, path string, data []byte) {
 	t.Helper()
 	got, ok := m.Read(t, path)
 	if !ok || !bytes.Equal(got, data) {
