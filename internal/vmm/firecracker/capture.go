@@ -1,0 +1,272 @@
+package firecracker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/disk"
+	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
+)
+
+// capture is a machine at one moment: a whole memory file, and device state.
+type capture struct {
+	driver   *Driver
+	manifest vmm.Manifest
+	shape    shape
+	state    []byte
+	full     bool   // it is no difference: pages that are empty were written, too
+	path     string // of the memory
+
+	mu    sync.Mutex
+	users int // loads and saves under way; Close waits for nobody, the last one frees
+	ended bool
+	freed bool
+}
+
+var _ vmm.Capture = (*capture)(nil)
+
+// DirtyBytes implements vmm.Capture: what the memory file shares with no other.
+func (c *capture) DirtyBytes() int64 {
+	_, own, err := disk.Usage(c.path)
+	if err != nil {
+		return c.shape.memoryBytes() // the most there can be
+	}
+	return own
+}
+
+// fit holds a capture, which is whole, against the spec of a machine that shall go on from it.
+func (c *capture) fit(spec vmm.Spec) error {
+	m := c.manifest
+	if m.VCPUs != spec.VCPUs || m.MemoryMiB != spec.MemoryMiB || m.Disks != len(spec.Disks) || m.NIC != (spec.NIC != nil) {
+		return errors.New("the capture is of a machine of another shape")
+	}
+	return c.shape.fit(spec, m)
+}
+
+// hold keeps the files for one operation.
+func (c *capture) hold() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended {
+		return errors.New("capture was closed")
+	}
+	c.users++
+	return nil
+}
+
+func (c *capture) let() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.users--
+	return c.freeLocked()
+}
+
+// Close removes the files, at once or when the last Load or Save under way has ended. Machines that were
+// loaded from them have names of their own for them.
+func (c *capture) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ended = true
+	return c.freeLocked()
+}
+
+func (c *capture) freeLocked() error {
+	if !c.ended || c.users > 0 || c.freed {
+		return nil
+	}
+	c.freed = true
+	return os.Remove(c.path)
+}
+
+// Save implements vmm.Capture. The memory file shares its blocks with the capture.
+func (c *capture) Save(ctx context.Context, dir string) (_ vmm.Image, err error) {
+	if err := c.hold(); err != nil {
+		return vmm.Image{}, err
+	}
+	defer func() { err = errors.Join(err, c.let()) }()
+	path := filepath.Join(dir, memoryName)
+	if err := c.saveMemory(ctx, path); err != nil {
+		return vmm.Image{}, fmt.Errorf("save image in %s: %w", dir, err)
+	}
+	return writeImage(dir, c.manifest, c.shape, c.state)
+}
+
+func (c *capture) saveMemory(ctx context.Context, path string) error {
+	if err := disk.Clone(c.path, path); err != nil {
+		return err
+	}
+	if c.full {
+		if err := os.Chmod(path, 0o600); err != nil {
+			return err
+		}
+		if _, err := disk.PunchZero(ctx, path); err != nil {
+			return err
+		}
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Chmod(0o444), f.Sync(), f.Close())
+}
+
+// Anticipate implements vmm.Anticipator: it writes back what the disks have and copies the base of the next
+// capture, which takes the longer the more pieces it is in.
+func (m *machine) Anticipate(ctx context.Context) error {
+	if m.at() == prepared {
+		return fmt.Errorf("capture machine %s: it was not loaded", m.spec.ID)
+	}
+	for _, d := range m.spec.Disks {
+		if err := syncDisk(d); err != nil {
+			return fmt.Errorf("capture machine %s: %w", m.spec.ID, err)
+		}
+	}
+	if err := m.cloneBase(); err != nil {
+		return fmt.Errorf("capture machine %s: %w", m.spec.ID, err)
+	}
+	return nil
+}
+
+func syncDisk(d vmm.Disk) error {
+	if d.ReadOnly {
+		return nil
+	}
+	f, err := os.OpenFile(d.Path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(unix.Fdatasync(int(f.Fd())), f.Close())
+}
+
+// cloneBase puts a copy of the base where the monitor will write what differs. Without a base it puts
+// nothing there.
+func (m *machine) cloneBase() error {
+	m.mu.Lock()
+	base := m.base
+	m.mu.Unlock()
+	if m.clone || base == nil {
+		return nil
+	}
+	path := m.inRoot(captureMemory)
+	if err := os.RemoveAll(path); err != nil {
+		return err
+	}
+	if err := disk.Clone(fdPath(int(base.Fd())), path); err != nil {
+		return err
+	}
+	if err := m.give(path); err != nil {
+		return err
+	}
+	m.clone = true
+	return nil
+}
+
+// Capture implements vmm.Machine.
+func (m *machine) Capture(ctx context.Context) (vmm.Capture, error) {
+	if m.at() != paused {
+		return nil, fmt.Errorf("capture machine %s: it is not paused", m.spec.ID)
+	}
+	ctx, cancel := m.driver.limited(ctx, "capture of the machine")
+	defer cancel()
+	c, err := m.capture(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("capture machine %s: %w", m.spec.ID, m.gone(ctx, err))
+	}
+	return c, nil
+}
+
+// capture asks for a snapshot and takes its files. While it is under way, and after it failed, no base is
+// known: which pages the monitor has forgotten by then nobody can tell.
+func (m *machine) capture(ctx context.Context) (*capture, error) {
+	kind := fcapi.SnapshotDiff
+	if err := m.cloneBase(); err != nil {
+		return nil, err
+	}
+	if !m.clone {
+		kind = fcapi.SnapshotFull
+		if err := os.RemoveAll(m.inRoot(captureMemory)); err != nil {
+			return nil, err
+		}
+	}
+	m.clone = false
+	if err := m.dropBase(); err != nil {
+		return nil, err
+	}
+	if err := writeRecord(m.spec.Dir, m.record); err != nil {
+		return nil, err
+	}
+	m.cutChannel()
+	request := fcapi.SnapshotCreate{Type: kind, State: captureState, Memory: captureMemory}
+	if err := m.api.CreateSnapshot(ctx, request); err != nil {
+		return nil, errors.Join(err, m.dropCapture())
+	}
+	c := &capture{driver: m.driver, manifest: m.manifest, shape: m.record.Shape, full: kind == fcapi.SnapshotFull, path: m.driver.captureName()}
+	c.manifest.DiskBytes = m.record.DiskBytes
+	if err := m.takeFiles(c); err != nil {
+		return nil, errors.Join(err, m.dropCapture(), removeIfThere(c.path))
+	}
+	return c, nil
+}
+
+// dropCapture removes the files of a capture that failed.
+func (m *machine) dropCapture() error {
+	return errors.Join(os.RemoveAll(m.inRoot(captureMemory)), os.RemoveAll(m.inRoot(captureState)))
+}
+
+func removeIfThere(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// takeFiles takes what the monitor wrote out of its reach, makes it the base of the next capture, and notes
+// that.
+func (m *machine) takeFiles(c *capture) error {
+	if err := os.Rename(m.inRoot(captureMemory), c.path); err != nil {
+		return err
+	}
+	memory, err := openPlain(c.path)
+	if err != nil {
+		return err
+	}
+	st, err := memory.Stat()
+	if err == nil && st.Size() != c.shape.memoryBytes() {
+		err = fmt.Errorf("the monitor wrote %d bytes of memory, want %d", st.Size(), c.shape.memoryBytes())
+	}
+	if err == nil {
+		err = errors.Join(memory.Chown(os.Geteuid(), os.Getegid()), memory.Chmod(0o444))
+	}
+	if err != nil {
+		return errors.Join(err, memory.Close())
+	}
+	if err := m.setBase(c.path, memory); err != nil {
+		return err
+	}
+	if c.state, err = m.takeState(); err != nil {
+		return err
+	}
+	return writeRecord(m.spec.Dir, m.record)
+}
+
+func (m *machine) takeState() ([]byte, error) {
+	path := m.inRoot(captureState)
+	f, err := openPlain(path)
+	if err != nil {
+		return nil, err
+	}
+	state, err := readBounded(f, maxState)
+	err = errors.Join(err, f.Close(), os.Remove(path))
+	if err == nil && len(state) == 0 {
+		err = errors.New("the monitor wrote no device state")
+	}
+	return state, err
+}

@@ -1,0 +1,305 @@
+package firecracker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/proc"
+	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
+)
+
+// Config says which Firecracker runs machines and how.
+type Config struct {
+	Binary string // path; "": firecracker in PATH
+	// Dir is a directory of the driver's own on the file system of machines and images; captures lie in it.
+	// New empties it: no capture outlives the process that took it.
+	Dir string
+	// MoreMemoryMiB is how much memory can be added to machines that are booted here and to all that are
+	// restored from them; a multiple of 128. 0: none.
+	MoreMemoryMiB int
+	MoreDisks     int  // likewise, disks
+	Console       bool // the guest's console goes to the monitor's log; it makes a restore slower
+	// Limit bounds each single wait for a monitor: its start, an answer, its end. 0: a minute.
+	Limit time.Duration
+}
+
+const defaultLimit = time.Minute
+
+// Driver runs machines in Firecracker.
+type Driver struct {
+	config  Config
+	version fcapi.Version
+	cpu     string
+	groups  []uint32 // a monitor needs besides its own: the one that may use /dev/kvm
+
+	mu       sync.Mutex
+	machines map[string]*machine // by directory
+	serial   int                 // of captures
+}
+
+var _ vmm.Driver = (*Driver)(nil)
+
+// Find answers path and version of a Firecracker; binary is a path, or "" for the one in PATH.
+func Find(ctx context.Context, binary string) (path string, v fcapi.Version, err error) {
+	if binary == "" {
+		binary = "firecracker"
+	}
+	if path, err = exec.LookPath(binary); err != nil {
+		return "", v, fmt.Errorf("find Firecracker: %w", err)
+	}
+	if path, err = filepath.Abs(path); err != nil {
+		return "", v, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, versionLimit)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, path, "--version").Output()
+	if err != nil {
+		return "", v, fmt.Errorf("run %s --version: %w", path, err)
+	}
+	if v, err = fcapi.ParseVersion(string(out)); err != nil {
+		return "", v, fmt.Errorf("run %s --version: %w", path, err)
+	}
+	return path, v, nil
+}
+
+// versionLimit bounds the run of a program that only prints its version.
+const versionLimit = 20 * time.Second
+
+// New finds out which Firecracker there is. A release with faults that cannot be lived with is refused with
+// a *FaultyError. Whether KVM works is not looked at.
+func New(ctx context.Context, config Config) (*Driver, error) {
+	path, version, err := Find(ctx, config.Binary)
+	if err != nil {
+		return nil, err
+	}
+	if err := Usable(version); err != nil {
+		return nil, err
+	}
+	if config.MoreMemoryMiB < 0 || config.MoreMemoryMiB%slotMiB != 0 || config.MoreDisks < 0 {
+		return nil, fmt.Errorf("firecracker: %d MiB more memory and %d more disks: multiples of %d MiB, and no negative numbers", config.MoreMemoryMiB, config.MoreDisks, slotMiB)
+	}
+	config.Binary = path
+	if config.Limit == 0 {
+		config.Limit = defaultLimit
+	}
+	d := &Driver{config: config, version: version, machines: map[string]*machine{}}
+	if d.cpu, err = fingerprint(); err != nil {
+		return nil, err
+	}
+	if st, err := os.Stat("/dev/kvm"); err == nil {
+		if sys, ok := st.Sys().(*syscall.Stat_t); ok {
+			d.groups = []uint32{sys.Gid}
+		}
+	}
+	return d, d.sweep()
+}
+
+// sweep empties the directory of captures.
+func (d *Driver) sweep() error {
+	if d.config.Dir == "" {
+		return errors.New("firecracker: no directory for captures")
+	}
+	if err := os.MkdirAll(d.config.Dir, 0o711); err != nil {
+		return err
+	}
+	left, err := os.ReadDir(d.config.Dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range left {
+		if err := os.RemoveAll(filepath.Join(d.config.Dir, e.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// captureName answers a path in the directory of captures that no other capture has.
+func (d *Driver) captureName() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.serial++
+	return filepath.Join(d.config.Dir, fmt.Sprintf("capture-%d", d.serial))
+}
+
+// Capabilities implements vmm.Driver.
+func (d *Driver) Capabilities() vmm.Capabilities {
+	return vmm.Capabilities{
+		Name: driverName, Version: d.version.String(), Accelerator: vmm.KVM, Isolation: "microvm",
+		Snapshot: true, LiveFork: true, CutsChannel: true, NamedTap: true, Pager: true, Rates: true,
+		MoreMemory: true, MoreDisks: true,
+	}
+}
+
+const driverName = "firecracker"
+
+// manifest describes what this host makes of spec. Sizes of disks are left to the caller.
+func (d *Driver) manifest(spec vmm.Spec) vmm.Manifest {
+	return vmm.Manifest{
+		Version: vmm.ManifestVersion, Driver: driverName, VMM: d.version.String(), Accelerator: vmm.KVM,
+		CPU: d.cpu, VCPUs: spec.VCPUs, MemoryMiB: spec.MemoryMiB, Disks: len(spec.Disks), NIC: spec.NIC != nil,
+		Machine: machineFormat,
+	}
+}
+
+// limited bounds one wait for a monitor.
+func (d *Driver) limited(ctx context.Context, what string) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, d.config.Limit, fmt.Errorf("%s took over %v", what, d.config.Limit))
+}
+
+// Boot implements vmm.Driver.
+func (d *Driver) Boot(ctx context.Context, spec vmm.Spec) (vmm.Machine, error) {
+	if err := validate(spec); err != nil {
+		return nil, err
+	}
+	if spec.Kernel == "" || len(spec.Disks) == 0 && spec.Initramfs == "" {
+		return nil, errors.New("boot: a kernel and a disk or an initramfs are needed")
+	}
+	m := newMachine(d, spec, d.manifest(spec), d.newShape(spec))
+	err := m.launch(ctx, m.layBoot)
+	if err == nil {
+		if err = m.boot(ctx); err != nil {
+			err = errors.Join(m.gone(ctx, err), m.discard(ctx))
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("boot machine %s: %w", spec.ID, err)
+	}
+	return m, nil
+}
+
+// Prepare implements vmm.Driver. It does not wait for the monitor: what goes wrong in its start is told
+// by Load.
+func (d *Driver) Prepare(ctx context.Context, spec vmm.Spec, image vmm.Image) (vmm.Machine, error) {
+	if err := validate(spec); err != nil {
+		return nil, err
+	}
+	sh, err := d.fit(spec, image)
+	if err != nil {
+		return nil, err
+	}
+	manifest := d.manifest(spec)
+	manifest.MaxMemoryMiB, manifest.MaxDisks = image.Manifest.MaxMemoryMiB, image.Manifest.MaxDisks
+	m := newMachine(d, spec, manifest, sh)
+	m.known = image.Manifest
+	if err := m.launch(ctx, func() error { return m.layImage(image) }); err != nil {
+		return nil, fmt.Errorf("prepare machine %s: %w", spec.ID, err)
+	}
+	return m, nil
+}
+
+func validate(spec vmm.Spec) error {
+	switch {
+	case spec.ID == "" || spec.Dir == "":
+		return errors.New("machine needs an id and a directory")
+	case spec.VCPUs < 1 || spec.VCPUs > 32 || spec.MemoryMiB < 16:
+		return fmt.Errorf("machine %s: %d processors and %d MiB are not possible", spec.ID, spec.VCPUs, spec.MemoryMiB)
+	case len(spec.ID) > 60:
+		return fmt.Errorf("machine id %q is too long", spec.ID)
+	}
+	for _, r := range spec.ID {
+		if !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-') {
+			return fmt.Errorf("machine id %q: letters and digits only", spec.ID)
+		}
+	}
+	return nil
+}
+
+// Adopt implements vmm.Driver.
+func (d *Driver) Adopt(ctx context.Context, spec vmm.Spec) (vmm.Machine, error) {
+	if err := validate(spec); err != nil {
+		return nil, err
+	}
+	r, ok, err := readRecord(spec.Dir)
+	if err == nil && !ok {
+		err = vmm.ErrGone
+	}
+	if err != nil {
+		return nil, fmt.Errorf("adopt machine %s: %w", spec.ID, err)
+	}
+	if old := d.find(spec.Dir); old != nil {
+		old.release()
+	}
+	p, err := proc.Adopt(r.Process)
+	if errors.Is(err, proc.ErrGone) {
+		return nil, fmt.Errorf("adopt machine %s: %w", spec.ID, errors.Join(vmm.ErrGone, removeFiles(spec.Dir)))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("adopt machine %s: %w", spec.ID, err)
+	}
+	m := newMachine(d, spec, d.manifest(spec), r.Shape)
+	m.record = r
+	if err := m.takeOver(ctx, p); err != nil {
+		return nil, fmt.Errorf("adopt machine %s: %w", spec.ID, err)
+	}
+	return m, nil
+}
+
+// Kill implements vmm.Driver.
+func (d *Driver) Kill(ctx context.Context, spec vmm.Spec) error {
+	if m := d.find(spec.Dir); m != nil {
+		return m.Kill(ctx)
+	}
+	ids, err := monitors(spec.Dir)
+	if err != nil {
+		return fmt.Errorf("kill machine %s: %w", spec.ID, err)
+	}
+	ctx, cancel := d.limited(ctx, "end of the monitor")
+	defer cancel()
+	for _, id := range ids {
+		p, err := proc.Adopt(id)
+		if errors.Is(err, proc.ErrGone) {
+			continue
+		}
+		if err == nil {
+			err = errors.Join(p.Kill(ctx), p.Release())
+		}
+		if err != nil {
+			return fmt.Errorf("kill machine %s: %w", spec.ID, err)
+		}
+	}
+	return removeFiles(spec.Dir)
+}
+
+// Close lets go of all machines and leaves them running, for a later Adopt.
+func (d *Driver) Close() error {
+	d.mu.Lock()
+	all := make([]*machine, 0, len(d.machines))
+	for _, m := range d.machines {
+		all = append(all, m)
+	}
+	d.mu.Unlock()
+	for _, m := range all {
+		m.release()
+	}
+	return nil
+}
+
+func (d *Driver) find(dir string) *machine {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.machines[filepath.Clean(dir)]
+}
+
+func (d *Driver) add(m *machine) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.machines[filepath.Clean(m.spec.Dir)] = m
+}
+
+// forget drops m unless its directory has another machine by now.
+func (d *Driver) forget(m *machine) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if key := filepath.Clean(m.spec.Dir); d.machines[key] == m {
+		delete(d.machines, key)
+	}
+}

@@ -1,0 +1,342 @@
+package fctest
+
+import (
+	"encoding/json"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/pandastack/pandastack/internal/vmm/fake"
+	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
+)
+
+// shape is all of a machine that a snapshot keeps, apart from its memory.
+type shape struct {
+	VCPUs     int
+	MemoryMiB int
+	HugePages string
+	Kernel    string
+	Args      string
+	Track     bool `json:"-"` // never part of a snapshot
+	Drives    []fcapi.Drive
+	Sectors   []int64 // as the guest knows them
+	Networks  []fcapi.NetworkInterface
+	Vsock     *fcapi.Vsock
+	Entropy   bool
+	Balloon   *fcapi.Balloon
+	Hotplug   *fcapi.HotplugStatus
+}
+
+// bytes is the size of guest memory, with all that can be plugged in.
+func (s shape) bytes() int64 {
+	mib := s.MemoryMiB
+	if s.Hotplug != nil {
+		mib += s.Hotplug.TotalMiB
+	}
+	return int64(mib) << 20
+}
+
+func (s shape) pageBytes() int64 {
+	if s.HugePages == fcapi.PagesHuge {
+		return 2 << 20
+	}
+	return 4096
+}
+
+func (m *monitor) putBoot(_ string, body []byte) (any, error) {
+	var b fcapi.BootSource
+	if err := json.Unmarshal(body, &b); err != nil {
+		return nil, bad("%v", err)
+	}
+	for _, path := range []string{b.Kernel, b.Initrd} {
+		if path == "" {
+			continue
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, bad("The kernel file cannot be opened: %v", err)
+		}
+		_ = f.Close() // only looked for
+	}
+	m.shape.Kernel, m.shape.Args = b.Kernel, b.Args
+	return nil, nil
+}
+
+func (m *monitor) putMachine(_ string, body []byte) (any, error) {
+	var c fcapi.MachineConfig
+	if err := json.Unmarshal(body, &c); err != nil {
+		return nil, bad("%v", err)
+	}
+	if c.VCPUs < 1 || c.VCPUs > 32 || c.MemoryMiB < 1 || c.HugePages == fcapi.PagesHuge && c.MemoryMiB%2 != 0 {
+		return nil, bad("The vCPU number or the memory size (MiB) is invalid.")
+	}
+	m.shape.VCPUs, m.shape.MemoryMiB, m.shape.HugePages, m.shape.Track = c.VCPUs, c.MemoryMiB, c.HugePages, c.TrackDirty
+	return nil, nil
+}
+
+// open opens the file of a drive as the device would, and answers its size in sectors.
+func openDrive(d fcapi.Drive) (int64, error) {
+	flags := os.O_RDWR
+	if d.ReadOnly {
+		flags = os.O_RDONLY
+	}
+	f, err := os.OpenFile(d.Path, flags, 0)
+	if err != nil {
+		return 0, bad("Unable to create the block device: BackingFile(%v)", err)
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return 0, bad("Unable to create the block device: %v", err)
+	}
+	return st.Size() / 512, nil
+}
+
+func (m *monitor) putDrive(id string, body []byte) (any, error) {
+	var d fcapi.Drive
+	if err := json.Unmarshal(body, &d); err != nil {
+		return nil, bad("%v", err)
+	}
+	if d.ID != id {
+		return nil, bad("The id from the path does not match the id from the body!")
+	}
+	for _, other := range m.shape.Drives {
+		if other.Root && d.Root {
+			return nil, bad("A root block device already exists!")
+		}
+	}
+	sectors, err := openDrive(d)
+	if err != nil {
+		return nil, err
+	}
+	m.shape.Drives, m.shape.Sectors = append(m.shape.Drives, d), append(m.shape.Sectors, sectors)
+	return nil, nil
+}
+
+func (m *monitor) patchDrive(id string, body []byte) (any, error) {
+	var p fcapi.DrivePatch
+	if err := json.Unmarshal(body, &p); err != nil {
+		return nil, bad("%v", err)
+	}
+	for i, d := range m.shape.Drives {
+		if d.ID != id || p.ID != id {
+			continue
+		}
+		if p.Path != "" {
+			d.Path = p.Path
+			sectors, err := openDrive(d)
+			if err != nil {
+				return nil, err
+			}
+			m.shape.Sectors[i] = sectors
+		}
+		if p.Limiter != nil {
+			d.Limiter = p.Limiter
+		}
+		m.shape.Drives[i] = d
+		return nil, nil
+	}
+	return nil, bad("Unable to patch the block device: %s not found", id)
+}
+
+// attach opens the tap of a network card as the device would.
+func attach(n fcapi.NetworkInterface) error {
+	if n.MAC != "" {
+		if _, err := net.ParseMAC(n.MAC); err != nil {
+			return bad("invalid MAC address %q", n.MAC)
+		}
+	}
+	if err := attachTap(n.Device); err != nil {
+		return bad("Cannot create the network device: Open tap device failed: %v", err)
+	}
+	return nil
+}
+
+func (m *monitor) putNetwork(id string, body []byte) (any, error) {
+	var n fcapi.NetworkInterface
+	if err := json.Unmarshal(body, &n); err != nil {
+		return nil, bad("%v", err)
+	}
+	if n.ID != id {
+		return nil, bad("The id from the path does not match the id from the body!")
+	}
+	if err := attach(n); err != nil {
+		return nil, err
+	}
+	m.shape.Networks = append(m.shape.Networks, n)
+	return nil, nil
+}
+
+func (m *monitor) patchNetwork(id string, body []byte) (any, error) {
+	var p fcapi.NetworkPatch
+	if err := json.Unmarshal(body, &p); err != nil {
+		return nil, bad("%v", err)
+	}
+	for i, n := range m.shape.Networks {
+		if n.ID == id && p.ID == id {
+			if p.In != nil {
+				n.In = p.In
+			}
+			if p.Out != nil {
+				n.Out = p.Out
+			}
+			m.shape.Networks[i] = n
+			return nil, nil
+		}
+	}
+	return nil, bad("Invalid interface ID: %s", id)
+}
+
+func (m *monitor) putVsock(_ string, body []byte) (any, error) {
+	var v fcapi.Vsock
+	if err := json.Unmarshal(body, &v); err != nil {
+		return nil, bad("%v", err)
+	}
+	if v.CID < 3 {
+		return nil, bad("invalid guest CID %d", v.CID)
+	}
+	m.shape.Vsock = &v
+	return nil, m.openVsock(0)
+}
+
+func (m *monitor) putBalloon(_ string, body []byte) (any, error) {
+	m.shape.Balloon = &fcapi.Balloon{}
+	return nil, json.Unmarshal(body, m.shape.Balloon)
+}
+
+func (m *monitor) patchBalloon(_ string, body []byte) (any, error) {
+	if m.shape.Balloon == nil {
+		return nil, bad("No balloon device found.")
+	}
+	var s fcapi.BalloonSize
+	if err := json.Unmarshal(body, &s); err != nil {
+		return nil, err
+	}
+	if s.MiB < 0 || s.MiB >= m.shape.MemoryMiB {
+		return nil, bad("Amount of pages requested cannot fit in the balloon.")
+	}
+	m.shape.Balloon.MiB = s.MiB
+	return nil, m.memory.release(int64(s.MiB) << 20)
+}
+
+func (m *monitor) putHotplug(_ string, body []byte) (any, error) {
+	h := fcapi.HotplugStatus{SlotMiB: 128, BlockMiB: 2}
+	if err := json.Unmarshal(body, &h); err != nil {
+		return nil, bad("%v", err)
+	}
+	if h.TotalMiB < h.SlotMiB || h.TotalMiB%h.SlotMiB != 0 || h.SlotMiB%h.BlockMiB != 0 || h.BlockMiB < 2 {
+		return nil, bad("invalid size of hot-pluggable memory")
+	}
+	m.shape.Hotplug = &h
+	return nil, nil
+}
+
+func (m *monitor) patchHotplug(_ string, body []byte) (any, error) {
+	h := m.shape.Hotplug
+	if h == nil {
+		return nil, bad("No memory hotplug device found.")
+	}
+	var s fcapi.HotplugSize
+	if err := json.Unmarshal(body, &s); err != nil {
+		return nil, bad("%v", err)
+	}
+	if s.RequestedMiB > h.TotalMiB || s.RequestedMiB%h.BlockMiB != 0 {
+		return nil, bad("requested size %d is not possible", s.RequestedMiB)
+	}
+	h.RequestedMiB, h.PluggedMiB = s.RequestedMiB, s.RequestedMiB
+	return nil, nil
+}
+
+func (m *monitor) getHotplug(string, []byte) (any, error) {
+	if m.shape.Hotplug == nil {
+		return nil, bad("No memory hotplug device found.")
+	}
+	return *m.shape.Hotplug, nil
+}
+
+// channelArgument tells the guest on which port it shall listen.
+const channelArgument = "pandastack.channel=vsock:"
+
+func (m *monitor) act(_ string, body []byte) (any, error) {
+	var a struct {
+		Type string `json:"action_type"`
+	}
+	if err := json.Unmarshal(body, &a); err != nil {
+		return nil, bad("%v", err)
+	}
+	if a.Type != "InstanceStart" {
+		return nil, booted(m)
+	}
+	if err := unbooted(m); err != nil {
+		return nil, err
+	}
+	if m.shape.Kernel == "" {
+		return nil, bad("Cannot start microvm without kernel configuration.")
+	}
+	magic := make([]byte, 4)
+	f, err := os.Open(m.shape.Kernel)
+	if err != nil {
+		return nil, bad("%v", err)
+	}
+	defer f.Close()
+	if _, err := f.ReadAt(magic, 0); err != nil || string(magic) != "\x7fELF" && !m.version.AtLeast(1, 17) {
+		return nil, bad("Cannot load kernel due to invalid memory configuration or invalid kernel image: Invalid ELF magic number")
+	}
+	if err := m.memory.fresh(m.shape); err != nil {
+		return nil, err
+	}
+	m.guest = fake.NewGuest()
+	m.guest.Pause(false)
+	m.phase = fcapi.StateRunning
+	if m.vsock != nil {
+		m.vsock.live(m.guest, guestPort(m.shape.Args), 3) // it takes a moment until a booted guest listens
+	}
+	return nil, nil
+}
+
+// guestPort finds the port that the guest was told to listen on; 0 for none.
+func guestPort(args string) int {
+	for word := range strings.FieldsSeq(args) {
+		if n, ok := strings.CutPrefix(word, channelArgument); ok {
+			port, _ := strconv.Atoi(n) // 0 is none
+			return port
+		}
+	}
+	return 0
+}
+
+func (m *monitor) patchState(_ string, body []byte) (any, error) {
+	var s struct {
+		State string `json:"state"`
+	}
+	if err := json.Unmarshal(body, &s); err != nil {
+		return nil, bad("%v", err)
+	}
+	if s.State == "Paused" {
+		m.phase = fcapi.StatePaused
+		m.guest.Pause(true)
+		m.vsock.hold(true)
+		return nil, nil
+	}
+	return nil, m.resume(true)
+}
+
+// resume lets the guest go on; again says that it ran in this process before.
+func (m *monitor) resume(again bool) error {
+	was := m.phase
+	m.phase = fcapi.StateRunning
+	m.guest.Pause(false)
+	if m.vsock == nil {
+		return nil
+	}
+	if again && was == fcapi.StatePaused && m.captured {
+		m.vsock.reset() // the guest was told, when the snapshot was made, that its connections are gone
+	}
+	m.captured = false
+	m.vsock.hold(false)
+	if again && m.version.Major == 1 && m.version.Minor == 16 {
+		m.vsock.die() // these releases never let the host reach a guest again that was only paused
+	}
+	return nil
+}

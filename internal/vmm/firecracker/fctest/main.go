@@ -1,0 +1,202 @@
+package fctest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
+)
+
+// Exit codes of the real program.
+const (
+	exitOK        = 0
+	exitGeneric   = 1
+	exitSyscall   = 148
+	exitBus       = 149
+	exitArguments = 153
+)
+
+// Files beside the program.
+const (
+	faultsName   = "faults.json"
+	requestsName = "requests.log"
+)
+
+// settings is the command line.
+type settings struct {
+	socket, id      string
+	payload         int
+	version, snapVs bool
+}
+
+// parse reads the command line as the real program would: what it does not know is an error.
+func parse(v fcapi.Version, args []string) (settings, error) {
+	s := settings{}
+	f := flag.NewFlagSet("firecracker", flag.ContinueOnError)
+	f.SetOutput(io.Discard)
+	f.StringVar(&s.socket, "api-sock", "/run/firecracker.socket", "")
+	f.StringVar(&s.id, "id", "anonymous-instance", "")
+	f.IntVar(&s.payload, "http-api-max-payload-size", 51200, "")
+	f.BoolVar(&s.version, "version", false, "")
+	f.BoolVar(&s.snapVs, "snapshot-version", false, "")
+	ignored := ""
+	var off bool
+	for _, n := range []string{"seccomp-filter", "start-time-us", "start-time-cpu-us", "parent-cpu-time-us", "config-file", "metadata",
+		"log-path", "level", "module", "metrics-path", "describe-snapshot", "mmds-size-limit"} {
+		f.StringVar(&ignored, n, "", "")
+	}
+	for _, n := range []string{"no-seccomp", "no-api", "show-level", "show-log-origin", "boot-timer"} {
+		f.BoolVar(&off, n, false, "")
+	}
+	if v.AtLeast(1, 13) {
+		f.BoolVar(&off, "enable-pci", false, "")
+	}
+	for _, a := range args[1:] {
+		if strings.HasPrefix(a, "-") && !strings.HasPrefix(a, "--") || strings.Contains(a, "=") && strings.HasPrefix(a, "--") {
+			return s, fmt.Errorf("argument %q: long names only, and values apart", a)
+		}
+	}
+	if err := f.Parse(args[1:]); err != nil {
+		return s, err
+	}
+	if f.NArg() != 0 {
+		return s, fmt.Errorf("argument %q is too much", f.Arg(0))
+	}
+	if len(s.id) < 1 || len(s.id) > 64 || strings.Trim(s.id, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-") != "" {
+		return s, fmt.Errorf("invalid instance id %q", s.id)
+	}
+	return s, nil
+}
+
+// run is the life of the program.
+func run(ctx context.Context, v fcapi.Version, args []string) int {
+	s, err := parse(v, args)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "Arguments parsing error:", err)
+		return exitArguments
+	}
+	if s.version {
+		fmt.Printf("Firecracker v%s\n\nFirecracker exiting successfully. exit_code=0\n", v)
+		return exitOK
+	}
+	if s.snapVs {
+		fmt.Printf("v%s\n", snapshotVersion(v))
+		return exitOK
+	}
+	m := &monitor{version: v, settings: s, dir: filepath.Dir(args[0]), ctx: ctx, over: make(chan int, 1), phase: fcapi.StateNone}
+	if err := m.note("start", strings.Join(args[1:], " ")); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return exitGeneric
+	}
+	l, err := net.Listen("unix", s.socket)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "Failed to open the API socket:", err)
+		return exitGeneric
+	}
+	server := &http.Server{Handler: m, ReadHeaderTimeout: time.Minute}
+	go func() {
+		if err := server.Serve(newLimited(l, maxConnections)); err != nil && !errors.Is(err, http.ErrServerClosed) {
+			m.exit(exitGeneric)
+		}
+	}()
+	return <-m.over
+}
+
+// exit ends the program once what is under way was answered.
+func (m *monitor) exit(code int) {
+	select {
+	case m.over <- code:
+	default: // it is ending already
+	}
+}
+
+// note writes what happens into the log beside the program.
+func (m *monitor) note(op, body string) error {
+	line, err := json.Marshal(Request{m.settings.id, op, body})
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(filepath.Join(m.dir, requestsName), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o666)
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
+		return nil // in a jail, where the test's directory is not
+	}
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(append(line, '\n'))
+	return errors.Join(err, f.Close())
+}
+
+// fault tells what a request shall do instead of what it should.
+func (m *monitor) fault(op string) string {
+	data, err := os.ReadFile(filepath.Join(m.dir, faultsName))
+	if err != nil {
+		return ""
+	}
+	var all []Fault
+	if err := json.Unmarshal(data, &all); err != nil {
+		return ""
+	}
+	for _, f := range all {
+		if (f.ID == "" || f.ID == m.settings.id) && f.Op == op {
+			return f.Do
+		}
+	}
+	return ""
+}
+
+// maxConnections is how many the API serves at once.
+const maxConnections = 10
+
+// limited refuses connections beyond a number.
+type limited struct {
+	net.Listener
+	free chan struct{}
+}
+
+func newLimited(l net.Listener, n int) *limited {
+	free := make(chan struct{}, n)
+	for range n {
+		free <- struct{}{}
+	}
+	return &limited{l, free}
+}
+
+func (l *limited) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		select {
+		case <-l.free:
+			return &counted{Conn: c, free: l.free}, nil
+		default:
+			_ = c.Close() // as the real one refuses it
+		}
+	}
+}
+
+type counted struct {
+	net.Conn
+	free chan struct{}
+	gone bool
+}
+
+func (c *counted) Close() error {
+	if !c.gone {
+		c.gone = true
+		c.free <- struct{}{}
+	}
+	return c.Conn.Close()
+}

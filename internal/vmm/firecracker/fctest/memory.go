@@ -1,0 +1,169 @@
+package fctest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
+)
+
+const pageBytes = 4096
+
+// memory is the guest's, really mapped.
+type memory struct {
+	mem     []byte
+	kind    string         // "fresh", fcapi.BackendFile or fcapi.BackendUffd
+	touched map[int64]bool // pages used since the start
+	dirty   map[int64]bool // pages written since the last snapshot
+	file    *os.File       // that it is mapped from
+	was     unix.Stat_t    // of file, when it was mapped
+	faults  *uffd          // open while the machine lives
+}
+
+// guestAt is where the guest's own state lies.
+const guestAt = 1 << 20
+
+func (m *memory) begin(kind string, mem []byte) {
+	m.kind, m.mem = kind, mem
+	m.touched, m.dirty = map[int64]bool{}, map[int64]bool{}
+}
+
+// fresh makes the memory of a machine that boots.
+func (m *memory) fresh(s shape) error {
+	mem, err := unix.Mmap(-1, 0, int(s.bytes()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	if err != nil {
+		return bad("Cannot create the memory: %v", err)
+	}
+	m.begin("fresh", mem)
+	return nil
+}
+
+// restore makes the memory of a machine that is loaded.
+func (m *memory) restore(s shape, b fcapi.MemoryBackend) error {
+	if b.Type == fcapi.BackendUffd {
+		if err := m.fresh(s); err != nil {
+			return err
+		}
+		m.kind = b.Type
+		var err error
+		m.faults, err = handOver(m.mem, s.pageBytes(), b.Path)
+		return err
+	}
+	if s.HugePages == fcapi.PagesHuge {
+		return errors.New("Cannot restore hugetlbfs backed snapshot by mapping the memory file. Please use uffd.")
+	}
+	f, err := os.Open(b.Path)
+	if err != nil {
+		return err
+	}
+	m.file = f
+	if err := unix.Fstat(int(f.Fd()), &m.was); err != nil {
+		return err
+	}
+	if m.was.Size != s.bytes() {
+		return fmt.Errorf("memory file has %d bytes, the snapshot %d", m.was.Size, s.bytes())
+	}
+	mem, err := unix.Mmap(int(f.Fd()), 0, int(s.bytes()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_NORESERVE)
+	if err != nil {
+		return err
+	}
+	m.begin(b.Type, mem)
+	return nil
+}
+
+// changed tells whether the file below the mapping was written or cut since it was mapped.
+func (m *memory) changed() bool {
+	if m.file == nil {
+		return false
+	}
+	var now unix.Stat_t
+	err := unix.Fstat(int(m.file.Fd()), &now)
+	return err != nil || now.Size != m.was.Size || now.Mtim != m.was.Mtim
+}
+
+// put writes the guest's state into its memory: of each page only if it differs.
+func (m *memory) put(data []byte) error {
+	if int64(len(data)) > int64(len(m.mem))-guestAt {
+		return bad("the guest of %d bytes does not fit its memory", len(data))
+	}
+	for at := 0; at < len(data); at += pageBytes {
+		part := data[at:min(len(data), at+pageBytes)]
+		page := m.mem[guestAt+at : guestAt+at+len(part)]
+		n := int64(guestAt+at) / pageBytes
+		m.touched[n] = true
+		if !bytes.Equal(page, part) {
+			copy(page, part)
+			m.dirty[n] = true
+		}
+	}
+	return nil
+}
+
+// get reads the guest's state.
+func (m *memory) get(n int64) ([]byte, error) {
+	if n < 0 || n > int64(len(m.mem))-guestAt {
+		return nil, errors.New("the guest does not fit its memory")
+	}
+	for at := int64(0); at < n; at += pageBytes {
+		m.touched[(guestAt+at)/pageBytes] = true
+	}
+	return bytes.Clone(m.mem[guestAt : guestAt+n]), nil
+}
+
+// release gives bytes at the end of memory back, as a balloon does.
+func (m *memory) release(n int64) error {
+	if n == 0 {
+		return nil
+	}
+	part := m.mem[int64(len(m.mem))-n:]
+	if m.kind == fcapi.BackendFile {
+		return nil // the real one maps fresh memory over it
+	}
+	if err := unix.Madvise(part, unix.MADV_DONTNEED); err != nil {
+		return bad("cannot discard memory: %v", err)
+	}
+	return nil
+}
+
+// save writes the memory file of a snapshot. A file of the right size is written in place; any other is
+// made anew.
+func (m *memory) save(path string, full, tracked bool) (err error) {
+	size := int64(len(m.mem))
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Sync(), f.Close()) }()
+	st, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if full || st.Size() != size {
+		if err := errors.Join(f.Truncate(0), f.Truncate(size)); err != nil {
+			return err
+		}
+	}
+	pages := m.dirty
+	if !tracked {
+		pages = m.touched
+		full = full || m.kind == fcapi.BackendFile // all that is resident counts, and all may be
+	}
+	if full {
+		_, err = io.NewOffsetWriter(f, 0).Write(m.mem)
+	}
+	for n := range pages {
+		if full || err != nil {
+			break
+		}
+		_, err = f.WriteAt(m.mem[n*pageBytes:(n+1)*pageBytes], n*pageBytes)
+	}
+	if tracked {
+		m.dirty = map[int64]bool{}
+	}
+	return err
+}

@@ -1,0 +1,103 @@
+package fctest
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// The calls of userfaultfd(2) and tun; the sizes of their arguments are part of the numbers.
+const (
+	uffdAPI          = 0xc018aa3f
+	uffdRegister     = 0xc020aa00
+	uffdVersion      = 0xaa
+	uffdEventRemove  = 1 << 3
+	uffdModeMissing  = 1
+	tunSetInterface  = 0x400454ca
+	interfaceTap     = 0x0002
+	interfaceNoInfo  = 0x1000
+	interfaceHeader  = 0x4000
+	interfaceNameMax = 16
+)
+
+// uffd is a userfaultfd over guest memory and the connection it was handed over on.
+type uffd struct {
+	file *os.File
+	conn net.Conn
+}
+
+// region tells the handler where guest memory lies. The last member has bytes in it, too, as the real
+// program has it.
+type region struct {
+	Base    uint64 `json:"base_host_virt_addr"`
+	Size    int64  `json:"size"`
+	Offset  int64  `json:"offset"`
+	Page    int64  `json:"page_size"`
+	PageKiB int64  `json:"page_size_kib"`
+}
+
+// handOver makes a userfaultfd over mem and sends it to the handler that listens at path.
+func handOver(mem []byte, page int64, path string) (*uffd, error) {
+	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC|unix.O_NONBLOCK, 0, 0)
+	if errno != 0 {
+		return nil, fmt.Errorf("userfaultfd: %w", errno)
+	}
+	u := &uffd{file: os.NewFile(fd, "userfaultfd")}
+	api := [3]uint64{uffdVersion, uffdEventRemove, 0}
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, uffdAPI, uintptr(unsafe.Pointer(&api))); errno != 0 {
+		return nil, errors.Join(fmt.Errorf("userfaultfd API: %w", errno), u.file.Close())
+	}
+	// mem is a mapping that the collector does not know, so its address is good for as long as it is mapped.
+	base := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem))))
+	register := [4]uint64{base, uint64(len(mem)), uffdModeMissing, 0}
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, uffdRegister, uintptr(unsafe.Pointer(&register))); errno != 0 {
+		return nil, errors.Join(fmt.Errorf("userfaultfd register: %w", errno), u.file.Close())
+	}
+	conn, err := net.Dial("unix", path)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("Cannot connect to UDS of the page fault handler: %w", err), u.file.Close())
+	}
+	u.conn = conn
+	text, err := json.Marshal([]region{{base, int64(len(mem)), 0, page, page}})
+	if err != nil {
+		return nil, err
+	}
+	if _, _, err := conn.(*net.UnixConn).WriteMsgUnix(text, unix.UnixRights(int(fd)), nil); err != nil {
+		return nil, errors.Join(err, conn.Close(), u.file.Close())
+	}
+	return u, nil
+}
+
+// attachTap opens a tap as a network card does. It stays open as long as this process lives. Names that
+// begin with "test" stand for taps of tests that cannot make one.
+func attachTap(name string) error {
+	if len(name) >= 4 && name[:4] == "test" {
+		return nil
+	}
+	if len(name) >= interfaceNameMax {
+		return unix.EINVAL
+	}
+	if _, err := net.InterfaceByName(name); err != nil {
+		return err // the real program would make one; a driver must have made it before
+	}
+	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	var request struct {
+		name  [interfaceNameMax]byte
+		flags uint16
+		_     [22]byte
+	}
+	copy(request.name[:], name)
+	request.flags = interfaceTap | interfaceNoInfo | interfaceHeader
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), tunSetInterface, uintptr(unsafe.Pointer(&request))); errno != 0 {
+		return errors.Join(errno, unix.Close(fd))
+	}
+	return nil
+}

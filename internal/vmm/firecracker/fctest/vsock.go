@@ -1,0 +1,157 @@
+package fctest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/vmm/fake"
+)
+
+// vsock is the way from the host to the guest's sockets.
+type vsock struct {
+	m *monitor
+	l net.Listener
+
+	mu    sync.Mutex
+	cond  *sync.Cond
+	guest *fake.Guest
+	port  int  // that the guest listens on
+	deaf  int  // connections that are dropped until the guest can be reached
+	still bool // the program is paused and looks at no socket
+	dead  bool
+	conn  net.Conn      // of the guest's present host
+	ended chan struct{} // closed when the guest has let go of conn
+}
+
+// openVsock binds the socket, which must not be there yet.
+func (m *monitor) openVsock(deaf int) error {
+	l, err := net.Listen("unix", m.shape.Vsock.Path)
+	if err != nil {
+		return bad("Cannot create backend for vsock device: UnixBind(%v)", err)
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	m.vsock = &vsock{m: m, l: l, deaf: deaf}
+	m.vsock.cond = sync.NewCond(&m.vsock.mu)
+	go m.vsock.accept()
+	return nil
+}
+
+func (v *vsock) live(g *fake.Guest, port, deaf int) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.guest, v.port, v.deaf = g, port, deaf
+	v.cond.Broadcast()
+}
+
+// hold stops the program from looking at its sockets, or ends that.
+func (v *vsock) hold(still bool) {
+	if v == nil {
+		return
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.still = still
+	v.cond.Broadcast()
+}
+
+func (v *vsock) die() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.dead = true
+	if v.conn != nil {
+		_ = v.conn.Close()
+	}
+}
+
+// reset makes the guest forget its connections. The host hears of that when it sends something.
+func (v *vsock) reset() {
+	v.mu.Lock()
+	conn, ended := v.conn, v.ended
+	v.conn = nil
+	v.mu.Unlock()
+	if conn == nil {
+		return
+	}
+	_ = conn.SetReadDeadline(time.Unix(1, 0)) // it ends the guest's reading
+	go func() {
+		<-ended
+		_ = conn.SetReadDeadline(time.Time{})
+		var one [1]byte
+		_, _ = conn.Read(one[:]) // whatever it is, nobody is there
+		_ = conn.Close()
+	}()
+}
+
+func (v *vsock) accept() {
+	for {
+		conn, err := v.l.Accept()
+		if err != nil {
+			return
+		}
+		v.mu.Lock()
+		for v.still {
+			v.cond.Wait()
+		}
+		v.mu.Unlock()
+		go v.serve(conn)
+	}
+}
+
+// request reads "CONNECT <port>\n", which must come at once.
+func request(conn net.Conn) (int, error) {
+	buf := make([]byte, 64)
+	n, err := conn.Read(buf)
+	if err != nil {
+		return 0, err
+	}
+	line, _, ok := bytes.Cut(buf[:n], []byte("\n"))
+	if !ok || len(line) > 31 {
+		return 0, errors.New("no line")
+	}
+	port, ok := strings.CutPrefix(string(line), "CONNECT ")
+	if !ok {
+		return 0, errors.New("no request")
+	}
+	return strconv.Atoi(port)
+}
+
+func (v *vsock) serve(conn net.Conn) {
+	port, err := request(conn)
+	v.mu.Lock()
+	dropped := err != nil || v.dead || v.guest == nil || port != v.port || v.deaf > 0
+	if v.deaf > 0 {
+		v.deaf--
+	}
+	if dropped {
+		v.mu.Unlock()
+		_ = conn.Close()
+		return
+	}
+	old, ended := v.conn, v.ended
+	mine := make(chan struct{})
+	v.conn, v.ended = conn, mine
+	guest := v.guest
+	v.mu.Unlock()
+	if old != nil {
+		_ = old.Close() // the guest serves the newest
+	}
+	if ended != nil {
+		<-ended
+	}
+	defer close(mine)
+	if _, err := fmt.Fprintf(conn, "OK %d\n", 1<<30); err == nil {
+		_ = guest.Serve(v.m.ctx, struct{ net.Conn }{conn}) // its end is no error of the guest
+	}
+	v.mu.Lock()
+	kept := v.conn != conn
+	v.mu.Unlock()
+	if !kept {
+		_ = conn.Close()
+	}
+}

@@ -1,0 +1,189 @@
+package firecracker
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/durable"
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+// Files of an image.
+const (
+	memoryName   = "memory"
+	stateName    = "state"
+	shapeName    = "shape.json"
+	manifestName = "manifest.json"
+)
+
+// machineFormat names the virtual hardware that Boot builds. Change it with every change there that a guest
+// can see and that shape does not tell: images of another format are refused.
+const machineFormat = "firecracker-mmio-1"
+
+// Limits of what is read of an image or taken from a monitor. A state file is some tens of kilobytes;
+// Firecracker itself takes no more than 10 MiB.
+const (
+	maxState = 10 << 20
+	maxShape = 64 << 10
+)
+
+// shape is what the manifest does not tell of a machine and its monitor must be asked about.
+type shape struct {
+	BaseMiB int `json:"base_mib"` // memory that it booted with
+	MoreMiB int `json:"more_mib"` // that can be plugged in beyond
+	// ReadOnly has an entry for each drive, those that wait for a disk too.
+	ReadOnly []bool `json:"read_only"`
+	Device   string `json:"device,omitempty"` // tap of its network card; "": none
+	Rates    bool   `json:"rates,omitempty"`  // some rate is held
+}
+
+func (s shape) memoryBytes() int64 { return int64(s.BaseMiB+s.MoreMiB) << 20 }
+
+// newShape is what Boot makes of a spec.
+func (d *Driver) newShape(spec vmm.Spec) shape {
+	s := shape{BaseMiB: spec.MemoryMiB, MoreMiB: d.config.MoreMemoryMiB, Rates: hasRates(spec)}
+	for _, disk := range spec.Disks {
+		s.ReadOnly = append(s.ReadOnly, disk.ReadOnly)
+	}
+	for range d.config.MoreDisks {
+		s.ReadOnly = append(s.ReadOnly, false)
+	}
+	if spec.NIC != nil {
+		s.Device = spec.NIC.Device
+	}
+	return s
+}
+
+// fit holds an image against this host and a spec, and answers the shape it tells.
+func (d *Driver) fit(spec vmm.Spec, image vmm.Image) (shape, error) {
+	want := d.manifest(spec)
+	m := image.Manifest
+	str := strconv.Itoa
+	for _, f := range []struct{ field, image, host string }{
+		{"version", str(m.Version), str(want.Version)},
+		{"driver", m.Driver, want.Driver},
+		{"Firecracker version", m.VMM, want.VMM},
+		{"accelerator", string(m.Accelerator), string(want.Accelerator)},
+		{"processor", m.CPU, want.CPU},
+		{"machine", m.Machine, want.Machine},
+		{"vcpus", str(m.VCPUs), str(want.VCPUs)},
+		{"nic", strconv.FormatBool(m.NIC), strconv.FormatBool(want.NIC)},
+	} {
+		if f.image != f.host {
+			return shape{}, &vmm.MismatchError{Field: f.field, Image: f.image, Host: f.host}
+		}
+	}
+	most := max(m.MemoryMiB, m.MaxMemoryMiB)
+	if spec.MemoryMiB < m.MemoryMiB || spec.MemoryMiB > most || (spec.MemoryMiB-m.MemoryMiB)%blockMiB != 0 {
+		return shape{}, &vmm.MismatchError{Field: "memory_mib", Image: fmt.Sprintf("%d to %d", m.MemoryMiB, most), Host: str(spec.MemoryMiB)}
+	}
+	if n := len(spec.Disks); n < m.Disks || n > max(m.Disks, m.MaxDisks) {
+		return shape{}, &vmm.MismatchError{Field: "disks", Image: fmt.Sprintf("%d to %d", m.Disks, max(m.Disks, m.MaxDisks)), Host: str(n)}
+	}
+	data, err := readChecked(image, shapeName, maxShape)
+	if err != nil {
+		return shape{}, err
+	}
+	var s shape
+	if err := json.Unmarshal(data, &s); err != nil {
+		return shape{}, fmt.Errorf("%s: %w", filepath.Join(image.Dir, shapeName), err)
+	}
+	return s, s.fit(spec, m)
+}
+
+// fit holds a shape, which an image tells, against the spec and the manifest.
+func (s shape) fit(spec vmm.Spec, m vmm.Manifest) error {
+	if s.BaseMiB < 1 || s.MoreMiB < 0 || s.BaseMiB > 1<<24 || s.MoreMiB > 1<<24 || m.MemoryMiB < s.BaseMiB || s.BaseMiB+s.MoreMiB < max(m.MemoryMiB, m.MaxMemoryMiB) ||
+		len(s.ReadOnly) < max(m.Disks, m.MaxDisks) || len(s.ReadOnly) > maxDrives {
+		return errors.New("the shape of the image is damaged")
+	}
+	for i, disk := range spec.Disks {
+		if disk.ReadOnly != s.ReadOnly[i] {
+			return &vmm.MismatchError{
+				Field: fmt.Sprintf("read-only of disk %d", i),
+				Image: strconv.FormatBool(s.ReadOnly[i]), Host: strconv.FormatBool(disk.ReadOnly),
+			}
+		}
+	}
+	return nil
+}
+
+// writeImage completes dir, which holds the memory; then all of it is durable.
+func writeImage(dir string, m vmm.Manifest, s shape, state []byte) (vmm.Image, error) {
+	text, err := json.Marshal(s)
+	if err != nil {
+		return vmm.Image{}, err
+	}
+	m.Created = time.Now().UTC()
+	m.Files = []vmm.File{{Name: memoryName, Bytes: s.memoryBytes()}}
+	for _, f := range []struct {
+		name string
+		data []byte
+	}{{stateName, state}, {shapeName, text}} {
+		sum := sha256.Sum256(f.data)
+		m.Files = append(m.Files, vmm.File{Name: f.name, Bytes: int64(len(f.data)), SHA256: hex.EncodeToString(sum[:])})
+		if err := durable.WriteFile(filepath.Join(dir, f.name), f.data, 0o444); err != nil {
+			return vmm.Image{}, err
+		}
+	}
+	if err := durable.WriteJSON(filepath.Join(dir, manifestName), m); err != nil {
+		return vmm.Image{}, err
+	}
+	return vmm.Image{Dir: dir, Manifest: m}, nil
+}
+
+// readChecked reads a small file of an image and holds it against its checksum.
+func readChecked(image vmm.Image, name string, limit int64) ([]byte, error) {
+	path := filepath.Join(image.Dir, name)
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := readBounded(f, limit)
+	if err != nil {
+		return nil, err
+	}
+	want := ""
+	for _, f := range image.Manifest.Files {
+		if f.Name == name {
+			want = f.SHA256
+		}
+	}
+	if sum := sha256.Sum256(data); hex.EncodeToString(sum[:]) != want {
+		return nil, fmt.Errorf("%s is damaged: its checksum is not the manifest's", path)
+	}
+	return data, nil
+}
+
+func readBounded(f *os.File, limit int64) ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(data)) > limit {
+		err = fmt.Errorf("%s is damaged: larger than %d bytes", f.Name(), limit)
+	}
+	return data, err
+}
+
+// openMemory opens the memory of an image and holds its size against the shape.
+func openMemory(image vmm.Image, s shape) (*os.File, error) {
+	f, err := os.Open(filepath.Join(image.Dir, memoryName))
+	if err != nil {
+		return nil, err
+	}
+	st, err := f.Stat()
+	if err == nil && st.Size() != s.memoryBytes() {
+		err = fmt.Errorf("%s is damaged: it has %d bytes, want %d", f.Name(), st.Size(), s.memoryBytes())
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}

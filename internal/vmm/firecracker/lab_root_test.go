@@ -1,0 +1,129 @@
+//go:build root
+
+package firecracker_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/disk"
+	"github.com/pandastack/pandastack/internal/probe"
+	"github.com/pandastack/pandastack/internal/probe/probetest"
+	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/firecracker"
+	"github.com/pandastack/pandastack/internal/vmm/firecracker/fctest"
+	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
+)
+
+// nobody runs the monitors of these tests.
+const nobody = 65534
+
+// releases are those that the driver is held against.
+var releases = []string{"1.15.1", "1.17.0"}
+
+// reflinkDir is a directory on an XFS image of its own, gone at the end of the test.
+func reflinkDir(t *testing.T) string {
+	t.Helper()
+	probetest.Need(t, probe.Config{}, probe.Root, probe.Loop, probe.Tools)
+	dir := filepath.Join(t.TempDir(), "data")
+	if err := disk.MakeData(t.Context(), dir, 1<<30); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := disk.DropData(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	for at := dir; at != "/"; at = filepath.Dir(at) { // monitors of another user pass through
+		if st, err := os.Stat(at); err == nil && st.Mode().Perm()&1 == 0 {
+			if err := os.Chmod(at, st.Mode().Perm()|0o111); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return dir
+}
+
+// world is a fake Firecracker, a directory, and a driver's configuration.
+type world struct {
+	program fctest.Program
+	dir     string
+	config  firecracker.Config
+	spec    vmm.Spec
+}
+
+func newWorld(t *testing.T, release string) *world {
+	t.Helper()
+	w := &world{program: fctest.Install(t, release), dir: reflinkDir(t)}
+	kernel := filepath.Join(w.dir, "kernel")
+	if err := os.WriteFile(kernel, []byte("\x7fELF and more"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	initramfs := filepath.Join(w.dir, "initramfs")
+	if err := os.WriteFile(initramfs, []byte("initramfs"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	w.config = firecracker.Config{
+		Binary: w.program.Path, Dir: filepath.Join(w.dir, "captures"), MoreMemoryMiB: 256, MoreDisks: 2, Limit: 30 * time.Second,
+	}
+	w.spec = vmm.Spec{VCPUs: 1, MemoryMiB: 64, Kernel: kernel, Initramfs: initramfs, Confine: vmm.Confine{UID: nobody, GID: nobody}}
+	return w
+}
+
+func (w *world) open(t vmmtest.TB) *firecracker.Driver {
+	t.Helper()
+	d, err := firecracker.New(t.Context(), w.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+const diskBytes = 8 << 20
+
+func (w *world) lab() vmmtest.Lab {
+	return vmmtest.Lab{
+		Dir:  w.dir,
+		Open: func(t vmmtest.TB) vmm.Driver { return w.open(t) },
+		Abandon: func(t vmmtest.TB, d vmm.Driver) {
+			if err := d.(*firecracker.Driver).Close(); err != nil {
+				t.Fatal(err)
+			}
+		},
+		Crash: func(t vmmtest.TB, m vmm.Machine) {
+			if err := unix.Kill(m.PID(), unix.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+		},
+		Spec: w.spec,
+		Disk: func(t vmmtest.TB, path string) {
+			if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, diskBytes), os.Chown(path, nobody, nobody)); err != nil {
+				t.Fatal(err)
+			}
+		},
+		Clone: func(t vmmtest.TB, from *os.File, to string) {
+			f, err := os.OpenFile(to, os.O_RDWR, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(disk.CloneInto(from.Name(), f), f.Close(), os.Chown(to, nobody, nobody)); err != nil {
+				t.Fatal(err)
+			}
+		},
+	}
+}
+
+// TestMachines holds the driver to what package vmm promises, with each release.
+func TestMachines(t *testing.T) {
+	for _, release := range releases {
+		t.Run(release, func(t *testing.T) {
+			h := vmmtest.Bake(t, newWorld(t, release).lab())
+			vmmtest.Run(h, func(name string, test func(vmmtest.TB)) { t.Run(name, func(t *testing.T) { test(t) }) })
+		})
+	}
+}

@@ -1,0 +1,242 @@
+package firecracker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/pandastack/pandastack/internal/proc"
+	"github.com/pandastack/pandastack/internal/undo"
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+// Names in a monitor's directory. Those of drives and of the vsock are part of every snapshot.
+const (
+	apiSocket     = "api.sock"
+	vsockSocket   = "v.sock"
+	pagerSocket   = "uffd.sock"
+	memoryFile    = "memory"
+	stateFile     = "state"
+	captureMemory = "capture.memory"
+	captureState  = "capture.state"
+	kernelFile    = "kernel"
+	initrdFile    = "initrd"
+)
+
+// driveName is the path of a drive, and its id.
+func driveName(i int) string { return "disk" + strconv.Itoa(i) }
+
+const (
+	maxDrives        = 32
+	placeholderBytes = 1 << 20 // of a drive that waits for a disk
+)
+
+func (m *machine) root() string { return filepath.Join(m.spec.Dir, rootDir) }
+
+func (m *machine) inRoot(name string) string { return filepath.Join(m.root(), name) }
+
+// launch starts the monitor of a machine, in a directory that lay fills. It does not wait for the monitor.
+func (m *machine) launch(ctx context.Context, lay func() error) (err error) {
+	dir := m.spec.Dir
+	if m.spec.NIC != nil && m.spec.NIC.Device == "" {
+		return errors.New("network card without the name of a tap")
+	}
+	if err := removeFiles(dir); err != nil {
+		return err
+	}
+	var back undo.Stack
+	defer func() { err = back.Settle(ctx, err) }()
+	back.Push("remove files", func(context.Context) error { return removeFiles(dir) })
+	if err := os.Mkdir(m.root(), 0o700); err != nil {
+		return err
+	}
+	back.Push("close what was opened", func(context.Context) error { m.hangUp(); return nil })
+	if err := lay(); err != nil {
+		return err
+	}
+	if err := m.layDrives(); err != nil {
+		return err
+	}
+	if err := m.give(m.root()); err != nil {
+		return err
+	}
+	mark, err := marker(dir)
+	if err != nil {
+		return err
+	}
+	d, confine := m.driver, m.spec.Confine
+	p, err := proc.Start(proc.Command{
+		Path: d.config.Binary, Args: []string{"--api-sock", apiSocket, "--id", m.spec.ID, "--level", "Warning"},
+		Env: []string{mark}, Dir: m.root(), UID: confine.UID, GID: confine.GID, Groups: d.groups,
+	})
+	if err != nil {
+		return err
+	}
+	back.Push("kill monitor", func(ctx context.Context) error { return errors.Join(p.Kill(ctx), p.Release()) })
+	if confine.Enter != nil {
+		if err := confine.Enter(p.PID()); err != nil {
+			return fmt.Errorf("confine monitor: %w", err)
+		}
+	}
+	m.record.Process = p.Identity()
+	if err := writeRecord(dir, m.record); err != nil {
+		return err
+	}
+	m.begin(ctx, p)
+	return nil
+}
+
+// give makes the monitor's user the owner of a file or directory.
+func (m *machine) give(path string) error {
+	if c := m.spec.Confine; c.UID != 0 || c.GID != 0 {
+		return os.Lchown(path, c.UID, c.GID)
+	}
+	return nil
+}
+
+// link gives a file of the caller a second name in the monitor's directory.
+func (m *machine) link(path, name string) error {
+	if err := os.Link(path, m.inRoot(name)); err != nil {
+		return fmt.Errorf("%w (files of a machine must lie on the file system of its directory)", err)
+	}
+	return nil
+}
+
+// layDrives puts the disks, and files that stand for disks to come, where the monitor looks for them.
+func (m *machine) layDrives() error {
+	for i := range m.record.Shape.ReadOnly {
+		if i < len(m.spec.Disks) {
+			path := m.spec.Disks[i].Path
+			st, err := os.Stat(path)
+			if err != nil {
+				return err
+			}
+			m.record.DiskBytes = append(m.record.DiskBytes, st.Size())
+			if err := m.link(path, driveName(i)); err != nil {
+				return err
+			}
+			continue
+		}
+		path := m.inRoot(driveName(i))
+		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(f.Truncate(placeholderBytes), f.Close(), m.give(path)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// layBoot puts down what a kernel starts from.
+func (m *machine) layBoot() error {
+	if err := m.copyIn(m.spec.Kernel, kernelFile); err != nil {
+		return err
+	}
+	if m.spec.Initramfs == "" {
+		return nil
+	}
+	return m.copyIn(m.spec.Initramfs, initrdFile)
+}
+
+func (m *machine) copyIn(path, name string) (err error) {
+	from, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	to, err := os.OpenFile(m.inRoot(name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o444)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(to, from) // which shares blocks where it can
+	return errors.Join(err, to.Close(), os.Chmod(m.inRoot(name), 0o444))
+}
+
+// layImage checks an image and keeps what Load needs of it.
+func (m *machine) layImage(image vmm.Image) (err error) {
+	if m.state, err = readChecked(image, stateName, maxState); err != nil {
+		return err
+	}
+	memory, err := openMemory(image, m.record.Shape)
+	if errors.Is(err, fs.ErrNotExist) && m.spec.Pager != nil {
+		return nil // all of it comes from the pager, and captures will be full ones
+	}
+	if err != nil {
+		return err
+	}
+	return m.setBase(memory.Name(), memory)
+}
+
+// setBase makes the file at path, open as f, what the next capture is a difference to. It keeps f.
+func (m *machine) setBase(path string, f *os.File) error {
+	key, err := keyOf(f)
+	if err != nil {
+		return errors.Join(err, f.Close())
+	}
+	m.mu.Lock()
+	old := m.base
+	m.base = f
+	m.mu.Unlock()
+	if old != nil {
+		if err := old.Close(); err != nil {
+			return err
+		}
+	}
+	name := filepath.Join(m.spec.Dir, baseFile)
+	if err := os.Link(path, name+".new"); err != nil {
+		return fmt.Errorf("%w (images must lie on the file system of machines)", err)
+	}
+	if err := os.Rename(name+".new", name); err != nil {
+		return err
+	}
+	// Renaming a name of a file over another name of the same file does nothing.
+	if err := os.Remove(name + ".new"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	m.record.Base = key
+	return nil
+}
+
+// dropBase makes the next capture a full one.
+func (m *machine) dropBase() error {
+	m.mu.Lock()
+	old := m.base
+	m.base = nil
+	m.mu.Unlock()
+	m.record.Base = fileKey{}
+	err := os.Remove(filepath.Join(m.spec.Dir, baseFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	if old != nil {
+		err = errors.Join(err, old.Close())
+	}
+	return err
+}
+
+// findBase opens the base that a record names, for a monitor that is adopted.
+func (m *machine) findBase() error {
+	if m.record.Base == (fileKey{}) {
+		return nil
+	}
+	f, err := openPlain(filepath.Join(m.spec.Dir, baseFile))
+	if err != nil {
+		return err
+	}
+	key, err := keyOf(f)
+	if err == nil && key != m.record.Base {
+		err = errors.New("the memory that the machine was started on was changed for another")
+	}
+	if err != nil {
+		return errors.Join(err, f.Close())
+	}
+	m.base = f
+	return nil
+}

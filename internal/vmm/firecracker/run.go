@@ -1,0 +1,341 @@
+package firecracker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+
+	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
+)
+
+// Memory that can be plugged in comes in slots on the host and in blocks to the guest.
+const (
+	slotMiB  = 128
+	blockMiB = 2
+)
+
+// guestCID is the address of every guest; nothing else can see it.
+const guestCID = 3
+
+const networkID = "eth0"
+
+// ChannelPort is the port of its vsock on which the guest agent listens.
+const ChannelPort = 5252
+
+// cmdline is what every guest kernel is told, before what the caller adds.
+func (d *Driver) cmdline(more string) string {
+	words := []string{
+		"reboot=k", "panic=1", "i8042.noaux", "i8042.nomux", "i8042.dumbkbd", "swiotlb=noforce", "random.trust_cpu=on",
+		"memhp_default_state=online_movable", fmt.Sprintf("pandastack.channel=vsock:%d", ChannelPort),
+	}
+	if d.config.Console {
+		words = append(words, "console=ttyS0")
+	} else {
+		words = append(words, "8250.nr_uarts=0", "quiet", "loglevel=1")
+	}
+	if more != "" {
+		words = append(words, more)
+	}
+	return strings.Join(words, " ")
+}
+
+// step is one request.
+type step func(context.Context) error
+
+func do(ctx context.Context, steps []step) error {
+	for _, s := range steps {
+		if err := s(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// boot describes the machine to its monitor and starts it.
+func (m *machine) boot(ctx context.Context) error {
+	ctx, cancel := m.driver.limited(ctx, "start of the machine")
+	defer cancel()
+	if err := do(ctx, m.describe()); err != nil {
+		return err
+	}
+	m.record.MaxMemoryMiB = m.spec.MemoryMiB + m.record.Shape.MoreMiB
+	m.record.MaxDisks = len(m.record.Shape.ReadOnly)
+	m.manifest.MaxMemoryMiB, m.manifest.MaxDisks = m.record.MaxMemoryMiB, m.record.MaxDisks
+	if err := writeRecord(m.spec.Dir, m.record); err != nil {
+		return err
+	}
+	if err := m.api.Start(ctx); err != nil {
+		return err
+	}
+	m.set(running)
+	return errors.Join(os.RemoveAll(m.inRoot(kernelFile)), os.RemoveAll(m.inRoot(initrdFile)))
+}
+
+// describe is all that is asked before a boot.
+func (m *machine) describe() []step {
+	spec, sh, api := m.spec, m.record.Shape, m.api
+	source := fcapi.BootSource{Kernel: kernelFile, Args: m.driver.cmdline(spec.Cmdline)}
+	if spec.Initramfs != "" {
+		source.Initrd = initrdFile
+	}
+	steps := []step{
+		func(ctx context.Context) error { return api.SetBootSource(ctx, source) },
+		func(ctx context.Context) error {
+			return api.SetMachine(ctx, fcapi.MachineConfig{VCPUs: spec.VCPUs, MemoryMiB: spec.MemoryMiB, HugePages: fcapi.PagesSmall})
+		},
+		func(ctx context.Context) error {
+			return api.SetVsock(ctx, fcapi.Vsock{CID: guestCID, Path: vsockSocket})
+		},
+		func(ctx context.Context) error { return api.SetEntropy(ctx, fcapi.Entropy{}) },
+		func(ctx context.Context) error {
+			return api.SetBalloon(ctx, fcapi.Balloon{DeflateOnOOM: true, Reporting: true})
+		},
+	}
+	for i, readOnly := range sh.ReadOnly {
+		// A disk of a machine that need not survive a crash of the host may do so all the same: the way its
+		// flushes are treated cannot be changed after a restore, and its next owner may need them.
+		d := fcapi.Drive{
+			ID: driveName(i), Path: driveName(i), Root: i == 0 && spec.Initramfs == "", ReadOnly: readOnly,
+			Cache: fcapi.CacheWriteback, Engine: "Sync",
+		}
+		if i < len(spec.Disks) && spec.Disks[i].Rate != (vmm.Rate{}) {
+			d.Limiter = limiter(spec.Disks[i].Rate)
+		}
+		steps = append(steps, func(ctx context.Context) error { return api.AddDrive(ctx, d) })
+	}
+	if nic := spec.NIC; nic != nil {
+		n := fcapi.NetworkInterface{ID: networkID, Device: nic.Device, MAC: nic.MAC.String()}
+		if nic.In != (vmm.Rate{}) {
+			n.In = limiter(nic.In)
+		}
+		if nic.Out != (vmm.Rate{}) {
+			n.Out = limiter(nic.Out)
+		}
+		steps = append(steps, func(ctx context.Context) error { return api.AddNetwork(ctx, n) })
+	}
+	if sh.MoreMiB > 0 {
+		steps = append(steps, func(ctx context.Context) error {
+			return api.SetHotplugMemory(ctx, fcapi.HotplugMemory{TotalMiB: sh.MoreMiB, SlotMiB: slotMiB, BlockMiB: blockMiB})
+		})
+	}
+	return steps
+}
+
+func hasRates(spec vmm.Spec) bool {
+	for _, d := range spec.Disks {
+		if d.Rate != (vmm.Rate{}) {
+			return true
+		}
+	}
+	return spec.NIC != nil && (spec.NIC.In != (vmm.Rate{}) || spec.NIC.Out != (vmm.Rate{}))
+}
+
+// limiter holds a rate over each second; no rate lets everything through.
+func limiter(r vmm.Rate) *fcapi.RateLimiter {
+	bucket := func(n int64) *fcapi.TokenBucket {
+		if n <= 0 {
+			return &fcapi.TokenBucket{}
+		}
+		return &fcapi.TokenBucket{Size: n, RefillMillis: 1000}
+	}
+	return &fcapi.RateLimiter{Bandwidth: bucket(r.Bytes), Ops: bucket(r.Ops)}
+}
+
+// Load implements vmm.Machine.
+func (m *machine) Load(ctx context.Context, from vmm.Capture) (err error) {
+	if m.at() != prepared || m.state == nil {
+		return fmt.Errorf("load machine %s: it was loaded before", m.spec.ID)
+	}
+	ctx, cancel := m.driver.limited(ctx, "load of the machine")
+	defer cancel()
+	if err := m.load(ctx, from); err != nil {
+		return fmt.Errorf("load machine %s: %w", m.spec.ID, m.gone(ctx, err))
+	}
+	return nil
+}
+
+func (m *machine) load(ctx context.Context, from vmm.Capture) error {
+	state := m.state
+	m.state = nil // a monitor that failed to load is never asked again
+	loaded := m.known
+	if from != nil {
+		c, ok := from.(*capture)
+		if !ok || c.driver != m.driver {
+			return errors.New("the capture is another driver's")
+		}
+		if err := c.hold(); err != nil {
+			return err
+		}
+		defer func() { _ = c.let() }() // its files are removed with the directory at the latest
+		if err := m.takeCapture(c); err != nil {
+			return err
+		}
+		state, loaded = c.state, c.manifest
+	}
+	memory, err := m.layMemory(ctx, from == nil)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(m.inRoot(stateFile), state, 0o444); err != nil {
+		return err
+	}
+	changes := m.changes(loaded)
+	request := fcapi.SnapshotLoad{State: stateFile, Memory: memory, TrackDirty: true, Resume: len(changes) == 0}
+	if nic := m.spec.NIC; nic != nil && nic.Device != m.record.Shape.Device {
+		request.Networks = []fcapi.NetworkOverride{{ID: networkID, Device: nic.Device}}
+		m.record.Shape.Device = nic.Device
+	}
+	if memory.Type == fcapi.BackendUffd && m.spec.Pager.PageBytes() > smallPage {
+		// Following single small pages would take the large ones apart; without it, what was used counts.
+		request.HugePages, request.TrackDirty = fcapi.PagesHuge, false
+	}
+	m.record.Shape.Rates = hasRates(m.spec)
+	m.record.MaxMemoryMiB, m.record.MaxDisks = m.manifest.MaxMemoryMiB, m.manifest.MaxDisks
+	if err := writeRecord(m.spec.Dir, m.record); err != nil {
+		return err
+	}
+	if err := m.api.LoadSnapshot(ctx, request); err != nil {
+		return err
+	}
+	if err := do(ctx, changes); err != nil {
+		return err
+	}
+	m.set(running)
+	return errors.Join(os.RemoveAll(m.inRoot(stateFile)), os.RemoveAll(m.inRoot(memoryFile)))
+}
+
+const smallPage = 4096
+
+// takeCapture makes the memory of a capture what this machine starts on.
+func (m *machine) takeCapture(c *capture) error {
+	if err := c.fit(m.spec); err != nil {
+		return err
+	}
+	f, err := os.Open(c.path)
+	if err != nil {
+		return err
+	}
+	m.record.Shape = c.shape
+	return m.setBase(c.path, f)
+}
+
+// layMemory arranges for the memory of a load. The image's own may come from a pager.
+func (m *machine) layMemory(ctx context.Context, own bool) (fcapi.MemoryBackend, error) {
+	if !own || m.spec.Pager == nil {
+		m.mu.Lock()
+		base := m.base
+		m.mu.Unlock()
+		if base == nil {
+			return fcapi.MemoryBackend{}, vmm.ErrGone // hung up meanwhile
+		}
+		return fcapi.MemoryBackend{Type: fcapi.BackendFile, Path: memoryFile}, m.link(m.inDir(baseFile), memoryFile)
+	}
+	l, err := listen(m.root(), pagerSocket)
+	if err != nil {
+		return fcapi.MemoryBackend{}, err
+	}
+	if err := m.give(m.inRoot(pagerSocket)); err != nil {
+		return fcapi.MemoryBackend{}, errors.Join(err, l.Close())
+	}
+	m.record.Paged = true
+	m.helpers.Go(func() { m.page(l) })
+	return fcapi.MemoryBackend{Type: fcapi.BackendUffd, Path: pagerSocket}, nil
+}
+
+// page serves the machine's memory for as long as it lives; it ends with its pager.
+func (m *machine) page(l *net.UnixListener) {
+	err := m.spec.Pager.Serve(m.life, l)
+	select {
+	case <-m.life.Done():
+		return
+	case <-m.proc.Done():
+		return
+	default:
+	}
+	if err == nil {
+		err = errors.New("it ended")
+	}
+	m.fail("its memory is not served any more: " + err.Error())
+}
+
+// changes are the requests for what this machine has beyond what its snapshot says.
+func (m *machine) changes(loaded vmm.Manifest) []step {
+	var steps []step
+	api, sh := m.api, m.record.Shape
+	rates := hasRates(m.spec) || sh.Rates
+	for i, d := range m.spec.Disks {
+		p := fcapi.DrivePatch{ID: driveName(i)}
+		if i >= loaded.Disks || i >= len(loaded.DiskBytes) || loaded.DiskBytes[i] != m.record.DiskBytes[i] {
+			p.Path = driveName(i) // the same name: it is opened again, and the guest is told its size
+		}
+		if rates {
+			p.Limiter = limiter(d.Rate)
+		}
+		if p != (fcapi.DrivePatch{ID: p.ID}) {
+			steps = append(steps, func(ctx context.Context) error { return api.ChangeDrive(ctx, p) })
+		}
+	}
+	if nic := m.spec.NIC; nic != nil && rates {
+		p := fcapi.NetworkPatch{ID: networkID, In: limiter(nic.In), Out: limiter(nic.Out)}
+		steps = append(steps, func(ctx context.Context) error { return api.ChangeNetwork(ctx, p) })
+	}
+	if m.spec.MemoryMiB > loaded.MemoryMiB {
+		more := m.spec.MemoryMiB - sh.BaseMiB
+		steps = append(steps, func(ctx context.Context) error { return api.PlugMemory(ctx, more) })
+	}
+	if len(steps) > 0 {
+		steps = append(steps, api.Resume)
+	}
+	return steps
+}
+
+// Pause implements vmm.Machine.
+func (m *machine) Pause(ctx context.Context) error {
+	switch m.at() {
+	case paused:
+		return nil
+	case prepared:
+		return fmt.Errorf("pause machine %s: it was not loaded", m.spec.ID)
+	}
+	ctx, cancel := m.driver.limited(ctx, "pause of the machine")
+	defer cancel()
+	if err := m.api.Pause(ctx); err != nil {
+		return fmt.Errorf("pause machine %s: %w", m.spec.ID, m.gone(ctx, err))
+	}
+	m.set(paused)
+	return nil
+}
+
+// Resume implements vmm.Machine.
+func (m *machine) Resume(ctx context.Context) error {
+	switch m.at() {
+	case running:
+		return nil
+	case prepared:
+		return fmt.Errorf("resume machine %s: it was not loaded", m.spec.ID)
+	}
+	ctx, cancel := m.driver.limited(ctx, "resumption of the machine")
+	defer cancel()
+	if err := m.api.Resume(ctx); err != nil {
+		return fmt.Errorf("resume machine %s: %w", m.spec.ID, m.gone(ctx, err))
+	}
+	m.set(running)
+	return nil
+}
+
+// Reclaim implements vmm.Reclaimer.
+func (m *machine) Reclaim(ctx context.Context, mib int) error {
+	if m.at() == prepared {
+		return fmt.Errorf("reclaim memory of machine %s: it was not loaded", m.spec.ID)
+	}
+	ctx, cancel := m.driver.limited(ctx, "balloon of the machine")
+	defer cancel()
+	if err := m.api.ResizeBalloon(ctx, mib); err != nil {
+		return fmt.Errorf("reclaim memory of machine %s: %w", m.spec.ID, m.gone(ctx, err))
+	}
+	return nil
+}
