@@ -18,7 +18,8 @@ const (
 	MaxEntries  = 8192    // arguments, variables
 	MaxContent  = 1 << 20 // one of Identity.Files
 	MaxText     = 512     // error text
-	maxFewItems = 64      // name servers, Identity.Files
+	MaxMetadata = 4096    // notes of one file, names and values together
+	maxFewItems = 64      // name servers, Identity.Files, notes of one file
 )
 
 // ErrFormat says that bytes from the other end are not what they should be.
@@ -183,6 +184,24 @@ func (p *parser) env() map[string]string {
 	for ; n > 0 && !p.bad; n-- {
 		k := p.str(MaxString)
 		v[k] = p.str(MaxString)
+	}
+	return v
+}
+
+// notes are the metadata of a file, from a guest or for one.
+func (p *parser) notes() map[string]string {
+	n := p.uintMax(maxFewItems)
+	if n == 0 {
+		return nil
+	}
+	v, total := make(map[string]string), 0
+	for ; n > 0 && !p.bad; n-- {
+		k, s := p.utf8(MaxMetadata), p.utf8(MaxMetadata)
+		if total += len(k) + len(s); total > 2*MaxMetadata { // what was no UTF-8 grew
+			p.fail()
+			return nil
+		}
+		v[k] = s
 	}
 	return v
 }

@@ -8,6 +8,7 @@ type FileRequest struct {
 	Offset, Length int64
 	Mode           uint32
 	Size           int64
+	Metadata       map[string]string
 }
 
 // AppendFileRequest encodes r.
@@ -22,6 +23,7 @@ func AppendFileRequest(b []byte, r *FileRequest) []byte {
 	w.int(r.Length)
 	w.uint(uint64(r.Mode))
 	w.int(r.Size)
+	w.env(r.Metadata)
 	return w
 }
 
@@ -31,7 +33,7 @@ func ParseFileRequest(b []byte) (FileRequest, error) {
 	r := FileRequest{
 		Path: p.str(MaxPath), To: p.str(MaxPath), User: p.str(MaxName), Recursive: p.bool(),
 		Depth: int(int32(p.int())), Offset: p.int(), Length: p.int(),
-		Mode: uint32(p.uintMax(1<<32 - 1)), Size: p.int(),
+		Mode: uint32(p.uintMax(1<<32 - 1)), Size: p.int(), Metadata: p.notes(),
 	}
 	return r, p.end()
 }
@@ -50,6 +52,7 @@ func AppendFileInfo(b []byte, i *FileInfo) []byte {
 	w.str(i.User)
 	w.str(i.Group)
 	w.time(i.Modified)
+	w.env(i.Metadata)
 	return w
 }
 
@@ -58,6 +61,7 @@ func (p *parser) fileInfo() FileInfo {
 		Path: p.utf8(2 * MaxPath), Name: p.utf8(MaxName), Kind: FileKind(p.u8()), Target: p.utf8(MaxPath),
 		Size: p.count(), Mode: uint32(p.uintMax(0o7777)), UID: uint32(p.uintMax(1<<32 - 1)),
 		GID: uint32(p.uintMax(1<<32 - 1)), User: p.text(MaxName), Group: p.text(MaxName), Modified: p.time(),
+		Metadata: p.notes(),
 	}
 	if i.Kind < KindFile || i.Kind > KindOther {
 		p.fail()

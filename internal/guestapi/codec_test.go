@@ -19,7 +19,7 @@ var (
 	info = ProcessInfo{PID: 1 << 31, Tag: "t", Argv: []string{"x"}, Env: map[string]string{"K": "v"}, Dir: "/", User: "root",
 		PTY: true, Started: moment, Exit: &Exit{Code: 137, Signal: 9, TimedOut: true, Error: "e", CPU: 5, Wall: 7}}
 	file = FileInfo{Path: "/a/b", Name: "b", Kind: KindSymlink, Target: "c", Size: 1 << 40, Mode: 0o4755, UID: 1000,
-		GID: 1 << 31, User: "u", Group: "g", Modified: moment}
+		GID: 1 << 31, User: "u", Group: "g", Modified: moment, Metadata: map[string]string{"a": "b"}}
 	identity = Identity{MachineID: "mch1", Hostname: "h", Generation: 1 << 63, Time: moment, Entropy: bytes.Repeat([]byte{7}, 64),
 		Network: &Network{Address: "192.168.241.2/29", Gateway: "192.168.241.1", DNS: []string{"1.1.1.1"}, MTU: 1500},
 		Env:     map[string]string{"A": "b"}, User: "user", DiskGrow: true, Files: map[string][]byte{"/f": []byte("x")}}
@@ -52,7 +52,7 @@ func TestEveryMessageComesBack(t *testing.T) {
 	}
 	pid, err := ParsePID(AppendPID(nil, 1<<32-1))
 	same(t, pid, err, 1<<32-1)
-	question := FileRequest{Path: "/a", To: "b", User: "u", Recursive: true, Depth: 3, Offset: 4, Length: -1, Mode: 0o644, Size: -1}
+	question := FileRequest{Path: "/a", To: "b", User: "u", Recursive: true, Depth: 3, Offset: 4, Length: -1, Mode: 0o644, Size: -1, Metadata: map[string]string{"k": ""}}
 	gotQuestion, err := ParseFileRequest(AppendFileRequest(nil, &question))
 	same(t, gotQuestion, err, question)
 	gotFile, err := ParseFileInfo(AppendFileInfo(nil, &file))

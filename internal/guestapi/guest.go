@@ -146,6 +146,7 @@ type FileInfo struct {
 	User     string // name, or the number as text
 	Group    string
 	Modified time.Time
+	Metadata map[string]string // notes kept with the file; see WriteOptions
 }
 
 // WriteOptions of a file to write.
@@ -153,6 +154,9 @@ type WriteOptions struct {
 	User string // owner of what is made
 	Mode uint32 // 0: 0644, or what the file has
 	Size int64  // bytes to come if known, else -1
+	// Metadata are notes to keep with the file, in its extended attributes user.e2b.<name>: a write replaces
+	// all that there were. At most MaxMetadata bytes; a file system without extended attributes keeps none.
+	Metadata map[string]string
 }
 
 // FileEvent is a change under a watched directory.

@@ -103,7 +103,7 @@ func (c *content) Close() error { return cancelled(c.st, nil) }
 
 // Write implements guestapi.Guest.
 func (l *Link) Write(ctx context.Context, path string, opt guestapi.WriteOptions, r io.Reader) (guestapi.FileInfo, error) {
-	request := guestapi.FileRequest{Path: path, User: opt.User, Mode: opt.Mode, Size: opt.Size}
+	request := guestapi.FileRequest{Path: path, User: opt.User, Mode: opt.Mode, Size: opt.Size, Metadata: opt.Metadata}
 	st, rest, err := l.begin(ctx, guestapi.OpWriteFile, guestapi.AppendFileRequest(nil, &request), false)
 	if err != nil {
 		return guestapi.FileInfo{}, err

@@ -85,7 +85,7 @@ func (f *Files) Write(ctx context.Context, p string, opt guestapi.WriteOptions, 
 	if mode == 0 { // a device or pipe
 		err = writeThrough(ctx, target, r)
 	} else {
-		err = replace(ctx, target, mode, &u, r)
+		err = replace(ctx, target, fresh{mode: mode, owner: &u, notes: opt.Metadata}, r)
 	}
 	if err != nil {
 		return guestapi.FileInfo{}, err
@@ -142,7 +142,14 @@ func realPath(at string) (string, error) {
 	return "", fmt.Errorf("%w: too many symbolic links", guestapi.ErrInvalid)
 }
 
-func replace(ctx context.Context, at string, mode uint32, u *account.User, r io.Reader) (err error) {
+// fresh is what a written file is to be.
+type fresh struct {
+	mode  uint32
+	owner *account.User
+	notes map[string]string
+}
+
+func replace(ctx context.Context, at string, as fresh, r io.Reader) (err error) {
 	file, err := os.CreateTemp(path.Dir(at), ".pandastack-*")
 	if err != nil {
 		return fault(err)
@@ -156,11 +163,14 @@ func replace(ctx context.Context, at string, mode uint32, u *account.User, r io.
 	if err := copyAll(ctx, file, r); err != nil {
 		return err
 	}
-	if err := own(file.Name(), u); err != nil {
+	if err := own(file.Name(), as.owner); err != nil {
 		return err
 	}
-	if err := unix.Fchmod(int(file.Fd()), mode); err != nil {
+	if err := unix.Fchmod(int(file.Fd()), as.mode); err != nil {
 		return fault(err)
+	}
+	if err := annotate(int(file.Fd()), as.notes); err != nil {
+		return err
 	}
 	if err := file.Close(); err != nil {
 		return fault(err)

@@ -7,11 +7,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pandastack/pandastack/internal/guest/account"
 	"github.com/pandastack/pandastack/internal/guestapi"
 )
 
 // plumbing is the files of a process that is about to be made. Descriptors are 0 where there is none.
 type plumbing struct {
+	owner *account.User // of the pipes: programs open /dev/stderr anew
+
 	child [3]uintptr // what the process gets
 	owned []int      // of ours, to be closed once the process has them
 	in    *os.File
@@ -41,6 +44,12 @@ func (pl *plumbing) pipe(ours int, name string) (*os.File, uintptr, error) {
 		return nil, 0, fmt.Errorf("make pipe: %w", err)
 	}
 	pl.owned = append(pl.owned, fds[1-ours])
+	if os.Getuid() == 0 {
+		if err := unix.Fchown(fds[1-ours], int(pl.owner.UID), int(pl.owner.GID)); err != nil {
+			pl.owned = append(pl.owned, fds[ours])
+			return nil, 0, fmt.Errorf("own pipe: %w", err)
+		}
+	}
 	if err := unix.SetNonblock(fds[ours], true); err != nil {
 		pl.owned = append(pl.owned, fds[ours])
 		return nil, 0, fmt.Errorf("make pipe: %w", err)

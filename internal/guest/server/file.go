@@ -23,7 +23,7 @@ func (r *request) files(ctx context.Context) error {
 	case guestapi.OpMakeDir:
 		info, err = b.MakeDir(ctx, q.Path, q.User)
 	case guestapi.OpWriteFile:
-		opt := guestapi.WriteOptions{User: q.User, Mode: q.Mode, Size: q.Size}
+		opt := guestapi.WriteOptions{User: q.User, Mode: q.Mode, Size: q.Size, Metadata: q.Metadata}
 		info, err = b.Write(ctx, q.Path, opt, &messages{ctx: ctx, r: r})
 	case guestapi.OpRemoveAll:
 		if err := b.Remove(ctx, q.Path, q.User, q.Recursive); err != nil {
