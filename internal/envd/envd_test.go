@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"mime/multipart"
 	"net/http"
 	"net/http/httptest"
@@ -461,6 +462,53 @@ func TestStrangers(t *testing.T) {
 	for _, path := range []string{"/init", "/freeze", "/upgrade"} {
 		if status, _ := w.http(t, "POST", path, nil, http.Header{"X-Access-Token": {token}}, nil); status != 404 {
 			t.Errorf("%s answers %d, want 404", path, status)
+		}
+	}
+}
+
+func TestMetadata(t *testing.T) {
+	w := newWorld(t)
+	file := filepath.Join(w.dir, "noted")
+	post := func(h http.Header) (int, string) {
+		req, err := http.NewRequestWithContext(within(t), http.MethodPost, w.url+"/files?path="+url.QueryEscape(file), strings.NewReader("x"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header = h
+		req.Header.Set("X-Access-Token", token)
+		req.Header.Set("Content-Type", "application/octet-stream")
+		res, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close()
+		body, err := io.ReadAll(res.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return res.StatusCode, string(body)
+	}
+	for _, tt := range []struct {
+		name string
+		h    http.Header
+		want int
+		has  map[string]string
+	}{
+		{"two", http.Header{"X-Metadata-Author": {"me"}, "X-Metadata-N": {"1"}}, 200, map[string]string{"author": "me", "n": "1"}},
+		{"long key", http.Header{"X-Metadata-" + strings.Repeat("K", 247): {"v"}}, 400, map[string]string{"author": "me", "n": "1"}},
+		{"no key", http.Header{"X-Metadata-": {"v"}}, 400, map[string]string{"author": "me", "n": "1"}},
+		{"no ASCII", http.Header{"X-Metadata-A": {"gr\u00fc\u00df"}}, 400, map[string]string{"author": "me", "n": "1"}},
+		{"too much", http.Header{"X-Metadata-A": {strings.Repeat("v", 4096)}}, 400, map[string]string{"author": "me", "n": "1"}},
+		{"another", http.Header{"X-Metadata-Other": {"2"}}, 200, map[string]string{"other": "2"}},
+		{"none", http.Header{}, 200, nil},
+	} {
+		status, body := post(tt.h)
+		if status != tt.want {
+			t.Errorf("%s: %d %s", tt.name, status, body)
+		}
+		st, err := w.files.Stat(within(t), connect.NewRequest(&fspb.StatRequest{Path: file}))
+		if err != nil || !maps.Equal(st.Msg.GetEntry().GetMetadata(), tt.has) {
+			t.Errorf("%s: %v, %v", tt.name, st, err)
 		}
 	}
 }

@@ -107,6 +107,8 @@ type written struct {
 	Path string `json:"path"`
 	Name string `json:"name"`
 	Type string `json:"type"`
+
+	Metadata map[string]string `json:"metadata,omitempty"`
 }
 
 // maxParts bounds the files of one upload.
@@ -188,12 +190,54 @@ func partName(p *multipart.Part) string {
 
 // put writes one file, and answers the request itself when that fails.
 func (s *Server) put(w http.ResponseWriter, r *http.Request, file string, size int64, body io.Reader) (written, bool) {
-	info, err := targetOf(r.Context()).Guest.Write(r.Context(), tilde(file), guestapi.WriteOptions{User: fileUser(r), Size: size}, body)
+	notes, err := metadataOf(r.Header)
+	if err != nil {
+		fail(w, http.StatusBadRequest, err.Error())
+		return written{}, false
+	}
+	opt := guestapi.WriteOptions{User: fileUser(r), Size: size, Metadata: notes}
+	info, err := targetOf(r.Context()).Guest.Write(r.Context(), tilde(file), opt, body)
 	if err != nil {
 		failWith(w, err)
 		return written{}, false
 	}
-	return written{Path: info.Path, Name: info.Name, Type: "file"}, true
+	return written{Path: info.Path, Name: info.Name, Type: "file", Metadata: info.Metadata}, true
+}
+
+// Metadata of files comes in headers, whose names are lower-case keys behind this. All files of an upload get
+// the same; one without any takes what a file had.
+const metadataHeader = "X-Metadata-"
+
+// Bounds of metadata, in bytes.
+const (
+	maxMetadataKey = 246
+	maxMetadata    = 4096 // keys and values, with the prefix that the guest puts before each key
+	metadataPrefix = len("user.e2b.")
+)
+
+// metadataOf reads the metadata of an upload: visible ASCII within the bounds.
+func metadataOf(h http.Header) (map[string]string, error) {
+	var notes map[string]string
+	total := 0
+	for name, values := range h {
+		key, ok := strings.CutPrefix(name, metadataHeader)
+		if !ok {
+			continue
+		}
+		key = strings.ToLower(key)
+		value := values[len(values)-1]
+		if key == "" || len(key) > maxMetadataKey || strings.ContainsFunc(key+value, func(c rune) bool { return c < ' ' || c > '~' }) {
+			return nil, fmt.Errorf("header %.60s: a key of metadata has 1 to %d bytes, and both key and value are visible ASCII", name, maxMetadataKey)
+		}
+		if total += metadataPrefix + len(key) + len(value); total > maxMetadata {
+			return nil, fmt.Errorf("the metadata has more than %d bytes", maxMetadata)
+		}
+		if notes == nil {
+			notes = map[string]string{}
+		}
+		notes[key] = value
+	}
+	return notes, nil
 }
 
 // maxSources bounds the files that one call joins.

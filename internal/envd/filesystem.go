@@ -37,7 +37,7 @@ func pathOf(p string) (string, error) {
 func entryOf(i guestapi.FileInfo) *pb.EntryInfo {
 	e := &pb.EntryInfo{
 		Name: i.Name, Path: i.Path, Size: i.Size, Mode: i.Mode & 0o7777, Owner: i.User, Group: i.Group,
-		ModifiedTime: timestamppb.New(i.Modified),
+		ModifiedTime: timestamppb.New(i.Modified), Metadata: i.Metadata,
 	}
 	mode := fs.FileMode(i.Mode & 0o777)
 	switch i.Kind {

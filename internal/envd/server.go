@@ -21,9 +21,9 @@ import (
 	"github.com/pandastack/pandastack/internal/guestapi"
 )
 
-// Version is what clients are told. 0.6.2 would promise file metadata in extended attributes, which
-// guestapi does not carry; clients leave it away by themselves below that.
-const Version = "0.6.1"
+// Version is what clients are told: it promises metadata of files (0.6.2), entries in file events (0.6.3) and
+// watching network mounts (0.6.4), which watching here makes no difference of.
+const Version = "0.6.4"
 
 // Port is the one that clients address the agent by.
 const Port = 49983
