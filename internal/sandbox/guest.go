@@ -9,6 +9,7 @@ import (
 	"github.com/pandastack/pandastack/internal/auth"
 	"github.com/pandastack/pandastack/internal/guestapi"
 	"github.com/pandastack/pandastack/internal/hostapi"
+	"github.com/pandastack/pandastack/internal/sandbox/visit"
 	"github.com/pandastack/pandastack/internal/store"
 )
 
@@ -71,7 +72,7 @@ func (s *Service) Guest(ctx context.Context, p auth.Principal, id api.SandboxID)
 	if api.Status(r.State) == api.Running { // the common way needs no lock
 		g, err := s.host.Guest(ctx, machineID(&r))
 		if err == nil {
-			return s.used.Guest(r.ID, g), nil
+			return s.used.Guest(r.ID, visit.Resident(g, r.User, r.Workdir)), nil
 		}
 		if !errors.Is(err, hostapi.ErrWrongState) && !errors.Is(err, hostapi.ErrNotFound) {
 			return nil, hostError(err, "reach", r.ID)
@@ -86,7 +87,7 @@ func (s *Service) Guest(ctx context.Context, p auth.Principal, id api.SandboxID)
 	if err != nil {
 		return nil, s.failed(ctx, &r, err, "reach")
 	}
-	return s.used.Guest(r.ID, g), nil
+	return s.used.Guest(r.ID, visit.Resident(g, r.User, r.Workdir)), nil
 }
 
 // askLimit bounds how long a guest is waited for when its answer is a nicety.

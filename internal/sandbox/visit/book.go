@@ -1,5 +1,5 @@
 // Package visit keeps the book of who is inside sandboxes: when each was used last, what holds it, and how
-// the last processes in it ended.
+// the last processes in it ended. It also says as whom and where things are done that do not say.
 //
 // It owns that memory and nothing that lasts: it knows no store and no host. What it remembers is gone
 // with the program. Everything may be called at once.
