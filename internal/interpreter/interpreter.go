@@ -62,6 +62,11 @@ func (s *Server) Serve(w http.ResponseWriter, r *http.Request, t Target) {
 	s.mux.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), targetKey{}, t)))
 }
 
+// IsContexts tells whether a path is one of those that manage contexts and run nothing.
+func IsContexts(path string) bool {
+	return path == "/contexts" || strings.HasPrefix(path, "/contexts/")
+}
+
 type contextAnswer struct {
 	ID       string `json:"id"`
 	Language string `json:"language"`
@@ -70,8 +75,14 @@ type contextAnswer struct {
 
 func answerOf(c repl.Context) contextAnswer { return contextAnswer{c.ID, string(c.Language), c.Dir} }
 
-// home is where contexts begin that do not say.
-const home = "/home/user"
+// begin starts a context, in the sandbox's own directory if none is named, and says where.
+func begin(ctx context.Context, g guestapi.Guest, l repl.Language, dir string) (repl.Context, error) {
+	c, err := repl.Create(ctx, g, l, dir, "")
+	if err != nil || dir != "" {
+		return c, err
+	}
+	return repl.Find(ctx, g, c.ID)
+}
 
 // maxBody bounds a request, in bytes: code and variables.
 const maxBody = repl.MaxCode + 1<<20
@@ -120,10 +131,7 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request, t Target) {
 		fail(w, err)
 		return
 	}
-	if req.Cwd == "" {
-		req.Cwd = home
-	}
-	c, err := repl.Create(r.Context(), t.Guest, lang, req.Cwd, "")
+	c, err := begin(r.Context(), t.Guest, lang, req.Cwd)
 	if err != nil {
 		fail(w, err)
 		return
@@ -208,7 +216,7 @@ func (s *Server) contextFor(r *http.Request, t Target, id, language string) (rep
 			return c, nil
 		}
 	}
-	return repl.Create(r.Context(), t.Guest, lang, home, "")
+	return begin(r.Context(), t.Guest, lang, "")
 }
 
 func (s *Server) execute(w http.ResponseWriter, r *http.Request, t Target) {

@@ -1,7 +1,7 @@
 # Runs cells of code for a stateful context. Requests come as lines of JSON on standard input, answers go
 # as lines of JSON to the first standard output; what cells and their children print goes to pipes and
 # comes back as answers too. SIGINT interrupts the cell that runs and nothing else.
-import ast, asyncio, base64, builtins, inspect, io, json, linecache, os, signal, sys, threading, traceback
+import ast, asyncio, base64, builtins, importlib.abc, importlib.machinery, inspect, io, json, linecache, os, signal, sys, threading, traceback
 
 channel = os.fdopen(os.dup(1), "wb", buffering=0)
 requests = os.fdopen(os.dup(0), "rb")
@@ -149,6 +149,43 @@ def scale(axis):
     return "datetime" if "Date" in name else axis.get_scale()
 
 
+class BoxWatch(importlib.abc.MetaPathFinder):
+    """Makes matplotlib's axes remember the numbers of their box plots, which the drawing does not hold."""
+
+    def find_spec(self, name, path, target=None):
+        if name != "matplotlib.axes._axes":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is None:
+            return None
+        load = spec.loader.exec_module
+
+        def exec_module(module):
+            load(module)
+            draw = module.Axes.bxp
+
+            def bxp(ax, bxpstats, *args, **kwargs):
+                bxpstats = list(bxpstats)
+                ax.pandastack_boxes = getattr(ax, "pandastack_boxes", []) + bxpstats
+                return draw(ax, bxpstats, *args, **kwargs)
+
+            bxp.__doc__ = draw.__doc__
+            module.Axes.bxp = bxp
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+sys.meta_path.insert(0, BoxWatch())
+
+
+def box(stats, n):
+    outliers = [number(x) for x in stats.get("fliers", [])]
+    return {"label": str(stats.get("label", n + 1)), "min": number(stats["whislo"]), "first_quartile": number(stats["q1"]),
+            "median": number(stats["med"]), "third_quartile": number(stats["q3"]), "max": number(stats["whishi"]), "outliers": outliers}
+
+
 def axes_chart(ax):
     """What a set of axes shows, in the words of E2B's charts."""
     from matplotlib import collections, patches
@@ -163,6 +200,10 @@ def axes_chart(ax):
             chart["elements"].append({"label": w.get_label(), "angle": abs(w.theta2 - w.theta1), "radius": w.r})
         return chart
     chart.update(labels)
+    boxes = getattr(ax, "pandastack_boxes", [])
+    if boxes:
+        chart.update(type="box_and_whisker", elements=[box(stats, n) for n, stats in enumerate(boxes)])
+        return chart
     if bars:
         chart["type"] = "bar"
         names = [t.get_text() for t in ax.get_xticklabels()]
