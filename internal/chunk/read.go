@@ -1,9 +1,11 @@
 package chunk
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"golang.org/x/sync/errgroup"
 
@@ -77,23 +79,19 @@ func (r *Reader) ReadAt(ctx context.Context, file string, p []byte, off int64) e
 	if len(p) == 0 {
 		return nil
 	}
-	pieces := r.pieces(f, p, off)
-	missing := pieces[:0]
-	for _, x := range pieces {
+	missing := map[int][]cache.Piece{}
+	for _, x := range r.pieces(f, p, off) {
 		if !r.cache.Read(object(r.m.Chunks[x.chunk]), x.at, x.into) {
-			missing = append(missing, x)
+			missing[x.chunk] = append(missing[x.chunk], cache.Piece{Off: x.at, Into: x.into})
 		}
 	}
-	switch len(missing) {
-	case 0:
+	if len(missing) == 0 {
 		return nil
-	case 1:
-		return r.fill(ctx, missing[0])
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(r.v.cfg.Parallel)
-	for _, x := range missing {
-		g.Go(func() error { return r.fill(ctx, x) })
+	for i, pieces := range missing {
+		g.Go(func() error { return r.fill(ctx, i, pieces) })
 	}
 	return g.Wait()
 }
@@ -124,9 +122,11 @@ func (r *Reader) pieces(f File, p []byte, off int64) []piece {
 	return all
 }
 
-func (r *Reader) fill(ctx context.Context, x piece) error {
-	c := r.m.Chunks[x.chunk]
-	return r.cache.Fill(ctx, object(c), x.at, x.into, r.fetcher(c))
+// fill reads pieces of one chunk.
+func (r *Reader) fill(ctx context.Context, index int, pieces []cache.Piece) error {
+	c := r.m.Chunks[index]
+	slices.SortFunc(pieces, func(a, b cache.Piece) int { return cmp.Compare(a.Off, b.Off) })
+	return r.cache.Fill(ctx, object(c), pieces, r.fetcher(c))
 }
 
 // fetcher fetches frames of a chunk.

@@ -25,7 +25,7 @@ type Fault struct {
 	Lie   func(data []byte) []byte // a get gives this instead of the data
 }
 
-// Faulty is a store that does to a call what Decide says.
+// Faulty is a store that does to a call what Decide says. It decides on one call at a time.
 type Faulty struct {
 	blob.Store
 
@@ -57,12 +57,11 @@ func (f *Faulty) meet(ctx context.Context, c Call) (Fault, error) {
 	f.mu.Lock()
 	c.N = f.count[c.Op]
 	f.count[c.Op]++
-	decide := f.decide
-	f.mu.Unlock()
-	if decide == nil {
-		return Fault{}, nil
+	var fault Fault
+	if f.decide != nil {
+		fault = f.decide(c)
 	}
-	fault := decide(c)
+	f.mu.Unlock()
 	if fault.Hang && fault.Short == 0 {
 		<-ctx.Done()
 		return fault, context.Cause(ctx)

@@ -70,12 +70,11 @@ func (c *Cache) handle(e *entry, create bool) (*os.File, error) {
 		return nil, errors.Join(fs.ErrNotExist, file.Close())
 	}
 	e.file, e.openAt = file, c.opened.PushFront(e)
-	if !e.loaded {
-		e.loaded, e.claim = true, claim
-		size := int64(bits.OnesCount64(claim)) * Frame
-		c.bytes += size - e.bytes
-		e.bytes = size
-	}
+	// What was checked before it was closed may have changed since.
+	e.loaded, e.claim, e.have = true, claim, 0
+	size := int64(bits.OnesCount64(claim)) * Frame
+	c.bytes += size - e.bytes
+	e.bytes = size
 	return file, nil
 }
 
@@ -89,7 +88,7 @@ func look(file *os.File) (claim uint64, err error) {
 		return 0, file.Truncate(fileBytes)
 	}
 	if info.Size() != fileBytes || !info.Mode().IsRegular() {
-		return 0, fmt.Errorf("file of the cache has %d bytes, not %d", info.Size(), fileBytes)
+		return 0, errCut
 	}
 	var words [8 * maxFrames]byte
 	if _, err := file.ReadAt(words[:], maxObject); err != nil {
@@ -103,6 +102,12 @@ func look(file *os.File) (claim uint64, err error) {
 	return claim, nil
 }
 
+// errCut says that somebody changed the size of a file.
+var errCut = fmt.Errorf("file of the cache does not have %d bytes", fileBytes)
+
+// errUnfit says that a frame is not what was written.
+var errUnfit = errors.New("it does not fit its checksum")
+
 // verify reads a frame that its file claims to have and holds it against its checksum.
 func verify(file *os.File, o Object, i int) ([]byte, error) {
 	data := make([]byte, o.frame(i))
@@ -114,7 +119,7 @@ func verify(file *os.File, o Object, i int) ([]byte, error) {
 		return nil, err
 	}
 	if got != word(i, data) {
-		return nil, fmt.Errorf("frame %d does not fit its checksum", i)
+		return nil, errUnfit
 	}
 	return data, nil
 }
@@ -124,6 +129,11 @@ func (c *Cache) keep(e *entry, o Object, first, count int, data []byte) error {
 	file, err := c.handle(e, true)
 	if err != nil {
 		return err
+	}
+	// One that was cut would grow again, with zeros where frames were checked before.
+	if info, err := file.Stat(); err != nil || info.Size() != fileBytes {
+		c.spoil(e, errCut)
+		return errCut
 	}
 	if _, err := file.WriteAt(data, int64(first)*Frame); err != nil {
 		return err

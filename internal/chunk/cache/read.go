@@ -34,36 +34,62 @@ func (c *Cache) copy(e *entry, o Object, off int, p []byte) bool {
 	return true
 }
 
+// Piece is a part of an object that somebody wants.
+type Piece struct {
+	Off  int // in the object
+	Into []byte
+}
+
 // fillTries bounds how often a frame goes from memory between its fetch and its use.
 const fillTries = 4
 
-// Fill is Read that fetches what is missing, as Ensure does.
-func (c *Cache) Fill(ctx context.Context, o Object, off int, p []byte, fetch Fetch) error {
-	if off < 0 || off+len(p) > o.Bytes {
-		return fmt.Errorf("cache: %d bytes from %d of %d", len(p), off, o.Bytes)
-	}
-	if len(p) == 0 {
-		return nil
+// Fill is Read, of several pieces in the order of their places, that fetches what is missing, as Ensure
+// does.
+func (c *Cache) Fill(ctx context.Context, o Object, pieces []Piece, fetch Fetch) error {
+	for _, x := range pieces {
+		if x.Off < 0 || x.Off+len(x.Into) > o.Bytes {
+			return fmt.Errorf("cache: %d bytes from %d of %d", len(x.Into), x.Off, o.Bytes)
+		}
 	}
 	e, err := c.enter(o)
 	if err != nil {
 		return err
 	}
 	defer c.leave(e)
-	first := off / Frame
-	count := (off+len(p)-1)/Frame - first + 1
 	for range fillTries {
-		if c.copy(e, o, off, p) {
+		missing := pieces[:0:0]
+		for _, x := range pieces {
+			if !c.copy(e, o, x.Off, x.Into) {
+				missing = append(missing, x)
+			}
+		}
+		if len(missing) == 0 {
 			return nil
 		}
-		if err := c.ensure(ctx, e, o, first, count, fetch); err != nil {
+		pieces = missing
+		if err := c.ensureAll(ctx, e, o, pieces, fetch); err != nil {
 			return err
 		}
 	}
-	if c.copy(e, o, off, p) {
-		return nil
-	}
 	return fmt.Errorf("cache: frames of %s go faster than they can be read", o.ID)
+}
+
+// ensureAll ensures the frames of pieces; those of pieces that are neighbours at once.
+func (c *Cache) ensureAll(ctx context.Context, e *entry, o Object, pieces []Piece, fetch Fetch) error {
+	first, end := 0, 0
+	for _, x := range pieces {
+		from, to := x.Off/Frame, (x.Off+len(x.Into)+Frame-1)/Frame
+		if from > end {
+			if err := c.ensure(ctx, e, o, first, end-first, fetch); err != nil {
+				return err
+			}
+			first = from
+		} else if end == 0 {
+			first = from
+		}
+		end = max(end, to)
+	}
+	return c.ensure(ctx, e, o, first, end-first, fetch)
 }
 
 // read copies from a frame in an entry's file, from at on.
@@ -82,14 +108,18 @@ func (c *Cache) read(e *entry, o Object, i, at int, p []byte) bool {
 	switch {
 	case checked:
 		if _, err := file.ReadAt(p, int64(i)*Frame+int64(at)); err != nil {
-			c.drop(e, file, i, err)
+			c.spoil(e, err)
 			return false
 		}
 		return true
 	case claimed:
 		data, err := verify(file, o, i)
-		if err != nil {
+		if errors.Is(err, errUnfit) {
 			c.drop(e, file, i, err)
+			return false
+		}
+		if err != nil {
+			c.spoil(e, err)
 			return false
 		}
 		c.mu.Lock()
