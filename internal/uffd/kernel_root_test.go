@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pandastack/pandastack/internal/probe"
+	"github.com/pandastack/pandastack/internal/probe/probetest"
 	"github.com/pandastack/pandastack/internal/uffd"
 	"github.com/pandastack/pandastack/internal/uffd/uffdtest"
 )
@@ -36,6 +38,7 @@ type served struct {
 
 func serveProcess(t *testing.T, size int64, page int) *served {
 	t.Helper()
+	probetest.Need(t, probe.Config{}, probe.Root, probe.Userfaultfd)
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
@@ -76,7 +79,7 @@ func serveProcess(t *testing.T, size int64, page int) *served {
 func (s *served) next() []uffd.Event {
 	s.t.Helper()
 	for {
-		w, err := s.fd.Wait(s.bell, s.peer)
+		w, err := s.fd.Wait(s.bell, s.peer, -1)
 		if err != nil || w.Left {
 			s.t.Fatalf("woken %+v, %v", w, err)
 		}
@@ -150,7 +153,7 @@ func TestRemovalComesBeforeFilling(t *testing.T) {
 		t.Fatal(err)
 	}
 	done := while(func() error { return s.p.Drop(0, uffd.Page) })
-	w, err := s.fd.Wait(s.bell, s.peer)
+	w, err := s.fd.Wait(s.bell, s.peer, -1)
 	if err != nil || !w.Events {
 		t.Fatal(w, err)
 	}
@@ -173,7 +176,7 @@ func TestEndOfTheProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	for {
-		w, err := s.fd.Wait(s.bell, s.peer)
+		w, err := s.fd.Wait(s.bell, s.peer, -1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -189,7 +192,7 @@ func TestEndOfTheProcess(t *testing.T) {
 func TestBellEndsAWait(t *testing.T) {
 	s := serveProcess(t, 64<<10, uffd.Page)
 	done := while(func() error {
-		w, err := s.fd.Wait(s.bell, s.peer)
+		w, err := s.fd.Wait(s.bell, s.peer, -1)
 		if err == nil && !w.Rung {
 			err = fmt.Errorf("woken by %+v", w)
 		}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -62,8 +63,9 @@ type Woken struct {
 	Left   bool // the other process closed its end of the socket, or said something on it
 }
 
-// Wait blocks the calling thread until there is an event, bell rings, or peer (nil: none) leaves.
-func (f *FD) Wait(bell *Bell, peer *Peer) (Woken, error) {
+// Wait blocks the calling thread until there is an event, bell rings, peer (nil: none) leaves, or limit has
+// passed; negative: none. Of an end of the limit it tells nothing.
+func (f *FD) Wait(bell *Bell, peer *Peer, limit time.Duration) (Woken, error) {
 	fds := []unix.PollFd{
 		{Fd: int32(f.fd), Events: unix.POLLIN},
 		{Fd: int32(bell.fd), Events: unix.POLLIN},
@@ -72,8 +74,12 @@ func (f *FD) Wait(bell *Bell, peer *Peer) (Woken, error) {
 	if peer != nil {
 		fds[2] = unix.PollFd{Fd: int32(peer.fd), Events: unix.POLLIN | unix.POLLRDHUP}
 	}
+	millis := -1
+	if limit >= 0 {
+		millis = int((limit + time.Millisecond - 1) / time.Millisecond)
+	}
 	for {
-		_, err := unix.Poll(fds, -1)
+		_, err := unix.Poll(fds, millis)
 		if err == nil {
 			break
 		}

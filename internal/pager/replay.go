@@ -1,0 +1,85 @@
+package pager
+
+import (
+	"context"
+	"sync"
+
+	"github.com/pandastack/pandastack/internal/chunk"
+	"github.com/pandastack/pandastack/internal/uffd"
+)
+
+// replayers is how many pieces of a trace are put in place at once. What comes from the store is asked for
+// all together before; this many keep a processor busy.
+const replayers = 4
+
+// pieces is what a trace says of one file, of end bytes, in whole pieces of grain bytes, each once and in
+// order of the first use.
+func (t Trace) pieces(file string, grain, end int64) []chunk.Range {
+	var out []chunk.Range
+	var seen bits
+	for _, r := range t {
+		if r.File != file {
+			continue
+		}
+		for at := r.Offset - r.Offset%grain; at < min(r.Offset+r.Length, end); at += grain {
+			if !seen.has(at / grain) {
+				seen = seen.with(at / grain)
+				out = append(out, chunk.Range{File: file, Offset: at, Length: min(grain, end-at)})
+			}
+		}
+	}
+	return out
+}
+
+// Replay brings what a trace says of this file here and gives it to put piece by piece, in the order of the
+// trace as far as the store answers in order. Pieces are grain bytes, a power of two. It returns when all is done, ctx ended, or the source failed,
+// which is no failure of anything: what is missing is asked for again when it is needed. put may be nil.
+func (f *File) Replay(ctx context.Context, trace Trace, grain int64, put func(off int64, data []byte)) {
+	pieces := trace.pieces(f.name, grain, f.size)
+	if len(pieces) == 0 || f.source == nil {
+		return
+	}
+	var work sync.WaitGroup
+	defer work.Wait()
+	if !f.Local() {
+		work.Go(func() { _ = f.source.Prefetch(ctx, pieces) }) // a read that needs it says what is wrong
+	}
+	if put == nil {
+		return
+	}
+	next := make(chan chunk.Range)
+	for range replayers {
+		work.Go(func() {
+			buf := make([]byte, grain)
+			for r := range next {
+				if length, zero := f.Run(r.Offset); zero && length >= r.Length {
+					continue
+				}
+				if f.Ahead(ctx, buf[:r.Length], r.Offset) == nil {
+					put(r.Offset, buf[:r.Length])
+				}
+			}
+		})
+	}
+	defer close(next)
+	for _, r := range pieces {
+		select {
+		case next <- r:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// replay fills what the trace says before it is asked for.
+func (s *server) replay(ctx context.Context) {
+	s.file.Replay(ctx, s.opt.Trace, s.opt.Around, func(off int64, data []byte) {
+		for _, r := range s.regions {
+			at := uint64(off)
+			if r.PageSize != uffd.Page || at < r.Offset || at+uint64(len(data)) > r.Offset+r.Size {
+				continue
+			}
+			s.put(r.Base+at-r.Offset, window{r, at - r.Offset, at - r.Offset + uint64(len(data))}, data)
+		}
+	})
+}

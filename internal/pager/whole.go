@@ -1,0 +1,70 @@
+package pager
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// Filling asks for fillPiece bytes fillers times at once: enough to use a store that answers slowly, and
+// little enough that what a machine waits for comes soon.
+const (
+	fillPiece = 1 << 20
+	fillers   = 4
+)
+
+// Fill writes all of a file into dst, which is empty or holds some of it already, and makes it durable.
+// Longer runs of zeros become holes. When it returned nil, dst is the file.
+func (f *File) Fill(ctx context.Context, dst *os.File) error {
+	if f.source == nil {
+		return fmt.Errorf("fill %s: it has no source", f.name)
+	}
+	if err := dst.Truncate(f.size); err != nil {
+		return fmt.Errorf("fill %s: %w", f.name, err)
+	}
+	g, each := errgroup.WithContext(ctx)
+	g.SetLimit(fillers)
+	for at := int64(0); at < f.size && each.Err() == nil; {
+		if length, zero := f.source.Run(f.name, at); zero && length > 0 {
+			at += length
+			continue
+		}
+		off, n := at, min(fillPiece-at%fillPiece, f.size-at)
+		g.Go(func() error { return f.fillPiece(each, dst, off, n) })
+		at += n
+	}
+	err := g.Wait()
+	if err == nil {
+		err = context.Cause(ctx)
+	}
+	if err == nil {
+		err = dst.Sync()
+	}
+	if err != nil {
+		return fmt.Errorf("fill %s: %w", f.name, err)
+	}
+	return nil
+}
+
+// holeUnit is the smallest run of zeros that stays a hole.
+const holeUnit = 64 << 10
+
+// fillPiece writes one piece, and leaves out units of zeros.
+func (f *File) fillPiece(ctx context.Context, dst *os.File, off, length int64) error {
+	buf := make([]byte, length)
+	if err := f.fetch(ctx, buf, off); err != nil {
+		return err
+	}
+	for at := int64(0); at < length; {
+		n := min(holeUnit-(off+at)%holeUnit, length-at)
+		if run, zero := f.source.Run(f.name, off+at); !zero || run < n {
+			if _, err := dst.WriteAt(buf[at:at+n], off+at); err != nil {
+				return err
+			}
+		}
+		at += n
+	}
+	return nil
+}
