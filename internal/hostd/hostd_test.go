@@ -5,9 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/netip"
 	"os"
 	"strings"
 	"sync"
@@ -16,10 +13,10 @@ import (
 
 	"github.com/pandastack/pandastack/internal/bake"
 	"github.com/pandastack/pandastack/internal/guestapi"
-	"github.com/pandastack/pandastack/internal/guestlink"
 	"github.com/pandastack/pandastack/internal/hostapi"
 	"github.com/pandastack/pandastack/internal/hostd"
 	"github.com/pandastack/pandastack/internal/machine"
+	"github.com/pandastack/pandastack/internal/platformtest"
 	"github.com/pandastack/pandastack/internal/vmm/fake"
 )
 
@@ -58,9 +55,9 @@ func (w *world) start() {
 			Kernel:     func(context.Context) (machine.Kernel, error) { return machine.Kernel{}, nil },
 		},
 	}, hostd.Deps{
-		Machine:  machine.Deps{Driver: w.driver, Network: network{}, Groups: groups{}, Disks: copies{}, Link: openLink},
+		Machine:  machine.Deps{Driver: w.driver, Network: platformtest.Network{}, Groups: platformtest.Groups{}, Disks: platformtest.Disks{}, Link: platformtest.Link},
 		Platform: func(context.Context) (string, error) { return "test", nil },
-		Rewrite:  func(_ context.Context, src, dst string) error { return copies{}.Clone(src, dst) },
+		Rewrite:  func(_ context.Context, src, dst string) error { return platformtest.Disks{}.Clone(src, dst) },
 	})
 	w.must(err)
 	w.must(host.Open(w.t.Context()))
@@ -275,70 +272,4 @@ func TestEvents(t *testing.T) {
 	if e := <-got; e.Machine != "a" || e.Type != "died" || !strings.Contains(e.Reason, "signal 11") {
 		t.Errorf("event %+v", e)
 	}
-}
-
-// network, groups and copies are the least that machines can be made with.
-type network struct{}
-
-func (network) Take(context.Context, string) (machine.Slot, error)       { return slot{}, nil }
-func (network) Adopt(context.Context, string, int) (machine.Slot, error) { return slot{}, nil }
-func (network) CheckEgress(hostapi.Egress) error                         { return nil }
-
-func (network) Sweep(context.Context) error { return nil }
-
-type slot struct{}
-
-func (slot) Place() machine.Place {
-	return machine.Place{GuestIP: netip.MustParseAddr("10.0.0.2"), TapName: "tap0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}}
-}
-func (slot) SetEgress(context.Context, hostapi.Egress) error { return nil }
-func (slot) Give(context.Context) error                      { return nil }
-
-type groups struct{}
-
-func (groups) Group(context.Context, string, machine.Limits) (machine.Group, error) {
-	return group{}, nil
-}
-func (groups) Adopt(context.Context, string, machine.Limits) (machine.Group, error) {
-	return group{}, nil
-}
-func (groups) Sweep(context.Context) error { return nil }
-
-type group struct{}
-
-func (group) Enter(int) error               { return nil }
-func (group) OutOfMemory() bool             { return false }
-func (group) Destroy(context.Context) error { return nil }
-
-type copies struct{}
-
-func (copies) Clone(src, dst string) error {
-	out, err := os.OpenFile(dst, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	return errors.Join(copies{}.CloneInto(src, out), out.Close())
-}
-
-func (copies) CloneInto(src string, dst *os.File) error {
-	in, err := os.Open(src)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(dst, in)
-	return errors.Join(err, in.Close())
-}
-
-func (copies) Allocate(path string, bytes int64) error {
-	return errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, bytes))
-}
-
-func (copies) Grow(path string, bytes int64) error { return os.Truncate(path, bytes) }
-
-func openLink(ctx context.Context, conn net.Conn, g machine.Greeting) (machine.Link, error) {
-	l, err := guestlink.Open(ctx, conn, guestlink.Options{Generation: g.Generation, Identity: g.Identity, Resync: g.Resync})
-	if err != nil {
-		return nil, err
-	}
-	return l, nil
 }
