@@ -29,7 +29,8 @@ type Capabilities struct {
 	LiveFork    bool   // a machine goes on after Capture, and many machines load one Capture
 	CutsChannel bool   // Capture ends the guest channel: dial again once the machine goes on
 	NamedTap    bool   // the monitor opens the tap itself, by NIC.Device in NIC.Netns: nobody else may hold it
-	Pager       bool   // Spec.Pager is used
+	Pager       bool   // of Image.Memory it uses Serve; else File
+	HugePages   bool   // Spec.HugePages is used
 	Rates       bool   // Disk.Rate and the rates of NIC are held
 	MoreMemory  bool   // a prepared machine may have more memory than its image, up to Manifest.MaxMemoryMiB
 	MoreDisks   bool   // a prepared machine may have more disks than its image, up to Manifest.MaxDisks
@@ -48,9 +49,9 @@ type Spec struct {
 	Disks     []Disk
 	NIC       *NIC // nil: no network
 	Confine   Confine
-	// Pager serves the memory of a machine that Load brings to life from the image's own state; nil: its
-	// file is mapped. Used by Prepare alone.
-	Pager Pager
+	// HugePages: memory that Image.Memory serves is made of pages of 2 MiB, which the host must have ready.
+	// Used by Prepare alone.
+	HugePages bool
 }
 
 // Disk is a raw image that the guest sees as a block device; the first is /dev/vda.
@@ -67,17 +68,6 @@ type Disk struct {
 type Rate struct {
 	Bytes int64 `json:"bytes,omitempty"`
 	Ops   int64 `json:"ops,omitempty"` // requests of a disk, packets of a network card
-}
-
-// Pager serves a machine's memory page by page, while the machine runs, through a userfaultfd that the
-// monitor hands over. Where a Pager serves, the image's directory need not hold the memory.
-type Pager interface {
-	// PageBytes is 4096, or 2 MiB for memory of huge pages.
-	PageBytes() int64
-	// Serve accepts the one connection that the monitor makes to l, which it closes, and serves the monitor's
-	// memory until the monitor has ended (nil) or ctx ends. The machine is killed, with the error as its
-	// reason, when Serve returns before. It is called once, before the monitor is told to load.
-	Serve(ctx context.Context, l *net.UnixListener) error
 }
 
 // NIC is the guest's network card. Tap stays open in the caller; the driver duplicates it. Adopt does

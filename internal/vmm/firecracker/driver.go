@@ -134,7 +134,7 @@ func (d *Driver) captureName() string {
 func (d *Driver) Capabilities() vmm.Capabilities {
 	return vmm.Capabilities{
 		Name: driverName, Version: d.version.String(), Accelerator: vmm.KVM, Isolation: "microvm",
-		Snapshot: true, LiveFork: true, CutsChannel: true, NamedTap: true, Pager: true, Rates: true,
+		Snapshot: true, LiveFork: true, CutsChannel: true, NamedTap: true, Pager: true, Rates: true, HugePages: d.version.AtLeast(1, 17),
 		MoreMemory: true, MoreDisks: true,
 	}
 }
@@ -190,6 +190,7 @@ func (d *Driver) Prepare(ctx context.Context, spec vmm.Spec, image vmm.Image) (v
 	manifest.MaxMemoryMiB, manifest.MaxDisks = image.Manifest.MaxMemoryMiB, image.Manifest.MaxDisks
 	m := newMachine(d, spec, manifest, sh)
 	m.known = image.Manifest
+	m.memory = image.Memory
 	if err := m.launch(ctx, func() error { return m.layImage(image) }); err != nil {
 		return nil, fmt.Errorf("prepare machine %s: %w", spec.ID, err)
 	}

@@ -164,10 +164,10 @@ func (m *machine) layImage(image vmm.Image) (err error) {
 	if m.state, err = readChecked(image, stateName, maxState); err != nil {
 		return err
 	}
-	memory, err := openMemory(image, m.record.Shape)
-	if errors.Is(err, fs.ErrNotExist) && m.spec.Pager != nil {
-		return nil // all of it comes from the pager, and captures will be full ones
+	if m.spec.HugePages && (m.memory == nil || !m.driver.version.AtLeast(1, 17)) {
+		return &vmm.UnsupportedError{Op: "use huge pages for memory that is not served, or before 1.17", Driver: driverName}
 	}
+	memory, err := openMemory(image, m.record.Shape)
 	if err != nil {
 		return err
 	}

@@ -38,9 +38,10 @@ type machine struct {
 	helpers  sync.WaitGroup     // goroutines that live with it
 
 	// Used by the one caller at a time that vmm.Machine allows.
-	known vmm.Manifest // of the image it was prepared on
-	state []byte       // of that image; nil once used
-	clone bool         // a copy of base is ready for the next capture
+	known  vmm.Manifest // of the image it was prepared on
+	state  []byte       // of that image; nil once used
+	memory vmm.Memory   // of that image; nil: its file
+	clone  bool         // a copy of base is ready for the next capture
 
 	mu       sync.Mutex
 	phase    phase

@@ -189,7 +189,7 @@ func (m *machine) load(ctx context.Context, from vmm.Capture) error {
 		request.Networks = []fcapi.NetworkOverride{{ID: networkID, Device: nic.Device}}
 		m.record.Shape.Device = nic.Device
 	}
-	if memory.Type == fcapi.BackendUffd && m.spec.Pager.PageBytes() > smallPage {
+	if memory.Type == fcapi.BackendUffd && m.spec.HugePages {
 		// Following single small pages would take the large ones apart; without it, what was used counts.
 		request.HugePages, request.TrackDirty = fcapi.PagesHuge, false
 	}
@@ -208,8 +208,6 @@ func (m *machine) load(ctx context.Context, from vmm.Capture) error {
 	return errors.Join(os.RemoveAll(m.inRoot(stateFile)), os.RemoveAll(m.inRoot(memoryFile)))
 }
 
-const smallPage = 4096
-
 // takeCapture makes the memory of a capture what this machine starts on.
 func (m *machine) takeCapture(c *capture) error {
 	if err := c.fit(m.spec); err != nil {
@@ -223,9 +221,9 @@ func (m *machine) takeCapture(c *capture) error {
 	return m.setBase(c.path, f)
 }
 
-// layMemory arranges for the memory of a load. The image's own may come from a pager.
+// layMemory arranges for the memory of a load. The image's own may be served page by page.
 func (m *machine) layMemory(ctx context.Context, own bool) (fcapi.MemoryBackend, error) {
-	if !own || m.spec.Pager == nil {
+	if !own || m.memory == nil {
 		m.mu.Lock()
 		base := m.base
 		m.mu.Unlock()
@@ -242,13 +240,13 @@ func (m *machine) layMemory(ctx context.Context, own bool) (fcapi.MemoryBackend,
 		return fcapi.MemoryBackend{}, errors.Join(err, l.Close())
 	}
 	m.record.Paged = true
-	m.helpers.Go(func() { m.page(l) })
+	m.helpers.Go(func() { m.servePages(l) })
 	return fcapi.MemoryBackend{Type: fcapi.BackendUffd, Path: pagerSocket}, nil
 }
 
-// page serves the machine's memory for as long as it lives; it ends with its pager.
-func (m *machine) page(l *net.UnixListener) {
-	err := m.spec.Pager.Serve(m.life, l)
+// servePages waits for the monitor's connection and has it served; the machine ends with that.
+func (m *machine) servePages(l *net.UnixListener) {
+	err := m.acceptPages(l)
 	select {
 	case <-m.life.Done():
 		return
@@ -260,6 +258,16 @@ func (m *machine) page(l *net.UnixListener) {
 		err = errors.New("it ended")
 	}
 	m.fail("its memory is not served any more: " + err.Error())
+}
+
+func (m *machine) acceptPages(l *net.UnixListener) error {
+	stop := context.AfterFunc(m.life, func() { _ = l.Close() })
+	defer stop()
+	conn, err := l.AcceptUnix()
+	if err := errors.Join(err, l.Close()); err != nil {
+		return err
+	}
+	return m.memory.Serve(m.life, conn)
 }
 
 // changes are the requests for what this machine has beyond what its snapshot says.

@@ -13,6 +13,7 @@ import (
 
 // The calls of userfaultfd(2) and tun; the sizes of their arguments are part of the numbers.
 const (
+	uffdNew          = 0xaa00
 	uffdAPI          = 0xc018aa3f
 	uffdRegister     = 0xc020aa00
 	uffdVersion      = 0xaa
@@ -43,9 +44,9 @@ type region struct {
 
 // handOver makes a userfaultfd over mem and sends it to the handler that listens at path.
 func handOver(mem []byte, page int64, path string) (*uffd, error) {
-	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC|unix.O_NONBLOCK, 0, 0)
-	if errno != 0 {
-		return nil, fmt.Errorf("userfaultfd: %w", errno)
+	fd, err := newUffd()
+	if err != nil {
+		return nil, fmt.Errorf("userfaultfd: %w", err)
 	}
 	u := &uffd{file: os.NewFile(fd, "userfaultfd")}
 	api := [3]uint64{uffdVersion, uffdEventRemove, 0}
@@ -71,6 +72,24 @@ func handOver(mem []byte, page int64, path string) (*uffd, error) {
 		return nil, errors.Join(err, conn.Close(), u.file.Close())
 	}
 	return u, nil
+}
+
+// newUffd makes a userfaultfd through its device, or without one by its system call, which needs a
+// privilege.
+func newUffd() (uintptr, error) {
+	const flags = unix.O_CLOEXEC | unix.O_NONBLOCK
+	if dev, err := unix.Open("/dev/userfaultfd", unix.O_RDWR|unix.O_CLOEXEC, 0); err == nil {
+		fd, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(dev), uffdNew, flags)
+		if err := unix.Close(dev); err != nil || errno != 0 {
+			return 0, errors.Join(err, errno)
+		}
+		return fd, nil
+	}
+	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, flags, 0, 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	return fd, nil
 }
 
 // attachTap opens a tap as a network card does. It stays open as long as this process lives. Names that

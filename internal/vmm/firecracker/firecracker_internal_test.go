@@ -1,0 +1,237 @@
+package firecracker
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/proc"
+	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
+)
+
+func TestUsable(t *testing.T) {
+	for text, usable := range map[string]bool{
+		"1.12.1": false, "1.13.1": false, "1.14.4": false, "1.15.0": false, "1.15.1": true, "1.15.3": true,
+		"1.16.0": false, "1.16.1": false, "1.16.2": false, "1.17.0": true, "1.18.0": true, "2.0.0": false,
+	} {
+		v, err := fcapi.ParseVersion(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = Usable(v)
+		var faulty *FaultyError
+		if usable != (err == nil) || err != nil && (!errors.As(err, &faulty) || faulty.Version != v) {
+			t.Errorf("%s: got %v", text, err)
+		}
+	}
+	if f := Faults(fcapi.Version{Major: 1, Minor: 15, Patch: 1}); len(f) == 0 || f[0].Weight == Refused {
+		t.Errorf("1.15.1: got %v, want what is to be noted", f)
+	}
+	for _, f := range Faults(fcapi.Version{Major: 1, Minor: 17}) {
+		t.Errorf("1.17.0: got %+v", f)
+	}
+}
+
+func TestEndings(t *testing.T) {
+	for code, want := range map[int]string{148: "system call", 149: "bus error", 0: "the guest", 77: "status 77"} {
+		if got := ending(proc.Exit{Known: true, Code: code}); !strings.Contains(got, want) {
+			t.Errorf("%d: got %q", code, got)
+		}
+	}
+	if got := ending(proc.Exit{Known: true, Signal: 9}); !strings.Contains(got, "out of memory") {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestHashCPU(t *testing.T) {
+	a := hashCPU("vendor_id : A\nflags : x y\ncpu MHz : 1\n\nprocessor : 1\n")
+	if b := hashCPU("vendor_id : A\nflags : x y\ncpu MHz : 2\n\n"); a != b {
+		t.Error("the clock rate is no part of the model")
+	}
+	if b := hashCPU("vendor_id : A\nflags : x\n\n"); a == b {
+		t.Error("the features are")
+	}
+}
+
+// pipe answers a channel's connection and the guest's end of it.
+func pipe(t *testing.T) (ours, theirs net.Conn) {
+	t.Helper()
+	ours, theirs = net.Pipe()
+	t.Cleanup(func() { _, _ = ours.Close(), theirs.Close() })
+	return ours, theirs
+}
+
+func TestChannelKeepsWhatIsWrittenEarly(t *testing.T) {
+	c := newChannel(t.Context())
+	defer c.Close()
+	for _, part := range []string{"one ", "two "} {
+		if n, err := c.Write([]byte(part)); err != nil || n != len(part) {
+			t.Fatal(n, err)
+		}
+	}
+	ours, theirs := pipe(t)
+	attached := make(chan error, 1)
+	go func() { attached <- c.attach(ours) }()
+	got := make([]byte, 8)
+	if _, err := io.ReadFull(theirs, got); err != nil || string(got) != "one two " {
+		t.Fatalf("got %q, %v", got, err)
+	}
+	if err := <-attached; err != nil {
+		t.Fatal(err)
+	}
+	go func() { _, _ = theirs.Write([]byte("hello")) }()
+	answer := make([]byte, 5)
+	if _, err := io.ReadFull(c, answer); err != nil || string(answer) != "hello" {
+		t.Errorf("got %q, %v", answer, err)
+	}
+}
+
+func TestChannelBounds(t *testing.T) {
+	c := newChannel(t.Context())
+	if _, err := c.Write(make([]byte, maxEarly)); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.SetDeadline(time.Now().Add(10 * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Write([]byte("x")); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("write beyond what is kept: got %v", err)
+	}
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("read: got %v", err)
+	}
+	if err := c.SetDeadline(time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	read := make(chan error, 1)
+	go func() {
+		_, err := c.Read(make([]byte, 1))
+		read <- err
+	}()
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-read; !errors.Is(err, net.ErrClosed) {
+		t.Errorf("read of a closed channel: got %v", err)
+	}
+	if _, err := c.Write([]byte("x")); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("write to a closed channel: got %v", err)
+	}
+	ours, _ := pipe(t)
+	if c.attach(ours) == nil {
+		t.Error("a closed channel took a connection")
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A guest that takes a connection and reads nothing holds up the attempt alone.
+func TestChannelOfDeafGuestCloses(t *testing.T) {
+	life, end := context.WithCancel(t.Context())
+	c := newChannel(life)
+	if _, err := c.Write([]byte("never read")); err != nil {
+		t.Fatal(err)
+	}
+	ours, _ := pipe(t)
+	stop := context.AfterFunc(c.ctx, func() { _ = ours.Close() })
+	defer stop()
+	attached := make(chan error, 1)
+	go func() { attached <- c.attach(ours) }()
+	end()
+	if err := <-attached; err == nil {
+		t.Error("it was attached")
+	}
+}
+
+// answer is a connection to a monitor that says something, whatever is asked.
+type answer struct {
+	net.Conn
+	r io.Reader
+}
+
+func (a answer) Read(p []byte) (int, error) { return a.r.Read(p) }
+func (answer) Write(p []byte) (int, error)  { return len(p), nil }
+func (answer) SetDeadline(time.Time) error  { return nil }
+
+func TestShake(t *testing.T) {
+	rest := strings.NewReader("OK 1073741824\nfirst bytes")
+	if err := shake(answer{r: rest}, 5252); err != nil {
+		t.Fatal(err)
+	}
+	if left, _ := io.ReadAll(rest); string(left) != "first bytes" {
+		t.Errorf("what the guest said is %q", left)
+	}
+	for _, said := range []string{"", "OK\n", "OK x\n", "NO 1\n", "OK 99999999999\n", strings.Repeat("O", 1000), "OK 1"} {
+		if shake(answer{r: strings.NewReader(said)}, 5252) == nil {
+			t.Errorf("%q was taken", said)
+		}
+	}
+}
+
+func FuzzShake(f *testing.F) {
+	f.Add([]byte("OK 1073741824\nx"))
+	f.Add([]byte("OK "))
+	f.Fuzz(func(t *testing.T, said []byte) {
+		r := bytes.NewReader(said)
+		err := shake(answer{r: r}, 1)
+		if used := len(said) - r.Len(); used > maxAnswer {
+			t.Errorf("read %d bytes", used)
+		}
+		if err == nil && !bytes.HasPrefix(said, []byte("OK ")) {
+			t.Errorf("%q was taken", said)
+		}
+	})
+}
+
+func TestOpenPlain(t *testing.T) {
+	dir := t.TempDir()
+	secret, link := filepath.Join(dir, "secret"), filepath.Join(dir, "link")
+	if err := errors.Join(os.WriteFile(secret, []byte("x"), 0o600), os.Symlink(secret, link)); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{link, dir, filepath.Join(dir, "none")} {
+		if f, err := openPlain(path); err == nil {
+			t.Errorf("%s was opened", path)
+			_ = f.Close()
+		}
+	}
+	f, err := openPlain(secret)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = f.Close()
+}
+
+func TestShapeIsChecked(t *testing.T) {
+	good := shape{BaseMiB: 64, MoreMiB: 128, ReadOnly: []bool{false, false}}
+	m := vmm.Manifest{MemoryMiB: 64, MaxMemoryMiB: 192, Disks: 1, MaxDisks: 2}
+	spec := vmm.Spec{Disks: []vmm.Disk{{}}}
+	if err := good.fit(spec, m); err != nil {
+		t.Error(err)
+	}
+	for name, change := range map[string]func(*shape){
+		"no_memory":   func(s *shape) { s.BaseMiB = 0 },
+		"too_large":   func(s *shape) { s.BaseMiB = 1 << 40 },
+		"negative":    func(s *shape) { s.MoreMiB = -1 },
+		"less":        func(s *shape) { s.MoreMiB = 0 },
+		"base":        func(s *shape) { s.BaseMiB = 65 },
+		"few_drives":  func(s *shape) { s.ReadOnly = nil },
+		"many_drives": func(s *shape) { s.ReadOnly = make([]bool, 1000) },
+		"read_only":   func(s *shape) { s.ReadOnly = []bool{true, false} },
+	} {
+		s := good
+		change(&s)
+		if s.fit(spec, m) == nil {
+			t.Errorf("%s was taken", name)
+		}
+	}
+}

@@ -1,0 +1,214 @@
+//go:build root
+
+package firecracker_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/uffd"
+	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/firecracker/fctest"
+	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
+)
+
+// pages serves an image's memory from its file, page by page.
+type pages struct {
+	path string
+
+	mu      sync.Mutex
+	served  int
+	removed map[uint64]bool // pages that were given back, by address
+	fail    chan error      // ends Serve
+}
+
+func newPages(image vmm.Image) *pages {
+	return &pages{path: filepath.Join(image.Dir, "memory"), removed: map[uint64]bool{}, fail: make(chan error, 1)}
+}
+
+func (p *pages) File() string { return p.path }
+
+// Serve implements vmm.Memory.
+func (p *pages) Serve(ctx context.Context, conn *net.UnixConn) (err error) {
+	defer conn.Close()
+	file, err := os.Open(p.path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	fd, regions, err := uffd.Receive(ctx, conn)
+	if err != nil {
+		return err
+	}
+	defer fd.Close()
+	bell, err := uffd.NewBell()
+	if err != nil {
+		return err
+	}
+	defer bell.Close()
+	stop := context.AfterFunc(ctx, bell.Ring)
+	defer stop()
+	ended := make(chan struct{})
+	defer close(ended)
+	var why error
+	var mu sync.Mutex
+	go func() {
+		select {
+		case err := <-p.fail:
+			mu.Lock()
+			why = err
+			mu.Unlock()
+			bell.Ring()
+		case <-ended:
+		}
+	}()
+	peer, err := uffd.PeerOf(conn)
+	if err != nil {
+		return err
+	}
+	defer peer.Close()
+	reader := fd.Events()
+	for {
+		woken, err := fd.Wait(bell, peer, -1)
+		if err != nil {
+			return err
+		}
+		mu.Lock()
+		err = why
+		mu.Unlock()
+		if err != nil || woken.Left || ctx.Err() != nil {
+			return err
+		}
+		events, err := reader.Read(nil)
+		if err != nil {
+			return err
+		}
+		if err := p.answer(fd, regions, file, events); err != nil {
+			return err
+		}
+	}
+}
+
+func (p *pages) answer(fd *uffd.FD, regions []uffd.Region, file *os.File, events []uffd.Event) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, e := range events {
+		for at := e.Start; e.Kind == uffd.Remove && at < e.End; at += uffd.Page {
+			p.removed[at] = true
+		}
+	}
+	for _, e := range events {
+		if e.Kind != uffd.Fault {
+			continue
+		}
+		at := e.Start &^ (uffd.Page - 1)
+		page := make([]byte, uffd.Page)
+		for _, r := range regions {
+			if at < r.Base || at >= r.Base+r.Size || p.removed[at] {
+				continue
+			}
+			if _, err := file.ReadAt(page, int64(at-r.Base+r.Offset)); err != nil {
+				return err
+			}
+		}
+		if _, err := fd.Copy(at, page); err != nil && !errors.Is(err, uffd.ErrExists) {
+			return err
+		}
+		p.served++
+	}
+	return nil
+}
+
+// TestPages restores machines whose memory comes through a userfaultfd, which the monitor makes and hands
+// over.
+func TestPages(t *testing.T) {
+	for _, release := range releases {
+		t.Run(release, func(t *testing.T) {
+			w := newWorld(t, release)
+			w.spec.Confine = vmm.Confine{} // a monitor of another user needs /dev/userfaultfd, which a jail has
+			h := vmmtest.Bake(t, w.lab())
+			memory := newPages(h.Image)
+			image := h.Image
+			image.Memory = memory
+			m := h.RestoreFrom(t, image, h.Disk)
+			if r := m.Run(t, "echo on"); r.Stdout != "on\n" {
+				t.Errorf("got %+v", r)
+			}
+			if memory.served == 0 {
+				t.Error("no page was asked for")
+			}
+			if asked(w.requests(t, m.Spec.ID), "PUT /snapshot/load", `"backend_type":"Uffd","backend_path":"uffd.sock"`) != 0 {
+				t.Errorf("asked %v", w.requests(t, m.Spec.ID))
+			}
+			m.Put(t, "/root/here", []byte("here"))
+			child := h.Fork(t, m, 1)[0] // which needs no pages served
+			child.Want(t, "/root/here", []byte("here"))
+			if err := m.Machine.(vmm.Reclaimer).Reclaim(t.Context(), 8); err != nil {
+				t.Fatal(err)
+			}
+			memory.mu.Lock()
+			if n := len(memory.removed); n != 8<<20/uffd.Page {
+				t.Errorf("%d pages were given back", n)
+			}
+			memory.mu.Unlock()
+			memory.fail <- errors.New("the store is gone")
+			select {
+			case <-m.Done():
+			case <-time.After(vmmtest.Patience):
+				t.Fatal("the machine goes on without its memory")
+			}
+			if err := m.Err(); err == nil || !strings.Contains(err.Error(), "the store is gone") {
+				t.Errorf("it ended with %v", err)
+			}
+		})
+	}
+}
+
+// A machine whose memory is served ends with who served it, and is not adopted.
+func TestPagesAreNotAdopted(t *testing.T) {
+	w := newWorld(t, "1.17.0")
+	w.spec.Confine = vmm.Confine{}
+	h := vmmtest.Bake(t, w.lab())
+	image := h.Image
+	image.Memory = newPages(h.Image)
+	m := h.RestoreFrom(t, image, h.Disk)
+	_ = m.Link.Close()
+	h.Lab.Abandon(t, h.Driver)
+	h.Driver = h.Lab.Open(t)
+	if _, err := h.Driver.Adopt(t.Context(), m.Spec); !errors.Is(err, vmm.ErrGone) {
+		t.Errorf("got %v, want that it is gone", err)
+	}
+	w.nothingLeft(t, m.Spec)
+}
+
+// TestHugePages holds what a monitor is asked for large pages: no following of small ones.
+func TestHugePages(t *testing.T) {
+	w := newWorld(t, "1.17.0")
+	h := vmmtest.Bake(t, w.lab())
+	image := h.Image
+	image.Memory = newPages(h.Image)
+	spec := w.owned(t, h.Spec(t, h.Disk))
+	spec.HugePages = true
+	w.program.Fail(t, fctest.Fault{ID: spec.ID, Op: "PUT /snapshot/load", Do: fctest.Refuse})
+	m, err := h.Driver.Prepare(t.Context(), spec, image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.Load(t.Context(), nil) == nil {
+		t.Error("it was not refused")
+	}
+	if all := w.requests(t, spec.ID); asked(all, "PUT /snapshot/load", `"track_dirty_pages":false,"resume_vm":true,"huge_pages":"2M"`) != 0 {
+		t.Errorf("asked %v", all)
+	}
+	if err := m.Kill(t.Context()); err != nil {
+		t.Error(err)
+	}
+	w.nothingLeft(t, spec)
+}
