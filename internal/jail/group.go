@@ -120,6 +120,11 @@ func (g *Group) Enter(pid int) error {
 			return fmt.Errorf("enter control group %s: %w", g.name, err)
 		}
 	}
+	return g.restrict(pid)
+}
+
+// restrict sets the limits that a process has of its own.
+func (g *Group) restrict(pid int) error {
 	limits := []rlimit{{"core", unix.RLIMIT_CORE, 0}} // memory of guests never goes to a core file
 	if n := uint64(g.limits.OpenFiles); n > 0 {
 		limits = append(limits, rlimit{"open files", unix.RLIMIT_NOFILE, n})

@@ -21,6 +21,9 @@ type Config struct {
 	Prefix   string // name of the group that holds all of ours; "": "panda"
 	FirstUID int    // first user and group id; 0: 1900000000
 	UIDs     int    // how many; 0: 16384
+	// Trees is the directory that keeps copies of the programs that run in jails, on a file system that
+	// programs can run from; "": no process can be started in a jail.
+	Trees string
 }
 
 const (
@@ -37,7 +40,8 @@ var nameForm = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,62}$`)
 
 // Jail makes groups.
 type Jail struct {
-	cfg Config
+	cfg    Config
+	prison *prison
 
 	mu     sync.Mutex
 	groups map[string]*Group // +checklocks:mu
@@ -62,7 +66,7 @@ func New(c Config) (*Jail, error) {
 	case c.FirstUID < 1 || c.UIDs < 1 || c.FirstUID+c.UIDs > 1<<31-1:
 		return nil, fmt.Errorf("jail: user ids from %d, %d of them, are not possible", c.FirstUID, c.UIDs)
 	}
-	return &Jail{cfg: c, groups: map[string]*Group{}}, nil
+	return &Jail{cfg: c, prison: &prison{trees: c.Trees, held: map[string]*tree{}}, groups: map[string]*Group{}}, nil
 }
 
 // Layout tells which control groups are used.
@@ -187,14 +191,15 @@ func (j *Jail) found() ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-// Close removes the group that held all of ours, once it is empty; while groups are left it stays.
+// Close removes the group that held all of ours, once it is empty; while groups are left it stays, and so do
+// the processes in it.
 func (j *Jail) Close() error {
+	all := j.prison.close()
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if len(j.groups) > 0 {
-		return nil
+		return all
 	}
-	var all error
 	for _, root := range j.cfg.Layout.roots() {
 		all = errors.Join(all, removeDir(filepath.Join(root, j.cfg.Prefix)))
 	}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -32,12 +31,7 @@ func setLimits(pid int, limits []rlimit) error {
 	if !ok {
 		return err
 	}
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // for ever: the thread ends with the goroutine and is nobody else's again
-		done <- as(int(st.Uid), int(st.Gid), func() error { return prlimit(pid, limits) })
-	}()
-	return <-done
+	return scratch(func() error { return as(int(st.Uid), int(st.Gid), func() error { return prlimit(pid, limits) }) })
 }
 
 // as runs do with the credentials of another user, which this thread keeps.

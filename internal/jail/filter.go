@@ -1,0 +1,97 @@
+package jail
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// renounce takes from the calling thread, and so from what it starts, what no monitor needs: new rights
+// through programs, capabilities, and system calls that only serve to attack the kernel.
+func renounce() error {
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("no new privileges: %w", err)
+	}
+	if err := dropCapabilities(); err != nil {
+		return err
+	}
+	if err := setFilter(filter(denied, nativeArch)); err != nil {
+		return fmt.Errorf("filter system calls: %w", err)
+	}
+	return nil
+}
+
+// dropCapabilities takes away all that a program could be given, and what a change of the user would keep.
+// What the thread still has, it needs to become another user; that clears it.
+func dropCapabilities() error {
+	for c := uintptr(0); c <= 63; c++ {
+		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
+		if err == unix.EINVAL { // the kernel knows no more
+			break
+		}
+		if err != nil {
+			return fmt.Errorf("drop capability %d: %w", c, err)
+		}
+	}
+	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
+		return fmt.Errorf("drop ambient capabilities: %w", err)
+	}
+	return nil
+}
+
+// Offsets in struct seccomp_data (seccomp(2)), whose numbers are little-endian on every architecture that
+// this program runs on.
+const (
+	dataNumber = 0
+	dataArch   = 4
+	dataArg0   = 16
+)
+
+// x32 is the bit of system call numbers of the x32 ABI, which shares its architecture with amd64.
+const x32 = 0x40000000
+
+// filter is a program (bpf(2), classic) that denies system calls with EPERM, and sockets of every family but
+// AF_UNIX. A call of another architecture, where the numbers mean other calls, is denied.
+func filter(denied []int, arch uint32) []unix.SockFilter {
+	const (
+		load = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS
+		jeq  = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K
+		jge  = unix.BPF_JMP | unix.BPF_JGE | unix.BPF_K
+		ret  = unix.BPF_RET | unix.BPF_K
+
+		allow = unix.SECCOMP_RET_ALLOW
+		deny  = unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)
+	)
+	p := []unix.SockFilter{
+		{Code: load, K: dataArch},
+		{Code: jeq, K: arch, Jt: 1},
+		{Code: ret, K: deny},
+		{Code: load, K: dataNumber},
+		{Code: jge, K: x32, Jf: 1},
+		{Code: ret, K: deny},
+		{Code: jeq, K: unix.SYS_SOCKET, Jf: 4},
+		{Code: load, K: dataArg0},
+		{Code: jeq, K: unix.AF_UNIX, Jt: 1},
+		{Code: ret, K: deny},
+		{Code: ret, K: allow},
+	}
+	for _, number := range denied {
+		p = append(p, unix.SockFilter{Code: jeq, K: uint32(number), Jf: 1}, unix.SockFilter{Code: ret, K: deny})
+	}
+	return append(p, unix.SockFilter{Code: ret, K: allow})
+}
+
+// common are the denied calls that every architecture has.
+var common = []int{
+	unix.SYS_ACCT, unix.SYS_ADD_KEY, unix.SYS_ADJTIMEX, unix.SYS_BPF, unix.SYS_CHROOT, unix.SYS_CLOCK_ADJTIME,
+	unix.SYS_CLOCK_SETTIME, unix.SYS_DELETE_MODULE, unix.SYS_FANOTIFY_INIT, unix.SYS_FINIT_MODULE, unix.SYS_FSCONFIG,
+	unix.SYS_FSMOUNT, unix.SYS_FSOPEN, unix.SYS_FSPICK, unix.SYS_INIT_MODULE, unix.SYS_IO_URING_ENTER,
+	unix.SYS_IO_URING_REGISTER, unix.SYS_IO_URING_SETUP, unix.SYS_KCMP, unix.SYS_KEXEC_FILE_LOAD, unix.SYS_KEXEC_LOAD,
+	unix.SYS_KEYCTL, unix.SYS_LOOKUP_DCOOKIE, unix.SYS_MIGRATE_PAGES, unix.SYS_MKNODAT, unix.SYS_MOUNT,
+	unix.SYS_MOUNT_SETATTR, unix.SYS_MOVE_MOUNT, unix.SYS_MOVE_PAGES, unix.SYS_NAME_TO_HANDLE_AT, unix.SYS_OPEN_BY_HANDLE_AT,
+	unix.SYS_OPEN_TREE, unix.SYS_PERF_EVENT_OPEN, unix.SYS_PERSONALITY, unix.SYS_PIDFD_GETFD, unix.SYS_PIVOT_ROOT,
+	unix.SYS_PROCESS_MADVISE, unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV, unix.SYS_PTRACE, unix.SYS_QUOTACTL,
+	unix.SYS_REBOOT, unix.SYS_REQUEST_KEY, unix.SYS_SETDOMAINNAME, unix.SYS_SETHOSTNAME, unix.SYS_SETNS,
+	unix.SYS_SETTIMEOFDAY, unix.SYS_SWAPOFF, unix.SYS_SWAPON, unix.SYS_SYSLOG, unix.SYS_UMOUNT2, unix.SYS_UNSHARE,
+	unix.SYS_VHANGUP,
+}
