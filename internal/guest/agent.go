@@ -3,6 +3,7 @@ package guest
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -57,14 +58,30 @@ func Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	port, err := early.OpenPort(PortName)
+	hosts, err := channel(ctx, b)
 	if err != nil {
 		return err
 	}
 	failed := make(chan error, 1)
 	go func() { failed <- reaper.Run() }() // for as long as the machine lives
-	go func() { failed <- serve(ctx, port, b) }()
+	go func() { failed <- hosts() }()
 	return <-failed
+}
+
+// channel opens the guest channel, and answers how hosts are served over it.
+func channel(ctx context.Context, b *Backend) (serveHosts func() error, err error) {
+	number, err := early.SocketPort()
+	if err != nil {
+		return nil, err
+	}
+	if number == 0 {
+		port, err := early.OpenPort(PortName)
+		return func() error { return serve(ctx, port, b) }, err
+	}
+	l, err := early.Listen(number)
+	return func() error {
+		return serveSockets(ctx, func() (io.ReadWriteCloser, error) { return l.Accept() }, server.New(b))
+	}, err
 }
 
 // machine makes the backend of the machine whose root is device.

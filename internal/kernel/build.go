@@ -108,7 +108,7 @@ func build(ctx context.Context, deb, work, dir string, log command.Log) error {
 // renamed one is refused at once and not found out by a guest that hangs.
 var vital = []string{
 	"CONFIG_PVH=y", "CONFIG_VIRTIO_MMIO_CMDLINE_DEVICES=y", "CONFIG_VIRTIO_BLK=y", "CONFIG_VIRTIO_NET=y",
-	"CONFIG_VIRTIO_CONSOLE=y", "CONFIG_EXT4_FS=y", "CONFIG_DEVTMPFS=y", "CONFIG_CGROUP_FREEZER=y", "CONFIG_CGROUPS=y",
+	"CONFIG_VIRTIO_CONSOLE=y", "CONFIG_VIRTIO_VSOCKETS=y", "CONFIG_EXT4_FS=y", "CONFIG_DEVTMPFS=y", "CONFIG_CGROUP_FREEZER=y", "CONFIG_CGROUPS=y",
 	"CONFIG_MEMCG=y", "CONFIG_RTC_DRV_CMOS=y", "CONFIG_BLK_DEV_INITRD=y", "CONFIG_UNIX98_PTYS=y", "CONFIG_SERIAL_8250_CONSOLE=y",
 }
 

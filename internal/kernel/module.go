@@ -22,7 +22,7 @@ import (
 // built in are not found and not missed. overlay, fuse and tun are for what users run.
 var wanted = []string{
 	"crc32c_generic", "virtio_mmio", "virtio_console", "virtio_blk", "ext4", "virtio_rng", "virtio_net",
-	"overlay", "fuse", "tun",
+	"virtio_balloon", "virtio_mem", "vmw_vsock_virtio_transport", "overlay", "fuse", "tun",
 }
 
 // essential are the modules of wanted without which no machine boots, unless they are built in.

@@ -19,6 +19,8 @@ import (
 // Config says which Firecracker runs machines and how.
 type Config struct {
 	Binary string // path; "": firecracker in PATH
+	// Jailer is the path of the official jailer, to be used in place of vmm.Confine.Jail; "": it is not used.
+	Jailer string
 	// Dir is a directory of the driver's own on the file system of machines and images; captures lie in it.
 	// New empties it: no capture outlives the process that took it.
 	Dir string
@@ -85,6 +87,11 @@ func New(ctx context.Context, config Config) (*Driver, error) {
 	}
 	if config.MoreMemoryMiB < 0 || config.MoreMemoryMiB%slotMiB != 0 || config.MoreDisks < 0 {
 		return nil, fmt.Errorf("firecracker: %d MiB more memory and %d more disks: multiples of %d MiB, and no negative numbers", config.MoreMemoryMiB, config.MoreDisks, slotMiB)
+	}
+	if config.Jailer != "" {
+		if err := checkJailer(ctx, config.Jailer, version); err != nil {
+			return nil, err
+		}
 	}
 	config.Binary = path
 	if config.Limit == 0 {
@@ -163,7 +170,7 @@ func (d *Driver) Boot(ctx context.Context, spec vmm.Spec) (vmm.Machine, error) {
 	if spec.Kernel == "" || len(spec.Disks) == 0 && spec.Initramfs == "" {
 		return nil, errors.New("boot: a kernel and a disk or an initramfs are needed")
 	}
-	m := newMachine(d, spec, d.manifest(spec), d.newShape(spec))
+	m := newMachine(ctx, d, spec, d.manifest(spec), d.newShape(spec))
 	err := m.launch(ctx, m.layBoot)
 	if err == nil {
 		if err = m.boot(ctx); err != nil {
@@ -188,7 +195,7 @@ func (d *Driver) Prepare(ctx context.Context, spec vmm.Spec, image vmm.Image) (v
 	}
 	manifest := d.manifest(spec)
 	manifest.MaxMemoryMiB, manifest.MaxDisks = image.Manifest.MaxMemoryMiB, image.Manifest.MaxDisks
-	m := newMachine(d, spec, manifest, sh)
+	m := newMachine(ctx, d, spec, manifest, sh)
 	m.known = image.Manifest
 	m.memory = image.Memory
 	if err := m.launch(ctx, func() error { return m.layImage(image) }); err != nil {
@@ -236,7 +243,7 @@ func (d *Driver) Adopt(ctx context.Context, spec vmm.Spec) (vmm.Machine, error) 
 	if err != nil {
 		return nil, fmt.Errorf("adopt machine %s: %w", spec.ID, err)
 	}
-	m := newMachine(d, spec, d.manifest(spec), r.Shape)
+	m := newMachine(ctx, d, spec, d.manifest(spec), r.Shape)
 	m.record = r
 	if err := m.takeOver(ctx, p); err != nil {
 		return nil, fmt.Errorf("adopt machine %s: %w", spec.ID, err)

@@ -211,6 +211,27 @@ func TestOpenPlain(t *testing.T) {
 	_ = f.Close()
 }
 
+// A monitor may put a link to a socket of the host where its own is looked for.
+func TestConnectFollowsNoLink(t *testing.T) {
+	dir := t.TempDir()
+	l, err := net.Listen("unix", filepath.Join(dir, "host.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if err := os.Symlink(filepath.Join(dir, "host.sock"), filepath.Join(dir, vsockSocket)); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := connect(t.Context(), dir, vsockSocket); err == nil {
+		t.Error("the link was followed", c.Close())
+	}
+	c, err := connect(t.Context(), dir, "host.sock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Close()
+}
+
 func TestShapeIsChecked(t *testing.T) {
 	good := shape{BaseMiB: 64, MoreMiB: 128, ReadOnly: []bool{false, false}}
 	m := vmm.Manifest{MemoryMiB: 64, MaxMemoryMiB: 192, Disks: 1, MaxDisks: 2}

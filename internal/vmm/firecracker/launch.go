@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strconv"
 
-	"github.com/pandastack/pandastack/internal/proc"
 	"github.com/pandastack/pandastack/internal/undo"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
@@ -36,8 +35,6 @@ const (
 	placeholderBytes = 1 << 20 // of a drive that waits for a disk
 )
 
-func (m *machine) root() string { return filepath.Join(m.spec.Dir, rootDir) }
-
 func (m *machine) inRoot(name string) string { return filepath.Join(m.root(), name) }
 
 // launch starts the monitor of a machine, in a directory that lay fills. It does not wait for the monitor.
@@ -52,7 +49,7 @@ func (m *machine) launch(ctx context.Context, lay func() error) (err error) {
 	var back undo.Stack
 	defer func() { err = back.Settle(ctx, err) }()
 	back.Push("remove files", func(context.Context) error { return removeFiles(dir) })
-	if err := os.Mkdir(m.root(), 0o700); err != nil {
+	if err := os.MkdirAll(m.root(), 0o700); err != nil {
 		return err
 	}
 	back.Push("close what was opened", func(context.Context) error { m.hangUp(); return nil })
@@ -69,25 +66,16 @@ func (m *machine) launch(ctx context.Context, lay func() error) (err error) {
 	if err != nil {
 		return err
 	}
-	d, confine := m.driver, m.spec.Confine
-	p, err := proc.Start(proc.Command{
-		Path: d.config.Binary, Args: []string{"--api-sock", apiSocket, "--id", m.spec.ID, "--level", "Warning"},
-		Env: []string{mark}, Dir: m.root(), UID: confine.UID, GID: confine.GID, Groups: d.groups,
-	})
+	p, err := m.start(mark)
 	if err != nil {
 		return err
 	}
 	back.Push("kill monitor", func(ctx context.Context) error { return errors.Join(p.Kill(ctx), p.Release()) })
-	if confine.Enter != nil {
-		if err := confine.Enter(p.PID()); err != nil {
-			return fmt.Errorf("confine monitor: %w", err)
-		}
-	}
 	m.record.Process = p.Identity()
 	if err := writeRecord(dir, m.record); err != nil {
 		return err
 	}
-	m.begin(ctx, p)
+	m.begin(p)
 	return nil
 }
 

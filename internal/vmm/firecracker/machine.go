@@ -58,11 +58,12 @@ var (
 	_ vmm.Reclaimer   = (*machine)(nil)
 )
 
-func newMachine(d *Driver, spec vmm.Spec, manifest vmm.Manifest, s shape) *machine {
+func newMachine(ctx context.Context, d *Driver, spec vmm.Spec, manifest vmm.Manifest, s shape) *machine {
 	m := &machine{
 		driver: d, spec: spec, manifest: manifest, phase: prepared, record: record{Shape: s},
 		done: make(chan struct{}), left: make(chan struct{}),
 	}
+	m.life, m.endLife = context.WithCancel(context.WithoutCancel(ctx))
 	m.api = fcapi.New(d.version, m.reachAPI)
 	return m
 }
@@ -84,9 +85,8 @@ func (m *machine) reachAPI(ctx context.Context) (net.Conn, error) {
 }
 
 // begin makes the machine known and watches its monitor.
-func (m *machine) begin(ctx context.Context, p *proc.Process) {
+func (m *machine) begin(p *proc.Process) {
 	m.proc = p
-	m.life, m.endLife = context.WithCancel(context.WithoutCancel(ctx))
 	m.driver.add(m)
 	go m.watch()
 }
@@ -137,9 +137,7 @@ func (m *machine) fail(reason string) {
 
 // hangUp ends all connections to the monitor and what lives with it.
 func (m *machine) hangUp() {
-	if m.endLife != nil {
-		m.endLife()
-	}
+	m.endLife()
 	m.mu.Lock()
 	dialled, base := m.dialled, m.base
 	m.dialled, m.base = nil, nil
@@ -260,7 +258,7 @@ func (m *machine) Kill(ctx context.Context) error {
 // takeOver makes a machine of a monitor that an earlier process of ours started.
 func (m *machine) takeOver(ctx context.Context, p *proc.Process) error {
 	m.manifest.MaxMemoryMiB, m.manifest.MaxDisks = m.record.MaxMemoryMiB, m.record.MaxDisks
-	m.begin(ctx, p)
+	m.begin(p)
 	if m.record.Paged {
 		return errors.Join(fmt.Errorf("its memory came from a pager that has ended: %w", vmm.ErrGone), m.Kill(ctx))
 	}

@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
@@ -45,11 +47,24 @@ func listen(dir, name string) (l *net.UnixListener, err error) {
 	return l, nil
 }
 
-// connect reaches the listener at dir/name.
+// connect reaches the listener at dir/name. The directory is the monitor's: what lies there under that name
+// must be a socket and no link to one of the host's.
 func connect(ctx context.Context, dir, name string) (conn net.Conn, err error) {
-	err = inDir(dir, name, func(path string) error {
+	err = inDir(dir, name, func(path string) (err error) {
+		fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, unix.Close(fd)) }()
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err != nil {
+			return err
+		}
+		if st.Mode&unix.S_IFMT != unix.S_IFSOCK {
+			return errors.New("not a socket")
+		}
 		var d net.Dialer
-		conn, err = d.DialContext(ctx, "unix", path)
+		conn, err = d.DialContext(ctx, "unix", fdPath(fd))
 		return err
 	})
 	if err != nil {

@@ -1,0 +1,132 @@
+package firecracker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/proc"
+	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
+)
+
+// insideDir is where a monitor in a jail of ours finds its directory.
+const insideDir = "/machine"
+
+// devices are what a monitor opens; what this host does not have, it does without.
+var devices = []string{"/dev/kvm", "/dev/net/tun", "/dev/urandom", "/dev/userfaultfd"}
+
+// arguments are those of the monitor, apart from its id.
+var arguments = []string{"--api-sock", apiSocket, "--level", "Warning"}
+
+// start makes the monitor's process: in a jail of ours, in the official one, or as it is.
+func (m *machine) start(mark string) (*proc.Process, error) {
+	d, confine := m.driver, m.spec.Confine
+	var netns *os.File
+	if m.spec.NIC != nil {
+		netns = m.spec.NIC.Netns
+	}
+	cmd := proc.Command{
+		Path: d.config.Binary, Args: append([]string{"--id", m.spec.ID}, arguments...),
+		Env: []string{mark}, Dir: m.root(), UID: confine.UID, GID: confine.GID, Groups: d.groups,
+	}
+	switch {
+	case d.config.Jailer != "":
+		cmd = m.jailed(mark, netns)
+	case confine.Jail != nil:
+		cmd.Dir = insideDir
+		cell := vmm.Cell{
+			Program: d.config.Binary, Binds: []vmm.Bind{{Path: m.root(), At: insideDir, Write: true}}, Devices: present(devices), Netns: netns,
+		}
+		cmd.Fork = func(_ string, argv []string, attr *syscall.ProcAttr) (int, error) {
+			return confine.Jail.Start(cell, argv, attr)
+		}
+		return proc.Start(cmd)
+	case netns != nil:
+		cmd.Fork = forkIn(netns)
+	}
+	p, err := proc.Start(cmd)
+	if err != nil || confine.Enter == nil {
+		return p, err
+	}
+	if err := confine.Enter(p.PID()); err != nil {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(m.life), d.config.Limit)
+		defer cancel()
+		return nil, errors.Join(fmt.Errorf("confine monitor: %w", err), p.Kill(ctx), p.Release())
+	}
+	return p, nil
+}
+
+func present(paths []string) []string {
+	var there []string
+	for _, p := range paths {
+		if _, err := os.Stat(p); err == nil {
+			there = append(there, p)
+		}
+	}
+	return there
+}
+
+// forkIn starts a process in a network namespace.
+func forkIn(netns *os.File) func(string, []string, *syscall.ProcAttr) (int, error) {
+	return func(path string, argv []string, attr *syscall.ProcAttr) (pid int, err error) {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+			if err = unix.Setns(int(netns.Fd()), unix.CLONE_NEWNET); err == nil {
+				pid, err = syscall.ForkExec(path, argv, attr)
+			}
+		}()
+		<-done
+		return pid, err
+	}
+}
+
+// jailed is the command of the official jailer. It becomes the monitor, under the same process id. It drops
+// the environment, so a monitor of which no record was written is ended with its control group alone.
+func (m *machine) jailed(mark string, netns *os.File) proc.Command {
+	d, confine := m.driver, m.spec.Confine
+	args := []string{
+		"--id", m.spec.ID, "--exec-file", d.config.Binary, "--uid", strconv.Itoa(confine.UID), "--gid", strconv.Itoa(confine.GID),
+		"--chroot-base-dir", m.inDir(rootDir), "--cgroup-version", "2",
+	}
+	if netns != nil { // it closes what it inherits before it looks at the namespace
+		args = append(args, "--netns", fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), netns.Fd()))
+	}
+	return proc.Command{Path: d.config.Jailer, Args: append(append(args, "--"), arguments...), Env: []string{mark}}
+}
+
+// root is the monitor's directory. The official jailer says what it is called.
+func (m *machine) root() string {
+	if m.driver.config.Jailer == "" {
+		return m.inDir(rootDir)
+	}
+	return filepath.Join(m.inDir(rootDir), filepath.Base(m.driver.config.Binary), m.spec.ID, "root")
+}
+
+// checkJailer holds the official jailer against the monitor's release.
+func checkJailer(ctx context.Context, path string, want fcapi.Version) error {
+	ctx, cancel := context.WithTimeout(ctx, versionLimit)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, path, "--version").Output()
+	if err != nil {
+		return fmt.Errorf("run %s --version: %w", path, err)
+	}
+	v, err := fcapi.ParseVersion(string(out))
+	if err != nil {
+		return fmt.Errorf("run %s --version: %w", path, err)
+	}
+	if v != want {
+		return fmt.Errorf("jailer %s does not fit Firecracker %s", v, want)
+	}
+	return jailerFault(v)
+}
