@@ -38,7 +38,7 @@ func (m *Manager) Create(ctx context.Context, req hostapi.Create, from snapshot.
 		return hostapi.Machine{}, err
 	}
 	var ready *spare
-	if spareFits(req, how) {
+	if spareFits(req, how) && !snap.Partial() {
 		ready = m.claim(ctx, from)
 		defer m.wantSpare(from)
 	}
@@ -70,7 +70,7 @@ func createIntent(req hostapi.Create, snap snapshot.Snapshot, how start) intent 
 		ID: req.ID, State: creating, Template: req.Template, Snapshot: req.Snapshot, Base: snap.Ref,
 		VCPUs: snap.VCPUs, MemoryMiB: snap.MemoryMiB, DiskMiB: how.diskMiB, Slot: -1,
 		Hostname: req.Hostname, Env: req.Env, User: snap.User, Workdir: snap.Workdir, Keep: req.Keep,
-		Egress: req.Egress, Labels: req.Labels, Generation: 1, BootMode: how.mode, Created: time.Now().UTC(),
+		Egress: req.Egress, Labels: req.Labels, Stream: snap.Partial(), Generation: 1, BootMode: how.mode, Created: time.Now().UTC(),
 	}
 	if in.Template == "" {
 		in.Template = hostapi.TemplateName(snap.Template)
@@ -103,7 +103,7 @@ func (m *Manager) admit(p *plan, in intent) (*machine, error) {
 
 // restore brings a new machine to life from a snapshot and its disk, in the spare that is ready for it or,
 // with nil, in all that it makes for it.
-func (m *Manager) restore(ctx context.Context, p *plan, mc *machine, snap snapshot.Snapshot, how start, ready *spare) error {
+func (m *Manager) restore(ctx context.Context, p *plan, mc *machine, snap snapshot.Snapshot, how start, ready *spare) (err error) {
 	furnish := m.furnish
 	if ready != nil {
 		furnish = func(ctx context.Context, p *plan, mc *machine, _ snapshot.Snapshot, _ start) error {
@@ -113,6 +113,9 @@ func (m *Manager) restore(ctx context.Context, p *plan, mc *machine, snap snapsh
 	if err := furnish(ctx, p, mc, snap, how); err != nil {
 		return err
 	}
+	ctx, cancel := mc.fed(ctx)
+	defer cancel()
+	defer func() { err = mc.starved(err) }()
 	if err := m.greet(ctx, p, mc, how.grow); err != nil {
 		return err
 	}
@@ -135,6 +138,13 @@ func (m *Manager) furnish(ctx context.Context, p *plan, mc *machine, snap snapsh
 	}
 	if err := m.rig(ctx, p, mc); err != nil {
 		return err
+	}
+	if snap.Partial() {
+		image, err := m.attach(ctx, p, mc, snap, how)
+		if err != nil {
+			return err
+		}
+		return m.prepare(ctx, p, mc, image)
 	}
 	if err := m.disk(p, mc, snap.DiskPath(), how); err != nil {
 		return err

@@ -81,6 +81,9 @@ func (m *Manager) strip(ctx context.Context, p *plan, mc *machine) error {
 		mc.set(func() { mc.vm = nil })
 	}
 	all := p.did("kill")
+	if !p.quit {
+		all = errors.Join(all, m.detach(ctx, mc))
+	}
 	if group := mc.group; group != nil && !p.quit {
 		if err := group.Destroy(ctx); err != nil {
 			all = errors.Join(all, fmt.Errorf("destroy the group: %w", err))

@@ -41,6 +41,9 @@ func (m *Manager) Fork(ctx context.Context, req hostapi.Fork) (_ []hostapi.Forke
 	if err := parent.need("fork", running, paused); err != nil {
 		return nil, err
 	}
+	if err := m.whole(ctx, p, parent); err != nil {
+		return nil, err
+	}
 	how, err := choose(want{op: "fork", image: parent.in.Base, haveMiB: parent.in.DiskMiB}, m.deps.Driver.Capabilities())
 	if err != nil {
 		return nil, err
@@ -190,6 +193,7 @@ func childIntent(child hostapi.Child, parent *machine, how start) intent {
 	in := parent.in
 	in.ID, in.State, in.Parent, in.Base = child.ID, creating, parent.id, how.image
 	in.Rig, in.Before, in.Next, in.Slot, in.MAC, in.Snapshot, in.Reason = "", "", "", -1, "", "", ""
+	in.Stream = false // all of it is here by now
 	in.Hostname, in.Keep, in.Labels = child.Hostname, child.Keep, child.Labels
 	in.Generation, in.BootMode, in.Created = 1, how.mode, time.Now().UTC()
 	if in.Hostname == "" {

@@ -52,7 +52,7 @@ type Config struct {
 // ErrAbandon from Config.OnStep ends an operation without its way back.
 var ErrAbandon = errors.New("operation abandoned")
 
-// Deps are the other components a Manager works with. All are required but Log and Emit.
+// Deps are the other components a Manager works with. All are required but Streams, Log and Emit.
 type Deps struct {
 	Driver  vmm.Driver
 	Network Network
@@ -60,6 +60,8 @@ type Deps struct {
 	Disks   Disks
 	Store   *snapshot.Store
 	Link    OpenLink
+	// Streams serves snapshots that are not all on this host; nil: machines cannot start on such.
+	Streams Streams
 	Log     *slog.Logger
 	// Emit is told what happened to machines without being asked for. It must not wait.
 	Emit func(hostapi.Event)
@@ -73,7 +75,8 @@ type Manager struct {
 	ledger *ledger
 
 	deaths    chan death
-	unsettled chan string // directories of machines whose record is not durable yet
+	starving  chan vmm.Machine // monitors whose content does not come
+	unsettled chan string      // directories of machines whose record is not durable yet
 	closed    chan struct{}
 	close     sync.Once
 	watchers  sync.WaitGroup
@@ -101,6 +104,7 @@ type machine struct {
 	link   Link
 	slot   Slot
 	group  Group
+	stream Stream // of a machine that began on a partial snapshot
 	boot   time.Duration
 	pause  time.Duration
 	phases []obs.Phase
@@ -139,7 +143,7 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 		cfg: cfg, deps: deps, log: deps.Log,
 		ledger: &ledger{adm: cfg.Admission.withDefaults(), host: cfg.HostMemory,
 			promises: map[hostapi.MachineID]promise{}},
-		deaths: make(chan death), unsettled: make(chan string, 256), closed: make(chan struct{}),
+		deaths: make(chan death), starving: make(chan vmm.Machine), unsettled: make(chan string, 256), closed: make(chan struct{}),
 		machines: map[hostapi.MachineID]*machine{},
 		wanted:   make(chan snapshot.Ref, 16), spares: map[snapshot.Ref]*spare{},
 	}, nil

@@ -202,6 +202,9 @@ func (m *Manager) finishSleep(ctx context.Context, p *plan, mc *machine) error {
 
 // adopt takes over a machine that lives. One whose monitor is gone is failed or removed.
 func (m *Manager) adopt(ctx context.Context, p *plan, mc *machine) error {
+	if mc.in.Stream {
+		return m.lost(ctx, p, mc, streamReason)
+	}
 	vm, err := m.deps.Driver.Adopt(ctx, m.spec(mc))
 	if errors.Is(err, vmm.ErrGone) {
 		return m.lost(ctx, p, mc, lostReason)

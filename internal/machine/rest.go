@@ -46,6 +46,9 @@ func (m *Manager) TakeSnapshot(ctx context.Context, id hostapi.MachineID, ref sn
 	if can := m.deps.Driver.Capabilities(); !can.Snapshot {
 		return snapshot.Snapshot{}, unsupported("snapshot", can)
 	}
+	if err := m.whole(ctx, p, mc); err != nil {
+		return snapshot.Snapshot{}, err
+	}
 	if _, err := m.deps.Store.Get(ref); err == nil {
 		return snapshot.Snapshot{}, fmt.Errorf("snapshot %s: %w", ref, hostapi.ErrExists)
 	}
@@ -149,6 +152,9 @@ func (m *Manager) Hibernate(ctx context.Context, id hostapi.MachineID) (err erro
 	}
 	if can := m.deps.Driver.Capabilities(); !can.Snapshot {
 		return unsupported("hibernate", can)
+	}
+	if err := m.whole(ctx, p, mc); err != nil {
+		return err
 	}
 	if err := m.needSpace("hibernating machine "+string(id), mc.in.MemoryMiB); err != nil {
 		return err

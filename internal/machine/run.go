@@ -42,6 +42,8 @@ func (m *Manager) Run(ctx context.Context) error {
 			return nil
 		case d := <-m.deaths:
 			work.Go(func() { m.died(ctx, d) })
+		case vm := <-m.starving:
+			work.Go(func() { _ = vm.Kill(ctx) }) // its end is told, or asked for again by who destroys it
 		case dir := <-m.unsettled:
 			work.Go(func() { m.sync(dir) })
 		case ref := <-m.wanted:
@@ -94,8 +96,11 @@ func (m *Manager) measure(ctx context.Context) {
 
 // watch tells Run when the monitor of a machine ends.
 func (m *Manager) watch(mc *machine) {
-	vm := mc.vm
+	vm, stream := mc.vm, mc.stream
 	m.watchers.Go(func() {
+		if stream != nil {
+			m.watchStream(mc, vm, stream)
+		}
 		select {
 		case <-vm.Done():
 		case <-m.closed:
@@ -106,6 +111,31 @@ func (m *Manager) watch(mc *machine) {
 		case <-m.closed:
 		}
 	})
+}
+
+// watchStream returns when nothing of a machine has to come any more, or the machine or Run ends. It has the
+// monitor of a machine ended that waits in vain.
+func (m *Manager) watchStream(mc *machine, vm vmm.Machine, stream Stream) {
+	select {
+	case <-stream.Whole():
+		m.arrived(mc)
+	case <-stream.Failed():
+	case <-vm.Done():
+		return
+	case <-m.closed:
+		return
+	}
+	select { // what is mapped and whole can still fail, with the host's disk
+	case <-stream.Failed():
+	case <-vm.Done():
+		return
+	case <-m.closed:
+		return
+	}
+	select {
+	case m.starving <- vm:
+	case <-m.closed:
+	}
 }
 
 // died looks after a machine whose monitor ended, unless that was asked for: a kept one is failed and
@@ -123,6 +153,9 @@ func (m *Manager) died(ctx context.Context, d death) {
 	reason := "the monitor ended"
 	if err := d.vm.Err(); err != nil {
 		reason = err.Error()
+	}
+	if mc.stream != nil && mc.stream.Err() != nil {
+		reason = "its snapshot does not come: " + mc.stream.Err().Error()
 	}
 	oom := mc.group != nil && mc.group.OutOfMemory()
 	if oom {
@@ -147,9 +180,13 @@ func (m *Manager) emit(mc *machine, kind, reason string) {
 
 // setFailed takes everything but the disk from a machine whose monitor is dead.
 func (m *Manager) setFailed(ctx context.Context, p *plan, mc *machine, reason string) error {
-	base := mc.in.Base
+	base, keep := mc.in.Base, mc.in.Base
+	if !m.partial(mc) {
+		keep = ""
+	}
 	err := m.record(mc, ofHost, func(in *intent) {
-		in.State, in.Reason, in.Base, in.Slot, in.MAC, in.Before, in.Next = failed, reason, "", -1, "", "", ""
+		in.State, in.Reason, in.Base, in.Slot, in.MAC, in.Before, in.Next = failed, reason, keep, -1, "", "", ""
+		in.Stream = false
 	})
 	if err != nil {
 		return err
@@ -158,7 +195,7 @@ func (m *Manager) setFailed(ctx context.Context, p *plan, mc *machine, reason st
 		return err
 	}
 	err = m.strip(ctx, p, mc)
-	if base != "" && !p.quit {
+	if base != keep && !p.quit {
 		err = errors.Join(err, m.deps.Store.Release(base))
 	}
 	m.ledger.release(mc.id)

@@ -90,6 +90,9 @@ func (m *Manager) spec(mc *machine) vmm.Spec {
 		// runs has a disk that does not lose what the guest flushed from its next start on.
 		Disks: []vmm.Disk{{Path: mc.diskPath(), Volatile: !mc.in.Keep}},
 	}
+	if mc.stream != nil {
+		s.Disks[0].Path = mc.stream.DiskPath()
+	}
 	if mc.in.Slot >= 0 {
 		s.Confine.UID, s.Confine.GID = m.cfg.Owner(mc.in.Slot)
 	}

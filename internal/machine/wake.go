@@ -28,7 +28,11 @@ func (m *Manager) Wake(ctx context.Context, id hostapi.MachineID) (_ hostapi.Mac
 	if mc.in.State == running {
 		return mc.view(), nil
 	}
-	how, err := choose(want{op: "wake", image: mc.in.Base, haveMiB: mc.in.DiskMiB, kernel: m.cfg.Kernel != nil},
+	image := mc.in.Base
+	if mc.in.State == failed { // it may still need what it began on, for its disk
+		image = ""
+	}
+	how, err := choose(want{op: "wake", image: image, haveMiB: mc.in.DiskMiB, kernel: m.cfg.Kernel != nil},
 		m.deps.Driver.Capabilities())
 	if err != nil {
 		return hostapi.Machine{}, err
@@ -46,6 +50,9 @@ func (m *Manager) wake(ctx context.Context, p *plan, mc *machine, how start) err
 	}
 	p.back.Push("release memory", func(context.Context) error { m.ledger.release(mc.id); return nil })
 	if err := m.stripped(ctx, p, mc); err != nil {
+		return err
+	}
+	if err := m.rescue(ctx, p, mc); err != nil {
 		return err
 	}
 	before, spent := mc.in.State, false
@@ -83,7 +90,7 @@ func (m *Manager) wake(ctx context.Context, p *plan, mc *machine, how start) err
 // finds the machine alive.
 func (m *Manager) spend(p *plan, mc *machine, how start, spent *bool) error {
 	err := m.record(mc, ofProcess, func(in *intent) {
-		in.State, in.BootMode, in.Reason = waking, how.mode, ""
+		in.State, in.BootMode, in.Reason, in.Stream = waking, how.mode, "", false
 		in.Generation++
 	})
 	if err != nil {

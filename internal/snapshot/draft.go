@@ -117,6 +117,12 @@ func (d *Draft) finish(snap *Snapshot) error {
 			return err
 		}
 	}
+	if snap.origin != nil {
+		path := filepath.Join(d.dir, partialFile)
+		if err := errors.Join(os.WriteFile(path, snap.origin, 0o600), syncFile(path)); err != nil {
+			return err
+		}
+	}
 	data, err := json.MarshalIndent(snap, "", "  ")
 	if err != nil {
 		return err

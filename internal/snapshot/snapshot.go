@@ -11,6 +11,10 @@
 // finds in use, and then calls Collect. Nothing is collected before that call. An anonymous snapshot is
 // in no list and lives only as long as it is held.
 //
+// A partial snapshot has its description, its small files, and the others in their size but not with their
+// content: its origin says, in words of whoever brings it, where the rest comes from. Complete makes it whole.
+// What starts machines on it must serve its content from elsewhere until then.
+//
 // All methods of a Store may be called at once. A Draft belongs to one goroutine.
 package snapshot
 
@@ -74,8 +78,21 @@ type Snapshot struct {
 	Labels    map[string]string `json:"labels,omitempty"`
 	Manifest  vmm.Manifest      `json:"manifest"`
 
-	dir   string
-	spent bool
+	dir    string
+	spent  bool
+	origin []byte
+}
+
+// Partial says that not all content is on this host's disk yet, as far as was known when it was answered.
+func (s Snapshot) Partial() bool { return s.origin != nil }
+
+// Origin says where the rest of a partial snapshot comes from; nil: it is whole. It is not to be changed.
+func (s Snapshot) Origin() []byte { return s.origin }
+
+// From makes a description that of a partial snapshot, to be committed so. origin is not empty.
+func (s Snapshot) From(origin []byte) Snapshot {
+	s.origin = origin
+	return s
 }
 
 // Spent says that Spend was called for an anonymous snapshot.

@@ -21,7 +21,8 @@ const (
 	draftsDir   = "drafts"
 	metaFile    = "snapshot.json"
 	removedFile = "removed"
-	spentFile   = "spent" // of anonymous snapshots: one byte, written in place
+	partialFile = "partial" // of partial snapshots: their origin
+	spentFile   = "spent"   // of anonymous snapshots: one byte, written in place
 	imageDir    = "image"
 	diskFile    = "disk.img"
 )
@@ -123,6 +124,11 @@ func read(dir string, ref Ref) (Snapshot, error) {
 		return Snapshot{}, &DamagedError{Ref: ref, File: metaFile, Problem: fmt.Sprintf("names itself %s", snap.Ref)}
 	}
 	snap.dir = dir
+	origin, err := os.ReadFile(filepath.Join(dir, partialFile))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return Snapshot{}, &DamagedError{Ref: ref, File: partialFile, Problem: err.Error()}
+	}
+	snap.origin = origin
 	if snap.Anonymous {
 		mark, err := os.ReadFile(filepath.Join(dir, spentFile))
 		if err != nil || len(mark) != 1 {

@@ -56,74 +56,102 @@ func writeImage(dir string, m vmm.Manifest, state []byte, l *layer) (vmm.Image, 
 
 // opened is an image ready to be mapped.
 type opened struct {
-	memory  *os.File // to be mapped: the image's own, or the one its layer lies over
-	key     fileKey  // of memory
+	memory  *os.File // to be mapped: the image's own, a view of it, or the one its layer lies over
+	key     fileKey  // of the image's own memory, or the one its layer lies over
+	mapped  fileKey  // of memory
+	whole   *os.File // what a capture of the machine lies over where that is not memory; nil: it is
 	also    fileKey  // a capture over this one fits, too; zero: none
 	overlay *overlay // what to add to memory; nil: nothing
 	state   []byte
 }
 
+// close closes what is to be mapped and what stands for it.
+func (o opened) close() error {
+	var all error
+	for _, f := range []*os.File{o.memory, o.whole} {
+		if f != nil {
+			all = errors.Join(all, f.Close())
+		}
+	}
+	return all
+}
+
 // openImage checks the image's files and opens them.
-func openImage(image vmm.Image, writable bool) (_ opened, err error) {
+func openImage(image vmm.Image, writable bool) (o opened, err error) {
 	m := image.Manifest
-	state, err := readChecked(image, stateName, maxState)
-	if err != nil {
+	if o.state, err = readChecked(image, stateName, maxState); err != nil {
 		return opened{}, err
 	}
 	flags := os.O_RDONLY
 	if writable {
 		flags = os.O_RDWR
 	}
-	memory, err := os.OpenFile(filepath.Join(image.Dir, memoryFile), flags, 0)
-	if err != nil {
-		return opened{}, err
-	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, memory.Close())
+			err = errors.Join(err, o.close())
 		}
 	}()
-	st, err := memory.Stat()
-	if err != nil {
-		return opened{}, err
-	}
 	size := int64(m.MemoryMiB) << 20
-	if st.Size() != size {
-		return opened{}, fmt.Errorf("%s is damaged: it has %d bytes, want %d", memory.Name(), st.Size(), size)
+	if o.memory, o.key, err = openMemory(filepath.Join(image.Dir, memoryFile), flags, size); err != nil {
+		return o, err
 	}
-	o := opened{memory: memory, state: state}
-	if o.key, err = keyOf(memory); err != nil {
-		return opened{}, err
+	o.mapped = o.key
+	if image.Memory != nil {
+		o.whole = o.memory
+		if o.memory, o.mapped, err = openMemory(image.Memory.File(), flags, size); err != nil {
+			return o, err
+		}
 	}
 	if _, ok := fileOf(m, layerName); !ok {
 		return o, nil
 	}
 	data, err := readChecked(image, layerName, maxState)
 	if err != nil {
-		return opened{}, err
+		return o, err
 	}
 	l, err := parseLayer(data, size)
 	if err != nil {
-		return opened{}, err
+		return o, err
 	}
-	return o.over(l, flags)
+	return o, o.over(l, flags)
+}
+
+// openMemory opens a file of a known size; nil with an error.
+func openMemory(path string, flags int, size int64) (*os.File, fileKey, error) {
+	f, err := os.OpenFile(path, flags, 0)
+	if err != nil {
+		return nil, fileKey{}, err
+	}
+	st, err := f.Stat()
+	if err == nil && st.Size() != size {
+		err = fmt.Errorf("%s is damaged: it has %d bytes, want %d", path, st.Size(), size)
+	}
+	key, keyErr := keyOf(f)
+	if err := errors.Join(err, keyErr); err != nil {
+		return nil, fileKey{}, errors.Join(err, f.Close())
+	}
+	return f, key, nil
 }
 
 // over puts the memory below the layer in place of the image's own, if it is still there. If not, a
 // capture taken over it fits all the same: what it holds includes the layer, since a private page stays
 // private.
-func (o opened) over(l *layer, flags int) (opened, error) {
+func (o *opened) over(l *layer, flags int) error {
 	below, err := l.open(flags)
 	if err != nil {
-		return opened{}, err
+		return err
 	}
 	if below == nil {
 		o.also = l.File
-		return o, nil
+		return nil
 	}
 	o.overlay = &overlay{o.memory, l.spans()}
-	o.memory, o.key = below, l.File
-	return o, nil
+	o.memory, o.key, o.mapped = below, l.File, l.File
+	whole := o.whole
+	if o.whole = nil; whole != nil {
+		return whole.Close()
+	}
+	return nil
 }
 
 func fileOf(m vmm.Manifest, name string) (vmm.File, bool) {

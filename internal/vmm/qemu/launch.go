@@ -146,14 +146,14 @@ func (m *machine) openImage(image vmm.Image, sh *shape, given *inheritance) erro
 		return err
 	}
 	sh.memory = given.add(o.memory)
-	m.overlay, m.also = o.overlay, o.also
+	m.overlay, m.also, m.whole = o.overlay, o.also, o.whole
 	ours, theirs, err := socketPair()
 	if err != nil {
 		return err
 	}
 	sh.incoming = given.add(theirs)
 	m.incoming, m.state = ours, o.state
-	m.record.Memory = o.key
+	m.record.Memory, m.record.Mapped = o.key, o.mapped
 	sh.acpi = image.Manifest.Machine == machineWords(true)
 	m.record.ACPI = sh.acpi
 	return nil
@@ -178,6 +178,7 @@ func (m *machine) openBoot(sh *shape, given *inheritance) error {
 	if m.record.Memory, err = keyOf(memory); err != nil {
 		return err
 	}
+	m.record.Mapped = m.record.Memory
 	kernel, err := os.Open(spec.Kernel)
 	if err != nil {
 		return err

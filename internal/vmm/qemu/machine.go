@@ -48,6 +48,7 @@ type machine struct {
 	also     fileKey       // another memory that a capture may have been taken over; zero: none
 
 	mu       sync.Mutex
+	whole    *os.File     // the image's own memory where a view of it is mapped; nil: it is mapped itself
 	overlay  *overlay     // what the image adds to the mapped memory; nil: nothing, or used
 	next     *preparation // for the next capture; nil once over
 	over     bool         // ended or released
@@ -162,9 +163,14 @@ func (m *machine) hangUp() {
 	m.mu.Lock()
 	spare, dialled, next := m.spare, m.dialled, m.next
 	m.spare, m.dialled, m.next, m.over = nil, nil, nil, true
+	whole := m.whole
+	m.whole = nil
 	incoming := m.incoming
 	m.mu.Unlock()
 	_ = m.takeOverlay().close() // it was only read
+	if whole != nil {
+		_ = whole.Close() // read, too
+	}
 	if next != nil {
 		_ = m.drop(next) // memory that is not freed twice: nothing to do about an error
 	}

@@ -15,9 +15,18 @@ import (
 type record struct {
 	Process   proc.Identity `json:"process"`
 	Memory    fileKey       `json:"memory"`
+	Mapped    fileKey       `json:"mapped,omitzero"` // another file with the same content; zero: none
 	Cold      bool          `json:"cold"` // memory is its own file, mapped shared
 	ACPI      bool          `json:"acpi"`
 	DiskBytes []int64       `json:"disk_bytes"`
+}
+
+// mapped is the file that the monitor maps as its memory.
+func (r record) mapped() fileKey {
+	if r.Mapped != (fileKey{}) {
+		return r.Mapped
+	}
+	return r.Memory
 }
 
 // writeRecord puts r into dir: whole, but not durably, since no monitor outlives a crash of the host.

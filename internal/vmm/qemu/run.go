@@ -84,7 +84,7 @@ func (m *machine) write(ctx context.Context, spans []span, pages []byte) error {
 }
 
 func (m *machine) ram() (ram, error) {
-	return findRAM(m.PID(), m.record.Memory.Inode, int64(m.spec.MemoryMiB)<<20)
+	return findRAM(m.PID(), m.record.mapped().Inode, int64(m.spec.MemoryMiB)<<20)
 }
 
 // inject sends device state and waits until the guest runs.

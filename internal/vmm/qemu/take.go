@@ -228,12 +228,28 @@ func (c *capture) takePages(m *machine, p *preparation) error {
 	if err := r.read(c.spans, p.pages.mem); err != nil {
 		return err
 	}
-	if c.base, err = r.open(); err != nil {
+	if c.base, err = m.openWhole(); err != nil {
 		return err
+	}
+	if c.base == nil {
+		if c.base, err = r.open(); err != nil {
+			return err
+		}
 	}
 	c.key = m.record.Memory
 	c.pages, p.pages = p.pages, nil
 	return nil
+}
+
+// openWhole opens the image's memory where a view of it is mapped; nil where it is mapped itself. All of it is
+// there by now: nobody captures a machine before.
+func (m *machine) openWhole() (*os.File, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.whole == nil {
+		return nil, nil
+	}
+	return os.Open(fdPath(int(m.whole.Fd())))
 }
 
 // open answers the file behind the mapping, which may have no name any more.
