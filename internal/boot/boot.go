@@ -35,6 +35,8 @@ type Options struct {
 // Ready tells how to reach a node that has started.
 type Ready struct {
 	URL      string // of the API on this machine
+	TLSURL   string // of the API over TLS; "": it is not served so
+	CAFile   string // certificate of the node's own authority, which clients have to trust; "": there is none
 	FirstKey string // of a new node, this once; "" on one that has keys
 }
 
@@ -111,6 +113,10 @@ func (n *node) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	secure, err := n.listenTLS(ctx)
+	if err != nil {
+		return err
+	}
 	if err := n.data(ctx); err != nil {
 		return err
 	}
@@ -126,30 +132,35 @@ func (n *node) start(ctx context.Context) error {
 	// them for the next. Whoever follows the host's events still does then.
 	n.back.Push("bring machines to rest", host.Close)
 	n.run(ctx, "host agent", host.Run)
-	url := n.url(door)
-	if err := n.leaveAccess(url, first); err != nil {
+	told := Ready{URL: n.url(door), FirstKey: first}
+	if secure != nil {
+		if told.TLSURL, told.CAFile, err = n.serveTLS(ctx, secure, handler); err != nil {
+			return err
+		}
+	}
+	if err := n.leaveAccess(told); err != nil {
 		return err
 	}
-	n.serve(ctx, door, handler)
-	n.Log.Info("node is ready", "url", url, "data", n.Config.DataDir, "took", time.Since(began))
+	n.serve(ctx, door, handler, nil)
+	n.Log.Info("node is ready", "url", told.URL, "data", n.Config.DataDir, "took", time.Since(began))
 	if n.Ready != nil {
-		n.Ready(Ready{URL: url, FirstKey: first})
+		n.Ready(told)
 	}
 	return nil
 }
 
 // leaveAccess writes how to reach the node for the command line on the same machine. The key is known
 // only once, so it is kept from an earlier start.
-func (n *node) leaveAccess(url, first string) error {
+func (n *node) leaveAccess(told Ready) error {
 	path := config.NodeFile(n.Config.DataDir)
 	access := config.NodeAccess{}
-	if first == "" {
+	if told.FirstKey == "" {
 		if err := durable.ReadJSON(path, &access); err != nil {
 			n.Log.Warn("file for the command line is not there; make a key and use it", "err", err)
 		}
 	} else {
-		access.APIKey = first
+		access.APIKey = told.FirstKey
 	}
-	access.APIURL = url
+	access.APIURL, access.TLSURL, access.CAFile = told.URL, told.TLSURL, told.CAFile
 	return durable.WriteJSON(path, access)
 }

@@ -44,7 +44,9 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 		return nil, "", err
 	}
 	cfg := sandbox.Defaults()
-	cfg.DefaultTemplate, cfg.DefaultTTL = n.Config.Sandbox.Template, n.Config.Sandbox.TTL
+	set := n.Config.Sandbox
+	cfg.DefaultTemplate, cfg.DefaultTTL, cfg.MaxSandboxes = set.Template, set.TTL, set.Max
+	cfg.IdleHibernate, cfg.KeepEndings = set.IdleHibernate, set.KeepEndings
 	boxes, err := sandbox.New(cfg, sandbox.Deps{Store: db, Host: host, Templates: templates, Log: n.Log})
 	if err != nil {
 		return nil, "", err
@@ -76,11 +78,11 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 // faces makes what answers requests: ports of sandboxes by host name, the protocol of E2B, and /v1.
 func (n *node) faces(boxes *sandbox.Service, templates *template.Service, keys *auth.Keys, log *audit.Log, secret []byte) (http.Handler, error) {
 	domain := "localhost"
-	if u, err := url.Parse(n.Config.PublicURL); err == nil && u.Hostname() != "" {
-		domain = u.Hostname()
+	if u, err := url.Parse(n.Config.PublicURL); err == nil && u.Host != "" {
+		domain = u.Host // with a port, if it is not the usual one: clients put the domain behind names of their own
 	}
 	runner := &repl.Runner{}
-	doors, err := gate.New(gate.Config{Domain: domain, Secret: derive(secret, "agent")}, boxes, templates, keys, runner, n.Log)
+	doors, err := gate.New(gate.Config{Domain: domain, Secret: derive(secret, "agent"), PreviewKey: derive(secret, "preview")}, boxes, templates, keys, runner, n.Log)
 	if err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package boot
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -18,13 +19,17 @@ const (
 
 // listen takes the address of the API.
 func (n *node) listen(ctx context.Context) (net.Listener, error) {
+	return n.listenAt(ctx, n.Config.Listen, "--listen")
+}
+
+func (n *node) listenAt(ctx context.Context, address, flag string) (net.Listener, error) {
 	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "tcp", n.Config.Listen)
+	l, err := lc.Listen(ctx, "tcp", address)
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return nil, fmt.Errorf("address %s is in use by another program; stop it, or choose another with --listen", n.Config.Listen)
+		return nil, fmt.Errorf("address %s is in use by another program; stop it, or choose another with %s", address, flag)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", n.Config.Listen, err)
+		return nil, fmt.Errorf("listen on %s: %w", address, err)
 	}
 	n.back.Push("close listener", func(context.Context) error {
 		if err := l.Close(); !errors.Is(err, net.ErrClosed) {
@@ -36,29 +41,44 @@ func (n *node) listen(ctx context.Context) (net.Listener, error) {
 }
 
 // url is where programs on this machine reach the API.
-func (n *node) url(l net.Listener) string {
+func (n *node) url(l net.Listener) string { return "http://" + local(l) }
+
+// local is the address of a listener for programs on this machine.
+func local(l net.Listener) string {
 	host, port, err := net.SplitHostPort(l.Addr().String())
 	if err != nil {
-		return "http://" + l.Addr().String()
+		return l.Addr().String()
 	}
 	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
 		host = "127.0.0.1"
 	}
-	return "http://" + net.JoinHostPort(host, port)
+	return net.JoinHostPort(host, port)
 }
 
-// serve answers requests until the node stops: then no new one is taken, streams are ended, and the rest
+// maxStreams is how many requests one HTTP/2 connection carries at once: clients put all their long commands
+// on one.
+const maxStreams = 2000
+
+// serve answers requests, over TLS if secure is not nil, until the node stops: then no new one is taken, streams are ended, and the rest
 // may finish.
-func (n *node) serve(ctx context.Context, l net.Listener, handler http.Handler) {
+func (n *node) serve(ctx context.Context, l net.Listener, handler http.Handler, secure *tls.Config) {
 	base, cut := context.WithCancelCause(context.WithoutCancel(ctx))
 	server := &http.Server{
 		Handler: handler, ReadHeaderTimeout: headerLimit, IdleTimeout: idleLimit,
 		BaseContext: func(net.Listener) context.Context { return base },
+		TLSConfig:   secure, Protocols: new(http.Protocols), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
+	}
+	server.Protocols.SetHTTP1(true)
+	server.Protocols.SetHTTP2(secure != nil)
+	server.Protocols.SetUnencryptedHTTP2(secure == nil)
+	answer := server.Serve
+	if secure != nil {
+		answer = func(l net.Listener) error { return server.ServeTLS(l, "", "") }
 	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		if err := answer(l); !errors.Is(err, http.ErrServerClosed) {
 			n.fail(fmt.Errorf("serve the API: %w", err))
 		}
 	}()

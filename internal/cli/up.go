@@ -69,16 +69,30 @@ func (a *app) up() *cobra.Command {
 
 // ready tells how to reach a node that has started.
 func (a *app) ready(r boot.Ready) {
-	err := a.print(config.NodeAccess{APIURL: r.URL, APIKey: r.FirstKey}, func(w io.Writer) error {
-		if _, err := fmt.Fprintf(w, "PandaStack is ready at %s\n", r.URL); err != nil || r.FirstKey == "" {
-			return err
-		}
-		_, err := fmt.Fprintf(w, "First API key, shown this once: %s\n", r.FirstKey)
+	err := a.print(config.NodeAccess{APIURL: r.URL, APIKey: r.FirstKey, TLSURL: r.TLSURL, CAFile: r.CAFile}, func(w io.Writer) error {
+		_, err := io.WriteString(w, readyText(r))
 		return err
 	})
 	if err != nil {
 		a.talk("pandastack: %v", err)
 	}
+}
+
+// readyText tells a person how to reach a node, and how to trust it.
+func readyText(r boot.Ready) string {
+	text := fmt.Sprintf("PandaStack is ready at %s\n", r.URL)
+	if r.TLSURL != "" {
+		text += fmt.Sprintf("and over TLS at %s\n", r.TLSURL)
+	}
+	if r.CAFile != "" {
+		text += fmt.Sprintf("Its certificate is of this node's own authority. To trust it on this machine:\n"+
+			"  sudo install -m 644 %s /usr/local/share/ca-certificates/pandastack.crt && sudo update-ca-certificates\n"+
+			"or for one program: NODE_EXTRA_CA_CERTS=%[1]s (Node.js), SSL_CERT_FILE=%[1]s (Python, Go, curl)\n", r.CAFile)
+	}
+	if r.FirstKey != "" {
+		text += fmt.Sprintf("First API key, shown this once: %s\n", r.FirstKey)
+	}
+	return text
 }
 
 // reach gives a client of a node: the one that the flags, environment or files name if it answers, else
@@ -94,7 +108,7 @@ func (a *app) reach(ctx context.Context) (cl *client.Client, stop func() error, 
 		return cl, none, err
 	}
 	a.talk("no node answers at %s: starting one for this command", cl.URL())
-	l, err := a.node(map[string]string{"listen": "127.0.0.1:0"})
+	l, err := a.node(map[string]string{"listen": "127.0.0.1:0", "tls.listen": "", "tls.cert": "", "tls.key": ""})
 	if err != nil {
 		return nil, none, err
 	}

@@ -36,6 +36,8 @@ func NodeFile(dataDir string) string { return filepath.Join(dataDir, nodeFile) }
 type NodeAccess struct {
 	APIURL string `json:"api_url"`
 	APIKey string `json:"api_key,omitempty"`
+	TLSURL string `json:"tls_url,omitempty"` // the API over TLS
+	CAFile string `json:"ca_file,omitempty"` // of the node's own authority, which clients have to trust
 }
 
 // DefaultURL is where a node listens when nobody says otherwise.

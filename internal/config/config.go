@@ -20,6 +20,7 @@ type Node struct {
 	PublicURL  string `yaml:"public_url" default:"" doc:"Base of the addresses given to users, such as https://panda.example.org; empty is http and the listen address."`
 	GuestAgent string `yaml:"guest_agent" default:"" doc:"The guest agent's program; empty is pandastack-guest beside this one."`
 
+	TLS       TLS       `yaml:"tls"`
 	Log       Log       `yaml:"log"`
 	VMM       VMM       `yaml:"vmm"`
 	Capacity  Capacity  `yaml:"capacity"`
@@ -27,6 +28,13 @@ type Node struct {
 	Sandbox   Sandbox   `yaml:"sandbox"`
 	Templates Templates `yaml:"templates"`
 	Lifecycle Lifecycle `yaml:"lifecycle"`
+}
+
+// TLS is a second address of the API, which speaks TLS and HTTP/2.
+type TLS struct {
+	Listen string `yaml:"listen" default:"" doc:"Address and port of the API over TLS, such as :443; empty is none."`
+	Cert   string `yaml:"cert" default:"" doc:"File of the certificate and its chain (PEM), for the name of public_url and *.that name; empty makes one, signed by an authority of this node's own."`
+	Key    string `yaml:"key" default:"" doc:"File of the certificate's key (PEM)."`
 }
 
 // Log is what the node says of itself on standard error.
@@ -62,9 +70,12 @@ type Network struct {
 
 // Sandbox holds the defaults of a new sandbox.
 type Sandbox struct {
-	Template string        `yaml:"template" default:"base" doc:"Template of a create that names none."`
-	TTL      time.Duration `yaml:"ttl" default:"1h" doc:"Delete after so long without use when a create names no ttl; 0s is never."`
-	Spares   int           `yaml:"spares" default:"2" doc:"Monitors without a guest that wait for creates, one for each template used lately, some 15 MiB each; 0 is none."`
+	Template      string        `yaml:"template" default:"base" doc:"Template of a create that names none."`
+	TTL           time.Duration `yaml:"ttl" default:"1h" doc:"Delete after so long without use when a create names no ttl; 0s is never."`
+	Max           int           `yaml:"max" default:"1000" doc:"Sandboxes that a workspace may have, unless it has its own bound; 0 is no bound."`
+	IdleHibernate time.Duration `yaml:"idle_hibernate" default:"0s" doc:"Hibernate a persistent sandbox after so long without use; 0s is never."`
+	KeepEndings   time.Duration `yaml:"keep_endings" default:"72h" doc:"How long after its end it is known why a sandbox ended, with its logs and events."`
+	Spares        int           `yaml:"spares" default:"2" doc:"Monitors without a guest that wait for creates, one for each template used lately, some 15 MiB each; 0 is none."`
 }
 
 // Templates change the recipes that come with the program.

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // Validate reports every setting that cannot be right, with what would be. It looks at nothing outside
@@ -37,6 +38,15 @@ func (n *Node) Validate() error {
 	if _, port, err := net.SplitHostPort(n.Listen); err != nil || !isPort(port) {
 		bad("listen", "%q is not an address and port such as 127.0.0.1:7700", n.Listen)
 	}
+	if _, port, err := net.SplitHostPort(n.TLS.Listen); n.TLS.Listen != "" && (err != nil || !isPort(port)) {
+		bad("tls.listen", "%q is not an address and port such as :443", n.TLS.Listen)
+	}
+	if (n.TLS.Cert == "") != (n.TLS.Key == "") {
+		bad("tls.cert", "a certificate and its key come together: set both tls.cert and tls.key, or neither")
+	}
+	if n.TLS.Cert != "" && n.TLS.Listen == "" {
+		bad("tls.listen", "is empty, so the certificate of tls.cert is of no use")
+	}
 	if u, err := url.Parse(n.PublicURL); n.PublicURL != "" && (err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
 		bad("public_url", "%q is not an http or https address", n.PublicURL)
 	}
@@ -53,6 +63,13 @@ func (n *Node) Validate() error {
 	}
 	if n.Sandbox.TTL < 0 {
 		bad("sandbox.ttl", "%v is negative; use 0s for never", n.Sandbox.TTL)
+	}
+	atLeast("sandbox.max", n.Sandbox.Max, 0)
+	if n.Sandbox.IdleHibernate < 0 {
+		bad("sandbox.idle_hibernate", "%v is negative; use 0s for never", n.Sandbox.IdleHibernate)
+	}
+	if n.Sandbox.KeepEndings < leastEndings {
+		bad("sandbox.keep_endings", "%v is too short; use %v or more", n.Sandbox.KeepEndings, leastEndings)
 	}
 	if n.Lifecycle.Stop <= 0 {
 		bad("lifecycle.stop", "%v leaves no time to stop", n.Lifecycle.Stop)
@@ -85,6 +102,9 @@ func (n *Node) validateNetwork(bad func(string, string, ...any), atLeast func(st
 		bad("templates.aliases", "%v", err)
 	}
 }
+
+// leastEndings is how long it is always known why a sandbox ended.
+const leastEndings = 24 * time.Hour
 
 var namePrefix = regexp.MustCompile(`^[a-z][a-z0-9]{0,7}$`)
 
