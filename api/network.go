@@ -17,9 +17,11 @@ type Network struct {
 	AllowOut   []string `json:"allow_out,omitempty" doc:"What may be reached: IPv4 addresses, networks (198.51.100.0/24), domains, or all domains below one (*.example.com, which is not example.com itself)."`
 	DenyOut    []string `json:"deny_out,omitempty" doc:"What may not be reached, in the same words; allow_out goes before it."`
 	DenyOthers bool     `json:"deny_others,omitempty" doc:"true: what neither list names may not be reached."`
+	// PrivatePorts is about the other direction: who reaches the sandbox.
+	PrivatePorts bool `json:"private_ports,omitempty" doc:"true: the sandbox's ports are reached only with a key, a signed preview address or its traffic token; its id alone opens nothing."`
 }
 
-// Open tells whether the policy says nothing, which allows all.
+// Open tells whether the policy allows to reach all.
 func (n Network) Open() bool { return len(n.AllowOut) == 0 && len(n.DenyOut) == 0 && !n.DenyOthers }
 
 // Shut tells whether nothing may be reached.
@@ -27,7 +29,7 @@ func (n Network) Shut() bool { return n.DenyOthers && len(n.AllowOut) == 0 }
 
 // Equal tells whether two policies say the same in the same words.
 func (n Network) Equal(o Network) bool {
-	return n.DenyOthers == o.DenyOthers && slices.Equal(n.AllowOut, o.AllowOut) && slices.Equal(n.DenyOut, o.DenyOut)
+	return n.DenyOthers == o.DenyOthers && n.PrivatePorts == o.PrivatePorts && slices.Equal(n.AllowOut, o.AllowOut) && slices.Equal(n.DenyOut, o.DenyOut)
 }
 
 // Validate checks every entry. An allow_out that would change nothing, because all is allowed anyway, is an

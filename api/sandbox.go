@@ -31,7 +31,7 @@ type Sandbox struct {
 	User          string     `json:"user,omitempty" doc:"Default user of commands and files."`
 	Workdir       string     `json:"workdir,omitempty" doc:"Default working directory of commands."`
 	Egress        bool       `json:"egress" doc:"Whether any connection may leave the sandbox."`
-	Network       *Network   `json:"network,omitempty" doc:"What it may reach; absent is everything."`
+	Network       *Network   `json:"network,omitempty" doc:"What it may reach, and who reaches it; absent is everything and everybody."`
 	Isolation     string     `json:"isolation,omitempty" doc:"What holds the sandbox, such as microvm."`
 	Accelerator   string     `json:"accelerator,omitempty" doc:"kvm or tcg."`
 	Generation    uint64     `json:"generation" doc:"Grows with every restore of the machine."`

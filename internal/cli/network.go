@@ -16,12 +16,14 @@ import (
 type reachFlags struct {
 	allow, deny []string
 	noInternet  bool
+	private     bool
 }
 
 func (r *reachFlags) register(f *pflag.FlagSet) {
 	f.StringSliceVar(&r.allow, "allow-out", nil, "may be reached whatever the other flags say: address, network, domain, *.domain")
 	f.StringSliceVar(&r.deny, "deny-out", nil, "may not be reached: address, network, domain, *.domain")
 	f.BoolVar(&r.noInternet, "no-internet", false, "nothing may be reached but what --allow-out names")
+	f.BoolVar(&r.private, "private-ports", false, "ports of the sandbox are reached only with a key, a signed preview address or its traffic token")
 }
 
 // network gives what the flags say.
@@ -29,7 +31,7 @@ func (r *reachFlags) network() (api.Network, error) {
 	if len(r.allow) > 0 && len(r.deny) == 0 && !r.noInternet {
 		return api.Network{}, errors.New("--allow-out closes nothing by itself: add --no-internet to close the rest")
 	}
-	n := api.Network{AllowOut: r.allow, DenyOut: r.deny, DenyOthers: r.noInternet}
+	n := api.Network{AllowOut: r.allow, DenyOut: r.deny, DenyOthers: r.noInternet, PrivatePorts: r.private}
 	return n, n.Validate()
 }
 
@@ -79,7 +81,7 @@ func (a *app) sandboxNetwork() *cobra.Command {
 			return err
 		}
 		var n api.Network
-		if open || !want.Open() {
+		if open || want.PrivatePorts || !want.Open() {
 			n, err = cl.Sandboxes.SetNetwork(c.Context(), id, want)
 		} else {
 			n, err = cl.Sandboxes.Network(c.Context(), id)
@@ -88,7 +90,11 @@ func (a *app) sandboxNetwork() *cobra.Command {
 			return err
 		}
 		return a.print(n, func(w io.Writer) error {
-			_, err := fmt.Fprintln(w, reachable(&n))
+			ports := "everybody who knows the id"
+			if n.PrivatePorts {
+				ports = "holders of a key, a signed preview or the traffic token"
+			}
+			_, err := fmt.Fprintf(w, "may reach: %s\nports are reached by: %s\n", reachable(&n), ports)
 			return err
 		})
 	}

@@ -35,6 +35,8 @@ type newRules struct {
 type shown struct {
 	AllowOut []string `json:"allowOut,omitempty"`
 	DenyOut  []string `json:"denyOut,omitempty"`
+
+	PublicTraffic *bool `json:"allowPublicTraffic,omitempty"` // nil: true
 }
 
 // policy translates the rules. Fields are named with prefix in front. internet false denies all that no
@@ -84,7 +86,8 @@ func (n *newSandbox) policy() (*api.Network, error) {
 		r = n.Network.rules
 	}
 	p, err := r.policy("network.", n.Internet)
-	if err != nil || p.Open() {
+	p.PrivatePorts = n.Network != nil && n.Network.AllowPublicTraffic != nil && !*n.Network.AllowPublicTraffic
+	if err != nil || p.Open() && !p.PrivatePorts {
 		return nil, err
 	}
 	return &p, nil
@@ -99,6 +102,11 @@ func (s *Server) setNetwork(r *http.Request, p auth.Principal) (int, any, error)
 	if err != nil {
 		return 0, nil, err
 	}
+	b, err := s.sandboxes.Get(r.Context(), p, idOf(r))
+	if err != nil {
+		return 0, nil, err
+	}
+	n.PrivatePorts = isPrivate(b) // who reaches the ports is settled when a sandbox is made
 	_, err = s.sandboxes.SetNetwork(r.Context(), p, idOf(r), n)
 	return http.StatusNoContent, nil, err
 }
@@ -111,5 +119,10 @@ func networkShown(n *api.Network) *shown {
 	if n.DenyOthers {
 		out.DenyOut = append(out.DenyOut, everything)
 	}
+	if n.PrivatePorts {
+		out.PublicTraffic = new(bool)
+	}
 	return out
 }
+
+func isPrivate(b api.Sandbox) bool { return b.Network != nil && b.Network.PrivatePorts }

@@ -47,8 +47,6 @@ func (n *newSandbox) check() error {
 		return api.Errorf(api.Invalid, "templateID: is empty; name a template")
 	case n.AutoPauseMemory != nil && !*n.AutoPauseMemory:
 		return api.Errorf(api.Unsupported, "autoPauseMemory: a pause here always keeps the memory; leave it away")
-	case n.Network != nil && n.Network.AllowPublicTraffic != nil && !*n.Network.AllowPublicTraffic:
-		return api.Errorf(api.Unsupported, "network.allowPublicTraffic: private traffic is not supported by this server")
 	}
 	return nil
 }
@@ -182,6 +180,9 @@ func (s *Server) created(b api.Sandbox) sandboxAnswer {
 	}
 	if !IsOpen(b.Metadata) {
 		a.EnvdAccessToken = s.AccessToken(b.ID)
+	}
+	if isPrivate(b) {
+		a.TrafficAccessToken = s.TrafficToken(b.ID)
 	}
 	return a
 }

@@ -9,7 +9,6 @@ package edge
 
 import (
 	"context"
-	"crypto/subtle"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -31,6 +30,7 @@ type Target struct {
 	Guest        guestapi.Guest
 	AccessToken  string            // of the agent's port
 	TrafficToken string            // of all other ports; "": they are public
+	PreviewKey   []byte            // signs previews, which open a private port; nil: none does
 	MaskHost     string            // Host that programs inside see, with ${PORT}; "": localhost:${PORT}
 	User         string            // default user
 	Env          map[string]string // of the sandbox
@@ -40,12 +40,14 @@ type Target struct {
 var ErrNotFound = errors.New("the sandbox was not found")
 
 // Sandboxes finds sandboxes. Open wakes one that may be woken by a request and answers when it runs; many
-// requests that wait for one sandbox wake it once. ErrNotFound for one that is not to be had.
+// requests that wait for one sandbox wake it once. A private one at rest is woken only if wakes, which is asked
+// about a target without a guest, says so. ErrNotFound for one that is not to be had.
 type Sandboxes interface {
-	Open(ctx context.Context, id string) (Target, error)
+	Open(ctx context.Context, id string, wakes func(Target) bool) (Target, error)
 }
 
-// Service answers a port by itself, on the host, instead of a program in the guest.
+// Service answers a port by itself, on the host, instead of a program in the guest. It lets in whom it likes;
+// Target.Admit has the rule for ports.
 type Service func(w http.ResponseWriter, r *http.Request, t Target)
 
 // Edge forwards requests. Make one with New.
@@ -116,7 +118,7 @@ func (e *Edge) Around(next http.Handler) http.Handler {
 }
 
 func (e *Edge) serve(w http.ResponseWriter, r *http.Request, p Place) {
-	t, err := e.sandboxes.Open(r.Context(), p.Sandbox)
+	t, err := e.sandboxes.Open(r.Context(), p.Sandbox, func(t Target) bool { return e.wakes(r, t, p.Port) })
 	if err != nil {
 		if !errors.Is(err, ErrNotFound) {
 			e.log.Error("sandbox could not be opened for a request", "sandbox", p.Sandbox, "err", err)
@@ -128,20 +130,21 @@ func (e *Edge) serve(w http.ResponseWriter, r *http.Request, p Place) {
 		svc(w, r, t)
 		return
 	}
-	if !admits(r, t) {
-		answer(w, r, http.StatusForbidden, body{Sandbox: p.Sandbox,
-			Message: "this sandbox is private: send its traffic access token in the header " + TrafficHeader})
-		return
+	if r, ok := t.Admit(w, r, p.Port); ok {
+		e.Forward(w, r, t, p.Port)
 	}
-	e.Forward(w, r, t, p.Port)
 }
 
-// TrafficHeader carries the token that opens the ports of a private sandbox.
-const TrafficHeader = "e2b-traffic-access-token"
-
-func admits(r *http.Request, t Target) bool {
-	got := r.Header.Get(TrafficHeader)
-	return t.TrafficToken == "" || subtle.ConstantTimeCompare([]byte(got), []byte(t.TrafficToken)) == 1
+// wakes tells whether a request may wake a private sandbox: whether it has what opens its port, or, of a port
+// that is answered here, a token of its own or a signature, whose check comes later.
+func (e *Edge) wakes(r *http.Request, t Target, port uint16) bool {
+	if t.passOf(r, port) != passNone {
+		return true
+	}
+	if e.services[port] == nil || t.AccessToken == "" {
+		return false
+	}
+	return equal(r.Header.Get("X-Access-Token"), t.AccessToken) || r.URL.Query().Has("signature")
 }
 
 type forward struct {
@@ -200,7 +203,7 @@ func (e *Edge) dial(ctx context.Context, _, addr string) (net.Conn, error) {
 		return nil, err
 	}
 	id, generation, _ := strings.Cut(host, ".")
-	t, err := e.sandboxes.Open(ctx, id)
+	t, err := e.sandboxes.Open(ctx, id, func(Target) bool { return true }) // the request was let in
 	if err != nil {
 		return nil, err
 	}

@@ -55,7 +55,7 @@ type sandboxes struct {
 	err error
 }
 
-func (s *sandboxes) Open(_ context.Context, id string) (edge.Target, error) {
+func (s *sandboxes) Open(_ context.Context, id string, _ func(edge.Target) bool) (edge.Target, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.err != nil {
@@ -112,6 +112,40 @@ func (w *world) get(t *testing.T, host, path string, header ...string) (int, str
 		t.Fatal(err)
 	}
 	return resp.StatusCode, strings.TrimSpace(string(text))
+}
+
+// visit gets a page as a browser does: what it is given as a cookie it shows when it is sent on.
+func (w *world) visit(t *testing.T, host, path string, header ...string) (int, string) {
+	t.Helper()
+	stay := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	for range 3 {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, w.url+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Host = host
+		for i := 0; i+1 < len(header); i += 2 {
+			req.Header.Set(header[i], header[i+1])
+		}
+		resp, err := stay.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(resp.Body)
+		_ = resp.Body.Close() // it was read to its end
+		if err != nil {
+			t.Fatal(err)
+		}
+		if resp.StatusCode != http.StatusFound {
+			return resp.StatusCode, strings.TrimSpace(string(text))
+		}
+		path = resp.Header.Get("Location")
+		for _, c := range resp.Cookies() {
+			header = append(header, "Cookie", c.Name+"="+c.Value)
+		}
+	}
+	t.Fatal("sent on without end")
+	return 0, ""
 }
 
 func echoRequest(w http.ResponseWriter, r *http.Request) {

@@ -29,8 +29,9 @@ type Sandboxes interface {
 
 // Config of a Gate. Domain and Secret are as in e2bapi.Config.
 type Config struct {
-	Domain string
-	Secret []byte
+	Domain     string
+	Secret     []byte
+	PreviewKey []byte // signs preview addresses, which open private ports; nil: none does
 }
 
 // Gate answers host names of sandboxes and the paths of E2B's control API.
@@ -40,6 +41,7 @@ type Gate struct {
 	agent       *envd.Server
 	interpreter *interpreter.Server
 	edge        *edge.Edge
+	previewKey  []byte
 }
 
 // New makes a gate. runner runs code cells and may be shared with other faces.
@@ -48,7 +50,7 @@ func New(cfg Config, sandboxes Sandboxes, templates e2bapi.Templates, keys e2bap
 	if err != nil {
 		return nil, err
 	}
-	g := &Gate{sandboxes: sandboxes, control: control, agent: envd.New(), interpreter: interpreter.New(runner)}
+	g := &Gate{sandboxes: sandboxes, control: control, agent: envd.New(), interpreter: interpreter.New(runner), previewKey: cfg.PreviewKey}
 	g.edge = edge.New(g, map[uint16]edge.Service{envd.Port: g.serveAgent, interpreter.Port: g.serveInterpreter}, log)
 	return g, nil
 }
@@ -66,8 +68,9 @@ func (g *Gate) Close() {
 }
 
 // Open implements edge.Sandboxes. A sandbox at rest is woken by the request, unless it
-// was made through E2B's API without asking for that: its clients connect to it first.
-func (g *Gate) Open(ctx context.Context, id string) (edge.Target, error) {
+// was made through E2B's API without asking for that: its clients connect to it first. A private one is woken
+// by those only who may reach its ports.
+func (g *Gate) Open(ctx context.Context, id string, wakes func(edge.Target) bool) (edge.Target, error) {
 	sid := api.SandboxID(id)
 	p, err := g.sandboxes.Owner(ctx, sid)
 	if err != nil {
@@ -77,7 +80,14 @@ func (g *Gate) Open(ctx context.Context, id string) (edge.Target, error) {
 	if err != nil {
 		return edge.Target{}, notFound(err)
 	}
-	if b.Status != api.Running && !e2bapi.Wakes(b.Metadata) {
+	t := edge.Target{ID: id, PreviewKey: g.previewKey}
+	if !e2bapi.IsOpen(b.Metadata) {
+		t.AccessToken = g.control.AccessToken(sid)
+	}
+	if b.Network != nil && b.Network.PrivatePorts {
+		t.TrafficToken = g.control.TrafficToken(sid)
+	}
+	if b.Status != api.Running && (!e2bapi.Wakes(b.Metadata) || t.TrafficToken != "" && !wakes(t)) {
 		return edge.Target{}, edge.ErrNotFound
 	}
 	guest, err := g.sandboxes.Guest(ctx, p, sid)
@@ -89,10 +99,7 @@ func (g *Gate) Open(ctx context.Context, id string) (edge.Target, error) {
 			return edge.Target{}, notFound(err)
 		}
 	}
-	t := edge.Target{ID: id, Generation: b.Generation, Guest: guest, User: b.User}
-	if !e2bapi.IsOpen(b.Metadata) {
-		t.AccessToken = g.control.AccessToken(sid)
-	}
+	t.Generation, t.Guest, t.User = b.Generation, guest, b.User
 	return t, nil
 }
 
@@ -105,7 +112,14 @@ func notFound(err error) error {
 	}
 }
 
+// serveAgent asks for the agent's own token; an agent that has none is a port as any other.
 func (g *Gate) serveAgent(w http.ResponseWriter, r *http.Request, t edge.Target) {
+	if t.AccessToken == "" {
+		var ok bool
+		if r, ok = t.Admit(w, r, envd.Port); !ok {
+			return
+		}
+	}
 	g.agent.Serve(w, r, envd.Target{
 		ID: t.ID, Generation: t.Generation, Guest: t.Guest, AccessToken: t.AccessToken, User: t.User, Env: t.Env,
 	})
@@ -113,8 +127,12 @@ func (g *Gate) serveAgent(w http.ResponseWriter, r *http.Request, t edge.Target)
 
 // serveInterpreter runs code, which is as much as the agent can do: it asks for the same token. Published
 // clients show no token when they list, make and end contexts; that reads nothing and runs nothing, so the
-// rules for ports, which the edge has held already, do.
+// rule for ports does.
 func (g *Gate) serveInterpreter(w http.ResponseWriter, r *http.Request, t edge.Target) {
+	r, ok := t.Admit(w, r, interpreter.Port)
+	if !ok {
+		return
+	}
 	got := r.Header.Get("X-Access-Token")
 	wrong := got != "" || !interpreter.IsContexts(r.URL.Path)
 	if t.AccessToken != "" && wrong && subtle.ConstantTimeCompare([]byte(got), []byte(t.AccessToken)) != 1 {

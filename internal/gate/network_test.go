@@ -1,9 +1,13 @@
 package gate_test
 
 import (
+	"encoding/json"
+	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 
+	"github.com/pandastack/pandastack/internal/edge"
 	"github.com/pandastack/pandastack/internal/hostapi"
 )
 
@@ -83,5 +87,64 @@ func TestNetworkRefused(t *testing.T) {
 	}
 	if status, text, _ := w.call("PUT", "/sandboxes/sbxaaaaaaaaaaaaaaaaaaaaa/network", w.key, `{}`); status != 404 {
 		t.Errorf("of no sandbox: %d %s", status, text)
+	}
+}
+
+// TestPrivatePorts: without a token nobody reaches a private sandbox, and nobody wakes it.
+func TestPrivatePorts(t *testing.T) {
+	w := newWorld(t)
+	type told struct{ SandboxID, TrafficAccessToken, EnvdAccessToken string }
+	var made told
+	body := `{"templateID":"base","autoPause":true,"autoResume":{"enabled":true},"network":{"allowPublicTraffic":false}}`
+	if err := json.Unmarshal([]byte(w.must(201, "POST", "/v2/sandboxes", body)), &made); err != nil || made.TrafficAccessToken == "" {
+		t.Fatalf("%+v, %v", made, err)
+	}
+	path := "/sandboxes/" + made.SandboxID
+	if text := w.must(200, "GET", path, ""); !strings.Contains(text, `"allowPublicTraffic":false`) {
+		t.Errorf("detail %s does not say that it is private", text)
+	}
+	reach := func(port int, name, token string) (int, string) {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), "GET", w.url+"/contexts", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Host = fmt.Sprintf("%d-%s.%s", port, made.SandboxID, domain)
+		if name != "" {
+			req.Header.Set(name, token)
+		}
+		status, text, _ := w.do(req)
+		return status, text
+	}
+	for _, port := range []int{3000, 49999} {
+		if status, text := reach(port, "", ""); status != 403 || !strings.Contains(text, edge.TrafficHeader) {
+			t.Errorf("port %d without a token: %d %s", port, status, text)
+		}
+	}
+	if status, text := reach(49999, edge.TrafficHeader, made.TrafficAccessToken); status != 200 {
+		t.Errorf("contexts with the token: %d %s", status, text)
+	}
+	if status, _ := reach(49983, "", ""); status != 404 {
+		t.Errorf("the agent, which asks for its own token: %d", status)
+	}
+	for _, knock := range []struct {
+		port        int
+		name, token string
+		wakes       bool
+	}{
+		{3000, "", "", false}, {3000, edge.TrafficHeader, "wrong", false}, {49999, "", "", false}, {49983, "", "", false},
+		{49983, "X-Access-Token", "wrong", false}, {49983, "X-Access-Token", made.EnvdAccessToken, true}, {3000, edge.TrafficHeader, made.TrafficAccessToken, true},
+	} {
+		w.must(204, "POST", path+"/pause", "")
+		status, text := reach(knock.port, knock.name, knock.token)
+		state := w.must(200, "GET", path, "")
+		if strings.Contains(state, `"state":"running"`) != knock.wakes || !knock.wakes && status != 502 {
+			t.Errorf("%+v: %d %s, then %s", knock, status, text, state)
+		}
+		w.must(map[bool]int{true: 200, false: 201}[knock.wakes], "POST", path+"/connect", "")
+	}
+	w.must(204, "PUT", path+"/network", `{"allow_internet_access":false}`)
+	if status, _ := reach(3000, "", ""); status != 403 {
+		t.Errorf("a change of the network opened the ports: %d", status)
 	}
 }

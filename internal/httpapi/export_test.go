@@ -2,8 +2,6 @@ package httpapi
 
 import (
 	"time"
-
-	"github.com/pandastack/pandastack/api"
 )
 
 // Line is a row of the table of routes, for tests.
@@ -32,17 +30,6 @@ func ParseRange(header string) (ok bool, first, last, suffix int64) {
 
 // Strict reads a body as the routes do.
 func Strict(data []byte, v any) error { return strict(data, v) }
-
-// Sign and Open are the two ends of a preview address.
-func Sign(key []byte, box api.SandboxID, port int, expires time.Time, ws api.Workspace, paths []string) string {
-	return signPreview(key, preview{box, port, expires, ws, paths})
-}
-
-// Open gives what a preview address says, and whether it covers a path.
-func Open(key []byte, token string, now time.Time, path string) (box api.SandboxID, port int, allowed bool, err error) {
-	v, err := openPreview(key, token, now)
-	return v.sandbox, v.port, err == nil && v.allows(path), err
-}
 
 // WaitOf lets tests look at how long a create may take.
 func WaitOf(prefer string) time.Duration { return waitOf(prefer) }

@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -177,7 +178,8 @@ func makePreview(rq *request, req api.PreviewRequest) (api.Preview, error) {
 		return api.Preview{}, err
 	}
 	expires := time.Now().Add(time.Duration(req.TTLSeconds) * time.Second).UTC().Truncate(time.Second)
-	token := signPreview(rq.s.cfg.PreviewKey, preview{box.ID, req.Port, expires, rq.p.Workspace, req.Paths})
+	token := edge.SignPreview(rq.s.cfg.PreviewKey, edge.Preview{
+		Sandbox: string(box.ID), Port: req.Port, Expires: expires, Workspace: string(rq.p.Workspace), Paths: req.Paths})
 	return api.Preview{
 		URL: rq.base() + "/v1/p/" + token + "/", Token: token, SandboxID: box.ID,
 		Port: req.Port, Paths: req.Paths, ExpiresAt: expires,
@@ -185,7 +187,7 @@ func makePreview(rq *request, req api.PreviewRequest) (api.Preview, error) {
 }
 
 func previewPort(rq *request) error {
-	v, err := openPreview(rq.s.cfg.PreviewKey, rq.r.PathValue("token"), time.Now())
+	v, err := openPreview(rq.s.cfg.PreviewKey, rq.r.PathValue("token"))
 	if err != nil {
 		return err
 	}
@@ -194,11 +196,22 @@ func previewPort(rq *request) error {
 	if err != nil {
 		return api.Errorf(api.Invalid, "the path behind the token is no path: %w", err)
 	}
-	if !v.allows(inner.Path) {
+	if !v.Allows(inner.Path) {
 		return api.Errorf(api.Forbidden, "this preview address does not cover %s", shorten(inner.Path))
 	}
-	p := auth.Principal{Workspace: v.workspace}
-	return forward(rq, p, v.sandbox, uint16(v.port))
+	p := auth.Principal{Workspace: api.Workspace(v.Workspace)}
+	return forward(rq, p, api.SandboxID(v.Sandbox), uint16(v.Port))
+}
+
+func openPreview(key []byte, token string) (edge.Preview, error) {
+	v, err := edge.OpenPreview(key, token, time.Now())
+	switch {
+	case errors.Is(err, edge.ErrExpired):
+		return v, api.Errorf(api.Gone, "this preview address has expired: make a new one")
+	case err != nil:
+		return v, api.Errorf(api.Unauthenticated, "this preview address does not hold: make a new one")
+	}
+	return v, nil
 }
 
 func capacity(rq *request) (api.Capacity, error) {

@@ -457,7 +457,7 @@ func (b *boxes) Counts(context.Context) (map[api.Status]int, error) {
 }
 
 // Open lets the edge find sandboxes again.
-func (b *boxes) Open(ctx context.Context, id string) (edge.Target, error) {
+func (b *boxes) Open(ctx context.Context, id string, _ func(edge.Target) bool) (edge.Target, error) {
 	p := auth.Principal{Workspace: "ours"}
 	g, err := b.Guest(ctx, p, api.SandboxID(id))
 	if err != nil {

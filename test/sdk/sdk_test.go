@@ -69,7 +69,7 @@ func (h *host) Destroy(ctx context.Context, id hostapi.MachineID, cause string) 
 // nobody opens no sandboxes: preview hosts are not what is tested here.
 type nobody struct{}
 
-func (nobody) Open(context.Context, string) (edge.Target, error) {
+func (nobody) Open(context.Context, string, func(edge.Target) bool) (edge.Target, error) {
 	return edge.Target{}, edge.ErrNotFound
 }
 
