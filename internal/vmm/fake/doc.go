@@ -9,7 +9,7 @@
 // or OnStep, and looks for leftovers with Monitors.
 //
 // The shell knows echo, printf, cat, true, false, exit, sleep, env, pwd, cd, touch, mkdir, rm, ls, test,
-// hostname, id, export, sh and bash -c; variables, quotes, "&&", "||", ";", ">", ">>" and "<". A process
+// hostname, id, export, sh and bash -c; variables, quotes, "&&", "||", ";", ">", ">>", ">&2" and "<". A process
 // that reads its standard input has only that, one that ends on a signal ends at once.
 //
 // The disk of a guest is not kept apart from its memory: Boot always starts with the same files.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"iter"
 	"maps"
+	"path"
 	"slices"
 	"time"
 
@@ -139,6 +140,14 @@ func (w *world) Start(ctx context.Context, spec guestapi.ProcessSpec) (out guest
 	err := w.do(ctx, func() error {
 		if (len(spec.Argv) == 0) == (spec.Shell == "") {
 			return fmt.Errorf("%w: exactly one of argv and shell", guestapi.ErrInvalid)
+		}
+		if len(spec.Argv) > 0 && !slices.Contains(programs, path.Base(spec.Argv[0])) {
+			return fmt.Errorf("program %q: %w", spec.Argv[0], guestapi.ErrNotFound)
+		}
+		if spec.Dir != "" {
+			if f, err := w.lookup(w.abs(spec.Dir, spec.User)); err != nil || !f.Dir {
+				return fmt.Errorf("working directory %q: %w", spec.Dir, guestapi.ErrNotFound)
+			}
 		}
 		if spec.Tag != "" {
 			if old, err := w.find(guestapi.ProcessRef{Tag: spec.Tag}); err == nil && old.Exit == nil {

@@ -121,8 +121,12 @@ func (s shell) step() bool {
 	}
 	argv, in, out, add := s.redirect(st.Words)
 	code, done := s.command(argv, in, func(text string) {
-		if out == "" {
+		switch out {
+		case "":
 			s.p.print(guestapi.StreamStdout, text)
+			return
+		case toStderr:
+			s.p.print(guestapi.StreamStderr, text)
 			return
 		}
 		var old []byte
@@ -135,7 +139,7 @@ func (s shell) step() bool {
 	if !done {
 		return false
 	}
-	if out != "" && !add {
+	if out != "" && out != toStderr && !add {
 		if _, ok := s.w.Files[out]; !ok || len(argv) == 0 {
 			s.report(s.w.put(out, nil, 0, s.w.owner(s.p.Spec.User)))
 		}
@@ -145,11 +149,22 @@ func (s shell) step() bool {
 	return true
 }
 
+// toStderr is where ">&2" leads; no file has such a path.
+const toStderr = "&2"
+
+// programs are what the shell knows.
+var programs = strings.Fields("[ : bash cat cd chmod chown date echo env exit export false hostname id ls mkdir printf pwd rm sh sleep sync test touch true whoami")
+
 // redirect takes the redirections out of words.
 func (s shell) redirect(words []word) (argv []string, in, out string, add bool) {
 	for i := 0; i < len(words); i++ {
 		w := words[i]
 		if !w.Quoted && i+1 < len(words) && (w.Text == ">" || w.Text == ">>" || w.Text == "<") {
+			if i+2 < len(words) && words[i+1].Text == "&" && words[i+2].Text == "2" {
+				out = toStderr
+				i += 2
+				continue
+			}
 			target := s.path(s.expand(words[i+1]))
 			if w.Text == "<" {
 				in = target
