@@ -35,7 +35,7 @@ type File struct {
 
 // Options of Write.
 type Options struct {
-	SizeMiB  int    // of the image, at least 16
+	SizeMiB  int    // of the image, at least 32
 	MaxBytes int64  // content of all files; 0: 4 times the size of the image
 	MaxFiles int    // names; 0: 1,000,000
 	Inodes   int    // files that the file system can ever hold; 0: as mke2fs does, one per 4 or 16 KiB
@@ -55,11 +55,14 @@ type Report struct {
 	Dropped int   // extended attributes that ext4 has no place for by their name
 }
 
+// minMiB has room for the journal.
+const minMiB = 32
+
 // Write makes out an image of SizeMiB with the files of the uncompressed tar stream r. Whatever out held is gone;
 // after an error it is empty. The stream is read to its end mark, not beyond.
 func Write(ctx context.Context, r io.Reader, out *os.File, opt Options) (report Report, err error) {
 	opt = opt.withDefaults()
-	if opt.SizeMiB < 16 {
+	if opt.SizeMiB < minMiB {
 		return report, fmt.Errorf("write ext4 image: %d MiB are too few", opt.SizeMiB)
 	}
 	defer func() {

@@ -343,7 +343,7 @@ func TestFull(t *testing.T) {
 // TestZeros writes a file of zeros far larger than the image.
 func TestZeros(t *testing.T) {
 	var head bytes.Buffer
-	const size = 1 << 30
+	const size = 256 << 20
 	if err := tar.NewWriter(&head).WriteHeader(&tar.Header{Name: "zeros", Typeflag: tar.TypeReg, Size: size, Mode: 0o644}); err != nil {
 		t.Fatal(err)
 	}
@@ -416,8 +416,8 @@ func (f readFunc) Read([]byte) (int, error) {
 
 func TestNoImage(t *testing.T) {
 	f := image(t)
-	if _, err := rootfs.Write(t.Context(), bytes.NewReader(stream(t)), f, rootfs.Options{SizeMiB: 1}); err == nil {
-		t.Error("an image of 1 MiB was made")
+	if _, err := rootfs.Write(t.Context(), bytes.NewReader(stream(t)), f, rootfs.Options{SizeMiB: 31}); err == nil {
+		t.Error("an image of 31 MiB was made")
 	}
 	read, err := os.Open(f.Name())
 	if err != nil {
