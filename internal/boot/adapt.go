@@ -20,7 +20,10 @@ import (
 // The machine manager names what it needs of mechanisms that do not know it; here they meet.
 
 // network makes a pool of slots a machine.Network.
-type network struct{ pool *netslot.Pool }
+type network struct {
+	pool *netslot.Pool
+	hand bool // taps are opened by monitors, by their names
+}
 
 func (n network) Take(ctx context.Context, owner string) (machine.Slot, error) {
 	s, err := n.pool.Take(ctx, owner)
@@ -30,7 +33,14 @@ func (n network) Take(ctx context.Context, owner string) (machine.Slot, error) {
 	if err != nil {
 		return nil, err
 	}
-	return slot{n.pool, s}, nil
+	if !n.hand {
+		return slot{n.pool, s, nil}, nil
+	}
+	netns, err := s.Hand()
+	if err != nil {
+		return nil, errors.Join(err, slot{n.pool, s, nil}.Give(context.WithoutCancel(ctx)))
+	}
+	return slot{n.pool, s, netns}, nil
 }
 
 func (n network) Adopt(ctx context.Context, owner string, index int) (machine.Slot, error) {
@@ -38,7 +48,7 @@ func (n network) Adopt(ctx context.Context, owner string, index int) (machine.Sl
 	if err != nil {
 		return nil, err
 	}
-	return slot{n.pool, s}, nil
+	return slot{n.pool, s, nil}, nil
 }
 
 // CheckEgress compiles a policy as a slot would.
@@ -56,13 +66,14 @@ func (n network) Sweep(ctx context.Context) error {
 
 // slot makes a taken slot a machine.Slot.
 type slot struct {
-	pool *netslot.Pool
-	s    *netslot.Slot
+	pool  *netslot.Pool
+	s     *netslot.Slot
+	netns *os.File // nil: the tap was not handed over
 }
 
 func (s slot) Place() machine.Place {
 	return machine.Place{
-		Index: s.s.Index, GuestIP: s.s.GuestIP, TapName: s.s.TapName, Tap: s.s.Tap, MAC: s.s.MAC,
+		Index: s.s.Index, GuestIP: s.s.GuestIP, TapName: s.s.TapName, Tap: s.s.Tap, Netns: s.netns, MAC: s.s.MAC,
 		Guest: guestapi.Network{Address: s.s.Address.String(), Gateway: s.s.Gateway.String(), DNS: []string{s.s.DNS.String()}, MTU: s.s.MTU},
 	}
 }
@@ -74,6 +85,9 @@ func (s slot) SetEgress(ctx context.Context, policy hostapi.Egress) error {
 // Give gives the slot back. One whose tap is still held is the pool's all the same, which renews it once
 // it is free.
 func (s slot) Give(ctx context.Context) error {
+	if s.netns != nil {
+		_ = s.netns.Close() // it was only named; given twice it is closed already
+	}
 	err := s.pool.Give(ctx, s.s)
 	if _, busy := errors.AsType[*netslot.BusyError](err); busy {
 		return nil

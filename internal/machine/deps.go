@@ -38,6 +38,7 @@ type Place struct {
 	GuestIP netip.Addr // the guest's, as this host reaches it
 	TapName string
 	Tap     *os.File // nil where the driver needs none, and after Adopt
+	Netns   *os.File // that TapName is in, for a driver that opens it by its name; else nil
 	MAC     net.HardwareAddr
 	Guest   guestapi.Network // the guest's own view
 }

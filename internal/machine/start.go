@@ -100,7 +100,8 @@ func (m *Manager) spec(mc *machine) vmm.Spec {
 		s.NIC = &vmm.NIC{MAC: mac}
 	}
 	if mc.slot != nil && s.NIC != nil {
-		s.NIC.Tap = mc.slot.Place().Tap
+		place := mc.slot.Place()
+		s.NIC.Tap, s.NIC.Device, s.NIC.Netns = place.Tap, place.TapName, place.Netns
 	}
 	if mc.group != nil {
 		s.Confine.Enter = mc.group.Enter

@@ -481,3 +481,32 @@ func TestEgressSwitchesLive(t *testing.T) {
 	w.must(s.SetEgress(ctx, true))
 	w.reaches(g.ns, public, 80)
 }
+
+// A monitor that opens the tap itself finds it as it was made, and the slot is fit for another afterwards.
+func TestHandedTapIsOpenedByItsName(t *testing.T) {
+	w := newWorld(t)
+	p := w.pool(nil)
+	defer w.closePool(p)
+	s := w.take(p)
+	ns, err := s.Hand()
+	w.must(err)
+	defer ns.Close()
+	var tap *os.File
+	w.must(within(ns, func() error {
+		link, err := netlink.LinkByName(s.TapName)
+		if err != nil {
+			return err
+		}
+		if link.Attrs().HardwareAddr.String() != tapMAC.String() {
+			t.Errorf("the tap's address is %s", link.Attrs().HardwareAddr)
+		}
+		tap, err = openTap() // as a monitor does
+		return err
+	}))
+	var busy *BusyError
+	if err := p.Give(context.Background(), s); !errors.As(err, &busy) {
+		t.Errorf("given back while it is open: got %v", err)
+	}
+	w.must(tap.Close())
+	w.must(p.Give(context.Background(), s))
+}
