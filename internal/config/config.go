@@ -26,6 +26,7 @@ type Node struct {
 	Capacity  Capacity  `yaml:"capacity"`
 	Network   Network   `yaml:"network"`
 	Sandbox   Sandbox   `yaml:"sandbox"`
+	Objects   Objects   `yaml:"objects"`
 	Templates Templates `yaml:"templates"`
 	Lifecycle Lifecycle `yaml:"lifecycle"`
 }
@@ -82,6 +83,14 @@ type Sandbox struct {
 type Templates struct {
 	Params  string `yaml:"params" default:"" doc:"Values for parameters of recipes, such as base.suite=trixie, separated by commas."`
 	Aliases string `yaml:"aliases" default:"" doc:"Other names of templates, such as ubuntu-24.04=base, separated by commas; they win over the names that recipes give."`
+}
+
+// Objects is the object store that hosts share.
+type Objects struct {
+	URL      string        `yaml:"url" default:"" doc:"Object store for snapshots that move between hosts: file:///path, s3://bucket?region=..., gs://bucket or azblob://container; empty is none."`
+	Key      string        `yaml:"key" default:"" doc:"File of the master key that encrypts what is stored; made when it is not there, and the same on all hosts that share the store. Empty is objects.key in the data directory."`
+	CacheMiB int           `yaml:"cache_mib" default:"4096" doc:"Disk space for parts of the object store that were read."`
+	Timeout  time.Duration `yaml:"timeout" default:"60s" doc:"How long one request to the object store may take."`
 }
 
 // Lifecycle bounds starting and stopping.

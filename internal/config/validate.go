@@ -71,10 +71,24 @@ func (n *Node) Validate() error {
 	if n.Sandbox.KeepEndings < leastEndings {
 		bad("sandbox.keep_endings", "%v is too short; use %v or more", n.Sandbox.KeepEndings, leastEndings)
 	}
+	n.validateObjects(bad, atLeast)
 	if n.Lifecycle.Stop <= 0 {
 		bad("lifecycle.stop", "%v leaves no time to stop", n.Lifecycle.Stop)
 	}
 	return errors.Join(all...)
+}
+
+func (n *Node) validateObjects(bad func(string, string, ...any), atLeast func(string, int, int)) {
+	if u, err := url.Parse(n.Objects.URL); n.Objects.URL != "" && (err != nil || !slices.Contains([]string{"file", "s3", "gs", "azblob"}, u.Scheme)) {
+		bad("objects.url", "%q begins with none of file://, s3://, gs://, azblob://", n.Objects.URL)
+	}
+	if n.Objects.Key != "" && !filepath.IsAbs(n.Objects.Key) {
+		bad("objects.key", "%q is not an absolute path", n.Objects.Key)
+	}
+	atLeast("objects.cache_mib", n.Objects.CacheMiB, 64)
+	if n.Objects.Timeout <= 0 {
+		bad("objects.timeout", "%v leaves no time to answer", n.Objects.Timeout)
+	}
 }
 
 func (n *Node) validateNetwork(bad func(string, string, ...any), atLeast func(string, int, int)) {

@@ -245,6 +245,7 @@ type Host interface {
 	DeleteSnapshot(ctx context.Context, id SnapshotID) error
 
 	Builder
+	Mover
 
 	Templates(ctx context.Context) ([]Template, error)
 	// StartBake begins to bake, or joins a bake under way; Templates shows how it goes. force bakes again.

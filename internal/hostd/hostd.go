@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/pandastack/pandastack/internal/bake"
+	"github.com/pandastack/pandastack/internal/depot"
 	"github.com/pandastack/pandastack/internal/hostapi"
 	"github.com/pandastack/pandastack/internal/machine"
 	"github.com/pandastack/pandastack/internal/snapshot"
@@ -33,7 +34,7 @@ type Config struct {
 	Parallel int
 }
 
-// Deps are the other components. All are required but ImportRoot, Log and Measure.
+// Deps are the other components. All are required but ImportRoot, Objects, Log and Measure.
 type Deps struct {
 	// Machine holds those that machines are made with; Store, Emit and Log are set here.
 	Machine machine.Deps
@@ -45,8 +46,10 @@ type Deps struct {
 	// size, and answers the number of files. It must touch nothing but out. What the stream is to blame for
 	// is hostapi.ErrInvalid. nil: images cannot be imported.
 	ImportRoot func(ctx context.Context, tar io.Reader, out *os.File, sizeMiB int) (files int, err error)
-	Measure    snapshot.Measure
-	Log        *slog.Logger
+	// Objects is the object store that hosts share; nil: snapshots stay on this host.
+	Objects *Objects
+	Measure snapshot.Measure
+	Log     *slog.Logger
 }
 
 // Host is the host agent of this computer.
@@ -58,6 +61,7 @@ type Host struct {
 	machines *machine.Manager
 	baker    *bake.Baker
 	images   images
+	depot    *depot.Depot // nil: there is no object store
 }
 
 var _ hostapi.Host = (*Host)(nil)
@@ -103,7 +107,7 @@ func (h *Host) Open(ctx context.Context) error {
 		return errors.Join(err, machines.Close())
 	}
 	h.images.dir = filepath.Join(h.cfg.DataDir, "images")
-	if err := h.images.open(); err != nil {
+	if err := errors.Join(h.images.open(), h.openDepot(store)); err != nil {
 		return errors.Join(err, machines.Close())
 	}
 	h.store, h.machines, h.baker = store, machines, baker
@@ -115,6 +119,9 @@ func (h *Host) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return h.machines.Run(ctx) })
 	g.Go(func() error { return h.baker.Run(ctx) })
+	if h.depot != nil {
+		g.Go(func() error { return h.depot.Run(ctx) })
+	}
 	return g.Wait()
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/pandastack/pandastack/internal/hostd"
 	"github.com/pandastack/pandastack/internal/machine"
 	"github.com/pandastack/pandastack/internal/platformtest"
+	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/fake"
 )
 
@@ -26,9 +27,19 @@ type world struct {
 	dir    string
 	driver *fake.Driver
 	leave  bool
+	shared *hostd.Objects // nil: none
+	fits   error          // of images that come from elsewhere
 	host   *hostd.Host
 	stop   func()
 }
+
+// fitting is a driver that says what its world says of images.
+type fitting struct {
+	*fake.Driver
+	w *world
+}
+
+func (f fitting) Fits(context.Context, vmm.Manifest) error { return f.w.fits }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
@@ -55,9 +66,10 @@ func (w *world) start() {
 			Kernel:     func(context.Context) (machine.Kernel, error) { return machine.Kernel{}, nil },
 		},
 	}, hostd.Deps{
-		Machine:  machine.Deps{Driver: w.driver, Network: platformtest.Network{}, Groups: platformtest.Groups{}, Disks: platformtest.Disks{}, Link: platformtest.Link},
+		Machine:  machine.Deps{Driver: fitting{w.driver, w}, Network: platformtest.Network{}, Groups: platformtest.Groups{}, Disks: platformtest.Disks{}, Link: platformtest.Link},
 		Platform: func(context.Context) (string, error) { return "test", nil },
 		Rewrite:  func(_ context.Context, src, dst string) error { return platformtest.Disks{}.Clone(src, dst) },
+		Objects:  w.shared,
 	})
 	w.must(err)
 	w.must(host.Open(w.t.Context()))

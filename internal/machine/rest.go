@@ -23,7 +23,7 @@ const restArea = "snapshots"
 func describe(mc *machine) snapshot.Snapshot {
 	in := mc.in
 	return snapshot.Snapshot{
-		Machine: string(in.ID), Template: string(in.Template), VCPUs: in.VCPUs, MemoryMiB: in.MemoryMiB,
+		Machine: string(in.ID), Base: in.Base, Template: string(in.Template), VCPUs: in.VCPUs, MemoryMiB: in.MemoryMiB,
 		DiskMiB: in.DiskMiB, User: in.User, Workdir: in.Workdir, Hostname: in.Hostname, Env: in.Env,
 		Created: time.Now().UTC(),
 	}

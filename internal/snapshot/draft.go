@@ -49,7 +49,7 @@ func (d *Draft) Commit(snap Snapshot) (Snapshot, error) {
 	}
 	s := d.store
 	to := filepath.Join(s.root, filepath.FromSlash(string(snap.Ref)))
-	snap.Version = version
+	snap.Version = Version
 	if err := d.finish(&snap); err != nil {
 		return Snapshot{}, fmt.Errorf("commit %s: %w", snap.Ref, err)
 	}

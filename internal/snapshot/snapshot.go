@@ -21,6 +21,7 @@ package snapshot
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path"
 	"strings"
 	"time"
@@ -54,8 +55,8 @@ func (r Ref) check() error {
 	return nil
 }
 
-// version is the format of snapshot.json; others are refused.
-const version = 1
+// Version is the format of snapshot.json; others are refused.
+const Version = 1
 
 // Snapshot describes a machine at rest. It is immutable.
 type Snapshot struct {
@@ -63,6 +64,7 @@ type Snapshot struct {
 	Ref       Ref               `json:"ref"`
 	Anonymous bool              `json:"anonymous,omitempty"` // lives only while it is held, in no list
 	Machine   string            `json:"machine,omitempty"`   // it was taken of
+	Base      Ref               `json:"base,omitempty"`      // what that machine ran on: it differs little from this one, and may be gone
 	Template  string            `json:"template,omitempty"`  // where the machine's lineage began
 	Digest    string            `json:"digest,omitempty"`    // of what a template was made from
 	VCPUs     int               `json:"vcpus"`
@@ -103,6 +105,28 @@ func (s Snapshot) Dir() string { return s.dir }
 
 // DiskPath is the raw disk image of a snapshot that has one. It must not be written to.
 func (s Snapshot) DiskPath() string { return path.Join(s.dir, diskFile) }
+
+// File is one of the files that a snapshot consists of, its description aside.
+type File struct{ Name, Path string }
+
+// Files lists a stored snapshot's files: those of its image, and, as DiskName, its disk.
+func (s Snapshot) Files() ([]File, error) {
+	list, err := os.ReadDir(path.Join(s.dir, imageDir))
+	if err != nil {
+		return nil, err
+	}
+	var all []File
+	for _, e := range list {
+		all = append(all, File{e.Name(), path.Join(s.dir, imageDir, e.Name())})
+	}
+	if s.Disk {
+		all = append(all, File{DiskName, s.DiskPath()})
+	}
+	return all, nil
+}
+
+// DiskName is what a snapshot's disk is called among its files. No file of an image has this name.
+const DiskName = diskFile
 
 // Image is the snapshot's memory and device state, for a driver.
 func (s Snapshot) Image() vmm.Image {

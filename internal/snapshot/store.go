@@ -117,9 +117,9 @@ func read(dir string, ref Ref) (Snapshot, error) {
 		return Snapshot{}, err
 	case err != nil:
 		return Snapshot{}, &DamagedError{Ref: ref, File: metaFile, Problem: err.Error()}
-	case snap.Version != version:
+	case snap.Version != Version:
 		return Snapshot{}, &DamagedError{Ref: ref, File: metaFile,
-			Problem: fmt.Sprintf("format version %d is not %d of this program", snap.Version, version)}
+			Problem: fmt.Sprintf("format version %d is not %d of this program", snap.Version, Version)}
 	case snap.Ref != ref:
 		return Snapshot{}, &DamagedError{Ref: ref, File: metaFile, Problem: fmt.Sprintf("names itself %s", snap.Ref)}
 	}

@@ -111,6 +111,12 @@ type Driver interface {
 	Kill(ctx context.Context, spec Spec) error
 }
 
+// Fitter is a Driver that can tell from a manifest alone whether an image can be restored here, as Prepare
+// would: it answers nil or a *MismatchError. Nothing is started.
+type Fitter interface {
+	Fits(ctx context.Context, m Manifest) error
+}
+
 // Machine is one monitor process with its guest. Methods other than Dial, Done and Err are called by
 // one goroutine at a time, except Kill, which is right at any moment and twice.
 type Machine interface {

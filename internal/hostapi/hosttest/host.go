@@ -34,6 +34,7 @@ type Host struct {
 	templates  map[hostapi.TemplateName]hostapi.Template
 	contents   map[hostapi.TemplateName]*inside // of those that were published
 	images     map[hostapi.ImageID]image
+	objects    *Objects           // nil: none
 	failing    map[string][]error // next calls that fail before they begin
 	spoiled    map[string][]error // next calls that answer an error though they went well
 	hook       Hook

@@ -1,0 +1,40 @@
+package boot
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+
+	"github.com/pandastack/pandastack/internal/blob"
+	"github.com/pandastack/pandastack/internal/chunk"
+	"github.com/pandastack/pandastack/internal/chunk/cache"
+	"github.com/pandastack/pandastack/internal/hostd"
+)
+
+// objects opens the object store that hosts share; nil: none is configured.
+func (n *node) objects(ctx context.Context) (*hostd.Objects, error) {
+	c := n.Config.Objects
+	if c.URL == "" {
+		return nil, nil
+	}
+	store, err := blob.Open(ctx, c.URL, blob.Options{Timeout: c.Timeout})
+	if err != nil {
+		return nil, fmt.Errorf("objects.url: %w", err)
+	}
+	n.back.Push("close object store", func(context.Context) error { return store.Close() })
+	ring, err := chunk.OpenKeyring(cmp.Or(c.Key, n.path("objects.key")))
+	if err != nil {
+		return nil, fmt.Errorf("objects.key: %w", err)
+	}
+	vault, err := chunk.New(store, ring, chunk.Config{Log: n.Log})
+	if err != nil {
+		return nil, err
+	}
+	n.back.Push("close vault", func(context.Context) error { return vault.Close() })
+	kept, err := cache.Open(cache.Config{Dir: n.path("chunks"), Bytes: int64(c.CacheMiB) << 20, Log: n.Log})
+	if err != nil {
+		return nil, fmt.Errorf("object store: %w", err)
+	}
+	n.back.Push("close cache of chunks", func(context.Context) error { return kept.Close() })
+	return &hostd.Objects{Vault: vault, Cache: kept}, nil
+}

@@ -1,0 +1,366 @@
+// Package depot keeps snapshots in the object store that hosts share, and brings them back.
+//
+// It owns what a snapshot is in terms of chunks: which files belong to it, what it is stored as a
+// difference to, who may read it, and whether it can be restored on this host. How content is stored
+// package chunk knows; how a machine is started from it the machine manager.
+//
+// A snapshot is pushed into the space of its workspace under its own name. Templates that come with the
+// program hold nothing of anybody, and are pushed into the common space, once, on the way; every other
+// template is pushed for each workspace that uses it. Names of templates there follow from their
+// description, so that two hosts never take one's for the other's.
+//
+// All methods of a Depot may be called at once.
+package depot
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/chunk"
+	"github.com/pandastack/pandastack/internal/chunk/cache"
+	"github.com/pandastack/pandastack/internal/snapshot"
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+// Deps are what a Depot works with. All but Fits, Public and Log are required.
+type Deps struct {
+	Vault *chunk.Vault
+	Cache *cache.Cache
+	Store *snapshot.Store // of this host
+	// Clone makes a file that shares its blocks with another.
+	Clone func(from, to string) error
+	// Fits tells whether an image can be restored on this host; nil: every one is tried.
+	Fits func(ctx context.Context, m vmm.Manifest) error
+	// Public tells of a snapshot that holds nothing of any workspace; nil: none does.
+	Public func(ref snapshot.Ref) bool
+	Log    *slog.Logger
+}
+
+// Depot is the object store as one host sees it.
+type Depot struct{ Deps }
+
+// New makes a depot; it touches nothing.
+func New(deps Deps) (*Depot, error) {
+	if deps.Vault == nil || deps.Cache == nil || deps.Store == nil || deps.Clone == nil {
+		return nil, errors.New("depot: vault, cache, store and clone are required")
+	}
+	if deps.Fits == nil {
+		deps.Fits = func(context.Context, vmm.Manifest) error { return nil }
+	}
+	if deps.Public == nil {
+		deps.Public = func(snapshot.Ref) bool { return false }
+	}
+	if deps.Log == nil {
+		deps.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Depot{deps}, nil
+}
+
+// Areas of the host's snapshots: what it baked, and what users took.
+const (
+	templates = "templates"
+	users     = "snapshots"
+)
+
+// Stats tell what a push or pull had to do, in bytes.
+type Stats struct {
+	Dirty    int64 // content that the store did not have
+	Uploaded int64
+	Stored   int64 // that the snapshot takes, shared content included
+	Fetched  int64
+}
+
+// collectEvery is between two collections. What is removed is days old, so more often is of no use.
+const collectEvery = 6 * time.Hour
+
+// Run collects what nobody needs in the object store, now and then, until ctx ends.
+func (d *Depot) Run(ctx context.Context) error {
+	ticks := time.NewTicker(collectEvery)
+	defer ticks.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticks.C:
+		}
+		done, err := d.Vault.Collect(ctx)
+		if err != nil && ctx.Err() == nil {
+			d.Log.Warn("object store not collected", "err", err)
+		}
+		if done.Chunks > 0 {
+			d.Log.Info("object store collected", "chunks", done.Chunks, "bytes", done.Bytes)
+		}
+	}
+}
+
+// Push stores a snapshot of this host, under id, for a space. One that is there already is fine.
+func (d *Depot) Push(ctx context.Context, space chunk.Space, id chunk.ID, ref snapshot.Ref) (Stats, error) {
+	var stats Stats
+	m, err := d.push(ctx, space, id, ref, &stats)
+	if err != nil {
+		return stats, err
+	}
+	stats.Stored = m.Stored()
+	return stats, nil
+}
+
+func (d *Depot) push(ctx context.Context, space chunk.Space, id chunk.ID, ref snapshot.Ref, stats *Stats) (*chunk.Manifest, error) {
+	m, err := d.Vault.Open(ctx, space, id)
+	if !errors.Is(err, chunk.ErrNotFound) {
+		return m, err
+	}
+	snap, release, err := d.hold(ref)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	if err := snapshot.Check(snap); err != nil {
+		return nil, err
+	}
+	base, done, err := d.base(ctx, space, snap, stats)
+	if err != nil {
+		return nil, fmt.Errorf("push what %s grew from: %w", ref, err)
+	}
+	defer done()
+	in, err := contents(snap)
+	if err != nil {
+		return nil, err
+	}
+	in.Space, in.ID = space, id
+	if base != nil {
+		in.Parent, in.ParentFiles = base.Manifest, base.Files
+	}
+	m, sent, err := d.Vault.Push(ctx, in)
+	stats.Dirty += sent.DirtyBytes
+	stats.Uploaded += sent.Uploaded
+	if errors.Is(err, chunk.ErrExists) { // somebody else pushed it meanwhile
+		return d.Vault.Open(ctx, space, id)
+	}
+	return m, err
+}
+
+// contents is what of a snapshot is pushed.
+func contents(snap snapshot.Snapshot) (chunk.Push, error) {
+	meta, err := json.Marshal(snap)
+	if err != nil {
+		return chunk.Push{}, err
+	}
+	files, err := snap.Files()
+	if err != nil {
+		return chunk.Push{}, err
+	}
+	in := chunk.Push{Meta: meta}
+	for _, f := range files {
+		in.Files = append(in.Files, chunk.Local{Name: f.Name, Path: f.Path})
+	}
+	return in, nil
+}
+
+// maxLine bounds how far back is looked for a snapshot that the store has.
+const maxLine = 64
+
+// base gives the nearest snapshot that another grew from and that the store has, with its files, which
+// stay until release is called. A template at the begin of the line is pushed for that. nil: there is
+// none.
+func (d *Depot) base(ctx context.Context, space chunk.Space, snap snapshot.Snapshot, stats *Stats) (_ *chunk.Base, release func(), err error) {
+	at := snap.Base
+	for range maxLine {
+		if at == "" {
+			break
+		}
+		older, release, err := d.hold(at)
+		if errors.Is(err, snapshot.ErrNotFound) {
+			break
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+		m, err := d.stored(ctx, space, older, stats)
+		if m != nil && err == nil {
+			base, err := d.from(m, older)
+			return base, release, err
+		}
+		release()
+		if err != nil {
+			return nil, nil, err
+		}
+		at = older.Base
+	}
+	return nil, func() {}, nil
+}
+
+// hold gives a snapshot whose files stay until release is called.
+func (d *Depot) hold(ref snapshot.Ref) (_ snapshot.Snapshot, release func(), err error) {
+	snap, err := d.Store.Hold(ref)
+	if err != nil {
+		return snapshot.Snapshot{}, nil, err
+	}
+	return snap, func() {
+		if err := d.Store.Release(ref); err != nil {
+			d.Log.Warn("snapshot not released", "snapshot", ref, "err", err)
+		}
+	}, nil
+}
+
+// here gives the snapshot that a manifest was pushed as a difference to, if this host has it. Without it a
+// pull fetches everything, so that is what comes of any trouble with it.
+func (d *Depot) here(ctx context.Context, m *chunk.Manifest) (_ *chunk.Base, ref snapshot.Ref, release func()) {
+	none := func() {}
+	if m.Parent == "" {
+		return nil, "", none
+	}
+	space := m.Space
+	ref = snapshot.Join(users, string(m.Parent))
+	for _, t := range d.Store.List(templates) {
+		if id, err := templateID(t); err == nil && id == m.Parent {
+			ref = t.Ref
+			if d.Public(ref) {
+				space = chunk.Common
+			}
+		}
+	}
+	snap, release, err := d.hold(ref)
+	if err != nil {
+		return nil, "", none
+	}
+	parent, err := d.Vault.Open(ctx, space, m.Parent)
+	if err == nil {
+		base, err := d.from(parent, snap)
+		if err == nil {
+			return base, ref, release
+		}
+	}
+	d.Log.Debug("pull without the snapshot it grew from", "snapshot", m.ID, "err", err)
+	release()
+	return nil, "", none
+}
+
+// stored gives the manifest of a snapshot that is in the store, or, of a template, comes to be in it. nil:
+// it is not.
+func (d *Depot) stored(ctx context.Context, space chunk.Space, snap snapshot.Snapshot, stats *Stats) (*chunk.Manifest, error) {
+	if strings.HasPrefix(string(snap.Ref), templates+"/") {
+		if d.Public(snap.Ref) {
+			space = chunk.Common
+		}
+		id, err := templateID(snap)
+		if err != nil {
+			return nil, err
+		}
+		return d.push(ctx, space, id, snap.Ref, stats)
+	}
+	if snap.Anonymous {
+		return nil, nil
+	}
+	m, err := d.Vault.Open(ctx, space, chunk.ID(snap.Ref.Name()))
+	if errors.Is(err, chunk.ErrNotFound) {
+		return nil, nil
+	}
+	return m, err
+}
+
+// templateID is how a template's snapshot is called in the store: it follows from its description.
+func templateID(snap snapshot.Snapshot) (chunk.ID, error) {
+	text, err := json.Marshal(snap)
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(text)
+	return chunk.ID("tpl" + hex.EncodeToString(sum[:20])), nil
+}
+
+// from is a snapshot of this host as something to make others from.
+func (d *Depot) from(m *chunk.Manifest, snap snapshot.Snapshot) (*chunk.Base, error) {
+	files, err := snap.Files()
+	if err != nil {
+		return nil, err
+	}
+	base := &chunk.Base{Manifest: m, Files: map[string]string{}, Clone: d.Clone}
+	for _, f := range files {
+		base.Files[f.Name] = f.Path
+	}
+	return base, nil
+}
+
+// Delete removes a snapshot from the object store; one that is not there is fine.
+func (d *Depot) Delete(ctx context.Context, space chunk.Space, id chunk.ID) error {
+	return d.Vault.Delete(ctx, space, id)
+}
+
+// Stored is a snapshot in the object store.
+type Stored struct {
+	Snapshot snapshot.Snapshot // as it was on its host; Ref, Base and Bytes mean nothing here
+	Reader   *chunk.Reader     // of its files: snapshot.DiskName, and those of Snapshot.Manifest
+}
+
+// Open reads what a snapshot in the object store is, verifies that, and makes sure that it can be restored
+// on this host, as far as that can be told from its description: a *vmm.MismatchError says why not.
+func (d *Depot) Open(ctx context.Context, space chunk.Space, id chunk.ID) (Stored, error) {
+	m, err := d.Vault.Open(ctx, space, id)
+	if err != nil {
+		return Stored{}, err
+	}
+	var snap snapshot.Snapshot
+	if err := json.Unmarshal(m.Meta, &snap); err != nil {
+		return Stored{}, fmt.Errorf("manifest %s describes no snapshot: %w", id, errors.Join(chunk.ErrVersion, err))
+	}
+	if snap.Version != snapshot.Version {
+		return Stored{}, fmt.Errorf("snapshot %s is of version %d, not %d: %w", id, snap.Version, snapshot.Version, chunk.ErrVersion)
+	}
+	if err := d.Fits(ctx, snap.Manifest); err != nil {
+		return Stored{}, fmt.Errorf("snapshot %s: %w", id, err)
+	}
+	return Stored{Snapshot: snap, Reader: d.Vault.Reader(m, d.Cache)}, nil
+}
+
+// Pull makes a snapshot of the object store one of this host, under ref. One that is here already is fine.
+// What it shares with a snapshot of this host is shared on the disk, too.
+func (d *Depot) Pull(ctx context.Context, space chunk.Space, id chunk.ID, ref snapshot.Ref) (_ snapshot.Snapshot, stats Stats, err error) {
+	if snap, err := d.Store.Get(ref); err == nil {
+		return snap, stats, nil
+	}
+	from, err := d.Open(ctx, space, id)
+	if err != nil {
+		return snapshot.Snapshot{}, stats, err
+	}
+	stats.Stored = from.Reader.Manifest().Stored()
+	draft, err := d.Store.Draft()
+	if err != nil {
+		return snapshot.Snapshot{}, stats, err
+	}
+	defer func() { err = errors.Join(err, draft.Discard()) }()
+	base, near, release := d.here(ctx, from.Reader.Manifest())
+	defer release()
+	done, err := from.Reader.Pull(ctx, draft.ImageDir(), base)
+	stats.Fetched = done.Fetched
+	if err != nil {
+		return snapshot.Snapshot{}, stats, err
+	}
+	snap := from.Snapshot
+	snap.Ref, snap.Base, snap.Anonymous = ref, near, false
+	if snap.Disk {
+		if err := os.Rename(filepath.Join(draft.ImageDir(), snapshot.DiskName), draft.DiskPath()); err != nil {
+			return snapshot.Snapshot{}, stats, err
+		}
+	}
+	snap, err = draft.Commit(snap)
+	if errors.Is(err, snapshot.ErrExists) { // pulled by somebody else meanwhile
+		snap, err = d.Store.Get(ref)
+		return snap, stats, err
+	}
+	if err != nil {
+		return snapshot.Snapshot{}, stats, err
+	}
+	if err := snapshot.Check(snap); err != nil {
+		return snapshot.Snapshot{}, stats, errors.Join(err, d.Store.Delete(ref), d.Store.Release(ref))
+	}
+	return snap, stats, d.Store.Release(ref)
+}

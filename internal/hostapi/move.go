@@ -1,0 +1,39 @@
+package hostapi
+
+import (
+	"context"
+	"time"
+)
+
+// Mover is what a host does to move snapshots to other hosts, through the object store that they share. A
+// workspace is who a snapshot belongs to: what is stored is encrypted for it, and nothing of it can be read
+// with, or learned from, another's. Without an object store every call answers ErrUnsupported.
+type Mover interface {
+	// PushSnapshot puts a snapshot of this host into the object store, under its id. Of what it grew from,
+	// as far as that is in the store, only the difference is uploaded; a template is pushed on the way. One
+	// that is there already is fine. After an error nothing of it is to be seen in the store.
+	PushSnapshot(ctx context.Context, workspace string, id SnapshotID) (Pushed, error)
+	// PullSnapshot makes a snapshot of the object store one of this host, under its id; one that is here
+	// already is fine. ErrNotFound: it was not pushed. ErrUnsupported: this host cannot restore it, and the
+	// text says why. ErrInvalid: what is stored is not what was pushed, or is another workspace's. After an
+	// error nothing is left.
+	PullSnapshot(ctx context.Context, workspace string, id SnapshotID) (Pulled, error)
+	// DeletePushed removes a snapshot from the object store; one that is not there is fine. Hosts that have
+	// it keep it, and machines that are being started from the store have time to end that.
+	DeletePushed(ctx context.Context, workspace string, id SnapshotID) error
+}
+
+// Pushed tells what a push did.
+type Pushed struct {
+	Bytes    int64 // of content that was not in the store, before compression
+	Uploaded int64 // bytes sent to the store, those of a template that was not there included
+	Stored   int64 // bytes that the snapshot takes in the store, shared ones included
+	Took     time.Duration
+}
+
+// Pulled tells what a pull did.
+type Pulled struct {
+	Snapshot Snapshot
+	Fetched  int64 // bytes read from the store
+	Took     time.Duration
+}

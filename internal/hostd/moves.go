@@ -1,0 +1,128 @@
+package hostd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/bake"
+	"github.com/pandastack/pandastack/internal/blob"
+	"github.com/pandastack/pandastack/internal/chunk"
+	"github.com/pandastack/pandastack/internal/chunk/cache"
+	"github.com/pandastack/pandastack/internal/depot"
+	"github.com/pandastack/pandastack/internal/hostapi"
+	"github.com/pandastack/pandastack/internal/snapshot"
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+// Objects is the object store that hosts share, as Deps give it. The caller closes both after Host.Close.
+type Objects struct {
+	Vault *chunk.Vault
+	Cache *cache.Cache
+}
+
+// openDepot makes the depot, if there is an object store.
+func (h *Host) openDepot(store *snapshot.Store) error {
+	if h.deps.Objects == nil {
+		return nil
+	}
+	deps := depot.Deps{
+		Vault: h.deps.Objects.Vault, Cache: h.deps.Objects.Cache, Store: store,
+		Clone: h.deps.Machine.Disks.Clone, Public: h.public, Log: h.deps.Log,
+	}
+	if f, ok := h.deps.Machine.Driver.(vmm.Fitter); ok {
+		deps.Fits = f.Fits
+	}
+	var err error
+	h.depot, err = depot.New(deps)
+	return err
+}
+
+// public tells of templates that come with the program: every workspace has them.
+func (h *Host) public(ref snapshot.Ref) bool {
+	for _, r := range h.cfg.Recipes {
+		if strings.HasPrefix(string(ref), string(snapshot.Join(bake.Area, string(r.Name)))+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+// moving checks what all moves have in common.
+func (h *Host) moving(op, workspace string, id hostapi.SnapshotID) (snapshot.Ref, error) {
+	if h.depot == nil {
+		return "", fmt.Errorf("%s snapshot %s: this host has no object store (objects.url): %w", op, id, hostapi.ErrUnsupported)
+	}
+	if workspace == "" {
+		return "", fmt.Errorf("%s snapshot %s: no workspace is named: %w", op, id, hostapi.ErrInvalid)
+	}
+	return snapshotRef(id)
+}
+
+// moveError says what could not be moved, in the words of hostapi.
+func moveError(op string, id hostapi.SnapshotID, err error) error {
+	if err == nil {
+		return nil
+	}
+	kind := map[error]error{
+		snapshot.ErrNotFound: hostapi.ErrNotFound, chunk.ErrNotFound: hostapi.ErrNotFound,
+		chunk.ErrWorkspace: hostapi.ErrInvalid, chunk.ErrTampered: hostapi.ErrInvalid, chunk.ErrVersion: hostapi.ErrUnsupported,
+		blob.ErrNoSpace: hostapi.ErrNoSpace, syscall.ENOSPC: hostapi.ErrNoSpace,
+	}
+	err = fmt.Errorf("%s snapshot %s: %w", op, id, err)
+	for from, to := range kind {
+		if errors.Is(err, from) {
+			return fmt.Errorf("%w: %w", err, to)
+		}
+	}
+	if _, ok := errors.AsType[*vmm.MismatchError](err); ok {
+		return fmt.Errorf("%w: %w", err, hostapi.ErrUnsupported)
+	}
+	if _, ok := errors.AsType[*chunk.DamagedError](err); ok {
+		return fmt.Errorf("%w: %w", err, hostapi.ErrInvalid)
+	}
+	return err
+}
+
+// PushSnapshot implements hostapi.Host.
+func (h *Host) PushSnapshot(ctx context.Context, workspace string, id hostapi.SnapshotID) (hostapi.Pushed, error) {
+	ref, err := h.moving("push", workspace, id)
+	if err != nil {
+		return hostapi.Pushed{}, err
+	}
+	began := time.Now()
+	stats, err := h.depot.Push(ctx, chunk.Space(workspace), chunk.ID(id), ref)
+	if err != nil {
+		return hostapi.Pushed{}, moveError("push", id, err)
+	}
+	out := hostapi.Pushed{Bytes: stats.Dirty, Uploaded: stats.Uploaded, Stored: stats.Stored, Took: time.Since(began)}
+	h.deps.Log.Info("snapshot pushed", "snapshot", id, "bytes", out.Bytes, "uploaded", out.Uploaded, "took", out.Took)
+	return out, nil
+}
+
+// PullSnapshot implements hostapi.Host.
+func (h *Host) PullSnapshot(ctx context.Context, workspace string, id hostapi.SnapshotID) (hostapi.Pulled, error) {
+	ref, err := h.moving("pull", workspace, id)
+	if err != nil {
+		return hostapi.Pulled{}, err
+	}
+	began := time.Now()
+	snap, stats, err := h.depot.Pull(ctx, chunk.Space(workspace), chunk.ID(id), ref)
+	if err != nil {
+		return hostapi.Pulled{}, moveError("pull", id, err)
+	}
+	out := hostapi.Pulled{Snapshot: told(snap), Fetched: stats.Fetched, Took: time.Since(began)}
+	h.deps.Log.Info("snapshot pulled", "snapshot", id, "fetched", out.Fetched, "took", out.Took)
+	return out, nil
+}
+
+// DeletePushed implements hostapi.Host.
+func (h *Host) DeletePushed(ctx context.Context, workspace string, id hostapi.SnapshotID) error {
+	if _, err := h.moving("delete pushed", workspace, id); err != nil {
+		return err
+	}
+	return moveError("delete pushed", id, h.depot.Delete(ctx, chunk.Space(workspace), chunk.ID(id)))
+}
