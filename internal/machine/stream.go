@@ -31,6 +31,8 @@ type Stream interface {
 	// Whole is closed when the snapshot is whole and the machine's own disk is all of its disk. What the
 	// monitor has mapped and open goes on to be served.
 	Whole() <-chan struct{}
+	// Local waits for that. It answers why when an attempt to bring all of it here fails.
+	Local(ctx context.Context) error
 	// Failed is closed when something that the monitor waited for does not come. Err then says why.
 	Failed() <-chan struct{}
 	Err() error
@@ -77,14 +79,8 @@ func (m *Manager) whole(ctx context.Context, p *plan, mc *machine) error {
 	if mc.stream == nil {
 		return nil
 	}
-	select {
-	case <-mc.stream.Whole():
-	case <-mc.stream.Failed():
-		return fmt.Errorf("machine %s: its snapshot does not come: %w", mc.id, mc.stream.Err())
-	case <-mc.vm.Done():
-		return fmt.Errorf("machine %s: %w", mc.id, cmpErr(mc.vm.Err(), vmm.ErrGone))
-	case <-ctx.Done():
-		return fmt.Errorf("machine %s: wait for all of its snapshot: %w", mc.id, context.Cause(ctx))
+	if err := mc.stream.Local(ctx); err != nil {
+		return fmt.Errorf("machine %s is not all on this host yet: %w", mc.id, err)
 	}
 	return p.did("whole")
 }

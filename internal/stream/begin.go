@@ -1,0 +1,115 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/pandastack/pandastack/internal/chunk"
+	"github.com/pandastack/pandastack/internal/snapshot"
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+// smallBytes is up to how large a file is fetched before a snapshot may be used: device states are tens of
+// KiB. Such files are checked by their content before every restore.
+const smallBytes = 1 << 20
+
+// diskName is what the disk is called among the files of a snapshot.
+const diskName = "disk.img"
+
+// traceName is where a snapshot's directory keeps the trace.
+const traceName = "trace"
+
+// Begin makes snap, as its host described it, a partial snapshot of this host under ref, and begins to bring
+// its content from source, which names the image's files as snap.Manifest does and the disk
+// diskName. origin is what Config.Open finds source by. ErrExists: ref is taken. After an error
+// nothing is left.
+func (m *Manager) Begin(ctx context.Context, ref snapshot.Ref, snap snapshot.Snapshot, origin []byte, source chunk.Source) (_ snapshot.Snapshot, err error) {
+	if len(origin) == 0 {
+		return snapshot.Snapshot{}, fmt.Errorf("stream %s: it has no origin", ref)
+	}
+	draft, err := m.cfg.Store.Draft()
+	if err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	defer func() { err = errors.Join(err, draft.Discard()) }()
+	if err := lay(ctx, draft, snap, source); err != nil {
+		return snapshot.Snapshot{}, fmt.Errorf("stream %s: %w", ref, err)
+	}
+	snap.Ref, snap.Anonymous = ref, false
+	snap, err = draft.Commit(snap.From(origin))
+	if err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	defer func() { err = errors.Join(err, m.cfg.Store.Release(ref)) }()
+	err = snapshot.Check(snap)
+	if err == nil {
+		_, err = m.adopt(snap, source)
+	}
+	if err != nil {
+		return snapshot.Snapshot{}, errors.Join(fmt.Errorf("stream %s: %w", ref, err), m.cfg.Store.Delete(ref))
+	}
+	return snap, nil
+}
+
+// lay makes a draft's files: small ones with their content, large ones with their size.
+func lay(ctx context.Context, draft *snapshot.Draft, snap snapshot.Snapshot, source chunk.Source) error {
+	var small []chunk.Range
+	for _, f := range snap.Manifest.Files {
+		if f.Name == "" || filepath.Base(f.Name) != f.Name {
+			return fmt.Errorf("file name %q", f.Name)
+		}
+		size, ok := source.Size(f.Name)
+		if !ok || size != f.Bytes {
+			return fmt.Errorf("%s has %d bytes in the object store, and should have %d", f.Name, size, f.Bytes)
+		}
+		if f.Bytes > smallBytes {
+			if err := sparse(filepath.Join(draft.ImageDir(), f.Name), f.Bytes, 0o444); err != nil {
+				return err
+			}
+			continue
+		}
+		small = append(small, chunk.Range{File: f.Name, Length: f.Bytes})
+	}
+	if err := source.Prefetch(ctx, small); err != nil {
+		return err
+	}
+	for _, r := range small {
+		data := make([]byte, r.Length)
+		if err := source.ReadAt(ctx, r.File, data, 0); err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(draft.ImageDir(), r.File), data, 0o444); err != nil {
+			return err
+		}
+	}
+	if !snap.Disk {
+		return errors.New("a snapshot without a disk is not streamed")
+	}
+	size, ok := source.Size(diskName)
+	if !ok || size != int64(snap.DiskMiB)<<20 {
+		return fmt.Errorf("its disk has %d bytes in the object store, and should have %d MiB", size, snap.DiskMiB)
+	}
+	return sparse(draft.DiskPath(), size, 0o600)
+}
+
+// sparse makes a file that is one hole.
+func sparse(path string, bytes int64, mode os.FileMode) error {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Truncate(bytes), f.Chmod(mode), f.Close())
+}
+
+// memoryName is which of an image's files is the memory.
+func memoryName(m vmm.Manifest) (string, error) {
+	for _, f := range m.Files {
+		if f.Bytes == int64(m.MemoryMiB)<<20 && f.Bytes > smallBytes {
+			return f.Name, nil
+		}
+	}
+	return "", fmt.Errorf("the image has no memory of %d MiB", m.MemoryMiB)
+}

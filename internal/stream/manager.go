@@ -1,0 +1,187 @@
+package stream
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/chunk"
+	"github.com/pandastack/pandastack/internal/machine"
+	"github.com/pandastack/pandastack/internal/pager/view"
+	"github.com/pandastack/pandastack/internal/snapshot"
+)
+
+// Traces keeps what machines use first of a snapshot where all hosts find it.
+type Traces interface {
+	// Load answers the trace of a snapshot; nil without an error: there is none.
+	Load(ctx context.Context, origin []byte) ([]byte, error)
+	Save(ctx context.Context, origin, trace []byte) error
+}
+
+// Config of a Manager. Dir, Store and Open are required.
+type Config struct {
+	Dir   string // the view is mounted here
+	Store *snapshot.Store
+	// Open gives the content behind an origin that Begin was given, perhaps by an earlier process.
+	Open   func(ctx context.Context, origin []byte) (chunk.Source, error)
+	Traces Traces        // nil: traces stay on this host
+	Record time.Duration // how long uses are recorded after a start; default 10 s
+	Settle time.Duration // how long nothing but what is needed is fetched after a start; default 2 s
+	Limit  time.Duration // of one read; default 30 s
+	Log    *slog.Logger
+}
+
+// Manager is all that streams on one host.
+type Manager struct {
+	cfg    Config
+	ctx    context.Context // of what goes on in the background
+	cancel context.CancelFunc
+	work   sync.WaitGroup
+
+	mu     sync.Mutex
+	closed bool
+	view   *view.FS // nil: nothing was streamed yet
+	images map[snapshot.Ref]*image
+}
+
+var _ machine.Streams = (*Manager)(nil)
+
+// New makes a manager, until Close. It removes a view that an earlier process left, and mounts none before
+// it is needed.
+func New(ctx context.Context, cfg Config) (*Manager, error) {
+	if cfg.Dir == "" || cfg.Store == nil || cfg.Open == nil {
+		return nil, errors.New("stream: directory, store and source are required")
+	}
+	cfg.Record = cmp.Or(cfg.Record, 10*time.Second)
+	cfg.Settle = cmp.Or(cfg.Settle, 2*time.Second)
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if err := view.Unmount(cfg.Dir); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	return &Manager{cfg: cfg, ctx: ctx, cancel: cancel, images: map[snapshot.Ref]*image{}}, nil
+}
+
+// Resume goes on with the snapshots that an earlier process left partial. What cannot be opened now is logged
+// and stays partial: it is tried again when a machine is to start on it.
+func (m *Manager) Resume(ctx context.Context) {
+	for _, snap := range m.cfg.Store.Partials() {
+		if _, err := m.image(ctx, snap); err != nil {
+			m.cfg.Log.Warn("partial snapshot not resumed", "snapshot", snap.Ref, "err", err)
+		}
+		if err := m.cfg.Store.Release(snap.Ref); err != nil {
+			m.cfg.Log.Warn("partial snapshot not released", "snapshot", snap.Ref, "err", err)
+		}
+	}
+}
+
+// Close ends everything and takes the view away. Machines that are still attached are lost.
+func (m *Manager) Close() error {
+	m.mu.Lock()
+	m.closed = true
+	fs := m.view
+	m.mu.Unlock()
+	m.cancel()
+	m.work.Wait()
+	var all error
+	if fs != nil {
+		all = fs.Close()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for ref, i := range m.images {
+		delete(m.images, ref)
+		for a := range i.users {
+			all = errors.Join(all, a.own.Close())
+		}
+		all = errors.Join(all, i.free())
+	}
+	return all
+}
+
+// mounted answers the view, and mounts it the first time. m.mu is held.
+func (m *Manager) mounted() (*view.FS, error) {
+	if m.view != nil {
+		return m.view, nil
+	}
+	fs, err := view.Mount(m.ctx, m.cfg.Dir)
+	if err != nil {
+		return nil, err
+	}
+	m.view = fs
+	return fs, nil
+}
+
+var errClosed = errors.New("streaming has ended on this host")
+
+// image answers what there is of a partial snapshot, and begins with it if need be.
+func (m *Manager) image(ctx context.Context, snap snapshot.Snapshot) (*image, error) {
+	m.mu.Lock()
+	i := m.images[snap.Ref]
+	m.mu.Unlock()
+	if i != nil {
+		return i, nil
+	}
+	source, err := m.cfg.Open(ctx, snap.Origin())
+	if err != nil {
+		return nil, fmt.Errorf("open what %s consists of: %w", snap.Ref, err)
+	}
+	return m.adopt(snap, source)
+}
+
+// adopt makes an image of a partial snapshot, which it holds, and has it filled.
+func (m *Manager) adopt(snap snapshot.Snapshot, source chunk.Source) (_ *image, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return nil, errClosed
+	}
+	if i := m.images[snap.Ref]; i != nil {
+		return i, nil
+	}
+	fs, err := m.mounted()
+	if err != nil {
+		return nil, err
+	}
+	now, err := m.cfg.Store.Hold(snap.Ref)
+	if err != nil {
+		return nil, err
+	}
+	i, err := newImage(m, fs, snap, source)
+	if err == nil && !now.Partial() { // it became so after the caller looked
+		if err = i.here(); err != nil {
+			i.shown.Remove()
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, m.cfg.Store.Release(snap.Ref))
+	}
+	m.images[snap.Ref] = i
+	m.work.Go(func() { i.learn(m.ctx) })
+	if now.Partial() {
+		m.work.Go(func() { i.fill(m.ctx) })
+	}
+	return i, nil
+}
+
+// done lets go of an image that is whole and that no machine uses.
+func (m *Manager) done(i *image) {
+	m.mu.Lock()
+	idle := m.images[i.snap.Ref] == i && i.idle()
+	if idle {
+		delete(m.images, i.snap.Ref)
+	}
+	m.mu.Unlock()
+	if !idle {
+		return
+	}
+	if err := i.free(); err != nil {
+		m.cfg.Log.Warn("stream not freed", "snapshot", i.snap.Ref, "err", err)
+	}
+}

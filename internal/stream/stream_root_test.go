@@ -1,0 +1,400 @@
+//go:build root
+
+package stream_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/chunk"
+	"github.com/pandastack/pandastack/internal/disk"
+	"github.com/pandastack/pandastack/internal/machine"
+	"github.com/pandastack/pandastack/internal/pager/pagertest"
+	"github.com/pandastack/pandastack/internal/probe"
+	"github.com/pandastack/pandastack/internal/probe/probetest"
+	"github.com/pandastack/pandastack/internal/snapshot"
+	"github.com/pandastack/pandastack/internal/stream"
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+const ref = snapshot.Ref("snapshots/snp1")
+
+// host is a host with a snapshot in the store that it does not have.
+type host struct {
+	t      *testing.T
+	dir    string
+	memory []byte
+	disk   []byte
+	source *pagertest.Source
+	traces *traces
+	store  *snapshot.Store
+	mgr    *stream.Manager
+	cfg    func(*stream.Config)
+}
+
+// traces is where hosts keep traces together.
+type traces struct {
+	mu   sync.Mutex
+	data []byte
+	kept chan struct{}
+}
+
+func (t *traces) Load(context.Context, []byte) ([]byte, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.data, nil
+}
+
+func (t *traces) Save(_ context.Context, _, trace []byte) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.data = trace
+	select {
+	case t.kept <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+func newHost(t *testing.T, cfg func(*stream.Config)) *host {
+	t.Helper()
+	probetest.Need(t, probe.Config{}, probe.Root, probe.Loop, probe.Tools)
+	h := &host{t: t, dir: filepath.Join(t.TempDir(), "data"), cfg: cfg, traces: &traces{kept: make(chan struct{}, 1)}}
+	if err := disk.MakeData(t.Context(), h.dir, 512<<20); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := disk.DropData(h.dir); err != nil {
+			t.Error(err)
+		}
+	})
+	h.memory = pagertest.Pattern(16<<20, func(page int) bool { return page%5 == 4 })
+	h.disk = pagertest.Pattern(8<<20, func(page int) bool { return page%300 > 200 })
+	h.source = pagertest.New(map[string][]byte{"memory": h.memory, "state": []byte("state"), "disk.img": h.disk})
+	h.start()
+	t.Cleanup(func() { h.stop() })
+	return h
+}
+
+func (h *host) must(err error) {
+	h.t.Helper()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// start starts what a host agent has.
+func (h *host) start() {
+	h.t.Helper()
+	var err error
+	h.store, err = snapshot.Open(h.dir, nil, "snapshots")
+	h.must(err)
+	h.must(h.store.Collect())
+	c := stream.Config{
+		Dir: filepath.Join(h.dir, "stream"), Store: h.store, Traces: h.traces,
+		Open: func(_ context.Context, origin []byte) (chunk.Source, error) {
+			if string(origin) != "there" {
+				return nil, errors.New("origin " + string(origin))
+			}
+			return h.source, nil
+		},
+		Record: time.Millisecond, Settle: time.Hour, Limit: 300 * time.Millisecond,
+	}
+	if h.cfg != nil {
+		h.cfg(&c)
+	}
+	h.mgr, err = stream.New(h.t.Context(), c)
+	h.must(err)
+}
+
+func (h *host) stop() {
+	h.t.Helper()
+	h.must(h.mgr.Close())
+	if list, err := os.ReadDir(filepath.Join(h.dir, "stream")); err != nil && !errors.Is(err, os.ErrNotExist) || len(list) != 0 {
+		h.t.Errorf("the view is still there: %v, %v", list, err)
+	}
+}
+
+// remote is the snapshot as the host that took it described it.
+func (h *host) remote() snapshot.Snapshot {
+	sum := sha256.Sum256([]byte("state"))
+	return snapshot.Snapshot{
+		Version: 1, Ref: "snapshots/other", VCPUs: 1, MemoryMiB: len(h.memory) >> 20, DiskMiB: len(h.disk) >> 20, Disk: true,
+		Manifest: vmm.Manifest{MemoryMiB: len(h.memory) >> 20, Files: []vmm.File{
+			{Name: "memory", Bytes: int64(len(h.memory))},
+			{Name: "state", Bytes: 5, SHA256: hex.EncodeToString(sum[:])},
+		}},
+	}
+}
+
+func (h *host) begin() snapshot.Snapshot {
+	h.t.Helper()
+	snap, err := h.mgr.Begin(h.t.Context(), ref, h.remote(), []byte("there"), h.source)
+	h.must(err)
+	return snap
+}
+
+// attach is a machine with its disk.
+func (h *host) attach(snap snapshot.Snapshot, name string) (machine.Stream, string) {
+	h.t.Helper()
+	path := filepath.Join(h.dir, name)
+	f, err := os.Create(path)
+	h.must(err)
+	h.must(errors.Join(f.Truncate(int64(len(h.disk))+1<<20), f.Close()))
+	s, err := h.mgr.Attach(h.t.Context(), snap, name, path)
+	h.must(err)
+	return s, path
+}
+
+func (h *host) deadline() context.Context {
+	ctx, cancel := context.WithTimeout(h.t.Context(), time.Minute)
+	h.t.Cleanup(cancel)
+	return ctx
+}
+
+func (h *host) same(path string, want []byte) {
+	h.t.Helper()
+	got, err := os.ReadFile(path)
+	h.must(err)
+	if !bytes.Equal(got, want) {
+		h.t.Errorf("%s is not what it should be", path)
+	}
+}
+
+func (h *host) write(path string, data []byte, off int64) {
+	h.t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	h.must(err)
+	_, err = f.WriteAt(data, off)
+	h.must(errors.Join(err, f.Sync(), f.Close()))
+}
+
+func TestStreamsAndBecomesWhole(t *testing.T) {
+	h := newHost(t, nil)
+	snap := h.begin()
+	if !snap.Partial() {
+		t.Fatal("it is whole at once")
+	}
+	if asked, _ := h.source.Asked(); asked > chunk.FrameSize {
+		t.Errorf("%d bytes were fetched to begin", asked)
+	}
+	a, pathA := h.attach(snap, "a")
+	b, pathB := h.attach(snap, "b")
+	h.same(a.Memory().File(), h.memory)
+	if a.Memory().File() != b.Memory().File() {
+		t.Error("two machines of one snapshot do not share its pages")
+	}
+	want := append(bytes.Clone(h.disk), make([]byte, 1<<20)...)
+	h.same(b.DiskPath(), want)
+	mark := bytes.Repeat([]byte("panda"), 2000)
+	h.write(a.DiskPath(), mark, 12345)
+	copy(want[12345:], mark)
+	h.same(a.DiskPath(), want)
+	h.must(a.Local(h.deadline()))
+	h.must(b.Local(h.deadline()))
+	<-a.Whole()
+	h.same(a.DiskPath(), want)
+	h.same(pathA, want)
+	h.same(pathB, append(bytes.Clone(h.disk), make([]byte, 1<<20)...))
+	h.same(filepath.Join(snap.Image().Dir, "memory"), h.memory)
+	h.same(snap.DiskPath(), h.disk)
+	if now, err := h.store.Get(ref); err != nil || now.Partial() {
+		t.Errorf("%+v, %v", now, err)
+	}
+	h.source.SetFail(func(string, int64) error { return errors.New("the store must not be asked any more") })
+	h.write(a.DiskPath(), mark, 54321)
+	copy(want[54321:], mark)
+	h.same(a.DiskPath(), want)
+	h.same(a.Memory().File(), h.memory)
+	late, latePath := h.attach(snap, "c") // decided before it was whole
+	h.must(late.Local(h.deadline()))
+	h.same(latePath, append(bytes.Clone(h.disk), make([]byte, 1<<20)...))
+	for _, s := range []machine.Stream{a, b, late} {
+		h.must(s.Close(t.Context()))
+	}
+	h.must(h.store.Delete(ref))
+	h.must(h.store.Collect())
+	if _, err := os.Stat(snap.Dir()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a deleted snapshot that nobody uses is still there: %v", err)
+	}
+}
+
+func TestTraceIsSharedAndReplayed(t *testing.T) {
+	h := newHost(t, func(c *stream.Config) { c.Record = 3 * time.Second })
+	snap := h.begin()
+	a, _ := h.attach(snap, "a")
+	offsets := []int64{9 << 20, 3 << 20}
+	touch := func(s machine.Stream) {
+		f, err := os.Open(s.Memory().File())
+		h.must(err)
+		h.must(unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM))
+		buf := make([]byte, 4096)
+		for _, off := range offsets {
+			_, err = f.ReadAt(buf, off)
+			h.must(err)
+			if !bytes.Equal(buf, h.memory[off:off+4096]) {
+				t.Errorf("at %d is something else", off)
+			}
+		}
+		h.must(f.Close())
+	}
+	touch(a)
+	select {
+	case <-h.traces.kept:
+	case <-h.deadline().Done():
+		t.Fatal("no trace was kept")
+	}
+	h.must(a.Close(t.Context()))
+	if _, err := os.Stat(filepath.Join(snap.Dir(), "trace")); err != nil {
+		t.Errorf("the trace is not beside the snapshot: %v", err)
+	}
+	other := newHost(t, nil)
+	other.traces.data = h.traces.data
+	s, _ := other.attach(other.begin(), "a")
+	_ = s.Memory().File()
+	for asked := int64(0); asked < 2*chunk.FrameSize; asked, _ = other.source.Asked() {
+		h.must(h.deadline().Err())
+		<-time.After(time.Millisecond)
+	}
+	first := other.source.Ahead()
+	if len(first) < 2 || first[len(first)-2].Offset != offsets[0] || first[len(first)-1].Offset != offsets[1] {
+		t.Errorf("ahead was asked for %v", first)
+	}
+	other.must(s.Close(t.Context()))
+}
+
+func TestDeadStoreFailsTheMachine(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		spoil func(*pagertest.Source)
+		use   func(h *host, s machine.Stream) error
+		want  string
+	}{
+		{"failing, memory", func(s *pagertest.Source) {
+			s.SetFail(func(string, int64) error { return errors.New("connection refused") })
+		}, func(_ *host, s machine.Stream) error { _, err := os.ReadFile(s.Memory().File()); return err }, "memory: "},
+		{"failing, disk", func(s *pagertest.Source) {
+			s.SetFail(func(string, int64) error { return errors.New("connection refused") })
+		}, func(_ *host, s machine.Stream) error { _, err := os.ReadFile(s.DiskPath()); return err }, "connection refused"},
+		{"slow", func(s *pagertest.Source) { s.Stand() },
+			func(_ *host, s machine.Stream) error { _, err := os.ReadFile(s.DiskPath()); return err }, "did not give it within 300ms"},
+		{"lying", func(s *pagertest.Source) {
+			s.SetFail(func(string, int64) error { return &chunk.DamagedError{Object: "chunk x", Problem: "other bytes"} })
+		}, func(_ *host, s machine.Stream) error { _, err := os.ReadFile(s.Memory().File()); return err }, "chunk x is damaged"},
+		{"writing a part of a page", func(s *pagertest.Source) {
+			s.SetFail(func(string, int64) error { return errors.New("connection refused") })
+		}, func(_ *host, s machine.Stream) error {
+			f, err := os.OpenFile(s.DiskPath(), os.O_RDWR, 0)
+			if err != nil {
+				return err
+			}
+			_, err = f.WriteAt([]byte("x"), 100)
+			return errors.Join(err, f.Close())
+		}, "disk: "},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := newHost(t, nil)
+			s, _ := h.attach(h.begin(), "a")
+			c.spoil(h.source)
+			if err := c.use(h, s); !errors.Is(err, unix.EIO) {
+				t.Errorf("who asks for it is answered %v", err)
+			}
+			select {
+			case <-s.Failed():
+			case <-h.deadline().Done():
+				t.Fatal("the machine does not fail")
+			}
+			if err := s.Err(); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("it fails with %v, not %q", err, c.want)
+			}
+			h.must(s.Close(t.Context()))
+		})
+	}
+}
+
+func TestFillThatFailsIsTriedAgain(t *testing.T) {
+	h := newHost(t, nil)
+	s, _ := h.attach(h.begin(), "a")
+	h.source.SetFail(func(string, int64) error { return errors.New("bad gateway") })
+	if err := s.Local(h.deadline()); err == nil || !strings.Contains(err.Error(), "bad gateway") {
+		t.Errorf("a fill that fails: %v", err)
+	}
+	if s.Err() != nil {
+		t.Errorf("nobody waited for it, and the machine failed: %v", s.Err())
+	}
+	h.source.SetFail(nil)
+	for s.Local(h.deadline()) != nil { // an attempt that began before may fail yet
+		h.must(h.deadline().Err())
+	}
+	h.must(s.Close(t.Context()))
+}
+
+func TestAnotherProcessGoesOn(t *testing.T) {
+	h := newHost(t, nil)
+	snap := h.begin()
+	s, path := h.attach(snap, "a")
+	want := append(bytes.Clone(h.disk), make([]byte, 1<<20)...)
+	h.write(s.DiskPath(), []byte("written"), 777)
+	copy(want[777:], "written")
+	h.stop()
+	h.start()
+	h.mgr.Resume(t.Context())
+	snap, err := h.store.Get(ref)
+	if err != nil || !snap.Partial() {
+		t.Fatal(snap, err)
+	}
+	h.must(h.mgr.Rescue(h.deadline(), snap, path))
+	h.same(path, want)
+	if snap, err = h.store.Get(ref); err != nil || snap.Partial() {
+		t.Fatalf("%+v, %v", snap, err)
+	}
+	h.must(h.mgr.Rescue(h.deadline(), snap, path))
+	h.same(path, want)
+}
+
+func TestBeginThatFailsLeavesNothing(t *testing.T) {
+	h := newHost(t, nil)
+	for name, change := range map[string]func(*snapshot.Snapshot){
+		"another size":  func(s *snapshot.Snapshot) { s.Manifest.Files[0].Bytes++ },
+		"another sum":   func(s *snapshot.Snapshot) { s.Manifest.Files[1].SHA256 = strings.Repeat("0", 64) },
+		"no such file":  func(s *snapshot.Snapshot) { s.Manifest.Files[1].Name = "missing" },
+		"a path":        func(s *snapshot.Snapshot) { s.Manifest.Files[1].Name = "../state" },
+		"another disk":  func(s *snapshot.Snapshot) { s.DiskMiB++ },
+		"no disk":       func(s *snapshot.Snapshot) { s.Disk = false },
+		"no memory":     func(s *snapshot.Snapshot) { s.Manifest.MemoryMiB = 7 },
+		"a taken place": nil,
+	} {
+		remote := h.remote()
+		if change == nil {
+			h.begin()
+		} else {
+			change(&remote)
+		}
+		if _, err := h.mgr.Begin(t.Context(), ref, remote, []byte("there"), h.source); err == nil {
+			t.Errorf("%s: begun", name)
+		}
+		if change == nil {
+			h.must(h.store.Delete(ref))
+			h.must(h.mgr.Close())
+			h.must(h.store.Collect())
+			h.start()
+		}
+		if _, err := h.store.Get(ref); !errors.Is(err, snapshot.ErrNotFound) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if list, err := os.ReadDir(filepath.Join(h.dir, "drafts")); err != nil || len(list) != 0 {
+			t.Errorf("%s: drafts %v, %v", name, list, err)
+		}
+	}
+}

@@ -1,0 +1,181 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/pager"
+	"github.com/pandastack/pandastack/internal/snapshot"
+)
+
+// Pauses between fills that fail.
+const (
+	firstPause = time.Second
+	maxPause   = 30 * time.Second
+)
+
+// fill makes the snapshot whole, however often it fails.
+func (i *image) fill(ctx context.Context) {
+	if !i.wait(ctx) {
+		return
+	}
+	for pause := firstPause; ; pause = min(2*pause, maxPause) {
+		err := i.fillOnce(ctx)
+		i.mu.Lock()
+		close(i.attempt)
+		i.attempt, i.fillErr = make(chan struct{}), err
+		i.mu.Unlock()
+		if err == nil {
+			i.m.cfg.Log.Info("snapshot is whole", "snapshot", i.snap.Ref)
+			break
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		i.m.cfg.Log.Warn("snapshot is not whole yet", "snapshot", i.snap.Ref, "err", err)
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		}
+	}
+	i.m.work.Go(func() { i.m.done(i) })
+}
+
+// wait waits until machines have what they need first, or somebody hurries. False: ctx ended.
+func (i *image) wait(ctx context.Context) bool {
+	for {
+		i.mu.Lock()
+		rest := i.m.cfg.Settle - time.Since(i.quiet)
+		if i.replays > 0 {
+			rest = i.m.cfg.Settle
+		}
+		i.mu.Unlock()
+		if rest <= 0 {
+			return true
+		}
+		timer := time.NewTimer(rest)
+		select {
+		case <-timer.C:
+		case <-i.hurry:
+			timer.Stop()
+			return true
+		case <-ctx.Done():
+			timer.Stop()
+			return false
+		}
+	}
+}
+
+// here notes that a new image is whole already.
+func (i *image) here() error {
+	name, err := memoryName(i.snap.Manifest)
+	if err == nil {
+		err = errors.Join(i.memory.SetLocal(filepath.Join(i.snap.Image().Dir, name)), i.disk.SetLocal(i.snap.DiskPath()))
+	}
+	if err != nil {
+		return err
+	}
+	i.completed = true
+	close(i.whole)
+	return nil
+}
+
+// fillOnce brings all of the memory and the disk here, then makes the machines' disks whole.
+func (i *image) fillOnce(ctx context.Context) error {
+	name, err := memoryName(i.snap.Manifest)
+	if err != nil {
+		return err
+	}
+	for _, f := range []struct {
+		file *pager.File
+		path string
+	}{{i.memory, filepath.Join(i.snap.Image().Dir, name)}, {i.disk, i.snap.DiskPath()}} {
+		if f.file.Local() {
+			continue
+		}
+		if err := fillFile(ctx, f.file, f.path); err != nil {
+			return err
+		}
+		if err := f.file.SetLocal(f.path); err != nil {
+			return err
+		}
+	}
+	if err := i.m.cfg.Store.Complete(i.snap.Ref); err != nil {
+		return err
+	}
+	i.mu.Lock()
+	i.completed = true // whoever attaches from here on does it themselves
+	var all []*attachment
+	for a := range i.users {
+		all = append(all, a)
+	}
+	i.mu.Unlock()
+	close(i.whole)
+	for _, a := range all {
+		a.complete(ctx)
+	}
+	return nil
+}
+
+func fillFile(ctx context.Context, f *pager.File, path string) error {
+	dst, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Fill(ctx, dst), dst.Close())
+}
+
+// local waits until the snapshot is whole. It answers why when an attempt, begun before or after, fails.
+func (i *image) local(ctx context.Context) error {
+	i.hurried.Do(func() { close(i.hurry) })
+	i.mu.Lock()
+	attempt := i.attempt
+	i.mu.Unlock()
+	select {
+	case <-i.whole:
+		return nil
+	case <-attempt:
+	case <-ctx.Done():
+		return fmt.Errorf("wait for all of snapshot %s: %w", i.snap.Ref, context.Cause(ctx))
+	case <-i.m.ctx.Done():
+		return errClosed
+	}
+	select {
+	case <-i.whole:
+		return nil
+	default:
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return fmt.Errorf("bring all of snapshot %s here: %w", i.snap.Ref, i.fillErr)
+}
+
+// Rescue implements machine.Streams.
+func (m *Manager) Rescue(ctx context.Context, snap snapshot.Snapshot, disk string) (err error) {
+	if snap.Partial() {
+		i, err := m.image(ctx, snap)
+		if err != nil {
+			return err
+		}
+		if err := i.local(ctx); err != nil {
+			return err
+		}
+	}
+	base, err := os.Open(snap.DiskPath())
+	if err != nil {
+		return err
+	}
+	defer base.Close()
+	own, err := os.OpenFile(disk, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(pager.CompleteFile(ctx, own, base), own.Close())
+}
