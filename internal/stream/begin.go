@@ -16,15 +16,12 @@ import (
 // KiB. Such files are checked by their content before every restore.
 const smallBytes = 1 << 20
 
-// diskName is what the disk is called among the files of a snapshot.
-const diskName = "disk.img"
-
 // traceName is where a snapshot's directory keeps the trace.
 const traceName = "trace"
 
 // Begin makes snap, as its host described it, a partial snapshot of this host under ref, and begins to bring
 // its content from source, which names the image's files as snap.Manifest does and the disk
-// diskName. origin is what Config.Open finds source by. ErrExists: ref is taken. After an error
+// snapshot.DiskName. origin is what Config.Open finds source by. ErrExists: ref is taken. After an error
 // nothing is left.
 func (m *Manager) Begin(ctx context.Context, ref snapshot.Ref, snap snapshot.Snapshot, origin []byte, source chunk.Source) (_ snapshot.Snapshot, err error) {
 	if len(origin) == 0 {
@@ -88,7 +85,7 @@ func lay(ctx context.Context, draft *snapshot.Draft, snap snapshot.Snapshot, sou
 	if !snap.Disk {
 		return errors.New("a snapshot without a disk is not streamed")
 	}
-	size, ok := source.Size(diskName)
+	size, ok := source.Size(snapshot.DiskName)
 	if !ok || size != int64(snap.DiskMiB)<<20 {
 		return fmt.Errorf("its disk has %d bytes in the object store, and should have %d MiB", size, snap.DiskMiB)
 	}

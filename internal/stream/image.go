@@ -54,7 +54,7 @@ func newImage(m *Manager, fs *view.FS, snap snapshot.Snapshot, source chunk.Sour
 	if i.memory, err = pager.NewFile(source, name, m.cfg.Limit); err != nil {
 		return nil, err
 	}
-	if i.disk, err = pager.NewFile(source, diskName, m.cfg.Limit); err != nil {
+	if i.disk, err = pager.NewFile(source, snapshot.DiskName, m.cfg.Limit); err != nil {
 		return nil, err
 	}
 	i.shown, err = fs.Add(m.ctx, strings.ReplaceAll(string(snap.Ref), "/", "~"), shownMemory{i.memory, i})
