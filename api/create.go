@@ -33,7 +33,7 @@ type CreateRequest struct {
 	DiskMB         int               `json:"disk_mb,omitempty" doc:"At least so much root disk in MiB; a disk can grow, not shrink."`
 	DiskGB         int               `json:"disk_gb,omitempty" doc:"The same in GiB."`
 	CPU            int               `json:"cpu,omitempty" doc:"Must be what the template has, if sent: templates own their size."`
-	MemoryMB       int               `json:"memory_mb,omitempty" doc:"Must be what the template has, if sent: templates own their size."`
+	MemoryMB       int               `json:"memory_mb,omitempty" doc:"At least what the template has, in MiB; more where the host's monitor can add memory. 0 is as much."`
 	Egress         *bool             `json:"egress,omitempty" doc:"false: no connection leaves the sandbox; short for network with deny_others. Absent is true."`
 	Network        *Network          `json:"network,omitempty" doc:"What the sandbox may reach; everything if absent."`
 	Volumes        []VolumeMount     `json:"volumes,omitempty" doc:"Not supported by this server: must be empty."`

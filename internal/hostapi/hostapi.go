@@ -50,7 +50,8 @@ type Create struct {
 	Snapshot SnapshotID
 	Image    ImageID // boots cold from a copy of it, with VCPUs and MemoryMiB
 	DiskMiB  int     // 0: as the template; else at least that, the root file system grows
-	// VCPUs and MemoryMiB are of a machine from an Image; any other has those of what it is made from.
+	// VCPUs and MemoryMiB are of a machine from an Image. Any other has the processors of what it is made
+	// from, and its memory or, where the host's monitor can add to it, so much as MemoryMiB says; 0: as much.
 	VCPUs     int
 	MemoryMiB int
 	Hostname  string

@@ -26,6 +26,14 @@ type want struct {
 	haveMiB int          // of disk, in the snapshot, parent or machine
 	askMiB  int          // of disk; 0: what there is
 	kernel  bool         // a kernel to boot with is configured
+	memory  memoryWant
+}
+
+// memoryWant is how much memory a new machine shall have, in MiB.
+type memoryWant struct {
+	have int // in the snapshot
+	most int // that a machine made from it can have
+	ask  int // 0: what there is
 }
 
 // start is how a machine will come to life: a value to print, test and follow.
@@ -35,6 +43,7 @@ type start struct {
 	mode    hostapi.BootMode
 	diskMiB int
 	grow    bool // the disk, and the guest's file system in it
+	memory  int  // MiB, of a new machine
 }
 
 func (s start) String() string {
@@ -45,6 +54,9 @@ func (s start) String() string {
 	if s.grow {
 		text += " grow"
 	}
+	if s.memory != 0 {
+		text += fmt.Sprintf(" memory=%dMiB", s.memory)
+	}
 	return text
 }
 
@@ -54,7 +66,11 @@ func choose(w want, can vmm.Capabilities) (start, error) {
 	if w.askMiB != 0 && w.askMiB < w.haveMiB {
 		return start{}, fmt.Errorf("a disk of %d MiB is smaller than the %d MiB it is made from: %w", w.askMiB, w.haveMiB, hostapi.ErrInvalid)
 	}
-	s := start{image: w.image, diskMiB: max(w.askMiB, w.haveMiB), grow: w.askMiB > w.haveMiB}
+	memory, err := w.memory.choose(can)
+	if err != nil {
+		return start{}, err
+	}
+	s := start{image: w.image, diskMiB: max(w.askMiB, w.haveMiB), grow: w.askMiB > w.haveMiB, memory: memory}
 	switch {
 	case w.op == "wake" && w.image == "" && !w.kernel:
 		return start{}, fmt.Errorf("boot a machine from its disk: no kernel is configured: %w", hostapi.ErrUnsupported)
@@ -76,6 +92,24 @@ func choose(w want, can vmm.Capabilities) (start, error) {
 		s.how, s.mode = howRestore, hostapi.BootSnapshot
 	}
 	return s, nil
+}
+
+// choose says how much memory a new machine has: more comes in pairs of MiB.
+func (w memoryWant) choose(can vmm.Capabilities) (int, error) {
+	most, ask := w.have, w.ask
+	if can.MoreMemory {
+		most = max(w.have, w.most)
+	}
+	switch {
+	case ask == 0:
+		return w.have, nil
+	case ask > w.have:
+		ask += (ask - w.have) % 2
+	}
+	if ask < w.have || ask > most {
+		return 0, fmt.Errorf("memory of %d MiB was asked for, and machines made from this can have %d to %d MiB here: %w", w.ask, w.have, most, hostapi.ErrInvalid)
+	}
+	return ask, nil
 }
 
 func unsupported(op string, can vmm.Capabilities) error {

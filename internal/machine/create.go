@@ -27,7 +27,10 @@ func (m *Manager) Create(ctx context.Context, req hostapi.Create, from snapshot.
 	if err := snapshot.Check(snap); err != nil {
 		return hostapi.Machine{}, err
 	}
-	how, err := choose(want{op: "create", image: from, haveMiB: snap.DiskMiB, askMiB: req.DiskMiB}, m.deps.Driver.Capabilities())
+	how, err := choose(want{
+		op: "create", image: from, haveMiB: snap.DiskMiB, askMiB: req.DiskMiB,
+		memory: memoryWant{snap.MemoryMiB, snap.Manifest.MaxMemoryMiB, req.MemoryMiB},
+	}, m.deps.Driver.Capabilities())
 	if err != nil {
 		return hostapi.Machine{}, err
 	}
@@ -38,7 +41,7 @@ func (m *Manager) Create(ctx context.Context, req hostapi.Create, from snapshot.
 		return hostapi.Machine{}, err
 	}
 	var ready *spare
-	if spareFits(req, how) && !snap.Partial() {
+	if spareFits(req, how) && how.memory == snap.MemoryMiB && !snap.Partial() {
 		ready = m.claim(ctx, from)
 		defer m.wantSpare(from)
 	}
@@ -68,7 +71,7 @@ func (m *Manager) Create(ctx context.Context, req hostapi.Create, from snapshot.
 func createIntent(req hostapi.Create, snap snapshot.Snapshot, how start) intent {
 	in := intent{
 		ID: req.ID, State: creating, Template: req.Template, Snapshot: req.Snapshot, Base: snap.Ref,
-		VCPUs: snap.VCPUs, MemoryMiB: snap.MemoryMiB, DiskMiB: how.diskMiB, Slot: -1,
+		VCPUs: snap.VCPUs, MemoryMiB: how.memory, DiskMiB: how.diskMiB, Slot: -1,
 		Hostname: req.Hostname, Env: req.Env, User: snap.User, Workdir: snap.Workdir, Keep: req.Keep,
 		Egress: req.Egress, Labels: req.Labels, Stream: snap.Partial(), Generation: 1, BootMode: how.mode, Created: time.Now().UTC(),
 	}

@@ -49,6 +49,7 @@ func TestStatePairs(t *testing.T) {
 func TestChoose(t *testing.T) {
 	all := vmm.Capabilities{Name: "all", Snapshot: true, LiveFork: true}
 	none := vmm.Capabilities{Name: "none"}
+	more := vmm.Capabilities{Name: "more", Snapshot: true, MoreMemory: true}
 	for _, tc := range []struct {
 		name string
 		want want
@@ -59,6 +60,11 @@ func TestChoose(t *testing.T) {
 		{"create", want{op: "create", image: "a/b", haveMiB: 10}, all, "restore disk=10MiB image=a/b", nil},
 		{"create-larger", want{op: "create", image: "a/b", haveMiB: 10, askMiB: 20}, all, "restore disk=20MiB image=a/b grow", nil},
 		{"create-smaller", want{op: "create", image: "a/b", haveMiB: 10, askMiB: 5}, all, "", hostapi.ErrInvalid},
+		{"create-memory", want{op: "create", image: "a/b", memory: memoryWant{64, 128, 99}}, more, "restore disk=0MiB image=a/b memory=100MiB", nil},
+		{"create-same-memory", want{op: "create", image: "a/b", memory: memoryWant{64, 128, 64}}, all, "restore disk=0MiB image=a/b memory=64MiB", nil},
+		{"create-less-memory", want{op: "create", image: "a/b", memory: memoryWant{64, 128, 62}}, more, "", hostapi.ErrInvalid},
+		{"create-much-memory", want{op: "create", image: "a/b", memory: memoryWant{64, 128, 130}}, more, "", hostapi.ErrInvalid},
+		{"create-memory-unable", want{op: "create", image: "a/b", memory: memoryWant{64, 128, 100}}, all, "", hostapi.ErrInvalid},
 		{"create-of-nothing", want{op: "create"}, all, "", hostapi.ErrInvalid},
 		{"create-unable", want{op: "create", image: "a/b"}, none, "", hostapi.ErrUnsupported},
 		{"fork", want{op: "fork", image: "a/b", haveMiB: 10}, all, "fork disk=10MiB image=a/b", nil},

@@ -236,7 +236,11 @@ func (s *Service) plan(ctx context.Context, p auth.Principal, req api.CreateRequ
 		r.Workdir = req.Workdir
 	}
 	r.DiskMiB = req.Disk()
-	ask := hostapi.Create{ID: machineID(&r), DiskMiB: req.Disk(), Hostname: r.ID, Env: r.Env, Keep: r.Persistent,
+	more := 0
+	if req.MemoryMB > r.MemoryMiB {
+		more = req.MemoryMB // the host knows whether it can
+	}
+	ask := hostapi.Create{ID: machineID(&r), MemoryMiB: more, DiskMiB: req.Disk(), Hostname: r.ID, Env: r.Env, Keep: r.Persistent,
 		Egress: policyOf(&r), Labels: s.labels(r.Workspace)}
 	if r.Snapshot != "" {
 		ask.Snapshot = hostapi.SnapshotID(r.Snapshot)
@@ -262,7 +266,7 @@ func (s *Service) planTemplate(ctx context.Context, p auth.Principal, req api.Cr
 	switch {
 	case req.CPU != 0 && req.CPU != t.CPU:
 		return "", sizeError("cpu", req.CPU, t.CPU, t.Name)
-	case req.MemoryMB != 0 && req.MemoryMB != t.MemoryMB:
+	case req.MemoryMB != 0 && req.MemoryMB < t.MemoryMB:
 		return "", sizeError("memory_mb", req.MemoryMB, t.MemoryMB, t.Name)
 	}
 	r.Template, r.User, r.Workdir = t.Name, t.User, t.Workdir
