@@ -4,33 +4,34 @@ import "time"
 
 // Template is a recipe plus what was baked from it.
 type Template struct {
-	Name        string            `json:"name"`
-	RootfsPath  string            `json:"rootfs_path" doc:"Always empty: paths of the host are not shown."`
-	SizeBytes   int64             `json:"size_bytes"`
-	CPU         int               `json:"cpu"`
-	MemoryMB    int               `json:"memory_mb"`
-	DiskMB      int               `json:"disk_mb"`
-	IsGlobal    bool              `json:"is_global" doc:"Everyone may use it."`
-	Workspace   Workspace         `json:"workspace,omitempty"`
-	Label       string            `json:"label"`
-	Description string            `json:"description"`
-	Category    string            `json:"category"`
-	Base        string            `json:"base"`
-	Tools       []string          `json:"tools"`
-	Meta        map[string]string `json:"meta"`
-	User        string            `json:"user,omitempty"`
-	Workdir     string            `json:"workdir,omitempty"`
-	Baked       bool              `json:"baked" doc:"A sandbox of it is restored, not booted."`
-	BakedAt     *time.Time        `json:"baked_at,omitempty"`
-	Bake        *Bake             `json:"bake,omitempty" doc:"Under way, or the last one."`
-	ID          TemplateID        `json:"id,omitempty" doc:"Of a built template; it means the template as its name does."`
-	Version     BuildID           `json:"version,omitempty" doc:"Of a built template: the build that made what the name means."`
-	Tags        []string          `json:"tags,omitempty" doc:"Of a built template: words that mean a version of it, as in name:tag."`
-	Versions    int               `json:"versions,omitempty"`
-	Env         map[string]string `json:"env,omitempty" doc:"Environment of every process in its sandboxes."`
-	Start       string            `json:"start,omitempty" doc:"The command that runs in its sandboxes."`
-	Ready       string            `json:"ready,omitempty" doc:"The command that tells whether it can be used."`
-	CreatedAt   *time.Time        `json:"created_at,omitempty"`
+	Name          string            `json:"name"`
+	RootfsPath    string            `json:"rootfs_path" doc:"Always empty: paths of the host are not shown."`
+	SizeBytes     int64             `json:"size_bytes" doc:"That it takes on its own: without holes and what it shares with other templates."`
+	ApparentBytes int64             `json:"apparent_bytes,omitempty" doc:"Of memory and disk, as a sandbox sees them."`
+	CPU           int               `json:"cpu"`
+	MemoryMB      int               `json:"memory_mb"`
+	DiskMB        int               `json:"disk_mb"`
+	IsGlobal      bool              `json:"is_global" doc:"Everyone may use it."`
+	Workspace     Workspace         `json:"workspace,omitempty"`
+	Label         string            `json:"label"`
+	Description   string            `json:"description"`
+	Category      string            `json:"category"`
+	Base          string            `json:"base"`
+	Tools         []string          `json:"tools"`
+	Meta          map[string]string `json:"meta"`
+	User          string            `json:"user,omitempty"`
+	Workdir       string            `json:"workdir,omitempty"`
+	Baked         bool              `json:"baked" doc:"A sandbox of it is restored, not booted."`
+	BakedAt       *time.Time        `json:"baked_at,omitempty"`
+	Bake          *Bake             `json:"bake,omitempty" doc:"Under way, or the last one."`
+	ID            TemplateID        `json:"id,omitempty" doc:"Of a built template; it means the template as its name does."`
+	Version       BuildID           `json:"version,omitempty" doc:"Of a built template: the build that made what the name means."`
+	Tags          []string          `json:"tags,omitempty" doc:"Of a built template: words that mean a version of it, as in name:tag."`
+	Versions      int               `json:"versions,omitempty"`
+	Env           map[string]string `json:"env,omitempty" doc:"Environment of every process in its sandboxes."`
+	Start         string            `json:"start,omitempty" doc:"The command that runs in its sandboxes."`
+	Ready         string            `json:"ready,omitempty" doc:"The command that tells whether it can be used."`
+	CreatedAt     *time.Time        `json:"created_at,omitempty"`
 
 	// Host is its name on the hosts.
 	Host string `json:"-"`

@@ -111,7 +111,7 @@ func (b *Baker) bootImage(ctx context.Context, j *job, back *undo.Stack, id host
 func (b *Baker) image(ctx context.Context, j *job) (string, error) {
 	r := j.recipe
 	name := fmt.Sprintf("%s-%.16s", r.Name, r.Digest)
-	path := filepath.Join(b.cfg.Dir, name+imageSuffix)
+	path := b.imagePath(r)
 	if _, err := os.Stat(path); err == nil && !j.force {
 		j.log("the root image is there already")
 		return path, nil
@@ -131,6 +131,11 @@ func (b *Baker) image(ctx context.Context, j *job) (string, error) {
 		return "", errors.Join(fmt.Errorf("build the root image: %w", err), os.RemoveAll(fresh))
 	}
 	return path, errors.Join(b.dropOldImages(r, path), b.did("image"))
+}
+
+// imagePath is where the root image of a recipe is kept.
+func (b *Baker) imagePath(r Recipe) string {
+	return filepath.Join(b.cfg.Dir, fmt.Sprintf("%s-%.16s", r.Name, r.Digest)+imageSuffix)
 }
 
 // dropOldImages removes root images of a template's earlier digests.
@@ -200,6 +205,9 @@ func (b *Baker) ready(ctx context.Context, j *job, id hostapi.MachineID) error {
 
 // warm runs what the recipe wants to be hot when a machine is restored.
 func (b *Baker) warm(ctx context.Context, j *job, id hostapi.MachineID) error {
+	if err := b.scrub(ctx, j, id); err != nil {
+		return err
+	}
 	j.step("warm")
 	for _, command := range j.recipe.Warm {
 		j.log("warm: " + command)
@@ -295,10 +303,7 @@ func (b *Baker) capture(ctx context.Context, j *job, back *undo.Stack, id hostap
 	r := j.recipe
 	old := b.cfg.Store.List(string(snapshot.Join(Area, string(r.Name))))
 	ref := snapshot.Join(Area, string(r.Name), fmt.Sprintf("%s-%d", generation, now().UnixMilli()))
-	finish := b.rewrite
-	if r.spec != nil && r.spec.Image == "" {
-		finish = nil // its disk goes on sharing blocks with what it was made from
-	}
+	finish := func(ctx context.Context, d *snapshot.Draft) error { return b.thrift(ctx, j, d) }
 	snap, err := b.cfg.Machines.TakeSnapshot(ctx, id, ref, func(s *snapshot.Snapshot) {
 		s.Machine, s.Hostname, s.Env, s.Digest = "", "", r.Env, generation
 		s.Labels = r.labels()
@@ -307,6 +312,9 @@ func (b *Baker) capture(ctx context.Context, j *job, back *undo.Stack, id hostap
 		return err
 	}
 	back.Push("delete the snapshot", func(context.Context) error { return b.cfg.Store.Delete(ref) })
+	if err := b.shareImage(ctx, j, snap); err != nil {
+		return err
+	}
 	if err := heat(ctx, snap); err != nil {
 		return err
 	}
@@ -321,13 +329,4 @@ func (b *Baker) capture(ctx context.Context, j *job, back *undo.Stack, id hostap
 	back.Forget()
 	back.Push("destroy machine", func(ctx context.Context) error { return b.cfg.Machines.Destroy(ctx, id, "the bake failed") })
 	return b.did("replace")
-}
-
-// rewrite puts a draft's disk into few extents.
-func (b *Baker) rewrite(ctx context.Context, d *snapshot.Draft) error {
-	fresh := d.DiskPath() + newSuffix
-	if err := b.cfg.Rewrite(ctx, d.DiskPath(), fresh); err != nil {
-		return fmt.Errorf("defragment the disk: %w", err)
-	}
-	return os.Rename(fresh, d.DiskPath())
 }

@@ -29,7 +29,7 @@ type Machines interface {
 	Destroy(ctx context.Context, id hostapi.MachineID, cause string) error
 }
 
-// Config is what a Baker works with. All but Log and OnStep is required.
+// Config is what a Baker works with. All but Log, OnStep, Share and PunchPages is required.
 type Config struct {
 	// Dir holds finished root images, on the file system of the snapshots.
 	Dir      string
@@ -41,6 +41,10 @@ type Config struct {
 	Platform func(ctx context.Context) (string, error)
 	// Rewrite copies a disk image into few extents, so that clones of it are cheap.
 	Rewrite func(ctx context.Context, src, dst string) error
+	// Share makes a file use the blocks that known files have for the same content, and PunchPages turns its
+	// pages of zeros into holes; each answers how many bytes. nil: not done.
+	Share      func(ctx context.Context, path string, known []string) (int64, error)
+	PunchPages func(ctx context.Context, path string) (int64, error)
 	// Clone copies a file so that both share its blocks.
 	Clone func(src, dst string) error
 	Log   *slog.Logger
@@ -246,6 +250,7 @@ func (b *Baker) view(r Recipe, platform string) hostapi.Template {
 	}
 	if snap, ok := b.newest(r, r.generation(platform)); ok {
 		t.Baked, t.BakedAt, t.Bytes, t.DiskMiB = true, snap.Created, snap.Bytes, snap.DiskMiB
+		t.ApparentBytes = apparent(snap)
 	}
 	b.mu.Lock()
 	j := b.last[r.Name]

@@ -55,6 +55,8 @@ var parts = []part{
 	{"fork", (*run).forks},
 	{"fork_tree_16", (*run).forkTree},
 	{"hibernate", (*run).hibernate},
+	{"first_cell", (*run).firstCell},
+	{"first_screenshot", (*run).firstScreenshot},
 	{"idle", (*run).idle},
 	{"cold_boot", (*run).coldBoot},
 	{"runc", (*run).runc},

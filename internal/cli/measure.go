@@ -61,7 +61,7 @@ func (a *app) bench() *cobra.Command {
 	f := c.Flags()
 	f.StringVarP(&opt.Template, "template", "t", "base", "template that most series use")
 	f.StringSliceVar(&opt.Also, "also", []string{"mini", "code-interpreter"}, "templates of other sizes for the fork and hibernate series; only the first is baked if needed")
-	f.StringVar(&only, "only", "", "only groups of series that match: create, exec, fork, fork_tree_16, hibernate, idle, cold_boot, runc")
+	f.StringVar(&only, "only", "", "only groups of series that match: create, exec, fork, fork_tree_16, hibernate, first_cell, first_screenshot, idle, cold_boot, runc")
 	f.Float64Var(&opt.Scale, "scale", 1, "of the numbers of measurements")
 	f.IntVar(&opt.Most, "most", 100, "sandboxes at once in the idle series")
 	f.StringVarP(&output, "output", "o", "", "write the report as JSON to this file too")

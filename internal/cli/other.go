@@ -34,11 +34,19 @@ func (a *app) templateList() *cobra.Command {
 		return a.print(list, func(w io.Writer) error {
 			rows := make([][]string, 0, len(list))
 			for _, t := range list {
-				rows = append(rows, []string{t.Name, baked(t), strconv.Itoa(t.CPU), strconv.Itoa(t.MemoryMB) + " MiB", strconv.Itoa(t.DiskMB) + " MiB", t.Description})
+				rows = append(rows, []string{t.Name, baked(t), strconv.Itoa(t.CPU), strconv.Itoa(t.MemoryMB) + " MiB", strconv.Itoa(t.DiskMB) + " MiB", takes(t), t.Description})
 			}
-			return table(w, []string{"NAME", "BAKED", "CPU", "MEMORY", "DISK", "DESCRIPTION"}, rows)
+			return table(w, []string{"NAME", "BAKED", "CPU", "MEMORY", "DISK", "TAKES", "DESCRIPTION"}, rows)
 		})
 	}}
+}
+
+// takes says how much of what a template seems to take it really does.
+func takes(t api.Template) string {
+	if t.ApparentBytes == 0 {
+		return size(t.SizeBytes)
+	}
+	return size(t.SizeBytes) + " of " + size(t.ApparentBytes)
 }
 
 func baked(t api.Template) string {
@@ -69,7 +77,7 @@ func (a *app) templateGet() *cobra.Command {
 				fails = t.Bake.Error
 			}
 			return facts(w, "name", t.Name, "description", t.Description, "baked", baked(t), "why not", fails, "size",
-				fmt.Sprintf("%d vCPU, %d MiB memory, %d MiB disk", t.CPU, t.MemoryMB, t.DiskMB), "takes", size(t.SizeBytes), "base", t.Base, "user", t.User, "workdir", t.Workdir, "tools", strings.Join(t.Tools, ", "))
+				fmt.Sprintf("%d vCPU, %d MiB memory, %d MiB disk", t.CPU, t.MemoryMB, t.DiskMB), "takes", takes(t), "base", t.Base, "user", t.User, "workdir", t.Workdir, "tools", strings.Join(t.Tools, ", "))
 		})
 	}}
 }

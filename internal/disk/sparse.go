@@ -14,6 +14,8 @@ const (
 	// punchUnit is the smallest run of zeros that becomes a hole: smaller ones would save little and
 	// add an extent each.
 	punchUnit = 64 << 10
+	// pageUnit is a page of memory.
+	pageUnit = 4 << 10
 	// joinGap is the largest hole that Rewrite fills with zeros so that its neighbours become one
 	// extent. A base image of 400 MiB grows by less than a tenth through it.
 	joinGap = 1 << 20
@@ -24,13 +26,23 @@ const (
 // PunchZero turns runs of zeros in the image at path into holes and answers how many bytes that freed.
 // What a reader sees does not change.
 func PunchZero(ctx context.Context, path string) (freed int64, err error) {
+	return punch(ctx, path, punchUnit)
+}
+
+// PunchPages is PunchZero to the last page of zeros. It is for the memory of a machine that many are made
+// of: what is a hole there takes no space on disk and is read from nowhere.
+func PunchPages(ctx context.Context, path string) (freed int64, err error) {
+	return punch(ctx, path, pageUnit)
+}
+
+func punch(ctx context.Context, path string, unit int64) (freed int64, err error) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		return 0, fmt.Errorf("punch zeros: %w", err)
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	err = eachData(f, func(from, to int64) error {
-		n, err := punchRange(ctx, f, from, to)
+		n, err := punchRange(ctx, f, from, to, unit)
 		freed += n
 		return err
 	})
@@ -41,8 +53,8 @@ func PunchZero(ctx context.Context, path string) (freed int64, err error) {
 }
 
 // punchRange punches the whole units of zeros between from and to.
-func punchRange(ctx context.Context, f *os.File, from, to int64) (freed int64, err error) {
-	buf := make([]byte, punchUnit)
+func punchRange(ctx context.Context, f *os.File, from, to, unit int64) (freed int64, err error) {
+	buf := make([]byte, unit)
 	start := int64(-1) // of the current run of zeros
 	flush := func(end int64) error {
 		if start < 0 {
@@ -53,8 +65,8 @@ func punchRange(ctx context.Context, f *os.File, from, to int64) (freed int64, e
 		start = -1
 		return err
 	}
-	at := (from + punchUnit - 1) / punchUnit * punchUnit
-	for ; at+punchUnit <= to; at += punchUnit {
+	at := (from + unit - 1) / unit * unit
+	for ; at+unit <= to; at += unit {
 		if err := context.Cause(ctx); err != nil {
 			return freed, err
 		}

@@ -148,22 +148,23 @@ type Snapshot struct {
 
 // Template is one that this host knows.
 type Template struct {
-	Name        TemplateName
-	Description string
-	Base        string
-	VCPUs       int
-	MemoryMiB   int
-	DiskMiB     int
-	User        string
-	Workdir     string
-	Tools       []string
-	Hidden      bool // usable by its name, but not to be listed to users
-	Baked       bool
-	BakedAt     time.Time
-	Bytes       int64
-	Bake        *Bake             // under way or ended last; nil: none
-	Published   bool              // made by Publish; Labels are of that call
-	Labels      map[string]string // of a published one
+	Name          TemplateName
+	Description   string
+	Base          string
+	VCPUs         int
+	MemoryMiB     int
+	DiskMiB       int
+	User          string
+	Workdir       string
+	Tools         []string
+	Hidden        bool // usable by its name, but not to be listed to users
+	Baked         bool
+	BakedAt       time.Time
+	Bytes         int64             // that it takes on its own: without holes and what it shares with templates baked before it
+	ApparentBytes int64             // of memory and disk, as a machine sees them
+	Bake          *Bake             // under way or ended last; nil: none
+	Published     bool              // made by Publish; Labels are of that call
+	Labels        map[string]string // of a published one
 }
 
 // Bake is progress of making a template's image and snapshot.

@@ -34,7 +34,7 @@ type Config struct {
 	Parallel int
 }
 
-// Deps are the other components. All are required but ImportRoot, Objects, Log and Measure.
+// Deps are the other components. All are required but ImportRoot, Objects, Log, Measure, PunchPages and Share.
 type Deps struct {
 	// Machine holds those that machines are made with; Store, Emit and Log are set here.
 	Machine machine.Deps
@@ -42,6 +42,9 @@ type Deps struct {
 	Platform func(ctx context.Context) (string, error)
 	// Rewrite copies a disk image into few extents.
 	Rewrite func(ctx context.Context, src, dst string) error
+	// Share and PunchPages are those of bake.Config. nil: not done.
+	Share      func(ctx context.Context, path string, known []string) (int64, error)
+	PunchPages func(ctx context.Context, path string) (int64, error)
 	// ImportRoot writes the root file system that tar holds into out, an empty file, as an image of the given
 	// size, and answers the number of files. It must touch nothing but out. What the stream is to blame for
 	// is hostapi.ErrInvalid. nil: images cannot be imported.
@@ -99,6 +102,7 @@ func (h *Host) Open(ctx context.Context) error {
 	baker, err := bake.New(bake.Config{
 		Dir: filepath.Join(h.cfg.DataDir, "bake"), Recipes: h.cfg.Recipes, Machines: machines, Store: store,
 		Platform: h.deps.Platform, Rewrite: h.deps.Rewrite, Clone: deps.Disks.Clone, Log: h.deps.Log,
+		Share: h.deps.Share, PunchPages: h.deps.PunchPages,
 	})
 	if err != nil {
 		return err

@@ -22,6 +22,9 @@ func Root(ctx context.Context, r recipe.Recipe, work, cache string, log command.
 	if os.Geteuid() != 0 {
 		return errors.New("build root file system: root is needed to make files of other users; run as root")
 	}
+	if len(r.Missing) > 0 {
+		return fmt.Errorf("build root file system: template %s needs values that only this machine can give: set templates.params to %s=..., ...", r.Name, r.Name+"."+strings.Join(r.Missing, "=..., "+r.Name+"."))
+	}
 	suite, sources, err := origin(r)
 	if err != nil {
 		return err
@@ -92,7 +95,11 @@ func origin(r recipe.Recipe) (suite string, lines []string, err error) {
 	if err != nil {
 		return "", nil, err
 	}
-	return chooseOrigin(r.Distribution, host, known)
+	suite, lines, err = chooseOrigin(r.Distribution, host, known)
+	for _, e := range r.Distribution.Extra {
+		lines = append(lines, sourceLine(apt.Source{URI: e.Mirror, Suite: e.Suite, SignedBy: e.Keyring}, strings.Join(e.Components, " ")))
+	}
+	return suite, lines, err
 }
 
 func chooseOrigin(d recipe.Distribution, host apt.Distribution, known []apt.Source) (suite string, lines []string, err error) {

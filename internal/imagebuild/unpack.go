@@ -99,7 +99,7 @@ func (t *tree) tgz(file string) error {
 		_, name, below := strings.Cut(path.Clean(h.Name), "/")
 		switch {
 		case h.Typeflag == tar.TypeDir:
-		case h.Typeflag != tar.TypeReg || !below:
+		case h.Typeflag != tar.TypeReg || !below || path.IsAbs(h.Name):
 			return fmt.Errorf("the archive has %q, which is no file of a package", h.Name)
 		default:
 			if err := t.file(name, h.Mode&0o111 != 0, r); err != nil {

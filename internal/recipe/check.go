@@ -61,6 +61,17 @@ func (c *checker) command(cmd, field string) {
 	c.that(!strings.ContainsRune(cmd, 0), field, "holds a NUL byte")
 }
 
+func (c *checker) mirror(text, field string) {
+	u, err := url.Parse(text)
+	ok := err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" && !strings.ContainsAny(text, " \t\n[]")
+	c.that(text == "" || ok, field, "is %q; give an http or https address, or leave it out", text)
+}
+
+func (c *checker) keyring(path, field string) {
+	ok := strings.HasPrefix(path, "/") && !strings.ContainsAny(path, " \t\n[]")
+	c.that(path == "" || ok, field, "is %q; give an absolute path, or leave it out", path)
+}
+
 func (r Recipe) check() error {
 	var c checker
 	c.that(nameForm.MatchString(r.Name), "name", "is %q; give lower-case letters, digits, dots and dashes, at most 63", r.Name)
@@ -93,13 +104,18 @@ func (r Recipe) check() error {
 
 func (d Distribution) check(c *checker) {
 	c.that(d.Suite == "" || wordForm.MatchString(d.Suite), "distribution.suite", "is %q; give a suite such as bookworm, or leave it out", d.Suite)
-	if d.Mirror != "" {
-		u, err := url.Parse(d.Mirror)
-		ok := err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" && !strings.ContainsAny(d.Mirror, " \t\n[]")
-		c.that(ok, "distribution.mirror", "is %q; give an http or https address, or leave it out", d.Mirror)
-		c.that(d.Suite != "", "distribution.suite", "is empty; a mirror needs a suite")
+	c.mirror(d.Mirror, "distribution.mirror")
+	c.that(d.Mirror == "" || d.Suite != "", "distribution.suite", "is empty; a mirror needs a suite")
+	c.keyring(d.Keyring, "distribution.keyring")
+	for i, e := range d.Extra {
+		field := fmt.Sprintf("distribution.extra[%d]", i)
+		c.mirror(e.Mirror, field+".mirror")
+		c.keyring(e.Keyring, field+".keyring")
+		c.that(e.Suite == "" || wordForm.MatchString(e.Suite), field+".suite", "is %q; give a suite", e.Suite)
+		for _, w := range e.Components {
+			c.that(wordForm.MatchString(w), field+".components", "has %q; give words such as main", w)
+		}
 	}
-	c.that(d.Keyring == "" || path.IsAbs(d.Keyring) && !strings.ContainsAny(d.Keyring, " \t\n[]"), "distribution.keyring", "is %q; give an absolute path, or leave it out", d.Keyring)
 	c.that(slices.Contains(variants, d.Variant), "distribution.variant", "is %q; give one of %s", d.Variant, strings.Join(variants, ", "))
 	c.that(len(d.Components) > 0 && len(d.Components) <= 10, "distribution.components", "has %d entries; give one to ten, such as main", len(d.Components))
 	for i, w := range d.Components {

@@ -128,6 +128,15 @@ func build(document map[string]any, name string, opt Options) (Recipe, error) {
 	}
 	r, err := Parse(data)
 	r.Params = slices.Sorted(maps.Keys(params))
+	for _, n := range r.Needs {
+		value, ok := params[n]
+		if !ok {
+			err = errors.Join(err, fmt.Errorf("recipe: needs: there is no parameter %q", n))
+		}
+		if value == "" {
+			r.Missing = append(r.Missing, n)
+		}
+	}
 	return r, err
 }
 

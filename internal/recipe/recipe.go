@@ -35,6 +35,10 @@ type Recipe struct {
 	Ready        string       `yaml:"ready"` // shell command, run as root in the booted guest, that succeeds once it can be used
 	Warm         []string     `yaml:"warm"`  // shell commands run as User before the capture; they must succeed
 
+	// Needs are the names of parameters that have no value of their own; Missing tells those without one.
+	Needs []string `yaml:"needs"`
+	// Missing are the parameters in Needs that have no value. Nothing can be built while there are any.
+	Missing []string `yaml:"-"`
 	// Params are the names of the parameters that the recipe file has, in order. Load fills them in.
 	Params []string `yaml:"-"`
 	// Files are those beside the recipe that it may use, by name. Load fills them in. CheckFile among them
@@ -57,6 +61,15 @@ type Distribution struct {
 	Variant    string   `yaml:"variant"` // of mmdebstrap: minbase, essential, apt, important, standard
 	Components []string `yaml:"components"`
 	Packages   []string `yaml:"packages"`
+	Extra      []Source `yaml:"extra"` // package sources beside those of Suite
+}
+
+// Source is a package source of another project than the distribution.
+type Source struct {
+	Mirror     string   `yaml:"mirror"` // http(s) address
+	Suite      string   `yaml:"suite"`
+	Components []string `yaml:"components"`
+	Keyring    string   `yaml:"keyring"` // file on the host with the keys that sign it; empty: those the host trusts
 }
 
 // Part is something beside the distribution's packages. Exactly one of NPM, PyPI, Go and File is set. What
@@ -136,7 +149,7 @@ const imageFormat = 3
 // Digest changes whenever anything does that the baked result depends on: name, description, aliases
 // and tools are only shown. Hexadecimal.
 func (r Recipe) Digest() string {
-	r.Name, r.Description, r.Aliases, r.Tools, r.Hidden, r.Params = "", "", nil, nil, false, nil
+	r.Name, r.Description, r.Aliases, r.Tools, r.Hidden, r.Params, r.Needs, r.Missing = "", "", nil, nil, false, nil, nil, nil
 	data, err := json.Marshal(r)
 	if err != nil { // a struct of strings and numbers always marshals
 		return ""

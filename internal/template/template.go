@@ -240,7 +240,7 @@ func (s *Service) SetAlias(ctx context.Context, p auth.Principal, name, template
 }
 
 func view(t hostapi.Template) api.Template {
-	out := api.Template{Name: string(t.Name), Host: string(t.Name), SizeBytes: t.Bytes, CPU: t.VCPUs, MemoryMB: t.MemoryMiB, DiskMB: t.DiskMiB,
+	out := api.Template{Name: string(t.Name), Host: string(t.Name), SizeBytes: t.Bytes, ApparentBytes: t.ApparentBytes, CPU: t.VCPUs, MemoryMB: t.MemoryMiB, DiskMB: t.DiskMiB,
 		IsGlobal: true, Label: string(t.Name), Description: t.Description, Base: t.Base, Tools: t.Tools, Meta: map[string]string{},
 		User: t.User, Workdir: t.Workdir, Baked: t.Baked, BakedAt: moment(t.BakedAt)}
 	if out.Tools == nil {

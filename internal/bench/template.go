@@ -1,0 +1,126 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+)
+
+// The templates whose first deeds are measured, as far as they are baked.
+const (
+	cellTemplate   = "code-interpreter"
+	shotTemplate   = "browser"
+	cellContext    = "default" // the context that the template keeps
+	shotPage       = "file:///usr/local/lib/pandastack/page.html"
+	shotTimes      = 5 // times faster than a cold start a first screenshot is promised to be
+	coldStartLimit = 300
+)
+
+// has tells whether a template is baked, and notes it as skipped if not.
+func (r *run) has(ctx context.Context, series, template string) (bool, error) {
+	t, err := r.cl.Templates.Get(ctx, template)
+	if err != nil {
+		return false, err
+	}
+	if !t.Baked {
+		r.report.Skipped[series] = template + " is not baked; pandastack template bake " + template
+	}
+	return t.Baked, nil
+}
+
+// firstCell measures how soon the first cell of code of a sandbox is answered.
+func (r *run) firstCell(ctx context.Context) error {
+	ok, err := r.has(ctx, "first_cell", cellTemplate)
+	if err != nil || !ok {
+		return err
+	}
+	warm := r.series("first_cell", "create of a code interpreter to the answer of its first cell, 1+1", &Target{P50: 250})
+	again := r.series("next_cell", "the next cell in the same context", nil)
+	frame := r.series("first_frame", "a first cell that makes a table with pandas, from its request", nil)
+	for i := range r.times(30) + 1 {
+		began := time.Now()
+		sb, err := r.make(ctx, api.CreateRequest{Template: cellTemplate})
+		if err == nil {
+			err = r.cell(ctx, sb.ID, "1+1", "2")
+		}
+		if i > 0 { // the first finds caches cold
+			r.add(warm, time.Since(began), err)
+		}
+		if err != nil {
+			continue
+		}
+		began = time.Now()
+		err = r.cell(ctx, sb.ID, "2+2", "4")
+		r.add(again, time.Since(began), err)
+		began = time.Now()
+		err = r.cell(ctx, sb.ID, "import pandas\nint(pandas.DataFrame({'a': [1, 2]}).a.sum())", "3")
+		r.add(frame, time.Since(began), err)
+		if err := r.remove(ctx, sb.ID); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// cell runs code in the context that the template keeps and wants its value.
+func (r *run) cell(ctx context.Context, id api.SandboxID, code, want string) error {
+	res, err := r.cl.Sandboxes.RunCell(ctx, id, cellContext, api.ReplCell{Code: code})
+	if err != nil {
+		return err
+	}
+	if len(res.Results) != 1 || res.Results[0]["text/plain"] != want {
+		return fmt.Errorf("cell %q answered %v %s, want %s", code, res.Results, res.Error, want)
+	}
+	return nil
+}
+
+// firstScreenshot measures a picture from the browser that runs in the template, and beside it, in the same
+// guest and after it, one from a Chromium that has to start.
+func (r *run) firstScreenshot(ctx context.Context) error {
+	ok, err := r.has(ctx, "first_screenshot", shotTemplate)
+	if err != nil || !ok {
+		return err
+	}
+	first := r.series("first_screenshot", "create of a browser to its first screenshot of a local page", &Target{})
+	next := r.series("next_screenshot", "the next one of the same browser", nil)
+	cold := r.series("cold_screenshot", "the same page by a Chromium started in the same guest", nil)
+	const shot = "screenshot " + shotPage + " /tmp/shot.png"
+	const start = "chromium --no-sandbox --disable-gpu --hide-scrollbars --window-size=1280,720 --user-data-dir=$(mktemp -d) --screenshot=/tmp/cold.png " + shotPage + " 2>/dev/null && test -s /tmp/cold.png"
+	for i := range r.times(5) + 1 {
+		began := time.Now()
+		sb, err := r.make(ctx, api.CreateRequest{Template: shotTemplate})
+		if err == nil {
+			err = r.long(ctx, sb.ID, shot)
+		}
+		if i > 0 { // the first finds caches cold
+			r.add(first, time.Since(began), err)
+		}
+		if err != nil {
+			continue
+		}
+		began = time.Now()
+		err = r.long(ctx, sb.ID, shot)
+		r.add(next, time.Since(began), err)
+		if i > 0 {
+			began = time.Now()
+			err = r.long(ctx, sb.ID, start)
+			r.add(cold, time.Since(began), err)
+		}
+		if err := r.remove(ctx, sb.ID); err != nil {
+			return err
+		}
+	}
+	first.Target.P50 = cold.P50 / shotTimes
+	return nil
+}
+
+// long runs a line that may take minutes and must end with 0.
+func (r *run) long(ctx context.Context, id api.SandboxID, line string) error {
+	res, err := r.cl.Sandboxes.Exec(ctx, id, api.ExecRequest{Cmd: line, TimeoutSeconds: coldStartLimit})
+	if err == nil && res.ExitCode != 0 {
+		err = fmt.Errorf("%q ended with %d: %s%s", line, res.ExitCode, res.Stdout, res.Stderr)
+	}
+	return err
+}
