@@ -147,7 +147,9 @@ func (b *blob) request() (err error) {
 		req.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", b.at, b.size-1))
 	}
 	resp, err := b.client.Do(req)
-	if err != nil {
+	if errors.Is(err, ErrReference) {
+		return &finalError{err}
+	} else if err != nil {
 		return err
 	}
 	skip := int64(0)

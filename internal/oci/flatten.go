@@ -73,6 +73,9 @@ func (p *Puller) fetch(ctx context.Context, img *Image) ([]*unpacked, error) {
 			if err == nil {
 				err = left.settle(rest, given)
 			}
+			if cause := context.Cause(ctx); err != nil && cause != nil {
+				err = cause // whatever a layer that was stopped looked like
+			}
 			if err != nil {
 				return fmt.Errorf("layer %d: %w", i, err)
 			}

@@ -173,7 +173,7 @@ func slim(h *tar.Header) *tar.Header {
 }
 
 func corrupt(err error) error {
-	for _, known := range []error{ErrTooLarge, ErrUnavailable, ErrDenied, ErrNotFound, ErrCorrupt, context.Canceled, context.DeadlineExceeded} {
+	for _, known := range []error{ErrTooLarge, ErrUnavailable, ErrReference, ErrDenied, ErrNotFound, ErrCorrupt, context.Canceled, context.DeadlineExceeded} {
 		if errors.Is(err, known) {
 			return err
 		}

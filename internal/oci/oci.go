@@ -115,19 +115,38 @@ func New(opt Options) (*Puller, error) {
 	return &Puller{opt, *platform}, nil
 }
 
-// newTransport reaches registries wherever they are but at link-local addresses, where clouds keep secrets.
+// newTransport reaches registries wherever they are but at link-local addresses, where clouds keep secrets: by
+// the addresses that names turn out to have, and by those that a proxy would be asked for.
 func newTransport() http.RoundTripper {
 	dialer := &net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second,
 		Control: func(_, address string, _ syscall.RawConn) error {
 			host, _, err := net.SplitHostPort(address)
-			if ip := net.ParseIP(host); err != nil || ip == nil || ip.IsLinkLocalUnicast() || ip.IsMulticast() || ip.IsUnspecified() {
-				return fmt.Errorf("%s is no address of a registry", address)
+			if err == nil {
+				err = checkAddress(host)
 			}
-			return nil
+			return err
 		}}
-	return &http.Transport{Proxy: http.ProxyFromEnvironment, DialContext: dialer.DialContext, ForceAttemptHTTP2: true,
+	return guarded{&http.Transport{Proxy: http.ProxyFromEnvironment, DialContext: dialer.DialContext, ForceAttemptHTTP2: true,
 		IdleConnTimeout: 30 * time.Second, TLSHandshakeTimeout: 15 * time.Second, ResponseHeaderTimeout: 60 * time.Second,
-		DisableCompression: true}
+		DisableCompression: true}}
+}
+
+// checkAddress refuses what no registry is at. A name is not an address yet.
+func checkAddress(host string) error {
+	if ip := net.ParseIP(host); ip != nil && (ip.IsLinkLocalUnicast() || ip.IsMulticast() || ip.IsUnspecified()) {
+		return fmt.Errorf("%w: %s is no address of a registry", ErrReference, host)
+	}
+	return nil
+}
+
+// guarded refuses requests to addresses that no registry is at, redirected ones included.
+type guarded struct{ http.RoundTripper }
+
+func (g guarded) RoundTrip(r *http.Request) (*http.Response, error) {
+	if err := checkAddress(r.URL.Hostname()); err != nil {
+		return nil, err
+	}
+	return g.RoundTripper.RoundTrip(r)
 }
 
 // Layer is one layer of an image.

@@ -614,7 +614,7 @@ func TestCanceled(t *testing.T) {
 		<-r.Context().Done()
 		return nil
 	})
-	if _, err := p.Flatten(ctx, img, io.Discard); !errors.Is(err, cause) {
+	if _, err := p.Flatten(ctx, img, io.Discard); !errors.Is(err, cause) || errors.Is(err, oci.ErrCorrupt) {
 		t.Errorf("got %v", err)
 	}
 	assertEmpty(t, dir)
@@ -709,6 +709,31 @@ func TestDirectoryGone(t *testing.T) {
 	}
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the directory was made: %v", err)
+	}
+}
+
+func TestLinkLocalAddresses(t *testing.T) {
+	s := newServer(t)
+	ref := s.push(t, "app:1", imageOf(t, "linux/amd64", tarOf(t, ent{name: "a", data: "1"})))
+	p, _ := s.puller(t, func(o *oci.Options) { o.Insecure = append(o.Insecure, "169.254.169.254", "[fe80::1]:80") })
+	for _, bad := range []string{"169.254.169.254/latest/meta-data:1", "[fe80::1]:80/x:1"} {
+		if _, err := p.Resolve(t.Context(), bad); !errors.Is(err, oci.ErrReference) {
+			t.Errorf("%s: got %v", bad, err)
+		}
+	}
+	img, err := p.Resolve(t.Context(), ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.intercept(func(w http.ResponseWriter, r *http.Request) http.ResponseWriter {
+		if !isBlob(r) {
+			return w
+		}
+		http.Redirect(w, r, "http://169.254.169.254/secret", http.StatusTemporaryRedirect)
+		return nil
+	})
+	if _, err := p.Flatten(t.Context(), img, io.Discard); !errors.Is(err, oci.ErrReference) {
+		t.Errorf("got %v for a redirection", err)
 	}
 }
 

@@ -133,7 +133,7 @@ func uuid(seed string) string {
 
 // fill puts the files of the stream and the extra ones into the file system.
 func (f *fsys) fill(ctx context.Context, r io.Reader, opt Options) (Report, error) {
-	in := tar.NewReader(bufio.NewReaderSize(r, 1<<20))
+	in := tar.NewReader(bufio.NewReaderSize(withContext{ctx, r}, 1<<20))
 	w := &filler{fs: f, opt: opt}
 	for {
 		if err := context.Cause(ctx); err != nil {
@@ -158,6 +158,19 @@ func (f *fsys) fill(ctx context.Context, r io.Reader, opt Options) (Report, erro
 		return Report{}, err
 	}
 	return w.report, nil
+}
+
+// withContext ends a reader with its context.
+type withContext struct {
+	ctx context.Context //nolint:containedctx // a reader lives as long as the call that made it
+	r   io.Reader
+}
+
+func (c withContext) Read(p []byte) (int, error) {
+	if err := context.Cause(c.ctx); err != nil {
+		return 0, err
+	}
+	return c.r.Read(p)
 }
 
 // streamError says whose fault it is that a stream cannot be read: the stream's, unless the reader below has
