@@ -27,7 +27,7 @@ type Template struct {
 	ID            TemplateID        `json:"id,omitempty" doc:"Of a built template; it means the template as its name does."`
 	Version       BuildID           `json:"version,omitempty" doc:"Of a built template: the build that made what the name means."`
 	Tags          []string          `json:"tags,omitempty" doc:"Of a built template: words that mean a version of it, as in name:tag."`
-	Versions      int               `json:"versions,omitempty"`
+	Versions      []TemplateVersion `json:"versions,omitempty" doc:"Of a built template, newest first; not in lists."`
 	Env           map[string]string `json:"env,omitempty" doc:"Environment of every process in its sandboxes."`
 	Start         string            `json:"start,omitempty" doc:"The command that runs in its sandboxes."`
 	Ready         string            `json:"ready,omitempty" doc:"The command that tells whether it can be used."`

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pandastack/pandastack/internal/audit"
 	"github.com/pandastack/pandastack/internal/auth"
+	"github.com/pandastack/pandastack/internal/build"
 	"github.com/pandastack/pandastack/internal/durable"
 	"github.com/pandastack/pandastack/internal/gate"
 	"github.com/pandastack/pandastack/internal/hostapi"
@@ -51,6 +52,10 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	if err != nil {
 		return nil, "", err
 	}
+	builds, err := n.builds(ctx, db, host, templates, boxes)
+	if err != nil {
+		return nil, "", err
+	}
 	secret, err := n.secret()
 	if err != nil {
 		return nil, "", err
@@ -59,7 +64,7 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	if err != nil {
 		return nil, "", err
 	}
-	handler, err = n.faces(boxes, templates, keys, log, secret)
+	handler, err = n.faces(boxes, templates, builds, keys, log, secret)
 	if err != nil {
 		return nil, "", err
 	}
@@ -72,11 +77,12 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	}
 	n.run(ctx, "audit log", log.Run)
 	n.run(ctx, "sandboxes", boxes.Run)
+	n.run(ctx, "builds", builds.Run)
 	return handler, first, nil
 }
 
 // faces makes what answers requests: ports of sandboxes by host name, the protocol of E2B, and /v1.
-func (n *node) faces(boxes *sandbox.Service, templates *template.Service, keys *auth.Keys, log *audit.Log, secret []byte) (http.Handler, error) {
+func (n *node) faces(boxes *sandbox.Service, templates *template.Service, builds *build.Service, keys *auth.Keys, log *audit.Log, secret []byte) (http.Handler, error) {
 	domain := "localhost"
 	if u, err := url.Parse(n.Config.PublicURL); err == nil && u.Host != "" {
 		domain = u.Host // with a port, if it is not the usual one: clients put the domain behind names of their own
@@ -89,7 +95,7 @@ func (n *node) faces(boxes *sandbox.Service, templates *template.Service, keys *
 	n.back.Push("close the doors of sandboxes", func(context.Context) error { doors.Close(); return nil })
 	v1, err := httpapi.New(
 		httpapi.Config{Version: n.Version, PublicURL: n.Config.PublicURL, PreviewKey: derive(secret, "preview")},
-		httpapi.Deps{Sandboxes: boxes, Templates: templates, Keys: keys, Edge: doors.Edge(), Cells: runner, Audit: log, Log: n.Log})
+		httpapi.Deps{Sandboxes: boxes, Templates: templates, Builds: builds, Keys: keys, Edge: doors.Edge(), Cells: runner, Audit: log, Log: n.Log})
 	if err != nil {
 		return nil, err
 	}

@@ -28,6 +28,7 @@ type Node struct {
 	Sandbox   Sandbox   `yaml:"sandbox"`
 	Objects   Objects   `yaml:"objects"`
 	Templates Templates `yaml:"templates"`
+	Build     Build     `yaml:"build"`
 	Lifecycle Lifecycle `yaml:"lifecycle"`
 }
 
@@ -92,6 +93,19 @@ type Objects struct {
 	CacheMiB int           `yaml:"cache_mib" default:"4096" doc:"Disk space for parts of the object store that were read."`
 	Timeout  time.Duration `yaml:"timeout" default:"60s" doc:"How long one request to the object store may take."`
 }
+
+// Build is how templates are built.
+type Build struct {
+	Parallel   int           `yaml:"parallel" default:"2" doc:"Builds that run at once; others wait."`
+	Step       time.Duration `yaml:"step" default:"30m" doc:"How long one step of a build may take at most."`
+	LayersGiB  int           `yaml:"layers_gib" default:"20" doc:"Disk space that finished steps of one workspace may take; those used least lately go first."`
+	MemoryMiB  int           `yaml:"memory_mib" default:"1024" doc:"Memory of the machines in which images are built on; builds on a template have the template's."`
+	Insecure   string        `yaml:"insecure" default:"" doc:"Registries, as host:port, that may be reached over plain HTTP, separated by commas."`
+	QueueLimit int           `yaml:"queue_limit" default:"20" doc:"Builds of one workspace that may wait or run."`
+}
+
+// Registries gives the registries that may be reached over plain HTTP.
+func (b Build) Registries() []string { return list(b.Insecure) }
 
 // Lifecycle bounds starting and stopping.
 type Lifecycle struct {

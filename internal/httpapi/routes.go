@@ -111,7 +111,7 @@ const (
 // routes is the table of all routes.
 func routes() []route {
 	var all []route
-	for _, part := range [][]route{sandboxRoutes(), runRoutes(), replRoutes(), fileRoutes(), portRoutes(), otherRoutes()} {
+	for _, part := range [][]route{sandboxRoutes(), runRoutes(), replRoutes(), fileRoutes(), portRoutes(), templateRoutes(), otherRoutes()} {
 		all = append(all, part...)
 	}
 	return all
@@ -228,9 +228,6 @@ func portRoutes() []route {
 
 func otherRoutes() []route {
 	return []route{
-		{"GET", "/v1/templates", user, "templates", "List templates", nil, give(200, listTemplates), false},
-		{"GET", "/v1/templates/{template}", user, "templates", "Get a template", nil, give(200, getTemplate), false},
-		{"POST", "/v1/templates/{template}/bake", user, "templates", "Begin to bake a template, or join a bake", nil, take(202, bakeTemplate), false},
 		{"GET", "/v1/me", user, "keys", "Who the key is", nil, give(200, me), false},
 		{"GET", "/v1/me/tokens", admin, "keys", "List keys", nil, give(200, listTokens), false},
 		{"POST", "/v1/me/tokens", admin, "keys", "Make a key, which is shown this once", nil, take(201, createToken), false},

@@ -32,6 +32,7 @@ type Config struct {
 type Deps struct {
 	Sandboxes Sandboxes
 	Templates Templates
+	Builds    Builds // nil: templates cannot be built
 	Keys      Keys
 	Edge      Forwarder            // forwards to ports; nil: the port proxy is unsupported
 	Cells     *repl.Runner         // runs cells of code; may be shared with other faces; nil: one of its own
@@ -90,6 +91,9 @@ type Templates interface {
 	List(ctx context.Context, p auth.Principal) ([]api.Template, error)
 	Get(ctx context.Context, p auth.Principal, name string) (api.Template, error)
 	Bake(ctx context.Context, p auth.Principal, name string, req api.BakeRequest) (api.Template, error)
+	Delete(ctx context.Context, p auth.Principal, name string) error
+	Tag(ctx context.Context, p auth.Principal, name string, req api.TagRequest) (api.Template, error)
+	Untag(ctx context.Context, p auth.Principal, name, tag string) error
 }
 
 // Keys are the verbs of *auth.Keys.

@@ -93,6 +93,14 @@ func (t templates) Bake(ctx context.Context, p auth.Principal, name string, _ ap
 	return t.Get(ctx, p, name)
 }
 
+func (templates) Delete(context.Context, auth.Principal, string) error { return nil }
+
+func (t templates) Tag(ctx context.Context, p auth.Principal, name string, _ api.TagRequest) (api.Template, error) {
+	return t.Get(ctx, p, name)
+}
+
+func (templates) Untag(context.Context, auth.Principal, string, string) error { return nil }
+
 // boxes is a sandbox service over a simulated host: rows in a map, and no life of its own.
 type boxes struct {
 	host *hosttest.Host

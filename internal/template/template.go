@@ -180,9 +180,13 @@ func (s *Service) List(ctx context.Context, p auth.Principal) ([]api.Template, e
 	return out, nil
 }
 
-// Get answers a template by name, alias or id. A name may have a tag behind a colon.
+// Get answers a template by name, alias or id, with its versions. A name may have a tag behind a colon.
 func (s *Service) Get(ctx context.Context, p auth.Principal, name string) (api.Template, error) {
-	return s.get(ctx, p, name, true)
+	t, err := s.get(ctx, p, name, true)
+	if err == nil && t.ID != "" {
+		t.Versions, err = s.Versions(ctx, p, string(t.ID))
+	}
+	return t, err
 }
 
 // Bake begins to bake a template, or joins a bake under way, and answers the template with its progress.

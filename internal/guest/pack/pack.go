@@ -54,7 +54,6 @@ func unpackMain(args []string, stdin io.Reader) error {
 	set.StringVar(&opt.Dest, "dest", "", "")
 	set.StringVar(&opt.Chown, "chown", "", "")
 	set.StringVar(&opt.Chmod, "chmod", "", "")
-	set.BoolVar(&opt.Extract, "extract", false, "")
 	if err := set.Parse(args); err != nil {
 		return err
 	}

@@ -2,10 +2,6 @@ package pack
 
 import (
 	"archive/tar"
-	"bufio"
-	"bytes"
-	"compress/bzip2"
-	"compress/gzip"
 	"errors"
 	"fmt"
 	"io"
@@ -18,11 +14,10 @@ import (
 
 // Options of Unpack.
 type Options struct {
-	Root    string // "/" but in tests
-	Dest    string // absolute; with a slash at its end it is a directory
-	Chown   string // "user", "user:group", names or numbers; "": root
-	Chmod   string // octal; "": as in the stream
-	Extract bool   // archives in the stream are unpacked into Dest instead of copied
+	Root  string // "/" but in tests
+	Dest  string // absolute; with a slash at its end it is a directory
+	Chown string // "user", "user:group", names or numbers; "": as in the stream
+	Chmod string // octal; "": as in the stream
 }
 
 // MaxName bounds the length of a path in a stream, in bytes.
@@ -122,19 +117,6 @@ func (u *unpacker) stream(h *tar.Header, r io.Reader) error {
 
 // file puts a file that was named by itself: into dest if that is a directory, else as dest.
 func (u *unpacker) file(name string, h *tar.Header, r io.Reader) error {
-	if u.opt.Extract {
-		archive, rest, err := openArchive(r)
-		if err != nil {
-			return err
-		}
-		if archive != nil {
-			if err := u.makeDirs(u.dest); err != nil {
-				return err
-			}
-			return u.entries(archive, func(h *tar.Header, r io.Reader) error { return u.extract(h, r) })
-		}
-		r = rest
-	}
 	if info, err := os.Stat(u.dest); err == nil && info.IsDir() {
 		return u.put(filepath.Join(u.dest, name), h, r)
 	}
@@ -145,22 +127,14 @@ func (u *unpacker) file(name string, h *tar.Header, r io.Reader) error {
 	return u.put(u.dest, h, r)
 }
 
-// extract puts an entry of an archive that was added: with the owner that it names unless another was asked for.
-func (u *unpacker) extract(h *tar.Header, r io.Reader) error {
-	inner := *u
-	if u.opt.Chown == "" {
-		inner.uid, inner.gid = h.Uid, h.Gid
-	}
-	if h.Name == "." {
-		return nil
-	}
-	return inner.put(filepath.Join(u.dest, h.Name), h, r)
-}
-
 // put writes one entry at a path of the host's form.
 func (u *unpacker) put(to string, h *tar.Header, r io.Reader) error {
 	if err := u.makeDirs(filepath.Dir(to)); err != nil {
 		return err
+	}
+	uid, gid := u.uid, u.gid
+	if u.opt.Chown == "" {
+		uid, gid = h.Uid, h.Gid
 	}
 	mode := h.FileInfo().Mode()
 	if u.mode >= 0 {
@@ -171,14 +145,14 @@ func (u *unpacker) put(to string, h *tar.Header, r io.Reader) error {
 		if err := u.makeDirs(to); err != nil {
 			return err
 		}
-		return errors.Join(os.Lchown(to, u.uid, u.gid), os.Chmod(to, mode))
+		return errors.Join(os.Lchown(to, uid, gid), os.Chmod(to, mode))
 	case tar.TypeReg:
-		return u.write(to, mode, r)
+		return u.write(to, mode, uid, gid, r)
 	case tar.TypeSymlink:
 		if err := clear(to); err != nil {
 			return err
 		}
-		return errors.Join(os.Symlink(h.Linkname, to), os.Lchown(to, u.uid, u.gid))
+		return errors.Join(os.Symlink(h.Linkname, to), os.Lchown(to, uid, gid))
 	case tar.TypeLink:
 		if !filepath.IsLocal(h.Linkname) {
 			return fmt.Errorf("hard link to %.80q leads out of the archive", h.Linkname)
@@ -210,7 +184,7 @@ func clear(to string) error {
 	return os.Remove(to)
 }
 
-func (u *unpacker) write(to string, mode os.FileMode, r io.Reader) error {
+func (u *unpacker) write(to string, mode os.FileMode, uid, gid int, r io.Reader) error {
 	if err := clear(to); err != nil {
 		return err
 	}
@@ -220,32 +194,7 @@ func (u *unpacker) write(to string, mode os.FileMode, r io.Reader) error {
 	}
 	_, err = io.Copy(f, r)
 	if err == nil {
-		err = errors.Join(f.Chown(u.uid, u.gid), f.Chmod(mode.Perm()|mode&(os.ModeSetuid|os.ModeSetgid|os.ModeSticky)))
+		err = errors.Join(f.Chown(uid, gid), f.Chmod(mode.Perm()|mode&(os.ModeSetuid|os.ModeSetgid|os.ModeSticky)))
 	}
 	return errors.Join(err, f.Close())
-}
-
-// openArchive looks at the first bytes of r. It answers the archive that r is, or a reader of the same bytes.
-// Known are plain tar, gzip and bzip2.
-func openArchive(r io.Reader) (*tar.Reader, io.Reader, error) {
-	in := bufio.NewReaderSize(r, 1024)
-	head, err := in.Peek(512)
-	if err != nil && !errors.Is(err, io.EOF) {
-		return nil, nil, err
-	}
-	switch {
-	case bytes.HasPrefix(head, []byte{0x1f, 0x8b}):
-		z, err := gzip.NewReader(in)
-		if err != nil {
-			return nil, nil, err
-		}
-		return tar.NewReader(z), nil, nil
-	case bytes.HasPrefix(head, []byte("BZh")):
-		return tar.NewReader(bzip2.NewReader(in)), nil, nil
-	case bytes.HasPrefix(head, []byte{0xfd, '7', 'z', 'X', 'Z', 0}), bytes.HasPrefix(head, []byte{0x28, 0xb5, 0x2f, 0xfd}):
-		return nil, nil, errors.New("archives of xz and zstd are not unpacked by ADD: use gzip, bzip2 or none")
-	case len(head) >= 262 && string(head[257:262]) == "ustar":
-		return tar.NewReader(in), nil, nil
-	}
-	return nil, in, nil
 }

@@ -110,6 +110,14 @@ func operator(rest string) string {
 	return ""
 }
 
+// at is a path as the process means it: what is relative begins at its directory.
+func (s *shell) at(p string) string {
+	if path.IsAbs(p) || s.p.Dir == "" {
+		return p
+	}
+	return path.Join(s.p.Dir, p)
+}
+
 // redirected runs one command with its output where it belongs.
 func (s *shell) redirected(words []word) int {
 	var argv []string
@@ -131,7 +139,7 @@ func (s *shell) redirected(words []word) int {
 		return code
 	}
 	g := s.p.g
-	p, err := g.clean(target)
+	p, err := g.clean(s.at(target))
 	if err != nil {
 		return 1
 	}
@@ -251,7 +259,7 @@ func (s *shell) cat(args []string, say func(string)) int {
 		}
 	}
 	for _, a := range args {
-		_, r, err := s.p.g.Read(s.ctx, a, "", 0, -1)
+		_, r, err := s.p.g.Read(s.ctx, s.at(a), "", 0, -1)
 		if err != nil {
 			s.p.print(guestapi.StreamStderr, "cat: "+a+": No such file or directory\n")
 			return 1
@@ -267,6 +275,7 @@ func (s *shell) files(program string, args []string) int {
 		if strings.HasPrefix(a, "-") {
 			continue
 		}
+		a = s.at(a)
 		var err error
 		switch program {
 		case "touch":

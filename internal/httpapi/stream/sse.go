@@ -60,6 +60,11 @@ func (s *SSE) Event(name string, data any) error {
 	return s.write("event: " + name + "\ndata: " + text + "\n\n")
 }
 
+// Raw sends one event with data as it is, a single line.
+func (s *SSE) Raw(name, data string) error {
+	return s.write("event: " + name + "\ndata: " + data + "\n\n")
+}
+
 // ID sends one event with an id, which an EventSource gives back when it connects anew.
 func (s *SSE) ID(id, name string, data any) error {
 	text, err := oneLine(data)

@@ -1,0 +1,148 @@
+package api
+
+import "time"
+
+// BuildStatus is where a build stands.
+type BuildStatus string
+
+// The states of a build. Done and failed are the last.
+const (
+	BuildQueued  BuildStatus = "queued"
+	BuildRunning BuildStatus = "running" // its steps run
+	BuildBaking  BuildStatus = "baking"  // its steps have run: the template is booted anew, warmed and captured
+	BuildDone    BuildStatus = "done"
+	BuildFailed  BuildStatus = "failed" // or cancelled; Error says which
+)
+
+// Ended tells whether a build in this state goes no further.
+func (s BuildStatus) Ended() bool { return s == BuildDone || s == BuildFailed }
+
+// Build is one making of a template.
+type Build struct {
+	ID             BuildID     `json:"id"`
+	Name           string      `json:"name" doc:"Of the template."`
+	TemplateID     TemplateID  `json:"template_id"`
+	Status         BuildStatus `json:"status" enum:"queued,running,baking,done,failed"`
+	Error          string      `json:"error,omitempty" doc:"Why it failed, with the failing step and the end of its output."`
+	Code           Code        `json:"code,omitempty" doc:"Why it failed, for programs; canceled if it was."`
+	Step           string      `json:"step,omitempty" doc:"Under way, or the one that failed."`
+	StepsDone      int         `json:"steps_done"`
+	Steps          int         `json:"steps"`
+	StepsCached    int         `json:"steps_cached" doc:"Of those done, that were found finished by an earlier build."`
+	StartedAt      time.Time   `json:"started_at" doc:"When it was asked for."`
+	RunsSince      *time.Time  `json:"runs_since,omitempty"`
+	EndedAt        *time.Time  `json:"ended_at,omitempty"`
+	SizeMB         int         `json:"size_mb" doc:"Disk that its sandboxes see."`
+	Bytes          int64       `json:"bytes,omitempty" doc:"That the finished template takes on the host's disk."`
+	CPU            int         `json:"cpu,omitempty"`
+	MemoryMB       int         `json:"memory_mb,omitempty"`
+	ImageRef       string      `json:"image_ref,omitempty"`
+	OwnerWorkspace Workspace   `json:"owner_workspace,omitempty"`
+	Tags           []string    `json:"tags,omitempty"`
+	Attempt        int         `json:"attempt,omitempty" doc:"Above 1 after a restart of the node."`
+	Reused         bool        `json:"reused,omitempty" doc:"Nothing was built: the template is what this build would make."`
+}
+
+// BuildLine is one line of a build's log.
+type BuildLine struct {
+	Seq   int64     `json:"seq" doc:"Counts from 1; the id of the event."`
+	Time  time.Time `json:"time"`
+	Level string    `json:"level" enum:"info,warn,error" doc:"Output of steps is info."`
+	Step  string    `json:"step,omitempty"`
+	Line  string    `json:"line"`
+}
+
+// BuildRequest is what may be chosen of a build, whatever its source. The fields are form fields of
+// POST /v1/templates/build, and JSON of POST /v1/templates/build with a source that needs no upload.
+type BuildRequest struct {
+	Name        string            `json:"name"`
+	SizeMB      int               `json:"size_mb,omitempty" doc:"Disk that its sandboxes see, 64 to 65536; the source's, or 4096, if absent. Never less than the source's."`
+	CPU         int               `json:"cpu,omitempty" doc:"1 to 16; the source's, or 1, if absent."`
+	MemoryMB    int               `json:"memory_mb,omitempty" doc:"128 to 65536; the source's, or 512, if absent."`
+	Replace     bool              `json:"replace,omitempty" doc:"Make a new version of a template that is there; without it that is a conflict."`
+	Tags        []string          `json:"tags,omitempty" doc:"That the new version gets; the default tag if absent."`
+	Global      bool              `json:"global,omitempty" doc:"Everyone may use it; admin keys only."`
+	Description string            `json:"description,omitempty"`
+	NoCache     bool              `json:"no_cache,omitempty" doc:"Run every step anew."`
+	Args        map[string]string `json:"args,omitempty" doc:"Build arguments of a Dockerfile."`
+	Target      string            `json:"target,omitempty" doc:"Stage of a Dockerfile; the last if absent."`
+	Start       string            `json:"start,omitempty" doc:"Command that runs in its sandboxes; that of the Dockerfile or image if absent."`
+	Ready       string            `json:"ready,omitempty" doc:"Command that succeeds once start can be used; the HEALTHCHECK if absent."`
+	Warm        []string          `json:"warm,omitempty" doc:"Commands that run once before the capture."`
+	User        string            `json:"user,omitempty" doc:"Default user of its sandboxes; the source's if absent."`
+	Workdir     string            `json:"workdir,omitempty"`
+	StepSeconds int               `json:"step_seconds,omitempty" doc:"That one step may take; the server's bound if absent."`
+
+	// Exactly one source.
+	Dockerfile   string        `json:"dockerfile,omitempty" doc:"Its text; the files it copies are uploaded beside it."`
+	ImageRef     string        `json:"image_ref,omitempty" doc:"An OCI image."`
+	Registry     *RegistryAuth `json:"registry,omitempty" doc:"Who to be to the registry of image_ref and FROM."`
+	FromSandbox  SandboxID     `json:"from_sandbox,omitempty" doc:"A running sandbox, as it is now."`
+	FromSnapshot SnapshotID    `json:"from_snapshot,omitempty"`
+	FromTemplate string        `json:"from_template,omitempty" doc:"A built template, to be of another size."`
+	Memory       bool          `json:"memory,omitempty" doc:"With from_sandbox and from_snapshot: keep what runs, instead of booting the disk anew."`
+}
+
+// RegistryAuth is who to be to a registry. It is kept in memory only.
+type RegistryAuth struct {
+	Server   string `json:"server,omitempty" doc:"Host name; that of the image if absent."`
+	Username string `json:"username,omitempty"`
+	Password string `json:"password,omitempty"`
+	Token    string `json:"token,omitempty" doc:"Instead of user name and password."`
+}
+
+// RetryRequest builds once more what failed: POST /v1/templates/builds/{id}/retry. The body may be empty.
+type RetryRequest struct {
+	Registry *RegistryAuth `json:"registry,omitempty" doc:"Who to be to a registry, if the first try had to be somebody."`
+}
+
+// Bounds of a build.
+const (
+	MaxBuildSizeMB   = 64 << 10
+	MaxBuildMemoryMB = 64 << 10
+	MaxBuildCPU      = 16
+)
+
+// Validate checks the request by itself.
+func (r *BuildRequest) Validate() error {
+	sources := 0
+	for _, set := range []bool{r.Dockerfile != "", r.ImageRef != "", r.FromSandbox != "", r.FromSnapshot != "", r.FromTemplate != ""} {
+		if set {
+			sources++
+		}
+	}
+	switch {
+	case !ValidTemplateName(r.Name):
+		return invalid("name", "%s is not a template name: use 1 to 64 of a-z A-Z 0-9 . _ -", quote(r.Name))
+	case sources > 1:
+		return invalid("dockerfile", "name one source: a Dockerfile, image_ref, rootfs, from_sandbox, from_snapshot or from_template")
+	case r.SizeMB != 0 && (r.SizeMB < 64 || r.SizeMB > MaxBuildSizeMB):
+		return invalid("size_mb", "%d is out of range: use 64 to %d", r.SizeMB, MaxBuildSizeMB)
+	case r.CPU < 0 || r.CPU > MaxBuildCPU:
+		return invalid("cpu", "%d is out of range: use 1 to %d", r.CPU, MaxBuildCPU)
+	case r.MemoryMB != 0 && (r.MemoryMB < 128 || r.MemoryMB > MaxBuildMemoryMB):
+		return invalid("memory_mb", "%d is out of range: use 128 to %d", r.MemoryMB, MaxBuildMemoryMB)
+	case r.StepSeconds < 0 || r.StepSeconds > 24*3600:
+		return invalid("step_seconds", "%d is out of range: use up to %d", r.StepSeconds, 24*3600)
+	case r.User != "" && !userName.MatchString(r.User):
+		return invalid("user", "%s is not a user's name or number", quote(r.User))
+	case r.Workdir != "" && r.Workdir[0] != '/':
+		return invalid("workdir", "%s is not absolute", quote(r.Workdir))
+	case r.Memory && r.FromSandbox == "" && r.FromSnapshot == "":
+		return invalid("memory", "only a sandbox or a snapshot has a memory to keep")
+	case r.Memory && (r.CPU != 0 || r.MemoryMB != 0 || r.SizeMB != 0 || r.Start != "" || r.Ready != "" || len(r.Warm) > 0):
+		return invalid("memory", "a memory is kept as it is: leave cpu, memory_mb, size_mb, start, ready and warm out")
+	case len(r.Dockerfile) > 1<<20:
+		return invalid("dockerfile", "%d bytes are too many: use at most %d", len(r.Dockerfile), 1<<20)
+	case len(r.Warm) > 32 || len(r.Tags) > 64 || len(r.Args) > 256:
+		return invalid("warm", "too many warm commands, tags or args: use at most 32, 64 and 256")
+	case len(r.Description) > 1000 || len(r.Start) > 32<<10 || len(r.Ready) > 32<<10:
+		return invalid("description", "too long: description has at most 1000 bytes, start and ready 32768")
+	}
+	for _, tag := range r.Tags {
+		if !ValidTemplateName(tag) || BuildID(tag).Valid() {
+			return invalid("tags", "%s cannot be a tag: use 1 to 64 of a-z A-Z 0-9 . _ -", quote(tag))
+		}
+	}
+	return nil
+}
