@@ -106,7 +106,7 @@ func TestRewrite(t *testing.T) {
 	}
 	before, err := disk.Extents(src)
 	if err != nil {
-		t.Skipf("file system cannot list extents: %v", err)
+		t.Skipf("probe fiemap: the file system cannot list extents: %v", err)
 	}
 	after, err := disk.Extents(dst)
 	if err != nil || after >= before {

@@ -310,7 +310,7 @@ func FuzzAnswer(f *testing.F) {
 		}
 		got.Truncate(plainUDPSize)
 		if _, err := got.Pack(); err != nil {
-			t.Skip(err) // names that cannot be written again get no answer
+			return // names that cannot be written again get no answer
 		}
 	})
 }

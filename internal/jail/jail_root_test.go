@@ -25,7 +25,7 @@ func open(t *testing.T, prefix string) *Jail {
 	t.Helper()
 	layout, err := Probe()
 	if err != nil {
-		t.Skip(err)
+		t.Skipf("probe cgroup: %v", err)
 	}
 	t.Log(layout)
 	j, err := New(Config{Layout: layout, Prefix: prefix})
@@ -162,12 +162,12 @@ func TestSweepAndAdopt(t *testing.T) {
 func TestKillVersionTwo(t *testing.T) {
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
-		t.Skip(err)
+		t.Skipf("probe cgroup: %v", err)
 	}
 	defer f.Close()
 	unified, _, err := mounts(f)
 	if err != nil || unified == "" {
-		t.Skip("cgroup v2 is not mounted")
+		t.Skip("probe cgroup2: version 2 is not mounted")
 	}
 	ctx := limited(t)
 	j, err := New(Config{Layout: Layout{Version: 2, CPU: unified, Memory: unified, PIDs: unified, Account: unified}, Prefix: "pntv2"})

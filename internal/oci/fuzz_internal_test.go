@@ -66,7 +66,7 @@ func FuzzLayers(f *testing.F) {
 		}
 		var out bytes.Buffer
 		if _, err := tr.write(t.Context(), layers, &out); err != nil {
-			t.Skip(err)
+			return
 		}
 		checkStream(t, &out)
 	})

@@ -215,7 +215,7 @@ func hugePages(t *testing.T, count int) {
 		t.Fatal(err)
 	}
 	if got, err := os.ReadFile(pool); err != nil || strings.TrimSpace(string(got)) != fmt.Sprint(count) {
-		t.Skipf("this machine has no %d huge pages: %s, %v", count, got, err)
+		t.Skipf("probe hugepages: this machine has no %d huge pages: %s, %v", count, got, err)
 	}
 }
 

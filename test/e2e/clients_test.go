@@ -66,7 +66,7 @@ func TestE2BClient(t *testing.T) {
 func npmInstall(t *testing.T, dir, name string) {
 	t.Helper()
 	if _, err := exec.LookPath("npm"); err != nil {
-		t.Skip("probe program: npm is not installed on this machine")
+		t.Skip("probe npm: it is not installed on this machine")
 	}
 	if _, err := os.Stat(filepath.Join(dir, "installed")); err == nil {
 		return

@@ -55,7 +55,7 @@ func program(t *testing.T) string {
 func dataDir(t *testing.T) string {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("not root")
+		t.Skip("probe root: a node is run by root alone")
 	}
 	dir := os.Getenv("PANDASTACK_TEST_DATA")
 	if dir == "" {

@@ -86,10 +86,10 @@ func data(t *testing.T) string {
 	t.Helper()
 	dir := os.Getenv("PANDASTACK_TEST_DATA")
 	if dir == "" {
-		t.Skip("PANDASTACK_TEST_DATA names no data directory made by pandastack setup")
+		t.Skip("probe data: PANDASTACK_TEST_DATA names no data directory made by pandastack setup")
 	}
 	if os.Geteuid() != 0 {
-		t.Skip("not root")
+		t.Skip("probe root: machines are made by root alone")
 	}
 	return dir
 }

@@ -18,7 +18,7 @@ import (
 func TestCommandLine(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := command(t, dir, nil, "npm", "install", "--no-audit", "--no-fund", "--loglevel=error", "@pandastack/sdk@0.9.0"); err != nil {
-		t.Skipf("skipped: npm cannot install @pandastack/sdk: %v", err)
+		t.Skipf("probe npm: it cannot install @pandastack/sdk: %v", err)
 	}
 	address, key := serve(t)
 	c := &cli{t: t, dir: dir, env: append(os.Environ(), "PANDASTACK_API="+address, "PANDASTACK_API_URL="+address, "PANDASTACK_API_KEY="+key, "HOME="+dir)}

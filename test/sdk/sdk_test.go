@@ -121,7 +121,7 @@ func must(t *testing.T, err error) {
 func command(t *testing.T, dir string, env []string, name string, args ...string) (string, error) {
 	t.Helper()
 	if _, err := exec.LookPath(name); err != nil {
-		t.Skipf("skipped: %s is not installed", name)
+		t.Skipf("probe %s: it is not installed", name)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
@@ -182,7 +182,7 @@ func ready(t *testing.T, address string) {
 func TestTypeScript(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := command(t, dir, nil, "npm", "install", "--no-audit", "--no-fund", "--loglevel=error", "@pandastack/sdk@0.9.0"); err != nil {
-		t.Skipf("skipped: npm cannot install @pandastack/sdk: %v", err)
+		t.Skipf("probe npm: it cannot install @pandastack/sdk: %v", err)
 	}
 	drive(t, dir, nil, "node", "sdk.mjs")
 }
@@ -191,7 +191,7 @@ func TestPython(t *testing.T) {
 	dir := t.TempDir()
 	site := filepath.Join(dir, "site")
 	if _, err := command(t, dir, nil, "python3", "-m", "pip", "install", "--quiet", "--target", site, "pandastack==0.8.1"); err != nil {
-		t.Skipf("skipped: pip cannot install pandastack: %v", err)
+		t.Skipf("probe pip: it cannot install pandastack: %v", err)
 	}
 	drive(t, dir, []string{"PYTHONPATH=" + site}, "python3", "sdk.py")
 }

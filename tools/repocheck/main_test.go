@@ -52,6 +52,8 @@ func TestRules(t *testing.T) {
 		{"sleep-in-test", "a:\n", map[string]string{"a/a.go": "// Package a.\npackage a\n", "a/a_test.go": "package a\nimport \"time\"\nfunc f() { time.Sleep(1) }\n"}, "call a/a_test.go: uses time.Sleep on line 3"},
 		{"background", "a:\n", map[string]string{"a/a.go": "// Package a.\npackage a\nimport c \"context\"\nvar x = c.Background()\n"}, "call a/a.go: uses context.Background on line 4"},
 		{"panic", "a:\n", map[string]string{"a/a.go": "// Package a.\npackage a\nfunc f() { panic(1) }\n"}, "panic a/a.go: panics on line 3"},
+		{"skip", "a:\n", map[string]string{"a/a.go": "// Package a.\npackage a\n", "a/a_test.go": "package a\nfunc f(t T) { t.Skip(\"no\") }\n"}, "skip a/a_test.go: line 2 skips"},
+		{"skip-probe", "a:\n", map[string]string{"a/a.go": "// Package a.\npackage a\n", "a/a_test.go": "package a\nfunc f(t T) { t.Skip(\"probe root: no\") }\n"}, ""},
 		{"init", "a:\n", map[string]string{"a/a.go": "// Package a.\npackage a\nfunc init() {}\n"}, "init a/a.go: has an init function"},
 		{"unsafe", "a:\n", map[string]string{"a/a.go": "// Package a.\npackage a\nimport _ \"unsafe\"\n"}, "unsafe a/a.go: imports unsafe"},
 		{"unsafe-placed", "a:\n", map[string]string{"a/a_unsafe.go": "// Package a.\npackage a\nimport _ \"unsafe\"\n"}, ""},

@@ -35,7 +35,7 @@ var bans = []ban{
 }
 
 // assembly packages know everything and are exempt from the limit on imports.
-var assembly = []string{"cmd", "internal/boot", "internal/cli", "test"}
+var assembly = []string{"cmd", "internal/boot", "internal/cli", "internal/platformtest", "test"}
 
 func under(dir string, roots []string) bool {
 	for _, r := range roots {
@@ -127,6 +127,9 @@ func (s source) calls(dir string) []finding {
 				found = append(found, s.banned(dir, local[x.Name], n)...)
 			}
 		case *ast.CallExpr:
+			if !namesProbe(n) {
+				found = append(found, finding{"skip", s.name, fmt.Sprintf("line %d skips a test without naming a probe; begin the text with \"probe NAME: \"", s.line(n.Pos()))})
+			}
 			if f, ok := n.Fun.(*ast.Ident); ok && f.Name == "panic" && !s.test {
 				found = append(found, finding{"panic", s.name, fmt.Sprintf("panics on line %d; return an error", s.line(n.Pos()))})
 			}
@@ -134,6 +137,23 @@ func (s source) calls(dir string) []finding {
 		return true
 	})
 	return found
+}
+
+// namesProbe tells whether a call is none that skips a test, or says first which probe of the machine is
+// missing.
+func namesProbe(call *ast.CallExpr) bool {
+	f, ok := call.Fun.(*ast.SelectorExpr)
+	if !ok || f.Sel.Name != "Skip" && f.Sel.Name != "Skipf" && f.Sel.Name != "SkipNow" {
+		return true
+	}
+	if x, ok := f.X.(*ast.Ident); !ok || x.Name != "t" && x.Name != "b" && x.Name != "f" {
+		return true
+	}
+	if len(call.Args) == 0 {
+		return false
+	}
+	text, ok := call.Args[0].(*ast.BasicLit)
+	return ok && strings.HasPrefix(strings.Trim(text.Value, "\"`"), "probe ")
 }
 
 func (s source) banned(dir, imported string, sel *ast.SelectorExpr) []finding {

@@ -15,7 +15,7 @@ import (
 func TestFullDirectory(t *testing.T) {
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {
-		t.Skip("no tmpfs can be mounted:", err)
+		t.Skip("probe mount: no tmpfs can be mounted:", err)
 	}
 	t.Cleanup(func() {
 		if err := unix.Unmount(dir, 0); err != nil {

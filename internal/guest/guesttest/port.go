@@ -29,7 +29,7 @@ while True:
 
 func port(t *testing.T, e Env) {
 	if o := Exec(t, e.Guest, guestapi.ProcessSpec{Shell: "command -v python3"}); o.Exit.Code != 0 {
-		t.Skip("the guest has no python3")
+		t.Skip("probe python3: the guest has no python3")
 	}
 	ctx := Context(t)
 	p, err := e.Guest.Start(ctx, guestapi.ProcessSpec{Argv: []string{"python3", "-c", server}})

@@ -176,7 +176,7 @@ func FuzzUnpack(f *testing.F) {
 				break
 			}
 			if h.Typeflag == tar.TypeSymlink || h.Typeflag == tar.TypeLink {
-				t.Skip()
+				return
 			}
 		}
 		_ = pack.Unpack(bytes.NewReader(data), pack.Options{Root: t.TempDir(), Dest: "/d/", Chown: me()})

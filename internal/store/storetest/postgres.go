@@ -25,7 +25,7 @@ func Postgres(t *testing.T) func(t *testing.T) string {
 	t.Helper()
 	bins, err := filepath.Glob("/usr/lib/postgresql/*/bin")
 	if err != nil || len(bins) == 0 {
-		t.Skip("no PostgreSQL server in /usr/lib/postgresql")
+		t.Skip("probe postgres: no PostgreSQL server in /usr/lib/postgresql")
 	}
 	bin := slices.Max(bins)
 	dir, err := os.MkdirTemp("", "pspg") // short: a socket's path has 107 bytes
@@ -83,7 +83,7 @@ func unprivileged(t *testing.T, dir string) *syscall.SysProcAttr {
 		attr.Credential = &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
 		return attr
 	}
-	t.Skip("no user postgres or nobody to run PostgreSQL as")
+	t.Skip("probe postgres: no user postgres or nobody to run PostgreSQL as")
 	return nil
 }
 
