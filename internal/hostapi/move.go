@@ -18,6 +18,11 @@ type Mover interface {
 	// text says why. ErrInvalid: what is stored is not what was pushed, or is another workspace's. After an
 	// error nothing is left.
 	PullSnapshot(ctx context.Context, workspace string, id SnapshotID) (Pulled, error)
+	// StreamSnapshot is PullSnapshot that answers as soon as machines can be created from the snapshot: what
+	// they use comes when they use it, or ahead when earlier ones used it, and the rest in the background.
+	// A machine whose content does not come any more fails with the reason. Until all of it is here, a fork,
+	// snapshot or hibernation of such a machine waits, and an end of the host agent ends the machine.
+	StreamSnapshot(ctx context.Context, workspace string, id SnapshotID) (Pulled, error)
 	// DeletePushed removes a snapshot from the object store; one that is not there is fine. Hosts that have
 	// it keep it, and machines that are being started from the store have time to end that.
 	DeletePushed(ctx context.Context, workspace string, id SnapshotID) error

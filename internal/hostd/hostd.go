@@ -17,6 +17,7 @@ import (
 	"github.com/pandastack/pandastack/internal/hostapi"
 	"github.com/pandastack/pandastack/internal/machine"
 	"github.com/pandastack/pandastack/internal/snapshot"
+	"github.com/pandastack/pandastack/internal/stream"
 )
 
 // snapshots is the area of users' snapshots.
@@ -64,7 +65,8 @@ type Host struct {
 	machines *machine.Manager
 	baker    *bake.Baker
 	images   images
-	depot    *depot.Depot // nil: there is no object store
+	depot    *depot.Depot    // nil: there is no object store
+	streams  *stream.Manager // nil: likewise
 }
 
 var _ hostapi.Host = (*Host)(nil)
@@ -92,7 +94,16 @@ func (h *Host) Open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := h.openDepot(store); err != nil {
+		return err
+	}
+	if err := h.openStreams(ctx, store); err != nil {
+		return err
+	}
 	cfg, deps := h.cfg.Machine, h.deps.Machine
+	if h.streams != nil {
+		deps.Streams = h.streams
+	}
 	cfg.Dir = filepath.Join(h.cfg.DataDir, "machines")
 	deps.Store, deps.Emit, deps.Log = store, h.hub.emit, h.deps.Log
 	machines, err := machine.New(cfg, deps)
@@ -111,7 +122,7 @@ func (h *Host) Open(ctx context.Context) error {
 		return errors.Join(err, machines.Close())
 	}
 	h.images.dir = filepath.Join(h.cfg.DataDir, "images")
-	if err := errors.Join(h.images.open(), h.openDepot(store)); err != nil {
+	if err := h.images.open(); err != nil {
 		return errors.Join(err, machines.Close())
 	}
 	h.store, h.machines, h.baker = store, machines, baker
@@ -125,6 +136,7 @@ func (h *Host) Run(ctx context.Context) error {
 	g.Go(func() error { return h.baker.Run(ctx) })
 	if h.depot != nil {
 		g.Go(func() error { return h.depot.Run(ctx) })
+		g.Go(func() error { h.streams.Resume(ctx); return nil })
 	}
 	return g.Wait()
 }
@@ -143,7 +155,11 @@ func (h *Host) Close(ctx context.Context) error {
 	if !h.cfg.LeaveRunning {
 		err = h.rest(ctx)
 	}
-	return errors.Join(err, h.machines.Close())
+	err = errors.Join(err, h.machines.Close())
+	if h.streams != nil {
+		err = errors.Join(err, h.streams.Close())
+	}
+	return err
 }
 
 // rest brings all machines to rest.

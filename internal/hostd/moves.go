@@ -124,5 +124,7 @@ func (h *Host) DeletePushed(ctx context.Context, workspace string, id hostapi.Sn
 	if _, err := h.moving("delete pushed", workspace, id); err != nil {
 		return err
 	}
-	return moveError("delete pushed", id, h.depot.Delete(ctx, chunk.Space(workspace), chunk.ID(id)))
+	o := origin{chunk.Space(workspace), chunk.ID(id)}
+	err := errors.Join(h.depot.Delete(ctx, o.Space, o.ID), h.depot.Delete(ctx, o.Space, traceID(o)))
+	return moveError("delete pushed", id, err)
 }

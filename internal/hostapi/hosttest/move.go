@@ -75,6 +75,11 @@ func (h *Host) PullSnapshot(ctx context.Context, workspace string, id hostapi.Sn
 	return out, err
 }
 
+// StreamSnapshot implements hostapi.Host.
+func (h *Host) StreamSnapshot(ctx context.Context, workspace string, id hostapi.SnapshotID) (hostapi.Pulled, error) {
+	return h.PullSnapshot(ctx, workspace, id)
+}
+
 // DeletePushed implements hostapi.Host.
 func (h *Host) DeletePushed(ctx context.Context, workspace string, id hostapi.SnapshotID) error {
 	return h.move(ctx, "deletepushed", id, func(o *Objects) error {
