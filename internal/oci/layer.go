@@ -99,10 +99,10 @@ func (p *Puller) receive(r io.Reader, l Layer, part *os.File, left *budget) (*un
 		_, err = io.Copy(io.Discard, in) // what stands behind the compressed stream is of the blob, too
 	}
 	switch {
-	case err != nil:
-		return nil, corrupt(err)
 	case stream.failed != nil:
 		return nil, fmt.Errorf("keep layer: %w", stream.failed)
+	case err != nil:
+		return nil, corrupt(err)
 	case blobSum.n != l.Size || blobSum.String() != l.Digest:
 		return nil, fmt.Errorf("%w: the blob %s is %s, of %d bytes", ErrCorrupt, l.Digest, blobSum, blobSum.n)
 	case stream.String() != l.DiffID:

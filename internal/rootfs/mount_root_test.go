@@ -88,3 +88,37 @@ func assertMounted(t *testing.T, dir string) {
 		t.Errorf("got %v for an attribute that is not there", err)
 	}
 }
+
+// TestHostFull writes an image where the host has too little space for it.
+func TestHostFull(t *testing.T) {
+	probetest.Need(t, probe.Config{}, probe.Root, probe.Tools)
+	dir, done := t.TempDir(), make(chan struct{})
+	b := stream(t, ent{name: "f", data: noise(12 << 20)})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		if err := errors.Join(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")); err != nil {
+			t.Errorf("mount namespace: %v", err)
+			return
+		}
+		for _, size := range []string{"64k", "4m", "10m"} {
+			if err := unix.Mount("none", dir, "tmpfs", 0, "size="+size); err != nil {
+				t.Errorf("mount: %v", err)
+				return
+			}
+			f, err := os.Create(filepath.Join(dir, "image"))
+			if err != nil {
+				t.Errorf("create: %v", err)
+				return
+			}
+			if _, err := rootfs.Write(t.Context(), bytes.NewReader(b), f, rootfs.Options{SizeMiB: 64}); err == nil || errors.Is(err, rootfs.ErrFull) {
+				t.Errorf("got %v with %s of space", err, size)
+			}
+			assertEmpty(t, f)
+			if err := errors.Join(f.Close(), unix.Unmount(dir, 0)); err != nil {
+				t.Errorf("unmount: %v", err)
+			}
+		}
+	}()
+	<-done
+}
