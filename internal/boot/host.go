@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"sync"
 
@@ -14,9 +13,7 @@ import (
 	"github.com/pandastack/pandastack/internal/kernel"
 	"github.com/pandastack/pandastack/internal/machine"
 	"github.com/pandastack/pandastack/internal/netslot"
-	"github.com/pandastack/pandastack/internal/probe"
 	"github.com/pandastack/pandastack/internal/vmm"
-	"github.com/pandastack/pandastack/internal/vmm/qemu"
 )
 
 // data makes the data directory usable and takes it for this node.
@@ -90,22 +87,6 @@ func (n *node) confine() (*jail.Jail, error) {
 	}
 	n.back.Push("close control groups", func(context.Context) error { return j.Close() })
 	return j, nil
-}
-
-// driver makes the driver of the monitors.
-func (n *node) driver(ctx context.Context) (vmm.Driver, error) {
-	accelerator, err := n.accelerator(ctx)
-	if err != nil {
-		return nil, err
-	}
-	d, err := qemu.New(ctx, qemu.Config{Binary: n.Config.VMM.QEMU, Accelerator: accelerator})
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("QEMU is not installed: %w; run pandastack setup", err)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("QEMU: %w", err)
-	}
-	return d, nil
 }
 
 // owner gives the user that runs the monitor of a network place.
@@ -222,17 +203,4 @@ func (n *node) memory() machine.HostMemory {
 		total, available, err = machine.ReadMeminfo()
 		return min(total, most), min(available, most), err
 	}
-}
-
-// accelerator finds out how guests run here, unless the configuration says so.
-func (n *node) accelerator(ctx context.Context) (vmm.Accelerator, error) {
-	if n.Config.VMM.Accelerator != "auto" {
-		return vmm.Accelerator(n.Config.VMM.Accelerator), nil
-	}
-	c, err := probe.ChooseAccelerator(ctx, probe.Config{DataDir: n.Config.DataDir, QEMU: n.Config.VMM.QEMU, GuestAgent: n.Config.Agent()})
-	if err != nil {
-		return "", err
-	}
-	n.Log.Info("guests run", "accelerator", c.Accelerator, "why", c.Why)
-	return c.Accelerator, nil
 }

@@ -47,8 +47,13 @@ type Log struct {
 
 // VMM is the program that runs the machines.
 type VMM struct {
+	Driver      string `yaml:"driver" default:"auto" doc:"auto takes Firecracker where a usable one boots a guest, else QEMU; firecracker or qemu says it."`
 	Accelerator string `yaml:"accelerator" default:"auto" doc:"auto boots a guest to find out, kvm or tcg says it."`
 	QEMU        string `yaml:"qemu" default:"" doc:"Path of qemu-system-x86_64 or qemu-system-aarch64; empty looks in PATH."`
+	Firecracker string `yaml:"firecracker" default:"" doc:"Path of firecracker; empty looks in PATH."`
+	Jailer      string `yaml:"jailer" default:"" doc:"Path of Firecracker's own jailer, to start it through; empty uses the node's own jail."`
+	MoreMemory  int    `yaml:"more_memory_mib" default:"4096" doc:"Memory that can be added to a sandbox beyond its template's, in steps of 128 MiB; with Firecracker only, for templates baked from now on."`
+	MoreDisks   int    `yaml:"more_disks" default:"2" doc:"Disks that can be added to a sandbox beyond its template's; with Firecracker only, for templates baked from now on."`
 	Unconfined  bool   `yaml:"unconfined" default:"false" doc:"Run monitors as the node's own user instead of an unprivileged one; for tests of the host only."`
 }
 

@@ -52,6 +52,12 @@ func (n *Node) Validate() error {
 	}
 	oneOf("log.level", n.Log.Level, "debug", "info", "warn", "error")
 	oneOf("log.format", n.Log.Format, "text", "json")
+	oneOf("vmm.driver", n.VMM.Driver, "auto", "firecracker", "qemu")
+	atLeast("vmm.more_memory_mib", n.VMM.MoreMemory, 0)
+	if n.VMM.MoreMemory%128 != 0 {
+		bad("vmm.more_memory_mib", "%d is not a multiple of 128", n.VMM.MoreMemory)
+	}
+	atLeast("vmm.more_disks", n.VMM.MoreDisks, 0)
 	oneOf("vmm.accelerator", n.VMM.Accelerator, "auto", "kvm", "tcg")
 	atLeast("capacity.memory_mib", n.Capacity.MemoryMiB, 0)
 	atLeast("capacity.memory_reserve_mib", n.Capacity.MemoryReserveMiB, 0)

@@ -122,9 +122,14 @@ func cacheKey(files ...string) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// boot starts a guest and waits until its kernel speaks. The guest has no disk and no initramfs, so it
-// ends soon after; it is killed before.
+// boot starts a guest in QEMU and waits until its kernel speaks. The guest has no disk and no initramfs, so
+// it ends soon after; it is killed before.
 func boot(ctx context.Context, binary, path string, accel vmm.Accelerator, limit time.Duration) error {
+	return speak(ctx, "QEMU", limit, binary, bootArguments(path, accel, kernel.IsELF(path))...)
+}
+
+// speak runs a monitor, called name for people, until the guest's kernel speaks on its standard output.
+func speak(ctx context.Context, name string, limit time.Duration, binary string, args ...string) error {
 	silent := fmt.Errorf("its kernel said nothing within %v", limit)
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, silent)
 	defer cancel()
@@ -137,7 +142,7 @@ func boot(ctx context.Context, binary, path string, accel vmm.Accelerator, limit
 		return err
 	}
 	var complaint tail
-	cmd := exec.CommandContext(ctx, binary, bootArguments(path, accel, kernel.IsELF(path))...)
+	cmd := exec.CommandContext(ctx, binary, args...)
 	cmd.Stdout, cmd.Stderr = console, &complaint
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
@@ -156,7 +161,7 @@ func boot(ctx context.Context, binary, path string, accel vmm.Accelerator, limit
 	if cause := context.Cause(ctx); errors.Is(cause, silent) {
 		return cause
 	}
-	return fmt.Errorf("%w: %s", err, complaint.text())
+	return fmt.Errorf("%s %w: %s", name, err, complaint.text())
 }
 
 // watch waits for the marker in the console, nil, or for the end of the monitor.
@@ -177,7 +182,7 @@ func watch(console io.ReaderAt, ended <-chan error) error {
 			if err == nil {
 				err = errSilent
 			}
-			return fmt.Errorf("QEMU ended before the guest's kernel spoke (%w)", err)
+			return fmt.Errorf("ended before the guest's kernel spoke (%w)", err)
 		case <-tick.C:
 			if spoke() {
 				return nil

@@ -59,9 +59,12 @@ type Result struct {
 
 // Config says what the probes look at.
 type Config struct {
-	DataDir    string // need not exist
-	QEMU       string // program; empty: qemu-system-<processor> in PATH
-	GuestAgent string // path of the guest agent's program; empty: not looked at
+	DataDir string // need not exist
+	QEMU    string // program; empty: qemu-system-<processor> in PATH
+	Driver  string // Auto (or empty), FirecrackerDriver or QEMUDriver
+	// Firecracker is its program; empty: firecracker in PATH.
+	Firecracker string
+	GuestAgent  string // path of the guest agent's program; empty: not looked at
 }
 
 // The names of all probes.
@@ -71,6 +74,9 @@ const (
 	Kernel      = "kernel"
 	GuestAgent  = "guest-agent"
 	Accelerator = "accelerator"
+	Firecracker = "firecracker"
+	Driver      = "driver"
+	GuestMemory = "guest-memory"
 	Reflink     = "reflink"
 	Network     = "network"
 	CGroups     = "cgroups"
@@ -94,6 +100,9 @@ func All(c Config) []Probe {
 		{Kernel, c.kernel},
 		{GuestAgent, c.guestAgent},
 		{Accelerator, c.accelerator},
+		{Firecracker, c.firecracker},
+		{Driver, c.driver},
+		{GuestMemory, guestMemory},
 		{Reflink, c.reflink},
 		{Network, network},
 		{CGroups, cgroups},

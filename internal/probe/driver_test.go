@@ -1,0 +1,96 @@
+package probe_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/probe"
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+// monitors are stand-ins for a Firecracker of a release, which does run with a configuration, and a QEMU
+// that runs guests by translation, beside a kernel.
+func monitors(t *testing.T, release, run string) probe.Config {
+	t.Helper()
+	dir := t.TempDir()
+	kernels := filepath.Join(dir, "kernel", "tuned")
+	if err := os.MkdirAll(kernels, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	c := probe.Config{DataDir: dir, QEMU: fake(t, "exit 1"), Firecracker: filepath.Join(dir, "firecracker")}
+	script := fmt.Sprintf("#!/bin/sh\ncase \"$*\" in --version) echo Firecracker v%s ;; --no-api*) %s ;; esac\n", release, run)
+	for path, text := range map[string]string{
+		c.Firecracker:                         script,
+		filepath.Join(kernels, "vmlinux"):     "\x7fELF",
+		filepath.Join(kernels, "kernel.json"): `{"version":"6.0","image":"vmlinux","modules":null,"sha256":{}}`,
+	} {
+		if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return c
+}
+
+const speaks = "echo '[ 0.0] Linux version 6.0'; exec sleep 600"
+
+func TestChooseDriver(t *testing.T) {
+	_, err := os.Stat("/dev/kvm")
+	kvm := err == nil
+	for _, r := range []struct {
+		name, release, run, driver string
+		want, why                  string
+	}{
+		{"usable", "1.15.1", speaks, "auto", "firecracker", ""},
+		{"faulty", "1.16.0", speaks, "auto", "qemu", "1.16.0 is not used"},
+		{"broken", "1.17.0", "echo no KVM >&2; exit 1", "auto", "qemu", "no KVM"},
+		{"broken_and_set", "1.17.0", "echo no KVM >&2; exit 1", "firecracker", "", "no KVM"},
+		{"not_asked", "1.15.1", speaks, "qemu", "qemu", ""},
+	} {
+		t.Run(r.name, func(t *testing.T) {
+			c := monitors(t, r.release, r.run)
+			c.Driver = r.driver
+			if !kvm { // nothing runs in Firecracker then, and the answer is the same for all
+				if r.want == "firecracker" {
+					r.want = "qemu"
+				}
+				if r.run != speaks {
+					r.why = "no /dev/kvm"
+				}
+			}
+			got, err := probe.ChooseDriver(t.Context(), c)
+			if r.want == "" {
+				if err == nil || !strings.Contains(err.Error(), r.why) {
+					t.Errorf("got %+v, %v, want no driver because of %q", got, err, r.why)
+				}
+				return
+			}
+			if err != nil || got.Driver != r.want || !strings.Contains(got.Why, r.why) {
+				t.Errorf("got %+v, %v, want %s because of %q", got, err, r.want, r.why)
+			}
+			if r.want == "qemu" && got.Accelerator != vmm.TCG {
+				t.Errorf("got %+v", got)
+			}
+			again, err := probe.ChooseDriver(t.Context(), c)
+			if err != nil || again != got {
+				t.Errorf("asked again: got %+v, %v", again, err)
+			}
+		})
+	}
+}
+
+func TestFirecrackerRow(t *testing.T) {
+	for release, want := range map[string]probe.Level{"1.15.1": probe.Warn, "1.17.0": probe.OK, "1.16.1": probe.Warn, "1.12.0": probe.Warn} {
+		c := monitors(t, release, speaks)
+		list, err := probe.Find(probe.All(c), probe.Firecracker)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := list[0].Run(t.Context())
+		if f.Level != want || !strings.Contains(f.Text, release) {
+			t.Errorf("%s: got %+v", release, f)
+		}
+	}
+}
