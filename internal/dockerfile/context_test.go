@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/fstest"
 
@@ -77,9 +78,6 @@ func list(t *testing.T, s *dockerfile.Selection) string {
 		t.Fatalf("write selection: %v", err)
 	}
 	var out []string
-	if s.Directory {
-		out = append(out, "/")
-	}
 	r := tar.NewReader(&b)
 	for {
 		h, err := r.Next()
@@ -91,6 +89,10 @@ func list(t *testing.T, s *dockerfile.Selection) string {
 		data, err := io.ReadAll(r)
 		if err != nil {
 			t.Fatalf("read selection: %v", err)
+		}
+		if h.Name == "./" {
+			out = append(out, "/")
+			continue
 		}
 		out = append(out, strings.TrimSpace(fmt.Sprintf("%s %o %d:%d %s%s", h.Name, h.Mode, h.Uid, h.Gid, h.Linkname, data)))
 	}
@@ -116,6 +118,7 @@ func TestSelect(t *testing.T) {
 		{"executable", "COPY run.sh /x", "run.sh 755 7:8 #!"},
 		{"directory", "COPY src /x", "/\nempty/ 750 7:8\nlink 777 7:8 /etc/passwd\nmain.go 644 7:8 main\nsub/ 555 7:8\n" +
 			"sub/x.go 644 7:8 x\nsub/y.txt 644 7:8 y\nup 777 7:8 ../a.txt"},
+		{"empty-directory", "COPY src/empty /x", "/"},
 		{"exclude", "COPY --exclude=sub --exclude=*link src /x", "/\nempty/ 750 7:8\nmain.go 644 7:8 main\nup 777 7:8 ../a.txt"},
 		{"exclude-but", "COPY --exclude=** --exclude=!sub/*.go src /x", "/\nsub/x.go 644 7:8 x"},
 		{"pattern", "COPY ?.txt /x/", "/\na.txt 644 7:8 a\nb.txt 644 7:8 b"},
@@ -148,6 +151,30 @@ func TestSelect(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestSelectAtOnce lets many goroutines use one context.
+func TestSelectAtOnce(t *testing.T) {
+	c, cp := open(t, shop), copyOf(t, "COPY . /x")
+	want, err := c.Select(cp)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fresh := open(t, shop)
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			s, err := fresh.Select(cp)
+			if err != nil || s.Digest != want.Digest {
+				t.Errorf("got %v, %v", s, err)
+				return
+			}
+			if err := s.WriteTar(t.Context(), io.Discard, 0, 0); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
 }
 
 func TestSelectRefusals(t *testing.T) {

@@ -295,10 +295,17 @@ func (c *Context) sum(e *entry) ([32]byte, error) {
 }
 
 // WriteTar writes the files as a tar stream in which directories stand before what they hold. Files of
-// the context belong to uid and gid; what comes out of an archive keeps its owners unless Copy.Chown is set.
+// the context belong to uid and gid; what comes out of an archive keeps its owners unless Copy.Chown is set. With
+// Directory the first entry is "./", the destination, which is to be made if it is missing and left alone otherwise.
 func (s *Selection) WriteTar(ctx context.Context, w io.Writer, uid, gid int) error {
 	out := tar.NewWriter(w)
 	u := &unpacker{s: s, out: out, files: s.Files, bytes: s.Bytes, uid: uid, gid: gid}
+	if s.Directory {
+		top := &tar.Header{Typeflag: tar.TypeDir, Name: "./", Mode: 0o755, Uid: uid, Gid: gid, Format: tar.FormatPAX}
+		if err := out.WriteHeader(top); err != nil {
+			return fmt.Errorf("write tar stream: %w", err)
+		}
+	}
 	for _, it := range s.items {
 		if err := context.Cause(ctx); err != nil {
 			return fmt.Errorf("write files of the build context: %w", err)
