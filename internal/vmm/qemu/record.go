@@ -16,7 +16,7 @@ type record struct {
 	Process   proc.Identity `json:"process"`
 	Memory    fileKey       `json:"memory"`
 	Mapped    fileKey       `json:"mapped,omitzero"` // another file with the same content; zero: none
-	Cold      bool          `json:"cold"` // memory is its own file, mapped shared
+	Cold      bool          `json:"cold"`            // memory is its own file, mapped shared
 	ACPI      bool          `json:"acpi"`
 	DiskBytes []int64       `json:"disk_bytes"`
 }
