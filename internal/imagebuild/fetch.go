@@ -125,7 +125,7 @@ func (f fetcher) wheels(ctx context.Context, requirements []byte, python, arch s
 		return "", err
 	}
 	dir := f.path("wheels", python+" "+arch+" "+string(requirements))
-	args := []string{"download", "--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:",
+	args := []string{"download", "-qq", "--no-deps", "--require-hashes", "--only-binary=:all:",
 		"--implementation", "cp", "--python-version", python, "--dest", dir}
 	for _, glibc := range []string{"2_17", "2_24", "2_26", "2_27", "2_28", "2_31", "2_34", "2_35"} {
 		args = append(args, "--platform", "manylinux_"+glibc+"_"+platforms[arch])
