@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs test phases and says how long each took: unit, root, vm, e2e. A tagged phase runs exactly the tests
+# Runs test phases and says how long each took: unit, root, vm, e2e, slow. A tagged phase runs exactly the tests
 # of files with its build tag, one package after the other. All phases run even when one fails; the
 # exit status is 1 when one did.
 set -uo pipefail
@@ -32,6 +32,7 @@ tagged() {
 root() { tagged root 5m; }
 vm() { tagged vm 10m; }
 e2e() { tagged e2e 12m; }
+slow() { tagged slow 240m; }
 
 failed=
 for phase in "$@"; do
