@@ -22,7 +22,7 @@ import (
 // network makes a pool of slots a machine.Network.
 type network struct {
 	pool *netslot.Pool
-	hand bool // taps are opened by monitors, by their names
+	hand func(slot int) (uid, gid int) // who opens the tap of a slot by its name; nil: nobody does
 }
 
 func (n network) Take(ctx context.Context, owner string) (machine.Slot, error) {
@@ -33,10 +33,11 @@ func (n network) Take(ctx context.Context, owner string) (machine.Slot, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !n.hand {
+	if n.hand == nil {
 		return slot{n.pool, s, nil}, nil
 	}
-	netns, err := s.Hand()
+	uid, _ := n.hand(s.Index)
+	netns, err := s.Hand(uid)
 	if err != nil {
 		return nil, errors.Join(err, slot{n.pool, s, nil}.Give(context.WithoutCancel(ctx)))
 	}

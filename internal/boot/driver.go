@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/pandastack/pandastack/internal/jail"
 	"github.com/pandastack/pandastack/internal/probe"
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/firecracker"
@@ -37,6 +38,14 @@ func (n *node) driver(ctx context.Context) (vmm.Driver, error) {
 		return nil, fmt.Errorf("QEMU: %w", err)
 	}
 	return d, nil
+}
+
+// hand says who opens taps by their names; nil for a driver that is given them open.
+func (n *node) hand(driver vmm.Driver, cell *jail.Jail) func(slot int) (uid, gid int) {
+	if !driver.Capabilities().NamedTap {
+		return nil
+	}
+	return n.owner(cell)
 }
 
 // choose finds out how machines run here. QEMU with an accelerator that the configuration names is not tried.

@@ -488,7 +488,7 @@ func TestHandedTapIsOpenedByItsName(t *testing.T) {
 	p := w.pool(nil)
 	defer w.closePool(p)
 	s := w.take(p)
-	ns, err := s.Hand()
+	ns, err := s.Hand(1000)
 	w.must(err)
 	defer ns.Close()
 	var tap *os.File

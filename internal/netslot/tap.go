@@ -32,15 +32,16 @@ func openTap() (*os.File, error) {
 	return os.NewFile(uintptr(fd), tapName), nil
 }
 
-// Hand lets go of the tap, for a monitor that opens it itself by TapName, in the namespace that Hand
-// answers, open; the caller closes that. What was set of the tap stays.
-func (s *Slot) Hand() (*os.File, error) {
+// Hand lets go of the tap, for a monitor of user uid that opens it itself by TapName, in the namespace that
+// Hand answers, open; the caller closes that. What was set of the tap stays.
+func (s *Slot) Hand(uid int) (*os.File, error) {
 	s.mu.Lock()
 	tap := s.Tap
 	s.Tap = nil
 	s.mu.Unlock()
 	if tap != nil {
-		if err := tap.Close(); err != nil {
+		err := unix.IoctlSetInt(int(tap.Fd()), unix.TUNSETOWNER, uid)
+		if err := errors.Join(err, tap.Close()); err != nil {
 			return nil, fmt.Errorf("let go of %s: %w", tapName, err)
 		}
 	}

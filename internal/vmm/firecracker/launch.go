@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strconv"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/pandastack/pandastack/internal/undo"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
@@ -99,27 +101,50 @@ func (m *machine) link(path, name string) error {
 func (m *machine) layDrives() error {
 	for i := range m.record.Shape.ReadOnly {
 		if i < len(m.spec.Disks) {
-			path := m.spec.Disks[i].Path
-			st, err := os.Stat(path)
-			if err != nil {
-				return err
-			}
-			m.record.DiskBytes = append(m.record.DiskBytes, st.Size())
-			if err := m.link(path, driveName(i)); err != nil {
+			if err := m.layDisk(i); err != nil {
 				return err
 			}
 			continue
 		}
-		path := m.inRoot(driveName(i))
-		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-		if err != nil {
-			return err
-		}
-		if err := errors.Join(f.Truncate(placeholderBytes), f.Close(), m.give(path)); err != nil {
+		if err := m.layPlaceholder(i); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// layDisk gives a disk the name of its drive. One on another file system than the machine's directory is
+// mounted there in a jail, and linked to without one.
+func (m *machine) layDisk(i int) error {
+	disk := m.spec.Disks[i]
+	var file, root unix.Stat_t
+	if err := unix.Stat(disk.Path, &file); err != nil {
+		return &fs.PathError{Op: "stat", Path: disk.Path, Err: err}
+	}
+	if err := unix.Stat(m.root(), &root); err != nil {
+		return &fs.PathError{Op: "stat", Path: m.root(), Err: err}
+	}
+	m.record.DiskBytes = append(m.record.DiskBytes, file.Size)
+	switch {
+	case file.Dev == root.Dev:
+		return m.link(disk.Path, driveName(i))
+	case m.driver.config.Jailer != "":
+		return &vmm.UnsupportedError{Op: "give " + disk.Path + " to a monitor in the official jailer: it is on another file system than the machine", Driver: driverName}
+	case m.spec.Confine.Jail == nil:
+		return os.Symlink(disk.Path, m.inRoot(driveName(i)))
+	}
+	m.binds = append(m.binds, vmm.Bind{Path: disk.Path, At: insideDir + "/" + driveName(i), Write: !disk.ReadOnly})
+	return nil
+}
+
+// layPlaceholder makes a file for a drive that waits for a disk.
+func (m *machine) layPlaceholder(i int) error {
+	path := m.inRoot(driveName(i))
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Truncate(placeholderBytes), f.Close(), m.give(path))
 }
 
 // layBoot puts down what a kernel starts from.

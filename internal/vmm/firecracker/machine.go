@@ -41,6 +41,7 @@ type machine struct {
 	known  vmm.Manifest // of the image it was prepared on
 	state  []byte       // of that image; nil once used
 	memory vmm.Memory   // of that image; nil: its file
+	binds  []vmm.Bind   // disks that a jail must mount
 	clone  bool         // a copy of base is ready for the next capture
 
 	mu       sync.Mutex

@@ -44,7 +44,8 @@ func (m *machine) start(mark string) (*proc.Process, error) {
 	case confine.Jail != nil:
 		cmd.Dir = insideDir
 		cell := vmm.Cell{
-			Program: d.config.Binary, Binds: []vmm.Bind{{Path: m.root(), At: insideDir, Write: true}}, Devices: present(devices), Netns: netns,
+			Program: d.config.Binary, Binds: append([]vmm.Bind{{Path: m.root(), At: insideDir, Write: true}}, m.binds...),
+			Devices: present(devices), Netns: netns,
 		}
 		cmd.Fork = func(_ string, argv []string, attr *syscall.ProcAttr) (int, error) {
 			return confine.Jail.Start(cell, argv, attr)

@@ -1,0 +1,176 @@
+//go:build root
+
+package firecracker_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/jail"
+	"github.com/pandastack/pandastack/internal/probe"
+	"github.com/pandastack/pandastack/internal/probe/probetest"
+	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
+)
+
+// jailed puts the monitors of a world into jails.
+func jailed(t *testing.T, w *world) {
+	t.Helper()
+	probetest.Need(t, probe.Config{}, probe.CGroups)
+	layout, err := jail.Probe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	trees := filepath.Join(w.dir, "trees")
+	if err := os.Mkdir(trees, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	j, err := jail.New(jail.Config{Layout: layout, Prefix: "fcjail", Trees: trees})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := j.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	g, err := j.Group(t.Context(), "all", jail.Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), vmmtest.Patience)
+		defer cancel()
+		if err := g.Destroy(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	w.spec.Confine.Jail = g
+}
+
+// TestMachinesInJail holds what a jail has to do with: the files of a machine, its sockets, its end.
+func TestMachinesInJail(t *testing.T) {
+	w := newWorld(t, "1.17.0")
+	jailed(t, w)
+	h := vmmtest.Bake(t, w.lab())
+	for _, c := range vmmtest.Cases() {
+		switch c.Name {
+		case "exec", "live_fork", "hibernate", "kill_in_every_state", "crash", "adopt", "usage":
+			t.Run(c.Name, func(t *testing.T) { c.Test(t, h) })
+		}
+	}
+	t.Run("pages", func(t *testing.T) {
+		if _, err := os.Stat("/dev/userfaultfd"); err != nil {
+			t.Skip("probe userfaultfd: its device is not there")
+		}
+		image := h.Image
+		image.Memory = newPages(h.Image)
+		if r := h.RestoreFrom(t, image, h.Disk).Run(t, "echo on"); r.Stdout != "on\n" {
+			t.Errorf("got %+v", r)
+		}
+	})
+	t.Run("disk_elsewhere", func(t *testing.T) { testDiskElsewhere(t, w, h) })
+}
+
+// TestDiskElsewhere is the same without a jail.
+func TestDiskElsewhere(t *testing.T) {
+	w := newWorld(t, "1.15.1")
+	testDiskElsewhere(t, w, vmmtest.Bake(t, w.lab()))
+}
+
+// testDiskElsewhere gives a machine a disk of another file system.
+func testDiskElsewhere(t *testing.T, w *world, h *vmmtest.Host) {
+	t.Helper()
+	spec := h.Spec(t, h.Disk)
+	dir := t.TempDir()
+	spec.Disks = []vmm.Disk{{Path: filepath.Join(dir, "disk")}}
+	if err := errors.Join(os.Chmod(dir, 0o711), os.Chmod(filepath.Dir(dir), 0o711), os.WriteFile(spec.Disks[0].Path, nil, 0o600),
+		os.Truncate(spec.Disks[0].Path, diskBytes), os.Chown(spec.Disks[0].Path, nobody, nobody)); err != nil {
+		t.Fatal(err)
+	}
+	m, err := h.Driver.Prepare(t.Context(), spec, h.Image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Load(t.Context(), nil); err != nil {
+		t.Error(err)
+	}
+	if err := m.Kill(t.Context()); err != nil {
+		t.Error(err)
+	}
+	w.nothingLeft(t, spec)
+}
+
+// tapIn makes a network namespace with a tap in it.
+func tapIn(t *testing.T, name string) *os.File {
+	t.Helper()
+	type result struct {
+		ns  *os.File
+		err error
+	}
+	made := make(chan result)
+	go func() {
+		ns, err := newNamespace(name)
+		made <- result{ns, err}
+	}()
+	r := <-made
+	if r.err != nil {
+		t.Fatal(r.err)
+	}
+	t.Cleanup(func() { _ = r.ns.Close() })
+	return r.ns
+}
+
+// TestNetwork starts monitors in the namespace of their tap, which they open by its name.
+func TestNetwork(t *testing.T) {
+	for name, in := range map[string]func(*testing.T, *world){
+		// Without a jail a monitor needs rights to /dev/net/tun of its own.
+		"plain":  func(_ *testing.T, w *world) { w.spec.Confine = vmm.Confine{} },
+		"jailed": jailed,
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, "1.17.0")
+			in(t, w)
+			mac, err := net.ParseMAC("06:00:ac:10:00:02")
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.spec.NIC = &vmm.NIC{Device: "fctap0", Netns: tapIn(t, "fctap0"), MAC: mac}
+			h := vmmtest.Bake(t, w.lab()) // which ends its machine, so the tap is free again
+			if r := h.Restore(t).Run(t, "echo on"); r.Stdout != "on\n" {
+				t.Errorf("got %+v", r)
+			}
+			spec := w.owned(t, h.Spec(t, h.Disk))
+			nic := *spec.NIC
+			nic.Device, nic.Netns = "fctap1", tapIn(t, "fctap1")
+			spec.NIC = &nic
+			m, err := h.Driver.Prepare(t.Context(), spec, h.Image)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := m.Load(t.Context(), nil); err != nil { // under another name than its image says
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// newNamespace makes a namespace with a tap. Its thread ends with the goroutine that calls it.
+func newNamespace(name string) (*os.File, error) {
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return nil, err
+	}
+	if err := netlink.LinkAdd(&netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: name}, Mode: netlink.TUNTAP_MODE_TAP, Owner: nobody, Flags: netlink.TUNTAP_NO_PI | netlink.TUNTAP_VNET_HDR}); err != nil {
+		return nil, err
+	}
+	return os.Open("/proc/thread-self/ns/net")
+}
