@@ -39,13 +39,6 @@ func sh(t *testing.T, w *platformtest.World, id api.SandboxID, line string) stri
 	return strings.TrimSpace(res.Stdout)
 }
 
-func code(err error) api.Code {
-	if e, ok := errors.AsType[*api.Error](err); ok {
-		return e.Code
-	}
-	return ""
-}
-
 // TestLife is the life of a sandbox as a client sees it.
 func TestLife(t *testing.T) {
 	w := platformtest.New(t)
