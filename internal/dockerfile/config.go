@@ -90,11 +90,16 @@ func (st *state) health(h *dockerspec.HealthcheckConfig) error {
 }
 
 // maxPorts bounds what EXPOSE may name, ranges taken apart.
-const maxPorts = 1000
+const (
+	maxPorts    = 1000
+	maxAllPorts = 20 * maxPorts // those named again included, over all stages
+)
 
 // expose adds ports: "80", "80/udp", "8000-8010/tcp".
 func (st *state) expose(cmd *instructions.ExposeCommand) error {
 	c := &st.stage.Config
+	c.Expose = slices.Clone(c.Expose)
+	slices.Sort(c.Expose) // a base may have them in any order
 	for _, word := range cmd.Ports {
 		ports, err := st.p.exp.words(word, st.env.m)
 		if err != nil {
@@ -105,14 +110,16 @@ func (st *state) expose(cmd *instructions.ExposeCommand) error {
 			if err != nil {
 				return err
 			}
+			if st.p.ports += last - first + 1; st.p.ports > maxAllPorts {
+				return fmt.Errorf("more than %d ports in all", maxAllPorts)
+			}
 			for port := first; port <= last; port++ {
-				c.Expose = append(c.Expose, strconv.Itoa(port)+"/"+proto)
+				name := strconv.Itoa(port) + "/" + proto
+				if at, there := slices.BinarySearch(c.Expose, name); !there {
+					c.Expose = slices.Insert(c.Expose, at, name)
+				}
 			}
-			if len(c.Expose) > 2*maxPorts {
-				return fmt.Errorf("more than %d ports", maxPorts)
-			}
-			slices.Sort(c.Expose)
-			if c.Expose = slices.Compact(c.Expose); len(c.Expose) > maxPorts {
+			if len(c.Expose) > maxPorts {
 				return fmt.Errorf("more than %d ports", maxPorts)
 			}
 		}

@@ -18,6 +18,9 @@ const (
 	maxVars      = 1000
 	maxSubstOne  = 1 << 20 // bytes that variables may add to one word
 	maxSubstWord = 4 << 10 // likewise, and bytes of the word, where ${name/pattern/text} is used
+	// maxWork bounds all expansion of a text together, in bytes that variables add; where a pattern is matched
+	// against them, in bytes times bytes of the pattern. It takes less than a second.
+	maxWork = 64 << 20
 )
 
 var replacement = regexp.MustCompile(`\$\{[A-Za-z0-9_]*/`)
@@ -58,19 +61,29 @@ func (v *vars) set(name, value string) error {
 	return nil
 }
 
-// getter meters what the lexer takes of variables, so that no word can grow without bound.
+// getter meters what the lexer takes of variables, so that no word can grow without bound, nor all of them
+// together take long.
 type getter struct {
-	m    map[string]string
-	left int
+	m       map[string]string
+	left    int  // bytes this word may yet take; -1: it asked for more
+	pattern int  // bytes of the word if it has patterns, else 0
+	taken   int  // bytes
+	work    *int // of the whole text
 }
 
 func (g *getter) Get(name string) (string, bool) {
 	value, ok := g.m[name]
-	if len(value) > g.left {
+	cost := len(value)
+	if g.pattern > 0 {
+		cost *= 1 + g.pattern + g.taken // what was taken may be the pattern
+	}
+	if len(value) > g.left || cost > *g.work {
 		g.left = -1
 		return "", ok
 	}
 	g.left -= len(value)
+	g.taken += len(value)
+	*g.work -= cost
 	return value, ok
 }
 
@@ -79,15 +92,24 @@ func (g *getter) Keys() []string { return slices.Sorted(maps.Keys(g.m)) }
 var errExpansion = errors.New("variables make this too large")
 
 // expander expands words with variables.
-type expander struct{ lex *shell.Lex }
+type expander struct {
+	lex  *shell.Lex
+	work *int
+}
 
-func newExpander(escape rune) expander { return expander{shell.NewLex(escape)} }
+func newExpander(escape rune) expander {
+	work := maxWork
+	return expander{shell.NewLex(escape), &work}
+}
 
 // meter is a getter for word, or an error if word could expand without bound.
-func meter(word string, m map[string]string) (*getter, error) {
-	g := &getter{m, maxSubstOne}
+func (e expander) meter(word string, m map[string]string) (*getter, error) {
+	g := &getter{m: m, left: maxSubstOne, work: e.work}
 	if len(word) > MaxText {
 		return nil, errExpansion
+	}
+	if strings.Contains(word, "${") && strings.ContainsAny(word, "#%/") {
+		g.pattern = len(word)
 	}
 	if n := len(replacement.FindAllStringIndex(word, 2)); n > 0 {
 		if n > 1 || len(word) > maxSubstWord {
@@ -100,7 +122,7 @@ func meter(word string, m map[string]string) (*getter, error) {
 
 // word expands one word.
 func (e expander) word(word string, m map[string]string) (string, error) {
-	g, err := meter(word, m)
+	g, err := e.meter(word, m)
 	if err != nil {
 		return "", err
 	}
@@ -110,7 +132,7 @@ func (e expander) word(word string, m map[string]string) (string, error) {
 
 // words expands and splits at spaces.
 func (e expander) words(word string, m map[string]string) ([]string, error) {
-	g, err := meter(word, m)
+	g, err := e.meter(word, m)
 	if err != nil {
 		return nil, err
 	}
@@ -122,8 +144,8 @@ func (e expander) words(word string, m map[string]string) ([]string, error) {
 }
 
 // document expands a here-document, in which quotes mean nothing.
-func document(text string, m map[string]string) (string, error) {
-	g, err := meter(text, m)
+func (e expander) document(text string, m map[string]string) (string, error) {
+	g, err := e.meter(text, m)
 	if err != nil {
 		return "", err
 	}

@@ -122,6 +122,7 @@ type planner struct {
 	bases    map[string]Base
 	warnings []string
 	steps    int
+	ports    int // that EXPOSE named
 }
 
 func (p *planner) warn(all []parser.Warning) {
@@ -302,7 +303,7 @@ func (p *planner) checkPlatform(d *draft) error {
 	if err != nil {
 		return &Error{Line: d.line(), Instruction: "FROM", Message: err.Error()}
 	}
-	if want != p.opt.Platform && want != "" {
+	if want != "" && !samePlatform(want, p.opt.Platform) {
 		return &Error{Line: d.line(), Instruction: "FROM", Unsupported: true,
 			Message: fmt.Sprintf("--platform=%s is not supported: this builds for %s", clip(want, 60), p.opt.Platform)}
 	}

@@ -261,6 +261,8 @@ func TestRefusals(t *testing.T) {
 		{"flag", "FROM a\nCOPY --nope a /x", 2, "COPY", false, "nope"},
 		{"zero", "FROM a\nRUN x\x00", 2, "", false, "zero byte"},
 		{"doubling", "FROM a\nENV A=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\n" + strings.Repeat("ENV A=$A$A$A$A$A$A$A$A\n", 8), 0, "ENV", false, "large"},
+		{"port-work", "FROM a\n" + strings.Repeat("EXPOSE 1-1000\n", 15000), 22, "EXPOSE", false, "ports in all"},
+		{"pattern-work", "FROM a\nENV A=" + strings.Repeat("x", 60000) + "\n" + strings.Repeat("ENV B=${A%%*x*x*x*x*x*y}\n", 5000), 0, "ENV", false, "large"},
 		{"replace-bomb", "FROM a\nENV A=${A//x/${B//y/$C}}", 2, "ENV", false, "only one"},
 		{"many-stages", strings.Repeat("FROM a\n", 300), 201, "FROM", false, "stages"},
 		{"many-steps", "FROM a\n" + strings.Repeat("RUN x\n", 1200), 1002, "RUN", false, "steps"},
@@ -278,6 +280,20 @@ func TestRefusals(t *testing.T) {
 				t.Errorf("got %+v (%v)", *e, e)
 			}
 		})
+	}
+}
+
+func TestPlatformNames(t *testing.T) {
+	for _, name := range []string{"linux/amd64", "amd64", "linux/x86_64", "Linux/AMD64"} {
+		parse(t, "FROM --platform="+name+" a\n", dockerfile.Options{})
+	}
+}
+
+// TestManyPorts exposes the same ports again and again.
+func TestManyPorts(t *testing.T) {
+	c := parse(t, "FROM a\n"+strings.Repeat("EXPOSE 1-1000\n", 15), dockerfile.Options{}).Stages[0].Config
+	if len(c.Expose) != 1000 || !slices.IsSorted(c.Expose) {
+		t.Errorf("got %d ports", len(c.Expose))
 	}
 }
 

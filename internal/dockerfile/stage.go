@@ -184,7 +184,7 @@ func (st *state) expand(cmd instructions.Command) error {
 		}
 	}
 	if c, ok := cmd.(instructions.SupportsSingleWordExpansionRaw); ok {
-		return c.ExpandRaw(func(text string) (string, error) { return document(text, st.env.m) })
+		return c.ExpandRaw(func(text string) (string, error) { return st.p.exp.document(text, st.env.m) })
 	}
 	return nil
 }
