@@ -1,7 +1,7 @@
 # Runs cells of code for a stateful context. Requests come as lines of JSON on standard input, answers go
 # as lines of JSON to the first standard output; what cells and their children print goes to pipes and
 # comes back as answers too. SIGINT interrupts the cell that runs and nothing else.
-import ast, asyncio, base64, builtins, importlib.abc, importlib.machinery, inspect, io, json, linecache, os, signal, sys, threading, traceback
+import ast, asyncio, base64, builtins, codecs, importlib.abc, importlib.machinery, inspect, io, json, linecache, os, select, signal, sys, threading, traceback
 
 channel = os.fdopen(os.dup(1), "wb", buffering=0)
 requests = os.fdopen(os.dup(0), "rb")
@@ -11,57 +11,66 @@ lock = threading.Lock()
 current = {"id": None}
 
 
-def send(kind, **fields):
+to_json = json.JSONEncoder(default=str).encode
+held = []  # answers that go with the next one, in one write
+
+
+def send(kind, hold=False, **fields):
     fields["id"] = current["id"]
     fields["type"] = kind
-    data = json.dumps(fields, default=str).encode() + b"\n"
+    data = to_json(fields).encode() + b"\n"
     with lock:
-        view = memoryview(data)
+        held.append(data)
+        if hold:
+            return
+        view = memoryview(b"".join(held))
+        held.clear()
         while view:
             view = view[channel.write(view):]
 
 
 class Capture:
-    """One of the two outputs: a pipe in its place, and a thread that reads it."""
+    """One of the two outputs: a pipe in its place, read by a thread of its own and by whoever drains it."""
 
     def __init__(self, fd, kind):
         self.kind = kind
-        self.reached = threading.Event()
-        read, write = os.pipe()
+        self.lock = threading.Lock()
+        self.read, write = os.pipe()
+        os.set_blocking(self.read, False)
         os.dup2(write, fd)
         os.close(write)
-        self.fd, self.read = fd, read
-        self.mark = b"\x00" + base64.b16encode(os.urandom(16)) + b"\x00"
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         threading.Thread(target=self.run, daemon=True).start()
 
     def run(self):
-        import codecs
-        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        rest = b""
+        wait = select.poll()
+        wait.register(self.read, select.POLLIN)
+        more = True
+        while more:
+            wait.poll()
+            with self.lock:
+                more = self.take()
+
+    def take(self):
+        """Sends what is in the pipe, and tells whether more may come."""
         while True:
-            data = rest + os.read(self.read, 65536)
-            at = data.find(self.mark)
-            if at >= 0:
-                self.say(decode(data[:at], final=True))
-                self.reached.set()
-                rest = data[at + len(self.mark):]
-                continue
-            # A mark may be cut by the end of the read: what could begin one waits for more.
-            cut = data.rfind(b"\x00", max(0, len(data) - len(self.mark) + 1))
-            if cut < 0:
-                cut = len(data)
-            self.say(decode(data[:cut]))
-            rest = data[cut:]
+            try:
+                data = os.read(self.read, 65536)
+            except BlockingIOError:
+                return True
+            self.say(self.decoder.decode(data))
+            if len(data) < 65536:
+                return bool(data)
 
     def say(self, text):
         if text:
             send(self.kind, text=text)
 
     def drain(self):
-        """Returns when everything printed so far has been sent."""
-        self.reached.clear()
-        os.write(self.fd, self.mark)
-        self.reached.wait(10)
+        """Returns when everything printed so far has been sent, half a character at its end too."""
+        with self.lock:
+            self.take()
+            self.say(self.decoder.decode(b"", final=True))
 
 
 FORMATS = [
@@ -82,8 +91,13 @@ def encode(value):
     return base64.b64encode(value).decode() if isinstance(value, (bytes, bytearray)) else value
 
 
+SIMPLE = (bool, bytes, complex, dict, float, frozenset, int, list, set, str, tuple)
+
+
 def bundle(value):
     """The forms a value has, by type of content; bytes as base64."""
+    if type(value) in SIMPLE:
+        return {"text/plain": plain(value)}
     out = {}
     many = getattr(value, "_repr_mimebundle_", None)
     if callable(many) and not inspect.isclass(value):
@@ -247,8 +261,9 @@ def figure_bundle(fig):
 
 def figures():
     """Sends and closes the figures that the cell has left open."""
+    managers = sys.modules.get("matplotlib._pylab_helpers")
     plt = sys.modules.get("matplotlib.pyplot")
-    if plt is None:
+    if plt is None or managers is None or not managers.Gcf.figs:
         return
     for n in plt.get_fignums():
         fig = plt.figure(n)
@@ -304,7 +319,7 @@ def cell(source):
             if not (figure and isinstance(value, figure.Figure)):
                 data = bundle(value)
                 settle()
-                send("result", data=data, main=True)
+                send("result", hold=True, data=data, main=True)
 
 
 def report(err):
@@ -319,11 +334,12 @@ def handle(request):
     global count
     current["id"] = request["id"]
     count += 1
-    send("count", count=count)
-    saved = dict(os.environ)
+    send("count", hold=True, count=count)
+    env = request.get("env") or {}
+    saved = {key: os.environ.get(key) for key in env}
     code = 0
     try:
-        os.environ.update(request.get("env") or {})
+        os.environ.update(env)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             cell(request["code"])
@@ -335,11 +351,11 @@ def handle(request):
     except BaseException as err:
         code = 1
         report(err)
-    for key in (request.get("env") or {}):
-        if key in saved:
-            os.environ[key] = saved[key]
-        else:
+    for key, value in saved.items():
+        if value is None:
             os.environ.pop(key, None)
+        else:
+            os.environ[key] = value
     settle()
     send("end", code=code)
     current["id"] = None
@@ -359,8 +375,7 @@ driver = os.getpid()
 def prepare():
     """Imports what the environment names and walks the way of a cell once, so that the first one finds it gone before."""
     global count
-    import codecs, gc, importlib
-    codecs.getincrementaldecoder("utf-8")
+    import gc, importlib
     for name in os.environ.pop("PANDASTACK_PRELOAD", "").split():
         importlib.import_module(name)
     handle({"id": None, "code": "print(end='')\n1+1"})
