@@ -19,6 +19,8 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/client"
+	"github.com/pandastack/pandastack/internal/probe"
+	"github.com/pandastack/pandastack/internal/probe/probetest"
 	"github.com/pandastack/pandastack/internal/recipe"
 )
 
@@ -32,9 +34,7 @@ const (
 // node starts the program with the prepared data directory and gives a client of it.
 func node(t *testing.T) *client.Client {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("not root")
-	}
+	probetest.Need(t, probe.Config{}, probe.Root)
 	root, err := filepath.Abs("../..")
 	if err != nil {
 		t.Fatal(err)
