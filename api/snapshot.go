@@ -45,3 +45,22 @@ type SnapshotFilter struct {
 type SnapshotDeleted struct {
 	Deleted SnapshotID `json:"deleted"`
 }
+
+// SnapshotMove tells what moving a snapshot to or from the object store took: POST /v1/snapshots/{id}/push
+// and /pull.
+type SnapshotMove struct {
+	Snapshot      Snapshot `json:"snapshot"`
+	NewBytes      int64    `json:"new_bytes" doc:"Content that the object store did not have, before compression."`
+	UploadedBytes int64    `json:"uploaded_bytes" doc:"Sent to the object store; 0 if all was there."`
+	FetchedBytes  int64    `json:"fetched_bytes" doc:"Read from the object store; 0 if the snapshot was here."`
+	StoredBytes   int64    `json:"stored_bytes,omitempty" doc:"What it takes in the object store, parts that others share included."`
+	TookMS        int64    `json:"took_ms"`
+}
+
+// PullRequest brings a snapshot from the object store: POST /v1/snapshots/{id}/pull. The body may be empty.
+type PullRequest struct {
+	Stream bool `json:"stream,omitempty" doc:"Answer as soon as sandboxes can be made of it; the content follows."`
+}
+
+// Validate checks the request by itself.
+func (r *PullRequest) Validate() error { return nil }

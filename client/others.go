@@ -40,6 +40,25 @@ func (s *Snapshots) Delete(ctx context.Context, id api.SnapshotID) error {
 	return s.c.do(ctx, rq, nil)
 }
 
+// Push puts a snapshot into the object store, where other nodes find it.
+func (s *Snapshots) Push(ctx context.Context, id api.SnapshotID) (api.SnapshotMove, error) {
+	var out api.SnapshotMove
+	err := s.c.do(ctx, post(path("snapshots", string(id), "push"), nil), &out)
+	return out, err
+}
+
+// Pull brings a snapshot from the object store to the client's node; one that is there already is fine.
+func (s *Snapshots) Pull(ctx context.Context, id api.SnapshotID, req api.PullRequest) (api.SnapshotMove, error) {
+	var out api.SnapshotMove
+	err := s.c.do(ctx, post(path("snapshots", string(id), "pull"), req), &out)
+	return out, err
+}
+
+// DeletePushed removes a snapshot from the object store; nodes that have it keep it.
+func (s *Snapshots) DeletePushed(ctx context.Context, id api.SnapshotID) error {
+	return s.c.do(ctx, del(path("snapshots", string(id), "push")), nil)
+}
+
 // Templates are the verbs on templates.
 type Templates struct{ c *Client }
 

@@ -28,8 +28,8 @@ type Pulled struct {
 	Fetched int64 // read from the store, compressed
 }
 
-// Pull writes all files into dir, an existing directory that has none of them, durably. What is zero
-// takes no space. With base, files begin as clones of its files, and only what differs is fetched and
+// Pull writes all files into dir, an existing directory that has none of them; the caller makes
+// them durable. What is zero takes no space. With base, files begin as clones of its files, and only what differs is fetched and
 // written. It takes what the cache has, and adds nothing to it. After an error the files are gone.
 func (r *Reader) Pull(ctx context.Context, dir string, base *Base) (done Pulled, err error) {
 	p := &pulling{r: r, files: make([]*os.File, len(r.m.Files)), homes: map[int][]target{}}
@@ -45,11 +45,6 @@ func (r *Reader) Pull(ctx context.Context, dir string, base *Base) (done Pulled,
 	}
 	if err := p.fill(ctx); err != nil {
 		return Pulled{}, err
-	}
-	for _, f := range p.files {
-		if err := f.Sync(); err != nil {
-			return Pulled{}, err
-		}
 	}
 	for _, n := range p.bytes {
 		done.Bytes += n.Bytes

@@ -127,7 +127,7 @@ func (a *app) sandboxSnapshot() *cobra.Command {
 }
 
 func (a *app) snapshot() *cobra.Command {
-	return group("snapshot", "See and delete snapshots", a.snapshotList(), a.snapshotGet(), a.snapshotDelete())
+	return group("snapshot", "See, move and delete snapshots", a.snapshotList(), a.snapshotGet(), a.snapshotDelete(), a.snapshotPush(), a.snapshotPull())
 }
 
 func (a *app) snapshotList() *cobra.Command {

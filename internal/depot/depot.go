@@ -25,8 +25,11 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/pandastack/pandastack/internal/chunk"
 	"github.com/pandastack/pandastack/internal/chunk/cache"
+	"github.com/pandastack/pandastack/internal/durable"
 	"github.com/pandastack/pandastack/internal/snapshot"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
@@ -321,9 +324,9 @@ func (d *Depot) Open(ctx context.Context, space chunk.Space, id chunk.ID) (Store
 	return Stored{Snapshot: snap, Reader: d.Vault.Reader(m, d.Cache)}, nil
 }
 
-// Pull makes a snapshot of the object store one of this host, under ref. One that is here already is fine.
+// Pull makes a snapshot of the object store one of this host, under ref and with other labels. One that is here already is fine.
 // What it shares with a snapshot of this host is shared on the disk, too.
-func (d *Depot) Pull(ctx context.Context, space chunk.Space, id chunk.ID, ref snapshot.Ref) (_ snapshot.Snapshot, stats Stats, err error) {
+func (d *Depot) Pull(ctx context.Context, space chunk.Space, id chunk.ID, ref snapshot.Ref, labels map[string]string) (_ snapshot.Snapshot, stats Stats, err error) {
 	if snap, err := d.Store.Get(ref); err == nil {
 		return snap, stats, nil
 	}
@@ -341,11 +344,14 @@ func (d *Depot) Pull(ctx context.Context, space chunk.Space, id chunk.ID, ref sn
 	defer release()
 	done, err := from.Reader.Pull(ctx, draft.ImageDir(), base)
 	stats.Fetched = done.Fetched
+	if err == nil {
+		err = syncAll(draft.ImageDir())
+	}
 	if err != nil {
 		return snapshot.Snapshot{}, stats, err
 	}
 	snap := from.Snapshot
-	snap.Ref, snap.Base, snap.Anonymous = ref, near, false
+	snap.Ref, snap.Base, snap.Anonymous, snap.Labels = ref, near, false, labels
 	if snap.Disk {
 		if err := os.Rename(filepath.Join(draft.ImageDir(), snapshot.DiskName), draft.DiskPath()); err != nil {
 			return snapshot.Snapshot{}, stats, err
@@ -363,4 +369,17 @@ func (d *Depot) Pull(ctx context.Context, space chunk.Space, id chunk.ID, ref sn
 		return snapshot.Snapshot{}, stats, errors.Join(err, d.Store.Delete(ref), d.Store.Release(ref))
 	}
 	return snap, stats, d.Store.Release(ref)
+}
+
+// syncAll makes the files of a directory durable.
+func syncAll(dir string) error {
+	list, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	var g errgroup.Group
+	for _, e := range list {
+		g.Go(func() error { return durable.Sync(filepath.Join(dir, e.Name())) })
+	}
+	return g.Wait()
 }

@@ -14,15 +14,15 @@ type Mover interface {
 	// that is there already is fine. After an error nothing of it is to be seen in the store.
 	PushSnapshot(ctx context.Context, workspace string, id SnapshotID) (Pushed, error)
 	// PullSnapshot makes a snapshot of the object store one of this host, under its id; one that is here
-	// already is fine. ErrNotFound: it was not pushed. ErrUnsupported: this host cannot restore it, and the
+	// already is fine. labels take the place of those it has. ErrNotFound: it was not pushed. ErrUnsupported: this host cannot restore it, and the
 	// text says why. ErrInvalid: what is stored is not what was pushed, or is another workspace's. After an
 	// error nothing is left.
-	PullSnapshot(ctx context.Context, workspace string, id SnapshotID) (Pulled, error)
+	PullSnapshot(ctx context.Context, workspace string, id SnapshotID, labels map[string]string) (Pulled, error)
 	// StreamSnapshot is PullSnapshot that answers as soon as machines can be created from the snapshot: what
 	// they use comes when they use it, or ahead when earlier ones used it, and the rest in the background.
 	// A machine whose content does not come any more fails with the reason. Until all of it is here, a fork,
 	// snapshot or hibernation of such a machine waits, and an end of the host agent ends the machine.
-	StreamSnapshot(ctx context.Context, workspace string, id SnapshotID) (Pulled, error)
+	StreamSnapshot(ctx context.Context, workspace string, id SnapshotID, labels map[string]string) (Pulled, error)
 	// DeletePushed removes a snapshot from the object store; one that is not there is fine. Hosts that have
 	// it keep it, and machines that are being started from the store have time to end that.
 	DeletePushed(ctx context.Context, workspace string, id SnapshotID) error
@@ -39,6 +39,9 @@ type Pushed struct {
 // Pulled tells what a pull did.
 type Pulled struct {
 	Snapshot Snapshot
+	Env      map[string]string // of the machine it was taken of
+	User     string
+	Workdir  string
 	Fetched  int64 // bytes read from the store
 	Took     time.Duration
 }

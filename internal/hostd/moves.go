@@ -104,17 +104,17 @@ func (h *Host) PushSnapshot(ctx context.Context, workspace string, id hostapi.Sn
 }
 
 // PullSnapshot implements hostapi.Host.
-func (h *Host) PullSnapshot(ctx context.Context, workspace string, id hostapi.SnapshotID) (hostapi.Pulled, error) {
+func (h *Host) PullSnapshot(ctx context.Context, workspace string, id hostapi.SnapshotID, labels map[string]string) (hostapi.Pulled, error) {
 	ref, err := h.moving("pull", workspace, id)
 	if err != nil {
 		return hostapi.Pulled{}, err
 	}
 	began := time.Now()
-	snap, stats, err := h.depot.Pull(ctx, chunk.Space(workspace), chunk.ID(id), ref)
+	snap, stats, err := h.depot.Pull(ctx, chunk.Space(workspace), chunk.ID(id), ref, labels)
 	if err != nil {
 		return hostapi.Pulled{}, moveError("pull", id, err)
 	}
-	out := hostapi.Pulled{Snapshot: told(snap), Fetched: stats.Fetched, Took: time.Since(began)}
+	out := hostapi.Pulled{Snapshot: told(snap), Env: snap.Env, User: snap.User, Workdir: snap.Workdir, Fetched: stats.Fetched, Took: time.Since(began)}
 	h.deps.Log.Info("snapshot pulled", "snapshot", id, "fetched", out.Fetched, "took", out.Took)
 	return out, nil
 }

@@ -68,12 +68,12 @@ func TestSnapshotMovesToAnotherHost(t *testing.T) {
 	if first.Uploaded == 0 || again.Uploaded != 0 || again.Stored != first.Stored {
 		t.Errorf("pushed %+v, again %+v", first, again)
 	}
-	pulled, err := f.b.host.PullSnapshot(t.Context(), "ws", "snp1")
+	pulled, err := f.b.host.PullSnapshot(t.Context(), "ws", "snp1", map[string]string{"of": "b"})
 	f.b.must(err)
-	if s := pulled.Snapshot; s.ID != "snp1" || s.Machine != "msnp1" || s.Template != "base" || s.Labels["of"] != "hello" || s.MemoryMiB != 64 {
+	if s := pulled.Snapshot; s.ID != "snp1" || s.Machine != "msnp1" || s.Template != "base" || s.Labels["of"] != "b" || s.MemoryMiB != 64 {
 		t.Errorf("pulled %+v", pulled)
 	}
-	if twice, err := f.b.host.PullSnapshot(t.Context(), "ws", "snp1"); err != nil || twice.Fetched != 0 {
+	if twice, err := f.b.host.PullSnapshot(t.Context(), "ws", "snp1", nil); err != nil || twice.Fetched != 0 {
 		t.Errorf("pulled twice: %+v, %v", twice, err)
 	}
 	f.a.stop() // host a is gone
@@ -84,7 +84,7 @@ func TestSnapshotMovesToAnotherHost(t *testing.T) {
 	f.b.must(f.b.host.DeletePushed(t.Context(), "ws", "snp1"))
 	f.b.must(f.b.host.DeletePushed(t.Context(), "ws", "snp1"))
 	f.b.must(f.b.host.DeleteSnapshot(t.Context(), "snp1"))
-	if _, err := f.b.host.PullSnapshot(t.Context(), "ws", "snp1"); !errors.Is(err, hostapi.ErrNotFound) {
+	if _, err := f.b.host.PullSnapshot(t.Context(), "ws", "snp1", nil); !errors.Is(err, hostapi.ErrNotFound) {
 		t.Errorf("pull after it was deleted from the store: %v, want ErrNotFound", err)
 	}
 }
@@ -118,7 +118,7 @@ func TestOnlyDifferencesFollowTheTemplate(t *testing.T) {
 		t.Errorf("%d templates in the store, want 1", templates())
 	}
 	for workspace, id := range map[string]hostapi.SnapshotID{"ws": "snp2", "other": "snp3"} {
-		_, err := f.b.host.PullSnapshot(t.Context(), workspace, id)
+		_, err := f.b.host.PullSnapshot(t.Context(), workspace, id, nil)
 		f.b.must(err)
 		f.b.create(hostapi.Create{ID: hostapi.MachineID("c" + id), Snapshot: id})
 		if got := f.b.run(hostapi.MachineID("c"+id), "cat word"); got != "two" {
@@ -141,9 +141,9 @@ func TestMovesAreRefused(t *testing.T) {
 		"push-unknown":     {func() error { _, err := f.a.host.PushSnapshot(t.Context(), "ws", "nope"); return err }, hostapi.ErrNotFound, ""},
 		"push-no-space":    {func() error { _, err := f.a.host.PushSnapshot(t.Context(), "", "snp1"); return err }, hostapi.ErrInvalid, "workspace"},
 		"push-bad-id":      {func() error { _, err := f.a.host.PushSnapshot(t.Context(), "ws", "../x"); return err }, hostapi.ErrInvalid, ""},
-		"pull-unknown":     {func() error { _, err := f.b.host.PullSnapshot(t.Context(), "ws", "nope"); return err }, hostapi.ErrNotFound, ""},
-		"pull-of-others":   {func() error { _, err := f.b.host.PullSnapshot(t.Context(), "other", "snp1"); return err }, hostapi.ErrNotFound, ""},
-		"other-master-key": {func() error { _, err := stranger.host.PullSnapshot(t.Context(), "ws", "snp1"); return err }, hostapi.ErrNotFound, ""},
+		"pull-unknown":     {func() error { _, err := f.b.host.PullSnapshot(t.Context(), "ws", "nope", nil); return err }, hostapi.ErrNotFound, ""},
+		"pull-of-others":   {func() error { _, err := f.b.host.PullSnapshot(t.Context(), "other", "snp1", nil); return err }, hostapi.ErrNotFound, ""},
+		"other-master-key": {func() error { _, err := stranger.host.PullSnapshot(t.Context(), "ws", "snp1", nil); return err }, hostapi.ErrNotFound, ""},
 		"no-store":         {func() error { _, err := newWorld(t).host.PushSnapshot(t.Context(), "ws", "snp1"); return err }, hostapi.ErrUnsupported, "objects.url"},
 	} {
 		err := c.do()
@@ -160,7 +160,7 @@ func TestForeignManifestsAreRefused(t *testing.T) {
 	_, err := f.a.host.PushSnapshot(t.Context(), "ws", "snp1")
 	f.a.must(err)
 	f.b.fits = &vmm.MismatchError{Field: "processor", Image: "one", Host: "another-processor"}
-	if _, err := f.b.host.PullSnapshot(t.Context(), "ws", "snp1"); !errors.Is(err, hostapi.ErrUnsupported) || !strings.Contains(err.Error(), "another-processor") {
+	if _, err := f.b.host.PullSnapshot(t.Context(), "ws", "snp1", nil); !errors.Is(err, hostapi.ErrUnsupported) || !strings.Contains(err.Error(), "another-processor") {
 		t.Errorf("pull on another processor: %v, want ErrUnsupported that names it", err)
 	}
 	f.b.fits = nil
@@ -182,7 +182,7 @@ func TestForeignManifestsAreRefused(t *testing.T) {
 		bad := bytes.Clone(good)
 		bad[c.at] ^= 1
 		blobtest.Put(t, f.store, key, bad)
-		if _, err := f.b.host.PullSnapshot(t.Context(), "ws", "snp1"); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
+		if _, err := f.b.host.PullSnapshot(t.Context(), "ws", "snp1", nil); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
 			t.Errorf("%s: %v, want %v that says %q", name, err, c.want, c.text)
 		}
 	}
@@ -216,7 +216,7 @@ func TestMovesThatFail(t *testing.T) {
 	f.a.must(err)
 	for n := range 4 {
 		fail("get", n, blobtest.Fault{Err: broken})
-		if _, err := f.b.host.PullSnapshot(t.Context(), "ws", "snp1"); err == nil {
+		if _, err := f.b.host.PullSnapshot(t.Context(), "ws", "snp1", nil); err == nil {
 			break // the whole took fewer requests
 		} else if !errors.Is(err, broken) || n == 3 {
 			t.Errorf("pull of which %d requests succeed: %v", n, err)
@@ -227,7 +227,7 @@ func TestMovesThatFail(t *testing.T) {
 		}
 	}
 	f.store.Decide(nil)
-	_, err = f.b.host.PullSnapshot(t.Context(), "ws", "snp1")
+	_, err = f.b.host.PullSnapshot(t.Context(), "ws", "snp1", nil)
 	f.b.must(err)
 	f.b.create(hostapi.Create{ID: "child", Snapshot: "snp1"})
 	if got := f.b.run("child", "cat word"); got != "one" {

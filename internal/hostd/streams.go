@@ -56,14 +56,14 @@ func (h *Host) openStreams(ctx context.Context, store *snapshot.Store) error {
 }
 
 // StreamSnapshot implements hostapi.Host.
-func (h *Host) StreamSnapshot(ctx context.Context, workspace string, id hostapi.SnapshotID) (hostapi.Pulled, error) {
+func (h *Host) StreamSnapshot(ctx context.Context, workspace string, id hostapi.SnapshotID, labels map[string]string) (hostapi.Pulled, error) {
 	ref, err := h.moving("stream", workspace, id)
 	if err != nil {
 		return hostapi.Pulled{}, err
 	}
 	began := time.Now()
 	if snap, err := h.store.Get(ref); err == nil {
-		return hostapi.Pulled{Snapshot: told(snap), Took: time.Since(began)}, nil
+		return hostapi.Pulled{Snapshot: told(snap), Env: snap.Env, User: snap.User, Workdir: snap.Workdir, Took: time.Since(began)}, nil
 	}
 	from, err := h.depot.Open(ctx, chunk.Space(workspace), chunk.ID(id))
 	if err != nil {
@@ -74,7 +74,7 @@ func (h *Host) StreamSnapshot(ctx context.Context, workspace string, id hostapi.
 		return hostapi.Pulled{}, err
 	}
 	snap := from.Snapshot
-	snap.Base = ""
+	snap.Base, snap.Labels = "", labels
 	snap, err = h.streams.Begin(ctx, ref, snap, data, from.Reader)
 	if errors.Is(err, snapshot.ErrExists) { // somebody else began it meanwhile
 		snap, err = h.store.Get(ref)
@@ -82,7 +82,7 @@ func (h *Host) StreamSnapshot(ctx context.Context, workspace string, id hostapi.
 	if err != nil {
 		return hostapi.Pulled{}, moveError("stream", id, err)
 	}
-	out := hostapi.Pulled{Snapshot: told(snap), Took: time.Since(began)}
+	out := hostapi.Pulled{Snapshot: told(snap), Env: snap.Env, User: snap.User, Workdir: snap.Workdir, Took: time.Since(began)}
 	h.deps.Log.Info("snapshot streams", "snapshot", id, "took", out.Took)
 	return out, nil
 }

@@ -151,6 +151,9 @@ func sandboxRoutes() []route {
 		}, give(200, listSnapshots), false},
 		{"GET", "/v1/snapshots/{snapshot}", user, "snapshots", "Get a snapshot", nil, give(200, getSnapshot), false},
 		{"DELETE", "/v1/snapshots/{snapshot}", user, "snapshots", "Remove a snapshot", nil, give(200, deleteSnapshot), false},
+		{"POST", "/v1/snapshots/{snapshot}/push", user, "snapshots", "Put a snapshot into the object store, where other nodes find it", nil, give(200, pushSnapshot), false},
+		{"DELETE", "/v1/snapshots/{snapshot}/push", user, "snapshots", "Remove a snapshot from the object store", nil, give(200, deletePushed), false},
+		{"POST", "/v1/snapshots/{snapshot}/pull", user, "snapshots", "Bring a snapshot from the object store to this node", nil, take(200, pullSnapshot), false},
 	}
 }
 

@@ -245,3 +245,27 @@ func deleteSnapshot(rq *request) (api.SnapshotDeleted, error) {
 	}
 	return api.SnapshotDeleted{Deleted: id}, rq.s.deps.Sandboxes.DeleteSnapshot(rq.r.Context(), rq.p, id)
 }
+
+func pushSnapshot(rq *request) (api.SnapshotMove, error) {
+	id, err := api.ParseSnapshotID(rq.r.PathValue("snapshot"))
+	if err != nil {
+		return api.SnapshotMove{}, err
+	}
+	return rq.s.deps.Sandboxes.PushSnapshot(rq.r.Context(), rq.p, id)
+}
+
+func pullSnapshot(rq *request, req api.PullRequest) (api.SnapshotMove, error) {
+	id, err := api.ParseSnapshotID(rq.r.PathValue("snapshot"))
+	if err != nil {
+		return api.SnapshotMove{}, err
+	}
+	return rq.s.deps.Sandboxes.PullSnapshot(rq.r.Context(), rq.p, id, req)
+}
+
+func deletePushed(rq *request) (api.SnapshotDeleted, error) {
+	id, err := api.ParseSnapshotID(rq.r.PathValue("snapshot"))
+	if err != nil {
+		return api.SnapshotDeleted{}, err
+	}
+	return api.SnapshotDeleted{Deleted: id}, rq.s.deps.Sandboxes.DeletePushed(rq.r.Context(), rq.p, id)
+}

@@ -69,6 +69,9 @@ type snapshotVerbs interface {
 	Snapshots(ctx context.Context, p auth.Principal, f api.SnapshotFilter) (sandbox.SnapshotPage, error)
 	Snapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) (api.Snapshot, error)
 	DeleteSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) error
+	PushSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) (api.SnapshotMove, error)
+	PullSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID, req api.PullRequest) (api.SnapshotMove, error)
+	DeletePushed(ctx context.Context, p auth.Principal, id api.SnapshotID) error
 	Fork(ctx context.Context, p auth.Principal, id api.SandboxID, req api.ForkRequest) (api.ForkAnswer, error)
 	ForkTree(ctx context.Context, p auth.Principal, id api.SandboxID, req api.ForkTreeRequest) (api.ForkTree, error)
 	Promote(ctx context.Context, p auth.Principal, id api.SandboxID, req api.PromoteRequest) (api.Promotion, error)

@@ -339,6 +339,21 @@ func (b *boxes) DeleteSnapshot(ctx context.Context, p auth.Principal, id api.Sna
 	return nil
 }
 
+func (b *boxes) PushSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) (api.SnapshotMove, error) {
+	s, err := b.Snapshot(ctx, p, id)
+	return api.SnapshotMove{Snapshot: s, UploadedBytes: s.SizeBytes}, err
+}
+
+func (b *boxes) PullSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID, _ api.PullRequest) (api.SnapshotMove, error) {
+	s, err := b.Snapshot(ctx, p, id)
+	return api.SnapshotMove{Snapshot: s}, err
+}
+
+func (b *boxes) DeletePushed(ctx context.Context, p auth.Principal, id api.SnapshotID) error {
+	_, err := b.Snapshot(ctx, p, id)
+	return err
+}
+
 func (b *boxes) child(p auth.Principal, parent api.SandboxID, metadata map[string]string) api.Sandbox {
 	return b.set(api.Sandbox{ID: api.NewSandboxID(), ParentID: parent, Status: api.Running, Workspace: p.Workspace, Metadata: metadata})
 }

@@ -7,9 +7,11 @@ package blobtest
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -45,14 +47,10 @@ func Run(t *testing.T, open func(t *testing.T) blob.Store) {
 
 // Content is bytes that do not compress and differ for each seed.
 func Content(seed uint64, n int) []byte {
+	var key [32]byte
+	binary.LittleEndian.PutUint64(key[:], seed)
 	data := make([]byte, n)
-	x := seed*2862933555777941757 + 3037000493
-	for i := range data {
-		x ^= x << 13
-		x ^= x >> 7
-		x ^= x << 17
-		data[i] = byte(x >> 32)
-	}
+	_, _ = rand.NewChaCha8(key).Read(data) // it never fails
 	return data
 }
 

@@ -31,9 +31,14 @@ func open(t *testing.T, cfg cache.Config) *cache.Cache {
 
 // object is one of n bytes whose content follows from its number.
 func object(i, n int) (cache.Object, []byte) {
-	data := make([]byte, n)
-	for at := range data {
-		data[at] = byte(at>>9) ^ byte(at) ^ byte(i*37)
+	var head [1024]byte
+	for at := range head {
+		head[at] = byte(at) ^ byte(i*37)
+	}
+	data := make([]byte, 0, n)
+	for line := 0; len(data) < n; line++ { // in blocks, since tests with the race detector are slow by the byte
+		head[0], head[1] = byte(line), byte(line>>8)
+		data = append(data, head[:min(len(head), n-len(data))]...)
 	}
 	return cache.Object{ID: fmt.Sprintf("object%04d", i), Bytes: n}, data
 }
@@ -242,7 +247,7 @@ func TestModel(t *testing.T) {
 	for g := range 6 {
 		wg.Go(func() {
 			r := rand.New(rand.NewPCG(uint64(g), 1))
-			for range 150 {
+			for range 60 {
 				o, data := object(r.IntN(8), 4*cache.Frame-500)
 				off := r.IntN(len(data))
 				p := make([]byte, 1+r.IntN(len(data)-off))

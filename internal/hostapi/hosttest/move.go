@@ -3,6 +3,7 @@ package hosttest
 import (
 	"context"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -58,7 +59,7 @@ func (h *Host) PushSnapshot(ctx context.Context, workspace string, id hostapi.Sn
 }
 
 // PullSnapshot implements hostapi.Host.
-func (h *Host) PullSnapshot(ctx context.Context, workspace string, id hostapi.SnapshotID) (out hostapi.Pulled, err error) {
+func (h *Host) PullSnapshot(ctx context.Context, workspace string, id hostapi.SnapshotID, labels map[string]string) (out hostapi.Pulled, err error) {
 	err = h.move(ctx, "pullsnapshot", id, func(o *Objects) error {
 		if s, here := h.snapshots[id]; here {
 			out = hostapi.Pulled{Snapshot: s.Snapshot}
@@ -68,16 +69,17 @@ func (h *Host) PullSnapshot(ctx context.Context, workspace string, id hostapi.Sn
 		if !ok {
 			return fmt.Errorf("snapshot %s: %w", id, hostapi.ErrNotFound)
 		}
+		s.Labels = maps.Clone(labels)
 		h.snapshots[id] = &s
-		out = hostapi.Pulled{Snapshot: s.Snapshot, Fetched: s.Bytes, Took: time.Millisecond}
+		out = hostapi.Pulled{Snapshot: s.Snapshot, Env: maps.Clone(s.env), Fetched: s.Bytes, Took: time.Millisecond}
 		return nil
 	})
 	return out, err
 }
 
 // StreamSnapshot implements hostapi.Host.
-func (h *Host) StreamSnapshot(ctx context.Context, workspace string, id hostapi.SnapshotID) (hostapi.Pulled, error) {
-	return h.PullSnapshot(ctx, workspace, id)
+func (h *Host) StreamSnapshot(ctx context.Context, workspace string, id hostapi.SnapshotID, labels map[string]string) (hostapi.Pulled, error) {
+	return h.PullSnapshot(ctx, workspace, id, labels)
 }
 
 // DeletePushed implements hostapi.Host.
