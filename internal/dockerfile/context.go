@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/moby/patternmatcher"
@@ -20,6 +21,7 @@ import (
 type Limits struct {
 	MaxFiles int   // files, directories and links; default 200,000
 	MaxBytes int64 // content of all files, archives unpacked; default 8 GiB
+	MaxWork  int64 // files looked at and patterns matched by all uses of a Context; default 100 million
 }
 
 func (l Limits) withDefaults() Limits {
@@ -28,6 +30,9 @@ func (l Limits) withDefaults() Limits {
 	}
 	if l.MaxBytes == 0 {
 		l.MaxBytes = 8 << 30
+	}
+	if l.MaxWork == 0 {
+		l.MaxWork = 100_000_000
 	}
 	return l
 }
@@ -67,6 +72,15 @@ type Context struct {
 	open    func(*entry) (io.ReadCloser, error)
 	bytes   int64
 	files   int
+	work    atomic.Int64 // that was done, as Limits.MaxWork counts it
+}
+
+// spend counts work, and refuses to go on beyond the limit.
+func (c *Context) spend(n int) error {
+	if c.work.Add(int64(n)) > c.limits.MaxWork {
+		return bad("too many patterns for so many files")
+	}
+	return nil
 }
 
 func newContext(limits Limits) *Context {
@@ -102,6 +116,9 @@ func OpenDir(fsys fs.FS, limits Limits, keep ...string) (*Context, error) {
 		}
 		if name == "." {
 			return nil
+		}
+		if err := c.spend(ig.patterns); err != nil {
+			return err
 		}
 		out, skip, err := ig.match(name, d.IsDir())
 		if err != nil {
@@ -299,9 +316,10 @@ const ignoreName = ".dockerignore"
 
 // ignore is the patterns of a .dockerignore.
 type ignore struct {
-	keep    map[string]bool
-	matcher *patternmatcher.PatternMatcher
-	parents map[string]patternmatcher.MatchInfo // of directories
+	keep     map[string]bool
+	patterns int
+	matcher  *patternmatcher.PatternMatcher
+	parents  map[string]patternmatcher.MatchInfo // of directories
 }
 
 func newIgnore(text []byte, keep []string) (*ignore, error) {
@@ -313,6 +331,7 @@ func newIgnore(text []byte, keep []string) (*ignore, error) {
 	if err == nil && len(patterns) > 10_000 {
 		err = errors.New("more than 10000 patterns")
 	}
+	ig.patterns = 1 + len(patterns)
 	if err == nil {
 		ig.matcher, err = patternmatcher.New(patterns)
 	}

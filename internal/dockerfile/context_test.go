@@ -177,6 +177,26 @@ func TestSelectAtOnce(t *testing.T) {
 	wg.Wait()
 }
 
+func TestWorkIsBounded(t *testing.T) {
+	tr := tree{}
+	for i := range 100 {
+		tr[fmt.Sprint("f", i)] = "x"
+	}
+	c, err := dockerfile.OpenDir(tr.fs(), dockerfile.Limits{MaxWork: 1000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, instruction := range []string{"COPY" + strings.Repeat(" f*", 30) + " /x/", "COPY" + strings.Repeat(" --exclude=none", 20) + " . /x"} {
+		if _, err := c.Select(copyOf(t, instruction)); !errors.Is(err, dockerfile.ErrContext) || !strings.Contains(err.Error(), "too many patterns") {
+			t.Errorf("got %v", err)
+		}
+	}
+	tr[".dockerignore"] = strings.Repeat("none\n", 20)
+	if _, err := dockerfile.OpenDir(tr.fs(), dockerfile.Limits{MaxWork: 1000}); !errors.Is(err, dockerfile.ErrContext) {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestSelectRefusals(t *testing.T) {
 	c := open(t, shop)
 	for _, row := range []struct{ name, instruction, want string }{

@@ -141,6 +141,9 @@ func (c *Context) applyIgnore(keep []string) error {
 		if name == "." {
 			continue
 		}
+		if err := c.spend(ig.patterns); err != nil {
+			return err
+		}
 		out, _, err := ig.match(name, c.entries[name].isDir())
 		if err != nil {
 			return err

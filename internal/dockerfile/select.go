@@ -126,6 +126,9 @@ func (f *finder) source(src string) error {
 	for _, part := range strings.Split(pattern, "/") {
 		var next []string
 		for _, dir := range names {
+			if err := c.spend(len(c.entries[dir].children)); err != nil {
+				return err
+			}
 			for _, child := range c.entries[dir].children {
 				ok, err := path.Match(part, path.Base(child))
 				if err != nil {
@@ -211,6 +214,9 @@ func (f *finder) excluded(name string) (bool, error) {
 	if len(f.s.copy.Exclude) == 0 {
 		return false, nil
 	}
+	if err := f.s.c.spend(len(f.s.copy.Exclude) * (1 + strings.Count(name, "/"))); err != nil {
+		return false, err
+	}
 	out, err := f.exclude.MatchesOrParentMatches(name)
 	if err != nil {
 		return false, bad("--exclude: %v", err)
@@ -221,6 +227,9 @@ func (f *finder) excluded(name string) (bool, error) {
 // below takes in what the directory dir holds. root is the directory that a source named, which patterns of
 // --exclude are relative to.
 func (f *finder) below(dir *entry, under, root string) error {
+	if err := f.s.c.spend(len(dir.children)); err != nil {
+		return err
+	}
 	for _, child := range dir.children {
 		e := f.s.c.entries[child]
 		if e.hidden {
