@@ -137,7 +137,7 @@ func (a *app) root() *cobra.Command {
 	}
 	add("node", a.up(), a.setup(), a.doctor(), a.config(), a.version())
 	add("use", a.sandbox(), a.template(), a.snapshot(), a.keys(), a.me())
-	add("measure", a.demo(), a.bench())
+	add("measure", a.demo(), a.bench(), a.conformance())
 	return root
 }
 

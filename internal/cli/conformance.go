@@ -1,0 +1,106 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pandastack/pandastack/internal/config"
+	"github.com/pandastack/pandastack/internal/conformance"
+	"github.com/pandastack/pandastack/internal/disk"
+	"github.com/pandastack/pandastack/internal/probe"
+	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/firecracker"
+	"github.com/pandastack/pandastack/internal/vmm/qemu"
+)
+
+func (a *app) conformance() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "conformance {firecracker|qemu}",
+		Short: "Hold a monitor on this machine to everything a node needs of it, with real guests",
+		Long: "Hold a monitor on this machine to everything a node needs of it, with real guests: the suite that the monitors are tested\n" +
+			"with, then how long things take, as rows for SPECIFICATION.md. It needs root and what `pandastack setup` makes; the first run\n" +
+			"builds a small root disk. The exit code is 1 when something does not hold.",
+		Args: cobra.ExactArgs(1), ValidArgs: []string{probe.FirecrackerDriver, probe.QEMUDriver},
+	}
+	c.RunE = func(c *cobra.Command, args []string) (err error) {
+		l, err := a.node(nil)
+		if err != nil {
+			return err
+		}
+		release, err := disk.EnsureData(c.Context(), l.DataDir)
+		if err != nil {
+			return local(err)
+		}
+		defer func() { err = errors.Join(err, release(context.WithoutCancel(c.Context()))) }()
+		open, err := monitor(c.Context(), args[0], &l.Node)
+		if err != nil {
+			return local(err)
+		}
+		return a.conform(c.Context(), conformance.Options{DataDir: l.DataDir, Agent: l.Agent(), Open: open})
+	}
+	return c
+}
+
+// conform runs the suite and writes what came of it.
+func (a *app) conform(ctx context.Context, o conformance.Options) (err error) {
+	lab, remove, err := conformance.Lab(ctx, o)
+	if err != nil {
+		return local(err)
+	}
+	defer func() { err = errors.Join(err, remove()) }()
+	var broken error
+	report := conformance.Suite(ctx, lab, func(r conformance.Result) {
+		if a.json {
+			return
+		}
+		level := "ok"
+		if len(r.Errs) > 0 {
+			level = "FAIL"
+		}
+		_, e := fmt.Fprintf(a.Stdout, "%-5s %-24s %8.2f s   %s\n", level, r.Name, r.Took.Seconds(), strings.Join(r.Errs, "; "))
+		broken = errors.Join(broken, e)
+	})
+	if a.json {
+		broken = writeJSON(a.Stdout, report)
+	} else {
+		_, e := fmt.Fprintf(a.Stdout, "\n%s", report.Rows())
+		broken = errors.Join(broken, e)
+	}
+	if broken != nil {
+		return local(broken)
+	}
+	if !report.Passed() {
+		return exitCode(1)
+	}
+	return nil
+}
+
+// monitor says how a driver is made. The accelerator of QEMU is found out once.
+func monitor(ctx context.Context, name string, n *config.Node) (func(context.Context, string) (vmm.Driver, error), error) {
+	c := n.VMM
+	if name == probe.FirecrackerDriver {
+		return func(ctx context.Context, dir string) (vmm.Driver, error) {
+			return firecracker.New(ctx, firecracker.Config{
+				Binary: c.Firecracker, Jailer: c.Jailer, Dir: dir, MoreMemoryMiB: c.MoreMemory, MoreDisks: c.MoreDisks,
+			})
+		}, nil
+	}
+	if name != probe.QEMUDriver {
+		return nil, fmt.Errorf("there is no monitor %q: firecracker or qemu", name)
+	}
+	accelerator := vmm.Accelerator(c.Accelerator)
+	if c.Accelerator == probe.Auto {
+		choice, err := probe.ChooseAccelerator(ctx, probe.Config{DataDir: n.DataDir, QEMU: c.QEMU})
+		if err != nil {
+			return nil, err
+		}
+		accelerator = choice.Accelerator
+	}
+	return func(ctx context.Context, _ string) (vmm.Driver, error) {
+		return qemu.New(ctx, qemu.Config{Binary: c.QEMU, Accelerator: accelerator})
+	}, nil
+}
