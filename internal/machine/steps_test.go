@@ -243,7 +243,7 @@ var errInjected = errors.New("injected")
 
 // TestFailureAfterEveryStep lets every operation fail after each of its steps.
 func TestFailureAfterEveryStep(t *testing.T) {
-	for _, o := range operations {
+	for _, o := range append(streaming(), operations...) {
 		t.Run(o.name, func(t *testing.T) {
 			for nth := 0; ; nth++ {
 				w := newWorld(t)
@@ -273,7 +273,7 @@ func TestFailureAfterEveryStep(t *testing.T) {
 // TestKillAfterEveryStep kills the process after each step of every operation, and kills the recovery
 // after each of its own steps, too.
 func TestKillAfterEveryStep(t *testing.T) {
-	for _, o := range operations {
+	for _, o := range append(streaming(), operations...) {
 		t.Run(o.name, func(t *testing.T) {
 			for nth := 0; ; nth++ {
 				for again := -1; ; again++ {

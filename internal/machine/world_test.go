@@ -30,14 +30,15 @@ var few = hostapi.Egress{Allow: []string{"a.example", "192.0.2.0/24"}, DenyOther
 
 // world is a host with a manager that can be killed and started anew.
 type world struct {
-	t      *testing.T
-	dir    string
-	host   *host
-	net    *network
-	groups *groups
-	hook   atomic.Pointer[func(op, step string) error]
-	free   int64 // bytes of disk that are told to be free
-	spares int   // that the manager keeps; read by boot
+	t       *testing.T
+	dir     string
+	host    *host
+	net     *network
+	groups  *groups
+	hook    atomic.Pointer[func(op, step string) error]
+	free    int64    // bytes of disk that are told to be free
+	streams *streams // nil: none
+	spares  int      // that the manager keeps; read by boot
 
 	mgr   *machine.Manager
 	store *snapshot.Store
@@ -49,7 +50,7 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{t: t, dir: memoryDir(t), host: newHost(), net: newNetwork(), groups: &groups{names: map[string]bool{}}, free: 1 << 40}
+	w := &world{t: t, dir: memoryDir(t), host: newHost(), net: newNetwork(), groups: &groups{names: map[string]bool{}}, streams: &streams{}, free: 1 << 40}
 	w.host.mayRun = func(id string) error { return w.guarded(id) }
 	w.boot()
 	t.Cleanup(func() { w.stop() })
@@ -89,6 +90,11 @@ func (w *world) boot() {
 	w.must(err)
 	w.net.restart()
 	w.groups.restart()
+	deps := machine.Deps{Driver: w.host, Network: w.net, Groups: w.groups, Disks: copies{}, Store: w.store, Link: openLink, Emit: w.emit}
+	if w.streams != nil {
+		w.streams = &streams{open: map[*feed]bool{}, hold: w.streams.hold}
+		deps.Streams = w.streams
+	}
 	w.mgr, err = machine.New(machine.Config{
 		Dir: filepath.Join(w.dir, "machines"), ReadyTimeout: 30 * time.Second, Spares: w.spares,
 		HostMemory: func() (int64, int64, error) { return 1 << 40, 1 << 40, nil },
@@ -100,7 +106,7 @@ func (w *world) boot() {
 			}
 			return nil
 		},
-	}, machine.Deps{Driver: w.host, Network: w.net, Groups: w.groups, Disks: copies{}, Store: w.store, Link: openLink, Emit: w.emit})
+	}, deps)
 	w.must(err)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup

@@ -26,7 +26,7 @@ func cgroups(context.Context) Finding {
 func userfaultfd(context.Context) Finding {
 	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC|unix.O_NONBLOCK, 0, 0)
 	if errno != 0 {
-		return warn("use a kernel with CONFIG_USERFAULTFD, and run as root", "not usable: %v; nothing needs it yet", errno)
+		return warn("use a kernel with CONFIG_USERFAULTFD, and run as root", "not usable: %v; monitors that hand page faults over (Firecracker) need it", errno)
 	}
 	_ = unix.Close(int(fd)) // nothing was registered
 	return ok("usable")

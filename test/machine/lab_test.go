@@ -1,8 +1,9 @@
-//go:build vm
+//go:build vm || slow
 
 package machine
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -39,6 +40,12 @@ const prefix = "pmtest"
 
 // template is baked once and used by all tests.
 const template = hostapi.TemplateName("mini")
+
+// wide is the same with 512 MiB of memory, baked when a test needs it.
+const wide = hostapi.TemplateName("wide")
+
+// objects is the object store of the host agents that are opened; nil: none.
+var objects *hostd.Objects
 
 // patience bounds every single wait; it is far above what anything takes.
 const patience = 2 * time.Minute
@@ -244,7 +251,7 @@ func open(ctx context.Context, dir string, log io.Writer) (_ *lab, err error) {
 		Platform: func(context.Context) (string, error) {
 			return fmt.Sprint(driver.Capabilities(), boot.Digest), nil
 		},
-		Rewrite: disk.Rewrite, Measure: disk.Usage,
+		Rewrite: disk.Rewrite, Measure: disk.Usage, Objects: objects,
 		Log: slog.New(slog.NewTextHandler(log, nil)),
 	})
 	if err != nil {
@@ -285,7 +292,7 @@ func recipes(data string) ([]bake.Recipe, error) {
 		return nil, err
 	}
 	r := all[string(template)]
-	return []bake.Recipe{{
+	one := bake.Recipe{
 		Name: template, VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB, DiskMiB: r.DiskMiB, User: r.User, Workdir: r.Workdir,
 		Ready: r.Ready, Warm: r.Warm, Digest: r.Digest(),
 		Build: func(ctx context.Context, work, image string, log, step func(string)) error {
@@ -300,7 +307,10 @@ func recipes(data string) ([]bake.Recipe, error) {
 			}
 			return disk.Clone(kept, image)
 		},
-	}}, nil
+	}
+	two := one
+	two.Name, two.MemoryMiB = wide, 512
+	return []bake.Recipe{one, two}, nil
 }
 
 type network struct{ pool *netslot.Pool }
@@ -381,4 +391,77 @@ func openLink(ctx context.Context, conn net.Conn, g machine.Greeting) (machine.L
 		return nil, err
 	}
 	return l, nil
+}
+
+// run runs a shell command in a machine's guest as root and answers what it wrote.
+func (l *lab) run(t *testing.T, id hostapi.MachineID, shell string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeoutCause(t.Context(), patience, fmt.Errorf("%q in %s takes too long", shell, id))
+	defer cancel()
+	guest, err := l.Guest(ctx, id)
+	if err != nil {
+		t.Fatalf("guest of %s: %v", id, err)
+	}
+	p, err := guest.Start(ctx, guestapi.ProcessSpec{Shell: shell, User: "root"})
+	if err != nil {
+		t.Fatalf("%q in %s: %v", shell, id, err)
+	}
+	defer p.Close()
+	var out bytes.Buffer
+	for {
+		ev, err := p.Next(ctx)
+		if errors.Is(err, io.EOF) {
+			t.Fatalf("%q in %s ended without saying how", shell, id)
+		}
+		if err != nil {
+			t.Fatalf("%q in %s: %v", shell, id, err)
+		}
+		if ev.Exit != nil {
+			if ev.Exit.Code != 0 || ev.Exit.Error != "" {
+				t.Fatalf("%q in %s: %+v\n%s", shell, id, ev.Exit, out.Bytes())
+			}
+			return strings.TrimSpace(out.String())
+		}
+		out.Write(ev.Data)
+	}
+}
+
+func (l *lab) create(t *testing.T, req hostapi.Create) hostapi.Machine {
+	t.Helper()
+	if req.Template == "" && req.Snapshot == "" {
+		req.Template = template
+	}
+	mc, err := l.Create(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%s: %s in %v: %v", mc.ID, mc.BootMode, mc.Boot, mc.Phases)
+	t.Cleanup(func() { destroy(t, mc.ID) })
+	return mc
+}
+
+// destroy ends a machine of whatever host agent is open now.
+func destroy(t *testing.T, id hostapi.MachineID) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	shared.Lock()
+	l := shared.lab
+	shared.Unlock()
+	if l == nil {
+		return
+	}
+	if err := l.Destroy(ctx, id, "test"); err != nil {
+		t.Error(err)
+	}
+}
+
+// wait waits for a condition that others bring about.
+func wait(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !holds(); {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited in vain: %s", what)
+		}
+		<-time.After(20 * time.Millisecond)
+	}
 }

@@ -3,81 +3,13 @@
 package machine
 
 import (
-	"bytes"
-	"context"
-	"errors"
 	"fmt"
-	"io"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/guestapi"
 	"github.com/pandastack/pandastack/internal/hostapi"
 )
-
-// run runs a shell command in a machine's guest as root and answers what it wrote.
-func (l *lab) run(t *testing.T, id hostapi.MachineID, shell string) string {
-	t.Helper()
-	ctx, cancel := context.WithTimeoutCause(t.Context(), patience, fmt.Errorf("%q in %s takes too long", shell, id))
-	defer cancel()
-	guest, err := l.Guest(ctx, id)
-	if err != nil {
-		t.Fatalf("guest of %s: %v", id, err)
-	}
-	p, err := guest.Start(ctx, guestapi.ProcessSpec{Shell: shell, User: "root"})
-	if err != nil {
-		t.Fatalf("%q in %s: %v", shell, id, err)
-	}
-	defer p.Close()
-	var out bytes.Buffer
-	for {
-		ev, err := p.Next(ctx)
-		if errors.Is(err, io.EOF) {
-			t.Fatalf("%q in %s ended without saying how", shell, id)
-		}
-		if err != nil {
-			t.Fatalf("%q in %s: %v", shell, id, err)
-		}
-		if ev.Exit != nil {
-			if ev.Exit.Code != 0 || ev.Exit.Error != "" {
-				t.Fatalf("%q in %s: %+v\n%s", shell, id, ev.Exit, out.Bytes())
-			}
-			return strings.TrimSpace(out.String())
-		}
-		out.Write(ev.Data)
-	}
-}
-
-func (l *lab) create(t *testing.T, req hostapi.Create) hostapi.Machine {
-	t.Helper()
-	if req.Template == "" && req.Snapshot == "" {
-		req.Template = template
-	}
-	mc, err := l.Create(t.Context(), req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("%s: %s in %v: %v", mc.ID, mc.BootMode, mc.Boot, mc.Phases)
-	t.Cleanup(func() { destroy(t, mc.ID) })
-	return mc
-}
-
-// destroy ends a machine of whatever host agent is open now.
-func destroy(t *testing.T, id hostapi.MachineID) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	shared.Lock()
-	l := shared.lab
-	shared.Unlock()
-	if l == nil {
-		return
-	}
-	if err := l.Destroy(ctx, id, "test"); err != nil {
-		t.Error(err)
-	}
-}
 
 func (l *lab) fork(t *testing.T, parent hostapi.MachineID, ids ...hostapi.MachineID) []hostapi.Forked {
 	t.Helper()

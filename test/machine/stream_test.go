@@ -1,0 +1,60 @@
+//go:build vm
+
+package machine
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/blob/blobtest"
+	"github.com/pandastack/pandastack/internal/hostapi"
+)
+
+func TestMachineStreams(t *testing.T) {
+	streaming(t, template, "mkdir /mem && mount -t tmpfs tmpfs /mem && cat /usr/bin/* | head -c 8000000 > /mem/hot; "+
+		"echo word > /root/word; sync", "wc -c < /mem/hot && cat /root/word")
+}
+
+// TestStoreDiesUnderAMachine has a machine wait for content that does not come any more.
+func TestStoreDiesUnderAMachine(t *testing.T) {
+	store := newLine()
+	l := reopen(t, store)
+	const snp = hostapi.SnapshotID("snpdead")
+	l.create(t, hostapi.Create{ID: "dying"})
+	l.run(t, "dying", "head -c 20000000 /dev/urandom > /dev/shm/x")
+	if _, err := l.TakeSnapshot(t.Context(), "dying", snp, nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.PushSnapshot(t.Context(), "ws", snp); err != nil {
+		t.Fatal(err)
+	}
+	destroy(t, "dying")
+	if err := l.DeleteSnapshot(t.Context(), snp); err != nil {
+		t.Fatal(err)
+	}
+	l = reopen(t, store)
+	if _, err := l.StreamSnapshot(t.Context(), "ws", snp); err != nil {
+		t.Fatal(err)
+	}
+	store.faults.Decide(func(c blobtest.Call) blobtest.Fault {
+		return blobtest.Fault{Err: errors.New("the store is gone")}
+	})
+	_, err := l.Create(t.Context(), hostapi.Create{ID: "starved", Snapshot: snp})
+	if err == nil {
+		destroy(t, "starved")
+		t.Fatal("a machine of which nothing comes was made")
+	}
+	t.Logf("create: %v", err)
+	for _, part := range []string{"its snapshot does not come", "the store is gone"} {
+		if !bytes.Contains([]byte(err.Error()), []byte(part)) {
+			t.Errorf("create says %q, without %q", err, part)
+		}
+	}
+	if _, err := l.Get(t.Context(), "starved"); !errors.Is(err, hostapi.ErrNotFound) {
+		t.Errorf("a machine that was not made is there: %v", err)
+	}
+	if err := l.DeleteSnapshot(t.Context(), snp); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,163 @@
+//go:build vm || slow
+
+package machine
+
+import (
+	"bytes"
+	"errors"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/blob"
+	"github.com/pandastack/pandastack/internal/blob/blobtest"
+	"github.com/pandastack/pandastack/internal/chunk"
+	"github.com/pandastack/pandastack/internal/chunk/cache"
+	"github.com/pandastack/pandastack/internal/hostapi"
+	"github.com/pandastack/pandastack/internal/hostd"
+)
+
+// line is an object store behind a line of 1 Gbit/s with 5 ms to the other end.
+type line struct {
+	*blobtest.Shaped
+	faults *blobtest.Faulty
+}
+
+func newLine() *line {
+	faults := blobtest.Break(blobtest.Memory(), nil)
+	return &line{blobtest.Shape(faults, 5*time.Millisecond, 125_000_000), faults}
+}
+
+// reopen starts the shared host agent anew, as a host that never read anything of store.
+func reopen(t *testing.T, store blob.Store) *lab {
+	t.Helper()
+	closed(t)
+	ring, err := chunk.NewKeyring(bytes.Repeat([]byte{1}, 32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	vault, err := chunk.New(store, ring, chunk.Config{Patience: 5 * time.Second, Pause: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept, err := cache.Open(cache.Config{Dir: filepath.Join(t.TempDir(), "chunks")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects = &hostd.Objects{Vault: vault, Cache: kept}
+	l := host(t)
+	objects = nil
+	t.Cleanup(func() {
+		closed(t) // before what it uses
+		if err := errors.Join(kept.Close(), vault.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return l
+}
+
+// first brings a snapshot here with bring, makes a machine of it, runs a command in it and answers how long
+// all that took.
+func (l *lab) first(t *testing.T, id hostapi.MachineID, snp hostapi.SnapshotID, shell, want string, bring func() error) time.Duration {
+	t.Helper()
+	began := time.Now()
+	if bring != nil {
+		if err := bring(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	brought := time.Since(began)
+	l.create(t, hostapi.Create{ID: id, Snapshot: snp})
+	created := time.Since(began)
+	if got := l.run(t, id, shell); got != want {
+		t.Fatalf("%q says %q, want %q", shell, got, want)
+	}
+	took := time.Since(began)
+	t.Logf("%s: brought after %v, created after %v, first exec after %v", id, brought, created, took)
+	return took
+}
+
+// traced says whether a trace was kept in a store.
+func traced(t *testing.T, store *line) bool {
+	t.Helper()
+	found := 0
+	err := store.faults.List(t.Context(), "", func(i blob.Info) error {
+		found += bytes.Count([]byte(i.Key), []byte("/trace"))
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found > 0
+}
+
+// streaming brings a snapshot of a machine of template to hosts that never saw it: whole, streamed with nothing
+// known of it, streamed with a trace, and restored a second time. fill is run in the machine before the
+// snapshot, use in all that come of it.
+func streaming(t *testing.T, template hostapi.TemplateName, fill, use string) {
+	store := newLine()
+	l := reopen(t, store)
+	const snp = hostapi.SnapshotID("snpstream")
+	if err := l.Bake(t.Context(), template); err != nil {
+		t.Fatal(err)
+	}
+	l.create(t, hostapi.Create{ID: "streamed", Template: template})
+	l.run(t, "streamed", fill)
+	want := l.run(t, "streamed", use)
+	if _, err := l.TakeSnapshot(t.Context(), "streamed", snp, nil); err != nil {
+		t.Fatal(err)
+	}
+	pushed, err := l.PushSnapshot(t.Context(), "ws", snp)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("pushed %d MiB as %d MiB", pushed.Bytes>>20, pushed.Uploaded>>20)
+	destroy(t, "streamed")
+	stream := func(l *lab) func() error {
+		return func() error { _, err := l.StreamSnapshot(t.Context(), "ws", snp); return err }
+	}
+	forget := func(l *lab) {
+		t.Helper()
+		if err := l.DeleteSnapshot(t.Context(), snp); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	forget(l)
+	l = reopen(t, store)
+	whole := l.first(t, "pulled", snp, use, want, func() error { _, err := l.PullSnapshot(t.Context(), "ws", snp); return err })
+	destroy(t, "pulled")
+	forget(l)
+
+	l = reopen(t, store)
+	read := store.Read.Load()
+	unknown := l.first(t, "unknown", snp, use, want, stream(l))
+	t.Logf("fetched %d MiB", (store.Read.Load()-read)>>20)
+	wait(t, "a kept trace", func() bool { return traced(t, store) })
+	// A fork waits until all of it is here.
+	forked, err := l.Fork(t.Context(), hostapi.Fork{Parent: "unknown", Children: []hostapi.Child{{ID: "kid"}}})
+	if err != nil || forked[0].Err != nil {
+		t.Fatal(forked, err)
+	}
+	t.Cleanup(func() { destroy(t, "kid") })
+	if got := l.run(t, "kid", use); got != want {
+		t.Errorf("a fork of a machine that streamed says %q, want %q", got, want)
+	}
+	gets := store.Gets.Load()
+	second := l.first(t, "second", snp, use, want, stream(l))
+	if more := store.Gets.Load() - gets; more != 0 {
+		t.Errorf("a second restore read %d times from the store", more)
+	}
+	for _, id := range []hostapi.MachineID{"unknown", "kid", "second"} {
+		destroy(t, id)
+	}
+	forget(l)
+
+	l = reopen(t, store)
+	read = store.Read.Load()
+	traced := l.first(t, "traced", snp, use, want, stream(l))
+	t.Logf("fetched %d MiB; whole %v, unknown %v, traced %v (%.0f %% of whole), second %v", (store.Read.Load()-read)>>20,
+		whole, unknown, traced, 100*traced.Seconds()/whole.Seconds(), second)
+	destroy(t, "traced")
+	forget(l)
+}
