@@ -50,6 +50,8 @@ class Chromium:
         self.last = 0
         self.page = None
         self.events = []
+        # Whoever drives the browser by its protocol, and closes what is there, does not meet this page.
+        self.own = self.call("Target.createBrowserContext", disposeOnDetach=False)["browserContextId"]
 
     def drain(self):
         for _ in self.process.stderr:
@@ -106,7 +108,7 @@ class Chromium:
     def open(self):
         """A new empty page. Its process belongs to no site yet, so the first page it shows needs no other."""
         self.page = None
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        target = self.call("Target.createTarget", url="about:blank", browserContextId=self.own)["targetId"]
         self.page = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         self.call("Page.enable")
         self.call("Emulation.setDeviceMetricsOverride", width=WIDTH, height=HEIGHT, deviceScaleFactor=1, mobile=False)
