@@ -15,6 +15,7 @@ import (
 	"github.com/pandastack/pandastack/internal/jail"
 	"github.com/pandastack/pandastack/internal/machine"
 	"github.com/pandastack/pandastack/internal/netslot"
+	"github.com/pandastack/pandastack/internal/vmm"
 )
 
 // The machine manager names what it needs of mechanisms that do not know it; here they meet.
@@ -97,7 +98,10 @@ func (s slot) Give(ctx context.Context) error {
 }
 
 // groups makes a jail a machine.Groups.
-type groups struct{ jail *jail.Jail }
+type groups struct {
+	jail       *jail.Jail
+	unconfined bool // monitors are within limits, and nothing else is done about them
+}
 
 // Limits of a monitor that have nothing to do with its guest's size.
 const (
@@ -118,7 +122,7 @@ func (g groups) Group(ctx context.Context, name string, l machine.Limits) (machi
 	if err != nil {
 		return nil, err
 	}
-	return group{made}, nil
+	return group{made, g.unconfined}, nil
 }
 
 func (g groups) Adopt(ctx context.Context, name string, l machine.Limits) (machine.Group, error) {
@@ -126,7 +130,7 @@ func (g groups) Adopt(ctx context.Context, name string, l machine.Limits) (machi
 	if err != nil {
 		return nil, err
 	}
-	return group{found}, nil
+	return group{found, g.unconfined}, nil
 }
 
 // Sweep destroys the groups that no machine has taken over by now.
@@ -136,7 +140,17 @@ func (g groups) Sweep(ctx context.Context) error {
 }
 
 // group makes a jail's group a machine.Group.
-type group struct{ *jail.Group }
+type group struct {
+	*jail.Group
+	unconfined bool
+}
+
+func (g group) Jail() vmm.Jail {
+	if g.unconfined {
+		return nil
+	}
+	return g.Group
+}
 
 // OutOfMemory is false when it cannot be told.
 func (g group) OutOfMemory() bool {

@@ -81,7 +81,7 @@ func (n *node) confine() (*jail.Jail, error) {
 	if err != nil {
 		return nil, fmt.Errorf("control groups: %w", err)
 	}
-	j, err := jail.New(jail.Config{Layout: layout, Prefix: n.Config.Network.Prefix})
+	j, err := jail.New(jail.Config{Layout: layout, Prefix: n.Config.Network.Prefix, Trees: n.path("jail")})
 	if err != nil {
 		return nil, fmt.Errorf("control groups: %w", err)
 	}
@@ -180,7 +180,7 @@ func (n *node) host(ctx context.Context) (*hostd.Host, error) {
 			},
 		},
 	}, hostd.Deps{
-		Machine:  machine.Deps{Driver: driver, Network: network{pool, n.hand(driver, cell)}, Groups: groups{cell}, Disks: disks{}, Link: openLink},
+		Machine:  machine.Deps{Driver: driver, Network: network{pool, n.hand(driver, cell)}, Groups: groups{cell, n.Config.VMM.Unconfined}, Disks: disks{}, Link: openLink},
 		Platform: n.platform(driver, find), Rewrite: disk.Rewrite, ImportRoot: importRoot, Share: disk.Share, PunchPages: disk.PunchPages, Objects: objects, Measure: disk.Usage, Log: n.Log,
 	})
 	if err != nil {

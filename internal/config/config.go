@@ -54,7 +54,7 @@ type VMM struct {
 	Jailer      string `yaml:"jailer" default:"" doc:"Path of Firecracker's own jailer, to start it through; empty uses the node's own jail."`
 	MoreMemory  int    `yaml:"more_memory_mib" default:"4096" doc:"Memory that can be added to a sandbox beyond its template's, in steps of 128 MiB; with Firecracker only, for templates baked from now on."`
 	MoreDisks   int    `yaml:"more_disks" default:"2" doc:"Disks that can be added to a sandbox beyond its template's; with Firecracker only, for templates baked from now on."`
-	Unconfined  bool   `yaml:"unconfined" default:"false" doc:"Run monitors as the node's own user instead of an unprivileged one; for tests of the host only."`
+	Unconfined  bool   `yaml:"unconfined" default:"false" doc:"Run monitors as the node's own user and outside of a jail; for tests of the host only."`
 }
 
 // Capacity is what the node may promise to sandboxes.

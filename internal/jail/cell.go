@@ -22,17 +22,28 @@ func (g *Group) Start(cell vmm.Cell, argv []string, attr *syscall.ProcAttr) (pid
 	if err != nil {
 		return 0, fmt.Errorf("jail %s: %w", g.name, err)
 	}
-	if g.jail.cfg.Layout.Version == 2 { // it was born in the group
-		err = g.restrict(pid)
-	} else {
-		err = g.Enter(pid)
-	}
-	if err != nil {
+	if err := g.restrict(pid); err != nil {
 		err = errors.Join(fmt.Errorf("jail %s: %w", g.name, err), syscall.Kill(pid, syscall.SIGKILL))
 		_, _ = syscall.Wait4(pid, nil, 0, nil) // it was killed on the line above
 		return 0, err
 	}
 	return pid, nil
+}
+
+// enterThread puts the calling thread, which must be a scratch one, into a group of version 1, where what it
+// starts begins: there is no moment in which that could start something outside. Version 2 knows no groups of
+// threads, and makes processes in groups instead. Until the thread has ended, shortly after its work, the group
+// cannot be removed.
+func (g *Group) enterThread() error {
+	if g.jail.cfg.Layout.Version == 2 {
+		return nil
+	}
+	for _, root := range g.jail.cfg.Layout.roots() {
+		if err := write(filepath.Join(g.dir(root), "tasks"), "0"); err != nil {
+			return fmt.Errorf("enter control group: %w", err)
+		}
+	}
+	return nil
 }
 
 func (g *Group) start(cell vmm.Cell, argv []string, attr *syscall.ProcAttr) (pid int, err error) {
@@ -67,6 +78,9 @@ func (g *Group) start(cell vmm.Cell, argv []string, attr *syscall.ProcAttr) (pid
 		return 0, fmt.Errorf("close-on-exec: %w", err)
 	}
 	err = scratch(func() error {
+		if err := g.enterThread(); err != nil {
+			return err
+		}
 		if err := enterNamespace(ns); err != nil {
 			return err
 		}
@@ -200,7 +214,6 @@ func (c *construction) steps() []step {
 		{"place programs", c.placeTree},
 		{"place files", c.placeBinds},
 		{"place devices", c.placeDevices},
-		{"mount /proc", c.mountProc},
 		{"close the root", func() error { return readOnly(prisonCell) }},
 		{"close the namespace", func() error { return readOnly("/") }},
 		{"change the root", func() error { return unix.Chroot(".") }},
@@ -275,15 +288,4 @@ func (c *construction) placeDevices() error {
 		}
 	}
 	return nil
-}
-
-// mountProc mounts a /proc of the processes of the cell alone, without the host's settings and counters.
-func (c *construction) mountProc() error {
-	if !c.cell.Proc {
-		return nil
-	}
-	if err := mkdirs("proc"); err != nil {
-		return err
-	}
-	return unix.Mount("proc", "proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "subset=pid,hidepid=invisible")
 }

@@ -5,6 +5,7 @@ import (
 	"debug/elf"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -83,7 +84,7 @@ var errNotELF = errors.New("not an ELF file")
 
 func readObject(path string) (object, error) {
 	f, err := elf.Open(path)
-	if _, bad := errors.AsType[*elf.FormatError](err); bad {
+	if _, bad := errors.AsType[*elf.FormatError](err); bad || errors.Is(err, io.EOF) { // or shorter than a header
 		return object{}, fmt.Errorf("%s: %w", path, errNotELF)
 	}
 	if err != nil {

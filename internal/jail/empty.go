@@ -92,7 +92,7 @@ func members(dir string) ([]int, error) {
 		if err != nil {
 			return nil, fmt.Errorf("member %q of %s: %w", w, dir, err)
 		}
-		if pid > 0 { // 0: of another pid namespace
+		if pid > 0 && pid != os.Getpid() { // 0: of another pid namespace; ours: a thread of enterThread
 			pids = append(pids, pid)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/pandastack/pandastack/internal/guestapi"
 	"github.com/pandastack/pandastack/internal/hostapi"
+	"github.com/pandastack/pandastack/internal/vmm"
 )
 
 // Network hands out places in the network.
@@ -61,6 +62,8 @@ type Groups interface {
 // Group is the limits of one machine's monitor.
 type Group interface {
 	Enter(pid int) error
+	// Jail starts monitors in a jail, within the limits of the group; nil: there is none, and Enter is used.
+	Jail() vmm.Jail
 	// OutOfMemory says whether the kernel ended a process of the group because it reached its limit.
 	OutOfMemory() bool
 	Destroy(ctx context.Context) error

@@ -104,7 +104,7 @@ func (m *Manager) spec(mc *machine) vmm.Spec {
 		s.NIC.Tap, s.NIC.Device, s.NIC.Netns = place.Tap, place.TapName, place.Netns
 	}
 	if mc.group != nil {
-		s.Confine.Enter = mc.group.Enter
+		s.Confine.Enter, s.Confine.Jail = mc.group.Enter, mc.group.Jail()
 	}
 	return s
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/pandastack/pandastack/internal/hostapi"
 	"github.com/pandastack/pandastack/internal/machine"
 	"github.com/pandastack/pandastack/internal/snapshot"
+	"github.com/pandastack/pandastack/internal/vmm"
 )
 
 // base is the template that every test begins with.
@@ -463,6 +464,7 @@ func (g *groups) check(t *testing.T, live map[string]bool) {
 }
 
 func (g *group) Enter(int) error { return nil }
+func (g *group) Jail() vmm.Jail  { return nil }
 
 func (g *group) OutOfMemory() bool {
 	g.of.mu.Lock()

@@ -11,6 +11,7 @@ import (
 	"github.com/pandastack/pandastack/internal/guestlink"
 	"github.com/pandastack/pandastack/internal/hostapi"
 	"github.com/pandastack/pandastack/internal/machine"
+	"github.com/pandastack/pandastack/internal/vmm"
 )
 
 // Network, Groups, Disks and Link are the least that machines can be made with: places without a network,
@@ -58,6 +59,7 @@ func (Groups) Sweep(context.Context) error { return nil }
 type group struct{}
 
 func (group) Enter(int) error               { return nil }
+func (group) Jail() vmm.Jail                { return nil }
 func (group) OutOfMemory() bool             { return false }
 func (group) Destroy(context.Context) error { return nil }
 

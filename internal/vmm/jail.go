@@ -15,7 +15,7 @@ type Jail interface {
 }
 
 // Cell is what a process in a jail is given. Its root directory is read-only and holds nothing else. Its
-// namespaces (mount, pid, ipc, uts, net) are its own; it is process 1 of its own.
+// namespaces (mount, pid, ipc, uts, net) are its own; it is process 1 of its own. There is no /proc.
 type Cell struct {
 	// Program is an ELF executable of the host, found inside at the same path, as are the libraries that it
 	// is linked with. All cells of one Program and Data share one copy of them.
@@ -28,8 +28,6 @@ type Cell struct {
 	// Devices are usable inside at the same paths by everybody: /dev/kvm, /dev/net/tun, /dev/urandom,
 	// /dev/userfaultfd, /dev/null. What the host does not have is an error.
 	Devices []string
-	// Proc gives a /proc that holds the process itself alone.
-	Proc bool
 	// Netns is a network namespace to be in; nil: one of its own that holds nothing.
 	Netns *os.File
 }

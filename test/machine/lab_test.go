@@ -32,6 +32,7 @@ import (
 	"github.com/pandastack/pandastack/internal/machine"
 	"github.com/pandastack/pandastack/internal/netslot"
 	"github.com/pandastack/pandastack/internal/recipe"
+	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/qemu"
 )
 
@@ -221,7 +222,7 @@ func open(ctx context.Context, dir string, log io.Writer) (_ *lab, err error) {
 	if err != nil {
 		return nil, err
 	}
-	cells, err := jail.New(jail.Config{Layout: layout, Prefix: prefix})
+	cells, err := jail.New(jail.Config{Layout: layout, Prefix: prefix, Trees: filepath.Join(dir, "jail")})
 	if err != nil {
 		return nil, err
 	}
@@ -372,6 +373,8 @@ func (g groups) Sweep(ctx context.Context) error {
 }
 
 type group struct{ *jail.Group }
+
+func (g group) Jail() vmm.Jail { return g.Group }
 
 func (g group) OutOfMemory() bool {
 	s, err := g.Stats()

@@ -38,13 +38,13 @@ type shape struct {
 	acpi      bool
 	monitor   int
 	channel   int
-	memory    int
-	incoming  int // 0: Boot
+	memory    string // path, in the monitor
+	incoming  int    // 0: Boot
 	disks     []diskFD
 	tap       int
 	mac       net.HardwareAddr
-	kernel    int
-	initramfs int
+	kernel    string // path, in the monitor; so is the next
+	initramfs string
 	cmdline   string
 }
 
@@ -105,9 +105,9 @@ func (s shape) arguments() []string {
 	if s.incoming != 0 {
 		return append(args, "-incoming", "fd:"+strconv.Itoa(s.incoming))
 	}
-	args = append(args, "-S", "-kernel", fdPath(s.kernel), "-append", s.cmdline)
-	if s.initramfs != 0 {
-		args = append(args, "-initrd", fdPath(s.initramfs))
+	args = append(args, "-S", "-kernel", s.kernel, "-append", s.cmdline)
+	if s.initramfs != "" {
+		args = append(args, "-initrd", s.initramfs)
 	}
 	return args
 }
@@ -120,7 +120,7 @@ func (s shape) accelerator() string {
 }
 
 func (s shape) memoryBackend() string {
-	m := fmt.Sprintf("memory-backend-file,id=m0,size=%dM,mem-path=%s", s.memoryMiB, fdPath(s.memory))
+	m := fmt.Sprintf("memory-backend-file,id=m0,size=%dM,mem-path=%s", s.memoryMiB, s.memory)
 	if s.incoming == 0 {
 		return m + ",share=on"
 	}

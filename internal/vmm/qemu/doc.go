@@ -8,8 +8,9 @@
 //
 // The monitor inherits descriptors for everything it uses: listening sockets for its monitor protocol
 // and for the guest channel, the memory file, the disks, the tap, and one end of a socket pair that its
-// device state will come through. It opens no path of ours, so it needs no access to any directory, and
-// a later process of ours reaches it by connecting to the sockets again.
+// device state will come through. It opens no path of ours, so it needs no access to any directory: in a
+// jail it is given its program, libraries, firmware, and its memory and kernel under fixed paths. A later process of ours
+// reaches it by connecting to the sockets again.
 //
 //   - Boot: memory is a new file in Spec.Dir, mapped shared, so that an image of it is a reflink.
 //   - Prepare: memory is the image's file, opened read-only and mapped privately. The monitor waits for

@@ -1,6 +1,7 @@
 package qemu
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,8 +18,13 @@ import (
 // firstFD is the number of the first inherited descriptor.
 const firstFD = 3
 
-// inheritance collects what a monitor inherits.
-type inheritance struct{ files []*os.File }
+// inheritance collects what a monitor inherits, and in a jail what else it finds there.
+type inheritance struct {
+	files  []*os.File
+	jailed bool
+	binds  []vmm.Bind
+	bound  []*os.File // behind binds, to be closed
+}
 
 // add hands f over and answers its number in the monitor.
 func (h *inheritance) add(f *os.File) int {
@@ -35,10 +41,22 @@ func (h *inheritance) open(path string, flags int) (int, error) {
 	return h.add(f), nil
 }
 
+// path hands over a file that is opened by its path, and answers that path in the monitor. A jail has no
+// /proc by which a descriptor could be opened.
+func (h *inheritance) path(f *os.File, name string, write bool) string {
+	if !h.jailed {
+		return fdPath(h.add(f))
+	}
+	at := cellDir + name
+	h.bound = append(h.bound, f)
+	h.binds = append(h.binds, vmm.Bind{Path: f.Name(), At: at, Write: write})
+	return at
+}
+
 // close closes our descriptors of all that was added except keep.
 func (h *inheritance) close(keep ...*os.File) error {
 	var all error
-	for _, f := range h.files {
+	for _, f := range append(h.files, h.bound...) {
 		kept := false
 		for _, k := range keep {
 			kept = kept || k == f
@@ -61,7 +79,7 @@ func (d *Driver) launch(ctx context.Context, spec vmm.Spec, manifest vmm.Manifes
 	back.Push("remove files", func(context.Context) error { return removeFiles(spec.Dir) })
 
 	m := newMachine(d, spec, manifest)
-	var given inheritance
+	given := inheritance{jailed: spec.Confine.Jail != nil}
 	keep := []*os.File{}
 	if spec.NIC != nil {
 		keep = append(keep, spec.NIC.Tap)
@@ -91,16 +109,16 @@ func (d *Driver) launch(ctx context.Context, spec vmm.Spec, manifest vmm.Manifes
 	if err != nil {
 		return nil, err
 	}
-	p, err := proc.Start(proc.Command{
+	p, err := proc.Start(d.confined(spec.Confine, given.binds, proc.Command{
 		Path: d.config.Binary, Args: sh.arguments(), Env: []string{mark}, Files: given.files,
 		UID: spec.Confine.UID, GID: spec.Confine.GID, Groups: d.groups,
-	})
+	}))
 	if err != nil {
 		return nil, err
 	}
 	back.Push("kill monitor", func(ctx context.Context) error { return errors.Join(p.Kill(ctx), p.Release()) })
-	if spec.Confine.Enter != nil {
-		if err := spec.Confine.Enter(p.PID()); err != nil {
+	if c := spec.Confine; c.Jail == nil && c.Enter != nil {
+		if err := c.Enter(p.PID()); err != nil {
 			return nil, fmt.Errorf("confine monitor: %w", err)
 		}
 	}
@@ -145,7 +163,10 @@ func (m *machine) openImage(image vmm.Image, sh *shape, given *inheritance) erro
 	if err != nil {
 		return err
 	}
-	sh.memory = given.add(o.memory)
+	sh.memory = given.path(o.memory, memoryFile, !m.driver.version.readOnlyMemory())
+	if m.record.MemoryPath, err = filepath.Abs(cmp.Or(o.whole, o.memory).Name()); err != nil {
+		return err
+	}
 	m.overlay, m.also, m.whole = o.overlay, o.also, o.whole
 	ours, theirs, err := socketPair()
 	if err != nil {
@@ -166,7 +187,7 @@ func (m *machine) openBoot(sh *shape, given *inheritance) error {
 	if err != nil {
 		return err
 	}
-	sh.memory = given.add(memory)
+	sh.memory = given.path(memory, memoryFile, true)
 	if err := memory.Truncate(int64(spec.MemoryMiB) << 20); err != nil {
 		return err
 	}
@@ -183,15 +204,17 @@ func (m *machine) openBoot(sh *shape, given *inheritance) error {
 	if err != nil {
 		return err
 	}
-	sh.kernel = given.add(kernel)
+	sh.kernel = given.path(kernel, "kernel", false)
 	tuned, err := elf(kernel)
 	if err != nil {
 		return err
 	}
 	if spec.Initramfs != "" {
-		if sh.initramfs, err = given.open(spec.Initramfs, os.O_RDONLY); err != nil {
+		f, err := os.Open(spec.Initramfs)
+		if err != nil {
 			return err
 		}
+		sh.initramfs = given.path(f, "initramfs", false)
 	}
 	sh.acpi = !tuned
 	sh.cmdline = kernelCmdline(m.manifest.TSCkHz, spec.Cmdline)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -41,7 +40,8 @@ func layerOf(base *os.File, spans []span) (*layer, error) {
 	if err := unix.Fstat(int(base.Fd()), &st); err != nil {
 		return nil, err
 	}
-	if st.Nlink == 0 || strings.HasSuffix(path, " (deleted)") {
+	var named unix.Stat_t // a file opened through a mapping has the path that it has in its monitor's jail
+	if err := unix.Stat(path, &named); err != nil || named.Dev != st.Dev || named.Ino != st.Ino {
 		return nil, nil
 	}
 	l := &layer{Path: path, File: fileKey{uint64(st.Dev), st.Ino}, Modified: st.Mtim.Nano(), Bytes: st.Size}

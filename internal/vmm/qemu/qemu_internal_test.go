@@ -43,11 +43,11 @@ func TestArguments(t *testing.T) {
 	}
 	ten, seven := version{10, 0, "10.0.2"}, version{7, 2, "7.2.22"}
 	restore := shape{
-		id: "mch1", version: ten, accel: vmm.TCG, vcpus: 2, memoryMiB: 512, monitor: 3, channel: 4, memory: 5,
+		id: "mch1", version: ten, accel: vmm.TCG, vcpus: 2, memoryMiB: 512, monitor: 3, channel: 4, memory: fdPath(5),
 		incoming: 6, disks: []diskFD{{read: 7, write: 8}, {read: 9}}, tap: 10, mac: mac,
 	}
 	boot := restore
-	boot.incoming, boot.kernel, boot.initramfs, boot.acpi = 0, 11, 12, true
+	boot.incoming, boot.kernel, boot.initramfs, boot.acpi = 0, fdPath(11), fdPath(12), true
 	boot.cmdline = kernelCmdline(2445424, "pandastack.root=/dev/vda")
 	old, kvm := restore, restore
 	old.version, kvm.accel = seven, vmm.KVM

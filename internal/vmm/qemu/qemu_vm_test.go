@@ -3,14 +3,18 @@
 package qemu_test
 
 import (
+	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"os"
+	"path/filepath"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/disk"
+	"github.com/pandastack/pandastack/internal/jail"
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/qemu"
 	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
@@ -21,6 +25,34 @@ var binary = flag.String("qemu.binary", "", "QEMU to test (default: the installe
 
 // nobody runs the monitors of these tests.
 const nobody = 65534
+
+// cells is a jail for all monitors of a test program.
+func cells(t testing.TB, dir string) vmm.Jail {
+	t.Helper()
+	layout, err := jail.Probe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	j, err := jail.New(jail.Config{Layout: layout, Prefix: "pntqemu", Trees: filepath.Join(dir, "jail")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := j.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	g, err := j.Group(t.Context(), fmt.Sprintf("test%d", os.Getpid()), jail.Limits{PIDs: 4096, OpenFiles: 1024})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := g.Destroy(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return g
+}
 
 func lab(t testing.TB) vmmtest.Lab {
 	t.Helper()
@@ -46,7 +78,7 @@ func lab(t testing.TB) vmmtest.Lab {
 		},
 		Spec: vmm.Spec{
 			VCPUs: 1, MemoryMiB: 256, Kernel: l.Boot.Kernel, Initramfs: l.Boot.Initramfs, Cmdline: l.Boot.Cmdline,
-			Confine: vmm.Confine{UID: nobody, GID: nobody},
+			Confine: vmm.Confine{UID: nobody, GID: nobody, Jail: cells(t, l.Data)},
 		},
 		Disk: func(t vmmtest.TB, path string) {
 			if err := disk.Clone(l.Root, path); err != nil {

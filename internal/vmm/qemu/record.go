@@ -13,12 +13,14 @@ import (
 
 // record is what a later process of ours has to know of a monitor.
 type record struct {
-	Process   proc.Identity `json:"process"`
-	Memory    fileKey       `json:"memory"`
-	Mapped    fileKey       `json:"mapped,omitzero"` // another file with the same content; zero: none
-	Cold      bool          `json:"cold"`            // memory is its own file, mapped shared
-	ACPI      bool          `json:"acpi"`
-	DiskBytes []int64       `json:"disk_bytes"`
+	Process proc.Identity `json:"process"`
+	Memory  fileKey       `json:"memory"`
+	// MemoryPath is where the image's memory was at the start. A mapping shows the path that the monitor used.
+	MemoryPath string  `json:"memory_path,omitempty"`
+	Mapped     fileKey `json:"mapped,omitzero"` // another file with the same content; zero: none
+	Cold       bool    `json:"cold"`            // memory is its own file, mapped shared
+	ACPI       bool    `json:"acpi"`
+	DiskBytes  []int64 `json:"disk_bytes"`
 }
 
 // mapped is the file that the monitor maps as its memory.

@@ -241,15 +241,24 @@ func (c *capture) takePages(m *machine, p *preparation) error {
 	return nil
 }
 
-// openWhole opens the image's memory where a view of it is mapped; nil where it is mapped itself. All of it is
-// there by now: nobody captures a machine before.
+// openWhole opens the image's memory where a view of it is mapped, or it is where it was at the start, by the
+// path that a layer is described by; nil: there is no other way than through the mapping. All of it is there by
+// now: nobody captures a machine before.
 func (m *machine) openWhole() (*os.File, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.whole == nil {
-		return nil, nil
+	if m.whole != nil {
+		return os.Open(fdPath(int(m.whole.Fd())))
 	}
-	return os.Open(fdPath(int(m.whole.Fd())))
+	f, err := os.Open(m.record.MemoryPath)
+	if err != nil {
+		return nil, nil // it was removed or moved
+	}
+	key, err := keyOf(f)
+	if err == nil && key == m.record.Memory {
+		return f, nil
+	}
+	return nil, errors.Join(err, f.Close())
 }
 
 // open answers the file behind the mapping, which may have no name any more.

@@ -1,0 +1,42 @@
+package qemu
+
+import (
+	"path/filepath"
+	"syscall"
+
+	"github.com/pandastack/pandastack/internal/proc"
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+// firmware are the files that QEMU may load into a machine of ours.
+var firmware = []string{"qboot.rom", "bios-microvm.bin", "pvh.bin", "linuxboot_dma.bin", "kvmvapic.bin"}
+
+// cellDir is where a monitor in a jail finds files of its machine that it insists on opening by a path.
+const cellDir = "/machine/"
+
+// cell is what a monitor in a jail is given besides the descriptors that it inherits.
+func (d *Driver) cell(binds []vmm.Bind) vmm.Cell {
+	c := vmm.Cell{Program: d.config.Binary, Binds: binds}
+	// Where Debian's build looks, and any build: beside its own programs.
+	for _, dir := range []string{"/usr/share/qemu", "/usr/share/seabios", filepath.Join(d.config.Binary, "../../share/qemu")} {
+		for _, name := range firmware {
+			c.Data = append(c.Data, filepath.Join(dir, name))
+		}
+	}
+	if d.config.Accelerator == vmm.KVM {
+		c.Devices = []string{"/dev/kvm"}
+	}
+	return c
+}
+
+// confined makes command start in a jail, where there is one.
+func (d *Driver) confined(confine vmm.Confine, binds []vmm.Bind, command proc.Command) proc.Command {
+	if confine.Jail == nil {
+		return command
+	}
+	command.Groups = nil // the devices of a jail are for everybody in it
+	command.Fork = func(_ string, argv []string, attr *syscall.ProcAttr) (int, error) {
+		return confine.Jail.Start(d.cell(binds), argv, attr)
+	}
+	return command
+}
