@@ -60,7 +60,7 @@ type cellblock struct {
 
 func newCellblock(t testing.TB, prefix string) *cellblock {
 	t.Helper()
-	probetest.Need(t, probe.Config{}, "cgroups")
+	probetest.Need(t, probe.Config{}, probe.Jail)
 	layout, err := jail.Probe()
 	if err != nil {
 		t.Fatal(err)

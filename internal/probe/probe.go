@@ -80,6 +80,7 @@ const (
 	Reflink     = "reflink"
 	Network     = "network"
 	CGroups     = "cgroups"
+	Jail        = "jail"
 	Tools       = "tools"
 	Loop        = "loop"
 	Userfaultfd = "userfaultfd"
@@ -106,6 +107,7 @@ func All(c Config) []Probe {
 		{Reflink, c.reflink},
 		{Network, network},
 		{CGroups, cgroups},
+		{Jail, c.jailed},
 		{Tools, tools},
 		{Loop, loop},
 		{Userfaultfd, userfaultfd},

@@ -33,7 +33,7 @@ func cells(t testing.TB, dir string) vmm.Jail {
 	if err != nil {
 		t.Fatal(err)
 	}
-	j, err := jail.New(jail.Config{Layout: layout, Prefix: "pntqemu", Trees: filepath.Join(dir, "jail")})
+	j, err := jail.New(jail.Config{Layout: layout, Prefix: fmt.Sprintf("pntqemu%d", os.Getpid()), Trees: filepath.Join(dir, "jail")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +42,7 @@ func cells(t testing.TB, dir string) vmm.Jail {
 			t.Error(err)
 		}
 	})
-	g, err := j.Group(t.Context(), fmt.Sprintf("test%d", os.Getpid()), jail.Limits{PIDs: 4096, OpenFiles: 1024})
+	g, err := j.Group(t.Context(), "test", jail.Limits{PIDs: 4096, OpenFiles: 1024})
 	if err != nil {
 		t.Fatal(err)
 	}
