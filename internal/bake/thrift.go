@@ -54,6 +54,9 @@ func (b *Baker) thrift(ctx context.Context, j *job, d *snapshot.Draft) error {
 		}
 	}
 	disks, memories := b.others(j.recipe.Name)
+	if s := j.recipe.spec; s != nil && s.Image == "" { // looking for more takes longer than a rebuild may
+		disks, memories = nil, nil
+	}
 	if err := b.share(ctx, j, d.DiskPath(), disks); err != nil {
 		return err
 	}

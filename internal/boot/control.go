@@ -88,7 +88,7 @@ func (n *node) faces(boxes *sandbox.Service, templates *template.Service, builds
 		domain = u.Host // with a port, if it is not the usual one: clients put the domain behind names of their own
 	}
 	runner := &repl.Runner{}
-	doors, err := gate.New(gate.Config{Domain: domain, Secret: derive(secret, "agent"), PreviewKey: derive(secret, "preview")}, boxes, templates, keys, runner, n.Log)
+	doors, err := gate.New(gate.Config{Domain: domain, Builds: builds, Secret: derive(secret, "agent"), PreviewKey: derive(secret, "preview")}, boxes, templates, keys, runner, n.Log)
 	if err != nil {
 		return nil, err
 	}

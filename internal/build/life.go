@@ -328,7 +328,7 @@ func view(r store.Build) api.Build {
 		OwnerWorkspace: api.Workspace(r.Workspace), Attempt: r.Attempt,
 	}
 	switch r.State {
-	case stateQueued:
+	case stateQueued, stateWaiting:
 		out.Status = api.BuildQueued
 	case stateDone:
 		out.Status = api.BuildDone

@@ -43,7 +43,7 @@ func (s *Service) recover(ctx context.Context) error {
 // sweep removes what is not needed any more. What cannot be removed now is tried again.
 func (s *Service) sweep(ctx context.Context) {
 	for what, do := range map[string]func(context.Context) error{
-		"builds": s.sweepBuilds, "inputs": s.sweepInputs, "layers": s.sweepLayers, "host": s.sweepHost,
+		"builds": s.sweepBuilds, "inputs": s.sweepInputs, "layers": s.sweepLayers, "host": s.sweepHost, "waiting": s.sweepWaiting,
 	} {
 		if err := do(ctx); err != nil && ctx.Err() == nil {
 			s.log.Warn("what builds left could not be removed now", "what", what, "err", err)

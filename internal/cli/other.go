@@ -16,7 +16,8 @@ import (
 )
 
 func (a *app) template() *cobra.Command {
-	c := group("template", "See and bake templates", a.templateList(), a.templateGet(), a.templateBake())
+	c := group("template", "See, build and bake templates", a.templateList(), a.templateGet(), a.templateBuild(), a.templateBuilds(), a.templateLogs(),
+		a.templateCancel(), a.templateRetry(), a.templateDelete(), a.templateTag(), a.templateBake())
 	c.Aliases = []string{"tpl"}
 	return c
 }

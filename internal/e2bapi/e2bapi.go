@@ -48,6 +48,9 @@ type Sandboxes interface {
 type Templates interface {
 	List(ctx context.Context, p auth.Principal) ([]api.Template, error)
 	Get(ctx context.Context, p auth.Principal, name string) (api.Template, error)
+	Delete(ctx context.Context, p auth.Principal, name string) error
+	Tag(ctx context.Context, p auth.Principal, name string, req api.TagRequest) (api.Template, error)
+	Untag(ctx context.Context, p auth.Principal, name, tag string) error
 }
 
 // Keys says who calls; auth.Keys does.
@@ -60,6 +63,7 @@ type Config struct {
 	Domain       string // whose wildcard names sandboxes: clients build <port>-<id>.<domain>
 	AgentVersion string // of the agent services that clients will find
 	Secret       []byte // of this installation, at least 32 bytes: access tokens are made from it
+	Builds       Builds // nil: templates cannot be built
 }
 
 // Server answers the control API.
@@ -112,13 +116,14 @@ func (s *Server) routes() {
 		"GET /templates/{id}":             s.getTemplate,
 		"DELETE /templates/{id}":          s.deleteTemplate,
 		"GET /templates/aliases/{alias}":  s.alias,
-		"POST /v3/templates":              unsupported("template builds"),
-		"POST /v2/templates":              unsupported("template builds"),
-		"POST /templates":                 unsupported("template builds"),
 		"GET /teams":                      s.teams,
 	} {
 		s.mux.HandleFunc(pattern, s.known(h))
 	}
+	for pattern, h := range s.buildRoutes() {
+		s.mux.HandleFunc(pattern, s.known(h))
+	}
+	s.mux.HandleFunc("PUT /templates/uploads/{hash}", s.upload)
 }
 
 // Around answers the paths of this API and passes all others to next.

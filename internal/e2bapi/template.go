@@ -33,6 +33,9 @@ func (s *Server) template(t api.Template) templateAnswer {
 		TemplateID: t.Name, BuildID: t.Name, CPUCount: t.CPU, MemoryMB: t.MemoryMB, DiskSizeMB: t.DiskMB,
 		Public: t.IsGlobal, Aliases: []string{t.Name}, Names: []string{t.Name}, EnvdVersion: s.cfg.AgentVersion, BuildStatus: "waiting",
 	}
+	if t.ID != "" {
+		a.TemplateID, a.BuildID, a.BuildCount = string(t.ID), string(t.Version), len(t.Versions)
+	}
 	if t.BakedAt != nil {
 		a.CreatedAt, a.UpdatedAt, a.BuildCount = *t.BakedAt, *t.BakedAt, 1
 	}
@@ -57,20 +60,20 @@ func (s *Server) listTemplates(r *http.Request, p auth.Principal) (int, any, err
 }
 
 func (s *Server) getTemplate(r *http.Request, p auth.Principal) (int, any, error) {
-	t, err := s.templates.Get(r.Context(), p, r.PathValue("id"))
+	t, err := s.templates.Get(r.Context(), p, own(r.PathValue("id"), p))
 	return http.StatusOK, s.template(t), err
 }
 
 func (s *Server) alias(r *http.Request, p auth.Principal) (int, any, error) {
-	t, err := s.templates.Get(r.Context(), p, r.PathValue("alias"))
-	return http.StatusOK, map[string]any{"templateID": t.Name, "public": t.IsGlobal}, err
+	t, err := s.templates.Get(r.Context(), p, own(r.PathValue("alias"), p))
+	return http.StatusOK, map[string]any{"templateID": s.template(t).TemplateID, "public": t.IsGlobal}, err
 }
 
-// deleteTemplate is how the protocol deletes a snapshot.
+// deleteTemplate deletes a built template, and is how the protocol deletes a snapshot.
 func (s *Server) deleteTemplate(r *http.Request, p auth.Principal) (int, any, error) {
 	id := r.PathValue("id")
 	if !strings.HasPrefix(id, "snp") {
-		return 0, nil, api.Errorf(api.Unsupported, "templates are recipes of this server and are not deleted through this API; a snapshot is, by its id")
+		return http.StatusNoContent, nil, s.templates.Delete(r.Context(), p, own(id, p))
 	}
 	return http.StatusNoContent, nil, s.sandboxes.DeleteSnapshot(r.Context(), p, api.SnapshotID(id))
 }

@@ -31,7 +31,8 @@ type Sandboxes interface {
 type Config struct {
 	Domain     string
 	Secret     []byte
-	PreviewKey []byte // signs preview addresses, which open private ports; nil: none does
+	Builds     e2bapi.Builds // nil: templates cannot be built
+	PreviewKey []byte        // signs preview addresses, which open private ports; nil: none does
 }
 
 // Gate answers host names of sandboxes and the paths of E2B's control API.
@@ -46,7 +47,7 @@ type Gate struct {
 
 // New makes a gate. runner runs code cells and may be shared with other faces.
 func New(cfg Config, sandboxes Sandboxes, templates e2bapi.Templates, keys e2bapi.Keys, runner *repl.Runner, log *slog.Logger) (*Gate, error) {
-	control, err := e2bapi.New(e2bapi.Config{Domain: cfg.Domain, AgentVersion: envd.Version, Secret: cfg.Secret}, sandboxes, templates, keys)
+	control, err := e2bapi.New(e2bapi.Config{Domain: cfg.Domain, AgentVersion: envd.Version, Secret: cfg.Secret, Builds: cfg.Builds}, sandboxes, templates, keys)
 	if err != nil {
 		return nil, err
 	}

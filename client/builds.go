@@ -1,0 +1,173 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime/multipart"
+	"net/http"
+	"net/url"
+	"strconv"
+
+	"github.com/pandastack/pandastack/api"
+)
+
+// Upload is what a build is made from beside its request: a tar stream. It is read once.
+type Upload struct {
+	Tar    io.Reader
+	Rootfs bool // it is a root file system; else the context of a Dockerfile
+}
+
+const buildsPath = "/v1/templates/builds"
+
+func buildPath(id api.BuildID) string { return buildsPath + "/" + url.PathEscape(string(id)) }
+
+func templatePath(name string) string { return "/v1/templates/" + url.PathEscape(name) }
+
+// Build queues a build of a template. up may be nil. A build that would make what is there already is answered
+// with Reused.
+func (t *Templates) Build(ctx context.Context, req api.BuildRequest, up *Upload) (api.Build, error) {
+	var out api.Build
+	if up == nil {
+		return out, t.c.do(ctx, post("/v1/templates/build", req), &out)
+	}
+	r, w := io.Pipe()
+	form := multipart.NewWriter(w)
+	written := make(chan struct{})
+	go func() {
+		defer close(written)
+		w.CloseWithError(errors.Join(writeForm(form, req, up), form.Close()))
+	}()
+	err := t.c.do(ctx, call{method: http.MethodPost, path: "/v1/templates/build", body: r, size: -1,
+		header: map[string]string{"Content-Type": form.FormDataContentType()}}, &out)
+	r.CloseWithError(io.ErrClosedPipe)
+	<-written
+	return out, err
+}
+
+// writeForm writes the fields of a build and then its archive, in the order that the server wants.
+func writeForm(form *multipart.Writer, req api.BuildRequest, up *Upload) error {
+	if err := writeFields(form, req); err != nil {
+		return err
+	}
+	field, file := "context.tar", "context.pandastack"
+	if up.Rootfs {
+		field, file = "rootfs", "rootfs.tar"
+	}
+	part, err := form.CreateFormFile(field, file)
+	if err == nil {
+		_, err = io.Copy(part, up.Tar)
+	}
+	return err
+}
+
+// writeFields writes a request as fields: what JSON calls a list comes as often as it has entries.
+func writeFields(form *multipart.Writer, req api.BuildRequest) error {
+	args, auth := req.Args, req.Registry
+	req.Args, req.Registry = nil, nil
+	data, err := json.Marshal(req)
+	if err != nil {
+		return err
+	}
+	var fields map[string]any
+	if err := json.Unmarshal(data, &fields); err != nil {
+		return err
+	}
+	for name, value := range fields {
+		list, many := value.([]any)
+		if !many {
+			list = []any{value}
+		}
+		for _, v := range list {
+			text := fmt.Sprint(v)
+			if n, ok := v.(float64); ok {
+				text = strconv.FormatFloat(n, 'f', -1, 64)
+			}
+			if err := form.WriteField(name, text); err != nil {
+				return err
+			}
+		}
+	}
+	for name, value := range args {
+		if err := form.WriteField("arg", name+"="+value); err != nil {
+			return err
+		}
+	}
+	if auth == nil {
+		return nil
+	}
+	return errors.Join(form.WriteField("registry_server", auth.Server), form.WriteField("registry_username", auth.Username),
+		form.WriteField("registry_password", auth.Password), form.WriteField("registry_token", auth.Token))
+}
+
+// Builds lists builds, newest first; with a name those of that template.
+func (t *Templates) Builds(ctx context.Context, name string) ([]api.Build, error) {
+	rq := get(buildsPath)
+	if name != "" {
+		rq.query = url.Values{"template": {name}}
+	}
+	var out []api.Build
+	return out, t.c.do(ctx, rq, &out)
+}
+
+// GetBuild answers a build.
+func (t *Templates) GetBuild(ctx context.Context, id api.BuildID) (api.Build, error) {
+	var out api.Build
+	return out, t.c.do(ctx, get(buildPath(id)), &out)
+}
+
+// CancelBuild ends a build.
+func (t *Templates) CancelBuild(ctx context.Context, id api.BuildID) (api.Build, error) {
+	var out api.Build
+	return out, t.c.do(ctx, post(buildPath(id)+"/cancel", nil), &out)
+}
+
+// RetryBuild builds once more what failed.
+func (t *Templates) RetryBuild(ctx context.Context, id api.BuildID, req api.RetryRequest) (api.Build, error) {
+	var out api.Build
+	return out, t.c.do(ctx, post(buildPath(id)+"/retry", req), &out)
+}
+
+// BuildLogs gives the lines of a build with numbers above after to yield; with follow until the build has
+// ended. A connection that is cut is an error; call again with the number of the last line.
+func (t *Templates) BuildLogs(ctx context.Context, id api.BuildID, after int64, follow bool, yield func(api.BuildLine) error) error {
+	rq := get(buildPath(id) + "/logs")
+	rq.query = url.Values{"after": {strconv.FormatInt(after, 10)}}
+	if follow {
+		rq.query.Set("follow", "1")
+	}
+	ended := false
+	err := t.c.events(ctx, rq, func(e event) error {
+		if e.name == "done" {
+			ended = true
+			return nil
+		}
+		var line api.BuildLine
+		if err := e.decode(&line); err != nil {
+			return err
+		}
+		return yield(line)
+	})
+	if err == nil && !ended {
+		err = lost(ctx, io.ErrUnexpectedEOF)
+	}
+	return err
+}
+
+// Delete removes a built template.
+func (t *Templates) Delete(ctx context.Context, name string) error {
+	return t.c.do(ctx, del(templatePath(name)), nil)
+}
+
+// Tag lets tags mean the version that req.Target means.
+func (t *Templates) Tag(ctx context.Context, name string, req api.TagRequest) (api.Template, error) {
+	var out api.Template
+	return out, t.c.do(ctx, post(templatePath(name)+"/tags", req), &out)
+}
+
+// Untag removes a tag.
+func (t *Templates) Untag(ctx context.Context, name, tag string) error {
+	return t.c.do(ctx, del(templatePath(name)+"/tags/"+url.PathEscape(tag)), nil)
+}

@@ -1,0 +1,321 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/client"
+	"github.com/pandastack/pandastack/internal/dockerfile"
+)
+
+// buildFlags are what template build may be told.
+type buildFlags struct {
+	req    api.BuildRequest
+	file   string
+	rootfs string
+	args   []string
+	auth   api.RegistryAuth
+	noWait bool
+}
+
+func (a *app) templateBuild() *cobra.Command {
+	var f buildFlags
+	c := &cobra.Command{Use: "build [DIRECTORY]", Short: "Build a template", Args: cobra.MaximumNArgs(1),
+		Long: "Build a template from the Dockerfile and the files of a directory, or from what a flag names, and show how it goes.\n" +
+			"What .dockerignore names is not sent. A template that is there gets a new version.",
+		Example: "  pandastack template build .\n  pandastack template build --name web --cpu 2 --memory 1024 ./web\n" +
+			"  pandastack template build --name tools --image registry.example.com/tools:3\n" +
+			"  pandastack template build --name mine --from-sandbox sbx... --keep-memory\n  pandastack template build --name large --from-template mine --memory 4096"}
+	fl := c.Flags()
+	fl.StringVarP(&f.req.Name, "name", "n", "", "name of the template (default: that of the directory)")
+	fl.StringVarP(&f.file, "file", "f", "", "Dockerfile (default: the one in the directory)")
+	fl.StringArrayVar(&f.args, "build-arg", nil, "NAME=VALUE of an ARG; may be repeated")
+	fl.StringVar(&f.req.Target, "target", "", "stage to build (default: the last)")
+	fl.StringVar(&f.req.ImageRef, "image", "", "build from an image of a registry")
+	fl.StringVar(&f.rootfs, "rootfs", "", "build from a tar file of a root file system")
+	fl.StringVar((*string)(&f.req.FromSandbox), "from-sandbox", "", "build from a sandbox as it is")
+	fl.StringVar((*string)(&f.req.FromSnapshot), "from-snapshot", "", "build from a snapshot")
+	fl.StringVar(&f.req.FromTemplate, "from-template", "", "build another size of a built template")
+	fl.BoolVar(&f.req.Memory, "keep-memory", false, "with a sandbox or snapshot: keep what runs in it")
+	fl.IntVar(&f.req.CPU, "cpu", 0, "processors (default: as what it is built from, or 1)")
+	fl.IntVar(&f.req.MemoryMB, "memory", 0, "memory in MiB (default: as what it is built from, or 512)")
+	fl.IntVar(&f.req.SizeMB, "disk", 0, "disk in MiB (default: as what it is built from, or 4096)")
+	fl.StringVar(&f.req.Start, "start", "", "command that runs in its sandboxes (default: CMD and ENTRYPOINT)")
+	fl.StringVar(&f.req.Ready, "ready", "", "command that succeeds once it can be used (default: HEALTHCHECK)")
+	fl.StringArrayVar(&f.req.Warm, "warm", nil, "command that runs once before the capture; may be repeated")
+	fl.StringSliceVar(&f.req.Tags, "tag", nil, "tag of the new version (default: default)")
+	fl.StringVar(&f.req.Description, "description", "", "what it is, for lists")
+	fl.BoolVar(&f.req.Global, "global", false, "let everyone use it")
+	fl.BoolVar(&f.req.NoCache, "no-cache", false, "run every step anew")
+	fl.StringVar(&f.auth.Username, "registry-user", "", "user at the registry; the password is read from --registry-password-file")
+	fl.StringVar(&f.auth.Password, "registry-password-file", "", "file with the password or token for the registry")
+	fl.BoolVar(&f.noWait, "no-wait", false, "only begin")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		dir := "."
+		if len(args) == 1 {
+			dir = args[0]
+		}
+		return a.startBuild(c.Context(), f, dir)
+	}
+	return c
+}
+
+// startBuild sends a build and follows it.
+func (a *app) startBuild(ctx context.Context, f buildFlags, dir string) error {
+	cl, err := a.dial()
+	if err != nil {
+		return err
+	}
+	if f.req.Args, err = buildArgs(f.args); err != nil {
+		return err
+	}
+	if f.auth.Password != "" {
+		secret, err := os.ReadFile(f.auth.Password)
+		if err != nil {
+			return api.Errorf(api.Invalid, "registry password: %v", err)
+		}
+		f.auth.Password = strings.TrimSpace(string(secret))
+		if f.auth.Username == "" {
+			f.auth.Token, f.auth.Password = f.auth.Password, ""
+		}
+		f.req.Registry = &f.auth
+	}
+	f.req.Replace = true
+	up, done, err := f.upload(dir)
+	if err != nil {
+		return err
+	}
+	b, err := cl.Templates.Build(ctx, f.req, up)
+	if err = errors.Join(err, done()); err != nil {
+		return err
+	}
+	if b.Reused && b.Status.Ended() {
+		a.talk("template %s is what this build would make: build %s\n", b.Name, b.ID)
+	} else if !f.noWait {
+		if b, err = a.followBuild(ctx, cl, b.ID, 0); err != nil {
+			return err
+		}
+	}
+	return a.print(b, func(w io.Writer) error {
+		_, err := fmt.Fprintln(w, b.ID)
+		return err
+	})
+}
+
+func buildArgs(list []string) (map[string]string, error) {
+	out := map[string]string{}
+	for _, text := range list {
+		name, value, ok := strings.Cut(text, "=")
+		if !ok {
+			return nil, api.Errorf(api.Invalid, "--build-arg %q is not NAME=VALUE", text)
+		}
+		out[name] = value
+	}
+	return out, nil
+}
+
+// upload opens what is sent beside the request, and reads the Dockerfile of a directory into it. done must be
+// called when it was sent.
+func (f *buildFlags) upload(dir string) (up *client.Upload, done func() error, err error) {
+	none := func() error { return nil }
+	switch {
+	case f.rootfs != "":
+		file, err := os.Open(f.rootfs)
+		if err != nil {
+			return nil, none, api.Errorf(api.Invalid, "root file system: %v", err)
+		}
+		return &client.Upload{Tar: file, Rootfs: true}, file.Close, nil
+	case f.req.ImageRef != "" || f.req.FromSandbox != "" || f.req.FromSnapshot != "" || f.req.FromTemplate != "":
+		return nil, none, nil
+	}
+	return f.directory(dir)
+}
+
+// directory reads the Dockerfile of a directory and opens its files as a context.
+func (f *buildFlags) directory(dir string) (*client.Upload, func() error, error) {
+	none := func() error { return nil }
+	if f.req.Name == "" {
+		full, err := filepath.Abs(dir)
+		if err != nil {
+			return nil, none, err
+		}
+		f.req.Name = strings.ToLower(filepath.Base(full))
+	}
+	file := f.file
+	if file == "" {
+		file = filepath.Join(dir, "Dockerfile")
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, none, api.Errorf(api.Invalid, "%v: name the directory of a Dockerfile, or the file with --file", err)
+	}
+	f.req.Dockerfile = string(text)
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, none, api.Errorf(api.Invalid, "%v", err)
+	}
+	files, err := dockerfile.OpenDir(root.FS(), dockerfile.Limits{})
+	if err != nil {
+		return nil, none, errors.Join(api.Wrap(api.Invalid, err, err.Error()), root.Close())
+	}
+	r, w := io.Pipe()
+	packed := make(chan struct{})
+	go func() {
+		defer close(packed)
+		w.CloseWithError(files.Pack(w))
+	}()
+	return &client.Upload{Tar: r}, func() error {
+		r.CloseWithError(io.ErrClosedPipe)
+		<-packed
+		return root.Close()
+	}, nil
+}
+
+// followBuild shows the log of a build on standard error until it has ended, and answers it. One that failed is
+// an error with its code.
+func (a *app) followBuild(ctx context.Context, cl *client.Client, id api.BuildID, after int64) (api.Build, error) {
+	for again := 0; ; again++ {
+		err := cl.Templates.BuildLogs(ctx, id, after, true, func(l api.BuildLine) error {
+			after, again = l.Seq, 0
+			a.buildLine(l)
+			return nil
+		})
+		if err == nil {
+			break
+		}
+		if code := api.CodeOf(err); code != api.Unavailable && code != api.Unreachable || again == 5 {
+			return api.Build{}, err
+		}
+	}
+	b, err := cl.Templates.GetBuild(ctx, id)
+	if err == nil && b.Status == api.BuildFailed {
+		err = api.Errorf(b.Code, "build %s failed: %s", b.ID, b.Error)
+	}
+	return b, err
+}
+
+func (a *app) buildLine(l api.BuildLine) {
+	if l.Step != "" {
+		a.talk("[%s] %s\n", l.Step, l.Line)
+	} else {
+		a.talk("%s\n", l.Line)
+	}
+}
+
+func (a *app) templateBuilds() *cobra.Command {
+	return &cobra.Command{Use: "builds [NAME]", Short: "List builds", Args: cobra.MaximumNArgs(1), RunE: func(c *cobra.Command, args []string) error {
+		cl, err := a.dial()
+		if err != nil {
+			return err
+		}
+		list, err := cl.Templates.Builds(c.Context(), strings.Join(args, ""))
+		if err != nil {
+			return err
+		}
+		return a.print(list, func(w io.Writer) error {
+			rows := make([][]string, 0, len(list))
+			for _, b := range list {
+				rows = append(rows, []string{string(b.ID), b.Name, string(b.Status), fmt.Sprintf("%d/%d", b.StepsDone, b.Steps), fmt.Sprint(b.StepsCached), b.Step})
+			}
+			return table(w, []string{"ID", "TEMPLATE", "STATUS", "STEPS", "CACHED", "STEP"}, rows)
+		})
+	}}
+}
+
+func (a *app) templateLogs() *cobra.Command {
+	follow := false
+	c := &cobra.Command{Use: "logs BUILD", Short: "Show what a build said", Args: cobra.ExactArgs(1)}
+	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on until it has ended")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		cl, err := a.dial()
+		if err != nil {
+			return err
+		}
+		return cl.Templates.BuildLogs(c.Context(), api.BuildID(args[0]), 0, follow, func(l api.BuildLine) error {
+			return a.print(l, func(w io.Writer) error {
+				_, err := fmt.Fprintln(w, l.Line)
+				return err
+			})
+		})
+	}
+	return c
+}
+
+func (a *app) templateCancel() *cobra.Command {
+	return &cobra.Command{Use: "cancel BUILD", Short: "End a build", Args: cobra.ExactArgs(1), RunE: func(c *cobra.Command, args []string) error {
+		cl, err := a.dial()
+		if err != nil {
+			return err
+		}
+		b, err := cl.Templates.CancelBuild(c.Context(), api.BuildID(args[0]))
+		if err != nil {
+			return err
+		}
+		return a.print(b, func(w io.Writer) error { _, err := fmt.Fprintln(w, b.ID); return err })
+	}}
+}
+
+func (a *app) templateRetry() *cobra.Command {
+	return &cobra.Command{Use: "retry BUILD", Short: "Build once more what failed", Args: cobra.ExactArgs(1), RunE: func(c *cobra.Command, args []string) error {
+		cl, err := a.dial()
+		if err != nil {
+			return err
+		}
+		b, err := cl.Templates.RetryBuild(c.Context(), api.BuildID(args[0]), api.RetryRequest{})
+		if err == nil {
+			b, err = a.followBuild(c.Context(), cl, b.ID, 0)
+		}
+		if err != nil {
+			return err
+		}
+		return a.print(b, func(w io.Writer) error { _, err := fmt.Fprintln(w, b.ID); return err })
+	}}
+}
+
+func (a *app) templateDelete() *cobra.Command {
+	return &cobra.Command{Use: "delete NAME...", Aliases: []string{"rm"}, Short: "Delete built templates; their sandboxes go on", Args: cobra.MinimumNArgs(1), RunE: func(c *cobra.Command, args []string) error {
+		cl, err := a.dial()
+		if err != nil {
+			return err
+		}
+		for _, name := range args {
+			err = errors.Join(err, cl.Templates.Delete(c.Context(), name))
+		}
+		return err
+	}}
+}
+
+func (a *app) templateTag() *cobra.Command {
+	var req api.TagRequest
+	remove := false
+	c := &cobra.Command{Use: "tag NAME TAG...", Short: "Let tags mean a version of a template", Args: cobra.MinimumNArgs(2)}
+	c.Flags().StringVar(&req.Target, "target", "", "tag or version that they shall mean (default: default)")
+	c.Flags().BoolVar(&remove, "remove", false, "remove the tags instead")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		cl, err := a.dial()
+		if err != nil {
+			return err
+		}
+		if remove {
+			for _, tag := range args[1:] {
+				err = errors.Join(err, cl.Templates.Untag(c.Context(), args[0], tag))
+			}
+			return err
+		}
+		req.Tags = args[1:]
+		t, err := cl.Templates.Tag(c.Context(), args[0], req)
+		if err != nil {
+			return err
+		}
+		return a.print(t, func(w io.Writer) error { _, err := fmt.Fprintln(w, t.Version); return err })
+	}
+	return c
+}
