@@ -105,7 +105,7 @@ func (s *Server) create(r *http.Request, p auth.Principal, fallback int64, secur
 	if strings.HasPrefix(n.TemplateID, "snp") {
 		req.FromSnapshot = api.SnapshotID(n.TemplateID)
 	} else {
-		req.Template, _, _ = strings.Cut(n.TemplateID, ":") // a tag of a template that has no versions names the template
+		req.Template = n.TemplateID // a tag of a recipe, which has no versions, means the recipe
 	}
 	if err := req.Validate(); err != nil {
 		return 0, nil, err

@@ -151,7 +151,11 @@ func (s *Service) get(ctx context.Context, p auth.Principal, name string, fresh 
 	if err != nil || found {
 		return built, err
 	}
-	t, err := s.find(ctx, name, fresh)
+	plain, tag := api.SplitTemplate(name)
+	t, err := s.find(ctx, plain, fresh)
+	if err == nil && tag != "" && string(t.Name) != plain { // an alias with a tag is an image somewhere
+		err = api.Errorf(api.NotFound, "template %q not found", bound(name))
+	}
 	if err != nil {
 		return api.Template{}, api.AsError(err)
 	}
