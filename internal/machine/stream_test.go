@@ -210,11 +210,10 @@ func TestCaptureWaitsForAll(t *testing.T) {
 	w.layFar()
 	w.streams.hold = true
 	w.must(w.createFar("a", true))
-	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(errors.New("enough"))
-	_, err := w.mgr.TakeSnapshot(ctx, "a", "snapshots/s", nil, nil)
-	if err == nil || !strings.Contains(err.Error(), "not all on this host") {
-		t.Errorf("a snapshot of it: %v", err)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel() // so it is either not even its turn, or waits no more
+	if _, err := w.mgr.TakeSnapshot(ctx, "a", "snapshots/s", nil, nil); err == nil {
+		t.Error("a snapshot of it was taken")
 	}
 	if err := w.mgr.Hibernate(ctx, "a"); err == nil {
 		t.Error("it hibernated")
