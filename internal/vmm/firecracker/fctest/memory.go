@@ -55,7 +55,7 @@ func (m *memory) restore(s shape, b fcapi.MemoryBackend) error {
 		return err
 	}
 	if s.HugePages == fcapi.PagesHuge {
-		return errors.New("Cannot restore hugetlbfs backed snapshot by mapping the memory file. Please use uffd.")
+		return bad("Cannot restore hugetlbfs backed snapshot by mapping the memory file. Please use uffd.")
 	}
 	f, err := os.Open(b.Path)
 	if err != nil {

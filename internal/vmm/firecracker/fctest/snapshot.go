@@ -56,7 +56,7 @@ func readState(path string) (stateFile, error) {
 		return stateFile{}, err
 	}
 	if len(data) < 8 || len(data) > maxStateBytes {
-		return stateFile{}, errors.New("Failed to deserialize: size of the snapshot file")
+		return stateFile{}, bad("Failed to deserialize: size of the snapshot file")
 	}
 	body := data[:len(data)-8]
 	if sum(body) != binary.LittleEndian.Uint64(data[len(data)-8:]) {

@@ -61,7 +61,7 @@ func handOver(mem []byte, page int64, path string) (*uffd, error) {
 	}
 	conn, err := net.Dial("unix", path)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("Cannot connect to UDS of the page fault handler: %w", err), u.file.Close())
+		return nil, errors.Join(bad("Cannot connect to UDS of the page fault handler: %v", err), u.file.Close())
 	}
 	u.conn = conn
 	text, err := json.Marshal([]region{{base, int64(len(mem)), 0, page, page}})
