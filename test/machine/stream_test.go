@@ -34,7 +34,7 @@ func TestStoreDiesUnderAMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	l = reopen(t, store)
-	if _, err := l.StreamSnapshot(t.Context(), "ws", snp); err != nil {
+	if _, err := l.StreamSnapshot(t.Context(), "ws", snp, nil); err != nil {
 		t.Fatal(err)
 	}
 	store.faults.Decide(func(c blobtest.Call) blobtest.Fault {

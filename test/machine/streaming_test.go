@@ -114,7 +114,7 @@ func streaming(t *testing.T, template hostapi.TemplateName, fill, use string) {
 	t.Logf("pushed %d MiB as %d MiB", pushed.Bytes>>20, pushed.Uploaded>>20)
 	destroy(t, "streamed")
 	stream := func(l *lab) func() error {
-		return func() error { _, err := l.StreamSnapshot(t.Context(), "ws", snp); return err }
+		return func() error { _, err := l.StreamSnapshot(t.Context(), "ws", snp, nil); return err }
 	}
 	forget := func(l *lab) {
 		t.Helper()
@@ -125,7 +125,7 @@ func streaming(t *testing.T, template hostapi.TemplateName, fill, use string) {
 
 	forget(l)
 	l = reopen(t, store)
-	whole := l.first(t, "pulled", snp, use, want, func() error { _, err := l.PullSnapshot(t.Context(), "ws", snp); return err })
+	whole := l.first(t, "pulled", snp, use, want, func() error { _, err := l.PullSnapshot(t.Context(), "ws", snp, nil); return err })
 	destroy(t, "pulled")
 	forget(l)
 
