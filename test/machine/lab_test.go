@@ -198,7 +198,12 @@ func (l *logger) Write(p []byte) (int, error) {
 }
 
 // open starts a host agent over dir, which lies in the prepared data directory.
-func open(ctx context.Context, dir string, log io.Writer) (_ *lab, err error) {
+func open(ctx context.Context, dir string, log io.Writer) (*lab, error) {
+	return openAs(ctx, dir, prefix, log)
+}
+
+// openAs is open with a prefix for the names of what the host agent makes in the kernel.
+func openAs(ctx context.Context, dir, prefix string, log io.Writer) (_ *lab, err error) {
 	var undone []func() error
 	defer func() {
 		for i := len(undone) - 1; err != nil && i >= 0; i-- {
@@ -247,6 +252,11 @@ func open(ctx context.Context, dir string, log io.Writer) (_ *lab, err error) {
 			return uid, gid
 		},
 	}}
+	objects, closeObjects, err := openObjects(dir)
+	if err != nil {
+		return nil, err
+	}
+	undone = append(undone, closeObjects)
 	h, err := hostd.New(cfg, hostd.Deps{
 		Machine: machine.Deps{Driver: driver, Network: network{pool}, Groups: groups{cells}, Disks: disks{}, Link: openLink},
 		Platform: func(context.Context) (string, error) {
