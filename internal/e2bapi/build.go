@@ -45,10 +45,22 @@ func (s *Server) buildRoutes() map[string]handler {
 		"GET /templates/{id}/builds/{build}/logs":   s.buildStatus,
 		"POST /templates/tags":                      s.assignTags,
 		"DELETE /templates/tags":                    s.removeTags,
-		"GET /templates/{id}/tags":                  s.listTags,
+		"GET /templates/{id}/{part}":                s.part,
 		"POST /v2/templates":                        unsupported("the older forms of template builds"),
 		"POST /templates":                           unsupported("the older forms of template builds"),
 	}
+}
+
+// part answers /templates/aliases/{alias} and /templates/{id}/tags, which one pattern has to hold.
+func (s *Server) part(r *http.Request, p auth.Principal) (int, any, error) {
+	switch {
+	case r.PathValue("id") == "aliases":
+		r.SetPathValue("alias", r.PathValue("part"))
+		return s.alias(r, p)
+	case r.PathValue("part") == "tags":
+		return s.listTags(r, p)
+	}
+	return 0, nil, api.Errorf(api.NotFound, "no such path: %s", r.URL.Path)
 }
 
 func (s *Server) builder() (Builds, error) {

@@ -115,7 +115,6 @@ func (s *Server) routes() {
 		"GET /v2/templates":               s.listTemplates,
 		"GET /templates/{id}":             s.getTemplate,
 		"DELETE /templates/{id}":          s.deleteTemplate,
-		"GET /templates/aliases/{alias}":  s.alias,
 		"GET /teams":                      s.teams,
 	} {
 		s.mux.HandleFunc(pattern, s.known(h))
