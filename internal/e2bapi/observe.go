@@ -1,6 +1,7 @@
 package e2bapi
 
 import (
+	"encoding/json"
 	"net/http"
 	"strconv"
 	"strings"
@@ -139,11 +140,20 @@ func (s *Server) logsV2(r *http.Request, p auth.Principal) (int, any, error) {
 	return http.StatusOK, map[string]any{"logs": list}, err
 }
 
+// lineOf is an entry as the first version of this API has it: JSON in a text, as the agent of that time wrote it.
+func lineOf(e logEntry) string {
+	data, err := json.Marshal(map[string]string{"level": e.Level, "logger": e.Fields["source"], "message": e.Message})
+	if err != nil { // texts always encode
+		return "{}"
+	}
+	return string(data)
+}
+
 func (s *Server) logsV1(r *http.Request, p auth.Principal) (int, any, error) {
 	list, err := s.logs(r, p)
 	lines := []map[string]any{}
 	for _, e := range list {
-		lines = append(lines, map[string]any{"timestamp": e.Timestamp, "line": e.Message})
+		lines = append(lines, map[string]any{"timestamp": e.Timestamp, "line": lineOf(e)})
 	}
 	return http.StatusOK, map[string]any{"logs": lines, "logEntries": list}, err
 }

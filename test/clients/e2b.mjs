@@ -1,43 +1,15 @@
-// Drives a node with the published JavaScript client of E2B, operation after operation, and prints one
-// line of JSON for each: {"operation", "ok", "error"?}. It exits 1 when one failed.
+// Drives a node with the published JavaScript client of E2B, operation after operation. What a version of
+// the client has no method for is left out.
 //
-// Usage: node e2b.mjs, with E2B_API_KEY, E2B_API_URL and E2B_SANDBOX_URL set.
+// Usage: node e2b.mjs, with E2B_API_KEY and E2B_DOMAIN set. Everything else it finds by the names that the
+// node gives: over TLS and HTTP/2, at https://<port>-<id>.<domain>.
 import { strict as assert } from "node:assert";
 import { Sandbox, NotFoundError, CommandExitError, TimeoutError } from "e2b";
+import { finish, operation, until } from "./lib.mjs";
 
 const template = process.env.E2B_TESTS_TEMPLATE || "base";
-let failed = 0;
 const open = new Set();
-
-async function operation(name, run) {
-  try {
-    await run();
-    console.log(JSON.stringify({ operation: name, ok: true }));
-  } catch (e) {
-    failed++;
-    console.log(JSON.stringify({ operation: name, ok: false, error: String(e && e.stack || e).slice(0, 2000) }));
-  }
-}
-
-async function until(what, check) {
-  const end = Date.now() + 60_000;
-  for (;;) {
-    if (await check()) return;
-    if (Date.now() > end) throw new Error("waited a minute for " + what);
-    await new Promise((r) => setTimeout(r, 50));
-  }
-}
-
-// reach fetches an address that the client made, https://<port>-<id>.<domain>/..., from the node under
-// test, which has neither that name nor a certificate for it: the same place by headers. An address
-// without such a name is one of the agent.
-function reach(address, options = {}) {
-  const url = new URL(address);
-  const named = /^(\d+)-([a-z0-9]+)\./.exec(url.hostname);
-  const [, port, id] = named || [, "49983", sbx.sandboxId];
-  const headers = { ...options.headers, "E2b-Sandbox-Id": id, "E2b-Sandbox-Port": port };
-  return fetch(process.env.E2B_SANDBOX_URL + url.pathname + url.search, { ...options, headers });
-}
+const has = (method) => typeof Sandbox.prototype[method] === "function";
 
 let sbx;
 await operation("create", async () => {
@@ -45,7 +17,7 @@ await operation("create", async () => {
   open.add(sbx);
   assert.match(sbx.sandboxId, /^[a-z0-9]+$/);
 });
-if (!sbx) process.exit(1);
+if (!sbx) finish();
 
 await operation("commands.run", async () => {
   const r = await sbx.commands.run("echo $FROM_CREATE; pwd; id -un; echo oops >&2");
@@ -80,7 +52,7 @@ await operation("commands: background, stdin, list, kill", async () => {
   assert.ok(!(await sbx.commands.list()).some((p) => p.pid === cmd.pid));
   assert.equal(await sbx.commands.kill(cmd.pid), false);
 });
-await operation("commands: closeStdin", async () => {
+if ("closeStdin" in Object.getPrototypeOf(sbx.commands)) await operation("commands: closeStdin", async () => {
   const cmd = await sbx.commands.run("wc -c", { background: true, stdin: true });
   await sbx.commands.sendStdin(cmd.pid, "12345");
   await sbx.commands.closeStdin(cmd.pid);
@@ -132,10 +104,10 @@ await operation("files: signed URLs", async () => {
   const down = await sbx.downloadUrl("signed.txt", { useSignatureExpiration: 60 });
   const form = new FormData();
   form.append("file", new Blob(["by url"]), "signed.txt");
-  const put = await reach(up, { method: "POST", body: form });
+  const put = await fetch(up, { method: "POST", body: form });
   assert.equal(put.status, 200, await put.text());
-  assert.equal(await (await reach(down)).text(), "by url");
-  const forged = await reach(down.replace("signed.txt", "signed2.txt"));
+  assert.equal(await (await fetch(down)).text(), "by url");
+  const forged = await fetch(down.replace("signed.txt", "signed2.txt"));
   assert.equal(forged.status, 401);
 });
 await operation("pty", async () => {
@@ -166,22 +138,23 @@ await operation("getHost: a port from outside", async () => {
   await sbx.files.write("srv/index.html", "served");
   const server = await sbx.commands.run("python3 -m http.server 8123 -d srv", { background: true });
   const url = `https://${sbx.getHost(8123)}/`;
-  await until("the server", async () => (await reach(url)).status === 200);
-  assert.equal(await (await reach(url)).text(), "served");
+  await until("the server", async () => (await fetch(url)).status === 200);
+  assert.equal(await (await fetch(url)).text(), "served");
   await server.kill();
-  assert.equal((await reach(url)).status, 502);
+  assert.equal((await fetch(url)).status, 502);
 });
 await operation("pause and connect", async () => {
   const ticking = await sbx.commands.run("i=0; while true; do i=$((i+1)); echo $i > /tmp/tock; mv /tmp/tock /tmp/tick; sleep 0.1; done", { background: true });
   await until("a tick", async () => (await sbx.files.exists("/tmp/tick")));
   await ticking.disconnect();
-  assert.equal(await sbx.pause(), true);
-  assert.equal(await sbx.pause(), false);
+  const pause = () => (has("pause") ? sbx.pause() : sbx.betaPause());
+  assert.equal(await pause(), true);
+  assert.equal(await pause(), false);
   const again = await Sandbox.connect(sbx.sandboxId, { timeoutMs: 600_000 });
   const before = Number(await again.files.read("/tmp/tick"));
   await until("ticks after the wake", async () => Number(await again.files.read("/tmp/tick")) > before);
 });
-await operation("fork", async () => {
+if (has("fork")) await operation("fork", async () => {
   await sbx.files.write("/tmp/origin", "parent");
   const kids = await sbx.fork({ count: 2 });
   assert.equal(kids.length, 2);
@@ -193,7 +166,7 @@ await operation("fork", async () => {
   }
   assert.equal(await sbx.files.read("/tmp/origin"), "parent");
 });
-await operation("snapshots", async () => {
+if (has("createSnapshot")) await operation("snapshots", async () => {
   await sbx.files.write("/tmp/state", "kept");
   const snap = await sbx.createSnapshot();
   await sbx.files.write("/tmp/state", "changed");
@@ -204,10 +177,55 @@ await operation("snapshots", async () => {
   open.delete(copy);
   assert.equal(await Sandbox.deleteSnapshot(snap.snapshotId), true);
 });
+if (has("updateNetwork")) await operation("updateNetwork", async () => {
+  const connects = (to) => sbx.commands.run(`timeout 5 bash -c 'exec 3<>/dev/tcp/${to}/9' 2>&1; echo $?`).then((r) => r.stdout);
+  await sbx.updateNetwork({ allowOut: ["203.0.113.7"], denyOut: ["0.0.0.0/0"] });
+  const told = (await Sandbox.getFullInfo(sbx.sandboxId)).network;
+  assert.deepEqual([told.allowOut, told.denyOut], [["203.0.113.7"], ["0.0.0.0/0"]]);
+  await until("the refusal of all other addresses", async () => /refused|unreachable|prohibited|not permitted/i.test(await connects("198.51.100.1")));
+  await assert.rejects(sbx.updateNetwork({ allowOut: ["not an address!"] }));
+  await sbx.updateNetwork({});
+  assert.deepEqual((await Sandbox.getFullInfo(sbx.sandboxId)).network?.denyOut ?? [], []);
+});
+if ("trafficAccessToken" in sbx || has("updateNetwork")) await operation("network.allowPublicTraffic: false", async () => {
+  const box = await Sandbox.create(template, { network: { allowPublicTraffic: false }, timeoutMs: 300_000 });
+  open.add(box);
+  assert.ok(box.trafficAccessToken, "no traffic access token");
+  await box.files.write("srv/index.html", "private");
+  await box.commands.run("python3 -m http.server 8124 -d srv", { background: true });
+  const url = `https://${box.getHost(8124)}/`;
+  const key = { "e2b-traffic-access-token": box.trafficAccessToken };
+  await until("the server", async () => (await fetch(url, { headers: key })).status === 200);
+  const closed = await fetch(url);
+  assert.equal(closed.status, 403);
+  assert.match(await closed.text(), /e2b-traffic-access-token/);
+  assert.equal((await fetch(url, { headers: { "e2b-traffic-access-token": "0".repeat(48) } })).status, 403);
+  assert.equal(await (await fetch(url, { headers: key })).text(), "private");
+  await box.kill();
+  open.delete(box);
+});
+if (has("updateNetwork")) await operation("files: metadata", async () => {
+  const w = await sbx.files.write("meta.txt", "x", { metadata: { Author: "me", n: "1" } });
+  assert.deepEqual(w.metadata, { author: "me", n: "1" });
+  assert.deepEqual((await sbx.files.getInfo("meta.txt")).metadata, { author: "me", n: "1" });
+  assert.deepEqual((await sbx.files.list("/home/user")).find((e) => e.name === "meta.txt").metadata, { author: "me", n: "1" });
+  await sbx.files.write("meta.txt", "y", { metadata: { other: "2" } });
+  assert.deepEqual((await sbx.files.getInfo("meta.txt")).metadata, { other: "2" });
+  await sbx.files.write("meta.txt", "z");
+  assert.deepEqual((await sbx.files.getInfo("meta.txt")).metadata ?? {}, {});
+});
+if (has("updateNetwork")) await operation("files: watchDir with entries", async () => {
+  await sbx.files.makeDir("w2");
+  const events = [];
+  const handle = await sbx.files.watchDir("w2", (e) => { events.push(e); }, { recursive: true, includeEntry: true });
+  await sbx.files.write("w2/in/new.txt", "x");
+  await until("an event with its entry", () => events.some((e) => e.entry && e.entry.path.endsWith("w2/in/new.txt")));
+  await handle.stop();
+});
 await operation("kill", async () => {
   for (const s of open) await s.kill();
   open.clear();
   assert.equal(await sbx.kill(), false);
   assert.equal(await sbx.isRunning(), false);
 });
-process.exit(failed ? 1 : 0);
+finish();

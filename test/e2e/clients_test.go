@@ -4,83 +4,206 @@ package e2e
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	"github.com/pandastack/pandastack/test/compat"
 )
 
-// clientLimit is how long a client's whole scenario may take on a busy machine.
+// clientLimit is how long a client's installation, or its whole scenario, may take on a busy machine.
 const clientLimit = 8 * time.Minute
 
-// TestE2BClient drives a real node with E2B's published JavaScript client, unmodified: every operation of
-// the scenario is a test of its own.
-func TestE2BClient(t *testing.T) {
+// published is a client that nobody here wrote, and what drives it.
+type published struct {
+	client, version string
+	more            []string // packages that it needs beside itself
+	script          string   // below the repository
+	program         string   // that runs the script
+	plain           bool     // over HTTP with a key of /v1, else over TLS by E2B's names
+}
+
+var clients = []published{
+	{client: "e2b", version: "2.51.0", script: "test/clients/e2b.mjs"},
+	{client: "e2b", version: "2.6.4", script: "test/clients/e2b.mjs"},
+	{client: "@e2b/code-interpreter", version: "2.8.0", script: "test/clients/interpreter.mjs"},
+	{client: "@e2b/cli", version: "2.19.0", script: "test/clients/cli.mjs"},
+	{client: "@computesdk/e2b", version: "1.7.52", script: "test/clients/computesdk.mjs"},
+	{client: "@openai/agents-extensions", version: "0.18.0", more: []string{"@openai/agents@0.18.0", "e2b@2.51.0", "zod@4.1.12"}, script: "test/clients/agents.mjs"},
+	{client: "@pandastack/sdk", version: "0.9.0", script: "test/sdk/sdk.mjs", plain: true},
+	{client: "pandastack", version: "0.8.1", script: "test/sdk/sdk.py", program: "python3", plain: true},
+}
+
+func (p published) registry() string {
+	if p.program == "python3" {
+		return "PyPI"
+	}
+	return "npm"
+}
+
+// dir is where a client is installed.
+func (p published) dir(t *testing.T) string {
+	name := strings.NewReplacer("@", "", "/", "-").Replace(p.client) + "-" + p.version
+	return filepath.Join(repository(t), ".cache", "clients", name)
+}
+
+// TestPublishedClients drives a real node with published clients, unmodified. Every operation of a scenario is a
+// test of its own, and the page for users is made of how they went.
+func TestPublishedClients(t *testing.T) {
+	for _, name := range []string{"npm", "node", "python3", "script"} {
+		if _, err := exec.LookPath(name); err != nil {
+			t.Skipf("probe %s: it is not installed on this machine", name)
+		}
+	}
 	t.Setenv("PANDASTACK_TEST_SPARES", "2")
+	installed := installAll(t)
+	port := freePort(t)
+	public := net.JoinHostPort("localhost", port)
 	dir := dataDir(t)
-	n := start(t, dir)
+	n := start(t, dir, "--tls-listen", net.JoinHostPort("127.0.0.1", port), "--public-url", "https://"+public)
 	n.bake("base")
-	place := filepath.Join(repository(t), ".cache", "clients", "e2b-2.51.0")
-	npmInstall(t, place, "e2b@2.51.0")
-	script, err := os.ReadFile(filepath.Join(repository(t), "test", "clients", "e2b.mjs"))
+	n.bake("code-interpreter")
+	for i, p := range clients {
+		t.Run(p.client+"-"+p.version, func(t *testing.T) {
+			if err := installed(i); err != nil {
+				t.Fatal(err)
+			}
+			p.drive(t, n, public)
+		})
+	}
+}
+
+// installAll installs the clients, while other things are done; the answer waits for one of them.
+func installAll(t *testing.T) func(i int) error {
+	errs := make([]error, len(clients))
+	dirs := make([]string, len(clients))
+	for i, p := range clients {
+		dirs[i] = p.dir(t)
+	}
+	var done sync.WaitGroup
+	done.Go(func() {
+		for i, p := range clients {
+			errs[i] = p.install(t.Context(), dirs[i])
+		}
+	})
+	t.Cleanup(done.Wait)
+	return func(i int) error { done.Wait(); return errs[i] }
+}
+
+// install puts a client into dir, once.
+func (p published) install(ctx context.Context, dir string) error {
+	mark := filepath.Join(dir, "installed")
+	if _, err := os.Stat(mark); err == nil {
+		return nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, clientLimit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "npm", append([]string{"install", "--prefix", dir, "--no-audit", "--no-fund", "--ignore-scripts", p.client + "@" + p.version}, p.more...)...)
+	if p.registry() == "PyPI" {
+		cmd = exec.CommandContext(ctx, "python3", "-m", "pip", "install", "--quiet", "--target", filepath.Join(dir, "site"), p.client+"=="+p.version)
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("install %s %s: %w\n%s", p.client, p.version, err, out)
+	}
+	return os.WriteFile(mark, nil, 0o644)
+}
+
+// freePort finds a port of the loopback interface that nothing listens on.
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(place, "scenario.mjs"), script, 0o644); err != nil {
+	defer l.Close()
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	if err != nil {
 		t.Fatal(err)
 	}
+	return port
+}
+
+// place copies the scripts beside the installed client, where they find it.
+func (p published) place(t *testing.T, dir string) {
+	t.Helper()
+	for _, pattern := range []string{"test/clients/*.mjs", "test/clients/*.cjs", "test/sdk/*.mjs", "test/sdk/*.py"} {
+		files, err := filepath.Glob(filepath.Join(repository(t), pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			data, err := os.ReadFile(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(dir, filepath.Base(f)), data, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// environment is what a user of the client would set.
+func (p published) environment(t *testing.T, n *node, public string) []string {
+	key := n.accessKey()
+	if p.plain {
+		return []string{"PANDASTACK_API=" + n.url, "PANDASTACK_API_URL=" + n.url, "PANDASTACK_API_KEY=" + key, "PANDASTACK_TOKEN=", "HOME=" + t.TempDir(),
+			"SDK_DIR=/tmp/sdk", "PYTHONPATH=" + filepath.Join(p.dir(t), "site"), "PYTHONDONTWRITEBYTECODE=1"}
+	}
+	return []string{"E2B_API_KEY=e2b_" + strings.TrimPrefix(key, "pds_"), "E2B_DOMAIN=" + public, "HOME=" + t.TempDir(),
+		"NODE_EXTRA_CA_CERTS=" + filepath.Join(n.dir, "tls", "ca.pem"), "NODE_OPTIONS=--require=" + filepath.Join(p.dir(t), "names.cjs")}
+}
+
+// drive runs the scenario and records how it went.
+func (p published) drive(t *testing.T, n *node, public string) {
+	dir := p.dir(t)
+	p.place(t, dir)
 	ctx, cancel := context.WithTimeout(t.Context(), clientLimit)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "node", "scenario.mjs")
-	cmd.Dir = place
-	cmd.Env = append(os.Environ(), "E2B_API_KEY=e2b_"+strings.TrimPrefix(n.accessKey(), "pds_"), "E2B_API_URL="+n.url, "E2B_SANDBOX_URL="+n.url)
-	cmd.Stderr = t.Output()
-	out, err := cmd.Output()
-	operations := 0
-	for lines := bufio.NewScanner(strings.NewReader(string(out))); lines.Scan(); {
+	program := p.program
+	if program == "" {
+		program = "node"
+	}
+	cmd := exec.CommandContext(ctx, program, filepath.Base(p.script))
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), p.environment(t, n, public)...)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, t.Output()
+	err := cmd.Run()
+	r := compat.Record{Client: p.client, Registry: p.registry(), Version: p.version, Test: p.script}
+	for lines := bufio.NewScanner(&out); lines.Scan(); {
 		var told struct {
-			Operation, Error string
-			OK               bool
+			Operation, Name, Error string
+			OK                     bool
 		}
-		if json.Unmarshal(lines.Bytes(), &told) != nil || told.Operation == "" {
+		if json.Unmarshal(lines.Bytes(), &told) != nil || told.Operation+told.Name == "" {
 			t.Logf("printed: %s", lines.Text())
 			continue
 		}
-		operations++
-		t.Run(strings.ReplaceAll(told.Operation, " ", "-"), func(t *testing.T) {
+		name := told.Operation + told.Name
+		r.Operations = append(r.Operations, compat.Operation{Name: name, OK: told.OK})
+		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {
 			if !told.OK {
 				t.Error(told.Error)
 			}
 		})
 	}
-	if err != nil || operations == 0 {
-		t.Errorf("the scenario ended with %v after %d operations", err, operations)
+	if err != nil || len(r.Operations) == 0 {
+		t.Errorf("the scenario ended with %v after %d operations", err, len(r.Operations))
 	}
-}
-
-// npmInstall puts a published package into dir, once.
-func npmInstall(t *testing.T, dir, name string) {
-	t.Helper()
-	if _, err := exec.LookPath("npm"); err != nil {
-		t.Skip("probe npm: it is not installed on this machine")
-	}
-	if _, err := os.Stat(filepath.Join(dir, "installed")); err == nil {
-		return
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), clientLimit)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, "npm", "install", "--prefix", dir, "--no-audit", "--no-fund", "--ignore-scripts", name)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("npm install %s: %v\n%s", name, err, out)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "installed"), nil, 0o644); err != nil {
-		t.Fatal(err)
+	if err := compat.Keep(repository(t), r); err != nil {
+		t.Error(err)
 	}
 }

@@ -1,0 +1,29 @@
+// What the scenarios of published clients share: an operation is run and told as one line of JSON,
+// {"operation", "ok", "error"?}, and the process ends with 1 when one failed.
+let failed = 0;
+
+// operation runs one step of a scenario and tells how it went; the next one runs all the same.
+export async function operation(name, run) {
+  try {
+    await run();
+    console.log(JSON.stringify({ operation: name, ok: true }));
+  } catch (e) {
+    failed++;
+    console.log(JSON.stringify({ operation: name, ok: false, error: String((e && e.stack) || e).slice(0, 2000) }));
+  }
+}
+
+// until waits for a condition.
+export async function until(what, check) {
+  const end = Date.now() + 60_000;
+  for (;;) {
+    if (await check()) return;
+    if (Date.now() > end) throw new Error("waited a minute for " + what);
+    await new Promise((r) => setTimeout(r, 50));
+  }
+}
+
+// finish ends the process.
+export function finish() {
+  process.exit(failed ? 1 : 0);
+}

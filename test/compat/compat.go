@@ -1,0 +1,150 @@
+// Package compat keeps what published clients did against this server: tests that drive one record how each of
+// its operations went, and the page for users is made of these records.
+//
+// It owns the form of a record, the folder of them, and the page. A record says nothing of the run (no times, no
+// machine), so that the same results give the same bytes and only a change shows as one. Records of different
+// clients may be written at once.
+package compat
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sort"
+	"strings"
+)
+
+// Record is what one client did.
+type Record struct {
+	Client     string      `json:"client"` // as its registry names it
+	Registry   string      `json:"registry"`
+	Version    string      `json:"version"`
+	Test       string      `json:"test"` // what drives it
+	Operations []Operation `json:"operations"`
+}
+
+// Operation is one step of a scenario.
+type Operation struct {
+	Name string `json:"name"`
+	OK   bool   `json:"ok"`
+}
+
+// folder of the records and the page, below the repository.
+const (
+	folder = "test/compat/results"
+	page   = "docs/compatibility.md"
+)
+
+// Keep writes a record below the repository's root, and the page anew. A record without operations is an error:
+// the client did not run.
+func Keep(root string, r Record) error {
+	if r.Client == "" || r.Version == "" || len(r.Operations) == 0 {
+		return errors.New("a record needs a client, its version and operations")
+	}
+	data, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	name := strings.NewReplacer("@", "", "/", "-").Replace(r.Client) + "-" + r.Version + ".json"
+	if err := put(filepath.Join(root, folder, name), append(data, '\n')); err != nil {
+		return err
+	}
+	text, err := Page(root)
+	if err != nil {
+		return err
+	}
+	return put(filepath.Join(root, page), text)
+}
+
+// put writes a file that is not what it should be.
+func put(path string, data []byte) error {
+	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(path, data, 0o644)
+}
+
+// Records reads all records below the repository's root, by client and version.
+func Records(root string) ([]Record, error) {
+	entries, err := os.ReadDir(filepath.Join(root, folder))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	var all []Record
+	for _, e := range entries {
+		data, err := os.ReadFile(filepath.Join(root, folder, e.Name()))
+		if err != nil {
+			return nil, err
+		}
+		var r Record
+		if err := json.Unmarshal(data, &r); err != nil {
+			return nil, fmt.Errorf("%s: %w", e.Name(), err)
+		}
+		all = append(all, r)
+	}
+	sort.Slice(all, func(i, j int) bool {
+		a, b := all[i], all[j]
+		return a.Client < b.Client || a.Client == b.Client && a.Version < b.Version
+	})
+	return all, nil
+}
+
+// Page makes the page of all records.
+func Page(root string) ([]byte, error) {
+	all, err := Records(root)
+	if err != nil {
+		return nil, err
+	}
+	var b bytes.Buffer
+	b.WriteString(head)
+	for _, r := range all {
+		well := 0
+		for _, o := range r.Operations {
+			if o.OK {
+				well++
+			}
+		}
+		fmt.Fprintf(&b, "| `%s` (%s) | %s | %d | %s | `%s` |\n", r.Client, r.Registry, r.Version, len(r.Operations), result(well, len(r.Operations)), r.Test)
+	}
+	b.WriteString(middle)
+	for _, r := range all {
+		fmt.Fprintf(&b, "\n## %s %s\n\n", r.Client, r.Version)
+		for _, o := range r.Operations {
+			fmt.Fprintf(&b, "- %s %s\n", map[bool]string{true: "passes:", false: "**fails:**"}[o.OK], o.Name)
+		}
+	}
+	return b.Bytes(), nil
+}
+
+func result(well, all int) string {
+	if well == all {
+		return "all pass"
+	}
+	return fmt.Sprintf("**%d of %d fail**", all-well, all)
+}
+
+const head = `# Clients that nobody here wrote
+
+Which published clients are driven, unmodified, by ` + "`make test`" + `, and how each of their operations went. Every
+operation is a test of its own, against a real node with real guests. The run writes this page.
+
+| client | version | operations | result | test |
+|---|---|---|---|---|
+`
+
+const middle = `
+E2B's clients are given a key and a domain, and reach everything by its names over TLS and HTTP/2:
+` + "`E2B_API_KEY=e2b_... E2B_DOMAIN=panda.example.org`" + `, where the digits of the key are those of a ` + "`pds_`" + ` key. With a
+certificate of the node's own authority they need ` + "`NODE_EXTRA_CA_CERTS`" + ` or ` + "`SSL_CERT_FILE`" + ` too, as ` + "`pandastack up`" + `
+prints it.
+
+Of E2B's protocol these are refused by name: volumes, secrets, egress proxies and rules that change requests, masked hosts, ports
+that speak TLS inside, and pauses without memory. The agent reports version 0.6.4.
+`

@@ -1,0 +1,68 @@
+package compat
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write the page anew from the records")
+
+// TestPageIsCurrent holds the page against the records.
+func TestPageIsCurrent(t *testing.T) {
+	root := "../.."
+	want, err := Page(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if *update {
+		if err := put(filepath.Join(root, page), want); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(filepath.Join(root, page))
+	if err != nil || string(got) != string(want) {
+		t.Errorf("%s is not what the records say (%v); run make generate", page, err)
+	}
+}
+
+// TestRecordsPass: a page with failures is not what is handed over.
+func TestRecordsPass(t *testing.T) {
+	all, err := Records("../..")
+	if err != nil || len(all) == 0 {
+		t.Fatalf("%d records, %v", len(all), err)
+	}
+	for _, r := range all {
+		for _, o := range r.Operations {
+			if !o.OK {
+				t.Errorf("%s %s: %s fails", r.Client, r.Version, o.Name)
+			}
+		}
+	}
+}
+
+func TestKeep(t *testing.T) {
+	root := t.TempDir()
+	if err := Keep(root, Record{Client: "@a/b", Version: "1.2.3"}); err == nil {
+		t.Error("a client that did nothing was recorded")
+	}
+	r := Record{Client: "@a/b", Registry: "npm", Version: "1.2.3", Test: "TestX", Operations: []Operation{{"one", true}, {"two", true}}}
+	for _, tt := range []struct {
+		ok         bool
+		want, lack string
+	}{{true, "all pass", "fails"}, {false, "**1 of 2 fail**", "all pass"}} {
+		r.Operations[1].OK = tt.ok
+		if err := Keep(root, r); err != nil {
+			t.Fatal(err)
+		}
+		text, err := os.ReadFile(filepath.Join(root, page))
+		if err != nil || !strings.Contains(string(text), tt.want) || strings.Contains(string(text), tt.lack) || !strings.Contains(string(text), "`@a/b` (npm)") {
+			t.Errorf("%v: page %s, %v", tt.ok, text, err)
+		}
+	}
+	if all, err := Records(root); err != nil || len(all) != 1 {
+		t.Errorf("%d records of one client, %v", len(all), err)
+	}
+}

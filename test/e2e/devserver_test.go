@@ -1,0 +1,195 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/pandastack/pandastack/internal/edge"
+	"github.com/pandastack/pandastack/internal/guestapi"
+)
+
+// devServer is a development server of the JavaScript world, as a new project of it starts: unconfigured.
+type devServer struct {
+	name  string
+	files map[string]string
+	args  func(port string) []string
+	page  string // what the page says
+	// socket finds the address of the socket for updates, below the server; script is where it is told, "" if
+	// it is always the same.
+	script, socket string
+	find           *regexp.Regexp
+	protocols      []string
+	hello          string // in the first message
+}
+
+var devServers = []devServer{
+	{
+		name: "vite",
+		files: map[string]string{
+			"index.html": `<!doctype html><h1>from vite</h1><script type="module" src="/main.js"></script>`,
+			"main.js":    `console.log("main");`, "package.json": `{"type":"module"}`,
+		},
+		args: func(port string) []string { return []string{"vite/bin/vite.js", "--port", port, "--strictPort"} },
+		page: "from vite", script: "/@vite/client", socket: "/?token=",
+		find: regexp.MustCompile(`wsToken = "([^"]+)"`), protocols: []string{"vite-hmr"}, hello: `"connected"`,
+	},
+	{
+		name: "next",
+		files: map[string]string{
+			"pages/index.js": `export default function Page() { return <h1>from next</h1>; }`, "package.json": `{}`,
+		},
+		args: func(port string) []string { return []string{"next/dist/bin/next", "dev", "-p", port} },
+		page: "from next", socket: "/_next/webpack-hmr?page=%2F", hello: `"sync"`,
+	},
+}
+
+var devPackages = []string{"vite@7.1.12", "next@15.5.6", "react@19.2.0", "react-dom@19.2.0"}
+
+// loopback is a guest that is this machine: what listens on its loopback interface.
+type loopback struct{ guestapi.Guest }
+
+func (loopback) DialPort(ctx context.Context, port uint16) (net.Conn, error) {
+	var errs []error
+	for _, host := range []string{"127.0.0.1", "::1"} {
+		var d net.Dialer
+		c, err := d.DialContext(ctx, "tcp", net.JoinHostPort(host, fmt.Sprint(port)))
+		if err == nil {
+			return c, nil
+		}
+		errs = append(errs, err)
+	}
+	return nil, fmt.Errorf("%w: %w", guestapi.ErrRefused, errors.Join(errs...))
+}
+
+type oneSandbox struct{}
+
+func (oneSandbox) Open(context.Context, string, func(edge.Target) bool) (edge.Target, error) {
+	return edge.Target{ID: "sbxdev", Generation: 1, Guest: loopback{}}, nil
+}
+
+// TestDevServers: development servers answer through the edge as they come, pages and sockets, although they
+// refuse hosts and origins that they do not know.
+func TestDevServers(t *testing.T) {
+	if _, err := exec.LookPath("npm"); err != nil {
+		t.Skip("probe npm: it is not installed on this machine")
+	}
+	place := filepath.Join(repository(t), ".cache", "clients", "devservers")
+	tools := published{client: "vite", version: "7.1.12", more: devPackages[1:]}
+	if err := tools.install(t.Context(), place); err != nil {
+		t.Fatal(err)
+	}
+	e := edge.New(oneSandbox{}, nil, slog.New(slog.DiscardHandler))
+	t.Cleanup(e.Close)
+	front := httptest.NewServer(e.Around(http.NotFoundHandler()))
+	t.Cleanup(front.Close)
+	for _, d := range devServers {
+		t.Run(d.name, func(t *testing.T) { d.check(t, place, front.Listener.Addr().String()) })
+	}
+}
+
+func (d devServer) check(t *testing.T, place, front string) {
+	port := d.start(t, place)
+	host := port + "-sbxdev.panda.example.org"
+	page := ""
+	eventually(t, "the page", func() (err error) {
+		page, err = visit(t, front, host, "/")
+		return err
+	})
+	if !strings.Contains(page, d.page) {
+		t.Errorf("the page is %.300s", page)
+	}
+	address := d.socket
+	if d.script != "" {
+		script, err := visit(t, front, host, d.script)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := d.find.FindStringSubmatch(script)
+		if found == nil {
+			t.Fatalf("%s tells no socket: %.300s", d.script, script)
+		}
+		address += found[1]
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	c, _, err := websocket.Dial(ctx, "ws://"+front+address, &websocket.DialOptions{
+		Host: host, Subprotocols: d.protocols, HTTPHeader: http.Header{"Origin": {"http://" + host}},
+	})
+	if err != nil {
+		t.Fatalf("upgrade: %v", err)
+	}
+	defer c.CloseNow()
+	_, message, err := c.Read(ctx)
+	if err != nil || !strings.Contains(string(message), d.hello) {
+		t.Errorf("the socket says %.300s, %v", message, err)
+	}
+}
+
+// start runs the server in a project of its own until the test ends, and gives its port.
+func (d devServer) start(t *testing.T, place string) string {
+	t.Helper()
+	project := filepath.Join(place, "project-"+d.name)
+	for name, text := range d.files {
+		at := filepath.Join(project, name)
+		if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(at, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	port := freePort(t)
+	args := d.args(port)
+	cmd := exec.Command("node", append([]string{filepath.Join(place, "node_modules", args[0])}, args[1:]...)...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = project, t.Output(), t.Output()
+	cmd.Env = append(os.Environ(), "NEXT_TELEMETRY_DISABLED=1", "HOME="+t.TempDir())
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.WaitDelay = 10 * time.Second
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // with its workers
+		_ = cmd.Wait()                                      // killed
+	})
+	return port
+}
+
+// visit gets a page as a browser does.
+func visit(t *testing.T, front, host, path string) (string, error) {
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+front+path, nil)
+	if err != nil {
+		return "", err
+	}
+	req.Host = host
+	req.Header.Set("Accept", "text/html,*/*")
+	req.Header.Set("Sec-Fetch-Site", "same-origin")
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	if err == nil && res.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %d %.300s", path, res.StatusCode, text)
+	}
+	return string(text), err
+}
