@@ -20,6 +20,8 @@ type Output struct {
 	Started func(pid uint32)
 	Stdout  func(text string)
 	Stderr  func(text string)
+
+	at func(id string) // where a stream can be taken up again
 }
 
 // ExecStream runs a command and gives its output as it comes. When ctx ends, the command is killed.
@@ -29,14 +31,38 @@ func (s *Sandboxes) ExecStream(ctx context.Context, id api.SandboxID, req api.Ex
 }
 
 // AttachStream follows a process that was started before, from the beginning of what is kept of its
-// output. When ctx ends, the process goes on.
+// output. A connection that is cut is made again where it was, so that nothing is lost or told twice. When ctx
+// ends, the process goes on.
 func (s *Sandboxes) AttachStream(ctx context.Context, id api.SandboxID, pid uint32, out Output) (api.ExecExit, error) {
-	return s.follow(ctx, get(box(id, "processes", itoa(pid), "stream")), out)
+	last := ""
+	out.at = func(id string) { last = id }
+	for try := 1; ; try++ {
+		rq, before := get(box(id, "processes", itoa(pid), "stream")), last
+		if before != "" {
+			rq.header = map[string]string{"Last-Event-ID": before}
+		}
+		exit, err := s.follow(ctx, rq, out)
+		if err == nil || !worthAgain(err) || try >= s.c.tries && last == before {
+			return exit, err
+		}
+		if last != before {
+			try = 0 // it went on meanwhile
+			continue
+		}
+		if err := pause(ctx, try); err != nil {
+			return api.ExecExit{}, err
+		}
+	}
 }
 
 func (s *Sandboxes) follow(ctx context.Context, rq call, out Output) (api.ExecExit, error) {
 	var exit *api.ExecExit
-	err := s.c.events(ctx, rq, func(e event) error {
+	err := s.c.events(ctx, rq, func(e event) (err error) {
+		defer func() {
+			if err == nil && e.id != "" && out.at != nil {
+				out.at(e.id)
+			}
+		}()
 		switch e.name {
 		case "start":
 			var v api.ExecStarted

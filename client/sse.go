@@ -15,7 +15,7 @@ import (
 const maxEvent = 8 << 20
 
 // event is one server-sent event.
-type event struct{ name, data string }
+type event struct{ name, data, id string }
 
 func (e event) decode(v any) error {
 	if err := json.Unmarshal([]byte(e.data), v); err != nil {
@@ -87,6 +87,8 @@ func readEvents(r io.Reader, yield func(event) error) error {
 			e, data = event{}, nil
 		case field == "event":
 			e.name = value
+		case field == "id":
+			e.id = value
 		case field == "data":
 			data = append(data, value)
 		}

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"syscall"
@@ -66,6 +67,7 @@ func (n *node) serve(ctx context.Context, l net.Listener, handler http.Handler, 
 	server := &http.Server{
 		Handler: handler, ReadHeaderTimeout: headerLimit, IdleTimeout: idleLimit,
 		BaseContext: func(net.Listener) context.Context { return base },
+		ErrorLog:    slog.NewLogLogger(n.Log.Handler(), slog.LevelDebug), // what clients do wrong
 		TLSConfig:   secure, Protocols: new(http.Protocols), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
 	}
 	server.Protocols.SetHTTP1(true)

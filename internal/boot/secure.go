@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/pandastack/pandastack/internal/edge"
@@ -61,6 +62,7 @@ func (n *node) names(l net.Listener) (told string, all []string) {
 		told = u.Hostname()
 	}
 	all = []string{told, "localhost", "*.localhost", "127.0.0.1", "::1"}
+	// Node.js takes no wildcard below a single label, so that a domain is needed for what it reaches by name.
 	if net.ParseIP(told) == nil && told != "localhost" {
 		all = append(all, "*."+told)
 	}
@@ -69,5 +71,6 @@ func (n *node) names(l net.Listener) (told string, all []string) {
 			all = append(all, ip.String())
 		}
 	}
-	return told, all
+	slices.Sort(all)
+	return told, slices.Compact(all)
 }

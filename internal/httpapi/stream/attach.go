@@ -51,16 +51,27 @@ type follower struct {
 	text [3]Text // stdout, stderr, terminal
 }
 
-// take sends a piece of output. The event's id says where the text after it begins, so characters that
-// are held back are told again to a client that comes back.
+// pieceSize bounds one event, in bytes of output: a client whose connection is cut again and again gets on by
+// whole events.
+const pieceSize = 4 << 10
+
+// take sends output. The event's id says where the text after it begins, so characters that are held back
+// are told again to a client that comes back.
 func (f *follower) take(ev guestapi.Event) error {
 	i, at := f.place(ev.Stream)
-	chunk := f.text[i].Take(ev.Data)
-	*at = ev.Offset + int64(len(ev.Data)) - int64(len(f.text[i].held))
-	if chunk == "" {
-		return nil
+	for offset := ev.Offset; len(ev.Data) > 0; {
+		piece := ev.Data[:min(len(ev.Data), pieceSize)]
+		ev.Data, offset = ev.Data[len(piece):], offset+int64(len(piece))
+		chunk := f.text[i].Take(piece)
+		*at = offset - int64(len(f.text[i].held))
+		if chunk == "" {
+			continue
+		}
+		if err := f.sse.ID(formatOffsets(f.at), streamName(ev.Stream), api.ExecChunk{Chunk: chunk}); err != nil {
+			return err
+		}
 	}
-	return f.sse.ID(formatOffsets(f.at), streamName(ev.Stream), api.ExecChunk{Chunk: chunk})
+	return nil
 }
 
 func (f *follower) place(s guestapi.Stream) (int, *int64) {
@@ -77,8 +88,10 @@ func (f *follower) place(s guestapi.Stream) (int, *int64) {
 
 func (f *follower) flush() {
 	for i, s := range []guestapi.Stream{guestapi.StreamStdout, guestapi.StreamStderr, guestapi.StreamPTY} {
+		_, at := f.place(s)
+		*at += int64(len(f.text[i].held))
 		if rest := f.text[i].Flush(); rest != "" {
-			_ = f.sse.Event(streamName(s), api.ExecChunk{Chunk: rest}) // the client may be gone
+			_ = f.sse.ID(formatOffsets(f.at), streamName(s), api.ExecChunk{Chunk: rest}) // the client may be gone
 		}
 	}
 }
@@ -102,8 +115,7 @@ func AttachSSE(ctx context.Context, g guestapi.Guest, ref guestapi.ProcessRef, f
 	for {
 		ev, err := p.Next(ctx)
 		switch {
-		case err != nil:
-			f.flush()
+		case err != nil: // what is held back is told to a client that comes back
 			_ = f.sse.Event("error", api.AsError(GuestError(err, "process"))) // the client may be gone
 			return nil
 		case ev.Exit != nil:
