@@ -67,7 +67,7 @@ func TestPublishedClients(t *testing.T) {
 	t.Setenv("PANDASTACK_TEST_SPARES", "2")
 	installed := installAll(t)
 	port := freePort(t)
-	public := net.JoinHostPort("localhost", port)
+	public := net.JoinHostPort("panda.test", port) // as names.cjs has it
 	dir := dataDir(t)
 	n := start(t, dir, "--tls-listen", net.JoinHostPort("127.0.0.1", port), "--public-url", "https://"+public)
 	n.bake("base")
