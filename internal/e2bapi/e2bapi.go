@@ -222,7 +222,7 @@ func decode(r *http.Request, v any) error {
 		}
 		return api.Errorf(api.Invalid, "the body is not what is expected here: %s", text)
 	}
-	if dec.More() {
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 		return api.Errorf(api.Invalid, "the body holds more than one value")
 	}
 	return nil

@@ -196,12 +196,31 @@ func (s *Server) put(w http.ResponseWriter, r *http.Request, file string, size i
 		return written{}, false
 	}
 	opt := guestapi.WriteOptions{User: fileUser(r), Size: size, Metadata: notes}
-	info, err := targetOf(r.Context()).Guest.Write(r.Context(), tilde(file), opt, body)
+	from := &source{Reader: body}
+	info, err := targetOf(r.Context()).Guest.Write(r.Context(), tilde(file), opt, from)
+	if from.err != nil {
+		fail(w, http.StatusBadRequest, "the body broke off or is not what its headers say: "+from.err.Error())
+		return written{}, false
+	}
 	if err != nil {
 		failWith(w, err)
 		return written{}, false
 	}
 	return written{Path: info.Path, Name: info.Name, Type: "file", Metadata: info.Metadata}, true
+}
+
+// source remembers why a body could not be read to its end.
+type source struct {
+	io.Reader
+	err error
+}
+
+func (s *source) Read(p []byte) (int, error) {
+	n, err := s.Reader.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		s.err = err
+	}
+	return n, err
 }
 
 // Metadata of files comes in headers, whose names are lower-case keys behind this. All files of an upload get

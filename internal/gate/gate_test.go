@@ -34,6 +34,7 @@ type world struct {
 	url  string
 	key  string // of the default workspace
 	host *hosttest.Host
+	keys *auth.Keys
 }
 
 func newWorld(t *testing.T) *world {
@@ -69,7 +70,7 @@ func newWorld(t *testing.T) *world {
 	t.Cleanup(g.Close)
 	srv := httptest.NewServer(g.Around(http.NotFoundHandler()))
 	t.Cleanup(srv.Close)
-	return &world{t: t, url: srv.URL, key: key, host: host}
+	return &world{t: t, url: srv.URL, key: key, host: host, keys: keys}
 }
 
 // call sends a request to the control API and answers status and body.

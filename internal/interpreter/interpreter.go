@@ -179,11 +179,7 @@ func (s *Server) restart(w http.ResponseWriter, r *http.Request, t Target) {
 		fail(w, err)
 		return
 	}
-	if err := repl.Close(r.Context(), t.Guest, c); err != nil && !errors.Is(err, guestapi.ErrNotFound) {
-		fail(w, err)
-		return
-	}
-	next, err := repl.Recreate(r.Context(), t.Guest, c)
+	next, err := repl.Restart(r.Context(), t.Guest, c)
 	if err != nil {
 		fail(w, err)
 		return

@@ -149,9 +149,27 @@ func Create(ctx context.Context, g guestapi.Guest, l Language, dir, user string)
 	return start(ctx, g, l, hex.EncodeToString(raw[:]), dir, user)
 }
 
-// Recreate starts an ended context anew under its id, without any of its variables.
-func Recreate(ctx context.Context, g guestapi.Guest, c Context) (Context, error) {
-	return start(ctx, g, c.Language, c.ID, c.Dir, c.User)
+// Restart ends a context and starts it anew under its id, without any of its variables.
+func Restart(ctx context.Context, g guestapi.Guest, c Context) (Context, error) {
+	proc, err := g.Attach(ctx, guestapi.ProcessRef{Tag: tagOf(c.Language, c.ID)}, fromNow)
+	if err != nil {
+		return Context{}, err
+	}
+	defer proc.Close()
+	if err := Close(ctx, g, c); err != nil && !errors.Is(err, guestapi.ErrNotFound) {
+		return Context{}, err
+	}
+	wait, cancel := context.WithTimeoutCause(ctx, grace, errors.New("the context does not end"))
+	defer cancel()
+	for {
+		e, err := proc.Next(wait)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return Context{}, err
+		}
+		if err != nil || e.Exit != nil { // its name is free again
+			return start(ctx, g, c.Language, c.ID, c.Dir, c.User)
+		}
+	}
 }
 
 // Spec is the process of a context, for one who starts contexts ahead, as a template does. id is of

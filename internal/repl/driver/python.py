@@ -118,7 +118,7 @@ def bundle(value):
         got = got[0] if isinstance(got, tuple) else got
         if got is not None:
             out[kind] = encode(got)
-    if type(value).__module__.startswith("pandas.") and type(value).__name__ == "DataFrame":
+    if type(value).__module__.split(".")[0] == "pandas" and type(value).__name__ == "DataFrame":
         try:
             out["application/vnd.pandastack.data+json"] = {str(k): json.loads(v.to_json(orient="values", date_format="iso")) for k, v in value.items()}
         except Exception:
@@ -196,7 +196,7 @@ sys.meta_path.insert(0, BoxWatch())
 
 def box(stats, n):
     outliers = [number(x) for x in stats.get("fliers", [])]
-    return {"label": str(stats.get("label", n + 1)), "min": number(stats["whislo"]), "first_quartile": number(stats["q1"]),
+    return {"label": str(stats.get("label") or n + 1), "min": number(stats["whislo"]), "first_quartile": number(stats["q1"]),
             "median": number(stats["med"]), "third_quartile": number(stats["q3"]), "max": number(stats["whishi"]), "outliers": outliers}
 
 
