@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/pandastack/pandastack/internal/disk"
+	"github.com/pandastack/pandastack/internal/egress"
 	"github.com/pandastack/pandastack/internal/hostd"
 	"github.com/pandastack/pandastack/internal/jail"
 	"github.com/pandastack/pandastack/internal/kernel"
@@ -59,9 +60,13 @@ func (n *node) network(ctx context.Context) (*netslot.Pool, error) {
 	if err := errors.Join(err1, err2, err3); err != nil {
 		return nil, err
 	}
-	pool, err := netslot.New(netslot.Config{
+	set := netslot.Config{
 		Prefix: c.Prefix, Range: addresses, Slots: c.Slots, Ready: c.Ready, Allow: allowed, Resolvers: resolvers, Logger: n.Log,
-	})
+	}
+	if c.LogEgress {
+		set.Decided = n.decided
+	}
+	pool, err := netslot.New(set)
 	if err != nil {
 		return nil, fmt.Errorf("network: %w", err)
 	}
@@ -73,6 +78,16 @@ func (n *node) network(ctx context.Context) (*netslot.Pool, error) {
 	}
 	n.back.Push("close network", pool.Close)
 	return pool, nil
+}
+
+// decided logs what the rules of a machine said to a name or a connection.
+func (n *node) decided(owner string, slot int, d egress.Decision) {
+	to := ""
+	if d.Address.IsValid() {
+		to = d.Address.String()
+	}
+	n.Log.Info("egress decided", "machine", owner, "slot", slot, "kind", d.Kind, "name", d.Name, "to", to,
+		"allowed", d.Verdict.Allowed && d.Reason == "", "rule", d.Verdict.Rule, "reason", d.Reason)
 }
 
 // confine opens the jail.
