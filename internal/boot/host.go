@@ -87,7 +87,7 @@ func (n *node) decided(owner string, slot int, d egress.Decision) {
 		to = d.Address.String()
 	}
 	n.Log.Info("egress decided", "machine", owner, "slot", slot, "kind", d.Kind, "name", d.Name, "to", to,
-		"allowed", d.Verdict.Allowed && d.Reason == "", "rule", d.Verdict.Rule, "reason", d.Reason)
+		"allowed", d.Verdict.Allowed && d.Reason == "", "rule", d.Verdict.Rule, "reason", d.Reason, "packets", d.Packets)
 }
 
 // confine opens the jail.

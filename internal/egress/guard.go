@@ -19,10 +19,11 @@ const (
 
 // Kinds of decisions.
 const (
-	KindName = "name" // a name was asked for
-	KindTLS  = "tls"  // a TLS connection named its server
-	KindHTTP = "http" // an HTTP request named its host
-	KindTCP  = "tcp"  // a connection of another protocol, or without a name
+	KindName    = "name"    // a name was asked for
+	KindTLS     = "tls"     // a TLS connection named its server
+	KindHTTP    = "http"    // an HTTP request named its host
+	KindTCP     = "tcp"     // a connection of another protocol, or without a name
+	KindPackets = "packets" // packets that the kernel refused, some since the last of this kind
 )
 
 // Decision is one answer to a guest, for a log.
@@ -32,6 +33,7 @@ type Decision struct {
 	Address netip.AddrPort // where the guest wanted to connect; zero for KindName
 	Verdict Verdict
 	Reason  string // why a connection is denied although its name is allowed; "" otherwise
+	Packets uint64 // of KindPackets: how many
 }
 
 // GuardConfig says how a guard works.

@@ -238,6 +238,9 @@ func (p *Pool) Run(ctx context.Context) error {
 		})
 	})
 	g.Go(func() error { return p.loop(ctx, moved) })
+	if p.cfg.Decided != nil {
+		g.Go(func() error { return p.watchRefused(ctx) })
+	}
 	return g.Wait()
 }
 

@@ -353,3 +353,30 @@ func TestAdoptedOpenSlotIsLeftAlone(t *testing.T) {
 	w.look("good.test")
 	w.gets("https", shared+":443", "good.test")
 }
+
+// TestRefusedPacketsAreTold: what the kernel refuses by itself is counted and told to whoever hears decisions.
+func TestRefusedPacketsAreTold(t *testing.T) {
+	w := newPoliced(t)
+	w.set(egress.Policy{DenyOthers: true})
+	seen := w.pool.tellRefused(t.Context(), nil)
+	w.getsNot("https", other+":443", "far.test")
+	seen = w.pool.tellRefused(t.Context(), seen)
+	w.mu.Lock()
+	told := uint64(0)
+	for _, d := range w.decisions {
+		if d.Kind == egress.KindPackets {
+			told += d.Packets
+		}
+	}
+	before := len(w.decisions)
+	w.mu.Unlock()
+	if told == 0 || seen[w.slot] != told {
+		t.Errorf("%d refused packets were told, the counter says %d", told, seen[w.slot])
+	}
+	w.pool.tellRefused(t.Context(), seen)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.decisions) != before {
+		t.Errorf("told again: %+v", w.decisions[before:])
+	}
+}

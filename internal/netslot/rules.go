@@ -166,6 +166,7 @@ func slotRules(closed []netip.Prefix, hostIP, guestIP netip.Addr, rules *egress.
 				{toVeth, nft.Source(guest), nft.SNAT(guestIP)},
 			}},
 			{Name: chainRefuse, Rules: []nft.Rule{
+				{nft.Count()},
 				{nft.Protocol("tcp"), nft.RejectTCP()},
 				{nft.Reject()},
 			}},

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 )
 
@@ -68,6 +69,26 @@ func (c *Conn) Update(table string, sets []Set, chains []Chain) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return change(c.c, table, sets, chains)
+}
+
+// Counted sums what the counters of a chain have counted, in packets.
+func (c *Conn) Counted(table, chain string) (uint64, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	t := kernelTable(table)
+	rules, err := c.c.GetRules(t, &nftables.Chain{Name: chain, Table: t})
+	if err != nil {
+		return 0, fmt.Errorf("read chain %s of nft table %s: %w", chain, table, err)
+	}
+	var n uint64
+	for _, r := range rules {
+		for _, e := range r.Exprs {
+			if counter, ok := e.(*expr.Counter); ok {
+				n += counter.Packets
+			}
+		}
+	}
+	return n, nil
 }
 
 // AddAddresses puts single IPv4 addresses into a set with Timeout, each for its own time; one that is
