@@ -151,25 +151,10 @@ func Create(ctx context.Context, g guestapi.Guest, l Language, dir, user string)
 
 // Restart ends a context and starts it anew under its id, without any of its variables.
 func Restart(ctx context.Context, g guestapi.Guest, c Context) (Context, error) {
-	proc, err := g.Attach(ctx, guestapi.ProcessRef{Tag: tagOf(c.Language, c.ID)}, fromNow)
-	if err != nil {
-		return Context{}, err
-	}
-	defer proc.Close()
 	if err := Close(ctx, g, c); err != nil && !errors.Is(err, guestapi.ErrNotFound) {
 		return Context{}, err
 	}
-	wait, cancel := context.WithTimeoutCause(ctx, grace, errors.New("the context does not end"))
-	defer cancel()
-	for {
-		e, err := proc.Next(wait)
-		if err != nil && !errors.Is(err, io.EOF) {
-			return Context{}, err
-		}
-		if err != nil || e.Exit != nil { // its name is free again
-			return start(ctx, g, c.Language, c.ID, c.Dir, c.User)
-		}
-	}
+	return start(ctx, g, c.Language, c.ID, c.Dir, c.User)
 }
 
 // Spec is the process of a context, for one who starts contexts ahead, as a template does. id is of
@@ -218,9 +203,28 @@ func Find(ctx context.Context, g guestapi.Guest, id string) (Context, error) {
 	return Context{}, fmt.Errorf("context %.60q: %w", id, guestapi.ErrNotFound)
 }
 
-// Close ends a context and all that its cells started.
+// Close ends a context and all that its cells started, and answers when it has ended.
 func Close(ctx context.Context, g guestapi.Guest, c Context) error {
-	return g.Signal(ctx, guestapi.ProcessRef{Tag: tagOf(c.Language, c.ID)}, int(syscall.SIGKILL), true)
+	ref := guestapi.ProcessRef{Tag: tagOf(c.Language, c.ID)}
+	proc, err := g.Attach(ctx, ref, fromNow)
+	if err != nil {
+		return err
+	}
+	defer proc.Close()
+	if err := g.Signal(ctx, ref, int(syscall.SIGKILL), true); err != nil {
+		return err
+	}
+	wait, cancel := context.WithTimeoutCause(ctx, grace, errors.New("the context does not end"))
+	defer cancel()
+	for {
+		e, err := proc.Next(wait)
+		if errors.Is(err, io.EOF) || e.Exit != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
 }
 
 // Runner runs cells and makes those of one context wait for each other. Its zero value is ready.
