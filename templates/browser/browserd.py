@@ -50,8 +50,6 @@ class Chromium:
         self.last = 0
         self.page = None
         self.events = []
-        # Whoever drives the browser by its protocol, and closes what is there, does not meet this page.
-        self.own = self.call("Target.createBrowserContext", disposeOnDetach=False)["browserContextId"]
 
     def drain(self):
         for _ in self.process.stderr:
@@ -108,11 +106,23 @@ class Chromium:
     def open(self):
         """A new empty page. Its process belongs to no site yet, so the first page it shows needs no other."""
         self.page = None
-        target = self.call("Target.createTarget", url="about:blank", browserContextId=self.own)["targetId"]
+        # Whoever drives the browser by its protocol, and closes what is there, does not meet this page.
+        own = self.call("Target.createBrowserContext", disposeOnDetach=False)["browserContextId"]
+        target = self.call("Target.createTarget", url="about:blank", browserContextId=own)["targetId"]
         self.page = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         self.call("Page.enable")
         self.call("Emulation.setDeviceMetricsOverride", width=WIDTH, height=HEIGHT, deviceScaleFactor=1, mobile=False)
         return target
+
+    def shoot(self, address):
+        """picture, in a new page when somebody has closed the one that was open."""
+        try:
+            return self.picture(address)
+        except RuntimeError as err:
+            if "Not attached to an active page" not in str(err) and "Session with given id not found" not in str(err):
+                raise
+        self.open()
+        return self.picture(address)
 
     def picture(self, address):
         """The PNG of a page that has loaded."""
@@ -135,7 +145,7 @@ def serve(browser, listener):
                 path, tab, address = line.partition("\t")
                 if not tab or not path.startswith("/"):
                     raise ValueError("a line is an absolute path, a tab and an address")
-                data = browser.picture(address)
+                data = browser.shoot(address)
                 with open(path, "wb") as out:
                     out.write(data)
                 conn.sendall(b"ok\n")
