@@ -26,7 +26,7 @@ func (n *node) driver(ctx context.Context) (vmm.Driver, error) {
 			Binary: c.Firecracker, Jailer: c.Jailer, Dir: n.path("captures"), MoreMemoryMiB: c.MoreMemory, MoreDisks: c.MoreDisks,
 		})
 		if err != nil {
-			return nil, fmt.Errorf("Firecracker: %w", err)
+			return nil, fmt.Errorf("start with Firecracker: %w", err)
 		}
 		return d, nil
 	}

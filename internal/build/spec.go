@@ -106,7 +106,7 @@ func (st Step) check() error {
 func (sp Spec) parseDockerfile(base func(ref string) (dockerfile.Base, error)) (*dockerfile.Plan, error) {
 	plan, err := dockerfile.Parse([]byte(sp.Dockerfile), dockerfile.Options{Args: sp.Args, Target: sp.Target, Base: base})
 	if err != nil {
-		return nil, fmt.Errorf("Dockerfile: %w", err)
+		return nil, fmt.Errorf("read Dockerfile: %w", err)
 	}
 	return plan, nil
 }

@@ -191,23 +191,6 @@ func (w *world) built(spec build.Spec, files map[string]string) (api.Build, stri
 	return b, log
 }
 
-// fails builds and expects it to fail with a code and words.
-func (w *world) fails(spec build.Spec, files map[string]string, code api.Code, words ...string) {
-	w.t.Helper()
-	b, log := w.ended(w.begin(spec, files).ID)
-	if b.Status != api.BuildFailed || b.Code != code {
-		w.t.Errorf("build %+v, want %s\n%s", b, code, log)
-	}
-	for _, word := range words {
-		if !strings.Contains(b.Error, word) {
-			w.t.Errorf("error %q, want %q in it", b.Error, word)
-		}
-	}
-	if !strings.Contains(log, "error | ") {
-		w.t.Errorf("the log does not tell the error:\n%s", log)
-	}
-}
-
 // holds reads a file in a sandbox of a template.
 func (w *world) holds(name, file string) string {
 	w.t.Helper()

@@ -227,8 +227,8 @@ type buildEntry struct {
 	Step      string    `json:"step,omitempty"`
 }
 
-// enough ends the reading of a log.
-var enough = errors.New("enough")
+// errEnough ends the reading of a log.
+var errEnough = errors.New("enough")
 
 func (s *Server) buildStatus(r *http.Request, p auth.Principal) (int, any, error) {
 	b, err := s.builder()
@@ -249,11 +249,11 @@ func (s *Server) buildStatus(r *http.Request, p auth.Principal) (int, any, error
 		logs = append(logs, l.Line)
 		entries = append(entries, buildEntry{Timestamp: l.Time, Message: l.Line, Level: l.Level, Step: l.Step})
 		if len(entries) == maxLogs {
-			return enough
+			return errEnough
 		}
 		return nil
 	})
-	if err != nil && !errors.Is(err, enough) {
+	if err != nil && !errors.Is(err, errEnough) {
 		return 0, nil, err
 	}
 	out := map[string]any{"templateID": got.TemplateID, "buildID": got.ID, "status": "building", "logs": logs, "logEntries": entries}

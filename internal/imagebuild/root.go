@@ -23,7 +23,7 @@ func Root(ctx context.Context, r recipe.Recipe, work, cache string, log command.
 		return errors.New("build root file system: root is needed to make files of other users; run as root")
 	}
 	if len(r.Missing) > 0 {
-		return fmt.Errorf("build root file system: template %s needs values that only this machine can give: set templates.params to %s=..., ...", r.Name, r.Name+"."+strings.Join(r.Missing, "=..., "+r.Name+"."))
+		return fmt.Errorf("build root file system: template %s needs values that only this machine can give: name them in the setting templates.params: %s", r.Name, r.Name+"."+strings.Join(r.Missing, ", "+r.Name+"."))
 	}
 	suite, sources, err := origin(r)
 	if err != nil {
