@@ -31,12 +31,8 @@ tagged() {
 
 root() { tagged root 5m; }
 vm() { tagged vm 10m; }
-<<<<<<< HEAD
-e2e() { tagged e2e 12m; }
-slow() { tagged slow 240m; }
-=======
 e2e() { tagged e2e 20m; }
->>>>>>> cc0edfa (bench: files in and out; docs: what clients, doors and settings do now)
+slow() { tagged slow 240m; }
 
 failed=
 for phase in "$@"; do

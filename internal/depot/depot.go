@@ -126,6 +126,9 @@ func (d *Depot) push(ctx context.Context, space chunk.Space, id chunk.ID, ref sn
 		return nil, err
 	}
 	defer release()
+	if snap.Partial() {
+		return nil, fmt.Errorf("push %s: %w", ref, snapshot.ErrPartial)
+	}
 	if err := snapshot.Check(snap); err != nil {
 		return nil, err
 	}

@@ -200,6 +200,9 @@ func (h *Host) publishSource(req *hostapi.Publish) (bake.Source, error) {
 	} else {
 		snap, err = h.baker.Latest(req.Template)
 	}
+	if err == nil && snap.Partial() {
+		err = fmt.Errorf("%w: %w", hostapi.ErrWrongState, snapshot.ErrPartial)
+	}
 	if err != nil {
 		return bake.Source{}, err
 	}

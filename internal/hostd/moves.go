@@ -68,7 +68,7 @@ func moveError(op string, id hostapi.SnapshotID, err error) error {
 		return nil
 	}
 	kind := map[error]error{
-		snapshot.ErrNotFound: hostapi.ErrNotFound, chunk.ErrNotFound: hostapi.ErrNotFound,
+		snapshot.ErrNotFound: hostapi.ErrNotFound, snapshot.ErrPartial: hostapi.ErrWrongState, chunk.ErrNotFound: hostapi.ErrNotFound,
 		chunk.ErrWorkspace: hostapi.ErrInvalid, chunk.ErrTampered: hostapi.ErrInvalid, chunk.ErrVersion: hostapi.ErrUnsupported,
 		blob.ErrNoSpace: hostapi.ErrNoSpace, syscall.ENOSPC: hostapi.ErrNoSpace,
 	}

@@ -21,6 +21,10 @@ import (
 // needed are the packages of a node besides QEMU.
 var needed = []string{"ca-certificates", "e2fsprogs", "mmdebstrap", "xfsprogs", "xz-utils"}
 
+// registryClient is the program, and the package of it, that fetches the parts of template base and knows
+// from where on this machine.
+const registryClient = "npm"
+
 // Inspect finds out what is there. It changes nothing; a data directory that does not exist is judged by
 // a directory above it, and one on an image that is not mounted is mounted for a moment.
 func Inspect(ctx context.Context, c Config) (Facts, error) {
@@ -66,7 +70,7 @@ func qemuMajor(ctx context.Context) int {
 
 func (f *Facts) packages(ctx context.Context) error {
 	if !f.Debian {
-		for _, program := range []string{"mkfs.xfs", "mke2fs", "mmdebstrap", "xz"} {
+		for _, program := range []string{"mkfs.xfs", "mke2fs", "mmdebstrap", "xz", registryClient} {
 			if !command.Exists(program) {
 				f.Missing = append(f.Missing, program)
 			}
@@ -82,6 +86,9 @@ func (f *Facts) packages(ctx context.Context) error {
 		return slices.DeleteFunc(slices.Clone(list), func(p string) bool { return have[p] })
 	}
 	f.Missing, f.BuildMissing = lacks(needed), lacks(kernel.BuildPackages)
+	if !command.Exists(registryClient) { // people have it from elsewhere more often than as a package
+		f.Missing = append(f.Missing, registryClient)
+	}
 	sources, err := apt.Sources("/")
 	if err != nil {
 		return err

@@ -138,6 +138,8 @@ var (
 	ErrNotFound = errors.New("no such snapshot")
 	ErrExists   = errors.New("snapshot exists already")
 	ErrInvalid  = errors.New("not a name of a snapshot")
+	// ErrPartial: what is needed of the snapshot is still coming from the object store.
+	ErrPartial = errors.New("snapshot is not all on this host yet; try again when it has arrived")
 )
 
 // DamagedError says which file of a snapshot is not what was stored. The snapshot cannot be used.
