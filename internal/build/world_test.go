@@ -66,7 +66,7 @@ func newWorld(t *testing.T, change func(*build.Config)) *world {
 	if w.boxes, err = sandbox.New(sandbox.Defaults(), sandbox.Deps{Store: w.db, Host: w.h, Templates: w.templates, Log: slog.New(slog.DiscardHandler)}); err != nil {
 		t.Fatal(err)
 	}
-	w.cfg = build.Config{Dir: filepath.Join(w.dir, "builds"), Grace: time.Nanosecond}
+	w.cfg = build.Config{Dir: filepath.Join(w.dir, "builds"), Grace: time.Minute}
 	if change != nil {
 		change(&w.cfg)
 	}

@@ -1,0 +1,81 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestTemplateBuild builds templates by the command line on a real node: from a Dockerfile with a context,
+// again with its layers, with a step that fails, and from a sandbox as it runs.
+func TestTemplateBuild(t *testing.T) {
+	dir := dataDir(t)
+	n := start(t, dir)
+	n.bake("mini")
+	for _, name := range []string{"e2ebuilt", "e2ekept"} {
+		n.cli("template", "delete", name) // an earlier test may have left it
+		t.Cleanup(func() { n.cli("template", "delete", name) })
+	}
+	context := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(context, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("word.txt", "bamboo\n")
+	write("secret.key", "not to be sent\n")
+	write(".dockerignore", "*.key\n")
+	write("Dockerfile", "FROM mini\nARG WHAT=panda\nENV WHO=$WHAT\nWORKDIR /srv/app\nCOPY . .\nRUN echo \"$WHO $(cat word.txt)\" > said && rm word.txt\nCMD [\"sleep\", \"infinity\"]\n")
+	built := n.cli("template", "build", "--name", "e2ebuilt", context)
+	if built.code != 0 || !strings.Contains(built.stdout+built.stderr, "COPY") {
+		t.Fatalf("build: exit %d\n%s%s", built.code, built.stdout, built.stderr)
+	}
+	again := n.cli("template", "build", "--name", "e2ebuilt", "--build-arg", "WHAT=bear", context)
+	if again.code != 0 {
+		t.Fatalf("second build: exit %d\n%s%s", again.code, again.stdout, again.stderr)
+	}
+	var s sandbox
+	n.json(&s, "sandbox", "create", "--template", "e2ebuilt")
+	if got := n.sh(s.ID, "pwd; cat said; ls -A; echo $WHO"); got != "/srv/app\nbear bamboo\n.dockerignore\nDockerfile\nsaid\nbear\n" {
+		t.Errorf("a sandbox of it says %q", got)
+	}
+	if got := n.sh(s.ID, "ps -e -o args= 2>/dev/null | grep -c '^sleep infinity' || cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -c 'sleep infinity'"); strings.TrimSpace(got) == "0" {
+		t.Error("the command of the Dockerfile does not run in the sandbox")
+	}
+
+	write("Dockerfile", "FROM mini\nRUN echo before; echo why it failed >&2; exit 3\n")
+	failed := n.cli("template", "build", "--name", "e2ebuilt", context)
+	for _, want := range []string{"why it failed", "3"} {
+		if failed.code == 0 || !strings.Contains(failed.stdout+failed.stderr, want) {
+			t.Errorf("a failing step: exit %d\n%s%s\nwant %q", failed.code, failed.stdout, failed.stderr, want)
+		}
+	}
+	write("Dockerfile", "FROM mini\nRUN --mount=type=cache,target=/x true\n")
+	if r := n.cli("template", "build", "--name", "e2ebuilt", context); r.code == 0 || !strings.Contains(r.stdout+r.stderr, "mount") || !strings.Contains(r.stdout+r.stderr, "line 2") {
+		t.Errorf("what is not supported: exit %d\n%s%s", r.code, r.stdout, r.stderr)
+	}
+
+	n.sh(s.ID, "echo kept > /tmp/kept")
+	if r := n.cli("template", "build", "--name", "e2ekept", "--from-sandbox", s.ID, "--keep-memory"); r.code != 0 {
+		t.Fatalf("build from a sandbox: exit %d\n%s%s", r.code, r.stdout, r.stderr)
+	}
+	var kept sandbox
+	n.json(&kept, "sandbox", "create", "--template", "e2ekept")
+	if got := n.sh(kept.ID, "cat /tmp/kept"); got != "kept\n" {
+		t.Errorf("a sandbox of a sandbox says %q", got)
+	}
+	if r := n.cli("template", "delete", "e2ebuilt"); r.code != 0 {
+		t.Errorf("delete: exit %d\n%s", r.code, r.stderr)
+	}
+	if got := n.sh(s.ID, "echo here"); got != "here\n" {
+		t.Errorf("after its template was deleted a sandbox says %q", got)
+	}
+	n.json(nil, "sandbox", "delete", "--all")
+	n.cli("template", "delete", "e2ekept")
+	n.stop()
+	nothingLeft(t, dir)
+}
