@@ -65,6 +65,10 @@ var calls = []call{
 		_, err := w.Snapshot(ctx, who, snap)
 		return err
 	}},
+	{"PushSnapshot", func(w *world, ctx context.Context, who auth.Principal, _ api.SandboxID, snap api.SnapshotID) error {
+		_, err := w.PushSnapshot(ctx, who, snap)
+		return err
+	}},
 	{"DeleteSnapshot", func(w *world, ctx context.Context, who auth.Principal, _ api.SandboxID, snap api.SnapshotID) error {
 		return w.DeleteSnapshot(ctx, who, snap)
 	}},
@@ -123,8 +127,9 @@ var calls = []call{
 	}},
 }
 
-// unowned are the methods that name nobody's sandbox or snapshot, and Owner, which answers any caller.
-var unowned = map[string]bool{"Owner": true, "Run": true, "Reap": true, "Reconcile": true, "List": true, "Snapshots": true, "Counts": true, "Capacity": true}
+// unowned are the methods that name nobody's sandbox or snapshot, Owner, which answers any caller, and those
+// whose ids mean something in the caller's own part of the object store only; see TestPullOfAnothers.
+var unowned = map[string]bool{"PullSnapshot": true, "DeletePushed": true, "Owner": true, "Run": true, "Reap": true, "Reconcile": true, "List": true, "Snapshots": true, "Counts": true, "Capacity": true}
 
 func TestEveryVerbIsInTheTable(t *testing.T) {
 	have := map[string]bool{}
@@ -136,6 +141,24 @@ func TestEveryVerbIsInTheTable(t *testing.T) {
 			t.Errorf("method %s is in neither table: who may call it is not tested", m.Name)
 		}
 	}
+}
+
+// TestPullOfAnothers: a snapshot that another workspace has is one that nobody pushed, and stays theirs.
+func TestPullOfAnothers(t *testing.T) {
+	w := newWorld(t)
+	s := w.create(alice, api.CreateRequest{})
+	snap, err := w.TakeSnapshot(t.Context(), alice, s.ID, api.SnapshotRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, theirs := w.PullSnapshot(t.Context(), bob, snap.ID, api.PullRequest{})
+	wantCode(t, theirs, api.NotFound, "pull of another's")
+	if got, err := w.Snapshot(t.Context(), alice, snap.ID); err != nil || got.ID != snap.ID {
+		t.Errorf("it is %+v, %v afterwards", got, err)
+	}
+	_, stranger := w.PullSnapshot(t.Context(), auth.Principal{}, snap.ID, api.PullRequest{})
+	wantCode(t, stranger, api.Unauthenticated, "pull by a stranger")
+	wantCode(t, w.DeletePushed(t.Context(), auth.Principal{}, snap.ID), api.Unauthenticated, "deletion by a stranger")
 }
 
 // TestIsolation: what is another workspace's answers as what does not exist, alive or ended, and nothing

@@ -57,7 +57,7 @@ func (s *Service) PullSnapshot(ctx context.Context, p auth.Principal, id api.Sna
 		Created: store.Micros(time.Now())}
 	err = s.db.Write(ctx, "snapshot begin", func(ctx context.Context, tx *store.Tx) error { return tx.InsertSnapshot(ctx, &snap) })
 	if errors.Is(err, store.ErrExists) { // another workspace's
-		return api.SnapshotMove{}, unknownSnapshot(id)
+		return api.SnapshotMove{}, notPushed(id)
 	}
 	if err != nil {
 		return api.SnapshotMove{}, err
@@ -68,7 +68,7 @@ func (s *Service) PullSnapshot(ctx context.Context, p auth.Principal, id api.Sna
 	}
 	done, err := pull(ctx, snap.Workspace, hostapi.SnapshotID(id), s.labels(snap.Workspace))
 	if errors.Is(err, hostapi.ErrNotFound) {
-		return api.SnapshotMove{}, s.dropSnapshot(ctx, &snap, api.Errorf(api.NotFound, "snapshot %s is not in the object store: push it where it was taken", id))
+		return api.SnapshotMove{}, s.dropSnapshot(ctx, &snap, notPushed(id))
 	}
 	if err != nil {
 		return api.SnapshotMove{}, s.dropSnapshot(ctx, &snap, hostError(err, "pull snapshot", snap.ID))
@@ -99,4 +99,10 @@ func (s *Service) DeletePushed(ctx context.Context, p auth.Principal, id api.Sna
 		return hostError(err, "delete pushed snapshot", string(id))
 	}
 	return nil
+}
+
+// notPushed answers for a snapshot that the caller's workspace has not pushed, whoever else may have one of
+// that id.
+func notPushed(id api.SnapshotID) *api.Error {
+	return api.Errorf(api.NotFound, "snapshot %s is not in the object store: push it where it was taken", id)
 }
