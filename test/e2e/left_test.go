@@ -31,7 +31,11 @@ func left(t *testing.T, dir string) []string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		all = append(all, found...)
+		for _, f := range found {
+			if !strings.HasPrefix(filepath.Base(f), "lay") { // layers of builds are kept for the next
+				all = append(all, f)
+			}
+		}
 	}
 	links, err := net.Interfaces()
 	if err != nil {
