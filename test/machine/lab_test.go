@@ -45,7 +45,7 @@ const template = hostapi.TemplateName("mini")
 // wide is the same with 512 MiB of memory, baked when a test needs it.
 const wide = hostapi.TemplateName("wide")
 
-// objects is the object store of the host agents that are opened; nil: none.
+// objects is the object store of the host agents that are opened; nil: the one that all tests share.
 var objects *hostd.Objects
 
 // patience bounds every single wait; it is far above what anything takes.
@@ -252,17 +252,21 @@ func openAs(ctx context.Context, dir, prefix string, log io.Writer) (_ *lab, err
 			return uid, gid
 		},
 	}}
-	objects, closeObjects, err := openObjects(dir)
-	if err != nil {
-		return nil, err
+	shared := objects
+	if shared == nil {
+		made, closeObjects, err := openObjects(dir)
+		if err != nil {
+			return nil, err
+		}
+		undone = append(undone, closeObjects)
+		shared = made
 	}
-	undone = append(undone, closeObjects)
 	h, err := hostd.New(cfg, hostd.Deps{
 		Machine: machine.Deps{Driver: driver, Network: network{pool}, Groups: groups{cells}, Disks: disks{}, Link: openLink},
 		Platform: func(context.Context) (string, error) {
 			return fmt.Sprint(driver.Capabilities(), boot.Digest), nil
 		},
-		Rewrite: disk.Rewrite, Measure: disk.Usage, Objects: objects,
+		Rewrite: disk.Rewrite, Measure: disk.Usage, Objects: shared,
 		Log: slog.New(slog.NewTextHandler(log, nil)),
 	})
 	if err != nil {
