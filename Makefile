@@ -11,7 +11,7 @@ export CGO_ENABLED := 0
 export PANDASTACK_TEST_DATA := $(DATA)
 
 .DEFAULT_GOAL := help
-.PHONY: help build generate fmt lint check prepare test test-unit test-root test-vm test-e2e test-templates bench demo kernel release-data clean
+.PHONY: help build generate fmt lint check prepare test test-unit test-root test-vm test-e2e test-slow test-templates bench demo kernel release-data clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ test-vm: prepare ## tests with real guests
 
 test-e2e: prepare ## tests with the whole program
 	$(SUDO) tools/test.sh e2e
+
+test-slow: prepare ## test-e2e with the clients that need a template which takes minutes to bake
+	$(call released,PANDASTACK_TEST_SLOW=1 $(SUDO) tools/test.sh e2e)
 
 test-templates: prepare ## bake every template and run its check from a restored sandbox: an hour, 15 GB; not part of test
 	$(call released,$(SUDO) tools/test.sh slow)
