@@ -132,7 +132,7 @@ func result(well, all int) string {
 
 const head = `# Clients that nobody here wrote
 
-Which published clients are driven, unmodified, by ` + "`make test`" + `, and how each of their operations went. Every
+Which published clients are driven, unmodified, by ` + "`make test`" + ` or ` + "`make test-slow`" + `, and how each of their operations went. Every
 operation is a test of its own, against a real node with real guests. The run writes this page.
 
 | client | version | operations | result | test |
