@@ -76,6 +76,7 @@ func TestPublishedClients(t *testing.T) {
 	if slow {
 		n.bake("code-interpreter")
 	}
+	defer n.clean() // not every client deletes what it made
 	for i, p := range clients {
 		t.Run(p.client+"-"+p.version, func(t *testing.T) {
 			if p.slow && !slow {

@@ -242,14 +242,24 @@ type sandbox struct {
 	Generation uint64 `json:"generation"`
 }
 
-// bake makes sure that a template is baked, and that a test which failed before has left no sandbox.
+// bake makes sure that a template is baked, and that a test which failed before has left nothing.
 func (n *node) bake(template string) {
+	n.t.Helper()
+	n.clean()
+	n.json(nil, "template", "bake", template)
+}
+
+// clean deletes every sandbox and snapshot.
+func (n *node) clean() {
 	n.t.Helper()
 	var list []sandbox
 	if n.json(&list, "sandbox", "list"); len(list) > 0 {
 		n.json(nil, "sandbox", "delete", "--all")
 	}
-	n.json(nil, "template", "bake", template)
+	n.json(&list, "snapshot", "list")
+	for _, s := range list {
+		n.json(nil, "snapshot", "delete", s.ID)
+	}
 }
 
 // create makes a sandbox of the small template.
