@@ -41,7 +41,8 @@ var clients = []published{
 	{client: "@computesdk/e2b", version: "1.7.52", script: "test/clients/computesdk.mjs"},
 	{client: "@openai/agents-extensions", version: "0.18.0", more: []string{"@openai/agents@0.18.0", "e2b@2.51.0", "zod@4.1.12"}, script: "test/clients/agents.mjs"},
 	{client: "@pandastack/sdk", version: "0.9.0", script: "test/sdk/sdk.mjs", plain: true},
-	{client: "pandastack", version: "0.8.1", script: "test/sdk/sdk.py", program: "python3", plain: true},
+	// Its own default template is code-interpreter; test/sdk drives it without.
+	{client: "pandastack", version: "0.8.1", script: "test/sdk/sdk.py", program: "python3", plain: true, slow: true},
 }
 
 func (p published) registry() string {
