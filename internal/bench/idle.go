@@ -20,7 +20,7 @@ func (r *run) idle(ctx context.Context) error {
 	var ids []api.SandboxID
 	for _, level := range []int{1, 50, 100} {
 		if level > r.Most {
-			r.report.Skipped[fmt.Sprintf("idle_%d", level)] = fmt.Sprintf("more than the %d sandboxes that were allowed", r.Most)
+			r.report.Skipped[fmt.Sprintf("idle_%d", level)] = fmt.Sprintf("more than the %d sandboxes of --most", r.Most)
 			return nil
 		}
 		for len(ids) < level {
@@ -36,6 +36,9 @@ func (r *run) idle(ctx context.Context) error {
 				return fmt.Errorf("sandbox %d of %d said %q: %w", i, level, out, err)
 			}
 		}
+		live := r.series(fmt.Sprintf("idle_live_%d", level), fmt.Sprintf("sandboxes that live at once and answered, of %d", level), &Target{Least: float64(level)})
+		live.Unit, live.Values = "sandboxes", []float64{float64(len(ids))}
+		live.close()
 		if err := r.take(ctx, ids, level); err != nil {
 			return err
 		}

@@ -36,20 +36,35 @@ func TestTargets(t *testing.T) {
 	fast := &Series{Name: "fast", Unit: "ms", Values: []float64{1, 2, 3}, Target: &Target{P50: 2, P99: 3}}
 	slow := &Series{Name: "slow", Unit: "ms", Values: []float64{1, 2, 30}, Target: &Target{P50: 2, P99: 3}}
 	failed := &Series{Name: "failed", Unit: "ms", Values: []float64{1}, Failed: 1, Target: &Target{P50: 2}}
-	r := &Report{Series: []*Series{fast, slow, failed}, Ratio: 9.5, Skipped: map[string]string{"runc": "not installed"}}
+	many := &Series{Name: "many", Unit: "sandboxes", Values: []float64{100}, Target: &Target{Least: 100}}
+	few := &Series{Name: "few", Unit: "sandboxes", Values: []float64{99}, Target: &Target{Least: 100}}
+	r := &Report{Series: []*Series{fast, slow, failed, many, few}, Ratio: 9.5, Skipped: map[string]string{"runc": "not installed"}}
 	for _, s := range r.Series {
 		s.close()
 	}
-	if !*fast.Met || *slow.Met || *failed.Met {
-		t.Errorf("met: %v %v %v, want only the first", *fast.Met, *slow.Met, *failed.Met)
+	if !*fast.Met || *slow.Met || *failed.Met || !*many.Met || *few.Met {
+		t.Errorf("met: %v %v %v %v %v, want only the first and the fourth", *fast.Met, *slow.Met, *failed.Met, *many.Met, *few.Met)
 	}
 	var out bytes.Buffer
 	if err := r.Table(&out); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"p50<=2.00 p99<=3.00 met", "MISSED", "1 FAILED", "9.5 times faster", "not measured: runc: not installed"} {
+	for _, want := range []string{"p50<=2.00 p99<=3.00 met", "MISSED", "1 FAILED", "9.5 times faster", ">=8 met", ">=100 met", ">=100 MISSED", "3 targets met, 3 missed: slow, failed, few\n", "not measured: runc: not installed"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("table lacks %q:\n%s", want, out.String())
 		}
+	}
+}
+
+func TestGroups(t *testing.T) {
+	if err := CheckGroups(Groups()); err != nil {
+		t.Error(err)
+	}
+	err := CheckGroups([]string{"create", "creat"})
+	if err == nil || !strings.Contains(err.Error(), `"creat"; there are create, exec,`) {
+		t.Errorf("%v, want the wrong word and those that there are", err)
+	}
+	if _, err := Run(t.Context(), nil, Options{Only: []string{"nonsense"}}); err == nil {
+		t.Error("a run of no group began")
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -106,28 +105,29 @@ func (r *run) exec(ctx context.Context) error {
 	return nil
 }
 
-// templates gives the templates to measure that are baked: the main one and those of other sizes.
-func (r *run) templates(ctx context.Context) ([]api.Template, error) {
-	var all []api.Template
-	for _, name := range append([]string{r.Template}, r.Also...) {
+// sizes gives the templates to measure in several sizes.
+func (r *run) sizes(ctx context.Context) ([]api.Template, error) {
+	names := r.Sizes
+	if len(names) == 0 {
+		names = []string{r.Template}
+	}
+	all := make([]api.Template, 0, len(names))
+	for _, name := range names {
 		t, err := r.cl.Templates.Get(ctx, name)
 		if err != nil {
 			return nil, err
 		}
-		same := slices.ContainsFunc(all, func(o api.Template) bool { return o.Name == t.Name })
-		if t.Baked && !same {
-			all = append(all, t)
-		}
 		if !t.Baked {
-			r.report.Skipped["template "+name] = "not baked; pandastack template bake " + name
+			return nil, fmt.Errorf("template %s is not baked; pandastack template bake %[1]s", name)
 		}
+		all = append(all, t)
 	}
 	return all, nil
 }
 
 // forks measures live forks of small and dirty parents.
 func (r *run) forks(ctx context.Context) error {
-	list, err := r.templates(ctx)
+	list, err := r.sizes(ctx)
 	if err != nil {
 		return err
 	}
@@ -237,7 +237,7 @@ func (r *run) forkTree(ctx context.Context) error {
 
 // hibernate measures rest and return of a guest of every size; the promise is for 256 MiB.
 func (r *run) hibernate(ctx context.Context) error {
-	list, err := r.templates(ctx)
+	list, err := r.sizes(ctx)
 	if err != nil {
 		return err
 	}

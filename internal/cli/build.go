@@ -98,7 +98,7 @@ func (a *app) startBuild(ctx context.Context, f buildFlags, dir string) error {
 		return err
 	}
 	if b.Reused && b.Status.Ended() {
-		a.talk("template %s is what this build would make: build %s\n", b.Name, b.ID)
+		a.talk("template %s is what this build would make: build %s", b.Name, b.ID)
 	} else if !f.noWait {
 		if b, err = a.followBuild(ctx, cl, b.ID, 0); err != nil {
 			return err
@@ -204,9 +204,9 @@ func (a *app) followBuild(ctx context.Context, cl *client.Client, id api.BuildID
 
 func (a *app) buildLine(l api.BuildLine) {
 	if l.Step != "" {
-		a.talk("[%s] %s\n", l.Step, l.Line)
+		a.talk("[%s] %s", l.Step, l.Line)
 	} else {
-		a.talk("%s\n", l.Line)
+		a.talk("%s", l.Line)
 	}
 }
 
@@ -286,10 +286,7 @@ func (a *app) templateDelete() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		for _, name := range args {
-			err = errors.Join(err, cl.Templates.Delete(c.Context(), name))
-		}
-		return err
+		return a.deleteAll(c.Context(), args, cl.Templates.Delete)
 	}}
 }
 

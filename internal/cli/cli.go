@@ -54,6 +54,7 @@ func Run(ctx context.Context, p Process, args []string) int {
 	root.SetIn(p.Stdin)
 	root.SetOut(p.Stdout)
 	root.SetErr(p.Stderr)
+	explainArguments(root)
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return 0
@@ -68,11 +69,14 @@ func (a *app) fail(ctx context.Context, err error) int {
 	}
 	e, ok := errors.AsType[*api.Error](err)
 	switch {
-	case ok:
 	case ctx.Err() != nil:
 		e = api.Wrap(api.Canceled, err, "interrupted")
-	default:
+	case !ok:
 		e = api.Wrap(localCode(err), err, err.Error())
+	default:
+		whole := *e
+		whole.Message = err.Error() // what was being done, and what else went wrong
+		e = &whole
 	}
 	if a.json {
 		_ = writeJSON(a.Stderr, e) // nowhere is left to tell that standard error is broken
@@ -120,6 +124,8 @@ func (a *app) root() *cobra.Command {
 		Short:         "Sandboxes for code that nobody trusts yet: microVMs that start from memory and fork while they run.",
 		SilenceUsage:  true,
 		SilenceErrors: true,
+		Args:          onlyCommands,
+		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	root.CompletionOptions.HiddenDefaultCmd = false
 	f := root.PersistentFlags()
@@ -141,13 +147,6 @@ func (a *app) root() *cobra.Command {
 	return root
 }
 
-// group makes a command that only holds others.
-func group(use, short string, commands ...*cobra.Command) *cobra.Command {
-	c := &cobra.Command{Use: use, Short: short, Args: cobra.NoArgs, RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
-	c.AddCommand(commands...)
-	return c
-}
-
 // node loads the configuration of the node on this machine.
 func (a *app) node(flags map[string]string) (*config.Loaded, error) {
 	all := map[string]string{}
@@ -157,7 +156,11 @@ func (a *app) node(flags map[string]string) (*config.Loaded, error) {
 	if a.dataDir != "" {
 		all["data_dir"] = a.dataDir
 	}
-	return config.Load(config.Sources{File: a.file, Env: a.Env, Flags: all})
+	dir, err := os.Getwd()
+	if err != nil {
+		return nil, local(err)
+	}
+	return config.Load(config.Sources{File: a.file, Env: a.Env, Flags: all, Dir: dir})
 }
 
 // dial makes a client of the API.

@@ -2,6 +2,7 @@ package cli_test
 
 import (
 	"bytes"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -25,11 +26,16 @@ func TestWrongUse(t *testing.T) {
 		code int
 		want string
 	}{
-		{"unknown-command", []string{"nonsense"}, 2, "unknown command"},
+		{"unknown-command", []string{"nonsense"}, 2, `there is no command "nonsense" in "pandastack"; pandastack --help lists them`},
 		{"unknown-flag", []string{"sandbox", "list", "--loud"}, 2, "unknown flag: --loud"},
-		{"missing-argument", []string{"sandbox", "get"}, 2, "accepts 1 arg"},
+		{"missing-argument", []string{"sandbox", "get"}, 2, "(0 given); use: pandastack sandbox get ID"},
+		{"unknown-word", []string{"sandbox", "creat"}, 2, `there is no command "creat" in "pandastack sandbox"; did you mean create?`},
+		{"unknown-monitor", []string{"conformance", "xen"}, 2, "use: pandastack conformance {firecracker|qemu}"},
+		{"unknown-group", []string{"bench", "--only", "create,creat"}, 2, `--only: there is no group of series "creat"; there are create, exec`},
+		{"bench-nowhere", []string{"bench", "--output", "/nowhere/report.json"}, 2, "--output: /nowhere is no directory"},
+		{"bench-nothing", []string{"bench", "--scale", "0"}, 2, "--scale and --most must be more than 0"},
 		{"no-id", []string{"sandbox", "get", "x"}, 5, `sandbox "x" not found`},
-		{"no-command", []string{"sandbox", "exec", "sbxaaaaaaaaaaaaaaaaaaaa"}, 2, "requires at least 2 arg"},
+		{"no-command", []string{"sandbox", "exec", "sbxaaaaaaaaaaaaaaaaaaaa"}, 2, "use: pandastack sandbox exec ID [flags] -- COMMAND"},
 		{"two-sides", []string{"sandbox", "cp", "a", "b"}, 2, "exactly one side"},
 		{"no-state", []string{"sandbox", "list", "--status", "asleep"}, 2, `"asleep" is not a state`},
 		{"delete-nothing", []string{"sandbox", "delete"}, 2, "--all"},
@@ -77,5 +83,30 @@ func TestCompletion(t *testing.T) {
 	_, out, _ = run(t, nil, "__complete", "sandbox", "f")
 	if !strings.Contains(out, "fork-tree") {
 		t.Errorf("completes to %q", out)
+	}
+}
+
+// TestRelativePaths gives paths relative to the working directory, by flag and by variable.
+func TestRelativePaths(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	code, out, errs := run(t, []string{"PANDASTACK_OBJECTS_KEY=keys/master"}, "config", "explain", "--data-dir", "data")
+	for _, want := range []string{
+		"data_dir = \"" + filepath.Join(dir, "data") + "\"\n    from --data-dir\n",
+		"objects.key = \"" + filepath.Join(dir, "keys/master") + "\"\n    from PANDASTACK_OBJECTS_KEY\n",
+	} {
+		if code != 0 || !strings.Contains(out, want) {
+			t.Errorf("exit %d, %s\n%s\nwant %s", code, errs, out, want)
+		}
+	}
+	for _, tt := range []struct{ variable, value, want string }{
+		{"PANDASTACK_VMM_QEMU", "qemu-system-x86_64", "qemu-system-x86_64"}, // a name, to be looked up
+		{"PANDASTACK_VMM_QEMU", "bin/qemu", filepath.Join(dir, "bin/qemu")},
+		{"PANDASTACK_TLS_LISTEN", ":7443", ":7443"}, // no path at all
+	} {
+		_, out, errs := run(t, []string{tt.variable + "=" + tt.value}, "config", "explain")
+		if want := " = \"" + tt.want + "\"\n    from " + tt.variable + "\n"; !strings.Contains(out, want) {
+			t.Errorf("%s=%s: want %q in\n%s%s", tt.variable, tt.value, want, out, errs)
+		}
 	}
 }

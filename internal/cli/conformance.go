@@ -24,7 +24,7 @@ func (a *app) conformance() *cobra.Command {
 		Long: "Hold a monitor on this machine to everything a node needs of it, with real guests: the suite that the monitors are tested\n" +
 			"with, then how long things take, as rows for SPECIFICATION.md. It needs root and what `pandastack setup` makes; the first run\n" +
 			"builds a small root disk. The exit code is 1 when something does not hold.",
-		Args: cobra.ExactArgs(1), ValidArgs: []string{probe.FirecrackerDriver, probe.QEMUDriver},
+		Args: cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs), ValidArgs: []string{probe.FirecrackerDriver, probe.QEMUDriver},
 	}
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		l, err := a.node(nil)

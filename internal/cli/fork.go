@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"strconv"
@@ -181,19 +182,12 @@ func (a *app) snapshotDelete() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		for _, arg := range args {
+		return a.deleteAll(c.Context(), args, func(ctx context.Context, arg string) error {
 			id, err := api.ParseSnapshotID(arg)
 			if err != nil {
 				return err
 			}
-			if err := cl.Snapshots.Delete(c.Context(), id); err != nil {
-				return err
-			}
-			a.talk("%s deleted", id)
-		}
-		if a.json {
-			return writeJSON(a.Stdout, map[string][]string{"deleted": args})
-		}
-		return nil
+			return cl.Snapshots.Delete(ctx, id)
+		})
 	}}
 }

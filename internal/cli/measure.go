@@ -5,7 +5,8 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"regexp"
+	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -50,7 +51,7 @@ func (a *app) demo() *cobra.Command {
 
 func (a *app) bench() *cobra.Command {
 	opt := bench.Options{}
-	var only, output string
+	var output string
 	c := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure a node over HTTP, with a cold boot and a container beside it",
@@ -60,16 +61,20 @@ func (a *app) bench() *cobra.Command {
 	}
 	f := c.Flags()
 	f.StringVarP(&opt.Template, "template", "t", "base", "template that most series use")
-	f.StringSliceVar(&opt.Also, "also", []string{"mini", "code-interpreter"}, "templates of other sizes for the fork and hibernate series; only the first is baked if needed")
-	f.StringVar(&only, "only", "", "only groups of series that match: create, exec, fork, fork_tree_16, hibernate, first_cell, first_screenshot, idle, cold_boot, runc")
+	f.StringSliceVar(&opt.Sizes, "also", []string{"mini", "mini.1g"}, "templates of the fork and hibernate series, baked if needed")
+	f.StringSliceVar(&opt.Only, "only", nil, "only these groups of series: "+strings.Join(bench.Groups(), ", "))
 	f.Float64Var(&opt.Scale, "scale", 1, "of the numbers of measurements")
 	f.IntVar(&opt.Most, "most", 100, "sandboxes at once in the idle series")
 	f.StringVarP(&output, "output", "o", "", "write the report as JSON to this file too")
 	c.RunE = func(c *cobra.Command, _ []string) (err error) {
-		if only != "" {
-			if opt.Only, err = regexp.Compile("^(" + only + ")$"); err != nil {
-				return fmt.Errorf("--only: %w", err)
-			}
+		if err := bench.CheckGroups(opt.Only); err != nil {
+			return fmt.Errorf("--only: %w", err)
+		}
+		if opt.Scale <= 0 || opt.Most < 1 {
+			return errors.New("--scale and --most must be more than 0")
+		}
+		if output, err = writable(output); err != nil {
+			return err
 		}
 		if opt.Work, err = os.MkdirTemp("", "pandastack-bench-"); err != nil {
 			return local(err)
@@ -80,10 +85,7 @@ func (a *app) bench() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		for i, name := range append([]string{opt.Template}, opt.Also...) {
-			if i > 1 {
-				break
-			}
+		for _, name := range opt.Templates() {
 			if _, err := a.bake(c.Context(), cl, name, api.BakeRequest{}, true); err != nil {
 				return err
 			}
@@ -96,6 +98,21 @@ func (a *app) bench() *cobra.Command {
 		return errors.Join(err, a.report(report, output))
 	}
 	return c
+}
+
+// writable makes a file's name absolute and refuses one in a directory that is not there, before minutes are spent.
+func writable(name string) (string, error) {
+	if name == "" {
+		return "", nil
+	}
+	full, err := filepath.Abs(name)
+	if err != nil {
+		return "", local(err)
+	}
+	if info, err := os.Stat(filepath.Dir(full)); err != nil || !info.IsDir() {
+		return "", fmt.Errorf("--output: %s is no directory", filepath.Dir(full))
+	}
+	return full, nil
 }
 
 // report shows a report, and writes it to a file if one is named.

@@ -1,6 +1,8 @@
 package cli
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -177,24 +179,33 @@ func (a *app) sandboxDelete() *cobra.Command {
 				args = append(args, string(s.ID))
 			}
 		}
-		deleted := []string{}
-		for _, arg := range args {
+		return a.deleteAll(c.Context(), args, func(ctx context.Context, arg string) error {
 			id, err := api.ParseSandboxID(arg)
 			if err != nil {
 				return err
 			}
-			if err := cl.Sandboxes.Delete(c.Context(), id); err != nil {
-				return err
-			}
-			deleted = append(deleted, arg)
-			a.talk("%s deleted", arg)
-		}
-		if a.json {
-			return writeJSON(a.Stdout, map[string][]string{"deleted": deleted})
-		}
-		return nil
+			return cl.Sandboxes.Delete(ctx, id)
+		})
 	}
 	return c
+}
+
+// deleteAll deletes one after the other, whatever became of those before, and shows which are deleted.
+func (a *app) deleteAll(ctx context.Context, names []string, remove func(context.Context, string) error) error {
+	deleted := []string{}
+	var all error
+	for _, name := range names {
+		if err := remove(ctx, name); err != nil {
+			all = errors.Join(all, err)
+			continue
+		}
+		deleted = append(deleted, name)
+		a.talk("%s deleted", name)
+	}
+	if a.json {
+		all = errors.Join(all, writeJSON(a.Stdout, map[string][]string{"deleted": deleted}))
+	}
+	return all
 }
 
 func pairs(m map[string]string) string {

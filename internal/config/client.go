@@ -114,7 +114,8 @@ func readClientFile(path string) (url, key string, err error) {
 	return first("api_url", "apiUrl"), first("api_key", "apiKey", "token"), nil
 }
 
-// DataDir is the data directory that flags and environment name, for commands that need nothing else.
+// DataDir is the data directory that flags and environment name, for commands that need nothing else. It may be
+// relative to the working directory.
 func DataDir(flag string, env []string) string {
 	if flag != "" {
 		return flag

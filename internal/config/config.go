@@ -15,10 +15,10 @@ import "time"
 // Node is everything that can be set about one node. Every field has a default in its tag and one
 // sentence in doc on what it decides.
 type Node struct {
-	DataDir    string `yaml:"data_dir" default:"/var/lib/pandastack" doc:"Directory that holds everything the node keeps."`
+	DataDir    string `yaml:"data_dir" path:"file" default:"/var/lib/pandastack" doc:"Directory that holds everything the node keeps."`
 	Listen     string `yaml:"listen" default:"127.0.0.1:7700" doc:"Address and port of the API. Port 0 takes a free one."`
 	PublicURL  string `yaml:"public_url" default:"" doc:"Base of the addresses given to users, such as https://panda.example.org; empty is http and the listen address."`
-	GuestAgent string `yaml:"guest_agent" default:"" doc:"The guest agent's program; empty is pandastack-guest beside this one."`
+	GuestAgent string `yaml:"guest_agent" path:"file" default:"" doc:"The guest agent's program; empty is pandastack-guest beside this one."`
 
 	TLS       TLS       `yaml:"tls"`
 	Log       Log       `yaml:"log"`
@@ -35,8 +35,8 @@ type Node struct {
 // TLS is a second address of the API, which speaks TLS and HTTP/2.
 type TLS struct {
 	Listen string `yaml:"listen" default:"" doc:"Address and port of the API over TLS, such as :443; empty is none."`
-	Cert   string `yaml:"cert" default:"" doc:"File of the certificate and its chain (PEM), for the name of public_url and *.that name; empty makes one, signed by an authority of this node's own."`
-	Key    string `yaml:"key" default:"" doc:"File of the certificate's key (PEM)."`
+	Cert   string `yaml:"cert" path:"file" default:"" doc:"File of the certificate and its chain (PEM), for the name of public_url and *.that name; empty makes one, signed by an authority of this node's own."`
+	Key    string `yaml:"key" path:"file" default:"" doc:"File of the certificate's key (PEM)."`
 }
 
 // Log is what the node says of itself on standard error.
@@ -49,9 +49,9 @@ type Log struct {
 type VMM struct {
 	Driver      string `yaml:"driver" default:"auto" doc:"auto takes Firecracker where a usable one boots a guest, else QEMU; firecracker or qemu says it."`
 	Accelerator string `yaml:"accelerator" default:"auto" doc:"auto boots a guest to find out, kvm or tcg says it."`
-	QEMU        string `yaml:"qemu" default:"" doc:"Path of qemu-system-x86_64 or qemu-system-aarch64; empty looks in PATH."`
-	Firecracker string `yaml:"firecracker" default:"" doc:"Path of firecracker; empty looks in PATH."`
-	Jailer      string `yaml:"jailer" default:"" doc:"Path of Firecracker's own jailer, to start it through; empty uses the node's own jail."`
+	QEMU        string `yaml:"qemu" path:"program" default:"" doc:"Path of qemu-system-x86_64 or qemu-system-aarch64; empty looks in PATH."`
+	Firecracker string `yaml:"firecracker" path:"program" default:"" doc:"Path of firecracker; empty looks in PATH."`
+	Jailer      string `yaml:"jailer" path:"program" default:"" doc:"Path of Firecracker's own jailer, to start it through; empty uses the node's own jail."`
 	MoreMemory  int    `yaml:"more_memory_mib" default:"4096" doc:"Memory that can be added to a sandbox beyond its template's, in steps of 128 MiB; with Firecracker only, for templates baked from now on."`
 	MoreDisks   int    `yaml:"more_disks" default:"2" doc:"Disks that can be added to a sandbox beyond its template's; with Firecracker only, for templates baked from now on."`
 	Unconfined  bool   `yaml:"unconfined" default:"false" doc:"Run monitors as the node's own user and outside of a jail; for tests of the host only."`
@@ -95,7 +95,7 @@ type Templates struct {
 // Objects is the object store that hosts share.
 type Objects struct {
 	URL      string        `yaml:"url" default:"" doc:"Object store for snapshots that move between hosts: file:///path, s3://bucket?region=..., gs://bucket or azblob://container; empty is none."`
-	Key      string        `yaml:"key" default:"" doc:"File of the master key that encrypts what is stored; made when it is not there, and the same on all hosts that share the store. Empty is objects.key in the data directory."`
+	Key      string        `yaml:"key" path:"file" default:"" doc:"File of the master key that encrypts what is stored; made when it is not there, and the same on all hosts that share the store. Empty is objects.key in the data directory."`
 	CacheMiB int           `yaml:"cache_mib" default:"4096" doc:"Disk space for parts of the object store that were read."`
 	Timeout  time.Duration `yaml:"timeout" default:"60s" doc:"How long one request to the object store may take."`
 }

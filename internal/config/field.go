@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"path/filepath"
 	"reflect"
 	"strconv"
 	"strings"
@@ -14,6 +15,7 @@ type Field struct {
 	Kind    string // text, number, yes or no, duration
 	Default string
 	Doc     string
+	path    string // "file", or "program", which may also be a name to be looked up; empty for what is no path
 	value   reflect.Value
 }
 
@@ -60,6 +62,14 @@ func (f Field) set(text string) error {
 	return nil
 }
 
+// below gives text, if it is a relative path, as a path below dir.
+func (f Field) below(dir, text string) string {
+	if dir == "" || text == "" || filepath.IsAbs(text) || f.path == "" || f.path == "program" && !strings.Contains(text, "/") {
+		return text
+	}
+	return filepath.Join(dir, text)
+}
+
 // Fields lists the settings of n in the order of the struct, each bound to its place in n.
 func (n *Node) Fields() []Field { return fields(reflect.ValueOf(n).Elem(), "") }
 
@@ -72,7 +82,7 @@ func fields(v reflect.Value, prefix string) []Field {
 			all = append(all, fields(value, path+".")...)
 			continue
 		}
-		all = append(all, Field{Path: path, Kind: kind(value), Default: t.Tag.Get("default"), Doc: t.Tag.Get("doc"), value: value})
+		all = append(all, Field{Path: path, Kind: kind(value), Default: t.Tag.Get("default"), Doc: t.Tag.Get("doc"), path: t.Tag.Get("path"), value: value})
 	}
 	return all
 }

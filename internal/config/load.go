@@ -16,6 +16,7 @@ type Sources struct {
 	File  string            // path of a YAML file; empty: none
 	Env   []string          // as os.Environ gives it
 	Flags map[string]string // by the path of the setting; only those that were given
+	Dir   string            // the working directory, below which relative paths of variables and flags lie; empty leaves them as they are
 }
 
 // Loaded is a configuration with the origin of each value, by path: "default", the file's path and line,
@@ -55,10 +56,10 @@ func Load(src Sources) (*Loaded, error) {
 	env := environment(src.Env)
 	for _, f := range l.Fields() {
 		if text, ok := env[f.Env()]; ok {
-			take(f, text, f.Env())
+			take(f, f.below(src.Dir, text), f.Env())
 		}
 		if text, ok := src.Flags[f.Path]; ok {
-			take(f, text, "--"+f.Flag())
+			take(f, f.below(src.Dir, text), "--"+f.Flag())
 		}
 	}
 	problems = append(problems, l.Validate())
