@@ -16,8 +16,6 @@ import (
 	"github.com/pandastack/pandastack/internal/template"
 )
 
-// warmContext is the id of the context that a template keeps for a language.
-const warmContext = "default"
 
 // loadRecipes reads the recipes that come with the program, with the configuration's values in them.
 func (n *node) loadRecipes() (map[string]recipe.Recipe, error) {
@@ -67,7 +65,7 @@ func programs(r recipe.Recipe) ([]bake.Start, error) {
 			if err != nil {
 				return nil, err
 			}
-			spec = repl.Spec(lang, warmContext, s.Dir, s.User)
+			spec = repl.Spec(lang, s.Dir, s.User)
 		}
 		spec.Env = s.Env
 		all = append(all, bake.Start{Name: s.Name, Spec: spec})

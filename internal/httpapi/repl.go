@@ -91,11 +91,12 @@ func endSession(rq *request) error {
 
 func runInSession(rq *request, cell api.ReplCell) (api.ReplResult, error) {
 	return inBox(rq, func(ctx context.Context, box api.Sandbox, g guestapi.Guest) (api.ReplResult, error) {
-		c, err := repl.Find(ctx, g, rq.r.PathValue("session"))
+		subject := "session " + shorten(rq.r.PathValue("session"))
+		c, err := repl.Named(rq.r.PathValue("session"))
 		if err != nil {
-			return api.ReplResult{}, replError(err, "session "+shorten(rq.r.PathValue("session")))
+			return api.ReplResult{}, replError(err, subject)
 		}
-		return rq.cell(ctx, box.ID, g, c, cell)
+		return rq.cell(ctx, box.ID, g, c, cell, subject)
 	})
 }
 
@@ -117,13 +118,14 @@ func runOnce(rq *request, req api.ReplOnce) (api.ReplResult, error) {
 			defer cancel()
 			_ = repl.Close(end, g, c) // the cell's own result is the answer
 		}()
-		return rq.cell(ctx, box.ID, g, c, req.ReplCell)
+		return rq.cell(ctx, box.ID, g, c, req.ReplCell, "cell")
 	})
 }
 
 // cell runs code and collects what it does. A cell that is out of time is the error timeout with its
 // output; its context lives on.
-func (rq *request) cell(ctx context.Context, id api.SandboxID, g guestapi.Guest, c repl.Context, cell api.ReplCell) (api.ReplResult, error) {
+// subject names the context in errors.
+func (rq *request) cell(ctx context.Context, id api.SandboxID, g guestapi.Guest, c repl.Context, cell api.ReplCell, subject string) (api.ReplResult, error) {
 	var out, errs strings.Builder
 	res := api.ReplResult{Language: string(c.Language), Results: []map[string]string{}}
 	end, err := rq.s.deps.Cells.Run(ctx, string(id), g, c, repl.Cell{
@@ -145,7 +147,7 @@ func (rq *request) cell(ctx context.Context, id api.SandboxID, g guestapi.Guest,
 		return nil
 	})
 	if err != nil {
-		return api.ReplResult{}, replError(err, "cell")
+		return api.ReplResult{}, replError(err, subject)
 	}
 	res.Stdout, res.Stderr, res.DurationMS = out.String(), errs.String(), end.Took.Milliseconds()
 	res.ExitCode, res.Exit = end.Code, end.Code

@@ -194,7 +194,7 @@ func (s *Server) contextFor(r *http.Request, t Target, id, language string) (rep
 		return repl.Context{}, fmt.Errorf("%w: give context_id or language, not both", guestapi.ErrInvalid)
 	}
 	if id != "" && id != "default" {
-		return repl.Find(r.Context(), t.Guest, id)
+		return repl.Named(id)
 	}
 	lang, err := languageOf(language)
 	if err != nil {

@@ -141,12 +141,41 @@ func contextOf(p guestapi.ProcessInfo) (Context, bool) {
 	return Context{ID: id, Language: Language(lang), Dir: p.Dir, User: p.User, Created: p.Started}, ok
 }
 
+// The ids of contexts begin with a word for their language, so that a cell needs no look into the guest
+// for the context that it names. Python's default context has the plain name.
+var words = map[Language]string{Python: "py", JavaScript: "js", Bash: "sh"}
+
+const defaultID = "default"
+
+// DefaultID is the id of the context that a template keeps for a language.
+func DefaultID(l Language) string {
+	if l == Python {
+		return defaultID
+	}
+	return words[l] + defaultID
+}
+
+// Named is the context of an id, without asking the guest: its language and nothing else is known, and it may
+// not live. guestapi.ErrNotFound if no context has such an id.
+func Named(id string) (Context, error) {
+	if id == defaultID {
+		return Context{ID: id, Language: Python}, nil
+	}
+	for l, word := range words {
+		rest, ok := strings.CutPrefix(id, word)
+		if ok && rest != "" && len(rest) <= 32 && strings.Trim(rest, "0123456789abcdefghijklmnopqrstuvwxyz") == "" {
+			return Context{ID: id, Language: l}, nil
+		}
+	}
+	return Context{}, fmt.Errorf("context %.60q: %w", id, guestapi.ErrNotFound)
+}
+
 // Create starts a context. dir "" is the user's home, user "" the sandbox's default user.
 // guestapi.ErrNotFound when the sandbox has no program for the language.
 func Create(ctx context.Context, g guestapi.Guest, l Language, dir, user string) (Context, error) {
 	var raw [10]byte
 	rand.Read(raw[:]) // never fails, by its documentation
-	return start(ctx, g, l, hex.EncodeToString(raw[:]), dir, user)
+	return start(ctx, g, l, words[l]+hex.EncodeToString(raw[:]), dir, user)
 }
 
 // Restart ends a context and starts it anew under its id, without any of its variables.
@@ -157,14 +186,16 @@ func Restart(ctx context.Context, g guestapi.Guest, c Context) (Context, error) 
 	return start(ctx, g, c.Language, c.ID, c.Dir, c.User)
 }
 
-// Spec is the process of a context, for one who starts contexts ahead, as a template does. id is of
-// lower-case letters and digits, dir and user as in Create.
-func Spec(l Language, id, dir, user string) guestapi.ProcessSpec {
+// Spec is the process of a language's default context, for one who starts it ahead, as a template does.
+// dir and user are as in Create.
+func Spec(l Language, dir, user string) guestapi.ProcessSpec { return spec(l, DefaultID(l), dir, user) }
+
+func spec(l Language, id, dir, user string) guestapi.ProcessSpec {
 	return guestapi.ProcessSpec{Argv: l.argv(), Dir: dir, User: user, Tag: tagOf(l, id), Stdin: true}
 }
 
 func start(ctx context.Context, g guestapi.Guest, l Language, id, dir, user string) (Context, error) {
-	proc, err := g.Start(ctx, Spec(l, id, dir, user))
+	proc, err := g.Start(ctx, spec(l, id, dir, user))
 	if err != nil {
 		return Context{}, fmt.Errorf("start a %s context: %w", l, err)
 	}

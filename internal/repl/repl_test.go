@@ -210,6 +210,52 @@ func TestCellsTakeTurns(t *testing.T) {
 	}
 }
 
+// The id of a context is enough to run a cell in it.
+func TestNamed(t *testing.T) {
+	for _, l := range repl.Languages() {
+		c, err := repl.Named(repl.DefaultID(l))
+		if err != nil || c.Language != l || "repl-"+string(l)+"-"+c.ID != repl.Spec(l, "", "").Tag {
+			t.Errorf("default context of %s: %+v, %v", l, c, err)
+		}
+	}
+	for _, id := range []string{"", "py", "de", "defaults", "py../x", "pyABC", "js" + strings.Repeat("0", 33), "py-1"} {
+		if c, err := repl.Named(id); !errors.Is(err, guestapi.ErrNotFound) {
+			t.Errorf("%q: %+v, %v; want ErrNotFound", id, c, err)
+		}
+	}
+	g := newGuest(t, repl.Python)
+	box, err := repl.Create(t.Context(), g, repl.Python, "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	named, err := repl.Named(box.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r repl.Runner
+	run(t, &r, g, box, repl.Cell{Code: "x = 'here'"})
+	if got := run(t, &r, g, named, repl.Cell{Code: "x"}); got.main != "'here'" {
+		t.Errorf("the context by its id answers %q", got.main)
+	}
+}
+
+// A cell whose program changed what the signal does can be interrupted all the same, from the next cell on.
+func TestSignalIsTakenBack(t *testing.T) {
+	g := newGuest(t, repl.Python)
+	box, err := repl.Create(t.Context(), g, repl.Python, "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r repl.Runner
+	run(t, &r, g, box, repl.Cell{Code: "import signal, time\nx = 1\nsignal.signal(signal.SIGINT, signal.SIG_IGN)"})
+	if got := run(t, &r, g, box, repl.Cell{Code: "time.sleep(1000)", Timeout: 200 * time.Millisecond}); !got.Interrupted || !strings.HasPrefix(got.trouble, "KeyboardInterrupt") {
+		t.Errorf("interrupted %v, %q", got.Interrupted, got.trouble)
+	}
+	if got := run(t, &r, g, box, repl.Cell{Code: "x"}); got.main != "1" {
+		t.Errorf("the context answers %q afterwards", got.main)
+	}
+}
+
 func TestMissingProgram(t *testing.T) {
 	if _, err := repl.ParseLanguage("cobol"); !errors.Is(err, guestapi.ErrInvalid) {
 		t.Errorf("cobol: %v, want ErrInvalid", err)

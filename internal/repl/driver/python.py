@@ -1,17 +1,19 @@
 # Runs cells of code for a stateful context. Requests come as lines of JSON on standard input, answers go
 # as lines of JSON to the first standard output; what cells and their children print goes to pipes and
 # comes back as answers too. SIGINT interrupts the cell that runs and nothing else.
-import ast, asyncio, base64, builtins, codecs, importlib.abc, importlib.machinery, inspect, io, json, linecache, os, select, signal, sys, threading, traceback
+import _signal, ast, asyncio, base64, builtins, codecs, importlib.abc, importlib.machinery, inspect, io, json, linecache, os, select, signal, sys, threading, traceback
 
 channel = os.fdopen(os.dup(1), "wb", buffering=0)
 requests = os.fdopen(os.dup(0), "rb")
 null = os.open(os.devnull, os.O_RDONLY)
 os.dup2(null, 0)
 lock = threading.Lock()
-current = {"id": None}
+current = {"id": None, "interrupt": False}
 
 
 to_json = json.JSONEncoder(default=str).encode
+from_json = json.JSONDecoder().raw_decode
+what_does = _signal.getsignal  # without the detour of the other module, which makes an enumeration's member of it
 held = []  # answers that go with the next one, in one write
 
 
@@ -23,10 +25,11 @@ def send(kind, hold=False, **fields):
         held.append(data)
         if hold:
             return
-        view = memoryview(b"".join(held))
+        data = b"".join(held)
         held.clear()
-        while view:
-            view = view[channel.write(view):]
+        done = channel.write(data)
+        while done < len(data):
+            done += channel.write(memoryview(data)[done:])
 
 
 class Capture:
@@ -284,8 +287,11 @@ asyncio.set_event_loop(loop)
 count = 0
 
 
-def run(tree, name, mode):
-    code = compile(tree, name, mode, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+def translate(source, name, mode):
+    return compile(source, name, mode, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
+
+
+def run(code):
     value = eval(code, space)
     if inspect.iscoroutine(value) and code.co_flags & inspect.CO_COROUTINE:
         task = loop.create_task(value)
@@ -301,18 +307,30 @@ def run(tree, name, mode):
     return value
 
 
+def parts(source, name):
+    """The code of a cell in two: what it does, and its last expression; either may be None."""
+    if "\n" not in source and ";" not in source and "=" not in source:
+        # Most likely one expression, which needs no tree: taking one apart is slow where all code is cold.
+        try:
+            return None, translate(source, name, "eval")
+        except SyntaxError:
+            pass
+    tree = ast.parse(source, name)
+    last = None
+    if tree.body and isinstance(tree.body[-1], ast.Expr) and not source.rstrip().endswith(";"):
+        last = translate(ast.Expression(tree.body.pop().value), name, "eval")
+    return translate(tree, name, "exec") if tree.body else None, last
+
+
 def cell(source):
     """Runs one cell and sends the value of a last expression that does not end in a semicolon."""
     name = "<cell %d>" % count
     linecache.cache[name] = (len(source), None, source.splitlines(True), name)
-    tree = ast.parse(source, name)
-    last = None
-    if tree.body and isinstance(tree.body[-1], ast.Expr) and not source.rstrip().endswith(";"):
-        last = ast.Expression(tree.body.pop().value)
-    if tree.body:
-        run(tree, name, "exec")
+    body, last = parts(source, name)
+    if body is not None:
+        run(body)
     if last is not None:
-        value = run(last, name, "eval")
+        value = run(last)
         if value is not None:
             space["_"] = value
             figure = sys.modules.get("matplotlib.figure")
@@ -330,22 +348,31 @@ def report(err):
     send("error", name=type(err).__name__, value=str(err), traceback=text)
 
 
+def interrupt(*_):
+    """Is there all the time, so that a cell need not change what a signal does: that is slow in cold code."""
+    if current["interrupt"]:
+        raise KeyboardInterrupt
+
+
 def handle(request):
     global count
     current["id"] = request["id"]
     count += 1
     send("count", hold=True, count=count)
-    env = request.get("env") or {}
-    saved = {key: os.environ.get(key) for key in env}
+    saved = {}
     code = 0
     try:
-        os.environ.update(env)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for key, value in (request.get("env") or {}).items():
+            saved[key] = os.environ.get(key)
+            os.environ[key] = value
+        if what_does(signal.SIGINT) is not interrupt:  # an earlier cell has changed it
+            signal.signal(signal.SIGINT, interrupt)
+        current["interrupt"] = True
         try:
             cell(request["code"])
             figures()
         finally:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            current["interrupt"] = False
     except SystemExit as err:
         code = err.code if isinstance(err.code, int) else (0 if err.code is None else 1)
     except BaseException as err:
@@ -361,7 +388,7 @@ def handle(request):
     current["id"] = None
 
 
-signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGINT, interrupt)
 out = Capture(1, "stdout")
 err_out = Capture(2, "stderr")
 sys.stdin = open(os.devnull)
@@ -392,6 +419,6 @@ def prepare():
 if "PANDASTACK_PRELOAD" in os.environ:
     prepare()
 for line in requests:
-    handle(json.loads(line))
+    handle(from_json(line.decode())[0])
     if os.getpid() != driver:
         os._exit(0)  # a copy that a cell made by os.fork and that came back must not serve cells too
