@@ -16,7 +16,6 @@ import (
 	"github.com/pandastack/pandastack/internal/template"
 )
 
-
 // loadRecipes reads the recipes that come with the program, with the configuration's values in them.
 func (n *node) loadRecipes() (map[string]recipe.Recipe, error) {
 	params, err := n.Config.Templates.Values()
