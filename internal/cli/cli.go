@@ -88,7 +88,7 @@ func (a *app) fail(ctx context.Context, err error) int {
 		if e.RequestID != "" && e.Code == api.Internal {
 			message += " (request " + string(e.RequestID) + ")"
 		}
-		fmt.Fprintln(a.Stderr, "pandastack: "+message)
+		fmt.Fprintln(a.Stderr, "pandastack: "+strings.ReplaceAll(message, "\n", "\npandastack: "))
 	}
 	return e.Code.Meaning().Exit
 }

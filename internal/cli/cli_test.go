@@ -34,6 +34,7 @@ func TestWrongUse(t *testing.T) {
 		{"unknown-group", []string{"bench", "--only", "create,creat"}, 2, `--only: there is no group of series "creat"; there are create, exec`},
 		{"bench-nowhere", []string{"bench", "--output", "/nowhere/report.json"}, 2, "--output: /nowhere is no directory"},
 		{"bench-nothing", []string{"bench", "--scale", "0"}, 2, "--scale and --most must be more than 0"},
+		{"unknown-kernel", []string{"setup", "--kernel", "fast"}, 2, `--kernel: "fast" is neither distribution nor tuned`},
 		{"no-id", []string{"sandbox", "get", "x"}, 5, `sandbox "x" not found`},
 		{"no-command", []string{"sandbox", "exec", "sbxaaaaaaaaaaaaaaaaaaaa"}, 2, "use: pandastack sandbox exec ID [flags] -- COMMAND"},
 		{"two-sides", []string{"sandbox", "cp", "a", "b"}, 2, "exactly one side"},

@@ -95,6 +95,9 @@ func (a *app) templateBake() *cobra.Command {
 			return err
 		}
 		t, err := a.bake(c.Context(), cl, args[0], req, !noWait)
+		if c.Context().Err() != nil {
+			a.talk("the node goes on with it; pandastack template bake %s follows it again", args[0])
+		}
 		if err != nil {
 			return err
 		}
@@ -116,8 +119,11 @@ func (a *app) bake(ctx context.Context, cl *client.Client, name string, req api.
 		baked = true
 		tell(b.Step, b.Percent)
 	})
-	if baked {
+	switch {
+	case baked && err == nil:
 		tell("", 100)
+	case baked:
+		a.endLine()
 	}
 	return t, err
 }
@@ -141,6 +147,13 @@ func (a *app) progress(what string) func(step string, percent int) {
 			fmt.Fprintf(a.Stderr, "%s: %s (%d%%, %s)\n", what, step, percent, time.Since(began).Round(time.Second))
 		}
 		last = step
+	}
+}
+
+// endLine ends a line that progress showed in place.
+func (a *app) endLine() {
+	if _, screen := terminal(a.Stderr); screen && !a.json {
+		fmt.Fprintln(a.Stderr)
 	}
 }
 

@@ -32,6 +32,9 @@ func (a *app) setup() *cobra.Command {
 	c.Flags().StringVar(&kernel, "kernel", setup.KernelDistribution, "guest kernel: distribution, or tuned, which is compiled here and takes minutes")
 	c.Flags().BoolVar(&remove, "remove", false, "take away what setup made: the data directory with everything in it, and guest kernels; packages stay")
 	c.RunE = func(c *cobra.Command, _ []string) error {
+		if kernel != setup.KernelDistribution && kernel != setup.KernelTuned {
+			return fmt.Errorf("--kernel: %q is neither %s nor %s", kernel, setup.KernelDistribution, setup.KernelTuned)
+		}
 		l, err := a.node(nil)
 		if err != nil {
 			return err
