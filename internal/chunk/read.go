@@ -146,7 +146,7 @@ func (v *Vault) fetch(ctx context.Context, r *realm, c Chunk, first, count int) 
 	err = v.again(ctx, func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, v.cfg.Patience, errSlow)
 		defer cancel()
-		stored, err := v.get(ctx, key, offset, length)
+		stored, err := v.reads.read(ctx, func(ctx context.Context) ([]byte, error) { return v.get(ctx, key, offset, length) })
 		if err != nil {
 			return err
 		}

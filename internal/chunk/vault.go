@@ -36,6 +36,7 @@ type Vault struct {
 	store blob.Store
 	ring  *Keyring
 	codec codec
+	reads hedge // of parts of chunks
 	log   *slog.Logger
 }
 

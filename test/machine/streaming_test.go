@@ -17,6 +17,26 @@ import (
 	"github.com/pandastack/pandastack/internal/hostd"
 )
 
+// objectStore is what the hosts of these tests share: a store in the same city on 1 Gbit/s.
+var objectStore = blobtest.Shape(blobtest.Memory(), 5*time.Millisecond, 125_000_000)
+
+// openObjects gives a host its part of the object store.
+func openObjects(dir string) (*hostd.Objects, func() error, error) {
+	ring, err := chunk.NewKeyring(bytes.Repeat([]byte{7}, 32))
+	if err != nil {
+		return nil, nil, err
+	}
+	vault, err := chunk.New(objectStore, ring, chunk.Config{})
+	if err != nil {
+		return nil, nil, err
+	}
+	kept, err := cache.Open(cache.Config{Dir: filepath.Join(dir, "chunks")})
+	if err != nil {
+		return nil, nil, errors.Join(err, vault.Close())
+	}
+	return &hostd.Objects{Vault: vault, Cache: kept}, func() error { return errors.Join(kept.Close(), vault.Close()) }, nil
+}
+
 // line is an object store behind a line of 1 Gbit/s with 5 ms to the other end.
 type line struct {
 	*blobtest.Shaped
