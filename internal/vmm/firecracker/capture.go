@@ -7,28 +7,24 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"sync"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/disk"
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
+	"github.com/pandastack/pandastack/internal/vmm/monitor"
 )
 
 // capture is a machine at one moment: a whole memory file, and device state.
 type capture struct {
+	monitor.Uses
 	driver   *Driver
 	manifest vmm.Manifest
 	shape    shape
 	state    []byte
 	full     bool   // it is no difference: pages that are empty were written, too
 	path     string // of the memory
-
-	mu    sync.Mutex
-	users int // loads and saves under way; Close waits for nobody, the last one frees
-	ended bool
-	freed bool
 }
 
 var _ vmm.Capture = (*capture)(nil)
@@ -51,48 +47,13 @@ func (c *capture) fit(spec vmm.Spec) error {
 	return c.shape.fit(spec, m)
 }
 
-// hold keeps the files for one operation.
-func (c *capture) hold() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.ended {
-		return errors.New("capture was closed")
-	}
-	c.users++
-	return nil
-}
-
-func (c *capture) let() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.users--
-	return c.freeLocked()
-}
-
-// Close removes the files, at once or when the last Load or Save under way has ended. Machines that were
-// loaded from them have names of their own for them.
-func (c *capture) Close() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.ended = true
-	return c.freeLocked()
-}
-
-func (c *capture) freeLocked() error {
-	if !c.ended || c.users > 0 || c.freed {
-		return nil
-	}
-	c.freed = true
-	return os.Remove(c.path)
-}
-
 // Save implements vmm.Capture. The memory file shares its blocks with the capture.
 func (c *capture) Save(ctx context.Context, dir string) (_ vmm.Image, err error) {
-	if err := c.hold(); err != nil {
+	if err := c.Hold(); err != nil {
 		return vmm.Image{}, err
 	}
-	defer func() { err = errors.Join(err, c.let()) }()
-	path := filepath.Join(dir, memoryName)
+	defer func() { err = errors.Join(err, c.Let()) }()
+	path := filepath.Join(dir, monitor.MemoryName)
 	if err := c.saveMemory(ctx, path); err != nil {
 		return vmm.Image{}, fmt.Errorf("save image in %s: %w", dir, err)
 	}
@@ -121,7 +82,7 @@ func (c *capture) saveMemory(ctx context.Context, path string) error {
 // Anticipate implements vmm.Anticipator: it writes back what the disks have and copies the base of the next
 // capture, which takes the longer the more pieces it is in.
 func (m *machine) Anticipate(ctx context.Context) error {
-	if m.at() == prepared {
+	if m.At() == monitor.Prepared {
 		return fmt.Errorf("capture machine %s: it was not loaded", m.spec.ID)
 	}
 	for _, d := range m.spec.Disks {
@@ -159,7 +120,7 @@ func (m *machine) cloneBase() error {
 	if err := os.RemoveAll(path); err != nil {
 		return err
 	}
-	if err := disk.Clone(fdPath(int(base.Fd())), path); err != nil {
+	if err := disk.Clone(monitor.FDPath(int(base.Fd())), path); err != nil {
 		return err
 	}
 	if err := m.give(path); err != nil {
@@ -171,14 +132,14 @@ func (m *machine) cloneBase() error {
 
 // Capture implements vmm.Machine.
 func (m *machine) Capture(ctx context.Context) (vmm.Capture, error) {
-	if m.at() != paused {
+	if m.At() != monitor.Paused {
 		return nil, fmt.Errorf("capture machine %s: it is not paused", m.spec.ID)
 	}
-	ctx, cancel := m.driver.limited(ctx, "capture of the machine")
+	ctx, cancel := m.driver.set.Limited(ctx, "capture of the machine")
 	defer cancel()
 	c, err := m.capture(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("capture machine %s: %w", m.spec.ID, m.gone(ctx, err))
+		return nil, fmt.Errorf("capture machine %s: %w", m.spec.ID, m.Gone(ctx, err))
 	}
 	return c, nil
 }
@@ -200,7 +161,7 @@ func (m *machine) capture(ctx context.Context) (*capture, error) {
 	if err := m.dropBase(); err != nil {
 		return nil, err
 	}
-	if err := writeRecord(m.spec.Dir, m.record); err != nil {
+	if err := monitor.WriteRecord(m.spec.Dir, m.record); err != nil {
 		return nil, err
 	}
 	m.cutChannel()
@@ -209,6 +170,7 @@ func (m *machine) capture(ctx context.Context) (*capture, error) {
 		return nil, errors.Join(err, m.dropCapture())
 	}
 	c := &capture{driver: m.driver, manifest: m.manifest, shape: m.record.Shape, full: kind == fcapi.SnapshotFull, path: m.driver.captureName()}
+	c.OnFree(func() error { return os.Remove(c.path) }) // machines that were loaded from it have names of their own for it
 	c.manifest.DiskBytes = m.record.DiskBytes
 	if err := m.takeFiles(c); err != nil {
 		return nil, errors.Join(err, m.dropCapture(), removeIfThere(c.path))
@@ -254,7 +216,7 @@ func (m *machine) takeFiles(c *capture) error {
 	if c.state, err = m.takeState(); err != nil {
 		return err
 	}
-	return writeRecord(m.spec.Dir, m.record)
+	return monitor.WriteRecord(m.spec.Dir, m.record)
 }
 
 func (m *machine) takeState() ([]byte, error) {
@@ -263,7 +225,7 @@ func (m *machine) takeState() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	state, err := readBounded(f, maxState)
+	state, err := monitor.ReadBounded(f, maxState)
 	err = errors.Join(err, f.Close(), os.Remove(path))
 	if err == nil && len(state) == 0 {
 		err = errors.New("the monitor wrote no device state")

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/monitor"
 )
 
 // maxEarly bounds what is written before the guest can be reached, in bytes.
@@ -178,13 +179,13 @@ func (address) String() string  { return "guest" }
 // Dial implements vmm.Machine.
 func (m *machine) Dial(ctx context.Context) (net.Conn, error) {
 	select {
-	case <-m.done:
-		return nil, m.gone(ctx, vmm.ErrGone)
+	case <-m.Done():
+		return nil, m.Gone(ctx, vmm.ErrGone)
 	default:
 	}
 	c := newChannel(m.life)
 	m.mu.Lock()
-	old, live := m.dialled, m.phase != prepared
+	old, live := m.dialled, m.At() != monitor.Prepared
 	m.dialled = c
 	m.mu.Unlock()
 	if old != nil {
@@ -232,7 +233,7 @@ func (m *machine) reach(c *channel) {
 
 // connectGuest makes one attempt.
 func (m *machine) connectGuest(ctx context.Context) (net.Conn, error) {
-	conn, err := connect(ctx, m.root(), vsockSocket)
+	conn, err := monitor.Connect(ctx, m.root(), vsockSocket)
 	if err != nil {
 		return nil, err
 	}

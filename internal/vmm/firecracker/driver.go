@@ -11,9 +11,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/proc"
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
+	"github.com/pandastack/pandastack/internal/vmm/monitor"
 )
 
 // Config says which Firecracker runs machines and how.
@@ -41,10 +41,10 @@ type Driver struct {
 	version fcapi.Version
 	cpu     string
 	groups  []uint32 // a monitor needs besides its own: the one that may use /dev/kvm
+	set     *monitor.Set
 
-	mu       sync.Mutex
-	machines map[string]*machine // by directory
-	serial   int                 // of captures
+	mu     sync.Mutex
+	serial int // of captures
 }
 
 var _ vmm.Driver = (*Driver)(nil)
@@ -97,8 +97,8 @@ func New(ctx context.Context, config Config) (*Driver, error) {
 	if config.Limit == 0 {
 		config.Limit = defaultLimit
 	}
-	d := &Driver{config: config, version: version, machines: map[string]*machine{}}
-	if d.cpu, err = fingerprint(); err != nil {
+	d := &Driver{config: config, version: version, set: monitor.NewSet(config.Limit, removeFiles)}
+	if d.cpu, err = monitor.HostCPU(); err != nil {
 		return nil, err
 	}
 	if st, err := os.Stat("/dev/kvm"); err == nil {
@@ -157,11 +157,6 @@ func (d *Driver) manifest(spec vmm.Spec) vmm.Manifest {
 	}
 }
 
-// limited bounds one wait for a monitor.
-func (d *Driver) limited(ctx context.Context, what string) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, d.config.Limit, fmt.Errorf("%s took over %v", what, d.config.Limit))
-}
-
 // Boot implements vmm.Driver.
 func (d *Driver) Boot(ctx context.Context, spec vmm.Spec) (vmm.Machine, error) {
 	if err := validate(spec); err != nil {
@@ -174,7 +169,7 @@ func (d *Driver) Boot(ctx context.Context, spec vmm.Spec) (vmm.Machine, error) {
 	err := m.launch(ctx, m.layBoot)
 	if err == nil {
 		if err = m.boot(ctx); err != nil {
-			err = errors.Join(m.gone(ctx, err), m.discard(ctx))
+			err = errors.Join(m.Gone(ctx, err), m.Discard(ctx))
 		}
 	}
 	if err != nil {
@@ -226,20 +221,8 @@ func (d *Driver) Adopt(ctx context.Context, spec vmm.Spec) (vmm.Machine, error) 
 	if err := validate(spec); err != nil {
 		return nil, err
 	}
-	r, ok, err := readRecord(spec.Dir)
-	if err == nil && !ok {
-		err = vmm.ErrGone
-	}
-	if err != nil {
-		return nil, fmt.Errorf("adopt machine %s: %w", spec.ID, err)
-	}
-	if old := d.find(spec.Dir); old != nil {
-		old.release()
-	}
-	p, err := proc.Adopt(r.Process)
-	if errors.Is(err, proc.ErrGone) {
-		return nil, fmt.Errorf("adopt machine %s: %w", spec.ID, errors.Join(vmm.ErrGone, removeFiles(spec.Dir)))
-	}
+	var r record
+	p, err := d.set.Adopt(spec.Dir, &r)
 	if err != nil {
 		return nil, fmt.Errorf("adopt machine %s: %w", spec.ID, err)
 	}
@@ -252,62 +235,7 @@ func (d *Driver) Adopt(ctx context.Context, spec vmm.Spec) (vmm.Machine, error) 
 }
 
 // Kill implements vmm.Driver.
-func (d *Driver) Kill(ctx context.Context, spec vmm.Spec) error {
-	if m := d.find(spec.Dir); m != nil {
-		return m.Kill(ctx)
-	}
-	ids, err := monitors(spec.Dir)
-	if err != nil {
-		return fmt.Errorf("kill machine %s: %w", spec.ID, err)
-	}
-	ctx, cancel := d.limited(ctx, "end of the monitor")
-	defer cancel()
-	for _, id := range ids {
-		p, err := proc.Adopt(id)
-		if errors.Is(err, proc.ErrGone) {
-			continue
-		}
-		if err == nil {
-			err = errors.Join(p.Kill(ctx), p.Release())
-		}
-		if err != nil {
-			return fmt.Errorf("kill machine %s: %w", spec.ID, err)
-		}
-	}
-	return removeFiles(spec.Dir)
-}
+func (d *Driver) Kill(ctx context.Context, spec vmm.Spec) error { return d.set.Kill(ctx, spec) }
 
 // Close lets go of all machines and leaves them running, for a later Adopt.
-func (d *Driver) Close() error {
-	d.mu.Lock()
-	all := make([]*machine, 0, len(d.machines))
-	for _, m := range d.machines {
-		all = append(all, m)
-	}
-	d.mu.Unlock()
-	for _, m := range all {
-		m.release()
-	}
-	return nil
-}
-
-func (d *Driver) find(dir string) *machine {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.machines[filepath.Clean(dir)]
-}
-
-func (d *Driver) add(m *machine) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.machines[filepath.Clean(m.spec.Dir)] = m
-}
-
-// forget drops m unless its directory has another machine by now.
-func (d *Driver) forget(m *machine) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if key := filepath.Clean(m.spec.Dir); d.machines[key] == m {
-		delete(d.machines, key)
-	}
-}
+func (d *Driver) Close() error { return d.set.Close() }

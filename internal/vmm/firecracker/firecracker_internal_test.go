@@ -51,16 +51,6 @@ func TestEndings(t *testing.T) {
 	}
 }
 
-func TestHashCPU(t *testing.T) {
-	a := hashCPU("vendor_id : A\nflags : x y\ncpu MHz : 1\n\nprocessor : 1\n")
-	if b := hashCPU("vendor_id : A\nflags : x y\ncpu MHz : 2\n\n"); a != b {
-		t.Error("the clock rate is no part of the model")
-	}
-	if b := hashCPU("vendor_id : A\nflags : x\n\n"); a == b {
-		t.Error("the features are")
-	}
-}
-
 // pipe answers a channel's connection and the guest's end of it.
 func pipe(t *testing.T) (ours, theirs net.Conn) {
 	t.Helper()
@@ -209,27 +199,6 @@ func TestOpenPlain(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = f.Close()
-}
-
-// A monitor may put a link to a socket of the host where its own is looked for.
-func TestConnectFollowsNoLink(t *testing.T) {
-	dir := t.TempDir()
-	l, err := net.Listen("unix", filepath.Join(dir, "host.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	if err := os.Symlink(filepath.Join(dir, "host.sock"), filepath.Join(dir, vsockSocket)); err != nil {
-		t.Fatal(err)
-	}
-	if c, err := connect(t.Context(), dir, vsockSocket); err == nil {
-		t.Error("the link was followed", c.Close())
-	}
-	c, err := connect(t.Context(), dir, "host.sock")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = c.Close()
 }
 
 func TestShapeIsChecked(t *testing.T) {

@@ -1,28 +1,19 @@
 package firecracker
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strconv"
-	"time"
 
-	"github.com/pandastack/pandastack/internal/durable"
 	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/monitor"
 )
 
-// Files of an image.
-const (
-	memoryName   = "memory"
-	stateName    = "state"
-	shapeName    = "shape.json"
-	manifestName = "manifest.json"
-)
+// shapeName is a file of an image beside its memory, its state and its manifest.
+const shapeName = "shape.json"
 
 // machineFormat names the virtual hardware that Boot builds. Change it with every change there that a guest
 // can see and that shape does not tell: images of another format are refused.
@@ -88,7 +79,7 @@ func (d *Driver) fit(spec vmm.Spec, image vmm.Image) (shape, error) {
 	if n := len(spec.Disks); n < m.Disks || n > max(m.Disks, m.MaxDisks) {
 		return shape{}, &vmm.MismatchError{Field: "disks", Image: fmt.Sprintf("%d to %d", m.Disks, max(m.Disks, m.MaxDisks)), Host: str(n)}
 	}
-	data, err := readChecked(image, shapeName, maxShape)
+	data, err := monitor.ReadChecked(image, shapeName, maxShape)
 	if err != nil {
 		return shape{}, err
 	}
@@ -122,59 +113,12 @@ func writeImage(dir string, m vmm.Manifest, s shape, state []byte) (vmm.Image, e
 	if err != nil {
 		return vmm.Image{}, err
 	}
-	m.Created = time.Now().UTC()
-	m.Files = []vmm.File{{Name: memoryName, Bytes: s.memoryBytes()}}
-	for _, f := range []struct {
-		name string
-		data []byte
-	}{{stateName, state}, {shapeName, text}} {
-		sum := sha256.Sum256(f.data)
-		m.Files = append(m.Files, vmm.File{Name: f.name, Bytes: int64(len(f.data)), SHA256: hex.EncodeToString(sum[:])})
-		if err := durable.WriteFile(filepath.Join(dir, f.name), f.data, 0o444); err != nil {
-			return vmm.Image{}, err
-		}
-	}
-	if err := durable.WriteJSON(filepath.Join(dir, manifestName), m); err != nil {
-		return vmm.Image{}, err
-	}
-	return vmm.Image{Dir: dir, Manifest: m}, nil
-}
-
-// readChecked reads a small file of an image and holds it against its checksum.
-func readChecked(image vmm.Image, name string, limit int64) ([]byte, error) {
-	path := filepath.Join(image.Dir, name)
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	data, err := readBounded(f, limit)
-	if err != nil {
-		return nil, err
-	}
-	want := ""
-	for _, f := range image.Manifest.Files {
-		if f.Name == name {
-			want = f.SHA256
-		}
-	}
-	if sum := sha256.Sum256(data); hex.EncodeToString(sum[:]) != want {
-		return nil, fmt.Errorf("%s is damaged: its checksum is not the manifest's", path)
-	}
-	return data, nil
-}
-
-func readBounded(f *os.File, limit int64) ([]byte, error) {
-	data, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err == nil && int64(len(data)) > limit {
-		err = fmt.Errorf("%s is damaged: larger than %d bytes", f.Name(), limit)
-	}
-	return data, err
+	return monitor.WriteImage(dir, m, s.memoryBytes(), monitor.Part{Name: monitor.StateName, Data: state}, monitor.Part{Name: shapeName, Data: text})
 }
 
 // openMemory opens the memory of an image and holds its size against the shape.
 func openMemory(image vmm.Image, s shape) (*os.File, error) {
-	f, err := os.Open(filepath.Join(image.Dir, memoryName))
+	f, err := os.Open(filepath.Join(image.Dir, monitor.MemoryName))
 	if err != nil {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pandastack/pandastack/internal/undo"
 	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/monitor"
 )
 
 // Names in a monitor's directory. Those of drives and of the vsock are part of every snapshot.
@@ -64,7 +65,7 @@ func (m *machine) launch(ctx context.Context, lay func() error) (err error) {
 	if err := m.give(m.root()); err != nil {
 		return err
 	}
-	mark, err := marker(dir)
+	mark, err := monitor.Marker(dir)
 	if err != nil {
 		return err
 	}
@@ -74,10 +75,10 @@ func (m *machine) launch(ctx context.Context, lay func() error) (err error) {
 	}
 	back.Push("kill monitor", func(ctx context.Context) error { return errors.Join(p.Kill(ctx), p.Release()) })
 	m.record.Process = p.Identity()
-	if err := writeRecord(dir, m.record); err != nil {
+	if err := monitor.WriteRecord(dir, m.record); err != nil {
 		return err
 	}
-	m.begin(p)
+	m.Begin(ctx, p)
 	return nil
 }
 
@@ -174,7 +175,7 @@ func (m *machine) copyIn(path, name string) (err error) {
 
 // layImage checks an image and keeps what Load needs of it.
 func (m *machine) layImage(image vmm.Image) (err error) {
-	if m.state, err = readChecked(image, stateName, maxState); err != nil {
+	if m.state, err = monitor.ReadChecked(image, monitor.StateName, maxState); err != nil {
 		return err
 	}
 	if m.spec.HugePages && (m.memory == nil || !m.driver.version.AtLeast(1, 17)) {
@@ -189,7 +190,7 @@ func (m *machine) layImage(image vmm.Image) (err error) {
 
 // setBase makes the file at path, open as f, what the next capture is a difference to. It keeps f.
 func (m *machine) setBase(path string, f *os.File) error {
-	key, err := keyOf(f)
+	key, err := monitor.KeyOf(f)
 	if err != nil {
 		return errors.Join(err, f.Close())
 	}
@@ -223,7 +224,7 @@ func (m *machine) dropBase() error {
 	old := m.base
 	m.base = nil
 	m.mu.Unlock()
-	m.record.Base = fileKey{}
+	m.record.Base = monitor.FileKey{}
 	err := os.Remove(filepath.Join(m.spec.Dir, baseFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
@@ -236,14 +237,14 @@ func (m *machine) dropBase() error {
 
 // findBase opens the base that a record names, for a monitor that is adopted.
 func (m *machine) findBase() error {
-	if m.record.Base == (fileKey{}) {
+	if m.record.Base == (monitor.FileKey{}) {
 		return nil
 	}
 	f, err := openPlain(filepath.Join(m.spec.Dir, baseFile))
 	if err != nil {
 		return err
 	}
-	key, err := keyOf(f)
+	key, err := monitor.KeyOf(f)
 	if err == nil && key != m.record.Base {
 		err = errors.New("the memory that the machine was started on was changed for another")
 	}

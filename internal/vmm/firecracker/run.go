@@ -10,6 +10,7 @@ import (
 
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
+	"github.com/pandastack/pandastack/internal/vmm/monitor"
 )
 
 // Memory that can be plugged in comes in slots on the host and in blocks to the guest.
@@ -57,7 +58,7 @@ func do(ctx context.Context, steps []step) error {
 
 // boot describes the machine to its monitor and starts it.
 func (m *machine) boot(ctx context.Context) error {
-	ctx, cancel := m.driver.limited(ctx, "start of the machine")
+	ctx, cancel := m.driver.set.Limited(ctx, "start of the machine")
 	defer cancel()
 	if err := do(ctx, m.describe()); err != nil {
 		return err
@@ -65,13 +66,13 @@ func (m *machine) boot(ctx context.Context) error {
 	m.record.MaxMemoryMiB = m.spec.MemoryMiB + m.record.Shape.MoreMiB
 	m.record.MaxDisks = len(m.record.Shape.ReadOnly)
 	m.manifest.MaxMemoryMiB, m.manifest.MaxDisks = m.record.MaxMemoryMiB, m.record.MaxDisks
-	if err := writeRecord(m.spec.Dir, m.record); err != nil {
+	if err := monitor.WriteRecord(m.spec.Dir, m.record); err != nil {
 		return err
 	}
 	if err := m.api.Start(ctx); err != nil {
 		return err
 	}
-	m.set(running)
+	m.set(monitor.Running)
 	return errors.Join(os.RemoveAll(m.inRoot(kernelFile)), os.RemoveAll(m.inRoot(initrdFile)))
 }
 
@@ -147,13 +148,13 @@ func limiter(r vmm.Rate) *fcapi.RateLimiter {
 
 // Load implements vmm.Machine.
 func (m *machine) Load(ctx context.Context, from vmm.Capture) (err error) {
-	if m.at() != prepared || m.state == nil {
+	if m.At() != monitor.Prepared || m.state == nil {
 		return fmt.Errorf("load machine %s: it was loaded before", m.spec.ID)
 	}
-	ctx, cancel := m.driver.limited(ctx, "load of the machine")
+	ctx, cancel := m.driver.set.Limited(ctx, "load of the machine")
 	defer cancel()
 	if err := m.load(ctx, from); err != nil {
-		return fmt.Errorf("load machine %s: %w", m.spec.ID, m.gone(ctx, err))
+		return fmt.Errorf("load machine %s: %w", m.spec.ID, m.Gone(ctx, err))
 	}
 	return nil
 }
@@ -167,10 +168,10 @@ func (m *machine) load(ctx context.Context, from vmm.Capture) error {
 		if !ok || c.driver != m.driver {
 			return errors.New("the capture is another driver's")
 		}
-		if err := c.hold(); err != nil {
+		if err := c.Hold(); err != nil {
 			return err
 		}
-		defer func() { _ = c.let() }() // its files are removed with the directory at the latest
+		defer func() { _ = c.Let() }() // its files are removed with the directory at the latest
 		if err := m.takeCapture(c); err != nil {
 			return err
 		}
@@ -195,7 +196,7 @@ func (m *machine) load(ctx context.Context, from vmm.Capture) error {
 	}
 	m.record.Shape.Rates = hasRates(m.spec)
 	m.record.MaxMemoryMiB, m.record.MaxDisks = m.manifest.MaxMemoryMiB, m.manifest.MaxDisks
-	if err := writeRecord(m.spec.Dir, m.record); err != nil {
+	if err := monitor.WriteRecord(m.spec.Dir, m.record); err != nil {
 		return err
 	}
 	if err := m.api.LoadSnapshot(ctx, request); err != nil {
@@ -204,7 +205,7 @@ func (m *machine) load(ctx context.Context, from vmm.Capture) error {
 	if err := do(ctx, changes); err != nil {
 		return err
 	}
-	m.set(running)
+	m.set(monitor.Running)
 	return errors.Join(os.RemoveAll(m.inRoot(stateFile)), os.RemoveAll(m.inRoot(memoryFile)))
 }
 
@@ -232,7 +233,7 @@ func (m *machine) layMemory(ctx context.Context, own bool) (fcapi.MemoryBackend,
 		}
 		return fcapi.MemoryBackend{Type: fcapi.BackendFile, Path: memoryFile}, m.link(m.inDir(baseFile), memoryFile)
 	}
-	l, err := listen(m.root(), pagerSocket)
+	l, err := monitor.Listen(m.root(), pagerSocket)
 	if err != nil {
 		return fcapi.MemoryBackend{}, err
 	}
@@ -250,14 +251,14 @@ func (m *machine) servePages(l *net.UnixListener) {
 	select {
 	case <-m.life.Done():
 		return
-	case <-m.proc.Done():
+	case <-m.Ended():
 		return
 	default:
 	}
 	if err == nil {
 		err = errors.New("it ended")
 	}
-	m.fail("its memory is not served any more: " + err.Error())
+	m.Fail("its memory is not served any more: " + err.Error())
 }
 
 func (m *machine) acceptPages(l *net.UnixListener) error {
@@ -303,47 +304,47 @@ func (m *machine) changes(loaded vmm.Manifest) []step {
 
 // Pause implements vmm.Machine.
 func (m *machine) Pause(ctx context.Context) error {
-	switch m.at() {
-	case paused:
+	switch m.At() {
+	case monitor.Paused:
 		return nil
-	case prepared:
+	case monitor.Prepared:
 		return fmt.Errorf("pause machine %s: it was not loaded", m.spec.ID)
 	}
-	ctx, cancel := m.driver.limited(ctx, "pause of the machine")
+	ctx, cancel := m.driver.set.Limited(ctx, "pause of the machine")
 	defer cancel()
 	if err := m.api.Pause(ctx); err != nil {
-		return fmt.Errorf("pause machine %s: %w", m.spec.ID, m.gone(ctx, err))
+		return fmt.Errorf("pause machine %s: %w", m.spec.ID, m.Gone(ctx, err))
 	}
-	m.set(paused)
+	m.set(monitor.Paused)
 	return nil
 }
 
 // Resume implements vmm.Machine.
 func (m *machine) Resume(ctx context.Context) error {
-	switch m.at() {
-	case running:
+	switch m.At() {
+	case monitor.Running:
 		return nil
-	case prepared:
+	case monitor.Prepared:
 		return fmt.Errorf("resume machine %s: it was not loaded", m.spec.ID)
 	}
-	ctx, cancel := m.driver.limited(ctx, "resumption of the machine")
+	ctx, cancel := m.driver.set.Limited(ctx, "resumption of the machine")
 	defer cancel()
 	if err := m.api.Resume(ctx); err != nil {
-		return fmt.Errorf("resume machine %s: %w", m.spec.ID, m.gone(ctx, err))
+		return fmt.Errorf("resume machine %s: %w", m.spec.ID, m.Gone(ctx, err))
 	}
-	m.set(running)
+	m.set(monitor.Running)
 	return nil
 }
 
 // Reclaim implements vmm.Reclaimer.
 func (m *machine) Reclaim(ctx context.Context, mib int) error {
-	if m.at() == prepared {
+	if m.At() == monitor.Prepared {
 		return fmt.Errorf("reclaim memory of machine %s: it was not loaded", m.spec.ID)
 	}
-	ctx, cancel := m.driver.limited(ctx, "balloon of the machine")
+	ctx, cancel := m.driver.set.Limited(ctx, "balloon of the machine")
 	defer cancel()
 	if err := m.api.ResizeBalloon(ctx, mib); err != nil {
-		return fmt.Errorf("reclaim memory of machine %s: %w", m.spec.ID, m.gone(ctx, err))
+		return fmt.Errorf("reclaim memory of machine %s: %w", m.spec.ID, m.Gone(ctx, err))
 	}
 	return nil
 }

@@ -7,11 +7,11 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"sync"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/monitor"
 )
 
 // maxState bounds device state: it is about 12 KiB for one processor, and comes from QEMU, which is not
@@ -20,14 +20,12 @@ const maxState = 16 << 20
 
 // capture is a machine at one moment. Its memory is either base with pages over it, or whole.
 type capture struct {
+	monitor.Uses
 	manifest vmm.Manifest
 	state    []byte
 
-	mu    sync.Mutex
-	users int      // loads and saves under way; Close waits for nobody, the last one frees
-	ended bool     // Close was called
-	base  *os.File // the image's memory; of a cold machine a private reflink of all of it
-	key   fileKey  // of base, for machines that are started on it; zero for a cold machine
+	base  *os.File        // the image's memory; of a cold machine a private reflink of all of it
+	key   monitor.FileKey // of base, for machines that are started on it; zero for a cold machine
 	spans []span
 	pages *buffer
 }
@@ -35,59 +33,39 @@ type capture struct {
 var _ vmm.Capture = (*capture)(nil)
 
 func (c *capture) DirtyBytes() int64 {
-	if c.key == (fileKey{}) {
+	if c.key == (monitor.FileKey{}) {
 		return int64(c.manifest.MemoryMiB) << 20
 	}
 	return total(c.spans)
 }
 
-// hold keeps the memory for one operation.
-func (c *capture) hold() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.ended {
-		return errors.New("capture was closed")
+// newCapture is a capture that holds nothing yet.
+func newCapture(m vmm.Manifest) *capture {
+	c := &capture{manifest: m}
+	c.OnFree(c.free)
+	return c
+}
+
+func (c *capture) free() error {
+	err := c.pages.free()
+	if c.base != nil {
+		err = errors.Join(err, c.base.Close())
 	}
-	c.users++
-	return nil
-}
-
-func (c *capture) let() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.users--
-	return c.freeLocked()
-}
-
-// Close frees the memory, at once or when the last Load or Save under way has ended.
-func (c *capture) Close() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.ended = true
-	return c.freeLocked()
-}
-
-func (c *capture) freeLocked() error {
-	if !c.ended || c.users > 0 || c.base == nil {
-		return nil
-	}
-	err := errors.Join(c.base.Close(), c.pages.free())
-	c.base = nil
 	return err
 }
 
 // Save writes a complete image into dir. The memory file shares all blocks of the base that are
 // unchanged.
 func (c *capture) Save(ctx context.Context, dir string) (_ vmm.Image, err error) {
-	if err := c.hold(); err != nil {
+	if err := c.Hold(); err != nil {
 		return vmm.Image{}, err
 	}
-	defer func() { err = errors.Join(err, c.let()) }()
+	defer func() { err = errors.Join(err, c.Let()) }()
 	if err := c.saveMemory(ctx, filepath.Join(dir, memoryFile)); err != nil {
 		return vmm.Image{}, fmt.Errorf("save image in %s: %w", dir, err)
 	}
 	var l *layer
-	if c.key != (fileKey{}) {
+	if c.key != (monitor.FileKey{}) {
 		if l, err = layerOf(c.base, c.spans); err != nil {
 			return vmm.Image{}, fmt.Errorf("save image in %s: %w", dir, err)
 		}

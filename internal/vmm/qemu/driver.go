@@ -5,14 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"runtime"
-	"sync"
 	"syscall"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/proc"
 	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/monitor"
 )
 
 // Config says which QEMU runs machines and how.
@@ -35,9 +33,7 @@ type Driver struct {
 	cpu     string
 	groups  []uint32 // a monitor needs besides its own: the one that may use /dev/kvm
 	tsc     tscMeter
-
-	mu       sync.Mutex
-	machines map[string]*machine // by directory
+	set     *monitor.Set
 }
 
 var _ vmm.Driver = (*Driver)(nil)
@@ -59,7 +55,7 @@ func New(ctx context.Context, config Config) (*Driver, error) {
 	if config.Accelerator != vmm.TCG && config.Accelerator != vmm.KVM {
 		return nil, &vmm.UnsupportedError{Op: "use accelerator " + string(config.Accelerator), Driver: "qemu"}
 	}
-	d := &Driver{config: config, machines: map[string]*machine{}, tsc: tscMeter{start: sampleClocks()}}
+	d := &Driver{config: config, set: monitor.NewSet(config.Limit, removeFiles), tsc: tscMeter{start: sampleClocks()}}
 	var err error
 	if d.version, err = probeVersion(ctx, config.Binary); err != nil {
 		return nil, err
@@ -100,11 +96,6 @@ func (d *Driver) manifest(ctx context.Context, spec vmm.Spec) (vmm.Manifest, err
 	}, nil
 }
 
-// limited bounds one wait for a monitor.
-func (d *Driver) limited(ctx context.Context, what string) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, d.config.Limit, fmt.Errorf("%s took over %v", what, d.config.Limit))
-}
-
 // Boot implements vmm.Driver.
 func (d *Driver) Boot(ctx context.Context, spec vmm.Spec) (_ vmm.Machine, err error) {
 	if err := validate(spec); err != nil {
@@ -121,12 +112,12 @@ func (d *Driver) Boot(ctx context.Context, spec vmm.Spec) (_ vmm.Machine, err er
 	if err != nil {
 		return nil, fmt.Errorf("boot machine %s: %w", spec.ID, err)
 	}
-	limit, cancel := d.limited(ctx, "start of the monitor")
+	limit, cancel := d.set.Limited(ctx, "start of the monitor")
 	defer cancel()
 	if err := m.do(limit, "cont", nil, nil); err != nil {
-		return nil, errors.Join(fmt.Errorf("boot machine %s: %w", spec.ID, err), m.discard(ctx))
+		return nil, errors.Join(fmt.Errorf("boot machine %s: %w", spec.ID, err), m.Discard(ctx))
 	}
-	m.set(running)
+	m.Move(monitor.Running)
 	return m, nil
 }
 
@@ -180,28 +171,16 @@ func (d *Driver) Adopt(ctx context.Context, spec vmm.Spec) (vmm.Machine, error) 
 	if err := validate(spec); err != nil {
 		return nil, err
 	}
-	r, ok, err := readRecord(spec.Dir)
-	if err != nil {
-		return nil, fmt.Errorf("adopt machine %s: %w", spec.ID, err)
-	}
-	if !ok {
-		return nil, fmt.Errorf("adopt machine %s: %w", spec.ID, vmm.ErrGone)
-	}
 	manifest, err := d.manifest(ctx, spec)
 	if err != nil {
 		return nil, err
 	}
-	manifest.Machine, manifest.DiskBytes = machineWords(r.ACPI), r.DiskBytes
-	if old := d.find(spec.Dir); old != nil {
-		old.release()
-	}
-	p, err := proc.Adopt(r.Process)
-	if errors.Is(err, proc.ErrGone) {
-		return nil, fmt.Errorf("adopt machine %s: %w", spec.ID, errors.Join(vmm.ErrGone, removeFiles(spec.Dir)))
-	}
+	var r record
+	p, err := d.set.Adopt(spec.Dir, &r)
 	if err != nil {
 		return nil, fmt.Errorf("adopt machine %s: %w", spec.ID, err)
 	}
+	manifest.Machine, manifest.DiskBytes = machineWords(r.ACPI), r.DiskBytes
 	m, err := d.takeOver(ctx, spec, manifest, r, p)
 	if err != nil {
 		return nil, fmt.Errorf("adopt machine %s: %w", spec.ID, err)
@@ -210,78 +189,7 @@ func (d *Driver) Adopt(ctx context.Context, spec vmm.Spec) (vmm.Machine, error) 
 }
 
 // Kill implements vmm.Driver.
-func (d *Driver) Kill(ctx context.Context, spec vmm.Spec) error {
-	if m := d.find(spec.Dir); m != nil {
-		return m.Kill(ctx)
-	}
-	ids, err := d.monitors(spec.Dir)
-	if err != nil {
-		return fmt.Errorf("kill machine %s: %w", spec.ID, err)
-	}
-	ctx, cancel := d.limited(ctx, "end of the monitor")
-	defer cancel()
-	for _, id := range ids {
-		p, err := proc.Adopt(id)
-		if errors.Is(err, proc.ErrGone) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		if err := errors.Join(p.Kill(ctx), p.Release()); err != nil {
-			return fmt.Errorf("kill machine %s: %w", spec.ID, err)
-		}
-	}
-	return removeFiles(spec.Dir)
-}
-
-// monitors finds who belongs to dir: the one of its record, or without one whoever carries its mark.
-func (d *Driver) monitors(dir string) ([]proc.Identity, error) {
-	r, ok, err := readRecord(dir)
-	if err != nil {
-		return nil, err
-	}
-	if ok {
-		return []proc.Identity{r.Process}, nil
-	}
-	mark, err := marker(dir)
-	if err != nil {
-		return nil, err
-	}
-	return proc.Find(mark)
-}
+func (d *Driver) Kill(ctx context.Context, spec vmm.Spec) error { return d.set.Kill(ctx, spec) }
 
 // Close lets go of all machines and leaves them running, for a later Adopt.
-func (d *Driver) Close() error {
-	d.mu.Lock()
-	all := make([]*machine, 0, len(d.machines))
-	for _, m := range d.machines {
-		all = append(all, m)
-	}
-	d.mu.Unlock()
-	for _, m := range all {
-		m.release()
-	}
-	return nil
-}
-
-func (d *Driver) find(dir string) *machine {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.machines[filepath.Clean(dir)]
-}
-
-func (d *Driver) add(m *machine) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.machines[filepath.Clean(m.spec.Dir)] = m
-}
-
-// forget drops m unless its directory has another machine by now.
-func (d *Driver) forget(m *machine) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if key := filepath.Clean(m.spec.Dir); d.machines[key] == m {
-		delete(d.machines, key)
-	}
-}
+func (d *Driver) Close() error { return d.set.Close() }

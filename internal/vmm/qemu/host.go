@@ -2,10 +2,7 @@ package qemu
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
-	"os"
 	"os/exec"
 	"regexp"
 	"strconv"
@@ -16,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/monitor"
 )
 
 // version is QEMU's.
@@ -69,25 +67,7 @@ func fingerprint(accel vmm.Accelerator) (string, error) {
 	if accel == vmm.TCG {
 		return "tcg-max", nil
 	}
-	data, err := os.ReadFile("/proc/cpuinfo")
-	if err != nil {
-		return "", err
-	}
-	return "host-" + hashCPU(string(data)), nil
-}
-
-// hashCPU digests the lines of the first processor that tell one model and feature set from another.
-func hashCPU(cpuinfo string) string {
-	first, _, _ := strings.Cut(cpuinfo, "\n\n")
-	sum := sha256.New()
-	for line := range strings.Lines(first) {
-		key, value, _ := strings.Cut(line, ":")
-		switch strings.TrimSpace(key) {
-		case "vendor_id", "cpu family", "model", "model name", "stepping", "flags":
-			fmt.Fprintln(sum, strings.TrimSpace(value))
-		}
-	}
-	return hex.EncodeToString(sum.Sum(nil))[:16]
+	return monitor.HostCPU()
 }
 
 // clockSample is one reading of both clocks.

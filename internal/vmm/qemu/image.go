@@ -2,66 +2,41 @@ package qemu
 
 import (
 	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
-	"github.com/pandastack/pandastack/internal/durable"
 	"github.com/pandastack/pandastack/internal/vmm"
-)
-
-// Files of an image beside its memory.
-const (
-	stateName    = "state"
-	manifestName = "manifest.json"
+	"github.com/pandastack/pandastack/internal/vmm/monitor"
 )
 
 // writeImage completes dir, which holds the memory, with state, layer (nil: none) and manifest; then all
 // of it is durable.
 func writeImage(dir string, m vmm.Manifest, state []byte, l *layer) (vmm.Image, error) {
-	sum := sha256.Sum256(state)
-	m.Created = time.Now().UTC()
-	m.Files = []vmm.File{
-		{Name: memoryFile, Bytes: int64(m.MemoryMiB) << 20},
-		{Name: stateName, Bytes: int64(len(state)), SHA256: hex.EncodeToString(sum[:])},
-	}
-	if err := durable.WriteFile(filepath.Join(dir, stateName), state, 0o444); err != nil {
-		return vmm.Image{}, err
-	}
+	parts := []monitor.Part{{Name: monitor.StateName, Data: state}}
 	if l != nil {
 		data, err := json.Marshal(l)
 		if err != nil {
 			return vmm.Image{}, err
 		}
-		sum := sha256.Sum256(data)
-		m.Files = append(m.Files, vmm.File{Name: layerName, Bytes: int64(len(data)), SHA256: hex.EncodeToString(sum[:])})
-		if err := durable.WriteFile(filepath.Join(dir, layerName), data, 0o444); err != nil {
-			return vmm.Image{}, err
-		}
+		parts = append(parts, monitor.Part{Name: layerName, Data: data})
 	}
-	if err := durable.WriteJSON(filepath.Join(dir, manifestName), m); err != nil {
-		return vmm.Image{}, err
-	}
-	return vmm.Image{Dir: dir, Manifest: m}, nil
+	return monitor.WriteImage(dir, m, int64(m.MemoryMiB)<<20, parts...)
 }
 
 // opened is an image ready to be mapped.
 type opened struct {
-	memory  *os.File // to be mapped: the image's own, a view of it, or the one its layer lies over
-	key     fileKey  // of the image's own memory, or the one its layer lies over
-	mapped  fileKey  // of memory
-	whole   *os.File // what a capture of the machine lies over where that is not memory; nil: it is
-	also    fileKey  // a capture over this one fits, too; zero: none
-	overlay *overlay // what to add to memory; nil: nothing
+	memory  *os.File        // to be mapped: the image's own, a view of it, or the one its layer lies over
+	key     monitor.FileKey // of the image's own memory, or the one its layer lies over
+	mapped  monitor.FileKey // of memory
+	whole   *os.File        // what a capture of the machine lies over where that is not memory; nil: it is
+	also    monitor.FileKey // a capture over this one fits, too; zero: none
+	overlay *overlay        // what to add to memory; nil: nothing
 	state   []byte
 }
 
@@ -79,7 +54,7 @@ func (o opened) close() error {
 // openImage checks the image's files and opens them.
 func openImage(image vmm.Image, writable bool) (o opened, err error) {
 	m := image.Manifest
-	if o.state, err = readChecked(image, stateName, maxState); err != nil {
+	if o.state, err = monitor.ReadChecked(image, monitor.StateName, maxState); err != nil {
 		return opened{}, err
 	}
 	flags := os.O_RDONLY
@@ -102,10 +77,10 @@ func openImage(image vmm.Image, writable bool) (o opened, err error) {
 			return o, err
 		}
 	}
-	if _, ok := fileOf(m, layerName); !ok {
+	if _, ok := monitor.FileOf(m, layerName); !ok {
 		return o, nil
 	}
-	data, err := readChecked(image, layerName, maxState)
+	data, err := monitor.ReadChecked(image, layerName, maxState)
 	if err != nil {
 		return o, err
 	}
@@ -117,18 +92,18 @@ func openImage(image vmm.Image, writable bool) (o opened, err error) {
 }
 
 // openMemory opens a file of a known size; nil with an error.
-func openMemory(path string, flags int, size int64) (*os.File, fileKey, error) {
+func openMemory(path string, flags int, size int64) (*os.File, monitor.FileKey, error) {
 	f, err := os.OpenFile(path, flags, 0)
 	if err != nil {
-		return nil, fileKey{}, err
+		return nil, monitor.FileKey{}, err
 	}
 	st, err := f.Stat()
 	if err == nil && st.Size() != size {
 		err = fmt.Errorf("%s is damaged: it has %d bytes, want %d", path, st.Size(), size)
 	}
-	key, keyErr := keyOf(f)
+	key, keyErr := monitor.KeyOf(f)
 	if err := errors.Join(err, keyErr); err != nil {
-		return nil, fileKey{}, errors.Join(err, f.Close())
+		return nil, monitor.FileKey{}, errors.Join(err, f.Close())
 	}
 	return f, key, nil
 }
@@ -152,45 +127,6 @@ func (o *opened) over(l *layer, flags int) error {
 		return whole.Close()
 	}
 	return nil
-}
-
-func fileOf(m vmm.Manifest, name string) (vmm.File, bool) {
-	for _, f := range m.Files {
-		if f.Name == name {
-			return f, true
-		}
-	}
-	return vmm.File{}, false
-}
-
-// readChecked reads a small file of an image and holds it against its checksum.
-func readChecked(image vmm.Image, name string, limit int64) ([]byte, error) {
-	path := filepath.Join(image.Dir, name)
-	data, err := readBounded(path, limit)
-	if err != nil {
-		return nil, err
-	}
-	want, _ := fileOf(image.Manifest, name)
-	if sum := sha256.Sum256(data); hex.EncodeToString(sum[:]) != want.SHA256 {
-		return nil, fmt.Errorf("%s is damaged: its checksum is not the manifest's", path)
-	}
-	return data, nil
-}
-
-func readBounded(path string, limit int64) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err != nil {
-		return nil, err
-	}
-	if int64(len(data)) > limit {
-		return nil, fmt.Errorf("%s is damaged: larger than %d bytes", path, limit)
-	}
-	return data, nil
 }
 
 // tscTolerance is how far two measurements of the same counter may lie apart, in parts of a million.

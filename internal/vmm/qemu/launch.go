@@ -12,6 +12,7 @@ import (
 	"github.com/pandastack/pandastack/internal/proc"
 	"github.com/pandastack/pandastack/internal/undo"
 	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/monitor"
 	"github.com/pandastack/pandastack/internal/vmm/qemu/qmp"
 )
 
@@ -105,7 +106,7 @@ func (d *Driver) launch(ctx context.Context, spec vmm.Spec, manifest vmm.Manifes
 	if err := m.openDevices(&sh, &given); err != nil {
 		return nil, err
 	}
-	mark, err := marker(spec.Dir)
+	mark, err := monitor.Marker(spec.Dir)
 	if err != nil {
 		return nil, err
 	}
@@ -123,10 +124,10 @@ func (d *Driver) launch(ctx context.Context, spec vmm.Spec, manifest vmm.Manifes
 		}
 	}
 	m.record.Process = p.Identity()
-	if err := writeRecord(spec.Dir, m.record); err != nil {
+	if err := monitor.WriteRecord(spec.Dir, m.record); err != nil {
 		return nil, err
 	}
-	m.begin(ctx, p)
+	m.Begin(ctx, p)
 	return m, nil
 }
 
@@ -145,7 +146,7 @@ func (m *machine) openSockets(ctx context.Context, sh *shape, given *inheritance
 		} else {
 			sh.channel = fd
 		}
-		if conns[i], err = connect(ctx, m.spec.Dir, name); err != nil {
+		if conns[i], err = monitor.Connect(ctx, m.spec.Dir, name); err != nil {
 			return err
 		}
 		if i == 0 {
@@ -196,7 +197,7 @@ func (m *machine) openBoot(sh *shape, given *inheritance) error {
 			return err
 		}
 	}
-	if m.record.Memory, err = keyOf(memory); err != nil {
+	if m.record.Memory, err = monitor.KeyOf(memory); err != nil {
 		return err
 	}
 	m.record.Mapped = m.record.Memory

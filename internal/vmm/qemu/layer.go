@@ -7,6 +7,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/vmm/monitor"
 )
 
 // layerName is the file of an image that says which image it grew from, and where it differs.
@@ -20,11 +22,11 @@ const maxLayer = 32 << 20
 
 // layer is an image's memory as what it adds to the memory of another image.
 type layer struct {
-	Path     string     `json:"path"` // of the other memory, when this image was saved
-	File     fileKey    `json:"file"`
-	Modified int64      `json:"modified"` // nanoseconds; memory files are never written again
-	Bytes    int64      `json:"bytes"`
-	Spans    [][2]int64 `json:"spans"`
+	Path     string          `json:"path"` // of the other memory, when this image was saved
+	File     monitor.FileKey `json:"file"`
+	Modified int64           `json:"modified"` // nanoseconds; memory files are never written again
+	Bytes    int64           `json:"bytes"`
+	Spans    [][2]int64      `json:"spans"`
 }
 
 // layerOf describes pages over base; nil where there is too much of them or base has no name any more.
@@ -44,7 +46,7 @@ func layerOf(base *os.File, spans []span) (*layer, error) {
 	if err := unix.Stat(path, &named); err != nil || named.Dev != st.Dev || named.Ino != st.Ino {
 		return nil, nil
 	}
-	l := &layer{Path: path, File: fileKey{uint64(st.Dev), st.Ino}, Modified: st.Mtim.Nano(), Bytes: st.Size}
+	l := &layer{Path: path, File: monitor.FileKey{Device: uint64(st.Dev), Inode: st.Ino}, Modified: st.Mtim.Nano(), Bytes: st.Size}
 	for _, s := range spans {
 		l.Spans = append(l.Spans, [2]int64{s.start, s.end})
 	}
@@ -85,7 +87,7 @@ func (l *layer) open(flags int) (*os.File, error) {
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	if (fileKey{uint64(st.Dev), st.Ino}) != l.File || st.Mtim.Nano() != l.Modified || st.Size != l.Bytes {
+	if (monitor.FileKey{Device: uint64(st.Dev), Inode: st.Ino}) != l.File || st.Mtim.Nano() != l.Modified || st.Size != l.Bytes {
 		return nil, f.Close()
 	}
 	return f, nil

@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pandastack/pandastack/internal/proc"
 	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/monitor"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -95,16 +95,6 @@ func TestRate(t *testing.T) {
 	}
 }
 
-func TestHashCPU(t *testing.T) {
-	one := "processor\t: 0\nvendor_id\t: A\nflags\t: fpu sse\ncpu MHz\t: 1\n\nprocessor\t: 1\nflags\t: none\n"
-	if hashCPU(one) != hashCPU(strings.ReplaceAll(one, "MHz\t: 1", "MHz\t: 2")) {
-		t.Error("the clock rate of the moment changes the fingerprint")
-	}
-	if hashCPU(one) == hashCPU(strings.ReplaceAll(one, "sse", "avx")) {
-		t.Error("another feature set has the same fingerprint")
-	}
-}
-
 const maps = `7f0000000000-7f0000001000 ---p 00000000 00:00 0
 7f1000000000-7f1000200000 rw-p 00000000 fe:00 4711                       /x/memory
 7f1000200000-7f1000400000 rw-p 00200000 fe:00 4711                       /x/memory (deleted)
@@ -167,7 +157,7 @@ func TestDirtyPages(t *testing.T) {
 	for _, page := range []int{0, 3, 4, 5, 2047} {
 		mem[page*pageSize+int(sum)%7]++
 	}
-	key, err := keyOf(f)
+	key, err := monitor.KeyOf(f)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -259,28 +249,6 @@ func TestCheck(t *testing.T) {
 	var mismatch *vmm.MismatchError
 	if err := check(far, good); !errors.As(err, &mismatch) || mismatch.Field != "tsc_khz" {
 		t.Errorf("another counter: got %v", err)
-	}
-}
-
-func TestRecord(t *testing.T) {
-	dir := t.TempDir()
-	if _, ok, err := readRecord(dir); ok || err != nil {
-		t.Errorf("no record: got %v, %v", ok, err)
-	}
-	want := record{Process: proc.Identity{PID: 1, Start: 2, Boot: "3"}, ACPI: true, DiskBytes: []int64{4}}
-	if err := writeRecord(dir, want); err != nil {
-		t.Fatal(err)
-	}
-	got, ok, err := readRecord(dir)
-	if !ok || err != nil || got.Process != want.Process || !got.ACPI || !slices.Equal(got.DiskBytes, want.DiskBytes) {
-		t.Errorf("got %+v, %v, %v", got, ok, err)
-	}
-	// What a crash of the host may leave of a file that was not synced.
-	if err := os.Truncate(filepath.Join(dir, recordFile), 0); err != nil {
-		t.Fatal(err)
-	}
-	if _, ok, err := readRecord(dir); ok || err != nil {
-		t.Errorf("an empty record is taken for one: %v", err)
 	}
 }
 

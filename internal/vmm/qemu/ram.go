@@ -33,20 +33,6 @@ type ram struct {
 	bytes int64
 }
 
-// fileKey names a file for as long as something holds it.
-type fileKey struct {
-	Device uint64 `json:"device"`
-	Inode  uint64 `json:"inode"`
-}
-
-func keyOf(f *os.File) (fileKey, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return fileKey{}, err
-	}
-	return fileKey{uint64(st.Dev), st.Ino}, nil
-}
-
 // findRAM looks for the mapping of the memory file in the monitor. The device number is not compared:
 // btrfs shows another one there than stat does.
 func findRAM(pid int, inode uint64, bytes int64) (ram, error) {

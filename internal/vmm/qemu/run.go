@@ -8,15 +8,16 @@ import (
 
 	"github.com/pandastack/pandastack/internal/proc"
 	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/monitor"
 	"github.com/pandastack/pandastack/internal/vmm/qemu/qmp"
 )
 
 // Load implements vmm.Machine.
 func (m *machine) Load(ctx context.Context, from vmm.Capture) error {
-	if m.at() != prepared || m.incoming == nil {
+	if m.At() != monitor.Prepared || m.incoming == nil {
 		return fmt.Errorf("load machine %s: it was loaded before", m.spec.ID)
 	}
-	ctx, cancel := m.driver.limited(ctx, "load of the machine")
+	ctx, cancel := m.driver.set.Limited(ctx, "load of the machine")
 	defer cancel()
 	state, known := m.state, m.manifest.DiskBytes
 	over := m.takeOverlay()
@@ -41,7 +42,7 @@ func (m *machine) Load(ctx context.Context, from vmm.Capture) error {
 	if err := m.inject(ctx, state); err != nil {
 		return fmt.Errorf("load machine %s: %w", m.spec.ID, err)
 	}
-	m.set(running)
+	m.Move(monitor.Running)
 	m.state = nil
 	if err := m.tellSizes(ctx, known); err != nil {
 		return fmt.Errorf("load machine %s: %w", m.spec.ID, err)
@@ -51,13 +52,13 @@ func (m *machine) Load(ctx context.Context, from vmm.Capture) error {
 
 // fill writes a capture's pages into the monitor's memory.
 func (m *machine) fill(ctx context.Context, c *capture) (err error) {
-	if c.key == (fileKey{}) || c.key != m.record.Memory && c.key != m.also {
+	if c.key == (monitor.FileKey{}) || c.key != m.record.Memory && c.key != m.also {
 		return errors.New("the capture was not taken on the image of this machine")
 	}
-	if err := c.hold(); err != nil {
+	if err := c.Hold(); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, c.let()) }()
+	defer func() { err = errors.Join(err, c.Let()) }()
 	return m.write(ctx, c.spans, c.pages.bytes())
 }
 
@@ -73,14 +74,14 @@ func (m *machine) complete(ctx context.Context, o *overlay) error {
 // write puts pages into the monitor's memory.
 func (m *machine) write(ctx context.Context, spans []span, pages []byte) error {
 	// A greeting means that all of the machine is made, its memory too.
-	if err := m.gone(ctx, m.qmp.Ready(ctx)); err != nil {
+	if err := m.Gone(ctx, m.qmp.Ready(ctx)); err != nil {
 		return err
 	}
 	r, err := m.ram()
 	if err != nil {
-		return m.gone(ctx, err)
+		return m.Gone(ctx, err)
 	}
-	return m.gone(ctx, r.write(spans, pages))
+	return m.Gone(ctx, r.write(spans, pages))
 }
 
 func (m *machine) ram() (ram, error) {
@@ -94,7 +95,7 @@ func (m *machine) inject(ctx context.Context, state []byte) error {
 	m.incoming = nil
 	m.mu.Unlock()
 	if in == nil {
-		return m.gone(ctx, vmm.ErrGone)
+		return m.Gone(ctx, vmm.ErrGone)
 	}
 	defer in.Close()
 	if deadline, ok := ctx.Deadline(); ok {
@@ -103,10 +104,10 @@ func (m *machine) inject(ctx context.Context, state []byte) error {
 		}
 	}
 	if _, err := in.Write(state); err != nil {
-		return m.gone(ctx, errors.Join(qmp.ErrClosed, err))
+		return m.Gone(ctx, errors.Join(qmp.ErrClosed, err))
 	}
 	if err := in.CloseWrite(); err != nil {
-		return m.gone(ctx, errors.Join(qmp.ErrClosed, err))
+		return m.Gone(ctx, errors.Join(qmp.ErrClosed, err))
 	}
 	// The guest may run before the protocol is negotiated and events are told, hence the question.
 	status, err := m.status(ctx)
@@ -121,8 +122,8 @@ func (m *machine) inject(ctx context.Context, state []byte) error {
 	select {
 	case <-m.resumed:
 		return nil
-	case <-m.done:
-		return m.gone(ctx, vmm.ErrGone)
+	case <-m.Done():
+		return m.Gone(ctx, vmm.ErrGone)
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
@@ -154,38 +155,38 @@ func (m *machine) tellSizes(ctx context.Context, known []int64) error {
 // Pause implements vmm.Machine. Unless Anticipate did, it first makes ready what a Capture needs, while
 // the guest still runs.
 func (m *machine) Pause(ctx context.Context) error {
-	switch m.at() {
-	case paused:
+	switch m.At() {
+	case monitor.Paused:
 		return nil
-	case prepared:
+	case monitor.Prepared:
 		return fmt.Errorf("pause machine %s: it was not loaded", m.spec.ID)
 	}
 	if err := m.Anticipate(ctx); err != nil {
 		return err
 	}
-	ctx, cancel := m.driver.limited(ctx, "pause of the machine")
+	ctx, cancel := m.driver.set.Limited(ctx, "pause of the machine")
 	defer cancel()
 	if err := m.do(ctx, "stop", nil, nil); err != nil {
 		return fmt.Errorf("pause machine %s: %w", m.spec.ID, err)
 	}
-	m.set(paused)
+	m.Move(monitor.Paused)
 	return nil
 }
 
 // Resume implements vmm.Machine.
 func (m *machine) Resume(ctx context.Context) error {
-	switch m.at() {
-	case running:
+	switch m.At() {
+	case monitor.Running:
 		return nil
-	case prepared:
+	case monitor.Prepared:
 		return fmt.Errorf("resume machine %s: it was not loaded", m.spec.ID)
 	}
-	ctx, cancel := m.driver.limited(ctx, "resumption of the machine")
+	ctx, cancel := m.driver.set.Limited(ctx, "resumption of the machine")
 	defer cancel()
 	if err := m.do(ctx, "cont", nil, nil); err != nil {
 		return fmt.Errorf("resume machine %s: %w", m.spec.ID, err)
 	}
-	m.set(running)
+	m.Move(monitor.Running)
 	if err := m.drop(m.swapNext(nil)); err != nil {
 		return fmt.Errorf("resume machine %s: %w", m.spec.ID, err)
 	}
@@ -196,24 +197,24 @@ func (m *machine) Resume(ctx context.Context) error {
 func (d *Driver) takeOver(ctx context.Context, spec vmm.Spec, manifest vmm.Manifest, r record, p *proc.Process) (_ *machine, err error) {
 	m := newMachine(d, spec, manifest)
 	m.record = r
-	conn, err := connect(ctx, spec.Dir, monitorSocket)
+	conn, err := monitor.Connect(ctx, spec.Dir, monitorSocket)
 	if err != nil {
 		return nil, errors.Join(err, p.Release())
 	}
 	m.qmp = qmp.Open(conn, m.event)
-	m.begin(ctx, p)
-	ctx, cancel := d.limited(ctx, "answer of the monitor")
+	m.Begin(ctx, p)
+	ctx, cancel := d.set.Limited(ctx, "answer of the monitor")
 	defer cancel()
 	status, err := m.status(ctx)
 	if err != nil {
-		m.release()
+		m.Release()
 		return nil, err
 	}
 	switch status {
 	case "running":
-		m.set(running)
+		m.Move(monitor.Running)
 	case "paused":
-		m.set(paused)
+		m.Move(monitor.Paused)
 	default:
 		// Never loaded, or the guest has ended: nobody can use it any more.
 		return nil, errors.Join(fmt.Errorf("guest is %q: %w", status, vmm.ErrGone), m.Kill(ctx))

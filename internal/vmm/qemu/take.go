@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/monitor"
 )
 
 // preparation is what Capture needs and need not be made while the guest waits.
@@ -27,7 +28,7 @@ var _ vmm.Anticipator = (*machine)(nil)
 
 // Anticipate implements vmm.Anticipator.
 func (m *machine) Anticipate(ctx context.Context) error {
-	if m.at() == prepared {
+	if m.At() == monitor.Prepared {
 		return fmt.Errorf("capture machine %s: it was not loaded", m.spec.ID)
 	}
 	m.mu.Lock()
@@ -36,11 +37,11 @@ func (m *machine) Anticipate(ctx context.Context) error {
 	if ready {
 		return nil
 	}
-	ctx, cancel := m.driver.limited(ctx, "capture of the machine")
+	ctx, cancel := m.driver.set.Limited(ctx, "capture of the machine")
 	defer cancel()
 	p, err := m.prepare(ctx)
 	if err != nil {
-		return fmt.Errorf("capture machine %s: %w", m.spec.ID, m.gone(ctx, err))
+		return fmt.Errorf("capture machine %s: %w", m.spec.ID, m.Gone(ctx, err))
 	}
 	return m.drop(m.swapNext(p))
 }
@@ -140,17 +141,17 @@ func syncFile(d vmm.Disk) error {
 
 // Capture implements vmm.Machine.
 func (m *machine) Capture(ctx context.Context) (vmm.Capture, error) {
-	if m.at() != paused {
+	if m.At() != monitor.Paused {
 		return nil, fmt.Errorf("capture machine %s: it is not paused", m.spec.ID)
 	}
 	if err := m.Anticipate(ctx); err != nil { // a second capture, or an adopted machine that was paused
 		return nil, err
 	}
-	ctx, cancel := m.driver.limited(ctx, "capture of the machine")
+	ctx, cancel := m.driver.set.Limited(ctx, "capture of the machine")
 	defer cancel()
 	p := m.swapNext(nil)
 	if p == nil {
-		return nil, fmt.Errorf("capture machine %s: %w", m.spec.ID, m.gone(ctx, vmm.ErrGone))
+		return nil, fmt.Errorf("capture machine %s: %w", m.spec.ID, m.Gone(ctx, vmm.ErrGone))
 	}
 	c, err := m.capture(ctx, p)
 	err = errors.Join(err, m.drop(p))
@@ -158,7 +159,7 @@ func (m *machine) Capture(ctx context.Context) (vmm.Capture, error) {
 		err = errors.Join(err, c.Close())
 	}
 	if err != nil {
-		return nil, fmt.Errorf("capture machine %s: %w", m.spec.ID, m.gone(ctx, err))
+		return nil, fmt.Errorf("capture machine %s: %w", m.spec.ID, m.Gone(ctx, err))
 	}
 	return c, nil
 }
@@ -172,7 +173,7 @@ func (m *machine) capture(ctx context.Context, p *preparation) (_ *capture, err 
 	if err := m.qmp.Do(ctx, "xen-save-devices-state", args, nil); err != nil {
 		return nil, err
 	}
-	c := &capture{manifest: m.manifest}
+	c := newCapture(m.manifest)
 	c.manifest.DiskBytes = m.record.DiskBytes
 	if c.state, err = p.state.read(); err != nil {
 		return nil, err
@@ -254,7 +255,7 @@ func (m *machine) openWhole() (*os.File, error) {
 	if err != nil {
 		return nil, nil // it was removed or moved
 	}
-	key, err := keyOf(f)
+	key, err := monitor.KeyOf(f)
 	if err == nil && key == m.record.Memory {
 		return f, nil
 	}

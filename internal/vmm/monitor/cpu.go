@@ -1,4 +1,4 @@
-package firecracker
+package monitor
 
 import (
 	"crypto/sha256"
@@ -9,8 +9,9 @@ import (
 	"strings"
 )
 
-// fingerprint names the host's processor as a guest sees it.
-func fingerprint() (string, error) {
+// HostCPU names the host's processor as a guest of KVM sees it: a guest that was captured on one host can go
+// on where the name is the same.
+func HostCPU() (string, error) {
 	data, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {
 		return "", err
