@@ -231,6 +231,26 @@ func TestCommandLine(t *testing.T) {
 	}
 }
 
+// TestTemplateSizes wants lists to tell what a template takes, and what it seems to take.
+func TestTemplateSizes(t *testing.T) {
+	w := platformtest.New(t)
+	if exit, out, errs := pandastack(t, w, "template", "bake", "base"); exit != 0 {
+		t.Fatalf("bake: %s%s", out, errs)
+	}
+	base, err := w.Client.Templates.Get(t.Context(), "base")
+	if err != nil || base.SizeBytes <= 0 || base.ApparentBytes <= int64(base.DiskMB)<<20 {
+		t.Errorf("base takes %d bytes and seems to take %d, %v; want more than its disk", base.SizeBytes, base.ApparentBytes, err)
+	}
+	for args, want := range map[string]string{
+		"template list":        " of 1.0 MiB",
+		"--json template list": fmt.Sprintf(`"apparent_bytes": %d,`, base.ApparentBytes),
+	} {
+		if exit, out, errs := pandastack(t, w, strings.Fields(args)...); exit != 0 || !strings.Contains(out, want) {
+			t.Errorf("%s: exit %d\n%s%s\nwant %q", args, exit, out, errs, want)
+		}
+	}
+}
+
 // TestBench measures the platform: the numbers mean nothing here, the run and its report do.
 func TestBench(t *testing.T) {
 	w := platformtest.New(t)

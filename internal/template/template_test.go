@@ -40,6 +40,13 @@ func TestTemplates(t *testing.T) {
 	if api.CodeOf(err) != api.NotFound || !strings.Contains(err.Error(), "base") {
 		t.Errorf("unknown: %v, want not_found that names what there is", err)
 	}
+	configured, err := template.New(h, db, map[string]string{"ubuntu-24.04": "raw"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := configured.Resolve(ctx, member, "ubuntu-24.04"); err != nil || got.Name != "raw" {
+		t.Errorf("the configuration's alias is %+v, %v; want raw", got, err)
+	}
 	h.AddTemplate(hostapi.Template{Name: "ubuntu-24.04"})
 	if got, err := s.Get(ctx, member, "ubuntu-24.04"); err != nil || got.Name != "ubuntu-24.04" {
 		t.Errorf("a template wins over an alias: got %s, %v", got.Name, err)
