@@ -90,6 +90,9 @@ func defaultHTTP() *http.Client {
 // URL is the address of the server, without /v1.
 func (c *Client) URL() string { return c.base.String() }
 
+// Key is the key that every request shows.
+func (c *Client) Key() string { return c.key }
+
 // Close drops idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 

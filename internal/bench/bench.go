@@ -52,6 +52,7 @@ type part struct {
 var parts = []part{
 	{"create", (*run).create},
 	{"exec", (*run).exec},
+	{"exec_clients", (*run).clients},
 	{"transfer", (*run).transfer},
 	{"fork", (*run).forks},
 	{"fork_tree_16", (*run).forkTree},

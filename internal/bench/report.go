@@ -28,10 +28,11 @@ type Series struct {
 
 // Target is a promise of SPECIFICATION.md. Zero is no limit.
 type Target struct {
-	P50   float64 `json:"p50,omitempty"`
-	P99   float64 `json:"p99,omitempty"`
-	Max   float64 `json:"max,omitempty"`
-	Least float64 `json:"least,omitempty"` // every value is this or more
+	AtLeast float64 `json:"at_least,omitempty"` // for the p50 of what should be much: rates
+	P50     float64 `json:"p50,omitempty"`
+	P99     float64 `json:"p99,omitempty"`
+	Max     float64 `json:"max,omitempty"`
+	Least   float64 `json:"least,omitempty"` // every value is this or more
 }
 
 // Report is what a run measured, and where.
@@ -71,7 +72,7 @@ func (s *Series) close() {
 		return
 	}
 	holds := func(value, limit float64) bool { return limit == 0 || value <= limit }
-	met := holds(s.P50, s.Target.P50) && holds(s.P99, s.Target.P99) && holds(s.Max, s.Target.Max) && slices.Min(s.Values) >= s.Target.Least && s.Failed == 0
+	met := s.P50 >= s.Target.AtLeast && holds(s.P50, s.Target.P50) && holds(s.P99, s.Target.P99) && holds(s.Max, s.Target.Max) && slices.Min(s.Values) >= s.Target.Least && s.Failed == 0
 	s.Met = &met
 }
 
@@ -140,6 +141,9 @@ func (s *Series) target() string {
 			if part.limit > 0 {
 				text += fmt.Sprintf("%s%s ", part.sign, number(part.limit))
 			}
+		}
+		if t.AtLeast > 0 {
+			text += fmt.Sprintf("p50>=%s ", number(t.AtLeast))
 		}
 		if s.Met != nil {
 			text += verdict(*s.Met)
