@@ -1,0 +1,77 @@
+package procimage
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// mapping is a line of /proc/PID/maps (proc_pid_maps(5)).
+type mapping struct {
+	start, end uint64
+	prot       int
+	shared     bool
+	offset     int64
+	inode      uint64
+	name       string // "" for memory without a file
+}
+
+func (m mapping) kernels() bool {
+	return strings.HasPrefix(m.name, "[v") // vdso, vvar, vvar_vclock, vsyscall
+}
+
+func readMaps(pid int) ([]mapping, error) {
+	data, err := os.ReadFile(procPath(pid, "maps"))
+	if err != nil {
+		return nil, err
+	}
+	return parseMaps(string(data))
+}
+
+func parseMaps(text string) ([]mapping, error) {
+	var out []mapping
+	for line := range strings.Lines(text) {
+		m, err := parseMapping(strings.TrimSuffix(line, "\n"))
+		if err != nil {
+			return nil, fmt.Errorf("map %q: %w", line, err)
+		}
+		if out = append(out, m); len(out) > maxAreas {
+			return nil, fmt.Errorf("%w: it has more than %d areas", ErrUnsupported, maxAreas)
+		}
+	}
+	return out, nil
+}
+
+func parseMapping(line string) (mapping, error) {
+	f := strings.SplitN(line, " ", 6)
+	if len(f) < 5 || len(f[1]) != 4 {
+		return mapping{}, fmt.Errorf("%d fields", len(f))
+	}
+	var m mapping
+	from, to, _ := strings.Cut(f[0], "-")
+	var errs [4]error
+	m.start, errs[0] = strconv.ParseUint(from, 16, 64)
+	m.end, errs[1] = strconv.ParseUint(to, 16, 64)
+	m.offset, errs[2] = strconv.ParseInt(f[2], 16, 64)
+	m.inode, errs[3] = strconv.ParseUint(f[4], 10, 64)
+	for _, err := range errs {
+		if err != nil {
+			return mapping{}, err
+		}
+	}
+	for i, prot := range []int{unix.PROT_READ, unix.PROT_WRITE, unix.PROT_EXEC} {
+		if f[1][i] != '-' {
+			m.prot |= prot
+		}
+	}
+	m.shared = f[1][3] == 's'
+	if len(f) == 6 {
+		m.name = strings.TrimLeft(f[5], " ")
+	}
+	return m, nil
+}
+
+func procPath(pid int, name string) string { return "/proc/" + strconv.Itoa(pid) + "/" + name }

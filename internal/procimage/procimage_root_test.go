@@ -1,0 +1,196 @@
+//go:build root
+
+package procimage_test
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/proc"
+	"github.com/pandastack/pandastack/internal/procimage"
+)
+
+// counter is a program with three threads that counts what it is told, and answers the sum.
+const counter = `
+import socket, threading, queue, time
+q, out = queue.Queue(), queue.Queue()
+total = 0
+secret = bytes(range(256)) * 4096
+def work():
+    global total
+    while True:
+        n = q.get()
+        total += n
+        out.put(total)
+for _ in range(2):
+    threading.Thread(target=work, daemon=True).start()
+s = socket.socket(fileno=3)
+f = s.makefile("rw")
+for line in f:
+    if line.startswith("grow"):
+        secret += bytes(range(256)) * 4096
+        print(len(secret), file=f, flush=True)
+        continue
+    if line.startswith("time"):
+        time.sleep(0.01)
+        print(time.monotonic() > 0, sum(secret) // len(secret), file=f, flush=True)
+        continue
+    q.put(int(line))
+    print(out.get(), file=f, flush=True)
+`
+
+// conn is our end of what a program talks over.
+type conn struct {
+	net.Conn
+	r *bufio.Reader
+}
+
+func pair(t *testing.T) (*conn, *os.File) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours := os.NewFile(uintptr(fds[0]), "ours")
+	c, err := net.FileConn(ours)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = ours.Close()
+	t.Cleanup(func() { _ = c.Close() })
+	if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	return &conn{c, bufio.NewReader(c)}, os.NewFile(uintptr(fds[1]), "theirs")
+}
+
+func (c *conn) ask(t *testing.T, line string) string {
+	t.Helper()
+	if _, err := fmt.Fprintln(c, line); err != nil {
+		t.Fatal(err)
+	}
+	answer, err := c.r.ReadString('\n')
+	if err != nil {
+		t.Fatalf("answer to %q: %v", line, err)
+	}
+	return strings.TrimSpace(answer)
+}
+
+func start(t *testing.T, cmd proc.Command) *proc.Process {
+	t.Helper()
+	p, err := proc.Start(cmd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Kill(t.Context()); err != nil {
+			_ = syscall.Kill(p.PID(), syscall.SIGKILL)
+		}
+		_ = p.Release()
+	})
+	return p
+}
+
+func role(f *os.File, link string) (string, error) {
+	if strings.HasPrefix(link, "socket:") {
+		return "socket", nil
+	}
+	return "other", nil // what this test was started with and the program does not use
+}
+
+// vehicle starts a process for an image and lets it become one.
+func vehicle(t *testing.T, im *procimage.Image, over *procimage.Capture, content *os.File) (*proc.Process, *conn) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "vehicle")
+	if err := os.WriteFile(path, procimage.Program(), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	c, theirs := pair(t)
+	files, err := im.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan := procimage.Plan{Image: im, Over: over, Name: "copy", Args: []string{"a copy"}, Env: []string{"WHO=me"}}
+	given := []*os.File{theirs, content}
+	plan.Roles, plan.Content = map[string]int{"socket": 3, "other": 0}, 4
+	for _, f := range files {
+		given = append(given, f)
+		plan.Files = append(plan.Files, 2+len(given))
+	}
+	plan.Given = 3 + len(given)
+	p := start(t, proc.Command{Path: path, Files: given})
+	for _, f := range append(files, theirs) {
+		_ = f.Close()
+	}
+	v := procimage.Attach(p.PID())
+	defer v.Close()
+	if err := v.Become(t.Context(), plan); err != nil {
+		t.Fatal(err, p.Tail(5))
+	}
+	return p, c
+}
+
+func TestProcess(t *testing.T) {
+	c, theirs := pair(t)
+	p := start(t, proc.Command{Path: "/usr/bin/python3", Args: []string{"-c", counter}, Files: []*os.File{theirs}, Env: []string{"PATH=/usr/bin"}})
+	_ = theirs.Close()
+	if got := c.ask(t, "5"); got != "5" {
+		t.Fatal(got)
+	}
+	taken, err := procimage.Take(p.PID(), procimage.Options{Role: role})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := c.ask(t, "2"); got != "7" {
+		t.Fatalf("the process itself went on with %s", got)
+	}
+	path := filepath.Join(t.TempDir(), "content")
+	content, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	im, err := taken.Save(content, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d threads, %d areas, %d files, %d MiB", len(im.Threads), len(im.Areas), len(im.Files), taken.Bytes()>>20)
+	for range 3 {
+		q, d := vehicle(t, &im, nil, content)
+		if got := d.ask(t, "10"); got != "15" {
+			t.Fatalf("a copy went on with %s", got)
+		}
+		if got := d.ask(t, "time"); got != "True 127" {
+			t.Fatalf("a copy says %s", got)
+		}
+		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", q.PID()))
+		if err != nil || string(env) != "WHO=me\x00" {
+			t.Fatalf("environment %q, %v", env, err)
+		}
+		d.ask(t, "grow")
+		// A copy of the copy, with what it has added.
+		again, err := procimage.Take(q.PID(), procimage.Options{Role: role, Content: content, Base: &im})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("difference %d KiB", again.Bytes()>>10)
+		_, e := vehicle(t, &again.Image, again, content)
+		if got := e.ask(t, "100"); got != "115" {
+			t.Fatalf("a copy of a copy went on with %s", got)
+		}
+		if got := d.ask(t, "1"); got != "16" {
+			t.Fatalf("the copy went on with %s", got)
+		}
+	}
+	if got := c.ask(t, "1"); got != "8" {
+		t.Fatalf("the first went on with %s", got)
+	}
+}

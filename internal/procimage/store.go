@@ -1,0 +1,118 @@
+package procimage
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// gap is how many pages of zeros between two runs of content are rather mapped with them than apart: an area
+// costs more than the zeros, which are holes in the file.
+const gap = 64 * pageSize
+
+// Save writes the content of the captured process into an empty file dst and answers the image that goes with
+// it. base is the file with the content that the process was made with, or nil; what is unchanged of it is
+// shared, so both are on one file system that can do that.
+func (c *Capture) Save(dst, base *os.File) (Image, error) {
+	im := c.Image
+	if base != nil {
+		if err := unix.IoctlFileClone(int(dst.Fd()), int(base.Fd())); err != nil {
+			return Image{}, fmt.Errorf("share the content of a process: %w", err)
+		}
+	}
+	w := writer{dst: dst, end: im.Bytes, spans: c.spans, pages: c.pages}
+	im.Areas = nil
+	for _, a := range c.Image.Areas {
+		if err := w.area(a); err != nil {
+			return Image{}, fmt.Errorf("save the content of a process: %w", err)
+		}
+	}
+	im.Areas, im.Bytes = w.areas, w.end
+	if err := errors.Join(dst.Truncate(im.Bytes), dst.Sync()); err != nil {
+		return Image{}, fmt.Errorf("save the content of a process: %w", err)
+	}
+	return im, im.Check()
+}
+
+// writer lays content into a file.
+type writer struct {
+	dst   *os.File
+	end   int64 // of the file
+	spans []span
+	pages [][]byte // of what is left
+	areas []Area
+}
+
+// area writes what belongs to an area, cut where content that is new begins and ends.
+func (w *writer) area(a Area) error {
+	at := a.Start
+	for at < a.End {
+		from, to := w.next(at, a)
+		if from > at {
+			w.add(a, at, from, a.Backing, a.Offset+int64(at-a.Start))
+		}
+		if from == to {
+			return nil
+		}
+		offset := w.end
+		if a.Backing == Stored {
+			offset = a.Offset + int64(from-a.Start)
+		} else {
+			w.end += int64(to - from)
+		}
+		if err := w.write(from, to, offset); err != nil {
+			return err
+		}
+		w.add(a, from, to, Stored, offset)
+		at = to
+	}
+	return nil
+}
+
+// next answers the next run of new content at or behind at, near ones taken together; from == to: none.
+func (w *writer) next(at uint64, a Area) (from, to uint64) {
+	if len(w.spans) == 0 || w.spans[0].start >= a.End {
+		return a.End, a.End
+	}
+	from, to = max(at, w.spans[0].start), w.spans[0].end
+	for _, s := range w.spans[1:] {
+		if s.start >= a.End || s.start > to+gap || a.Backing == Mapped {
+			break
+		}
+		to = s.end
+	}
+	return from, min(to, a.End)
+}
+
+func (w *writer) write(from, to uint64, offset int64) error {
+	for len(w.spans) > 0 && w.spans[0].start < to {
+		if _, err := w.dst.WriteAt(w.pages[0], offset+int64(w.spans[0].start-from)); err != nil {
+			return err
+		}
+		w.spans, w.pages = w.spans[1:], w.pages[1:]
+	}
+	return nil
+}
+
+// add appends a piece of an area; pieces of stored content that follow each other in memory and file are one.
+func (w *writer) add(a Area, from, to uint64, backing Backing, offset int64) {
+	piece := Area{Start: from, End: to, Prot: a.Prot, Backing: backing, Stack: a.Stack}
+	switch backing {
+	case Mapped:
+		piece.File = a.File
+		piece.Offset = offset
+	case Stored, Outside:
+		piece.Offset = offset
+	}
+	if n := len(w.areas); n > 0 && backing == Stored {
+		last := &w.areas[n-1]
+		if last.Backing == Stored && last.End == from && last.Prot == a.Prot && last.Stack == a.Stack &&
+			last.Offset+int64(last.End-last.Start) == offset {
+			last.End = to
+			return
+		}
+	}
+	w.areas = append(w.areas, piece)
+}
