@@ -25,7 +25,9 @@ mount -t tmpfs tmpfs "$1/tmp"
 `
 
 // prologue is the same in every template. There is no service manager: the guest agent is the first
-// process. Host name, machine id and name servers are placeholders that it replaces after every start.
+// process. Host name, machine id and name servers are placeholders that it replaces after every start. Every
+// command of E2B's clients is run by a login shell, and most of what that takes is a program that its profile
+// starts to learn what bash knows.
 const prologue = `chroot "$1" /bin/sh -eu <<'END_OF_FINISH'
 export DEBIAN_FRONTEND=noninteractive HOME=/root LC_ALL=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 unset TMPDIR
@@ -38,6 +40,7 @@ mkdir -p /var/lib/dbus
 rm -f /var/lib/dbus/machine-id
 printf 'LANG=C.UTF-8\n' > /etc/default/locale
 printf '/dev/vda / ext4 defaults,noatime 0 1\n' > /etc/fstab
+[ ! -f /etc/profile ] || sed -i 's/"$(id -u)"/"${EUID:-$(id -u)}"/' /etc/profile
 `
 
 const epilogue = `find /tmp /var/tmp -mindepth 1 -delete

@@ -186,20 +186,40 @@ func writeThrough(ctx context.Context, at string, r io.Reader) error {
 	return errors.Join(copyAll(ctx, file, r), file.Close())
 }
 
+// pieces is a source that hands out what it has without a copy. In a guest every copy is emulated.
+type pieces interface {
+	Next() ([]byte, error) // the caller owns the bytes
+}
+
+// reads are the pieces of any other source, in one buffer.
+type reads struct {
+	r   io.Reader
+	buf []byte
+}
+
+func (s *reads) Next() ([]byte, error) {
+	n, err := s.r.Read(s.buf)
+	if n > 0 {
+		err = nil // it comes again
+	}
+	return s.buf[:n], err
+}
+
 func copyAll(ctx context.Context, w io.Writer, r io.Reader) error {
-	buf := make([]byte, 32<<10)
+	from, ok := r.(pieces)
+	if !ok {
+		from = &reads{r, make([]byte, 32<<10)}
+	}
 	for {
-		n, err := r.Read(buf)
-		if n > 0 {
-			if _, err := w.Write(buf[:n]); err != nil {
-				return fault(err)
-			}
-		}
+		piece, err := from.Next()
 		if err == io.EOF {
 			return nil
 		}
 		if err != nil {
 			return fmt.Errorf("receive content: %w", err)
+		}
+		if _, err := w.Write(piece); err != nil {
+			return fault(err)
 		}
 		if ctx.Err() != nil {
 			return context.Cause(ctx)

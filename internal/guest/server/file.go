@@ -112,14 +112,27 @@ type messages struct {
 }
 
 func (m *messages) Read(b []byte) (int, error) {
-	for len(m.rest) == 0 {
-		message, err := m.r.st.Recv(m.ctx)
-		if err != nil {
+	if len(m.rest) == 0 {
+		var err error
+		if m.rest, err = m.Next(); err != nil {
 			return 0, err
 		}
-		m.rest = message
 	}
 	n := copy(b, m.rest)
 	m.rest = m.rest[n:]
 	return n, nil
+}
+
+// Next gives what comes next without a copy, at least one byte. The caller owns it.
+func (m *messages) Next() ([]byte, error) {
+	if rest := m.rest; len(rest) > 0 {
+		m.rest = nil
+		return rest, nil
+	}
+	for {
+		message, err := m.r.st.Recv(m.ctx)
+		if err != nil || len(message) > 0 {
+			return message, err
+		}
+	}
 }
