@@ -67,10 +67,7 @@ func Up(ctx context.Context, opt Options) error {
 
 // stop ends everything in reverse order, within the configured limit.
 func (n *node) stop(ctx context.Context) error {
-	limit := n.Config.Lifecycle.Stop
-	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), limit, fmt.Errorf("stopping took longer than %v", limit))
-	defer cancel()
-	return n.back.Unwind(ctx)
+	return n.back.UnwindWithin(ctx, n.Config.Lifecycle.Stop)
 }
 
 // run starts the life of a component. Its end before stop is asked for ends the node. The component's

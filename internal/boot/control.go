@@ -12,6 +12,8 @@ import (
 	"net/url"
 	"os"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/pandastack/pandastack/internal/audit"
 	"github.com/pandastack/pandastack/internal/auth"
 	"github.com/pandastack/pandastack/internal/build"
@@ -48,7 +50,11 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	set := n.Config.Sandbox
 	cfg.DefaultTemplate, cfg.DefaultTTL, cfg.MaxSandboxes = set.Template, set.TTL, set.Max
 	cfg.IdleHibernate, cfg.KeepEndings = set.IdleHibernate, set.KeepEndings
-	boxes, err := sandbox.New(cfg, sandbox.Deps{Store: db, Host: host, Templates: templates, Log: n.Log})
+	registry, observe, err := n.metrics(host)
+	if err != nil {
+		return nil, "", err
+	}
+	boxes, err := sandbox.New(cfg, sandbox.Deps{Store: db, Host: host, Templates: templates, Observe: observe, Log: n.Log})
 	if err != nil {
 		return nil, "", err
 	}
@@ -64,7 +70,7 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	if err != nil {
 		return nil, "", err
 	}
-	handler, err = n.faces(boxes, templates, builds, keys, log, secret)
+	handler, err = n.faces(faces{boxes, templates, builds, keys, log, registry, secret})
 	if err != nil {
 		return nil, "", err
 	}
@@ -81,21 +87,32 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	return handler, first, nil
 }
 
+// faces are what requests are answered with.
+type faces struct {
+	boxes     *sandbox.Service
+	templates *template.Service
+	builds    *build.Service
+	keys      *auth.Keys
+	log       *audit.Log
+	registry  *prometheus.Registry
+	secret    []byte
+}
+
 // faces makes what answers requests: ports of sandboxes by host name, the protocol of E2B, and /v1.
-func (n *node) faces(boxes *sandbox.Service, templates *template.Service, builds *build.Service, keys *auth.Keys, log *audit.Log, secret []byte) (http.Handler, error) {
+func (n *node) faces(f faces) (http.Handler, error) {
 	domain := "localhost"
 	if u, err := url.Parse(n.Config.PublicURL); err == nil && u.Host != "" {
 		domain = u.Host // with a port, if it is not the usual one: clients put the domain behind names of their own
 	}
 	runner := &repl.Runner{}
-	doors, err := gate.New(gate.Config{Domain: domain, Builds: builds, Secret: derive(secret, "agent"), PreviewKey: derive(secret, "preview")}, boxes, templates, keys, runner, n.Log)
+	doors, err := gate.New(gate.Config{Domain: domain, Builds: f.builds, Secret: derive(f.secret, "agent"), PreviewKey: derive(f.secret, "preview")}, f.boxes, f.templates, f.keys, runner, n.Log)
 	if err != nil {
 		return nil, err
 	}
 	n.back.Push("close the doors of sandboxes", func(context.Context) error { doors.Close(); return nil })
 	v1, err := httpapi.New(
-		httpapi.Config{Version: n.Version, PublicURL: n.Config.PublicURL, PreviewKey: derive(secret, "preview")},
-		httpapi.Deps{Sandboxes: boxes, Templates: templates, Builds: builds, Keys: keys, Edge: doors.Edge(), Cells: runner, Audit: log, Log: n.Log})
+		httpapi.Config{Version: n.Version, PublicURL: n.Config.PublicURL, PreviewKey: derive(f.secret, "preview")},
+		httpapi.Deps{Sandboxes: f.boxes, Templates: f.templates, Builds: f.builds, Keys: f.keys, Edge: doors.Edge(), Cells: runner, Audit: f.log, Metrics: f.registry, Log: n.Log})
 	if err != nil {
 		return nil, err
 	}

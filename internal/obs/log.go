@@ -1,4 +1,4 @@
-// Package obs is what a running program shows of itself: log lines and timed phases.
+// Package obs is what a running program shows of itself: log lines, timed phases and metrics.
 //
 // Log keys are a fixed set (sandbox, machine, host, template, snapshot, workspace, took, err, phases);
 // messages are constant, data goes into keys. The package knows nothing of what is logged.

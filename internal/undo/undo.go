@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// limit bounds one whole unwinding, so that a dead resource cannot hold a caller for ever.
+// limit bounds, unless the caller says otherwise, one whole unwinding, so that a dead resource cannot hold a caller for ever.
 const limit = 2 * time.Minute
 
 type step struct {
@@ -48,9 +48,12 @@ func (s *Stack) Settle(ctx context.Context, err error) error {
 }
 
 // Unwind runs all registered functions last-first and empties the stack. Every function runs, whatever
-// the ones before it answered.
-func (s *Stack) Unwind(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), limit, errors.New("undo took too long"))
+// the ones before it answered. The context's end is not kept; two minutes is the limit of all together.
+func (s *Stack) Unwind(ctx context.Context) error { return s.UnwindWithin(ctx, limit) }
+
+// UnwindWithin is Unwind with another limit. Functions that run after it have a context that has ended.
+func (s *Stack) UnwindWithin(ctx context.Context, limit time.Duration) error {
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), limit, fmt.Errorf("undoing took longer than %v", limit))
 	defer cancel()
 	var all error
 	for i := len(s.steps) - 1; i >= 0; i-- {

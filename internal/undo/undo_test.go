@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/pandastack/pandastack/internal/undo"
 )
@@ -54,4 +57,23 @@ func TestForget(t *testing.T) {
 	if err := s.Settle(t.Context(), cause); err != cause {
 		t.Fatalf("error %v, want the cause alone", err)
 	}
+}
+
+func TestUnwindWithin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s undo.Stack
+		last := false
+		s.Push("last", func(context.Context) error { last = true; return nil })
+		s.Push("slow", func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) })
+		ended, cancel := context.WithCancel(t.Context())
+		cancel() // is no limit of the way back
+		began := time.Now()
+		err := s.UnwindWithin(ended, 5*time.Second)
+		if err == nil || !strings.Contains(err.Error(), "slow: undoing took longer than 5s") || time.Since(began) != 5*time.Second {
+			t.Errorf("after %v: %v", time.Since(began), err)
+		}
+		if !last {
+			t.Error("what came after the slow one did not run")
+		}
+	})
 }
