@@ -9,12 +9,14 @@ import (
 	"syscall"
 
 	"github.com/pandastack/pandastack/internal/cli"
+	"github.com/pandastack/pandastack/internal/uffd/uffdtest"
 )
 
 // version is set by the linker.
 var version = "unknown"
 
 func main() {
+	uffdtest.Main() // nothing, but in a process of the bench whose memory is served
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	p := cli.Process{Version: version, Env: os.Environ(), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
 	code := cli.Run(ctx, p, os.Args[1:])

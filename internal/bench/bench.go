@@ -31,6 +31,7 @@ type Options struct {
 	Most     int      // sandboxes at once in the density series
 	Work     string   // an empty directory for what the container reference needs
 	Tell     func(text string)
+	More     map[string]More // of the groups that need more than a client; one that is missing is skipped
 }
 
 // run is one run.
@@ -62,6 +63,7 @@ var parts = []part{
 	{"idle", (*run).idle},
 	{"cold_boot", (*run).coldBoot},
 	{"runc", (*run).runc},
+	more("jail_cost"), more("pager"), more("push"), more("stream"), more("cross_host"),
 }
 
 // Groups names the groups of series in the order in which they are measured.
@@ -85,6 +87,9 @@ func CheckGroups(names []string) error {
 
 // Templates names the templates that a run needs baked.
 func (o Options) Templates() []string {
+	if len(o.Only) == 1 && o.Only[0] == "pager" {
+		return nil // it needs no guest
+	}
 	sized := len(o.Only) == 0 || slices.Contains(o.Only, "fork") || slices.Contains(o.Only, "hibernate")
 	if !sized {
 		return []string{o.Template}

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pandastack/pandastack/internal/blob"
 	"github.com/pandastack/pandastack/internal/config"
 	"github.com/pandastack/pandastack/internal/durable"
 	"github.com/pandastack/pandastack/internal/undo"
@@ -30,6 +31,8 @@ type Options struct {
 	Log     *slog.Logger
 	// Ready is called once, when the node answers. It must not wait.
 	Ready func(Ready)
+	// Store is used in place of the object store that objects.url names, and stays the caller's; nil: that one.
+	Store blob.Store
 }
 
 // Ready tells how to reach a node that has started.

@@ -14,14 +14,18 @@ import (
 // objects opens the object store that hosts share; nil: none is configured.
 func (n *node) objects(ctx context.Context) (*hostd.Objects, error) {
 	c := n.Config.Objects
-	if c.URL == "" {
+	store := n.Store
+	if store == nil && c.URL == "" {
 		return nil, nil
 	}
-	store, err := blob.Open(ctx, c.URL, blob.Options{Timeout: c.Timeout})
-	if err != nil {
-		return nil, fmt.Errorf("objects.url: %w", err)
+	if store == nil {
+		opened, err := blob.Open(ctx, c.URL, blob.Options{Timeout: c.Timeout})
+		if err != nil {
+			return nil, fmt.Errorf("objects.url: %w", err)
+		}
+		n.back.Push("close object store", func(context.Context) error { return opened.Close() })
+		store = opened
 	}
-	n.back.Push("close object store", func(context.Context) error { return store.Close() })
 	ring, err := chunk.OpenKeyring(cmp.Or(c.Key, n.path("objects.key")))
 	if err != nil {
 		return nil, fmt.Errorf("objects.key: %w", err)

@@ -1,9 +1,11 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,7 +13,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/client"
 	"github.com/pandastack/pandastack/internal/bench"
+	"github.com/pandastack/pandastack/internal/bench/faults"
+	"github.com/pandastack/pandastack/internal/bench/pair"
 	"github.com/pandastack/pandastack/internal/demo"
 )
 
@@ -91,6 +96,9 @@ func (a *app) bench() *cobra.Command {
 			}
 		}
 		opt.Tell = func(name string) { a.talk("measuring %s", name) }
+		if opt.More, err = a.more(c.Context(), cl, opt); err != nil {
+			return err
+		}
 		report, err := bench.Run(c.Context(), cl, opt)
 		if report == nil {
 			return err
@@ -98,6 +106,25 @@ func (a *app) bench() *cobra.Command {
 		return errors.Join(err, a.report(report, output))
 	}
 	return c
+}
+
+// more gives the groups of series that are measured on this machine itself, by nodes like the one that answers.
+func (a *app) more(ctx context.Context, cl *client.Client, opt bench.Options) (map[string]bench.More, error) {
+	l, err := a.node(nil)
+	if err != nil {
+		return nil, err
+	}
+	capacity, err := cl.Capacity(ctx)
+	if err != nil {
+		return nil, err
+	}
+	two := &pair.Pair{
+		Config: &l.Node, Version: a.Version, Template: opt.Template, Driver: capacity.Driver, Accelerator: capacity.Accelerator,
+		Log: slog.New(slog.NewTextHandler(a.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
+	}
+	groups := two.Groups()
+	groups["pager"] = func(ctx context.Context, s *bench.Sheet) error { return faults.Measure(ctx, opt.Work, s) }
+	return groups, nil
 }
 
 // writable makes a file's name absolute and refuses one in a directory that is not there, before minutes are spent.
