@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/pandastack/pandastack/internal/disk"
 	"github.com/pandastack/pandastack/internal/egress"
@@ -33,7 +34,27 @@ func (n *node) data(ctx context.Context) error {
 		return err
 	}
 	n.back.Push("unlock data directory", func(context.Context) error { return held.Close() })
+	n.run(ctx, "giving space back", n.trim)
 	return nil
+}
+
+// trimEvery is how often free space of the data directory's image is given back to the disk below.
+const trimEvery = 10 * time.Minute
+
+// trim does so until ctx ends.
+func (n *node) trim(ctx context.Context) error {
+	tick := time.NewTicker(trimEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		if err := disk.Trim(n.Config.DataDir); err != nil { // the data is well; a disk below may not take space back
+			n.Log.Warn("free space is not given back", "err", err)
+		}
+	}
 }
 
 // path is a path below the data directory.
