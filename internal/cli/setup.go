@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 func (a *app) setup() *cobra.Command {
 	var yes, remove bool
 	var kernel string
+	var image int
 	c := &cobra.Command{
 		Use:   "setup",
 		Short: "Make this machine ready: packages, guest kernel, data directory",
@@ -30,12 +32,17 @@ func (a *app) setup() *cobra.Command {
 	}
 	c.Flags().BoolVarP(&yes, "yes", "y", false, "do it without asking")
 	c.Flags().StringVar(&kernel, "kernel", setup.KernelDistribution, "guest kernel: distribution, or tuned, which is compiled here and takes minutes")
+	c.Flags().IntVar(&image, "image-gib", 0, "size of the XFS image that is made where the data directory cannot share blocks; sparse (default: capacity.disk_image_gib, 40)")
 	c.Flags().BoolVar(&remove, "remove", false, "take away what setup made: the data directory with everything in it, and guest kernels; packages stay")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if kernel != setup.KernelDistribution && kernel != setup.KernelTuned {
 			return fmt.Errorf("--kernel: %q is neither %s nor %s", kernel, setup.KernelDistribution, setup.KernelTuned)
 		}
-		l, err := a.node(nil)
+		set := map[string]string{}
+		if c.Flags().Changed("image-gib") {
+			set["capacity.disk_image_gib"] = strconv.Itoa(image)
+		}
+		l, err := a.node(set)
 		if err != nil {
 			return err
 		}

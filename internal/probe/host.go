@@ -62,7 +62,7 @@ func memory(context.Context) Finding {
 	}
 	kib, err := strconv.ParseInt(string(m[1]), 10, 64)
 	if err != nil {
-		return warn("", "free memory is not known: %v", err)
+		return warn("mount /proc as the kernel gives it", "free memory is not known: %v", err)
 	}
 	text := fmt.Sprintf("%.1f GiB free", gib(kib<<10))
 	switch mib := kib >> 10; {

@@ -1,6 +1,6 @@
 // Command repocheck holds the repository against its own rules: the import plan in imports.txt, sizes of
-// functions, files and packages, calls that are not made, where unsafe may stand, package comments and
-// words that do not belong into a file. It reads source text only and never runs or type-checks it.
+// functions, files and packages, calls that are not made, where unsafe may stand, package comments, tests
+// that SPECIFICATION.md names and words that do not belong into a file. It reads source text only and never runs or type-checks it.
 //
 // It must not know what any package does. It prints one line per finding and exits 1 when there is one;
 // allow.txt beside it lists the exceptions, each with its reason, and an exception that excuses nothing
@@ -63,6 +63,11 @@ func check(root string) ([]finding, *tree, error) {
 		found = append(found, t.packages[dir].findings()...)
 	}
 	found = append(found, t.words...)
+	broken, err := promises(root, t)
+	if err != nil {
+		return nil, nil, err
+	}
+	found = append(found, broken...)
 	found, err = allowed(root, found)
 	if err != nil {
 		return nil, nil, err

@@ -33,6 +33,15 @@ func write(t *testing.T, files map[string]string) string {
 	return root
 }
 
+// promise makes a repository with a package internal/a, its tests TestX and TestYes, and a line of SPECIFICATION.md.
+func promise(line string) map[string]string {
+	return map[string]string{
+		promiseFile:            "# Promises\n" + line + "\n",
+		"internal/a/a.go":      "// Package a.\npackage a\n",
+		"internal/a/a_test.go": "package a\nfunc TestX() {}\nfunc TestYes() {}\n",
+	}
+}
+
 func TestRules(t *testing.T) {
 	long := strings.Repeat("\tx++\n", 90)
 	tests := []struct {
@@ -62,6 +71,10 @@ func TestRules(t *testing.T) {
 		{"long-allowed", "a:\n", map[string]string{"a/a.go": "// Package a.\npackage a\nfunc f(x int) {\n" + long + "}\n", allowFile: "function-size a/a.go:f: a table\n"}, ""},
 		{"stale-allow", "a:\n", map[string]string{"a/a.go": "// Package a.\npackage a\n", allowFile: "panic a/a.go: why not\n"}, `allow tools/repocheck/allow.txt: "panic a/a.go" excuses nothing`},
 		{"word", "", map[string]string{"README.md": "text\nTO" + "DO later\n"}, "word README.md: line 2 holds"},
+		{"promise", "internal/a:\n", promise("`internal/a` TestX, TestY...; `internal` TestX"), ""},
+		{"promise-of-no-test", "internal/a:\n", promise("`internal/a` TestX, TestZ"), "promise SPECIFICATION.md: line 2 names TestZ, which internal/a has not"},
+		{"promise-of-no-package", "internal/a:\n", promise("`internal/b`"), "promise SPECIFICATION.md: line 2 names internal/b, where no Go file is"},
+		{"promise-of-nobody", "internal/a:\n", promise("TestX"), "promise SPECIFICATION.md: line 2 names TestX before any package"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
