@@ -33,6 +33,7 @@ type attempt struct {
 	stages  []stage
 	count   int // of machines so far
 	open    *contextFiles
+	surplus []store.Version // of the template, which the new one pushed out
 
 	mu     sync.Mutex
 	cancel context.CancelCauseFunc // guarded by mu
@@ -48,6 +49,8 @@ func (s *Service) newAttempt(ctx context.Context, row store.Build) (*attempt, er
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.active[row.ID] = a
+	close(s.begun)
+	s.begun = make(chan struct{})
 	return a, nil
 }
 
@@ -159,11 +162,19 @@ func (a *attempt) build(ctx context.Context) error {
 	if err := a.commit(ctx, t, from, about); err != nil {
 		return err
 	}
-	// The template stands. What else there is of the build on the host goes; what cannot go now is swept later.
-	if err := a.s.cleanMachines(ctx, a.row.ID); err != nil {
+	a.tidy(ctx)
+	return nil
+}
+
+// tidy removes what there is of a build whose template stands, even if it is told to stop now. What cannot go
+// is swept later.
+func (a *attempt) tidy(ctx context.Context) {
+	ctx, free := context.WithTimeoutCause(context.WithoutCancel(ctx), firmLimit, errors.New("a finished build could not be cleaned up in time"))
+	defer free()
+	err := errors.Join(a.s.templates.Drop(ctx, a.surplus), a.s.cleanMachines(ctx, a.row.ID), a.s.removeInputs(a.row.ID))
+	if err != nil {
 		a.s.log.Warn("a finished build could not be cleaned up now", "build", a.row.ID, "err", err)
 	}
-	return nil
 }
 
 func (a *attempt) did(step string) error {
@@ -205,10 +216,7 @@ func (a *attempt) commit(ctx context.Context, t hostapi.Template, from hostapi.P
 	if now, rerr := a.s.db.Read().Build(ctx, row.ID); err != nil && (rerr != nil || now.State != stateDone) {
 		return err
 	} // it was committed, whatever came after
-	a.row = row
-	if err := a.s.templates.Drop(ctx, old); err != nil {
-		a.s.log.Warn("old versions are deleted later", "template", a.row.Name, "err", err)
-	}
+	a.row, a.surplus = row, old
 	return nil
 }
 
@@ -313,7 +321,11 @@ func hostError(err error) *api.Error {
 	if code == api.Internal {
 		return api.Wrap(code, err, "the build failed by a fault of the server; its log has it")
 	}
-	return api.Wrap(code, err, err.Error())
+	text := err.Error()
+	if code == api.NoSpace {
+		text += ": delete templates, snapshots or sandboxes of the node that nobody needs, then try again"
+	}
+	return api.Wrap(code, err, text)
 }
 
 // cleanMachines destroys the machines of a build and removes its images.
@@ -333,9 +345,7 @@ func (s *Service) cleanMachines(ctx context.Context, build string) error {
 		return errors.Join(all, err)
 	}
 	if slices.ContainsFunc(images, func(i hostapi.Image) bool { return i.ID == imageID(build) }) {
-		if err := s.host.DeleteImage(ctx, imageID(build)); !errors.Is(err, hostapi.ErrNotFound) {
-			all = errors.Join(all, err)
-		}
+		all = errors.Join(all, s.deleteImage(ctx, imageID(build)))
 	}
 	return errors.Join(all, s.deleteSnapshot(ctx, passingID(build)))
 }
@@ -347,6 +357,13 @@ func (s *Service) cleanHost(ctx context.Context, build string) error {
 		err = nil
 	}
 	return errors.Join(err, s.cleanMachines(ctx, build))
+}
+
+func (s *Service) deleteImage(ctx context.Context, id hostapi.ImageID) error {
+	if err := s.host.DeleteImage(ctx, id); !errors.Is(err, hostapi.ErrNotFound) {
+		return err
+	}
+	return nil
 }
 
 func (s *Service) deleteSnapshot(ctx context.Context, id hostapi.SnapshotID) error {

@@ -3,13 +3,13 @@ package build
 import (
 	"context"
 	"crypto/rand"
-	"errors"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/pandastack/pandastack/internal/hostapi"
 	"github.com/pandastack/pandastack/internal/store"
+	"github.com/pandastack/pandastack/internal/undo"
 )
 
 // newLayerID names the snapshot of a layer.
@@ -53,8 +53,11 @@ func (a *attempt) deepest(ctx context.Context, st *stage) (done int, snapshot st
 
 // keep makes a layer of the machine's moment. When another build was faster, its layer stays and ours serves
 // this build alone.
-func (a *attempt) keep(ctx context.Context, b *box, name string) (string, error) {
+func (a *attempt) keep(ctx context.Context, b *box, name string) (_ string, err error) {
 	id := newLayerID()
+	var back undo.Stack
+	defer func() { err = back.Settle(ctx, err) }()
+	back.Push("delete the layer", func(ctx context.Context) error { return a.s.deleteSnapshot(ctx, id) })
 	if err := b.take(ctx, id); err != nil {
 		return "", err
 	}
@@ -75,8 +78,9 @@ func (a *attempt) keep(ctx context.Context, b *box, name string) (string, error)
 		return tx.InsertLayer(ctx, row)
 	})
 	if err != nil {
-		return "", errors.Join(err, a.s.deleteSnapshot(context.WithoutCancel(ctx), id))
+		return "", err
 	}
+	back.Forget()           // the row is written
 	for _, l := range old { // machines that run on it keep its files
 		if err := a.s.deleteSnapshot(ctx, hostapi.SnapshotID(l.Snapshot)); err != nil {
 			return "", err

@@ -142,11 +142,11 @@ func (s *Service) Logs(ctx context.Context, p auth.Principal, id api.BuildID, af
 		// The lines in memory first: one that is in neither place is in the store a moment later, where the next
 		// look finds it, and one in both is told once, by its number.
 		s.mu.Lock()
-		a := s.active[string(id)]
+		a, begun := s.active[string(id)], s.begun
 		s.mu.Unlock()
 		var fresh []store.BuildLine
 		var changed <-chan struct{}
-		closed := true
+		closed, limit := true, activePause
 		if a != nil {
 			fresh, changed, closed = a.journal.peek(after)
 		}
@@ -164,22 +164,21 @@ func (s *Service) Logs(ctx context.Context, p auth.Principal, id api.BuildID, af
 		case !follow || row.State == stateDone || row.State == stateFailed:
 			return nil
 		case closed: // queued, between two attempts, or another process has it
-			changed = nil
+			changed, limit = begun, queuedPause
 		}
-		if err := wait(ctx, changed); err != nil {
+		if err := wait(ctx, changed, limit); err != nil {
 			return err
 		}
 	}
 }
 
-// queuedPause is between looks at a build that is not under way in this process.
-const queuedPause = 200 * time.Millisecond
+// The longest times between looks at a build that is under way in this process, and at one that is not.
+const (
+	activePause = 5 * time.Second
+	queuedPause = 200 * time.Millisecond
+)
 
-func wait(ctx context.Context, changed <-chan struct{}) error {
-	limit := queuedPause
-	if changed != nil {
-		limit = 25 * queuedPause
-	}
+func wait(ctx context.Context, changed <-chan struct{}, limit time.Duration) error {
 	pause := time.NewTimer(limit)
 	defer pause.Stop()
 	select {

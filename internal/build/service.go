@@ -117,6 +117,7 @@ type Service struct {
 
 	mu      sync.Mutex
 	active  map[string]*attempt          // by build; guarded by mu
+	begun   chan struct{}                // closed and replaced when one is added to active; guarded by mu
 	secrets map[string]*api.RegistryAuth // by build; guarded by mu
 	orphans map[string]time.Time         // when what nobody owns was seen first; guarded by mu
 }
@@ -129,7 +130,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	return &Service{
 		cfg: cfg.withDefaults(), db: deps.Store, host: deps.Host, templates: deps.Templates, sandboxes: deps.Sandboxes,
 		registry: deps.Registry, log: deps.Log, instance: strings.ToLower(rand.Text()), wake: make(chan struct{}, 1),
-		active: map[string]*attempt{}, secrets: map[string]*api.RegistryAuth{}, orphans: map[string]time.Time{},
+		active: map[string]*attempt{}, begun: make(chan struct{}), secrets: map[string]*api.RegistryAuth{}, orphans: map[string]time.Time{},
 	}, nil
 }
 

@@ -215,7 +215,7 @@ func (b *box) destroy(ctx context.Context) error {
 // importImage puts an image, or an empty root file system, onto the host. A build has one at a time.
 func (a *attempt) importImage(ctx context.Context, from origin) (hostapi.ImageID, error) {
 	id := imageID(a.row.ID)
-	if err := a.s.host.DeleteImage(ctx, id); err != nil && !errors.Is(err, hostapi.ErrNotFound) {
+	if err := a.s.deleteImage(ctx, id); err != nil {
 		return "", err
 	}
 	write := emptyRoot

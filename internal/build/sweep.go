@@ -51,7 +51,7 @@ func (s *Service) sweep(ctx context.Context) {
 	}
 }
 
-// sweepBuilds removes rows and logs of builds that ended long ago.
+// sweepBuilds removes rows and logs of builds that ended long ago, and templates that only were to be.
 func (s *Service) sweepBuilds(ctx context.Context) error {
 	rows, err := s.db.Read().Builds(ctx, store.BuildQuery{EndedBefore: store.Micros(time.Now().Add(-s.cfg.KeepBuilds)), Limit: 1000})
 	if err != nil {
@@ -60,7 +60,7 @@ func (s *Service) sweepBuilds(ctx context.Context) error {
 	var all error
 	for _, r := range rows {
 		err := s.db.Write(ctx, "build forget", func(ctx context.Context, tx *store.Tx) error { return tx.DeleteBuild(ctx, r.ID) })
-		all = errors.Join(all, err, s.removeInputs(r.ID))
+		all = errors.Join(all, err, s.removeInputs(r.ID), s.templates.Forget(ctx, r.Template))
 	}
 	return all
 }
@@ -151,7 +151,8 @@ func (s *Service) sweepHost(ctx context.Context) error {
 	machines, err1 := s.host.List(ctx)
 	snapshots, err2 := s.host.Snapshots(ctx)
 	templates, err3 := s.host.Templates(ctx)
-	if err := errors.Join(err1, err2, err3); err != nil {
+	images, err4 := s.host.Images(ctx)
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
 		return err
 	}
 	active, err := s.db.Read().Builds(ctx, store.BuildQuery{States: store.BuildActive})
@@ -191,6 +192,12 @@ func (s *Service) sweepHost(ctx context.Context) error {
 	for _, t := range templates {
 		owned := builds(string(t.Name)) || slices.ContainsFunc(versions, func(v store.Version) bool { return v.ID == string(t.Name) })
 		drop(t.Labels, string(t.Name), owned, func() error { return s.host.DeleteTemplate(ctx, t.Name) })
+	}
+	for _, i := range images { // an image is named after its build, which another store may have
+		if _, err := s.db.Read().Build(ctx, string(i.ID)); err == nil {
+			labels := map[string]string{hostapi.LabelKind: hostapi.KindBuild, "store": s.db.ID(), "build": string(i.ID)}
+			drop(labels, "image "+string(i.ID), builds(string(i.ID)), func() error { return s.deleteImage(ctx, i.ID) })
+		}
 	}
 	s.forgetSeen(seen)
 	return all

@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -24,7 +26,10 @@ import (
 	"github.com/pandastack/pandastack/internal/template"
 )
 
-var alice = auth.Principal{Workspace: "a"}
+var (
+	alice = auth.Principal{Workspace: "a"}
+	eve   = auth.Principal{Workspace: "e"}
+)
 
 // world is a control plane that builds, over a simulated host.
 type world struct {
@@ -35,7 +40,8 @@ type world struct {
 	templates *template.Service
 	boxes     *sandbox.Service
 	cfg       build.Config
-	stop      func()
+	stop      func() // ends the process and waits for it
+	halt      func() // tells it to end
 	*build.Service
 
 	mu     sync.Mutex
@@ -51,34 +57,50 @@ type image struct {
 	breaks error // in the middle of its files
 }
 
+// memory is a directory for one test, in memory where the machine has one: every build writes to the store often.
+func memory(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "pandastack-build")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
 func newWorld(t *testing.T, change func(*build.Config)) *world {
 	t.Helper()
-	w := &world{t: t, dir: t.TempDir(), h: hosttest.New(), images: map[string]image{}}
+	w := &world{t: t, dir: memory(t), h: hosttest.New(), images: map[string]image{}}
 	t.Cleanup(w.h.Close)
-	var err error
-	if w.db, err = store.Open(t.Context(), store.Config{DSN: filepath.Join(w.dir, "c.db")}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = w.db.Close() })
-	if w.templates, err = template.New(w.h, w.db, nil); err != nil {
-		t.Fatal(err)
-	}
-	if w.boxes, err = sandbox.New(sandbox.Defaults(), sandbox.Deps{Store: w.db, Host: w.h, Templates: w.templates, Log: slog.New(slog.DiscardHandler)}); err != nil {
-		t.Fatal(err)
-	}
-	w.cfg = build.Config{Dir: filepath.Join(w.dir, "builds"), Grace: time.Minute}
+	w.cfg = build.Config{Dir: filepath.Join(w.dir, "builds"), Grace: time.Minute, Sweep: time.Hour}
 	if change != nil {
 		change(&w.cfg)
 	}
 	w.start()
-	t.Cleanup(func() { w.stop() })
+	t.Cleanup(func() {
+		w.stop()
+		_ = w.db.Close() // a test may have closed it
+	})
 	return w
 }
 
-// start makes a service as a new process does.
+// start makes everything but the host as a new process does.
 func (w *world) start() {
 	w.t.Helper()
-	var err error
+	if w.db != nil {
+		_ = w.db.Close() // a test may have closed it
+	}
+	db, err := store.Open(w.t.Context(), store.Config{DSN: filepath.Join(w.dir, "c.db")})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.db = db
+	if w.templates, err = template.New(w.h, w.db, nil); err != nil {
+		w.t.Fatal(err)
+	}
+	if w.boxes, err = sandbox.New(sandbox.Defaults(), sandbox.Deps{Store: w.db, Host: w.h, Templates: w.templates, Log: slog.New(slog.DiscardHandler)}); err != nil {
+		w.t.Fatal(err)
+	}
 	w.Service, err = build.New(w.cfg, build.Deps{Store: w.db, Host: w.h, Templates: w.templates, Sandboxes: w.boxes, Registry: w, Log: slog.New(slog.DiscardHandler)})
 	if err == nil {
 		err = w.Open(w.t.Context())
@@ -89,12 +111,20 @@ func (w *world) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- w.Run(ctx) }()
+	w.halt = cancel
 	w.stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
 			w.t.Error(err)
 		}
 	})
+}
+
+// restart ends the process of the service and begins another.
+func (w *world) restart() {
+	w.t.Helper()
+	w.stop()
+	w.start()
 }
 
 // Find implements build.Registry.
@@ -129,7 +159,6 @@ func (w *world) files(files map[string]string) *build.Upload {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.t.Cleanup(func() { _ = u.Close() })
 	for name, data := range files {
 		if err := u.AddFile(name, strings.NewReader(data)); err != nil {
 			w.t.Fatal(err)
@@ -150,6 +179,9 @@ func (w *world) begin(spec build.Spec, files map[string]string) api.Build {
 		u = w.files(files)
 	}
 	b, err := w.Start(w.t.Context(), alice, spec, u)
+	if u != nil {
+		err = errors.Join(err, u.Close())
+	}
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -174,6 +206,7 @@ func (w *world) ended(id api.BuildID) (api.Build, string) {
 	if err != nil {
 		w.t.Fatalf("%v, after\n%s", err, log.String())
 	}
+	w.Settle(id)
 	b, err := w.Get(ctx, alice, id)
 	if err != nil || !b.Status.Ended() {
 		w.t.Fatalf("%+v, %v", b, err)
@@ -218,45 +251,86 @@ func (w *world) holds(name, file string) string {
 	return string(data)
 }
 
-// clean fails unless the host holds nothing of builds but the given templates and as many layers as there
-// are rows for.
+// clean fails unless nothing is left of builds, and the host has so many published templates.
 func (w *world) clean(templates int) {
 	w.t.Helper()
-	ctx := context.WithoutCancel(w.t.Context())
-	rows, err := w.db.Read().Layers(ctx, "")
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	layers := map[string]bool{}
-	for _, l := range rows {
-		layers[l.Snapshot] = true
-	}
-	machines := w.h.Machines()
-	for _, m := range machines {
-		if m.Labels[hostapi.LabelKind] != "" {
-			w.t.Errorf("machine %s is left", m.ID)
-		}
-	}
-	snapshots, err := w.h.Snapshots(ctx)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	for _, s := range snapshots {
-		if s.Labels[hostapi.LabelKind] != "" && !layers[string(s.ID)] {
-			w.t.Errorf("snapshot %s is left", s.ID)
-		}
-	}
-	if images, _ := w.h.Images(ctx); len(images) != 0 {
-		w.t.Errorf("images are left: %v", images)
-	}
-	list, _ := w.h.Templates(ctx)
+	w.left()
+	list, err := w.h.Templates(context.WithoutCancel(w.t.Context()))
 	n := 0
 	for _, t := range list {
 		if t.Published {
 			n++
 		}
 	}
-	if n != templates {
-		w.t.Errorf("the host has %d published templates, want %d", n, templates)
+	if err != nil || n != templates {
+		w.t.Errorf("the host has %d published templates, want %d (%v)", n, templates, err)
+	}
+}
+
+// left fails unless the host holds nothing of builds but templates that there are versions of and layers that
+// there are rows of, all of them, and the disk nothing but the inputs of builds that failed.
+func (w *world) left() {
+	w.t.Helper()
+	ctx := context.WithoutCancel(w.t.Context())
+	for _, m := range w.h.Machines() {
+		if m.Labels[hostapi.LabelKind] != "" {
+			w.t.Errorf("machine %s is left", m.ID)
+		}
+	}
+	images, err := w.h.Images(ctx)
+	if err != nil || len(images) != 0 {
+		w.t.Errorf("images are left: %v, %v", images, err)
+	}
+	layers, err1 := w.db.Read().Layers(ctx, "")
+	versions, err2 := w.db.Read().Versions(ctx, "")
+	snapshots, err3 := w.h.Snapshots(ctx)
+	templates, err4 := w.h.Templates(ctx)
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
+		w.t.Fatal(err)
+	}
+	var want, have []string
+	for _, l := range layers {
+		want = append(want, l.Snapshot)
+	}
+	for _, v := range versions {
+		want = append(want, v.ID)
+	}
+	for _, s := range snapshots {
+		if s.Labels[hostapi.LabelKind] != "" {
+			have = append(have, string(s.ID))
+		}
+	}
+	for _, t := range templates {
+		if t.Published {
+			have = append(have, string(t.Name))
+		}
+	}
+	for _, id := range have {
+		if !slices.Contains(want, id) {
+			w.t.Errorf("%s is left on the host", id)
+		}
+	}
+	for _, id := range want {
+		if !slices.Contains(have, id) {
+			w.t.Errorf("%s is not on the host any more", id)
+		}
+	}
+	w.leftFiles(ctx)
+}
+
+func (w *world) leftFiles(ctx context.Context) {
+	w.t.Helper()
+	spool, err := os.ReadDir(filepath.Join(w.cfg.Dir, "spool"))
+	if err != nil || len(spool) != 0 {
+		w.t.Errorf("uploads are left: %v, %v", spool, err)
+	}
+	inputs, err := os.ReadDir(filepath.Join(w.cfg.Dir, "inputs"))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, e := range inputs {
+		if row, err := w.db.Read().Build(ctx, e.Name()); err != nil || row.State == "done" {
+			w.t.Errorf("inputs of build %s are left: %q, %v", e.Name(), row.State, err)
+		}
 	}
 }
