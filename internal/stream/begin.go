@@ -101,12 +101,13 @@ func sparse(path string, bytes int64, mode os.FileMode) error {
 	return errors.Join(f.Truncate(bytes), f.Chmod(mode), f.Close())
 }
 
-// memoryName is which of an image's files is the memory.
+// memoryName is which of an image's files is the memory. It has room for what a machine may be given beyond.
 func memoryName(m vmm.Manifest) (string, error) {
+	size := int64(max(m.MemoryMiB, m.MaxMemoryMiB)) << 20
 	for _, f := range m.Files {
-		if f.Bytes == int64(m.MemoryMiB)<<20 && f.Bytes > smallBytes {
+		if f.Bytes == size && f.Bytes > smallBytes {
 			return f.Name, nil
 		}
 	}
-	return "", fmt.Errorf("the image has no memory of %d MiB", m.MemoryMiB)
+	return "", fmt.Errorf("the image has no memory of %d MiB", size>>20)
 }

@@ -65,6 +65,11 @@ func (m *machine) launch(ctx context.Context, lay func() error) (err error) {
 	if err := m.give(m.root()); err != nil {
 		return err
 	}
+	if m.driver.config.Jailer != "" {
+		if err := mountDevices(m.inRoot(jailerDevices)); err != nil {
+			return err
+		}
+	}
 	mark, err := monitor.Marker(dir)
 	if err != nil {
 		return err
@@ -114,8 +119,9 @@ func (m *machine) layDrives() error {
 	return nil
 }
 
-// layDisk gives a disk the name of its drive. One on another file system than the machine's directory is
-// mounted there in a jail, and linked to without one.
+// layDisk gives a disk the name of its drive. One on another file system than the machine's directory, such as
+// one whose content is still coming, has no second name there: in a jail it is mounted under the name, and
+// without one it is linked to.
 func (m *machine) layDisk(i int) error {
 	disk := m.spec.Disks[i]
 	var file, root unix.Stat_t
@@ -130,7 +136,7 @@ func (m *machine) layDisk(i int) error {
 	case file.Dev == root.Dev:
 		return m.link(disk.Path, driveName(i))
 	case m.driver.config.Jailer != "":
-		return &vmm.UnsupportedError{Op: "give " + disk.Path + " to a monitor in the official jailer: it is on another file system than the machine", Driver: driverName}
+		return mountFile(disk.Path, m.inRoot(driveName(i)), disk.ReadOnly)
 	case m.spec.Confine.Jail == nil:
 		return os.Symlink(disk.Path, m.inRoot(driveName(i)))
 	}

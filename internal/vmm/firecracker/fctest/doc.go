@@ -11,5 +11,9 @@
 // A test binary becomes the program: its TestMain calls Main first, which returns when it was not started
 // as one. Install puts the program into a directory of the test; there is one for every release. Beside the
 // program lie faults.json, which a test writes with Fail to make a request go wrong, and requests.log, which
-// tells every start and every request in order.
+// tells every start and every request in order; in a jail, that lies in the directory of the monitor.
+//
+// InstallJailer puts a strict stand-in for the official jailer beside it: its command line, its refusals, what it
+// does in which order, and what it expects to find. Control groups and daemons, which the driver leaves to
+// others, it does not know.
 package fctest

@@ -2,6 +2,7 @@ package fctest
 
 import (
 	"context"
+	"debug/elf"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,22 +17,31 @@ import (
 // name begins the name of the program; the release follows.
 const name = "firecracker-v"
 
-// Main is the program, if this process was started as one, and ends the process then.
+// Main is one of the programs, if this process was started as one, and ends the process then.
 func Main(ctx context.Context) {
+	jailer := false
 	release, ok := strings.CutPrefix(filepath.Base(os.Args[0]), name)
 	if !ok {
-		return
+		if release, jailer = strings.CutPrefix(filepath.Base(os.Args[0]), jailerName); !jailer {
+			return
+		}
 	}
 	version, err := fcapi.ParseVersion(release)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(exitArguments)
 	}
+	if jailer {
+		os.Exit(imprison(version, os.Args))
+	}
 	os.Exit(run(ctx, version, os.Args))
 }
 
 // Program is an installed fake.
-type Program struct{ Path string }
+type Program struct {
+	Path   string
+	Jailer string // of InstallJailer
+}
 
 // Install puts a fake of the given release ("1.15.1") into a new directory of the test, which is open to
 // every user. Beside a name for the running program nothing is copied.
@@ -45,7 +55,7 @@ func Install(t testing.TB, release string) Program {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := Program{filepath.Join(dir, name+release)}
+	p := Program{Path: filepath.Join(dir, name+release)}
 	if err := os.Link(self, p.Path); err != nil {
 		// Another file system.
 		data, err := os.ReadFile(self)
@@ -55,6 +65,38 @@ func Install(t testing.TB, release string) Program {
 		if err := os.WriteFile(p.Path, data, 0o755); err != nil {
 			t.Fatal(err)
 		}
+	}
+	return p
+}
+
+// InstallJailer is Install with a jailer of the same release beside it. The program is a copy then: the jailer
+// starts none that has two names, and brings nothing into the jail but the program. So the test is skipped if
+// the program, which is the test's, needs shared libraries.
+func InstallJailer(t testing.TB, release string) Program {
+	t.Helper()
+	p := Install(t, release)
+	file, err := elf.Open(p.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, part := range file.Progs {
+		if part.Type == elf.PT_INTERP {
+			t.Skip("probe static: the test's program needs shared libraries; build it with CGO_ENABLED=0")
+		}
+	}
+	if err := file.Close(); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(p.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Jailer = p.beside(jailerName + release)
+	if err := os.Rename(p.Path, p.Jailer); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(p.Path, data, 0o755); err != nil {
+		t.Fatal(err)
 	}
 	return p
 }

@@ -75,7 +75,7 @@ func (m *monitor) putMachine(_ string, body []byte) (any, error) {
 	return nil, nil
 }
 
-// open opens the file of a drive as the device would, and answers its size in sectors.
+// openDrive opens the file of a drive as the device would, uses it, and answers its size in sectors.
 func openDrive(d fcapi.Drive) (int64, error) {
 	flags := os.O_RDWR
 	if d.ReadOnly {
@@ -90,7 +90,23 @@ func openDrive(d fcapi.Drive) (int64, error) {
 	if err != nil {
 		return 0, bad("Unable to create the block device: %v", err)
 	}
+	if err := use(f, d.ReadOnly, st.Size()); err != nil {
+		return 0, bad("Unable to use the block device: %v", err)
+	}
 	return st.Size() / 512, nil
+}
+
+// use does to a drive what a guest does that changes nothing: it reads both ends, and writes one of them again.
+func use(f *os.File, readOnly bool, size int64) error {
+	buf := make([]byte, min(size, 4096))
+	if _, err := f.ReadAt(buf, size-int64(len(buf))); err != nil {
+		return err
+	}
+	if _, err := f.ReadAt(buf, 0); err != nil || readOnly {
+		return err
+	}
+	_, err := f.WriteAt(buf, 0)
+	return err
 }
 
 func (m *monitor) putDrive(id string, body []byte) (any, error) {

@@ -1,0 +1,61 @@
+//go:build root
+
+package firecracker_test
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/firecracker"
+	"github.com/pandastack/pandastack/internal/vmm/firecracker/fctest"
+	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
+)
+
+// TestOfficialJailer starts monitors through a strict stand-in of the official jailer.
+func TestOfficialJailer(t *testing.T) {
+	w := newWorld(t, "1.15.1")
+	w.program = fctest.InstallJailer(t, "1.15.1")
+	w.config.Binary, w.config.Jailer = w.program.Path, w.program.Jailer
+	mac, err := net.ParseMAC("06:00:ac:10:00:02")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.spec.NIC = &vmm.NIC{Device: "test0", Netns: tapIn(t, "test0"), MAC: mac}
+	h := vmmtest.Bake(t, w.lab())
+	for _, c := range vmmtest.Cases() {
+		switch c.Name {
+		case "live_fork", "crash", "adopt":
+			t.Run(c.Name, func(t *testing.T) { c.Test(t, h) })
+		}
+	}
+	t.Run("disk_elsewhere", func(t *testing.T) { testDiskElsewhere(t, w, h) })
+	t.Run("command_line", func(t *testing.T) {
+		m := h.Restore(t)
+		logs, err := filepath.Glob(filepath.Join(m.Spec.Dir, "root", "firecracker-v1.15.1", m.Spec.ID, "root", "requests.log"))
+		if err != nil || len(logs) != 1 {
+			t.Fatalf("logs %v, %v", logs, err)
+		}
+		text, err := os.ReadFile(logs[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := "--id " + m.Spec.ID + " --start-time-us 1 --start-time-cpu-us 1 --parent-cpu-time-us 1 --api-sock api.sock --level Warning"
+		if !strings.Contains(string(text), want) {
+			t.Errorf("the monitor was started with %s, want %s", text, want)
+		}
+	})
+	t.Run("not_started", func(t *testing.T) {
+		w.config.Jailer = "/bin/false"
+		if _, err := firecracker.New(t.Context(), w.config); err == nil || !strings.Contains(err.Error(), "/bin/false --version") {
+			t.Errorf("a program that is no jailer: got %v", err)
+		}
+		w.config.Jailer = fctest.InstallJailer(t, "1.17.0").Jailer
+		if _, err := firecracker.New(t.Context(), w.config); err == nil || !strings.Contains(err.Error(), "does not fit") {
+			t.Errorf("a jailer of another release: got %v", err)
+		}
+	})
+}
