@@ -2,14 +2,19 @@ package chunk
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"os"
+	"slices"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/disk"
 )
 
 // kind is what became of a page.
@@ -38,7 +43,13 @@ func (p part) pages(first, count int) []byte {
 type comparison struct {
 	file, parent     *os.File // parent may be nil: all is new
 	size, parentSize int64
+	same             []disk.Run // of both files, without reading them
 }
+
+// ownChunk is how many of a part's pages must be new so that it gets a chunk of its own, by which equal
+// parts of other files are found; below that they are packed with others. The rest of such a part is
+// stored anew with them, so a difference grows by an eighth at most.
+func (p part) ownChunk() bool { return p.dirty >= 64 && p.dirty*8 >= p.data*7 }
 
 // parts compares the parts of the file, several at once, and gives them to yield in order, one at a time.
 // Parts of zeros alone are left out.
@@ -103,37 +114,85 @@ func (c *comparison) skip(off *int64) (empty bool, err error) {
 
 var zeroPage [PageSize]byte // never written
 
-// compare reads a part of both files.
+// compare tells what became of a part's pages. It reads both files where they may differ.
 func (c *comparison) compare(off int64) (part, error) {
 	size := min(ChunkSize, c.size-off)
 	pages := int(pagesOf(size))
-	p := part{page: off / PageSize, kinds: make([]kind, pages), bytes: make([]byte, pages*PageSize)}
-	if _, err := c.file.ReadAt(p.bytes[:size], off); err != nil {
-		return part{}, changing(c.file, err)
+	p := part{page: off / PageSize, kinds: make([]kind, pages)}
+	// Of pages that lie on the same blocks some may be zero. The parent's manifest has nothing for these.
+	for i := range c.known(off, size) {
+		p.kinds[i] = same
+		p.data++
 	}
-	var old []byte
-	if c.parent != nil && off < c.parentSize {
-		have := min(size, c.parentSize-off)
-		old = make([]byte, int(pagesOf(have))*PageSize)
-		if _, err := c.parent.ReadAt(old[:have], off); err != nil {
-			return part{}, changing(c.parent, err)
+	if p.data == pages {
+		return p, nil
+	}
+	p.bytes = make([]byte, pages*PageSize)
+	for i := 0; i < pages; {
+		n := 1
+		for i+n < pages && p.kinds[i+n] == p.kinds[i] {
+			n++
+		}
+		if p.kinds[i] != same {
+			if err := c.look(&p, off, i, n); err != nil {
+				return part{}, err
+			}
+		}
+		i += n
+	}
+	if p.ownChunk() { // what is the same goes with it
+		if _, err := c.file.ReadAt(p.bytes[:size], off); err != nil {
+			return part{}, changing(c.file, err)
 		}
 	}
-	for i := range p.kinds {
-		page := p.pages(i, 1)
+	return p, nil
+}
+
+// known gives the pages of a part that are the same as the parent's by where they lie.
+func (c *comparison) known(off, size int64) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		i, _ := slices.BinarySearchFunc(c.same, off, func(r disk.Run, off int64) int { return cmp.Compare(r.To, off+1) })
+		for ; i < len(c.same) && c.same[i].From < off+size; i++ {
+			from := max(0, c.same[i].From-off+PageSize-1) / PageSize
+			to := min(size, c.same[i].To-off, c.parentSize-off) / PageSize
+			for page := from; page < to; page++ {
+				if !yield(int(page)) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// look reads count pages of a part, from first on, in both files and tells their kinds.
+func (c *comparison) look(p *part, off int64, first, count int) error {
+	at := off + int64(first)*PageSize
+	size := min(int64(count)*PageSize, c.size-at)
+	if _, err := c.file.ReadAt(p.pages(first, count)[:size], at); err != nil {
+		return changing(c.file, err)
+	}
+	var old []byte
+	if c.parent != nil && at < c.parentSize {
+		have := min(size, c.parentSize-at)
+		old = make([]byte, int(pagesOf(have))*PageSize)
+		if _, err := c.parent.ReadAt(old[:have], at); err != nil {
+			return changing(c.parent, err)
+		}
+	}
+	for i := range count {
+		page := p.pages(first+i, 1)
 		switch {
 		case bytes.Equal(page, zeroPage[:]):
-			p.kinds[i] = zero
-			continue
+			continue // which all kinds are at first
 		case (i+1)*PageSize <= len(old) && bytes.Equal(page, old[i*PageSize:(i+1)*PageSize]):
-			p.kinds[i] = same
+			p.kinds[first+i] = same
 		default:
-			p.kinds[i] = changed
+			p.kinds[first+i] = changed
 			p.dirty++
 		}
 		p.data++
 	}
-	return p, nil
+	return nil
 }
 
 func changing(f *os.File, err error) error {

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/pandastack/pandastack/internal/blob"
+	"github.com/pandastack/pandastack/internal/disk"
 )
 
 // Push is what to put into the store.
@@ -176,6 +177,9 @@ func (p *pushing) file(ctx context.Context, l Local) (err error) {
 				return errors.Join(err, fmt.Errorf("%s is not file %s of manifest %s", c.parent.Name(), old.Name, p.in.Parent.ID))
 			}
 			c.parentSize = old.Bytes
+			if c.same, err = disk.Same(f, c.parent); err != nil {
+				return err
+			}
 		}
 	}
 	p.m.Files = append(p.m.Files, File{Name: l.Name, Bytes: info.Size(), Mode: uint32(info.Mode().Perm())})
@@ -183,16 +187,9 @@ func (p *pushing) file(ctx context.Context, l Local) (err error) {
 	return c.parts(ctx, p.v.workers(), func(part part) error { return p.part(index, old, part) })
 }
 
-// ownChunk is how many of a part's pages must be new so that it gets a chunk of its own, by which equal
-// parts of other files are found; below that they are packed with others. The rest of such a part is
-// stored anew with them, so a difference grows by an eighth at most.
-func (p *pushing) ownChunk(part part) bool {
-	return part.dirty >= 64 && part.dirty*8 >= part.data*7
-}
-
 // part maps one part of a file.
 func (p *pushing) part(index int, old File, part part) error {
-	whole := p.ownChunk(part)
+	whole := part.ownChunk()
 	p.mu.Lock()
 	p.stats.DirtyBytes += int64(part.dirty) * PageSize
 	p.mu.Unlock()

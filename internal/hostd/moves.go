@@ -124,7 +124,7 @@ func (h *Host) DeletePushed(ctx context.Context, workspace string, id hostapi.Sn
 	if _, err := h.moving("delete pushed", workspace, id); err != nil {
 		return err
 	}
-	o := origin{chunk.Space(workspace), chunk.ID(id)}
-	err := errors.Join(h.depot.Delete(ctx, o.Space, o.ID), h.depot.Delete(ctx, o.Space, traceID(o)))
+	space := chunk.Space(workspace)
+	err := errors.Join(h.depot.Delete(ctx, space, chunk.ID(id)), h.depot.Delete(ctx, space, traceID(chunk.ID(id))))
 	return moveError("delete pushed", id, err)
 }

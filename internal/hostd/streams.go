@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/chunk"
@@ -22,6 +23,8 @@ import (
 type origin struct {
 	Space chunk.Space `json:"space"`
 	ID    chunk.ID    `json:"id"`
+	// Parent is what it was pushed as a difference to; "": nothing.
+	Parent chunk.ID `json:"parent,omitempty"`
 }
 
 func readOrigin(data []byte) (origin, error) {
@@ -69,7 +72,7 @@ func (h *Host) StreamSnapshot(ctx context.Context, workspace string, id hostapi.
 	if err != nil {
 		return hostapi.Pulled{}, moveError("stream", id, err)
 	}
-	data, err := json.Marshal(origin{chunk.Space(workspace), chunk.ID(id)})
+	data, err := json.Marshal(origin{chunk.Space(workspace), chunk.ID(id), from.Reader.Manifest().Parent})
 	if err != nil {
 		return hostapi.Pulled{}, err
 	}
@@ -87,12 +90,14 @@ func (h *Host) StreamSnapshot(ctx context.Context, workspace string, id hostapi.
 	return out, nil
 }
 
-// traces keeps traces in the object store, each beside its snapshot, encrypted and signed as that is.
+// traces keeps traces in the object store, each beside its snapshot, encrypted and signed as that is. The first
+// that is learned of any snapshot that grew from another is kept for that other, too: what grew from the same
+// begins in much the same way, and for one that was never used it is the best guess there is.
 type traces struct{ h *Host }
 
 const traceFile = "trace"
 
-func traceID(o origin) chunk.ID { return "trace" + o.ID }
+func traceID(id chunk.ID) chunk.ID { return "trace" + id }
 
 // Load implements stream.Traces.
 func (t traces) Load(ctx context.Context, data []byte) ([]byte, error) {
@@ -100,8 +105,30 @@ func (t traces) Load(ctx context.Context, data []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	var own, kin []byte
+	var g errgroup.Group // both at once: somebody waits
+	g.Go(func() error {
+		var err error
+		own, err = t.load(ctx, o.Space, o.ID)
+		return err
+	})
+	if o.Parent != "" {
+		g.Go(func() error {
+			var err error
+			kin, err = t.load(ctx, o.Space, o.Parent)
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil || own != nil {
+		return own, err
+	}
+	return kin, nil
+}
+
+// load reads the trace of a snapshot; nil without an error: there is none.
+func (t traces) load(ctx context.Context, space chunk.Space, id chunk.ID) ([]byte, error) {
 	objects := t.h.deps.Objects
-	m, err := objects.Vault.Open(ctx, o.Space, traceID(o))
+	m, err := objects.Vault.Open(ctx, space, traceID(id))
 	if errors.Is(err, chunk.ErrNotFound) {
 		return nil, nil
 	}
@@ -111,18 +138,30 @@ func (t traces) Load(ctx context.Context, data []byte) ([]byte, error) {
 	r := objects.Vault.Reader(m, objects.Cache)
 	size, ok := r.Size(traceFile)
 	if !ok || size > pager.MaxTraceBytes {
-		return nil, fmt.Errorf("trace of %s has %d bytes", o.ID, size)
+		return nil, fmt.Errorf("trace of %s has %d bytes", id, size)
 	}
 	trace := make([]byte, size)
 	return trace, r.ReadAt(ctx, traceFile, trace, 0)
 }
 
 // Save implements stream.Traces.
-func (t traces) Save(ctx context.Context, data, trace []byte) (err error) {
+func (t traces) Save(ctx context.Context, data, trace []byte) error {
 	o, err := readOrigin(data)
 	if err != nil {
 		return err
 	}
+	vault := t.h.deps.Objects.Vault
+	if err := vault.Delete(ctx, o.Space, traceID(o.ID)); err != nil {
+		return err
+	}
+	if err := t.save(ctx, o.Space, o.ID, trace); err != nil || o.Parent == "" {
+		return err
+	}
+	return t.save(ctx, o.Space, o.Parent, trace)
+}
+
+// save keeps the trace of a snapshot that has none.
+func (t traces) save(ctx context.Context, space chunk.Space, id chunk.ID, trace []byte) (err error) {
 	fd, err := unix.MemfdCreate("trace", unix.MFD_CLOEXEC) // a push reads files
 	if err != nil {
 		return err
@@ -132,14 +171,10 @@ func (t traces) Save(ctx context.Context, data, trace []byte) (err error) {
 	if _, err := f.Write(trace); err != nil {
 		return err
 	}
-	vault := t.h.deps.Objects.Vault
-	if err := vault.Delete(ctx, o.Space, traceID(o)); err != nil {
-		return err
-	}
-	_, _, err = vault.Push(ctx, chunk.Push{
-		Space: o.Space, ID: traceID(o), Files: []chunk.Local{{Name: traceFile, Path: fmt.Sprintf("/proc/self/fd/%d", fd)}},
+	_, _, err = t.h.deps.Objects.Vault.Push(ctx, chunk.Push{
+		Space: space, ID: traceID(id), Files: []chunk.Local{{Name: traceFile, Path: fmt.Sprintf("/proc/self/fd/%d", fd)}},
 	})
-	if errors.Is(err, chunk.ErrExists) { // another host kept one in this moment
+	if errors.Is(err, chunk.ErrExists) { // it has one
 		return nil
 	}
 	return err
