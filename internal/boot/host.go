@@ -122,6 +122,9 @@ func (n *node) confine() (*jail.Jail, error) {
 		return nil, fmt.Errorf("control groups: %w", err)
 	}
 	n.back.Push("close control groups", func(context.Context) error { return j.Close() })
+	if err := j.Claim(); err != nil {
+		return nil, fmt.Errorf("jail: %w; give this node another --network-prefix", err)
+	}
 	return j, nil
 }
 

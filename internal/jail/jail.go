@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"sync"
+	"syscall"
 )
 
 // ErrNoGroup says that there is no such group to adopt.
@@ -19,7 +22,7 @@ var ErrNoGroup = errors.New("no such control group")
 type Config struct {
 	Layout   Layout // from Probe
 	Prefix   string // name of the group that holds all of ours; "": "panda"
-	FirstUID int    // first user and group id; 0: 1900000000
+	FirstUID int    // first user and group id; 0: one that follows from Prefix, above 1900000000
 	UIDs     int    // how many; 0: 16384
 	// Trees is the directory that keeps copies of the programs that run in jails, on a file system that
 	// programs can run from; "": no process can be started in a jail.
@@ -27,10 +30,11 @@ type Config struct {
 }
 
 const (
-	// defaultFirstUID lies in the part of the 31-bit ids that systemd's table of id ranges (systemd.io/UIDS-GIDS)
-	// leaves unused: above the containers' (ends at 1879048191), below the foreign ids (begin at 2147352576).
-	defaultFirstUID = 1900000000
-	defaultUIDs     = 16384
+	// Users lie in the part of the 31-bit ids that systemd's table of id ranges (systemd.io/UIDS-GIDS) leaves
+	// unused: above the containers' (ends at 1879048191), below the foreign ids (begin at 2147352576).
+	lowestUID   = 1900000000
+	highestUID  = 2147352575
+	defaultUIDs = 16384
 	// parentWeight is the share of all our groups together, where an ordinary group on the host has 100: the
 	// machines are what the host is for.
 	parentWeight = 1000
@@ -38,10 +42,25 @@ const (
 
 var nameForm = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,62}$`)
 
+// firstUID gives each prefix its range of users, so that two jails on a host share none.
+func firstUID(prefix string, uids int) int {
+	ranges := (highestUID - lowestUID + 1) / uids
+	if ranges < 1 {
+		return lowestUID
+	}
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(prefix)) // it cannot fail
+	return lowestUID + int(h.Sum64()%uint64(ranges))*uids
+}
+
+// ErrUsersInUse says that another process on this host has claimed the same users.
+var ErrUsersInUse = errors.New("another process has jails with the same users")
+
 // Jail makes groups.
 type Jail struct {
 	cfg    Config
 	prison *prison
+	claim  net.Listener // of Claim; nil: none
 
 	mu     sync.Mutex
 	groups map[string]*Group // +checklocks:mu
@@ -52,11 +71,11 @@ func New(c Config) (*Jail, error) {
 	if c.Prefix == "" {
 		c.Prefix = "panda"
 	}
-	if c.FirstUID == 0 {
-		c.FirstUID = defaultFirstUID
-	}
 	if c.UIDs == 0 {
 		c.UIDs = defaultUIDs
+	}
+	if c.FirstUID == 0 && c.UIDs > 0 {
+		c.FirstUID = firstUID(c.Prefix, c.UIDs)
 	}
 	switch {
 	case c.Layout.Version != 1 && c.Layout.Version != 2:
@@ -71,6 +90,20 @@ func New(c Config) (*Jail, error) {
 
 // Layout tells which control groups are used.
 func (j *Jail) Layout() Layout { return j.cfg.Layout }
+
+// Claim keeps the users of this jail from others that call it, as long as this process lives or until Close:
+// ErrUsersInUse. The claim is a socket name, so it holds among the processes of one network namespace.
+func (j *Jail) Claim() error {
+	l, err := net.Listen("unix", fmt.Sprintf("@jail-users-%d", j.cfg.FirstUID))
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return fmt.Errorf("prefix %s, users %d to %d: %w", j.cfg.Prefix, j.cfg.FirstUID, j.cfg.FirstUID+j.cfg.UIDs-1, ErrUsersInUse)
+	case err != nil:
+		return fmt.Errorf("claim users: %w", err)
+	}
+	j.claim = l
+	return nil
+}
 
 // User is the user and group id of an index, from 0: nobody else's.
 func (j *Jail) User(index int) (uid, gid int, err error) {
@@ -195,6 +228,10 @@ func (j *Jail) found() ([]string, error) {
 // the processes in it.
 func (j *Jail) Close() error {
 	all := j.prison.close()
+	if j.claim != nil {
+		all = errors.Join(all, j.claim.Close())
+		j.claim = nil
+	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if len(j.groups) > 0 {

@@ -2,6 +2,7 @@ package jail
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -118,6 +119,43 @@ func TestNewRefuses(t *testing.T) {
 	}
 	if _, err := New(Config{}); !errors.Is(err, ErrNoControl) {
 		t.Errorf("no layout: %v", err)
+	}
+}
+
+// Nodes that differ in their prefix share no users, and where two prefixes lead to the same ones the second is
+// refused.
+func TestUsersOfTwoNodes(t *testing.T) {
+	seen := map[int]string{}
+	for i := range 200 {
+		prefix := fmt.Sprintf("node%d", i)
+		first := firstUID(prefix, defaultUIDs)
+		if first < lowestUID || first+defaultUIDs-1 > highestUID || (first-lowestUID)%defaultUIDs != 0 {
+			t.Errorf("%s has users from %d", prefix, first)
+		}
+		seen[first] = prefix
+	}
+	if len(seen) < 190 { // of 15,000 ranges
+		t.Errorf("200 prefixes have %d ranges", len(seen))
+	}
+	j := make([]*Jail, 3)
+	for i, c := range []Config{{Prefix: "one", FirstUID: 77000}, {Prefix: "two", FirstUID: 77000}, {Prefix: "three"}} {
+		c.Layout = Layout{Version: 2, CPU: t.TempDir(), Memory: t.TempDir(), PIDs: t.TempDir()}
+		var err error
+		if j[i], err = New(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(j[0].Claim(), j[2].Claim()); err != nil {
+		t.Fatal(err)
+	}
+	if err := j[1].Claim(); !errors.Is(err, ErrUsersInUse) || !strings.Contains(err.Error(), "prefix two, users 77000 to") {
+		t.Errorf("the same users twice: got %v", err)
+	}
+	if err := j[0].Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(j[1].Claim(), j[1].Close(), j[2].Close()); err != nil {
+		t.Errorf("after the first closed: %v", err)
 	}
 }
 
