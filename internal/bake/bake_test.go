@@ -44,7 +44,13 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{t: t, dir: t.TempDir(), platform: "p1", live: map[hostapi.MachineID]bool{}, exits: map[string][]int{}}
+	return worldIn(t, t.TempDir())
+}
+
+// worldIn opens a world on what there is in a directory.
+func worldIn(t *testing.T, dir string) *world {
+	t.Helper()
+	w := &world{t: t, dir: dir, platform: "p1", live: map[hostapi.MachineID]bool{}, exits: map[string][]int{}}
 	w.recipe = bake.Recipe{
 		Name: "base", VCPUs: 1, MemoryMiB: 64, DiskMiB: 1, User: "user", Digest: "0123456789abcdef0123",
 		Start: []bake.Start{{Name: "a server", Spec: guestapi.ProcessSpec{Shell: "serve", User: "root", Tag: "server"}}},
@@ -423,6 +429,51 @@ func TestFailureAfterEveryStep(t *testing.T) {
 		}
 		w.clean(1)
 		w.stop()
+	}
+}
+
+// TestKillAfterEveryStep looks at what a kill would find after each step: the files as they are then, and no machine,
+// for machines of a bake are not taken over. Whoever opens them has no remnant, and can bake.
+func TestKillAfterEveryStep(t *testing.T) {
+	for nth := 0; ; nth++ {
+		w := newWorld(t)
+		killed, count, where := t.TempDir(), 0, ""
+		w.step = func(step string) error {
+			if count++; count-1 != nth {
+				return nil
+			}
+			where = step
+			return os.CopyFS(killed, os.DirFS(w.dir))
+		}
+		if _, _, err := w.baker.Ensure(t.Context(), "base"); err != nil {
+			t.Fatal(err)
+		}
+		w.stop()
+		if where == "" {
+			if nth < 3 {
+				t.Errorf("a bake has only %d steps: the test sees nothing", nth)
+			}
+			return
+		}
+		after := worldIn(t, killed)
+		_, baked, err := after.baker.Current(t.Context(), "base")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := after.baker.Start(t.Context(), "base", !baked); err != nil { // Run has swept before it takes a job
+			t.Fatal(err)
+		}
+		if !baked {
+			after.ended()
+		}
+		if _, _, err := after.baker.Ensure(t.Context(), "base"); err != nil {
+			t.Errorf("killed after %s: %v", where, err)
+		}
+		after.clean(1)
+		after.stop()
+		if t.Failed() {
+			t.Fatalf("killed after %s", where)
+		}
 	}
 }
 

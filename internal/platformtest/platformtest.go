@@ -15,6 +15,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -43,6 +44,20 @@ type World struct {
 	t    *testing.T
 	undo []func()
 	host *hostd.Host
+
+	memory, space atomic.Int64 // bytes that are free
+}
+
+// What is free unless a test says otherwise, in bytes.
+const (
+	plentyOfMemory = 1 << 36
+	plentyOfSpace  = 1 << 40
+)
+
+// SetFree says how many bytes of memory and of disk are free from now on.
+func (w *World) SetFree(memory, disk int64) {
+	w.memory.Store(memory)
+	w.space.Store(disk)
 }
 
 // New starts a platform. It ends with the test, and must then have left no machine behind that it was not
@@ -50,6 +65,7 @@ type World struct {
 func New(t *testing.T) *World {
 	t.Helper()
 	w := &World{t: t, Driver: fake.New(), Dir: t.TempDir()}
+	w.SetFree(plentyOfMemory, plentyOfSpace)
 	w.start()
 	t.Cleanup(w.stop)
 	return w
@@ -147,8 +163,8 @@ func (w *World) openHost(ctx context.Context, log *slog.Logger) *hostd.Host {
 		DataDir: w.Dir, Recipes: []bake.Recipe{recipe},
 		Machine: machine.Config{
 			ReadyTimeout: time.Minute, BootTimeout: time.Minute,
-			HostMemory: func() (int64, int64, error) { return 1 << 36, 1 << 36, nil },
-			FreeSpace:  func(string) (int64, int64, error) { return 1 << 40, 1 << 40, nil },
+			HostMemory: func() (int64, int64, error) { return plentyOfMemory, w.memory.Load(), nil },
+			FreeSpace:  func(string) (int64, int64, error) { return plentyOfSpace, w.space.Load(), nil },
 			Kernel:     func(context.Context) (machine.Kernel, error) { return machine.Kernel{}, nil },
 		},
 	}, hostd.Deps{

@@ -66,8 +66,8 @@ var hostCodes = []struct {
 	code api.Code
 	hint string
 }{
-	{hostapi.ErrNoCapacity, api.NoCapacity, "no host has room for it now: delete or hibernate sandboxes, or try again later"},
-	{hostapi.ErrNoSpace, api.NoSpace, "there is not enough disk space on the host"},
+	{hostapi.ErrNoCapacity, api.NoCapacity, "no host has memory or a network place free for it now: delete or hibernate sandboxes, or try again later"},
+	{hostapi.ErrNoSpace, api.NoSpace, "there is not enough disk space on the host: delete snapshots or sandboxes, or give the data directory more room"},
 	{hostapi.ErrInvalid, api.Invalid, ""},
 	{hostapi.ErrUnsupported, api.Unsupported, ""},
 	{hostapi.ErrInUse, api.Conflict, ""},

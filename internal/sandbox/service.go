@@ -105,12 +105,15 @@ func (s *Service) watch(verb string, began time.Time, err *error) {
 	if *err != nil {
 		e := api.AsError(*err)
 		code, *err = e.Code, e
-		if code == api.Internal {
-			why := errors.Unwrap(e)
-			if why == nil {
-				why = e
-			}
+		why := errors.Unwrap(e)
+		if why == nil {
+			why = e
+		}
+		switch code {
+		case api.Internal:
 			s.log.Error("verb failed", "verb", verb, "err", why)
+		case api.NoCapacity, api.NoSpace: // the numbers are the operator's, not the caller's
+			s.log.Warn("no room", "verb", verb, "err", why)
 		}
 	}
 	s.observe(verb, code, time.Since(began))

@@ -217,7 +217,7 @@ func bakeError(err error, name string) error {
 	case errors.Is(err, hostapi.ErrNotFound):
 		return api.Wrap(api.NotFound, err, "template "+name+" not found on its host")
 	case errors.Is(err, hostapi.ErrNoSpace):
-		return api.Wrap(api.NoSpace, err, "bake "+name+": there is not enough disk space on the host")
+		return api.Wrap(api.NoSpace, err, "bake "+name+": there is not enough disk space on the host: delete snapshots or sandboxes, or give the data directory more room")
 	case errors.Is(err, hostapi.ErrInUse), errors.Is(err, hostapi.ErrExists):
 		return api.Wrap(api.Conflict, err, "bake "+name+": "+err.Error())
 	case errors.Is(err, hostapi.ErrUnsupported):

@@ -54,6 +54,7 @@ func TestBadRequests(t *testing.T) {
 	}{
 		{"bad-json", "POST", "/v1/sandboxes", `{"template":`, http.StatusBadRequest, `"code":"invalid"`},
 		{"unknown-template", "POST", "/v1/sandboxes", `{"template":"nothing-like-it"}`, http.StatusBadRequest, "nothing-like-it"},
+		{"unknown-field", "POST", "/v1/sandboxes", `{"tmplate":"mini"}`, http.StatusBadRequest, "tmplate"},
 		{"wrong-kind", "POST", "/v1/sandboxes", `{"template":7}`, http.StatusBadRequest, "template"},
 		{"huge-body", "POST", "/v1/sandboxes", `{"template":"` + strings.Repeat("x", 64<<20) + `"}`, http.StatusRequestEntityTooLarge, `"code":"too_large"`},
 		{"unknown-id", "GET", "/v1/sandboxes/sbxaaaaaaaaaaaaaaaaaaaa", "", http.StatusNotFound, `"code":"not_found"`},
