@@ -32,7 +32,7 @@ func (a *app) demo() *cobra.Command {
 	c.Flags().StringVarP(&opt.Template, "template", "t", "base", "template; its guests need Python")
 	c.Flags().IntVarP(&opt.Children, "children", "n", 4, "children of the fork")
 	c.RunE = func(c *cobra.Command, _ []string) (err error) {
-		cl, stop, err := a.reach(c.Context())
+		cl, stop, err := a.reach(c.Context(), slog.LevelWarn)
 		defer func() { err = errors.Join(err, stop()) }()
 		if err != nil {
 			return err
@@ -85,7 +85,7 @@ func (a *app) bench() *cobra.Command {
 			return local(err)
 		}
 		defer func() { err = errors.Join(err, os.RemoveAll(opt.Work)) }()
-		cl, stop, err := a.reach(c.Context())
+		cl, stop, err := a.reach(c.Context(), slog.LevelError) // it kills monitors, which the node warns of
 		defer func() { err = errors.Join(err, stop()) }()
 		if err != nil {
 			return err

@@ -96,8 +96,8 @@ func readyText(r boot.Ready) string {
 }
 
 // reach gives a client of a node: the one that the flags, environment or files name if it answers, else
-// one that is started in this process and ends with stop, which is never nil.
-func (a *app) reach(ctx context.Context) (cl *client.Client, stop func() error, err error) {
+// one that is started in this process, tells on standard error what is of a level, and ends with stop, which is never nil.
+func (a *app) reach(ctx context.Context, level slog.Level) (cl *client.Client, stop func() error, err error) {
 	none := func() error { return nil }
 	if cl, err = a.dial(); err != nil {
 		return nil, none, err
@@ -115,7 +115,7 @@ func (a *app) reach(ctx context.Context) (cl *client.Client, stop func() error, 
 	if os.Geteuid() != 0 {
 		return nil, none, local(errors.New("a node needs root; use sudo, or name a running node with --api"))
 	}
-	url, stop, err := a.startNode(ctx, &l.Node)
+	url, stop, err := a.startNode(ctx, &l.Node, level)
 	if err != nil {
 		return nil, stop, err
 	}
@@ -128,10 +128,10 @@ func (a *app) reach(ctx context.Context) (cl *client.Client, stop func() error, 
 }
 
 // startNode runs a node in this process and waits until it is ready.
-func (a *app) startNode(ctx context.Context, n *config.Node) (url string, stop func() error, err error) {
+func (a *app) startNode(ctx context.Context, n *config.Node, level slog.Level) (url string, stop func() error, err error) {
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	ready, ended := make(chan boot.Ready, 1), make(chan error, 1)
-	log := slog.New(slog.NewTextHandler(a.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	log := slog.New(slog.NewTextHandler(a.Stderr, &slog.HandlerOptions{Level: level}))
 	go func() {
 		ended <- boot.Up(life, boot.Options{Config: n, Version: a.Version, Log: log, Ready: func(r boot.Ready) { ready <- r }})
 	}()
