@@ -32,6 +32,8 @@ type journal struct {
 	db    *store.DB
 	build string
 
+	writing sync.Mutex // held while lines are written, and taken before mu
+
 	mu      sync.Mutex
 	last    int64             // number of the last line
 	tail    []store.BuildLine // not in the store yet
@@ -79,8 +81,10 @@ func (j *journal) put(level, step, line string) {
 	j.tail = append(j.tail, store.BuildLine{Build: j.build, Seq: j.last, At: store.Micros(time.Now()), Level: level, Step: step, Line: strings.ReplaceAll(line, "\x00", "")})
 }
 
-// flush writes what was added. It is called by one goroutine at a time.
+// flush writes what was added, each line once whoever asks for it.
 func (j *journal) flush(ctx context.Context) error {
+	j.writing.Lock()
+	defer j.writing.Unlock()
 	j.mu.Lock()
 	batch := j.tail[:min(len(j.tail), logPage)]
 	j.mu.Unlock()

@@ -40,8 +40,9 @@ type world struct {
 	templates *template.Service
 	boxes     *sandbox.Service
 	cfg       build.Config
-	stop      func() // ends the process and waits for it
-	halt      func() // tells it to end
+	registry  build.Registry // nil: of images
+	stop      func()         // ends the process and waits for it
+	halt      func()         // tells it to end
 	*build.Service
 
 	mu     sync.Mutex
@@ -101,7 +102,11 @@ func (w *world) start() {
 	if w.boxes, err = sandbox.New(sandbox.Defaults(), sandbox.Deps{Store: w.db, Host: w.h, Templates: w.templates, Log: slog.New(slog.DiscardHandler)}); err != nil {
 		w.t.Fatal(err)
 	}
-	w.Service, err = build.New(w.cfg, build.Deps{Store: w.db, Host: w.h, Templates: w.templates, Sandboxes: w.boxes, Registry: w, Log: slog.New(slog.DiscardHandler)})
+	found := w.registry
+	if found == nil {
+		found = w
+	}
+	w.Service, err = build.New(w.cfg, build.Deps{Store: w.db, Host: w.h, Templates: w.templates, Sandboxes: w.boxes, Registry: found, Log: slog.New(slog.DiscardHandler)})
 	if err == nil {
 		err = w.Open(w.t.Context())
 	}

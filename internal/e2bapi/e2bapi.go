@@ -18,6 +18,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/auth"
@@ -73,6 +74,7 @@ type Server struct {
 	templates Templates
 	keys      Keys
 	mux       *http.ServeMux
+	began     time.Time
 }
 
 // New makes a server; a short secret is an error.
@@ -80,7 +82,7 @@ func New(cfg Config, sandboxes Sandboxes, templates Templates, keys Keys) (*Serv
 	if len(cfg.Secret) < 32 {
 		return nil, fmt.Errorf("e2bapi: the secret has %d bytes, at least 32 are needed", len(cfg.Secret))
 	}
-	s := &Server{cfg: cfg, sandboxes: sandboxes, templates: templates, keys: keys, mux: http.NewServeMux()}
+	s := &Server{cfg: cfg, sandboxes: sandboxes, templates: templates, keys: keys, mux: http.NewServeMux(), began: time.Now().UTC()}
 	s.routes()
 	return s, nil
 }

@@ -32,12 +32,16 @@ func (s *Server) template(t api.Template) templateAnswer {
 	a := templateAnswer{
 		TemplateID: t.Name, BuildID: t.Name, CPUCount: t.CPU, MemoryMB: t.MemoryMB, DiskSizeMB: t.DiskMB,
 		Public: t.IsGlobal, Aliases: []string{t.Name}, Names: []string{t.Name}, EnvdVersion: s.cfg.AgentVersion, BuildStatus: "waiting",
+		CreatedAt: s.began, UpdatedAt: s.began, // a recipe comes with the program
 	}
 	if t.ID != "" {
 		a.TemplateID, a.BuildID, a.BuildCount = string(t.ID), string(t.Version), len(t.Versions)
 	}
 	if t.BakedAt != nil {
-		a.CreatedAt, a.UpdatedAt, a.BuildCount = *t.BakedAt, *t.BakedAt, 1
+		a.CreatedAt, a.UpdatedAt, a.BuildCount = *t.BakedAt, *t.BakedAt, max(1, len(t.Versions))
+	}
+	if t.CreatedAt != nil {
+		a.CreatedAt = *t.CreatedAt
 	}
 	switch {
 	case t.Baked:

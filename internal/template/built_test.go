@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/pandastack/pandastack/api"
@@ -136,6 +137,26 @@ func TestVersionsAndTags(t *testing.T) {
 	w.means(alice, "app", "")
 	if left, _ := w.h.Templates(ctx); len(left) != 2 {
 		t.Errorf("the host has %+v", left)
+	}
+}
+
+// TestSizes: what a version takes is what its host says now, wherever it is looked at.
+func TestSizes(t *testing.T) {
+	w := newWorld(t)
+	row, _, err := w.Claim(t.Context(), alice, "app", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := w.version(row, 1)
+	w.h.AddTemplate(hostapi.Template{Name: hostapi.TemplateName(id), Published: true, Baked: true, Bytes: 7, ApparentBytes: 70})
+	got, err := w.Get(t.Context(), alice, "app")
+	if err != nil || got.SizeBytes != 7 || got.ApparentBytes != 70 {
+		t.Errorf("get: %d of %d, %v", got.SizeBytes, got.ApparentBytes, err)
+	}
+	list, err := w.List(t.Context(), alice)
+	n := slices.IndexFunc(list, func(a api.Template) bool { return a.Name == "app" })
+	if err != nil || n < 0 || list[n].SizeBytes != 7 || list[n].ApparentBytes != 70 {
+		t.Errorf("list: %+v, %v", list, err)
 	}
 }
 

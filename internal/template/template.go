@@ -56,9 +56,10 @@ type Service struct {
 	db      *store.DB
 	aliases map[string]string
 
-	mu    sync.Mutex
-	cache []hostapi.Template
-	at    time.Time
+	mu        sync.Mutex
+	cache     []hostapi.Template
+	at        time.Time
+	published map[string]hostapi.Template // what was built, as the host told last
 }
 
 // New makes a service. aliases are other names beside those in the store; a name that the host has wins
@@ -80,6 +81,12 @@ func (s *Service) list(ctx context.Context, fresh bool) ([]hostapi.Template, err
 	all, err := s.host.Templates(ctx)
 	if err != nil {
 		return nil, api.Wrap(api.Unavailable, err, "the host's templates cannot be listed now")
+	}
+	s.published = map[string]hostapi.Template{}
+	for _, t := range all {
+		if t.Published {
+			s.published[string(t.Name)] = t
+		}
 	}
 	all = slices.DeleteFunc(all, func(t hostapi.Template) bool { return t.Published }) // those have rows
 	slices.SortFunc(all, func(a, b hostapi.Template) int { return strings.Compare(string(a.Name), string(b.Name)) })
@@ -179,6 +186,9 @@ func (s *Service) List(ctx context.Context, p auth.Principal) ([]api.Template, e
 	if err != nil {
 		return nil, api.AsError(err)
 	}
+	for i := range built {
+		s.measure(&built[i])
+	}
 	out = append(out, built...)
 	slices.SortFunc(out, func(a, b api.Template) int { return strings.Compare(a.Name, b.Name) })
 	return out, nil
@@ -188,6 +198,9 @@ func (s *Service) List(ctx context.Context, p auth.Principal) ([]api.Template, e
 func (s *Service) Get(ctx context.Context, p auth.Principal, name string) (api.Template, error) {
 	t, err := s.get(ctx, p, name, true)
 	if err == nil && t.ID != "" {
+		if _, err := s.list(ctx, true); err == nil { // else the sizes are those of its build
+			s.measure(&t)
+		}
 		t.Versions, err = s.Versions(ctx, p, string(t.ID))
 	}
 	return t, err
@@ -245,6 +258,15 @@ func (s *Service) SetAlias(ctx context.Context, p auth.Principal, name, template
 		return api.AsError(err)
 	}
 	return nil
+}
+
+// measure puts what a built template takes on the host now, as far as the host has told.
+func (s *Service) measure(t *api.Template) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if on, ok := s.published[t.Host]; ok {
+		t.SizeBytes, t.ApparentBytes = on.Bytes, on.ApparentBytes
+	}
 }
 
 func view(t hostapi.Template) api.Template {

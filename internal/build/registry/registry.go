@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
@@ -24,6 +25,8 @@ type Config struct {
 	Dir        string   // for layers on our disk; of this Registry alone
 	CacheBytes int64    // that verified layers may take there between builds
 	Insecure   []string // registries, "host:port", that may be reached over plain HTTP
+	// Wait is before the first retry of a request that was cut off, doubled each time; zero: the puller's default.
+	Wait time.Duration
 }
 
 // Registry finds images.
@@ -44,7 +47,7 @@ func New(cfg Config) (*Registry, error) {
 
 // Find implements build.Registry.
 func (r *Registry) Find(ctx context.Context, ref string, who *api.RegistryAuth) (build.Image, error) {
-	puller, err := oci.New(oci.Options{Dir: r.cfg.Dir, CacheBytes: r.cfg.CacheBytes, Insecure: r.cfg.Insecure,
+	puller, err := oci.New(oci.Options{Dir: r.cfg.Dir, CacheBytes: r.cfg.CacheBytes, Insecure: r.cfg.Insecure, Wait: r.cfg.Wait,
 		Credentials: func(registry string) (oci.Credentials, bool) {
 			if who == nil || who.Server != "" && server(who.Server) != registry {
 				return oci.Credentials{}, false
