@@ -111,6 +111,7 @@ class Chromium:
         target = self.call("Target.createTarget", url="about:blank", browserContextId=own)["targetId"]
         self.page = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         self.call("Page.enable")
+        self.call("Page.setLifecycleEventsEnabled", enabled=True)
         self.call("Emulation.setDeviceMetricsOverride", width=WIDTH, height=HEIGHT, deviceScaleFactor=1, mobile=False)
         return target
 
@@ -119,7 +120,7 @@ class Chromium:
         try:
             return self.picture(address)
         except RuntimeError as err:
-            if "Not attached to an active page" not in str(err) and "Session with given id not found" not in str(err):
+            if "Session with given id not found" not in str(err) and "target navigated or closed" not in str(err):
                 raise
         self.open()
         return self.picture(address)
@@ -130,8 +131,16 @@ class Chromium:
         answer = self.call("Page.navigate", url=address)
         if answer.get("errorText"):
             raise RuntimeError("%s: %s" % (address, answer["errorText"]))
-        if not any(e["method"] == "Page.loadEventFired" for e in self.events):
-            self.until(lambda m: True if m.get("method") == "Page.loadEventFired" else None)
+        # The load of this document: that of an earlier one may be told late, such as of a page of errors.
+        loader = answer.get("loaderId")
+
+        def loaded(message):
+            p = message.get("params", {})
+            if message.get("method") == "Page.lifecycleEvent" and p.get("name") == "load" and p.get("loaderId") == loader:
+                return True
+
+        if loader and not any(loaded(e) for e in self.events):
+            self.until(loaded)
         return base64.b64decode(self.call("Page.captureScreenshot", format="png", optimizeForSpeed=True)["data"])
 
 
