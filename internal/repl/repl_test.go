@@ -76,6 +76,8 @@ func TestCells(t *testing.T) {
 		wantInErr string
 	}{
 		{name: "python-state", lang: repl.Python, code: []string{"x = 41", "print('grüße 🐼')\nx + 1"}, want: ran{out: "grüße 🐼\n", main: "42"}},
+		{name: "python-expression", lang: repl.Python, code: []string{"'\"ü\\n'"}, want: ran{main: "'\"ü\\n'"}},
+		{name: "python-exit-true", lang: repl.Python, code: []string{"raise SystemExit(True)"}, wantCode: 1},
 		{name: "python-semicolon", lang: repl.Python, code: []string{"1;"}},
 		{name: "python-error", lang: repl.Python, code: []string{"1/0"}, want: ran{trouble: "ZeroDivisionError: division by zero"}, wantCode: 1},
 		{name: "python-syntax", lang: repl.Python, code: []string{"x ="}, want: ran{trouble: "SyntaxError: invalid syntax (<cell 1>, line 1)"}, wantCode: 1},

@@ -12,6 +12,7 @@ current = {"id": None, "interrupt": False}
 
 
 to_json = json.JSONEncoder(default=str).encode
+to_text = json.encoder.encode_basestring_ascii
 from_json = json.JSONDecoder().raw_decode
 what_does = _signal.getsignal  # without the detour of the other module, which makes an enumeration's member of it
 held = []  # answers that go with the next one, in one write
@@ -20,7 +21,12 @@ held = []  # answers that go with the next one, in one write
 def send(kind, hold=False, **fields):
     fields["id"] = current["id"]
     fields["type"] = kind
-    data = to_json(fields).encode() + b"\n"
+    put(to_json(fields), hold)
+
+
+def put(text, hold=False):
+    """Sends a line of JSON."""
+    data = text.encode() + b"\n"
     with lock:
         held.append(data)
         if hold:
@@ -40,6 +46,8 @@ class Capture:
         self.lock = threading.Lock()
         self.read, write = os.pipe()
         os.set_blocking(self.read, False)
+        self.now = select.poll()
+        self.now.register(self.read, select.POLLIN)
         os.dup2(write, fd)
         os.close(write)
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -56,14 +64,12 @@ class Capture:
 
     def take(self):
         """Sends what is in the pipe, and tells whether more may come."""
-        while True:
-            try:
-                data = os.read(self.read, 65536)
-            except BlockingIOError:
-                return True
+        while self.now.poll(0):  # asked first: an error for nothing there is slow where all code is cold
+            data = os.read(self.read, 65536)
             self.say(self.decoder.decode(data))
             if len(data) < 65536:
                 return bool(data)
+        return True
 
     def say(self, text):
         if text:
@@ -73,7 +79,8 @@ class Capture:
         """Returns when everything printed so far has been sent, half a character at its end too."""
         with self.lock:
             self.take()
-            self.say(self.decoder.decode(b"", final=True))
+            if self.decoder.getstate()[0]:
+                self.say(self.decoder.decode(b"", final=True))
 
 
 FORMATS = [
@@ -139,6 +146,15 @@ def settle():
         pass
     out.drain()
     err_out.drain()
+
+
+def result(data):
+    """Tells the value of a cell, at once with what comes next. The commonest has its line made by hand."""
+    text = data["text/plain"]
+    if len(data) == 1 and type(text) is str:
+        put(f'{{"id": {to_text(current["id"])}, "type": "result", "main": true, "data": {{"text/plain": {to_text(text)}}}}}', True)
+    else:
+        send("result", hold=True, data=data, main=True)
 
 
 def display(*values, **kwargs):
@@ -324,7 +340,7 @@ def parts(source, name):
 
 def cell(source):
     """Runs one cell and sends the value of a last expression that does not end in a semicolon."""
-    name = "<cell %d>" % count
+    name = f"<cell {count}>"
     linecache.cache[name] = (len(source), None, source.splitlines(True), name)
     body, last = parts(source, name)
     if body is not None:
@@ -337,7 +353,7 @@ def cell(source):
             if not (figure and isinstance(value, figure.Figure)):
                 data = bundle(value)
                 settle()
-                send("result", hold=True, data=data, main=True)
+                result(data)
 
 
 def report(err):
@@ -356,9 +372,9 @@ def interrupt(*_):
 
 def handle(request):
     global count
-    current["id"] = request["id"]
+    current["id"] = request["id"] or ""
     count += 1
-    send("count", hold=True, count=count)
+    put(f'{{"id": {to_text(current["id"])}, "type": "count", "count": {count}}}', True)
     saved = {}
     code = 0
     try:
@@ -384,7 +400,7 @@ def handle(request):
         else:
             os.environ[key] = value
     settle()
-    send("end", code=code)
+    put(f'{{"id": {to_text(current["id"])}, "type": "end", "code": {int(code)}}}')
     current["id"] = None
 
 
