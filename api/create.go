@@ -24,7 +24,7 @@ type CreateRequest struct {
 	FromSnapshot   SnapshotID        `json:"from_snapshot,omitempty" doc:"Restore this snapshot instead of a template."`
 	TTLSeconds     *int64            `json:"ttl_seconds,omitempty" doc:"Delete after so long without use; 0 is never; absent is the server's default."`
 	TimeoutSeconds int64             `json:"timeout_seconds,omitempty" doc:"End it so long after creation, used or not, as on_timeout says; 0 is never."`
-	OnTimeout      OnTimeout         `json:"on_timeout,omitempty" enum:"delete,hibernate," doc:"What happens when timeout_seconds have passed; delete if absent."`
+	OnTimeout      OnTimeout         `json:"on_timeout,omitempty" enum:"delete,hibernate,stop," doc:"What happens when timeout_seconds have passed; delete if absent."`
 	Persistent     bool              `json:"persistent,omitempty" doc:"Never reaped for being idle; hibernated, not lost, when the node stops."`
 	Metadata       map[string]string `json:"metadata,omitempty"`
 	Env            map[string]string `json:"env,omitempty" doc:"Environment of every process in the sandbox."`

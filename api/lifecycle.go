@@ -8,7 +8,7 @@ type Lifecycle struct {
 	Persistent  bool       `json:"persistent"`
 	IdleSeconds int64      `json:"idle_seconds" doc:"How long it has not been used."`
 	ExpiresAt   *time.Time `json:"expires_at,omitempty" doc:"Ended then, used or not, as on_timeout says."`
-	OnTimeout   OnTimeout  `json:"on_timeout" enum:"delete,hibernate"`
+	OnTimeout   OnTimeout  `json:"on_timeout" enum:"delete,hibernate,stop"`
 }
 
 // OnTimeout is what happens to a sandbox whose fixed end has come.
@@ -18,17 +18,23 @@ type OnTimeout string
 const (
 	TimeoutDelete    OnTimeout = "delete"
 	TimeoutHibernate OnTimeout = "hibernate" // it may be woken again, without a fixed end
+	TimeoutStop      OnTimeout = "stop"      // the same without its memory: it boots from its disk
 )
 
 // Valid tells whether o can be asked for.
-func (o OnTimeout) Valid() bool { return o == "" || o == TimeoutDelete || o == TimeoutHibernate }
+func (o OnTimeout) Valid() bool {
+	return o == "" || o == TimeoutDelete || o.Rests()
+}
+
+// Rests tells whether the sandbox rests then and can be woken.
+func (o OnTimeout) Rests() bool { return o == TimeoutHibernate || o == TimeoutStop }
 
 // LifecyclePatch changes what it names.
 type LifecyclePatch struct {
 	TTLSeconds     *int64     `json:"ttl_seconds,omitempty" doc:"0 is never."`
 	Persistent     *bool      `json:"persistent,omitempty"`
 	TimeoutSeconds *int64     `json:"timeout_seconds,omitempty" doc:"End it so long from now, used or not; 0 is never."`
-	OnTimeout      *OnTimeout `json:"on_timeout,omitempty" enum:"delete,hibernate" doc:"What happens then."`
+	OnTimeout      *OnTimeout `json:"on_timeout,omitempty" enum:"delete,hibernate,stop" doc:"What happens then."`
 }
 
 // Validate checks the request by itself.

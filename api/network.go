@@ -19,6 +19,23 @@ type Network struct {
 	DenyOthers bool     `json:"deny_others,omitempty" doc:"true: what neither list names may not be reached."`
 	// PrivatePorts is about the other direction: who reaches the sandbox.
 	PrivatePorts bool `json:"private_ports,omitempty" doc:"true: the sandbox's ports are reached only with a key, a signed preview address or its traffic token; its id alone opens nothing."`
+	// PortHost and TLSPorts are about how programs inside are spoken to.
+	PortHost string `json:"port_host,omitempty" doc:"Host that programs on the sandbox's ports see in requests, with ${PORT} in the place of the port; localhost:${PORT} if absent."`
+	TLSPorts []int  `json:"tls_ports,omitempty" doc:"Ports on which programs inside speak TLS themselves; their certificates are not checked."`
+}
+
+// PortVariable stands for the number of the port in PortHost, and MaxTLSPorts bounds TLSPorts.
+const (
+	PortVariable = "${PORT}"
+	MaxTLSPorts  = 64
+)
+
+// portHost is the form of PortHost once the variable is a number: a name or address, and a port.
+var portHost = regexp.MustCompile(`^[A-Za-z0-9._-]{1,253}(:[0-9]{1,5})?$`)
+
+// Plain tells whether it says nothing at all.
+func (n Network) Plain() bool {
+	return n.Open() && !n.PrivatePorts && n.PortHost == "" && len(n.TLSPorts) == 0
 }
 
 // Open tells whether the policy allows to reach all.
@@ -29,7 +46,8 @@ func (n Network) Shut() bool { return n.DenyOthers && len(n.AllowOut) == 0 }
 
 // Equal tells whether two policies say the same in the same words.
 func (n Network) Equal(o Network) bool {
-	return n.DenyOthers == o.DenyOthers && n.PrivatePorts == o.PrivatePorts && slices.Equal(n.AllowOut, o.AllowOut) && slices.Equal(n.DenyOut, o.DenyOut)
+	return n.DenyOthers == o.DenyOthers && n.PrivatePorts == o.PrivatePorts && slices.Equal(n.AllowOut, o.AllowOut) && slices.Equal(n.DenyOut, o.DenyOut) &&
+		n.PortHost == o.PortHost && slices.Equal(n.TLSPorts, o.TLSPorts)
 }
 
 // Validate checks every entry. An allow_out that would change nothing, because all is allowed anyway, is an
@@ -52,6 +70,21 @@ func (n *Network) validate(prefix string) error {
 	}
 	if len(n.AllowOut) > 0 && len(n.DenyOut) == 0 && !n.DenyOthers {
 		return invalid(prefix+"deny_others", "allow_out alone closes nothing: set deny_others to true, or leave allow_out out")
+	}
+	return n.validatePorts(prefix)
+}
+
+func (n *Network) validatePorts(prefix string) error {
+	if n.PortHost != "" && !portHost.MatchString(strings.ReplaceAll(n.PortHost, PortVariable, "65535")) {
+		return invalid(prefix+"port_host", "%s is not a host, or a host and a port, such as localhost:%s", quote(n.PortHost), PortVariable)
+	}
+	if len(n.TLSPorts) > MaxTLSPorts {
+		return invalid(prefix+"tls_ports", "%d ports are too many: use at most %d", len(n.TLSPorts), MaxTLSPorts)
+	}
+	for _, p := range n.TLSPorts {
+		if p < 1 || p > 65535 {
+			return invalid(prefix+"tls_ports", "%d is not a port from 1 to 65535", p)
+		}
 	}
 	return nil
 }

@@ -58,8 +58,10 @@ type SandboxFilter struct {
 	Statuses []Status          // any of them
 	Template string            // made from it
 	Metadata map[string]string // all of them, equal
+	Since    time.Time         // created then or later; zero: whenever
+	Oldest   bool              // oldest first; else newest first
 	Limit    int               // 0: no bound
-	Cursor   string            // opaque, from the page before
+	Cursor   string            // opaque, from the page before, in the same order
 }
 
 // Usage is what GET /v1/sandboxes/{id}/metrics answers: what the sandbox takes on its host, and what its

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"time"
 
 	"github.com/pandastack/pandastack/api"
 )
@@ -44,6 +45,12 @@ func (s *Sandboxes) Page(ctx context.Context, f api.SandboxFilter) ([]api.Sandbo
 	}
 	setIf(q, "template", f.Template)
 	setIf(q, "cursor", f.Cursor)
+	if f.Oldest {
+		q.Set("order", "asc")
+	}
+	if !f.Since.IsZero() {
+		q.Set("since", f.Since.UTC().Format(time.RFC3339Nano))
+	}
 	if f.Limit > 0 {
 		q.Set("limit", itoa(f.Limit))
 	}

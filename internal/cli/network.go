@@ -81,7 +81,7 @@ func (a *app) sandboxNetwork() *cobra.Command {
 			return err
 		}
 		var n api.Network
-		if open || want.PrivatePorts || !want.Open() {
+		if open || !want.Plain() {
 			n, err = cl.Sandboxes.SetNetwork(c.Context(), id, want)
 		} else {
 			n, err = cl.Sandboxes.Network(c.Context(), id)

@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -33,6 +34,7 @@ type Sandboxes interface {
 	Get(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
 	Delete(ctx context.Context, p auth.Principal, id api.SandboxID) error
 	Hibernate(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
+	Stop(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
 	Wake(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
 	Resume(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
 	Fork(ctx context.Context, p auth.Principal, id api.SandboxID, req api.ForkRequest) (api.ForkAnswer, error)
@@ -75,6 +77,7 @@ type Server struct {
 	keys      Keys
 	mux       *http.ServeMux
 	began     time.Time
+	patterns  []string // of mux
 }
 
 // New makes a server; a short secret is an error.
@@ -87,11 +90,20 @@ func New(cfg Config, sandboxes Sandboxes, templates Templates, keys Keys) (*Serv
 	return s, nil
 }
 
+// Routes lists the patterns of net/http that this API answers, in order.
+func (s *Server) Routes() []string { return slices.Sorted(slices.Values(s.patterns)) }
+
+// handle adds a route.
+func (s *Server) handle(pattern string, h http.HandlerFunc) {
+	s.patterns = append(s.patterns, pattern)
+	s.mux.HandleFunc(pattern, h)
+}
+
 // handler answers a request of a caller who is known: status and body, nil for none.
 type handler func(r *http.Request, p auth.Principal) (int, any, error)
 
 func (s *Server) routes() {
-	s.mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
+	s.handle("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	for pattern, h := range map[string]handler{
 		"POST /sandboxes":                 s.createV1,
 		"POST /v2/sandboxes":              s.createV2,
@@ -119,12 +131,12 @@ func (s *Server) routes() {
 		"DELETE /templates/{id}":          s.deleteTemplate,
 		"GET /teams":                      s.teams,
 	} {
-		s.mux.HandleFunc(pattern, s.known(h))
+		s.handle(pattern, s.known(h))
 	}
 	for pattern, h := range s.buildRoutes() {
-		s.mux.HandleFunc(pattern, s.known(h))
+		s.handle(pattern, s.known(h))
 	}
-	s.mux.HandleFunc("PUT /templates/uploads/{hash}", s.upload)
+	s.handle("PUT /templates/uploads/{hash}", s.upload)
 }
 
 // Around answers the paths of this API and passes all others to next.

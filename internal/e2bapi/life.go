@@ -30,7 +30,7 @@ func (s *Server) connect(r *http.Request, p auth.Principal) (int, any, error) {
 	status := http.StatusOK
 	if stateOf(b.Status) == "paused" {
 		status = http.StatusCreated
-		if b, err = s.rouse(r, p, b); err != nil {
+		if b, err = s.rouse(r, p, b, req.Memory); err != nil {
 			return 0, nil, err
 		}
 	}
@@ -42,9 +42,19 @@ func (s *Server) connect(r *http.Request, p auth.Principal) (int, any, error) {
 	return status, s.created(b), nil
 }
 
-func (s *Server) rouse(r *http.Request, p auth.Principal, b api.Sandbox) (api.Sandbox, error) {
+// rouse brings a sandbox at rest to run; memory false boots it from its disk.
+func (s *Server) rouse(r *http.Request, p auth.Principal, b api.Sandbox, memory *bool) (api.Sandbox, error) {
+	fresh := memory != nil && !*memory
+	if b.Status == api.Paused && fresh {
+		return b, api.Errorf(api.WrongState, "memory: sandbox %s is paused in memory, through another door; resume it first", b.ID)
+	}
 	if b.Status == api.Paused {
 		return s.sandboxes.Resume(r.Context(), p, b.ID)
+	}
+	if fresh {
+		if _, err := s.sandboxes.Stop(r.Context(), p, b.ID); err != nil {
+			return b, err
+		}
 	}
 	return s.sandboxes.Wake(r.Context(), p, b.ID)
 }
@@ -74,7 +84,7 @@ func (s *Server) resume(r *http.Request, p auth.Principal) (int, any, error) {
 	if stateOf(b.Status) == "running" {
 		return 0, nil, api.Errorf(api.WrongState, "sandbox %s runs already", b.ID)
 	}
-	if b, err = s.rouse(r, p, b); err != nil {
+	if b, err = s.rouse(r, p, b, req.Memory); err != nil {
 		return 0, nil, err
 	}
 	patch := api.LifecyclePatch{TimeoutSeconds: &timeout}
@@ -100,9 +110,6 @@ func (s *Server) pause(r *http.Request, p auth.Principal) (int, any, error) {
 	if err := decode(r, &req); err != nil {
 		return 0, nil, err
 	}
-	if req.Memory != nil && !*req.Memory {
-		return 0, nil, api.Errorf(api.Unsupported, "memory: a pause here always keeps the memory; leave it away")
-	}
 	b, err := s.sandboxes.Get(r.Context(), p, idOf(r))
 	if err != nil {
 		return 0, nil, err
@@ -114,7 +121,11 @@ func (s *Server) pause(r *http.Request, p auth.Principal) (int, any, error) {
 	if err := s.endIn(r, p, 0); err != nil {
 		return 0, nil, err
 	}
-	_, err = s.sandboxes.Hibernate(r.Context(), p, b.ID)
+	rest := s.sandboxes.Hibernate
+	if req.Memory != nil && !*req.Memory {
+		rest = s.sandboxes.Stop
+	}
+	_, err = rest(r.Context(), p, b.ID)
 	return http.StatusNoContent, nil, err
 }
 

@@ -25,7 +25,7 @@ type newSandbox struct {
 	EnvVars    map[string]string `json:"envVars"`
 	Secure     *bool             `json:"secure"`
 	AutoPause  *bool             `json:"autoPause"`
-	// AutoPauseMemory false would keep the disk alone; a pause here always keeps memory too.
+	// AutoPauseMemory false keeps the disk alone.
 	AutoPauseMemory *bool       `json:"autoPauseMemory"`
 	AutoResume      *autoResume `json:"autoResume"`
 	Internet        *bool       `json:"allow_internet_access"`
@@ -37,7 +37,9 @@ type autoResume struct {
 }
 
 type network struct {
-	AllowPublicTraffic *bool `json:"allowPublicTraffic"`
+	AllowPublicTraffic *bool  `json:"allowPublicTraffic"`
+	MaskRequestHost    string `json:"maskRequestHost"`
+	HTTPSPorts         []int  `json:"httpsPorts"`
 	rules
 }
 
@@ -45,8 +47,8 @@ func (n *newSandbox) check() error {
 	switch {
 	case n.TemplateID == "":
 		return api.Errorf(api.Invalid, "templateID: is empty; name a template")
-	case n.AutoPauseMemory != nil && !*n.AutoPauseMemory:
-		return api.Errorf(api.Unsupported, "autoPauseMemory: a pause here always keeps the memory; leave it away")
+	case n.AutoPauseMemory != nil && !*n.AutoPauseMemory && n.AutoResume != nil && n.AutoResume.Enabled:
+		return api.Errorf(api.Invalid, "autoPauseMemory: a sandbox without memory is booted by its clients, not by requests: leave autoResume away")
 	}
 	return nil
 }
@@ -101,6 +103,9 @@ func (s *Server) create(r *http.Request, p auth.Principal, fallback int64, secur
 	}
 	if n.AutoPause != nil && *n.AutoPause {
 		req.OnTimeout = api.TimeoutHibernate
+		if n.AutoPauseMemory != nil && !*n.AutoPauseMemory {
+			req.OnTimeout = api.TimeoutStop
+		}
 	}
 	if strings.HasPrefix(n.TemplateID, "snp") {
 		req.FromSnapshot = api.SnapshotID(n.TemplateID)
@@ -301,10 +306,19 @@ func (s *Server) listV2(r *http.Request, p auth.Principal) (int, any, error) {
 // filterOf reads what a list is narrowed by. metadata is a query string inside a value of the query.
 func filterOf(q url.Values) (api.SandboxFilter, error) {
 	f := api.SandboxFilter{Limit: 100, Cursor: q.Get("nextToken"), Template: q.Get("template")}
-	for _, name := range []string{"order", "startedAfter"} {
-		if v := q.Get(name); v != "" && v != "desc" {
-			return f, api.Errorf(api.Unsupported, "%s: lists are newest first; leave it away", name)
+	switch order := q.Get("order"); order {
+	case "", "desc":
+	case "asc":
+		f.Oldest = true
+	default:
+		return f, api.Errorf(api.Invalid, "order: %.20q is not asc or desc", order)
+	}
+	if text := q.Get("startedAfter"); text != "" {
+		since, err := time.Parse(time.RFC3339, text)
+		if err != nil {
+			return f, api.Errorf(api.Invalid, "startedAfter: %.40q is not a time such as 2026-01-02T15:04:05Z", text)
 		}
+		f.Since = since
 	}
 	if text := q.Get("limit"); text != "" {
 		n, err := strconv.Atoi(text)
@@ -339,7 +353,7 @@ func (s *Server) get(r *http.Request, p auth.Principal) (int, any, error) {
 	}
 	l.Domain, l.Internet, l.Network = s.cfg.Domain, &b.Egress, networkShown(b.Network)
 	l.Lifecycle = &lifecycle{OnTimeout: "kill", AutoResume: Wakes(b.Metadata)}
-	if b.OnTimeout == api.TimeoutHibernate {
+	if b.OnTimeout.Rests() {
 		l.Lifecycle.OnTimeout = "pause"
 	}
 	return http.StatusOK, l, nil

@@ -9,6 +9,7 @@ package edge
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -16,6 +17,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -32,6 +34,7 @@ type Target struct {
 	TrafficToken string            // of all other ports; "": they are public
 	PreviewKey   []byte            // signs previews, which open a private port; nil: none does
 	MaskHost     string            // Host that programs inside see, with ${PORT}; "": localhost:${PORT}
+	TLSPorts     []int             // on which programs inside speak TLS
 	User         string            // default user
 	Env          map[string]string // of the sandbox
 }
@@ -58,13 +61,19 @@ type Edge struct {
 	proxy     *httputil.ReverseProxy
 	plain     *http.Transport
 	h2c       *http.Transport
+	secure    *http.Transport
 }
 
 // New makes an edge. services are the ports answered on the host.
 func New(sandboxes Sandboxes, services map[uint16]Service, log *slog.Logger) *Edge {
 	e := &Edge{sandboxes: sandboxes, services: services, log: log}
-	e.plain = e.transport(false)
-	e.h2c = e.transport(true)
+	e.plain, e.h2c, e.secure = e.transport(), e.transport(), e.transport()
+	e.plain.Protocols.SetHTTP1(true)
+	e.h2c.Protocols.SetUnencryptedHTTP2(true)
+	e.secure.Protocols.SetHTTP1(true)
+	e.secure.Protocols.SetHTTP2(true)
+	// There is no network on the way to a guest, and nobody vouches for what a guest calls itself.
+	e.secure.TLSClientConfig = &tls.Config{InsecureSkipVerify: true}
 	e.proxy = &httputil.ReverseProxy{
 		Rewrite:       e.rewrite,
 		Transport:     e,
@@ -82,24 +91,22 @@ const (
 	idleTime    = 60 * time.Second
 )
 
-func (e *Edge) transport(h2c bool) *http.Transport {
-	t := &http.Transport{
+func (e *Edge) transport() *http.Transport {
+	return &http.Transport{
 		DialContext:         e.dial,
 		MaxIdleConns:        idleInAll,
 		MaxIdleConnsPerHost: idlePerPort,
 		IdleConnTimeout:     idleTime,
 		DisableCompression:  true, // bodies pass as they are
+		Protocols:           new(http.Protocols),
 	}
-	t.Protocols = new(http.Protocols)
-	t.Protocols.SetHTTP1(!h2c)
-	t.Protocols.SetUnencryptedHTTP2(h2c)
-	return t
 }
 
 // Close drops idle connections to guests.
 func (e *Edge) Close() {
 	e.plain.CloseIdleConnections()
 	e.h2c.CloseIdleConnections()
+	e.secure.CloseIdleConnections()
 }
 
 // Around answers requests that are for a sandbox and passes all others to next.
@@ -166,6 +173,9 @@ func (e *Edge) rewrite(pr *httputil.ProxyRequest) {
 	f, _ := pr.In.Context().Value(forwardKey{}).(forward)
 	pr.SetXForwarded()
 	pr.Out.URL.Scheme = "http"
+	if slices.Contains(f.target.TLSPorts, int(f.port)) {
+		pr.Out.URL.Scheme = "https"
+	}
 	pr.Out.URL.Host = fmt.Sprintf("%s.%d:%d", f.target.ID, f.target.Generation, f.port)
 	mask := f.target.MaskHost
 	if mask == "" {
@@ -173,7 +183,7 @@ func (e *Edge) rewrite(pr *httputil.ProxyRequest) {
 	}
 	pr.Out.Host = strings.ReplaceAll(mask, "${PORT}", strconv.Itoa(int(f.port)))
 	if o, err := url.Parse(pr.In.Header.Get("Origin")); err == nil && o.Host != "" && strings.EqualFold(o.Host, pr.In.Host) {
-		pr.Out.Header.Set("Origin", "http://"+pr.Out.Host)
+		pr.Out.Header.Set("Origin", pr.Out.URL.Scheme+"://"+pr.Out.Host)
 	}
 	pr.Out.Header.Del(TrafficHeader)
 	pr.Out.Header.Del("E2b-Sandbox-Id")
@@ -182,6 +192,9 @@ func (e *Edge) rewrite(pr *httputil.ProxyRequest) {
 
 // RoundTrip sends a request that the proxy has rewritten; gRPC needs HTTP/2 to the program inside.
 func (e *Edge) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.URL.Scheme == "https" {
+		return e.secure.RoundTrip(r)
+	}
 	if r.ProtoMajor == 2 && strings.HasPrefix(r.Header.Get("Content-Type"), "application/grpc") {
 		return e.h2c.RoundTrip(r)
 	}

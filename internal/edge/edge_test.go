@@ -153,6 +153,26 @@ func echoRequest(w http.ResponseWriter, r *http.Request) {
 		r.Header.Get("X-Forwarded-Host"), r.Header.Get(edge.TrafficHeader), r.RequestURI)
 }
 
+// TestTLSInside: a port that speaks TLS is spoken to in it, by HTTP/1.1 and HTTP/2, whatever its certificate says.
+func TestTLSInside(t *testing.T) {
+	for _, h2 := range []bool{false, true} {
+		w := newWorld(t, http.HandlerFunc(echoRequest))
+		inside := httptest.NewUnstartedServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+			fmt.Fprintf(rw, "tls=%v proto=%d ", r.TLS != nil, r.ProtoMajor)
+			echoRequest(rw, r)
+		}))
+		inside.EnableHTTP2 = h2
+		inside.StartTLS()
+		t.Cleanup(inside.Close)
+		g := &guest{ports: map[uint16]string{3443: inside.Listener.Addr().String()}, dials: w.dials}
+		w.boxes.set["sbxt"] = edge.Target{ID: "sbxt", Generation: 1, Guest: g, TLSPorts: []int{3443}}
+		want := map[bool]string{false: "tls=true proto=1 host=localhost:3443 origin=https://localhost:3443", true: "tls=true proto=2 host=localhost:3443 origin=https://localhost:3443"}[h2]
+		if status, text := w.get(t, "3443-sbxt.test", "/", "Origin", "https://3443-sbxt.test"); status != 200 || !strings.HasPrefix(text, want) {
+			t.Errorf("%d %s, want %s", status, text, want)
+		}
+	}
+}
+
 func TestAnswers(t *testing.T) {
 	w := newWorld(t, http.HandlerFunc(echoRequest))
 	private := w.boxes.set["sbxa"]

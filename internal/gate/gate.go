@@ -85,8 +85,11 @@ func (g *Gate) Open(ctx context.Context, id string, wakes func(edge.Target) bool
 	if !e2bapi.IsOpen(b.Metadata) {
 		t.AccessToken = g.control.AccessToken(sid)
 	}
-	if b.Network != nil && b.Network.PrivatePorts {
-		t.TrafficToken = g.control.TrafficToken(sid)
+	if n := b.Network; n != nil {
+		t.MaskHost, t.TLSPorts = n.PortHost, n.TLSPorts
+		if n.PrivatePorts {
+			t.TrafficToken = g.control.TrafficToken(sid)
+		}
 	}
 	if b.Status != api.Running && (!e2bapi.Wakes(b.Metadata) || t.TrafficToken != "" && !wakes(t)) {
 		return edge.Target{}, edge.ErrNotFound

@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -19,6 +20,7 @@ import (
 	pb "github.com/pandastack/pandastack/internal/envd/proto/process"
 	"github.com/pandastack/pandastack/internal/envd/proto/process/processconnect"
 	"github.com/pandastack/pandastack/internal/gate"
+	"github.com/pandastack/pandastack/internal/hostapi"
 	"github.com/pandastack/pandastack/internal/hostapi/hosttest"
 	"github.com/pandastack/pandastack/internal/repl"
 	"github.com/pandastack/pandastack/internal/sandbox"
@@ -192,7 +194,7 @@ func TestRefusals(t *testing.T) {
 		"timeout":         {"POST", "/v2/sandboxes", w.key, `{"templateID":"base","timeout":0}`, 400, "timeout"},
 		"state":           {"GET", "/v2/sandboxes?state=dead", w.key, "", 400, "state"},
 		"limit":           {"GET", "/v2/sandboxes?limit=1000", w.key, "", 400, "limit"},
-		"network":         {"PUT", "/sandboxes/x/network", w.key, `{"rules":{"a.example":[]}}`, 501, "rules"},
+		"network":         {"PUT", "/sandboxes/x/network", w.key, `{"rules":{"a.example":[{"transform":{"headers":{"a":"b"}}}]}}`, 501, "rules"},
 		"build":           {"POST", "/v3/templates", w.key, "{}", 501, "template builds"},
 		"unknown-sandbox": {"GET", "/sandboxes/sbxnone", w.key, "", 404, "sbxnone"},
 	} {
@@ -268,4 +270,76 @@ func TestAgentByHostName(t *testing.T) {
 	if err := list(c.EnvdAccessToken); err != nil {
 		t.Errorf("the token does not hold after the wake: %v", err)
 	}
+}
+
+// TestListInOrder: lists go either way, from a time on.
+func TestListInOrder(t *testing.T) {
+	w := newWorld(t)
+	var ids, started []string
+	for range 3 {
+		made := w.create("/v2/sandboxes", `{"templateID":"base"}`)
+		var detail struct {
+			StartedAt string `json:"startedAt"`
+		}
+		if err := json.Unmarshal([]byte(w.must(200, "GET", "/sandboxes/"+made.SandboxID, "")), &detail); err != nil {
+			t.Fatal(err)
+		}
+		ids, started = append(ids, made.SandboxID), append(started, detail.StartedAt)
+	}
+	list := func(query string) (got []string) {
+		var all []struct {
+			SandboxID string `json:"sandboxID"`
+		}
+		if err := json.Unmarshal([]byte(w.must(200, "GET", "/v2/sandboxes?"+query, "")), &all); err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range all {
+			got = append(got, s.SandboxID)
+		}
+		return got
+	}
+	if got := list("order=asc"); !slices.Equal(got, ids) {
+		t.Errorf("oldest first: %v, want %v", got, ids)
+	}
+	if got := list("order=asc&startedAfter=" + started[1]); !slices.Equal(got, ids[1:]) {
+		t.Errorf("from the second on: %v, want %v", got, ids[1:])
+	}
+	if got := list("order=desc&limit=1"); !slices.Equal(got, ids[2:]) {
+		t.Errorf("newest first: %v, want %v", got, ids[2:])
+	}
+	for _, wrong := range []string{"order=up", "startedAfter=yesterday"} {
+		w.must(400, "GET", "/v2/sandboxes?"+wrong, "")
+	}
+}
+
+// TestPauseWithoutMemory: a sandbox that keeps its disk alone is booted when it is connected to, and so is one with
+// memory whose client does not want it.
+func TestPauseWithoutMemory(t *testing.T) {
+	w := newWorld(t)
+	boot := func(id string) hostapi.BootMode {
+		t.Helper()
+		m, err := w.host.Get(t.Context(), hostapi.MachineID(id))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m.BootMode
+	}
+	for _, c := range []struct {
+		pause, connect string
+		want           hostapi.BootMode
+	}{
+		{`{"memory":false}`, `{"timeout":60}`, hostapi.BootCold},
+		{`{"memory":true}`, `{"timeout":60}`, hostapi.BootWake},
+		{`{}`, `{"timeout":60,"memory":false}`, hostapi.BootCold},
+	} {
+		path := "/sandboxes/" + w.create("/v2/sandboxes", `{"templateID":"base"}`).SandboxID
+		w.must(204, "POST", path+"/pause", c.pause)
+		w.must(409, "POST", path+"/pause", c.pause)
+		w.must(201, "POST", path+"/connect", c.connect)
+		if got := boot(strings.TrimPrefix(path, "/sandboxes/")); got != c.want {
+			t.Errorf("pause %s, connect %s: started by %s, want %s", c.pause, c.connect, got, c.want)
+		}
+	}
+	w.create("/v2/sandboxes", `{"templateID":"base","autoPause":true,"autoPauseMemory":false}`)
+	w.must(400, "POST", "/v2/sandboxes", `{"templateID":"base","autoPause":true,"autoPauseMemory":false,"autoResume":{"enabled":true}}`)
 }

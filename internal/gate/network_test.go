@@ -59,17 +59,39 @@ func TestNetworkOfSandboxes(t *testing.T) {
 	}
 }
 
+// TestPortsOfSandboxes: what a create says about ports is kept through changes of what may be reached, and shown.
+func TestPortsOfSandboxes(t *testing.T) {
+	w := newWorld(t)
+	made := w.create("/v2/sandboxes", `{"templateID":"base","network":{"maskRequestHost":"app.example:${PORT}","httpsPorts":[8443],"rules":{"a.example":[{}]}}}`)
+	path := "/sandboxes/" + made.SandboxID
+	w.must(204, "PUT", path+"/network", `{"denyOut":["198.51.100.7"]}`)
+	if text := w.must(200, "GET", path, ""); !strings.Contains(text, `"network":{"denyOut":["198.51.100.7"],"maskRequestHost":"app.example:${PORT}","httpsPorts":[8443]}`) {
+		t.Errorf("detail %s lacks what concerns its ports", text)
+	}
+	for body, say := range map[string]string{
+		`{"maskRequestHost":"a b"}`:               "network.maskRequestHost: ",
+		`{"maskRequestHost":"x\r\nEvil: 1"}`:      "network.maskRequestHost: ",
+		`{"httpsPorts":[0]}`:                      "network.httpsPorts: ",
+		`{"httpsPorts":[49983]}`:                  "network.httpsPorts: ",
+		`{"httpsPorts":[1],"maskrequesthosts":1}`: "not supported",
+	} {
+		if status, text, _ := w.call("POST", "/v2/sandboxes", w.key, `{"templateID":"base","network":`+body+`}`); status != 400 || !strings.Contains(text, say) {
+			t.Errorf("create with %s: %d %s, want a refusal that says %q", body, status, text, say)
+		}
+	}
+}
+
 func TestNetworkRefused(t *testing.T) {
 	w := newWorld(t)
 	made := w.create("/v2/sandboxes", `{"templateID":"base","allow_internet_access":false}`)
 	for body, say := range map[string]string{
-		`{"allowOut":["a.example"]}`:                                "allowOut: ",
-		`{"allowOut":["a.example/x"],"denyOut":["0.0.0.0/0"]}`:      "allowOut: ",
-		`{"denyOut":["nowhere:1"]}`:                                 "denyOut: ",
-		`{"egressProxy":{"address":"proxy.example:1080"}}`:          "egressProxy: ",
-		`{"rules":{"a.example":[{"transform":{"headers":{}}}]}}`:    "rules: ",
-		`{"allowOut":["a.example"],"denyOut":["2001:db8::/32"]}`:    "denyOut: ",
-		`{"allowout":["a.example"],"denyOthers":true,"internet":1}`: "not supported",
+		`{"allowOut":["a.example"]}`:                                    "allowOut: ",
+		`{"allowOut":["a.example/x"],"denyOut":["0.0.0.0/0"]}`:          "allowOut: ",
+		`{"denyOut":["nowhere:1"]}`:                                     "denyOut: ",
+		`{"egressProxy":{"address":"proxy.example:1080"}}`:              "egressProxy: ",
+		`{"rules":{"a.example":[{"transform":{"headers":{"a":"b"}}}]}}`: "rules: ",
+		`{"allowOut":["a.example"],"denyOut":["2001:db8::/32"]}`:        "denyOut: ",
+		`{"allowout":["a.example"],"denyOthers":true,"internet":1}`:     "not supported",
 	} {
 		status, text, _ := w.call("PUT", "/sandboxes/"+made.SandboxID+"/network", w.key, body)
 		if status != 400 && status != 501 || !strings.Contains(text, say) {

@@ -5,10 +5,12 @@ import (
 	"log/slog"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/pandastack/pandastack/internal/auth"
+	"github.com/pandastack/pandastack/internal/e2bapi"
 	"github.com/pandastack/pandastack/internal/store"
 )
 
@@ -41,6 +43,88 @@ func (r route) at(id string) string {
 		return "/v2/sandboxes/" + id + rest
 	}
 	return "/sandboxes/" + id + r.path
+}
+
+// others are all routes that are not below one sandbox; those with a body refuse bodies that they do not take.
+var others = []route{
+	{"GET", "/sandboxes", "", 0},
+	{"GET", "/v2/sandboxes", "", 0},
+	{"POST", "/sandboxes", `{"templateID":"base"}`, 0},
+	{"POST", "/v2/sandboxes", `{"templateID":"base"}`, 0},
+	{"GET", "/sandboxes/metrics", "", 0},
+	{"GET", "/snapshots", "", 0},
+	{"GET", "/templates", "", 0},
+	{"GET", "/v2/templates", "", 0},
+	{"GET", "/templates/{id}", "", 0},
+	{"DELETE", "/templates/{id}", "", 0},
+	{"GET", "/templates/{id}/{part}", "", 0},
+	{"GET", "/teams", "", 0},
+	{"POST", "/v3/templates", `{"name":"mine"}`, 0},
+	{"GET", "/templates/{id}/files/{hash}", "", 0},
+	{"POST", "/v2/templates/{id}/builds/{build}", `{"fromTemplate":"base"}`, 0},
+	{"GET", "/templates/{id}/builds/{build}/status", "", 0},
+	{"GET", "/templates/{id}/builds/{build}/logs", "", 0},
+	{"POST", "/templates/tags", `{"target":"mine","tags":["a"]}`, 0},
+	{"DELETE", "/templates/tags", `{"name":"mine","tags":["a"]}`, 0},
+	{"POST", "/templates", "", 0},
+	{"POST", "/v2/templates", "", 0},
+	{"PUT", "/templates/uploads/{hash}", "", 0},
+}
+
+// TestTablesAreWhole: every route is in a table of refusals, but for the one that everybody may ask.
+func TestTablesAreWhole(t *testing.T) {
+	s, err := e2bapi.New(e2bapi.Config{Secret: bytes.Repeat([]byte("k"), 32)}, nil, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	have := []string{"GET /health"}
+	for _, r := range ofSandbox {
+		have = append(have, r.method+" "+r.at("{id}"))
+	}
+	for _, r := range others {
+		have = append(have, r.method+" "+r.path)
+	}
+	slices.Sort(have)
+	if routes := s.Routes(); !slices.Equal(routes, have) {
+		t.Errorf("routes %v\nin tables %v", routes, have)
+	}
+}
+
+// TestOtherRoutesRefuse is TestRoutesRefuse of the routes that are not below one sandbox.
+func TestOtherRoutesRefuse(t *testing.T) {
+	w := newWorld(t)
+	fill := strings.NewReplacer("{id}", "tmpaaaaaaaaaaaaaaaaaaaaa", "{build}", "bldaaaaaaaaaaaaaaaaaaaaa", "{hash}", strings.Repeat("0", 64), "{part}", "tags")
+	for _, r := range others {
+		t.Run(r.method+strings.ReplaceAll(r.path, "/", "-"), func(t *testing.T) {
+			path := fill.Replace(r.path)
+			for _, key := range []string{"", "e2b_x|y", "e2b_" + strings.Repeat("0", 32)} {
+				status, text, _ := w.call(r.method, path, key, r.body)
+				upload := strings.HasPrefix(path, "/templates/uploads/") // a ticket in its address is what lets in
+				if status != 401 && !(upload && status >= 400) || !strings.Contains(text, `"message":`) {
+					t.Errorf("key %q: %d %s, want 401", key, status, text)
+				}
+			}
+			if strings.Contains(r.path, "{") {
+				if status, text, _ := w.call(r.method, path, w.key, r.body); status < 400 || !strings.Contains(text, `"message":`) {
+					t.Errorf("of nothing that is there: %d %s", status, text)
+				}
+			}
+			if r.body == "" {
+				return
+			}
+			for name, body := range map[string]string{
+				"malformed": `{"name":`, "list": `[]`, "two values": r.body + `}`, "unknown field": `{"colour":"red"}`,
+				"oversize": `{"colour":"` + strings.Repeat("x", 2<<20) + `"}`,
+			} {
+				if status, text, _ := w.call(r.method, path, w.key, body); status != 400 && status != 413 && status != 501 {
+					t.Errorf("%s: %d %.200s", name, status, text)
+				}
+			}
+		})
+	}
+	if list := w.must(200, "GET", "/v2/sandboxes", ""); list != "[]\n" {
+		t.Errorf("a refused request made a sandbox: %s", list)
+	}
 }
 
 // otherKey makes a key of another workspace of the same installation.

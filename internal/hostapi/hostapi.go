@@ -228,6 +228,9 @@ type Host interface {
 	Pause(ctx context.Context, id MachineID) error
 	Resume(ctx context.Context, id MachineID) error
 	Hibernate(ctx context.Context, id MachineID) error
+	// Stop is Hibernate without memory: what programs wrote is on the disk, and Wake boots it. A hibernated
+	// machine forgets its memory; its disk is then as after a loss of power.
+	Stop(ctx context.Context, id MachineID) error
 	Wake(ctx context.Context, id MachineID) (Machine, error)
 	SetKeep(ctx context.Context, id MachineID, keep bool) error
 	// SetEgress changes what a machine may reach, in any state. On a machine that lives it is in force when

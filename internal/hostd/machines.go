@@ -70,6 +70,11 @@ func (h *Host) Hibernate(ctx context.Context, id hostapi.MachineID) error {
 	return h.machines.Hibernate(ctx, id)
 }
 
+// Stop implements hostapi.Host.
+func (h *Host) Stop(ctx context.Context, id hostapi.MachineID) error {
+	return h.machines.Stop(ctx, id)
+}
+
 // Wake implements hostapi.Host.
 func (h *Host) Wake(ctx context.Context, id hostapi.MachineID) (hostapi.Machine, error) {
 	return h.machines.Wake(ctx, id)

@@ -141,7 +141,11 @@ func forward(rq *request, p auth.Principal, id api.SandboxID, port uint16) error
 	if list := r.Header.Values("Sec-Websocket-Protocol"); len(list) > 0 {
 		r.Header["Sec-Websocket-Protocol"] = withoutBearer(list)
 	}
-	rq.s.deps.Edge.Forward(rq.w, r, edge.Target{ID: string(id), Generation: box.Generation, Guest: g}, port)
+	t := edge.Target{ID: string(id), Generation: box.Generation, Guest: g}
+	if n := box.Network; n != nil {
+		t.MaskHost, t.TLSPorts = n.PortHost, n.TLSPorts
+	}
+	rq.s.deps.Edge.Forward(rq.w, r, t, port)
 	return nil
 }
 

@@ -121,10 +121,12 @@ func sandboxRoutes() []route {
 	const tag = "sandboxes"
 	return []route{
 		{"POST", boxes, user, tag, "Create a sandbox", nil, take(201, createSandbox), false},
-		{"GET", boxes, user, tag, "List sandboxes, newest first; X-Next-Cursor leads to the next page", []param{
+		{"GET", boxes, user, tag, "List sandboxes, newest first unless order says otherwise; X-Next-Cursor leads to the next page", []param{
 			{"status", "string", "Only in this state; may be repeated."},
 			{"template", "string", "Only of this template."},
 			{"metadata.{key}", "string", "Only with this value under the key."},
+			{"order", "string", "asc: oldest first; desc, as if absent: newest first."},
+			{"since", "string", "Only created at this time or later, RFC 3339."},
 			{"limit", "integer", "At most so many, 1 to 1000; all if absent."},
 			{"cursor", "string", "X-Next-Cursor of the page before."},
 		}, give(200, listSandboxes), false},

@@ -93,14 +93,34 @@ func listSandboxes(rq *request) ([]api.Sandbox, error) {
 		}
 	}
 	f.Template = rq.r.URL.Query().Get("template")
-	err := pages(rq, &f.Limit, &f.Cursor)
-	if err != nil {
+	if err := ordered(rq, &f); err != nil {
+		return nil, err
+	}
+	if err := pages(rq, &f.Limit, &f.Cursor); err != nil {
 		return nil, err
 	}
 	return collect(rq, &f.Limit, &f.Cursor, func(ctx context.Context, p auth.Principal) ([]api.Sandbox, string, error) {
 		page, err := rq.s.deps.Sandboxes.List(ctx, p, f)
 		return page.Sandboxes, page.Next, err
 	})
+}
+
+// ordered reads order and since of the query.
+func ordered(rq *request, f *api.SandboxFilter) (err error) {
+	q := rq.r.URL.Query()
+	switch order := q.Get("order"); order {
+	case "", "desc":
+	case "asc":
+		f.Oldest = true
+	default:
+		return api.Errorf(api.Invalid, "order: %q is not asc or desc", shorten(order)).With("field", "order")
+	}
+	if text := q.Get("since"); text != "" {
+		if f.Since, err = time.Parse(time.RFC3339, text); err != nil {
+			return api.Errorf(api.Invalid, "since: %q is not a time such as 2026-01-02T15:04:05Z", shorten(text)).With("field", "since")
+		}
+	}
+	return nil
 }
 
 // pages reads limit and cursor of the query.

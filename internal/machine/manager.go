@@ -35,6 +35,8 @@ type Config struct {
 	BootTimeout time.Duration
 	// FreezeTimeout is how long a guest may take to stop its workload; default 15 s.
 	FreezeTimeout time.Duration
+	// SyncTimeout is how much longer it may take when its file systems are written out first; default 2 min.
+	SyncTimeout time.Duration
 	// DiskReserveMiB stays free on the disk whatever is asked for; default 256.
 	DiskReserveMiB int
 	Admission      Admission
@@ -123,6 +125,7 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 	cfg.ReadyTimeout = cmp.Or(cfg.ReadyTimeout, 30*time.Second)
 	cfg.BootTimeout = cmp.Or(cfg.BootTimeout, 3*time.Minute)
 	cfg.FreezeTimeout = cmp.Or(cfg.FreezeTimeout, 15*time.Second)
+	cfg.SyncTimeout = cmp.Or(cfg.SyncTimeout, 2*time.Minute)
 	cfg.DiskReserveMiB = cmp.Or(cfg.DiskReserveMiB, 256)
 	if cfg.HostMemory == nil {
 		cfg.HostMemory = ReadMeminfo

@@ -17,7 +17,7 @@ func (m *Manager) Pause(ctx context.Context, id hostapi.MachineID) (err error) {
 	if err := mc.need("pause", running, paused); err != nil || mc.in.State == paused {
 		return err
 	}
-	if err := m.halt(ctx, p, mc); err != nil {
+	if err := m.halt(ctx, p, mc, false); err != nil {
 		return err
 	}
 	p.back.Push("go on", func(ctx context.Context) error { return m.goOn(ctx, mc) })

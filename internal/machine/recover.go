@@ -159,6 +159,9 @@ func (m *Manager) recoverAsleep(ctx context.Context, p *plan, mc *machine) error
 	if err := m.killLeft(ctx, p, mc); err != nil {
 		return err
 	}
+	if mc.in.State == hibernated && mc.in.Base == "" { // it was stopped
+		return nil
+	}
 	if mc.in.Base != "" && !m.spent(mc) {
 		if mc.in.State == hibernated {
 			return nil

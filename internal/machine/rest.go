@@ -186,7 +186,7 @@ func (m *Manager) Hibernate(ctx context.Context, id hostapi.MachineID) (err erro
 func (m *Manager) sleep(ctx context.Context, p *plan, mc *machine) error {
 	before, base := mc.in.State, mc.in.Base
 	if before == running {
-		if err := m.halt(ctx, p, mc); err != nil {
+		if err := m.halt(ctx, p, mc, false); err != nil {
 			return err
 		}
 		p.back.Push("go on", func(ctx context.Context) error { return m.goOn(ctx, mc) })

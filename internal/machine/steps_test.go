@@ -143,6 +143,18 @@ var operations = []operation{
 		},
 	},
 	{
+		name:  "stop",
+		prep:  func(w *world) { w.create("a", true); w.tick("a", 1) },
+		do:    func(w *world) error { return w.mgr.Stop(w.t.Context(), "a") },
+		sound: bootsOrRuns,
+	},
+	{
+		name:  "stop-asleep",
+		prep:  asleep,
+		do:    func(w *world) error { return w.mgr.Stop(w.t.Context(), "a") },
+		sound: bootsOrRuns,
+	},
+	{
 		name: "wake",
 		prep: asleep,
 		do:   func(w *world) error { _, err := w.mgr.Wake(w.t.Context(), "a"); return err },
@@ -319,4 +331,15 @@ func (w *world) finish(where string) {
 	if w.t.Failed() {
 		w.t.Fatalf("after %s", where)
 	}
+}
+
+// bootsOrRuns: a machine that was to be stopped goes on where it was, in memory or on its disk.
+func bootsOrRuns(w *world, _ bool) {
+	mc, err := w.mgr.Get("a")
+	w.must(err)
+	if mc.State == hostapi.Hibernated {
+		_, err := w.mgr.Wake(w.t.Context(), "a")
+		w.must(err)
+	}
+	w.tick("a", 2)
 }

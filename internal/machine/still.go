@@ -20,7 +20,7 @@ func (m *Manager) still(ctx context.Context, p *plan, mc *machine, while func(co
 	}
 	began := time.Now()
 	if mc.in.State != paused {
-		if err := m.halt(ctx, p, mc); err != nil {
+		if err := m.halt(ctx, p, mc, false); err != nil {
 			return nil, err
 		}
 		defer func() {
@@ -56,14 +56,18 @@ func (m *Manager) still(ctx context.Context, p *plan, mc *machine, while func(co
 // halt stops a running machine: first what its user runs, so that no request is half done, then its
 // processors. Nothing needs to be written to its disk, since its memory is of the same moment. When that
 // fails the machine goes on.
-func (m *Manager) halt(ctx context.Context, p *plan, mc *machine) error {
+func (m *Manager) halt(ctx context.Context, p *plan, mc *machine, sync bool) error {
 	link, err := m.relink(ctx, mc)
 	if err != nil {
 		return err
 	}
-	freeze, cancel := context.WithTimeoutCause(ctx, m.cfg.FreezeTimeout, errors.New("the guest did not stop its workload in time"))
+	limit := m.cfg.FreezeTimeout
+	if sync {
+		limit += m.cfg.SyncTimeout
+	}
+	freeze, cancel := context.WithTimeoutCause(ctx, limit, errors.New("the guest did not stop its workload in time"))
 	defer cancel()
-	err = link.Freeze(freeze, false)
+	err = link.Freeze(freeze, sync)
 	if err == nil {
 		err = p.did("freeze")
 	}

@@ -69,6 +69,10 @@ var operations = []operation{
 		_, err := w.SetLifecycle(ctx, alice, id, api.LifecyclePatch{Persistent: p(false)})
 		return err
 	}, map[api.Status]bool{api.Running: true}},
+	{"stop", started, func(w *world, ctx context.Context, id api.SandboxID) error {
+		_, err := w.Stop(ctx, alice, id)
+		return err
+	}, map[api.Status]bool{api.Running: true, api.Hibernated: true}},
 	{"network", started, func(w *world, ctx context.Context, id api.SandboxID) error {
 		_, err := w.SetNetwork(ctx, alice, id, api.Network{AllowOut: []string{"a.example"}, DenyOthers: true})
 		return err

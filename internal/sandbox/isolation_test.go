@@ -37,6 +37,10 @@ var calls = []call{
 		_, err := w.Hibernate(ctx, who, id)
 		return err
 	}},
+	{"Stop", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+		_, err := w.Stop(ctx, who, id)
+		return err
+	}},
 	{"Wake", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		_, err := w.Wake(ctx, who, id)
 		return err

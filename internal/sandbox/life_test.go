@@ -182,6 +182,20 @@ func TestList(t *testing.T) {
 			t.Errorf("limit %d: %v, want %v", limit, got, all)
 		}
 	}
+	oldest := slices.Clone(all)
+	slices.Reverse(oldest)
+	for _, limit := range []int{0, 1, 3} {
+		if got := ids(api.SandboxFilter{Limit: limit, Oldest: true}); !slices.Equal(got, oldest) {
+			t.Errorf("oldest first, limit %d: %v, want %v", limit, got, oldest)
+		}
+	}
+	third, err := w.Get(ctx, alice, oldest[2])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := ids(api.SandboxFilter{Since: third.CreatedAt, Oldest: true, Limit: 2}); !slices.Equal(got, oldest[2:]) {
+		t.Errorf("since the third: %v, want %v", got, oldest[2:])
+	}
 	if got := ids(api.SandboxFilter{Statuses: []api.Status{api.Paused}}); !slices.Equal(got, all[:1]) {
 		t.Errorf("paused: %v", got)
 	}

@@ -27,14 +27,17 @@ func (s *Service) Get(ctx context.Context, p auth.Principal, id api.SandboxID) (
 	return s.view(&r), nil
 }
 
-// List answers the sandboxes that f selects, newest first: all of them, or a page if f has a limit, of
+// List answers the sandboxes that f selects, newest first unless it says otherwise: all of them, or a page if f has a limit, of
 // at most 1000.
 func (s *Service) List(ctx context.Context, p auth.Principal, f api.SandboxFilter) (_ Page, err error) {
 	defer s.watch("list", time.Now(), &err)
 	if p.Workspace == "" {
 		return Page{}, api.Errorf(api.Unauthenticated, "the caller has no workspace")
 	}
-	q := store.SandboxQuery{Workspace: string(p.Workspace), Template: f.Template, Metadata: f.Metadata}
+	q := store.SandboxQuery{Workspace: string(p.Workspace), Template: f.Template, Metadata: f.Metadata, Oldest: f.Oldest}
+	if !f.Since.IsZero() {
+		q.Since = max(store.Micros(f.Since), 1) // 0 would be no bound
+	}
 	for _, status := range f.Statuses {
 		if !status.Valid() {
 			return Page{}, api.Errorf(api.Invalid, "status: %q is not a state of a sandbox", status).With("field", "status")
@@ -71,7 +74,7 @@ func (s *Service) List(ctx context.Context, p auth.Principal, f api.SandboxFilte
 	return page, nil
 }
 
-// cursor names a place in a list, newest first: behind the item of that time and id.
+// cursor names a place in a list: behind the item of that time and id.
 func cursor(created int64, id string) string {
 	return base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, "%d.%s", created, id))
 }

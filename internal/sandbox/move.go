@@ -35,6 +35,14 @@ var (
 			r.GuestIP, r.Tap = "", ""
 			return nil
 		}}
+	stop = verb{"stop", []api.Status{api.Running}, api.Hibernating, api.Hibernated, api.EventHibernated,
+		func(ctx context.Context, h hostapi.Host, r *store.Sandbox) error {
+			if err := h.Stop(ctx, machineID(r)); err != nil {
+				return err
+			}
+			r.GuestIP, r.Tap = "", ""
+			return nil
+		}}
 	wake = verb{"wake", []api.Status{api.Hibernated, api.Failed}, api.Waking, api.Running, api.EventWoken,
 		func(ctx context.Context, h hostapi.Host, r *store.Sandbox) error {
 			m, err := h.Wake(ctx, machineID(r))
@@ -60,6 +68,35 @@ func (s *Service) Resume(ctx context.Context, p auth.Principal, id api.SandboxID
 // Hibernate puts a running or paused sandbox to rest on disk. One that rests already is fine.
 func (s *Service) Hibernate(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error) {
 	return s.perform(ctx, p, id, hibernate)
+}
+
+// Stop puts a running sandbox to rest on its disk alone, without its memory: Wake boots it anew. One that rests
+// already forgets its memory, and its disk is as after a loss of power.
+func (s *Service) Stop(ctx context.Context, p auth.Principal, id api.SandboxID) (_ api.Sandbox, err error) {
+	defer s.watch("stop", time.Now(), &err)
+	if _, err := s.row(ctx, p, id); err != nil {
+		return api.Sandbox{}, err
+	}
+	ctx, release, err := s.locks.take(ctx, string(id))
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	defer release()
+	r, err := s.row(ctx, p, id)
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	s.used.Touch(r.ID)
+	if api.Status(r.State) == api.Hibernated {
+		if err := s.host.Stop(ctx, machineID(&r)); err != nil {
+			return api.Sandbox{}, s.failed(ctx, &r, err, stop.name)
+		}
+		return s.view(&r), nil
+	}
+	if err := s.step(ctx, &r, stop); err != nil {
+		return api.Sandbox{}, err
+	}
+	return s.view(&r), nil
 }
 
 // Wake brings a hibernated sandbox back, or boots a failed one anew from its disk. One that runs already

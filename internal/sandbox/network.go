@@ -26,7 +26,7 @@ func networkOf(r *store.Sandbox) api.Network {
 // setNetwork puts into a row what its sandbox may reach.
 func setNetwork(r *store.Sandbox, n api.Network) error {
 	r.Egress, r.Network = !n.Shut(), ""
-	if n.Open() && !n.PrivatePorts {
+	if n.Plain() {
 		return nil
 	}
 	data, err := json.Marshal(n)
@@ -37,7 +37,7 @@ func setNetwork(r *store.Sandbox, n api.Network) error {
 // shownNetwork is networkOf for users, nil when everything may be reached.
 func shownNetwork(r *store.Sandbox) *api.Network {
 	n := networkOf(r)
-	if n.Open() && !n.PrivatePorts {
+	if n.Plain() {
 		return nil
 	}
 	return &n

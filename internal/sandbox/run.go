@@ -162,8 +162,12 @@ func (s *Service) reap(ctx context.Context, id string) error {
 		return s.become(ctx, "postpone", &r, api.Status(r.State))
 	}
 	if r.Ends > 0 && r.Ends <= now {
-		if status := api.Status(r.State); r.OnEnd == string(api.TimeoutHibernate) && (status == api.Running || status == api.Paused) {
+		status, then := api.Status(r.State), api.OnTimeout(r.OnEnd)
+		if then.Rests() && (status == api.Running || status == api.Paused) {
 			r.Ends = 0
+			if then == api.TimeoutStop && status == api.Running { // a paused one cannot write out what it holds
+				return s.step(ctx, &r, stop)
+			}
 			return s.step(ctx, &r, hibernate)
 		}
 		return s.endLocked(ctx, &r, cause{reason: EndedTimeout, by: "", message: "its time was over"})

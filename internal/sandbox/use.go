@@ -59,7 +59,7 @@ func (s *Service) due(r *store.Sandbox) int64 {
 		if !r.Persistent && s.cfg.HibernatedTTL > 0 {
 			at(r.Changed + s.cfg.HibernatedTTL.Microseconds())
 		}
-		if r.Ends > 0 && r.OnEnd != string(api.TimeoutHibernate) {
+		if r.Ends > 0 && !api.OnTimeout(r.OnEnd).Rests() {
 			at(r.Ends)
 		}
 	case api.Creating, api.Hibernating, api.Waking, api.Stopping, api.Deleted:

@@ -105,7 +105,7 @@ func (t *Tx) DeleteSandbox(ctx context.Context, id string) error {
 	return err
 }
 
-// SandboxQuery selects rows, newest first. Zero fields select everything.
+// SandboxQuery selects rows, newest first unless Oldest. Zero fields select everything.
 type SandboxQuery struct {
 	Workspace string
 	States    []string
@@ -114,6 +114,8 @@ type SandboxQuery struct {
 	Metadata  map[string]string
 	DueBy     int64 // due set and not after
 	Limit     int
+	Since     int64 // created then or later
+	Oldest    bool  // oldest first
 	// BeforeCreated and BeforeID are of the last row of the page before.
 	BeforeCreated int64
 	BeforeID      string
@@ -122,7 +124,11 @@ type SandboxQuery struct {
 // Sandboxes reads the rows that q selects.
 func (t *Tx) Sandboxes(ctx context.Context, q SandboxQuery) ([]Sandbox, error) {
 	var rows []Sandbox
-	s := t.db.NewSelect().Model(&rows).OrderBy("created", bun.OrderDesc).OrderBy("id", bun.OrderDesc)
+	order, behind := bun.OrderDesc, "(created < ? OR (created = ? AND id < ?))"
+	if q.Oldest {
+		order, behind = bun.OrderAsc, "(created > ? OR (created = ? AND id > ?))"
+	}
+	s := t.db.NewSelect().Model(&rows).OrderBy("created", order).OrderBy("id", order)
 	if q.Workspace != "" {
 		s = s.Where("workspace = ?", q.Workspace)
 	}
@@ -142,8 +148,11 @@ func (t *Tx) Sandboxes(ctx context.Context, q SandboxQuery) ([]Sandbox, error) {
 	if q.DueBy > 0 {
 		s = s.Where("due > 0").Where("due <= ?", q.DueBy)
 	}
+	if q.Since > 0 {
+		s = s.Where("created >= ?", q.Since)
+	}
 	if q.BeforeID != "" {
-		s = s.Where("(created < ? OR (created = ? AND id < ?))", q.BeforeCreated, q.BeforeCreated, q.BeforeID)
+		s = s.Where(behind, q.BeforeCreated, q.BeforeCreated, q.BeforeID)
 	}
 	if q.Limit > 0 {
 		s = s.Limit(int64(q.Limit))

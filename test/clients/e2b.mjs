@@ -208,6 +208,43 @@ if (newer) await operation("network.allowPublicTraffic: false", async () => {
   await box.kill();
   open.delete(box);
 });
+if (newer) await operation("network.maskRequestHost", async () => {
+  const box = await Sandbox.create(template, { network: { maskRequestHost: "app.example:${PORT}" }, timeoutMs: 300_000 });
+  open.add(box);
+  await box.files.write("host.py", "import http.server\nclass H(http.server.BaseHTTPRequestHandler):\n  def do_GET(self):\n    self.send_response(200); self.end_headers(); self.wfile.write(self.headers['Host'].encode())\nhttp.server.HTTPServer(('', 8125), H).serve_forever()\n");
+  await box.commands.run("python3 host.py", { background: true });
+  const url = `https://${box.getHost(8125)}/`;
+  await until("the server", async () => (await fetch(url)).status === 200);
+  assert.equal(await (await fetch(url)).text(), "app.example:8125");
+  await box.kill();
+  open.delete(box);
+});
+if (newer) await operation("list: order, startedAfter", async () => {
+  const all = [];
+  for (const n of ["1", "2"]) {
+    const box = await Sandbox.create(template, { metadata: { suite: "order" }, timeoutMs: 300_000 });
+    open.add(box);
+    all.push(box.sandboxId);
+  }
+  const list = async (more) => (await Sandbox.list({ query: { metadata: { suite: "order" } }, ...more }).nextItems()).map((s) => s.sandboxId);
+  assert.deepEqual(await list({ query: { metadata: { suite: "order" }, startedAfter: new Date(Date.now() + 3_600_000) } }), []);
+  assert.deepEqual((await list({ query: { metadata: { suite: "order" }, startedAfter: new Date(Date.now() - 3_600_000) } })).sort(), [...all].sort());
+  assert.deepEqual(await list({}), [...all].reverse());
+  for (const s of [...open]) if (all.includes(s.sandboxId)) { await s.kill(); open.delete(s); }
+});
+if (newer) await operation("pause without memory, and connect", async () => {
+  const box = await Sandbox.create(template, { envs: { FROM_CREATE: "yes" }, timeoutMs: 300_000 });
+  open.add(box);
+  await box.files.write("kept", "on the disk");
+  await box.commands.run("echo in memory > /dev/shm/lost");
+  assert.equal(await box.pause({ keepMemory: false }), true);
+  const again = await Sandbox.connect(box.sandboxId, { timeoutMs: 300_000 });
+  assert.equal(await again.files.read("kept"), "on the disk");
+  assert.equal(await again.files.exists("/dev/shm/lost"), false);
+  assert.equal((await again.commands.run("echo $FROM_CREATE")).stdout, "yes\n");
+  await again.kill();
+  open.delete(box);
+});
 if (newer) await operation("files: metadata", async () => {
   const w = await sbx.files.write("meta.txt", "x", { metadata: { Author: "me", n: "1" } });
   assert.deepEqual(w.metadata, { author: "me", n: "1" });

@@ -145,6 +145,7 @@ E2B's clients are given a key and a domain, and reach everything by its names ov
 certificate of the node's own authority they need ` + "`NODE_EXTRA_CA_CERTS`" + ` or ` + "`SSL_CERT_FILE`" + ` too, as ` + "`pandastack up`" + `
 prints it.
 
-Of E2B's protocol these are refused by name: volumes, secrets, egress proxies and rules that change requests, masked hosts, ports
-that speak TLS inside, and pauses without memory. The agent reports version 0.6.4.
+Of E2B's protocol these are refused by name: volumes and secrets, which this server does not have; ` + "`" + `egressProxy` + "`" + ` and rules with
+headers, since connections leave from this host as the guest made them and are not opened to be changed. Pauses without memory
+(` + "`" + `keepMemory: false` + "`" + `), ` + "`" + `maskRequestHost` + "`" + `, ` + "`" + `httpsPorts` + "`" + `, and lists by ` + "`" + `order` + "`" + ` and ` + "`" + `startedAfter` + "`" + ` work. The agent reports version 0.6.4.
 `

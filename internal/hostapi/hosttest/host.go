@@ -52,6 +52,8 @@ type machine struct {
 	inside *inside
 	guest  *guest // nil unless it runs
 	gone   bool
+
+	stopped bool // it rests without memory
 }
 
 type snapshot struct {
@@ -304,6 +306,18 @@ func (h *Host) Hibernate(ctx context.Context, id hostapi.MachineID) error {
 	})
 }
 
+// Stop implements hostapi.Host.
+func (h *Host) Stop(ctx context.Context, id hostapi.MachineID) error {
+	return h.onMachine(ctx, "stop", id, func(m *machine) error {
+		if m.State != hostapi.Running && m.State != hostapi.Hibernated {
+			return wrong(m)
+		}
+		m.rest(hostapi.Hibernated)
+		m.stopped = true
+		return nil
+	})
+}
+
 // Wake implements hostapi.Host.
 func (h *Host) Wake(ctx context.Context, id hostapi.MachineID) (hostapi.Machine, error) {
 	var woken hostapi.Machine
@@ -315,6 +329,9 @@ func (h *Host) Wake(ctx context.Context, id hostapi.MachineID) (hostapi.Machine,
 			return fmt.Errorf("machine %s: %w", id, hostapi.ErrNoCapacity)
 		}
 		m.BootMode, m.Boot = hostapi.BootWake, 50*time.Millisecond
+		if m.stopped {
+			m.BootMode, m.stopped = hostapi.BootCold, false
+		}
 		h.start(m)
 		woken = m.Machine
 		return nil

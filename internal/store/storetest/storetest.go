@@ -155,6 +155,13 @@ func pages(t *testing.T, db *store.DB) {
 	if want := []string{"sbx006", "sbx005", "sbx004", "sbx003", "sbx002", "sbx001", "sbx000"}; !slices.Equal(got, want) {
 		t.Errorf("pages give %v, want %v", got, want)
 	}
+	rows, err := db.Read().Sandboxes(t.Context(), store.SandboxQuery{Oldest: true, Since: sandbox(2).Created, BeforeCreated: sandbox(3).Created, BeforeID: "sbx003"})
+	if want := []string{"sbx004", "sbx005", "sbx006"}; err != nil || !slices.Equal(ids(rows), want) {
+		t.Errorf("oldest first behind the fourth: %v, %v, want %v", ids(rows), err, want)
+	}
+	if rows, err = db.Read().Sandboxes(t.Context(), store.SandboxQuery{Since: sandbox(5).Created}); err != nil || len(rows) != 3 { // two were made at once
+		t.Errorf("since the fifth and sixth: %v, %v", ids(rows), err)
+	}
 }
 
 func rollback(t *testing.T, db *store.DB) {
