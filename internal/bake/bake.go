@@ -75,6 +75,9 @@ func (b *Baker) bake(ctx context.Context, j *job) (err error) {
 	if err := b.warm(ctx, j, id); err != nil {
 		return err
 	}
+	if err := b.rehearse(ctx, j, id); err != nil {
+		return err
+	}
 	if err := b.capture(ctx, j, &back, id, j.recipe.generation(platform)); err != nil {
 		return err
 	}

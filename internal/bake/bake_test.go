@@ -169,6 +169,14 @@ func (w *world) TakeSnapshot(ctx context.Context, id hostapi.MachineID, ref snap
 	return snap, w.store.Release(ref)
 }
 
+func (w *world) Hibernate(context.Context, hostapi.MachineID) error { return nil }
+
+func (w *world) Wake(_ context.Context, id hostapi.MachineID) (hostapi.Machine, error) {
+	return hostapi.Machine{ID: id}, nil
+}
+
+func (w *world) Rehearsed(context.Context, hostapi.MachineID) error { return nil }
+
 func (w *world) Destroy(_ context.Context, id hostapi.MachineID, _ string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

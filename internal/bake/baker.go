@@ -27,6 +27,11 @@ type Machines interface {
 	TakeSnapshot(ctx context.Context, id hostapi.MachineID, ref snapshot.Ref,
 		change func(*snapshot.Snapshot), finish func(context.Context, *snapshot.Draft) error) (snapshot.Snapshot, error)
 	Destroy(ctx context.Context, id hostapi.MachineID, cause string) error
+	// Hibernate and Wake take a machine to disk and back; Rehearsed says that its guest did what those of its
+	// next snapshot will do first. They are used with Config.Rehearse alone.
+	Hibernate(ctx context.Context, id hostapi.MachineID) error
+	Wake(ctx context.Context, id hostapi.MachineID) (hostapi.Machine, error)
+	Rehearsed(ctx context.Context, id hostapi.MachineID) error
 }
 
 // Config is what a Baker works with. All but Log, OnStep, Share and PunchPages is required.
@@ -45,6 +50,9 @@ type Config struct {
 	// pages of zeros into holes; each answers how many bytes. nil: not done.
 	Share      func(ctx context.Context, path string, known []string) (int64, error)
 	PunchPages func(ctx context.Context, path string) (int64, error)
+	// Rehearse: before a template is captured its machine is restored once and does what a restored one does
+	// first. It is of use where monitors learn from that (vmm.Capabilities.Rehearse).
+	Rehearse bool
 	// Clone copies a file so that both share its blocks.
 	Clone func(src, dst string) error
 	Log   *slog.Logger

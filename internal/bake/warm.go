@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -15,11 +16,12 @@ import (
 // heat reads an image's files into the page cache, holes left out, so that the first machine made from
 // it finds its memory there. Files that are blocks of others share no page cache with them.
 func heat(ctx context.Context, snap snapshot.Snapshot) error {
-	var all error
-	for _, file := range snap.Manifest.Files {
-		all = errors.Join(all, heatFile(ctx, filepath.Join(snap.Image().Dir, file.Name)))
-	}
-	return all
+	return filepath.WalkDir(snap.Image().Dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() {
+			return err
+		}
+		return heatFile(ctx, path)
+	})
 }
 
 func heatFile(ctx context.Context, path string) error {

@@ -30,7 +30,7 @@ func (n *node) driver(ctx context.Context) (vmm.Driver, error) {
 		}
 		return d, nil
 	}
-	d, err := qemu.New(ctx, qemu.Config{Binary: c.QEMU, Accelerator: choice.Accelerator})
+	d, err := qemu.New(ctx, qemu.Config{Binary: c.QEMU, Accelerator: choice.Accelerator, Dir: n.path("qemu"), Log: n.Log})
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("QEMU is not installed: %w; run pandastack setup", err)
 	}

@@ -113,7 +113,7 @@ func (h *Host) Open(ctx context.Context) error {
 	baker, err := bake.New(bake.Config{
 		Dir: filepath.Join(h.cfg.DataDir, "bake"), Recipes: h.cfg.Recipes, Machines: machines, Store: store,
 		Platform: h.deps.Platform, Rewrite: h.deps.Rewrite, Clone: deps.Disks.Clone, Log: h.deps.Log,
-		Share: h.deps.Share, PunchPages: h.deps.PunchPages,
+		Share: h.deps.Share, PunchPages: h.deps.PunchPages, Rehearse: deps.Driver.Capabilities().Rehearse,
 	})
 	if err != nil {
 		return err

@@ -134,6 +134,23 @@ func (m *Manager) commit(p *plan, draft *snapshot.Draft, snap *snapshot.Snapshot
 	return p.did("commit")
 }
 
+// Rehearsed says that a running machine's guest did what those of its next snapshot will do first. Where
+// monitors learn nothing from that it does nothing.
+func (m *Manager) Rehearsed(ctx context.Context, id hostapi.MachineID) error {
+	mc, err := m.enter(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer func() { <-mc.busy }()
+	if err := mc.need("rehearse", running, paused); err != nil {
+		return err
+	}
+	if vm, ok := mc.vm.(vmm.Rehearser); ok {
+		vm.Rehearsed()
+	}
+	return nil
+}
+
 // Hibernate puts a running or paused machine to rest: memory and device state into an image, its disk
 // stays where it is, and its monitor ends. A hibernated machine is fine. When it fails the machine goes
 // on as it was.

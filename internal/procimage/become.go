@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"runtime"
 	"slices"
@@ -22,11 +23,15 @@ type Plan struct {
 	Outside int      // of the file that is mapped and not part of the image
 	Files   []int    // of Image.Files, in their order
 	Roles   map[string]int
-	Events  []int // event counters, each 0; at least as many as the image has
-	Given   int   // how many descriptors the vehicle was started with, those below 3 included
-	Name    string
-	Args    []string
-	Env     []string
+	// Fresh are descriptors for EventRole (counters that are 0) and PollRole, each used once; at least as many as
+	// the image has.
+	Fresh map[string][]int
+	Given int // how many descriptors the vehicle was started with, those below 3 included
+	// Before, if not nil, is called when all memory is in its place and nothing runs yet.
+	Before func() error
+	Name   string
+	Args   []string
+	Env    []string
 }
 
 // Vehicle is a process on its way to become another one.
@@ -50,6 +55,15 @@ func Attach(pid int) *Vehicle {
 
 // Close ends what the vehicle needed of ours. It is called once, and not while Become runs.
 func (v *Vehicle) Close() { close(v.work) }
+
+// Waiting tells whether a process is a vehicle that has not become anything.
+func Waiting(pid int) (bool, error) {
+	maps, err := readMaps(pid)
+	if err != nil {
+		return false, err
+	}
+	return len(maps) > 0 && maps[0].start == vehicleCode, nil
+}
 
 // Become makes the process of a vehicle go on where that of the image stood. It is called once. When it fails
 // the process is of no use; the caller ends it. When ctx ends first the work goes on until the process has ended.
@@ -269,14 +283,14 @@ func (b *builder) describe() error {
 
 // descriptors gives each number of the image what it stands for.
 func (b *builder) descriptors() error {
-	events := b.plan.Events
+	fresh := maps.Clone(b.plan.Fresh)
 	for _, fd := range b.plan.Image.FDs {
 		if fd.Number < 3 {
 			continue // as the vehicle has them
 		}
 		n, ok := b.plan.Roles[fd.Role]
-		if fd.Role == EventRole && len(events) > 0 {
-			n, events, ok = events[0], events[1:], true
+		if list := fresh[fd.Role]; len(list) > 0 {
+			n, fresh[fd.Role], ok = list[0], list[1:], true
 		}
 		if !ok {
 			return fmt.Errorf("nothing is there for descriptor %d, %s", fd.Number, fd.Role)
@@ -318,10 +332,11 @@ func (b *builder) signals() error {
 }
 
 func (b *builder) threads() error {
+	// The very flags and arguments of the C library: filters compare them.
 	const flags = unix.CLONE_VM | unix.CLONE_FS | unix.CLONE_FILES | unix.CLONE_SIGHAND | unix.CLONE_THREAD |
-		unix.CLONE_SYSVSEM | unix.CLONE_SETTLS | unix.CLONE_CHILD_SETTID | unix.CLONE_CHILD_CLEARTID
+		unix.CLONE_SYSVSEM | unix.CLONE_SETTLS | unix.CLONE_PARENT_SETTID | unix.CLONE_CHILD_CLEARTID
 	for _, th := range b.plan.Image.Threads[1:] {
-		b.table.call(callClone, flags, tableAt+tableBytes-64, 0, th.Clear, th.Regs[rFSBase])
+		b.table.call(callClone, flags, tableAt+tableBytes-64, th.Clear, th.Clear, th.Regs[rFSBase])
 	}
 	return nil
 }
@@ -375,9 +390,14 @@ func (b *builder) finish() error {
 	im := b.plan.Image
 	if b.plan.Over != nil {
 		for i, s := range b.plan.Over.spans {
-			if _, err := b.t.mem.WriteAt(b.plan.Over.pages[i], int64(s.start)); err != nil {
-				return fmt.Errorf("content at %x: %w", s.start, err)
+			if _, err := b.t.mem.WriteAt(b.plan.Over.pages[i], int64(s.Start)); err != nil {
+				return fmt.Errorf("content at %x: %w", s.Start, err)
 			}
+		}
+	}
+	if b.plan.Before != nil {
+		if err := b.plan.Before(); err != nil {
+			return err
 		}
 	}
 	if len(b.t.tids) != len(im.Threads) {

@@ -19,7 +19,8 @@ type Options struct {
 	Outside uint64
 	// Content is the file with the stored content that the process was made with; nil: it was not.
 	Content *os.File
-	// Base is the image that the process was made of; nil: it was not. Its actions and filters are the process's.
+	// Base is the image that the process was made of, whose actions and filters are the process's still; nil: they
+	// are asked for.
 	Base *Image
 	// Role names what a descriptor of the process stands for. f is a descriptor of ours for the same open file,
 	// link what /proc shows. It is not asked for the roles that this package knows.
@@ -29,12 +30,9 @@ type Options struct {
 // Capture is the image of a process and the content that differs from Options.Content.
 type Capture struct {
 	Image Image
-	spans []span
+	spans []Span
 	pages [][]byte // content of spans
 }
-
-// span is a run of pages of a process.
-type span struct{ start, end uint64 }
 
 // Bytes is how much content the capture holds.
 func (c *Capture) Bytes() int64 {
@@ -201,12 +199,13 @@ func (c *Capture) memory(t *tracee, opt Options) error {
 	if err != nil {
 		return err
 	}
-	content, err := inodeOf(opt.Content)
-	if err != nil {
-		return err
-	}
-	if opt.Base != nil {
-		c.Image.Bytes = opt.Base.Bytes
+	var content uint64
+	if opt.Content != nil {
+		d, err := describe(opt.Content)
+		if err != nil {
+			return err
+		}
+		content, c.Image.Bytes = d.Inode, d.Bytes
 	}
 	pagemap, err := os.Open(procPath(t.pid, "pagemap"))
 	if err != nil {
@@ -241,7 +240,7 @@ func (c *Capture) area(t *tracee, m mapping, pagemap *os.File, outside, content 
 		c.Image.Areas = append(c.Image.Areas, a)
 		return nil
 	}
-	own, err := private(pagemap, m)
+	own, err := private(pagemap, m.start, m.end)
 	if err != nil {
 		return err
 	}
@@ -258,55 +257,28 @@ func (c *Capture) area(t *tracee, m mapping, pagemap *os.File, outside, content 
 			a.Backing, a.Offset, a.File = Mapped, m.offset, file
 			break
 		}
-		own = []span{{m.start, m.end}}
+		own = []Span{{m.start, m.end}}
 	case m.prot != 0:
-		own = []span{{m.start, m.end}}
+		own = []Span{{m.start, m.end}}
 	}
 	c.Image.Areas = append(c.Image.Areas, a)
 	return c.read(t, own, a.Backing == Zero)
-}
-
-// private answers the pages of an area that are the process's own.
-func private(pagemap *os.File, m mapping) ([]span, error) {
-	var out []span
-	regions := make([]region, 256)
-	for at := m.start; at < m.end; {
-		n, walked, err := scan(int(pagemap.Fd()), at, m.end, regions)
-		if err != nil {
-			return nil, fmt.Errorf("pages: %w", err)
-		}
-		for _, r := range regions[:n] {
-			if r.start < at || r.end > m.end || r.end <= r.start {
-				return nil, errors.New("pages out of order")
-			}
-			if k := len(out); k > 0 && out[k-1].end == r.start {
-				out[k-1].end = r.end
-			} else {
-				out = append(out, span{r.start, r.end})
-			}
-		}
-		if walked <= at {
-			return nil, errors.New("no progress")
-		}
-		at = walked
-	}
-	return out, nil
 }
 
 // readBytes is how much is read at once.
 const readBytes = 4 << 20
 
 // read keeps the content of spans; where what is below them is zeros, pages of zeros are left out.
-func (c *Capture) read(t *tracee, spans []span, zeros bool) error {
+func (c *Capture) read(t *tracee, spans []Span, zeros bool) error {
 	for _, s := range spans {
-		for s.start < s.end {
-			end := min(s.end, s.start+readBytes)
-			buf := make([]byte, end-s.start)
-			if _, err := t.mem.ReadAt(buf, int64(s.start)); err != nil {
+		for s.Start < s.End {
+			end := min(s.End, s.Start+readBytes)
+			buf := make([]byte, end-s.Start)
+			if _, err := t.mem.ReadAt(buf, int64(s.Start)); err != nil {
 				return err
 			}
-			c.keep(s.start, buf, zeros)
-			s.start = end
+			c.keep(s.Start, buf, zeros)
+			s.Start = end
 		}
 	}
 	return nil
@@ -324,7 +296,7 @@ func (c *Capture) keep(at uint64, buf []byte, zeros bool) {
 			end += pageSize
 		}
 		if end > begin {
-			c.spans = append(c.spans, span{at + uint64(begin), at + uint64(end)})
+			c.spans = append(c.spans, Span{at + uint64(begin), at + uint64(end)})
 			c.pages = append(c.pages, buf[begin:end])
 		}
 		begin = end
@@ -395,12 +367,4 @@ func describe(f *os.File) (File, error) {
 		return File{}, err
 	}
 	return File{Path: f.Name(), Bytes: st.Size, Modified: st.Mtim.Nano(), Inode: st.Ino}, nil
-}
-
-func inodeOf(f *os.File) (uint64, error) {
-	if f == nil {
-		return 0, nil
-	}
-	d, err := describe(f)
-	return d.Inode, err
 }

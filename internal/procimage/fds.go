@@ -57,6 +57,9 @@ func descriptor(pid, pidfd, n int, role func(*os.File, string) (string, error)) 
 		out.Role = SignalRole
 		out.Value, err = fdInfo(pid, n, "sigmask:")
 		return out, err
+	case "anon_inode:[eventpoll]":
+		out.Role = PollRole
+		return out, pollsNothing(pid, n)
 	}
 	fd, err := unix.PidfdGetfd(pidfd, n, 0)
 	if err != nil {
@@ -65,6 +68,18 @@ func descriptor(pid, pidfd, n int, role func(*os.File, string) (string, error)) 
 	f := os.NewFile(uintptr(fd), link)
 	out.Role, err = role(f, link)
 	return out, errors.Join(err, f.Close())
+}
+
+// pollsNothing makes sure that an epoll descriptor has none to wait for.
+func pollsNothing(pid, n int) error {
+	data, err := os.ReadFile(procPath(pid, "fdinfo/"+strconv.Itoa(n)))
+	if err != nil {
+		return err
+	}
+	if strings.Contains(string(data), "tfd:") {
+		return fmt.Errorf("%w: it waits by epoll", ErrUnsupported)
+	}
+	return nil
 }
 
 // fdInfo reads a hexadecimal field of /proc/PID/fdinfo (proc_pid_fdinfo(5)).

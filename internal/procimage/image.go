@@ -101,6 +101,7 @@ type FD struct {
 const (
 	EventRole  = "eventfd"
 	SignalRole = "signalfd"
+	PollRole   = "epoll" // that waits for nothing
 )
 
 // BootID is the kernel's id of this boot.

@@ -75,3 +75,17 @@ func parseMapping(line string) (mapping, error) {
 }
 
 func procPath(pid int, name string) string { return "/proc/" + strconv.Itoa(pid) + "/" + name }
+
+// OpenMapped opens a file that a process has mapped, by its inode; it may have no name any more.
+func OpenMapped(pid int, inode uint64) (*os.File, error) {
+	maps, err := readMaps(pid)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range maps {
+		if m.inode == inode && inode != 0 {
+			return os.Open(procPath(pid, fmt.Sprintf("map_files/%x-%x", m.start, m.end)))
+		}
+	}
+	return nil, fmt.Errorf("process %d maps no file with inode %d", pid, inode)
+}

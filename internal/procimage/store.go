@@ -40,7 +40,7 @@ func (c *Capture) Save(dst, base *os.File) (Image, error) {
 type writer struct {
 	dst   *os.File
 	end   int64 // of the file
-	spans []span
+	spans []Span
 	pages [][]byte // of what is left
 	areas []Area
 }
@@ -73,22 +73,22 @@ func (w *writer) area(a Area) error {
 
 // next answers the next run of new content at or behind at, near ones taken together; from == to: none.
 func (w *writer) next(at uint64, a Area) (from, to uint64) {
-	if len(w.spans) == 0 || w.spans[0].start >= a.End {
+	if len(w.spans) == 0 || w.spans[0].Start >= a.End {
 		return a.End, a.End
 	}
-	from, to = max(at, w.spans[0].start), w.spans[0].end
+	from, to = max(at, w.spans[0].Start), w.spans[0].End
 	for _, s := range w.spans[1:] {
-		if s.start >= a.End || s.start > to+gap || a.Backing == Mapped {
+		if s.Start >= a.End || s.Start > to+gap || a.Backing == Mapped {
 			break
 		}
-		to = s.end
+		to = s.End
 	}
 	return from, min(to, a.End)
 }
 
 func (w *writer) write(from, to uint64, offset int64) error {
-	for len(w.spans) > 0 && w.spans[0].start < to {
-		if _, err := w.dst.WriteAt(w.pages[0], offset+int64(w.spans[0].start-from)); err != nil {
+	for len(w.spans) > 0 && w.spans[0].Start < to {
+		if _, err := w.dst.WriteAt(w.pages[0], offset+int64(w.spans[0].Start-from)); err != nil {
 			return err
 		}
 		w.spans, w.pages = w.spans[1:], w.pages[1:]

@@ -117,7 +117,9 @@ func (s Snapshot) Files() ([]File, error) {
 	}
 	var all []File
 	for _, e := range list {
-		all = append(all, File{e.Name(), path.Join(s.dir, imageDir, e.Name())})
+		if e.Type().IsRegular() { // what is in a directory is of use to this host alone
+			all = append(all, File{e.Name(), path.Join(s.dir, imageDir, e.Name())})
+		}
 	}
 	if s.Disk {
 		all = append(all, File{DiskName, s.DiskPath()})

@@ -33,6 +33,7 @@ type Capabilities struct {
 	HugePages   bool   // Spec.HugePages is used
 	Rates       bool   // Disk.Rate and the rates of NIC are held
 	MoreMemory  bool   // a prepared machine may have more memory than its image, up to Manifest.MaxMemoryMiB
+	Rehearse    bool   // machines are Rehearsers, and those of an image of a rehearsed one are ready sooner
 	MoreDisks   bool   // a prepared machine may have more disks than its image, up to Manifest.MaxDisks
 }
 
@@ -145,6 +146,13 @@ type Machine interface {
 // is frozen; nobody has to.
 type Anticipator interface {
 	Anticipate(ctx context.Context) error
+}
+
+// Rehearser is a Machine whose monitor learns from what its guest does, as a translator does, and can hand that
+// on to the machines made from an image of it.
+type Rehearser interface {
+	// Rehearsed says that the guest did what those of the next Capture's image will do first.
+	Rehearsed()
 }
 
 // Reclaimer is a Machine whose guest can be asked to give memory back while it runs.

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pandastack/pandastack/internal/procimage"
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/monitor"
 )
@@ -28,6 +29,10 @@ type capture struct {
 	key   monitor.FileKey // of base, for machines that are started on it; zero for a cold machine
 	spans []span
 	pages *buffer
+
+	process *procimage.Capture // the monitor itself; nil: it is not in it
+	content *os.File           // what process lies over; nil: nothing
+	set     int                // as process.Set
 }
 
 var _ vmm.Capture = (*capture)(nil)
@@ -48,8 +53,10 @@ func newCapture(m vmm.Manifest) *capture {
 
 func (c *capture) free() error {
 	err := c.pages.free()
-	if c.base != nil {
-		err = errors.Join(err, c.base.Close())
+	for _, f := range []*os.File{c.base, c.content} {
+		if f != nil {
+			err = errors.Join(err, f.Close())
+		}
 	}
 	return err
 }
@@ -69,6 +76,9 @@ func (c *capture) Save(ctx context.Context, dir string) (_ vmm.Image, err error)
 		if l, err = layerOf(c.base, c.spans); err != nil {
 			return vmm.Image{}, fmt.Errorf("save image in %s: %w", dir, err)
 		}
+	}
+	if err := c.writeProcess(dir); err != nil {
+		return vmm.Image{}, fmt.Errorf("save image in %s: %w", dir, err)
 	}
 	return writeImage(dir, c.manifest, c.state, l)
 }

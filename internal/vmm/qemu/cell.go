@@ -36,7 +36,11 @@ func (d *Driver) confined(confine vmm.Confine, binds []vmm.Bind, command proc.Co
 	}
 	command.Groups = nil // the devices of a jail are for everybody in it
 	command.Fork = func(_ string, argv []string, attr *syscall.ProcAttr) (int, error) {
-		return confine.Jail.Start(d.cell(binds), argv, attr)
+		cell := vmm.Cell{Program: command.Path, Binds: binds}
+		if command.Path == d.config.Binary {
+			cell = d.cell(binds)
+		}
+		return confine.Jail.Start(cell, argv, attr)
 	}
 	return command
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"runtime"
 	"syscall"
@@ -17,6 +18,10 @@ import (
 type Config struct {
 	Binary      string          // path of qemu-system-x86_64; "": where Debian puts it
 	Accelerator vmm.Accelerator // vmm.TCG or vmm.KVM, as probed by the caller; "": TCG
+	// Dir is where the driver keeps what belongs to no machine. "": machines begin by their device state alone,
+	// never as processes made from the image of another.
+	Dir string
+	Log *slog.Logger // nil: nothing is told
 	// Limit bounds each single wait for a monitor: its start, an answer, its end. 0: a minute.
 	Limit time.Duration
 }
@@ -32,6 +37,7 @@ type Driver struct {
 	version version
 	cpu     string
 	groups  []uint32 // a monitor needs besides its own: the one that may use /dev/kvm
+	warm    *warmth  // nil: machines begin by their device state alone
 	tsc     tscMeter
 	set     *monitor.Set
 }
@@ -49,6 +55,9 @@ func New(ctx context.Context, config Config) (*Driver, error) {
 	if config.Accelerator == "" {
 		config.Accelerator = vmm.TCG
 	}
+	if config.Log == nil {
+		config.Log = slog.New(slog.DiscardHandler)
+	}
 	if config.Limit == 0 {
 		config.Limit = defaultLimit
 	}
@@ -62,6 +71,11 @@ func New(ctx context.Context, config Config) (*Driver, error) {
 	}
 	if d.cpu, err = fingerprint(config.Accelerator); err != nil {
 		return nil, err
+	}
+	if config.Dir != "" && config.Accelerator == vmm.TCG {
+		if d.warm, err = newWarmth(config.Dir, config.Log); err != nil {
+			return nil, err
+		}
 	}
 	if config.Accelerator == vmm.KVM {
 		st, err := os.Stat("/dev/kvm")
@@ -79,7 +93,7 @@ func New(ctx context.Context, config Config) (*Driver, error) {
 func (d *Driver) Capabilities() vmm.Capabilities {
 	return vmm.Capabilities{
 		Name: "qemu", Version: d.version.text, Accelerator: d.config.Accelerator,
-		Isolation: "microvm", Snapshot: true, LiveFork: true,
+		Isolation: "microvm", Snapshot: true, LiveFork: true, Rehearse: d.warm != nil,
 	}
 }
 

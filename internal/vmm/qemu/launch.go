@@ -92,28 +92,21 @@ func (d *Driver) launch(ctx context.Context, spec vmm.Spec, manifest vmm.Manifes
 		id: spec.ID, version: d.version, accel: d.config.Accelerator,
 		vcpus: spec.VCPUs, memoryMiB: spec.MemoryMiB,
 	}
-	if err := m.openSockets(ctx, &sh, &given); err != nil {
-		return nil, err
-	}
-	if image != nil {
-		err = m.openImage(*image, &sh, &given)
-	} else {
-		err = m.openBoot(&sh, &given)
-	}
-	if err != nil {
-		return nil, err
-	}
-	if err := m.openDevices(&sh, &given); err != nil {
+	if err := m.openAll(ctx, image, &sh, &given); err != nil {
 		return nil, err
 	}
 	mark, err := monitor.Marker(spec.Dir)
 	if err != nil {
 		return nil, err
 	}
-	p, err := proc.Start(d.confined(spec.Confine, given.binds, proc.Command{
+	command := proc.Command{
 		Path: d.config.Binary, Args: sh.arguments(), Env: []string{mark}, Files: given.files,
 		UID: spec.Confine.UID, GID: spec.Confine.GID, Groups: d.groups,
-	}))
+	}
+	if m.vehicle != nil {
+		command.Path, command.Args = d.warm.vehicle, nil
+	}
+	p, err := proc.Start(d.confined(spec.Confine, given.binds, command))
 	if err != nil {
 		return nil, err
 	}
@@ -129,6 +122,38 @@ func (d *Driver) launch(ctx context.Context, spec vmm.Spec, manifest vmm.Manifes
 	}
 	m.Begin(ctx, p)
 	return m, nil
+}
+
+// openAll arranges for all that the monitor is given.
+func (m *machine) openAll(ctx context.Context, image *vmm.Image, sh *shape, given *inheritance) error {
+	var p *process
+	if image != nil && image.Memory == nil {
+		var err error
+		if p, err = m.driver.warm.find(image.Dir); err != nil {
+			return err
+		}
+	}
+	if p != nil {
+		if err := m.openVehicle(ctx, p, *image, given); err != nil {
+			return err
+		}
+		if err := m.openDevices(sh, given); err != nil {
+			return err
+		}
+		m.vehicle.takeDevices(*sh, given)
+		return nil
+	}
+	if err := m.openSockets(ctx, sh, given); err != nil {
+		return err
+	}
+	open := m.openBoot
+	if image != nil {
+		open = func(sh *shape, given *inheritance) error { return m.openImage(*image, sh, given) }
+	}
+	if err := open(sh, given); err != nil {
+		return err
+	}
+	return m.openDevices(sh, given)
 }
 
 // openSockets makes the listeners and connects to them before anybody accepts, so nobody ever waits for

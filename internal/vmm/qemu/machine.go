@@ -30,18 +30,22 @@ type machine struct {
 	resumed  chan struct{} // closed at the first RESUME
 
 	// Used by the one caller at a time that vmm.Machine allows.
-	incoming *net.UnixConn   // way in of the device state; nil once used
-	state    []byte          // the image's own
-	also     monitor.FileKey // another memory that a capture may have been taken over; zero: none
+	incoming  *net.UnixConn   // way in of the device state; nil once used
+	state     []byte          // the image's own
+	rehearsed bool            // the next capture begins with what the monitor has learnt
+	also      monitor.FileKey // another memory that a capture may have been taken over; zero: none
 
 	mu       sync.Mutex
+	made     *process     // what the monitor was made of, where this program made it
+	content  *os.File     // of made
 	whole    *os.File     // the image's own memory where a view of it is mapped; nil: it is mapped itself
 	overlay  *overlay     // what the image adds to the mapped memory; nil: nothing, or used
 	next     *preparation // for the next capture; nil once over
 	over     bool         // ended or released
 	spare    *channel     // connected at the start, for the first Dial
 	dialled  *channel
-	resumeOK bool // resumed is closed
+	resumeOK bool     // resumed is closed
+	vehicle  *vehicle // a process that is to become the monitor; nil: it is one, or never was another
 }
 
 var _ vmm.Machine = (*machine)(nil)
@@ -94,13 +98,15 @@ func (m *machine) hangUp() {
 	m.mu.Lock()
 	spare, dialled, next := m.spare, m.dialled, m.next
 	m.spare, m.dialled, m.next, m.over = nil, nil, nil, true
-	whole := m.whole
-	m.whole = nil
+	read := []*os.File{m.whole, m.content}
+	m.whole, m.content = nil, nil
 	incoming := m.incoming
 	m.mu.Unlock()
 	_ = m.takeOverlay().close() // it was only read
-	if whole != nil {
-		_ = whole.Close() // read, too
+	for _, f := range read {
+		if f != nil {
+			_ = f.Close() // only read, too
+		}
 	}
 	if next != nil {
 		_ = m.drop(next) // memory that is not freed twice: nothing to do about an error

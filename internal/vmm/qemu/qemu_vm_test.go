@@ -60,7 +60,7 @@ func lab(t testing.TB) vmmtest.Lab {
 	return vmmtest.Lab{
 		Dir: l.Dir,
 		Open: func(t vmmtest.TB) vmm.Driver {
-			d, err := qemu.New(t.Context(), qemu.Config{Binary: *binary})
+			d, err := qemu.New(t.Context(), qemu.Config{Binary: *binary, Dir: filepath.Join(l.Data, "qemu")})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -102,6 +102,14 @@ func TestMachines(t *testing.T) {
 	h := vmmtest.Bake(t, lab(t))
 	t.Run("conformance", func(t *testing.T) {
 		vmmtest.Run(h, func(name string, test func(vmmtest.TB)) { t.Run(name, func(t *testing.T) { test(t) }) })
+	})
+	t.Run("rehearsed", func(t *testing.T) {
+		h := h.Rehearse(t)
+		if _, err := os.Stat(filepath.Join(h.Image.Dir, "process", "content")); err != nil {
+			t.Fatal(err)
+		}
+		vmmtest.Run(h, func(name string, test func(vmmtest.TB)) { t.Run(name, func(t *testing.T) { test(t) }) })
+		t.Run("nothing_left", func(t *testing.T) { testNothingLeft(t, h) })
 	})
 	t.Run("panic", func(t *testing.T) { testEnd(t, h, "c", "Kernel panic") })
 	t.Run("reboot", func(t *testing.T) { testEnd(t, h, "b", "rebooted") })

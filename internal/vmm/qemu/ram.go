@@ -1,7 +1,6 @@
 package qemu
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -9,6 +8,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/procimage"
 )
 
 const pageSize = 4096
@@ -78,83 +79,15 @@ func parseMaps(maps string, inode uint64, bytes int64) (uint64, error) {
 
 // dirty answers the pages of a private mapping that are not the file's any more.
 func (r ram) dirty() ([]span, error) {
-	f, err := os.Open("/proc/" + strconv.Itoa(r.pid) + "/pagemap")
+	own, err := procimage.Private(r.pid, r.start, r.start+uint64(r.bytes))
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	spans, err := r.scan(f)
-	if errors.Is(err, unix.ENOTTY) || errors.Is(err, unix.EINVAL) {
-		spans, err = r.readPagemap(f)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("dirty pages of process %d: %w", r.pid, err)
+	spans := make([]span, len(own))
+	for i, s := range own {
+		spans[i] = span{int64(s.Start - r.start), int64(s.End - r.start)}
 	}
 	return spans, nil
-}
-
-// scan uses PAGEMAP_SCAN.
-func (r ram) scan(pagemap *os.File) ([]span, error) {
-	regions := make([]pageRegion, 4096)
-	var spans []span
-	end := r.start + uint64(r.bytes)
-	for at := r.start; at < end; {
-		n, walked, err := pagemapScan(int(pagemap.Fd()), at, end, regions)
-		if err != nil {
-			return nil, err
-		}
-		for _, g := range regions[:n] {
-			spans = appendSpan(spans, span{int64(g.start - r.start), int64(g.end - r.start)})
-		}
-		if walked <= at {
-			return nil, errors.New("kernel made no progress")
-		}
-		at = walked
-	}
-	return spans, nil
-}
-
-// Bits of a pagemap entry (Documentation/admin-guide/mm/pagemap.rst).
-const (
-	pagemapFile    = 1 << 61
-	pagemapSwapped = 1 << 62
-	pagemapPresent = 1 << 63
-)
-
-// readPagemap reads one word a page, for kernels without PAGEMAP_SCAN.
-func (r ram) readPagemap(pagemap *os.File) ([]span, error) {
-	var spans []span
-	buf := make([]byte, 64<<10)
-	for page := int64(0); page < r.bytes/pageSize; {
-		want := buf[:min(int64(len(buf)), (r.bytes/pageSize-page)*8)]
-		if _, err := pagemap.ReadAt(want, int64(r.start/pageSize)*8+page*8); err != nil {
-			return nil, err
-		}
-		for ; len(want) > 0; want, page = want[8:], page+1 {
-			entry := binary.NativeEndian.Uint64(want)
-			if entry&(pagemapPresent|pagemapSwapped) != 0 && entry&pagemapFile == 0 {
-				spans = appendSpan(spans, span{page * pageSize, (page + 1) * pageSize})
-			}
-		}
-	}
-	return spans, nil
-}
-
-// appendSpan puts s behind spans, which are in order. Where a scan goes on, the kernel may tell pages that
-// it told before: what overlaps the last span is left away.
-func appendSpan(spans []span, s span) []span {
-	n := len(spans)
-	if n > 0 {
-		s.start = max(s.start, spans[n-1].end)
-	}
-	if s.start >= s.end {
-		return spans
-	}
-	if n > 0 && spans[n-1].end == s.start {
-		spans[n-1].end = s.end
-		return spans
-	}
-	return append(spans, s)
 }
 
 // One system call moves at most maxRemote pieces (IOV_MAX) and maxMove bytes (the kernel's limit is 2 GiB).

@@ -12,9 +12,12 @@ type record struct {
 	// MemoryPath is where the image's memory was at the start. A mapping shows the path that the monitor used.
 	MemoryPath string          `json:"memory_path,omitempty"`
 	Mapped     monitor.FileKey `json:"mapped,omitzero"` // another file with the same content; zero: none
-	Cold       bool            `json:"cold"`            // memory is its own file, mapped shared
-	ACPI       bool            `json:"acpi"`
-	DiskBytes  []int64         `json:"disk_bytes"`
+	// Content is the inode of the content of the process that the monitor was made of; 0: of none.
+	Content     uint64  `json:"content,omitempty"`
+	ContentPath string  `json:"content_path,omitempty"`
+	Cold        bool    `json:"cold"` // memory is its own file, mapped shared
+	ACPI        bool    `json:"acpi"`
+	DiskBytes   []int64 `json:"disk_bytes"`
 }
 
 // mapped is the file that the monitor maps as its memory.

@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"github.com/pandastack/pandastack/internal/proc"
+	"github.com/pandastack/pandastack/internal/procimage"
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/monitor"
 	"github.com/pandastack/pandastack/internal/vmm/qemu/qmp"
@@ -14,32 +15,25 @@ import (
 
 // Load implements vmm.Machine.
 func (m *machine) Load(ctx context.Context, from vmm.Capture) error {
-	if m.At() != monitor.Prepared || m.incoming == nil {
+	if m.At() != monitor.Prepared || !m.loadable() {
 		return fmt.Errorf("load machine %s: it was loaded before", m.spec.ID)
 	}
 	ctx, cancel := m.driver.set.Limited(ctx, "load of the machine")
 	defer cancel()
-	state, known := m.state, m.manifest.DiskBytes
-	over := m.takeOverlay()
-	if from == nil && over != nil {
-		if err := m.complete(ctx, over); err != nil {
-			return fmt.Errorf("load machine %s: %w", m.spec.ID, errors.Join(err, over.close()))
-		}
-	}
-	if err := over.close(); err != nil {
-		return err
-	}
+	var c *capture
+	known := m.manifest.DiskBytes
 	if from != nil {
-		c, ok := from.(*capture)
-		if !ok {
+		var ok bool
+		if c, ok = from.(*capture); !ok {
 			return fmt.Errorf("load machine %s: the capture is another driver's", m.spec.ID)
 		}
-		if err := m.fill(ctx, c); err != nil {
-			return fmt.Errorf("load machine %s: %w", m.spec.ID, err)
-		}
-		state, known = c.state, c.manifest.DiskBytes
+		known = c.manifest.DiskBytes
 	}
-	if err := m.inject(ctx, state); err != nil {
+	bring := m.revive
+	if m.incoming == nil {
+		bring = m.become
+	}
+	if err := bring(ctx, c); err != nil {
 		return fmt.Errorf("load machine %s: %w", m.spec.ID, err)
 	}
 	m.Move(monitor.Running)
@@ -48,6 +42,24 @@ func (m *machine) Load(ctx context.Context, from vmm.Capture) error {
 		return fmt.Errorf("load machine %s: %w", m.spec.ID, err)
 	}
 	return nil
+}
+
+// loadable tells whether there is a way for a guest to come.
+func (m *machine) loadable() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.incoming != nil || m.vehicle != nil
+}
+
+// revive brings memory and device state into a monitor that has none: the image's, or a capture's.
+func (m *machine) revive(ctx context.Context, from *capture) error {
+	if err := m.remember(ctx, from); err != nil {
+		return err
+	}
+	if from != nil {
+		return m.inject(ctx, from.state)
+	}
+	return m.inject(ctx, m.state)
 }
 
 // fill writes a capture's pages into the monitor's memory.
@@ -195,6 +207,9 @@ func (m *machine) Resume(ctx context.Context) error {
 
 // takeOver makes a machine of a monitor that an earlier process of ours started.
 func (d *Driver) takeOver(ctx context.Context, spec vmm.Spec, manifest vmm.Manifest, r record, p *proc.Process) (_ *machine, err error) {
+	if waits, err := procimage.Waiting(p.PID()); err != nil || waits { // it would answer nothing
+		return nil, errors.Join(fmt.Errorf("it was never loaded: %w", vmm.ErrGone), err, p.Kill(ctx), p.Release())
+	}
 	m := newMachine(d, spec, manifest)
 	m.record = r
 	conn, err := monitor.Connect(ctx, spec.Dir, monitorSocket)

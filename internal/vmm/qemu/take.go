@@ -100,6 +100,11 @@ func (m *machine) prepare(ctx context.Context) (_ *preparation, err error) {
 			return nil, err
 		}
 	}
+	if m.handsOn() {
+		if err := m.connected(ctx); err != nil {
+			return nil, err
+		}
+	}
 	var added struct {
 		Set int `json:"fdset-id"`
 	}
@@ -176,7 +181,7 @@ func (m *machine) capture(ctx context.Context, p *preparation) (_ *capture, err 
 	c := newCapture(m.manifest)
 	c.manifest.DiskBytes = m.record.DiskBytes
 	if c.state, err = p.state.read(); err != nil {
-		return nil, err
+		return c, err
 	}
 	if m.record.Cold {
 		err = c.takeFile(filepath.Join(m.spec.Dir, memoryFile), m.spec.Dir)
@@ -184,9 +189,9 @@ func (m *machine) capture(ctx context.Context, p *preparation) (_ *capture, err 
 		err = c.takePages(m, p)
 	}
 	if err != nil {
-		return nil, err
+		return c, err
 	}
-	return c, nil
+	return c, m.takeProcess(c, p.set)
 }
 
 // takeFile keeps the memory of a cold machine, which is a file: a reflink without a name.

@@ -80,6 +80,29 @@ func Bake(t TB, lab Lab) *Host {
 	return h
 }
 
+// Rehearse answers a host like h, of the same driver, whose image is of a machine that was restored and has done
+// what machines do first. The driver's machines have to be Rehearsers.
+func (h *Host) Rehearse(t TB) *Host {
+	t.Helper()
+	m := h.Restore(t)
+	for range 2 {
+		m.Run(t, "true")
+	}
+	r, ok := m.Machine.(vmm.Rehearser)
+	if !ok {
+		t.Fatal("the machine learns nothing")
+	}
+	r.Rehearsed()
+	must(t, m.Link.Freeze(t.Context(), true))
+	must(t, m.Pause(t.Context()))
+	out := &Host{Lab: h.Lab, Driver: h.Driver}
+	out.serial.Store(h.serial.Load() + 1000)
+	out.Image, out.Disk = out.Save(t, m)
+	must(t, m.Link.Close())
+	must(t, m.Kill(t.Context()))
+	return out
+}
+
 func must(t TB, err error) {
 	t.Helper()
 	if err != nil {

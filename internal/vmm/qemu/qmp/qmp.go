@@ -64,6 +64,15 @@ func Open(conn *net.UnixConn, events func(Event)) *Client {
 	return c
 }
 
+// Resume takes over conn to a monitor that has accepted the protocol on it already, and greets nobody again.
+func Resume(conn *net.UnixConn, events func(Event)) *Client {
+	c := &Client{conn: conn, events: events, done: make(chan struct{})}
+	c.hello = &Call{command: "qmp_capabilities", done: make(chan struct{})}
+	c.hello.finish(nil, nil)
+	go c.read()
+	return c
+}
+
 // Ready waits until QEMU has greeted and accepted the protocol.
 func (c *Client) Ready(ctx context.Context) error { return c.hello.Wait(ctx, nil) }
 
