@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"debug/elf"
 	"encoding/json"
+	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -35,7 +37,10 @@ func TestPrivate(t *testing.T) {
 	for _, p := range []int{0, 3, 4, 5, 63} {
 		mem[p*pageSize] = 1
 	}
-	start := addressOf(mem)
+	start, err := strconv.ParseUint(fmt.Sprintf("%p", mem), 0, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
 	want := []Span{{start, start + pageSize}, {start + 3*pageSize, start + 6*pageSize}, {start + 63*pageSize, start + 64*pageSize}}
 	got, err := Private(os.Getpid(), start, start+pages*pageSize)
 	if err != nil || !slices.Equal(got, want) {
