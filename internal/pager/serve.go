@@ -138,26 +138,41 @@ func (s *server) run(parent context.Context, peer *uffd.Peer) error {
 	return <-ended
 }
 
+// looks is how often the loop looks for the next event before it sleeps: whoever was just answered often faults
+// again at once, and to be woken takes longer than to answer. In between others may have the processor.
+const looks = 16
+
 // loop reads events and answers them, until the monitor is gone or ctx ends.
 func (s *server) loop(ctx context.Context, peer *uffd.Peer) error {
 	reader := s.fd.Events()
 	var events []uffd.Event
+	left := 0 // looks before it sleeps
 	for {
 		again, err := s.pending()
 		if err != nil {
 			return err
 		}
-		w, err := s.fd.Wait(s.bell, peer, wait(again))
-		if err != nil {
-			return err
+		if left--; left < 0 || len(again) > 0 {
+			w, err := s.fd.Wait(s.bell, peer, wait(again))
+			if err != nil {
+				return err
+			}
+			if w.Left {
+				return nil
+			}
 		}
-		if w.Left || ctx.Err() != nil {
+		if ctx.Err() != nil {
 			return nil
 		}
 		if events, err = s.read(reader, events[:0]); errors.Is(err, io.EOF) {
 			return nil
 		} else if err != nil {
 			return err
+		}
+		if len(events) > 0 {
+			left = looks
+		} else if left > 0 {
+			uffd.Yield()
 		}
 		for _, at := range again {
 			s.fault(ctx, at)

@@ -26,6 +26,13 @@ import (
 
 func TestMain(m *testing.M) {
 	uffdtest.Main()
+	if len(os.Args) == 3 && os.Args[1] == pagerMark {
+		if err := pagerProcess(os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	os.Exit(m.Run())
 }
 

@@ -93,3 +93,6 @@ func (f *FD) Wait(bell *Bell, peer *Peer, limit time.Duration) (Woken, error) {
 	}
 	return w, nil
 }
+
+// Yield lets another thread have the processor, if one waits for it.
+func Yield() { _, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0) } // it cannot fail
