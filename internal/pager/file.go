@@ -34,8 +34,9 @@ type File struct {
 
 	missed atomic.Int64 // bytes that were asked of the source
 
-	mu   sync.Mutex
-	came bits // frames that were asked of the source, and came
+	mu     sync.Mutex
+	came   bits // frames that were asked of the source, and came; guarded by mu
+	around surroundings
 }
 
 // mapping is a local file, open and mapped. Only the kernel may read mem, on our behalf: it tells of a
@@ -113,8 +114,10 @@ func (f *File) mapFile(file *os.File) (*mapping, error) {
 	return &mapping{file: file, mem: mem}, nil
 }
 
-// Close frees what SetLocal took, when reads under way have ended. Nothing is read afterwards.
+// Close ends what is brought in around misses, and frees what SetLocal took when reads under way have ended. Nothing
+// is read afterwards.
 func (f *File) Close() error {
+	f.around.end(&f.mu)
 	if m := f.local.Load(); m != nil {
 		return m.end()
 	}
@@ -186,6 +189,9 @@ func (f *File) ReadAt(ctx context.Context, p []byte, off int64) error {
 		return fmt.Errorf("read %s: %w", f.name, os.ErrClosed)
 	}
 	f.missed.Add(int64(len(p)))
+	if !f.Here(off, int64(len(p))) {
+		f.surround(ctx, off)
+	}
 	return f.fetch(ctx, p, off)
 }
 
