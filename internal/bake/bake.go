@@ -59,6 +59,9 @@ func (b *Baker) bake(ctx context.Context, j *job) (err error) {
 	if err != nil {
 		return err
 	}
+	if j.fresh != "" {
+		return b.again(ctx, j, &back, j.recipe.generation(platform))
+	}
 	if j.recipe.spec != nil && j.recipe.spec.KeepMemory {
 		return b.copy(ctx, j, &back, j.recipe.generation(platform))
 	}

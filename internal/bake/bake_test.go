@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -29,32 +30,38 @@ type world struct {
 	baker *bake.Baker
 	stop  func()
 
-	mu       sync.Mutex
-	recipe   bake.Recipe
-	platform string
-	builds   int
-	live     map[hostapi.MachineID]bool
-	commands []string
-	exits    map[string][]int // codes that commands answer, one after the other
-	step     func(string) error
-	hold     chan struct{} // builds wait for it
-	running  []guestapi.ProcessInfo
-	dies     bool // programs that are started end at once
+	mu        sync.Mutex
+	recipe    bake.Recipe
+	platform  string
+	builds    int
+	live      map[hostapi.MachineID]bool
+	commands  []string
+	exits     map[string][]int // codes that commands answer, one after the other
+	step      func(string) error
+	hold      chan struct{} // builds wait for it
+	running   []guestapi.ProcessInfo
+	dies      bool // programs that are started end at once
+	rehearse  bool
+	remembers bool
+	rehearsed int
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t *testing.T, change ...func(*world)) *world {
 	t.Helper()
-	return worldIn(t, t.TempDir())
+	return worldIn(t, t.TempDir(), change...)
 }
 
 // worldIn opens a world on what there is in a directory.
-func worldIn(t *testing.T, dir string) *world {
+func worldIn(t *testing.T, dir string, change ...func(*world)) *world {
 	t.Helper()
 	w := &world{t: t, dir: dir, platform: "p1", live: map[hostapi.MachineID]bool{}, exits: map[string][]int{}}
 	w.recipe = bake.Recipe{
 		Name: "base", VCPUs: 1, MemoryMiB: 64, DiskMiB: 1, User: "user", Digest: "0123456789abcdef0123",
 		Start: []bake.Start{{Name: "a server", Spec: guestapi.ProcessSpec{Shell: "serve", User: "root", Tag: "server"}}},
 		Ready: "ready?", Check: "check it", Warm: []string{"warm one", "warm two"}, Build: w.build,
+	}
+	for _, c := range change {
+		c(w)
 	}
 	var err error
 	if w.store, err = snapshot.Open(w.dir, nil, "snapshots", bake.Area); err != nil {
@@ -73,8 +80,9 @@ func (w *world) start() {
 	w.baker, err = bake.New(bake.Config{
 		Dir: filepath.Join(w.dir, "bake"), Recipes: []bake.Recipe{w.recipe}, Machines: w, Store: w.store,
 		Platform: func(context.Context) (string, error) { return w.platform, nil },
-		Rewrite:  rewrite,
-		Clone:    func(src, dst string) error { return rewrite(context.Background(), src, dst) },
+		Rehearse: w.rehearse, Remembers: func(snapshot.Snapshot) (bool, error) { return w.remembers, nil },
+		Rewrite: rewrite,
+		Clone:   func(src, dst string) error { return rewrite(context.Background(), src, dst) },
 		OnStep: func(step string) error {
 			w.mu.Lock()
 			defer w.mu.Unlock()
@@ -169,13 +177,28 @@ func (w *world) TakeSnapshot(ctx context.Context, id hostapi.MachineID, ref snap
 	return snap, w.store.Release(ref)
 }
 
+func (w *world) Scratch(_ context.Context, id hostapi.MachineID, from snapshot.Ref) (hostapi.Machine, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if _, err := w.store.Get(from); err != nil || w.live[id] {
+		return hostapi.Machine{}, fmt.Errorf("restore %s: exists=%v, %w", id, w.live[id], err)
+	}
+	w.live[id] = true
+	return hostapi.Machine{ID: id}, nil
+}
+
 func (w *world) Hibernate(context.Context, hostapi.MachineID) error { return nil }
 
 func (w *world) Wake(_ context.Context, id hostapi.MachineID) (hostapi.Machine, error) {
 	return hostapi.Machine{ID: id}, nil
 }
 
-func (w *world) Rehearsed(context.Context, hostapi.MachineID) error { return nil }
+func (w *world) Rehearsed(context.Context, hostapi.MachineID) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.rehearsed++
+	return nil
+}
 
 func (w *world) Destroy(_ context.Context, id hostapi.MachineID, _ string) error {
 	w.mu.Lock()
@@ -193,7 +216,7 @@ type guest struct {
 func (g *guest) Start(_ context.Context, spec guestapi.ProcessSpec) (guestapi.Process, error) {
 	g.w.mu.Lock()
 	defer g.w.mu.Unlock()
-	g.w.commands = append(g.w.commands, spec.User+": "+spec.Shell)
+	g.w.commands = append(g.w.commands, spec.User+": "+spec.Shell+strings.Join(spec.Argv, " "))
 	if spec.Tag != "" {
 		info := guestapi.ProcessInfo{Tag: spec.Tag}
 		if g.w.dies {
@@ -208,6 +231,24 @@ func (g *guest) Start(_ context.Context, spec guestapi.ProcessSpec) (guestapi.Pr
 	return &process{events: []guestapi.Event{
 		{Stream: guestapi.StreamStdout, Data: []byte("out of " + spec.Shell + "\nand mo\x1bre")}, {Exit: &guestapi.Exit{Code: code}}}}, nil
 }
+
+func (g *guest) Write(context.Context, string, guestapi.WriteOptions, io.Reader) (guestapi.FileInfo, error) {
+	return guestapi.FileInfo{}, nil
+}
+
+func (g *guest) Stat(context.Context, string, string) (guestapi.FileInfo, error) {
+	return guestapi.FileInfo{}, nil
+}
+
+func (g *guest) Read(context.Context, string, string, int64, int64) (guestapi.FileInfo, io.ReadCloser, error) {
+	return guestapi.FileInfo{}, io.NopCloser(strings.NewReader("text")), nil
+}
+
+func (g *guest) List(context.Context, string, string, int) ([]guestapi.FileInfo, error) {
+	return nil, nil
+}
+
+func (g *guest) Remove(context.Context, string, string, bool) error { return nil }
 
 func (g *guest) Processes(context.Context) ([]guestapi.ProcessInfo, error) {
 	g.w.mu.Lock()
@@ -288,6 +329,59 @@ func TestBake(t *testing.T) {
 	w.clean(2)
 	if err := w.store.Release(snap.Ref); err != nil {
 		t.Fatal(err)
+	}
+	w.clean(1)
+}
+
+// rehearsing is a world whose monitors learn.
+func rehearsing(w *world) { w.rehearse, w.remembers = true, true }
+
+func TestRehearsal(t *testing.T) {
+	w := newWorld(t, rehearsing)
+	first, _, err := w.baker.Ensure(t.Context(), "base")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(w.commands); w.rehearsed != 1 || n < 10 || w.commands[n-1] != "user: /bin/sh -c true" || w.commands[n-2] != "user: warm two" {
+		t.Errorf("rehearsed %d times, commands %q", w.rehearsed, w.commands)
+	}
+	w.clean(1)
+
+	// After a boot of the host nothing of that is there. The template is usable all the time, and then anew.
+	w.stop()
+	w.remembers = false
+	w.start()
+	deadline := time.Now().Add(time.Minute)
+	for {
+		now, baked, err := w.baker.Current(t.Context(), "base")
+		if err != nil || !baked {
+			t.Fatalf("while it is rehearsed: %v, %v", baked, err)
+		}
+		if now.Ref != first.Ref {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("it was not rehearsed")
+		}
+		runtime.Gosched()
+	}
+	w.ended()
+	if w.builds != 1 {
+		t.Errorf("%d builds", w.builds)
+	}
+	w.clean(1)
+
+	// A failure leaves the template as it was.
+	now, _, err := w.baker.Current(t.Context(), "base")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.stop()
+	w.exits["true"] = []int{7}
+	w.start()
+	w.ended()
+	if after, baked, err := w.baker.Current(t.Context(), "base"); err != nil || !baked || after.Ref != now.Ref {
+		t.Errorf("after a failure: %v, %v, %v", after.Ref, baked, err)
 	}
 	w.clean(1)
 }
@@ -401,7 +495,7 @@ func TestProgramThatEndedIsTold(t *testing.T) {
 func TestFailureAfterEveryStep(t *testing.T) {
 	injected := errors.New("injected")
 	for nth := 0; ; nth++ {
-		w := newWorld(t)
+		w := newWorld(t, rehearsing)
 		count := 0
 		w.step = func(string) error {
 			if count++; count-1 == nth {
@@ -444,7 +538,7 @@ func TestFailureAfterEveryStep(t *testing.T) {
 // for machines of a bake are not taken over. Whoever opens them has no remnant, and can bake.
 func TestKillAfterEveryStep(t *testing.T) {
 	for nth := 0; ; nth++ {
-		w := newWorld(t)
+		w := newWorld(t, rehearsing)
 		killed, count, where := t.TempDir(), 0, ""
 		w.step = func(step string) error {
 			if count++; count-1 != nth {
@@ -463,7 +557,7 @@ func TestKillAfterEveryStep(t *testing.T) {
 			}
 			return
 		}
-		after := worldIn(t, killed)
+		after := worldIn(t, killed, rehearsing)
 		_, baked, err := after.baker.Current(t.Context(), "base")
 		if err != nil {
 			t.Fatal(err)

@@ -27,8 +27,10 @@ type Machines interface {
 	TakeSnapshot(ctx context.Context, id hostapi.MachineID, ref snapshot.Ref,
 		change func(*snapshot.Snapshot), finish func(context.Context, *snapshot.Draft) error) (snapshot.Snapshot, error)
 	Destroy(ctx context.Context, id hostapi.MachineID, cause string) error
+	// Scratch restores a machine that is in no list.
+	Scratch(ctx context.Context, id hostapi.MachineID, from snapshot.Ref) (hostapi.Machine, error)
 	// Hibernate and Wake take a machine to disk and back; Rehearsed says that its guest did what those of its
-	// next snapshot will do first. They are used with Config.Rehearse alone.
+	// next snapshot will do first. They are used with Config.Rehearse alone, and so is Scratch.
 	Hibernate(ctx context.Context, id hostapi.MachineID) error
 	Wake(ctx context.Context, id hostapi.MachineID) (hostapi.Machine, error)
 	Rehearsed(ctx context.Context, id hostapi.MachineID) error
@@ -53,6 +55,8 @@ type Config struct {
 	// Rehearse: before a template is captured its machine is restored once and does what a restored one does
 	// first. It is of use where monitors learn from that (vmm.Capabilities.Rehearse).
 	Rehearse bool
+	// Remembers tells whether machines of a snapshot begin with what was learnt so; required with Rehearse.
+	Remembers func(snapshot.Snapshot) (bool, error)
 	// Clone copies a file so that both share its blocks.
 	Clone func(src, dst string) error
 	Log   *slog.Logger
@@ -76,6 +80,9 @@ func New(cfg Config) (*Baker, error) {
 	if cfg.Dir == "" || cfg.Machines == nil || cfg.Store == nil || cfg.Platform == nil || cfg.Rewrite == nil || cfg.Clone == nil {
 		return nil, errors.New("bake: directory, machines, store, platform, rewrite and clone are required")
 	}
+	if cfg.Rehearse && cfg.Remembers == nil {
+		return nil, errors.New("bake: rehearse needs remembers")
+	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
@@ -98,6 +105,9 @@ func (b *Baker) Run(ctx context.Context) error {
 	}
 	var work sync.WaitGroup
 	defer work.Wait()
+	if b.cfg.Rehearse {
+		work.Go(func() { b.refresh(ctx) })
+	}
 	for {
 		select {
 		case <-ctx.Done():

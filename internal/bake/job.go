@@ -8,13 +8,14 @@ import (
 	"time"
 
 	"github.com/pandastack/pandastack/internal/hostapi"
+	"github.com/pandastack/pandastack/internal/snapshot"
 )
 
 // logLines is how much of a bake's log is kept.
 const logLines = 200
 
 // share of the whole that is done when a step begins, in percent, as measured with the template base.
-var share = map[string]int{"rootfs": 0, "image": 60, "boot": 75, "start": 78, "ready": 79, "check": 80, "warm": 85, "capture": 95}
+var share = map[string]int{"rootfs": 0, "image": 60, "boot": 75, "start": 78, "ready": 79, "check": 80, "warm": 85, "rehearse": 88, "capture": 95}
 
 // job is one bake.
 type job struct {
@@ -22,6 +23,7 @@ type job struct {
 	force  bool
 	done   chan struct{}
 	tell   func(step, line string) // who published and wants to hear; nil: nobody
+	fresh  snapshot.Ref            // of what is rehearsed and taken anew; "": the template is baked
 
 	mu     sync.Mutex
 	cancel context.CancelCauseFunc // nil: not begun

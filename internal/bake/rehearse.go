@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/pandastack/pandastack/internal/guestapi"
 	"github.com/pandastack/pandastack/internal/hostapi"
+	"github.com/pandastack/pandastack/internal/undo"
 )
 
 // rehearsals is how often a restored guest does what it will do first: what is done once more is then known
@@ -37,6 +40,11 @@ func (b *Baker) rehearse(ctx context.Context, j *job, id hostapi.MachineID) erro
 	if err := b.did("restore"); err != nil {
 		return err
 	}
+	return b.learn(ctx, j, id)
+}
+
+// learn lets a restored machine do what it will do first.
+func (b *Baker) learn(ctx context.Context, j *job, id hostapi.MachineID) error {
 	for range rehearsals {
 		if err := b.act(ctx, j, id); err != nil {
 			return fmt.Errorf("rehearse: %w", err)
@@ -49,6 +57,72 @@ func (b *Baker) rehearse(ctx context.Context, j *job, id hostapi.MachineID) erro
 		return fmt.Errorf("rehearse: %w", err)
 	}
 	return b.did("rehearse")
+}
+
+// refresh rehearses, one after the other, the templates whose machines begin with nothing learnt: they were baked
+// before the host was booted, or by an older program. Until that is done they are ready later, and that is all.
+func (b *Baker) refresh(ctx context.Context) {
+	platform, err := b.cfg.Platform(ctx)
+	if err != nil {
+		b.cfg.Log.Warn("templates are not rehearsed", "err", err)
+		return
+	}
+	for _, r := range append(slices.Collect(maps.Values(b.recipes)), b.allPublished()...) {
+		if ctx.Err() != nil {
+			return
+		}
+		if err := b.freshen(ctx, r, platform); err != nil && ctx.Err() == nil {
+			b.cfg.Log.Warn("template is not rehearsed: its machines are ready later than they could be", "template", r.Name, "err", err)
+		}
+	}
+}
+
+// freshen rehearses one template, if it has to be and nobody bakes it.
+func (b *Baker) freshen(ctx context.Context, r Recipe, platform string) error {
+	snap, ok := b.newest(r, r.generation(platform))
+	if !ok || snap.Partial() {
+		return nil
+	}
+	if known, err := b.cfg.Remembers(snap); err != nil || known {
+		return err
+	}
+	j := newJob(r, false)
+	j.fresh = snap.Ref
+	b.mu.Lock()
+	if old := b.last[r.Name]; old != nil && old.active() {
+		b.mu.Unlock()
+		return nil
+	}
+	b.last[r.Name] = j
+	b.mu.Unlock()
+	b.run(ctx, j)
+	return j.wait(ctx)
+}
+
+// again takes a template's own snapshot anew, of a machine of it that was rehearsed.
+func (b *Baker) again(ctx context.Context, j *job, back *undo.Stack, generation string) error {
+	id := j.recipe.machineID()
+	j.step("rehearse")
+	if err := b.cfg.Machines.Destroy(ctx, id, "left of an earlier bake"); err != nil {
+		return err
+	}
+	if _, err := b.cfg.Machines.Scratch(ctx, id, j.fresh); err != nil {
+		return err
+	}
+	back.Push("destroy machine", func(ctx context.Context) error { return b.cfg.Machines.Destroy(ctx, id, "the bake failed") })
+	if err := b.did("restore"); err != nil {
+		return err
+	}
+	if err := b.learn(ctx, j, id); err != nil {
+		return err
+	}
+	if err := b.capture(ctx, j, back, id, generation); err != nil {
+		return err
+	}
+	if err := b.cfg.Machines.Destroy(ctx, id, "the template is rehearsed"); err != nil {
+		return err
+	}
+	return b.did("destroy")
 }
 
 // act does once what guests are asked for first.

@@ -101,7 +101,7 @@ func (b *Baker) share(ctx context.Context, j *job, path string, known []string) 
 // shareImage makes the root image that is kept for later bakes take no more space than what differs from the
 // disk of the snapshot. It comes after the snapshot was measured: the image is not the template's size.
 func (b *Baker) shareImage(ctx context.Context, j *job, snap snapshot.Snapshot) error {
-	if b.cfg.Share == nil || j.recipe.spec != nil {
+	if b.cfg.Share == nil || j.recipe.spec != nil || j.fresh != "" {
 		return nil
 	}
 	_, err := b.cfg.Share(ctx, b.imagePath(j.recipe), []string{snap.DiskPath()})

@@ -18,6 +18,7 @@ import (
 	"github.com/pandastack/pandastack/internal/machine"
 	"github.com/pandastack/pandastack/internal/snapshot"
 	"github.com/pandastack/pandastack/internal/stream"
+	"github.com/pandastack/pandastack/internal/vmm"
 )
 
 // snapshots is the area of users' snapshots.
@@ -113,7 +114,7 @@ func (h *Host) Open(ctx context.Context) error {
 	baker, err := bake.New(bake.Config{
 		Dir: filepath.Join(h.cfg.DataDir, "bake"), Recipes: h.cfg.Recipes, Machines: machines, Store: store,
 		Platform: h.deps.Platform, Rewrite: h.deps.Rewrite, Clone: deps.Disks.Clone, Log: h.deps.Log,
-		Share: h.deps.Share, PunchPages: h.deps.PunchPages, Rehearse: deps.Driver.Capabilities().Rehearse,
+		Share: h.deps.Share, PunchPages: h.deps.PunchPages, Rehearse: deps.Driver.Capabilities().Rehearse, Remembers: remembers(deps.Driver),
 	})
 	if err != nil {
 		return err
@@ -127,6 +128,16 @@ func (h *Host) Open(ctx context.Context) error {
 	}
 	h.store, h.machines, h.baker = store, machines, baker
 	return nil
+}
+
+// remembers asks a driver whether machines of a snapshot begin with what a rehearsed monitor learnt; nil: it has
+// no such machines.
+func remembers(driver vmm.Driver) func(snapshot.Snapshot) (bool, error) {
+	d, ok := driver.(vmm.Rememberer)
+	if !ok {
+		return nil
+	}
+	return func(s snapshot.Snapshot) (bool, error) { return d.Remembers(s.Image()) }
 }
 
 // Run looks after machines and bakes until ctx ends. Bakes under way are cancelled then.

@@ -13,7 +13,16 @@ import (
 // Create makes a machine from a snapshot and answers when its guest has confirmed who it is. When it
 // fails nothing is left. req.Template and req.Snapshot are notes here: from names what is restored. mode
 // is what the machine tells of how it came to life; "" is what it did.
-func (m *Manager) Create(ctx context.Context, req hostapi.Create, from snapshot.Ref, mode hostapi.BootMode) (_ hostapi.Machine, err error) {
+func (m *Manager) Create(ctx context.Context, req hostapi.Create, from snapshot.Ref, mode hostapi.BootMode) (hostapi.Machine, error) {
+	return m.create(ctx, req, from, mode, false)
+}
+
+// Scratch is Create of a machine that is in no list and that no later process takes over.
+func (m *Manager) Scratch(ctx context.Context, id hostapi.MachineID, from snapshot.Ref) (hostapi.Machine, error) {
+	return m.create(ctx, hostapi.Create{ID: id}, from, "", true)
+}
+
+func (m *Manager) create(ctx context.Context, req hostapi.Create, from snapshot.Ref, mode hostapi.BootMode, scratch bool) (_ hostapi.Machine, err error) {
 	p := m.begin("create")
 	defer func() { err = p.end(ctx, err) }()
 	if err := m.deps.Network.CheckEgress(req.Egress); err != nil {
@@ -41,11 +50,12 @@ func (m *Manager) Create(ctx context.Context, req hostapi.Create, from snapshot.
 		return hostapi.Machine{}, err
 	}
 	var ready *spare
-	if spareFits(req, how) && how.memory == snap.MemoryMiB && !snap.Partial() {
+	if !scratch && spareFits(req, how) && how.memory == snap.MemoryMiB && !snap.Partial() {
 		ready = m.claim(ctx, from)
 		defer m.wantSpare(from)
 	}
 	in := createIntent(req, snap, how)
+	in.Scratch = scratch
 	if ready != nil {
 		in.Rig = string(ready.mc.id)
 	}

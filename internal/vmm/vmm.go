@@ -155,6 +155,12 @@ type Rehearser interface {
 	Rehearsed()
 }
 
+// Rememberer is a Driver of Rehearsers. Remembers tells whether machines of an image begin with what the monitor
+// of a rehearsed one learnt: an image may be older than that, or of another boot of the host.
+type Rememberer interface {
+	Remembers(image Image) (bool, error)
+}
+
 // Reclaimer is a Machine whose guest can be asked to give memory back while it runs.
 type Reclaimer interface {
 	// Reclaim asks the guest for so many MiB altogether; 0 gives all of it back. A guest may refuse: it is a

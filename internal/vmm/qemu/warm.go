@@ -16,6 +16,7 @@ import (
 
 	"github.com/pandastack/pandastack/internal/durable"
 	"github.com/pandastack/pandastack/internal/procimage"
+	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/monitor"
 )
 
@@ -102,14 +103,24 @@ func (w *warmth) find(imageDir string) (*process, error) {
 		return nil, fmt.Errorf("%s is damaged: %w", f.Name(), err)
 	}
 	p.content = filepath.Join(dir, contentName)
-	if p.Image.Boot != w.boot {
-		p = nil
+	if files, err := p.Image.Open(); err != nil || p.Image.Boot != w.boot {
+		p = nil // what it was made of is there no more
+	} else if err := closeFiles(files); err != nil {
+		return nil, err
 	}
 	if len(w.known) >= maxKnown {
 		clear(w.known)
 	}
 	w.known[dir] = known{key, st.Mtim.Nano(), p}
 	return p, nil
+}
+
+var _ vmm.Rememberer = (*Driver)(nil)
+
+// Remembers implements vmm.Rememberer.
+func (d *Driver) Remembers(image vmm.Image) (bool, error) {
+	p, err := d.warm.find(image.Dir)
+	return p != nil, err
 }
 
 func readProcess(f *os.File, bytes int64) (*process, error) {
@@ -125,6 +136,14 @@ func readProcess(f *os.File, bytes int64) (*process, error) {
 		return nil, err
 	}
 	return &p, p.Image.Check()
+}
+
+func closeFiles(files []*os.File) error {
+	var all error
+	for _, f := range files {
+		all = errors.Join(all, f.Close())
+	}
+	return all
 }
 
 // refuse tells why the image of a monitor has no process in it.
