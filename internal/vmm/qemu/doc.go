@@ -2,7 +2,7 @@
 //
 // It owns monitor processes, their command line, their sockets and what they leave in Spec.Dir, and the
 // format of images: memory (raw), state (device state without memory, as QEMU writes it),
-// perhaps layer.json, and manifest.json. It must not know what runs in a guest, what a disk holds, or how the network is made.
+// perhaps layer.json and a directory process, and manifest.json. It must not know what runs in a guest, what a disk holds, or how the network is made.
 //
 // # How a machine is started
 //
@@ -17,6 +17,15 @@
 //     device state on its socket pair. When this process dies before Load, the pair breaks and the
 //     monitor ends by itself.
 //   - Load: with a capture, its pages are written into the monitor's memory; then the state is sent.
+//
+// # Monitors made from images
+//
+// QEMU without KVM translates what a guest runs, for each monitor anew. The image of a rehearsed machine therefore
+// also holds the monitor itself as a process (directory process, package procimage). Prepare then starts no
+// QEMU but a vehicle, which inherits the same descriptors and some for QEMU's own; Load makes a monitor of it,
+// whose guest is stopped and whose connections are made, and lets the guest go on. Captures of such a machine hold
+// the process too, so children of a fork begin with what their parent's monitor knows. Where the process does not
+// fit (another boot of the host, another QEMU) the same image is restored by its device state.
 //
 // # Images over images
 //
