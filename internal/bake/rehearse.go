@@ -23,9 +23,9 @@ const rehearsals = 3
 var first = []string{"true", "cd / && ls >/dev/null && echo | cat"}
 
 // rehearse lets the machine be restored once, and do what a machine of the template does first. Whoever runs it
-// has then met that before.
+// has then met that before. Whoever publishes a template waits for it, so of those it is done by refresh.
 func (b *Baker) rehearse(ctx context.Context, j *job, id hostapi.MachineID) error {
-	if !b.cfg.Rehearse {
+	if !b.cfg.Rehearse || j.recipe.spec != nil {
 		return nil
 	}
 	j.step("rehearse")
@@ -60,7 +60,7 @@ func (b *Baker) learn(ctx context.Context, j *job, id hostapi.MachineID) error {
 }
 
 // refresh rehearses, one after the other, the templates whose machines begin with nothing learnt: they were baked
-// before the host was booted, or by an older program. Until that is done they are ready later, and that is all.
+// before the host was booted, or by an older program, or published. Until that is done they are ready later, and that is all.
 func (b *Baker) refresh(ctx context.Context) {
 	platform, err := b.cfg.Platform(ctx)
 	if err != nil {
