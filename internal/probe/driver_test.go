@@ -82,15 +82,28 @@ func TestChooseDriver(t *testing.T) {
 }
 
 func TestFirecrackerRow(t *testing.T) {
-	for release, want := range map[string]probe.Level{"1.15.1": probe.Warn, "1.17.0": probe.OK, "1.16.1": probe.Warn, "1.12.0": probe.Warn} {
+	for release, want := range map[string]struct {
+		level probe.Level
+		words string
+	}{
+		"1.12.0": {probe.Warn, "it is older than 1.15.1"},
+		"1.14.3": {probe.Warn, "it is older than 1.15.1"},
+		"1.15.0": {probe.Warn, "CVE-2026-5747"},
+		"1.15.1": {probe.Warn, "noted: the state of IA32_XSS"},
+		"1.16.0": {probe.Warn, "the host cannot reach a guest any more that was restored"},
+		"1.16.1": {probe.Warn, "the host cannot reach a guest any more that was paused and resumed"},
+		"1.16.2": {probe.Warn, "paused and resumed"},
+		"1.15.2": {probe.Warn, "avoided: CPU templates"},
+		"1.17.0": {probe.OK, ""},
+	} {
 		c := monitors(t, release, speaks)
 		list, err := probe.Find(probe.All(c), probe.Firecracker)
 		if err != nil {
 			t.Fatal(err)
 		}
 		f := list[0].Run(t.Context())
-		if f.Level != want || !strings.Contains(f.Text, release) {
-			t.Errorf("%s: got %+v", release, f)
+		if f.Level != want.level || !strings.Contains(f.Text, release) || !strings.Contains(f.Text, want.words) {
+			t.Errorf("%s: got %+v, want %q", release, f, want.words)
 		}
 	}
 }

@@ -113,7 +113,7 @@ func (m *machine) cloneBase() error {
 	m.mu.Lock()
 	base := m.base
 	m.mu.Unlock()
-	if m.clone || base == nil {
+	if m.clone || base == nil || m.record.Cold {
 		return nil
 	}
 	path := m.inRoot(captureMemory)

@@ -26,7 +26,8 @@
 // The monitor writes what its guest changed into a file that shares all blocks with the memory that the
 // machine was started on (base), so the file is whole afterwards. It becomes the base of the next capture,
 // since the monitor forgets what it has written. While a capture is under way the record names no base: a
-// capture of which nobody knows how it ended is followed by a full one.
+// capture of which nobody knows how it ended is followed by a full one. Captures of a machine that was booted are
+// always full: what it writes is not followed.
 //
 // A capture ends the guest channel: the guest is told that its connections are gone.
 //

@@ -40,6 +40,18 @@ func TestUsable(t *testing.T) {
 	}
 }
 
+func TestJailerFault(t *testing.T) {
+	for text, faulty := range map[string]bool{"1.13.1": true, "1.13.2": false, "1.14.0": true, "1.14.1": false, "1.15.1": false, "1.17.0": false} {
+		v, err := fcapi.ParseVersion(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := jailerFault(v); faulty != (err != nil) {
+			t.Errorf("%s: got %v", text, err)
+		}
+	}
+}
+
 func TestEndings(t *testing.T) {
 	for code, want := range map[int]string{148: "system call", 149: "bus error", 0: "the guest", 77: "status 77"} {
 		if got := ending(proc.Exit{Known: true, Code: code}); !strings.Contains(got, want) {

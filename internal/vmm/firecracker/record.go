@@ -24,6 +24,9 @@ type record struct {
 	Shape   shape         `json:"shape"`
 	// Base is the memory that the next capture is a difference to; zero: the next one must be full.
 	Base monitor.FileKey `json:"base"`
+	// Cold: it was booted, and what it writes is not followed. The monitor would go by what is resident, where a
+	// page that was swapped out counts as unchanged; so all captures of it are full.
+	Cold bool `json:"cold,omitempty"`
 	// Paged: its memory comes from a pager in the process that loaded it, and ends with that.
 	Paged        bool    `json:"paged,omitempty"`
 	DiskBytes    []int64 `json:"disk_bytes"` // as the guest knows them

@@ -63,6 +63,7 @@ func (m *machine) boot(ctx context.Context) error {
 	if err := do(ctx, m.describe()); err != nil {
 		return err
 	}
+	m.record.Cold = true
 	m.record.MaxMemoryMiB = m.spec.MemoryMiB + m.record.Shape.MoreMiB
 	m.record.MaxDisks = len(m.record.Shape.ReadOnly)
 	m.manifest.MaxMemoryMiB, m.manifest.MaxDisks = m.record.MaxMemoryMiB, m.record.MaxDisks
@@ -191,7 +192,8 @@ func (m *machine) load(ctx context.Context, from vmm.Capture) error {
 		m.record.Shape.Device = nic.Device
 	}
 	if memory.Type == fcapi.BackendUffd && m.spec.HugePages {
-		// Following single small pages would take the large ones apart; without it, what was used counts.
+		// Following single small pages would take the large ones apart; without it, what was used counts. Pages of
+		// this kind are never swapped out.
 		request.HugePages, request.TrackDirty = fcapi.PagesHuge, false
 	}
 	m.record.Shape.Rates = hasRates(m.spec)

@@ -76,6 +76,27 @@ func TestConnectFollowsNoLink(t *testing.T) {
 	_ = c.Close()
 }
 
+// Socket addresses hold 107 bytes, and directories of machines may be longer.
+func TestSocketInLongDirectory(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), strings.Repeat("long", 50))
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second replaces what the first left
+		l, err := Listen(dir, "api.sock")
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := Connect(t.Context(), dir, "api.sock")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(c.Close(), l.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // Captures are freed when they were closed and nobody uses them any more, and once.
 func TestUses(t *testing.T) {
 	freed := 0

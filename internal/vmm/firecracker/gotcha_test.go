@@ -1,0 +1,113 @@
+package firecracker
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// gotcha is something known to go wrong with Firecracker: either tests hold that it does not here, or no code
+// of this driver has the words that lead to it.
+type gotcha struct {
+	what  string
+	tests []string // "directory below internal: name"
+	never []string // in the code of the driver and of its client
+}
+
+var gotchas = []gotcha{
+	// Releases.
+	{"CVE-2026-5747: writes outside of memory with PCI", []string{"vmm/firecracker: TestUsable", "probe: TestFirecrackerRow"}, []string{"enable-pci"}},
+	{"CVE-2026-1386: the jailer follows links", []string{"vmm/firecracker: TestJailerFault"}, nil},
+	{"vsock dead after a restore with 1.16.0", []string{"vmm/firecracker: TestRefusedReleases", "probe: TestFirecrackerRow"}, nil},
+	{"vsock dead after pause and resume with 1.16", []string{"vmm/firecracker: TestRefusedReleases", "probe: TestFirecrackerRow"}, nil},
+	{"differences of memory damaged before 1.15", []string{"vmm/firecracker: TestRefusedReleases", "probe: TestFirecrackerRow"}, nil},
+	{"IA32_XSS not saved before 1.16.1", []string{"vmm/firecracker: TestUsable", "probe: TestFirecrackerRow"}, nil},
+	{"CPU templates clear registers before 1.17", []string{"probe: TestFirecrackerRow"}, []string{"cpu_template", "cpu-config"}},
+	// The API.
+	{"stale sockets", []string{"vmm/firecracker: TestRemainders", "vmm/monitor: TestSocketInLongDirectory"}, nil},
+	{"socket addresses of 108 bytes", []string{"vmm/monitor: TestSocketInLongDirectory"}, nil},
+	{"requests need a Content-Length, and GET has no body", []string{"vmm/firecracker/fcapi: TestBodies", "vmm/firecracker: TestMachines"}, nil},
+	{"unknown fields are refused", []string{"vmm/firecracker/fcapi: TestGates", "vmm/firecracker: TestMachines"}, nil},
+	{"free page hinting has routes of its own and a race", nil, []string{"hinting"}},
+	{"metrics are not flushed while it is paused", nil, []string{"FlushMetrics"}},
+	{"identity must be there before the first instruction", []string{"vmm/vmmtest: testRestoreAtOnce"}, []string{"mmds"}},
+	{"a failed load burns the process", []string{"vmm/firecracker: TestFaults"}, nil},
+	// Processes and the jailer.
+	{"the jailer's control groups are of version 1 by default", []string{"vmm/firecracker/fctest: TestJailerCommandLine", "vmm/firecracker: TestOfficialJailer"}, nil},
+	{"the jailer refuses a remainder of its last start", []string{"vmm/firecracker: TestOfficialJailer"}, nil},
+	{"a table of descriptors as large as its limit", []string{"jail: TestLimitsHold"}, nil},
+	{"machines of one user", []string{"jail: TestUsers", "jail: TestUsersOfTwoNodes", "jail: TestNeighbours"}, nil},
+	{"the end of a process takes long after its last word", []string{"vmm/monitor: TestLifeEnds", "vmm/firecracker: TestFaults"}, nil},
+	// Snapshots.
+	{"load opens the drives that the snapshot names", []string{"vmm/firecracker: TestOneRequest", "vmm/firecracker: TestTooMuch"}, nil},
+	{"a mapped memory file must not change", []string{"vmm/firecracker: TestMachines", "vmm/firecracker: TestAdoptedCapture"}, nil},
+	{"a snapshot only of a guest that is ready", []string{"bake: TestFailingCheckIsTold"}, nil},
+	{"limits of rates are the snapshot's", []string{"vmm/firecracker: TestOneRequest"}, nil},
+	{"connections to a restored guest are refused at first", []string{"vmm/firecracker: TestMachines", "vmm/firecracker: TestShake"}, nil},
+	{"the asynchronous engine makes restores slow", []string{"vmm/firecracker: TestDescription"}, []string{"Async"}},
+	{"pages that were swapped out count as unchanged where writes are not followed", []string{"vmm/firecracker: TestColdCapturesAreFull", "vmm/firecracker: TestHugePages"}, nil},
+	{"drives of other processes cannot be part of a snapshot", nil, []string{"vhost"}},
+	{"a snapshot of another processor or release", []string{"vmm/vmmtest: testMismatch"}, nil},
+	// Memory that is served.
+	{"page_size_kib holds bytes", []string{"uffd: TestParseRegions"}, nil},
+	{"removals are read before pages are copied", []string{"uffd: TestRemovalComesBeforeFilling", "pager: TestRemovedMemoryIsZero"}, nil},
+	{"large pages must be copied whole", []string{"uffd: TestHugePages"}, nil},
+	{"memory is used before load has answered", []string{"vmm/firecracker: TestPages", "vmm/firecracker: TestHosts"}, nil},
+	{"a pager that ends leaves a guest that hangs", []string{"vmm/firecracker: TestPages", "vmm/firecracker: TestPagesAreNotAdopted"}, nil},
+	// The host and the guest's network and clock.
+	{"a tap with another address than the guest remembers", []string{"netslot: TestReusedSlotRemembersNothing"}, nil},
+	{"the clock stands at the time of the snapshot", []string{"vmm/vmmtest: testClock"}, []string{"clock_realtime"}},
+}
+
+// TestGotchas holds that each has tests that are there, or that nothing leads to it.
+func TestGotchas(t *testing.T) {
+	code := sources(t, []string{".", "fcapi"}, func(name string) bool { return !strings.HasSuffix(name, "_test.go") && name != "fault.go" })
+	tests := map[string]string{}
+	for _, g := range gotchas {
+		if len(g.tests)+len(g.never) == 0 {
+			t.Errorf("%s: nothing holds it", g.what)
+		}
+		for _, word := range g.never {
+			if strings.Contains(code, word) {
+				t.Errorf("%s: the driver says %q", g.what, word)
+			}
+		}
+		for _, test := range g.tests {
+			dir, name, _ := strings.Cut(test, ": ")
+			if tests[dir] == "" {
+				tests[dir] = sources(t, []string{filepath.Join("../..", dir)}, func(string) bool { return true })
+			}
+			if !strings.Contains(tests[dir], "func "+name) && !strings.Contains(tests[dir], `"`+name+`"`) {
+				t.Errorf("%s: %s is not there", g.what, test)
+			}
+		}
+	}
+}
+
+// sources answers the text of Go files, without comments of whole lines.
+func sources(t *testing.T, dirs []string, want func(name string) bool) string {
+	t.Helper()
+	var all strings.Builder
+	for _, dir := range dirs {
+		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+		if err != nil || len(files) == 0 {
+			t.Fatal(dir, err)
+		}
+		for _, path := range files {
+			if !want(filepath.Base(path)) || filepath.Base(path) == "gotcha_test.go" {
+				continue
+			}
+			data, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for line := range strings.Lines(string(data)) {
+				if !strings.HasPrefix(strings.TrimSpace(line), "//") {
+					all.WriteString(line)
+				}
+			}
+		}
+	}
+	return all.String()
+}
