@@ -213,6 +213,8 @@ func (b *box) program(ctx context.Context, t task, spec guestapi.ProcessSpec) er
 		return api.Errorf(api.Timeout, "step %s: it took longer than %s%s", t.title, t.limit, tail).With("step", t.title)
 	case exit.Error != "":
 		return failed(t.title, exit.Error)
+	case exit.OutOfMemory:
+		return failed(t.title, "its machine has no memory left"+tail)
 	case exit.Code != 0:
 		return failed(t.title, fmt.Sprintf("it answered %d%s", exit.Code, tail))
 	}

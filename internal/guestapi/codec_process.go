@@ -81,6 +81,12 @@ func ParseProcessRequest(b []byte) (ProcessRequest, error) {
 	return r, p.end()
 }
 
+// Bits of the byte that says why a process was killed.
+const (
+	exitTimedOut    = 1
+	exitOutOfMemory = 2
+)
+
 func (b *buffer) exit(e *Exit) {
 	b.bool(e != nil)
 	if e == nil {
@@ -88,7 +94,14 @@ func (b *buffer) exit(e *Exit) {
 	}
 	b.int(int64(e.Code))
 	b.int(int64(e.Signal))
-	b.bool(e.TimedOut)
+	var why uint8
+	if e.TimedOut {
+		why |= exitTimedOut
+	}
+	if e.OutOfMemory {
+		why |= exitOutOfMemory
+	}
+	b.u8(why)
 	b.str(e.Error[:min(len(e.Error), MaxText)])
 	b.int(int64(e.CPU))
 	b.int(int64(e.Wall))
@@ -98,8 +111,14 @@ func (p *parser) exit() *Exit {
 	if !p.bool() {
 		return nil
 	}
-	return &Exit{Code: int(int32(p.int())), Signal: int(p.small()), TimedOut: p.bool(), Error: p.text(MaxText),
-		CPU: p.duration(), Wall: p.duration()}
+	e := &Exit{Code: int(int32(p.int())), Signal: int(p.small())}
+	why := p.u8()
+	if why > exitTimedOut|exitOutOfMemory {
+		p.fail()
+	}
+	e.TimedOut, e.OutOfMemory = why&exitTimedOut != 0, why&exitOutOfMemory != 0
+	e.Error, e.CPU, e.Wall = p.text(MaxText), p.duration(), p.duration()
+	return e
 }
 
 // small is a number of at most 15 bits.

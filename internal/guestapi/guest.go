@@ -96,12 +96,15 @@ type Offsets struct{ Stdout, Stderr, PTY int64 }
 
 // Exit is how a process ended.
 type Exit struct {
-	Code     int    // 128+signal for a signal, as shells have it
-	Signal   int    // 0: it exited
-	TimedOut bool   // killed because ProcessSpec.Timeout passed
-	Error    string // why it could not be started at all, else ""
-	CPU      time.Duration
-	Wall     time.Duration
+	Code     int  // 128+signal for a signal, as shells have it
+	Signal   int  // 0: it exited
+	TimedOut bool // killed because ProcessSpec.Timeout passed
+	// OutOfMemory: the guest's kernel killed it because the machine had no memory left. Of a process that another
+	// one started, who waits for that is told nothing but the signal.
+	OutOfMemory bool
+	Error       string // why it could not be started at all, else ""
+	CPU         time.Duration
+	Wall        time.Duration
 }
 
 // Event is one piece of a process's life: output, or at last its exit.

@@ -83,6 +83,7 @@ func (p *Process) onExit(s status) {
 		exit.Code = 128 + exit.Signal
 	}
 	exit.TimedOut = p.timedOut
+	exit.OutOfMemory = exit.Signal == int(unix.SIGKILL) && !p.timedOut && outOfMemory(kernelLog, p.pid)
 	p.ended = exit
 	p.settle()
 	late := p.exit == nil

@@ -1,0 +1,127 @@
+//go:build vm
+
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/hostapi"
+	"github.com/pandastack/pandastack/internal/jail"
+)
+
+// TestGuestOutOfMemory lets a program of a guest take more memory than there is: the guest's kernel kills it, which
+// its exit says, and the machine lives on.
+func TestGuestOutOfMemory(t *testing.T) {
+	l := host(t)
+	mc := l.create(t, hostapi.Create{ID: "oom1"})
+	exit := l.exit(t, mc.ID, []string{"python3", "-c", `open("/proc/self/oom_score_adj", "w").write("1000")
+x = []
+while True: x.append(bytearray(b"x" * (1 << 20)))`})
+	if exit.Signal != 9 || exit.Code != 137 || !exit.OutOfMemory || exit.TimedOut {
+		t.Errorf("the program ended with %+v", exit)
+	}
+	if exit := l.exit(t, mc.ID, []string{"sh", "-c", "kill -9 $$"}); exit.Signal != 9 || exit.OutOfMemory {
+		t.Errorf("one that killed itself ended with %+v", exit)
+	}
+	if got := l.run(t, mc.ID, "echo alive"); got != "alive" {
+		t.Errorf("the guest says %q", got)
+	}
+}
+
+// exit runs a program in a machine's guest as root and answers how it ended.
+func (l *lab) exit(t *testing.T, id hostapi.MachineID, argv []string) guestapi.Exit {
+	t.Helper()
+	ctx, cancel := context.WithTimeoutCause(t.Context(), patience, fmt.Errorf("%q in %s takes too long", argv, id))
+	defer cancel()
+	guest, err := l.Guest(ctx, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := guest.Start(ctx, guestapi.ProcessSpec{Argv: argv, User: "root"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	for {
+		ev, err := p.Next(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ev.Exit != nil {
+			return *ev.Exit
+		}
+	}
+}
+
+// TestMonitorOutOfMemory takes the memory of a machine's control group away while its guest uses more: the host's
+// kernel kills the monitor, and the machine says why it ended.
+func TestMonitorOutOfMemory(t *testing.T) {
+	l := host(t)
+	mc := l.create(t, hostapi.Create{ID: "oom2", Keep: true})
+	squeeze(t, mc.PID, 24<<20)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	guest, err := l.Guest(ctx, mc.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := guest.Start(ctx, guestapi.ProcessSpec{Argv: []string{"python3", "-c", `import time; x = bytearray(b"x" * 60000000); time.sleep(600)`}, User: "root"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	wait(t, "the machine is out of memory", func() bool {
+		got, err := l.Get(t.Context(), mc.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got.State == hostapi.Failed && strings.HasPrefix(got.Reason, "out of memory: ")
+	})
+}
+
+// squeeze leaves the control group of a process so much more memory than it uses now, in bytes.
+func squeeze(t *testing.T, pid int, more int64) {
+	t.Helper()
+	layout, err := jail.Probe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	used, limits := "memory.current", []string{"memory.max"}
+	if layout.Version == 1 {
+		used, limits = "memory.usage_in_bytes", []string{"memory.limit_in_bytes", "memory.memsw.limit_in_bytes"}
+	}
+	groups, err := filepath.Glob(filepath.Join(layout.Memory, prefix, "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range groups {
+		procs, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+		if err != nil || !strings.Contains("\n"+string(procs), "\n"+strconv.Itoa(pid)+"\n") {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(dir, used))
+		if err != nil {
+			t.Fatal(err)
+		}
+		now, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, file := range limits {
+			err := os.WriteFile(filepath.Join(dir, file), []byte(strconv.FormatInt(now+more, 10)), 0)
+			if err != nil && !(i > 0 && errors.Is(err, os.ErrNotExist)) { // a kernel that counts no swap has no second one
+				t.Fatal(err)
+			}
+		}
+		return
+	}
+	t.Fatalf("no control group of process %d", pid)
+}
