@@ -108,7 +108,7 @@ func (n *node) decided(owner string, slot int, d egress.Decision) {
 		to = d.Address.String()
 	}
 	n.Log.Info("egress decided", "machine", owner, "slot", slot, "kind", d.Kind, "name", d.Name, "to", to,
-		"allowed", d.Verdict.Allowed && d.Reason == "", "rule", d.Verdict.Rule, "reason", d.Reason, "packets", d.Packets)
+		"allowed", d.Verdict.Allowed && d.Reason == "", "rule", d.Verdict.Rule, "reason", d.Reason, "packets", d.Packets, "protocol", d.Protocol)
 }
 
 // confine opens the jail.

@@ -73,7 +73,7 @@ type Network struct {
 	Ready     int    `yaml:"ready" default:"8" doc:"Network places prepared ahead."`
 	Allow     string `yaml:"allow" default:"" doc:"Private or reserved networks that sandboxes may reach all the same, separated by commas."`
 	Resolvers string `yaml:"resolvers" default:"" doc:"Name servers that answer for sandboxes, separated by commas; empty takes the host's."`
-	LogEgress bool   `yaml:"log_egress" default:"false" doc:"Log what the rules of sandboxes decide on each name and connection, allowed or not."`
+	LogEgress bool   `yaml:"log_egress" default:"false" doc:"Log what the rules of sandboxes decide on each name and connection, allowed or not, and where what the kernel refuses was to go (at most 20 packets a second by each rule; the rest is counted)."`
 }
 
 // Sandbox holds the defaults of a new sandbox.

@@ -24,6 +24,7 @@ const (
 	KindHTTP    = "http"    // an HTTP request named its host
 	KindTCP     = "tcp"     // a connection of another protocol, or without a name
 	KindPackets = "packets" // packets that the kernel refused, some since the last of this kind
+	KindRefused = "refused" // where one of those was to go
 )
 
 // Decision is one answer to a guest, for a log.
@@ -31,9 +32,11 @@ type Decision struct {
 	Kind    string
 	Name    string         // "": none was given
 	Address netip.AddrPort // where the guest wanted to connect; zero for KindName
-	Verdict Verdict
-	Reason  string // why a connection is denied although its name is allowed; "" otherwise
-	Packets uint64 // of KindPackets: how many
+	// Protocol of KindRefused: "tcp", "udp", "icmp", or its number.
+	Protocol string
+	Verdict  Verdict
+	Reason   string // why a connection is denied although its name is allowed; "" otherwise
+	Packets  uint64 // of KindPackets: how many
 }
 
 // GuardConfig says how a guard works.

@@ -104,7 +104,7 @@ func (p *Pool) furnish(ctx context.Context, s *Slot, hostIP, guestIP netip.Addr)
 		return err
 	}
 	err = s.rulesFrom(func(k *kernel) error {
-		return k.rules.Replace(slotRules(p.closed, hostIP, guestIP, openRules(), learned{}))
+		return k.rules.Replace(slotRules(p.closed, hostIP, guestIP, openRules(), learned{}, p.cfg.Decided != nil))
 	})
 	if err != nil {
 		return err
@@ -280,7 +280,7 @@ func (p *Pool) reset(s *Slot) func(*kernel) error {
 	return func(k *kernel) error {
 		if s.adopted {
 			hostIP, _ := place(p.cfg.Range, s.Index)
-			if err := k.rules.Replace(slotRules(p.closed, hostIP, s.GuestIP, openRules(), learned{})); err != nil {
+			if err := k.rules.Replace(slotRules(p.closed, hostIP, s.GuestIP, openRules(), learned{}, p.cfg.Decided != nil)); err != nil {
 				return err
 			}
 		} else {

@@ -380,3 +380,27 @@ func TestRefusedPacketsAreTold(t *testing.T) {
 		t.Errorf("told again: %+v", w.decisions[before:])
 	}
 }
+
+// TestRefusedConnectionsAreTold: of what the kernel refuses by itself it is told where it was to go.
+func TestRefusedConnectionsAreTold(t *testing.T) {
+	w := newPoliced(t)
+	w.set(egress.Policy{DenyOthers: true})
+	w.getsNot("https", other+":443", "far.test")
+	want := netip.MustParseAddrPort(other + ":443")
+	end := time.Now().Add(time.Minute)
+	for {
+		w.mu.Lock()
+		found := slices.ContainsFunc(w.decisions, func(d egress.Decision) bool {
+			return d.Kind == egress.KindRefused && d.Protocol == "tcp" && d.Address == want && !d.Verdict.Allowed
+		})
+		all := fmt.Sprintf("%+v", w.decisions)
+		w.mu.Unlock()
+		if found {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("not told of %v in a minute: %s", want, all)
+		}
+		<-time.After(20 * time.Millisecond)
+	}
+}

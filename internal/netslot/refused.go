@@ -2,16 +2,19 @@ package netslot
 
 import (
 	"context"
+	"errors"
+	"os"
 	"time"
 
 	"github.com/pandastack/pandastack/internal/egress"
+	"github.com/pandastack/pandastack/internal/nft"
 )
 
 // lookRefused is how often the counters of what the kernel refused are read.
 const lookRefused = 5 * time.Second
 
 // watchRefused tells how many packets of guests the kernel refused, until ctx ends. The rules answer such
-// packets by themselves; this process sees their number alone.
+// packets by themselves; where they were to go is told by a teller, of at most so many a second.
 func (p *Pool) watchRefused(ctx context.Context) error {
 	seen := map[*Slot]uint64{}
 	tick := time.NewTicker(lookRefused)
@@ -41,6 +44,43 @@ func (p *Pool) tellRefused(ctx context.Context, seen map[*Slot]uint64) map[*Slot
 		}
 	}
 	return now
+}
+
+// teller tells where packets of one slot were to go that the kernel refused.
+type teller struct {
+	log  *nft.Log
+	done chan struct{} // closed when its goroutine has ended
+}
+
+// tell listens in the namespace of the calling thread, which is that of a slot.
+func (p *Pool) tell(index int) (*teller, error) {
+	log, err := nft.OpenLog(logGroup)
+	if err != nil {
+		return nil, err
+	}
+	t := &teller{log: log, done: make(chan struct{})}
+	go func() {
+		defer close(t.done)
+		for {
+			all, err := t.log.Next()
+			if err != nil {
+				if !errors.Is(err, os.ErrClosed) {
+					p.cfg.Logger.Warn("refused packets are not told any more", "slot", index, "err", err)
+				}
+				return
+			}
+			for _, l := range all {
+				p.cfg.Decided(p.ownerOf(index), index, egress.Decision{Kind: egress.KindRefused, Address: l.To, Protocol: l.Protocol})
+			}
+		}
+	}()
+	return t, nil
+}
+
+func (t *teller) close() error {
+	err := t.log.Close()
+	<-t.done
+	return err
 }
 
 // taken gives the slots in use and their owners.

@@ -34,6 +34,12 @@ const (
 	markBase  = 0x50000000 // on the host: of a slot, with the number of its link
 )
 
+// Of a slot's packets that the kernel refuses, so many a second are told to this group of its log, by each rule.
+const (
+	logGroup  = 1
+	toldEvery = 20
+)
+
 // Names in the tables.
 const (
 	slotTable    = "slot"
@@ -125,8 +131,15 @@ func hostRules(c Config, uplinks, switched []string) nft.Table {
 }
 
 // slotRules is the table in a slot's namespace. Only what comes from the host's own end of the slot is let
-// in as the beginning of a connection: an answer from the internet that no connection is known for is not.
-func slotRules(closed []netip.Prefix, hostIP, guestIP netip.Addr, rules *egress.Rules, known learned) nft.Table {
+// in as the beginning of a connection: an answer from the internet that no connection is known for is not. With told,
+// what is refused is told to the log.
+func slotRules(closed []netip.Prefix, hostIP, guestIP netip.Addr, rules *egress.Rules, known learned, told bool) nft.Table {
+	tell := func(of ...nft.Term) []nft.Rule { // with who listens: where to, of some packets a second
+		if !told {
+			return nil
+		}
+		return []nft.Rule{append(of, nft.AtMost(toldEvery), nft.ToLog(logGroup))}
+	}
 	tap, veth := nft.InIface(tapName), nft.InIface(innerName)
 	toTap, toVeth := nft.OutIface(tapName), nft.OutIface(innerName)
 	one := func(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, 32) }
@@ -138,15 +151,15 @@ func slotRules(closed []netip.Prefix, hostIP, guestIP netip.Addr, rules *egress.
 	return nft.Table{Name: slotTable,
 		Sets: append([]nft.Set{{Name: setClosed, Prefixes: closed}}, sets...),
 		Chains: append([]nft.Chain{
-			{Name: "guard", Base: base("filter", "prerouting", priorityRaw, false), Rules: []nft.Rule{
+			{Name: "guard", Base: base("filter", "prerouting", priorityRaw, false), Rules: append(tell(tap, nft.IPv6()), []nft.Rule{
 				{nft.IPv6(), nft.Drop()},
 				{tap, nft.EtherSourceNot(guestMAC), nft.Drop()},
 				{tap, nft.SourceNot(guest), nft.Drop()},
-			}},
-			{Name: "input", Base: base("filter", "input", priorityFilter, true), Rules: []nft.Rule{
+			}...)},
+			{Name: "input", Base: base("filter", "input", priorityFilter, true), Rules: append([]nft.Rule{
 				{tap, nft.Dest(one(gateway)), nft.Jump(chainNames)},
 				{veth, nft.Tracked(nft.Established | nft.Related), nft.Reply(), nft.Accept()}, // to the proxy
-			}},
+			}, tell(tap)...)},
 			{Name: "output", Base: base("filter", "output", priorityFilter, false), Rules: []nft.Rule{
 				{nft.IPv6(), nft.Drop()},
 			}},
@@ -165,11 +178,10 @@ func slotRules(closed []netip.Prefix, hostIP, guestIP netip.Addr, rules *egress.
 			{Name: "leave", Base: base("nat", "postrouting", prioritySNAT, false), Rules: []nft.Rule{
 				{toVeth, nft.Source(guest), nft.SNAT(guestIP)},
 			}},
-			{Name: chainRefuse, Rules: []nft.Rule{
-				{nft.Count()},
+			{Name: chainRefuse, Rules: append(append([]nft.Rule{{nft.Count()}}, tell()...), []nft.Rule{
 				{nft.Protocol("tcp"), nft.RejectTCP()},
 				{nft.Reject()},
-			}},
+			}...)},
 		}, chains...)}
 }
 

@@ -58,7 +58,7 @@ func TestRulesPrinted(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		golden(t, "slot-"+name+".nft", slotRules(shut, host, guest, rules, learned{}).String())
+		golden(t, "slot-"+name+".nft", slotRules(shut, host, guest, rules, learned{}, name == "shut").String())
 	}
 }
 

@@ -33,6 +33,7 @@ type Slot struct {
 
 	mu    sync.Mutex        // guards what follows, and orders changes of the slot's rules
 	names *egress.DNSServer // the resolver; nil when it does not listen
+	told  *teller           // nil when nobody hears what is refused
 	guard *egress.Guard     // what the resolver and the proxy ask; nil before the first policy
 	rules *egress.Rules     // what the guard holds; nil with it
 	proxy *egress.Proxy     // nil while names decide nothing
@@ -64,6 +65,10 @@ func (s *Slot) shut() error {
 		err = s.proxy.Close()
 		s.proxy = nil
 	}
+	if s.told != nil {
+		err = errors.Join(err, s.told.close())
+		s.told = nil
+	}
 	if s.names != nil {
 		err = errors.Join(err, s.names.Close())
 		s.names = nil
@@ -87,7 +92,11 @@ func (s *Slot) listen(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.names = n
-	return nil
+	if s.pool.cfg.Decided == nil || s.told != nil {
+		return nil
+	}
+	s.told, err = s.pool.tell(s.Index)
+	return err
 }
 
 // fresh is the same place as another value, so that a former owner's pointer is of no use any more.
@@ -95,8 +104,8 @@ func (s *Slot) fresh() *Slot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := s.pool.newSlot(s.Index)
-	n.Tap, n.names = s.Tap, s.names
-	s.Tap, s.names = nil, nil
+	n.Tap, n.names, n.told = s.Tap, s.names, s.told
+	s.Tap, s.names, s.told = nil, nil, nil
 	s.kernelMu.Lock()
 	defer s.kernelMu.Unlock()
 	n.kernel, s.kernel = s.kernel, nil

@@ -232,6 +232,18 @@ func ClampMSS() Term {
 // Count keeps the number of packets and bytes that came this far in the rule.
 func Count() Term { return Term{"counter", []expr.Any{&expr.Counter{}}} }
 
+// AtMost lets so many packets a second go on in the rule, and a burst of as many as two seconds have.
+func AtMost(perSecond uint32) Term {
+	return Term{fmt.Sprintf("limit rate %d/second burst %d packets", perSecond, 2*perSecond), []expr.Any{
+		&expr.Limit{Type: expr.LimitTypePkts, Rate: uint64(perSecond), Unit: expr.LimitTimeSecond, Burst: 2 * perSecond}}}
+}
+
+// ToLog tells who listens to a group of the log of the beginning of the packet, which goes on.
+func ToLog(group uint16) Term {
+	return Term{fmt.Sprintf("log group %d snaplen %d queue-threshold 1", group, logSnap), []expr.Any{
+		&expr.Log{Key: 1<<unix.NFTA_LOG_GROUP | 1<<unix.NFTA_LOG_SNAPLEN | 1<<unix.NFTA_LOG_QTHRESHOLD, Group: group, Snaplen: logSnap, QThreshold: 1}}}
+}
+
 // Accept ends the evaluation of the hook's chain: the packet goes on.
 func Accept() Term { return Term{"accept", []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}} }
 

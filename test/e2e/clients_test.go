@@ -169,7 +169,7 @@ func (p published) environment(t *testing.T, n *node, public string) []string {
 	key := n.accessKey()
 	if p.plain {
 		return []string{"PANDASTACK_API=" + n.url, "PANDASTACK_API_URL=" + n.url, "PANDASTACK_API_KEY=" + key, "PANDASTACK_TOKEN=", "HOME=" + t.TempDir(),
-			"SDK_DIR=/tmp/sdk", "PYTHONPATH=" + filepath.Join(p.dir(t), "site"), "PYTHONDONTWRITEBYTECODE=1"}
+			"SDK_DIR=/tmp/sdk", "SDK_CLI=1", "PYTHONPATH=" + filepath.Join(p.dir(t), "site"), "PYTHONDONTWRITEBYTECODE=1"}
 	}
 	return []string{"E2B_API_KEY=e2b_" + strings.TrimPrefix(key, "pds_"), "E2B_DOMAIN=" + public, "HOME=" + t.TempDir(),
 		"NODE_EXTRA_CA_CERTS=" + filepath.Join(n.dir, "tls", "ca.pem"), "NODE_OPTIONS=--require=" + filepath.Join(p.dir(t), "names.cjs")}

@@ -1,10 +1,12 @@
 // Drives a server with the published TypeScript SDK, unmodified: every method that concerns sandboxes.
 // It reads PANDASTACK_API, PANDASTACK_API_KEY (an admin's), SDK_DIR (a directory that the
-// sandboxes may write to) and prints one line of JSON per check: {"name", "ok", "error"?}.
+// sandboxes may write to) and, for the command line too, SDK_CLI; it prints one line of JSON per check: {"name", "ok", "error"?}.
 import { createHash } from "node:crypto";
 import { createRequire } from "node:module";
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
+import { execFile } from "node:child_process";
+import { promisify } from "node:util";
 import assert from "node:assert/strict";
 
 const require = createRequire(join(process.cwd(), "index.js"));
@@ -193,6 +195,57 @@ await check("templates", async () => {
   assert.equal((await client.templates.get("base")).name, "base");
   await assert.rejects(() => client.templates.get("nowhere"), NotFoundError);
 });
+// The command line that comes with the package, where the node under test has machines of its own.
+async function cli(...args) {
+  const program = join(process.cwd(), "node_modules/@pandastack/sdk/dist/cli.js");
+  const { stdout } = await promisify(execFile)(process.execPath, [program, ...args], { timeout: 120_000 });
+  return stdout;
+}
+if (process.env.SDK_CLI) {
+  const made = {};
+  const remote = "/tmp/from the cli.txt", local = join(process.env.HOME, "here.txt");
+  const has = (want, ...args) => async () => {
+    const out = await cli(...args.map((a) => (typeof a === "function" ? a() : a)));
+    assert.ok(out.includes(typeof want === "function" ? want() : want), out);
+  };
+  const id = () => made.id, snap = () => made.snap;
+  writeFileSync(local, "local");
+  await check("cli: sandbox create", async () => { made.id = JSON.parse(await cli("sandbox", "create", "--ttl", "600", "--metadata", "a=b")).id; });
+  await check("cli: sandbox list", has(id, "sandbox", "list"));
+  await check("cli: sandbox get", has('"a": "b"', "sandbox", "get", id));
+  await check("cli: sandbox exec", has("out\n", "sandbox", "exec", id, "--", "echo out"));
+  await check("cli: sandbox run-code", has("42\n", "sandbox", "run-code", id, "--language", "python", "--", "print(6*7)"));
+  await check("cli: sandbox logs", has("", "sandbox", "logs", id));
+  await check("cli: fs write", has('"bytes": 5', "fs", "write", id, "--path", remote, "--content", "hello"));
+  await check("cli: fs read", has("hello", "fs", "read", id, "--path", remote));
+  await check("cli: fs upload", has('"bytes": 5', "fs", "upload", id, "--local", local, "--remote", remote + ".2"));
+  await check("cli: fs download", async () => {
+    await cli("fs", "download", made.id, "--remote", remote + ".2", "--local", local + ".2");
+    assert.equal(readFileSync(local + ".2", "utf8"), "local");
+  });
+  await check("cli: sandbox snapshot", async () => { made.snap = JSON.parse(await cli("sandbox", "snapshot", made.id)).id; });
+  await check("cli: snapshot list", has(snap, "snapshot", "list", "--sandbox", id));
+  await check("cli: snapshot get", has(snap, "snapshot", "get", snap));
+  for (const verb of ["pause", "resume", "hibernate", "wake"]) await check(`cli: sandbox ${verb}`, has(() => `${verb} ${made.id}`, "sandbox", verb, id));
+  await check("cli: sandbox set-ttl, lifecycle", async () => {
+    await cli("sandbox", "set-ttl", made.id, "--ttl", "700");
+    assert.match(await cli("sandbox", "lifecycle", made.id), /"ttl_seconds": 700/);
+  });
+  await check("cli: sandbox fork", async () => {
+    const out = JSON.parse(await cli("sandbox", "fork", made.id, "--metadata", "k=v"));
+    assert.equal(out.metadata.k, "v");
+    await cli("sandbox", "delete", out.id);
+  });
+  await check("cli: sandbox preview-url", has(() => "80-" + made.id, "sandbox", "preview-url", id, "--port", "80"));
+  await check("cli: token create, list, revoke", async () => {
+    const t = JSON.parse(await cli("token", "create", "--label", "cli"));
+    assert.ok((await cli("token", "list")).includes(t.prefix));
+    await cli("token", "revoke", t.prefix);
+    assert.ok(!(await cli("token", "list")).includes(t.prefix));
+  });
+  await check("cli: snapshot delete", has(() => "deleted snapshot", "snapshot", "delete", snap));
+  await check("cli: sandbox delete", has(() => "deleted " + made.id, "sandbox", "delete", id));
+}
 await check("kill, twice", async () => {
   await sb.kill();
   await assert.rejects(() => sb.exec("true"), NotFoundError);
