@@ -125,6 +125,31 @@ func TestEveryRouteDeniesAStranger(t *testing.T) {
 	}
 }
 
+// TestEveryBodyIsChecked: every route that takes JSON refuses what is none, what is too much of it, and fields that
+// it does not know.
+func TestEveryBodyIsChecked(t *testing.T) {
+	w := newWorld(t)
+	box, path := w.create()
+	var snap api.Snapshot
+	w.do("POST", path+"/snapshots", "").json(t, &snap)
+	for _, rt := range httpapi.Table() {
+		if !rt.JSON {
+			continue
+		}
+		t.Run(strings.ReplaceAll(rt.Method+rt.Pattern, "/", "_"), func(t *testing.T) {
+			for name, body := range map[string]string{
+				"malformed": `{"a":`, "list": `[]`, "two values": `{} {}`, "unknown field": `{"colour of nothing":"red"}`,
+				"oversize": `{"a":"` + strings.Repeat("x", 33<<20) + `"}`,
+			} {
+				a := w.do(rt.Method, fill(rt.Pattern, box, snap.ID), body, as(keyAdmin))
+				if a.status < 400 || a.status >= 500 && a.status != 501 {
+					t.Errorf("%s: %d %.200s", name, a.status, a.body)
+				}
+			}
+		})
+	}
+}
+
 func TestBodies(t *testing.T) {
 	w := newWorld(t)
 	_, path := w.create()
