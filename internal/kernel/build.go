@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/pandastack/pandastack/internal/apt"
@@ -73,14 +74,14 @@ func build(ctx context.Context, deb, work, dir string, log command.Log) error {
 		return err
 	}
 	log.Printf("unpacking %s", filepath.Base(archives[0]))
-	if err := command.Run(ctx, command.Options{Log: log}, "tar", "-xf", archives[0], "-C", tree, "--strip-components=1"); err != nil {
+	if err := command.Run(ctx, alone(command.Options{Log: log}), "tar", "-xf", archives[0], "-C", tree, "--strip-components=1"); err != nil {
 		return err
 	}
 	config := filepath.Join(work, "tuned.config")
 	if err := os.WriteFile(config, fragment, 0o644); err != nil {
 		return err
 	}
-	opt := command.Options{Dir: tree, Log: log, Env: []string{"KBUILD_BUILD_TIMESTAMP=Thu Jan 1 00:00:00 UTC 1970", "KBUILD_BUILD_USER=pandastack", "KBUILD_BUILD_HOST=pandastack"}}
+	opt := alone(command.Options{Dir: tree, Log: log, Env: []string{"KBUILD_BUILD_TIMESTAMP=Thu Jan 1 00:00:00 UTC 1970", "KBUILD_BUILD_USER=pandastack", "KBUILD_BUILD_HOST=pandastack"}})
 	if err := command.Run(ctx, opt, "make", "allnoconfig", "KCONFIG_ALLCONFIG="+config); err != nil {
 		return err
 	}
@@ -102,6 +103,13 @@ func build(ctx context.Context, deb, work, dir string, log command.Log) error {
 		return err
 	}
 	return seal(result, dir, meta{Version: strings.TrimSpace(version), Image: "vmlinux"})
+}
+
+// alone lets a program and everything that it starts end at once with this process, however that ends: the next build
+// removes what this one left, and nobody may still write there.
+func alone(o command.Options) command.Options {
+	o.Kill, o.Attr = true, &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+	return o
 }
 
 // vital are the options without which no machine boots or is restored right. A kernel whose source has
