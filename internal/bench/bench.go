@@ -29,6 +29,7 @@ type Options struct {
 	Only     []string // names of groups; none: all
 	Scale    float64  // of the numbers of measurements; 1 is a real run
 	Most     int      // sandboxes at once in the density series
+	Registry string   // address of this machine that the node may reach over plain HTTP; none: no images are imported
 	Work     string   // an empty directory for what the container reference needs
 	Tell     func(text string)
 	More     map[string]More // of the groups that need more than a client; one that is missing is skipped
@@ -58,6 +59,8 @@ var parts = []part{
 	{"fork", (*run).forks},
 	{"fork_tree_16", (*run).forkTree},
 	{"hibernate", (*run).hibernate},
+	{"rebuild", (*run).rebuild},
+	{"oci_import", (*run).importImage},
 	{"first_cell", (*run).firstCell},
 	{"first_screenshot", (*run).firstScreenshot},
 	{"idle", (*run).idle},
@@ -87,8 +90,9 @@ func CheckGroups(names []string) error {
 
 // Templates names the templates that a run needs baked.
 func (o Options) Templates() []string {
-	if len(o.Only) == 1 && o.Only[0] == "pager" {
-		return nil // it needs no guest
+	bare := func(group string) bool { return group == "pager" || group == "oci_import" } // they need no template
+	if len(o.Only) > 0 && !slices.ContainsFunc(o.Only, func(g string) bool { return !bare(g) }) {
+		return nil
 	}
 	sized := len(o.Only) == 0 || slices.Contains(o.Only, "fork") || slices.Contains(o.Only, "hibernate")
 	if !sized {

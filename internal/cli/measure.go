@@ -96,7 +96,7 @@ func (a *app) bench() *cobra.Command {
 			}
 		}
 		opt.Tell = func(name string) { a.talk("measuring %s", name) }
-		if opt.More, err = a.more(c.Context(), cl, opt); err != nil {
+		if opt.More, err = a.more(c.Context(), cl, &opt); err != nil {
 			return err
 		}
 		report, err := bench.Run(c.Context(), cl, opt)
@@ -109,7 +109,7 @@ func (a *app) bench() *cobra.Command {
 }
 
 // more gives the groups of series that are measured on this machine itself, by nodes like the one that answers.
-func (a *app) more(ctx context.Context, cl *client.Client, opt bench.Options) (map[string]bench.More, error) {
+func (a *app) more(ctx context.Context, cl *client.Client, opt *bench.Options) (map[string]bench.More, error) {
 	l, err := a.node(nil)
 	if err != nil {
 		return nil, err
@@ -117,6 +117,11 @@ func (a *app) more(ctx context.Context, cl *client.Client, opt bench.Options) (m
 	capacity, err := cl.Capacity(ctx)
 	if err != nil {
 		return nil, err
+	}
+	for _, address := range l.Node.Build.Registries() {
+		if strings.HasPrefix(address, "127.0.0.1:") {
+			opt.Registry = address
+		}
 	}
 	two := &pair.Pair{
 		Config: &l.Node, Version: a.Version, Template: opt.Template, Driver: capacity.Driver, Accelerator: capacity.Accelerator,

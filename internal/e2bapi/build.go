@@ -33,6 +33,12 @@ type Builds interface {
 // uploadLife is how long the address of an upload holds.
 const uploadLife = time.Hour
 
+// baseImage is what E2B's builder starts from when its user names nothing; baseTemplate stands in for it.
+const (
+	baseImage    = "e2bdev/base"
+	baseTemplate = "base"
+)
+
 // maxLogs is how many entries of a log are answered at once.
 const maxLogs = 100
 
@@ -207,6 +213,9 @@ func (s *Server) startBuild(r *http.Request, p auth.Principal) (int, any, error)
 	}
 	if in.Registry != nil && in.Registry.Type != "registry" && in.Registry.Type != "" {
 		return 0, nil, api.Errorf(api.Unsupported, "fromImageRegistry of type %.40q is not supported by this server: use a user and password", in.Registry.Type)
+	}
+	if strings.TrimSuffix(in.FromImage, ":latest") == baseImage {
+		in.FromImage, in.FromTemplate = "", baseTemplate
 	}
 	return http.StatusAccepted, nil, b.Launch(r.Context(), p, id, func(spec *build.Spec) {
 		spec.ImageRef, spec.FromTemplate, spec.OnBase = in.FromImage, own(in.FromTemplate, p), in.FromTemplate != ""

@@ -1,11 +1,47 @@
 package e2bapi
 
 import (
+	"context"
+	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/auth"
+	"github.com/pandastack/pandastack/internal/build"
 )
+
+// launches keeps what was launched last.
+type launches struct {
+	Builds
+	spec build.Spec
+}
+
+func (l *launches) Launch(_ context.Context, _ auth.Principal, _ api.BuildID, change func(*build.Spec)) error {
+	l.spec = build.Spec{}
+	change(&l.spec)
+	return nil
+}
+
+// TestBaseOfBuilds: what E2B's builder starts from, as the builder here names it.
+func TestBaseOfBuilds(t *testing.T) {
+	l := &launches{}
+	s := &Server{cfg: Config{Builds: l}}
+	for body, want := range map[string][2]string{ // image, template
+		`{"fromImage":"e2bdev/base"}`:        {"", "base"},
+		`{"fromImage":"e2bdev/base:latest"}`: {"", "base"},
+		`{"fromImage":"e2bdev/base:other"}`:  {"e2bdev/base:other", ""},
+		`{"fromTemplate":"a/mine"}`:          {"", "mine"},
+	} {
+		r := httptest.NewRequest("POST", "/", strings.NewReader(body))
+		r.SetPathValue("build", string(api.NewBuildID()))
+		status, _, err := s.startBuild(r, auth.Principal{Workspace: "a"})
+		if got := [2]string{l.spec.ImageRef, l.spec.FromTemplate}; err != nil || status != 202 || got != want || l.spec.OnBase != (want[1] != "") {
+			t.Errorf("%s: %d, %v, %q", body, status, err, got)
+		}
+	}
+}
 
 // TestTemplateTimes: no template was made in the year 1, not even one that is not baked.
 func TestTemplateTimes(t *testing.T) {

@@ -6,6 +6,7 @@
 import { strict as assert } from "node:assert";
 import { Sandbox, NotFoundError, CommandExitError, TimeoutError } from "e2b";
 import { finish, operation, until } from "./lib.mjs";
+import { buildTemplates } from "./template.mjs";
 
 const template = process.env.E2B_TESTS_TEMPLATE || "base";
 const open = new Set();
@@ -263,6 +264,7 @@ if (newer) await operation("files: watchDir with entries", async () => {
   await until("an event with its entry", () => events.some((e) => e.entry && e.entry.path.endsWith("w2/in/new.txt")));
   await handle.stop();
 });
+if (newer) await buildTemplates(Sandbox);
 await operation("kill", async () => {
   for (const s of open) await s.kill();
   open.clear();

@@ -73,6 +73,11 @@ func TestPublishedClients(t *testing.T) {
 	dir := dataDir(t)
 	n := start(t, dir, "--tls-listen", net.JoinHostPort("127.0.0.1", port), "--public-url", "https://"+public)
 	n.bake("base")
+	n.bake("mini") // what the clients build on
+	for _, name := range []string{"e2e-builder", "sdk-built", "sdk-failing", "sdk-python"} {
+		n.cli("template", "delete", name) // a test that failed may have left it
+		defer n.cli("template", "delete", name)
+	}
 	slow := os.Getenv("PANDASTACK_TEST_SLOW") != ""
 	if slow {
 		n.bake("code-interpreter")
@@ -169,7 +174,7 @@ func (p published) environment(t *testing.T, n *node, public string) []string {
 	key := n.accessKey()
 	if p.plain {
 		return []string{"PANDASTACK_API=" + n.url, "PANDASTACK_API_URL=" + n.url, "PANDASTACK_API_KEY=" + key, "PANDASTACK_TOKEN=", "HOME=" + t.TempDir(),
-			"SDK_DIR=/tmp/sdk", "SDK_CLI=1", "PYTHONPATH=" + filepath.Join(p.dir(t), "site"), "PYTHONDONTWRITEBYTECODE=1"}
+			"SDK_DIR=/tmp/sdk", "SDK_CLI=1", "SDK_BUILD=mini", "PYTHONPATH=" + filepath.Join(p.dir(t), "site"), "PYTHONDONTWRITEBYTECODE=1"}
 	}
 	return []string{"E2B_API_KEY=e2b_" + strings.TrimPrefix(key, "pds_"), "E2B_DOMAIN=" + public, "HOME=" + t.TempDir(),
 		"NODE_EXTRA_CA_CERTS=" + filepath.Join(n.dir, "tls", "ca.pem"), "NODE_OPTIONS=--require=" + filepath.Join(p.dir(t), "names.cjs")}

@@ -10,7 +10,7 @@ import { promisify } from "node:util";
 import assert from "node:assert/strict";
 
 const require = createRequire(join(process.cwd(), "index.js"));
-const { Client, Sandbox, NotFoundError, AuthError, BadRequestError, SandboxTimeout } = require("@pandastack/sdk");
+const { Client, Sandbox, NotFoundError, AuthError, BadRequestError, SandboxTimeout, TemplateBuildError } = require("@pandastack/sdk");
 
 const dir = process.env.SDK_DIR;
 const client = new Client();
@@ -245,6 +245,47 @@ if (process.env.SDK_CLI) {
   });
   await check("cli: snapshot delete", has(() => "deleted snapshot", "snapshot", "delete", snap));
   await check("cli: sandbox delete", has(() => "deleted " + made.id, "sandbox", "delete", id));
+}
+// A server that builds says on what, in SDK_BUILD.
+const base = process.env.SDK_BUILD;
+if (base) {
+  const built = "sdk-built";
+  await check("templates.buildFromDockerfile, buildLogs, waitForBuild", async () => {
+    const b = await client.templates.buildFromDockerfile({ name: built, dockerfile: `FROM ${base}\nCOPY dir/a.txt /srv/\nRUN cat /srv/a.txt > /srv/b\nCMD ["sleep", "100000"]\n`,
+      context: { "dir/a.txt": "hello\n" }, cpu: 1, memoryMb: 256 });
+    assert.ok(["queued", "running"].includes(b.status), b.status);
+    const lines = [];
+    for await (const line of client.templates.buildLogs(b.id)) lines.push(line);
+    assert.ok(lines.some((l) => l.includes("is ready")), lines.join("\n"));
+    const done = await client.templates.waitForBuild(b.id, { intervalMs: 200 });
+    assert.equal(done.status, "done");
+    assert.ok(done.ended_at);
+  });
+  await check("templates.builds, buildStatus, list, get of what was built", async () => {
+    const b = (await client.templates.builds()).find((x) => x.name === built);
+    assert.equal((await client.templates.buildStatus(b.id)).id, b.id);
+    const t = await client.templates.get(built);
+    assert.equal(t.memory_mb, 256);
+    assert.ok(!t.is_global && t.size_bytes > 0);
+    assert.ok((await client.templates.list()).some((x) => x.name === built));
+  });
+  await check("create from what was built", async () => {
+    const box = await Sandbox.create({ template: built });
+    assert.equal((await box.exec("cat /srv/b; cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -c 'sleep 100000'")).stdout.split("\n")[0], "hello");
+    await box.kill();
+  });
+  await check("templates: builds that fail say why", async () => {
+    const b = await client.templates.buildFromDockerfile({ name: "sdk-failing", dockerfile: `FROM ${base}\nRUN echo why >&2; exit 3\n` });
+    await assert.rejects(() => client.templates.waitForBuild(b.id, { intervalMs: 200 }), (e) => e instanceof TemplateBuildError && /why/.test(e.message));
+    const r = await client.templates.build({ name: "sdk-rootfs", rootfs: new TextEncoder().encode("no archive"), sizeMb: 64 });
+    await assert.rejects(() => client.templates.waitForBuild(r.id, { intervalMs: 200 }), TemplateBuildError);
+    const i = await client.templates.register({ name: "sdk-image", imageRef: "127.0.0.1:1/nothing:here", sizeMb: 64 });
+    await assert.rejects(() => client.templates.waitForBuild(i.id, { intervalMs: 200 }), TemplateBuildError);
+  });
+  await check("templates.delete", async () => {
+    await client.templates.delete(built);
+    await assert.rejects(() => client.templates.get(built), NotFoundError);
+  });
 }
 await check("kill, twice", async () => {
   await sb.kill();

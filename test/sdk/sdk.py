@@ -7,6 +7,7 @@ may write to) and prints one line of JSON per check: {"name", "ok", "error"?}.
 import json
 import os
 import sys
+import tempfile
 import traceback
 
 import pandastack
@@ -17,6 +18,7 @@ from pandastack.exceptions import (
     CommandFailed,
     NotFoundError,
     SandboxTimeout,
+    TemplateBuildError,
 )
 
 DIR = os.environ["SDK_DIR"]
@@ -199,6 +201,28 @@ def _():
     raises(AuthError, lambda: Client(api_key=t.token).me())
     assert any(x.name == "base" for x in client.templates.list())
     equal(client.templates.get("base").name, "base")
+
+
+# A server that builds says on what, in SDK_BUILD.
+if os.environ.get("SDK_BUILD"):
+
+    @check("templates.build_from_dockerfile, build_logs, wait_for_build, builds, delete")
+    def _():
+        with tempfile.TemporaryDirectory() as context:
+            with open(os.path.join(context, "a.txt"), "w") as f:
+                f.write("hello\n")
+            text = f"FROM {os.environ['SDK_BUILD']}\nCOPY a.txt /srv/\nRUN cat /srv/a.txt > /srv/b\n"
+            b = client.templates.build_from_dockerfile("sdk-python", text, context_dir=context, memory_mb=256)
+        assert any("COPY" in line for line in client.templates.build_logs(b.id))
+        assert client.templates.wait_for_build(b.id, poll_interval=0.2).is_done
+        assert any(x.id == b.id for x in client.templates.builds())
+        box = Sandbox.create(template="sdk-python")
+        equal(box.exec("cat /srv/b").stdout, "hello\n")
+        box.kill()
+        bad = client.templates.build_from_dockerfile("sdk-failing", f"FROM {os.environ['SDK_BUILD']}\nRUN exit 3\n")
+        raises(TemplateBuildError, lambda: client.templates.wait_for_build(bad.id, poll_interval=0.2))
+        client.templates.delete("sdk-python")
+        raises(NotFoundError, lambda: client.templates.get("sdk-python"))
 
 
 @check("kill, twice")
