@@ -306,7 +306,14 @@ func (c *Capture) keep(at uint64, buf []byte, zeros bool) {
 // file finds the host's file that an area is of, which must have the same content; -1: there is none. In a jail
 // programs are copies, found there by the paths that they have on the host.
 func (c *Capture) file(t *tracee, m mapping) (int, error) {
-	f, err := os.Open(m.name)
+	root, err := os.Readlink(procPath(t.pid, "root"))
+	if err != nil {
+		return -1, err
+	}
+	if root == "/" {
+		root = ""
+	}
+	f, err := os.Open(strings.TrimPrefix(m.name, root))
 	if err != nil {
 		return -1, nil // its content is stored
 	}

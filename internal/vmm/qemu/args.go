@@ -21,9 +21,9 @@ func machineWords(acpi bool) string {
 	return machineFormat
 }
 
-// translationMiB bounds QEMU's cache of translated code, which is memory beside the guest's. Sizes from
-// 32 to 128 showed no difference for one processor.
-const translationMiB = 128
+// translationMiB bounds QEMU's cache of translated code, which is memory beside the guest's. QEMU empties a cache
+// that is full, with all that a rehearsal left in it: that of the template base is 100 MiB.
+const translationMiB = 256
 
 // consoleBytes is how much of the guest's console is kept: the last of it, in the monitor.
 const consoleBytes = 64 << 10

@@ -98,15 +98,10 @@ func (w *warmth) find(imageDir string) (*process, error) {
 	if k, ok := w.known[dir]; ok && k.key == key && k.modified == st.Mtim.Nano() {
 		return k.process, nil
 	}
-	p, err := readProcess(f, st.Size)
+	p, err := w.load(f, st.Size, filepath.Join(dir, contentName))
 	if err != nil {
-		return nil, fmt.Errorf("%s is damaged: %w", f.Name(), err)
-	}
-	p.content = filepath.Join(dir, contentName)
-	if files, err := p.Image.Open(); err != nil || p.Image.Boot != w.boot {
-		p = nil // what it was made of is there no more
-	} else if err := closeFiles(files); err != nil {
-		return nil, err
+		w.log.Warn("the process in an image cannot be used", "image", imageDir, "why", err)
+		p = nil
 	}
 	if len(w.known) >= maxKnown {
 		clear(w.known)
@@ -123,19 +118,37 @@ func (d *Driver) Remembers(image vmm.Image) (bool, error) {
 	return p != nil, err
 }
 
-func readProcess(f *os.File, bytes int64) (*process, error) {
+// load reads the description of a process and holds it against this host. An error says why it is of no use here.
+func (w *warmth) load(f *os.File, bytes int64, content string) (*process, error) {
 	if bytes > maxProcess {
-		return nil, fmt.Errorf("%d bytes", bytes)
+		return nil, fmt.Errorf("%s has %d bytes", processName, bytes)
 	}
 	data := make([]byte, bytes)
 	if _, err := io.ReadFull(f, data); err != nil {
 		return nil, err
 	}
-	var p process
+	p := process{content: content}
 	if err := json.Unmarshal(data, &p); err != nil {
 		return nil, err
 	}
-	return &p, p.Image.Check()
+	if err := p.Image.Check(); err != nil {
+		return nil, err
+	}
+	if p.Image.Boot != w.boot {
+		return nil, errors.New("it is of another boot of this host")
+	}
+	st, err := os.Stat(content)
+	if err != nil {
+		return nil, err
+	}
+	if st.Size() != p.Image.Bytes {
+		return nil, fmt.Errorf("%s has %d bytes, want %d", contentName, st.Size(), p.Image.Bytes)
+	}
+	files, err := p.Image.Open()
+	if err != nil {
+		return nil, err
+	}
+	return &p, closeFiles(files)
 }
 
 func closeFiles(files []*os.File) error {

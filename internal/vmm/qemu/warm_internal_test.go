@@ -1,0 +1,83 @@
+package qemu
+
+import (
+	"encoding/json"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/procimage"
+)
+
+// What is in an image of a process is used only if all of it fits this host; else the image is restored by its
+// device state.
+func TestFindProcess(t *testing.T) {
+	w, err := newWarmth(filepath.Join(t.TempDir(), "qemu"), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st, err := os.Stat(w.vehicle); err != nil || st.Mode().Perm() != 0o755 {
+		t.Fatalf("vehicle: %v, %v", st, err)
+	}
+	for name, c := range map[string]struct {
+		spoil func(p *process, dir string)
+		want  bool
+	}{
+		"whole":         {func(*process, string) {}, true},
+		"other_boot":    {func(p *process, _ string) { p.Image.Boot = "another" }, false},
+		"no_thread":     {func(p *process, _ string) { p.Image.Threads = nil }, false},
+		"content_short": {func(p *process, _ string) { p.Image.Bytes += 4096 }, false},
+		"program_changed": {func(p *process, _ string) {
+			p.Image.Files = []procimage.File{{Path: "/proc/self/exe", Bytes: 1}}
+		}, false},
+		"program_gone": {func(p *process, _ string) { p.Image.Files = []procimage.File{{Path: "/nonexistent"}} }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			image := t.TempDir()
+			dir := filepath.Join(image, processDir)
+			if err := os.Mkdir(dir, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			p := process{Image: procimage.Image{Boot: w.boot, Threads: make([]procimage.Thread, 1), Bytes: 4096}, Set: 2}
+			c.spoil(&p, dir)
+			data, err := json.Marshal(p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(dir, processName), data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(dir, contentName), make([]byte, 4096), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			for range 2 { // the second time from what is kept
+				got, err := w.find(image)
+				if err != nil || (got != nil) != c.want {
+					t.Fatalf("got %+v, %v", got, err)
+				}
+			}
+		})
+	}
+	t.Run("none", func(t *testing.T) {
+		if got, err := w.find(t.TempDir()); got != nil || err != nil {
+			t.Errorf("got %v, %v", got, err)
+		}
+	})
+	t.Run("no_json", func(t *testing.T) {
+		image := t.TempDir()
+		if err := os.MkdirAll(filepath.Join(image, processDir), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(image, processDir, processName), []byte("{"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := w.find(image); got != nil || err != nil {
+			t.Errorf("got %v, %v", got, err)
+		}
+	})
+	var none *warmth
+	if got, err := none.find(t.TempDir()); got != nil || err != nil {
+		t.Errorf("without: got %v, %v", got, err)
+	}
+}
