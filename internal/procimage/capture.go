@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -32,6 +33,8 @@ type Capture struct {
 	Image Image
 	spans []Span
 	pages [][]byte // content of spans
+
+	wanted []wanted // while it is taken
 }
 
 // Bytes is how much content the capture holds.
@@ -207,11 +210,13 @@ func (c *Capture) memory(t *tracee, opt Options) error {
 		}
 		content, c.Image.Bytes = d.Inode, d.Bytes
 	}
-	pagemap, err := os.Open(procPath(t.pid, "pagemap"))
+	if opt.Base != nil {
+		c.Image.Files = slices.Clone(opt.Base.Files)
+	}
+	own, err := ownPages(t.pid, maps, opt.Outside)
 	if err != nil {
 		return err
 	}
-	defer pagemap.Close()
 	for _, m := range maps {
 		if m.kernels() {
 			if m.name != "[vsyscall]" {
@@ -225,24 +230,63 @@ func (c *Capture) memory(t *tracee, opt Options) error {
 		if m.start == names {
 			continue // of the vehicle that the process was made in; the next has its own
 		}
-		if err := c.area(t, m, pagemap, opt.Outside, content); err != nil {
+		var mine []Span
+		mine, own = cut(own, m.start, m.end)
+		if err := c.area(t, m, mine, opt.Outside, content); err != nil {
 			return fmt.Errorf("area %x-%x %s: %w", m.start, m.end, m.name, err)
 		}
 	}
-	return nil
+	return c.read(t)
 }
 
-// area adds one area.
-func (c *Capture) area(t *tracee, m mapping, pagemap *os.File, outside, content uint64) error {
+// ownPages answers the pages that are the process's own, but for those of the file that is not part of the image.
+func ownPages(pid int, maps []mapping, outside uint64) ([]Span, error) {
+	pagemap, err := os.Open(procPath(pid, "pagemap"))
+	if err != nil {
+		return nil, err
+	}
+	defer pagemap.Close()
+	var all []Span
+	at := uint64(reserved)
+	upTo := func(end uint64) error {
+		own, err := private(pagemap, at, end)
+		all = append(all, own...)
+		return err
+	}
+	for _, m := range maps {
+		if outside == 0 || m.inode != outside || m.start < at {
+			continue
+		}
+		if err := upTo(m.start); err != nil {
+			return nil, err
+		}
+		at = m.end
+	}
+	return all, upTo(top)
+}
+
+// cut takes from spans, which are in order, what lies from start to end; what lies before that is dropped.
+func cut(spans []Span, start, end uint64) (in, rest []Span) {
+	for len(spans) > 0 && spans[0].Start < end {
+		s := spans[0]
+		if s.End > start {
+			in = append(in, Span{max(s.Start, start), min(s.End, end)})
+		}
+		if s.End > end {
+			break
+		}
+		spans = spans[1:]
+	}
+	return in, spans
+}
+
+// area adds one area. own are its pages that are the process's own.
+func (c *Capture) area(t *tracee, m mapping, own []Span, outside, content uint64) error {
 	a := Area{Start: m.start, End: m.end, Prot: m.prot, Backing: Zero, Stack: m.name == "[stack]"}
 	if m.inode != 0 && m.inode == outside {
 		a.Backing, a.Offset = Outside, m.offset
 		c.Image.Areas = append(c.Image.Areas, a)
 		return nil
-	}
-	own, err := private(pagemap, m.start, m.end)
-	if err != nil {
-		return err
 	}
 	switch {
 	case m.inode == 0:
@@ -262,25 +306,34 @@ func (c *Capture) area(t *tracee, m mapping, pagemap *os.File, outside, content 
 		own = []Span{{m.start, m.end}}
 	}
 	c.Image.Areas = append(c.Image.Areas, a)
-	return c.read(t, own, a.Backing == Zero)
+	for _, s := range own {
+		c.wanted = append(c.wanted, wanted{s, a.Backing == Zero})
+	}
+	return nil
 }
 
-// readBytes is how much is read at once.
-const readBytes = 4 << 20
+// wanted is content that is to be read.
+type wanted struct {
+	Span
+	zeros bool // it lies over zeros: pages of zeros need not be kept
+}
 
-// read keeps the content of spans; where what is below them is zeros, pages of zeros are left out.
-func (c *Capture) read(t *tracee, spans []Span, zeros bool) error {
-	for _, s := range spans {
-		for s.Start < s.End {
-			end := min(s.End, s.Start+readBytes)
-			buf := make([]byte, end-s.Start)
-			if _, err := t.mem.ReadAt(buf, int64(s.Start)); err != nil {
-				return err
-			}
-			c.keep(s.Start, buf, zeros)
-			s.Start = end
-		}
+// read keeps the content that is wanted. It lies in one piece of memory.
+func (c *Capture) read(t *tracee) error {
+	var bytes uint64
+	for _, w := range c.wanted {
+		bytes += w.End - w.Start
 	}
+	buf := make([]byte, bytes)
+	for _, w := range c.wanted {
+		n := w.End - w.Start
+		if _, err := t.mem.ReadAt(buf[:n], int64(w.Start)); err != nil {
+			return fmt.Errorf("content at %x: %w", w.Start, err)
+		}
+		c.keep(w.Start, buf[:n], w.zeros)
+		buf = buf[n:]
+	}
+	c.wanted = nil
 	return nil
 }
 
@@ -306,6 +359,11 @@ func (c *Capture) keep(at uint64, buf []byte, zeros bool) {
 // file finds the host's file that an area is of, which must have the same content; -1: there is none. In a jail
 // programs are copies, found there by the paths that they have on the host.
 func (c *Capture) file(t *tracee, m mapping) (int, error) {
+	for i, known := range c.Image.Files {
+		if known.Inode == m.inode && known.Path == m.name {
+			return i, nil
+		}
+	}
 	root, err := os.Readlink(procPath(t.pid, "root"))
 	if err != nil {
 		return -1, err

@@ -211,7 +211,7 @@ func TestSave(t *testing.T) {
 		spans: []Span{{base + pageSize, base + 2*pageSize}, {base + 3*pageSize, base + 4*pageSize}, {base + 500*pageSize, base + 501*pageSize}},
 		pages: [][]byte{page(1), page(2), page(3)},
 	}
-	got, err := c.Save(dst, nil)
+	got, err := c.Save(dst)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -228,5 +228,33 @@ func TestSave(t *testing.T) {
 	data, err := os.ReadFile(dst.Name())
 	if err != nil || !bytes.Equal(data, slices.Concat(page(1), page(0), page(2), page(3))) {
 		t.Errorf("content differs, %v", err)
+	}
+}
+
+func TestCut(t *testing.T) {
+	in, rest := cut([]Span{{0, 10}, {20, 40}, {50, 60}}, 5, 30)
+	if !slices.Equal(in, []Span{{5, 10}, {20, 30}}) || !slices.Equal(rest, []Span{{20, 40}, {50, 60}}) {
+		t.Errorf("got %v, %v", in, rest)
+	}
+	in, rest = cut(rest, 30, 40)
+	if !slices.Equal(in, []Span{{30, 40}}) || !slices.Equal(rest, []Span{{50, 60}}) {
+		t.Errorf("got %v, %v", in, rest)
+	}
+}
+
+func TestReadOver(t *testing.T) {
+	for name, spans := range map[string][]Span{
+		"too_low":      {{0, pageSize}},
+		"out_of_order": {{reserved + pageSize, reserved + 2*pageSize}, {reserved, reserved + pageSize}},
+		"odd":          {{reserved, reserved + 1}},
+		"empty":        {{reserved, reserved}},
+		"much":         {{reserved, reserved + maxOver + pageSize}},
+		"short":        {{reserved, reserved + 2*pageSize}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := ReadOver(bytes.NewReader(make([]byte, pageSize)), valid(), spans); err == nil {
+				t.Error("it was read")
+			}
+		})
 	}
 }

@@ -4,6 +4,7 @@ package procimage_test
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
 	"net"
 	"os"
@@ -158,7 +159,7 @@ func TestProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	im, err := taken.Save(content, nil)
+	im, err := taken.Save(content)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,6 +183,14 @@ func TestProcess(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Logf("difference %d KiB", again.Bytes()>>10)
+		var stored bytes.Buffer
+		spans, err := again.SaveOver(&stored)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if again, err = procimage.ReadOver(&stored, &again.Image, spans); err != nil {
+			t.Fatal(err)
+		}
 		_, e := vehicle(t, &again.Image, again, content)
 		if got := e.ask(t, "100"); got != "115" {
 			t.Fatalf("a copy of a copy went on with %s", got)

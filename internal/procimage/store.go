@@ -1,11 +1,9 @@
 package procimage
 
 import (
-	"errors"
 	"fmt"
+	"io"
 	"os"
-
-	"golang.org/x/sys/unix"
 )
 
 // gap is how many pages of zeros between two runs of content are rather mapped with them than apart: an area
@@ -13,15 +11,9 @@ import (
 const gap = 64 * pageSize
 
 // Save writes the content of the captured process into an empty file dst and answers the image that goes with
-// it. base is the file with the content that the process was made with, or nil; what is unchanged of it is
-// shared, so both are on one file system that can do that.
-func (c *Capture) Save(dst, base *os.File) (Image, error) {
+// it. It is for a process that was made with none. Nothing is made durable: no image outlives its boot.
+func (c *Capture) Save(dst *os.File) (Image, error) {
 	im := c.Image
-	if base != nil {
-		if err := unix.IoctlFileClone(int(dst.Fd()), int(base.Fd())); err != nil {
-			return Image{}, fmt.Errorf("share the content of a process: %w", err)
-		}
-	}
 	w := writer{dst: dst, end: im.Bytes, spans: c.spans, pages: c.pages}
 	im.Areas = nil
 	for _, a := range c.Image.Areas {
@@ -30,7 +22,7 @@ func (c *Capture) Save(dst, base *os.File) (Image, error) {
 		}
 	}
 	im.Areas, im.Bytes = w.areas, w.end
-	if err := errors.Join(dst.Truncate(im.Bytes), dst.Sync()); err != nil {
+	if err := dst.Truncate(im.Bytes); err != nil {
 		return Image{}, fmt.Errorf("save the content of a process: %w", err)
 	}
 	return im, im.Check()
@@ -116,3 +108,41 @@ func (w *writer) add(a Area, from, to uint64, backing Backing, offset int64) {
 	}
 	w.areas = append(w.areas, piece)
 }
+
+// SaveOver writes what differs from the content that the process was made with, and answers where that lies.
+func (c *Capture) SaveOver(w io.Writer) ([]Span, error) {
+	for _, p := range c.pages {
+		if _, err := w.Write(p); err != nil {
+			return nil, fmt.Errorf("save the content of a process: %w", err)
+		}
+	}
+	return c.spans, nil
+}
+
+// ReadOver reads what SaveOver wrote, for Plan.Over with that image.
+func ReadOver(r io.Reader, im *Image, spans []Span) (*Capture, error) {
+	var bytes uint64
+	at := uint64(reserved)
+	for _, s := range spans {
+		if s.Start < at || s.End <= s.Start || s.End > top || s.Start%pageSize != 0 || s.End%pageSize != 0 {
+			return nil, fmt.Errorf("content at %x-%x is out of order or range", s.Start, s.End)
+		}
+		bytes, at = bytes+s.End-s.Start, s.End
+	}
+	if bytes > maxOver {
+		return nil, fmt.Errorf("%d bytes of content, at most %d", bytes, uint64(maxOver))
+	}
+	buf := make([]byte, bytes)
+	if _, err := io.ReadFull(r, buf); err != nil {
+		return nil, fmt.Errorf("content of a process: %w", err)
+	}
+	c := &Capture{Image: *im, spans: spans}
+	for _, s := range spans {
+		n := s.End - s.Start
+		c.pages, buf = append(c.pages, buf[:n]), buf[n:]
+	}
+	return c, nil
+}
+
+// maxOver bounds what is read at once.
+const maxOver = 1 << 30

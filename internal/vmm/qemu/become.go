@@ -160,7 +160,13 @@ func (m *machine) become(ctx context.Context, from *capture) error {
 	}
 	plan, set := v.plan, v.process.Set
 	plan.Image = &v.process.Image
-	if from != nil {
+	if from == nil {
+		over, err := v.process.difference()
+		if err != nil {
+			return err
+		}
+		plan.Over = over
+	} else {
 		if from.process == nil {
 			return errors.New("the capture holds no process, and the image of this machine does")
 		}
@@ -221,6 +227,10 @@ func (m *machine) takeProcess(c *capture, set int) (err error) {
 			return err
 		}
 		opt.Content = c.content
+		// Where the content has no name any more, images of the capture go without the process.
+		if made, err := contentOf(m.record.ContentPath); err == nil && made.File.Inode == m.record.Content {
+			c.made = made
+		}
 	}
 	if m.made != nil {
 		opt.Base = &m.made.Image

@@ -32,6 +32,7 @@ type capture struct {
 
 	process *procimage.Capture // the monitor itself; nil: it is not in it
 	content *os.File           // what process lies over; nil: nothing
+	made    *contentFile       // what content is; nil: nothing
 	set     int                // as process.Set
 }
 

@@ -184,14 +184,12 @@ func (m *machine) capture(ctx context.Context, p *preparation) (_ *capture, err 
 		return c, err
 	}
 	if m.record.Cold {
-		err = c.takeFile(filepath.Join(m.spec.Dir, memoryFile), m.spec.Dir)
-	} else {
-		err = c.takePages(m, p)
+		return c, c.takeFile(filepath.Join(m.spec.Dir, memoryFile), m.spec.Dir)
 	}
-	if err != nil {
-		return c, err
-	}
-	return c, m.takeProcess(c, p.set)
+	process := make(chan error, 1)
+	go func() { process <- m.takeProcess(c, p.set) }() // what it sets, takePages does not
+	err = c.takePages(m, p)
+	return c, errors.Join(err, <-process)
 }
 
 // takeFile keeps the memory of a cold machine, which is a file: a reflink without a name.

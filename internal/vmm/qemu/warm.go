@@ -37,8 +37,19 @@ type process struct {
 	Image procimage.Image `json:"image"`
 	// Set is the set of descriptors in which the monitor held the file for its device state.
 	Set int `json:"set"`
+	// Over is where the content lies that differs from that of Base, whose own the monitor was made with.
+	Over []procimage.Span `json:"over,omitempty"`
+	Base *contentFile     `json:"base,omitempty"` // nil: the content beside this is all
 
 	content string // path of the file with the stored content
+	over    string // path of what differs from it; "": nothing
+}
+
+// contentFile names stored content for as long as nobody takes it away.
+type contentFile struct {
+	Path     string          `json:"path"`
+	File     monitor.FileKey `json:"file"`
+	Modified int64           `json:"modified"` // nanoseconds
 }
 
 // warmth makes monitors from images of monitors.
@@ -95,7 +106,7 @@ func (w *warmth) find(imageDir string) (*process, error) {
 	key := monitor.FileKey{Device: uint64(st.Dev), Inode: st.Ino}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if k, ok := w.known[dir]; ok && k.key == key && k.modified == st.Mtim.Nano() {
+	if k, ok := w.known[dir]; ok && k.key == key && k.modified == st.Mtim.Nano() && k.process.stands() {
 		return k.process, nil
 	}
 	p, err := w.load(f, st.Size, filepath.Join(dir, contentName))
@@ -118,6 +129,15 @@ func (d *Driver) Remembers(image vmm.Image) (bool, error) {
 	return p != nil, err
 }
 
+// stands tells whether the content of a process that was found before is there still; nil is none, and stays none.
+func (p *process) stands() bool {
+	if p == nil || p.Base == nil {
+		return true
+	}
+	base, err := contentOf(p.Base.Path)
+	return err == nil && *base == *p.Base
+}
+
 // load reads the description of a process and holds it against this host. An error says why it is of no use here.
 func (w *warmth) load(f *os.File, bytes int64, content string) (*process, error) {
 	if bytes > maxProcess {
@@ -137,7 +157,17 @@ func (w *warmth) load(f *os.File, bytes int64, content string) (*process, error)
 	if p.Image.Boot != w.boot {
 		return nil, errors.New("it is of another boot of this host")
 	}
-	st, err := os.Stat(content)
+	if p.Base != nil {
+		base, err := contentOf(p.Base.Path)
+		if err != nil {
+			return nil, err
+		}
+		if *base != *p.Base {
+			return nil, fmt.Errorf("%s is another file now", base.Path)
+		}
+		p.over, p.content = content, base.Path
+	}
+	st, err := os.Stat(p.content)
 	if err != nil {
 		return nil, err
 	}
@@ -166,7 +196,7 @@ func (w *warmth) refuse(err error) {
 
 // writeProcess completes an image in dir with the process that was captured with it.
 func (c *capture) writeProcess(dir string) (err error) {
-	if c.process == nil {
+	if c.process == nil || c.content != nil && c.made == nil {
 		return nil
 	}
 	at := filepath.Join(dir, processDir)
@@ -178,11 +208,43 @@ func (c *capture) writeProcess(dir string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, content.Close()) }()
-	im, err := c.process.Save(content, c.content)
+	p := process{Set: c.set, Image: c.process.Image, Base: c.made}
+	if c.made == nil {
+		p.Image, err = c.process.Save(content)
+	} else {
+		p.Over, err = c.process.SaveOver(content)
+	}
 	if err != nil {
 		return err
 	}
-	return durable.WriteJSON(filepath.Join(at, processName), process{Image: im, Set: c.set})
+	data, err := json.Marshal(p)
+	if err != nil {
+		return err
+	}
+	// Not durably: it is of use in this boot of the host alone.
+	return os.WriteFile(filepath.Join(at, processName), data, 0o400)
+}
+
+// contentOf names the content that a file holds.
+func contentOf(path string) (*contentFile, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return &contentFile{path, monitor.FileKey{Device: uint64(st.Dev), Inode: st.Ino}, st.Mtim.Nano()}, nil
+}
+
+// difference reads what a process holds besides its stored content; nil: nothing.
+func (p *process) difference() (_ *procimage.Capture, err error) {
+	if p.over == "" {
+		return nil, nil
+	}
+	f, err := os.Open(p.over)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	return procimage.ReadOver(f, &p.Image, p.Over)
 }
 
 // Roles of a monitor's descriptors.
