@@ -12,6 +12,7 @@ import (
 
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/monitor"
+	"github.com/pandastack/pandastack/internal/vmm/qemu/tsc"
 )
 
 // Config says which QEMU runs machines and how.
@@ -38,7 +39,7 @@ type Driver struct {
 	cpu     string
 	groups  []uint32 // a monitor needs besides its own: the one that may use /dev/kvm
 	warm    *warmth  // nil: machines begin by their device state alone
-	tsc     tscMeter
+	tsc     *tsc.Meter
 	set     *monitor.Set
 }
 
@@ -64,7 +65,7 @@ func New(ctx context.Context, config Config) (*Driver, error) {
 	if config.Accelerator != vmm.TCG && config.Accelerator != vmm.KVM {
 		return nil, &vmm.UnsupportedError{Op: "use accelerator " + string(config.Accelerator), Driver: "qemu"}
 	}
-	d := &Driver{config: config, set: monitor.NewSet(config.Limit, removeFiles), tsc: tscMeter{start: sampleClocks()}}
+	d := &Driver{config: config, set: monitor.NewSet(config.Limit, removeFiles), tsc: tsc.New()}
 	var err error
 	if d.version, err = probeVersion(ctx, config.Binary); err != nil {
 		return nil, err
@@ -99,7 +100,7 @@ func (d *Driver) Capabilities() vmm.Capabilities {
 
 // manifest describes what this host makes of spec. Machine and sizes of disks are left to the caller.
 func (d *Driver) manifest(ctx context.Context, spec vmm.Spec) (vmm.Manifest, error) {
-	khz, err := d.tsc.kHz(ctx)
+	khz, err := d.tsc.KHz(ctx)
 	if err != nil {
 		return vmm.Manifest{}, err
 	}

@@ -7,10 +7,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/monitor"
@@ -68,71 +65,4 @@ func fingerprint(accel vmm.Accelerator) (string, error) {
 		return "tcg-max", nil
 	}
 	return monitor.HostCPU()
-}
-
-// clockSample is one reading of both clocks.
-type clockSample struct {
-	tsc uint64
-	ns  int64
-}
-
-// sampleClocks reads both clocks as close together as a few tries can.
-func sampleClocks() clockSample {
-	var best clockSample
-	least := ^uint64(0)
-	for range 8 {
-		var ts unix.Timespec
-		before := readTSC()
-		if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_RAW, &ts); err != nil {
-			continue
-		}
-		after := readTSC()
-		if after-before < least {
-			least = after - before
-			best = clockSample{before + (after-before)/2, ts.Nano()}
-		}
-	}
-	return best
-}
-
-// tscWindow is how far two samples must lie apart: reading them is good to about 100 ns, so the rate to
-// one part in a million.
-const tscWindow = 100 * time.Millisecond
-
-// tscMeter measures the rate of the time stamp counter once.
-type tscMeter struct {
-	start clockSample
-
-	mu  sync.Mutex
-	khz int64
-}
-
-// kHz answers the rate in kHz, 0 on a processor without one. The first call waits until tscWindow has
-// passed since the meter was made.
-func (t *tscMeter) kHz(ctx context.Context) (int64, error) {
-	if !hasTSC {
-		return 0, nil
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.khz != 0 {
-		return t.khz, nil
-	}
-	now := sampleClocks()
-	if rest := tscWindow - time.Duration(now.ns-t.start.ns); rest > 0 {
-		timer := time.NewTimer(rest)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			return 0, context.Cause(ctx)
-		}
-		now = sampleClocks()
-	}
-	t.khz = rate(t.start, now)
-	return t.khz, nil
-}
-
-func rate(a, b clockSample) int64 {
-	return int64(float64(b.tsc-a.tsc)*1e6/float64(b.ns-a.ns) + 0.5)
 }

@@ -78,23 +78,6 @@ func TestParseVersion(t *testing.T) {
 	}
 }
 
-func TestRate(t *testing.T) {
-	if got := rate(clockSample{1000, 0}, clockSample{1000 + 2_445_424_000, 1e9}); got != 2445424 {
-		t.Errorf("got %d kHz", got)
-	}
-	m := tscMeter{start: sampleClocks()}
-	first, err := m.kHz(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if hasTSC && first < 100_000 {
-		t.Errorf("got %d kHz", first)
-	}
-	if again, _ := m.kHz(t.Context()); again != first {
-		t.Errorf("measured twice: %d and %d", first, again)
-	}
-}
-
 const maps = `7f0000000000-7f0000001000 ---p 00000000 00:00 0
 7f1000000000-7f1000200000 rw-p 00000000 fe:00 4711                       /x/memory
 7f1000200000-7f1000400000 rw-p 00200000 fe:00 4711                       /x/memory (deleted)

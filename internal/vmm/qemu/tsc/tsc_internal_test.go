@@ -1,0 +1,20 @@
+package tsc
+
+import "testing"
+
+func TestRate(t *testing.T) {
+	if got := rate(sample{1000, 0}, sample{1000 + 2_445_424_000, 1e9}); got != 2445424 {
+		t.Errorf("got %d kHz", got)
+	}
+	m := New()
+	first, err := m.KHz(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if has && first < 100_000 {
+		t.Errorf("got %d kHz", first)
+	}
+	if again, _ := m.KHz(t.Context()); again != first {
+		t.Errorf("measured twice: %d and %d", first, again)
+	}
+}
