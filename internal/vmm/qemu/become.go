@@ -240,9 +240,9 @@ func (m *machine) takeProcess(c *capture, set int) (err error) {
 		c.set = set
 		return nil
 	}
-	if m.record.Content == 0 && errors.Is(err, procimage.ErrUnsupported) {
+	if m.record.Content == 0 { // the first of its kind: machines of this image begin by their device state
 		m.driver.warm.refuse(err)
-		return nil // machines of this image begin by their device state
+		return nil
 	}
 	return err
 }
