@@ -296,6 +296,9 @@ func (b *builder) descriptors() error {
 			return fmt.Errorf("nothing is there for descriptor %d, %s", fd.Number, fd.Role)
 		}
 		b.table.call(callDup3, staged(n), uint64(fd.Number), unix.O_CLOEXEC)
+		if fd.NonBlocking {
+			b.table.call(callFcntl, uint64(fd.Number), unix.F_SETFL, unix.O_NONBLOCK)
+		}
 		if fd.Role == EventRole && fd.Value != 0 {
 			b.table.call(callWrite, uint64(fd.Number), b.table.words(fd.Value), 8)
 		}

@@ -48,14 +48,19 @@ func descriptor(pid, pidfd, n int, role func(*os.File, string) (string, error)) 
 		return FD{}, err
 	}
 	out := FD{Number: n}
+	flags, err := fdInfo(pid, n, "flags:", 8)
+	if err != nil {
+		return FD{}, err
+	}
+	out.NonBlocking = flags&unix.O_NONBLOCK != 0
 	switch link {
 	case "anon_inode:[eventfd]":
 		out.Role = EventRole
-		out.Value, err = fdInfo(pid, n, "eventfd-count:")
+		out.Value, err = fdInfo(pid, n, "eventfd-count:", 16)
 		return out, err
 	case "anon_inode:[signalfd]":
 		out.Role = SignalRole
-		out.Value, err = fdInfo(pid, n, "sigmask:")
+		out.Value, err = fdInfo(pid, n, "sigmask:", 16)
 		return out, err
 	case "anon_inode:[eventpoll]":
 		out.Role = PollRole
@@ -82,15 +87,15 @@ func pollsNothing(pid, n int) error {
 	return nil
 }
 
-// fdInfo reads a hexadecimal field of /proc/PID/fdinfo (proc_pid_fdinfo(5)).
-func fdInfo(pid, n int, key string) (uint64, error) {
+// fdInfo reads a number of /proc/PID/fdinfo (proc_pid_fdinfo(5)).
+func fdInfo(pid, n int, key string, base int) (uint64, error) {
 	data, err := os.ReadFile(procPath(pid, "fdinfo/"+strconv.Itoa(n)))
 	if err != nil {
 		return 0, err
 	}
 	for line := range strings.Lines(string(data)) {
 		if v, ok := strings.CutPrefix(line, key); ok {
-			return strconv.ParseUint(strings.TrimSpace(v), 16, 64)
+			return strconv.ParseUint(strings.TrimSpace(v), base, 64)
 		}
 	}
 	return 0, fmt.Errorf("%w: it does not tell its %s", ErrUnsupported, key)

@@ -95,6 +95,8 @@ type FD struct {
 	Number int    `json:"number"`
 	Role   string `json:"role"`            // as Options.Role named it, or one of the roles below
 	Value  uint64 `json:"value,omitempty"` // EventRole: the count; SignalRole: the signals
+	// NonBlocking: calls on it never wait (O_NONBLOCK).
+	NonBlocking bool `json:"non_blocking,omitempty"`
 }
 
 // Roles that this package knows and makes new files for.

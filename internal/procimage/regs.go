@@ -61,6 +61,7 @@ const (
 	callMremap    = 25
 	callPause     = 34
 	callClone     = 56
+	callFcntl     = 72
 	callPrctl     = 157
 	callDup3      = 292
 	callSeccomp   = 317

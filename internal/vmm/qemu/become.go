@@ -4,9 +4,11 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -138,17 +140,43 @@ func fresh(role string) (int, error) {
 }
 
 // takeDevices notes the numbers of what openDevices handed over.
-func (v *vehicle) takeDevices(sh shape, given *inheritance) {
+func (v *vehicle) takeDevices(sh shape, given *inheritance) error {
 	for i, d := range sh.disks {
 		v.plan.Roles[diskRole(i, false)] = d.read
 		if d.write != 0 {
 			v.plan.Roles[diskRole(i, true)] = d.write
 		}
 	}
-	if sh.tap != 0 {
-		v.plan.Roles[roleTap] = sh.tap
-	}
 	v.plan.Given = firstFD + len(given.files)
+	if sh.tap == 0 {
+		return nil
+	}
+	for _, fd := range v.process.Image.FDs {
+		if size, ok := strings.CutPrefix(fd.Role, roleTap); ok {
+			v.plan.Roles[fd.Role] = sh.tap
+			return setUp(given.files[sh.tap-firstFD], size)
+		}
+	}
+	return errors.New("the monitor in the image has no tap")
+}
+
+// What the guest's kernels of ours accept, and QEMU asks of a tap for them (linux/if_tun.h): packets without a sum,
+// and larger ones than the network takes.
+const offloads = 0x01 | 0x02 | 0x04 | 0x08
+
+// setUp does to a tap what a monitor does to it when it starts and its guest finds the card.
+func setUp(tap *os.File, header string) error {
+	size, err := strconv.Atoi(header)
+	if err != nil {
+		return fmt.Errorf("headers of the tap: %w", err)
+	}
+	if err := unix.IoctlSetPointerInt(int(tap.Fd()), unix.TUNSETVNETHDRSZ, size); err != nil {
+		return fmt.Errorf("size of headers of the tap: %w", err)
+	}
+	if err := unix.IoctlSetInt(int(tap.Fd()), unix.TUNSETOFFLOAD, offloads); err != nil {
+		return fmt.Errorf("offloads of the tap: %w", err)
+	}
+	return nil
 }
 
 // become makes a prepared monitor of its vehicle and lets the guest run: as the image has both, or with a

@@ -140,8 +140,7 @@ func (m *machine) openAll(ctx context.Context, image *vmm.Image, sh *shape, give
 		if err := m.openDevices(sh, given); err != nil {
 			return err
 		}
-		m.vehicle.takeDevices(*sh, given)
-		return nil
+		return m.vehicle.takeDevices(*sh, given)
 	}
 	if err := m.openSockets(ctx, sh, given); err != nil {
 		return err

@@ -81,7 +81,9 @@ func TestNetwork(t *testing.T) {
 		return s
 	}
 	var image vmm.Image
-	for i, id := range []string{"first", "second"} {
+	// The third is made of the second's monitor, with a tap that no monitor has set up.
+	ids := []string{"first", "second", "third"}
+	for i, id := range ids {
 		t.Run(id, func(t *testing.T) {
 			tap, listener := place(t)
 			s := spec(id)
@@ -108,13 +110,13 @@ func TestNetwork(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer link.Close()
-			if i == 1 {
-				first, err := os.Open(l.Dir + "/first/disk")
+			if i > 0 {
+				before, err := os.Open(l.Dir + "/" + ids[i-1] + "/disk")
 				if err != nil {
 					t.Fatal(err)
 				}
-				l.Clone(t, first, s.Disks[0].Path)
-				if err := first.Close(); err != nil {
+				l.Clone(t, before, s.Disks[0].Path)
+				if err := before.Close(); err != nil {
 					t.Fatal(err)
 				}
 				if err := m.Load(t.Context(), nil); err != nil {
@@ -125,8 +127,11 @@ func TestNetwork(t *testing.T) {
 				t.Fatal(err)
 			}
 			hear(t, link, listener, id)
-			if i == 0 {
-				image = saved(t, m, l.Dir+"/image")
+			if i == 1 {
+				m.(vmm.Rehearser).Rehearsed()
+			}
+			if i < 2 {
+				image = saved(t, m, l.Dir+"/image-"+id)
 			}
 			if err := d.Kill(t.Context(), s); err != nil {
 				t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -29,12 +30,16 @@ const (
 	vehicleName = "vehicle"
 )
 
+// processFormat names what a description means. Another is of no use.
+const processFormat = 1
+
 // maxProcess bounds the description of a process.
 const maxProcess = 4 << 20
 
 // process is the image of a monitor.
 type process struct {
-	Image procimage.Image `json:"image"`
+	Format int             `json:"format"`
+	Image  procimage.Image `json:"image"`
 	// Set is the set of descriptors in which the monitor held the file for its device state.
 	Set int `json:"set"`
 	// Over is where the content lies that differs from that of Base, whose own the monitor was made with.
@@ -151,6 +156,9 @@ func (w *warmth) load(f *os.File, bytes int64, content string) (*process, error)
 	if err := json.Unmarshal(data, &p); err != nil {
 		return nil, err
 	}
+	if p.Format != processFormat {
+		return nil, fmt.Errorf("it is of format %d, want %d", p.Format, processFormat)
+	}
 	if err := p.Image.Check(); err != nil {
 		return nil, err
 	}
@@ -208,7 +216,7 @@ func (c *capture) writeProcess(dir string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, content.Close()) }()
-	p := process{Set: c.set, Image: c.process.Image, Base: c.made}
+	p := process{Format: processFormat, Set: c.set, Image: c.process.Image, Base: c.made}
 	if c.made == nil {
 		p.Image, err = c.process.Save(content)
 	} else {
@@ -251,7 +259,7 @@ func (p *process) difference() (_ *procimage.Capture, err error) {
 const (
 	roleNothing = "nothing" // /dev/null, and what is of no use to another process
 	roleLog     = "log"
-	roleTap     = "tap"
+	roleTap     = "tap " // and the size of the header before each packet, which monitor and tap agree on
 	roleMemory  = "memory"
 	roleListen  = "listen " // and the name of the socket, as in roleTalk
 	roleTalk    = "talk "
@@ -281,7 +289,11 @@ func (m *machine) role(f *os.File, link string) (string, error) {
 		case nullDevice:
 			return roleNothing, nil
 		case tunDevice:
-			return roleTap, nil
+			header, err := unix.IoctlGetInt(int(f.Fd()), unix.TUNGETVNETHDRSZ)
+			if err != nil {
+				return "", fmt.Errorf("size of headers of the tap: %w", err)
+			}
+			return roleTap + strconv.Itoa(header), nil
 		}
 	case unix.S_IFREG:
 		return m.fileRole(f, link, monitor.FileKey{Device: uint64(st.Dev), Inode: st.Ino})

@@ -26,6 +26,7 @@ func TestFindProcess(t *testing.T) {
 	}{
 		"whole":         {func(*process, string) {}, true},
 		"other_boot":    {func(p *process, _ string) { p.Image.Boot = "another" }, false},
+		"other_format":  {func(p *process, _ string) { p.Format++ }, false},
 		"no_thread":     {func(p *process, _ string) { p.Image.Threads = nil }, false},
 		"content_short": {func(p *process, _ string) { p.Image.Bytes += 4096 }, false},
 		"program_changed": {func(p *process, _ string) {
@@ -39,7 +40,7 @@ func TestFindProcess(t *testing.T) {
 			if err := os.Mkdir(dir, 0o700); err != nil {
 				t.Fatal(err)
 			}
-			p := process{Image: procimage.Image{Boot: w.boot, Threads: make([]procimage.Thread, 1), Bytes: 4096}, Set: 2}
+			p := process{Format: processFormat, Image: procimage.Image{Boot: w.boot, Threads: make([]procimage.Thread, 1), Bytes: 4096}, Set: 2}
 			c.spoil(&p, dir)
 			data, err := json.Marshal(p)
 			if err != nil {
