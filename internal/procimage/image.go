@@ -176,6 +176,12 @@ func (im *Image) Open() (_ []*os.File, err error) {
 	return files, nil
 }
 
+// Fits tells whether Open would succeed.
+func (im *Image) Fits() error {
+	files, err := im.Open()
+	return errors.Join(err, closeAll(files))
+}
+
 func closeAll(files []*os.File) error {
 	var all error
 	for _, f := range files {

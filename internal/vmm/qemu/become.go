@@ -4,11 +4,9 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
@@ -154,29 +152,10 @@ func (v *vehicle) takeDevices(sh shape, given *inheritance) error {
 	for _, fd := range v.process.Image.FDs {
 		if size, ok := strings.CutPrefix(fd.Role, roleTap); ok {
 			v.plan.Roles[fd.Role] = sh.tap
-			return setUp(given.files[sh.tap-firstFD], size)
+			return monitor.SetUpTap(given.files[sh.tap-firstFD], size)
 		}
 	}
 	return errors.New("the monitor in the image has no tap")
-}
-
-// What the guest's kernels of ours accept, and QEMU asks of a tap for them (linux/if_tun.h): packets without a sum,
-// and larger ones than the network takes.
-const offloads = 0x01 | 0x02 | 0x04 | 0x08
-
-// setUp does to a tap what a monitor does to it when it starts and its guest finds the card.
-func setUp(tap *os.File, header string) error {
-	size, err := strconv.Atoi(header)
-	if err != nil {
-		return fmt.Errorf("headers of the tap: %w", err)
-	}
-	if err := unix.IoctlSetPointerInt(int(tap.Fd()), unix.TUNSETVNETHDRSZ, size); err != nil {
-		return fmt.Errorf("size of headers of the tap: %w", err)
-	}
-	if err := unix.IoctlSetInt(int(tap.Fd()), unix.TUNSETOFFLOAD, offloads); err != nil {
-		return fmt.Errorf("offloads of the tap: %w", err)
-	}
-	return nil
 }
 
 // become makes a prepared monitor of its vehicle and lets the guest run: as the image has both, or with a
@@ -323,13 +302,9 @@ const channelID = "agent"
 
 // redial connects to the guest channel for the next Dial.
 func (m *machine) redial(ctx context.Context) error {
-	conn, err := monitor.Connect(ctx, m.spec.Dir, channelSocket)
+	fresh, err := m.connect(ctx)
 	if err != nil {
 		return err
-	}
-	fresh, err := newChannel(conn, &m.gate)
-	if err != nil {
-		return errors.Join(err, conn.Close())
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

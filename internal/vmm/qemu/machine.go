@@ -157,21 +157,30 @@ func (m *machine) Dial(ctx context.Context) (net.Conn, error) {
 			return nil, err
 		}
 	}
-	conn, err := monitor.Connect(ctx, m.spec.Dir, channelSocket)
+	fresh, err := m.connect(ctx)
 	if err != nil {
 		return nil, err
-	}
-	fresh, err = newChannel(conn, &m.gate)
-	if err != nil {
-		return nil, errors.Join(err, conn.Close())
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.over {
-		return nil, errors.Join(vmm.ErrGone, conn.Close())
+		return nil, errors.Join(vmm.ErrGone, fresh.Close())
 	}
 	m.dialled = fresh
 	return fresh, nil
+}
+
+// connect makes a connection to the guest channel.
+func (m *machine) connect(ctx context.Context) (*channel, error) {
+	conn, err := monitor.Connect(ctx, m.spec.Dir, channelSocket)
+	if err != nil {
+		return nil, err
+	}
+	c, err := newChannel(conn, &m.gate)
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return c, nil
 }
 
 // Console answers the last of what the guest printed since Console was asked the last time.

@@ -182,19 +182,7 @@ func (w *warmth) load(f *os.File, bytes int64, content string) (*process, error)
 	if st.Size() != p.Image.Bytes {
 		return nil, fmt.Errorf("%s has %d bytes, want %d", contentName, st.Size(), p.Image.Bytes)
 	}
-	files, err := p.Image.Open()
-	if err != nil {
-		return nil, err
-	}
-	return &p, closeFiles(files)
-}
-
-func closeFiles(files []*os.File) error {
-	var all error
-	for _, f := range files {
-		all = errors.Join(all, f.Close())
-	}
-	return all
+	return &p, p.Image.Fits()
 }
 
 // refuse tells why the image of a monitor has no process in it.
