@@ -180,9 +180,15 @@ func (m *Manager) Hibernate(ctx context.Context, id hostapi.MachineID) (err erro
 	if err := m.sleep(ctx, p, mc); err != nil {
 		return fmt.Errorf("hibernate machine %s: %w", id, noSpace(err))
 	}
-	// The machine sleeps from here on: there is no way back but Wake.
+	return m.rested(ctx, p, mc, old, "asleep")
+}
+
+// rested frees what a machine that is at rest does not need: there is no way back but Wake. old is the image that
+// it ran on.
+func (m *Manager) rested(ctx context.Context, p *plan, mc *machine, old snapshot.Ref, step string) error {
 	p.back.Forget()
-	if err = p.did("asleep"); p.quit {
+	err := p.did(step)
+	if p.quit {
 		return err
 	}
 	err = errors.Join(err, m.strip(ctx, p, mc))
@@ -192,7 +198,7 @@ func (m *Manager) Hibernate(ctx context.Context, id hostapi.MachineID) (err erro
 	if old != "" {
 		err = errors.Join(err, m.deps.Store.Release(old))
 	}
-	m.ledger.release(id)
+	m.ledger.release(mc.id)
 	p.told(mc, false)
 	return err
 }

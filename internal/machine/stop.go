@@ -35,21 +35,7 @@ func (m *Manager) Stop(ctx context.Context, id hostapi.MachineID) (err error) {
 	if err := m.shut(ctx, p, mc); err != nil {
 		return fmt.Errorf("stop machine %s: %w", id, noSpace(err))
 	}
-	// The machine is at rest from here on: there is no way back but Wake.
-	p.back.Forget()
-	if err = p.did("stopped"); p.quit {
-		return err
-	}
-	err = errors.Join(err, m.strip(ctx, p, mc))
-	if p.quit {
-		return err
-	}
-	if old != "" {
-		err = errors.Join(err, m.deps.Store.Release(old))
-	}
-	m.ledger.release(id)
-	p.told(mc, false)
-	return err
+	return m.rested(ctx, p, mc, old, "stopped")
 }
 
 // shut halts a running machine with its disk whole and records, durably, that it rests without memory.
