@@ -60,6 +60,7 @@ type ExecResult struct {
 	PID             uint32 `json:"pid,omitempty"`
 	StdoutTruncated bool   `json:"stdout_truncated,omitempty" doc:"There was more than the server gives back at once."`
 	StderrTruncated bool   `json:"stderr_truncated,omitempty"`
+	OutOfMemory     bool   `json:"out_of_memory,omitempty" doc:"The machine had no memory left, and its kernel killed the command."`
 }
 
 // Process is a command that runs or ended lately: GET /v1/sandboxes/{id}/processes.
@@ -73,6 +74,8 @@ type Process struct {
 	StartedAt time.Time `json:"started_at"`
 	Running   bool      `json:"running"`
 	ExitCode  *int      `json:"exit_code,omitempty"`
+
+	OutOfMemory bool `json:"out_of_memory,omitempty" doc:"The machine had no memory left, and its kernel killed the command."`
 }
 
 // SignalRequest sends a signal: POST /v1/sandboxes/{id}/processes/{pid}/signal.
@@ -99,8 +102,9 @@ type ExecChunk struct {
 
 // ExecExit is the data of the exit event of exec/stream.
 type ExecExit struct {
-	ExitCode   int   `json:"exit_code"`
-	DurationMS int64 `json:"duration_ms"`
+	ExitCode    int   `json:"exit_code"`
+	OutOfMemory bool  `json:"out_of_memory,omitempty" doc:"The machine had no memory left, and its kernel killed the command."`
+	DurationMS  int64 `json:"duration_ms"`
 }
 
 // ExecStarted is the data of the start event of a stream.

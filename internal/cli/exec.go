@@ -61,10 +61,16 @@ func (a *app) sandboxExec() *cobra.Command {
 		if err != nil {
 			return err
 		}
+		if exit.OutOfMemory {
+			_, _ = io.WriteString(a.Stderr, noMemory) // as above
+		}
 		return code(exit.ExitCode)
 	}
 	return c
 }
+
+// noMemory is what a person is told of a command that was killed without a word of its own.
+const noMemory = "pandastack: the command was killed: the sandbox has no memory left\n"
 
 func (a *app) ended(res api.ExecResult) error {
 	err := a.print(res, func(w io.Writer) error {

@@ -245,6 +245,9 @@ func endOf(x guestapi.Exit) *pb.ProcessEvent_EndEvent {
 		end.ExitCode, end.Exited = -1, false
 		end.Status = "signal: " + syscall.Signal(x.Signal).String()
 	}
+	if x.OutOfMemory {
+		end.Status += ": the sandbox has no memory left"
+	}
 	switch {
 	case x.Error != "":
 		end.Error = &x.Error

@@ -85,7 +85,7 @@ func (f *Files) Write(ctx context.Context, p string, opt guestapi.WriteOptions, 
 	if mode == 0 { // a device or pipe
 		err = writeThrough(ctx, target, r)
 	} else {
-		err = replace(ctx, target, fresh{mode: mode, owner: &u, notes: opt.Metadata}, r)
+		err = replace(ctx, target, fresh{mode: mode, owner: &u, notes: opt.Metadata, size: opt.Size}, r)
 	}
 	if err != nil {
 		return guestapi.FileInfo{}, err
@@ -147,6 +147,7 @@ type fresh struct {
 	mode  uint32
 	owner *account.User
 	notes map[string]string
+	size  int64 // < 0: not known
 }
 
 func replace(ctx context.Context, at string, as fresh, r io.Reader) (err error) {
@@ -160,7 +161,7 @@ func replace(ctx context.Context, at string, as fresh, r io.Reader) (err error) 
 			_ = os.Remove(file.Name()) // the error at hand says more
 		}
 	}()
-	if err := copyAll(ctx, file, r); err != nil {
+	if err := store(ctx, file, r, as.size); err != nil {
 		return err
 	}
 	if err := own(file.Name(), as.owner); err != nil {

@@ -155,3 +155,44 @@ func FuzzEvents(f *testing.F) {
 		}
 	})
 }
+
+// TestContentOfEveryLength: files around the size at which writes become direct, of known, unknown and wrong
+// size, in pieces that fit no block, hold what was sent, on file systems with and without direct writes.
+func TestContentOfEveryLength(t *testing.T) {
+	f, home := open(t)
+	dirs := []string{home}
+	if memory, err := os.MkdirTemp("/dev/shm", "files"); err == nil {
+		defer os.RemoveAll(memory)
+		dirs = append(dirs, memory)
+	}
+	content := make([]byte, 3*directSize+5000)
+	for i := range content {
+		content[i] = byte(i>>12) ^ byte(i*7)
+	}
+	for _, dir := range dirs {
+		for _, n := range []int{0, 1, 4096, directSize - 1, directSize, directSize + 1, 2*directSize + 4096, len(content)} {
+			for _, size := range []int64{-1, int64(n), 0, 5, 1 << 40} {
+				name := path.Join(dir, "file")
+				from := pieced{bytes.NewReader(content[:n]), 33333}
+				i, err := f.Write(t.Context(), name, guestapi.WriteOptions{Size: size}, from)
+				if err != nil || i.Size != int64(n) {
+					t.Fatalf("%s: %d bytes said to be %d: %+v, %v", dir, n, size, i, err)
+				}
+				if got, err := os.ReadFile(name); err != nil || !bytes.Equal(got, content[:n]) {
+					t.Fatalf("%s: %d bytes said to be %d: %d other bytes came back, %v", dir, n, size, len(got), err)
+				}
+			}
+		}
+		if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
+			t.Errorf("left behind: %v, %v", entries, err)
+		}
+	}
+}
+
+// pieced reads at most so many bytes at once.
+type pieced struct {
+	r    io.Reader
+	most int
+}
+
+func (p pieced) Read(b []byte) (int, error) { return p.r.Read(b[:min(len(b), p.most)]) }

@@ -21,7 +21,7 @@ func Process(p guestapi.ProcessInfo) api.Process {
 	}
 	if p.Exit != nil {
 		code := p.Exit.Code
-		out.ExitCode = &code
+		out.ExitCode, out.OutOfMemory = &code, p.Exit.OutOfMemory
 	}
 	return out
 }
@@ -124,7 +124,8 @@ func AttachSSE(ctx context.Context, g guestapi.Guest, ref guestapi.ProcessRef, f
 			if took == 0 {
 				took = time.Since(began)
 			}
-			_ = f.sse.Event("exit", api.ExecExit{ExitCode: ev.Exit.Code, DurationMS: took.Milliseconds()}) // as above
+			exit := api.ExecExit{ExitCode: ev.Exit.Code, DurationMS: took.Milliseconds(), OutOfMemory: ev.Exit.OutOfMemory}
+			_ = f.sse.Event("exit", exit) // as above
 			return nil
 		}
 		if err := f.take(ev); err != nil {

@@ -50,7 +50,7 @@ func Exec(ctx context.Context, g guestapi.Guest, req api.ExecRequest) (api.ExecR
 	res := api.ExecResult{
 		Stdout: valid(out.data), StdoutTruncated: out.over,
 		Stderr: valid(err.data), StderrTruncated: err.over,
-		ExitCode: exit.Code, DurationMS: time.Since(began).Milliseconds(), PID: pid,
+		ExitCode: exit.Code, DurationMS: time.Since(began).Milliseconds(), PID: pid, OutOfMemory: exit.OutOfMemory,
 	}
 	if !exit.TimedOut {
 		return res, nil
@@ -121,7 +121,7 @@ func ToSSE(ctx context.Context, g guestapi.Guest, req api.ExecRequest, begin fun
 		_ = sse.Event("error", api.AsError(err))
 		return nil
 	}
-	_ = sse.Event("exit", api.ExecExit{ExitCode: exit.Code, DurationMS: time.Since(began).Milliseconds()})
+	_ = sse.Event("exit", api.ExecExit{ExitCode: exit.Code, DurationMS: time.Since(began).Milliseconds(), OutOfMemory: exit.OutOfMemory})
 	return nil
 }
 

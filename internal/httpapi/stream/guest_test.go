@@ -167,6 +167,10 @@ func out(s string) guestapi.Event {
 func errs(s string) guestapi.Event {
 	return guestapi.Event{Stream: guestapi.StreamStderr, Data: []byte(s)}
 }
+
+// killed is how a command ends that its machine had no memory for.
+var killed = guestapi.Event{Exit: &guestapi.Exit{Code: 137, Signal: 9, OutOfMemory: true}}
+
 func exit(code int) guestapi.Event { return guestapi.Event{Exit: &guestapi.Exit{Code: code}} }
 
 // until waits for a condition.
@@ -195,6 +199,7 @@ func TestExec(t *testing.T) {
 	}{
 		{"output", api.ExecRequest{Cmd: "x", Stdin: &in}, proc(out("a"), errs("e"), out("\xff"), exit(3)), nil, api.ExecResult{Stdout: "a\uFFFD", Stderr: "e", ExitCode: 3}, ""},
 		{"timeout", api.ExecRequest{Cmd: "x", TimeoutSeconds: 1.5}, proc(out("part"), guestapi.Event{Exit: &guestapi.Exit{Code: 137, TimedOut: true}}), nil, api.ExecResult{Stdout: "part", ExitCode: 137}, api.Timeout},
+		{"no-memory", api.ExecRequest{Cmd: "x"}, proc(killed), nil, api.ExecResult{ExitCode: 137, OutOfMemory: true}, ""},
 		{"no-such-dir", api.ExecRequest{Cmd: "x"}, proc(guestapi.Event{Exit: &guestapi.Exit{Error: "no such directory"}}), nil, api.ExecResult{}, api.Invalid},
 		{"no-exit", api.ExecRequest{Cmd: "x"}, proc(out("a")), nil, api.ExecResult{}, api.Unavailable},
 		{"lost", api.ExecRequest{Cmd: "x"}, nil, guestapi.ErrLost, api.ExecResult{}, api.Unavailable},
@@ -206,7 +211,7 @@ func TestExec(t *testing.T) {
 			if api.CodeOf(err) != tt.code {
 				t.Fatalf("error = %v, want code %q", err, tt.code)
 			}
-			if got.Stdout != tt.want.Stdout || got.Stderr != tt.want.Stderr || got.ExitCode != tt.want.ExitCode {
+			if got.Stdout != tt.want.Stdout || got.Stderr != tt.want.Stderr || got.ExitCode != tt.want.ExitCode || got.OutOfMemory != tt.want.OutOfMemory {
 				t.Errorf("got %+v, want %+v", got, tt.want)
 			}
 			if e, ok := errors.AsType[*api.Error](err); ok && tt.code == api.Timeout {
@@ -285,6 +290,7 @@ func TestToSSE(t *testing.T) {
 		{"line-ends", "event: start\ndata: {\"pid\":1}\n\nevent: stdout\ndata: {\"chunk\":\"a\\u0085\\u2028\\r\\u000b\\f\\u001cb\"}\n\nevent: exit\n", proc(out("a\u0085\u2028\r\v\f\x1cb"), exit(0))},
 		{"timeout", "event: start\ndata: {\"pid\":1}\n\nevent: error\ndata: {\"error\":\"command timeout after 2s\",\"code\":\"timeout\",",
 			proc(guestapi.Event{Exit: &guestapi.Exit{Code: 137, TimedOut: true}})},
+		{"no-memory", "event: start\ndata: {\"pid\":1}\n\nevent: exit\ndata: {\"exit_code\":137,\"out_of_memory\":true,", proc(killed)},
 		{"newline", "event: start\ndata: {\"pid\":1}\n\nevent: stdout\ndata: {\"chunk\":\"a\\n\\nb\"}\n\nevent: exit\ndata: {\"exit_code\":7,", proc(out("a\n\nb"), exit(7))},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -390,6 +396,8 @@ func TestExecMux(t *testing.T) {
 			return left, nil
 		case "bad":
 			return nil, guestapi.ErrBusy
+		case "hog":
+			return proc(killed), nil
 		}
 		return proc(out("o"), errs("e"), exit(2)), nil
 	})
@@ -413,6 +421,7 @@ func TestExecMux(t *testing.T) {
 	}{
 		{`{"id":"b","cmd":"x"}`, []string{`{"id":"b","stream":"stdout","data":"o"}`, `{"id":"b","stream":"stderr","data":"e"}`, `{"id":"b","exit":2,"duration_ms":`}},
 		{`{"id":"b","cmd":"x"}`, []string{`{"id":"b","stream":"stdout"`, `{"id":"b","stream":"stderr"`, `{"id":"b","exit":2,`}},
+		{`{"id":"m","cmd":"hog"}`, []string{`{"id":"m","exit":137,"out_of_memory":true,`}},
 		{`{"id":1,"cmd":"x"}`, []string{`{"id":1,"error":"id: a command with this id is running: use another one","code":"conflict"}`}},
 		{`{"id":"c"}`, []string{`{"id":"c","error":"cmd: is missing`}},
 		{`{"cmd":"x"}`, []string{`{"id":null,"error":"id: is missing`}},

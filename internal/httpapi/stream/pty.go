@@ -81,6 +81,8 @@ type exited struct {
 	Exit int    `json:"exit"`
 	Type string `json:"type"`
 	Code int    `json:"code"`
+
+	OutOfMemory bool `json:"out_of_memory,omitempty"`
 }
 
 // Start starts the terminal's program. It is apart from PTY so that a failure can be an HTTP answer.
@@ -119,7 +121,7 @@ func (t Terminal) PTY(ctx context.Context, g guestapi.Guest, p guestapi.Process,
 	case exit.Error != "":
 		_ = s.send(answer, api.Errorf(api.Invalid, "terminal could not be started: %s", exit.Error))
 	case !t.Silent:
-		_ = s.send(answer, exited{Exit: exit.Code, Type: "exit", Code: exit.Code})
+		_ = s.send(answer, exited{Exit: exit.Code, Type: "exit", Code: exit.Code, OutOfMemory: exit.OutOfMemory})
 	}
 	_ = conn.Close(websocket.StatusNormalClosure, "") // nothing depends on the client's answer
 }

@@ -82,13 +82,14 @@ type command struct {
 
 // reply is what a client of exec/ws hears; exactly one of Stream, Exit and Error is set.
 type reply struct {
-	ID         json.RawMessage `json:"id"`
-	Stream     string          `json:"stream,omitempty"`
-	Data       string          `json:"data,omitempty"`
-	Exit       *int            `json:"exit,omitempty"`
-	DurationMS *int64          `json:"duration_ms,omitempty"`
-	Error      string          `json:"error,omitempty"`
-	Code       api.Code        `json:"code,omitempty"`
+	ID          json.RawMessage `json:"id"`
+	Stream      string          `json:"stream,omitempty"`
+	Data        string          `json:"data,omitempty"`
+	Exit        *int            `json:"exit,omitempty"`
+	OutOfMemory bool            `json:"out_of_memory,omitempty"` // with Exit
+	DurationMS  *int64          `json:"duration_ms,omitempty"`   // with Exit
+	Error       string          `json:"error,omitempty"`
+	Code        api.Code        `json:"code,omitempty"`
 }
 
 var errCanceled = errors.New("command was canceled")
@@ -207,7 +208,7 @@ func (m *mux) exec(ctx context.Context, cancel context.CancelCauseFunc, key stri
 		return
 	}
 	took := time.Since(began).Milliseconds()
-	_ = m.send(answer, reply{ID: c.ID, Exit: &exit.Code, DurationMS: &took})
+	_ = m.send(answer, reply{ID: c.ID, Exit: &exit.Code, DurationMS: &took, OutOfMemory: exit.OutOfMemory})
 }
 
 func (m *mux) fail(ctx context.Context, id json.RawMessage, err error) error {

@@ -1,0 +1,36 @@
+//go:build root
+
+package files
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/guestapi"
+)
+
+// TestFullDisk: a large file that does not fit is ErrNoSpace and leaves nothing.
+func TestFullDisk(t *testing.T) {
+	f, _ := open(t)
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	}()
+	_, err := f.Write(t.Context(), path.Join(dir, "large"), guestapi.WriteOptions{Size: -1}, bytes.NewReader(make([]byte, 2<<20)))
+	if !errors.Is(err, guestapi.ErrNoSpace) {
+		t.Errorf("got %v, want %v", err, guestapi.ErrNoSpace)
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 0 {
+		t.Errorf("left behind: %v, %v", entries, err)
+	}
+}
