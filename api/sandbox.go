@@ -69,7 +69,7 @@ type SandboxFilter struct {
 type Usage struct {
 	PID            int     `json:"pid"`
 	UptimeSeconds  float64 `json:"uptime_seconds"`
-	HostCPUPercent float64 `json:"host_cpu_percent" doc:"Of one processor, since the call before."`
+	HostCPUPercent float64 `json:"host_cpu_percent" doc:"Of one processor, since it was looked at last."`
 	HostCPUSeconds float64 `json:"host_cpu_seconds"`
 	HostRSSBytes   int64   `json:"host_rss_bytes"`
 	HostPSSBytes   int64   `json:"host_pss_bytes"`

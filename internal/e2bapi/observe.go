@@ -24,9 +24,13 @@ type metric struct {
 	DiskTotal     int64     `json:"diskTotal"`
 }
 
-// measure asks the sandbox itself; one that does not run has no metrics.
+// measure asks the sandbox itself; one that rests has no metrics, and one that ended the last of its life, if they
+// are known.
 func (s *Server) measure(r *http.Request, p auth.Principal, id api.SandboxID) ([]metric, error) {
 	b, err := s.sandboxes.Get(r.Context(), p, id)
+	if isCode(err, api.NotFound) {
+		return s.measured(r, p, id)
+	}
 	if err != nil || b.Status != api.Running {
 		return []metric{}, err
 	}
@@ -38,15 +42,29 @@ func (s *Server) measure(r *http.Request, p auth.Principal, id api.SandboxID) ([
 	if err != nil {
 		return nil, err
 	}
+	return []metric{metricOf(time.Now(), api.Inside{CPUs: st.CPUs, CPUBusySeconds: st.CPUBusy.Seconds(), UptimeSeconds: st.Uptime.Seconds(),
+		MemTotalBytes: st.MemTotal, MemAvailableBytes: st.MemAvailable, MemCachedBytes: st.MemCached,
+		DiskUsedBytes: st.DiskUsed, DiskTotalBytes: st.DiskTotal})}, nil
+}
+
+// measured gives what was known last of a sandbox that ended; the error that it is not there if it never was.
+func (s *Server) measured(r *http.Request, p auth.Principal, id api.SandboxID) ([]metric, error) {
+	l, err := s.sandboxes.Logs(r.Context(), p, id)
+	if err != nil || l.Ending == nil || l.Ending.Usage == nil || l.Ending.Usage.Guest == nil {
+		return []metric{}, err
+	}
+	return []metric{metricOf(l.Ending.Ended, *l.Ending.Usage.Guest)}, nil
+}
+
+func metricOf(at time.Time, in api.Inside) metric {
 	m := metric{
-		Timestamp: time.Now().UTC(), CPUCount: st.CPUs, MemUsed: st.MemTotal - st.MemAvailable, MemTotal: st.MemTotal,
-		MemCache: st.MemCached, DiskUsed: st.DiskUsed, DiskTotal: st.DiskTotal,
+		Timestamp: at.UTC(), TimestampUnix: at.Unix(), CPUCount: in.CPUs, MemUsed: in.MemTotalBytes - in.MemAvailableBytes,
+		MemTotal: in.MemTotalBytes, MemCache: in.MemCachedBytes, DiskUsed: in.DiskUsedBytes, DiskTotal: in.DiskTotalBytes,
 	}
-	m.TimestampUnix = m.Timestamp.Unix()
-	if st.Uptime > 0 && st.CPUs > 0 {
-		m.CPUUsedPct = 100 * st.CPUBusy.Seconds() / st.Uptime.Seconds() / float64(st.CPUs)
+	if in.UptimeSeconds > 0 && in.CPUs > 0 {
+		m.CPUUsedPct = 100 * in.CPUBusySeconds / in.UptimeSeconds / float64(in.CPUs)
 	}
-	return []metric{m}, nil
+	return m
 }
 
 func (s *Server) metrics(r *http.Request, p auth.Principal) (int, any, error) {

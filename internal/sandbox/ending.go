@@ -72,10 +72,7 @@ func (s *Service) endLocked(ctx context.Context, r *store.Sandbox, why cause) er
 // finish destroys the machine of a sandbox, then its row, and leaves the tombstone. printed is what the
 // host told of the console, if it did. The lock is held.
 func (s *Service) finish(ctx context.Context, r *store.Sandbox, message string, printed []byte) error {
-	t := s.tombstone(ctx, r, message)
-	if t.Console == "" {
-		t.Console = visit.Printable(printed)
-	}
+	t := s.tombstone(ctx, r, message, printed)
 	if err := s.host.Destroy(ctx, machineID(r), r.EndReason); err != nil {
 		return hostError(err, "delete", r.ID)
 	}
@@ -103,36 +100,6 @@ func (s *Service) finish(ctx context.Context, r *store.Sandbox, message string, 
 	return nil
 }
 
-// lastLook bounds how long a dying machine is asked for what it printed and took: it is a nicety.
-const lastLook = time.Second
-
-// tombstone gathers what outlives a sandbox.
-func (s *Service) tombstone(ctx context.Context, r *store.Sandbox, message string) *store.Tombstone {
-	t := &store.Tombstone{Sandbox: r.ID, Workspace: r.Workspace, Template: r.Template, Reason: r.EndReason, By: r.EndBy,
-		Message: message, Created: r.Created, Ended: store.Micros(time.Now()), Metadata: r.Metadata, Processes: "[]"}
-	if data, err := json.Marshal(s.used.Processes(r.ID)); err == nil {
-		t.Processes = string(data)
-	}
-	ctx, cancel := context.WithTimeoutCause(ctx, lastLook, errors.New("the last look took too long"))
-	defer cancel()
-	t.Console = s.console(ctx, r)
-	if u, err := s.host.Usage(ctx, machineID(r)); err == nil {
-		if data, err := json.Marshal(viewUsage(u)); err == nil {
-			t.Usage = string(data)
-		}
-	}
-	return t
-}
-
-// console gives what a machine printed, "" if that cannot be had.
-func (s *Service) console(ctx context.Context, r *store.Sandbox) string {
-	text, err := s.host.Console(ctx, machineID(r))
-	if err != nil {
-		return ""
-	}
-	return visit.Printable(text)
-}
-
 // Explain says why a sandbox ended; not_found if it lives or nobody knows it.
 func (s *Service) Explain(ctx context.Context, p auth.Principal, id api.SandboxID) (_ Ending, err error) {
 	defer s.watch("explain", time.Now(), &err)
@@ -143,7 +110,12 @@ func (s *Service) Explain(ctx context.Context, p auth.Principal, id api.SandboxI
 	if err != nil || p.Workspace == "" || t.Workspace != string(p.Workspace) {
 		return Ending{}, api.Errorf(api.NotFound, "no end of a sandbox %s is known", id)
 	}
-	e := Ending{Sandbox: id, Template: t.Template, Reason: Reason(t.Reason), By: t.By, Message: t.Message,
+	return ending(&t)
+}
+
+// ending gives a tombstone as users see it.
+func ending(t *store.Tombstone) (Ending, error) {
+	e := Ending{Sandbox: api.SandboxID(t.Sandbox), Template: t.Template, Reason: Reason(t.Reason), By: t.By, Message: t.Message,
 		Created: store.Time(t.Created), Ended: store.Time(t.Ended), Metadata: shown(t.Metadata), Console: t.Console}
 	if err := json.Unmarshal([]byte(t.Processes), &e.Processes); err != nil {
 		return Ending{}, err

@@ -22,7 +22,8 @@ func unknownSnapshot(id api.SnapshotID) error {
 	return api.Errorf(api.NotFound, "snapshot %s not found: list yours at /v1/snapshots", id)
 }
 
-// gone explains a sandbox that has no row: when and why it ended, if it is remembered.
+// gone explains a sandbox that has no row: when and why it ended, how its processes did, and what it took last, if
+// that is remembered.
 func (s *Service) gone(ctx context.Context, p auth.Principal, id api.SandboxID) error {
 	t, err := s.db.Read().Tombstone(ctx, string(id))
 	switch {
@@ -35,7 +36,18 @@ func (s *Service) gone(ctx context.Context, p auth.Principal, id api.SandboxID) 
 	}
 	at := store.Time(t.Ended)
 	e := api.Errorf(api.NotFound, "sandbox %s not found: it ended at %s: %s", id, at.Format(time.RFC3339), t.Message)
-	return e.With("ended_at", at.Format(time.RFC3339Nano)).With("reason", t.Reason).With("by", t.By).With("message", t.Message)
+	e = e.With("ended_at", at.Format(time.RFC3339Nano)).With("reason", t.Reason).With("by", t.By).With("message", t.Message)
+	end, err := ending(&t)
+	if err != nil {
+		return err
+	}
+	for i := range end.Processes { // what they printed is in the logs
+		end.Processes[i].Stdout, end.Processes[i].Stderr = "", ""
+	}
+	if e = e.With("processes", end.Processes); end.Usage != nil {
+		e = e.With("metrics", end.Usage)
+	}
+	return e
 }
 
 // remedies say what leads out of a state.

@@ -29,7 +29,7 @@ func (s *Service) Run(ctx context.Context) error {
 	err := g.Wait()
 	last, cancel := firm(ctx)
 	defer cancel()
-	if err := s.flush(last); err != nil {
+	if err := errors.Join(s.flush(last), s.lastWords(last)); err != nil {
 		s.log.Warn("writing last uses failed", "err", err)
 	}
 	return err
@@ -44,6 +44,9 @@ func (s *Service) begin(ctx context.Context) {
 	}
 	for _, r := range rows {
 		s.used.Touch(r.ID)
+	}
+	if err := s.recall(ctx); err != nil {
+		s.log.Warn("reading what was seen of processes failed", "err", err)
 	}
 	s.learn(ctx)
 }

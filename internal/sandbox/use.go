@@ -3,6 +3,7 @@ package sandbox
 import (
 	"cmp"
 	"context"
+	"maps"
 	"time"
 
 	"github.com/pandastack/pandastack/api"
@@ -20,7 +21,13 @@ func (s *Service) flush(ctx context.Context) error {
 	for id, at := range taken {
 		all = append(all, store.Used{ID: id, Active: store.Micros(at)})
 	}
-	err := s.db.Write(ctx, "flush", func(ctx context.Context, tx *store.Tx) error { return tx.PutUsed(ctx, all) })
+	seen := s.look(ctx, maps.Keys(taken), false)
+	err := s.db.Write(ctx, "flush", func(ctx context.Context, tx *store.Tx) error {
+		if err := tx.PutUsed(ctx, all); err != nil {
+			return err
+		}
+		return tx.PutLastSeen(ctx, seen)
+	})
 	if err != nil {
 		s.used.Again(taken)
 	}

@@ -128,5 +128,8 @@ func Printable(text []byte) string {
 	return strings.ReplaceAll(strings.ToValidUTF8(string(text), "\uFFFD"), "\x00", "")
 }
 
+// Recall takes up what an earlier program remembered of a sandbox's processes, oldest first, as Processes gave it.
+func (b *Book) Recall(id string, old []ProcessEnd) { b.record.recall(id, old) }
+
 // Processes gives how the last processes of a sandbox ended, oldest first.
 func (b *Book) Processes(id string) []ProcessEnd { return b.record.list(id) }

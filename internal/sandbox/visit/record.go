@@ -97,6 +97,27 @@ func (r *recorder) list(id string) []ProcessEnd {
 	return out
 }
 
+// recall takes up what was remembered before this program began, older than what is remembered now.
+func (r *recorder) recall(id string, old []ProcessEnd) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.m == nil {
+		r.m = map[string][]*ending{}
+	}
+	now := r.m[id]
+	if room := maxRecorded - len(now); len(old) > room {
+		old = old[len(old)-room:]
+	}
+	list := make([]*ending, 0, len(old)+len(now))
+	for _, p := range old {
+		e := &ending{stdout: []byte(p.Stdout), stderr: []byte(p.Stderr)}
+		p.Stdout, p.Stderr = "", ""
+		e.p = p
+		list = append(list, e)
+	}
+	r.m[id] = append(list, now...)
+}
+
 func (r *recorder) forget(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

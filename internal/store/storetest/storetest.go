@@ -18,7 +18,7 @@ func Run(t *testing.T, open func(t *testing.T) *store.DB) {
 	for name, f := range map[string]func(*testing.T, *store.DB){
 		"sandbox": sandboxes, "filter": filters, "page": pages, "rollback": rollback, "writers": writers,
 		"event": events, "appenders": appenders, "snapshot": snapshots, "key": keys, "idempotency": idempotency, "ending": endings,
-		"port": ports, "audit": audits, "template": templates, "build": builds, "layer": layers, "setting": settings, "used": used,
+		"port": ports, "audit": audits, "template": templates, "build": builds, "layer": layers, "setting": settings, "used": used, "seen": seen,
 	} {
 		t.Run(name, func(t *testing.T) { f(t, open(t)) })
 	}
@@ -419,5 +419,27 @@ func used(t *testing.T, db *store.DB) {
 	now := time.Now().Truncate(time.Microsecond)
 	if got := store.Time(store.Micros(now)); !got.Equal(now) || !store.Time(store.Micros(time.Time{})).IsZero() {
 		t.Errorf("time comes back as %v, want %v", got, now)
+	}
+}
+
+func seen(t *testing.T, db *store.DB) {
+	ctx := t.Context()
+	row := sandbox(1)
+	insert(t, db, row, sandbox(2))
+	write(t, db, func(ctx context.Context, tx *store.Tx) error {
+		return tx.PutLastSeen(ctx, []store.LastSeen{{ID: row.ID, Processes: "[1]", Console: "ä", Usage: "{}"}, {ID: "nobody", Processes: "[2]"}})
+	})
+	write(t, db, func(ctx context.Context, tx *store.Tx) error {
+		return errors.Join(tx.PutLastSeen(ctx, []store.LastSeen{{ID: row.ID, Processes: "[3]"}}), tx.UpdateSandbox(ctx, row, "running"))
+	})
+	got, err := db.Read().LastSeen(ctx, row.ID)
+	if err != nil || got.Processes != "[3]" || got.Console != "ä" || got.Usage != "{}" {
+		t.Errorf("seen %+v, %v", got, err)
+	}
+	if all, err := db.Read().LastProcesses(ctx); err != nil || len(all) != 1 || all[0].ID != row.ID || all[0].Processes != "[3]" {
+		t.Errorf("processes of all: %+v, %v", all, err)
+	}
+	if _, err := db.Read().LastSeen(ctx, "nobody"); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("seen of nobody: %v, want ErrNotFound", err)
 	}
 }
