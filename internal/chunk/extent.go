@@ -39,3 +39,27 @@ func (f File) within(first, end int64) iter.Seq[Extent] {
 		}
 	}
 }
+
+// cut gives the part of an extent in pages from first on and before end, which lie in it; none when there are no pages.
+func (e Extent) cut(first, end int64) []Extent {
+	if first >= end {
+		return nil
+	}
+	return []Extent{{Page: first, Count: int(end - first), Chunk: e.Chunk, At: e.At + int(first-e.Page)}}
+}
+
+// shared gives the parts of an extent of a manifest's file that another manifest's file was has in the same place of
+// the same chunk: they are the same content.
+func shared(m *Manifest, e Extent, was File, of *Manifest) iter.Seq[Extent] {
+	return func(yield func(Extent) bool) {
+		name := m.Chunks[e.Chunk].Name
+		for o := range was.within(e.Page, e.end()) {
+			if of.Chunks[o.Chunk].Name != name || o.At != e.At+int(o.Page-e.Page) {
+				continue
+			}
+			if !yield(o) {
+				return
+			}
+		}
+	}
+}

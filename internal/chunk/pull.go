@@ -132,23 +132,13 @@ func (p *pulling) differ(e Extent, was File, base *Base) []Extent {
 	if was.Name == "" {
 		return []Extent{e}
 	}
-	name := p.r.m.Chunks[e.Chunk].Name
 	var all []Extent
 	next := e.Page
-	upTo := func(page int64) {
-		if page > next {
-			skip := int(next - e.Page)
-			all = append(all, Extent{Page: next, Count: int(page - next), Chunk: e.Chunk, At: e.At + skip})
-		}
+	for same := range shared(p.r.m, e, was, base.Manifest) {
+		all = append(all, e.cut(next, same.Page)...)
+		next = same.end()
 	}
-	for o := range was.within(e.Page, e.end()) {
-		if base.Manifest.Chunks[o.Chunk].Name == name && o.At == e.At+int(o.Page-e.Page) {
-			upTo(o.Page)
-			next = o.end()
-		}
-	}
-	upTo(e.end())
-	return all
+	return append(all, e.cut(next, e.end())...)
 }
 
 // fill writes what is to be written, chunk by chunk.

@@ -109,21 +109,24 @@ func (p *pushing) check(ctx context.Context) error {
 		}
 		p.m.Parent = parent.ID
 	}
-	there, err := p.v.Exists(ctx, p.in.Space, p.in.ID)
-	if err != nil {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		there, err := p.v.Exists(ctx, p.in.Space, p.in.ID)
+		if there {
+			return ErrExists
+		}
 		return err
+	})
+	if parent := p.in.Parent; parent != nil {
+		g.Go(func() error {
+			there, err := p.v.Exists(ctx, parent.Space, parent.ID)
+			if err == nil && !there {
+				err = fmt.Errorf("parent %s: %w", parent.ID, ErrNotFound)
+			}
+			return err
+		})
 	}
-	if there {
-		return ErrExists
-	}
-	if p.in.Parent == nil {
-		return nil
-	}
-	there, err = p.v.Exists(ctx, p.in.Parent.Space, p.in.Parent.ID)
-	if err == nil && !there {
-		err = fmt.Errorf("parent %s: %w", p.in.Parent.ID, ErrNotFound)
-	}
-	return err
+	return g.Wait()
 }
 
 // finish stores the manifest, when all it names is in the store for sure.

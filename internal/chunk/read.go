@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 
 	"golang.org/x/sync/errgroup"
@@ -13,20 +14,21 @@ import (
 	"github.com/pandastack/pandastack/internal/chunk/cache"
 )
 
-// Reader is the Source of one manifest. It needs no end.
+// Reader is the Source of one manifest.
 type Reader struct {
 	v     *Vault
 	m     *Manifest
 	keys  *keys
 	cache *cache.Cache
 	files map[string]File
+	here  map[string]*os.File // what Near opened, by name
 }
 
 var _ Source = (*Reader)(nil)
 
 // Reader reads the files of a manifest that Open or Push gave, through the host's cache.
 func (v *Vault) Reader(m *Manifest, c *cache.Cache) *Reader {
-	r := &Reader{v: v, m: m, keys: v.keys(m.Space), cache: c, files: map[string]File{}}
+	r := &Reader{v: v, m: m, keys: v.keys(m.Space), cache: c, files: map[string]File{}, here: map[string]*os.File{}}
 	for _, f := range m.Files {
 		r.files[f.Name] = f
 	}
@@ -81,6 +83,12 @@ func (r *Reader) ReadAt(ctx context.Context, file string, p []byte, off int64) e
 	}
 	missing := map[int][]cache.Piece{}
 	for _, x := range r.pieces(f, p, off) {
+		if x.chunk == hereChunk {
+			if _, err := r.here[file].ReadAt(x.into, int64(x.at)); err != nil {
+				return fmt.Errorf("read what %s has of this host: %w", file, err)
+			}
+			continue
+		}
 		if !r.cache.Read(object(r.m.Chunks[x.chunk]), x.at, x.into) {
 			missing[x.chunk] = append(missing[x.chunk], cache.Piece{Off: x.at, Into: x.into})
 		}
@@ -98,7 +106,7 @@ func (r *Reader) ReadAt(ctx context.Context, file string, p []byte, off int64) e
 
 // piece is a part of what was asked for that lies in one place.
 type piece struct {
-	chunk, at int // where: in bytes of the chunk
+	chunk, at int // where: in bytes of the chunk, or of the file that is here
 	into      []byte
 }
 
@@ -111,6 +119,9 @@ func (r *Reader) pieces(f File, p []byte, off int64) []piece {
 		from, to := max(off, e.Page*PageSize), min(end, e.end()*PageSize)
 		clear(p[done-off : from-off])
 		at := e.At*PageSize + int(from-e.Page*PageSize)
+		if e.Chunk == hereChunk {
+			at = int(from)
+		}
 		if n := len(all) - 1; n >= 0 && done == from && all[n].chunk == e.Chunk && all[n].at+len(all[n].into) == at {
 			all[n].into = p[from-off-int64(len(all[n].into)) : to-off]
 		} else {
@@ -199,6 +210,9 @@ func (r *Reader) wanted(ranges []Range) ([]frames, error) {
 			return nil, fmt.Errorf("prefetch %d bytes of %s from %d: it has %d", x.Length, x.File, x.Offset, f.Bytes)
 		}
 		for e := range f.within(x.Offset/PageSize, pagesOf(x.Offset+x.Length)) {
+			if e.Chunk == hereChunk {
+				continue
+			}
 			for i := e.At / framePages; i <= (e.At+e.Count-1)/framePages; i++ {
 				if seen[place{e.Chunk, i}] {
 					continue

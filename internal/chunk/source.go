@@ -1,6 +1,9 @@
 package chunk
 
-import "context"
+import (
+	"context"
+	"os"
+)
 
 // Sizes of the format, in bytes. Another size is another format version.
 const (
@@ -27,6 +30,9 @@ type Source interface {
 	// Run tells what lies at off: for how many bytes from there on the file is of one kind, and whether
 	// these are zeros that cost nothing to read. At the end of the file, and beyond, length is 0.
 	Run(file string, off int64) (length int64, zero bool)
+	// Here gives a file of this host that has, from off on, the same content at the same offsets, and for how many
+	// bytes; 0: none is known. It is read only, and stays the source's.
+	Here(file string, off int64) (here *os.File, length int64)
 	// Prefetch brings ranges into the cache and returns when they are there, in the order given as far as
 	// the store answers in order. Nobody has to call it.
 	Prefetch(ctx context.Context, ranges []Range) error

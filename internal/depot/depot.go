@@ -14,15 +14,12 @@ package depot
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -49,7 +46,10 @@ type Deps struct {
 }
 
 // Depot is the object store as one host sees it.
-type Depot struct{ Deps }
+type Depot struct {
+	Deps
+	known manifests
+}
 
 // New makes a depot; it touches nothing.
 func New(deps Deps) (*Depot, error) {
@@ -65,7 +65,7 @@ func New(deps Deps) (*Depot, error) {
 	if deps.Log == nil {
 		deps.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Depot{deps}, nil
+	return &Depot{Deps: deps}, nil
 }
 
 // Areas of the host's snapshots: what it baked, and what users took.
@@ -137,7 +137,7 @@ func (d *Depot) push(ctx context.Context, space chunk.Space, id chunk.ID, ref sn
 		return nil, fmt.Errorf("push what %s grew from: %w", ref, err)
 	}
 	defer done()
-	in, err := contents(snap)
+	in, err := contents(snap, rootOf(base))
 	if err != nil {
 		return nil, err
 	}
@@ -151,12 +151,15 @@ func (d *Depot) push(ctx context.Context, space chunk.Space, id chunk.ID, ref sn
 	if errors.Is(err, chunk.ErrExists) { // somebody else pushed it meanwhile
 		return d.Vault.Open(ctx, space, id)
 	}
+	if err == nil {
+		d.known.put(m)
+	}
 	return m, err
 }
 
-// contents is what of a snapshot is pushed.
-func contents(snap snapshot.Snapshot) (chunk.Push, error) {
-	meta, err := json.Marshal(snap)
+// contents is what of a snapshot is pushed, whose line in the store begins with root.
+func contents(snap snapshot.Snapshot, root chunk.ID) (chunk.Push, error) {
+	meta, err := json.Marshal(description{snap, root})
 	if err != nil {
 		return chunk.Push{}, err
 	}
@@ -169,39 +172,6 @@ func contents(snap snapshot.Snapshot) (chunk.Push, error) {
 		in.Files = append(in.Files, chunk.Local{Name: f.Name, Path: f.Path})
 	}
 	return in, nil
-}
-
-// maxLine bounds how far back is looked for a snapshot that the store has.
-const maxLine = 64
-
-// base gives the nearest snapshot that another grew from and that the store has, with its files, which
-// stay until release is called. A template at the begin of the line is pushed for that. nil: there is
-// none.
-func (d *Depot) base(ctx context.Context, space chunk.Space, snap snapshot.Snapshot, stats *Stats) (_ *chunk.Base, release func(), err error) {
-	at := snap.Base
-	for range maxLine {
-		if at == "" {
-			break
-		}
-		older, release, err := d.hold(at)
-		if errors.Is(err, snapshot.ErrNotFound) {
-			break
-		}
-		if err != nil {
-			return nil, nil, err
-		}
-		m, err := d.stored(ctx, space, older, stats)
-		if m != nil && err == nil {
-			base, err := d.from(m, older)
-			return base, release, err
-		}
-		release()
-		if err != nil {
-			return nil, nil, err
-		}
-		at = older.Base
-	}
-	return nil, func() {}, nil
 }
 
 // hold gives a snapshot whose files stay until release is called.
@@ -217,85 +187,6 @@ func (d *Depot) hold(ref snapshot.Ref) (_ snapshot.Snapshot, release func(), err
 	}, nil
 }
 
-// here gives the snapshot that a manifest was pushed as a difference to, if this host has it. Without it a
-// pull fetches everything, so that is what comes of any trouble with it.
-func (d *Depot) here(ctx context.Context, m *chunk.Manifest) (_ *chunk.Base, ref snapshot.Ref, release func()) {
-	none := func() {}
-	if m.Parent == "" {
-		return nil, "", none
-	}
-	space := m.Space
-	ref = snapshot.Join(users, string(m.Parent))
-	for _, t := range d.Store.List(templates) {
-		if id, err := templateID(t); err == nil && id == m.Parent {
-			ref = t.Ref
-			if d.Public(ref) {
-				space = chunk.Common
-			}
-		}
-	}
-	snap, release, err := d.hold(ref)
-	if err != nil {
-		return nil, "", none
-	}
-	parent, err := d.Vault.Open(ctx, space, m.Parent)
-	if err == nil {
-		base, err := d.from(parent, snap)
-		if err == nil {
-			return base, ref, release
-		}
-	}
-	d.Log.Debug("pull without the snapshot it grew from", "snapshot", m.ID, "err", err)
-	release()
-	return nil, "", none
-}
-
-// stored gives the manifest of a snapshot that is in the store, or, of a template, comes to be in it. nil:
-// it is not.
-func (d *Depot) stored(ctx context.Context, space chunk.Space, snap snapshot.Snapshot, stats *Stats) (*chunk.Manifest, error) {
-	if strings.HasPrefix(string(snap.Ref), templates+"/") {
-		if d.Public(snap.Ref) {
-			space = chunk.Common
-		}
-		id, err := templateID(snap)
-		if err != nil {
-			return nil, err
-		}
-		return d.push(ctx, space, id, snap.Ref, stats)
-	}
-	if snap.Anonymous {
-		return nil, nil
-	}
-	m, err := d.Vault.Open(ctx, space, chunk.ID(snap.Ref.Name()))
-	if errors.Is(err, chunk.ErrNotFound) {
-		return nil, nil
-	}
-	return m, err
-}
-
-// templateID is how a template's snapshot is called in the store: it follows from its description.
-func templateID(snap snapshot.Snapshot) (chunk.ID, error) {
-	text, err := json.Marshal(snap)
-	if err != nil {
-		return "", err
-	}
-	sum := sha256.Sum256(text)
-	return chunk.ID("tpl" + hex.EncodeToString(sum[:20])), nil
-}
-
-// from is a snapshot of this host as something to make others from.
-func (d *Depot) from(m *chunk.Manifest, snap snapshot.Snapshot) (*chunk.Base, error) {
-	files, err := snap.Files()
-	if err != nil {
-		return nil, err
-	}
-	base := &chunk.Base{Manifest: m, Files: map[string]string{}, Clone: d.Clone}
-	for _, f := range files {
-		base.Files[f.Name] = f.Path
-	}
-	return base, nil
-}
-
 // Delete removes a snapshot from the object store; one that is not there is fine.
 func (d *Depot) Delete(ctx context.Context, space chunk.Space, id chunk.ID) error {
 	return d.Vault.Delete(ctx, space, id)
@@ -304,7 +195,9 @@ func (d *Depot) Delete(ctx context.Context, space chunk.Space, id chunk.ID) erro
 // Stored is a snapshot in the object store.
 type Stored struct {
 	Snapshot snapshot.Snapshot // as it was on its host; Ref, Base and Bytes mean nothing here
-	Reader   *chunk.Reader     // of its files: snapshot.DiskName, and those of Snapshot.Manifest
+	// Root is what its line begins with in the store, a template's as a rule; "": with itself.
+	Root   chunk.ID
+	Reader *chunk.Reader // of its files: snapshot.DiskName, and those of Snapshot.Manifest
 }
 
 // Open reads what a snapshot in the object store is, verifies that, and makes sure that it can be restored
@@ -314,17 +207,33 @@ func (d *Depot) Open(ctx context.Context, space chunk.Space, id chunk.ID) (Store
 	if err != nil {
 		return Stored{}, err
 	}
-	var snap snapshot.Snapshot
-	if err := json.Unmarshal(m.Meta, &snap); err != nil {
-		return Stored{}, fmt.Errorf("manifest %s describes no snapshot: %w", id, errors.Join(chunk.ErrVersion, err))
+	told, err := describe(m)
+	if err != nil {
+		return Stored{}, err
 	}
+	snap := told.Snapshot
 	if snap.Version != snapshot.Version {
 		return Stored{}, fmt.Errorf("snapshot %s is of version %d, not %d: %w", id, snap.Version, snapshot.Version, chunk.ErrVersion)
 	}
 	if err := d.Fits(ctx, snap.Manifest); err != nil {
 		return Stored{}, fmt.Errorf("snapshot %s: %w", id, err)
 	}
-	return Stored{Snapshot: snap, Reader: d.Vault.Reader(m, d.Cache)}, nil
+	return Stored{Snapshot: snap, Root: told.Root, Reader: d.Vault.Reader(m, d.Cache)}, nil
+}
+
+// Near is Open whose reader takes what the snapshot shares with one of this host from there. The caller closes the
+// reader.
+func (d *Depot) Near(ctx context.Context, space chunk.Space, id chunk.ID) (Stored, error) {
+	from, err := d.Open(ctx, space, id)
+	if err != nil {
+		return Stored{}, err
+	}
+	base, _, release := d.here(ctx, from)
+	defer release()
+	if base == nil {
+		return from, nil
+	}
+	return from, from.Reader.Near(base)
 }
 
 // Pull makes a snapshot of the object store one of this host, under ref and with other labels. One that is here already is fine.
@@ -343,7 +252,7 @@ func (d *Depot) Pull(ctx context.Context, space chunk.Space, id chunk.ID, ref sn
 		return snapshot.Snapshot{}, stats, err
 	}
 	defer func() { err = errors.Join(err, draft.Discard()) }()
-	base, near, release := d.here(ctx, from.Reader.Manifest())
+	base, near, release := d.here(ctx, from)
 	defer release()
 	done, err := from.Reader.Pull(ctx, draft.ImageDir(), base)
 	stats.Fetched = done.Fetched

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -23,8 +24,9 @@ import (
 type origin struct {
 	Space chunk.Space `json:"space"`
 	ID    chunk.ID    `json:"id"`
-	// Parent is what it was pushed as a difference to; "": nothing.
+	// Parent is what it was pushed as a difference to, and Root what their line begins with; "": nothing.
 	Parent chunk.ID `json:"parent,omitempty"`
+	Root   chunk.ID `json:"root,omitempty"`
 }
 
 func readOrigin(data []byte) (origin, error) {
@@ -48,7 +50,7 @@ func (h *Host) openStreams(ctx context.Context, store *snapshot.Store) error {
 			if err != nil {
 				return nil, err
 			}
-			from, err := h.depot.Open(ctx, o.Space, o.ID)
+			from, err := h.depot.Near(ctx, o.Space, o.ID)
 			if err != nil {
 				return nil, err
 			}
@@ -68,13 +70,13 @@ func (h *Host) StreamSnapshot(ctx context.Context, workspace string, id hostapi.
 	if snap, err := h.store.Get(ref); err == nil {
 		return hostapi.Pulled{Snapshot: told(snap), Env: snap.Env, User: snap.User, Workdir: snap.Workdir, Took: time.Since(began)}, nil
 	}
-	from, err := h.depot.Open(ctx, chunk.Space(workspace), chunk.ID(id))
+	from, err := h.depot.Near(ctx, chunk.Space(workspace), chunk.ID(id))
 	if err != nil {
 		return hostapi.Pulled{}, moveError("stream", id, err)
 	}
-	data, err := json.Marshal(origin{chunk.Space(workspace), chunk.ID(id), from.Reader.Manifest().Parent})
+	data, err := json.Marshal(origin{chunk.Space(workspace), chunk.ID(id), from.Reader.Manifest().Parent, from.Root})
 	if err != nil {
-		return hostapi.Pulled{}, err
+		return hostapi.Pulled{}, errors.Join(err, from.Reader.Close())
 	}
 	snap := from.Snapshot
 	snap.Base, snap.Labels = "", labels
@@ -105,24 +107,36 @@ func (t traces) Load(ctx context.Context, data []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	var own, kin []byte
-	var g errgroup.Group // both at once: somebody waits
-	g.Go(func() error {
-		var err error
-		own, err = t.load(ctx, o.Space, o.ID)
-		return err
-	})
-	if o.Parent != "" {
+	line := o.line()
+	found := make([][]byte, len(line))
+	var g errgroup.Group // all at once: somebody waits
+	for i, id := range line {
 		g.Go(func() error {
 			var err error
-			kin, err = t.load(ctx, o.Space, o.Parent)
+			found[i], err = t.load(ctx, o.Space, id)
 			return err
 		})
 	}
-	if err := g.Wait(); err != nil || own != nil {
-		return own, err
+	if err := g.Wait(); err != nil {
+		return nil, err
 	}
-	return kin, nil
+	for _, trace := range found {
+		if trace != nil {
+			return trace, nil
+		}
+	}
+	return nil, nil
+}
+
+// line is what a snapshot's trace is kept for, the nearest first: itself, and what it grew from.
+func (o origin) line() []chunk.ID {
+	line := []chunk.ID{o.ID}
+	for _, id := range []chunk.ID{o.Parent, o.Root} {
+		if id != "" && !slices.Contains(line, id) {
+			line = append(line, id)
+		}
+	}
+	return line
 }
 
 // load reads the trace of a snapshot; nil without an error: there is none.
@@ -154,10 +168,12 @@ func (t traces) Save(ctx context.Context, data, trace []byte) error {
 	if err := vault.Delete(ctx, o.Space, traceID(o.ID)); err != nil {
 		return err
 	}
-	if err := t.save(ctx, o.Space, o.ID, trace); err != nil || o.Parent == "" {
-		return err
+	for _, id := range o.line() {
+		if err := t.save(ctx, o.Space, id, trace); err != nil {
+			return err
+		}
 	}
-	return t.save(ctx, o.Space, o.Parent, trace)
+	return nil
 }
 
 // save keeps the trace of a snapshot that has none.

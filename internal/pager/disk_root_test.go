@@ -94,3 +94,45 @@ func TestDiskIsCompletedByAnotherProcess(t *testing.T) {
 		}
 	}
 }
+
+// What a file of this host has is neither asked for nor written: the filled file shares its blocks.
+func TestFillSharesWhatIsHere(t *testing.T) {
+	dir := xfs(t)
+	data := pagertest.Pattern(8<<20, func(page int) bool { return page%300 > 200 })
+	here := base(t, dir, data)
+	changed := bytes.Clone(data)
+	const from, to = 1<<20 + 3*4096, 6<<20 + 5*4096
+	copy(changed, pagertest.Pattern(from, nil))
+	source := pagertest.New(map[string][]byte{"memory": changed})
+	source.SetHere(here, from, to)
+	path := filepath.Join(dir, "filled")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	whole := file(t, source, 0)
+	if !whole.Here(from, to-from) || whole.Here(0, 4096) {
+		t.Error("what is here is told to be missing, or the reverse")
+	}
+	if err := whole.Fill(t.Context(), f); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, changed) {
+		t.Fatalf("the filled file is another (%v)", err)
+	}
+	if asked, _ := source.Asked(); asked > int64(len(data))-(to-from)+2*128<<10 {
+		t.Errorf("%d bytes were asked for, want those that are not here", asked)
+	}
+	same, err := disk.Same(f, here)
+	if err != nil {
+		t.Fatal(err)
+	}
+	shared := int64(0)
+	for _, r := range same {
+		shared += r.To - r.From
+	}
+	if shared < (to-from)/2 { // a third of it is holes
+		t.Errorf("%d bytes are shared, want what is here", shared)
+	}
+}

@@ -234,6 +234,10 @@ func (f *File) Here(off, length int64) bool {
 		if run <= 0 {
 			return true // beyond the end
 		}
+		if _, near := f.source.Here(f.name, off); !zero && near > 0 {
+			off += min(run, near)
+			continue
+		}
 		if !zero && !f.hasFrame(off/chunk.FrameSize) {
 			return false
 		}

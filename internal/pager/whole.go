@@ -6,6 +6,8 @@ import (
 	"os"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/pandastack/pandastack/internal/chunk"
 )
 
 // Filling asks for fillPiece bytes fillers times at once: enough to use a store that answers slowly, and
@@ -16,7 +18,7 @@ const (
 )
 
 // Fill writes all of a file into dst, which is empty or holds some of it already, and makes it durable.
-// Longer runs of zeros become holes. When it returned nil, dst is the file.
+// Longer runs of zeros become holes, and what a file of this host has shares the blocks of that one. When it returned nil, dst is the file.
 func (f *File) Fill(ctx context.Context, dst *os.File) error {
 	if f.source == nil {
 		return fmt.Errorf("fill %s: it has no source", f.name)
@@ -32,7 +34,13 @@ func (f *File) Fill(ctx context.Context, dst *os.File) error {
 			continue
 		}
 		off, n := at, min(fillPiece-at%fillPiece, f.size-at)
-		g.Go(func() error { return f.fillPiece(each, dst, off, n) })
+		if here, length := f.source.Here(f.name, at); length >= holeUnit {
+			n = length &^ (chunk.PageSize - 1)
+			g.Go(func() error { return share(dst, here, off, n) })
+		} else {
+			n = f.apart(off, n)
+			g.Go(func() error { return f.fillPiece(each, dst, off, n) })
+		}
 		at += n
 	}
 	err := g.Wait()
@@ -48,8 +56,18 @@ func (f *File) Fill(ctx context.Context, dst *os.File) error {
 	return nil
 }
 
-// holeUnit is the smallest run of zeros that stays a hole.
+// holeUnit is the smallest run of zeros that stays a hole, and of what a file of this host has that is shared with it.
 const holeUnit = 64 << 10
+
+// apart is how much of length bytes from off on there is before what is shared.
+func (f *File) apart(off, length int64) int64 {
+	for n := chunk.PageSize - off%chunk.PageSize; n < length; n += chunk.PageSize {
+		if _, here := f.source.Here(f.name, off+n); here >= holeUnit {
+			return n
+		}
+	}
+	return length
+}
 
 // fillPiece writes one piece, and leaves out units of zeros.
 func (f *File) fillPiece(ctx context.Context, dst *os.File, off, length int64) error {

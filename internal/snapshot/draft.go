@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/pandastack/pandastack/internal/durable"
 )
 
@@ -89,9 +91,9 @@ func (s *Store) giveUp(ref Ref, dir string) error {
 }
 
 // finish measures the draft, makes its disk durable and writes its description.
-func (d *Draft) finish(snap *Snapshot) error {
+func (d *Draft) finish(snap *Snapshot) (err error) {
 	snap.Bytes = 0
-	err := filepath.WalkDir(d.dir, func(path string, e fs.DirEntry, err error) error {
+	err = filepath.WalkDir(d.dir, func(path string, e fs.DirEntry, err error) error {
 		if err != nil || !e.Type().IsRegular() {
 			return err
 		}
@@ -102,37 +104,35 @@ func (d *Draft) finish(snap *Snapshot) error {
 	if err != nil {
 		return err
 	}
+	var syncs errgroup.Group // all at once: the file system's log is written for all of them together
+	defer func() { err = errors.Join(err, syncs.Wait()) }()
 	if info, err := os.Stat(d.DiskPath()); err == nil {
 		snap.Disk = true
 		snap.DiskMiB = int(info.Size() >> 20)
-		if err := syncFile(d.DiskPath()); err != nil {
-			return err
-		}
+		syncs.Go(func() error { return syncFile(d.DiskPath()) })
 	} else if snap.Disk {
 		return err
 	}
+	small := map[string][]byte{}
 	if snap.Anonymous {
-		path := filepath.Join(d.dir, spentFile)
-		if err := errors.Join(os.WriteFile(path, []byte{unspent}, 0o600), syncFile(path)); err != nil {
-			return err
-		}
+		small[spentFile] = []byte{unspent}
 	}
 	if snap.origin != nil {
-		path := filepath.Join(d.dir, partialFile)
-		if err := errors.Join(os.WriteFile(path, snap.origin, 0o600), syncFile(path)); err != nil {
+		small[partialFile] = snap.origin
+	}
+	if small[metaFile], err = json.MarshalIndent(snap, "", "  "); err != nil {
+		return err
+	}
+	for name, data := range small {
+		path := filepath.Join(d.dir, name)
+		if err := os.WriteFile(path, data, 0o600); err != nil {
 			return err
 		}
-	}
-	data, err := json.MarshalIndent(snap, "", "  ")
-	if err != nil {
-		return err
-	}
-	path := filepath.Join(d.dir, metaFile)
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		return err
+		syncs.Go(func() error { return syncFile(path) })
 	}
 	// The draft becomes visible by a rename later, so its entries are made durable once, all together.
-	return errors.Join(syncFile(path), durable.SyncDir(d.dir))
+	syncs.Go(func() error { return durable.SyncDir(d.dir) })
+	return nil
 }
 
 func syncFile(path string) error {

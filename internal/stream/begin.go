@@ -21,9 +21,15 @@ const traceName = "trace"
 
 // Begin makes snap, as its host described it, a partial snapshot of this host under ref, and begins to bring
 // its content from source, which names the image's files as snap.Manifest does and the disk
-// snapshot.DiskName. origin is what Config.Open finds source by. ErrExists: ref is taken. After an error
-// nothing is left.
+// snapshot.DiskName. origin is what Config.Open finds source by. Source is taken over. ErrExists: ref is
+// taken. After an error nothing is left.
 func (m *Manager) Begin(ctx context.Context, ref snapshot.Ref, snap snapshot.Snapshot, origin []byte, source chunk.Source) (_ snapshot.Snapshot, err error) {
+	adopted := false
+	defer func() {
+		if !adopted {
+			err = errors.Join(err, end(source))
+		}
+	}()
 	if len(origin) == 0 {
 		return snapshot.Snapshot{}, fmt.Errorf("stream %s: it has no origin", ref)
 	}
@@ -43,6 +49,7 @@ func (m *Manager) Begin(ctx context.Context, ref snapshot.Ref, snap snapshot.Sna
 	defer func() { err = errors.Join(err, m.cfg.Store.Release(ref)) }()
 	err = snapshot.Check(snap)
 	if err == nil {
+		adopted = true
 		_, err = m.adopt(snap, source)
 	}
 	if err != nil {

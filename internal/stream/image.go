@@ -21,6 +21,7 @@ import (
 type image struct {
 	m      *Manager
 	snap   snapshot.Snapshot
+	source chunk.Source
 	memory *pager.File
 	disk   *pager.File
 	shown  *view.File // the memory
@@ -48,7 +49,7 @@ func newImage(m *Manager, fs *view.FS, snap snapshot.Snapshot, source chunk.Sour
 		return nil, err
 	}
 	i := &image{
-		m: m, snap: snap, learned: make(chan struct{}), hurry: make(chan struct{}), whole: make(chan struct{}),
+		m: m, snap: snap, source: source, learned: make(chan struct{}), hurry: make(chan struct{}), whole: make(chan struct{}),
 		users: map[*attachment]bool{}, quiet: time.Now(), attempt: make(chan struct{}),
 	}
 	if i.memory, err = pager.NewFile(source, name, m.cfg.Limit); err != nil {
@@ -64,7 +65,7 @@ func newImage(m *Manager, fs *view.FS, snap snapshot.Snapshot, source chunk.Sour
 // free ends what an image has. No machine uses it.
 func (i *image) free() error {
 	i.shown.Remove()
-	return errors.Join(i.memory.Close(), i.disk.Close(), i.m.cfg.Store.Release(i.snap.Ref))
+	return errors.Join(i.memory.Close(), i.disk.Close(), end(i.source), i.m.cfg.Store.Release(i.snap.Ref))
 }
 
 // idle says that nobody needs the image any more.

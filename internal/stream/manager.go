@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"sync"
 	"time"
@@ -26,7 +27,8 @@ type Traces interface {
 type Config struct {
 	Dir   string // the view is mounted here
 	Store *snapshot.Store
-	// Open gives the content behind an origin that Begin was given, perhaps by an earlier process.
+	// Open gives the content behind an origin that Begin was given, perhaps by an earlier process. A source that is
+	// an io.Closer is closed when it is needed no more.
 	Open   func(ctx context.Context, origin []byte) (chunk.Source, error)
 	Traces Traces        // nil: traces stay on this host
 	Record time.Duration // how long uses are recorded after a start; default 10 s
@@ -135,16 +137,30 @@ func (m *Manager) image(ctx context.Context, snap snapshot.Snapshot) (*image, er
 	return m.adopt(snap, source)
 }
 
-// adopt makes an image of a partial snapshot, which it holds, and has it filled.
+// end closes a source that has an end.
+func end(source chunk.Source) error {
+	if c, ok := source.(io.Closer); ok {
+		return c.Close()
+	}
+	return nil
+}
+
+// adopt makes an image of a partial snapshot, which it holds, and has it filled. It takes source over.
 func (m *Manager) adopt(snap snapshot.Snapshot, source chunk.Source) (_ *image, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.closed {
-		return nil, errClosed
+	i := m.images[snap.Ref]
+	if m.closed || i != nil {
+		if i == nil {
+			err = errClosed
+		}
+		return i, errors.Join(err, end(source))
 	}
-	if i := m.images[snap.Ref]; i != nil {
-		return i, nil
-	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, end(source))
+		}
+	}()
 	fs, err := m.mounted()
 	if err != nil {
 		return nil, err
@@ -153,7 +169,7 @@ func (m *Manager) adopt(snap snapshot.Snapshot, source chunk.Source) (_ *image, 
 	if err != nil {
 		return nil, err
 	}
-	i, err := newImage(m, fs, snap, source)
+	i, err = newImage(m, fs, snap, source)
 	if err == nil && !now.Partial() { // it became so after the caller looked
 		if err = i.here(); err != nil {
 			i.shown.Remove()

@@ -26,7 +26,7 @@ import (
 // size is the memory that is touched, in bytes: 65,536 pages.
 const size = 256 << 20
 
-// What is promised: one of the two.
+// What is promised: one of the two, whichever is kept better.
 const (
 	leastShare = 60      // percent of the plain loop
 	leastPages = 150_000 // a second
@@ -47,8 +47,9 @@ func Measure(ctx context.Context, work string, s *bench.Sheet) (err error) {
 	defer func() { err = errors.Join(err, f.Close()) }()
 	plain := s.Series("pager_plain", "pages of 4 KiB that a plain loop puts in place, nobody waiting", "pages/s", nil)
 	single := s.Series("pager_page", "faults on pages of 4 KiB that are here, one page each", "faults/s", nil)
-	share := s.Series("pager_page_share", "the same as a share of the plain loop in the same run", "%", &bench.Target{Least: leastShare})
-	around := s.Series("pager_around", "pages of 4 KiB that are here, with those around each fault", "pages/s", &bench.Target{Least: leastPages})
+	share := s.Series("pager_page_share", "the same as a share of the plain loop in the same run", "%", nil)
+	around := s.Series("pager_around", "pages of 4 KiB that are here, with those around each fault", "pages/s", nil)
+	kept := s.Series("pager_promise", "the better of both promises, as far as it is kept: pages/s of 150,000 with those around each fault, or 60 % of the plain loop page by page", "%", &bench.Target{Least: 100})
 	for range s.Times(5) {
 		none, err := loop(ctx, work)
 		if err != nil {
@@ -66,6 +67,7 @@ func Measure(ctx context.Context, work string, s *bench.Sheet) (err error) {
 		s.Add(single, one)
 		s.Add(share, 100*one/none)
 		s.Add(around, many)
+		s.Add(kept, 100*max(many/leastPages, 100*one/none/leastShare))
 	}
 	return nil
 }

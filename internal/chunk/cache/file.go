@@ -38,13 +38,13 @@ func kept(info fs.FileInfo) int64 {
 	return maxObject
 }
 
-// handle gives an entry's file, opened and looked through. The caller uses the entry. An entry whose
-// file cannot be used gives an error; what was known of it is forgotten.
+// handle gives an entry's file, opened and looked through. The caller uses the entry. fs.ErrNotExist: there is no
+// file yet, or the entry is in the cache no more. Any other error says that the file cannot be used.
 func (c *Cache) handle(e *entry, create bool) (*os.File, error) {
 	e.io.Lock()
 	defer e.io.Unlock()
 	c.mu.Lock()
-	file, gone := e.file, e.gone
+	file, gone, filled := e.file, e.gone, e.claim != 0
 	c.mu.Unlock()
 	if file != nil {
 		return file, nil
@@ -57,6 +57,9 @@ func (c *Cache) handle(e *entry, create bool) (*os.File, error) {
 		flags |= os.O_CREATE
 	}
 	file, err := os.OpenFile(e.path, flags|syscall.O_NOFOLLOW, 0o600)
+	if errors.Is(err, fs.ErrNotExist) && filled {
+		return nil, errVanished
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -101,6 +104,10 @@ func look(file *os.File) (claim uint64, err error) {
 	}
 	return claim, nil
 }
+
+// errVanished says that somebody removed a file that held frames. It is told from a file that is not there yet while
+// nobody can make one: by the time that the caller hears of it there may be one, with frames of somebody else.
+var errVanished = errors.New("file of the cache was removed")
 
 // errCut says that somebody changed the size of a file.
 var errCut = fmt.Errorf("file of the cache does not have %d bytes", fileBytes)

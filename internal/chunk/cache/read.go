@@ -151,14 +151,7 @@ func (c *Cache) drop(e *entry, file *os.File, i int, why error) {
 // spoil gives an entry up whose file cannot be used.
 func (c *Cache) spoil(e *entry, why error) {
 	if errors.Is(why, fs.ErrNotExist) {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if e.claim == 0 {
-			return // there is no file yet
-		}
-		c.damaged.Add(1)
-		c.forget(e)
-		return
+		return // there is no file yet, or others gave it up before
 	}
 	c.damaged.Add(1)
 	c.log.Warn("file of the cache given up", "file", e.path, "err", why)

@@ -3,6 +3,7 @@ package pagertest
 
 import (
 	"context"
+	"os"
 	"sync"
 	"time"
 
@@ -21,6 +22,9 @@ type Source struct {
 	reads   int
 	ahead   []chunk.Range
 	fetched map[string]map[int64]bool
+
+	here             *os.File
+	hereFrom, hereTo int64
 }
 
 var _ chunk.Source = (*Source)(nil)
@@ -151,6 +155,23 @@ func blank(data []byte, at int64) bool {
 		}
 	}
 	return true
+}
+
+// SetHere says what Here answers of every file, for offsets from from on and before to; nothing is here at first.
+func (s *Source) SetHere(here *os.File, from, to int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.here, s.hereFrom, s.hereTo = here, from, to
+}
+
+// Here implements chunk.Source.
+func (s *Source) Here(_ string, off int64) (*os.File, int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if off < s.hereFrom || off >= s.hereTo {
+		return nil, 0
+	}
+	return s.here, s.hereTo - off
 }
 
 // Prefetch implements chunk.Source: it only remembers.

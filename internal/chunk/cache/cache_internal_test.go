@@ -1,0 +1,75 @@
+package cache
+
+import (
+	"bytes"
+	"os"
+	"testing"
+)
+
+// Whoever found no file of an object, and tells of it only after others have filled one, takes nothing away.
+func TestLateNewsOfAMissingFile(t *testing.T) {
+	c, err := Open(Config{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	o, data := Object{"object0001", 100}, bytes.Repeat([]byte("x"), 100)
+	reader, keeper := c.use(o, true), c.use(o, true)
+	_, missing := c.handle(reader, false)
+	if missing == nil {
+		t.Fatal("there is a file before anything was kept")
+	}
+	if err := c.keep(keeper, o, 0, 1, data); err != nil {
+		t.Fatal(err)
+	}
+	c.spoil(reader, missing)
+	c.leave(reader)
+	c.leave(keeper)
+	got := make([]byte, len(data))
+	if !c.Read(o, 0, got) || !bytes.Equal(got, data) {
+		t.Error("what was kept is gone")
+	}
+	if s := c.Stats(); s.Objects != 1 || s.Damaged != 0 {
+		t.Errorf("there is %+v, want one object and no damage", s)
+	}
+}
+
+// A file that somebody removes while it is closed is noticed, and its frames are fetched anew.
+func TestRemovedFile(t *testing.T) {
+	c, err := Open(Config{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	o, data := Object{"object0001", 100}, bytes.Repeat([]byte("x"), 100)
+	e := c.use(o, true)
+	if err := c.keep(e, o, 0, 1, data); err != nil {
+		t.Fatal(err)
+	}
+	c.leave(e)
+	c.mu.Lock()
+	c.shut(e)
+	c.mu.Unlock()
+	if err := os.Remove(e.path); err != nil {
+		t.Fatal(err)
+	}
+	if c.Read(o, 0, make([]byte, 1)) {
+		t.Error("a removed file was read")
+	}
+	if s := c.Stats(); s.Objects != 0 || s.Bytes != 0 || s.Damaged != 1 {
+		t.Errorf("there is %+v, want nothing and one damage", s)
+	}
+	e = c.use(o, true)
+	defer c.leave(e)
+	if err := c.keep(e, o, 0, 1, data); err != nil {
+		t.Error(err)
+	}
+}

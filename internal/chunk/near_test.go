@@ -1,0 +1,103 @@
+package chunk_test
+
+import (
+	"bytes"
+	"os"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/blob"
+	"github.com/pandastack/pandastack/internal/blob/blobtest"
+	"github.com/pandastack/pandastack/internal/chunk"
+)
+
+// What a snapshot shares with one that is whole on this host is read from there; the store is asked for the rest alone.
+func TestReadNear(t *testing.T) {
+	w := newWorld(t, quick)
+	before := blobtest.Content(1, 12<<20)
+	clear(before[5<<20 : 6<<20])
+	after := append(bytes.Clone(before), content(5, 1<<20)...)
+	copy(after[2<<20:], blobtest.Content(9, 100_000))
+	clear(after[7<<20 : 8<<20])
+	copy(after[5<<20:], blobtest.Content(9, 10_000))
+	path := file(t, before)
+	base := w.one(chunk.Common, "base", before)
+	m, _ := w.push(chunk.Push{Space: "ws", ID: "fork", Files: []chunk.Local{{Name: "memory", Path: file(t, after)}},
+		Parent: base, ParentFiles: map[string]string{"memory": path}})
+	r := w.vault.Reader(m, w.cache)
+	if err := r.Near(&chunk.Base{Manifest: base, Files: map[string]string{"memory": path}}); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	shared := int64(0)
+	for off := int64(0); off < int64(len(after)); {
+		here, n := r.Here("memory", off)
+		if n == 0 {
+			off += chunk.PageSize
+			continue
+		}
+		p := make([]byte, n)
+		if _, err := here.ReadAt(p, off); err != nil || !bytes.Equal(p, after[off:off+n]) {
+			t.Fatalf("%d bytes from %d that are said to be here are others (%v)", n, off, err)
+		}
+		shared, off = shared+n, off+n
+	}
+	if differs := int64(len(after)) - shared; differs > 3<<20+300_000 { // two MiB of which are zero
+		t.Errorf("%d bytes are not here, want the difference alone", differs)
+	}
+	w.store.Decide(func(c blobtest.Call) blobtest.Fault {
+		if c.Op == "get" {
+			return blobtest.Fault{Err: blob.ErrDenied}
+		}
+		return blobtest.Fault{}
+	})
+	p := make([]byte, 1<<20)
+	if err := r.Prefetch(t.Context(), []chunk.Range{{File: "memory", Length: 1 << 20}}); err != nil {
+		t.Errorf("prefetch of what is here asks the store: %v", err)
+	}
+	if err := r.ReadAt(t.Context(), "memory", p, 0); err != nil || !bytes.Equal(p, after[:1<<20]) {
+		t.Errorf("a read of what is here: %v", err)
+	}
+	if err := r.ReadAt(t.Context(), "memory", p, 2<<20); err == nil {
+		t.Error("what differs was read without the store")
+	}
+	w.store.Decide(nil)
+	for _, step := range []int{100_001, 4096, len(after)} {
+		for off := 0; off < len(after); off += step {
+			p := make([]byte, min(step, len(after)-off))
+			if err := r.ReadAt(t.Context(), "memory", p, int64(off)); err != nil || !bytes.Equal(p, after[off:off+len(p)]) {
+				t.Fatalf("%d bytes from %d are not what was pushed (%v)", len(p), off, err)
+			}
+		}
+	}
+}
+
+// A file that is not what its manifest says, or is gone, is an error before anything is read.
+func TestNearThatDoesNotFit(t *testing.T) {
+	w := newWorld(t, quick)
+	data := blobtest.Content(1, 1<<20)
+	base := w.one("ws", "base", data)
+	m, _ := w.push(chunk.Push{Space: "ws", ID: "fork", Files: []chunk.Local{{Name: "memory", Path: file(t, data)}}})
+	gone := file(t, data)
+	if err := os.Remove(gone); err != nil {
+		t.Fatal(err)
+	}
+	for name, path := range map[string]string{"short": file(t, data[:len(data)-1]), "gone": gone} {
+		if err := w.vault.Reader(m, w.cache).Near(&chunk.Base{Manifest: base, Files: map[string]string{"memory": path}}); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+	r := w.vault.Reader(m, w.cache)
+	if err := r.Near(&chunk.Base{Manifest: base, Files: map[string]string{"other": gone}}); err != nil {
+		t.Error(err)
+	}
+	if _, n := r.Here("memory", 0); n != 0 {
+		t.Errorf("%d bytes are here of a file that the base does not have", n)
+	}
+	if err := r.Close(); err != nil {
+		t.Error(err)
+	}
+}
