@@ -10,6 +10,7 @@ import (
 	"iter"
 	"os"
 	"slices"
+	"sync"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
@@ -33,6 +34,7 @@ type part struct {
 	data  int // pages that are not zero
 	dirty int // pages that changed
 	bytes []byte
+	whole *[ChunkSize]byte // behind bytes; nil: there are none
 }
 
 func (p part) pages(first, count int) []byte {
@@ -44,6 +46,7 @@ type comparison struct {
 	file, parent     *os.File // parent may be nil: all is new
 	size, parentSize int64
 	same             []disk.Run // of both files, without reading them
+	free             sync.Pool  // of *[ChunkSize]byte, behind parts that were yielded
 }
 
 // ownChunk is how many of a part's pages must be new so that it gets a chunk of its own, by which equal
@@ -51,8 +54,8 @@ type comparison struct {
 // stored anew with them, so a difference grows by an eighth at most.
 func (p part) ownChunk() bool { return p.dirty >= 64 && p.dirty*8 >= p.data*7 }
 
-// parts compares the parts of the file, several at once, and gives them to yield in order, one at a time.
-// Parts of zeros alone are left out.
+// parts compares the parts of the file, several at once, and gives them to yield in order, one at a time, each until
+// yield returns. Parts of zeros alone are left out.
 func (c *comparison) parts(ctx context.Context, workers int, yield func(part) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	// A part is known by its place in the queue, so order and bound of what is in memory are the same thing.
@@ -87,11 +90,13 @@ func (c *comparison) parts(ctx context.Context, workers int, yield func(part) er
 			if !ok {
 				return nil // whoever closed it has told why
 			}
-			if p.data == 0 {
-				continue
+			if p.data != 0 {
+				if err := yield(p); err != nil {
+					return err
+				}
 			}
-			if err := yield(p); err != nil {
-				return err
+			if p.whole != nil {
+				c.free.Put(p.whole)
 			}
 		}
 		return nil
@@ -127,7 +132,12 @@ func (c *comparison) compare(off int64) (part, error) {
 	if p.data == pages {
 		return p, nil
 	}
-	p.bytes = make([]byte, pages*PageSize)
+	p.whole, _ = c.free.Get().(*[ChunkSize]byte)
+	if p.whole == nil {
+		p.whole = new([ChunkSize]byte)
+	}
+	p.bytes = p.whole[:pages*PageSize]
+	clear(p.bytes[size:]) // of the last page
 	for i := 0; i < pages; {
 		n := 1
 		for i+n < pages && p.kinds[i+n] == p.kinds[i] {

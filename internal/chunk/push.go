@@ -202,6 +202,11 @@ func (p *pushing) part(index int, old File, part part) error {
 		}
 	}
 	var own []byte // pages of the part's own chunk
+	if whole {
+		own = make([]byte, 0, part.data*PageSize)
+	} else if p.pack == nil && part.dirty > 0 {
+		p.pack = make([]byte, 0, ChunkSize)
+	}
 	var homes []home
 	f := &p.m.Files[index]
 	for page := 0; page < len(part.kinds); {
