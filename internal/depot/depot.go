@@ -27,6 +27,7 @@ import (
 	"github.com/pandastack/pandastack/internal/chunk"
 	"github.com/pandastack/pandastack/internal/chunk/cache"
 	"github.com/pandastack/pandastack/internal/durable"
+	"github.com/pandastack/pandastack/internal/obs"
 	"github.com/pandastack/pandastack/internal/snapshot"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
@@ -74,8 +75,9 @@ const (
 	users     = "snapshots"
 )
 
-// Stats tell what a push or pull had to do, in bytes.
+// Stats tell what a push or pull had to do, in bytes, and of a push where its time went.
 type Stats struct {
+	Phases   *obs.Phases
 	Dirty    int64 // content that the store did not have
 	Uploaded int64
 	Stored   int64 // that the snapshot takes, shared content included
@@ -107,7 +109,7 @@ func (d *Depot) Run(ctx context.Context) error {
 
 // Push stores a snapshot of this host, under id, for a space. One that is there already is fine.
 func (d *Depot) Push(ctx context.Context, space chunk.Space, id chunk.ID, ref snapshot.Ref) (Stats, error) {
-	var stats Stats
+	stats := Stats{Phases: obs.Start()}
 	m, err := d.push(ctx, space, id, ref, &stats)
 	if err != nil {
 		return stats, err
@@ -118,6 +120,7 @@ func (d *Depot) Push(ctx context.Context, space chunk.Space, id chunk.ID, ref sn
 
 func (d *Depot) push(ctx context.Context, space chunk.Space, id chunk.ID, ref snapshot.Ref, stats *Stats) (*chunk.Manifest, error) {
 	m, err := d.Vault.Open(ctx, space, id)
+	stats.Phases.Done("look")
 	if !errors.Is(err, chunk.ErrNotFound) {
 		return m, err
 	}
@@ -137,6 +140,7 @@ func (d *Depot) push(ctx context.Context, space chunk.Space, id chunk.ID, ref sn
 		return nil, fmt.Errorf("push what %s grew from: %w", ref, err)
 	}
 	defer done()
+	stats.Phases.Done("base")
 	in, err := contents(snap, rootOf(base))
 	if err != nil {
 		return nil, err
@@ -146,6 +150,7 @@ func (d *Depot) push(ctx context.Context, space chunk.Space, id chunk.ID, ref sn
 		in.Parent, in.ParentFiles = base.Manifest, base.Files
 	}
 	m, sent, err := d.Vault.Push(ctx, in)
+	stats.Phases.Done("send")
 	stats.Dirty += sent.DirtyBytes
 	stats.Uploaded += sent.Uploaded
 	if errors.Is(err, chunk.ErrExists) { // somebody else pushed it meanwhile

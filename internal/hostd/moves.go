@@ -99,7 +99,7 @@ func (h *Host) PushSnapshot(ctx context.Context, workspace string, id hostapi.Sn
 		return hostapi.Pushed{}, moveError("push", id, err)
 	}
 	out := hostapi.Pushed{Bytes: stats.Dirty, Uploaded: stats.Uploaded, Stored: stats.Stored, Took: time.Since(began)}
-	h.deps.Log.Info("snapshot pushed", "snapshot", id, "bytes", out.Bytes, "uploaded", out.Uploaded, "took", out.Took)
+	h.deps.Log.Info("snapshot pushed", "snapshot", id, "bytes", out.Bytes, "uploaded", out.Uploaded, "took", out.Took, stats.Phases.Attr())
 	return out, nil
 }
 

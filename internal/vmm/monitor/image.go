@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/pandastack/pandastack/internal/durable"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
@@ -31,14 +33,14 @@ type Part struct {
 func WriteImage(dir string, m vmm.Manifest, memoryBytes int64, parts ...Part) (vmm.Image, error) {
 	m.Created = time.Now().UTC()
 	m.Files = []vmm.File{{Name: MemoryName, Bytes: memoryBytes}}
+	var writes errgroup.Group // each waits for the file system's log, and it is written for all of them together
 	for _, p := range parts {
 		sum := sha256.Sum256(p.Data)
 		m.Files = append(m.Files, vmm.File{Name: p.Name, Bytes: int64(len(p.Data)), SHA256: hex.EncodeToString(sum[:])})
-		if err := durable.WriteFile(filepath.Join(dir, p.Name), p.Data, 0o444); err != nil {
-			return vmm.Image{}, err
-		}
+		writes.Go(func() error { return durable.WriteFile(filepath.Join(dir, p.Name), p.Data, 0o444) })
 	}
-	if err := durable.WriteJSON(filepath.Join(dir, manifestName), m); err != nil {
+	writes.Go(func() error { return durable.WriteJSON(filepath.Join(dir, manifestName), m) })
+	if err := writes.Wait(); err != nil {
 		return vmm.Image{}, err
 	}
 	return vmm.Image{Dir: dir, Manifest: m}, nil
