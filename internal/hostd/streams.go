@@ -15,7 +15,6 @@ import (
 
 	"github.com/pandastack/pandastack/internal/chunk"
 	"github.com/pandastack/pandastack/internal/hostapi"
-	"github.com/pandastack/pandastack/internal/obs"
 	"github.com/pandastack/pandastack/internal/pager"
 	"github.com/pandastack/pandastack/internal/snapshot"
 	"github.com/pandastack/pandastack/internal/stream"
@@ -67,7 +66,7 @@ func (h *Host) StreamSnapshot(ctx context.Context, workspace string, id hostapi.
 	if err != nil {
 		return hostapi.Pulled{}, err
 	}
-	began, phases := time.Now(), obs.Start()
+	began := time.Now()
 	if snap, err := h.store.Get(ref); err == nil {
 		return hostapi.Pulled{Snapshot: told(snap), Env: snap.Env, User: snap.User, Workdir: snap.Workdir, Took: time.Since(began)}, nil
 	}
@@ -75,7 +74,7 @@ func (h *Host) StreamSnapshot(ctx context.Context, workspace string, id hostapi.
 	if err != nil {
 		return hostapi.Pulled{}, moveError("stream", id, err)
 	}
-	phases.Done("open")
+	opened := time.Since(began)
 	data, err := json.Marshal(origin{chunk.Space(workspace), chunk.ID(id), from.Reader.Manifest().Parent, from.Root})
 	if err != nil {
 		return hostapi.Pulled{}, errors.Join(err, from.Reader.Close())
@@ -83,7 +82,6 @@ func (h *Host) StreamSnapshot(ctx context.Context, workspace string, id hostapi.
 	snap := from.Snapshot
 	snap.Base, snap.Labels = "", labels
 	snap, err = h.streams.Begin(ctx, ref, snap, data, from.Reader)
-	phases.Done("begin")
 	if errors.Is(err, snapshot.ErrExists) { // somebody else began it meanwhile
 		snap, err = h.store.Get(ref)
 	}
@@ -91,7 +89,7 @@ func (h *Host) StreamSnapshot(ctx context.Context, workspace string, id hostapi.
 		return hostapi.Pulled{}, moveError("stream", id, err)
 	}
 	out := hostapi.Pulled{Snapshot: told(snap), Env: snap.Env, User: snap.User, Workdir: snap.Workdir, Took: time.Since(began)}
-	h.deps.Log.Info("snapshot streams", "snapshot", id, "took", out.Took, phases.Attr())
+	h.deps.Log.Info("snapshot streams", "snapshot", id, "took", out.Took, "opened", opened)
 	return out, nil
 }
 
