@@ -5,9 +5,13 @@ import (
 	"bytes"
 	"context"
 	_ "embed"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -64,17 +68,20 @@ func (r *run) clients(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	idle := httptest.NewServer(atOnce(sb.ID))
+	defer idle.Close()
 	var all error
 	for _, p := range publishedClients {
-		if err := r.through(ctx, p, sb.ID); err != nil {
+		if err := r.both(ctx, p, sb.ID, idle.URL); err != nil {
 			all = errors.Join(all, fmt.Errorf("%s %s: %w", p.packet, p.version, err))
 		}
 	}
 	return all
 }
 
-// through runs one client's commands and records how long each took by the client's own clock.
-func (r *run) through(ctx context.Context, p published, id api.SandboxID) error {
+// both measures one client against the node, and then against a server that answers at once: what that takes is
+// the client's own.
+func (r *run) both(ctx context.Context, p published, id api.SandboxID, idle string) error {
 	dir := filepath.Join(r.Work, p.series)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -87,12 +94,26 @@ func (r *run) through(ctx context.Context, p published, id api.SandboxID) error 
 	if err := os.WriteFile(filepath.Join(dir, "times.mjs"), p.script, 0o644); err != nil {
 		return err
 	}
-	n := r.times(clientTimes)
 	s := r.series(p.series, fmt.Sprintf("exec of true through %s %s, again and again in one sandbox", p.packet, p.version), &Target{P50: clientTarget})
+	if err := r.through(ctx, s, dir, append(p.environment(r.cl.URL(), r.cl.Key()), "BENCH_SANDBOX="+string(id))); err != nil {
+		return err
+	}
+	own := r.series(p.series+"_own", "reference: the same against a server that answers at once", nil)
+	if err := r.through(ctx, own, dir, append(p.environment(idle, r.cl.Key()), "BENCH_SANDBOX="+string(id))); err != nil {
+		return err
+	}
+	s.close()
+	own.close()
+	s.Note = fmt.Sprintf("%.1f ms of it the client's own", own.P50)
+	return nil
+}
+
+// through runs the commands of the client in dir and records how long each took by the client's own clock.
+func (r *run) through(ctx context.Context, s *Series, dir string, env []string) error {
+	n := r.times(clientTimes)
 	c := exec.CommandContext(ctx, "node", "times.mjs")
 	c.Dir = dir
-	c.Env = append(os.Environ(), p.environment(r.cl.URL(), r.cl.Key())...)
-	c.Env = append(c.Env, "BENCH_SANDBOX="+string(id), fmt.Sprintf("BENCH_TIMES=%d", n+clientWarm))
+	c.Env = append(append(os.Environ(), env...), fmt.Sprintf("BENCH_TIMES=%d", n+clientWarm))
 	var out, errs bytes.Buffer
 	c.Stdout, c.Stderr = &out, &errs
 	if err := c.Run(); err != nil {
@@ -124,4 +145,31 @@ func (r *run) told(s *Series, out *bytes.Buffer, n int) error {
 		return fmt.Errorf("the script told of %d commands of %d", told, n+clientWarm)
 	}
 	return nil
+}
+
+// atOnce answers what the clients ask for a command in a sandbox, without one: it has ended well.
+func atOnce(id api.SandboxID) http.Handler {
+	mux := http.NewServeMux()
+	about := func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = fmt.Fprintf(w, `{"id":%q,"status":"running","sandboxID":%q,"templateID":"base","clientID":"bench","envdVersion":"0.6.4"}`, id, id) // a client that is gone
+	}
+	mux.HandleFunc("GET /v1/sandboxes/{id}", about)
+	mux.HandleFunc("POST /v2/sandboxes/{id}/connect", about)
+	mux.HandleFunc("POST /v1/sandboxes/{id}/exec", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"stdout":"","stderr":"","exit_code":0,"duration_ms":0}`) // as above
+	})
+	mux.HandleFunc("POST /process.Process/Start", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/connect+json")
+		for _, one := range []struct {
+			flags   byte // 2: the end of the stream
+			message string
+		}{{0, `{"event":{"start":{"pid":1}}}`}, {0, `{"event":{"end":{"exited":true,"status":"exit status 0"}}}`}, {2, `{}`}} {
+			head := binary.BigEndian.AppendUint32([]byte{one.flags}, uint32(len(one.message)))
+			_, _ = w.Write(append(head, one.message...)) // as above
+			_ = http.NewResponseController(w).Flush()    // as above
+		}
+	})
+	return mux
 }

@@ -24,7 +24,7 @@ import (
 // Sandboxes is what the gate needs of the sandbox service.
 type Sandboxes interface {
 	e2bapi.Sandboxes
-	Owner(ctx context.Context, id api.SandboxID) (auth.Principal, error)
+	Look(ctx context.Context, id api.SandboxID) (auth.Principal, api.Sandbox, error)
 }
 
 // Config of a Gate. Domain and Secret are as in e2bapi.Config.
@@ -73,11 +73,7 @@ func (g *Gate) Close() {
 // by those only who may reach its ports.
 func (g *Gate) Open(ctx context.Context, id string, wakes func(edge.Target) bool) (edge.Target, error) {
 	sid := api.SandboxID(id)
-	p, err := g.sandboxes.Owner(ctx, sid)
-	if err != nil {
-		return edge.Target{}, notFound(err)
-	}
-	b, err := g.sandboxes.Get(ctx, p, sid)
+	p, b, err := g.sandboxes.Look(ctx, sid)
 	if err != nil {
 		return edge.Target{}, notFound(err)
 	}

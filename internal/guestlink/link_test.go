@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -244,5 +245,78 @@ func TestFailedRestoreIsClosed(t *testing.T) {
 			t.Errorf("read after a failed restore: %v", err)
 		}
 		l = again()
+	}
+}
+
+// short is a process that has ended.
+type short struct {
+	guestapi.Process
+	told bool
+}
+
+func (*short) PID() uint32 { return 7 }
+func (p *short) Next(context.Context) (guestapi.Event, error) {
+	if p.told {
+		return guestapi.Event{}, io.EOF
+	}
+	p.told = true
+	return guestapi.Event{Exit: &guestapi.Exit{Code: 3}}, nil
+}
+func (*short) Close() error { return nil }
+
+func (s *stub) Start(context.Context, guestapi.ProcessSpec) (guestapi.Process, error) {
+	return &short{}, nil
+}
+
+// counted counts what is written.
+type counted struct {
+	net.Conn
+	writes atomic.Int64
+}
+
+func (c *counted) Write(b []byte) (int, error) {
+	c.writes.Add(1)
+	return c.Conn.Write(b)
+}
+
+// TestEndedProcessesCostNothing: a process that ended is closed without a word to the guest, and leaves no stream
+// at either end.
+func TestEndedProcessesCostNothing(t *testing.T) {
+	host, guest := channel(t)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(t.Context(), guest, &stub{}) }()
+	conn := &counted{Conn: host}
+	l, err := guestlink.Open(t.Context(), conn, guestlink.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Ready(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	const times = 600 // more than there may be streams
+	began := conn.writes.Load()
+	for range times {
+		p, err := l.Start(t.Context(), guestapi.ProcessSpec{Shell: "true"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e, err := p.Next(t.Context()); err != nil || e.Exit == nil || e.Exit.Code != 3 {
+			t.Fatalf("%+v, %v", e, err)
+		}
+		if err := p.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.Next(t.Context()); err != io.EOF {
+			t.Fatalf("after the end: %v", err)
+		}
+	}
+	if n := conn.writes.Load() - began; n > times {
+		t.Errorf("%d writes for %d processes", n, times)
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := <-served; err != nil {
+		t.Error(err)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"sync/atomic"
 
 	"github.com/pandastack/pandastack/internal/frame"
 	"github.com/pandastack/pandastack/internal/guestapi"
@@ -60,14 +61,14 @@ type process struct {
 	l     *Link
 	st    *frame.Stream
 	pid   uint32
-	ended bool       // touched by the one goroutine that calls Next
-	in    sync.Mutex // held while something is sent
+	ended atomic.Bool // its exit was received: the guest has let go of the stream
+	in    sync.Mutex  // held while something is sent
 }
 
 func (p *process) PID() uint32 { return p.pid }
 
 func (p *process) Next(ctx context.Context) (guestapi.Event, error) {
-	if p.ended {
+	if p.ended.Load() {
 		return guestapi.Event{}, io.EOF
 	}
 	message, err := p.st.Recv(ctx)
@@ -81,7 +82,9 @@ func (p *process) Next(ctx context.Context) (guestapi.Event, error) {
 	if err != nil {
 		return guestapi.Event{}, linkError(err)
 	}
-	p.ended = e.Exit != nil
+	if e.Exit != nil {
+		p.ended.Store(true)
+	}
 	return e, nil
 }
 
@@ -114,4 +117,12 @@ func (p *process) Resize(ctx context.Context, size guestapi.Size) error {
 	return err
 }
 
-func (p *process) Close() error { return cancelled(p.st, nil) }
+// Close tells the guest, unless the process has ended: whatever is told it then comes in the way of the next
+// request.
+func (p *process) Close() error {
+	if p.ended.Load() {
+		p.st.Drop()
+		return nil
+	}
+	return cancelled(p.st, nil)
+}

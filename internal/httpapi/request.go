@@ -41,13 +41,11 @@ func (rq *request) guest() (guestapi.Guest, error) {
 
 // open is guest, and the sandbox's own defaults beside it.
 func (rq *request) open() (guestapi.Guest, api.Sandbox, error) {
-	g, err := rq.guest()
+	id, err := rq.sandbox()
 	if err != nil {
 		return nil, api.Sandbox{}, err
 	}
-	id, _ := rq.sandbox() // it was parsed just now
-	box, err := rq.s.deps.Sandboxes.Get(rq.r.Context(), rq.p, id)
-	return g, box, err
+	return rq.s.deps.Sandboxes.Enter(rq.r.Context(), rq.p, id)
 }
 
 // number reads a whole number of the query, or fallback.

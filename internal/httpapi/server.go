@@ -62,6 +62,7 @@ type sandboxVerbs interface {
 	Network(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Network, error)
 	SetNetwork(ctx context.Context, p auth.Principal, id api.SandboxID, n api.Network) (api.Network, error)
 	Guest(ctx context.Context, p auth.Principal, id api.SandboxID) (guestapi.Guest, error)
+	Enter(ctx context.Context, p auth.Principal, id api.SandboxID) (guestapi.Guest, api.Sandbox, error)
 }
 
 type snapshotVerbs interface {

@@ -281,6 +281,15 @@ func (g portGuest) DialPort(ctx context.Context, port uint16) (net.Conn, error) 
 	return g.Guest.DialPort(ctx, port)
 }
 
+func (b *boxes) Enter(ctx context.Context, p auth.Principal, id api.SandboxID) (guestapi.Guest, api.Sandbox, error) {
+	g, err := b.Guest(ctx, p, id)
+	if err != nil {
+		return nil, api.Sandbox{}, err
+	}
+	box, err := b.get(p, id)
+	return g, box, err
+}
+
 func (b *boxes) Guest(ctx context.Context, p auth.Principal, id api.SandboxID) (guestapi.Guest, error) {
 	box, err := b.get(p, id)
 	if err != nil {

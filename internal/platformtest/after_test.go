@@ -77,7 +77,10 @@ func TestAfterTheEnd(t *testing.T) {
 		}
 	}
 	for _, way := range ways[:len(ways)-1] {
-		ended(t, w, ids[way.reason])
+		until(t, "it ended by "+way.reason, func() bool {
+			status, _ := answer(t, w, "/v1/sandboxes/"+string(ids[way.reason]))
+			return status == http.StatusNotFound
+		})
 	}
 	for _, when := range []struct {
 		name string
@@ -91,17 +94,14 @@ func TestAfterTheEnd(t *testing.T) {
 	}
 }
 
-// ended waits until a sandbox is not there any more.
-func ended(t *testing.T, w *platformtest.World, id api.SandboxID) {
+// until waits for a condition.
+func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	tick := time.NewTicker(20 * time.Millisecond)
+	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(time.Minute); ; <-tick.C {
-		if status, _ := answer(t, w, "/v1/sandboxes/"+string(id)); status == http.StatusNotFound {
-			return
-		}
+	for deadline := time.Now().Add(time.Minute); !ok(); <-tick.C {
 		if time.Now().After(deadline) {
-			t.Fatalf("%s does not end", id)
+			t.Fatalf("not within a minute: %s", what)
 		}
 	}
 }

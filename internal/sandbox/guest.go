@@ -44,18 +44,18 @@ func (s *Service) ready(ctx context.Context, p auth.Principal, id api.SandboxID,
 	return r, op, free, nil
 }
 
-// Owner answers in whose name to act on a sandbox for a caller who holds no key but something that this
-// installation made for it, such as the host name of its port: finding out whether that lets the caller in
-// comes after. not_found for one that does not live.
-func (s *Service) Owner(ctx context.Context, id api.SandboxID) (auth.Principal, error) {
+// Look answers a sandbox and in whose name to act on it, for a caller who holds no key but something that this
+// installation made for it, such as the host name of its port: finding out whether that lets the caller in comes
+// after. not_found for one that does not live. It does not count as use.
+func (s *Service) Look(ctx context.Context, id api.SandboxID) (auth.Principal, api.Sandbox, error) {
 	r, err := s.db.Read().Sandbox(ctx, string(id))
 	if errors.Is(err, store.ErrNotFound) {
-		return auth.Principal{}, api.Errorf(api.NotFound, "sandbox %.60q is not there", id)
+		return auth.Principal{}, api.Sandbox{}, api.Errorf(api.NotFound, "sandbox %.60q is not there", id)
 	}
 	if err != nil {
-		return auth.Principal{}, api.AsError(err)
+		return auth.Principal{}, api.Sandbox{}, api.AsError(err)
 	}
-	return auth.Principal{Workspace: api.Workspace(r.Workspace)}, nil
+	return auth.Principal{Workspace: api.Workspace(r.Workspace)}, s.view(&r), nil
 }
 
 // Guest is the inside of a sandbox. A hibernated one is woken first, one under way is waited for, a
@@ -64,30 +64,49 @@ func (s *Service) Owner(ctx context.Context, id api.SandboxID) (auth.Principal, 
 // Its errors are the guest's, to be compared with guestapi's sentinels; after ErrLost ask for it again.
 func (s *Service) Guest(ctx context.Context, p auth.Principal, id api.SandboxID) (_ guestapi.Guest, err error) {
 	defer s.watch("guest", time.Now(), &err)
+	g, _, err := s.enter(ctx, p, id)
+	return g, err
+}
+
+// Enter is Guest, and the sandbox as Get shows it, from one look at the store.
+func (s *Service) Enter(ctx context.Context, p auth.Principal, id api.SandboxID) (_ guestapi.Guest, _ api.Sandbox, err error) {
+	defer s.watch("guest", time.Now(), &err)
+	g, r, err := s.enter(ctx, p, id)
+	if err != nil {
+		return nil, api.Sandbox{}, err
+	}
+	return g, s.view(&r), nil
+}
+
+func (s *Service) enter(ctx context.Context, p auth.Principal, id api.SandboxID) (guestapi.Guest, store.Sandbox, error) {
 	r, err := s.row(ctx, p, id)
 	if err != nil {
-		return nil, err
+		return nil, r, err
 	}
 	s.used.Touch(r.ID)
 	if api.Status(r.State) == api.Running { // the common way needs no lock
 		g, err := s.host.Guest(ctx, machineID(&r))
 		if err == nil {
-			return s.used.Guest(r.ID, visit.Resident(g, r.User, r.Workdir)), nil
+			return s.resident(g, &r), r, nil
 		}
 		if !errors.Is(err, hostapi.ErrWrongState) && !errors.Is(err, hostapi.ErrNotFound) {
-			return nil, hostError(err, "reach", r.ID)
+			return nil, r, hostError(err, "reach", r.ID)
 		}
 	}
 	r, ctx, release, err := s.ready(ctx, p, id, "use", false)
 	if err != nil {
-		return nil, err
+		return nil, r, err
 	}
 	defer release()
 	g, err := s.host.Guest(ctx, machineID(&r))
 	if err != nil {
-		return nil, s.failed(ctx, &r, err, "reach")
+		return nil, r, s.failed(ctx, &r, err, "reach")
 	}
-	return s.used.Guest(r.ID, visit.Resident(g, r.User, r.Workdir)), nil
+	return s.resident(g, &r), r, nil
+}
+
+func (s *Service) resident(g guestapi.Guest, r *store.Sandbox) guestapi.Guest {
+	return s.used.Guest(r.ID, visit.Resident(g, r.User, r.Workdir))
 }
 
 // askLimit bounds how long a guest is waited for when its answer is a nicety.

@@ -99,6 +99,10 @@ var calls = []call{
 	{"Touch", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		return w.Touch(ctx, who, id)
 	}},
+	{"Enter", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+		_, _, err := w.Enter(ctx, who, id)
+		return err
+	}},
 	{"Usage", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		_, err := w.Usage(ctx, who, id)
 		return err
@@ -131,9 +135,9 @@ var calls = []call{
 	}},
 }
 
-// unowned are the methods that name nobody's sandbox or snapshot, Owner, which answers any caller, and those
+// unowned are the methods that name nobody's sandbox or snapshot, Look, which answers any caller, and those
 // whose ids mean something in the caller's own part of the object store only; see TestPullOfAnothers.
-var unowned = map[string]bool{"PullSnapshot": true, "DeletePushed": true, "Owner": true, "Run": true, "Reap": true, "Reconcile": true, "List": true, "Snapshots": true, "Counts": true, "Capacity": true}
+var unowned = map[string]bool{"PullSnapshot": true, "DeletePushed": true, "Look": true, "Run": true, "Reap": true, "Reconcile": true, "List": true, "Snapshots": true, "Counts": true, "Capacity": true}
 
 func TestEveryVerbIsInTheTable(t *testing.T) {
 	have := map[string]bool{}

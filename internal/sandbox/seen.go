@@ -17,21 +17,27 @@ import (
 // What a sandbox takes, prints and runs is looked at while it lives and written down, so that it is known of one
 // whose machine, host or control plane ends without a word.
 
-// lookLimit bounds one look at all sandboxes that were used: it is a nicety.
-const lookLimit = 2 * time.Second
+// Bounds of one look at all sandboxes that were used: it is a nicety.
+const (
+	lookLimit   = 2 * time.Second
+	lookMeasure = 8 // sandboxes that are measured, which costs the most of it: any of them, now these, now those
+)
 
-// look sees what sandboxes take and how their processes ended, and with console what they printed. What cannot
-// be seen in time is left out.
-func (s *Service) look(ctx context.Context, ids iter.Seq[string], console bool) []store.LastSeen {
+// look sees how the processes of sandboxes ended and what some of them take, and, if it is the last look, what all
+// of them take and printed. What cannot be seen in time is left out.
+func (s *Service) look(ctx context.Context, ids iter.Seq[string], last bool) []store.LastSeen {
 	ctx, cancel := context.WithTimeoutCause(ctx, lookLimit, errors.New("the look took too long"))
 	defer cancel()
 	var all []store.LastSeen
 	for id := range ids {
-		seen := store.LastSeen{ID: id, Usage: s.usageText(ctx, hostapi.MachineID(id), nil)}
+		seen := store.LastSeen{ID: id}
+		if last || len(all) < lookMeasure {
+			seen.Usage = s.usageText(ctx, hostapi.MachineID(id), nil)
+		}
 		if list := s.used.Processes(id); len(list) > 0 {
 			seen.Processes = text(list)
 		}
-		if console {
+		if last {
 			if printed, err := s.host.Console(ctx, hostapi.MachineID(id)); err == nil {
 				seen.Console = visit.Printable(printed)
 			}

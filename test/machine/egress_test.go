@@ -9,9 +9,9 @@ import (
 	"github.com/pandastack/pandastack/internal/hostapi"
 )
 
-// try is a program for guests: it prints how connections to addresses begin: "connected", "refused", or
+// begin is a program for guests: it prints how connections to addresses begin: "connected", "refused", or
 // "away" for all else.
-const try = `python3 - <<'END'
+const begin = `python3 - <<'END'
 import socket
 for a in %q.split():
     host, port = a.rsplit(":", 1)
@@ -36,7 +36,7 @@ func TestEgress(t *testing.T) {
 	a := l.create(t, hostapi.Create{ID: "egress1", Keep: true, Egress: shut})
 	refused := func(id hostapi.MachineID, when string) {
 		t.Helper()
-		if got := l.run(t, id, fmt.Sprintf(try, public)); got != "refused" {
+		if got := l.run(t, id, fmt.Sprintf(begin, public)); got != "refused" {
 			t.Errorf("%s: a connection to the internet was %s, want refused", when, got)
 		}
 		if m, err := l.Get(t.Context(), id); err != nil || m.Egress.IsZero() {

@@ -48,6 +48,9 @@ const wide = hostapi.TemplateName("wide")
 // objects is the object store of the host agents that are opened; nil: the one that all tests share.
 var objects *hostd.Objects
 
+// alter changes the network of the host agents that are opened; nil: it is as it is.
+var alter func(*netslot.Config)
+
 // patience bounds every single wait; it is far above what anything takes.
 const patience = 2 * time.Minute
 
@@ -215,7 +218,11 @@ func openAs(ctx context.Context, dir, prefix string, log io.Writer) (_ *lab, err
 	if err != nil {
 		return nil, err
 	}
-	pool, err := netslot.New(netslot.Config{Prefix: prefix, Slots: 64, Ready: 4})
+	places := netslot.Config{Prefix: prefix, Slots: 64, Ready: 4}
+	if alter != nil {
+		alter(&places)
+	}
+	pool, err := netslot.New(places)
 	if err != nil {
 		return nil, err
 	}

@@ -196,8 +196,8 @@ await check("templates", async () => {
   await assert.rejects(() => client.templates.get("nowhere"), NotFoundError);
 });
 // The command line that comes with the package, where the node under test has machines of its own.
+const program = join(process.cwd(), "node_modules/@pandastack/sdk/dist/cli.js");
 async function cli(...args) {
-  const program = join(process.cwd(), "node_modules/@pandastack/sdk/dist/cli.js");
   const { stdout } = await promisify(execFile)(process.execPath, [program, ...args], { timeout: 120_000 });
   return stdout;
 }
@@ -216,6 +216,11 @@ if (process.env.SDK_CLI) {
   await check("cli: sandbox exec", has("out\n", "sandbox", "exec", id, "--", "echo out"));
   await check("cli: sandbox run-code", has("42\n", "sandbox", "run-code", id, "--language", "python", "--", "print(6*7)"));
   await check("cli: sandbox logs", has("", "sandbox", "logs", id));
+  await check("cli: sandbox ssh", async () => {
+    const run = promisify(execFile)(process.execPath, [program, "sandbox", "ssh", made.id], { timeout: 120_000 });
+    run.child.stdin.write("echo from-$((40+2))\nexit\n");
+    assert.match((await run).stdout, /from-42/);
+  });
   await check("cli: fs write", has('"bytes": 5', "fs", "write", id, "--path", remote, "--content", "hello"));
   await check("cli: fs read", has("hello", "fs", "read", id, "--path", remote));
   await check("cli: fs upload", has('"bytes": 5', "fs", "upload", id, "--local", local, "--remote", remote + ".2"));
@@ -235,6 +240,13 @@ if (process.env.SDK_CLI) {
     const out = JSON.parse(await cli("sandbox", "fork", made.id, "--metadata", "k=v"));
     assert.equal(out.metadata.k, "v");
     await cli("sandbox", "delete", out.id);
+  });
+  await check("cli: sandbox fork-tree, promote", async () => {
+    const out = JSON.parse(await cli("sandbox", "fork-tree", made.id, "--count", "2"));
+    const children = Array.isArray(out) ? out : out.children;
+    assert.equal(children.length, 2);
+    await cli("sandbox", "promote", children[0].id);
+    for (const c of children) await cli("sandbox", "kill", c.id).catch(() => {}); // promote may have ended one
   });
   await check("cli: sandbox preview-url", has(() => "80-" + made.id, "sandbox", "preview-url", id, "--port", "80"));
   await check("cli: token create, list, revoke", async () => {

@@ -105,7 +105,7 @@ func multi(r *http.Request, files Sink, b *Build) error {
 	if err != nil {
 		return err
 	}
-	for n := 0; ; n++ {
+	for fields := 0; ; {
 		part, err := in.NextPart()
 		if errors.Is(err, io.EOF) {
 			return nil
@@ -114,7 +114,7 @@ func multi(r *http.Request, files Sink, b *Build) error {
 			return err
 		}
 		if part.FileName() == "" {
-			if n > maxFields {
+			if fields++; fields > maxFields {
 				return api.Errorf(api.TooLarge, "the form has more than %d fields", maxFields)
 			}
 			value, err := io.ReadAll(io.LimitReader(part, maxField+1))

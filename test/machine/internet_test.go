@@ -1,0 +1,225 @@
+//go:build vm
+
+package machine
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/miekg/dns"
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/netslot"
+)
+
+// The namespaces of a host and an internet that are a test's own, and the links between them.
+const (
+	fakeHost     = "pmthost"
+	fakeInternet = "pmtinet"
+)
+
+// Addresses of the internet that is a test's own: two public ones, the resolver that the node asks, and one in
+// every kind of range that is closed.
+const (
+	sharedSite = "93.184.216.34"
+	otherSite  = "93.184.216.99"
+	resolver   = "10.9.9.9"
+)
+
+var closedSites = []string{resolver, "172.16.3.3", "192.168.3.3", "100.64.0.9", "169.254.169.254", "198.18.0.1", "203.0.113.7", "224.0.0.9", "0.0.0.1"}
+
+// internet is what a guest reaches that leaves the test's host. Nothing of it leaves this computer.
+type internet struct {
+	t *testing.T
+
+	mu        sync.Mutex
+	asked     []string // names and types that the resolver was asked for
+	datagrams []string // what came in over UDP
+}
+
+// newInternet makes the internet and has the next host agent live in it. It ends with the test, and the host
+// agent with it.
+func newInternet(t *testing.T) *internet {
+	t.Helper()
+	closed(t)
+	in := &internet{t: t}
+	remove := func() {
+		for _, name := range []string{fakeHost, fakeInternet} {
+			_ = exec.Command("ip", "netns", "delete", name).Run() // of an earlier run, or ours
+		}
+	}
+	remove()
+	t.Cleanup(remove)
+	for _, line := range []string{
+		"netns add " + fakeHost, "netns add " + fakeInternet,
+		"-n " + fakeHost + " link add up0 type veth peer name net0 netns " + fakeInternet,
+		"-n " + fakeHost + " address add 198.100.1.2/24 dev up0", "-n " + fakeInternet + " address add 198.100.1.1/24 dev net0",
+		"-n " + fakeHost + " link set up0 up", "-n " + fakeInternet + " link set net0 up",
+		"-n " + fakeHost + " link set lo up", "-n " + fakeInternet + " link set lo up",
+		"-n " + fakeHost + " route add default via 198.100.1.1",
+	} {
+		in.ip(line)
+	}
+	for _, a := range append([]string{sharedSite, otherSite}, closedSites...) {
+		if a == "224.0.0.9" || a == "0.0.0.1" {
+			continue // no host has these
+		}
+		in.ip("-n " + fakeInternet + " address add " + a + "/32 dev lo")
+	}
+	in.serve()
+	alter = func(c *netslot.Config) {
+		c.Namespace = "/var/run/netns/" + fakeHost
+		c.Resolvers = []netip.AddrPort{netip.MustParseAddrPort(resolver + ":53")}
+	}
+	t.Cleanup(func() {
+		alter = nil
+		shared.Lock()
+		defer shared.Unlock()
+		if shared.lab != nil {
+			if err := shared.lab.close(false); err != nil {
+				t.Error(err)
+			}
+			shared.lab = nil
+		}
+	})
+	return in
+}
+
+func (in *internet) ip(line string) {
+	in.t.Helper()
+	if out, err := exec.Command("ip", strings.Fields(line)...).CombinedOutput(); err != nil {
+		in.t.Fatalf("ip %s: %v\n%s", line, err, out)
+	}
+}
+
+// within runs do on a thread in a network namespace.
+func within(t *testing.T, name string, do func() error) {
+	t.Helper()
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with its namespace
+		ns, err := os.Open("/var/run/netns/" + name)
+		if err == nil {
+			defer ns.Close()
+			err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET)
+		}
+		if err == nil {
+			err = do()
+		}
+		done <- err
+	}()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// serve runs the servers: on TCP they answer "here" to whatever comes, on UDP they keep it, and one is a resolver.
+// On the host, too, there is a server, on all of its addresses.
+func (in *internet) serve() {
+	in.t.Helper()
+	within(in.t, fakeInternet, func() error {
+		var all error
+		for _, port := range []int{25, 53, 80, 443, 853, 7777, 8443} {
+			all = errors.Join(all, in.listen(fmt.Sprintf("0.0.0.0:%d", port)))
+		}
+		for _, port := range []int{123, 443, 853, 3478} {
+			all = errors.Join(all, in.keep(fmt.Sprintf("0.0.0.0:%d", port)))
+		}
+		for _, a := range []string{sharedSite, otherSite} {
+			all = errors.Join(all, in.keep(a+":53"))
+		}
+		pc, err := net.ListenPacket("udp4", resolver+":53")
+		if err != nil {
+			return errors.Join(all, err)
+		}
+		s := &dns.Server{PacketConn: pc, Handler: dns.HandlerFunc(in.answer)}
+		go s.ActivateAndServe() //nolint:errcheck // it ends when it is shut down
+		in.t.Cleanup(func() { _ = s.Shutdown() })
+		return all
+	})
+	within(in.t, fakeHost, func() error { return in.listen("0.0.0.0:7700") })
+}
+
+func (in *internet) listen(at string) error {
+	l, err := net.Listen("tcp4", at)
+	if err != nil {
+		return err
+	}
+	in.t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				if n, _ := c.Read(make([]byte, 1)); n > 0 {
+					_, _ = c.Write([]byte("here")) // the guest says what it got
+				}
+				_, _ = c.Read(make([]byte, 1<<16))
+			}()
+		}
+	}()
+	return nil
+}
+
+func (in *internet) keep(at string) error {
+	pc, err := net.ListenPacket("udp4", at)
+	if err != nil {
+		return err
+	}
+	in.t.Cleanup(func() { pc.Close() })
+	go func() {
+		b := make([]byte, 2000)
+		for {
+			n, _, err := pc.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			in.mu.Lock()
+			in.datagrams = append(in.datagrams, string(b[:n]))
+			in.mu.Unlock()
+		}
+	}()
+	return nil
+}
+
+// answer is the resolver: it knows every name below test, and a text for each that would be a tunnel's answer.
+func (in *internet) answer(w dns.ResponseWriter, q *dns.Msg) {
+	m := new(dns.Msg)
+	m.SetReply(q)
+	for _, question := range q.Question {
+		in.mu.Lock()
+		in.asked = append(in.asked, question.Name+" "+dns.TypeToString[question.Qtype])
+		in.mu.Unlock()
+		line := question.Name + " 60 IN A " + sharedSite
+		switch {
+		case question.Qtype == dns.TypeTXT:
+			line = question.Name + ` 60 IN TXT "here"`
+		case question.Qtype != dns.TypeA:
+			continue
+		case strings.HasPrefix(question.Name, "inside."):
+			line = question.Name + " 60 IN A 169.254.169.254"
+		}
+		if rr, err := dns.NewRR(line); err == nil {
+			m.Answer = append(m.Answer, rr)
+		}
+	}
+	_ = w.WriteMsg(m) // an asker that is gone asks again
+}
+
+// told gives what the resolver was asked and what came in over UDP so far.
+func (in *internet) told() (asked, datagrams []string) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return append([]string(nil), in.asked...), append([]string(nil), in.datagrams...)
+}
