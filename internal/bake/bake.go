@@ -84,8 +84,18 @@ func (b *Baker) bake(ctx context.Context, j *job) (err error) {
 	if err := b.capture(ctx, j, &back, id, j.recipe.generation(platform)); err != nil {
 		return err
 	}
-	if err := b.cfg.Machines.Destroy(ctx, id, "the template is baked"); err != nil {
+	return b.leave(ctx, j, id, "the template is baked")
+}
+
+// leave ends the machine that a template was captured from. What both shared is the template's own from then on.
+func (b *Baker) leave(ctx context.Context, j *job, id hostapi.MachineID, why string) error {
+	if err := b.cfg.Machines.Destroy(ctx, id, why); err != nil {
 		return err
+	}
+	if snap, ok := b.newest(j.recipe, ""); ok { // a recipe's disk is shared with its root image, whose size is not told
+		if err := b.cfg.Store.Weigh(snap.Ref, max(snap.Bytes, j.least)); err != nil {
+			return err
+		}
 	}
 	return b.did("destroy")
 }
@@ -166,7 +176,7 @@ func (b *Baker) boot(ctx context.Context, j *job, back *undo.Stack, id hostapi.M
 	if err := b.cfg.Machines.Destroy(ctx, id, "left of an earlier bake"); err != nil {
 		return err
 	}
-	mc, err := b.cfg.Machines.Boot(ctx, machine.Boot{
+	mc, err := b.bootOn(ctx, j, machine.Boot{
 		ID: id, Template: r.Name, Disk: image, VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB, User: r.User, Workdir: r.Workdir,
 		Env: r.Env, DiskMiB: r.growMiB(),
 	})
@@ -311,7 +321,7 @@ func (b *Baker) capture(ctx context.Context, j *job, back *undo.Stack, id hostap
 	ref := snapshot.Join(Area, string(r.Name), fmt.Sprintf("%s-%d", generation, now().UnixMilli()))
 	finish := func(ctx context.Context, d *snapshot.Draft) error { return b.thrift(ctx, j, d) }
 	snap, err := b.cfg.Machines.TakeSnapshot(ctx, id, ref, func(s *snapshot.Snapshot) {
-		s.Machine, s.Hostname, s.Env, s.Digest = "", "", r.Env, generation
+		s.Machine, s.Hostname, s.Env, s.Digest, s.Base = "", "", r.Env, generation, ""
 		s.Labels = r.labels()
 	}, finish)
 	if err != nil {
@@ -328,7 +338,7 @@ func (b *Baker) capture(ctx context.Context, j *job, back *undo.Stack, id hostap
 		return err
 	}
 	for _, snap := range old {
-		if err := b.cfg.Store.Delete(snap.Ref); err != nil && !errors.Is(err, snapshot.ErrNotFound) {
+		if err := b.forget(snap.Ref); err != nil {
 			return err
 		}
 	}

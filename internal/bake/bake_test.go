@@ -42,8 +42,14 @@ type world struct {
 	running   []guestapi.ProcessInfo
 	dies      bool // programs that are started end at once
 	rehearse  bool
-	remembers bool
+	remembers bool // of what another world made
 	rehearsed int
+	warm      map[snapshot.Ref]bool // of what this one made: its machine was rehearsed
+	learnt    map[hostapi.MachineID]bool
+	boots     []machine.Boot
+	sizes     map[hostapi.MachineID]machine.Boot
+	refuse    error // of the next boot on a ground
+	calm      time.Duration
 }
 
 func newWorld(t *testing.T, change ...func(*world)) *world {
@@ -54,7 +60,8 @@ func newWorld(t *testing.T, change ...func(*world)) *world {
 // worldIn opens a world on what there is in a directory.
 func worldIn(t *testing.T, dir string, change ...func(*world)) *world {
 	t.Helper()
-	w := &world{t: t, dir: dir, platform: "p1", live: map[hostapi.MachineID]bool{}, exits: map[string][]int{}}
+	w := &world{t: t, dir: dir, platform: "p1", live: map[hostapi.MachineID]bool{}, exits: map[string][]int{},
+		warm: map[snapshot.Ref]bool{}, learnt: map[hostapi.MachineID]bool{}, sizes: map[hostapi.MachineID]machine.Boot{}, calm: time.Hour}
 	w.recipe = bake.Recipe{
 		Name: "base", VCPUs: 1, MemoryMiB: 64, DiskMiB: 1, User: "user", Digest: "0123456789abcdef0123",
 		Start: []bake.Start{{Name: "a server", Spec: guestapi.ProcessSpec{Shell: "serve", User: "root", Tag: "server"}}},
@@ -64,7 +71,7 @@ func worldIn(t *testing.T, dir string, change ...func(*world)) *world {
 		c(w)
 	}
 	var err error
-	if w.store, err = snapshot.Open(w.dir, nil, "snapshots", bake.Area); err != nil {
+	if w.store, err = snapshot.Open(w.dir, nil, "snapshots", bake.Area, bake.Grounds); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.store.Collect(); err != nil {
@@ -80,7 +87,12 @@ func (w *world) start() {
 	w.baker, err = bake.New(bake.Config{
 		Dir: filepath.Join(w.dir, "bake"), Recipes: []bake.Recipe{w.recipe}, Machines: w, Store: w.store,
 		Platform: func(context.Context) (string, error) { return w.platform, nil },
-		Rehearse: w.rehearse, Remembers: func(snapshot.Snapshot) (bool, error) { return w.remembers, nil },
+		Rehearse: w.rehearse, Calm: w.calm, Remembers: func(s snapshot.Snapshot) (bool, error) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			warm, mine := w.warm[s.Ref]
+			return w.remembers && (warm || !mine), nil
+		},
 		Rewrite: rewrite,
 		Clone:   func(src, dst string) error { return rewrite(context.Background(), src, dst) },
 		OnStep: func(step string) error {
@@ -141,7 +153,12 @@ func (w *world) Boot(_ context.Context, req machine.Boot) (hostapi.Machine, erro
 	if _, err := os.Stat(req.Disk); err != nil || w.live[req.ID] {
 		return hostapi.Machine{}, fmt.Errorf("boot %s: exists=%v, %w", req.ID, w.live[req.ID], err)
 	}
-	w.live[req.ID] = true
+	w.boots = append(w.boots, req)
+	if err := w.refuse; err != nil && req.Ground != "" {
+		w.refuse = nil
+		return hostapi.Machine{}, err
+	}
+	w.live[req.ID], w.sizes[req.ID], w.learnt[req.ID] = true, req, false
 	return hostapi.Machine{ID: req.ID}, nil
 }
 
@@ -156,6 +173,12 @@ func (w *world) TakeSnapshot(ctx context.Context, id hostapi.MachineID, ref snap
 		return snapshot.Snapshot{}, err
 	}
 	snap := snapshot.Snapshot{Ref: ref, Machine: string(id), VCPUs: 1, MemoryMiB: 64, Created: time.Now()}
+	w.mu.Lock()
+	if of, ok := w.sizes[id]; ok {
+		snap.VCPUs, snap.MemoryMiB = of.VCPUs, of.MemoryMiB
+	}
+	w.warm[ref] = w.learnt[id]
+	w.mu.Unlock()
 	change(&snap)
 	memory := filepath.Join(d.ImageDir(), "memory")
 	if err := os.WriteFile(memory, []byte("memory"), 0o600); err != nil {
@@ -183,7 +206,7 @@ func (w *world) Scratch(_ context.Context, id hostapi.MachineID, from snapshot.R
 	if _, err := w.store.Get(from); err != nil || w.live[id] {
 		return hostapi.Machine{}, fmt.Errorf("restore %s: exists=%v, %w", id, w.live[id], err)
 	}
-	w.live[id] = true
+	w.live[id], w.learnt[id] = true, false
 	return hostapi.Machine{ID: id}, nil
 }
 
@@ -193,10 +216,11 @@ func (w *world) Wake(_ context.Context, id hostapi.MachineID) (hostapi.Machine, 
 	return hostapi.Machine{ID: id}, nil
 }
 
-func (w *world) Rehearsed(context.Context, hostapi.MachineID) error {
+func (w *world) Rehearsed(_ context.Context, id hostapi.MachineID) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.rehearsed++
+	w.learnt[id] = true
 	return nil
 }
 

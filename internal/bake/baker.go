@@ -1,6 +1,7 @@
 package bake
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/pandastack/pandastack/internal/guestapi"
 	"github.com/pandastack/pandastack/internal/hostapi"
@@ -57,6 +59,8 @@ type Config struct {
 	Rehearse bool
 	// Remembers tells whether machines of a snapshot begin with what was learnt so; required with Rehearse.
 	Remembers func(snapshot.Snapshot) (bool, error)
+	// Calm is how long nothing may have been published before what was published is rehearsed; default 5 s.
+	Calm time.Duration
 	// Clone copies a file so that both share its blocks.
 	Clone func(src, dst string) error
 	Log   *slog.Logger
@@ -71,8 +75,13 @@ type Baker struct {
 	aliases map[hostapi.TemplateName]hostapi.TemplateName
 	jobs    chan *job
 
-	mu   sync.Mutex
-	last map[hostapi.TemplateName]*job
+	grounding chan struct{} // holds one while a ground is looked for or made
+	nudge     chan struct{} // a publication ended
+
+	mu         sync.Mutex
+	last       map[hostapi.TemplateName]*job
+	due        map[hostapi.TemplateName]bool // published, and to be rehearsed; guarded by mu
+	publishing int                           // publications under way; guarded by mu
 }
 
 // New makes a baker. It touches nothing.
@@ -83,11 +92,13 @@ func New(cfg Config) (*Baker, error) {
 	if cfg.Rehearse && cfg.Remembers == nil {
 		return nil, errors.New("bake: rehearse needs remembers")
 	}
+	cfg.Calm = cmp.Or(cfg.Calm, 5*time.Second)
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	b := &Baker{cfg: cfg, recipes: map[hostapi.TemplateName]Recipe{},
-		aliases: map[hostapi.TemplateName]hostapi.TemplateName{}, jobs: make(chan *job), last: map[hostapi.TemplateName]*job{}}
+		aliases: map[hostapi.TemplateName]hostapi.TemplateName{}, jobs: make(chan *job), last: map[hostapi.TemplateName]*job{},
+		grounding: make(chan struct{}, 1), nudge: make(chan struct{}, 1), due: map[hostapi.TemplateName]bool{}}
 	for _, r := range cfg.Recipes {
 		b.recipes[r.Name] = r
 		for _, alias := range r.Aliases {
@@ -132,7 +143,25 @@ func (b *Baker) sweep() error {
 			err = errors.Join(err, os.RemoveAll(filepath.Join(b.cfg.Dir, e.Name())))
 		}
 	}
+	// What was captured anew and not yet deleted.
+	type generation struct{ of, digest string }
+	seen := map[generation]bool{}
+	for _, snap := range slices.Backward(b.cfg.Store.List(Area)) {
+		g := generation{filepath.Dir(string(snap.Ref)), snap.Digest}
+		if seen[g] {
+			err = errors.Join(err, b.forget(snap.Ref))
+		}
+		seen[g] = true
+	}
 	return err
+}
+
+// forget deletes a snapshot that may not be there.
+func (b *Baker) forget(ref snapshot.Ref) error {
+	if err := b.cfg.Store.Delete(ref); !errors.Is(err, snapshot.ErrNotFound) {
+		return err
+	}
+	return nil
 }
 
 func (b *Baker) recipe(name hostapi.TemplateName) (Recipe, error) {

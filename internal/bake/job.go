@@ -23,6 +23,7 @@ type job struct {
 	force  bool
 	done   chan struct{}
 	tell   func(step, line string) // who published and wants to hear; nil: nobody
+	least  int64                   // bytes that it takes at least, known of what is taken anew
 	fresh  snapshot.Ref            // of what is rehearsed and taken anew; "": the template is baked
 
 	mu     sync.Mutex

@@ -44,10 +44,12 @@ func (b *Baker) Publish(ctx context.Context, req hostapi.Publish, from Source, l
 	}
 	b.last[r.Name] = j
 	b.mu.Unlock()
+	done := b.publishes()
 	err := b.hand(ctx, j)
 	if err == nil {
 		err = b.await(ctx, j)
 	}
+	done(r, err == nil)
 	if err != nil {
 		b.mu.Lock()
 		delete(b.last, r.Name)
@@ -185,21 +187,24 @@ func (b *Baker) Delete(name hostapi.TemplateName) error {
 	}
 	b.mu.Lock()
 	j := b.last[r.Name]
-	if j != nil && j.active() {
+	if j != nil && j.active() && j.fresh == "" {
 		b.mu.Unlock()
 		return fmt.Errorf("template %s is being baked: %w", name, hostapi.ErrInUse)
 	}
 	delete(b.last, r.Name)
+	delete(b.due, r.Name)
 	b.mu.Unlock()
+	if j != nil && j.active() { // it is only rehearsed
+		j.stop(errors.New("the template is deleted"))
+		<-j.done
+	}
 	return b.drop(r.Name)
 }
 
 // drop deletes all that was baked of a template.
 func (b *Baker) drop(name hostapi.TemplateName) (err error) {
 	for _, snap := range b.cfg.Store.List(string(snapshot.Join(Area, string(name)))) {
-		if derr := b.cfg.Store.Delete(snap.Ref); !errors.Is(derr, snapshot.ErrNotFound) {
-			err = errors.Join(err, derr)
-		}
+		err = errors.Join(err, b.forget(snap.Ref))
 	}
 	return err
 }

@@ -59,15 +59,33 @@ func (b *Baker) learn(ctx context.Context, j *job, id hostapi.MachineID) error {
 	return b.did("rehearse")
 }
 
-// refresh rehearses, one after the other, the templates whose machines begin with nothing learnt: they were baked
-// before the host was booted, or by an older program, or published. Until that is done they are ready later, and that is all.
+// refresh rehearses, one after the other, the templates whose machines begin with nothing learnt: first those that
+// were baked before the host was booted, or by an older program, then, until ctx ends, what is published. Until that
+// is done their machines are ready later, and that is all.
 func (b *Baker) refresh(ctx context.Context) {
+	b.freshenAll(ctx, append(slices.Collect(maps.Values(b.recipes)), b.allPublished()...))
+	for b.calm(ctx) {
+		b.mu.Lock()
+		due := b.due
+		b.due = map[hostapi.TemplateName]bool{}
+		b.mu.Unlock()
+		var list []Recipe
+		for name := range due {
+			if r, err := b.recipe(name); err == nil { // else it was deleted
+				list = append(list, r)
+			}
+		}
+		b.freshenAll(ctx, list)
+	}
+}
+
+func (b *Baker) freshenAll(ctx context.Context, list []Recipe) {
 	platform, err := b.cfg.Platform(ctx)
 	if err != nil {
 		b.cfg.Log.Warn("templates are not rehearsed", "err", err)
 		return
 	}
-	for _, r := range append(slices.Collect(maps.Values(b.recipes)), b.allPublished()...) {
+	for _, r := range list {
 		if ctx.Err() != nil {
 			return
 		}
@@ -77,17 +95,63 @@ func (b *Baker) refresh(ctx context.Context) {
 	}
 }
 
+// calm waits until something was published and, for a while, nothing was: whoever builds again at once is not
+// held up. false: ctx has ended.
+func (b *Baker) calm(ctx context.Context) bool {
+	pause := time.NewTimer(b.cfg.Calm)
+	defer pause.Stop()
+	for {
+		select {
+		case <-b.nudge:
+			pause.Reset(b.cfg.Calm)
+			continue
+		case <-pause.C:
+		case <-ctx.Done():
+			return false
+		}
+		b.mu.Lock()
+		ready := b.publishing == 0 && len(b.due) > 0
+		b.mu.Unlock()
+		if ready {
+			return true
+		} // the end of the last publication nudges
+	}
+}
+
+// publishes notes that a publication begins; done, that it ended, and whether there is a template to rehearse.
+func (b *Baker) publishes() (done func(r Recipe, made bool)) {
+	b.mu.Lock()
+	b.publishing++
+	b.mu.Unlock()
+	return func(r Recipe, made bool) {
+		b.mu.Lock()
+		b.publishing--
+		if made && b.cfg.Rehearse && r.rehearsable() {
+			b.due[r.Name] = true
+		}
+		b.mu.Unlock()
+		select {
+		case b.nudge <- struct{}{}:
+		default: // one waits to be read
+		}
+	}
+}
+
+// rehearsable tells whether machines of the template may do anything before they are captured: one that holds a
+// sandbox's memory is that moment and no other.
+func (r Recipe) rehearsable() bool { return r.spec == nil || !r.spec.KeepMemory }
+
 // freshen rehearses one template, if it has to be and nobody bakes it.
 func (b *Baker) freshen(ctx context.Context, r Recipe, platform string) error {
 	snap, ok := b.newest(r, r.generation(platform))
-	if !ok || snap.Partial() {
+	if !ok || snap.Partial() || !r.rehearsable() {
 		return nil
 	}
 	if known, err := b.cfg.Remembers(snap); err != nil || known {
 		return err
 	}
 	j := newJob(r, false)
-	j.fresh = snap.Ref
+	j.fresh, j.least = snap.Ref, snap.Bytes
 	b.mu.Lock()
 	if old := b.last[r.Name]; old != nil && old.active() {
 		b.mu.Unlock()
@@ -119,34 +183,50 @@ func (b *Baker) again(ctx context.Context, j *job, back *undo.Stack, generation 
 	if err := b.capture(ctx, j, back, id, generation); err != nil {
 		return err
 	}
-	if err := b.cfg.Machines.Destroy(ctx, id, "the template is rehearsed"); err != nil {
-		return err
-	}
-	return b.did("destroy")
+	return b.leave(ctx, j, id, "the template is rehearsed")
 }
 
-// act does once what guests are asked for first.
+// act does once what guests are asked for first. What a published template has no programs or places for is left
+// out: it need not have what ours have.
 func (b *Baker) act(ctx context.Context, j *job, id hostapi.MachineID) error {
 	user := j.recipe.User
+	var deeds []func() error
 	for _, argv := range [][]string{{"/bin/true"}, {"/bin/echo", "ready"}} {
-		proc, err := b.begin(ctx, j, id, guestapi.ProcessSpec{Argv: argv, User: user, Timeout: warmLimit})
-		if err != nil {
-			return err
-		}
-		if err := errors.Join(follow(ctx, j, proc), proc.Close()); err != nil {
-			return fmt.Errorf("%s: %w", argv[0], err)
-		}
+		deeds = append(deeds, func() error {
+			proc, err := b.begin(ctx, j, id, guestapi.ProcessSpec{Argv: argv, User: user, Timeout: warmLimit})
+			if err != nil {
+				return fmt.Errorf("%s: %w", argv[0], err)
+			}
+			if err := errors.Join(follow(ctx, j, proc), proc.Close()); err != nil {
+				return fmt.Errorf("%s: %w", argv[0], err)
+			}
+			return nil
+		})
 	}
-	for _, command := range append(first, j.recipe.Warm...) {
-		if err := b.exec(ctx, j, id, command, user); err != nil {
-			return fmt.Errorf("%q: %w", command, err)
-		}
+	commands := first
+	if j.recipe.spec == nil { // what users want warm may not be fit for being done again
+		commands = append(slices.Clone(first), j.recipe.Warm...)
+	}
+	for _, command := range commands {
+		deeds = append(deeds, func() error {
+			if err := b.exec(ctx, j, id, command, user); err != nil {
+				return fmt.Errorf("%q: %w", command, err)
+			}
+			return nil
+		})
 	}
 	guest, err := b.cfg.Machines.Guest(ctx, id)
 	if err != nil {
 		return err
 	}
-	return errors.Join(files(ctx, guest), terminal(ctx, guest, user))
+	deeds = append(deeds, func() error { return files(ctx, guest) }, func() error { return terminal(ctx, guest, user) })
+	for _, do := range deeds {
+		err := do()
+		if err != nil && (j.recipe.spec == nil || ctx.Err() != nil || errors.Is(err, guestapi.ErrLost)) {
+			return err
+		}
+	}
+	return nil
 }
 
 // files writes, finds, reads and removes a file.

@@ -60,14 +60,12 @@ func (b *Baker) thrift(ctx context.Context, j *job, d *snapshot.Draft) error {
 	if err := b.share(ctx, j, d.DiskPath(), disks); err != nil {
 		return err
 	}
+	if err := b.punch(ctx, d); err != nil {
+		return err
+	}
 	return filepath.WalkDir(d.ImageDir(), func(path string, e fs.DirEntry, err error) error {
 		if err != nil || !e.Type().IsRegular() {
 			return err
-		}
-		if b.cfg.PunchPages != nil {
-			if _, err := b.cfg.PunchPages(ctx, path); err != nil {
-				return err
-			}
 		}
 		return b.share(ctx, j, path, memories)
 	})

@@ -85,7 +85,7 @@ func TestTemplatesTakeLittle(t *testing.T) {
 		recipes = append(recipes, bake.Recipe{Name: name, VCPUs: 1, MemoryMiB: 64, DiskMiB: 12, Digest: "0123456789abcdef" + string(name), Build: w.build})
 	}
 	var err error
-	if w.store, err = snapshot.Open(dir, disk.Usage, "snapshots", bake.Area); err != nil {
+	if w.store, err = snapshot.Open(dir, disk.Usage, "snapshots", bake.Area, bake.Grounds); err != nil {
 		t.Fatal(err)
 	}
 	w.baker, err = bake.New(bake.Config{

@@ -4,8 +4,8 @@
 // A build is a machine of what it starts from, in which steps run; nothing of a user's runs on the host. Every
 // finished step is a snapshot of the host, a layer, named by a hash of the step, its inputs and the layer
 // before it, and found again by every later build of the same workspace. What is published at the end is not
-// that machine: its disk is booted anew, so that nothing of the build's memory goes into a template, unless a
-// sandbox's memory is what was asked for.
+// that machine: its disk becomes that of a freshly booted one, so that nothing of the build's memory goes into a
+// template, unless a sandbox's memory is what was asked for.
 //
 // The package owns builds, their logs and inputs, layers, and whatever on the host carries the label of
 // builds. It knows hosts through hostapi, templates through package template, and neither HTTP nor how

@@ -17,6 +17,7 @@ import (
 	"github.com/pandastack/pandastack/internal/guest/early"
 	"github.com/pandastack/pandastack/internal/guest/process"
 	"github.com/pandastack/pandastack/internal/guest/server"
+	"github.com/pandastack/pandastack/internal/guestapi"
 )
 
 // PortName is the name of the virtio-serial port that is the guest channel.
@@ -47,29 +48,63 @@ func Run(ctx context.Context) error {
 	if err := early.Signals(); err != nil {
 		return err
 	}
-	device, err := early.Root()
-	if err != nil {
+	if err := early.Devices(); err != nil {
 		return err
 	}
-	if err := early.Mounts(); err != nil {
-		return err
-	}
-	b, reaper, err := machine(device)
-	if err != nil {
-		return err
+	failed := make(chan error, 2)
+	var b guestapi.Backend = &waiting{begin: func(id guestapi.Identity) (guestapi.Backend, error) {
+		if err := wake(id); err != nil {
+			return nil, err
+		}
+		return settle(failed)
+	}}
+	if !early.Flag(guestapi.WaitArgument) {
+		var err error
+		if b, err = settle(failed); err != nil {
+			return err
+		}
 	}
 	hosts, err := channel(ctx, b)
 	if err != nil {
 		return err
 	}
-	failed := make(chan error, 1)
-	go func() { failed <- reaper.Run() }() // for as long as the machine lives
 	go func() { failed <- hosts() }()
 	return <-failed
 }
 
+// wake readies a machine that waited for its root to mount it: the file system notes the time, and what is made
+// from here on may want entropy of its own.
+func wake(id guestapi.Identity) error {
+	var sys control.Linux
+	if err := sys.AddEntropy(id.Entropy); err != nil {
+		return fmt.Errorf("set entropy: %w", err)
+	}
+	if err := sys.SetClock(id.Time); err != nil {
+		return fmt.Errorf("set clock: %w", err)
+	}
+	return early.Arrived()
+}
+
+// settle takes the root file system and makes the machine on it. What looks after its processes runs for as long
+// as the machine lives, and tells failed if it ends.
+func settle(failed chan<- error) (guestapi.Backend, error) {
+	device, err := early.Root()
+	if err != nil {
+		return nil, err
+	}
+	if err := early.Mounts(); err != nil {
+		return nil, err
+	}
+	b, reaper, err := machine(device)
+	if err != nil {
+		return nil, err
+	}
+	go func() { failed <- reaper.Run() }()
+	return b, nil
+}
+
 // channel opens the guest channel, and answers how hosts are served over it.
-func channel(ctx context.Context, b *Backend) (serveHosts func() error, err error) {
+func channel(ctx context.Context, b guestapi.Backend) (serveHosts func() error, err error) {
 	number, err := early.SocketPort()
 	if err != nil {
 		return nil, err
@@ -130,7 +165,7 @@ func limits() control.Limits {
 }
 
 // serve answers one host after the other.
-func serve(ctx context.Context, port *early.Port, b *Backend) error {
+func serve(ctx context.Context, port *early.Port, b guestapi.Backend) error {
 	s := server.New(b)
 	for {
 		if err := s.Serve(ctx, port); err != nil {

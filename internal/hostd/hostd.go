@@ -91,7 +91,7 @@ func (h *Host) Open(ctx context.Context) error {
 	if err := os.MkdirAll(h.cfg.DataDir, 0o711); err != nil {
 		return fmt.Errorf("open host: %w", err)
 	}
-	store, err := snapshot.Open(h.cfg.DataDir, h.deps.Measure, snapshots, bake.Area)
+	store, err := snapshot.Open(h.cfg.DataDir, h.deps.Measure, snapshots, bake.Area, bake.Grounds)
 	if err != nil {
 		return err
 	}

@@ -41,6 +41,15 @@ var operations = []operation{
 		sound: func(w *world, _ bool) { w.goneOr("b", false, 0) },
 	},
 	{
+		name: "boot-on-ground",
+		prep: func(w *world) { w.ground() },
+		do: func(w *world) error {
+			_, err := w.mgr.Boot(w.t.Context(), machine.Boot{ID: "b", Disk: filepath.Join(w.dir, string(base), "disk.img"), VCPUs: 1, MemoryMiB: 64, Ground: ground})
+			return err
+		},
+		sound: func(w *world, _ bool) { w.goneOr("b", false, 0) },
+	},
+	{
 		name: "fork",
 		prep: func(w *world) { w.create("a", true); w.tick("a", 1) },
 		do: func(w *world) error {

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
+	"github.com/pandastack/pandastack/internal/guestapi"
 	"github.com/pandastack/pandastack/internal/hostapi"
 	"github.com/pandastack/pandastack/internal/snapshot"
 )
@@ -145,14 +147,14 @@ func (m *Manager) wakeBoot(ctx context.Context, p *plan, mc *machine, how start,
 	if err := m.spend(p, mc, how, spent); err != nil {
 		return err
 	}
-	if err := m.ignite(ctx, p, mc); err != nil {
+	if err := m.ignite(ctx, p, mc, ""); err != nil {
 		return err
 	}
 	return m.live(p, mc)
 }
 
-// ignite boots a machine cold from its disk.
-func (m *Manager) ignite(ctx context.Context, p *plan, mc *machine) error {
+// ignite boots a machine cold from its disk. argument is a word more for the kernel's command line.
+func (m *Manager) ignite(ctx context.Context, p *plan, mc *machine, argument string) error {
 	if m.cfg.Kernel == nil {
 		return fmt.Errorf("no kernel is configured: %w", hostapi.ErrUnsupported)
 	}
@@ -164,7 +166,7 @@ func (m *Manager) ignite(ctx context.Context, p *plan, mc *machine) error {
 		return err
 	}
 	spec := m.spec(mc)
-	spec.Kernel, spec.Initramfs, spec.Cmdline = kernel.Kernel, kernel.Initramfs, kernel.Cmdline
+	spec.Kernel, spec.Initramfs, spec.Cmdline = kernel.Kernel, kernel.Initramfs, strings.TrimSpace(kernel.Cmdline+" "+argument)
 	vm, err := m.deps.Driver.Boot(ctx, spec)
 	if err != nil {
 		return fmt.Errorf("boot: %w", err)
@@ -179,7 +181,8 @@ func (m *Manager) ignite(ctx context.Context, p *plan, mc *machine) error {
 	return m.confirm(ctx, p, mc, m.cfg.BootTimeout)
 }
 
-// Boot asks for a machine that boots cold from a clone of a disk image.
+// Boot asks for a machine that begins with nothing but a clone of a disk image: it boots cold, or is made of one
+// that booted and waits for a disk.
 type Boot struct {
 	ID        hostapi.MachineID
 	Template  hostapi.TemplateName
@@ -190,6 +193,12 @@ type Boot struct {
 	User      string
 	Workdir   string
 	Env       map[string]string
+	// Waits: the guest waits for its root (guestapi.WaitArgument), whatever Disk holds: it can be captured, and
+	// nothing else.
+	Waits bool
+	// Ground is the snapshot of a machine that waits, with as many processors, disks and as much memory as this
+	// one gets: it goes on from there instead of booting. "": it boots.
+	Ground snapshot.Ref
 	// Listed: the machine is in List, with Labels and Egress, and another process takes it over. Any other
 	// is of no use to another process: Recover destroys it.
 	Listed bool
@@ -197,7 +206,7 @@ type Boot struct {
 	Egress hostapi.Egress
 }
 
-// Boot makes a machine that boots cold.
+// Boot makes a machine of a disk image.
 func (m *Manager) Boot(ctx context.Context, req Boot) (_ hostapi.Machine, err error) {
 	p := m.begin("boot")
 	defer func() { err = p.end(ctx, err) }()
@@ -208,24 +217,33 @@ func (m *Manager) Boot(ctx context.Context, req Boot) (_ hostapi.Machine, err er
 	if err != nil {
 		return hostapi.Machine{}, fmt.Errorf("boot machine %s: %w", req.ID, err)
 	}
+	begin := func(mc *machine) error { return m.ignite(ctx, p, mc, waitArgument[req.Waits]) }
+	if req.Ground != "" {
+		ground, err := m.deps.Store.Hold(req.Ground)
+		if err != nil {
+			return hostapi.Machine{}, missing(err)
+		}
+		begin = func(mc *machine) error { return m.land(ctx, p, mc, ground) }
+		p.back.Push("release snapshot", func(context.Context) error { return m.deps.Store.Release(req.Ground) })
+	}
 	have := int((info.Size() + mib - 1) / mib)
 	how := start{how: howBoot, mode: hostapi.BootCold, diskMiB: max(have, req.DiskMiB), grow: req.DiskMiB > have}
 	mc, err := m.admit(p, intent{
-		ID: req.ID, State: creating, Template: req.Template, VCPUs: req.VCPUs, MemoryMiB: req.MemoryMiB,
+		ID: req.ID, State: creating, Template: req.Template, Base: req.Ground, VCPUs: req.VCPUs, MemoryMiB: req.MemoryMiB,
 		DiskMiB: how.diskMiB, Slot: -1, Hostname: string(req.ID), User: req.User, Workdir: req.Workdir, Env: req.Env,
 		Scratch: !req.Listed, Labels: req.Labels, Egress: req.Egress, Generation: 1, BootMode: how.mode, Created: time.Now().UTC(),
 	})
 	if err != nil {
 		return hostapi.Machine{}, err
 	}
-	if err := m.bootNew(ctx, p, mc, req.Disk, how); err != nil {
+	if err := m.bootNew(ctx, p, mc, req.Disk, how, begin); err != nil {
 		return hostapi.Machine{}, fmt.Errorf("boot machine %s: %w", req.ID, noSpace(err))
 	}
 	p.told(mc, true)
 	return mc.view(), nil
 }
 
-func (m *Manager) bootNew(ctx context.Context, p *plan, mc *machine, disk string, how start) error {
+func (m *Manager) bootNew(ctx context.Context, p *plan, mc *machine, disk string, how start, begin func(*machine) error) error {
 	if err := m.place(p, mc); err != nil {
 		return err
 	}
@@ -235,8 +253,30 @@ func (m *Manager) bootNew(ctx context.Context, p *plan, mc *machine, disk string
 	if err := m.disk(p, mc, disk, how); err != nil {
 		return err
 	}
-	if err := m.ignite(ctx, p, mc); err != nil {
+	if err := begin(mc); err != nil {
 		return err
 	}
 	return m.live(p, mc)
+}
+
+var waitArgument = map[bool]string{true: guestapi.WaitArgument}
+
+// land brings a machine to life from one that waited for a disk. Everything from its root on is done as in a boot.
+func (m *Manager) land(ctx context.Context, p *plan, mc *machine, ground snapshot.Snapshot) error {
+	if err := snapshot.Check(ground); err != nil {
+		return err
+	}
+	if err := m.prepare(ctx, p, mc, ground.Image()); err != nil {
+		return err
+	}
+	if err := m.greet(ctx, p, mc, true); err != nil {
+		return err
+	}
+	if err := mc.vm.Load(ctx, nil); err != nil {
+		return fmt.Errorf("load: %w", err)
+	}
+	if err := p.did("load"); err != nil {
+		return err
+	}
+	return m.confirm(ctx, p, mc, m.cfg.BootTimeout)
 }

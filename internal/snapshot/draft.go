@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -92,16 +91,7 @@ func (s *Store) giveUp(ref Ref, dir string) error {
 
 // finish measures the draft, makes its disk durable and writes its description.
 func (d *Draft) finish(snap *Snapshot) (err error) {
-	snap.Bytes = 0
-	err = filepath.WalkDir(d.dir, func(path string, e fs.DirEntry, err error) error {
-		if err != nil || !e.Type().IsRegular() {
-			return err
-		}
-		_, own, err := d.store.measure(path)
-		snap.Bytes += own
-		return err
-	})
-	if err != nil {
+	if snap.Bytes, err = d.store.weigh(d.dir); err != nil {
 		return err
 	}
 	var syncs errgroup.Group // all at once: the file system's log is written for all of them together

@@ -275,3 +275,35 @@ func TestUnreadableSnapshotIsKeptAndCanBeDeleted(t *testing.T) {
 		t.Errorf("left behind: %v", left)
 	}
 }
+
+// TestWeigh measures a snapshot that took less on its own when it was made than it does now.
+func TestWeigh(t *testing.T) {
+	dir, own := t.TempDir(), int64(0)
+	open := func() *snapshot.Store {
+		t.Helper()
+		s, err := snapshot.Open(dir, func(string) (int64, int64, error) { return 0, own, nil }, "snapshots")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	s := open()
+	snap := commit(t, s, snapshot.Snapshot{Ref: "snapshots/one"})
+	own = 10 // of each file, its description too
+	for _, row := range []struct{ least, want int64 }{{0, 40}, {100, 100}} {
+		if err := s.Weigh(snap.Ref, row.least); err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range []*snapshot.Store{s, open()} {
+			if got, err := s.Get(snap.Ref); err != nil || got.Bytes != row.want || len(got.Manifest.Files) != 2 {
+				t.Errorf("it weighs %d, want %d: %+v, %v", got.Bytes, row.want, got, err)
+			}
+		}
+	}
+	if err := s.Delete(snap.Ref); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Weigh(snap.Ref, 0); !errors.Is(err, snapshot.ErrNotFound) {
+		t.Errorf("a deleted one: %v", err)
+	}
+}

@@ -265,6 +265,43 @@ func (s *Store) take(ref Ref, e *entry) []string {
 	return []string{e.dir}
 }
 
+// Weigh measures anew what a snapshot takes of the host's disk on its own, durably: what it shared with a machine
+// that has ended is its own. It is least bytes or more, for what the snapshot shares with files that are there for
+// it. ErrNotFound when it is not there or deleted.
+func (s *Store) Weigh(ref Ref, least int64) error {
+	snap, err := s.Get(ref)
+	if err != nil {
+		return err
+	}
+	bytes, err := s.weigh(snap.dir)
+	snap.Bytes = max(bytes, least)
+	if err == nil {
+		err = durable.WriteJSON(filepath.Join(snap.dir, metaFile), snap)
+	}
+	if err != nil {
+		return fmt.Errorf("weigh %s: %w", ref, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.entries[ref]; e != nil && e.err == nil {
+		e.snap.Bytes = snap.Bytes
+	}
+	return nil
+}
+
+// weigh sums up what the files below a directory take on their own.
+func (s *Store) weigh(dir string) (bytes int64, err error) {
+	err = filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() {
+			return err
+		}
+		_, own, err := s.measure(path)
+		bytes += own
+		return err
+	})
+	return bytes, err
+}
+
 func (s *Store) removeFiles(dirs []string) error {
 	var all error
 	for _, dir := range dirs {

@@ -181,12 +181,14 @@ func TestImages(t *testing.T) {
 	text := "FROM " + ref + " AS tools\nRUN [\"/bin/tiny\", \"true\"]\n" +
 		"FROM mini\nENV WHO=panda\nWORKDIR /srv/app\nCOPY --from=tools --chmod=755 /bin/tiny /usr/local/bin/tiny\n" +
 		"RUN <<EOF\nset -e\nid -un > who\necho $WHO >> who\nEOF\nCOPY <<EOF note\nwritten here\nEOF\n" +
+		"COPY --from=tools --chown=user:user /etc/motto motto\nRUN chown user .\nUSER user\nRUN id -un > mine && cat motto >> mine\n" +
 		"HEALTHCHECK CMD test -e /tmp/started\nCMD [\"/usr/local/bin/tiny\", \"serve\"]\n"
 	if err := os.WriteFile(filepath.Join(context, "Dockerfile"), []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	build("--name", "e2estages", context)
-	says("e2estages", "pwd; cat who note; cat /tmp/started; ps -e -o args= | grep -c '^/usr/local/bin/tiny serve'", "/srv/app\nroot\npanda\nwritten here\nyes\n1")
+	says("e2estages", "pwd; id -un; cat who note mine; stat -c '%U %G' motto mine; cat /tmp/started; ps -e -o user=,args= | grep -c '^user *.usr/local/bin/tiny serve'",
+		"/srv/app\nuser\nroot\npanda\nwritten here\nuser\ntiny\nuser user\nuser user\nyes\n1")
 	for _, name := range []string{"e2eimage", "e2eroot", "e2estages"} {
 		n.json(nil, "template", "delete", name)
 	}

@@ -6,10 +6,12 @@
 package early
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"path"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -28,21 +30,23 @@ type mount struct {
 	data                 string
 }
 
-// Root prepares the initramfs, mounts the root device that the command line names as pandastack.root (or
-// /dev/vda), and makes it the root directory of this process. It returns the device.
-func Root() (device string, err error) {
+// Devices prepares the initramfs: the kernel's file systems, and the modules that its devices need.
+func Devices() error {
 	for _, m := range []mount{
 		{"proc", "/proc", "proc", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, ""},
 		{"sysfs", "/sys", "sysfs", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, ""},
 		{"devtmpfs", "/dev", "devtmpfs", unix.MS_NOSUID, "mode=0755"},
 	} {
 		if err := m.do(); err != nil {
-			return "", err
+			return err
 		}
 	}
-	if err := loadModules(); err != nil {
-		return "", err
-	}
+	return loadModules()
+}
+
+// Root mounts the root device that the command line names as pandastack.root (or /dev/vda), and makes it the
+// root directory of this process. It returns the device. Devices comes first.
+func Root() (device string, err error) {
 	device = argument("pandastack.root", "/dev/vda")
 	if !await(func() bool { return unix.Access(device, unix.F_OK) == nil }) {
 		return "", fmt.Errorf("root device %s does not appear", device)
@@ -196,6 +200,66 @@ func own(name string) (int, error) {
 		return 0, err
 	}
 	return unix.Open(mine, unix.O_RDWR|unix.O_CLOEXEC, 0)
+}
+
+// Arrived waits until a root device is as large as the file system on it: a machine that waited for its disk
+// hears of the disk's size a moment later.
+func Arrived() error {
+	device := argument("pandastack.root", "/dev/vda")
+	var problem error
+	if !await(func() bool {
+		var whole bool
+		whole, problem = fits(device)
+		return whole || problem != nil
+	}) {
+		return fmt.Errorf("root device %s stays smaller than its file system", device)
+	}
+	return problem
+}
+
+// fits tells whether a device is as large as the ext4 file system on it, by its superblock
+// (Documentation/filesystems/ext4/super.rst). What holds no ext4 fits: mounting it says what is wrong.
+func fits(device string) (_ bool, err error) {
+	fd, err := unix.Open(device, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false, fmt.Errorf("open root device: %w", err)
+	}
+	defer func() { err = errors.Join(err, unix.Close(fd)) }()
+	size, err := unix.IoctlGetInt(fd, unix.BLKGETSIZE64)
+	if err != nil {
+		return false, fmt.Errorf("read size of root device: %w", err)
+	}
+	var b [superblockBytes]byte
+	if n, err := unix.Pread(fd, b[:], superblockAt); err != nil || n < len(b) {
+		return false, fmt.Errorf("read superblock of root device: %d bytes, %w", n, err)
+	}
+	return uint64(size) >= superblock(b).bytes(), nil
+}
+
+// Where an ext4 superblock lies on its device.
+const superblockAt, superblockBytes = 1024, 1024
+
+type superblock [superblockBytes]byte
+
+// bytes is the size of the file system; 0 where there is none.
+func (b superblock) bytes() uint64 {
+	const blocksLow, logBlock, magic, features, blocksHigh = 0x4, 0x18, 0x38, 0x60, 0x150
+	const ext4, wide, maxLogBlock = 0xef53, 0x80, 6
+	log := binary.LittleEndian.Uint32(b[logBlock:])
+	if binary.LittleEndian.Uint16(b[magic:]) != ext4 || log > maxLogBlock {
+		return 0
+	}
+	blocks := uint64(binary.LittleEndian.Uint32(b[blocksLow:]))
+	if binary.LittleEndian.Uint32(b[features:])&wide != 0 {
+		blocks |= uint64(binary.LittleEndian.Uint32(b[blocksHigh:])) << 32
+	}
+	return blocks << (10 + log)
+}
+
+// Flag tells whether a word stands on the kernel's command line.
+func Flag(name string) bool {
+	line, _ := os.ReadFile("/proc/cmdline") // an empty one has no words
+	return slices.Contains(strings.Fields(string(line)), name)
 }
 
 // argument finds name=value on the kernel's command line.
