@@ -7,10 +7,11 @@ type Template struct {
 	Name          string            `json:"name"`
 	RootfsPath    string            `json:"rootfs_path" doc:"Always empty: paths of the host are not shown."`
 	SizeBytes     int64             `json:"size_bytes" doc:"That it takes on its own: without holes and what it shares with other templates."`
-	ApparentBytes int64             `json:"apparent_bytes,omitempty" doc:"Of memory and disk, as a sandbox sees them."`
+	ApparentBytes int64             `json:"apparent_bytes,omitempty" doc:"Of memory and disks, as a sandbox sees them."`
 	CPU           int               `json:"cpu"`
 	MemoryMB      int               `json:"memory_mb"`
 	DiskMB        int               `json:"disk_mb"`
+	DataDisks     []DataDisk        `json:"data_disks,omitempty" doc:"Disks of its sandboxes beside the root disk."`
 	IsGlobal      bool              `json:"is_global" doc:"Everyone may use it."`
 	Workspace     Workspace         `json:"workspace,omitempty"`
 	Label         string            `json:"label"`
@@ -35,6 +36,13 @@ type Template struct {
 
 	// Host is its name on the hosts.
 	Host string `json:"-"`
+}
+
+// DataDisk is a disk beside the root disk.
+type DataDisk struct {
+	Name      string `json:"name"`
+	SizeMB    int    `json:"size_mb" doc:"Size in MiB."`
+	MountPath string `json:"mount_path" doc:"Where a sandbox has its file system."`
 }
 
 // TemplateVersion is one result of a build of a template.

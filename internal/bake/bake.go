@@ -22,6 +22,7 @@ const (
 	workSuffix  = ".work"
 	newSuffix   = ".new"
 	imageSuffix = ".ext4"
+	dataMark    = "~" // before the name of a data disk; in no name of a template
 )
 
 // How long a guest may take: translated code runs about ten times slower than native, and the host may
@@ -107,20 +108,20 @@ func (b *Baker) did(step string) error {
 	return b.cfg.OnStep(step)
 }
 
-// bootImage boots a copy of the image that the recipe names or builds.
+// bootImage boots copies of the images that the recipe names or builds.
 func (b *Baker) bootImage(ctx context.Context, j *job, back *undo.Stack, id hostapi.MachineID) error {
 	if j.recipe.disk == nil {
 		image, err := b.image(ctx, j)
 		if err != nil {
 			return err
 		}
-		return b.boot(ctx, j, back, id, image)
+		return b.boot(ctx, j, back, id, imagesOf(image, j.recipe.Disks))
 	}
-	image, release, err := j.recipe.disk(ctx)
+	from, release, err := j.recipe.disk(ctx)
 	if err != nil {
 		return err
 	}
-	return errors.Join(b.boot(ctx, j, back, id, image), release())
+	return errors.Join(b.boot(ctx, j, back, id, from), release())
 }
 
 // image answers the path of the root image, built if there is none of this digest.
@@ -133,7 +134,7 @@ func (b *Baker) image(ctx context.Context, j *job) (string, error) {
 		return path, nil
 	}
 	work, fresh := filepath.Join(b.cfg.Dir, name+workSuffix), path+newSuffix
-	if err := errors.Join(os.RemoveAll(work), os.RemoveAll(fresh)); err != nil {
+	if err := errors.Join(os.RemoveAll(work), r.dropImages(fresh)); err != nil {
 		return "", err
 	}
 	err := r.Build(ctx, work, fresh, j.log, j.step)
@@ -141,12 +142,31 @@ func (b *Baker) image(ctx context.Context, j *job) (string, error) {
 		err = b.did("build")
 	}
 	if err == nil {
-		err = durable.Rename(fresh, path)
+		err = r.rename(fresh, path)
 	}
 	if err = errors.Join(err, os.RemoveAll(work)); err != nil {
-		return "", errors.Join(fmt.Errorf("build the root image: %w", err), os.RemoveAll(fresh))
+		return "", errors.Join(fmt.Errorf("build the root image: %w", err), r.dropImages(fresh))
 	}
 	return path, errors.Join(b.dropOldImages(r, path), b.did("image"))
+}
+
+// rename gives images their names, the root image its own last: where that is, they all are.
+func (r Recipe) rename(from, to string) error {
+	for _, d := range r.Disks {
+		if err := durable.Rename(DataImage(from, d.Name), DataImage(to, d.Name)); err != nil {
+			return err
+		}
+	}
+	return durable.Rename(from, to)
+}
+
+// dropImages removes images that may be there.
+func (r Recipe) dropImages(path string) error {
+	err := os.RemoveAll(path)
+	for _, d := range r.Disks {
+		err = errors.Join(err, os.RemoveAll(DataImage(path, d.Name)))
+	}
+	return err
 }
 
 // imagePath is where the root image of a recipe is kept.
@@ -154,15 +174,16 @@ func (b *Baker) imagePath(r Recipe) string {
 	return filepath.Join(b.cfg.Dir, fmt.Sprintf("%s-%.16s", r.Name, r.Digest)+imageSuffix)
 }
 
-// dropOldImages removes root images of a template's earlier digests.
+// dropOldImages removes images of a template's earlier digests.
 func (b *Baker) dropOldImages(r Recipe, keep string) error {
-	list, err := filepath.Glob(filepath.Join(b.cfg.Dir, string(r.Name)+"-*"+imageSuffix))
+	list, err := filepath.Glob(filepath.Join(b.cfg.Dir, string(r.Name)+"-*"))
 	if err != nil {
 		return err
 	}
 	for _, path := range list {
-		digest := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(path), string(r.Name)+"-"), imageSuffix)
-		if path != keep && !strings.Contains(digest, "-") {
+		root, _, _ := strings.Cut(path, dataMark)
+		digest, ok := strings.CutSuffix(strings.TrimPrefix(filepath.Base(root), string(r.Name)+"-"), imageSuffix)
+		if ok && root != keep && !strings.Contains(digest, "-") {
 			err = errors.Join(err, os.Remove(path))
 		}
 	}
@@ -170,14 +191,14 @@ func (b *Baker) dropOldImages(r Recipe, keep string) error {
 }
 
 // boot starts the machine to be captured and waits until it can be used.
-func (b *Baker) boot(ctx context.Context, j *job, back *undo.Stack, id hostapi.MachineID, image string) error {
+func (b *Baker) boot(ctx context.Context, j *job, back *undo.Stack, id hostapi.MachineID, from images) error {
 	j.step("boot")
 	r := j.recipe
 	if err := b.cfg.Machines.Destroy(ctx, id, "left of an earlier bake"); err != nil {
 		return err
 	}
 	mc, err := b.bootOn(ctx, j, machine.Boot{
-		ID: id, Template: r.Name, Disk: image, VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB, User: r.User, Workdir: r.Workdir,
+		ID: id, Template: r.Name, Disk: from.root, Data: from.data, VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB, User: r.User, Workdir: r.Workdir,
 		Env: r.Env, DiskMiB: r.growMiB(),
 	})
 	if err != nil {

@@ -1,6 +1,7 @@
 package bake_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -35,6 +36,7 @@ type world struct {
 	platform  string
 	builds    int
 	live      map[hostapi.MachineID]bool
+	disks     map[hostapi.MachineID][]snapshot.DataDisk // of those that were booted
 	commands  []string
 	exits     map[string][]int // codes that commands answer, one after the other
 	step      func(string) error
@@ -60,10 +62,10 @@ func newWorld(t *testing.T, change ...func(*world)) *world {
 // worldIn opens a world on what there is in a directory.
 func worldIn(t *testing.T, dir string, change ...func(*world)) *world {
 	t.Helper()
-	w := &world{t: t, dir: dir, platform: "p1", live: map[hostapi.MachineID]bool{}, exits: map[string][]int{},
+	w := &world{t: t, dir: dir, platform: "p1", live: map[hostapi.MachineID]bool{}, disks: map[hostapi.MachineID][]snapshot.DataDisk{}, exits: map[string][]int{},
 		warm: map[snapshot.Ref]bool{}, learnt: map[hostapi.MachineID]bool{}, sizes: map[hostapi.MachineID]machine.Boot{}, calm: time.Hour}
 	w.recipe = bake.Recipe{
-		Name: "base", VCPUs: 1, MemoryMiB: 64, DiskMiB: 1, User: "user", Digest: "0123456789abcdef0123",
+		Name: "base", VCPUs: 1, MemoryMiB: 64, DiskMiB: 1, Disks: data, User: "user", Digest: "0123456789abcdef0123",
 		Start: []bake.Start{{Name: "a server", Spec: guestapi.ProcessSpec{Shell: "serve", User: "root", Tag: "server"}}},
 		Ready: "ready?", Check: "check it", Warm: []string{"warm one", "warm two"}, Build: w.build,
 	}
@@ -81,6 +83,9 @@ func worldIn(t *testing.T, dir string, change ...func(*world)) *world {
 	t.Cleanup(func() { w.stop() })
 	return w
 }
+
+// data are the data disks of the template.
+var data = []snapshot.DataDisk{{Name: "data", MiB: 1, Mount: "/data"}}
 
 func (w *world) start() {
 	var err error
@@ -144,7 +149,7 @@ func (w *world) build(ctx context.Context, work, image string, log, step func(st
 		}
 	}
 	step("image")
-	return os.WriteFile(image, make([]byte, 1<<20), 0o600)
+	return errors.Join(os.WriteFile(image, make([]byte, 1<<20), 0o600), os.WriteFile(bake.DataImage(image, "data"), bytes.Repeat([]byte("data"), 1<<18), 0o600))
 }
 
 func (w *world) Boot(_ context.Context, req machine.Boot) (hostapi.Machine, error) {
@@ -157,6 +162,13 @@ func (w *world) Boot(_ context.Context, req machine.Boot) (hostapi.Machine, erro
 	if err := w.refuse; err != nil && req.Ground != "" {
 		w.refuse = nil
 		return hostapi.Machine{}, err
+	}
+	w.disks[req.ID] = nil
+	for _, d := range req.Data {
+		if _, err := os.Stat(d.Path); err != nil {
+			return hostapi.Machine{}, err
+		}
+		w.disks[req.ID] = append(w.disks[req.ID], d.DataDisk)
 	}
 	w.live[req.ID], w.sizes[req.ID], w.learnt[req.ID] = true, req, false
 	return hostapi.Machine{ID: req.ID}, nil
@@ -188,8 +200,15 @@ func (w *world) TakeSnapshot(ctx context.Context, id hostapi.MachineID, ref snap
 		return snap, err
 	}
 	snap.Manifest.Files = []vmm.File{{Name: "memory", Bytes: 5 << 20}}
-	if err := os.WriteFile(d.DiskPath(), make([]byte, 1<<20), 0o600); err != nil {
-		return snap, err
+	w.mu.Lock()
+	if snap.Data = w.disks[id]; id == "m" { // of a sandbox
+		snap.Data = data
+	}
+	w.mu.Unlock()
+	for _, path := range d.DiskPaths(snap.Data) {
+		if err := os.WriteFile(path, make([]byte, 1<<20), 0o600); err != nil {
+			return snap, err
+		}
 	}
 	if err := finish(ctx, d); err != nil {
 		return snap, errors.Join(err, d.Discard())
@@ -309,7 +328,7 @@ func (w *world) clean(generations int) {
 	if len(w.live) != 0 {
 		w.t.Errorf("machines are left: %v", w.live)
 	}
-	for pattern, want := range map[string]int{"drafts/*": 0, "bake/*.work": 0, "bake/*.new": 0, "templates/*/*": generations} {
+	for pattern, want := range map[string]int{"drafts/*": 0, "bake/*.work": 0, "bake/*.new": 0, "bake/*.new~*": 0, "templates/*/*": generations} {
 		got, err := filepath.Glob(filepath.Join(w.dir, pattern))
 		if err != nil || len(got) != want {
 			w.t.Errorf("%s: %v, %v; want %d", pattern, got, err, want)
@@ -334,6 +353,9 @@ func TestBake(t *testing.T) {
 	}
 	if log := strings.Join(list[0].Bake.Log, "\n"); !strings.Contains(log, "unpacking\n") || !strings.Contains(log, "out of warm two\nand more") {
 		t.Errorf("log %q", log)
+	}
+	if want := []hostapi.DataDisk{{Name: "data", SizeMiB: 1, Mount: "/data"}}; !slices.Equal(list[0].Disks, want) || list[0].ApparentBytes != 7<<20 {
+		t.Errorf("its data disks are %v, and it seems to take %d bytes", list[0].Disks, list[0].ApparentBytes)
 	}
 	if again, cold, err := w.baker.Ensure(t.Context(), "base"); err != nil || cold || again.Ref != snap.Ref {
 		t.Errorf("ensure again: %v, %v, %v", again.Ref, cold, err)
@@ -609,7 +631,7 @@ func TestRemnantsAreSwept(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.stop()
-	for _, name := range []string{"base-1.work", "base-1.ext4.new"} {
+	for _, name := range []string{"base-1.work", "base-1.ext4.new", "base-1.ext4.new~data", "base-1.ext4.new~data.raw"} {
 		if err := os.MkdirAll(filepath.Join(w.dir, "bake", name, "x"), 0o700); err != nil {
 			t.Fatal(err)
 		}

@@ -40,7 +40,7 @@ type Machines interface {
 
 // Config is what a Baker works with. All but Log, OnStep, Share and PunchPages is required.
 type Config struct {
-	// Dir holds finished root images, on the file system of the snapshots.
+	// Dir holds finished images of disks, on the file system of the snapshots.
 	Dir      string
 	Recipes  []Recipe
 	Machines Machines
@@ -139,7 +139,8 @@ func (b *Baker) sweep() error {
 		return err
 	}
 	for _, e := range list {
-		if strings.HasSuffix(e.Name(), workSuffix) || strings.HasSuffix(e.Name(), newSuffix) {
+		root, _, _ := strings.Cut(e.Name(), dataMark)
+		if strings.HasSuffix(root, workSuffix) || strings.HasSuffix(root, newSuffix) {
 			err = errors.Join(err, os.RemoveAll(filepath.Join(b.cfg.Dir, e.Name())))
 		}
 	}
@@ -286,17 +287,26 @@ func (b *Baker) Templates(ctx context.Context) ([]hostapi.Template, error) {
 	return out, nil
 }
 
+func dataDisks(all []snapshot.DataDisk) []hostapi.DataDisk {
+	var out []hostapi.DataDisk
+	for _, d := range all {
+		out = append(out, hostapi.DataDisk{Name: d.Name, SizeMiB: d.MiB, Mount: d.Mount})
+	}
+	return out
+}
+
 // view tells what is known of a template.
 func (b *Baker) view(r Recipe, platform string) hostapi.Template {
 	t := hostapi.Template{
 		Name: r.Name, Description: r.Description, Base: r.Base, VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB,
-		DiskMiB: r.DiskMiB, User: r.User, Workdir: r.Workdir, Tools: r.Tools, Hidden: r.Hidden,
+		DiskMiB: r.DiskMiB, Disks: dataDisks(r.Disks), User: r.User, Workdir: r.Workdir, Tools: r.Tools, Hidden: r.Hidden,
 	}
 	if r.spec != nil {
 		t.Published, t.Labels = true, r.spec.Labels
 	}
 	if snap, ok := b.newest(r, r.generation(platform)); ok {
 		t.Baked, t.BakedAt, t.Bytes, t.DiskMiB = true, snap.Created, snap.Bytes, snap.DiskMiB
+		t.Disks = dataDisks(snap.Data)
 		t.ApparentBytes = apparent(snap)
 	}
 	b.mu.Lock()

@@ -129,7 +129,7 @@ func (b *Baker) retire(digest string) error {
 // bootOn is Machines.Boot of what is published: where it begins, all is as after a boot. A ground on which that
 // fails is not used again, unless the host was short of something.
 func (b *Baker) bootOn(ctx context.Context, j *job, req machine.Boot) (_ hostapi.Machine, err error) {
-	if j.recipe.spec == nil {
+	if j.recipe.spec == nil || len(req.Data) > 0 { // a ground has one disk
 		return b.cfg.Machines.Boot(ctx, req)
 	}
 	ground, release, err := b.onGround(ctx, j)

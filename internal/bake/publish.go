@@ -20,7 +20,7 @@ import (
 // baked again from its own disk when what boots guests here changes.
 const specLabel = "publish"
 
-// Source is what a template is published from: a disk image, and with memory the snapshot it belongs to.
+// Source is what a template is published from: disk images, and with memory the snapshot they belong to.
 type Source struct {
 	Ref  snapshot.Ref // held while it is read; "": Path is a file that stays until Publish returned
 	Path string
@@ -33,7 +33,7 @@ func (b *Baker) Publish(ctx context.Context, req hostapi.Publish, from Source, l
 		return hostapi.Template{}, err
 	}
 	r := fromSpec(req)
-	r.disk = func(context.Context) (string, func() error, error) { return b.source(from) }
+	r.disk = func(context.Context) (images, func() error, error) { return b.source(from) }
 	j := newJob(r, true)
 	j.tell = log
 	j.step("boot")
@@ -91,22 +91,22 @@ func (b *Baker) checkPublish(req hostapi.Publish) error {
 	return nil
 }
 
-// source gives the disk of a source, held until release is called.
-func (b *Baker) source(from Source) (string, func() error, error) {
+// source gives the disks of a source, held until release is called.
+func (b *Baker) source(from Source) (images, func() error, error) {
 	if from.Ref == "" {
-		return from.Path, func() error { return nil }, nil
+		return images{root: from.Path}, func() error { return nil }, nil
 	}
 	snap, err := b.cfg.Store.Hold(from.Ref)
 	if errors.Is(err, snapshot.ErrNotFound) {
 		err = fmt.Errorf("%w: %w", hostapi.ErrNotFound, err)
 	}
 	if err != nil {
-		return "", nil, err
+		return images{}, nil, err
 	}
-	return snap.DiskPath(), func() error { return b.cfg.Store.Release(from.Ref) }, nil
+	return imagesIn(snap), func() error { return b.cfg.Store.Release(from.Ref) }, nil
 }
 
-// fromSpec is the recipe of a published template, without its disk.
+// fromSpec is the recipe of a published template, without its disks.
 func fromSpec(req hostapi.Publish) Recipe {
 	text, err := json.Marshal(req)
 	if err != nil { // a struct of strings and numbers always marshals
@@ -152,14 +152,14 @@ func (b *Baker) published(name hostapi.TemplateName) (Recipe, error) {
 	return Recipe{}, fmt.Errorf("template %q: %w", string(name), hostapi.ErrNotFound)
 }
 
-// recipeOf reads the recipe of a published template from its snapshot: the next bake boots its own disk.
+// recipeOf reads the recipe of a published template from its snapshot: the next bake boots its own disks.
 func (b *Baker) recipeOf(snap snapshot.Snapshot) (Recipe, bool) {
 	var spec hostapi.Publish
 	if snap.Labels[specLabel] == "" || json.Unmarshal([]byte(snap.Labels[specLabel]), &spec) != nil {
 		return Recipe{}, false
 	}
 	r := fromSpec(spec)
-	r.disk = func(context.Context) (string, func() error, error) { return b.source(Source{Ref: snap.Ref}) }
+	r.disk = func(context.Context) (images, func() error, error) { return b.source(Source{Ref: snap.Ref}) }
 	return r, true
 }
 
@@ -232,8 +232,9 @@ func (b *Baker) copy(ctx context.Context, j *job, back *undo.Stack, generation s
 			return fmt.Errorf("copy the memory: %w", err)
 		}
 	}
-	if snap.Disk {
-		if err := b.cfg.Clone(snap.DiskPath(), draft.DiskPath()); err != nil {
+	to := draft.DiskPaths(snap.Data)
+	for i, path := range snap.DiskPaths() {
+		if err := b.cfg.Clone(path, to[i]); err != nil {
 			return fmt.Errorf("copy the disk: %w", err)
 		}
 	}

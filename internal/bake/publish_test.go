@@ -103,6 +103,30 @@ func TestPublishStart(t *testing.T) {
 	w.clean(1)
 }
 
+// TestPublishKeepsDataDisks: a template of a snapshot, without its memory, is booted with copies of all its disks, and so
+// is the next one of that.
+func TestPublishKeepsDataDisks(t *testing.T) {
+	w := newWorld(t)
+	snap, err := w.TakeSnapshot(t.Context(), "m", "snapshots/one", func(*snapshot.Snapshot) {}, func(context.Context, *snapshot.Draft) error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := hostapi.Publish{Name: "grown", Snapshot: "one", VCPUs: 1, MemoryMiB: 64, DiskMiB: 1}
+	got, err := w.baker.Publish(t.Context(), spec, bake.Source{Ref: snap.Ref}, nil)
+	if err != nil || len(got.Disks) != 1 || got.Disks[0].Mount != "/data" {
+		t.Fatalf("published %+v, %v", got, err)
+	}
+	if err := w.store.Delete(snap.Ref); err != nil {
+		t.Fatal(err)
+	}
+	w.platform = "p2"
+	next, _, err := w.baker.Ensure(t.Context(), "grown")
+	if err != nil || len(next.Data) != 1 || len(next.DiskPaths()) != 2 {
+		t.Errorf("baked again: %+v, %v", next, err)
+	}
+	w.clean(1)
+}
+
 func TestPublishWithMemory(t *testing.T) {
 	w := newWorld(t)
 	snap, err := w.TakeSnapshot(t.Context(), "m", "snapshots/one", func(s *snapshot.Snapshot) { s.User = "me" },
@@ -120,6 +144,9 @@ func TestPublishWithMemory(t *testing.T) {
 	got, ok, err := w.baker.Current(t.Context(), "kept")
 	if err != nil || !ok || got.User != "me" {
 		t.Fatalf("current %+v, %v, %v", got, ok, err)
+	}
+	if len(got.DiskPaths()) != 2 || snapshot.Check(got) != nil {
+		t.Errorf("its disks are %v", got.DiskPaths())
 	}
 	if data, err := os.ReadFile(filepath.Join(got.Image().Dir, "memory")); err != nil || len(data) != 5<<20 {
 		t.Errorf("memory of %d bytes, %v", len(data), err)

@@ -8,6 +8,8 @@ import (
 
 	"github.com/pandastack/pandastack/internal/guestapi"
 	"github.com/pandastack/pandastack/internal/hostapi"
+	"github.com/pandastack/pandastack/internal/machine"
+	"github.com/pandastack/pandastack/internal/snapshot"
 )
 
 // Recipe is what a template is made of, as far as it matters here.
@@ -20,6 +22,7 @@ type Recipe struct {
 	VCPUs       int
 	MemoryMiB   int
 	DiskMiB     int
+	Disks       []snapshot.DataDisk // beside the root disk; MiB is as of the images
 	User        string
 	Workdir     string
 	Tools       []string
@@ -32,12 +35,39 @@ type Recipe struct {
 	Env         map[string]string
 	// spec is set of a published template, which has disk in place of Build.
 	spec *hostapi.Publish
-	// disk gives the image to boot a copy of, and what to call when it was copied.
-	disk func(ctx context.Context) (path string, release func() error, err error)
-	// Build makes the root image, a raw file that does not exist yet. work is a directory of its own on
+	// disk gives the images to boot copies of, and what to call when they were copied.
+	disk func(ctx context.Context) (from images, release func() error, err error)
+	// Build makes the root image, a raw file that does not exist yet, and those of Disks, which DataImage names. work is a directory of its own on
 	// the same file system. It tells log each line, and step when "rootfs" and "image" begin. When it
 	// fails there is no image.
 	Build func(ctx context.Context, work, image string, log, step func(string)) error
+}
+
+// DataImage is the path of a data disk's image beside that of the root image.
+func DataImage(image, name string) string { return image + dataMark + name }
+
+// images are what a machine that boots cold has as disks.
+type images struct {
+	root string
+	data []machine.BootDisk
+}
+
+// imagesOf are the images of disks by the path of the root's.
+func imagesOf(root string, disks []snapshot.DataDisk) images {
+	all := images{root: root}
+	for _, d := range disks {
+		all.data = append(all.data, machine.BootDisk{DataDisk: d, Path: DataImage(root, d.Name)})
+	}
+	return all
+}
+
+// imagesIn are the disks of a snapshot.
+func imagesIn(snap snapshot.Snapshot) images {
+	all := images{root: snap.DiskPath()}
+	for i, path := range snapshot.DiskPaths(snap.Dir(), snap.Data)[1:] {
+		all.data = append(all.data, machine.BootDisk{DataDisk: snap.Data[i], Path: path})
+	}
+	return all
 }
 
 // Start is a program that a template keeps running: it is in the snapshot, and in every machine made of it.

@@ -34,31 +34,41 @@ func (b *Baker) scrub(ctx context.Context, j *job, id hostapi.MachineID) error {
 
 // apparent is what a template's files seem to take, holes and shared blocks too, in bytes.
 func apparent(s snapshot.Snapshot) int64 {
-	sum := int64(s.DiskMiB) << 20
+	sum := int64(0)
+	for _, n := range s.DiskBytes() {
+		sum += n
+	}
 	for _, f := range s.Manifest.Files {
 		sum += f.Bytes
 	}
 	return sum
 }
 
-// thrift makes a draft take as little space as it can while clones of it stay cheap: its disk in few extents,
+// thrift makes a draft take as little space as it can while clones of it stay cheap: its disks in few extents,
 // no pages of zeros in its memory, and long runs shared with the other templates.
 func (b *Baker) thrift(ctx context.Context, j *job, d *snapshot.Draft) error {
-	if s := j.recipe.spec; s == nil || s.Image != "" { // else its disk goes on sharing blocks with what it was made from
-		fresh := d.DiskPath() + newSuffix
-		if err := b.cfg.Rewrite(ctx, d.DiskPath(), fresh); err != nil {
-			return fmt.Errorf("defragment the disk: %w", err)
-		}
-		if err := os.Rename(fresh, d.DiskPath()); err != nil {
-			return err
+	own, err := d.Disks()
+	if err != nil {
+		return err
+	}
+	if s := j.recipe.spec; s == nil || s.Image != "" { // else its disks go on sharing blocks with what they were made from
+		for _, path := range own {
+			if err := b.cfg.Rewrite(ctx, path, path+newSuffix); err != nil {
+				return fmt.Errorf("defragment the disk: %w", err)
+			}
+			if err := os.Rename(path+newSuffix, path); err != nil {
+				return err
+			}
 		}
 	}
 	disks, memories := b.others(j.recipe.Name)
 	if s := j.recipe.spec; s != nil && s.Image == "" { // looking for more takes longer than a rebuild may
 		disks, memories = nil, nil
 	}
-	if err := b.share(ctx, j, d.DiskPath(), disks); err != nil {
-		return err
+	for _, path := range own {
+		if err := b.share(ctx, j, path, disks); err != nil {
+			return err
+		}
 	}
 	if err := b.punch(ctx, d); err != nil {
 		return err
@@ -77,7 +87,7 @@ func (b *Baker) others(name hostapi.TemplateName) (disks, memories []string) {
 		if filepath.Dir(string(snap.Ref)) == string(snapshot.Join(Area, string(name))) {
 			continue
 		}
-		disks = append(disks, snap.DiskPath())
+		disks = append(disks, snap.DiskPaths()...)
 		for _, f := range snap.Manifest.Files {
 			memories = append(memories, filepath.Join(snap.Image().Dir, f.Name))
 		}
@@ -96,12 +106,18 @@ func (b *Baker) share(ctx context.Context, j *job, path string, known []string) 
 	return err
 }
 
-// shareImage makes the root image that is kept for later bakes take no more space than what differs from the
-// disk of the snapshot. It comes after the snapshot was measured: the image is not the template's size.
+// shareImage makes the images that are kept for later bakes take no more space than what differs from the
+// disks of the snapshot. It comes after the snapshot was measured: the images are not the template's size.
 func (b *Baker) shareImage(ctx context.Context, j *job, snap snapshot.Snapshot) error {
 	if b.cfg.Share == nil || j.recipe.spec != nil || j.fresh != "" {
 		return nil
 	}
-	_, err := b.cfg.Share(ctx, b.imagePath(j.recipe), []string{snap.DiskPath()})
+	from := imagesOf(b.imagePath(j.recipe), j.recipe.Disks)
+	_, err := b.cfg.Share(ctx, from.root, []string{snap.DiskPath()})
+	for i, d := range from.data {
+		if err == nil {
+			_, err = b.cfg.Share(ctx, d.Path, snap.DiskPaths()[i+1:i+2])
+		}
+	}
 	return err
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/pandastack/pandastack/internal/imagebuild"
 	"github.com/pandastack/pandastack/internal/recipe"
 	"github.com/pandastack/pandastack/internal/repl"
+	"github.com/pandastack/pandastack/internal/snapshot"
 	"github.com/pandastack/pandastack/internal/template"
 )
 
@@ -45,13 +46,26 @@ func (n *node) recipes() ([]bake.Recipe, error) {
 		all = append(all, bake.Recipe{
 			Name: hostapi.TemplateName(r.Name), Hidden: r.Hidden, Description: r.Description, Base: r.Distribution.Suite,
 			VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB, DiskMiB: r.DiskMiB, User: r.User, Workdir: r.Workdir, Tools: r.Tools,
-			Start: start, Ready: r.Ready, Check: check, Warm: r.Warm, Scrub: true, Digest: r.Digest(),
+			Disks: dataDisks(r), Start: start, Ready: r.Ready, Check: check, Warm: r.Warm, Scrub: true, Digest: r.Digest(),
 			Build: func(ctx context.Context, work, image string, log, step func(string)) error {
-				return imagebuild.Build(ctx, imagebuild.Options{Recipe: r, Work: work, Cache: n.path("cache"), Image: image, Log: command.Log(log), Step: step})
+				data := map[string]string{}
+				for _, d := range r.Disks {
+					data[d.Name] = bake.DataImage(image, d.Name)
+				}
+				return imagebuild.Build(ctx, imagebuild.Options{Recipe: r, Work: work, Cache: n.path("cache"), Image: image, Data: data, Log: command.Log(log), Step: step})
 			},
 		})
 	}
 	return all, nil
+}
+
+// dataDisks gives the data disks of a recipe.
+func dataDisks(r recipe.Recipe) []snapshot.DataDisk {
+	var all []snapshot.DataDisk
+	for _, d := range r.Disks {
+		all = append(all, snapshot.DataDisk{Name: d.Name, MiB: d.SizeMiB, Mount: d.Mount, Options: d.Options})
+	}
+	return all
 }
 
 // programs gives what runs on in a template.

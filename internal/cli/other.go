@@ -78,9 +78,17 @@ func (a *app) templateGet() *cobra.Command {
 				fails = t.Bake.Error
 			}
 			return facts(w, "name", t.Name, "description", t.Description, "baked", baked(t), "why not", fails, "size",
-				fmt.Sprintf("%d vCPU, %d MiB memory, %d MiB disk", t.CPU, t.MemoryMB, t.DiskMB), "takes", takes(t), "base", t.Base, "user", t.User, "workdir", t.Workdir, "tools", strings.Join(t.Tools, ", "))
+				fmt.Sprintf("%d vCPU, %d MiB memory, %d MiB disk", t.CPU, t.MemoryMB, t.DiskMB), "data disks", dataDisks(t), "takes", takes(t), "base", t.Base, "user", t.User, "workdir", t.Workdir, "tools", strings.Join(t.Tools, ", "))
 		})
 	}}
+}
+
+func dataDisks(t api.Template) string {
+	var all []string
+	for _, d := range t.DataDisks {
+		all = append(all, fmt.Sprintf("%s: %d MiB at %s", d.Name, d.SizeMB, d.MountPath))
+	}
+	return strings.Join(all, ", ")
 }
 
 func (a *app) templateBake() *cobra.Command {

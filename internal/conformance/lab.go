@@ -75,6 +75,15 @@ func Lab(ctx context.Context, o Options) (vmmtest.Lab, func() error, error) {
 				t.Fatal(err)
 			}
 		},
+		Data: func(t vmmtest.TB, path string) {
+			empty, err := os.MkdirTemp(dir, "empty-")
+			if err == nil {
+				err = errors.Join(imagebuild.Ext4(t.Context(), empty, path, 32, "data", o.Log), os.Chown(path, nobody, nobody), os.Remove(empty))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		},
 		Clone: func(t vmmtest.TB, from *os.File, to string) {
 			f, err := os.OpenFile(to, os.O_RDWR, 0)
 			if err != nil {

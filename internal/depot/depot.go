@@ -202,7 +202,7 @@ type Stored struct {
 	Snapshot snapshot.Snapshot // as it was on its host; Ref, Base and Bytes mean nothing here
 	// Root is what its line begins with in the store, a template's as a rule; "": with itself.
 	Root   chunk.ID
-	Reader *chunk.Reader // of its files: snapshot.DiskName, and those of Snapshot.Manifest
+	Reader *chunk.Reader // of its files: snapshot.DiskFiles, and those of Snapshot.Manifest
 }
 
 // Open reads what a snapshot in the object store is, verifies that, and makes sure that it can be restored
@@ -219,6 +219,9 @@ func (d *Depot) Open(ctx context.Context, space chunk.Space, id chunk.ID) (Store
 	snap := told.Snapshot
 	if snap.Version != snapshot.Version {
 		return Stored{}, fmt.Errorf("snapshot %s is of version %d, not %d: %w", id, snap.Version, snapshot.Version, chunk.ErrVersion)
+	}
+	if err := snapshot.CheckDataDisks(snap.Data); err != nil {
+		return Stored{}, fmt.Errorf("manifest %s describes no snapshot: %w", id, errors.Join(chunk.ErrVersion, err))
 	}
 	if err := d.Fits(ctx, snap.Manifest); err != nil {
 		return Stored{}, fmt.Errorf("snapshot %s: %w", id, err)
@@ -270,8 +273,10 @@ func (d *Depot) Pull(ctx context.Context, space chunk.Space, id chunk.ID, ref sn
 	snap := from.Snapshot
 	snap.Ref, snap.Base, snap.Anonymous, snap.Labels = ref, near, false, labels
 	if snap.Disk {
-		if err := os.Rename(filepath.Join(draft.ImageDir(), snapshot.DiskName), draft.DiskPath()); err != nil {
-			return snapshot.Snapshot{}, stats, err
+		for _, path := range draft.DiskPaths(snap.Data) {
+			if err := os.Rename(filepath.Join(draft.ImageDir(), filepath.Base(path)), path); err != nil {
+				return snapshot.Snapshot{}, stats, err
+			}
 		}
 	}
 	snap, err = draft.Commit(snap)

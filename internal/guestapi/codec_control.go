@@ -75,6 +75,15 @@ func AppendIdentity(b []byte, i *Identity) []byte {
 		w.str(path)
 		w.bytes(content)
 	}
+	if len(i.Mounts) == 0 { // agents in older snapshots do not know of mounts
+		return w
+	}
+	w.uint(uint64(len(i.Mounts)))
+	for _, m := range i.Mounts {
+		w.uint(uint64(m.Disk))
+		w.str(m.Dir)
+		w.strs(m.Options)
+	}
 	return w
 }
 
@@ -93,6 +102,11 @@ func ParseIdentity(b []byte) (Identity, error) {
 		for ; n > 0 && !p.bad; n-- {
 			path := p.str(MaxPath)
 			i.Files[path] = append([]byte(nil), p.raw(MaxContent)...)
+		}
+	}
+	if len(p.b) > 0 {
+		for n := p.uintMax(maxFewItems); n > 0 && !p.bad; n-- {
+			i.Mounts = append(i.Mounts, Mount{Disk: int(p.uintMax(maxFewItems)), Dir: p.str(MaxPath), Options: p.strs(maxFewItems, MaxName)})
 		}
 	}
 	return i, p.end()

@@ -22,7 +22,8 @@ var (
 		GID: 1 << 31, User: "u", Group: "g", Modified: moment, Metadata: map[string]string{"a": "b"}}
 	identity = Identity{MachineID: "mch1", Hostname: "h", Generation: 1 << 63, Time: moment, Entropy: bytes.Repeat([]byte{7}, 64),
 		Network: &Network{Address: "192.168.241.2/29", Gateway: "192.168.241.1", DNS: []string{"1.1.1.1"}, MTU: 1500},
-		Env:     map[string]string{"A": "b"}, User: "user", DiskGrow: true, Files: map[string][]byte{"/f": []byte("x")}}
+		Env:     map[string]string{"A": "b"}, User: "user", DiskGrow: true, Files: map[string][]byte{"/f": []byte("x")},
+		Mounts: []Mount{{Disk: 1, Dir: "/data", Options: []string{"noatime", "commit=30"}}, {Disk: 2, Dir: "/more"}}}
 	stats = Stats{MemTotal: 1, MemAvailable: 2, MemCached: 3, DiskTotal: 4, DiskUsed: 5, CPUs: 6, CPUBusy: 7, Load1: 0.25,
 		Uptime: 9, Processes: 10, NetRx: 11, NetTx: 12, Time: moment}
 )

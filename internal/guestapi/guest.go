@@ -213,6 +213,14 @@ type Identity struct {
 	User       string            // default user of processes and files; "": root
 	DiskGrow   bool              // grow the root file system to its disk
 	Files      map[string][]byte // small files to put, such as tokens: path to content, mode 0600
+	Mounts     []Mount           // disks to mount before the workload goes on; of a machine that was booted alone
+}
+
+// Mount is a disk of the machine with an ext4 file system, and where that belongs.
+type Mount struct {
+	Disk    int      // 1 is the disk behind the root disk, /dev/vdb
+	Dir     string   // absolute path; made if it is missing
+	Options []string // as of mount(8): "noatime", "nosuid", "commit=30", ...
 }
 
 // Network is the guest's end.

@@ -111,7 +111,8 @@ type Machine struct {
 	VCPUs      int
 	MemoryMiB  int
 	DiskMiB    int
-	GuestIP    string // reachable from this host while it runs
+	Disks      []DataDisk // beside the root disk, in the guest's order
+	GuestIP    string     // reachable from this host while it runs
 	Tap        string
 	MAC        string
 	PID        int
@@ -125,6 +126,13 @@ type Machine struct {
 	Labels     map[string]string
 	Reason     string  // why it failed
 	Phases     []Phase // of the last operation, in order
+}
+
+// DataDisk is a disk beside the root disk.
+type DataDisk struct {
+	Name    string
+	SizeMiB int
+	Mount   string // where the guest has its file system
 }
 
 // Phase is a named part of an operation.
@@ -154,6 +162,7 @@ type Template struct {
 	VCPUs         int
 	MemoryMiB     int
 	DiskMiB       int
+	Disks         []DataDisk // beside the root disk, in the guest's order
 	User          string
 	Workdir       string
 	Tools         []string
@@ -161,7 +170,7 @@ type Template struct {
 	Baked         bool
 	BakedAt       time.Time
 	Bytes         int64             // that it takes on its own: without holes and what it shares with templates baked before it
-	ApparentBytes int64             // of memory and disk, as a machine sees them
+	ApparentBytes int64             // of memory and disks, as a machine sees them
 	Bake          *Bake             // under way or ended last; nil: none
 	Published     bool              // made by Publish; Labels are of that call
 	Labels        map[string]string // of a published one

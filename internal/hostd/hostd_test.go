@@ -17,6 +17,7 @@ import (
 	"github.com/pandastack/pandastack/internal/hostd"
 	"github.com/pandastack/pandastack/internal/machine"
 	"github.com/pandastack/pandastack/internal/platformtest"
+	"github.com/pandastack/pandastack/internal/snapshot"
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/fake"
 )
@@ -53,8 +54,9 @@ func (w *world) start() {
 	w.t.Helper()
 	recipe := bake.Recipe{
 		Name: "base", Aliases: []string{"other"}, VCPUs: 1, MemoryMiB: 64, DiskMiB: 1, Digest: "d1", Ready: "true", Warm: []string{"echo warm"},
+		Disks: []snapshot.DataDisk{{Name: "data", MiB: 1, Mount: "/data"}},
 		Build: func(_ context.Context, _, image string, _, _ func(string)) error {
-			return os.WriteFile(image, make([]byte, 1<<20), 0o600)
+			return errors.Join(os.WriteFile(image, make([]byte, 1<<20), 0o600), os.WriteFile(bake.DataImage(image, "data"), make([]byte, 1<<20), 0o600))
 		},
 	}
 	host, err := hostd.New(hostd.Config{

@@ -3,6 +3,7 @@ package hostd_test
 import (
 	"bytes"
 	"errors"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -48,12 +49,28 @@ func (f *fleet) host(t *testing.T, key byte) *world {
 	return w
 }
 
+// dataDisk is the file of a machine's data disk, which the guests here cannot see.
+func (w *world) dataDisk(id hostapi.MachineID) string {
+	found, err := filepath.Glob(filepath.Join(w.dir, "machines", "*", "disk-data.img"))
+	w.must(err)
+	for _, path := range found {
+		text, err := os.ReadFile(filepath.Join(filepath.Dir(path), "machine.json"))
+		w.must(err)
+		if bytes.Contains(text, []byte(`"id":"`+string(id)+`"`)) {
+			return path
+		}
+	}
+	w.t.Fatalf("machine %s has no data disk", id)
+	return ""
+}
+
 // taken makes a machine on host a, leaves a word in it, and takes a snapshot.
 func (f *fleet) taken(t *testing.T, id hostapi.SnapshotID, word string) {
 	t.Helper()
 	machine := hostapi.MachineID("m" + string(id))
 	f.a.create(hostapi.Create{ID: machine, Template: "base"})
 	f.a.run(machine, "echo "+word+" > word")
+	f.a.must(os.WriteFile(f.a.dataDisk(machine), bytes.Repeat([]byte(word+"\n"), 1<<20/(len(word)+1)+1)[:1<<20], 0o600))
 	_, err := f.a.host.TakeSnapshot(t.Context(), machine, id, map[string]string{"of": word})
 	f.a.must(err)
 }
@@ -80,6 +97,9 @@ func TestSnapshotMovesToAnotherHost(t *testing.T) {
 	f.b.create(hostapi.Create{ID: "child", Snapshot: "snp1"})
 	if got := f.b.run("child", "cat word"); got != "hello" {
 		t.Errorf("the machine on the other host says %q, want hello", got)
+	}
+	if got, err := os.ReadFile(f.b.dataDisk("child")); err != nil || len(got) != 1<<20 || !bytes.HasPrefix(got, []byte("hello\nhello\n")) {
+		t.Errorf("its data disk begins with %q, %v", got[:min(len(got), 20)], err)
 	}
 	f.b.must(f.b.host.DeletePushed(t.Context(), "ws", "snp1"))
 	f.b.must(f.b.host.DeletePushed(t.Context(), "ws", "snp1"))

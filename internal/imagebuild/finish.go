@@ -107,8 +107,20 @@ func finishScript(r recipe.Recipe, houses []wheelhouse) string {
 	for _, cmd := range r.Setup {
 		fmt.Fprintf(&b, "sh -eu -c %s\n", quote(cmd))
 	}
+	for i, d := range r.Disks {
+		fmt.Fprintf(&b, "mkdir -p %[1]s\nprintf '%%s\\n' %[2]s >> /etc/fstab\n", quote(d.Mount), quote(fstab(i, d)))
+		if d.Owner != "" {
+			fmt.Fprintf(&b, "chown %s %s\n", d.Owner, quote(d.Mount))
+		}
+	}
 	b.WriteString(epilogue)
 	return b.String()
+}
+
+// fstab is the line of a data disk. The guest agent mounts it, without reading that.
+func fstab(i int, d recipe.Disk) string {
+	options := strings.Join(append([]string{"defaults"}, d.Options...), ",")
+	return fmt.Sprintf("/dev/vd%c %s ext4 %s 0 2", 'b'+rune(i), d.Mount, options)
 }
 
 // quote makes one word of the shell out of any text.

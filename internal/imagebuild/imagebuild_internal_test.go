@@ -54,7 +54,7 @@ func TestChooseOrigin(t *testing.T) {
 
 // The script is run for real with a stand-in for chroot that shows what would be run inside.
 func TestFinishPassesTextUnchanged(t *testing.T) {
-	r := recipe.Recipe{User: "user", Workdir: "/home/it's $HOME", Setup: []string{"echo \"a  b\" 'c' $X `d`\nsecond line"}}
+	r := recipe.Recipe{User: "user", Workdir: "/home/it's $HOME", Disks: []recipe.Disk{{Name: "data", Mount: "/it's data", Options: []string{"noatime"}, Owner: "user:user"}}, Setup: []string{"echo \"a  b\" 'c' $X `d`\nsecond line"}}
 	dir := t.TempDir()
 	script := filepath.Join(dir, "finish.sh")
 	if err := os.WriteFile(script, []byte(finishScript(r, nil)), 0o755); err != nil {
@@ -77,6 +77,7 @@ func TestFinishPassesTextUnchanged(t *testing.T) {
 		"/the/root /bin/sh -eu\n",
 		"useradd --create-home --uid 1000",
 		`mkdir -p '/home/it'\''s $HOME'` + "\n",
+		`mkdir -p '/it'\''s data'` + "\n" + `printf '%s\n' '/dev/vdb /it'\''s data ext4 defaults,noatime 0 2' >> /etc/fstab` + "\n" + `chown user:user '/it'\''s data'` + "\n",
 		"sh -eu -c 'echo \"a  b\" '\\''c'\\'' $X `d`\nsecond line'\n",
 	} {
 		if !strings.Contains(got, want) {

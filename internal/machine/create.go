@@ -3,7 +3,6 @@ package machine
 import (
 	"context"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/pandastack/pandastack/internal/hostapi"
@@ -81,7 +80,7 @@ func (m *Manager) create(ctx context.Context, req hostapi.Create, from snapshot.
 func createIntent(req hostapi.Create, snap snapshot.Snapshot, how start) intent {
 	in := intent{
 		ID: req.ID, State: creating, Template: req.Template, Snapshot: req.Snapshot, Base: snap.Ref,
-		VCPUs: snap.VCPUs, MemoryMiB: how.memory, DiskMiB: how.diskMiB, Slot: -1,
+		VCPUs: snap.VCPUs, MemoryMiB: how.memory, DiskMiB: how.diskMiB, Data: snap.Data, Slot: -1,
 		Hostname: req.Hostname, Env: req.Env, User: snap.User, Workdir: snap.Workdir, Keep: req.Keep,
 		Egress: req.Egress, Labels: req.Labels, Stream: snap.Partial(), Generation: 1, BootMode: how.mode, Created: time.Now().UTC(),
 	}
@@ -114,7 +113,7 @@ func (m *Manager) admit(p *plan, in intent) (*machine, error) {
 	return mc, p.did("admit")
 }
 
-// restore brings a new machine to life from a snapshot and its disk, in the spare that is ready for it or,
+// restore brings a new machine to life from a snapshot and its disks, in the spare that is ready for it or,
 // with nil, in all that it makes for it.
 func (m *Manager) restore(ctx context.Context, p *plan, mc *machine, snap snapshot.Snapshot, how start, ready *spare) (err error) {
 	furnish := m.furnish
@@ -129,7 +128,7 @@ func (m *Manager) restore(ctx context.Context, p *plan, mc *machine, snap snapsh
 	ctx, cancel := mc.fed(ctx)
 	defer cancel()
 	defer func() { err = mc.starved(err) }()
-	if err := m.greet(ctx, p, mc, how.grow); err != nil {
+	if err := m.greet(ctx, p, mc, how.grow, nil); err != nil {
 		return err
 	}
 	if err := mc.vm.Load(ctx, nil); err != nil {
@@ -159,26 +158,10 @@ func (m *Manager) furnish(ctx context.Context, p *plan, mc *machine, snap snapsh
 		}
 		return m.prepare(ctx, p, mc, image)
 	}
-	if err := m.disk(p, mc, snap.DiskPath(), how); err != nil {
+	if err := m.disk(p, mc, snap.DiskPaths(), how); err != nil {
 		return err
 	}
 	return m.prepare(ctx, p, mc, snap.Image())
-}
-
-// disk gives a new machine its disk: a clone of src, grown if asked for.
-func (m *Manager) disk(p *plan, mc *machine, src string, how start) error {
-	if err := m.deps.Disks.Clone(src, mc.diskPath()); err != nil {
-		return fmt.Errorf("clone the disk: %w", err)
-	}
-	if err := os.Chmod(mc.diskPath(), 0o600); err != nil {
-		return err
-	}
-	if how.grow {
-		if err := m.deps.Disks.Grow(mc.diskPath(), int64(how.diskMiB)*mib); err != nil {
-			return fmt.Errorf("grow the disk: %w", err)
-		}
-	}
-	return p.did("disk")
 }
 
 // live records that a machine runs, and begins to watch it. The record of a kept machine is made durable

@@ -2,7 +2,7 @@
 // rest, wakes them, and brings every one to its end.
 //
 // It owns the machines directory: one directory for each machine with its intent (machine.json), its
-// disk, and whatever its monitor writes. It must not know users, sandboxes or templates' recipes; which
+// disks, and whatever its monitor writes. It must not know users, sandboxes or templates' recipes; which
 // monitor runs a machine is the driver's business, and drivers differ only by their capabilities.
 //
 // Invariants:

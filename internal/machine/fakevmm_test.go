@@ -284,13 +284,35 @@ func (m *monitor) Err() error {
 	return m.err
 }
 
-// disk reads the counter that the guest keeps on its disk.
-func (m *monitor) disk() (uint64, error) {
-	data, err := os.ReadFile(m.spec.Disks[0].Path)
-	if err != nil || len(data) < 8 {
-		return 0, fmt.Errorf("read disk: %d bytes, %w", len(data), err)
+// disk reads the counter that the guest keeps on each of its disks.
+func (m *monitor) disk() (count uint64, err error) {
+	for i, d := range m.spec.Disks {
+		data, err := os.ReadFile(d.Path)
+		if err != nil || len(data) < 8 {
+			return 0, fmt.Errorf("read disk: %d bytes, %w", len(data), err)
+		}
+		got := binary.LittleEndian.Uint64(data)
+		if i > 0 && got != count {
+			return 0, fmt.Errorf("disk %d counts %d and the root disk %d: they are not of one moment", i, got, count)
+		}
+		count = got
 	}
-	return binary.LittleEndian.Uint64(data), nil
+	return count, nil
+}
+
+// keep writes the counter to every disk.
+func (m *monitor) keep(count uint64) error {
+	for _, d := range m.spec.Disks {
+		f, err := os.OpenFile(d.Path, os.O_WRONLY, 0)
+		if err != nil {
+			return err
+		}
+		_, err = f.WriteAt(binary.LittleEndian.AppendUint64(nil, count), 0)
+		if err := errors.Join(err, f.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // tick is the guest's program: it counts in memory and on disk, and finds out whether they belong
@@ -309,12 +331,7 @@ func (m *monitor) tick() (uint64, error) {
 		return 0, fmt.Errorf("memory counts %d and disk %d: they are not of one moment", m.mem.Counter, on)
 	}
 	m.mem.Counter++
-	f, err := os.OpenFile(m.spec.Disks[0].Path, os.O_WRONLY, 0)
-	if err != nil {
-		return 0, err
-	}
-	_, err = f.WriteAt(binary.LittleEndian.AppendUint64(nil, m.mem.Counter), 0)
-	return m.mem.Counter, errors.Join(err, f.Close())
+	return m.mem.Counter, m.keep(m.mem.Counter)
 }
 
 type capture struct {

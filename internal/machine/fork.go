@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -139,31 +138,8 @@ func (m *Manager) forkLive(ctx context.Context, p *plan, parent *machine, kids [
 	return nil
 }
 
-// share clones the parent's disk into the files that the children's monitors have open already.
-func (m *Manager) share(p *plan, parent *machine, kids []kid) error {
-	var g errgroup.Group
-	g.SetLimit(m.cfg.Parallel)
-	for i := range kids {
-		if kids[i].err != nil {
-			continue
-		}
-		path := kids[i].mc.diskPath()
-		g.Go(func() error {
-			f, err := os.OpenFile(path, os.O_WRONLY, 0)
-			if err != nil {
-				return err
-			}
-			return errors.Join(m.deps.Disks.CloneInto(parent.diskPath(), f), f.Close())
-		})
-	}
-	if err := g.Wait(); err != nil {
-		return fmt.Errorf("clone the disk: %w", err)
-	}
-	return p.did("share")
-}
-
 // conceive makes all of a child that can be made while its parent runs: a monitor on the parent's image,
-// with a disk that is empty yet.
+// with disks that are empty yet.
 func (m *Manager) conceive(ctx context.Context, k *kid, parent *machine, how start) (err error) {
 	p := k.plan
 	snap, err := m.deps.Store.Hold(how.image)
@@ -180,8 +156,8 @@ func (m *Manager) conceive(ctx context.Context, k *kid, parent *machine, how sta
 	if err := m.rig(ctx, p, k.mc); err != nil {
 		return err
 	}
-	if err := m.deps.Disks.Allocate(k.mc.diskPath(), int64(how.diskMiB)*mib); err != nil {
-		return fmt.Errorf("allocate a disk: %w", err)
+	if err := m.allocate(k.mc, how); err != nil {
+		return err
 	}
 	if err := p.did("disk"); err != nil {
 		return err
@@ -208,7 +184,7 @@ func childIntent(child hostapi.Child, parent *machine, how start) intent {
 // deliver brings a child to life from the capture of its parent.
 func (m *Manager) deliver(ctx context.Context, k *kid, capture vmm.Capture) error {
 	p := k.plan
-	if err := m.greet(ctx, p, k.mc, false); err != nil {
+	if err := m.greet(ctx, p, k.mc, false, nil); err != nil {
 		return err
 	}
 	if err := k.mc.vm.Load(ctx, capture); err != nil {

@@ -11,10 +11,9 @@ import (
 	"github.com/pandastack/pandastack/internal/snapshot"
 )
 
-// Names in a machine's directory. The monitor keeps its own files in monitorDir.
+// Names in a machine's directory, beside those of its disks, which are a snapshot's. The monitor keeps its own files in monitorDir.
 const (
 	intentFile = "machine.json"
-	diskFile   = "disk.img"
 	monitorDir = "vm"
 )
 
@@ -36,7 +35,8 @@ type intent struct {
 	VCPUs      int                  `json:"vcpus"`
 	MemoryMiB  int                  `json:"memory_mib"`
 	DiskMiB    int                  `json:"disk_mib"`
-	Slot       int                  `json:"slot"` // -1: none
+	Data       []snapshot.DataDisk  `json:"data,omitempty"` // disks beside the root disk
+	Slot       int                  `json:"slot"`           // -1: none
 	MAC        string               `json:"mac,omitempty"`
 	Hostname   string               `json:"hostname"`
 	Env        map[string]string    `json:"env,omitempty"`

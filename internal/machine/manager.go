@@ -289,7 +289,7 @@ func (mc *machine) view() hostapi.Machine {
 	in := mc.in
 	out := hostapi.Machine{
 		ID: in.ID, State: shown[in.State], Template: in.Template, Snapshot: in.Snapshot, Parent: in.Parent,
-		VCPUs: in.VCPUs, MemoryMiB: in.MemoryMiB, DiskMiB: in.DiskMiB, Generation: in.Generation,
+		VCPUs: in.VCPUs, MemoryMiB: in.MemoryMiB, DiskMiB: in.DiskMiB, Disks: dataDisks(in.Data), Generation: in.Generation,
 		BootMode: in.BootMode, Boot: mc.boot, Pause: mc.pause, Created: in.Created, Keep: in.Keep,
 		Egress: in.Egress, Labels: in.Labels, Reason: in.Reason,
 	}
@@ -305,8 +305,6 @@ func (mc *machine) view() hostapi.Machine {
 	}
 	return out
 }
-
-func (mc *machine) diskPath() string { return filepath.Join(mc.dir, diskFile) }
 
 // own gives a file of a machine to the user that runs its monitor.
 func (m *Manager) own(mc *machine, path string) error {

@@ -24,12 +24,12 @@ func describe(mc *machine) snapshot.Snapshot {
 	in := mc.in
 	return snapshot.Snapshot{
 		Machine: string(in.ID), Base: in.Base, Template: string(in.Template), VCPUs: in.VCPUs, MemoryMiB: in.MemoryMiB,
-		DiskMiB: in.DiskMiB, User: in.User, Workdir: in.Workdir, Hostname: in.Hostname, Env: in.Env,
+		DiskMiB: in.DiskMiB, Data: in.Data, User: in.User, Workdir: in.Workdir, Hostname: in.Hostname, Env: in.Env,
 		Created: time.Now().UTC(),
 	}
 }
 
-// TakeSnapshot puts one moment of a running or paused machine, memory and disk, into the store under
+// TakeSnapshot puts one moment of a running or paused machine, memory and disks, into the store under
 // ref. The machine goes on in its state. finish, which may be nil, may work on the draft before it is
 // committed; change, which may be nil, on its description.
 func (m *Manager) TakeSnapshot(ctx context.Context, id hostapi.MachineID, ref snapshot.Ref,
@@ -81,10 +81,7 @@ func (m *Manager) take(ctx context.Context, p *plan, mc *machine, snap snapshot.
 		return snap, err
 	}
 	capture, err := m.still(ctx, p, mc, func(context.Context) error {
-		if err := m.deps.Disks.Clone(mc.diskPath(), draft.DiskPath()); err != nil {
-			return fmt.Errorf("clone the disk: %w", err)
-		}
-		return p.did("share")
+		return m.shareDraft(p, mc, draft)
 	})
 	if err != nil {
 		return snap, err
@@ -151,8 +148,8 @@ func (m *Manager) Rehearsed(ctx context.Context, id hostapi.MachineID) error {
 	return nil
 }
 
-// Hibernate puts a running or paused machine to rest: memory and device state into an image, its disk
-// stays where it is, and its monitor ends. A hibernated machine is fine. When it fails the machine goes
+// Hibernate puts a running or paused machine to rest: memory and device state into an image, its disks
+// stay where they are, and its monitor ends. A hibernated machine is fine. When it fails the machine goes
 // on as it was.
 func (m *Manager) Hibernate(ctx context.Context, id hostapi.MachineID) (err error) {
 	p := m.begin("hibernate")
@@ -234,7 +231,7 @@ func (m *Manager) sleep(ctx context.Context, p *plan, mc *machine) error {
 	})
 }
 
-// saveAsleep captures a machine that stands still and stores the image. While it is written, the disk
+// saveAsleep captures a machine that stands still and stores the image. While it is written, the disks
 // and the intent, which names the image to come, are made durable: with the image's commit the machine
 // is asleep whatever happens to the host.
 func (m *Manager) saveAsleep(ctx context.Context, p *plan, mc *machine, snap *snapshot.Snapshot) error {
@@ -253,7 +250,7 @@ func (m *Manager) saveAsleep(ctx context.Context, p *plan, mc *machine, snap *sn
 	}
 	var disk errgroup.Group
 	disk.Go(func() error {
-		return errors.Join(durable.Sync(mc.diskPath()), durable.Sync(filepath.Join(mc.dir, intentFile)))
+		return errors.Join(mc.syncDisks(), durable.Sync(filepath.Join(mc.dir, intentFile)))
 	})
 	err = m.save(ctx, p, capture, draft, snap)
 	if err := errors.Join(err, disk.Wait()); err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/pandastack/pandastack/internal/durable"
 	"github.com/pandastack/pandastack/internal/hostapi"
+	"github.com/pandastack/pandastack/internal/snapshot"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
@@ -55,7 +56,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	}
 }
 
-// settle has a machine's record and disk made durable soon: by Run, or at once when Run is far behind.
+// settle has a machine's record and disks made durable soon: by Run, or at once when Run is far behind.
 func (m *Manager) settle(dir string) {
 	select {
 	case m.unsettled <- dir:
@@ -66,7 +67,11 @@ func (m *Manager) settle(dir string) {
 
 // sync makes a machine's directory durable, unless it is gone by now.
 func (m *Manager) sync(dir string) {
-	err := errors.Join(durable.Sync(filepath.Join(dir, intentFile)), durable.Sync(filepath.Join(dir, diskFile)), durable.SyncDir(m.cfg.Dir))
+	disks, err := filepath.Glob(filepath.Join(dir, snapshot.DiskPattern))
+	for _, path := range append(disks, filepath.Join(dir, intentFile)) {
+		err = errors.Join(err, durable.Sync(path))
+	}
+	err = errors.Join(err, durable.SyncDir(m.cfg.Dir))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		m.log.Error("machine not durable", "machine", filepath.Base(dir), "err", err)
 	}

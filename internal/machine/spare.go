@@ -150,7 +150,7 @@ func (m *Manager) unlisted(snap snapshot.Snapshot) *machine {
 	id := hostapi.MachineID("rig" + hex.EncodeToString(raw[:]))
 	return &machine{id: id, dir: filepath.Join(m.cfg.Dir, string(id)), busy: make(chan struct{}, 1), in: intent{
 		Version: intentVersion, ID: id, State: creating, Base: snap.Ref, VCPUs: snap.VCPUs, MemoryMiB: snap.MemoryMiB,
-		DiskMiB: snap.DiskMiB, Slot: -1, Created: time.Now().UTC(),
+		DiskMiB: snap.DiskMiB, Data: snap.Data, Slot: -1, Created: time.Now().UTC(),
 	}}
 }
 

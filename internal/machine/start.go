@@ -86,12 +86,7 @@ func (m *Manager) wayOut(ctx context.Context, mc *machine) error {
 func (m *Manager) spec(mc *machine) vmm.Spec {
 	s := vmm.Spec{
 		ID: mc.in.rig(), Dir: filepath.Join(mc.dir, monitorDir), VCPUs: mc.in.VCPUs, MemoryMiB: mc.in.MemoryMiB,
-		// A machine that is not kept is gone after a crash of the host. One that is to be kept while it
-		// runs has a disk that does not lose what the guest flushed from its next start on.
-		Disks: []vmm.Disk{{Path: mc.diskPath(), Volatile: !mc.in.Keep}},
-	}
-	if mc.stream != nil {
-		s.Disks[0].Path = mc.stream.DiskPath()
+		Disks: mc.vmmDisks(),
 	}
 	if mc.in.Slot >= 0 {
 		s.Confine.UID, s.Confine.GID = m.cfg.Owner(mc.in.Slot)
@@ -132,20 +127,25 @@ func (m *Manager) hold(p *plan, mc *machine, vm vmm.Machine) {
 
 // ownAll gives a machine's files to the user that runs its monitor.
 func (m *Manager) ownAll(mc *machine) error {
-	err := errors.Join(m.own(mc, filepath.Join(mc.dir, monitorDir)), m.own(mc, mc.diskPath()))
+	err := m.own(mc, filepath.Join(mc.dir, monitorDir))
+	for _, path := range mc.disks() {
+		err = errors.Join(err, m.own(mc, path))
+	}
 	if err != nil {
 		return fmt.Errorf("give the files of machine %s away: %w", mc.id, err)
 	}
 	return nil
 }
 
-// greet opens the guest channel and writes who the guest is to become. The guest reads it when it runs.
-func (m *Manager) greet(ctx context.Context, p *plan, mc *machine, grow bool) error {
+// greet opens the guest channel and writes who the guest is to become. The guest reads it when it runs. One
+// that boots has mounts, which may be nil, to do.
+func (m *Manager) greet(ctx context.Context, p *plan, mc *machine, grow bool, mounts []guestapi.Mount) error {
 	conn, err := mc.vm.Dial(ctx)
 	if err != nil {
 		return fmt.Errorf("dial the guest: %w", err)
 	}
 	id := identity(mc, grow)
+	id.Mounts = mounts
 	link, err := m.deps.Link(ctx, conn, Greeting{Generation: mc.in.Generation, Identity: &id})
 	if err != nil {
 		return errors.Join(fmt.Errorf("greet the guest: %w", err), conn.Close())

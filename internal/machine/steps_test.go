@@ -35,7 +35,9 @@ var operations = []operation{
 		name: "boot",
 		prep: func(w *world) {},
 		do: func(w *world) error {
-			_, err := w.mgr.Boot(w.t.Context(), machine.Boot{ID: "b", Disk: filepath.Join(w.dir, string(base), "disk.img"), VCPUs: 1, MemoryMiB: 64})
+			dir := filepath.Join(w.dir, string(base))
+			_, err := w.mgr.Boot(w.t.Context(), machine.Boot{ID: "b", Disk: filepath.Join(dir, "disk.img"), VCPUs: 1, MemoryMiB: 64,
+				Data: []machine.BootDisk{{DataDisk: data[0], Path: filepath.Join(dir, "disk-data.img")}, {DataDisk: data[1], Path: filepath.Join(dir, "disk-more.img")}}})
 			return err
 		},
 		sound: func(w *world, _ bool) { w.goneOr("b", false, 0) },

@@ -5,12 +5,11 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/pandastack/pandastack/internal/durable"
 	"github.com/pandastack/pandastack/internal/hostapi"
 )
 
 // Stop puts a running machine to rest without its memory: the guest writes its file systems out, and its monitor
-// ends. Wake boots the disk anew. A hibernated machine forgets its memory; one without is fine. When it fails
+// ends. Wake boots from its disks anew. A hibernated machine forgets its memory; one without is fine. When it fails
 // the machine goes on as it was.
 func (m *Manager) Stop(ctx context.Context, id hostapi.MachineID) (err error) {
 	p := m.begin("stop")
@@ -38,14 +37,14 @@ func (m *Manager) Stop(ctx context.Context, id hostapi.MachineID) (err error) {
 	return m.rested(ctx, p, mc, old, "stopped")
 }
 
-// shut halts a running machine with its disk whole and records, durably, that it rests without memory.
+// shut halts a running machine with its disks whole and records, durably, that it rests without memory.
 func (m *Manager) shut(ctx context.Context, p *plan, mc *machine) error {
 	base := mc.in.Base
 	if err := m.halt(ctx, p, mc, true); err != nil {
 		return err
 	}
 	p.back.Push("go on", func(ctx context.Context) error { return m.goOn(ctx, mc) })
-	if err := durable.Sync(mc.diskPath()); err != nil {
+	if err := mc.syncDisks(); err != nil {
 		return err
 	}
 	p.back.Push("record", func(context.Context) error {
@@ -62,7 +61,7 @@ func (m *Manager) shut(ctx context.Context, p *plan, mc *machine) error {
 	})
 }
 
-// forgetMemory leaves a hibernated machine its disk alone.
+// forgetMemory leaves a hibernated machine its disks alone.
 func (m *Manager) forgetMemory(ctx context.Context, p *plan, mc *machine) error {
 	if err := m.stripped(ctx, p, mc); err != nil {
 		return err

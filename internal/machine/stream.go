@@ -15,20 +15,20 @@ import (
 
 // Streams serves partial snapshots to machines that start before all of it is on this host.
 type Streams interface {
-	// Attach arranges for the machine owner to start on a partial snapshot. disk is its own disk, an empty
-	// file of at least the snapshot's disk's size.
-	Attach(ctx context.Context, snap snapshot.Snapshot, owner, disk string) (Stream, error)
-	// Rescue makes the disk of a machine whole that an earlier process served, with what the machine wrote.
-	// It waits until the snapshot's disk is here.
-	Rescue(ctx context.Context, snap snapshot.Snapshot, disk string) error
+	// Attach arranges for the machine owner to start on a partial snapshot. disks are its own disks, in the
+	// order of the snapshot's: empty files of at least their size.
+	Attach(ctx context.Context, snap snapshot.Snapshot, owner string, disks []string) (Stream, error)
+	// Rescue makes the disks of a machine whole that an earlier process served, with what the machine wrote.
+	// It waits until the snapshot's disks are here.
+	Rescue(ctx context.Context, snap snapshot.Snapshot, disks []string) error
 }
 
 // Stream is what one machine has of a partial snapshot.
 type Stream interface {
 	Memory() vmm.Memory
-	// DiskPath is what its monitor uses as its disk: what it writes goes to its own, the rest is the snapshot's.
-	DiskPath() string
-	// Whole is closed when the snapshot is whole and the machine's own disk is all of its disk. What the
+	// DiskPaths are what its monitor uses as its disks: what it writes goes to its own, the rest is the snapshot's.
+	DiskPaths() []string
+	// Whole is closed when the snapshot is whole and the machine's own disks are all of its disks. What the
 	// monitor has mapped and open goes on to be served.
 	Whole() <-chan struct{}
 	// Local waits for that. It answers why when an attempt to bring all of it here fails.
@@ -39,29 +39,32 @@ type Stream interface {
 	Close(ctx context.Context) error // when the monitor has ended
 }
 
-// partialFile is in a machine's directory while its disk is not whole.
+// partialFile is in a machine's directory while its disks are not whole.
 const partialFile = "disk.partial"
 
 // streamReason is told of machines whose memory was served by a process of ours that ended.
 const streamReason = "the host agent ended, which brought the memory of this machine here piece by piece"
 
-// attach gives a new machine an empty disk over a partial snapshot's, and its memory.
+// attach gives a new machine empty disks over a partial snapshot's, and its memory.
 func (m *Manager) attach(ctx context.Context, p *plan, mc *machine, snap snapshot.Snapshot, how start) (vmm.Image, error) {
 	image := snap.Image()
 	if m.deps.Streams == nil {
 		return image, fmt.Errorf("snapshot %s is not all on this host: %w", snap.Ref, hostapi.ErrUnsupported)
 	}
-	if err := m.deps.Disks.Allocate(mc.diskPath(), int64(how.diskMiB)*mib); err != nil {
-		return image, fmt.Errorf("allocate a disk: %w", err)
+	if err := m.allocate(mc, how); err != nil {
+		return image, err
 	}
-	err := errors.Join(os.Chmod(mc.diskPath(), 0o600), durable.Replace(filepath.Join(mc.dir, partialFile), nil, 0o600))
+	err := durable.Replace(filepath.Join(mc.dir, partialFile), nil, 0o600)
+	for _, path := range mc.disks() {
+		err = errors.Join(err, os.Chmod(path, 0o600))
+	}
 	if err != nil {
 		return image, err
 	}
 	if err := p.did("disk"); err != nil {
 		return image, err
 	}
-	stream, err := m.deps.Streams.Attach(ctx, snap, mc.in.rig(), mc.diskPath())
+	stream, err := m.deps.Streams.Attach(ctx, snap, mc.in.rig(), mc.disks())
 	if err != nil {
 		return image, fmt.Errorf("begin to stream %s: %w", snap.Ref, err)
 	}
@@ -124,20 +127,20 @@ func (m *Manager) detach(ctx context.Context, mc *machine) error {
 	return nil
 }
 
-// arrived notes that a machine's disk is whole.
+// arrived notes that a machine's disks are whole.
 func (m *Manager) arrived(mc *machine) {
 	if err := os.Remove(filepath.Join(mc.dir, partialFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		m.log.Error("disk that is whole not noted", "machine", mc.id, "err", err)
 	}
 }
 
-// partial says whether a machine's disk may lack what its snapshot has.
+// partial says whether a machine's disks may lack what its snapshot has.
 func (m *Manager) partial(mc *machine) bool {
 	_, err := os.Stat(filepath.Join(mc.dir, partialFile))
 	return err == nil
 }
 
-// rescue makes the disk of a failed machine whole, and lets go of the snapshot it began on.
+// rescue makes the disks of a failed machine whole, and lets go of the snapshot it began on.
 func (m *Manager) rescue(ctx context.Context, p *plan, mc *machine) error {
 	if !m.partial(mc) {
 		return nil
@@ -150,9 +153,9 @@ func (m *Manager) rescue(ctx context.Context, p *plan, mc *machine) error {
 	if err != nil {
 		return missing(err)
 	}
-	err = m.deps.Streams.Rescue(ctx, snap, mc.diskPath())
+	err = m.deps.Streams.Rescue(ctx, snap, mc.disks())
 	if err := errors.Join(err, m.deps.Store.Release(base)); err != nil {
-		return fmt.Errorf("complete the disk: %w", err)
+		return fmt.Errorf("complete the disks: %w", err)
 	}
 	if err := m.record(mc, ofHost, func(in *intent) { in.Base = "" }); err != nil {
 		return err

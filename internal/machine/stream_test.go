@@ -30,20 +30,26 @@ type streams struct {
 // feed is one machine's.
 type feed struct {
 	s      *streams
-	disk   string
+	disks  []string
 	whole  chan struct{}
 	failed chan struct{}
 	err    error
 }
 
-func (s *streams) Attach(_ context.Context, snap snapshot.Snapshot, _, disk string) (machine.Stream, error) {
+func (s *streams) Attach(_ context.Context, snap snapshot.Snapshot, _ string, disks []string) (machine.Stream, error) {
 	if !snap.Partial() {
 		return nil, errors.New("attached to a snapshot that is whole")
 	}
-	if err := fillIn(snap.DiskPath(), disk); err != nil {
-		return nil, err
+	from := snap.DiskPaths()
+	if len(from) != len(disks) {
+		return nil, errors.New("attached with another number of disks")
 	}
-	f := &feed{s: s, disk: disk, whole: make(chan struct{}), failed: make(chan struct{})}
+	for i, disk := range disks {
+		if err := fillIn(from[i], disk); err != nil {
+			return nil, err
+		}
+	}
+	f := &feed{s: s, disks: disks, whole: make(chan struct{}), failed: make(chan struct{})}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.hold {
@@ -68,8 +74,12 @@ func fillIn(from, to string) error {
 	return errors.Join(err, dst.Close())
 }
 
-func (s *streams) Rescue(_ context.Context, _ snapshot.Snapshot, disk string) error {
-	_, err := os.Stat(disk)
+func (s *streams) Rescue(_ context.Context, _ snapshot.Snapshot, disks []string) error {
+	var err error
+	for _, disk := range disks {
+		_, missing := os.Stat(disk)
+		err = errors.Join(err, missing)
+	}
 	return err
 }
 
@@ -93,7 +103,7 @@ func (s *streams) fail(err error) {
 func (f *feed) Memory() vmm.Memory                         { return f }
 func (f *feed) File() string                               { return "" }
 func (f *feed) Serve(context.Context, *net.UnixConn) error { return nil }
-func (f *feed) DiskPath() string                           { return f.disk }
+func (f *feed) DiskPaths() []string                        { return f.disks }
 func (f *feed) Whole() <-chan struct{}                     { return f.whole }
 func (f *feed) Failed() <-chan struct{}                    { return f.failed }
 func (f *feed) Err() error {
@@ -127,8 +137,8 @@ func (w *world) layFar() {
 	w.must(err)
 	image, err := (&capture{mem: memory{Frozen: true}, m: &monitor{host: w.host}}).Save(w.t.Context(), d.ImageDir())
 	w.must(err)
-	w.must(os.WriteFile(d.DiskPath(), make([]byte, 1<<20), 0o600))
-	snap := snapshot.Snapshot{Ref: far, Template: "far", VCPUs: 1, MemoryMiB: 64, Manifest: image.Manifest}
+	w.layDisks(d)
+	snap := snapshot.Snapshot{Ref: far, Template: "far", VCPUs: 1, MemoryMiB: 64, Data: data, Manifest: image.Manifest}
 	_, err = d.Commit(snap.From([]byte("there")))
 	w.must(err)
 	w.must(w.store.Release(far))

@@ -127,7 +127,7 @@ func (m *Manager) wakeImage(ctx context.Context, p *plan, mc *machine, how start
 	if err := m.spend(p, mc, how, spent); err != nil {
 		return err
 	}
-	if err := m.greet(ctx, p, mc, false); err != nil {
+	if err := m.greet(ctx, p, mc, false, nil); err != nil {
 		return err
 	}
 	if err := mc.vm.Load(ctx, nil); err != nil {
@@ -175,7 +175,7 @@ func (m *Manager) ignite(ctx context.Context, p *plan, mc *machine, argument str
 	if err := p.did("boot"); err != nil {
 		return err
 	}
-	if err := m.greet(ctx, p, mc, true); err != nil {
+	if err := m.greet(ctx, p, mc, true, mc.mounts()); err != nil {
 		return err
 	}
 	return m.confirm(ctx, p, mc, m.cfg.BootTimeout)
@@ -187,6 +187,7 @@ type Boot struct {
 	ID        hostapi.MachineID
 	Template  hostapi.TemplateName
 	Disk      string // path of the image to clone
+	Data      []BootDisk
 	VCPUs     int
 	MemoryMiB int
 	DiskMiB   int // at least the image's size
@@ -206,6 +207,26 @@ type Boot struct {
 	Egress hostapi.Egress
 }
 
+// BootDisk is a data disk of a machine that boots cold.
+type BootDisk struct {
+	snapshot.DataDisk        // MiB is the image's, whatever is said
+	Path              string // of the image to clone
+}
+
+// data gives the data disks that are asked for, as they are, and all images to clone.
+func (req Boot) data() (all []snapshot.DataDisk, images []string, err error) {
+	images = []string{req.Disk}
+	for _, d := range req.Data {
+		info, err := os.Stat(d.Path)
+		if err != nil {
+			return nil, nil, err
+		}
+		d.MiB = int(info.Size() / mib)
+		all, images = append(all, d.DataDisk), append(images, d.Path)
+	}
+	return all, images, snapshot.CheckDataDisks(all)
+}
+
 // Boot makes a machine of a disk image.
 func (m *Manager) Boot(ctx context.Context, req Boot) (_ hostapi.Machine, err error) {
 	p := m.begin("boot")
@@ -214,6 +235,10 @@ func (m *Manager) Boot(ctx context.Context, req Boot) (_ hostapi.Machine, err er
 		return hostapi.Machine{}, fmt.Errorf("boot machine %s: %w", req.ID, err)
 	}
 	info, err := os.Stat(req.Disk)
+	if err != nil {
+		return hostapi.Machine{}, fmt.Errorf("boot machine %s: %w", req.ID, err)
+	}
+	data, images, err := req.data()
 	if err != nil {
 		return hostapi.Machine{}, fmt.Errorf("boot machine %s: %w", req.ID, err)
 	}
@@ -230,27 +255,27 @@ func (m *Manager) Boot(ctx context.Context, req Boot) (_ hostapi.Machine, err er
 	how := start{how: howBoot, mode: hostapi.BootCold, diskMiB: max(have, req.DiskMiB), grow: req.DiskMiB > have}
 	mc, err := m.admit(p, intent{
 		ID: req.ID, State: creating, Template: req.Template, Base: req.Ground, VCPUs: req.VCPUs, MemoryMiB: req.MemoryMiB,
-		DiskMiB: how.diskMiB, Slot: -1, Hostname: string(req.ID), User: req.User, Workdir: req.Workdir, Env: req.Env,
+		DiskMiB: how.diskMiB, Data: data, Slot: -1, Hostname: string(req.ID), User: req.User, Workdir: req.Workdir, Env: req.Env,
 		Scratch: !req.Listed, Labels: req.Labels, Egress: req.Egress, Generation: 1, BootMode: how.mode, Created: time.Now().UTC(),
 	})
 	if err != nil {
 		return hostapi.Machine{}, err
 	}
-	if err := m.bootNew(ctx, p, mc, req.Disk, how, begin); err != nil {
+	if err := m.bootNew(ctx, p, mc, images, how, begin); err != nil {
 		return hostapi.Machine{}, fmt.Errorf("boot machine %s: %w", req.ID, noSpace(err))
 	}
 	p.told(mc, true)
 	return mc.view(), nil
 }
 
-func (m *Manager) bootNew(ctx context.Context, p *plan, mc *machine, disk string, how start, begin func(*machine) error) error {
+func (m *Manager) bootNew(ctx context.Context, p *plan, mc *machine, images []string, how start, begin func(*machine) error) error {
 	if err := m.place(p, mc); err != nil {
 		return err
 	}
 	if err := m.rig(ctx, p, mc); err != nil {
 		return err
 	}
-	if err := m.disk(p, mc, disk, how); err != nil {
+	if err := m.disk(p, mc, images, how); err != nil {
 		return err
 	}
 	if err := begin(mc); err != nil {
@@ -269,7 +294,7 @@ func (m *Manager) land(ctx context.Context, p *plan, mc *machine, ground snapsho
 	if err := m.prepare(ctx, p, mc, ground.Image()); err != nil {
 		return err
 	}
-	if err := m.greet(ctx, p, mc, true); err != nil {
+	if err := m.greet(ctx, p, mc, true, mc.mounts()); err != nil {
 		return err
 	}
 	if err := mc.vm.Load(ctx, nil); err != nil {

@@ -26,6 +26,17 @@ import (
 // base is the template that every test begins with.
 const base = snapshot.Ref("templates/base/g1")
 
+// data are the data disks of every template here.
+var data = []snapshot.DataDisk{{Name: "data", MiB: 1, Mount: "/data", Options: []string{"noatime"}}, {Name: "more", MiB: 1, Mount: "/more"}}
+
+// layDisks makes the disks of a template.
+func (w *world) layDisks(d *snapshot.Draft) {
+	w.t.Helper()
+	for _, path := range d.DiskPaths(data) {
+		w.must(os.WriteFile(path, make([]byte, 1<<20), 0o600))
+	}
+}
+
 // few is the egress policy of the machines that tests begin with.
 var few = hostapi.Egress{Allow: []string{"a.example", "192.0.2.0/24"}, DenyOthers: true}
 
@@ -60,8 +71,8 @@ func newWorld(t *testing.T) *world {
 	c := &capture{mem: memory{Frozen: true}, m: &monitor{host: w.host}}
 	image, err := c.Save(t.Context(), d.ImageDir())
 	w.must(err)
-	w.must(os.WriteFile(d.DiskPath(), make([]byte, 1<<20), 0o600))
-	_, err = d.Commit(snapshot.Snapshot{Ref: base, Template: "base", VCPUs: 1, MemoryMiB: 64, Manifest: image.Manifest})
+	w.layDisks(d)
+	_, err = d.Commit(snapshot.Snapshot{Ref: base, Template: "base", VCPUs: 1, MemoryMiB: 64, Data: data, Manifest: image.Manifest})
 	w.must(err)
 	w.must(w.store.Release(base))
 	return w

@@ -16,10 +16,12 @@ const (
 	minMemoryMiB = 64
 	maxMemoryMiB = 256 << 10
 	minDiskMiB   = 128
+	minDataMiB   = 32 // there must be room for the journal
 	maxDiskMiB   = 2 << 20
 	maxList      = 500
 	maxCommand   = 8 << 10
 	maxStart     = 20
+	maxDisks     = 8
 )
 
 var (
@@ -31,6 +33,9 @@ var (
 	moduleForm  = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)+$`)
 	versionForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9.+_-]{0,99}$`)
 	fileForm    = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
+	diskForm    = regexp.MustCompile(`^[a-z][a-z0-9]{0,15}$`)
+	optionForm  = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,31}(=[a-z0-9_-]{1,32})?$`)
+	ownerForm   = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}(:[a-z_][a-z0-9_-]{0,31})?$`)
 	envForm     = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,99}$`)
 	variants    = []string{"minbase", "essential", "apt", "important", "standard"}
 )
@@ -86,6 +91,7 @@ func (r Recipe) check() error {
 	c.that(userForm.MatchString(r.User), "user", "is %q; give a Unix user name such as user, or root", r.User)
 	c.that(path.IsAbs(r.Workdir) && path.Clean(r.Workdir) == r.Workdir && len(r.Workdir) < 1024,
 		"workdir", "is %q; give an absolute path without . and ..", r.Workdir)
+	r.checkDisks(&c)
 	r.Distribution.check(&c)
 	c.that(len(r.Parts) <= maxList && len(r.Start) <= maxStart, "parts, start", "have too many entries; at most %d and %d are allowed", maxList, maxStart)
 	for i, p := range r.Parts {
@@ -126,6 +132,28 @@ func (d Distribution) check(c *checker) {
 		c.that(packageForm.MatchString(p), fmt.Sprintf("distribution.packages[%d]", i), "is %q; give the name of a package", p)
 	}
 }
+
+func (r Recipe) checkDisks(c *checker) {
+	c.that(len(r.Disks) <= maxDisks, "disks", "has %d entries; at most %d are allowed", len(r.Disks), maxDisks)
+	for i, d := range r.Disks {
+		field := fmt.Sprintf("disks[%d]", i)
+		c.that(diskForm.MatchString(d.Name), field+".name", "is %q; give a lower-case letter, then those and digits, at most 16", d.Name)
+		c.between(d.SizeMiB, minDataMiB, maxDiskMiB, field+".size_mib")
+		ok := path.IsAbs(d.Mount) && path.Clean(d.Mount) == d.Mount && d.Mount != "/" && len(d.Mount) < 1024 && !strings.ContainsAny(d.Mount, " \t\n\\")
+		c.that(ok, field+".mount", "is %q; give an absolute path without . and .. and spaces", d.Mount)
+		for _, o := range d.Options {
+			c.that(optionForm.MatchString(o), field+".options", "has %q; give words such as noatime or commit=30", o)
+		}
+		c.that(d.Owner == "" || ownerForm.MatchString(d.Owner), field+".owner", "is %q; give user or user:group, or leave it out", d.Owner)
+		for _, o := range r.Disks[:i] {
+			c.that(o.Name != d.Name, field+".name", "is %q, as another's; give each its own", d.Name)
+			c.that(!within(o.Mount, d.Mount) && !within(d.Mount, o.Mount), field+".mount", "is %q, which is in another's or holds it", d.Mount)
+		}
+	}
+}
+
+// within tells whether one path is another or below it.
+func within(a, b string) bool { return strings.HasPrefix(a+"/", b+"/") }
 
 func (p Part) check(c *checker, field string) {
 	kinds := 0

@@ -24,9 +24,11 @@ type Recipe struct {
 	VCPUs       int      `yaml:"vcpus"`
 	MemoryMiB   int      `yaml:"memory_mib"`
 	DiskMiB     int      `yaml:"disk_mib"` // size the guest sees; space is taken as it is used
-	User        string   `yaml:"user"`     // whom commands run as by default; made with uid 1000 unless it is root
-	Workdir     string   `yaml:"workdir"`  // where they run
-	Tools       []string `yaml:"tools"`    // what a user finds in it, for lists
+	// Disks are beside the root disk, /dev/vdb and on. What is at the mount point after Setup is their content.
+	Disks   []Disk   `yaml:"disks" json:",omitempty"`
+	User    string   `yaml:"user"`    // whom commands run as by default; made with uid 1000 unless it is root
+	Workdir string   `yaml:"workdir"` // where they run
+	Tools   []string `yaml:"tools"`   // what a user finds in it, for lists
 
 	Distribution Distribution `yaml:"distribution"`
 	Parts        []Part       `yaml:"parts"` // put into the root file system in order, after its packages and before Setup
@@ -70,6 +72,15 @@ type Source struct {
 	Suite      string   `yaml:"suite"`
 	Components []string `yaml:"components"`
 	Keyring    string   `yaml:"keyring"` // file on the host with the keys that sign it; empty: those the host trusts
+}
+
+// Disk is a data disk: a file system of its own, ext4, in every machine of the template.
+type Disk struct {
+	Name    string   `yaml:"name"`     // a lower-case letter, then those and digits, at most 16
+	SizeMiB int      `yaml:"size_mib"` // size the guest sees; space is taken as it is used
+	Mount   string   `yaml:"mount"`    // where the guest has it; an absolute path
+	Options []string `yaml:"options"`  // of mounting it, such as noatime
+	Owner   string   `yaml:"owner"`    // user[:group] of its root directory; empty: as Setup leaves it
 }
 
 // Part is something beside the distribution's packages. Exactly one of NPM, PyPI, Go and File is set. What

@@ -53,6 +53,13 @@ func TestParseRefuses(t *testing.T) {
 		"variant":   {"name: x\ndistribution: {variant: custom}\n", "minbase"},
 		"command":   {"name: x\nwarm: [' ']\n", "warm[0]"},
 		"two":       {"name: x\n---\nname: y\n", "document"},
+		"disk name": {"name: x\ndisks: [{name: Data, size_mib: 64, mount: /d}]\n", "disks[0].name"},
+		"disk size": {"name: x\ndisks: [{name: d, mount: /d}]\n", "disks[0].size_mib"},
+		"mount":     {"name: x\ndisks: [{name: d, size_mib: 64, mount: /}]\n", "disks[0].mount"},
+		"option":    {"name: x\ndisks: [{name: d, size_mib: 64, mount: /d, options: ['a,b']}]\n", "disks[0].options"},
+		"owner":     {"name: x\ndisks: [{name: d, size_mib: 64, mount: /d, owner: 'a b'}]\n", "disks[0].owner"},
+		"twice":     {"name: x\ndisks: [{name: d, size_mib: 64, mount: /d}, {name: d, size_mib: 64, mount: /e}]\n", "disks[1].name"},
+		"nested":    {"name: x\ndisks: [{name: d, size_mib: 64, mount: /d}, {name: e, size_mib: 64, mount: /d/e}]\n", "disks[1].mount"},
 		"both":      {"name: X\nvcpus: 0\n", "vcpus"},
 	}
 	for name, r := range rows {
@@ -76,7 +83,9 @@ func TestDigest(t *testing.T) {
 	b, c := a, a
 	b.Description = "shown only"
 	c.MemoryMiB = 1024
-	if a.Digest() != b.Digest() || a.Digest() == c.Digest() {
+	d := a
+	d.Disks = []recipe.Disk{{Name: "data", SizeMiB: 64, Mount: "/data"}}
+	if a.Digest() != b.Digest() || a.Digest() == c.Digest() || a.Digest() == d.Digest() {
 		t.Error("the digest does not follow what is baked")
 	}
 }

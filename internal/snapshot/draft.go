@@ -48,6 +48,9 @@ func (d *Draft) Commit(snap Snapshot) (Snapshot, error) {
 	if err := snap.Ref.check(); err != nil {
 		return Snapshot{}, err
 	}
+	if err := checkPlaces(snap.Data); err != nil {
+		return Snapshot{}, fmt.Errorf("commit %s: %w", snap.Ref, err)
+	}
 	s := d.store
 	to := filepath.Join(s.root, filepath.FromSlash(string(snap.Ref)))
 	snap.Version = Version
@@ -89,18 +92,14 @@ func (s *Store) giveUp(ref Ref, dir string) error {
 	return durable.RemoveAll(dir)
 }
 
-// finish measures the draft, makes its disk durable and writes its description.
+// finish measures the draft, makes its disks durable and writes its description.
 func (d *Draft) finish(snap *Snapshot) (err error) {
 	if snap.Bytes, err = d.store.weigh(d.dir); err != nil {
 		return err
 	}
 	var syncs errgroup.Group // all at once: the file system's log is written for all of them together
 	defer func() { err = errors.Join(err, syncs.Wait()) }()
-	if info, err := os.Stat(d.DiskPath()); err == nil {
-		snap.Disk = true
-		snap.DiskMiB = int(info.Size() >> 20)
-		syncs.Go(func() error { return syncFile(d.DiskPath()) })
-	} else if snap.Disk {
+	if err := d.finishDisks(snap, &syncs); err != nil {
 		return err
 	}
 	small := map[string][]byte{}

@@ -1,5 +1,5 @@
 // Package snapshot keeps machines at rest: memory and device state of one moment (a vmm image), and the
-// disk that belongs to it.
+// disks that belong to it: a root disk, and data disks beside it.
 //
 // It owns the directories below its root: one for every snapshot, and drafts that are not snapshots yet.
 // A draft becomes a snapshot by one durable rename, so a snapshot is whole or it does not exist. What is
@@ -71,6 +71,7 @@ type Snapshot struct {
 	MemoryMiB int               `json:"memory_mib"`
 	DiskMiB   int               `json:"disk_mib"`
 	Disk      bool              `json:"disk"`           // disk.img is part of it
+	Data      []DataDisk        `json:"data,omitempty"` // the disks beside that, in the guest's order; each is a file too
 	User      string            `json:"user,omitempty"` // default user of processes in the guest
 	Workdir   string            `json:"workdir,omitempty"`
 	Hostname  string            `json:"hostname,omitempty"`
@@ -103,13 +104,14 @@ func (s Snapshot) Spent() bool { return s.spent }
 // Dir is the directory of a stored snapshot.
 func (s Snapshot) Dir() string { return s.dir }
 
-// DiskPath is the raw disk image of a snapshot that has one. It must not be written to.
+// DiskPath is the raw image of the root disk of a snapshot that has one. It must not be written to.
 func (s Snapshot) DiskPath() string { return path.Join(s.dir, diskFile) }
 
 // File is one of the files that a snapshot consists of, its description aside.
 type File struct{ Name, Path string }
 
-// Files lists a stored snapshot's files: those of its image, and, as DiskName, its disk.
+// Files lists a stored snapshot's files: those of its image, and, as DiskFiles names them, its
+// disks.
 func (s Snapshot) Files() ([]File, error) {
 	list, err := os.ReadDir(path.Join(s.dir, imageDir))
 	if err != nil {
@@ -121,13 +123,13 @@ func (s Snapshot) Files() ([]File, error) {
 			all = append(all, File{e.Name(), path.Join(s.dir, imageDir, e.Name())})
 		}
 	}
-	if s.Disk {
-		all = append(all, File{DiskName, s.DiskPath()})
+	for _, p := range s.DiskPaths() {
+		all = append(all, File{path.Base(p), p})
 	}
 	return all, nil
 }
 
-// DiskName is what a snapshot's disk is called among its files. No file of an image has this name.
+// DiskName is what a snapshot's root disk is called among its files. No file of an image has this name.
 const DiskName = diskFile
 
 // Image is the snapshot's memory and device state, for a driver.

@@ -21,9 +21,7 @@ import (
 type attachment struct {
 	i     *image
 	trace pager.Trace
-	own   *os.File
-	disk  *pager.Disk
-	shown *view.File // the disk
+	disks []*attachedDisk // in the order of the snapshot's
 
 	whole     chan struct{}
 	failed    chan struct{}
@@ -34,13 +32,20 @@ type attachment struct {
 	closed bool
 }
 
+// attachedDisk is one disk of a machine.
+type attachedDisk struct {
+	own   *os.File
+	disk  *pager.Disk
+	shown *view.File // nil: not shown yet
+}
+
 var (
 	_ machine.Stream = (*attachment)(nil)
 	_ vmm.Memory     = (*attachment)(nil)
 )
 
 // Attach implements machine.Streams. What the trace of the snapshot names begins to come at once.
-func (m *Manager) Attach(ctx context.Context, snap snapshot.Snapshot, owner, disk string) (_ machine.Stream, err error) {
+func (m *Manager) Attach(ctx context.Context, snap snapshot.Snapshot, owner string, disks []string) (_ machine.Stream, err error) {
 	i, err := m.image(ctx, snap)
 	if err != nil {
 		return nil, err
@@ -50,15 +55,12 @@ func (m *Manager) Attach(ctx context.Context, snap snapshot.Snapshot, owner, dis
 		return nil, err
 	}
 	a := &attachment{i: i, trace: trace, whole: make(chan struct{}), failed: make(chan struct{})}
-	if a.own, err = os.OpenFile(disk, os.O_RDWR, 0); err != nil {
-		return nil, err
-	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, a.own.Close())
+			err = errors.Join(err, a.closeDisks())
 		}
 	}()
-	if a.disk, err = pager.NewDisk(i.disk, a.own); err != nil {
+	if err := a.open(disks); err != nil {
 		return nil, err
 	}
 	m.mu.Lock()
@@ -66,7 +68,7 @@ func (m *Manager) Attach(ctx context.Context, snap snapshot.Snapshot, owner, dis
 		m.mu.Unlock()
 		return nil, fmt.Errorf("snapshot %s is whole by now: ask again", snap.Ref)
 	}
-	if a.shown, err = m.view.Add(m.ctx, "disk~"+owner, shownDisk{a.disk, a}); err != nil {
+	if err := a.show(owner); err != nil {
 		m.mu.Unlock()
 		return nil, err
 	}
@@ -77,7 +79,11 @@ func (m *Manager) Attach(ctx context.Context, snap snapshot.Snapshot, owner, dis
 	m.mu.Unlock()
 	i.record(trace)
 	if len(trace) > 0 {
-		i.replay(func(ctx context.Context) { i.disk.Replay(ctx, trace, chunk.FrameSize, nil) })
+		i.replay(func(ctx context.Context) {
+			for _, disk := range i.disks {
+				disk.Replay(ctx, trace, chunk.FrameSize, nil)
+			}
+		})
 	}
 	if late {
 		a.complete(ctx)
@@ -85,26 +91,87 @@ func (m *Manager) Attach(ctx context.Context, snap snapshot.Snapshot, owner, dis
 	return a, nil
 }
 
-// complete makes the machine's disk whole with the snapshot's, which is.
+// open opens the machine's own disks.
+func (a *attachment) open(paths []string) error {
+	if len(paths) != len(a.i.disks) {
+		return fmt.Errorf("%d disks on a snapshot with %d", len(paths), len(a.i.disks))
+	}
+	for n, path := range paths {
+		own, err := os.OpenFile(path, os.O_RDWR, 0)
+		if err != nil {
+			return err
+		}
+		d := &attachedDisk{own: own}
+		a.disks = append(a.disks, d)
+		if d.disk, err = pager.NewDisk(a.i.disks[n], own); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// show puts the disks into the view as the monitor of owner has them. The manager's lock is held.
+func (a *attachment) show(owner string) (err error) {
+	for n, d := range a.disks {
+		name := "disk~" + owner
+		if n > 0 {
+			name += "~" + a.i.snap.Data[n-1].Name
+		}
+		if d.shown, err = a.i.m.view.Add(a.i.m.ctx, name, shownDisk{d.disk, a}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// closeDisks ends what open and show began.
+func (a *attachment) closeDisks() (err error) {
+	for _, d := range a.disks {
+		if d.shown != nil {
+			d.shown.Remove()
+		}
+		err = errors.Join(err, d.own.Close())
+	}
+	return err
+}
+
+// complete makes the machine's disks whole with the snapshot's, which are.
 func (a *attachment) complete(ctx context.Context) {
 	a.completes.Lock()
 	defer a.completes.Unlock()
 	a.mu.Lock()
 	closed := a.closed
 	a.mu.Unlock()
-	if closed || a.disk.Whole() {
+	if closed {
 		return
 	}
-	base, err := os.Open(a.i.snap.DiskPath())
-	if err == nil {
-		err = errors.Join(a.disk.Complete(ctx, base), base.Close())
+	select {
+	case <-a.whole:
+		return
+	default:
 	}
-	if err != nil {
+	if err := a.completeDisks(ctx); err != nil {
 		a.i.m.cfg.Log.Error("disk of a machine not made whole", "snapshot", a.i.snap.Ref, "err", err)
 		a.fail(fmt.Errorf("disk: %w", err))
 		return
 	}
 	close(a.whole)
+}
+
+func (a *attachment) completeDisks(ctx context.Context) error {
+	for n, path := range a.i.snap.DiskPaths() {
+		if a.disks[n].disk.Whole() {
+			continue
+		}
+		base, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(a.disks[n].disk.Complete(ctx, base), base.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // fail notes why the machine cannot go on. The first reason stays.
@@ -146,8 +213,14 @@ func (a *attachment) Serve(ctx context.Context, conn *net.UnixConn) error {
 	return err
 }
 
-// DiskPath implements machine.Stream.
-func (a *attachment) DiskPath() string { return a.shown.Path() }
+// DiskPaths implements machine.Stream.
+func (a *attachment) DiskPaths() []string {
+	paths := make([]string, len(a.disks))
+	for n, d := range a.disks {
+		paths[n] = d.shown.Path()
+	}
+	return paths
+}
 
 // Whole implements machine.Stream.
 func (a *attachment) Whole() <-chan struct{} { return a.whole }
@@ -186,12 +259,17 @@ func (a *attachment) Close(context.Context) error {
 	if was {
 		return nil
 	}
-	a.shown.Remove()
+	for _, d := range a.disks {
+		d.shown.Remove()
+	}
 	a.i.mu.Lock()
 	delete(a.i.users, a)
 	a.i.mu.Unlock()
-	a.completes.Lock() // the file is not closed under it
-	err := a.own.Close()
+	a.completes.Lock() // the files are not closed under it
+	var err error
+	for _, d := range a.disks {
+		err = errors.Join(err, d.own.Close())
+	}
 	a.completes.Unlock()
 	a.i.m.done(a.i)
 	return err

@@ -20,8 +20,8 @@ const smallBytes = 1 << 20
 const traceName = "trace"
 
 // Begin makes snap, as its host described it, a partial snapshot of this host under ref, and begins to bring
-// its content from source, which names the image's files as snap.Manifest does and the disk
-// snapshot.DiskName. origin is what Config.Open finds source by. Source is taken over. ErrExists: ref is
+// its content from source, which names the image's files as snap.Manifest does and the disks as
+// snapshot.DiskFiles. origin is what Config.Open finds source by. Source is taken over. ErrExists: ref is
 // taken. After an error nothing is left.
 func (m *Manager) Begin(ctx context.Context, ref snapshot.Ref, snap snapshot.Snapshot, origin []byte, source chunk.Source) (_ snapshot.Snapshot, err error) {
 	adopted := false
@@ -92,11 +92,20 @@ func lay(ctx context.Context, draft *snapshot.Draft, snap snapshot.Snapshot, sou
 	if !snap.Disk {
 		return errors.New("a snapshot without a disk is not streamed")
 	}
-	size, ok := source.Size(snapshot.DiskName)
-	if !ok || size != int64(snap.DiskMiB)<<20 {
-		return fmt.Errorf("its disk has %d bytes in the object store, and should have %d MiB", size, snap.DiskMiB)
+	if err := snapshot.CheckDataDisks(snap.Data); err != nil {
+		return err
 	}
-	return sparse(draft.DiskPath(), size, 0o600)
+	sizes := snap.DiskBytes()
+	for i, path := range draft.DiskPaths(snap.Data) {
+		size, ok := source.Size(filepath.Base(path))
+		if !ok || size != sizes[i] {
+			return fmt.Errorf("its %s has %d bytes in the object store, and should have %d MiB", filepath.Base(path), size, sizes[i]>>20)
+		}
+		if err := sparse(path, size, 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // sparse makes a file that is one hole.

@@ -23,8 +23,8 @@ type image struct {
 	snap   snapshot.Snapshot
 	source chunk.Source
 	memory *pager.File
-	disk   *pager.File
-	shown  *view.File // the memory
+	disks  []*pager.File // in the order of the snapshot's
+	shown  *view.File    // the memory
 	warm   sync.Once
 
 	learned chan struct{} // closed when trace is known
@@ -55,8 +55,12 @@ func newImage(m *Manager, fs *view.FS, snap snapshot.Snapshot, source chunk.Sour
 	if i.memory, err = pager.NewFile(source, name, m.cfg.Limit); err != nil {
 		return nil, err
 	}
-	if i.disk, err = pager.NewFile(source, snapshot.DiskName, m.cfg.Limit); err != nil {
-		return nil, err
+	for _, name := range snapshot.DiskFiles(snap.Data) {
+		disk, err := pager.NewFile(source, name, m.cfg.Limit)
+		if err != nil {
+			return nil, err
+		}
+		i.disks = append(i.disks, disk)
 	}
 	i.shown, err = fs.Add(m.ctx, strings.ReplaceAll(string(snap.Ref), "/", "~"), shownMemory{i.memory, i})
 	return i, err
@@ -65,7 +69,11 @@ func newImage(m *Manager, fs *view.FS, snap snapshot.Snapshot, source chunk.Sour
 // free ends what an image has. No machine uses it.
 func (i *image) free() error {
 	i.shown.Remove()
-	return errors.Join(i.memory.Close(), i.disk.Close(), end(i.source), i.m.cfg.Store.Release(i.snap.Ref))
+	err := i.memory.Close()
+	for _, disk := range i.disks {
+		err = errors.Join(err, disk.Close())
+	}
+	return errors.Join(err, end(i.source), i.m.cfg.Store.Release(i.snap.Ref))
 }
 
 // idle says that nobody needs the image any more.
@@ -146,8 +154,7 @@ func (i *image) record(known pager.Trace) {
 		return
 	}
 	notes := pager.NewRecorder(known)
-	i.memory.Record(notes)
-	i.disk.Record(notes)
+	i.note(notes)
 	i.m.work.Go(func() {
 		timer := time.NewTimer(i.m.cfg.Record)
 		defer timer.Stop()
@@ -156,10 +163,17 @@ func (i *image) record(known pager.Trace) {
 		case <-i.m.ctx.Done():
 			return
 		}
-		i.memory.Record(nil)
-		i.disk.Record(nil)
+		i.note(nil)
 		i.keep(known, notes.End())
 	})
+}
+
+// note has all uses recorded; nil: not any more.
+func (i *image) note(notes *pager.Recorder) {
+	i.memory.Record(notes)
+	for _, disk := range i.disks {
+		disk.Record(notes)
+	}
 }
 
 // keep stores a trace, if it learned anything.

@@ -100,7 +100,9 @@ func (m *Manager) Close() error {
 	for ref, i := range m.images {
 		delete(m.images, ref)
 		for a := range i.users {
-			all = errors.Join(all, a.own.Close())
+			for _, d := range a.disks {
+				all = errors.Join(all, d.own.Close())
+			}
 		}
 		all = errors.Join(all, i.free())
 	}

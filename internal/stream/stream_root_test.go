@@ -36,6 +36,7 @@ type host struct {
 	dir    string
 	memory []byte
 	disk   []byte
+	data   []byte // of the data disk
 	source *pagertest.Source
 	traces *traces
 	store  *snapshot.Store
@@ -81,7 +82,8 @@ func newHost(t *testing.T, cfg func(*stream.Config)) *host {
 	})
 	h.memory = pagertest.Pattern(16<<20, func(page int) bool { return page%5 == 4 })
 	h.disk = pagertest.Pattern(8<<20, func(page int) bool { return page%300 > 200 })
-	h.source = pagertest.New(map[string][]byte{"memory": h.memory, "state": []byte("state"), "disk.img": h.disk})
+	h.data = pagertest.Pattern(4<<20, func(page int) bool { return page%7 == 3 })
+	h.source = pagertest.New(map[string][]byte{"memory": h.memory, "state": []byte("state"), "disk.img": h.disk, "disk-data.img": h.data})
 	h.start()
 	t.Cleanup(func() { h.stop() })
 	return h
@@ -131,6 +133,7 @@ func (h *host) remote() snapshot.Snapshot {
 	sum := sha256.Sum256([]byte("state"))
 	return snapshot.Snapshot{
 		Version: 1, Ref: "snapshots/other", VCPUs: 1, MemoryMiB: len(h.memory) >> 20, DiskMiB: len(h.disk) >> 20, Disk: true,
+		Data: []snapshot.DataDisk{{Name: "data", MiB: len(h.data) >> 20, Mount: "/data"}},
 		Manifest: vmm.Manifest{MemoryMiB: len(h.memory) >> 20, Files: []vmm.File{
 			{Name: "memory", Bytes: int64(len(h.memory))},
 			{Name: "state", Bytes: 5, SHA256: hex.EncodeToString(sum[:])},
@@ -145,16 +148,24 @@ func (h *host) begin() snapshot.Snapshot {
 	return snap
 }
 
-// attach is a machine with its disk.
+// attach is a machine with its disks; the data disk is dataOf its root disk.
 func (h *host) attach(snap snapshot.Snapshot, name string) (machine.Stream, string) {
 	h.t.Helper()
 	path := filepath.Join(h.dir, name)
-	f, err := os.Create(path)
-	h.must(err)
-	h.must(errors.Join(f.Truncate(int64(len(h.disk))+1<<20), f.Close()))
-	s, err := h.mgr.Attach(h.t.Context(), snap, name, path)
+	h.empty(path, int64(len(h.disk))+1<<20)
+	h.empty(dataOf(path), int64(len(h.data)))
+	s, err := h.mgr.Attach(h.t.Context(), snap, name, []string{path, dataOf(path)})
 	h.must(err)
 	return s, path
+}
+
+func dataOf(path string) string { return path + ".data" }
+
+func (h *host) empty(path string, bytes int64) {
+	h.t.Helper()
+	f, err := os.Create(path)
+	h.must(err)
+	h.must(errors.Join(f.Truncate(bytes), f.Close()))
 }
 
 func (h *host) deadline() context.Context {
@@ -196,15 +207,24 @@ func TestStreamsAndBecomesWhole(t *testing.T) {
 		t.Error("two machines of one snapshot do not share its pages")
 	}
 	want := append(bytes.Clone(h.disk), make([]byte, 1<<20)...)
-	h.same(b.DiskPath(), want)
+	h.same(b.DiskPaths()[0], want)
 	mark := bytes.Repeat([]byte("panda"), 2000)
-	h.write(a.DiskPath(), mark, 12345)
+	h.write(a.DiskPaths()[0], mark, 12345)
 	copy(want[12345:], mark)
-	h.same(a.DiskPath(), want)
+	h.same(a.DiskPaths()[0], want)
+	data := bytes.Clone(h.data)
+	h.same(b.DiskPaths()[1], data)
+	h.write(a.DiskPaths()[1], mark, 54321)
+	copy(data[54321:], mark)
+	h.same(a.DiskPaths()[1], data)
 	h.must(a.Local(h.deadline()))
 	h.must(b.Local(h.deadline()))
 	<-a.Whole()
-	h.same(a.DiskPath(), want)
+	h.same(a.DiskPaths()[1], data)
+	h.same(dataOf(pathA), data)
+	h.same(dataOf(pathB), h.data)
+	h.same(snap.DiskPaths()[1], h.data)
+	h.same(a.DiskPaths()[0], want)
 	h.same(pathA, want)
 	h.same(pathB, append(bytes.Clone(h.disk), make([]byte, 1<<20)...))
 	h.same(filepath.Join(snap.Image().Dir, "memory"), h.memory)
@@ -213,9 +233,9 @@ func TestStreamsAndBecomesWhole(t *testing.T) {
 		t.Errorf("%+v, %v", now, err)
 	}
 	h.source.SetFail(func(string, int64) error { return errors.New("the store must not be asked any more") })
-	h.write(a.DiskPath(), mark, 54321)
+	h.write(a.DiskPaths()[0], mark, 54321)
 	copy(want[54321:], mark)
-	h.same(a.DiskPath(), want)
+	h.same(a.DiskPaths()[0], want)
 	h.same(a.Memory().File(), h.memory)
 	late, latePath := h.attach(snap, "c") // decided before it was whole
 	h.must(late.Local(h.deadline()))
@@ -263,8 +283,9 @@ func TestTraceIsSharedAndReplayed(t *testing.T) {
 	other.traces.data = h.traces.data
 	s, _ := other.attach(other.begin(), "a")
 	_ = s.Memory().File()
-	for asked := int64(0); asked < 2*chunk.FrameSize; asked, _ = other.source.Asked() {
-		h.must(h.deadline().Err())
+	ctx := h.deadline()
+	for asked := int64(0); asked < 2*chunk.FrameSize || len(other.source.Ahead()) < 3; asked, _ = other.source.Asked() {
+		h.must(ctx.Err())
 		<-time.After(time.Millisecond)
 	}
 	first := other.source.Ahead()
@@ -286,16 +307,16 @@ func TestDeadStoreFailsTheMachine(t *testing.T) {
 		}, func(_ *host, s machine.Stream) error { _, err := os.ReadFile(s.Memory().File()); return err }, "memory: "},
 		{"failing, disk", func(s *pagertest.Source) {
 			s.SetFail(func(string, int64) error { return errors.New("connection refused") })
-		}, func(_ *host, s machine.Stream) error { _, err := os.ReadFile(s.DiskPath()); return err }, "connection refused"},
+		}, func(_ *host, s machine.Stream) error { _, err := os.ReadFile(s.DiskPaths()[0]); return err }, "connection refused"},
 		{"slow", func(s *pagertest.Source) { s.Stand() },
-			func(_ *host, s machine.Stream) error { _, err := os.ReadFile(s.DiskPath()); return err }, "did not give it within 300ms"},
+			func(_ *host, s machine.Stream) error { _, err := os.ReadFile(s.DiskPaths()[0]); return err }, "did not give it within 300ms"},
 		{"lying", func(s *pagertest.Source) {
 			s.SetFail(func(string, int64) error { return &chunk.DamagedError{Object: "chunk x", Problem: "other bytes"} })
 		}, func(_ *host, s machine.Stream) error { _, err := os.ReadFile(s.Memory().File()); return err }, "chunk x is damaged"},
 		{"writing a part of a page", func(s *pagertest.Source) {
 			s.SetFail(func(string, int64) error { return errors.New("connection refused") })
 		}, func(_ *host, s machine.Stream) error {
-			f, err := os.OpenFile(s.DiskPath(), os.O_RDWR, 0)
+			f, err := os.OpenFile(s.DiskPaths()[0], os.O_RDWR, 0)
 			if err != nil {
 				return err
 			}
@@ -345,8 +366,11 @@ func TestAnotherProcessGoesOn(t *testing.T) {
 	snap := h.begin()
 	s, path := h.attach(snap, "a")
 	want := append(bytes.Clone(h.disk), make([]byte, 1<<20)...)
-	h.write(s.DiskPath(), []byte("written"), 777)
+	h.write(s.DiskPaths()[0], []byte("written"), 777)
+	h.write(s.DiskPaths()[1], []byte("written"), 888)
 	copy(want[777:], "written")
+	data := bytes.Clone(h.data)
+	copy(data[888:], "written")
 	h.stop()
 	h.start()
 	h.mgr.Resume(t.Context())
@@ -354,13 +378,15 @@ func TestAnotherProcessGoesOn(t *testing.T) {
 	if err != nil || !snap.Partial() {
 		t.Fatal(snap, err)
 	}
-	h.must(h.mgr.Rescue(h.deadline(), snap, path))
+	h.must(h.mgr.Rescue(h.deadline(), snap, []string{path, dataOf(path)}))
 	h.same(path, want)
+	h.same(dataOf(path), data)
 	if snap, err = h.store.Get(ref); err != nil || snap.Partial() {
 		t.Fatalf("%+v, %v", snap, err)
 	}
-	h.must(h.mgr.Rescue(h.deadline(), snap, path))
+	h.must(h.mgr.Rescue(h.deadline(), snap, []string{path, dataOf(path)}))
 	h.same(path, want)
+	h.same(dataOf(path), data)
 }
 
 func TestBeginThatFailsLeavesNothing(t *testing.T) {
@@ -371,6 +397,9 @@ func TestBeginThatFailsLeavesNothing(t *testing.T) {
 		"no such file":  func(s *snapshot.Snapshot) { s.Manifest.Files[1].Name = "missing" },
 		"a path":        func(s *snapshot.Snapshot) { s.Manifest.Files[1].Name = "../state" },
 		"another disk":  func(s *snapshot.Snapshot) { s.DiskMiB++ },
+		"another data":  func(s *snapshot.Snapshot) { s.Data[0].MiB++ },
+		"no data":       func(s *snapshot.Snapshot) { s.Data[0].Name = "other" },
+		"a data path":   func(s *snapshot.Snapshot) { s.Data[0].Name = "../x" },
 		"no disk":       func(s *snapshot.Snapshot) { s.Disk = false },
 		"no memory":     func(s *snapshot.Snapshot) { s.Manifest.MemoryMiB = 7 },
 		"a taken place": nil,

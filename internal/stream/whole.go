@@ -77,7 +77,10 @@ func (i *image) wait(ctx context.Context) bool {
 func (i *image) here() error {
 	name, err := memoryName(i.snap.Manifest)
 	if err == nil {
-		err = errors.Join(i.memory.SetLocal(filepath.Join(i.snap.Image().Dir, name)), i.disk.SetLocal(i.snap.DiskPath()))
+		err = i.memory.SetLocal(filepath.Join(i.snap.Image().Dir, name))
+		for n, path := range i.snap.DiskPaths() {
+			err = errors.Join(err, i.disks[n].SetLocal(path))
+		}
 	}
 	if err != nil {
 		return err
@@ -87,23 +90,21 @@ func (i *image) here() error {
 	return nil
 }
 
-// fillOnce brings all of the memory and the disk here, then makes the machines' disks whole.
+// fillOnce brings all of the memory and the disks here, then makes the machines' disks whole.
 func (i *image) fillOnce(ctx context.Context) error {
 	name, err := memoryName(i.snap.Manifest)
 	if err != nil {
 		return err
 	}
-	for _, f := range []struct {
-		file *pager.File
-		path string
-	}{{i.memory, filepath.Join(i.snap.Image().Dir, name)}, {i.disk, i.snap.DiskPath()}} {
-		if f.file.Local() {
+	paths := append([]string{filepath.Join(i.snap.Image().Dir, name)}, i.snap.DiskPaths()...)
+	for n, file := range append([]*pager.File{i.memory}, i.disks...) {
+		if file.Local() {
 			continue
 		}
-		if err := fillFile(ctx, f.file, f.path); err != nil {
+		if err := fillFile(ctx, file, paths[n]); err != nil {
 			return err
 		}
-		if err := f.file.SetLocal(f.path); err != nil {
+		if err := file.SetLocal(paths[n]); err != nil {
 			return err
 		}
 	}
@@ -158,7 +159,11 @@ func (i *image) local(ctx context.Context) error {
 }
 
 // Rescue implements machine.Streams.
-func (m *Manager) Rescue(ctx context.Context, snap snapshot.Snapshot, disk string) (err error) {
+func (m *Manager) Rescue(ctx context.Context, snap snapshot.Snapshot, disks []string) error {
+	bases := snap.DiskPaths()
+	if len(disks) != len(bases) {
+		return fmt.Errorf("%d disks of a snapshot with %d", len(disks), len(bases))
+	}
 	if snap.Partial() {
 		i, err := m.image(ctx, snap)
 		if err != nil {
@@ -168,12 +173,21 @@ func (m *Manager) Rescue(ctx context.Context, snap snapshot.Snapshot, disk strin
 			return err
 		}
 	}
-	base, err := os.Open(snap.DiskPath())
+	for n, disk := range disks {
+		if err := rescueDisk(ctx, bases[n], disk); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func rescueDisk(ctx context.Context, from, to string) error {
+	base, err := os.Open(from)
 	if err != nil {
 		return err
 	}
 	defer base.Close()
-	own, err := os.OpenFile(disk, os.O_RDWR, 0)
+	own, err := os.OpenFile(to, os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}

@@ -265,19 +265,27 @@ func (s *Service) measure(t *api.Template) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if on, ok := s.published[t.Host]; ok {
-		t.SizeBytes, t.ApparentBytes = on.Bytes, on.ApparentBytes
+		t.SizeBytes, t.ApparentBytes, t.DataDisks = on.Bytes, on.ApparentBytes, dataDisks(on.Disks)
 	}
 }
 
 func view(t hostapi.Template) api.Template {
 	out := api.Template{Name: string(t.Name), Host: string(t.Name), SizeBytes: t.Bytes, ApparentBytes: t.ApparentBytes, CPU: t.VCPUs, MemoryMB: t.MemoryMiB, DiskMB: t.DiskMiB,
-		IsGlobal: true, Label: string(t.Name), Description: t.Description, Base: t.Base, Tools: t.Tools, Meta: map[string]string{},
+		DataDisks: dataDisks(t.Disks), IsGlobal: true, Label: string(t.Name), Description: t.Description, Base: t.Base, Tools: t.Tools, Meta: map[string]string{},
 		User: t.User, Workdir: t.Workdir, Baked: t.Baked, BakedAt: moment(t.BakedAt)}
 	if out.Tools == nil {
 		out.Tools = []string{}
 	}
 	if b := t.Bake; b != nil {
 		out.Bake = &api.Bake{State: b.State, Step: b.Step, Percent: b.Percent, StartedAt: b.Started.UTC(), EndedAt: moment(b.Ended), Error: b.Err, Log: b.Log}
+	}
+	return out
+}
+
+func dataDisks(all []hostapi.DataDisk) []api.DataDisk {
+	var out []api.DataDisk
+	for _, d := range all {
+		out = append(out, api.DataDisk{Name: d.Name, SizeMB: d.SizeMiB, MountPath: d.Mount})
 	}
 	return out
 }

@@ -3,6 +3,7 @@ package template_test
 import (
 	"errors"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -47,9 +48,13 @@ func TestTemplates(t *testing.T) {
 	if got, err := configured.Resolve(ctx, member, "ubuntu-24.04"); err != nil || got.Name != "raw" {
 		t.Errorf("the configuration's alias is %+v, %v; want raw", got, err)
 	}
-	h.AddTemplate(hostapi.Template{Name: "ubuntu-24.04"})
-	if got, err := s.Get(ctx, member, "ubuntu-24.04"); err != nil || got.Name != "ubuntu-24.04" {
+	h.AddTemplate(hostapi.Template{Name: "ubuntu-24.04", Disks: []hostapi.DataDisk{{Name: "data", SizeMiB: 64, Mount: "/data"}}})
+	got, err := s.Get(ctx, member, "ubuntu-24.04")
+	if err != nil || got.Name != "ubuntu-24.04" {
 		t.Errorf("a template wins over an alias: got %s, %v", got.Name, err)
+	}
+	if want := []api.DataDisk{{Name: "data", SizeMB: 64, MountPath: "/data"}}; !slices.Equal(got.DataDisks, want) {
+		t.Errorf("its data disks are %v, want %v", got.DataDisks, want)
 	}
 	if err := s.SetAlias(ctx, member, "mine", "base"); api.CodeOf(err) != api.Forbidden {
 		t.Errorf("a member set an alias: %v", err)

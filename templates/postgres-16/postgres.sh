@@ -1,4 +1,4 @@
-# What the template needs of PostgreSQL: build makes the finished cluster in the image, serve and pool are the
+# What the template needs of PostgreSQL: build makes the finished cluster, which becomes the data disk, serve and pool are the
 # programs that run on in a guest, ready tells when both answer.
 #
 #   build VARIANT BINDIR | serve | pool | ready
@@ -37,6 +37,7 @@ build() {
 		revoke all on function pgbouncer.get_auth(text) from public;
 		grant execute on function pgbouncer.get_auth(text) to pgbouncer;
 	S
+	prepared
 	describe
 	as_postgres "$bin/pg_ctl" -D $data -w -s -m fast stop
 	rm -f /tmp/build.log
@@ -92,11 +93,21 @@ configure() {
 	chown -R postgres: $data /etc/pgbouncer
 }
 
+# prepared makes a template database that has all the wanted extensions there are. A database made of it has them at once.
+prepared() {
+	as_postgres psql -h $run -qAt -v ON_ERROR_STOP=1 postgres -c 'create database prepared is_template true'
+	for extension in $wanted; do
+		there=$(as_postgres psql -h $run -qAt postgres -c "select count(*) from pg_available_extensions where name = '$extension'")
+		[ "$there" = 0 ] || as_postgres psql -h $run -q -v ON_ERROR_STOP=1 prepared -c "create extension \"$extension\""
+	done
+}
+
 # describe writes down what this variant has, from the running server.
 describe() {
 	as_postgres psql -h $run -qAt -v ON_ERROR_STOP=1 -v variant="$variant" -v bin="$bin" -v data="$data" -v wanted="$wanted" postgres > $facts <<-'S'
 		select jsonb_pretty(jsonb_build_object(
 			'variant', :'variant', 'version', current_setting('server_version'), 'bindir', :'bin', 'data', :'data',
+			'data_disk', 'data', 'template_database', 'prepared',
 			'port', 5432, 'pooler_port', 6432,
 			'encoding', 'UTF8', 'locale_provider', 'libc', 'locale', 'C.UTF-8',
 			'collation_version', (select datcollversion from pg_database where datname = 'postgres'),

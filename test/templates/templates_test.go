@@ -163,6 +163,47 @@ func prove(t *testing.T, cl *client.Client, name string) {
 		t.Fatalf("check: %d, %v\n%s%s", res.ExitCode, err, res.Stdout, res.Stderr)
 	}
 	t.Log(strings.TrimSpace(res.Stdout))
+	if strings.HasPrefix(name, "postgres-16") {
+		clusters(ctx, t, cl, box.ID)
+	}
+}
+
+// clusters wants a sandbox and its fork to have a cluster each, and a hibernation to keep it.
+func clusters(ctx context.Context, t *testing.T, cl *client.Client, id api.SandboxID) {
+	t.Helper()
+	sql := func(id api.SandboxID, text string) string {
+		t.Helper()
+		res, err := cl.Sandboxes.Exec(ctx, id, api.ExecRequest{Cmd: "psql -XqAt -v ON_ERROR_STOP=1 postgres -c \"" + text + "\"", TimeoutSeconds: 120})
+		if err != nil || res.ExitCode != 0 {
+			t.Fatalf("%s: %d, %v\n%s%s", text, res.ExitCode, err, res.Stdout, res.Stderr)
+		}
+		return strings.TrimSpace(res.Stdout)
+	}
+	sql(id, "create table who as select 'both'::text as name")
+	forked, err := cl.Sandboxes.Fork(ctx, id, api.ForkRequest{Count: 1})
+	if err != nil || len(forked.Children) != 1 {
+		t.Fatalf("fork: %+v, %v", forked, err)
+	}
+	child := forked.Children[0].ID
+	defer func() {
+		if err := cl.Sandboxes.Delete(context.WithoutCancel(ctx), child); err != nil {
+			t.Error(err)
+		}
+	}()
+	sql(id, "insert into who values ('parent')")
+	sql(child, "insert into who values ('child')")
+	if err := cl.Sandboxes.Hibernate(ctx, id); err != nil {
+		t.Fatal(err)
+	}
+	if err := cl.Sandboxes.Wake(ctx, id); err != nil {
+		t.Fatal(err)
+	}
+	sql(id, "checkpoint")
+	for of, want := range map[api.SandboxID]string{id: "both parent", child: "both child"} {
+		if got := sql(of, "select string_agg(name, ' ' order by name) from who"); got != want {
+			t.Errorf("cluster of %s holds %q, want %q", of, got, want)
+		}
+	}
 }
 
 // cell wants the context that the template keeps to answer, and to be nobody's yet.

@@ -38,6 +38,9 @@ type System interface {
 	SetBootID(id string) error
 	SetNetwork(n Network) error
 	GrowRoot() error // to the size of its disk, which may be the size it has
+	// Mount mounts the ext4 file system of a disk, which may take a moment to appear, over a directory that is
+	// made if it is missing. One that is mounted there already is fine.
+	Mount(device, dir string, options []string) error
 	Sync()
 }
 
@@ -116,7 +119,7 @@ func (c *Control) Restore(ctx context.Context, id guestapi.Identity) error {
 		do   func(*guestapi.Identity) error
 	}{
 		{"entropy", c.entropy}, {"clock", c.clock}, {"hostname", c.hostname}, {"machine id", c.machineID},
-		{"boot id", c.bootID}, {"network", c.network}, {"disk", c.disk}, {"files", c.files},
+		{"boot id", c.bootID}, {"network", c.network}, {"disk", c.disk}, {"mounts", c.mounts}, {"files", c.files},
 	}
 	for _, step := range steps {
 		if err := step.do(&id); err != nil {
@@ -260,6 +263,24 @@ func (c *Control) disk(id *guestapi.Identity) error {
 		return nil
 	}
 	return c.sys.GrowRoot()
+}
+
+// mounts puts the disks beside the root disk where they belong. Without them programs would write where it is lost.
+func (c *Control) mounts(id *guestapi.Identity) error {
+	for _, m := range id.Mounts {
+		if m.Disk < 1 || m.Disk > 'z'-'a' || !path.IsAbs(m.Dir) || path.Clean(m.Dir) == "/" {
+			return fmt.Errorf("%w: disk %d at %q", guestapi.ErrInvalid, m.Disk, m.Dir)
+		}
+		for _, o := range m.Options {
+			if o == "" || strings.Trim(o, "abcdefghijklmnopqrstuvwxyz0123456789_=-") != "" {
+				return fmt.Errorf("%w: option %q of disk %d", guestapi.ErrInvalid, o, m.Disk)
+			}
+		}
+		if err := c.sys.Mount("/dev/vd"+string(rune('a'+m.Disk)), path.Clean(m.Dir), m.Options); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (c *Control) files(id *guestapi.Identity) error {

@@ -41,7 +41,10 @@ func (f *fake) SetNetwork(n Network) error {
 	return f.step("network %s %s %d", n.Address, n.Gateway, n.MTU)
 }
 func (f *fake) GrowRoot() error { return f.step("grow") }
-func (f *fake) Sync()           { _ = f.step("sync") }
+func (f *fake) Mount(device, dir string, options []string) error {
+	return f.step("mount %s %s %v", device, dir, options)
+}
+func (f *fake) Sync() { _ = f.step("sync") }
 
 func (f *fake) SetBootID(id string) error {
 	f.bootID = append(f.bootID, id)
@@ -82,7 +85,8 @@ func identity() guestapi.Identity {
 	return guestapi.Identity{MachineID: "mch1", Hostname: "panda-1", Generation: 3, Time: time.Unix(1_795_000_000, 0),
 		Entropy: slices.Repeat([]byte{1}, 64), User: "user", Env: map[string]string{"A": "b"}, DiskGrow: true,
 		Network: &guestapi.Network{Address: "192.168.241.2/29", Gateway: "192.168.241.1", DNS: []string{"9.9.9.9"}, MTU: 1400},
-		Files:   map[string][]byte{"/run/token": []byte("secret")}}
+		Files:   map[string][]byte{"/run/token": []byte("secret")},
+		Mounts:  []guestapi.Mount{{Disk: 1, Dir: "/data/", Options: []string{"noatime"}}, {Disk: 2, Dir: "/more"}}}
 }
 
 func TestRestoreDoesEveryStep(t *testing.T) {
@@ -95,7 +99,7 @@ func TestRestoreDoesEveryStep(t *testing.T) {
 	}
 	want := []string{"freeze", "sync", "entropy 64", "clock 1795000000", "hostname panda-1", "write /etc/hostname 644",
 		"write /etc/hosts 644", "write /etc/machine-id 444", "boot id", "network 192.168.241.2/29 192.168.241.1 1400",
-		"write /etc/resolv.conf 644", "grow", "write /run/token 600", "thaw"}
+		"write /etc/resolv.conf 644", "grow", "mount /dev/vdb /data [noatime]", "mount /dev/vdc /more []", "write /run/token 600", "thaw"}
 	if !slices.Equal(f.steps, want) {
 		t.Errorf("steps\n%q, want\n%q", f.steps, want)
 	}

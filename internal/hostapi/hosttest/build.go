@@ -150,6 +150,7 @@ func (h *Host) published(req hostapi.Publish) (hostapi.Template, *inside, error)
 		if !ok {
 			return fail("template "+string(req.Template), hostapi.ErrNotFound)
 		}
+		t.Disks = from.Disks
 		if c := h.contents[req.Template]; c != nil {
 			in.files = copyFiles(c.files)
 		}

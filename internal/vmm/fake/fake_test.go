@@ -30,6 +30,11 @@ func lab(t *testing.T, d *fake.Driver) vmmtest.Lab {
 				t.Fatal(err)
 			}
 		},
+		Data: func(t vmmtest.TB, path string) {
+			if err := os.WriteFile(path, make([]byte, 8192), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		},
 		Clone: func(t vmmtest.TB, from *os.File, to string) {},
 	}
 }

@@ -106,6 +106,11 @@ func (w *world) lab() vmmtest.Lab {
 				t.Fatal(err)
 			}
 		},
+		Data: func(t vmmtest.TB, path string) {
+			if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, diskBytes/2), os.Chown(path, nobody, nobody)); err != nil {
+				t.Fatal(err)
+			}
+		},
 		Clone: func(t vmmtest.TB, from *os.File, to string) {
 			f, err := os.OpenFile(to, os.O_RDWR, 0)
 			if err != nil {

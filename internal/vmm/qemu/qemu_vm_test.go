@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/disk"
+	"github.com/pandastack/pandastack/internal/imagebuild"
 	"github.com/pandastack/pandastack/internal/jail"
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/qemu"
@@ -82,6 +83,15 @@ func lab(t testing.TB) vmmtest.Lab {
 		},
 		Disk: func(t vmmtest.TB, path string) {
 			if err := disk.Clone(l.Root, path); err != nil {
+				t.Fatal(err)
+			}
+		},
+		Data: func(t vmmtest.TB, path string) {
+			empty, err := os.MkdirTemp(l.Dir, "empty-")
+			if err == nil {
+				err = errors.Join(imagebuild.Ext4(t.Context(), empty, path, 32, "data", nil), os.Remove(empty))
+			}
+			if err != nil {
 				t.Fatal(err)
 			}
 		},

@@ -43,6 +43,7 @@ type Lab struct {
 	Crash   func(t TB, m vmm.Machine)            // ends a monitor from outside
 	Spec    vmm.Spec                             // of every machine, without ID, Dir and Disks
 	Disk    func(t TB, path string)              // makes a root disk
+	Data    func(t TB, path string)              // makes a data disk: an ext4 file system with nothing in it
 	Warm    func(t TB, m *Machine)               // what is done before the image is taken; may be nil
 	Clone   func(t TB, from *os.File, to string) // gives the file at to the content of from, in place
 }
@@ -52,8 +53,11 @@ type Host struct {
 	Lab    Lab
 	Driver vmm.Driver
 	Image  vmm.Image
-	Disk   string // belongs to Image
-	serial atomic.Int64
+	Disk   string // belongs to Image; with two, so does dataOf it
+
+	two       bool // machines have a data disk, which is mounted at dataDir
+	rehearsed bool // Image is of a rehearsed machine
+	serial    atomic.Int64
 }
 
 // Machine is a machine with a guest that answers.
@@ -68,16 +72,39 @@ type Machine struct {
 func Bake(t TB, lab Lab) *Host {
 	t.Helper()
 	h := &Host{Lab: lab, Driver: lab.Open(t)}
+	h.bake(t)
+	return h
+}
+
+// dataDir is where guests have their data disk.
+const dataDir = "/data"
+
+// dataOf is the path of a data disk by that of its root disk.
+func dataOf(disk string) string { return disk + ".data" }
+
+// WithData answers a host like h, of the same driver, whose machines have a data disk as well.
+func (h *Host) WithData(t TB) *Host {
+	t.Helper()
+	out := &Host{Lab: h.Lab, Driver: h.Driver, two: true}
+	out.serial.Store(h.serial.Load() + 2000)
+	out.bake(t)
+	if h.rehearsed {
+		return out.Rehearse(t)
+	}
+	return out
+}
+
+func (h *Host) bake(t TB) {
+	t.Helper()
 	m := h.Boot(t)
-	if lab.Warm != nil {
-		lab.Warm(t, m)
+	if h.Lab.Warm != nil {
+		h.Lab.Warm(t, m)
 	}
 	must(t, m.Link.Freeze(t.Context(), true))
 	must(t, m.Pause(t.Context()))
 	h.Image, h.Disk = h.Save(t, m)
 	must(t, m.Link.Close())
 	must(t, m.Kill(t.Context()))
-	return h
 }
 
 // Rehearse answers a host like h, of the same driver, whose image is of a machine that was restored and has done
@@ -95,7 +122,7 @@ func (h *Host) Rehearse(t TB) *Host {
 	r.Rehearsed()
 	must(t, m.Link.Freeze(t.Context(), true))
 	must(t, m.Pause(t.Context()))
-	out := &Host{Lab: h.Lab, Driver: h.Driver}
+	out := &Host{Lab: h.Lab, Driver: h.Driver, two: h.two, rehearsed: true}
 	out.serial.Store(h.serial.Load() + 1000)
 	out.Image, out.Disk = out.Save(t, m)
 	must(t, m.Link.Close())
@@ -110,8 +137,8 @@ func must(t TB, err error) {
 	}
 }
 
-// Spec makes the directory and the disk of a new machine. The disk is empty but for its size if like is
-// given, else a root disk.
+// Spec makes the directory and the disks of a new machine. They are empty but for their size if like is
+// given, else as the lab makes them.
 func (h *Host) Spec(t TB, like string) vmm.Spec {
 	t.Helper()
 	s := h.Lab.Spec
@@ -125,6 +152,14 @@ func (h *Host) Spec(t TB, like string) vmm.Spec {
 		emptyLike(t, like, disk)
 	}
 	s.Disks = []vmm.Disk{{Path: disk}}
+	if h.two {
+		s.Disks = append(s.Disks, vmm.Disk{Path: dataOf(disk)})
+		if like == "" {
+			h.Lab.Data(t, dataOf(disk))
+		} else {
+			emptyLike(t, dataOf(like), dataOf(disk))
+		}
+	}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), Patience)
 		defer cancel()
@@ -164,7 +199,11 @@ func (h *Host) Greet(t TB, m *Machine) {
 	conn, err := m.Dial(t.Context())
 	must(t, err)
 	generation := generations.Add(1)
-	m.Link, err = guestlink.Open(t.Context(), conn, guestlink.Options{Generation: generation, Identity: Identity(m.Spec.ID, generation)})
+	id := Identity(m.Spec.ID, generation)
+	if h.two && m.Image.Dir == "" {
+		id.Mounts = []guestapi.Mount{{Disk: 1, Dir: dataDir, Options: []string{"noatime"}}}
+	}
+	m.Link, err = guestlink.Open(t.Context(), conn, guestlink.Options{Generation: generation, Identity: id})
 	must(t, err)
 	link := m.Link
 	t.Cleanup(func() { _ = link.Close() })
@@ -233,7 +272,16 @@ func (h *Host) restore(t TB, image vmm.Image, disk string, loaded func()) *Machi
 	return m
 }
 
+// clone gives the disks of a machine the content of another's, in place.
 func (h *Host) clone(t TB, from, to string) {
+	t.Helper()
+	h.cloneOne(t, from, to)
+	if h.two {
+		h.cloneOne(t, dataOf(from), dataOf(to))
+	}
+}
+
+func (h *Host) cloneOne(t TB, from, to string) {
 	t.Helper()
 	f, err := os.Open(from)
 	must(t, err)
@@ -241,7 +289,7 @@ func (h *Host) clone(t TB, from, to string) {
 	h.Lab.Clone(t, f, to)
 }
 
-// Save captures a paused machine into an image with a disk, both removed with the test.
+// Save captures a paused machine into an image with its disks, all removed with the test.
 func (h *Host) Save(t TB, m *Machine) (vmm.Image, string) {
 	t.Helper()
 	dir := filepath.Join(h.Lab.Dir, fmt.Sprintf("image%d", h.serial.Add(1)))
@@ -256,6 +304,10 @@ func (h *Host) Save(t TB, m *Machine) (vmm.Image, string) {
 	disk := dir + ".disk"
 	emptyLike(t, m.Spec.Disks[0].Path, disk)
 	t.Cleanup(func() { _ = os.Remove(disk) })
+	if h.two {
+		emptyLike(t, m.Spec.Disks[1].Path, dataOf(disk))
+		t.Cleanup(func() { _ = os.Remove(dataOf(disk)) })
+	}
 	h.clone(t, m.Spec.Disks[0].Path, disk)
 	image, err := c.Save(t.Context(), dir)
 	must(t, err)

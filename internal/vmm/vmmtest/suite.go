@@ -42,6 +42,7 @@ func Cases() []Case {
 		{"damage", testDamage},
 		{"wrong_order", testWrongOrder},
 		{"usage", testUsage},
+		{"two_disks", testTwoDisks},
 	}
 }
 
