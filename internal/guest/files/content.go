@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path"
 	"time"
@@ -35,7 +36,14 @@ func (f *Files) Read(_ context.Context, p, user string, offset, length int64) (g
 		return i, nil, errors.Join(err, file.Close())
 	}
 	if length < 0 {
-		return i, file, nil
+		length = math.MaxInt64
+	}
+	if min(i.Size-offset, length) >= directSize {
+		w, err := newWindow(file, offset, length)
+		if err != nil {
+			return i, nil, errors.Join(err, file.Close())
+		}
+		return i, w, nil
 	}
 	return i, &part{io.LimitReader(file, length), file}, nil
 }

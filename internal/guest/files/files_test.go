@@ -189,6 +189,54 @@ func TestContentOfEveryLength(t *testing.T) {
 	}
 }
 
+// TestReadOfEveryPart: what is read of a file around the size at which reads become direct is what is there, from
+// any offset and for any length, in the kernel's cache or not, as a whole and in pieces.
+func TestReadOfEveryPart(t *testing.T) {
+	f, home := open(t)
+	content := make([]byte, 3*directSize+5000)
+	for i := range content {
+		content[i] = byte(i>>12) ^ byte(i*7)
+	}
+	name := path.Join(home, "file")
+	if err := os.WriteFile(name, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	forget := func(from, to int64) {
+		file, err := os.OpenFile(name, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		if err := errors.Join(file.Sync(), unix.Fadvise(int(file.Fd()), from, to-from, unix.FADV_DONTNEED)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	size := int64(len(content))
+	for _, offset := range []int64{0, 1, 4095, 4096, directSize - 1, directSize, 2*directSize + 17, size - directSize, size - 1, size, size + 1} {
+		for _, length := range []int64{-1, 0, 1, directSize, directSize + 1, size, 1 << 40} {
+			forget(directSize, 2*directSize) // the rest stays where it is
+			if length == size {
+				forget(0, size)
+			}
+			_, r, err := f.Read(t.Context(), name, "", offset, length)
+			if err != nil {
+				t.Fatalf("%d bytes from %d: %v", length, offset, err)
+			}
+			got, err := io.ReadAll(r)
+			if err := errors.Join(err, r.Close()); err != nil {
+				t.Fatalf("%d bytes from %d: %v", length, offset, err)
+			}
+			want := content[min(offset, size):]
+			if length >= 0 && length < int64(len(want)) {
+				want = want[:length]
+			}
+			if !bytes.Equal(got, want) {
+				t.Errorf("%d bytes from %d: %d others came", length, offset, len(got))
+			}
+		}
+	}
+}
+
 // pieced reads at most so many bytes at once.
 type pieced struct {
 	r    io.Reader

@@ -64,11 +64,14 @@ func (r *request) read(ctx context.Context, q guestapi.FileRequest) error {
 	if err := r.begin(ctx, guestapi.AppendFileInfo(nil, &info)); err != nil {
 		return err
 	}
-	buf := make([]byte, chunk)
+	from, ok := content.(pieces)
+	if !ok {
+		from = &reads{content, make([]byte, chunk)}
+	}
 	for {
-		n, err := content.Read(buf)
-		if n > 0 {
-			if err := r.st.Send(ctx, buf[:n]); err != nil {
+		piece, err := from.Next(chunk)
+		if len(piece) > 0 {
+			if err := r.st.Send(ctx, piece); err != nil {
 				return err
 			}
 		}
@@ -79,6 +82,22 @@ func (r *request) read(ctx context.Context, q guestapi.FileRequest) error {
 			return err
 		}
 	}
+}
+
+// pieces is content that hands out what it has without a copy. In a guest every copy is emulated.
+type pieces interface {
+	Next(most int) ([]byte, error) // the bytes are valid until the next call
+}
+
+// reads are the pieces of any other content, in one buffer.
+type reads struct {
+	r   io.Reader
+	buf []byte
+}
+
+func (s *reads) Next(most int) ([]byte, error) {
+	n, err := s.r.Read(s.buf[:min(len(s.buf), most)])
+	return s.buf[:n], err
 }
 
 func (r *request) watch(ctx context.Context, q guestapi.FileRequest) error {
