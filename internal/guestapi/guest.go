@@ -212,7 +212,7 @@ type Identity struct {
 	Env        map[string]string // the sandbox's own environment, for every process started from now on
 	User       string            // default user of processes and files; "": root
 	DiskGrow   bool              // grow the root file system to its disk
-	Files      map[string][]byte // small files to put, such as tokens: path to content, mode 0600
+	Files      map[string][]byte // small files to put, by path; anybody may read them
 	Mounts     []Mount           // disks to mount before the workload goes on; of a machine that was booted alone
 }
 

@@ -56,6 +56,7 @@ type Create struct {
 	MemoryMiB int
 	Hostname  string
 	Env       map[string]string
+	Files     map[string]string // small files to put at every start, by path; anybody may read them
 	// Keep: the machine's disk survives the death of its monitor, and the end of the host agent
 	// hibernates it instead of destroying it.
 	Keep   bool
@@ -91,6 +92,7 @@ type Child struct {
 	ID       MachineID
 	Hostname string
 	Env      map[string]string // nil: as the parent
+	Files    map[string]string // nil: as the parent
 	Keep     bool
 	Labels   map[string]string
 }

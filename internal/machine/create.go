@@ -81,7 +81,7 @@ func createIntent(req hostapi.Create, snap snapshot.Snapshot, how start) intent 
 	in := intent{
 		ID: req.ID, State: creating, Template: req.Template, Snapshot: req.Snapshot, Base: snap.Ref,
 		VCPUs: snap.VCPUs, MemoryMiB: how.memory, DiskMiB: how.diskMiB, Data: snap.Data, Slot: -1,
-		Hostname: req.Hostname, Env: req.Env, User: snap.User, Workdir: snap.Workdir, Keep: req.Keep,
+		Hostname: req.Hostname, Env: req.Env, Files: req.Files, User: snap.User, Workdir: snap.Workdir, Keep: req.Keep,
 		Egress: req.Egress, Labels: req.Labels, Stream: snap.Partial(), Generation: 1, BootMode: how.mode, Created: time.Now().UTC(),
 	}
 	if in.Template == "" {

@@ -40,6 +40,7 @@ type intent struct {
 	MAC        string               `json:"mac,omitempty"`
 	Hostname   string               `json:"hostname"`
 	Env        map[string]string    `json:"env,omitempty"`
+	Files      map[string]string    `json:"files,omitempty"` // of the guest's identity
 	User       string               `json:"user,omitempty"`
 	Workdir    string               `json:"workdir,omitempty"`
 	Keep       bool                 `json:"keep"`

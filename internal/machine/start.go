@@ -170,6 +170,12 @@ func identity(mc *machine, grow bool) guestapi.Identity {
 		network := mc.slot.Place().Guest
 		id.Network = &network
 	}
+	for name, content := range mc.in.Files {
+		if id.Files == nil {
+			id.Files = make(map[string][]byte, len(mc.in.Files))
+		}
+		id.Files[name] = []byte(content)
+	}
 	id.Time = time.Now()
 	return id
 }

@@ -240,7 +240,7 @@ func (s *Service) plan(ctx context.Context, p auth.Principal, req api.CreateRequ
 	if req.MemoryMB > r.MemoryMiB {
 		more = req.MemoryMB // the host knows whether it can
 	}
-	ask := hostapi.Create{ID: machineID(&r), MemoryMiB: more, DiskMiB: req.Disk(), Hostname: r.ID, Env: r.Env, Keep: r.Persistent,
+	ask := hostapi.Create{ID: machineID(&r), MemoryMiB: more, DiskMiB: req.Disk(), Hostname: r.ID, Env: environment(&r), Files: files(&r), Keep: r.Persistent,
 		Egress: policyOf(&r), Labels: s.labels(r.Workspace)}
 	if r.Snapshot != "" {
 		ask.Snapshot = hostapi.SnapshotID(r.Snapshot)

@@ -96,7 +96,7 @@ func (s *Service) fork(ctx context.Context, p auth.Principal, id api.SandboxID, 
 	if err != nil {
 		return family{}, err
 	}
-	forked, err := s.host.Fork(ctx, hostapi.Fork{Parent: machineID(&parent), Children: s.orders(rows, ask)})
+	forked, err := s.host.Fork(ctx, hostapi.Fork{Parent: machineID(&parent), Children: s.orders(rows)})
 	if err != nil {
 		why := s.failed(ctx, &parent, err, "fork")
 		for i := range rows {
@@ -136,13 +136,11 @@ func (s *Service) children(parent *store.Sandbox, ask offspring) []store.Sandbox
 }
 
 // orders gives what the host is asked for.
-func (s *Service) orders(rows []store.Sandbox, ask offspring) []hostapi.Child {
+func (s *Service) orders(rows []store.Sandbox) []hostapi.Child {
 	out := make([]hostapi.Child, len(rows))
 	for i, r := range rows {
-		out[i] = hostapi.Child{ID: machineID(&r), Hostname: r.ID, Keep: r.Persistent, Labels: s.labels(r.Workspace)}
-		if len(ask.env) > 0 {
-			out[i].Env = r.Env
-		}
+		out[i] = hostapi.Child{ID: machineID(&r), Hostname: r.ID, Env: environment(&r), Files: files(&r), Keep: r.Persistent,
+			Labels: s.labels(r.Workspace)}
 	}
 	return out
 }

@@ -316,6 +316,40 @@ func checkSnapshots(t *testing.T, w *world) {
 	}
 }
 
+// Programs find out which sandbox they are in, also in children and in what is made from snapshots.
+func TestProgramsKnowTheirSandbox(t *testing.T) {
+	w := newWorld(t)
+	ctx := t.Context()
+	check := func(id api.SandboxID, marked bool) {
+		t.Helper()
+		if got := w.exec(alice, id, "echo $PANDASTACK_SANDBOX_ID $PANDASTACK_TEMPLATE"); got != string(id)+" base\n" {
+			t.Errorf("sandbox %s: variables say %q", id, got)
+		}
+		if !marked {
+			if got := w.exec(alice, id, "echo $E2B_SANDBOX_ID"); got != "\n" {
+				t.Errorf("sandbox %s: not of E2B, and yet %q", id, got)
+			}
+			return
+		}
+		if got := w.exec(alice, id, "echo $E2B_SANDBOX_ID; cat /run/e2b/.E2B_SANDBOX_ID; cat /run/e2b/.E2B_SANDBOX; cat /run/e2b/.E2B_TEMPLATE_ID"); got != string(id)+"\n"+string(id)+"truebase" {
+			t.Errorf("sandbox %s: variables and files of E2B say %q", id, got)
+		}
+	}
+	check(w.create(alice, api.CreateRequest{}).ID, false)
+	s := w.create(alice, api.CreateRequest{Env: map[string]string{"E2B_SANDBOX": "true", "E2B_TEMPLATE_ID": "base"}})
+	check(s.ID, true)
+	fork, err := w.Fork(ctx, alice, s.ID, api.ForkRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	check(fork.Children[0].ID, true)
+	snap, err := w.TakeSnapshot(ctx, alice, s.ID, api.SnapshotRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	check(w.create(alice, api.CreateRequest{FromSnapshot: snap.ID}).ID, true)
+}
+
 func TestPortsAndUsage(t *testing.T) {
 	w := newWorld(t)
 	ctx := t.Context()

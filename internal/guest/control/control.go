@@ -288,7 +288,7 @@ func (c *Control) files(id *guestapi.Identity) error {
 		if !path.IsAbs(name) {
 			return fmt.Errorf("%w: path %q", guestapi.ErrInvalid, name)
 		}
-		if err := c.sys.WriteFile(path.Clean(name), content, 0o600); err != nil {
+		if err := c.sys.WriteFile(path.Clean(name), content, 0o644); err != nil {
 			return err
 		}
 	}

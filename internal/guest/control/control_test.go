@@ -99,7 +99,7 @@ func TestRestoreDoesEveryStep(t *testing.T) {
 	}
 	want := []string{"freeze", "sync", "entropy 64", "clock 1795000000", "hostname panda-1", "write /etc/hostname 644",
 		"write /etc/hosts 644", "write /etc/machine-id 444", "boot id", "network 192.168.241.2/29 192.168.241.1 1400",
-		"write /etc/resolv.conf 644", "grow", "mount /dev/vdb /data [noatime]", "mount /dev/vdc /more []", "write /run/token 600", "thaw"}
+		"write /etc/resolv.conf 644", "grow", "mount /dev/vdb /data [noatime]", "mount /dev/vdc /more []", "write /run/token 644", "thaw"}
 	if !slices.Equal(f.steps, want) {
 		t.Errorf("steps\n%q, want\n%q", f.steps, want)
 	}

@@ -53,6 +53,13 @@ func (in *inside) copy(host string, env map[string]string) *inside {
 	return &inside{host: host, user: in.user, home: in.home, env: maps.Clone(env), files: copyFiles(in.files)}
 }
 
+// put makes the files of an identity.
+func (in *inside) put(files map[string]string) {
+	for name, content := range files {
+		in.files[name] = file{data: []byte(content), mode: 0o644, at: time.Now()}
+	}
+}
+
 // guest answers guestapi.Guest for one generation of a machine.
 type guest struct {
 	*inside

@@ -162,6 +162,7 @@ func (h *Host) create(req hostapi.Create) (hostapi.Machine, error) {
 	}
 	m.DiskMiB = max(m.DiskMiB, req.DiskMiB)
 	m.inside = &inside{host: string(req.Hostname), env: env, files: files, user: "user", home: "/home/user"}
+	m.inside.put(req.Files)
 	h.machines[m.ID] = m
 	h.start(m)
 	return m.Machine, nil
@@ -231,6 +232,7 @@ func (h *Host) child(p *machine, c hostapi.Child) hostapi.Forked {
 		BootMode: hostapi.BootFork, Boot: 30 * time.Millisecond, Created: time.Now(), Keep: c.Keep, Egress: p.Egress, Labels: maps.Clone(c.Labels),
 	}}
 	m.inside = p.inside.copy(c.Hostname, env)
+	m.inside.put(c.Files)
 	h.machines[m.ID] = m
 	h.start(m)
 	return hostapi.Forked{Machine: m.Machine}
