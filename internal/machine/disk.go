@@ -78,7 +78,7 @@ func (m *Manager) allocate(mc *machine, how start) error {
 }
 
 // share clones the parent's disks into the files that the children's monitors have open already.
-func (m *Manager) share(p *plan, parent *machine, kids []kid) error {
+func (m *Manager) share(parent *machine, kids []kid) error {
 	var g errgroup.Group
 	g.SetLimit(m.cfg.Parallel)
 	from := parent.disks()
@@ -99,18 +99,18 @@ func (m *Manager) share(p *plan, parent *machine, kids []kid) error {
 	if err := g.Wait(); err != nil {
 		return fmt.Errorf("clone the disk: %w", err)
 	}
-	return p.did("share")
+	return nil
 }
 
 // shareDraft clones a machine's disks into a draft.
-func (m *Manager) shareDraft(p *plan, mc *machine, draft *snapshot.Draft) error {
+func (m *Manager) shareDraft(mc *machine, draft *snapshot.Draft) error {
 	to := draft.DiskPaths(mc.in.Data)
 	for i, path := range mc.disks() {
 		if err := m.deps.Disks.Clone(path, to[i]); err != nil {
 			return fmt.Errorf("clone the disk: %w", err)
 		}
 	}
-	return p.did("share")
+	return nil
 }
 
 // syncDisks makes what a machine's disks hold durable.

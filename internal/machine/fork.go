@@ -121,7 +121,7 @@ func (m *Manager) forkLive(ctx context.Context, p *plan, parent *machine, kids [
 	if err != nil {
 		return m.fail(ctx, p, kids, err)
 	}
-	capture, err := m.still(ctx, p, parent, func(context.Context) error { return m.share(p, parent, kids) })
+	capture, err := m.still(ctx, p, parent, "share", func() error { return m.share(parent, kids) })
 	if err != nil {
 		return m.fail(ctx, p, kids, err)
 	}
@@ -177,6 +177,9 @@ func childIntent(child hostapi.Child, parent *machine, how start) intent {
 	}
 	if child.Env != nil {
 		in.Env = child.Env
+	}
+	if child.Files != nil {
+		in.Files = child.Files
 	}
 	return in
 }

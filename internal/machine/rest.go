@@ -80,8 +80,8 @@ func (m *Manager) take(ctx context.Context, p *plan, mc *machine, snap snapshot.
 	if err := p.did("draft"); err != nil {
 		return snap, err
 	}
-	capture, err := m.still(ctx, p, mc, func(context.Context) error {
-		return m.shareDraft(p, mc, draft)
+	capture, err := m.still(ctx, p, mc, "share", func() error {
+		return m.shareDraft(mc, draft)
 	})
 	if err != nil {
 		return snap, err

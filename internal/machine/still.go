@@ -9,10 +9,10 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// still takes a machine's memory while it stands still for a moment, and calls while, which may be nil,
-// with the disk at the same moment. Afterwards the machine goes on in the state it was in, whatever
+// still takes a machine's memory while it stands still for a moment, and meanwhile calls while, which takes its disk
+// at the same moment; the step that this is ends after that of the memory. Afterwards the machine goes on in the state it was in, whatever
 // failed. The caller closes the capture.
-func (m *Manager) still(ctx context.Context, p *plan, mc *machine, while func(context.Context) error) (capture vmm.Capture, err error) {
+func (m *Manager) still(ctx context.Context, p *plan, mc *machine, step string, while func() error) (capture vmm.Capture, err error) {
 	if a, ok := mc.vm.(vmm.Anticipator); ok && mc.in.State != paused {
 		if err := a.Anticipate(ctx); err != nil {
 			return nil, err
@@ -39,13 +39,15 @@ func (m *Manager) still(ctx context.Context, p *plan, mc *machine, while func(co
 			p.ph.Done("resume")
 		}()
 	}
+	disk := make(chan error, 1)
+	go func() { disk <- while() }()
 	taken, err := mc.vm.Capture(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("capture: %w", err)
+		return nil, errors.Join(fmt.Errorf("capture: %w", err), <-disk)
 	}
-	err = p.did("capture")
-	if err == nil && while != nil {
-		err = while(ctx)
+	err = errors.Join(p.did("capture"), <-disk)
+	if err == nil {
+		err = p.did(step)
 	}
 	if err != nil && !p.quit {
 		return nil, errors.Join(err, taken.Close())

@@ -392,10 +392,8 @@ func (b *builder) run() error {
 func (b *builder) finish() error {
 	im := b.plan.Image
 	if b.plan.Over != nil {
-		for i, s := range b.plan.Over.spans {
-			if _, err := b.t.mem.WriteAt(b.plan.Over.pages[i], int64(s.Start)); err != nil {
-				return fmt.Errorf("content at %x: %w", s.Start, err)
-			}
+		if err := b.over(b.plan.Over.spans, b.plan.Over.pages); err != nil {
+			return err
 		}
 	}
 	if b.plan.Before != nil {
@@ -434,6 +432,33 @@ func (b *builder) finish() error {
 		if err := errors.Join(setState(tid, th.State), setMask(tid, th.Mask), setRegs(tid, &r)); err != nil {
 			return fmt.Errorf("registers of thread %d: %w", i, err)
 		}
+	}
+	return nil
+}
+
+// over writes pages to where spans say: where the process can write itself with few calls, elsewhere as its tracer.
+func (b *builder) over(spans []Span, pages [][]byte) error {
+	areas := b.plan.Image.Areas
+	for len(spans) > 0 {
+		n := 0
+		for ; n < len(spans); n++ {
+			for len(areas) > 0 && areas[0].End <= spans[n].Start {
+				areas = areas[1:]
+			}
+			if len(areas) == 0 || areas[0].Start > spans[n].Start || areas[0].End < spans[n].End || areas[0].Prot&unix.PROT_WRITE == 0 {
+				break
+			}
+		}
+		if err := writePages(b.t.pid, spans[:n], pages[:n]); err != nil {
+			return err
+		}
+		if spans, pages = spans[n:], pages[n:]; len(spans) == 0 {
+			break
+		}
+		if _, err := b.t.mem.WriteAt(pages[0], int64(spans[0].Start)); err != nil {
+			return fmt.Errorf("content at %x: %w", spans[0].Start, err)
+		}
+		spans, pages = spans[1:], pages[1:]
 	}
 	return nil
 }

@@ -26,6 +26,9 @@ type Options struct {
 	// Role names what a descriptor of the process stands for. f is a descriptor of ours for the same open file,
 	// link what /proc shows. It is not asked for the roles that this package knows.
 	Role func(f *os.File, link string) (string, error)
+	// Room is memory that the content is read into if there is enough of it; the capture keeps it. With memory that
+	// is present the process stands still for less long.
+	Room []byte
 }
 
 // Capture is the image of a process and the content that differs from Options.Content.
@@ -236,7 +239,25 @@ func (c *Capture) memory(t *tracee, opt Options) error {
 			return fmt.Errorf("area %x-%x %s: %w", m.start, m.end, m.name, err)
 		}
 	}
-	return c.read(t)
+	return c.read(t, opt.Room)
+}
+
+// Content answers how many bytes a capture of the process would hold, about: what the process has of its own beside
+// the file outside, as in Options.
+func Content(pid int, outside uint64) (int64, error) {
+	maps, err := readMaps(pid)
+	if err != nil {
+		return 0, err
+	}
+	own, err := ownPages(pid, maps, outside)
+	if err != nil {
+		return 0, err
+	}
+	var bytes uint64
+	for _, s := range own {
+		bytes += s.End - s.Start
+	}
+	return int64(bytes), nil
 }
 
 // ownPages answers the pages that are the process's own, but for those of the file that is not part of the image.
@@ -307,7 +328,7 @@ func (c *Capture) area(t *tracee, m mapping, own []Span, outside, content uint64
 	}
 	c.Image.Areas = append(c.Image.Areas, a)
 	for _, s := range own {
-		c.wanted = append(c.wanted, wanted{s, a.Backing == Zero})
+		c.wanted = append(c.wanted, wanted{s, a.Backing == Zero, m.prot&unix.PROT_READ != 0})
 	}
 	return nil
 }
@@ -315,25 +336,55 @@ func (c *Capture) area(t *tracee, m mapping, own []Span, outside, content uint64
 // wanted is content that is to be read.
 type wanted struct {
 	Span
-	zeros bool // it lies over zeros: pages of zeros need not be kept
+	zeros    bool // it lies over zeros: pages of zeros need not be kept
+	readable bool // by the process
 }
 
 // read keeps the content that is wanted. It lies in one piece of memory.
-func (c *Capture) read(t *tracee) error {
+func (c *Capture) read(t *tracee, room []byte) error {
 	var bytes uint64
 	for _, w := range c.wanted {
 		bytes += w.End - w.Start
 	}
-	buf := make([]byte, bytes)
+	buf := room
+	if uint64(len(buf)) < bytes {
+		buf = make([]byte, bytes)
+	}
+	buf = buf[:bytes]
+	if err := c.fill(t, buf); err != nil {
+		return err
+	}
 	for _, w := range c.wanted {
 		n := w.End - w.Start
-		if _, err := t.mem.ReadAt(buf[:n], int64(w.Start)); err != nil {
-			return fmt.Errorf("content at %x: %w", w.Start, err)
-		}
 		c.keep(w.Start, buf[:n], w.zeros)
 		buf = buf[n:]
 	}
 	c.wanted = nil
+	return nil
+}
+
+// fill reads what is wanted into buf: what the process can read itself with few calls, the rest as its tracer.
+func (c *Capture) fill(t *tracee, buf []byte) error {
+	for all := c.wanted; len(all) > 0; {
+		var run []Span
+		var bytes uint64
+		for len(all) > len(run) && all[len(run)].readable {
+			run = append(run, all[len(run)].Span)
+			bytes += run[len(run)-1].End - run[len(run)-1].Start
+		}
+		all = all[len(run):]
+		if err := Read(t.pid, run, buf[:bytes]); err != nil {
+			return err
+		}
+		if buf = buf[bytes:]; len(all) == 0 {
+			break
+		}
+		n := all[0].End - all[0].Start
+		if _, err := t.mem.ReadAt(buf[:n], int64(all[0].Start)); err != nil {
+			return fmt.Errorf("content at %x: %w", all[0].Start, err)
+		}
+		buf, all = buf[n:], all[1:]
+	}
 	return nil
 }
 

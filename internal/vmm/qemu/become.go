@@ -224,11 +224,11 @@ func (m *machine) handsOn() bool {
 
 // takeProcess takes the image of the monitor of a paused machine that hands it on. c keeps the content that it
 // lies over.
-func (m *machine) takeProcess(c *capture, set int) (err error) {
+func (m *machine) takeProcess(c *capture, p *preparation) (err error) {
 	if !m.handsOn() {
 		return nil
 	}
-	opt := procimage.Options{Outside: m.record.mapped().Inode, Role: m.role}
+	opt := procimage.Options{Outside: m.record.mapped().Inode, Role: m.role, Room: p.own.bytes()}
 	if m.record.Content != 0 {
 		if c.content, err = m.openContent(); err != nil {
 			return err
@@ -244,7 +244,8 @@ func (m *machine) takeProcess(c *capture, set int) (err error) {
 	}
 	c.process, err = procimage.Take(m.PID(), opt)
 	if err == nil {
-		c.set = set
+		c.set = p.set
+		c.own, p.own = p.own, nil
 		return nil
 	}
 	if m.record.Content == 0 { // the first of its kind: machines of this image begin by their device state

@@ -31,6 +31,7 @@ type capture struct {
 	pages *buffer
 
 	process *procimage.Capture // the monitor itself; nil: it is not in it
+	own     *buffer            // holds its content
 	content *os.File           // what process lies over; nil: nothing
 	made    *contentFile       // what content is; nil: nothing
 	set     int                // as process.Set
@@ -53,7 +54,7 @@ func newCapture(m vmm.Manifest) *capture {
 }
 
 func (c *capture) free() error {
-	err := c.pages.free()
+	err := errors.Join(c.pages.free(), c.own.free())
 	for _, f := range []*os.File{c.base, c.content} {
 		if f != nil {
 			err = errors.Join(err, f.Close())

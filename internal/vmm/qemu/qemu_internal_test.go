@@ -163,30 +163,6 @@ func TestDirtyPages(t *testing.T) {
 	}
 }
 
-// Many small spans take several system calls.
-func TestMoveManySpans(t *testing.T) {
-	mem, err := unix.Mmap(-1, 0, 16<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Munmap(mem)
-	var spans []span
-	for i := int64(0); i < 3000; i++ {
-		spans = append(spans, span{i * pageSize, i*pageSize + pageSize/2})
-		mem[i*pageSize] = byte(i)
-	}
-	r := ram{pid: os.Getpid(), start: addressOf(mem), bytes: int64(len(mem))}
-	buf := make([]byte, total(spans))
-	if err := r.read(spans, buf); err != nil {
-		t.Fatal(err)
-	}
-	for i := range 3000 {
-		if buf[i*pageSize/2] != byte(i) {
-			t.Fatalf("span %d was not copied", i)
-		}
-	}
-}
-
 func addressOf(mem []byte) uint64 {
 	var at uint64
 	if _, err := fmt.Sscanf(fmt.Sprintf("%p", mem), "0x%x", &at); err != nil {

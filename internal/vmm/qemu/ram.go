@@ -90,48 +90,19 @@ func (r ram) dirty() ([]span, error) {
 	return spans, nil
 }
 
-// One system call moves at most maxRemote pieces (IOV_MAX) and maxMove bytes (the kernel's limit is 2 GiB).
-const (
-	maxRemote = 1024
-	maxMove   = 256 << 20
-)
-
-// vectorCall is process_vm_readv or process_vm_writev.
-type vectorCall func(pid int, local []unix.Iovec, remote []unix.RemoteIovec, flags uint) (int, error)
-
 // read copies the spans out of the monitor into buf, one behind the other.
-func (r ram) read(spans []span, buf []byte) error { return r.move(unix.ProcessVMReadv, spans, buf) }
+func (r ram) read(spans []span, buf []byte) error { return procimage.Read(r.pid, r.at(spans), buf) }
 
 // write copies buf into the spans of the monitor's memory.
-func (r ram) write(spans []span, buf []byte) error { return r.move(unix.ProcessVMWritev, spans, buf) }
+func (r ram) write(spans []span, buf []byte) error { return procimage.Write(r.pid, r.at(spans), buf) }
 
-func (r ram) move(call vectorCall, spans []span, buf []byte) error {
-	for len(spans) > 0 {
-		var remote []unix.RemoteIovec
-		var want int64
-		for len(spans) > 0 && len(remote) < maxRemote && want < maxMove {
-			s := spans[0]
-			if part := maxMove - want; s.bytes() > part {
-				spans = append([]span{{s.start + part, s.end}}, spans[1:]...)
-				s.end = s.start + part
-			} else {
-				spans = spans[1:]
-			}
-			remote = append(remote, unix.RemoteIovec{Base: uintptr(r.start + uint64(s.start)), Len: int(s.bytes())})
-			want += s.bytes()
-		}
-		local := unix.Iovec{Base: &buf[0]}
-		local.SetLen(int(want))
-		n, err := call(r.pid, []unix.Iovec{local}, remote, 0)
-		if err != nil {
-			return fmt.Errorf("memory of process %d: %w", r.pid, err)
-		}
-		if int64(n) != want {
-			return fmt.Errorf("memory of process %d: moved %d of %d bytes", r.pid, n, want)
-		}
-		buf = buf[want:]
+// at answers where spans lie in the monitor.
+func (r ram) at(spans []span) []procimage.Span {
+	out := make([]procimage.Span, len(spans))
+	for i, s := range spans {
+		out[i] = procimage.Span{Start: r.start + uint64(s.start), End: r.start + uint64(s.end)}
 	}
-	return nil
+	return out
 }
 
 // buffer is anonymous memory in huge pages, present before it is needed.

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pandastack/pandastack/internal/procimage"
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/monitor"
 )
@@ -19,6 +20,7 @@ type preparation struct {
 	state stateFile
 	set   int     // number of the set in which the monitor holds its end of state
 	pages *buffer // nil: a cold machine
+	own   *buffer // for what the monitor has besides; nil: it is not handed on
 }
 
 // slack is room for pages that a guest dirties between the estimate and its stop.
@@ -66,7 +68,7 @@ func (m *machine) drop(p *preparation) error {
 	}
 	// Commands are answered in order; this one has nothing to tell.
 	m.qmp.Send("remove-fd", map[string]int{"fdset-id": p.set})
-	return errors.Join(p.state.file.Close(), p.pages.free())
+	return errors.Join(p.state.file.Close(), p.pages.free(), p.own.free())
 }
 
 // prepare writes back what can be, makes room for the pages that are dirty now, and gives the monitor a
@@ -79,7 +81,7 @@ func (m *machine) prepare(ctx context.Context) (_ *preparation, err error) {
 	p := &preparation{state: state}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, state.file.Close(), p.pages.free())
+			err = errors.Join(err, state.file.Close(), p.pages.free(), p.own.free())
 		}
 	}()
 	writer, err := state.writer()
@@ -102,6 +104,13 @@ func (m *machine) prepare(ctx context.Context) (_ *preparation, err error) {
 	}
 	if m.handsOn() {
 		if err := m.connected(ctx); err != nil {
+			return nil, err
+		}
+		own, err := procimage.Content(m.PID(), m.record.mapped().Inode)
+		if err != nil {
+			return nil, err
+		}
+		if p.own, err = newBuffer(own + slack); err != nil {
 			return nil, err
 		}
 	}
@@ -169,27 +178,35 @@ func (m *machine) Capture(ctx context.Context) (vmm.Capture, error) {
 	return c, nil
 }
 
-// capture takes the device state, then the memory, while nothing goes through the guest channel. What it
-// keeps of p is not in p afterwards.
+// capture takes the memory and, meanwhile, the device state and then the process, while nothing goes through the
+// guest channel: saving device state writes nothing to the guest's memory. What it keeps of p is not in p afterwards.
 func (m *machine) capture(ctx context.Context, p *preparation) (_ *capture, err error) {
 	m.gate.Lock()
 	defer m.gate.Unlock()
-	args := map[string]any{"filename": "/dev/fdset/" + strconv.Itoa(p.set), "live": false}
-	if err := m.qmp.Do(ctx, "xen-save-devices-state", args, nil); err != nil {
-		return nil, err
-	}
 	c := newCapture(m.manifest)
 	c.manifest.DiskBytes = m.record.DiskBytes
-	if c.state, err = p.state.read(); err != nil {
-		return c, err
-	}
 	if m.record.Cold {
+		if err := m.takeState(ctx, c, p); err != nil {
+			return c, err
+		}
 		return c, c.takeFile(filepath.Join(m.spec.Dir, memoryFile), m.spec.Dir)
 	}
-	process := make(chan error, 1)
-	go func() { process <- m.takeProcess(c, p.set) }() // what it sets, takePages does not
-	err = c.takePages(m, p)
-	return c, errors.Join(err, <-process)
+	memory := make(chan error, 1)
+	go func() { memory <- c.takePages(m, p) }() // what it sets, the others do not
+	if err = m.takeState(ctx, c, p); err == nil {
+		err = m.takeProcess(c, p)
+	}
+	return c, errors.Join(err, <-memory)
+}
+
+// takeState takes the device state.
+func (m *machine) takeState(ctx context.Context, c *capture, p *preparation) (err error) {
+	args := map[string]any{"filename": "/dev/fdset/" + strconv.Itoa(p.set), "live": false}
+	if err := m.qmp.Do(ctx, "xen-save-devices-state", args, nil); err != nil {
+		return err
+	}
+	c.state, err = p.state.read()
+	return err
 }
 
 // takeFile keeps the memory of a cold machine, which is a file: a reflink without a name.
