@@ -121,7 +121,11 @@ func (m *Manager) forkLive(ctx context.Context, p *plan, parent *machine, kids [
 	if err != nil {
 		return m.fail(ctx, p, kids, err)
 	}
-	capture, err := m.still(ctx, p, parent, "share", func() error { return m.share(parent, kids) })
+	what := moment{parent.vm.Capture, func() error { return m.share(parent, kids) }, "share"}
+	if b, ok := parent.vm.(vmm.Brancher); ok {
+		what.memory = func(ctx context.Context) (vmm.Capture, error) { return b.Branch(ctx, monitors(kids)) }
+	}
+	capture, err := m.still(ctx, p, parent, what)
 	if err != nil {
 		return m.fail(ctx, p, kids, err)
 	}
@@ -136,6 +140,17 @@ func (m *Manager) forkLive(ctx context.Context, p *plan, parent *machine, kids [
 		m.log.Warn("capture not freed", "machine", parent.id, "err", err)
 	}
 	return nil
+}
+
+// monitors are those of the children that have not failed.
+func monitors(kids []kid) []vmm.Machine {
+	var all []vmm.Machine
+	for i := range kids {
+		if kids[i].err == nil {
+			all = append(all, kids[i].mc.vm)
+		}
+	}
+	return all
 }
 
 // conceive makes all of a child that can be made while its parent runs: a monitor on the parent's image,

@@ -80,9 +80,7 @@ func (m *Manager) take(ctx context.Context, p *plan, mc *machine, snap snapshot.
 	if err := p.did("draft"); err != nil {
 		return snap, err
 	}
-	capture, err := m.still(ctx, p, mc, "share", func() error {
-		return m.shareDraft(mc, draft)
-	})
+	capture, err := m.still(ctx, p, mc, moment{mc.vm.Capture, func() error { return m.shareDraft(mc, draft) }, "share"})
 	if err != nil {
 		return snap, err
 	}

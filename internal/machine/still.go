@@ -9,10 +9,16 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// still takes a machine's memory while it stands still for a moment, and meanwhile calls while, which takes its disk
-// at the same moment; the step that this is ends after that of the memory. Afterwards the machine goes on in the state it was in, whatever
+// moment is what is taken of a machine that stands still.
+type moment struct {
+	memory func(context.Context) (vmm.Capture, error)
+	disk   func() error // at the same time
+	step   string       // that disk is
+}
+
+// still takes a moment of a machine, which stands still for it. Afterwards the machine goes on in the state it was in, whatever
 // failed. The caller closes the capture.
-func (m *Manager) still(ctx context.Context, p *plan, mc *machine, step string, while func() error) (capture vmm.Capture, err error) {
+func (m *Manager) still(ctx context.Context, p *plan, mc *machine, what moment) (capture vmm.Capture, err error) {
 	if a, ok := mc.vm.(vmm.Anticipator); ok && mc.in.State != paused {
 		if err := a.Anticipate(ctx); err != nil {
 			return nil, err
@@ -40,14 +46,14 @@ func (m *Manager) still(ctx context.Context, p *plan, mc *machine, step string, 
 		}()
 	}
 	disk := make(chan error, 1)
-	go func() { disk <- while() }()
-	taken, err := mc.vm.Capture(ctx)
+	go func() { disk <- what.disk() }()
+	taken, err := what.memory(ctx)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("capture: %w", err), <-disk)
 	}
 	err = errors.Join(p.did("capture"), <-disk)
 	if err == nil {
-		err = p.did(step)
+		err = p.did(what.step)
 	}
 	if err != nil && !p.quit {
 		return nil, errors.Join(err, taken.Close())

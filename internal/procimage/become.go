@@ -85,7 +85,7 @@ func (v *Vehicle) Become(ctx context.Context, p Plan) error {
 }
 
 func become(pid int, p Plan) (err error) {
-	t, err := attach(pid)
+	t, err := attach(pid, optionClone)
 	if err != nil {
 		return err
 	}

@@ -74,12 +74,12 @@ func take(pid int, opt Options) (_ *Capture, err error) {
 	if c.Image.Boot, err = BootID(); err != nil {
 		return nil, err
 	}
-	t, err := attach(pid)
+	t, err := attach(pid, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, t.detach()) }()
-	restore, err := c.threads(t)
+	restore, err := c.threads(t, opt.Base)
 	defer func() { err = errors.Join(err, restore()) }()
 	if err != nil {
 		return nil, err
@@ -97,7 +97,7 @@ func take(pid int, opt Options) (_ *Capture, err error) {
 }
 
 // threads reads the registers. What it answers sets them again, since the threads are made to do calls.
-func (c *Capture) threads(t *tracee) (restore func() error, err error) {
+func (c *Capture) threads(t *tracee, base *Image) (restore func() error, err error) {
 	all := make([]Regs, len(t.tids))
 	for i, tid := range t.tids {
 		if err := getRegs(tid, &all[i]); err != nil {
@@ -123,16 +123,29 @@ func (c *Capture) threads(t *tracee) (restore func() error, err error) {
 		if th.Mask, err = getMask(tid); err != nil {
 			return restore, err
 		}
-		at := scratch(all[i])
-		if _, err := t.call(tid, all[i], callPrctl, unix.PR_GET_TID_ADDRESS, at); err != nil {
-			return restore, err
-		}
-		if th.Clear, err = t.word(at); err != nil {
+		if th.Clear, err = t.clearedAt(tid, all[i], base); err != nil {
 			return restore, err
 		}
 		c.Image.Threads = append(c.Image.Threads, th)
 	}
 	return restore, nil
+}
+
+// clearedAt is where the kernel clears a thread's id when it ends. The C library has it at one distance from what it
+// keeps of the thread, so that a thread like one of the image that the process was made of need not be asked.
+func (t *tracee) clearedAt(tid int, r Regs, base *Image) (uint64, error) {
+	if base != nil {
+		for _, th := range base.Threads {
+			if th.Regs[rFSBase] == r[rFSBase] && th.Clear != 0 {
+				return th.Clear, nil
+			}
+		}
+	}
+	at := scratch(r)
+	if _, err := t.call(tid, r, callPrctl, unix.PR_GET_TID_ADDRESS, at); err != nil {
+		return 0, err
+	}
+	return t.word(at)
 }
 
 // signals finds out what signals do and which calls are filtered.

@@ -89,3 +89,37 @@ func OpenMapped(pid int, inode uint64) (*os.File, error) {
 	}
 	return nil, fmt.Errorf("process %d maps no file with inode %d", pid, inode)
 }
+
+// FindMapped answers where a process has mapped the whole of a file, or its first bytes. The device number is not
+// compared: btrfs shows another one there than stat does.
+func FindMapped(pid int, inode uint64, bytes int64) (uint64, error) {
+	maps, err := readMaps(pid)
+	if err != nil {
+		return 0, err
+	}
+	at, ok := findMapped(maps, inode, bytes)
+	if !ok {
+		return 0, fmt.Errorf("process %d has no mapping of %d bytes of inode %d", pid, bytes, inode)
+	}
+	return at, nil
+}
+
+// findMapped takes pieces that follow each other, in memory and file, for one mapping.
+func findMapped(maps []mapping, inode uint64, bytes int64) (uint64, bool) {
+	var start, end uint64
+	for _, m := range maps {
+		if m.inode != inode {
+			continue
+		}
+		switch {
+		case m.offset == 0:
+			start, end = m.start, m.end
+		case m.start == end && uint64(m.offset) == m.start-start:
+			end = m.end
+		}
+		if end-start == uint64(bytes) {
+			return start, true
+		}
+	}
+	return 0, false
+}

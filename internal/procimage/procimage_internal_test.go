@@ -117,6 +117,37 @@ func TestParseMaps(t *testing.T) {
 	}
 }
 
+const fileMaps = `7f0000000000-7f0000001000 ---p 00000000 00:00 0
+7f1000000000-7f1000200000 rw-p 00000000 fe:00 4711                       /x/memory
+7f1000200000-7f1000400000 rw-p 00200000 fe:00 4711                       /x/memory (deleted)
+7f2000000000-7f2000100000 r--p 00000000 fe:00 99                         /lib/x.so
+`
+
+func TestFindMapped(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		inode uint64
+		bytes int64
+		want  uint64
+	}{
+		{"pieces", 4711, 4 << 20, 0x7f1000000000},
+		{"first_piece", 4711, 2 << 20, 0x7f1000000000},
+		{"whole", 99, 1 << 20, 0x7f2000000000},
+		{"too_large", 4711, 8 << 20, 0},
+		{"other_file", 1, 1 << 20, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			maps, err := parseMaps(fileMaps)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, ok := findMapped(maps, c.inode, c.bytes); got != c.want || ok != (c.want != 0) {
+				t.Errorf("got %x, %v, want %x", got, ok, c.want)
+			}
+		})
+	}
+}
+
 func FuzzParseMaps(f *testing.F) {
 	f.Add(someMaps)
 	f.Add("0-1 rwxp 0 0:0 0")

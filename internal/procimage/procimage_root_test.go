@@ -5,6 +5,7 @@ package procimage_test
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -138,6 +139,37 @@ func vehicle(t *testing.T, im *procimage.Image, over *procimage.Capture, content
 		t.Fatal(err, p.Tail(5))
 	}
 	return p, c
+}
+
+// churn starts and ends threads all the time.
+const churn = `
+import threading, time
+while True:
+    all = [threading.Thread(target=int) for _ in range(8)]
+    for t in all: t.start()
+    for t in all: t.join()
+`
+
+// A thread that ends while the process is stopped does not matter; the process goes on.
+func TestThreadsEnd(t *testing.T) {
+	p := start(t, proc.Command{Path: "/usr/bin/python3", Args: []string{"-c", churn}, Env: []string{"PATH=/usr/bin"}})
+	limit := time.Now().Add(30 * time.Second)
+	for taken := 0; taken < 40; {
+		_, err := procimage.Take(p.PID(), procimage.Options{Role: role})
+		if err == nil {
+			taken++
+		} else if !errors.Is(err, procimage.ErrUnsupported) { // no thread of it may be in a system call
+			t.Fatal(err)
+		}
+		if time.Now().After(limit) {
+			t.Fatalf("%d images of 40 were taken; the last error: %v", taken, err)
+		}
+	}
+	select {
+	case <-p.Done():
+		t.Error("the process ended")
+	default:
+	}
 }
 
 func TestProcess(t *testing.T) {

@@ -17,21 +17,30 @@ type tracee struct {
 	tids []int // stopped; the first is the main thread
 	mem  *os.File
 	via  uint64 // address of an instruction SYSCALL in it
+
+	options uintptr
 }
+
+// maxTries is how often the threads of a process are listed that may be about to end.
+const maxTries = 100
 
 // errEnded says that a process ended while it was worked on.
 var errEnded = errors.New("the process ended")
 
 // attach stops all threads of a process. They go on by detach; until then the process ends with the calling
-// thread.
-func attach(pid int) (_ *tracee, err error) {
-	t := &tracee{pid: pid}
+// thread. options are added to those of ptrace(2) that are always set.
+func attach(pid int, options uintptr) (_ *tracee, err error) {
+	t := &tracee{pid: pid, options: options | optionSysgood | optionExitKill}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("attach to process %d: %w", pid, err), t.detach())
 		}
 	}()
-	for more := true; more; { // until there is none that was started meanwhile
+	if err := t.seize(pid); err != nil {
+		return nil, err
+	}
+	more := true
+	for tries := 0; more; tries++ { // until there is none that was started meanwhile
 		list, err := os.ReadDir(procPath(pid, "task"))
 		if err != nil {
 			return nil, err
@@ -45,38 +54,45 @@ func attach(pid int) (_ *tracee, err error) {
 			if len(t.tids) >= maxThreads {
 				return nil, fmt.Errorf("%w: more than %d threads", ErrUnsupported, maxThreads)
 			}
-			if err := t.seize(tid); errors.Is(err, unix.ESRCH) && tid != pid {
-				continue // it has ended
-			} else if err != nil {
+			// A thread may end at any moment, and the process go on; of one that has all but ended, EPERM is told.
+			err = t.seize(tid)
+			if ends := errors.Is(err, errEnded) || err == unix.EPERM && tries < maxTries; err != nil && !ends {
 				return nil, err
 			}
 			more = true
 		}
 	}
-	if len(t.tids) == 0 || t.tids[0] != pid {
-		return nil, errEnded
-	}
 	t.mem, err = os.OpenFile(procPath(pid, "mem"), os.O_RDWR, 0)
 	return t, err
 }
 
+// seize stops a thread. errEnded: it ended before.
 func (t *tracee) seize(tid int) error {
-	if _, err := ptrace(ptraceSeize, tid, 0, optionSysgood|optionClone|optionExitKill); err != nil {
+	if _, err := ptrace(ptraceSeize, tid, 0, t.options); err == unix.ESRCH {
+		return errEnded
+	} else if err != nil {
 		return err
 	}
 	t.tids = append(t.tids, tid)
-	if _, err := ptrace(ptraceInterrupt, tid, 0, 0); err != nil {
+	// One that is about to end cannot be interrupted, and is waited for all the same.
+	if _, err := ptrace(ptraceInterrupt, tid, 0, 0); err != nil && err != unix.ESRCH {
 		return err
 	}
 	for {
 		ws, err := wait(tid)
+		if errors.Is(err, errEnded) {
+			t.tids = t.tids[:len(t.tids)-1]
+		}
 		if err != nil {
 			return err
 		}
 		if ws.TrapCause() == eventStop || int(ws)>>16 == eventStop {
 			return nil
 		}
-		// A signal came first; it is delivered, and then the thread stops.
+		// A signal came first, and took the interruption away with it; it is delivered, and then the thread stops.
+		if _, err := ptrace(ptraceInterrupt, tid, 0, 0); err != nil && err != unix.ESRCH {
+			return err
+		}
 		if _, err := ptrace(ptraceCont, tid, 0, uintptr(ws.StopSignal())); err != nil {
 			return err
 		}

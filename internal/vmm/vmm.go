@@ -148,6 +148,14 @@ type Anticipator interface {
 	Anticipate(ctx context.Context) error
 }
 
+// Brancher is a Machine of which less needs to be taken, and its guest stand still for less long, when it is known
+// which machines the capture is loaded into.
+type Brancher interface {
+	// Branch is Capture for machines that are prepared already. No others can be loaded from it, and it cannot be
+	// saved.
+	Branch(ctx context.Context, into []Machine) (Capture, error)
+}
+
 // Rehearser is a Machine whose monitor learns from what its guest does, as a translator does, and can hand that
 // on to the machines made from an image of it.
 type Rehearser interface {

@@ -208,6 +208,12 @@ func (m *machine) remember(ctx context.Context, from *capture) error {
 	return nil
 }
 
+func (m *machine) hasVehicle() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.vehicle != nil
+}
+
 func (m *machine) takeVehicle() *vehicle {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -23,7 +23,8 @@ const maxState = 16 << 20
 type capture struct {
 	monitor.Uses
 	manifest vmm.Manifest
-	state    []byte
+	state    []byte // nil: it is for machines that become process
+	branch   bool   // it is for machines that are prepared, and not to be saved
 
 	base  *os.File        // the image's memory; of a cold machine a private reflink of all of it
 	key   monitor.FileKey // of base, for machines that are started on it; zero for a cold machine
@@ -66,6 +67,9 @@ func (c *capture) free() error {
 // Save writes a complete image into dir. The memory file shares all blocks of the base that are
 // unchanged.
 func (c *capture) Save(ctx context.Context, dir string) (_ vmm.Image, err error) {
+	if c.branch {
+		return vmm.Image{}, errors.New("save image: the capture was taken to be loaded alone")
+	}
 	if err := c.Hold(); err != nil {
 		return vmm.Image{}, err
 	}

@@ -78,34 +78,6 @@ func TestParseVersion(t *testing.T) {
 	}
 }
 
-const maps = `7f0000000000-7f0000001000 ---p 00000000 00:00 0
-7f1000000000-7f1000200000 rw-p 00000000 fe:00 4711                       /x/memory
-7f1000200000-7f1000400000 rw-p 00200000 fe:00 4711                       /x/memory (deleted)
-7f2000000000-7f2000100000 r--p 00000000 fe:00 99                         /lib/x.so
-`
-
-func TestParseMaps(t *testing.T) {
-	for _, c := range []struct {
-		name  string
-		inode uint64
-		bytes int64
-		want  uint64
-	}{
-		{"pieces", 4711, 4 << 20, 0x7f1000000000},
-		{"first_piece", 4711, 2 << 20, 0x7f1000000000},
-		{"whole", 99, 1 << 20, 0x7f2000000000},
-		{"too_large", 4711, 8 << 20, 0},
-		{"other_file", 1, 1 << 20, 0},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			got, err := parseMaps(maps, c.inode, c.bytes)
-			if got != c.want || (err == nil) != (c.want != 0) {
-				t.Errorf("got %x, %v, want %x", got, err, c.want)
-			}
-		})
-	}
-}
-
 // A private mapping of a file in this very process stands for a guest's memory.
 func TestDirtyPages(t *testing.T) {
 	const size = 8 << 20
@@ -197,13 +169,6 @@ func TestLastLines(t *testing.T) {
 	if want := `two; \x1b[31mthree\x00`; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-}
-
-func FuzzParseMaps(f *testing.F) {
-	f.Add(maps, uint64(4711), int64(4<<20))
-	f.Fuzz(func(t *testing.T, text string, inode uint64, bytes int64) {
-		_, _ = parseMaps(text, inode, bytes) // must not panic
-	})
 }
 
 func TestParseLayer(t *testing.T) {

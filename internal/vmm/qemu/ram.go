@@ -1,11 +1,7 @@
 package qemu
 
 import (
-	"errors"
 	"fmt"
-	"os"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -34,47 +30,10 @@ type ram struct {
 	bytes int64
 }
 
-// findRAM looks for the mapping of the memory file in the monitor. The device number is not compared:
-// btrfs shows another one there than stat does.
+// findRAM looks for the mapping of the memory file in the monitor.
 func findRAM(pid int, inode uint64, bytes int64) (ram, error) {
-	maps, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/maps")
-	if err != nil {
-		return ram{}, fmt.Errorf("memory of process %d: %w", pid, err)
-	}
-	start, err := parseMaps(string(maps), inode, bytes)
-	if err != nil {
-		return ram{}, fmt.Errorf("memory of process %d: %w", pid, err)
-	}
-	return ram{pid, start, bytes}, nil
-}
-
-// parseMaps finds the start of a whole mapping of a file (proc_pid_maps(5)), which the kernel may show in
-// several pieces that follow each other.
-func parseMaps(maps string, inode uint64, bytes int64) (uint64, error) {
-	var start, end uint64
-	for line := range strings.Lines(maps) {
-		f := strings.Fields(line)
-		if len(f) < 5 || f[4] != strconv.FormatUint(inode, 10) {
-			continue
-		}
-		from, to, ok := strings.Cut(f[0], "-")
-		a, err1 := strconv.ParseUint(from, 16, 64)
-		b, err2 := strconv.ParseUint(to, 16, 64)
-		offset, err3 := strconv.ParseUint(f[2], 16, 64)
-		if err := errors.Join(err1, err2, err3); err != nil || !ok {
-			return 0, fmt.Errorf("line %q: %w", line, err)
-		}
-		switch {
-		case offset == 0:
-			start, end = a, b
-		case a == end && offset == a-start:
-			end = b
-		}
-		if end-start == uint64(bytes) {
-			return start, nil
-		}
-	}
-	return 0, fmt.Errorf("no mapping of %d bytes of inode %d", bytes, inode)
+	start, err := procimage.FindMapped(pid, inode, bytes)
+	return ram{pid, start, bytes}, err
 }
 
 // dirty answers the pages of a private mapping that are not the file's any more.

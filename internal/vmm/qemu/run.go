@@ -53,6 +53,9 @@ func (m *machine) loadable() bool {
 
 // revive brings memory and device state into a monitor that has none: the image's, or a capture's.
 func (m *machine) revive(ctx context.Context, from *capture) error {
+	if from != nil && from.state == nil {
+		return errors.New("the capture was taken for other machines")
+	}
 	if err := m.remember(ctx, from); err != nil {
 		return err
 	}

@@ -155,6 +155,32 @@ func syncFile(d vmm.Disk) error {
 
 // Capture implements vmm.Machine.
 func (m *machine) Capture(ctx context.Context) (vmm.Capture, error) {
+	c, err := m.captured(ctx, true)
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+var _ vmm.Brancher = (*machine)(nil)
+
+// Branch implements vmm.Brancher: a monitor that becomes another's process has its device state with that.
+func (m *machine) Branch(ctx context.Context, into []vmm.Machine) (vmm.Capture, error) {
+	state := m.record.Content == 0 // the process may turn out not to be one that can be taken
+	for _, one := range into {
+		kid, ok := one.(*machine)
+		state = state || !ok || !kid.hasVehicle()
+	}
+	c, err := m.captured(ctx, state)
+	if err != nil {
+		return nil, err
+	}
+	c.branch = true
+	return c, nil
+}
+
+// captured takes a capture, with device state or, where the process is all that is asked for, without.
+func (m *machine) captured(ctx context.Context, state bool) (*capture, error) {
 	if m.At() != monitor.Paused {
 		return nil, fmt.Errorf("capture machine %s: it is not paused", m.spec.ID)
 	}
@@ -167,7 +193,7 @@ func (m *machine) Capture(ctx context.Context) (vmm.Capture, error) {
 	if p == nil {
 		return nil, fmt.Errorf("capture machine %s: %w", m.spec.ID, m.Gone(ctx, vmm.ErrGone))
 	}
-	c, err := m.capture(ctx, p)
+	c, err := m.capture(ctx, p, state)
 	err = errors.Join(err, m.drop(p))
 	if err != nil && c != nil {
 		err = errors.Join(err, c.Close())
@@ -180,7 +206,7 @@ func (m *machine) Capture(ctx context.Context) (vmm.Capture, error) {
 
 // capture takes the memory and, meanwhile, the device state and then the process, while nothing goes through the
 // guest channel: saving device state writes nothing to the guest's memory. What it keeps of p is not in p afterwards.
-func (m *machine) capture(ctx context.Context, p *preparation) (_ *capture, err error) {
+func (m *machine) capture(ctx context.Context, p *preparation, state bool) (_ *capture, err error) {
 	m.gate.Lock()
 	defer m.gate.Unlock()
 	c := newCapture(m.manifest)
@@ -193,7 +219,10 @@ func (m *machine) capture(ctx context.Context, p *preparation) (_ *capture, err 
 	}
 	memory := make(chan error, 1)
 	go func() { memory <- c.takePages(m, p) }() // what it sets, the others do not
-	if err = m.takeState(ctx, c, p); err == nil {
+	if state {
+		err = m.takeState(ctx, c, p)
+	}
+	if err == nil {
 		err = m.takeProcess(c, p)
 	}
 	return c, errors.Join(err, <-memory)

@@ -321,6 +321,19 @@ func (h *Host) Fork(t TB, m *Machine, n int) []*Machine {
 	return h.ForkStep(t, m, n, func(time.Duration) {})
 }
 
+// branch captures a machine for children that are prepared.
+func branch(t TB, m *Machine, children []*Machine) (vmm.Capture, error) {
+	b, ok := m.Machine.(vmm.Brancher)
+	if !ok {
+		return m.Capture(t.Context())
+	}
+	var into []vmm.Machine
+	for _, child := range children {
+		into = append(into, child.Machine)
+	}
+	return b.Branch(t.Context(), into)
+}
+
 // ForkStep is Fork that tells how long the parent's guest was stopped.
 func (h *Host) ForkStep(t TB, m *Machine, n int, paused func(time.Duration)) []*Machine {
 	t.Helper()
@@ -331,7 +344,7 @@ func (h *Host) ForkStep(t TB, m *Machine, n int, paused func(time.Duration)) []*
 	must(t, m.Link.Freeze(t.Context(), false))
 	start := time.Now()
 	must(t, m.Pause(t.Context()))
-	c, err := m.Capture(t.Context())
+	c, err := branch(t, m, children)
 	must(t, err)
 	for _, child := range children {
 		h.clone(t, m.Spec.Disks[0].Path, child.Spec.Disks[0].Path)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/pandastack/pandastack/internal/guestapi"
@@ -427,6 +428,20 @@ func testWrongOrder(t TB, h *Host) {
 	if m := h.Prepare(t, h.Image, h.Disk); m.Load(t.Context(), c) == nil {
 		t.Error("a closed capture was loaded")
 	}
+	b, ok := m.Machine.(vmm.Brancher)
+	if !ok {
+		return
+	}
+	if c, err = b.Branch(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(h.Lab.Dir, "branch")
+	must(t, os.Mkdir(dir, 0o700))
+	if _, err := c.Save(t.Context(), dir); err == nil {
+		t.Error("a branch was saved")
+	}
+	must(t, c.Close())
+	must(t, os.Remove(dir))
 }
 
 func testUsage(t TB, h *Host) {
