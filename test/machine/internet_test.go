@@ -121,7 +121,7 @@ func within(t *testing.T, name string, do func() error) {
 	}
 }
 
-// serve runs the servers: on TCP they answer "here" to whatever comes, on UDP they keep it, and one is a resolver.
+// serve runs the servers: on TCP they answer "here" to whatever comes, on port 80 as HTTP has it, on UDP they keep it, and one is a resolver.
 // On the host, too, there is a server, on all of its addresses.
 func (in *internet) serve() {
 	in.t.Helper()
@@ -162,8 +162,12 @@ func (in *internet) listen(at string) error {
 			}
 			go func() {
 				defer c.Close()
-				if n, _ := c.Read(make([]byte, 1)); n > 0 {
-					_, _ = c.Write([]byte("here")) // the guest says what it got
+				said := "here"
+				if strings.HasSuffix(at, ":80") {
+					said = "HTTP/1.1 200 OK\r\nContent-Length: 4\r\nConnection: close\r\n\r\nhere"
+				}
+				if n, _ := c.Read(make([]byte, 1<<16)); n > 0 {
+					_, _ = c.Write([]byte(said)) // the guest says what it got
 				}
 				_, _ = c.Read(make([]byte, 1<<16))
 			}()
