@@ -17,7 +17,11 @@ var version = "unknown"
 
 func main() {
 	uffdtest.Main() // nothing, but in a process of the bench whose memory is served
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ends := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) { // as it is by nohup(1)
+		ends = append(ends, syscall.SIGHUP)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), ends...)
 	p := cli.Process{Version: version, Env: os.Environ(), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
 	code := cli.Run(ctx, p, os.Args[1:])
 	stop()

@@ -39,18 +39,15 @@ func Lab(ctx context.Context, o Options) (vmmtest.Lab, func() error, error) {
 	if err != nil {
 		return vmmtest.Lab{}, nil, err
 	}
-	root, err := rootDisk(ctx, o)
-	if err != nil {
-		return vmmtest.Lab{}, nil, fmt.Errorf("make the root disk: %w", err)
-	}
-	dir, err := os.MkdirTemp(o.DataDir, "conformance-")
+	g, err := enter(ctx, o)
 	if err != nil {
 		return vmmtest.Lab{}, nil, err
 	}
-	remove := func() error { return os.RemoveAll(dir) }
-	if err := os.Chmod(dir, 0o711); err != nil {
-		return vmmtest.Lab{}, nil, errors.Join(err, remove())
+	root, err := rootDisk(ctx, o)
+	if err != nil {
+		return vmmtest.Lab{}, nil, errors.Join(fmt.Errorf("make the root disk: %w", err), g.leave())
 	}
+	dir := g.dir
 	return vmmtest.Lab{
 		Dir: dir,
 		Open: func(t vmmtest.TB) vmm.Driver {
@@ -93,7 +90,7 @@ func Lab(ctx context.Context, o Options) (vmmtest.Lab, func() error, error) {
 				t.Fatal(err)
 			}
 		},
-	}, remove, nil
+	}, g.leave, nil
 }
 
 // abandon does what the death of a host agent does: a driver lets go of its machines.
