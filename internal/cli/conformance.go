@@ -54,7 +54,7 @@ func (a *app) conform(ctx context.Context, o conformance.Options) (err error) {
 	defer func() { err = errors.Join(err, remove()) }()
 	var broken error
 	report := conformance.Suite(ctx, lab, func(r conformance.Result) {
-		if a.json {
+		if a.json || ctx.Err() != nil { // what fails from then on says nothing about the monitor
 			return
 		}
 		level := "ok"
@@ -64,6 +64,9 @@ func (a *app) conform(ctx context.Context, o conformance.Options) (err error) {
 		_, e := fmt.Fprintf(a.Stdout, "%-5s %-24s %8.2f s   %s\n", level, r.Name, r.Took.Seconds(), strings.Join(r.Errs, "; "))
 		broken = errors.Join(broken, e)
 	})
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
 	if a.json {
 		broken = writeJSON(a.Stdout, report)
 	} else {
