@@ -32,6 +32,7 @@ import (
 	"github.com/pandastack/pandastack/internal/machine"
 	"github.com/pandastack/pandastack/internal/netslot"
 	"github.com/pandastack/pandastack/internal/recipe"
+	"github.com/pandastack/pandastack/internal/snapshot"
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/qemu"
 )
@@ -44,6 +45,9 @@ const template = hostapi.TemplateName("mini")
 
 // wide is the same with 512 MiB of memory, baked when a test needs it.
 const wide = hostapi.TemplateName("wide")
+
+// paired is the same with a data disk at /data, baked when a test needs it.
+const paired = hostapi.TemplateName("paired")
 
 // objects is the object store of the host agents that are opened; nil: the one that all tests share.
 var objects *hostd.Objects
@@ -332,7 +336,18 @@ func recipes(data string) ([]bake.Recipe, error) {
 	}
 	two := one
 	two.Name, two.MemoryMiB = wide, 512
-	return []bake.Recipe{one, two}, nil
+	third := one
+	third.Name, third.Disks = paired, []snapshot.DataDisk{{Name: "data", MiB: 64, Mount: "/data", Options: []string{"noatime"}}}
+	third.Build = func(ctx context.Context, work, image string, log, step func(string)) error {
+		if err := os.MkdirAll(filepath.Join(work, "data"), 0o755); err != nil {
+			return err
+		}
+		if err := imagebuild.Ext4(ctx, filepath.Join(work, "data"), bake.DataImage(image, "data"), 64, "data", command.Log(log)); err != nil {
+			return err
+		}
+		return one.Build(ctx, work, image, log, step)
+	}
+	return []bake.Recipe{one, two, third}, nil
 }
 
 type network struct{ pool *netslot.Pool }

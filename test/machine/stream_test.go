@@ -12,8 +12,8 @@ import (
 )
 
 func TestMachineStreams(t *testing.T) {
-	streaming(t, template, "mkdir /mem && mount -t tmpfs tmpfs /mem && cat /usr/bin/* | head -c 8000000 > /mem/hot; "+
-		"echo word > /root/word; sync", "wc -c < /mem/hot && cat /root/word")
+	streaming(t, paired, "mkdir /mem && mount -t tmpfs tmpfs /mem && cat /usr/bin/* | head -c 8000000 > /mem/hot; "+
+		"echo word > /root/word; cat /usr/bin/* | head -c 9000000 > /data/cold; sync", "wc -c < /mem/hot && cat /root/word && sha256sum < /data/cold")
 }
 
 // TestStoreDiesUnderAMachine has a machine wait for content that does not come any more.

@@ -1,0 +1,52 @@
+//go:build vm
+
+package machine
+
+import (
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/hostapi"
+)
+
+// TestDataDisk has a machine's data disk forked and put to sleep with it, and mounted again when the guest boots.
+func TestDataDisk(t *testing.T) {
+	l := host(t)
+	if err := l.Bake(t.Context(), paired); err != nil {
+		t.Fatal(err)
+	}
+	l.create(t, hostapi.Create{ID: "paired0", Template: paired, Keep: true})
+	if got := l.run(t, "paired0", "grep -c '^/dev/vdb /data ext4 rw,noatime' /proc/mounts"); got != "1" {
+		t.Fatalf("its data disk is mounted %s times", got)
+	}
+	l.run(t, "paired0", "head -c 3000000 /dev/urandom > /data/blob")
+	want := l.run(t, "paired0", "sha256sum < /data/blob")
+	l.fork(t, "paired0", "paired1")
+	for _, id := range []hostapi.MachineID{"paired0", "paired1"} {
+		l.run(t, id, "echo "+string(id)+" > /data/name; sync; echo 3 > /proc/sys/vm/drop_caches")
+	}
+	for _, id := range []hostapi.MachineID{"paired0", "paired1"} {
+		if got := l.run(t, id, "cat /data/name; sha256sum < /data/blob"); got != string(id)+"\n"+want {
+			t.Errorf("%s reads %q", id, got)
+		}
+	}
+	if err := l.Hibernate(t.Context(), "paired0"); err != nil {
+		t.Fatal(err)
+	}
+	mc, err := l.Wake(t.Context(), "paired0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.run(t, "paired0", "echo woken >> /data/name; sync")
+	kill(t, mc.PID)
+	wait(t, "the death is seen", func() bool {
+		mc, err := l.Get(t.Context(), "paired0")
+		return err == nil && mc.State == hostapi.Failed
+	})
+	if mc, err = l.Wake(t.Context(), "paired0"); err != nil || mc.BootMode != hostapi.BootCold {
+		t.Fatalf("woken by %q, %v", mc.BootMode, err)
+	}
+	if got := l.run(t, "paired0", "cat /data/name; sha256sum < /data/blob"); got != "paired0\nwoken\n"+want {
+		t.Errorf("after it booted anew it reads %q", got)
+	}
+	destroy(t, "paired1")
+}
