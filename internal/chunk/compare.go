@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -34,8 +35,12 @@ type part struct {
 	data  int // pages that are not zero
 	dirty int // pages that changed
 	bytes []byte
+	sums  []sum            // of pages that changed
 	whole *[ChunkSize]byte // behind bytes; nil: there are none
 }
+
+// sum tells pages apart.
+type sum [sha256.Size]byte
 
 func (p part) pages(first, count int) []byte {
 	return p.bytes[first*PageSize : (first+count)*PageSize]
@@ -149,6 +154,14 @@ func (c *comparison) compare(off int64) (part, error) {
 			}
 		}
 		i += n
+	}
+	if p.dirty > 0 {
+		p.sums = make([]sum, pages)
+	}
+	for i, k := range p.kinds {
+		if k == changed {
+			p.sums[i] = sha256.Sum256(p.pages(i, 1))
+		}
 	}
 	if p.ownChunk() { // what is the same goes with it
 		if _, err := c.file.ReadAt(p.bytes[:size], off); err != nil {

@@ -101,3 +101,34 @@ func TestNearThatDoesNotFit(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A file that a guest wrote lies on its disk and in its memory. It is sent once, whether its parts are stored as a whole
+// or packed, and all of it comes back.
+func TestEqualPagesOfAPushAreSentOnce(t *testing.T) {
+	w := newWorld(t, quick)
+	old := blobtest.Content(1, 12<<20)
+	for name, n := range map[string]int{"packed": 900_000, "as-a-whole": 9 << 20} {
+		t.Run(name, func(t *testing.T) {
+			written := blobtest.Content(uint64(n), n)
+			memory, disk := bytes.Clone(old), bytes.Clone(old)
+			copy(disk[1<<20+4096:], written)
+			for page := 0; (page+1)*chunk.PageSize <= n; page++ { // where the guest's kernel had room
+				copy(memory[(page^5)*chunk.PageSize:], written[page*chunk.PageSize:(page+1)*chunk.PageSize])
+			}
+			base, _ := w.push(chunk.Push{Space: "ws", ID: chunk.ID("base" + name[:1]), Files: []chunk.Local{{Name: "memory", Path: file(t, old)}, {Name: "disk", Path: file(t, old)}}})
+			m, stats := w.push(chunk.Push{Space: "ws", ID: chunk.ID("next" + name[:1]),
+				Files:  []chunk.Local{{Name: "memory", Path: file(t, memory)}, {Name: "disk", Path: file(t, disk)}},
+				Parent: base, ParentFiles: map[string]string{"memory": file(t, old), "disk": file(t, old)}})
+			if most := int64(n) + 200_000; stats.Uploaded > most {
+				t.Errorf("%d bytes were sent, want %d at most", stats.Uploaded, most)
+			}
+			if least := int64(2*n) - 50_000; stats.DirtyBytes < least {
+				t.Errorf("%d bytes changed, want %d at least", stats.DirtyBytes, least)
+			}
+			for _, m := range []*chunk.Manifest{m, w.open("ws", m.ID)} {
+				w.wantFile(m, "memory", memory)
+				w.wantFile(m, "disk", disk)
+			}
+		})
+	}
+}

@@ -37,7 +37,7 @@ type Local struct{ Name, Path string }
 // ErrExists: there is a manifest of this id. ErrNotFound: the parent was deleted meanwhile, push without.
 func (v *Vault) Push(ctx context.Context, in Push) (_ *Manifest, stats Stats, err error) {
 	began := time.Now()
-	p := &pushing{v: v, in: in, keys: v.keys(in.Space), known: map[Name]int{}, sent: map[Name]bool{},
+	p := &pushing{v: v, in: in, keys: v.keys(in.Space), known: map[Name]int{}, sent: map[Name]bool{}, pack: newPack(0), seen: map[sum]spot{},
 		m: &Manifest{ID: in.ID, Space: in.Space, Meta: in.Meta, Created: began.UTC()}}
 	defer func() {
 		if err != nil {
@@ -82,16 +82,35 @@ type pushing struct {
 
 	known map[Name]int // index in m.Chunks of those taken over from the parent
 
-	pack   []byte // pages that have no chunk yet
-	packed []home // where they belong
+	pack *pack        // of pages that have no chunk yet
+	seen map[sum]spot // pages that this push stores
 
 	mu    sync.Mutex
 	stats Stats         // guarded by mu
 	sent  map[Name]bool // chunks that this push looks after; guarded by mu
 }
 
-// home is where a run of pages of the pack belongs: an extent of a file whose chunk is not known yet.
+// pack is pages that become a chunk.
+type pack struct {
+	pages []byte
+	homes []home // where they belong
+	index int    // in m.Chunks, when it is stored; until then -1
+}
+
+func newPack(pages int) *pack { return &pack{pages: make([]byte, 0, pages*PageSize), index: -1} }
+
+// home is where a run of pages of a pack belongs: an extent of a file whose chunk is not known yet.
 type home struct{ file, extent int }
+
+// spot is where a page is stored.
+type spot struct {
+	pack *pack
+	at   int // page of it
+}
+
+// maxSeen bounds how many pages are remembered: a file that was written lies on the disk and in the guest's memory, and
+// is stored once.
+const maxSeen = 1 << 18
 
 // check refuses what cannot be pushed before anything is stored.
 func (p *pushing) check(ctx context.Context) error {
@@ -192,22 +211,20 @@ func (p *pushing) file(ctx context.Context, l Local) (err error) {
 
 // part maps one part of a file.
 func (p *pushing) part(index int, old File, part part) error {
-	whole := part.ownChunk()
 	p.mu.Lock()
 	p.stats.DirtyBytes += int64(part.dirty) * PageSize
 	p.mu.Unlock()
-	if !whole && len(p.pack)+part.dirty*PageSize > ChunkSize {
+	into := p.pack
+	whole := part.ownChunk() && !p.stored(part)
+	switch {
+	case whole:
+		into = newPack(part.data)
+	case len(p.pack.pages)+part.dirty*PageSize > ChunkSize:
 		if err := p.flush(); err != nil {
 			return err
 		}
+		into = p.pack
 	}
-	var own []byte // pages of the part's own chunk
-	if whole {
-		own = make([]byte, 0, part.data*PageSize)
-	} else if p.pack == nil && part.dirty > 0 {
-		p.pack = make([]byte, 0, ChunkSize)
-	}
-	var homes []home
 	f := &p.m.Files[index]
 	for page := 0; page < len(part.kinds); {
 		kind, n := part.kinds[page], 1
@@ -219,26 +236,71 @@ func (p *pushing) part(index int, old File, part part) error {
 		case kind == zero:
 		case kind == same && !whole:
 			p.inherit(f, old, at, n)
-		default: // changed; also what is the same, in a chunk of its own
-			into := &p.pack
-			if whole {
-				into = &own
-			}
-			f.Extents = append(f.Extents, Extent{Page: at, Count: n, Chunk: -1, At: len(*into) / PageSize})
-			*into = append(*into, part.pages(page, n)...)
-			h := home{index, len(f.Extents) - 1}
-			if whole {
-				homes = append(homes, h)
-			} else {
-				p.packed = append(p.packed, h)
-			}
+		case kind == same:
+			p.add(index, at, into, part.pages(page, n))
+		default:
+			p.changed(index, part, page, n, into)
 		}
 		page += n
 	}
 	if whole {
-		return p.store(own, homes)
+		return p.store(into)
 	}
 	return nil
+}
+
+// stored tells whether enough of a part's changed pages is stored already so that it is not stored as a whole.
+func (p *pushing) stored(part part) bool {
+	n := 0
+	for i, k := range part.kinds {
+		if k == changed {
+			if _, ok := p.seen[part.sums[i]]; ok {
+				n++
+			}
+		}
+	}
+	return n*8 >= part.dirty
+}
+
+// changed maps changed pages to where this push has stored the same, or puts them into a pack.
+func (p *pushing) changed(index int, part part, page, count int, into *pack) {
+	for end := page + count; page < end; {
+		first, known := p.seen[part.sums[page]]
+		n := 1
+		for ; page+n < end; n++ {
+			next, ok := p.seen[part.sums[page+n]]
+			if ok != known || ok && next != (spot{first.pack, first.at + n}) {
+				break
+			}
+		}
+		at := part.page + int64(page)
+		if known {
+			p.lay(index, Extent{Page: at, Count: n, At: first.at}, first.pack)
+		} else {
+			for i := 0; i < n && len(p.seen) < maxSeen; i++ {
+				p.seen[part.sums[page+i]] = spot{into, len(into.pages)/PageSize + i}
+			}
+			p.add(index, at, into, part.pages(page, n))
+		}
+		page += n
+	}
+}
+
+// add puts pages of a file, from one on, into a pack.
+func (p *pushing) add(index int, page int64, into *pack, pages []byte) {
+	e := Extent{Page: page, Count: len(pages) / PageSize, At: len(into.pages) / PageSize}
+	into.pages = append(into.pages, pages...)
+	p.lay(index, e, into)
+}
+
+// lay gives a file an extent in a pack.
+func (p *pushing) lay(index int, e Extent, in *pack) {
+	f := &p.m.Files[index]
+	e.Chunk = in.index
+	f.Extents = append(f.Extents, e)
+	if in.index < 0 {
+		in.homes = append(in.homes, home{index, len(f.Extents) - 1})
+	}
 }
 
 // inherit maps pages to where the parent has them.
@@ -248,7 +310,7 @@ func (p *pushing) inherit(f *File, old File, page int64, count int) {
 		c.Common = c.Common || p.in.Parent.Space == Common
 		i, ok := p.known[c.Name]
 		if !ok {
-			i = p.add(c)
+			i = p.chunk(c)
 			p.known[c.Name] = i
 		}
 		e.Chunk = i
@@ -256,8 +318,8 @@ func (p *pushing) inherit(f *File, old File, page int64, count int) {
 	}
 }
 
-// add puts a chunk into the manifest and gives its index. Uploads write to earlier ones meanwhile.
-func (p *pushing) add(c Chunk) int {
+// chunk puts a chunk into the manifest and gives its index. Uploads write to earlier ones meanwhile.
+func (p *pushing) chunk(c Chunk) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.m.Chunks = append(p.m.Chunks, c)
@@ -266,23 +328,25 @@ func (p *pushing) add(c Chunk) int {
 
 // flush gives the packed pages a chunk.
 func (p *pushing) flush() error {
-	pages, homes := p.pack, p.packed
-	p.pack, p.packed = nil, nil
-	return p.store(pages, homes)
+	full := p.pack
+	p.pack = newPack(chunkPages)
+	return p.store(full)
 }
 
-// store begins to seal and upload a chunk, and notes where its pages belong.
-func (p *pushing) store(pages []byte, homes []home) error {
-	if len(pages) == 0 {
+// store begins to seal and upload a pack as a chunk, and notes where its pages belong.
+func (p *pushing) store(full *pack) error {
+	if len(full.pages) == 0 {
 		return nil
 	}
 	if err := context.Cause(p.upCtx); err != nil {
 		return err
 	}
-	index := p.add(Chunk{})
-	for _, h := range homes {
+	index, pages := p.chunk(Chunk{}), full.pages
+	full.index, full.pages = index, nil
+	for _, h := range full.homes {
 		p.m.Files[h.file].Extents[h.extent].Chunk = index
 	}
+	full.homes = nil
 	p.up.Go(func() error {
 		c, object, err := seal(p.v.codec, &p.keys.own, pages)
 		if err != nil {

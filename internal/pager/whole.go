@@ -59,6 +59,33 @@ func (f *File) Fill(ctx context.Context, dst *os.File) error {
 // holeUnit is the smallest run of zeros that stays a hole, and of what a file of this host has that is shared with it.
 const holeUnit = 64 << 10
 
+// Apart lists what of the file is neither zero nor in a file of this host, in order, up to most bytes; false: there is
+// more.
+func (f *File) Apart(most int64) (ranges []chunk.Range, all bool) {
+	for at := int64(0); f.source != nil && at < f.size; {
+		run, zero := f.source.Run(f.name, at)
+		if zero && run > 0 {
+			at += run
+			continue
+		}
+		if _, here := f.source.Here(f.name, at); here > 0 {
+			at += here
+			continue
+		}
+		n := min(chunk.PageSize-at%chunk.PageSize, f.size-at)
+		if most -= n; most < 0 {
+			return ranges, false
+		}
+		if last := len(ranges) - 1; last >= 0 && ranges[last].Offset+ranges[last].Length == at {
+			ranges[last].Length += n
+		} else {
+			ranges = append(ranges, chunk.Range{File: f.name, Offset: at, Length: n})
+		}
+		at += n
+	}
+	return ranges, true
+}
+
 // apart is how much of length bytes from off on there is before what is shared.
 func (f *File) apart(off, length int64) int64 {
 	for n := chunk.PageSize - off%chunk.PageSize; n < length; n += chunk.PageSize {

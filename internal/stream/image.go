@@ -117,6 +117,35 @@ func (i *image) learn(ctx context.Context) {
 	}
 }
 
+// maxAhead is how much a snapshot may differ from what is here so that all of the difference comes at once, memory
+// first: it is less than what one second of a usual line carries, and machines use most of it soon.
+const maxAhead = 64 << 20
+
+// ahead brings the difference, if it is small.
+func (i *image) ahead(ctx context.Context) {
+	ranges := i.pieces()
+	for _, file := range append([]*pager.File{i.memory}, i.disks...) {
+		differ, all := file.Apart(maxAhead)
+		if !all {
+			return
+		}
+		ranges = append(ranges, differ...)
+	}
+	_ = i.source.Prefetch(ctx, ranges) // who needs it asks for it again, and is told why it does not come
+}
+
+// pieces is what the trace names of the files that there are.
+func (i *image) pieces() []chunk.Range {
+	var known []chunk.Range
+	for _, r := range i.trace {
+		if size, ok := i.source.Size(r.File); ok && r.Offset < size {
+			r.Length = min(r.Length, size-r.Offset)
+			known = append(known, r)
+		}
+	}
+	return known
+}
+
 func (i *image) tracePath() string { return filepath.Join(i.snap.Dir(), traceName) }
 
 // known waits for the trace.

@@ -183,6 +183,10 @@ func (m *Manager) adopt(snap snapshot.Snapshot, source chunk.Source) (_ *image, 
 	m.images[snap.Ref] = i
 	m.work.Go(func() { i.learn(m.ctx) })
 	if now.Partial() {
+		i.replay(func(ctx context.Context) {
+			<-i.learned // it ends soon
+			i.ahead(ctx)
+		})
 		m.work.Go(func() { i.fill(m.ctx) })
 	}
 	return i, nil

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/procimage"
@@ -74,9 +75,13 @@ func (c *capture) Save(ctx context.Context, dir string) (_ vmm.Image, err error)
 		return vmm.Image{}, err
 	}
 	defer func() { err = errors.Join(err, c.Let()) }()
-	if err := c.saveMemory(ctx, filepath.Join(dir, memoryFile)); err != nil {
-		return vmm.Image{}, fmt.Errorf("save image in %s: %w", dir, err)
-	}
+	var memory errgroup.Group // beside the rest: most of its time goes until it is on the disk
+	memory.Go(func() error { return c.saveMemory(ctx, filepath.Join(dir, memoryFile)) })
+	defer func() {
+		if failed := memory.Wait(); failed != nil {
+			err = errors.Join(fmt.Errorf("save image in %s: %w", dir, failed), err)
+		}
+	}()
 	var l *layer
 	if c.key != (monitor.FileKey{}) {
 		if l, err = layerOf(c.base, c.spans); err != nil {
