@@ -10,6 +10,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -288,9 +289,18 @@ func TestTraceIsSharedAndReplayed(t *testing.T) {
 		h.must(ctx.Err())
 		<-time.After(time.Millisecond)
 	}
-	first := other.source.Ahead()
-	if len(first) < 2 || first[len(first)-2].Offset != offsets[0] || first[len(first)-1].Offset != offsets[1] {
-		t.Errorf("ahead was asked for %v", first)
+	asked := other.source.Ahead()
+	inOrder, behind := false, false // what the trace names; the rest of a difference that is small
+	for i := 1; i < len(asked); i++ {
+		inOrder = inOrder || asked[i-1].Offset == offsets[0] && asked[i].Offset == offsets[1]
+	}
+	if !inOrder {
+		t.Errorf("ahead was asked for %v", asked)
+	}
+	for !behind {
+		h.must(ctx.Err())
+		<-time.After(time.Millisecond)
+		behind = slices.ContainsFunc(other.source.Ahead(), func(r chunk.Range) bool { return r.File == snapshot.DiskName && r.Offset == 0 })
 	}
 	other.must(s.Close(t.Context()))
 }
