@@ -77,7 +77,7 @@ func openImage(image vmm.Image, writable bool) (o opened, err error) {
 			return o, err
 		}
 	}
-	if _, ok := monitor.FileOf(m, layerName); !ok || image.Memory != nil { // what comes from elsewhere lies over nothing here
+	if _, ok := monitor.FileOf(m, layerName); !ok {
 		return o, nil
 	}
 	data, err := monitor.ReadChecked(image, layerName, maxState)
