@@ -89,7 +89,7 @@ configure() {
 	S
 	# Known without a password, for those who are in the guest; through a port they do not come in with none.
 	printf '"pgbouncer" ""\n"postgres" ""\n"user" ""\n' > /etc/pgbouncer/userlist.txt
-	printf 'local all all trust\nhost all all all scram-sha-256\n' > /etc/pgbouncer/hba.conf
+	printf 'local all all trust\nhost all all 0.0.0.0/0 scram-sha-256\nhost all all ::/0 scram-sha-256\n' > /etc/pgbouncer/hba.conf
 	chown -R postgres: $data /etc/pgbouncer
 }
 
