@@ -3,7 +3,6 @@ package qemu
 import (
 	"errors"
 	"flag"
-	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -133,14 +132,6 @@ func TestDirtyPages(t *testing.T) {
 	if mem[3*pageSize+int(sum)%7] == content[3*pageSize+int(sum)%7] {
 		t.Error("page 3 was not written back")
 	}
-}
-
-func addressOf(mem []byte) uint64 {
-	var at uint64
-	if _, err := fmt.Sscanf(fmt.Sprintf("%p", mem), "0x%x", &at); err != nil {
-		return 0
-	}
-	return at
 }
 
 func TestCheck(t *testing.T) {
