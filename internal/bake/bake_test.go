@@ -59,11 +59,16 @@ func newWorld(t *testing.T, change ...func(*world)) *world {
 	return worldIn(t, t.TempDir(), change...)
 }
 
+// emptyWorld is a world without a store or baker.
+func emptyWorld(t *testing.T, dir string) *world {
+	return &world{t: t, dir: dir, platform: "p1", live: map[hostapi.MachineID]bool{}, disks: map[hostapi.MachineID][]snapshot.DataDisk{}, exits: map[string][]int{},
+		warm: map[snapshot.Ref]bool{}, learnt: map[hostapi.MachineID]bool{}, sizes: map[hostapi.MachineID]machine.Boot{}, calm: time.Hour}
+}
+
 // worldIn opens a world on what there is in a directory.
 func worldIn(t *testing.T, dir string, change ...func(*world)) *world {
 	t.Helper()
-	w := &world{t: t, dir: dir, platform: "p1", live: map[hostapi.MachineID]bool{}, disks: map[hostapi.MachineID][]snapshot.DataDisk{}, exits: map[string][]int{},
-		warm: map[snapshot.Ref]bool{}, learnt: map[hostapi.MachineID]bool{}, sizes: map[hostapi.MachineID]machine.Boot{}, calm: time.Hour}
+	w := emptyWorld(t, dir)
 	w.recipe = bake.Recipe{
 		Name: "base", VCPUs: 1, MemoryMiB: 64, DiskMiB: 1, Disks: data, User: "user", Digest: "0123456789abcdef0123",
 		Start: []bake.Start{{Name: "a server", Spec: guestapi.ProcessSpec{Shell: "serve", User: "root", Tag: "server"}}},

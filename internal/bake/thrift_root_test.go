@@ -83,7 +83,7 @@ func TestTemplatesTakeLittle(t *testing.T) {
 	}
 	const page = 4 << 10
 	common, kernel, gap := noise(8<<20), noise(4<<20), make([]byte, 2<<20)
-	w := &thrifty{world: &world{t: t, dir: dir, platform: "p1", live: map[hostapi.MachineID]bool{}, disks: map[hostapi.MachineID][]snapshot.DataDisk{}, exits: map[string][]int{}},
+	w := &thrifty{world: emptyWorld(t, dir),
 		mounts: map[hostapi.MachineID][]machine.BootDisk{}, names: map[hostapi.MachineID]hostapi.TemplateName{}, disks: map[hostapi.TemplateName][]byte{}, rests: map[hostapi.TemplateName][]byte{}}
 	var recipes []bake.Recipe
 	for _, name := range []hostapi.TemplateName{"one", "two"} {
