@@ -2,7 +2,6 @@ package early
 
 import (
 	"fmt"
-	"io"
 	"os"
 	"path"
 	"strings"
@@ -10,9 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Port is the device of the guest channel. Its calls wait in the kernel, each in a thread of its own:
-// that is the shortest way from an interrupt to the agent.
-type Port struct{ fd int }
+// Port is the device of the guest channel. Calls never wait in the kernel but by the runtime's poller: with one
+// processor, whatever a request set going would wait until the runtime takes the processor away from a call that
+// waits, which it finds out by looking every 20 µs, at the price of a timer interrupt and two switches each.
+type Port struct{ file *os.File }
 
 // OpenPort opens the virtio-serial port of the given name, and waits until it is there.
 func OpenPort(name string) (*Port, error) {
@@ -20,11 +20,11 @@ func OpenPort(name string) (*Port, error) {
 	if !await(func() bool { device = findPort(name); return device != "" }) {
 		return nil, fmt.Errorf("virtio port %s does not appear", name)
 	}
-	fd, err := unix.Open(device, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(device, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", device, err)
 	}
-	return &Port{fd}, nil
+	return &Port{os.NewFile(uintptr(fd), device)}, nil
 }
 
 func findPort(name string) string {
@@ -41,37 +41,10 @@ func findPort(name string) string {
 }
 
 // Read implements io.Reader. io.EOF says that no host is connected.
-func (p *Port) Read(b []byte) (int, error) {
-	for {
-		n, err := unix.Read(p.fd, b)
-		switch {
-		case err == unix.EINTR:
-		case err != nil:
-			return 0, fmt.Errorf("read guest channel: %w", err)
-		case n == 0 && len(b) > 0:
-			return 0, io.EOF
-		default:
-			return n, nil
-		}
-	}
-}
+func (p *Port) Read(b []byte) (int, error) { return p.file.Read(b) }
 
-// Write implements io.Writer. It waits while no host is connected. The device takes part of what is
-// written when it is much.
-func (p *Port) Write(b []byte) (int, error) {
-	done := 0
-	for done < len(b) {
-		n, err := unix.Write(p.fd, b[done:])
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil {
-			return done, fmt.Errorf("write guest channel: %w", err)
-		}
-		done += n
-	}
-	return done, nil
-}
+// Write implements io.Writer. It waits while no host is connected.
+func (p *Port) Write(b []byte) (int, error) { return p.file.Write(b) }
 
 // Connected returns when a host is connected. A read would answer at once, and polling tells a hang-up at
 // once; only a write waits. So it writes 8 zero bytes, which mean nothing on this channel.
