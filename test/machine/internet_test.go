@@ -100,25 +100,41 @@ func (in *internet) ip(line string) {
 	}
 }
 
-// within runs do on a thread in a network namespace.
+// within runs do on a thread in a network namespace, which leaves it afterwards: the first thread of a process does
+// not end with what it ran, and the namespace that it is in passes for that of the process.
 func within(t *testing.T, name string, do func() error) {
 	t.Helper()
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with its namespace
-		ns, err := os.Open("/var/run/netns/" + name)
+		runtime.LockOSThread()
+		own, err := os.Open("/proc/thread-self/ns/net")
 		if err == nil {
-			defer ns.Close()
-			err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET)
-		}
-		if err == nil {
-			err = do()
+			defer own.Close()
+			err = inNamespace(name, do)
+			if back := unix.Setns(int(own.Fd()), unix.CLONE_NEWNET); back != nil {
+				err = errors.Join(err, back) // and the thread stays locked
+			} else {
+				runtime.UnlockOSThread()
+			}
 		}
 		done <- err
 	}()
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
+}
+
+// inNamespace runs do in a network namespace, on this thread, which stays there.
+func inNamespace(name string, do func() error) error {
+	ns, err := os.Open("/var/run/netns/" + name)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+		return err
+	}
+	return do()
 }
 
 // serve runs the servers: on TCP they answer "here" to whatever comes, on port 80 as HTTP has it, on UDP they keep it, and one is a resolver.

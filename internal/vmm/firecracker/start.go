@@ -82,9 +82,18 @@ func forkIn(netns *os.File) func(string, []string, *syscall.ProcAttr) (int, erro
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+			runtime.LockOSThread()
+			own, oerr := os.Open("/proc/thread-self/ns/net")
+			if err = oerr; err != nil {
+				return
+			}
+			defer own.Close()
 			if err = unix.Setns(int(netns.Fd()), unix.CLONE_NEWNET); err == nil {
 				pid, err = syscall.ForkExec(path, argv, attr)
+			}
+			// The first thread of a process does not end with its goroutine, so the way back is tried before that.
+			if unix.Setns(int(own.Fd()), unix.CLONE_NEWNET) == nil {
+				runtime.UnlockOSThread()
 			}
 		}()
 		<-done
