@@ -72,7 +72,9 @@ func (s *Series) close() {
 		return
 	}
 	holds := func(value, limit float64) bool { return limit == 0 || value <= limit }
-	met := s.P50 >= s.Target.AtLeast && holds(s.P50, s.Target.P50) && holds(s.P99, s.Target.P99) && holds(s.Max, s.Target.Max) && slices.Min(s.Values) >= s.Target.Least && s.Failed == 0
+	reaches := func(value, least float64) bool { return least == 0 || value >= least } // a difference may be below 0
+	met := reaches(s.P50, s.Target.AtLeast) && holds(s.P50, s.Target.P50) && holds(s.P99, s.Target.P99) && holds(s.Max, s.Target.Max) &&
+		reaches(slices.Min(s.Values), s.Target.Least) && s.Failed == 0
 	s.Met = &met
 }
 

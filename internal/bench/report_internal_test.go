@@ -68,3 +68,17 @@ func TestGroups(t *testing.T) {
 		t.Error("a run of no group began")
 	}
 }
+
+// What is less than nothing keeps to a bound from above.
+func TestDifferenceBelowZeroIsMet(t *testing.T) {
+	s := Series{Values: []float64{-9}, Target: &Target{P50: 5}}
+	s.close()
+	if s.Met == nil || !*s.Met {
+		t.Error("-9 is not at most 5")
+	}
+	s = Series{Values: []float64{-9}, Target: &Target{AtLeast: 5}}
+	s.close()
+	if s.Met == nil || *s.Met {
+		t.Error("-9 is at least 5")
+	}
+}
