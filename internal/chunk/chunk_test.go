@@ -331,14 +331,20 @@ func TestNeighboursAreOneRequest(t *testing.T) {
 	}
 }
 
-func TestPullOverABase(t *testing.T) {
-	w := newWorld(t, chunk.Config{})
-	before := blobtest.Content(1, 12<<20)
+// grown is a file, and what it was changed into: written over, cleared, filled where it was clear, and longer.
+func grown() (before, after []byte) {
+	before = blobtest.Content(1, 12<<20)
 	clear(before[5<<20 : 6<<20])
-	after := append(bytes.Clone(before), content(5, 1<<20)...)
+	after = append(bytes.Clone(before), content(5, 1<<20)...)
 	copy(after[2<<20:], blobtest.Content(9, 100_000))
 	clear(after[7<<20 : 8<<20])
 	copy(after[5<<20:], blobtest.Content(9, 10_000))
+	return before, after
+}
+
+func TestPullOverABase(t *testing.T) {
+	w := newWorld(t, chunk.Config{})
+	before, after := grown()
 	path := file(t, before)
 	base := w.one(chunk.Common, "base", before)
 	m, _ := w.push(chunk.Push{Space: "ws", ID: "fork", Files: []chunk.Local{{Name: "memory", Path: file(t, after)}},

@@ -13,12 +13,7 @@ import (
 // What a snapshot shares with one that is whole on this host is read from there; the store is asked for the rest alone.
 func TestReadNear(t *testing.T) {
 	w := newWorld(t, quick)
-	before := blobtest.Content(1, 12<<20)
-	clear(before[5<<20 : 6<<20])
-	after := append(bytes.Clone(before), content(5, 1<<20)...)
-	copy(after[2<<20:], blobtest.Content(9, 100_000))
-	clear(after[7<<20 : 8<<20])
-	copy(after[5<<20:], blobtest.Content(9, 10_000))
+	before, after := grown()
 	path := file(t, before)
 	base := w.one(chunk.Common, "base", before)
 	m, _ := w.push(chunk.Push{Space: "ws", ID: "fork", Files: []chunk.Local{{Name: "memory", Path: file(t, after)}},

@@ -39,15 +39,15 @@ func Lab(ctx context.Context, o Options) (vmmtest.Lab, func() error, error) {
 	if err != nil {
 		return vmmtest.Lab{}, nil, err
 	}
-	g, err := enter(ctx, o)
+	a, err := enter(ctx, o)
 	if err != nil {
 		return vmmtest.Lab{}, nil, err
 	}
 	root, err := rootDisk(ctx, o)
 	if err != nil {
-		return vmmtest.Lab{}, nil, errors.Join(fmt.Errorf("make the root disk: %w", err), g.leave())
+		return vmmtest.Lab{}, nil, errors.Join(fmt.Errorf("make the root disk: %w", err), a.leave())
 	}
-	dir := g.dir
+	dir := a.dir
 	return vmmtest.Lab{
 		Dir: dir,
 		Open: func(t vmmtest.TB) vmm.Driver {
@@ -90,7 +90,7 @@ func Lab(ctx context.Context, o Options) (vmmtest.Lab, func() error, error) {
 				t.Fatal(err)
 			}
 		},
-	}, g.leave, nil
+	}, a.leave, nil
 }
 
 // abandon does what the death of a host agent does: a driver lets go of its machines.

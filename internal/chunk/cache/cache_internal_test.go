@@ -6,17 +6,24 @@ import (
 	"testing"
 )
 
-// Whoever found no file of an object, and tells of it only after others have filled one, takes nothing away.
-func TestLateNewsOfAMissingFile(t *testing.T) {
+// opened is an empty cache, closed with the test.
+func opened(t *testing.T) *Cache {
+	t.Helper()
 	c, err := Open(Config{Dir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
+	t.Cleanup(func() {
 		if err := c.Close(); err != nil {
 			t.Error(err)
 		}
-	}()
+	})
+	return c
+}
+
+// Whoever found no file of an object, and tells of it only after others have filled one, takes nothing away.
+func TestLateNewsOfAMissingFile(t *testing.T) {
+	c := opened(t)
 	o, data := Object{"object0001", 100}, bytes.Repeat([]byte("x"), 100)
 	reader, keeper := c.use(o, true), c.use(o, true)
 	_, missing := c.handle(reader, false)
@@ -40,15 +47,7 @@ func TestLateNewsOfAMissingFile(t *testing.T) {
 
 // A file that somebody removes while it is closed is noticed, and its frames are fetched anew.
 func TestRemovedFile(t *testing.T) {
-	c, err := Open(Config{Dir: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
+	c := opened(t)
 	o, data := Object{"object0001", 100}, bytes.Repeat([]byte("x"), 100)
 	e := c.use(o, true)
 	if err := c.keep(e, o, 0, 1, data); err != nil {

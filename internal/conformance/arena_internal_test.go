@@ -24,36 +24,36 @@ func (k *killer) Kill(ctx context.Context, spec vmm.Spec) error {
 	return k.Driver.Kill(ctx, spec)
 }
 
-func TestGroundIsOfOneRun(t *testing.T) {
+func TestArenaIsOfOneRun(t *testing.T) {
 	k := &killer{Driver: fake.New()}
 	o := Options{DataDir: t.TempDir(), Open: func(context.Context, string) (vmm.Driver, error) { return k, nil }}
-	g, err := enter(t.Context(), o)
+	a, err := enter(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := enter(t.Context(), o); err == nil {
-		t.Error("two runs have one ground")
+		t.Error("two runs have one arena")
 	}
 	if len(k.killed) != 0 {
 		t.Errorf("a run ended monitors of nobody: %v", k.killed)
 	}
-	machine := filepath.Join(g.dir, "m7")
-	if err := errors.Join(os.Mkdir(machine, 0o755), os.WriteFile(filepath.Join(g.dir, "image.disk"), nil, 0o600)); err != nil {
+	machine := filepath.Join(a.dir, "m7")
+	if err := errors.Join(os.Mkdir(machine, 0o755), os.WriteFile(filepath.Join(a.dir, "image.disk"), nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	_ = g.lock.Close() // as at the death of the process
-	g, err = enter(t.Context(), o)
+	_ = a.lock.Close() // as at the death of the process
+	a, err = enter(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	left, err := os.ReadDir(g.dir)
+	left, err := os.ReadDir(a.dir)
 	if err != nil || len(left) != 0 || !slices.Equal(k.killed, []string{machine}) {
 		t.Errorf("a run begins with %v, %v, after it ended the monitors of %v", left, err, k.killed)
 	}
-	if err := g.leave(); err != nil {
+	if err := a.leave(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.Stat(g.dir); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(a.dir); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("left: %v", err)
 	}
 }
