@@ -26,11 +26,35 @@ type pages struct {
 	mu      sync.Mutex
 	served  int
 	removed map[uint64]bool // pages that were given back, by address
+	news    chan struct{}   // closed, and made anew, when events were answered
 	fail    chan error      // ends Serve
 }
 
 func newPages(image vmm.Image) *pages {
-	return &pages{path: filepath.Join(image.Dir, "memory"), removed: map[uint64]bool{}, fail: make(chan error, 1)}
+	return &pages{
+		path: filepath.Join(image.Dir, "memory"), removed: map[uint64]bool{},
+		news: make(chan struct{}), fail: make(chan error, 1),
+	}
+}
+
+// wait waits until so many pages were given back: who gives them back goes on when the event is read,
+// which is before it is answered.
+func (p *pages) wait(t *testing.T, removed int) {
+	t.Helper()
+	deadline := time.After(vmmtest.Patience)
+	for {
+		p.mu.Lock()
+		got, news := len(p.removed), p.news
+		p.mu.Unlock()
+		if got == removed {
+			return
+		}
+		select {
+		case <-news:
+		case <-deadline:
+			t.Fatalf("%d pages were given back, want %d", got, removed)
+		}
+	}
 }
 
 func (p *pages) File() string { return p.path }
@@ -99,6 +123,10 @@ func (p *pages) Serve(ctx context.Context, conn *net.UnixConn) (err error) {
 func (p *pages) answer(fd *uffd.FD, regions []uffd.Region, file *os.File, events []uffd.Event) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	defer func() {
+		close(p.news)
+		p.news = make(chan struct{})
+	}()
 	for _, e := range events {
 		for at := e.Start; e.Kind == uffd.Remove && at < e.End; at += uffd.Page {
 			p.removed[at] = true
@@ -141,9 +169,11 @@ func TestPages(t *testing.T) {
 			if r := m.Run(t, "echo on"); r.Stdout != "on\n" {
 				t.Errorf("got %+v", r)
 			}
+			memory.mu.Lock()
 			if memory.served == 0 {
 				t.Error("no page was asked for")
 			}
+			memory.mu.Unlock()
 			if asked(w.requests(t, m.Spec.ID), "PUT /snapshot/load", `"backend_type":"Uffd","backend_path":"uffd.sock"`) != 0 {
 				t.Errorf("asked %v", w.requests(t, m.Spec.ID))
 			}
@@ -153,11 +183,7 @@ func TestPages(t *testing.T) {
 			if err := m.Machine.(vmm.Reclaimer).Reclaim(t.Context(), 8); err != nil {
 				t.Fatal(err)
 			}
-			memory.mu.Lock()
-			if n := len(memory.removed); n != 8<<20/uffd.Page {
-				t.Errorf("%d pages were given back", n)
-			}
-			memory.mu.Unlock()
+			memory.wait(t, 8<<20/uffd.Page)
 			memory.fail <- errors.New("the store is gone")
 			select {
 			case <-m.Done():
