@@ -9,6 +9,7 @@ type Sandbox struct {
 	CPU          int               `json:"cpu" doc:"Virtual processors."`
 	MemoryMB     int               `json:"memory_mb" doc:"Memory in MiB."`
 	DiskMB       int               `json:"disk_mb" doc:"Size of the root disk in MiB."`
+	DataDisks    []DataDisk        `json:"data_disks,omitempty" doc:"Disks beside the root disk, which it has from its template."`
 	Status       Status            `json:"status" enum:"creating,running,paused,hibernating,hibernated,waking,stopping,deleted,failed"`
 	GuestIP      string            `json:"guest_ip" doc:"Reachable from the host the sandbox runs on."`
 	HostTap      string            `json:"host_tap"`

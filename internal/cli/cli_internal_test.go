@@ -125,3 +125,11 @@ func FuzzUnpack(f *testing.F) {
 		}
 	})
 }
+
+func TestSandboxFactsTellDataDisks(t *testing.T) {
+	var out bytes.Buffer
+	disks := []api.DataDisk{{Name: "rows", SizeMB: 64, MountPath: "/var/rows"}, {Name: "logs", SizeMB: 32, MountPath: "/var/logs"}}
+	if err := sandboxFacts(&out, api.Sandbox{DataDisks: disks}); err != nil || !bytes.Contains(out.Bytes(), []byte("rows: 64 MiB at /var/rows, logs: 32 MiB at /var/logs\n")) {
+		t.Errorf("%v\n%s", err, out.String())
+	}
+}

@@ -78,14 +78,14 @@ func (a *app) templateGet() *cobra.Command {
 				fails = t.Bake.Error
 			}
 			return facts(w, "name", t.Name, "description", t.Description, "baked", baked(t), "why not", fails, "size",
-				fmt.Sprintf("%d vCPU, %d MiB memory, %d MiB disk", t.CPU, t.MemoryMB, t.DiskMB), "data disks", dataDisks(t), "takes", takes(t), "base", t.Base, "user", t.User, "workdir", t.Workdir, "tools", strings.Join(t.Tools, ", "))
+				fmt.Sprintf("%d vCPU, %d MiB memory, %d MiB disk", t.CPU, t.MemoryMB, t.DiskMB), "data disks", dataDisks(t.DataDisks), "takes", takes(t), "base", t.Base, "user", t.User, "workdir", t.Workdir, "tools", strings.Join(t.Tools, ", "))
 		})
 	}}
 }
 
-func dataDisks(t api.Template) string {
+func dataDisks(disks []api.DataDisk) string {
 	var all []string
-	for _, d := range t.DataDisks {
+	for _, d := range disks {
 		all = append(all, fmt.Sprintf("%s: %d MiB at %s", d.Name, d.SizeMB, d.MountPath))
 	}
 	return strings.Join(all, ", ")

@@ -150,7 +150,7 @@ func sandboxFacts(w io.Writer, s api.Sandbox) error {
 	}
 	return facts(w,
 		"id", string(s.ID), "status", string(s.Status), "why failed", s.FailureReason, "template", s.Template,
-		"size", fmt.Sprintf("%d vCPU, %d MiB memory, %d MiB disk", s.CPU, s.MemoryMB, s.DiskMB),
+		"size", fmt.Sprintf("%d vCPU, %d MiB memory, %d MiB disk", s.CPU, s.MemoryMB, s.DiskMB), "data disks", dataDisks(s.DataDisks),
 		"isolation", strings.Trim(s.Isolation+" "+s.Accelerator, " "), "address", s.GuestIP,
 		"last start", fmt.Sprintf("%s, %d ms", s.BootMode, s.BootMS), "where it went", strings.Join(phases, ", "),
 		"created", s.CreatedAt.Format(time.RFC3339), "from snapshot", string(s.FromSnapshot), "parent", string(s.ParentID), "tree", string(s.TreeID),

@@ -217,7 +217,7 @@ func reaches(from, to api.Status) bool {
 
 // fill puts what a host says of a machine into a row.
 func fill(r *store.Sandbox, m hostapi.Machine) {
-	r.VCPUs, r.MemoryMiB, r.DiskMiB = m.VCPUs, m.MemoryMiB, m.DiskMiB
+	r.VCPUs, r.MemoryMiB, r.DiskMiB, r.DataDisks = m.VCPUs, m.MemoryMiB, m.DiskMiB, keptDisks(m.Disks)
 	r.GuestIP, r.Tap, r.MAC = m.GuestIP, m.Tap, m.MAC
 	r.Generation = int64(m.Generation)
 	r.BootMode, r.Boot, r.Pause = string(m.BootMode), m.Boot.Microseconds(), m.Pause.Microseconds()
@@ -255,7 +255,7 @@ func (s *Service) view(r *store.Sandbox) api.Sandbox {
 	}
 	facts := s.known()
 	out := api.Sandbox{
-		ID: api.SandboxID(r.ID), Template: r.Template, CPU: r.VCPUs, MemoryMB: r.MemoryMiB, DiskMB: r.DiskMiB,
+		ID: api.SandboxID(r.ID), Template: r.Template, CPU: r.VCPUs, MemoryMB: r.MemoryMiB, DiskMB: r.DiskMiB, DataDisks: shownDisks(r),
 		Status: api.Status(r.State), GuestIP: r.GuestIP, HostTap: r.Tap, MAC: r.MAC, Metadata: shown(r.Metadata),
 		FromSnapshot: api.SnapshotID(r.Snapshot), BootMS: (r.Boot + 999) / 1000, BootMode: r.BootMode,
 		CreatedAt: store.Time(r.Created), Workspace: api.Workspace(r.Workspace), Persistent: r.Persistent,

@@ -23,6 +23,7 @@ type Sandbox struct {
 	VCPUs       int    `bun:"vcpus"`
 	MemoryMiB   int    `bun:"memory_mib"`
 	DiskMiB     int    `bun:"disk_mib"`
+	DataDisks   string `bun:"data_disks"` // JSON: disks beside the root disk; "": none
 	GuestIP     string `bun:"guest_ip"`
 	Tap         string `bun:"tap"`
 	MAC         string `bun:"mac"`

@@ -140,7 +140,7 @@ func (h *Host) published(req hostapi.Publish) (hostapi.Template, *inside, error)
 		if !ok {
 			return fail("snapshot "+string(req.Snapshot), hostapi.ErrNotFound)
 		}
-		in.files = copyFiles(from.files)
+		in.files, t.Disks = copyFiles(from.files), from.disks
 		t.VCPUs, t.MemoryMiB, t.DiskMiB = cmp.Or(t.VCPUs, from.VCPUs), cmp.Or(t.MemoryMiB, from.MemoryMiB), max(t.DiskMiB, from.DiskMiB)
 		if req.KeepMemory {
 			in.env = maps.Clone(from.env)

@@ -58,6 +58,7 @@ type machine struct {
 
 type snapshot struct {
 	hostapi.Snapshot
+	disks []hostapi.DataDisk
 	files map[string]file
 	env   map[string]string
 }
@@ -128,7 +129,7 @@ func (h *Host) create(req hostapi.Create) (hostapi.Machine, error) {
 			return hostapi.Machine{}, fmt.Errorf("snapshot %s: %w", req.Snapshot, hostapi.ErrNotFound)
 		}
 		m.Snapshot, m.Template = s.ID, s.Template
-		m.VCPUs, m.MemoryMiB, m.DiskMiB = s.VCPUs, s.MemoryMiB, s.DiskMiB
+		m.VCPUs, m.MemoryMiB, m.DiskMiB, m.Disks = s.VCPUs, s.MemoryMiB, s.DiskMiB, s.disks
 		files = copyFiles(s.files)
 		if env == nil {
 			env = maps.Clone(s.env)
@@ -155,7 +156,7 @@ func (h *Host) create(req hostapi.Create) (hostapi.Machine, error) {
 			m.BootMode, t.Baked, t.BakedAt = hostapi.BootCold, true, time.Now()
 			h.templates[t.Name] = t
 		}
-		m.Template, m.VCPUs, m.MemoryMiB, m.DiskMiB = t.Name, t.VCPUs, t.MemoryMiB, t.DiskMiB
+		m.Template, m.VCPUs, m.MemoryMiB, m.DiskMiB, m.Disks = t.Name, t.VCPUs, t.MemoryMiB, t.DiskMiB, t.Disks
 	}
 	if req.Image == "" && req.MemoryMiB != 0 && req.MemoryMiB != m.MemoryMiB { // this host's monitors cannot add memory
 		return hostapi.Machine{}, fmt.Errorf("machine %s: memory of %d MiB: %w", req.ID, req.MemoryMiB, hostapi.ErrInvalid)
@@ -228,7 +229,7 @@ func (h *Host) child(p *machine, c hostapi.Child) hostapi.Forked {
 		env = p.inside.env
 	}
 	m := &machine{Machine: hostapi.Machine{
-		ID: c.ID, Template: p.Template, Parent: p.ID, VCPUs: p.VCPUs, MemoryMiB: p.MemoryMiB, DiskMiB: p.DiskMiB,
+		ID: c.ID, Template: p.Template, Parent: p.ID, VCPUs: p.VCPUs, MemoryMiB: p.MemoryMiB, DiskMiB: p.DiskMiB, Disks: p.Disks,
 		BootMode: hostapi.BootFork, Boot: 30 * time.Millisecond, Created: time.Now(), Keep: c.Keep, Egress: p.Egress, Labels: maps.Clone(c.Labels),
 	}}
 	m.inside = p.inside.copy(c.Hostname, env)

@@ -50,7 +50,7 @@ func (h *Host) TakeSnapshot(ctx context.Context, id hostapi.MachineID, snap host
 		taken = hostapi.Snapshot{ID: snap, Machine: id, Template: m.Template, VCPUs: m.VCPUs, MemoryMiB: m.MemoryMiB,
 			DiskMiB: m.DiskMiB, Bytes: 64 << 20, Created: time.Now(), Labels: maps.Clone(labels)}
 		in := m.inside.copy("", m.inside.env)
-		h.snapshots[snap] = &snapshot{Snapshot: taken, files: in.files, env: in.env}
+		h.snapshots[snap] = &snapshot{Snapshot: taken, disks: m.Disks, files: in.files, env: in.env}
 		return nil
 	})
 	return taken, err

@@ -35,7 +35,7 @@ func sandbox(n int) *store.Sandbox {
 	return &store.Sandbox{
 		ID: fmt.Sprintf("sbx%03d", n), Workspace: "w1", State: "running", Template: "base", Phases: "[]", VCPUs: 2,
 		MemoryMiB: 256, Env: store.Pairs{"A": "1"}, Metadata: store.Pairs{"n": fmt.Sprint(n), "odd": fmt.Sprint(n % 2), "text": "ä'\"\\ $1 ?"},
-		Egress: true, Network: `{"allow_out":["a.example"]}`, Persistent: n%2 == 0, Created: int64(1000 + n/2), Active: 5,
+		Egress: true, Network: `{"allow_out":["a.example"]}`, DataDisks: `[{"name":"data"}]`, Persistent: n%2 == 0, Created: int64(1000 + n/2), Active: 5,
 	}
 }
 
