@@ -15,10 +15,9 @@ import (
 
 	"github.com/pandastack/pandastack/internal/bake"
 	"github.com/pandastack/pandastack/internal/disk"
+	"github.com/pandastack/pandastack/internal/disk/disktest"
 	"github.com/pandastack/pandastack/internal/hostapi"
 	"github.com/pandastack/pandastack/internal/machine"
-	"github.com/pandastack/pandastack/internal/probe"
-	"github.com/pandastack/pandastack/internal/probe/probetest"
 	"github.com/pandastack/pandastack/internal/snapshot"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
@@ -65,16 +64,7 @@ func (w *thrifty) TakeSnapshot(ctx context.Context, id hostapi.MachineID, ref sn
 // Templates share on disk what they have in common, memory files hold no page of zeros, and every byte is what
 // it was.
 func TestTemplatesTakeLittle(t *testing.T) {
-	probetest.Need(t, probe.Config{}, probe.Root, probe.Loop, probe.Tools)
-	dir := filepath.Join(t.TempDir(), "data")
-	if err := disk.MakeData(t.Context(), dir, 512<<20); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := disk.DropData(dir); err != nil {
-			t.Error(err)
-		}
-	})
+	dir := disktest.Dir(t, 512<<20)
 	random := rand.NewChaCha8([32]byte{7})
 	noise := func(n int) []byte {
 		b := make([]byte, n)

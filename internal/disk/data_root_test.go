@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/disk"
+	"github.com/pandastack/pandastack/internal/disk/disktest"
 
 	"github.com/pandastack/pandastack/internal/probe"
 	"github.com/pandastack/pandastack/internal/probe/probetest"
@@ -22,17 +23,7 @@ import (
 // reflinkDir is a directory on an XFS image of its own, gone at the end of the test.
 func reflinkDir(t *testing.T) string {
 	t.Helper()
-	probetest.Need(t, probe.Config{}, probe.Root, probe.Loop, probe.Tools)
-	dir := filepath.Join(t.TempDir(), "data")
-	if err := disk.MakeData(t.Context(), dir, 512<<20); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := disk.DropData(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
+	return disktest.Dir(t, 512<<20)
 }
 
 func TestCloneShares(t *testing.T) {

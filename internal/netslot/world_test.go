@@ -406,18 +406,23 @@ func (w *world) names(table map[string]string) {
 	}
 }
 
-// ask asks a resolver from a namespace, as a guest's library would.
+// ask asks a resolver that must answer from a namespace, as a guest's library would.
 func ask(ns *os.File, network, server, name string, kind uint16) (*dns.Msg, error) {
+	return askWithin(patience, ns, network, server, name, kind)
+}
+
+// askWithin is ask with a limit, for a resolver that must not answer.
+func askWithin(limit time.Duration, ns *os.File, network, server, name string, kind uint16) (*dns.Msg, error) {
 	var c net.Conn
 	err := within(ns, func() (err error) {
-		c, err = net.DialTimeout(network, net.JoinHostPort(server, "53"), impatience)
+		c, err = net.DialTimeout(network, net.JoinHostPort(server, "53"), limit)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(4 * impatience))
+	c.SetDeadline(time.Now().Add(limit))
 	conn := &dns.Conn{Conn: c}
 	m := new(dns.Msg).SetQuestion(name, kind)
 	if err := conn.WriteMsg(m); err != nil {

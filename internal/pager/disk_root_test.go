@@ -11,27 +11,10 @@ import (
 	"testing"
 
 	"github.com/pandastack/pandastack/internal/disk"
+	"github.com/pandastack/pandastack/internal/disk/disktest"
 	"github.com/pandastack/pandastack/internal/pager"
 	"github.com/pandastack/pandastack/internal/pager/pagertest"
-	"github.com/pandastack/pandastack/internal/probe"
-	"github.com/pandastack/pandastack/internal/probe/probetest"
 )
-
-// xfs is a directory on an XFS image of its own, gone at the end of the test.
-func xfs(t *testing.T) string {
-	t.Helper()
-	probetest.Need(t, probe.Config{}, probe.Root, probe.Loop, probe.Tools)
-	dir := filepath.Join(t.TempDir(), "data")
-	if err := disk.MakeData(t.Context(), dir, 512<<20); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := disk.DropData(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
-}
 
 // base writes what a snapshot's disk is, whole.
 func base(t *testing.T, dir string, data []byte) *os.File {
@@ -52,7 +35,7 @@ func base(t *testing.T, dir string, data []byte) *os.File {
 }
 
 func TestDiskBecomesWhole(t *testing.T) {
-	dir := xfs(t)
+	dir := disktest.Dir(t, 512<<20)
 	data := pagertest.Pattern(16<<20, func(page int) bool { return page%300 > 200 })
 	whole := base(t, dir, data)
 	d, _, own := newDisk(t, dir, data)
@@ -74,7 +57,7 @@ func TestDiskBecomesWhole(t *testing.T) {
 
 // TestDiskIsCompletedByAnotherProcess has the first one end at any moment, with what it wrote in the file.
 func TestDiskIsCompletedByAnotherProcess(t *testing.T) {
-	dir := xfs(t)
+	dir := disktest.Dir(t, 512<<20)
 	data := pagertest.Pattern(16<<20, func(page int) bool { return page%300 > 200 })
 	whole := base(t, dir, data)
 	d, _, own := newDisk(t, dir, data)
@@ -97,7 +80,7 @@ func TestDiskIsCompletedByAnotherProcess(t *testing.T) {
 
 // What a file of this host has is neither asked for nor written: the filled file shares its blocks.
 func TestFillSharesWhatIsHere(t *testing.T) {
-	dir := xfs(t)
+	dir := disktest.Dir(t, 512<<20)
 	data := pagertest.Pattern(8<<20, func(page int) bool { return page%300 > 200 })
 	here := base(t, dir, data)
 	changed := bytes.Clone(data)

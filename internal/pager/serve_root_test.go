@@ -204,8 +204,23 @@ func TestTraceIsBroughtInAhead(t *testing.T) {
 	if asked, _ := again.Asked(); asked > trace.Bytes()+3*chunk.FrameSize {
 		t.Errorf("%d bytes were asked for with a trace of %d", asked, trace.Bytes())
 	}
-	if ahead := again.Ahead(); len(ahead) == 0 || ahead[0].Offset != 5<<20 {
+	await(t, "what the trace names is asked for", func() bool { return len(again.Ahead()) > 0 })
+	if ahead := again.Ahead(); ahead[0].Offset != 5<<20 {
 		t.Errorf("ahead was asked for %v", ahead)
+	}
+}
+
+// await waits for what another goroutine does soon.
+func await(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for limit := time.After(time.Minute); !holds(); {
+		select {
+		case <-tick.C:
+		case <-limit:
+			t.Fatalf("not within a minute: %s", what)
+		}
 	}
 }
 

@@ -153,7 +153,7 @@ while True:
 // A thread that ends while the process is stopped does not matter; the process goes on.
 func TestThreadsEnd(t *testing.T) {
 	p := start(t, proc.Command{Path: "/usr/bin/python3", Args: []string{"-c", churn}, Env: []string{"PATH=/usr/bin"}})
-	limit := time.Now().Add(30 * time.Second)
+	limit := time.Now().Add(2 * time.Minute)
 	for taken := 0; taken < 40; {
 		_, err := procimage.Take(p.PID(), procimage.Options{Role: role})
 		if err == nil {

@@ -10,17 +10,14 @@ import (
 	"testing"
 
 	"github.com/pandastack/pandastack/internal/disk"
+	"github.com/pandastack/pandastack/internal/disk/disktest"
 	"github.com/pandastack/pandastack/internal/setup"
-
-	"github.com/pandastack/pandastack/internal/probe"
-	"github.com/pandastack/pandastack/internal/probe/probetest"
 )
 
 // The data directory is made, found again after the machine lost its mounts, and taken away. The other
 // steps are left out: they change the machine.
 func TestDataDirectory(t *testing.T) {
-	probetest.Need(t, probe.Config{}, probe.Root, probe.Loop, probe.Tools)
-	dir := filepath.Join(t.TempDir(), "data")
+	dir := filepath.Join(disktest.Place(t), "data")
 	c := setup.Config{DataDir: dir, ImageGiB: 1}
 	if err := setup.Apply(t.Context(), c, []setup.Step{{Kind: setup.MakeImage}}, setup.Report{}); err != nil {
 		t.Fatal(err)

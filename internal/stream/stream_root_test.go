@@ -19,11 +19,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/chunk"
-	"github.com/pandastack/pandastack/internal/disk"
+	"github.com/pandastack/pandastack/internal/disk/disktest"
 	"github.com/pandastack/pandastack/internal/machine"
 	"github.com/pandastack/pandastack/internal/pager/pagertest"
-	"github.com/pandastack/pandastack/internal/probe"
-	"github.com/pandastack/pandastack/internal/probe/probetest"
 	"github.com/pandastack/pandastack/internal/snapshot"
 	"github.com/pandastack/pandastack/internal/stream"
 	"github.com/pandastack/pandastack/internal/vmm"
@@ -71,16 +69,7 @@ func (t *traces) Save(_ context.Context, _, trace []byte) error {
 
 func newHost(t *testing.T, cfg func(*stream.Config)) *host {
 	t.Helper()
-	probetest.Need(t, probe.Config{}, probe.Root, probe.Loop, probe.Tools)
-	h := &host{t: t, dir: filepath.Join(t.TempDir(), "data"), cfg: cfg, traces: &traces{kept: make(chan struct{}, 1)}}
-	if err := disk.MakeData(t.Context(), h.dir, 512<<20); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := disk.DropData(h.dir); err != nil {
-			t.Error(err)
-		}
-	})
+	h := &host{t: t, dir: disktest.Dir(t, 512<<20), cfg: cfg, traces: &traces{kept: make(chan struct{}, 1)}}
 	h.memory = pagertest.Pattern(16<<20, func(page int) bool { return page%5 == 4 })
 	h.disk = pagertest.Pattern(8<<20, func(page int) bool { return page%300 > 200 })
 	h.data = pagertest.Pattern(4<<20, func(page int) bool { return page%7 == 3 })
@@ -251,45 +240,62 @@ func TestStreamsAndBecomesWhole(t *testing.T) {
 	}
 }
 
-func TestTraceIsSharedAndReplayed(t *testing.T) {
-	h := newHost(t, func(c *stream.Config) { c.Record = 3 * time.Second })
-	snap := h.begin()
-	a, _ := h.attach(snap, "a")
-	offsets := []int64{9 << 20, 3 << 20}
-	touch := func(s machine.Stream) {
-		f, err := os.Open(s.Memory().File())
+// touch reads a page of a machine's memory at each of some offsets.
+func (h *host) touch(s machine.Stream, offsets []int64) {
+	h.t.Helper()
+	f, err := os.Open(s.Memory().File())
+	h.must(err)
+	h.must(unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM))
+	buf := make([]byte, 4096)
+	for _, off := range offsets {
+		_, err = f.ReadAt(buf, off)
 		h.must(err)
-		h.must(unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM))
-		buf := make([]byte, 4096)
-		for _, off := range offsets {
-			_, err = f.ReadAt(buf, off)
-			h.must(err)
-			if !bytes.Equal(buf, h.memory[off:off+4096]) {
-				t.Errorf("at %d is something else", off)
+		if !bytes.Equal(buf, h.memory[off:off+4096]) {
+			h.t.Errorf("at %d is something else", off)
+		}
+	}
+	h.must(f.Close())
+}
+
+// traced answers the trace of a machine that used its memory at some offsets while that was recorded.
+func traced(t *testing.T, offsets []int64) []byte {
+	t.Helper()
+	for record := 2 * time.Second; ; record *= 4 {
+		h := newHost(t, func(c *stream.Config) { c.Record = record })
+		snap := h.begin()
+		began := time.Now()
+		a, _ := h.attach(snap, "a")
+		h.touch(a, offsets)
+		soon := time.Since(began) < record
+		if soon {
+			select {
+			case <-h.traces.kept:
+			case <-h.deadline().Done():
+				t.Fatal("no trace was kept")
+			}
+			if _, err := os.Stat(filepath.Join(snap.Dir(), "trace")); err != nil {
+				t.Errorf("the trace is not beside the snapshot: %v", err)
 			}
 		}
-		h.must(f.Close())
+		h.must(a.Close(t.Context()))
+		if soon { // else the computer was too busy, and the record may have ended before
+			return h.traces.data
+		}
 	}
-	touch(a)
-	select {
-	case <-h.traces.kept:
-	case <-h.deadline().Done():
-		t.Fatal("no trace was kept")
-	}
-	h.must(a.Close(t.Context()))
-	if _, err := os.Stat(filepath.Join(snap.Dir(), "trace")); err != nil {
-		t.Errorf("the trace is not beside the snapshot: %v", err)
-	}
-	other := newHost(t, nil)
-	other.traces.data = h.traces.data
-	s, _ := other.attach(other.begin(), "a")
+}
+
+func TestTraceIsSharedAndReplayed(t *testing.T) {
+	offsets := []int64{9 << 20, 3 << 20}
+	h := newHost(t, nil)
+	h.traces.data = traced(t, offsets)
+	s, _ := h.attach(h.begin(), "a")
 	_ = s.Memory().File()
 	ctx := h.deadline()
-	for asked := int64(0); asked < 2*chunk.FrameSize || len(other.source.Ahead()) < 3; asked, _ = other.source.Asked() {
+	for asked := int64(0); asked < 2*chunk.FrameSize || len(h.source.Ahead()) < 3; asked, _ = h.source.Asked() {
 		h.must(ctx.Err())
 		<-time.After(time.Millisecond)
 	}
-	asked := other.source.Ahead()
+	asked := h.source.Ahead()
 	inOrder, behind := false, false // what the trace names; the rest of a difference that is small
 	for i := 1; i < len(asked); i++ {
 		inOrder = inOrder || asked[i-1].Offset == offsets[0] && asked[i].Offset == offsets[1]
@@ -300,9 +306,9 @@ func TestTraceIsSharedAndReplayed(t *testing.T) {
 	for !behind {
 		h.must(ctx.Err())
 		<-time.After(time.Millisecond)
-		behind = slices.ContainsFunc(other.source.Ahead(), func(r chunk.Range) bool { return r.File == snapshot.DiskName && r.Offset == 0 })
+		behind = slices.ContainsFunc(h.source.Ahead(), func(r chunk.Range) bool { return r.File == snapshot.DiskName && r.Offset == 0 })
 	}
-	other.must(s.Close(t.Context()))
+	h.must(s.Close(t.Context()))
 }
 
 func TestDeadStoreFailsTheMachine(t *testing.T) {

@@ -8,10 +8,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -134,19 +136,23 @@ func (p published) install(ctx context.Context, dir string) error {
 	return os.WriteFile(mark, nil, 0o644)
 }
 
-// freePort finds a port of the loopback interface that nothing listens on.
+// freePort finds a port of the loopback interface that nothing listens on, below those that the kernel gives to
+// whoever asks for any: nobody takes it before it is used.
 func freePort(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range 100 {
+		port := strconv.Itoa(20_000 + rand.IntN(10_000))
+		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", port))
+		if err != nil {
+			continue
+		}
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return port
 	}
-	defer l.Close()
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return port
+	t.Fatal("no free port was found")
+	return ""
 }
 
 // place copies the scripts beside the installed client, where they find it.

@@ -80,20 +80,23 @@ func TestKillNodeAtWork(t *testing.T) {
 		close(begun)
 		n = start(t, dir)
 		var list []sandbox
-		n.json(&list, "sandbox", "list")
-		for _, s := range list {
-			if s.Status != "running" {
-				t.Errorf("round %d: %s is %s", round, s.ID, s.Status)
-				continue
+		eventually(t, fmt.Sprintf("round %d: what was cut off is gone", round), func() error { // which the node sees to while it serves
+			n.json(&list, "sandbox", "list")
+			for _, s := range list {
+				if s.Status != "running" {
+					return fmt.Errorf("%s is %s", s.ID, s.Status)
+				}
 			}
+			if got := monitors(dir); got != len(list) {
+				return fmt.Errorf("%d machines run for %d sandboxes", got, len(list))
+			}
+			return nil
+		})
+		for _, s := range list {
 			if got := n.sh(s.ID, "echo here"); got != "here" {
 				t.Errorf("round %d: %s says %q", round, s.ID, got)
 			}
 		}
-		if got := monitors(dir); got != len(list) {
-			t.Errorf("round %d: %d machines run for %d sandboxes", round, got, len(list))
-		}
-		n.json(nil, "sandbox", "list")
 		if len(list) > 0 {
 			n.json(nil, "sandbox", "delete", "--all")
 		}

@@ -3,11 +3,13 @@
 package e2e
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -165,6 +167,12 @@ func TestSmallDisk(t *testing.T) {
 	if err := os.Remove(filler); err != nil {
 		t.Fatal(err)
 	}
+	eventually(t, "the space of a removed file is free", func() error { // which the file system sees to in the background
+		if free := freeMiB(t, dir); free < 512 {
+			return fmt.Errorf("%d MiB are", free)
+		}
+		return nil
+	})
 	n.json(nil, "sandbox", "hibernate", before)
 	if got := n.sh(before, "cat /tmp/x"); got != "before" {
 		t.Errorf("with room again the sandbox says %q", got)
@@ -177,21 +185,21 @@ func TestSmallDisk(t *testing.T) {
 // fill leaves 128 MiB free on the file system of dir.
 func fill(t *testing.T, path, dir string) {
 	t.Helper()
-	out, err := exec.CommandContext(t.Context(), "df", "--output=avail", "-B1M", dir).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var free int
-	for _, f := range strings.Fields(string(out))[1:] {
-		for _, c := range f {
-			free = free*10 + int(c-'0')
-		}
-	}
-	size := free - 128
+	size := freeMiB(t, dir) - 128
 	if size <= 0 {
 		return
 	}
 	if out, err := exec.CommandContext(t.Context(), "fallocate", "-l", strconv.Itoa(size)+"MiB", path).CombinedOutput(); err != nil {
 		t.Fatalf("fallocate: %v: %s", err, out)
 	}
+}
+
+// freeMiB is how much is free on the file system of dir.
+func freeMiB(t *testing.T, dir string) int {
+	t.Helper()
+	var st syscall.Statfs_t
+	if err := syscall.Statfs(dir, &st); err != nil {
+		t.Fatal(err)
+	}
+	return int(st.Bavail * uint64(st.Bsize) >> 20)
 }

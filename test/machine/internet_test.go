@@ -20,12 +20,6 @@ import (
 	"github.com/pandastack/pandastack/internal/netslot"
 )
 
-// The namespaces of a host and an internet that are a test's own, and the links between them.
-const (
-	fakeHost     = "pmthost"
-	fakeInternet = "pmtinet"
-)
-
 // Addresses of the internet that is a test's own: two public ones, the resolver that the node asks, and one in
 // every kind of range that is closed.
 const (
@@ -38,7 +32,8 @@ var closedSites = []string{resolver, "172.16.3.3", "192.168.3.3", "100.64.0.9", 
 
 // internet is what a guest reaches that leaves the test's host. Nothing of it leaves this computer.
 type internet struct {
-	t *testing.T
+	t         *testing.T
+	host, net string // namespaces: the host's, where the node lives, and beyond its uplink
 
 	mu        sync.Mutex
 	asked     []string // names and types that the resolver was asked for
@@ -49,22 +44,22 @@ type internet struct {
 // agent with it.
 func newInternet(t *testing.T) *internet {
 	t.Helper()
-	closed(t)
-	in := &internet{t: t}
+	own := prefix(closed(t))
+	in := &internet{t: t, host: own + "host", net: own + "inet"}
 	remove := func() {
-		for _, name := range []string{fakeHost, fakeInternet} {
+		for _, name := range []string{in.host, in.net} {
 			_ = exec.Command("ip", "netns", "delete", name).Run() // of an earlier run, or ours
 		}
 	}
 	remove()
 	t.Cleanup(remove)
 	for _, line := range []string{
-		"netns add " + fakeHost, "netns add " + fakeInternet,
-		"-n " + fakeHost + " link add up0 type veth peer name net0 netns " + fakeInternet,
-		"-n " + fakeHost + " address add 198.100.1.2/24 dev up0", "-n " + fakeInternet + " address add 198.100.1.1/24 dev net0",
-		"-n " + fakeHost + " link set up0 up", "-n " + fakeInternet + " link set net0 up",
-		"-n " + fakeHost + " link set lo up", "-n " + fakeInternet + " link set lo up",
-		"-n " + fakeHost + " route add default via 198.100.1.1",
+		"netns add " + in.host, "netns add " + in.net,
+		"-n " + in.host + " link add up0 type veth peer name net0 netns " + in.net,
+		"-n " + in.host + " address add 198.100.1.2/24 dev up0", "-n " + in.net + " address add 198.100.1.1/24 dev net0",
+		"-n " + in.host + " link set up0 up", "-n " + in.net + " link set net0 up",
+		"-n " + in.host + " link set lo up", "-n " + in.net + " link set lo up",
+		"-n " + in.host + " route add default via 198.100.1.1",
 	} {
 		in.ip(line)
 	}
@@ -72,11 +67,11 @@ func newInternet(t *testing.T) *internet {
 		if a == "224.0.0.9" || a == "0.0.0.1" {
 			continue // no host has these
 		}
-		in.ip("-n " + fakeInternet + " address add " + a + "/32 dev lo")
+		in.ip("-n " + in.net + " address add " + a + "/32 dev lo")
 	}
 	in.serve()
 	alter = func(c *netslot.Config) {
-		c.Namespace = "/var/run/netns/" + fakeHost
+		c.Namespace = "/var/run/netns/" + in.host
 		c.Resolvers = []netip.AddrPort{netip.MustParseAddrPort(resolver + ":53")}
 	}
 	t.Cleanup(func() {
@@ -141,7 +136,7 @@ func inNamespace(name string, do func() error) error {
 // On the host, too, there is a server, on all of its addresses.
 func (in *internet) serve() {
 	in.t.Helper()
-	within(in.t, fakeInternet, func() error {
+	within(in.t, in.net, func() error {
 		var all error
 		for _, port := range []int{25, 53, 80, 443, 853, 7777, 8443} {
 			all = errors.Join(all, in.listen(fmt.Sprintf("0.0.0.0:%d", port)))
@@ -161,7 +156,7 @@ func (in *internet) serve() {
 		in.t.Cleanup(func() { _ = s.Shutdown() })
 		return all
 	})
-	within(in.t, fakeHost, func() error { return in.listen("0.0.0.0:7700") })
+	within(in.t, in.host, func() error { return in.listen("0.0.0.0:7700") })
 }
 
 func (in *internet) listen(at string) error {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"log/slog"
 	"net"
@@ -17,6 +18,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/bake"
 	"github.com/pandastack/pandastack/internal/command"
@@ -37,8 +40,11 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/qemu"
 )
 
-// prefix begins the names of everything these tests make on the host.
-const prefix = "pmtest"
+// prefix begins the names of everything that the host agent of a directory makes in the kernel, so that several runs
+// of these tests on one computer do not meet.
+func prefix(dir string) string {
+	return fmt.Sprintf("m%06x", crc32.ChecksumIEEE([]byte(dir))&0xffffff)
+}
 
 // template is baked once and used by all tests.
 const template = hostapi.TemplateName("mini")
@@ -112,8 +118,9 @@ func data(t *testing.T) string {
 // shared is the host agent that most tests use, opened when it is first needed.
 var shared struct {
 	sync.Mutex
-	dir string
-	lab *lab
+	dir  string
+	lock *os.File // locked as long as this program uses dir
+	lab  *lab
 	sharing
 }
 
@@ -178,6 +185,14 @@ func directory(t *testing.T) string {
 		t.Fatal(err)
 	}
 	dir := filepath.Join(data, "test-machine")
+	lock, err := os.Create(dir + ".lock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		t.Fatalf("lock %s: %v; another run of these tests uses it", dir, errors.Join(err, lock.Close()))
+	}
+	shared.lock = lock
 	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)
 	}
@@ -205,12 +220,7 @@ func (l *logger) Write(p []byte) (int, error) {
 }
 
 // open starts a host agent over dir, which lies in the prepared data directory.
-func open(ctx context.Context, dir string, log io.Writer) (*lab, error) {
-	return openAs(ctx, dir, prefix, log)
-}
-
-// openAs is open with a prefix for the names of what the host agent makes in the kernel.
-func openAs(ctx context.Context, dir, prefix string, log io.Writer) (_ *lab, err error) {
+func open(ctx context.Context, dir string, log io.Writer) (_ *lab, err error) {
 	var undone []func() error
 	defer func() {
 		for i := len(undone) - 1; err != nil && i >= 0; i-- {
@@ -222,7 +232,7 @@ func openAs(ctx context.Context, dir, prefix string, log io.Writer) (_ *lab, err
 	if err != nil {
 		return nil, err
 	}
-	places := netslot.Config{Prefix: prefix, Slots: 64, Ready: 4}
+	places := netslot.Config{Prefix: prefix(dir), Slots: 64, Ready: 4}
 	if alter != nil {
 		alter(&places)
 	}
@@ -238,7 +248,7 @@ func openAs(ctx context.Context, dir, prefix string, log io.Writer) (_ *lab, err
 	if err != nil {
 		return nil, err
 	}
-	cells, err := jail.New(jail.Config{Layout: layout, Prefix: prefix, Trees: filepath.Join(dir, "jail")})
+	cells, err := jail.New(jail.Config{Layout: layout, Prefix: prefix(dir), Trees: filepath.Join(dir, "jail")})
 	if err != nil {
 		return nil, err
 	}

@@ -111,7 +111,7 @@ func TestHazards(t *testing.T) {
 		if _, err := fmt.Sscan(l.run(t, id, "date +%s"), &sec); err != nil {
 			t.Fatal(err)
 		}
-		if after := time.Now().Unix(); sec < before-2 || sec > after+2 {
+		if after := time.Now().Unix(); sec < before-10 || sec > after+10 { // the machine may be busy between the word and the deed
 			t.Errorf("clock of %s tells %d, here it is %d to %d", id, sec, before, after)
 		}
 	}

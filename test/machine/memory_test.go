@@ -66,7 +66,7 @@ func (l *lab) exit(t *testing.T, id hostapi.MachineID, argv []string) guestapi.E
 func TestMonitorOutOfMemory(t *testing.T) {
 	l := host(t)
 	mc := l.create(t, hostapi.Create{ID: "oom2", Keep: true})
-	squeeze(t, mc.PID, 24<<20)
+	squeeze(t, l.dir, mc.PID, 24<<20)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	guest, err := l.Guest(ctx, mc.ID)
@@ -74,10 +74,11 @@ func TestMonitorOutOfMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	p, err := guest.Start(ctx, guestapi.ProcessSpec{Argv: []string{"python3", "-c", `import time; x = bytearray(b"x" * 60000000); time.sleep(600)`}, User: "root"})
-	if err != nil {
-		t.Fatal(err)
+	if err == nil {
+		defer p.Close()
+	} else {
+		t.Logf("the machine ended before it answered: %v", err)
 	}
-	defer p.Close()
 	wait(t, "the machine is out of memory", func() bool {
 		got, err := l.Get(t.Context(), mc.ID)
 		if err != nil {
@@ -87,8 +88,8 @@ func TestMonitorOutOfMemory(t *testing.T) {
 	})
 }
 
-// squeeze leaves the control group of a process so much more memory than it uses now, in bytes.
-func squeeze(t *testing.T, pid int, more int64) {
+// squeeze leaves the control group of a process, of a host agent over dir, so much more memory than it uses now, in bytes.
+func squeeze(t *testing.T, dir string, pid int, more int64) {
 	t.Helper()
 	layout, err := jail.Probe()
 	if err != nil {
@@ -98,16 +99,16 @@ func squeeze(t *testing.T, pid int, more int64) {
 	if layout.Version == 1 {
 		used, limits = "memory.usage_in_bytes", []string{"memory.limit_in_bytes", "memory.memsw.limit_in_bytes"}
 	}
-	groups, err := filepath.Glob(filepath.Join(layout.Memory, prefix, "*"))
+	groups, err := filepath.Glob(filepath.Join(layout.Memory, prefix(dir), "*"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, dir := range groups {
-		procs, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+	for _, group := range groups {
+		procs, err := os.ReadFile(filepath.Join(group, "cgroup.procs"))
 		if err != nil || !strings.Contains("\n"+string(procs), "\n"+strconv.Itoa(pid)+"\n") {
 			continue
 		}
-		text, err := os.ReadFile(filepath.Join(dir, used))
+		text, err := os.ReadFile(filepath.Join(group, used))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -116,7 +117,7 @@ func squeeze(t *testing.T, pid int, more int64) {
 			t.Fatal(err)
 		}
 		for i, file := range limits {
-			err := os.WriteFile(filepath.Join(dir, file), []byte(strconv.FormatInt(now+more, 10)), 0)
+			err := os.WriteFile(filepath.Join(group, file), []byte(strconv.FormatInt(now+more, 10)), 0)
 			if err != nil && !(i > 0 && errors.Is(err, os.ErrNotExist)) { // a kernel that counts no swap has no second one
 				t.Fatal(err)
 			}

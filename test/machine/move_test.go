@@ -20,7 +20,7 @@ func another(t *testing.T, a *lab) *lab {
 	if err := errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o711), disk.Clone(filepath.Join(a.dir, "pandastack-guest"), filepath.Join(dir, "pandastack-guest"))); err != nil {
 		t.Fatal(err)
 	}
-	b, err := openAs(t.Context(), dir, "pmtesu", &logger{t})
+	b, err := open(t.Context(), dir, &logger{t})
 	if err != nil {
 		t.Fatal(err)
 	}

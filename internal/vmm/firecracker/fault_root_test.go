@@ -171,7 +171,7 @@ func (w *world) fault(t *testing.T, h *vmmtest.Host, op operation, request, how 
 func TestMonitorHangs(t *testing.T) {
 	w := newWorld(t, "1.17.0")
 	h := vmmtest.Bake(t, w.lab())
-	w.config.Limit = time.Second
+	w.config.Limit = 3 * time.Second // which bounds the end of the monitor, too
 	h.Driver = w.open(t)
 	spec := w.owned(t, h.Spec(t, h.Disk))
 	w.program.Fail(t, fctest.Fault{ID: spec.ID, Op: "PUT /snapshot/load", Do: fctest.Hang})

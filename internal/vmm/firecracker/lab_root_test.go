@@ -12,8 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/disk"
-	"github.com/pandastack/pandastack/internal/probe"
-	"github.com/pandastack/pandastack/internal/probe/probetest"
+	"github.com/pandastack/pandastack/internal/disk/disktest"
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/firecracker"
 	"github.com/pandastack/pandastack/internal/vmm/firecracker/fctest"
@@ -29,16 +28,7 @@ var releases = []string{"1.15.1", "1.17.0"}
 // reflinkDir is a directory on an XFS image of its own, gone at the end of the test.
 func reflinkDir(t *testing.T) string {
 	t.Helper()
-	probetest.Need(t, probe.Config{}, probe.Root, probe.Loop, probe.Tools)
-	dir := filepath.Join(t.TempDir(), "data")
-	if err := disk.MakeData(t.Context(), dir, 1<<30); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := disk.DropData(dir); err != nil {
-			t.Error(err)
-		}
-	})
+	dir := disktest.Dir(t, 1<<30)
 	for at := dir; at != "/"; at = filepath.Dir(at) { // monitors of another user pass through
 		if st, err := os.Stat(at); err == nil && st.Mode().Perm()&1 == 0 {
 			if err := os.Chmod(at, st.Mode().Perm()|0o111); err != nil {
