@@ -246,6 +246,9 @@ func (b *Baker) warm(ctx context.Context, j *job, id hostapi.MachineID) error {
 		return err
 	}
 	j.step("warm")
+	if err := b.warmUnder(ctx, j, id); err != nil {
+		return err
+	}
 	for _, command := range j.recipe.Warm {
 		j.log("warm: " + command)
 		if err := b.exec(ctx, j, id, command, j.recipe.User); err != nil {

@@ -24,6 +24,8 @@ const specLabel = "publish"
 type Source struct {
 	Ref  snapshot.Ref // held while it is read; "": Path is a file that stays until Publish returned
 	Path string
+	// Of is the template that its content descends from: what runs on in that runs on in what is published. "": none.
+	Of hostapi.TemplateName
 }
 
 // Publish makes a template of a disk and waits until it can be used; see hostapi.Builder. The disk is copied
@@ -32,11 +34,18 @@ func (b *Baker) Publish(ctx context.Context, req hostapi.Publish, from Source, l
 	if err := b.checkPublish(req); err != nil {
 		return hostapi.Template{}, err
 	}
-	r := fromSpec(req)
+	beneath, gone, err := b.underneath(from.Of)
+	if err != nil {
+		return hostapi.Template{}, err
+	}
+	r := fromSpec(spec{Publish: req, Under: beneath})
 	r.disk = func(context.Context) (images, func() error, error) { return b.source(from) }
 	j := newJob(r, true)
 	j.tell = log
 	j.step("boot")
+	if gone {
+		j.log("the template that it descends from was deleted: what ran on in that is not started")
+	}
 	b.mu.Lock()
 	if old := b.last[r.Name]; old != nil && old.active() {
 		b.mu.Unlock()
@@ -45,7 +54,7 @@ func (b *Baker) Publish(ctx context.Context, req hostapi.Publish, from Source, l
 	b.last[r.Name] = j
 	b.mu.Unlock()
 	done := b.publishes()
-	err := b.hand(ctx, j)
+	err = b.hand(ctx, j)
 	if err == nil {
 		err = b.await(ctx, j)
 	}
@@ -107,17 +116,21 @@ func (b *Baker) source(from Source) (images, func() error, error) {
 }
 
 // fromSpec is the recipe of a published template, without its disks.
-func fromSpec(req hostapi.Publish) Recipe {
+func fromSpec(req spec) Recipe {
 	text, err := json.Marshal(req)
 	if err != nil { // a struct of strings and numbers always marshals
 		text = []byte(req.Name)
 	}
 	sum := sha256.Sum256(text)
-	return Recipe{
+	r := Recipe{
 		Name: req.Name, VCPUs: req.VCPUs, MemoryMiB: req.MemoryMiB, DiskMiB: req.DiskMiB, User: req.User, Workdir: req.Workdir,
 		Env: req.Env, Warm: req.Warm,
 		Digest: hex.EncodeToString(sum[:]), spec: &req,
 	}
+	if req.Under != nil {
+		r.Start, r.Ready = req.Under.Start, req.Under.Ready
+	}
+	return r
 }
 
 // growMiB is the least size of the disk of a machine that is booted for the recipe; the image of one that is
@@ -154,11 +167,11 @@ func (b *Baker) published(name hostapi.TemplateName) (Recipe, error) {
 
 // recipeOf reads the recipe of a published template from its snapshot: the next bake boots its own disks.
 func (b *Baker) recipeOf(snap snapshot.Snapshot) (Recipe, bool) {
-	var spec hostapi.Publish
-	if snap.Labels[specLabel] == "" || json.Unmarshal([]byte(snap.Labels[specLabel]), &spec) != nil {
+	var from spec
+	if snap.Labels[specLabel] == "" || json.Unmarshal([]byte(snap.Labels[specLabel]), &from) != nil {
 		return Recipe{}, false
 	}
-	r := fromSpec(spec)
+	r := fromSpec(from)
 	r.disk = func(context.Context) (images, func() error, error) { return b.source(Source{Ref: snap.Ref}) }
 	return r, true
 }

@@ -34,7 +34,7 @@ type Recipe struct {
 	Digest      string   // of all that the root image depends on
 	Env         map[string]string
 	// spec is set of a published template, which has disk in place of Build.
-	spec *hostapi.Publish
+	spec *spec
 	// disk gives the images to boot copies of, and what to call when they were copied.
 	disk func(ctx context.Context) (from images, release func() error, err error)
 	// Build makes the root image, a raw file that does not exist yet, and those of Disks, which DataImage names. work is a directory of its own on

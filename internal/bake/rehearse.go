@@ -219,7 +219,7 @@ func (b *Baker) act(ctx context.Context, j *job, id hostapi.MachineID) error {
 	if err != nil {
 		return err
 	}
-	deeds = append(deeds, func() error { return files(ctx, guest) }, func() error { return terminal(ctx, guest, user) })
+	deeds = append(deeds, func() error { return b.warmUnder(ctx, j, id) }, func() error { return files(ctx, guest) }, func() error { return terminal(ctx, guest, user) })
 	for _, do := range deeds {
 		err := do()
 		if err != nil && (j.recipe.spec == nil || ctx.Err() != nil || errors.Is(err, guestapi.ErrLost)) {

@@ -58,6 +58,45 @@ func TestDockerfile(t *testing.T) {
 	w.clean(3)
 }
 
+// TestTheSameIsAskedOfWhatItMeansNow: the same request makes something else as soon as what it begins with has moved.
+func TestTheSameIsAskedOfWhatItMeansNow(t *testing.T) {
+	w := newWorld(t, nil)
+	holds := func(name, want string) {
+		t.Helper()
+		if got := w.holds(name, "/etc/os"); got != want {
+			t.Errorf("%s holds %q, want %q", name, got, want)
+		}
+	}
+	put := func(ref, digest, text string) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.images[ref] = image{digest: digest, files: map[string]string{"etc/os": text}}
+	}
+	pinned := "img@sha256:" + strings.Repeat("a", 64)
+	put("img:1", "sha256:aa", "first")
+	put(pinned, "sha256:aa", "first")
+	w.built(dockerfileOf("ground", "FROM img:1\nRUN echo 1\n"), nil)
+	on := dockerfileOf("on", "FROM ground\nRUN echo 2\n")
+	w.built(on, nil)
+	if again := w.begin(on, nil); !again.Reused {
+		t.Errorf("on the same template: %+v", again)
+	}
+	fixed := dockerfileOf("fixed", "FROM "+pinned+"\nRUN echo 3\n")
+	w.built(fixed, nil)
+	if again := w.begin(fixed, nil); !again.Reused {
+		t.Errorf("on the same content: %+v", again)
+	}
+	put("img:1", "sha256:bb", "second")
+	w.built(dockerfileOf("ground", "FROM img:1\nRUN echo 1\n"), nil)
+	holds("ground", "second")
+	w.built(on, nil)
+	holds("on", "second")
+	w.built(build.Spec{BuildRequest: api.BuildRequest{Name: "plain", ImageRef: "img:1"}}, nil)
+	put("img:1", "sha256:cc", "third")
+	w.built(build.Spec{BuildRequest: api.BuildRequest{Name: "plain", ImageRef: "img:1", Replace: true}}, nil)
+	holds("plain", "third")
+}
+
 func TestLayersAreOfAWorkspace(t *testing.T) {
 	w := newWorld(t, nil)
 	w.built(dockerfileOf("app", "FROM base\nRUN echo one\n"), nil)

@@ -32,6 +32,10 @@ func (s *Service) Start(ctx context.Context, p auth.Principal, spec Spec, input 
 		}
 		spec.Input = digest
 	}
+	var err error
+	if spec.Basis, err = s.basis(ctx, p, spec); err != nil {
+		return api.Build{}, api.AsError(err)
+	}
 	template, made, err := s.templates.Claim(ctx, p, spec.Name, spec.Global)
 	if err != nil {
 		return api.Build{}, err
@@ -96,12 +100,17 @@ func (s *Service) enqueue(ctx context.Context, row store.Build, spec Spec, input
 	return row, nil
 }
 
-// same finds the build that made, or is to make, what row would: of the same template and content.
+// same finds the build that made, or is to make, what row would: of the same template and content. Of what may have
+// moved since, only one that has not ended makes the same.
 func (s *Service) same(ctx context.Context, tx *store.Tx, row store.Build, spec Spec) (*store.Build, error) {
 	if spec.movable() {
 		return nil, nil
 	}
-	rows, err := tx.Builds(ctx, store.BuildQuery{Template: row.Template, Hash: row.Hash, States: []string{stateQueued, stateRunning, stateDone}, Limit: 20})
+	states := []string{stateQueued, stateRunning, stateDone}
+	if slices.Contains(spec.Basis, moves) {
+		states = states[:2]
+	}
+	rows, err := tx.Builds(ctx, store.BuildQuery{Template: row.Template, Hash: row.Hash, States: states, Limit: 20})
 	if err != nil {
 		return nil, err
 	}
@@ -275,6 +284,9 @@ func (s *Service) Retry(ctx context.Context, p auth.Principal, id api.BuildID, w
 		return api.Build{}, api.AsError(err)
 	}
 	spec.Registry = who
+	if spec.Basis, err = s.basis(ctx, p, spec); err != nil {
+		return api.Build{}, api.AsError(err)
+	}
 	var input *Upload
 	if spec.Input != "" {
 		if input, err = s.reuse(old.ID); err != nil {
@@ -287,7 +299,7 @@ func (s *Service) Retry(ctx context.Context, p auth.Principal, id api.BuildID, w
 		return api.Build{}, err
 	}
 	row := store.Build{ID: string(api.NewBuildID()), Workspace: old.Workspace, Template: template.ID, Name: template.Name,
-		State: stateQueued, Hash: old.Hash, Created: store.Micros(time.Now())}
+		State: stateQueued, Hash: spec.hash(), Created: store.Micros(time.Now())}
 	got, err := s.enqueue(ctx, row, spec, input)
 	if err != nil {
 		return api.Build{}, asError(err)

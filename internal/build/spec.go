@@ -25,6 +25,8 @@ type Spec struct {
 	OnBase bool   `json:"on_base,omitempty"` // FromTemplate is what Steps run on, and may be a recipe
 	Rootfs bool   `json:"rootfs,omitempty"`  // the upload is a root file system
 	Input  string `json:"input,omitempty"`   // SHA-256 of the upload
+	// Basis is what the names that it begins with meant when it was asked for: see Service.basis.
+	Basis []string `json:"basis,omitempty"`
 }
 
 // Step is one step of E2B's builder.
@@ -48,6 +50,9 @@ func (sp Spec) hash() string {
 
 // movable tells whether the same spec may make something else tomorrow.
 func (sp Spec) movable() bool { return sp.FromSandbox != "" || sp.NoCache }
+
+// moves in a basis stands for a name that only a registry knows the meaning of, and may change it.
+const moves = "moves"
 
 func (sp Spec) encode() (string, error) {
 	sp.Registry = nil

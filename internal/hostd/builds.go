@@ -212,7 +212,11 @@ func (h *Host) publishSource(req *hostapi.Publish) (bake.Source, error) {
 		req.VCPUs, req.MemoryMiB, req.DiskMiB = snap.VCPUs, snap.MemoryMiB, snap.DiskMiB
 		req.User, req.Workdir, req.Env = snap.User, snap.Workdir, snap.Env
 	}
-	return bake.Source{Ref: snap.Ref}, nil
+	of := req.Template
+	if of == "" {
+		of = hostapi.TemplateName(snap.Template)
+	}
+	return bake.Source{Ref: snap.Ref, Of: of}, nil
 }
 
 // DeleteTemplate implements hostapi.Host.
