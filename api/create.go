@@ -40,7 +40,20 @@ type CreateRequest struct {
 
 	// IdempotencyKey is the Idempotency-Key header: the same key in a workspace answers the same sandbox.
 	IdempotencyKey string `json:"-"`
+	// Surroundings are what the face that the request came through promises to programs in the sandbox; nil: nothing.
+	Surroundings *Surroundings `json:"-"`
 }
+
+// Surroundings are variables and small files that programs find in a sandbox, its forks, and what is made from its
+// snapshots, each with its own: OwnID in a value stands for the id of the sandbox that has it. They go before
+// variables of the same name that a user gave.
+type Surroundings struct {
+	Env   map[string]string `json:"env,omitempty"`
+	Files map[string]string `json:"files,omitempty"` // content by absolute path; anybody inside may read them
+}
+
+// OwnID stands for a sandbox's own id in the values of Surroundings.
+const OwnID = "${SANDBOX_ID}"
 
 // VolumeMount names a volume to attach.
 type VolumeMount struct {

@@ -244,7 +244,7 @@ func (d *Depot) Near(ctx context.Context, space chunk.Space, id chunk.ID) (Store
 	return from, from.Reader.Near(base)
 }
 
-// Pull makes a snapshot of the object store one of this host, under ref and with other labels. One that is here already is fine.
+// Pull makes a snapshot of the object store one of this host, under ref and with labels over those it has. One that is here already is fine.
 // What it shares with a snapshot of this host is shared on the disk, too.
 func (d *Depot) Pull(ctx context.Context, space chunk.Space, id chunk.ID, ref snapshot.Ref, labels map[string]string) (_ snapshot.Snapshot, stats Stats, err error) {
 	if snap, err := d.Store.Get(ref); err == nil {
@@ -270,8 +270,8 @@ func (d *Depot) Pull(ctx context.Context, space chunk.Space, id chunk.ID, ref sn
 	if err != nil {
 		return snapshot.Snapshot{}, stats, err
 	}
-	snap := from.Snapshot
-	snap.Ref, snap.Base, snap.Anonymous, snap.Labels = ref, near, false, labels
+	snap := from.Snapshot.Labelled(labels)
+	snap.Ref, snap.Base, snap.Anonymous = ref, near, false
 	if snap.Disk {
 		for _, path := range draft.DiskPaths(snap.Data) {
 			if err := os.Rename(filepath.Join(draft.ImageDir(), filepath.Base(path)), path); err != nil {

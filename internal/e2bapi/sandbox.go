@@ -99,7 +99,8 @@ func (s *Server) create(r *http.Request, p auth.Principal, fallback int64, secur
 	}
 	never := int64(0)
 	req := api.CreateRequest{
-		TTLSeconds: &never, TimeoutSeconds: timeout, Metadata: marked(n.Metadata, marks), Env: s.env(n.EnvVars, n.TemplateID), Network: policy,
+		TTLSeconds: &never, TimeoutSeconds: timeout, Metadata: marked(n.Metadata, marks), Env: n.EnvVars, Network: policy,
+		Surroundings: surroundings(n.TemplateID),
 	}
 	if n.AutoPause != nil && *n.AutoPause {
 		req.OnTimeout = api.TimeoutHibernate
@@ -150,13 +151,16 @@ func Wakes(metadata map[string]string) bool {
 	return !made || resumes
 }
 
-// env adds what programs in a sandbox of this protocol expect to find.
-func (s *Server) env(given map[string]string, template string) map[string]string {
-	env := map[string]string{"E2B_SANDBOX": "true", "E2B_TEMPLATE_ID": template}
-	for k, v := range given {
-		env[k] = v
+// surroundings are what programs in a sandbox of this protocol expect to find: variables, each as a file too.
+func surroundings(template string) *api.Surroundings {
+	s := &api.Surroundings{
+		Env:   map[string]string{"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": api.OwnID, "E2B_TEMPLATE_ID": template},
+		Files: map[string]string{},
 	}
-	return env
+	for name, value := range s.Env {
+		s.Files["/run/e2b/."+name] = value
+	}
+	return s
 }
 
 // IsOpen says whether the agent of a sandbox with this metadata answers without a token.

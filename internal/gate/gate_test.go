@@ -37,6 +37,8 @@ type world struct {
 	key  string // of the default workspace
 	host *hosttest.Host
 	keys *auth.Keys
+
+	boxes *sandbox.Service
 }
 
 func newWorld(t *testing.T) *world {
@@ -72,7 +74,7 @@ func newWorld(t *testing.T) *world {
 	t.Cleanup(g.Close)
 	srv := httptest.NewServer(g.Around(http.NotFoundHandler()))
 	t.Cleanup(srv.Close)
-	return &world{t: t, url: srv.URL, key: key, host: host, keys: keys}
+	return &world{t: t, url: srv.URL, key: key, host: host, keys: keys, boxes: service}
 }
 
 // call sends a request to the control API and answers status and body.
@@ -107,6 +109,13 @@ func (w *world) must(status int, method, path, body string) string {
 		w.t.Fatalf("%s %s: %d %s, want %d", method, path, got, text, status)
 	}
 	return text
+}
+
+func (w *world) decode(text string, v any) {
+	w.t.Helper()
+	if err := json.Unmarshal([]byte(text), v); err != nil {
+		w.t.Fatalf("%s: %v", text, err)
+	}
 }
 
 type created struct {

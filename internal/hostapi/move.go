@@ -14,7 +14,7 @@ type Mover interface {
 	// that is there already is fine. After an error nothing of it is to be seen in the store.
 	PushSnapshot(ctx context.Context, workspace string, id SnapshotID) (Pushed, error)
 	// PullSnapshot makes a snapshot of the object store one of this host, under its id; one that is here
-	// already is fine. labels take the place of those it has. ErrNotFound: it was not pushed. ErrUnsupported: this host cannot restore it, and the
+	// already is fine. labels are put over those it has. ErrNotFound: it was not pushed. ErrUnsupported: this host cannot restore it, and the
 	// text says why. ErrInvalid: what is stored is not what was pushed, or is another workspace's. After an
 	// error nothing is left.
 	PullSnapshot(ctx context.Context, workspace string, id SnapshotID, labels map[string]string) (Pulled, error)

@@ -79,8 +79,8 @@ func (h *Host) StreamSnapshot(ctx context.Context, workspace string, id hostapi.
 	if err != nil {
 		return hostapi.Pulled{}, errors.Join(err, from.Reader.Close())
 	}
-	snap := from.Snapshot
-	snap.Base, snap.Labels = "", labels
+	snap := from.Snapshot.Labelled(labels)
+	snap.Base = ""
 	snap, err = h.streams.Begin(ctx, ref, snap, data, from.Reader)
 	if errors.Is(err, snapshot.ErrExists) { // somebody else began it meanwhile
 		snap, err = h.store.Get(ref)

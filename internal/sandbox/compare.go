@@ -271,7 +271,7 @@ func (s *Service) takeIn(ctx context.Context, m hostapi.Machine) error {
 	now := store.Micros(time.Now())
 	r := &store.Sandbox{ID: string(m.ID), Workspace: m.Labels["workspace"], State: string(statusOf(m.State)), Owner: s.instance,
 		Template: string(m.Template), Snapshot: string(m.Snapshot), Parent: string(m.Parent), Phases: "[]",
-		Persistent: true, OnEnd: string(api.TimeoutDelete), Created: store.Micros(m.Created), Changed: now, Active: now, Reason: m.Reason}
+		Surroundings: m.Labels[surroundingsLabel], Persistent: true, OnEnd: string(api.TimeoutDelete), Created: store.Micros(m.Created), Changed: now, Active: now, Reason: m.Reason}
 	if err := setNetwork(r, api.Network{AllowOut: m.Egress.Allow, DenyOut: m.Egress.Deny, DenyOthers: m.Egress.DenyOthers}); err != nil {
 		return err
 	}

@@ -216,7 +216,7 @@ func (s *Service) plan(ctx context.Context, p auth.Principal, req api.CreateRequ
 	if req.TTLSeconds != nil {
 		r.TTLSeconds = *req.TTLSeconds
 	}
-	err := setNetwork(&r, req.Policy())
+	err := errors.Join(setNetwork(&r, req.Policy()), setSurroundings(&r, req.Surroundings))
 	if err != nil {
 		return r, hostapi.Create{}, err
 	}
@@ -241,7 +241,7 @@ func (s *Service) plan(ctx context.Context, p auth.Principal, req api.CreateRequ
 		more = req.MemoryMB // the host knows whether it can
 	}
 	ask := hostapi.Create{ID: machineID(&r), MemoryMiB: more, DiskMiB: req.Disk(), Hostname: r.ID, Env: environment(&r), Files: files(&r), Keep: r.Persistent,
-		Egress: policyOf(&r), Labels: s.labels(r.Workspace)}
+		Egress: policyOf(&r), Labels: s.labels(r.Workspace, r.Surroundings)}
 	if r.Snapshot != "" {
 		ask.Snapshot = hostapi.SnapshotID(r.Snapshot)
 	} else {
@@ -288,5 +288,8 @@ func (s *Service) planSnapshot(ctx context.Context, p auth.Principal, req api.Cr
 	r.Snapshot, r.Template, r.User, r.Workdir = snap.ID, snap.Template, snap.User, snap.Workdir
 	r.VCPUs, r.MemoryMiB = snap.VCPUs, snap.MemoryMiB
 	r.Env = merge(snap.Env, req.Env)
+	if req.Surroundings == nil {
+		r.Surroundings = snap.Surroundings
+	}
 	return nil
 }

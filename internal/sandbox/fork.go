@@ -140,7 +140,7 @@ func (s *Service) orders(rows []store.Sandbox) []hostapi.Child {
 	out := make([]hostapi.Child, len(rows))
 	for i, r := range rows {
 		out[i] = hostapi.Child{ID: machineID(&r), Hostname: r.ID, Env: environment(&r), Files: files(&r), Keep: r.Persistent,
-			Labels: s.labels(r.Workspace)}
+			Labels: s.labels(r.Workspace, r.Surroundings)}
 	}
 	return out
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/hostapi"
+	"github.com/pandastack/pandastack/internal/hostapi/hosttest"
 	"github.com/pandastack/pandastack/internal/sandbox"
 )
 
@@ -326,17 +327,20 @@ func TestProgramsKnowTheirSandbox(t *testing.T) {
 			t.Errorf("sandbox %s: variables say %q", id, got)
 		}
 		if !marked {
-			if got := w.exec(alice, id, "echo $E2B_SANDBOX_ID"); got != "\n" {
-				t.Errorf("sandbox %s: not of E2B, and yet %q", id, got)
+			if got := w.exec(alice, id, "echo $GIVEN_ID"); got != "\n" {
+				t.Errorf("sandbox %s: nothing was promised, and yet %q", id, got)
 			}
 			return
 		}
-		if got := w.exec(alice, id, "echo $E2B_SANDBOX_ID; cat /run/e2b/.E2B_SANDBOX_ID; cat /run/e2b/.E2B_SANDBOX; cat /run/e2b/.E2B_TEMPLATE_ID"); got != string(id)+"\n"+string(id)+"truebase" {
-			t.Errorf("sandbox %s: variables and files of E2B say %q", id, got)
+		if got := w.exec(alice, id, "echo $GIVEN $GIVEN_ID; cat /run/given/id"); got != "true "+string(id)+"\nis "+string(id) {
+			t.Errorf("sandbox %s: what a face promised says %q", id, got)
 		}
 	}
 	check(w.create(alice, api.CreateRequest{}).ID, false)
-	s := w.create(alice, api.CreateRequest{Env: map[string]string{"E2B_SANDBOX": "true", "E2B_TEMPLATE_ID": "base"}})
+	s := w.create(alice, api.CreateRequest{Env: map[string]string{"GIVEN_ID": "a user's"}, Surroundings: &api.Surroundings{
+		Env:   map[string]string{"GIVEN": "true", "GIVEN_ID": api.OwnID, "PANDASTACK_TEMPLATE": "not this"},
+		Files: map[string]string{"/run/given/id": "is " + api.OwnID},
+	}})
 	check(s.ID, true)
 	fork, err := w.Fork(ctx, alice, s.ID, api.ForkRequest{})
 	if err != nil {
@@ -345,6 +349,21 @@ func TestProgramsKnowTheirSandbox(t *testing.T) {
 	check(fork.Children[0].ID, true)
 	snap, err := w.TakeSnapshot(ctx, alice, s.ID, api.SnapshotRequest{})
 	if err != nil {
+		t.Fatal(err)
+	}
+	check(w.create(alice, api.CreateRequest{FromSnapshot: snap.ID}).ID, true)
+	if _, err := w.Hibernate(ctx, alice, s.ID); err != nil {
+		t.Fatal(err)
+	}
+	check(s.ID, true) // the exec wakes it
+	hosttest.Share(w.host)
+	if _, err := w.PushSnapshot(ctx, alice, snap.ID); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.DeleteSnapshot(ctx, alice, snap.ID); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.PullSnapshot(ctx, alice, snap.ID, api.PullRequest{}); err != nil {
 		t.Fatal(err)
 	}
 	check(w.create(alice, api.CreateRequest{FromSnapshot: snap.ID}).ID, true)

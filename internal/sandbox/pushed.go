@@ -66,7 +66,7 @@ func (s *Service) PullSnapshot(ctx context.Context, p auth.Principal, id api.Sna
 	if req.Stream {
 		pull = s.host.StreamSnapshot
 	}
-	done, err := pull(ctx, snap.Workspace, hostapi.SnapshotID(id), s.labels(snap.Workspace))
+	done, err := pull(ctx, snap.Workspace, hostapi.SnapshotID(id), s.labels(snap.Workspace, ""))
 	if errors.Is(err, hostapi.ErrNotFound) {
 		return api.SnapshotMove{}, s.dropSnapshot(ctx, &snap, notPushed(id))
 	}
@@ -77,6 +77,7 @@ func (s *Service) PullSnapshot(ctx context.Context, p auth.Principal, id api.Sna
 	snap.State, snap.Sandbox, snap.Template, snap.Bytes = store.SnapshotReady, string(got.Machine), string(got.Template), got.Bytes
 	snap.VCPUs, snap.MemoryMiB, snap.DiskMiB = got.VCPUs, got.MemoryMiB, got.DiskMiB
 	snap.Env, snap.User, snap.Workdir, snap.Created = done.Env, done.User, done.Workdir, store.Micros(got.Created)
+	snap.Surroundings = got.Labels[surroundingsLabel]
 	firmly, cancel := firm(ctx)
 	defer cancel()
 	err = s.db.Write(firmly, "snapshot end", func(ctx context.Context, tx *store.Tx) error {

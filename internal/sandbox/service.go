@@ -295,9 +295,13 @@ func (s *Service) learn(ctx context.Context) {
 	s.facts, s.factsAt = c, time.Now()
 }
 
-// labels go to the host with every machine and snapshot, for the day its store is lost.
-func (s *Service) labels(workspace string) map[string]string {
-	return map[string]string{"workspace": workspace, "store": s.db.ID()}
+// labels go to the host with every machine and snapshot, for the day its store is lost and for other hosts.
+func (s *Service) labels(workspace, surroundings string) map[string]string {
+	out := map[string]string{"workspace": workspace, "store": s.db.ID()}
+	if surroundings != "" {
+		out[surroundingsLabel] = surroundings
+	}
+	return out
 }
 
 // merge lays maps over each other, the last on top. It answers nil for nothing at all.

@@ -21,6 +21,7 @@ package snapshot
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path"
 	"strings"
@@ -91,6 +92,15 @@ func (s Snapshot) Partial() bool { return s.origin != nil }
 
 // Origin says where the rest of a partial snapshot comes from; nil: it is whole. It is not to be changed.
 func (s Snapshot) Origin() []byte { return s.origin }
+
+// Labelled puts labels over those that a description has.
+func (s Snapshot) Labelled(labels map[string]string) Snapshot {
+	all := map[string]string{}
+	maps.Copy(all, s.Labels)
+	maps.Copy(all, labels)
+	s.Labels = all
+	return s
+}
 
 // From makes a description that of a partial snapshot, to be committed so. origin is not empty.
 func (s Snapshot) From(origin []byte) Snapshot {

@@ -12,44 +12,46 @@ import (
 type Sandbox struct {
 	bun.BaseModel `bun:"table:sandboxes"`
 
-	ID          string `bun:"id,pk"`
-	Workspace   string `bun:"workspace"`
-	State       string `bun:"state"`
-	Owner       string `bun:"owner"`
-	Template    string `bun:"template"`
-	Snapshot    string `bun:"snapshot"`
-	Parent      string `bun:"parent"`
-	Tree        string `bun:"tree"`
-	VCPUs       int    `bun:"vcpus"`
-	MemoryMiB   int    `bun:"memory_mib"`
-	DiskMiB     int    `bun:"disk_mib"`
-	DataDisks   string `bun:"data_disks"` // JSON: disks beside the root disk; "": none
-	GuestIP     string `bun:"guest_ip"`
-	Tap         string `bun:"tap"`
-	MAC         string `bun:"mac"`
-	Generation  int64  `bun:"generation"`
-	BootMode    string `bun:"boot_mode"`
-	Boot        int64  `bun:"boot"`
-	Pause       int64  `bun:"pause"`
-	Phases      string `bun:"phases"` // JSON
-	User        string `bun:"user_name"`
-	Workdir     string `bun:"workdir"`
-	Env         Pairs  `bun:"env"`
-	Metadata    Pairs  `bun:"metadata"` // as put: changing it does not change what List filters by
-	Egress      bool   `bun:"egress"`   // whether anything may be reached
-	Network     string `bun:"network"`  // JSON: what may be reached; "": all, or nothing without Egress
-	Persistent  bool   `bun:"persistent"`
-	TTLSeconds  int64  `bun:"ttl_seconds"`
-	Ends        int64  `bun:"ends"`
-	OnEnd       string `bun:"on_end"`
-	Created     int64  `bun:"created"`
-	Changed     int64  `bun:"changed"`
-	Active      int64  `bun:"active"`
-	Due         int64  `bun:"due"`
-	Reason      string `bun:"reason"`
-	EndReason   string `bun:"end_reason"`
-	EndBy       string `bun:"end_by"`
-	Idempotency string `bun:"idempotency"`
+	ID         string `bun:"id,pk"`
+	Workspace  string `bun:"workspace"`
+	State      string `bun:"state"`
+	Owner      string `bun:"owner"`
+	Template   string `bun:"template"`
+	Snapshot   string `bun:"snapshot"`
+	Parent     string `bun:"parent"`
+	Tree       string `bun:"tree"`
+	VCPUs      int    `bun:"vcpus"`
+	MemoryMiB  int    `bun:"memory_mib"`
+	DiskMiB    int    `bun:"disk_mib"`
+	DataDisks  string `bun:"data_disks"` // JSON: disks beside the root disk; "": none
+	GuestIP    string `bun:"guest_ip"`
+	Tap        string `bun:"tap"`
+	MAC        string `bun:"mac"`
+	Generation int64  `bun:"generation"`
+	BootMode   string `bun:"boot_mode"`
+	Boot       int64  `bun:"boot"`
+	Pause      int64  `bun:"pause"`
+	Phases     string `bun:"phases"` // JSON
+	User       string `bun:"user_name"`
+	Workdir    string `bun:"workdir"`
+	Env        Pairs  `bun:"env"`
+	// Surroundings is JSON: what a face promised to programs inside; "": nothing.
+	Surroundings string `bun:"surroundings"`
+	Metadata     Pairs  `bun:"metadata"` // as put: changing it does not change what List filters by
+	Egress       bool   `bun:"egress"`   // whether anything may be reached
+	Network      string `bun:"network"`  // JSON: what may be reached; "": all, or nothing without Egress
+	Persistent   bool   `bun:"persistent"`
+	TTLSeconds   int64  `bun:"ttl_seconds"`
+	Ends         int64  `bun:"ends"`
+	OnEnd        string `bun:"on_end"`
+	Created      int64  `bun:"created"`
+	Changed      int64  `bun:"changed"`
+	Active       int64  `bun:"active"`
+	Due          int64  `bun:"due"`
+	Reason       string `bun:"reason"`
+	EndReason    string `bun:"end_reason"`
+	EndBy        string `bun:"end_by"`
+	Idempotency  string `bun:"idempotency"`
 }
 
 // label is a pair of metadata, for finding.

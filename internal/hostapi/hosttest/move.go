@@ -69,7 +69,10 @@ func (h *Host) PullSnapshot(ctx context.Context, workspace string, id hostapi.Sn
 		if !ok {
 			return fmt.Errorf("snapshot %s: %w", id, hostapi.ErrNotFound)
 		}
-		s.Labels = maps.Clone(labels)
+		all := map[string]string{}
+		maps.Copy(all, s.Labels)
+		maps.Copy(all, labels)
+		s.Labels = all
 		h.snapshots[id] = &s
 		out = hostapi.Pulled{Snapshot: s.Snapshot, Env: maps.Clone(s.env), Fetched: s.Bytes, Took: time.Millisecond}
 		return nil

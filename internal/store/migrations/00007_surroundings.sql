@@ -1,0 +1,3 @@
+-- +goose Up
+ALTER TABLE sandboxes ADD COLUMN surroundings TEXT NOT NULL DEFAULT '';
+ALTER TABLE snapshots ADD COLUMN surroundings TEXT NOT NULL DEFAULT '';
