@@ -1,14 +1,18 @@
 package e2bapi
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
+	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/auth"
+	"github.com/pandastack/pandastack/internal/guestapi"
 	"github.com/pandastack/pandastack/internal/sandbox"
 )
 
@@ -24,36 +28,76 @@ type metric struct {
 	DiskTotal     int64     `json:"diskTotal"`
 }
 
-// measure asks the sandbox itself; one that rests has no metrics, and one that ended the last of its life, if they
-// are known.
-func (s *Server) measure(r *http.Request, p auth.Principal, id api.SandboxID) ([]metric, error) {
-	b, err := s.sandboxes.Get(r.Context(), p, id)
-	if isCode(err, api.NotFound) {
-		return s.measured(r, p, id)
+// Bounds of measuring.
+const (
+	maxMany    = 100                    // sandboxes of one question
+	measureFor = 200 * time.Millisecond // for which the use of processors is watched
+)
+
+// measure asks sandboxes themselves, all in the same short time. One that rests has no metrics, and one that ended
+// the last of its life, if they are known. The error is not_found, beside the others, for one that never was.
+func (s *Server) measure(r *http.Request, p auth.Principal, ids []api.SandboxID) (map[api.SandboxID]metric, error) {
+	out := map[api.SandboxID]metric{}
+	guests := map[api.SandboxID]guestapi.Guest{}
+	before := map[api.SandboxID]guestapi.Stats{}
+	var missing error
+	for _, id := range ids {
+		b, err := s.sandboxes.Get(r.Context(), p, id)
+		if isCode(err, api.NotFound) {
+			m, known, err := s.measured(r, p, id)
+			switch {
+			case isCode(err, api.NotFound):
+				missing = err
+			case err != nil:
+				return nil, err
+			case known:
+				out[id] = m
+			}
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if b.Status != api.Running {
+			continue
+		}
+		g, err := s.sandboxes.Guest(r.Context(), p, id)
+		if err == nil {
+			before[id], err = g.Stats(r.Context())
+		}
+		if err != nil {
+			return nil, err
+		}
+		guests[id] = g
 	}
-	if err != nil || b.Status != api.Running {
-		return []metric{}, err
+	if len(guests) == 0 {
+		return out, missing
 	}
-	g, err := s.sandboxes.Guest(r.Context(), p, id)
-	if err != nil {
-		return nil, err
+	select {
+	case <-r.Context().Done():
+		return nil, context.Cause(r.Context())
+	case <-time.After(measureFor):
 	}
-	st, err := g.Stats(r.Context())
-	if err != nil {
-		return nil, err
+	for id, g := range guests {
+		st, err := g.Stats(r.Context())
+		if err != nil {
+			return nil, err
+		}
+		m := metricOf(time.Now(), api.Inside{CPUs: st.CPUs, CPUBusySeconds: (st.CPUBusy - before[id].CPUBusy).Seconds(),
+			UptimeSeconds: (st.Uptime - before[id].Uptime).Seconds(), MemTotalBytes: st.MemTotal, MemAvailableBytes: st.MemAvailable,
+			MemCachedBytes: st.MemCached, DiskUsedBytes: st.DiskUsed, DiskTotalBytes: st.DiskTotal})
+		out[id] = m
 	}
-	return []metric{metricOf(time.Now(), api.Inside{CPUs: st.CPUs, CPUBusySeconds: st.CPUBusy.Seconds(), UptimeSeconds: st.Uptime.Seconds(),
-		MemTotalBytes: st.MemTotal, MemAvailableBytes: st.MemAvailable, MemCachedBytes: st.MemCached,
-		DiskUsedBytes: st.DiskUsed, DiskTotalBytes: st.DiskTotal})}, nil
+	return out, missing
 }
 
 // measured gives what was known last of a sandbox that ended; the error that it is not there if it never was.
-func (s *Server) measured(r *http.Request, p auth.Principal, id api.SandboxID) ([]metric, error) {
+func (s *Server) measured(r *http.Request, p auth.Principal, id api.SandboxID) (metric, bool, error) {
 	l, err := s.sandboxes.Logs(r.Context(), p, id)
 	if err != nil || l.Ending == nil || l.Ending.Usage == nil || l.Ending.Usage.Guest == nil {
-		return []metric{}, err
+		return metric{}, false, err
 	}
-	return []metric{metricOf(l.Ending.Ended, *l.Ending.Usage.Guest)}, nil
+	return metricOf(l.Ending.Ended, *l.Ending.Usage.Guest), true, nil
 }
 
 func metricOf(at time.Time, in api.Inside) metric {
@@ -67,30 +111,54 @@ func metricOf(at time.Time, in api.Inside) metric {
 	return m
 }
 
+// justNow is how old a measurement may be and still be of now: clients round times to seconds.
+const justNow = 5 * time.Second
+
+// metrics answers the one measurement there is, that of now, if it lies in the time that is asked about.
 func (s *Server) metrics(r *http.Request, p auth.Principal) (int, any, error) {
-	list, err := s.measure(r, p, idOf(r))
+	q := r.URL.Query()
+	start, err := number(q, "start", maxTime/1000, 0)
+	if err != nil {
+		return 0, nil, err
+	}
+	end, err := number(q, "end", maxTime/1000, maxTime/1000)
+	if err != nil {
+		return 0, nil, err
+	}
+	if end < start {
+		return 0, nil, api.Errorf(api.Invalid, "end: %d lies before start, %d", end, start)
+	}
+	all, err := s.measure(r, p, []api.SandboxID{idOf(r)})
+	list := []metric{}
+	for _, m := range all {
+		if !m.Timestamp.Before(time.Unix(start, 0)) && !m.Timestamp.Add(-justNow).After(time.Unix(end, 0)) {
+			list = append(list, m)
+		}
+	}
 	return http.StatusOK, list, err
 }
 
-// maxMany bounds the sandboxes of one question.
-const maxMany = 100
-
 func (s *Server) metricsOfMany(r *http.Request, p auth.Principal) (int, any, error) {
-	ids := strings.Split(r.URL.Query().Get("sandbox_ids"), ",")
-	if len(ids) > maxMany || ids[0] == "" {
+	text := strings.Join(r.URL.Query()["sandbox_ids"], ",")
+	ids := strings.Split(text, ",")
+	if len(ids) > maxMany || text == "" {
 		return 0, nil, api.Errorf(api.Invalid, "sandbox_ids: give 1 to %d ids, separated by commas", maxMany)
 	}
 	out := map[string]metric{}
+	var asked []api.SandboxID
 	for _, id := range ids {
-		list, err := s.measure(r, p, api.SandboxID(id))
-		if err != nil && !isCode(err, api.NotFound) {
-			return 0, nil, err
-		}
-		for _, m := range list {
-			out[id] = m
+		if !slices.Contains(asked, api.SandboxID(id)) {
+			asked = append(asked, api.SandboxID(id))
 		}
 	}
-	return http.StatusOK, map[string]any{"sandboxes": out}, nil
+	all, err := s.measure(r, p, asked)
+	if isCode(err, api.NotFound) {
+		err = nil // of what is not there nothing is told
+	}
+	for id, m := range all {
+		out[string(id)] = m
+	}
+	return http.StatusOK, map[string]any{"sandboxes": out}, err
 }
 
 type logEntry struct {
@@ -100,41 +168,127 @@ type logEntry struct {
 	Fields    map[string]string `json:"fields"`
 }
 
-// entriesOf puts what a sandbox printed into the protocol's lines. The console carries no times: its
-// lines have that of the question.
-func entriesOf(l sandbox.Logs, now time.Time) []logEntry {
+// entriesOf puts what a sandbox printed into the protocol's lines, oldest first. The console carries no times: its
+// lines have that of the sandbox's beginning.
+func entriesOf(l sandbox.Logs, begin time.Time) []logEntry {
 	out := []logEntry{}
-	add := func(t time.Time, level, source, text string) {
+	add := func(level, source, text string, at func(line int) time.Time) {
+		n := 0
 		for line := range strings.Lines(text) {
-			out = append(out, logEntry{t, strings.TrimRight(line, "\r\n"), level, map[string]string{"source": source}})
+			out = append(out, logEntry{at(n), strings.TrimRight(line, "\r\n"), level, map[string]string{"source": source}})
+			n++
 		}
 	}
+	add("debug", "console", l.Console, func(int) time.Time { return begin })
 	for _, p := range l.Processes {
 		at := p.Started
 		if p.Exited {
 			at = p.Ended
 		}
-		add(at, "info", "stdout", p.Stdout)
-		add(at, "error", "stderr", p.Stderr)
+		add("info", "stdout", p.Stdout, func(line int) time.Time { return p.StdoutAt.Line(line, at) })
+		add("error", "stderr", p.Stderr, func(line int) time.Time { return p.StderrAt.Line(line, at) })
 	}
-	add(now, "debug", "console", l.Console)
+	slices.SortStableFunc(out, func(a, b logEntry) int { return a.Timestamp.Compare(b.Timestamp) })
 	return out
 }
 
-func limitOf(r *http.Request, fallback int) (int, error) {
-	text := r.URL.Query().Get("limit")
+// levels of log entries, the least of them first.
+var levels = []string{"debug", "info", "warn", "error"}
+
+// logQuery selects entries.
+type logQuery struct {
+	from, to time.Time // zero: no bound
+	backward bool      // newest first
+	level    int       // the least, of levels
+	search   string
+	limit    int
+}
+
+// number reads a whole number of the query, from 0 to most.
+func number(q url.Values, name string, most, fallback int64) (int64, error) {
+	text := q.Get(name)
 	if text == "" {
 		return fallback, nil
 	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 0 || n > 10_000 {
-		return 0, api.Errorf(api.Invalid, "limit: %.20q is not from 0 to 10000", text)
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n < 0 || n > most {
+		return 0, api.Errorf(api.Invalid, "%s: %.20q is not from 0 to %d", name, text, most)
 	}
 	return n, nil
 }
 
+// maxTime bounds times of queries, in milliseconds: the year 9999.
+const maxTime = 253402300799999
+
+// moment reads a time of the query in milliseconds; zero if there is none.
+func moment(q url.Values, name string) (time.Time, error) {
+	n, err := number(q, name, maxTime, 0)
+	if err != nil || q.Get(name) == "" {
+		return time.Time{}, err
+	}
+	return time.UnixMilli(n), nil
+}
+
+// maxEntries is how many entries are answered at once.
+const maxEntries = 1000
+
+func logQueryOf(q url.Values) (logQuery, error) {
+	out := logQuery{search: q.Get("search")}
+	limit, err := number(q, "limit", 10_000, maxEntries)
+	if err != nil {
+		return out, err
+	}
+	out.limit = int(limit)
+	switch text := q.Get("direction"); text {
+	case "", "forward":
+	case "backward":
+		out.backward = true
+	default:
+		return out, api.Errorf(api.Invalid, "direction: %.20q is not forward or backward", text)
+	}
+	if text := q.Get("level"); text != "" {
+		if out.level = slices.Index(levels, text); out.level < 0 {
+			return out, api.Errorf(api.Invalid, "level: %.20q is none of %s", text, strings.Join(levels, ", "))
+		}
+	}
+	cursor, err := moment(q, "cursor")
+	if err != nil {
+		return out, err
+	}
+	if out.from, err = moment(q, "start"); err != nil {
+		return out, err
+	}
+	if out.backward {
+		out.to = cursor
+	} else if !cursor.IsZero() {
+		out.from = cursor
+	}
+	return out, nil
+}
+
+// pick gives the entries that a query selects: the first of them in its direction.
+func (q logQuery) pick(all []logEntry) []logEntry {
+	out := []logEntry{}
+	if q.backward {
+		all = slices.Clone(all)
+		slices.Reverse(all)
+	}
+	for _, e := range all {
+		// Times of queries are whole milliseconds.
+		at := e.Timestamp.Truncate(time.Millisecond)
+		switch {
+		case len(out) == q.limit:
+			return out
+		case at.Before(q.from), !q.to.IsZero() && at.After(q.to), slices.Index(levels, e.Level) < q.level, !strings.Contains(e.Message, q.search):
+		default:
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
 func (s *Server) logs(r *http.Request, p auth.Principal) ([]logEntry, error) {
-	limit, err := limitOf(r, 1000)
+	q, err := logQueryOf(r.URL.Query())
 	if err != nil {
 		return nil, err
 	}
@@ -142,15 +296,13 @@ func (s *Server) logs(r *http.Request, p auth.Principal) ([]logEntry, error) {
 	if err != nil {
 		return nil, err
 	}
-	q := r.URL.Query()
-	out := []logEntry{}
-	for _, e := range entriesOf(l, time.Now().UTC()) {
-		if level := q.Get("level"); level != "" && level != e.Level || !strings.Contains(e.Message, q.Get("search")) {
-			continue
-		}
-		out = append(out, e)
+	var begin time.Time
+	if l.Ending != nil {
+		begin = l.Ending.Created
+	} else if b, err := s.sandboxes.Get(r.Context(), p, idOf(r)); err == nil { // it may end just now
+		begin = b.CreatedAt
 	}
-	return out[max(0, len(out)-limit):], nil
+	return q.pick(entriesOf(l, begin)), nil
 }
 
 func (s *Server) logsV2(r *http.Request, p auth.Principal) (int, any, error) {

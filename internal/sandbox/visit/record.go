@@ -29,6 +29,9 @@ type ProcessEnd struct {
 	// Stdout.
 	Stdout string `json:"stdout,omitempty"`
 	Stderr string `json:"stderr,omitempty"`
+	// When the lines of these came, the first line first; nil: not known.
+	StdoutAt Moments `json:"stdout_at,omitempty"`
+	StderrAt Moments `json:"stderr_at,omitempty"`
 }
 
 // recorder remembers the last processes of each sandbox, for when it has ended. The zero value is ready.
@@ -41,8 +44,7 @@ type recorder struct {
 type ending struct {
 	mu             sync.Mutex
 	p              ProcessEnd // without output
-	stdout, stderr []byte
-	atOut, atErr   int64 // offsets behind the last output seen, so that a second follower adds nothing twice
+	stdout, stderr tail
 }
 
 // began remembers a new process.
@@ -90,7 +92,8 @@ func (r *recorder) list(id string) []ProcessEnd {
 	for _, e := range list {
 		e.mu.Lock()
 		p := e.p
-		p.Stdout, p.Stderr = Printable(e.stdout), Printable(e.stderr)
+		p.Stdout, p.StdoutAt = Printable(e.stdout.data), e.stdout.moments()
+		p.Stderr, p.StderrAt = Printable(e.stderr.data), e.stderr.moments()
 		e.mu.Unlock()
 		out = append(out, p)
 	}
@@ -110,8 +113,8 @@ func (r *recorder) recall(id string, old []ProcessEnd) {
 	}
 	list := make([]*ending, 0, len(old)+len(now))
 	for _, p := range old {
-		e := &ending{stdout: []byte(p.Stdout), stderr: []byte(p.Stderr)}
-		p.Stdout, p.Stderr = "", ""
+		e := &ending{stdout: recalled(p.Stdout, p.StdoutAt), stderr: recalled(p.Stderr, p.StderrAt)}
+		p.Stdout, p.Stderr, p.StdoutAt, p.StderrAt = "", "", nil, nil
 		e.p = p
 		list = append(list, e)
 	}
@@ -135,24 +138,8 @@ func (e *ending) saw(ev guestapi.Event) {
 	case ev.Exit != nil:
 		e.p.Exited, e.p.Code, e.p.Error, e.p.Ended = true, ev.Exit.Code, Printable([]byte(ev.Exit.Error)), time.Now().UTC()
 	case ev.Stream == guestapi.StreamStderr:
-		e.stderr = tail(e.stderr, ev, &e.atErr)
+		e.stderr.add(ev, time.Now())
 	default:
-		e.stdout = tail(e.stdout, ev, &e.atOut)
+		e.stdout.add(ev, time.Now())
 	}
-}
-
-// tail adds to the last output what was not seen before.
-func tail(old []byte, ev guestapi.Event, at *int64) []byte {
-	data := ev.Data
-	if seen := *at - ev.Offset; seen > 0 {
-		data = data[min(seen, int64(len(data))):]
-	}
-	*at = max(*at, ev.Offset+int64(len(ev.Data)))
-	if len(data) >= maxTail {
-		return append(old[:0], data[len(data)-maxTail:]...)
-	}
-	if keep := maxTail - len(data); len(old) > keep {
-		old = append(old[:0], old[len(old)-keep:]...)
-	}
-	return append(old, data...)
 }
