@@ -11,6 +11,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -41,21 +42,6 @@ const (
 
 // maxLogs is how many entries of a log are answered at once.
 const maxLogs = 100
-
-func (s *Server) buildRoutes() map[string]handler {
-	return map[string]handler{
-		"POST /v3/templates":                        s.newTemplate,
-		"GET /templates/{id}/files/{hash}":          s.fileLink,
-		"POST /v2/templates/{id}/builds/{build}":    s.startBuild,
-		"GET /templates/{id}/builds/{build}/status": s.buildStatus,
-		"GET /templates/{id}/builds/{build}/logs":   s.buildStatus,
-		"POST /templates/tags":                      s.assignTags,
-		"DELETE /templates/tags":                    s.removeTags,
-		"GET /templates/{id}/{part}":                s.part,
-		"POST /v2/templates":                        unsupported("the older forms of template builds"),
-		"POST /templates":                           unsupported("the older forms of template builds"),
-	}
-}
 
 // part answers /templates/aliases/{alias} and /templates/{id}/tags, which one pattern has to hold.
 func (s *Server) part(r *http.Request, p auth.Principal) (int, any, error) {
@@ -90,7 +76,7 @@ type newTemplate struct {
 	Tags      []string `json:"tags"`
 	CPUCount  int      `json:"cpuCount"`
 	MemoryMB  int      `json:"memoryMB"`
-	MinFreeMB int      `json:"minFreeDiskMb"`
+	MinFreeMB *int     `json:"minFreeDiskMb"`
 	TeamID    string   `json:"teamID"`
 }
 
@@ -99,6 +85,12 @@ func (s *Server) newTemplate(r *http.Request, p auth.Principal) (int, any, error
 	b, err := s.builder()
 	if err == nil {
 		err = decode(r, &in)
+	}
+	if err == nil {
+		err = ownTeam(in.TeamID, p)
+	}
+	if err == nil && in.MinFreeMB != nil {
+		err = api.Errorf(api.Unsupported, "minFreeDiskMb is not supported by this server: a template has the disk of what it is made from")
 	}
 	if err != nil {
 		return 0, nil, err
@@ -248,18 +240,33 @@ func (s *Server) buildStatus(r *http.Request, p auth.Principal) (int, any, error
 	if err != nil {
 		return 0, nil, err
 	}
-	offset, _ := strconv.ParseInt(r.URL.Query().Get("logsOffset"), 10, 64) // nonsense is the beginning
+	q := r.URL.Query()
+	offset, err := number(q, "logsOffset", 1<<40, 0)
+	if err != nil {
+		return 0, nil, err
+	}
+	limit, err := number(q, "limit", maxLogs, maxLogs)
+	if err != nil {
+		return 0, nil, err
+	}
+	least, err := levelOf(q)
+	if err != nil {
+		return 0, nil, err
+	}
 	got, err := b.Get(r.Context(), p, id)
 	if err != nil {
 		return 0, nil, err
 	}
 	logs, entries := []string{}, []buildEntry{}
-	err = b.Logs(r.Context(), p, id, max(offset, 0), false, func(l api.BuildLine) error {
-		logs = append(logs, l.Line)
-		entries = append(entries, buildEntry{Timestamp: l.Time, Message: l.Line, Level: l.Level, Step: l.Step})
-		if len(entries) == maxLogs {
+	err = b.Logs(r.Context(), p, id, offset, false, func(l api.BuildLine) error {
+		if int64(len(entries)) == limit {
 			return errEnough
 		}
+		if slices.Index(levels, l.Level) < least {
+			return nil
+		}
+		logs = append(logs, l.Line)
+		entries = append(entries, buildEntry{Timestamp: l.Time, Message: l.Line, Level: l.Level, Step: l.Step})
 		return nil
 	})
 	if err != nil && !errors.Is(err, errEnough) {

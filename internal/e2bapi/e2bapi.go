@@ -102,43 +102,6 @@ func (s *Server) handle(pattern string, h http.HandlerFunc) {
 // handler answers a request of a caller who is known: status and body, nil for none.
 type handler func(r *http.Request, p auth.Principal) (int, any, error)
 
-func (s *Server) routes() {
-	s.handle("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
-	for pattern, h := range map[string]handler{
-		"POST /sandboxes":                 s.createV1,
-		"POST /v2/sandboxes":              s.createV2,
-		"GET /sandboxes":                  s.listV1,
-		"GET /v2/sandboxes":               s.listV2,
-		"GET /sandboxes/metrics":          s.metricsOfMany,
-		"GET /sandboxes/{id}":             s.get,
-		"DELETE /sandboxes/{id}":          s.kill,
-		"POST /sandboxes/{id}/connect":    s.connect,
-		"POST /v2/sandboxes/{id}/connect": s.connect,
-		"POST /sandboxes/{id}/resume":     s.resume,
-		"POST /sandboxes/{id}/pause":      s.pause,
-		"POST /sandboxes/{id}/fork":       s.fork,
-		"POST /sandboxes/{id}/timeout":    s.timeout,
-		"POST /sandboxes/{id}/refreshes":  s.refresh,
-		"PUT /sandboxes/{id}/network":     s.setNetwork,
-		"GET /sandboxes/{id}/metrics":     s.metrics,
-		"GET /sandboxes/{id}/logs":        s.logsV1,
-		"GET /v2/sandboxes/{id}/logs":     s.logsV2,
-		"POST /sandboxes/{id}/snapshots":  s.snapshot,
-		"GET /snapshots":                  s.snapshots,
-		"GET /templates":                  s.listTemplates,
-		"GET /v2/templates":               s.listTemplates,
-		"GET /templates/{id}":             s.getTemplate,
-		"DELETE /templates/{id}":          s.deleteTemplate,
-		"GET /teams":                      s.teams,
-	} {
-		s.handle(pattern, s.known(h))
-	}
-	for pattern, h := range s.buildRoutes() {
-		s.handle(pattern, s.known(h))
-	}
-	s.handle("PUT /templates/uploads/{hash}", s.upload)
-}
-
 // Around answers the paths of this API and passes all others to next.
 func (s *Server) Around(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -150,9 +113,9 @@ func (s *Server) Around(next http.Handler) http.Handler {
 	})
 }
 
-// known finds out who calls before h is asked. Keys are shown as X-API-Key or as a bearer token; old
+// known finds out who calls before the route is asked. Keys are shown as X-API-Key or as a bearer token; old
 // clients insist on the form e2b_<hex>, which is taken for the key with the same digits.
-func (s *Server) known(h handler) http.HandlerFunc {
+func (s *Server) known(rt route) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		token := r.Header.Get("X-API-Key")
 		if token == "" {
@@ -166,7 +129,11 @@ func (s *Server) known(h handler) http.HandlerFunc {
 			fail(w, err)
 			return
 		}
-		status, body, err := h(r, p)
+		if err := rt.understands(r.URL.Query()); err != nil {
+			fail(w, err)
+			return
+		}
+		status, body, err := rt.handle(r, p)
 		if err != nil {
 			fail(w, err)
 			return

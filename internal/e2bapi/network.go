@@ -73,7 +73,7 @@ func (r rules) policy(prefix string, internet *bool) (api.Network, error) {
 // refused is an error for what would have to read or carry the guest's encrypted connections: this server passes
 // them on as they are.
 func (r rules) refused(prefix string) error {
-	if text := strings.TrimSpace(string(r.EgressProxy)); text != "" && text != "null" {
+	if !isNothing(r.EgressProxy) {
 		return api.Errorf(api.Unsupported, "%segressProxy: connections leave from this host; leave it away, or set the proxy in the environment of the sandbox", prefix).
 			With("field", prefix+"egressProxy")
 	}

@@ -195,6 +195,19 @@ func entriesOf(l sandbox.Logs, begin time.Time) []logEntry {
 // levels of log entries, the least of them first.
 var levels = []string{"debug", "info", "warn", "error"}
 
+// levelOf reads the least level that is asked for, as its place in levels.
+func levelOf(q url.Values) (int, error) {
+	text := q.Get("level")
+	if text == "" {
+		return 0, nil
+	}
+	i := slices.Index(levels, text)
+	if i < 0 {
+		return 0, api.Errorf(api.Invalid, "level: %.20q is none of %s", text, strings.Join(levels, ", "))
+	}
+	return i, nil
+}
+
 // logQuery selects entries.
 type logQuery struct {
 	from, to time.Time // zero: no bound
@@ -246,10 +259,8 @@ func logQueryOf(q url.Values) (logQuery, error) {
 	default:
 		return out, api.Errorf(api.Invalid, "direction: %.20q is not forward or backward", text)
 	}
-	if text := q.Get("level"); text != "" {
-		if out.level = slices.Index(levels, text); out.level < 0 {
-			return out, api.Errorf(api.Invalid, "level: %.20q is none of %s", text, strings.Join(levels, ", "))
-		}
+	if out.level, err = levelOf(q); err != nil {
+		return out, err
 	}
 	cursor, err := moment(q, "cursor")
 	if err != nil {

@@ -1,6 +1,7 @@
 package e2bapi
 
 import (
+	"encoding/json"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -30,6 +31,10 @@ type newSandbox struct {
 	AutoResume      *autoResume `json:"autoResume"`
 	Internet        *bool       `json:"allow_internet_access"`
 	Network         *network    `json:"network"`
+	// What this server has not: only nothing is taken.
+	MCP          json.RawMessage `json:"mcp"`
+	IAM          json.RawMessage `json:"iam"`
+	VolumeMounts json.RawMessage `json:"volumeMounts"`
 }
 
 type autoResume struct {
@@ -43,7 +48,22 @@ type network struct {
 	rules
 }
 
+// isNothing tells whether a field was sent that says nothing.
+func isNothing(field json.RawMessage) bool {
+	switch strings.TrimSpace(string(field)) {
+	case "", "null", "{}", "[]":
+		return true
+	default:
+		return false
+	}
+}
+
 func (n *newSandbox) check() error {
+	for name, field := range map[string]json.RawMessage{"mcp": n.MCP, "iam": n.IAM, "volumeMounts": n.VolumeMounts} {
+		if !isNothing(field) {
+			return api.Errorf(api.Unsupported, "%s is not supported by this server: leave it away", name).With("field", name)
+		}
+	}
 	switch {
 	case n.TemplateID == "":
 		return api.Errorf(api.Invalid, "templateID: is empty; name a template")
@@ -261,7 +281,7 @@ func (s *Server) listV1(r *http.Request, p auth.Principal) (int, any, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	f.Statuses, f.Limit = live["running"], 1000
+	f.Statuses, f.Limit = live["running"], 0 // all: this list has no pages
 	page, err := s.sandboxes.List(r.Context(), p, f)
 	if err != nil {
 		return 0, nil, err
@@ -283,7 +303,7 @@ func (s *Server) listV2(r *http.Request, p auth.Principal) (int, any, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	states := q.Get("state")
+	states := strings.Join(q["state"], ",")
 	if states == "" {
 		states = "running,paused"
 	}
@@ -298,13 +318,26 @@ func (s *Server) listV2(r *http.Request, p auth.Principal) (int, any, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	running := 0
-	for _, b := range page.Sandboxes {
-		if stateOf(b.Status) == "running" {
-			running++
-		}
+	running, err := s.running(r, p)
+	if err != nil {
+		return 0, nil, err
 	}
 	return http.StatusOK, paged{items: s.listing(page.Sandboxes), next: page.Next, running: running}, nil
+}
+
+// running counts the sandboxes of the caller that run, on all pages.
+func (s *Server) running(r *http.Request, p auth.Principal) (int, error) {
+	all, err := s.sandboxes.List(r.Context(), p, api.SandboxFilter{Statuses: live["running"]})
+	return len(all.Sandboxes), err
+}
+
+// decoded takes the second encoding off a name or value: published clients encode each by itself and then all
+// together. What does not read as encoded twice was encoded once.
+func decoded(text string) string {
+	if inner, err := url.PathUnescape(text); err == nil {
+		return inner
+	}
+	return text
 }
 
 // filterOf reads what a list is narrowed by. metadata is a query string inside a value of the query.
@@ -338,7 +371,7 @@ func filterOf(q url.Values) (api.SandboxFilter, error) {
 		}
 		f.Metadata = map[string]string{}
 		for k := range inner {
-			f.Metadata[k] = inner.Get(k)
+			f.Metadata[decoded(k)] = decoded(inner.Get(k))
 		}
 	}
 	return f, nil

@@ -55,6 +55,9 @@ func (s *Server) template(t api.Template) templateAnswer {
 }
 
 func (s *Server) listTemplates(r *http.Request, p auth.Principal) (int, any, error) {
+	if err := ownTeam(r.URL.Query().Get("teamID"), p); err != nil {
+		return 0, nil, err
+	}
 	list, err := s.templates.List(r.Context(), p)
 	out := []templateAnswer{}
 	for _, t := range list {
@@ -71,6 +74,24 @@ func (s *Server) getTemplate(r *http.Request, p auth.Principal) (int, any, error
 func (s *Server) alias(r *http.Request, p auth.Principal) (int, any, error) {
 	t, err := s.templates.Get(r.Context(), p, own(r.PathValue("alias"), p))
 	return http.StatusOK, map[string]any{"templateID": s.template(t).TemplateID, "public": t.IsGlobal}, err
+}
+
+// changeTemplate answers a change of who may use a template: it stays its workspace's.
+func (s *Server) changeTemplate(r *http.Request, p auth.Principal) (int, any, error) {
+	var in struct {
+		Public *bool `json:"public"`
+	}
+	if err := decode(r, &in); err != nil {
+		return 0, nil, err
+	}
+	t, err := s.templates.Get(r.Context(), p, own(r.PathValue("id"), p))
+	if err != nil {
+		return 0, nil, err
+	}
+	if in.Public != nil && *in.Public != t.IsGlobal {
+		return 0, nil, api.Errorf(api.Unsupported, "public: who may use a template is said when it is built, by the native API's field global")
+	}
+	return http.StatusOK, map[string]any{"names": s.template(t).Names}, nil
 }
 
 // deleteTemplate deletes a built template, and is how the protocol deletes a snapshot.
