@@ -73,7 +73,7 @@ func (w *world) ask(rt httpapi.Line, box api.SandboxID, snap api.SnapshotID, cha
 		method = http.MethodGet
 	}
 	path := fill(rt.Pattern, box, snap)
-	if strings.Contains(path, "/fs") && !strings.Contains(path, "mkdir") {
+	if strings.Contains(path, "/fs") && !strings.Contains(path, "mkdir") && !strings.Contains(path, "move") {
 		path += "?path=/etc/hostname"
 	}
 	if rt.WebSocket {
@@ -147,6 +147,38 @@ func TestEveryBodyIsChecked(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestQueriesAreUnderstood: no route ignores a name in a query that it does not know, and every one that is
+// documented is known.
+func TestQueriesAreUnderstood(t *testing.T) {
+	w := newWorld(t)
+	box, path := w.create()
+	var snap api.Snapshot
+	w.do("POST", path+"/snapshots", "").json(t, &snap)
+	for _, rt := range httpapi.Table() {
+		if rt.Access == "public" || strings.Contains(rt.Pattern, "{path...}") {
+			continue
+		}
+		method, change := rt.Method, as(keyAdmin)
+		at := fill(rt.Pattern, box, snap.ID) + "?colour=red"
+		e := w.do(method, at, bodies[method+" "+rt.Pattern], change).failed(t)
+		if e.Code != api.Invalid || e.Details["field"] != "colour" {
+			t.Errorf("%s %s: %s %s, want the colour refused", method, at, e.Code, e.Message)
+		}
+	}
+	for _, tt := range []struct{ query, want string }{
+		{"metadata=a", "metadata.{key}"}, {"metadata.a=b&access_token=x&limit=1", ""},
+	} {
+		a := w.do("GET", "/v1/sandboxes?"+tt.query, "")
+		if tt.want == "" {
+			if a.status != 200 {
+				t.Errorf("%s: %d %s", tt.query, a.status, a.body)
+			}
+		} else if e := a.failed(t); !strings.Contains(e.Message, tt.want) {
+			t.Errorf("%s: %s does not say %s", tt.query, e.Message, tt.want)
+		}
 	}
 }
 

@@ -1,8 +1,11 @@
 package httpapi
 
 import (
+	"maps"
 	"net/http"
+	"net/url"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/pandastack/pandastack/api"
@@ -42,6 +45,34 @@ type bound struct {
 }
 
 func (rt route) muxPattern() string { return strings.TrimSpace(rt.method + " " + rt.pattern) }
+
+// understands refuses a query with names that the route would not look at, so that a slip in a filter does not
+// select everything. What is forwarded is for others to read, and anybody may ask public routes as they like.
+func (rt route) understands(q url.Values) error {
+	if rt.access == public || rt.pattern == proxyPattern {
+		return nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(q)) {
+		if name != "access_token" && !slices.ContainsFunc(rt.query, func(p param) bool { return p.is(name) }) {
+			names := []string{}
+			for _, p := range rt.query {
+				names = append(names, p.name)
+			}
+			known := "none are known here"
+			if len(names) > 0 {
+				known = "known are " + strings.Join(names, ", ")
+			}
+			return api.Errorf(api.Invalid, "%s: no such name in the query: %s", shorten(name), known).With("field", shorten(name))
+		}
+	}
+	return nil
+}
+
+// is tells whether a name in a query is this parameter's. One that ends in braces stands for all that begin as it.
+func (p param) is(name string) bool {
+	prefix, _, many := strings.Cut(p.name, "{")
+	return name == p.name || many && strings.HasPrefix(name, prefix)
+}
 
 // give binds a verb without a body.
 func give[Out any](status int, do func(*request) (Out, error)) bound {
@@ -123,6 +154,7 @@ func sandboxRoutes() []route {
 		{"POST", boxes, user, tag, "Create a sandbox", nil, take(201, createSandbox), false},
 		{"GET", boxes, user, tag, "List sandboxes, newest first unless order says otherwise; X-Next-Cursor leads to the next page", []param{
 			{"status", "string", "Only in this state; may be repeated."},
+			{"state", "string", "The same as status."},
 			{"template", "string", "Only of this template."},
 			{"metadata.{key}", "string", "Only with this value under the key."},
 			{"order", "string", "asc: oldest first; desc, as if absent: newest first."},
@@ -142,7 +174,9 @@ func sandboxRoutes() []route {
 		{"PATCH", one + "/lifecycle", user, tag, "Change when a sandbox ends by itself", nil, take(200, setLifecycle), false},
 		{"GET", one + "/network", user, tag, "What a sandbox may reach", nil, give(200, getNetwork), false},
 		{"PUT", one + "/network", user, tag, "Replace what a sandbox may reach, at once and for connections that are there", nil, take(200, setNetwork), false},
-		{"POST", one + "/fork", user, tag, "Copy a running sandbox, memory and disk; it goes on", nil, take(201, forkSandbox), false},
+		{"POST", one + "/fork", user, tag, "Copy a running sandbox, memory and disk; it goes on", []param{
+			{"warm", "string", "Accepted from old clients; a fork is always live."},
+		}, take(201, forkSandbox), false},
 		{"POST", one + "/fork-tree", user, tag, "Make several children of one moment", nil, take(201, forkTree), false},
 		{"POST", one + "/promote", user, tag, "Make a child the winner of its tree", nil, take(200, promote), false},
 		{"POST", one + "/snapshots", user, "snapshots", "Keep this moment of a sandbox; it goes on", nil, take(201, takeSnapshot), false},

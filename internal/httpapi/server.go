@@ -256,6 +256,9 @@ func (s *Server) serve(rt route) http.Handler {
 		}()
 		err := s.admit(rq, rt)
 		if err == nil {
+			err = rt.understands(r.URL.Query())
+		}
+		if err == nil {
 			err = rt.handle(rq)
 		}
 		if err != nil {
