@@ -227,15 +227,33 @@ func (b *Baker) ready(ctx context.Context, j *job, id hostapi.MachineID) error {
 	defer cancel()
 	again := time.NewTicker(readyPause)
 	defer again.Stop()
+	log := once(j.log)
 	for {
-		err := b.exec(ctx, j, id, j.recipe.Ready, "root")
+		err := b.tell(ctx, j, id, j.recipe.Ready, "root", log)
 		if err == nil {
 			return nil
+		}
+		if ended := b.alive(ctx, j, id); ended != nil && ctx.Err() == nil {
+			return ended // nothing will be ready any more
 		}
 		select {
 		case <-again.C:
 		case <-ctx.Done():
-			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+			if cause := context.Cause(ctx); !errors.Is(err, cause) {
+				return fmt.Errorf("%w: %w", cause, err)
+			}
+			return err
+		}
+	}
+}
+
+// once passes on what it has not passed on before: what is asked again and again mostly answers the same.
+func once(log func(string)) func(string) {
+	said := map[string]bool{}
+	return func(line string) {
+		if !said[line] && len(said) < 1000 {
+			said[line] = true
+			log(line)
 		}
 	}
 }
@@ -263,12 +281,17 @@ func (b *Baker) warm(ctx context.Context, j *job, id hostapi.MachineID) error {
 
 // exec runs a command in the guest; its output goes to the log.
 func (b *Baker) exec(ctx context.Context, j *job, id hostapi.MachineID, command, user string) error {
+	return b.tell(ctx, j, id, command, user, j.log)
+}
+
+// tell runs a command in the guest and tells log what it prints.
+func (b *Baker) tell(ctx context.Context, j *job, id hostapi.MachineID, command, user string, log func(string)) error {
 	proc, err := b.begin(ctx, j, id, guestapi.ProcessSpec{Shell: command, User: user, Timeout: warmLimit})
 	if err != nil {
 		return err
 	}
 	defer proc.Close()
-	return follow(ctx, j, proc)
+	return follow(ctx, proc, log)
 }
 
 // begin starts a program in the guest, of a published template where its user would find himself.
@@ -283,10 +306,10 @@ func (b *Baker) begin(ctx context.Context, j *job, id hostapi.MachineID, spec gu
 	return guest.Start(ctx, spec)
 }
 
-// follow reads a program's output into the log until it ends; one that did not end well is an error.
-func follow(ctx context.Context, j *job, proc guestapi.Process) error {
+// follow reads a program's output into log until it ends; one that did not end well is an error.
+func follow(ctx context.Context, proc guestapi.Process, log func(string)) error {
 	var lines lines
-	defer lines.flush(j.log)
+	defer lines.flush(log)
 	for {
 		ev, err := proc.Next(ctx)
 		switch {
@@ -295,11 +318,11 @@ func follow(ctx context.Context, j *job, proc guestapi.Process) error {
 		case err != nil:
 			return err
 		case ev.Exit == nil:
-			lines.add(ev.Data, j.log)
+			lines.add(ev.Data, log)
 		case ev.Exit.Error != "":
 			return errors.New(ev.Exit.Error)
 		case ev.Exit.Code != 0:
-			lines.flush(j.log)
+			lines.flush(log)
 			return fmt.Errorf("the command answered %d: %s", ev.Exit.Code, lines.last)
 		default:
 			return nil

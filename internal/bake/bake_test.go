@@ -540,7 +540,30 @@ func TestProgramThatEndedIsTold(t *testing.T) {
 	if _, _, err := w.baker.Ensure(t.Context(), "base"); err == nil || !strings.Contains(err.Error(), "a server has ended: no port for server") {
 		t.Errorf("ensure: %v", err)
 	}
+	// It is told at once when the template waits for it, too.
+	w.exits["ready?"] = slices.Repeat([]int{1}, 1_000_000)
+	if _, _, err := w.baker.Ensure(t.Context(), "base"); err == nil || !strings.Contains(err.Error(), "a server has ended: no port for server") {
+		t.Errorf("ensure, while it is not ready: %v", err)
+	}
 	w.clean(0)
+}
+
+// TestWaitingSaysThingsOnce: what a check answers while the template is not ready yet is in the log once.
+func TestWaitingSaysThingsOnce(t *testing.T) {
+	w := newWorld(t)
+	w.exits["up?"] = []int{1, 1, 1}
+	var mu sync.Mutex
+	heard := 0
+	_, err := w.baker.Publish(t.Context(), mine, source(t), func(_, line string) {
+		mu.Lock()
+		defer mu.Unlock()
+		if line == "out of up?" {
+			heard++
+		}
+	})
+	if err != nil || heard != 1 {
+		t.Errorf("heard it %d times, %v", heard, err)
+	}
 }
 
 func TestFailureAfterEveryStep(t *testing.T) {

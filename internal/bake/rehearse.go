@@ -197,7 +197,7 @@ func (b *Baker) act(ctx context.Context, j *job, id hostapi.MachineID) error {
 			if err != nil {
 				return fmt.Errorf("%s: %w", argv[0], err)
 			}
-			if err := errors.Join(follow(ctx, j, proc), proc.Close()); err != nil {
+			if err := errors.Join(follow(ctx, proc, j.log), proc.Close()); err != nil {
 				return fmt.Errorf("%s: %w", argv[0], err)
 			}
 			return nil

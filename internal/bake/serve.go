@@ -32,7 +32,7 @@ func (b *Baker) serve(ctx context.Context, j *job, id hostapi.MachineID) error {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		if err := follow(waiting, j, proc); err != nil && waiting.Err() == nil {
+		if err := follow(waiting, proc, j.log); err != nil && waiting.Err() == nil {
 			stop(fmt.Errorf("the start command failed: %w", err))
 		}
 	}()
@@ -71,8 +71,9 @@ func (b *Baker) answers(ctx context.Context, j *job, id hostapi.MachineID) error
 	}
 	again := time.NewTicker(readyPause)
 	defer again.Stop()
+	log := once(j.log)
 	for {
-		err := b.exec(ctx, j, id, spec.Ready, spec.User)
+		err := b.tell(ctx, j, id, spec.Ready, spec.User, log)
 		if err == nil {
 			return nil
 		}

@@ -28,6 +28,7 @@ build() {
 	as_postgres "$bin/pg_ctl" -D $data -w -s -o "-c listen_addresses= -c unix_socket_directories=$run" -l /tmp/build.log start
 	as_postgres psql -h $run -qAt -v ON_ERROR_STOP=1 postgres <<-'S'
 		create role "user" superuser login;
+		create role root superuser login;
 		create role pgbouncer login;
 		create schema pgbouncer authorization pgbouncer;
 		create function pgbouncer.get_auth(name text, out username text, out password text) returns setof record
@@ -88,7 +89,7 @@ configure() {
 		pidfile =
 	S
 	# Known without a password, for those who are in the guest; through a port they do not come in with none.
-	printf '"pgbouncer" ""\n"postgres" ""\n"user" ""\n' > /etc/pgbouncer/userlist.txt
+	printf '"pgbouncer" ""\n"postgres" ""\n"root" ""\n"user" ""\n' > /etc/pgbouncer/userlist.txt
 	printf 'local all all trust\nhost all all 0.0.0.0/0 scram-sha-256\nhost all all ::/0 scram-sha-256\n' > /etc/pgbouncer/hba.conf
 	chown -R postgres: $data /etc/pgbouncer
 }
@@ -122,6 +123,9 @@ describe() {
 
 serve() {
 	install -d -o postgres -g postgres $run
+	# A disk may have been left by a server in the middle of its work, in another life of the machine: the number that it wrote
+	# down can be that of any process here.
+	pgrep -x postgres > /dev/null || rm -f $data/postmaster.pid
 	# A quarter of the memory, so that the same disk serves machines of any size.
 	kib=$(sed -n 's/^MemTotal: *\([0-9]*\) kB/\1/p' /proc/meminfo)
 	exec runuser -u postgres -- "$(fact .bindir)/postgres" -D $data -c shared_buffers=$((kib / 4))kB -c effective_cache_size=$((kib / 2))kB
