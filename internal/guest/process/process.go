@@ -34,6 +34,7 @@ type Process struct {
 	followers map[*follower]struct{}
 	ended     *guestapi.Exit // the process ended, output may still come
 	exit      *guestapi.Exit // all output was kept too
+	left      bool           // it is not among those that run any more
 	timedOut  bool
 }
 
@@ -59,7 +60,7 @@ func (p *Process) wake() {
 
 // settle publishes the exit as soon as all output was kept. The caller holds mu.
 func (p *Process) settle() {
-	if p.ended == nil || p.exit != nil {
+	if !p.left || p.exit != nil {
 		return
 	}
 	for _, o := range p.outputs {
@@ -85,6 +86,10 @@ func (p *Process) onExit(s status) {
 	exit.TimedOut = p.timedOut
 	exit.OutOfMemory = exit.Signal == int(unix.SIGKILL) && !p.timedOut && outOfMemory(kernelLog, p.pid)
 	p.ended = exit
+	p.mu.Unlock()
+	p.t.ended(p) // whoever hears of the exit may use the tag again
+	p.mu.Lock()
+	p.left = true
 	p.settle()
 	late := p.exit == nil
 	p.mu.Unlock()
@@ -96,7 +101,6 @@ func (p *Process) onExit(s status) {
 			_ = o.file.SetReadDeadline(time.Unix(1, 0)) // wakes the pump, which drains; closed has drained
 		}
 	}
-	p.t.ended(p)
 }
 
 // expire kills the group because the deadline passed.

@@ -51,6 +51,16 @@ func run(t *testing.T, tb *Table, spec guestapi.ProcessSpec) (string, guestapi.E
 	}
 }
 
+// TestTagIsFreeAtTheExit: who has heard that a process ended may give its tag to another at once.
+func TestTagIsFreeAtTheExit(t *testing.T) {
+	tb := table(t, Config{})
+	for range 100 {
+		if _, exit := run(t, tb, guestapi.ProcessSpec{Argv: []string{"true"}, Tag: "one"}); exit.Code != 0 {
+			t.Fatalf("it ended with %+v", exit)
+		}
+	}
+}
+
 func TestUserAndEnvironment(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("probe root: only root becomes somebody else")
