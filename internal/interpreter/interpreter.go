@@ -1,20 +1,19 @@
 // Package interpreter serves E2B's code interpreter (npm @e2b/code-interpreter 2.8.0) for one sandbox at a
 // time, on the host, over package repl.
 //
-// It owns the HTTP shapes of that service and which context is the default one of a language; who may
-// call, the caller has decided. All requests may run at once; cells of one context wait for each other.
+// It owns the HTTP shapes of that service; who may call, the caller has decided. All requests may run at once; cells
+// of one context wait for each other.
 package interpreter
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
-	"sort"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/pandastack/pandastack/internal/guestapi"
@@ -36,7 +35,6 @@ type targetKey struct{}
 type Server struct {
 	mux    *http.ServeMux
 	runner *repl.Runner
-	start  sync.Mutex // held while a default context is looked for and made
 }
 
 // New makes a server over the given runner, which faces of other protocols may share.
@@ -90,7 +88,9 @@ const maxBody = repl.MaxCode + 1<<20
 func decode(w http.ResponseWriter, r *http.Request, v any) bool {
 	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	if err == nil && len(strings.TrimSpace(string(data))) > 0 {
-		err = json.Unmarshal(data, v)
+		d := json.NewDecoder(bytes.NewReader(data))
+		d.DisallowUnknownFields()
+		err = d.Decode(v)
 	}
 	if err != nil {
 		http.Error(w, "the body is not what is expected here: "+err.Error(), http.StatusBadRequest)
@@ -187,8 +187,7 @@ func (s *Server) restart(w http.ResponseWriter, r *http.Request, t Target) {
 	reply(w, http.StatusOK, answerOf(next))
 }
 
-// contextFor finds the context of a request: the one it names, or the oldest of its language, made if there
-// is none.
+// contextFor finds the context of a request: the one it names, or the default one of its language.
 func (s *Server) contextFor(r *http.Request, t Target, id, language string) (repl.Context, error) {
 	if id != "" && language != "" {
 		return repl.Context{}, fmt.Errorf("%w: give context_id or language, not both", guestapi.ErrInvalid)
@@ -200,19 +199,7 @@ func (s *Server) contextFor(r *http.Request, t Target, id, language string) (rep
 	if err != nil {
 		return repl.Context{}, err
 	}
-	s.start.Lock()
-	defer s.start.Unlock()
-	all, err := repl.List(r.Context(), t.Guest)
-	if err != nil {
-		return repl.Context{}, err
-	}
-	sort.SliceStable(all, func(i, j int) bool { return all[i].Created.Before(all[j].Created) })
-	for _, c := range all {
-		if c.Language == lang {
-			return c, nil
-		}
-	}
-	return begin(r.Context(), t.Guest, lang, "")
+	return repl.Default(r.Context(), t.Guest, lang)
 }
 
 func (s *Server) execute(w http.ResponseWriter, r *http.Request, t Target) {
@@ -235,7 +222,7 @@ func (s *Server) execute(w http.ResponseWriter, r *http.Request, t Target) {
 	switch {
 	case err == nil:
 		err = out.send(map[string]any{"type": "end_of_execution"})
-	case !out.begun:
+	case !out.begun && (!errors.Is(err, repl.ErrEnded) || errors.Is(err, guestapi.ErrNotFound)):
 		fail(w, err)
 		return
 	default:

@@ -178,6 +178,20 @@ func Create(ctx context.Context, g guestapi.Guest, l Language, dir, user string)
 	return start(ctx, g, l, words[l]+hex.EncodeToString(raw[:]), dir, user)
 }
 
+// Default gives the context that a language has without anybody making one: the one that the template keeps, or one
+// that is started now under its id, in the user's home.
+func Default(ctx context.Context, g guestapi.Guest, l Language) (Context, error) {
+	c, err := Find(ctx, g, DefaultID(l))
+	if !errors.Is(err, guestapi.ErrNotFound) {
+		return c, err
+	}
+	c, err = start(ctx, g, l, DefaultID(l), "", "")
+	if errors.Is(err, guestapi.ErrExists) { // by another request
+		return Find(ctx, g, DefaultID(l))
+	}
+	return c, err
+}
+
 // Restart ends a context and starts it anew under its id, without any of its variables.
 func Restart(ctx context.Context, g guestapi.Guest, c Context) (Context, error) {
 	if err := Close(ctx, g, c); err != nil && !errors.Is(err, guestapi.ErrNotFound) {
@@ -307,7 +321,7 @@ const grace = 10 * time.Second
 
 // Run runs a cell in a context of the given sandbox and calls yield for what it does. When its time is
 // over, when ctx ends, or when yield answers an error, the cell is interrupted; a context that does not
-// end its cell then is killed and answers ErrEnded.
+// end its cell then is killed and answers ErrEnded. One that had ended before answers guestapi.ErrNotFound, too.
 func (r *Runner) Run(ctx context.Context, sandbox string, g guestapi.Guest, c Context, cell Cell, yield func(Event) error) (Outcome, error) {
 	if len(cell.Code) > MaxCode {
 		return Outcome{}, fmt.Errorf("%w: the code has %d bytes, %d is the most", guestapi.ErrInvalid, len(cell.Code), MaxCode)
@@ -325,7 +339,7 @@ func (r *Runner) Run(ctx context.Context, sandbox string, g guestapi.Guest, c Co
 	began := time.Now()
 	talk := newTalk(c.Language)
 	if _, err := proc.Write(talk.request(cell)); err != nil {
-		return Outcome{}, fmt.Errorf("%w: %w", ErrEnded, err)
+		return Outcome{}, fmt.Errorf("%w: %w: %w", ErrEnded, guestapi.ErrNotFound, err)
 	}
 	out, err := follow(ctx, g, proc, talk, cell.Timeout, yield)
 	out.Took = time.Since(began)

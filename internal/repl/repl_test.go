@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -122,6 +123,52 @@ func TestCells(t *testing.T) {
 			}
 			if got.Code != c.wantCode {
 				t.Errorf("code %d, want %d", got.Code, c.wantCode)
+			}
+		})
+	}
+}
+
+// TestRichResults: each language shows text, pictures, pages, JSON, charts and tables.
+func TestRichResults(t *testing.T) {
+	const png, chart, data = "iVBORw0KGgoAAAAA", "application/vnd.pandastack.chart+json", "application/vnd.pandastack.data+json"
+	for _, c := range []struct {
+		name string
+		lang repl.Language
+		code string
+		kind string
+		want any
+	}{
+		{"python-png", repl.Python, "class T:\n  def _repr_png_(self):\n    import base64\n    return base64.b64decode('" + png + "')\nT()", "image/png", png},
+		{"python-svg", repl.Python, "class T:\n  def _repr_svg_(self): return '<svg/>'\nT()", "image/svg+xml", "<svg/>"},
+		{"python-html", repl.Python, "class T:\n  def _repr_html_(self): return '<b>grüß</b>'\nT()", "text/html", "<b>grüß</b>"},
+		{"python-json", repl.Python, "class T:\n  def _repr_json_(self): return {'a': [1]}\nT()", "application/json", map[string]any{"a": []any{1.0}}},
+		{"python-display", repl.Python, "display('x')", "text/plain", "'x'"},
+		{"javascript-png", repl.JavaScript, "Buffer.from('" + png + "', 'base64')", "image/png", png},
+		{"javascript-display-png", repl.JavaScript, "display.png('" + png + "')", "image/png", png},
+		{"javascript-svg", repl.JavaScript, "({toSVG() { return '<svg/>' }})", "image/svg+xml", "<svg/>"},
+		{"javascript-html", repl.JavaScript, "display.html('<b>grüß</b>')", "text/html", "<b>grüß</b>"},
+		{"javascript-own", repl.JavaScript, "({[Symbol.for('Jupyter.display')]() { return {'text/markdown': '**x**'} }})", "text/markdown", "**x**"},
+		{"javascript-json", repl.JavaScript, "({a: [1]})", "application/json", map[string]any{"a": []any{1.0}}},
+		{"javascript-chart", repl.JavaScript, "display.chart({type: 'line'})", chart, map[string]any{"type": "line"}},
+		{"javascript-data", repl.JavaScript, "[{a: 1, b: 'x'}, {a: 2}]", data, map[string]any{"a": []any{1.0, 2.0}, "b": []any{"x", nil}}},
+		{"javascript-no-data", repl.JavaScript, "[{a: 1n}, {f() {}}]", data, nil},
+		{"bash-png", repl.Bash, "base64 -d <<<'" + png + "' >/tmp/repl-test.png; display /tmp/repl-test.png", "image/png", png},
+		{"bash-svg", repl.Bash, "display <(echo -n '<svg/>') image/svg+xml", "image/svg+xml", "<svg/>"},
+		{"bash-html", repl.Bash, "display <(echo -n '<b>grüß</b>') text/html", "text/html", "<b>grüß</b>"},
+		{"bash-json", repl.Bash, `display <(echo '{"a":[1]}') application/json`, "application/json", map[string]any{"a": []any{1.0}}},
+		{"bash-chart", repl.Bash, `display <(echo '{"type":"line"}') ` + chart, chart, map[string]any{"type": "line"}},
+		{"bash-data", repl.Bash, `display <(printf 'a,b\n1,x\n') text/csv`, data, map[string]any{"a": []any{1.0}, "b": []any{"x"}}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			g := newGuest(t, c.lang)
+			box, err := repl.Create(t.Context(), g, c.lang, "/tmp", "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			var r repl.Runner
+			got := run(t, &r, g, box, repl.Cell{Code: c.code})
+			if len(got.results) != 1 || !reflect.DeepEqual(got.results[0][c.kind], c.want) || got.results[0]["text/plain"] == nil || got.err != "" {
+				t.Errorf("results %v, stderr %q; want %s %v", got.results, got.err, c.kind, c.want)
 			}
 		})
 	}

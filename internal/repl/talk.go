@@ -3,16 +3,10 @@ package repl
 import (
 	"bytes"
 	"crypto/rand"
-	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"regexp"
-	"sort"
-	"strconv"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/pandastack/pandastack/internal/guestapi"
 )
@@ -125,97 +119,3 @@ func keepLast(b []byte, n int) []byte {
 	}
 	return append([]byte(nil), b[len(b)-n:]...)
 }
-
-// bashTalk finds the end mark on both outputs; everything before it is the cell's.
-type bashTalk struct {
-	mark     string
-	out, err half
-}
-
-// half is one output of the shell.
-type half struct {
-	rest []byte // not told yet: may begin the mark, or a character
-	done bool
-	code int
-}
-
-var validName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
-
-func (t *bashTalk) request(cell Cell) []byte {
-	names := make([]string, 0, len(cell.Env))
-	for name := range cell.Env {
-		if validName.MatchString(name) {
-			names = append(names, name)
-		}
-	}
-	sort.Strings(names)
-	var env strings.Builder
-	env.WriteString(":\n")
-	for _, name := range names {
-		fmt.Fprintf(&env, "export %s='%s'\n", name, strings.ReplaceAll(cell.Env[name], "'", `'\''`))
-	}
-	encode := base64.StdEncoding.EncodeToString
-	return []byte(t.mark + " " + encode([]byte(env.String())) + " " + encode([]byte(cell.Code+"\n")) + "\n")
-}
-
-func (t *bashTalk) take(e guestapi.Event, yield func(Event) error) (int, bool, error) {
-	h, kind := &t.out, Stdout
-	if e.Stream == guestapi.StreamStderr {
-		h, kind = &t.err, Stderr
-	}
-	if text := h.feed(e.Data, t.mark); text != "" {
-		if err := yield(Event{Kind: kind, Text: text}); err != nil {
-			return 0, false, err
-		}
-	}
-	if !t.out.done || !t.err.done {
-		return 0, false, nil
-	}
-	return t.out.code, true, nil
-}
-
-// feed adds what was printed and gives what can be told of it: valid UTF-8, without the mark.
-func (h *half) feed(data []byte, mark string) string {
-	if h.done {
-		return "" // a background job of the cell that prints on
-	}
-	h.rest = append(h.rest, data...)
-	open := []byte("\x01" + mark + ":")
-	if i := bytes.Index(h.rest, open); i >= 0 {
-		number, _, whole := bytes.Cut(h.rest[i+len(open):], []byte{2})
-		if !whole && len(number) < 8 {
-			return ""
-		}
-		code, err := strconv.Atoi(string(number))
-		if err != nil {
-			code = 1
-		}
-		text := strings.ToValidUTF8(string(h.rest[:i]), "\uFFFD")
-		h.done, h.code, h.rest = true, code, nil
-		return text
-	}
-	cut := len(h.rest)
-	if i := bytes.LastIndexByte(h.rest, 1); i >= 0 && len(h.rest)-i < len(open) && bytes.HasPrefix(open, h.rest[i:]) {
-		cut = i
-	}
-	cut = wholeRunes(h.rest[:cut])
-	text := strings.ToValidUTF8(string(h.rest[:cut]), "\uFFFD")
-	h.rest = append([]byte(nil), h.rest[cut:]...)
-	return text
-}
-
-// wholeRunes gives how much of b does not end within a character.
-func wholeRunes(b []byte) int {
-	for i := 1; i < utf8.UTFMax && i <= len(b); i++ {
-		c := b[len(b)-i]
-		if utf8.RuneStart(c) {
-			if c >= utf8.RuneSelf && !utf8.FullRune(b[len(b)-i:]) {
-				return len(b) - i
-			}
-			break
-		}
-	}
-	return len(b)
-}
-
-func (t *bashTalk) lastWords() string { return wordsOf(keepLast(t.err.rest, maxWords)) }

@@ -1,7 +1,20 @@
-# Runs cells of code for a stateful context. A request is one line: an end mark, then variables to export
-# and code, both in base64. What a cell prints goes to the outputs as it is; the end mark on both outputs,
+# Runs cells of code for a stateful context. A request is one line: a mark, then variables to export
+# and code, both in base64. What a cell prints goes to the outputs as it is; the mark on both outputs,
 # with the exit code, ends it. SIGINT interrupts the cell that runs and nothing else.
 __pds_cell() { eval "$1"; }
+# display FILE [TYPE] shows a file: a picture, a page, JSON, a table of comma-separated values.
+display() {
+  local type=${2-}
+  if [ ! -r "${1-}" ]; then echo "display: ${1-}: no such file" >&2; return 1; fi
+  if [ -z "$type" ]; then
+    case ${1,,} in
+      *.png) type=image/png ;; *.jpg | *.jpeg) type=image/jpeg ;; *.svg) type=image/svg+xml ;; *.pdf) type=application/pdf ;;
+      *.html | *.htm) type=text/html ;; *.md) type=text/markdown ;; *.json) type=application/json ;; *.csv) type=text/csv ;;
+      *) type=text/plain ;;
+    esac
+  fi
+  printf '\001%s=%s:%s\002' "$__pds_mark" "$type" "$(base64 <"$1" | tr -d '\n')"
+}
 trap 'return 130 2>/dev/null' INT
 exec 3<&0 0</dev/null
 while IFS=' ' read -r -u 3 __pds_mark __pds_env __pds_code; do

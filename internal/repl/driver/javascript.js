@@ -23,13 +23,61 @@ for (const [stream, kind] of [[process.stdout, "stdout"], [process.stderr, "stde
   };
 }
 globalThis.require = createRequire(path.join(process.cwd(), "cell.js"));
-globalThis.display = (value) => { send("result", { data: bundle(value), main: false }); };
+function show(data) { send("result", { data, main: false }); }
+globalThis.display = (value) => show(bundle(value));
+for (const [name, kind] of [["html", "text/html"], ["markdown", "text/markdown"], ["latex", "text/latex"], ["svg", "image/svg+xml"]]) {
+  display[name] = (text) => show({ "text/plain": `<${kind}>`, [kind]: String(text) });
+}
+for (const [name, kind] of [["png", "image/png"], ["jpeg", "image/jpeg"]]) {
+  display[name] = (bytes) => show(picture(kind, typeof bytes === "string" ? Buffer.from(bytes, "base64") : Buffer.from(bytes)));
+}
+for (const [name, kind] of [["json", "application/json"], ["chart", "application/vnd.pandastack.chart+json"]]) {
+  display[name] = (value) => { const text = JSON.stringify(value); show({ "text/plain": text, [kind]: JSON.parse(text) }); };
+}
+function picture(kind, bytes) { return { "text/plain": `<${kind}, ${bytes.length} bytes>`, [kind]: bytes.toString("base64") }; }
+// table is what rows of plain objects with plain values are shown as; nothing for anything else.
+function table(rows) {
+  if (!Array.isArray(rows) || rows.length === 0 || rows.length > 10000) return {};
+  const data = {};
+  for (const row of rows) {
+    if (row === null || typeof row !== "object" || Object.getPrototypeOf(row) !== Object.prototype) return {};
+    for (const [name, v] of Object.entries(row)) {
+      if (v !== null && !["string", "number", "boolean", "undefined"].includes(typeof v)) return {};
+      data[name] = [];
+    }
+  }
+  const escape = (v) => String(v).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
+  const names = Object.keys(data);
+  let html = `<table><tr>${names.map((n) => `<th>${escape(n)}</th>`).join("")}</tr>`;
+  for (const row of rows) {
+    for (const n of names) data[n].push(row[n] ?? null);
+    html += `<tr>${names.map((n) => `<td>${escape(row[n] ?? "")}</td>`).join("")}</tr>`;
+  }
+  return { "text/html": html + "</table>", "application/vnd.pandastack.data+json": data };
+}
+// own gives the forms that a value says it has, by the method that notebooks of this language ask for.
+function own(value) {
+  const form = value[Symbol.for("Jupyter.display")];
+  if (typeof form !== "function") return;
+  try {
+    const out = JSON.parse(JSON.stringify(form.call(value)));
+    if (out && typeof out === "object" && !Array.isArray(out)) return { "text/plain": util.inspect(value), ...out };
+  } catch { /* it has no such form then */ }
+}
 function bundle(value) {
+  if (value instanceof Uint8Array && value.length > 8) {
+    const bytes = Buffer.from(value.buffer, value.byteOffset, value.length);
+    if (bytes.subarray(0, 4).equals(Buffer.from([0x89, 0x50, 0x4e, 0x47]))) return picture("image/png", bytes);
+    if (bytes.subarray(0, 3).equals(Buffer.from([0xff, 0xd8, 0xff]))) return picture("image/jpeg", bytes);
+  }
+  const given = value && typeof value === "object" ? own(value) : undefined;
+  if (given) return given;
   const out = { "text/plain": typeof value === "string" ? value : util.inspect(value, { depth: 4 }) };
   if (value && typeof value === "object") {
     for (const [kind, name] of [["text/html", "toHTML"], ["image/svg+xml", "toSVG"]]) {
       if (typeof value[name] === "function") { try { out[kind] = String(value[name]()); } catch { /* it has no such form then */ } }
     }
+    Object.assign(out, table(value));
     try { const text = JSON.stringify(value); if (text !== undefined) out["application/json"] = JSON.parse(text); } catch { /* it has cycles: no JSON */ }
   }
   return out;
