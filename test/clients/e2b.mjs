@@ -122,6 +122,42 @@ await operation("pty", async () => {
   await until("the size", () => text.includes("30 90"));
   await assert.rejects(term.wait(), (e) => e.exitCode === 7);
 });
+await operation("pty: resize, connect, kill", async () => {
+  let text = "", again = "";
+  const term = await sbx.pty.create({ cols: 80, rows: 24, onData: (d) => { text += new TextDecoder().decode(d); } });
+  await sbx.pty.resize(term.pid, { cols: 101, rows: 41 });
+  await sbx.pty.sendInput(term.pid, new TextEncoder().encode("stty size\n"));
+  await until("the new size", () => text.includes("41 101"));
+  if (has("getInfo") && "connect" in Object.getPrototypeOf(sbx.pty)) {
+    await term.disconnect();
+    const other = await sbx.pty.connect(term.pid, { onData: (d) => { again += new TextDecoder().decode(d); } });
+    await sbx.pty.sendInput(term.pid, new TextEncoder().encode("echo at-$((6*7))\n"));
+    await until("what is typed after it was connected to", () => again.includes("at-42"));
+    await other.disconnect();
+  }
+  assert.equal(await sbx.pty.kill(term.pid), true);
+  assert.equal(await sbx.pty.kill(term.pid), false);
+});
+await operation("list: filters, pages", async () => {
+  const odd = "100% +ü=x y & z";
+  const twin = await Sandbox.create(template, { metadata: { suite: "pages", odd }, timeoutMs: 300_000 });
+  open.add(twin);
+  const find = async (query) => (await Sandbox.list({ query }).nextItems()).map((s) => s.sandboxId);
+  assert.deepEqual(await find({ metadata: { odd } }), [twin.sandboxId]);
+  assert.deepEqual(await find({ metadata: { odd: "x y" } }), []);
+  assert.ok((await find({ state: ["running", "paused"] })).includes(twin.sandboxId));
+  assert.ok(!(await find({ state: ["paused"] })).includes(twin.sandboxId));
+  const pages = Sandbox.list({ limit: 1 });
+  const seen = [];
+  while (pages.hasNext) {
+    const page = await pages.nextItems();
+    assert.ok(page.length <= 1);
+    seen.push(...page.map((s) => s.sandboxId));
+  }
+  assert.ok(seen.includes(twin.sandboxId) && seen.includes(sbx.sandboxId));
+  await twin.kill();
+  open.delete(twin);
+});
 await operation("getInfo, isRunning, list", async () => {
   const info = await sbx.getInfo();
   assert.equal(info.sandboxId, sbx.sandboxId);
@@ -138,6 +174,9 @@ await operation("setTimeout, metrics", async () => {
   assert.ok(left > 400_000 && left < 600_000, "ends in " + left + " ms");
   const [m] = await sbx.getMetrics();
   assert.ok(m.memTotal > 0 && m.cpuCount > 0);
+  const hour = 3_600_000, now = Date.now();
+  assert.equal((await sbx.getMetrics({ start: new Date(now - hour), end: new Date(now) })).length, 1);
+  assert.deepEqual(await sbx.getMetrics({ start: new Date(now - 2 * hour), end: new Date(now - hour) }), []);
 });
 await operation("getHost: a port from outside", async () => {
   await sbx.files.write("srv/index.html", "served");
@@ -159,6 +198,20 @@ await operation("pause and connect", async () => {
   const before = Number(await again.files.read("/tmp/tick"));
   await until("ticks after the wake", async () => Number(await again.files.read("/tmp/tick")) > before);
 });
+if (newer) await operation("lifecycle: paused by its timeout, resumed by a request", async () => {
+  const box = await Sandbox.create(template, { lifecycle: { onTimeout: "pause", autoResume: true }, timeoutMs: 600_000 });
+  open.add(box);
+  await box.commands.run("echo kept > /dev/shm/f");
+  await box.setTimeout(1000);
+  const state = async () => (await Sandbox.getInfo(box.sandboxId)).state;
+  await until("the pause", async () => (await state()) === "paused");
+  const info = await Sandbox.getInfo(box.sandboxId);
+  assert.deepEqual(info.lifecycle, { onTimeout: "pause", autoResume: true });
+  assert.equal((await box.commands.run("cat /dev/shm/f")).stdout, "kept\n");
+  assert.equal(await state(), "running");
+  await box.kill();
+  open.delete(box);
+});
 if (has("fork")) await operation("fork", async () => {
   await sbx.files.write("/tmp/origin", "parent");
   const kids = await sbx.fork({ count: 2 });
@@ -174,6 +227,7 @@ if (has("fork")) await operation("fork", async () => {
 if (has("createSnapshot")) await operation("snapshots", async () => {
   await sbx.files.write("/tmp/state", "kept");
   const snap = await sbx.createSnapshot();
+  assert.ok((await sbx.listSnapshots().nextItems()).some((s) => s.snapshotId === snap.snapshotId));
   await sbx.files.write("/tmp/state", "changed");
   const copy = await Sandbox.create(snap.snapshotId, { timeoutMs: 300_000 });
   open.add(copy);

@@ -236,6 +236,12 @@ if (process.env.SDK_CLI) {
     await cli("sandbox", "set-ttl", made.id, "--ttl", "700");
     assert.match(await cli("sandbox", "lifecycle", made.id), /"ttl_seconds": 700/);
   });
+  await check("cli: sandbox set-persistent", has('"persistent": true', "sandbox", "set-persistent", id, "--persistent", "true"));
+  await check("cli: sandbox create --from-snapshot", async () => {
+    const child = JSON.parse(await cli("sandbox", "create", "--from-snapshot", made.snap));
+    assert.equal(child.from_snapshot, made.snap);
+    await cli("sandbox", "kill", child.id);
+  });
   await check("cli: sandbox fork", async () => {
     const out = JSON.parse(await cli("sandbox", "fork", made.id, "--metadata", "k=v"));
     assert.equal(out.metadata.k, "v");
@@ -249,6 +255,8 @@ if (process.env.SDK_CLI) {
     for (const c of children) await cli("sandbox", "kill", c.id).catch(() => {}); // promote may have ended one
   });
   await check("cli: sandbox preview-url", has(() => "80-" + made.id, "sandbox", "preview-url", id, "--port", "80"));
+  await check("cli: sandbox preview-urls", has("{", "sandbox", "preview-urls", id));
+  await check("cli: me", has('"auth_method": "token"', "me"));
   await check("cli: token create, list, revoke", async () => {
     const t = JSON.parse(await cli("token", "create", "--label", "cli"));
     assert.ok((await cli("token", "list")).includes(t.prefix));
