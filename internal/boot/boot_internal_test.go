@@ -18,6 +18,7 @@ import (
 	"github.com/pandastack/pandastack/internal/config"
 	"github.com/pandastack/pandastack/internal/durable"
 	"github.com/pandastack/pandastack/internal/kernel"
+	"github.com/pandastack/pandastack/internal/vmm"
 )
 
 // newNode makes a node with the default settings and a data directory of its own; nothing runs.
@@ -291,5 +292,32 @@ func TestObjects(t *testing.T) {
 	}
 	if err := n.stop(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+// asDriver is a driver of which nothing but its abilities is asked.
+type asDriver struct {
+	vmm.Driver
+	can vmm.Capabilities
+}
+
+func (d asDriver) Capabilities() vmm.Capabilities { return d.can }
+
+// TestPlatform: whatever makes images that others refuse makes another platform, so that templates are baked for it.
+func TestPlatform(t *testing.T) {
+	seen := map[string]string{}
+	for what, can := range map[string]vmm.Capabilities{
+		"first": {Name: "q", Version: "1", Accelerator: "tcg", Format: "a"}, "another monitor": {Name: "r", Version: "1", Accelerator: "tcg", Format: "a"},
+		"another version": {Name: "q", Version: "2", Accelerator: "tcg", Format: "a"}, "another accelerator": {Name: "q", Version: "1", Accelerator: "kvm", Format: "a"},
+		"other hardware": {Name: "q", Version: "1", Accelerator: "tcg", Format: "b"},
+	} {
+		for _, digest := range []string{"k1", "k2"} {
+			find := func(context.Context) (kernel.Boot, error) { return kernel.Boot{Digest: digest}, nil }
+			name, err := newNode(t).platform(asDriver{can: can}, find)(t.Context())
+			if other, ok := seen[name]; ok || err != nil {
+				t.Errorf("%s with kernel %s is %q, as %s is (%v)", what, digest, name, other, err)
+			}
+			seen[name] = what
+		}
 	}
 }

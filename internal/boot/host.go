@@ -151,7 +151,7 @@ func (n *node) platform(driver vmm.Driver, find func(context.Context) (kernel.Bo
 			return "", err
 		}
 		c := driver.Capabilities()
-		return fmt.Sprintf("%s %s %s %s", c.Name, c.Version, c.Accelerator, b.Digest), nil
+		return fmt.Sprintf("%s %s %s %s %s", c.Name, c.Version, c.Accelerator, b.Digest, c.Format), nil
 	}
 }
 

@@ -111,6 +111,18 @@ func TestLayersAreOfAWorkspace(t *testing.T) {
 	w.clean(3)
 }
 
+// TestLayersAreOfAHardware: what another virtual hardware left is not gone on from.
+func TestLayersAreOfAHardware(t *testing.T) {
+	w := newWorld(t, nil)
+	spec := dockerfileOf("app", "FROM base\nRUN echo one\n")
+	w.built(spec, nil)
+	w.h.SetFormat("newer")
+	if b, _ := w.built(dockerfileOf("other", spec.Dockerfile), nil); b.StepsCached != 0 {
+		t.Errorf("on newer hardware: %+v", b)
+	}
+	w.clean(2)
+}
+
 func TestStages(t *testing.T) {
 	w := newWorld(t, nil)
 	w.images["img:1"] = image{digest: "sha256:aa", files: map[string]string{"etc/os": "img"}, config: dockerfile.Config{

@@ -340,7 +340,7 @@ func (a *attempt) baseKey(ctx context.Context, from base) (string, error) {
 		return "", err
 	}
 	h := sha256.New()
-	fmt.Fprintf(h, "base 1\n%s\n%s\n%s\n", c.Driver, c.Version, c.Accelerator)
+	fmt.Fprintf(h, "base 1\n%s\n%s\n%s\n%s\n", c.Driver, c.Version, c.Accelerator, c.Format)
 	switch {
 	case from.stage >= 0:
 		keys := a.stages[from.stage].keys

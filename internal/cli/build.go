@@ -182,14 +182,21 @@ func (f *buildFlags) directory(dir string) (*client.Upload, func() error, error)
 // followBuild shows the log of a build on standard error until it has ended, and answers it. One that failed is
 // an error with its code.
 func (a *app) followBuild(ctx context.Context, cl *client.Client, id api.BuildID, after int64) (api.Build, error) {
+	show := buildLines(a.talk)
 	for again := 0; ; again++ {
 		err := cl.Templates.BuildLogs(ctx, id, after, true, func(l api.BuildLine) error {
 			after, again = l.Seq, 0
-			a.buildLine(l)
+			if l.Level != "error" { // it is the error that is answered
+				show(l)
+			}
 			return nil
 		})
 		if err == nil {
 			break
+		}
+		if ctx.Err() != nil {
+			a.talk("the node goes on with it: pandastack template logs -f %s follows it, pandastack template cancel %s ends it", id, id)
+			return api.Build{}, err
 		}
 		if code := api.CodeOf(err); code != api.Unavailable && code != api.Unreachable || again == 5 {
 			return api.Build{}, err
@@ -202,11 +209,31 @@ func (a *app) followBuild(ctx context.Context, cl *client.Client, id api.BuildID
 	return b, err
 }
 
-func (a *app) buildLine(l api.BuildLine) {
-	if l.Step != "" {
-		a.talk("[%s] %s", l.Step, l.Line)
-	} else {
-		a.talk("%s", l.Line)
+// maxTitle is how much of a step is shown above what it says, in characters.
+const maxTitle = 100
+
+// buildLines shows lines of a log under the step that they are of, whose title is told once.
+func buildLines(talk func(format string, args ...any)) func(api.BuildLine) {
+	step := ""
+	return func(l api.BuildLine) {
+		title := strings.Join(strings.Fields(l.Step), " ")
+		if runes := []rune(title); len(runes) > maxTitle {
+			title = string(runes[:maxTitle]) + "..."
+		}
+		switch {
+		case l.Step == "":
+			talk("%s", l.Line)
+		case l.Line == "cached":
+			talk("[%s] cached", title)
+		case l.Step != step:
+			talk("[%s]", title)
+			if l.Line != "begins" {
+				talk("  %s", l.Line)
+			}
+		default:
+			talk("  %s", l.Line)
+		}
+		step = l.Step
 	}
 }
 

@@ -4,10 +4,12 @@ import (
 	"archive/tar"
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/pandastack/pandastack/api"
@@ -131,5 +133,20 @@ func TestSandboxFactsTellDataDisks(t *testing.T) {
 	disks := []api.DataDisk{{Name: "rows", SizeMB: 64, MountPath: "/var/rows"}, {Name: "logs", SizeMB: 32, MountPath: "/var/logs"}}
 	if err := sandboxFacts(&out, api.Sandbox{DataDisks: disks}); err != nil || !bytes.Contains(out.Bytes(), []byte("rows: 64 MiB at /var/rows, logs: 32 MiB at /var/logs\n")) {
 		t.Errorf("%v\n%s", err, out.String())
+	}
+}
+
+func TestBuildLinesAreToldUnderTheirStep(t *testing.T) {
+	var out strings.Builder
+	show := buildLines(func(format string, args ...any) { fmt.Fprintf(&out, format+"\n", args...) })
+	for _, l := range []api.BuildLine{
+		{Line: "image is there"}, {Step: "1/3 COPY . .", Line: "cached"}, {Step: "2/3 RUN a \\\n  b", Line: "begins"}, {Step: "2/3 RUN a \\\n  b", Line: "out"},
+		{Step: "3/3 RUN " + strings.Repeat("é", 200), Line: "begins"}, {Step: "publish boot", Line: "booted"}, {Step: "publish boot", Line: "start: x"}, {Line: "ready"},
+	} {
+		show(l)
+	}
+	want := "image is there\n[1/3 COPY . .] cached\n[2/3 RUN a \\ b]\n  out\n[3/3 RUN " + strings.Repeat("é", 92) + "...]\n[publish boot]\n  booted\n  start: x\nready\n"
+	if out.String() != want {
+		t.Errorf("told %q, want %q", out.String(), want)
 	}
 }

@@ -192,6 +192,7 @@ type Bake struct {
 // Capacity is what a host has and has promised.
 type Capacity struct {
 	Driver, Version, Accelerator, Isolation string
+	Format                                  string // of the virtual hardware: a snapshot of another is not restored here
 	VCPUs                                   int
 	MemoryMiB                               int // of the host
 	MemoryFreeMiB                           int // that may still be promised

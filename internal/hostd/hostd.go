@@ -212,7 +212,7 @@ func (h *Host) Capacity(context.Context) (hostapi.Capacity, error) {
 		return hostapi.Capacity{}, err
 	}
 	out := hostapi.Capacity{
-		Driver: can.Name, Version: can.Version, Accelerator: string(can.Accelerator), Isolation: can.Isolation,
+		Driver: can.Name, Version: can.Version, Format: can.Format, Accelerator: string(can.Accelerator), Isolation: can.Isolation,
 		VCPUs: runtime.NumCPU(), MemoryMiB: total, MemoryFreeMiB: free,
 		DiskMiB: int(disk >> 20), DiskFreeMiB: int(diskFree >> 20),
 	}

@@ -23,6 +23,7 @@ const (
 type Capabilities struct {
 	Name        string // "qemu", "fake"
 	Version     string // of the monitor program
+	Format      string // of the virtual hardware, if the driver has changed it: images of another are refused
 	Accelerator Accelerator
 	Isolation   string // what stands between guest and host, for people: "microvm"
 	Snapshot    bool   // Prepare, Load and Capture work

@@ -43,6 +43,7 @@ type Host struct {
 	nextWatch  int
 	nextPID    int
 	maxRunning int
+	format     string
 	began      time.Time
 }
 
@@ -61,6 +62,13 @@ type snapshot struct {
 	disks []hostapi.DataDisk
 	files map[string]file
 	env   map[string]string
+}
+
+// SetFormat lets the host have another virtual hardware from now on.
+func (h *Host) SetFormat(name string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.format = name
 }
 
 // New makes a host that knows the baked template "base" and the unbaked one "raw", with room for 1000

@@ -93,7 +93,7 @@ func New(ctx context.Context, config Config) (*Driver, error) {
 // Capabilities implements vmm.Driver.
 func (d *Driver) Capabilities() vmm.Capabilities {
 	return vmm.Capabilities{
-		Name: "qemu", Version: d.version.text, Accelerator: d.config.Accelerator,
+		Name: "qemu", Version: d.version.text, Format: machineFormat, Accelerator: d.config.Accelerator,
 		Isolation: "microvm", Snapshot: true, LiveFork: true, Rehearse: d.warm != nil,
 	}
 }
