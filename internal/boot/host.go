@@ -212,6 +212,7 @@ func (n *node) host(ctx context.Context) (*hostd.Host, error) {
 			DiskReserveMiB: c.DiskReserveMiB,
 			Admission:      machine.Admission{ReserveMiB: c.MemoryReserveMiB},
 			HostMemory:     n.memory(),
+			HugeMemory:     n.hugeMemory(),
 			Owner:          n.owner(cell),
 			Kernel: func(ctx context.Context) (machine.Kernel, error) {
 				b, err := find(ctx)
@@ -230,6 +231,14 @@ func (n *node) host(ctx context.Context) (*hostd.Host, error) {
 	}
 	n.run(ctx, "network", pool.Run)
 	return host, nil
+}
+
+// hugeMemory gives the pages of 2 MiB that machines may have; nil for none.
+func (n *node) hugeMemory() func() (int64, error) {
+	if !n.Config.VMM.HugePages {
+		return nil
+	}
+	return vmm.ReadHugePages
 }
 
 // memory gives what the host has, or no more than the configuration allows.

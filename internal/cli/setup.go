@@ -161,7 +161,7 @@ func (a *app) doctor() *cobra.Command {
 			}
 		}
 		var broken error
-		results := doctor.Check(c.Context(), probe.Config{DataDir: l.DataDir, QEMU: l.VMM.QEMU, Driver: l.VMM.Driver, Firecracker: l.VMM.Firecracker, GuestAgent: l.Agent()}, func(r probe.Result) {
+		results := doctor.Check(c.Context(), probe.Config{DataDir: l.DataDir, QEMU: l.VMM.QEMU, Driver: l.VMM.Driver, Firecracker: l.VMM.Firecracker, Jailer: l.VMM.Jailer, HugePages: l.VMM.HugePages, GuestAgent: l.Agent()}, func(r probe.Result) {
 			if !a.json {
 				broken = errors.Join(broken, doctor.Line(a.Stdout, r, width))
 			}

@@ -52,6 +52,7 @@ type monitor struct {
 	loaded chan struct{}
 	paused bool
 	mem    memory
+	told   string // who its guest is, before it ran
 }
 
 func newHost() *host { return &host{monitors: map[string]*monitor{}, fail: map[string]error{}} }
@@ -90,7 +91,7 @@ func (h *host) of(id string) *monitor {
 }
 
 func (h *host) Capabilities() vmm.Capabilities {
-	return vmm.Capabilities{Name: "test", Version: "1", Accelerator: vmm.None, Snapshot: true, LiveFork: true}
+	return vmm.Capabilities{Name: "test", Version: "1", Accelerator: vmm.None, Snapshot: true, LiveFork: true, HugePages: true}
 }
 
 func (h *host) spawn(spec vmm.Spec, image *memory) (*monitor, error) {
@@ -182,6 +183,21 @@ func (m *monitor) run(mem memory) {
 }
 
 func (m *monitor) PID() int { return m.pid }
+
+// Identify implements vmm.Identifier. What comes when the guest runs already is too late.
+func (m *monitor) Identify(_ context.Context, document []byte) error {
+	if err := m.host.trip("identify"); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	select {
+	case <-m.loaded:
+	default:
+		m.told = string(document)
+	}
+	return nil
+}
 
 // Dial gives a connection that only openLink understands.
 func (m *monitor) Dial(context.Context) (net.Conn, error) {

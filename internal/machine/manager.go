@@ -42,6 +42,9 @@ type Config struct {
 	Admission      Admission
 	HostMemory     HostMemory // default ReadMeminfo
 	FreeSpace      FreeSpace  // default StatFS
+	// HugeMemory tells how many bytes of pages of 2 MiB the host keeps ready, of which the memory of machines that
+	// stream is made where a driver can; nil: of none.
+	HugeMemory func() (int64, error)
 	// Owner gives the user and group that runs the monitor in a network place; nil: our own.
 	Owner func(slot int) (uid, gid int)
 	// Kernel is what a machine boots cold with; nil: none can.
@@ -89,6 +92,7 @@ type Manager struct {
 	mu       sync.Mutex
 	machines map[hostapi.MachineID]*machine
 	spares   map[snapshot.Ref]*spare // guarded by mu
+	huge     map[*machine]int64      // bytes of huge pages that were promised; guarded by mu
 }
 
 // machine is one machine. Whoever holds busy owns it: it alone changes the fields, under mu so that
@@ -148,7 +152,7 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 			promises: map[hostapi.MachineID]promise{}},
 		deaths: make(chan death), starving: make(chan vmm.Machine), unsettled: make(chan string, 256), closed: make(chan struct{}),
 		machines: map[hostapi.MachineID]*machine{},
-		wanted:   make(chan snapshot.Ref, 16), spares: map[snapshot.Ref]*spare{},
+		wanted:   make(chan snapshot.Ref, 16), spares: map[snapshot.Ref]*spare{}, huge: map[*machine]int64{},
 	}, nil
 }
 

@@ -3,6 +3,7 @@ package machine
 import (
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -109,7 +110,9 @@ func (m *Manager) prepare(ctx context.Context, p *plan, mc *machine, image vmm.I
 	if err := m.ownAll(mc); err != nil {
 		return err
 	}
-	vm, err := m.deps.Driver.Prepare(ctx, m.spec(mc), image)
+	spec := m.spec(mc)
+	spec.HugePages = m.large(mc)
+	vm, err := m.deps.Driver.Prepare(ctx, spec, image)
 	if err != nil {
 		return fmt.Errorf("prepare a monitor: %w", err)
 	}
@@ -140,12 +143,17 @@ func (m *Manager) ownAll(mc *machine) error {
 // greet opens the guest channel and writes who the guest is to become. The guest reads it when it runs. One
 // that boots has mounts, which may be nil, to do.
 func (m *Manager) greet(ctx context.Context, p *plan, mc *machine, grow bool, mounts []guestapi.Mount) error {
+	id := identity(mc, grow)
+	id.Mounts = mounts
+	if vm, ok := mc.vm.(vmm.Identifier); ok {
+		if err := vm.Identify(ctx, metadata(id)); err != nil {
+			return err
+		}
+	}
 	conn, err := mc.vm.Dial(ctx)
 	if err != nil {
 		return fmt.Errorf("dial the guest: %w", err)
 	}
-	id := identity(mc, grow)
-	id.Mounts = mounts
 	link, err := m.deps.Link(ctx, conn, Greeting{Generation: mc.in.Generation, Identity: &id})
 	if err != nil {
 		return errors.Join(fmt.Errorf("greet the guest: %w", err), conn.Close())
@@ -178,6 +186,13 @@ func identity(mc *machine, grow bool) guestapi.Identity {
 	}
 	id.Time = time.Now()
 	return id
+}
+
+// metadata is what of an identity programs find that know the metadata services of clouds, under the names there.
+func metadata(id guestapi.Identity) []byte {
+	own := map[string]string{"instance-id": id.MachineID, "local-hostname": id.Hostname, "hostname": id.Hostname}
+	text, _ := json.Marshal(map[string]any{"latest": map[string]any{"meta-data": own}}) // strings alone
+	return text
 }
 
 // confirm waits until the guest is who it was told to be. A guest that does not say so in time is none.

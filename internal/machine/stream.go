@@ -74,7 +74,46 @@ func (m *Manager) attach(ctx context.Context, p *plan, mc *machine, snap snapsho
 	})
 	mc.set(func() { mc.stream = stream })
 	image.Memory = stream.Memory()
+	if err := m.enlarge(p, mc); err != nil {
+		return image, err
+	}
 	return image, p.did("stream")
+}
+
+// enlarge has a machine's memory made of huge pages, if those that the host keeps ready suffice for all of it beside
+// all of the other machines': a monitor that finds none when it touches its memory is killed.
+func (m *Manager) enlarge(p *plan, mc *machine) error {
+	if m.cfg.HugeMemory == nil || !m.deps.Driver.Capabilities().HugePages {
+		return nil
+	}
+	left, err := m.cfg.HugeMemory()
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, promised := range m.huge {
+		left -= promised
+	}
+	if all := int64(mc.in.MemoryMiB) * mib; all <= left {
+		p.back.Push("give huge pages back", func(context.Context) error { m.shrink(mc); return nil })
+		m.huge[mc] = all
+	}
+	return nil
+}
+
+// large says whether a machine's memory is made of huge pages.
+func (m *Manager) large(mc *machine) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.huge[mc] > 0
+}
+
+// shrink notes that a machine needs no huge pages any more.
+func (m *Manager) shrink(mc *machine) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.huge, mc)
 }
 
 // whole waits until all that a machine started on is on this host: it can be captured then.
@@ -124,6 +163,7 @@ func (m *Manager) detach(ctx context.Context, mc *machine) error {
 		return fmt.Errorf("end the stream: %w", err)
 	}
 	mc.set(func() { mc.stream = nil })
+	m.shrink(mc)
 	return nil
 }
 

@@ -215,6 +215,62 @@ func TestStreamingMachine(t *testing.T) {
 	w.empty()
 }
 
+// Memory that is still coming is made of huge pages as far as the host keeps them ready: a machine has all of its
+// memory of them or none, and what one no longer needs the next may have.
+func TestHugePagesGoAsFarAsTheyAre(t *testing.T) {
+	w := newWorld(t)
+	w.layFar()
+	w.huge = 100 << 20 // for one machine of 64 MiB
+	create := func(id string, want bool) {
+		t.Helper()
+		w.must(w.createFar(id, true))
+		if got := w.host.of(id).spec.HugePages; got != want {
+			t.Errorf("machine %s has huge pages: %v, want %v", id, got, want)
+		}
+	}
+	create("a", true)
+	create("b", false)
+	w.destroy("a")
+	create("c", true)
+	w.host.failNext("load", errors.New("refused"))
+	w.destroy("c")
+	if err := w.createFar("d", false); err == nil {
+		t.Error("it was loaded")
+	}
+	create("e", true)
+	w.must(w.mgr.Hibernate(t.Context(), "e"))
+	create("f", true)
+	w.huge = 0
+	create("g", false)
+	for _, id := range []string{"b", "e", "f", "g"} {
+		w.destroy(id)
+	}
+	w.empty()
+}
+
+// A guest that can ask its monitor who it is finds that with its first instruction; a create whose monitor does not
+// take it is none.
+func TestIdentityIsToldFirst(t *testing.T) {
+	w := newWorld(t)
+	w.create("a", false)
+	got, err := w.mgr.Fork(t.Context(), hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "b", Hostname: "other"}}})
+	w.must(err)
+	w.must(got[0].Err)
+	for id, name := range map[string]string{"a": "a", "b": "other"} {
+		want := `{"latest":{"meta-data":{"hostname":"` + name + `","instance-id":"` + id + `","local-hostname":"` + name + `"}}}`
+		if told := w.host.of(id).told; told != want {
+			t.Errorf("the guest of %s finds %s, want %s", id, told, want)
+		}
+	}
+	w.host.failNext("identify", errors.New("refused"))
+	if _, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "c"}, base, ""); err == nil || !strings.Contains(err.Error(), "refused") {
+		t.Errorf("created: %v", err)
+	}
+	w.destroy("a")
+	w.destroy("b")
+	w.empty()
+}
+
 func TestCaptureWaitsForAll(t *testing.T) {
 	w := newWorld(t)
 	w.layFar()

@@ -49,6 +49,7 @@ type world struct {
 	groups  *groups
 	hook    atomic.Pointer[func(op, step string) error]
 	free    int64    // bytes of disk that are told to be free
+	huge    int64    // bytes of huge pages that are told to be ready
 	streams *streams // nil: none
 	spares  int      // that the manager keeps; read by boot
 
@@ -110,6 +111,7 @@ func (w *world) boot() {
 	w.mgr, err = machine.New(machine.Config{
 		Dir: filepath.Join(w.dir, "machines"), ReadyTimeout: 30 * time.Second, Spares: w.spares,
 		HostMemory: func() (int64, int64, error) { return 1 << 40, 1 << 40, nil },
+		HugeMemory: func() (int64, error) { return w.huge, nil },
 		FreeSpace:  func(string) (int64, int64, error) { return 1 << 40, w.free, nil },
 		Kernel:     func(context.Context) (machine.Kernel, error) { return machine.Kernel{}, nil },
 		OnStep: func(op, step string) error {

@@ -131,6 +131,33 @@ func TestServeAll(t *testing.T) {
 	}
 }
 
+// TestServesHugePages has memory of pages of 2 MiB served: each whole, those without content as zeros, those that
+// were given back as zeros, too, and from the store as from the file that has come.
+func TestServesHugePages(t *testing.T) {
+	probetest.HugePages(t, 8)
+	data := pagertest.Pattern(8<<20, func(page int) bool { return page < 512 || page%3 == 0 })
+	source := pagertest.New(map[string][]byte{"memory": data})
+	f := file(t, source, 0)
+	g := serve(t, f, int64(len(data)), uffd.Huge, pager.ServeOptions{Trace: pager.Trace{{File: "memory", Offset: 6 << 20, Length: uffd.Page}}})
+	g.is(data[:4<<20], 0)
+	if err := g.Drop(2<<20, uffd.Huge); err != nil {
+		t.Fatal(err)
+	}
+	want := append([]byte(nil), data...)
+	clear(want[2<<20 : 4<<20])
+	if err := g.Write(3<<20, uffd.Page, 9); err != nil {
+		t.Fatal(err)
+	}
+	for i := range uffd.Page {
+		want[3<<20+i] = 9
+	}
+	path := filepath.Join(t.TempDir(), "memory")
+	if err := errors.Join(os.WriteFile(path, data, 0o600), f.SetLocal(path)); err != nil {
+		t.Fatal(err)
+	}
+	g.is(want, 0)
+}
+
 func TestRemovedMemoryIsZero(t *testing.T) {
 	data := pagertest.Pattern(4<<20, nil)
 	source := pagertest.New(map[string][]byte{"memory": data})

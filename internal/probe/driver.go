@@ -142,6 +142,11 @@ func (c Config) firecracker(ctx context.Context) Finding {
 	if err == nil {
 		err = firecracker.Usable(version)
 	}
+	if err == nil && c.Jailer != "" {
+		if err := firecracker.CheckJailer(ctx, c.Jailer, version); err != nil {
+			return fail("set vmm.jailer to the jailer that came with this Firecracker, or to nothing: the node has a jail of its own", "%v", err)
+		}
+	}
 	if err != nil && wanted {
 		return fail(install, "%v", err)
 	}
@@ -173,8 +178,13 @@ func (c Config) driver(ctx context.Context) Finding {
 }
 
 // guestMemory looks at what the host does with the memory of guests behind their backs.
-func guestMemory(context.Context) Finding {
+func (c Config) guestMemory(context.Context) Finding {
 	var wrong, fix []string
+	if c.HugePages {
+		if ready, err := vmm.ReadHugePages(); err != nil || ready == 0 {
+			wrong, fix = append(wrong, "no pages of 2 MiB are kept ready, and vmm.huge_pages asks for them"), append(fix, "sysctl vm.nr_hugepages=N, half as many as the MiB of such sandboxes")
+		}
+	}
 	if text, err := os.ReadFile("/sys/kernel/mm/ksm/run"); err == nil && strings.TrimSpace(string(text)) == "1" {
 		wrong, fix = append(wrong, "equal pages of different guests are merged, which tells them about one another"), append(fix, "echo 0 > /sys/kernel/mm/ksm/run")
 	}

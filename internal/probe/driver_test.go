@@ -81,6 +81,50 @@ func TestChooseDriver(t *testing.T) {
 	}
 }
 
+// A jailer of another release, or one that is none, is found before a machine is to start.
+func TestJailerRow(t *testing.T) {
+	for name, r := range map[string]struct {
+		says  string
+		level probe.Level
+		words string
+	}{
+		"fits":   {"Jailer v1.17.0", probe.OK, "1.17.0"},
+		"other":  {"Jailer v1.16.0", probe.Fail, "does not fit"},
+		"faulty": {"Jailer v1.14.0", probe.Fail, "does not fit"},
+		"none":   {"hello", probe.Fail, "no version"},
+	} {
+		c := monitors(t, "1.17.0", speaks)
+		c.Jailer = filepath.Join(t.TempDir(), "jailer")
+		if err := os.WriteFile(c.Jailer, []byte("#!/bin/sh\necho "+r.says+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		list, err := probe.Find(probe.All(c), probe.Firecracker)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f := list[0].Run(t.Context()); f.Level != r.level || !strings.Contains(f.Text, r.words) || (f.Level == probe.Fail) == (f.Fix == "") {
+			t.Errorf("%s: got %+v", name, f)
+		}
+	}
+}
+
+// Huge pages that are asked for and not there are told.
+func TestHugePagesRow(t *testing.T) {
+	ready, err := os.ReadFile("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
+	if err != nil || strings.TrimSpace(string(ready)) != "0" {
+		t.Skipf("probe hugepages: this machine keeps %s: %v", ready, err)
+	}
+	for _, asked := range []bool{true, false} {
+		list, err := probe.Find(probe.All(probe.Config{HugePages: asked}), probe.GuestMemory)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f := list[0].Run(t.Context()); strings.Contains(f.Text, "vmm.huge_pages") != asked {
+			t.Errorf("asked for: %v, got %+v", asked, f)
+		}
+	}
+}
+
 func TestFirecrackerRow(t *testing.T) {
 	for release, want := range map[string]struct {
 		level probe.Level

@@ -64,6 +64,8 @@ type Config struct {
 	Driver  string // Auto (or empty), FirecrackerDriver or QEMUDriver
 	// Firecracker is its program; empty: firecracker in PATH.
 	Firecracker string
+	Jailer      string // program of Firecracker's own jailer; empty: it is not used
+	HugePages   bool   // memory of machines shall be made of huge pages
 	GuestAgent  string // path of the guest agent's program; empty: not looked at
 }
 
@@ -103,7 +105,7 @@ func All(c Config) []Probe {
 		{Accelerator, c.accelerator},
 		{Firecracker, c.firecracker},
 		{Driver, c.driver},
-		{GuestMemory, guestMemory},
+		{GuestMemory, c.guestMemory},
 		{Reflink, c.reflink},
 		{Network, network},
 		{CGroups, cgroups},

@@ -10,7 +10,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -202,25 +201,8 @@ func TestBellEndsAWait(t *testing.T) {
 	finished(t, done)
 }
 
-// hugePages makes the pool large enough for a test and back to what it was.
-func hugePages(t *testing.T, count int) {
-	t.Helper()
-	const pool = "/proc/sys/vm/nr_hugepages"
-	before, err := os.ReadFile(pool)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.WriteFile(pool, before, 0) })
-	if err := os.WriteFile(pool, fmt.Appendf(nil, "%d", count), 0); err != nil {
-		t.Fatal(err)
-	}
-	if got, err := os.ReadFile(pool); err != nil || strings.TrimSpace(string(got)) != fmt.Sprint(count) {
-		t.Skipf("probe hugepages: this machine has no %d huge pages: %s, %v", count, got, err)
-	}
-}
-
 func TestHugePages(t *testing.T) {
-	hugePages(t, 4)
+	probetest.HugePages(t, 4)
 	s := serveProcess(t, 4<<20, uffd.Huge)
 	data := bytes.Repeat([]byte{1, 2, 3, 4}, uffd.Huge/4)
 	var got string

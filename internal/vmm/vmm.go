@@ -177,6 +177,13 @@ type Reclaimer interface {
 	Reclaim(ctx context.Context, mib int) error
 }
 
+// Identifier is a Machine whose guest can ask its monitor who it is, as guests of clouds ask a metadata service.
+type Identifier interface {
+	// Identify says what the guest is answered: a JSON object, which replaces what was said before. Said before
+	// Load, it is there with the guest's first instruction.
+	Identify(ctx context.Context, document []byte) error
+}
+
 // Capture is memory and device state of a machine at one moment. It may be loaded into many machines at
 // once and saved; Close frees it when nobody uses it any more.
 type Capture interface {

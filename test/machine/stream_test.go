@@ -5,6 +5,8 @@ package machine
 import (
 	"bytes"
 	"errors"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/pandastack/pandastack/internal/blob/blobtest"
@@ -34,12 +36,15 @@ func TestStoreDiesUnderAMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	l = reopen(t, store)
+	store.faults.Decide(func(c blobtest.Call) blobtest.Fault {
+		if _, err := os.Stat(filepath.Join(l.dir, "snapshots", string(snp))); err == nil { // begun; the rest comes soon
+			return blobtest.Fault{Err: errors.New("the store is gone")}
+		}
+		return blobtest.Fault{}
+	})
 	if _, err := l.StreamSnapshot(t.Context(), "ws", snp, nil); err != nil {
 		t.Fatal(err)
 	}
-	store.faults.Decide(func(c blobtest.Call) blobtest.Fault {
-		return blobtest.Fault{Err: errors.New("the store is gone")}
-	})
 	_, err := l.Create(t.Context(), hostapi.Create{ID: "starved", Snapshot: snp})
 	if err == nil {
 		destroy(t, "starved")

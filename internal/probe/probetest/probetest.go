@@ -5,6 +5,9 @@
 package probetest
 
 import (
+	"fmt"
+	"os"
+	"strings"
 	"testing"
 
 	"github.com/pandastack/pandastack/internal/probe"
@@ -22,5 +25,23 @@ func Need(t testing.TB, c probe.Config, names ...string) {
 		if r.Level == probe.Fail {
 			t.Skipf("probe %s: %s; %s", r.Name, r.Text, r.Fix)
 		}
+	}
+}
+
+// HugePages has the host keep so many pages of 2 MiB ready until the test ends, and skips it where there is no room
+// for them.
+func HugePages(t testing.TB, count int) {
+	t.Helper()
+	const pool = "/proc/sys/vm/nr_hugepages"
+	before, err := os.ReadFile(pool)
+	if err != nil {
+		t.Skipf("probe hugepages: %v", err)
+	}
+	t.Cleanup(func() { _ = os.WriteFile(pool, before, 0) }) // what is in use goes when it is freed
+	if err := os.WriteFile(pool, fmt.Appendf(nil, "%d", count), 0); err != nil {
+		t.Skipf("probe hugepages: %v", err)
+	}
+	if got, err := os.ReadFile(pool); err != nil || strings.TrimSpace(string(got)) != fmt.Sprint(count) {
+		t.Skipf("probe hugepages: this machine has no room for %d huge pages: %s, %v", count, got, err)
 	}
 }

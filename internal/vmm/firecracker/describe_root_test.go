@@ -44,6 +44,7 @@ func TestDescription(t *testing.T) {
 		{"PUT /drives/disk1", `{"drive_id":"disk1","path_on_host":"disk1","is_root_device":false,"is_read_only":false,` + drive + `}`},
 		{"PUT /drives/disk2", drive + `}`},
 		{"PUT /network-interfaces/eth0", `"guest_mac":"06:00:00:00:00:01","tx_rate_limiter":{"bandwidth":{"size":5,"refill_time":1000},"ops":{"size":0,"refill_time":0}}}`},
+		{"PUT /mmds/config", `{"version":"V2","network_interfaces":["eth0"]}`},
 		{"PUT /hotplug/memory", `{"total_size_mib":256,"slot_size_mib":128,"block_size_mib":2}`},
 		{"PUT /actions", "InstanceStart"},
 	} {

@@ -19,7 +19,8 @@
 //   - Prepare: the process is started, and files are laid into root. Nothing is asked yet, because a
 //     monitor that was asked for anything of a boot refuses to load.
 //   - Load: one request, which resumes too. Only a machine that needs more than its snapshot says (a larger
-//     disk, a volume, more memory, rates) is loaded stopped, changed, and then resumed.
+//     disk, a volume, more memory, rates) is loaded stopped, changed, and then resumed. Who the guest is
+//     (Identify) is said before: metadata is no part of a boot, and is there when the guest runs.
 //
 // # Capture
 //

@@ -89,7 +89,7 @@ func New(ctx context.Context, config Config) (*Driver, error) {
 		return nil, fmt.Errorf("firecracker: %d MiB more memory and %d more disks: multiples of %d MiB, and no negative numbers", config.MoreMemoryMiB, config.MoreDisks, slotMiB)
 	}
 	if config.Jailer != "" {
-		if err := checkJailer(ctx, config.Jailer, version); err != nil {
+		if err := CheckJailer(ctx, config.Jailer, version); err != nil {
 			return nil, err
 		}
 	}

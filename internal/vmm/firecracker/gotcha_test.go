@@ -31,7 +31,8 @@ var gotchas = []gotcha{
 	{"unknown fields are refused", []string{"vmm/firecracker/fcapi: TestGates", "vmm/firecracker: TestMachines"}, nil},
 	{"free page hinting has routes of its own and a race", nil, []string{"hinting"}},
 	{"metrics are not flushed while it is paused", nil, []string{"FlushMetrics"}},
-	{"identity must be there before the first instruction", []string{"vmm/vmmtest: testRestoreAtOnce"}, []string{"mmds"}},
+	{"identity must be there before the first instruction", []string{"vmm/vmmtest: testRestoreAtOnce", "vmm/firecracker: TestIdentityFirst"}, nil},
+	{"metadata is refused before the network card that reaches it", []string{"vmm/firecracker: TestDescription", "vmm/firecracker: TestIdentityFirst"}, nil},
 	{"a failed load burns the process", []string{"vmm/firecracker: TestFaults"}, nil},
 	// Processes and the jailer.
 	{"the jailer's control groups are of version 1 by default", []string{"vmm/firecracker/fctest: TestJailerCommandLine", "vmm/firecracker: TestOfficialJailer"}, nil},

@@ -282,10 +282,15 @@ func TestStoreIsGone(t *testing.T) {
 	a.must(err)
 	a.stop()
 	b := newSite(t, "fcbgone", program, store, false)
+	gone := errors.New("the store is gone")
+	store.Decide(func(blobtest.Call) blobtest.Fault {
+		if _, err := os.Stat(filepath.Join(b.dir, "data", "snapshots", "snp1")); err == nil { // begun; all else comes at once
+			return blobtest.Fault{Err: gone}
+		}
+		return blobtest.Fault{}
+	})
 	_, err = b.host.StreamSnapshot(t.Context(), "ws", "snp1", nil)
 	b.must(err)
-	gone := errors.New("the store is gone")
-	store.Decide(func(blobtest.Call) blobtest.Fault { return blobtest.Fault{Err: gone} })
 	if _, err := b.host.Create(t.Context(), hostapi.Create{ID: "child", Snapshot: "snp1"}); err == nil || !strings.Contains(err.Error(), gone.Error()) {
 		t.Errorf("got %v, want why", err)
 	}

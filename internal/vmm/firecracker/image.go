@@ -17,7 +17,7 @@ const shapeName = "shape.json"
 
 // machineFormat names the virtual hardware that Boot builds. Change it with every change there that a guest
 // can see and that shape does not tell: images of another format are refused.
-const machineFormat = "firecracker-mmio-1"
+const machineFormat = "firecracker-mmio-2"
 
 // Limits of what is read of an image or taken from a monitor. A state file is some tens of kilobytes;
 // Firecracker itself takes no more than 10 MiB.
@@ -34,6 +34,7 @@ type shape struct {
 	ReadOnly []bool `json:"read_only"`
 	Device   string `json:"device,omitempty"` // tap of its network card; "": none
 	Rates    bool   `json:"rates,omitempty"`  // some rate is held
+	Huge     bool   `json:"huge,omitempty"`   // its pages were of 2 MiB, which a load from a file must not take over
 }
 
 func (s shape) memoryBytes() int64 { return int64(s.BaseMiB+s.MoreMiB) << 20 }

@@ -43,6 +43,7 @@ var (
 	_ vmm.Machine     = (*machine)(nil)
 	_ vmm.Anticipator = (*machine)(nil)
 	_ vmm.Reclaimer   = (*machine)(nil)
+	_ vmm.Identifier  = (*machine)(nil)
 )
 
 func newMachine(ctx context.Context, d *Driver, spec vmm.Spec, manifest vmm.Manifest, s shape) *machine {

@@ -4,6 +4,7 @@ package firecracker_test
 
 import (
 	"errors"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -95,6 +96,25 @@ func (w *world) wantMore(t *testing.T, h *vmmtest.Host, spec vmm.Spec, n vmm.Mac
 	if got := w.requests(t, again.ID); asked(got, "PATCH /hotplug/memory", "") >= 0 || asked(got, "PATCH /drives/disk0", "path_on_host") >= 0 ||
 		asked(got, "PATCH /drives/disk1", "bandwidth") < 0 {
 		t.Errorf("what the image has was asked for again, or its rates were not: %v", got)
+	}
+}
+
+// TestIdentityFirst holds that a guest with a network card finds who it is with its first instruction, whatever
+// machine it was a moment before: the monitor hears it before it loads, and no snapshot keeps it.
+func TestIdentityFirst(t *testing.T) {
+	for _, release := range releases {
+		t.Run(release, func(t *testing.T) {
+			w := newWorld(t, release)
+			w.spec.NIC = &vmm.NIC{Device: "test0", MAC: net.HardwareAddr{6, 0, 0, 0, 0, 1}}
+			h := vmmtest.Bake(t, w.lab())
+			one := h.Restore(t)
+			for _, m := range []*vmmtest.Machine{one, h.Restore(t), h.Fork(t, one, 1)[0]} {
+				all := w.requests(t, m.Spec.ID)
+				if at := asked(all, "PUT /mmds", `{"id":"`+m.Spec.ID+`"}`); at != 0 || asked(all, "PUT /snapshot/load", `"resume_vm":true`) != 1 {
+					t.Errorf("machine %s was told who it is at %d of %v", m.Spec.ID, at, all)
+				}
+			}
+		})
 	}
 }
 

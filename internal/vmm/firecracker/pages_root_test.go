@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pandastack/pandastack/internal/probe/probetest"
 	"github.com/pandastack/pandastack/internal/uffd"
 	"github.com/pandastack/pandastack/internal/vmm"
-	"github.com/pandastack/pandastack/internal/vmm/firecracker/fctest"
 	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
 )
 
@@ -136,8 +136,8 @@ func (p *pages) answer(fd *uffd.FD, regions []uffd.Region, file *os.File, events
 		if e.Kind != uffd.Fault {
 			continue
 		}
-		at := e.Start &^ (uffd.Page - 1)
-		page := make([]byte, uffd.Page)
+		at := e.Start &^ (regions[0].PageSize - 1)
+		page := make([]byte, regions[0].PageSize) // all regions have pages of one size
 		for _, r := range regions {
 			if at < r.Base || at >= r.Base+r.Size || p.removed[at] {
 				continue
@@ -214,27 +214,32 @@ func TestPagesAreNotAdopted(t *testing.T) {
 	w.nothingLeft(t, m.Spec)
 }
 
-// TestHugePages holds what a monitor is asked for large pages: no following of small ones.
+// TestHugePages holds what a monitor is asked for large pages, no following of small ones, and has machines run on
+// them: what is captured of one is whole.
 func TestHugePages(t *testing.T) {
+	probetest.HugePages(t, 16)
 	w := newWorld(t, "1.17.0")
+	w.spec.Confine = vmm.Confine{}
 	h := vmmtest.Bake(t, w.lab())
 	image := h.Image
-	image.Memory = newPages(h.Image)
-	spec := w.owned(t, h.Spec(t, h.Disk))
-	spec.HugePages = true
-	w.program.Fail(t, fctest.Fault{ID: spec.ID, Op: "PUT /snapshot/load", Do: fctest.Refuse})
-	m, err := h.Driver.Prepare(t.Context(), spec, image)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if m.Load(t.Context(), nil) == nil {
-		t.Error("it was not refused")
-	}
-	if all := w.requests(t, spec.ID); asked(all, "PUT /snapshot/load", `"track_dirty_pages":false,"resume_vm":true,"huge_pages":"2M"`) != 0 {
+	memory := newPages(h.Image)
+	image.Memory = memory
+	h.Lab.Spec.HugePages = true
+	m := h.RestoreFrom(t, image, h.Disk)
+	if all := w.requests(t, m.Spec.ID); asked(all, "PUT /snapshot/load", `"track_dirty_pages":false,"resume_vm":true,"huge_pages":"2M"`) != 0 {
 		t.Errorf("asked %v", all)
+	}
+	m.Put(t, "/root/here", []byte("here"))
+	memory.mu.Lock()
+	if memory.served == 0 || memory.served > 16 {
+		t.Errorf("%d pages were served, want few large ones", memory.served)
+	}
+	memory.mu.Unlock()
+	h.Lab.Spec.HugePages = false // of a file there are none
+	for _, child := range h.Fork(t, m, 2) {
+		child.Want(t, "/root/here", []byte("here"))
 	}
 	if err := m.Kill(t.Context()); err != nil {
 		t.Error(err)
 	}
-	w.nothingLeft(t, spec)
 }

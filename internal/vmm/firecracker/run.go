@@ -117,7 +117,10 @@ func (m *machine) describe() []step {
 		if nic.Out != (vmm.Rate{}) {
 			n.Out = limiter(nic.Out)
 		}
-		steps = append(steps, func(ctx context.Context) error { return api.AddNetwork(ctx, n) })
+		steps = append(steps, func(ctx context.Context) error { return api.AddNetwork(ctx, n) },
+			func(ctx context.Context) error {
+				return api.SetMetadataService(ctx, fcapi.MetadataService{Version: fcapi.MetadataTokens, Networks: []string{networkID}})
+			})
 	}
 	if sh.MoreMiB > 0 {
 		steps = append(steps, func(ctx context.Context) error {
@@ -191,10 +194,13 @@ func (m *machine) load(ctx context.Context, from vmm.Capture) error {
 		request.Networks = []fcapi.NetworkOverride{{ID: networkID, Device: nic.Device}}
 		m.record.Shape.Device = nic.Device
 	}
-	if memory.Type == fcapi.BackendUffd && m.spec.HugePages {
+	switch huge := memory.Type == fcapi.BackendUffd && m.spec.HugePages; {
+	case huge:
 		// Following single small pages would take the large ones apart; without it, what was used counts. Pages of
 		// this kind are never swapped out.
-		request.HugePages, request.TrackDirty = fcapi.PagesHuge, false
+		request.HugePages, request.TrackDirty, m.record.Shape.Huge = fcapi.PagesHuge, false, true
+	case m.record.Shape.Huge:
+		request.HugePages, m.record.Shape.Huge = fcapi.PagesSmall, false
 	}
 	m.record.Shape.Rates = hasRates(m.spec)
 	m.record.MaxMemoryMiB, m.record.MaxDisks = m.manifest.MaxMemoryMiB, m.manifest.MaxDisks
@@ -335,6 +341,19 @@ func (m *machine) Resume(ctx context.Context) error {
 		return fmt.Errorf("resume machine %s: %w", m.spec.ID, m.Gone(ctx, err))
 	}
 	m.set(monitor.Running)
+	return nil
+}
+
+// Identify implements vmm.Identifier. A guest without a network card has nobody to ask.
+func (m *machine) Identify(ctx context.Context, document []byte) error {
+	if m.spec.NIC == nil {
+		return nil
+	}
+	ctx, cancel := m.driver.set.Limited(ctx, "metadata of the machine")
+	defer cancel()
+	if err := m.api.SetMetadata(ctx, document); err != nil {
+		return fmt.Errorf("identify machine %s: %w", m.spec.ID, m.Gone(ctx, err))
+	}
 	return nil
 }
 

@@ -123,8 +123,8 @@ func (m *machine) root() string {
 	return filepath.Join(m.inDir(rootDir), filepath.Base(m.driver.config.Binary), m.spec.ID, "root")
 }
 
-// checkJailer holds the official jailer against the monitor's release.
-func checkJailer(ctx context.Context, path string, want fcapi.Version) error {
+// CheckJailer holds the official jailer against the monitor's release.
+func CheckJailer(ctx context.Context, path string, want fcapi.Version) error {
 	ctx, cancel := context.WithTimeout(ctx, versionLimit)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, path, "--version").Output()

@@ -196,6 +196,9 @@ var generations atomic.Uint64
 // Greet opens the guest channel with a new identity, without waiting.
 func (h *Host) Greet(t TB, m *Machine) {
 	t.Helper()
+	if i, ok := m.Machine.(vmm.Identifier); ok {
+		must(t, i.Identify(t.Context(), fmt.Appendf(nil, `{"id":%q}`, m.Spec.ID)))
+	}
 	conn, err := m.Dial(t.Context())
 	must(t, err)
 	generation := generations.Add(1)

@@ -2,6 +2,7 @@ package fcapi
 
 import (
 	"context"
+	"encoding/json"
 	"net/http"
 )
 
@@ -80,6 +81,17 @@ func (c *Client) HotplugMemory(ctx context.Context) (HotplugStatus, error) {
 	var s HotplugStatus
 	err := c.do(ctx, http.MethodGet, "/hotplug/memory", nil, &s, since{true, "", Version{1, 14, 0}})
 	return s, err
+}
+
+// SetMetadataService says by which network cards the guest reaches the metadata service. The cards must be there.
+func (c *Client) SetMetadataService(ctx context.Context, s MetadataService) error {
+	return c.do(ctx, http.MethodPut, "/mmds/config", s, nil)
+}
+
+// SetMetadata says what the metadata service answers: a JSON object. It is no part of snapshots, and the only request
+// beside those for logs that may come before LoadSnapshot.
+func (c *Client) SetMetadata(ctx context.Context, document json.RawMessage) error {
+	return c.do(ctx, http.MethodPut, "/mmds", document, nil)
 }
 
 // Start starts the guest.

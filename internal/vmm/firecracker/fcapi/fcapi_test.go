@@ -81,6 +81,10 @@ func TestBodies(t *testing.T) {
 		{"hotplug", func(ctx context.Context, c *fcapi.Client) error {
 			return c.SetHotplugMemory(ctx, fcapi.HotplugMemory{TotalMiB: 1024, SlotMiB: 128, BlockMiB: 2})
 		}, `PUT /hotplug/memory {"total_size_mib":1024,"slot_size_mib":128,"block_size_mib":2}`},
+		{"metadata_service", func(ctx context.Context, c *fcapi.Client) error {
+			return c.SetMetadataService(ctx, fcapi.MetadataService{Version: fcapi.MetadataTokens, Networks: []string{"eth0"}})
+		}, `PUT /mmds/config {"version":"V2","network_interfaces":["eth0"]}`},
+		{"metadata", func(ctx context.Context, c *fcapi.Client) error { return c.SetMetadata(ctx, []byte(`{"a":1}`)) }, `PUT /mmds {"a":1}`},
 		{"plug", func(ctx context.Context, c *fcapi.Client) error { return c.PlugMemory(ctx, 256) }, `PATCH /hotplug/memory {"requested_size_mib":256}`},
 		{"start", func(ctx context.Context, c *fcapi.Client) error { return c.Start(ctx) }, `PUT /actions {"action_type":"InstanceStart"}`},
 		{"pause", func(ctx context.Context, c *fcapi.Client) error { return c.Pause(ctx) }, `PATCH /vm {"state":"Paused"}`},

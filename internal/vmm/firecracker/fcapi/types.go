@@ -121,6 +121,15 @@ type HotplugStatus struct {
 	RequestedMiB int `json:"requested_size_mib"`
 }
 
+// MetadataTokens is the version of the metadata service that answers those alone who fetched a token.
+const MetadataTokens = "V2"
+
+// MetadataService answers the guest at an address that never leaves the monitor.
+type MetadataService struct {
+	Version  string   `json:"version"`
+	Networks []string `json:"network_interfaces"` // ids of cards
+}
+
 // The kinds of snapshots.
 const (
 	SnapshotFull = "Full"

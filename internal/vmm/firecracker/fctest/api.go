@@ -30,7 +30,8 @@ type monitor struct {
 	memory     memory
 	guest      *fake.Guest
 	vsock      *vsock
-	captured   bool // a snapshot was made since the last resume
+	captured   bool            // a snapshot was made since the last resume
+	metadata   json.RawMessage // what the guest is answered; never part of a snapshot
 }
 
 // fault is a refused request.
@@ -210,6 +211,8 @@ func routes() map[string]route {
 		"PATCH /balloon":             {booted, (*monitor).patchBalloon},
 		"PUT /hotplug/memory":        {preBoot, (*monitor).putHotplug},
 		"PATCH /hotplug/memory":      {booted, (*monitor).patchHotplug},
+		"PUT /mmds/config":           {preBoot, (*monitor).putMetadataService},
+		"PUT /mmds":                  {nil, (*monitor).putMetadata},
 		"PUT /logger":                {unbooted, func(*monitor, string, []byte) (any, error) { return nil, nil }},
 		"PUT /actions":               {nil, (*monitor).act},
 		"PATCH /vm":                  {booted, (*monitor).patchState},

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -26,6 +27,7 @@ type shape struct {
 	Entropy   bool
 	Balloon   *fcapi.Balloon
 	Hotplug   *fcapi.HotplugStatus
+	Metadata  []string // network cards that reach the metadata service
 }
 
 // bytes is the size of guest memory, with all that can be plugged in.
@@ -202,6 +204,32 @@ func (m *monitor) patchNetwork(id string, body []byte) (any, error) {
 		}
 	}
 	return nil, bad("Invalid interface ID: %s", id)
+}
+
+func (m *monitor) putMetadataService(_ string, body []byte) (any, error) {
+	var s fcapi.MetadataService
+	if err := json.Unmarshal(body, &s); err != nil {
+		return nil, bad("%v", err)
+	}
+	if len(s.Networks) == 0 {
+		return nil, bad("The list of network interface IDs that allow forwarding MMDS requests is empty.")
+	}
+	for _, id := range s.Networks {
+		if !slices.ContainsFunc(m.shape.Networks, func(n fcapi.NetworkInterface) bool { return n.ID == id }) {
+			return nil, bad("The list of network interface IDs provided contains at least one ID that does not correspond to any existing network interface.")
+		}
+	}
+	m.shape.Metadata = s.Networks
+	return nil, nil
+}
+
+func (m *monitor) putMetadata(_ string, body []byte) (any, error) {
+	var object map[string]json.RawMessage
+	if err := json.Unmarshal(body, &object); err != nil || object == nil {
+		return nil, bad("The MMDS data store must be a JSON object: %v", err)
+	}
+	m.metadata = body
+	return nil, nil
 }
 
 func (m *monitor) putVsock(_ string, body []byte) (any, error) {

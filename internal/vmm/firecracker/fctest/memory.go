@@ -35,7 +35,11 @@ func (m *memory) begin(kind string, mem []byte) {
 
 // fresh makes the memory of a machine that boots.
 func (m *memory) fresh(s shape) error {
-	mem, err := unix.Mmap(-1, 0, int(s.bytes()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	flags := unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_NORESERVE
+	if s.HugePages == fcapi.PagesHuge {
+		flags |= unix.MAP_HUGETLB | unix.MAP_HUGE_2MB
+	}
+	mem, err := unix.Mmap(-1, 0, int(s.bytes()), unix.PROT_READ|unix.PROT_WRITE, flags)
 	if err != nil {
 		return bad("Cannot create the memory: %v", err)
 	}

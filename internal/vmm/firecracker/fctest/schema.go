@@ -11,7 +11,7 @@ import (
 // field is one member of a request's body.
 type field struct {
 	name  string
-	kind  string // "string", "int", "bool", "object", "list"
+	kind  string // "string", "int", "bool", "object", "list" of objects, "strings"
 	must  bool
 	minor int     // release 1.minor that it came with
 	inner []field // of an object, or of each member of a list
@@ -62,6 +62,10 @@ var schemas = map[string][]field{
 	"PATCH /network-interfaces/": {
 		{name: "iface_id", kind: "string", must: true},
 		{name: "rx_rate_limiter", kind: "object", inner: limiter}, {name: "tx_rate_limiter", kind: "object", inner: limiter},
+	},
+	"PUT /mmds/config": {
+		{name: "version", kind: "string", words: words("V1", "V2")}, {name: "network_interfaces", kind: "strings", must: true},
+		{name: "ipv4_address", kind: "string"}, {name: "imds_compat", kind: "bool", minor: 13},
 	},
 	"PUT /vsock":   {{name: "guest_cid", kind: "int", must: true}, {name: "uds_path", kind: "string", must: true}, {name: "vsock_id", kind: "string"}},
 	"PUT /entropy": {{name: "rate_limiter", kind: "object", inner: limiter}},
@@ -149,6 +153,9 @@ func (f field) check(v fcapi.Version, data []byte) error {
 			}
 		}
 		return nil
+	case "strings":
+		var all []string
+		return json.Unmarshal(data, &all)
 	case "int":
 		var n uint64
 		return json.Unmarshal(data, &n)
