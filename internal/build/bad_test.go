@@ -259,11 +259,16 @@ func push(t *testing.T, ref, arch string, files map[string]string) {
 	}
 }
 
-// TestBadRoots publishes root file systems that are none.
+// TestBadRoots publishes root file systems that are none, and one that is small until it is unpacked.
 func TestBadRoots(t *testing.T) {
 	w := newWorld(t, nil)
 	text := w.cached()
-	for what, data := range map[string]string{"cut": tarOf(t, map[string]string{"etc/os": strings.Repeat("x", 5000)})[:3000], "gzip": "\x1f\x8bnonsense"} {
+	whole := tarOf(t, map[string]string{"etc/os": "x"})
+	bomb, err := io.ReadAll(gzipped(t, io.MultiReader(strings.NewReader(whole), io.LimitReader(zeros{}, 100<<20))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, data := range map[string]string{"bomb": string(bomb), "cut": tarOf(t, map[string]string{"etc/os": strings.Repeat("x", 5000)})[:3000], "gzip": "\x1f\x8bnonsense"} {
 		u, err := w.NewUpload(false)
 		if err != nil {
 			t.Fatal(err)

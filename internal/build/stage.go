@@ -239,7 +239,7 @@ func (a *attempt) importFrom(ctx context.Context, id hostapi.ImageID, write func
 	began := time.Now()
 	image, err := a.s.host.ImportImage(ctx, hostapi.Import{ID: id, SizeMiB: cmp.Or(a.spec.SizeMB, defaultDiskMiB)}, r)
 	if err == nil {
-		_, err = io.Copy(io.Discard, r) // what stands behind the end of the archive
+		err = drain(r)
 	}
 	r.CloseWithError(errors.New("the host took no more"))
 	cancel(err)
@@ -251,6 +251,19 @@ func (a *attempt) importFrom(ctx context.Context, id hostapi.ImageID, write func
 	}
 	a.journal.say(levelInfo, a.row.Step, fmt.Sprintf("imported %d files, %s, in %.1f s", image.Files, size(image.Bytes), time.Since(began).Seconds()))
 	return a.did("import")
+}
+
+// maxBehind bounds what may follow the end of an archive, which programs fill up to a whole block. A stream that was
+// compressed can go on for ever.
+const maxBehind = 16 << 20
+
+// drain reads what stands behind the end of an archive.
+func drain(r io.Reader) error {
+	n, err := io.Copy(io.Discard, io.LimitReader(r, maxBehind+1))
+	if n > maxBehind {
+		return api.Errorf(api.Invalid, "more than %d MiB follow the end of the archive", maxBehind>>20)
+	}
+	return err
 }
 
 // emptyRoot is the root file system of FROM scratch: the directories that a guest mounts on.
