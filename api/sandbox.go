@@ -26,7 +26,7 @@ type Sandbox struct {
 	TTLSeconds    int64      `json:"ttl_seconds" doc:"Deleted after so long without use; 0 is never."`
 	IdleSeconds   int64      `json:"idle_seconds" doc:"How long it has not been used."`
 	ExpiresAt     *time.Time `json:"expires_at,omitempty" doc:"Ended then, used or not, as on_timeout says."`
-	OnTimeout     OnTimeout  `json:"on_timeout,omitempty" enum:"delete,hibernate" doc:"What happens at expires_at."`
+	OnTimeout     OnTimeout  `json:"on_timeout,omitempty" enum:"delete,hibernate" doc:"What happens at expires_at, or at one that is set later."`
 	ParentID      SandboxID  `json:"parent_id,omitempty" doc:"The sandbox it was forked from."`
 	TreeID        TreeID     `json:"tree_id,omitempty" doc:"The fork tree it was made in."`
 	User          string     `json:"user,omitempty" doc:"Default user of commands and files."`

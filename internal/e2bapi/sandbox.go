@@ -111,7 +111,7 @@ func (s *Server) create(r *http.Request, p auth.Principal, fallback int64, secur
 		marks = append(marks, openKey)
 	}
 	if n.AutoResume != nil && n.AutoResume.Enabled {
-		marks = append(marks, resumeKey)
+		marks = append(marks, resumeKey+strconv.FormatInt(timeout, 10))
 	}
 	policy, err := n.policy()
 	if err != nil {
@@ -145,12 +145,16 @@ func (s *Server) create(r *http.Request, p auth.Principal, fallback int64, secur
 
 // Keys in a sandbox's metadata that this face puts there and does not show: madeKey marks a sandbox that
 // was made through it, openKey one whose agent needs no token, as clients of the first version of this
-// API ask for unless they say otherwise, and resumeKey one that requests wake.
+// API ask for unless they say otherwise, and resumeKey, with seconds behind it, one that requests wake for so long.
 const (
 	madeKey   = "secret.e2b"
 	openKey   = "secret.e2b.open"
-	resumeKey = "secret.e2b.resume"
+	resumeKey = "secret.e2b.resume."
 )
+
+func isMark(key string) bool {
+	return key == madeKey || key == openKey || strings.HasPrefix(key, resumeKey)
+}
 
 func marked(metadata map[string]string, marks []string) map[string]string {
 	out := map[string]string{}
@@ -167,8 +171,22 @@ func marked(metadata map[string]string, marks []string) map[string]string {
 // face is woken by its clients only, unless it was made to resume by itself.
 func Wakes(metadata map[string]string) bool {
 	_, made := metadata[madeKey]
-	_, resumes := metadata[resumeKey]
-	return !made || resumes
+	return !made || WokenFor(metadata) > 0
+}
+
+// WokenFor is how many seconds a sandbox with this metadata has when a request wakes it, at least those that
+// connecting gives; 0 if requests do not wake it, or it was made through another face.
+func WokenFor(metadata map[string]string) int64 {
+	for key := range metadata {
+		if text, ok := strings.CutPrefix(key, resumeKey); ok {
+			n, err := strconv.ParseInt(text, 10, 64)
+			if err != nil || n > maxTimeout {
+				n = defaultTimeout
+			}
+			return max(n, defaultTimeout)
+		}
+	}
+	return 0
 }
 
 // surroundings are what programs in a sandbox of this protocol expect to find: variables, each as a file too.
@@ -254,7 +272,7 @@ func (s *Server) listed(b api.Sandbox) listed {
 		l.EndAt = *b.ExpiresAt
 	}
 	for k, v := range b.Metadata {
-		if k != madeKey && k != openKey && k != resumeKey {
+		if !isMark(k) {
 			l.Metadata[k] = v
 		}
 	}

@@ -95,12 +95,25 @@ func (g *Gate) Open(ctx context.Context, id string, wakes func(edge.Target) bool
 		return edge.Target{}, notFound(err)
 	}
 	if b.Status != api.Running { // it was woken: it has another generation now
-		if b, err = g.sandboxes.Get(ctx, p, sid); err != nil {
+		if b, err = g.woken(ctx, p, sid); err != nil {
 			return edge.Target{}, notFound(err)
 		}
 	}
 	t.Generation, t.Guest, t.User = b.Generation, guest, b.User
 	return t, nil
+}
+
+// woken reads a sandbox that a request has woken, and gives it an end if the protocol that it was made through has
+// one for that and nobody else gave it one.
+func (g *Gate) woken(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error) {
+	b, err := g.sandboxes.Get(ctx, p, id)
+	if err != nil || b.ExpiresAt != nil {
+		return b, err
+	}
+	if seconds := e2bapi.WokenFor(b.Metadata); seconds > 0 {
+		_, err = g.sandboxes.SetLifecycle(ctx, p, id, api.LifecyclePatch{TimeoutSeconds: &seconds})
+	}
+	return b, err
 }
 
 func notFound(err error) error {

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -219,6 +220,17 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// life tells what happens at the end of a sandbox, and how far away that is.
+func (w *world) life(id string) (onTimeout string, left time.Duration) {
+	w.t.Helper()
+	var detail struct {
+		EndAt     time.Time
+		Lifecycle struct{ OnTimeout string }
+	}
+	w.decode(w.must(200, "GET", "/sandboxes/"+id, ""), &detail)
+	return detail.Lifecycle.OnTimeout, time.Until(detail.EndAt)
+}
+
 // agent is a client of the agent of one sandbox, found by host name.
 func (w *world) agent(id, token string) processconnect.ProcessClient {
 	return processconnect.NewProcessClient(&http.Client{Transport: asHost{"49983-" + id + "." + domain, token}}, w.url, connect.WithProtoJSON())
@@ -274,6 +286,20 @@ func TestAgentByHostName(t *testing.T) {
 	w.must(204, "POST", "/sandboxes/"+auto.SandboxID+"/pause", "")
 	if _, err := w.agent(auto.SandboxID, auto.EnvdAccessToken).List(t.Context(), connect.NewRequest(&pb.ListRequest{})); err != nil {
 		t.Errorf("a request did not wake it: %v", err)
+	}
+	if life, left := w.life(auto.SandboxID); life != "pause" || left < 290*time.Second || left > 300*time.Second {
+		t.Errorf("woken by a request it has %s until %q, want 300 s until pause", left, life)
+	}
+	long := w.create("/v2/sandboxes", `{"templateID":"base","timeout":4000,"autoPause":true,"autoResume":{"enabled":true}}`)
+	w.must(204, "POST", "/sandboxes/"+long.SandboxID+"/pause", "")
+	if life, _ := w.life(long.SandboxID); life != "pause" {
+		t.Errorf("at rest its lifecycle says %q, want pause", life)
+	}
+	if _, err := w.agent(long.SandboxID, long.EnvdAccessToken).List(t.Context(), connect.NewRequest(&pb.ListRequest{})); err != nil {
+		t.Error(err)
+	}
+	if _, left := w.life(long.SandboxID); left < 3900*time.Second || left > 4000*time.Second {
+		t.Errorf("woken by a request it has %s, want those of its create", left)
 	}
 	w.must(201, "POST", "/sandboxes/"+c.SandboxID+"/connect", "")
 	if err := list(c.EnvdAccessToken); err != nil {

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/auth"
@@ -96,10 +97,10 @@ func pageOf(limit int, text string, created *int64, id *string) (int, error) {
 	if !ok || name == "" || len(name) > 64 || strings.ContainsRune(name, 0) {
 		return 0, bad
 	}
-	if *created, err = strconv.ParseInt(number, 10, 64); err != nil {
+	if *created, err = strconv.ParseInt(number, 10, 64); err != nil || !utf8.ValidString(name) {
 		return 0, bad
 	}
-	*id = strings.ToValidUTF8(name, "")
+	*id = name
 	return limit, nil
 }
 

@@ -266,7 +266,10 @@ func (s *Service) view(r *store.Sandbox) api.Sandbox {
 	}
 	if r.Ends > 0 {
 		at := store.Time(r.Ends)
-		out.ExpiresAt, out.OnTimeout = &at, api.OnTimeout(r.OnEnd)
+		out.ExpiresAt = &at
+	}
+	if then := api.OnTimeout(r.OnEnd); r.Ends > 0 || then.Rests() {
+		out.OnTimeout = then
 	}
 	return out
 }
