@@ -356,7 +356,7 @@ func TestPullOverABase(t *testing.T) {
 			data, err := os.ReadFile(from)
 			return errors.Join(err, os.WriteFile(to, data, 0o600))
 		},
-	})
+	}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -54,7 +54,7 @@ func TestReadsFromABadStore(t *testing.T) {
 				t.Errorf("prefetch: %v", err)
 			}
 			dir := t.TempDir()
-			if _, err := r.Pull(t.Context(), dir, nil); !c.check(err) {
+			if _, err := r.Pull(t.Context(), dir, nil, nil); !c.check(err) {
 				t.Errorf("pull: %v", err)
 			}
 			if list, err := os.ReadDir(dir); err != nil || len(list) != 0 {

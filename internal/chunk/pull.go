@@ -28,10 +28,10 @@ type Pulled struct {
 	Fetched int64 // read from the store, compressed
 }
 
-// Pull writes all files into dir, an existing directory that has none of them; the caller makes
+// Pull writes all files, or those that wanted tells of unless it is nil, into dir, an existing directory that has none of them; the caller makes
 // them durable. What is zero takes no space. With base, files begin as clones of its files, and only what differs is fetched and
 // written. It takes what the cache has, and adds nothing to it. After an error the files are gone.
-func (r *Reader) Pull(ctx context.Context, dir string, base *Base) (done Pulled, err error) {
+func (r *Reader) Pull(ctx context.Context, dir string, base *Base, wanted func(name string) bool) (done Pulled, err error) {
 	p := &pulling{r: r, files: make([]*os.File, len(r.m.Files)), homes: map[int][]target{}}
 	defer func() {
 		if err = errors.Join(err, p.close(err != nil)); err != nil {
@@ -39,6 +39,9 @@ func (r *Reader) Pull(ctx context.Context, dir string, base *Base) (done Pulled,
 		}
 	}()
 	for i, f := range r.m.Files {
+		if wanted != nil && !wanted(f.Name) {
+			continue
+		}
 		if err := p.begin(i, f, filepath.Join(dir, f.Name), base); err != nil {
 			return Pulled{}, err
 		}

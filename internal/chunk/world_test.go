@@ -137,7 +137,7 @@ func (w *world) wantFile(m *chunk.Manifest, name string, data []byte) {
 		}
 	}
 	dir := w.t.TempDir()
-	if _, err := r.Pull(w.t.Context(), dir, nil); err != nil {
+	if _, err := r.Pull(w.t.Context(), dir, nil, nil); err != nil {
 		w.t.Fatal(err)
 	}
 	got, err := os.ReadFile(filepath.Join(dir, name))

@@ -32,7 +32,7 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// Deps are what a Depot works with. All but Fits, Public and Log are required.
+// Deps are what a Depot works with. All but Fits, Carrier, Public and Log are required.
 type Deps struct {
 	Vault *chunk.Vault
 	Cache *cache.Cache
@@ -41,6 +41,8 @@ type Deps struct {
 	Clone func(from, to string) error
 	// Fits tells whether an image can be restored on this host; nil: every one is tried.
 	Fits func(ctx context.Context, m vmm.Manifest) error
+	// Carrier takes along what monitors have learnt; nil: nothing of that kind is.
+	Carrier vmm.Carrier
 	// Public tells of a snapshot that holds nothing of any workspace; nil: none does.
 	Public func(ref snapshot.Ref) bool
 	Log    *slog.Logger
@@ -135,17 +137,20 @@ func (d *Depot) push(ctx context.Context, space chunk.Space, id chunk.ID, ref sn
 	if err := snapshot.Check(snap); err != nil {
 		return nil, err
 	}
-	base, done, err := d.base(ctx, space, snap, stats)
+	base, let, err := d.base(ctx, space, snap, stats)
 	if err != nil {
 		return nil, fmt.Errorf("push what %s grew from: %w", ref, err)
 	}
-	defer done()
+	defer let()
 	stats.Phases.Done("base")
 	in, err := contents(snap, rootOf(base))
 	if err != nil {
 		return nil, err
 	}
 	in.Space, in.ID = space, id
+	parcel, done := d.pack(ctx, snap)
+	defer done()
+	in.Files = append(in.Files, parcel...)
 	if base != nil {
 		in.Parent, in.ParentFiles = base.Manifest, base.Files
 	}
@@ -262,7 +267,7 @@ func (d *Depot) Pull(ctx context.Context, space chunk.Space, id chunk.ID, ref sn
 	defer func() { err = errors.Join(err, draft.Discard()) }()
 	base, near, release := d.here(ctx, from)
 	defer release()
-	done, err := from.Reader.Pull(ctx, draft.ImageDir(), base)
+	done, err := from.Reader.Pull(ctx, draft.ImageDir(), base, notParcel)
 	stats.Fetched = done.Fetched
 	if err == nil {
 		err = syncAll(draft.ImageDir())
@@ -270,6 +275,7 @@ func (d *Depot) Pull(ctx context.Context, space chunk.Space, id chunk.ID, ref sn
 	if err != nil {
 		return snapshot.Snapshot{}, stats, err
 	}
+	d.Unpack(ctx, from, vmm.Image{Dir: draft.ImageDir(), Manifest: from.Snapshot.Manifest})
 	snap := from.Snapshot.Labelled(labels)
 	snap.Ref, snap.Base, snap.Anonymous = ref, near, false
 	if snap.Disk {

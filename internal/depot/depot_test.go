@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pandastack/pandastack/internal/blob"
 	"github.com/pandastack/pandastack/internal/blob/blobtest"
 	"github.com/pandastack/pandastack/internal/chunk"
 	"github.com/pandastack/pandastack/internal/chunk/cache"
@@ -23,11 +24,12 @@ type host struct {
 	store *snapshot.Store
 	vault *chunk.Vault
 	depot *depot.Depot
+	dir   string // of the store
 }
 
-func newHost(t *testing.T, objects *blobtest.Mem) *host {
+func newHost(t *testing.T, objects blob.Store) *host {
 	t.Helper()
-	h := &host{t: t}
+	h := &host{t: t, dir: t.TempDir()}
 	ring, err := chunk.NewKeyring(bytes.Repeat([]byte{1}, 32))
 	h.must(err)
 	h.vault, err = chunk.New(objects, ring, chunk.Config{Pause: time.Millisecond, Patience: time.Second})
@@ -37,7 +39,7 @@ func newHost(t *testing.T, objects *blobtest.Mem) *host {
 	t.Cleanup(func() { h.must(errors.Join(kept.Close(), h.vault.Close())) })
 	// Descriptions hold what snapshots take; two hosts that have the same template have the same number in it.
 	all := func(path string) (apparent, own int64, err error) { return size, size, nil }
-	h.store, err = snapshot.Open(t.TempDir(), all, "snapshots", "templates")
+	h.store, err = snapshot.Open(h.dir, all, "snapshots", "templates")
 	h.must(err)
 	h.depot, err = depot.New(depot.Deps{
 		Vault: h.vault, Cache: kept, Store: h.store,

@@ -36,6 +36,9 @@ func (h *Host) openDepot(store *snapshot.Store) error {
 	if f, ok := h.deps.Machine.Driver.(vmm.Fitter); ok {
 		deps.Fits = f.Fits
 	}
+	if c, ok := h.deps.Machine.Driver.(vmm.Carrier); ok {
+		deps.Carrier = c
+	}
 	var err error
 	h.depot, err = depot.New(deps)
 	return err

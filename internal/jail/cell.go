@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pandastack/pandastack/internal/proc"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
@@ -80,6 +81,11 @@ func (g *Group) start(cell vmm.Cell, argv []string, attr *syscall.ProcAttr) (pid
 	err = scratch(func() error {
 		if err := g.enterThread(); err != nil {
 			return err
+		}
+		if cell.Ahead != 0 {
+			if err := proc.EnterClock(cell.Ahead); err != nil {
+				return err
+			}
 		}
 		if err := enterNamespace(ns); err != nil {
 			return err

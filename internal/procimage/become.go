@@ -125,6 +125,15 @@ func (b *builder) start() error {
 	if len(b.t.tids) != 1 || b.own[rRIP]&^(pageSize-1) != vehicleCode {
 		return errors.New("it is no vehicle")
 	}
+	state, err := getState(b.t.pid)
+	if err != nil {
+		return err
+	}
+	for _, th := range b.plan.Image.Threads {
+		if len(th.State) != len(state) {
+			return fmt.Errorf("the image has %d bytes of vector registers, and this processor %d", len(th.State), len(state))
+		}
+	}
 	b.t.via = vehicleCode + waiting + 5
 	for _, m := range [][2]uint64{{tableAt, tableBytes}, {names, namesBytes}} {
 		const flags = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_FIXED

@@ -15,8 +15,10 @@
 // than its vehicle had. This package then attaches to it, lets it replace its own address space by a table of
 // system calls, and starts the threads.
 //
-// An image fits the boot of the kernel it was taken under and no other: the kernel's own pages (vdso) are part
-// of the address space, and clocks go on. It is a cache, never the only form of anything.
+// An image fits hosts with the same Fingerprint: the kernel's own pages (vdso) are part of the address space, and
+// programs choose code by what the processor can do. The files that it maps are described as they are on one host;
+// whoever takes it to another makes sure that theirs have the same content. Clocks go on: a process waits until
+// moments of the clock since boot, so that must say as much as it did, or more. An image is a cache, never the only form of anything.
 //
 // Processes whose image is taken are not trusted. Everything that is read of them is bounded and checked, and
 // nothing of it is used but inside of the processes made from it. Only Linux on amd64 is supported; elsewhere

@@ -109,8 +109,8 @@ func role(f *os.File, link string) (string, error) {
 	return "other", nil // what this test was started with and the program does not use
 }
 
-// vehicle starts a process for an image and lets it become one.
-func vehicle(t *testing.T, im *procimage.Image, over *procimage.Capture, content *os.File) (*proc.Process, *conn) {
+// vehicle starts a process for an image, in another way than usual if it is told one, and lets it become one.
+func vehicle(t *testing.T, im *procimage.Image, over *procimage.Capture, content *os.File, fork ...fork) (*proc.Process, *conn) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "vehicle")
 	if err := os.WriteFile(path, procimage.Program(), 0o755); err != nil {
@@ -129,7 +129,11 @@ func vehicle(t *testing.T, im *procimage.Image, over *procimage.Capture, content
 		plan.Files = append(plan.Files, 2+len(given))
 	}
 	plan.Given = 3 + len(given)
-	p := start(t, proc.Command{Path: path, Files: given})
+	cmd := proc.Command{Path: path, Files: given}
+	for _, f := range fork {
+		cmd.Fork = f
+	}
+	p := start(t, cmd)
 	for _, f := range append(files, theirs) {
 		_ = f.Close()
 	}
@@ -140,6 +144,9 @@ func vehicle(t *testing.T, im *procimage.Image, over *procimage.Capture, content
 	}
 	return p, c
 }
+
+// fork makes a process, as proc.Command.Fork.
+type fork = func(path string, argv []string, attr *syscall.ProcAttr) (int, error)
 
 // churn starts and ends threads all the time.
 const churn = `

@@ -11,7 +11,7 @@ import (
 const gap = 64 * pageSize
 
 // Save writes the content of the captured process into an empty file dst and answers the image that goes with
-// it. It is for a process that was made with none. Nothing is made durable: no image outlives its boot.
+// it. It is for a process that was made with none. Nothing is made durable: no image outlives its boot on its host.
 func (c *Capture) Save(dst *os.File) (Image, error) {
 	im := c.Image
 	w := writer{dst: dst, end: im.Bytes, spans: c.spans, pages: c.pages}
@@ -121,16 +121,9 @@ func (c *Capture) SaveOver(w io.Writer) ([]Span, error) {
 
 // ReadOver reads what SaveOver wrote, for Plan.Over with that image.
 func ReadOver(r io.Reader, im *Image, spans []Span) (*Capture, error) {
-	var bytes uint64
-	at := uint64(reserved)
-	for _, s := range spans {
-		if s.Start < at || s.End <= s.Start || s.End > top || s.Start%pageSize != 0 || s.End%pageSize != 0 {
-			return nil, fmt.Errorf("content at %x-%x is out of order or range", s.Start, s.End)
-		}
-		bytes, at = bytes+s.End-s.Start, s.End
-	}
-	if bytes > maxOver {
-		return nil, fmt.Errorf("%d bytes of content, at most %d", bytes, uint64(maxOver))
+	bytes, err := OverBytes(spans)
+	if err != nil {
+		return nil, err
 	}
 	buf := make([]byte, bytes)
 	if _, err := io.ReadFull(r, buf); err != nil {
@@ -142,6 +135,22 @@ func ReadOver(r io.Reader, im *Image, spans []Span) (*Capture, error) {
 		c.pages, buf = append(c.pages, buf[:n]), buf[n:]
 	}
 	return c, nil
+}
+
+// OverBytes answers how much SaveOver wrote with these spans, and refuses those that it cannot have answered.
+func OverBytes(spans []Span) (int64, error) {
+	var bytes uint64
+	at := uint64(reserved)
+	for _, s := range spans {
+		if s.Start < at || s.End <= s.Start || s.End > top || s.Start%pageSize != 0 || s.End%pageSize != 0 {
+			return 0, fmt.Errorf("content at %x-%x is out of order or range", s.Start, s.End)
+		}
+		bytes, at = bytes+s.End-s.Start, s.End
+	}
+	if bytes > maxOver {
+		return 0, fmt.Errorf("%d bytes of content, at most %d", bytes, uint64(maxOver))
+	}
+	return int64(bytes), nil
 }
 
 // maxOver bounds what is read at once.

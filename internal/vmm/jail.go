@@ -3,6 +3,7 @@ package vmm
 import (
 	"os"
 	"syscall"
+	"time"
 )
 
 // Jail makes processes that see and reach nothing of the host but what a Cell gives them.
@@ -28,6 +29,8 @@ type Cell struct {
 	// Devices are usable inside at the same paths by everybody: /dev/kvm, /dev/net/tun, /dev/urandom,
 	// /dev/userfaultfd, /dev/null. What the host does not have is an error.
 	Devices []string
+	// Ahead is how much longer than it has the host seems to have run by the clock of the process; 0: nothing.
+	Ahead time.Duration
 	// Netns is a network namespace to be in; nil: one of its own that holds nothing.
 	Netns *os.File
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/pandastack/pandastack/internal/procimage"
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/monitor"
+	"github.com/pandastack/pandastack/internal/vmm/qemu/procstore"
 	"github.com/pandastack/pandastack/internal/vmm/qemu/qmp"
 )
 
@@ -23,12 +24,12 @@ const spareEvents = 4
 
 // vehicle is a monitor to be: what it was started with, by what it is for.
 type vehicle struct {
-	process *process
+	process *procstore.Process
 	plan    procimage.Plan // without what is known only at Load
 }
 
 // openVehicle arranges for a process that becomes a monitor over the memory of an image, and starts nothing.
-func (m *machine) openVehicle(ctx context.Context, p *process, image vmm.Image, given *inheritance) (err error) {
+func (m *machine) openVehicle(ctx context.Context, p *procstore.Process, image vmm.Image, given *inheritance) (err error) {
 	v := &vehicle{process: p}
 	v.plan.Roles = map[string]int{roleNothing: 0, roleLog: 1} // as every child of package proc has them
 	if err := m.openTalk(ctx, v, given); err != nil {
@@ -46,7 +47,7 @@ func (m *machine) openVehicle(ctx context.Context, p *process, image vmm.Image, 
 	m.overlay, m.also, m.whole, m.state = o.overlay, o.also, o.whole, o.state
 	m.record.Memory, m.record.Mapped = o.key, o.mapped
 	m.record.ACPI = image.Manifest.Machine == machineWords(true)
-	content, err := os.Open(p.content)
+	content, err := os.Open(p.Content())
 	if err != nil {
 		return err
 	}
@@ -55,9 +56,10 @@ func (m *machine) openVehicle(ctx context.Context, p *process, image vmm.Image, 
 	if err != nil {
 		return err
 	}
-	m.record.ContentPath, m.record.Content = p.content, key.Inode
+	m.record.ContentPath, m.record.Content = p.Content(), key.Inode
+	m.record.Ahead = p.Ahead
 	m.made = p
-	if m.content, err = os.Open(p.content); err != nil {
+	if m.content, err = os.Open(p.Content()); err != nil {
 		return err
 	}
 	files, err := p.Image.Open()
@@ -168,7 +170,7 @@ func (m *machine) become(ctx context.Context, from *capture) error {
 	plan, set := v.plan, v.process.Set
 	plan.Image = &v.process.Image
 	if from == nil {
-		over, err := v.process.difference()
+		over, err := v.process.Difference()
 		if err != nil {
 			return err
 		}
@@ -241,13 +243,14 @@ func (m *machine) takeProcess(c *capture, p *preparation) (err error) {
 		}
 		opt.Content = c.content
 		// Where the content has no name any more, images of the capture go without the process.
-		if made, err := contentOf(m.record.ContentPath); err == nil && made.File.Inode == m.record.Content {
+		if made, err := procstore.ContentOf(m.record.ContentPath); err == nil && made.File.Inode == m.record.Content {
 			c.made = made
 		}
 	}
 	if m.made != nil {
-		opt.Base = &m.made.Image
+		opt.Base, c.sum = &m.made.Image, m.made.Sum
 	}
+	c.store, c.ahead = m.driver.warm, m.record.Ahead
 	c.process, err = procimage.Take(m.PID(), opt)
 	if err == nil {
 		c.set = p.set
@@ -255,7 +258,7 @@ func (m *machine) takeProcess(c *capture, p *preparation) (err error) {
 		return nil
 	}
 	if m.record.Content == 0 { // the first of its kind: machines of this image begin by their device state
-		m.driver.warm.refuse(err)
+		m.driver.refuse(err)
 		return nil
 	}
 	return err

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
@@ -14,6 +15,7 @@ import (
 	"github.com/pandastack/pandastack/internal/procimage"
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/monitor"
+	"github.com/pandastack/pandastack/internal/vmm/qemu/procstore"
 )
 
 // maxState bounds device state: it is about 12 KiB for one processor, and comes from QEMU, which is not
@@ -35,7 +37,10 @@ type capture struct {
 	process *procimage.Capture // the monitor itself; nil: it is not in it
 	own     *buffer            // holds its content
 	content *os.File           // what process lies over; nil: nothing
-	made    *contentFile       // what content is; nil: nothing
+	made    *procstore.Content // what content is; nil: nothing
+	sum     string             // of content; "": it is not known
+	store   *procstore.Store   // where process is saved
+	ahead   time.Duration      // as process.Ahead
 	set     int                // as process.Set
 }
 

@@ -3,6 +3,7 @@ package qemu
 import (
 	"path/filepath"
 	"syscall"
+	"time"
 
 	"github.com/pandastack/pandastack/internal/proc"
 	"github.com/pandastack/pandastack/internal/vmm"
@@ -30,8 +31,11 @@ func (d *Driver) cell(binds []vmm.Bind) vmm.Cell {
 }
 
 // confined makes command start in a jail, where there is one.
-func (d *Driver) confined(confine vmm.Confine, binds []vmm.Bind, command proc.Command) proc.Command {
+func (d *Driver) confined(confine vmm.Confine, binds []vmm.Bind, command proc.Command, ahead time.Duration) proc.Command {
 	if confine.Jail == nil {
+		if ahead != 0 {
+			command.Fork = proc.ForkAhead(ahead)
+		}
 		return command
 	}
 	command.Groups = nil // the devices of a jail are for everybody in it
@@ -40,6 +44,7 @@ func (d *Driver) confined(confine vmm.Confine, binds []vmm.Bind, command proc.Co
 		if command.Path == d.config.Binary {
 			cell = d.cell(binds)
 		}
+		cell.Ahead = ahead
 		return confine.Jail.Start(cell, argv, attr)
 	}
 	return command

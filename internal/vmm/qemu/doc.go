@@ -25,7 +25,8 @@
 // QEMU but a vehicle, which inherits the same descriptors and some for QEMU's own; Load makes a monitor of it,
 // whose guest is stopped and whose connections are made, and lets the guest go on. Captures of such a machine hold
 // the process too, so children of a fork begin with what their parent's monitor knows. Where the process does not
-// fit (another boot of the host, another QEMU) the same image is restored by its device state.
+// fit (another boot of the host, another QEMU) the same image is restored by its device state. To another host the
+// process goes as a parcel (parcel.go), and lies there over content of the other host (contents.go).
 //
 // # Images over images
 //

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/monitor"
+	"github.com/pandastack/pandastack/internal/vmm/qemu/procstore"
 	"github.com/pandastack/pandastack/internal/vmm/qemu/tsc"
 )
 
@@ -37,8 +38,8 @@ type Driver struct {
 	config  Config
 	version version
 	cpu     string
-	groups  []uint32 // a monitor needs besides its own: the one that may use /dev/kvm
-	warm    *warmth  // nil: machines begin by their device state alone
+	groups  []uint32         // a monitor needs besides its own: the one that may use /dev/kvm
+	warm    *procstore.Store // nil: machines begin by their device state alone
 	tsc     *tsc.Meter
 	set     *monitor.Set
 }
@@ -74,7 +75,7 @@ func New(ctx context.Context, config Config) (*Driver, error) {
 		return nil, err
 	}
 	if config.Dir != "" && config.Accelerator == vmm.TCG {
-		if d.warm, err = newWarmth(config.Dir, config.Log); err != nil {
+		if d.warm, err = procstore.Open(config.Dir, config.Log); err != nil {
 			return nil, err
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/pandastack/pandastack/internal/undo"
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/monitor"
+	"github.com/pandastack/pandastack/internal/vmm/qemu/procstore"
 	"github.com/pandastack/pandastack/internal/vmm/qemu/qmp"
 )
 
@@ -104,9 +105,9 @@ func (d *Driver) launch(ctx context.Context, spec vmm.Spec, manifest vmm.Manifes
 		UID: spec.Confine.UID, GID: spec.Confine.GID, Groups: d.groups,
 	}
 	if m.vehicle != nil {
-		command.Path, command.Args = d.warm.vehicle, nil
+		command.Path, command.Args = d.warm.Vehicle(), nil
 	}
-	p, err := proc.Start(d.confined(spec.Confine, given.binds, command))
+	p, err := proc.Start(d.confined(spec.Confine, given.binds, command, m.record.Ahead))
 	if err != nil {
 		return nil, err
 	}
@@ -126,10 +127,10 @@ func (d *Driver) launch(ctx context.Context, spec vmm.Spec, manifest vmm.Manifes
 
 // openAll arranges for all that the monitor is given.
 func (m *machine) openAll(ctx context.Context, image *vmm.Image, sh *shape, given *inheritance) error {
-	var p *process
-	if image != nil && image.Memory == nil {
+	var p *procstore.Process
+	if image != nil {
 		var err error
-		if p, err = m.driver.warm.find(image.Dir); err != nil {
+		if p, err = m.driver.warm.Find(image.Dir); err != nil {
 			return err
 		}
 	}

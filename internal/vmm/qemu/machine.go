@@ -15,6 +15,7 @@ import (
 	"github.com/pandastack/pandastack/internal/proc"
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/monitor"
+	"github.com/pandastack/pandastack/internal/vmm/qemu/procstore"
 	"github.com/pandastack/pandastack/internal/vmm/qemu/qmp"
 )
 
@@ -36,13 +37,13 @@ type machine struct {
 	also      monitor.FileKey // another memory that a capture may have been taken over; zero: none
 
 	mu       sync.Mutex
-	made     *process     // what the monitor was made of, where this program made it
-	content  *os.File     // of made
-	whole    *os.File     // the image's own memory where a view of it is mapped; nil: it is mapped itself
-	overlay  *overlay     // what the image adds to the mapped memory; nil: nothing, or used
-	next     *preparation // for the next capture; nil once over
-	over     bool         // ended or released
-	spare    *channel     // connected at the start, for the first Dial
+	made     *procstore.Process // what the monitor was made of, where this program made it
+	content  *os.File           // of made
+	whole    *os.File           // the image's own memory where a view of it is mapped; nil: it is mapped itself
+	overlay  *overlay           // what the image adds to the mapped memory; nil: nothing, or used
+	next     *preparation       // for the next capture; nil once over
+	over     bool               // ended or released
+	spare    *channel           // connected at the start, for the first Dial
 	dialled  *channel
 	resumeOK bool     // resumed is closed
 	vehicle  *vehicle // a process that is to become the monitor; nil: it is one, or never was another

@@ -119,6 +119,7 @@ func TestMachines(t *testing.T) {
 			t.Fatal(err)
 		}
 		vmmtest.Run(h, func(name string, test func(vmmtest.TB)) { t.Run(name, func(t *testing.T) { test(t) }) })
+		t.Run("travels", func(t *testing.T) { testTravels(t, h) })
 		t.Run("nothing_left", func(t *testing.T) { testNothingLeft(t, h) })
 	})
 	t.Run("panic", func(t *testing.T) { testEnd(t, h, "c", "Kernel panic") })

@@ -1,6 +1,8 @@
 package qemu
 
 import (
+	"time"
+
 	"github.com/pandastack/pandastack/internal/proc"
 	"github.com/pandastack/pandastack/internal/vmm/monitor"
 )
@@ -13,11 +15,13 @@ type record struct {
 	MemoryPath string          `json:"memory_path,omitempty"`
 	Mapped     monitor.FileKey `json:"mapped,omitzero"` // another file with the same content; zero: none
 	// Content is the inode of the content of the process that the monitor was made of; 0: of none.
-	Content     uint64  `json:"content,omitempty"`
-	ContentPath string  `json:"content_path,omitempty"`
-	Cold        bool    `json:"cold"` // memory is its own file, mapped shared
-	ACPI        bool    `json:"acpi"`
-	DiskBytes   []int64 `json:"disk_bytes"`
+	Content     uint64 `json:"content,omitempty"`
+	ContentPath string `json:"content_path,omitempty"`
+	// Ahead is how much longer than it has the host seems to have run by the monitor's clock.
+	Ahead     time.Duration `json:"ahead,omitempty"`
+	Cold      bool          `json:"cold"` // memory is its own file, mapped shared
+	ACPI      bool          `json:"acpi"`
+	DiskBytes []int64       `json:"disk_bytes"`
 }
 
 // mapped is the file that the monitor maps as its memory.

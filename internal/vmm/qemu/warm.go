@@ -1,246 +1,58 @@
 package qemu
 
 import (
-	"encoding/json"
-	"errors"
+	"context"
 	"fmt"
-	"io"
-	"io/fs"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pandastack/pandastack/internal/durable"
 	"github.com/pandastack/pandastack/internal/procimage"
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/monitor"
+	"github.com/pandastack/pandastack/internal/vmm/qemu/procstore"
 )
 
 // An image may hold, besides memory and device state, the image of the monitor as a process at the same moment.
 // QEMU's translations are in it: a machine that is made of it has not to translate what a guest does first.
-const (
-	processDir  = "process" // in the image's directory; what is in it is of this host, and of this boot of it
-	processName = "process.json"
-	contentName = "content"
-	vehicleName = "vehicle"
+var (
+	_ vmm.Rememberer = (*Driver)(nil)
+	_ vmm.Carrier    = (*Driver)(nil)
 )
-
-// processFormat names what a description means. Another is of no use.
-const processFormat = 1
-
-// maxProcess bounds the description of a process.
-const maxProcess = 4 << 20
-
-// process is the image of a monitor.
-type process struct {
-	Format int             `json:"format"`
-	Image  procimage.Image `json:"image"`
-	// Set is the set of descriptors in which the monitor held the file for its device state.
-	Set int `json:"set"`
-	// Over is where the content lies that differs from that of Base, whose own the monitor was made with.
-	Over []procimage.Span `json:"over,omitempty"`
-	Base *contentFile     `json:"base,omitempty"` // nil: the content beside this is all
-
-	content string // path of the file with the stored content
-	over    string // path of what differs from it; "": nothing
-}
-
-// contentFile names stored content for as long as nobody takes it away.
-type contentFile struct {
-	Path     string          `json:"path"`
-	File     monitor.FileKey `json:"file"`
-	Modified int64           `json:"modified"` // nanoseconds
-}
-
-// warmth makes monitors from images of monitors.
-type warmth struct {
-	vehicle string // path of the program
-	boot    string
-	log     *slog.Logger
-
-	mu    sync.Mutex
-	known map[string]known // by directory of the process's image; guarded by mu
-}
-
-// known is a description that was read.
-type known struct {
-	key      monitor.FileKey
-	modified int64
-	process  *process
-}
-
-// maxKnown bounds how many descriptions are kept.
-const maxKnown = 64
-
-func newWarmth(dir string, log *slog.Logger) (*warmth, error) {
-	if err := os.MkdirAll(dir, 0o711); err != nil {
-		return nil, err
-	}
-	w := &warmth{vehicle: filepath.Join(dir, vehicleName), log: log, known: map[string]known{}}
-	var err error
-	if w.boot, err = procimage.BootID(); err != nil {
-		return nil, err
-	}
-	return w, durable.WriteFile(w.vehicle, procimage.Program(), 0o755)
-}
-
-// find answers the process in an image's directory; nil when there is none that can be used now: it is of
-// another boot, or a program it was made of has changed.
-func (w *warmth) find(imageDir string) (*process, error) {
-	if w == nil {
-		return nil, nil
-	}
-	dir := filepath.Join(imageDir, processDir)
-	f, err := os.Open(filepath.Join(dir, processName))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return nil, err
-	}
-	key := monitor.FileKey{Device: uint64(st.Dev), Inode: st.Ino}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if k, ok := w.known[dir]; ok && k.key == key && k.modified == st.Mtim.Nano() && k.process.stands() {
-		return k.process, nil
-	}
-	p, err := w.load(f, st.Size, filepath.Join(dir, contentName))
-	if err != nil {
-		w.log.Warn("the process in an image cannot be used", "image", imageDir, "why", err)
-		p = nil
-	}
-	if len(w.known) >= maxKnown {
-		clear(w.known)
-	}
-	w.known[dir] = known{key, st.Mtim.Nano(), p}
-	return p, nil
-}
-
-var _ vmm.Rememberer = (*Driver)(nil)
 
 // Remembers implements vmm.Rememberer.
 func (d *Driver) Remembers(image vmm.Image) (bool, error) {
-	p, err := d.warm.find(image.Dir)
+	p, err := d.warm.Find(image.Dir)
 	return p != nil, err
 }
 
-// stands tells whether the content of a process that was found before is there still; nil is none, and stays none.
-func (p *process) stands() bool {
-	if p == nil || p.Base == nil {
-		return true
-	}
-	base, err := contentOf(p.Base.Path)
-	return err == nil && *base == *p.Base
+// Pack implements vmm.Carrier.
+func (d *Driver) Pack(_ context.Context, image vmm.Image) (*vmm.Parcel, error) {
+	return d.warm.Pack(image.Dir)
 }
 
-// load reads the description of a process and holds it against this host. An error says why it is of no use here.
-func (w *warmth) load(f *os.File, bytes int64, content string) (*process, error) {
-	if bytes > maxProcess {
-		return nil, fmt.Errorf("%s has %d bytes", processName, bytes)
+// Unpack implements vmm.Carrier.
+func (d *Driver) Unpack(ctx context.Context, image vmm.Image, from vmm.Delivery) error {
+	if d.warm == nil {
+		return &vmm.MismatchError{Field: "process image", Image: "one", Host: "none is used"}
 	}
-	data := make([]byte, bytes)
-	if _, err := io.ReadFull(f, data); err != nil {
-		return nil, err
-	}
-	p := process{content: content}
-	if err := json.Unmarshal(data, &p); err != nil {
-		return nil, err
-	}
-	if p.Format != processFormat {
-		return nil, fmt.Errorf("it is of format %d, want %d", p.Format, processFormat)
-	}
-	if err := p.Image.Check(); err != nil {
-		return nil, err
-	}
-	if p.Image.Boot != w.boot {
-		return nil, errors.New("it is of another boot of this host")
-	}
-	if p.Base != nil {
-		base, err := contentOf(p.Base.Path)
-		if err != nil {
-			return nil, err
-		}
-		if *base != *p.Base {
-			return nil, fmt.Errorf("%s is another file now", base.Path)
-		}
-		p.over, p.content = content, base.Path
-	}
-	st, err := os.Stat(p.content)
-	if err != nil {
-		return nil, err
-	}
-	if st.Size() != p.Image.Bytes {
-		return nil, fmt.Errorf("%s has %d bytes, want %d", contentName, st.Size(), p.Image.Bytes)
-	}
-	return &p, p.Image.Fits()
+	return d.warm.Unpack(ctx, image.Dir, from)
 }
 
 // refuse tells why the image of a monitor has no process in it.
-func (w *warmth) refuse(err error) {
-	w.log.Warn("machines of an image begin by their device state alone, which takes longer", "why", err)
+func (d *Driver) refuse(err error) {
+	d.config.Log.Warn("machines of an image begin by their device state alone, which takes longer", "why", err)
 }
 
 // writeProcess completes an image in dir with the process that was captured with it.
-func (c *capture) writeProcess(dir string) (err error) {
+func (c *capture) writeProcess(dir string) error {
 	if c.process == nil || c.content != nil && c.made == nil {
 		return nil
 	}
-	at := filepath.Join(dir, processDir)
-	if err := os.Mkdir(at, 0o700); err != nil {
-		return err
-	}
-	content, err := os.OpenFile(filepath.Join(at, contentName), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o400)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, content.Close()) }()
-	p := process{Format: processFormat, Set: c.set, Image: c.process.Image, Base: c.made}
-	if c.made == nil {
-		p.Image, err = c.process.Save(content)
-	} else {
-		p.Over, err = c.process.SaveOver(content)
-	}
-	if err != nil {
-		return err
-	}
-	data, err := json.Marshal(p)
-	if err != nil {
-		return err
-	}
-	// Not durably: it is of use in this boot of the host alone.
-	return os.WriteFile(filepath.Join(at, processName), data, 0o400)
-}
-
-// contentOf names the content that a file holds.
-func contentOf(path string) (*contentFile, error) {
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	return &contentFile{path, monitor.FileKey{Device: uint64(st.Dev), Inode: st.Ino}, st.Mtim.Nano()}, nil
-}
-
-// difference reads what a process holds besides its stored content; nil: nothing.
-func (p *process) difference() (_ *procimage.Capture, err error) {
-	if p.over == "" {
-		return nil, nil
-	}
-	f, err := os.Open(p.over)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	return procimage.ReadOver(f, &p.Image, p.Over)
+	return c.store.Save(dir, procstore.Process{Set: c.set, Ahead: c.ahead, Base: c.made, Sum: c.sum}, c.process)
 }
 
 // Roles of a monitor's descriptors.

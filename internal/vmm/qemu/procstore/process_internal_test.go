@@ -1,4 +1,4 @@
-package qemu
+package procstore
 
 import (
 	"encoding/json"
@@ -13,7 +13,7 @@ import (
 // What is in an image of a process is used only if all of it fits this host; else the image is restored by its
 // device state.
 func TestFindProcess(t *testing.T) {
-	w, err := newWarmth(filepath.Join(t.TempDir(), "qemu"), slog.New(slog.DiscardHandler))
+	w, err := Open(filepath.Join(t.TempDir(), "qemu"), slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -21,18 +21,18 @@ func TestFindProcess(t *testing.T) {
 		t.Fatalf("vehicle: %v, %v", st, err)
 	}
 	for name, c := range map[string]struct {
-		spoil func(p *process, dir string)
+		spoil func(p *Process, dir string)
 		want  bool
 	}{
-		"whole":         {func(*process, string) {}, true},
-		"other_boot":    {func(p *process, _ string) { p.Image.Boot = "another" }, false},
-		"other_format":  {func(p *process, _ string) { p.Format++ }, false},
-		"no_thread":     {func(p *process, _ string) { p.Image.Threads = nil }, false},
-		"content_short": {func(p *process, _ string) { p.Image.Bytes += 4096 }, false},
-		"program_changed": {func(p *process, _ string) {
+		"whole":         {func(*Process, string) {}, true},
+		"other_boot":    {func(p *Process, _ string) { p.Image.Boot = "another" }, false},
+		"other_format":  {func(p *Process, _ string) { p.Format++ }, false},
+		"no_thread":     {func(p *Process, _ string) { p.Image.Threads = nil }, false},
+		"content_short": {func(p *Process, _ string) { p.Image.Bytes += 4096 }, false},
+		"program_changed": {func(p *Process, _ string) {
 			p.Image.Files = []procimage.File{{Path: "/proc/self/exe", Bytes: 1}}
 		}, false},
-		"program_gone": {func(p *process, _ string) { p.Image.Files = []procimage.File{{Path: "/nonexistent"}} }, false},
+		"program_gone": {func(p *Process, _ string) { p.Image.Files = []procimage.File{{Path: "/nonexistent"}} }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			image := t.TempDir()
@@ -40,7 +40,7 @@ func TestFindProcess(t *testing.T) {
 			if err := os.Mkdir(dir, 0o700); err != nil {
 				t.Fatal(err)
 			}
-			p := process{Format: processFormat, Image: procimage.Image{Boot: w.boot, Threads: make([]procimage.Thread, 1), Bytes: 4096}, Set: 2}
+			p := Process{Format: processFormat, Image: procimage.Image{Boot: w.boot, Threads: make([]procimage.Thread, 1), Bytes: 4096}, Set: 2}
 			c.spoil(&p, dir)
 			data, err := json.Marshal(p)
 			if err != nil {
@@ -53,7 +53,7 @@ func TestFindProcess(t *testing.T) {
 				t.Fatal(err)
 			}
 			for range 2 { // the second time from what is kept
-				got, err := w.find(image)
+				got, err := w.Find(image)
 				if err != nil || (got != nil) != c.want {
 					t.Fatalf("got %+v, %v", got, err)
 				}
@@ -61,7 +61,7 @@ func TestFindProcess(t *testing.T) {
 		})
 	}
 	t.Run("none", func(t *testing.T) {
-		if got, err := w.find(t.TempDir()); got != nil || err != nil {
+		if got, err := w.Find(t.TempDir()); got != nil || err != nil {
 			t.Errorf("got %v, %v", got, err)
 		}
 	})
@@ -73,12 +73,12 @@ func TestFindProcess(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(image, processDir, processName), []byte("{"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if got, err := w.find(image); got != nil || err != nil {
+		if got, err := w.Find(image); got != nil || err != nil {
 			t.Errorf("got %v, %v", got, err)
 		}
 	})
-	var none *warmth
-	if got, err := none.find(t.TempDir()); got != nil || err != nil {
+	var none *Store
+	if got, err := none.Find(t.TempDir()); got != nil || err != nil {
 		t.Errorf("without: got %v, %v", got, err)
 	}
 }

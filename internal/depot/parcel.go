@@ -1,0 +1,151 @@
+package depot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/chunk"
+	"github.com/pandastack/pandastack/internal/snapshot"
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+// Names of what goes along with a snapshot for hosts that are like the one it was taken on. No file of an image has one.
+const (
+	parcelAbout   = "parcel.json"
+	parcelContent = "parcel"
+)
+
+func notParcel(name string) bool { return name != parcelAbout && name != parcelContent }
+
+// pack lists what goes along with a snapshot, which it does without where there is any trouble. The files stay until
+// done is called.
+func (d *Depot) pack(ctx context.Context, snap snapshot.Snapshot) (files []chunk.Local, done func()) {
+	done = func() {}
+	if d.Carrier == nil {
+		return nil, done
+	}
+	p, err := d.Carrier.Pack(ctx, snap.Image())
+	if p == nil && err == nil {
+		return nil, done
+	}
+	var about *os.File
+	if err == nil {
+		about, err = inMemory(p.About)
+	}
+	if err != nil {
+		d.Log.Warn("snapshot is pushed without what its monitor has learnt", "snapshot", snap.Ref, "err", err)
+		return nil, done
+	}
+	files = []chunk.Local{{Name: parcelAbout, Path: fmt.Sprintf("/proc/self/fd/%d", about.Fd())}, {Name: parcelContent, Path: p.File}}
+	return files, func() { _ = about.Close() } // it was only read
+}
+
+// inMemory makes a file of some bytes: a push reads files.
+func inMemory(data []byte) (*os.File, error) {
+	fd, err := unix.MemfdCreate("parcel", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), "parcel")
+	if _, err := f.Write(data); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// Unpack gives an image of this host, which came from a snapshot in the object store, what went along with that for
+// hosts like this one. Nobody relies on it, so trouble is logged: machines of the image are ready later then.
+func (d *Depot) Unpack(ctx context.Context, from Stored, image vmm.Image) {
+	if d.Carrier == nil {
+		return
+	}
+	began := time.Now()
+	there, err := d.unpack(ctx, from, image)
+	id := from.Reader.Manifest().ID
+	switch _, other := errors.AsType[*vmm.MismatchError](err); {
+	case other:
+		d.Log.Info("machines of a snapshot begin by their device state: it is of another kind of host", "snapshot", id, "why", err)
+	case err != nil:
+		d.Log.Warn("machines of a snapshot begin by their device state, which takes longer", "snapshot", id, "why", err)
+	case there:
+		d.Log.Info("a snapshot came with what its monitor has learnt", "snapshot", id, "took", time.Since(began))
+	}
+}
+
+func (d *Depot) unpack(ctx context.Context, from Stored, image vmm.Image) (there bool, err error) {
+	m := from.Reader.Manifest()
+	r := d.Vault.Reader(m, d.Cache) // the other may be closed meanwhile
+	size, there := r.Size(parcelAbout)
+	if !there {
+		return false, nil
+	}
+	if size > vmm.MaxParcelAbout {
+		return true, fmt.Errorf("%s has %d bytes", parcelAbout, size)
+	}
+	about := make([]byte, size)
+	if err := r.ReadAt(ctx, parcelAbout, about, 0); err != nil {
+		return true, err
+	}
+	near, release := d.nearImage(ctx, from)
+	defer release()
+	return true, d.Carrier.Unpack(ctx, image, vmm.Delivery{About: about, Near: near, Bring: func(ctx context.Context, origin bool, path string) error {
+		of := r
+		if origin {
+			var err error
+			if of, err = d.origin(ctx, from); err != nil {
+				return err
+			}
+		}
+		return bring(ctx, of, path)
+	}})
+}
+
+// nearImage is the directory of the image of this host that has most of a stored snapshot; "": there is none.
+func (d *Depot) nearImage(ctx context.Context, from Stored) (dir string, release func()) {
+	_, ref, release := d.here(ctx, from)
+	if ref == "" {
+		return "", release
+	}
+	snap, err := d.Store.Get(ref)
+	if err != nil {
+		return "", release
+	}
+	return snap.Image().Dir, release
+}
+
+// origin reads what a snapshot's line begins with in the store: of its own space, or one that all workspaces read.
+func (d *Depot) origin(ctx context.Context, of Stored) (*chunk.Reader, error) {
+	if of.Root == "" {
+		return nil, errors.New("its line begins with itself")
+	}
+	m, err := d.manifest(ctx, of.Reader.Manifest().Space, of.Root)
+	if errors.Is(err, chunk.ErrNotFound) {
+		m, err = d.manifest(ctx, chunk.Common, of.Root)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return d.Vault.Reader(m, d.Cache), nil
+}
+
+// bring writes the content of a parcel as a new file.
+func bring(ctx context.Context, r *chunk.Reader, path string) (err error) {
+	if _, ok := r.Size(parcelContent); !ok {
+		return fmt.Errorf("nothing went along with %s", r.Manifest().ID)
+	}
+	dir, err := os.MkdirTemp(filepath.Dir(path), ".parcel")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	if _, err := r.Pull(ctx, dir, nil, func(name string) bool { return name == parcelContent }); err != nil {
+		return err
+	}
+	return os.Rename(filepath.Join(dir, parcelContent), path)
+}

@@ -1,0 +1,103 @@
+//go:build vm
+
+package qemu_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/qemu"
+	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
+)
+
+// testTravels holds when a machine's image, with the process that was packed with it, is made a machine by another
+// driver, which has never seen what the process lies over, on a host whose clock says less: its monitor and its guest go
+// on, and it can be forked.
+func testTravels(t *testing.T, h *vmmtest.Host) {
+	m := h.Restore(t)
+	m.Put(t, "/dev/shm/word", []byte("far"))
+	if err := errors.Join(m.Link.Freeze(t.Context(), true), m.Pause(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	image, disk := h.Save(t, m)
+	from := h.Driver.(vmm.Carrier)
+	parcel, err := from.Pack(t.Context(), image)
+	if err != nil || parcel == nil {
+		t.Fatalf("got %v, %v", parcel, err)
+	}
+	origin, err := from.Pack(t.Context(), h.Image)
+	if err != nil || origin == nil {
+		t.Fatalf("got %v, %v", origin, err)
+	}
+	l := h.Lab
+	l.Dir = filepath.Join(h.Lab.Dir, "other")
+	there := vmm.Image{Dir: filepath.Join(l.Dir, "image"), Manifest: image.Manifest}
+	if err := os.MkdirAll(there.Dir, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(l.Dir); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, f := range image.Manifest.Files {
+		if err := os.Link(filepath.Join(image.Dir, f.Name), filepath.Join(there.Dir, f.Name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d, err := qemu.New(t.Context(), qemu.Config{Binary: *binary, Dir: filepath.Join(l.Dir, "qemu")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	about := map[string]json.RawMessage{}
+	if err := json.Unmarshal(parcel.About, &about); err != nil {
+		t.Fatal(err)
+	}
+	about["clock"] = fmt.Append(nil, int64(1000*time.Hour))
+	if parcel.About, err = json.Marshal(about); err != nil {
+		t.Fatal(err)
+	}
+	err = d.Unpack(t.Context(), there, vmm.Delivery{About: parcel.About, Bring: func(_ context.Context, first bool, path string) error {
+		if first {
+			return os.Link(origin.File, path)
+		}
+		return os.Link(parcel.File, path)
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if known, err := d.Remembers(there); err != nil || !known {
+		t.Fatalf("got %v, %v", known, err)
+	}
+	far := &vmmtest.Host{Lab: l, Driver: d, Image: there, Disk: disk}
+	n := far.Restore(t)
+	check := func(n *vmmtest.Machine) {
+		t.Helper()
+		n.Want(t, "/dev/shm/word", []byte("far"))
+		if r := n.Run(t, "read a b < /proc/uptime; sleep 0.3; read c d < /proc/uptime; [ ${c%.*}${c#*.} -gt ${a%.*}${a#*.} ] && [ ${c%.*} -lt 3600 ] && echo goes on"); r.Stdout != "goes on\n" {
+			t.Errorf("the guest's clock: %+v", r)
+		}
+		mine, err := os.Readlink("/proc/self/ns/time")
+		its, failed := os.Readlink(fmt.Sprintf("/proc/%d/ns/time", n.PID()))
+		if err != nil || failed != nil || mine == its {
+			t.Errorf("the monitor has the host's clock: %s and %s, %v, %v", mine, its, err, failed)
+		}
+	}
+	check(n)
+	for _, child := range far.Fork(t, n, 2) {
+		check(child)
+	}
+	check(n)
+}

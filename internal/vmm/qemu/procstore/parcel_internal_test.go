@@ -1,0 +1,293 @@
+package procstore
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/procimage"
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+// parcels is two hosts in one: an image that is packed, and where it is unpacked.
+type parcels struct {
+	*testing.T
+	from, to *Store
+	program  string // a file that the processes map
+	origin   string // directory of an image whose process is whole
+	image    string // of one whose process lies over that
+}
+
+const overStart = 1 << 40
+
+func newParcels(t *testing.T) *parcels {
+	t.Helper()
+	p := &parcels{T: t, program: filepath.Join(t.TempDir(), "program"), origin: t.TempDir(), image: t.TempDir()}
+	for _, s := range []**Store{&p.from, &p.to} {
+		var err error
+		*s, err = Open(filepath.Join(t.TempDir(), "qemu"), slog.New(slog.DiscardHandler))
+		p.must(err)
+	}
+	p.must(os.WriteFile(p.program, []byte("code"), 0o755))
+	p.keep(p.origin, 4096, nil)
+	base, err := ContentOf(filepath.Join(p.origin, processDir, contentName))
+	p.must(err)
+	p.keep(p.image, 2*4096, base)
+	return p
+}
+
+func (p *parcels) must(err error) {
+	p.Helper()
+	if err != nil {
+		p.Fatal(err)
+	}
+}
+
+// keep writes a process into an image: its own content, over base unless that is nil.
+func (p *parcels) keep(image string, bytes int, base *Content) {
+	p.Helper()
+	file, err := procimage.Describe(p.program)
+	p.must(err)
+	d := Process{Format: processFormat, Set: 3, Base: base, Image: procimage.Image{
+		Boot: p.from.boot, Threads: make([]procimage.Thread, 1), Bytes: 4096, Files: []procimage.File{file},
+	}}
+	if base != nil {
+		d.Over = []procimage.Span{{Start: overStart, End: overStart + uint64(bytes)}}
+	}
+	dir := filepath.Join(image, processDir)
+	p.must(os.Mkdir(dir, 0o700))
+	p.must(os.WriteFile(filepath.Join(dir, contentName), content(bytes), 0o400))
+	p.must(d.write(dir))
+}
+
+func content(n int) []byte { return bytes.Repeat([]byte{byte(n >> 10)}, n) }
+
+func (p *parcels) pack(image string) *vmm.Parcel {
+	p.Helper()
+	parcel, err := p.from.Pack(image)
+	if err != nil || parcel == nil {
+		p.Fatalf("got %v, %v", parcel, err)
+	}
+	return parcel
+}
+
+// deliver is how what was packed of the image comes.
+func (p *parcels) deliver() vmm.Delivery {
+	own, origin := p.pack(p.image), p.pack(p.origin)
+	return vmm.Delivery{About: own.About, Bring: func(_ context.Context, first bool, path string) error {
+		from := own
+		if first {
+			from = origin
+		}
+		data, err := os.ReadFile(from.File)
+		return errors.Join(err, os.WriteFile(path, data, 0o600))
+	}}
+}
+
+// A process goes along with its image, over the content that is here already or comes, too.
+func TestUnpack(t *testing.T) {
+	for name, near := range map[string]bool{"near": true, "far": false} {
+		t.Run(name, func(t *testing.T) {
+			p := newParcels(t)
+			from, brought := p.deliver(), 0
+			bring := from.Bring
+			from.Bring = func(ctx context.Context, origin bool, path string) error {
+				if origin {
+					brought++
+				}
+				return bring(ctx, origin, path)
+			}
+			if near { // the other host has the template with what it has learnt
+				here, whole := t.TempDir(), p.pack(p.origin)
+				p.must(p.to.Unpack(t.Context(), here, vmm.Delivery{About: whole.About, Bring: func(ctx context.Context, _ bool, path string) error {
+					return bring(ctx, true, path)
+				}}))
+				from.Near = here
+			}
+			for range 2 { // the second image finds the content
+				dir := t.TempDir()
+				for range 2 { // and the second time all is there
+					p.must(p.to.Unpack(t.Context(), dir, from))
+				}
+				got, err := p.to.Find(dir)
+				if err != nil || got == nil || got.Set != 3 || got.Ahead != 0 || got.Image.Boot != p.to.boot {
+					t.Fatalf("got %+v, %v", got, err)
+				}
+				for path, want := range map[string]int{got.content: 4096, got.over: 2 * 4096} {
+					if data, err := os.ReadFile(path); err != nil || !bytes.Equal(data, content(want)) {
+						t.Errorf("%s: %d bytes, %v", path, len(data), err)
+					}
+				}
+			}
+			if want := map[bool]int{true: 0, false: 1}[near]; brought != want {
+				t.Errorf("the content below was brought %d times, want %d", brought, want)
+			}
+		})
+	}
+}
+
+// What was packed on a host whose clock says more than this one's gets a clock that goes on from there.
+func TestUnpackLaterClock(t *testing.T) {
+	p := newParcels(t)
+	from := p.deliver()
+	now, err := clock()
+	p.must(err)
+	from.About = p.changed(from.About, func(in *parcel) { in.Clock = now + 1000*time.Hour })
+	dir := t.TempDir()
+	err = p.to.Unpack(t.Context(), dir, from)
+	if other, ok := errors.AsType[*vmm.MismatchError](err); ok && other.Field == "clock" {
+		t.Skipf("probe time namespaces: a process cannot have another clock here: %v", err)
+	}
+	p.must(err)
+	got, err := p.to.Find(dir)
+	if err != nil || got == nil || got.Ahead < 999*time.Hour || got.Ahead > 1000*time.Hour {
+		t.Fatalf("got %+v, %v", got, err)
+	}
+}
+
+func (p *parcels) changed(about []byte, change func(*parcel)) []byte {
+	p.Helper()
+	var in parcel
+	p.must(json.Unmarshal(about, &in))
+	change(&in)
+	out, err := json.Marshal(in)
+	p.must(err)
+	return out
+}
+
+// What does not fit, or is not what was packed, leaves the image as it was, and nothing else behind.
+func TestUnpackRefuses(t *testing.T) {
+	dead := errors.New("the store is dead")
+	for name, c := range map[string]struct {
+		about  func(*parcel)
+		spoil  func(p *parcels, path string, origin bool) error // after content came
+		before func(p *parcels)
+		want   string
+	}{
+		"another_host":    {about: func(in *parcel) { in.Host = "another" }, want: "kernel and processor"},
+		"another_program": {before: func(p *parcels) { p.must(os.WriteFile(p.program, []byte("other"), 0o755)) }, want: "image does not fit this host: "},
+		"no_program":      {before: func(p *parcels) { p.must(os.Remove(p.program)) }, want: "no such file"},
+		"another_format":  {about: func(in *parcel) { in.Format++ }, want: "format 2, want 1"},
+		"no_thread":       {about: func(in *parcel) { in.Image.Threads = nil }, want: "0 threads"},
+		"sums_missing":    {about: func(in *parcel) { in.Sums = nil }, want: "0 sums of 1 files"},
+		"sum_is_a_path":   {about: func(in *parcel) { in.Sum = strings.Repeat("../", 21) + "x" }, want: "sum "},
+		"relative_path":   {about: func(in *parcel) { in.Image.Files[0].Path = "a/../b" }, want: `file "a/../b"`},
+		"too_large":       {about: func(in *parcel) { in.Image.Bytes = 2 << 30 }, want: "at most"},
+		"spans_overlap":   {about: func(in *parcel) { in.Over = append(in.Over, in.Over...) }, want: "out of order"},
+		"clock":           {about: func(in *parcel) { in.Clock = -1 }, want: "a clock at"},
+		"own_cut":         {spoil: cut(false), want: "bytes of content came"},
+		"own_dead":        {spoil: func(_ *parcels, _ string, origin bool) error { return refuse(!origin, dead) }, want: dead.Error()},
+		"below_cut":       {spoil: cut(true), want: "bytes of content came"},
+		"below_dead":      {spoil: func(_ *parcels, _ string, origin bool) error { return refuse(origin, dead) }, want: dead.Error()},
+		"below_lies": {spoil: func(p *parcels, path string, origin bool) error {
+			if origin {
+				p.must(os.WriteFile(path, make([]byte, 4096), 0o600))
+			}
+			return nil
+		}, want: "it has the sum"},
+		"whole_lies": {about: func(in *parcel) { in.Whole, in.Over, in.Image.Bytes = true, nil, 2*4096 }, want: "the content that came has the sum"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newParcels(t)
+			from := p.deliver()
+			if c.about != nil {
+				from.About = p.changed(from.About, c.about)
+			}
+			if c.before != nil {
+				c.before(p)
+			}
+			bring := from.Bring
+			from.Bring = func(ctx context.Context, origin bool, path string) error {
+				err := bring(ctx, origin, path)
+				if err == nil && c.spoil != nil {
+					err = c.spoil(p, path, origin)
+				}
+				return err
+			}
+			dir := t.TempDir()
+			err := p.to.Unpack(t.Context(), dir, from)
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Fatalf("got %v, want %q in it", err, c.want)
+			}
+			for _, place := range []string{dir, p.to.contents} {
+				left, err := os.ReadDir(place)
+				if err != nil || place == dir && len(left) > 0 {
+					t.Errorf("left in %s: %v, %v", place, left, err)
+				}
+				for _, e := range left {
+					if strings.HasSuffix(e.Name(), ".part") {
+						t.Errorf("left: %s", e.Name())
+					}
+				}
+			}
+			if got, err := p.to.Find(dir); got != nil || err != nil {
+				t.Errorf("found %+v, %v", got, err)
+			}
+		})
+	}
+}
+
+func cut(origin bool) func(*parcels, string, bool) error {
+	return func(_ *parcels, path string, of bool) error {
+		if of != origin {
+			return nil
+		}
+		return os.Truncate(path, 4095)
+	}
+}
+
+func refuse(yes bool, err error) error {
+	if yes {
+		return err
+	}
+	return nil
+}
+
+// Contents of other boots go when the driver is made, and the oldest when there are too many.
+func TestContentsAreBounded(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "qemu")
+	old := filepath.Join(dir, contentsName+"another")
+	if err := os.MkdirAll(old, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	w, err := Open(dir, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(old); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("contents of another boot: %v", err)
+	}
+	for i := range maxContents + 3 {
+		path := filepath.Join(w.contents, string(rune('a'+i)))
+		at := time.Unix(int64(i), 0)
+		if err := errors.Join(os.WriteFile(path, nil, 0o400), os.Chtimes(path, at, at), w.thin(path)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	left, err := os.ReadDir(w.contents)
+	if err != nil || len(left) != maxContents || left[0].Name() != "d" {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// FuzzParcel holds when nothing that comes from elsewhere is taken for more than it is.
+func FuzzParcel(f *testing.F) {
+	f.Add([]byte(`{"format":1,"host":"x","image":{"threads":[{}],"bytes":4096,"files":[{"path":"/x"}]},"sums":["` + strings.Repeat("0", 64) +
+		`"],"sum":"` + strings.Repeat("f", 64) + `","over":[{"Start":1099511627776,"End":1099511631872}],"clock":5}`))
+	f.Fuzz(func(t *testing.T, about []byte) {
+		p, bytes, err := parseParcel(about)
+		if err != nil {
+			return
+		}
+		if bytes < 0 || bytes > maxContent || p.Image.Check() != nil || len(p.Sums) != len(p.Image.Files) || filepath.Base(p.Sum) != p.Sum {
+			t.Errorf("%d bytes, %+v", bytes, p)
+		}
+	})
+}
