@@ -91,6 +91,9 @@ func (b bases) find(ref string) (base, error) {
 		return out, err
 	default:
 		image, err := b.a.s.registry.Find(b.ctx, ref, b.a.spec.Registry)
+		if err != nil && !strings.ContainsAny(ref, "/:@") {
+			err = api.Wrap(api.CodeOf(err), err, fmt.Sprintf("there is no template %s here, and as an image: %s", ref, err))
+		}
 		if err != nil {
 			return out, err
 		}

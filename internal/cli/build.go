@@ -266,10 +266,16 @@ func (a *app) templateLogs() *cobra.Command {
 		if err != nil {
 			return err
 		}
+		var told []error
+		show := buildLines(func(format string, args ...any) {
+			_, err := fmt.Fprintf(a.Stdout, format+"\n", args...)
+			told = append(told, err)
+		})
 		return cl.Templates.BuildLogs(c.Context(), api.BuildID(args[0]), 0, follow, func(l api.BuildLine) error {
-			return a.print(l, func(w io.Writer) error {
-				_, err := fmt.Fprintln(w, l.Line)
-				return err
+			return a.print(l, func(io.Writer) error {
+				told = nil
+				show(l)
+				return errors.Join(told...)
 			})
 		})
 	}
