@@ -51,6 +51,9 @@ func Run(ctx context.Context) error {
 	if err := early.Devices(); err != nil {
 		return err
 	}
+	if err := early.Batch(); err != nil {
+		return err
+	}
 	failed := make(chan error, 2)
 	var b guestapi.Backend = &waiting{begin: func(id guestapi.Identity) (guestapi.Backend, error) {
 		if err := wake(id); err != nil {

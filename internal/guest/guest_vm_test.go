@@ -88,6 +88,15 @@ func TestRealGuest(t *testing.T) {
 			t.Errorf("got %+v", o)
 		}
 	})
+	t.Run("nobody is interrupted for who wakes up", func(t *testing.T) {
+		const batch = "3\n" // SCHED_BATCH; field 41 of proc_pid_stat(5)
+		o := guesttest.Exec(t, m.Link, guestapi.ProcessSpec{
+			Shell: "for s in /proc/1/task/*/stat /proc/self/stat; do sed 's/.*) //' $s | cut -d' ' -f39; done | sort -u",
+		})
+		if o.Stdout != batch {
+			t.Errorf("got policies %+v", o)
+		}
+	})
 	t.Run("two copies share nothing", func(t *testing.T) { hazards(t, h, m) })
 }
 
