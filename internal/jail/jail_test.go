@@ -173,3 +173,31 @@ func TestUsers(t *testing.T) {
 		}
 	}
 }
+
+// FuzzMounts reads what could stand in mountinfo: names of mounts are chosen by whoever mounts.
+func FuzzMounts(f *testing.F) {
+	f.Add("30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n")
+	f.Add("30 23 0:26 / /sys/fs/cgroup/a\\040b rw shared:1 - cgroup cgroup rw,cpu,cpuacct\n")
+	f.Add("- - - - - -\n -  - \n")
+	f.Fuzz(func(t *testing.T, text string) {
+		unified, v1, err := mounts(strings.NewReader(text))
+		if err == nil && !strings.Contains(text, "cgroup") && (unified != "" || len(v1) != 0) {
+			t.Errorf("%q has %q and %v", text, unified, v1)
+		}
+	})
+}
+
+// FuzzObject reads what is no program, or a damaged one.
+func FuzzObject(f *testing.F) {
+	f.Add([]byte("\x7fELF\x02\x01\x01"))
+	f.Add([]byte("#!/bin/sh\n"))
+	path := filepath.Join(f.TempDir(), "object")
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if o, err := readObject(path); err == nil && len(o.interp) > 4096 {
+			t.Errorf("interpreter %q", o.interp)
+		}
+	})
+}

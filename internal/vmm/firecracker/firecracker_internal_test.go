@@ -3,6 +3,7 @@ package firecracker
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"net"
@@ -236,4 +237,24 @@ func TestShapeIsChecked(t *testing.T) {
 			t.Errorf("%s was taken", name)
 		}
 	}
+}
+
+// FuzzShape takes the shape of an image that a stranger wrote: what is accepted has room for the machine, and no more
+// drives than a monitor takes.
+func FuzzShape(f *testing.F) {
+	f.Add([]byte(`{"base_mib":64,"more_mib":128,"read_only":[false,false],"device":"tap0","huge":true}`))
+	f.Add([]byte(`{"base_mib":-1,"more_mib":9223372036854775807,"read_only":null}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var s shape
+		if json.Unmarshal(data, &s) != nil {
+			return
+		}
+		m := vmm.Manifest{MemoryMiB: 64, MaxMemoryMiB: 192, Disks: 1, MaxDisks: 2}
+		if s.fit(vmm.Spec{Disks: []vmm.Disk{{}}}, m) != nil {
+			return
+		}
+		if n := len(s.ReadOnly); n < m.MaxDisks || n > maxDrives || s.memoryBytes() < 192<<20 || s.memoryBytes() > 1<<46 {
+			t.Errorf("taken: %+v, %d bytes", s, s.memoryBytes())
+		}
+	})
 }

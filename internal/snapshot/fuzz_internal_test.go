@@ -1,0 +1,39 @@
+package snapshot
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// FuzzMeta reads what a snapshot says of itself, which may have come from another host or a damaged disk: nothing
+// outside of its directory is looked at, and what does not fit is damage.
+func FuzzMeta(f *testing.F) {
+	f.Add([]byte(`{"version":1,"ref":"snapshots/a","vcpus":1,"memory_mib":64,"disk_mib":8,"disk":true,"manifest":{"files":[{"name":"memory","bytes":4}]}}`))
+	f.Add([]byte(`{"version":1,"ref":"snapshots/a","anonymous":true}`))
+	f.Add([]byte(`{"version":1,"ref":"snapshots/a","manifest":{"files":[{"name":"../../secret","bytes":6}]}}`))
+	dir := f.TempDir()
+	place := filepath.Join(dir, "snapshots", "a")
+	if err := errors.Join(os.MkdirAll(filepath.Join(place, imageDir), 0o700), os.WriteFile(filepath.Join(dir, "secret"), []byte("secret"), 0o600)); err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if err := os.WriteFile(filepath.Join(place, metaFile), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		snap, err := read(place, "snapshots/a")
+		var damaged *DamagedError
+		if err != nil {
+			if !errors.As(err, &damaged) {
+				t.Errorf("%q: %v", data, err)
+			}
+			return
+		}
+		if err := Check(snap); err == nil && len(snap.Manifest.Files) > 0 {
+			t.Errorf("files that are not there are sound: %+v", snap.Manifest.Files)
+		} else if err != nil && !errors.As(err, &damaged) {
+			t.Errorf("%q: %v", data, err)
+		}
+	})
+}
