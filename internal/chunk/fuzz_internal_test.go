@@ -61,7 +61,8 @@ func FuzzEnvelope(f *testing.F) {
 	f.Add([]byte(magic))
 	f.Add(good[:headBytes+1])
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if _, err := parse(c, r, "a", data); err == nil && !bytes.Equal(data, good) {
+		// What was signed differs from process to process, and the fuzzer runs in several: so it is what it says that counts.
+		if m, err := parse(c, r, "a", data); err == nil && !bytes.Equal(m.encode(), sample().encode()) {
 			t.Fatal("something that nobody signed was taken for a manifest")
 		}
 	})
@@ -69,7 +70,8 @@ func FuzzEnvelope(f *testing.F) {
 
 func FuzzFrames(f *testing.F) {
 	c, r := fuzzRealm(f)
-	ch, object, err := seal(c, r, bytes.Repeat([]byte("pages of a guest"), 40*PageSize/16))
+	pages := bytes.Repeat([]byte("pages of a guest"), 40*PageSize/16)
+	ch, object, err := seal(c, r, pages)
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -80,8 +82,8 @@ func FuzzFrames(f *testing.F) {
 		if first < 0 || count < 1 || first >= len(ch.Frames) || count > len(ch.Frames)-first {
 			return
 		}
-		offset, length := ch.span(first, count)
-		if _, err := open(c, r, ch, first, count, data); err == nil && !bytes.Equal(data, object[offset:offset+length]) {
+		got, err := open(c, r, ch, first, count, data)
+		if from := first * FrameSize; err == nil && !bytes.Equal(got, pages[from:min(len(pages), from+count*FrameSize)]) {
 			t.Fatal("something that nobody sealed was taken for frames")
 		}
 	})
