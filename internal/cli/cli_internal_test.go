@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/config"
 )
 
 func TestQuote(t *testing.T) {
@@ -148,5 +149,20 @@ func TestBuildLinesAreToldUnderTheirStep(t *testing.T) {
 	want := "image is there\n[1/3 COPY . .] cached\n[2/3 RUN a \\ b]\n  out\n[3/3 RUN " + strings.Repeat("é", 92) + "...]\n[publish boot]\n  booted\n  start: x\nready\n"
 	if out.String() != want {
 		t.Errorf("told %q, want %q", out.String(), want)
+	}
+}
+
+// Where Firecracker runs no guest, a run of the suite says so before it builds anything.
+func TestConformanceNeedsAGuest(t *testing.T) {
+	faulty := filepath.Join(t.TempDir(), "firecracker")
+	if err := os.WriteFile(faulty, []byte("#!/bin/sh\necho Firecracker v1.16.1\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{"/nowhere/firecracker": "no such file", faulty: "1.16.1 is not used"} {
+		n := &config.Node{DataDir: t.TempDir(), VMM: config.VMM{Firecracker: path}}
+		_, err := monitor(t.Context(), "firecracker", n)
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "pandastack doctor") {
+			t.Errorf("%s: got %v, want %q and what to do", path, err, want)
+		}
 	}
 }

@@ -82,10 +82,15 @@ func (a *app) conform(ctx context.Context, o conformance.Options) (err error) {
 	return nil
 }
 
-// monitor says how a driver is made. The accelerator of QEMU is found out once.
+// monitor says how a driver is made. The accelerator of QEMU is found out once, and so is whether Firecracker runs a guest
+// here at all: without that everything would fail, and nothing would be said of the monitor.
 func monitor(ctx context.Context, name string, n *config.Node) (func(context.Context, string) (vmm.Driver, error), error) {
 	c := n.VMM
 	if name == probe.FirecrackerDriver {
+		_, err := probe.ChooseDriver(ctx, probe.Config{DataDir: n.DataDir, Driver: name, Firecracker: c.Firecracker})
+		if err != nil {
+			return nil, fmt.Errorf("%w; the rows firecracker and driver of `pandastack doctor` say what to do", err)
+		}
 		return func(ctx context.Context, dir string) (vmm.Driver, error) {
 			return firecracker.New(ctx, firecracker.Config{
 				Binary: c.Firecracker, Jailer: c.Jailer, Dir: dir, MoreMemoryMiB: c.MoreMemory, MoreDisks: c.MoreDisks,
