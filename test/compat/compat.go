@@ -145,7 +145,8 @@ E2B's clients are given a key and a domain, and reach everything by its names ov
 certificate of the node's own authority they need ` + "`NODE_EXTRA_CA_CERTS`" + ` or ` + "`SSL_CERT_FILE`" + ` too, as ` + "`pandastack up`" + `
 prints it.
 
-Of E2B's protocol these are refused by name: volumes and secrets, which this server does not have; ` + "`" + `egressProxy` + "`" + ` and rules with
-headers, since connections leave from this host as the guest made them and are not opened to be changed. Pauses without memory
-(` + "`" + `keepMemory: false` + "`" + `), ` + "`" + `maskRequestHost` + "`" + `, ` + "`" + `httpsPorts` + "`" + `, and lists by ` + "`" + `order` + "`" + ` and ` + "`" + `startedAfter` + "`" + ` work. The agent reports version 0.6.4.
+Of E2B's protocol these are refused by name, as is every field and every name in a query that this server does not know: volumes, secrets,
+` + "`" + `mcp` + "`" + `, ` + "`" + `iam` + "`" + ` and metrics of teams, which it does not have; ` + "`" + `egressProxy` + "`" + ` and rules with headers, since connections leave from this host as the guest made them and are not opened to be changed. Pauses without memory
+(` + "`" + `keepMemory: false` + "`" + `), ` + "`" + `maskRequestHost` + "`" + `, ` + "`" + `httpsPorts` + "`" + `, and lists by ` + "`" + `order` + "`" + ` and ` + "`" + `startedAfter` + "`" + ` work.
+Metrics are those of now, and none of another time; a sandbox that a request resumed has its first timeout again, at least 300 seconds. The agent reports version 0.6.4.
 `
