@@ -64,6 +64,19 @@ type Me struct {
 	Role         string    `json:"role,omitempty"`
 }
 
+// OrgChoice names the workspace to act for: POST /v1/me/current-org.
+type OrgChoice struct {
+	OrgID Workspace `json:"org_id"`
+}
+
+// Validate checks the request by itself.
+func (r *OrgChoice) Validate() error {
+	if r.OrgID == "" {
+		return invalid("org_id", "is missing: name a workspace, as GET /v1/orgs lists them")
+	}
+	return nil
+}
+
 // Org is a workspace that the caller may use.
 type Org struct {
 	ID   Workspace `json:"id"`

@@ -635,6 +635,16 @@ func TestKeysAndMe(t *testing.T) {
 	}
 	var me api.Me
 	w.do("GET", "/v1/me", "").json(t, &me)
+	for path, want := range map[string]int{"/v1/orgs": 200, "/v1/orgs/ours": 200, "/v1/orgs/theirs": 404} {
+		if a := w.do("GET", path, ""); a.status != want || want == 200 && !strings.Contains(a.body, `"slug":"ours"`) {
+			t.Errorf("%s: %d %s", path, a.status, a.body)
+		}
+	}
+	for body, want := range map[string]int{`{"org_id":"ours"}`: 200, `{"org_id":"theirs"}`: 404, `{}`: 400} {
+		if a := w.do("POST", "/v1/me/current-org", body); a.status != want || want == 200 && !strings.Contains(a.body, `"current_org":"ours"`) {
+			t.Errorf("choose %s: %d %s", body, a.status, a.body)
+		}
+	}
 	if me.CurrentOrg != "ours" || me.AuthMethod != "token" || len(me.Orgs) != 1 || me.Role != "member" {
 		t.Errorf("me %+v", me)
 	}

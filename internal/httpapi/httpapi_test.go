@@ -39,7 +39,7 @@ func TestDocumentIsCurrent(t *testing.T) {
 // fill puts ids of the right form into a pattern.
 func fill(pattern string, box api.SandboxID, snap api.SnapshotID) string {
 	return strings.NewReplacer("{sandbox}", string(box), "{snapshot}", string(snap), "{pid}", "101",
-		"{port}", "3000", "{path...}", "x", "{token}", "a.b", "{template}", "base", "{prefix}", "pds_admi", "{session}", "abc").Replace(pattern)
+		"{port}", "3000", "{path...}", "x", "{token}", "a.b", "{template}", "base", "{prefix}", "pds_admi", "{session}", "abc", "{org}", "ours").Replace(pattern)
 }
 
 // valid bodies of the routes that need something in theirs.

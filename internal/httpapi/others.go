@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"cmp"
 	"net/http"
 	"runtime"
 	"time"
@@ -38,6 +39,31 @@ func me(rq *request) (api.Me, error) {
 		Orgs:       []api.Org{{ID: p.Workspace, Slug: p.Workspace, Name: string(p.Workspace), Role: role}},
 		AuthMethod: "token", TokenPrefix: p.KeyPrefix, Role: role,
 	}, nil
+}
+
+func listOrgs(rq *request) ([]api.Org, error) {
+	m, err := me(rq)
+	return m.Orgs, err
+}
+
+func getOrg(rq *request) (api.Org, error) { return rq.org(api.Workspace(rq.r.PathValue("org"))) }
+
+// org finds a workspace of the key.
+func (rq *request) org(id api.Workspace) (api.Org, error) {
+	list, err := listOrgs(rq)
+	for _, o := range list {
+		if o.ID == id {
+			return o, nil
+		}
+	}
+	return api.Org{}, cmp.Or(err, error(api.Errorf(api.NotFound, "workspace %q not found: list them at /v1/orgs", shorten(string(id)))))
+}
+
+func chooseOrg(rq *request, req api.OrgChoice) (api.Me, error) {
+	if _, err := rq.org(req.OrgID); err != nil {
+		return api.Me{}, err
+	}
+	return me(rq)
 }
 
 func listTokens(rq *request) (api.TokenList, error) {

@@ -268,6 +268,9 @@ func portRoutes() []route {
 func otherRoutes() []route {
 	return []route{
 		{"GET", "/v1/me", user, "keys", "Who the key is", nil, give(200, me), false},
+		{"POST", "/v1/me/current-org", user, "keys", "Act for a workspace; a key acts for its own alone", nil, take(200, chooseOrg), false},
+		{"GET", "/v1/orgs", user, "keys", "List the workspaces of the key, which is one", nil, give(200, listOrgs), false},
+		{"GET", "/v1/orgs/{org}", user, "keys", "Get a workspace of the key", nil, give(200, getOrg), false},
 		{"GET", "/v1/me/tokens", admin, "keys", "List keys", nil, give(200, listTokens), false},
 		{"POST", "/v1/me/tokens", admin, "keys", "Make a key, which is shown this once", nil, take(201, createToken), false},
 		{"DELETE", "/v1/me/tokens/{prefix}", admin, "keys", "End a key at once", nil, empty(revokeToken), false},

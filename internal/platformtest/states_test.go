@@ -166,7 +166,7 @@ func asked(t *testing.T, w *platformtest.World, route string, id api.SandboxID) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	if strings.HasPrefix(rest, "fs") {
+	if strings.HasPrefix(rest, "fs") && method != http.MethodPost { // these name paths in their bodies
 		rq.URL.RawQuery = "path=file"
 	}
 	rq.Header.Set("Authorization", "Bearer "+w.Key)
