@@ -38,6 +38,27 @@ func TestTemplateBuild(t *testing.T) {
 	if again.code != 0 {
 		t.Fatalf("second build: exit %d\n%s%s", again.code, again.stdout, again.stderr)
 	}
+	var builds []struct{ ID, Status string }
+	n.json(&builds, "template", "builds", "e2ebuilt")
+	if len(builds) < 2 || builds[0].Status != "done" || builds[1].Status != "done" { // newest first, with those of earlier runs
+		t.Fatalf("builds %+v", builds)
+	}
+	for _, row := range []struct{ want, args string }{
+		{"[2/3 COPY . .]", "logs " + builds[0].ID},
+		{builds[0].ID, "tag e2ebuilt bear"},
+		{builds[1].ID, "tag --target " + builds[1].ID + " e2ebuilt panda"},
+		{"1 vCPU", "get e2ebuilt:panda"},
+		{" of 1.", "list"}, // what it takes, of its memory and disk
+	} {
+		if r := n.cli(append([]string{"template"}, strings.Fields(row.args)...)...); r.code != 0 || !strings.Contains(r.stdout, row.want) {
+			t.Errorf("template %s: exit %d\n%s%s\nwant %q", row.args, r.code, r.stdout, r.stderr, row.want)
+		}
+	}
+	var first sandbox
+	n.json(&first, "sandbox", "create", "--template", "e2ebuilt:panda")
+	if got := n.sh(first.ID, "cat said"); got != "panda bamboo" {
+		t.Errorf("a sandbox of the first version says %q", got)
+	}
 	var s sandbox
 	n.json(&s, "sandbox", "create", "--template", "e2ebuilt")
 	if got := n.sh(s.ID, "pwd; cat said; ls -A; echo $WHO"); got != "/srv/app\nbear bamboo\n.dockerignore\nDockerfile\nsaid\nbear" {
@@ -57,6 +78,16 @@ func TestTemplateBuild(t *testing.T) {
 	write("Dockerfile", "FROM mini\nRUN --mount=type=cache,target=/x true\n")
 	if r := n.cli("template", "build", "--name", "e2ebuilt", context); r.code == 0 || !strings.Contains(r.stdout+r.stderr, "mount") || !strings.Contains(r.stdout+r.stderr, "line 2") {
 		t.Errorf("what is not supported: exit %d\n%s%s", r.code, r.stdout, r.stderr)
+	}
+
+	write("Dockerfile", "FROM mini\nRUN echo so far && sleep 100000\n")
+	hangs := n.cli("template", "build", "--name", "e2ebuilt", "--no-wait", context)
+	id := strings.TrimSpace(hangs.stdout)
+	if r := n.cli("template", "cancel", id); hangs.code != 0 || r.code != 0 {
+		t.Errorf("cancel: exit %d, %d\n%s%s", hangs.code, r.code, hangs.stderr, r.stderr)
+	}
+	if r := n.cli("template", "logs", "--follow", id); r.code != 0 || !strings.Contains(r.stdout, "cancelled") {
+		t.Errorf("the log of what was cancelled: exit %d\n%s%s", r.code, r.stdout, r.stderr)
 	}
 
 	n.sh(s.ID, "echo kept > /tmp/kept")
