@@ -13,6 +13,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/auth"
 	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/repl"
 	"github.com/pandastack/pandastack/internal/sandbox"
 )
 
@@ -181,6 +182,9 @@ func entriesOf(l sandbox.Logs, begin time.Time) []logEntry {
 	}
 	add("debug", "console", l.Console, func(int) time.Time { return begin })
 	for _, p := range l.Processes {
+		if repl.IsContext(p.Tag) {
+			continue // the talk with its driver is nobody's output
+		}
 		at := p.Started
 		if p.Exited {
 			at = p.Ended

@@ -16,6 +16,7 @@ func TestLogsAreSelected(t *testing.T) {
 	at := func(second int) time.Time { return time.Unix(1000+int64(second), 0) }
 	all := entriesOf(sandbox.Logs{Console: "boot\n", Processes: []sandbox.ProcessEnd{
 		{Started: at(1), Stdout: "a1\na5\n", StdoutAt: visit.Moments{{Lines: 1, At: at(1)}, {Lines: 1, At: at(5)}}},
+		{Started: at(1), Tag: "repl-bash-shdefault", Stdout: "talk\n"},
 		{Started: at(2), Exited: true, Ended: at(4), Stdout: "b4\n", Stderr: "e4"},
 	}}, at(0))
 	for query, want := range map[string]string{
