@@ -18,6 +18,7 @@ import (
 	"github.com/pandastack/pandastack/internal/pager"
 	"github.com/pandastack/pandastack/internal/snapshot"
 	"github.com/pandastack/pandastack/internal/stream"
+	"github.com/pandastack/pandastack/internal/vmm"
 )
 
 // origin is where the content of a partial snapshot comes from.
@@ -86,19 +87,19 @@ func (h *Host) StreamSnapshot(ctx context.Context, workspace string, id hostapi.
 	}
 	snap := from.Snapshot.Labelled(labels)
 	snap.Base = ""
-	snap, err = h.streams.Begin(ctx, ref, snap, data, from.Reader)
+	snap, err = h.streams.Begin(ctx, ref, snap, data, from.Reader, func(dir string) {
+		brief, cancel := context.WithTimeoutCause(ctx, unpackLimit, errUnpack)
+		defer cancel()
+		h.depot.Unpack(brief, from, vmm.Image{Dir: dir, Manifest: from.Snapshot.Manifest})
+	})
 	if errors.Is(err, snapshot.ErrExists) { // somebody else began it meanwhile
 		snap, err = h.store.Get(ref)
 	}
 	if err != nil {
 		return hostapi.Pulled{}, moveError("stream", id, err)
 	}
-	begun := time.Since(began)
-	brief, cancel := context.WithTimeoutCause(ctx, unpackLimit, errUnpack)
-	h.depot.Unpack(brief, from, snap.Image())
-	cancel()
 	out := hostapi.Pulled{Snapshot: told(snap), Env: snap.Env, User: snap.User, Workdir: snap.Workdir, Took: time.Since(began)}
-	h.deps.Log.Info("snapshot streams", "snapshot", id, "took", out.Took, "opened", opened, "begun", begun)
+	h.deps.Log.Info("snapshot streams", "snapshot", id, "took", out.Took, "opened", opened)
 	return out, nil
 }
 

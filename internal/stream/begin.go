@@ -21,9 +21,10 @@ const traceName = "trace"
 
 // Begin makes snap, as its host described it, a partial snapshot of this host under ref, and begins to bring
 // its content from source, which names the image's files as snap.Manifest does and the disks as
-// snapshot.DiskFiles. origin is what Config.Open finds source by. Source is taken over. ErrExists: ref is
+// snapshot.DiskFiles. origin is what Config.Open finds source by. Source is taken over. Add, unless it is nil, puts into
+// the directory of the image what else belongs there, before anything else comes. ErrExists: ref is
 // taken. After an error nothing is left.
-func (m *Manager) Begin(ctx context.Context, ref snapshot.Ref, snap snapshot.Snapshot, origin []byte, source chunk.Source) (_ snapshot.Snapshot, err error) {
+func (m *Manager) Begin(ctx context.Context, ref snapshot.Ref, snap snapshot.Snapshot, origin []byte, source chunk.Source, add func(dir string)) (_ snapshot.Snapshot, err error) {
 	adopted := false
 	defer func() {
 		if !adopted {
@@ -40,6 +41,9 @@ func (m *Manager) Begin(ctx context.Context, ref snapshot.Ref, snap snapshot.Sna
 	defer func() { err = errors.Join(err, draft.Discard()) }()
 	if err := lay(ctx, draft, snap, source); err != nil {
 		return snapshot.Snapshot{}, fmt.Errorf("stream %s: %w", ref, err)
+	}
+	if add != nil {
+		add(draft.ImageDir())
 	}
 	snap.Ref, snap.Anonymous = ref, false
 	snap, err = draft.Commit(snap.From(origin))

@@ -133,7 +133,7 @@ func (h *host) remote() snapshot.Snapshot {
 
 func (h *host) begin() snapshot.Snapshot {
 	h.t.Helper()
-	snap, err := h.mgr.Begin(h.t.Context(), ref, h.remote(), []byte("there"), h.source)
+	snap, err := h.mgr.Begin(h.t.Context(), ref, h.remote(), []byte("there"), h.source, nil)
 	h.must(err)
 	return snap
 }
@@ -426,7 +426,7 @@ func TestBeginThatFailsLeavesNothing(t *testing.T) {
 		} else {
 			change(&remote)
 		}
-		if _, err := h.mgr.Begin(t.Context(), ref, remote, []byte("there"), h.source); err == nil {
+		if _, err := h.mgr.Begin(t.Context(), ref, remote, []byte("there"), h.source, nil); err == nil {
 			t.Errorf("%s: begun", name)
 		}
 		if change == nil {

@@ -203,7 +203,7 @@ func (m *machine) remember(ctx context.Context, from *capture) error {
 	over := m.takeOverlay()
 	switch {
 	case from != nil:
-		return errors.Join(m.fill(ctx, from), over.close())
+		return errors.Join(m.fill(ctx, from, over), over.close())
 	case over != nil:
 		return errors.Join(m.complete(ctx, over), over.close())
 	}

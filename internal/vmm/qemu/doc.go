@@ -33,7 +33,8 @@
 // An image is whole: its memory file shares blocks with the memory it grew from and holds everything.
 // But a reflink shares no page cache, so a guest that starts on it waits for the disk. An image that
 // differs little therefore also says over which memory, and where it differs (layer.json). While that
-// memory is there, a machine maps it, and Load copies the difference in.
+// memory is there, a machine maps it, and Load copies the difference in. An image that still streams lies over nothing:
+// all of the difference would have to come before its guest runs.
 //
 // # Capture
 //

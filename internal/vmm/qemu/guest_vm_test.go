@@ -223,13 +223,19 @@ func testLayer(t *testing.T, h *vmmtest.Host) {
 	parent.Want(t, "/dev/shm/first", second)
 	woken.Want(t, "/dev/shm/first", first)
 	grandchild.Want(t, "/dev/shm/first", first)
-	// The memory is there again, but the machine stands on its own image's: a capture of it must not be
-	// loaded over the other.
+	// The memory is there again, but the machine stands on its own image's: a child of it, which lies over the other,
+	// is given what the image adds to that before what the machine has changed since.
+	woken.Put(t, "/dev/shm/third", second)
+	late := h.Fork(t, woken, 1)[0]
+	late.Want(t, "/dev/shm/first", first)
+	late.Want(t, "/dev/shm/third", second)
+	// A capture of a machine on another image fits neither.
 	stranger := h.Prepare(t, image, disk)
-	if err := woken.Pause(t.Context()); err != nil {
+	other := h.Boot(t)
+	if err := other.Pause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	c, err := woken.Capture(t.Context())
+	c, err := other.Capture(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -77,7 +77,8 @@ func openImage(image vmm.Image, writable bool) (o opened, err error) {
 			return o, err
 		}
 	}
-	if _, ok := monitor.FileOf(m, layerName); !ok {
+	// What streams lies over nothing here: its difference would have to come first, all of it.
+	if _, ok := monitor.FileOf(m, layerName); !ok || image.Memory != nil {
 		return o, nil
 	}
 	data, err := monitor.ReadChecked(image, layerName, maxState)
@@ -120,7 +121,7 @@ func (o *opened) over(l *layer, flags int) error {
 		o.also = l.File
 		return nil
 	}
-	o.overlay = &overlay{o.memory, l.spans()}
+	o.overlay = &overlay{o.memory, o.key, l.spans()}
 	o.memory, o.key, o.mapped = below, l.File, l.File
 	whole := o.whole
 	if o.whole = nil; whole != nil {

@@ -96,6 +96,7 @@ func (l *layer) open(flags int) (*os.File, error) {
 // overlay is the difference that a prepared machine still needs before its guest may live.
 type overlay struct {
 	memory *os.File // of the image itself
+	key    monitor.FileKey
 	spans  []span
 }
 

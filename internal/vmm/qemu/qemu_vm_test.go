@@ -120,6 +120,7 @@ func TestMachines(t *testing.T) {
 		}
 		vmmtest.Run(h, func(name string, test func(vmmtest.TB)) { t.Run(name, func(t *testing.T) { test(t) }) })
 		t.Run("travels", func(t *testing.T) { testTravels(t, h) })
+		t.Run("layer", func(t *testing.T) { testLayer(t, h) })
 		t.Run("nothing_left", func(t *testing.T) { testNothingLeft(t, h) })
 	})
 	t.Run("panic", func(t *testing.T) { testEnd(t, h, "c", "Kernel panic") })

@@ -65,10 +65,21 @@ func (m *machine) revive(ctx context.Context, from *capture) error {
 	return m.inject(ctx, m.state)
 }
 
-// fill writes a capture's pages into the monitor's memory.
-func (m *machine) fill(ctx context.Context, c *capture) (err error) {
-	if c.key == (monitor.FileKey{}) || c.key != m.record.Memory && c.key != m.also {
-		return errors.New("the capture was not taken on the image of this machine")
+var errNotOfImage = errors.New("the capture was not taken on the image of this machine")
+
+// fill writes a capture's pages into the monitor's memory, and before them what the image adds to that, where the
+// capture was taken over the image's own memory: its machine began when that was still coming.
+func (m *machine) fill(ctx context.Context, c *capture, over *overlay) (err error) {
+	switch {
+	case c.key == (monitor.FileKey{}):
+		return errNotOfImage
+	case c.key == m.record.Memory || c.key == m.also:
+	case over != nil && c.key == over.key:
+		if err := m.complete(ctx, over); err != nil {
+			return err
+		}
+	default:
+		return errNotOfImage
 	}
 	if err := c.Hold(); err != nil {
 		return err

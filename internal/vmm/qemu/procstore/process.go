@@ -187,17 +187,30 @@ func (s *Store) load(f *os.File, bytes int64, content string) (*Process, error) 
 		}
 		p.over, p.content = content, base.Path
 	}
-	st, err := os.Stat(p.content)
-	if err != nil {
+	if err := expect(p.content, p.Image.Bytes); err != nil {
 		return nil, err
-	}
-	if st.Size() != p.Image.Bytes {
-		return nil, fmt.Errorf("%s has %d bytes, want %d", contentName, st.Size(), p.Image.Bytes)
 	}
 	if err := p.Image.Fits(); err != nil {
 		return nil, err
 	}
 	return &p, s.sums.learn(&p)
+}
+
+// expect makes sure of the size of a file with stored content, and has it read ahead: a monitor soon touches most of it, here and there.
+func expect(path string, bytes int64) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if st.Size() != bytes {
+		return fmt.Errorf("%s has %d bytes, want %d", contentName, st.Size(), bytes)
+	}
+	return unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_WILLNEED)
 }
 
 // Save writes the process that was captured with an image into the image's directory. as says what is known of it
