@@ -269,6 +269,49 @@ func TestHosts(t *testing.T) {
 	}
 }
 
+// TestMoreMemory has a machine ask for more memory than its template has: it is plugged in after the restore, before the
+// guest runs, and goes along into its children.
+func TestMoreMemory(t *testing.T) {
+	program := fctest.Install(t, "1.15.1")
+	a := newSite(t, "fcamore", program, blobtest.Break(blobtest.Memory(), nil), false)
+	for id, mib := range map[hostapi.MachineID]int{"plain": 0, "large": 128} {
+		made, err := a.host.Create(t.Context(), hostapi.Create{ID: id, Template: "base", MemoryMiB: mib})
+		a.must(err)
+		if want := max(mib, 64); made.MemoryMiB != want {
+			t.Errorf("machine %s has %d MiB, want %d", id, made.MemoryMiB, want)
+		}
+	}
+	forked, err := a.host.Fork(t.Context(), hostapi.Fork{Parent: "large", Children: []hostapi.Child{{ID: "child"}}})
+	a.must(err)
+	a.must(forked[0].Err)
+	if forked[0].Machine.MemoryMiB != 128 {
+		t.Errorf("its child has %d MiB", forked[0].Machine.MemoryMiB)
+	}
+	for id, want := range map[hostapi.MachineID]bool{"plain": false, "large": true, "child": false} { // whose memory is the parent's
+		log := a.requests(id)
+		at := strings.Index(log, "PATCH /hotplug/memory")
+		if plugged := at >= 0; plugged != want || want && (!strings.Contains(log, `requested_size_mib\":64`) || at > strings.Index(log, "PATCH /vm")) {
+			t.Errorf("of machine %s was asked:\n%s", id, log)
+		}
+	}
+	for _, id := range []hostapi.MachineID{"child", "large", "plain"} {
+		a.must(a.host.Destroy(t.Context(), id, "test"))
+	}
+	a.nothingLeft()
+}
+
+// requests are what the monitor of a machine was asked, as it noted that in its jail.
+func (s *site) requests(id hostapi.MachineID) string {
+	s.t.Helper()
+	found, err := filepath.Glob(filepath.Join(s.dir, "data", "machines", string(id), "*", "root", "requests.log"))
+	if err != nil || len(found) != 1 {
+		s.t.Fatalf("logs of %s: %v, %v", id, found, err)
+	}
+	text, err := os.ReadFile(found[0])
+	s.must(err)
+	return string(text)
+}
+
 // TestStoreIsGone starts a machine on a second host whose store does not answer any more.
 func TestStoreIsGone(t *testing.T) {
 	program := fctest.Install(t, "1.17.0")
