@@ -17,7 +17,9 @@ help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## build bin/pandastack and bin/pandastack-guest
-	$(GO) build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=$(VERSION)" -o bin/ ./cmd/...
+	$(GO) build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=$(VERSION)" -o bin/ ./cmd/pandastack
+	@# Templates are baked with the guest agent: it is another one only if its code is.
+	$(GO) build -trimpath -buildvcs=false -ldflags "-s -w" -o bin/ ./cmd/pandastack-guest
 
 generate: ## write what is generated: OpenAPI, CLI and configuration pages, help goldens
 	tools/generate.sh

@@ -201,7 +201,7 @@ func directory(t *testing.T) string {
 	}
 	shared.dir = dir
 	guest := filepath.Join(dir, "pandastack-guest")
-	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", guest, "github.com/pandastack/pandastack/cmd/pandastack-guest")
+	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", guest, "github.com/pandastack/pandastack/cmd/pandastack-guest")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build the guest agent: %v\n%s", err, out)

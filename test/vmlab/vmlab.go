@@ -89,7 +89,7 @@ func lock(t testing.TB, path string) func() {
 // build compiles the guest agent and puts it at path unless the same is there.
 func build(t testing.TB, repository, path string) {
 	t.Helper()
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path+".new", "./cmd/pandastack-guest")
+	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", path+".new", "./cmd/pandastack-guest")
 	cmd.Dir = repository
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
