@@ -158,8 +158,16 @@ func (d *Disk) store(p []byte, off int64, full []byte) error {
 	return nil
 }
 
-// Sync makes what was written durable.
-func (d *Disk) Sync() error { return unix.Fdatasync(int(d.own.Fd())) }
+// Sync makes what was written durable. Its file is not closed meanwhile, whoever wants to.
+func (d *Disk) Sync() error {
+	raw, err := d.own.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var synced error
+	err = raw.Control(func(fd uintptr) { synced = unix.Fdatasync(int(fd)) })
+	return errors.Join(err, synced)
+}
 
 // movePiece is how much Complete moves while nobody else reads or writes.
 const movePiece = 4 << 20
