@@ -90,6 +90,12 @@ func kernelCode() ([]byte, error) {
 
 // Describe answers what Image.Open compares of a file.
 func Describe(path string) (File, error) {
+	// Paths come from other hosts too, and to open what is no file can wait for ever, or do something.
+	if st, err := os.Stat(path); err != nil {
+		return File{}, err
+	} else if !st.Mode().IsRegular() {
+		return File{}, fmt.Errorf("%s is no regular file", path)
+	}
 	f, err := os.Open(path)
 	if err != nil {
 		return File{}, err

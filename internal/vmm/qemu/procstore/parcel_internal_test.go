@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/pandastack/pandastack/internal/procimage"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
@@ -174,18 +176,22 @@ func TestUnpackRefuses(t *testing.T) {
 		"another_host":    {about: func(in *parcel) { in.Host = "another" }, want: "kernel and processor"},
 		"another_program": {before: func(p *parcels) { p.must(os.WriteFile(p.program, []byte("other"), 0o755)) }, want: "image does not fit this host: "},
 		"no_program":      {before: func(p *parcels) { p.must(os.Remove(p.program)) }, want: "no such file"},
-		"another_format":  {about: func(in *parcel) { in.Format++ }, want: "format 2, want 1"},
-		"no_thread":       {about: func(in *parcel) { in.Image.Threads = nil }, want: "0 threads"},
-		"sums_missing":    {about: func(in *parcel) { in.Sums = nil }, want: "0 sums of 1 files"},
-		"sum_is_a_path":   {about: func(in *parcel) { in.Sum = strings.Repeat("../", 21) + "x" }, want: "sum "},
-		"relative_path":   {about: func(in *parcel) { in.Image.Files[0].Path = "a/../b" }, want: `file "a/../b"`},
-		"too_large":       {about: func(in *parcel) { in.Image.Bytes = 2 << 30 }, want: "at most"},
-		"spans_overlap":   {about: func(in *parcel) { in.Over = append(in.Over, in.Over...) }, want: "out of order"},
-		"clock":           {about: func(in *parcel) { in.Clock = -1 }, want: "a clock at"},
-		"own_cut":         {spoil: cut(false), want: "bytes of content came"},
-		"own_dead":        {spoil: func(_ *parcels, _ string, origin bool) error { return refuse(!origin, dead) }, want: dead.Error()},
-		"below_cut":       {spoil: cut(true), want: "bytes of content came"},
-		"below_dead":      {spoil: func(_ *parcels, _ string, origin bool) error { return refuse(origin, dead) }, want: dead.Error()},
+		"pipe": {before: func(p *parcels) {
+			p.must(os.Remove(p.program))
+			p.must(unix.Mkfifo(p.program, 0o600))
+		}, want: "is no regular file"},
+		"another_format": {about: func(in *parcel) { in.Format++ }, want: "format 2, want 1"},
+		"no_thread":      {about: func(in *parcel) { in.Image.Threads = nil }, want: "0 threads"},
+		"sums_missing":   {about: func(in *parcel) { in.Sums = nil }, want: "0 sums of 1 files"},
+		"sum_is_a_path":  {about: func(in *parcel) { in.Sum = strings.Repeat("../", 21) + "x" }, want: "sum "},
+		"relative_path":  {about: func(in *parcel) { in.Image.Files[0].Path = "a/../b" }, want: `file "a/../b"`},
+		"too_large":      {about: func(in *parcel) { in.Image.Bytes = 2 << 30 }, want: "at most"},
+		"spans_overlap":  {about: func(in *parcel) { in.Over = append(in.Over, in.Over...) }, want: "out of order"},
+		"clock":          {about: func(in *parcel) { in.Clock = -1 }, want: "a clock at"},
+		"own_cut":        {spoil: cut(false), want: "bytes of content came"},
+		"own_dead":       {spoil: func(_ *parcels, _ string, origin bool) error { return refuse(!origin, dead) }, want: dead.Error()},
+		"below_cut":      {spoil: cut(true), want: "bytes of content came"},
+		"below_dead":     {spoil: func(_ *parcels, _ string, origin bool) error { return refuse(origin, dead) }, want: dead.Error()},
 		"below_lies": {spoil: func(p *parcels, path string, origin bool) error {
 			if origin {
 				p.must(os.WriteFile(path, make([]byte, 4096), 0o600))
