@@ -22,9 +22,11 @@ type job struct {
 	recipe Recipe
 	force  bool
 	done   chan struct{}
-	tell   func(step, line string) // who published and wants to hear; nil: nobody
+	tell   func(step, line string) // who published and wants to hear; one call at a time; nil: nobody
 	least  int64                   // bytes that it takes at least, known of what is taken anew
 	fresh  snapshot.Ref            // of what is rehearsed and taken anew; "": the template is baked
+
+	telling sync.Mutex // held while a line is kept and told, so that both have one order; taken before mu
 
 	mu     sync.Mutex
 	cancel context.CancelCauseFunc // nil: not begun
@@ -75,6 +77,8 @@ func (j *job) step(name string) {
 }
 
 func (j *job) log(line string) {
+	j.telling.Lock()
+	defer j.telling.Unlock()
 	j.mu.Lock()
 	step := j.bake.Step
 	j.bake.Log = append(j.bake.Log, line)
