@@ -11,8 +11,8 @@ import (
 // settle is how long sandboxes are left alone before what they take is measured, and window for how
 // long their processor time is.
 const (
-	settle = 5 * time.Second
-	window = 10 * time.Second
+	settle = 10 * time.Second // a guest's kernel writes back for some seconds what its start left
+	window = 20 * time.Second
 )
 
 // idle measures what idle sandboxes take, at 1, 50 and 100 of them, and that each of them answers.

@@ -85,6 +85,9 @@ func (a *app) fail(ctx context.Context, err error) int {
 		if e.Code == api.Unavailable && strings.HasPrefix(message, "cannot reach") {
 			message += "; is a node running there? pandastack up starts one"
 		}
+		if e.Code == api.Unauthenticated {
+			message += "; give a key of the node that answers with --key or PANDASTACK_API_KEY, or, as root on its machine, its --data-dir"
+		}
 		if e.RequestID != "" && e.Code == api.Internal {
 			message += " (request " + string(e.RequestID) + ")"
 		}

@@ -2,6 +2,9 @@ package cli_test
 
 import (
 	"bytes"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -61,6 +64,20 @@ func TestWrongUse(t *testing.T) {
 func TestJSONErrors(t *testing.T) {
 	code, _, errs := run(t, nil, "--json", "--api", "http://127.0.0.1:1", "sandbox", "list")
 	if code != 12 || !strings.Contains(errs, `"code": "unavailable"`) {
+		t.Errorf("exit %d, stderr %s", code, errs)
+	}
+}
+
+// A node of somebody else answers where one's own is looked for, as when two are on a machine.
+func TestNodeWantsAKey(t *testing.T) {
+	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusUnauthorized)
+		_, _ = io.WriteString(w, `{"code": "unauthenticated", "error": "no key"}`)
+	}))
+	defer other.Close()
+	code, _, errs := run(t, nil, "--api", other.URL, "sandbox", "list")
+	if code != 3 || !strings.Contains(errs, "no key; give a key of the node that answers with --key") {
 		t.Errorf("exit %d, stderr %s", code, errs)
 	}
 }
