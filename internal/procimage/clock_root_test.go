@@ -4,14 +4,12 @@ package procimage_test
 
 import (
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/pandastack/pandastack/internal/proc"
-	"github.com/pandastack/pandastack/internal/procimage"
 )
 
 // waiter is a program with a thread that waits with a limit all the time, and answers the time since the host was
@@ -44,18 +42,7 @@ func TestOtherClock(t *testing.T) {
 	p := start(t, proc.Command{Path: "/usr/bin/python3", Args: []string{"-c", waiter}, Files: []*os.File{theirs}, Env: []string{"PATH=/usr/bin"}})
 	_ = theirs.Close()
 	here, before := told(t, c)
-	taken, err := procimage.Take(p.PID(), procimage.Options{Role: role})
-	if err != nil {
-		t.Fatal(err)
-	}
-	content, err := os.Create(filepath.Join(t.TempDir(), "content"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	im, err := taken.Save(content)
-	if err != nil {
-		t.Fatal(err)
-	}
+	im, content := image(t, p)
 	for name, shift := range map[string]int{"as_long": 0, "longer": 3_000_000} {
 		t.Run(name, func(t *testing.T) {
 			_, d := vehicle(t, &im, nil, content, proc.ForkAhead(time.Duration(shift)*time.Second))

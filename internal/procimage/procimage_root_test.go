@@ -109,6 +109,24 @@ func role(f *os.File, link string) (string, error) {
 	return "other", nil // what this test was started with and the program does not use
 }
 
+// image is the image of a process of start, and its content.
+func image(t *testing.T, p *proc.Process) (procimage.Image, *os.File) {
+	t.Helper()
+	taken, err := procimage.Take(p.PID(), procimage.Options{Role: role})
+	if err != nil {
+		t.Fatal(err)
+	}
+	content, err := os.Create(filepath.Join(t.TempDir(), "content"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	im, err := taken.Save(content)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return im, content
+}
+
 // vehicle starts a process for an image, in another way than usual if it is told one, and lets it become one.
 func vehicle(t *testing.T, im *procimage.Image, over *procimage.Capture, content *os.File, fork ...fork) (*proc.Process, *conn) {
 	t.Helper()

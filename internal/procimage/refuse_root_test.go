@@ -63,18 +63,7 @@ func TestBecomeFails(t *testing.T) {
 	first := start(t, proc.Command{Path: "/usr/bin/python3", Args: []string{"-c", counter}, Files: []*os.File{theirs}})
 	_ = theirs.Close()
 	c.ask(t, "5")
-	taken, err := procimage.Take(first.PID(), procimage.Options{Role: role})
-	if err != nil {
-		t.Fatal(err)
-	}
-	content, err := os.Create(filepath.Join(t.TempDir(), "content"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	im, err := taken.Save(content)
-	if err != nil {
-		t.Fatal(err)
-	}
+	im, _ := image(t, first)
 	path := filepath.Join(t.TempDir(), "vehicle")
 	if err := os.WriteFile(path, procimage.Program(), 0o755); err != nil {
 		t.Fatal(err)
