@@ -23,7 +23,9 @@ type Guest interface {
 	// the guest no longer keeps is skipped; Event.Offset shows it.
 	Attach(ctx context.Context, ref ProcessRef, from Offsets) (Process, error)
 	Processes(ctx context.Context) ([]ProcessInfo, error)
-	// Signal sends to the process, or with group to its whole group. ErrNotFound when it has ended.
+	// Signal sends to the process, or with group to its whole group. ErrNotFound when it has ended. SIGKILL
+	// answers when the process has ended, so that who kills finds it gone; after a second it answers though
+	// the kernel has not ended it yet.
 	Signal(ctx context.Context, ref ProcessRef, signal int, group bool) error
 
 	// Paths are absolute, or relative to the home of the user in question.

@@ -392,6 +392,9 @@ func freezeThaw(t *testing.T, e Env) {
 	if err := g.Signal(ctx, guestapi.ProcessRef{PID: p.PID()}, 9, false); err != nil {
 		t.Fatal(err)
 	}
+	if err := g.Signal(ctx, guestapi.ProcessRef{PID: p.PID()}, 9, false); !errors.Is(err, guestapi.ErrNotFound) {
+		t.Errorf("killed again: %v", err)
+	}
 	if o := Collect(t, ctx, p); o.Exit.Signal != 9 {
 		t.Errorf("stream from before the freeze: %+v", o)
 	}

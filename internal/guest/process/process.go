@@ -35,6 +35,7 @@ type Process struct {
 	ended     *guestapi.Exit // the process ended, output may still come
 	exit      *guestapi.Exit // all output was kept too
 	left      bool           // it is not among those that run any more
+	gone      chan struct{}  // closed when left becomes true
 	timedOut  bool
 }
 
@@ -90,6 +91,7 @@ func (p *Process) onExit(s status) {
 	p.t.ended(p) // whoever hears of the exit may use the tag again
 	p.mu.Lock()
 	p.left = true
+	close(p.gone)
 	p.settle()
 	late := p.exit == nil
 	p.mu.Unlock()

@@ -19,6 +19,7 @@ const (
 	maxEnded   = 64
 	keepEnded  = 10 * time.Minute
 	maxTag     = guestapi.MaxName
+	killWait   = time.Second
 )
 
 // Config of a table.
@@ -108,7 +109,8 @@ func (t *Table) Start(_ context.Context, spec guestapi.ProcessSpec) (guestapi.Pr
 	if err := t.admit(spec.Tag); err != nil {
 		return nil, err
 	}
-	p := &Process{t: t, spec: spec, dir: l.dir, user: l.user.Name, followers: make(map[*follower]struct{})}
+	p := &Process{t: t, spec: spec, dir: l.dir, user: l.user.Name,
+		followers: make(map[*follower]struct{}), gone: make(chan struct{})}
 	if err := p.start(l); err != nil {
 		return nil, err
 	}
@@ -231,7 +233,7 @@ func (t *Table) Processes(context.Context) ([]guestapi.ProcessInfo, error) {
 }
 
 // Signal sends to a process or its group; see guestapi.Guest.
-func (t *Table) Signal(_ context.Context, ref guestapi.ProcessRef, signal int, group bool) error {
+func (t *Table) Signal(ctx context.Context, ref guestapi.ProcessRef, signal int, group bool) error {
 	p, err := t.find(ref)
 	if err != nil {
 		return err
@@ -239,6 +241,9 @@ func (t *Table) Signal(_ context.Context, ref guestapi.ProcessRef, signal int, g
 	err = t.cfg.Reaper.signal(p.pid, unix.Signal(signal), group)
 	switch err {
 	case nil:
+		if signal == int(unix.SIGKILL) {
+			return p.awaitEnd(ctx)
+		}
 		return nil
 	case unix.ESRCH:
 		return fmt.Errorf("process has ended: %w", guestapi.ErrNotFound)
@@ -246,6 +251,20 @@ func (t *Table) Signal(_ context.Context, ref guestapi.ProcessRef, signal int, g
 		return fmt.Errorf("%w: signal %d", guestapi.ErrInvalid, signal)
 	}
 	return fmt.Errorf("signal process: %w", err)
+}
+
+// awaitEnd waits until a process that was killed is not among those that run any more, at most killWait: one
+// that waits for a device does not end before the device answers.
+func (p *Process) awaitEnd(ctx context.Context) error {
+	timer := time.NewTimer(killWait)
+	defer timer.Stop()
+	select {
+	case <-p.gone:
+	case <-timer.C:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return nil
 }
 
 // Close kills the groups of all processes and returns when nobody reads their output any more.

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/pandastack/pandastack/internal/guestapi"
@@ -196,7 +197,26 @@ func (g *guest) Signal(ctx context.Context, ref guestapi.ProcessRef, signal int,
 		return fmt.Errorf("process %d has ended: %w", p.ProcessInfo.PID, guestapi.ErrNotFound)
 	}
 	p.cancel(killed(signal))
+	if signal == int(syscall.SIGKILL) {
+		return p.awaitEnd(ctx)
+	}
 	return nil
+}
+
+func (p *process) awaitEnd(ctx context.Context) error {
+	for {
+		p.mu.Lock()
+		exit, changed := p.exit, p.changed
+		p.mu.Unlock()
+		if exit != nil {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
 }
 
 // stream is one follower of a process.
