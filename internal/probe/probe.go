@@ -67,6 +67,8 @@ type Config struct {
 	Jailer      string // program of Firecracker's own jailer; empty: it is not used
 	HugePages   bool   // memory of machines shall be made of huge pages
 	GuestAgent  string // path of the guest agent's program; empty: not looked at
+
+	system string // where /proc and /sys are, for tests; empty: the root
 }
 
 // The names of all probes.
@@ -90,6 +92,11 @@ const (
 	Memory      = "memory"
 	Disk        = "disk"
 	Clock       = "clock"
+	HostKernel  = "host-kernel"
+	Nested      = "nested"
+	CPUFaults   = "cpu-faults"
+	SMT         = "smt"
+	NXPages     = "nx-pages"
 )
 
 // fixSetup is the remedy of most findings.
@@ -117,6 +124,11 @@ func All(c Config) []Probe {
 		{Memory, memory},
 		{Disk, c.disk},
 		{Clock, clock},
+		{HostKernel, c.hostKernel},
+		{Nested, c.nested},
+		{CPUFaults, c.processorFaults},
+		{SMT, c.smt},
+		{NXPages, c.noExecutePages},
 	}
 }
 
