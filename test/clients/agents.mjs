@@ -29,7 +29,7 @@ await operation("write and read files", async () => {
 });
 await operation("terminal", async () => {
   assert.equal(session.supportsPty(), true);
-  const r = await session.execCommand({ cmd: "echo at-$((6*7))", tty: true, yieldTimeMs: 5000 });
+  const r = await session.execCommand({ cmd: "echo at-$((6*7))", tty: true, yieldTimeMs: 30_000 });
   assert.match(r, /at-42/);
 });
 await operation("exposed port", async () => {

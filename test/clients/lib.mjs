@@ -13,12 +13,17 @@ export async function operation(name, run) {
   }
 }
 
-// until waits for a condition.
+// until waits for a condition. A check that throws did not find it yet.
 export async function until(what, check) {
   const end = Date.now() + 60_000;
   for (;;) {
-    if (await check()) return;
-    if (Date.now() > end) throw new Error("waited a minute for " + what);
+    let why = "";
+    try {
+      if (await check()) return;
+    } catch (e) {
+      why = ": " + ((e && e.stack) || e);
+    }
+    if (Date.now() > end) throw new Error("waited a minute for " + what + why);
     await new Promise((r) => setTimeout(r, 50));
   }
 }

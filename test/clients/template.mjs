@@ -31,7 +31,7 @@ export async function buildTemplates(Sandbox) {
   await operation("Template: a sandbox of it, in which the start command runs", async () => {
     const box = await Sandbox.create(name, { timeoutMs: 300_000 });
     try {
-      const r = await box.commands.run("cat /srv/app/said; pgrep -f 'sleep 100000' | wc -l; pwd");
+      const r = await box.commands.run("cat /srv/app/said; pgrep -f '[s]leep 100000' | wc -l; pwd");
       const [said, running, dir] = r.stdout.trim().split("\n");
       assert.equal(said, "red bamboo");
       assert.ok(Number(running) > 0, r.stdout);
