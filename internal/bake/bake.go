@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -370,6 +371,9 @@ func (b *Baker) capture(ctx context.Context, j *job, back *undo.Stack, id hostap
 	snap, err := b.cfg.Machines.TakeSnapshot(ctx, id, ref, func(s *snapshot.Snapshot) {
 		s.Machine, s.Hostname, s.Env, s.Digest, s.Base = "", "", r.Env, generation, ""
 		s.Labels = r.labels()
+		if i := slices.IndexFunc(old, func(o snapshot.Snapshot) bool { return o.Ref == j.fresh }); i >= 0 {
+			s.Created = old[i].Created // what is rehearsed has nothing new in it: what was built on it holds
+		}
 	}, finish)
 	if err != nil {
 		return err

@@ -409,6 +409,9 @@ func TestRehearsal(t *testing.T) {
 			t.Fatalf("while it is rehearsed: %v, %v", baked, err)
 		}
 		if now.Ref != first.Ref {
+			if !now.Created.Equal(first.Created) {
+				t.Errorf("it was rehearsed alone, and is of %v instead of %v: what was built on it would be built again", now.Created, first.Created)
+			}
 			break
 		}
 		if time.Now().After(deadline) {
