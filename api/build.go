@@ -96,6 +96,31 @@ type RetryRequest struct {
 	Registry *RegistryAuth `json:"registry,omitempty" doc:"Who to be to a registry, if the first try had to be somebody."`
 }
 
+// BakeImageRequest makes a template of a sandbox's disk: POST /v1/sandboxes/{id}/bake-image.
+type BakeImageRequest struct {
+	ImageName string    `json:"image_name" doc:"Name of the template, which must not be there yet."`
+	StartUnit string    `json:"start_unit,omitempty" doc:"Not supported: sandboxes have no units. Build from_sandbox with start instead."`
+	Workspace Workspace `json:"workspace,omitempty" doc:"That of the key, if anything."`
+}
+
+// Validate checks the request by itself.
+func (r *BakeImageRequest) Validate() error {
+	switch {
+	case !ValidTemplateName(r.ImageName):
+		return invalid("image_name", "%s is not a template name: use 1 to 64 of a-z A-Z 0-9 . _ -", quote(r.ImageName))
+	case r.StartUnit != "":
+		return Errorf(Unsupported, "start_unit: sandboxes have no units: send POST /v1/templates/build with from_sandbox and start").With("field", "start_unit")
+	}
+	return nil
+}
+
+// BakedImage is what became of a BakeImageRequest: 201 when the template is there, 202 when it is still being made.
+type BakedImage struct {
+	Image   string  `json:"image" doc:"Name of the template."`
+	Status  string  `json:"status" enum:"baked,baking"`
+	BuildID BuildID `json:"build_id" doc:"Follow one that is baking at /v1/templates/builds/{id}."`
+}
+
 // Bounds of a build.
 const (
 	MaxBuildSizeMB   = 64 << 10

@@ -35,6 +35,35 @@ type Capacity struct {
 	Running       int    `json:"running"`
 }
 
+// BootStats is what GET /stats/boot answers: how fast machines of sandboxes started lately.
+type BootStats struct {
+	Since time.Time  `json:"since" doc:"When counting began: the start of the server."`
+	Boots []BootMode `json:"boots" doc:"By the way of starting."`
+}
+
+// BootMode is how fast machines started in one way. Percentiles are of the last 1000.
+type BootMode struct {
+	BootMode string  `json:"boot_mode" enum:"cold,snapshot,fork,wake"`
+	Count    int64   `json:"count"`
+	P50MS    float64 `json:"p50_ms"`
+	P95MS    float64 `json:"p95_ms"`
+	P99MS    float64 `json:"p99_ms"`
+	MaxMS    float64 `json:"max_ms"`
+	LastMS   float64 `json:"last_ms"`
+}
+
+// Overview is what GET /v1/metrics/overview answers: what the workspace of the key has.
+type Overview struct {
+	Workspace     Workspace      `json:"workspace"`
+	Sandboxes     int            `json:"sandboxes"`
+	ByStatus      map[Status]int `json:"by_status" doc:"How many sandboxes are in each state that any is in."`
+	CPUs          int            `json:"cpus" doc:"Virtual processors of running and paused sandboxes."`
+	MemoryMB      int            `json:"memory_mb" doc:"Memory of running and paused sandboxes, in MiB."`
+	DiskMB        int            `json:"disk_mb" doc:"Root disks of all sandboxes, in MiB."`
+	Snapshots     int            `json:"snapshots"`
+	SnapshotBytes int64          `json:"snapshot_bytes"`
+}
+
 // Event is something that happened to a sandbox: GET /v1/sandboxes/{id}/events. Time and Timestamp, and
 // Payload and Data, are the same under both names clients know.
 type Event struct {

@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -33,6 +34,8 @@ func templateRoutes() []route {
 		{"GET", "/v1/templates", user, tag, "List templates", nil, give(200, listTemplates), false},
 		{"POST", "/v1/templates/build", user, tag, "Build a template; also a multipart form with the files of a context, or rootfs", nil,
 			bound{in: reflect.TypeFor[api.BuildRequest](), out: reflect.TypeFor[api.Build](), status: 202, handle: startBuild}, false},
+		{"POST", boxes + "/{sandbox}/bake-image", user, tag, "Make a template of a sandbox's disk; 202 if that takes longer than the caller waits", nil,
+			bound{in: reflect.TypeFor[api.BakeImageRequest](), out: reflect.TypeFor[api.BakedImage](), status: 201, handle: bakeImage}, false},
 		{"GET", builds, user, tag, "List builds, newest first", []param{{"template", "string", "Only of this template."}}, give(200, listBuilds), false},
 		{"GET", builds + "/{build}", user, tag, "Get a build", nil, give(200, getBuild), false},
 		{"GET", builds + "/{build}/logs", user, tag, "What a build says; events line, then done; Last-Event-ID goes on where a stream was cut", []param{
@@ -127,6 +130,47 @@ func startBuild(rq *request) error {
 		status = http.StatusOK
 	}
 	send(rq.w, status, started)
+	return nil
+}
+
+// bakeImage makes a template of a sandbox's disk and waits for it, for as long as the caller does.
+func bakeImage(rq *request) error {
+	var req api.BakeImageRequest
+	if err := rq.decode(&req); err != nil {
+		return err
+	}
+	box, err := getSandbox(rq)
+	if err != nil {
+		return err
+	}
+	if _, err := rq.org(cmp.Or(req.Workspace, rq.p.Workspace)); err != nil {
+		return err
+	}
+	b, err := rq.builds()
+	if err != nil {
+		return err
+	}
+	got, err := b.Start(rq.r.Context(), rq.p, build.Spec{BuildRequest: api.BuildRequest{Name: req.ImageName, FromSandbox: box.ID}}, nil)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeoutCause(rq.r.Context(), waitOf(rq.r.Header.Get("Prefer")), errWaited)
+	defer cancel()
+	err = b.Logs(ctx, rq.p, got.ID, 0, true, func(api.BuildLine) error { return nil }) // until it has ended
+	if err != nil && context.Cause(ctx) == nil {
+		return err
+	}
+	if got, err = b.Get(rq.r.Context(), rq.p, got.ID); err != nil {
+		return err
+	}
+	status, out := http.StatusAccepted, api.BakedImage{Image: got.Name, Status: "baking", BuildID: got.ID}
+	switch got.Status {
+	case api.BuildFailed:
+		return api.Errorf(got.Code, "%s", got.Error).With("build", got.ID)
+	case api.BuildDone:
+		status, out.Status = http.StatusCreated, "baked"
+	}
+	send(rq.w, status, out)
 	return nil
 }
 

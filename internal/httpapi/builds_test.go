@@ -22,6 +22,7 @@ import (
 	"github.com/pandastack/pandastack/internal/build"
 	"github.com/pandastack/pandastack/internal/dockerfile"
 	"github.com/pandastack/pandastack/internal/edge"
+	"github.com/pandastack/pandastack/internal/hostapi"
 	"github.com/pandastack/pandastack/internal/hostapi/hosttest"
 	"github.com/pandastack/pandastack/internal/httpapi"
 	"github.com/pandastack/pandastack/internal/sandbox"
@@ -89,7 +90,7 @@ func newBuilder(t *testing.T) (*world, *hosttest.Host) {
 	door := edge.New(w.boxes, nil, log)
 	t.Cleanup(door.Close)
 	s, err := httpapi.New(httpapi.Config{PreviewKey: bytes.Repeat([]byte("k"), 32)},
-		httpapi.Deps{Sandboxes: w.boxes, Templates: tpl, Builds: b, Keys: keys{}, Edge: door, Log: log})
+		httpapi.Deps{Sandboxes: own, Templates: tpl, Builds: b, Keys: keys{}, Edge: door, Log: log})
 	fail(err)
 	srv := httptest.NewServer(s)
 	t.Cleanup(srv.Close)
@@ -212,6 +213,76 @@ func TestBuildForms(t *testing.T) {
 		if a := w.form(bad.fields, bad.files); a.status != bad.status {
 			t.Errorf("%s: %d %s", what, a.status, a.body)
 		}
+	}
+}
+
+// TestBakeImage makes a template of a sandbox's disk in one call, and what is wrong with such calls.
+func TestBakeImage(t *testing.T) {
+	w, h := newBuilder(t)
+	var box api.Sandbox
+	w.do("POST", "/v1/sandboxes", `{"template":"base"}`).json(t, &box)
+	path := "/v1/sandboxes/" + string(box.ID)
+	w.do("POST", path+"/exec", `{"cmd":"touch /made"}`)
+	var got api.BakedImage
+	a := w.do("POST", path+"/bake-image", `{"image_name":"mine","workspace":"ours"}`)
+	if a.json(t, &got); a.status != 201 || got.Image != "mine" || got.Status != "baked" {
+		t.Fatalf("%d %s", a.status, a.body)
+	}
+	var of api.Sandbox
+	w.do("POST", "/v1/sandboxes", `{"template":"mine"}`).json(t, &of)
+	if a := w.do("GET", "/v1/sandboxes/"+string(of.ID)+"/fs/stat?path=/made", ""); a.status != 200 {
+		t.Errorf("a sandbox of it: %d %s", a.status, a.body)
+	}
+	for _, row := range []struct {
+		what, key, body string
+		status          int
+		want            string
+	}{
+		{"a name that is taken", keyMember, `{"image_name":"mine"}`, 409, "exists"},
+		{"a stranger", keyStranger, `{"image_name":"x"}`, 404, "not found"},
+		{"another workspace", keyMember, `{"image_name":"x","workspace":"theirs"}`, 404, "theirs"},
+		{"no name", keyMember, `{}`, 400, "image_name"},
+		{"a bad name", keyMember, `{"image_name":"a/b"}`, 400, "image_name"},
+		{"a unit", keyMember, `{"image_name":"x","start_unit":"web.service"}`, 501, "start_unit"},
+		{"an unknown field", keyMember, `{"image_name":"x","memory":true}`, 400, "memory"},
+		{"no JSON", keyMember, `{`, 400, ""},
+	} {
+		if a := w.do("POST", path+"/bake-image", row.body, as(row.key)); a.status != row.status || !strings.Contains(a.body, row.want) {
+			t.Errorf("%s: %d %s", row.what, a.status, a.body)
+		}
+	}
+	// One that takes longer than its caller waits goes on.
+	open := make(chan struct{})
+	h.SetHook(func(ctx context.Context, op, _ string, after bool) error {
+		if op == "publish" && !after {
+			select {
+			case <-open:
+			case <-ctx.Done():
+			}
+		}
+		return nil
+	})
+	a = w.do("POST", path+"/bake-image", `{"image_name":"slow"}`, with("Prefer", "wait=1"))
+	if a.json(t, &got); a.status != 202 || got.Status != "baking" {
+		t.Fatalf("%d %s", a.status, a.body)
+	}
+	close(open)
+	if b := w.ended(w.do("GET", "/v1/templates/builds/"+string(got.BuildID), "")); b.Status != api.BuildDone {
+		t.Errorf("%+v", b)
+	}
+	// What fails says why; what has ended cannot be baked.
+	h.SetHook(func(_ context.Context, op, _ string, after bool) error {
+		if op == "publish" && !after {
+			return hostapi.ErrNoSpace
+		}
+		return nil
+	})
+	if e := w.do("POST", path+"/bake-image", `{"image_name":"full"}`).failed(t); e.Code != api.NoSpace {
+		t.Errorf("%+v", e)
+	}
+	w.do("DELETE", path, "")
+	if e := w.do("POST", path+"/bake-image", `{"image_name":"late"}`).failed(t); e.Code != api.NotFound || !strings.Contains(e.Message, "delete") {
+		t.Errorf("%+v", e)
 	}
 }
 

@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"cmp"
 	"strconv"
 
 	"github.com/pandastack/pandastack/api"
@@ -75,12 +76,21 @@ func execSocket(rq *request) error {
 	return stream.ExecMux(rq.r.Context(), g, conn, defaults)
 }
 
-func execPTY(rq *request) error { return terminal(rq, false) }
+func execPTY(rq *request) error { return terminal(rq, stream.Terminal{}) }
 
-func execSSH(rq *request) error { return terminal(rq, true) }
+func execSSH(rq *request) error { return terminal(rq, stream.Terminal{Silent: true}) }
 
-// terminal starts the program before the upgrade, so that what fails is an HTTP answer.
-func terminal(rq *request, silent bool) error {
+// execShared joins a terminal that others may see too.
+func execShared(rq *request) error {
+	name := cmp.Or(rq.r.URL.Query().Get("session"), "shared")
+	if !api.ValidTemplateName(name) {
+		return api.Errorf(api.Invalid, "session: %q is not a name: use 1 to 64 of a-z A-Z 0-9 . _ -", shorten(name)).With("field", "session")
+	}
+	return terminal(rq, stream.Terminal{Shared: name, ReadOnly: rq.flag("readonly")})
+}
+
+// terminal starts the program of t before the upgrade, so that what fails is an HTTP answer.
+func terminal(rq *request, t stream.Terminal) error {
 	if err := socketOnly(rq); err != nil {
 		return err
 	}
@@ -104,10 +114,8 @@ func terminal(rq *request, silent bool) error {
 	if err != nil {
 		return err
 	}
-	t := stream.Terminal{
-		Size: guestapi.Size{Rows: uint16(rows), Cols: uint16(cols)},
-		Cmd:  q.Get("cmd"), Cwd: req.Cwd, User: req.User, Silent: silent,
-	}
+	t.Size = guestapi.Size{Rows: uint16(rows), Cols: uint16(cols)}
+	t.Cmd, t.Cwd, t.User = q.Get("cmd"), req.Cwd, req.User
 	p, err := t.Start(rq.r.Context(), g)
 	if err != nil {
 		return err

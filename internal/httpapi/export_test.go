@@ -19,9 +19,6 @@ func Table() []Line {
 	return all
 }
 
-// Fresh lets tests look at what follows a log.
-func Fresh(seen, now string) string { return fresh(seen, now) }
-
 // ParseRange lets tests look at ranges: ok, and first, last and suffix.
 func ParseRange(header string) (ok bool, first, last, suffix int64) {
 	s, ok := parseRange(header)

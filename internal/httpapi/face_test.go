@@ -401,6 +401,56 @@ func TestSocketsTakeKeys(t *testing.T) {
 	}
 }
 
+// TestSharedTerminal: all viewers see one program, what it printed before they came included, and it stays when
+// they go.
+func TestSharedTerminal(t *testing.T) {
+	w := newWorld(t)
+	_, path := w.create()
+	join := func(query string) *websocket.Conn {
+		return w.dial(path+"/exec/pty/shared?session=pair&cmd=cat"+query, &websocket.DialOptions{HTTPHeader: http.Header{"Authorization": {"Bearer " + keyMember}}})
+	}
+	say := func(c *websocket.Conn, text string) {
+		t.Helper()
+		if err := c.Write(t.Context(), websocket.MessageBinary, []byte(text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sees := func(c *websocket.Conn, want string) {
+		t.Helper()
+		got := ""
+		for len(got) < len(want) {
+			got += w.hear(c)
+		}
+		if got != want {
+			t.Errorf("a viewer saw %q, want %q", got, want)
+		}
+	}
+	first := join("")
+	say(first, "one\n")
+	sees(first, "one\r\n")
+	first.CloseNow()
+	second, looks := join("&rows=5&cols=6"), join("&readonly=1")
+	sees(second, "one\r\n")
+	sees(looks, "one\r\n")
+	say(looks, "not typed\n")
+	say(second, "two\n")
+	sees(second, "two\r\n")
+	sees(looks, "two\r\n")
+	var list []api.Process
+	w.do("GET", path+"/processes", "").json(t, &list)
+	if len(list) != 1 || list[0].Tag != "terminal:pair" {
+		t.Fatalf("processes %+v", list)
+	}
+	w.do("POST", fmt.Sprintf("%s/processes/%d/signal", path, list[0].PID), `{"signal":9,"group":true}`)
+	for _, c := range []*websocket.Conn{second, looks} {
+		sees(c, `{"exit":137,"type":"exit","code":137}`)
+	}
+	sees(join(""), "") // one that ended is started anew
+	if a := w.do("GET", path+"/exec/pty/shared?session=a/b", "", upgrade); a.status != 400 || !strings.Contains(a.body, "session") {
+		t.Errorf("a bad name: %d %s", a.status, a.body)
+	}
+}
+
 // program is a server inside the sandboxes, on port 3000.
 func (w *world) program(h http.HandlerFunc) {
 	srv := httptest.NewServer(h)
@@ -557,46 +607,6 @@ func TestLogsFollow(t *testing.T) {
 	}
 }
 
-func TestFresh(t *testing.T) {
-	for _, tt := range []struct{ name, seen, now, want string }{
-		{"first", "", "abc", "abc"},
-		{"same", "abc", "abc", ""},
-		{"grown", "abc", "abcd", "d"},
-		{"shifted", "abcdef", "defgh", "gh"},
-		{"all-new", "abc", "xyz", "xyz"},
-		{"repeating", "aaaa", "aaab", "b"},
-		{"ends-inside", "xabab", "ababc", "c"},
-		{"shrunk", "abcd", "cd", ""},
-		{"empty", "abc", "", ""},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			if got := httpapi.Fresh(tt.seen, tt.now); got != tt.want {
-				t.Errorf("fresh(%q, %q) = %q, want %q", tt.seen, tt.now, got, tt.want)
-			}
-		})
-	}
-}
-
-// FuzzFresh holds the fast search against the plain one.
-func FuzzFresh(f *testing.F) {
-	f.Add("abcab", "cabx")
-	f.Fuzz(func(t *testing.T, seen, now string) {
-		want := now
-		for k := min(len(seen), len(now)); k >= 0; k-- {
-			if strings.HasSuffix(seen, now[:k]) {
-				want = now[k:]
-				break
-			}
-		}
-		if strings.HasPrefix(now, seen) {
-			want = now[len(seen):]
-		}
-		if got := httpapi.Fresh(seen, now); got != want {
-			t.Errorf("fresh(%q, %q) = %q, want %q", seen, now, got, want)
-		}
-	})
-}
-
 func TestEvents(t *testing.T) {
 	w := newWorld(t)
 	id, path := w.create()
@@ -668,6 +678,23 @@ func TestNode(t *testing.T) {
 		if !strings.Contains(a.body, want) {
 			t.Errorf("metrics lack %s", want)
 		}
+	}
+	_, path := w.create()
+	w.do("POST", path+"/pause", "")
+	w.do("POST", path+"/snapshots", "")
+	var have api.Overview
+	w.do("GET", "/v1/metrics/overview", "").json(t, &have)
+	if have.Workspace != "ours" || have.Sandboxes != 2 || have.ByStatus[api.Running] != 1 || have.ByStatus[api.Paused] != 1 || have.Snapshots != 1 {
+		t.Errorf("overview %+v", have)
+	}
+	var theirs api.Overview
+	if w.do("GET", "/v1/metrics/overview", "", as(keyStranger)).json(t, &theirs); theirs.Sandboxes != 0 || theirs.Snapshots != 0 {
+		t.Errorf("another workspace's overview %+v", theirs)
+	}
+	var boots api.BootStats
+	w.do("GET", "/stats/boot", "", as(keyAdmin)).json(t, &boots)
+	if len(boots.Boots) != 1 || boots.Boots[0].BootMode != "snapshot" || boots.Boots[0].Count != 2 {
+		t.Errorf("boots %+v", boots)
 	}
 	w.boxes.mu.Lock()
 	w.boxes.gone = true

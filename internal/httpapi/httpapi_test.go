@@ -48,6 +48,7 @@ var bodies = map[string]string{
 	"POST /v1/sandboxes/{sandbox}/exec/stream":                 `{"cmd":"true"}`,
 	"PUT /v1/sandboxes/{sandbox}/network":                      `{"deny_others":true}`,
 	"PATCH /v1/sandboxes/{sandbox}/lifecycle":                  `{"ttl_seconds":1}`,
+	"POST /v1/sandboxes/{sandbox}/bake-image":                  `{"image_name":"x"}`,
 	"POST /v1/sandboxes/{sandbox}/fs/mkdir":                    `{"path":"/x"}`,
 	"POST /v1/sandboxes/{sandbox}/fs/move":                     `{"from":"/x","to":"/y"}`,
 	"POST /v1/sandboxes/{sandbox}/ports":                       `{"port":80}`,

@@ -78,55 +78,11 @@ func eachSource(l sandbox.Logs, want string, do func(source, string)) {
 	}
 }
 
-// tail is what is known of one source: the text last seen, and the line that is not complete yet.
-type tail struct{ seen, part string }
-
-// lines gives the whole lines that are new in now.
-func (t *tail) lines(now string) []string {
-	t.part += fresh(t.seen, now)
-	t.seen = now
-	parts := strings.Split(t.part, "\n")
-	t.part = parts[len(parts)-1]
-	return parts[:len(parts)-1]
-}
-
-// fresh gives what was added between two looks at the end of a text that only grows and of which only
-// the end is kept: what follows the longest end of seen that now begins with.
-func fresh(seen, now string) string {
-	if seen == now {
-		return ""
-	}
-	if strings.HasPrefix(now, seen) {
-		return now[len(seen):]
-	}
-	// The failure function of Knuth, Morris and Pratt for now, run over seen, ends at the overlap.
-	next := make([]int, len(now)+1)
-	for i, k := 1, 0; i < len(now); i++ {
-		for k > 0 && now[i] != now[k] {
-			k = next[k]
-		}
-		if now[i] == now[k] {
-			k++
-		}
-		next[i+1] = k
-	}
-	k := 0
-	for i := range len(seen) {
-		for k > 0 && (k == len(now) || seen[i] != now[k]) {
-			k = next[k]
-		}
-		if k < len(now) && seen[i] == now[k] {
-			k++
-		}
-	}
-	return now[k:]
-}
-
 // followLogs sends lines as events until the client goes or the sandbox has ended.
 func followLogs(rq *request, want string, now sandbox.Logs) error {
 	out := stream.NewSSE(rq.w)
 	defer out.Close()
-	tails := map[source]*tail{}
+	tails := map[source]*stream.Tail{}
 	tick := time.NewTicker(logEvery)
 	defer tick.Stop()
 	for {
@@ -139,14 +95,14 @@ func followLogs(rq *request, want string, now sandbox.Logs) error {
 		eachSource(now, want, func(at source, text string) {
 			t := tails[at]
 			if t == nil {
-				t = &tail{}
+				t = &stream.Tail{}
 				tails[at] = t
 			}
-			for _, l := range t.lines(text) {
+			for _, l := range t.Lines(text) {
 				tell(at, l)
 			}
-			if now.Ending != nil && t.part != "" {
-				tell(at, t.part)
+			if rest := t.Rest(); now.Ending != nil && rest != "" {
+				tell(at, rest)
 			}
 		})
 		if broken != nil || now.Ending != nil {

@@ -115,6 +115,30 @@ func version(rq *request) (api.Version, error) {
 	return v, nil
 }
 
+func bootStats(rq *request) (api.BootStats, error) { return rq.s.boots.Stats(), nil }
+
+// overview counts what the caller's workspace has.
+func overview(rq *request) (api.Overview, error) {
+	out := api.Overview{Workspace: rq.p.Workspace, ByStatus: map[api.Status]int{}}
+	list, err := rq.allSandboxes(api.SandboxFilter{})
+	if err != nil {
+		return out, err
+	}
+	for _, b := range list {
+		out.Sandboxes++
+		out.ByStatus[b.Status]++
+		out.DiskMB += b.DiskMB
+		if b.Status == api.Running || b.Status == api.Paused {
+			out.CPUs, out.MemoryMB = out.CPUs+b.CPU, out.MemoryMB+b.MemoryMB
+		}
+	}
+	snaps, err := rq.allSnapshots(api.SnapshotFilter{})
+	for _, s := range snaps {
+		out.Snapshots, out.SnapshotBytes = out.Snapshots+1, out.SnapshotBytes+s.SizeBytes
+	}
+	return out, err
+}
+
 func prometheusText(rq *request) error {
 	if err := rq.s.met.count(rq.r.Context(), rq.s.deps.Sandboxes); err != nil {
 		return err

@@ -206,6 +206,10 @@ func runRoutes() []route {
 			bound{in: reflect.TypeFor[api.ExecRequest](), status: 200, gives: sse, handle: execStream}, false},
 		{"GET", one + "/exec/ws", user, tag, "Run many commands over one WebSocket", nil, raw(ws, execSocket), false},
 		{"GET", one + "/exec/pty", user, tag, "A terminal over a WebSocket", terminal, raw(ws, execPTY), false},
+		{"GET", one + "/exec/pty/shared", user, tag, "A terminal that many see and type into at once; it goes on while nobody is there", append([]param{
+			{"session", "string", "Name of the terminal; shared if absent."},
+			{"readonly", "string", "1: what this viewer types is left out."},
+		}, terminal...), raw(ws, execShared), false},
 		{"GET", one + "/ssh", user, tag, "A terminal for clients that print every message", terminal, raw(ws, execSSH), false},
 		{"GET", one + "/processes", user, tag, "List processes that run or ended lately", nil, give(200, listProcesses), false},
 		{"GET", one + "/processes/{pid}/stream", user, tag, "Follow a process; Last-Event-ID goes on where a stream was cut", nil,
@@ -275,6 +279,9 @@ func otherRoutes() []route {
 		{"POST", "/v1/me/tokens", admin, "keys", "Make a key, which is shown this once", nil, take(201, createToken), false},
 		{"DELETE", "/v1/me/tokens/{prefix}", admin, "keys", "End a key at once", nil, empty(revokeToken), false},
 		{"GET", "/v1/capacity", user, "node", "What the node has and has promised", nil, give(200, capacity), false},
+		{"GET", "/v1/metrics/overview", user, "observation", "What the workspace of the key has", nil, give(200, overview), false},
+		{"GET", "/stats/boot", admin, "node", "How fast sandboxes that were created here started lately, by the way of starting", nil, give(200, bootStats), false},
+		{"GET", "/v1/stats/boot", admin, "node", "How fast sandboxes that were created here started lately, by the way of starting", nil, give(200, bootStats), true},
 		{"GET", "/v1/audit", admin, "node", "Who did what and when", []param{
 			{"since", "string", "Not before this time, RFC 3339."}, {"target", "string", "Done to this id."}, {"limit", "integer", "1 to 1000; 100 if absent."},
 		}, give(200, listAudit), false},

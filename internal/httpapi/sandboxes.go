@@ -32,6 +32,9 @@ func createSandbox(rq *request, req api.CreateRequest) (api.Sandbox, error) {
 		err = rq.notReady(req.Template, limit, err)
 	}
 	rq.s.met.created(box, err)
+	if err == nil {
+		rq.s.boots.Note(box.BootMode, float64(box.BootMS))
+	}
 	return box, err
 }
 
@@ -99,6 +102,11 @@ func listSandboxes(rq *request) ([]api.Sandbox, error) {
 	if err := pages(rq, &f.Limit, &f.Cursor); err != nil {
 		return nil, err
 	}
+	return rq.allSandboxes(f)
+}
+
+// allSandboxes gives the page of a filter that asks for one, else all of them.
+func (rq *request) allSandboxes(f api.SandboxFilter) ([]api.Sandbox, error) {
 	return collect(rq, &f.Limit, &f.Cursor, func(ctx context.Context, p auth.Principal) ([]api.Sandbox, string, error) {
 		page, err := rq.s.deps.Sandboxes.List(ctx, p, f)
 		return page.Sandboxes, page.Next, err
@@ -244,6 +252,11 @@ func listSnapshots(rq *request) ([]api.Snapshot, error) {
 	if err := pages(rq, &f.Limit, &f.Cursor); err != nil {
 		return nil, err
 	}
+	return rq.allSnapshots(f)
+}
+
+// allSnapshots gives the page of a filter that asks for one, else all of them.
+func (rq *request) allSnapshots(f api.SnapshotFilter) ([]api.Snapshot, error) {
 	return collect(rq, &f.Limit, &f.Cursor, func(ctx context.Context, p auth.Principal) ([]api.Snapshot, string, error) {
 		page, err := rq.s.deps.Sandboxes.Snapshots(ctx, p, f)
 		return page.Snapshots, page.Next, err

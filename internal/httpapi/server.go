@@ -15,6 +15,7 @@ import (
 	"github.com/pandastack/pandastack/internal/auth"
 	"github.com/pandastack/pandastack/internal/edge"
 	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/httpapi/boots"
 	"github.com/pandastack/pandastack/internal/repl"
 	"github.com/pandastack/pandastack/internal/sandbox"
 )
@@ -121,6 +122,8 @@ type Server struct {
 	raw  map[string]http.Handler // of the patterns that forward to programs
 	spec []byte
 	met  *metrics
+
+	boots *boots.Book
 }
 
 // New makes a server; it starts nothing. A missing component or a route that is told twice is an error.
@@ -137,7 +140,7 @@ func New(cfg Config, deps Deps) (*Server, error) {
 	if deps.Metrics == nil {
 		deps.Metrics = prometheus.NewRegistry()
 	}
-	s := &Server{cfg: cfg, deps: deps, mux: http.NewServeMux(), raw: map[string]http.Handler{}}
+	s := &Server{cfg: cfg, deps: deps, mux: http.NewServeMux(), raw: map[string]http.Handler{}, boots: boots.New(time.Now())}
 	var err error
 	if s.met, err = newMetrics(deps.Metrics); err != nil {
 		return nil, err

@@ -539,3 +539,26 @@ func TestSilentTerminalOnlyCloses(t *testing.T) {
 		t.Errorf("got %v %q %v, want a normal close and no message", kind, b, err)
 	}
 }
+
+func TestSharedTerminalGoesOn(t *testing.T) {
+	p := proc()
+	p.echo = true
+	term := stream.Terminal{Shared: "pair", Size: guestapi.Size{Rows: 9, Cols: 8}, ReadOnly: true}
+	c, g, served := terminal(t, term, p)
+	say(t, c, websocket.MessageText, `{"resize":{"rows":1,"cols":1}}`)
+	say(t, c, websocket.MessageBinary, "not typed")
+	if err := c.Close(websocket.StatusNormalClosure, ""); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-served:
+	case <-time.After(patience):
+		t.Fatal("the viewer is not let go of")
+	}
+	if s := g.sent(); len(s) != 0 || g.started[0].Tag != "terminal:pair" {
+		t.Errorf("the program %+v was sent %v when its viewer left", g.started[0], s)
+	}
+	if p.stdin.Len() != 0 || len(p.sizes) != 0 {
+		t.Errorf("one who may only look typed %q and gave sizes %v", p.stdin.String(), p.sizes)
+	}
+}

@@ -24,6 +24,12 @@ type Terminal struct {
 	Env  map[string]string
 	// Silent sends no exit message before the normal close, for clients that print every message.
 	Silent bool
+	// Shared, if it is not "", names a terminal of the sandbox that many clients are joined to at once. The first
+	// starts its program; all see what it prints, what there is of it from before included, and what any of
+	// them types. Its program goes on when they leave, so that they may come back.
+	Shared string
+	// ReadOnly leaves out what this client types, and its size.
+	ReadOnly bool
 }
 
 func (t Terminal) spec() guestapi.ProcessSpec {
@@ -38,8 +44,14 @@ func (t Terminal) spec() guestapi.ProcessSpec {
 	if spec.Shell == "" {
 		spec.Shell = shell
 	}
+	if t.Shared != "" {
+		spec.Tag = sharedTag + t.Shared
+	}
 	return spec
 }
+
+// sharedTag begins the tags of the programs of shared terminals.
+const sharedTag = "terminal:"
 
 // control is a text message of a terminal's client, in all the forms that are documented: {"resize":
 // {"rows","cols"}}, {"type":"resize","rows","cols"}, {"stdin":"text"}, {"type":"stdin","data":"text"}.
@@ -85,38 +97,56 @@ type exited struct {
 	OutOfMemory bool `json:"out_of_memory,omitempty"`
 }
 
-// Start starts the terminal's program. It is apart from PTY so that a failure can be an HTTP answer.
+// Start starts the terminal's program, or joins the one of a shared terminal that runs. It is apart from PTY so
+// that a failure can be an HTTP answer.
 func (t Terminal) Start(ctx context.Context, g guestapi.Guest) (guestapi.Process, error) {
-	p, err := g.Start(ctx, t.spec())
+	spec := t.spec()
+	p, err := g.Start(ctx, spec)
+	if t.Shared != "" && errors.Is(err, guestapi.ErrExists) {
+		p, err = t.join(ctx, g, spec.Tag)
+		if errors.Is(err, guestapi.ErrNotFound) { // it ended in between
+			p, err = g.Start(ctx, spec)
+		}
+	}
 	if err != nil {
 		return nil, GuestError(err, "terminal")
 	}
 	return p, nil
 }
 
+// join attaches to the program of a shared terminal, from the first of its output that is kept.
+func (t Terminal) join(ctx context.Context, g guestapi.Guest, tag string) (guestapi.Process, error) {
+	p, err := g.Attach(ctx, guestapi.ProcessRef{Tag: tag}, guestapi.Offsets{})
+	if err == nil && !t.ReadOnly && t.Size.Rows > 0 && t.Size.Cols > 0 {
+		_ = p.Resize(ctx, t.Size) // one that has just ended has no size; its end is on the way
+	}
+	return p, err
+}
+
 // PTY joins conn to the terminal p until the program ends, the client closes or ctx ends. A program
-// whose client goes away is hung up. It takes over p and conn.
+// whose client goes away is hung up, unless it is shared. It takes over p and conn.
 func (t Terminal) PTY(ctx context.Context, g guestapi.Guest, p guestapi.Process, conn *websocket.Conn) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	s := &socket{conn: conn}
 	defer s.wg.Wait()
 	defer conn.CloseNow() //nolint:errcheck // closed properly below, or lost
-	defer p.Close()       //nolint:errcheck // the program has ended or is being hung up
+	defer p.Close()       //nolint:errcheck // the program has ended, is being hung up or goes on
 	defer cancel(errors.New("terminal ended"))
 	s.keepAlive(ctx, cancel)
 	s.wg.Go(func() { cancel(t.input(ctx, p, conn)) })
 	exit, err := drain(ctx, p, func(_ guestapi.Stream, b []byte) error {
 		return conn.Write(ctx, websocket.MessageBinary, b)
 	})
-	if err != nil && ctx.Err() != nil {
+	if err != nil && t.Shared == "" {
 		kill(ctx, g, p.PID(), int(syscall.SIGHUP))
+	}
+	if err != nil && ctx.Err() != nil {
 		return
 	}
 	answer, stop := context.WithTimeoutCause(ctx, killLimit, errors.New("client does not read"))
 	defer stop()
 	switch {
 	case err != nil:
-		kill(ctx, g, p.PID(), int(syscall.SIGHUP))
 		_ = s.send(answer, api.AsError(GuestError(err, "terminal"))) // the client may be gone
 	case exit.Error != "":
 		_ = s.send(answer, api.Errorf(api.Invalid, "terminal could not be started: %s", exit.Error))
@@ -136,6 +166,9 @@ func (t Terminal) input(ctx context.Context, p guestapi.Process, conn *websocket
 		var size *guestapi.Size
 		if kind == websocket.MessageText {
 			data, size = parse(data)
+		}
+		if t.ReadOnly {
+			continue
 		}
 		// What a program that has just ended cannot take is dropped: its exit is on the way.
 		if size != nil && size.Rows > 0 && size.Cols > 0 {
