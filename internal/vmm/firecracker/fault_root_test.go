@@ -187,12 +187,12 @@ func TestMonitorHangs(t *testing.T) {
 	w.program.Fail(t, fctest.Fault{ID: spec.ID, Op: "PUT /snapshot/load", Do: fctest.Hang})
 	h.Driver = w.longer(t)
 	why := errors.New("caller gave up")
-	ctx, cancel := context.WithTimeoutCause(t.Context(), 300*time.Millisecond, why)
-	defer cancel()
-	m, err = h.Driver.Prepare(ctx, spec, h.Image)
+	m, err = h.Driver.Prepare(t.Context(), spec, h.Image)
 	if err != nil {
 		t.Fatal(err)
 	}
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 300*time.Millisecond, why)
+	defer cancel()
 	if err := m.Load(ctx, nil); !errors.Is(err, why) {
 		t.Errorf("got %v, want the caller's reason", err)
 	}
