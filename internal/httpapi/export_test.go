@@ -19,12 +19,6 @@ func Table() []Line {
 	return all
 }
 
-// ParseRange lets tests look at ranges: ok, and first, last and suffix.
-func ParseRange(header string) (ok bool, first, last, suffix int64) {
-	s, ok := parseRange(header)
-	return ok, s.first, s.last, s.suffix
-}
-
 // Strict reads a body as the routes do.
 func Strict(data []byte, v any) error { return strict(data, v) }
 

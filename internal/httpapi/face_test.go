@@ -328,18 +328,6 @@ func TestRanges(t *testing.T) {
 	}
 }
 
-// FuzzRange: what is taken makes sense.
-func FuzzRange(f *testing.F) {
-	f.Add("bytes=1-2")
-	f.Add("bytes=-5")
-	f.Fuzz(func(t *testing.T, s string) {
-		ok, first, last, suffix := httpapi.ParseRange(s)
-		if ok && suffix == 0 && (first < 0 || last >= 0 && last < first) || ok && suffix < 0 {
-			t.Errorf("%q: %d %d %d", s, first, last, suffix)
-		}
-	})
-}
-
 func (w *world) dial(path string, opt *websocket.DialOptions) *websocket.Conn {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), patience)

@@ -5,11 +5,11 @@ import (
 	"io"
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/httpapi/byterange"
 	"github.com/pandastack/pandastack/internal/httpapi/stream"
 )
 
@@ -42,46 +42,12 @@ func (rq *request) asUser(user string) (guestapi.Guest, string, error) {
 	return g, box.User, err
 }
 
-// span is the part of a file that a Range header asks for.
-type span struct {
-	first, last int64 // last < 0: to the end
-	suffix      int64 // > 0: only so many at the end
-}
-
-// parseRange reads a Range header with one range of bytes. What it does not understand it ignores, as
-// RFC 9110 has it; the whole file is the answer then.
-func parseRange(header string) (span, bool) {
-	spec, ok := strings.CutPrefix(header, "bytes=")
-	first, last, dash := strings.Cut(strings.TrimSpace(spec), "-")
-	if !ok || !dash || strings.Contains(spec, ",") {
-		return span{}, false
-	}
-	number := func(s string) int64 {
-		n, err := strconv.ParseUint(s, 10, 62)
-		if err != nil {
-			return -1
-		}
-		return int64(n)
-	}
-	switch {
-	case first == "":
-		n := number(last)
-		return span{suffix: n}, n > 0
-	case last == "":
-		n := number(first)
-		return span{first: n, last: -1}, n >= 0
-	default:
-		a, b := number(first), number(last)
-		return span{first: a, last: b}, a >= 0 && b >= a
-	}
-}
-
 func readFile(rq *request) error {
 	g, path, user, err := rq.file()
 	if err != nil {
 		return err
 	}
-	want, ranged := parseRange(rq.r.Header.Get("Range"))
+	want, ranged := byterange.Parse(rq.r.Header.Get("Range"))
 	if rq.r.Method == http.MethodHead {
 		info, err := g.Stat(rq.r.Context(), path, user)
 		if err != nil {
@@ -119,21 +85,15 @@ func isDirectory(path string) error {
 
 // resolve turns a range into offset and length of the file. The size of a symbolic link, or
 // of a file that says it has none, tells nothing: all of it is sent then.
-func resolve(rq *request, want span, info guestapi.FileInfo) (offset, length int64, ranged bool, err error) {
+func resolve(rq *request, want byterange.Range, info guestapi.FileInfo) (offset, length int64, ranged bool, err error) {
 	if info.Kind != guestapi.KindFile || info.Size == 0 {
 		return 0, -1, false, nil
 	}
-	if want.suffix > 0 {
-		want = span{first: max(info.Size-want.suffix, 0), last: -1}
-	}
-	if want.last < 0 || want.last >= info.Size {
-		want.last = info.Size - 1
-	}
-	if want.first >= info.Size {
+	if offset, length = want.Of(info.Size); length == 0 {
 		rq.w.Header().Set("Content-Range", fmt.Sprintf("bytes */%d", info.Size))
 		return 0, 0, false, api.Errorf(api.RangeNotSatisfiable, "Range: begins at or after the end of the file, which has %d bytes", info.Size)
 	}
-	return want.first, want.last - want.first + 1, true, nil
+	return offset, length, true, nil
 }
 
 func fileHeader(h http.Header, info guestapi.FileInfo) {
