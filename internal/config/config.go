@@ -25,6 +25,7 @@ type Node struct {
 	VMM       VMM       `yaml:"vmm"`
 	Capacity  Capacity  `yaml:"capacity"`
 	Network   Network   `yaml:"network"`
+	Limits    Limits    `yaml:"limits"`
 	Sandbox   Sandbox   `yaml:"sandbox"`
 	Objects   Objects   `yaml:"objects"`
 	Templates Templates `yaml:"templates"`
@@ -75,6 +76,14 @@ type Network struct {
 	Allow     string `yaml:"allow" default:"" doc:"Private or reserved networks that sandboxes may reach all the same, separated by commas."`
 	Resolvers string `yaml:"resolvers" default:"" doc:"Name servers that answer for sandboxes, separated by commas; empty takes the host's."`
 	LogEgress bool   `yaml:"log_egress" default:"false" doc:"Log what the rules of sandboxes decide on each name and connection, allowed or not, and where what the kernel refuses was to go (at most 20 packets a second by each rule; the rest is counted)."`
+}
+
+// Limits bound what each sandbox, and each machine of a build, takes of the host's devices.
+type Limits struct {
+	DiskMiB    int `yaml:"disk_mib" default:"0" doc:"MiB that may be read from and written to each disk of a sandbox a second; 0 is no bound."`
+	DiskOps    int `yaml:"disk_ops" default:"0" doc:"Requests that each disk of a sandbox answers a second; 0 is no bound."`
+	NetworkIn  int `yaml:"network_in_mbit" default:"0" doc:"Mbit a second that may go to a sandbox; 0 is no bound."`
+	NetworkOut int `yaml:"network_out_mbit" default:"0" doc:"Mbit a second that may come from a sandbox; 0 is no bound."`
 }
 
 // Sandbox holds the defaults of a new sandbox.

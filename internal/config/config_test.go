@@ -68,12 +68,13 @@ func TestPrecedence(t *testing.T) {
 }
 
 func TestAllProblemsAtOnce(t *testing.T) {
-	file := write(t, "node.yaml", "colour: red\nlog:\n  level: loud\nnetwork:\n  slots: many\n  range: 10.0.0.0/29\n  allow: 10.1.0.0/16, there\n  resolvers: 9.9.9.9,here\n  prefix: Way-too-long\nlisten: here\n")
+	file := write(t, "node.yaml", "colour: red\nlog:\n  level: loud\nnetwork:\n  slots: many\n  range: 10.0.0.0/29\n  allow: 10.1.0.0/16, there\n  resolvers: 9.9.9.9,here\n  prefix: Way-too-long\nlimits:\n  disk_mib: -1\n  network_out_mbit: 2000000\nlisten: here\n")
 	_, err := config.Load(config.Sources{File: file, Env: []string{"PANDASTACK_LIFECYCLE_STOP=soon"}})
 	if err == nil {
 		t.Fatal("no error")
 	}
 	for _, want := range []string{
+		"limits.disk_mib: -1 is too small", "limits.network_out_mbit: 2000000 is more than 1000000",
 		"colour: there is no setting of this name (" + file + " line 1)",
 		`log.level: "loud" is not one of debug, info, warn, error`,
 		`network.slots (` + file + ` line 5): "many" is not a whole number`,

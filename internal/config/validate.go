@@ -63,6 +63,18 @@ func (n *Node) Validate() error {
 	atLeast("capacity.memory_reserve_mib", n.Capacity.MemoryReserveMiB, 0)
 	atLeast("capacity.disk_image_gib", n.Capacity.DiskImageGiB, 1)
 	atLeast("capacity.disk_reserve_mib", n.Capacity.DiskReserveMiB, 0)
+	for _, l := range []struct {
+		path  string
+		value int
+	}{
+		{"limits.disk_mib", n.Limits.DiskMiB}, {"limits.disk_ops", n.Limits.DiskOps},
+		{"limits.network_in_mbit", n.Limits.NetworkIn}, {"limits.network_out_mbit", n.Limits.NetworkOut},
+	} {
+		atLeast(l.path, l.value, 0)
+		if l.value > mostLimit {
+			bad(l.path, "%d is more than %d; use 0 for no bound", l.value, mostLimit)
+		}
+	}
 	n.validateNetwork(bad, atLeast)
 	if n.Sandbox.Spares < 0 || n.Sandbox.Spares > 64 {
 		bad("sandbox.spares", "%d is not from 0 to 64", n.Sandbox.Spares)
@@ -122,6 +134,9 @@ func (n *Node) validateNetwork(bad func(string, string, ...any), atLeast func(st
 		bad("templates.aliases", "%v", err)
 	}
 }
+
+// mostLimit is beyond what any device does, and far from what 64 bits hold.
+const mostLimit = 1_000_000
 
 // leastEndings is how long it is always known why a sandbox ended.
 const leastEndings = 24 * time.Hour

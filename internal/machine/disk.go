@@ -18,7 +18,7 @@ import (
 func (mc *machine) disks() []string { return snapshot.DiskPaths(mc.dir, mc.in.Data) }
 
 // vmmDisks are what a machine's monitor has as disks.
-func (mc *machine) vmmDisks() []vmm.Disk {
+func (mc *machine) vmmDisks(rate vmm.Rate) []vmm.Disk {
 	paths := mc.disks()
 	if mc.stream != nil {
 		paths = mc.stream.DiskPaths()
@@ -27,7 +27,7 @@ func (mc *machine) vmmDisks() []vmm.Disk {
 	for i, path := range paths {
 		// A machine that is not kept is gone after a crash of the host. One that is to be kept while it
 		// runs has disks that do not lose what the guest flushed from its next start on.
-		disks[i] = vmm.Disk{Path: path, Volatile: !mc.in.Keep}
+		disks[i] = vmm.Disk{Path: path, Volatile: !mc.in.Keep, Rate: rate}
 	}
 	return disks
 }

@@ -26,7 +26,8 @@ type host struct {
 	deaf     bool             // guests do not confirm who they are
 	// deafAdopt is what Adopt answers, if not nil.
 	deafAdopt error
-	loads     int // machines brought to life
+	loads     int  // machines brought to life
+	boundless bool // what goes through disks cannot be bounded
 	// mayRun is asked before the first instruction of every guest.
 	mayRun func(id string) error
 }
@@ -91,7 +92,7 @@ func (h *host) of(id string) *monitor {
 }
 
 func (h *host) Capabilities() vmm.Capabilities {
-	return vmm.Capabilities{Name: "test", Version: "1", Accelerator: vmm.None, Snapshot: true, LiveFork: true, HugePages: true}
+	return vmm.Capabilities{Name: "test", Version: "1", Accelerator: vmm.None, Snapshot: true, LiveFork: true, HugePages: true, DiskRates: !h.boundless}
 }
 
 func (h *host) spawn(spec vmm.Spec, image *memory) (*monitor, error) {

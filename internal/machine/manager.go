@@ -39,9 +39,12 @@ type Config struct {
 	SyncTimeout time.Duration
 	// DiskReserveMiB stays free on the disk whatever is asked for; default 256.
 	DiskReserveMiB int
-	Admission      Admission
-	HostMemory     HostMemory // default ReadMeminfo
-	FreeSpace      FreeSpace  // default StatFS
+	// DiskRate bounds each disk of each machine from its next start on; zero: nothing does. The driver must hold
+	// such bounds.
+	DiskRate   vmm.Rate
+	Admission  Admission
+	HostMemory HostMemory // default ReadMeminfo
+	FreeSpace  FreeSpace  // default StatFS
 	// HugeMemory tells how many bytes of pages of 2 MiB the host keeps ready, of which the memory of machines that
 	// stream is made where a driver can; nil: of none.
 	HugeMemory func() (int64, error)
@@ -124,6 +127,9 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 	if cfg.Dir == "" || deps.Driver == nil || deps.Network == nil || deps.Groups == nil ||
 		deps.Disks == nil || deps.Store == nil || deps.Link == nil {
 		return nil, errors.New("machine: directory, driver, network, groups, disks, store and link are required")
+	}
+	if c := deps.Driver.Capabilities(); cfg.DiskRate != (vmm.Rate{}) && !c.DiskRates {
+		return nil, fmt.Errorf("machine: %w", &vmm.UnsupportedError{Op: "bound what goes through disks", Driver: c.Name})
 	}
 	cfg.Parallel = cmp.Or(cfg.Parallel, max(4, 2*runtime.NumCPU()))
 	cfg.ReadyTimeout = cmp.Or(cfg.ReadyTimeout, 30*time.Second)

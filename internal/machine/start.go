@@ -87,7 +87,7 @@ func (m *Manager) wayOut(ctx context.Context, mc *machine) error {
 func (m *Manager) spec(mc *machine) vmm.Spec {
 	s := vmm.Spec{
 		ID: mc.in.rig(), Dir: filepath.Join(mc.dir, monitorDir), VCPUs: mc.in.VCPUs, MemoryMiB: mc.in.MemoryMiB,
-		Disks: mc.vmmDisks(),
+		Disks: mc.vmmDisks(m.cfg.DiskRate),
 	}
 	if mc.in.Slot >= 0 {
 		s.Confine.UID, s.Confine.GID = m.cfg.Owner(mc.in.Slot)

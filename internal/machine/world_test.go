@@ -52,6 +52,7 @@ type world struct {
 	huge    int64    // bytes of huge pages that are told to be ready
 	streams *streams // nil: none
 	spares  int      // that the manager keeps; read by boot
+	rate    vmm.Rate // of every disk; read by boot
 
 	mgr   *machine.Manager
 	store *snapshot.Store
@@ -109,7 +110,7 @@ func (w *world) boot() {
 		deps.Streams = w.streams
 	}
 	w.mgr, err = machine.New(machine.Config{
-		Dir: filepath.Join(w.dir, "machines"), ReadyTimeout: 30 * time.Second, Spares: w.spares,
+		Dir: filepath.Join(w.dir, "machines"), ReadyTimeout: 30 * time.Second, Spares: w.spares, DiskRate: w.rate,
 		HostMemory: func() (int64, int64, error) { return 1 << 40, 1 << 40, nil },
 		HugeMemory: func() (int64, error) { return w.huge, nil },
 		FreeSpace:  func(string) (int64, int64, error) { return 1 << 40, w.free, nil },

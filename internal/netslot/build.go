@@ -103,6 +103,9 @@ func (p *Pool) furnish(ctx context.Context, s *Slot, hostIP, guestIP netip.Addr)
 	if err := p.innerLinks(s.Index, hostIP, guestIP); err != nil {
 		return err
 	}
+	if err := p.setRates(true); err != nil {
+		return err
+	}
 	err = s.rulesFrom(func(k *kernel) error {
 		return k.rules.Replace(slotRules(p.closed, hostIP, guestIP, openRules(), learned{}, p.cfg.Decided != nil))
 	})
@@ -259,6 +262,11 @@ func (p *Pool) renew(ctx context.Context, s *Slot) error {
 			return err
 		}
 		s.Tap = tap
+		if p.cfg.In != 0 || p.cfg.Out != 0 {
+			if err := p.setRates(false); err != nil {
+				return err
+			}
+		}
 		if err := s.rulesFrom(p.reset(s)); err != nil {
 			return err
 		}

@@ -40,7 +40,9 @@ type Config struct {
 	Uplinks   []string         // links by which guests may leave; empty: those with a default route at Open
 	Allow     []netip.Prefix   // reserved ranges that guests may reach all the same
 	Resolvers []netip.AddrPort // upstream resolvers; empty: those of /etc/resolv.conf, read anew when it changes
-	Logger    *slog.Logger     // nil: silent
+	// In and Out bound what goes to and comes from the guest of each slot, in bytes a second; 0: no bound.
+	In, Out int64
+	Logger  *slog.Logger // nil: silent
 	// Decided hears what the policies of slots decide on names and connections. It must not block. May be nil.
 	Decided func(owner string, index int, d egress.Decision)
 }
@@ -71,6 +73,11 @@ func (c Config) complete() (Config, error) {
 	}
 	if c.Slots < 0 || c.Slots > maxSlots || c.Ready < 0 {
 		all = errors.Join(all, fmt.Errorf("slots %d and ready %d must be from 0 to %d", c.Slots, c.Ready, maxSlots))
+	}
+	for _, rate := range []int64{c.In, c.Out} {
+		if rate != 0 && rate < leastRate {
+			all = errors.Join(all, fmt.Errorf("rate %d is below %d bytes a second", rate, leastRate))
+		}
 	}
 	for _, p := range c.Allow {
 		if !p.Addr().Is4() {

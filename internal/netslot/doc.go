@@ -25,6 +25,10 @@
 // addresses could not be reached by a guest, a baked guest has one resolver address for ever, and policies
 // by name need to see the questions. With egress off it is closed as well, so that nothing leaks by DNS.
 //
+// Config.In and Out bound how much goes to and comes from a guest: a token bucket on tap0, and one on veth0. They
+// are there before a slot is taken, so they cost a machine's start nothing, and hold for every monitor. What
+// the host sends the guest and hears from it counts as well.
+//
 // # What it owns
 //
 // The namespaces /run/netns/<prefix>-<index>, the host links <prefix>-<index>, the nft table <prefix>, and

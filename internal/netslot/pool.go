@@ -162,7 +162,11 @@ func (p *Pool) Adopt(ctx context.Context, owner string, index int) (*Slot, error
 	if !ok {
 		return nil, fmt.Errorf("adopt slot %d: %w", index, ErrNoSlot)
 	}
-	if err := s.resume(ctx); err != nil {
+	err := s.inside(func() error { return p.setRates(false) }) // those of the earlier process may have been others
+	if err == nil {
+		err = s.resume(ctx)
+	}
+	if err != nil {
 		p.settle(index, s, found, "")
 		return nil, fmt.Errorf("adopt slot %d: %w", index, err)
 	}

@@ -45,7 +45,9 @@ type Manifest struct {
 	MemoryMiB   int         `json:"memory_mib"`
 	Disks       int         `json:"disks"`
 	DiskBytes   []int64     `json:"disk_bytes"` // sizes the guest knows; a larger disk is told to it after Load
-	NIC         bool        `json:"nic"`
+	// DiskRates are the bounds that the monitor held, by disk; nil: none. Machines on this image have their own.
+	DiskRates []Rate `json:"disk_rates,omitempty"`
+	NIC       bool   `json:"nic"`
 	// MaxMemoryMiB and MaxDisks are how far a machine on this image may go beyond MemoryMiB and Disks; 0: not
 	// at all.
 	MaxMemoryMiB int       `json:"max_memory_mib,omitempty"`

@@ -32,7 +32,8 @@ type Capabilities struct {
 	NamedTap    bool   // the monitor opens the tap itself, by NIC.Device in NIC.Netns: nobody else may hold it
 	Pager       bool   // of Image.Memory it uses Serve; else File
 	HugePages   bool   // Spec.HugePages is used
-	Rates       bool   // Disk.Rate and the rates of NIC are held
+	DiskRates   bool   // Disk.Rate is held
+	NICRates    bool   // the rates of NIC are held
 	MoreMemory  bool   // a prepared machine may have more memory than its image, up to Manifest.MaxMemoryMiB
 	Rehearse    bool   // machines are Rehearsers, and those of an image of a rehearsed one are ready sooner
 	MoreDisks   bool   // a prepared machine may have more disks than its image, up to Manifest.MaxDisks

@@ -141,7 +141,7 @@ func (d *Driver) captureName() string {
 func (d *Driver) Capabilities() vmm.Capabilities {
 	return vmm.Capabilities{
 		Name: driverName, Version: d.version.String(), Accelerator: vmm.KVM, Isolation: "microvm",
-		Snapshot: true, LiveFork: true, CutsChannel: true, NamedTap: true, Pager: true, Rates: true, HugePages: d.version.AtLeast(1, 17),
+		Snapshot: true, LiveFork: true, CutsChannel: true, NamedTap: true, Pager: true, DiskRates: true, NICRates: true, HugePages: d.version.AtLeast(1, 17),
 		MoreMemory: true, MoreDisks: true,
 	}
 }

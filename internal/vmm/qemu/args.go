@@ -53,6 +53,7 @@ type shape struct {
 type diskFD struct {
 	read, write int
 	volatile    bool
+	rate        vmm.Rate
 }
 
 // arguments is the command line of a monitor.
@@ -92,6 +93,7 @@ func (s shape) arguments() []string {
 		if d.volatile {
 			drive += ",cache.no-flush=on" // the guest still sees a disk with a write-back cache
 		}
+		drive += throttling(d.rate)
 		args = append(args,
 			"-drive", drive,
 			"-device", "virtio-blk-device,drive="+id)

@@ -167,7 +167,7 @@ func (m *machine) become(ctx context.Context, from *capture) error {
 	if v == nil {
 		return m.Gone(ctx, vmm.ErrGone)
 	}
-	plan, set := v.plan, v.process.Set
+	plan, set, held := v.plan, v.process.Set, m.manifest.DiskRates
 	plan.Image = &v.process.Image
 	if from == nil {
 		over, err := v.process.Difference()
@@ -179,7 +179,7 @@ func (m *machine) become(ctx context.Context, from *capture) error {
 		if from.process == nil {
 			return errors.New("the capture holds no process, and the image of this machine does")
 		}
-		plan.Image, plan.Over, set = &from.process.Image, from.process, from.set
+		plan.Image, plan.Over, set, held = &from.process.Image, from.process, from.set, from.manifest.DiskRates
 	}
 	mark, err := monitor.Marker(m.spec.Dir)
 	if err != nil {
@@ -195,6 +195,9 @@ func (m *machine) become(ctx context.Context, from *capture) error {
 	}
 	// What the monitor held for the state of the machine that it was is nothing now; nobody waits for the answer.
 	m.qmp.Send("remove-fd", map[string]int{"fdset-id": set})
+	if err := m.throttle(ctx, held); err != nil {
+		return err
+	}
 	return m.do(ctx, "cont", nil, nil)
 }
 

@@ -95,7 +95,7 @@ func New(ctx context.Context, config Config) (*Driver, error) {
 func (d *Driver) Capabilities() vmm.Capabilities {
 	return vmm.Capabilities{
 		Name: "qemu", Version: d.version.text, Format: machineFormat, Accelerator: d.config.Accelerator,
-		Isolation: "microvm", Snapshot: true, LiveFork: true, Rehearse: d.warm != nil,
+		Isolation: "microvm", Snapshot: true, LiveFork: true, Rehearse: d.warm != nil, DiskRates: true,
 	}
 }
 
@@ -108,7 +108,7 @@ func (d *Driver) manifest(ctx context.Context, spec vmm.Spec) (vmm.Manifest, err
 	return vmm.Manifest{
 		Version: vmm.ManifestVersion, Driver: "qemu", VMM: d.version.text, Accelerator: d.config.Accelerator,
 		CPU: d.cpu, TSCkHz: khz, VCPUs: spec.VCPUs, MemoryMiB: spec.MemoryMiB,
-		Disks: len(spec.Disks), NIC: spec.NIC != nil,
+		Disks: len(spec.Disks), DiskRates: rates(spec.Disks), NIC: spec.NIC != nil,
 	}, nil
 }
 
@@ -196,7 +196,7 @@ func (d *Driver) Adopt(ctx context.Context, spec vmm.Spec) (vmm.Machine, error) 
 	if err != nil {
 		return nil, fmt.Errorf("adopt machine %s: %w", spec.ID, err)
 	}
-	manifest.Machine, manifest.DiskBytes = machineWords(r.ACPI), r.DiskBytes
+	manifest.Machine, manifest.DiskBytes, manifest.DiskRates = machineWords(r.ACPI), r.DiskBytes, r.DiskRates
 	m, err := d.takeOver(ctx, spec, manifest, r, p)
 	if err != nil {
 		return nil, fmt.Errorf("adopt machine %s: %w", spec.ID, err)

@@ -117,7 +117,7 @@ func (d *Driver) launch(ctx context.Context, spec vmm.Spec, manifest vmm.Manifes
 			return nil, fmt.Errorf("confine monitor: %w", err)
 		}
 	}
-	m.record.Process = p.Identity()
+	m.record.Process, m.record.DiskRates = p.Identity(), rates(spec.Disks)
 	if err := monitor.WriteRecord(spec.Dir, m.record); err != nil {
 		return nil, err
 	}
@@ -252,7 +252,7 @@ func (m *machine) openBoot(sh *shape, given *inheritance) error {
 // openDevices hands over disks and network card.
 func (m *machine) openDevices(sh *shape, given *inheritance) error {
 	for _, disk := range m.spec.Disks {
-		fd := diskFD{volatile: disk.Volatile}
+		fd := diskFD{volatile: disk.Volatile, rate: disk.Rate}
 		var err error
 		if fd.read, err = given.open(disk.Path, os.O_RDONLY); err != nil {
 			return err

@@ -121,6 +121,7 @@ func TestMachines(t *testing.T) {
 		vmmtest.Run(h, func(name string, test func(vmmtest.TB)) { t.Run(name, func(t *testing.T) { test(t) }) })
 		t.Run("travels", func(t *testing.T) { testTravels(t, h) })
 		t.Run("layer", func(t *testing.T) { testLayer(t, h) })
+		t.Run("rates", func(t *testing.T) { testRates(t, h) })
 		t.Run("nothing_left", func(t *testing.T) { testNothingLeft(t, h) })
 	})
 	t.Run("panic", func(t *testing.T) { testEnd(t, h, "c", "Kernel panic") })
@@ -128,6 +129,7 @@ func TestMachines(t *testing.T) {
 	t.Run("endless_console", func(t *testing.T) { testConsole(t, h) })
 	t.Run("larger_disk", func(t *testing.T) { testLargerDisk(t, h) })
 	t.Run("layer", func(t *testing.T) { testLayer(t, h) })
+	t.Run("rates", func(t *testing.T) { testRates(t, h) })
 	t.Run("state_cut_short", func(t *testing.T) { testCutState(t, h) })
 	t.Run("nothing_left", func(t *testing.T) { testNothingLeft(t, h) })
 }

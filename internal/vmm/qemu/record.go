@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/pandastack/pandastack/internal/proc"
+	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/monitor"
 )
 
@@ -22,6 +23,7 @@ type record struct {
 	Cold      bool          `json:"cold"` // memory is its own file, mapped shared
 	ACPI      bool          `json:"acpi"`
 	DiskBytes []int64       `json:"disk_bytes"`
+	DiskRates []vmm.Rate    `json:"disk_rates,omitempty"`
 }
 
 // mapped is the file that the monitor maps as its memory.

@@ -37,7 +37,7 @@ func (m *machine) Load(ctx context.Context, from vmm.Capture) error {
 		return fmt.Errorf("load machine %s: %w", m.spec.ID, err)
 	}
 	m.Move(monitor.Running)
-	m.state = nil
+	m.state, m.manifest.DiskRates = nil, rates(m.spec.Disks)
 	if err := m.tellSizes(ctx, known); err != nil {
 		return fmt.Errorf("load machine %s: %w", m.spec.ID, err)
 	}

@@ -42,6 +42,7 @@ type Lab struct {
 	Abandon func(t TB, d vmm.Driver)             // what the death of that host agent does
 	Crash   func(t TB, m vmm.Machine)            // ends a monitor from outside
 	Spec    vmm.Spec                             // of every machine, without ID, Dir and Disks
+	Rate    vmm.Rate                             // of every disk
 	Disk    func(t TB, path string)              // makes a root disk
 	Data    func(t TB, path string)              // makes a data disk: an ext4 file system with nothing in it
 	Warm    func(t TB, m *Machine)               // what is done before the image is taken; may be nil
@@ -91,6 +92,14 @@ func (h *Host) WithData(t TB) *Host {
 	if h.rehearsed {
 		return out.Rehearse(t)
 	}
+	return out
+}
+
+// WithRate answers a host like h, with its driver and its image, whose machines have disks of that rate.
+func (h *Host) WithRate(rate vmm.Rate) *Host {
+	out := &Host{Lab: h.Lab, Driver: h.Driver, Image: h.Image, Disk: h.Disk, two: h.two, rehearsed: h.rehearsed}
+	out.Lab.Rate = rate
+	out.serial.Store(h.serial.Add(4000) - 3000) // names of its own, also among several
 	return out
 }
 
@@ -151,9 +160,9 @@ func (h *Host) Spec(t TB, like string) vmm.Spec {
 	} else {
 		emptyLike(t, like, disk)
 	}
-	s.Disks = []vmm.Disk{{Path: disk}}
+	s.Disks = []vmm.Disk{{Path: disk, Rate: h.Lab.Rate}}
 	if h.two {
-		s.Disks = append(s.Disks, vmm.Disk{Path: dataOf(disk)})
+		s.Disks = append(s.Disks, vmm.Disk{Path: dataOf(disk), Rate: h.Lab.Rate})
 		if like == "" {
 			h.Lab.Data(t, dataOf(disk))
 		} else {

@@ -1,0 +1,110 @@
+//go:build root
+
+package netslot
+
+import (
+	"context"
+	"io"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+)
+
+// What a slot lets through takes as long as its rate says, in either direction. A loaded machine takes longer,
+// never less.
+func TestRates(t *testing.T) {
+	const (
+		rate  = 1 << 20
+		bytes = 1 << 20
+		least = (bytes - leastBurst) * time.Second / rate
+	)
+	w := newWorld(t)
+	for name, change := range map[string]func(*Config){
+		"from the guest": func(c *Config) { c.Out = rate },
+		"to the guest":   func(c *Config) { c.In = rate },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := w.pool(change)
+			defer w.closePool(p)
+			s := w.take(p)
+			g := w.guest(s, "pntga")
+			defer w.give(p, s, g)
+			c, _, err := dial(g.ns, public, 80, patience)
+			w.must(err)
+			defer c.Close()
+			began := time.Now()
+			w.must(c.SetDeadline(began.Add(patience)))
+			// The server sends back what it gets: the slower direction counts.
+			go func() { _, _ = c.Write(make([]byte, bytes)) }() // a failure shows in the read
+			if _, err := io.CopyN(io.Discard, c, bytes); err != nil {
+				t.Fatal(err)
+			}
+			if took := time.Since(began); took < least {
+				t.Errorf("%d bytes took %v, less than %v", bytes, took, least)
+			}
+		})
+	}
+}
+
+// A slot keeps its bounds when it is used again, and one that is adopted gets those of the new process.
+func TestRatesOfLaterOwners(t *testing.T) {
+	w := newWorld(t)
+	first := w.pool(func(c *Config) { c.In, c.Out = 1<<20, 2<<20 })
+	s := w.take(first)
+	w.hasRates(s, 1<<20, 2<<20)
+	w.must(first.Give(context.Background(), s))
+	s = w.take(first)
+	w.hasRates(s, 1<<20, 2<<20)
+	w.must(s.Tap.Close()) // as if a monitor had it: the pool lets go of the slot without ending it
+	s.Tap = nil
+	w.closePool(first)
+
+	adopt := func(change func(*Config), in, out uint64) {
+		t.Helper()
+		p := w.pool(change)
+		defer w.closePool(p)
+		again, err := p.Adopt(context.Background(), "test", s.Index)
+		w.must(err)
+		w.hasRates(again, in, out)
+	}
+	adopt(func(c *Config) { c.Out = 6 << 30 }, 0, 6<<30)
+	adopt(func(c *Config) { c.In = 3 << 20 }, 3<<20, 0)
+	adopt(nil, 0, 0)
+	p := w.pool(nil)
+	if _, err := p.Sweep(context.Background()); err != nil {
+		t.Error(err)
+	}
+	w.closePool(p)
+	if left := w.leftovers(); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// hasRates compares the bounds in the kernel; 0 is none.
+func (w *world) hasRates(s *Slot, in, out uint64) {
+	w.t.Helper()
+	want := map[string]uint64{tapName: in, innerName: out}
+	w.must(s.inside(func() error {
+		for name, rate := range want {
+			link, err := netlink.LinkByName(name)
+			if err != nil {
+				return err
+			}
+			all, err := netlink.QdiscList(link)
+			if err != nil {
+				return err
+			}
+			var got uint64
+			for _, q := range all {
+				if b, ok := q.(*netlink.Tbf); ok {
+					got = b.Rate
+				}
+			}
+			if got != rate {
+				w.t.Errorf("%s lets %d bytes a second through, want %d", name, got, rate)
+			}
+		}
+		return nil
+	}))
+}

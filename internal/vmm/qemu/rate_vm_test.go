@@ -1,0 +1,55 @@
+//go:build vm
+
+package qemu_test
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/qemu"
+	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
+)
+
+// testRates holds when a machine's disk is held to its rate whatever the machine was made of: an image and a parent
+// that had another rate, or none.
+func testRates(t *testing.T, h *vmmtest.Host) {
+	bound := vmm.Rate{Bytes: 8 << 20, Ops: 500}
+	slow, fewer := h.WithRate(bound), h.WithRate(vmm.Rate{Ops: 100})
+	m := slow.Restore(t)
+	held(t, m, bound)
+	began := time.Now()
+	if r := m.Run(t, "dd if=/dev/vda of=/dev/null iflag=direct bs=1M count=8"); r.Exit.Code != 0 {
+		t.Fatalf("got %+v", r)
+	}
+	// One request may go over the tenth of a second that is let through at once. A loaded host takes longer.
+	if took := time.Since(began); took < 700*time.Millisecond {
+		t.Errorf("8 MiB at 8 MiB a second took %v", took)
+	}
+	held(t, slow.Fork(t, m, 1)[0], bound)
+	held(t, fewer.Fork(t, m, 1)[0], vmm.Rate{Ops: 100})
+	held(t, h.Fork(t, m, 1)[0], vmm.Rate{})
+	held(t, m, bound)
+
+	if err := errors.Join(m.Link.Freeze(t.Context(), true), m.Pause(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	image, disk := slow.Save(t, m)
+	if !slices.Equal(image.Manifest.DiskRates, []vmm.Rate{bound}) {
+		t.Errorf("the image says %v", image.Manifest.DiskRates)
+	}
+	held(t, slow.RestoreFrom(t, image, disk), bound)
+	free := h.RestoreFrom(t, image, disk)
+	held(t, free, vmm.Rate{})
+	held(t, fewer.Fork(t, free, 1)[0], vmm.Rate{Ops: 100})
+}
+
+func held(t *testing.T, m *vmmtest.Machine, want vmm.Rate) {
+	t.Helper()
+	got, err := qemu.Throttled(t.Context(), m.Machine)
+	if err != nil || !slices.Equal(got, []vmm.Rate{want}) {
+		t.Errorf("disks are held to %v, %v, want %v", got, err, want)
+	}
+}
