@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/pandastack/pandastack/internal/command"
 	"github.com/pandastack/pandastack/internal/recipe"
@@ -22,6 +23,27 @@ type fetcher struct {
 	dir  string // of what was fetched, kept
 	work string // directory for what is in between
 	log  command.Log
+	// limit is the time that one part may take to come.
+	limit time.Duration
+}
+
+// fetchLimit is the limit of parts, many of which have some hundred MiB.
+const fetchLimit = 20 * time.Minute
+
+// remedies say where each kind of part comes from.
+var remedies = map[string]string{
+	"npm":    "it comes from the registry that npm names here: npm config get registry",
+	"go":     "it comes from where go looks here: go env GOPROXY",
+	"wheels": "they come from the index that pip names here: pip3 config list",
+}
+
+// fetch runs what fetches a part.
+func (f fetcher) fetch(ctx context.Context, kind, key string, do func(ctx context.Context) error) error {
+	f.log.Printf("fetch %s %s", kind, key)
+	if err := within(ctx, f.limit, "it did not come", do); err != nil {
+		return fmt.Errorf("fetch %s %s: %w; %s", kind, key, err, remedies[kind])
+	}
+	return nil
 }
 
 // need answers an error with a remedy when a program is missing.
@@ -40,12 +62,11 @@ func (f fetcher) path(kind, key string) string {
 
 // keep answers the path of what key names. It is fetched unless it is there, and verified in either case:
 // what does not pass is removed.
-func (f fetcher) keep(kind, key string, fetch func(to string) error, verify func(path string) error) (string, error) {
+func (f fetcher) keep(ctx context.Context, kind, key string, fetch func(ctx context.Context, to string) error, verify func(path string) error) (string, error) {
 	path := f.path(kind, key)
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
-		f.log.Printf("fetch %s %s", kind, key)
-		if err := fetch(path); err != nil {
-			return "", fmt.Errorf("fetch %s %s: %w", kind, key, err)
+		if err := f.fetch(ctx, kind, key, func(ctx context.Context) error { return fetch(ctx, path) }); err != nil {
+			return "", err
 		}
 	} else if err != nil {
 		return "", err
@@ -70,15 +91,17 @@ func (f fetcher) scratch(do func(dir string) error) (err error) {
 // npm brings the archive of a package.
 func (f fetcher) npm(ctx context.Context, p recipe.Part) (string, error) {
 	key := p.NPM + "@" + p.Version
-	return f.keep("npm", key, func(to string) error {
+	return f.keep(ctx, "npm", key, func(ctx context.Context, to string) error {
 		if err := need("npm", "install npm, which knows where packages come from here"); err != nil {
 			return err
 		}
 		return f.scratch(func(dir string) error {
 			// Without a package of its own around it and with no scripts: it only fetches.
 			opt := command.Options{Dir: dir, Log: f.log}
-			if err := command.Run(ctx, opt, "npm", "pack", "--silent", "--ignore-scripts", "--pack-destination", dir, key); err != nil {
-				return err
+			out, err := command.Output(ctx, opt, "npm", "pack", "--json", "--loglevel=silent", "--ignore-scripts", "--fetch-timeout=60000",
+				"--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=10000", "--pack-destination", dir, key)
+			if err != nil {
+				return errors.Join(npmError(out), err)
 			}
 			found, err := filepath.Glob(filepath.Join(dir, "*.tgz"))
 			if err != nil || len(found) != 1 {
@@ -89,10 +112,21 @@ func (f fetcher) npm(ctx context.Context, p recipe.Part) (string, error) {
 	}, func(path string) error { return verifyIntegrity(path, p.Hash) })
 }
 
+// npmError is what npm tells of a failure, nil if it tells nothing.
+func npmError(out string) error {
+	var told struct {
+		Error struct{ Summary string }
+	}
+	if json.Unmarshal([]byte(out), &told) != nil || told.Error.Summary == "" {
+		return nil
+	}
+	return fmt.Errorf("%.1000s", told.Error.Summary)
+}
+
 // module brings the archive of a Go module.
 func (f fetcher) module(ctx context.Context, p recipe.Part) (string, error) {
 	key := p.Go + "@" + p.Version
-	return f.keep("go", key, func(to string) error {
+	return f.keep(ctx, "go", key, func(ctx context.Context, to string) error {
 		if err := need("go", "install Go, which knows where modules come from here"); err != nil {
 			return err
 		}
@@ -125,7 +159,7 @@ func (f fetcher) wheels(ctx context.Context, requirements []byte, python, arch s
 		return "", err
 	}
 	dir := f.path("wheels", python+" "+arch+" "+string(requirements))
-	args := []string{"download", "-qq", "--no-deps", "--require-hashes", "--only-binary=:all:",
+	args := []string{"download", "--progress-bar=off", "--disable-pip-version-check", "--timeout=30", "--retries=2", "--no-deps", "--require-hashes", "--only-binary=:all:",
 		"--implementation", "cp", "--python-version", python, "--dest", dir}
 	for _, glibc := range []string{"2_17", "2_24", "2_26", "2_27", "2_28", "2_31", "2_34", "2_35"} {
 		args = append(args, "--platform", "manylinux_"+glibc+"_"+platforms[arch])
@@ -136,11 +170,13 @@ func (f fetcher) wheels(ctx context.Context, requirements []byte, python, arch s
 		if err := os.WriteFile(list, requirements, 0o644); err != nil {
 			return err
 		}
-		f.log.Printf("fetch wheels for Python %s", python)
-		if err := command.Run(ctx, command.Options{Dir: work, Log: f.log}, "pip3", append(args, "-r", list)...); err != nil {
-			return fmt.Errorf("fetch wheels: %w", err)
+		err := f.fetch(ctx, "wheels", "for Python "+python, func(ctx context.Context) error {
+			return command.Run(ctx, command.Options{Dir: work, Log: f.log}, "pip3", append(args, "-r", list)...)
+		})
+		if err != nil {
+			_ = os.Remove(dir) // what came is kept; nothing is not
 		}
-		return nil
+		return err
 	})
 }
 

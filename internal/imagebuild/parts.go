@@ -32,7 +32,7 @@ func parts(ctx context.Context, r recipe.Recipe, dir, work, keep string, log com
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	f := fetcher{dir: keep, work: work, log: log}
+	f := fetcher{dir: keep, work: work, log: log, limit: fetchLimit}
 	for i, p := range r.Parts {
 		if p.PyPI != "" {
 			h, err := f.house(ctx, r, p, dir)

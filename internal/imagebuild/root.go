@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/pandastack/pandastack/internal/apt"
 	"github.com/pandastack/pandastack/internal/command"
@@ -50,8 +51,9 @@ func Root(ctx context.Context, r recipe.Recipe, work, cache string, log command.
 	}
 	args := append(arguments(r), hooks...)
 	args = append(args, suite, filepath.Join(work, "root"), "-")
-	if err := command.Run(ctx, opt, "mmdebstrap", args...); err != nil {
-		return fmt.Errorf("build root file system of template %s from suite %s: %w", r.Name, suite, err)
+	err = within(ctx, packagesLimit, "the packages did not come", func(ctx context.Context) error { return command.Run(ctx, opt, "mmdebstrap", args...) })
+	if err != nil {
+		return fmt.Errorf("build root file system of template %s from suite %s: %w; %s", r.Name, suite, err, elsewhere(r, sources))
 	}
 	houses, err := parts(ctx, r, filepath.Join(work, "root"), work, keep, log)
 	if err == nil {
@@ -63,9 +65,38 @@ func Root(ctx context.Context, r recipe.Recipe, work, cache string, log command.
 	return nil
 }
 
+// packagesLimit bounds what all packages of a root file system may take to come and be unpacked.
+const packagesLimit = time.Hour
+
+// within runs do with at most so much time; late says in an error what has not happened then.
+func within(ctx context.Context, limit time.Duration, late string, do func(context.Context) error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s within %s", late, limit))
+	defer cancel()
+	return do(ctx)
+}
+
+// elsewhere says where the packages were to come from, and how to have them come from another place.
+func elsewhere(r recipe.Recipe, sources []string) string {
+	var params []string
+	for _, p := range r.Params {
+		if strings.HasSuffix("_"+p, "_mirror") || strings.HasSuffix("_"+p, "_keyring") {
+			params = append(params, r.Name+"."+p)
+		}
+	}
+	remedy := "distribution.mirror and distribution.keyring in the recipe name another place and its keys"
+	if len(params) > 0 {
+		remedy = "the setting templates.params names another place and its keys: " + strings.Join(params, ", ")
+	}
+	return "the packages come from: " + strings.Join(sources, ", ") + "; " + remedy
+}
+
 func arguments(r recipe.Recipe) []string {
 	args := []string{
 		"--mode=root", "--format=directory", "--variant=" + r.Distribution.Variant,
+		// A source that answers nothing is given up after some minutes.
+		"--aptopt=Acquire::Retries \"2\"",
+		"--aptopt=Acquire::http::Timeout \"30\"",
+		"--aptopt=Acquire::https::Timeout \"30\"",
 		"--aptopt=Acquire::Languages \"none\"",
 		"--aptopt=APT::Install-Recommends \"false\"",
 		// Its way to empty the lists is an update without sources, which must never meet the host's.
