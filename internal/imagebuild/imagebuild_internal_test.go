@@ -52,6 +52,37 @@ func TestChooseOrigin(t *testing.T) {
 	}
 }
 
+// TestSourcesOfVariants shows where the packages of variants come from that need what only the machine knows.
+func TestSourcesOfVariants(t *testing.T) {
+	all, err := recipe.Builtin(recipe.Options{Params: map[string]string{
+		"base.ubuntu-24.04.mirror": "http://u.example/ubuntu", "base.ubuntu-24.04.keyring": "/u.gpg",
+		"postgres-16.ubuntu-24.04.mirror": "http://u.example/ubuntu", "postgres-16.ubuntu-24.04.keyring": "/u.gpg",
+		"postgres-16.pgdg.pgdg_mirror": "http://p.example/apt", "postgres-16.pgdg.pgdg_suite": "bookworm-pgdg", "postgres-16.pgdg.pgdg_keyring": "/p.gpg",
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	host := apt.Distribution{ID: "debian", Codename: "bookworm"}
+	known := []apt.Source{{URI: "http://m.example/debian", Suite: "bookworm", Components: []string{"main"}, SignedBy: "/k.gpg"}}
+	ubuntu := `noble
+deb [signed-by=/u.gpg] http://u.example/ubuntu noble main universe
+deb [signed-by=/u.gpg] http://u.example/ubuntu noble-updates main universe
+deb [signed-by=/u.gpg] http://u.example/ubuntu noble-security main universe`
+	for name, want := range map[string]string{
+		"base.ubuntu-24.04":        ubuntu,
+		"postgres-16.ubuntu-24.04": ubuntu,
+		"postgres-16.pgdg": `bookworm
+deb [signed-by=/k.gpg] http://m.example/debian bookworm main
+deb [signed-by=/p.gpg] http://p.example/apt bookworm-pgdg main`,
+		"postgres-16.debian-13": "trixie\ndeb [signed-by=/k.gpg] http://m.example/debian trixie main",
+	} {
+		suite, lines, err := chooseOrigin(all[name].Distribution, host, known)
+		if got := strings.Join(append([]string{suite}, lines...), "\n"); got != want || len(all[name].Missing) != 0 {
+			t.Errorf("%s has the sources\n%s\n(%v), want\n%s\nand lacks %v", name, got, err, want, all[name].Missing)
+		}
+	}
+}
+
 // The script is run for real with a stand-in for chroot that shows what would be run inside.
 func TestFinishPassesTextUnchanged(t *testing.T) {
 	r := recipe.Recipe{User: "user", Workdir: "/home/it's $HOME", Disks: []recipe.Disk{{Name: "data", Mount: "/it's data", Options: []string{"noatime"}, Owner: "user:user"}}, Setup: []string{"echo \"a  b\" 'c' $X `d`\nsecond line"}}

@@ -126,14 +126,23 @@ func origin(r recipe.Recipe) (suite string, lines []string, err error) {
 	if err != nil {
 		return "", nil, err
 	}
-	suite, lines, err = chooseOrigin(r.Distribution, host, known)
-	for _, e := range r.Distribution.Extra {
-		lines = append(lines, sourceLine(apt.Source{URI: e.Mirror, Suite: e.Suite, SignedBy: e.Keyring}, strings.Join(e.Components, " ")))
-	}
-	return suite, lines, err
+	return chooseOrigin(r.Distribution, host, known)
 }
 
+// chooseOrigin is origin on a machine that is host and has the sources known.
 func chooseOrigin(d recipe.Distribution, host apt.Distribution, known []apt.Source) (suite string, lines []string, err error) {
+	suite, lines, err = chooseMain(d, host, known)
+	if err != nil {
+		return "", nil, err
+	}
+	for _, e := range d.Extra {
+		lines = append(lines, sourceLine(apt.Source{URI: e.Mirror, Suite: e.Suite, SignedBy: e.Keyring}, strings.Join(e.Components, " ")))
+	}
+	return suite, lines, nil
+}
+
+// chooseMain is chooseOrigin without the sources of other projects.
+func chooseMain(d recipe.Distribution, host apt.Distribution, known []apt.Source) (suite string, lines []string, err error) {
 	suite = d.Suite
 	if suite == "" {
 		suite = host.Codename
