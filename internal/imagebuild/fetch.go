@@ -98,8 +98,7 @@ func (f fetcher) npm(ctx context.Context, p recipe.Part) (string, error) {
 		return f.scratch(func(dir string) error {
 			// Without a package of its own around it and with no scripts: it only fetches.
 			opt := command.Options{Dir: dir, Log: f.log}
-			out, err := command.Output(ctx, opt, "npm", "pack", "--json", "--loglevel=silent", "--ignore-scripts", "--fetch-timeout=60000",
-				"--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=10000", "--pack-destination", dir, key)
+			out, err := command.Output(ctx, opt, "npm", "pack", "--json", "--loglevel=silent", "--ignore-scripts", "--pack-destination", dir, key)
 			if err != nil {
 				return errors.Join(npmError(out), err)
 			}
@@ -153,31 +152,63 @@ func (f fetcher) module(ctx context.Context, p recipe.Part) (string, error) {
 var platforms = map[string]string{"amd64": "x86_64", "arm64": "aarch64"}
 
 // wheels brings the wheels that a file pins, for the guest's version of Python, and answers the directory
-// they are in. pip checks the hash of every one, also of those that are there already.
+// they are in, which all recipes share. pip checks the hash of every one, also of those that are there already.
 func (f fetcher) wheels(ctx context.Context, requirements []byte, python, arch string) (string, error) {
 	if err := need("pip3", "install pip for Python 3, which knows where packages come from here"); err != nil {
 		return "", err
 	}
-	dir := f.path("wheels", python+" "+arch+" "+string(requirements))
-	args := []string{"download", "--progress-bar=off", "--disable-pip-version-check", "--timeout=30", "--retries=2", "--no-deps", "--require-hashes", "--only-binary=:all:",
+	dir := f.path("wheels", python+" "+arch)
+	args := []string{"download", "--progress-bar=off", "--disable-pip-version-check", "--retries=2", "--no-deps", "--require-hashes", "--only-binary=:all:",
 		"--implementation", "cp", "--python-version", python, "--dest", dir}
 	for _, glibc := range []string{"2_17", "2_24", "2_26", "2_27", "2_28", "2_31", "2_34", "2_35"} {
 		args = append(args, "--platform", "manylinux_"+glibc+"_"+platforms[arch])
 	}
 	args = append(args, "--platform", "manylinux2014_"+platforms[arch], "--platform", "manylinux1_"+platforms[arch])
-	return dir, f.scratch(func(work string) error {
+	err := f.scratch(func(work string) error {
 		list := filepath.Join(work, "requirements.txt")
-		if err := os.WriteFile(list, requirements, 0o644); err != nil {
-			return err
+		for _, some := range batches(string(requirements)) {
+			if err := os.WriteFile(list, []byte(some), 0o644); err != nil {
+				return err
+			}
+			err := f.fetch(ctx, "wheels", "for Python "+python, func(ctx context.Context) error {
+				return command.Run(ctx, command.Options{Dir: work, Log: f.log}, "pip3", append(args, "-r", list)...)
+			})
+			if err != nil {
+				return err
+			}
 		}
-		err := f.fetch(ctx, "wheels", "for Python "+python, func(ctx context.Context) error {
-			return command.Run(ctx, command.Options{Dir: work, Log: f.log}, "pip3", append(args, "-r", list)...)
-		})
-		if err != nil {
-			_ = os.Remove(dir) // what came is kept; nothing is not
-		}
-		return err
+		return nil
 	})
+	if err != nil {
+		_ = os.Remove(dir) // what came is kept; nothing is not
+	}
+	return dir, err
+}
+
+// batch is how many wheels are fetched at once: pip keeps none of them before it has all.
+const batch = 8
+
+// batches cuts a file of pins into such with few. One that says more than pins stays as it is.
+func batches(requirements string) []string {
+	var all []string
+	begun, pins := false, 0
+	for line := range strings.Lines(requirements) {
+		text := strings.TrimSpace(line)
+		switch {
+		case text == "" || text[0] == '#':
+			continue
+		case !begun && text[0] == '-':
+			return []string{requirements}
+		case !begun && pins%batch == 0:
+			all = append(all, "")
+		}
+		if !begun {
+			pins++
+		}
+		all[len(all)-1] += text + "\n"
+		begun = strings.HasSuffix(text, "\\") // the pin goes on
+	}
+	return all
 }
 
 // pythonOf gives the version of Python 3 that a root file system has, as "3.11".

@@ -14,6 +14,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -178,6 +179,29 @@ func TestPartsSayWhatIsMissing(t *testing.T) {
 	must(t, os.Symlink("python3.12", filepath.Join(root, "usr/bin/python3")))
 	if v, err := pythonOf(root); err != nil || v != "3.12" {
 		t.Errorf("Python %q, %v", v, err)
+	}
+}
+
+func TestBatches(t *testing.T) {
+	var pins, want []string
+	for n := range 2*batch + 1 {
+		pin := fmt.Sprintf("p%d==1 --hash=sha256:%d\n", n, n)
+		if n == 3 {
+			pin = "p3==1 \\\n--hash=sha256:a \\\n--hash=sha256:b\n"
+		}
+		pins = append(pins, pin)
+	}
+	for _, part := range [][]string{pins[:batch], pins[batch : 2*batch], pins[2*batch:]} {
+		want = append(want, strings.Join(part, ""))
+	}
+	if got := batches("# pins\n\n" + strings.Join(pins, "") + "  # end"); !slices.Equal(got, want) {
+		t.Errorf("batches %q, want %q", got, want)
+	}
+	if got := batches("--pre\na==1\n"); len(got) != 1 || got[0] != "--pre\na==1\n" {
+		t.Errorf("what says more than pins became %q", got)
+	}
+	if got := batches("# nothing\n"); len(got) != 0 {
+		t.Errorf("nothing became %q", got)
 	}
 }
 
