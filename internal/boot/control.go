@@ -70,7 +70,7 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	if err != nil {
 		return nil, "", err
 	}
-	handler, err = n.faces(faces{boxes, templates, builds, keys, log, registry, secret})
+	handler, doors, err := n.faces(faces{boxes, templates, builds, keys, log, registry, secret})
 	if err != nil {
 		return nil, "", err
 	}
@@ -84,6 +84,7 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	n.run(ctx, "audit log", log.Run)
 	n.run(ctx, "sandboxes", boxes.Run)
 	n.run(ctx, "builds", builds.Run)
+	n.run(ctx, "doors", doors.Run)
 	return handler, first, nil
 }
 
@@ -98,8 +99,9 @@ type faces struct {
 	secret    []byte
 }
 
-// faces makes what answers requests: ports of sandboxes by host name, the protocol of E2B, and /v1.
-func (n *node) faces(f faces) (http.Handler, error) {
+// faces makes what answers requests: ports of sandboxes by host name, the protocol of E2B, and /v1. The gate among
+// them is to be run.
+func (n *node) faces(f faces) (http.Handler, *gate.Gate, error) {
 	domain := "localhost"
 	if u, err := url.Parse(n.Config.PublicURL); err == nil && u.Host != "" {
 		domain = u.Host // with a port, if it is not the usual one: clients put the domain behind names of their own
@@ -107,16 +109,16 @@ func (n *node) faces(f faces) (http.Handler, error) {
 	runner := &repl.Runner{}
 	doors, err := gate.New(gate.Config{Domain: domain, Builds: f.builds, Secret: derive(f.secret, "agent"), PreviewKey: derive(f.secret, "preview")}, f.boxes, f.templates, f.keys, runner, n.Log)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	n.back.Push("close the doors of sandboxes", func(context.Context) error { doors.Close(); return nil })
 	v1, err := httpapi.New(
 		httpapi.Config{Version: n.Version, PublicURL: n.Config.PublicURL, PreviewKey: derive(f.secret, "preview")},
 		httpapi.Deps{Sandboxes: f.boxes, Templates: f.templates, Builds: f.builds, Keys: f.keys, Edge: doors.Edge(), Cells: runner, Audit: f.log, Metrics: f.registry, Log: n.Log})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return doors.Around(v1), nil
+	return doors.Around(v1), doors, nil
 }
 
 // secretBytes is the length of the secret of an installation.

@@ -45,6 +45,7 @@ type Sandboxes interface {
 	DeleteSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) error
 	Logs(ctx context.Context, p auth.Principal, id api.SandboxID) (sandbox.Logs, error)
 	Guest(ctx context.Context, p auth.Principal, id api.SandboxID) (guestapi.Guest, error)
+	Usage(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Usage, error)
 }
 
 // Templates are what this face needs of templates; template.Service has it.
@@ -69,7 +70,7 @@ type Config struct {
 	Builds       Builds // nil: templates cannot be built
 }
 
-// Server answers the control API.
+// Server answers the control API. Run measures for it.
 type Server struct {
 	cfg       Config
 	sandboxes Sandboxes
@@ -78,6 +79,7 @@ type Server struct {
 	mux       *http.ServeMux
 	began     time.Time
 	patterns  []string // of mux
+	past      history
 }
 
 // New makes a server; a short secret is an error.
@@ -85,7 +87,8 @@ func New(cfg Config, sandboxes Sandboxes, templates Templates, keys Keys) (*Serv
 	if len(cfg.Secret) < 32 {
 		return nil, fmt.Errorf("e2bapi: the secret has %d bytes, at least 32 are needed", len(cfg.Secret))
 	}
-	s := &Server{cfg: cfg, sandboxes: sandboxes, templates: templates, keys: keys, mux: http.NewServeMux(), began: time.Now().UTC()}
+	s := &Server{cfg: cfg, sandboxes: sandboxes, templates: templates, keys: keys, mux: http.NewServeMux(), began: time.Now().UTC(),
+		past: history{of: map[api.SandboxID]*series{}}}
 	s.routes()
 	return s, nil
 }

@@ -53,6 +53,7 @@ func (s *Server) measure(r *http.Request, p auth.Principal, ids []api.SandboxID)
 				return nil, err
 			case known:
 				out[id] = m
+				s.past.asked(p, id, time.Now(), m)
 			}
 			continue
 		}
@@ -88,6 +89,7 @@ func (s *Server) measure(r *http.Request, p auth.Principal, ids []api.SandboxID)
 			UptimeSeconds: (st.Uptime - before[id].Uptime).Seconds(), MemTotalBytes: st.MemTotal, MemAvailableBytes: st.MemAvailable,
 			MemCachedBytes: st.MemCached, DiskUsedBytes: st.DiskUsed, DiskTotalBytes: st.DiskTotal})
 		out[id] = m
+		s.past.asked(p, id, m.Timestamp, m)
 	}
 	return out, missing
 }
@@ -112,10 +114,10 @@ func metricOf(at time.Time, in api.Inside) metric {
 	return m
 }
 
-// justNow is how old a measurement may be and still be of now: clients round times to seconds.
+// justNow is how much newer than the end of the time that is asked about a measurement of now may be.
 const justNow = 5 * time.Second
 
-// metrics answers the one measurement there is, that of now, if it lies in the time that is asked about.
+// metrics answers the measurements of the time that is asked about: that of now, and those from before.
 func (s *Server) metrics(r *http.Request, p auth.Principal) (int, any, error) {
 	q := r.URL.Query()
 	start, err := number(q, "start", maxTime/1000, 0)
@@ -129,14 +131,11 @@ func (s *Server) metrics(r *http.Request, p auth.Principal) (int, any, error) {
 	if end < start {
 		return 0, nil, api.Errorf(api.Invalid, "end: %d lies before start, %d", end, start)
 	}
-	all, err := s.measure(r, p, []api.SandboxID{idOf(r)})
-	list := []metric{}
-	for _, m := range all {
-		if !m.Timestamp.Before(time.Unix(start, 0)) && !m.Timestamp.Add(-justNow).After(time.Unix(end, 0)) {
-			list = append(list, m)
-		}
+	if _, err := s.measure(r, p, []api.SandboxID{idOf(r)}); err != nil {
+		return 0, nil, err
 	}
-	return http.StatusOK, list, err
+	last := time.Unix(end+1, 0).Add(-1) // the whole second
+	return http.StatusOK, s.past.between(idOf(r), time.Unix(start, 0), last), nil
 }
 
 func (s *Server) metricsOfMany(r *http.Request, p auth.Principal) (int, any, error) {

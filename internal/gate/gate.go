@@ -59,6 +59,9 @@ func New(cfg Config, sandboxes Sandboxes, templates e2bapi.Templates, keys e2bap
 // Around answers what is the gate's and passes all other requests to next.
 func (g *Gate) Around(next http.Handler) http.Handler { return g.edge.Around(g.control.Around(next)) }
 
+// Run measures what clients ask about, until ctx ends.
+func (g *Gate) Run(ctx context.Context) error { return g.control.Run(ctx) }
+
 // Edge forwards to ports of sandboxes, for faces that address them in another way.
 func (g *Gate) Edge() *edge.Edge { return g.edge }
 

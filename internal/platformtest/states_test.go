@@ -26,6 +26,7 @@ var answers = map[string][4]string{
 	"GET":                              {"ok", "ok", "ok", "not_found"},
 	"GET events":                       {"ok", "ok", "ok", "ok"},
 	"GET exec/pty":                     {"wrong_state", "ok", "wrong_state", "not_found"},
+	"GET exec/pty/shared":              {"wrong_state", "ok", "wrong_state", "not_found"},
 	"GET exec/ws":                      {"wrong_state", "ok", "wrong_state", "not_found"},
 	"GET fs":                           {"wrong_state", "not_found", "wrong_state", "not_found"},
 	"GET fs/dir":                       {"wrong_state", "not_found", "wrong_state", "not_found"},
@@ -42,6 +43,7 @@ var answers = map[string][4]string{
 	"GET ssh":                          {"wrong_state", "ok", "wrong_state", "not_found"},
 	"PATCH lifecycle":                  {"ok", "ok", "ok", "not_found"},
 	"PATCH proxy/{port}/{path}":        {"wrong_state", "502", "wrong_state", "not_found"},
+	"POST bake-image":                  {"unsupported", "unsupported", "unsupported", "not_found"}, // this world builds nothing
 	"POST exec":                        {"wrong_state", "ok", "wrong_state", "not_found"},
 	"POST exec/stream":                 {"wrong_state", "ok", "wrong_state", "not_found"},
 	"POST fork":                        {"ok", "ok", "wrong_state", "not_found"},
@@ -68,7 +70,7 @@ var answers = map[string][4]string{
 
 // inputs are the bodies of routes that need something in theirs, and what some want after their path.
 var inputs = map[string]string{
-	"POST exec": `{"cmd":"true"}`, "POST exec/stream": `{"cmd":"true"}`, "PUT network": `{"deny_others":true}`,
+	"POST bake-image": `{"image_name":"x"}`, "POST exec": `{"cmd":"true"}`, "POST exec/stream": `{"cmd":"true"}`, "PUT network": `{"deny_others":true}`,
 	"PATCH lifecycle": `{"ttl_seconds":1000}`, "POST fs/mkdir": `{"path":"x"}`, "POST fs/move": `{"from":"/etc/hostname","to":"y"}`,
 	"POST ports": `{"port":80}`, "POST preview-token": `{"port":80}`, "POST repl": `{"code":"1"}`,
 	"POST repl/sessions": `{"language":"bash"}`, "POST repl/sessions/{session}/run": `{"code":"1"}`, "PUT fs": "content",

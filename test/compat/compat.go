@@ -133,7 +133,8 @@ func result(well, all int) string {
 const head = `# Clients that nobody here wrote
 
 Which published clients are driven, unmodified, by ` + "`make test`" + ` or ` + "`make test-slow`" + `, and how each of their operations went. Every
-operation is a test of its own, against a real node with real guests. The run writes this page.
+operation is a test of its own, against a real node with real guests. The run writes this page. Clients that want the template
+` + "`code-interpreter`" + ` do in ` + "`make test`" + ` what template ` + "`base`" + ` is enough for, and all of it in ` + "`make test-slow`" + `.
 
 | client | version | operations | result | test |
 |---|---|---|---|---|
@@ -148,5 +149,5 @@ prints it.
 Of E2B's protocol these are refused by name, as is every field and every name in a query that this server does not know: volumes, secrets,
 ` + "`" + `mcp` + "`" + `, ` + "`" + `iam` + "`" + ` and metrics of teams, which it does not have; ` + "`" + `egressProxy` + "`" + ` and rules with headers, since connections leave from this host as the guest made them and are not opened to be changed. Pauses without memory
 (` + "`" + `keepMemory: false` + "`" + `), ` + "`" + `maskRequestHost` + "`" + `, ` + "`" + `httpsPorts` + "`" + `, and lists by ` + "`" + `order` + "`" + ` and ` + "`" + `startedAfter` + "`" + ` work.
-Metrics are those of now, and none of another time; a sandbox that a request resumed has its first timeout again, at least 300 seconds. The agent reports version 0.6.4.
+Metrics are measured when somebody asks, and each five seconds for two minutes after; these are kept for half an hour. A sandbox that a request resumed has its first timeout again, at least 300 seconds. The agent reports version 0.6.4.
 `

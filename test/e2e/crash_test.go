@@ -26,9 +26,7 @@ func TestKillNode(t *testing.T) {
 		n.sh(ids[i], fmt.Sprintf("echo %d >/dev/shm/number", i))
 	}
 	n.kill()
-	if got := monitors(dir); got != len(ids) {
-		t.Errorf("after the death of the node %d machines run, want %d", got, len(ids))
-	}
+	await(t, dir, len(ids), "after the death of the node")
 	n = start(t, dir)
 	for i, id := range ids {
 		if got := n.sh(id, "cat /dev/shm/number"); got != strconv.Itoa(i) {
@@ -113,9 +111,7 @@ func TestCleanRestart(t *testing.T) {
 	kept, lost := n.create("--persistent").ID, n.create().ID
 	n.sh(kept, "echo memory >/dev/shm/x; echo disk >/tmp/x")
 	n.stop()
-	if got := monitors(dir); got != 0 {
-		t.Errorf("after a clean stop %d machines run", got)
-	}
+	await(t, dir, 0, "after a clean stop")
 	n = start(t, dir)
 	if got := n.sh(kept, "cat /dev/shm/x /tmp/x"); got != "memory\ndisk" {
 		t.Errorf("the persistent sandbox has %q", got)
@@ -186,12 +182,13 @@ func TestChurn(t *testing.T) {
 	round(30)
 	before := descriptors()
 	round(270)
-	if got := monitors(dir); got != 0 {
-		t.Errorf("%d machines are left", got)
-	}
-	if after := descriptors(); after > before+20 {
-		t.Errorf("the node has %d open files after 270 sandboxes, %d before", after, before)
-	}
+	await(t, dir, 0, "after all were deleted")
+	eventually(t, "the files of 270 sandboxes are closed", func() error {
+		if after := descriptors(); after > before+20 {
+			return fmt.Errorf("the node has %d open files, %d before", after, before)
+		}
+		return nil
+	})
 	n.stop()
 	nothingLeft(t, dir)
 }

@@ -104,9 +104,7 @@ func TestDamagedTemplate(t *testing.T) {
 		if r.code == 0 {
 			t.Fatal("a sandbox was created")
 		}
-		if monitors(dir) != 0 {
-			t.Errorf("after a create that failed %d machines run", monitors(dir))
-		}
+		await(t, dir, 0, "after a create that failed")
 	})
 	n.json(nil, "sandbox", "delete", n.create().ID)
 	n.stop()

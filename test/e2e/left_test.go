@@ -88,6 +88,17 @@ func processes(dir string) []string {
 // monitors counts the processes of running machines.
 func monitors(dir string) int { return len(processes(dir)) }
 
+// await waits until so many machines run.
+func await(t *testing.T, dir string, want int, when string) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("%d machines run %s", want, when), func() error {
+		if got := monitors(dir); got != want {
+			return fmt.Errorf("%d run", got)
+		}
+		return nil
+	})
+}
+
 // nothingLeft fails when something of the nodes is on this machine. Kernel objects may take a moment to go.
 func nothingLeft(t *testing.T, dir string) {
 	t.Helper()
