@@ -3,6 +3,7 @@ package build
 import (
 	"archive/tar"
 	"bufio"
+	"bytes"
 	"compress/gzip"
 	"context"
 	"crypto/sha256"
@@ -80,16 +81,11 @@ func (u *Upload) AddFile(name string, r io.Reader) error {
 	if u.names[name] = true; len(u.names) > maxContextFiles {
 		return api.Errorf(api.TooLarge, "the context has more than %d files", maxContextFiles)
 	}
-	// A form does not tell sizes beforehand, and a tar header must.
-	tmp, err := os.CreateTemp(filepath.Dir(u.f.Name()), "part")
+	tmp, size, done, err := u.hold(io.LimitReader(r, u.left+1))
 	if err != nil {
 		return space(err)
 	}
-	defer func() { _ = errors.Join(tmp.Close(), os.Remove(tmp.Name())) }() // what is left is swept by Open
-	size, err := io.Copy(tmp, io.LimitReader(r, u.left+1))
-	if err != nil {
-		return space(err)
-	}
+	defer done()
 	head := make([]byte, 2)
 	mode := int64(0o644)
 	if n, _ := tmp.ReadAt(head, 0); n == 2 && string(head) == "#!" {
@@ -108,6 +104,38 @@ func (u *Upload) AddFile(name string, r io.Reader) error {
 	}
 	u.parts = append(u.parts, hex.EncodeToString(part.Sum(nil)))
 	return nil
+}
+
+// smallFile is the size in bytes up to which a file of a context is held in memory alone.
+const smallFile = 64 << 10
+
+// held is a file whose size is known.
+type held interface {
+	io.ReadSeeker
+	io.ReaderAt
+}
+
+// hold reads a file to its end: a form does not tell sizes beforehand, and a tar header must. done lets go of it.
+func (u *Upload) hold(r io.Reader) (file held, size int64, done func(), err error) {
+	var small bytes.Buffer
+	size, err = io.CopyN(&small, r, smallFile)
+	if errors.Is(err, io.EOF) {
+		return bytes.NewReader(small.Bytes()), size, func() {}, nil
+	}
+	if err != nil {
+		return nil, 0, nil, err
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(u.f.Name()), "part")
+	if err != nil {
+		return nil, 0, nil, err
+	}
+	done = func() { _ = errors.Join(tmp.Close(), os.Remove(tmp.Name())) } // what is left is swept by Open
+	size, err = io.Copy(tmp, io.MultiReader(&small, r))
+	if err != nil {
+		done()
+		return nil, 0, nil, err
+	}
+	return tmp, size, done, nil
 }
 
 // maxContextFiles bounds the files of a context that comes as a form.
