@@ -316,8 +316,12 @@ func (r *Runner) take(ctx context.Context, key string) (func(), error) {
 // fromNow attaches behind what earlier cells printed.
 var fromNow = guestapi.Offsets{Stdout: math.MaxInt64, Stderr: math.MaxInt64, PTY: math.MaxInt64}
 
-// grace is how long an interrupted cell has to end before its context is killed.
-const grace = 10 * time.Second
+// grace is how long an interrupted cell has to end before its context is killed, and insist how long before it is
+// interrupted again: a signal that comes before its cell has begun finds nothing to end.
+const (
+	grace  = 10 * time.Second
+	insist = 2 * time.Second
+)
 
 // Run runs a cell in a context of the given sandbox and calls yield for what it does. When its time is
 // over, when ctx ends, or when yield answers an error, the cell is interrupted; a context that does not
@@ -380,21 +384,45 @@ func follow(ctx context.Context, g guestapi.Guest, proc guestapi.Process, talk t
 	}
 }
 
+// await follows an interrupted cell until it has ended, or it is time to insist: then neither ended nor err is set.
+// An error without an end says that its context is gone.
+func await(ctx context.Context, proc guestapi.Process, talk talk, yield func(Event) error) (code int, ended bool, err error) {
+	try, stop := context.WithTimeoutCause(ctx, insist, errTime)
+	defer stop()
+	for {
+		e, err := proc.Next(try)
+		switch {
+		case err == nil && e.Exit != nil:
+			return 0, false, ErrEnded
+		case err != nil && try.Err() != nil:
+			return 0, false, nil
+		case err != nil:
+			return 0, false, err
+		}
+		if code, ended, err := talk.take(e, yield); ended || err != nil {
+			return code, true, err
+		}
+	}
+}
+
 // interrupt ends the cell that runs and keeps its context, or kills both.
 func interrupt(ctx context.Context, g guestapi.Guest, proc guestapi.Process, talk talk, yield func(Event) error) (int, error) {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), grace, errTime)
 	defer cancel()
 	ref := guestapi.ProcessRef{PID: proc.PID()}
-	if err := g.Signal(ctx, ref, int(syscall.SIGINT), true); err != nil {
-		return 0, err
-	}
-	for {
-		e, err := proc.Next(ctx)
-		if err != nil || e.Exit != nil {
+	for first := true; ctx.Err() == nil; first = false {
+		if err := g.Signal(ctx, ref, int(syscall.SIGINT), true); err != nil {
+			if first {
+				return 0, err
+			}
 			break
 		}
-		if code, ended, err := talk.take(e, yield); ended || err != nil {
+		code, ended, err := await(ctx, proc, talk, yield)
+		if ended {
 			return code, err
+		}
+		if err != nil {
+			break
 		}
 	}
 	last, stop := context.WithTimeoutCause(context.WithoutCancel(ctx), grace, errTime)

@@ -305,6 +305,32 @@ func TestSignalIsTakenBack(t *testing.T) {
 	}
 }
 
+// A cell whose time is over before its program has begun with it is interrupted all the same, and its context goes on.
+func TestInterruptedBeforeItBegins(t *testing.T) {
+	for lang, code := range map[repl.Language][2]string{
+		repl.Python:     {"import time\ntime.sleep(1000)", "print(42)"},
+		repl.JavaScript: {"for (;;) {}", "console.log(42)"},
+		repl.Bash:       {"sleep 1000", "echo 42"},
+	} {
+		t.Run(string(lang), func(t *testing.T) {
+			t.Parallel()
+			g := newGuest(t, lang)
+			box, err := repl.Create(t.Context(), g, lang, "", "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			var r repl.Runner
+			run(t, &r, g, box, repl.Cell{Code: code[1]})
+			if got := run(t, &r, g, box, repl.Cell{Code: code[0], Timeout: time.Nanosecond}); !got.Interrupted {
+				t.Errorf("a cell without an end ended: %+v", got)
+			}
+			if got := run(t, &r, g, box, repl.Cell{Code: code[1]}); got.out != "42\n" {
+				t.Errorf("after the interrupt: %+v", got)
+			}
+		})
+	}
+}
+
 func TestMissingProgram(t *testing.T) {
 	if _, err := repl.ParseLanguage("cobol"); !errors.Is(err, guestapi.ErrInvalid) {
 		t.Errorf("cobol: %v, want ErrInvalid", err)
