@@ -240,20 +240,24 @@ func eventually(t *testing.T, ok func() bool) {
 
 func TestDeadlines(t *testing.T) {
 	w := newWorld(t, nil)
+	// The first step is done before there is a limit that it could reach itself.
+	if b, log := w.ended(w.begin(dockerfileOf("app", "FROM base\nRUN echo before\n"), nil).ID); b.Status != api.BuildDone {
+		t.Fatalf("%+v\n%s", b, log)
+	}
 	spec := dockerfileOf("app", "FROM base\nRUN echo before\nRUN echo out && sleep 1000\n")
 	spec.StepSeconds = 1
 	b, log := w.ended(w.begin(spec, nil).ID)
 	if b.Code != api.Timeout || b.Step != "2/2 RUN echo out && sleep 1000" || !strings.Contains(b.Error, "longer than 1s") || !strings.Contains(b.Error, "out") || b.StepsDone != 1 {
 		t.Errorf("a step that hangs: %+v\n%s", b, log)
 	}
-	w.clean(0)
+	w.clean(1)
 	w.cfg.BuildLimit = time.Second
 	w.restart()
 	b, log = w.ended(w.begin(dockerfileOf("app", "FROM base\nRUN sleep 1000\n"), nil).ID)
 	if b.Code != api.Timeout || !strings.Contains(b.Error, "the build took longer than 1s") {
 		t.Errorf("a build that hangs: %+v\n%s", b, log)
 	}
-	w.clean(0)
+	w.clean(1)
 }
 
 // TestTooManyRestarts: a build that its process never survives ends.

@@ -196,7 +196,7 @@ func (w *world) begin(spec build.Spec, files map[string]string) api.Build {
 // ended waits for a build to end and answers it with its log.
 func (w *world) ended(id api.BuildID) (api.Build, string) {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(w.t.Context()), time.Minute)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(w.t.Context()), 5*time.Minute)
 	defer cancel()
 	var log strings.Builder
 	last := int64(0)
