@@ -449,6 +449,28 @@ func TestArchives(t *testing.T) {
 	}
 }
 
+// TestArchiveOfHeaders unpacks an archive that holds no files, only more of what describes them than may be.
+func TestArchiveOfHeaders(t *testing.T) {
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for range 100 {
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeXGlobalHeader, PAXRecords: map[string]string{"comment": "x"}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, err := dockerfile.OpenDir(tree{"x.tgz": zipped(t, b.Bytes())}.fs(), dockerfile.Limits{MaxFiles: 2, MaxBytes: 10_000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := c.Select(copyOf(t, "ADD x.tgz /x"))
+	if err == nil {
+		err = s.WriteTar(t.Context(), io.Discard, 0, 0)
+	}
+	if !errors.Is(err, dockerfile.ErrContext) || !strings.Contains(err.Error(), "too large") {
+		t.Errorf("%d bytes of headers: %v", b.Len(), err)
+	}
+}
+
 func TestWriteError(t *testing.T) {
 	s, err := open(t, shop).Select(copyOf(t, "COPY . /x"))
 	if err != nil {

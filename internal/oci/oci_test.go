@@ -340,6 +340,32 @@ func TestBudgetIsOfAllLayers(t *testing.T) {
 	assertEmpty(t, dir)
 }
 
+// TestLayerOfHeaders: what describes files counts as much as what is in them.
+func TestLayerOfHeaders(t *testing.T) {
+	s := newServer(t)
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for range 2000 {
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeXGlobalHeader, PAXRecords: map[string]string{"comment": "x"}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	img, err := mutate.AppendLayers(imageOf(t, "linux/amd64"), layer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ref := s.push(t, "headers:1", img)
+	p, dir := s.puller(t, func(o *oci.Options) { o.Limits.MaxBytes = 1 << 20 })
+	if _, err := flatten(t.Context(), p, ref); !errors.Is(err, oci.ErrTooLarge) {
+		t.Errorf("%d bytes of headers: %v", b.Len(), err)
+	}
+	assertEmpty(t, dir)
+}
+
 func TestRatio(t *testing.T) {
 	s := newServer(t)
 	bomb, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
