@@ -304,17 +304,27 @@ func (m *monitor) Err() error {
 // disk reads the counter that the guest keeps on each of its disks.
 func (m *monitor) disk() (count uint64, err error) {
 	for i, d := range m.spec.Disks {
-		data, err := os.ReadFile(d.Path)
-		if err != nil || len(data) < 8 {
-			return 0, fmt.Errorf("read disk: %d bytes, %w", len(data), err)
+		got, err := counterOn(d.Path)
+		if err != nil {
+			return 0, fmt.Errorf("read disk: %w", err)
 		}
-		got := binary.LittleEndian.Uint64(data)
 		if i > 0 && got != count {
 			return 0, fmt.Errorf("disk %d counts %d and the root disk %d: they are not of one moment", i, got, count)
 		}
 		count = got
 	}
 	return count, nil
+}
+
+// counterOn reads the counter on one disk, which is all that these guests write there.
+func counterOn(path string) (uint64, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	var data [8]byte
+	_, err = f.ReadAt(data[:], 0)
+	return binary.LittleEndian.Uint64(data[:]), errors.Join(err, f.Close())
 }
 
 // keep writes the counter to every disk.
