@@ -79,10 +79,10 @@ func listSessions(rq *request) ([]api.ReplSession, error) {
 }
 
 func endSession(rq *request) error {
-	_, err := inBox(rq, func(ctx context.Context, _ api.Sandbox, g guestapi.Guest) (struct{}, error) {
+	_, err := inBox(rq, func(ctx context.Context, box api.Sandbox, g guestapi.Guest) (struct{}, error) {
 		c, err := repl.Find(ctx, g, rq.r.PathValue("session"))
 		if err == nil {
-			err = repl.Close(ctx, g, c)
+			err = rq.s.deps.Cells.End(ctx, string(box.ID), g, c)
 		}
 		return struct{}{}, replError(err, "session "+shorten(rq.r.PathValue("session")))
 	})

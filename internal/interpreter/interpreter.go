@@ -163,7 +163,7 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request, t Target) {
 func (s *Server) remove(w http.ResponseWriter, r *http.Request, t Target) {
 	c, err := repl.Find(r.Context(), t.Guest, r.PathValue("id"))
 	if err == nil {
-		err = repl.Close(r.Context(), t.Guest, c)
+		err = s.runner.End(r.Context(), t.ID, t.Guest, c)
 	}
 	if err != nil {
 		fail(w, err)

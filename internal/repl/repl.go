@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -276,6 +277,38 @@ func Close(ctx context.Context, g guestapi.Guest, c Context) error {
 type Runner struct {
 	mu    sync.Mutex
 	turns map[string]*turn // guarded by mu
+	ended []string         // keys of contexts that End ended, the last of them; guarded by mu
+}
+
+// maxEnded is how many contexts are remembered that were ended: a cell that is sent right after finds none.
+const maxEnded = 256
+
+// key names a context among those of all sandboxes.
+func key(sandbox string, c Context) string { return sandbox + "/" + c.ID }
+
+// End ends a context as Close does; from then on Run answers guestapi.ErrNotFound for it, whenever its guest tells
+// that it has ended. Contexts of DefaultID may be started again.
+func (r *Runner) End(ctx context.Context, sandbox string, g guestapi.Guest, c Context) error {
+	if err := Close(ctx, g, c); err != nil || c.ID == DefaultID(c.Language) {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.ended) == maxEnded {
+		r.ended = slices.Delete(r.ended, 0, 1)
+	}
+	r.ended = append(r.ended, key(sandbox, c))
+	return nil
+}
+
+// lives fails for a context that was ended.
+func (r *Runner) lives(key string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if slices.Contains(r.ended, key) {
+		return fmt.Errorf("%w: %w", ErrEnded, guestapi.ErrNotFound)
+	}
+	return nil
 }
 
 type turn struct {
@@ -330,11 +363,14 @@ func (r *Runner) Run(ctx context.Context, sandbox string, g guestapi.Guest, c Co
 	if len(cell.Code) > MaxCode {
 		return Outcome{}, fmt.Errorf("%w: the code has %d bytes, %d is the most", guestapi.ErrInvalid, len(cell.Code), MaxCode)
 	}
-	done, err := r.take(ctx, sandbox+"/"+c.ID)
+	done, err := r.take(ctx, key(sandbox, c))
 	if err != nil {
 		return Outcome{}, err
 	}
 	defer done()
+	if err := r.lives(key(sandbox, c)); err != nil {
+		return Outcome{}, err
+	}
 	proc, err := g.Attach(ctx, guestapi.ProcessRef{Tag: tagOf(c.Language, c.ID)}, fromNow)
 	if err != nil {
 		return Outcome{}, err

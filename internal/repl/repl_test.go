@@ -1,6 +1,7 @@
 package repl_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os/exec"
@@ -199,6 +200,18 @@ func TestTimeoutKeepsContext(t *testing.T) {
 	}
 }
 
+// late is a guest to which what is written is on the way when it is taken: that a process has ended is told after.
+type late struct{ guestapi.Guest }
+
+func (g late) Attach(ctx context.Context, ref guestapi.ProcessRef, from guestapi.Offsets) (guestapi.Process, error) {
+	p, err := g.Guest.Attach(ctx, ref, from)
+	return sent{p}, err
+}
+
+type sent struct{ guestapi.Process }
+
+func (sent) Write(b []byte) (int, error) { return len(b), nil }
+
 func TestContexts(t *testing.T) {
 	g := newGuest(t, repl.Python)
 	var r repl.Runner
@@ -218,11 +231,13 @@ func TestContexts(t *testing.T) {
 	if err != nil || len(all) != 2 {
 		t.Fatalf("contexts %v, %v; want two", all, err)
 	}
-	if err := repl.Close(t.Context(), g, one); err != nil {
+	if err := r.End(t.Context(), "sbx", g, one); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.Run(t.Context(), "sbx", g, one, repl.Cell{Code: "x"}, func(repl.Event) error { return nil }); !errors.Is(err, guestapi.ErrNotFound) && !errors.Is(err, repl.ErrEnded) {
-		t.Errorf("a cell in a closed context: %v", err)
+	for what, g := range map[string]guestapi.Guest{"a context that was ended": g, "one whose end the channel tells late": late{g}} {
+		if _, err := r.Run(t.Context(), "sbx", g, one, repl.Cell{Code: "x"}, func(repl.Event) error { return nil }); !errors.Is(err, guestapi.ErrNotFound) {
+			t.Errorf("a cell in %s: %v, want not found", what, err)
+		}
 	}
 	if got := run(t, &r, g, two, repl.Cell{Code: "2"}); got.main != "2" {
 		t.Errorf("the other context answers %q", got.main)

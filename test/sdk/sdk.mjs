@@ -264,7 +264,9 @@ if (process.env.SDK_CLI) {
     assert.ok(!(await cli("token", "list")).includes(t.prefix));
   });
   await check("cli: snapshot delete", has(() => "deleted snapshot", "snapshot", "delete", snap));
+  await check("cli: template list", has('"base"', "template", "list"));
   await check("cli: sandbox delete", has(() => "deleted " + made.id, "sandbox", "delete", id));
+  await check("cli: sandbox exec after the end", () => assert.rejects(cli("sandbox", "exec", made.id, "--", "true"), (e) => /deleted/.test(e.stderr)));
 }
 // A server that builds says on what, in SDK_BUILD.
 const base = process.env.SDK_BUILD;

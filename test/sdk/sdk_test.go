@@ -1,25 +1,19 @@
 //go:build e2e
 
-// Package sdk_test drives the server with the published SDKs, unmodified: @pandastack/sdk 0.9.0 from npm
-// and pandastack 0.8.1 from PyPI. The services are the real ones over a simulated host, whose sandboxes
-// are processes of this machine under the real guest agent; what needs a machine is tested elsewhere.
+// Package sdk_test drives the server with the Go SDK. The services are the real ones over a simulated host, whose
+// sandboxes are processes of this machine under the real guest agent; what needs a machine is tested elsewhere.
+// The scripts beside it drive a real node with the published SDKs of other languages: see test/e2e.
 package sdk_test
 
 import (
-	"bufio"
 	"bytes"
 	"context"
-	"encoding/json"
-	"io"
 	"log/slog"
-	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/pandastack/pandastack/internal/auth"
 	"github.com/pandastack/pandastack/internal/edge"
@@ -115,83 +109,4 @@ func must(t *testing.T, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-}
-
-// command runs a program in dir and gives its output; a program that is not there skips the test.
-func command(t *testing.T, dir string, env []string, name string, args ...string) (string, error) {
-	t.Helper()
-	if _, err := exec.LookPath(name); err != nil {
-		t.Skipf("probe %s: it is not installed", name)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Dir, cmd.Env = dir, append(os.Environ(), env...)
-	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	err := cmd.Run()
-	if err != nil {
-		t.Logf("%s %v: %v\n%s", name, args, err, errs.String())
-	}
-	return out.String(), err
-}
-
-// drive runs a script and makes a test of every check that it tells.
-func drive(t *testing.T, dir string, env []string, name, script string) {
-	t.Helper()
-	script, err := filepath.Abs(script)
-	must(t, err)
-	address, key := serve(t)
-	ready(t, address)
-	env = append(env, "PANDASTACK_API="+address, "PANDASTACK_API_KEY="+key, "SDK_DIR="+t.TempDir(), "HOME="+t.TempDir())
-	out, err := command(t, dir, env, name, script)
-	n := 0
-	for lines := bufio.NewScanner(bytes.NewReader([]byte(out))); lines.Scan(); {
-		var c struct {
-			Name, Error string
-			OK          bool
-		}
-		if json.Unmarshal(lines.Bytes(), &c) != nil || c.Name == "" {
-			t.Logf("printed: %s", lines.Text())
-			continue
-		}
-		n++
-		t.Run(c.Name, func(t *testing.T) {
-			if !c.OK {
-				t.Error(c.Error)
-			}
-		})
-	}
-	if err != nil && !t.Failed() || n < 15 {
-		t.Errorf("the script ended after %d checks: %v", n, err)
-	}
-}
-
-func ready(t *testing.T, address string) {
-	t.Helper()
-	res, err := http.Get(address + "/readyz")
-	must(t, err)
-	defer res.Body.Close()
-	body, err := io.ReadAll(res.Body)
-	must(t, err)
-	if res.StatusCode != http.StatusOK {
-		t.Fatalf("not ready: %s", body)
-	}
-}
-
-func TestTypeScript(t *testing.T) {
-	dir := t.TempDir()
-	if _, err := command(t, dir, nil, "npm", "install", "--no-audit", "--no-fund", "--loglevel=error", "@pandastack/sdk@0.9.0"); err != nil {
-		t.Skipf("probe npm: it cannot install @pandastack/sdk: %v", err)
-	}
-	drive(t, dir, nil, "node", "sdk.mjs")
-}
-
-func TestPython(t *testing.T) {
-	dir := t.TempDir()
-	site := filepath.Join(dir, "site")
-	if _, err := command(t, dir, nil, "python3", "-m", "pip", "install", "--quiet", "--target", site, "pandastack==0.8.1"); err != nil {
-		t.Skipf("probe pip: it cannot install pandastack: %v", err)
-	}
-	drive(t, dir, []string{"PYTHONPATH=" + site}, "python3", "sdk.py")
 }
