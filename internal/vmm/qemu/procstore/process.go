@@ -74,7 +74,8 @@ type Store struct {
 	fetch sync.Mutex // held while contents are brought
 
 	mu    sync.Mutex
-	known map[string]known // by directory of the process's image; guarded by mu
+	known map[string]known         // by directory of the process's image; guarded by mu
+	warm  map[monitor.FileKey]bool // contents that were read ahead; guarded by mu
 }
 
 // known is a description that was read.
@@ -92,7 +93,7 @@ func Open(dir string, log *slog.Logger) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o711); err != nil {
 		return nil, err
 	}
-	s := &Store{vehicle: filepath.Join(dir, vehicleName), log: log, known: map[string]known{}, sums: newSums()}
+	s := &Store{vehicle: filepath.Join(dir, vehicleName), log: log, known: map[string]known{}, warm: map[monitor.FileKey]bool{}, sums: newSums()}
 	var err error
 	if s.boot, err = procimage.BootID(); err != nil {
 		return nil, err
@@ -129,21 +130,67 @@ func (s *Store) Find(imageDir string) (*Process, error) {
 		return nil, err
 	}
 	key := monitor.FileKey{Device: uint64(st.Dev), Inode: st.Ino}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if k, ok := s.known[dir]; ok && k.key == key && k.modified == st.Mtim.Nano() && k.process.stands() {
-		return k.process, nil
-	}
-	p, err := s.load(f, st.Size, filepath.Join(dir, contentName))
+	p, cold, err := s.find(dir, f, known{key: key, modified: st.Mtim.Nano()}, st.Size)
 	if err != nil {
 		s.log.Warn("the process in an image cannot be used", "image", imageDir, "why", err)
-		p = nil
+		return nil, nil
 	}
+	if cold {
+		if err := readAhead(p.content); err != nil {
+			s.log.Warn("the process in an image is not read ahead", "image", imageDir, "why", err)
+		}
+	}
+	return p, nil
+}
+
+// find is Find of an open description, which is as the known one says if there is one; cold: its content was not read
+// ahead.
+func (s *Store) find(dir string, f *os.File, is known, bytes int64) (_ *Process, cold bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if k, ok := s.known[dir]; ok && k.key == is.key && k.modified == is.modified && k.process.stands() {
+		return k.process, false, nil
+	}
+	is.process, err = s.load(f, bytes, filepath.Join(dir, contentName))
 	if len(s.known) >= maxKnown {
 		clear(s.known)
 	}
-	s.known[dir] = known{key, st.Mtim.Nano(), p}
-	return p, nil
+	s.known[dir] = is
+	if is.process == nil || err != nil {
+		return nil, false, err
+	}
+	content, err := ContentOf(is.process.content)
+	if err != nil {
+		return nil, false, err
+	}
+	if len(s.warm) >= maxKnown {
+		clear(s.warm)
+	}
+	cold = !s.warm[content.File]
+	s.warm[content.File] = true
+	return is.process, cold, nil
+}
+
+// aheadBytes is how much the kernel reads ahead at least for one call, however much it is asked for.
+const aheadBytes = 2 << 20
+
+// readAhead has the kernel read stored content: a monitor soon touches most of it, here and there. It waits for none of that.
+func readAhead(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	for at := int64(0); at < st.Size(); at += aheadBytes {
+		if err := unix.Fadvise(int(f.Fd()), at, aheadBytes, unix.FADV_WILLNEED); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // stands tells whether the content of a process that was found before is there still; nil is none, and stays none.
@@ -196,21 +243,16 @@ func (s *Store) load(f *os.File, bytes int64, content string) (*Process, error) 
 	return &p, s.sums.learn(&p)
 }
 
-// expect makes sure of the size of a file with stored content, and has it read ahead: a monitor soon touches most of it, here and there.
+// expect makes sure of the size of a file with stored content.
 func expect(path string, bytes int64) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	st, err := f.Stat()
+	st, err := os.Stat(path)
 	if err != nil {
 		return err
 	}
 	if st.Size() != bytes {
 		return fmt.Errorf("%s has %d bytes, want %d", contentName, st.Size(), bytes)
 	}
-	return unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_WILLNEED)
+	return nil
 }
 
 // Save writes the process that was captured with an image into the image's directory. as says what is known of it

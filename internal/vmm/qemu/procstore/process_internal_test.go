@@ -2,10 +2,14 @@ package procstore
 
 import (
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/procimage"
 )
@@ -80,5 +84,52 @@ func TestFindProcess(t *testing.T) {
 	var none *Store
 	if got, err := none.Find(t.TempDir()); got != nil || err != nil {
 		t.Errorf("without: got %v, %v", got, err)
+	}
+}
+
+// One call of the kernel reads a part of a large file ahead. All of it has to come.
+func TestReadAhead(t *testing.T) {
+	path := filepath.Join(t.TempDir(), contentName)
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	const bytes = 16 << 20
+	if _, err := f.Write(make([]byte, bytes)); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
+		t.Fatal(err)
+	}
+	cached := func() uint64 {
+		var have unix.Cachestat_t
+		err := unix.Cachestat(uint(f.Fd()), &unix.CachestatRange{}, &have, 0)
+		if errors.Is(err, unix.ENOSYS) {
+			t.Skip("probe cachestat: this kernel does not tell what is cached")
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return have.Cache
+	}
+	again := time.NewTicker(10 * time.Millisecond)
+	defer again.Stop()
+	deadline := time.After(time.Minute)
+	for {
+		if err := readAhead(path); err != nil { // the kernel may drop what it reads ahead
+			t.Fatal(err)
+		}
+		if cached() == bytes/4096 {
+			return
+		}
+		select {
+		case <-again.C:
+		case <-deadline:
+			t.Fatalf("%d of %d pages are read ahead", cached(), bytes/4096)
+		}
 	}
 }
