@@ -54,7 +54,7 @@ func TestOnlyTheDifferenceIsUploaded(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, chunk.Config{})
-			before := blobtest.Content(1, 24<<20)
+			before := blobtest.Content(1, 12<<20)
 			path := file(t, before)
 			parent := w.one(chunk.Common, "base", before)
 			after := bytes.Clone(before)

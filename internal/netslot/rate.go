@@ -44,8 +44,7 @@ func (p *Pool) setRates(fresh bool) error {
 		}
 		root := netlink.QdiscAttrs{LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT}
 		if !fresh {
-			// ENOENT: none was set; some kernels say EINVAL.
-			if err := h.QdiscDel(bucket(root, leastRate)); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) {
+			if err := h.QdiscDel(bucket(root, leastRate)); err != nil && !unset(err) {
 				return fmt.Errorf("unbind the rate of %s: %w", name, err)
 			}
 		}
@@ -57,6 +56,12 @@ func (p *Pool) setRates(fresh bool) error {
 		}
 	}
 	return nil
+}
+
+// unset tells whether a bound could not be taken away because there is none: the kernel has no such queue, another
+// one, or none at all.
+func unset(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)
 }
 
 // bucket lets rate bytes a second through, and a tenth of a second's at once.
