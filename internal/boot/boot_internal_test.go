@@ -321,3 +321,17 @@ func TestPlatform(t *testing.T) {
 		}
 	}
 }
+
+// Limits are told in units for people and held in bytes.
+func TestLimits(t *testing.T) {
+	n := newNode(t, "PANDASTACK_LIMITS_DISK_MIB=50", "PANDASTACK_LIMITS_DISK_OPS=700", "PANDASTACK_LIMITS_NETWORK_IN_MBIT=80")
+	if got := n.diskRate(); got != (vmm.Rate{Bytes: 50 << 20, Ops: 700}) {
+		t.Errorf("disks are held to %+v", got)
+	}
+	if in, out := bytesOf(n.Config.Limits.NetworkIn), bytesOf(n.Config.Limits.NetworkOut); in != 10_000_000 || out != 0 {
+		t.Errorf("the network is held to %d bytes in and %d out a second", in, out)
+	}
+	if got := newNode(t).diskRate(); got != (vmm.Rate{}) {
+		t.Errorf("without a setting disks are held to %+v", got)
+	}
+}
