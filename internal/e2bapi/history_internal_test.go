@@ -3,6 +3,7 @@ package e2bapi
 import (
 	"context"
 	"fmt"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,11 +16,31 @@ import (
 type measured struct {
 	Sandboxes
 	began time.Time
-	asked map[api.SandboxID]int
-	rests bool
+
+	mu    sync.Mutex
+	asked map[api.SandboxID]int // guarded by mu
+	rests bool                  // guarded by mu
+}
+
+// times tells how often a sandbox was asked, or all of them were.
+func (m *measured) times(id api.SandboxID) (one, all int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, n := range m.asked {
+		all += n
+	}
+	return m.asked[id], all
+}
+
+func (m *measured) rest(now bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.rests = now
 }
 
 func (m *measured) Usage(_ context.Context, who auth.Principal, id api.SandboxID) (api.Usage, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	m.asked[id]++
 	if who.Workspace != "ours" {
 		return api.Usage{}, api.Errorf(api.NotFound, "no sandbox for %s", who.Workspace)
@@ -44,8 +65,8 @@ func TestHistory(t *testing.T) {
 			synctest.Wait()
 		}
 		pass(time.Minute)
-		if len(boxes.asked) != 0 {
-			t.Errorf("guests that nobody asked about were asked: %v", boxes.asked)
+		if _, n := boxes.times(""); n != 0 {
+			t.Errorf("guests that nobody asked about were asked %d times", n)
 		}
 		ours := auth.Principal{Workspace: "ours"}
 		s.past.asked(ours, "one", time.Now(), metric{Timestamp: time.Now()})
@@ -64,27 +85,27 @@ func TestHistory(t *testing.T) {
 			t.Errorf("before the first question: %v", none)
 		}
 		// While it rests nothing is added, and what it used before says nothing of after.
-		boxes.rests = true
+		boxes.rest(true)
 		pass(20 * time.Second)
-		boxes.rests = false
+		boxes.rest(false)
 		pass(10 * time.Second)
 		if more := s.past.between("one", asked, time.Now()); len(more) != 13 || more[12].CPUUsedPct != 50 {
 			t.Errorf("after a rest %d measurements, the last %+v", len(more), more[len(more)-1])
 		}
 		// Some time after the last question the guest is left alone, and later all is forgotten.
 		pass(sampleFor)
-		before := boxes.asked["one"]
+		before, _ := boxes.times("one")
 		pass(10 * time.Minute)
-		if boxes.asked["one"] != before || len(s.past.between("one", asked, time.Now())) == 0 {
-			t.Errorf("asked %d times, and %d before", boxes.asked["one"], before)
+		if now, _ := boxes.times("one"); now != before || len(s.past.between("one", asked, time.Now())) == 0 {
+			t.Errorf("asked %d times, and %d before", now, before)
 		}
 		pass(keepPoints)
-		if len(s.past.of) != 0 {
-			t.Errorf("%d sandboxes are remembered", len(s.past.of))
-		}
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
+		}
+		if len(s.past.of) != 0 {
+			t.Errorf("%d sandboxes are remembered", len(s.past.of))
 		}
 	})
 }
