@@ -7,7 +7,6 @@ import (
 	"io"
 	"math"
 	"net/http"
-	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -336,43 +335,6 @@ func (p *processes) SendSignal(ctx context.Context, req *connect.Request[pb.Send
 		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("signal: %s is not SIGNAL_SIGTERM or SIGNAL_SIGKILL", sig))
 	}
 	// The whole group: the program is a shell more often than not, and what it runs is meant.
-	g := targetOf(ctx).Guest
-	err = g.Signal(ctx, ref, int(sig), true)
-	if err == nil && sig == pb.Signal_SIGNAL_SIGKILL {
-		err = awaitEnd(ctx, g, ref)
-	}
+	err = targetOf(ctx).Guest.Signal(ctx, ref, int(sig), true)
 	return connect.NewResponse(&pb.SendSignalResponse{}), rpcError(err)
-}
-
-// killLimit bounds the wait for a process that was killed, and killLook is how often it is looked for. A guest answers
-// when it has ended, but waits for a second alone, and one whose processor stood still has none to give.
-const (
-	killLimit = 20 * time.Second
-	killLook  = 100 * time.Millisecond
-)
-
-// awaitEnd waits until a process that was killed does not run any more: whoever lists or kills it next must not
-// find it. One that does not end in time is left to its guest.
-func awaitEnd(ctx context.Context, g guestapi.Guest, ref guestapi.ProcessRef) error {
-	wait, cancel := context.WithTimeoutCause(ctx, killLimit, errors.New("a killed process does not end"))
-	defer cancel()
-	tick := time.NewTicker(killLook)
-	defer tick.Stop()
-	for {
-		list, err := g.Processes(wait)
-		if err != nil && ctx.Err() == nil && wait.Err() == nil {
-			return err
-		}
-		runs := slices.ContainsFunc(list, func(i guestapi.ProcessInfo) bool {
-			return i.Exit == nil && (i.PID == ref.PID && ref.Tag == "" || i.Tag == ref.Tag && ref.Tag != "")
-		})
-		if !runs {
-			return nil
-		}
-		select {
-		case <-wait.Done():
-			return ctx.Err()
-		case <-tick.C:
-		}
-	}
 }

@@ -24,7 +24,7 @@ type Guest interface {
 	Attach(ctx context.Context, ref ProcessRef, from Offsets) (Process, error)
 	Processes(ctx context.Context) ([]ProcessInfo, error)
 	// Signal sends to the process, or with group to its whole group. ErrNotFound when it has ended. SIGKILL
-	// answers when the process has ended, so that who kills finds it gone; after a second it answers though
+	// answers when the process has ended, so that who kills finds it gone; after 20 seconds it answers though
 	// the kernel has not ended it yet.
 	Signal(ctx context.Context, ref ProcessRef, signal int, group bool) error
 

@@ -19,7 +19,7 @@ const (
 	maxEnded   = 64
 	keepEnded  = 10 * time.Minute
 	maxTag     = guestapi.MaxName
-	killWait   = time.Second
+	killWait   = 20 * time.Second
 )
 
 // Config of a table.
