@@ -21,10 +21,10 @@ func newSpareWorld(t *testing.T) *world {
 	return w
 }
 
-// waitSpare waits until so many monitors wait or run and their making has ended.
+// waitSpare waits until so many monitors run and one of them waits for a create: it is there before it is ready.
 func (w *world) waitSpare(monitors int) {
 	w.t.Helper()
-	w.eventually("a spare", func() bool { return len(w.host.alive()) == monitors })
+	w.eventually("a spare", func() bool { return len(w.host.alive()) == monitors && w.mgr.Spares() == 1 })
 }
 
 func assumed(mc hostapi.Machine) bool {
