@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -40,6 +41,7 @@ type Client struct {
 	conn   *net.UnixConn
 	events func(Event)
 	hello  *Call
+	id     string // of hello, by which its answer is known
 	done   chan struct{}
 
 	mu      sync.Mutex
@@ -58,8 +60,9 @@ type Call struct {
 // Open takes over conn and begins negotiation without waiting for it. events is called for each event,
 // in order, on the goroutine that reads; it must return soon and may be nil.
 func Open(conn *net.UnixConn, events func(Event)) *Client {
-	c := &Client{conn: conn, events: events, done: make(chan struct{})}
-	c.hello = c.Send("qmp_capabilities", nil)
+	c := &Client{conn: conn, events: events, id: rand.Text(), done: make(chan struct{})}
+	c.hello = &Call{command: "qmp_capabilities", done: make(chan struct{})}
+	c.send(c.hello, request{Execute: c.hello.command, ID: c.id}, nil)
 	go c.read()
 	return c
 }
@@ -108,26 +111,34 @@ func (c *Client) Do(ctx context.Context, command string, args, out any, files ..
 // be closed when it has returned. An error is told by the Call.
 func (c *Client) Send(command string, args any, files ...*os.File) *Call {
 	call := &Call{command: command, done: make(chan struct{})}
-	line, err := json.Marshal(struct {
-		Execute   string `json:"execute"`
-		Arguments any    `json:"arguments,omitempty"`
-	}{command, args})
+	c.send(call, request{Execute: command, Arguments: args}, files)
+	return call
+}
+
+// request is a command as QEMU reads it.
+type request struct {
+	Execute   string `json:"execute"`
+	Arguments any    `json:"arguments,omitempty"`
+	ID        string `json:"id,omitempty"`
+}
+
+func (c *Client) send(call *Call, r request, files []*os.File) {
+	line, err := json.Marshal(r)
 	if err != nil {
 		call.finish(nil, err)
-		return call
+		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.err != nil {
 		call.finish(nil, errors.Join(ErrClosed, c.err))
-		return call
+		return
 	}
 	c.waiting = append(c.waiting, call)
 	if err := c.write(append(line, '\n'), files); err != nil {
 		// The reader sees the closed connection and answers all that wait.
 		_ = c.conn.Close()
 	}
-	return call
 }
 
 func (c *Client) write(line []byte, files []*os.File) error {
@@ -228,6 +239,10 @@ func (c *Client) answer(m message) error {
 		return errors.New("monitor answered what was not asked")
 	}
 	call := c.waiting[0]
+	if call == c.hello && m.id != c.id { // the last words to who was connected before
+		c.mu.Unlock()
+		return nil
+	}
 	c.waiting = c.waiting[1:]
 	c.mu.Unlock()
 	if m.err != nil {
@@ -243,6 +258,7 @@ func (c *Client) answer(m message) error {
 type message struct {
 	greeting bool
 	event    string
+	id       string          // of an error or a result
 	data     json.RawMessage // of an event or a result; owned by the message
 	err      *Error
 }
@@ -251,6 +267,7 @@ func parse(line []byte) (message, error) {
 	var w struct {
 		QMP    json.RawMessage `json:"QMP"`
 		Event  string          `json:"event"`
+		ID     string          `json:"id"`
 		Data   json.RawMessage `json:"data"`
 		Return json.RawMessage `json:"return"`
 		Error  *struct {
@@ -267,9 +284,9 @@ func parse(line []byte) (message, error) {
 	case w.Event != "":
 		return message{event: w.Event, data: w.Data}, nil
 	case w.Error != nil:
-		return message{err: &Error{Class: w.Error.Class, Desc: w.Error.Desc}}, nil
+		return message{id: w.ID, err: &Error{Class: w.Error.Class, Desc: w.Error.Desc}}, nil
 	case w.Return != nil:
-		return message{data: w.Return}, nil
+		return message{id: w.ID, data: w.Return}, nil
 	}
 	return message{}, errors.New("monitor message is neither greeting, event, answer nor error")
 }

@@ -44,18 +44,37 @@ func pair(t *testing.T, events func(Event)) (*Client, *net.UnixConn) {
 
 const greeting = `{"QMP": {"version": {"qemu": {"micro": 2, "minor": 0, "major": 10}}, "capabilities": []}}` + "\r\n"
 
+// accepted is QEMU's answer to the first command of c.
+func accepted(c *Client) string { return fmt.Sprintf(`{"return": {}, "id": %q}`+"\r\n", c.id) }
+
+// What QEMU was still at for an earlier connection is no answer to anything that is asked on this one.
+func TestLastWordsToAnother(t *testing.T) {
+	c, qemu := pair(t, nil)
+	other, _ := pair(t, nil)
+	call := c.Send("query-status", nil)
+	fmt.Fprint(qemu, greeting+`{"return": {}}`+"\r\n"+accepted(other)+`{"error": {"class":"GenericError","desc":"late"}}`+"\n"+
+		accepted(c)+`{"return": {"status":"paused"}}`+"\n")
+	if err := c.Ready(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var status struct{ Status string }
+	if err := call.Wait(t.Context(), &status); err != nil || status.Status != "paused" {
+		t.Errorf("got %+v, %v", status, err)
+	}
+}
+
 func TestPipeline(t *testing.T) {
 	seen := make(chan Event, 1)
 	c, qemu := pair(t, func(e Event) { seen <- e })
 	first := c.Send("query-status", nil)
 	second := c.Send("getfd", map[string]string{"fdname": "x"})
 	in := bufio.NewScanner(qemu)
-	for _, want := range []string{`{"execute":"qmp_capabilities"}`, `{"execute":"query-status"}`, `{"execute":"getfd","arguments":{"fdname":"x"}}`} {
+	for _, want := range []string{`{"execute":"qmp_capabilities","id":"` + c.id + `"}`, `{"execute":"query-status"}`, `{"execute":"getfd","arguments":{"fdname":"x"}}`} {
 		if !in.Scan() || in.Text() != want {
 			t.Fatalf("got %q, want %q", in.Text(), want)
 		}
 	}
-	fmt.Fprint(qemu, greeting+`{"return": {}}`+"\r\n"+`{"event":"RESUME","data":{"a":1},"timestamp":{}}`+"\n"+
+	fmt.Fprint(qemu, greeting+accepted(c)+`{"event":"RESUME","data":{"a":1},"timestamp":{}}`+"\n"+
 		`{"return": {"status":"running"}}`+"\n"+`{"error": {"class":"GenericError","desc":"no descriptor"}}`+"\n")
 	if err := c.Ready(t.Context()); err != nil {
 		t.Fatal(err)
@@ -125,11 +144,14 @@ func TestEndAnswersAll(t *testing.T) {
 	for name, bytes := range map[string]string{
 		"closed":    greeting,
 		"rubbish":   "hello\n",
-		"unasked":   greeting + `{"return":{}}` + "\n" + `{"return":{}}` + "\n" + `{"return":{}}` + "\n",
+		"unasked":   `{"return":{}}` + "\n" + `{"return":{}}` + "\n",
 		"too_large": strings.Repeat("x", maxLine+1),
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, qemu := pair(t, nil)
+			if name == "unasked" {
+				bytes = greeting + accepted(c) + bytes
+			}
 			calls := []*Call{c.Send("stop", nil)}
 			if name != "unasked" {
 				calls = append(calls, c.Send("cont", nil))
