@@ -77,15 +77,16 @@ func (f fetcher) keep(ctx context.Context, kind, key string, fetch func(ctx cont
 	return path, nil
 }
 
-// scratch makes an empty directory and calls do with it.
-func (f fetcher) scratch(do func(dir string) error) (err error) {
+// scratch makes an empty directory and calls do with the options of a program that works in it. What the program
+// keeps for a while is there too: one that is killed removes nothing.
+func (f fetcher) scratch(do func(opt command.Options) error) (err error) {
 	dir, err := os.MkdirTemp(f.work, "fetch-")
 	if err != nil {
 		return err
 	}
 	// Go makes what it unpacks read-only, directories too, and root removes them all the same.
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	return do(dir)
+	return do(command.Options{Dir: dir, Log: f.log, Env: []string{"TMPDIR=" + dir}})
 }
 
 // npm brings the archive of a package.
@@ -95,14 +96,13 @@ func (f fetcher) npm(ctx context.Context, p recipe.Part) (string, error) {
 		if err := need("npm", "install npm, which knows where packages come from here"); err != nil {
 			return err
 		}
-		return f.scratch(func(dir string) error {
+		return f.scratch(func(opt command.Options) error {
 			// Without a package of its own around it and with no scripts: it only fetches.
-			opt := command.Options{Dir: dir, Log: f.log}
-			out, err := command.Output(ctx, opt, "npm", "pack", "--json", "--loglevel=silent", "--ignore-scripts", "--pack-destination", dir, key)
+			out, err := command.Output(ctx, opt, "npm", "pack", "--json", "--loglevel=silent", "--ignore-scripts", "--pack-destination", opt.Dir, key)
 			if err != nil {
 				return errors.Join(npmError(out), err)
 			}
-			found, err := filepath.Glob(filepath.Join(dir, "*.tgz"))
+			found, err := filepath.Glob(filepath.Join(opt.Dir, "*.tgz"))
 			if err != nil || len(found) != 1 {
 				return fmt.Errorf("npm left %d archives, want one: %w", len(found), err)
 			}
@@ -129,8 +129,8 @@ func (f fetcher) module(ctx context.Context, p recipe.Part) (string, error) {
 		if err := need("go", "install Go, which knows where modules come from here"); err != nil {
 			return err
 		}
-		return f.scratch(func(dir string) error {
-			opt := command.Options{Dir: dir, Log: f.log, Env: []string{"GOMODCACHE=" + filepath.Join(dir, "mod"), "GOFLAGS=-modcacherw", "GOTOOLCHAIN=local", "GOWORK=off"}}
+		return f.scratch(func(opt command.Options) error {
+			opt.Env = append(opt.Env, "GOMODCACHE="+filepath.Join(opt.Dir, "mod"), "GOFLAGS=-modcacherw", "GOTOOLCHAIN=local", "GOWORK=off")
 			out, err := command.Output(ctx, opt, "go", "mod", "download", "-json", key)
 			var got struct{ Zip, Error string }
 			if jsonErr := json.Unmarshal([]byte(out), &got); err == nil && jsonErr != nil {
@@ -164,14 +164,14 @@ func (f fetcher) wheels(ctx context.Context, requirements []byte, python, arch s
 		args = append(args, "--platform", "manylinux_"+glibc+"_"+platforms[arch])
 	}
 	args = append(args, "--platform", "manylinux2014_"+platforms[arch], "--platform", "manylinux1_"+platforms[arch])
-	err := f.scratch(func(work string) error {
-		list := filepath.Join(work, "requirements.txt")
+	err := f.scratch(func(opt command.Options) error {
+		list := filepath.Join(opt.Dir, "requirements.txt")
 		for _, some := range batches(string(requirements)) {
 			if err := os.WriteFile(list, []byte(some), 0o644); err != nil {
 				return err
 			}
 			err := f.fetch(ctx, "wheels", "for Python "+python, func(ctx context.Context) error {
-				return command.Run(ctx, command.Options{Dir: work, Log: f.log}, "pip3", append(args, "-r", list)...)
+				return command.Run(ctx, opt, "pip3", append(args, "-r", list)...)
 			})
 			if err != nil {
 				return err

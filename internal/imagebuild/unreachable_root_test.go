@@ -136,6 +136,8 @@ func TestUnreachableParts(t *testing.T) {
 					"GONOSUMDB": "*", "GONOPROXY": "", "GOPRIVATE": "", "PIP_INDEX_URL": address + "/simple", "PIP_CONFIG_FILE": "/dev/null"} {
 					t.Setenv(name, value)
 				}
+				tmp := t.TempDir()
+				t.Setenv("TMPDIR", tmp)
 				f := fetcher{dir: t.TempDir(), work: t.TempDir(), limit: bounded}
 				want := []string{remedy[program], address}
 				if how == "silent" {
@@ -148,7 +150,7 @@ func TestUnreachableParts(t *testing.T) {
 						t.Errorf("error %v, want one with %q", err, w)
 					}
 				}
-				for _, dir := range []string{f.dir, f.work} {
+				for _, dir := range []string{f.dir, f.work, tmp} {
 					if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
 						t.Errorf("%s has %v, %v", dir, left, err)
 					}
