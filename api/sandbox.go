@@ -79,6 +79,37 @@ type Usage struct {
 	Guest          *Inside `json:"guest,omitempty" doc:"The guest's word; absent when it does not run."`
 }
 
+// Worked is what GET /v1/sandboxes/{id}/util answers: what the machine of a sandbox has taken of its host since it
+// started or woke; zeros if it rests.
+type Worked struct {
+	SandboxID          SandboxID `json:"sandbox_id"`
+	UptimeSeconds      float64   `json:"uptime_seconds"`
+	ActiveCPUSeconds   float64   `json:"active_cpu_seconds" doc:"Time of the host's processors."`
+	ResidentGiBSeconds float64   `json:"resident_gib_seconds" doc:"Memory of the host over time, as exact as measurements are near to each other: before the first one it is taken as what that says."`
+}
+
+// Series is what GET /v1/metrics/sandbox/{id} answers: what was measured of a sandbox lately. It is measured when
+// somebody asks, and every few seconds for some minutes after.
+type Series struct {
+	SandboxID   SandboxID     `json:"sandbox_id"`
+	From        time.Time     `json:"from"`
+	To          time.Time     `json:"to"`
+	Step        string        `json:"step"`
+	StepSeconds int           `json:"step_seconds"`
+	Points      []SeriesPoint `json:"points" doc:"Oldest first; steps in which nothing was measured are left out."`
+	Empty       bool          `json:"empty" doc:"There are no points."`
+}
+
+// SeriesPoint is what was measured in one step: the mean of what was used of processors, and what all else was last.
+type SeriesPoint struct {
+	TS            time.Time `json:"ts" doc:"When the step began."`
+	CPUPct        float64   `json:"cpu_pct" doc:"Of all processors of the guest together."`
+	MemBytes      int64     `json:"mem_bytes" doc:"What the guest uses."`
+	DiskUsedBytes int64     `json:"disk_used_bytes"`
+	NetRxBytes    int64     `json:"net_rx_bytes" doc:"Received since the guest booted."`
+	NetTxBytes    int64     `json:"net_tx_bytes" doc:"Sent since the guest booted."`
+}
+
 // Inside is what a guest says of itself.
 type Inside struct {
 	MemTotalBytes     int64   `json:"mem_total_bytes"`

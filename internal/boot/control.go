@@ -19,6 +19,7 @@ import (
 	"github.com/pandastack/pandastack/internal/build"
 	"github.com/pandastack/pandastack/internal/durable"
 	"github.com/pandastack/pandastack/internal/gate"
+	"github.com/pandastack/pandastack/internal/history"
 	"github.com/pandastack/pandastack/internal/hostapi"
 	"github.com/pandastack/pandastack/internal/httpapi"
 	"github.com/pandastack/pandastack/internal/repl"
@@ -70,7 +71,8 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	if err != nil {
 		return nil, "", err
 	}
-	handler, doors, err := n.faces(faces{boxes, templates, builds, keys, log, registry, secret})
+	past := history.New(boxes)
+	handler, err = n.faces(faces{boxes, templates, builds, keys, log, past, registry, secret})
 	if err != nil {
 		return nil, "", err
 	}
@@ -84,7 +86,7 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	n.run(ctx, "audit log", log.Run)
 	n.run(ctx, "sandboxes", boxes.Run)
 	n.run(ctx, "builds", builds.Run)
-	n.run(ctx, "doors", doors.Run)
+	n.run(ctx, "history", past.Run)
 	return handler, first, nil
 }
 
@@ -95,30 +97,30 @@ type faces struct {
 	builds    *build.Service
 	keys      *auth.Keys
 	log       *audit.Log
+	past      *history.History
 	registry  *prometheus.Registry
 	secret    []byte
 }
 
-// faces makes what answers requests: ports of sandboxes by host name, the protocol of E2B, and /v1. The gate among
-// them is to be run.
-func (n *node) faces(f faces) (http.Handler, *gate.Gate, error) {
+// faces makes what answers requests: ports of sandboxes by host name, the protocol of E2B, and /v1.
+func (n *node) faces(f faces) (http.Handler, error) {
 	domain := "localhost"
 	if u, err := url.Parse(n.Config.PublicURL); err == nil && u.Host != "" {
 		domain = u.Host // with a port, if it is not the usual one: clients put the domain behind names of their own
 	}
 	runner := &repl.Runner{}
-	doors, err := gate.New(gate.Config{Domain: domain, Builds: f.builds, Secret: derive(f.secret, "agent"), PreviewKey: derive(f.secret, "preview")}, f.boxes, f.templates, f.keys, runner, n.Log)
+	doors, err := gate.New(gate.Config{Domain: domain, Builds: f.builds, Secret: derive(f.secret, "agent"), PreviewKey: derive(f.secret, "preview"), History: f.past}, f.boxes, f.templates, f.keys, runner, n.Log)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	n.back.Push("close the doors of sandboxes", func(context.Context) error { doors.Close(); return nil })
 	v1, err := httpapi.New(
 		httpapi.Config{Version: n.Version, PublicURL: n.Config.PublicURL, PreviewKey: derive(f.secret, "preview")},
-		httpapi.Deps{Sandboxes: f.boxes, Templates: f.templates, Builds: f.builds, Keys: f.keys, Edge: doors.Edge(), Cells: runner, Audit: f.log, Metrics: f.registry, Log: n.Log})
+		httpapi.Deps{Sandboxes: f.boxes, Templates: f.templates, Builds: f.builds, Keys: f.keys, Edge: doors.Edge(), Cells: runner, Audit: f.log, Measured: f.past, Metrics: f.registry, Log: n.Log})
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	return doors.Around(v1), doors, nil
+	return doors.Around(v1), nil
 }
 
 // secretBytes is the length of the secret of an installation.

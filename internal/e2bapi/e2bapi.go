@@ -4,10 +4,11 @@
 // and 1.x lines) and translates; every verb is a verb of the sandbox service. A field that this server
 // cannot honour is refused by its name, never ignored. Processes and files are served by package envd.
 //
-// A Server has no state of its own; all requests may run at once.
+// A Server has no state of its own but the measurements of package history; all requests may run at once.
 package e2bapi
 
 import (
+	"cmp"
 	"context"
 	"crypto/hmac"
 	"crypto/sha256"
@@ -24,6 +25,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/auth"
 	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/history"
 	"github.com/pandastack/pandastack/internal/sandbox"
 )
 
@@ -68,9 +70,11 @@ type Config struct {
 	AgentVersion string // of the agent services that clients will find
 	Secret       []byte // of this installation, at least 32 bytes: access tokens are made from it
 	Builds       Builds // nil: templates cannot be built
+	// History is where measurements are kept; somebody else runs it. nil: one of its own, which nobody runs.
+	History *history.History
 }
 
-// Server answers the control API. Run measures for it.
+// Server answers the control API.
 type Server struct {
 	cfg       Config
 	sandboxes Sandboxes
@@ -79,7 +83,7 @@ type Server struct {
 	mux       *http.ServeMux
 	began     time.Time
 	patterns  []string // of mux
-	past      history
+	past      *history.History
 }
 
 // New makes a server; a short secret is an error.
@@ -88,7 +92,7 @@ func New(cfg Config, sandboxes Sandboxes, templates Templates, keys Keys) (*Serv
 		return nil, fmt.Errorf("e2bapi: the secret has %d bytes, at least 32 are needed", len(cfg.Secret))
 	}
 	s := &Server{cfg: cfg, sandboxes: sandboxes, templates: templates, keys: keys, mux: http.NewServeMux(), began: time.Now().UTC(),
-		past: history{of: map[api.SandboxID]*series{}}}
+		past: cmp.Or(cfg.History, history.New(sandboxes))}
 	s.routes()
 	return s, nil
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/auth"
 	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/history"
 	"github.com/pandastack/pandastack/internal/repl"
 	"github.com/pandastack/pandastack/internal/sandbox"
 )
@@ -52,8 +53,8 @@ func (s *Server) measure(r *http.Request, p auth.Principal, ids []api.SandboxID)
 			case err != nil:
 				return nil, err
 			case known:
-				out[id] = m
-				s.past.asked(p, id, time.Now(), m)
+				out[id] = metricOf(m)
+				s.past.Asked(p, id, time.Now(), m)
 			}
 			continue
 		}
@@ -85,33 +86,38 @@ func (s *Server) measure(r *http.Request, p auth.Principal, ids []api.SandboxID)
 		if err != nil {
 			return nil, err
 		}
-		m := metricOf(time.Now(), api.Inside{CPUs: st.CPUs, CPUBusySeconds: (st.CPUBusy - before[id].CPUBusy).Seconds(),
-			UptimeSeconds: (st.Uptime - before[id].Uptime).Seconds(), MemTotalBytes: st.MemTotal, MemAvailableBytes: st.MemAvailable,
-			MemCachedBytes: st.MemCached, DiskUsedBytes: st.DiskUsed, DiskTotalBytes: st.DiskTotal})
-		out[id] = m
-		s.past.asked(p, id, m.Timestamp, m)
+		m, ok := history.Between(time.Now(), inside(before[id]), inside(st))
+		if !ok {
+			continue // it began another life meanwhile
+		}
+		out[id] = metricOf(m)
+		s.past.Asked(p, id, m.At, m)
 	}
 	return out, missing
 }
 
-// measured gives what was known last of a sandbox that ended; the error that it is not there if it never was.
-func (s *Server) measured(r *http.Request, p auth.Principal, id api.SandboxID) (metric, bool, error) {
-	l, err := s.sandboxes.Logs(r.Context(), p, id)
-	if err != nil || l.Ending == nil || l.Ending.Usage == nil || l.Ending.Usage.Guest == nil {
-		return metric{}, false, err
-	}
-	return metricOf(l.Ending.Ended, *l.Ending.Usage.Guest), true, nil
+// inside is what a guest said of itself, in the words of this server.
+func inside(st guestapi.Stats) api.Inside {
+	return api.Inside{CPUs: st.CPUs, CPUBusySeconds: st.CPUBusy.Seconds(), UptimeSeconds: st.Uptime.Seconds(), MemTotalBytes: st.MemTotal,
+		MemAvailableBytes: st.MemAvailable, MemCachedBytes: st.MemCached, DiskUsedBytes: st.DiskUsed, DiskTotalBytes: st.DiskTotal,
+		NetRxBytes: st.NetRx, NetTxBytes: st.NetTx}
 }
 
-func metricOf(at time.Time, in api.Inside) metric {
-	m := metric{
-		Timestamp: at.UTC(), TimestampUnix: at.Unix(), CPUCount: in.CPUs, MemUsed: in.MemTotalBytes - in.MemAvailableBytes,
+// measured gives what was known last of a sandbox that ended; the error that it is not there if it never was.
+func (s *Server) measured(r *http.Request, p auth.Principal, id api.SandboxID) (history.Point, bool, error) {
+	l, err := s.sandboxes.Logs(r.Context(), p, id)
+	if err != nil || l.Ending == nil || l.Ending.Usage == nil || l.Ending.Usage.Guest == nil {
+		return history.Point{}, false, err
+	}
+	return history.Point{At: l.Ending.Ended, Inside: *l.Ending.Usage.Guest}, true, nil
+}
+
+func metricOf(p history.Point) metric {
+	in := p.Inside
+	return metric{
+		Timestamp: p.At.UTC(), TimestampUnix: p.At.Unix(), CPUCount: in.CPUs, CPUUsedPct: p.CPUPercent(), MemUsed: in.MemTotalBytes - in.MemAvailableBytes,
 		MemTotal: in.MemTotalBytes, MemCache: in.MemCachedBytes, DiskUsed: in.DiskUsedBytes, DiskTotal: in.DiskTotalBytes,
 	}
-	if in.UptimeSeconds > 0 && in.CPUs > 0 {
-		m.CPUUsedPct = 100 * in.CPUBusySeconds / in.UptimeSeconds / float64(in.CPUs)
-	}
-	return m
 }
 
 // justNow is how much newer than the end of the time that is asked about a measurement of now may be.
@@ -135,7 +141,23 @@ func (s *Server) metrics(r *http.Request, p auth.Principal) (int, any, error) {
 		return 0, nil, err
 	}
 	last := time.Unix(end+1, 0).Add(-1) // the whole second
-	return http.StatusOK, s.past.between(idOf(r), time.Unix(start, 0), last), nil
+	return http.StatusOK, between(s.past.Points(idOf(r)), time.Unix(start, 0), last), nil
+}
+
+// between selects the measurements from one time to another. The newest, which the question itself brought, lies
+// behind the time that was now for who asked.
+func between(points []history.Point, start, end time.Time) []metric {
+	out := []metric{}
+	for i, p := range points {
+		at := p.At
+		if i == len(points)-1 {
+			at = at.Add(-justNow)
+		}
+		if !p.At.Before(start) && !at.After(end) {
+			out = append(out, metricOf(p))
+		}
+	}
+	return out
 }
 
 func (s *Server) metricsOfMany(r *http.Request, p auth.Principal) (int, any, error) {

@@ -17,6 +17,7 @@ import (
 	"github.com/pandastack/pandastack/internal/e2bapi"
 	"github.com/pandastack/pandastack/internal/edge"
 	"github.com/pandastack/pandastack/internal/envd"
+	"github.com/pandastack/pandastack/internal/history"
 	"github.com/pandastack/pandastack/internal/interpreter"
 	"github.com/pandastack/pandastack/internal/repl"
 )
@@ -27,12 +28,13 @@ type Sandboxes interface {
 	Look(ctx context.Context, id api.SandboxID) (auth.Principal, api.Sandbox, error)
 }
 
-// Config of a Gate. Domain and Secret are as in e2bapi.Config.
+// Config of a Gate. Domain, Secret and History are as in e2bapi.Config.
 type Config struct {
 	Domain     string
 	Secret     []byte
 	Builds     e2bapi.Builds // nil: templates cannot be built
 	PreviewKey []byte        // signs preview addresses, which open private ports; nil: none does
+	History    *history.History
 }
 
 // Gate answers host names of sandboxes and the paths of E2B's control API.
@@ -47,7 +49,7 @@ type Gate struct {
 
 // New makes a gate. runner runs code cells and may be shared with other faces.
 func New(cfg Config, sandboxes Sandboxes, templates e2bapi.Templates, keys e2bapi.Keys, runner *repl.Runner, log *slog.Logger) (*Gate, error) {
-	control, err := e2bapi.New(e2bapi.Config{Domain: cfg.Domain, AgentVersion: envd.Version, Secret: cfg.Secret, Builds: cfg.Builds}, sandboxes, templates, keys)
+	control, err := e2bapi.New(e2bapi.Config{Domain: cfg.Domain, AgentVersion: envd.Version, Secret: cfg.Secret, Builds: cfg.Builds, History: cfg.History}, sandboxes, templates, keys)
 	if err != nil {
 		return nil, err
 	}
@@ -58,9 +60,6 @@ func New(cfg Config, sandboxes Sandboxes, templates e2bapi.Templates, keys e2bap
 
 // Around answers what is the gate's and passes all other requests to next.
 func (g *Gate) Around(next http.Handler) http.Handler { return g.edge.Around(g.control.Around(next)) }
-
-// Run measures what clients ask about, until ctx ends.
-func (g *Gate) Run(ctx context.Context) error { return g.control.Run(ctx) }
 
 // Edge forwards to ports of sandboxes, for faces that address them in another way.
 func (g *Gate) Edge() *edge.Edge { return g.edge }

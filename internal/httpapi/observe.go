@@ -121,6 +121,22 @@ func followLogs(rq *request, want string, now sandbox.Logs) error {
 	}
 }
 
+func worked(rq *request) (api.Worked, error) {
+	if rq.s.deps.Measured == nil {
+		return api.Worked{}, errUnmeasured
+	}
+	return onBox(rq, rq.s.deps.Measured.Worked)
+}
+
+func series(rq *request) (api.Series, error) {
+	if rq.s.deps.Measured == nil {
+		return api.Series{}, errUnmeasured
+	}
+	return onBoxWith(rq, rq.r.URL.Query(), rq.s.deps.Measured.Series)
+}
+
+var errUnmeasured = api.Errorf(api.Unsupported, "this server keeps no measurements")
+
 func events(rq *request) error {
 	n, err := rq.number("tail", 0, 100_000, 0)
 	if err != nil {

@@ -224,6 +224,12 @@ func runRoutes() []route {
 			{"follow", "string", "1: go on with new ones as server-sent events."},
 		}, bound{out: reflect.TypeFor[api.EventList](), status: 200, handle: events}, false},
 		{"GET", one + "/metrics", user, "observation", "What a sandbox takes now", nil, give(200, usage), false},
+		{"GET", one + "/util", user, "observation", "What a sandbox has taken of its host since it started or woke", nil, give(200, worked), false},
+		{"GET", "/v1/metrics/sandbox/{sandbox}", user, "observation", "What was measured of a sandbox lately", []param{
+			{"from", "string", "RFC 3339, or seconds since 1970; an hour before to if absent."},
+			{"to", "string", "RFC 3339, or seconds since 1970; now if absent."},
+			{"step", "string", "15s, the default, 1m, 5m or 1h."},
+		}, give(200, series), false},
 	}
 }
 

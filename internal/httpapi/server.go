@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"path"
 	"strings"
 	"time"
@@ -38,6 +39,7 @@ type Deps struct {
 	Edge      Forwarder            // forwards to ports; nil: the port proxy is unsupported
 	Cells     *repl.Runner         // runs cells of code; may be shared with other faces; nil: one of its own
 	Metrics   *prometheus.Registry // shown at /metrics; nil: one of its own
+	Measured  Measured             // what was measured of sandboxes; nil: that is unsupported
 	Audit     Audit                // remembers calls that change something; nil: nothing is remembered
 	Log       *slog.Logger
 }
@@ -107,6 +109,12 @@ type Keys interface {
 	Create(ctx context.Context, p auth.Principal, req auth.KeyRequest) (auth.Key, string, error)
 	List(ctx context.Context, p auth.Principal) ([]auth.Key, error)
 	Revoke(ctx context.Context, p auth.Principal, prefix string) error
+}
+
+// Measured tells what sandboxes took over time; *history.History does.
+type Measured interface {
+	Worked(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Worked, error)
+	Series(ctx context.Context, p auth.Principal, id api.SandboxID, q url.Values) (api.Series, error)
 }
 
 // Forwarder passes a request to a port of a sandbox; *edge.Edge is one.

@@ -20,6 +20,7 @@ import (
 	"github.com/pandastack/pandastack/internal/auth"
 	"github.com/pandastack/pandastack/internal/edge"
 	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/history"
 	"github.com/pandastack/pandastack/internal/hostapi"
 	"github.com/pandastack/pandastack/internal/hostapi/hosttest"
 	"github.com/pandastack/pandastack/internal/httpapi"
@@ -105,6 +106,8 @@ func (templates) Untag(context.Context, auth.Principal, string, string) error { 
 type boxes struct {
 	host *hosttest.Host
 	dial func() (net.Conn, error) // of port 3000 in every sandbox, if set
+
+	began time.Time // since then guests are half busy
 
 	mu     sync.Mutex
 	rows   map[api.SandboxID]api.Sandbox
@@ -407,8 +410,16 @@ func (b *boxes) RemovePort(_ context.Context, p auth.Principal, id api.SandboxID
 }
 
 func (b *boxes) Usage(_ context.Context, p auth.Principal, id api.SandboxID) (api.Usage, error) {
-	_, err := b.get(p, id)
-	return api.Usage{PID: 1, Threads: 3}, err
+	box, err := b.get(p, id)
+	if err != nil || box.Status == api.Hibernated {
+		return api.Usage{}, err
+	}
+	out := api.Usage{PID: 1, Threads: 3, UptimeSeconds: 20, HostCPUSeconds: 1.5, HostRSSBytes: 1 << 28}
+	if box.Status == api.Running {
+		up := time.Since(b.began).Seconds()
+		out.Guest = &api.Inside{CPUs: 2, CPUBusySeconds: up, UptimeSeconds: up, MemTotalBytes: 100, MemAvailableBytes: 40, DiskUsedBytes: 7, NetRxBytes: 8, NetTxBytes: 9}
+	}
+	return out, nil
 }
 
 func (b *boxes) Logs(_ context.Context, p auth.Principal, id api.SandboxID) (sandbox.Logs, error) {
@@ -513,7 +524,8 @@ func newWorld(t testing.TB) *world {
 	host := hosttest.New()
 	t.Cleanup(host.Close)
 	b := &boxes{
-		host: host, rows: map[api.SandboxID]api.Sandbox{}, snaps: map[api.SnapshotID]api.Snapshot{},
+		began: time.Now().Add(-time.Minute),
+		host:  host, rows: map[api.SandboxID]api.Sandbox{}, snaps: map[api.SnapshotID]api.Snapshot{},
 		byKey: map[string]api.SandboxID{}, more: make(chan struct{}),
 	}
 	w := &world{t: t, boxes: b, log: &bytes.Buffer{}, audit: &recorder{}}
@@ -522,7 +534,7 @@ func newWorld(t testing.TB) *world {
 	t.Cleanup(door.Close)
 	s, err := httpapi.New(
 		httpapi.Config{Version: "1.2.3", PreviewKey: bytes.Repeat([]byte("k"), 32)},
-		httpapi.Deps{Sandboxes: b, Templates: templates{}, Keys: keys{}, Edge: door, Audit: w.audit, Log: log},
+		httpapi.Deps{Sandboxes: b, Templates: templates{}, Keys: keys{}, Edge: door, Measured: history.New(b), Audit: w.audit, Log: log},
 	)
 	if err != nil {
 		t.Fatal(err)

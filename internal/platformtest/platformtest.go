@@ -23,6 +23,7 @@ import (
 	"github.com/pandastack/pandastack/internal/auth"
 	"github.com/pandastack/pandastack/internal/bake"
 	"github.com/pandastack/pandastack/internal/gate"
+	"github.com/pandastack/pandastack/internal/history"
 	"github.com/pandastack/pandastack/internal/hostd"
 	"github.com/pandastack/pandastack/internal/httpapi"
 	"github.com/pandastack/pandastack/internal/machine"
@@ -118,12 +119,13 @@ func (w *World) start() {
 	w.must(err)
 	boxes, err := sandbox.New(sandbox.Defaults(), sandbox.Deps{Store: db, Host: host, Templates: templates, Log: log})
 	w.must(err)
+	past := history.New(boxes)
 	runner := &repl.Runner{}
-	doors, err := gate.New(gate.Config{Domain: "localhost", Secret: bytes.Repeat([]byte("a"), 32)}, boxes, templates, keys, runner, log)
+	doors, err := gate.New(gate.Config{Domain: "localhost", Secret: bytes.Repeat([]byte("a"), 32), History: past}, boxes, templates, keys, runner, log)
 	w.must(err)
 	w.later(doors.Close)
 	v1, err := httpapi.New(httpapi.Config{Version: "test", PreviewKey: bytes.Repeat([]byte("k"), 32)},
-		httpapi.Deps{Sandboxes: boxes, Templates: templates, Keys: keys, Edge: doors.Edge(), Cells: runner, Log: log})
+		httpapi.Deps{Sandboxes: boxes, Templates: templates, Keys: keys, Edge: doors.Edge(), Cells: runner, Measured: past, Log: log})
 	w.must(err)
 	if key, err := keys.First(ctx); err != nil {
 		w.t.Fatal(err)
@@ -132,6 +134,7 @@ func (w *World) start() {
 	}
 	w.must(boxes.Reconcile(ctx))
 	w.live(boxes.Run)
+	w.live(past.Run)
 	srv := httptest.NewServer(doors.Around(v1))
 	w.later(srv.Close)
 	w.URL = srv.URL

@@ -41,6 +41,7 @@ var answers = map[string][4]string{
 	"GET proxy/{port}/{path}":          {"wrong_state", "502", "wrong_state", "not_found"},
 	"GET repl/sessions":                {"wrong_state", "ok", "wrong_state", "not_found"},
 	"GET ssh":                          {"wrong_state", "ok", "wrong_state", "not_found"},
+	"GET util":                         {"ok", "ok", "ok", "not_found"},
 	"PATCH lifecycle":                  {"ok", "ok", "ok", "not_found"},
 	"PATCH proxy/{port}/{path}":        {"wrong_state", "502", "wrong_state", "not_found"},
 	"POST bake-image":                  {"unsupported", "unsupported", "unsupported", "not_found"}, // this world builds nothing

@@ -20,6 +20,7 @@ import (
 	"github.com/pandastack/pandastack/internal/guest"
 	"github.com/pandastack/pandastack/internal/guest/process"
 	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/history"
 	"github.com/pandastack/pandastack/internal/hostapi"
 	"github.com/pandastack/pandastack/internal/hostapi/hosttest"
 	"github.com/pandastack/pandastack/internal/httpapi"
@@ -95,7 +96,7 @@ func serve(t *testing.T) (address, key string) {
 	door := edge.New(nobody{}, nil, log)
 	t.Cleanup(door.Close)
 	face, err := httpapi.New(httpapi.Config{Version: "test", PreviewKey: bytes.Repeat([]byte("k"), 32)},
-		httpapi.Deps{Sandboxes: boxes, Templates: templates, Keys: keys, Edge: door, Log: log})
+		httpapi.Deps{Sandboxes: boxes, Templates: templates, Keys: keys, Edge: door, Measured: history.New(boxes), Log: log})
 	must(t, err)
 	srv := httptest.NewServer(face)
 	t.Cleanup(srv.Close)
