@@ -3,6 +3,7 @@ package process
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"time"
 
@@ -53,8 +54,12 @@ func (r *Reaper) start(fork func() (int, error), ended func(status)) (int, error
 }
 
 // Run collects children until it cannot any more. It is for a reaper of orphans.
+//
+// It lets everybody else go first each time: to wait for children keeps a processor from the runtime until that
+// takes it away, which it finds out by looking, and whoever is to tell of the exit would wait as long.
 func (r *Reaper) Run() error {
 	for {
+		runtime.Gosched()
 		err := r.collect(unix.P_ALL, 0)
 		if errors.Is(err, unix.ECHILD) {
 			<-r.started
