@@ -71,6 +71,7 @@ type BuildRequest struct {
 	Warm        []string          `json:"warm,omitempty" doc:"Commands that run once before the capture."`
 	User        string            `json:"user,omitempty" doc:"Default user of its sandboxes; the source's if absent."`
 	Workdir     string            `json:"workdir,omitempty"`
+	Limits      *Limits           `json:"limits,omitempty" doc:"What its sandboxes may move each second, tighter than the server's limits. Form fields: limits.disk_mib and so on."`
 	StepSeconds int               `json:"step_seconds,omitempty" doc:"That one step may take; the server's bound if absent."`
 
 	// Exactly one source.
@@ -163,6 +164,9 @@ func (r *BuildRequest) Validate() error {
 		return invalid("warm", "too many warm commands, tags or args: use at most 32, 64 and 256")
 	case len(r.Description) > 1000 || len(r.Start) > 32<<10 || len(r.Ready) > 32<<10:
 		return invalid("description", "too long: description has at most 1000 bytes, start and ready 32768")
+	}
+	if err := r.Limits.validate(); err != nil {
+		return err
 	}
 	for _, tag := range r.Tags {
 		if !ValidTemplateName(tag) || BuildID(tag).Valid() {

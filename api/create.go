@@ -36,6 +36,7 @@ type CreateRequest struct {
 	MemoryMB       int               `json:"memory_mb,omitempty" doc:"At least what the template has, in MiB; more where the host's monitor can add memory. 0 is as much."`
 	Egress         *bool             `json:"egress,omitempty" doc:"false: no connection leaves the sandbox; short for network with deny_others. Absent is true."`
 	Network        *Network          `json:"network,omitempty" doc:"What the sandbox may reach; everything if absent."`
+	Limits         *Limits           `json:"limits,omitempty" doc:"What it may move each second, tighter than the server's limits; the template's or the snapshot's if absent."`
 	Volumes        []VolumeMount     `json:"volumes,omitempty" doc:"Not supported by this server: must be empty."`
 
 	// IdempotencyKey is the Idempotency-Key header: the same key in a workspace answers the same sandbox.
@@ -101,6 +102,9 @@ func (r *CreateRequest) Validate() error {
 		return invalid("workdir", "%s is not an absolute path", quote(r.Workdir))
 	}
 	if err := r.validateNetwork(); err != nil {
+		return err
+	}
+	if err := r.Limits.validate(); err != nil {
 		return err
 	}
 	if err := validateEnv("env", r.Env); err != nil {

@@ -33,6 +33,7 @@ type Sandbox struct {
 	Workdir       string     `json:"workdir,omitempty" doc:"Default working directory of commands."`
 	Egress        bool       `json:"egress" doc:"Whether any connection may leave the sandbox."`
 	Network       *Network   `json:"network,omitempty" doc:"What it may reach, and who reaches it; absent is everything and everybody."`
+	Limits        *Limits    `json:"limits,omitempty" doc:"What it may move each second; what is absent is the server's."`
 	Isolation     string     `json:"isolation,omitempty" doc:"What holds the sandbox, such as microvm."`
 	Accelerator   string     `json:"accelerator,omitempty" doc:"kvm or tcg."`
 	Generation    uint64     `json:"generation" doc:"Grows with every restore of the machine."`

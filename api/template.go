@@ -33,6 +33,7 @@ type Template struct {
 	Start         string            `json:"start,omitempty" doc:"The command that runs in its sandboxes."`
 	Ready         string            `json:"ready,omitempty" doc:"The command that tells whether it can be used."`
 	CreatedAt     *time.Time        `json:"created_at,omitempty"`
+	Limits        *Limits           `json:"limits,omitempty" doc:"What its sandboxes may move each second; what is absent is the server's."`
 
 	// Host is its name on the hosts.
 	Host string `json:"-"`

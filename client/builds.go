@@ -65,8 +65,8 @@ func writeForm(form *multipart.Writer, req api.BuildRequest, up *Upload) error {
 
 // writeFields writes a request as fields: what JSON calls a list comes as often as it has entries.
 func writeFields(form *multipart.Writer, req api.BuildRequest) error {
-	args, auth := req.Args, req.Registry
-	req.Args, req.Registry = nil, nil
+	args, auth, limits := req.Args, req.Registry, req.Limits
+	req.Args, req.Registry, req.Limits = nil, nil, nil
 	data, err := json.Marshal(req)
 	if err != nil {
 		return err
@@ -86,6 +86,14 @@ func writeFields(form *multipart.Writer, req api.BuildRequest) error {
 				text = strconv.FormatFloat(n, 'f', -1, 64)
 			}
 			if err := form.WriteField(name, text); err != nil {
+				return err
+			}
+		}
+	}
+	if limits != nil {
+		for name, n := range map[string]int{"disk_mib": limits.DiskMiB, "disk_ops": limits.DiskOps,
+			"network_in_mbit": limits.NetworkInMbit, "network_out_mbit": limits.NetworkOutMbit} {
+			if err := form.WriteField("limits."+name, strconv.Itoa(n)); err != nil {
 				return err
 			}
 		}

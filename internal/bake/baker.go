@@ -299,7 +299,7 @@ func dataDisks(all []snapshot.DataDisk) []hostapi.DataDisk {
 func (b *Baker) view(r Recipe, platform string) hostapi.Template {
 	t := hostapi.Template{
 		Name: r.Name, Description: r.Description, Base: r.Base, VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB,
-		DiskMiB: r.DiskMiB, Disks: dataDisks(r.Disks), User: r.User, Workdir: r.Workdir, Tools: r.Tools, Hidden: r.Hidden,
+		DiskMiB: r.DiskMiB, Disks: dataDisks(r.Disks), User: r.User, Workdir: r.Workdir, Tools: r.Tools, Hidden: r.Hidden, Limits: r.Limits,
 	}
 	if r.spec != nil {
 		t.Published, t.Labels = true, r.spec.Labels

@@ -26,12 +26,13 @@ type Recipe struct {
 	User        string
 	Workdir     string
 	Tools       []string
-	Start       []Start  // programs that run on in the template, started in order before Ready is asked
-	Ready       string   // shell command that succeeds in the guest once it can be used; "": at once
-	Check       string   // shell command, run as User once the guest is ready; it proves that the template does what it promises
-	Warm        []string // shell commands, run as User before the capture
-	Scrub       bool     // before the warm-up, drop what the check left in memory and fill what is free with zeros
-	Digest      string   // of all that the root image depends on
+	Limits      hostapi.Limits // of its machines
+	Start       []Start        // programs that run on in the template, started in order before Ready is asked
+	Ready       string         // shell command that succeeds in the guest once it can be used; "": at once
+	Check       string         // shell command, run as User once the guest is ready; it proves that the template does what it promises
+	Warm        []string       // shell commands, run as User before the capture
+	Scrub       bool           // before the warm-up, drop what the check left in memory and fill what is free with zeros
+	Digest      string         // of all that the root image depends on
 	Env         map[string]string
 	// spec is set of a published template, which has disk in place of Build.
 	spec *spec

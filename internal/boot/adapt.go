@@ -84,6 +84,8 @@ func (s slot) SetEgress(ctx context.Context, policy hostapi.Egress) error {
 	return s.s.SetPolicy(ctx, egress.Policy(policy))
 }
 
+func (s slot) SetRates(_ context.Context, in, out int64) error { return s.s.SetRates(in, out) }
+
 // Give gives the slot back. One whose tap is still held is the pool's all the same, which renews it once
 // it is free.
 func (s slot) Give(ctx context.Context) error {

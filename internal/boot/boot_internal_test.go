@@ -17,7 +17,9 @@ import (
 
 	"github.com/pandastack/pandastack/internal/config"
 	"github.com/pandastack/pandastack/internal/durable"
+	"github.com/pandastack/pandastack/internal/hostapi"
 	"github.com/pandastack/pandastack/internal/kernel"
+	"github.com/pandastack/pandastack/internal/machine"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
@@ -325,13 +327,13 @@ func TestPlatform(t *testing.T) {
 // Limits are told in units for people and held in bytes.
 func TestLimits(t *testing.T) {
 	n := newNode(t, "PANDASTACK_LIMITS_DISK_MIB=50", "PANDASTACK_LIMITS_DISK_OPS=700", "PANDASTACK_LIMITS_NETWORK_IN_MBIT=80")
-	if got := n.diskRate(); got != (vmm.Rate{Bytes: 50 << 20, Ops: 700}) {
+	if got := n.limits(); got != (hostapi.Limits{DiskMiB: 50, DiskOps: 700, NetworkInMbit: 80}) {
 		t.Errorf("disks are held to %+v", got)
 	}
-	if in, out := bytesOf(n.Config.Limits.NetworkIn), bytesOf(n.Config.Limits.NetworkOut); in != 10_000_000 || out != 0 {
-		t.Errorf("the network is held to %d bytes in and %d out a second", in, out)
+	if got := machine.LineBytes(n.limits().NetworkInMbit); got != 10_000_000 {
+		t.Errorf("the network is held to %d bytes a second", got)
 	}
-	if got := newNode(t).diskRate(); got != (vmm.Rate{}) {
+	if got := newNode(t).limits(); got != (hostapi.Limits{}) {
 		t.Errorf("without a setting disks are held to %+v", got)
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/pandastack/pandastack/internal/disk"
 	"github.com/pandastack/pandastack/internal/egress"
+	"github.com/pandastack/pandastack/internal/hostapi"
 	"github.com/pandastack/pandastack/internal/hostd"
 	"github.com/pandastack/pandastack/internal/jail"
 	"github.com/pandastack/pandastack/internal/kernel"
@@ -83,7 +84,7 @@ func (n *node) network(ctx context.Context) (*netslot.Pool, error) {
 	}
 	set := netslot.Config{
 		Prefix: c.Prefix, Range: addresses, Slots: c.Slots, Ready: c.Ready, Allow: allowed, Resolvers: resolvers, Logger: n.Log,
-		In: bytesOf(n.Config.Limits.NetworkIn), Out: bytesOf(n.Config.Limits.NetworkOut),
+		In: machine.LineBytes(n.Config.Limits.NetworkIn), Out: machine.LineBytes(n.Config.Limits.NetworkOut),
 	}
 	if c.LogEgress {
 		set.Decided = n.decided
@@ -101,9 +102,6 @@ func (n *node) network(ctx context.Context) (*netslot.Pool, error) {
 	n.back.Push("close network", pool.Close)
 	return pool, nil
 }
-
-// bytesOf gives what a line of so many Mbit/s carries in a second.
-func bytesOf(mbit int) int64 { return int64(mbit) * 1e6 / 8 }
 
 // decided logs what the rules of a machine said to a name or a connection.
 func (n *node) decided(owner string, slot int, d egress.Decision) {
@@ -214,7 +212,7 @@ func (n *node) host(ctx context.Context) (*hostd.Host, error) {
 		Machine: machine.Config{
 			Spares:         n.Config.Sandbox.Spares,
 			DiskReserveMiB: c.DiskReserveMiB,
-			DiskRate:       n.diskRate(),
+			Limits:         n.limits(),
 			Admission:      machine.Admission{ReserveMiB: c.MemoryReserveMiB},
 			HostMemory:     n.memory(),
 			HugeMemory:     n.hugeMemory(),
@@ -238,10 +236,10 @@ func (n *node) host(ctx context.Context) (*hostd.Host, error) {
 	return host, nil
 }
 
-// diskRate bounds each disk of a machine.
-func (n *node) diskRate() vmm.Rate {
+// limits are those of every machine.
+func (n *node) limits() hostapi.Limits {
 	l := n.Config.Limits
-	return vmm.Rate{Bytes: int64(l.DiskMiB) << 20, Ops: int64(l.DiskOps)}
+	return hostapi.Limits{DiskMiB: l.DiskMiB, DiskOps: l.DiskOps, NetworkInMbit: l.NetworkIn, NetworkOutMbit: l.NetworkOut}
 }
 
 // hugeMemory gives the pages of 2 MiB that machines may have; nil for none.

@@ -45,7 +45,7 @@ func (n *node) recipes() ([]bake.Recipe, error) {
 		}
 		all = append(all, bake.Recipe{
 			Name: hostapi.TemplateName(r.Name), Hidden: r.Hidden, Description: r.Description, Base: r.Distribution.Suite,
-			VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB, DiskMiB: r.DiskMiB, User: r.User, Workdir: r.Workdir, Tools: r.Tools,
+			VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB, DiskMiB: r.DiskMiB, User: r.User, Workdir: r.Workdir, Tools: r.Tools, Limits: hostapi.Limits(r.Limits),
 			Disks: dataDisks(r), Start: start, Ready: r.Ready, Check: check, Warm: r.Warm, Scrub: true, Digest: r.Digest(),
 			Build: func(ctx context.Context, work, image string, log, step func(string)) error {
 				data := map[string]string{}

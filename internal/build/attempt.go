@@ -2,6 +2,7 @@ package build
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -194,6 +195,13 @@ func (a *attempt) commit(ctx context.Context, t hostapi.Template, from hostapi.P
 	now := store.Micros(time.Now())
 	v := store.Version{ID: a.row.ID, Template: a.row.Template, Hash: a.row.Hash, Base: base, VCPUs: t.VCPUs, MemoryMiB: t.MemoryMiB,
 		DiskMiB: t.DiskMiB, Bytes: t.Bytes, User: from.User, Workdir: from.Workdir, Env: from.Env, Start: from.Start, Ready: from.Ready, Created: now}
+	if l := a.spec.Limits; l != nil && !l.IsZero() {
+		data, err := json.Marshal(l)
+		if err != nil {
+			return err
+		}
+		v.Limits = string(data)
+	}
 	row := a.row
 	row.State, row.Step, row.Error, row.Code, row.Bytes, row.Ended = stateDone, "", "", "", t.Bytes, now
 	a.journal.say(levelInfo, "", fmt.Sprintf("template %s is ready: %d processors, %d MiB of memory, %d MiB of disk, %s on the host",

@@ -10,6 +10,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/auth"
+	"github.com/pandastack/pandastack/internal/hostapi"
 	"github.com/pandastack/pandastack/internal/store"
 )
 
@@ -187,10 +188,26 @@ func (s *Service) checkSource(ctx context.Context, p auth.Principal, spec Spec) 
 			err = api.Errorf(api.Invalid, "steps: the files %s of a COPY were not uploaded", step.Files).With("field", "steps")
 		}
 	}
+	if err == nil && spec.Limits != nil {
+		err = s.checkLimits(ctx, *spec.Limits)
+	}
 	if err != nil {
 		return api.AsError(err)
 	}
 	return nil
+}
+
+// checkLimits refuses limits that are wider than the host's.
+func (s *Service) checkLimits(ctx context.Context, l api.Limits) error {
+	has, err := s.host.Capacity(ctx)
+	if err != nil {
+		return err
+	}
+	err = hostapi.Limits(l).Check(has.Limits)
+	if which, ok := errors.AsType[*hostapi.LimitError](err); ok {
+		return api.Wrap(api.Invalid, err, err.Error()).With("field", "limits."+which.Field)
+	}
+	return err
 }
 
 // find reads a build of the caller's workspace.

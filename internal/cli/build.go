@@ -24,6 +24,7 @@ type buildFlags struct {
 	args   []string
 	auth   api.RegistryAuth
 	noWait bool
+	limits limitFlags
 }
 
 func (a *app) templateBuild() *cobra.Command {
@@ -57,6 +58,7 @@ func (a *app) templateBuild() *cobra.Command {
 	fl.BoolVar(&f.req.NoCache, "no-cache", false, "run every step anew")
 	fl.StringVar(&f.auth.Username, "registry-user", "", "user at the registry; the password is read from --registry-password-file")
 	fl.StringVar(&f.auth.Password, "registry-password-file", "", "file with the password or token for the registry")
+	f.limits.register(fl)
 	fl.BoolVar(&f.noWait, "no-wait", false, "only begin")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		dir := "."
@@ -88,7 +90,7 @@ func (a *app) startBuild(ctx context.Context, f buildFlags, dir string) error {
 		}
 		f.req.Registry = &f.auth
 	}
-	f.req.Replace = true
+	f.req.Replace, f.req.Limits = true, f.limits.limits()
 	up, done, err := f.upload(dir)
 	if err != nil {
 		return err

@@ -78,7 +78,7 @@ func (a *app) templateGet() *cobra.Command {
 				fails = t.Bake.Error
 			}
 			return facts(w, "name", t.Name, "description", t.Description, "baked", baked(t), "why not", fails, "size",
-				fmt.Sprintf("%d vCPU, %d MiB memory, %d MiB disk", t.CPU, t.MemoryMB, t.DiskMB), "data disks", dataDisks(t.DataDisks), "takes", takes(t), "base", t.Base, "user", t.User, "workdir", t.Workdir, "tools", strings.Join(t.Tools, ", "))
+				fmt.Sprintf("%d vCPU, %d MiB memory, %d MiB disk", t.CPU, t.MemoryMB, t.DiskMB), "data disks", dataDisks(t.DataDisks), "limits", bounds(t.Limits), "takes", takes(t), "base", t.Base, "user", t.User, "workdir", t.Workdir, "tools", strings.Join(t.Tools, ", "))
 		})
 	}}
 }

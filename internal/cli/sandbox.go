@@ -29,6 +29,7 @@ func (a *app) sandboxCreate() *cobra.Command {
 	var from string
 	var ttl, timeout time.Duration
 	var reach reachFlags
+	var limits limitFlags
 	c := &cobra.Command{
 		Use:     "create",
 		Short:   "Create a sandbox from a template or a snapshot",
@@ -48,13 +49,14 @@ func (a *app) sandboxCreate() *cobra.Command {
 	f.StringVar(&req.Workdir, "workdir", "", "default working directory of commands")
 	f.IntVar(&req.DiskMB, "disk-mb", 0, "at least so much root disk in MiB")
 	reach.register(f)
+	limits.register(f)
 	f.BoolVar(&reach.noInternet, "no-egress", false, "the same as --no-internet")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		req.FromSnapshot = api.SnapshotID(from)
 		if f.Changed("ttl") {
 			req.TTLSeconds = seconds(ttl)
 		}
-		req.TimeoutSeconds = *seconds(timeout)
+		req.TimeoutSeconds, req.Limits = *seconds(timeout), limits.limits()
 		n, err := reach.network()
 		if err != nil {
 			return err
@@ -154,7 +156,7 @@ func sandboxFacts(w io.Writer, s api.Sandbox) error {
 		"isolation", strings.Trim(s.Isolation+" "+s.Accelerator, " "), "address", s.GuestIP,
 		"last start", fmt.Sprintf("%s, %d ms", s.BootMode, s.BootMS), "where it went", strings.Join(phases, ", "),
 		"created", s.CreatedAt.Format(time.RFC3339), "from snapshot", string(s.FromSnapshot), "parent", string(s.ParentID), "tree", string(s.TreeID),
-		"deleted when idle for", ttl, "deleted at", expires, "persistent", strconv.FormatBool(s.Persistent), "may reach", reachable(s.Network),
+		"deleted when idle for", ttl, "deleted at", expires, "persistent", strconv.FormatBool(s.Persistent), "may reach", reachable(s.Network), "limits", bounds(s.Limits),
 		"user", s.User, "workdir", s.Workdir, "metadata", pairs(s.Metadata))
 }
 

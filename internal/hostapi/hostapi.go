@@ -61,6 +61,7 @@ type Create struct {
 	// hibernates it instead of destroying it.
 	Keep   bool
 	Egress Egress            // what the machine may reach
+	Limits Limits            // none wider than the host's; a fork has its parent's
 	Labels map[string]string // kept and given back; not understood
 }
 
@@ -125,6 +126,7 @@ type Machine struct {
 	Created    time.Time
 	Keep       bool
 	Egress     Egress
+	Limits     Limits // that were asked for; those of the host hold too
 	Labels     map[string]string
 	Reason     string  // why it failed
 	Phases     []Phase // of the last operation, in order
@@ -167,6 +169,7 @@ type Template struct {
 	Disks         []DataDisk // beside the root disk, in the guest's order
 	User          string
 	Workdir       string
+	Limits        Limits // of its machines, where a create has none of its own
 	Tools         []string
 	Hidden        bool // usable by its name, but not to be listed to users
 	Baked         bool
@@ -198,6 +201,7 @@ type Capacity struct {
 	MemoryFreeMiB                           int // that may still be promised
 	DiskMiB                                 int
 	DiskFreeMiB                             int
+	Limits                                  Limits // of every machine here
 	Machines                                int
 	Running                                 int
 }

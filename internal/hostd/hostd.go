@@ -214,7 +214,7 @@ func (h *Host) Capacity(context.Context) (hostapi.Capacity, error) {
 	out := hostapi.Capacity{
 		Driver: can.Name, Version: can.Version, Format: can.Format, Accelerator: string(can.Accelerator), Isolation: can.Isolation,
 		VCPUs: runtime.NumCPU(), MemoryMiB: total, MemoryFreeMiB: free,
-		DiskMiB: int(disk >> 20), DiskFreeMiB: int(diskFree >> 20),
+		DiskMiB: int(disk >> 20), DiskFreeMiB: int(diskFree >> 20), Limits: h.cfg.Machine.Limits,
 	}
 	for _, mc := range h.machines.List() {
 		out.Machines++

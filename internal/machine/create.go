@@ -27,6 +27,9 @@ func (m *Manager) create(ctx context.Context, req hostapi.Create, from snapshot.
 	if err := m.deps.Network.CheckEgress(req.Egress); err != nil {
 		return hostapi.Machine{}, fmt.Errorf("create machine %s: %w", req.ID, err)
 	}
+	if err := m.checkLimits(req.Limits); err != nil {
+		return hostapi.Machine{}, fmt.Errorf("create machine %s: %w", req.ID, err)
+	}
 	snap, err := m.deps.Store.Hold(from)
 	if err != nil {
 		return hostapi.Machine{}, missing(err)
@@ -82,7 +85,7 @@ func createIntent(req hostapi.Create, snap snapshot.Snapshot, how start) intent 
 		ID: req.ID, State: creating, Template: req.Template, Snapshot: req.Snapshot, Base: snap.Ref,
 		VCPUs: snap.VCPUs, MemoryMiB: how.memory, DiskMiB: how.diskMiB, Data: snap.Data, Slot: -1,
 		Hostname: req.Hostname, Env: req.Env, Files: req.Files, User: snap.User, Workdir: snap.Workdir, Keep: req.Keep,
-		Egress: req.Egress, Labels: req.Labels, Stream: snap.Partial(), Generation: 1, BootMode: how.mode, Created: time.Now().UTC(),
+		Egress: req.Egress, Limits: req.Limits, Labels: req.Labels, Stream: snap.Partial(), Generation: 1, BootMode: how.mode, Created: time.Now().UTC(),
 	}
 	if in.Template == "" {
 		in.Template = hostapi.TemplateName(snap.Template)

@@ -30,6 +30,9 @@ type Slot interface {
 	// holds. A slot just taken allows all; an adopted one does what the policy that it had does, but answers
 	// no names until this is called, unless that policy allowed all.
 	SetEgress(ctx context.Context, policy hostapi.Egress) error
+	// SetRates bounds what goes to and comes from the guest, in bytes a second; 0, or more than the host's bound, is
+	// that. A slot just taken or adopted has the host's.
+	SetRates(ctx context.Context, in, out int64) error
 	Give(ctx context.Context) error // gives it back, open again
 }
 

@@ -158,6 +158,7 @@ func (h *host) Adopt(_ context.Context, spec vmm.Spec) (vmm.Machine, error) {
 		return nil, h.deafAdopt
 	}
 	if m := h.monitors[spec.Dir]; m != nil {
+		m.spec.Disks = spec.Disks // whose rates may be others
 		return m, nil
 	}
 	return nil, vmm.ErrGone

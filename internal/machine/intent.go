@@ -45,6 +45,7 @@ type intent struct {
 	Workdir    string               `json:"workdir,omitempty"`
 	Keep       bool                 `json:"keep"`
 	Egress     hostapi.Egress       `json:"egress,omitzero"`
+	Limits     hostapi.Limits       `json:"limits,omitzero"`
 	NoEgress   bool                 `json:"no_egress,omitempty"` // read alone: Egress denies the others
 	Stream     bool                 `json:"stream,omitempty"`    // its monitor needs this process: it began on a partial snapshot
 	Scratch    bool                 `json:"scratch,omitempty"`   // of no use to another process: Recover removes it

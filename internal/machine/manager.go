@@ -39,9 +39,9 @@ type Config struct {
 	SyncTimeout time.Duration
 	// DiskReserveMiB stays free on the disk whatever is asked for; default 256.
 	DiskReserveMiB int
-	// DiskRate bounds each disk of each machine from its next start on; zero: nothing does. The driver must hold
-	// such bounds.
-	DiskRate   vmm.Rate
+	// Limits hold for every machine, from the moment in which it starts or is taken over. Those of disks need a driver
+	// that holds them; those of the network are the slots' already, and say what machines may ask for.
+	Limits     hostapi.Limits
 	Admission  Admission
 	HostMemory HostMemory // default ReadMeminfo
 	FreeSpace  FreeSpace  // default StatFS
@@ -128,7 +128,7 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 		deps.Disks == nil || deps.Store == nil || deps.Link == nil {
 		return nil, errors.New("machine: directory, driver, network, groups, disks, store and link are required")
 	}
-	if c := deps.Driver.Capabilities(); cfg.DiskRate != (vmm.Rate{}) && !c.DiskRates {
+	if c := deps.Driver.Capabilities(); diskRate(cfg.Limits) != (vmm.Rate{}) && !c.DiskRates {
 		return nil, fmt.Errorf("machine: %w", &vmm.UnsupportedError{Op: "bound what goes through disks", Driver: c.Name})
 	}
 	cfg.Parallel = cmp.Or(cfg.Parallel, max(4, 2*runtime.NumCPU()))
@@ -301,7 +301,7 @@ func (mc *machine) view() hostapi.Machine {
 		ID: in.ID, State: shown[in.State], Template: in.Template, Snapshot: in.Snapshot, Parent: in.Parent,
 		VCPUs: in.VCPUs, MemoryMiB: in.MemoryMiB, DiskMiB: in.DiskMiB, Disks: dataDisks(in.Data), Generation: in.Generation,
 		BootMode: in.BootMode, Boot: mc.boot, Pause: mc.pause, Created: in.Created, Keep: in.Keep,
-		Egress: in.Egress, Labels: in.Labels, Reason: in.Reason,
+		Egress: in.Egress, Limits: in.Limits, Labels: in.Labels, Reason: in.Reason,
 	}
 	if mc.slot != nil {
 		p := mc.slot.Place()

@@ -244,6 +244,9 @@ func (m *Manager) adoptRig(ctx context.Context, mc *machine) error {
 	if err := slot.SetEgress(ctx, mc.in.Egress); err != nil {
 		return fmt.Errorf("set the egress policy: %w", err)
 	}
+	if err := m.throttle(ctx, mc); err != nil {
+		return err
+	}
 	group, err := m.deps.Groups.Adopt(ctx, mc.in.rig(), m.limits(mc))
 	if err != nil {
 		// The machine is worth more than its limits, which the kernel may well still hold.

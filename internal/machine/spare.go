@@ -40,9 +40,9 @@ func (m *Manager) wantSpare(ref snapshot.Ref) {
 }
 
 // spareFits says whether a machine can be made of a spare of its template: disks of kept machines are
-// opened in another way, and a grown disk is another disk.
+// opened in another way, a grown disk is another disk, and a spare is held to the host's limits alone.
 func spareFits(req hostapi.Create, how start) bool {
-	return req.Snapshot == "" && !req.Keep && !how.grow
+	return req.Snapshot == "" && !req.Keep && !how.grow && req.Limits == (hostapi.Limits{})
 }
 
 // claim gives the caller the spare over a snapshot, nil when none lives.

@@ -50,6 +50,9 @@ func (m *Manager) rig(ctx context.Context, p *plan, mc *machine) error {
 	if err := m.wayOut(ctx, mc); err != nil {
 		return err
 	}
+	if err := m.throttle(ctx, mc); err != nil {
+		return err
+	}
 	if err := p.did("slot"); err != nil {
 		return err
 	}
@@ -87,7 +90,7 @@ func (m *Manager) wayOut(ctx context.Context, mc *machine) error {
 func (m *Manager) spec(mc *machine) vmm.Spec {
 	s := vmm.Spec{
 		ID: mc.in.rig(), Dir: filepath.Join(mc.dir, monitorDir), VCPUs: mc.in.VCPUs, MemoryMiB: mc.in.MemoryMiB,
-		Disks: mc.vmmDisks(m.cfg.DiskRate),
+		Disks: mc.vmmDisks(diskRate(mc.in.Limits.Within(m.cfg.Limits))),
 	}
 	if mc.in.Slot >= 0 {
 		s.Confine.UID, s.Confine.GID = m.cfg.Owner(mc.in.Slot)

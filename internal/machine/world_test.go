@@ -48,11 +48,11 @@ type world struct {
 	net     *network
 	groups  *groups
 	hook    atomic.Pointer[func(op, step string) error]
-	free    int64    // bytes of disk that are told to be free
-	huge    int64    // bytes of huge pages that are told to be ready
-	streams *streams // nil: none
-	spares  int      // that the manager keeps; read by boot
-	rate    vmm.Rate // of every disk; read by boot
+	free    int64          // bytes of disk that are told to be free
+	huge    int64          // bytes of huge pages that are told to be ready
+	streams *streams       // nil: none
+	spares  int            // that the manager keeps; read by boot
+	limits  hostapi.Limits // of every machine; read by boot
 
 	mgr   *machine.Manager
 	store *snapshot.Store
@@ -110,7 +110,7 @@ func (w *world) boot() {
 		deps.Streams = w.streams
 	}
 	w.mgr, err = machine.New(machine.Config{
-		Dir: filepath.Join(w.dir, "machines"), ReadyTimeout: 30 * time.Second, Spares: w.spares, DiskRate: w.rate,
+		Dir: filepath.Join(w.dir, "machines"), ReadyTimeout: 30 * time.Second, Spares: w.spares, Limits: w.limits,
 		HostMemory: func() (int64, int64, error) { return 1 << 40, 1 << 40, nil },
 		HugeMemory: func() (int64, error) { return w.huge, nil },
 		FreeSpace:  func(string) (int64, int64, error) { return 1 << 40, w.free, nil },
@@ -304,12 +304,13 @@ type network struct {
 	taken map[int]string
 	found map[int]string // of an earlier manager, not adopted
 	rules map[int]hostapi.Egress
-	mute  map[int]bool // adopted, and its policy not set since
-	fail  error        // of the next policy set
+	mute  map[int]bool     // adopted, and its policy not set since
+	rates map[int][2]int64 // in, out; a slot without has the host's
+	fail  error            // of the next policy set
 }
 
 func newNetwork() *network {
-	return &network{taken: map[int]string{}, found: map[int]string{}, rules: map[int]hostapi.Egress{}, mute: map[int]bool{}}
+	return &network{taken: map[int]string{}, found: map[int]string{}, rules: map[int]hostapi.Egress{}, mute: map[int]bool{}, rates: map[int][2]int64{}}
 }
 
 type place struct {
@@ -334,6 +335,7 @@ func (n *network) Take(_ context.Context, owner string) (machine.Slot, error) {
 			n.taken[i] = owner
 			delete(n.rules, i)
 			delete(n.mute, i)
+			delete(n.rates, i)
 			return &place{n, i}, nil
 		}
 	}
@@ -346,6 +348,7 @@ func (n *network) Adopt(_ context.Context, owner string, index int) (machine.Slo
 		return nil, fmt.Errorf("slot %d is of %q, not %q", index, n.found[index], owner)
 	}
 	delete(n.found, index)
+	delete(n.rates, index)
 	n.taken[index], n.mute[index] = owner, true
 	return &place{n, index}, nil
 }
@@ -410,6 +413,25 @@ func (p *place) SetEgress(_ context.Context, policy hostapi.Egress) error {
 	p.net.rules[p.index] = policy
 	delete(p.net.mute, p.index)
 	return nil
+}
+
+func (p *place) SetRates(_ context.Context, in, out int64) error {
+	p.net.mu.Lock()
+	defer p.net.mu.Unlock()
+	p.net.rates[p.index] = [2]int64{in, out}
+	return nil
+}
+
+// ratesOf are those of owner's slot.
+func (n *network) ratesOf(owner string) [2]int64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for i, o := range n.taken {
+		if o == owner {
+			return n.rates[i]
+		}
+	}
+	return [2]int64{-1, -1}
 }
 
 func (p *place) Give(context.Context) error {

@@ -103,7 +103,7 @@ func (p *Pool) furnish(ctx context.Context, s *Slot, hostIP, guestIP netip.Addr)
 	if err := p.innerLinks(s.Index, hostIP, guestIP); err != nil {
 		return err
 	}
-	if err := p.setRates(true); err != nil {
+	if err := p.rates().set(true); err != nil {
 		return err
 	}
 	err = s.rulesFrom(func(k *kernel) error {
@@ -262,8 +262,8 @@ func (p *Pool) renew(ctx context.Context, s *Slot) error {
 			return err
 		}
 		s.Tap = tap
-		if p.cfg.In != 0 || p.cfg.Out != 0 {
-			if err := p.setRates(false); err != nil {
+		if s.bounded || p.rates() != (rates{}) {
+			if err := p.rates().set(false); err != nil {
 				return err
 			}
 		}

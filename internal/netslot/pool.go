@@ -162,7 +162,7 @@ func (p *Pool) Adopt(ctx context.Context, owner string, index int) (*Slot, error
 	if !ok {
 		return nil, fmt.Errorf("adopt slot %d: %w", index, ErrNoSlot)
 	}
-	err := s.inside(func() error { return p.setRates(false) }) // those of the earlier process may have been others
+	err := s.inside(func() error { return p.rates().set(false) }) // those of the earlier process may have been others
 	if err == nil {
 		err = s.resume(ctx)
 	}

@@ -20,16 +20,43 @@ const (
 // leastRate is the lowest bound, in bytes a second: the kernel counts the time for a burst in 32 bits.
 const leastRate = 1 << 10
 
-// rates are the links of a slot with what may go out of each, in bytes a second; 0: all there is. What
-// leaves by tap0 goes to the guest, what leaves by veth0 comes from it.
-func (p *Pool) rates() map[string]int64 {
-	return map[string]int64{tapName: p.cfg.In, innerName: p.cfg.Out}
+// rates bound what goes to and comes from a guest, in bytes a second; 0: all there is.
+type rates struct{ in, out int64 }
+
+// rates are those of every slot.
+func (p *Pool) rates() rates { return rates{p.cfg.In, p.cfg.Out} }
+
+// SetRates bounds what goes to and comes from the guest, in bytes a second, until the slot is given back. 0, or more
+// than the pool's bound, is that. What waited in the slot is dropped. ErrGiven: the slot was given back.
+func (s *Slot) SetRates(in, out int64) error {
+	all := s.pool.rates()
+	r := rates{tighter(in, all.in), tighter(out, all.out)}
+	for _, rate := range []int64{r.in, r.out} {
+		if rate != 0 && rate < leastRate {
+			return fmt.Errorf("slot %d: rate %d is below %d bytes a second", s.Index, rate, leastRate)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.given {
+		return fmt.Errorf("slot %d: %w", s.Index, ErrGiven)
+	}
+	s.bounded = true // also if it fails half way
+	return s.inside(func() error { return r.set(false) })
 }
 
-// setRates bounds what goes through the slot in whose namespace the calling thread is. Nothing that waited for
-// a former owner is left. fresh: nothing was ever set there.
-func (p *Pool) setRates(fresh bool) error {
-	if fresh && p.cfg.In == 0 && p.cfg.Out == 0 {
+func tighter(asked, pool int64) int64 {
+	if asked == 0 || pool != 0 && pool < asked {
+		return pool
+	}
+	return asked
+}
+
+// set bounds what goes through the slot in whose namespace the calling thread is. Nothing that waited for a former
+// owner is left. fresh: nothing was ever set there. What leaves by tap0 goes to the guest, what leaves by veth0
+// comes from it.
+func (r rates) set(fresh bool) error {
+	if fresh && r == (rates{}) {
 		return nil
 	}
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
@@ -37,7 +64,7 @@ func (p *Pool) setRates(fresh bool) error {
 		return fmt.Errorf("open netlink: %w", err)
 	}
 	defer h.Close()
-	for name, rate := range p.rates() {
+	for name, rate := range map[string]int64{tapName: r.in, innerName: r.out} {
 		link, err := h.LinkByName(name)
 		if err != nil {
 			return fmt.Errorf("find %s: %w", name, err)

@@ -4,6 +4,7 @@ package netslot
 
 import (
 	"context"
+	"errors"
 	"io"
 	"testing"
 	"time"
@@ -79,6 +80,33 @@ func TestRatesOfLaterOwners(t *testing.T) {
 	if left := w.leftovers(); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}
+}
+
+// A slot may have bounds of its own, never wider than the pool's, and its next owner has the pool's.
+func TestRatesOfASlot(t *testing.T) {
+	w := newWorld(t)
+	p := w.pool(func(c *Config) { c.In = 4 << 20 })
+	defer w.closePool(p)
+	s := w.take(p)
+	w.hasRates(s, 4<<20, 0)
+	w.must(s.SetRates(8<<20, 2<<20))
+	w.hasRates(s, 4<<20, 2<<20)
+	w.must(s.SetRates(1<<20, 0))
+	w.hasRates(s, 1<<20, 0)
+	if err := s.SetRates(leastRate-1, 0); err == nil {
+		t.Error("a rate that the kernel cannot hold was taken")
+	}
+	w.must(s.SetRates(1<<20, 3<<20))
+	index := s.Index
+	w.must(p.Give(context.Background(), s))
+	if err := s.SetRates(1<<20, 0); !errors.Is(err, ErrGiven) {
+		t.Errorf("given back: got %v", err)
+	}
+	if s = w.take(p); s.Index != index {
+		t.Fatalf("slot %d came instead of %d, the only one that is ready", s.Index, index)
+	}
+	w.hasRates(s, 4<<20, 0)
+	w.must(p.Give(context.Background(), s))
 }
 
 // hasRates compares the bounds in the kernel; 0 is none.

@@ -38,6 +38,8 @@ type Slot struct {
 	rules *egress.Rules     // what the guard holds; nil with it
 	proxy *egress.Proxy     // nil while names decide nothing
 	given bool              // back to the pool: the place may be another owner's
+	// bounded: it had rates of its own.
+	bounded bool
 }
 
 func (p *Pool) newSlot(index int) *Slot {

@@ -38,6 +38,7 @@ func (slot) Place() machine.Place {
 	return machine.Place{GuestIP: netip.MustParseAddr("10.0.0.2"), TapName: "tap0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}}
 }
 func (slot) SetEgress(context.Context, hostapi.Egress) error { return nil }
+func (slot) SetRates(context.Context, int64, int64) error    { return nil }
 func (slot) Give(context.Context) error                      { return nil }
 
 // Groups limit nothing.

@@ -18,6 +18,7 @@ const (
 	minDiskMiB   = 128
 	minDataMiB   = 32 // there must be room for the journal
 	maxDiskMiB   = 2 << 20
+	maxLimit     = 1_000_000
 	maxList      = 500
 	maxCommand   = 8 << 10
 	maxStart     = 20
@@ -91,6 +92,10 @@ func (r Recipe) check() error {
 	c.that(userForm.MatchString(r.User), "user", "is %q; give a Unix user name such as user, or root", r.User)
 	c.that(path.IsAbs(r.Workdir) && path.Clean(r.Workdir) == r.Workdir && len(r.Workdir) < 1024,
 		"workdir", "is %q; give an absolute path without . and ..", r.Workdir)
+	c.between(r.Limits.DiskMiB, 0, maxLimit, "limits.disk_mib")
+	c.between(r.Limits.DiskOps, 0, maxLimit, "limits.disk_ops")
+	c.between(r.Limits.NetworkInMbit, 0, maxLimit, "limits.network_in_mbit")
+	c.between(r.Limits.NetworkOutMbit, 0, maxLimit, "limits.network_out_mbit")
 	r.checkDisks(&c)
 	r.Distribution.check(&c)
 	c.that(len(r.Parts) <= maxList && len(r.Start) <= maxStart, "parts, start", "have too many entries; at most %d and %d are allowed", maxList, maxStart)

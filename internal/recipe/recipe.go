@@ -26,9 +26,10 @@ type Recipe struct {
 	DiskMiB     int      `yaml:"disk_mib"` // size the guest sees; space is taken as it is used
 	// Disks are beside the root disk, /dev/vdb and on. What is at the mount point after Setup is their content.
 	Disks   []Disk   `yaml:"disks" json:",omitempty"`
-	User    string   `yaml:"user"`    // whom commands run as by default; made with uid 1000 unless it is root
-	Workdir string   `yaml:"workdir"` // where they run
-	Tools   []string `yaml:"tools"`   // what a user finds in it, for lists
+	Limits  Limits   `yaml:"limits" json:"-"` // of its sandboxes; a change needs no new image
+	User    string   `yaml:"user"`            // whom commands run as by default; made with uid 1000 unless it is root
+	Workdir string   `yaml:"workdir"`         // where they run
+	Tools   []string `yaml:"tools"`           // what a user finds in it, for lists
 
 	Distribution Distribution `yaml:"distribution"`
 	Parts        []Part       `yaml:"parts"` // put into the root file system in order, after its packages and before Setup
@@ -46,6 +47,14 @@ type Recipe struct {
 	// Files are those beside the recipe that it may use, by name. Load fills them in. CheckFile among them
 	// is the template's own proof.
 	Files map[string][]byte `yaml:"-"`
+}
+
+// Limits bound what a sandbox may move each second; 0 is as much as the node lets every sandbox.
+type Limits struct {
+	DiskMiB        int `yaml:"disk_mib"` // of each disk
+	DiskOps        int `yaml:"disk_ops"` // of each disk
+	NetworkInMbit  int `yaml:"network_in_mbit"`
+	NetworkOutMbit int `yaml:"network_out_mbit"`
 }
 
 // CheckFile is the script beside a recipe that proves in a guest that its template does what it promises,

@@ -221,10 +221,14 @@ func (s *Service) plan(ctx context.Context, p auth.Principal, req api.CreateRequ
 		return r, hostapi.Create{}, err
 	}
 	var host hostapi.TemplateName
+	var limits hostapi.Limits
 	if req.FromSnapshot != "" {
-		err = s.planSnapshot(ctx, p, req, &r)
+		limits, err = s.planSnapshot(ctx, p, req, &r)
 	} else {
-		host, err = s.planTemplate(ctx, p, req, &r)
+		host, limits, err = s.planTemplate(ctx, p, req, &r)
+	}
+	if err == nil {
+		err = s.limit(ctx, &r, req.Limits, limits)
 	}
 	if err != nil {
 		return r, hostapi.Create{}, err
@@ -241,7 +245,7 @@ func (s *Service) plan(ctx context.Context, p auth.Principal, req api.CreateRequ
 		more = req.MemoryMB // the host knows whether it can
 	}
 	ask := hostapi.Create{ID: machineID(&r), MemoryMiB: more, DiskMiB: req.Disk(), Hostname: r.ID, Env: environment(&r), Files: files(&r), Keep: r.Persistent,
-		Egress: policyOf(&r), Labels: s.labels(r.Workspace, r.Surroundings)}
+		Egress: policyOf(&r), Limits: limitsOf(r.Limits), Labels: s.labels(r.Workspace, r.Surroundings)}
 	if r.Snapshot != "" {
 		ask.Snapshot = hostapi.SnapshotID(r.Snapshot)
 	} else {
@@ -250,8 +254,8 @@ func (s *Service) plan(ctx context.Context, p auth.Principal, req api.CreateRequ
 	return r, ask, nil
 }
 
-// planTemplate fills in what the template says and answers its name on the host.
-func (s *Service) planTemplate(ctx context.Context, p auth.Principal, req api.CreateRequest, r *store.Sandbox) (hostapi.TemplateName, error) {
+// planTemplate fills in what the template says and answers its name on the host and the limits it has.
+func (s *Service) planTemplate(ctx context.Context, p auth.Principal, req api.CreateRequest, r *store.Sandbox) (hostapi.TemplateName, hostapi.Limits, error) {
 	name := req.Template
 	if name == "" {
 		name = s.cfg.DefaultTemplate
@@ -259,20 +263,24 @@ func (s *Service) planTemplate(ctx context.Context, p auth.Principal, req api.Cr
 	t, err := s.templates.Resolve(ctx, p, name)
 	if err != nil {
 		if api.CodeOf(err) == api.NotFound { // of a create the template is a field that is wrong
-			return "", api.Wrap(api.Invalid, err, "template: "+err.Error()).With("field", "template")
+			err = api.Wrap(api.Invalid, err, "template: "+err.Error()).With("field", "template")
 		}
-		return "", err
+		return "", hostapi.Limits{}, err
 	}
 	switch {
 	case req.CPU != 0 && req.CPU != t.CPU:
-		return "", sizeError("cpu", req.CPU, t.CPU, t.Name)
+		return "", hostapi.Limits{}, sizeError("cpu", req.CPU, t.CPU, t.Name)
 	case req.MemoryMB != 0 && req.MemoryMB < t.MemoryMB:
-		return "", sizeError("memory_mb", req.MemoryMB, t.MemoryMB, t.Name)
+		return "", hostapi.Limits{}, sizeError("memory_mb", req.MemoryMB, t.MemoryMB, t.Name)
 	}
 	r.Template, r.User, r.Workdir = t.Name, t.User, t.Workdir
 	r.VCPUs, r.MemoryMiB = t.CPU, t.MemoryMB
 	r.Env = merge(t.Env, r.Env)
-	return hostapi.TemplateName(t.Host), nil
+	var limits hostapi.Limits
+	if t.Limits != nil {
+		limits = hostapi.Limits(*t.Limits)
+	}
+	return hostapi.TemplateName(t.Host), limits, nil
 }
 
 func sizeError(field string, asked, has int, template string) error {
@@ -280,10 +288,11 @@ func sizeError(field string, asked, has int, template string) error {
 		With("field", field)
 }
 
-func (s *Service) planSnapshot(ctx context.Context, p auth.Principal, req api.CreateRequest, r *store.Sandbox) error {
+// planSnapshot fills in what a snapshot says and answers the limits of the sandbox that it was taken of.
+func (s *Service) planSnapshot(ctx context.Context, p auth.Principal, req api.CreateRequest, r *store.Sandbox) (hostapi.Limits, error) {
 	snap, err := s.snapshot(ctx, p, req.FromSnapshot)
 	if err != nil {
-		return err
+		return hostapi.Limits{}, err
 	}
 	r.Snapshot, r.Template, r.User, r.Workdir = snap.ID, snap.Template, snap.User, snap.Workdir
 	r.VCPUs, r.MemoryMiB = snap.VCPUs, snap.MemoryMiB
@@ -291,5 +300,5 @@ func (s *Service) planSnapshot(ctx context.Context, p auth.Principal, req api.Cr
 	if req.Surroundings == nil {
 		r.Surroundings = snap.Surroundings
 	}
-	return nil
+	return limitsOf(snap.Limits), nil
 }

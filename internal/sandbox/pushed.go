@@ -77,7 +77,7 @@ func (s *Service) PullSnapshot(ctx context.Context, p auth.Principal, id api.Sna
 	snap.State, snap.Sandbox, snap.Template, snap.Bytes = store.SnapshotReady, string(got.Machine), string(got.Template), got.Bytes
 	snap.VCPUs, snap.MemoryMiB, snap.DiskMiB = got.VCPUs, got.MemoryMiB, got.DiskMiB
 	snap.Env, snap.User, snap.Workdir, snap.Created = done.Env, done.User, done.Workdir, store.Micros(got.Created)
-	snap.Surroundings = got.Labels[surroundingsLabel]
+	snap.Surroundings, snap.Limits = got.Labels[surroundingsLabel], got.Labels[limitsLabel]
 	firmly, cancel := firm(ctx)
 	defer cancel()
 	err = s.db.Write(firmly, "snapshot end", func(ctx context.Context, tx *store.Tx) error {

@@ -260,7 +260,7 @@ func (s *Service) view(r *store.Sandbox) api.Sandbox {
 		FromSnapshot: api.SnapshotID(r.Snapshot), BootMS: (r.Boot + 999) / 1000, BootMode: r.BootMode,
 		CreatedAt: store.Time(r.Created), Workspace: api.Workspace(r.Workspace), Persistent: r.Persistent,
 		TTLSeconds: r.TTLSeconds, IdleSeconds: int64(s.idle(r).Seconds()), ParentID: api.SandboxID(r.Parent),
-		TreeID: api.TreeID(r.Tree), User: r.User, Workdir: r.Workdir, Egress: r.Egress, Network: shownNetwork(r), Isolation: facts.Isolation,
+		TreeID: api.TreeID(r.Tree), User: r.User, Workdir: r.Workdir, Egress: r.Egress, Network: shownNetwork(r), Limits: shownLimits(r.Limits), Isolation: facts.Isolation,
 		Accelerator: facts.Accelerator, Generation: uint64(r.Generation), PauseMS: (r.Pause + 999) / 1000,
 		FailureReason: r.Reason, Phases: phases,
 	}

@@ -25,7 +25,7 @@ func (s *Service) TakeSnapshot(ctx context.Context, p auth.Principal, id api.San
 	defer release()
 	snap := store.Snapshot{ID: string(api.NewSnapshotID()), Workspace: r.Workspace, Sandbox: r.ID, State: store.SnapshotCreating,
 		Owner: s.instance, Name: req.Name, Template: r.Template, VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB, DiskMiB: r.DiskMiB,
-		Metadata: req.Metadata, Env: r.Env, Surroundings: r.Surroundings, User: r.User, Workdir: r.Workdir, Created: store.Micros(time.Now())}
+		Metadata: req.Metadata, Env: r.Env, Surroundings: r.Surroundings, Limits: r.Limits, User: r.User, Workdir: r.Workdir, Created: store.Micros(time.Now())}
 	_, free, err := s.locks.take(ctx, snap.ID)
 	if err != nil {
 		return api.Snapshot{}, err
@@ -35,7 +35,11 @@ func (s *Service) TakeSnapshot(ctx context.Context, p auth.Principal, id api.San
 	if err != nil {
 		return api.Snapshot{}, err
 	}
-	taken, err := s.host.TakeSnapshot(ctx, machineID(&r), hostapi.SnapshotID(snap.ID), s.labels(r.Workspace, r.Surroundings))
+	labels := s.labels(r.Workspace, r.Surroundings)
+	if r.Limits != "" {
+		labels[limitsLabel] = r.Limits
+	}
+	taken, err := s.host.TakeSnapshot(ctx, machineID(&r), hostapi.SnapshotID(snap.ID), labels)
 	if err != nil {
 		return api.Snapshot{}, s.dropSnapshot(ctx, &snap, s.failed(ctx, &r, err, "take a snapshot of"))
 	}

@@ -40,6 +40,7 @@ type Sandbox struct {
 	Metadata     Pairs  `bun:"metadata"` // as put: changing it does not change what List filters by
 	Egress       bool   `bun:"egress"`   // whether anything may be reached
 	Network      string `bun:"network"`  // JSON: what may be reached; "": all, or nothing without Egress
+	Limits       string `bun:"limits"`   // JSON: what it may move each second; "": the host's
 	Persistent   bool   `bun:"persistent"`
 	TTLSeconds   int64  `bun:"ttl_seconds"`
 	Ends         int64  `bun:"ends"`

@@ -30,6 +30,7 @@ type Snapshot struct {
 	Metadata      Pairs  `bun:"metadata"`
 	Env           Pairs  `bun:"env"`
 	Surroundings  string `bun:"surroundings"` // JSON, of the sandbox it was taken of
+	Limits        string `bun:"limits"`       // JSON, of the sandbox it was taken of
 	User          string `bun:"user_name"`
 	Workdir       string `bun:"workdir"`
 	Created       int64  `bun:"created"`

@@ -34,6 +34,7 @@ type Version struct {
 	Env           Pairs  `bun:"env"`
 	Start         string `bun:"start_cmd"`
 	Ready         string `bun:"ready_cmd"`
+	Limits        string `bun:"limits"` // JSON: of its sandboxes; "": the host's
 	Created       int64  `bun:"created"`
 }
 

@@ -2,6 +2,7 @@ package template
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"slices"
 	"time"
@@ -109,10 +110,20 @@ func viewBuilt(row store.Template, v store.Version, tags []store.Tag) api.Templa
 		Base: v.Base, Tools: []string{}, Meta: map[string]string{}, User: v.User, Workdir: v.Workdir, Env: v.Env, Start: v.Start, Ready: v.Ready,
 		Baked: true, BakedAt: moment(store.Time(v.Created)), CreatedAt: moment(store.Time(row.Created)), Tags: []string{},
 	}
+	out.Limits = limits(v.Limits)
 	for _, t := range tags {
 		out.Tags = append(out.Tags, t.Tag)
 	}
 	return out
+}
+
+// limits gives those that are written in a row, nil when there are none.
+func limits(text string) *api.Limits {
+	var l api.Limits
+	if text == "" || json.Unmarshal([]byte(text), &l) != nil || l.IsZero() {
+		return nil
+	}
+	return &l
 }
 
 // own finds a built template that the caller may change: one of its workspace. What is everyone's only an

@@ -276,6 +276,9 @@ func view(t hostapi.Template) api.Template {
 	if out.Tools == nil {
 		out.Tools = []string{}
 	}
+	if l := api.Limits(t.Limits); !l.IsZero() {
+		out.Limits = &l
+	}
 	if b := t.Bake; b != nil {
 		out.Bake = &api.Bake{State: b.State, Step: b.Step, Percent: b.Percent, StartedAt: b.Started.UTC(), EndedAt: moment(b.Ended), Error: b.Err, Log: b.Log}
 	}

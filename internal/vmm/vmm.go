@@ -106,7 +106,8 @@ type Driver interface {
 	// what is written is read by the guest once it is loaded. Disks must exist with their final size;
 	// their content may change until Load.
 	Prepare(ctx context.Context, spec Spec, image Image) (Machine, error)
-	// Adopt takes over a machine that an earlier process of ours started with the same spec.
+	// Adopt takes over a machine that an earlier process of ours started with the same spec, but for the rates of its
+	// disks, which are those of spec from then on.
 	// ErrGone when it is not there any more.
 	Adopt(ctx context.Context, spec Spec) (Machine, error)
 	// Kill ends whatever monitor still belongs to spec.Dir, adopted or not, and waits for its end. It

@@ -395,7 +395,8 @@ func (s slot) Place() machine.Place {
 func (s slot) SetEgress(ctx context.Context, policy hostapi.Egress) error {
 	return s.s.SetPolicy(ctx, egress.Policy(policy))
 }
-func (s slot) Give(ctx context.Context) error { return s.pool.Give(ctx, s.s) }
+func (s slot) SetRates(_ context.Context, in, out int64) error { return s.s.SetRates(in, out) }
+func (s slot) Give(ctx context.Context) error                  { return s.pool.Give(ctx, s.s) }
 
 type groups struct{ cells *jail.Jail }
 

@@ -44,6 +44,7 @@ type Host struct {
 	nextPID    int
 	maxRunning int
 	format     string
+	limits     hostapi.Limits
 	began      time.Time
 }
 
@@ -69,6 +70,13 @@ func (h *Host) SetFormat(name string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.format = name
+}
+
+// SetLimits lets the host hold every machine to limits.
+func (h *Host) SetLimits(l hostapi.Limits) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.limits = l
 }
 
 // New makes a host that knows the baked template "base" and the unbaked one "raw", with room for 1000
@@ -125,8 +133,11 @@ func (h *Host) create(req hostapi.Create) (hostapi.Machine, error) {
 	if h.running() >= h.maxRunning {
 		return hostapi.Machine{}, fmt.Errorf("machine %s: %w", req.ID, hostapi.ErrNoCapacity)
 	}
+	if err := req.Limits.Check(h.limits); err != nil {
+		return hostapi.Machine{}, fmt.Errorf("machine %s: %w", req.ID, err)
+	}
 	m := &machine{Machine: hostapi.Machine{
-		ID: req.ID, State: hostapi.Running, Created: time.Now(), Keep: req.Keep, Egress: req.Egress, Labels: maps.Clone(req.Labels),
+		ID: req.ID, State: hostapi.Running, Created: time.Now(), Keep: req.Keep, Egress: req.Egress, Limits: req.Limits, Labels: maps.Clone(req.Labels),
 		BootMode: hostapi.BootSnapshot, Boot: 42 * time.Millisecond,
 		Phases: []hostapi.Phase{{Name: "disk", Took: time.Millisecond}, {Name: "restore", Took: 41 * time.Millisecond}},
 	}}
@@ -238,7 +249,7 @@ func (h *Host) child(p *machine, c hostapi.Child) hostapi.Forked {
 	}
 	m := &machine{Machine: hostapi.Machine{
 		ID: c.ID, Template: p.Template, Parent: p.ID, VCPUs: p.VCPUs, MemoryMiB: p.MemoryMiB, DiskMiB: p.DiskMiB, Disks: p.Disks,
-		BootMode: hostapi.BootFork, Boot: 30 * time.Millisecond, Created: time.Now(), Keep: c.Keep, Egress: p.Egress, Labels: maps.Clone(c.Labels),
+		BootMode: hostapi.BootFork, Boot: 30 * time.Millisecond, Created: time.Now(), Keep: c.Keep, Egress: p.Egress, Limits: p.Limits, Labels: maps.Clone(c.Labels),
 	}}
 	m.inside = p.inside.copy(c.Hostname, env)
 	m.inside.put(c.Files)

@@ -126,7 +126,7 @@ func (h *Host) Capacity(ctx context.Context) (hostapi.Capacity, error) {
 		n := h.running()
 		c = hostapi.Capacity{Driver: "simulated", Version: "1", Format: h.format, Accelerator: "none", Isolation: "none", VCPUs: 2,
 			MemoryMiB: 256 * h.maxRunning, MemoryFreeMiB: 256 * (h.maxRunning - n), DiskMiB: 100 << 10, DiskFreeMiB: 90 << 10,
-			Machines: len(h.machines), Running: n}
+			Machines: len(h.machines), Running: n, Limits: h.limits}
 		return nil
 	})
 	return c, err

@@ -215,6 +215,9 @@ func (b *Build) auth(name, value string) {
 
 // number reads a field that is a number, or yes or no.
 func (b *Build) number(name, value string) error {
+	if field, ok := strings.CutPrefix(name, "limits."); ok {
+		return b.limit(field, name, value)
+	}
 	numbers := map[string]*int{"size_mb": &b.SizeMB, "cpu": &b.CPU, "memory_mb": &b.MemoryMB, "step_seconds": &b.StepSeconds}
 	flags := map[string]*bool{"replace": &b.Replace, "global": &b.Global, "no_cache": &b.NoCache, "memory": &b.Memory}
 	switch {
@@ -229,5 +232,23 @@ func (b *Build) number(name, value string) error {
 	case numbers[name] == nil:
 		return api.Errorf(api.Invalid, "%.80s: no such field of a build", name).With("field", name)
 	}
+	return nil
+}
+
+// limit reads a field that is a limit of the template's sandboxes.
+func (b *Build) limit(field, name, value string) error {
+	if b.Limits == nil {
+		b.Limits = &api.Limits{}
+	}
+	l := b.Limits
+	at := map[string]*int{"disk_mib": &l.DiskMiB, "disk_ops": &l.DiskOps, "network_in_mbit": &l.NetworkInMbit, "network_out_mbit": &l.NetworkOutMbit}[field]
+	if at == nil {
+		return api.Errorf(api.Invalid, "%.80s: no such field of a build", name).With("field", name)
+	}
+	n, err := strconv.Atoi(value)
+	if err != nil {
+		return api.Errorf(api.Invalid, "%s: %.40q is not a whole number", name, value).With("field", name)
+	}
+	*at = n
 	return nil
 }

@@ -32,6 +32,24 @@ func (s *sink) Archive(r io.Reader) error {
 	return err
 }
 
+// TestLimits: limits are fields of their own, and one that there is not is refused by name.
+func TestLimits(t *testing.T) {
+	read := func(body string) (form.Build, error) {
+		r := httptest.NewRequest("POST", "/", strings.NewReader(body))
+		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		return form.Read(r, &sink{})
+	}
+	b, err := read("name=x&limits.disk_mib=1&limits.disk_ops=2&limits.network_in_mbit=3&limits.network_out_mbit=4")
+	if want := (api.Limits{DiskMiB: 1, DiskOps: 2, NetworkInMbit: 3, NetworkOutMbit: 4}); err != nil || b.Limits == nil || *b.Limits != want {
+		t.Errorf("got %+v, %v", b.Limits, err)
+	}
+	for _, body := range []string{"limits.disk=1", "limits.=1", "limits.disk_mib=many"} {
+		if _, err := read(body); api.CodeOf(err) != api.Invalid {
+			t.Errorf("%s: got %v", body, err)
+		}
+	}
+}
+
 // TestFieldsBehindManyFiles: a context of many files does not count as fields, of which there is a bound.
 func TestFieldsBehindManyFiles(t *testing.T) {
 	read := func(files, fields int) (form.Build, *sink, error) {

@@ -147,6 +147,9 @@ func (m *machine) Capture(ctx context.Context) (vmm.Capture, error) {
 // capture asks for a snapshot and takes its files. While it is under way, and after it failed, no base is
 // known: which pages the monitor has forgotten by then nobody can tell.
 func (m *machine) capture(ctx context.Context) (*capture, error) {
+	if m.rest != nil {
+		return m.captureAgain()
+	}
 	kind := fcapi.SnapshotDiff
 	if err := m.cloneBase(); err != nil {
 		return nil, err
@@ -169,13 +172,33 @@ func (m *machine) capture(ctx context.Context) (*capture, error) {
 	if err := m.api.CreateSnapshot(ctx, request); err != nil {
 		return nil, errors.Join(err, m.dropCapture())
 	}
-	c := &capture{driver: m.driver, manifest: m.manifest, shape: m.record.Shape, full: kind == fcapi.SnapshotFull, path: m.driver.captureName()}
-	c.OnFree(func() error { return os.Remove(c.path) }) // machines that were loaded from it have names of their own for it
-	c.manifest.DiskBytes = m.record.DiskBytes
+	c := m.newCapture(kind == fcapi.SnapshotFull)
 	if err := m.takeFiles(c); err != nil {
 		return nil, errors.Join(err, m.dropCapture(), removeIfThere(c.path))
 	}
+	m.rest = &rest{c.state, c.full}
 	return c, nil
+}
+
+// rest is what a capture took of a machine that has not run since.
+type rest struct {
+	state []byte
+	full  bool
+}
+
+// captureAgain is a capture of a machine that has not run since the last one. The monitor is not asked: the device
+// state of a second snapshot may differ from that of the first.
+func (m *machine) captureAgain() (*capture, error) {
+	c := m.newCapture(m.rest.full)
+	c.state = m.rest.state
+	return c, os.Link(m.inDir(baseFile), c.path)
+}
+
+func (m *machine) newCapture(full bool) *capture {
+	c := &capture{driver: m.driver, manifest: m.manifest, shape: m.record.Shape, full: full, path: m.driver.captureName()}
+	c.OnFree(func() error { return os.Remove(c.path) }) // machines that were loaded from it have names of their own for it
+	c.manifest.DiskBytes = m.record.DiskBytes
+	return c
 }
 
 // dropCapture removes the files of a capture that failed.

@@ -35,7 +35,7 @@ func TestDescription(t *testing.T) {
 	all := w.requests(t, s.ID)
 	drive := `"cache_type":"Writeback","io_engine":"Sync"`
 	for i, want := range []struct{ op, body string }{
-		{"PUT /boot-source", "memhp_default_state=online_movable"},
+		{"PUT /boot-source", "memhp_default_state=online_movable pandastack.channel=vsock:5252 8250.nr_uarts=0 quiet loglevel=1"},
 		{"PUT /machine-config", `{"vcpu_count":1,"mem_size_mib":64,"smt":false,"track_dirty_pages":false,"huge_pages":"None"}`},
 		{"PUT /vsock", `{"guest_cid":3,"uds_path":"v.sock"}`},
 		{"PUT /entropy", `{}`},

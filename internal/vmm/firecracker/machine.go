@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 
@@ -33,6 +34,7 @@ type machine struct {
 	memory vmm.Memory   // of that image; nil: its file
 	binds  []vmm.Bind   // disks that a jail must mount
 	clone  bool         // a copy of base is ready for the next capture
+	rest   *rest        // of the last capture, as long as the guest has not run since; else nil
 
 	mu      sync.Mutex
 	base    *os.File // the memory that the next capture is a difference to; nil: it will be full
@@ -47,7 +49,7 @@ var (
 )
 
 func newMachine(ctx context.Context, d *Driver, spec vmm.Spec, manifest vmm.Manifest, s shape) *machine {
-	m := &machine{driver: d, spec: spec, manifest: manifest, record: record{Shape: s}}
+	m := &machine{driver: d, spec: spec, manifest: manifest, record: record{Shape: s, DiskRates: diskRates(spec)}}
 	m.Life = d.set.New(spec, monitor.Hooks{HangUp: m.hangUp, Ending: ending, Closed: fcapi.ErrClosed})
 	m.life, m.endLife = context.WithCancel(context.WithoutCancel(ctx))
 	m.api = fcapi.New(d.version, m.reachAPI)
@@ -123,5 +125,24 @@ func (m *machine) takeOver(ctx context.Context, p *proc.Process) error {
 	default: // never loaded: nobody can use it any more
 		return errors.Join(fmt.Errorf("guest is %q: %w", i.State, vmm.ErrGone), m.Kill(ctx))
 	}
+	if err := m.bound(limit); err != nil {
+		m.Release()
+		return m.Gone(limit, err)
+	}
 	return nil
+}
+
+// bound gives a monitor that was taken over the bounds of its machine's disks, which may have changed meanwhile.
+func (m *machine) bound(ctx context.Context) error {
+	held := diskRates(m.spec)
+	if slices.Equal(held, m.record.DiskRates) {
+		return nil
+	}
+	for i, d := range m.spec.Disks {
+		if err := m.api.ChangeDrive(ctx, fcapi.DrivePatch{ID: driveName(i), Limiter: limiter(d.Rate)}); err != nil {
+			return fmt.Errorf("bound disk %d: %w", i, err)
+		}
+	}
+	m.record.DiskRates, m.record.Shape.Rates = held, hasRates(m.spec)
+	return monitor.WriteRecord(m.spec.Dir, m.record)
 }

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -217,4 +218,89 @@ func TestAdoptedCapture(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestAdoptedRates takes over machines that live, running and paused, with other rates than they have: the monitor is
+// told, and is told nothing where they are the same.
+func TestAdoptedRates(t *testing.T) {
+	for _, release := range releases {
+		t.Run(release, func(t *testing.T) {
+			w := newWorld(t, release)
+			h := vmmtest.Bake(t, w.lab())
+			m := h.Restore(t)
+			if err := m.Link.Close(); err != nil {
+				t.Error(err)
+			}
+			adopt := func(rate vmm.Rate) vmm.Machine {
+				t.Helper()
+				spec := m.Spec
+				spec.Disks = slices.Clone(spec.Disks)
+				spec.Disks[0].Rate = rate
+				again, err := h.Driver.Adopt(t.Context(), spec)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return again
+			}
+			const free, bound = `"bandwidth":{"size":0,"refill_time":0}`, `"bandwidth":{"size":1048576,"refill_time":1000}`
+			adopt(vmm.Rate{})
+			if all := w.requests(t, m.Spec.ID); asked(all, "PATCH /drives/disk0", "") >= 0 {
+				t.Errorf("rates that it has were told to it: %v", all)
+			}
+			adopt(vmm.Rate{Bytes: 1 << 20})
+			all := w.requests(t, m.Spec.ID)
+			if asked(all, "PATCH /drives/disk0", bound) < 0 {
+				t.Errorf("asked %v", all)
+			}
+			adopt(vmm.Rate{Bytes: 1 << 20})
+			if more := w.requests(t, m.Spec.ID); count(more, "PATCH /drives/disk0") != 1 {
+				t.Errorf("rates that it has were told to it again: %v", more)
+			}
+			again := adopt(vmm.Rate{Bytes: 1 << 20})
+			if err := again.Pause(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			adopt(vmm.Rate{})
+			if more := w.requests(t, m.Spec.ID); asked(more, "PATCH /drives/disk0", free) < 0 {
+				t.Errorf("asked %v", more)
+			}
+		})
+	}
+}
+
+// count is how often op was asked for.
+func count(all []fctest.Request, op string) (n int) {
+	for _, r := range all {
+		if r.Op == op {
+			n++
+		}
+	}
+	return n
+}
+
+// TestCapturedTwice captures a machine twice while it stands still: the monitor makes one snapshot, machines go on from
+// both captures, also when the first is gone, and what ran meanwhile is in the next.
+func TestCapturedTwice(t *testing.T) {
+	w := newWorld(t, "1.17.0")
+	h := vmmtest.Bake(t, w.lab())
+	m := h.Restore(t)
+	m.Put(t, "/root/first", []byte("first"))
+	if err := errors.Join(m.Link.Freeze(t.Context(), true), m.Pause(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	one, disk1 := h.Save(t, m)
+	two, disk2 := h.Save(t, m)
+	if got := kinds(w.requests(t, m.Spec.ID)); got != "Diff " {
+		t.Errorf("the monitor made the snapshots %q, want one", got)
+	}
+	h.RestoreFrom(t, one, disk1).Want(t, "/root/first", []byte("first"))
+	h.RestoreFrom(t, two, disk2).Want(t, "/root/first", []byte("first"))
+	if err := errors.Join(m.Resume(t.Context()), m.Pause(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	three, disk3 := h.Save(t, m)
+	if got := kinds(w.requests(t, m.Spec.ID)); got != "Diff Diff " {
+		t.Errorf("the monitor made the snapshots %q, want a second after it ran", got)
+	}
+	h.RestoreFrom(t, three, disk3).Want(t, "/root/first", []byte("first"))
 }

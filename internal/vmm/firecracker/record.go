@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/proc"
+	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/monitor"
 )
 
@@ -28,10 +29,12 @@ type record struct {
 	// page that was swapped out counts as unchanged; so all captures of it are full.
 	Cold bool `json:"cold,omitempty"`
 	// Paged: its memory comes from a pager in the process that loaded it, and ends with that.
-	Paged        bool    `json:"paged,omitempty"`
-	DiskBytes    []int64 `json:"disk_bytes"` // as the guest knows them
-	MaxMemoryMiB int     `json:"max_memory_mib,omitempty"`
-	MaxDisks     int     `json:"max_disks,omitempty"`
+	Paged     bool    `json:"paged,omitempty"`
+	DiskBytes []int64 `json:"disk_bytes"` // as the guest knows them
+	// DiskRates are the bounds of its disks; nil: none.
+	DiskRates    []vmm.Rate `json:"disk_rates,omitempty"`
+	MaxMemoryMiB int        `json:"max_memory_mib,omitempty"`
+	MaxDisks     int        `json:"max_disks,omitempty"`
 }
 
 // removeFiles takes away what a monitor needed in dir.

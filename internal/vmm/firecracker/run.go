@@ -130,11 +130,22 @@ func (m *machine) describe() []step {
 	return steps
 }
 
+// diskRates are the bounds of disks; nil when none has any.
+func diskRates(spec vmm.Spec) []vmm.Rate {
+	all := make([]vmm.Rate, len(spec.Disks))
+	some := false
+	for i, d := range spec.Disks {
+		all[i], some = d.Rate, some || d.Rate != (vmm.Rate{})
+	}
+	if !some {
+		return nil
+	}
+	return all
+}
+
 func hasRates(spec vmm.Spec) bool {
-	for _, d := range spec.Disks {
-		if d.Rate != (vmm.Rate{}) {
-			return true
-		}
+	if diskRates(spec) != nil {
+		return true
 	}
 	return spec.NIC != nil && (spec.NIC.In != (vmm.Rate{}) || spec.NIC.Out != (vmm.Rate{}))
 }
@@ -337,6 +348,7 @@ func (m *machine) Resume(ctx context.Context) error {
 	}
 	ctx, cancel := m.driver.set.Limited(ctx, "resumption of the machine")
 	defer cancel()
+	m.rest = nil
 	if err := m.api.Resume(ctx); err != nil {
 		return fmt.Errorf("resume machine %s: %w", m.spec.ID, m.Gone(ctx, err))
 	}
@@ -364,6 +376,7 @@ func (m *machine) Reclaim(ctx context.Context, mib int) error {
 	}
 	ctx, cancel := m.driver.set.Limited(ctx, "balloon of the machine")
 	defer cancel()
+	m.rest = nil // the size of the balloon is part of the device state
 	if err := m.api.ResizeBalloon(ctx, mib); err != nil {
 		return fmt.Errorf("reclaim memory of machine %s: %w", m.spec.ID, m.Gone(ctx, err))
 	}

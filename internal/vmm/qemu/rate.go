@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/monitor"
 )
 
 // rates are the bounds of disks; nil when none has any.
@@ -51,4 +52,17 @@ func (m *machine) throttle(ctx context.Context, held []vmm.Rate) error {
 		}
 	}
 	return nil
+}
+
+// bound gives a monitor that was taken over the bounds of its machine's disks, which may have changed meanwhile.
+func (m *machine) bound(ctx context.Context) error {
+	held := rates(m.spec.Disks)
+	if slices.Equal(held, m.record.DiskRates) {
+		return nil
+	}
+	if err := m.throttle(ctx, m.record.DiskRates); err != nil {
+		return err
+	}
+	m.record.DiskRates, m.manifest.DiskRates = held, held
+	return monitor.WriteRecord(m.spec.Dir, m.record)
 }

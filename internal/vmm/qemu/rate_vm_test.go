@@ -44,6 +44,20 @@ func testRates(t *testing.T, h *vmmtest.Host) {
 	free := h.RestoreFrom(t, image, disk)
 	held(t, free, vmm.Rate{})
 	held(t, fewer.Fork(t, free, 1)[0], vmm.Rate{Ops: 100})
+
+	if err := free.Link.Close(); err != nil {
+		t.Error(err)
+	}
+	for _, rate := range []vmm.Rate{bound, {Ops: 9}, {}} { // a machine that lives is taken over with other ones
+		spec := free.Spec
+		spec.Disks = slices.Clone(spec.Disks)
+		spec.Disks[0].Rate = rate
+		again, err := h.Driver.Adopt(t.Context(), spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		held(t, &vmmtest.Machine{Machine: again}, rate)
+	}
 }
 
 func held(t *testing.T, m *vmmtest.Machine, want vmm.Rate) {

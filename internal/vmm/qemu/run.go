@@ -248,5 +248,9 @@ func (d *Driver) takeOver(ctx context.Context, spec vmm.Spec, manifest vmm.Manif
 		// Never loaded, or the guest has ended: nobody can use it any more.
 		return nil, errors.Join(fmt.Errorf("guest is %q: %w", status, vmm.ErrGone), m.Kill(ctx))
 	}
+	if err := m.bound(ctx); err != nil {
+		m.Release()
+		return nil, err
+	}
 	return m, nil
 }

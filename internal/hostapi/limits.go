@@ -1,0 +1,80 @@
+package hostapi
+
+import "fmt"
+
+// Limits bound what a machine may move each second; 0 is no bound, or as much as the host lets every machine.
+type Limits struct {
+	DiskMiB        int `json:"disk_mib,omitempty"` // read from and written to each disk
+	DiskOps        int `json:"disk_ops,omitempty"` // reads and writes of each disk
+	NetworkInMbit  int `json:"network_in_mbit,omitempty"`
+	NetworkOutMbit int `json:"network_out_mbit,omitempty"`
+}
+
+// pair is one bound of two Limits, by the name that it has in requests.
+type pair struct {
+	name    string
+	own, of *int
+}
+
+func (l *Limits) pairs(o *Limits) []pair {
+	return []pair{
+		{"disk_mib", &l.DiskMiB, &o.DiskMiB}, {"disk_ops", &l.DiskOps, &o.DiskOps},
+		{"network_in_mbit", &l.NetworkInMbit, &o.NetworkInMbit}, {"network_out_mbit", &l.NetworkOutMbit, &o.NetworkOutMbit},
+	}
+}
+
+// Within gives limits that are those of l, and those of host where l has none or wider ones.
+func (l Limits) Within(host Limits) Limits {
+	for _, p := range l.pairs(&host) {
+		if *p.of > 0 && (*p.own <= 0 || *p.own > *p.of) {
+			*p.own = *p.of
+		}
+	}
+	return l
+}
+
+// Or gives limits that are those of l, and those of o where l has none.
+func (l Limits) Or(o Limits) Limits {
+	for _, p := range l.pairs(&o) {
+		if *p.own == 0 {
+			*p.own = *p.of
+		}
+	}
+	return l
+}
+
+// Under gives l without limits that are wider than the host's.
+func (l Limits) Under(host Limits) Limits {
+	for _, p := range l.pairs(&host) {
+		if *p.of > 0 && *p.own > *p.of {
+			*p.own = 0
+		}
+	}
+	return l
+}
+
+// Check answers a *LimitError for the first of l that is negative or wider than the host's.
+func (l Limits) Check(host Limits) error {
+	for _, p := range l.pairs(&host) {
+		if *p.own < 0 || *p.of > 0 && *p.own > *p.of {
+			return &LimitError{Field: p.name, Asked: *p.own, Host: *p.of}
+		}
+	}
+	return nil
+}
+
+// LimitError says which limit of a machine its host does not allow.
+type LimitError struct {
+	Field       string // as in requests
+	Asked, Host int    // Host 0: every positive one
+}
+
+func (e *LimitError) Error() string {
+	if e.Host == 0 {
+		return fmt.Sprintf("limits.%s: %d is negative: use 0 for as much as the host allows", e.Field, e.Asked)
+	}
+	return fmt.Sprintf("limits.%s: %d is more than the %d of this host: use up to %d, or leave it out", e.Field, e.Asked, e.Host, e.Host)
+}
+
+// Unwrap makes it an ErrInvalid.
+func (e *LimitError) Unwrap() error { return ErrInvalid }
