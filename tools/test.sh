@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs test phases and says how long each took: unit, root, vm, e2e, slow. A tagged phase runs exactly the tests
+# Runs test phases and says how long each took: unit, root, vm, e2e, clouds, slow. A tagged phase runs exactly the tests
 # of files with its build tag, one package after the other. All phases run even when one fails; the
 # exit status is 1 when one did.
 set -uo pipefail
@@ -19,7 +19,7 @@ unit() {
 	go test $race -timeout 10m $(go list ./... | grep -v /test/)
 }
 
-# tagged TAG LIMIT: the tests of files that begin with "//go:build TAG".
+# tagged TAG LIMIT [TAGS]: the tests of files that begin with "//go:build TAG", built with more tags.
 tagged() {
 	local status=0 all dir names
 	all=$(grep -rl --include='*_test.go' --exclude-dir=.cache --exclude-dir=node_modules "^//go:build $1\$" .)
@@ -27,7 +27,7 @@ tagged() {
 		names=$(echo "$all" | while read -r f; do [ "$(dirname "$f")" != "$dir" ] || cat "$f"; done |
 			sed -n 's/^func \(Test[A-Za-z0-9_]*\)(t \*testing.T).*/\1/p' | paste -sd'|')
 		[ -n "$names" ] || continue
-		go test -tags "$1" -vet=off -count=1 -p 1 -timeout "$2" -run "^($names)\$" "$dir" || status=1
+		go test -tags "$1${3:+,$3}" -vet=off -count=1 -p 1 -timeout "$2" -run "^($names)\$" "$dir" || status=1
 	done
 	return $status
 }
@@ -35,6 +35,7 @@ tagged() {
 root() { tagged root 5m; }
 vm() { tagged vm 10m; }
 e2e() { tagged e2e 20m; }
+clouds() { tagged clouds 20m gcs,azure; }
 slow() { tagged slow 240m; }
 
 failed=

@@ -10,7 +10,12 @@ import (
 )
 
 func openAzure(ctx context.Context, u *url.URL) (Store, error) {
-	return openBucket(ctx, &azureblob.URLOpener{
+	b, err := openBucket(ctx, &azureblob.URLOpener{
 		MakeClient: azureblob.NewDefaultClient, ServiceURLOptions: *azureblob.NewDefaultServiceURLOptions(),
 	}, u)
+	if err != nil {
+		return nil, err
+	}
+	b.pulls = true // its writer, asked to store what the service refuses, ends the program
+	return b, nil
 }

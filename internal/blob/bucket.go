@@ -14,14 +14,18 @@ import (
 )
 
 // bucket keeps objects in a service.
-type bucket struct{ b *blob.Bucket }
+type bucket struct {
+	b *blob.Bucket
+	// pulls: the service's client reads what it stores by itself, and stores nothing when that fails.
+	pulls bool
+}
 
 // opener opens the bucket of one kind of service.
 type opener interface {
 	OpenBucketURL(ctx context.Context, u *url.URL) (*blob.Bucket, error)
 }
 
-func openBucket(ctx context.Context, o opener, u *url.URL) (Store, error) {
+func openBucket(ctx context.Context, o opener, u *url.URL) (*bucket, error) {
 	plain, query := *u, u.Query()
 	prefix := query.Get("prefix")
 	query.Del("prefix")
@@ -36,7 +40,7 @@ func openBucket(ctx context.Context, o opener, u *url.URL) (Store, error) {
 	if prefix != "" {
 		b = blob.PrefixedBucket(b, prefix)
 	}
-	return &bucket{b}, nil
+	return &bucket{b: b}, nil
 }
 
 func openS3(ctx context.Context, u *url.URL) (Store, error) {
@@ -105,10 +109,14 @@ func (b *bucket) PutIfAbsent(ctx context.Context, key string, r io.Reader, size 
 func (b *bucket) put(ctx context.Context, key string, r io.Reader, size int64, absent bool) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	w, err := b.b.NewWriter(ctx, key, &blob.WriterOptions{
+	opt := &blob.WriterOptions{
 		// One request for all that this program stores: parts cost one each, and a condition needs it.
 		BufferSize: 16 << 20, ContentType: "application/octet-stream", IfNotExist: absent,
-	})
+	}
+	if b.pulls {
+		return bucketError(b.b.Upload(ctx, key, &exactly{r, size}, opt))
+	}
+	w, err := b.b.NewWriter(ctx, key, opt)
 	if err != nil {
 		return bucketError(err)
 	}

@@ -11,6 +11,9 @@ import (
 )
 
 func openGCS(ctx context.Context, u *url.URL) (Store, error) {
+	if u.Query().Get("anonymous") == "true" { // nobody's credentials are asked for
+		return openBucket(ctx, &gcsblob.URLOpener{}, u)
+	}
 	credentials, err := gcp.DefaultCredentials(ctx)
 	if err != nil {
 		return nil, err
