@@ -253,6 +253,9 @@ func (p *Pool) renew(ctx context.Context, s *Slot) error {
 	if err := s.shut(); err != nil {
 		return err
 	}
+	s.mu.Lock()
+	bounded := s.bounded
+	s.mu.Unlock()
 	err := s.inside(func() error {
 		tap, err := openTap()
 		if errors.Is(err, unix.EBUSY) {
@@ -262,7 +265,7 @@ func (p *Pool) renew(ctx context.Context, s *Slot) error {
 			return err
 		}
 		s.Tap = tap
-		if s.bounded || p.rates() != (rates{}) {
+		if bounded || p.rates() != (rates{}) {
 			if err := p.rates().set(false); err != nil {
 				return err
 			}

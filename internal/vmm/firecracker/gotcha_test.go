@@ -63,7 +63,8 @@ var gotchas = []gotcha{
 	{"large pages must be copied whole", []string{"uffd: TestHugePages"}, nil},
 	{"memory is used before load has answered", []string{"vmm/firecracker: TestPages", "vmm/firecracker: TestHosts"}, nil},
 	{"a pager that ends leaves a guest that hangs", []string{"vmm/firecracker: TestPages", "vmm/firecracker: TestPagesAreNotAdopted"}, nil},
-	// The host and the guest's network and clock.
+	// The host and the guest's network, clock and kernel.
+	{"a guest without a driver gives no memory back, takes none, and repeats the random numbers of others", []string{"kernel: TestGuestsHaveTheirDevices"}, nil},
 	{"a tap with another address than the guest remembers", []string{"netslot: TestReusedSlotRemembersNothing"}, nil},
 	{"the clock stands at the time of the snapshot", []string{"vmm/vmmtest: testClock"}, []string{"clock_realtime"}},
 }
