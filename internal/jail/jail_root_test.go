@@ -76,7 +76,8 @@ func TestDestroyKillsAll(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := start(t, g, "sleep 1000 & sleep 1000 & setsid sleep 1000 & wait")
+	// The shell itself never ends: its children may be killed before it.
+	cmd := start(t, g, "sleep 1000 & sleep 1000 & setsid sleep 1000 & while :; do sleep 1000; done")
 	if _, err := j.Group(ctx, "m1", Limits{}); err == nil {
 		t.Error("the same name was made twice")
 	}
@@ -179,7 +180,7 @@ func TestKillVersionTwo(t *testing.T) {
 	if err := os.MkdirAll(g.dir(unified), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	cmd := start(t, g, "sleep 1000 & sleep 1000 & wait")
+	cmd := start(t, g, "sleep 1000 & sleep 1000 & while :; do sleep 1000; done")
 	if err := g.Destroy(ctx); err != nil {
 		t.Fatal(err)
 	}
