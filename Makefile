@@ -54,7 +54,7 @@ test-vm: prepare ## tests with real guests
 test-e2e: prepare ## tests with the whole program
 	$(SUDO) tools/test.sh e2e
 
-test-slow: prepare ## test-e2e with the clients that need a template which takes minutes to bake, and stores of other servers
+test-slow: prepare ## test-e2e on the templates that published clients ask for, which take minutes to bake, and stores of other servers
 	$(call released,PANDASTACK_TEST_SLOW=1 $(SUDO) tools/test.sh e2e clouds)
 
 test-templates: prepare ## bake every template and run its check from a restored sandbox: an hour, 15 GB; not part of test

@@ -218,7 +218,7 @@ func (s *Server) execute(w http.ResponseWriter, r *http.Request, t Target) {
 		return
 	}
 	out := &lines{w: w, flush: http.NewResponseController(w)}
-	_, err = s.runner.Run(r.Context(), t.ID, t.Guest, c, repl.Cell{Code: req.Code, Env: req.Env}, out.event)
+	_, err = s.runner.Run(r.Context(), t.ID, t.Guest, c, repl.Cell{Code: req.Code, Env: req.Env, Begun: out.begin}, out.event)
 	switch {
 	case err == nil:
 		err = out.send(map[string]any{"type": "end_of_execution"})
@@ -240,11 +240,18 @@ type lines struct {
 	begun bool
 }
 
+// begin sends the head of the answer. Clients measure the time of a cell from then on, so it must not wait until the
+// cell says something.
+func (l *lines) begin() {
+	l.w.Header().Set("Content-Type", "application/x-ndjson")
+	l.w.WriteHeader(http.StatusOK)
+	_ = l.flush.Flush() // a client that is gone is found out by the first line
+	l.begun = true
+}
+
 func (l *lines) send(v map[string]any) error {
 	if !l.begun {
-		l.w.Header().Set("Content-Type", "application/x-ndjson")
-		l.w.WriteHeader(http.StatusOK)
-		l.begun = true
+		l.begin()
 	}
 	if err := json.NewEncoder(l.w).Encode(v); err != nil {
 		return err

@@ -1,14 +1,20 @@
 package interpreter_test
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/pandastack/pandastack/internal/guest"
 	"github.com/pandastack/pandastack/internal/guest/process"
@@ -113,6 +119,33 @@ func TestExecute(t *testing.T) {
 	got = w.run(`{"code":"import os; os._exit(3)"}`)
 	if k := kinds(got); !strings.HasSuffix(k, "error unexpected_end_of_execution") {
 		t.Errorf("lines of a cell that ends its program: %s", k)
+	}
+}
+
+// TestAnswerBegins: the head of the answer comes while a cell still says nothing: clients measure its time from then.
+func TestAnswerBegins(t *testing.T) {
+	w := newWorld(t)
+	mark := filepath.Join(t.TempDir(), "go-on")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	code, err := json.Marshal(map[string]string{"code": fmt.Sprintf("import os, time\nwhile not os.path.exists(%q): time.sleep(0.01)\n6 * 7", mark)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := http.NewRequestWithContext(ctx, "POST", w.url+"/execute", bytes.NewReader(code))
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatalf("no answer began: %v", err)
+	}
+	defer res.Body.Close()
+	if err := os.WriteFile(mark, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := io.ReadAll(res.Body); err != nil || res.StatusCode != 200 || !strings.Contains(string(text), `"42"`) {
+		t.Errorf("%d %s, %v", res.StatusCode, text, err)
 	}
 }
 

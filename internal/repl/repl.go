@@ -116,6 +116,7 @@ type Cell struct {
 	Code    string
 	Env     map[string]string // for this cell alone
 	Timeout time.Duration     // 0: none
+	Begun   func()            // called when the code is on its way, before anything is told of it; nil: nobody asks
 }
 
 // MaxCode bounds the code of one cell, in bytes.
@@ -380,6 +381,9 @@ func (r *Runner) Run(ctx context.Context, sandbox string, g guestapi.Guest, c Co
 	talk := newTalk(c.Language)
 	if _, err := proc.Write(talk.request(cell)); err != nil {
 		return Outcome{}, fmt.Errorf("%w: %w: %w", ErrEnded, guestapi.ErrNotFound, err)
+	}
+	if cell.Begun != nil {
+		cell.Begun()
 	}
 	out, err := follow(ctx, g, proc, talk, cell.Timeout, yield)
 	out.Took = time.Since(began)

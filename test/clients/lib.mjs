@@ -1,15 +1,16 @@
 // What the scenarios of published clients share: an operation is run and told as one line of JSON,
-// {"operation", "ok", "error"?}, and the process ends with 1 when one failed.
+// {"operation", "ok", "ms", "error"?}, and the process ends with 1 when one failed.
 let failed = 0;
 
 // operation runs one step of a scenario and tells how it went; the next one runs all the same.
 export async function operation(name, run) {
+  const began = Date.now();
   try {
     await run();
-    console.log(JSON.stringify({ operation: name, ok: true }));
+    console.log(JSON.stringify({ operation: name, ok: true, ms: Date.now() - began }));
   } catch (e) {
     failed++;
-    console.log(JSON.stringify({ operation: name, ok: false, error: String((e && e.stack) || e).slice(0, 2000) }));
+    console.log(JSON.stringify({ operation: name, ok: false, ms: Date.now() - began, error: String((e && e.stack) || e).slice(0, 2000) }));
   }
 }
 

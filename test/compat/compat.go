@@ -2,12 +2,13 @@
 // its operations went, and the page for users is made of these records.
 //
 // It owns the form of a record, the folder of them, and the page. A record says nothing of the run (no times, no
-// machine), so that the same results give the same bytes and only a change shows as one. Records of different
-// clients may be written at once.
+// machine), so that the same results give the same bytes and only a change shows as one. Records are kept one after
+// the other, since each keeping makes the page anew.
 package compat
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -49,7 +50,7 @@ func Keep(root string, r Record) error {
 	if err != nil {
 		return err
 	}
-	name := strings.NewReplacer("@", "", "/", "-").Replace(r.Client) + "-" + r.Version + ".json"
+	name := strings.NewReplacer("@", "", "/", "-").Replace(r.Client) + "-" + r.Version + "-" + strings.ToLower(r.Registry) + ".json"
 	if err := put(filepath.Join(root, folder, name), append(data, '\n')); err != nil {
 		return err
 	}
@@ -91,7 +92,7 @@ func Records(root string) ([]Record, error) {
 	}
 	sort.Slice(all, func(i, j int) bool {
 		a, b := all[i], all[j]
-		return a.Client < b.Client || a.Client == b.Client && a.Version < b.Version
+		return cmp.Or(cmp.Compare(a.Client, b.Client), cmp.Compare(a.Version, b.Version), cmp.Compare(a.Registry, b.Registry)) < 0
 	})
 	return all, nil
 }
@@ -115,7 +116,7 @@ func Page(root string) ([]byte, error) {
 	}
 	b.WriteString(middle)
 	for _, r := range all {
-		fmt.Fprintf(&b, "\n## %s %s\n\n", r.Client, r.Version)
+		fmt.Fprintf(&b, "\n## %s %s (%s)\n\n", r.Client, r.Version, r.Registry)
 		for _, o := range r.Operations {
 			fmt.Fprintf(&b, "- %s %s\n", map[bool]string{true: "passes:", false: "**fails:**"}[o.OK], o.Name)
 		}
@@ -134,7 +135,8 @@ const head = `# Clients that nobody here wrote
 
 Which published clients are driven, unmodified, by ` + "`make test`" + ` or ` + "`make test-slow`" + `, and how each of their operations went. Every
 operation is a test of its own, against a real node with real guests. The run writes this page. Clients that want the template
-` + "`code-interpreter`" + ` do in ` + "`make test`" + ` what template ` + "`base`" + ` is enough for, and all of it in ` + "`make test-slow`" + `.
+` + "`code-interpreter`" + ` run in ` + "`make test`" + ` on template ` + "`base`" + `, where ` + "`@e2b/code-interpreter`" + ` gives its sandbox the template's packages first;
+with the template itself they run in ` + "`make test-slow`" + `.
 
 | client | version | operations | result | test |
 |---|---|---|---|---|
@@ -144,7 +146,7 @@ const middle = `
 E2B's clients are given a key and a domain, and reach everything by its names over TLS and HTTP/2:
 ` + "`E2B_API_KEY=e2b_... E2B_DOMAIN=panda.example.org`" + `, where the digits of the key are those of a ` + "`pds_`" + ` key. With a
 certificate of the node's own authority they need ` + "`NODE_EXTRA_CA_CERTS`" + ` or ` + "`SSL_CERT_FILE`" + ` too, as ` + "`pandastack up`" + `
-prints it.
+prints it. Those of Python trust it by ` + "`SSL_CERT_FILE`" + `.
 
 Of E2B's protocol these are refused by name, as is every field and every name in a query that this server does not know: volumes, secrets,
 ` + "`" + `mcp` + "`" + `, ` + "`" + `iam` + "`" + ` and metrics of teams, which it does not have; ` + "`" + `egressProxy` + "`" + ` and rules with headers, since connections leave from this host as the guest made them and are not opened to be changed. Pauses without memory
