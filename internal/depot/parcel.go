@@ -139,13 +139,22 @@ func bring(ctx context.Context, r *chunk.Reader, path string) (err error) {
 	if _, ok := r.Size(parcelContent); !ok {
 		return fmt.Errorf("nothing went along with %s", r.Manifest().ID)
 	}
-	dir, err := os.MkdirTemp(filepath.Dir(path), ".parcel")
+	f, err := os.CreateTemp(filepath.Dir(path), ".parcel")
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	if _, err := r.Pull(ctx, dir, nil, func(name string) bool { return name == parcelContent }); err != nil {
+	defer func() {
+		if err = errors.Join(err, f.Close()); err != nil {
+			err = errors.Join(err, os.Remove(f.Name()))
+		}
+	}()
+	size, _ := r.Size(parcelContent)
+	err = r.Each(ctx, parcelContent, func(off int64, data []byte) error {
+		_, err := f.WriteAt(data, off)
+		return err
+	})
+	if err := errors.Join(err, f.Truncate(size)); err != nil {
 		return err
 	}
-	return os.Rename(filepath.Join(dir, parcelContent), path)
+	return os.Rename(f.Name(), path)
 }

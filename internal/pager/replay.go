@@ -71,15 +71,17 @@ func (f *File) Replay(ctx context.Context, trace Trace, grain int64, put func(of
 	}
 }
 
-// replay fills what the trace says before it is asked for.
+// replay fills what is known to be asked for before it is.
 func (s *server) replay(ctx context.Context) {
-	s.file.Replay(ctx, s.opt.Trace, s.opt.Around, func(off int64, data []byte) {
+	put := func(off int64, data []byte) {
 		for _, r := range s.regions {
-			at := uint64(off)
-			if r.PageSize != uffd.Page || at < r.Offset || at+uint64(len(data)) > r.Offset+r.Size {
+			from, to := max(uint64(off), r.Offset), min(uint64(off)+uint64(len(data)), r.Offset+r.Size)
+			if r.PageSize != uffd.Page || from >= to {
 				continue
 			}
-			s.put(r.Base+at-r.Offset, window{r, at - r.Offset, at - r.Offset + uint64(len(data))}, data)
+			part := data[from-uint64(off) : to-uint64(off)]
+			s.put(r.Base+from-r.Offset, window{r, from - r.Offset, to - r.Offset}, part)
 		}
-	})
+	}
+	s.file.Replay(ctx, s.opt.Trace(ctx, put), s.opt.Around, put)
 }

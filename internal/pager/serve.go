@@ -19,8 +19,9 @@ type ServeOptions struct {
 	// and more where a monitor goes through its memory in order. A larger one makes fewer faults and takes
 	// more memory.
 	Around int64
-	// Trace is brought in ahead; nil: nothing.
-	Trace Trace
+	// Trace gives put, at once and from several goroutines, what it has of the file's content itself, and answers what
+	// else is to be brought in ahead; nil: nothing is.
+	Trace func(ctx context.Context, put func(off int64, data []byte)) Trace
 }
 
 const (
@@ -127,7 +128,7 @@ func (s *server) run(parent context.Context, peer *uffd.Peer) error {
 			<-rung
 		}
 	}()
-	if len(s.opt.Trace) > 0 {
+	if s.opt.Trace != nil {
 		s.work.Go(func() { s.replay(ctx) })
 	}
 	ended := make(chan error, 1)

@@ -3,6 +3,7 @@
 package pager_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -138,7 +139,7 @@ func TestServesHugePages(t *testing.T) {
 	data := pagertest.Pattern(8<<20, func(page int) bool { return page < 512 || page%3 == 0 })
 	source := pagertest.New(map[string][]byte{"memory": data})
 	f := file(t, source, 0)
-	g := serve(t, f, int64(len(data)), uffd.Huge, pager.ServeOptions{Trace: pager.Trace{{File: "memory", Offset: 6 << 20, Length: uffd.Page}}})
+	g := serve(t, f, int64(len(data)), uffd.Huge, pager.ServeOptions{Trace: known(pager.Trace{{File: "memory", Offset: 6 << 20, Length: uffd.Page}})})
 	g.is(data[:4<<20], 0)
 	if err := g.Drop(2<<20, uffd.Huge); err != nil {
 		t.Fatal(err)
@@ -199,7 +200,7 @@ func TestRemovalDuringAFetch(t *testing.T) {
 	for at := int64(0); at < int64(len(data)); at += uffd.Page {
 		trace = append(trace, chunk.Range{File: "memory", Offset: at, Length: uffd.Page})
 	}
-	g := serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{Trace: trace})
+	g := serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{Trace: known(trace)})
 	if err := g.Drop(0, 512<<10); err != nil { // while the trace is being fetched
 		t.Fatal(err)
 	}
@@ -224,7 +225,7 @@ func TestTraceIsBroughtInAhead(t *testing.T) {
 	}
 	again := pagertest.New(map[string][]byte{"memory": data})
 	f = file(t, again, 0)
-	g = serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{Trace: trace})
+	g = serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{Trace: known(trace)})
 	for _, off := range []int{5 << 20, 1 << 20, 3 << 20} {
 		g.is(data[off:off+64<<10], off)
 	}
@@ -235,6 +236,27 @@ func TestTraceIsBroughtInAhead(t *testing.T) {
 	if ahead := again.Ahead(); ahead[0].Offset != 5<<20 {
 		t.Errorf("ahead was asked for %v", ahead)
 	}
+}
+
+// What comes with a trace is put in place, and the source is not asked for it. A piece may reach beyond the memory.
+func TestContentComesWithTheTrace(t *testing.T) {
+	data := pagertest.Pattern(2<<20, holes)
+	source := pagertest.New(map[string][]byte{"memory": data})
+	placed := make(chan struct{})
+	g := serve(t, file(t, source, 0), int64(len(data)), uffd.Page, pager.ServeOptions{
+		Trace: func(_ context.Context, put func(int64, []byte)) pager.Trace {
+			defer close(placed)
+			put(1<<20, append(bytes.Clone(data[1<<20:]), make([]byte, 8<<10)...))
+			put(4<<20, make([]byte, 8<<10)) // nowhere
+			return nil
+		},
+	})
+	<-placed
+	g.is(data[1<<20:], 1<<20)
+	if _, reads := source.Asked(); reads > 0 {
+		t.Errorf("the source was read %d times", reads)
+	}
+	g.is(data[:1<<20], 0)
 }
 
 // await waits for what another goroutine does soon.
@@ -339,4 +361,9 @@ func TestLocalFileServes(t *testing.T) {
 	}
 	source.SetFail(func(string, int64) error { return errors.New("the store must not be asked any more") })
 	g.is(data, 0)
+}
+
+// known is a trace that comes without content.
+func known(t pager.Trace) func(context.Context, func(int64, []byte)) pager.Trace {
+	return func(context.Context, func(int64, []byte)) pager.Trace { return t }
 }

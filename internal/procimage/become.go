@@ -21,6 +21,7 @@ type Plan struct {
 	Over    *Capture // content over that of the image; nil: none. Its image is Image.
 	Content int      // descriptor of the file with the stored content
 	Outside int      // of the file that is mapped and not part of the image
+	Single  bool     // each page of that file is read alone when it is touched, and nothing around it
 	Files   []int    // of Image.Files, in their order
 	Roles   map[string]int
 	// Fresh are descriptors for EventRole (counters that are 0) and PollRole, each used once; at least as many as
@@ -247,6 +248,9 @@ func (b *builder) mapAreas() error {
 			b.table.call(callMmap, a.Start, n, prot, fixed, staged(b.plan.Content), uint64(a.Offset))
 		case Outside:
 			b.table.call(callMmap, a.Start, n, prot, fixed, staged(b.plan.Outside), uint64(a.Offset))
+			if b.plan.Single {
+				b.table.call(callMadvise, a.Start, n, unix.MADV_RANDOM)
+			}
 		case Mapped:
 			if a.File >= len(b.plan.Files) {
 				return fmt.Errorf("file %d of the image is not there", a.File)

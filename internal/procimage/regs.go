@@ -59,6 +59,7 @@ const (
 	callBrk       = 12
 	callSigaction = 13
 	callMremap    = 25
+	callMadvise   = 28
 	callPause     = 34
 	callClone     = 56
 	callFcntl     = 72

@@ -21,6 +21,7 @@ import (
 type attachment struct {
 	i     *image
 	trace pager.Trace
+	first bool            // what it uses is recorded
 	disks []*attachedDisk // in the order of the snapshot's
 
 	whole     chan struct{}
@@ -50,7 +51,7 @@ func (m *Manager) Attach(ctx context.Context, snap snapshot.Snapshot, owner stri
 	if err != nil {
 		return nil, err
 	}
-	trace, err := i.known(ctx)
+	trace, err := i.lesson.await(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -77,7 +78,7 @@ func (m *Manager) Attach(ctx context.Context, snap snapshot.Snapshot, owner stri
 	late := i.completed
 	i.mu.Unlock()
 	m.mu.Unlock()
-	i.record(trace)
+	a.first = i.record(trace)
 	if len(trace) > 0 {
 		i.replay(func(ctx context.Context) {
 			for _, disk := range i.disks {
@@ -198,15 +199,19 @@ func (a *attachment) File() string {
 			if _, err := os.Stat(i.shown.Path()); err != nil { // the kernel keeps what it knows a file for
 				return
 			}
-			i.memory.Replay(ctx, a.trace, chunk.FrameSize, i.shown.Warm)
+			i.memory.Replay(ctx, i.lesson.bring(ctx, i.shown.Warm), chunk.FrameSize, i.shown.Warm)
 		})
 	})
 	return i.shown.Path()
 }
 
+// Single implements vmm.Memory: so is the machine's whose uses become the trace. What is not used is not fetched then
+// by those that begin with that.
+func (a *attachment) Single() bool { return a.first && len(a.trace) == 0 }
+
 // Serve implements vmm.Memory.
 func (a *attachment) Serve(ctx context.Context, conn *net.UnixConn) error {
-	err := a.i.memory.Serve(ctx, conn, pager.ServeOptions{Trace: a.trace})
+	err := a.i.memory.Serve(ctx, conn, pager.ServeOptions{Trace: a.i.lesson.bring})
 	if err != nil {
 		a.fail(err)
 	}

@@ -25,15 +25,26 @@ const traceName = "trace"
 // the directory of the image what else belongs there, before anything else comes. ErrExists: ref is
 // taken. After an error nothing is left.
 func (m *Manager) Begin(ctx context.Context, ref snapshot.Ref, snap snapshot.Snapshot, origin []byte, source chunk.Source, add func(dir string)) (_ snapshot.Snapshot, err error) {
+	var of *lesson
 	adopted := false
 	defer func() {
-		if !adopted {
-			err = errors.Join(err, end(source))
+		if adopted {
+			return
 		}
+		if of != nil {
+			of.close()
+		}
+		err = errors.Join(err, end(source))
 	}()
 	if len(origin) == 0 {
 		return snapshot.Snapshot{}, fmt.Errorf("stream %s: it has no origin", ref)
 	}
+	memory, err := memoryName(snap.Manifest)
+	if err != nil {
+		return snapshot.Snapshot{}, fmt.Errorf("stream %s: %w", ref, err)
+	}
+	size, _ := source.Size(memory)
+	of = m.learn(origin, "", memory, size) // while the rest is made ready
 	draft, err := m.cfg.Store.Draft()
 	if err != nil {
 		return snapshot.Snapshot{}, err
@@ -45,6 +56,7 @@ func (m *Manager) Begin(ctx context.Context, ref snapshot.Ref, snap snapshot.Sna
 	if add != nil {
 		add(draft.ImageDir())
 	}
+	close(of.turn) // a machine cannot begin without what came before, and its first command waits for this
 	snap.Ref, snap.Anonymous = ref, false
 	snap, err = draft.Commit(snap.From(origin))
 	if err != nil {
@@ -54,7 +66,7 @@ func (m *Manager) Begin(ctx context.Context, ref snapshot.Ref, snap snapshot.Sna
 	err = snapshot.Check(snap)
 	if err == nil {
 		adopted = true
-		_, err = m.adopt(snap, source)
+		_, err = m.adopt(snap, source, of)
 	}
 	if err != nil {
 		return snapshot.Snapshot{}, errors.Join(fmt.Errorf("stream %s: %w", ref, err), m.cfg.Store.Delete(ref))

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -27,8 +26,7 @@ type image struct {
 	shown  *view.File    // the memory
 	warm   sync.Once
 
-	learned chan struct{} // closed when trace is known
-	trace   pager.Trace
+	lesson  *lesson
 	hurry   chan struct{} // closed when somebody waits for all of it
 	hurried sync.Once
 	whole   chan struct{} // closed when all of it is here
@@ -43,13 +41,13 @@ type image struct {
 	completed bool          // disks of machines are made whole by whoever attaches
 }
 
-func newImage(m *Manager, fs *view.FS, snap snapshot.Snapshot, source chunk.Source) (_ *image, err error) {
+func newImage(m *Manager, fs *view.FS, snap snapshot.Snapshot, source chunk.Source, of *lesson) (_ *image, err error) {
 	name, err := memoryName(snap.Manifest)
 	if err != nil {
 		return nil, err
 	}
 	i := &image{
-		m: m, snap: snap, source: source, learned: make(chan struct{}), hurry: make(chan struct{}), whole: make(chan struct{}),
+		m: m, snap: snap, source: source, lesson: of, hurry: make(chan struct{}), whole: make(chan struct{}),
 		users: map[*attachment]bool{}, quiet: time.Now(), attempt: make(chan struct{}),
 	}
 	if i.memory, err = pager.NewFile(source, name, m.cfg.Limit); err != nil {
@@ -69,6 +67,7 @@ func newImage(m *Manager, fs *view.FS, snap snapshot.Snapshot, source chunk.Sour
 // free ends what an image has. No machine uses it.
 func (i *image) free() error {
 	i.shown.Remove()
+	i.lesson.close()
 	err := i.memory.Close()
 	for _, disk := range i.disks {
 		err = errors.Join(err, disk.Close())
@@ -100,23 +99,6 @@ func (i *image) fail(err error) {
 // traceLimit bounds how long a start may wait for a trace that it could do without.
 const traceLimit = time.Second
 
-// learn finds out what machines will use: beside the snapshot, else where all hosts keep it.
-func (i *image) learn(ctx context.Context) {
-	defer close(i.learned)
-	ctx, cancel := context.WithTimeout(ctx, traceLimit)
-	defer cancel()
-	data, err := os.ReadFile(i.tracePath())
-	if errors.Is(err, os.ErrNotExist) && i.m.cfg.Traces != nil {
-		data, err = i.m.cfg.Traces.Load(ctx, i.snap.Origin())
-	}
-	if err == nil && len(data) > 0 {
-		i.trace, err = pager.DecodeTrace(data)
-	}
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		i.m.cfg.Log.Warn("trace of a snapshot not used", "snapshot", i.snap.Ref, "err", err)
-	}
-}
-
 // maxAhead is how much a snapshot may differ from what is here so that all of the difference comes at once, memory
 // first: it is less than what one second of a usual line carries, and machines use most of it soon.
 const maxAhead = 64 << 20
@@ -134,10 +116,10 @@ func (i *image) ahead(ctx context.Context) {
 	_ = i.source.Prefetch(ctx, ranges) // who needs it asks for it again, and is told why it does not come
 }
 
-// pieces is what the trace names of the files that there are.
+// pieces is what the trace names of the files that there are and does not come with it.
 func (i *image) pieces() []chunk.Range {
 	var known []chunk.Range
-	for _, r := range i.trace {
+	for _, r := range i.lesson.rest {
 		if size, ok := i.source.Size(r.File); ok && r.Offset < size {
 			r.Length = min(r.Length, size-r.Offset)
 			known = append(known, r)
@@ -147,16 +129,6 @@ func (i *image) pieces() []chunk.Range {
 }
 
 func (i *image) tracePath() string { return filepath.Join(i.snap.Dir(), traceName) }
-
-// known waits for the trace.
-func (i *image) known(ctx context.Context) (pager.Trace, error) {
-	select {
-	case <-i.learned:
-		return i.trace, nil
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
-}
 
 // replay runs do, which brings content that a trace names; the fill waits for it.
 func (i *image) replay(do func(context.Context)) {
@@ -173,14 +145,14 @@ func (i *image) replay(do func(context.Context)) {
 	})
 }
 
-// record notes what the first machine uses, for a while, and keeps it.
-func (i *image) record(known pager.Trace) {
+// record notes what the first machine uses, for a while, and keeps it. It answers whether this is the first.
+func (i *image) record(known pager.Trace) bool {
 	i.mu.Lock()
 	first := !i.recorded
 	i.recorded = true
 	i.mu.Unlock()
 	if !first {
-		return
+		return false
 	}
 	notes := pager.NewRecorder(known)
 	i.note(notes)
@@ -195,6 +167,7 @@ func (i *image) record(known pager.Trace) {
 		i.note(nil)
 		i.keep(known, notes.End())
 	})
+	return true
 }
 
 // note has all uses recorded; nil: not any more.
@@ -205,21 +178,42 @@ func (i *image) note(notes *pager.Recorder) {
 	}
 }
 
+// worthKeeping is how much of what is known must be new so that it is kept anew with content: each time all of that
+// is sent again.
+const worthKeeping = 8
+
 // keep stores a trace, if it learned anything.
 func (i *image) keep(known, fresh pager.Trace) {
-	if len(fresh) == 0 {
+	if len(fresh) == 0 || i.lesson.bytes > 0 && fresh.Bytes() < known.Bytes()/worthKeeping {
 		return
 	}
 	data := append(known[:len(known):len(known)], fresh...).Encode()
 	err := durable.WriteFile(i.tracePath(), data, 0o600)
 	if err == nil && i.m.cfg.Traces != nil {
-		err = i.m.cfg.Traces.Save(i.m.ctx, i.snap.Origin(), data)
+		err = i.send(data)
 	}
 	if err != nil {
 		i.m.cfg.Log.Warn("trace of a snapshot not kept", "snapshot", i.snap.Ref, "err", err)
 		return
 	}
 	i.m.cfg.Log.Info("trace of a snapshot kept", "snapshot", i.snap.Ref, "bytes", fresh.Bytes(), "before", known.Bytes())
+}
+
+// send keeps a trace where all hosts find it, with what it names first of the memory.
+func (i *image) send(data []byte) error {
+	trace, err := pager.DecodeTrace(data) // as others will read it
+	if err != nil {
+		return err
+	}
+	pages, err := i.carry(trace)
+	if err != nil {
+		return err
+	}
+	err = i.m.cfg.Traces.Save(i.m.ctx, i.snap.Origin(), data, pages)
+	if pages != nil {
+		err = errors.Join(err, pages.Close())
+	}
+	return err
 }
 
 // shownMemory is the memory as monitors map it. A read that fails fails the machines.

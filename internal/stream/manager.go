@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -18,9 +20,11 @@ import (
 
 // Traces keeps what machines use first of a snapshot where all hosts find it.
 type Traces interface {
-	// Load answers the trace of a snapshot; nil without an error: there is none.
-	Load(ctx context.Context, origin []byte) ([]byte, error)
-	Save(ctx context.Context, origin, trace []byte) error
+	// Load answers what is known of a snapshot; nothing without an error: nothing is.
+	Load(ctx context.Context, origin []byte) (Lesson, error)
+	// Save keeps an encoded trace in place of an earlier one and, unless pages is nil, the memory that it names first:
+	// all that pages holds. The file stays the caller's.
+	Save(ctx context.Context, origin, trace []byte, pages *os.File) error
 }
 
 // Config of a Manager. Dir, Store and Open are required.
@@ -136,7 +140,14 @@ func (m *Manager) image(ctx context.Context, snap snapshot.Snapshot) (*image, er
 	if err != nil {
 		return nil, fmt.Errorf("open what %s consists of: %w", snap.Ref, err)
 	}
-	return m.adopt(snap, source)
+	name, err := memoryName(snap.Manifest)
+	if err != nil {
+		return nil, errors.Join(err, end(source))
+	}
+	size, _ := source.Size(name)
+	of := m.learn(snap.Origin(), filepath.Join(snap.Dir(), traceName), name, size)
+	close(of.turn)
+	return m.adopt(snap, source, of)
 }
 
 // end closes a source that has an end.
@@ -147,8 +158,8 @@ func end(source chunk.Source) error {
 	return nil
 }
 
-// adopt makes an image of a partial snapshot, which it holds, and has it filled. It takes source over.
-func (m *Manager) adopt(snap snapshot.Snapshot, source chunk.Source) (_ *image, err error) {
+// adopt makes an image of a partial snapshot, which it holds, and has it filled. It takes source and lesson over.
+func (m *Manager) adopt(snap snapshot.Snapshot, source chunk.Source, of *lesson) (_ *image, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	i := m.images[snap.Ref]
@@ -156,10 +167,12 @@ func (m *Manager) adopt(snap snapshot.Snapshot, source chunk.Source) (_ *image, 
 		if i == nil {
 			err = errClosed
 		}
+		of.close()
 		return i, errors.Join(err, end(source))
 	}
 	defer func() {
 		if err != nil {
+			of.close()
 			err = errors.Join(err, end(source))
 		}
 	}()
@@ -171,7 +184,7 @@ func (m *Manager) adopt(snap snapshot.Snapshot, source chunk.Source) (_ *image, 
 	if err != nil {
 		return nil, err
 	}
-	i, err = newImage(m, fs, snap, source)
+	i, err = newImage(m, fs, snap, source, of)
 	if err == nil && !now.Partial() { // it became so after the caller looked
 		if err = i.here(); err != nil {
 			i.shown.Remove()
@@ -181,10 +194,9 @@ func (m *Manager) adopt(snap snapshot.Snapshot, source chunk.Source) (_ *image, 
 		return nil, errors.Join(err, m.cfg.Store.Release(snap.Ref))
 	}
 	m.images[snap.Ref] = i
-	m.work.Go(func() { i.learn(m.ctx) })
 	if now.Partial() {
 		i.replay(func(ctx context.Context) {
-			<-i.learned // it ends soon
+			<-of.ended // what it brings is part of the difference
 			i.ahead(ctx)
 		})
 		m.work.Go(func() { i.fill(m.ctx) })

@@ -45,21 +45,51 @@ type host struct {
 
 // traces is where hosts keep traces together.
 type traces struct {
-	mu   sync.Mutex
-	data []byte
-	kept chan struct{}
+	mu    sync.Mutex
+	data  []byte
+	pages []byte
+	fail  error // of the pages
+	given int   // pages that were brought
+	saved int
+	kept  chan struct{}
 }
 
-func (t *traces) Load(context.Context, []byte) ([]byte, error) {
+func (t *traces) Load(context.Context, []byte) (stream.Lesson, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.data, nil
+	of := stream.Lesson{Trace: t.data}
+	if t.pages != nil {
+		of.Bytes, of.Pages = int64(len(t.pages)), t.bring
+	}
+	return of, nil
 }
 
-func (t *traces) Save(_ context.Context, _, trace []byte) error {
+// bring gives the pages one by one, the last one first.
+func (t *traces) bring(_ context.Context, put func(off int64, data []byte)) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.data = trace
+	for at := len(t.pages) - 4096; at >= 0; at -= 4096 {
+		put(int64(at), t.pages[at:at+4096])
+		t.given++
+	}
+	return t.fail
+}
+
+func (t *traces) Save(_ context.Context, _, trace []byte, pages *os.File) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.data, t.pages = trace, nil
+	t.saved++
+	if pages != nil {
+		info, err := pages.Stat()
+		if err != nil {
+			return err
+		}
+		t.pages = make([]byte, info.Size())
+		if _, err := pages.ReadAt(t.pages, 0); err != nil {
+			return err
+		}
+	}
 	select {
 	case t.kept <- struct{}{}:
 	default:
@@ -257,14 +287,22 @@ func (h *host) touch(s machine.Stream, offsets []int64) {
 	h.must(f.Close())
 }
 
-// traced answers the trace of a machine that used its memory at some offsets while that was recorded.
-func traced(t *testing.T, offsets []int64) []byte {
+// traced answers what is kept of a machine that used its memory at some offsets while that was recorded.
+func traced(t *testing.T, offsets []int64) *traces {
 	t.Helper()
 	for record := 2 * time.Second; ; record *= 4 {
 		h := newHost(t, func(c *stream.Config) { c.Record = record })
 		snap := h.begin()
 		began := time.Now()
 		a, _ := h.attach(snap, "a")
+		if !a.Memory().Single() {
+			t.Error("the machine whose uses are noted reads what lies around them")
+		}
+		if b, _ := h.attach(snap, "b"); b.Memory().Single() {
+			t.Error("another machine reads each page alone, too")
+		} else {
+			h.must(b.Close(t.Context()))
+		}
 		h.touch(a, offsets)
 		soon := time.Since(began) < record
 		if soon {
@@ -279,7 +317,9 @@ func traced(t *testing.T, offsets []int64) []byte {
 		}
 		h.must(a.Close(t.Context()))
 		if soon { // else the computer was too busy, and the record may have ended before
-			return h.traces.data
+			h.traces.mu.Lock()
+			defer h.traces.mu.Unlock()
+			return &traces{data: h.traces.data, pages: h.traces.pages, kept: make(chan struct{}, 1)}
 		}
 	}
 }
@@ -287,7 +327,7 @@ func traced(t *testing.T, offsets []int64) []byte {
 func TestTraceIsSharedAndReplayed(t *testing.T) {
 	offsets := []int64{9 << 20, 3 << 20}
 	h := newHost(t, nil)
-	h.traces.data = traced(t, offsets)
+	h.traces.data = traced(t, offsets).data
 	s, _ := h.attach(h.begin(), "a")
 	_ = s.Memory().File()
 	ctx := h.deadline()
@@ -309,6 +349,77 @@ func TestTraceIsSharedAndReplayed(t *testing.T) {
 		behind = slices.ContainsFunc(h.source.Ahead(), func(r chunk.Range) bool { return r.File == snapshot.DiskName && r.Offset == 0 })
 	}
 	h.must(s.Close(t.Context()))
+}
+
+// What machines use first of the memory comes with the trace, in one piece, and is not asked of the store: the machine
+// that the trace was recorded of read each page alone, so nothing else is in it.
+func TestMemoryComesWithTheTrace(t *testing.T) {
+	offsets := []int64{9 << 20, 3 << 20, 9<<20 + 64<<10, 5 << 20}
+	of := traced(t, offsets)
+	var want []byte
+	h := newHost(t, nil)
+	for _, off := range offsets {
+		want = append(want, h.memory[off:off+4096]...)
+	}
+	if !bytes.Equal(of.pages, want) {
+		t.Fatalf("%d bytes of the memory were kept, and not what was used", len(of.pages))
+	}
+	last := offsets[3]
+	lastFrame := chunk.Range{File: "memory", Offset: last - last%chunk.FrameSize, Length: chunk.FrameSize}
+	h.traces.data, h.traces.pages = of.data, of.pages[:3*4096]
+	a, _ := h.attach(h.begin(), "a")
+	if a.Memory().Single() {
+		t.Error("a machine of which nothing is to be noted reads each page alone")
+	}
+	_ = a.Memory().File()
+	h.until("the rest of the trace is asked for, when the other came", func() bool { return slices.Contains(h.source.Ahead(), lastFrame) })
+	h.source.SetFail(func(file string, _ int64) error { return errors.New(file + " is not to be read") })
+	h.touch(a, offsets[:3])
+	h.must(a.Close(t.Context()))
+}
+
+// Content that does not come, or does not fit its trace, is brought from where the snapshot lies.
+func TestMemoryThatDoesNotComeWithTheTrace(t *testing.T) {
+	offsets := []int64{9 << 20, 3 << 20}
+	of := traced(t, offsets)
+	frame := func(off int64) chunk.Range { return chunk.Range{File: "memory", Offset: off, Length: chunk.FrameSize} }
+	for name, change := range map[string]func(*traces){
+		"fails":     func(t *traces) { t.fail = errors.New("gone") },
+		"too-long":  func(t *traces) { t.pages = append(bytes.Clone(t.pages), t.pages...) },
+		"too-large": func(t *traces) { t.pages = make([]byte, 65<<20) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t, nil)
+			h.traces.data, h.traces.pages = of.data, of.pages
+			change(h.traces)
+			a, _ := h.attach(h.begin(), "a")
+			_ = a.Memory().File()
+			h.until("all of the trace is asked for", func() bool {
+				asked := h.source.Ahead()
+				return slices.Contains(asked, frame(9<<20)) && slices.Contains(asked, frame(3<<20))
+			})
+			h.same(a.Memory().File(), h.memory)
+			h.traces.mu.Lock()
+			given := h.traces.given
+			h.traces.mu.Unlock()
+			if want := map[bool]int{true: 2}[name == "fails"]; given != want {
+				t.Errorf("%d pages were brought, want %d", given, want)
+			}
+			h.must(a.Close(t.Context()))
+		})
+	}
+}
+
+// until waits for what another goroutine does soon.
+func (h *host) until(what string, is func() bool) {
+	h.t.Helper()
+	ctx := h.deadline()
+	for !is() {
+		if ctx.Err() != nil {
+			h.t.Fatalf("never: %s", what)
+		}
+		<-time.After(time.Millisecond)
+	}
 }
 
 func TestDeadStoreFailsTheMachine(t *testing.T) {

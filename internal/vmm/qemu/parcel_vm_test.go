@@ -7,8 +7,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -100,4 +102,33 @@ func testTravels(t *testing.T, h *vmmtest.Host) {
 		check(child)
 	}
 	check(n)
+	far.Image.Memory = alone{filepath.Join(there.Dir, "memory")}
+	n = far.Restore(t)
+	check(n)
+	if flags := flagsOf(t, n.PID(), there.Dir); !strings.Contains(flags, " rr ") {
+		t.Errorf("the monitor's mapping of the memory has the flags%s", flags)
+	}
+}
+
+// alone is a memory of which each page is to be read alone.
+type alone struct{ path string }
+
+func (a alone) File() string                               { return a.path }
+func (a alone) Single() bool                               { return true }
+func (a alone) Serve(context.Context, *net.UnixConn) error { return errors.ErrUnsupported }
+
+// flagsOf answers the flags of a process's mapping of the memory of an image (proc_pid_smaps(5)).
+func flagsOf(t *testing.T, pid int, dir string) string {
+	t.Helper()
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, found := strings.Cut(string(maps), dir+"/memory\n")
+	_, rest, there := strings.Cut(rest, "VmFlags:")
+	if !found || !there {
+		t.Fatal("the monitor does not map the memory")
+	}
+	flags, _, _ := strings.Cut(rest, "\n")
+	return flags + " "
 }

@@ -1,0 +1,58 @@
+package chunk
+
+import (
+	"context"
+	"fmt"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// Each gives put all of a file's content that is not zero, as it comes: the begin of the file first, as far as the
+// store answers in order. Put is called by several goroutines at once, and may keep data; pages that are equal come
+// once for each place. Nothing of it goes into the host's cache. After an error, which may be put's, some of it was given.
+func (r *Reader) Each(ctx context.Context, file string, put func(off int64, data []byte) error) error {
+	f, ok := r.files[file]
+	if !ok {
+		return fmt.Errorf("read %s: there is no such file in %s", file, r.m.ID)
+	}
+	all, err := r.wanted([]Range{{File: file, Length: f.Bytes}})
+	if err != nil {
+		return err
+	}
+	homes := map[int][]Extent{} // by chunk
+	for _, e := range f.Extents {
+		if e.Chunk == hereChunk {
+			return fmt.Errorf("read %s: parts of it are on this host", file)
+		}
+		homes[e.Chunk] = append(homes[e.Chunk], e)
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(r.v.cfg.Parallel)
+	for _, w := range all {
+		if ctx.Err() != nil {
+			break // the first error is told by Wait
+		}
+		g.Go(func() error {
+			c := r.m.Chunks[w.chunk]
+			pages, err := r.v.fetch(ctx, r.keys.of(c.Common), c, w.first, w.count)
+			if err != nil {
+				return err
+			}
+			first := w.first * framePages
+			last := first + len(pages)/PageSize
+			for _, e := range homes[w.chunk] {
+				from, to := max(e.At, first), min(e.At+e.Count, last)
+				if from >= to {
+					continue
+				}
+				off := (e.Page + int64(from-e.At)) * PageSize
+				data := pages[(from-first)*PageSize : (to-first)*PageSize]
+				if err := put(off, data[:min(int64(len(data)), f.Bytes-off)]); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}

@@ -1,0 +1,142 @@
+package hostd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/chunk"
+	"github.com/pandastack/pandastack/internal/pager"
+	"github.com/pandastack/pandastack/internal/stream"
+)
+
+// traces keeps traces in the object store, each beside its snapshot, encrypted and signed as that is. The first
+// that is learned of any snapshot that grew from another is kept for that other, too: what grew from the same
+// begins in much the same way, and for one that was never used it is the best guess there is.
+//
+// With the trace of a snapshot goes the memory that it names first, page by page as it was used: what a machine needs
+// comes in one go from one place, and nothing that lies beside it comes along. Others of the line get the trace alone,
+// since their memory is another.
+type traces struct{ h *Host }
+
+// Files of what is kept.
+const (
+	traceFile = "trace"
+	pagesFile = "pages"
+)
+
+func traceID(id chunk.ID) chunk.ID { return "trace" + id }
+
+// Load implements stream.Traces.
+func (t traces) Load(ctx context.Context, data []byte) (stream.Lesson, error) {
+	o, err := readOrigin(data)
+	if err != nil {
+		return stream.Lesson{}, err
+	}
+	line := o.line()
+	found := make([]stream.Lesson, len(line))
+	var g errgroup.Group // all at once: somebody waits
+	for i, id := range line {
+		g.Go(func() error {
+			var err error
+			found[i], err = t.load(ctx, o.Space, id)
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return stream.Lesson{}, err
+	}
+	for i, of := range found {
+		if len(of.Trace) > 0 {
+			if i > 0 {
+				of.Bytes, of.Pages = 0, nil
+			}
+			return of, nil
+		}
+	}
+	return stream.Lesson{}, nil
+}
+
+// line is what a snapshot's trace is kept for, the nearest first: itself, and what it grew from.
+func (o origin) line() []chunk.ID {
+	line := []chunk.ID{o.ID}
+	for _, id := range []chunk.ID{o.Parent, o.Root} {
+		if id != "" && !slices.Contains(line, id) {
+			line = append(line, id)
+		}
+	}
+	return line
+}
+
+// load reads what is known of a snapshot; nothing without an error: nothing is.
+func (t traces) load(ctx context.Context, space chunk.Space, id chunk.ID) (stream.Lesson, error) {
+	objects := t.h.deps.Objects
+	m, err := objects.Vault.Open(ctx, space, traceID(id))
+	if errors.Is(err, chunk.ErrNotFound) {
+		return stream.Lesson{}, nil
+	}
+	if err != nil {
+		return stream.Lesson{}, err
+	}
+	r := objects.Vault.Reader(m, objects.Cache)
+	size, ok := r.Size(traceFile)
+	if !ok || size > pager.MaxTraceBytes {
+		return stream.Lesson{}, fmt.Errorf("trace of %s has %d bytes", id, size)
+	}
+	of := stream.Lesson{Trace: make([]byte, size)}
+	if of.Bytes, ok = r.Size(pagesFile); ok {
+		of.Pages = func(ctx context.Context, put func(off int64, data []byte)) error {
+			return r.Each(ctx, pagesFile, func(off int64, data []byte) error {
+				put(off, data)
+				return nil
+			})
+		}
+	}
+	return of, r.ReadAt(ctx, traceFile, of.Trace, 0)
+}
+
+// Save implements stream.Traces.
+func (t traces) Save(ctx context.Context, data, trace []byte, pages *os.File) error {
+	o, err := readOrigin(data)
+	if err != nil {
+		return err
+	}
+	vault := t.h.deps.Objects.Vault
+	if err := vault.Delete(ctx, o.Space, traceID(o.ID)); err != nil {
+		return err
+	}
+	for _, id := range o.line() {
+		if err := t.save(ctx, o.Space, id, trace, pages); err != nil {
+			return err
+		}
+		pages = nil
+	}
+	return nil
+}
+
+// save keeps the trace of a snapshot that has none.
+func (t traces) save(ctx context.Context, space chunk.Space, id chunk.ID, trace []byte, pages *os.File) (err error) {
+	fd, err := unix.MemfdCreate("trace", unix.MFD_CLOEXEC) // a push reads files
+	if err != nil {
+		return err
+	}
+	f := os.NewFile(uintptr(fd), "trace")
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if _, err := f.Write(trace); err != nil {
+		return err
+	}
+	files := []chunk.Local{{Name: traceFile, Path: fmt.Sprintf("/proc/self/fd/%d", fd)}}
+	if pages != nil {
+		files = append(files, chunk.Local{Name: pagesFile, Path: fmt.Sprintf("/proc/self/fd/%d", pages.Fd())})
+	}
+	_, _, err = t.h.deps.Objects.Vault.Push(ctx, chunk.Push{Space: space, ID: traceID(id), Files: files})
+	if errors.Is(err, chunk.ErrExists) { // it has one
+		return nil
+	}
+	return err
+}

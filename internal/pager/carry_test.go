@@ -1,0 +1,62 @@
+package pager_test
+
+import (
+	"bytes"
+	"reflect"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/chunk"
+	"github.com/pandastack/pandastack/internal/pager"
+	"github.com/pandastack/pandastack/internal/pager/pagertest"
+)
+
+const pg = chunk.PageSize
+
+func TestCarry(t *testing.T) {
+	t.Parallel()
+	const size = 64 * pg
+	memory := pagertest.Pattern(size, func(page int) bool { return page%9 == 0 })
+	trace := pager.Trace{
+		{File: "memory", Offset: 40 * pg, Length: 3 * pg}, {File: "disk.img", Offset: 0, Length: pg},
+		{File: "memory", Offset: 2 * pg, Length: 5 * pg}, {File: "memory", Offset: 60 * pg, Length: 100 * pg},
+		{File: "memory", Offset: 1000 * pg, Length: pg}, {File: "memory", Offset: 20 * pg, Length: pg},
+	}
+	for limit, want := range map[int64]struct {
+		bytes int64
+		rest  pager.Trace
+	}{
+		0: {0, pager.Trace{trace[0], trace[1], trace[2], {File: "memory", Offset: 60 * pg, Length: 4 * pg}, trace[5]}},
+		5 * pg: {5 * pg, pager.Trace{trace[1], {File: "memory", Offset: 4 * pg, Length: 3 * pg},
+			{File: "memory", Offset: 60 * pg, Length: 4 * pg}, trace[5]}},
+		100 * pg: {13 * pg, pager.Trace{trace[1]}},
+	} {
+		c, rest := trace.Carry("memory", size, limit)
+		if c.Bytes() != want.bytes || !reflect.DeepEqual(rest, want.rest) {
+			t.Errorf("limit %d: %d bytes and %v are left, want %d and %v", limit/pg, c.Bytes(), rest, want.bytes, want.rest)
+		}
+		f, err := pager.NewFile(pagertest.New(map[string][]byte{"memory": memory}), "memory", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var kept bytes.Buffer
+		if err := f.Carry(t.Context(), c, &kept); err != nil || int64(kept.Len()) != c.Bytes() {
+			t.Fatalf("kept %d bytes, %v", kept.Len(), err)
+		}
+		// However it is cut, each page comes to its place.
+		for _, step := range []int{pg, 3 * pg, 1 << 20} {
+			pages := 0
+			for at := 0; at < kept.Len(); at += step {
+				c.Place(int64(at), kept.Bytes()[at:min(at+step, kept.Len())], func(off int64, data []byte) {
+					pages += len(data) / pg
+					if !bytes.Equal(data, memory[off:off+int64(len(data))]) {
+						t.Errorf("limit %d, steps of %d: %d bytes at %d are others", limit/pg, step, len(data), off)
+					}
+				})
+			}
+			if int64(pages)*pg != c.Bytes() {
+				t.Errorf("limit %d, steps of %d: %d pages came", limit/pg, step, pages)
+			}
+		}
+		c.Place(c.Bytes(), make([]byte, pg), func(int64, []byte) { t.Error("what is beyond has a place") })
+	}
+}
