@@ -102,7 +102,6 @@ func (s *streams) fail(err error) {
 
 func (f *feed) Memory() vmm.Memory                         { return f }
 func (f *feed) File() string                               { return "" }
-func (f *feed) Single() bool                               { return false }
 func (f *feed) Serve(context.Context, *net.UnixConn) error { return nil }
 func (f *feed) DiskPaths() []string                        { return f.disks }
 func (f *feed) Whole() <-chan struct{}                     { return f.whole }

@@ -21,7 +21,6 @@ import (
 type attachment struct {
 	i     *image
 	trace pager.Trace
-	first bool            // what it uses is recorded
 	disks []*attachedDisk // in the order of the snapshot's
 
 	whole     chan struct{}
@@ -78,7 +77,7 @@ func (m *Manager) Attach(ctx context.Context, snap snapshot.Snapshot, owner stri
 	late := i.completed
 	i.mu.Unlock()
 	m.mu.Unlock()
-	a.first = i.record(trace)
+	i.record(trace)
 	if len(trace) > 0 {
 		i.replay(func(ctx context.Context) {
 			for _, disk := range i.disks {
@@ -204,10 +203,6 @@ func (a *attachment) File() string {
 	})
 	return i.shown.Path()
 }
-
-// Single implements vmm.Memory: so is the machine's whose uses become the trace. What is not used is not fetched then
-// by those that begin with that.
-func (a *attachment) Single() bool { return a.first && len(a.trace) == 0 }
 
 // Serve implements vmm.Memory.
 func (a *attachment) Serve(ctx context.Context, conn *net.UnixConn) error {

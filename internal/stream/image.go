@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/pandastack/pandastack/internal/chunk"
@@ -30,6 +31,8 @@ type image struct {
 	hurry   chan struct{} // closed when somebody waits for all of it
 	hurried sync.Once
 	whole   chan struct{} // closed when all of it is here
+
+	noting atomic.Bool // what machines use is recorded
 
 	mu        sync.Mutex
 	users     map[*attachment]bool
@@ -145,14 +148,14 @@ func (i *image) replay(do func(context.Context)) {
 	})
 }
 
-// record notes what the first machine uses, for a while, and keeps it. It answers whether this is the first.
-func (i *image) record(known pager.Trace) bool {
+// record notes what the first machine uses, for a while, and keeps it.
+func (i *image) record(known pager.Trace) {
 	i.mu.Lock()
 	first := !i.recorded
 	i.recorded = true
 	i.mu.Unlock()
 	if !first {
-		return false
+		return
 	}
 	notes := pager.NewRecorder(known)
 	i.note(notes)
@@ -167,11 +170,11 @@ func (i *image) record(known pager.Trace) bool {
 		i.note(nil)
 		i.keep(known, notes.End())
 	})
-	return true
 }
 
 // note has all uses recorded; nil: not any more.
 func (i *image) note(notes *pager.Recorder) {
+	i.noting.Store(notes != nil)
 	i.memory.Record(notes)
 	for _, disk := range i.disks {
 		disk.Record(notes)
@@ -179,8 +182,8 @@ func (i *image) note(notes *pager.Recorder) {
 }
 
 // worthKeeping is how much of what is known must be new so that it is kept anew with content: each time all of that
-// is sent again.
-const worthKeeping = 8
+// is read, and what comes behind what the store has already is sent.
+const worthKeeping = 64
 
 // keep stores a trace, if it learned anything.
 func (i *image) keep(known, fresh pager.Trace) {
@@ -221,6 +224,9 @@ type shownMemory struct {
 	*pager.File
 	i *image
 }
+
+// Alone implements view.Mapped: what is brought in around a page is not seen to be used, and would be missing next time.
+func (s shownMemory) Alone() bool { return s.i.noting.Load() }
 
 func (s shownMemory) ReadAt(ctx context.Context, p []byte, off int64) error {
 	err := s.File.ReadAt(ctx, p, off)

@@ -22,11 +22,9 @@ type Image struct {
 // the machine is dead, and ends the machine when it cannot be served any more. A driver uses one of the ways.
 type Memory interface {
 	// File is the path of a file that reads as the memory, for monitors that map one. Reading what is not
-	// there waits for it, and fails with EIO (a mapping: SIGBUS) when it does not come.
+	// there waits for it, and fails with EIO (a mapping: SIGBUS) when it does not come. It had better be read page by
+	// page, as a guest touches it: what lies around comes by itself.
 	File() string
-	// Single says that a monitor which maps the file had better read each page alone, as its guest touches it: what
-	// the guest uses is being noted. It is a wish, asked after File.
-	Single() bool
 	// Serve answers the page faults of one monitor, which sends its userfaultfd over conn as Firecracker
 	// does. It takes conn over, and returns nil when the monitor has ended or ctx has; an error says why
 	// faults are not answered any more: the monitor must be ended then.

@@ -20,7 +20,8 @@ type node struct {
 	around chan<- around
 
 	mu      sync.Mutex
-	refused map[int64]bool // windows, by number; false: refused, and warmed since
+	refused map[int64]bool // windows, by number
+	warmed  map[int64]bool // windows that were, or wait to be
 }
 
 var (
@@ -78,7 +79,7 @@ func (n *node) Read(ctx context.Context, _ fs.FileHandle, dest []byte, off int64
 	if err := n.content.ReadAt(ctx, dest, off); err != nil {
 		return nil, syscall.EIO
 	}
-	if length <= page {
+	if length <= page && n.mapped != nil && !n.mapped.Alone() {
 		n.warm(off / readBytes)
 	}
 	return fuse.ReadResultData(dest), 0
@@ -97,26 +98,27 @@ func (n *node) refuse(off, length int64) bool {
 	}
 	fresh := true
 	for w := first; w <= last; w++ {
-		if _, before := n.refused[w]; before {
+		if n.refused[w] {
 			fresh = false
-		} else {
-			n.refused[w] = true
 		}
+		n.refused[w] = true
 	}
 	return fresh
 }
 
-// warm has the rest of a window, of which a page was asked for after the window was refused, put into the
-// kernel's cache, once.
+// warm has the rest of a window, of which a page was asked for, put into the kernel's cache, once.
 func (n *node) warm(window int64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if !n.refused[window] {
+	if n.warmed[window] {
 		return
+	}
+	if n.warmed == nil {
+		n.warmed = map[int64]bool{}
 	}
 	select {
 	case n.around <- around{n, window}:
-		n.refused[window] = false
+		n.warmed[window] = true
 	default: // page by page, then
 	}
 }

@@ -8,8 +8,8 @@
 // huge pages, and then a fault reads 2 to 4 MiB. A window costs nothing where the content is here, and a
 // transfer where it is not. So a read of more than one page is refused once if its content is not here; the
 // kernel then asks for exactly the page that somebody waits for, and is answered. Programs never see
-// the refusal. What lies around such a page in the same window is put into the kernel's cache
-// afterwards, so that not every page is asked for on its own.
+// the refusal. What lies around such a page, or one that a monitor asked for alone, in the same window is put into the
+// kernel's cache afterwards, so that nobody waits for more than a page, and not every page is asked for on its own.
 //
 // When the process of a mount dies, opens and reads answer ENOTCONN and touches of mappings SIGBUS: nobody
 // hangs. Mount removes what a dead process left at its directory.
@@ -45,6 +45,8 @@ type Mapped interface {
 	Content
 	// Here says whether a read of a range is answered without waiting.
 	Here(off, length int64) bool
+	// Alone says that nothing is to be brought in now but what somebody asks for.
+	Alone() bool
 	// Ahead is ReadAt of what nobody has asked for.
 	Ahead(ctx context.Context, p []byte, off int64) error
 }

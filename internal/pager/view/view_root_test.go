@@ -15,8 +15,10 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -28,7 +30,7 @@ import (
 // TestMain is also the programs that open and map files: a process must not map what it serves itself.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 2 && os.Args[1] == "mapper" {
-		if err := mapper(os.Args[2], os.Args[3] == "huge"); err != nil {
+		if err := mapper(os.Args[2], os.Args[3]); err != nil {
 			fmt.Println("error", err)
 			os.Exit(1)
 		}
@@ -44,7 +46,7 @@ func TestMain(m *testing.M) {
 }
 
 // mapper maps a file privately and sums the pages it is told of, until its input ends.
-func mapper(path string, huge bool) error {
+func mapper(path, how string) error {
 	f, err := os.Open(path)
 	if err != nil {
 		return err
@@ -57,8 +59,8 @@ func mapper(path string, huge bool) error {
 	if err != nil {
 		return err
 	}
-	if huge {
-		if err := unix.Madvise(mem, unix.MADV_HUGEPAGE); err != nil {
+	if advice, ok := map[string]int{"huge": unix.MADV_HUGEPAGE, "random": unix.MADV_RANDOM}[how]; ok {
+		if err := unix.Madvise(mem, advice); err != nil {
 			return err
 		}
 	}
@@ -75,8 +77,9 @@ func mapper(path string, huge bool) error {
 
 // content is bytes with holes in what is here.
 type content struct {
-	data []byte
-	fail error
+	data  []byte
+	fail  error
+	alone atomic.Bool
 
 	mu    sync.Mutex
 	here  map[int64]bool // frames
@@ -115,6 +118,8 @@ func (c *content) Here(off, length int64) bool {
 	}
 	return true
 }
+
+func (c *content) Alone() bool { return c.alone.Load() }
 
 func (c *content) Ahead(ctx context.Context, p []byte, off int64) error {
 	return c.ReadAt(ctx, p, off)
@@ -225,6 +230,45 @@ func TestMappedWithHugePages(t *testing.T) {
 	}
 	if data, err := os.ReadFile(f.Path()); err != nil || !bytes.Equal(data, c.data) {
 		t.Errorf("read in full: %d bytes, %v", len(data), err)
+	}
+}
+
+// A monitor that reads page by page waits for a page alone. What lies around it comes by itself, unless that is not
+// wanted.
+func TestPageByPage(t *testing.T) {
+	c := newContent(8 << 20)
+	f, err := mount(t).Add(t.Context(), "memory", c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := start(t, "mapper", f.Path(), "random").ready()
+	// asks says how often the content was asked for when a page is touched.
+	asks := func(window, page int) int {
+		t.Helper()
+		_, before := c.fetched()
+		off := window*frame + page*4096
+		if got, want := p.sum(off, 4096), fmt.Sprintf("%x", sha256.Sum256(c.data[off:off+4096])); got != want {
+			t.Fatalf("page at %d: %s, not %s", off, got, want)
+		}
+		_, reads := c.fetched()
+		return reads - before
+	}
+	c.alone.Store(true)
+	for page := range 8 {
+		if n := asks(0, page); n != 1 {
+			t.Errorf("page %d of a window had to be asked for %d times", page, n)
+		}
+	}
+	c.alone.Store(false)
+	for window := 1; ; window++ {
+		if window == 14 {
+			t.Fatal("what lies around a page does not come by itself")
+		}
+		asks(window, 0)
+		<-time.After(time.Millisecond << window) // a little more patience each time
+		if asks(window, 1) == 0 {
+			break
+		}
 	}
 }
 

@@ -58,7 +58,6 @@ func (p *pages) wait(t *testing.T, removed int) {
 }
 
 func (p *pages) File() string { return p.path }
-func (p *pages) Single() bool { return false }
 
 // Serve implements vmm.Memory.
 func (p *pages) Serve(ctx context.Context, conn *net.UnixConn) (err error) {

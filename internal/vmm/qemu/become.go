@@ -41,7 +41,7 @@ func (m *machine) openVehicle(ctx context.Context, p *procstore.Process, image v
 	}
 	v.plan.Outside = given.add(o.memory)
 	v.plan.Roles[roleMemory] = v.plan.Outside
-	v.plan.Single = image.Memory != nil && image.Memory.Single()
+	v.plan.Single = image.Memory != nil
 	if m.record.MemoryPath, err = filepath.Abs(cmp.Or(o.whole, o.memory).Name()); err != nil {
 		return err
 	}

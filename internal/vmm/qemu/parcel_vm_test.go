@@ -110,11 +110,10 @@ func testTravels(t *testing.T, h *vmmtest.Host) {
 	}
 }
 
-// alone is a memory of which each page is to be read alone.
+// alone is a memory that still comes, so each page of it is read alone.
 type alone struct{ path string }
 
 func (a alone) File() string                               { return a.path }
-func (a alone) Single() bool                               { return true }
 func (a alone) Serve(context.Context, *net.UnixConn) error { return errors.ErrUnsupported }
 
 // flagsOf answers the flags of a process's mapping of the memory of an image (proc_pid_smaps(5)).
