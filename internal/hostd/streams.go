@@ -70,18 +70,26 @@ func (h *Host) StreamSnapshot(ctx context.Context, workspace string, id hostapi.
 	if snap, err := h.store.Get(ref); err == nil {
 		return hostapi.Pulled{Snapshot: told(snap), Env: snap.Env, User: snap.User, Workdir: snap.Workdir, Took: time.Since(began)}, nil
 	}
+	grew := make(chan origin, 1)
+	soon := h.streams.Learn(func(ctx context.Context) (stream.Lesson, error) {
+		return traces{h}.soon(ctx, chunk.Space(workspace), chunk.ID(id), grew)
+	})
 	from, err := h.depot.Near(ctx, chunk.Space(workspace), chunk.ID(id))
 	if err != nil {
+		soon.Close()
 		return hostapi.Pulled{}, moveError("stream", id, err)
 	}
 	opened := time.Since(began)
-	data, err := json.Marshal(origin{chunk.Space(workspace), chunk.ID(id), from.Reader.Manifest().Parent, from.Root})
+	o := origin{chunk.Space(workspace), chunk.ID(id), from.Reader.Manifest().Parent, from.Root}
+	grew <- o
+	data, err := json.Marshal(o)
 	if err != nil {
+		soon.Close()
 		return hostapi.Pulled{}, errors.Join(err, from.Reader.Close())
 	}
 	snap := from.Snapshot.Labelled(labels)
 	snap.Base = ""
-	snap, err = h.streams.Begin(ctx, ref, snap, data, from.Reader, func(dir string) {
+	snap, err = h.streams.Begin(ctx, ref, snap, data, from.Reader, soon, func(dir string) {
 		brief, cancel := context.WithTimeoutCause(ctx, unpackLimit, errUnpack)
 		defer cancel()
 		h.depot.Unpack(brief, from, vmm.Image{Dir: dir, Manifest: from.Snapshot.Manifest})

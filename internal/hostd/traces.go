@@ -38,13 +38,36 @@ func (t traces) Load(ctx context.Context, data []byte) (stream.Lesson, error) {
 	if err != nil {
 		return stream.Lesson{}, err
 	}
-	line := o.line()
+	return t.first(ctx, o.Space, o.line())
+}
+
+// soon is Load of a snapshot of which nothing but its name is known yet: what it grew from is told later.
+func (t traces) soon(ctx context.Context, space chunk.Space, id chunk.ID, grew <-chan origin) (stream.Lesson, error) {
+	own, cancel := context.WithTimeout(ctx, stream.TraceLimit)
+	defer cancel()
+	if of, err := t.load(own, space, id); err != nil || len(of.Trace) > 0 {
+		return of, err
+	}
+	select {
+	case o := <-grew:
+		ctx, cancel := context.WithTimeout(ctx, stream.TraceLimit)
+		defer cancel()
+		of, err := t.first(ctx, space, o.line()[1:])
+		of.Bytes, of.Pages = 0, nil
+		return of, err
+	case <-ctx.Done():
+		return stream.Lesson{}, context.Cause(ctx)
+	}
+}
+
+// first gives what is known of the first of some snapshots of which anything is. With content it is of the first alone.
+func (t traces) first(ctx context.Context, space chunk.Space, line []chunk.ID) (stream.Lesson, error) {
 	found := make([]stream.Lesson, len(line))
 	var g errgroup.Group // all at once: somebody waits
 	for i, id := range line {
 		g.Go(func() error {
 			var err error
-			found[i], err = t.load(ctx, o.Space, id)
+			found[i], err = t.load(ctx, space, id)
 			return err
 		})
 	}

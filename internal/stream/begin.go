@@ -22,19 +22,18 @@ const traceName = "trace"
 // Begin makes snap, as its host described it, a partial snapshot of this host under ref, and begins to bring
 // its content from source, which names the image's files as snap.Manifest does and the disks as
 // snapshot.DiskFiles. origin is what Config.Open finds source by. Source is taken over. Add, unless it is nil, puts into
-// the directory of the image what else belongs there, before anything else comes. ErrExists: ref is
-// taken. After an error nothing is left.
-func (m *Manager) Begin(ctx context.Context, ref snapshot.Ref, snap snapshot.Snapshot, origin []byte, source chunk.Source, add func(dir string)) (_ snapshot.Snapshot, err error) {
-	var of *lesson
+// the directory of the image what else belongs there, before anything else comes. Soon is what was begun to be learnt of
+// the snapshot, and is taken over too; nil: it begins here. ErrExists: ref is taken. After an error nothing is left.
+func (m *Manager) Begin(ctx context.Context, ref snapshot.Ref, snap snapshot.Snapshot, origin []byte, source chunk.Source, soon *Soon, add func(dir string)) (_ snapshot.Snapshot, err error) {
+	if soon == nil {
+		soon = m.Learn(m.remembered(origin, ""))
+	}
 	adopted := false
 	defer func() {
-		if adopted {
-			return
+		if !adopted {
+			soon.Close()
+			err = errors.Join(err, end(source))
 		}
-		if of != nil {
-			of.close()
-		}
-		err = errors.Join(err, end(source))
 	}()
 	if len(origin) == 0 {
 		return snapshot.Snapshot{}, fmt.Errorf("stream %s: it has no origin", ref)
@@ -44,7 +43,7 @@ func (m *Manager) Begin(ctx context.Context, ref snapshot.Ref, snap snapshot.Sna
 		return snapshot.Snapshot{}, fmt.Errorf("stream %s: %w", ref, err)
 	}
 	size, _ := source.Size(memory)
-	of = m.learn(origin, "", memory, size) // while the rest is made ready
+	soon.about(memory, size)
 	draft, err := m.cfg.Store.Draft()
 	if err != nil {
 		return snapshot.Snapshot{}, err
@@ -56,7 +55,6 @@ func (m *Manager) Begin(ctx context.Context, ref snapshot.Ref, snap snapshot.Sna
 	if add != nil {
 		add(draft.ImageDir())
 	}
-	close(of.turn) // a machine cannot begin without what came before, and its first command waits for this
 	snap.Ref, snap.Anonymous = ref, false
 	snap, err = draft.Commit(snap.From(origin))
 	if err != nil {
@@ -66,7 +64,7 @@ func (m *Manager) Begin(ctx context.Context, ref snapshot.Ref, snap snapshot.Sna
 	err = snapshot.Check(snap)
 	if err == nil {
 		adopted = true
-		_, err = m.adopt(snap, source, of)
+		_, err = m.adopt(snap, source, soon)
 	}
 	if err != nil {
 		return snapshot.Snapshot{}, errors.Join(fmt.Errorf("stream %s: %w", ref, err), m.cfg.Store.Delete(ref))

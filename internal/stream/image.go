@@ -27,7 +27,7 @@ type image struct {
 	shown  *view.File    // the memory
 	warm   sync.Once
 
-	lesson  *lesson
+	lesson  *Soon
 	hurry   chan struct{} // closed when somebody waits for all of it
 	hurried sync.Once
 	whole   chan struct{} // closed when all of it is here
@@ -44,7 +44,7 @@ type image struct {
 	completed bool          // disks of machines are made whole by whoever attaches
 }
 
-func newImage(m *Manager, fs *view.FS, snap snapshot.Snapshot, source chunk.Source, of *lesson) (_ *image, err error) {
+func newImage(m *Manager, fs *view.FS, snap snapshot.Snapshot, source chunk.Source, of *Soon) (_ *image, err error) {
 	name, err := memoryName(snap.Manifest)
 	if err != nil {
 		return nil, err
@@ -70,7 +70,7 @@ func newImage(m *Manager, fs *view.FS, snap snapshot.Snapshot, source chunk.Sour
 // free ends what an image has. No machine uses it.
 func (i *image) free() error {
 	i.shown.Remove()
-	i.lesson.close()
+	i.lesson.Close()
 	err := i.memory.Close()
 	for _, disk := range i.disks {
 		err = errors.Join(err, disk.Close())
@@ -98,9 +98,6 @@ func (i *image) fail(err error) {
 		a.fail(err)
 	}
 }
-
-// traceLimit bounds how long a start may wait for a trace that it could do without.
-const traceLimit = time.Second
 
 // maxAhead is how much a snapshot may differ from what is here so that all of the difference comes at once, memory
 // first: it is less than what one second of a usual line carries, and machines use most of it soon.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -26,15 +27,19 @@ type Lesson struct {
 // somebody who takes it. A machine that uses more at once fetches the rest where the snapshot lies.
 const maxCarried = 64 << 20
 
-// lesson is a Lesson on its way.
-type lesson struct {
+// TraceLimit bounds how long a start may wait for a trace that it could do without.
+const TraceLimit = time.Second
+
+// Soon is a Lesson on its way, which may begin to come before anything else is known of its snapshot.
+type Soon struct {
 	stop  context.CancelFunc
-	turn  chan struct{} // closed when content may come
-	known chan struct{} // closed when the next three do not change any more
+	shape chan shape    // of what it is about; told once
+	known chan struct{} // closed when the next four do not change any more
 	trace pager.Trace
 	rest  pager.Trace   // of the trace: what does not come with the lesson
 	bytes int64         // that come with it
-	ended chan struct{} // closed when no more comes; then the next does not change any more
+	order pager.Carried // of what comes
+	ended chan struct{} // closed when no more comes, and the trace is known; then the next does not change any more
 	err   error         // why not all of it came
 
 	mu     sync.Mutex
@@ -43,70 +48,70 @@ type lesson struct {
 	closed bool                         // nobody will
 }
 
+// shape is the memory that a lesson is about.
+type shape struct {
+	file string
+	size int64
+}
+
+// arrival is a part of what comes, by where in it that lies.
 type arrival struct {
 	off  int64
 	data []byte
 }
 
-// learn begins to find out what machines will use of a snapshot with the given origin, and brings what is kept with
-// that: from path, a file beside the snapshot, else from where all hosts keep it. The memory has a name and a size.
-// Content comes from when turn is closed on.
-func (m *Manager) learn(origin []byte, path, memory string, size int64) *lesson {
+// Learn begins to load what is known of a snapshot that is to be begun, with the memory that was kept. It is given to Begin, or
+// closed. What comes waits in memory for whoever takes it.
+func (m *Manager) Learn(load func(context.Context) (Lesson, error)) *Soon {
 	ctx, cancel := context.WithCancel(m.ctx)
-	l := &lesson{stop: cancel, turn: make(chan struct{}), known: make(chan struct{}), ended: make(chan struct{})}
+	l := &Soon{stop: cancel, shape: make(chan shape, 1), known: make(chan struct{}), ended: make(chan struct{})}
 	m.work.Go(func() {
 		defer cancel()
 		defer close(l.ended)
-		of, err := m.lesson(ctx, origin, path)
+		of, err := load(ctx)
 		if err == nil && len(of.Trace) > 0 {
 			l.trace, err = pager.DecodeTrace(of.Trace)
 		}
-		if err != nil {
-			m.cfg.Log.Warn("trace of a snapshot not used", "origin", string(origin), "err", err)
+		if err != nil && ctx.Err() == nil {
+			m.cfg.Log.Warn("trace of a snapshot not used", "err", err)
 		}
-		l.rest = l.trace
-		var carried pager.Carried
-		if l.trace != nil && of.Pages != nil && of.Bytes <= maxCarried {
-			if c, rest := l.trace.Carry(memory, size, of.Bytes); c.Bytes() == of.Bytes {
-				carried, l.rest, l.bytes = c, rest, of.Bytes
-			}
+		if l.trace == nil || of.Bytes > maxCarried {
+			of.Pages = nil
 		}
-		close(l.known)
-		if l.bytes == 0 {
-			return
+		came := make(chan error, 1)
+		if of.Pages != nil {
+			go func() { came <- of.Pages(ctx, l.arrived) }()
+		} else {
+			came <- nil
 		}
-		select {
-		case <-l.turn:
-		case <-ctx.Done():
-			return
-		}
-		l.err = of.Pages(ctx, func(off int64, data []byte) { carried.Place(off, data, l.arrived) })
-		if l.err != nil && ctx.Err() == nil {
-			m.cfg.Log.Warn("what machines use first did not come in one piece", "origin", string(origin), "err", l.err)
+		l.fit(ctx, of.Bytes, of.Pages != nil)
+		if l.err = <-came; l.err != nil && ctx.Err() == nil {
+			m.cfg.Log.Warn("what machines use first did not come in one piece", "err", l.err)
 		}
 	})
 	return l
 }
 
-// lesson finds what is known.
-func (m *Manager) lesson(ctx context.Context, origin []byte, path string) (Lesson, error) {
-	ctx, cancel := context.WithTimeout(ctx, traceLimit)
-	defer cancel()
-	data, err := os.ReadFile(path)
-	if err == nil || m.cfg.Traces == nil {
-		if errors.Is(err, os.ErrNotExist) {
-			err = nil
+// fit holds what comes against the memory it is of.
+func (l *Soon) fit(ctx context.Context, bytes int64, comes bool) {
+	defer close(l.known)
+	l.rest = l.trace
+	if !comes {
+		return
+	}
+	select {
+	case of := <-l.shape:
+		if order, rest := l.trace.Carry(of.file, of.size, bytes); order.Bytes() == bytes {
+			l.order, l.rest, l.bytes = order, rest, bytes
+			return
 		}
-		return Lesson{Trace: data}, err
+	case <-ctx.Done():
 	}
-	if !errors.Is(err, os.ErrNotExist) {
-		return Lesson{}, err
-	}
-	return m.cfg.Traces.Load(ctx, origin)
+	l.Close()
 }
 
 // arrived gives on what came, or keeps it until somebody takes it.
-func (l *lesson) arrived(off int64, data []byte) {
+func (l *Soon) arrived(off int64, data []byte) {
 	l.mu.Lock()
 	put := l.put
 	if put == nil && !l.closed {
@@ -114,13 +119,16 @@ func (l *lesson) arrived(off int64, data []byte) {
 	}
 	l.mu.Unlock()
 	if put != nil {
-		put(off, data)
+		l.order.Place(off, data, put)
 	}
 }
 
 // bring gives put what comes with the lesson, until all of it came or ctx ends, and answers what of the trace does
 // not come so. Only the first who asks gets it.
-func (l *lesson) bring(ctx context.Context, put func(off int64, data []byte)) pager.Trace {
+func (l *Soon) bring(ctx context.Context, put func(off int64, data []byte)) pager.Trace {
+	if _, err := l.await(ctx); err != nil {
+		return nil
+	}
 	l.mu.Lock()
 	if l.put != nil || l.closed {
 		l.mu.Unlock()
@@ -131,7 +139,7 @@ func (l *lesson) bring(ctx context.Context, put func(off int64, data []byte)) pa
 	l.waits = nil
 	l.mu.Unlock()
 	for _, a := range waits {
-		put(a.off, a.data)
+		l.order.Place(a.off, a.data, put)
 	}
 	select {
 	case <-l.ended:
@@ -144,21 +152,40 @@ func (l *lesson) bring(ctx context.Context, put func(off int64, data []byte)) pa
 	return l.rest
 }
 
-// close ends what still comes and frees what nobody took.
-func (l *lesson) close() {
+// Close ends what still comes and frees what nobody took.
+func (l *Soon) Close() {
 	l.stop()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.closed, l.waits = true, nil
 }
 
+// about says what memory the lesson is of, before anybody waits for it.
+func (l *Soon) about(file string, size int64) { l.shape <- shape{file, size} }
+
 // await waits for the trace.
-func (l *lesson) await(ctx context.Context) (pager.Trace, error) {
+func (l *Soon) await(ctx context.Context) (pager.Trace, error) {
 	select {
 	case <-l.known:
 		return l.trace, nil
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
+	}
+}
+
+// remembered finds what is known: from path, a file beside the snapshot, else from where all hosts keep it.
+func (m *Manager) remembered(origin []byte, path string) func(context.Context) (Lesson, error) {
+	return func(ctx context.Context) (Lesson, error) {
+		ctx, cancel := context.WithTimeout(ctx, TraceLimit)
+		defer cancel()
+		data, err := os.ReadFile(path)
+		if errors.Is(err, os.ErrNotExist) && m.cfg.Traces != nil {
+			return m.cfg.Traces.Load(ctx, origin)
+		}
+		if errors.Is(err, os.ErrNotExist) {
+			err = nil
+		}
+		return Lesson{Trace: data}, err
 	}
 }
 

@@ -145,8 +145,8 @@ func (m *Manager) image(ctx context.Context, snap snapshot.Snapshot) (*image, er
 		return nil, errors.Join(err, end(source))
 	}
 	size, _ := source.Size(name)
-	of := m.learn(snap.Origin(), filepath.Join(snap.Dir(), traceName), name, size)
-	close(of.turn)
+	of := m.Learn(m.remembered(snap.Origin(), filepath.Join(snap.Dir(), traceName)))
+	of.about(name, size)
 	return m.adopt(snap, source, of)
 }
 
@@ -159,7 +159,7 @@ func end(source chunk.Source) error {
 }
 
 // adopt makes an image of a partial snapshot, which it holds, and has it filled. It takes source and lesson over.
-func (m *Manager) adopt(snap snapshot.Snapshot, source chunk.Source, of *lesson) (_ *image, err error) {
+func (m *Manager) adopt(snap snapshot.Snapshot, source chunk.Source, of *Soon) (_ *image, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	i := m.images[snap.Ref]
@@ -167,12 +167,12 @@ func (m *Manager) adopt(snap snapshot.Snapshot, source chunk.Source, of *lesson)
 		if i == nil {
 			err = errClosed
 		}
-		of.close()
+		of.Close()
 		return i, errors.Join(err, end(source))
 	}
 	defer func() {
 		if err != nil {
-			of.close()
+			of.Close()
 			err = errors.Join(err, end(source))
 		}
 	}()
