@@ -2,6 +2,7 @@ package pager
 
 import (
 	"context"
+	"slices"
 	"sync"
 
 	"github.com/pandastack/pandastack/internal/chunk"
@@ -83,5 +84,9 @@ func (s *server) replay(ctx context.Context) {
 			s.put(r.Base+from-r.Offset, window{r, from - r.Offset, to - r.Offset}, part)
 		}
 	}
-	s.file.Replay(ctx, s.opt.Trace(ctx, put), s.opt.Around, put)
+	take := put
+	if slices.ContainsFunc(s.regions, func(r uffd.Region) bool { return r.PageSize != uffd.Page }) {
+		take = nil
+	}
+	s.file.Replay(ctx, s.opt.Trace(ctx, take), s.opt.Around, put)
 }

@@ -20,7 +20,8 @@ type ServeOptions struct {
 	// more memory.
 	Around int64
 	// Trace gives put, at once and from several goroutines, what it has of the file's content itself, and answers what
-	// else is to be brought in ahead; nil: nothing is.
+	// else is to be brought in ahead; nil: nothing is. Put is nil where memory is filled in larger pages than content
+	// is kept in.
 	Trace func(ctx context.Context, put func(off int64, data []byte)) Trace
 }
 

@@ -124,10 +124,14 @@ func (l *Soon) arrived(off int64, data []byte) {
 }
 
 // bring gives put what comes with the lesson, until all of it came or ctx ends, and answers what of the trace does
-// not come so. Only the first who asks gets it.
+// not come so. Only the first who asks gets it; with a nil put nobody does.
 func (l *Soon) bring(ctx context.Context, put func(off int64, data []byte)) pager.Trace {
 	if _, err := l.await(ctx); err != nil {
 		return nil
+	}
+	if put == nil {
+		l.Close()
+		return l.trace
 	}
 	l.mu.Lock()
 	if l.put != nil || l.closed {
