@@ -17,6 +17,7 @@ import (
 	"github.com/pandastack/pandastack/internal/e2bapi"
 	"github.com/pandastack/pandastack/internal/edge"
 	"github.com/pandastack/pandastack/internal/envd"
+	"github.com/pandastack/pandastack/internal/guestapi"
 	"github.com/pandastack/pandastack/internal/history"
 	"github.com/pandastack/pandastack/internal/interpreter"
 	"github.com/pandastack/pandastack/internal/repl"
@@ -25,7 +26,7 @@ import (
 // Sandboxes is what the gate needs of the sandbox service.
 type Sandboxes interface {
 	e2bapi.Sandboxes
-	Look(ctx context.Context, id api.SandboxID) (auth.Principal, api.Sandbox, error)
+	Visit(ctx context.Context, id api.SandboxID, admit func(auth.Principal, api.Sandbox) error) (guestapi.Guest, error)
 }
 
 // Config of a Gate. Domain, Secret and History are as in e2bapi.Config.
@@ -75,24 +76,25 @@ func (g *Gate) Close() {
 // by those only who may reach its ports.
 func (g *Gate) Open(ctx context.Context, id string, wakes func(edge.Target) bool) (edge.Target, error) {
 	sid := api.SandboxID(id)
-	p, b, err := g.sandboxes.Look(ctx, sid)
-	if err != nil {
-		return edge.Target{}, notFound(err)
-	}
 	t := edge.Target{ID: id, PreviewKey: g.previewKey}
-	if !e2bapi.IsOpen(b.Metadata) {
-		t.AccessToken = g.control.AccessToken(sid)
-	}
-	if n := b.Network; n != nil {
-		t.MaskHost, t.TLSPorts = n.PortHost, n.TLSPorts
-		if n.PrivatePorts {
-			t.TrafficToken = g.control.TrafficToken(sid)
+	var p auth.Principal
+	var b api.Sandbox
+	guest, err := g.sandboxes.Visit(ctx, sid, func(as auth.Principal, is api.Sandbox) error {
+		p, b = as, is
+		if !e2bapi.IsOpen(b.Metadata) {
+			t.AccessToken = g.control.AccessToken(sid)
 		}
-	}
-	if b.Status != api.Running && (!e2bapi.Wakes(b.Metadata) || t.TrafficToken != "" && !wakes(t)) {
-		return edge.Target{}, edge.ErrNotFound
-	}
-	guest, err := g.sandboxes.Guest(ctx, p, sid)
+		if n := b.Network; n != nil {
+			t.MaskHost, t.TLSPorts = n.PortHost, n.TLSPorts
+			if n.PrivatePorts {
+				t.TrafficToken = g.control.TrafficToken(sid)
+			}
+		}
+		if b.Status != api.Running && (!e2bapi.Wakes(b.Metadata) || t.TrafficToken != "" && !wakes(t)) {
+			return api.Errorf(api.NotFound, "sandbox %.60q rests, and this does not wake it", id)
+		}
+		return nil
+	})
 	if err != nil {
 		return edge.Target{}, notFound(err)
 	}

@@ -44,18 +44,24 @@ func (s *Service) ready(ctx context.Context, p auth.Principal, id api.SandboxID,
 	return r, op, free, nil
 }
 
-// Look answers a sandbox and in whose name to act on it, for a caller who holds no key but something that this
-// installation made for it, such as the host name of its port: finding out whether that lets the caller in comes
-// after. not_found for one that does not live. It does not count as use.
-func (s *Service) Look(ctx context.Context, id api.SandboxID) (auth.Principal, api.Sandbox, error) {
+// Visit is Guest for a caller who holds no key but something that this installation made for it, such as the host
+// name of its port. Admit sees the sandbox as it is, and in whose name to act on it, before anything happens: its
+// error, an *api.Error, lets nobody in. not_found for a sandbox that does not live.
+func (s *Service) Visit(ctx context.Context, id api.SandboxID, admit func(auth.Principal, api.Sandbox) error) (_ guestapi.Guest, err error) {
+	defer s.watch("guest", time.Now(), &err)
 	r, err := s.db.Read().Sandbox(ctx, string(id))
 	if errors.Is(err, store.ErrNotFound) {
-		return auth.Principal{}, api.Sandbox{}, api.Errorf(api.NotFound, "sandbox %.60q is not there", id)
+		return nil, api.Errorf(api.NotFound, "sandbox %.60q is not there", id)
 	}
 	if err != nil {
-		return auth.Principal{}, api.Sandbox{}, api.AsError(err)
+		return nil, api.AsError(err)
 	}
-	return auth.Principal{Workspace: api.Workspace(r.Workspace)}, s.view(&r), nil
+	p := auth.Principal{Workspace: api.Workspace(r.Workspace)}
+	if err := admit(p, s.view(&r)); err != nil {
+		return nil, err
+	}
+	g, _, err := s.enterRow(ctx, p, r)
+	return g, err
 }
 
 // Guest is the inside of a sandbox. A hibernated one is woken first, one under way is waited for, a
@@ -83,6 +89,11 @@ func (s *Service) enter(ctx context.Context, p auth.Principal, id api.SandboxID)
 	if err != nil {
 		return nil, r, err
 	}
+	return s.enterRow(ctx, p, r)
+}
+
+// enterRow is enter of a sandbox whose row was just read.
+func (s *Service) enterRow(ctx context.Context, p auth.Principal, r store.Sandbox) (guestapi.Guest, store.Sandbox, error) {
 	s.used.Touch(r.ID)
 	if api.Status(r.State) == api.Running { // the common way needs no lock
 		g, err := s.host.Guest(ctx, machineID(&r))
@@ -93,7 +104,7 @@ func (s *Service) enter(ctx context.Context, p auth.Principal, id api.SandboxID)
 			return nil, r, hostError(err, "reach", r.ID)
 		}
 	}
-	r, ctx, release, err := s.ready(ctx, p, id, "use", false)
+	r, ctx, release, err := s.ready(ctx, p, api.SandboxID(r.ID), "use", false)
 	if err != nil {
 		return nil, r, err
 	}
