@@ -60,11 +60,19 @@ type arrival struct {
 	data []byte
 }
 
-// Learn begins to load what is known of a snapshot that is to be begun, with the memory that was kept. It is given to Begin, or
-// closed. What comes waits in memory for whoever takes it.
+// Learn begins to load what is known of a snapshot that is to be begun, with the memory that was kept. It is given to
+// Begin, or closed. What comes waits in memory for whoever takes it.
 func (m *Manager) Learn(load func(context.Context) (Lesson, error)) *Soon {
 	ctx, cancel := context.WithCancel(m.ctx)
 	l := &Soon{stop: cancel, shape: make(chan shape, 1), known: make(chan struct{}), ended: make(chan struct{})}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		cancel()
+		close(l.known)
+		close(l.ended)
+		return l
+	}
 	m.work.Go(func() {
 		defer cancel()
 		defer close(l.ended)
