@@ -23,10 +23,26 @@ func onlyCommands(c *cobra.Command, args []string) error {
 		c.SuggestionsMinimumDistance = 2
 	}
 	hint := fmt.Sprintf("%s --help lists them", c.CommandPath())
-	if near := c.SuggestionsFor(args[0]); len(near) > 0 {
+	near := within(c, args[0])
+	if len(near) == 0 {
+		near = c.SuggestionsFor(args[0])
+	}
+	if len(near) > 0 {
 		hint = "did you mean " + strings.Join(near, " or ") + "?"
 	}
 	return fmt.Errorf("there is no command %q in %q; %s", args[0], c.CommandPath(), hint)
+}
+
+// within finds a command by its name in the groups below c.
+func within(c *cobra.Command, name string) (found []string) {
+	for _, group := range c.Commands() {
+		for _, sub := range group.Commands() {
+			if sub.Name() == name && !sub.Hidden {
+				found = append(found, group.Name()+" "+name)
+			}
+		}
+	}
+	return found
 }
 
 // explainArguments lets every command below c answer wrong arguments with how it is used.

@@ -30,6 +30,8 @@ func TestWrongUse(t *testing.T) {
 		want string
 	}{
 		{"unknown-command", []string{"nonsense"}, 2, `there is no command "nonsense" in "pandastack"; pandastack --help lists them`},
+		{"command-of-a-group", []string{"exec", "sbx", "true"}, 2, `there is no command "exec" in "pandastack"; did you mean sandbox exec?`},
+		{"command-of-groups", []string{"create"}, 2, `; did you mean key create or sandbox create?`},
 		{"unknown-flag", []string{"sandbox", "list", "--loud"}, 2, "unknown flag: --loud"},
 		{"missing-argument", []string{"sandbox", "get"}, 2, "(0 given); use: pandastack sandbox get ID"},
 		{"unknown-word", []string{"sandbox", "creat"}, 2, `there is no command "creat" in "pandastack sandbox"; did you mean create?`},
