@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"sync"
@@ -132,6 +133,7 @@ func TestCells(t *testing.T) {
 // TestRichResults: each language shows text, pictures, pages, JSON, charts and tables.
 func TestRichResults(t *testing.T) {
 	const png, chart, data = "iVBORw0KGgoAAAAA", "application/vnd.pandastack.chart+json", "application/vnd.pandastack.data+json"
+	picture := filepath.Join(t.TempDir(), "picture.png")
 	for _, c := range []struct {
 		name string
 		lang repl.Language
@@ -153,7 +155,7 @@ func TestRichResults(t *testing.T) {
 		{"javascript-chart", repl.JavaScript, "display.chart({type: 'line'})", chart, map[string]any{"type": "line"}},
 		{"javascript-data", repl.JavaScript, "[{a: 1, b: 'x'}, {a: 2}]", data, map[string]any{"a": []any{1.0, 2.0}, "b": []any{"x", nil}}},
 		{"javascript-no-data", repl.JavaScript, "[{a: 1n}, {f() {}}]", data, nil},
-		{"bash-png", repl.Bash, "base64 -d <<<'" + png + "' >/tmp/repl-test.png; display /tmp/repl-test.png", "image/png", png},
+		{"bash-png", repl.Bash, "base64 -d <<<'" + png + "' >" + picture + "; display " + picture, "image/png", png},
 		{"bash-svg", repl.Bash, "display <(echo -n '<svg/>') image/svg+xml", "image/svg+xml", "<svg/>"},
 		{"bash-html", repl.Bash, "display <(echo -n '<b>grüß</b>') text/html", "text/html", "<b>grüß</b>"},
 		{"bash-json", repl.Bash, `display <(echo '{"a":[1]}') application/json`, "application/json", map[string]any{"a": []any{1.0}}},
