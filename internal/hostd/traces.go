@@ -38,7 +38,9 @@ func (t traces) Load(ctx context.Context, data []byte) (stream.Lesson, error) {
 	if err != nil {
 		return stream.Lesson{}, err
 	}
-	return t.first(ctx, o.Space, o.line())
+	grew := make(chan origin, 1)
+	grew <- o
+	return t.soon(ctx, o.Space, o.ID, grew)
 }
 
 // soon is Load of a snapshot of which nothing but its name is known yet: what it grew from is told later.
@@ -52,16 +54,14 @@ func (t traces) soon(ctx context.Context, space chunk.Space, id chunk.ID, grew <
 	case o := <-grew:
 		ctx, cancel := context.WithTimeout(ctx, stream.TraceLimit)
 		defer cancel()
-		of, err := t.first(ctx, space, o.line()[1:])
-		of.Bytes, of.Pages = 0, nil
-		return of, err
+		return t.inherited(ctx, space, o.line()[1:])
 	case <-ctx.Done():
 		return stream.Lesson{}, context.Cause(ctx)
 	}
 }
 
-// first gives what is known of the first of some snapshots of which anything is. With content it is of the first alone.
-func (t traces) first(ctx context.Context, space chunk.Space, line []chunk.ID) (stream.Lesson, error) {
+// inherited gives the trace of the first of some snapshots that has one.
+func (t traces) inherited(ctx context.Context, space chunk.Space, line []chunk.ID) (stream.Lesson, error) {
 	found := make([]stream.Lesson, len(line))
 	var g errgroup.Group // all at once: somebody waits
 	for i, id := range line {
@@ -74,12 +74,9 @@ func (t traces) first(ctx context.Context, space chunk.Space, line []chunk.ID) (
 	if err := g.Wait(); err != nil {
 		return stream.Lesson{}, err
 	}
-	for i, of := range found {
+	for _, of := range found {
 		if len(of.Trace) > 0 {
-			if i > 0 {
-				of.Bytes, of.Pages = 0, nil
-			}
-			return of, nil
+			return stream.Lesson{Trace: of.Trace}, nil
 		}
 	}
 	return stream.Lesson{}, nil
