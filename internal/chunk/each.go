@@ -7,10 +7,32 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
+// sharedPart is one over the part of the requests under way that Each has while others read. Measured where monitors are
+// restored from the store over 1 Gbit/s with 5 ms of latency: with an eighth the line is idle between what the others ask
+// for, and with more than a quarter they wait.
+const sharedPart = 4
+
+// turn waits until one of few requests may be made, or until there is nobody to leave room to. Done ends the request.
+func turn(ctx context.Context, few chan struct{}, alone <-chan struct{}) (done func()) {
+	none := func() {}
+	if alone == nil {
+		return none
+	}
+	select {
+	case <-alone:
+	case few <- struct{}{}:
+		return func() { <-few }
+	case <-ctx.Done():
+	}
+	return none
+}
+
 // Each gives put all of a file's content that is not zero, as it comes: the begin of the file first, as far as the
 // store answers in order. Put is called by several goroutines at once, and may keep data; pages that are equal come
 // once for each place. Nothing of it goes into the host's cache. After an error, which may be put's, some of it was given.
-func (r *Reader) Each(ctx context.Context, file string, put func(off int64, data []byte) error) error {
+//
+// Until alone is closed somebody else reads what is needed sooner, and has most of the line; nil: nobody does.
+func (r *Reader) Each(ctx context.Context, file string, alone <-chan struct{}, put func(off int64, data []byte) error) error {
 	f, ok := r.files[file]
 	if !ok {
 		return fmt.Errorf("read %s: there is no such file in %s", file, r.m.ID)
@@ -28,11 +50,14 @@ func (r *Reader) Each(ctx context.Context, file string, put func(off int64, data
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(r.v.cfg.Parallel)
+	few := make(chan struct{}, max(1, r.v.cfg.Parallel/sharedPart))
 	for _, w := range all {
+		done := turn(ctx, few, alone)
 		if ctx.Err() != nil {
 			break // the first error is told by Wait
 		}
 		g.Go(func() error {
+			defer done()
 			c := r.m.Chunks[w.chunk]
 			pages, err := r.v.fetch(ctx, r.keys.of(c.Common), c, w.first, w.count)
 			if err != nil {

@@ -3,6 +3,7 @@ package chunk_test
 import (
 	"bytes"
 	"errors"
+	"runtime"
 	"sync"
 	"testing"
 
@@ -22,7 +23,7 @@ func TestEach(t *testing.T) {
 		var mu sync.Mutex
 		got, came := make([]byte, len(data)), 0
 		before := w.store.Count("get")
-		err := r.Each(t.Context(), "memory", func(off int64, part []byte) error {
+		err := r.Each(t.Context(), "memory", nil, func(off int64, part []byte) error {
 			mu.Lock()
 			defer mu.Unlock()
 			came += copy(got[off:], part)
@@ -39,14 +40,59 @@ func TestEach(t *testing.T) {
 		}
 	}
 	full := errors.New("no space")
-	if err := r.Each(t.Context(), "memory", func(int64, []byte) error { return full }); !errors.Is(err, full) {
+	if err := r.Each(t.Context(), "memory", nil, func(int64, []byte) error { return full }); !errors.Is(err, full) {
 		t.Errorf("where it could not be put: %v", err)
 	}
-	if err := r.Each(t.Context(), "other", nil); err == nil {
+	if err := r.Each(t.Context(), "other", nil, nil); err == nil {
 		t.Error("a file that is not there came")
 	}
 	w.store.Decide(func(blobtest.Call) blobtest.Fault { return blobtest.Fault{Err: blob.ErrDenied} })
-	if err := r.Each(t.Context(), "memory", func(int64, []byte) error { return nil }); !errors.Is(err, blob.ErrDenied) {
+	if err := r.Each(t.Context(), "memory", nil, func(int64, []byte) error { return nil }); !errors.Is(err, blob.ErrDenied) {
 		t.Errorf("from a store that denies it: %v", err)
+	}
+}
+
+// Somebody else has most of the line until he needs it no more.
+func TestEachLeavesRoom(t *testing.T) {
+	cfg := quick
+	cfg.Parallel = 8
+	w := newWorld(t, cfg)
+	m := w.one("ws", "a", content(3, 24<<20))
+	r := w.vault.Reader(m, w.cache)
+	var mu sync.Mutex
+	now, most := 0, 0
+	enter := func(by int) int {
+		mu.Lock()
+		defer mu.Unlock()
+		now += by
+		most = max(most, now)
+		return now
+	}
+	err := r.Each(t.Context(), "memory", make(chan struct{}), func(int64, []byte) error {
+		enter(1)
+		runtime.Gosched()
+		enter(-1)
+		return nil
+	})
+	if err != nil || most > 2 {
+		t.Errorf("%d at once while others read, of 8 (%v)", most, err)
+	}
+	alone, all := make(chan struct{}), make(chan struct{})
+	leave, arrive := sync.OnceFunc(func() { close(alone) }), sync.OnceFunc(func() { close(all) })
+	err = r.Each(t.Context(), "memory", alone, func(int64, []byte) error {
+		leave()
+		if enter(1) == 8 {
+			arrive()
+		}
+		defer enter(-1)
+		select {
+		case <-all:
+			return nil
+		case <-t.Context().Done():
+			return t.Context().Err()
+		}
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }

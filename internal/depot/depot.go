@@ -89,8 +89,12 @@ type Stats struct {
 // collectEvery is between two collections. What is removed is days old, so more often is of no use.
 const collectEvery = 6 * time.Hour
 
-// Run collects what nobody needs in the object store, now and then, until ctx ends.
+// Run collects what nobody needs in the object store, now and then, until ctx ends. It begins with what the templates of
+// this host consist of there: the first snapshot that comes would wait for that.
 func (d *Depot) Run(ctx context.Context) error {
+	if err := d.acquaint(ctx); err != nil && ctx.Err() == nil {
+		d.Log.Warn("templates of this host not looked up in the object store", "err", err)
+	}
 	ticks := time.NewTicker(collectEvery)
 	defer ticks.Stop()
 	for {

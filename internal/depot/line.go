@@ -79,6 +79,23 @@ func (k *manifests) put(m *chunk.Manifest) {
 	}
 }
 
+// acquaint reads the manifests of the host's own templates that the store has for all workspaces.
+func (d *Depot) acquaint(ctx context.Context) error {
+	for _, t := range d.Store.List(templates) {
+		if !d.Public(t.Ref) {
+			continue
+		}
+		id, err := templateID(t)
+		if err == nil {
+			_, err = d.manifest(ctx, chunk.Common, id)
+		}
+		if err != nil && !errors.Is(err, chunk.ErrNotFound) {
+			return err
+		}
+	}
+	return nil
+}
+
 // manifest opens the manifest of a base.
 func (d *Depot) manifest(ctx context.Context, space chunk.Space, id chunk.ID) (*chunk.Manifest, error) {
 	if m := d.known.get(space, id); m != nil {

@@ -149,7 +149,7 @@ func bring(ctx context.Context, r *chunk.Reader, path string) (err error) {
 		}
 	}()
 	size, _ := r.Size(parcelContent)
-	err = r.Each(ctx, parcelContent, func(off int64, data []byte) error {
+	err = r.Each(ctx, parcelContent, nil, func(off int64, data []byte) error {
 		_, err := f.WriteAt(data, off)
 		return err
 	})

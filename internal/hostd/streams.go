@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/pandastack/pandastack/internal/chunk"
@@ -71,8 +72,11 @@ func (h *Host) StreamSnapshot(ctx context.Context, workspace string, id hostapi.
 		return hostapi.Pulled{Snapshot: told(snap), Env: snap.Env, User: snap.User, Workdir: snap.Workdir, Took: time.Since(began)}, nil
 	}
 	grew := make(chan origin, 1)
+	begun := make(chan struct{})
+	begin := sync.OnceFunc(func() { close(begun) })
+	defer begin()
 	soon := h.streams.Learn(func(ctx context.Context) (stream.Lesson, error) {
-		return traces{h}.soon(ctx, chunk.Space(workspace), chunk.ID(id), grew)
+		return traces{h}.soon(ctx, chunk.Space(workspace), chunk.ID(id), grew, begun)
 	})
 	from, err := h.depot.Near(ctx, chunk.Space(workspace), chunk.ID(id))
 	if err != nil {
@@ -90,6 +94,7 @@ func (h *Host) StreamSnapshot(ctx context.Context, workspace string, id hostapi.
 	snap := from.Snapshot.Labelled(labels)
 	snap.Base = ""
 	snap, err = h.streams.Begin(ctx, ref, snap, data, from.Reader, soon, func(dir string) {
+		defer begin()
 		brief, cancel := context.WithTimeoutCause(ctx, unpackLimit, errUnpack)
 		defer cancel()
 		h.depot.Unpack(brief, from, vmm.Image{Dir: dir, Manifest: from.Snapshot.Manifest})

@@ -40,14 +40,15 @@ func (t traces) Load(ctx context.Context, data []byte) (stream.Lesson, error) {
 	}
 	grew := make(chan origin, 1)
 	grew <- o
-	return t.soon(ctx, o.Space, o.ID, grew)
+	return t.soon(ctx, o.Space, o.ID, grew, nil)
 }
 
-// soon is Load of a snapshot of which nothing but its name is known yet: what it grew from is told later.
-func (t traces) soon(ctx context.Context, space chunk.Space, id chunk.ID, grew <-chan origin) (stream.Lesson, error) {
+// soon is Load of a snapshot of which nothing but its name is known yet: what it grew from is told later, and until alone
+// is closed (nil: it is) what a machine begins with comes, which its memory leaves room for.
+func (t traces) soon(ctx context.Context, space chunk.Space, id chunk.ID, grew <-chan origin, alone <-chan struct{}) (stream.Lesson, error) {
 	own, cancel := context.WithTimeout(ctx, stream.TraceLimit)
 	defer cancel()
-	if of, err := t.load(own, space, id); err != nil || len(of.Trace) > 0 {
+	if of, err := t.load(own, space, id, alone); err != nil || len(of.Trace) > 0 {
 		return of, err
 	}
 	select {
@@ -67,7 +68,7 @@ func (t traces) inherited(ctx context.Context, space chunk.Space, line []chunk.I
 	for i, id := range line {
 		g.Go(func() error {
 			var err error
-			found[i], err = t.load(ctx, space, id)
+			found[i], err = t.load(ctx, space, id, nil)
 			return err
 		})
 	}
@@ -94,7 +95,7 @@ func (o origin) line() []chunk.ID {
 }
 
 // load reads what is known of a snapshot; nothing without an error: nothing is.
-func (t traces) load(ctx context.Context, space chunk.Space, id chunk.ID) (stream.Lesson, error) {
+func (t traces) load(ctx context.Context, space chunk.Space, id chunk.ID, alone <-chan struct{}) (stream.Lesson, error) {
 	objects := t.h.deps.Objects
 	m, err := objects.Vault.Open(ctx, space, traceID(id))
 	if errors.Is(err, chunk.ErrNotFound) {
@@ -111,7 +112,7 @@ func (t traces) load(ctx context.Context, space chunk.Space, id chunk.ID) (strea
 	of := stream.Lesson{Trace: make([]byte, size)}
 	if of.Bytes, ok = r.Size(pagesFile); ok {
 		of.Pages = func(ctx context.Context, put func(off int64, data []byte)) error {
-			return r.Each(ctx, pagesFile, func(off int64, data []byte) error {
+			return r.Each(ctx, pagesFile, alone, func(off int64, data []byte) error {
 				put(off, data)
 				return nil
 			})

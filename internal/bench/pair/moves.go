@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/bench"
 	"github.com/pandastack/pandastack/internal/blob/blobtest"
@@ -102,7 +104,7 @@ func (p *Pair) again(ctx context.Context, s *bench.Sheet, b *node, snap api.Snap
 	return nil
 }
 
-// idle waits until nothing was read for a while: the rest of a snapshot came.
+// idle waits until nothing was read for a while: what was under way has come.
 func idle(ctx context.Context, store *blobtest.Shaped) error {
 	for {
 		before := store.Gets.Load()
@@ -135,12 +137,17 @@ func (p *Pair) visit(ctx context.Context, store *blobtest.Shaped, snap api.Snaps
 	if err != nil {
 		return err
 	}
-	return errors.Join(do(b, snap), b.stop())
+	err = idle(ctx, store) // what a node does when it starts is over
+	if err == nil {
+		err = do(b, snap)
+	}
+	return errors.Join(err, b.stop())
 }
 
 // first brings a snapshot to a node, makes a sandbox of it, runs a line there and answers how many milliseconds
 // all that took.
 func (n *node) first(ctx context.Context, snap api.SnapshotID, stream bool, shell string) (float64, error) {
+	unix.Sync() // what was measured before it has been written, and does not stand in its way
 	began := time.Now()
 	if _, err := n.Snapshots.Pull(ctx, snap, api.PullRequest{Stream: stream}); err != nil {
 		return 0, err
