@@ -1,6 +1,7 @@
 package build
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -34,6 +35,7 @@ type attempt struct {
 	stages  []stage
 	count   int // of machines so far
 	open    *contextFiles
+	limits  *api.Limits     // of what it is made from, which stand unless the request says others
 	surplus []store.Version // of the template, which the new one pushed out
 
 	mu     sync.Mutex
@@ -195,7 +197,7 @@ func (a *attempt) commit(ctx context.Context, t hostapi.Template, from hostapi.P
 	now := store.Micros(time.Now())
 	v := store.Version{ID: a.row.ID, Template: a.row.Template, Hash: a.row.Hash, Base: base, VCPUs: t.VCPUs, MemoryMiB: t.MemoryMiB,
 		DiskMiB: t.DiskMiB, Bytes: t.Bytes, User: from.User, Workdir: from.Workdir, Env: from.Env, Start: from.Start, Ready: from.Ready, Created: now}
-	if l := a.spec.Limits; l != nil && !l.IsZero() {
+	if l := cmp.Or(a.spec.Limits, a.limits); l != nil && !l.IsZero() {
 		data, err := json.Marshal(l)
 		if err != nil {
 			return err

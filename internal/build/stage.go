@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -287,6 +288,7 @@ func (a *attempt) publish(ctx context.Context, made origin) (hostapi.Publish, er
 	if t := a.rootTemplate(len(a.stages) - 1); t != nil {
 		req.User, req.Workdir = cmp.Or(req.User, t.User), cmp.Or(req.Workdir, t.Workdir)
 		req.VCPUs, req.MemoryMiB, req.DiskMiB = cmp.Or(req.VCPUs, t.CPU), cmp.Or(req.MemoryMiB, t.MemoryMB), max(req.DiskMiB, t.DiskMB)
+		a.limits = t.Limits
 	}
 	req.User, req.Workdir = cmp.Or(req.User, "root"), cmp.Or(req.Workdir, "/")
 	req.VCPUs, req.MemoryMiB = cmp.Or(req.VCPUs, defaultVCPUs), cmp.Or(req.MemoryMiB, defaultMemoryMiB)
@@ -386,6 +388,11 @@ func (a *attempt) fromSnapshot(ctx context.Context) (_ hostapi.Publish, _ string
 	req := hostapi.Publish{KeepMemory: a.spec.Memory, VCPUs: cmp.Or(a.spec.CPU, row.VCPUs), MemoryMiB: cmp.Or(a.spec.MemoryMB, row.MemoryMiB),
 		DiskMiB: max(a.spec.SizeMB, row.DiskMiB), User: cmp.Or(a.spec.User, row.User, "root"), Workdir: cmp.Or(a.spec.Workdir, row.Workdir, "/"),
 		Env: row.Env, Start: a.spec.Start, Ready: a.spec.Ready, Warm: a.spec.Warm, Snapshot: passingID(a.row.ID)}
+	if row.Limits != "" {
+		if err := json.Unmarshal([]byte(row.Limits), &a.limits); err != nil {
+			return req, "", fmt.Errorf("limits of snapshot %s: %w", id, err)
+		}
+	}
 	b, err := a.machine(ctx, origin{snapshot: string(id)})
 	if err != nil {
 		return req, "", err
@@ -403,6 +410,7 @@ func (a *attempt) resize(ctx context.Context) (hostapi.Publish, string, error) {
 	if err != nil {
 		return hostapi.Publish{}, "", err
 	}
+	a.limits = t.Limits
 	return hostapi.Publish{
 		Template: hostapi.TemplateName(t.Host), VCPUs: cmp.Or(a.spec.CPU, t.CPU), MemoryMiB: cmp.Or(a.spec.MemoryMB, t.MemoryMB),
 		DiskMiB: max(a.spec.SizeMB, t.DiskMB), User: cmp.Or(a.spec.User, t.User), Workdir: cmp.Or(a.spec.Workdir, t.Workdir), Env: t.Env,
