@@ -2,11 +2,13 @@ package depot_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/pandastack/pandastack/internal/blob"
@@ -133,6 +135,34 @@ func TestDifferenceToTheLastOfTheMachine(t *testing.T) {
 	if m, err := h.vault.Open(t.Context(), "ws", "four"); err != nil || m.Parent != "one" {
 		t.Errorf("after others were deleted: %+v, %v; want one that differs from the first", m, err)
 	}
+}
+
+// What a host's templates consist of in the store it knows before anybody waits for that.
+func TestTemplatesAreKnown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		objects := blobtest.Break(blobtest.Memory(), nil)
+		a, b := newHost(t, objects), newHost(t, objects)
+		template, memory := grown()
+		a.keep(template, memory[0])
+		b.keep(template, memory[0])
+		b.keep(snapshot.Snapshot{Ref: "templates/never/pushed", Created: begin}, memory[1])
+		a.keep(taken("one", 1), memory[1])
+		a.push("one")
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- b.depot.Run(ctx) }()
+		synctest.Wait()
+		before := objects.Count("get")
+		from, err := b.depot.Near(t.Context(), "ws", "one")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := objects.Count("get") - before; n != 1 {
+			t.Errorf("%d reads to learn what a snapshot is and shares with its template, want that of its manifest", n)
+		}
+		stop()
+		b.must(errors.Join(from.Reader.Close(), <-ended))
+	})
 }
 
 // A host begins with what it has that is whole: the snapshot that another differs from, or else their template. What
