@@ -32,6 +32,9 @@ type half struct {
 	code int
 }
 
+// bashReady is what the driver prints before it reads a cell.
+const bashReady = "\x01\x02"
+
 var validName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 func (t *bashTalk) request(cell Cell) []byte {
@@ -55,6 +58,8 @@ func (t *bashTalk) take(e guestapi.Event, yield func(Event) error) (int, bool, e
 	h, kind := &t.out, Stdout
 	if e.Stream == guestapi.StreamStderr {
 		h, kind = &t.err, Stderr
+	} else if e.Offset == 0 {
+		e.Data = bytes.TrimPrefix(e.Data, []byte(bashReady))
 	}
 	err := h.feed(e.Data, t.mark, func(text string) error {
 		if text == "" {

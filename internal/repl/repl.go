@@ -399,9 +399,11 @@ func follow(ctx context.Context, g guestapi.Guest, proc guestapi.Process, talk t
 		wait, stop = context.WithTimeoutCause(ctx, limit, errTime)
 	}
 	defer stop()
+	heard := false // of the context's program
 	for {
 		e, err := proc.Next(wait)
 		if err == nil && e.Exit == nil {
+			heard = heard || e.Stream == guestapi.StreamStdout && len(e.Data) > 0
 			code, ended, perr := talk.take(e, yield)
 			if perr == nil && !ended {
 				continue
@@ -415,10 +417,10 @@ func follow(ctx context.Context, g guestapi.Guest, proc guestapi.Process, talk t
 		case e.Exit != nil, errors.Is(err, io.EOF):
 			return Outcome{}, fmt.Errorf("%w%s", ErrEnded, talk.lastWords())
 		case wait.Err() != nil && context.Cause(wait) == errTime:
-			code, err := interrupt(ctx, g, proc, talk, yield)
+			code, err := interrupt(ctx, g, proc, talk, heard, yield)
 			return Outcome{Code: code, Interrupted: true}, err
 		default:
-			_, stuck := interrupt(ctx, g, proc, talk, func(Event) error { return nil })
+			_, stuck := interrupt(ctx, g, proc, talk, heard, func(Event) error { return nil })
 			return Outcome{Interrupted: true}, errors.Join(err, stuck)
 		}
 	}
@@ -445,8 +447,30 @@ func await(ctx context.Context, proc guestapi.Process, talk talk, yield func(Eve
 	}
 }
 
-// interrupt ends the cell that runs and keeps its context, or kills both.
-func interrupt(ctx context.Context, g guestapi.Guest, proc guestapi.Process, talk talk, yield func(Event) error) (int, error) {
+// awake waits until a context's program has begun to talk, as it does once a signal does not end it any more. One that was
+// started by an earlier release may have said nothing yet: then it is taken for awake after a while. So is one that cannot
+// be asked, since whatever is the matter with it the next who asks is told.
+func awake(ctx context.Context, g guestapi.Guest, pid uint32) {
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), grace, errTime)
+	defer cancel()
+	proc, err := g.Attach(ctx, guestapi.ProcessRef{PID: pid}, guestapi.Offsets{Stderr: math.MaxInt64, PTY: math.MaxInt64})
+	if err != nil {
+		return
+	}
+	defer proc.Close()
+	for {
+		e, err := proc.Next(ctx)
+		if err != nil || e.Exit != nil || e.Stream == guestapi.StreamStdout {
+			return
+		}
+	}
+}
+
+// interrupt ends the cell that runs and keeps its context, or kills both. Heard tells that its program is known to be awake.
+func interrupt(ctx context.Context, g guestapi.Guest, proc guestapi.Process, talk talk, heard bool, yield func(Event) error) (int, error) {
+	if !heard {
+		awake(ctx, g, proc.PID())
+	}
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), grace, errTime)
 	defer cancel()
 	ref := guestapi.ProcessRef{PID: proc.PID()}

@@ -337,12 +337,13 @@ func TestInterruptedBeforeItBegins(t *testing.T) {
 				t.Fatal(err)
 			}
 			var r repl.Runner
-			run(t, &r, g, box, repl.Cell{Code: code[1]})
-			if got := run(t, &r, g, box, repl.Cell{Code: code[0], Timeout: time.Nanosecond}); !got.Interrupted {
-				t.Errorf("a cell without an end ended: %+v", got)
-			}
-			if got := run(t, &r, g, box, repl.Cell{Code: code[1]}); got.out != "42\n" {
-				t.Errorf("after the interrupt: %+v", got)
+			for _, which := range []string{"first", "second"} { // before the first one the program itself has just been started
+				if got := run(t, &r, g, box, repl.Cell{Code: code[0], Timeout: time.Nanosecond}); !got.Interrupted {
+					t.Errorf("the %s cell, which has no end, ended: %+v", which, got)
+				}
+				if got := run(t, &r, g, box, repl.Cell{Code: code[1]}); got.out != "42\n" {
+					t.Errorf("after the interrupt of the %s: %+v", which, got)
+				}
 			}
 		})
 	}

@@ -127,6 +127,7 @@ async function handle(request) {
   current = null;
 }
 process.on("SIGINT", () => {});
+send("ready", {}); // from here on a signal does not end it: the other side waits for something before it sends one
 process.on("uncaughtException", (e) => send("stderr", { text: String(e && e.stack || e) + "\n" }));
 process.on("unhandledRejection", (e) => send("stderr", { text: String(e && e.stack || e) + "\n" }));
 (async () => {

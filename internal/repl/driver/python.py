@@ -405,6 +405,7 @@ def handle(request):
 
 
 signal.signal(signal.SIGINT, interrupt)
+put("{}")  # from here on a signal does not end it: the other side waits for something before it sends one
 out = Capture(1, "stdout")
 err_out = Capture(2, "stderr")
 sys.stdin = open(os.devnull)
