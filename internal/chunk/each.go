@@ -3,8 +3,6 @@ package chunk
 import (
 	"context"
 	"fmt"
-
-	"golang.org/x/sync/errgroup"
 )
 
 // sharedPart is one over the part of the requests under way that Each has while others read. Measured where monitors are
@@ -48,36 +46,27 @@ func (r *Reader) Each(ctx context.Context, file string, alone <-chan struct{}, p
 		}
 		homes[e.Chunk] = append(homes[e.Chunk], e)
 	}
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(r.v.cfg.Parallel)
 	few := make(chan struct{}, max(1, r.v.cfg.Parallel/sharedPart))
-	for _, w := range all {
-		done := turn(ctx, few, alone)
-		if ctx.Err() != nil {
-			break // the first error is told by Wait
+	return parallel(ctx, r.v.cfg.Parallel, all, func(ctx context.Context, _ int, w frames) error {
+		defer turn(ctx, few, alone)()
+		c := r.m.Chunks[w.chunk]
+		pages, err := r.v.fetch(ctx, r.keys.of(c.Common), c, w.first, w.count)
+		if err != nil {
+			return err
 		}
-		g.Go(func() error {
-			defer done()
-			c := r.m.Chunks[w.chunk]
-			pages, err := r.v.fetch(ctx, r.keys.of(c.Common), c, w.first, w.count)
-			if err != nil {
+		first := w.first * framePages
+		last := first + len(pages)/PageSize
+		for _, e := range homes[w.chunk] {
+			from, to := max(e.At, first), min(e.At+e.Count, last)
+			if from >= to {
+				continue
+			}
+			off := (e.Page + int64(from-e.At)) * PageSize
+			data := pages[(from-first)*PageSize : (to-first)*PageSize]
+			if err := put(off, data[:min(int64(len(data)), f.Bytes-off)]); err != nil {
 				return err
 			}
-			first := w.first * framePages
-			last := first + len(pages)/PageSize
-			for _, e := range homes[w.chunk] {
-				from, to := max(e.At, first), min(e.At+e.Count, last)
-				if from >= to {
-					continue
-				}
-				off := (e.Page + int64(from-e.At)) * PageSize
-				data := pages[(from-first)*PageSize : (to-first)*PageSize]
-				if err := put(off, data[:min(int64(len(data)), f.Bytes-off)]); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-	}
-	return g.Wait()
+		}
+		return nil
+	})
 }

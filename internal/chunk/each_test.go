@@ -2,6 +2,7 @@ package chunk_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"runtime"
 	"sync"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/pandastack/pandastack/internal/blob"
 	"github.com/pandastack/pandastack/internal/blob/blobtest"
+	"github.com/pandastack/pandastack/internal/chunk"
 )
 
 // All of a file comes, equal pages once for each place, and nothing of it stays in the host's cache.
@@ -94,5 +96,23 @@ func TestEachLeavesRoom(t *testing.T) {
 	})
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// What ends before it was begun is not taken for done, even if nothing that was under way failed by it.
+func TestEndedIsNotDone(t *testing.T) {
+	w := newWorld(t, quick)
+	m := w.one("ws", "a", content(3, 24<<20))
+	r := w.vault.Reader(m, w.cache)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, do := range map[string]func() error{
+		"each":     func() error { return r.Each(ctx, "memory", nil, func(int64, []byte) error { return nil }) },
+		"prefetch": func() error { return r.Prefetch(ctx, []chunk.Range{{File: "memory", Length: 24 << 20}}) },
+		"pull":     func() error { _, err := r.Pull(ctx, t.TempDir(), nil, nil); return err },
+	} {
+		if err := do(); !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: %v, want that it was canceled", name, err)
+		}
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"syscall"
 
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 )
 
@@ -152,19 +151,10 @@ func (p *pulling) fill(ctx context.Context) error {
 	}
 	slices.Sort(chunks)
 	p.bytes = make([]Pulled, len(chunks))
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(p.r.v.cfg.Parallel)
-	for n, i := range chunks {
-		if ctx.Err() != nil {
-			break // the first error is told by Wait
-		}
-		g.Go(func() error {
-			var err error
-			p.bytes[n], err = p.chunk(ctx, i)
-			return err
-		})
-	}
-	return g.Wait()
+	return parallel(ctx, p.r.v.cfg.Parallel, chunks, func(ctx context.Context, n, i int) (err error) {
+		p.bytes[n], err = p.chunk(ctx, i)
+		return err
+	})
 }
 
 // chunk writes the pages of one chunk. Frames that the cache lacks are fetched, neighbours at once.

@@ -181,18 +181,10 @@ func (r *Reader) Prefetch(ctx context.Context, ranges []Range) error {
 	if err != nil {
 		return err
 	}
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(r.v.cfg.Parallel)
-	for _, w := range wanted {
-		if ctx.Err() != nil {
-			break // the first error is told by Wait
-		}
-		g.Go(func() error {
-			c := r.m.Chunks[w.chunk]
-			return r.cache.Ensure(ctx, object(c), w.first, w.count, r.fetcher(c))
-		})
-	}
-	return g.Wait()
+	return parallel(ctx, r.v.cfg.Parallel, wanted, func(ctx context.Context, _ int, w frames) error {
+		c := r.m.Chunks[w.chunk]
+		return r.cache.Ensure(ctx, object(c), w.first, w.count, r.fetcher(c))
+	})
 }
 
 // prefetchFrames bounds one request of a prefetch: 1 MiB before compression, so that several are under
