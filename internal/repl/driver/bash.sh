@@ -15,13 +15,16 @@ display() {
   fi
   printf '\001%s=%s:%s\002' "$__pds_mark" "$type" "$(base64 <"$1" | tr -d '\n')"
 }
-trap 'return 130 2>/dev/null' INT
+trap '' INT # but in a cell: an interrupted read ends, with half a line
 printf '\001\002' # from here on a signal does not end it: the other side waits for something before it sends one
 exec 3<&0 0</dev/null
 while IFS=' ' read -r -u 3 __pds_mark __pds_env __pds_code; do
   eval "$(base64 -d <<<"$__pds_env")"
-  __pds_cell "$(base64 -d <<<"$__pds_code")"
+  __pds_code=$(base64 -d <<<"$__pds_code")
+  trap 'return 130 2>/dev/null' INT
+  __pds_cell "$__pds_code"
   __pds_status=$?
+  trap '' INT
   printf '\001%s:%d\002' "$__pds_mark" "$__pds_status"
   printf '\001%s:%d\002' "$__pds_mark" "$__pds_status" >&2
 done
