@@ -349,6 +349,22 @@ func TestInterruptedBeforeItBegins(t *testing.T) {
 	}
 }
 
+// A signal that comes while a shell still decodes a cell ends nothing, and takes nothing away from the cell.
+func TestSignalBeforeACell(t *testing.T) {
+	g := newGuest(t, repl.Bash)
+	box, err := repl.Create(t.Context(), g, repl.Bash, "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r repl.Runner
+	run(t, &r, g, box, repl.Cell{Code: `base64() { kill -INT 0; command base64 "$@"; }`}) // the signal reaches all of the context
+	for range 3 {
+		if got := run(t, &r, g, box, repl.Cell{Code: "echo 42"}); got.out != "42\n" {
+			t.Fatalf("a cell after a signal: %+v", got)
+		}
+	}
+}
+
 func TestMissingProgram(t *testing.T) {
 	if _, err := repl.ParseLanguage("cobol"); !errors.Is(err, guestapi.ErrInvalid) {
 		t.Errorf("cobol: %v, want ErrInvalid", err)
