@@ -10,8 +10,8 @@ import (
 )
 
 // TestLimits: sandboxes of a template have the limits that its build asked for, and so have those of a template that is
-// made from it, unless its build says otherwise; a build that asks for wider ones than
-// the host's is refused by the field's name.
+// made from it, unless its build says otherwise; a build that asks for wider ones than the host's is refused by the
+// field's name.
 func TestLimits(t *testing.T) {
 	w := newWorld(t, nil)
 	w.h.SetLimits(hostapi.Limits{DiskMiB: 100, NetworkOutMbit: 10})

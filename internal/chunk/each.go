@@ -10,21 +10,6 @@ import (
 // for, and with more than a quarter they wait.
 const sharedPart = 4
 
-// turn waits until one of few requests may be made, or until there is nobody to leave room to. Done ends the request.
-func turn(ctx context.Context, few chan struct{}, alone <-chan struct{}) (done func()) {
-	none := func() {}
-	if alone == nil {
-		return none
-	}
-	select {
-	case <-alone:
-	case few <- struct{}{}:
-		return func() { <-few }
-	case <-ctx.Done():
-	}
-	return none
-}
-
 // Each gives put all of a file's content that is not zero, as it comes: the begin of the file first, as far as the
 // store answers in order. Put is called by several goroutines at once, and may keep data; pages that are equal come
 // once for each place. Nothing of it goes into the host's cache. After an error, which may be put's, some of it was given.
@@ -69,4 +54,19 @@ func (r *Reader) Each(ctx context.Context, file string, alone <-chan struct{}, p
 		}
 		return nil
 	})
+}
+
+// turn waits until one of few requests may be made, or until there is nobody to leave room to. Done ends the request.
+func turn(ctx context.Context, few chan struct{}, alone <-chan struct{}) (done func()) {
+	none := func() {}
+	if alone == nil {
+		return none
+	}
+	select {
+	case <-alone:
+	case few <- struct{}{}:
+		return func() { <-few }
+	case <-ctx.Done():
+	}
+	return none
 }

@@ -4,9 +4,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"github.com/pandastack/pandastack/internal/blob"
 	"github.com/pandastack/pandastack/internal/blob/blobtest"
@@ -56,47 +57,34 @@ func TestEach(t *testing.T) {
 
 // Somebody else has most of the line until he needs it no more.
 func TestEachLeavesRoom(t *testing.T) {
-	cfg := quick
-	cfg.Parallel = 8
-	w := newWorld(t, cfg)
-	m := w.one("ws", "a", content(3, 24<<20))
-	r := w.vault.Reader(m, w.cache)
-	var mu sync.Mutex
-	now, most := 0, 0
-	enter := func(by int) int {
-		mu.Lock()
-		defer mu.Unlock()
-		now += by
-		most = max(most, now)
-		return now
-	}
-	err := r.Each(t.Context(), "memory", make(chan struct{}), func(int64, []byte) error {
-		enter(1)
-		runtime.Gosched()
-		enter(-1)
-		return nil
-	})
-	if err != nil || most > 2 {
-		t.Errorf("%d at once while others read, of 8 (%v)", most, err)
-	}
-	alone, all := make(chan struct{}), make(chan struct{})
-	leave, arrive := sync.OnceFunc(func() { close(alone) }), sync.OnceFunc(func() { close(all) })
-	err = r.Each(t.Context(), "memory", alone, func(int64, []byte) error {
-		leave()
-		if enter(1) == 8 {
-			arrive()
+	synctest.Test(t, func(t *testing.T) {
+		cfg := quick
+		cfg.Parallel = 8
+		w := newWorld(t, cfg)
+		m := w.one("ws", "a", content(3, 24<<20))
+		var inside atomic.Int32
+		alone, on, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+		go func() {
+			ended <- w.vault.Reader(m, w.cache).Each(t.Context(), "memory", alone, func(int64, []byte) error {
+				inside.Add(1)
+				<-on
+				return nil
+			})
+		}()
+		synctest.Wait()
+		if n := inside.Load(); n != 2 {
+			t.Errorf("%d of 8 at once while others read, want 2", n)
 		}
-		defer enter(-1)
-		select {
-		case <-all:
-			return nil
-		case <-t.Context().Done():
-			return t.Context().Err()
+		close(alone)
+		synctest.Wait()
+		if n := inside.Load(); n != 8 {
+			t.Errorf("%d of 8 at once when nobody else reads", n)
+		}
+		close(on)
+		if err := <-ended; err != nil {
+			t.Error(err)
 		}
 	})
-	if err != nil {
-		t.Error(err)
-	}
 }
 
 // What ends before it was begun is not taken for done, even if nothing that was under way failed by it.

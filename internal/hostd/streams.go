@@ -72,7 +72,7 @@ func (h *Host) StreamSnapshot(ctx context.Context, workspace string, id hostapi.
 		return hostapi.Pulled{Snapshot: told(snap), Env: snap.Env, User: snap.User, Workdir: snap.Workdir, Took: time.Since(began)}, nil
 	}
 	grew := make(chan origin, 1)
-	begun := make(chan struct{})
+	begun := make(chan struct{}) // closed once all that a machine begins with is here, or does not come
 	begin := sync.OnceFunc(func() { close(begun) })
 	defer begin()
 	soon := h.streams.Learn(func(ctx context.Context) (stream.Lesson, error) {

@@ -15,7 +15,7 @@ display() {
   fi
   printf '\001%s=%s:%s\002' "$__pds_mark" "$type" "$(base64 <"$1" | tr -d '\n')"
 }
-trap '' INT # but in a cell: an interrupted read ends, with half a line
+trap '' INT # but in a cell: while one is decoded, the signal would end that and so take the cell away
 printf '\001\002' # from here on a signal does not end it: the other side waits for something before it sends one
 exec 3<&0 0</dev/null
 while IFS=' ' read -r -u 3 __pds_mark __pds_env __pds_code; do
