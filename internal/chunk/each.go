@@ -11,11 +11,11 @@ import (
 const sharedPart = 4
 
 // Each gives put all of a file's content that is not zero, as it comes: the begin of the file first, as far as the
-// store answers in order. Put is called by several goroutines at once, and may keep data; pages that are equal come
-// once for each place. Nothing of it goes into the host's cache. After an error, which may be put's, some of it was given.
+// store answers in order. Put is called by several goroutines at once, and tells whether it keeps data, which is used
+// for other content otherwise; pages that are equal come once for each place. Nothing of it goes into the host's cache. After an error, which may be put's, some of it was given.
 //
 // Until alone is closed somebody else reads what is needed sooner, and has most of the line; nil: nobody does.
-func (r *Reader) Each(ctx context.Context, file string, alone <-chan struct{}, put func(off int64, data []byte) error) error {
+func (r *Reader) Each(ctx context.Context, file string, alone <-chan struct{}, put func(off int64, data []byte) (kept bool, err error)) error {
 	f, ok := r.files[file]
 	if !ok {
 		return fmt.Errorf("read %s: there is no such file in %s", file, r.m.ID)
@@ -35,10 +35,12 @@ func (r *Reader) Each(ctx context.Context, file string, alone <-chan struct{}, p
 	return parallel(ctx, r.v.cfg.Parallel, all, func(ctx context.Context, _ int, w frames) error {
 		defer turn(ctx, few, alone)()
 		c := r.m.Chunks[w.chunk]
-		pages, err := r.v.fetch(ctx, r.keys.of(c.Common), c, w.first, w.count)
+		lent := r.v.loans.lend(c.pagesBytes(w.first, w.count) + slack)
+		pages, err := r.v.fetch(ctx, r.keys.of(c.Common), c, w.first, w.count, lent)
 		if err != nil {
 			return err
 		}
+		free := true
 		first := w.first * framePages
 		last := first + len(pages)/PageSize
 		for _, e := range homes[w.chunk] {
@@ -48,9 +50,14 @@ func (r *Reader) Each(ctx context.Context, file string, alone <-chan struct{}, p
 			}
 			off := (e.Page + int64(from-e.At)) * PageSize
 			data := pages[(from-first)*PageSize : (to-first)*PageSize]
-			if err := put(off, data[:min(int64(len(data)), f.Bytes-off)]); err != nil {
+			kept, err := put(off, data[:min(int64(len(data)), f.Bytes-off)])
+			if err != nil {
 				return err
 			}
+			free = free && !kept
+		}
+		if free {
+			r.v.loans.back(lent)
 		}
 		return nil
 	})

@@ -26,11 +26,11 @@ func TestEach(t *testing.T) {
 		var mu sync.Mutex
 		got, came := make([]byte, len(data)), 0
 		before := w.store.Count("get")
-		err := r.Each(t.Context(), "memory", nil, func(off int64, part []byte) error {
+		err := r.Each(t.Context(), "memory", nil, func(off int64, part []byte) (bool, error) {
 			mu.Lock()
 			defer mu.Unlock()
 			came += copy(got[off:], part)
-			return nil
+			return false, nil
 		})
 		if err != nil || !bytes.Equal(got, data) {
 			t.Fatalf("what came is not what was pushed (%v)", err)
@@ -43,15 +43,53 @@ func TestEach(t *testing.T) {
 		}
 	}
 	full := errors.New("no space")
-	if err := r.Each(t.Context(), "memory", nil, func(int64, []byte) error { return full }); !errors.Is(err, full) {
+	if err := r.Each(t.Context(), "memory", nil, func(int64, []byte) (bool, error) { return false, full }); !errors.Is(err, full) {
 		t.Errorf("where it could not be put: %v", err)
 	}
 	if err := r.Each(t.Context(), "other", nil, nil); err == nil {
 		t.Error("a file that is not there came")
 	}
 	w.store.Decide(func(blobtest.Call) blobtest.Fault { return blobtest.Fault{Err: blob.ErrDenied} })
-	if err := r.Each(t.Context(), "memory", nil, func(int64, []byte) error { return nil }); !errors.Is(err, blob.ErrDenied) {
+	if err := r.Each(t.Context(), "memory", nil, ignore); !errors.Is(err, blob.ErrDenied) {
 		t.Errorf("from a store that denies it: %v", err)
+	}
+}
+
+// ignore is done with what came.
+func ignore(int64, []byte) (kept bool, err error) { return false, nil }
+
+// What is kept stays as it came, while the memory of the rest is used for other content.
+func TestEachIsKept(t *testing.T) {
+	one := quick
+	one.Parallel = 1 // the next request follows what was put before
+	w := newWorld(t, one)
+	data := content(3, 9<<20+100)
+	m := w.one("ws", "a", data)
+	type part struct {
+		off  int64
+		data []byte
+	}
+	var kept []part
+	memory := map[*byte]bool{}
+	n := 0
+	err := w.vault.Reader(m, w.cache).Each(t.Context(), "memory", nil, func(off int64, data []byte) (bool, error) {
+		memory[&data[0]] = true
+		if n++; n%2 == 0 {
+			return false, nil
+		}
+		kept = append(kept, part{off, data})
+		return true, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range kept {
+		if !bytes.Equal(p.data, data[p.off:p.off+int64(len(p.data))]) {
+			t.Errorf("what was kept at %d is something else by now", p.off)
+		}
+	}
+	if len(kept) < 3 || len(memory) < len(kept) {
+		t.Errorf("%d parts kept, in %d places", len(kept), len(memory))
 	}
 }
 
@@ -65,10 +103,10 @@ func TestEachLeavesRoom(t *testing.T) {
 		var inside atomic.Int32
 		alone, on, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 		go func() {
-			ended <- w.vault.Reader(m, w.cache).Each(t.Context(), "memory", alone, func(int64, []byte) error {
+			ended <- w.vault.Reader(m, w.cache).Each(t.Context(), "memory", alone, func(int64, []byte) (bool, error) {
 				inside.Add(1)
 				<-on
-				return nil
+				return false, nil
 			})
 		}()
 		synctest.Wait()
@@ -95,7 +133,7 @@ func TestEndedIsNotDone(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	for name, do := range map[string]func() error{
-		"each":     func() error { return r.Each(ctx, "memory", nil, func(int64, []byte) error { return nil }) },
+		"each":     func() error { return r.Each(ctx, "memory", nil, ignore) },
 		"prefetch": func() error { return r.Prefetch(ctx, []chunk.Range{{File: "memory", Length: 24 << 20}}) },
 		"pull":     func() error { _, err := r.Pull(ctx, t.TempDir(), nil, nil); return err },
 	} {

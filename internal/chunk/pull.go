@@ -178,7 +178,7 @@ func (p *pulling) chunk(ctx context.Context, index int) (done Pulled, err error)
 		if i == first {
 			continue
 		}
-		data, err := p.r.v.fetch(ctx, p.r.keys.of(c.Common), c, first, i-first)
+		data, err := p.r.v.fetch(ctx, p.r.keys.of(c.Common), c, first, i-first, nil)
 		if err != nil {
 			return done, err
 		}

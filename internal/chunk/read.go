@@ -143,15 +143,15 @@ func (r *Reader) fill(ctx context.Context, index int, pieces []cache.Piece) erro
 // fetcher fetches frames of a chunk.
 func (r *Reader) fetcher(c Chunk) cache.Fetch {
 	return func(ctx context.Context, first, count int) ([]byte, error) {
-		return r.v.fetch(ctx, r.keys.of(c.Common), c, first, count)
+		return r.v.fetch(ctx, r.keys.of(c.Common), c, first, count, nil)
 	}
 }
 
 // errSlow is the cause of an attempt that took too long.
 var errSlow = fmt.Errorf("%w: a part of a chunk took too long", blob.ErrTimeout)
 
-// fetch reads frames from the store and verifies them.
-func (v *Vault) fetch(ctx context.Context, r *realm, c Chunk, first, count int) (pages []byte, err error) {
+// fetch reads frames from the store and verifies them. Their pages are in out if it has room for them and slack.
+func (v *Vault) fetch(ctx context.Context, r *realm, c Chunk, first, count int, out []byte) (pages []byte, err error) {
 	key := r.chunkKey(c.Name)
 	offset, length := c.span(first, count)
 	err = v.again(ctx, func(ctx context.Context) error {
@@ -161,7 +161,8 @@ func (v *Vault) fetch(ctx context.Context, r *realm, c Chunk, first, count int) 
 		if err != nil {
 			return err
 		}
-		if pages, err = open(v.codec, r, c, first, count, stored); err != nil {
+		defer v.loans.back(stored)
+		if pages, err = open(v.codec, r, c, first, count, stored, out); err != nil {
 			return &DamagedError{key, err.Error()}
 		}
 		return nil

@@ -87,7 +87,7 @@ func parse(c codec, r *realm, id ID, data []byte) (*Manifest, error) {
 // unpackAny is unpack for content of any size within the bounds of manifests.
 func (c codec) unpackAny(packed []byte) ([]byte, error) {
 	if len(packed) == 0 || packed[0] != zstdFrame {
-		return c.unpack(packed, max(0, len(packed)-1))
+		return c.unpack(nil, packed, max(0, len(packed)-1))
 	}
 	body, err := c.dec.DecodeAll(packed[1:], nil)
 	if err != nil || len(body) > maxManifest {

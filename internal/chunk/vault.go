@@ -37,6 +37,7 @@ type Vault struct {
 	ring  *Keyring
 	codec codec
 	reads hedge // of parts of chunks
+	loans loans
 	log   *slog.Logger
 }
 
@@ -95,13 +96,13 @@ func (v *Vault) again(ctx context.Context, do func(context.Context) error) error
 	}
 }
 
-// get reads length bytes of an object from offset, exactly.
+// get reads length bytes of an object from offset, exactly, into memory that was lent.
 func (v *Vault) get(ctx context.Context, key string, offset, length int64) ([]byte, error) {
 	r, err := v.store.Get(ctx, key, offset, length)
 	if err != nil {
 		return nil, err
 	}
-	data := make([]byte, length)
+	data := v.loans.lend(int(length))[:length]
 	n, err := io.ReadFull(r, data)
 	if err == io.EOF || err == io.ErrUnexpectedEOF {
 		err = &DamagedError{key, fmt.Sprintf("the store gave %d bytes of %d", n, length)}

@@ -149,9 +149,9 @@ func bring(ctx context.Context, r *chunk.Reader, path string) (err error) {
 		}
 	}()
 	size, _ := r.Size(parcelContent)
-	err = r.Each(ctx, parcelContent, nil, func(off int64, data []byte) error {
-		_, err := f.WriteAt(data, off)
-		return err
+	err = r.Each(ctx, parcelContent, nil, func(off int64, data []byte) (kept bool, err error) {
+		_, err = f.WriteAt(data, off)
+		return false, err
 	})
 	if err := errors.Join(err, f.Truncate(size)); err != nil {
 		return err

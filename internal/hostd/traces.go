@@ -111,10 +111,9 @@ func (t traces) load(ctx context.Context, space chunk.Space, id chunk.ID, alone 
 	}
 	of := stream.Lesson{Trace: make([]byte, size)}
 	if of.Bytes, ok = r.Size(pagesFile); ok {
-		of.Pages = func(ctx context.Context, put func(off int64, data []byte)) error {
-			return r.Each(ctx, pagesFile, alone, func(off int64, data []byte) error {
-				put(off, data)
-				return nil
+		of.Pages = func(ctx context.Context, put func(off int64, data []byte) (kept bool)) error {
+			return r.Each(ctx, pagesFile, alone, func(off int64, data []byte) (bool, error) {
+				return put(off, data), nil
 			})
 		}
 	}

@@ -67,10 +67,11 @@ func TestTracesOfALine(t *testing.T) {
 		}
 		var mu sync.Mutex
 		came := make([]byte, c.bytes)
-		must(got.Pages(t.Context(), func(off int64, data []byte) {
+		must(got.Pages(t.Context(), func(off int64, data []byte) bool {
 			mu.Lock()
 			defer mu.Unlock()
 			copy(came[off:], data)
+			return false
 		}))
 		if !bytes.Equal(came, memory) {
 			t.Error("what came is not the memory that was kept")

@@ -19,8 +19,8 @@ type Lesson struct {
 	// Bytes is how much of the memory was kept with it: what the trace names first, in that order. 0: nothing.
 	Bytes int64
 	// Pages gives put all of that which is not zero, with where in it data lies. Put is called by several goroutines at
-	// once, and may keep data. nil: nothing was kept.
-	Pages func(ctx context.Context, put func(off int64, data []byte)) error
+	// once, and tells whether it keeps data. nil: nothing was kept.
+	Pages func(ctx context.Context, put func(off int64, data []byte) (kept bool)) error
 }
 
 // maxCarried bounds what is kept of a snapshot's memory with its trace, and what of that waits in this process for
@@ -119,16 +119,17 @@ func (l *Soon) fit(ctx context.Context, bytes int64, comes bool) {
 }
 
 // arrived gives on what came, or keeps it until somebody takes it.
-func (l *Soon) arrived(off int64, data []byte) {
+func (l *Soon) arrived(off int64, data []byte) (kept bool) {
 	l.mu.Lock()
 	put := l.put
-	if put == nil && !l.closed {
+	if kept = put == nil && !l.closed; kept {
 		l.waits = append(l.waits, arrival{off, data})
 	}
 	l.mu.Unlock()
 	if put != nil {
 		l.order.Place(off, data, put)
 	}
+	return kept
 }
 
 // bring gives put what comes with the lesson, until all of it came or ctx ends, and answers what of the trace does

@@ -63,12 +63,15 @@ func (t *traces) Load(context.Context, []byte) (stream.Lesson, error) {
 	return of, nil
 }
 
-// bring gives the pages one by one, the last one first.
-func (t *traces) bring(_ context.Context, put func(off int64, data []byte)) error {
+// bring gives the pages one by one, the last one first. What is not kept is something else afterwards.
+func (t *traces) bring(_ context.Context, put func(off int64, data []byte) bool) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for at := len(t.pages) - 4096; at >= 0; at -= 4096 {
-		put(int64(at), t.pages[at:at+4096])
+		page := bytes.Clone(t.pages[at : at+4096])
+		if !put(int64(at), page) {
+			copy(page, "used for other content")
+		}
 	}
 	return t.fail
 }
