@@ -12,6 +12,45 @@ import (
 
 const pg = chunk.PageSize
 
+// What a trace names that is zero is known without a store, each page once, and within its limit.
+func TestZerosOfATrace(t *testing.T) {
+	t.Parallel()
+	const size = 64*pg - 100
+	memory := make([]byte, size)
+	for _, page := range []int{3, 4, 40} {
+		memory[page*pg] = 1
+	}
+	source := pagertest.New(map[string][]byte{"memory": memory})
+	f, err := pager.NewFile(source, "memory", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	trace := pager.Trace{
+		{File: "memory", Offset: 40 * pg, Length: 3 * pg}, {File: "disk.img", Offset: 0, Length: pg},
+		{File: "memory", Offset: 2 * pg, Length: 5 * pg}, {File: "memory", Offset: 62 * pg, Length: 100 * pg},
+		{File: "memory", Offset: 1000 * pg, Length: pg}, {File: "memory", Offset: 3 * pg, Length: pg},
+	}
+	for limit, want := range map[int64][][2]int64{
+		0:        nil,
+		3 * pg:   {{41 * pg, 2 * pg}, {2 * pg, pg}},
+		100 * pg: {{41 * pg, 2 * pg}, {2 * pg, pg}, {5 * pg, 2 * pg}, {62 * pg, 2*pg - 100}},
+	} {
+		var got [][2]int64
+		f.Zeros(trace, limit, func(off int64, data []byte) {
+			got = append(got, [2]int64{off, int64(len(data))})
+			if !bytes.Equal(data, memory[off:off+int64(len(data))]) {
+				t.Errorf("%d bytes at %d are not zero", len(data), off)
+			}
+		})
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("limit %d: %v, want %v", limit, got, want)
+		}
+	}
+	if asked, _ := source.Asked(); asked != 0 {
+		t.Errorf("%d bytes were asked of the store", asked)
+	}
+}
+
 func TestCarry(t *testing.T) {
 	t.Parallel()
 	const size = 64 * pg

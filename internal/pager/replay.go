@@ -72,6 +72,30 @@ func (f *File) Replay(ctx context.Context, trace Trace, grain int64, put func(of
 	}
 }
 
+// Zeros gives put what a trace names of this file that is zero, up to limit bytes of it, which is in whole pages. No
+// store has to be asked for that, so it is not among what comes with a trace.
+func (f *File) Zeros(trace Trace, limit int64, put func(off int64, data []byte)) {
+	var zeros [chunk.FrameSize]byte
+	for _, r := range trace {
+		if r.File != f.name {
+			continue
+		}
+		for at, end := r.Offset, min(r.Offset+r.Length, f.size); at < end && limit > 0; {
+			length, zero := f.Run(at)
+			n := min(length, end-at)
+			if zero {
+				n = min(n, limit, int64(len(zeros)))
+				limit -= n
+				put(at, zeros[:n])
+			}
+			if n <= 0 {
+				break
+			}
+			at += n
+		}
+	}
+}
+
 // replay fills what is known to be asked for before it is.
 func (s *server) replay(ctx context.Context) {
 	put := func(off int64, data []byte) {

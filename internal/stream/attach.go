@@ -198,6 +198,7 @@ func (a *attachment) File() string {
 			if _, err := os.Stat(i.shown.Path()); err != nil { // the kernel keeps what it knows a file for
 				return
 			}
+			i.memory.Zeros(a.trace, maxCarried, i.shown.Warm)
 			i.memory.Replay(ctx, i.lesson.bring(ctx, i.shown.Warm), chunk.FrameSize, i.shown.Warm)
 		})
 	})

@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -63,13 +64,13 @@ func (t *traces) Load(context.Context, []byte) (stream.Lesson, error) {
 	return of, nil
 }
 
-// bring gives the pages one by one, the last one first. What is not kept is something else afterwards.
+// bring gives the pages that are not zero one by one, the last one first. What is not kept is something else afterwards.
 func (t *traces) bring(_ context.Context, put func(off int64, data []byte) bool) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for at := len(t.pages) - 4096; at >= 0; at -= 4096 {
 		page := bytes.Clone(t.pages[at : at+4096])
-		if !put(int64(at), page) {
+		if !bytes.Equal(page, make([]byte, 4096)) && !put(int64(at), page) {
 			copy(page, "used for other content")
 		}
 	}
@@ -365,6 +366,25 @@ func TestMemoryComesWithTheTrace(t *testing.T) {
 	h.until("the rest of the trace is asked for, when the other came", func() bool { return slices.Contains(h.source.Ahead(), lastFrame) })
 	h.source.SetFail(func(file string, _ int64) error { return errors.New(file + " is not to be read") })
 	h.touch(a, offsets[:3])
+	h.must(a.Close(t.Context()))
+}
+
+// What is zero of that is in the kernel's cache as well, and nobody is asked for it when a machine comes to it.
+func TestZerosOfATraceAreThere(t *testing.T) {
+	h := newHost(t, nil)
+	offsets := []int64{4 * 4096, 9 * 4096, 1004 * 4096} // each fifth page is zero
+	of := traced(t, offsets)
+	h.traces.data, h.traces.pages = of.data, of.pages
+	a, _ := h.attach(h.begin(), "a")
+	path := a.Memory().File()
+	f, err := os.Open(path) // as a monitor has it: the kernel keeps what somebody uses
+	h.must(err)
+	defer f.Close()
+	h.until("the zeros that the trace names are in the kernel's cache", func() bool {
+		out, err := exec.Command("fincore", "--noheadings", "--output", "PAGES", path).Output()
+		h.must(err)
+		return strings.TrimSpace(string(out)) == "3"
+	})
 	h.must(a.Close(t.Context()))
 }
 
