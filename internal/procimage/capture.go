@@ -37,6 +37,7 @@ type Capture struct {
 	spans []Span
 	pages [][]byte // content of spans
 
+	mapped []byte   // where pages lie in a file; nil: they do not
 	wanted []wanted // while it is taken
 }
 

@@ -273,7 +273,26 @@ func TestCut(t *testing.T) {
 	}
 }
 
-func TestReadOver(t *testing.T) {
+func TestMapOver(t *testing.T) {
+	f, err := os.CreateTemp(t.TempDir(), "over")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	page := bytes.Repeat([]byte{7}, pageSize)
+	if _, err := f.Write(page); err != nil {
+		t.Fatal(err)
+	}
+	c, err := MapOver(f, valid(), []Span{{reserved, reserved + pageSize}})
+	if err != nil || !bytes.Equal(slices.Concat(c.pages...), page) {
+		t.Fatalf("what was mapped is not what is there, %v", err)
+	}
+	for range 2 { // the second time there is nothing to do
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+
 	for name, spans := range map[string][]Span{
 		"too_low":      {{0, pageSize}},
 		"out_of_order": {{reserved + pageSize, reserved + 2*pageSize}, {reserved, reserved + pageSize}},
@@ -281,10 +300,11 @@ func TestReadOver(t *testing.T) {
 		"empty":        {{reserved, reserved}},
 		"much":         {{reserved, reserved + maxOver + pageSize}},
 		"short":        {{reserved, reserved + 2*pageSize}},
+		"none":         {},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := ReadOver(bytes.NewReader(make([]byte, pageSize)), valid(), spans); err == nil {
-				t.Error("it was read")
+			if _, err := MapOver(f, valid(), spans); err == nil {
+				t.Error("it was mapped")
 			}
 		})
 	}

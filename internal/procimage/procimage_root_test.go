@@ -4,7 +4,6 @@ package procimage_test
 
 import (
 	"bufio"
-	"bytes"
 	"errors"
 	"fmt"
 	"net"
@@ -240,15 +239,24 @@ func TestProcess(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Logf("difference %d KiB", again.Bytes()>>10)
-		var stored bytes.Buffer
-		spans, err := again.SaveOver(&stored)
+		stored, err := os.CreateTemp(t.TempDir(), "over")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if again, err = procimage.ReadOver(&stored, &again.Image, spans); err != nil {
+		spans, err := again.SaveOver(stored)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if again, err = procimage.MapOver(stored, &again.Image, spans); err != nil {
+			t.Fatal(err)
+		}
+		if err := stored.Close(); err != nil {
 			t.Fatal(err)
 		}
 		_, e := vehicle(t, &again.Image, again, content)
+		if err := again.Close(); err != nil {
+			t.Fatal(err)
+		}
 		if got := e.ask(t, "100"); got != "115" {
 			t.Fatalf("a copy of a copy went on with %s", got)
 		}

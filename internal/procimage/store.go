@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+
+	"golang.org/x/sys/unix"
 )
 
 // gap is how many pages of zeros between two runs of content are rather mapped with them than apart: an area
@@ -119,22 +121,44 @@ func (c *Capture) SaveOver(w io.Writer) ([]Span, error) {
 	return c.spans, nil
 }
 
-// ReadOver reads what SaveOver wrote, for Plan.Over with that image.
-func ReadOver(r io.Reader, im *Image, spans []Span) (*Capture, error) {
+// MapOver makes what SaveOver wrote into f usable as Plan.Over with that image, without a copy of its own: the kernel
+// takes it from where the file is in memory. The capture is closed after its use; f may be closed before.
+func MapOver(f *os.File, im *Image, spans []Span) (*Capture, error) {
 	bytes, err := OverBytes(spans)
 	if err != nil {
 		return nil, err
 	}
-	buf := make([]byte, bytes)
-	if _, err := io.ReadFull(r, buf); err != nil {
-		return nil, fmt.Errorf("content of a process: %w", err)
+	st, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if st.Size() != bytes {
+		return nil, fmt.Errorf("content of a process: %s has %d bytes, want %d", f.Name(), st.Size(), bytes)
 	}
 	c := &Capture{Image: *im, spans: spans}
+	if bytes == 0 {
+		return c, nil
+	}
+	// What is there is read by the kernel alone, for which a page that cannot be read is an error and no signal.
+	if c.mapped, err = unix.Mmap(int(f.Fd()), 0, int(bytes), unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_POPULATE); err != nil {
+		return nil, fmt.Errorf("content of a process: %w", err)
+	}
+	rest := c.mapped
 	for _, s := range spans {
 		n := s.End - s.Start
-		c.pages, buf = append(c.pages, buf[:n]), buf[n:]
+		c.pages, rest = append(c.pages, rest[:n]), rest[n:]
 	}
 	return c, nil
+}
+
+// Close gives back what MapOver mapped. Nothing of the capture may be used any more.
+func (c *Capture) Close() error {
+	mapped := c.mapped
+	c.mapped, c.pages = nil, nil
+	if mapped == nil {
+		return nil
+	}
+	return unix.Munmap(mapped)
 }
 
 // OverBytes answers how much SaveOver wrote with these spans, and refuses those that it cannot have answered.
@@ -153,5 +177,5 @@ func OverBytes(spans []Span) (int64, error) {
 	return int64(bytes), nil
 }
 
-// maxOver bounds what is read at once.
+// maxOver bounds what is mapped at once.
 const maxOver = 1 << 30

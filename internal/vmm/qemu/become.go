@@ -163,7 +163,7 @@ func (v *vehicle) takeDevices(sh shape, given *inheritance) error {
 
 // become makes a prepared monitor of its vehicle and lets the guest run: as the image has both, or with a
 // capture's process as that was.
-func (m *machine) become(ctx context.Context, from *capture) error {
+func (m *machine) become(ctx context.Context, from *capture) (err error) {
 	v := m.takeVehicle()
 	if v == nil {
 		return m.Gone(ctx, vmm.ErrGone)
@@ -171,9 +171,12 @@ func (m *machine) become(ctx context.Context, from *capture) error {
 	plan, set, held := v.plan, v.process.Set, m.manifest.DiskRates
 	plan.Image = &v.process.Image
 	if from == nil {
-		over, err := v.process.Difference()
-		if err != nil {
-			return err
+		over, unread := v.process.Difference()
+		if unread != nil {
+			return unread
+		}
+		if over != nil {
+			defer func() { err = errors.Join(err, over.Close()) }()
 		}
 		plan.Over = over
 	} else {

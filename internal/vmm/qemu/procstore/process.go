@@ -310,7 +310,7 @@ func ContentOf(path string) (*Content, error) {
 // Content is the path of the file with the stored content.
 func (p *Process) Content() string { return p.content }
 
-// Difference reads what a process holds besides its stored content; nil: nothing.
+// Difference is what a process holds besides its stored content, to be closed; nil: nothing.
 func (p *Process) Difference() (_ *procimage.Capture, err error) {
 	if p.over == "" {
 		return nil, nil
@@ -320,5 +320,5 @@ func (p *Process) Difference() (_ *procimage.Capture, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	return procimage.ReadOver(f, &p.Image, p.Over)
+	return procimage.MapOver(f, &p.Image, p.Over)
 }
