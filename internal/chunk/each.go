@@ -12,7 +12,8 @@ const sharedPart = 4
 
 // Each gives put all of a file's content that is not zero, as it comes: the begin of the file first, as far as the
 // store answers in order. Put is called by several goroutines at once, and tells whether it keeps data, which is used
-// for other content otherwise; pages that are equal come once for each place. Nothing of it goes into the host's cache. After an error, which may be put's, some of it was given.
+// for other content otherwise; pages that are equal come once for each place. Nothing of it goes into the host's cache.
+// After an error, which may be put's, some of it was given.
 //
 // Until alone is closed somebody else reads what is needed sooner, and has most of the line; nil: nobody does.
 func (r *Reader) Each(ctx context.Context, file string, alone <-chan struct{}, put func(off int64, data []byte) (kept bool, err error)) error {

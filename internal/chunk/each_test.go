@@ -70,10 +70,8 @@ func TestEachIsKept(t *testing.T) {
 		data []byte
 	}
 	var kept []part
-	memory := map[*byte]bool{}
 	n := 0
 	err := w.vault.Reader(m, w.cache).Each(t.Context(), "memory", nil, func(off int64, data []byte) (bool, error) {
-		memory[&data[0]] = true
 		if n++; n%2 == 0 {
 			return false, nil
 		}
@@ -88,8 +86,8 @@ func TestEachIsKept(t *testing.T) {
 			t.Errorf("what was kept at %d is something else by now", p.off)
 		}
 	}
-	if len(kept) < 3 || len(memory) < len(kept) {
-		t.Errorf("%d parts kept, in %d places", len(kept), len(memory))
+	if len(kept) < 3 {
+		t.Errorf("%d parts came that were kept", len(kept))
 	}
 }
 
