@@ -93,7 +93,7 @@ func (h *Host) StreamSnapshot(ctx context.Context, workspace string, id hostapi.
 	}
 	snap := from.Snapshot.Labelled(labels)
 	snap.Base = ""
-	snap, err = h.streams.Begin(ctx, ref, snap, data, from.Reader, soon, func(dir string) {
+	snap, err = h.streams.Begin(ctx, ref, snap, data, from.Reader, soon, func(ctx context.Context, dir string) {
 		defer begin()
 		brief, cancel := context.WithTimeoutCause(ctx, unpackLimit, errUnpack)
 		defer cancel()

@@ -23,10 +23,11 @@ const traceName = "trace"
 // Begin makes snap, as its host described it, a partial snapshot of this host under ref, and begins to bring
 // its content from source, which names the image's files as snap.Manifest does and the disks as
 // snapshot.DiskFiles. origin is what Config.Open finds source by. Source is taken over. Add, unless it is nil, puts into
-// the directory of the image what else belongs there, while the small files come and before a machine may start. Soon is
+// the directory of the image what else belongs there, while the small files come and before a machine may start; its
+// context ends when they do not come. Soon is
 // what was begun to be learnt of the snapshot, and is taken over too; nil: it begins here. ErrExists: ref is taken. After an
 // error nothing is left.
-func (m *Manager) Begin(ctx context.Context, ref snapshot.Ref, snap snapshot.Snapshot, origin []byte, source chunk.Source, soon *Soon, add func(dir string)) (_ snapshot.Snapshot, err error) {
+func (m *Manager) Begin(ctx context.Context, ref snapshot.Ref, snap snapshot.Snapshot, origin []byte, source chunk.Source, soon *Soon, add func(ctx context.Context, dir string)) (_ snapshot.Snapshot, err error) {
 	if soon == nil {
 		soon = m.Learn(m.remembered(origin, ""))
 	}
@@ -51,13 +52,17 @@ func (m *Manager) Begin(ctx context.Context, ref snapshot.Ref, snap snapshot.Sna
 		return snapshot.Snapshot{}, err
 	}
 	defer func() { err = errors.Join(err, draft.Discard()) }()
+	adding, stop := context.WithCancel(ctx)
+	defer stop()
 	var added sync.WaitGroup
 	added.Go(func() {
 		if add != nil {
-			add(draft.ImageDir())
+			add(adding, draft.ImageDir())
 		}
 	})
-	err = lay(ctx, draft, snap, source)
+	if err = lay(ctx, draft, snap, source); err != nil {
+		stop()
+	}
 	added.Wait()
 	if err != nil {
 		return snapshot.Snapshot{}, fmt.Errorf("stream %s: %w", ref, err)

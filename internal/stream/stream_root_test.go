@@ -520,6 +520,24 @@ func TestAnotherProcessGoesOn(t *testing.T) {
 	h.same(dataOf(path), data)
 }
 
+// What else belongs to an image is not waited for when the image does not come.
+func TestBeginThatFailsEndsWhatIsAdded(t *testing.T) {
+	h := newHost(t, nil)
+	remote := h.remote()
+	remote.DiskMiB++
+	added := errors.New("it went on")
+	_, err := h.mgr.Begin(t.Context(), ref, remote, []byte("there"), h.source, nil, func(ctx context.Context, _ string) {
+		select {
+		case <-ctx.Done():
+			added = nil
+		case <-h.deadline().Done():
+		}
+	})
+	if err == nil || added != nil {
+		t.Errorf("begun: %v; what was added: %v", err, added)
+	}
+}
+
 func TestBeginThatFailsLeavesNothing(t *testing.T) {
 	h := newHost(t, nil)
 	for name, change := range map[string]func(*snapshot.Snapshot){
