@@ -24,9 +24,8 @@ const traceName = "trace"
 // its content from source, which names the image's files as snap.Manifest does and the disks as
 // snapshot.DiskFiles. origin is what Config.Open finds source by. Source is taken over. Add, unless it is nil, puts into
 // the directory of the image what else belongs there, while the small files come and before a machine may start; its
-// context ends when they do not come. Soon is
-// what was begun to be learnt of the snapshot, and is taken over too; nil: it begins here. ErrExists: ref is taken. After an
-// error nothing is left.
+// context ends when they do not come. Soon is what was begun to be learnt of the snapshot, and is taken over too; nil: it
+// begins here. ErrExists: ref is taken. After an error nothing is left.
 func (m *Manager) Begin(ctx context.Context, ref snapshot.Ref, snap snapshot.Snapshot, origin []byte, source chunk.Source, soon *Soon, add func(ctx context.Context, dir string)) (_ snapshot.Snapshot, err error) {
 	if soon == nil {
 		soon = m.Learn(m.remembered(origin, ""))

@@ -171,14 +171,12 @@ func (m *machine) become(ctx context.Context, from *capture) (err error) {
 	plan, set, held := v.plan, v.process.Set, m.manifest.DiskRates
 	plan.Image = &v.process.Image
 	if from == nil {
-		over, unread := v.process.Difference()
-		if unread != nil {
-			return unread
+		if plan.Over, err = v.process.Difference(); err != nil {
+			return err
 		}
-		if over != nil {
-			defer func() { err = errors.Join(err, over.Close()) }()
+		if plan.Over != nil {
+			defer func() { err = errors.Join(err, plan.Over.Close()) }()
 		}
-		plan.Over = over
 	} else {
 		if from.process == nil {
 			return errors.New("the capture holds no process, and the image of this machine does")
