@@ -438,7 +438,7 @@ func TestExecMux(t *testing.T) {
 		}
 	}
 	say(t, c, websocket.MessageText, `{"id":9,"cmd":"left"}`)
-	until(t, "the last command", func() bool { g.mu.Lock(); defer g.mu.Unlock(); return len(g.procs) == 4 })
+	until(t, "the last command", func() bool { g.mu.Lock(); defer g.mu.Unlock(); return len(g.procs) == 5 })
 	c.CloseNow()
 	select {
 	case <-served:
