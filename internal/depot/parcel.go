@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
-	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -36,15 +36,20 @@ func (d *Depot) pack(ctx context.Context, snap snapshot.Snapshot) (files []chunk
 	}
 	var about *os.File
 	if err == nil {
-		about, err = inMemory(p.About)
+		if about, err = inMemory(p.About); err != nil {
+			err = errors.Join(err, p.Content.Close())
+		}
 	}
 	if err != nil {
 		d.Log.Warn("snapshot is pushed without what its monitor has learnt", "snapshot", snap.Ref, "err", err)
 		return nil, done
 	}
-	files = []chunk.Local{{Name: parcelAbout, Path: fmt.Sprintf("/proc/self/fd/%d", about.Fd())}, {Name: parcelContent, Path: p.File}}
-	return files, func() { _ = about.Close() } // it was only read
+	files = []chunk.Local{{Name: parcelAbout, Path: pathOf(about)}, {Name: parcelContent, Path: pathOf(p.Content)}}
+	return files, func() { _, _ = about.Close(), p.Content.Close() } // they were only read
 }
+
+// pathOf is where this process finds a file that it has open, whatever became of its name (proc_pid_fd(5)).
+func pathOf(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 
 // inMemory makes a file of some bytes: a push reads files.
 func inMemory(data []byte) (*os.File, error) {
@@ -94,15 +99,15 @@ func (d *Depot) unpack(ctx context.Context, from Stored, image vmm.Image) (there
 	}
 	near, release := d.nearImage(ctx, from)
 	defer release()
-	return true, d.Carrier.Unpack(ctx, image, vmm.Delivery{About: about, Near: near, Bring: func(ctx context.Context, origin bool, path string) error {
+	return true, d.Carrier.Unpack(ctx, image, vmm.Delivery{About: about, Near: near, Bring: func(ctx context.Context, origin bool, to io.WriterAt) (int64, error) {
 		of := r
 		if origin {
 			var err error
 			if of, err = d.origin(ctx, from); err != nil {
-				return err
+				return 0, err
 			}
 		}
-		return bring(ctx, of, path)
+		return bring(ctx, of, to)
 	}})
 }
 
@@ -134,27 +139,14 @@ func (d *Depot) origin(ctx context.Context, of Stored) (*chunk.Reader, error) {
 	return d.Vault.Reader(m, d.Cache), nil
 }
 
-// bring writes the content of a parcel as a new file.
-func bring(ctx context.Context, r *chunk.Reader, path string) (err error) {
-	if _, ok := r.Size(parcelContent); !ok {
-		return fmt.Errorf("nothing went along with %s", r.Manifest().ID)
+// bring writes the content of a parcel, and answers of how many bytes it is.
+func bring(ctx context.Context, r *chunk.Reader, to io.WriterAt) (int64, error) {
+	size, ok := r.Size(parcelContent)
+	if !ok {
+		return 0, fmt.Errorf("nothing went along with %s", r.Manifest().ID)
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), ".parcel")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err = errors.Join(err, f.Close()); err != nil {
-			err = errors.Join(err, os.Remove(f.Name()))
-		}
-	}()
-	size, _ := r.Size(parcelContent)
-	err = r.Each(ctx, parcelContent, nil, func(off int64, data []byte) (kept bool, err error) {
-		_, err = f.WriteAt(data, off)
+	return size, r.Each(ctx, parcelContent, nil, func(off int64, data []byte) (kept bool, err error) {
+		_, err = to.WriteAt(data, off)
 		return false, err
 	})
-	if err := errors.Join(err, f.Truncate(size)); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
 }

@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -34,10 +36,12 @@ func testTravels(t *testing.T, h *vmmtest.Host) {
 	if err != nil || parcel == nil {
 		t.Fatalf("got %v, %v", parcel, err)
 	}
+	defer parcel.Content.Close()
 	origin, err := from.Pack(t.Context(), h.Image)
 	if err != nil || origin == nil {
 		t.Fatalf("got %v, %v", origin, err)
 	}
+	defer origin.Content.Close()
 	l := h.Lab
 	l.Dir = filepath.Join(h.Lab.Dir, "other")
 	there := vmm.Image{Dir: filepath.Join(l.Dir, "image"), Manifest: image.Manifest}
@@ -71,11 +75,12 @@ func testTravels(t *testing.T, h *vmmtest.Host) {
 	if parcel.About, err = json.Marshal(about); err != nil {
 		t.Fatal(err)
 	}
-	err = d.Unpack(t.Context(), there, vmm.Delivery{About: parcel.About, Bring: func(_ context.Context, first bool, path string) error {
+	err = d.Unpack(t.Context(), there, vmm.Delivery{About: parcel.About, Bring: func(_ context.Context, first bool, to io.WriterAt) (int64, error) {
+		from := parcel
 		if first {
-			return os.Link(origin.File, path)
+			from = origin
 		}
-		return os.Link(parcel.File, path)
+		return io.Copy(io.NewOffsetWriter(to, 0), io.NewSectionReader(from.Content, 0, math.MaxInt64))
 	}})
 	if err != nil {
 		t.Fatal(err)

@@ -87,10 +87,7 @@ func (s *Store) bring(ctx context.Context, path, sum string, bytes int64, from v
 			err = errors.Join(err, os.RemoveAll(part))
 		}
 	}()
-	if err := from.Bring(ctx, true, part); err != nil {
-		return err
-	}
-	if err := arrived(part, bytes); err != nil {
+	if err := receive(part, bytes, func(f *os.File) (int64, error) { return from.Bring(ctx, true, f) }); err != nil {
 		return err
 	}
 	f, err := os.Open(part)

@@ -1,6 +1,7 @@
 package procstore
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -27,13 +28,13 @@ type parcel struct {
 	Sums   []string         `json:"sums"` // of the files of Image
 	Set    int              `json:"set"`
 	Sum    string           `json:"sum"`            // of the content that the monitor was made with
-	Over   []procimage.Span `json:"over,omitempty"` // where what comes along lies over that
+	Over   []procimage.Span `json:"over,omitempty"` // where what comes along, a procimage.Delta, lies over that
 	Whole  bool             `json:"whole"`          // what comes along is that content itself
 	Clock  time.Duration    `json:"clock"`          // of the monitor when it was packed, or later than it was taken
 }
 
 // parcelFormat names what a parcel means. Another is of no use.
-const parcelFormat = 1
+const parcelFormat = 2
 
 // Pack makes a parcel of the process in an image's directory; nil: there is none.
 func (s *Store) Pack(imageDir string) (*vmm.Parcel, error) {
@@ -41,7 +42,15 @@ func (s *Store) Pack(imageDir string) (*vmm.Parcel, error) {
 	if p == nil || err != nil {
 		return nil, err
 	}
-	out := parcel{Format: parcelFormat, Host: s.host, Image: p.Image, Set: p.Set, Over: p.Over, Whole: p.Base == nil}
+	parcel, err := s.pack(p)
+	if err != nil {
+		return nil, fmt.Errorf("pack the process of an image: %w", err)
+	}
+	return parcel, nil
+}
+
+func (s *Store) pack(p *Process) (*vmm.Parcel, error) {
+	out := parcel{Format: parcelFormat, Host: s.host, Image: p.Image, Set: p.Set, Whole: p.Base == nil}
 	out.Image.Boot = ""
 	now, err := clock()
 	if err != nil {
@@ -49,16 +58,52 @@ func (s *Store) Pack(imageDir string) (*vmm.Parcel, error) {
 	}
 	out.Clock = now + p.Ahead
 	if out.Sums, err = s.sums.of(p.Image.Files); err != nil {
-		return nil, fmt.Errorf("pack the process of an image: %w", err)
+		return nil, err
 	}
 	if _, out.Sum, err = s.sums.file(p.content); err != nil {
-		return nil, fmt.Errorf("pack the process of an image: %w", err)
+		return nil, err
+	}
+	var content *os.File
+	if out.Whole {
+		content, err = os.Open(p.content)
+	} else {
+		content, out.Over, err = s.delta(p)
+	}
+	if err != nil {
+		return nil, err
 	}
 	about, err := json.Marshal(out)
-	if err != nil || len(about) > vmm.MaxParcelAbout {
-		return nil, errors.Join(err, fmt.Errorf("pack the process of an image: its description has %d bytes", len(about)))
+	if err == nil && len(about) > vmm.MaxParcelAbout {
+		err = fmt.Errorf("its description has %d bytes", len(about))
 	}
-	return &vmm.Parcel{About: about, File: filepath.Join(imageDir, processDir, contentName)}, nil
+	if err != nil {
+		return nil, errors.Join(err, content.Close())
+	}
+	return &vmm.Parcel{About: about, Content: content}, nil
+}
+
+// delta makes a file without a name of what a process holds besides its stored content.
+func (s *Store) delta(p *Process) (_ *os.File, spans []procimage.Span, err error) {
+	below, err := os.Open(p.content)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer below.Close()
+	over, err := os.Open(p.over)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer over.Close()
+	f, err := os.OpenFile(filepath.Dir(s.vehicle), os.O_RDWR|unix.O_TMPFILE, 0o600)
+	if err != nil {
+		return nil, nil, err
+	}
+	w := bufio.NewWriterSize(f, 1<<20)
+	spans, err = procimage.NewDelta(&p.Image, p.Over, below).Write(w, over, p.Over)
+	if err = errors.Join(err, w.Flush()); err != nil {
+		return nil, nil, errors.Join(err, f.Close())
+	}
+	return f, spans, nil
 }
 
 // parseParcel reads a description that came from elsewhere, and answers how large what comes along is.
@@ -156,10 +201,7 @@ func (s *Store) unpack(ctx context.Context, imageDir string, from vmm.Delivery) 
 		}
 	}
 	own := filepath.Join(dir, contentName)
-	if err := from.Bring(ctx, false, own); err != nil {
-		return err
-	}
-	if err := arrived(own, bytes); err != nil {
+	if err := p.receive(ctx, own, bytes, from); err != nil {
 		return err
 	}
 	if in.Whole {
@@ -218,16 +260,35 @@ func (s *Store) clocks(ctx context.Context) error {
 	return errors.Join(err, failed, p.Kill(ctx), p.Release())
 }
 
-// arrived makes sure of the size of a file that came, and that nobody writes to it any more.
-func arrived(path string, bytes int64) error {
-	st, err := os.Lstat(path)
+// receive writes what comes with a parcel as a new file.
+func (p *Process) receive(ctx context.Context, path string, bytes int64, from vmm.Delivery) error {
+	if p.Base == nil {
+		return receive(path, bytes, func(f *os.File) (int64, error) { return from.Bring(ctx, false, f) })
+	}
+	below, err := os.Open(p.Base.Path)
 	if err != nil {
 		return err
 	}
-	if !st.Mode().IsRegular() || st.Size() != bytes {
-		return fmt.Errorf("%d bytes of content came, want %d", st.Size(), bytes)
+	defer below.Close()
+	d := procimage.NewDelta(&p.Image, p.Over, below)
+	return receive(path, bytes, func(f *os.File) (int64, error) { return from.Bring(ctx, false, d.Back(f)) })
+}
+
+// receive makes a new file of that many bytes, which bring writes and nobody else. After an error the file may be there.
+func receive(path string, bytes int64, bring func(*os.File) (int64, error)) (err error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o400)
+	if err != nil {
+		return err
 	}
-	return os.Chmod(path, 0o400)
+	defer func() { err = errors.Join(err, f.Close()) }()
+	came, err := bring(f)
+	if err != nil {
+		return err
+	}
+	if came != bytes {
+		return fmt.Errorf("%d bytes of content came, want %d", came, bytes)
+	}
+	return f.Truncate(bytes) // zeros at its end were not written
 }
 
 // near answers the process of an image of this host; nil: there is none.

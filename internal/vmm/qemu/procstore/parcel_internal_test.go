@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -59,6 +60,10 @@ func (p *parcels) keep(image string, bytes int, base *Content) {
 	p.must(err)
 	d := Process{Format: processFormat, Set: 3, Base: base, Image: procimage.Image{
 		Boot: p.from.boot, Threads: make([]procimage.Thread, 1), Bytes: 4096, Files: []procimage.File{file},
+		Areas: []procimage.Area{
+			{Start: overStart, End: overStart + 4096, Backing: procimage.Stored},
+			{Start: overStart + 4096, End: overStart + 2*4096, Backing: procimage.Zero},
+		},
 	}}
 	if base != nil {
 		d.Over = []procimage.Span{{Start: overStart, End: overStart + uint64(bytes)}}
@@ -77,19 +82,19 @@ func (p *parcels) pack(image string) *vmm.Parcel {
 	if err != nil || parcel == nil {
 		p.Fatalf("got %v, %v", parcel, err)
 	}
+	p.Cleanup(func() { p.must(parcel.Content.Close()) })
 	return parcel
 }
 
 // deliver is how what was packed of the image comes.
 func (p *parcels) deliver() vmm.Delivery {
 	own, origin := p.pack(p.image), p.pack(p.origin)
-	return vmm.Delivery{About: own.About, Bring: func(_ context.Context, first bool, path string) error {
+	return vmm.Delivery{About: own.About, Bring: func(_ context.Context, first bool, to io.WriterAt) (int64, error) {
 		from := own
 		if first {
 			from = origin
 		}
-		data, err := os.ReadFile(from.File)
-		return errors.Join(err, os.WriteFile(path, data, 0o600))
+		return io.Copy(io.NewOffsetWriter(to, 0), io.NewSectionReader(from.Content, 0, 1<<20))
 	}}
 }
 
@@ -100,16 +105,16 @@ func TestUnpack(t *testing.T) {
 			p := newParcels(t)
 			from, brought := p.deliver(), 0
 			bring := from.Bring
-			from.Bring = func(ctx context.Context, origin bool, path string) error {
+			from.Bring = func(ctx context.Context, origin bool, to io.WriterAt) (int64, error) {
 				if origin {
 					brought++
 				}
-				return bring(ctx, origin, path)
+				return bring(ctx, origin, to)
 			}
 			if near { // the other host has the template with what it has learnt
 				here, whole := t.TempDir(), p.pack(p.origin)
-				p.must(p.to.Unpack(t.Context(), here, vmm.Delivery{About: whole.About, Bring: func(ctx context.Context, _ bool, path string) error {
-					return bring(ctx, true, path)
+				p.must(p.to.Unpack(t.Context(), here, vmm.Delivery{About: whole.About, Bring: func(ctx context.Context, _ bool, to io.WriterAt) (int64, error) {
+					return bring(ctx, true, to)
 				}}))
 				from.Near = here
 			}
@@ -169,7 +174,7 @@ func TestUnpackRefuses(t *testing.T) {
 	dead := errors.New("the store is dead")
 	for name, c := range map[string]struct {
 		about  func(*parcel)
-		spoil  func(p *parcels, path string, origin bool) error // after content came
+		bring  bringing // what comes in place of what should
 		before func(p *parcels)
 		want   string
 	}{
@@ -180,7 +185,7 @@ func TestUnpackRefuses(t *testing.T) {
 			p.must(os.Remove(p.program))
 			p.must(unix.Mkfifo(p.program, 0o600))
 		}, want: "is no regular file"},
-		"another_format": {about: func(in *parcel) { in.Format++ }, want: "format 2, want 1"},
+		"another_format": {about: func(in *parcel) { in.Format++ }, want: "format 3, want 2"},
 		"no_thread":      {about: func(in *parcel) { in.Image.Threads = nil }, want: "0 threads"},
 		"sums_missing":   {about: func(in *parcel) { in.Sums = nil }, want: "0 sums of 1 files"},
 		"sum_is_a_path":  {about: func(in *parcel) { in.Sum = strings.Repeat("../", 21) + "x" }, want: "sum "},
@@ -188,17 +193,12 @@ func TestUnpackRefuses(t *testing.T) {
 		"too_large":      {about: func(in *parcel) { in.Image.Bytes = 2 << 30 }, want: "at most"},
 		"spans_overlap":  {about: func(in *parcel) { in.Over = append(in.Over, in.Over...) }, want: "out of order"},
 		"clock":          {about: func(in *parcel) { in.Clock = -1 }, want: "a clock at"},
-		"own_cut":        {spoil: cut(false), want: "bytes of content came"},
-		"own_dead":       {spoil: func(_ *parcels, _ string, origin bool) error { return refuse(!origin, dead) }, want: dead.Error()},
-		"below_cut":      {spoil: cut(true), want: "bytes of content came"},
-		"below_dead":     {spoil: func(_ *parcels, _ string, origin bool) error { return refuse(origin, dead) }, want: dead.Error()},
-		"below_lies": {spoil: func(p *parcels, path string, origin bool) error {
-			if origin {
-				p.must(os.WriteFile(path, make([]byte, 4096), 0o600))
-			}
-			return nil
-		}, want: "it has the sum"},
-		"whole_lies": {about: func(in *parcel) { in.Whole, in.Over, in.Image.Bytes = true, nil, 2*4096 }, want: "the content that came has the sum"},
+		"own_cut":        {bring: cut(false), want: "bytes of content came"},
+		"own_dead":       {bring: die(false, dead), want: dead.Error()},
+		"below_cut":      {bring: cut(true), want: "bytes of content came"},
+		"below_dead":     {bring: die(true, dead), want: dead.Error()},
+		"below_lies":     {bring: func(bool, io.WriterAt) (int64, error) { return 4096, nil }, want: "it has the sum"},
+		"whole_lies":     {about: func(in *parcel) { in.Whole, in.Over, in.Image.Bytes = true, nil, 2*4096 }, want: "the content that came has the sum"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newParcels(t)
@@ -210,12 +210,13 @@ func TestUnpackRefuses(t *testing.T) {
 				c.before(p)
 			}
 			bring := from.Bring
-			from.Bring = func(ctx context.Context, origin bool, path string) error {
-				err := bring(ctx, origin, path)
-				if err == nil && c.spoil != nil {
-					err = c.spoil(p, path, origin)
+			from.Bring = func(ctx context.Context, origin bool, to io.WriterAt) (int64, error) {
+				if c.bring != nil {
+					if n, err := c.bring(origin, to); n > 0 || err != nil {
+						return n, err
+					}
 				}
-				return err
+				return bring(ctx, origin, to)
 			}
 			dir := t.TempDir()
 			err := p.to.Unpack(t.Context(), dir, from)
@@ -240,20 +241,27 @@ func TestUnpackRefuses(t *testing.T) {
 	}
 }
 
-func cut(origin bool) func(*parcels, string, bool) error {
-	return func(_ *parcels, path string, of bool) error {
+// bringing writes something else than what should come, and answers how much; nothing: what should come does.
+type bringing func(origin bool, to io.WriterAt) (int64, error)
+
+func cut(origin bool) bringing {
+	return func(of bool, to io.WriterAt) (int64, error) {
 		if of != origin {
-			return nil
+			return 0, nil
 		}
-		return os.Truncate(path, 4095)
+		n, err := to.WriteAt(content(4095), 0)
+		return int64(n), err
 	}
 }
 
-func refuse(yes bool, err error) error {
-	if yes {
-		return err
+func die(origin bool, with error) bringing {
+	return func(of bool, to io.WriterAt) (int64, error) {
+		if of != origin {
+			return 0, nil
+		}
+		_, err := to.WriteAt(content(4095), 0)
+		return 0, errors.Join(err, with)
 	}
-	return nil
 }
 
 // Contents of other boots go when the driver is made, and the oldest when there are too many.
@@ -285,7 +293,7 @@ func TestContentsAreBounded(t *testing.T) {
 
 // FuzzParcel holds when nothing that comes from elsewhere is taken for more than it is.
 func FuzzParcel(f *testing.F) {
-	f.Add([]byte(`{"format":1,"host":"x","image":{"threads":[{}],"bytes":4096,"files":[{"path":"/x"}]},"sums":["` + strings.Repeat("0", 64) +
+	f.Add([]byte(`{"format":2,"host":"x","image":{"threads":[{}],"bytes":4096,"files":[{"path":"/x"}]},"sums":["` + strings.Repeat("0", 64) +
 		`"],"sum":"` + strings.Repeat("f", 64) + `","over":[{"Start":1099511627776,"End":1099511631872}],"clock":5}`))
 	f.Fuzz(func(t *testing.T, about []byte) {
 		p, bytes, err := parseParcel(about)
