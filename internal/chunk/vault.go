@@ -110,17 +110,21 @@ func (v *Vault) get(ctx context.Context, key string, offset, length int64) ([]by
 	return data, errors.Join(err, r.Close())
 }
 
+// usualManifest is what most manifests fit into, in bytes: they are read in large pieces.
+const usualManifest = 128 << 10
+
 // getAll reads a whole object of no more than limit bytes.
 func (v *Vault) getAll(ctx context.Context, key string, limit int64) ([]byte, error) {
 	r, err := v.store.Get(ctx, key, 0, -1)
 	if err != nil {
 		return nil, err
 	}
-	data, err := io.ReadAll(io.LimitReader(r, limit+1))
-	if err == nil && int64(len(data)) > limit {
+	data := bytes.NewBuffer(make([]byte, 0, usualManifest))
+	_, err = data.ReadFrom(io.LimitReader(r, limit+1))
+	if err == nil && int64(data.Len()) > limit {
 		err = &DamagedError{key, fmt.Sprintf("it is larger than %d bytes", limit)}
 	}
-	return data, errors.Join(err, r.Close())
+	return data.Bytes(), errors.Join(err, r.Close())
 }
 
 // Open reads a manifest and verifies it. It answers ErrNotFound, ErrWorkspace, ErrVersion or ErrTampered,

@@ -147,14 +147,13 @@ func (d *Depot) push(ctx context.Context, space chunk.Space, id chunk.ID, ref sn
 	}
 	defer let()
 	stats.Phases.Done("base")
-	in, err := contents(snap, rootOf(base))
+	parcel, done := d.pack(ctx, snap)
+	defer done()
+	in, err := contents(snap, rootOf(base), parcel)
 	if err != nil {
 		return nil, err
 	}
 	in.Space, in.ID = space, id
-	parcel, done := d.pack(ctx, snap)
-	defer done()
-	in.Files = append(in.Files, parcel...)
 	if base != nil {
 		in.Parent, in.ParentFiles = base.Manifest, base.Files
 	}
@@ -171,9 +170,13 @@ func (d *Depot) push(ctx context.Context, space chunk.Space, id chunk.ID, ref sn
 	return m, err
 }
 
-// contents is what of a snapshot is pushed, whose line in the store begins with root.
-func contents(snap snapshot.Snapshot, root chunk.ID) (chunk.Push, error) {
-	meta, err := json.Marshal(description{snap, root})
+// contents is what of a snapshot is pushed, whose line in the store begins with root, with a parcel, unless that is nil.
+func contents(snap snapshot.Snapshot, root chunk.ID, parcel *vmm.Parcel) (chunk.Push, error) {
+	about := description{Snapshot: snap, Root: root}
+	if parcel != nil {
+		about.Parcel = parcel.About
+	}
+	meta, err := json.Marshal(about)
 	if err != nil {
 		return chunk.Push{}, err
 	}
@@ -184,6 +187,9 @@ func contents(snap snapshot.Snapshot, root chunk.ID) (chunk.Push, error) {
 	in := chunk.Push{Meta: meta}
 	for _, f := range files {
 		in.Files = append(in.Files, chunk.Local{Name: f.Name, Path: f.Path})
+	}
+	if parcel != nil {
+		in.Files = append(in.Files, chunk.Local{Name: parcelFile, Path: pathOf(parcel.Content)})
 	}
 	return in, nil
 }
@@ -210,7 +216,9 @@ func (d *Depot) Delete(ctx context.Context, space chunk.Space, id chunk.ID) erro
 type Stored struct {
 	Snapshot snapshot.Snapshot // as it was on its host; Ref, Base and Bytes mean nothing here
 	// Root is what its line begins with in the store, a template's as a rule; "": with itself.
-	Root   chunk.ID
+	Root chunk.ID
+	// Parcel is the description of what goes along with it for hosts like the one it was taken on; empty: nothing does.
+	Parcel []byte
 	Reader *chunk.Reader // of its files: snapshot.DiskFiles, and those of Snapshot.Manifest
 }
 
@@ -235,7 +243,7 @@ func (d *Depot) Open(ctx context.Context, space chunk.Space, id chunk.ID) (Store
 	if err := d.Fits(ctx, snap.Manifest); err != nil {
 		return Stored{}, fmt.Errorf("snapshot %s: %w", id, err)
 	}
-	return Stored{Snapshot: snap, Root: told.Root, Reader: d.Vault.Reader(m, d.Cache)}, nil
+	return Stored{Snapshot: snap, Root: told.Root, Parcel: told.Parcel, Reader: d.Vault.Reader(m, d.Cache)}, nil
 }
 
 // Near is Open whose reader takes what the snapshot shares with one of this host from there. The caller closes the

@@ -25,7 +25,8 @@ const (
 // description is what a manifest says of a snapshot besides its content.
 type description struct {
 	snapshot.Snapshot
-	Root chunk.ID `json:"root,omitempty"` // as Stored.Root
+	Root   chunk.ID `json:"root,omitempty"`   // as Stored.Root
+	Parcel []byte   `json:"parcel,omitempty"` // as Stored.Parcel
 }
 
 func describe(m *chunk.Manifest) (description, error) {

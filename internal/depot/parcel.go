@@ -8,61 +8,37 @@ import (
 	"os"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/pandastack/pandastack/internal/chunk"
 	"github.com/pandastack/pandastack/internal/snapshot"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// Names of what goes along with a snapshot for hosts that are like the one it was taken on. No file of an image has one.
-const (
-	parcelAbout   = "parcel.json"
-	parcelContent = "parcel"
-)
+// parcelFile is the content of what goes along with a snapshot for hosts that are like the one it was taken on, among the
+// snapshot's files. No file of an image is called so.
+const parcelFile = "parcel"
 
-func notParcel(name string) bool { return name != parcelAbout && name != parcelContent }
+func notParcel(name string) bool { return name != parcelFile }
 
-// pack lists what goes along with a snapshot, which it does without where there is any trouble. The files stay until
-// done is called.
-func (d *Depot) pack(ctx context.Context, snap snapshot.Snapshot) (files []chunk.Local, done func()) {
+// pack makes what goes along with a snapshot, which it does without where there is any trouble: nil. Done is called after
+// its use.
+func (d *Depot) pack(ctx context.Context, snap snapshot.Snapshot) (_ *vmm.Parcel, done func()) {
 	done = func() {}
 	if d.Carrier == nil {
 		return nil, done
 	}
 	p, err := d.Carrier.Pack(ctx, snap.Image())
-	if p == nil && err == nil {
-		return nil, done
-	}
-	var about *os.File
-	if err == nil {
-		if about, err = inMemory(p.About); err != nil {
-			err = errors.Join(err, p.Content.Close())
-		}
-	}
 	if err != nil {
 		d.Log.Warn("snapshot is pushed without what its monitor has learnt", "snapshot", snap.Ref, "err", err)
 		return nil, done
 	}
-	files = []chunk.Local{{Name: parcelAbout, Path: pathOf(about)}, {Name: parcelContent, Path: pathOf(p.Content)}}
-	return files, func() { _, _ = about.Close(), p.Content.Close() } // they were only read
+	if p == nil {
+		return nil, done
+	}
+	return p, func() { _ = p.Content.Close() } // it was only read
 }
 
 // pathOf is where this process finds a file that it has open, whatever became of its name (proc_pid_fd(5)).
 func pathOf(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
-
-// inMemory makes a file of some bytes: a push reads files.
-func inMemory(data []byte) (*os.File, error) {
-	fd, err := unix.MemfdCreate("parcel", unix.MFD_CLOEXEC)
-	if err != nil {
-		return nil, err
-	}
-	f := os.NewFile(uintptr(fd), "parcel")
-	if _, err := f.Write(data); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
-}
 
 // Unpack gives an image of this host, which came from a snapshot in the object store, what went along with that for
 // hosts like this one. Nobody relies on it, so trouble is logged: machines of the image are ready later then.
@@ -84,22 +60,13 @@ func (d *Depot) Unpack(ctx context.Context, from Stored, image vmm.Image) {
 }
 
 func (d *Depot) unpack(ctx context.Context, from Stored, image vmm.Image) (there bool, err error) {
-	m := from.Reader.Manifest()
-	r := d.Vault.Reader(m, d.Cache) // the other may be closed meanwhile
-	size, there := r.Size(parcelAbout)
-	if !there {
+	if len(from.Parcel) == 0 {
 		return false, nil
 	}
-	if size > vmm.MaxParcelAbout {
-		return true, fmt.Errorf("%s has %d bytes", parcelAbout, size)
-	}
-	about := make([]byte, size)
-	if err := r.ReadAt(ctx, parcelAbout, about, 0); err != nil {
-		return true, err
-	}
+	r := d.Vault.Reader(from.Reader.Manifest(), d.Cache) // the other may be closed meanwhile
 	near, release := d.nearImage(ctx, from)
 	defer release()
-	return true, d.Carrier.Unpack(ctx, image, vmm.Delivery{About: about, Near: near, Bring: func(ctx context.Context, origin bool, to io.WriterAt) (int64, error) {
+	return true, d.Carrier.Unpack(ctx, image, vmm.Delivery{About: from.Parcel, Near: near, Bring: func(ctx context.Context, origin bool, to io.WriterAt) (int64, error) {
 		of := r
 		if origin {
 			var err error
@@ -141,11 +108,11 @@ func (d *Depot) origin(ctx context.Context, of Stored) (*chunk.Reader, error) {
 
 // bring writes the content of a parcel, and answers of how many bytes it is.
 func bring(ctx context.Context, r *chunk.Reader, to io.WriterAt) (int64, error) {
-	size, ok := r.Size(parcelContent)
+	size, ok := r.Size(parcelFile)
 	if !ok {
 		return 0, fmt.Errorf("nothing went along with %s", r.Manifest().ID)
 	}
-	return size, r.Each(ctx, parcelContent, nil, func(off int64, data []byte) (kept bool, err error) {
+	return size, r.Each(ctx, parcelFile, nil, func(off int64, data []byte) (kept bool, err error) {
 		_, err = to.WriteAt(data, off)
 		return false, err
 	})

@@ -2,16 +2,15 @@ package hostd
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"slices"
 
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/chunk"
-	"github.com/pandastack/pandastack/internal/pager"
 	"github.com/pandastack/pandastack/internal/stream"
 )
 
@@ -24,11 +23,13 @@ import (
 // since their memory is another.
 type traces struct{ h *Host }
 
-// Files of what is kept.
-const (
-	traceFile = "trace"
-	pagesFile = "pages"
-)
+// lesson is what the manifest of a trace says.
+type lesson struct {
+	Trace []byte `json:"trace"` // encoded
+}
+
+// pagesFile is the memory that was kept with a trace.
+const pagesFile = "pages"
 
 func traceID(id chunk.ID) chunk.ID { return "trace" + id }
 
@@ -104,12 +105,12 @@ func (t traces) load(ctx context.Context, space chunk.Space, id chunk.ID, alone 
 	if err != nil {
 		return stream.Lesson{}, err
 	}
-	r := objects.Vault.Reader(m, objects.Cache)
-	size, ok := r.Size(traceFile)
-	if !ok || size > pager.MaxTraceBytes {
-		return stream.Lesson{}, fmt.Errorf("trace of %s has %d bytes", id, size)
+	var about lesson
+	if err := json.Unmarshal(m.Meta, &about); err != nil {
+		return stream.Lesson{}, fmt.Errorf("trace of %s: %w", id, err)
 	}
-	of := stream.Lesson{Trace: make([]byte, size)}
+	r := objects.Vault.Reader(m, objects.Cache)
+	of, ok := stream.Lesson{Trace: about.Trace}, false
 	if of.Bytes, ok = r.Size(pagesFile); ok {
 		of.Pages = func(ctx context.Context, put func(off int64, data []byte) (kept bool)) error {
 			return r.Each(ctx, pagesFile, alone, func(off int64, data []byte) (bool, error) {
@@ -117,7 +118,7 @@ func (t traces) load(ctx context.Context, space chunk.Space, id chunk.ID, alone 
 			})
 		}
 	}
-	return of, r.ReadAt(ctx, traceFile, of.Trace, 0)
+	return of, nil
 }
 
 // Save implements stream.Traces.
@@ -140,21 +141,16 @@ func (t traces) Save(ctx context.Context, data, trace []byte, pages *os.File) er
 }
 
 // save keeps the trace of a snapshot that has none.
-func (t traces) save(ctx context.Context, space chunk.Space, id chunk.ID, trace []byte, pages *os.File) (err error) {
-	fd, err := unix.MemfdCreate("trace", unix.MFD_CLOEXEC) // a push reads files
+func (t traces) save(ctx context.Context, space chunk.Space, id chunk.ID, trace []byte, pages *os.File) error {
+	about, err := json.Marshal(lesson{trace})
 	if err != nil {
 		return err
 	}
-	f := os.NewFile(uintptr(fd), "trace")
-	defer func() { err = errors.Join(err, f.Close()) }()
-	if _, err := f.Write(trace); err != nil {
-		return err
-	}
-	files := []chunk.Local{{Name: traceFile, Path: fmt.Sprintf("/proc/self/fd/%d", fd)}}
+	in := chunk.Push{Space: space, ID: traceID(id), Meta: about}
 	if pages != nil {
-		files = append(files, chunk.Local{Name: pagesFile, Path: fmt.Sprintf("/proc/self/fd/%d", pages.Fd())})
+		in.Files = []chunk.Local{{Name: pagesFile, Path: fmt.Sprintf("/proc/self/fd/%d", pages.Fd())}}
 	}
-	_, _, err = t.h.deps.Objects.Vault.Push(ctx, chunk.Push{Space: space, ID: traceID(id), Files: files})
+	_, _, err = t.h.deps.Objects.Vault.Push(ctx, in)
 	if errors.Is(err, chunk.ErrExists) { // it has one
 		return nil
 	}
