@@ -36,6 +36,30 @@ func TestWhatIsPushedIsRead(t *testing.T) {
 	}
 }
 
+// What is to be dense takes less room than the same otherwise, and is the same when it is read.
+func TestDense(t *testing.T) {
+	w := newWorld(t, chunk.Config{})
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data = data[:min(len(data), 6<<20)]
+	path := file(t, data)
+	stored := map[bool]int64{}
+	for dense, id := range map[bool]chunk.ID{false: "soon", true: "dense"} {
+		m, _ := w.push(chunk.Push{Space: "ws", ID: id, Files: []chunk.Local{{Name: "program", Path: path}}, Dense: dense})
+		w.wantFile(w.open("ws", id), "program", data)
+		stored[dense] = m.Stored()
+	}
+	if stored[true] >= stored[false]*98/100 {
+		t.Errorf("%d bytes of %d, and dense %d", stored[false], len(data), stored[true])
+	}
+}
+
 func TestOnlyTheDifferenceIsUploaded(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(data []byte)

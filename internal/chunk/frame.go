@@ -31,19 +31,29 @@ const (
 
 // codec compresses. Both halves may be used by many goroutines at once.
 type codec struct {
-	enc *zstd.Encoder
-	dec *zstd.Decoder
+	enc   *zstd.Encoder
+	dense *zstd.Encoder
+	dec   *zstd.Decoder
 }
 
 func newCodec() (codec, error) {
 	enc, err1 := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderCRC(false))
+	dense, err2 := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedDefault), zstd.WithEncoderCRC(false))
 	// The bound holds for manifests, too; frames are held to their own size afterwards.
-	dec, err2 := zstd.NewReader(nil, zstd.WithDecoderMaxMemory(maxManifest), zstd.WithDecoderConcurrency(0))
-	return codec{enc, dec}, errors.Join(err1, err2)
+	dec, err3 := zstd.NewReader(nil, zstd.WithDecoderMaxMemory(maxManifest), zstd.WithDecoderConcurrency(0))
+	return codec{enc, dense, dec}, errors.Join(err1, err2, err3)
+}
+
+// level is the codec whose pack makes content small rather than soon, or the other way round.
+func (c codec) level(dense bool) codec {
+	if dense {
+		c.enc = c.dense
+	}
+	return c
 }
 
 func (c codec) close() {
-	_ = c.enc.Close() // it writes to nothing
+	_, _ = c.enc.Close(), c.dense.Close() // they write to nothing
 	c.dec.Close()
 }
 

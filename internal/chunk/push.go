@@ -25,6 +25,8 @@ type Push struct {
 	// It is of the same space or of Common. The caller vouches that the files are what was pushed.
 	Parent      *Manifest
 	ParentFiles map[string]string
+	// Dense is for what is read soon and often: twice the time goes into packing it, and programs take 6 % less.
+	Dense bool
 }
 
 // Local is a file to push. It must not change meanwhile.
@@ -348,7 +350,7 @@ func (p *pushing) store(full *pack) error {
 	}
 	full.homes = nil
 	p.up.Go(func() error {
-		c, object, err := seal(p.v.codec, &p.keys.own, pages)
+		c, object, err := seal(p.v.codec.level(p.in.Dense), &p.keys.own, pages)
 		if err != nil {
 			return err
 		}

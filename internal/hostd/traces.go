@@ -146,7 +146,7 @@ func (t traces) save(ctx context.Context, space chunk.Space, id chunk.ID, trace 
 	if err != nil {
 		return err
 	}
-	in := chunk.Push{Space: space, ID: traceID(id), Meta: about}
+	in := chunk.Push{Space: space, ID: traceID(id), Meta: about, Dense: true}
 	if pages != nil {
 		in.Files = []chunk.Local{{Name: pagesFile, Path: fmt.Sprintf("/proc/self/fd/%d", pages.Fd())}}
 	}
