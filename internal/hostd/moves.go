@@ -112,6 +112,9 @@ func (h *Host) PullSnapshot(ctx context.Context, workspace string, id hostapi.Sn
 	if err != nil {
 		return hostapi.Pulled{}, err
 	}
+	if err := h.machines.Room("snapshot " + string(id)); err != nil {
+		return hostapi.Pulled{}, err
+	}
 	began := time.Now()
 	snap, stats, err := h.depot.Pull(ctx, chunk.Space(workspace), chunk.ID(id), ref, labels)
 	if err != nil {

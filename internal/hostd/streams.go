@@ -41,6 +41,7 @@ func (h *Host) openStreams(ctx context.Context, store *snapshot.Store) error {
 	var err error
 	h.streams, err = stream.New(ctx, stream.Config{
 		Dir: filepath.Join(h.cfg.DataDir, "stream"), Store: store, Log: h.deps.Log, Traces: traces{h},
+		Room: func() error { return h.machines.Room("the rest of a snapshot") },
 		Open: func(ctx context.Context, data []byte) (chunk.Source, error) {
 			o, err := readOrigin(data)
 			if err != nil {
@@ -70,6 +71,9 @@ func (h *Host) StreamSnapshot(ctx context.Context, workspace string, id hostapi.
 	began := time.Now()
 	if snap, err := h.store.Get(ref); err == nil {
 		return hostapi.Pulled{Snapshot: told(snap), Env: snap.Env, User: snap.User, Workdir: snap.Workdir, Took: time.Since(began)}, nil
+	}
+	if err := h.machines.Room("snapshot " + string(id)); err != nil {
+		return hostapi.Pulled{}, err
 	}
 	grew := make(chan origin, 1)
 	begun := make(chan struct{}) // closed once all that a machine begins with is here, or does not come

@@ -22,6 +22,9 @@ func StatFS(dir string) (total, free int64, err error) {
 	return int64(st.Blocks) * st.Bsize, int64(st.Bavail) * st.Bsize, nil
 }
 
+// Room answers ErrNoSpace with the numbers when less than the reserve is free.
+func (m *Manager) Room(what string) error { return m.needSpace(what, 0) }
+
 // needSpace answers ErrNoSpace with the numbers unless mib MiB fit beside the reserve.
 func (m *Manager) needSpace(what string, needMiB int) error {
 	_, free, err := m.cfg.FreeSpace(m.cfg.Dir)

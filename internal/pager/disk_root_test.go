@@ -25,7 +25,7 @@ func base(t *testing.T, dir string, data []byte) *os.File {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = f.Close() })
-	if err := file(t, pagertest.New(map[string][]byte{"memory": data}), 0).Fill(t.Context(), f); err != nil {
+	if err := file(t, pagertest.New(map[string][]byte{"memory": data}), 0).Fill(t.Context(), f, plenty); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, data) {
@@ -98,7 +98,7 @@ func TestFillSharesWhatIsHere(t *testing.T) {
 	if !whole.Here(from, to-from) || whole.Here(0, 4096) {
 		t.Error("what is here is told to be missing, or the reverse")
 	}
-	if err := whole.Fill(t.Context(), f); err != nil {
+	if err := whole.Fill(t.Context(), f, plenty); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, changed) {

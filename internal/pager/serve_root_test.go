@@ -103,6 +103,9 @@ func (g *guest) is(want []byte, off int) {
 	}
 }
 
+// plenty is a disk with room.
+func plenty() error { return nil }
+
 func file(t testing.TB, source chunk.Source, limit time.Duration) *pager.File {
 	t.Helper()
 	f, err := pager.NewFile(source, "memory", limit)
@@ -358,7 +361,7 @@ func TestLocalFileServes(t *testing.T) {
 	defer own.Close()
 	g := serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{})
 	g.is(data[:1<<20], 0)
-	if err := f.Fill(t.Context(), own); err != nil {
+	if err := f.Fill(t.Context(), own, plenty); err != nil {
 		t.Fatal(err)
 	}
 	if err := f.SetLocal(path); err != nil {

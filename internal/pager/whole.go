@@ -19,7 +19,8 @@ const (
 
 // Fill writes all of a file into dst, which is empty or holds some of it already, and makes it durable.
 // Longer runs of zeros become holes, and what a file of this host has shares the blocks of that one. When it returned nil, dst is the file.
-func (f *File) Fill(ctx context.Context, dst *os.File) error {
+// Room is asked before each piece; its error ends the fill.
+func (f *File) Fill(ctx context.Context, dst *os.File, room func() error) error {
 	if f.source == nil {
 		return fmt.Errorf("fill %s: it has no source", f.name)
 	}
@@ -32,6 +33,10 @@ func (f *File) Fill(ctx context.Context, dst *os.File) error {
 		if length, zero := f.source.Run(f.name, at); zero && length > 0 {
 			at += length
 			continue
+		}
+		if err := room(); err != nil {
+			g.Go(func() error { return err })
+			break
 		}
 		off, n := at, min(fillPiece-at%fillPiece, f.size-at)
 		if here, length := f.source.Here(f.name, at); length >= holeUnit {

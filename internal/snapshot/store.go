@@ -232,7 +232,7 @@ func (s *Store) Delete(ref Ref) error {
 		return fmt.Errorf("%s: %w", ref, ErrNotFound)
 	}
 	if e.holds > 0 || !s.collected {
-		if err := durable.WriteFile(filepath.Join(e.dir, removedFile), nil, 0o600); err != nil {
+		if err := mark(e.dir); err != nil {
 			s.mu.Unlock()
 			return fmt.Errorf("delete %s: %w", ref, err)
 		}
@@ -241,6 +241,24 @@ func (s *Store) Delete(ref Ref) error {
 	gone := s.take(ref, e)
 	s.mu.Unlock()
 	return s.removeFiles(gone)
+}
+
+// mark notes in a snapshot's directory, durably, that it is deleted. That is a second name for a file that is there, since
+// the disk may be full when somebody deletes to make room: it takes no block.
+func mark(dir string) error {
+	err := os.Link(filepath.Join(dir, metaFile), filepath.Join(dir, removedFile))
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return durable.SyncDir(dir)
+}
+
+// Needed tells whether a snapshot is there and not deleted, or held more often than holds.
+func (s *Store) Needed(ref Ref, holds int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.entries[ref]
+	return e != nil && (!e.removed || e.holds > holds)
 }
 
 // Collect removes the files of all snapshots that are deleted or anonymous and that nobody holds, and

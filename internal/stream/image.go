@@ -27,6 +27,10 @@ type image struct {
 	shown  *view.File    // the memory
 	warm   sync.Once
 
+	ctx    context.Context // of what brings content, which free ends
+	cancel context.CancelCauseFunc
+	work   sync.WaitGroup // and waits for
+
 	lesson  *Soon
 	hurry   chan struct{} // closed when somebody waits for all of it
 	hurried sync.Once
@@ -63,12 +67,18 @@ func newImage(m *Manager, fs *view.FS, snap snapshot.Snapshot, source chunk.Sour
 		}
 		i.disks = append(i.disks, disk)
 	}
-	i.shown, err = fs.Add(m.ctx, strings.ReplaceAll(string(snap.Ref), "/", "~"), shownMemory{i.memory, i})
-	return i, err
+	i.ctx, i.cancel = context.WithCancelCause(m.ctx)
+	if i.shown, err = fs.Add(m.ctx, strings.ReplaceAll(string(snap.Ref), "/", "~"), shownMemory{i.memory, i}); err != nil {
+		i.cancel(err)
+		return nil, err
+	}
+	return i, nil
 }
 
 // free ends what an image has. No machine uses it.
 func (i *image) free() error {
+	i.cancel(errLetGo)
+	i.work.Wait()
 	i.shown.Remove()
 	i.lesson.Close()
 	err := i.memory.Close()
@@ -78,7 +88,7 @@ func (i *image) free() error {
 	return errors.Join(err, end(i.source), i.m.cfg.Store.Release(i.snap.Ref))
 }
 
-// idle says that nobody needs the image any more.
+// idle says that nobody needs the image any more: it is whole, or its snapshot was deleted and nobody but it holds that.
 func (i *image) idle() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -86,7 +96,7 @@ func (i *image) idle() bool {
 	case <-i.whole:
 		return len(i.users) == 0
 	default:
-		return false
+		return len(i.users) == 0 && !i.m.cfg.Store.Needed(i.snap.Ref, 1)
 	}
 }
 
@@ -130,14 +140,23 @@ func (i *image) pieces() []chunk.Range {
 
 func (i *image) tracePath() string { return filepath.Join(i.snap.Dir(), traceName) }
 
+// goes runs what brings content until it ends, or free ends it.
+func (i *image) goes(do func()) {
+	i.work.Add(1)
+	i.m.work.Go(func() {
+		defer i.work.Done()
+		do()
+	})
+}
+
 // replay runs do, which brings content that a trace names; the fill waits for it.
 func (i *image) replay(do func(context.Context)) {
 	i.mu.Lock()
 	i.replays++
 	i.quiet = time.Now()
 	i.mu.Unlock()
-	i.m.work.Go(func() {
-		do(i.m.ctx)
+	i.goes(func() {
+		do(i.ctx)
 		i.mu.Lock()
 		defer i.mu.Unlock()
 		i.replays--

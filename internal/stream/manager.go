@@ -35,6 +35,7 @@ type Config struct {
 	// an io.Closer is closed when it is needed no more.
 	Open   func(ctx context.Context, origin []byte) (chunk.Source, error)
 	Traces Traces        // nil: traces stay on this host
+	Room   func() error  // says when the disk is too full for more of what comes; nil: it never is
 	Record time.Duration // how long uses are recorded after a start; default 10 s
 	Settle time.Duration // how long nothing but what is needed is fetched after a start; default 2 s
 	Limit  time.Duration // of one read; default 30 s
@@ -45,7 +46,7 @@ type Config struct {
 type Manager struct {
 	cfg    Config
 	ctx    context.Context // of what goes on in the background
-	cancel context.CancelFunc
+	cancel context.CancelCauseFunc
 	work   sync.WaitGroup
 
 	mu     sync.Mutex
@@ -64,13 +65,16 @@ func New(ctx context.Context, cfg Config) (*Manager, error) {
 	}
 	cfg.Record = cmp.Or(cfg.Record, 10*time.Second)
 	cfg.Settle = cmp.Or(cfg.Settle, 2*time.Second)
+	if cfg.Room == nil {
+		cfg.Room = func() error { return nil }
+	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	if err := view.Unmount(cfg.Dir); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	return &Manager{cfg: cfg, ctx: ctx, cancel: cancel, images: map[snapshot.Ref]*image{}}, nil
 }
 
@@ -93,7 +97,7 @@ func (m *Manager) Close() error {
 	m.closed = true
 	fs := m.view
 	m.mu.Unlock()
-	m.cancel()
+	m.cancel(errClosed)
 	m.work.Wait()
 	var all error
 	if fs != nil {
@@ -126,7 +130,20 @@ func (m *Manager) mounted() (*view.FS, error) {
 	return fs, nil
 }
 
-var errClosed = errors.New("streaming has ended on this host")
+var (
+	errClosed = errors.New("streaming has ended on this host")
+	errLetGo  = errors.New("the snapshot was deleted, and no machine uses it")
+)
+
+// Forget lets go of a snapshot that was deleted, unless machines use it: then when they end.
+func (m *Manager) Forget(ref snapshot.Ref) {
+	m.mu.Lock()
+	i := m.images[ref]
+	m.mu.Unlock()
+	if i != nil {
+		m.done(i)
+	}
+}
 
 // image answers what there is of a partial snapshot, and begins with it if need be.
 func (m *Manager) image(ctx context.Context, snap snapshot.Snapshot) (*image, error) {
@@ -187,6 +204,7 @@ func (m *Manager) adopt(snap snapshot.Snapshot, source chunk.Source, of *Soon) (
 	i, err = newImage(m, fs, snap, source, of)
 	if err == nil && !now.Partial() { // it became so after the caller looked
 		if err = i.here(); err != nil {
+			i.cancel(err)
 			i.shown.Remove()
 		}
 	}
@@ -199,12 +217,12 @@ func (m *Manager) adopt(snap snapshot.Snapshot, source chunk.Source, of *Soon) (
 			<-of.ended // what it brings is part of the difference
 			i.ahead(ctx)
 		})
-		m.work.Go(func() { i.fill(m.ctx) })
+		i.goes(func() { i.fill(i.ctx) })
 	}
 	return i, nil
 }
 
-// done lets go of an image that is whole and that no machine uses.
+// done lets go of an image that nobody needs any more. What brings its content must not call it, since it is waited for.
 func (m *Manager) done(i *image) {
 	m.mu.Lock()
 	idle := m.images[i.snap.Ref] == i && i.idle()

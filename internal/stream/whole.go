@@ -36,6 +36,7 @@ func (i *image) fill(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
+		i.m.work.Go(func() { i.m.done(i) }) // who deleted it may have left it to a machine that is no more
 		i.m.cfg.Log.Warn("snapshot is not whole yet", "snapshot", i.snap.Ref, "err", err)
 		timer := time.NewTimer(pause)
 		select {
@@ -101,7 +102,7 @@ func (i *image) fillOnce(ctx context.Context) error {
 		if file.Local() {
 			continue
 		}
-		if err := fillFile(ctx, file, paths[n]); err != nil {
+		if err := fillFile(ctx, file, paths[n], i.m.cfg.Room); err != nil {
 			return err
 		}
 		if err := file.SetLocal(paths[n]); err != nil {
@@ -125,12 +126,12 @@ func (i *image) fillOnce(ctx context.Context) error {
 	return nil
 }
 
-func fillFile(ctx context.Context, f *pager.File, path string) error {
+func fillFile(ctx context.Context, f *pager.File, path string, room func() error) error {
 	dst, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
-	return errors.Join(f.Fill(ctx, dst), dst.Close())
+	return errors.Join(f.Fill(ctx, dst, room), dst.Close())
 }
 
 // local waits until the snapshot is whole. It answers why when an attempt, begun before or after, fails.
@@ -145,8 +146,8 @@ func (i *image) local(ctx context.Context) error {
 	case <-attempt:
 	case <-ctx.Done():
 		return fmt.Errorf("wait for all of snapshot %s: %w", i.snap.Ref, context.Cause(ctx))
-	case <-i.m.ctx.Done():
-		return errClosed
+	case <-i.ctx.Done():
+		return context.Cause(i.ctx)
 	}
 	select {
 	case <-i.whole:

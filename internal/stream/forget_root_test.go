@@ -1,0 +1,130 @@
+//go:build root
+
+package stream_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/snapshot"
+	"github.com/pandastack/pandastack/internal/stream"
+)
+
+// stuff leaves no block of the disk of dir to anybody: neither for content nor for a new file.
+func (h *host) stuff(dir string) {
+	h.t.Helper()
+	f, err := os.Create(filepath.Join(dir, "stuff"))
+	h.must(err)
+	defer f.Close()
+	at := int64(0)
+	for n := int64(64 << 20); n >= 4096; n /= 2 {
+		for unix.Fallocate(int(f.Fd()), 0, at, n) == nil {
+			at += n
+		}
+	}
+	for i := 0; err == nil; i++ {
+		err = os.WriteFile(filepath.Join(dir, "stuff-"+strings.Repeat("i", i%200)+"."+string(rune('a'+i/200))), nil, 0o600)
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		h.t.Fatalf("the disk is not full: %v", err)
+	}
+}
+
+func (h *host) there() bool {
+	_, err := os.Stat(filepath.Join(h.dir, string(ref)))
+	return err == nil
+}
+
+// A snapshot that is deleted before all of it is here goes at once, and one that a machine uses when that ends: with a
+// store that does not answer and on a disk on which nothing fits any more, too.
+func TestDeletedBeforeItIsWhole(t *testing.T) {
+	for name, c := range map[string]struct{ machine, dead, full bool }{
+		"unused": {}, "in_use": {machine: true}, "dead": {dead: true}, "dead_in_use": {machine: true, dead: true},
+		"full": {full: true}, "full_in_use": {machine: true, full: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t, nil)
+			snap := h.begin()
+			end := func() {}
+			if c.machine {
+				s, _ := h.attach(snap, "a")
+				end = func() { h.must(s.Close(t.Context())) }
+				if c.dead {
+					h.source.SetFail(func(string, int64) error { return errors.New("bad gateway") })
+					if err := s.Local(h.deadline()); err == nil {
+						t.Error("all of it is here")
+					}
+				}
+			}
+			if c.full {
+				h.stuff(h.dir)
+			}
+			h.must(h.store.Delete(ref))
+			h.mgr.Forget(ref)
+			if c.machine != h.there() {
+				t.Errorf("it is there: %v, want %v", h.there(), c.machine)
+			}
+			end()
+			if h.there() {
+				t.Error("it is still there when nobody uses it any more")
+			}
+			if _, err := h.store.Get(ref); !errors.Is(err, snapshot.ErrNotFound) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
+// A deleted snapshot that an earlier process left to a machine which is no more goes when it is tried again to bring it.
+func TestDeletedAndHeldByNobody(t *testing.T) {
+	h := newHost(t, func(c *stream.Config) { c.Settle = time.Millisecond })
+	h.source.SetFail(func(file string, _ int64) error {
+		if file == "memory" {
+			return errors.New("bad gateway")
+		}
+		return nil
+	})
+	h.begin()
+	_, err := h.store.Hold(ref)
+	h.must(err)
+	h.must(h.store.Delete(ref))
+	h.mgr.Forget(ref)
+	if !h.there() {
+		t.Fatal("it is gone although it is held")
+	}
+	h.must(h.store.Release(ref))
+	h.until("it goes", func() bool { return !h.there() })
+}
+
+// What is missing is not brought where too little of the disk would be left, and is brought when there is room again.
+func TestFillLeavesRoom(t *testing.T) {
+	full := errors.New("the disk is as full as it may be")
+	var room atomic.Bool
+	h := newHost(t, func(c *stream.Config) {
+		c.Room = func() error {
+			if room.Load() {
+				return nil
+			}
+			return full
+		}
+	})
+	s, _ := h.attach(h.begin(), "a")
+	if err := s.Local(h.deadline()); !errors.Is(err, full) {
+		t.Errorf("got %v", err)
+	}
+	if s.Err() != nil {
+		t.Errorf("the machine failed: %v", s.Err())
+	}
+	room.Store(true)
+	for s.Local(h.deadline()) != nil { // an attempt that began before may fail yet
+		h.must(h.deadline().Err())
+	}
+	h.must(s.Close(t.Context()))
+}
