@@ -29,9 +29,29 @@ func (e *NoReflinkError) Error() string {
 		e.Dir, e.Type)
 }
 
+// FullError says that not even a file of some KiB fits on the file system of Dir.
+type FullError struct {
+	Dir string
+	Err error // unix.ENOSPC or unix.EDQUOT
+}
+
+func (e *FullError) Error() string {
+	return fmt.Sprintf("the file system of %s is full (%v); enlarge it, as docs/operations.md says under \"Disk full\", and delete snapshots or sandboxes then",
+		e.Dir, e.Err)
+}
+
+func (e *FullError) Unwrap() error { return e.Err }
+
 // Probe tells whether files below dir can be cloned, by cloning one. It answers *NoReflinkError when
-// not, and leaves nothing behind.
+// not, *FullError when there is no room to try, and leaves nothing behind.
 func Probe(dir string) (err error) {
+	defer func() {
+		for _, full := range []error{unix.ENOSPC, unix.EDQUOT} {
+			if errors.Is(err, full) {
+				err = &FullError{dir, full}
+			}
+		}
+	}()
 	src, err := os.CreateTemp(dir, ".reflink-*")
 	if err != nil {
 		return fmt.Errorf("probe reflink: %w", err)
