@@ -60,9 +60,6 @@ func (h *Host) DeleteSnapshot(_ context.Context, id hostapi.SnapshotID) error {
 	if errors.Is(err, snapshot.ErrNotFound) {
 		return fmt.Errorf("%w: %w", hostapi.ErrNotFound, err)
 	}
-	if err == nil && h.streams != nil {
-		h.streams.Forget(ref)
-	}
 	return err
 }
 

@@ -35,6 +35,7 @@ type Store struct {
 	root    string
 	areas   []string
 	measure Measure
+	spared  chan struct{} // as Spared says; has room for one
 
 	mu        sync.Mutex
 	entries   map[Ref]*entry
@@ -56,7 +57,7 @@ func Open(root string, measure Measure, areas ...string) (*Store, error) {
 	if measure == nil {
 		measure = blocks
 	}
-	s := &Store{root: root, areas: areas, measure: measure, entries: map[Ref]*entry{}}
+	s := &Store{root: root, areas: areas, measure: measure, spared: make(chan struct{}, 1), entries: map[Ref]*entry{}}
 	drafts := filepath.Join(root, draftsDir)
 	if err := os.RemoveAll(drafts); err != nil {
 		return nil, fmt.Errorf("open snapshots: %w", err)
@@ -217,6 +218,7 @@ func (s *Store) Release(ref Ref) error {
 		return fmt.Errorf("release %s: not held", ref)
 	}
 	e.holds--
+	s.spare(e)
 	gone := s.take(ref, e)
 	s.mu.Unlock()
 	return s.removeFiles(gone)
@@ -238,6 +240,7 @@ func (s *Store) Delete(ref Ref) error {
 		}
 	}
 	e.removed = true
+	s.spare(e)
 	gone := s.take(ref, e)
 	s.mu.Unlock()
 	return s.removeFiles(gone)
@@ -251,6 +254,21 @@ func mark(dir string) error {
 		return err
 	}
 	return durable.SyncDir(dir)
+}
+
+// Spared gives something after a deleted snapshot is held by one holder less, or a held one was deleted: who only holds
+// snapshots for others looks at Needed then. There is one reader.
+func (s *Store) Spared() <-chan struct{} { return s.spared }
+
+// spare tells the reader of Spared. The caller holds s.mu.
+func (s *Store) spare(e *entry) {
+	if !e.removed || e.holds == 0 {
+		return
+	}
+	select {
+	case s.spared <- struct{}{}:
+	default: // it will look anyway
+	}
 }
 
 // Needed tells whether a snapshot is there and not deleted, or held more often than holds.

@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -117,7 +119,7 @@ func (m *Manager) Close() error {
 	return all
 }
 
-// mounted answers the view, and mounts it the first time. m.mu is held.
+// mounted answers the view, and mounts it the first time; from then on there may be something to forget. m.mu is held.
 func (m *Manager) mounted() (*view.FS, error) {
 	if m.view != nil {
 		return m.view, nil
@@ -127,6 +129,7 @@ func (m *Manager) mounted() (*view.FS, error) {
 		return nil, err
 	}
 	m.view = fs
+	m.work.Go(m.forget)
 	return fs, nil
 }
 
@@ -135,13 +138,20 @@ var (
 	errLetGo  = errors.New("the snapshot was deleted, and no machine uses it")
 )
 
-// Forget lets go of a snapshot that was deleted, unless machines use it: then when they end.
-func (m *Manager) Forget(ref snapshot.Ref) {
-	m.mu.Lock()
-	i := m.images[ref]
-	m.mu.Unlock()
-	if i != nil {
-		m.done(i)
+// forget lets go of what was deleted and nobody needs any more, until the manager is closed.
+func (m *Manager) forget() {
+	for {
+		select {
+		case <-m.cfg.Store.Spared():
+		case <-m.ctx.Done():
+			return
+		}
+		m.mu.Lock()
+		all := slices.Collect(maps.Values(m.images))
+		m.mu.Unlock()
+		for _, i := range all {
+			m.done(i)
+		}
 	}
 }
 

@@ -36,7 +36,6 @@ func (i *image) fill(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		i.m.work.Go(func() { i.m.done(i) }) // who deleted it may have left it to a machine that is no more
 		i.m.cfg.Log.Warn("snapshot is not whole yet", "snapshot", i.snap.Ref, "err", err)
 		timer := time.NewTimer(pause)
 		select {
