@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,6 +31,7 @@ type world struct {
 	leave  bool
 	shared *hostd.Objects // nil: none
 	fits   error          // of images that come from elsewhere
+	full   atomic.Bool    // the disk is
 	host   *hostd.Host
 	stop   func()
 }
@@ -41,6 +43,13 @@ type fitting struct {
 }
 
 func (f fitting) Fits(context.Context, vmm.Manifest) error { return f.w.fits }
+
+func (w *world) space(string) (total, free int64, err error) {
+	if w.full.Load() {
+		return 1 << 40, 1 << 20, nil
+	}
+	return 1 << 40, 1 << 40, nil
+}
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
@@ -64,7 +73,7 @@ func (w *world) start() {
 		Machine: machine.Config{
 			ReadyTimeout: time.Minute, BootTimeout: time.Minute,
 			HostMemory: func() (int64, int64, error) { return 1 << 36, 1 << 36, nil },
-			FreeSpace:  func(string) (int64, int64, error) { return 1 << 40, 1 << 40, nil },
+			FreeSpace:  w.space,
 			Kernel:     func(context.Context) (machine.Kernel, error) { return machine.Kernel{}, nil },
 		},
 	}, hostd.Deps{

@@ -106,21 +106,30 @@ func (h *Host) PushSnapshot(ctx context.Context, workspace string, id hostapi.Sn
 	return out, nil
 }
 
+// pulled is how a snapshot is told that was asked for at began.
+func pulled(snap snapshot.Snapshot, began time.Time) hostapi.Pulled {
+	return hostapi.Pulled{Snapshot: told(snap), Env: snap.Env, User: snap.User, Workdir: snap.Workdir, Took: time.Since(began)}
+}
+
 // PullSnapshot implements hostapi.Host.
 func (h *Host) PullSnapshot(ctx context.Context, workspace string, id hostapi.SnapshotID, labels map[string]string) (hostapi.Pulled, error) {
 	ref, err := h.moving("pull", workspace, id)
 	if err != nil {
 		return hostapi.Pulled{}, err
 	}
+	began := time.Now()
+	if snap, err := h.store.Get(ref); err == nil {
+		return pulled(snap, began), nil
+	}
 	if err := h.machines.Room("snapshot " + string(id)); err != nil {
 		return hostapi.Pulled{}, err
 	}
-	began := time.Now()
 	snap, stats, err := h.depot.Pull(ctx, chunk.Space(workspace), chunk.ID(id), ref, labels)
 	if err != nil {
 		return hostapi.Pulled{}, moveError("pull", id, err)
 	}
-	out := hostapi.Pulled{Snapshot: told(snap), Env: snap.Env, User: snap.User, Workdir: snap.Workdir, Fetched: stats.Fetched, Took: time.Since(began)}
+	out := pulled(snap, began)
+	out.Fetched = stats.Fetched
 	h.deps.Log.Info("snapshot pulled", "snapshot", id, "fetched", out.Fetched, "took", out.Took)
 	return out, nil
 }

@@ -2,6 +2,7 @@ package hostd_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -209,6 +210,32 @@ func TestForeignManifestsAreRefused(t *testing.T) {
 	blobtest.Put(t, f.store, key, good)
 	if list, err := f.b.host.Snapshots(t.Context()); err != nil || len(list) != 0 {
 		t.Errorf("refused pulls left %v, %v", list, err)
+	}
+}
+
+// Nothing is brought to a host whose disk is as full as it may be; what is here already is.
+func TestPullsLeaveTheReserve(t *testing.T) {
+	f := newFleet(t)
+	f.taken(t, "snp1", "one")
+	_, err := f.a.host.PushSnapshot(t.Context(), "ws", "snp1")
+	f.a.must(err)
+	pulls := map[string]func(context.Context, string, hostapi.SnapshotID, map[string]string) (hostapi.Pulled, error){
+		"pull": f.b.host.PullSnapshot, "stream": f.b.host.StreamSnapshot,
+	}
+	f.b.full.Store(true)
+	for name, pull := range pulls {
+		if _, err := pull(t.Context(), "ws", "snp1", nil); !errors.Is(err, hostapi.ErrNoSpace) {
+			t.Errorf("%s to a full disk: %v, want ErrNoSpace", name, err)
+		}
+	}
+	f.b.full.Store(false)
+	_, err = f.b.host.PullSnapshot(t.Context(), "ws", "snp1", nil)
+	f.b.must(err)
+	f.b.full.Store(true)
+	for name, pull := range pulls {
+		if got, err := pull(t.Context(), "ws", "snp1", nil); err != nil || got.Snapshot.ID != "snp1" {
+			t.Errorf("%s of what is here: %+v, %v", name, got, err)
+		}
 	}
 }
 

@@ -70,7 +70,7 @@ func (h *Host) StreamSnapshot(ctx context.Context, workspace string, id hostapi.
 	}
 	began := time.Now()
 	if snap, err := h.store.Get(ref); err == nil {
-		return hostapi.Pulled{Snapshot: told(snap), Env: snap.Env, User: snap.User, Workdir: snap.Workdir, Took: time.Since(began)}, nil
+		return pulled(snap, began), nil
 	}
 	if err := h.machines.Room("snapshot " + string(id)); err != nil {
 		return hostapi.Pulled{}, err
@@ -109,7 +109,7 @@ func (h *Host) StreamSnapshot(ctx context.Context, workspace string, id hostapi.
 	if err != nil {
 		return hostapi.Pulled{}, moveError("stream", id, err)
 	}
-	out := hostapi.Pulled{Snapshot: told(snap), Env: snap.Env, User: snap.User, Workdir: snap.Workdir, Took: time.Since(began)}
+	out := pulled(snap, began)
 	h.deps.Log.Info("snapshot streams", "snapshot", id, "took", out.Took, "opened", opened)
 	return out, nil
 }

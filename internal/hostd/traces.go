@@ -110,8 +110,9 @@ func (t traces) load(ctx context.Context, space chunk.Space, id chunk.ID, alone 
 		return stream.Lesson{}, fmt.Errorf("trace of %s: %w", id, err)
 	}
 	r := objects.Vault.Reader(m, objects.Cache)
-	of, ok := stream.Lesson{Trace: about.Trace}, false
-	if of.Bytes, ok = r.Size(pagesFile); ok {
+	of := stream.Lesson{Trace: about.Trace}
+	var kept bool
+	if of.Bytes, kept = r.Size(pagesFile); kept {
 		of.Pages = func(ctx context.Context, put func(off int64, data []byte) (kept bool)) error {
 			return r.Each(ctx, pagesFile, alone, func(off int64, data []byte) (bool, error) {
 				return put(off, data), nil

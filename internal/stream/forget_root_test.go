@@ -3,6 +3,7 @@
 package stream_test
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -76,6 +77,19 @@ func TestDeletedBeforeItIsWhole(t *testing.T) {
 			}
 		})
 	}
+}
+
+// One whose trace does not come goes as well.
+func TestDeletedWhileItsTraceIsAwaited(t *testing.T) {
+	h := newHost(t, nil)
+	soon := h.mgr.Learn(func(ctx context.Context) (stream.Lesson, error) {
+		<-ctx.Done()
+		return stream.Lesson{}, context.Cause(ctx)
+	})
+	_, err := h.mgr.Begin(t.Context(), ref, h.remote(), []byte("there"), h.source, soon, nil)
+	h.must(err)
+	h.must(h.store.Delete(ref))
+	h.until("it goes", func() bool { return !h.there() })
 }
 
 // A deleted snapshot stays for a machine that only holds it: it may have to finish its disk.

@@ -78,9 +78,9 @@ func newImage(m *Manager, fs *view.FS, snap snapshot.Snapshot, source chunk.Sour
 // free ends what an image has. No machine uses it.
 func (i *image) free() error {
 	i.cancel(errLetGo)
+	i.lesson.Close()
 	i.work.Wait()
 	i.shown.Remove()
-	i.lesson.Close()
 	err := i.memory.Close()
 	for _, disk := range i.disks {
 		err = errors.Join(err, disk.Close())

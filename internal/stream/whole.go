@@ -146,12 +146,14 @@ func (i *image) local(ctx context.Context) error {
 	case <-ctx.Done():
 		return fmt.Errorf("wait for all of snapshot %s: %w", i.snap.Ref, context.Cause(ctx))
 	case <-i.ctx.Done():
-		return context.Cause(i.ctx)
 	}
 	select {
 	case <-i.whole:
 		return nil
 	default:
+	}
+	if i.ctx.Err() != nil {
+		return context.Cause(i.ctx)
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
