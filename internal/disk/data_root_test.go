@@ -26,6 +26,16 @@ func reflinkDir(t *testing.T) string {
 	return disktest.Dir(t, 512<<20)
 }
 
+// A directory on a disk that is full is told so, and what to do.
+func TestProbeOnAFullDisk(t *testing.T) {
+	dir := reflinkDir(t)
+	disktest.Stuff(t, dir)
+	var full *disk.FullError
+	if err := disk.Probe(dir); !errors.As(err, &full) || !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "enlarge it") {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestCloneShares(t *testing.T) {
 	dir := reflinkDir(t)
 	src, dst := filepath.Join(dir, "src"), filepath.Join(dir, "dst")

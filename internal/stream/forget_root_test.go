@@ -7,35 +7,13 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync/atomic"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/pandastack/pandastack/internal/disk/disktest"
 	"github.com/pandastack/pandastack/internal/snapshot"
 	"github.com/pandastack/pandastack/internal/stream"
 )
-
-// stuff leaves no block of the disk of dir to anybody: neither for content nor for a new file.
-func (h *host) stuff(dir string) {
-	h.t.Helper()
-	f, err := os.Create(filepath.Join(dir, "stuff"))
-	h.must(err)
-	defer f.Close()
-	at := int64(0)
-	for n := int64(64 << 20); n >= 4096; n /= 2 {
-		for unix.Fallocate(int(f.Fd()), 0, at, n) == nil {
-			at += n
-		}
-	}
-	for i := 0; err == nil; i++ {
-		err = os.WriteFile(filepath.Join(dir, "stuff-"+strings.Repeat("i", i%200)+"."+string(rune('a'+i/200))), nil, 0o600)
-	}
-	if !errors.Is(err, unix.ENOSPC) {
-		h.t.Fatalf("the disk is not full: %v", err)
-	}
-}
 
 func (h *host) there() bool {
 	_, err := os.Stat(filepath.Join(h.dir, string(ref)))
@@ -64,7 +42,7 @@ func TestDeletedBeforeItIsWhole(t *testing.T) {
 				}
 			}
 			if c.full {
-				h.stuff(h.dir)
+				disktest.Stuff(t, h.dir)
 			}
 			h.must(h.store.Delete(ref))
 			if c.machine && !h.there() {

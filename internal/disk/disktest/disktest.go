@@ -44,6 +44,31 @@ func Dir(t testing.TB, bytes int64) string {
 	return dir
 }
 
+// Stuff makes files in dir until its file system has room neither for content nor for another file.
+func Stuff(t testing.TB, dir string) {
+	t.Helper()
+	f, err := os.Create(filepath.Join(dir, "stuff"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	at := int64(0)
+	for n := int64(64 << 20); n >= 4<<10; n /= 2 {
+		for unix.Fallocate(int(f.Fd()), 0, at, n) == nil {
+			at += n
+		}
+	}
+	for err == nil { // file systems keep some room for files that they have not made yet
+		var one *os.File
+		if one, err = os.CreateTemp(dir, "stuff-"); err == nil {
+			err = one.Close()
+		}
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("%s is not full: %v", dir, err)
+	}
+}
+
 // Place is an empty directory of the test. What is mounted below it and stays there when the test is killed goes with
 // the next one. The test is skipped where nothing can be mounted.
 func Place(t testing.TB) string {
