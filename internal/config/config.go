@@ -106,7 +106,7 @@ type Templates struct {
 type Objects struct {
 	URL      string        `yaml:"url" default:"" doc:"Object store for snapshots that move between hosts: file:///path, s3://bucket?region=..., gs://bucket or azblob://container; empty is none."`
 	Key      string        `yaml:"key" path:"file" default:"" doc:"File of the master key that encrypts what is stored; made when it is not there, and the same on all hosts that share the store. Empty is objects.key in the data directory."`
-	CacheMiB int           `yaml:"cache_mib" default:"4096" doc:"Disk space for parts of the object store that were read."`
+	CacheMiB int           `yaml:"cache_mib" default:"4096" doc:"Disk space for parts of the object store that were read. They give way where less than capacity.disk_reserve_mib would be free."`
 	Timeout  time.Duration `yaml:"timeout" default:"60s" doc:"How long one request to the object store may take."`
 }
 

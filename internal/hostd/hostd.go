@@ -105,6 +105,9 @@ func (h *Host) Open(ctx context.Context) error {
 	if h.streams != nil {
 		deps.Streams = h.streams
 	}
+	if h.deps.Objects != nil {
+		cfg.GiveSpace = h.deps.Objects.Cache.Give
+	}
 	cfg.Dir = filepath.Join(h.cfg.DataDir, "machines")
 	deps.Store, deps.Emit, deps.Log = store, h.hub.emit, h.deps.Log
 	machines, err := machine.New(cfg, deps)

@@ -409,6 +409,25 @@ func TestFullDiskLeavesNothing(t *testing.T) {
 	w.empty()
 }
 
+// What can be had again makes room for a machine, and no more of it goes than that needs.
+func TestSpaceIsGivenBack(t *testing.T) {
+	w := newWorld(t)
+	w.create("a", true)
+	w.free = 64 << 20
+	w.spare = 1 << 30
+	w.create("b", true)
+	if want := int64(1<<30 - (256-64)<<20); w.spare != want {
+		t.Errorf("%d MiB are left of what could go, want %d", w.spare>>20, want>>20)
+	}
+	w.free, w.spare = 64<<20, 1
+	if _, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "c"}, base, ""); !errors.Is(err, hostapi.ErrNoSpace) {
+		t.Errorf("create where too little can go: %v, want ErrNoSpace", err)
+	}
+	w.destroy("a")
+	w.destroy("b")
+	w.empty()
+}
+
 func TestDamagedSnapshotIsRefused(t *testing.T) {
 	w := newWorld(t)
 	snap, err := w.store.Get(base)

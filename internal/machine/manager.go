@@ -45,6 +45,8 @@ type Config struct {
 	Admission  Admission
 	HostMemory HostMemory // default ReadMeminfo
 	FreeSpace  FreeSpace  // default StatFS
+	// GiveSpace gives back so many bytes of the disk that hold what can be had again, and answers how many; nil: there are none.
+	GiveSpace func(bytes int64) int64
 	// HugeMemory tells how many bytes of pages of 2 MiB the host keeps ready, of which the memory of machines that
 	// stream is made where a driver can; nil: of none.
 	HugeMemory func() (int64, error)

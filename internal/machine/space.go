@@ -32,6 +32,9 @@ func (m *Manager) needSpace(what string, needMiB int) error {
 		return err
 	}
 	need := int64(needMiB+m.cfg.DiskReserveMiB) * mib
+	if free < need && m.cfg.GiveSpace != nil {
+		free += m.cfg.GiveSpace(need - free) // the file system may count it as free a little later
+	}
 	if free < need {
 		return fmt.Errorf("%s needs %d MiB of disk with %d MiB in reserve, and %d MiB are free in %s; "+
 			"delete snapshots or sandboxes: %w", what, needMiB, m.cfg.DiskReserveMiB, free/mib, m.cfg.Dir, hostapi.ErrNoSpace)

@@ -49,6 +49,7 @@ type world struct {
 	groups  *groups
 	hook    atomic.Pointer[func(op, step string) error]
 	free    int64          // bytes of disk that are told to be free
+	spare   int64          // of what could go
 	huge    int64          // bytes of huge pages that are told to be ready
 	streams *streams       // nil: none
 	spares  int            // that the manager keeps; read by boot
@@ -78,6 +79,13 @@ func newWorld(t *testing.T) *world {
 	w.must(err)
 	w.must(w.store.Release(base))
 	return w
+}
+
+// giveSpace gives up to spare bytes back.
+func (w *world) giveSpace(bytes int64) int64 {
+	given := min(bytes, w.spare)
+	w.free, w.spare = w.free+given, w.spare-given
+	return given
 }
 
 // memoryDir is a directory in memory where there is one: machines are recorded durably, and these tests
@@ -114,6 +122,7 @@ func (w *world) boot() {
 		HostMemory: func() (int64, int64, error) { return 1 << 40, 1 << 40, nil },
 		HugeMemory: func() (int64, error) { return w.huge, nil },
 		FreeSpace:  func(string) (int64, int64, error) { return 1 << 40, w.free, nil },
+		GiveSpace:  w.giveSpace,
 		Kernel:     func(context.Context) (machine.Kernel, error) { return machine.Kernel{}, nil },
 		OnStep: func(op, step string) error {
 			if hook := w.hook.Load(); hook != nil {

@@ -259,9 +259,19 @@ func (c *Cache) shut(e *entry) {
 	c.opened.Remove(e.openAt)
 }
 
-// shrink brings the cache within its bounds, as far as nobody uses what would go. The caller holds mu.
-func (c *Cache) shrink() {
-	for at := c.order.Back(); at != nil && c.bytes > c.cfg.Bytes; {
+// Give gives back disk space, bytes of it or all there is, beginning with what was used longest ago, and answers how
+// much. What somebody uses stays.
+func (c *Cache) Give(bytes int64) int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before := c.bytes
+	c.evict(before - bytes)
+	return before - c.bytes
+}
+
+// evict has no more than bytes kept, as far as nobody uses what would go. The caller holds mu.
+func (c *Cache) evict(bytes int64) {
+	for at := c.order.Back(); at != nil && c.bytes > bytes; {
 		e, ok := at.Value.(*entry)
 		at = at.Prev()
 		if ok && e.users == 0 {
@@ -269,6 +279,11 @@ func (c *Cache) shrink() {
 			c.forget(e)
 		}
 	}
+}
+
+// shrink brings the cache within its bounds, as far as nobody uses what would go. The caller holds mu.
+func (c *Cache) shrink() {
+	c.evict(c.cfg.Bytes)
 	for at := c.opened.Back(); at != nil && c.opened.Len() > c.cfg.Files; {
 		e, ok := at.Value.(*entry)
 		at = at.Prev()

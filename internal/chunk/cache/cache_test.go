@@ -153,6 +153,30 @@ func TestErrorIsShared(t *testing.T) {
 	fill(t, c, o, data, source(data, &calls))
 }
 
+// What is given back is what was used longest ago, and no more than that; what is gone is fetched again.
+func TestGive(t *testing.T) {
+	c := open(t, cache.Config{Dir: t.TempDir()})
+	var calls atomic.Int64
+	for i := range 4 {
+		o, data := object(i, cache.Frame)
+		fill(t, c, o, data, source(data, &calls))
+	}
+	first, data := object(0, cache.Frame)
+	fill(t, c, first, data, never(t)) // used again
+	if got := c.Give(cache.Frame + 1); got != 2*cache.Frame || c.Stats().Bytes != 2*cache.Frame {
+		t.Errorf("gave %d, and %+v is there", got, c.Stats())
+	}
+	fill(t, c, first, data, never(t))
+	second, data := object(1, cache.Frame)
+	fill(t, c, second, data, source(data, &calls))
+	if calls.Load() != 5 {
+		t.Errorf("%d fetches, want 5", calls.Load())
+	}
+	if got := c.Give(1 << 40); got != 3*cache.Frame || c.Stats().Objects != 0 {
+		t.Errorf("gave %d, and %+v is there", got, c.Stats())
+	}
+}
+
 func TestLeastRecentlyUsedGoesFirst(t *testing.T) {
 	dir := t.TempDir()
 	c := open(t, cache.Config{Dir: dir, Bytes: 4 * cache.Frame, Files: 2})
