@@ -293,7 +293,7 @@ func TestContentsAreBounded(t *testing.T) {
 
 // FuzzParcel holds when nothing that comes from elsewhere is taken for more than it is.
 func FuzzParcel(f *testing.F) {
-	f.Add([]byte(`{"format":2,"host":"x","image":{"threads":[{}],"bytes":4096,"files":[{"path":"/x"}]},"sums":["` + strings.Repeat("0", 64) +
+	f.Add([]byte(`{"format":2,"host":"x","image":{"threads":[{}],"bytes":4096,"files":[{"path":"/x"}],"areas":[{"start":1099511627776,"end":1099511631872,"backing":"stored"}]},"sums":["` + strings.Repeat("0", 64) +
 		`"],"sum":"` + strings.Repeat("f", 64) + `","over":[{"Start":1099511627776,"End":1099511631872}],"clock":5}`))
 	f.Fuzz(func(t *testing.T, about []byte) {
 		p, bytes, err := parseParcel(about)
@@ -303,5 +303,22 @@ func FuzzParcel(f *testing.F) {
 		if bytes < 0 || bytes > maxContent || p.Image.Check() != nil || len(p.Sums) != len(p.Image.Files) || filepath.Base(p.Sum) != p.Sum {
 			t.Errorf("%d bytes, %+v", bytes, p)
 		}
+		if p.Whole {
+			return
+		}
+		// What comes with it is put over a content of the size that it says, and nothing else is read.
+		below := io.NewSectionReader(zeros{}, 0, p.Image.Bytes)
+		to := procimage.NewDelta(&p.Image, p.Over, below).Back(io.NewOffsetWriter(discard{}, 0))
+		if _, err := to.WriteAt(make([]byte, min(bytes, 1<<20)), max(0, bytes-1<<20)); err != nil {
+			t.Errorf("%v: %+v", err, p)
+		}
 	})
 }
+
+type zeros struct{}
+
+func (zeros) ReadAt(p []byte, _ int64) (int, error) { clear(p); return len(p), nil }
+
+type discard struct{}
+
+func (discard) WriteAt(p []byte, _ int64) (int, error) { return len(p), nil }
