@@ -86,11 +86,7 @@ func (p *Pair) stream(ctx context.Context, s *bench.Sheet) (err error) {
 
 // again restores a snapshot a second time on a node, and counts what that reads from the store.
 func (p *Pair) again(ctx context.Context, s *bench.Sheet, b *node, snap api.SnapshotID, store *blobtest.Shaped, took, reads *bench.Series) error {
-	// A pull that does not stream answers when all of it is here.
-	if _, err := b.Snapshots.Pull(ctx, snap, api.PullRequest{}); err != nil {
-		return err
-	}
-	// What the first machine used is kept in the store by then, which reads there.
+	// By then all of it is here, and what the first machine used is kept in the store, which reads there.
 	if err := errors.Join(wait(ctx, recorded), idle(ctx, store)); err != nil {
 		return err
 	}

@@ -153,19 +153,26 @@ func TestErrorIsShared(t *testing.T) {
 	fill(t, c, o, data, source(data, &calls))
 }
 
+// four has four objects of one frame kept, of which the first was used last.
+func four(t *testing.T, c *cache.Cache, calls *atomic.Int64) {
+	t.Helper()
+	for i := range 4 {
+		o, data := object(i, cache.Frame)
+		fill(t, c, o, data, source(data, calls))
+	}
+	first, data := object(0, cache.Frame)
+	fill(t, c, first, data, never(t))
+}
+
 // What is given back is what was used longest ago, and no more than that; what is gone is fetched again.
 func TestGive(t *testing.T) {
 	c := open(t, cache.Config{Dir: t.TempDir()})
 	var calls atomic.Int64
-	for i := range 4 {
-		o, data := object(i, cache.Frame)
-		fill(t, c, o, data, source(data, &calls))
-	}
-	first, data := object(0, cache.Frame)
-	fill(t, c, first, data, never(t)) // used again
+	four(t, c, &calls)
 	if got := c.Give(cache.Frame + 1); got != 2*cache.Frame || c.Stats().Bytes != 2*cache.Frame {
 		t.Errorf("gave %d, and %+v is there", got, c.Stats())
 	}
+	first, data := object(0, cache.Frame)
 	fill(t, c, first, data, never(t))
 	second, data := object(1, cache.Frame)
 	fill(t, c, second, data, source(data, &calls))
@@ -181,12 +188,7 @@ func TestLeastRecentlyUsedGoesFirst(t *testing.T) {
 	dir := t.TempDir()
 	c := open(t, cache.Config{Dir: dir, Bytes: 4 * cache.Frame, Files: 2})
 	var calls atomic.Int64
-	for i := range 4 {
-		o, data := object(i, cache.Frame)
-		fill(t, c, o, data, source(data, &calls))
-	}
-	first, data := object(0, cache.Frame)
-	fill(t, c, first, data, never(t)) // used again
+	four(t, c, &calls)
 	o, more := object(4, 2*cache.Frame)
 	fill(t, c, o, more, source(more, &calls))
 	for i, want := range []bool{true, false, false, true} {

@@ -201,7 +201,7 @@ func (s *Store) unpack(ctx context.Context, imageDir string, from vmm.Delivery) 
 		}
 	}
 	own := filepath.Join(dir, contentName)
-	if err := p.receive(ctx, own, bytes, from); err != nil {
+	if err := p.bring(ctx, own, bytes, from); err != nil {
 		return err
 	}
 	if in.Whole {
@@ -260,8 +260,8 @@ func (s *Store) clocks(ctx context.Context) error {
 	return errors.Join(err, failed, p.Kill(ctx), p.Release())
 }
 
-// receive writes what comes with a parcel as a new file.
-func (p *Process) receive(ctx context.Context, path string, bytes int64, from vmm.Delivery) error {
+// bring writes what comes with a parcel as a new file.
+func (p *Process) bring(ctx context.Context, path string, bytes int64, from vmm.Delivery) error {
 	if p.Base == nil {
 		return receive(path, bytes, func(f *os.File) (int64, error) { return from.Bring(ctx, false, f) })
 	}
