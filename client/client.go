@@ -5,7 +5,7 @@
 // idempotency key. Every error is an *api.Error: what the server answered, or unavailable when it could
 // not be reached.
 //
-//	c, err := client.New("http://127.0.0.1:8080", os.Getenv("PANDASTACK_API_KEY"))
+//	c, err := client.FromEnv(os.Environ())
 //	box, err := c.Sandboxes.Create(ctx, api.CreateRequest{Template: "base"})
 //	res, err := c.Sandboxes.Exec(ctx, box.ID, api.ExecRequest{Cmd: "uname -a"})
 //
@@ -27,6 +27,7 @@ import (
 	"time"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/config"
 )
 
 // maxAnswer bounds a JSON answer in bytes: two outputs of an exec, escaped at worst, and some.
@@ -74,6 +75,18 @@ func New(baseURL, key string, opts ...Option) (*Client, error) {
 	c.Sandboxes, c.Files, c.Snapshots = &Sandboxes{c}, &Files{c}, &Snapshots{c}
 	c.Templates, c.Tokens = &Templates{c}, &Tokens{c}
 	return c, nil
+}
+
+// FromEnv returns a client of the server that environ, in the form of os.Environ, names: PANDASTACK_API or
+// PANDASTACK_API_URL with the key in PANDASTACK_API_KEY or PANDASTACK_TOKEN, else the user's
+// ~/.config/pandastack/config.json, else http://127.0.0.1:7700. It returns an invalid error if the two addresses differ
+// or the file cannot be read.
+func FromEnv(environ []string, opts ...Option) (*Client, error) {
+	found, err := config.LoadClient(config.ClientSources{Env: environ, DataDir: config.DataDir("", environ)})
+	if err != nil {
+		return nil, api.Errorf(api.Invalid, "%v", err)
+	}
+	return New(found.URL, found.Key, opts...)
 }
 
 // defaultHTTP keeps enough connections for a burst of creates.

@@ -39,6 +39,27 @@ func TestNewRefusesBadAddresses(t *testing.T) {
 	}
 }
 
+func TestFromEnv(t *testing.T) {
+	home := "HOME=" + t.TempDir()
+	for _, test := range []struct {
+		name string
+		env  []string
+		url  string // empty: the environment is refused
+	}{
+		{"published name", []string{"PANDASTACK_API=http://one", "PANDASTACK_API_KEY=pds_k"}, "http://one"},
+		{"other name", []string{"PANDASTACK_API_URL=http://two", "PANDASTACK_TOKEN=pds_k"}, "http://two"},
+		{"two servers", []string{"PANDASTACK_API=http://one", "PANDASTACK_API_URL=http://two"}, ""},
+	} {
+		c, err := client.FromEnv(append(test.env, home, "PANDASTACK_DATA_DIR="+t.TempDir()))
+		switch {
+		case test.url == "" && api.CodeOf(err) != api.Invalid:
+			t.Errorf("%s: FromEnv returned %v, want an invalid error", test.name, err)
+		case test.url != "" && (err != nil || c.URL() != test.url || c.Key() != "pds_k"):
+			t.Errorf("%s: FromEnv returned %v, %v, want a client of %s with key pds_k", test.name, c, err, test.url)
+		}
+	}
+}
+
 func TestCreateIsRepeatedUnderOneKey(t *testing.T) {
 	keys := map[string]bool{}
 	var n atomic.Int32

@@ -133,7 +133,7 @@ func (a *app) root() *cobra.Command {
 	root.CompletionOptions.HiddenDefaultCmd = false
 	f := root.PersistentFlags()
 	f.BoolVar(&a.json, "json", false, "print JSON instead of tables")
-	f.StringVar(&a.apiURL, "api", "", "address of the API (PANDASTACK_API_URL; else ~/.config/pandastack/config.json, else the node on this machine)")
+	f.StringVar(&a.apiURL, "api", "", "address of the API (PANDASTACK_API or PANDASTACK_API_URL; else ~/.config/pandastack/config.json, else the node on this machine)")
 	f.StringVar(&a.key, "key", "", "API key (PANDASTACK_API_KEY)")
 	f.StringVar(&a.dataDir, "data-dir", "", "data directory of the node on this machine (PANDASTACK_DATA_DIR; default /var/lib/pandastack)")
 	f.StringVar(&a.file, "config", "", "configuration file of the node")

@@ -55,8 +55,11 @@ func LoadClient(src ClientSources) (Client, error) {
 			c.Key = key
 		}
 	}
-	fill(env["PANDASTACK_API_URL"], env["PANDASTACK_API_KEY"], "PANDASTACK_API_URL")
-	fill(env["PANDASTACK_API"], env["PANDASTACK_TOKEN"], "PANDASTACK_API")
+	if err := sameServer(env["PANDASTACK_API"], env["PANDASTACK_API_URL"]); c.URL == "" && err != nil {
+		return Client{}, err
+	}
+	fill(env["PANDASTACK_API"], env["PANDASTACK_API_KEY"], "PANDASTACK_API")
+	fill(env["PANDASTACK_API_URL"], env["PANDASTACK_TOKEN"], "PANDASTACK_API_URL")
 	for _, path := range []string{UserFile(src.Env), NodeFile(src.DataDir)} {
 		if c.URL != "" && c.Key != "" {
 			break
@@ -72,6 +75,16 @@ func LoadClient(src ClientSources) (Client, error) {
 	}
 	fill(DefaultURL, "", "default")
 	return c, nil
+}
+
+// sameServer returns an error if both variables are set and name different servers: the published SDKs read only the
+// first, so a key could be sent to a server that the user does not mean.
+func sameServer(api, apiURL string) error {
+	if api == "" || apiURL == "" || strings.TrimRight(api, "/") == strings.TrimRight(apiURL, "/") {
+		return nil
+	}
+	return fmt.Errorf("PANDASTACK_API is %s and PANDASTACK_API_URL is %s: unset PANDASTACK_API_URL (SDKs do not read it)",
+		api, apiURL)
 }
 
 // UserFile is the path of the user's own file, empty when there is no home.

@@ -159,6 +159,18 @@ func TestClient(t *testing.T) {
 	if c := load(config.ClientSources{Env: env}); c.URL != "http://env" || c.Key != "env" {
 		t.Errorf("with the environment: %+v", c)
 	}
+	env = []string{"PANDASTACK_API_URL=http://env", "PANDASTACK_TOKEN=env"}
+	if c := load(config.ClientSources{Env: env}); c.URL != "http://env" || c.Key != "env" || c.Origin != "PANDASTACK_API_URL" {
+		t.Errorf("with the other names in the environment: got %+v, want http://env with its key", c)
+	}
+	env = []string{"PANDASTACK_API=http://one/", "PANDASTACK_API_URL=http://one"}
+	if c := load(config.ClientSources{Env: env}); c.URL != "http://one/" {
+		t.Errorf("with the same server under both names: got %q, want http://one/", c.URL)
+	}
+	env = []string{"PANDASTACK_API=http://one", "PANDASTACK_API_URL=http://two"}
+	if c, err := config.LoadClient(config.ClientSources{Env: env}); err == nil || !strings.Contains(err.Error(), "unset PANDASTACK_API_URL") {
+		t.Errorf("with two servers in the environment: got %+v, %v, want an error that names the remedy", c, err)
+	}
 	if c := load(config.ClientSources{Env: env, URL: "http://flag", Key: "flag"}); c.URL != "http://flag" || c.Key != "flag" {
 		t.Errorf("with flags: %+v", c)
 	}
