@@ -27,7 +27,7 @@ import (
 	"time"
 
 	"github.com/pandastack/pandastack/api"
-	"github.com/pandastack/pandastack/internal/config"
+	"github.com/pandastack/pandastack/internal/lib/config"
 )
 
 // maxAnswer bounds a JSON answer in bytes: two outputs of an exec, escaped at worst, and some.

@@ -10,8 +10,8 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/pandastack/pandastack/internal/guest"
-	"github.com/pandastack/pandastack/internal/guest/pack"
+	"github.com/pandastack/pandastack/internal/guest/agent"
+	"github.com/pandastack/pandastack/internal/guest/archive"
 )
 
 // The settings above: the number of processors does not change, and to look whether it did costs time in a
@@ -19,14 +19,14 @@ import (
 func main() { os.Exit(run(context.Background())) }
 
 func run(ctx context.Context) int {
-	if os.Getpid() != 1 && len(os.Args) > 1 && pack.Verb(os.Args[1]) {
-		return pack.Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
+	if os.Getpid() != 1 && len(os.Args) > 1 && archive.Verb(os.Args[1]) {
+		return archive.Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
 	}
 	if os.Getpid() != 1 {
 		fmt.Fprintln(os.Stderr, "pandastack-guest is the first process of a machine; in one it also packs and unpacks files")
 		return 2
 	}
-	err := guest.Run(ctx)
+	err := agent.Run(ctx)
 	fmt.Fprintln(os.Stderr, "pandastack-guest:", err)
 	return 1
 }

@@ -9,7 +9,7 @@ import (
 	"syscall"
 
 	"github.com/pandastack/pandastack/internal/cli"
-	"github.com/pandastack/pandastack/internal/uffd/uffdtest"
+	"github.com/pandastack/pandastack/internal/os/uffd/uffdtest"
 )
 
 // version is set by the linker.

@@ -13,7 +13,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/client"
-	"github.com/pandastack/pandastack/internal/dockerfile"
+	"github.com/pandastack/pandastack/internal/image/dockerfile"
 )
 
 // buildFlags are what template build may be told.

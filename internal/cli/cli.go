@@ -19,7 +19,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/client"
-	"github.com/pandastack/pandastack/internal/config"
+	"github.com/pandastack/pandastack/internal/lib/config"
 )
 
 // Process is what a run has of the outside. Stdin, Stdout and Stderr may be terminals.

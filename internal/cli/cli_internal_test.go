@@ -13,7 +13,7 @@ import (
 	"testing"
 
 	"github.com/pandastack/pandastack/api"
-	"github.com/pandastack/pandastack/internal/config"
+	"github.com/pandastack/pandastack/internal/lib/config"
 )
 
 func TestQuote(t *testing.T) {

@@ -15,8 +15,8 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/client"
 	"github.com/pandastack/pandastack/internal/bench"
-	"github.com/pandastack/pandastack/internal/bench/faults"
-	"github.com/pandastack/pandastack/internal/bench/pair"
+	"github.com/pandastack/pandastack/internal/bench/pagefault"
+	"github.com/pandastack/pandastack/internal/bench/twonode"
 	"github.com/pandastack/pandastack/internal/demo"
 )
 
@@ -123,12 +123,12 @@ func (a *app) more(ctx context.Context, cl *client.Client, opt *bench.Options) (
 			opt.Registry = address
 		}
 	}
-	two := &pair.Pair{
+	two := &twonode.Pair{
 		Config: &l.Node, Version: a.Version, Template: opt.Template, Driver: capacity.Driver, Accelerator: capacity.Accelerator,
 		Log: slog.New(slog.NewTextHandler(a.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	}
 	groups := two.Groups()
-	groups["pager"] = func(ctx context.Context, s *bench.Sheet) error { return faults.Measure(ctx, opt.Work, s) }
+	groups["pager"] = func(ctx context.Context, s *bench.Sheet) error { return pagefault.Measure(ctx, opt.Work, s) }
 	return groups, nil
 }
 

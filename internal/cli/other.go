@@ -12,7 +12,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/client"
-	"github.com/pandastack/pandastack/internal/config"
+	"github.com/pandastack/pandastack/internal/lib/config"
 )
 
 func (a *app) template() *cobra.Command {

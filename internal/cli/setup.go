@@ -15,7 +15,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/doctor"
-	"github.com/pandastack/pandastack/internal/probe"
+	"github.com/pandastack/pandastack/internal/host/probe"
 	"github.com/pandastack/pandastack/internal/setup"
 )
 

@@ -14,9 +14,9 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/client"
-	"github.com/pandastack/pandastack/internal/boot"
-	"github.com/pandastack/pandastack/internal/config"
-	"github.com/pandastack/pandastack/internal/obs"
+	"github.com/pandastack/pandastack/internal/lib/config"
+	"github.com/pandastack/pandastack/internal/lib/obs"
+	"github.com/pandastack/pandastack/internal/node"
 )
 
 // settings adds a flag for every setting of a node but data_dir, which all commands have, and gives a
@@ -62,13 +62,13 @@ func (a *app) up() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return local(boot.Up(c.Context(), boot.Options{Config: &l.Node, Version: a.Version, Log: log, Ready: a.ready}))
+		return local(node.Up(c.Context(), node.Options{Config: &l.Node, Version: a.Version, Log: log, Ready: a.ready}))
 	}
 	return c
 }
 
 // ready tells how to reach a node that has started.
-func (a *app) ready(r boot.Ready) {
+func (a *app) ready(r node.Ready) {
 	err := a.print(config.NodeAccess{APIURL: r.URL, APIKey: r.FirstKey, TLSURL: r.TLSURL, CAFile: r.CAFile}, func(w io.Writer) error {
 		_, err := io.WriteString(w, readyText(r))
 		return err
@@ -79,7 +79,7 @@ func (a *app) ready(r boot.Ready) {
 }
 
 // readyText tells a person how to reach a node, and how to trust it.
-func readyText(r boot.Ready) string {
+func readyText(r node.Ready) string {
 	text := fmt.Sprintf("PandaStack is ready at %s\n", r.URL)
 	if r.TLSURL != "" {
 		text += fmt.Sprintf("and over TLS at %s\n", r.TLSURL)
@@ -130,10 +130,10 @@ func (a *app) reach(ctx context.Context, level slog.Level) (cl *client.Client, s
 // startNode runs a node in this process and waits until it is ready.
 func (a *app) startNode(ctx context.Context, n *config.Node, level slog.Level) (url string, stop func() error, err error) {
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
-	ready, ended := make(chan boot.Ready, 1), make(chan error, 1)
+	ready, ended := make(chan node.Ready, 1), make(chan error, 1)
 	log := slog.New(slog.NewTextHandler(a.Stderr, &slog.HandlerOptions{Level: level}))
 	go func() {
-		ended <- boot.Up(life, boot.Options{Config: n, Version: a.Version, Log: log, Ready: func(r boot.Ready) { ready <- r }})
+		ended <- node.Up(life, node.Options{Config: n, Version: a.Version, Log: log, Ready: func(r node.Ready) { ready <- r }})
 	}()
 	stop = func() error {
 		end()

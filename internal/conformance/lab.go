@@ -9,10 +9,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pandastack/pandastack/internal/disk"
-	"github.com/pandastack/pandastack/internal/imagebuild"
-	"github.com/pandastack/pandastack/internal/kernel"
-	"github.com/pandastack/pandastack/internal/recipe"
+	"github.com/pandastack/pandastack/internal/image/imagebuild"
+	"github.com/pandastack/pandastack/internal/image/kernel"
+	"github.com/pandastack/pandastack/internal/image/recipe"
+	"github.com/pandastack/pandastack/internal/os/disk"
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
 )

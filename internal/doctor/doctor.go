@@ -13,8 +13,8 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/pandastack/pandastack/internal/disk"
-	"github.com/pandastack/pandastack/internal/probe"
+	"github.com/pandastack/pandastack/internal/host/probe"
+	"github.com/pandastack/pandastack/internal/os/disk"
 )
 
 // Check runs all probes and tells each result to each, which may be nil, as it comes. A data directory

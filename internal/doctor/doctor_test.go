@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/pandastack/pandastack/internal/doctor"
-	"github.com/pandastack/pandastack/internal/probe"
+	"github.com/pandastack/pandastack/internal/host/probe"
 )
 
 var update = flag.Bool("update", false, "write the goldens")

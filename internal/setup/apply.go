@@ -11,11 +11,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/apt"
-	"github.com/pandastack/pandastack/internal/command"
-	"github.com/pandastack/pandastack/internal/disk"
-	"github.com/pandastack/pandastack/internal/durable"
-	"github.com/pandastack/pandastack/internal/kernel"
+	"github.com/pandastack/pandastack/internal/image/apt"
+	"github.com/pandastack/pandastack/internal/image/kernel"
+	"github.com/pandastack/pandastack/internal/lib/command"
+	"github.com/pandastack/pandastack/internal/lib/durable"
+	"github.com/pandastack/pandastack/internal/os/disk"
 )
 
 // backportsFile is the package source that setup may add.

@@ -3,7 +3,7 @@ package setup
 import (
 	"testing"
 
-	"github.com/pandastack/pandastack/internal/apt"
+	"github.com/pandastack/pandastack/internal/image/apt"
 )
 
 func TestBackports(t *testing.T) {

@@ -12,10 +12,10 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/pandastack/pandastack/internal/apt"
-	"github.com/pandastack/pandastack/internal/command"
-	"github.com/pandastack/pandastack/internal/disk"
-	"github.com/pandastack/pandastack/internal/kernel"
+	"github.com/pandastack/pandastack/internal/image/apt"
+	"github.com/pandastack/pandastack/internal/image/kernel"
+	"github.com/pandastack/pandastack/internal/lib/command"
+	"github.com/pandastack/pandastack/internal/os/disk"
 )
 
 // needed are the packages of a node besides QEMU.

@@ -9,8 +9,8 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/pandastack/pandastack/internal/disk"
-	"github.com/pandastack/pandastack/internal/disk/disktest"
+	"github.com/pandastack/pandastack/internal/os/disk"
+	"github.com/pandastack/pandastack/internal/os/disk/disktest"
 	"github.com/pandastack/pandastack/internal/setup"
 )
 

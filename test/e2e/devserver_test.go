@@ -22,8 +22,8 @@ import (
 
 	"github.com/coder/websocket"
 
-	"github.com/pandastack/pandastack/internal/edge"
-	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/ingress/proxy"
 )
 
 // devServer is a development server of the JavaScript world, as a new project of it starts: unconfigured.
@@ -81,8 +81,8 @@ func (loopback) DialPort(ctx context.Context, port uint16) (net.Conn, error) {
 
 type oneSandbox struct{}
 
-func (oneSandbox) Open(context.Context, string, func(edge.Target) bool) (edge.Target, error) {
-	return edge.Target{ID: "sbxdev", Generation: 1, Guest: loopback{}}, nil
+func (oneSandbox) Open(context.Context, string, func(proxy.Target) bool) (proxy.Target, error) {
+	return proxy.Target{ID: "sbxdev", Generation: 1, Guest: loopback{}}, nil
 }
 
 // TestDevServers: development servers answer through the edge as they come, pages and sockets, although they
@@ -96,7 +96,7 @@ func TestDevServers(t *testing.T) {
 	if err := tools.install(t.Context(), place); err != nil {
 		t.Fatal(err)
 	}
-	e := edge.New(oneSandbox{}, nil, slog.New(slog.DiscardHandler))
+	e := proxy.New(oneSandbox{}, nil, slog.New(slog.DiscardHandler))
 	t.Cleanup(e.Close)
 	front := httptest.NewServer(e.Around(http.NotFoundHandler()))
 	t.Cleanup(front.Close)

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pandastack/pandastack/internal/hostapi"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
 )
 
 // attempts is a program for guests. Each line of its table is a name, a way, a target, how many seconds to wait, and

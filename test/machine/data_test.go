@@ -5,7 +5,7 @@ package machine
 import (
 	"testing"
 
-	"github.com/pandastack/pandastack/internal/hostapi"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
 )
 
 // TestDataDisk has a machine's data disk forked and put to sleep with it, and mounted again when the guest boots.

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/pandastack/pandastack/internal/hostapi"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
 )
 
 // begin is a program for guests: it prints how connections to addresses begin: "connected", "refused", or

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pandastack/pandastack/internal/hostapi"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
 )
 
 // TestPublishedBeginsOnGround publishes templates with disks of several sizes: each begins where a machine that

@@ -17,7 +17,7 @@ import (
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
 
-	"github.com/pandastack/pandastack/internal/netslot"
+	"github.com/pandastack/pandastack/internal/os/netslot"
 )
 
 // Addresses of the internet that is a test's own: two public ones, the resolver that the node asks, and one in

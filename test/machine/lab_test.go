@@ -21,21 +21,21 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pandastack/pandastack/internal/bake"
-	"github.com/pandastack/pandastack/internal/command"
-	"github.com/pandastack/pandastack/internal/disk"
-	"github.com/pandastack/pandastack/internal/egress"
-	"github.com/pandastack/pandastack/internal/guestapi"
-	"github.com/pandastack/pandastack/internal/guestlink"
-	"github.com/pandastack/pandastack/internal/hostapi"
-	"github.com/pandastack/pandastack/internal/hostd"
-	"github.com/pandastack/pandastack/internal/imagebuild"
-	"github.com/pandastack/pandastack/internal/jail"
-	"github.com/pandastack/pandastack/internal/kernel"
-	"github.com/pandastack/pandastack/internal/machine"
-	"github.com/pandastack/pandastack/internal/netslot"
-	"github.com/pandastack/pandastack/internal/recipe"
-	"github.com/pandastack/pandastack/internal/snapshot"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/host/agent"
+	"github.com/pandastack/pandastack/internal/host/bake"
+	"github.com/pandastack/pandastack/internal/host/guestlink"
+	"github.com/pandastack/pandastack/internal/host/machine"
+	"github.com/pandastack/pandastack/internal/host/snapshot"
+	"github.com/pandastack/pandastack/internal/image/imagebuild"
+	"github.com/pandastack/pandastack/internal/image/kernel"
+	"github.com/pandastack/pandastack/internal/image/recipe"
+	"github.com/pandastack/pandastack/internal/lib/command"
+	"github.com/pandastack/pandastack/internal/os/disk"
+	"github.com/pandastack/pandastack/internal/os/egress"
+	"github.com/pandastack/pandastack/internal/os/jail"
+	"github.com/pandastack/pandastack/internal/os/netslot"
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/qemu"
 )
@@ -56,7 +56,7 @@ const wide = hostapi.TemplateName("wide")
 const paired = hostapi.TemplateName("paired")
 
 // objects is the object store of the host agents that are opened; nil: the one that all tests share.
-var objects *hostd.Objects
+var objects *agent.Objects
 
 // alter changes the network of the host agents that are opened; nil: it is as it is.
 var alter func(*netslot.Config)
@@ -69,7 +69,7 @@ const agentEnv = "PANDASTACK_TEST_AGENT"
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(agentEnv); dir != "" {
-		if err := agent(dir); err != nil {
+		if err := hostAgent(dir); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -83,8 +83,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// agent is what the re-executed test binary does.
-func agent(dir string) error {
+// hostAgent is what the re-executed test binary does.
+func hostAgent(dir string) error {
 	l, err := open(context.Background(), dir, os.Stderr)
 	if err != nil {
 		return err
@@ -96,7 +96,7 @@ func agent(dir string) error {
 
 // lab is a host agent on this computer.
 type lab struct {
-	*hostd.Host
+	*agent.Host
 	dir  string
 	stop func() error
 	end  func(leave bool) error
@@ -261,7 +261,7 @@ func open(ctx context.Context, dir string, log io.Writer) (_ *lab, err error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg := hostd.Config{DataDir: dir, Recipes: recipes, Machine: machine.Config{
+	cfg := agent.Config{DataDir: dir, Recipes: recipes, Machine: machine.Config{
 		Kernel: func(context.Context) (machine.Kernel, error) {
 			return machine.Kernel{Kernel: boot.Kernel, Initramfs: boot.Initramfs, Cmdline: boot.Cmdline}, nil
 		},
@@ -282,7 +282,7 @@ func open(ctx context.Context, dir string, log io.Writer) (_ *lab, err error) {
 		undone = append(undone, closeObjects)
 		shared = made
 	}
-	h, err := hostd.New(cfg, hostd.Deps{
+	h, err := agent.New(cfg, agent.Deps{
 		Machine: machine.Deps{Driver: driver, Network: network{pool}, Groups: groups{cells}, Disks: disks{}, Link: openLink},
 		Platform: func(context.Context) (string, error) {
 			return fmt.Sprint(driver.Capabilities(), boot.Digest), nil

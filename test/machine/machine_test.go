@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/hostapi"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
 )
 
 func (l *lab) fork(t *testing.T, parent hostapi.MachineID, ids ...hostapi.MachineID) []hostapi.Forked {

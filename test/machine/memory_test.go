@@ -12,9 +12,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pandastack/pandastack/internal/guestapi"
-	"github.com/pandastack/pandastack/internal/hostapi"
-	"github.com/pandastack/pandastack/internal/jail"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/os/jail"
 )
 
 // TestGuestOutOfMemory lets a program of a guest take more memory than there is: the guest's kernel kills it, which

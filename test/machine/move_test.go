@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/disk"
-	"github.com/pandastack/pandastack/internal/hostapi"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/os/disk"
 )
 
 // another starts a second host agent with a data directory and names of its own.

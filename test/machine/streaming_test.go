@@ -9,24 +9,24 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/blob"
-	"github.com/pandastack/pandastack/internal/blob/blobtest"
-	"github.com/pandastack/pandastack/internal/chunk"
-	"github.com/pandastack/pandastack/internal/chunk/cache"
-	"github.com/pandastack/pandastack/internal/hostapi"
-	"github.com/pandastack/pandastack/internal/hostd"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/host/agent"
+	"github.com/pandastack/pandastack/internal/host/blob"
+	"github.com/pandastack/pandastack/internal/host/blob/blobtest"
+	"github.com/pandastack/pandastack/internal/host/chunkstore"
+	"github.com/pandastack/pandastack/internal/host/chunkstore/cache"
 )
 
 // objectStore is what the hosts of these tests share: a store in the same city on 1 Gbit/s.
 var objectStore = blobtest.Shape(blobtest.Memory(), 5*time.Millisecond, 125_000_000)
 
 // openObjects gives a host its part of the object store.
-func openObjects(dir string) (*hostd.Objects, func() error, error) {
-	ring, err := chunk.NewKeyring(bytes.Repeat([]byte{7}, 32))
+func openObjects(dir string) (*agent.Objects, func() error, error) {
+	ring, err := chunkstore.NewKeyring(bytes.Repeat([]byte{7}, 32))
 	if err != nil {
 		return nil, nil, err
 	}
-	vault, err := chunk.New(objectStore, ring, chunk.Config{})
+	vault, err := chunkstore.New(objectStore, ring, chunkstore.Config{})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -34,7 +34,7 @@ func openObjects(dir string) (*hostd.Objects, func() error, error) {
 	if err != nil {
 		return nil, nil, errors.Join(err, vault.Close())
 	}
-	return &hostd.Objects{Vault: vault, Cache: kept}, func() error { return errors.Join(kept.Close(), vault.Close()) }, nil
+	return &agent.Objects{Vault: vault, Cache: kept}, func() error { return errors.Join(kept.Close(), vault.Close()) }, nil
 }
 
 // line is an object store behind a line of 1 Gbit/s with 5 ms to the other end.
@@ -52,11 +52,11 @@ func newLine() *line {
 func reopen(t *testing.T, store blob.Store) *lab {
 	t.Helper()
 	closed(t)
-	ring, err := chunk.NewKeyring(bytes.Repeat([]byte{1}, 32))
+	ring, err := chunkstore.NewKeyring(bytes.Repeat([]byte{1}, 32))
 	if err != nil {
 		t.Fatal(err)
 	}
-	vault, err := chunk.New(store, ring, chunk.Config{Patience: 5 * time.Second, Pause: time.Millisecond})
+	vault, err := chunkstore.New(store, ring, chunkstore.Config{Patience: 5 * time.Second, Pause: time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +64,7 @@ func reopen(t *testing.T, store blob.Store) *lab {
 	if err != nil {
 		t.Fatal(err)
 	}
-	objects = &hostd.Objects{Vault: vault, Cache: kept}
+	objects = &agent.Objects{Vault: vault, Cache: kept}
 	l := host(t)
 	objects = nil
 	t.Cleanup(func() {

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/hostapi"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
 )
 
 // reach is a program for guests: it prints which of the addresses it is given answer.

@@ -15,18 +15,18 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/pandastack/pandastack/internal/auth"
-	"github.com/pandastack/pandastack/internal/edge"
-	"github.com/pandastack/pandastack/internal/guest"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/contract/hostapi/hosttest"
+	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/metricshistory"
+	"github.com/pandastack/pandastack/internal/control/sandbox"
+	"github.com/pandastack/pandastack/internal/control/store"
+	"github.com/pandastack/pandastack/internal/control/template"
+	"github.com/pandastack/pandastack/internal/guest/agent"
 	"github.com/pandastack/pandastack/internal/guest/process"
-	"github.com/pandastack/pandastack/internal/guestapi"
-	"github.com/pandastack/pandastack/internal/history"
-	"github.com/pandastack/pandastack/internal/hostapi"
-	"github.com/pandastack/pandastack/internal/hostapi/hosttest"
-	"github.com/pandastack/pandastack/internal/httpapi"
-	"github.com/pandastack/pandastack/internal/sandbox"
-	"github.com/pandastack/pandastack/internal/store"
-	"github.com/pandastack/pandastack/internal/template"
+	"github.com/pandastack/pandastack/internal/ingress/httpapi"
+	"github.com/pandastack/pandastack/internal/ingress/proxy"
 )
 
 // host is a simulated host whose machines have the real guest agent inside, on this machine.
@@ -35,7 +35,7 @@ type host struct {
 	reaper *process.Reaper
 
 	mu     sync.Mutex
-	guests map[hostapi.MachineID]*guest.Backend
+	guests map[hostapi.MachineID]*agent.Backend
 }
 
 func (h *host) Guest(ctx context.Context, id hostapi.MachineID) (guestapi.Guest, error) {
@@ -45,7 +45,7 @@ func (h *host) Guest(ctx context.Context, id hostapi.MachineID) (guestapi.Guest,
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.guests[id] == nil {
-		h.guests[id] = guest.New(guest.Config{Reaper: h.reaper})
+		h.guests[id] = agent.New(agent.Config{Reaper: h.reaper})
 	}
 	return h.guests[id], nil
 }
@@ -64,8 +64,8 @@ func (h *host) Destroy(ctx context.Context, id hostapi.MachineID, cause string) 
 // nobody opens no sandboxes: preview hosts are not what is tested here.
 type nobody struct{}
 
-func (nobody) Open(context.Context, string, func(edge.Target) bool) (edge.Target, error) {
-	return edge.Target{}, edge.ErrNotFound
+func (nobody) Open(context.Context, string, func(proxy.Target) bool) (proxy.Target, error) {
+	return proxy.Target{}, proxy.ErrNotFound
 }
 
 // serve starts the whole control plane and gives its address and an admin's key. With SDK_TEST_API and
@@ -76,7 +76,7 @@ func serve(t *testing.T) (address, key string) {
 		return address, os.Getenv("SDK_TEST_KEY")
 	}
 	ctx := t.Context()
-	h := &host{Host: hosttest.New(), reaper: process.NewReaper(false), guests: map[hostapi.MachineID]*guest.Backend{}}
+	h := &host{Host: hosttest.New(), reaper: process.NewReaper(false), guests: map[hostapi.MachineID]*agent.Backend{}}
 	t.Cleanup(h.Close)
 	h.AddTemplate(hostapi.Template{Name: "base", VCPUs: 1, MemoryMiB: 256, DiskMiB: 1024, Baked: true})
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
@@ -93,10 +93,10 @@ func serve(t *testing.T) (address, key string) {
 	var running sync.WaitGroup
 	running.Go(func() { _ = boxes.Run(run) }) // ends with its context
 	t.Cleanup(func() { stop(); running.Wait() })
-	door := edge.New(nobody{}, nil, log)
+	door := proxy.New(nobody{}, nil, log)
 	t.Cleanup(door.Close)
 	face, err := httpapi.New(httpapi.Config{Version: "test", PreviewKey: bytes.Repeat([]byte("k"), 32)},
-		httpapi.Deps{Sandboxes: boxes, Templates: templates, Keys: keys, Edge: door, Measured: history.New(boxes), Log: log})
+		httpapi.Deps{Sandboxes: boxes, Templates: templates, Keys: keys, Edge: door, Measured: metricshistory.New(boxes), Log: log})
 	must(t, err)
 	srv := httptest.NewServer(face)
 	t.Cleanup(srv.Close)

@@ -20,9 +20,9 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/client"
-	"github.com/pandastack/pandastack/internal/probe"
-	"github.com/pandastack/pandastack/internal/probe/probetest"
-	"github.com/pandastack/pandastack/internal/recipe"
+	"github.com/pandastack/pandastack/internal/host/probe"
+	"github.com/pandastack/pandastack/internal/host/probe/probetest"
+	"github.com/pandastack/pandastack/internal/image/recipe"
 )
 
 // Bounds of what a loaded machine may take.

@@ -17,12 +17,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pandastack/pandastack/internal/imagebuild"
-	"github.com/pandastack/pandastack/internal/kernel"
-	"github.com/pandastack/pandastack/internal/recipe"
+	"github.com/pandastack/pandastack/internal/image/imagebuild"
+	"github.com/pandastack/pandastack/internal/image/kernel"
+	"github.com/pandastack/pandastack/internal/image/recipe"
 
-	"github.com/pandastack/pandastack/internal/probe"
-	"github.com/pandastack/pandastack/internal/probe/probetest"
+	"github.com/pandastack/pandastack/internal/host/probe"
+	"github.com/pandastack/pandastack/internal/host/probe/probetest"
 )
 
 var data = flag.String("vmlab.data", "", "data directory with reflinks and a guest kernel (default: .cache/data of the repository)")

@@ -4,7 +4,7 @@
 //
 // It must not know what any package does. It prints one line per finding and exits 1 when there is one;
 // allow.txt beside it lists the exceptions, each with its reason, and an exception that excuses nothing
-// is a finding too. `repocheck -show` prints the imports that the code really has, in the plan's format.
+// is a finding too. `repocheck -show` prints the exceptions that the code needs beside the layers, in the plan's format.
 package main
 
 import (
@@ -21,17 +21,17 @@ func run(args []string, stdout, stderr io.Writer) int {
 	flags := flag.NewFlagSet("repocheck", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	root := flags.String("root", ".", "directory that holds go.mod")
-	show := flags.Bool("show", false, "print the imports the code has")
+	show := flags.Bool("show", false, "print the exceptions that the imports of the code need")
 	if err := flags.Parse(args); err != nil {
 		return 2
 	}
-	findings, tree, err := check(*root)
+	findings, tree, plan, err := check(*root)
 	if err != nil {
 		fmt.Fprintln(stderr, "repocheck:", err)
 		return 2
 	}
 	if *show {
-		tree.show(stdout)
+		plan.show(tree, stdout)
 		return 0
 	}
 	for _, f := range findings {
@@ -49,14 +49,14 @@ type finding struct{ Rule, Subject, Text string }
 func (f finding) String() string { return f.Rule + " " + f.Subject + ": " + f.Text }
 
 // check reads the repository at root and returns what is wrong with it, sorted.
-func check(root string) ([]finding, *tree, error) {
+func check(root string) ([]finding, *tree, *plan, error) {
 	t, err := load(root)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	p, found, err := readPlan(root)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	found = append(found, p.compare(t)...)
 	for _, dir := range t.dirs() {
@@ -65,13 +65,13 @@ func check(root string) ([]finding, *tree, error) {
 	found = append(found, t.words...)
 	broken, err := promises(root, t)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	found = append(found, broken...)
 	found, err = allowed(root, found)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	sort.Slice(found, func(i, j int) bool { return found[i].String() < found[j].String() })
-	return found, t, nil
+	return found, t, p, nil
 }

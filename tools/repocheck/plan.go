@@ -7,24 +7,45 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 )
 
-// line is one line of imports.txt: the packages it speaks of and the ones they may import.
-type line struct {
-	names  []string
-	may    []string
-	number int
-}
-
-// plan is imports.txt. A line may name only packages of lines above it, so that it cannot describe a
-// cycle. A name that ends in /* stands for every package below that directory; the import "*" stands for
-// everything above the line.
-type plan struct{ lines []line }
-
+// planFile describes the layers of the repository. Each line of it is a rule, a comment or empty:
+//
+//	layer NAME PATTERN...: LAYER...     packages of this layer may import packages of the named layers
+//	except PACKAGE: PACKAGE...          one package may import these packages as well
+//
+// A pattern is the directory of a package, or a directory followed by "/*" for that directory and every package below it.
+// A layer can name only layers of the lines above it; "*" names all of them. Inside a layer, a package may import the
+// packages of its own room, which is the directory that the "*" stands for, and the package that the pattern names
+// without "/*", which holds what the rooms share.
 const planFile = "imports.txt"
 
+// layer is one "layer" line.
+type layer struct {
+	name     string
+	patterns []string
+	may      []string
+	number   int
+}
+
+// exception is one "except" line.
+type exception struct {
+	dir    string
+	may    []string
+	number int
+	used   map[string]bool
+}
+
+// plan is the content of planFile.
+type plan struct {
+	layers     []layer
+	exceptions []*exception
+}
+
+// readPlan reads planFile below root. Mistakes in single lines are findings.
 func readPlan(root string) (*plan, []finding, error) {
 	f, err := os.Open(filepath.Join(root, planFile))
 	if err != nil {
@@ -39,128 +60,141 @@ func readPlan(root string) (*plan, []finding, error) {
 		if strings.TrimSpace(text) == "" {
 			continue
 		}
-		names, may, ok := strings.Cut(text, ":")
-		if !ok {
-			return nil, nil, fmt.Errorf("%s line %d has no colon", planFile, n)
-		}
-		l := line{number: n, may: strings.Fields(may)}
-		for name := range strings.SplitSeq(names, ",") {
-			l.names = append(l.names, strings.TrimSpace(name))
-		}
-		for _, m := range l.may {
-			if m != "*" && !p.names(m) {
-				found = append(found, finding{"plan", l.names[0], fmt.Sprintf("line %d names %s, which stands on no line above it", n, m)})
+		left, right, ok := strings.Cut(text, ":")
+		words, may := strings.Fields(left), strings.Fields(right)
+		switch {
+		case ok && len(words) >= 3 && words[0] == "layer":
+			for _, m := range may {
+				if m != "*" && p.layer(m) == nil {
+					text := fmt.Sprintf("line %d names layer %s, which is not declared above it", n, m)
+					found = append(found, finding{"plan", words[1], text})
+				}
 			}
+			p.layers = append(p.layers, layer{name: words[1], patterns: words[2:], may: may, number: n})
+		case ok && len(words) == 2 && words[0] == "except" && len(may) > 0:
+			p.exceptions = append(p.exceptions, &exception{dir: words[1], may: may, number: n, used: map[string]bool{}})
+		default:
+			return nil, nil, fmt.Errorf(`%s line %d is neither "layer NAME PATTERN...: LAYER..." nor "except PACKAGE: PACKAGE..."`,
+				planFile, n)
 		}
-		p.lines = append(p.lines, l)
 	}
 	return p, found, scanner.Err()
 }
 
-// names tells whether some line speaks of exactly this name.
-func (p *plan) names(name string) bool {
-	for _, l := range p.lines {
-		for _, n := range l.names {
-			if n == name {
-				return true
-			}
-		}
+// layer returns the layer of a name, or nil.
+func (p *plan) layer(name string) *layer {
+	i := slices.IndexFunc(p.layers, func(l layer) bool { return l.name == name })
+	if i < 0 {
+		return nil
 	}
-	return false
+	return &p.layers[i]
 }
 
-// find gives the line that speaks of a package: the exact name first, else the longest pattern.
-func (p *plan) find(dir string) *line {
-	var best *line
+// find returns the layer and the room of a package, or nil if no pattern matches. The longest pattern wins.
+func (p *plan) find(dir string) (best *layer, room string) {
 	length := -1
-	for i := range p.lines {
-		for _, n := range p.lines[i].names {
-			if n == dir {
-				return &p.lines[i]
-			}
-			if matches(n, dir) && len(n) > length {
-				best, length = &p.lines[i], len(n)
+	for i := range p.layers {
+		for _, pattern := range p.layers[i].patterns {
+			r, ok := matches(pattern, dir)
+			if ok && len(pattern) > length {
+				best, room, length = &p.layers[i], r, len(pattern)
 			}
 		}
 	}
-	return best
+	return best, room
 }
 
-func matches(pattern, dir string) bool {
-	if pattern == dir {
+// matches reports whether a pattern matches a package, and returns the room that the package is in.
+func matches(pattern, dir string) (room string, ok bool) {
+	stem, wild := strings.CutSuffix(pattern, "/*")
+	if !wild {
+		return dir, pattern == dir
+	}
+	if dir == stem {
+		return "", true
+	}
+	rest, ok := strings.CutPrefix(dir, stem+"/")
+	first, _, _ := strings.Cut(rest, "/")
+	return path.Join(stem, first), ok
+}
+
+// allows reports whether a package of the given layer and room may import dir.
+func (p *plan) allows(pkg string, l *layer, room, dir string) bool {
+	other, otherRoom := p.find(dir)
+	if other == nil {
+		return false
+	}
+	if other == l && (room == otherRoom || otherRoom == "") {
 		return true
 	}
-	stem, ok := strings.CutSuffix(pattern, "/*")
-	return ok && strings.HasPrefix(dir, stem+"/")
-}
-
-// allows tells whether the line's packages may import dir.
-func (p *plan) allows(l *line, dir string) bool {
-	for _, m := range l.may {
-		if matches(m, dir) {
+	if slices.Contains(l.may, other.name) || slices.Contains(l.may, "*") && other.number < l.number {
+		return true
+	}
+	for _, e := range p.exceptions {
+		if e.dir == pkg && slices.Contains(e.may, dir) {
+			e.used[dir] = true
 			return true
-		}
-		if m == "*" {
-			if other := p.find(dir); other != nil && other.number < l.number {
-				return true
-			}
 		}
 	}
 	return false
 }
 
-// compare holds the code's imports, those of tests aside, against the plan.
+// compare returns what the imports of the code, those of tests aside, break of the plan.
 func (p *plan) compare(t *tree) []finding {
 	var found []finding
-	used := map[int]bool{}
+	used := map[string]bool{}
 	for _, dir := range t.dirs() {
 		pkg := t.packages[dir]
 		if len(pkg.files) == 0 {
 			continue
 		}
-		l := p.find(dir)
+		l, room := p.find(dir)
 		if l == nil {
-			found = append(found, finding{"plan", dir, "stands on no line of " + planFile})
+			found = append(found, finding{"plan", dir, "is in no layer of " + planFile})
 			continue
 		}
-		used[l.number] = true
+		used[l.name] = true
 		for _, imp := range pkg.imports() {
-			if !p.allows(l, imp) {
-				found = append(found, finding{"import", dir, fmt.Sprintf("imports %s, which line %d of %s does not name", imp, l.number, planFile)})
+			if !p.allows(dir, l, room, imp) {
+				text := fmt.Sprintf("imports %s, which neither its layer %s nor an exception in %s allows", imp, l.name, planFile)
+				found = append(found, finding{"import", dir, text})
 			}
 		}
 	}
-	for _, l := range p.lines {
-		if !used[l.number] {
-			found = append(found, finding{"plan", l.names[0], fmt.Sprintf("line %d speaks of no package that exists", l.number)})
+	for _, l := range p.layers {
+		if !used[l.name] {
+			found = append(found, finding{"plan", l.name, fmt.Sprintf("line %d describes a layer without packages", l.number)})
+		}
+	}
+	for _, e := range p.exceptions {
+		for _, m := range e.may {
+			if !e.used[m] {
+				text := fmt.Sprintf("line %d allows an import of %s that does not exist or needs no exception", e.number, m)
+				found = append(found, finding{"plan", e.dir, text})
+			}
 		}
 	}
 	return found
 }
 
-// show prints the imports of the code, packages that import less first.
-func (t *tree) show(w io.Writer) {
-	depth := map[string]int{}
-	var measure func(dir string) int
-	measure = func(dir string) int {
-		if d, ok := depth[dir]; ok {
-			return d
+// show prints the imports of the code that need an exception under the plan, in the plan's format.
+func (p *plan) show(t *tree, w io.Writer) {
+	bare := &plan{layers: p.layers}
+	dirs := t.dirs()
+	sort.Strings(dirs)
+	for _, dir := range dirs {
+		l, room := bare.find(dir)
+		if l == nil || len(t.packages[dir].files) == 0 {
+			continue
 		}
-		depth[dir] = 0
-		d := 0
-		if pkg := t.packages[dir]; pkg != nil {
-			for _, imp := range pkg.imports() {
-				d = max(d, measure(imp)+1)
+		var needs []string
+		for _, imp := range t.packages[dir].imports() {
+			if !bare.allows(dir, l, room, imp) {
+				needs = append(needs, imp)
 			}
 		}
-		depth[dir] = d
-		return d
-	}
-	dirs := t.dirs()
-	sort.SliceStable(dirs, func(i, j int) bool { return measure(dirs[i]) < measure(dirs[j]) })
-	for _, dir := range dirs {
-		if len(t.packages[dir].files) > 0 {
-			fmt.Fprintln(w, strings.TrimSpace(path.Clean(dir)+": "+strings.Join(t.packages[dir].imports(), " ")))
+		if len(needs) > 0 {
+			fmt.Fprintf(w, "except %s: %s\n", dir, strings.Join(needs, " "))
 		}
 	}
 }

@@ -27,15 +27,15 @@ type ban struct {
 }
 
 var bans = []ban{
-	{pkg: "os", name: "Getenv", except: []string{"internal/config"}, instead: "read the environment in internal/config"},
-	{pkg: "os", name: "LookupEnv", except: []string{"internal/config"}, instead: "read the environment in internal/config"},
+	{pkg: "os", name: "Getenv", except: []string{"internal/lib/config"}, instead: "read the environment in internal/lib/config"},
+	{pkg: "os", name: "LookupEnv", except: []string{"internal/lib/config"}, instead: "read the environment in internal/lib/config"},
 	{pkg: "time", name: "Sleep", tests: true, instead: "wait for a condition, a channel or a timer"},
-	{pkg: "context", name: "Background", except: []string{"cmd", "internal/boot", "tools"}, instead: "take the context from the caller"},
+	{pkg: "context", name: "Background", except: []string{"cmd", "internal/node", "tools"}, instead: "take the context from the caller"},
 	{pkg: "context", name: "TO" + "DO", tests: true, instead: "take the context from the caller"},
 }
 
 // assembly packages know everything and are exempt from the limit on imports.
-var assembly = []string{"cmd", "internal/boot", "internal/cli", "internal/platformtest", "test"}
+var assembly = []string{"cmd", "internal/node", "internal/cli", "internal/integrationtest", "test"}
 
 func under(dir string, roots []string) bool {
 	for _, r := range roots {

@@ -54,8 +54,11 @@ func load(root string) (*tree, error) {
 		if err != nil {
 			return err
 		}
-		if d.IsDir() && p != root && slices.Contains(skipped, d.Name()) {
-			return filepath.SkipDir
+		if p != root && slices.Contains(skipped, d.Name()) {
+			if d.IsDir() {
+				return filepath.SkipDir
+			}
+			return nil // in a linked worktree .git is a file
 		}
 		if !d.Type().IsRegular() {
 			return nil

@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pandastack/pandastack/internal/guest/account"
-	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/guest/passwd"
 )
 
 func timeOf(ts unix.Timespec) time.Time { return time.Unix(ts.Unix()) }
@@ -153,7 +153,7 @@ func realPath(at string) (string, error) {
 // fresh is what a written file is to be.
 type fresh struct {
 	mode  uint32
-	owner *account.User
+	owner *passwd.User
 	notes map[string]string
 	size  int64 // < 0: not known
 }

@@ -13,7 +13,7 @@ import (
 // directSize is how many bytes go to the disk at once, and from how many on a file is written past the kernel's
 // cache. Without KVM a page that goes through the cache costs more than to receive it; and a large file that
 // was just uploaded would take the memory of a small machine. A block takes the disk a moment in which the sender
-// goes on as far as its credit (frame.Window) and the device's own buffers go, about as far as this.
+// goes on as far as its credit (mux.Window) and the device's own buffers go, about as far as this.
 const directSize = 512 << 10
 
 // store writes a stream into a new file, of size bytes if that is not negative.

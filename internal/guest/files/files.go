@@ -17,8 +17,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pandastack/pandastack/internal/guest/account"
-	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/guest/passwd"
 )
 
 const (
@@ -28,15 +28,15 @@ const (
 
 // Files is the files of one machine.
 type Files struct {
-	Users account.Database
+	Users passwd.Database
 	// DefaultUser is the user that "" stands for.
 	DefaultUser func() string
 }
 
 // locate finds the user and the absolute path.
-func (f *Files) locate(p, user string) (string, account.User, error) {
+func (f *Files) locate(p, user string) (string, passwd.User, error) {
 	if p == "" || strings.IndexByte(p, 0) >= 0 || len(p) > guestapi.MaxPath {
-		return "", account.User{}, fmt.Errorf("%w: path", guestapi.ErrInvalid)
+		return "", passwd.User{}, fmt.Errorf("%w: path", guestapi.ErrInvalid)
 	}
 	if user == "" {
 		user = f.DefaultUser()
@@ -72,7 +72,7 @@ func fault(err error) error {
 }
 
 // describe looks at one file, not following it.
-func describe(at string, names *account.Names) (guestapi.FileInfo, error) {
+func describe(at string, names *passwd.Names) (guestapi.FileInfo, error) {
 	var st unix.Stat_t
 	if err := unix.Lstat(at, &st); err != nil {
 		return guestapi.FileInfo{}, fault(&fs.PathError{Op: "stat", Path: at, Err: err})
@@ -117,7 +117,7 @@ func (f *Files) List(ctx context.Context, p, user string, depth int) ([]guestapi
 }
 
 type lister struct {
-	names *account.Names
+	names *passwd.Names
 	all   []guestapi.FileInfo
 }
 
@@ -216,7 +216,7 @@ func (f *Files) MakeDir(_ context.Context, p, user string) (guestapi.FileInfo, e
 }
 
 // makeDirs makes dir with its parents; those that are made belong to u.
-func makeDirs(dir string, u *account.User) error {
+func makeDirs(dir string, u *passwd.User) error {
 	err := os.Mkdir(dir, 0o755)
 	if errors.Is(err, unix.ENOENT) && dir != "/" {
 		if err := makeDirs(path.Dir(dir), u); err != nil {
@@ -237,7 +237,7 @@ func makeDirs(dir string, u *account.User) error {
 }
 
 // own gives a new file to its user. Where this program is not root, it has the right owner already.
-func own(at string, u *account.User) error {
+func own(at string, u *passwd.User) error {
 	if os.Getuid() != 0 {
 		return nil
 	}

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
 // TestFullDisk: a large file that does not fit is ErrNoSpace and leaves nothing.

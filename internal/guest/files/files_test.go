@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pandastack/pandastack/internal/guest/account"
-	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/guest/passwd"
 )
 
 // open returns files with a user of this test's own, whose home is a new directory.
@@ -27,11 +27,11 @@ func open(t *testing.T) (*Files, string) {
 	if err := os.MkdirAll(path.Join(root, "etc"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	passwd := "panda:x:" + uid + ":" + gid + "::" + home + ":/bin/sh\n"
-	if err := os.WriteFile(path.Join(root, "etc/passwd"), []byte(passwd), 0o644); err != nil {
+	passwdFile := "panda:x:" + uid + ":" + gid + "::" + home + ":/bin/sh\n"
+	if err := os.WriteFile(path.Join(root, "etc/passwd"), []byte(passwdFile), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	return &Files{Users: account.Database{Root: root}, DefaultUser: func() string { return "panda" }}, home
+	return &Files{Users: passwd.Database{Root: root}, DefaultUser: func() string { return "panda" }}, home
 }
 
 func TestWhatIsMadeBelongsToItsUser(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
 // Env is where a suite runs.

@@ -7,13 +7,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pandastack/pandastack/internal/guest/account"
-	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/guest/passwd"
 )
 
 // plumbing is the files of a process that is about to be made. Descriptors are 0 where there is none.
 type plumbing struct {
-	owner *account.User // of the pipes: programs open /dev/stderr anew
+	owner *passwd.User // of the pipes: programs open /dev/stderr anew
 
 	child [3]uintptr // what the process gets
 	owned []int      // of ours, to be closed once the process has them

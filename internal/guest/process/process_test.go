@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/guest/account"
-	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/guest/passwd"
 )
 
 func table(t *testing.T, cfg Config) *Table {
@@ -65,7 +65,7 @@ func TestUserAndEnvironment(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("probe root: only root becomes somebody else")
 	}
-	d := account.Database{Root: t.TempDir()}
+	d := passwd.Database{Root: t.TempDir()}
 	if err := os.Mkdir(d.Root+"/etc", 0o755); err != nil {
 		t.Fatal(err)
 	}

@@ -11,15 +11,15 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pandastack/pandastack/internal/guest/account"
-	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/guest/passwd"
 )
 
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // launch is a resolved ProcessSpec.
 type launch struct {
-	user    account.User
+	user    passwd.User
 	dir     string
 	program string
 	argv    []string
@@ -76,7 +76,7 @@ func shell(spec *guestapi.ProcessSpec) []string {
 	return []string{"/bin/sh", "-l", "-c", spec.Shell}
 }
 
-func environment(u *account.User, terminal bool, more ...map[string]string) map[string]string {
+func environment(u *passwd.User, terminal bool, more ...map[string]string) map[string]string {
 	env := map[string]string{"PATH": defaultPath, "HOME": u.Home, "USER": u.Name, "LOGNAME": u.Name, "SHELL": u.Shell}
 	if terminal {
 		env["TERM"] = "xterm-256color"
@@ -90,7 +90,7 @@ func environment(u *account.User, terminal bool, more ...map[string]string) map[
 }
 
 // workdir is where a process begins. A home that does not exist is /; another directory must exist.
-func workdir(u *account.User, dir string) (string, error) {
+func workdir(u *passwd.User, dir string) (string, error) {
 	at := u.Resolve(dir)
 	var st unix.Stat_t
 	err := unix.Stat(at, &st)

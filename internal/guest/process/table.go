@@ -9,8 +9,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pandastack/pandastack/internal/guest/account"
-	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/guest/passwd"
 )
 
 // The bounds of a table.
@@ -25,7 +25,7 @@ const (
 // Config of a table.
 type Config struct {
 	Reaper *Reaper
-	Users  account.Database
+	Users  passwd.Database
 	// Cgroup is an open directory of a version 2 hierarchy that every process begins in; 0: none.
 	Cgroup int
 	// OutputBytes bounds what is kept of all outputs together; 0: 32 MiB.
@@ -35,7 +35,7 @@ type Config struct {
 // Table is the processes of one machine.
 type Table struct {
 	cfg    Config
-	users  account.Latest
+	users  passwd.Latest
 	budget budget
 
 	wg sync.WaitGroup // of those who read output
@@ -58,7 +58,7 @@ type ended struct {
 
 // New returns an empty table.
 func New(cfg Config) *Table {
-	t := &Table{cfg: cfg, users: account.Latest{Database: cfg.Users}, running: make(map[int]*Process), tags: make(map[string]*Process)}
+	t := &Table{cfg: cfg, users: passwd.Latest{Database: cfg.Users}, running: make(map[int]*Process), tags: make(map[string]*Process)}
 	if cfg.OutputBytes == 0 {
 		cfg.OutputBytes = 32 << 20
 	}

@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
 func (r *request) freeze(ctx context.Context) error {

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
 func (r *request) files(ctx context.Context) error {

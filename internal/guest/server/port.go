@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
 // drain bounds how long a program may take to read what was sent before the host closed a connection.

@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
 // process starts or attaches, then sends events and takes input until the exit or until the host lets go.

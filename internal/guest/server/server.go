@@ -18,8 +18,8 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/pandastack/pandastack/internal/frame"
-	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/lib/mux"
 )
 
 // chunk is how many bytes of content a message carries: what a virtio-serial port writes at once.
@@ -63,7 +63,7 @@ func (s *Server) Serve(ctx context.Context, rw io.ReadWriter) error {
 		stop := context.AfterFunc(ctx, func() { _ = c.Close() }) // reading ends by it, whatever it answers
 		defer stop()
 	}
-	h := &handler{s: s, ctx: ctx, g: frame.NewGuest(rw), idle: make(chan *request), over: make(chan struct{})}
+	h := &handler{s: s, ctx: ctx, g: mux.NewGuest(rw), idle: make(chan *request), over: make(chan struct{})}
 	err := h.g.Serve(h)
 	s.leave()
 	close(h.over)
@@ -80,7 +80,7 @@ func (s *Server) Serve(ctx context.Context, rw io.ReadWriter) error {
 // handler is one channel.
 type handler struct {
 	s   *Server
-	g   *frame.Guest
+	g   *mux.Guest
 	ctx context.Context // of Serve
 	wg  sync.WaitGroup
 
@@ -89,8 +89,8 @@ type handler struct {
 	over    chan struct{} // closed when there will be no more requests
 }
 
-// Hello implements frame.Handler.
-func (h *handler) Hello(hello frame.Hello) {
+// Hello implements mux.Handler.
+func (h *handler) Hello(hello mux.Hello) {
 	s := h.s
 	s.leave()
 	s.mu.Lock()
@@ -148,8 +148,8 @@ func (s *Server) gateFor(op guestapi.Op) (*gate, error) {
 	return nil, fmt.Errorf("%w: the machine is frozen", guestapi.ErrBusy)
 }
 
-// Stream implements frame.Handler.
-func (h *handler) Stream(st *frame.Stream, first []byte) {
+// Stream implements mux.Handler.
+func (h *handler) Stream(st *mux.Stream, first []byte) {
 	op, body, missing, err := guestapi.CutRequest(first)
 	if err != nil {
 		st.Reset(uint16(guestapi.ErrorCode(guestapi.ErrInvalid)), err.Error())
@@ -190,7 +190,7 @@ func (h *handler) work(r *request) {
 // request is one request and its answer.
 type request struct {
 	h       *handler
-	st      *frame.Stream
+	st      *mux.Stream
 	op      guestapi.Op
 	body    []byte
 	missing int

@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/durable"
+	"github.com/pandastack/pandastack/internal/lib/durable"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 

@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
 // lookup needs mu.

@@ -7,7 +7,7 @@ import (
 	"net"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
 var _ guestapi.Backend = (*world)(nil)

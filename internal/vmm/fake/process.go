@@ -11,7 +11,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
 // process is a program of a guest, as data: what a copy needs to go on with it. The world's mu guards it.

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
 // statement is one command of a script and when it is run: Op "" always, "&&" or "||" by the last status.

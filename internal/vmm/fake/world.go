@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
 // memory is all of a guest that a capture keeps.

@@ -10,15 +10,15 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pandastack/pandastack/internal/disk"
+	"github.com/pandastack/pandastack/internal/os/disk"
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
-	"github.com/pandastack/pandastack/internal/vmm/monitor"
+	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
 // capture is a machine at one moment: a whole memory file, and device state.
 type capture struct {
-	monitor.Uses
+	vmmproc.Uses
 	driver   *Driver
 	manifest vmm.Manifest
 	shape    shape
@@ -53,7 +53,7 @@ func (c *capture) Save(ctx context.Context, dir string) (_ vmm.Image, err error)
 		return vmm.Image{}, err
 	}
 	defer func() { err = errors.Join(err, c.Let()) }()
-	path := filepath.Join(dir, monitor.MemoryName)
+	path := filepath.Join(dir, vmmproc.MemoryName)
 	if err := c.saveMemory(ctx, path); err != nil {
 		return vmm.Image{}, fmt.Errorf("save image in %s: %w", dir, err)
 	}
@@ -82,7 +82,7 @@ func (c *capture) saveMemory(ctx context.Context, path string) error {
 // Anticipate implements vmm.Anticipator: it writes back what the disks have and copies the base of the next
 // capture, which takes the longer the more pieces it is in.
 func (m *machine) Anticipate(ctx context.Context) error {
-	if m.At() == monitor.Prepared {
+	if m.At() == vmmproc.Prepared {
 		return fmt.Errorf("capture machine %s: it was not loaded", m.spec.ID)
 	}
 	for _, d := range m.spec.Disks {
@@ -120,7 +120,7 @@ func (m *machine) cloneBase() error {
 	if err := os.RemoveAll(path); err != nil {
 		return err
 	}
-	if err := disk.Clone(monitor.FDPath(int(base.Fd())), path); err != nil {
+	if err := disk.Clone(vmmproc.FDPath(int(base.Fd())), path); err != nil {
 		return err
 	}
 	if err := m.give(path); err != nil {
@@ -132,7 +132,7 @@ func (m *machine) cloneBase() error {
 
 // Capture implements vmm.Machine.
 func (m *machine) Capture(ctx context.Context) (vmm.Capture, error) {
-	if m.At() != monitor.Paused {
+	if m.At() != vmmproc.Paused {
 		return nil, fmt.Errorf("capture machine %s: it is not paused", m.spec.ID)
 	}
 	ctx, cancel := m.driver.set.Limited(ctx, "capture of the machine")
@@ -164,7 +164,7 @@ func (m *machine) capture(ctx context.Context) (*capture, error) {
 	if err := m.dropBase(); err != nil {
 		return nil, err
 	}
-	if err := monitor.WriteRecord(m.spec.Dir, m.record); err != nil {
+	if err := vmmproc.WriteRecord(m.spec.Dir, m.record); err != nil {
 		return nil, err
 	}
 	m.cutChannel()
@@ -239,7 +239,7 @@ func (m *machine) takeFiles(c *capture) error {
 	if c.state, err = m.takeState(); err != nil {
 		return err
 	}
-	return monitor.WriteRecord(m.spec.Dir, m.record)
+	return vmmproc.WriteRecord(m.spec.Dir, m.record)
 }
 
 func (m *machine) takeState() ([]byte, error) {
@@ -248,7 +248,7 @@ func (m *machine) takeState() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	state, err := monitor.ReadBounded(f, maxState)
+	state, err := vmmproc.ReadBounded(f, maxState)
 	err = errors.Join(err, f.Close(), os.Remove(path))
 	if err == nil && len(state) == 0 {
 		err = errors.New("the monitor wrote no device state")

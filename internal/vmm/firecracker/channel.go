@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/pandastack/pandastack/internal/vmm"
-	"github.com/pandastack/pandastack/internal/vmm/monitor"
+	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
 // maxEarly bounds what is written before the guest can be reached, in bytes.
@@ -185,7 +185,7 @@ func (m *machine) Dial(ctx context.Context) (net.Conn, error) {
 	}
 	c := newChannel(m.life)
 	m.mu.Lock()
-	old, live := m.dialled, m.At() != monitor.Prepared
+	old, live := m.dialled, m.At() != vmmproc.Prepared
 	m.dialled = c
 	m.mu.Unlock()
 	if old != nil {
@@ -233,7 +233,7 @@ func (m *machine) reach(c *channel) {
 
 // connectGuest makes one attempt.
 func (m *machine) connectGuest(ctx context.Context) (net.Conn, error) {
-	conn, err := monitor.Connect(ctx, m.root(), vsockSocket)
+	conn, err := vmmproc.Connect(ctx, m.root(), vsockSocket)
 	if err != nil {
 		return nil, err
 	}

@@ -13,7 +13,7 @@ import (
 
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
-	"github.com/pandastack/pandastack/internal/vmm/monitor"
+	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
 // Config says which Firecracker runs machines and how.
@@ -41,7 +41,7 @@ type Driver struct {
 	version fcapi.Version
 	cpu     string
 	groups  []uint32 // a monitor needs besides its own: the one that may use /dev/kvm
-	set     *monitor.Set
+	set     *vmmproc.Set
 
 	mu     sync.Mutex
 	serial int // of captures
@@ -97,8 +97,8 @@ func New(ctx context.Context, config Config) (*Driver, error) {
 	if config.Limit == 0 {
 		config.Limit = defaultLimit
 	}
-	d := &Driver{config: config, version: version, set: monitor.NewSet(config.Limit, removeFiles)}
-	if d.cpu, err = monitor.HostCPU(); err != nil {
+	d := &Driver{config: config, version: version, set: vmmproc.NewSet(config.Limit, removeFiles)}
+	if d.cpu, err = vmmproc.HostCPU(); err != nil {
 		return nil, err
 	}
 	if st, err := os.Stat("/dev/kvm"); err == nil {

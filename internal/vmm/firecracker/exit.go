@@ -3,7 +3,7 @@ package firecracker
 import (
 	"fmt"
 
-	"github.com/pandastack/pandastack/internal/proc"
+	"github.com/pandastack/pandastack/internal/lib/proc"
 )
 
 // endings are what Firecracker's exit codes mean.

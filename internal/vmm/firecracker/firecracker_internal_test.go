@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/proc"
+	"github.com/pandastack/pandastack/internal/lib/proc"
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
 )

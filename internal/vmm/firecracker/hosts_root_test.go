@@ -16,19 +16,19 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/bake"
-	"github.com/pandastack/pandastack/internal/blob/blobtest"
-	"github.com/pandastack/pandastack/internal/chunk"
-	"github.com/pandastack/pandastack/internal/chunk/cache"
-	"github.com/pandastack/pandastack/internal/disk"
-	"github.com/pandastack/pandastack/internal/guestapi"
-	"github.com/pandastack/pandastack/internal/hostapi"
-	"github.com/pandastack/pandastack/internal/hostd"
-	"github.com/pandastack/pandastack/internal/jail"
-	"github.com/pandastack/pandastack/internal/machine"
-	"github.com/pandastack/pandastack/internal/platformtest"
-	"github.com/pandastack/pandastack/internal/probe"
-	"github.com/pandastack/pandastack/internal/probe/probetest"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/host/agent"
+	"github.com/pandastack/pandastack/internal/host/bake"
+	"github.com/pandastack/pandastack/internal/host/blob/blobtest"
+	"github.com/pandastack/pandastack/internal/host/chunkstore"
+	"github.com/pandastack/pandastack/internal/host/chunkstore/cache"
+	"github.com/pandastack/pandastack/internal/host/machine"
+	"github.com/pandastack/pandastack/internal/host/probe"
+	"github.com/pandastack/pandastack/internal/host/probe/probetest"
+	"github.com/pandastack/pandastack/internal/integrationtest"
+	"github.com/pandastack/pandastack/internal/os/disk"
+	"github.com/pandastack/pandastack/internal/os/jail"
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/firecracker"
 	"github.com/pandastack/pandastack/internal/vmm/firecracker/fctest"
@@ -36,7 +36,7 @@ import (
 
 // places are network places that hold nothing, each with a number of its own.
 type places struct {
-	platformtest.Network
+	integrationtest.Network
 	taken atomic.Int64
 }
 
@@ -92,7 +92,7 @@ type site struct {
 	t    *testing.T
 	dir  string
 	jail *jail.Jail
-	host *hostd.Host
+	host *agent.Host
 	stop func()
 }
 
@@ -115,9 +115,9 @@ func newSite(t *testing.T, name string, program fctest.Program, store *blobtest.
 	s.jail, err = jail.New(jail.Config{Layout: layout, Prefix: name, Trees: trees})
 	s.must(err)
 	t.Cleanup(func() { s.must(s.jail.Close()) })
-	ring, err := chunk.NewKeyring(bytes.Repeat([]byte{1}, 32))
+	ring, err := chunkstore.NewKeyring(bytes.Repeat([]byte{1}, 32))
 	s.must(err)
-	vault, err := chunk.New(store, ring, chunk.Config{Pause: time.Millisecond, Patience: time.Second})
+	vault, err := chunkstore.New(store, ring, chunkstore.Config{Pause: time.Millisecond, Patience: time.Second})
 	s.must(err)
 	kept, err := cache.Open(cache.Config{Dir: filepath.Join(s.dir, "chunks")})
 	s.must(err)
@@ -128,16 +128,16 @@ func newSite(t *testing.T, name string, program fctest.Program, store *blobtest.
 	}
 	driver, err := firecracker.New(t.Context(), c)
 	s.must(err)
-	s.start(driver, &hostd.Objects{Vault: vault, Cache: kept})
+	s.start(driver, &agent.Objects{Vault: vault, Cache: kept})
 	return s
 }
 
-func (s *site) start(driver vmm.Driver, objects *hostd.Objects) {
+func (s *site) start(driver vmm.Driver, objects *agent.Objects) {
 	s.t.Helper()
 	kernel, initramfs := filepath.Join(s.dir, "kernel"), filepath.Join(s.dir, "initramfs")
 	s.must(errors.Join(os.WriteFile(kernel, []byte("\x7fELF and more"), 0o644), os.WriteFile(initramfs, []byte("initramfs"), 0o644)))
 	var err error
-	s.host, err = hostd.New(hostd.Config{
+	s.host, err = agent.New(agent.Config{
 		DataDir: filepath.Join(s.dir, "data"),
 		Recipes: []bake.Recipe{{
 			Name: "base", VCPUs: 1, MemoryMiB: 64, DiskMiB: 8, Digest: "d1", Ready: "true",
@@ -157,8 +157,8 @@ func (s *site) start(driver vmm.Driver, objects *hostd.Objects) {
 				return uid, gid
 			},
 		},
-	}, hostd.Deps{
-		Machine:  machine.Deps{Driver: driver, Network: &places{}, Groups: cells{s.jail}, Disks: images{}, Link: platformtest.Link},
+	}, agent.Deps{
+		Machine:  machine.Deps{Driver: driver, Network: &places{}, Groups: cells{s.jail}, Disks: images{}, Link: integrationtest.Link},
 		Platform: func(context.Context) (string, error) { return "test", nil },
 		Rewrite:  func(_ context.Context, src, dst string) error { return disk.Clone(src, dst) },
 		Objects:  objects,

@@ -9,7 +9,7 @@ import (
 	"strconv"
 
 	"github.com/pandastack/pandastack/internal/vmm"
-	"github.com/pandastack/pandastack/internal/vmm/monitor"
+	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
 // shapeName is a file of an image beside its memory, its state and its manifest.
@@ -80,7 +80,7 @@ func (d *Driver) fit(spec vmm.Spec, image vmm.Image) (shape, error) {
 	if n := len(spec.Disks); n < m.Disks || n > max(m.Disks, m.MaxDisks) {
 		return shape{}, &vmm.MismatchError{Field: "disks", Image: fmt.Sprintf("%d to %d", m.Disks, max(m.Disks, m.MaxDisks)), Host: str(n)}
 	}
-	data, err := monitor.ReadChecked(image, shapeName, maxShape)
+	data, err := vmmproc.ReadChecked(image, shapeName, maxShape)
 	if err != nil {
 		return shape{}, err
 	}
@@ -114,12 +114,12 @@ func writeImage(dir string, m vmm.Manifest, s shape, state []byte) (vmm.Image, e
 	if err != nil {
 		return vmm.Image{}, err
 	}
-	return monitor.WriteImage(dir, m, s.memoryBytes(), monitor.Part{Name: monitor.StateName, Data: state}, monitor.Part{Name: shapeName, Data: text})
+	return vmmproc.WriteImage(dir, m, s.memoryBytes(), vmmproc.Part{Name: vmmproc.StateName, Data: state}, vmmproc.Part{Name: shapeName, Data: text})
 }
 
 // openMemory opens the memory of an image and holds its size against the shape.
 func openMemory(image vmm.Image, s shape) (*os.File, error) {
-	f, err := os.Open(filepath.Join(image.Dir, monitor.MemoryName))
+	f, err := os.Open(filepath.Join(image.Dir, vmmproc.MemoryName))
 	if err != nil {
 		return nil, err
 	}

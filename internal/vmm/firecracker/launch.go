@@ -12,9 +12,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pandastack/pandastack/internal/undo"
+	"github.com/pandastack/pandastack/internal/lib/cleanup"
 	"github.com/pandastack/pandastack/internal/vmm"
-	"github.com/pandastack/pandastack/internal/vmm/monitor"
+	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
 // Names in a monitor's directory. Those of drives and of the vsock are part of every snapshot.
@@ -49,7 +49,7 @@ func (m *machine) launch(ctx context.Context, lay func() error) (err error) {
 	if err := removeFiles(dir); err != nil {
 		return err
 	}
-	var back undo.Stack
+	var back cleanup.Stack
 	defer func() { err = back.Settle(ctx, err) }()
 	back.Push("remove files", func(context.Context) error { return removeFiles(dir) })
 	if err := os.MkdirAll(m.root(), 0o700); err != nil {
@@ -70,7 +70,7 @@ func (m *machine) launch(ctx context.Context, lay func() error) (err error) {
 			return err
 		}
 	}
-	mark, err := monitor.Marker(dir)
+	mark, err := vmmproc.Marker(dir)
 	if err != nil {
 		return err
 	}
@@ -80,7 +80,7 @@ func (m *machine) launch(ctx context.Context, lay func() error) (err error) {
 	}
 	back.Push("kill monitor", func(ctx context.Context) error { return errors.Join(p.Kill(ctx), p.Release()) })
 	m.record.Process = p.Identity()
-	if err := monitor.WriteRecord(dir, m.record); err != nil {
+	if err := vmmproc.WriteRecord(dir, m.record); err != nil {
 		return err
 	}
 	m.Begin(ctx, p)
@@ -181,7 +181,7 @@ func (m *machine) copyIn(path, name string) (err error) {
 
 // layImage checks an image and keeps what Load needs of it.
 func (m *machine) layImage(image vmm.Image) (err error) {
-	if m.state, err = monitor.ReadChecked(image, monitor.StateName, maxState); err != nil {
+	if m.state, err = vmmproc.ReadChecked(image, vmmproc.StateName, maxState); err != nil {
 		return err
 	}
 	if m.spec.HugePages && (m.memory == nil || !m.driver.version.AtLeast(1, 17)) {
@@ -196,7 +196,7 @@ func (m *machine) layImage(image vmm.Image) (err error) {
 
 // setBase makes the file at path, open as f, what the next capture is a difference to. It keeps f.
 func (m *machine) setBase(path string, f *os.File) error {
-	key, err := monitor.KeyOf(f)
+	key, err := vmmproc.KeyOf(f)
 	if err != nil {
 		return errors.Join(err, f.Close())
 	}
@@ -230,7 +230,7 @@ func (m *machine) dropBase() error {
 	old := m.base
 	m.base = nil
 	m.mu.Unlock()
-	m.record.Base = monitor.FileKey{}
+	m.record.Base = vmmproc.FileKey{}
 	err := os.Remove(filepath.Join(m.spec.Dir, baseFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
@@ -243,14 +243,14 @@ func (m *machine) dropBase() error {
 
 // findBase opens the base that a record names, for a monitor that is adopted.
 func (m *machine) findBase() error {
-	if m.record.Base == (monitor.FileKey{}) {
+	if m.record.Base == (vmmproc.FileKey{}) {
 		return nil
 	}
 	f, err := openPlain(filepath.Join(m.spec.Dir, baseFile))
 	if err != nil {
 		return err
 	}
-	key, err := monitor.KeyOf(f)
+	key, err := vmmproc.KeyOf(f)
 	if err == nil && key != m.record.Base {
 		err = errors.New("the memory that the machine was started on was changed for another")
 	}

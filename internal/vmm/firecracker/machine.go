@@ -10,15 +10,15 @@ import (
 	"sync"
 	"syscall"
 
-	"github.com/pandastack/pandastack/internal/proc"
+	"github.com/pandastack/pandastack/internal/lib/proc"
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
-	"github.com/pandastack/pandastack/internal/vmm/monitor"
+	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
 // machine is one monitor with its guest.
 type machine struct {
-	*monitor.Life
+	*vmmproc.Life
 	driver   *Driver
 	spec     vmm.Spec
 	manifest vmm.Manifest // of what runs
@@ -50,7 +50,7 @@ var (
 
 func newMachine(ctx context.Context, d *Driver, spec vmm.Spec, manifest vmm.Manifest, s shape) *machine {
 	m := &machine{driver: d, spec: spec, manifest: manifest, record: record{Shape: s, DiskRates: diskRates(spec)}}
-	m.Life = d.set.New(spec, monitor.Hooks{HangUp: m.hangUp, Ending: ending, Closed: fcapi.ErrClosed})
+	m.Life = d.set.New(spec, vmmproc.Hooks{HangUp: m.hangUp, Ending: ending, Closed: fcapi.ErrClosed})
 	m.life, m.endLife = context.WithCancel(context.WithoutCancel(ctx))
 	m.api = fcapi.New(d.version, m.reachAPI)
 	return m
@@ -59,7 +59,7 @@ func newMachine(ctx context.Context, d *Driver, spec vmm.Spec, manifest vmm.Mani
 // reachAPI connects to the monitor, which may still be starting.
 func (m *machine) reachAPI(ctx context.Context) (net.Conn, error) {
 	for wait := newBackoff(apiPatience); ; {
-		conn, err := monitor.Connect(ctx, m.root(), apiSocket)
+		conn, err := vmmproc.Connect(ctx, m.root(), apiSocket)
 		if err == nil {
 			return conn, nil
 		}
@@ -90,11 +90,11 @@ func (m *machine) hangUp() {
 }
 
 // set notes a phase; a guest that can run can be reached.
-func (m *machine) set(p monitor.Phase) {
+func (m *machine) set(p vmmproc.Phase) {
 	m.mu.Lock()
 	was, waiting := m.Move(p), m.dialled
 	m.mu.Unlock()
-	if was == monitor.Prepared && waiting != nil {
+	if was == vmmproc.Prepared && waiting != nil {
 		m.reach(waiting)
 	}
 }
@@ -119,9 +119,9 @@ func (m *machine) takeOver(ctx context.Context, p *proc.Process) error {
 	}
 	switch i.State {
 	case fcapi.StateRunning:
-		m.set(monitor.Running)
+		m.set(vmmproc.Running)
 	case fcapi.StatePaused:
-		m.set(monitor.Paused)
+		m.set(vmmproc.Paused)
 	default: // never loaded: nobody can use it any more
 		return errors.Join(fmt.Errorf("guest is %q: %w", i.State, vmm.ErrGone), m.Kill(ctx))
 	}
@@ -144,5 +144,5 @@ func (m *machine) bound(ctx context.Context) error {
 		}
 	}
 	m.record.DiskRates, m.record.Shape.Rates = held, hasRates(m.spec)
-	return monitor.WriteRecord(m.spec.Dir, m.record)
+	return vmmproc.WriteRecord(m.spec.Dir, m.record)
 }

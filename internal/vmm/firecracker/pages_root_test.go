@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/probe/probetest"
-	"github.com/pandastack/pandastack/internal/uffd"
+	"github.com/pandastack/pandastack/internal/host/probe/probetest"
+	"github.com/pandastack/pandastack/internal/os/uffd"
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
 )

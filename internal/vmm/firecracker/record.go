@@ -8,9 +8,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pandastack/pandastack/internal/proc"
+	"github.com/pandastack/pandastack/internal/lib/proc"
 	"github.com/pandastack/pandastack/internal/vmm"
-	"github.com/pandastack/pandastack/internal/vmm/monitor"
+	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
 // Names in Spec.Dir, beside the monitor's record.
@@ -24,7 +24,7 @@ type record struct {
 	Process proc.Identity `json:"process"`
 	Shape   shape         `json:"shape"`
 	// Base is the memory that the next capture is a difference to; zero: the next one must be full.
-	Base monitor.FileKey `json:"base"`
+	Base vmmproc.FileKey `json:"base"`
 	// Cold: it was booted, and what it writes is not followed. The monitor would go by what is resident, where a
 	// page that was swapped out counts as unchanged; so all captures of it are full.
 	Cold bool `json:"cold,omitempty"`
@@ -39,7 +39,7 @@ type record struct {
 
 // removeFiles takes away what a monitor needed in dir.
 func removeFiles(dir string) error {
-	return errors.Join(unmount(dir), os.RemoveAll(filepath.Join(dir, rootDir)), monitor.Remove(dir, baseFile, baseFile+".new"))
+	return errors.Join(unmount(dir), os.RemoveAll(filepath.Join(dir, rootDir)), vmmproc.Remove(dir, baseFile, baseFile+".new"))
 }
 
 // openPlain opens a file that a monitor may have put there: a plain file and no link to another.

@@ -10,7 +10,7 @@ import (
 
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
-	"github.com/pandastack/pandastack/internal/vmm/monitor"
+	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
 // Memory that can be plugged in comes in slots on the host and in blocks to the guest.
@@ -67,13 +67,13 @@ func (m *machine) boot(ctx context.Context) error {
 	m.record.MaxMemoryMiB = m.spec.MemoryMiB + m.record.Shape.MoreMiB
 	m.record.MaxDisks = len(m.record.Shape.ReadOnly)
 	m.manifest.MaxMemoryMiB, m.manifest.MaxDisks = m.record.MaxMemoryMiB, m.record.MaxDisks
-	if err := monitor.WriteRecord(m.spec.Dir, m.record); err != nil {
+	if err := vmmproc.WriteRecord(m.spec.Dir, m.record); err != nil {
 		return err
 	}
 	if err := m.api.Start(ctx); err != nil {
 		return err
 	}
-	m.set(monitor.Running)
+	m.set(vmmproc.Running)
 	return errors.Join(os.RemoveAll(m.inRoot(kernelFile)), os.RemoveAll(m.inRoot(initrdFile)))
 }
 
@@ -163,7 +163,7 @@ func limiter(r vmm.Rate) *fcapi.RateLimiter {
 
 // Load implements vmm.Machine.
 func (m *machine) Load(ctx context.Context, from vmm.Capture) (err error) {
-	if m.At() != monitor.Prepared || m.state == nil {
+	if m.At() != vmmproc.Prepared || m.state == nil {
 		return fmt.Errorf("load machine %s: it was loaded before", m.spec.ID)
 	}
 	ctx, cancel := m.driver.set.Limited(ctx, "load of the machine")
@@ -215,7 +215,7 @@ func (m *machine) load(ctx context.Context, from vmm.Capture) error {
 	}
 	m.record.Shape.Rates = hasRates(m.spec)
 	m.record.MaxMemoryMiB, m.record.MaxDisks = m.manifest.MaxMemoryMiB, m.manifest.MaxDisks
-	if err := monitor.WriteRecord(m.spec.Dir, m.record); err != nil {
+	if err := vmmproc.WriteRecord(m.spec.Dir, m.record); err != nil {
 		return err
 	}
 	if err := m.api.LoadSnapshot(ctx, request); err != nil {
@@ -224,7 +224,7 @@ func (m *machine) load(ctx context.Context, from vmm.Capture) error {
 	if err := do(ctx, changes); err != nil {
 		return err
 	}
-	m.set(monitor.Running)
+	m.set(vmmproc.Running)
 	return errors.Join(os.RemoveAll(m.inRoot(stateFile)), os.RemoveAll(m.inRoot(memoryFile)))
 }
 
@@ -252,7 +252,7 @@ func (m *machine) layMemory(ctx context.Context, own bool) (fcapi.MemoryBackend,
 		}
 		return fcapi.MemoryBackend{Type: fcapi.BackendFile, Path: memoryFile}, m.link(m.inDir(baseFile), memoryFile)
 	}
-	l, err := monitor.Listen(m.root(), pagerSocket)
+	l, err := vmmproc.Listen(m.root(), pagerSocket)
 	if err != nil {
 		return fcapi.MemoryBackend{}, err
 	}
@@ -324,9 +324,9 @@ func (m *machine) changes(loaded vmm.Manifest) []step {
 // Pause implements vmm.Machine.
 func (m *machine) Pause(ctx context.Context) error {
 	switch m.At() {
-	case monitor.Paused:
+	case vmmproc.Paused:
 		return nil
-	case monitor.Prepared:
+	case vmmproc.Prepared:
 		return fmt.Errorf("pause machine %s: it was not loaded", m.spec.ID)
 	}
 	ctx, cancel := m.driver.set.Limited(ctx, "pause of the machine")
@@ -334,16 +334,16 @@ func (m *machine) Pause(ctx context.Context) error {
 	if err := m.api.Pause(ctx); err != nil {
 		return fmt.Errorf("pause machine %s: %w", m.spec.ID, m.Gone(ctx, err))
 	}
-	m.set(monitor.Paused)
+	m.set(vmmproc.Paused)
 	return nil
 }
 
 // Resume implements vmm.Machine.
 func (m *machine) Resume(ctx context.Context) error {
 	switch m.At() {
-	case monitor.Running:
+	case vmmproc.Running:
 		return nil
-	case monitor.Prepared:
+	case vmmproc.Prepared:
 		return fmt.Errorf("resume machine %s: it was not loaded", m.spec.ID)
 	}
 	ctx, cancel := m.driver.set.Limited(ctx, "resumption of the machine")
@@ -352,7 +352,7 @@ func (m *machine) Resume(ctx context.Context) error {
 	if err := m.api.Resume(ctx); err != nil {
 		return fmt.Errorf("resume machine %s: %w", m.spec.ID, m.Gone(ctx, err))
 	}
-	m.set(monitor.Running)
+	m.set(vmmproc.Running)
 	return nil
 }
 
@@ -371,7 +371,7 @@ func (m *machine) Identify(ctx context.Context, document []byte) error {
 
 // Reclaim implements vmm.Reclaimer.
 func (m *machine) Reclaim(ctx context.Context, mib int) error {
-	if m.At() == monitor.Prepared {
+	if m.At() == vmmproc.Prepared {
 		return fmt.Errorf("reclaim memory of machine %s: it was not loaded", m.spec.ID)
 	}
 	ctx, cancel := m.driver.set.Limited(ctx, "balloon of the machine")

@@ -12,11 +12,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pandastack/pandastack/internal/procimage"
 	"github.com/pandastack/pandastack/internal/vmm"
-	"github.com/pandastack/pandastack/internal/vmm/monitor"
-	"github.com/pandastack/pandastack/internal/vmm/qemu/procstore"
+	"github.com/pandastack/pandastack/internal/vmm/checkpoint"
+	"github.com/pandastack/pandastack/internal/vmm/qemu/checkpointstore"
 	"github.com/pandastack/pandastack/internal/vmm/qemu/qmp"
+	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
 // spareEvents is how many of such descriptors a monitor may have more than the one its image was taken of.
@@ -24,12 +24,12 @@ const spareEvents = 4
 
 // vehicle is a monitor to be: what it was started with, by what it is for.
 type vehicle struct {
-	process *procstore.Process
-	plan    procimage.Plan // without what is known only at Load
+	process *checkpointstore.Process
+	plan    checkpoint.Plan // without what is known only at Load
 }
 
 // openVehicle arranges for a process that becomes a monitor over the memory of an image, and starts nothing.
-func (m *machine) openVehicle(ctx context.Context, p *procstore.Process, image vmm.Image, given *inheritance) (err error) {
+func (m *machine) openVehicle(ctx context.Context, p *checkpointstore.Process, image vmm.Image, given *inheritance) (err error) {
 	v := &vehicle{process: p}
 	v.plan.Roles = map[string]int{roleNothing: 0, roleLog: 1} // as every child of package proc has them
 	if err := m.openTalk(ctx, v, given); err != nil {
@@ -53,7 +53,7 @@ func (m *machine) openVehicle(ctx context.Context, p *procstore.Process, image v
 		return err
 	}
 	v.plan.Content = given.add(content)
-	key, err := monitor.KeyOf(content)
+	key, err := vmmproc.KeyOf(content)
 	if err != nil {
 		return err
 	}
@@ -86,7 +86,7 @@ func (m *machine) openTalk(ctx context.Context, v *vehicle, given *inheritance) 
 			return err
 		}
 		v.plan.Roles[roleListen+name] = given.add(l)
-		if conns[i], err = monitor.Connect(ctx, m.spec.Dir, name); err != nil {
+		if conns[i], err = vmmproc.Connect(ctx, m.spec.Dir, name); err != nil {
 			return err
 		}
 		if i == 0 {
@@ -105,19 +105,19 @@ func (m *machine) openTalk(ctx context.Context, v *vehicle, given *inheritance) 
 
 // openCounters makes what the kernel keeps no content of, or what this program knows the content of.
 func (v *vehicle) openCounters(given *inheritance) error {
-	count := map[string]int{procimage.EventRole: spareEvents, procimage.PollRole: spareEvents}
+	count := map[string]int{checkpoint.EventRole: spareEvents, checkpoint.PollRole: spareEvents}
 	for _, fd := range v.process.Image.FDs {
 		switch fd.Role {
-		case procimage.EventRole, procimage.PollRole:
+		case checkpoint.EventRole, checkpoint.PollRole:
 			count[fd.Role]++
-		case procimage.SignalRole:
+		case checkpoint.SignalRole:
 			var set unix.Sigset_t
 			set.Val[0] = fd.Value
 			n, err := unix.Signalfd(-1, &set, unix.SFD_CLOEXEC|unix.SFD_NONBLOCK)
 			if err != nil {
 				return err
 			}
-			v.plan.Roles[procimage.SignalRole] = given.add(os.NewFile(uintptr(n), "signals"))
+			v.plan.Roles[checkpoint.SignalRole] = given.add(os.NewFile(uintptr(n), "signals"))
 		}
 	}
 	v.plan.Fresh = map[string][]int{}
@@ -134,7 +134,7 @@ func (v *vehicle) openCounters(given *inheritance) error {
 }
 
 func fresh(role string) (int, error) {
-	if role == procimage.PollRole {
+	if role == checkpoint.PollRole {
 		return unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	}
 	return unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
@@ -155,7 +155,7 @@ func (v *vehicle) takeDevices(sh shape, given *inheritance) error {
 	for _, fd := range v.process.Image.FDs {
 		if size, ok := strings.CutPrefix(fd.Role, roleTap); ok {
 			v.plan.Roles[fd.Role] = sh.tap
-			return monitor.SetUpTap(given.files[sh.tap-firstFD], size)
+			return vmmproc.SetUpTap(given.files[sh.tap-firstFD], size)
 		}
 	}
 	return errors.New("the monitor in the image has no tap")
@@ -183,12 +183,12 @@ func (m *machine) become(ctx context.Context, from *capture) (err error) {
 		}
 		plan.Image, plan.Over, set, held = &from.process.Image, from.process, from.set, from.manifest.DiskRates
 	}
-	mark, err := monitor.Marker(m.spec.Dir)
+	mark, err := vmmproc.Marker(m.spec.Dir)
 	if err != nil {
 		return err
 	}
 	plan.Name, plan.Args, plan.Env = "qemu-system-x86", []string{m.driver.config.Binary, "-name", m.spec.ID}, []string{mark}
-	p := procimage.Attach(m.PID())
+	p := checkpoint.Attach(m.PID())
 	defer p.Close()
 	// What was written to the guest already, QEMU puts into its memory as soon as it runs.
 	plan.Before = func() error { return m.remember(ctx, from) }
@@ -241,14 +241,14 @@ func (m *machine) takeProcess(c *capture, p *preparation) (err error) {
 	if !m.handsOn() {
 		return nil
 	}
-	opt := procimage.Options{Outside: m.record.mapped().Inode, Role: m.role, Room: p.own.bytes()}
+	opt := checkpoint.Options{Outside: m.record.mapped().Inode, Role: m.role, Room: p.own.bytes()}
 	if m.record.Content != 0 {
 		if c.content, err = m.openContent(); err != nil {
 			return err
 		}
 		opt.Content = c.content
 		// Where the content has no name any more, images of the capture go without the process.
-		if made, err := procstore.ContentOf(m.record.ContentPath); err == nil && made.File.Inode == m.record.Content {
+		if made, err := checkpointstore.ContentOf(m.record.ContentPath); err == nil && made.File.Inode == m.record.Content {
 			c.made = made
 		}
 	}
@@ -256,7 +256,7 @@ func (m *machine) takeProcess(c *capture, p *preparation) (err error) {
 		opt.Base, c.sum = &m.made.Image, m.made.Sum
 	}
 	c.store, c.ahead = m.driver.warm, m.record.Ahead
-	c.process, err = procimage.Take(m.PID(), opt)
+	c.process, err = checkpoint.Take(m.PID(), opt)
 	if err == nil {
 		c.set = p.set
 		c.own, p.own = p.own, nil
@@ -278,7 +278,7 @@ func (m *machine) openContent() (*os.File, error) {
 		return os.Open(fdPath(int(held.Fd())))
 	}
 	m.mu.Unlock()
-	return procimage.OpenMapped(m.PID(), m.record.Content)
+	return checkpoint.OpenMapped(m.PID(), m.record.Content)
 }
 
 // connected makes sure that somebody is at the other end of the guest channel: a monitor that waits for a

@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
-	"github.com/pandastack/pandastack/internal/procimage"
 	"github.com/pandastack/pandastack/internal/vmm"
-	"github.com/pandastack/pandastack/internal/vmm/monitor"
-	"github.com/pandastack/pandastack/internal/vmm/qemu/procstore"
+	"github.com/pandastack/pandastack/internal/vmm/checkpoint"
+	"github.com/pandastack/pandastack/internal/vmm/qemu/checkpointstore"
+	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
 // maxState bounds device state: it is about 12 KiB for one processor, and comes from QEMU, which is not
@@ -24,30 +24,30 @@ const maxState = 16 << 20
 
 // capture is a machine at one moment. Its memory is either base with pages over it, or whole.
 type capture struct {
-	monitor.Uses
+	vmmproc.Uses
 	manifest vmm.Manifest
 	state    []byte // nil: it is for machines that become process
 	branch   bool   // it is for machines that are prepared, and not to be saved
 
 	base  *os.File        // the image's memory; of a cold machine a private reflink of all of it
-	key   monitor.FileKey // of base, for machines that are started on it; zero for a cold machine
+	key   vmmproc.FileKey // of base, for machines that are started on it; zero for a cold machine
 	spans []span
 	pages *buffer
 
-	process *procimage.Capture // the monitor itself; nil: it is not in it
-	own     *buffer            // holds its content
-	content *os.File           // what process lies over; nil: nothing
-	made    *procstore.Content // what content is; nil: nothing
-	sum     string             // of content; "": it is not known
-	store   *procstore.Store   // where process is saved
-	ahead   time.Duration      // as process.Ahead
-	set     int                // as process.Set
+	process *checkpoint.Capture      // the monitor itself; nil: it is not in it
+	own     *buffer                  // holds its content
+	content *os.File                 // what process lies over; nil: nothing
+	made    *checkpointstore.Content // what content is; nil: nothing
+	sum     string                   // of content; "": it is not known
+	store   *checkpointstore.Store   // where process is saved
+	ahead   time.Duration            // as process.Ahead
+	set     int                      // as process.Set
 }
 
 var _ vmm.Capture = (*capture)(nil)
 
 func (c *capture) DirtyBytes() int64 {
-	if c.key == (monitor.FileKey{}) {
+	if c.key == (vmmproc.FileKey{}) {
 		return int64(c.manifest.MemoryMiB) << 20
 	}
 	return total(c.spans)
@@ -88,7 +88,7 @@ func (c *capture) Save(ctx context.Context, dir string) (_ vmm.Image, err error)
 		}
 	}()
 	var l *layer
-	if c.key != (monitor.FileKey{}) {
+	if c.key != (vmmproc.FileKey{}) {
 		if l, err = layerOf(c.base, c.spans); err != nil {
 			return vmm.Image{}, fmt.Errorf("save image in %s: %w", dir, err)
 		}

@@ -5,7 +5,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/proc"
+	"github.com/pandastack/pandastack/internal/lib/proc"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 

@@ -21,7 +21,7 @@
 // # Monitors made from images
 //
 // QEMU without KVM translates what a guest runs, for each monitor anew. The image of a rehearsed machine therefore
-// also holds the monitor itself as a process (directory process, package procimage). Prepare then starts no
+// also holds the monitor itself as a process (directory process, package ). Prepare then starts no
 // QEMU but a vehicle, which inherits the same descriptors and some for QEMU's own; Load makes a monitor of it,
 // whose guest is stopped and whose connections are made, and lets the guest go on. Captures of such a machine hold
 // the process too, so children of a fork begin with what their parent's monitor knows. Where the process does not

@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"github.com/pandastack/pandastack/internal/vmm"
-	"github.com/pandastack/pandastack/internal/vmm/monitor"
-	"github.com/pandastack/pandastack/internal/vmm/qemu/procstore"
+	"github.com/pandastack/pandastack/internal/vmm/qemu/checkpointstore"
 	"github.com/pandastack/pandastack/internal/vmm/qemu/tsc"
+	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
 // Config says which QEMU runs machines and how.
@@ -38,10 +38,10 @@ type Driver struct {
 	config  Config
 	version version
 	cpu     string
-	groups  []uint32         // a monitor needs besides its own: the one that may use /dev/kvm
-	warm    *procstore.Store // nil: machines begin by their device state alone
+	groups  []uint32               // a monitor needs besides its own: the one that may use /dev/kvm
+	warm    *checkpointstore.Store // nil: machines begin by their device state alone
 	tsc     *tsc.Meter
-	set     *monitor.Set
+	set     *vmmproc.Set
 }
 
 var _ vmm.Driver = (*Driver)(nil)
@@ -66,7 +66,7 @@ func New(ctx context.Context, config Config) (*Driver, error) {
 	if config.Accelerator != vmm.TCG && config.Accelerator != vmm.KVM {
 		return nil, &vmm.UnsupportedError{Op: "use accelerator " + string(config.Accelerator), Driver: "qemu"}
 	}
-	d := &Driver{config: config, set: monitor.NewSet(config.Limit, removeFiles), tsc: tsc.New()}
+	d := &Driver{config: config, set: vmmproc.NewSet(config.Limit, removeFiles), tsc: tsc.New()}
 	var err error
 	if d.version, err = probeVersion(ctx, config.Binary); err != nil {
 		return nil, err
@@ -75,7 +75,7 @@ func New(ctx context.Context, config Config) (*Driver, error) {
 		return nil, err
 	}
 	if config.Dir != "" && config.Accelerator == vmm.TCG {
-		if d.warm, err = procstore.Open(config.Dir, config.Log); err != nil {
+		if d.warm, err = checkpointstore.Open(config.Dir, config.Log); err != nil {
 			return nil, err
 		}
 	}
@@ -133,7 +133,7 @@ func (d *Driver) Boot(ctx context.Context, spec vmm.Spec) (_ vmm.Machine, err er
 	if err := m.do(limit, "cont", nil, nil); err != nil {
 		return nil, errors.Join(fmt.Errorf("boot machine %s: %w", spec.ID, err), m.Discard(ctx))
 	}
-	m.Move(monitor.Running)
+	m.Move(vmmproc.Running)
 	return m, nil
 }
 

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/pandastack/pandastack/internal/vmm"
-	"github.com/pandastack/pandastack/internal/vmm/monitor"
+	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
 // version is QEMU's.
@@ -64,5 +64,5 @@ func fingerprint(accel vmm.Accelerator) (string, error) {
 	if accel == vmm.TCG {
 		return "tcg-max", nil
 	}
-	return monitor.HostCPU()
+	return vmmproc.HostCPU()
 }

@@ -12,30 +12,30 @@ import (
 	"strings"
 
 	"github.com/pandastack/pandastack/internal/vmm"
-	"github.com/pandastack/pandastack/internal/vmm/monitor"
+	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
 // writeImage completes dir, which holds the memory, with state, layer (nil: none) and manifest; then all
 // of it is durable.
 func writeImage(dir string, m vmm.Manifest, state []byte, l *layer) (vmm.Image, error) {
-	parts := []monitor.Part{{Name: monitor.StateName, Data: state}}
+	parts := []vmmproc.Part{{Name: vmmproc.StateName, Data: state}}
 	if l != nil {
 		data, err := json.Marshal(l)
 		if err != nil {
 			return vmm.Image{}, err
 		}
-		parts = append(parts, monitor.Part{Name: layerName, Data: data})
+		parts = append(parts, vmmproc.Part{Name: layerName, Data: data})
 	}
-	return monitor.WriteImage(dir, m, int64(m.MemoryMiB)<<20, parts...)
+	return vmmproc.WriteImage(dir, m, int64(m.MemoryMiB)<<20, parts...)
 }
 
 // opened is an image ready to be mapped.
 type opened struct {
 	memory  *os.File        // to be mapped: the image's own, a view of it, or the one its layer lies over
-	key     monitor.FileKey // of the image's own memory, or the one its layer lies over
-	mapped  monitor.FileKey // of memory
+	key     vmmproc.FileKey // of the image's own memory, or the one its layer lies over
+	mapped  vmmproc.FileKey // of memory
 	whole   *os.File        // what a capture of the machine lies over where that is not memory; nil: it is
-	also    monitor.FileKey // a capture over this one fits, too; zero: none
+	also    vmmproc.FileKey // a capture over this one fits, too; zero: none
 	overlay *overlay        // what to add to memory; nil: nothing
 	state   []byte
 }
@@ -54,7 +54,7 @@ func (o opened) close() error {
 // openImage checks the image's files and opens them.
 func openImage(image vmm.Image, writable bool) (o opened, err error) {
 	m := image.Manifest
-	if o.state, err = monitor.ReadChecked(image, monitor.StateName, maxState); err != nil {
+	if o.state, err = vmmproc.ReadChecked(image, vmmproc.StateName, maxState); err != nil {
 		return opened{}, err
 	}
 	flags := os.O_RDONLY
@@ -78,10 +78,10 @@ func openImage(image vmm.Image, writable bool) (o opened, err error) {
 		}
 	}
 	// What streams lies over nothing here: its difference would have to come first, all of it.
-	if _, ok := monitor.FileOf(m, layerName); !ok || image.Memory != nil {
+	if _, ok := vmmproc.FileOf(m, layerName); !ok || image.Memory != nil {
 		return o, nil
 	}
-	data, err := monitor.ReadChecked(image, layerName, maxState)
+	data, err := vmmproc.ReadChecked(image, layerName, maxState)
 	if err != nil {
 		return o, err
 	}
@@ -93,18 +93,18 @@ func openImage(image vmm.Image, writable bool) (o opened, err error) {
 }
 
 // openMemory opens a file of a known size; nil with an error.
-func openMemory(path string, flags int, size int64) (*os.File, monitor.FileKey, error) {
+func openMemory(path string, flags int, size int64) (*os.File, vmmproc.FileKey, error) {
 	f, err := os.OpenFile(path, flags, 0)
 	if err != nil {
-		return nil, monitor.FileKey{}, err
+		return nil, vmmproc.FileKey{}, err
 	}
 	st, err := f.Stat()
 	if err == nil && st.Size() != size {
 		err = fmt.Errorf("%s is damaged: it has %d bytes, want %d", path, st.Size(), size)
 	}
-	key, keyErr := monitor.KeyOf(f)
+	key, keyErr := vmmproc.KeyOf(f)
 	if err := errors.Join(err, keyErr); err != nil {
-		return nil, monitor.FileKey{}, errors.Join(err, f.Close())
+		return nil, vmmproc.FileKey{}, errors.Join(err, f.Close())
 	}
 	return f, key, nil
 }

@@ -9,12 +9,12 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/pandastack/pandastack/internal/proc"
-	"github.com/pandastack/pandastack/internal/undo"
+	"github.com/pandastack/pandastack/internal/lib/cleanup"
+	"github.com/pandastack/pandastack/internal/lib/proc"
 	"github.com/pandastack/pandastack/internal/vmm"
-	"github.com/pandastack/pandastack/internal/vmm/monitor"
-	"github.com/pandastack/pandastack/internal/vmm/qemu/procstore"
+	"github.com/pandastack/pandastack/internal/vmm/qemu/checkpointstore"
 	"github.com/pandastack/pandastack/internal/vmm/qemu/qmp"
+	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
 // firstFD is the number of the first inherited descriptor.
@@ -76,7 +76,7 @@ func (d *Driver) launch(ctx context.Context, spec vmm.Spec, manifest vmm.Manifes
 	if err := removeFiles(spec.Dir); err != nil {
 		return nil, err
 	}
-	var back undo.Stack
+	var back cleanup.Stack
 	defer func() { err = back.Settle(ctx, err) }()
 	back.Push("remove files", func(context.Context) error { return removeFiles(spec.Dir) })
 
@@ -96,7 +96,7 @@ func (d *Driver) launch(ctx context.Context, spec vmm.Spec, manifest vmm.Manifes
 	if err := m.openAll(ctx, image, &sh, &given); err != nil {
 		return nil, err
 	}
-	mark, err := monitor.Marker(spec.Dir)
+	mark, err := vmmproc.Marker(spec.Dir)
 	if err != nil {
 		return nil, err
 	}
@@ -118,7 +118,7 @@ func (d *Driver) launch(ctx context.Context, spec vmm.Spec, manifest vmm.Manifes
 		}
 	}
 	m.record.Process, m.record.DiskRates = p.Identity(), rates(spec.Disks)
-	if err := monitor.WriteRecord(spec.Dir, m.record); err != nil {
+	if err := vmmproc.WriteRecord(spec.Dir, m.record); err != nil {
 		return nil, err
 	}
 	m.Begin(ctx, p)
@@ -127,7 +127,7 @@ func (d *Driver) launch(ctx context.Context, spec vmm.Spec, manifest vmm.Manifes
 
 // openAll arranges for all that the monitor is given.
 func (m *machine) openAll(ctx context.Context, image *vmm.Image, sh *shape, given *inheritance) error {
-	var p *procstore.Process
+	var p *checkpointstore.Process
 	if image != nil {
 		var err error
 		if p, err = m.driver.warm.Find(image.Dir); err != nil {
@@ -171,7 +171,7 @@ func (m *machine) openSockets(ctx context.Context, sh *shape, given *inheritance
 		} else {
 			sh.channel = fd
 		}
-		if conns[i], err = monitor.Connect(ctx, m.spec.Dir, name); err != nil {
+		if conns[i], err = vmmproc.Connect(ctx, m.spec.Dir, name); err != nil {
 			return err
 		}
 		if i == 0 {
@@ -222,7 +222,7 @@ func (m *machine) openBoot(sh *shape, given *inheritance) error {
 			return err
 		}
 	}
-	if m.record.Memory, err = monitor.KeyOf(memory); err != nil {
+	if m.record.Memory, err = vmmproc.KeyOf(memory); err != nil {
 		return err
 	}
 	m.record.Mapped = m.record.Memory

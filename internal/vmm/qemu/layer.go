@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pandastack/pandastack/internal/vmm/monitor"
+	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
 // layerName is the file of an image that says which image it grew from, and where it differs.
@@ -23,7 +23,7 @@ const maxLayer = 32 << 20
 // layer is an image's memory as what it adds to the memory of another image.
 type layer struct {
 	Path     string          `json:"path"` // of the other memory, when this image was saved
-	File     monitor.FileKey `json:"file"`
+	File     vmmproc.FileKey `json:"file"`
 	Modified int64           `json:"modified"` // nanoseconds; memory files are never written again
 	Bytes    int64           `json:"bytes"`
 	Spans    [][2]int64      `json:"spans"`
@@ -46,7 +46,7 @@ func layerOf(base *os.File, spans []span) (*layer, error) {
 	if err := unix.Stat(path, &named); err != nil || named.Dev != st.Dev || named.Ino != st.Ino {
 		return nil, nil
 	}
-	l := &layer{Path: path, File: monitor.FileKey{Device: uint64(st.Dev), Inode: st.Ino}, Modified: st.Mtim.Nano(), Bytes: st.Size}
+	l := &layer{Path: path, File: vmmproc.FileKey{Device: uint64(st.Dev), Inode: st.Ino}, Modified: st.Mtim.Nano(), Bytes: st.Size}
 	for _, s := range spans {
 		l.Spans = append(l.Spans, [2]int64{s.start, s.end})
 	}
@@ -87,7 +87,7 @@ func (l *layer) open(flags int) (*os.File, error) {
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	if (monitor.FileKey{Device: uint64(st.Dev), Inode: st.Ino}) != l.File || st.Mtim.Nano() != l.Modified || st.Size != l.Bytes {
+	if (vmmproc.FileKey{Device: uint64(st.Dev), Inode: st.Ino}) != l.File || st.Mtim.Nano() != l.Modified || st.Size != l.Bytes {
 		return nil, f.Close()
 	}
 	return f, nil
@@ -96,7 +96,7 @@ func (l *layer) open(flags int) (*os.File, error) {
 // overlay is the difference that a prepared machine still needs before its guest may live.
 type overlay struct {
 	memory *os.File // of the image itself
-	key    monitor.FileKey
+	key    vmmproc.FileKey
 	spans  []span
 }
 

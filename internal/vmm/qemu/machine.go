@@ -12,16 +12,16 @@ import (
 	"sync"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/proc"
+	"github.com/pandastack/pandastack/internal/lib/proc"
 	"github.com/pandastack/pandastack/internal/vmm"
-	"github.com/pandastack/pandastack/internal/vmm/monitor"
-	"github.com/pandastack/pandastack/internal/vmm/qemu/procstore"
+	"github.com/pandastack/pandastack/internal/vmm/qemu/checkpointstore"
 	"github.com/pandastack/pandastack/internal/vmm/qemu/qmp"
+	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
 // machine is one monitor with its guest.
 type machine struct {
-	*monitor.Life
+	*vmmproc.Life
 	driver   *Driver
 	spec     vmm.Spec
 	manifest vmm.Manifest // of what runs; DiskBytes are the sizes that the guest knows
@@ -34,16 +34,16 @@ type machine struct {
 	incoming  *net.UnixConn   // way in of the device state; nil once used
 	state     []byte          // the image's own
 	rehearsed bool            // the next capture begins with what the monitor has learnt
-	also      monitor.FileKey // another memory that a capture may have been taken over; zero: none
+	also      vmmproc.FileKey // another memory that a capture may have been taken over; zero: none
 
 	mu       sync.Mutex
-	made     *procstore.Process // what the monitor was made of, where this program made it
-	content  *os.File           // of made
-	whole    *os.File           // the image's own memory where a view of it is mapped; nil: it is mapped itself
-	overlay  *overlay           // what the image adds to the mapped memory; nil: nothing, or used
-	next     *preparation       // for the next capture; nil once over
-	over     bool               // ended or released
-	spare    *channel           // connected at the start, for the first Dial
+	made     *checkpointstore.Process // what the monitor was made of, where this program made it
+	content  *os.File                 // of made
+	whole    *os.File                 // the image's own memory where a view of it is mapped; nil: it is mapped itself
+	overlay  *overlay                 // what the image adds to the mapped memory; nil: nothing, or used
+	next     *preparation             // for the next capture; nil once over
+	over     bool                     // ended or released
+	spare    *channel                 // connected at the start, for the first Dial
 	dialled  *channel
 	resumeOK bool     // resumed is closed
 	vehicle  *vehicle // a process that is to become the monitor; nil: it is one, or never was another
@@ -53,7 +53,7 @@ var _ vmm.Machine = (*machine)(nil)
 
 func newMachine(d *Driver, spec vmm.Spec, manifest vmm.Manifest) *machine {
 	m := &machine{driver: d, spec: spec, manifest: manifest, resumed: make(chan struct{})}
-	m.Life = d.set.New(spec, monitor.Hooks{
+	m.Life = d.set.New(spec, vmmproc.Hooks{
 		HangUp: m.hangUp, Closed: qmp.ErrClosed, Bury: m.buryGuest,
 		Ending: func(e proc.Exit) string { return "QEMU " + e.String() },
 	})
@@ -173,7 +173,7 @@ func (m *machine) Dial(ctx context.Context) (net.Conn, error) {
 
 // connect makes a connection to the guest channel.
 func (m *machine) connect(ctx context.Context) (*channel, error) {
-	conn, err := monitor.Connect(ctx, m.spec.Dir, channelSocket)
+	conn, err := vmmproc.Connect(ctx, m.spec.Dir, channelSocket)
 	if err != nil {
 		return nil, err
 	}

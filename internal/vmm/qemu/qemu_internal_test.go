@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/vmm"
-	"github.com/pandastack/pandastack/internal/vmm/monitor"
+	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -102,7 +102,7 @@ func TestDirtyPages(t *testing.T) {
 	for _, page := range []int{0, 3, 4, 5, 2047} {
 		mem[page*pageSize+int(sum)%7]++
 	}
-	key, err := monitor.KeyOf(f)
+	key, err := vmmproc.KeyOf(f)
 	if err != nil {
 		t.Fatal(err)
 	}

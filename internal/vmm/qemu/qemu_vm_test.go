@@ -13,9 +13,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pandastack/pandastack/internal/disk"
-	"github.com/pandastack/pandastack/internal/imagebuild"
-	"github.com/pandastack/pandastack/internal/jail"
+	"github.com/pandastack/pandastack/internal/image/imagebuild"
+	"github.com/pandastack/pandastack/internal/os/disk"
+	"github.com/pandastack/pandastack/internal/os/jail"
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/qemu"
 	"github.com/pandastack/pandastack/internal/vmm/vmmtest"

@@ -5,7 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pandastack/pandastack/internal/procimage"
+	"github.com/pandastack/pandastack/internal/vmm/checkpoint"
 )
 
 const pageSize = 4096
@@ -32,13 +32,13 @@ type ram struct {
 
 // findRAM looks for the mapping of the memory file in the monitor.
 func findRAM(pid int, inode uint64, bytes int64) (ram, error) {
-	start, err := procimage.FindMapped(pid, inode, bytes)
+	start, err := checkpoint.FindMapped(pid, inode, bytes)
 	return ram{pid, start, bytes}, err
 }
 
 // dirty answers the pages of a private mapping that are not the file's any more.
 func (r ram) dirty() ([]span, error) {
-	own, err := procimage.Private(r.pid, r.start, r.start+uint64(r.bytes))
+	own, err := checkpoint.Private(r.pid, r.start, r.start+uint64(r.bytes))
 	if err != nil {
 		return nil, err
 	}
@@ -50,16 +50,16 @@ func (r ram) dirty() ([]span, error) {
 }
 
 // read copies the spans out of the monitor into buf, one behind the other.
-func (r ram) read(spans []span, buf []byte) error { return procimage.Read(r.pid, r.at(spans), buf) }
+func (r ram) read(spans []span, buf []byte) error { return checkpoint.Read(r.pid, r.at(spans), buf) }
 
 // write copies buf into the spans of the monitor's memory.
-func (r ram) write(spans []span, buf []byte) error { return procimage.Write(r.pid, r.at(spans), buf) }
+func (r ram) write(spans []span, buf []byte) error { return checkpoint.Write(r.pid, r.at(spans), buf) }
 
 // at answers where spans lie in the monitor.
-func (r ram) at(spans []span) []procimage.Span {
-	out := make([]procimage.Span, len(spans))
+func (r ram) at(spans []span) []checkpoint.Span {
+	out := make([]checkpoint.Span, len(spans))
 	for i, s := range spans {
-		out[i] = procimage.Span{Start: r.start + uint64(s.start), End: r.start + uint64(s.end)}
+		out[i] = checkpoint.Span{Start: r.start + uint64(s.start), End: r.start + uint64(s.end)}
 	}
 	return out
 }

@@ -7,7 +7,7 @@ import (
 	"strconv"
 
 	"github.com/pandastack/pandastack/internal/vmm"
-	"github.com/pandastack/pandastack/internal/vmm/monitor"
+	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
 // rates are the bounds of disks; nil when none has any.
@@ -64,5 +64,5 @@ func (m *machine) bound(ctx context.Context) error {
 		return err
 	}
 	m.record.DiskRates, m.manifest.DiskRates = held, held
-	return monitor.WriteRecord(m.spec.Dir, m.record)
+	return vmmproc.WriteRecord(m.spec.Dir, m.record)
 }

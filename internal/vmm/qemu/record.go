@@ -3,18 +3,18 @@ package qemu
 import (
 	"time"
 
-	"github.com/pandastack/pandastack/internal/proc"
+	"github.com/pandastack/pandastack/internal/lib/proc"
 	"github.com/pandastack/pandastack/internal/vmm"
-	"github.com/pandastack/pandastack/internal/vmm/monitor"
+	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
 // record is what a later process of ours has to know of a monitor.
 type record struct {
 	Process proc.Identity   `json:"process"`
-	Memory  monitor.FileKey `json:"memory"`
+	Memory  vmmproc.FileKey `json:"memory"`
 	// MemoryPath is where the image's memory was at the start. A mapping shows the path that the monitor used.
 	MemoryPath string          `json:"memory_path,omitempty"`
-	Mapped     monitor.FileKey `json:"mapped,omitzero"` // another file with the same content; zero: none
+	Mapped     vmmproc.FileKey `json:"mapped,omitzero"` // another file with the same content; zero: none
 	// Content is the inode of the content of the process that the monitor was made of; 0: of none.
 	Content     uint64 `json:"content,omitempty"`
 	ContentPath string `json:"content_path,omitempty"`
@@ -27,8 +27,8 @@ type record struct {
 }
 
 // mapped is the file that the monitor maps as its memory.
-func (r record) mapped() monitor.FileKey {
-	if r.Mapped != (monitor.FileKey{}) {
+func (r record) mapped() vmmproc.FileKey {
+	if r.Mapped != (vmmproc.FileKey{}) {
 		return r.Mapped
 	}
 	return r.Memory
@@ -36,5 +36,5 @@ func (r record) mapped() monitor.FileKey {
 
 // removeFiles takes away what a monitor needed in dir. The console stays.
 func removeFiles(dir string) error {
-	return monitor.Remove(dir, monitorSocket, channelSocket, memoryFile)
+	return vmmproc.Remove(dir, monitorSocket, channelSocket, memoryFile)
 }

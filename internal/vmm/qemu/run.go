@@ -6,16 +6,16 @@ import (
 	"fmt"
 	"strconv"
 
-	"github.com/pandastack/pandastack/internal/proc"
-	"github.com/pandastack/pandastack/internal/procimage"
+	"github.com/pandastack/pandastack/internal/lib/proc"
 	"github.com/pandastack/pandastack/internal/vmm"
-	"github.com/pandastack/pandastack/internal/vmm/monitor"
+	"github.com/pandastack/pandastack/internal/vmm/checkpoint"
 	"github.com/pandastack/pandastack/internal/vmm/qemu/qmp"
+	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
 // Load implements vmm.Machine.
 func (m *machine) Load(ctx context.Context, from vmm.Capture) error {
-	if m.At() != monitor.Prepared || !m.loadable() {
+	if m.At() != vmmproc.Prepared || !m.loadable() {
 		return fmt.Errorf("load machine %s: it was loaded before", m.spec.ID)
 	}
 	ctx, cancel := m.driver.set.Limited(ctx, "load of the machine")
@@ -36,7 +36,7 @@ func (m *machine) Load(ctx context.Context, from vmm.Capture) error {
 	if err := bring(ctx, c); err != nil {
 		return fmt.Errorf("load machine %s: %w", m.spec.ID, err)
 	}
-	m.Move(monitor.Running)
+	m.Move(vmmproc.Running)
 	m.state, m.manifest.DiskRates = nil, rates(m.spec.Disks)
 	if err := m.tellSizes(ctx, known); err != nil {
 		return fmt.Errorf("load machine %s: %w", m.spec.ID, err)
@@ -71,7 +71,7 @@ var errNotOfImage = errors.New("the capture was not taken on the image of this m
 // capture was taken over the image's own memory: its machine began when that was still coming.
 func (m *machine) fill(ctx context.Context, c *capture, over *overlay) (err error) {
 	switch {
-	case c.key == (monitor.FileKey{}):
+	case c.key == (vmmproc.FileKey{}):
 		return errNotOfImage
 	case c.key == m.record.Memory || c.key == m.also:
 	case over != nil && c.key == over.key:
@@ -182,9 +182,9 @@ func (m *machine) tellSizes(ctx context.Context, known []int64) error {
 // the guest still runs.
 func (m *machine) Pause(ctx context.Context) error {
 	switch m.At() {
-	case monitor.Paused:
+	case vmmproc.Paused:
 		return nil
-	case monitor.Prepared:
+	case vmmproc.Prepared:
 		return fmt.Errorf("pause machine %s: it was not loaded", m.spec.ID)
 	}
 	if err := m.Anticipate(ctx); err != nil {
@@ -195,16 +195,16 @@ func (m *machine) Pause(ctx context.Context) error {
 	if err := m.do(ctx, "stop", nil, nil); err != nil {
 		return fmt.Errorf("pause machine %s: %w", m.spec.ID, err)
 	}
-	m.Move(monitor.Paused)
+	m.Move(vmmproc.Paused)
 	return nil
 }
 
 // Resume implements vmm.Machine.
 func (m *machine) Resume(ctx context.Context) error {
 	switch m.At() {
-	case monitor.Running:
+	case vmmproc.Running:
 		return nil
-	case monitor.Prepared:
+	case vmmproc.Prepared:
 		return fmt.Errorf("resume machine %s: it was not loaded", m.spec.ID)
 	}
 	ctx, cancel := m.driver.set.Limited(ctx, "resumption of the machine")
@@ -212,7 +212,7 @@ func (m *machine) Resume(ctx context.Context) error {
 	if err := m.do(ctx, "cont", nil, nil); err != nil {
 		return fmt.Errorf("resume machine %s: %w", m.spec.ID, err)
 	}
-	m.Move(monitor.Running)
+	m.Move(vmmproc.Running)
 	if err := m.drop(m.swapNext(nil)); err != nil {
 		return fmt.Errorf("resume machine %s: %w", m.spec.ID, err)
 	}
@@ -221,12 +221,12 @@ func (m *machine) Resume(ctx context.Context) error {
 
 // takeOver makes a machine of a monitor that an earlier process of ours started.
 func (d *Driver) takeOver(ctx context.Context, spec vmm.Spec, manifest vmm.Manifest, r record, p *proc.Process) (_ *machine, err error) {
-	if waits, err := procimage.Waiting(p.PID()); err != nil || waits { // it would answer nothing
+	if waits, err := checkpoint.Waiting(p.PID()); err != nil || waits { // it would answer nothing
 		return nil, errors.Join(fmt.Errorf("it was never loaded: %w", vmm.ErrGone), err, p.Kill(ctx), p.Release())
 	}
 	m := newMachine(d, spec, manifest)
 	m.record = r
-	conn, err := monitor.Connect(ctx, spec.Dir, monitorSocket)
+	conn, err := vmmproc.Connect(ctx, spec.Dir, monitorSocket)
 	if err != nil {
 		return nil, errors.Join(err, p.Release())
 	}
@@ -241,9 +241,9 @@ func (d *Driver) takeOver(ctx context.Context, spec vmm.Spec, manifest vmm.Manif
 	}
 	switch status {
 	case "running":
-		m.Move(monitor.Running)
+		m.Move(vmmproc.Running)
 	case "paused":
-		m.Move(monitor.Paused)
+		m.Move(vmmproc.Paused)
 	default:
 		// Never loaded, or the guest has ended: nobody can use it any more.
 		return nil, errors.Join(fmt.Errorf("guest is %q: %w", status, vmm.ErrGone), m.Kill(ctx))

@@ -8,20 +8,20 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pandastack/pandastack/internal/vmm/monitor"
+	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
 // Files in Spec.Dir, beside the monitor's record.
 const (
 	monitorSocket = "monitor.sock"
 	channelSocket = "agent.sock"
-	memoryFile    = monitor.MemoryName // also of an image
+	memoryFile    = vmmproc.MemoryName // also of an image
 	consoleFile   = "console.log"
 )
 
 // listen makes a listening socket at dir/name, replacing an old one, for a monitor to inherit.
 func listen(dir, name string) (*os.File, error) {
-	l, err := monitor.Listen(dir, name)
+	l, err := vmmproc.Listen(dir, name)
 	if err != nil {
 		return nil, err
 	}

@@ -10,9 +10,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pandastack/pandastack/internal/procimage"
 	"github.com/pandastack/pandastack/internal/vmm"
-	"github.com/pandastack/pandastack/internal/vmm/monitor"
+	"github.com/pandastack/pandastack/internal/vmm/checkpoint"
+	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
 // preparation is what Capture needs and need not be made while the guest waits.
@@ -30,7 +30,7 @@ var _ vmm.Anticipator = (*machine)(nil)
 
 // Anticipate implements vmm.Anticipator.
 func (m *machine) Anticipate(ctx context.Context) error {
-	if m.At() == monitor.Prepared {
+	if m.At() == vmmproc.Prepared {
 		return fmt.Errorf("capture machine %s: it was not loaded", m.spec.ID)
 	}
 	m.mu.Lock()
@@ -106,7 +106,7 @@ func (m *machine) prepare(ctx context.Context) (_ *preparation, err error) {
 		if err := m.connected(ctx); err != nil {
 			return nil, err
 		}
-		own, err := procimage.Content(m.PID(), m.record.mapped().Inode)
+		own, err := checkpoint.Content(m.PID(), m.record.mapped().Inode)
 		if err != nil {
 			return nil, err
 		}
@@ -181,7 +181,7 @@ func (m *machine) Branch(ctx context.Context, into []vmm.Machine) (vmm.Capture, 
 
 // captured takes a capture, with device state or, where the process is all that is asked for, without.
 func (m *machine) captured(ctx context.Context, state bool) (*capture, error) {
-	if m.At() != monitor.Paused {
+	if m.At() != vmmproc.Paused {
 		return nil, fmt.Errorf("capture machine %s: it is not paused", m.spec.ID)
 	}
 	if err := m.Anticipate(ctx); err != nil { // a second capture, or an adopted machine that was paused
@@ -304,7 +304,7 @@ func (m *machine) openWhole() (*os.File, error) {
 	if err != nil {
 		return nil, nil // it was removed or moved
 	}
-	key, err := monitor.KeyOf(f)
+	key, err := vmmproc.KeyOf(f)
 	if err == nil && key == m.record.Memory {
 		return f, nil
 	}

@@ -10,10 +10,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pandastack/pandastack/internal/procimage"
 	"github.com/pandastack/pandastack/internal/vmm"
-	"github.com/pandastack/pandastack/internal/vmm/monitor"
-	"github.com/pandastack/pandastack/internal/vmm/qemu/procstore"
+	"github.com/pandastack/pandastack/internal/vmm/checkpoint"
+	"github.com/pandastack/pandastack/internal/vmm/qemu/checkpointstore"
+	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
 // An image may hold, besides memory and device state, the image of the monitor as a process at the same moment.
@@ -52,7 +52,7 @@ func (c *capture) writeProcess(dir string) error {
 	if c.process == nil || c.content != nil && c.made == nil {
 		return nil
 	}
-	return c.store.Save(dir, procstore.Process{Set: c.set, Ahead: c.ahead, Base: c.made, Sum: c.sum}, c.process)
+	return c.store.Save(dir, checkpointstore.Process{Set: c.set, Ahead: c.ahead, Base: c.made, Sum: c.sum}, c.process)
 }
 
 // Roles of a monitor's descriptors.
@@ -96,9 +96,9 @@ func (m *machine) role(f *os.File, link string) (string, error) {
 			return roleTap + strconv.Itoa(header), nil
 		}
 	case unix.S_IFREG:
-		return m.fileRole(f, link, monitor.FileKey{Device: uint64(st.Dev), Inode: st.Ino})
+		return m.fileRole(f, link, vmmproc.FileKey{Device: uint64(st.Dev), Inode: st.Ino})
 	}
-	return "", fmt.Errorf("%w: %s", procimage.ErrUnsupported, link)
+	return "", fmt.Errorf("%w: %s", checkpoint.ErrUnsupported, link)
 }
 
 func socketRole(f *os.File) (string, error) {
@@ -108,11 +108,11 @@ func socketRole(f *os.File) (string, error) {
 	}
 	local, ok := name.(*unix.SockaddrUnix)
 	if !ok {
-		return "", fmt.Errorf("%w: a socket of another kind", procimage.ErrUnsupported)
+		return "", fmt.Errorf("%w: a socket of another kind", checkpoint.ErrUnsupported)
 	}
 	base := filepath.Base(local.Name)
 	if base != monitorSocket && base != channelSocket {
-		return "", fmt.Errorf("%w: a socket called %q", procimage.ErrUnsupported, local.Name)
+		return "", fmt.Errorf("%w: a socket called %q", checkpoint.ErrUnsupported, local.Name)
 	}
 	listens, err := unix.GetsockoptInt(int(f.Fd()), unix.SOL_SOCKET, unix.SO_ACCEPTCONN)
 	if err != nil {
@@ -124,7 +124,7 @@ func socketRole(f *os.File) (string, error) {
 	return roleTalk + base, nil
 }
 
-func (m *machine) fileRole(f *os.File, link string, key monitor.FileKey) (string, error) {
+func (m *machine) fileRole(f *os.File, link string, key vmmproc.FileKey) (string, error) {
 	switch {
 	case key == m.record.mapped(), key == m.record.Memory:
 		return roleMemory, nil
@@ -135,7 +135,7 @@ func (m *machine) fileRole(f *os.File, link string, key monitor.FileKey) (string
 	}
 	for i, d := range m.spec.Disks {
 		var st unix.Stat_t
-		if err := unix.Stat(d.Path, &st); err != nil || (monitor.FileKey{Device: uint64(st.Dev), Inode: st.Ino}) != key {
+		if err := unix.Stat(d.Path, &st); err != nil || (vmmproc.FileKey{Device: uint64(st.Dev), Inode: st.Ino}) != key {
 			continue
 		}
 		flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
@@ -144,7 +144,7 @@ func (m *machine) fileRole(f *os.File, link string, key monitor.FileKey) (string
 		}
 		return diskRole(i, flags&unix.O_ACCMODE != unix.O_RDONLY), nil
 	}
-	return "", fmt.Errorf("%w: %s", procimage.ErrUnsupported, link)
+	return "", fmt.Errorf("%w: %s", checkpoint.ErrUnsupported, link)
 }
 
 func diskRole(i int, write bool) string {

@@ -10,8 +10,8 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/guestapi"
-	"github.com/pandastack/pandastack/internal/guestlink"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/host/guestlink"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 

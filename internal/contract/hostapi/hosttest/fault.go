@@ -1,0 +1,162 @@
+package hosttest
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+)
+
+// Fail lets the next call of op fail with err before it does anything. Told twice, the next two calls
+// fail. The names of operations are the methods' in lower case ("takesnapshot"); "child" is one child of
+// a fork.
+func (h *Host) Fail(op string, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.failing[op] = append(h.failing[op], err)
+}
+
+// FailAfter lets the next call of op happen and answer err all the same.
+func (h *Host) FailAfter(op string, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.spoiled[op] = append(h.spoiled[op], err)
+}
+
+// SetHook puts a function around every operation; nil takes it away.
+func (h *Host) SetHook(hook Hook) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.hook = hook
+}
+
+// SetRoom bounds how many machines may run at once.
+func (h *Host) SetRoom(machines int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.maxRunning = machines
+}
+
+// Calls lists the operations so far, as "op id", without those that only look.
+func (h *Host) Calls() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.calls)
+}
+
+// Kill lets a machine's monitor die: a kept machine is Failed after it, another is gone. The host tells
+// it as an event.
+func (h *Host) Kill(id hostapi.MachineID, reason string) {
+	h.mu.Lock()
+	m := h.machines[id]
+	h.mu.Unlock()
+	if m == nil {
+		return
+	}
+	m.op.Lock()
+	h.mu.Lock()
+	printed := printed(m)
+	m.rest(hostapi.Failed)
+	m.Reason = reason
+	if !m.Keep {
+		m.gone = true
+		delete(h.machines, id)
+	}
+	h.mu.Unlock()
+	m.op.Unlock()
+	h.Emit(hostapi.Event{Time: time.Now(), Machine: id, Type: "died", Reason: reason, Console: printed})
+}
+
+// Lose forgets a machine without a word, as a host does whose disk was replaced.
+func (h *Host) Lose(id hostapi.MachineID) { h.forget(id) }
+
+// Emit tells an event to all who follow.
+func (h *Host) Emit(e hostapi.Event) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, ch := range h.watchers {
+		select {
+		case ch <- e:
+		default: // a follower that is 1024 events behind looks at everything again by itself
+		}
+	}
+}
+
+// Followers tells how many callers of Events there are.
+func (h *Host) Followers() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.watchers)
+}
+
+// Close destroys all machines.
+func (h *Host) Close() {
+	for _, m := range h.Machines() {
+		h.forget(m.ID)
+	}
+}
+
+// quiet operations are not in Calls.
+var quiet = []string{"get", "list", "guest", "usage", "console", "snapshots", "templates", "images", "capacity", "events"}
+
+func (h *Host) next(from map[string][]error, op string) error {
+	list := from[op]
+	if len(list) == 0 {
+		return nil
+	}
+	from[op] = list[1:]
+	return list[0]
+}
+
+// do runs one operation between the faults that are laid for it.
+func (h *Host) do(ctx context.Context, op, id string, f func() error) error {
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	h.mu.Lock()
+	err, hook := h.next(h.failing, op), h.hook
+	if !slices.Contains(quiet, op) {
+		h.calls = append(h.calls, op+" "+id)
+	}
+	h.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if hook != nil {
+		if err := hook(ctx, op, id, false); err != nil {
+			return err
+		}
+	}
+	if err := f(); err != nil {
+		return err
+	}
+	h.mu.Lock()
+	err = h.next(h.spoiled, op)
+	h.mu.Unlock()
+	if err != nil || hook == nil {
+		return err
+	}
+	return hook(ctx, op, id, true)
+}
+
+// onMachine runs one operation on a machine that is there, with its lock and the host's.
+func (h *Host) onMachine(ctx context.Context, op string, id hostapi.MachineID, f func(*machine) error) error {
+	return h.do(ctx, op, string(id), func() error {
+		h.mu.Lock()
+		m := h.machines[id]
+		h.mu.Unlock()
+		if m == nil {
+			return fmt.Errorf("machine %s: %w", id, hostapi.ErrNotFound)
+		}
+		m.op.Lock()
+		defer m.op.Unlock()
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if m.gone {
+			return fmt.Errorf("machine %s: %w", id, hostapi.ErrNotFound)
+		}
+		return f(m)
+	})
+}

@@ -1,0 +1,336 @@
+package hosttest
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+)
+
+// file is one file or directory of a guest.
+type file struct {
+	dir  bool
+	data []byte
+	mode uint32
+	at   time.Time
+}
+
+func copyFiles(from map[string]file) map[string]file {
+	to := make(map[string]file, len(from))
+	for p, f := range from {
+		f.data = bytes.Clone(f.data)
+		to[p] = f
+	}
+	return to
+}
+
+// inside is what a machine keeps over restores: its files and its environment.
+type inside struct {
+	mu    sync.Mutex
+	host  string
+	user  string
+	home  string
+	env   map[string]string
+	files map[string]file
+}
+
+func (in *inside) copy(host string, env map[string]string) *inside {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if host == "" {
+		host = in.host
+	}
+	return &inside{host: host, user: in.user, home: in.home, env: maps.Clone(env), files: copyFiles(in.files)}
+}
+
+// put makes the files of an identity.
+func (in *inside) put(files map[string]string) {
+	for name, content := range files {
+		in.files[name] = file{data: []byte(content), mode: 0o644, at: time.Now()}
+	}
+}
+
+// guest answers guestapi.Guest for one generation of a machine.
+type guest struct {
+	*inside
+	lost chan struct{}
+	once sync.Once
+
+	pmu   sync.Mutex
+	procs map[uint32]*process
+	next  uint32
+	ports map[uint16]func(net.Conn)
+}
+
+var _ guestapi.Guest = (*guest)(nil)
+
+func newGuest(in *inside) *guest {
+	return &guest{inside: in, lost: make(chan struct{}), procs: map[uint32]*process{}, next: 100, ports: map[uint16]func(net.Conn){
+		7: func(c net.Conn) { _, _ = io.Copy(c, c) }, // an echo server; how its client leaves is its affair
+	}}
+}
+
+// lose ends the generation: every call answers ErrLost from now on.
+func (g *guest) lose() { g.once.Do(func() { close(g.lost) }) }
+
+func (g *guest) alive(ctx context.Context) error {
+	select {
+	case <-g.lost:
+		return guestapi.ErrLost
+	default:
+		return context.Cause(ctx)
+	}
+}
+
+func (g *guest) clean(p string) (string, error) {
+	if p == "" || strings.ContainsRune(p, 0) {
+		return "", fmt.Errorf("path %q: %w", p, guestapi.ErrInvalid)
+	}
+	if !path.IsAbs(p) {
+		p = path.Join(g.home, p)
+	}
+	return path.Clean(p), nil
+}
+
+// look finds a path, with g.mu held. Every directory above a file is there, and so is the home.
+func (g *guest) look(p string) (file, bool) {
+	if f, ok := g.files[p]; ok {
+		return f, true
+	}
+	if p == "/" || p == "/tmp" || strings.HasPrefix(g.home+"/", p+"/") {
+		return file{dir: true, mode: 0o755}, true
+	}
+	for k := range g.files {
+		if strings.HasPrefix(k, p+"/") {
+			return file{dir: true, mode: 0o755}, true
+		}
+	}
+	return file{}, false
+}
+
+func (g *guest) info(p string, f file) guestapi.FileInfo {
+	kind := guestapi.KindFile
+	if f.dir {
+		kind = guestapi.KindDir
+	}
+	return guestapi.FileInfo{Path: p, Name: path.Base(p), Kind: kind, Size: int64(len(f.data)), Mode: f.mode,
+		UID: 1000, GID: 1000, User: g.user, Group: g.user, Modified: f.at}
+}
+
+func missing(p string) error { return fmt.Errorf("%s: %w", p, guestapi.ErrNotFound) }
+
+// at runs f with the file at p and the lock.
+func (g *guest) at(ctx context.Context, p string, f func(p string, f file, ok bool) error) error {
+	if err := g.alive(ctx); err != nil {
+		return err
+	}
+	p, err := g.clean(p)
+	if err != nil {
+		return err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	found, ok := g.look(p)
+	return f(p, found, ok)
+}
+
+// Stat implements guestapi.Guest.
+func (g *guest) Stat(ctx context.Context, p, user string) (info guestapi.FileInfo, err error) {
+	err = g.at(ctx, p, func(p string, f file, ok bool) error {
+		if !ok {
+			return missing(p)
+		}
+		info = g.info(p, f)
+		return nil
+	})
+	return info, err
+}
+
+// List implements guestapi.Guest.
+func (g *guest) List(ctx context.Context, p, user string, depth int) (list []guestapi.FileInfo, err error) {
+	err = g.at(ctx, p, func(p string, f file, ok bool) error {
+		switch {
+		case !ok:
+			return missing(p)
+		case !f.dir:
+			return fmt.Errorf("%s: %w", p, guestapi.ErrNotDir)
+		}
+		seen := map[string]bool{}
+		for k := range g.files {
+			rest, below := strings.CutPrefix(k, strings.TrimSuffix(p, "/")+"/")
+			if !below {
+				continue
+			}
+			parts := strings.Split(rest, "/")
+			for i := 1; i <= min(len(parts), max(depth, 1)); i++ {
+				seen[path.Join(p, path.Join(parts[:i]...))] = true
+			}
+		}
+		for _, k := range slices.Sorted(maps.Keys(seen)) {
+			entry, _ := g.look(k)
+			list = append(list, g.info(k, entry))
+		}
+		return nil
+	})
+	return list, err
+}
+
+// Read implements guestapi.Guest.
+func (g *guest) Read(ctx context.Context, p, user string, offset, length int64) (info guestapi.FileInfo, r io.ReadCloser, err error) {
+	err = g.at(ctx, p, func(p string, f file, ok bool) error {
+		switch {
+		case !ok:
+			return missing(p)
+		case f.dir:
+			return fmt.Errorf("%s: %w", p, guestapi.ErrIsDir)
+		}
+		info = g.info(p, f)
+		data := f.data[min(max(offset, 0), int64(len(f.data))):]
+		if length >= 0 && length < int64(len(data)) {
+			data = data[:length]
+		}
+		r = io.NopCloser(bytes.NewReader(bytes.Clone(data)))
+		return nil
+	})
+	return info, r, err
+}
+
+// Write implements guestapi.Guest.
+func (g *guest) Write(ctx context.Context, p string, opt guestapi.WriteOptions, r io.Reader) (info guestapi.FileInfo, err error) {
+	data, err := io.ReadAll(r)
+	if err != nil {
+		return info, err
+	}
+	if opt.Size >= 0 && int64(len(data)) != opt.Size {
+		return info, fmt.Errorf("%s: %d bytes came, %d were announced: %w", p, len(data), opt.Size, guestapi.ErrInvalid)
+	}
+	err = g.at(ctx, p, func(p string, f file, ok bool) error {
+		if ok && f.dir {
+			return fmt.Errorf("%s: %w", p, guestapi.ErrIsDir)
+		}
+		mode := cmp.Or(opt.Mode, f.mode, 0o644)
+		g.files[p] = file{data: data, mode: mode, at: time.Now()}
+		info = g.info(p, g.files[p])
+		return nil
+	})
+	return info, err
+}
+
+// Move implements guestapi.Guest.
+func (g *guest) Move(ctx context.Context, from, to, user string) (info guestapi.FileInfo, err error) {
+	if to, err = g.clean(to); err != nil {
+		return info, err
+	}
+	err = g.at(ctx, from, func(p string, f file, ok bool) error {
+		if !ok {
+			return missing(p)
+		}
+		for _, k := range slices.Collect(maps.Keys(g.files)) {
+			if k == p || strings.HasPrefix(k, p+"/") {
+				g.files[to+strings.TrimPrefix(k, p)] = g.files[k]
+				delete(g.files, k)
+			}
+		}
+		moved, _ := g.look(to)
+		info = g.info(to, moved)
+		return nil
+	})
+	return info, err
+}
+
+// Remove implements guestapi.Guest.
+func (g *guest) Remove(ctx context.Context, p, user string, recursive bool) error {
+	return g.at(ctx, p, func(p string, f file, ok bool) error {
+		if !ok {
+			return missing(p)
+		}
+		var doomed []string
+		for k := range g.files {
+			if k == p || strings.HasPrefix(k, p+"/") {
+				doomed = append(doomed, k)
+			}
+		}
+		if len(doomed) > 1 && !recursive {
+			return fmt.Errorf("%s is not empty: %w", p, guestapi.ErrInvalid)
+		}
+		for _, k := range doomed {
+			delete(g.files, k)
+		}
+		return nil
+	})
+}
+
+// MakeDir implements guestapi.Guest.
+func (g *guest) MakeDir(ctx context.Context, p, user string) (info guestapi.FileInfo, err error) {
+	err = g.at(ctx, p, func(p string, f file, ok bool) error {
+		if ok {
+			return fmt.Errorf("%s: %w", p, guestapi.ErrExists)
+		}
+		g.files[p] = file{dir: true, mode: 0o755, at: time.Now()}
+		info = g.info(p, g.files[p])
+		return nil
+	})
+	return info, err
+}
+
+// Watch implements guestapi.Guest: nothing is ever seen.
+func (g *guest) Watch(ctx context.Context, p, user string, recursive bool) (guestapi.Watcher, error) {
+	return watcher{g}, g.alive(ctx)
+}
+
+type watcher struct{ g *guest }
+
+func (w watcher) Next(ctx context.Context) (guestapi.FileEvent, error) {
+	select {
+	case <-ctx.Done():
+		return guestapi.FileEvent{}, context.Cause(ctx)
+	case <-w.g.lost:
+		return guestapi.FileEvent{}, guestapi.ErrLost
+	}
+}
+
+func (watcher) Close() error { return nil }
+
+// Ports implements guestapi.Guest: an echo server listens on port 7.
+func (g *guest) Ports(ctx context.Context) ([]guestapi.Port, error) {
+	return []guestapi.Port{{Port: 7, Address: "127.0.0.1", PID: 99, Program: "echo"}}, g.alive(ctx)
+}
+
+// DialPort implements guestapi.Guest.
+func (g *guest) DialPort(ctx context.Context, port uint16) (net.Conn, error) {
+	if err := g.alive(ctx); err != nil {
+		return nil, err
+	}
+	serve, ok := g.ports[port]
+	if !ok {
+		return nil, fmt.Errorf("port %d: %w", port, guestapi.ErrRefused)
+	}
+	ours, theirs := net.Pipe()
+	go func() {
+		defer theirs.Close()
+		serve(theirs)
+	}()
+	return ours, nil
+}
+
+// Freeze implements guestapi.Guest.
+func (g *guest) Freeze(ctx context.Context, sync bool) error { return g.alive(ctx) }
+
+// Thaw implements guestapi.Guest.
+func (g *guest) Thaw(ctx context.Context) error { return g.alive(ctx) }
+
+// Stats implements guestapi.Guest.
+func (g *guest) Stats(ctx context.Context) (guestapi.Stats, error) {
+	return guestapi.Stats{MemTotal: 256 << 20, MemAvailable: 200 << 20, MemCached: 10 << 20, DiskTotal: 2 << 30, DiskUsed: 1 << 30,
+		CPUs: 1, Load1: 0.1, Uptime: time.Minute, Processes: 3, Time: time.Now()}, g.alive(ctx)
+}

@@ -1,0 +1,419 @@
+// Package hosttest is a simulated host: the whole of hostapi.Host in memory, for tests of what stands
+// above hosts. Its machines are maps, its guests a small shell over files in memory.
+//
+// It keeps the contract as a real host does: ids are the caller's, Destroy is right twice, operations on
+// one machine wait for each other, a guest belongs to one generation of its machine. Beyond that it
+// fails where it is told to (Fail, FailAfter, SetHook) and lets machines die (Kill, Lose).
+//
+// All methods may be called at once. Close ends the processes of all guests.
+package hosttest
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+)
+
+var _ hostapi.Host = (*Host)(nil)
+
+// Hook is called before (after false) and after each operation that was not told to fail. An error from
+// it is what the operation answers; before, nothing happens then, after, it has happened all the same.
+type Hook func(ctx context.Context, op string, id string, after bool) error
+
+// Host is a simulated host. Make one with New.
+type Host struct {
+	mu         sync.Mutex
+	machines   map[hostapi.MachineID]*machine
+	snapshots  map[hostapi.SnapshotID]*snapshot
+	templates  map[hostapi.TemplateName]hostapi.Template
+	contents   map[hostapi.TemplateName]*inside // of those that were published
+	images     map[hostapi.ImageID]image
+	objects    *Objects           // nil: none
+	failing    map[string][]error // next calls that fail before they begin
+	spoiled    map[string][]error // next calls that answer an error though they went well
+	hook       Hook
+	calls      []string
+	watchers   map[int]chan hostapi.Event
+	nextWatch  int
+	nextPID    int
+	maxRunning int
+	format     string
+	limits     hostapi.Limits
+	began      time.Time
+}
+
+type machine struct {
+	op sync.Mutex // held through an operation, taken before Host.mu
+	hostapi.Machine
+	inside *inside
+	guest  *guest // nil unless it runs
+	gone   bool
+
+	stopped bool // it rests without memory
+}
+
+type snapshot struct {
+	hostapi.Snapshot
+	disks []hostapi.DataDisk
+	files map[string]file
+	env   map[string]string
+}
+
+// SetFormat lets the host have another virtual hardware from now on.
+func (h *Host) SetFormat(name string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.format = name
+}
+
+// SetLimits lets the host hold every machine to limits.
+func (h *Host) SetLimits(l hostapi.Limits) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.limits = l
+}
+
+// New makes a host that knows the baked template "base" and the unbaked one "raw", with room for 1000
+// running machines.
+func New() *Host {
+	h := &Host{
+		machines:   map[hostapi.MachineID]*machine{},
+		snapshots:  map[hostapi.SnapshotID]*snapshot{},
+		templates:  map[hostapi.TemplateName]hostapi.Template{},
+		contents:   map[hostapi.TemplateName]*inside{},
+		images:     map[hostapi.ImageID]image{},
+		failing:    map[string][]error{},
+		spoiled:    map[string][]error{},
+		watchers:   map[int]chan hostapi.Event{},
+		nextPID:    1000,
+		maxRunning: 1000,
+		began:      time.Now(),
+	}
+	base := hostapi.Template{
+		Name: "base", Description: "Debian with the usual tools", Base: "debian:12", VCPUs: 1, MemoryMiB: 256,
+		DiskMiB: 2048, User: "user", Workdir: "/home/user", Tools: []string{"python3", "node", "git"},
+		Baked: true, BakedAt: h.began, Bytes: 300 << 20,
+	}
+	raw := base
+	raw.Name, raw.Baked, raw.BakedAt = "raw", false, time.Time{}
+	h.AddTemplate(base)
+	h.AddTemplate(raw)
+	return h
+}
+
+// AddTemplate puts a template or replaces it.
+func (h *Host) AddTemplate(t hostapi.Template) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.templates[t.Name] = t
+}
+
+// Create implements hostapi.Host.
+func (h *Host) Create(ctx context.Context, req hostapi.Create) (hostapi.Machine, error) {
+	var made hostapi.Machine
+	err := h.do(ctx, "create", string(req.ID), func() (err error) {
+		made, err = h.create(req)
+		return err
+	})
+	return made, err
+}
+
+func (h *Host) create(req hostapi.Create) (hostapi.Machine, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if _, ok := h.machines[req.ID]; ok {
+		return hostapi.Machine{}, fmt.Errorf("machine %s: %w", req.ID, hostapi.ErrExists)
+	}
+	if h.running() >= h.maxRunning {
+		return hostapi.Machine{}, fmt.Errorf("machine %s: %w", req.ID, hostapi.ErrNoCapacity)
+	}
+	if err := req.Limits.Check(h.limits); err != nil {
+		return hostapi.Machine{}, fmt.Errorf("machine %s: %w", req.ID, err)
+	}
+	m := &machine{Machine: hostapi.Machine{
+		ID: req.ID, State: hostapi.Running, Created: time.Now(), Keep: req.Keep, Egress: req.Egress, Limits: req.Limits, Labels: maps.Clone(req.Labels),
+		BootMode: hostapi.BootSnapshot, Boot: 42 * time.Millisecond,
+		Phases: []hostapi.Phase{{Name: "disk", Took: time.Millisecond}, {Name: "restore", Took: 41 * time.Millisecond}},
+	}}
+	files, env := map[string]file{}, maps.Clone(req.Env)
+	if req.Snapshot != "" {
+		s, ok := h.snapshots[req.Snapshot]
+		if !ok {
+			return hostapi.Machine{}, fmt.Errorf("snapshot %s: %w", req.Snapshot, hostapi.ErrNotFound)
+		}
+		m.Snapshot, m.Template = s.ID, s.Template
+		m.VCPUs, m.MemoryMiB, m.DiskMiB, m.Disks = s.VCPUs, s.MemoryMiB, s.DiskMiB, s.disks
+		files = copyFiles(s.files)
+		if env == nil {
+			env = maps.Clone(s.env)
+		}
+	} else if req.Image != "" {
+		i, ok := h.images[req.Image]
+		if !ok {
+			return hostapi.Machine{}, fmt.Errorf("image %s: %w", req.Image, hostapi.ErrNotFound)
+		}
+		m.VCPUs, m.MemoryMiB, m.DiskMiB, m.BootMode = req.VCPUs, req.MemoryMiB, i.SizeMiB, hostapi.BootCold
+		files = copyFiles(i.files)
+	} else {
+		t, ok := h.templates[req.Template]
+		if !ok {
+			return hostapi.Machine{}, fmt.Errorf("template %s: %w", req.Template, hostapi.ErrNotFound)
+		}
+		if c := h.contents[t.Name]; c != nil {
+			files = copyFiles(c.files)
+			if env == nil {
+				env = maps.Clone(c.env)
+			}
+		}
+		if !t.Baked {
+			m.BootMode, t.Baked, t.BakedAt = hostapi.BootCold, true, time.Now()
+			h.templates[t.Name] = t
+		}
+		m.Template, m.VCPUs, m.MemoryMiB, m.DiskMiB, m.Disks = t.Name, t.VCPUs, t.MemoryMiB, t.DiskMiB, t.Disks
+	}
+	if req.Image == "" && req.MemoryMiB != 0 && req.MemoryMiB != m.MemoryMiB { // this host's monitors cannot add memory
+		return hostapi.Machine{}, fmt.Errorf("machine %s: memory of %d MiB: %w", req.ID, req.MemoryMiB, hostapi.ErrInvalid)
+	}
+	m.DiskMiB = max(m.DiskMiB, req.DiskMiB)
+	m.inside = &inside{host: string(req.Hostname), env: env, files: files, user: "user", home: "/home/user"}
+	m.inside.put(req.Files)
+	h.machines[m.ID] = m
+	h.start(m)
+	return m.Machine, nil
+}
+
+// start gives a machine a process, a network place and a guest of a new generation.
+func (h *Host) start(m *machine) {
+	h.nextPID++
+	n := h.nextPID
+	m.State, m.PID, m.Reason = hostapi.Running, n, ""
+	m.GuestIP = fmt.Sprintf("10.200.%d.%d", n>>8&255, n&255)
+	m.Tap, m.MAC = fmt.Sprintf("tap%d", n), "02:fc:00:00:00:05"
+	m.Generation++
+	m.guest = newGuest(m.inside)
+}
+
+// rest takes the guest and the process away from a machine.
+func (m *machine) rest(state hostapi.State) {
+	m.State, m.PID, m.GuestIP, m.Tap = state, 0, "", ""
+	if m.guest != nil {
+		m.guest.lose()
+		m.guest = nil
+	}
+}
+
+func (h *Host) running() (n int) {
+	for _, m := range h.machines {
+		if m.State == hostapi.Running || m.State == hostapi.Paused {
+			n++
+		}
+	}
+	return n
+}
+
+// Fork implements hostapi.Host.
+func (h *Host) Fork(ctx context.Context, req hostapi.Fork) ([]hostapi.Forked, error) {
+	var out []hostapi.Forked
+	err := h.onMachine(ctx, "fork", req.Parent, func(p *machine) error {
+		if p.State != hostapi.Running && p.State != hostapi.Paused {
+			return wrong(p)
+		}
+		p.Pause = 5 * time.Millisecond
+		for _, c := range req.Children {
+			out = append(out, h.child(p, c))
+		}
+		return nil
+	})
+	return out, err
+}
+
+func (h *Host) child(p *machine, c hostapi.Child) hostapi.Forked {
+	if err := h.next(h.failing, "child"); err != nil {
+		return hostapi.Forked{Err: err}
+	}
+	if _, ok := h.machines[c.ID]; ok {
+		return hostapi.Forked{Err: fmt.Errorf("machine %s: %w", c.ID, hostapi.ErrExists)}
+	}
+	if h.running() >= h.maxRunning {
+		return hostapi.Forked{Err: fmt.Errorf("machine %s: %w", c.ID, hostapi.ErrNoCapacity)}
+	}
+	env := c.Env
+	if env == nil {
+		env = p.inside.env
+	}
+	m := &machine{Machine: hostapi.Machine{
+		ID: c.ID, Template: p.Template, Parent: p.ID, VCPUs: p.VCPUs, MemoryMiB: p.MemoryMiB, DiskMiB: p.DiskMiB, Disks: p.Disks,
+		BootMode: hostapi.BootFork, Boot: 30 * time.Millisecond, Created: time.Now(), Keep: c.Keep, Egress: p.Egress, Limits: p.Limits, Labels: maps.Clone(c.Labels),
+	}}
+	m.inside = p.inside.copy(c.Hostname, env)
+	m.inside.put(c.Files)
+	h.machines[m.ID] = m
+	h.start(m)
+	return hostapi.Forked{Machine: m.Machine}
+}
+
+// Get implements hostapi.Host.
+func (h *Host) Get(ctx context.Context, id hostapi.MachineID) (hostapi.Machine, error) {
+	var got hostapi.Machine
+	err := h.do(ctx, "get", string(id), func() error {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		m, ok := h.machines[id]
+		if !ok {
+			return fmt.Errorf("machine %s: %w", id, hostapi.ErrNotFound)
+		}
+		got = m.Machine
+		return nil
+	})
+	return got, err
+}
+
+// List implements hostapi.Host.
+func (h *Host) List(ctx context.Context) ([]hostapi.Machine, error) {
+	var all []hostapi.Machine
+	err := h.do(ctx, "list", "", func() error {
+		all = h.Machines()
+		return nil
+	})
+	return all, err
+}
+
+// Machines lists all machines by id, whatever fails.
+func (h *Host) Machines() []hostapi.Machine {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	all := []hostapi.Machine{}
+	for _, id := range slices.Sorted(maps.Keys(h.machines)) {
+		all = append(all, h.machines[id].Machine)
+	}
+	return all
+}
+
+// Pause implements hostapi.Host.
+func (h *Host) Pause(ctx context.Context, id hostapi.MachineID) error {
+	return h.onMachine(ctx, "pause", id, func(m *machine) error {
+		if m.State != hostapi.Running && m.State != hostapi.Paused {
+			return wrong(m)
+		}
+		m.State = hostapi.Paused
+		return nil
+	})
+}
+
+// Resume implements hostapi.Host.
+func (h *Host) Resume(ctx context.Context, id hostapi.MachineID) error {
+	return h.onMachine(ctx, "resume", id, func(m *machine) error {
+		if m.State != hostapi.Running && m.State != hostapi.Paused {
+			return wrong(m)
+		}
+		m.State = hostapi.Running
+		return nil
+	})
+}
+
+// Hibernate implements hostapi.Host.
+func (h *Host) Hibernate(ctx context.Context, id hostapi.MachineID) error {
+	return h.onMachine(ctx, "hibernate", id, func(m *machine) error {
+		if m.State != hostapi.Running && m.State != hostapi.Paused {
+			return wrong(m)
+		}
+		m.rest(hostapi.Hibernated)
+		return nil
+	})
+}
+
+// Stop implements hostapi.Host.
+func (h *Host) Stop(ctx context.Context, id hostapi.MachineID) error {
+	return h.onMachine(ctx, "stop", id, func(m *machine) error {
+		if m.State != hostapi.Running && m.State != hostapi.Hibernated {
+			return wrong(m)
+		}
+		m.rest(hostapi.Hibernated)
+		m.stopped = true
+		return nil
+	})
+}
+
+// Wake implements hostapi.Host.
+func (h *Host) Wake(ctx context.Context, id hostapi.MachineID) (hostapi.Machine, error) {
+	var woken hostapi.Machine
+	err := h.onMachine(ctx, "wake", id, func(m *machine) error {
+		if m.State != hostapi.Hibernated && m.State != hostapi.Failed {
+			return wrong(m)
+		}
+		if h.running() >= h.maxRunning {
+			return fmt.Errorf("machine %s: %w", id, hostapi.ErrNoCapacity)
+		}
+		m.BootMode, m.Boot = hostapi.BootWake, 50*time.Millisecond
+		if m.stopped {
+			m.BootMode, m.stopped = hostapi.BootCold, false
+		}
+		h.start(m)
+		woken = m.Machine
+		return nil
+	})
+	return woken, err
+}
+
+// SetKeep implements hostapi.Host.
+func (h *Host) SetKeep(ctx context.Context, id hostapi.MachineID, keep bool) error {
+	return h.onMachine(ctx, "setkeep", id, func(m *machine) error {
+		m.Keep = keep
+		return nil
+	})
+}
+
+// SetEgress implements hostapi.Host.
+func (h *Host) SetEgress(ctx context.Context, id hostapi.MachineID, policy hostapi.Egress) error {
+	return h.onMachine(ctx, "setegress", id, func(m *machine) error {
+		m.Egress = policy
+		return nil
+	})
+}
+
+// Destroy implements hostapi.Host.
+func (h *Host) Destroy(ctx context.Context, id hostapi.MachineID, cause string) error {
+	return h.do(ctx, "destroy", string(id), func() error {
+		h.forget(id)
+		return nil
+	})
+}
+
+func (h *Host) forget(id hostapi.MachineID) {
+	h.mu.Lock()
+	m := h.machines[id]
+	h.mu.Unlock()
+	if m == nil {
+		return
+	}
+	m.op.Lock()
+	defer m.op.Unlock()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	m.rest(hostapi.Failed)
+	m.gone = true
+	delete(h.machines, id)
+}
+
+func wrong(m *machine) error {
+	return fmt.Errorf("machine %s is %s: %w", m.ID, m.State, hostapi.ErrWrongState)
+}
+
+// Guest implements hostapi.Host.
+func (h *Host) Guest(ctx context.Context, id hostapi.MachineID) (guestapi.Guest, error) {
+	var g guestapi.Guest
+	err := h.onMachine(ctx, "guest", id, func(m *machine) error {
+		if m.State != hostapi.Running {
+			return wrong(m)
+		}
+		g = m.guest
+		return nil
+	})
+	return g, err
+}

@@ -1,0 +1,154 @@
+// Package audit remembers who did what, with what, and when.
+//
+// Entries go through a bounded queue and are written in batches by Run, so that a call does not wait for
+// the disk; when the queue is full it does wait. What is in the queue when Run ends is written first; a
+// killed program loses at most the last quarter of a second. The package does not know what actions mean.
+//
+// All methods may be called at once.
+package audit
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/store"
+)
+
+// Entry is one call.
+type Entry struct {
+	At      time.Time
+	Who     auth.Principal // zero: a caller who was not known
+	Action  string         // what was asked, such as "POST /v1/sandboxes"
+	Target  string         // id of what it was done to, if any
+	Outcome string         // "ok", or the code of the error
+	Remote  string         // address of the caller
+	Request string         // id of the request
+	Took    time.Duration
+}
+
+// Bounds of the queue and of what is written at once.
+const (
+	queueSize = 4096
+	batchSize = 256
+	pause     = 250 * time.Millisecond
+	maxText   = 256 // bytes of each text of an entry
+	maxList   = 1000
+)
+
+// Log is an audit log. Make it with New.
+type Log struct {
+	db    *store.DB
+	log   *slog.Logger
+	queue chan store.Audit
+	seq   atomic.Uint64
+}
+
+// New makes a log; it does not touch the store.
+func New(db *store.DB, log *slog.Logger) (*Log, error) {
+	if db == nil || log == nil {
+		return nil, errors.New("audit: store and log are required")
+	}
+	return &Log{db: db, log: log, queue: make(chan store.Audit, queueSize)}, nil
+}
+
+// Record adds an entry. It waits only while the queue is full, and then no longer than ctx.
+func (l *Log) Record(ctx context.Context, e Entry) {
+	if e.At.IsZero() {
+		e.At = time.Now()
+	}
+	at := store.Micros(e.At)
+	row := store.Audit{ID: fmt.Sprintf("%016x%06x%s", at, l.seq.Add(1)&0xffffff, strings.ToLower(rand.Text()[:6])), At: at,
+		Workspace: text(string(e.Who.Workspace)), Key: text(e.Who.KeyPrefix), Action: text(e.Action), Target: text(e.Target),
+		Outcome: text(e.Outcome), Remote: text(e.Remote), Request: text(e.Request), Took: e.Took.Microseconds()}
+	select {
+	case l.queue <- row: // also for a caller who has left
+		return
+	default:
+	}
+	select {
+	case l.queue <- row:
+	case <-ctx.Done():
+		l.log.Error("an audit entry was lost: the queue is full", "action", row.Action, "workspace", row.Workspace)
+	}
+}
+
+// text makes a caller's text fit for any store.
+func text(s string) string {
+	if len(s) > maxText {
+		s = s[:maxText]
+	}
+	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "")
+}
+
+// Run writes entries until ctx ends, and then those that are left.
+func (l *Log) Run(ctx context.Context) error {
+	t := time.NewTicker(pause)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			last, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), 10*time.Second, errors.New("writing the last audit entries took too long"))
+			defer cancel()
+			return l.write(last)
+		case <-t.C:
+		}
+		if err := l.write(ctx); err != nil && ctx.Err() == nil {
+			l.log.Error("audit entries were not written", "err", err)
+		}
+	}
+}
+
+// write empties the queue.
+func (l *Log) write(ctx context.Context) error {
+	for {
+		var rows []store.Audit
+		for len(rows) < batchSize && len(l.queue) > 0 {
+			rows = append(rows, <-l.queue)
+		}
+		if len(rows) == 0 {
+			return nil
+		}
+		err := l.db.Write(ctx, "audit", func(ctx context.Context, tx *store.Tx) error { return tx.AppendAudit(ctx, rows) })
+		if err != nil {
+			return fmt.Errorf("audit: %d entries are lost: %w", len(rows), err)
+		}
+	}
+}
+
+// Query selects entries.
+type Query struct {
+	Since  time.Time // not before
+	Target string    // "": all
+	Limit  int       // 0: 100; at most 1000
+}
+
+// List answers the entries of the caller's workspace, newest first; only an admin may see them.
+func (l *Log) List(ctx context.Context, p auth.Principal, q Query) ([]Entry, error) {
+	if p.Workspace == "" || !p.Admin {
+		return nil, api.Errorf(api.Forbidden, "only an admin key may read the audit log")
+	}
+	if q.Limit < 0 || q.Limit > maxList {
+		return nil, api.Errorf(api.Invalid, "limit: %d is out of range: use 1 to %d", q.Limit, maxList).With("field", "limit")
+	}
+	if q.Limit == 0 {
+		q.Limit = 100
+	}
+	rows, err := l.db.Read().Audits(ctx, store.AuditQuery{Workspace: string(p.Workspace), Target: text(q.Target), Since: store.Micros(q.Since), Limit: q.Limit})
+	if err != nil {
+		return nil, api.AsError(err)
+	}
+	out := make([]Entry, 0, len(rows))
+	for _, r := range rows {
+		out = append(out, Entry{At: store.Time(r.At), Who: auth.Principal{Workspace: api.Workspace(r.Workspace), KeyPrefix: r.Key},
+			Action: r.Action, Target: r.Target, Outcome: r.Outcome, Remote: r.Remote, Request: r.Request, Took: time.Duration(r.Took) * time.Microsecond})
+	}
+	return out, nil
+}

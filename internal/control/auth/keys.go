@@ -1,0 +1,318 @@
+package auth
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/hex"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/control/store"
+)
+
+// The form of a key: "pds_" and 32 hexadecimal digits, of which the first eight name it.
+const (
+	keyMark    = "pds_"
+	keyDigits  = 32
+	nameDigits = 8
+	prefixLen  = len(keyMark) + nameDigits
+)
+
+// The scopes of keys, as they are stored.
+const (
+	scopeAdmin  = "admin"
+	scopeMember = "member"
+)
+
+// KeyRequest describes a key to make.
+type KeyRequest struct {
+	Label   string        // for people, at most 128 bytes
+	Admin   bool          // it may manage keys
+	Expires time.Duration // from now; 0: never
+}
+
+// Key is a key as it may be shown. Times that do not apply are zero.
+type Key struct {
+	Prefix                     string
+	Workspace                  api.Workspace
+	Label                      string
+	Admin                      bool
+	Created, LastUsed, Expires time.Time
+}
+
+// Keys makes, checks and revokes API keys. Make it with New.
+type Keys struct {
+	db  *store.DB
+	log *slog.Logger
+
+	mu    sync.Mutex
+	cache map[[sha256.Size]byte]cached // by hash of the token
+	epoch uint64                       // grows with every revocation
+}
+
+// cached is a key that held a moment ago.
+type cached struct {
+	row  store.Key
+	at   time.Time // read from the store
+	used time.Time // written as last use
+}
+
+// How long a key is believed without looking, and how many are. A revocation by this process is seen at
+// once, one by another process on a shared store after freshShared.
+const (
+	freshOwn    = time.Minute
+	freshShared = 2 * time.Second
+	maxCached   = 1024
+	usePrecise  = time.Minute // of last use
+)
+
+// New makes Keys; it does not touch the store.
+func New(db *store.DB, log *slog.Logger) (*Keys, error) {
+	if db == nil || log == nil {
+		return nil, errors.New("auth: store and log are required")
+	}
+	return &Keys{db: db, log: log, cache: map[[sha256.Size]byte]cached{}}, nil
+}
+
+// errKey is one answer for every token that does not hold, so that it tells nothing about which do.
+func errKey() error {
+	return api.Errorf(api.Unauthenticated, "the API key is missing, wrong, expired or revoked: send one as Authorization: Bearer pds_...")
+}
+
+// wellFormed tells whether a token has the form of a key.
+func wellFormed(token string) bool {
+	if len(token) != len(keyMark)+keyDigits || !strings.HasPrefix(token, keyMark) {
+		return false
+	}
+	for _, c := range token[len(keyMark):] {
+		if (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return false
+		}
+	}
+	return true
+}
+
+// Authenticate tells who shows this token; unauthenticated if it does not hold.
+func (k *Keys) Authenticate(ctx context.Context, token string) (Principal, error) {
+	if !wellFormed(token) {
+		return Principal{}, errKey()
+	}
+	hash := sha256.Sum256([]byte(token))
+	now := time.Now()
+	c, known, epoch := k.remembered(hash, now)
+	for !known {
+		row, err := k.db.Read().Key(ctx, token[:prefixLen])
+		if errors.Is(err, store.ErrNotFound) {
+			return Principal{}, errKey()
+		}
+		if err != nil {
+			return Principal{}, api.AsError(err)
+		}
+		want, err := hex.DecodeString(row.Hash)
+		if err != nil || subtle.ConstantTimeCompare(want, hash[:]) != 1 {
+			return Principal{}, errKey()
+		}
+		c = cached{row: row, at: now, used: store.Time(row.LastUsed)}
+		epoch, known = k.remember(hash, c, epoch)
+	}
+	if c.row.Expires > 0 && store.Micros(now) >= c.row.Expires {
+		return Principal{}, errKey()
+	}
+	k.touch(ctx, hash, c, now)
+	return Principal{Workspace: api.Workspace(c.row.Workspace), KeyPrefix: c.row.Prefix, Admin: c.row.Scope == scopeAdmin}, nil
+}
+
+func (k *Keys) remembered(hash [sha256.Size]byte, now time.Time) (cached, bool, uint64) {
+	fresh := freshOwn
+	if k.db.Shared() {
+		fresh = freshShared
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	c, ok := k.cache[hash]
+	return c, ok && now.Sub(c.at) < fresh, k.epoch
+}
+
+// remember keeps a key that was read in an epoch. When a key was revoked since then it does not, for it
+// may be that one: it must be read again, in the epoch that is answered.
+func (k *Keys) remember(hash [sha256.Size]byte, c cached, epoch uint64) (uint64, bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if epoch != k.epoch {
+		return k.epoch, false
+	}
+	if len(k.cache) >= maxCached {
+		clear(k.cache) // it fills again with what is in use
+	}
+	k.cache[hash] = c
+	return epoch, true
+}
+
+// touch writes the last use of a key, at most once a minute. It is a hint: when it cannot be written the
+// call goes on.
+func (k *Keys) touch(ctx context.Context, hash [sha256.Size]byte, c cached, now time.Time) {
+	if now.Sub(c.used) < usePrecise {
+		return
+	}
+	k.mu.Lock()
+	if again, ok := k.cache[hash]; ok {
+		again.used = now
+		k.cache[hash] = again
+	}
+	k.mu.Unlock()
+	err := k.db.Write(ctx, "use key", func(ctx context.Context, tx *store.Tx) error {
+		return tx.UseKey(ctx, c.row.Prefix, store.Micros(now))
+	})
+	if err != nil && ctx.Err() == nil {
+		k.log.Warn("the last use of a key was not written", "err", err)
+	}
+}
+
+// newToken makes a token that nobody has.
+func newToken() string {
+	var b [keyDigits / 2]byte
+	rand.Read(b[:]) //nolint:errcheck // crypto/rand.Read never returns an error since Go 1.24
+	return keyMark + hex.EncodeToString(b[:])
+}
+
+// make writes a key of a workspace in a transaction.
+func (k *Keys) make(ctx context.Context, tx *store.Tx, workspace api.Workspace, req KeyRequest) (Key, string, error) {
+	now := time.Now()
+	token := newToken()
+	hash := sha256.Sum256([]byte(token))
+	row := store.Key{Prefix: token[:prefixLen], Workspace: string(workspace), Hash: hex.EncodeToString(hash[:]), Label: req.Label,
+		Scope: scopeMember, Created: store.Micros(now)}
+	if req.Admin {
+		row.Scope = scopeAdmin
+	}
+	if req.Expires > 0 {
+		row.Expires = store.Micros(now.Add(req.Expires))
+	}
+	if err := tx.InsertKey(ctx, &row); err != nil {
+		return Key{}, "", err
+	}
+	return view(row), token, nil
+}
+
+// attempts is how often a token is drawn whose name is taken: names have 32 bits.
+const attempts = 8
+
+// create makes a key, drawing again when its name is taken.
+func (k *Keys) create(ctx context.Context, workspace api.Workspace, req KeyRequest, only func(context.Context, *store.Tx) (bool, error)) (key Key, token string, err error) {
+	for range attempts {
+		err = k.db.Write(ctx, "create key", func(ctx context.Context, tx *store.Tx) error {
+			key, token = Key{}, ""
+			if ok, err := only(ctx, tx); err != nil || !ok {
+				return err
+			}
+			w := &store.Workspace{ID: string(workspace), Name: string(workspace), Created: store.Micros(time.Now())}
+			if err := tx.PutWorkspace(ctx, w); err != nil {
+				return err
+			}
+			key, token, err = k.make(ctx, tx, workspace, req)
+			return err
+		})
+		if !errors.Is(err, store.ErrExists) {
+			break
+		}
+	}
+	if err != nil {
+		return Key{}, "", api.AsError(err)
+	}
+	return key, token, nil
+}
+
+// First makes the first admin key of the default workspace if there is no key at all, and answers it
+// this once; "" when there are keys.
+func (k *Keys) First(ctx context.Context) (token string, err error) {
+	_, token, err = k.create(ctx, DefaultWorkspace, KeyRequest{Label: "first key", Admin: true}, func(ctx context.Context, tx *store.Tx) (bool, error) {
+		all, err := tx.Keys(ctx, "")
+		return len(all) == 0, err
+	})
+	return token, err
+}
+
+// Issue makes an admin key of any workspace, and the workspace if it is not there. It is for the program
+// itself, never for a caller.
+func (k *Keys) Issue(ctx context.Context, workspace api.Workspace, label string) (Key, string, error) {
+	return k.create(ctx, workspace, KeyRequest{Label: label, Admin: true}, always)
+}
+
+func always(context.Context, *store.Tx) (bool, error) { return true, nil }
+
+// Create makes a key in the caller's workspace. The token is shown this once. Callers that are not Admin
+// are forbidden, here and below.
+func (k *Keys) Create(ctx context.Context, p Principal, req KeyRequest) (Key, string, error) {
+	if err := admin(p); err != nil {
+		return Key{}, "", err
+	}
+	if len(req.Label) > 128 || strings.ContainsRune(req.Label, 0) || req.Expires < 0 {
+		return Key{}, "", api.Errorf(api.Invalid, "label: use at most 128 bytes of text").With("field", "label")
+	}
+	return k.create(ctx, p.Workspace, req, always)
+}
+
+func admin(p Principal) error {
+	if p.Workspace == "" {
+		return errKey()
+	}
+	if !p.Admin {
+		return api.Errorf(api.Forbidden, "only an admin key may manage keys")
+	}
+	return nil
+}
+
+// List answers the keys of the caller's workspace, newest first.
+func (k *Keys) List(ctx context.Context, p Principal) ([]Key, error) {
+	if err := admin(p); err != nil {
+		return nil, err
+	}
+	rows, err := k.db.Read().Keys(ctx, string(p.Workspace))
+	if err != nil {
+		return nil, api.AsError(err)
+	}
+	out := make([]Key, 0, len(rows))
+	for _, r := range rows {
+		out = append(out, view(r))
+	}
+	return out, nil
+}
+
+// Revoke ends a key of the caller's workspace at once; not_found if there is none with this prefix.
+func (k *Keys) Revoke(ctx context.Context, p Principal, prefix string) error {
+	if err := admin(p); err != nil {
+		return err
+	}
+	err := k.db.Write(ctx, "revoke key", func(ctx context.Context, tx *store.Tx) error {
+		return tx.DeleteKey(ctx, string(p.Workspace), prefix)
+	})
+	if errors.Is(err, store.ErrNotFound) {
+		return api.Errorf(api.NotFound, "key %q not found: list yours at /v1/me/tokens", short(prefix))
+	}
+	if err != nil {
+		return api.AsError(err)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.epoch++
+	clear(k.cache)
+	return nil
+}
+
+func short(prefix string) string {
+	if len(prefix) > prefixLen {
+		return prefix[:prefixLen] + "..."
+	}
+	return prefix
+}
+
+func view(r store.Key) Key {
+	return Key{Prefix: r.Prefix, Workspace: api.Workspace(r.Workspace), Label: r.Label, Admin: r.Scope == scopeAdmin,
+		Created: store.Time(r.Created), LastUsed: store.Time(r.LastUsed), Expires: store.Time(r.Expires)}
+}

@@ -1,0 +1,152 @@
+package auth_test
+
+import (
+	"log/slog"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/store"
+)
+
+func open(t *testing.T) (*auth.Keys, *store.DB) {
+	t.Helper()
+	db, err := store.Open(t.Context(), store.Config{DSN: filepath.Join(t.TempDir(), "c.db")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() }) // a test that closes it first is right
+	k, err := auth.New(db, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k, db
+}
+
+func TestFirstKey(t *testing.T) {
+	k, db := open(t)
+	token, err := k.First(t.Context())
+	if err != nil || !regexp.MustCompile(`^pds_[0-9a-f]{32}$`).MatchString(token) {
+		t.Fatalf("first key %q, %v", token, err)
+	}
+	if again, err := k.First(t.Context()); err != nil || again != "" {
+		t.Errorf("second start made key %q, %v", again, err)
+	}
+	p, err := k.Authenticate(t.Context(), token)
+	if err != nil || p.Workspace != auth.DefaultWorkspace || !p.Admin || p.KeyPrefix != token[:12] {
+		t.Errorf("principal %+v, %v", p, err)
+	}
+	rows, err := db.Read().Keys(t.Context(), "")
+	if err != nil || len(rows) != 1 || strings.Contains(rows[0].Hash, token[12:]) || len(rows[0].Hash) != 64 {
+		t.Errorf("stored %+v, %v: only a hash may be", rows, err)
+	}
+}
+
+func TestAuthenticateRefuses(t *testing.T) {
+	k, _ := open(t)
+	token, err := k.First(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	flipped := token[:35] + map[bool]string{true: "1", false: "0"}[token[35] == '0']
+	for name, bad := range map[string]string{"empty": "", "short": token[:35], "long": token + "0", "flipped": flipped, "upper": strings.ToUpper(token),
+		"unknown": "pds_" + strings.Repeat("0", 32), "injection": "pds_' OR '1'='1' --aaaaaaaaaaaaaaaaaa"} {
+		if _, err := k.Authenticate(t.Context(), bad); api.CodeOf(err) != api.Unauthenticated {
+			t.Errorf("%s: %v, want unauthenticated", name, err)
+		}
+	}
+}
+
+func TestKeyLife(t *testing.T) {
+	k, _ := open(t)
+	ctx := t.Context()
+	admin := auth.Principal{Workspace: "w", Admin: true}
+	key, token, err := k.Create(ctx, admin, auth.KeyRequest{Label: "ci"})
+	if err != nil || key.Label != "ci" || key.Admin || key.Prefix != token[:12] {
+		t.Fatalf("key %+v, %v", key, err)
+	}
+	member, err := k.Authenticate(ctx, token)
+	if err != nil || member.Admin || member.Workspace != "w" {
+		t.Fatalf("member %+v, %v", member, err)
+	}
+	if _, _, err := k.Create(ctx, member, auth.KeyRequest{}); api.CodeOf(err) != api.Forbidden {
+		t.Errorf("a member made a key: %v", err)
+	}
+	if _, err := k.List(ctx, member); api.CodeOf(err) != api.Forbidden {
+		t.Errorf("a member listed keys: %v", err)
+	}
+	if err := k.Revoke(ctx, member, key.Prefix); api.CodeOf(err) != api.Forbidden {
+		t.Errorf("a member revoked a key: %v", err)
+	}
+	if err := k.Revoke(ctx, auth.Principal{Workspace: "other", Admin: true}, key.Prefix); api.CodeOf(err) != api.NotFound {
+		t.Errorf("another workspace revoked a key: %v", err)
+	}
+	if all, err := k.List(ctx, admin); err != nil || len(all) != 1 || all[0].LastUsed.IsZero() {
+		t.Errorf("keys %+v, %v: want one that was used", all, err)
+	}
+	if err := k.Revoke(ctx, admin, key.Prefix); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := k.Authenticate(ctx, token); api.CodeOf(err) != api.Unauthenticated {
+		t.Errorf("a revoked key holds: %v", err)
+	}
+}
+
+func TestKeyExpires(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k, db := open(t)
+		_, token, err := k.Create(t.Context(), auth.Principal{Workspace: "w", Admin: true}, auth.KeyRequest{Expires: time.Hour})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := k.Authenticate(t.Context(), token); err != nil {
+			t.Fatal(err)
+		}
+		<-time.After(time.Hour)
+		if _, err := k.Authenticate(t.Context(), token); api.CodeOf(err) != api.Unauthenticated {
+			t.Errorf("an expired key holds: %v", err)
+		}
+		if err := db.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestRevokeRaces: whatever runs beside it, a key does not hold once Revoke has returned.
+func TestRevokeRaces(t *testing.T) {
+	k, _ := open(t)
+	ctx := t.Context()
+	admin := auth.Principal{Workspace: "w", Admin: true}
+	for range 10 {
+		key, token, err := k.Create(ctx, admin, auth.KeyRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				for range 5 {
+					if _, err := k.Authenticate(ctx, token); err != nil && api.CodeOf(err) != api.Unauthenticated {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		if err := k.Revoke(ctx, admin, key.Prefix); err != nil {
+			t.Error(err)
+		}
+		if _, err := k.Authenticate(ctx, token); api.CodeOf(err) != api.Unauthenticated {
+			t.Errorf("right after its revocation a key holds: %v", err)
+		}
+		wg.Wait()
+		if _, err := k.Authenticate(ctx, token); api.CodeOf(err) != api.Unauthenticated {
+			t.Errorf("a revoked key came back: %v", err)
+		}
+	}
+}

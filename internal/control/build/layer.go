@@ -1,0 +1,103 @@
+package build
+
+import (
+	"context"
+	"crypto/rand"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/control/store"
+	"github.com/pandastack/pandastack/internal/lib/cleanup"
+)
+
+// newLayerID names the snapshot of a layer.
+func newLayerID() hostapi.SnapshotID {
+	return hostapi.SnapshotID("lay" + strings.ToLower(rand.Text()))
+}
+
+// deepest finds the last step of a stage that a layer of the workspace holds the result of. It answers how many
+// steps are done with it; -1 and "" when there is none, not even of the base.
+func (a *attempt) deepest(ctx context.Context, st *stage) (done int, snapshot string, err error) {
+	rows, err := a.s.db.Read().Layers(ctx, a.row.Workspace, st.keys...)
+	if err != nil {
+		return 0, "", err
+	}
+	have, err := a.s.host.Snapshots(ctx)
+	if err != nil {
+		return 0, "", err
+	}
+	for i := len(st.keys) - 1; i >= 0; i-- {
+		if i > st.force || i > 0 && a.spec.NoCache {
+			continue
+		}
+		n := slices.IndexFunc(rows, func(l store.Layer) bool { return l.Name == st.keys[i] })
+		if n < 0 {
+			continue
+		}
+		row := rows[n]
+		if !slices.ContainsFunc(have, func(h hostapi.Snapshot) bool { return string(h.ID) == row.Snapshot }) {
+			continue // the host lost it; its row is swept
+		}
+		err := a.s.db.Write(ctx, "layer use", func(ctx context.Context, tx *store.Tx) error {
+			return tx.UseLayer(ctx, row.Workspace, row.Name, store.Micros(time.Now()))
+		})
+		if err != nil {
+			return 0, "", err
+		}
+		return i, row.Snapshot, nil
+	}
+	return -1, "", nil
+}
+
+// keep makes a layer of the machine's moment. When another build was faster, its layer stays and ours serves
+// this build alone.
+func (a *attempt) keep(ctx context.Context, b *box, name string) (_ string, err error) {
+	id := newLayerID()
+	var back cleanup.Stack
+	defer func() { err = back.Settle(ctx, err) }()
+	back.Push("delete the layer", func(ctx context.Context) error { return a.s.deleteSnapshot(ctx, id) })
+	if err := b.take(ctx, id); err != nil {
+		return "", err
+	}
+	bytes, err := a.s.bytesOf(ctx, id)
+	if err != nil {
+		return "", err
+	}
+	now := store.Micros(time.Now())
+	row := &store.Layer{Workspace: a.row.Workspace, Name: name, Snapshot: string(id), Bytes: bytes, Created: now, Used: now}
+	var old []store.Layer
+	err = a.s.db.Write(ctx, "layer", func(ctx context.Context, tx *store.Tx) (err error) {
+		if old, err = tx.Layers(ctx, row.Workspace, name); err != nil {
+			return err
+		}
+		if err := tx.DeleteLayer(ctx, row.Workspace, name); err != nil {
+			return err
+		}
+		return tx.InsertLayer(ctx, row)
+	})
+	if err != nil {
+		return "", err
+	}
+	back.Forget()           // the row is written
+	for _, l := range old { // machines that run on it keep its files
+		if err := a.s.deleteSnapshot(ctx, hostapi.SnapshotID(l.Snapshot)); err != nil {
+			return "", err
+		}
+	}
+	return string(id), a.did("layer")
+}
+
+func (s *Service) bytesOf(ctx context.Context, id hostapi.SnapshotID) (int64, error) {
+	list, err := s.host.Snapshots(ctx)
+	if err != nil {
+		return 0, err
+	}
+	for _, snap := range list {
+		if snap.ID == id {
+			return snap.Bytes, nil
+		}
+	}
+	return 0, hostapi.ErrNotFound
+}

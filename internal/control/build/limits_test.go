@@ -1,0 +1,65 @@
+package build_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/control/build"
+)
+
+// TestLimits: sandboxes of a template have the limits that its build asked for, and so have those of a template that is
+// made from it, unless its build says otherwise; a build that asks for wider ones than the host's is refused by the
+// field's name.
+func TestLimits(t *testing.T) {
+	w := newWorld(t, nil)
+	w.h.SetLimits(hostapi.Limits{DiskMiB: 100, NetworkOutMbit: 10})
+	spec, want := dockerfileOf("slow", "FROM base\nENV A=b\n"), api.Limits{DiskMiB: 20, DiskOps: 7}
+	spec.Limits = &want
+	w.built(spec, nil)
+	tpl, err := w.templates.Get(t.Context(), alice, "slow")
+	if err != nil || tpl.Limits == nil || *tpl.Limits != want {
+		t.Errorf("the template has %+v, %v; want %+v", tpl.Limits, err, want)
+	}
+	s, err := w.boxes.Create(t.Context(), alice, api.CreateRequest{Template: "slow"})
+	if err != nil || s.Limits == nil || *s.Limits != want {
+		t.Fatalf("a sandbox has %+v, %v; want %+v", s.Limits, err, want)
+	}
+	if err := w.boxes.Delete(t.Context(), alice, s.ID); err != nil {
+		t.Fatal(err)
+	}
+	w.built(dockerfileOf("child", "FROM slow\nENV B=c\n"), nil)
+	none := dockerfileOf("free", "FROM slow\nENV B=d\n")
+	none.Limits = &api.Limits{}
+	w.built(none, nil)
+	snap := api.SnapshotID("")
+	if s, err = w.boxes.Create(t.Context(), alice, api.CreateRequest{Template: "child"}); err == nil {
+		var taken api.Snapshot
+		taken, err = w.boxes.TakeSnapshot(t.Context(), alice, s.ID, api.SnapshotRequest{})
+		snap = taken.ID
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.built(build.Spec{BuildRequest: api.BuildRequest{Name: "kept", FromSnapshot: snap}}, nil)
+	for name, want := range map[string]*api.Limits{"child": &want, "free": nil, "kept": &want} {
+		tpl, err := w.templates.Get(t.Context(), alice, name)
+		if err != nil || (tpl.Limits == nil) != (want == nil) || want != nil && *tpl.Limits != *want {
+			t.Errorf("%s, made of what has limits, has %+v, %v; want %+v", name, tpl.Limits, err, want)
+		}
+	}
+	if err := errors.Join(w.boxes.Delete(t.Context(), alice, s.ID), w.boxes.DeleteSnapshot(t.Context(), alice, snap)); err != nil {
+		t.Fatal(err)
+	}
+	for field, l := range map[string]api.Limits{
+		"limits.disk_mib": {DiskMiB: 101}, "limits.network_out_mbit": {NetworkOutMbit: 11}, "limits.disk_ops": {DiskOps: -1},
+	} {
+		spec.Name, spec.Limits = "wide", &l
+		_, err := w.Start(t.Context(), alice, spec, nil)
+		if api.CodeOf(err) != api.Invalid || api.AsError(err).Details["field"] != field {
+			t.Errorf("%+v: got %v of %v", l, err, api.AsError(err).Details)
+		}
+	}
+	w.clean(4)
+}

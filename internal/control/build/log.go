@@ -1,0 +1,222 @@
+package build
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/store"
+)
+
+// Bounds of a build's log.
+const (
+	maxLine     = 2000     // bytes of one line; the rest of a longer one is the next line
+	maxLogBytes = 16 << 20 // of one build
+	logPage     = 500      // lines read at once
+	flushEvery  = 300 * time.Millisecond
+)
+
+// The levels of lines.
+const (
+	levelInfo  = "info"
+	levelWarn  = "warn"
+	levelError = "error"
+)
+
+// journal is the log of a build under way: lines are seen at once and written together a moment later.
+type journal struct {
+	db    *store.DB
+	build string
+
+	writing sync.Mutex // held while lines are written, and taken before mu
+
+	mu      sync.Mutex
+	last    int64             // number of the last line
+	tail    []store.BuildLine // not in the store yet
+	bytes   int
+	changed chan struct{} // closed and replaced when there is more to see
+	closed  bool
+}
+
+func newJournal(ctx context.Context, db *store.DB, build string) (*journal, error) {
+	last, err := db.Read().LastBuildLine(ctx, build)
+	if err != nil {
+		return nil, err
+	}
+	return &journal{db: db, build: build, last: last, changed: make(chan struct{})}, nil
+}
+
+// say adds a line.
+func (j *journal) say(level, step, text string) {
+	text = strings.ToValidUTF8(strings.TrimRight(text, "\r\n"), "?")
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for {
+		line := text[:min(len(text), maxLine)]
+		text = text[len(line):]
+		j.put(level, step, line)
+		if text == "" {
+			break
+		}
+	}
+	close(j.changed)
+	j.changed = make(chan struct{})
+}
+
+// put numbers one line; j.mu is held. When the log is full only errors come through.
+func (j *journal) put(level, step, line string) {
+	full := j.bytes > maxLogBytes
+	if full && level == levelInfo {
+		return
+	}
+	j.bytes += len(line) + 64
+	if !full && j.bytes > maxLogBytes {
+		level, line = levelWarn, fmt.Sprintf("the log is full at %d MiB: further output is left out", maxLogBytes>>20)
+	}
+	j.last++
+	j.tail = append(j.tail, store.BuildLine{Build: j.build, Seq: j.last, At: store.Micros(time.Now()), Level: level, Step: step, Line: strings.ReplaceAll(line, "\x00", "")})
+}
+
+// flush writes what was added, each line once whoever asks for it.
+func (j *journal) flush(ctx context.Context) error {
+	j.writing.Lock()
+	defer j.writing.Unlock()
+	j.mu.Lock()
+	batch := j.tail[:min(len(j.tail), logPage)]
+	j.mu.Unlock()
+	for len(batch) > 0 {
+		err := j.db.Write(ctx, "build log", func(ctx context.Context, tx *store.Tx) error { return tx.AppendBuildLines(ctx, batch) })
+		if err != nil {
+			return err
+		}
+		j.mu.Lock()
+		j.tail = j.tail[len(batch):]
+		batch = j.tail[:min(len(j.tail), logPage)]
+		j.mu.Unlock()
+	}
+	return nil
+}
+
+// keep writes lines now and then until ctx ends.
+func (j *journal) keep(ctx context.Context) {
+	tick := time.NewTicker(flushEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			_ = j.flush(ctx) // it is tried again, and the last flush tells
+		}
+	}
+}
+
+// close tells followers that nothing more comes.
+func (j *journal) close() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.closed = true
+	close(j.changed)
+	j.changed = make(chan struct{})
+}
+
+// peek gives the lines above after that are not in the store, and how to wait for more.
+func (j *journal) peek(after int64) (lines []store.BuildLine, changed <-chan struct{}, closed bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, l := range j.tail {
+		if l.Seq > after {
+			lines = append(lines, l)
+		}
+	}
+	return lines, j.changed, j.closed
+}
+
+// Logs gives the lines of a build with numbers above after to yield, in order. With follow it goes on until
+// the build has ended.
+func (s *Service) Logs(ctx context.Context, p auth.Principal, id api.BuildID, after int64, follow bool, yield func(api.BuildLine) error) error {
+	if _, err := s.find(ctx, p, id); err != nil {
+		return err
+	}
+	for {
+		// The lines in memory first: one that is in neither place is in the store a moment later, where the next
+		// look finds it, and one in both is told once, by its number.
+		s.mu.Lock()
+		a, begun := s.active[string(id)], s.begun
+		s.mu.Unlock()
+		var fresh []store.BuildLine
+		var changed <-chan struct{}
+		closed, limit := true, activePause
+		if a != nil {
+			fresh, changed, closed = a.journal.peek(after)
+		}
+		row, err := s.db.Read().Build(ctx, string(id))
+		if err != nil {
+			return api.AsError(err)
+		}
+		if err := s.stored(ctx, string(id), &after, yield); err != nil {
+			return err
+		}
+		if err := tell(fresh, &after, yield); err != nil {
+			return err
+		}
+		switch {
+		case !follow || row.State == stateDone || row.State == stateFailed:
+			return nil
+		case closed: // queued, between two attempts, or another process has it
+			changed, limit = begun, queuedPause
+		}
+		if err := wait(ctx, changed, limit); err != nil {
+			return err
+		}
+	}
+}
+
+// The longest times between looks at a build that is under way in this process, and at one that is not.
+const (
+	activePause = 5 * time.Second
+	queuedPause = 200 * time.Millisecond
+)
+
+func wait(ctx context.Context, changed <-chan struct{}, limit time.Duration) error {
+	pause := time.NewTimer(limit)
+	defer pause.Stop()
+	select {
+	case <-changed:
+		return nil
+	case <-pause.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (s *Service) stored(ctx context.Context, id string, after *int64, yield func(api.BuildLine) error) error {
+	for {
+		rows, err := s.db.Read().BuildLines(ctx, id, *after, logPage)
+		if err != nil {
+			return api.AsError(err)
+		}
+		if err := tell(rows, after, yield); err != nil || len(rows) < logPage {
+			return err
+		}
+	}
+}
+
+// tell yields the lines that follow the last one told without a gap.
+func tell(lines []store.BuildLine, after *int64, yield func(api.BuildLine) error) error {
+	for _, l := range lines {
+		if l.Seq != *after+1 && l.Seq <= *after {
+			continue
+		}
+		if err := yield(api.BuildLine{Seq: l.Seq, Time: store.Time(l.At), Level: l.Level, Step: l.Step, Line: l.Line}); err != nil {
+			return err
+		}
+		*after = l.Seq
+	}
+	return nil
+}

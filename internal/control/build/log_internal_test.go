@@ -1,0 +1,40 @@
+package build
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/control/store"
+)
+
+// TestJournalIsWrittenOnce: the end of a build writes its lines while the clock does.
+func TestJournalIsWrittenOnce(t *testing.T) {
+	db, err := store.Open(t.Context(), store.Config{DSN: filepath.Join(t.TempDir(), "c.db")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	j, err := newJournal(t.Context(), db, "bld")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const lines = 2000
+	for n := range lines {
+		j.say(levelInfo, "", fmt.Sprint("line ", n))
+	}
+	var all sync.WaitGroup
+	errs := make([]error, 4)
+	for i := range errs {
+		all.Go(func() { errs[i] = j.flush(t.Context()) })
+	}
+	all.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	if last, err := db.Read().LastBuildLine(t.Context(), "bld"); err != nil || last != lines {
+		t.Errorf("%d of %d lines are kept, %v", last, lines, err)
+	}
+}

@@ -1,0 +1,362 @@
+package build
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"strings"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/image/dockerfile"
+)
+
+// defaultPath is the PATH that programs of a guest have whose template says nothing.
+const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// stage is a base and the steps on it, with the names of the layers they make.
+type stage struct {
+	from   base
+	steps  []dockerfile.Step
+	files  []*dockerfile.Selection // of each step: what it copies of a context; nil: nothing
+	config dockerfile.Config
+	force  int      // the first step that must run whatever layers there are; len(steps): none
+	keys   []string // keys[0] of the base, keys[i+1] of step i
+	made   *origin  // set once the stage is built
+}
+
+// base is what a stage begins with: one of its fields is set, or scratch.
+type base struct {
+	template *api.Template
+	image    *Image
+	stage    int // index of an earlier one; -1: none
+	scratch  bool
+	command  []string // entry point and command of an image, which a Dockerfile may go on with
+	entry    []string
+}
+
+// origin is what a finished stage is: one of the fields is set.
+type origin struct {
+	template *api.Template
+	image    *Image
+	scratch  bool
+	snapshot string // a layer
+}
+
+// plan turns the request into stages; the last is the result.
+func (a *attempt) plan(ctx context.Context) error {
+	var err error
+	switch {
+	case a.spec.Dockerfile != "":
+		err = a.planDockerfile(ctx)
+	default:
+		err = a.planSteps(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	a.row.Steps = 0
+	for i := range a.stages {
+		if err := a.name(ctx, i); err != nil {
+			return err
+		}
+		a.row.Steps += len(a.stages[i].steps)
+	}
+	return nil
+}
+
+// bases remembers what references are, so that each is asked for once.
+type bases struct {
+	a    *attempt
+	ctx  context.Context //nolint:containedctx // the parser's callback has none
+	seen map[string]base
+}
+
+// find says what a reference is: a template of this node, else an image.
+func (b bases) find(ref string) (base, error) {
+	if known, ok := b.seen[ref]; ok {
+		return known, nil
+	}
+	out := base{stage: -1}
+	t, err := b.a.s.templates.Resolve(b.ctx, b.a.p, ref)
+	switch {
+	case err == nil:
+		out.template = &t
+	case api.CodeOf(err) != api.NotFound && api.CodeOf(err) != api.Invalid:
+		return out, err
+	case b.a.s.registry == nil:
+		return out, err
+	default:
+		image, err := b.a.s.registry.Find(b.ctx, ref, b.a.spec.Registry)
+		if err != nil && !strings.ContainsAny(ref, "/:@") {
+			err = api.Wrap(api.CodeOf(err), err, fmt.Sprintf("there is no template %s here, and as an image: %s", ref, err))
+		}
+		if err != nil {
+			return out, err
+		}
+		b.a.journal.say(levelInfo, "", fmt.Sprintf("%s is %s, %s", ref, image.Digest, size(image.Bytes)))
+		out.image = &image
+		out.entry, out.command = image.Base.Config.Entrypoint, image.Base.Config.Cmd
+	}
+	b.seen[ref] = out
+	return out, nil
+}
+
+// config is what a Dockerfile goes on from. Its steps run as root until USER says otherwise on a template, whose
+// own user is for those who use it.
+func (b base) config() dockerfile.Base {
+	if b.image != nil {
+		out := b.image.Base
+		out.Config.Entrypoint, out.Config.Cmd = nil, nil // a template runs what its own Dockerfile says
+		return out
+	}
+	env := map[string]string{"PATH": defaultPath}
+	maps.Copy(env, b.template.Env)
+	return dockerfile.Base{Config: dockerfile.Config{Env: env, Workdir: b.template.Workdir}}
+}
+
+// planDockerfile reads the Dockerfile and its context.
+func (a *attempt) planDockerfile(ctx context.Context) error {
+	found := bases{a: a, ctx: ctx, seen: map[string]base{}}
+	var failed error
+	plan, err := a.spec.parseDockerfile(func(ref string) (dockerfile.Base, error) {
+		b, err := found.find(ref)
+		if err != nil {
+			failed = err
+			return dockerfile.Base{}, err
+		}
+		return b.config(), nil
+	})
+	if err != nil {
+		return blame(err, failed)
+	}
+	for _, w := range plan.Warnings {
+		a.journal.say(levelWarn, "", w)
+	}
+	for _, st := range plan.Stages {
+		next := stage{steps: st.Steps, config: st.Config, force: len(st.Steps)}
+		switch st.From.Kind {
+		case dockerfile.FromStage:
+			next.from = base{stage: st.From.Stage}
+		case dockerfile.FromScratch:
+			next.from = base{scratch: true, stage: -1}
+		default:
+			if next.from, err = found.find(st.From.Ref); err != nil {
+				return err
+			}
+		}
+		a.stages = append(a.stages, next)
+	}
+	return a.openContext()
+}
+
+// blame gives the error of a Dockerfile the code of what is behind it.
+func blame(err, behind error) error {
+	code := api.Invalid
+	if behind != nil {
+		code = api.CodeOf(behind)
+	}
+	if e, ok := errors.AsType[*dockerfile.Error](err); ok && e.Unsupported {
+		code = api.Unsupported
+	}
+	return api.Wrap(code, err, err.Error())
+}
+
+// openContext opens what was uploaded beside the Dockerfile.
+func (a *attempt) openContext() error {
+	var err error
+	if a.open == nil {
+		a.open = &contextFiles{}
+	}
+	a.open.main, err = a.open.get(a.s.inputPath(a.row.ID), a.spec.Input == "")
+	return err
+}
+
+// planSteps makes one stage of an image, a template or a root file system and the steps of E2B's builder.
+func (a *attempt) planSteps(ctx context.Context) error {
+	ref := a.spec.ImageRef
+	if ref == "" {
+		ref = a.spec.FromTemplate
+	}
+	found := bases{a: a, ctx: ctx, seen: map[string]base{}}
+	from, err := found.find(ref)
+	if err != nil {
+		return err
+	}
+	if a.spec.ImageRef != "" && from.image == nil {
+		return api.Errorf(api.Invalid, "image_ref: %s is a template of this server: use from_template or a Dockerfile", ref).With("field", "image_ref")
+	}
+	config := from.config().Config
+	if from.template != nil {
+		config.User = from.template.User
+	}
+	st := stage{from: from, config: config}
+	if err := a.addSteps(&st); err != nil {
+		return err
+	}
+	a.stages = append(a.stages, st)
+	return nil
+}
+
+// addSteps translates the steps of E2B's builder.
+func (a *attempt) addSteps(st *stage) error {
+	env, user, dir := maps.Clone(st.config.Env), st.config.User, st.config.Workdir
+	forced := -1
+	for i, e := range a.spec.Steps {
+		step := dockerfile.Step{Line: i + 1, Text: e.Type + " " + strings.Join(e.Args, " "), User: user, Workdir: orRoot(dir), Env: env, Shell: []string{"/bin/sh", "-c"}}
+		switch e.Type {
+		case "RUN":
+			step.Kind, step.Run = dockerfile.KindRun, &dockerfile.Run{Argv: []string{"/bin/bash", "-c", e.Args[0]}}
+			if len(e.Args) > 1 && e.Args[1] != "" {
+				step.User = e.Args[1]
+			}
+		case "COPY":
+			step.Kind, step.Copy = dockerfile.KindCopy, copyOf(e.Args, user, orRoot(dir))
+		case "ENV":
+			env = maps.Clone(env)
+			if env == nil {
+				env = map[string]string{}
+			}
+			for n := 0; n < len(e.Args); n += 2 {
+				env[e.Args[n]] = e.Args[n+1]
+			}
+			continue
+		case "USER":
+			user = e.Args[0]
+			continue
+		case "WORKDIR":
+			dir = resolve(dir, e.Args[0])
+			step.Kind, step.Dir = dockerfile.KindDir, dir
+		}
+		if e.Force && forced < 0 {
+			forced = len(st.steps)
+		}
+		sel, err := a.selectFiles(e, step)
+		if err != nil {
+			return err
+		}
+		st.steps, st.files = append(st.steps, step), append(st.files, sel)
+	}
+	if st.force = len(st.steps); forced >= 0 {
+		st.force = forced
+	}
+	st.config.Env, st.config.User, st.config.Workdir = env, user, dir
+	return nil
+}
+
+func orRoot(dir string) string {
+	if dir == "" {
+		return "/"
+	}
+	return dir
+}
+
+func resolve(dir, to string) string {
+	if path.IsAbs(to) {
+		return path.Clean(to)
+	}
+	return path.Join(orRoot(dir), to)
+}
+
+// copyOf reads source, destination, user and mode of a COPY of E2B's builder.
+func copyOf(args []string, user, dir string) *dockerfile.Copy {
+	dest := resolve(dir, args[1])
+	if strings.HasSuffix(args[1], "/") && dest != "/" {
+		dest += "/"
+	}
+	cp := &dockerfile.Copy{From: -1, Sources: []string{strings.TrimPrefix(args[0], "/")}, Dest: dest, Chown: user}
+	if len(args) > 2 && args[2] != "" {
+		cp.Chown = args[2]
+	}
+	if len(args) > 3 {
+		cp.Chmod = args[3]
+	}
+	return cp
+}
+
+// selectFiles finds what a COPY of E2B's builder means in its upload.
+func (a *attempt) selectFiles(e Step, step dockerfile.Step) (*dockerfile.Selection, error) {
+	if step.Copy == nil {
+		return nil, nil
+	}
+	path, err := a.s.filePath(a.p.Workspace, e.Files)
+	if err != nil {
+		return nil, err
+	}
+	if a.open == nil {
+		a.open = &contextFiles{}
+	}
+	files, err := a.open.get(path, false)
+	if err != nil {
+		return nil, err
+	}
+	return choose(files, step)
+}
+
+// choose finds the files that a step copies of a context.
+func choose(files *dockerfile.Context, step dockerfile.Step) (*dockerfile.Selection, error) {
+	sel, err := files.Select(*step.Copy)
+	if errors.Is(err, dockerfile.ErrContext) {
+		return nil, api.Wrap(api.Invalid, err, fmt.Sprintf("line %d: %s: %s", step.Line, step.Text, err))
+	}
+	return sel, err
+}
+
+// name gives the layers of a stage their names.
+func (a *attempt) name(ctx context.Context, n int) error {
+	st := &a.stages[n]
+	first, err := a.baseKey(ctx, st.from)
+	if err != nil {
+		return err
+	}
+	st.keys = append(st.keys[:0], first)
+	chosen := len(st.files) > 0 // by addSteps
+	for i, step := range st.steps {
+		if !chosen {
+			var sel *dockerfile.Selection
+			if step.Copy != nil && step.Copy.From < 0 {
+				if sel, err = choose(a.open.main, step); err != nil {
+					return err
+				}
+			}
+			st.files = append(st.files, sel)
+		}
+		inputs := ""
+		if sel := st.files[i]; sel != nil {
+			inputs = sel.Digest
+		} else if step.Copy != nil {
+			from := a.stages[step.Copy.From].keys
+			inputs = from[len(from)-1]
+		}
+		st.keys = append(st.keys, step.Key(st.keys[i], inputs))
+	}
+	return nil
+}
+
+// baseKey names what a stage begins with, on this host: a layer holds memory, which no other monitor reads.
+func (a *attempt) baseKey(ctx context.Context, from base) (string, error) {
+	c, err := a.s.host.Capacity(ctx)
+	if err != nil {
+		return "", err
+	}
+	h := sha256.New()
+	fmt.Fprintf(h, "base 1\n%s\n%s\n%s\n%s\n", c.Driver, c.Version, c.Accelerator, c.Format)
+	switch {
+	case from.stage >= 0:
+		keys := a.stages[from.stage].keys
+		return keys[len(keys)-1], nil
+	case from.template != nil:
+		fmt.Fprintf(h, "template\n%s\n", from.template.Host)
+		if from.template.BakedAt != nil {
+			fmt.Fprintln(h, from.template.BakedAt.UnixNano())
+		}
+	case from.image != nil:
+		fmt.Fprintf(h, "image\n%s\n%d\n%d\n", from.image.Digest, a.s.cfg.VCPUs, a.s.cfg.MemoryMiB)
+	default:
+		fmt.Fprintf(h, "scratch\n%d\n%d\n", a.s.cfg.VCPUs, a.s.cfg.MemoryMiB)
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}

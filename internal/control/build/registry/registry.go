@@ -1,0 +1,112 @@
+// Package registry lets builds begin with images of registries: it is package oci in the words of package
+// build. Every look at an image has credentials of its own; the layers on our disk are shared. All methods
+// may be called at once.
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/control/build"
+	"github.com/pandastack/pandastack/internal/image/dockerfile"
+	"github.com/pandastack/pandastack/internal/image/oci"
+)
+
+// Config of a Registry.
+type Config struct {
+	Dir        string   // for layers on our disk; of this Registry alone
+	CacheBytes int64    // that verified layers may take there between builds
+	Insecure   []string // registries, "host:port", that may be reached over plain HTTP
+	// Wait is before the first retry of a request that was cut off, doubled each time; zero: the puller's default.
+	Wait time.Duration
+}
+
+// Registry finds images.
+type Registry struct{ cfg Config }
+
+var _ build.Registry = (*Registry)(nil)
+
+// New makes a Registry and its directory, and removes what a killed process left there.
+func New(cfg Config) (*Registry, error) {
+	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("images: %w", err)
+	}
+	if err := oci.Clean(cfg.Dir); err != nil {
+		return nil, fmt.Errorf("images: %w", err)
+	}
+	return &Registry{cfg: cfg}, nil
+}
+
+// Find implements build.Registry.
+func (r *Registry) Find(ctx context.Context, ref string, who *api.RegistryAuth) (build.Image, error) {
+	puller, err := oci.New(oci.Options{Dir: r.cfg.Dir, CacheBytes: r.cfg.CacheBytes, Insecure: r.cfg.Insecure, Wait: r.cfg.Wait,
+		Credentials: func(registry string) (oci.Credentials, bool) {
+			if who == nil || who.Server != "" && server(who.Server) != registry {
+				return oci.Credentials{}, false
+			}
+			return oci.Credentials{Username: who.Username, Password: who.Password, Token: who.Token}, true
+		}})
+	if err != nil {
+		return build.Image{}, err
+	}
+	found, err := puller.Resolve(ctx, ref)
+	if err != nil {
+		return build.Image{}, told(err)
+	}
+	return build.Image{Digest: found.Digest, Bytes: found.Bytes, Base: configOf(found.Config), Flatten: func(ctx context.Context, w io.Writer) error {
+		if _, err := puller.Flatten(ctx, found, w); err != nil {
+			return told(err)
+		}
+		return nil
+	}}, nil
+}
+
+// server takes a host name out of what users write.
+func server(text string) string {
+	if _, rest, ok := strings.Cut(text, "://"); ok {
+		text = rest
+	}
+	host, _, _ := strings.Cut(text, "/")
+	return host
+}
+
+var codes = []struct {
+	err  error
+	code api.Code
+}{
+	{oci.ErrReference, api.Invalid}, {oci.ErrNotFound, api.NotFound}, {oci.ErrDenied, api.Forbidden}, {oci.ErrPlatform, api.Invalid},
+	{oci.ErrUnavailable, api.Unavailable}, {oci.ErrCorrupt, api.Invalid}, {oci.ErrTooLarge, api.TooLarge},
+}
+
+// told gives what the reference, the image or the registry is to blame for its code.
+func told(err error) error {
+	for _, c := range codes {
+		if errors.Is(err, c.err) {
+			return api.Wrap(c.code, err, err.Error())
+		}
+	}
+	return err
+}
+
+// configOf reads what an image says of the programs that run in it.
+func configOf(c v1.Config) dockerfile.Base {
+	out := dockerfile.Base{OnBuild: c.OnBuild, Config: dockerfile.Config{
+		Env: map[string]string{}, Workdir: c.WorkingDir, User: c.User, Shell: c.Shell, Labels: c.Labels,
+		Entrypoint: c.Entrypoint, Cmd: c.Cmd, StopSignal: c.StopSignal,
+	}}
+	for _, pair := range c.Env {
+		name, value, _ := strings.Cut(pair, "=")
+		if name != "" {
+			out.Config.Env[name] = value
+		}
+	}
+	return out
+}

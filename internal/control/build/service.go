@@ -1,0 +1,240 @@
+package build
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/store"
+	"github.com/pandastack/pandastack/internal/image/dockerfile"
+)
+
+// Config is what may be chosen. Dir is required; zero fields mean the default.
+type Config struct {
+	Dir          string        // for contexts and uploads
+	Parallel     int           // builds at once; 2
+	PerWorkspace int           // of those, of one workspace; Parallel
+	MaxQueued    int           // builds of a workspace that have not ended; 20
+	MaxAttempts  int           // of a build whose process ended; 3
+	StepLimit    time.Duration // of one step; 30 min
+	BuildLimit   time.Duration // of a whole build; 4 h
+	MaxUpload    int64         // bytes of one upload; 8 GiB
+	MaxLayers    int64         // bytes of the layers of a workspace, the oldest go first; 40 GiB
+	KeepLayers   time.Duration // without use; 14 days
+	KeepBuilds   time.Duration // rows and logs, after the end; 30 days
+	KeepInputs   time.Duration // after the end, for a retry; 2 days
+	Grace        time.Duration // what nobody owns on the host is left alone so long; 1 min
+	Sweep        time.Duration // between looks for what is to be removed; 1 min
+	// VCPUs and MemoryMiB are of the machines in which images are built; 1 and 1024.
+	VCPUs     int
+	MemoryMiB int
+	// OnStep, for tests, is called after every step of a build's life; an error fails the build there.
+	OnStep func(step string) error
+}
+
+func (c Config) withDefaults() Config {
+	c.Parallel = cmp.Or(c.Parallel, 2)
+	c.PerWorkspace = cmp.Or(c.PerWorkspace, c.Parallel)
+	c.MaxQueued = cmp.Or(c.MaxQueued, 20)
+	c.MaxAttempts = cmp.Or(c.MaxAttempts, 3)
+	c.StepLimit = cmp.Or(c.StepLimit, 30*time.Minute)
+	c.BuildLimit = cmp.Or(c.BuildLimit, 4*time.Hour)
+	c.MaxUpload = cmp.Or(c.MaxUpload, 8<<30)
+	c.MaxLayers = cmp.Or(c.MaxLayers, 40<<30)
+	c.KeepLayers = cmp.Or(c.KeepLayers, 14*24*time.Hour)
+	c.KeepBuilds = cmp.Or(c.KeepBuilds, 30*24*time.Hour)
+	c.KeepInputs = cmp.Or(c.KeepInputs, 2*24*time.Hour)
+	c.Grace = cmp.Or(c.Grace, time.Minute)
+	c.Sweep = cmp.Or(c.Sweep, time.Minute)
+	c.VCPUs = cmp.Or(c.VCPUs, 1)
+	c.MemoryMiB = cmp.Or(c.MemoryMiB, 1024)
+	return c
+}
+
+// Templates are what builds need of templates; template.Service has it.
+type Templates interface {
+	Resolve(ctx context.Context, p auth.Principal, name string) (api.Template, error)
+	Claim(ctx context.Context, p auth.Principal, name string, global bool) (store.Template, bool, error)
+	Forget(ctx context.Context, id string) error
+	Add(ctx context.Context, tx *store.Tx, v store.Version, tags []string) ([]store.Version, error)
+	Drop(ctx context.Context, versions []store.Version) error
+}
+
+// Sandboxes are what builds need of sandboxes; sandbox.Service has it.
+type Sandboxes interface {
+	Snapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) (api.Snapshot, error)
+	TakeSnapshot(ctx context.Context, p auth.Principal, id api.SandboxID, req api.SnapshotRequest) (api.Snapshot, error)
+	DeleteSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) error
+}
+
+// Image is an OCI image that a registry answered for.
+type Image struct {
+	Digest string // of the manifest for this platform
+	Bytes  int64  // of its layers, compressed
+	Base   dockerfile.Base
+	// Flatten writes its root file system as a tar stream.
+	Flatten func(ctx context.Context, w io.Writer) error
+}
+
+// Registry finds images. What the reference or the registry is to blame for is an *api.Error.
+type Registry interface {
+	Find(ctx context.Context, ref string, who *api.RegistryAuth) (Image, error)
+}
+
+// Deps are the components a Service stands on. All but Registry are required.
+type Deps struct {
+	Store     *store.DB
+	Host      hostapi.Host
+	Templates Templates
+	Sandboxes Sandboxes
+	Registry  Registry // nil: images cannot be built on
+	Log       *slog.Logger
+}
+
+// Service is every verb on builds. See the package comment.
+type Service struct {
+	cfg       Config
+	db        *store.DB
+	host      hostapi.Host
+	templates Templates
+	sandboxes Sandboxes
+	registry  Registry
+	log       *slog.Logger
+	instance  string
+	wake      chan struct{}
+
+	mu      sync.Mutex
+	active  map[string]*attempt          // by build; guarded by mu
+	begun   chan struct{}                // closed and replaced when one is added to active; guarded by mu
+	secrets map[string]*api.RegistryAuth // by build; guarded by mu
+	orphans map[string]time.Time         // when what nobody owns was seen first; guarded by mu
+}
+
+// New makes a service; it touches nothing.
+func New(cfg Config, deps Deps) (*Service, error) {
+	if cfg.Dir == "" || deps.Store == nil || deps.Host == nil || deps.Templates == nil || deps.Sandboxes == nil || deps.Log == nil {
+		return nil, errors.New("build: directory, store, host, templates, sandboxes and log are required")
+	}
+	return &Service{
+		cfg: cfg.withDefaults(), db: deps.Store, host: deps.Host, templates: deps.Templates, sandboxes: deps.Sandboxes,
+		registry: deps.Registry, log: deps.Log, instance: strings.ToLower(rand.Text()), wake: make(chan struct{}, 1),
+		active: map[string]*attempt{}, begun: make(chan struct{}), secrets: map[string]*api.RegistryAuth{}, orphans: map[string]time.Time{},
+	}, nil
+}
+
+// Open makes the directory ready and takes back what an earlier process left: builds that were under way are
+// queued again, or fail when that happened too often. Call it before Run and before any verb.
+func (s *Service) Open(ctx context.Context) error {
+	if err := os.RemoveAll(s.dir("spool")); err != nil {
+		return fmt.Errorf("builds: %w", err)
+	}
+	for _, name := range []string{"spool", "inputs", "files"} {
+		if err := os.MkdirAll(s.dir(name), 0o700); err != nil {
+			return fmt.Errorf("builds: %w", err)
+		}
+	}
+	return s.recover(ctx)
+}
+
+func (s *Service) dir(names ...string) string {
+	return filepath.Join(append([]string{s.cfg.Dir}, names...)...)
+}
+
+// nudge lets Run look for work.
+func (s *Service) nudge() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run builds what is queued, and removes what is not needed any more, until ctx ends. Builds under way are
+// interrupted then and queued again.
+func (s *Service) Run(ctx context.Context) error {
+	var work sync.WaitGroup
+	defer work.Wait()
+	slots := make(chan struct{}, s.cfg.Parallel)
+	tick := time.NewTicker(s.cfg.Sweep)
+	defer tick.Stop()
+	work.Go(func() { s.sweep(ctx) })
+	for {
+		s.begin(ctx, &work, slots)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-s.wake:
+		case <-tick.C:
+			work.Go(func() { s.sweep(ctx) })
+		}
+	}
+}
+
+// begin starts as many queued builds as may run.
+func (s *Service) begin(ctx context.Context, work *sync.WaitGroup, slots chan struct{}) {
+	for ctx.Err() == nil {
+		select {
+		case slots <- struct{}{}:
+		default:
+			return
+		}
+		a, err := s.next(ctx)
+		if err != nil && ctx.Err() == nil {
+			s.log.Warn("the queue of builds could not be read; it is tried again", "err", err)
+		}
+		if a == nil {
+			<-slots
+			return
+		}
+		work.Go(func() {
+			defer func() {
+				<-slots
+				s.nudge()
+			}()
+			s.attempt(ctx, a)
+		})
+	}
+}
+
+// next takes the oldest build whose workspace may have one more run.
+func (s *Service) next(ctx context.Context) (*attempt, error) {
+	rows, err := s.db.Read().Builds(ctx, store.BuildQuery{States: store.BuildActive})
+	if err != nil {
+		return nil, err
+	}
+	running := map[string]int{}
+	for _, r := range rows {
+		if r.State == stateRunning {
+			running[r.Workspace]++
+		}
+	}
+	for i := len(rows) - 1; i >= 0; i-- {
+		row := rows[i]
+		if row.State != stateQueued || running[row.Workspace] >= s.cfg.PerWorkspace {
+			continue
+		}
+		row.State, row.Owner, row.Attempt, row.Started = stateRunning, s.instance, row.Attempt+1, store.Micros(time.Now())
+		err := s.db.Write(ctx, "build begin", func(ctx context.Context, tx *store.Tx) error {
+			return tx.UpdateBuild(ctx, &row, []string{stateQueued}, "state", "owner", "attempt", "started")
+		})
+		if errors.Is(err, store.ErrNotFound) {
+			continue // it was cancelled, or another process took it
+		}
+		if err != nil {
+			return nil, err
+		}
+		return s.newAttempt(ctx, row)
+	}
+	return nil, nil
+}

@@ -1,0 +1,240 @@
+package build
+
+import (
+	"archive/tar"
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/control/auth"
+)
+
+// Upload is what a build's files come in as: one file on our disk, of a bounded size. It is never unpacked
+// here. Close removes it, unless a build has taken it.
+type Upload struct {
+	f     *os.File
+	sum   hash.Hash
+	left  int64
+	limit int64
+	tar   *tar.Writer // nil: bytes as they come
+	names map[string]bool
+	parts []string // digests of names and contents, whose order says nothing
+}
+
+// NewUpload begins an upload. With files it is a context, to which AddFile adds; else Write takes the bytes
+// of an archive.
+func (s *Service) NewUpload(files bool) (*Upload, error) {
+	f, err := os.CreateTemp(s.dir("spool"), "up")
+	if err != nil {
+		return nil, api.AsError(space(err))
+	}
+	u := &Upload{f: f, sum: sha256.New(), left: s.cfg.MaxUpload, limit: s.cfg.MaxUpload}
+	if files {
+		u.tar, u.names = tar.NewWriter(u), map[string]bool{}
+	}
+	return u, nil
+}
+
+// Write takes bytes. A *api.Error says too_large or no_space.
+func (u *Upload) Write(p []byte) (int, error) {
+	if int64(len(p)) > u.left {
+		return 0, api.Errorf(api.TooLarge, "the upload is larger than %d MiB", u.limit>>20)
+	}
+	n, err := u.f.Write(p)
+	u.left -= int64(n)
+	u.sum.Write(p[:n])
+	if err != nil {
+		err = space(err)
+	}
+	return n, err
+}
+
+func space(err error) error {
+	if errors.Is(err, syscall.ENOSPC) {
+		return api.Wrap(api.NoSpace, err, "the disk of the node is full")
+	}
+	return err
+}
+
+// AddFile adds a file of a context, by its path in it. Files come in the order of the form, whose names are
+// the paths; they become executable if they begin with "#!".
+func (u *Upload) AddFile(name string, r io.Reader) error {
+	if !filepath.IsLocal(name) || len(name) > 4096 || strings.ContainsRune(name, 0) || strings.HasSuffix(name, "/") {
+		return api.Errorf(api.Invalid, "file %.80q: not a path inside the context", name).With("field", "context")
+	}
+	if u.names[name] {
+		return api.Errorf(api.Invalid, "file %.80q comes twice", name).With("field", "context")
+	}
+	if u.names[name] = true; len(u.names) > maxContextFiles {
+		return api.Errorf(api.TooLarge, "the context has more than %d files", maxContextFiles)
+	}
+	tmp, size, done, err := u.hold(io.LimitReader(r, u.left+1))
+	if err != nil {
+		return space(err)
+	}
+	defer done()
+	head := make([]byte, 2)
+	mode := int64(0o644)
+	if n, _ := tmp.ReadAt(head, 0); n == 2 && string(head) == "#!" {
+		mode = 0o755
+	}
+	if _, err := tmp.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	if err := u.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: size, Mode: mode, Format: tar.FormatPAX}); err != nil {
+		return err
+	}
+	part := sha256.New()
+	fmt.Fprintf(part, "%q %o\n", name, mode)
+	if _, err = io.Copy(io.MultiWriter(u.tar, part), tmp); err != nil {
+		return err
+	}
+	u.parts = append(u.parts, hex.EncodeToString(part.Sum(nil)))
+	return nil
+}
+
+// smallFile is the size in bytes up to which a file of a context is held in memory alone.
+const smallFile = 64 << 10
+
+// held is a file whose size is known.
+type held interface {
+	io.ReadSeeker
+	io.ReaderAt
+}
+
+// hold reads a file to its end: a form does not tell sizes beforehand, and a tar header must. done lets go of it.
+func (u *Upload) hold(r io.Reader) (file held, size int64, done func(), err error) {
+	var small bytes.Buffer
+	size, err = io.CopyN(&small, r, smallFile)
+	if errors.Is(err, io.EOF) {
+		return bytes.NewReader(small.Bytes()), size, func() {}, nil
+	}
+	if err != nil {
+		return nil, 0, nil, err
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(u.f.Name()), "part")
+	if err != nil {
+		return nil, 0, nil, err
+	}
+	done = func() { _ = errors.Join(tmp.Close(), os.Remove(tmp.Name())) } // what is left is swept by Open
+	size, err = io.Copy(tmp, io.MultiReader(&small, r))
+	if err != nil {
+		done()
+		return nil, 0, nil, err
+	}
+	return tmp, size, done, nil
+}
+
+// maxContextFiles bounds the files of a context that comes as a form.
+const maxContextFiles = 100_000
+
+// finish ends the stream and answers the digest of all of it.
+func (u *Upload) finish() (string, error) {
+	if u.tar != nil {
+		if err := u.tar.Close(); err != nil {
+			return "", space(err)
+		}
+		slices.Sort(u.parts)
+		u.sum = sha256.New()
+		io.WriteString(u.sum, strings.Join(u.parts, "\n"))
+	}
+	if err := u.f.Sync(); err != nil {
+		return "", space(err)
+	}
+	return hex.EncodeToString(u.sum.Sum(nil)), nil
+}
+
+// moveTo gives the file a lasting place.
+func (u *Upload) moveTo(path string) error { return os.Rename(u.f.Name(), path) }
+
+// Close lets go of the upload and removes what no build has taken.
+func (u *Upload) Close() error {
+	err := os.Remove(u.f.Name())
+	if errors.Is(err, os.ErrNotExist) {
+		err = nil
+	}
+	return errors.Join(err, u.f.Close())
+}
+
+// filePath is where the files of a workspace's E2B steps are kept by hash.
+func (s *Service) filePath(workspace api.Workspace, hash string) (string, error) {
+	if len(hash) != 64 || strings.Trim(hash, "0123456789abcdef") != "" {
+		return "", api.Errorf(api.Invalid, "hash: %.80q is not 64 hexadecimal digits", hash).With("field", "hash")
+	}
+	owner := sha256.Sum256([]byte(workspace))
+	return s.dir("files", hex.EncodeToString(owner[:8]), hash+".tar"), nil
+}
+
+// HasFiles tells whether the files of that hash were uploaded to the caller's workspace.
+func (s *Service) HasFiles(_ context.Context, p auth.Principal, hash string) (bool, error) {
+	path, err := s.filePath(p.Workspace, hash)
+	if err != nil {
+		return false, err
+	}
+	_, err = os.Stat(path)
+	return err == nil, nil
+}
+
+// PutFiles takes a tar stream, compressed by gzip or not, as the files of a hash. The hash is the client's
+// word for them, in its own workspace.
+func (s *Service) PutFiles(_ context.Context, p auth.Principal, hash string, r io.Reader) (err error) {
+	path, err := s.filePath(p.Workspace, hash)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return api.AsError(space(err))
+	}
+	u, err := s.NewUpload(false)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if cerr := u.Close(); err == nil && cerr != nil {
+			err = api.AsError(cerr)
+		}
+	}()
+	plain, err := unzipped(r)
+	if err != nil {
+		return err
+	}
+	if _, err := io.Copy(u, plain); err != nil {
+		if e, ok := errors.AsType[*api.Error](err); ok {
+			return e
+		}
+		return api.Wrap(api.Invalid, err, fmt.Sprintf("the upload broke off: %v", err))
+	}
+	if _, err := u.finish(); err != nil {
+		return api.AsError(err)
+	}
+	if err := u.moveTo(path); err != nil {
+		return api.AsError(err)
+	}
+	return nil
+}
+
+// unzipped reads a stream that may be compressed by gzip.
+func unzipped(r io.Reader) (io.Reader, error) {
+	in := bufio.NewReader(r)
+	if head, _ := in.Peek(2); string(head) != "\x1f\x8b" { // a shorter stream is not
+		return in, nil
+	}
+	z, err := gzip.NewReader(in)
+	if err != nil {
+		return nil, api.Wrap(api.Invalid, err, "the upload is not a gzip stream")
+	}
+	return z, nil
+}

@@ -1,0 +1,132 @@
+package metricshistory
+
+import (
+	"cmp"
+	"context"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/control/auth"
+)
+
+// measureFor is how long the use of processors is watched for a question.
+const measureFor = 200 * time.Millisecond
+
+// steps are the lengths that series come in.
+var steps = map[string]time.Duration{"15s": 15 * time.Second, "1m": time.Minute, "5m": 5 * time.Minute, "1h": time.Hour}
+
+// defaultSpan is how far back a series reaches that is not told.
+const defaultSpan = time.Hour
+
+// Worked tells what a sandbox has taken of its host since its machine started or woke. It is a question.
+func (h *History) Worked(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Worked, error) {
+	u, err := h.sandboxes.Usage(ctx, p, id)
+	if err != nil {
+		return api.Worked{}, err
+	}
+	sum := h.Resident(p, id, time.Now(), u)
+	return api.Worked{SandboxID: id, UptimeSeconds: u.UptimeSeconds, ActiveCPUSeconds: u.HostCPUSeconds, ResidentGiBSeconds: sum / (1 << 30)}, nil
+}
+
+// Series tells what was measured of a sandbox, by a query with from, to and step as the API has them; without an end
+// now is a part of it. It is a question, and takes as long as measuring does. api.Invalid names what is wrong in the
+// query.
+func (h *History) Series(ctx context.Context, p auth.Principal, id api.SandboxID, q url.Values) (api.Series, error) {
+	out := api.Series{SandboxID: id, Step: cmp.Or(q.Get("step"), "15s")}
+	step, ok := steps[out.Step]
+	if !ok {
+		return api.Series{}, api.Errorf(api.Invalid, "step: %.60q is not 15s, 1m, 5m or 1h", out.Step).With("field", "step")
+	}
+	from, err := moment(q, "from")
+	if err != nil {
+		return api.Series{}, err
+	}
+	to, err := moment(q, "to")
+	if err != nil {
+		return api.Series{}, err
+	}
+	if err := h.measure(ctx, p, id); err != nil {
+		return api.Series{}, err
+	}
+	if to.IsZero() {
+		to = time.Now()
+	}
+	if from.IsZero() {
+		from = to.Add(-defaultSpan)
+	}
+	if to.Before(from) {
+		return api.Series{}, api.Errorf(api.Invalid, "to: %s lies before from, %s", to.UTC().Format(time.RFC3339), from.UTC().Format(time.RFC3339)).With("field", "to")
+	}
+	out.From, out.To, out.StepSeconds = from.UTC(), to.UTC(), int(step/time.Second)
+	out.Points = inSteps(h.Points(id), from, to, step)
+	out.Empty = len(out.Points) == 0
+	return out, nil
+}
+
+// moment reads a time of the query; zero if there is none.
+func moment(q url.Values, name string) (time.Time, error) {
+	text := q.Get(name)
+	if text == "" {
+		return time.Time{}, nil
+	}
+	if at, err := time.Parse(time.RFC3339, text); err == nil {
+		return at, nil
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n < 0 || n > latest {
+		return time.Time{}, api.Errorf(api.Invalid, "%s: %.60q is neither RFC 3339 nor seconds since 1970", name, text).With("field", name)
+	}
+	return time.Unix(n, 0), nil
+}
+
+// latest is the end of the year 9999, in seconds since 1970.
+const latest = 253402300799
+
+// measure looks at a sandbox for a short while and adds that to what is known of it. One that rests adds nothing.
+func (h *History) measure(ctx context.Context, p auth.Principal, id api.SandboxID) error {
+	before, err := h.sandboxes.Usage(ctx, p, id)
+	if err != nil {
+		return err
+	}
+	var points []Point
+	if before.Guest != nil {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(measureFor):
+		}
+		now, err := h.sandboxes.Usage(ctx, p, id)
+		if err != nil {
+			return err
+		}
+		if now.Guest != nil {
+			if point, ok := Between(time.Now(), *before.Guest, *now.Guest); ok {
+				points = append(points, point)
+			}
+		}
+	}
+	h.Asked(p, id, time.Now(), points...)
+	return nil
+}
+
+// inSteps puts measurements of a time into steps.
+func inSteps(points []Point, from, to time.Time, step time.Duration) []api.SeriesPoint {
+	out := []api.SeriesPoint{}
+	n := 0.0 // measurements of the last step
+	for _, p := range points {
+		if p.At.Before(from) || p.At.After(to) {
+			continue
+		}
+		if at := p.At.UTC().Truncate(step); len(out) == 0 || !out[len(out)-1].TS.Equal(at) {
+			out, n = append(out, api.SeriesPoint{TS: at}), 0
+		}
+		last := &out[len(out)-1]
+		last.CPUPct = (last.CPUPct*n + p.CPUPercent()) / (n + 1)
+		last.MemBytes, last.DiskUsedBytes = p.Inside.MemTotalBytes-p.Inside.MemAvailableBytes, p.Inside.DiskUsedBytes
+		last.NetRxBytes, last.NetTxBytes = p.Inside.NetRxBytes, p.Inside.NetTxBytes
+		n++
+	}
+	return out
+}

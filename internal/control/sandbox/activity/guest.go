@@ -1,0 +1,185 @@
+package activity
+
+import (
+	"context"
+	"io"
+	"net"
+
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+)
+
+// Guest wraps the inside of a sandbox: what is done through it counts as use, its open processes,
+// readers, watchers and connections hold the sandbox until they are closed, and how its processes end is
+// remembered.
+func (b *Book) Guest(id string, g guestapi.Guest) guestapi.Guest {
+	return &guest{Guest: g, b: b, id: id}
+}
+
+// guest counts what is done inside as use, and remembers how processes ended.
+type guest struct {
+	guestapi.Guest
+	b  *Book
+	id string
+}
+
+// hold keeps the sandbox in use until the function it answers was called.
+func (g *guest) hold() func() { return g.b.Hold(g.id) }
+
+func (g *guest) Start(ctx context.Context, spec guestapi.ProcessSpec) (guestapi.Process, error) {
+	release := g.hold()
+	p, err := g.Guest.Start(ctx, spec)
+	if err != nil {
+		release()
+		return nil, err
+	}
+	return &process{Process: p, release: release, end: g.b.record.began(g.id, p.PID(), spec)}, nil
+}
+
+func (g *guest) Attach(ctx context.Context, ref guestapi.ProcessRef, from guestapi.Offsets) (guestapi.Process, error) {
+	release := g.hold()
+	p, err := g.Guest.Attach(ctx, ref, from)
+	if err != nil {
+		release()
+		return nil, err
+	}
+	return &process{Process: p, release: release, end: g.b.record.find(g.id, p.PID())}, nil
+}
+
+func (g *guest) Processes(ctx context.Context) ([]guestapi.ProcessInfo, error) {
+	defer g.hold()()
+	return g.Guest.Processes(ctx)
+}
+
+func (g *guest) Signal(ctx context.Context, ref guestapi.ProcessRef, signal int, group bool) error {
+	defer g.hold()()
+	return g.Guest.Signal(ctx, ref, signal, group)
+}
+
+func (g *guest) Stat(ctx context.Context, path, user string) (guestapi.FileInfo, error) {
+	defer g.hold()()
+	return g.Guest.Stat(ctx, path, user)
+}
+
+func (g *guest) List(ctx context.Context, path, user string, depth int) ([]guestapi.FileInfo, error) {
+	defer g.hold()()
+	return g.Guest.List(ctx, path, user, depth)
+}
+
+func (g *guest) Read(ctx context.Context, path, user string, offset, length int64) (guestapi.FileInfo, io.ReadCloser, error) {
+	release := g.hold()
+	info, r, err := g.Guest.Read(ctx, path, user, offset, length)
+	if err != nil {
+		release()
+		return info, nil, err
+	}
+	return info, &reader{r, release}, nil
+}
+
+func (g *guest) Write(ctx context.Context, path string, opt guestapi.WriteOptions, r io.Reader) (guestapi.FileInfo, error) {
+	defer g.hold()()
+	return g.Guest.Write(ctx, path, opt, r)
+}
+
+func (g *guest) Move(ctx context.Context, from, to, user string) (guestapi.FileInfo, error) {
+	defer g.hold()()
+	return g.Guest.Move(ctx, from, to, user)
+}
+
+func (g *guest) Remove(ctx context.Context, path, user string, recursive bool) error {
+	defer g.hold()()
+	return g.Guest.Remove(ctx, path, user, recursive)
+}
+
+func (g *guest) MakeDir(ctx context.Context, path, user string) (guestapi.FileInfo, error) {
+	defer g.hold()()
+	return g.Guest.MakeDir(ctx, path, user)
+}
+
+func (g *guest) Watch(ctx context.Context, path, user string, recursive bool) (guestapi.Watcher, error) {
+	release := g.hold()
+	w, err := g.Guest.Watch(ctx, path, user, recursive)
+	if err != nil {
+		release()
+		return nil, err
+	}
+	return &watcher{w, release}, nil
+}
+
+func (g *guest) Ports(ctx context.Context) ([]guestapi.Port, error) {
+	defer g.hold()()
+	return g.Guest.Ports(ctx)
+}
+
+func (g *guest) DialPort(ctx context.Context, port uint16) (net.Conn, error) {
+	release := g.hold()
+	c, err := g.Guest.DialPort(ctx, port)
+	if err != nil {
+		release()
+		return nil, err
+	}
+	if half, ok := c.(halfCloser); ok {
+		return &halfConn{conn{c, release}, half}, nil
+	}
+	return &conn{c, release}, nil
+}
+
+// process is a followed process that keeps its sandbox in use.
+type process struct {
+	guestapi.Process
+	release func()
+	end     *ending // nil: not remembered
+}
+
+func (p *process) Next(ctx context.Context) (guestapi.Event, error) {
+	e, err := p.Process.Next(ctx)
+	if err == nil {
+		p.end.saw(e)
+	}
+	return e, err
+}
+
+func (p *process) Close() error {
+	p.release()
+	return p.Process.Close()
+}
+
+type reader struct {
+	io.ReadCloser
+	release func()
+}
+
+func (r *reader) Close() error {
+	r.release()
+	return r.ReadCloser.Close()
+}
+
+type watcher struct {
+	guestapi.Watcher
+	release func()
+}
+
+func (w *watcher) Close() error {
+	w.release()
+	return w.Watcher.Close()
+}
+
+type conn struct {
+	net.Conn
+	release func()
+}
+
+func (c *conn) Close() error {
+	c.release()
+	return c.Conn.Close()
+}
+
+// halfCloser is a connection of which one direction can end.
+type halfCloser interface{ CloseWrite() error }
+
+type halfConn struct {
+	conn
+	half halfCloser
+}
+
+// CloseWrite ends the direction to the guest.
+func (c *halfConn) CloseWrite() error { return c.half.CloseWrite() }

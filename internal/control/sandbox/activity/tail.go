@@ -1,0 +1,120 @@
+package activity
+
+import (
+	"bytes"
+	"strings"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+)
+
+// Moment says that so many lines of a text ended then.
+type Moment struct {
+	Lines int       `json:"lines"`
+	At    time.Time `json:"at"` // zero: not known
+}
+
+// Moments tell when the lines of a text came, the first line first.
+type Moments []Moment
+
+// Line gives the time of the line with this number, from 0, or other if it is not known. A last line that has not
+// ended came with those before it.
+func (all Moments) Line(line int, other time.Time) time.Time {
+	for _, m := range all {
+		if !m.At.IsZero() {
+			other = m.At
+		}
+		if line -= m.Lines; line < 0 {
+			break
+		}
+	}
+	return other
+}
+
+// Bounds of how exactly it is known when output came.
+const (
+	maxPieces = 32
+	sameTime  = 100 * time.Millisecond
+)
+
+// tail is the last output of a process on one stream, and when it came. The zero value is ready.
+type tail struct {
+	data   []byte
+	behind int64   // offset behind the last output seen, so that a second follower adds nothing twice
+	pieces []piece // of data, in order and all of it; one without a time came at a time that is not known
+}
+
+type piece struct {
+	bytes int
+	at    time.Time
+}
+
+// add keeps what was not seen before.
+func (t *tail) add(ev guestapi.Event, now time.Time) {
+	data := ev.Data
+	if seen := t.behind - ev.Offset; seen > 0 {
+		data = data[min(seen, int64(len(data))):]
+	}
+	t.behind = max(t.behind, ev.Offset+int64(len(ev.Data)))
+	if len(data) == 0 {
+		return
+	}
+	t.data = append(t.data, data...)
+	if n := len(t.pieces); n > 0 && now.Sub(t.pieces[n-1].at) < sameTime {
+		t.pieces[n-1].bytes += len(data)
+	} else {
+		t.pieces = append(t.pieces, piece{len(data), now.UTC()})
+	}
+	if len(t.pieces) > maxPieces {
+		t.pieces[1].bytes += t.pieces[0].bytes
+		t.pieces = t.pieces[1:]
+	}
+	if over := len(t.data) - maxTail; over > 0 {
+		t.data = append(t.data[:0], t.data[over:]...)
+		t.drop(over)
+	}
+}
+
+// drop takes bytes off the front of the pieces.
+func (t *tail) drop(n int) {
+	for n > 0 && len(t.pieces) > 0 {
+		cut := min(n, t.pieces[0].bytes)
+		t.pieces[0].bytes -= cut
+		n -= cut
+		if t.pieces[0].bytes == 0 {
+			t.pieces = t.pieces[1:]
+		}
+	}
+}
+
+// moments tells when the lines came.
+func (t *tail) moments() Moments {
+	var out Moments
+	rest := t.data
+	for _, p := range t.pieces {
+		out = append(out, Moment{bytes.Count(rest[:p.bytes], []byte{'\n'}), p.at})
+		rest = rest[p.bytes:]
+	}
+	return out
+}
+
+// recalled is a tail of which text and moments are known.
+func recalled(text string, all Moments) tail {
+	t := tail{data: []byte(text)}
+	if len(all) == 0 && text != "" {
+		t.pieces = []piece{{bytes: len(text)}}
+		return t
+	}
+	for _, m := range all {
+		end := 0
+		for range m.Lines {
+			end += strings.IndexByte(text[end:], '\n') + 1
+		}
+		t.pieces = append(t.pieces, piece{end, m.At})
+		text = text[end:]
+	}
+	if n := len(t.pieces); n > 0 {
+		t.pieces[n-1].bytes += len(text)
+	}
+	return t
+}

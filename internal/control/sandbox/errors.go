@@ -1,0 +1,117 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/store"
+)
+
+// unknown is the answer for what is not there and for what is another workspace's.
+func unknown(id api.SandboxID) error {
+	return api.Errorf(api.NotFound, "sandbox %s not found: list yours at /v1/sandboxes", id)
+}
+
+func unknownSnapshot(id api.SnapshotID) error {
+	return api.Errorf(api.NotFound, "snapshot %s not found: list yours at /v1/snapshots", id)
+}
+
+// gone explains a sandbox that has no row: when and why it ended, how its processes did, and what it took last, if
+// that is remembered.
+func (s *Service) gone(ctx context.Context, p auth.Principal, id api.SandboxID) error {
+	t, err := s.db.Read().Tombstone(ctx, string(id))
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return unknown(id)
+	case err != nil:
+		return err
+	case t.Workspace != string(p.Workspace):
+		return unknown(id)
+	}
+	at := store.Time(t.Ended)
+	e := api.Errorf(api.NotFound, "sandbox %s not found: it ended at %s: %s", id, at.Format(time.RFC3339), t.Message)
+	e = e.With("ended_at", at.Format(time.RFC3339Nano)).With("reason", t.Reason).With("by", t.By).With("message", t.Message)
+	end, err := ending(&t)
+	if err != nil {
+		return err
+	}
+	for i := range end.Processes { // what they printed is in the logs
+		end.Processes[i].Stdout, end.Processes[i].Stderr = "", ""
+	}
+	if e = e.With("processes", end.Processes); end.Usage != nil {
+		e = e.With("metrics", end.Usage)
+	}
+	return e
+}
+
+// remedies say what leads out of a state.
+var remedies = map[api.Status]string{
+	api.Creating:    "wait until it runs",
+	api.Paused:      "resume it first",
+	api.Hibernating: "wait until it is hibernated",
+	api.Hibernated:  "wake it first",
+	api.Waking:      "wait until it runs",
+	api.Stopping:    "it is being deleted",
+	api.Failed:      "wake boots it anew from its disk, delete ends it",
+	api.Running:     "it runs already",
+}
+
+// wrongState says that a verb does not go with the state of a sandbox.
+func wrongState(r *store.Sandbox, verb string) error {
+	status := api.Status(r.State)
+	e := api.Errorf(api.WrongState, "cannot %s sandbox %s: it is %s: %s", verb, r.ID, status, remedies[status])
+	if status == api.Failed && r.Reason != "" {
+		e.Message += " (it failed because " + r.Reason + ")"
+	}
+	return e.With("status", string(status))
+}
+
+// hostCodes translate what a host answers.
+var hostCodes = []struct {
+	err  error
+	code api.Code
+	hint string
+}{
+	{hostapi.ErrNoCapacity, api.NoCapacity, "no host has memory or a network place free for it now: delete or hibernate sandboxes, or try again later"},
+	{hostapi.ErrNoSpace, api.NoSpace, "there is not enough disk space on the host: delete snapshots or sandboxes, or give the data directory more room"},
+	{hostapi.ErrInvalid, api.Invalid, ""},
+	{hostapi.ErrUnsupported, api.Unsupported, ""},
+	{hostapi.ErrInUse, api.Conflict, ""},
+	{hostapi.ErrExists, api.Conflict, ""},
+	{hostapi.ErrWrongState, api.WrongState, ""},
+	{hostapi.ErrNotFound, api.NotFound, ""},
+	{guestapi.ErrLost, api.Unavailable, "its guest does not answer just now: try again"},
+}
+
+// hostError says what could not be done and why, in the words of package api.
+func hostError(err error, doing string, id string) error {
+	if err == nil {
+		return nil
+	}
+	if e, ok := errors.AsType[*api.Error](err); ok {
+		return e
+	}
+	for _, c := range hostCodes {
+		if !errors.Is(err, c.err) {
+			continue
+		}
+		text := c.hint
+		if text == "" {
+			text = err.Error()
+		}
+		return api.Wrap(c.code, err, fmt.Sprintf("%s %s: %s", doing, id, text))
+	}
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return api.AsError(err)
+	}
+	return api.Wrap(api.Internal, fmt.Errorf("%s %s: %w", doing, id, err), doing+" "+id+" failed on its host; the server's log says why")
+}
+
+// errDeleted is the cause with which an operation ends whose sandbox is deleted meanwhile.
+var errDeleted = api.Errorf(api.Conflict, "the sandbox was deleted meanwhile")

@@ -1,0 +1,229 @@
+package sandbox_test
+
+import (
+	"context"
+	"reflect"
+	"testing"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/sandbox"
+)
+
+// call is one verb on somebody's sandbox or snapshot.
+type call struct {
+	name string
+	do   func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, snap api.SnapshotID) error
+}
+
+// calls are all verbs that name a sandbox or a snapshot.
+var calls = []call{
+	{"Get", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+		_, err := w.Get(ctx, who, id)
+		return err
+	}},
+	{"Delete", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+		return w.Delete(ctx, who, id)
+	}},
+	{"Pause", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+		_, err := w.Pause(ctx, who, id)
+		return err
+	}},
+	{"Resume", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+		_, err := w.Resume(ctx, who, id)
+		return err
+	}},
+	{"Hibernate", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+		_, err := w.Hibernate(ctx, who, id)
+		return err
+	}},
+	{"Stop", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+		_, err := w.Stop(ctx, who, id)
+		return err
+	}},
+	{"Wake", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+		_, err := w.Wake(ctx, who, id)
+		return err
+	}},
+	{"Lifecycle", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+		_, err := w.Lifecycle(ctx, who, id)
+		return err
+	}},
+	{"SetLifecycle", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+		_, err := w.SetLifecycle(ctx, who, id, api.LifecyclePatch{TTLSeconds: p(int64(1))})
+		return err
+	}},
+	{"Network", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+		_, err := w.Network(ctx, who, id)
+		return err
+	}},
+	{"SetNetwork", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+		_, err := w.SetNetwork(ctx, who, id, api.Network{DenyOthers: true})
+		return err
+	}},
+	{"TakeSnapshot", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+		_, err := w.TakeSnapshot(ctx, who, id, api.SnapshotRequest{})
+		return err
+	}},
+	{"Snapshot", func(w *world, ctx context.Context, who auth.Principal, _ api.SandboxID, snap api.SnapshotID) error {
+		_, err := w.Snapshot(ctx, who, snap)
+		return err
+	}},
+	{"PushSnapshot", func(w *world, ctx context.Context, who auth.Principal, _ api.SandboxID, snap api.SnapshotID) error {
+		_, err := w.PushSnapshot(ctx, who, snap)
+		return err
+	}},
+	{"DeleteSnapshot", func(w *world, ctx context.Context, who auth.Principal, _ api.SandboxID, snap api.SnapshotID) error {
+		return w.DeleteSnapshot(ctx, who, snap)
+	}},
+	{"Create", func(w *world, ctx context.Context, who auth.Principal, _ api.SandboxID, snap api.SnapshotID) error {
+		_, err := w.Create(ctx, who, api.CreateRequest{FromSnapshot: snap})
+		return err
+	}},
+	{"Fork", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+		_, err := w.Fork(ctx, who, id, api.ForkRequest{})
+		return err
+	}},
+	{"ForkTree", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+		_, err := w.ForkTree(ctx, who, id, api.ForkTreeRequest{})
+		return err
+	}},
+	{"Promote", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+		_, err := w.Promote(ctx, who, id, api.PromoteRequest{CleanupSiblings: true})
+		return err
+	}},
+	{"Guest", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+		_, err := w.Guest(ctx, who, id)
+		return err
+	}},
+	{"Touch", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+		return w.Touch(ctx, who, id)
+	}},
+	{"Enter", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+		_, _, err := w.Enter(ctx, who, id)
+		return err
+	}},
+	{"Usage", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+		_, err := w.Usage(ctx, who, id)
+		return err
+	}},
+	{"Logs", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+		_, err := w.Logs(ctx, who, id)
+		return err
+	}},
+	{"Events", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+		_, err := w.Events(ctx, who, id, sandbox.EventQuery{})
+		return err
+	}},
+	{"FollowEvents", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+		return w.FollowEvents(ctx, who, id, sandbox.EventQuery{}, func(sandbox.Event) error { return context.Canceled })
+	}},
+	{"Ports", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+		_, err := w.Ports(ctx, who, id)
+		return err
+	}},
+	{"DeclarePort", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+		_, err := w.DeclarePort(ctx, who, id, api.PortRequest{Port: 99})
+		return err
+	}},
+	{"RemovePort", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+		return w.RemovePort(ctx, who, id, 80)
+	}},
+	{"Explain", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+		_, err := w.Explain(ctx, who, id)
+		return err
+	}},
+}
+
+// unowned are the methods that name nobody's sandbox or snapshot, Visit, which asks whether to let in (TestVisit), and those
+// whose ids mean something in the caller's own part of the object store only; see TestPullOfAnothers.
+var unowned = map[string]bool{"PullSnapshot": true, "DeletePushed": true, "Visit": true, "Run": true, "Reap": true, "Reconcile": true, "List": true, "Snapshots": true, "Counts": true, "Capacity": true}
+
+func TestEveryVerbIsInTheTable(t *testing.T) {
+	have := map[string]bool{}
+	for _, c := range calls {
+		have[c.name] = true
+	}
+	for m := range reflect.TypeFor[*sandbox.Service]().Methods() {
+		if !have[m.Name] && !unowned[m.Name] {
+			t.Errorf("method %s is in neither table: who may call it is not tested", m.Name)
+		}
+	}
+}
+
+// TestPullOfAnothers: a snapshot that another workspace has is one that nobody pushed, and stays theirs.
+func TestPullOfAnothers(t *testing.T) {
+	w := newWorld(t)
+	s := w.create(alice, api.CreateRequest{})
+	snap, err := w.TakeSnapshot(t.Context(), alice, s.ID, api.SnapshotRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, theirs := w.PullSnapshot(t.Context(), bob, snap.ID, api.PullRequest{})
+	wantCode(t, theirs, api.NotFound, "pull of another's")
+	if got, err := w.Snapshot(t.Context(), alice, snap.ID); err != nil || got.ID != snap.ID {
+		t.Errorf("it is %+v, %v afterwards", got, err)
+	}
+	_, stranger := w.PullSnapshot(t.Context(), auth.Principal{}, snap.ID, api.PullRequest{})
+	wantCode(t, stranger, api.Unauthenticated, "pull by a stranger")
+	wantCode(t, w.DeletePushed(t.Context(), auth.Principal{}, snap.ID), api.Unauthenticated, "deletion by a stranger")
+}
+
+// TestIsolation: what is another workspace's answers as what does not exist, alive or ended, and nothing
+// happens to it.
+func TestIsolation(t *testing.T) { checkIsolation(t, newWorld(t)) }
+
+func checkIsolation(t *testing.T, w *world) {
+	w.t = t
+	ctx := t.Context()
+	s := w.create(alice, api.CreateRequest{})
+	tree, err := w.ForkTree(ctx, alice, s.ID, api.ForkTreeRequest{Count: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.DeclarePort(ctx, alice, s.ID, api.PortRequest{Port: 80}); err != nil {
+		t.Fatal(err)
+	}
+	snap, err := w.TakeSnapshot(ctx, alice, s.ID, api.SnapshotRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead := w.create(alice, api.CreateRequest{})
+	if err := w.Delete(ctx, alice, dead.ID); err != nil {
+		t.Fatal(err)
+	}
+	before := len(w.host.Calls())
+	for _, c := range calls {
+		for name, id := range map[string]api.SandboxID{"alive": s.ID, "child": tree.Children[0].ID, "dead": dead.ID} {
+			theirs := c.do(w, ctx, bob, id, snap.ID)
+			nobodys := c.do(w, ctx, bob, api.NewSandboxID(), api.NewSnapshotID())
+			e := wantCode(t, theirs, api.NotFound, c.name+" of another's "+name)
+			n := wantCode(t, nobodys, api.NotFound, c.name+" of nobody's")
+			if len(e.Details) != len(n.Details) || len(e.Message) != len(n.Message) {
+				t.Errorf("%s: %q tells %q apart from %q", c.name, name, e.Message, n.Message)
+			}
+			wantCode(t, c.do(w, ctx, auth.Principal{}, id, snap.ID), c.stranger(), c.name+" by a stranger")
+		}
+	}
+	if calls := w.host.Calls()[before:]; len(calls) != 0 {
+		t.Errorf("refused calls reached the host: %v", calls)
+	}
+	if page, err := w.List(ctx, bob, api.SandboxFilter{}); err != nil || len(page.Sandboxes) != 0 {
+		t.Errorf("bob sees %v, %v", page, err)
+	}
+	if page, err := w.Snapshots(ctx, bob, api.SnapshotFilter{}); err != nil || len(page.Snapshots) != 0 {
+		t.Errorf("bob sees %v, %v", page, err)
+	}
+	_, err = w.List(ctx, auth.Principal{}, api.SandboxFilter{})
+	wantCode(t, err, api.Unauthenticated, "list by a stranger")
+	_, err = w.Snapshots(ctx, auth.Principal{}, api.SnapshotFilter{})
+	wantCode(t, err, api.Unauthenticated, "snapshots by a stranger")
+}
+
+// stranger is what a caller without a workspace is answered.
+func (c call) stranger() api.Code {
+	if c.name == "Explain" {
+		return api.NotFound
+	}
+	return api.Unauthenticated
+}

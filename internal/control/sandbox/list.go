@@ -1,0 +1,131 @@
+package sandbox
+
+import (
+	"context"
+	"encoding/base64"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/store"
+)
+
+// maxPage bounds a page that was asked for with a limit.
+const maxPage = 1000
+
+// Get answers one sandbox. One that ended answers not_found with when, why and by whom in message and
+// details. It does not count as use.
+func (s *Service) Get(ctx context.Context, p auth.Principal, id api.SandboxID) (_ api.Sandbox, err error) {
+	defer s.watch("get", time.Now(), &err)
+	r, err := s.row(ctx, p, id)
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	return s.view(&r), nil
+}
+
+// List answers the sandboxes that f selects, newest first unless it says otherwise: all of them, or a page if f has a limit, of
+// at most 1000.
+func (s *Service) List(ctx context.Context, p auth.Principal, f api.SandboxFilter) (_ Page, err error) {
+	defer s.watch("list", time.Now(), &err)
+	if p.Workspace == "" {
+		return Page{}, api.Errorf(api.Unauthenticated, "the caller has no workspace")
+	}
+	q := store.SandboxQuery{Workspace: string(p.Workspace), Template: f.Template, Metadata: f.Metadata, Oldest: f.Oldest}
+	if !f.Since.IsZero() {
+		q.Since = max(store.Micros(f.Since), 1) // 0 would be no bound
+	}
+	for _, status := range f.Statuses {
+		if !status.Valid() {
+			return Page{}, api.Errorf(api.Invalid, "status: %q is not a state of a sandbox", status).With("field", "status")
+		}
+		q.States = append(q.States, string(status))
+	}
+	if strings.ContainsRune(fmt.Sprint(f.Template, f.Metadata), 0) {
+		return Page{}, api.Errorf(api.Invalid, "metadata: a filter holds a zero byte").With("field", "metadata")
+	}
+	if f.Template != "" {
+		if t, err := s.templates.Resolve(ctx, p, f.Template); err == nil {
+			q.Template = t.Name // a name that nobody has selects nothing
+		}
+	}
+	limit, err := pageOf(f.Limit, f.Cursor, &q.BeforeCreated, &q.BeforeID)
+	if err != nil {
+		return Page{}, err
+	}
+	if limit > 0 {
+		q.Limit = limit + 1
+	}
+	rows, err := s.db.Read().Sandboxes(ctx, q)
+	if err != nil {
+		return Page{}, err
+	}
+	page := Page{Sandboxes: []api.Sandbox{}}
+	for i := range rows {
+		if limit > 0 && i == limit {
+			page.Next = cursor(rows[i-1].Created, rows[i-1].ID)
+			break
+		}
+		page.Sandboxes = append(page.Sandboxes, s.view(&rows[i]))
+	}
+	return page, nil
+}
+
+// cursor names a place in a list: behind the item of that time and id.
+func cursor(created int64, id string) string {
+	return base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, "%d.%s", created, id))
+}
+
+// pageOf checks limit and cursor and sets where the page begins.
+func pageOf(limit int, text string, created *int64, id *string) (int, error) {
+	if limit < 0 || limit > maxPage {
+		return 0, api.Errorf(api.Invalid, "limit: %d is out of range: use 1 to %d, or leave it out", limit, maxPage).With("field", "limit")
+	}
+	if text == "" {
+		return limit, nil
+	}
+	bad := api.Errorf(api.Invalid, "cursor: it is not one that this server gave: begin without").With("field", "cursor")
+	data, err := base64.RawURLEncoding.DecodeString(text)
+	if err != nil {
+		return 0, bad
+	}
+	number, name, ok := strings.Cut(string(data), ".")
+	if !ok || name == "" || len(name) > 64 || strings.ContainsRune(name, 0) {
+		return 0, bad
+	}
+	if *created, err = strconv.ParseInt(number, 10, 64); err != nil || !utf8.ValidString(name) {
+		return 0, bad
+	}
+	*id = name
+	return limit, nil
+}
+
+// Counts tells how many sandboxes there are in each state, of all workspaces.
+func (s *Service) Counts(ctx context.Context) (_ map[api.Status]int, err error) {
+	defer s.watch("counts", time.Now(), &err)
+	rows, err := s.db.Read().CountStates(ctx)
+	if err != nil {
+		return nil, err
+	}
+	counts := map[api.Status]int{}
+	for _, status := range api.Statuses() {
+		counts[status] = rows[string(status)]
+	}
+	return counts, nil
+}
+
+// Capacity is what the host has and has promised.
+func (s *Service) Capacity(ctx context.Context) (_ api.Capacity, err error) {
+	defer s.watch("capacity", time.Now(), &err)
+	c, err := s.host.Capacity(ctx)
+	if err != nil {
+		return api.Capacity{}, hostError(err, "ask the capacity of", "the host")
+	}
+	return api.Capacity{Driver: c.Driver, DriverVersion: c.Version, Accelerator: c.Accelerator, Isolation: c.Isolation,
+		CPUs: c.VCPUs, MemoryMB: c.MemoryMiB, MemoryFreeMB: c.MemoryFreeMiB, DiskMB: c.DiskMiB, DiskFreeMB: c.DiskFreeMiB,
+		Sandboxes: c.Machines, Running: c.Running}, nil
+}

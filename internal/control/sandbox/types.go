@@ -1,0 +1,72 @@
+package sandbox
+
+import (
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/control/sandbox/activity"
+)
+
+// Page is one page of sandboxes, newest first.
+type Page struct {
+	Sandboxes []api.Sandbox
+	Next      string // cursor of the page after, "" on the last
+}
+
+// SnapshotPage is one page of snapshots, newest first.
+type SnapshotPage struct {
+	Snapshots []api.Snapshot
+	Next      string // cursor of the page after, "" on the last
+}
+
+// Event is one thing that happened to a sandbox. Seq counts from 1 within the sandbox.
+type Event struct {
+	Seq int64
+	api.Event
+}
+
+// EventQuery selects events of a sandbox, oldest first. Its zero value is all that are kept.
+type EventQuery struct {
+	Tail  int   // the last so many; 0: no bound
+	After int64 // only events with a greater Seq
+}
+
+// Reason is why a sandbox ended.
+type Reason string
+
+// The reasons.
+const (
+	EndedByUser     Reason = "deleted"
+	EndedIdle       Reason = "idle"      // its TTL passed without use
+	EndedTimeout    Reason = "timeout"   // its fixed end came
+	EndedPromotion  Reason = "promotion" // a sibling in its fork tree won
+	EndedCrash      Reason = "crash"     // its monitor died
+	EndedMemory     Reason = "out_of_memory"
+	EndedHostLost   Reason = "host_lost" // its host does not know it any more
+	EndedNeverBegan Reason = "create_failed"
+)
+
+// Ending says when, why and by whom a sandbox ended. It is kept for the configured time.
+type Ending struct {
+	Sandbox   api.SandboxID
+	Template  string
+	Reason    Reason
+	By        string // prefix of the key that deleted it; "" for the platform
+	Message   string // a sentence for people
+	Created   time.Time
+	Ended     time.Time
+	Metadata  map[string]string
+	Processes []ProcessEnd // the last that were started through the API, oldest first
+	Console   string       // the last 64 KiB, as valid UTF-8
+	Usage     *api.Usage   // right before the end; nil if it did not run then
+}
+
+// ProcessEnd is a process that was started through the API: how it ended, or that it ran at last sight.
+type ProcessEnd = activity.ProcessEnd
+
+// Logs is what a sandbox printed, alive or after its end.
+type Logs struct {
+	Console   string       // of the guest's kernel and first program, the last 64 KiB, as valid UTF-8
+	Processes []ProcessEnd // as in Ending
+	Ending    *Ending      // nil while it lives
+}

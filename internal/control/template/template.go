@@ -1,0 +1,302 @@
+// Package template is what users see of templates: their list, their other names, their versions and tags,
+// and the start of a bake.
+//
+// There are two kinds. Recipes are the hosts' own: everyone may use them, nobody may delete them, and a name
+// that a recipe has means the recipe. Built templates have a row here, a version for every build that made
+// one, and tags that mean versions; each version is a published template of the host, named by its build.
+// A built template belongs to a workspace and may be everyone's. Whoever may not use one gets the answer
+// that there is none.
+//
+// Hosts own what is baked; this package asks them, and keeps their answer for a moment, since every create
+// looks its template up. A version's row is written after the host has it and removed before the host is
+// told to delete it, so a row always means something; what a crash leaves on the host without a row is
+// removed by whoever builds. All methods may be called at once; errors are *api.Error.
+package template
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/store"
+)
+
+// Host is what this package needs of a host; hostapi.Host has it.
+type Host interface {
+	Templates(ctx context.Context) ([]hostapi.Template, error)
+	StartBake(ctx context.Context, name hostapi.TemplateName, force bool) error
+	DeleteTemplate(ctx context.Context, name hostapi.TemplateName) error
+}
+
+// Builtin are the other names that published clients ask for by default.
+func Builtin() map[string]string {
+	return map[string]string{
+		"ubuntu-24.04":        "base",
+		"ubuntu-24.04-net":    "base",
+		"debian":              "base",
+		"default":             "base",
+		"code-interpreter":    "base",
+		"code-interpreter-v1": "base",
+	}
+}
+
+// freshness is how long a host's answer is good for a create.
+const freshness = 2 * time.Second
+
+// Service answers questions about templates.
+type Service struct {
+	host    Host
+	db      *store.DB
+	aliases map[string]string
+
+	mu        sync.Mutex
+	cache     []hostapi.Template
+	at        time.Time
+	published map[string]hostapi.Template // what was built, as the host told last
+}
+
+// New makes a service. aliases are other names beside those in the store; a name that the host has wins
+// over both.
+func New(host Host, db *store.DB, aliases map[string]string) (*Service, error) {
+	if host == nil || db == nil {
+		return nil, errors.New("template: host and store are required")
+	}
+	return &Service{host: host, db: db, aliases: maps.Clone(aliases)}, nil
+}
+
+// list gives the host's templates by name, from memory if they are fresh enough.
+func (s *Service) list(ctx context.Context, fresh bool) ([]hostapi.Template, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !fresh && !s.at.IsZero() && time.Since(s.at) < freshness {
+		return s.cache, nil
+	}
+	all, err := s.host.Templates(ctx)
+	if err != nil {
+		return nil, api.Wrap(api.Unavailable, err, "the host's templates cannot be listed now")
+	}
+	s.published = map[string]hostapi.Template{}
+	for _, t := range all {
+		if t.Published {
+			s.published[string(t.Name)] = t
+		}
+	}
+	all = slices.DeleteFunc(all, func(t hostapi.Template) bool { return t.Published }) // those have rows
+	slices.SortFunc(all, func(a, b hostapi.Template) int { return strings.Compare(string(a.Name), string(b.Name)) })
+	s.cache, s.at = all, time.Now()
+	return all, nil
+}
+
+// find looks a template up by name or alias.
+func (s *Service) find(ctx context.Context, name string, fresh bool) (hostapi.Template, error) {
+	all, err := s.list(ctx, fresh)
+	if err != nil {
+		return hostapi.Template{}, err
+	}
+	at := func(name string) (hostapi.Template, bool) {
+		i := slices.IndexFunc(all, func(t hostapi.Template) bool { return string(t.Name) == name })
+		if i < 0 {
+			return hostapi.Template{}, false
+		}
+		return all[i], true
+	}
+	if t, ok := at(name); ok {
+		return t, nil
+	}
+	known, err := s.db.Read().Aliases(ctx)
+	if err != nil {
+		return hostapi.Template{}, err
+	}
+	aliases := merge(s.aliases, known)
+	if t, ok := at(aliases[name]); ok {
+		return t, nil
+	}
+	if !fresh { // it may have come a moment ago
+		return s.find(ctx, name, true)
+	}
+	names := make([]string, 0, len(all))
+	for _, t := range all {
+		names = append(names, string(t.Name))
+	}
+	return hostapi.Template{}, api.Errorf(api.NotFound, "template %q not found: there are %s", bound(name), strings.Join(names, ", "))
+}
+
+func merge(configured map[string]string, rows []store.Alias) map[string]string {
+	out := maps.Clone(configured)
+	if out == nil {
+		out = map[string]string{}
+	}
+	for _, r := range rows {
+		out[r.Name] = r.Template
+	}
+	return out
+}
+
+// bound keeps a caller's text short in a message.
+func bound(name string) string {
+	if len(name) > 64 {
+		return name[:64] + "..."
+	}
+	return name
+}
+
+// Resolve answers a template by name, alias or id, for a create. A name may have a tag behind a colon.
+func (s *Service) Resolve(ctx context.Context, p auth.Principal, name string) (api.Template, error) {
+	return s.get(ctx, p, name, false)
+}
+
+// get finds a recipe, else a built template, else what an alias means.
+func (s *Service) get(ctx context.Context, p auth.Principal, name string, fresh bool) (api.Template, error) {
+	built, found, err := s.built(ctx, p, name)
+	if err != nil || found {
+		return built, err
+	}
+	plain, tag := api.SplitTemplate(name)
+	t, err := s.find(ctx, plain, fresh)
+	if err == nil && tag != "" && string(t.Name) != plain { // an alias with a tag is an image somewhere
+		err = api.Errorf(api.NotFound, "template %q not found", bound(name))
+	}
+	if err != nil {
+		return api.Template{}, api.AsError(err)
+	}
+	return view(t), nil
+}
+
+// List answers all templates that the caller may use, by name.
+func (s *Service) List(ctx context.Context, p auth.Principal) ([]api.Template, error) {
+	all, err := s.list(ctx, true)
+	if err != nil {
+		return nil, api.AsError(err)
+	}
+	out := make([]api.Template, 0, len(all))
+	for _, t := range all {
+		if t.Hidden {
+			continue
+		}
+		out = append(out, view(t))
+	}
+	built, err := s.listBuilt(ctx, p)
+	if err != nil {
+		return nil, api.AsError(err)
+	}
+	for i := range built {
+		s.measure(&built[i])
+	}
+	out = append(out, built...)
+	slices.SortFunc(out, func(a, b api.Template) int { return strings.Compare(a.Name, b.Name) })
+	return out, nil
+}
+
+// Get answers a template by name, alias or id, with its versions. A name may have a tag behind a colon.
+func (s *Service) Get(ctx context.Context, p auth.Principal, name string) (api.Template, error) {
+	t, err := s.get(ctx, p, name, true)
+	if err == nil && t.ID != "" {
+		if _, err := s.list(ctx, true); err == nil { // else the sizes are those of its build
+			s.measure(&t)
+		}
+		t.Versions, err = s.Versions(ctx, p, string(t.ID))
+	}
+	return t, err
+}
+
+// Bake begins to bake a template, or joins a bake under way, and answers the template with its progress.
+// Only an admin may force a new bake of one that is baked.
+func (s *Service) Bake(ctx context.Context, p auth.Principal, name string, req api.BakeRequest) (api.Template, error) {
+	t, err := s.find(ctx, name, true)
+	if err != nil {
+		return api.Template{}, api.AsError(err)
+	}
+	if req.Force && !p.Admin {
+		return api.Template{}, api.Errorf(api.Forbidden, "only an admin key may bake template %s again", t.Name)
+	}
+	if err := s.host.StartBake(ctx, t.Name, req.Force); err != nil {
+		return api.Template{}, bakeError(err, string(t.Name))
+	}
+	if t, err = s.find(ctx, string(t.Name), true); err != nil {
+		return api.Template{}, api.AsError(err)
+	}
+	return view(t), nil
+}
+
+func bakeError(err error, name string) error {
+	switch {
+	case errors.Is(err, hostapi.ErrNotFound):
+		return api.Wrap(api.NotFound, err, "template "+name+" not found on its host")
+	case errors.Is(err, hostapi.ErrNoSpace):
+		return api.Wrap(api.NoSpace, err, "bake "+name+": there is not enough disk space on the host: delete snapshots or sandboxes, or give the data directory more room")
+	case errors.Is(err, hostapi.ErrInUse), errors.Is(err, hostapi.ErrExists):
+		return api.Wrap(api.Conflict, err, "bake "+name+": "+err.Error())
+	case errors.Is(err, hostapi.ErrUnsupported):
+		return api.Wrap(api.Unsupported, err, "bake "+name+": "+err.Error())
+	}
+	return api.AsError(err)
+}
+
+// SetAlias lets another name mean a template; only an admin may.
+func (s *Service) SetAlias(ctx context.Context, p auth.Principal, name, template string) error {
+	if !p.Admin {
+		return api.Errorf(api.Forbidden, "only an admin key may change names of templates")
+	}
+	if !api.ValidTemplateName(name) {
+		return api.Errorf(api.Invalid, "name: %q is not a template name: use 1 to 64 of a-z A-Z 0-9 . _ -", bound(name)).With("field", "name")
+	}
+	t, err := s.find(ctx, template, true)
+	if err != nil {
+		return api.AsError(err)
+	}
+	err = s.db.Write(ctx, "alias", func(ctx context.Context, tx *store.Tx) error {
+		return tx.PutAlias(ctx, &store.Alias{Name: name, Template: string(t.Name), Created: store.Micros(time.Now())})
+	})
+	if err != nil {
+		return api.AsError(err)
+	}
+	return nil
+}
+
+// measure puts what a built template takes on the host now, as far as the host has told.
+func (s *Service) measure(t *api.Template) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if on, ok := s.published[t.Host]; ok {
+		t.SizeBytes, t.ApparentBytes, t.DataDisks = on.Bytes, on.ApparentBytes, dataDisks(on.Disks)
+	}
+}
+
+func view(t hostapi.Template) api.Template {
+	out := api.Template{Name: string(t.Name), Host: string(t.Name), SizeBytes: t.Bytes, ApparentBytes: t.ApparentBytes, CPU: t.VCPUs, MemoryMB: t.MemoryMiB, DiskMB: t.DiskMiB,
+		DataDisks: dataDisks(t.Disks), IsGlobal: true, Label: string(t.Name), Description: t.Description, Base: t.Base, Tools: t.Tools, Meta: map[string]string{},
+		User: t.User, Workdir: t.Workdir, Baked: t.Baked, BakedAt: moment(t.BakedAt)}
+	if out.Tools == nil {
+		out.Tools = []string{}
+	}
+	if l := api.Limits(t.Limits); !l.IsZero() {
+		out.Limits = &l
+	}
+	if b := t.Bake; b != nil {
+		out.Bake = &api.Bake{State: b.State, Step: b.Step, Percent: b.Percent, StartedAt: b.Started.UTC(), EndedAt: moment(b.Ended), Error: b.Err, Log: b.Log}
+	}
+	return out
+}
+
+func dataDisks(all []hostapi.DataDisk) []api.DataDisk {
+	var out []api.DataDisk
+	for _, d := range all {
+		out = append(out, api.DataDisk{Name: d.Name, SizeMB: d.SizeMiB, MountPath: d.Mount})
+	}
+	return out
+}
+
+func moment(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	t = t.UTC()
+	return &t
+}

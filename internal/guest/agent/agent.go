@@ -1,0 +1,181 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/guest/initd"
+	"github.com/pandastack/pandastack/internal/guest/process"
+	"github.com/pandastack/pandastack/internal/guest/server"
+	"github.com/pandastack/pandastack/internal/guest/system"
+)
+
+// PortName is the name of the virtio-serial port that is the guest channel.
+const PortName = "agent.0"
+
+// What of a machine's memory stays with the agent and the kernel when the workload takes all it can.
+const reservedBytes = 24 << 20
+
+// Open files of the agent and, unless they change it, of all processes: fs/file.c allows a million by default.
+const openFiles, maxOpenFiles = 1 << 16, 1 << 20
+
+// growHeap takes memory and gives it back to Go's heap, so that no first use in a restored machine has to
+// ask the kernel for more.
+func growHeap() {
+	runtime.KeepAlive(make([]byte, 4<<20))
+	runtime.GC()
+}
+
+// Run is the life of the first process of a machine, from the initramfs on. It returns only when it
+// cannot go on; then the machine must end.
+func Run(ctx context.Context) error {
+	debug.SetGCPercent(200) // the heap is small; collecting it costs a restored machine more than memory
+	growHeap()
+	limit := syscall.Rlimit{Cur: openFiles, Max: maxOpenFiles}
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil { // and processes inherit it
+		return fmt.Errorf("set limit of open files: %w", err)
+	}
+	if err := initd.Signals(); err != nil {
+		return err
+	}
+	if err := initd.Devices(); err != nil {
+		return err
+	}
+	if err := initd.Batch(); err != nil {
+		return err
+	}
+	failed := make(chan error, 2)
+	var b guestapi.Backend = &waiting{begin: func(id guestapi.Identity) (guestapi.Backend, error) {
+		if err := wake(id); err != nil {
+			return nil, err
+		}
+		return settle(failed)
+	}}
+	if !initd.Flag(guestapi.WaitArgument) {
+		var err error
+		if b, err = settle(failed); err != nil {
+			return err
+		}
+	}
+	hosts, err := channel(ctx, b)
+	if err != nil {
+		return err
+	}
+	go func() { failed <- hosts() }()
+	return <-failed
+}
+
+// wake readies a machine that waited for its root to mount it: the file system notes the time, and what is made
+// from here on may want entropy of its own.
+func wake(id guestapi.Identity) error {
+	var sys system.Linux
+	if err := sys.AddEntropy(id.Entropy); err != nil {
+		return fmt.Errorf("set entropy: %w", err)
+	}
+	if err := sys.SetClock(id.Time); err != nil {
+		return fmt.Errorf("set clock: %w", err)
+	}
+	return initd.Arrived()
+}
+
+// settle takes the root file system and makes the machine on it. What looks after its processes runs for as long
+// as the machine lives, and tells failed if it ends.
+func settle(failed chan<- error) (guestapi.Backend, error) {
+	device, err := initd.Root()
+	if err != nil {
+		return nil, err
+	}
+	if err := initd.Mounts(); err != nil {
+		return nil, err
+	}
+	b, reaper, err := machine(device)
+	if err != nil {
+		return nil, err
+	}
+	go func() { failed <- reaper.Run() }()
+	return b, nil
+}
+
+// channel opens the guest channel, and answers how hosts are served over it.
+func channel(ctx context.Context, b guestapi.Backend) (serveHosts func() error, err error) {
+	number, err := initd.SocketPort()
+	if err != nil {
+		return nil, err
+	}
+	if number == 0 {
+		port, err := initd.OpenPort(PortName)
+		return func() error { return serve(ctx, port, b) }, err
+	}
+	l, err := initd.Listen(number)
+	return func() error {
+		return serveSockets(ctx, func() (io.ReadWriteCloser, error) { return l.Accept() }, server.New(b))
+	}, err
+}
+
+// machine makes the backend of the machine whose root is device.
+func machine(device string) (*Backend, *process.Reaper, error) {
+	bootID, err := initd.BootID()
+	if err != nil {
+		return nil, nil, err
+	}
+	initd.NoRouters("eth0")
+	own, err := initd.Own(initd.OwnFiles)
+	if err != nil {
+		return nil, nil, err
+	}
+	random, err := unix.Open("/dev/urandom", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("open /dev/urandom: %w", err)
+	}
+	if err := system.LinkUp("lo"); err != nil {
+		return nil, nil, err
+	}
+	group, err := system.OpenGroup("/sys/fs/cgroup", "workload", limits())
+	if err != nil {
+		return nil, nil, err
+	}
+	reaper := process.NewReaper(true)
+	return New(Config{
+		System:   &system.Linux{BootID: bootID, Root: device, Link: "eth0", Random: random, Files: own},
+		Workload: group,
+		Cgroup:   group.FD(),
+		Reaper:   reaper,
+	}), reaper, nil
+}
+
+// limits leave the agent enough to answer while the workload takes everything.
+func limits() system.Limits {
+	var l system.Limits
+	b, _ := os.ReadFile("/proc/sys/kernel/threads-max") // unknown is no limit
+	if n, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil {
+		l.Pids = n - n/8
+	}
+	var info unix.Sysinfo_t
+	if unix.Sysinfo(&info) == nil {
+		l.MemoryBytes = max(0, int64(info.Totalram)*int64(info.Unit)-reservedBytes)
+	}
+	return l
+}
+
+// serve answers one host after the other.
+func serve(ctx context.Context, port *initd.Port, b guestapi.Backend) error {
+	s := server.New(b)
+	for {
+		if err := s.Serve(ctx, port); err != nil {
+			return fmt.Errorf("serve host: %w", err)
+		}
+		if err := port.Connected(); err != nil {
+			return err
+		}
+	}
+}

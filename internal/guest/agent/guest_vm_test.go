@@ -1,0 +1,129 @@
+//go:build vm
+
+package agent_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/guest/guesttest"
+	"github.com/pandastack/pandastack/internal/os/disk"
+	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/qemu"
+	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
+	"github.com/pandastack/pandastack/test/vmlab"
+)
+
+// nobody runs the monitors of these tests.
+const nobody = 65534
+
+// bake makes the image of a machine that runs this tree's guest agent.
+func bake(t *testing.T) *vmmtest.Host {
+	t.Helper()
+	l := vmlab.Open(t)
+	return vmmtest.Bake(t, vmmtest.Lab{
+		Dir: l.Dir,
+		Open: func(t vmmtest.TB) vmm.Driver {
+			d, err := qemu.New(t.Context(), qemu.Config{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return d
+		},
+		Spec: vmm.Spec{
+			VCPUs: 1, MemoryMiB: 256, Kernel: l.Boot.Kernel, Initramfs: l.Boot.Initramfs, Cmdline: l.Boot.Cmdline,
+			Confine: vmm.Confine{UID: nobody, GID: nobody},
+		},
+		Disk: func(t vmmtest.TB, path string) {
+			if err := disk.Clone(l.Root, path); err != nil {
+				t.Fatal(err)
+			}
+		},
+		Clone: func(t vmmtest.TB, from *os.File, to string) {
+			f, err := os.OpenFile(to, os.O_RDWR, 0)
+			if err == nil {
+				err = errors.Join(disk.CloneInto(from.Name(), f), f.Close())
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		},
+	})
+}
+
+// TestRealGuest runs the whole suite in a machine that was restored, then what only a machine can show.
+func TestRealGuest(t *testing.T) {
+	h := bake(t)
+	m := h.Restore(t)
+	serial := 0
+	t.Run("suite", func(t *testing.T) {
+		guesttest.Full(t, func(t *testing.T) guesttest.Env {
+			serial++
+			dir := fmt.Sprintf("/root/suite%d", serial)
+			if _, err := m.Link.MakeDir(guesttest.Context(t), dir, "root"); err != nil {
+				t.Fatal(err)
+			}
+			return guesttest.Env{Guest: m.Link, Dir: dir, User: "root"}
+		})
+	})
+	t.Run("root cannot end the first process", func(t *testing.T) {
+		script := "for i in 1 2 3 4 5 6 7 8 9 10; do s=1; while [ $s -le 64 ]; do kill -$s 1; s=$((s+1)); done; done; echo alive"
+		if o := guesttest.Exec(t, m.Link, guestapi.ProcessSpec{Shell: script}); o.Stdout != "alive\n" {
+			t.Errorf("got %+v", o)
+		}
+		if o := guesttest.Exec(t, m.Link, guestapi.ProcessSpec{Shell: "echo still"}); o.Stdout != "still\n" {
+			t.Errorf("got %+v", o)
+		}
+	})
+	t.Run("orphans are collected", func(t *testing.T) {
+		o := guesttest.Exec(t, m.Link, guestapi.ProcessSpec{Shell: "for i in 1 2 3 4 5; do (true & ); done; " +
+			"until [ $(cat /proc/[0-9]*/stat 2>/dev/null | grep -c ' Z 1 ') = 0 ]; do sleep 0.1; done", Timeout: time.Minute})
+		if o.Exit.Code != 0 {
+			t.Errorf("got %+v", o)
+		}
+	})
+	t.Run("nobody is interrupted for who wakes up", func(t *testing.T) {
+		const batch = "3\n" // SCHED_BATCH; field 41 of proc_pid_stat(5)
+		o := guesttest.Exec(t, m.Link, guestapi.ProcessSpec{
+			Shell: "for s in /proc/1/task/*/stat /proc/self/stat; do sed 's/.*) //' $s | cut -d' ' -f39; done | sort -u",
+		})
+		if o.Stdout != batch {
+			t.Errorf("got policies %+v", o)
+		}
+	})
+	t.Run("two copies share nothing", func(t *testing.T) { hazards(t, h, m) })
+}
+
+// hazards is the table of what two machines from one image must not share, and what must hold in each.
+func hazards(t *testing.T, h *vmmtest.Host, one *vmmtest.Machine) {
+	two := h.Restore(t)
+	for hazard, script := range map[string]string{
+		"entropy":    "head -c 16 /dev/urandom | od -An -tx1",
+		"hostname":   "cat /proc/sys/kernel/hostname",
+		"etc":        "cat /etc/hostname",
+		"machine id": "cat /etc/machine-id",
+		"boot id":    "cat /proc/sys/kernel/random/boot_id",
+	} {
+		var got [2]string
+		for i, m := range []*vmmtest.Machine{one, two} {
+			got[i] = guesttest.Exec(t, m.Link, guestapi.ProcessSpec{Shell: script}).Stdout
+		}
+		if got[0] == got[1] || strings.TrimSpace(got[0]) == "" || strings.TrimSpace(got[1]) == "" {
+			t.Errorf("%s: %q and %q", hazard, got[0], got[1])
+		}
+	}
+	for _, m := range []*vmmtest.Machine{one, two} {
+		before := time.Now().Unix()
+		o := guesttest.Exec(t, m.Link, guestapi.ProcessSpec{Shell: "date +%s"})
+		at, err := strconv.ParseInt(strings.TrimSpace(o.Stdout), 10, 64)
+		if err != nil || at < before-30 || at > time.Now().Unix()+30 {
+			t.Errorf("clock: %d, %v, here it is %d", at, err, before)
+		}
+	}
+}

@@ -1,0 +1,296 @@
+// Package system makes a machine the one it is meant to be, freezes and thaws its workload, and tells its
+// numbers.
+//
+// It owns the machine's identity and the control group of the workload. It touches the system only
+// through System, so that its order of steps can be tested anywhere.
+//
+// Restore is fail closed: the first step that fails ends it, and the workload stays frozen. What a step
+// finds as it should be it leaves alone, since every write costs a restored machine time.
+//
+// Methods are called one at a time; Restore, Freeze and Thaw take a lock for it.
+package system
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"net/netip"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+)
+
+// System is what a machine's identity is made of. Paths are absolute.
+type System interface {
+	AddEntropy(b []byte) error // mixes b in, credits it, and reseeds at once
+	SetClock(t time.Time) error
+	SetHostname(name string) error
+	ReadFile(path string) ([]byte, error)
+	// WriteFile replaces what is at path by a file with the given mode; it makes missing parents.
+	WriteFile(path string, content []byte, mode uint32) error
+	SetBootID(id string) error
+	SetNetwork(n Network) error
+	GrowRoot() error // to the size of its disk, which may be the size it has
+	// Mount mounts the ext4 file system of a disk, which may take a moment to appear, over a directory that is
+	// made if it is missing. One that is mounted there already is fine.
+	Mount(device, dir string, options []string) error
+	Sync()
+}
+
+// Network is a guestapi.Network, checked.
+type Network struct {
+	Address netip.Prefix
+	Gateway netip.Addr // not valid: none
+	MTU     int        // 0: as it is
+}
+
+// Workload freezes and thaws all processes but the agent.
+type Workload interface {
+	Freeze(ctx context.Context) error
+	Thaw(ctx context.Context) error
+}
+
+// Forks can be held while the workload is frozen.
+type Forks interface {
+	Hold()
+	Release()
+	SetDefaults(env map[string]string, user string)
+}
+
+// Control is the identity of one machine.
+type Control struct {
+	sys      System
+	workload Workload
+	forks    Forks
+
+	mu   sync.Mutex
+	last guestapi.Identity // restored
+}
+
+// New returns the control of a machine that has no identity yet.
+func New(sys System, workload Workload, forks Forks) *Control {
+	return &Control{sys: sys, workload: workload, forks: forks}
+}
+
+// Freeze stops the workload; see guestapi.Guest. When it fails the workload goes on.
+func (c *Control) Freeze(ctx context.Context, sync bool) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.forks.Hold()
+	if err := c.workload.Freeze(ctx); err != nil {
+		back := c.workload.Thaw(context.WithoutCancel(ctx))
+		c.forks.Release()
+		return errors.Join(fmt.Errorf("freeze workload: %w", err), back)
+	}
+	if sync {
+		c.sys.Sync()
+	}
+	return nil
+}
+
+// Thaw lets the workload go on.
+func (c *Control) Thaw(ctx context.Context) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.thaw(ctx)
+}
+
+func (c *Control) thaw(ctx context.Context) error {
+	if err := c.workload.Thaw(ctx); err != nil {
+		return fmt.Errorf("thaw workload: %w", err)
+	}
+	c.forks.Release()
+	return nil
+}
+
+// Restore makes the machine the one of id and thaws the workload; see guestapi.Backend.
+func (c *Control) Restore(ctx context.Context, id guestapi.Identity) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	steps := []struct {
+		name string
+		do   func(*guestapi.Identity) error
+	}{
+		{"entropy", c.entropy}, {"clock", c.clock}, {"hostname", c.hostname}, {"machine id", c.machineID},
+		{"boot id", c.bootID}, {"network", c.network}, {"disk", c.disk}, {"mounts", c.mounts}, {"files", c.files},
+	}
+	for _, step := range steps {
+		if err := step.do(&id); err != nil {
+			c.last = guestapi.Identity{} // nobody knows what holds now
+			return fmt.Errorf("set %s: %w", step.name, err)
+		}
+	}
+	c.forks.SetDefaults(maps.Clone(id.Env), id.User)
+	if err := c.thaw(ctx); err != nil {
+		return err
+	}
+	c.last = id
+	return nil
+}
+
+func (c *Control) entropy(id *guestapi.Identity) error {
+	if len(id.Entropy) == 0 {
+		return nil
+	}
+	return c.sys.AddEntropy(id.Entropy)
+}
+
+func (c *Control) clock(id *guestapi.Identity) error {
+	if id.Time.IsZero() {
+		return nil
+	}
+	return c.sys.SetClock(id.Time)
+}
+
+func (c *Control) hostname(id *guestapi.Identity) error {
+	if id.Hostname == "" || id.Hostname == c.last.Hostname {
+		return nil
+	}
+	if !validHostname(id.Hostname) {
+		return fmt.Errorf("%w: host name %q", guestapi.ErrInvalid, id.Hostname)
+	}
+	if err := c.sys.SetHostname(id.Hostname); err != nil {
+		return err
+	}
+	if err := c.sys.WriteFile("/etc/hostname", []byte(id.Hostname+"\n"), 0o644); err != nil {
+		return err
+	}
+	old, _ := c.sys.ReadFile("/etc/hosts") // none is as good as an empty one
+	return c.sys.WriteFile("/etc/hosts", hosts(string(old), id.Hostname), 0o644)
+}
+
+func validHostname(s string) bool {
+	for i := range len(s) {
+		b := s[i]
+		letter := b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z' || b >= '0' && b <= '9'
+		if !letter && (b != '-' && b != '.' || i == 0) {
+			return false
+		}
+	}
+	return len(s) <= 63
+}
+
+// hosts keeps what is in /etc/hosts but for the line of the machine itself.
+func hosts(old, name string) []byte {
+	const mine = "127.0.1.1"
+	var b strings.Builder
+	if old == "" {
+		old = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
+	}
+	for line := range strings.Lines(old) {
+		if f := strings.Fields(line); len(f) > 0 && f[0] == mine {
+			continue
+		}
+		b.WriteString(strings.TrimRight(line, "\n"))
+		b.WriteByte('\n')
+	}
+	b.WriteString(mine + "\t" + name + "\n")
+	return []byte(b.String())
+}
+
+func (c *Control) machineID(id *guestapi.Identity) error {
+	if id.MachineID == "" || id.MachineID == c.last.MachineID {
+		return nil
+	}
+	return c.sys.WriteFile("/etc/machine-id", []byte(MachineID(id.MachineID)+"\n"), 0o444)
+}
+
+// MachineID is the content of /etc/machine-id of a machine: 32 hexadecimal digits.
+func MachineID(machine string) string {
+	h := fnv.New128a()
+	_, _ = h.Write([]byte("pandastack " + machine)) // a hash never fails
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// bootID makes a random one of the entropy that the host sent for it, so that no two copies share it.
+func (c *Control) bootID(id *guestapi.Identity) error {
+	if len(id.Entropy) == 0 {
+		return nil
+	}
+	h := fnv.New128a()
+	_, _ = h.Write([]byte("boot id ")) // a hash never fails
+	_, _ = h.Write(id.Entropy)
+	b := h.Sum(nil)
+	b[6], b[8] = b[6]&0x0F|0x40, b[8]&0x3F|0x80 // version 4
+	s := hex.EncodeToString(b)
+	return c.sys.SetBootID(s[:8] + "-" + s[8:12] + "-" + s[12:16] + "-" + s[16:20] + "-" + s[20:])
+}
+
+func (c *Control) network(id *guestapi.Identity) error {
+	if id.Network == nil || c.last.Network != nil && same(id.Network, c.last.Network) {
+		return nil
+	}
+	var n Network
+	var err error
+	if n.Address, err = netip.ParsePrefix(id.Network.Address); err != nil {
+		return fmt.Errorf("%w: %w", guestapi.ErrInvalid, err)
+	}
+	if id.Network.Gateway != "" {
+		if n.Gateway, err = netip.ParseAddr(id.Network.Gateway); err != nil {
+			return fmt.Errorf("%w: %w", guestapi.ErrInvalid, err)
+		}
+	}
+	n.MTU = id.Network.MTU
+	if err := c.sys.SetNetwork(n); err != nil {
+		return err
+	}
+	if len(id.Network.DNS) == 0 {
+		return nil
+	}
+	var b strings.Builder
+	for _, s := range id.Network.DNS {
+		if _, err := netip.ParseAddr(s); err != nil {
+			return fmt.Errorf("%w: %w", guestapi.ErrInvalid, err)
+		}
+		b.WriteString("nameserver " + s + "\n")
+	}
+	return c.sys.WriteFile("/etc/resolv.conf", []byte(b.String()), 0o644)
+}
+
+func same(a, b *guestapi.Network) bool {
+	return a.Address == b.Address && a.Gateway == b.Gateway && a.MTU == b.MTU && slices.Equal(a.DNS, b.DNS)
+}
+
+func (c *Control) disk(id *guestapi.Identity) error {
+	if !id.DiskGrow {
+		return nil
+	}
+	return c.sys.GrowRoot()
+}
+
+// mounts puts the disks beside the root disk where they belong. Without them programs would write where it is lost.
+func (c *Control) mounts(id *guestapi.Identity) error {
+	for _, m := range id.Mounts {
+		if m.Disk < 1 || m.Disk > 'z'-'a' || !path.IsAbs(m.Dir) || path.Clean(m.Dir) == "/" {
+			return fmt.Errorf("%w: disk %d at %q", guestapi.ErrInvalid, m.Disk, m.Dir)
+		}
+		for _, o := range m.Options {
+			if o == "" || strings.Trim(o, "abcdefghijklmnopqrstuvwxyz0123456789_=-") != "" {
+				return fmt.Errorf("%w: option %q of disk %d", guestapi.ErrInvalid, o, m.Disk)
+			}
+		}
+		if err := c.sys.Mount("/dev/vd"+string(rune('a'+m.Disk)), path.Clean(m.Dir), m.Options); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Control) files(id *guestapi.Identity) error {
+	for name, content := range id.Files {
+		if !path.IsAbs(name) {
+			return fmt.Errorf("%w: path %q", guestapi.ErrInvalid, name)
+		}
+		if err := c.sys.WriteFile(path.Clean(name), content, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}

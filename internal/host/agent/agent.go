@@ -1,0 +1,229 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/host/bake"
+	"github.com/pandastack/pandastack/internal/host/machine"
+	"github.com/pandastack/pandastack/internal/host/snapshot"
+	"github.com/pandastack/pandastack/internal/host/snapshot/lazy"
+	"github.com/pandastack/pandastack/internal/host/snapshot/remote"
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+// snapshots is the area of users' snapshots.
+const snapshots = "snapshots"
+
+// Config is the plain part of what a Host needs.
+type Config struct {
+	DataDir string // on a file system that clones files
+	// Machine configures the machines; Dir is set here.
+	Machine machine.Config
+	Recipes []bake.Recipe
+	// LeaveRunning makes Close leave all machines running, for the next process to take over.
+	LeaveRunning bool
+	// Parallel bounds how many machines are put to sleep at once by Close; default 4.
+	Parallel int
+}
+
+// Deps are the other components. All are required but ImportRoot, Objects, Log, Measure, PunchPages and Share.
+type Deps struct {
+	// Machine holds those that machines are made with; Store, Emit and Log are set here.
+	Machine machine.Deps
+	// Platform names what boots and runs guests here.
+	Platform func(ctx context.Context) (string, error)
+	// Rewrite copies a disk image into few extents.
+	Rewrite func(ctx context.Context, src, dst string) error
+	// Share and PunchPages are those of bake.Config. nil: not done.
+	Share      func(ctx context.Context, path string, known []string) (int64, error)
+	PunchPages func(ctx context.Context, path string) (int64, error)
+	// ImportRoot writes the root file system that tar holds into out, an empty file, as an image of the given
+	// size, and answers the number of files. It must touch nothing but out. What the stream is to blame for
+	// is hostapi.ErrInvalid. nil: images cannot be imported.
+	ImportRoot func(ctx context.Context, tar io.Reader, out *os.File, sizeMiB int) (files int, err error)
+	// Objects is the object store that hosts share; nil: snapshots stay on this host.
+	Objects *Objects
+	Measure snapshot.Measure
+	Log     *slog.Logger
+}
+
+// Host is the host agent of this computer.
+type Host struct {
+	cfg      Config
+	deps     Deps
+	hub      hub
+	store    *snapshot.Store
+	machines *machine.Manager
+	baker    *bake.Baker
+	images   images
+	depot    *remote.Depot // nil: there is no object store
+	streams  *lazy.Manager // nil: likewise
+}
+
+var _ hostapi.Host = (*Host)(nil)
+
+// New makes a host. It touches nothing.
+func New(cfg Config, deps Deps) (*Host, error) {
+	if cfg.DataDir == "" || deps.Platform == nil || deps.Rewrite == nil {
+		return nil, errors.New("hostd: data directory, platform and rewrite are required")
+	}
+	if cfg.Parallel == 0 {
+		cfg.Parallel = 4
+	}
+	if deps.Log == nil {
+		deps.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Host{cfg: cfg, deps: deps}, nil
+}
+
+// Open opens the stores and takes over the machines that an earlier process left.
+func (h *Host) Open(ctx context.Context) error {
+	if err := os.MkdirAll(h.cfg.DataDir, 0o711); err != nil {
+		return fmt.Errorf("open host: %w", err)
+	}
+	store, err := snapshot.Open(h.cfg.DataDir, h.deps.Measure, snapshots, bake.Area, bake.Grounds)
+	if err != nil {
+		return err
+	}
+	if err := h.openDepot(store); err != nil {
+		return err
+	}
+	if err := h.openStreams(ctx, store); err != nil {
+		return err
+	}
+	cfg, deps := h.cfg.Machine, h.deps.Machine
+	if h.streams != nil {
+		deps.Streams = h.streams
+	}
+	if h.deps.Objects != nil {
+		cfg.GiveSpace = h.deps.Objects.Cache.Give
+	}
+	cfg.Dir = filepath.Join(h.cfg.DataDir, "machines")
+	deps.Store, deps.Emit, deps.Log = store, h.hub.emit, h.deps.Log
+	machines, err := machine.New(cfg, deps)
+	if err != nil {
+		return err
+	}
+	baker, err := bake.New(bake.Config{
+		Dir: filepath.Join(h.cfg.DataDir, "bake"), Recipes: h.cfg.Recipes, Machines: machines, Store: store,
+		Platform: h.deps.Platform, Rewrite: h.deps.Rewrite, Clone: deps.Disks.Clone, Log: h.deps.Log,
+		Share: h.deps.Share, PunchPages: h.deps.PunchPages, Rehearse: deps.Driver.Capabilities().Rehearse, Remembers: remembers(deps.Driver),
+	})
+	if err != nil {
+		return err
+	}
+	if err := machines.Recover(ctx); err != nil {
+		return errors.Join(err, machines.Close())
+	}
+	h.images.dir = filepath.Join(h.cfg.DataDir, "images")
+	if err := h.images.open(); err != nil {
+		return errors.Join(err, machines.Close())
+	}
+	h.store, h.machines, h.baker = store, machines, baker
+	return nil
+}
+
+// remembers asks a driver whether machines of a snapshot begin with what a rehearsed monitor learnt; nil: it has
+// no such machines.
+func remembers(driver vmm.Driver) func(snapshot.Snapshot) (bool, error) {
+	d, ok := driver.(vmm.Rememberer)
+	if !ok {
+		return nil
+	}
+	return func(s snapshot.Snapshot) (bool, error) { return d.Remembers(s.Image()) }
+}
+
+// Run looks after machines and bakes until ctx ends. Bakes under way are cancelled then.
+func (h *Host) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return h.machines.Run(ctx) })
+	g.Go(func() error { return h.baker.Run(ctx) })
+	if h.depot != nil {
+		g.Go(func() error { return h.depot.Run(ctx) })
+		g.Go(func() error { h.streams.Resume(ctx); return nil })
+	}
+	return g.Wait()
+}
+
+// SetLeaveRunning changes Config.LeaveRunning before Close.
+func (h *Host) SetLeaveRunning(leave bool) { h.cfg.LeaveRunning = leave }
+
+// Close ends the host after Run has returned: kept machines go to sleep, others are destroyed, unless
+// Config.LeaveRunning. A kept machine that cannot be put to sleep in time is left running. Without a
+// successful Open it does nothing.
+func (h *Host) Close(ctx context.Context) error {
+	if h.machines == nil {
+		return nil
+	}
+	var err error
+	if !h.cfg.LeaveRunning {
+		err = h.rest(ctx)
+	}
+	err = errors.Join(err, h.machines.Close())
+	if h.streams != nil {
+		err = errors.Join(err, h.streams.Close())
+	}
+	return err
+}
+
+// rest brings all machines to rest.
+func (h *Host) rest(ctx context.Context) error {
+	var g errgroup.Group
+	g.SetLimit(h.cfg.Parallel)
+	list := h.machines.List()
+	errs := make([]error, len(list))
+	for i, mc := range list {
+		g.Go(func() error {
+			switch {
+			case !mc.Keep && mc.State != hostapi.Hibernated && mc.State != hostapi.Failed:
+				errs[i] = h.machines.Destroy(ctx, mc.ID, "the host agent ends")
+			case mc.State == hostapi.Running || mc.State == hostapi.Paused:
+				if errs[i] = h.machines.Hibernate(ctx, mc.ID); errs[i] == nil {
+					h.hub.emit(hostapi.Event{Time: now(), Machine: mc.ID, Type: "hibernated", Reason: "the host agent ends"})
+				}
+			}
+			return nil
+		})
+	}
+	_ = g.Wait() // the errors are in errs
+	return errors.Join(errs...)
+}
+
+// Capacity implements hostapi.Host.
+func (h *Host) Capacity(context.Context) (hostapi.Capacity, error) {
+	can := h.deps.Machine.Driver.Capabilities()
+	free, total, err := h.machines.Capacity()
+	if err != nil {
+		return hostapi.Capacity{}, err
+	}
+	space := h.cfg.Machine.FreeSpace
+	if space == nil {
+		space = machine.StatFS
+	}
+	disk, diskFree, err := space(h.cfg.DataDir)
+	if err != nil {
+		return hostapi.Capacity{}, err
+	}
+	out := hostapi.Capacity{
+		Driver: can.Name, Version: can.Version, Format: can.Format, Accelerator: string(can.Accelerator), Isolation: can.Isolation,
+		VCPUs: runtime.NumCPU(), MemoryMiB: total, MemoryFreeMiB: free,
+		DiskMiB: int(disk >> 20), DiskFreeMiB: int(diskFree >> 20), Limits: h.cfg.Machine.Limits,
+	}
+	for _, mc := range h.machines.List() {
+		out.Machines++
+		if mc.State == hostapi.Running || mc.State == hostapi.Paused {
+			out.Running++
+		}
+	}
+	return out, nil
+}

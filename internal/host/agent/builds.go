@@ -1,0 +1,239 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/host/bake"
+	"github.com/pandastack/pandastack/internal/host/machine"
+	"github.com/pandastack/pandastack/internal/host/snapshot"
+)
+
+// images are the imported root file systems, as long as this process lives: what an earlier one left is of
+// builds that ended with it.
+type images struct {
+	dir string
+
+	mu   sync.Mutex
+	have map[hostapi.ImageID]hostapi.Image // Created is zero while one is being made
+}
+
+// open makes the directory empty.
+func (im *images) open() error {
+	if err := os.RemoveAll(im.dir); err != nil {
+		return fmt.Errorf("images: %w", err)
+	}
+	if err := os.MkdirAll(im.dir, 0o700); err != nil {
+		return fmt.Errorf("images: %w", err)
+	}
+	im.have = map[hostapi.ImageID]hostapi.Image{}
+	return nil
+}
+
+func (im *images) path(id hostapi.ImageID) string { return filepath.Join(im.dir, string(id)+".ext4") }
+
+// reserve takes a name for an image in the making.
+func (im *images) reserve(req hostapi.Import) error {
+	if req.ID == "" || len(req.ID) > 64 || strings.Trim(string(req.ID), "abcdefghijklmnopqrstuvwxyz0123456789") != "" {
+		return fmt.Errorf("image id %q is not 1 to 64 lower-case letters and digits: %w", string(req.ID), hostapi.ErrInvalid)
+	}
+	im.mu.Lock()
+	defer im.mu.Unlock()
+	if _, taken := im.have[req.ID]; taken {
+		return fmt.Errorf("image %s: %w", req.ID, hostapi.ErrExists)
+	}
+	im.have[req.ID] = hostapi.Image{ID: req.ID}
+	return nil
+}
+
+func (im *images) put(image hostapi.Image) {
+	im.mu.Lock()
+	defer im.mu.Unlock()
+	im.have[image.ID] = image
+}
+
+// remove forgets an image and removes its file.
+func (im *images) remove(id hostapi.ImageID) error {
+	im.mu.Lock()
+	defer im.mu.Unlock()
+	delete(im.have, id)
+	if err := os.Remove(im.path(id)); !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// get answers an image that is whole.
+func (im *images) get(id hostapi.ImageID) (hostapi.Image, error) {
+	im.mu.Lock()
+	defer im.mu.Unlock()
+	image, ok := im.have[id]
+	if !ok || image.Created.IsZero() {
+		return hostapi.Image{}, fmt.Errorf("image %s: %w", id, hostapi.ErrNotFound)
+	}
+	return image, nil
+}
+
+// ImportImage implements hostapi.Host.
+func (h *Host) ImportImage(ctx context.Context, req hostapi.Import, tar io.Reader) (_ hostapi.Image, err error) {
+	if h.deps.ImportRoot == nil {
+		return hostapi.Image{}, fmt.Errorf("import image %s: %w", req.ID, hostapi.ErrUnsupported)
+	}
+	if req.SizeMiB < 1 {
+		return hostapi.Image{}, fmt.Errorf("import image %s: %d MiB: %w", req.ID, req.SizeMiB, hostapi.ErrInvalid)
+	}
+	if err := h.images.reserve(req); err != nil {
+		return hostapi.Image{}, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, h.images.remove(req.ID))
+		}
+	}()
+	path := h.images.path(req.ID)
+	files, err := h.writeImage(ctx, path, req, tar)
+	if errors.Is(err, syscall.ENOSPC) {
+		err = fmt.Errorf("%w: %w", hostapi.ErrNoSpace, err)
+	}
+	if err != nil {
+		return hostapi.Image{}, fmt.Errorf("import image %s: %w", req.ID, err)
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return hostapi.Image{}, err
+	}
+	image := hostapi.Image{ID: req.ID, SizeMiB: int(info.Size() >> 20), Files: files, Created: now()}
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		image.Bytes = st.Blocks * 512
+	}
+	h.images.put(image)
+	return image, nil
+}
+
+func (h *Host) writeImage(ctx context.Context, path string, req hostapi.Import, tar io.Reader) (files int, err error) {
+	out, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		return 0, err
+	}
+	files, err = h.deps.ImportRoot(ctx, tar, out, req.SizeMiB)
+	return files, errors.Join(err, out.Close())
+}
+
+// Images implements hostapi.Host.
+func (h *Host) Images(context.Context) ([]hostapi.Image, error) {
+	h.images.mu.Lock()
+	defer h.images.mu.Unlock()
+	out := []hostapi.Image{}
+	for _, image := range h.images.have {
+		if !image.Created.IsZero() {
+			out = append(out, image)
+		}
+	}
+	slices.SortFunc(out, func(a, b hostapi.Image) int { return cmp.Compare(a.ID, b.ID) })
+	return out, nil
+}
+
+// DeleteImage implements hostapi.Host.
+func (h *Host) DeleteImage(_ context.Context, id hostapi.ImageID) error {
+	if _, err := h.images.get(id); err != nil {
+		return err
+	}
+	return h.images.remove(id)
+}
+
+// bootImage makes a machine that boots cold from an image.
+func (h *Host) bootImage(ctx context.Context, req hostapi.Create) (hostapi.Machine, error) {
+	if _, err := h.images.get(req.Image); err != nil {
+		return hostapi.Machine{}, err
+	}
+	if req.VCPUs < 1 || req.MemoryMiB < 1 {
+		return hostapi.Machine{}, fmt.Errorf("create machine %s from an image: %d processors and %d MiB: %w", req.ID, req.VCPUs, req.MemoryMiB, hostapi.ErrInvalid)
+	}
+	return h.machines.Boot(ctx, machine.Boot{
+		ID: req.ID, Disk: h.images.path(req.Image), VCPUs: req.VCPUs, MemoryMiB: req.MemoryMiB, DiskMiB: req.DiskMiB,
+		Env: req.Env, Listed: true, Labels: req.Labels, Egress: req.Egress,
+	})
+}
+
+// Publish implements hostapi.Host.
+func (h *Host) Publish(ctx context.Context, req hostapi.Publish, log func(step, line string)) (hostapi.Template, error) {
+	if err := one(req.Snapshot != "", req.Image != "", req.Template != ""); err != nil {
+		return hostapi.Template{}, fmt.Errorf("publish template %s: name a snapshot, an image or a template, and one only: %w", req.Name, err)
+	}
+	if req.KeepMemory && req.Snapshot == "" {
+		return hostapi.Template{}, fmt.Errorf("publish template %s: only a snapshot has a memory to keep: %w", req.Name, hostapi.ErrInvalid)
+	}
+	from, err := h.publishSource(&req)
+	if err != nil {
+		return hostapi.Template{}, err
+	}
+	return h.baker.Publish(ctx, req, from, log)
+}
+
+// publishSource finds what is to be published and fills in the sizes that it has.
+func (h *Host) publishSource(req *hostapi.Publish) (bake.Source, error) {
+	if req.Image != "" {
+		image, err := h.images.get(req.Image)
+		req.DiskMiB = max(req.DiskMiB, image.SizeMiB)
+		return bake.Source{Path: h.images.path(req.Image)}, err
+	}
+	var snap snapshot.Snapshot
+	var err error
+	if req.Snapshot != "" {
+		var ref snapshot.Ref
+		if ref, err = snapshotRef(req.Snapshot); err != nil {
+			return bake.Source{}, err
+		}
+		if snap, err = h.store.Get(ref); errors.Is(err, snapshot.ErrNotFound) {
+			err = fmt.Errorf("%w: %w", hostapi.ErrNotFound, err)
+		}
+	} else {
+		snap, err = h.baker.Latest(req.Template)
+	}
+	if err == nil && snap.Partial() {
+		err = fmt.Errorf("%w: %w", hostapi.ErrWrongState, snapshot.ErrPartial)
+	}
+	if err != nil {
+		return bake.Source{}, err
+	}
+	req.VCPUs, req.MemoryMiB = cmp.Or(req.VCPUs, snap.VCPUs), cmp.Or(req.MemoryMiB, snap.MemoryMiB)
+	req.DiskMiB = max(req.DiskMiB, snap.DiskMiB)
+	if req.KeepMemory {
+		req.VCPUs, req.MemoryMiB, req.DiskMiB = snap.VCPUs, snap.MemoryMiB, snap.DiskMiB
+		req.User, req.Workdir, req.Env = snap.User, snap.Workdir, snap.Env
+	}
+	of := req.Template
+	if of == "" {
+		of = hostapi.TemplateName(snap.Template)
+	}
+	return bake.Source{Ref: snap.Ref, Of: of}, nil
+}
+
+// DeleteTemplate implements hostapi.Host.
+func (h *Host) DeleteTemplate(_ context.Context, name hostapi.TemplateName) error {
+	return h.baker.Delete(name)
+}
+
+// one answers ErrInvalid unless one of its arguments is true.
+func one(set ...bool) error {
+	n := 0
+	for _, s := range set {
+		if s {
+			n++
+		}
+	}
+	if n != 1 {
+		return hostapi.ErrInvalid
+	}
+	return nil
+}

@@ -1,0 +1,127 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/host/snapshot"
+)
+
+// Create implements hostapi.Host. A template that is not baked is baked first.
+func (h *Host) Create(ctx context.Context, req hostapi.Create) (hostapi.Machine, error) {
+	if one(req.Template != "", req.Snapshot != "", req.Image != "") != nil {
+		return hostapi.Machine{}, fmt.Errorf("create machine %s: name a template, a snapshot or an image, and one only: %w", req.ID, hostapi.ErrInvalid)
+	}
+	if req.Image != "" {
+		return h.bootImage(ctx, req)
+	}
+	if req.Snapshot != "" {
+		ref, err := snapshotRef(req.Snapshot)
+		if err != nil {
+			return hostapi.Machine{}, err
+		}
+		return h.machines.Create(ctx, req, ref, "")
+	}
+	// A new generation may take the place of the one just found; once is all it can be in our time.
+	for again := 0; ; again++ {
+		snap, cold, err := h.baker.Ensure(ctx, req.Template)
+		if err != nil {
+			return hostapi.Machine{}, err
+		}
+		mode := hostapi.BootSnapshot
+		if cold {
+			mode = hostapi.BootCold
+		}
+		mc, err := h.machines.Create(ctx, req, snap.Ref, mode)
+		if !errors.Is(err, snapshot.ErrNotFound) || again == 1 {
+			return mc, err
+		}
+	}
+}
+
+// Fork implements hostapi.Host.
+func (h *Host) Fork(ctx context.Context, req hostapi.Fork) ([]hostapi.Forked, error) {
+	return h.machines.Fork(ctx, req)
+}
+
+// Get implements hostapi.Host.
+func (h *Host) Get(_ context.Context, id hostapi.MachineID) (hostapi.Machine, error) {
+	return h.machines.Get(id)
+}
+
+// List implements hostapi.Host. Machines that bake are not in it.
+func (h *Host) List(context.Context) ([]hostapi.Machine, error) { return h.machines.List(), nil }
+
+// Pause implements hostapi.Host.
+func (h *Host) Pause(ctx context.Context, id hostapi.MachineID) error {
+	return h.machines.Pause(ctx, id)
+}
+
+// Resume implements hostapi.Host.
+func (h *Host) Resume(ctx context.Context, id hostapi.MachineID) error {
+	return h.machines.Resume(ctx, id)
+}
+
+// Hibernate implements hostapi.Host.
+func (h *Host) Hibernate(ctx context.Context, id hostapi.MachineID) error {
+	return h.machines.Hibernate(ctx, id)
+}
+
+// Stop implements hostapi.Host.
+func (h *Host) Stop(ctx context.Context, id hostapi.MachineID) error {
+	return h.machines.Stop(ctx, id)
+}
+
+// Wake implements hostapi.Host.
+func (h *Host) Wake(ctx context.Context, id hostapi.MachineID) (hostapi.Machine, error) {
+	return h.machines.Wake(ctx, id)
+}
+
+// SetKeep implements hostapi.Host.
+func (h *Host) SetKeep(ctx context.Context, id hostapi.MachineID, keep bool) error {
+	return h.machines.SetKeep(ctx, id, keep)
+}
+
+// SetEgress implements hostapi.Host.
+func (h *Host) SetEgress(ctx context.Context, id hostapi.MachineID, policy hostapi.Egress) error {
+	return h.machines.SetEgress(ctx, id, policy)
+}
+
+// Destroy implements hostapi.Host.
+func (h *Host) Destroy(ctx context.Context, id hostapi.MachineID, cause string) error {
+	return h.machines.Destroy(ctx, id, cause)
+}
+
+// Guest implements hostapi.Host.
+func (h *Host) Guest(ctx context.Context, id hostapi.MachineID) (guestapi.Guest, error) {
+	return h.machines.Guest(ctx, id)
+}
+
+// Usage implements hostapi.Host.
+func (h *Host) Usage(ctx context.Context, id hostapi.MachineID) (hostapi.Usage, error) {
+	return h.machines.Usage(ctx, id)
+}
+
+// Console implements hostapi.Host.
+func (h *Host) Console(ctx context.Context, id hostapi.MachineID) ([]byte, error) {
+	return h.machines.Console(ctx, id)
+}
+
+// Templates implements hostapi.Host.
+func (h *Host) Templates(ctx context.Context) ([]hostapi.Template, error) {
+	return h.baker.Templates(ctx)
+}
+
+// StartBake implements hostapi.Host.
+func (h *Host) StartBake(ctx context.Context, name hostapi.TemplateName, force bool) error {
+	return h.baker.Start(ctx, name, force)
+}
+
+// Bake bakes a template and waits for it; one that is baked is fine.
+func (h *Host) Bake(ctx context.Context, name hostapi.TemplateName) error {
+	_, _, err := h.baker.Ensure(ctx, name)
+	return err
+}

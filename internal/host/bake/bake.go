@@ -1,0 +1,399 @@
+package bake
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/host/machine"
+	"github.com/pandastack/pandastack/internal/host/snapshot"
+	"github.com/pandastack/pandastack/internal/lib/cleanup"
+	"github.com/pandastack/pandastack/internal/lib/durable"
+)
+
+const (
+	workSuffix  = ".work"
+	newSuffix   = ".new"
+	imageSuffix = ".ext4"
+	dataMark    = "~" // before the name of a data disk; in no name of a template
+)
+
+// How long a guest may take: translated code runs about ten times slower than native, and the host may
+// be busy with other bakes.
+const (
+	readyLimit = 3 * time.Minute
+	warmLimit  = 10 * time.Minute
+	readyPause = 200 * time.Millisecond
+	// startPause is how long a start command without a ready check must not have failed.
+	startPause = 2 * time.Second
+)
+
+// run bakes one job to its end.
+func (b *Baker) run(ctx context.Context, j *job) {
+	ctx, cancel := j.begin(ctx)
+	defer cancel(nil)
+	b.cfg.Log.Info("bake begins", "template", j.recipe.Name)
+	began := now()
+	err := b.bake(ctx, j)
+	if err != nil && context.Cause(ctx) != nil && !errors.Is(err, context.Cause(ctx)) {
+		err = errors.Join(context.Cause(ctx), err)
+	}
+	if err != nil {
+		b.cfg.Log.Error("bake failed", "template", j.recipe.Name, "took", time.Since(began), "err", err)
+	} else {
+		b.cfg.Log.Info("bake done", "template", j.recipe.Name, "took", time.Since(began))
+	}
+	j.finish(err)
+}
+
+func (b *Baker) bake(ctx context.Context, j *job) (err error) {
+	var back cleanup.Stack
+	defer func() { err = back.Settle(ctx, err) }()
+	platform, err := b.cfg.Platform(ctx)
+	if err != nil {
+		return err
+	}
+	if j.fresh != "" {
+		return b.again(ctx, j, &back, j.recipe.generation(platform))
+	}
+	if j.recipe.spec != nil && j.recipe.spec.KeepMemory {
+		return b.copy(ctx, j, &back, j.recipe.generation(platform))
+	}
+	id := j.recipe.machineID()
+	if err := b.bootImage(ctx, j, &back, id); err != nil {
+		return err
+	}
+	if err := b.serve(ctx, j, id); err != nil {
+		return err
+	}
+	if err := b.check(ctx, j, id); err != nil {
+		return err
+	}
+	if err := b.warm(ctx, j, id); err != nil {
+		return err
+	}
+	if err := b.rehearse(ctx, j, id); err != nil {
+		return err
+	}
+	if err := b.capture(ctx, j, &back, id, j.recipe.generation(platform)); err != nil {
+		return err
+	}
+	return b.leave(ctx, j, id, "the template is baked")
+}
+
+// leave ends the machine that a template was captured from. What both shared is the template's own from then on.
+func (b *Baker) leave(ctx context.Context, j *job, id hostapi.MachineID, why string) error {
+	if err := b.cfg.Machines.Destroy(ctx, id, why); err != nil {
+		return err
+	}
+	if snap, ok := b.newest(j.recipe, ""); ok { // a recipe's disk is shared with its root image, whose size is not told
+		if err := b.cfg.Store.Weigh(snap.Ref, max(snap.Bytes, j.least)); err != nil {
+			return err
+		}
+	}
+	return b.did("destroy")
+}
+
+func (b *Baker) did(step string) error {
+	if b.cfg.OnStep == nil {
+		return nil
+	}
+	return b.cfg.OnStep(step)
+}
+
+// bootImage boots copies of the images that the recipe names or builds.
+func (b *Baker) bootImage(ctx context.Context, j *job, back *cleanup.Stack, id hostapi.MachineID) error {
+	if j.recipe.disk == nil {
+		image, err := b.image(ctx, j)
+		if err != nil {
+			return err
+		}
+		return b.boot(ctx, j, back, id, imagesOf(image, j.recipe.Disks))
+	}
+	from, release, err := j.recipe.disk(ctx)
+	if err != nil {
+		return err
+	}
+	return errors.Join(b.boot(ctx, j, back, id, from), release())
+}
+
+// image answers the path of the root image, built if there is none of this digest.
+func (b *Baker) image(ctx context.Context, j *job) (string, error) {
+	r := j.recipe
+	name := fmt.Sprintf("%s-%.16s", r.Name, r.Digest)
+	path := b.imagePath(r)
+	if _, err := os.Stat(path); err == nil && !j.force {
+		j.log("the root image is there already")
+		return path, nil
+	}
+	work, fresh := filepath.Join(b.cfg.Dir, name+workSuffix), path+newSuffix
+	if err := errors.Join(os.RemoveAll(work), r.dropImages(fresh)); err != nil {
+		return "", err
+	}
+	err := r.Build(ctx, work, fresh, j.log, j.step)
+	if err == nil {
+		err = b.did("build")
+	}
+	if err == nil {
+		err = r.rename(fresh, path)
+	}
+	if err = errors.Join(err, os.RemoveAll(work)); err != nil {
+		return "", errors.Join(fmt.Errorf("build the root image: %w", err), r.dropImages(fresh))
+	}
+	return path, errors.Join(b.dropOldImages(r, path), b.did("image"))
+}
+
+// rename gives images their names, the root image its own last: where that is, they all are.
+func (r Recipe) rename(from, to string) error {
+	for _, d := range r.Disks {
+		if err := durable.Rename(DataImage(from, d.Name), DataImage(to, d.Name)); err != nil {
+			return err
+		}
+	}
+	return durable.Rename(from, to)
+}
+
+// dropImages removes images that may be there.
+func (r Recipe) dropImages(path string) error {
+	err := os.RemoveAll(path)
+	for _, d := range r.Disks {
+		err = errors.Join(err, os.RemoveAll(DataImage(path, d.Name)))
+	}
+	return err
+}
+
+// imagePath is where the root image of a recipe is kept.
+func (b *Baker) imagePath(r Recipe) string {
+	return filepath.Join(b.cfg.Dir, fmt.Sprintf("%s-%.16s", r.Name, r.Digest)+imageSuffix)
+}
+
+// dropOldImages removes images of a template's earlier digests.
+func (b *Baker) dropOldImages(r Recipe, keep string) error {
+	list, err := filepath.Glob(filepath.Join(b.cfg.Dir, string(r.Name)+"-*"))
+	if err != nil {
+		return err
+	}
+	for _, path := range list {
+		root, _, _ := strings.Cut(path, dataMark)
+		digest, ok := strings.CutSuffix(strings.TrimPrefix(filepath.Base(root), string(r.Name)+"-"), imageSuffix)
+		if ok && root != keep && !strings.Contains(digest, "-") {
+			err = errors.Join(err, os.Remove(path))
+		}
+	}
+	return err
+}
+
+// boot starts the machine to be captured and waits until it can be used.
+func (b *Baker) boot(ctx context.Context, j *job, back *cleanup.Stack, id hostapi.MachineID, from images) error {
+	j.step("boot")
+	r := j.recipe
+	if err := b.cfg.Machines.Destroy(ctx, id, "left of an earlier bake"); err != nil {
+		return err
+	}
+	mc, err := b.bootOn(ctx, j, machine.Boot{
+		ID: id, Template: r.Name, Disk: from.root, Data: from.data, VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB, User: r.User, Workdir: r.Workdir,
+		Env: r.Env, DiskMiB: r.growMiB(),
+	})
+	if err != nil {
+		return err
+	}
+	back.Push("destroy machine", func(ctx context.Context) error { return b.cfg.Machines.Destroy(ctx, id, "the bake failed") })
+	j.log(fmt.Sprintf("booted in %s", mc.Boot.Round(time.Millisecond)))
+	if err := b.did("boot"); err != nil {
+		return err
+	}
+	if err := b.launch(ctx, j, id); err != nil {
+		return err
+	}
+	if err := b.ready(ctx, j, id); err != nil {
+		return err
+	}
+	return b.did("ready")
+}
+
+// ready asks the guest until the recipe's check succeeds.
+func (b *Baker) ready(ctx context.Context, j *job, id hostapi.MachineID) error {
+	if j.recipe.Ready == "" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, readyLimit, fmt.Errorf("the guest was not ready within %s", readyLimit))
+	defer cancel()
+	again := time.NewTicker(readyPause)
+	defer again.Stop()
+	log := once(j.log)
+	for {
+		err := b.tell(ctx, j, id, j.recipe.Ready, "root", log)
+		if err == nil {
+			return nil
+		}
+		if ended := b.alive(ctx, j, id); ended != nil && ctx.Err() == nil {
+			return ended // nothing will be ready any more
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			if cause := context.Cause(ctx); !errors.Is(err, cause) {
+				return fmt.Errorf("%w: %w", cause, err)
+			}
+			return err
+		}
+	}
+}
+
+// once passes on what it has not passed on before: what is asked again and again mostly answers the same.
+func once(log func(string)) func(string) {
+	said := map[string]bool{}
+	return func(line string) {
+		if !said[line] && len(said) < 1000 {
+			said[line] = true
+			log(line)
+		}
+	}
+}
+
+// warm runs what the recipe wants to be hot when a machine is restored.
+func (b *Baker) warm(ctx context.Context, j *job, id hostapi.MachineID) error {
+	if err := b.scrub(ctx, j, id); err != nil {
+		return err
+	}
+	j.step("warm")
+	if err := b.warmUnder(ctx, j, id); err != nil {
+		return err
+	}
+	for _, command := range j.recipe.Warm {
+		j.log("warm: " + command)
+		if err := b.exec(ctx, j, id, command, j.recipe.User); err != nil {
+			return fmt.Errorf("warm %q: %w", command, err)
+		}
+	}
+	if err := b.alive(ctx, j, id); err != nil {
+		return err
+	}
+	return b.did("warm")
+}
+
+// exec runs a command in the guest; its output goes to the log.
+func (b *Baker) exec(ctx context.Context, j *job, id hostapi.MachineID, command, user string) error {
+	return b.tell(ctx, j, id, command, user, j.log)
+}
+
+// tell runs a command in the guest and tells log what it prints.
+func (b *Baker) tell(ctx context.Context, j *job, id hostapi.MachineID, command, user string, log func(string)) error {
+	proc, err := b.begin(ctx, j, id, guestapi.ProcessSpec{Shell: command, User: user, Timeout: warmLimit})
+	if err != nil {
+		return err
+	}
+	defer proc.Close()
+	return follow(ctx, proc, log)
+}
+
+// begin starts a program in the guest, of a published template where its user would find himself.
+func (b *Baker) begin(ctx context.Context, j *job, id hostapi.MachineID, spec guestapi.ProcessSpec) (guestapi.Process, error) {
+	guest, err := b.cfg.Machines.Guest(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if j.recipe.spec != nil {
+		spec.Dir = j.recipe.Workdir
+	}
+	return guest.Start(ctx, spec)
+}
+
+// follow reads a program's output into log until it ends; one that did not end well is an error.
+func follow(ctx context.Context, proc guestapi.Process, log func(string)) error {
+	var lines lines
+	defer lines.flush(log)
+	for {
+		ev, err := proc.Next(ctx)
+		switch {
+		case errors.Is(err, io.EOF):
+			return errors.New("the command ended without saying how")
+		case err != nil:
+			return err
+		case ev.Exit == nil:
+			lines.add(ev.Data, log)
+		case ev.Exit.Error != "":
+			return errors.New(ev.Exit.Error)
+		case ev.Exit.Code != 0:
+			lines.flush(log)
+			return fmt.Errorf("the command answered %d: %s", ev.Exit.Code, lines.last)
+		default:
+			return nil
+		}
+	}
+}
+
+// maxLine bounds a line of a guest's output.
+const maxLine = 1000
+
+// lines cuts a guest's output into lines for a log.
+type lines struct {
+	part []byte
+	last string
+}
+
+func (l *lines) add(data []byte, log func(string)) {
+	for _, c := range data {
+		if c == '\n' || len(l.part) == maxLine {
+			l.flush(log)
+		}
+		if c >= ' ' && c != 0x7f || c == '\t' {
+			l.part = append(l.part, c)
+		}
+	}
+}
+
+func (l *lines) flush(log func(string)) {
+	if len(l.part) == 0 {
+		return
+	}
+	l.last = strings.ToValidUTF8(string(l.part), "?")
+	l.part = l.part[:0]
+	log(l.last)
+}
+
+// capture puts the warm machine into the store as the template's newest generation, and takes the
+// others from the list.
+func (b *Baker) capture(ctx context.Context, j *job, back *cleanup.Stack, id hostapi.MachineID, generation string) error {
+	j.step("capture")
+	r := j.recipe
+	old := b.cfg.Store.List(string(snapshot.Join(Area, string(r.Name))))
+	ref := snapshot.Join(Area, string(r.Name), fmt.Sprintf("%s-%d", generation, now().UnixMilli()))
+	finish := func(ctx context.Context, d *snapshot.Draft) error { return b.thrift(ctx, j, d) }
+	snap, err := b.cfg.Machines.TakeSnapshot(ctx, id, ref, func(s *snapshot.Snapshot) {
+		s.Machine, s.Hostname, s.Env, s.Digest, s.Base = "", "", r.Env, generation, ""
+		s.Labels = r.labels()
+		if i := slices.IndexFunc(old, func(o snapshot.Snapshot) bool { return o.Ref == j.fresh }); i >= 0 {
+			s.Created = old[i].Created // what is rehearsed has nothing new in it: what was built on it holds
+		}
+	}, finish)
+	if err != nil {
+		return err
+	}
+	back.Push("delete the snapshot", func(context.Context) error { return b.cfg.Store.Delete(ref) })
+	if err := b.shareImage(ctx, j, snap); err != nil {
+		return err
+	}
+	if err := heat(ctx, snap); err != nil {
+		return err
+	}
+	if err := b.did("capture"); err != nil {
+		return err
+	}
+	for _, snap := range old {
+		if err := b.forget(snap.Ref); err != nil {
+			return err
+		}
+	}
+	back.Forget()
+	back.Push("destroy machine", func(ctx context.Context) error { return b.cfg.Machines.Destroy(ctx, id, "the bake failed") })
+	return b.did("replace")
+}

@@ -1,0 +1,679 @@
+package bake_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/host/bake"
+	"github.com/pandastack/pandastack/internal/host/machine"
+	"github.com/pandastack/pandastack/internal/host/snapshot"
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+// world is a baker over machines that exist in words only.
+type world struct {
+	t     *testing.T
+	dir   string
+	store *snapshot.Store
+	baker *bake.Baker
+	stop  func()
+
+	mu        sync.Mutex
+	recipe    bake.Recipe
+	platform  string
+	builds    int
+	live      map[hostapi.MachineID]bool
+	disks     map[hostapi.MachineID][]snapshot.DataDisk // of those that were booted
+	commands  []string
+	exits     map[string][]int // codes that commands answer, one after the other
+	step      func(string) error
+	hold      chan struct{} // builds wait for it
+	running   []guestapi.ProcessInfo
+	dies      bool // programs that are started end at once
+	rehearse  bool
+	remembers bool // of what another world made
+	rehearsed int
+	warm      map[snapshot.Ref]bool // of what this one made: its machine was rehearsed
+	learnt    map[hostapi.MachineID]bool
+	boots     []machine.Boot
+	sizes     map[hostapi.MachineID]machine.Boot
+	refuse    error // of the next boot on a ground
+	calm      time.Duration
+}
+
+func newWorld(t *testing.T, change ...func(*world)) *world {
+	t.Helper()
+	return worldIn(t, t.TempDir(), change...)
+}
+
+// emptyWorld is a world without a store or baker.
+func emptyWorld(t *testing.T, dir string) *world {
+	return &world{t: t, dir: dir, platform: "p1", live: map[hostapi.MachineID]bool{}, disks: map[hostapi.MachineID][]snapshot.DataDisk{}, exits: map[string][]int{},
+		warm: map[snapshot.Ref]bool{}, learnt: map[hostapi.MachineID]bool{}, sizes: map[hostapi.MachineID]machine.Boot{}, calm: time.Hour}
+}
+
+// worldIn opens a world on what there is in a directory.
+func worldIn(t *testing.T, dir string, change ...func(*world)) *world {
+	t.Helper()
+	w := emptyWorld(t, dir)
+	w.recipe = bake.Recipe{
+		Name: "base", VCPUs: 1, MemoryMiB: 64, DiskMiB: 1, Disks: data, User: "user", Digest: "0123456789abcdef0123",
+		Start: []bake.Start{{Name: "a server", Spec: guestapi.ProcessSpec{Shell: "serve", User: "root", Tag: "server"}}},
+		Ready: "ready?", Check: "check it", Warm: []string{"warm one", "warm two"}, Build: w.build,
+	}
+	for _, c := range change {
+		c(w)
+	}
+	var err error
+	if w.store, err = snapshot.Open(w.dir, nil, "snapshots", bake.Area, bake.Grounds); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.store.Collect(); err != nil {
+		t.Fatal(err)
+	}
+	w.start()
+	t.Cleanup(func() { w.stop() })
+	return w
+}
+
+// data are the data disks of the template.
+var data = []snapshot.DataDisk{{Name: "data", MiB: 1, Mount: "/data"}}
+
+func (w *world) start() {
+	var err error
+	w.baker, err = bake.New(bake.Config{
+		Dir: filepath.Join(w.dir, "bake"), Recipes: []bake.Recipe{w.recipe}, Machines: w, Store: w.store,
+		Platform: func(context.Context) (string, error) { return w.platform, nil },
+		Rehearse: w.rehearse, Calm: w.calm, Remembers: func(s snapshot.Snapshot) (bool, error) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			warm, mine := w.warm[s.Ref]
+			return w.remembers && (warm || !mine), nil
+		},
+		Rewrite: rewrite,
+		Clone:   func(src, dst string) error { return rewrite(context.Background(), src, dst) },
+		OnStep: func(step string) error {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if w.step == nil {
+				return nil
+			}
+			return w.step(step)
+		},
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- w.baker.Run(ctx) }()
+	w.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			w.t.Error(err)
+		}
+	})
+}
+
+func rewrite(_ context.Context, src, dst string) error {
+	data, err := os.ReadFile(src)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(dst, data, 0o600)
+}
+
+func (w *world) build(ctx context.Context, work, image string, log, step func(string)) error {
+	w.mu.Lock()
+	w.builds++
+	hold := w.hold
+	w.mu.Unlock()
+	step("rootfs")
+	log("unpacking")
+	if err := os.Mkdir(work, 0o700); err != nil {
+		return err
+	}
+	if hold != nil {
+		select {
+		case <-hold:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	step("image")
+	return errors.Join(os.WriteFile(image, make([]byte, 1<<20), 0o600), os.WriteFile(bake.DataImage(image, "data"), bytes.Repeat([]byte("data"), 1<<18), 0o600))
+}
+
+func (w *world) Boot(_ context.Context, req machine.Boot) (hostapi.Machine, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if _, err := os.Stat(req.Disk); err != nil || w.live[req.ID] {
+		return hostapi.Machine{}, fmt.Errorf("boot %s: exists=%v, %w", req.ID, w.live[req.ID], err)
+	}
+	w.boots = append(w.boots, req)
+	if err := w.refuse; err != nil && req.Ground != "" {
+		w.refuse = nil
+		return hostapi.Machine{}, err
+	}
+	w.disks[req.ID] = nil
+	for _, d := range req.Data {
+		if _, err := os.Stat(d.Path); err != nil {
+			return hostapi.Machine{}, err
+		}
+		w.disks[req.ID] = append(w.disks[req.ID], d.DataDisk)
+	}
+	w.live[req.ID], w.sizes[req.ID], w.learnt[req.ID] = true, req, false
+	return hostapi.Machine{ID: req.ID}, nil
+}
+
+func (w *world) Guest(_ context.Context, id hostapi.MachineID) (guestapi.Guest, error) {
+	return &guest{w: w}, nil
+}
+
+func (w *world) TakeSnapshot(ctx context.Context, id hostapi.MachineID, ref snapshot.Ref,
+	change func(*snapshot.Snapshot), finish func(context.Context, *snapshot.Draft) error) (snapshot.Snapshot, error) {
+	d, err := w.store.Draft()
+	if err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	snap := snapshot.Snapshot{Ref: ref, Machine: string(id), VCPUs: 1, MemoryMiB: 64, Created: time.Now()}
+	w.mu.Lock()
+	if of, ok := w.sizes[id]; ok {
+		snap.VCPUs, snap.MemoryMiB = of.VCPUs, of.MemoryMiB
+	}
+	w.warm[ref] = w.learnt[id]
+	w.mu.Unlock()
+	change(&snap)
+	memory := filepath.Join(d.ImageDir(), "memory")
+	if err := os.WriteFile(memory, []byte("memory"), 0o600); err != nil {
+		return snap, err
+	}
+	if err := os.Truncate(memory, 5<<20); err != nil {
+		return snap, err
+	}
+	snap.Manifest.Files = []vmm.File{{Name: "memory", Bytes: 5 << 20}}
+	w.mu.Lock()
+	if snap.Data = w.disks[id]; id == "m" { // of a sandbox
+		snap.Data = data
+	}
+	w.mu.Unlock()
+	for _, path := range d.DiskPaths(snap.Data) {
+		if err := os.WriteFile(path, make([]byte, 1<<20), 0o600); err != nil {
+			return snap, err
+		}
+	}
+	if err := finish(ctx, d); err != nil {
+		return snap, errors.Join(err, d.Discard())
+	}
+	if snap, err = d.Commit(snap); err != nil {
+		return snap, errors.Join(err, d.Discard())
+	}
+	return snap, w.store.Release(ref)
+}
+
+func (w *world) Scratch(_ context.Context, id hostapi.MachineID, from snapshot.Ref) (hostapi.Machine, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if _, err := w.store.Get(from); err != nil || w.live[id] {
+		return hostapi.Machine{}, fmt.Errorf("restore %s: exists=%v, %w", id, w.live[id], err)
+	}
+	w.live[id], w.learnt[id] = true, false
+	return hostapi.Machine{ID: id}, nil
+}
+
+func (w *world) Hibernate(context.Context, hostapi.MachineID) error { return nil }
+
+func (w *world) Wake(_ context.Context, id hostapi.MachineID) (hostapi.Machine, error) {
+	return hostapi.Machine{ID: id}, nil
+}
+
+func (w *world) Rehearsed(_ context.Context, id hostapi.MachineID) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.rehearsed++
+	w.learnt[id] = true
+	return nil
+}
+
+func (w *world) Destroy(_ context.Context, id hostapi.MachineID, _ string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.live, id)
+	return nil
+}
+
+// guest answers commands with the codes that the test wants, or 0.
+type guest struct {
+	guestapi.Guest
+	w *world
+}
+
+func (g *guest) Start(_ context.Context, spec guestapi.ProcessSpec) (guestapi.Process, error) {
+	g.w.mu.Lock()
+	defer g.w.mu.Unlock()
+	g.w.commands = append(g.w.commands, spec.User+": "+spec.Shell+strings.Join(spec.Argv, " "))
+	if spec.Tag != "" {
+		info := guestapi.ProcessInfo{Tag: spec.Tag}
+		if g.w.dies {
+			info.Exit = &guestapi.Exit{Code: 1}
+		}
+		g.w.running = append(g.w.running, info)
+	}
+	code := 0
+	if codes := g.w.exits[spec.Shell]; len(codes) > 0 {
+		code, g.w.exits[spec.Shell] = codes[0], codes[1:]
+	}
+	return &process{events: []guestapi.Event{
+		{Stream: guestapi.StreamStdout, Data: []byte("out of " + spec.Shell + "\nand mo\x1bre")}, {Exit: &guestapi.Exit{Code: code}}}}, nil
+}
+
+func (g *guest) Write(context.Context, string, guestapi.WriteOptions, io.Reader) (guestapi.FileInfo, error) {
+	return guestapi.FileInfo{}, nil
+}
+
+func (g *guest) Stat(context.Context, string, string) (guestapi.FileInfo, error) {
+	return guestapi.FileInfo{}, nil
+}
+
+func (g *guest) Read(context.Context, string, string, int64, int64) (guestapi.FileInfo, io.ReadCloser, error) {
+	return guestapi.FileInfo{}, io.NopCloser(strings.NewReader("text")), nil
+}
+
+func (g *guest) List(context.Context, string, string, int) ([]guestapi.FileInfo, error) {
+	return nil, nil
+}
+
+func (g *guest) Remove(context.Context, string, string, bool) error { return nil }
+
+func (g *guest) Processes(context.Context) ([]guestapi.ProcessInfo, error) {
+	g.w.mu.Lock()
+	defer g.w.mu.Unlock()
+	return slices.Clone(g.w.running), nil
+}
+
+func (g *guest) Attach(_ context.Context, ref guestapi.ProcessRef, _ guestapi.Offsets) (guestapi.Process, error) {
+	return &process{events: []guestapi.Event{
+		{Stream: guestapi.StreamStderr, Data: []byte("no port for " + ref.Tag)}, {Exit: &guestapi.Exit{Code: 1}}}}, nil
+}
+
+type process struct {
+	guestapi.Process
+	events []guestapi.Event
+}
+
+func (p *process) Next(context.Context) (guestapi.Event, error) {
+	if len(p.events) == 0 {
+		return guestapi.Event{}, io.EOF
+	}
+	ev := p.events[0]
+	p.events = p.events[1:]
+	return ev, nil
+}
+
+func (p *process) Close() error { return nil }
+
+// clean fails unless exactly so many generations are there and nothing half-made.
+func (w *world) clean(generations int) {
+	w.t.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.live) != 0 {
+		w.t.Errorf("machines are left: %v", w.live)
+	}
+	for pattern, want := range map[string]int{"drafts/*": 0, "bake/*.work": 0, "bake/*.new": 0, "bake/*.new~*": 0, "templates/*/*": generations} {
+		got, err := filepath.Glob(filepath.Join(w.dir, pattern))
+		if err != nil || len(got) != want {
+			w.t.Errorf("%s: %v, %v; want %d", pattern, got, err, want)
+		}
+	}
+}
+
+func TestBake(t *testing.T) {
+	w := newWorld(t)
+	w.exits["ready?"] = []int{1, 1, 0}
+	snap, cold, err := w.baker.Ensure(t.Context(), "base")
+	if err != nil || !cold || !strings.HasPrefix(string(snap.Ref), "templates/base/") {
+		t.Fatalf("ensure: %+v, %v, %v", snap, cold, err)
+	}
+	want := []string{"root: serve", "root: ready?", "root: ready?", "root: ready?", "user: check it", "user: warm one", "user: warm two"}
+	if !slices.Equal(w.commands, want) {
+		t.Errorf("commands %q, want %q", w.commands, want)
+	}
+	list, err := w.baker.Templates(t.Context())
+	if err != nil || len(list) != 1 || !list[0].Baked || list[0].Bake.State != "done" || list[0].Bake.Percent != 100 {
+		t.Fatalf("templates %+v, %v", list, err)
+	}
+	if log := strings.Join(list[0].Bake.Log, "\n"); !strings.Contains(log, "unpacking\n") || !strings.Contains(log, "out of warm two\nand more") {
+		t.Errorf("log %q", log)
+	}
+	if want := []hostapi.DataDisk{{Name: "data", SizeMiB: 1, Mount: "/data"}}; !slices.Equal(list[0].Disks, want) || list[0].ApparentBytes != 7<<20 {
+		t.Errorf("its data disks are %v, and it seems to take %d bytes", list[0].Disks, list[0].ApparentBytes)
+	}
+	if again, cold, err := w.baker.Ensure(t.Context(), "base"); err != nil || cold || again.Ref != snap.Ref {
+		t.Errorf("ensure again: %v, %v, %v", again.Ref, cold, err)
+	}
+	w.clean(1)
+
+	// Another kernel makes another generation of the same root image; the old one stays for those who
+	// run on it.
+	if _, err := w.store.Hold(snap.Ref); err != nil {
+		t.Fatal(err)
+	}
+	w.platform = "p2"
+	next, cold, err := w.baker.Ensure(t.Context(), "base")
+	if err != nil || !cold || next.Ref == snap.Ref || w.builds != 1 {
+		t.Fatalf("ensure on another platform: %v, %v, %v, %d builds", next.Ref, cold, err, w.builds)
+	}
+	w.clean(2)
+	if err := w.store.Release(snap.Ref); err != nil {
+		t.Fatal(err)
+	}
+	w.clean(1)
+}
+
+// rehearsing is a world whose monitors learn.
+func rehearsing(w *world) { w.rehearse, w.remembers = true, true }
+
+func TestRehearsal(t *testing.T) {
+	w := newWorld(t, rehearsing)
+	first, _, err := w.baker.Ensure(t.Context(), "base")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(w.commands); w.rehearsed != 1 || n < 10 || w.commands[n-1] != "user: /bin/sh -c true" || w.commands[n-2] != "user: warm two" {
+		t.Errorf("rehearsed %d times, commands %q", w.rehearsed, w.commands)
+	}
+	w.clean(1)
+
+	// After a boot of the host nothing of that is there. The template is usable all the time, and then anew.
+	w.stop()
+	w.remembers = false
+	w.start()
+	deadline := time.Now().Add(time.Minute)
+	for {
+		now, baked, err := w.baker.Current(t.Context(), "base")
+		if err != nil || !baked {
+			t.Fatalf("while it is rehearsed: %v, %v", baked, err)
+		}
+		if now.Ref != first.Ref {
+			if !now.Created.Equal(first.Created) {
+				t.Errorf("it was rehearsed alone, and is of %v instead of %v: what was built on it would be built again", now.Created, first.Created)
+			}
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("it was not rehearsed")
+		}
+		runtime.Gosched()
+	}
+	w.ended()
+	if w.builds != 1 {
+		t.Errorf("%d builds", w.builds)
+	}
+	w.clean(1)
+
+	// A failure leaves the template as it was.
+	now, _, err := w.baker.Current(t.Context(), "base")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.stop()
+	w.exits["true"] = []int{7}
+	w.start()
+	w.ended()
+	if after, baked, err := w.baker.Current(t.Context(), "base"); err != nil || !baked || after.Ref != now.Ref {
+		t.Errorf("after a failure: %v, %v, %v", after.Ref, baked, err)
+	}
+	w.clean(1)
+}
+
+func TestForceBakesAnew(t *testing.T) {
+	w := newWorld(t)
+	first, _, err := w.baker.Ensure(t.Context(), "base")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.baker.Start(t.Context(), "base", false); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.baker.Start(t.Context(), "base", true); err != nil {
+		t.Fatal(err)
+	}
+	w.ended()
+	second, _, err := w.baker.Ensure(t.Context(), "base")
+	if err != nil || second.Ref == first.Ref || w.builds != 2 {
+		t.Errorf("forced: %v after %v, %d builds, %v", second.Ref, first.Ref, w.builds, err)
+	}
+	w.clean(1)
+}
+
+// ended waits until no bake is under way and answers how the last one ended.
+func (w *world) ended() *hostapi.Bake {
+	w.t.Helper()
+	for deadline := time.Now().Add(time.Minute); ; {
+		list, err := w.baker.Templates(w.t.Context())
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		if b := list[0].Bake; b != nil && b.State != "running" {
+			return b
+		}
+		if time.Now().After(deadline) {
+			w.t.Fatal("the bake does not end")
+		}
+		<-time.After(time.Millisecond)
+	}
+}
+
+func TestOneBakeForAll(t *testing.T) {
+	w := newWorld(t)
+	var wg sync.WaitGroup
+	for range 10 {
+		wg.Go(func() {
+			if _, _, err := w.baker.Ensure(t.Context(), "base"); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if w.builds != 1 {
+		t.Errorf("%d builds, want 1", w.builds)
+	}
+	w.clean(1)
+}
+
+func TestCancel(t *testing.T) {
+	w := newWorld(t)
+	w.hold = make(chan struct{})
+	if err := w.baker.Start(t.Context(), "base", false); err != nil {
+		t.Fatal(err)
+	}
+	w.baker.Cancel("base")
+	if b := w.ended(); b.State != "failed" || !strings.Contains(b.Err, "cancelled") {
+		t.Errorf("bake %+v", b)
+	}
+	w.clean(0)
+}
+
+func TestUnknownTemplate(t *testing.T) {
+	w := newWorld(t)
+	if _, _, err := w.baker.Ensure(t.Context(), "none"); !errors.Is(err, hostapi.ErrNotFound) {
+		t.Errorf("ensure: %v, want ErrNotFound", err)
+	}
+}
+
+func TestFailingCommandIsTold(t *testing.T) {
+	w := newWorld(t)
+	w.exits["warm two"] = []int{3}
+	_, _, err := w.baker.Ensure(t.Context(), "base")
+	if err == nil || !strings.Contains(err.Error(), `warm "warm two": the command answered 3: and more`) {
+		t.Errorf("ensure: %v", err)
+	}
+	w.clean(0)
+	if _, _, err := w.baker.Ensure(t.Context(), "base"); err != nil || w.builds != 1 {
+		t.Errorf("ensure again: %v, %d builds, want 1: the root image is kept", err, w.builds)
+	}
+}
+
+func TestFailingCheckIsTold(t *testing.T) {
+	w := newWorld(t)
+	w.exits["check it"] = []int{7}
+	if _, _, err := w.baker.Ensure(t.Context(), "base"); err == nil || !strings.Contains(err.Error(), "check of the template: the command answered 7") {
+		t.Errorf("ensure: %v", err)
+	}
+	w.clean(0)
+}
+
+func TestProgramThatEndedIsTold(t *testing.T) {
+	w := newWorld(t)
+	w.dies = true
+	if _, _, err := w.baker.Ensure(t.Context(), "base"); err == nil || !strings.Contains(err.Error(), "a server has ended: no port for server") {
+		t.Errorf("ensure: %v", err)
+	}
+	// It is told at once when the template waits for it, too.
+	w.exits["ready?"] = slices.Repeat([]int{1}, 1_000_000)
+	if _, _, err := w.baker.Ensure(t.Context(), "base"); err == nil || !strings.Contains(err.Error(), "a server has ended: no port for server") {
+		t.Errorf("ensure, while it is not ready: %v", err)
+	}
+	w.clean(0)
+}
+
+// TestWaitingSaysThingsOnce: what a check answers while the template is not ready yet is in the log once.
+func TestWaitingSaysThingsOnce(t *testing.T) {
+	w := newWorld(t)
+	w.exits["up?"] = []int{1, 1, 1}
+	var mu sync.Mutex
+	heard := 0
+	_, err := w.baker.Publish(t.Context(), mine, source(t), func(_, line string) {
+		mu.Lock()
+		defer mu.Unlock()
+		if line == "out of up?" {
+			heard++
+		}
+	})
+	if err != nil || heard != 1 {
+		t.Errorf("heard it %d times, %v", heard, err)
+	}
+}
+
+func TestFailureAfterEveryStep(t *testing.T) {
+	injected := errors.New("injected")
+	for nth := 0; ; nth++ {
+		w := newWorld(t, rehearsing)
+		count := 0
+		w.step = func(string) error {
+			if count++; count-1 == nth {
+				return injected
+			}
+			return nil
+		}
+		_, _, err := w.baker.Ensure(t.Context(), "base")
+		w.mu.Lock()
+		total := count
+		w.step = nil
+		w.mu.Unlock()
+		if total <= nth {
+			if err != nil {
+				t.Error(err)
+			}
+			break
+		}
+		if !errors.Is(err, injected) {
+			t.Fatalf("step %d: %v, want the injected error", nth, err)
+		}
+		_, baked, err := w.baker.Current(t.Context(), "base")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if baked {
+			w.clean(1)
+		} else {
+			w.clean(0)
+		}
+		if _, _, err := w.baker.Ensure(t.Context(), "base"); err != nil {
+			t.Errorf("after a failure in step %d: %v", nth, err)
+		}
+		w.clean(1)
+		w.stop()
+	}
+}
+
+// TestKillAfterEveryStep looks at what a kill would find after each step: the files as they are then, and no machine,
+// for machines of a bake are not taken over. Whoever opens them has no remnant, and can bake.
+func TestKillAfterEveryStep(t *testing.T) {
+	for nth := 0; ; nth++ {
+		w := newWorld(t, rehearsing)
+		killed, count, where := t.TempDir(), 0, ""
+		w.step = func(step string) error {
+			if count++; count-1 != nth {
+				return nil
+			}
+			where = step
+			return os.CopyFS(killed, os.DirFS(w.dir))
+		}
+		if _, _, err := w.baker.Ensure(t.Context(), "base"); err != nil {
+			t.Fatal(err)
+		}
+		w.stop()
+		if where == "" {
+			if nth < 3 {
+				t.Errorf("a bake has only %d steps: the test sees nothing", nth)
+			}
+			return
+		}
+		after := worldIn(t, killed, rehearsing)
+		_, baked, err := after.baker.Current(t.Context(), "base")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := after.baker.Start(t.Context(), "base", !baked); err != nil { // Run has swept before it takes a job
+			t.Fatal(err)
+		}
+		if !baked {
+			after.ended()
+		}
+		if _, _, err := after.baker.Ensure(t.Context(), "base"); err != nil {
+			t.Errorf("killed after %s: %v", where, err)
+		}
+		after.clean(1)
+		after.stop()
+		if t.Failed() {
+			t.Fatalf("killed after %s", where)
+		}
+	}
+}
+
+func TestRemnantsAreSwept(t *testing.T) {
+	w := newWorld(t)
+	if _, _, err := w.baker.Ensure(t.Context(), "base"); err != nil {
+		t.Fatal(err)
+	}
+	w.stop()
+	for _, name := range []string{"base-1.work", "base-1.ext4.new", "base-1.ext4.new~data", "base-1.ext4.new~data.raw"} {
+		if err := os.MkdirAll(filepath.Join(w.dir, "bake", name, "x"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.start()
+	if _, _, err := w.baker.Ensure(t.Context(), "base"); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.baker.Start(t.Context(), "base", true); err != nil { // Run has swept before it takes a job
+		t.Fatal(err)
+	}
+	w.ended()
+	w.clean(1)
+}

@@ -1,0 +1,319 @@
+package bake
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/host/machine"
+	"github.com/pandastack/pandastack/internal/host/snapshot"
+)
+
+// Area of the snapshot store that holds baked templates, by name and generation.
+const Area = "templates"
+
+// Machines makes, asks and ends the machine that a template is captured from.
+type Machines interface {
+	Boot(ctx context.Context, req machine.Boot) (hostapi.Machine, error)
+	Guest(ctx context.Context, id hostapi.MachineID) (guestapi.Guest, error)
+	TakeSnapshot(ctx context.Context, id hostapi.MachineID, ref snapshot.Ref,
+		change func(*snapshot.Snapshot), finish func(context.Context, *snapshot.Draft) error) (snapshot.Snapshot, error)
+	Destroy(ctx context.Context, id hostapi.MachineID, cause string) error
+	// Scratch restores a machine that is in no list.
+	Scratch(ctx context.Context, id hostapi.MachineID, from snapshot.Ref) (hostapi.Machine, error)
+	// Hibernate and Wake take a machine to disk and back; Rehearsed says that its guest did what those of its
+	// next snapshot will do first. They are used with Config.Rehearse alone, and so is Scratch.
+	Hibernate(ctx context.Context, id hostapi.MachineID) error
+	Wake(ctx context.Context, id hostapi.MachineID) (hostapi.Machine, error)
+	Rehearsed(ctx context.Context, id hostapi.MachineID) error
+}
+
+// Config is what a Baker works with. All but Log, OnStep, Share and PunchPages is required.
+type Config struct {
+	// Dir holds finished images of disks, on the file system of the snapshots.
+	Dir      string
+	Recipes  []Recipe
+	Machines Machines
+	Store    *snapshot.Store
+	// Platform names what boots and runs guests here: kernel, guest agent, monitor. A template that was
+	// baked on another is baked again.
+	Platform func(ctx context.Context) (string, error)
+	// Rewrite copies a disk image into few extents, so that clones of it are cheap.
+	Rewrite func(ctx context.Context, src, dst string) error
+	// Share makes a file use the blocks that known files have for the same content, and PunchPages turns its
+	// pages of zeros into holes; each answers how many bytes. nil: not done.
+	Share      func(ctx context.Context, path string, known []string) (int64, error)
+	PunchPages func(ctx context.Context, path string) (int64, error)
+	// Rehearse: before a template is captured its machine is restored once and does what a restored one does
+	// first. It is of use where monitors learn from that (vmm.Capabilities.Rehearse).
+	Rehearse bool
+	// Remembers tells whether machines of a snapshot begin with what was learnt so; required with Rehearse.
+	Remembers func(snapshot.Snapshot) (bool, error)
+	// Calm is how long nothing may have been published before what was published is rehearsed; default 5 s.
+	Calm time.Duration
+	// Clone copies a file so that both share its blocks.
+	Clone func(src, dst string) error
+	Log   *slog.Logger
+	// OnStep, for tests, is called after every step; an error fails the bake there.
+	OnStep func(step string) error
+}
+
+// Baker bakes the templates of one host.
+type Baker struct {
+	cfg     Config
+	recipes map[hostapi.TemplateName]Recipe
+	aliases map[hostapi.TemplateName]hostapi.TemplateName
+	jobs    chan *job
+
+	grounding chan struct{} // holds one while a ground is looked for or made
+	nudge     chan struct{} // a publication ended
+
+	mu         sync.Mutex
+	last       map[hostapi.TemplateName]*job
+	due        map[hostapi.TemplateName]bool // published, and to be rehearsed; guarded by mu
+	publishing int                           // publications under way; guarded by mu
+}
+
+// New makes a baker. It touches nothing.
+func New(cfg Config) (*Baker, error) {
+	if cfg.Dir == "" || cfg.Machines == nil || cfg.Store == nil || cfg.Platform == nil || cfg.Rewrite == nil || cfg.Clone == nil {
+		return nil, errors.New("bake: directory, machines, store, platform, rewrite and clone are required")
+	}
+	if cfg.Rehearse && cfg.Remembers == nil {
+		return nil, errors.New("bake: rehearse needs remembers")
+	}
+	cfg.Calm = cmp.Or(cfg.Calm, 5*time.Second)
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	b := &Baker{cfg: cfg, recipes: map[hostapi.TemplateName]Recipe{},
+		aliases: map[hostapi.TemplateName]hostapi.TemplateName{}, jobs: make(chan *job), last: map[hostapi.TemplateName]*job{},
+		grounding: make(chan struct{}, 1), nudge: make(chan struct{}, 1), due: map[hostapi.TemplateName]bool{}}
+	for _, r := range cfg.Recipes {
+		b.recipes[r.Name] = r
+		for _, alias := range r.Aliases {
+			b.aliases[hostapi.TemplateName(alias)] = r.Name
+		}
+	}
+	return b, nil
+}
+
+// Run bakes what is asked for until ctx ends, which cancels the bakes under way. It returns when they
+// have ended.
+func (b *Baker) Run(ctx context.Context) error {
+	if err := b.sweep(); err != nil {
+		return fmt.Errorf("bake: %w", err)
+	}
+	var work sync.WaitGroup
+	defer work.Wait()
+	if b.cfg.Rehearse {
+		work.Go(func() { b.refresh(ctx) })
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case j := <-b.jobs:
+			work.Go(func() { b.run(ctx, j) })
+		}
+	}
+}
+
+// sweep removes what builds that were killed left behind.
+func (b *Baker) sweep() error {
+	if err := os.MkdirAll(b.cfg.Dir, 0o711); err != nil {
+		return err
+	}
+	list, err := os.ReadDir(b.cfg.Dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range list {
+		root, _, _ := strings.Cut(e.Name(), dataMark)
+		if strings.HasSuffix(root, workSuffix) || strings.HasSuffix(root, newSuffix) {
+			err = errors.Join(err, os.RemoveAll(filepath.Join(b.cfg.Dir, e.Name())))
+		}
+	}
+	// What was captured anew and not yet deleted.
+	type generation struct{ of, digest string }
+	seen := map[generation]bool{}
+	for _, snap := range slices.Backward(b.cfg.Store.List(Area)) {
+		g := generation{filepath.Dir(string(snap.Ref)), snap.Digest}
+		if seen[g] {
+			err = errors.Join(err, b.forget(snap.Ref))
+		}
+		seen[g] = true
+	}
+	return err
+}
+
+// forget deletes a snapshot that may not be there.
+func (b *Baker) forget(ref snapshot.Ref) error {
+	if err := b.cfg.Store.Delete(ref); !errors.Is(err, snapshot.ErrNotFound) {
+		return err
+	}
+	return nil
+}
+
+func (b *Baker) recipe(name hostapi.TemplateName) (Recipe, error) {
+	if real, ok := b.aliases[name]; ok {
+		name = real
+	}
+	if r, ok := b.recipes[name]; ok {
+		return r, nil
+	}
+	return b.published(name)
+}
+
+// Current answers the baked result of a template as it would be baked now, and whether there is one.
+func (b *Baker) Current(ctx context.Context, name hostapi.TemplateName) (snapshot.Snapshot, bool, error) {
+	r, err := b.recipe(name)
+	if err != nil {
+		return snapshot.Snapshot{}, false, err
+	}
+	platform, err := b.cfg.Platform(ctx)
+	if err != nil {
+		return snapshot.Snapshot{}, false, fmt.Errorf("template %s: %w", name, err)
+	}
+	snap, ok := b.newest(r, r.generation(platform))
+	return snap, ok, nil
+}
+
+// newest finds the newest baked result of a generation; "" is any.
+func (b *Baker) newest(r Recipe, generation string) (snapshot.Snapshot, bool) {
+	list := b.cfg.Store.List(string(snapshot.Join(Area, string(r.Name))))
+	for _, snap := range slices.Backward(list) {
+		if generation == "" || snap.Digest == generation {
+			return snap, true
+		}
+	}
+	return snapshot.Snapshot{}, false
+}
+
+// Start begins to bake a template that is not baked, or with force any, and joins a bake under way. It
+// does not wait for it.
+func (b *Baker) Start(ctx context.Context, name hostapi.TemplateName, force bool) error {
+	_, err := b.start(ctx, name, force)
+	return err
+}
+
+func (b *Baker) start(ctx context.Context, name hostapi.TemplateName, force bool) (*job, error) {
+	r, err := b.recipe(name)
+	if err != nil {
+		return nil, err
+	}
+	if _, ok, err := b.Current(ctx, name); err != nil || ok && !force {
+		return nil, err
+	}
+	b.mu.Lock()
+	j := b.last[r.Name]
+	if j != nil && j.active() {
+		b.mu.Unlock()
+		return j, nil
+	}
+	j = newJob(r, force)
+	b.last[r.Name] = j
+	b.mu.Unlock()
+	return j, b.hand(ctx, j)
+}
+
+// hand gives a job to Run.
+func (b *Baker) hand(ctx context.Context, j *job) error {
+	select {
+	case b.jobs <- j:
+		return nil
+	case <-ctx.Done():
+		err := fmt.Errorf("bake template %s: %w", j.recipe.Name, context.Cause(ctx))
+		j.finish(err)
+		return err
+	}
+}
+
+// Ensure answers a template's baked result, and bakes it first if there is none; cold says that it had to.
+func (b *Baker) Ensure(ctx context.Context, name hostapi.TemplateName) (_ snapshot.Snapshot, cold bool, err error) {
+	for {
+		snap, ok, err := b.Current(ctx, name)
+		if err != nil || ok {
+			return snap, cold, err
+		}
+		j, err := b.start(ctx, name, false)
+		if err != nil {
+			return snapshot.Snapshot{}, false, err
+		}
+		cold = true
+		if j == nil {
+			continue // somebody finished it in between
+		}
+		if err := j.wait(ctx); err != nil {
+			return snapshot.Snapshot{}, true, fmt.Errorf("bake template %s: %w", name, err)
+		}
+	}
+}
+
+// Cancel ends a bake under way. None under way is fine.
+func (b *Baker) Cancel(name hostapi.TemplateName) {
+	b.mu.Lock()
+	j := b.last[name]
+	b.mu.Unlock()
+	if j != nil {
+		j.stop(errors.New("the bake was cancelled"))
+	}
+}
+
+// Templates lists the templates that can be baked here, hidden ones too, by name, with how far they are.
+func (b *Baker) Templates(ctx context.Context) ([]hostapi.Template, error) {
+	platform, err := b.cfg.Platform(ctx)
+	if err != nil {
+		platform = "" // nothing can be baked now; what there is can be shown all the same
+	}
+	out := make([]hostapi.Template, 0, len(b.recipes))
+	for _, r := range b.recipes {
+		out = append(out, b.view(r, platform))
+	}
+	for _, r := range b.allPublished() {
+		out = append(out, b.view(r, platform))
+	}
+	slices.SortFunc(out, func(a, b hostapi.Template) int { return strings.Compare(string(a.Name), string(b.Name)) })
+	return out, nil
+}
+
+func dataDisks(all []snapshot.DataDisk) []hostapi.DataDisk {
+	var out []hostapi.DataDisk
+	for _, d := range all {
+		out = append(out, hostapi.DataDisk{Name: d.Name, SizeMiB: d.MiB, Mount: d.Mount})
+	}
+	return out
+}
+
+// view tells what is known of a template.
+func (b *Baker) view(r Recipe, platform string) hostapi.Template {
+	t := hostapi.Template{
+		Name: r.Name, Description: r.Description, Base: r.Base, VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB,
+		DiskMiB: r.DiskMiB, Disks: dataDisks(r.Disks), User: r.User, Workdir: r.Workdir, Tools: r.Tools, Hidden: r.Hidden, Limits: r.Limits,
+	}
+	if r.spec != nil {
+		t.Published, t.Labels = true, r.spec.Labels
+	}
+	if snap, ok := b.newest(r, r.generation(platform)); ok {
+		t.Baked, t.BakedAt, t.Bytes, t.DiskMiB = true, snap.Created, snap.Bytes, snap.DiskMiB
+		t.Disks = dataDisks(snap.Data)
+		t.ApparentBytes = apparent(snap)
+	}
+	b.mu.Lock()
+	j := b.last[r.Name]
+	b.mu.Unlock()
+	if j != nil {
+		t.Bake = j.view()
+	}
+	return t
+}

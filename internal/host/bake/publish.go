@@ -1,0 +1,295 @@
+package bake
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/host/snapshot"
+	"github.com/pandastack/pandastack/internal/lib/cleanup"
+)
+
+// specLabel is under which a published template's snapshot keeps what it was published from, as JSON: it is
+// baked again from its own disk when what boots guests here changes.
+const specLabel = "publish"
+
+// Source is what a template is published from: disk images, and with memory the snapshot they belong to.
+type Source struct {
+	Ref  snapshot.Ref // held while it is read; "": Path is a file that stays until Publish returned
+	Path string
+	// Of is the template that its content descends from: what runs on in that runs on in what is published. "": none.
+	Of hostapi.TemplateName
+}
+
+// Publish makes a template of a disk and waits until it can be used; see hostapi.Builder. The disk is copied
+// before anything else happens to it.
+func (b *Baker) Publish(ctx context.Context, req hostapi.Publish, from Source, log func(step, line string)) (hostapi.Template, error) {
+	if err := b.checkPublish(req); err != nil {
+		return hostapi.Template{}, err
+	}
+	beneath, gone, err := b.underneath(from.Of)
+	if err != nil {
+		return hostapi.Template{}, err
+	}
+	r := fromSpec(spec{Publish: req, Under: beneath})
+	r.disk = func(context.Context) (images, func() error, error) { return b.source(from) }
+	j := newJob(r, true)
+	j.tell = log
+	j.step("boot")
+	if gone {
+		j.log("the template that it descends from was deleted: what ran on in that is not started")
+	}
+	b.mu.Lock()
+	if old := b.last[r.Name]; old != nil && old.active() {
+		b.mu.Unlock()
+		return hostapi.Template{}, fmt.Errorf("template %s is being published: %w", r.Name, hostapi.ErrExists)
+	}
+	b.last[r.Name] = j
+	b.mu.Unlock()
+	done := b.publishes()
+	err = b.hand(ctx, j)
+	if err == nil {
+		err = b.await(ctx, j)
+	}
+	done(r, err == nil)
+	if err != nil {
+		b.mu.Lock()
+		delete(b.last, r.Name)
+		b.mu.Unlock()
+		return hostapi.Template{}, errors.Join(err, b.drop(r.Name)) // it may have failed behind the capture
+	}
+	platform, err := b.cfg.Platform(ctx)
+	if err != nil {
+		return hostapi.Template{}, err
+	}
+	return b.view(r, platform), nil
+}
+
+// await waits for a job to end; one that is not wanted any more is stopped first.
+func (b *Baker) await(ctx context.Context, j *job) error {
+	select {
+	case <-j.done:
+	case <-ctx.Done():
+		j.stop(context.Cause(ctx))
+		<-j.done
+	}
+	if j.err == nil {
+		return nil
+	}
+	return &hostapi.PublishError{Step: j.view().Step, Err: j.err}
+}
+
+func (b *Baker) checkPublish(req hostapi.Publish) error {
+	name := string(req.Name)
+	if name == "" || len(name) > 64 || name[0] == '.' || strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789._-") != "" {
+		return fmt.Errorf("template name %q: %w", name, hostapi.ErrInvalid)
+	}
+	if _, err := b.recipe(req.Name); err == nil {
+		return fmt.Errorf("template %s: %w", name, hostapi.ErrExists)
+	}
+	if req.VCPUs < 1 || req.MemoryMiB < 1 {
+		return fmt.Errorf("template %s: %d processors and %d MiB: %w", name, req.VCPUs, req.MemoryMiB, hostapi.ErrInvalid)
+	}
+	return nil
+}
+
+// source gives the disks of a source, held until release is called.
+func (b *Baker) source(from Source) (images, func() error, error) {
+	if from.Ref == "" {
+		return images{root: from.Path}, func() error { return nil }, nil
+	}
+	snap, err := b.cfg.Store.Hold(from.Ref)
+	if errors.Is(err, snapshot.ErrNotFound) {
+		err = fmt.Errorf("%w: %w", hostapi.ErrNotFound, err)
+	}
+	if err != nil {
+		return images{}, nil, err
+	}
+	return imagesIn(snap), func() error { return b.cfg.Store.Release(from.Ref) }, nil
+}
+
+// fromSpec is the recipe of a published template, without its disks.
+func fromSpec(req spec) Recipe {
+	text, err := json.Marshal(req)
+	if err != nil { // a struct of strings and numbers always marshals
+		text = []byte(req.Name)
+	}
+	sum := sha256.Sum256(text)
+	r := Recipe{
+		Name: req.Name, VCPUs: req.VCPUs, MemoryMiB: req.MemoryMiB, DiskMiB: req.DiskMiB, User: req.User, Workdir: req.Workdir,
+		Env: req.Env, Warm: req.Warm,
+		Digest: hex.EncodeToString(sum[:]), spec: &req,
+	}
+	if req.Under != nil {
+		r.Start, r.Ready = req.Under.Start, req.Under.Ready
+	}
+	return r
+}
+
+// growMiB is the least size of the disk of a machine that is booted for the recipe; the image of one that is
+// built has its size already.
+func (r Recipe) growMiB() int {
+	if r.spec == nil {
+		return 0
+	}
+	return r.DiskMiB
+}
+
+// labels are what the snapshot of a published template keeps.
+func (r Recipe) labels() map[string]string {
+	if r.spec == nil {
+		return nil
+	}
+	text, err := json.Marshal(r.spec)
+	if err != nil { // a struct of strings and numbers always marshals
+		return nil
+	}
+	return map[string]string{specLabel: string(text)}
+}
+
+// published finds a published template by name.
+func (b *Baker) published(name hostapi.TemplateName) (Recipe, error) {
+	list := b.cfg.Store.List(string(snapshot.Join(Area, string(name))))
+	if len(list) > 0 && name != "" && !strings.Contains(string(name), "/") {
+		if r, ok := b.recipeOf(list[len(list)-1]); ok && r.Name == name {
+			return r, nil
+		}
+	}
+	return Recipe{}, fmt.Errorf("template %q: %w", string(name), hostapi.ErrNotFound)
+}
+
+// recipeOf reads the recipe of a published template from its snapshot: the next bake boots its own disks.
+func (b *Baker) recipeOf(snap snapshot.Snapshot) (Recipe, bool) {
+	var from spec
+	if snap.Labels[specLabel] == "" || json.Unmarshal([]byte(snap.Labels[specLabel]), &from) != nil {
+		return Recipe{}, false
+	}
+	r := fromSpec(from)
+	r.disk = func(context.Context) (images, func() error, error) { return b.source(Source{Ref: snap.Ref}) }
+	return r, true
+}
+
+// allPublished gives the published templates, each once.
+func (b *Baker) allPublished() []Recipe {
+	var out []Recipe
+	seen := map[hostapi.TemplateName]bool{}
+	for _, snap := range b.cfg.Store.List(Area) {
+		if r, ok := b.recipeOf(snap); ok && !seen[r.Name] {
+			seen[r.Name] = true
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// Delete takes a published template from the list; see hostapi.Builder.
+func (b *Baker) Delete(name hostapi.TemplateName) error {
+	r, err := b.recipe(name)
+	if err != nil {
+		return err
+	}
+	if r.spec == nil {
+		return fmt.Errorf("template %s is a recipe of this host: %w", name, hostapi.ErrUnsupported)
+	}
+	b.mu.Lock()
+	j := b.last[r.Name]
+	if j != nil && j.active() && j.fresh == "" {
+		b.mu.Unlock()
+		return fmt.Errorf("template %s is being baked: %w", name, hostapi.ErrInUse)
+	}
+	delete(b.last, r.Name)
+	delete(b.due, r.Name)
+	b.mu.Unlock()
+	if j != nil && j.active() { // it is only rehearsed
+		j.stop(errors.New("the template is deleted"))
+		<-j.done
+	}
+	return b.drop(r.Name)
+}
+
+// drop deletes all that was baked of a template.
+func (b *Baker) drop(name hostapi.TemplateName) (err error) {
+	for _, snap := range b.cfg.Store.List(string(snapshot.Join(Area, string(name)))) {
+		err = errors.Join(err, b.forget(snap.Ref))
+	}
+	return err
+}
+
+// copy makes a template of a snapshot as it is, sharing its blocks.
+func (b *Baker) copy(ctx context.Context, j *job, back *cleanup.Stack, generation string) error {
+	j.step("capture")
+	spec := j.recipe.spec
+	from := snapshot.Join("snapshots", string(spec.Snapshot))
+	snap, err := b.cfg.Store.Hold(from)
+	if errors.Is(err, snapshot.ErrNotFound) {
+		return fmt.Errorf("template %s holds the memory of snapshot %s, which cannot be made again here: build it anew: %w", spec.Name, spec.Snapshot, hostapi.ErrNotFound)
+	}
+	if err != nil {
+		return err
+	}
+	back.Push("release the snapshot", func(context.Context) error { return b.cfg.Store.Release(from) })
+	draft, err := b.cfg.Store.Draft()
+	if err != nil {
+		return err
+	}
+	back.Push("discard draft", func(context.Context) error { return draft.Discard() })
+	for _, f := range snap.Manifest.Files {
+		if err := b.copyFile(filepath.Join(snap.Image().Dir, f.Name), filepath.Join(draft.ImageDir(), f.Name)); err != nil {
+			return fmt.Errorf("copy the memory: %w", err)
+		}
+	}
+	to := draft.DiskPaths(snap.Data)
+	for i, path := range snap.DiskPaths() {
+		if err := b.cfg.Clone(path, to[i]); err != nil {
+			return fmt.Errorf("copy the disk: %w", err)
+		}
+	}
+	if err := b.did("copy"); err != nil {
+		return err
+	}
+	made := snap
+	made.Ref = snapshot.Join(Area, string(spec.Name), fmt.Sprintf("%s-%d", generation, now().UnixMilli()))
+	made.Machine, made.Hostname, made.Digest, made.Created = "", "", generation, now()
+	made.Template, made.Labels = string(spec.Name), j.recipe.labels()
+	if made, err = draft.Commit(made); err != nil {
+		return err
+	}
+	back.Push("delete the template", func(context.Context) error { return b.cfg.Store.Delete(made.Ref) })
+	if err := errors.Join(b.cfg.Store.Release(made.Ref), b.did("capture")); err != nil {
+		return err
+	}
+	back.Forget()
+	return b.cfg.Store.Release(from)
+}
+
+// copyFile copies a file with its mode: monitors of other users read it.
+func (b *Baker) copyFile(src, dst string) error {
+	info, err := os.Stat(src)
+	if err != nil {
+		return err
+	}
+	if err := b.cfg.Clone(src, dst); err != nil {
+		return err
+	}
+	return os.Chmod(dst, info.Mode().Perm())
+}
+
+// Latest answers the newest baked result of a template, whatever it was baked for.
+func (b *Baker) Latest(name hostapi.TemplateName) (snapshot.Snapshot, error) {
+	r, err := b.recipe(name)
+	if err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	snap, ok := b.newest(r, "")
+	if !ok {
+		return snapshot.Snapshot{}, fmt.Errorf("template %s is not baked: %w", name, hostapi.ErrNotFound)
+	}
+	return snap, nil
+}

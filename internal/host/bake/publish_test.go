@@ -1,0 +1,228 @@
+package bake_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/host/bake"
+	"github.com/pandastack/pandastack/internal/host/snapshot"
+)
+
+// mine is a template to publish from the disk image that source makes.
+var mine = hostapi.Publish{Name: "mine", Image: "img", VCPUs: 2, MemoryMiB: 128, DiskMiB: 1, User: "me", Workdir: "/srv",
+	Env: map[string]string{"A": "1"}, Ready: "up?", Warm: []string{"warm it"}, Labels: map[string]string{"build": "b1"}}
+
+func source(t *testing.T) bake.Source {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "root.ext4")
+	if err := os.WriteFile(path, make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return bake.Source{Path: path}
+}
+
+func TestPublish(t *testing.T) {
+	w := newWorld(t)
+	w.exits["up?"] = []int{1}
+	var mu sync.Mutex
+	var heard []string
+	got, err := w.baker.Publish(t.Context(), mine, source(t), func(step, line string) {
+		mu.Lock()
+		defer mu.Unlock()
+		heard = append(heard, step+": "+line)
+	})
+	if err != nil || !got.Published || !got.Baked || got.Labels["build"] != "b1" || got.VCPUs != 2 {
+		t.Fatalf("published %+v, %v", got, err)
+	}
+	if text := strings.Join(heard, "\n"); !strings.Contains(text, "boot: booted in") || !strings.Contains(text, "ready: out of up?") || !strings.Contains(text, "warm: warm: warm it") {
+		t.Errorf("heard %q", text)
+	}
+	snap, ok, err := w.baker.Current(t.Context(), "mine")
+	if err != nil || !ok || snap.Env["A"] != "1" {
+		t.Fatalf("current %+v, %v, %v", snap, ok, err)
+	}
+	if _, err := w.baker.Publish(t.Context(), mine, source(t), nil); !errors.Is(err, hostapi.ErrExists) {
+		t.Errorf("published twice: %v", err)
+	}
+	taken := mine
+	taken.Name = "base"
+	if _, err := w.baker.Publish(t.Context(), taken, source(t), nil); !errors.Is(err, hostapi.ErrExists) {
+		t.Errorf("published over a recipe: %v", err)
+	}
+	// On another platform it is baked again, from its own disk.
+	w.platform = "p2"
+	next, cold, err := w.baker.Ensure(t.Context(), "mine")
+	if err != nil || !cold || next.Ref == snap.Ref {
+		t.Fatalf("ensure on another platform: %v, %v, %v", next.Ref, cold, err)
+	}
+	w.clean(1)
+	// A machine that runs on it keeps its files.
+	if _, err := w.store.Hold(next.Ref); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.baker.Delete("mine"); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.baker.Delete("mine"); !errors.Is(err, hostapi.ErrNotFound) {
+		t.Errorf("deleted twice: %v", err)
+	}
+	if err := w.baker.Delete("base"); !errors.Is(err, hostapi.ErrUnsupported) {
+		t.Errorf("deleted a recipe: %v", err)
+	}
+	w.clean(1)
+	if err := w.store.Release(next.Ref); err != nil {
+		t.Fatal(err)
+	}
+	w.clean(0)
+	if list, err := w.baker.Templates(t.Context()); err != nil || len(list) != 1 {
+		t.Errorf("templates %+v, %v", list, err)
+	}
+}
+
+func TestPublishStart(t *testing.T) {
+	w := newWorld(t)
+	spec := mine
+	spec.Start = "serve it"
+	if _, err := w.baker.Publish(t.Context(), spec, source(t), nil); err != nil {
+		t.Fatal(err)
+	}
+	w.clean(1)
+	spec.Name, w.exits["serve it"] = "two", []int{4}
+	w.exits["up?"] = []int{1, 1, 1, 1, 1, 1, 1, 1, 1, 1}
+	var at *hostapi.PublishError
+	_, err := w.baker.Publish(t.Context(), spec, source(t), nil)
+	if !errors.As(err, &at) || at.Step != "ready" || !strings.Contains(err.Error(), "the start command failed: the command answered 4") {
+		t.Errorf("a start command that fails: %v", err)
+	}
+	w.clean(1)
+}
+
+// TestPublishKeepsDataDisks: a template of a snapshot, without its memory, is booted with copies of all its disks, and so
+// is the next one of that.
+func TestPublishKeepsDataDisks(t *testing.T) {
+	w := newWorld(t)
+	snap, err := w.TakeSnapshot(t.Context(), "m", "snapshots/one", func(*snapshot.Snapshot) {}, func(context.Context, *snapshot.Draft) error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := hostapi.Publish{Name: "grown", Snapshot: "one", VCPUs: 1, MemoryMiB: 64, DiskMiB: 1}
+	got, err := w.baker.Publish(t.Context(), spec, bake.Source{Ref: snap.Ref}, nil)
+	if err != nil || len(got.Disks) != 1 || got.Disks[0].Mount != "/data" {
+		t.Fatalf("published %+v, %v", got, err)
+	}
+	if err := w.store.Delete(snap.Ref); err != nil {
+		t.Fatal(err)
+	}
+	w.platform = "p2"
+	next, _, err := w.baker.Ensure(t.Context(), "grown")
+	if err != nil || len(next.Data) != 1 || len(next.DiskPaths()) != 2 {
+		t.Errorf("baked again: %+v, %v", next, err)
+	}
+	w.clean(1)
+}
+
+func TestPublishWithMemory(t *testing.T) {
+	w := newWorld(t)
+	snap, err := w.TakeSnapshot(t.Context(), "m", "snapshots/one", func(s *snapshot.Snapshot) { s.User = "me" },
+		func(context.Context, *snapshot.Draft) error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := hostapi.Publish{Name: "kept", Snapshot: "one", KeepMemory: true, VCPUs: 1, MemoryMiB: 64, DiskMiB: 1}
+	if _, err := w.baker.Publish(t.Context(), spec, bake.Source{Ref: snap.Ref}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.store.Delete(snap.Ref); err != nil {
+		t.Fatal(err)
+	}
+	got, ok, err := w.baker.Current(t.Context(), "kept")
+	if err != nil || !ok || got.User != "me" {
+		t.Fatalf("current %+v, %v, %v", got, ok, err)
+	}
+	if len(got.DiskPaths()) != 2 || snapshot.Check(got) != nil {
+		t.Errorf("its disks are %v", got.DiskPaths())
+	}
+	if data, err := os.ReadFile(filepath.Join(got.Image().Dir, "memory")); err != nil || len(data) != 5<<20 {
+		t.Errorf("memory of %d bytes, %v", len(data), err)
+	}
+	w.platform = "p2"
+	if _, _, err := w.baker.Ensure(t.Context(), "kept"); err == nil || !strings.Contains(err.Error(), "build it anew") {
+		t.Errorf("ensure on another platform: %v", err)
+	}
+	w.clean(1)
+}
+
+func TestPublishFailureAfterEveryStep(t *testing.T) {
+	injected := errors.New("injected")
+	for _, keep := range []bool{false, true} {
+		for nth := 0; ; nth++ {
+			w := newWorld(t)
+			snap, err := w.TakeSnapshot(t.Context(), "m", "snapshots/one", func(*snapshot.Snapshot) {}, func(context.Context, *snapshot.Draft) error { return nil })
+			if err != nil {
+				t.Fatal(err)
+			}
+			spec, from := mine, source(t)
+			spec.Start = "serve it"
+			if keep {
+				spec, from = hostapi.Publish{Name: "mine", Snapshot: "one", KeepMemory: true, VCPUs: 1, MemoryMiB: 64}, bake.Source{Ref: snap.Ref}
+			}
+			count := 0
+			w.mu.Lock()
+			w.step = func(string) error {
+				if count++; count-1 == nth {
+					return injected
+				}
+				return nil
+			}
+			w.mu.Unlock()
+			_, err = w.baker.Publish(t.Context(), spec, from, nil)
+			w.mu.Lock()
+			total := count
+			w.step = nil
+			w.mu.Unlock()
+			if total <= nth {
+				if err != nil {
+					t.Error(err)
+				}
+				break
+			}
+			if !errors.Is(err, injected) {
+				t.Fatalf("keep=%v step %d: %v, want the injected error", keep, nth, err)
+			}
+			if _, _, err := w.baker.Current(t.Context(), "mine"); !errors.Is(err, hostapi.ErrNotFound) {
+				t.Errorf("keep=%v step %d: it is there: %v", keep, nth, err)
+			}
+			w.clean(0)
+			w.stop()
+		}
+	}
+}
+
+func TestPublishIsCancelled(t *testing.T) {
+	w := newWorld(t)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	w.mu.Lock()
+	w.step = func(step string) error {
+		if step == "boot" {
+			cancel(errors.New("not wanted any more"))
+			<-ctx.Done()
+		}
+		return nil
+	}
+	w.mu.Unlock()
+	spec := mine
+	w.exits["up?"] = make([]int, 0)
+	for range 1000 {
+		w.exits["up?"] = append(w.exits["up?"], 1)
+	}
+	if _, err := w.baker.Publish(ctx, spec, source(t), nil); err == nil || !strings.Contains(err.Error(), "not wanted any more") {
+		t.Errorf("cancelled: %v", err)
+	}
+	w.clean(0)
+}

@@ -1,0 +1,292 @@
+// Package blobtest is the suite that every object store passes, and stores that are slow, full, failing
+// or lying in ways that a test chooses.
+//
+// It knows stores by their interface alone. Its stores may be used by many goroutines at once.
+package blobtest
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/host/blob"
+)
+
+// Run holds a store against what blob.Store promises. open gives an empty store for each test and
+// registers its end.
+func Run(t *testing.T, open func(t *testing.T) blob.Store) {
+	for _, c := range []struct {
+		name string
+		test func(*testing.T, blob.Store)
+	}{
+		{"get-gives-what-was-put", getWhatWasPut},
+		{"ranges", ranges},
+		{"put-replaces", putReplaces},
+		{"put-if-absent-once", putIfAbsentOnce},
+		{"put-needs-all-bytes", putNeedsAllBytes},
+		{"missing", missing},
+		{"list-in-order", listInOrder},
+		{"list-stops", listStops},
+		{"delete", deleteTwice},
+		{"keys", keys},
+		{"ended-context", endedContext},
+		{"at-once", atOnce},
+	} {
+		t.Run(c.name, func(t *testing.T) { c.test(t, open(t)) })
+	}
+}
+
+// Content is bytes that do not compress and differ for each seed.
+func Content(seed uint64, n int) []byte {
+	var key [32]byte
+	binary.LittleEndian.PutUint64(key[:], seed)
+	data := make([]byte, n)
+	_, _ = rand.NewChaCha8(key).Read(data) // it never fails
+	return data
+}
+
+// Put stores data under key.
+func Put(t testing.TB, s blob.Store, key string, data []byte) {
+	t.Helper()
+	if err := s.Put(t.Context(), key, bytes.NewReader(data), int64(len(data))); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Get reads a range of an object.
+func Get(ctx context.Context, s blob.Store, key string, offset, length int64) ([]byte, error) {
+	r, err := s.Get(ctx, key, offset, length)
+	if err != nil {
+		return nil, err
+	}
+	data, err := io.ReadAll(r)
+	return data, errors.Join(err, r.Close())
+}
+
+// Keys lists what a store holds.
+func Keys(t testing.TB, s blob.Store, prefix string) []string {
+	t.Helper()
+	var all []string
+	err := s.List(t.Context(), prefix, func(i blob.Info) error {
+		all = append(all, i.Key)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func want(t *testing.T, s blob.Store, key string, offset, length int64, data []byte) {
+	t.Helper()
+	got, err := Get(t.Context(), s, key, offset, length)
+	if err != nil || !bytes.Equal(got, data) {
+		t.Errorf("get %s from %d, %d bytes: %d bytes, %v; want %d", key, offset, length, len(got), err, len(data))
+	}
+}
+
+func getWhatWasPut(t *testing.T, s blob.Store) {
+	for i, n := range []int{0, 1, 4096, 6 << 20} {
+		key, data := fmt.Sprintf("a/b-%d", i), Content(uint64(i), n)
+		Put(t, s, key, data)
+		want(t, s, key, 0, -1, data)
+		info, err := s.Stat(t.Context(), key)
+		if err != nil || info.Key != key || info.Bytes != int64(n) || info.Modified.IsZero() {
+			t.Errorf("stat %s: %+v, %v; want %d bytes", key, info, err, n)
+		}
+	}
+}
+
+func ranges(t *testing.T, s blob.Store) {
+	data := Content(1, 300_000)
+	Put(t, s, "x", data)
+	want(t, s, "x", 0, 10, data[:10])
+	want(t, s, "x", 1000, 200_000, data[1000:201_000])
+	want(t, s, "x", 299_990, 10, data[299_990:])
+	want(t, s, "x", 299_990, 100, data[299_990:])
+	want(t, s, "x", 299_990, -1, data[299_990:])
+	want(t, s, "x", 5, 0, nil)
+	if got, err := Get(t.Context(), s, "x", 300_001, 10); err == nil {
+		t.Errorf("a range beyond the end answers %d bytes, want an error", len(got))
+	}
+	if got, err := Get(t.Context(), s, "x", -1, 10); err == nil {
+		t.Errorf("a negative offset answers %d bytes, want an error", len(got))
+	}
+}
+
+func putReplaces(t *testing.T, s blob.Store) {
+	Put(t, s, "x", []byte("first"))
+	Put(t, s, "x", []byte("2"))
+	want(t, s, "x", 0, -1, []byte("2"))
+}
+
+func putIfAbsentOnce(t *testing.T, s blob.Store) {
+	var wg sync.WaitGroup
+	var won atomic.Int32
+	for i := range 6 {
+		wg.Go(func() {
+			data := Content(uint64(i), 10_000)
+			err := s.PutIfAbsent(t.Context(), "x", bytes.NewReader(data), int64(len(data)))
+			switch {
+			case err == nil:
+				won.Add(1)
+			case !errors.Is(err, blob.ErrExists):
+				t.Errorf("put if absent: %v, want ErrExists", err)
+			}
+		})
+	}
+	wg.Wait()
+	if won.Load() != 1 {
+		t.Errorf("%d of 6 conditional puts succeeded, want 1", won.Load())
+	}
+	before, err := Get(t.Context(), s, "x", 0, -1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.PutIfAbsent(t.Context(), "x", strings.NewReader("y"), 1); !errors.Is(err, blob.ErrExists) {
+		t.Errorf("put if absent: %v, want ErrExists", err)
+	}
+	want(t, s, "x", 0, -1, before)
+}
+
+func putNeedsAllBytes(t *testing.T, s blob.Store) {
+	broken := errors.New("broken")
+	for name, r := range map[string]io.Reader{
+		"short":  strings.NewReader("123456789"),
+		"long":   strings.NewReader("12345678901"),
+		"broken": io.MultiReader(strings.NewReader("12345"), &failing{broken}),
+	} {
+		if err := s.Put(t.Context(), name, r, 10); err == nil {
+			t.Errorf("put %s: no error", name)
+		}
+		if info, err := s.Stat(t.Context(), name); !errors.Is(err, blob.ErrNotFound) {
+			t.Errorf("after put %s there is %+v, %v", name, info, err)
+		}
+	}
+	if all := Keys(t, s, ""); len(all) != 0 {
+		t.Errorf("left behind: %v", all)
+	}
+}
+
+type failing struct{ err error }
+
+func (f *failing) Read([]byte) (int, error) { return 0, f.err }
+
+func missing(t *testing.T, s blob.Store) {
+	Put(t, s, "a/b", []byte("x"))
+	for _, key := range []string{"c", "a", "a/c", "a/b/c"} {
+		if _, err := Get(t.Context(), s, key, 0, 1); !errors.Is(err, blob.ErrNotFound) {
+			t.Errorf("get %s: %v, want ErrNotFound", key, err)
+		}
+		_, err := s.Stat(t.Context(), key)
+		if !errors.Is(err, blob.ErrNotFound) {
+			t.Errorf("stat %s: %v, want ErrNotFound", key, err)
+		}
+		var told *blob.Error
+		if !errors.As(err, &told) || told.Key != key || told.Op != "stat" {
+			t.Errorf("stat %s: %v does not say of what", key, err)
+		}
+	}
+}
+
+func listInOrder(t *testing.T, s blob.Store) {
+	all := []string{"a-b", "a.c", "a/1", "a/10", "a/2/3", "ab", "b/a/c", "b/d"}
+	for i := range all {
+		Put(t, s, all[len(all)-1-i], Content(1, i))
+	}
+	for prefix, want := range map[string][]string{
+		"": all, "a": all[:6], "a/": all[2:5], "a/1": all[2:4], "b/a": all[6:7], "c": nil, "a/2/": all[4:5],
+	} {
+		if got := Keys(t, s, prefix); !slices.Equal(got, want) {
+			t.Errorf("list %q: %v, want %v", prefix, got, want)
+		}
+	}
+}
+
+func listStops(t *testing.T, s blob.Store) {
+	Put(t, s, "a", nil)
+	Put(t, s, "b", nil)
+	enough, n := errors.New("enough"), 0
+	err := s.List(t.Context(), "", func(blob.Info) error { n++; return enough })
+	if err != enough || n != 1 { // itself, not wrapped
+		t.Errorf("list: %v after %d, want the error of yield after 1", err, n)
+	}
+}
+
+func deleteTwice(t *testing.T, s blob.Store) {
+	Put(t, s, "a/b", []byte("x"))
+	Put(t, s, "a/c", []byte("y"))
+	for range 2 {
+		if err := s.Delete(t.Context(), "a/b"); err != nil {
+			t.Error(err)
+		}
+	}
+	if got := Keys(t, s, ""); !slices.Equal(got, []string{"a/c"}) {
+		t.Errorf("left are %v, want a/c", got)
+	}
+}
+
+func keys(t *testing.T, s blob.Store) {
+	for _, key := range []string{"", "/", "/a", "a/", "a//b", "..", "a/../b", "./a", ".a", "A", "a b", "ä", strings.Repeat("a", 513)} {
+		if err := s.Put(t.Context(), key, strings.NewReader(""), 0); !errors.Is(err, blob.ErrKey) {
+			t.Errorf("put %q: %v, want ErrKey", key, err)
+		}
+		if _, err := s.Get(t.Context(), key, 0, -1); !errors.Is(err, blob.ErrKey) {
+			t.Errorf("get %q: %v, want ErrKey", key, err)
+		}
+	}
+}
+
+func endedContext(t *testing.T, s blob.Store) {
+	Put(t, s, "x", []byte("x"))
+	why := errors.New("no longer wanted")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(why)
+	if err := s.Put(ctx, "y", strings.NewReader("y"), 1); !errors.Is(err, why) {
+		t.Errorf("put: %v, want the context's cause", err)
+	}
+	if _, err := Get(ctx, s, "x", 0, -1); !errors.Is(err, why) {
+		t.Errorf("get: %v, want the context's cause", err)
+	}
+	if got := Keys(t, s, ""); !slices.Equal(got, []string{"x"}) {
+		t.Errorf("there are %v, want x", got)
+	}
+}
+
+// atOnce reads an object while it is replaced: what is read is one or the other.
+func atOnce(t *testing.T, s blob.Store) {
+	a, b := bytes.Repeat([]byte("a"), 100_000), bytes.Repeat([]byte("b"), 100_000)
+	Put(t, s, "x", a)
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() {
+			for range 10 {
+				data := a
+				if i%2 == 0 {
+					data = b
+				}
+				if err := s.Put(t.Context(), "x", bytes.NewReader(data), int64(len(data))); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+		wg.Go(func() {
+			for range 10 {
+				got, err := Get(t.Context(), s, "x", 0, -1)
+				if err != nil || !bytes.Equal(got, a) && !bytes.Equal(got, b) {
+					t.Errorf("get while it is replaced: %d bytes, %v", len(got), err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}

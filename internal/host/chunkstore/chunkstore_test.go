@@ -1,0 +1,429 @@
+package chunkstore_test
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/host/blob/blobtest"
+	"github.com/pandastack/pandastack/internal/host/chunkstore"
+)
+
+func TestWhatIsPushedIsRead(t *testing.T) {
+	w := newWorld(t, chunkstore.Config{})
+	files := map[string][]byte{
+		"memory": content(1, 9<<20), "disk.img": content(2, 4<<20+1), "state": content(3, 70_000),
+		"empty": nil, "zero": make([]byte, 5<<20), "tiny": []byte("x"), "edge": content(4, 4096),
+	}
+	in := chunkstore.Push{Space: "ws", ID: "snp1", Meta: []byte(`{"a":1}`)}
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		in.Files = append(in.Files, chunkstore.Local{Name: name, Path: file(t, files[name])})
+	}
+	pushed, _ := w.push(in)
+	opened := w.open("ws", "snp1")
+	if string(opened.Meta) != `{"a":1}` || opened.Parent != "" || !opened.Created.Equal(pushed.Created) {
+		t.Errorf("opened %+v, pushed %+v", opened, pushed)
+	}
+	for name, data := range files {
+		w.wantFile(pushed, name, data)
+		w.wantFile(opened, name, data)
+	}
+}
+
+// What is to be dense takes less room than the same otherwise, and is the same when it is read.
+func TestDense(t *testing.T) {
+	w := newWorld(t, chunkstore.Config{})
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data = data[:min(len(data), 6<<20)]
+	path := file(t, data)
+	stored := map[bool]int64{}
+	for dense, id := range map[bool]chunkstore.ID{false: "soon", true: "dense"} {
+		m, _ := w.push(chunkstore.Push{Space: "ws", ID: id, Files: []chunkstore.Local{{Name: "program", Path: path}}, Dense: dense})
+		w.wantFile(w.open("ws", id), "program", data)
+		stored[dense] = m.Stored()
+	}
+	if stored[true] >= stored[false]*98/100 {
+		t.Errorf("%d bytes of %d, and dense %d", stored[false], len(data), stored[true])
+	}
+}
+
+func TestOnlyTheDifferenceIsUploaded(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(data []byte)
+		dirty  int64
+	}{
+		"nothing": {func([]byte) {}, 0},
+		"scattered-pages": {func(d []byte) {
+			for i := 0; i < len(d); i += 37 * chunkstore.PageSize {
+				copy(d[i:], blobtest.Content(uint64(i)+99, chunkstore.PageSize))
+			}
+		}, 0},
+		"one-chunk-anew": {func(d []byte) { copy(d[8<<20:12<<20], blobtest.Content(77, 4<<20)) }, 4 << 20},
+		"one-byte":       {func(d []byte) { d[5<<20] ^= 1 }, 4096},
+		"zeroed":         {func(d []byte) { clear(d[3<<20 : 9<<20]) }, 0},
+		"most-of-a-part": {func(d []byte) { copy(d[4<<20:8<<20-400<<10], blobtest.Content(7, 4<<20-400<<10)) }, 4<<20 - 400<<10},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, chunkstore.Config{})
+			before := blobtest.Content(1, 12<<20)
+			path := file(t, before)
+			parent := w.one(chunkstore.Common, "base", before)
+			after := bytes.Clone(before)
+			c.change(after)
+			var dirty int64
+			for i := 0; i < len(after); i += chunkstore.PageSize {
+				page := after[i : i+chunkstore.PageSize]
+				if !bytes.Equal(page, before[i:i+chunkstore.PageSize]) && !bytes.Equal(page, make([]byte, chunkstore.PageSize)) {
+					dirty += chunkstore.PageSize
+				}
+			}
+			if c.dirty != 0 && c.dirty != dirty {
+				t.Fatalf("%d bytes are dirty, want %d", dirty, c.dirty)
+			}
+			m, stats := w.push(chunkstore.Push{Space: "ws", ID: "fork", Files: []chunkstore.Local{{Name: "memory", Path: file(t, after)}},
+				Parent: parent, ParentFiles: map[string]string{"memory": path}})
+			if stats.DirtyBytes != dirty {
+				t.Errorf("%d bytes told as dirty, want %d", stats.DirtyBytes, dirty)
+			}
+			// A manifest of some KiB comes on top; of a difference worth the name it is next to nothing.
+			if limit := dirty + dirty/5 + 16<<10; stats.Uploaded > limit {
+				t.Errorf("%d bytes uploaded for %d dirty ones", stats.Uploaded, dirty)
+			}
+			t.Logf("uploaded %d for %d dirty", stats.Uploaded, dirty)
+			w.wantFile(m, "memory", after)
+			w.wantFile(w.open("ws", "fork"), "memory", after)
+		})
+	}
+}
+
+// A line of forks: every page is read from one place, and the parents may go.
+func TestForkOfAForkNeedsNoParent(t *testing.T) {
+	w := newWorld(t, chunkstore.Config{})
+	data := content(1, 10<<20)
+	path := file(t, data)
+	m := w.one("ws", "f0", data)
+	for i := range 5 {
+		data = bytes.Clone(data)
+		for at := i * chunkstore.PageSize; at < len(data); at += (11 + i) * chunkstore.PageSize {
+			copy(data[at:], blobtest.Content(uint64(at+i), 5000))
+		}
+		next := file(t, data)
+		id := chunkstore.ID("f" + string(rune('1'+i)))
+		parent := m
+		m, _ = w.push(chunkstore.Push{Space: "ws", ID: id, Files: []chunkstore.Local{{Name: "memory", Path: next}},
+			Parent: parent, ParentFiles: map[string]string{"memory": path}})
+		if err := w.vault.Delete(t.Context(), "ws", parent.ID); err != nil {
+			t.Fatal(err)
+		}
+		path = next
+		w.wantFile(w.open("ws", id), "memory", data)
+	}
+}
+
+func TestEqualContentIsStoredOnceInAWorkspace(t *testing.T) {
+	w := newWorld(t, chunkstore.Config{})
+	data := blobtest.Content(1, 8<<20)
+	w.one("ws", "a", data)
+	_, again := w.push(chunkstore.Push{Space: "ws", ID: "b", Files: []chunkstore.Local{{Name: "memory", Path: file(t, data)}, {Name: "copy", Path: file(t, data)}}})
+	if again.Reused != 2 || again.Chunks != 2 || again.Uploaded > 8<<10 {
+		t.Errorf("second push: %+v, want 2 chunks reused and a manifest uploaded", again)
+	}
+	_, other := w.push(chunkstore.Push{Space: "other", ID: "b", Files: []chunkstore.Local{{Name: "memory", Path: file(t, data)}}})
+	if other.Reused != 0 || other.Uploaded < 8<<20 {
+		t.Errorf("push of another workspace: %+v, want nothing reused", other)
+	}
+	names := map[string]bool{}
+	for _, key := range blobtest.Keys(t, w.store, "w/") {
+		parts := strings.SplitN(key, "/c/", 2)
+		if len(parts) == 2 && names[parts[1]] {
+			t.Errorf("chunk %s has one name in two workspaces", parts[1])
+		}
+		names[parts[len(parts)-1]] = true
+	}
+}
+
+func TestStoreLearnsNothing(t *testing.T) {
+	w := newWorld(t, chunkstore.Config{})
+	secret := []byte("SECRET-VALUE-OF-A-WORKSPACE")
+	data := bytes.Repeat(secret, 10_000)
+	w.push(chunkstore.Push{Space: "workspacename", ID: "a", Meta: secret, Files: []chunkstore.Local{{Name: "memory", Path: file(t, data)}}})
+	for _, key := range blobtest.Keys(t, w.store, "") {
+		stored := get(t, w, key)
+		for _, s := range [][]byte{secret, []byte("workspacename"), []byte("memory")} {
+			if bytes.Contains(stored, s) || strings.Contains(key, string(s)) {
+				t.Errorf("%s tells %q", key, s)
+			}
+		}
+	}
+}
+
+func TestManifestsAreRefused(t *testing.T) {
+	w := newWorld(t, quick)
+	w.one("ws", "a", content(1, 1<<20))
+	w.one("ws", "b", content(2, 1<<20))
+	key := manifestKey(t, w, "/m/a")
+	good, err := blobtest.Get(t.Context(), w.store, key, 0, -1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		data []byte
+		want error
+	}{
+		"empty":      {nil, chunkstore.ErrTampered},
+		"not-one":    {[]byte("hello"), chunkstore.ErrTampered},
+		"cut":        {good[:len(good)-1], chunkstore.ErrTampered},
+		"head-only":  {good[:40], chunkstore.ErrTampered},
+		"longer":     {append(bytes.Clone(good), 0), chunkstore.ErrTampered},
+		"version":    {set(good, 4, 9), chunkstore.ErrVersion},
+		"space":      {set(good, 6, good[6]^1), chunkstore.ErrWorkspace},
+		"id":         {set(good, 22, 'c'), chunkstore.ErrTampered},
+		"content":    {set(good, len(good)-60, good[len(good)-60]^1), chunkstore.ErrTampered},
+		"signature":  {set(good, len(good)-1, good[len(good)-1]^1), chunkstore.ErrTampered},
+		"of-another": {get(t, w, manifestKey(t, w, "/m/b")), chunkstore.ErrTampered},
+	} {
+		blobtest.Put(t, w.store, key, c.data)
+		if _, err := w.vault.Open(t.Context(), "ws", "a"); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", name, err, c.want)
+		}
+	}
+	blobtest.Put(t, w.store, key, good)
+	w.open("ws", "a")
+	if _, err := w.vault.Open(t.Context(), "other", "a"); !errors.Is(err, chunkstore.ErrNotFound) {
+		t.Errorf("open in another workspace: %v, want ErrNotFound", err)
+	}
+	// Somebody who can write to the store gives one workspace the manifest of another.
+	w.one("other", "a", content(3, 1<<20))
+	for _, k := range blobtest.Keys(t, w.store, "w/") {
+		if strings.HasSuffix(k, "/m/a") && k != key {
+			blobtest.Put(t, w.store, k, good)
+		}
+	}
+	if _, err := w.vault.Open(t.Context(), "other", "a"); !errors.Is(err, chunkstore.ErrWorkspace) {
+		t.Errorf("manifest of another workspace: %v, want ErrWorkspace", err)
+	}
+	if _, err := w.newVault(ring(t, 2), quick).Open(t.Context(), "ws", "a"); !errors.Is(err, chunkstore.ErrNotFound) {
+		t.Errorf("open with another master key: %v, want ErrNotFound", err)
+	}
+}
+
+func manifestKey(t *testing.T, w *world, suffix string) string {
+	t.Helper()
+	for _, k := range blobtest.Keys(t, w.store, "w/") {
+		if strings.HasSuffix(k, suffix) {
+			return k
+		}
+	}
+	t.Fatalf("no object ends with %s", suffix)
+	return ""
+}
+
+func get(t *testing.T, w *world, key string) []byte {
+	t.Helper()
+	data, err := blobtest.Get(t.Context(), w.store, key, 0, -1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+func set(data []byte, at int, b byte) []byte {
+	out := bytes.Clone(data)
+	out[at] = b
+	return out
+}
+
+func TestPushIsRefused(t *testing.T) {
+	w := newWorld(t, quick)
+	path := file(t, content(1, 1<<20))
+	parent := w.one("ws", "a", content(1, 1<<20))
+	common := w.one(chunkstore.Common, "base", content(1, 1<<20))
+	gone := w.one("ws", "gone", content(1, 1<<20))
+	if err := w.vault.Delete(t.Context(), "ws", "gone"); err != nil {
+		t.Fatal(err)
+	}
+	one := []chunkstore.Local{{Name: "memory", Path: path}}
+	for name, c := range map[string]struct {
+		in   chunkstore.Push
+		want error
+	}{
+		"taken":                 {chunkstore.Push{Space: "ws", ID: "a", Files: one}, chunkstore.ErrExists},
+		"parent-of-others":      {chunkstore.Push{Space: "other", ID: "b", Files: one, Parent: parent}, chunkstore.ErrWorkspace},
+		"common-over-workspace": {chunkstore.Push{Space: chunkstore.Common, ID: "b", Files: one, Parent: parent}, chunkstore.ErrWorkspace},
+		"parent-gone":           {chunkstore.Push{Space: "ws", ID: "b", Files: one, Parent: gone}, chunkstore.ErrNotFound},
+		"id":                    {chunkstore.Push{Space: "ws", ID: "../b", Files: one}, nil},
+		"file-name":             {chunkstore.Push{Space: "ws", ID: "b", Files: []chunkstore.Local{{Name: "../x", Path: path}}}, nil},
+		"file-missing":          {chunkstore.Push{Space: "ws", ID: "b", Files: []chunkstore.Local{{Name: "x", Path: path + "x"}}}, fs.ErrNotExist},
+		"file-is-directory":     {chunkstore.Push{Space: "ws", ID: "b", Files: []chunkstore.Local{{Name: "x", Path: t.TempDir()}}}, nil},
+		"other-parent-file": {chunkstore.Push{Space: "ws", ID: "b", Files: one, Parent: common,
+			ParentFiles: map[string]string{"memory": file(t, []byte("short"))}}, nil},
+	} {
+		_, _, err := w.vault.Push(t.Context(), c.in)
+		if err == nil || c.want != nil && !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", name, err, c.want)
+		}
+	}
+	for _, k := range blobtest.Keys(t, w.store, "w/") {
+		if strings.HasSuffix(k, "/m/b") {
+			t.Errorf("a refused push left %s", k)
+		}
+	}
+}
+
+func TestRunsAndRanges(t *testing.T) {
+	w := newWorld(t, chunkstore.Config{})
+	data := content(1, 6<<20+123)
+	r := w.vault.Reader(w.one("ws", "a", data), w.cache)
+	off := int64(0)
+	for off < int64(len(data)) {
+		n, zero := r.Run("memory", off)
+		if n <= 0 {
+			t.Fatalf("run at %d has %d bytes", off, n)
+		}
+		for page := off; page < off+n; page += chunkstore.PageSize {
+			end := min(page+chunkstore.PageSize, int64(len(data)))
+			if is := bytes.Equal(data[page:end], make([]byte, end-page)); is != zero {
+				t.Fatalf("page at %d is zero: %v, and its run says %v", page, is, zero)
+			}
+		}
+		off += n
+	}
+	for _, at := range []int64{-1, off, off + 1} {
+		if n, _ := r.Run("memory", at); n != 0 {
+			t.Errorf("run at %d has %d bytes, want none", at, n)
+		}
+	}
+	p := make([]byte, 10)
+	for _, at := range []int64{-1, off - 9, off} {
+		if err := r.ReadAt(t.Context(), "memory", p, at); err == nil {
+			t.Errorf("read at %d: no error", at)
+		}
+	}
+	if err := r.ReadAt(t.Context(), "none", p, 0); err == nil {
+		t.Error("read of a file that is not there: no error")
+	}
+	for _, x := range []chunkstore.Range{{"none", 0, 1}, {"memory", -1, 1}, {"memory", 0, off + 1}, {"memory", 1, -1}} {
+		if err := r.Prefetch(t.Context(), []chunkstore.Range{x}); err == nil {
+			t.Errorf("prefetch %v: no error", x)
+		}
+	}
+}
+
+func TestPrefetchedIsReadWithoutTheStore(t *testing.T) {
+	w := newWorld(t, chunkstore.Config{})
+	data := content(1, 9<<20)
+	m := w.one("ws", "a", data)
+	r := w.vault.Reader(m, w.cache)
+	if err := r.Prefetch(t.Context(), []chunkstore.Range{{"memory", 4 << 20, 2 << 20}, {"memory", 0, int64(len(data))}}); err != nil {
+		t.Fatal(err)
+	}
+	w.store.Decide(func(blobtest.Call) blobtest.Fault { return blobtest.Fault{Err: errors.New("touched")} })
+	for _, r := range []*chunkstore.Reader{r, w.vault.Reader(m, w.cache)} {
+		p := make([]byte, len(data))
+		if err := r.ReadAt(t.Context(), "memory", p, 0); err != nil || !bytes.Equal(p, data) {
+			t.Errorf("read after a prefetch: %v", err)
+		}
+	}
+	if n := w.store.Count("get"); n != 0 {
+		t.Errorf("%d requests to the store, want 0", n)
+	}
+}
+
+func TestNeighboursAreOneRequest(t *testing.T) {
+	w := newWorld(t, chunkstore.Config{})
+	data := blobtest.Content(1, 4<<20)
+	r := w.vault.Reader(w.one("ws", "a", data), w.cache)
+	w.store.Decide(nil)
+	if err := r.ReadAt(t.Context(), "memory", make([]byte, 1<<20), 0); err != nil {
+		t.Fatal(err)
+	}
+	if n := w.store.Count("get"); n != 1 {
+		t.Errorf("a MiB took %d requests, want 1", n)
+	}
+}
+
+// grown is a file, and what it was changed into: written over, cleared, filled where it was clear, and longer.
+func grown() (before, after []byte) {
+	before = blobtest.Content(1, 12<<20)
+	clear(before[5<<20 : 6<<20])
+	after = append(bytes.Clone(before), content(5, 1<<20)...)
+	copy(after[2<<20:], blobtest.Content(9, 100_000))
+	clear(after[7<<20 : 8<<20])
+	copy(after[5<<20:], blobtest.Content(9, 10_000))
+	return before, after
+}
+
+func TestPullOverABase(t *testing.T) {
+	w := newWorld(t, chunkstore.Config{})
+	before, after := grown()
+	path := file(t, before)
+	base := w.one(chunkstore.Common, "base", before)
+	m, _ := w.push(chunkstore.Push{Space: "ws", ID: "fork", Files: []chunkstore.Local{{Name: "memory", Path: file(t, after)}},
+		Parent: base, ParentFiles: map[string]string{"memory": path}})
+	dir := t.TempDir()
+	done, err := w.vault.Reader(m, w.cache).Pull(t.Context(), dir, &chunkstore.Base{
+		Manifest: w.open(chunkstore.Common, "base"), Files: map[string]string{"memory": path},
+		Clone: func(from, to string) error {
+			data, err := os.ReadFile(from)
+			return errors.Join(err, os.WriteFile(to, data, 0o600))
+		},
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile(filepath.Join(dir, "memory"))
+	if err != nil || !bytes.Equal(got, after) {
+		t.Errorf("pulled %d bytes, %v; not what was pushed", len(got), err)
+	}
+	if done.Bytes > 1<<20+200_000 || done.Fetched > 1<<20+400_000 {
+		t.Errorf("pulled %+v, want the difference alone", done)
+	}
+	if data, err := os.ReadFile(path); err != nil || !bytes.Equal(data, before) {
+		t.Error("the base was changed")
+	}
+}
+
+func TestKeyring(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "master.key")
+	if _, err := chunkstore.OpenKeyring(path); err != nil {
+		t.Fatal(err)
+	}
+	first, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := chunkstore.OpenKeyring(path); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := os.ReadFile(path); err != nil || !bytes.Equal(again, first) {
+		t.Errorf("the key changed: %v", err)
+	}
+	if err := os.Chmod(path, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := chunkstore.OpenKeyring(path); err == nil || !strings.Contains(err.Error(), "0600") {
+		t.Errorf("a key that all may read: %v, want a refusal", err)
+	}
+	for name, text := range map[string]string{"short": "abcd", "empty": "", "other": strings.Repeat("z", 64), "long": strings.Repeat("a", 2000)} {
+		bad := filepath.Join(t.TempDir(), name)
+		if err := os.WriteFile(bad, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := chunkstore.OpenKeyring(bad); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}

@@ -1,0 +1,409 @@
+package chunkstore_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/host/blob"
+	"github.com/pandastack/pandastack/internal/host/blob/blobtest"
+	"github.com/pandastack/pandastack/internal/host/chunkstore"
+	"github.com/pandastack/pandastack/internal/host/chunkstore/cache"
+)
+
+func flip(data []byte) []byte {
+	out := bytes.Clone(data)
+	out[len(out)/2] ^= 1
+	return out
+}
+
+// What a store may do to a read, once and for good, and what comes of it.
+func TestReadsFromABadStore(t *testing.T) {
+	broken := errors.New("broken")
+	var damaged *chunkstore.DamagedError
+	for name, c := range map[string]struct {
+		fault blobtest.Fault
+		check func(error) bool
+	}{
+		"failing":     {blobtest.Fault{Err: broken}, func(err error) bool { return errors.Is(err, broken) }},
+		"hanging":     {blobtest.Fault{Hang: true}, func(err error) bool { return errors.Is(err, blob.ErrTimeout) }},
+		"stalling":    {blobtest.Fault{Hang: true, Short: 100}, func(err error) bool { return errors.Is(err, blob.ErrTimeout) }},
+		"wrong-bytes": {blobtest.Fault{Lie: flip}, func(err error) bool { return errors.As(err, &damaged) }},
+		"zeros":       {blobtest.Fault{Lie: func(d []byte) []byte { return make([]byte, len(d)) }}, func(err error) bool { return errors.As(err, &damaged) }},
+		"short":       {blobtest.Fault{Short: 100}, func(err error) bool { return errors.As(err, &damaged) }},
+		"gone":        {blobtest.Fault{Err: blob.ErrNotFound}, func(err error) bool { return errors.As(err, &damaged) && errors.Is(err, blob.ErrNotFound) }},
+		"denied":      {blobtest.Fault{Err: blob.ErrDenied}, func(err error) bool { return errors.Is(err, blob.ErrDenied) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, quick)
+			data := content(1, 5<<20)
+			r := w.vault.Reader(w.one("ws", "a", data), w.cache)
+			w.store.Decide(func(blobtest.Call) blobtest.Fault { return c.fault })
+			p := make([]byte, len(data))
+			if err := r.ReadAt(t.Context(), "memory", p, 0); !c.check(err) {
+				t.Errorf("read: %v", err)
+			}
+			if err := r.Prefetch(t.Context(), []chunkstore.Range{{File: "memory", Length: 4 << 20}}); !c.check(err) {
+				t.Errorf("prefetch: %v", err)
+			}
+			dir := t.TempDir()
+			if _, err := r.Pull(t.Context(), dir, nil, nil); !c.check(err) {
+				t.Errorf("pull: %v", err)
+			}
+			if list, err := os.ReadDir(dir); err != nil || len(list) != 0 {
+				t.Errorf("a failed pull left %v, %v", list, err)
+			}
+			if n := w.cache.Stats(); n.Bytes != 0 {
+				t.Errorf("the cache holds %d bytes of what was never right", n.Bytes)
+			}
+			// The same once in a while costs another request, unless asking again cannot help.
+			asked := map[blobtest.Call]bool{} // guarded by the store's lock
+			w.store.Decide(func(call blobtest.Call) blobtest.Fault {
+				call.N = 0
+				if asked[call] || errors.Is(c.fault.Err, blob.ErrNotFound) || errors.Is(c.fault.Err, blob.ErrDenied) {
+					return blobtest.Fault{}
+				}
+				asked[call] = true
+				return c.fault
+			})
+			for off := 0; off < len(p); off += 1 << 20 {
+				if err := r.ReadAt(t.Context(), "memory", p[off:off+1<<20], int64(off)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if !bytes.Equal(p, data) {
+				t.Error("what was read is not what was pushed")
+			}
+		})
+	}
+}
+
+// One who waits for a slow store and goes away leaves the others their answer.
+func TestReaderThatGoesAway(t *testing.T) {
+	w := newWorld(t, chunkstore.Config{})
+	data := blobtest.Content(1, 1<<20)
+	r := w.vault.Reader(w.one("ws", "a", data), w.cache)
+	asked := make(chan struct{})
+	var once sync.Once
+	w.store.Decide(func(c blobtest.Call) blobtest.Fault {
+		if c.N == 0 {
+			once.Do(func() { close(asked) })
+			return blobtest.Fault{Hang: true}
+		}
+		return blobtest.Fault{}
+	})
+	why := errors.New("went away")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	first := make(chan error, 1)
+	go func() { first <- r.ReadAt(ctx, "memory", make([]byte, 4096), 0) }()
+	<-asked
+	second := make(chan error, 1)
+	p := make([]byte, 4096)
+	go func() { second <- r.ReadAt(t.Context(), "memory", p, 0) }()
+	cancel(why)
+	if err := <-first; !errors.Is(err, why) {
+		t.Errorf("the one who went away got %v", err)
+	}
+	if err := <-second; err != nil || !bytes.Equal(p, data[:4096]) {
+		t.Errorf("the other got %v", err)
+	}
+}
+
+// A push that fails at any request leaves no manifest, and the next one succeeds and finds what is there.
+func TestPushThatFailsAtEveryRequest(t *testing.T) {
+	data := content(1, 9<<20)
+	in := chunkstore.Push{Space: "ws", ID: "a", Files: []chunkstore.Local{{Name: "memory", Path: file(t, data)}, {Name: "state", Path: file(t, content(2, 50_000))}}}
+	probe := newWorld(t, quick)
+	probe.push(in)
+	puts, stats := probe.store.Count("put"), probe.store.Count("stat")
+	if puts < 4 || stats < 4 {
+		t.Fatalf("a push makes %d puts and %d stats: this test is of no use", puts, stats)
+	}
+	for name, c := range map[string]struct {
+		op    string
+		times int
+		fault blobtest.Fault
+		want  error
+	}{
+		"full":         {"put", puts, blobtest.Fault{Err: blob.ErrNoSpace}, blob.ErrNoSpace},
+		"denied":       {"put", puts, blobtest.Fault{Err: blob.ErrDenied}, blob.ErrDenied},
+		"stat-denied":  {"stat", stats, blobtest.Fault{Err: blob.ErrDenied}, blob.ErrDenied},
+		"broken-pipes": {"put", puts, blobtest.Fault{Err: os.ErrClosed}, os.ErrClosed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, quick)
+			for n := range c.times {
+				w = newWorld(t, quick)
+				w.store.Decide(func(call blobtest.Call) blobtest.Fault {
+					if call.Op == c.op && call.N >= n {
+						return c.fault
+					}
+					return blobtest.Fault{}
+				})
+				if _, _, err := w.vault.Push(t.Context(), in); !errors.Is(err, c.want) {
+					t.Fatalf("%s fails from %d on: %v, want %v", c.op, n, err, c.want)
+				}
+				if _, err := w.vault.Open(t.Context(), "ws", "a"); !errors.Is(err, chunkstore.ErrNotFound) {
+					t.Fatalf("after a push that failed: %v, want ErrNotFound", err)
+				}
+			}
+			w.store.Decide(nil)
+			m, again := w.push(in)
+			if again.Reused == 0 && c.op == "put" {
+				t.Error("what failed pushes stored was not found")
+			}
+			w.wantFile(m, "memory", data)
+		})
+	}
+}
+
+// A store that is slow once, or whose answer is lost, costs another request.
+func TestPushOverABumpyLine(t *testing.T) {
+	w := newWorld(t, quick)
+	w.store.Decide(func(c blobtest.Call) blobtest.Fault {
+		if c.Op == "put" && c.N%3 == 0 {
+			return blobtest.Fault{Err: errors.New("connection reset")}
+		}
+		return blobtest.Fault{}
+	})
+	data := content(1, 9<<20)
+	w.wantFile(w.one("ws", "a", data), "memory", data)
+}
+
+// lossy stores and then says it failed.
+type lossy struct {
+	blob.Store
+	left int
+}
+
+func (l *lossy) PutIfAbsent(ctx context.Context, key string, r io.Reader, size int64) error {
+	err := l.Store.PutIfAbsent(ctx, key, r, size)
+	if err == nil && l.left > 0 {
+		l.left--
+		return errors.New("connection reset")
+	}
+	return err
+}
+
+func TestManifestWhoseAnswerIsLost(t *testing.T) {
+	w := newWorld(t, quick)
+	v, err := chunkstore.New(&lossy{Store: w.store, left: 1}, w.ring, quick)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer v.Close()
+	if _, _, err := v.Push(t.Context(), chunkstore.Push{Space: "ws", ID: "a", Files: []chunkstore.Local{{Name: "memory", Path: file(t, content(1, 5000))}}}); err != nil {
+		t.Errorf("push: %v", err)
+	}
+	w.open("ws", "a")
+}
+
+func TestParentThatGoesDuringAPush(t *testing.T) {
+	w := newWorld(t, quick)
+	data := blobtest.Content(1, 1<<20)
+	parent := w.one("ws", "p", data)
+	path, next := file(t, data), bytes.Clone(data)
+	next[0] ^= 1
+	in := chunkstore.Push{Space: "ws", ID: "a", Files: []chunkstore.Local{{Name: "memory", Path: file(t, next)}}, Parent: parent, ParentFiles: map[string]string{"memory": path}}
+	gone := func(rest func(string) bool) func(c blobtest.Call) blobtest.Fault {
+		return func(c blobtest.Call) blobtest.Fault {
+			if c.Op == "put" && strings.Contains(c.Key, "/c/") { // the difference: now it goes
+				for _, k := range blobtest.Keys(t, w.store.Store, "w/") {
+					if rest(k) {
+						if err := w.store.Store.Delete(t.Context(), k); err != nil {
+							t.Error(err)
+						}
+					}
+				}
+			}
+			return blobtest.Fault{}
+		}
+	}
+	w.store.Decide(gone(func(k string) bool { return strings.HasSuffix(k, "/p") }))
+	if _, _, err := w.vault.Push(t.Context(), in); !errors.Is(err, chunkstore.ErrNotFound) {
+		t.Errorf("push over a parent that is collected: %v, want ErrNotFound", err)
+	}
+}
+
+func TestCollect(t *testing.T) {
+	w := newWorld(t, chunkstore.Config{Grace: time.Hour})
+	mem, ok := w.store.Store.(*blobtest.Mem)
+	if !ok {
+		t.Fatal("not in memory")
+	}
+	collect := func(want int) {
+		t.Helper()
+		got, err := w.vault.Collect(t.Context())
+		if err != nil || got.Chunks != want {
+			t.Errorf("collected %+v, %v; want %d chunks", got, err, want)
+		}
+	}
+	base, fork := blobtest.Content(1, 8<<20), blobtest.Content(1, 8<<20)
+	copy(fork, blobtest.Content(2, 300_000))
+	parent := w.one(chunkstore.Common, "base", base)
+	m, _ := w.push(chunkstore.Push{Space: "ws", ID: "fork", Files: []chunkstore.Local{{Name: "memory", Path: file(t, fork)}},
+		Parent: parent, ParentFiles: map[string]string{"memory": file(t, base)}})
+	collect(0)
+	mem.Age(2 * time.Hour)
+	collect(0) // old, and needed
+	if err := w.vault.Delete(t.Context(), chunkstore.Common, "base"); err != nil {
+		t.Fatal(err)
+	}
+	mem.Age(2 * time.Hour)
+	collect(0) // the fork needs all of it but its own pages, which lie in chunks that it needs, too
+	w.wantFile(m, "memory", fork)
+	if err := w.vault.Delete(t.Context(), "ws", "fork"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.vault.Open(t.Context(), "ws", "fork"); !errors.Is(err, chunkstore.ErrNotFound) {
+		t.Errorf("open after delete: %v, want ErrNotFound", err)
+	}
+	collect(0) // deleted a moment ago
+	w.wantFile(m, "memory", fork)
+	mem.Age(2 * time.Hour)
+	collect(3)
+	if left := blobtest.Keys(t, w.store, ""); len(left) != 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// What a killed push left goes after the grace, and not before.
+func TestCollectAfterAKilledPush(t *testing.T) {
+	w := newWorld(t, chunkstore.Config{Grace: time.Hour, Attempts: 1})
+	mem, _ := w.store.Store.(*blobtest.Mem)
+	data := blobtest.Content(1, 8<<20)
+	w.store.Decide(func(c blobtest.Call) blobtest.Fault {
+		if strings.Contains(c.Key, "/m/") && c.Op == "put" {
+			return blobtest.Fault{Err: errors.New("killed")}
+		}
+		return blobtest.Fault{}
+	})
+	in := chunkstore.Push{Space: "ws", ID: "a", Files: []chunkstore.Local{{Name: "memory", Path: file(t, data)}}}
+	if _, _, err := w.vault.Push(t.Context(), in); err == nil {
+		t.Fatal("no error")
+	}
+	w.store.Decide(nil)
+	if got, err := w.vault.Collect(t.Context()); err != nil || got.Chunks != 0 || got.Kept != 2 {
+		t.Errorf("collected %+v, %v; want 2 kept", got, err)
+	}
+	// Found again when they are half as old as what goes, chunks are stored anew, and so are young.
+	mem.Age(40 * time.Minute)
+	m, stats := w.push(in)
+	if stats.Reused != 0 {
+		t.Errorf("%d old chunks were taken as they are", stats.Reused)
+	}
+	mem.Age(40 * time.Minute)
+	if got, err := w.vault.Collect(t.Context()); err != nil || got.Chunks != 0 {
+		t.Errorf("collected %+v, %v; want nothing", got, err)
+	}
+	w.wantFile(m, "memory", data)
+}
+
+func TestCollectSparesWhatItCannotJudge(t *testing.T) {
+	w := newWorld(t, chunkstore.Config{Grace: time.Hour, Attempts: 1})
+	mem, _ := w.store.Store.(*blobtest.Mem)
+	w.one("ws", "a", content(1, 1<<20))
+	w.one("other", "a", content(1, 1<<20))
+	blobtest.Put(t, w.store, "w/readme", []byte("x"))
+	blobtest.Put(t, w.store, "elsewhere/x", []byte("x"))
+	for _, k := range blobtest.Keys(t, w.store, "w/") {
+		if strings.HasSuffix(k, "/m/a") {
+			blobtest.Put(t, w.store, k, flip(get(t, w, k)))
+			break
+		}
+	}
+	mem.Age(2 * time.Hour)
+	before := len(blobtest.Keys(t, w.store, ""))
+	if _, err := w.vault.Collect(t.Context()); !errors.Is(err, chunkstore.ErrTampered) {
+		t.Errorf("collect: %v, want ErrTampered", err)
+	}
+	if after := len(blobtest.Keys(t, w.store, "")); after != before {
+		t.Errorf("%d objects of %d are left", after, before)
+	}
+	broken := errors.New("broken")
+	for _, op := range []string{"list", "get", "stat", "delete"} {
+		w.store.Decide(func(c blobtest.Call) blobtest.Fault {
+			if c.Op == op {
+				return blobtest.Fault{Err: broken}
+			}
+			return blobtest.Fault{}
+		})
+		got, err := w.vault.Collect(t.Context())
+		if err == nil || got.Chunks != 0 {
+			t.Errorf("%s fails: collected %+v, %v", op, got, err)
+		}
+	}
+}
+
+// A cache that is damaged, or takes nothing, costs requests and never gives anything wrong.
+func TestReadsThroughABadCache(t *testing.T) {
+	data := content(1, 5<<20)
+	for name, harm := range map[string]func(t *testing.T, dir string){
+		"bytes-changed": func(t *testing.T, dir string) {
+			each(t, dir, func(f *os.File) error { _, err := f.WriteAt([]byte("xxxx"), 70_000); return err })
+		},
+		"cut":     func(t *testing.T, dir string) { each(t, dir, func(f *os.File) error { return f.Truncate(100_000) }) },
+		"emptied": func(t *testing.T, dir string) { each(t, dir, func(f *os.File) error { return f.Truncate(0) }) },
+		"removed": func(t *testing.T, dir string) { each(t, dir, func(f *os.File) error { return os.Remove(f.Name()) }) },
+		"directory-gone": func(t *testing.T, dir string) {
+			if err := os.RemoveAll(dir); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"directories-instead": func(t *testing.T, dir string) {
+			each(t, dir, func(f *os.File) error {
+				return errors.Join(os.Remove(f.Name()), os.Mkdir(f.Name(), 0o700))
+			})
+		},
+		"file-instead": func(t *testing.T, dir string) {
+			if err := errors.Join(os.RemoveAll(dir), os.WriteFile(dir, nil, 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, quick)
+			dir := filepath.Join(t.TempDir(), "cache")
+			w.cache = newCache(t, cache.Config{Dir: dir, Files: 1})
+			m := w.one("ws", "a", data)
+			w.wantFile(m, "memory", data)
+			if name != "bytes-changed" { // what is open was checked
+				harm(t, dir)
+				w.wantFile(m, "memory", data)
+			}
+			if name == "file-instead" {
+				return // which the next start refuses
+			}
+			harmAgain := newCache(t, cache.Config{Dir: dir})
+			harm(t, dir)
+			w.cache = harmAgain
+			w.wantFile(m, "memory", data)
+			w.cache = newCache(t, cache.Config{Dir: dir})
+			w.wantFile(m, "memory", data)
+		})
+	}
+}
+
+func each(t *testing.T, dir string, do func(*os.File) error) {
+	t.Helper()
+	list, err := filepath.Glob(filepath.Join(dir, "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range list {
+		f, err := os.OpenFile(path, os.O_RDWR, 0)
+		if err != nil {
+			continue // harmed already
+		}
+		if err := errors.Join(do(f), f.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

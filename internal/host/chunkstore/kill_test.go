@@ -1,0 +1,148 @@
+package chunkstore_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/host/blob"
+	"github.com/pandastack/pandastack/internal/host/blob/blobtest"
+	"github.com/pandastack/pandastack/internal/host/chunkstore"
+	"github.com/pandastack/pandastack/internal/host/chunkstore/cache"
+)
+
+// pushEnv makes the test binary push the file "memory" of the directory it names into the store beside it, a
+// chunk for each line that it reads. It says "chunk" when it is about to store one.
+const pushEnv = "PANDASTACK_TEST_PUSH"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(pushEnv); dir != "" {
+		if err := pushFor(dir); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// toldStore is a store that asks before it stores anything.
+type toldStore struct {
+	blob.Store
+	next *bufio.Scanner
+}
+
+func (s toldStore) Put(ctx context.Context, key string, r io.Reader, size int64) error {
+	fmt.Println("chunk")
+	if !s.next.Scan() {
+		return io.ErrUnexpectedEOF
+	}
+	return s.Store.Put(ctx, key, r, size)
+}
+
+func (s toldStore) PutIfAbsent(ctx context.Context, key string, r io.Reader, size int64) error {
+	fmt.Println("manifest")
+	if !s.next.Scan() {
+		return io.ErrUnexpectedEOF
+	}
+	return s.Store.PutIfAbsent(ctx, key, r, size)
+}
+
+func pushFor(dir string) error {
+	store, err := blob.Open(context.Background(), "file://"+filepath.Join(dir, "store"), blob.Options{})
+	if err != nil {
+		return err
+	}
+	ring, err := chunkstore.NewKeyring(bytes.Repeat([]byte{1}, 32))
+	if err != nil {
+		return err
+	}
+	v, err := chunkstore.New(toldStore{store, bufio.NewScanner(os.Stdin)}, ring, chunkstore.Config{Parallel: 1})
+	if err != nil {
+		return err
+	}
+	_, _, err = v.Push(context.Background(), chunkstore.Push{Space: "ws", ID: "a", Files: []chunkstore.Local{{Name: "memory", Path: filepath.Join(dir, "memory")}}})
+	return err
+}
+
+// A host that is killed at any point of a push leaves nothing that another host sees, and the next push finds what
+// it stored.
+func TestHostKilledDuringAPush(t *testing.T) {
+	data := content(1, 13<<20) // four chunks and a manifest
+	for stored := range 5 {
+		t.Run(fmt.Sprint("after-", stored), func(t *testing.T) {
+			dir := t.TempDir()
+			if err := os.WriteFile(filepath.Join(dir, "memory"), data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			killPush(t, dir, stored)
+			store, err := blob.Open(t.Context(), "file://"+filepath.Join(dir, "store"), blob.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer store.Close()
+			w := &world{t: t, store: blobtest.Break(store, nil), ring: ring(t, 1), cache: newCache(t, cache.Config{})}
+			w.vault = w.newVault(w.ring, quick)
+			if _, err := w.vault.Open(t.Context(), "ws", "a"); !errors.Is(err, chunkstore.ErrNotFound) {
+				t.Errorf("open after the kill: %v, want ErrNotFound", err)
+			}
+			for _, key := range blobtest.Keys(t, store, "") {
+				if !strings.Contains(key, "/c/") {
+					t.Errorf("there is %s", key)
+				}
+			}
+			if done, err := w.vault.Collect(t.Context()); err != nil || done.Chunks != 0 {
+				t.Errorf("a collection meanwhile removed %d chunks, %v", done.Chunks, err)
+			}
+			m, again := w.push(chunkstore.Push{Space: "ws", ID: "a", Files: []chunkstore.Local{{Name: "memory", Path: filepath.Join(dir, "memory")}}})
+			if again.Reused != stored {
+				t.Errorf("%d chunks were found, %d were stored", again.Reused, stored)
+			}
+			w.wantFile(m, "memory", data)
+		})
+	}
+}
+
+// killPush has another process push, and kills it when it is about to store the next thing after so many chunks.
+func killPush(t *testing.T, dir string, stored int) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, self)
+	cmd.Env = append(os.Environ(), pushEnv+"="+dir)
+	cmd.Stderr = os.Stderr
+	in, err1 := cmd.StdinPipe()
+	out, err2 := cmd.StdoutPipe()
+	if err := errors.Join(err1, err2, cmd.Start()); err != nil {
+		t.Fatal(err)
+	}
+	said := bufio.NewScanner(out)
+	for range stored {
+		if !said.Scan() || said.Text() != "chunk" {
+			t.Errorf("the push said %q", said.Text())
+		}
+		if _, err := fmt.Fprintln(in); err != nil {
+			t.Error(err)
+		}
+	}
+	if !said.Scan() {
+		t.Error("the push ended")
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Error(err)
+	}
+	_ = cmd.Wait() // it was killed, which is told as an error
+}

@@ -1,0 +1,205 @@
+package chunkstore
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Base is a manifest whose files are at hand, to make others from.
+type Base struct {
+	Manifest *Manifest
+	Files    map[string]string // path by name; they are not changed
+	// Clone makes a file that shares its blocks with another, as cheap as that is here.
+	Clone func(from, to string) error
+}
+
+// Pulled tells what a pull had to do.
+type Pulled struct {
+	Bytes   int64 // written, of pages that are not zero
+	Fetched int64 // read from the store, compressed
+}
+
+// Pull writes all files, or those that wanted tells of unless it is nil, into dir, an existing directory that has none of them; the caller makes
+// them durable. What is zero takes no space. With base, files begin as clones of its files, and only what differs is fetched and
+// written. It takes what the cache has, and adds nothing to it. After an error the files are gone.
+func (r *Reader) Pull(ctx context.Context, dir string, base *Base, wanted func(name string) bool) (done Pulled, err error) {
+	p := &pulling{r: r, files: make([]*os.File, len(r.m.Files)), homes: map[int][]target{}}
+	defer func() {
+		if err = errors.Join(err, p.close(err != nil)); err != nil {
+			err = fmt.Errorf("pull %s: %w", r.m.ID, err)
+		}
+	}()
+	for i, f := range r.m.Files {
+		if wanted != nil && !wanted(f.Name) {
+			continue
+		}
+		if err := p.begin(i, f, filepath.Join(dir, f.Name), base); err != nil {
+			return Pulled{}, err
+		}
+	}
+	if err := p.fill(ctx); err != nil {
+		return Pulled{}, err
+	}
+	for _, n := range p.bytes {
+		done.Bytes += n.Bytes
+		done.Fetched += n.Fetched
+	}
+	return done, nil
+}
+
+// target is where pages of a chunk go.
+type target struct {
+	file int
+	Extent
+}
+
+type pulling struct {
+	r     *Reader
+	files []*os.File
+	homes map[int][]target // by chunk
+	bytes []Pulled         // by worker's task
+}
+
+// close closes the files, and removes them if asked to.
+func (p *pulling) close(remove bool) (err error) {
+	for _, f := range p.files {
+		if f == nil {
+			continue
+		}
+		err = errors.Join(err, f.Close())
+		if remove {
+			err = errors.Join(err, os.Remove(f.Name()))
+		}
+	}
+	return err
+}
+
+// begin makes a file and notes what is to be written into it.
+func (p *pulling) begin(i int, f File, path string, base *Base) (err error) {
+	var was File
+	if base != nil && base.Files[f.Name] != "" {
+		was, _ = base.Manifest.File(f.Name)
+	}
+	if was.Name != "" {
+		if err := base.Clone(base.Files[f.Name], path); err != nil {
+			return fmt.Errorf("begin with a clone: %w", err)
+		}
+	}
+	flags := os.O_RDWR
+	if was.Name == "" {
+		flags |= os.O_CREATE | os.O_EXCL
+	}
+	file, err := os.OpenFile(path, flags, 0o600)
+	if err != nil {
+		return err
+	}
+	p.files[i] = file
+	if err := errors.Join(file.Truncate(f.Bytes), file.Chmod(os.FileMode(f.Mode))); err != nil {
+		return err
+	}
+	next := int64(0)
+	for _, e := range f.Extents {
+		if err := punch(file, was, next, e.Page); err != nil {
+			return err
+		}
+		next = e.end()
+		for _, x := range p.differ(e, was, base) {
+			p.homes[x.Chunk] = append(p.homes[x.Chunk], target{i, x})
+		}
+	}
+	return punch(file, was, next, pagesOf(f.Bytes))
+}
+
+// punch makes pages zero that are not in a file that begins as a clone of was.
+func punch(file *os.File, was File, from, to int64) error {
+	for e := range was.within(from, to) {
+		err := unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, e.Page*PageSize, int64(e.Count)*PageSize)
+		if err != nil {
+			return fmt.Errorf("make a hole in %s: %w", file.Name(), err)
+		}
+	}
+	return nil
+}
+
+// differ gives what of an extent is not in the file it begins as a clone of.
+func (p *pulling) differ(e Extent, was File, base *Base) []Extent {
+	if was.Name == "" {
+		return []Extent{e}
+	}
+	var all []Extent
+	next := e.Page
+	for same := range shared(p.r.m, e, was, base.Manifest) {
+		all = append(all, e.cut(next, same.Page)...)
+		next = same.end()
+	}
+	return append(all, e.cut(next, e.end())...)
+}
+
+// fill writes what is to be written, chunk by chunk.
+func (p *pulling) fill(ctx context.Context) error {
+	chunks := make([]int, 0, len(p.homes))
+	for i := range p.homes {
+		chunks = append(chunks, i)
+	}
+	slices.Sort(chunks)
+	p.bytes = make([]Pulled, len(chunks))
+	return parallel(ctx, p.r.v.cfg.Parallel, chunks, func(ctx context.Context, n, i int) (err error) {
+		p.bytes[n], err = p.chunk(ctx, i)
+		return err
+	})
+}
+
+// chunk writes the pages of one chunk. Frames that the cache lacks are fetched, neighbours at once.
+func (p *pulling) chunk(ctx context.Context, index int) (done Pulled, err error) {
+	c := p.r.m.Chunks[index]
+	homes := p.homes[index]
+	slices.SortFunc(homes, func(a, b target) int { return cmp.Compare(a.At, b.At) })
+	pages := make([]byte, c.Pages*PageSize)
+	missing := make([]bool, len(c.Frames))
+	for _, h := range homes {
+		for i := h.At / framePages; i <= (h.At+h.Count-1)/framePages; i++ {
+			at := i * FrameSize
+			missing[i] = !p.r.cache.Read(object(c), at, pages[at:at+c.frameBytes(i)])
+		}
+	}
+	for i := 0; i < len(missing); i++ {
+		first := i
+		for i < len(missing) && missing[i] {
+			i++
+		}
+		if i == first {
+			continue
+		}
+		data, err := p.r.v.fetch(ctx, p.r.keys.of(c.Common), c, first, i-first, nil)
+		if err != nil {
+			return done, err
+		}
+		copy(pages[first*FrameSize:], data)
+		_, n := c.span(first, i-first)
+		done.Fetched += n
+	}
+	for _, h := range homes {
+		if err := p.write(h, pages[h.At*PageSize:(h.At+h.Count)*PageSize]); err != nil {
+			return done, err
+		}
+		done.Bytes += int64(h.Count) * PageSize
+	}
+	return done, nil
+}
+
+func (p *pulling) write(h target, data []byte) error {
+	off, size := h.Page*PageSize, p.r.m.Files[h.file].Bytes
+	_, err := p.files[h.file].WriteAt(data[:min(int64(len(data)), size-off)], off)
+	if errors.Is(err, syscall.ENOSPC) {
+		return fmt.Errorf("no disk space to pull into: %w", err)
+	}
+	return err
+}

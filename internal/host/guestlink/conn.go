@@ -1,0 +1,173 @@
+package guestlink
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/lib/mux"
+)
+
+// DialPort implements guestapi.Guest. The connection also has CloseWrite.
+func (l *Link) DialPort(ctx context.Context, port uint16) (net.Conn, error) {
+	st, _, err := l.open(ctx, guestapi.OpDial, guestapi.AppendDial(nil, port))
+	if err != nil {
+		return nil, err
+	}
+	return &conn{in: newLimit(), out: newLimit(), port: port, st: st, content: content{st: st}}, nil
+}
+
+// conn is a connection to a port of the guest.
+type conn struct {
+	st      *mux.Stream
+	port    uint16
+	in, out *limit
+	reading sync.Mutex
+	content content // guarded by reading
+	writing sync.Mutex
+}
+
+func (c *conn) Read(b []byte) (int, error) {
+	c.reading.Lock()
+	defer c.reading.Unlock()
+	c.content.ctx = c.in.context()
+	if err := c.content.ctx.Err(); err != nil {
+		return 0, err
+	}
+	n, err := c.content.Read(b)
+	return n, closedError(err)
+}
+
+func (c *conn) Write(b []byte) (int, error) {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	for n := 0; n < len(b); {
+		ctx := c.out.context()
+		if err := ctx.Err(); err != nil {
+			return n, err
+		}
+		part := b[n:min(len(b), n+chunk)]
+		if err := c.st.Send(ctx, part); err != nil {
+			return n, closedError(linkError(err))
+		}
+		n += len(part)
+	}
+	return len(b), nil
+}
+
+func closedError(err error) error {
+	if errors.Is(err, mux.ErrClosed) {
+		return net.ErrClosed
+	}
+	return err
+}
+
+// CloseWrite tells the program in the guest that no more will come.
+func (c *conn) CloseWrite() error {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	return closedError(linkError(c.st.SendFin(c.out.context(), nil)))
+}
+
+func (c *conn) Close() error {
+	c.in.stop()
+	c.out.stop()
+	return cancelled(c.st, nil)
+}
+
+func (c *conn) LocalAddr() net.Addr  { return address(0) }
+func (c *conn) RemoteAddr() net.Addr { return address(c.port) }
+
+func (c *conn) SetDeadline(t time.Time) error {
+	c.in.set(t)
+	c.out.set(t)
+	return nil
+}
+
+func (c *conn) SetReadDeadline(t time.Time) error {
+	c.in.set(t)
+	return nil
+}
+
+func (c *conn) SetWriteDeadline(t time.Time) error {
+	c.out.set(t)
+	return nil
+}
+
+// address is a port inside a guest.
+type address uint16
+
+func (address) Network() string  { return "guest" }
+func (a address) String() string { return "guest:" + strconv.Itoa(int(a)) }
+
+// limit is a deadline that can be moved.
+type limit struct {
+	mu    sync.Mutex
+	timer *time.Timer // nil: no deadline to come
+	done  until       // closed when the deadline passed; replaced when it is moved afterwards
+}
+
+func newLimit() *limit { return &limit{done: make(until)} }
+
+func (l *limit) set(t time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.timer != nil && !l.timer.Stop() {
+		<-l.done // it is about to close
+	}
+	l.timer = nil
+	passed := l.passed()
+	if !t.IsZero() && !t.After(time.Now()) {
+		if !passed {
+			close(l.done)
+		}
+		return
+	}
+	if passed {
+		l.done = make(until)
+	}
+	if !t.IsZero() {
+		done := l.done
+		l.timer = time.AfterFunc(time.Until(t), func() { close(done) })
+	}
+}
+
+func (l *limit) passed() bool { return l.done.Err() != nil }
+
+func (l *limit) stop() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.timer != nil && !l.timer.Stop() {
+		<-l.done
+	}
+	l.timer = nil
+}
+
+// context ends when the deadline passes that is set now, or that it is moved to before.
+func (l *limit) context() context.Context {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.done
+}
+
+// until is a context that ends when the channel is closed.
+type until chan struct{}
+
+func (u until) Done() <-chan struct{} { return u }
+
+func (u until) Err() error {
+	select {
+	case <-u:
+		return os.ErrDeadlineExceeded
+	default:
+		return nil
+	}
+}
+
+func (u until) Deadline() (time.Time, bool) { return time.Time{}, false }
+func (u until) Value(any) any               { return nil }

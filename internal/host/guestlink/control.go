@@ -1,0 +1,55 @@
+package guestlink
+
+import (
+	"context"
+
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+)
+
+// Freeze implements guestapi.Guest. When it fails, the channel is as before; whether the workload was
+// frozen is not known then, and Thaw is right.
+func (l *Link) Freeze(ctx context.Context, sync bool) error {
+	request := guestapi.AppendRequest(nil, guestapi.OpFreeze, guestapi.AppendFreeze(nil, sync))
+	st, err := l.h.OpenLast(ctx, request)
+	if err != nil {
+		return linkError(err)
+	}
+	if _, err := l.finish(ctx, st, nil); err != nil {
+		l.h.Release()
+		return err
+	}
+	return nil
+}
+
+// Thaw implements guestapi.Guest.
+func (l *Link) Thaw(ctx context.Context) error {
+	l.h.Release()
+	_, err := l.call(ctx, guestapi.OpThaw, nil)
+	return err
+}
+
+// Stats implements guestapi.Guest.
+func (l *Link) Stats(ctx context.Context) (guestapi.Stats, error) {
+	answer, err := l.call(ctx, guestapi.OpStats, nil)
+	if err != nil {
+		return guestapi.Stats{}, err
+	}
+	s, err := guestapi.ParseStats(answer)
+	if err != nil {
+		return guestapi.Stats{}, linkError(err)
+	}
+	return s, nil
+}
+
+// Ports implements guestapi.Guest.
+func (l *Link) Ports(ctx context.Context) ([]guestapi.Port, error) {
+	answer, err := l.call(ctx, guestapi.OpPorts, nil)
+	if err != nil {
+		return nil, err
+	}
+	all, err := guestapi.ParsePorts(answer, maxFew)
+	if err != nil {
+		return nil, linkError(err)
+	}
+	return all, nil
+}

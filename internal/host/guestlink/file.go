@@ -1,0 +1,173 @@
+package guestlink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/lib/mux"
+)
+
+// Stat implements guestapi.Guest.
+func (l *Link) Stat(ctx context.Context, path, user string) (guestapi.FileInfo, error) {
+	return l.file(ctx, guestapi.OpStat, guestapi.FileRequest{Path: path, User: user})
+}
+
+// List implements guestapi.Guest.
+func (l *Link) List(ctx context.Context, path, user string, depth int) ([]guestapi.FileInfo, error) {
+	r := guestapi.FileRequest{Path: path, User: user, Depth: depth}
+	answer, err := l.call(ctx, guestapi.OpList, guestapi.AppendFileRequest(nil, &r))
+	if err != nil {
+		return nil, err
+	}
+	all, err := guestapi.ParseFileInfos(answer, maxEntries)
+	if err != nil {
+		return nil, linkError(err)
+	}
+	return all, nil
+}
+
+// Move implements guestapi.Guest.
+func (l *Link) Move(ctx context.Context, from, to, user string) (guestapi.FileInfo, error) {
+	return l.file(ctx, guestapi.OpMove, guestapi.FileRequest{Path: from, To: to, User: user})
+}
+
+// Remove implements guestapi.Guest.
+func (l *Link) Remove(ctx context.Context, path, user string, recursive bool) error {
+	r := guestapi.FileRequest{Path: path, User: user, Recursive: recursive}
+	_, err := l.call(ctx, guestapi.OpRemoveAll, guestapi.AppendFileRequest(nil, &r))
+	return err
+}
+
+// MakeDir implements guestapi.Guest.
+func (l *Link) MakeDir(ctx context.Context, path, user string) (guestapi.FileInfo, error) {
+	return l.file(ctx, guestapi.OpMakeDir, guestapi.FileRequest{Path: path, User: user})
+}
+
+func (l *Link) file(ctx context.Context, op guestapi.Op, r guestapi.FileRequest) (guestapi.FileInfo, error) {
+	answer, err := l.call(ctx, op, guestapi.AppendFileRequest(nil, &r))
+	if err != nil {
+		return guestapi.FileInfo{}, err
+	}
+	return parseFile(answer)
+}
+
+func parseFile(answer []byte) (guestapi.FileInfo, error) {
+	i, err := guestapi.ParseFileInfo(answer)
+	if err != nil {
+		return i, linkError(err)
+	}
+	return i, nil
+}
+
+// Read implements guestapi.Guest. The reader ends with ctx too.
+func (l *Link) Read(ctx context.Context, path, user string, offset, length int64) (guestapi.FileInfo, io.ReadCloser, error) {
+	r := guestapi.FileRequest{Path: path, User: user, Offset: offset, Length: length}
+	st, answer, err := l.open(ctx, guestapi.OpRead, guestapi.AppendFileRequest(nil, &r))
+	if err != nil {
+		return guestapi.FileInfo{}, nil, err
+	}
+	i, err := parseFile(answer)
+	if err != nil {
+		return i, nil, cancelled(st, err)
+	}
+	return i, &content{ctx: ctx, st: st}, nil
+}
+
+// content is the messages of a stream as a reader.
+type content struct {
+	ctx  context.Context // of the call that opened it
+	st   *mux.Stream
+	rest []byte
+}
+
+func (c *content) Read(b []byte) (int, error) {
+	for len(c.rest) == 0 {
+		message, err := c.st.Recv(c.ctx)
+		if err == io.EOF {
+			return 0, io.EOF
+		}
+		if err != nil {
+			return 0, linkError(err)
+		}
+		c.rest = message
+	}
+	n := copy(b, c.rest)
+	c.rest = c.rest[n:]
+	return n, nil
+}
+
+func (c *content) Close() error { return cancelled(c.st, nil) }
+
+// Write implements guestapi.Guest.
+func (l *Link) Write(ctx context.Context, path string, opt guestapi.WriteOptions, r io.Reader) (guestapi.FileInfo, error) {
+	request := guestapi.FileRequest{Path: path, User: opt.User, Mode: opt.Mode, Size: opt.Size, Metadata: opt.Metadata}
+	st, rest, err := l.begin(ctx, guestapi.OpWriteFile, guestapi.AppendFileRequest(nil, &request), false)
+	if err != nil {
+		return guestapi.FileInfo{}, err
+	}
+	if err := l.send(ctx, st, rest, false); err != nil {
+		return guestapi.FileInfo{}, cancelled(st, err)
+	}
+	if err := sendAll(ctx, st, r); err != nil {
+		return guestapi.FileInfo{}, cancelled(st, err)
+	}
+	answer, err := l.finish(ctx, st, nil)
+	if err != nil {
+		return guestapi.FileInfo{}, err
+	}
+	return parseFile(answer)
+}
+
+func sendAll(ctx context.Context, st *mux.Stream, r io.Reader) error {
+	buf := make([]byte, chunk)
+	for {
+		n, err := io.ReadFull(r, buf)
+		end := err == io.EOF || errors.Is(err, io.ErrUnexpectedEOF)
+		if err != nil && !end {
+			return fmt.Errorf("read what is to be written: %w", err)
+		}
+		if end {
+			err = st.SendFin(ctx, buf[:n])
+		} else {
+			err = st.Send(ctx, buf)
+		}
+		if err != nil {
+			return linkError(err)
+		}
+		if end {
+			return nil
+		}
+	}
+}
+
+// Watch implements guestapi.Guest.
+func (l *Link) Watch(ctx context.Context, path, user string, recursive bool) (guestapi.Watcher, error) {
+	r := guestapi.FileRequest{Path: path, User: user, Recursive: recursive}
+	st, _, err := l.open(ctx, guestapi.OpWatch, guestapi.AppendFileRequest(nil, &r))
+	if err != nil {
+		return nil, err
+	}
+	return &watcher{st}, nil
+}
+
+type watcher struct{ st *mux.Stream }
+
+func (w *watcher) Next(ctx context.Context) (guestapi.FileEvent, error) {
+	message, err := w.st.Recv(ctx)
+	if err == io.EOF {
+		return guestapi.FileEvent{}, io.EOF
+	}
+	var e guestapi.FileEvent
+	if err == nil {
+		e, err = guestapi.ParseFileEvent(message)
+	}
+	if err != nil {
+		return guestapi.FileEvent{}, linkError(err)
+	}
+	return e, nil
+}
+
+func (w *watcher) Close() error { return cancelled(w.st, nil) }

@@ -1,0 +1,171 @@
+package guestlink_test
+
+import (
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/host/guestlink"
+	"github.com/pandastack/pandastack/internal/lib/mux"
+)
+
+// liar is a guest end that speaks the protocol well and answers every request with the same messages.
+type liar struct {
+	messages [][]byte
+	reset    *mux.ResetError
+	endless  bool
+	t        *testing.T
+}
+
+func (*liar) Hello(mux.Hello) {}
+
+func (l *liar) Stream(st *mux.Stream, _ []byte) {
+	ctx := l.t.Context()
+	go func() {
+		for _, m := range l.messages {
+			if st.Send(ctx, m) != nil {
+				return
+			}
+		}
+		for l.endless {
+			if st.Send(ctx, l.messages[len(l.messages)-1]) != nil {
+				return
+			}
+		}
+		if l.reset != nil {
+			st.Reset(l.reset.Code, l.reset.Text)
+			return
+		}
+		_ = st.SendFin(ctx, nil)
+	}()
+}
+
+func lie(t *testing.T, l *liar) *guestlink.Link {
+	t.Helper()
+	host, guest := channel(t)
+	l.t = t
+	done := make(chan struct{})
+	go func(conn net.Conn) {
+		defer close(done)
+		_ = mux.NewGuest(conn).Serve(l)
+	}(guest)
+	t.Cleanup(func() { _ = guest.Close(); <-done })
+	return open(t, host, guestlink.Options{})
+}
+
+// requests are all that have an answer.
+func requests(t *testing.T, l *guestlink.Link) map[string]func() error {
+	ctx := within(t)
+	return map[string]func() error{
+		"start":     func() error { _, err := l.Start(ctx, guestapi.ProcessSpec{Shell: "x"}); return err },
+		"attach":    func() error { _, err := l.Attach(ctx, guestapi.ProcessRef{}, guestapi.Offsets{}); return err },
+		"processes": func() error { _, err := l.Processes(ctx); return err },
+		"stat":      func() error { _, err := l.Stat(ctx, "/", ""); return err },
+		"list":      func() error { _, err := l.List(ctx, "/", "", 1); return err },
+		"read":      func() error { _, _, err := l.Read(ctx, "/", "", 0, -1); return err },
+		"write": func() error {
+			_, err := l.Write(ctx, "/", guestapi.WriteOptions{}, strings.NewReader("x"))
+			return err
+		},
+		"move":  func() error { _, err := l.Move(ctx, "/", "/", ""); return err },
+		"mkdir": func() error { _, err := l.MakeDir(ctx, "/", ""); return err },
+		"ports": func() error { _, err := l.Ports(ctx); return err },
+		"stats": func() error { _, err := l.Stats(ctx); return err },
+	}
+}
+
+// TestNonsenseIsAnError and the link lives on.
+func TestNonsenseIsAnError(t *testing.T) {
+	for name, l := range map[string]*liar{
+		"nothing":         {},
+		"an empty answer": {messages: [][]byte{{}}},
+		"garbage":         {messages: [][]byte{append([]byte{0}, strings.Repeat("\xff", 1000)...)}},
+		"unknown code":    {messages: [][]byte{{200, 1, 'x'}}},
+		"unknown reset":   {reset: &mux.ResetError{Code: 60_000, Text: "x"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			link := lie(t, l)
+			for what, do := range requests(t, link) {
+				if err := do(); err == nil || errors.Is(err, guestapi.ErrLost) {
+					t.Errorf("%s: %v", what, err)
+				}
+			}
+		})
+	}
+}
+
+// TestEndlessAnswersAreCut: an answer that does not end is an error, not the host's memory.
+func TestEndlessAnswersAreCut(t *testing.T) {
+	link := lie(t, &liar{messages: [][]byte{{0}, make([]byte, 64000)}, endless: true})
+	if _, err := link.List(within(t), "/", "", 1); !errors.Is(err, guestapi.ErrInternal) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestErrorTextIsPrintable(t *testing.T) {
+	link := lie(t, &liar{reset: &mux.ResetError{Code: uint16(guestapi.ErrorCode(guestapi.ErrNotFound)),
+		Text: "\x1b[2J\xff\n" + strings.Repeat("ü", 5000)}})
+	_, err := link.Stat(within(t), "/", "")
+	if !errors.Is(err, guestapi.ErrNotFound) {
+		t.Fatal(err)
+	}
+	if s := err.Error(); !utf8.ValidString(s) || strings.ContainsAny(s, "\x1b\n") || len(s) > guestapi.MaxText {
+		t.Errorf("got %q", s)
+	}
+}
+
+// TestAProcessOfLies: events that make no sense end the follower, not the host.
+func TestAProcessOfLies(t *testing.T) {
+	for name, event := range map[string][]byte{
+		"unknown stream": {9, 0, 'x'}, "negative offset": {1, 1, 'x'}, "exit of nothing": {0, 0}, "empty": {},
+	} {
+		link := lie(t, &liar{messages: [][]byte{{0, 1}, event}})
+		p, err := link.Start(within(t), guestapi.ProcessSpec{Shell: "x"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.Next(within(t)); !errors.Is(err, guestapi.ErrInternal) {
+			t.Errorf("%s: %v", name, err)
+		}
+		_ = p.Close()
+	}
+	link := lie(t, &liar{messages: [][]byte{{0, 1}}})
+	p, err := link.Start(within(t), guestapi.ProcessSpec{Shell: "x"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Next(within(t)); err == nil || err == io.EOF {
+		t.Errorf("end without an exit: %v", err)
+	}
+}
+
+// TestDeadGuestEndsEveryCall that waits.
+func TestDeadGuestEndsEveryCall(t *testing.T) {
+	host, guest := channel(t)
+	link := open(t, host, guestlink.Options{})
+	errs := make(chan error, 20)
+	all := requests(t, link)
+	for _, do := range all {
+		go func() { errs <- do() }()
+	}
+	go func() { _, _ = io.Copy(io.Discard, guest) }()
+	buf := []byte("no answer to anything")
+	if _, err := guest.Write(buf); err != nil {
+		t.Fatal(err)
+	}
+	_ = guest.Close()
+	for range all {
+		if err := <-errs; !errors.Is(err, guestapi.ErrLost) {
+			t.Errorf("got %v", err)
+		}
+	}
+	select {
+	case <-link.Done():
+	default:
+		t.Error("the link is not done")
+	}
+}

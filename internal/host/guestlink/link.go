@@ -1,0 +1,224 @@
+// Package guestlink is the host's end of the guest channel: a guestapi.Guest over one connection.
+//
+// It owns the connection and the session on it. It knows nothing of monitors, machines or sandboxes. All
+// that a guest sends is bounded and checked before it is returned: lengths, numbers of entries, and the
+// text of errors, which is made printable. A guest that breaks the protocol loses its link; one that
+// tells lies in well-formed answers is believed by nobody here.
+//
+// A Link may be used by many goroutines. It runs a few of its own, which Close waits for.
+package guestlink
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/lib/mux"
+)
+
+// Bounds of what one answer may hold.
+const (
+	maxAnswer  = 64 << 20 // bytes
+	maxEntries = 1 << 17  // files of a listing
+	maxFew     = 1 << 14  // processes, ports
+	chunk      = 32 << 10 // bytes of content a message; what the guest's device writes at once
+)
+
+// Options of a new link.
+type Options struct {
+	// Generation of the machine. A guest that was last confirmed with another refuses all but a restore.
+	Generation uint64
+	// Identity, if not nil, is sent right behind the greeting; Ready waits for its confirmation.
+	Identity *guestapi.Identity
+	// Resync says that the channel may hold half of somebody's frames: the link is the first of a new
+	// process over a machine that lives on.
+	Resync bool
+}
+
+// Link is a machine's guest as the host sees it.
+type Link struct {
+	h        *mux.Host
+	ctx      context.Context // ends with Close; for what outlives the call that began it
+	cancel   context.CancelCauseFunc
+	wg       sync.WaitGroup
+	restored chan struct{} // closed when the restore was answered
+	err      error         // of the restore; read after restored
+}
+
+var _ guestapi.Guest = (*Link)(nil)
+
+// Open greets the guest over conn, which the link owns from now on. It does not wait: the guest may be
+// about to be started. Requests may be made at once; they wait for the guest. Of ctx only its values
+// live on.
+func Open(ctx context.Context, conn net.Conn, opt Options) (*Link, error) {
+	hello := mux.Hello{Generation: opt.Generation}
+	if _, err := rand.Read(hello.Nonce[:]); err != nil {
+		return nil, fmt.Errorf("greet guest: %w", err)
+	}
+	l := &Link{restored: make(chan struct{})}
+	l.ctx, l.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	l.h = mux.NewHost(conn, hello, opt.Resync)
+	if opt.Identity == nil {
+		close(l.restored)
+		return l, nil
+	}
+	st, rest, err := l.begin(ctx, guestapi.OpRestore, guestapi.AppendIdentity(nil, opt.Identity), true)
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	l.wg.Go(func() {
+		defer close(l.restored)
+		_, l.err = l.finish(l.ctx, st, rest)
+	})
+	return l, nil
+}
+
+// Ready waits until the guest has answered the greeting and, if there was an identity, has become it.
+func (l *Link) Ready(ctx context.Context) error {
+	if err := l.h.Greeted(ctx); err != nil {
+		return fmt.Errorf("greet guest: %w", linkError(err))
+	}
+	select {
+	case <-l.restored:
+	case <-ctx.Done():
+		return fmt.Errorf("restore guest: %w", context.Cause(ctx))
+	}
+	if l.err != nil {
+		return fmt.Errorf("restore guest: %w", l.err)
+	}
+	return nil
+}
+
+// Done is closed when the link has ended, by Close or because the channel did.
+func (l *Link) Done() <-chan struct{} { return l.h.Done() }
+
+// Close ends the link. Processes in the guest live on. It returns when nothing of the link is left.
+func (l *Link) Close() error {
+	l.cancel(guestapi.ErrLost)
+	err := l.h.Close()
+	l.wg.Wait()
+	return err
+}
+
+// linkError translates an error of the channel.
+func linkError(err error) error {
+	var reset *mux.ResetError
+	switch {
+	case errors.As(err, &reset):
+		if reset.Code == 0 || reset.Code > 255 {
+			return guestapi.CodeError(1, reset.Text)
+		}
+		return guestapi.CodeError(uint8(reset.Code), reset.Text)
+	case errors.Is(err, mux.ErrLost):
+		return fmt.Errorf("%w: %w", guestapi.ErrLost, err)
+	case errors.Is(err, mux.ErrTooMany):
+		return fmt.Errorf("%w: %w", guestapi.ErrBusy, err)
+	case errors.Is(err, guestapi.ErrFormat):
+		return fmt.Errorf("%w: %w", guestapi.ErrInternal, err)
+	}
+	return err
+}
+
+// begin opens a stream with a request, and returns what of the request did not fit into one message. The
+// caller resets the stream. With fin the request is all the host sends.
+func (l *Link) begin(ctx context.Context, op guestapi.Op, body []byte, fin bool) (*mux.Stream, []byte, error) {
+	if len(body) > guestapi.MaxRequest {
+		return nil, nil, fmt.Errorf("%w: request of %d bytes, at most %d are possible", guestapi.ErrInvalid, len(body), guestapi.MaxRequest)
+	}
+	request := guestapi.AppendRequest(make([]byte, 0, len(body)+8), op, body)
+	first, rest := request[:min(len(request), chunk)], request[min(len(request), chunk):]
+	st, err := l.h.Open(ctx, first, fin && len(rest) == 0)
+	if err != nil {
+		return nil, nil, linkError(err)
+	}
+	return st, rest, nil
+}
+
+// open begins a request that goes on in both directions, and takes the first message of its answer.
+func (l *Link) open(ctx context.Context, op guestapi.Op, body []byte) (*mux.Stream, []byte, error) {
+	st, rest, err := l.begin(ctx, op, body, false)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := l.send(ctx, st, rest, false); err != nil {
+		return nil, nil, cancelled(st, err)
+	}
+	answer, err := l.first(ctx, st)
+	if err != nil {
+		return nil, nil, cancelled(st, err)
+	}
+	return st, answer, nil
+}
+
+// first takes the first message of an answer.
+func (l *Link) first(ctx context.Context, st *mux.Stream) ([]byte, error) {
+	answer, err := st.Recv(ctx)
+	if err == io.EOF {
+		err = guestapi.ErrFormat
+	}
+	if err == nil {
+		answer, err = guestapi.CutStatus(answer)
+	}
+	if err != nil {
+		return nil, linkError(err)
+	}
+	return answer, nil
+}
+
+// cancelled tells the guest that nobody waits for the stream any more, and returns err.
+func cancelled(st *mux.Stream, err error) error {
+	st.Reset(uint16(guestapi.ErrorCode(context.Canceled)), "")
+	return err
+}
+
+func (l *Link) send(ctx context.Context, st *mux.Stream, rest []byte, fin bool) error {
+	for len(rest) > 0 {
+		part := rest[:min(len(rest), chunk)]
+		rest = rest[len(part):]
+		var err error
+		if fin && len(rest) == 0 {
+			err = st.SendFin(ctx, part)
+		} else {
+			err = st.Send(ctx, part)
+		}
+		if err != nil {
+			return linkError(err)
+		}
+	}
+	return nil
+}
+
+// finish sends the rest of a request and takes the whole answer. The stream is over afterwards.
+func (l *Link) finish(ctx context.Context, st *mux.Stream, rest []byte) ([]byte, error) {
+	if err := l.send(ctx, st, rest, true); err != nil {
+		return nil, cancelled(st, err)
+	}
+	answer, err := l.first(ctx, st)
+	for err == nil {
+		var more []byte
+		if more, err = st.Recv(ctx); err == nil {
+			if answer = append(answer, more...); len(answer) > maxAnswer {
+				err = guestapi.ErrFormat
+			}
+		}
+	}
+	if err == io.EOF {
+		st.Drop()
+		return answer, nil
+	}
+	return nil, cancelled(st, linkError(err))
+}
+
+// call makes a request with one answer.
+func (l *Link) call(ctx context.Context, op guestapi.Op, body []byte) ([]byte, error) {
+	st, rest, err := l.begin(ctx, op, body, true)
+	if err != nil {
+		return nil, err
+	}
+	return l.finish(ctx, st, rest)
+}

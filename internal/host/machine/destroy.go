@@ -1,0 +1,112 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/lib/durable"
+)
+
+// Destroy brings a machine to its end, whatever state it is in. A machine that is not there is fine.
+// When it fails, asking again goes on where it stopped. cause is for the log.
+func (m *Manager) Destroy(ctx context.Context, id hostapi.MachineID, cause string) (err error) {
+	p := m.begin("destroy")
+	defer func() { err = p.end(ctx, err) }()
+	mc, err := p.enter(ctx, id)
+	if errors.Is(err, hostapi.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := m.scrap(ctx, p, mc); err != nil {
+		return fmt.Errorf("destroy machine %s: %w", id, err)
+	}
+	m.log.Info("machine destroyed", "machine", id, "took", p.ph.Total(), "cause", cause, p.ph.Attr())
+	return nil
+}
+
+// scrap removes all that belongs to a machine that the caller owns.
+func (m *Manager) scrap(ctx context.Context, p *plan, mc *machine) error {
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), undoLimit, errors.New("the machine did not end in time"))
+	defer cancel()
+	if err := m.record(mc, ofProcess, func(in *intent) { in.State = destroying }); err != nil {
+		// Even a full disk must not keep a machine alive: what the record would have told the next
+		// process it finds out by itself.
+		m.log.Warn("end of machine not recorded", "machine", mc.id, "err", err)
+	}
+	if err := p.did("intent"); err != nil {
+		return err
+	}
+	if err := m.strip(ctx, p, mc); err != nil {
+		return err
+	}
+	if err := m.removeDir(mc); err != nil {
+		return err
+	}
+	if base := mc.in.Base; base != "" {
+		if err := m.deps.Store.Release(base); err != nil {
+			m.log.Warn("image not released", "machine", mc.id, "snapshot", base, "err", err)
+		}
+	}
+	m.drop(mc)
+	return p.did("remove")
+}
+
+// removeDir removes a machine's files. A kept machine must not come back after a crash of the host; of
+// others a crash leaves nothing that Recover would take for alive.
+func (m *Manager) removeDir(mc *machine) error {
+	if mc.in.Keep {
+		return durable.RemoveAll(mc.dir)
+	}
+	gone := filepath.Join(m.cfg.Dir, ".new-gone-"+string(mc.id))
+	if err := os.Rename(mc.dir, gone); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return os.RemoveAll(gone)
+}
+
+// strip takes a machine's monitor, group and network place from it. It is right when some are gone. What
+// it could not give back it still has, so that strip may be called again.
+func (m *Manager) strip(ctx context.Context, p *plan, mc *machine) error {
+	m.unlink(mc)
+	if vm := mc.vm; vm != nil {
+		if err := vm.Kill(ctx); err != nil {
+			return fmt.Errorf("kill the monitor: %w", err)
+		}
+		mc.set(func() { mc.vm = nil })
+	}
+	all := p.did("kill")
+	if !p.quit {
+		all = errors.Join(all, m.detach(ctx, mc))
+	}
+	if group := mc.group; group != nil && !p.quit {
+		if err := group.Destroy(ctx); err != nil {
+			all = errors.Join(all, fmt.Errorf("destroy the group: %w", err))
+		} else {
+			mc.set(func() { mc.group = nil })
+			all = errors.Join(all, p.did("group"))
+		}
+	}
+	if slot := mc.slot; slot != nil && !p.quit {
+		if err := slot.Give(ctx); err != nil {
+			all = errors.Join(all, fmt.Errorf("give the network slot back: %w", err))
+		} else {
+			mc.set(func() { mc.slot = nil })
+			all = errors.Join(all, p.did("slot"))
+		}
+	}
+	return all
+}
+
+// stripped takes from a machine at rest what an earlier strip could not.
+func (m *Manager) stripped(ctx context.Context, p *plan, mc *machine) error {
+	if mc.vm == nil && mc.group == nil && mc.slot == nil {
+		return nil
+	}
+	return m.strip(ctx, p, mc)
+}

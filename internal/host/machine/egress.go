@@ -1,0 +1,53 @@
+package machine
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+)
+
+// SetEgress changes what a machine may reach, in any state: the record first, durably, then the machine's
+// place in the network, if it has one. A process that ends between the two leaves it to the next one, which
+// puts in force what is recorded. When it fails both are as before.
+func (m *Manager) SetEgress(ctx context.Context, id hostapi.MachineID, policy hostapi.Egress) (err error) {
+	if err := m.deps.Network.CheckEgress(policy); err != nil {
+		return fmt.Errorf("set the egress policy of machine %s: %w", id, err)
+	}
+	p := m.begin("egress")
+	defer func() { err = p.end(ctx, err) }()
+	mc, err := p.enter(ctx, id)
+	if err != nil {
+		return err
+	}
+	if err := mc.need("set the egress policy of", running, paused, hibernating, hibernated, waking, failed); err != nil {
+		return err
+	}
+	before := mc.in.Egress
+	p.back.Push("record", func(context.Context) error {
+		return m.record(mc, ofHost, func(in *intent) { in.Egress = before })
+	})
+	if err := m.record(mc, ofHost, func(in *intent) { in.Egress = policy }); err != nil {
+		return err
+	}
+	if err := p.did("record"); err != nil {
+		return err
+	}
+	if mc.slot != nil {
+		if err := m.restrict(ctx, p, mc, before, policy); err != nil {
+			return fmt.Errorf("set the egress policy of machine %s: %w", id, err)
+		}
+	}
+	p.back.Forget()
+	p.told(mc, false)
+	return nil
+}
+
+// restrict puts a policy in force on a machine's slot.
+func (m *Manager) restrict(ctx context.Context, p *plan, mc *machine, before, policy hostapi.Egress) error {
+	if err := mc.slot.SetEgress(ctx, policy); err != nil {
+		return err
+	}
+	p.back.Push("set the former egress policy", func(ctx context.Context) error { return mc.slot.SetEgress(ctx, before) })
+	return p.did("apply")
+}

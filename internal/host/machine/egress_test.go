@@ -1,0 +1,127 @@
+package machine_test
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+)
+
+// has fails unless a machine's policy is recorded and, where it lives, in force.
+func (w *world) has(id string, want hostapi.Egress) {
+	w.t.Helper()
+	mc, err := w.mgr.Get(hostapi.MachineID(id))
+	w.must(err)
+	if !mc.Egress.Equal(want) {
+		w.t.Errorf("machine %s has the policy %+v, want %+v", id, mc.Egress, want)
+	}
+	if mc.State == hostapi.Running || mc.State == hostapi.Paused {
+		w.must(w.guarded(id))
+	}
+}
+
+// TestEgressFollowsTheMachine holds the policy on every way to life; that it is in force before the guest
+// runs, the monitors of this world check themselves.
+func TestEgressFollowsTheMachine(t *testing.T) {
+	w := newWorld(t)
+	ctx := t.Context()
+	w.create("a", true)
+	w.has("a", few)
+	got, err := w.mgr.Fork(ctx, hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "b", Keep: true}}})
+	w.must(err)
+	w.must(got[0].Err)
+	w.has("b", few)
+
+	w.must(w.mgr.SetEgress(ctx, "a", other))
+	w.has("a", other)
+	w.has("b", few) // of its own
+	w.must(w.mgr.Pause(ctx, "b"))
+	w.must(w.mgr.SetEgress(ctx, "b", hostapi.Egress{}))
+	w.has("b", hostapi.Egress{})
+	w.kill(nil) // adopted
+	w.has("a", other)
+	w.has("b", hostapi.Egress{})
+
+	w.must(w.mgr.Hibernate(ctx, "a"))
+	w.must(w.mgr.SetEgress(ctx, "a", few))
+	w.kill(nil)
+	w.has("a", few)
+	w.host.failNext("load", errors.New("lost")) // then it boots cold
+	_, _ = w.mgr.Wake(ctx, "a")
+	w.state("a", hostapi.Failed)
+	w.must(w.mgr.SetEgress(ctx, "a", other))
+	_, err = w.mgr.Wake(ctx, "a")
+	w.must(err)
+	w.has("a", other)
+	w.finish("everything")
+}
+
+func TestEgressThatCannotBe(t *testing.T) {
+	w := newWorld(t)
+	ctx := t.Context()
+	bad := hostapi.Egress{Allow: []string{"bad"}}
+	if _, err := w.mgr.Create(ctx, hostapi.Create{ID: "a", Egress: bad}, base, ""); !errors.Is(err, hostapi.ErrInvalid) {
+		t.Errorf("create: %v, want ErrInvalid", err)
+	}
+	w.create("a", true)
+	if err := w.mgr.SetEgress(ctx, "a", bad); !errors.Is(err, hostapi.ErrInvalid) {
+		t.Errorf("change: %v, want ErrInvalid", err)
+	}
+	if err := w.mgr.SetEgress(ctx, "none", other); !errors.Is(err, hostapi.ErrNotFound) {
+		t.Errorf("of no machine: %v, want ErrNotFound", err)
+	}
+	w.net.failNext(errInjected)
+	if err := w.mgr.SetEgress(ctx, "a", other); !errors.Is(err, errInjected) {
+		t.Errorf("change that the network refuses: %v", err)
+	}
+	w.has("a", few)
+	w.net.failNext(errInjected)
+	if _, err := w.mgr.Create(ctx, hostapi.Create{ID: "b", Egress: few}, base, ""); !errors.Is(err, errInjected) {
+		t.Errorf("create that the network refuses: %v", err)
+	}
+	w.finish("refusals")
+}
+
+// TestAdoptionWithoutPolicy holds that a machine whose policy cannot be set again does not go on.
+func TestAdoptionWithoutPolicy(t *testing.T) {
+	w := newWorld(t)
+	w.create("a", true)
+	w.net.failNext(errInjected)
+	w.kill(nil)
+	w.state("a", hostapi.Failed)
+	_, err := w.mgr.Wake(t.Context(), "a")
+	w.must(err)
+	w.has("a", few)
+	w.finish("adoption")
+}
+
+// TestRecordOfNoEgress reads a record that knows nothing but all or nothing.
+func TestRecordOfNoEgress(t *testing.T) {
+	w := newWorld(t)
+	w.create("a", true)
+	w.must(w.mgr.Hibernate(t.Context(), "a"))
+	w.stop()
+	file := filepath.Join(w.dir, "machines", "a", "machine.json")
+	data, err := os.ReadFile(file)
+	w.must(err)
+	w.must(os.WriteFile(file, replaceEgress(t, data), 0o600))
+	w.boot()
+	w.has("a", hostapi.Egress{DenyOthers: true})
+	w.finish("old record")
+}
+
+func replaceEgress(t *testing.T, data []byte) []byte {
+	t.Helper()
+	fields := map[string]any{}
+	err := json.Unmarshal(data, &fields)
+	delete(fields, "egress")
+	fields["no_egress"] = true
+	out, err2 := json.Marshal(fields)
+	if err := errors.Join(err, err2); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}

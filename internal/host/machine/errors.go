@@ -1,0 +1,22 @@
+package machine
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/host/snapshot"
+)
+
+// missing gives an error of the snapshot store the word that a host answers with.
+func missing(err error) error {
+	switch {
+	case errors.Is(err, snapshot.ErrNotFound):
+		return fmt.Errorf("%w: %w", hostapi.ErrNotFound, err)
+	case errors.Is(err, snapshot.ErrExists):
+		return fmt.Errorf("%w: %w", hostapi.ErrExists, err)
+	case errors.Is(err, snapshot.ErrInvalid):
+		return fmt.Errorf("%w: %w", hostapi.ErrInvalid, err)
+	}
+	return noSpace(err)
+}

@@ -1,0 +1,328 @@
+package machine
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/host/snapshot"
+	"github.com/pandastack/pandastack/internal/lib/obs"
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+// Config is the plain part of what a Manager needs. Dir is required.
+type Config struct {
+	// Dir holds the machines' directories, on the file system of the snapshots.
+	Dir string
+	// Parallel bounds the machines that come to life at once in one fork, or are taken over at once;
+	// default: twice the processors, at least 4.
+	Parallel int
+	// Spares is how many monitors without a guest may wait for creates, one for each template that was
+	// used lately; 0: none.
+	Spares int
+	// ReadyTimeout is how long a restored guest may take to confirm its identity; default 30 s.
+	ReadyTimeout time.Duration
+	// BootTimeout is the same for a guest that boots cold; default 3 min.
+	BootTimeout time.Duration
+	// FreezeTimeout is how long a guest may take to stop its workload; default 15 s.
+	FreezeTimeout time.Duration
+	// SyncTimeout is how much longer it may take when its file systems are written out first; default 2 min.
+	SyncTimeout time.Duration
+	// DiskReserveMiB stays free on the disk whatever is asked for; default 256.
+	DiskReserveMiB int
+	// Limits hold for every machine, from the moment in which it starts or is taken over. Those of disks need a driver
+	// that holds them; those of the network are the slots' already, and say what machines may ask for.
+	Limits     hostapi.Limits
+	Admission  Admission
+	HostMemory HostMemory // default ReadMeminfo
+	FreeSpace  FreeSpace  // default StatFS
+	// GiveSpace gives back so many bytes of the disk that hold what can be had again, and answers how many; nil: there are none.
+	GiveSpace func(bytes int64) int64
+	// HugeMemory tells how many bytes of pages of 2 MiB the host keeps ready, of which the memory of machines that
+	// stream is made where a driver can; nil: of none.
+	HugeMemory func() (int64, error)
+	// Owner gives the user and group that runs the monitor in a network place; nil: our own.
+	Owner func(slot int) (uid, gid int)
+	// Kernel is what a machine boots cold with; nil: none can.
+	Kernel func(ctx context.Context) (Kernel, error)
+	// OnStep, for tests, is called after every step of every operation. An error fails the operation
+	// there; one that is ErrAbandon leaves everything as it is, as a kill of this process would.
+	OnStep func(op, step string) error
+}
+
+// ErrAbandon from Config.OnStep ends an operation without its way back.
+var ErrAbandon = errors.New("operation abandoned")
+
+// Deps are the other components a Manager works with. All are required but Streams, Log and Emit.
+type Deps struct {
+	Driver  vmm.Driver
+	Network Network
+	Groups  Groups
+	Disks   Disks
+	Store   *snapshot.Store
+	Link    OpenLink
+	// Streams serves snapshots that are not all on this host; nil: machines cannot start on such.
+	Streams Streams
+	Log     *slog.Logger
+	// Emit is told what happened to machines without being asked for. It must not wait.
+	Emit func(hostapi.Event)
+}
+
+// Manager owns the machines of one host. Call Recover before anything else, and keep Run running.
+type Manager struct {
+	cfg    Config
+	deps   Deps
+	log    *slog.Logger
+	ledger *ledger
+
+	deaths    chan death
+	starving  chan vmm.Machine // monitors whose content does not come
+	unsettled chan string      // directories of machines whose record is not durable yet
+	closed    chan struct{}
+	close     sync.Once
+	watchers  sync.WaitGroup
+
+	wanted  chan snapshot.Ref // spares to make
+	sparing sync.Mutex        // held while one is made
+
+	mu       sync.Mutex
+	machines map[hostapi.MachineID]*machine
+	spares   map[snapshot.Ref]*spare // guarded by mu
+	huge     map[*machine]int64      // bytes of huge pages that were promised; guarded by mu
+}
+
+// machine is one machine. Whoever holds busy owns it: it alone changes the fields, under mu so that
+// others may read them.
+type machine struct {
+	id      hostapi.MachineID
+	dir     string
+	scratch bool // as the intent has it; never changes
+	busy    chan struct{}
+
+	mu     sync.Mutex
+	in     intent
+	gone   bool // destroyed, or never came to be
+	vm     vmm.Machine
+	link   Link
+	slot   Slot
+	group  Group
+	stream Stream // of a machine that began on a partial snapshot
+	boot   time.Duration
+	pause  time.Duration
+	phases []obs.Phase
+	used   used
+	// printed is read and written by the owner alone.
+	printed []byte
+}
+
+// New makes a manager; it touches nothing yet.
+func New(cfg Config, deps Deps) (*Manager, error) {
+	if cfg.Dir == "" || deps.Driver == nil || deps.Network == nil || deps.Groups == nil ||
+		deps.Disks == nil || deps.Store == nil || deps.Link == nil {
+		return nil, errors.New("machine: directory, driver, network, groups, disks, store and link are required")
+	}
+	if c := deps.Driver.Capabilities(); diskRate(cfg.Limits) != (vmm.Rate{}) && !c.DiskRates {
+		return nil, fmt.Errorf("machine: %w", &vmm.UnsupportedError{Op: "bound what goes through disks", Driver: c.Name})
+	}
+	cfg.Parallel = cmp.Or(cfg.Parallel, max(4, 2*runtime.NumCPU()))
+	cfg.ReadyTimeout = cmp.Or(cfg.ReadyTimeout, 30*time.Second)
+	cfg.BootTimeout = cmp.Or(cfg.BootTimeout, 3*time.Minute)
+	cfg.FreezeTimeout = cmp.Or(cfg.FreezeTimeout, 15*time.Second)
+	cfg.SyncTimeout = cmp.Or(cfg.SyncTimeout, 2*time.Minute)
+	cfg.DiskReserveMiB = cmp.Or(cfg.DiskReserveMiB, 256)
+	if cfg.HostMemory == nil {
+		cfg.HostMemory = ReadMeminfo
+	}
+	if cfg.FreeSpace == nil {
+		cfg.FreeSpace = StatFS
+	}
+	if cfg.Owner == nil {
+		cfg.Owner = func(int) (int, int) { return 0, 0 }
+	}
+	if deps.Log == nil {
+		deps.Log = slog.New(slog.DiscardHandler)
+	}
+	if deps.Emit == nil {
+		deps.Emit = func(hostapi.Event) {}
+	}
+	return &Manager{
+		cfg: cfg, deps: deps, log: deps.Log,
+		ledger: &ledger{adm: cfg.Admission.withDefaults(), host: cfg.HostMemory,
+			promises: map[hostapi.MachineID]promise{}},
+		deaths: make(chan death), starving: make(chan vmm.Machine), unsettled: make(chan string, 256), closed: make(chan struct{}),
+		machines: map[hostapi.MachineID]*machine{},
+		wanted:   make(chan snapshot.Ref, 16), spares: map[snapshot.Ref]*spare{}, huge: map[*machine]int64{},
+	}, nil
+}
+
+// Get answers a machine.
+func (m *Manager) Get(id hostapi.MachineID) (hostapi.Machine, error) {
+	mc := m.find(id)
+	if mc == nil {
+		return hostapi.Machine{}, notFound(id)
+	}
+	return mc.view(), nil
+}
+
+// List answers all machines but those that Boot made, oldest first.
+func (m *Manager) List() []hostapi.Machine {
+	m.mu.Lock()
+	all := make([]*machine, 0, len(m.machines))
+	for _, mc := range m.machines {
+		if !mc.scratch {
+			all = append(all, mc)
+		}
+	}
+	m.mu.Unlock()
+	out := make([]hostapi.Machine, 0, len(all))
+	for _, mc := range all {
+		out = append(out, mc.view())
+	}
+	slices.SortFunc(out, func(a, b hostapi.Machine) int {
+		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.ID, b.ID))
+	})
+	return out
+}
+
+// SetKeep says whether a machine's disk outlives its monitor.
+func (m *Manager) SetKeep(ctx context.Context, id hostapi.MachineID, keep bool) error {
+	mc, err := m.enter(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer func() { <-mc.busy }()
+	return m.record(mc, ofHost, func(in *intent) { in.Keep = keep })
+}
+
+// Capacity answers how much guest memory may still be promised and how much the host has, in MiB.
+func (m *Manager) Capacity() (freeMiB, totalMiB int, err error) { return m.ledger.free() }
+
+// Close stops watching and lets go of the guests' channels. The machines live on and are found by the
+// Recover of the next Manager. No operation may be under way.
+func (m *Manager) Close() error {
+	m.close.Do(func() { close(m.closed) })
+	m.watchers.Wait()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var all error
+	for _, mc := range m.machines {
+		if mc.link != nil {
+			all = errors.Join(all, mc.link.Close())
+		}
+	}
+	return all
+}
+
+func notFound(id hostapi.MachineID) error {
+	return fmt.Errorf("machine %s: %w", id, hostapi.ErrNotFound)
+}
+
+func (m *Manager) find(id hostapi.MachineID) *machine {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.machines[id]
+}
+
+// enter makes the caller the owner of a machine until it receives from busy. It waits for other
+// operations.
+func (m *Manager) enter(ctx context.Context, id hostapi.MachineID) (*machine, error) {
+	mc := m.find(id)
+	if mc == nil {
+		return nil, notFound(id)
+	}
+	select {
+	case mc.busy <- struct{}{}:
+	case <-ctx.Done():
+		return nil, fmt.Errorf("wait for machine %s: %w", id, context.Cause(ctx))
+	}
+	if mc.gone {
+		<-mc.busy
+		return nil, notFound(id)
+	}
+	return mc, nil
+}
+
+// add puts a new machine, owned by the caller, into the list; ErrExists when its id is taken.
+func (m *Manager) add(in intent) (*machine, error) {
+	if !validID(string(in.ID)) {
+		return nil, fmt.Errorf("machine id %q is not 1 to 48 lower-case letters and digits: %w", string(in.ID), hostapi.ErrInvalid)
+	}
+	in.Version = intentVersion
+	mc := &machine{id: in.ID, dir: filepath.Join(m.cfg.Dir, in.rig()), scratch: in.Scratch,
+		busy: make(chan struct{}, 1), in: in}
+	mc.busy <- struct{}{}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.machines[in.ID] != nil {
+		return nil, fmt.Errorf("machine %s: %w", in.ID, hostapi.ErrExists)
+	}
+	m.machines[in.ID] = mc
+	return mc, nil
+}
+
+// drop takes a machine, owned by the caller, out of the list.
+func (m *Manager) drop(mc *machine) {
+	m.mu.Lock()
+	delete(m.machines, mc.id)
+	m.mu.Unlock()
+	mc.set(func() { mc.gone = true })
+	m.ledger.release(mc.id)
+}
+
+func validID(id string) bool {
+	for _, c := range id {
+		if (c < 'a' || c > 'z') && (c < '0' || c > '9') {
+			return false
+		}
+	}
+	return id != "" && len(id) <= 48
+}
+
+// set changes fields that others may read.
+func (mc *machine) set(change func()) {
+	mc.mu.Lock()
+	defer mc.mu.Unlock()
+	change()
+}
+
+// view is what others see of a machine.
+func (mc *machine) view() hostapi.Machine {
+	mc.mu.Lock()
+	defer mc.mu.Unlock()
+	in := mc.in
+	out := hostapi.Machine{
+		ID: in.ID, State: shown[in.State], Template: in.Template, Snapshot: in.Snapshot, Parent: in.Parent,
+		VCPUs: in.VCPUs, MemoryMiB: in.MemoryMiB, DiskMiB: in.DiskMiB, Disks: dataDisks(in.Data), Generation: in.Generation,
+		BootMode: in.BootMode, Boot: mc.boot, Pause: mc.pause, Created: in.Created, Keep: in.Keep,
+		Egress: in.Egress, Limits: in.Limits, Labels: in.Labels, Reason: in.Reason,
+	}
+	if mc.slot != nil {
+		p := mc.slot.Place()
+		out.GuestIP, out.Tap, out.MAC = p.GuestIP.String(), p.TapName, p.MAC.String()
+	}
+	if mc.vm != nil {
+		out.PID = mc.vm.PID()
+	}
+	for _, ph := range mc.phases {
+		out.Phases = append(out.Phases, hostapi.Phase{Name: ph.Name, Took: ph.Took})
+	}
+	return out
+}
+
+// own gives a file of a machine to the user that runs its monitor.
+func (m *Manager) own(mc *machine, path string) error {
+	uid, gid := m.cfg.Owner(mc.in.Slot)
+	if uid == 0 {
+		return nil
+	}
+	return os.Chown(path, uid, gid)
+}

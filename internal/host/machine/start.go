@@ -1,0 +1,236 @@
+package machine
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+// undoLimit bounds what is done for a machine after the caller of an operation went away.
+const undoLimit = time.Minute
+
+// place makes a machine's directory and writes its intent, before anything else is taken for it.
+func (m *Manager) place(p *plan, mc *machine) error {
+	if err := os.Mkdir(mc.dir, 0o711); errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("machine %s: its directory holds a machine that could not be taken over: %w", mc.id, hostapi.ErrExists)
+	} else if err != nil {
+		return noSpace(fmt.Errorf("make directory of machine %s: %w", mc.id, err))
+	}
+	p.back.Push("remove directory", func(context.Context) error { return os.RemoveAll(mc.dir) })
+	if err := os.Mkdir(filepath.Join(mc.dir, monitorDir), 0o711); err != nil {
+		return noSpace(fmt.Errorf("make directory of machine %s: %w", mc.id, err))
+	}
+	if err := m.writeIntent(mc, ofProcess, mc.in); err != nil {
+		return err
+	}
+	return p.did("intent")
+}
+
+// rig takes a place in the network and a group for a machine.
+func (m *Manager) rig(ctx context.Context, p *plan, mc *machine) error {
+	slot, err := m.deps.Network.Take(ctx, mc.in.rig())
+	if err != nil {
+		return fmt.Errorf("take a network slot: %w", err)
+	}
+	p.back.Push("give slot", func(ctx context.Context) error {
+		mc.set(func() { mc.slot = nil })
+		return slot.Give(ctx)
+	})
+	mc.set(func() { mc.slot, mc.in.Slot, mc.in.MAC = slot, slot.Place().Index, slot.Place().MAC.String() })
+	if err := m.wayOut(ctx, mc); err != nil {
+		return err
+	}
+	if err := m.throttle(ctx, mc); err != nil {
+		return err
+	}
+	if err := p.did("slot"); err != nil {
+		return err
+	}
+	group, err := m.deps.Groups.Group(ctx, mc.in.rig(), m.limits(mc))
+	if err != nil {
+		return fmt.Errorf("make a group: %w", err)
+	}
+	p.back.Push("destroy group", func(ctx context.Context) error {
+		mc.set(func() { mc.group = nil })
+		return group.Destroy(ctx)
+	})
+	mc.set(func() { mc.group = group })
+	return p.did("group")
+}
+
+func (m *Manager) limits(mc *machine) Limits {
+	over := m.ledger.adm.OverheadMiB
+	// A fork's capture and the translator's buffers come on top; the limit is there to contain a broken
+	// monitor, not to squeeze a sound one.
+	return Limits{VCPUs: mc.in.VCPUs, MemoryBytes: int64(mc.in.MemoryMiB+4*over+256) * mib}
+}
+
+// wayOut opens or closes a machine's way to the outside as it was asked for.
+func (m *Manager) wayOut(ctx context.Context, mc *machine) error {
+	if mc.in.Egress.IsZero() {
+		return nil
+	}
+	if err := mc.slot.SetEgress(ctx, mc.in.Egress); err != nil {
+		return fmt.Errorf("set the egress policy: %w", err)
+	}
+	return nil
+}
+
+// spec is what a machine's monitor is made of.
+func (m *Manager) spec(mc *machine) vmm.Spec {
+	s := vmm.Spec{
+		ID: mc.in.rig(), Dir: filepath.Join(mc.dir, monitorDir), VCPUs: mc.in.VCPUs, MemoryMiB: mc.in.MemoryMiB,
+		Disks: mc.vmmDisks(diskRate(mc.in.Limits.Within(m.cfg.Limits))),
+	}
+	if mc.in.Slot >= 0 {
+		s.Confine.UID, s.Confine.GID = m.cfg.Owner(mc.in.Slot)
+	}
+	if mac, err := net.ParseMAC(mc.in.MAC); err == nil {
+		s.NIC = &vmm.NIC{MAC: mac}
+	}
+	if mc.slot != nil && s.NIC != nil {
+		place := mc.slot.Place()
+		s.NIC.Tap, s.NIC.Device, s.NIC.Netns = place.Tap, place.TapName, place.Netns
+	}
+	if mc.group != nil {
+		s.Confine.Enter, s.Confine.Jail = mc.group.Enter, mc.group.Jail()
+	}
+	return s
+}
+
+// prepare starts a monitor without a guest over an image.
+func (m *Manager) prepare(ctx context.Context, p *plan, mc *machine, image vmm.Image) error {
+	if err := m.ownAll(mc); err != nil {
+		return err
+	}
+	spec := m.spec(mc)
+	spec.HugePages = m.large(mc)
+	vm, err := m.deps.Driver.Prepare(ctx, spec, image)
+	if err != nil {
+		return fmt.Errorf("prepare a monitor: %w", err)
+	}
+	m.hold(p, mc, vm)
+	return p.did("prepare")
+}
+
+func (m *Manager) hold(p *plan, mc *machine, vm vmm.Machine) {
+	p.back.Push("kill monitor", func(ctx context.Context) error {
+		mc.set(func() { mc.vm = nil })
+		return vm.Kill(ctx)
+	})
+	mc.set(func() { mc.vm = vm })
+}
+
+// ownAll gives a machine's files to the user that runs its monitor.
+func (m *Manager) ownAll(mc *machine) error {
+	err := m.own(mc, filepath.Join(mc.dir, monitorDir))
+	for _, path := range mc.disks() {
+		err = errors.Join(err, m.own(mc, path))
+	}
+	if err != nil {
+		return fmt.Errorf("give the files of machine %s away: %w", mc.id, err)
+	}
+	return nil
+}
+
+// greet opens the guest channel and writes who the guest is to become. The guest reads it when it runs. One
+// that boots has mounts, which may be nil, to do.
+func (m *Manager) greet(ctx context.Context, p *plan, mc *machine, grow bool, mounts []guestapi.Mount) error {
+	id := identity(mc, grow)
+	id.Mounts = mounts
+	if vm, ok := mc.vm.(vmm.Identifier); ok {
+		if err := vm.Identify(ctx, metadata(id)); err != nil {
+			return err
+		}
+	}
+	conn, err := mc.vm.Dial(ctx)
+	if err != nil {
+		return fmt.Errorf("dial the guest: %w", err)
+	}
+	link, err := m.deps.Link(ctx, conn, Greeting{Generation: mc.in.Generation, Identity: &id})
+	if err != nil {
+		return errors.Join(fmt.Errorf("greet the guest: %w", err), conn.Close())
+	}
+	p.back.Push("close link", func(context.Context) error {
+		mc.set(func() { mc.link = nil })
+		return link.Close()
+	})
+	mc.set(func() { mc.link = link })
+	return p.did("greet")
+}
+
+// identity is who a machine's guest becomes: entropy that no other has, and the time of this moment.
+func identity(mc *machine, grow bool) guestapi.Identity {
+	entropy := make([]byte, 64)
+	_, _ = rand.Read(entropy) // never fails: it ends the program instead
+	id := guestapi.Identity{
+		MachineID: string(mc.id), Hostname: mc.in.Hostname, Generation: mc.in.Generation, Entropy: entropy,
+		Env: mc.in.Env, User: mc.in.User, DiskGrow: grow,
+	}
+	if mc.slot != nil {
+		network := mc.slot.Place().Guest
+		id.Network = &network
+	}
+	for name, content := range mc.in.Files {
+		if id.Files == nil {
+			id.Files = make(map[string][]byte, len(mc.in.Files))
+		}
+		id.Files[name] = []byte(content)
+	}
+	id.Time = time.Now()
+	return id
+}
+
+// metadata is what of an identity programs find that know the metadata services of clouds, under the names there.
+func metadata(id guestapi.Identity) []byte {
+	own := map[string]string{"instance-id": id.MachineID, "local-hostname": id.Hostname, "hostname": id.Hostname}
+	text, _ := json.Marshal(map[string]any{"latest": map[string]any{"meta-data": own}}) // strings alone
+	return text
+}
+
+// confirm waits until the guest is who it was told to be. A guest that does not say so in time is none.
+func (m *Manager) confirm(ctx context.Context, p *plan, mc *machine, limit time.Duration) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the guest did not confirm its identity within %s", limit))
+	defer cancel()
+	if err := ready(ctx, mc.vm, mc.link); err != nil {
+		return err
+	}
+	return p.did("ready")
+}
+
+// ready waits for a link, the death of its monitor, or the end of ctx, whichever is first.
+func ready(ctx context.Context, vm vmm.Machine, link Link) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	answer := make(chan error, 1)
+	go func() { answer <- link.Ready(ctx) }()
+	select {
+	case err := <-answer:
+		if err != nil && context.Cause(ctx) != nil {
+			return context.Cause(ctx)
+		}
+		return err
+	case <-vm.Done():
+		dead := fmt.Errorf("the monitor ended: %w", cmpErr(vm.Err(), vmm.ErrGone))
+		cancel(dead)
+		<-answer
+		return dead
+	}
+}
+
+func cmpErr(a, b error) error {
+	if a != nil {
+		return a
+	}
+	return b
+}

@@ -1,0 +1,57 @@
+package machine
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+)
+
+// state is what an intent says of a machine. It is finer than hostapi.State: it also tells what was
+// under way when the process that wrote it was killed.
+type state string
+
+const (
+	creating    state = "creating"
+	running     state = "running"
+	paused      state = "paused"
+	hibernating state = "hibernating"
+	hibernated  state = "hibernated"
+	waking      state = "waking" // it may run if the image of its sleep, if any, is spent
+	failed      state = "failed" // its monitor is dead, its disk is kept
+	destroying  state = "destroying"
+)
+
+// moves is every change of state that is possible.
+var moves = map[state][]state{
+	creating:    {running, destroying},
+	running:     {paused, hibernating, failed, destroying},
+	paused:      {running, hibernating, failed, destroying},
+	hibernating: {hibernated, running, paused, failed, destroying},
+	hibernated:  {waking, destroying},
+	waking:      {running, hibernated, failed, destroying},
+	failed:      {waking, destroying},
+	destroying:  {},
+}
+
+func (s state) may(to state) bool { return s == to || slices.Contains(moves[s], to) }
+
+// shown is how a state is told outside. A machine on its way is shown as what it was.
+var shown = map[state]hostapi.State{
+	creating:    hostapi.Creating,
+	running:     hostapi.Running,
+	paused:      hostapi.Paused,
+	hibernating: hostapi.Running,
+	hibernated:  hostapi.Hibernated,
+	waking:      hostapi.Hibernated,
+	failed:      hostapi.Failed,
+	destroying:  hostapi.Failed,
+}
+
+// need answers ErrWrongState unless the machine is in one of the given states.
+func (mc *machine) need(op string, any ...state) error {
+	if slices.Contains(any, mc.in.State) {
+		return nil
+	}
+	return fmt.Errorf("%s machine %s: it is %s: %w", op, mc.id, mc.in.State, hostapi.ErrWrongState)
+}

@@ -1,0 +1,121 @@
+//go:build root
+
+package pager_test
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/host/pager"
+	"github.com/pandastack/pandastack/internal/host/pager/pagertest"
+	"github.com/pandastack/pandastack/internal/os/disk"
+	"github.com/pandastack/pandastack/internal/os/disk/disktest"
+)
+
+// base writes what a snapshot's disk is, whole.
+func base(t *testing.T, dir string, data []byte) *os.File {
+	t.Helper()
+	path := filepath.Join(dir, "base")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = f.Close() })
+	if err := file(t, pagertest.New(map[string][]byte{"memory": data}), 0).Fill(t.Context(), f, plenty); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, data) {
+		t.Fatalf("the filled file is another: %v", err)
+	}
+	return f
+}
+
+func TestDiskBecomesWhole(t *testing.T) {
+	dir := disktest.Dir(t, 512<<20)
+	data := pagertest.Pattern(16<<20, func(page int) bool { return page%300 > 200 })
+	whole := base(t, dir, data)
+	d, _, own := newDisk(t, dir, data)
+	var want []byte
+	var work sync.WaitGroup
+	work.Go(func() { want = churn(t, d, data, 3, 4000) })
+	if err := d.Complete(t.Context(), whole); err != nil {
+		t.Fatal(err)
+	}
+	work.Wait()
+	if !d.Whole() {
+		t.Error("a complete disk is not whole")
+	}
+	got, err := os.ReadFile(own.Name())
+	if err != nil || !bytes.Equal(got, want) {
+		t.Errorf("the file is not the disk: %v", err)
+	}
+}
+
+// TestDiskIsCompletedByAnotherProcess has the first one end at any moment, with what it wrote in the file.
+func TestDiskIsCompletedByAnotherProcess(t *testing.T) {
+	dir := disktest.Dir(t, 512<<20)
+	data := pagertest.Pattern(16<<20, func(page int) bool { return page%300 > 200 })
+	whole := base(t, dir, data)
+	d, _, own := newDisk(t, dir, data)
+	want := churn(t, d, data, 5, 500)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := d.Complete(ended, whole); err == nil {
+		t.Error("completed although its context had ended")
+	}
+	for range 2 {
+		if err := pager.CompleteFile(t.Context(), own, whole); err != nil {
+			t.Fatal(err)
+		}
+		got, err := os.ReadFile(own.Name())
+		if err != nil || !bytes.Equal(got, want) {
+			t.Fatalf("the file is not the disk: %v", err)
+		}
+	}
+}
+
+// What a file of this host has is neither asked for nor written: the filled file shares its blocks.
+func TestFillSharesWhatIsHere(t *testing.T) {
+	dir := disktest.Dir(t, 512<<20)
+	data := pagertest.Pattern(8<<20, func(page int) bool { return page%300 > 200 })
+	here := base(t, dir, data)
+	changed := bytes.Clone(data)
+	const from, to = 1<<20 + 3*4096, 6<<20 + 5*4096
+	copy(changed, pagertest.Pattern(from, nil))
+	source := pagertest.New(map[string][]byte{"memory": changed})
+	source.SetHere(here, from, to)
+	path := filepath.Join(dir, "filled")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	whole := file(t, source, 0)
+	if !whole.Here(from, to-from) || whole.Here(0, 4096) {
+		t.Error("what is here is told to be missing, or the reverse")
+	}
+	if err := whole.Fill(t.Context(), f, plenty); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, changed) {
+		t.Fatalf("the filled file is another (%v)", err)
+	}
+	if asked, _ := source.Asked(); asked > int64(len(data))-(to-from)+2*128<<10 {
+		t.Errorf("%d bytes were asked for, want those that are not here", asked)
+	}
+	same, err := disk.Same(f, here)
+	if err != nil {
+		t.Fatal(err)
+	}
+	shared := int64(0)
+	for _, r := range same {
+		shared += r.To - r.From
+	}
+	if shared < (to-from)/2 { // a third of it is holes
+		t.Errorf("%d bytes are shared, want what is here", shared)
+	}
+}

@@ -1,0 +1,364 @@
+//go:build root
+
+package fusefs_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/host/pager/fusefs"
+	"github.com/pandastack/pandastack/internal/host/probe"
+	"github.com/pandastack/pandastack/internal/host/probe/probetest"
+)
+
+// TestMain is also the programs that open and map files: a process must not map what it serves itself.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 2 && os.Args[1] == "mapper" {
+		if err := mapper(os.Args[2], os.Args[3]); err != nil {
+			fmt.Println("error", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	if len(os.Args) > 2 && os.Args[1] == "server" {
+		if err := serve(os.Args[2]); err != nil {
+			fmt.Println("error", err)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// mapper maps a file privately and sums the pages it is told of, until its input ends.
+func mapper(path, how string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	mem, err := unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE)
+	if err != nil {
+		return err
+	}
+	if advice, ok := map[string]int{"huge": unix.MADV_HUGEPAGE, "random": unix.MADV_RANDOM}[how]; ok {
+		if err := unix.Madvise(mem, advice); err != nil {
+			return err
+		}
+	}
+	fmt.Println("ready")
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		var off, length int
+		if _, err := fmt.Sscan(in.Text(), &off, &length); err != nil {
+			return err
+		}
+		fmt.Printf("%x\n", sha256.Sum256(mem[off:off+length]))
+	}
+	return nil
+}
+
+// content is bytes with holes in what is here.
+type content struct {
+	data  []byte
+	fail  error
+	alone atomic.Bool
+
+	mu    sync.Mutex
+	here  map[int64]bool // frames
+	asked int64
+	reads int
+}
+
+func (c *content) Size() int64 { return int64(len(c.data)) }
+
+const frame = 128 << 10
+
+func (c *content) ReadAt(_ context.Context, p []byte, off int64) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.fail != nil {
+		return c.fail
+	}
+	c.reads++
+	for at := off / frame; at*frame < off+int64(len(p)); at++ {
+		if !c.here[at] {
+			c.here[at] = true
+			c.asked += frame
+		}
+	}
+	copy(p, c.data[off:])
+	return nil
+}
+
+func (c *content) Here(off, length int64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for at := off / frame; at*frame < off+length; at++ {
+		if !c.here[at] {
+			return false
+		}
+	}
+	return true
+}
+
+func (c *content) Alone() bool { return c.alone.Load() }
+
+func (c *content) Ahead(ctx context.Context, p []byte, off int64) error {
+	return c.ReadAt(ctx, p, off)
+}
+
+func (c *content) fetched() (int64, int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.asked, c.reads
+}
+
+func newContent(size int) *content {
+	c := &content{data: make([]byte, size), here: map[int64]bool{}}
+	for i := 0; i < size; i += 8 {
+		copy(c.data[i:], fmt.Sprintf("%08x", i))
+	}
+	return c
+}
+
+func mount(t *testing.T) *fusefs.FS {
+	t.Helper()
+	probetest.Need(t, probe.Config{}, probe.Root)
+	v, err := fusefs.Mount(t.Context(), filepath.Join(t.TempDir(), "view"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := v.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return v
+}
+
+// program is a process that maps a file.
+type program struct {
+	t   *testing.T
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Reader
+}
+
+func start(t *testing.T, args ...string) *program {
+	t.Helper()
+	p := &program{t: t, cmd: exec.Command(os.Args[0], args...)}
+	var err error
+	if p.in, err = p.cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.out = bufio.NewReader(out)
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = p.cmd.Process.Kill(), p.cmd.Wait() })
+	return p
+}
+
+func (p *program) line() string {
+	p.t.Helper()
+	line, err := p.out.ReadString('\n')
+	if err != nil {
+		p.t.Fatalf("a program ended with %q, %v", line, err)
+	}
+	return strings.TrimSpace(line)
+}
+
+func (p *program) sum(off, length int) string {
+	p.t.Helper()
+	if _, err := fmt.Fprintln(p.in, off, length); err != nil {
+		p.t.Fatal(err)
+	}
+	return p.line()
+}
+
+func (p *program) ready() *program {
+	p.t.Helper()
+	if line := p.line(); line != "ready" {
+		p.t.Fatal(line)
+	}
+	return p
+}
+
+func TestMappedWithHugePages(t *testing.T) {
+	c := newContent(64 << 20)
+	v := mount(t)
+	f, err := v.Add(t.Context(), "memory", c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := start(t, "mapper", f.Path(), "huge").ready()
+	for i := range 16 {
+		off := (i*3+1)<<20 + 5*4096
+		if got, want := p.sum(off, 4096), fmt.Sprintf("%x", sha256.Sum256(c.data[off:off+4096])); got != want {
+			t.Fatalf("page at %d: %s, not %s", off, got, want)
+		}
+	}
+	asked, reads := c.fetched()
+	t.Logf("16 pages: %d KiB asked for in %d reads", asked>>10, reads)
+	if asked > 16*frame*2 {
+		t.Errorf("16 pages in as many windows cost %d KiB", asked>>10)
+	}
+	if got, want := p.sum(0, len(c.data)), fmt.Sprintf("%x", sha256.Sum256(c.data)); got != want {
+		t.Errorf("all of it: %s, not %s", got, want)
+	}
+	if data, err := os.ReadFile(f.Path()); err != nil || !bytes.Equal(data, c.data) {
+		t.Errorf("read in full: %d bytes, %v", len(data), err)
+	}
+}
+
+// A monitor that reads page by page waits for a page alone. What lies around it comes by itself, unless that is not
+// wanted.
+func TestPageByPage(t *testing.T) {
+	c := newContent(8 << 20)
+	f, err := mount(t).Add(t.Context(), "memory", c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := start(t, "mapper", f.Path(), "random").ready()
+	// asks says how often the content was asked for when a page is touched.
+	asks := func(window, page int) int {
+		t.Helper()
+		_, before := c.fetched()
+		off := window*frame + page*4096
+		if got, want := p.sum(off, 4096), fmt.Sprintf("%x", sha256.Sum256(c.data[off:off+4096])); got != want {
+			t.Fatalf("page at %d: %s, not %s", off, got, want)
+		}
+		_, reads := c.fetched()
+		return reads - before
+	}
+	c.alone.Store(true)
+	for page := range 8 {
+		if n := asks(0, page); n != 1 {
+			t.Errorf("page %d of a window had to be asked for %d times", page, n)
+		}
+	}
+	c.alone.Store(false)
+	for window := 1; ; window++ {
+		if window == 14 {
+			t.Fatal("what lies around a page does not come by itself")
+		}
+		asks(window, 0)
+		<-time.After(time.Millisecond << window) // a little more patience each time
+		if asks(window, 1) == 0 {
+			break
+		}
+	}
+}
+
+func TestWarmIsNotAskedFor(t *testing.T) {
+	c := newContent(8 << 20)
+	v := mount(t)
+	f, err := v.Add(t.Context(), "memory", c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := start(t, "mapper", f.Path(), "huge").ready()
+	for off := 0; off < len(c.data); off += frame {
+		f.Warm(int64(off), c.data[off:off+frame])
+	}
+	if got, want := p.sum(0, len(c.data)), fmt.Sprintf("%x", sha256.Sum256(c.data)); got != want {
+		t.Errorf("read %s, not %s", got, want)
+	}
+	if asked, reads := c.fetched(); reads != 0 {
+		t.Errorf("%d KiB were asked for in %d reads", asked>>10, reads)
+	}
+}
+
+func TestFailingContentEndsWhoMapsIt(t *testing.T) {
+	c := newContent(8 << 20)
+	c.fail = errors.New("dead store")
+	v := mount(t)
+	f, err := v.Add(t.Context(), "memory", c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.ReadFile(f.Path()); !errors.Is(err, syscall.EIO) {
+		t.Errorf("a read ended with %v", err)
+	}
+	p := start(t, "mapper", f.Path(), "huge").ready()
+	if _, err := fmt.Fprintln(p.in, 0, 8); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := p.out.ReadString('\n'); err == nil {
+		t.Fatalf("a mapping told %q", line)
+	}
+	_ = p.cmd.Wait()
+	if p.cmd.ProcessState.Success() {
+		t.Errorf("a program that touches what is not there: %v", p.cmd.ProcessState)
+	}
+}
+
+// serve is a process that serves a file until it is killed.
+func serve(dir string) error {
+	v, err := fusefs.Mount(context.Background(), dir)
+	if err != nil {
+		return err
+	}
+	if _, err := v.Add(context.Background(), "memory", newContent(8<<20)); err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	_, err = io.Copy(io.Discard, os.Stdin)
+	return err
+}
+
+func TestServerKilled(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "view")
+	server := start(t, "server", dir).ready()
+	t.Cleanup(func() { _ = fusefs.Unmount(dir) })
+	p := start(t, "mapper", filepath.Join(dir, "memory"), "plain").ready()
+	want := p.sum(0, 4096)
+	if err := server.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = server.cmd.Wait()
+	if got := p.sum(0, 4096); got != want {
+		t.Errorf("a page that was there: %s, not %s", got, want)
+	}
+	if _, err := fmt.Fprintln(p.in, 4<<20, 4096); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := p.out.ReadString('\n'); err == nil {
+		t.Fatalf("a page that was not there: %q", line)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "memory")); !errors.Is(err, syscall.ENOTCONN) {
+		t.Errorf("a dead view answers %v", err)
+	}
+	v, err := fusefs.Mount(t.Context(), dir)
+	if err != nil {
+		t.Fatalf("mount over a dead view: %v", err)
+	}
+	if err := v.Close(); err != nil {
+		t.Error(err)
+	}
+	if list, err := os.ReadDir(dir); err != nil || len(list) != 0 {
+		t.Errorf("after the end of all views: %v, %v", list, err)
+	}
+}

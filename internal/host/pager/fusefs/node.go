@@ -1,0 +1,158 @@
+package fusefs
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"syscall"
+
+	"github.com/hanwen/go-fuse/v2/fs"
+	"github.com/hanwen/go-fuse/v2/fuse"
+)
+
+// node answers for one file.
+type node struct {
+	fs.Inode
+	content Content
+	mapped  Mapped  // nil: not
+	written Written // nil: not
+
+	around chan<- around
+
+	mu      sync.Mutex
+	refused map[int64]bool // windows, by number
+	warmed  map[int64]bool // windows that were, or wait to be
+}
+
+var (
+	_ fs.NodeGetattrer = (*node)(nil)
+	_ fs.NodeSetattrer = (*node)(nil)
+	_ fs.NodeOpener    = (*node)(nil)
+	_ fs.NodeReader    = (*node)(nil)
+	_ fs.NodeWriter    = (*node)(nil)
+	_ fs.NodeFsyncer   = (*node)(nil)
+)
+
+const page = 4 << 10
+
+// Getattr implements fs.NodeGetattrer.
+func (n *node) Getattr(_ context.Context, _ fs.FileHandle, out *fuse.AttrOut) syscall.Errno {
+	out.Mode = fuse.S_IFREG | 0o444
+	if n.written != nil {
+		out.Mode = fuse.S_IFREG | 0o666
+	}
+	out.Size = uint64(n.content.Size())
+	out.Blksize = page
+	out.Blocks = (out.Size + 511) / 512
+	return 0
+}
+
+// Setattr implements fs.NodeSetattrer: a size that is the size already is fine.
+func (n *node) Setattr(ctx context.Context, h fs.FileHandle, in *fuse.SetAttrIn, out *fuse.AttrOut) syscall.Errno {
+	if size, ok := in.GetSize(); ok && size != uint64(n.content.Size()) {
+		return syscall.EPERM
+	}
+	return n.Getattr(ctx, h, out)
+}
+
+// Open implements fs.NodeOpener.
+func (n *node) Open(_ context.Context, flags uint32) (fs.FileHandle, uint32, syscall.Errno) {
+	switch {
+	case n.mapped != nil:
+		return nil, fuse.FOPEN_KEEP_CACHE, 0
+	case n.written == nil && flags&syscall.O_ACCMODE != syscall.O_RDONLY:
+		return nil, 0, syscall.EROFS
+	}
+	return nil, fuse.FOPEN_DIRECT_IO, 0
+}
+
+// Read implements fs.NodeReader.
+func (n *node) Read(ctx context.Context, _ fs.FileHandle, dest []byte, off int64) (fuse.ReadResult, syscall.Errno) {
+	length := min(int64(len(dest)), n.content.Size()-off)
+	if length <= 0 {
+		return fuse.ReadResultData(nil), 0
+	}
+	if n.refuse(off, length) {
+		return nil, syscall.EAGAIN
+	}
+	dest = dest[:length]
+	if err := n.content.ReadAt(ctx, dest, off); err != nil {
+		return nil, syscall.EIO
+	}
+	if length <= page && n.mapped != nil && !n.mapped.Alone() {
+		n.warm(off / readBytes)
+	}
+	return fuse.ReadResultData(dest), 0
+}
+
+// refuse says whether a read is one that the kernel makes without anybody waiting for all of it.
+func (n *node) refuse(off, length int64) bool {
+	if n.mapped == nil || length <= page || n.mapped.Here(off, length) {
+		return false
+	}
+	first, last := off/readBytes, (off+length-1)/readBytes
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.refused == nil {
+		n.refused = map[int64]bool{}
+	}
+	fresh := true
+	for w := first; w <= last; w++ {
+		if n.refused[w] {
+			fresh = false
+		}
+		n.refused[w] = true
+	}
+	return fresh
+}
+
+// warm has the rest of a window, of which a page was asked for, put into the kernel's cache, once.
+func (n *node) warm(window int64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.warmed[window] {
+		return
+	}
+	if n.warmed == nil {
+		n.warmed = map[int64]bool{}
+	}
+	select {
+	case n.around <- around{n, window}:
+		n.warmed[window] = true
+	default: // page by page, then
+	}
+}
+
+// Write implements fs.NodeWriter.
+func (n *node) Write(ctx context.Context, _ fs.FileHandle, data []byte, off int64) (uint32, syscall.Errno) {
+	if n.written == nil {
+		return 0, syscall.EROFS
+	}
+	if off+int64(len(data)) > n.content.Size() {
+		return 0, syscall.EFBIG
+	}
+	if err := n.written.WriteAt(ctx, data, off); err != nil {
+		return 0, errnoOf(err)
+	}
+	return uint32(len(data)), 0
+}
+
+// Fsync implements fs.NodeFsyncer.
+func (n *node) Fsync(context.Context, fs.FileHandle, uint32) syscall.Errno {
+	if n.written == nil {
+		return 0
+	}
+	if err := n.written.Sync(); err != nil {
+		return errnoOf(err)
+	}
+	return 0
+}
+
+// errnoOf is the error number of an operation on the host's disk, which a guest's disk may run full of, too.
+func errnoOf(err error) syscall.Errno {
+	var no syscall.Errno
+	if errors.As(err, &no) && no != 0 {
+		return no
+	}
+	return syscall.EIO
+}

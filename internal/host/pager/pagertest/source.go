@@ -1,0 +1,196 @@
+// Package pagertest is a chunkstore.Source in memory for tests, which can be slow, fail, stand still and count.
+package pagertest
+
+import (
+	"context"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/host/chunkstore"
+)
+
+// Source is a chunkstore.Source in memory. All methods may be called at once.
+type Source struct {
+	files map[string][]byte
+
+	mu      sync.Mutex
+	delay   time.Duration
+	fail    func(file string, off int64) error
+	stand   chan struct{} // reads wait until it is closed; nil: they do not
+	asked   int64         // bytes of frames that were not asked for before
+	reads   int
+	ahead   []chunkstore.Range
+	fetched map[string]map[int64]bool
+
+	here             *os.File
+	hereFrom, hereTo int64
+}
+
+var _ chunkstore.Source = (*Source)(nil)
+
+// New makes a source of files, which it keeps.
+func New(files map[string][]byte) *Source {
+	return &Source{files: files, fetched: map[string]map[int64]bool{}}
+}
+
+// SetDelay makes every read of what was not read before take as long.
+func (s *Source) SetDelay(d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.delay = d
+}
+
+// SetFail has fail decide about every read; nil: none fails.
+func (s *Source) SetFail(fail func(file string, off int64) error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fail = fail
+}
+
+// Stand has reads wait until goOn is called, or their context ends.
+func (s *Source) Stand() (goOn func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	stand := make(chan struct{})
+	s.stand = stand
+	return sync.OnceFunc(func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		close(stand)
+		if s.stand == stand {
+			s.stand = nil
+		}
+	})
+}
+
+// Asked is how many bytes were fetched, in frames, and how many reads there were.
+func (s *Source) Asked() (bytes int64, reads int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.asked, s.reads
+}
+
+// Ahead is what Prefetch was told.
+func (s *Source) Ahead() []chunkstore.Range {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]chunkstore.Range(nil), s.ahead...)
+}
+
+// Size implements chunkstore.Source.
+func (s *Source) Size(file string) (int64, bool) {
+	data, ok := s.files[file]
+	return int64(len(data)), ok
+}
+
+// ReadAt implements chunkstore.Source.
+func (s *Source) ReadAt(ctx context.Context, file string, p []byte, off int64) error {
+	s.mu.Lock()
+	delay, fail, stand := s.delay, s.fail, s.stand
+	if !s.note(file, off, int64(len(p))) {
+		delay = 0
+	}
+	s.mu.Unlock()
+	if stand != nil {
+		select {
+		case <-stand:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	if delay > 0 {
+		timer := time.NewTimer(delay)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	if fail != nil {
+		if err := fail(file, off); err != nil {
+			return err
+		}
+	}
+	copy(p, s.files[file][off:])
+	return nil
+}
+
+// note counts a read and says whether a frame of it is new. s.mu is held.
+func (s *Source) note(file string, off, length int64) (fresh bool) {
+	s.reads++
+	seen := s.fetched[file]
+	if seen == nil {
+		seen = map[int64]bool{}
+		s.fetched[file] = seen
+	}
+	for frame := off / chunkstore.FrameSize; frame*chunkstore.FrameSize < off+length; frame++ {
+		if !seen[frame] {
+			seen[frame], fresh = true, true
+			s.asked += chunkstore.FrameSize
+		}
+	}
+	return fresh
+}
+
+// Run implements chunkstore.Source.
+func (s *Source) Run(file string, off int64) (length int64, zero bool) {
+	data := s.files[file]
+	if off >= int64(len(data)) {
+		return 0, false
+	}
+	at := off - off%chunkstore.PageSize
+	zero = blank(data, at)
+	for at += chunkstore.PageSize; at < int64(len(data)) && blank(data, at) == zero; {
+		at += chunkstore.PageSize
+	}
+	return min(at, int64(len(data))) - off, zero
+}
+
+func blank(data []byte, at int64) bool {
+	for _, b := range data[at:min(at+chunkstore.PageSize, int64(len(data)))] {
+		if b != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// SetHere says what Here answers of every file, for offsets from from on and before to; nothing is here at first.
+func (s *Source) SetHere(here *os.File, from, to int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.here, s.hereFrom, s.hereTo = here, from, to
+}
+
+// Here implements chunkstore.Source.
+func (s *Source) Here(_ string, off int64) (*os.File, int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if off < s.hereFrom || off >= s.hereTo {
+		return nil, 0
+	}
+	return s.here, s.hereTo - off
+}
+
+// Prefetch implements chunkstore.Source: it only remembers.
+func (s *Source) Prefetch(_ context.Context, ranges []chunkstore.Range) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ahead = append(s.ahead, ranges...)
+	return nil
+}
+
+// Pattern is size bytes of which every page is told from every other, and pages that hole names are zero.
+func Pattern(size int, hole func(page int) bool) []byte {
+	data := make([]byte, size)
+	for at := 0; at < size; at += 8 {
+		if page := at / chunkstore.PageSize; hole == nil || !hole(page) {
+			for i := range 8 {
+				data[at+i] = byte((at>>3 + 1) >> (8 * i))
+			}
+		}
+	}
+	return data
+}

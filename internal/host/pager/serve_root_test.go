@@ -1,0 +1,377 @@
+//go:build root
+
+package pager_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/host/chunkstore"
+	"github.com/pandastack/pandastack/internal/host/pager"
+	"github.com/pandastack/pandastack/internal/host/pager/pagertest"
+	"github.com/pandastack/pandastack/internal/host/probe"
+	"github.com/pandastack/pandastack/internal/host/probe/probetest"
+	"github.com/pandastack/pandastack/internal/os/uffd"
+	"github.com/pandastack/pandastack/internal/os/uffd/uffdtest"
+)
+
+func TestMain(m *testing.M) {
+	uffdtest.Main()
+	if len(os.Args) == 3 && os.Args[1] == pagerMark {
+		if err := pagerProcess(os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// guest is a process whose memory is served, and how the service ended.
+type guest struct {
+	*uffdtest.Process
+	t     testing.TB
+	ended chan error
+	stop  context.CancelFunc
+}
+
+func serve(t testing.TB, f *pager.File, size int64, page int, opt pager.ServeOptions) *guest {
+	t.Helper()
+	probetest.Need(t, probe.Config{}, probe.Root, probe.Userfaultfd)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	p, err := uffdtest.Start(t.Context(), uffdtest.Options{Socket: l.Addr().String(), Bytes: size, PageSize: page})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := l.AcceptUnix()
+	if err != nil {
+		t.Fatal(errors.Join(err, p.Kill()))
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	g := &guest{Process: p, t: t, ended: make(chan error, 1), stop: cancel}
+	go func() { g.ended <- f.Serve(ctx, conn, opt) }()
+	t.Cleanup(func() {
+		_ = p.Kill()
+		cancel()
+		select {
+		case <-g.ended:
+		case <-time.After(time.Minute):
+			t.Error("the service did not end")
+		}
+	})
+	return g
+}
+
+// end waits for the end of the service and answers why it ended.
+func (g *guest) end() error {
+	g.t.Helper()
+	select {
+	case err := <-g.ended:
+		g.ended <- err
+		return err
+	case <-time.After(time.Minute):
+		g.t.Fatal("the service did not end")
+		return nil
+	}
+}
+
+func (g *guest) is(want []byte, off int) {
+	g.t.Helper()
+	got, err := g.Sum(int64(off), int64(len(want)))
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	if sum := fmt.Sprintf("%x", sha256.Sum256(want)); got != sum {
+		g.t.Errorf("%d bytes at %d are not what they should be", len(want), off)
+	}
+}
+
+// plenty is a disk with room.
+func plenty() error { return nil }
+
+func file(t testing.TB, source chunkstore.Source, limit time.Duration) *pager.File {
+	t.Helper()
+	f, err := pager.NewFile(source, "memory", limit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = f.Close() })
+	return f
+}
+
+func TestServeAll(t *testing.T) {
+	for _, around := range []int64{uffd.Page, 0, 1 << 20} {
+		data := pagertest.Pattern(16<<20, holes)
+		f := file(t, pagertest.New(map[string][]byte{"memory": data}), 0)
+		g := serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{Around: around})
+		g.is(data[5<<20:6<<20], 5<<20)
+		if _, err := g.Scatter(0, int64(len(data)), 4); err != nil {
+			t.Fatal(err)
+		}
+		g.is(data, 0)
+		if err := g.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		if err := g.end(); err != nil {
+			t.Errorf("a monitor that ended: %v", err)
+		}
+	}
+}
+
+// TestServesHugePages has memory of pages of 2 MiB served: each whole, those without content as zeros, those that
+// were given back as zeros, too, and from the store as from the file that has come.
+func TestServesHugePages(t *testing.T) {
+	probetest.HugePages(t, 8)
+	data := pagertest.Pattern(8<<20, func(page int) bool { return page < 512 || page%3 == 0 })
+	source := pagertest.New(map[string][]byte{"memory": data})
+	f := file(t, source, 0)
+	g := serve(t, f, int64(len(data)), uffd.Huge, pager.ServeOptions{Trace: func(_ context.Context, put func(int64, []byte)) pager.Trace {
+		if put != nil {
+			t.Error("pages of 4 KiB are taken for memory of larger ones")
+		}
+		return pager.Trace{{File: "memory", Offset: 6 << 20, Length: uffd.Page}}
+	}})
+	g.is(data[:4<<20], 0)
+	if err := g.Drop(2<<20, uffd.Huge); err != nil {
+		t.Fatal(err)
+	}
+	want := append([]byte(nil), data...)
+	clear(want[2<<20 : 4<<20])
+	if err := g.Write(3<<20, uffd.Page, 9); err != nil {
+		t.Fatal(err)
+	}
+	for i := range uffd.Page {
+		want[3<<20+i] = 9
+	}
+	path := filepath.Join(t.TempDir(), "memory")
+	if err := errors.Join(os.WriteFile(path, data, 0o600), f.SetLocal(path)); err != nil {
+		t.Fatal(err)
+	}
+	g.is(want, 0)
+}
+
+func TestRemovedMemoryIsZero(t *testing.T) {
+	data := pagertest.Pattern(4<<20, nil)
+	source := pagertest.New(map[string][]byte{"memory": data})
+	f := file(t, source, 0)
+	g := serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{})
+	want := append([]byte(nil), data...)
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 200 {
+		off := r.IntN(len(data)/uffd.Page) * uffd.Page
+		n := min((1+r.IntN(40))*uffd.Page, len(data)-off)
+		switch r.IntN(3) {
+		case 0:
+			if err := g.Drop(int64(off), int64(n)); err != nil {
+				t.Fatal(err)
+			}
+			clear(want[off : off+n])
+		case 1:
+			if err := g.Write(int64(off), int64(n), byte(off>>12)); err != nil {
+				t.Fatal(err)
+			}
+			for i := range n {
+				want[off+i] = byte(off >> 12)
+			}
+		default:
+			g.is(want[off:off+n], off)
+		}
+	}
+	g.is(want, 0)
+}
+
+// TestRemovalDuringAFetch has a page removed between the question for its content and the answer.
+func TestRemovalDuringAFetch(t *testing.T) {
+	data := pagertest.Pattern(1<<20, nil)
+	source := pagertest.New(map[string][]byte{"memory": data})
+	f := file(t, source, 0)
+	goOn := source.Stand()
+	defer goOn()
+	var trace pager.Trace
+	for at := int64(0); at < int64(len(data)); at += uffd.Page {
+		trace = append(trace, chunkstore.Range{File: "memory", Offset: at, Length: uffd.Page})
+	}
+	g := serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{Trace: known(trace)})
+	if err := g.Drop(0, 512<<10); err != nil { // while the trace is being fetched
+		t.Fatal(err)
+	}
+	goOn()
+	g.is(make([]byte, 512<<10), 0)
+	g.is(data[512<<10:], 512<<10)
+}
+
+func TestTraceIsBroughtInAhead(t *testing.T) {
+	data := pagertest.Pattern(8<<20, holes)
+	source := pagertest.New(map[string][]byte{"memory": data})
+	f := file(t, source, 0)
+	notes := pager.NewRecorder(nil)
+	f.Record(notes)
+	g := serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{})
+	for _, off := range []int{5 << 20, 1 << 20, 3 << 20} {
+		g.is(data[off:off+64<<10], off)
+	}
+	trace := notes.End()
+	if len(trace) == 0 || trace[0].Offset != 5<<20 {
+		t.Fatalf("trace %v", trace)
+	}
+	again := pagertest.New(map[string][]byte{"memory": data})
+	f = file(t, again, 0)
+	g = serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{Trace: known(trace)})
+	for _, off := range []int{5 << 20, 1 << 20, 3 << 20} {
+		g.is(data[off:off+64<<10], off)
+	}
+	if asked, _ := again.Asked(); asked > trace.Bytes()+3*chunkstore.FrameSize {
+		t.Errorf("%d bytes were asked for with a trace of %d", asked, trace.Bytes())
+	}
+	await(t, "what the trace names is asked for", func() bool { return len(again.Ahead()) > 0 })
+	if ahead := again.Ahead(); ahead[0].Offset != 5<<20 {
+		t.Errorf("ahead was asked for %v", ahead)
+	}
+}
+
+// What comes with a trace is put in place, and the source is not asked for it. A piece may reach beyond the memory.
+func TestContentComesWithTheTrace(t *testing.T) {
+	data := pagertest.Pattern(2<<20, holes)
+	source := pagertest.New(map[string][]byte{"memory": data})
+	placed := make(chan struct{})
+	g := serve(t, file(t, source, 0), int64(len(data)), uffd.Page, pager.ServeOptions{
+		Trace: func(_ context.Context, put func(int64, []byte)) pager.Trace {
+			defer close(placed)
+			put(1<<20, append(bytes.Clone(data[1<<20:]), make([]byte, 8<<10)...))
+			put(4<<20, make([]byte, 8<<10)) // nowhere
+			return nil
+		},
+	})
+	<-placed
+	g.is(data[1<<20:], 1<<20)
+	if _, reads := source.Asked(); reads > 0 {
+		t.Errorf("the source was read %d times", reads)
+	}
+	g.is(data[:1<<20], 0)
+}
+
+// await waits for what another goroutine does soon.
+func await(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for limit := time.After(time.Minute); !holds(); {
+		select {
+		case <-tick.C:
+		case <-limit:
+			t.Fatalf("not within a minute: %s", what)
+		}
+	}
+}
+
+func TestDeadStoreEndsTheService(t *testing.T) {
+	data := pagertest.Pattern(4<<20, nil)
+	for _, c := range []struct {
+		name  string
+		spoil func(*pagertest.Source)
+		want  string
+	}{
+		{"failing", func(s *pagertest.Source) {
+			s.SetFail(func(string, int64) error { return errors.New("connection refused") })
+		}, "connection refused"},
+		{"standing still", func(s *pagertest.Source) { s.Stand() }, "did not give it within 200ms"},
+		{"lying", func(s *pagertest.Source) {
+			s.SetFail(func(string, int64) error { return &chunkstore.DamagedError{Object: "chunk x", Problem: "other bytes"} })
+		}, "chunk x is damaged: other bytes"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			source := pagertest.New(map[string][]byte{"memory": data})
+			f := file(t, source, 200*time.Millisecond)
+			g := serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{})
+			g.is(data[:uffd.Page], 0)
+			c.spoil(source)
+			go func() { _, _ = g.Touch(2<<20, uffd.Page) }()
+			err := g.end()
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("ended with %v, want %q", err, c.want)
+			}
+		})
+	}
+}
+
+func TestDamageThatGoesAway(t *testing.T) {
+	data := pagertest.Pattern(1<<20, nil)
+	source := pagertest.New(map[string][]byte{"memory": data})
+	tries := 0
+	source.SetFail(func(string, int64) error {
+		if tries++; tries == 1 {
+			return &chunkstore.DamagedError{Object: "chunk x", Problem: "short"}
+		}
+		return nil
+	})
+	buf := make([]byte, 4096)
+	if err := file(t, source, 0).ReadAt(t.Context(), buf, 0); err != nil || buf[0] != data[0] {
+		t.Errorf("a second copy that is sound: %v", err)
+	}
+}
+
+func TestStopLeavesNothing(t *testing.T) {
+	data := pagertest.Pattern(1<<20, nil)
+	source := pagertest.New(map[string][]byte{"memory": data})
+	f := file(t, source, 0)
+	goOn := source.Stand()
+	defer goOn()
+	g := serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{})
+	go func() { _, _ = g.Touch(0, uffd.Page) }()
+	g.stop()
+	if err := g.end(); err != nil {
+		t.Errorf("stopped with %v", err)
+	}
+}
+
+func TestRegionsBeyondTheImage(t *testing.T) {
+	f := file(t, pagertest.New(map[string][]byte{"memory": make([]byte, 1<<20)}), 0)
+	g := serve(t, f, 2<<20, uffd.Page, pager.ServeOptions{})
+	if err := g.end(); err == nil || !strings.Contains(err.Error(), "image has 1048576 bytes") {
+		t.Errorf("ended with %v", err)
+	}
+}
+
+func TestLocalFileServes(t *testing.T) {
+	data := pagertest.Pattern(4<<20, holes)
+	source := pagertest.New(map[string][]byte{"memory": data})
+	f := file(t, source, 0)
+	path := filepath.Join(t.TempDir(), "memory")
+	own, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	g := serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{})
+	g.is(data[:1<<20], 0)
+	if err := f.Fill(t.Context(), own, plenty); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.SetLocal(path); err != nil {
+		t.Fatal(err)
+	}
+	source.SetFail(func(string, int64) error { return errors.New("the store must not be asked any more") })
+	g.is(data, 0)
+}
+
+// known is a trace that comes without content.
+func known(t pager.Trace) func(context.Context, func(int64, []byte)) pager.Trace {
+	return func(context.Context, func(int64, []byte)) pager.Trace { return t }
+}

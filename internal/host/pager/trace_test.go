@@ -1,0 +1,80 @@
+package pager_test
+
+import (
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/host/chunkstore"
+	"github.com/pandastack/pandastack/internal/host/pager"
+)
+
+func TestTraceRoundTrip(t *testing.T) {
+	t.Parallel()
+	want := pager.Trace{
+		{File: "memory", Offset: 5 << 20, Length: 8192}, {File: "disk.img", Offset: 0, Length: 4096},
+		{File: "memory", Offset: 4096, Length: 4096}, {File: "memory", Offset: 1 << 40, Length: 1 << 20},
+	}
+	data := want.Encode()
+	got, err := pager.DecodeTrace(data)
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Fatalf("%v, %v", got, err)
+	}
+	if got.Bytes() != 8192+4096+4096+1<<20 {
+		t.Errorf("it covers %d bytes", got.Bytes())
+	}
+	for i := range data {
+		bad := slices.Clone(data)
+		bad[i] ^= 0x10
+		if _, err := pager.DecodeTrace(bad); err == nil {
+			t.Errorf("byte %d changed, and nobody noticed", i)
+		}
+		if _, err := pager.DecodeTrace(data[:i]); err == nil {
+			t.Errorf("cut to %d bytes, and nobody noticed", i)
+		}
+	}
+}
+
+func TestRecorder(t *testing.T) {
+	t.Parallel()
+	r := pager.NewRecorder(pager.Trace{{File: "memory", Offset: 0, Length: 8192}})
+	r.Note("memory", 4096, 12288) // begins with a page that is known
+	r.Note("memory", 16384, 4096) // right behind
+	r.Note("memory", 8000, 10)
+	r.Note("disk.img", 100, 1)
+	r.Note("memory", 1<<20, 0)
+	r.Note("memory", -1, 10)
+	want := pager.Trace{{File: "memory", Offset: 8192, Length: 12288}, {File: "disk.img", Offset: 0, Length: 4096}}
+	if got := r.End(); !reflect.DeepEqual(got, want) {
+		t.Errorf("recorded %v, not %v", got, want)
+	}
+	r.Note("memory", 1<<20, 4096)
+	if got := r.End(); len(got) != 2 {
+		t.Errorf("recorded after the end: %v", got)
+	}
+	var none *pager.Recorder
+	none.Note("memory", 0, 1)
+}
+
+func FuzzDecodeTrace(f *testing.F) {
+	f.Add(pager.Trace{{File: "memory", Offset: 5 << 20, Length: 8192}, {File: "disk.img", Offset: 0, Length: 4096}}.Encode())
+	f.Add(pager.Trace{}.Encode())
+	f.Fuzz(func(t *testing.T, data []byte) {
+		// The checksum is no secret: whoever writes a trace makes it right.
+		for _, data := range [][]byte{data, pager.Resum(data)} {
+			trace, err := pager.DecodeTrace(data)
+			if err != nil {
+				continue
+			}
+			for _, r := range trace {
+				if r.Offset < 0 || r.Length <= 0 || r.Offset+r.Length < r.Offset || (r.Offset|r.Length)%chunkstore.PageSize != 0 {
+					t.Fatalf("range %+v", r)
+				}
+			}
+			again, err := pager.DecodeTrace(trace.Encode())
+			if err != nil || len(again) != len(trace) {
+				t.Fatalf("%v became %v, %v", trace, again, err)
+			}
+		}
+	})
+}

@@ -1,0 +1,113 @@
+package snapshot_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/host/snapshot"
+)
+
+var twoDisks = []snapshot.DataDisk{{Name: "data", Mount: "/data", Options: []string{"noatime"}}, {Name: "more2", Mount: "/a/b"}}
+
+// withDisks makes a snapshot with data disks of one and two MiB.
+func withDisks(t *testing.T, s *snapshot.Store) snapshot.Snapshot {
+	t.Helper()
+	d, err := s.Draft()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, path := range d.DiskPaths(twoDisks) {
+		write(t, path, make([]byte, max(i, 1)<<20))
+	}
+	if list, err := d.Disks(); err != nil || len(list) != 3 {
+		t.Errorf("the draft has %v, %v", list, err)
+	}
+	snap, err := d.Commit(snapshot.Snapshot{Ref: "snapshots/x", Data: twoDisks})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return snap
+}
+
+func TestDataDisksAreFilesOfTheSnapshot(t *testing.T) {
+	dir := t.TempDir()
+	made := withDisks(t, open(t, dir))
+	if twoDisks[1].MiB != 0 {
+		t.Error("what was given is changed")
+	}
+	s := open(t, dir)
+	snap, err := s.Get(made.Ref)
+	if err != nil || len(snap.Data) != 2 || snap.Data[0].MiB != 1 || snap.Data[1].MiB != 2 || snap.Data[0].Options[0] != "noatime" {
+		t.Fatalf("got %+v, %v", snap, err)
+	}
+	list, err := snap.Files()
+	var names []string
+	for _, f := range list {
+		names = append(names, f.Name)
+	}
+	if err != nil || strings.Join(names, " ") != "disk.img disk-data.img disk-more2.img" {
+		t.Errorf("files %v, %v", list, err)
+	}
+	if sizes := snap.DiskBytes(); len(sizes) != 3 || sizes[2] != 2<<20 {
+		t.Errorf("sizes %v", sizes)
+	}
+	if err := snapshot.Check(snap); err != nil {
+		t.Error(err)
+	}
+	path := snap.DiskPaths()[2]
+	var damaged *snapshot.DamagedError
+	if err := os.Truncate(path, 1); err != nil {
+		t.Fatal(err)
+	}
+	if err := snapshot.Check(snap); !errors.As(err, &damaged) || damaged.File != "disk-more2.img" {
+		t.Errorf("a short disk: %v", err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := snapshot.Check(snap); !errors.As(err, &damaged) {
+		t.Errorf("a missing disk: %v", err)
+	}
+}
+
+func TestDataDisksAreRefused(t *testing.T) {
+	s := open(t, t.TempDir())
+	good := snapshot.DataDisk{Name: "data", MiB: 1, Mount: "/data"}
+	for name, list := range map[string][]snapshot.DataDisk{
+		"no name":    {{MiB: 1, Mount: "/data"}},
+		"a path":     {{Name: "../x", MiB: 1, Mount: "/data"}},
+		"upper case": {{Name: "Data", MiB: 1, Mount: "/data"}},
+		"a number":   {{Name: "1", MiB: 1, Mount: "/data"}},
+		"no size":    {{Name: "data", Mount: "/data"}},
+		"relative":   {{Name: "data", MiB: 1, Mount: "data"}},
+		"the root":   {{Name: "data", MiB: 1, Mount: "/"}},
+		"unclean":    {{Name: "data", MiB: 1, Mount: "/a/../b"}},
+		"twice":      {good, good},
+		"many": {good, {Name: "a", MiB: 1, Mount: "/1"}, {Name: "b", MiB: 1, Mount: "/2"}, {Name: "c", MiB: 1, Mount: "/3"}, {Name: "d", MiB: 1, Mount: "/4"},
+			{Name: "e", MiB: 1, Mount: "/5"}, {Name: "f", MiB: 1, Mount: "/6"}, {Name: "g", MiB: 1, Mount: "/7"}, {Name: "h", MiB: 1, Mount: "/8"}},
+	} {
+		if err := snapshot.CheckDataDisks(list); !errors.Is(err, snapshot.ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	d, err := s.Draft()
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, d.DiskPath(), make([]byte, 1<<20))
+	if _, err := d.Commit(snapshot.Snapshot{Ref: "snapshots/y", Data: []snapshot.DataDisk{good}}); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a data disk that is missing: %v", err)
+	}
+	if _, err := d.Commit(snapshot.Snapshot{Ref: "snapshots/y", Data: []snapshot.DataDisk{{Name: "..", MiB: 1, Mount: "/data"}}}); !errors.Is(err, snapshot.ErrInvalid) {
+		t.Errorf("a name that leaves the directory: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(d.ImageDir(), "..", "snapshot.json")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("what was refused is described: %v", err)
+	}
+	if err := d.Discard(); err != nil {
+		t.Error(err)
+	}
+}

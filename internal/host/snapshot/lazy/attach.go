@@ -1,0 +1,303 @@
+package lazy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+
+	"github.com/pandastack/pandastack/internal/host/chunkstore"
+	"github.com/pandastack/pandastack/internal/host/machine"
+	"github.com/pandastack/pandastack/internal/host/pager"
+	"github.com/pandastack/pandastack/internal/host/pager/fusefs"
+	"github.com/pandastack/pandastack/internal/host/snapshot"
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+// attachment is what one machine has of an image.
+type attachment struct {
+	i     *image
+	trace pager.Trace
+	disks []*attachedDisk // in the order of the snapshot's
+
+	whole     chan struct{}
+	failed    chan struct{}
+	completes sync.Mutex
+
+	mu     sync.Mutex
+	err    error
+	closed bool
+}
+
+// attachedDisk is one disk of a machine.
+type attachedDisk struct {
+	own   *os.File
+	disk  *pager.Disk
+	shown *fusefs.File // nil: not shown yet
+}
+
+var (
+	_ machine.Stream = (*attachment)(nil)
+	_ vmm.Memory     = (*attachment)(nil)
+)
+
+// Attach implements machine.Streams. What the trace of the snapshot names begins to come at once.
+func (m *Manager) Attach(ctx context.Context, snap snapshot.Snapshot, owner string, disks []string) (_ machine.Stream, err error) {
+	i, err := m.image(ctx, snap)
+	if err != nil {
+		return nil, err
+	}
+	trace, err := i.lesson.await(ctx)
+	if err != nil {
+		return nil, err
+	}
+	a := &attachment{i: i, trace: trace, whole: make(chan struct{}), failed: make(chan struct{})}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, a.closeDisks())
+		}
+	}()
+	if err := a.open(disks); err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	if m.images[snap.Ref] != i { // it became whole and was let go of in this moment
+		m.mu.Unlock()
+		return nil, fmt.Errorf("snapshot %s is whole by now: ask again", snap.Ref)
+	}
+	if err := a.show(owner); err != nil {
+		m.mu.Unlock()
+		return nil, err
+	}
+	i.mu.Lock()
+	i.users[a] = true
+	late := i.completed
+	i.mu.Unlock()
+	m.mu.Unlock()
+	i.record(trace)
+	if len(trace) > 0 {
+		i.replay(func(ctx context.Context) {
+			for _, disk := range i.disks {
+				disk.Replay(ctx, trace, chunkstore.FrameSize, nil)
+			}
+		})
+	}
+	if late {
+		a.complete(ctx)
+	}
+	return a, nil
+}
+
+// open opens the machine's own disks.
+func (a *attachment) open(paths []string) error {
+	if len(paths) != len(a.i.disks) {
+		return fmt.Errorf("%d disks on a snapshot with %d", len(paths), len(a.i.disks))
+	}
+	for n, path := range paths {
+		own, err := os.OpenFile(path, os.O_RDWR, 0)
+		if err != nil {
+			return err
+		}
+		d := &attachedDisk{own: own}
+		a.disks = append(a.disks, d)
+		if d.disk, err = pager.NewDisk(a.i.disks[n], own); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// show puts the disks into the view as the monitor of owner has them. The manager's lock is held.
+func (a *attachment) show(owner string) (err error) {
+	for n, d := range a.disks {
+		name := "disk~" + owner
+		if n > 0 {
+			name += "~" + a.i.snap.Data[n-1].Name
+		}
+		if d.shown, err = a.i.m.view.Add(a.i.m.ctx, name, shownDisk{d.disk, a}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// closeDisks ends what open and show began.
+func (a *attachment) closeDisks() (err error) {
+	for _, d := range a.disks {
+		if d.shown != nil {
+			d.shown.Remove()
+		}
+		err = errors.Join(err, d.own.Close())
+	}
+	return err
+}
+
+// complete makes the machine's disks whole with the snapshot's, which are.
+func (a *attachment) complete(ctx context.Context) {
+	a.completes.Lock()
+	defer a.completes.Unlock()
+	a.mu.Lock()
+	closed := a.closed
+	a.mu.Unlock()
+	if closed {
+		return
+	}
+	select {
+	case <-a.whole:
+		return
+	default:
+	}
+	if err := a.completeDisks(ctx); err != nil {
+		a.i.m.cfg.Log.Error("disk of a machine not made whole", "snapshot", a.i.snap.Ref, "err", err)
+		a.fail(fmt.Errorf("disk: %w", err))
+		return
+	}
+	close(a.whole)
+}
+
+func (a *attachment) completeDisks(ctx context.Context) error {
+	for n, path := range a.i.snap.DiskPaths() {
+		if a.disks[n].disk.Whole() {
+			continue
+		}
+		base, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(a.disks[n].disk.Complete(ctx, base), base.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fail notes why the machine cannot go on. The first reason stays.
+func (a *attachment) fail(err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.err == nil && !a.closed {
+		a.err = err
+		close(a.failed)
+	}
+}
+
+// Memory implements machine.Stream.
+func (a *attachment) Memory() vmm.Memory { return a }
+
+// File implements vmm.Memory. What the trace names is put into the kernel's cache of it.
+func (a *attachment) File() string {
+	i := a.i
+	i.warm.Do(func() {
+		if len(a.trace) == 0 {
+			return
+		}
+		i.replay(func(ctx context.Context) {
+			if _, err := os.Stat(i.shown.Path()); err != nil { // the kernel keeps what it knows a file for
+				return
+			}
+			i.memory.Zeros(a.trace, maxCarried, i.shown.Warm)
+			i.memory.Replay(ctx, i.lesson.bring(ctx, i.shown.Warm), chunkstore.FrameSize, i.shown.Warm)
+		})
+	})
+	return i.shown.Path()
+}
+
+// Serve implements vmm.Memory.
+func (a *attachment) Serve(ctx context.Context, conn *net.UnixConn) error {
+	err := a.i.memory.Serve(ctx, conn, pager.ServeOptions{Trace: a.i.lesson.bring})
+	if err != nil {
+		a.fail(err)
+	}
+	return err
+}
+
+// DiskPaths implements machine.Stream.
+func (a *attachment) DiskPaths() []string {
+	paths := make([]string, len(a.disks))
+	for n, d := range a.disks {
+		paths[n] = d.shown.Path()
+	}
+	return paths
+}
+
+// Whole implements machine.Stream.
+func (a *attachment) Whole() <-chan struct{} { return a.whole }
+
+// Local implements machine.Stream.
+func (a *attachment) Local(ctx context.Context) error {
+	if err := a.i.local(ctx); err != nil {
+		return err
+	}
+	select {
+	case <-a.whole:
+		return nil
+	case <-a.failed:
+		return a.Err()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Failed implements machine.Stream.
+func (a *attachment) Failed() <-chan struct{} { return a.failed }
+
+// Err implements machine.Stream.
+func (a *attachment) Err() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.err
+}
+
+// Close implements machine.Stream.
+func (a *attachment) Close(context.Context) error {
+	a.mu.Lock()
+	was := a.closed
+	a.closed = true
+	a.mu.Unlock()
+	if was {
+		return nil
+	}
+	for _, d := range a.disks {
+		d.shown.Remove()
+	}
+	a.i.mu.Lock()
+	delete(a.i.users, a)
+	a.i.mu.Unlock()
+	a.completes.Lock() // the files are not closed under it
+	var err error
+	for _, d := range a.disks {
+		err = errors.Join(err, d.own.Close())
+	}
+	a.completes.Unlock()
+	a.i.m.done(a.i)
+	return err
+}
+
+// shownDisk is a machine's disk as its monitor has it. A read or write that fails for want of content fails
+// the machine; one that the host's disk has no space for is the guest's to see.
+type shownDisk struct {
+	*pager.Disk
+	a *attachment
+}
+
+func (s shownDisk) ReadAt(ctx context.Context, p []byte, off int64) error {
+	return s.told(ctx, s.Disk.ReadAt(ctx, p, off))
+}
+
+func (s shownDisk) WriteAt(ctx context.Context, p []byte, off int64) error {
+	return s.told(ctx, s.Disk.WriteAt(ctx, p, off))
+}
+
+func (s shownDisk) told(ctx context.Context, err error) error {
+	if err != nil && ctx.Err() == nil && !noSpace(err) {
+		s.a.fail(fmt.Errorf("disk: %w", err))
+	}
+	return err
+}
+
+func noSpace(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EFBIG)
+}

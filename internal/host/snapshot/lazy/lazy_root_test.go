@@ -1,0 +1,580 @@
+//go:build root
+
+package lazy_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/host/chunkstore"
+	"github.com/pandastack/pandastack/internal/host/machine"
+	"github.com/pandastack/pandastack/internal/host/pager/pagertest"
+	"github.com/pandastack/pandastack/internal/host/snapshot"
+	"github.com/pandastack/pandastack/internal/host/snapshot/lazy"
+	"github.com/pandastack/pandastack/internal/os/disk/disktest"
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+const ref = snapshot.Ref("snapshots/snp1")
+
+// host is a host with a snapshot in the store that it does not have.
+type host struct {
+	t      *testing.T
+	dir    string
+	memory []byte
+	disk   []byte
+	data   []byte // of the data disk
+	source *pagertest.Source
+	traces *traces
+	store  *snapshot.Store
+	mgr    *lazy.Manager
+	cfg    func(*lazy.Config)
+}
+
+// traces is where hosts keep traces together.
+type traces struct {
+	mu    sync.Mutex
+	data  []byte
+	pages []byte
+	fail  error // of the pages
+	saved int
+	kept  chan struct{}
+}
+
+func (t *traces) Load(context.Context, []byte) (lazy.Lesson, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	of := lazy.Lesson{Trace: t.data}
+	if t.pages != nil {
+		of.Bytes, of.Pages = int64(len(t.pages)), t.bring
+	}
+	return of, nil
+}
+
+// bring gives the pages that are not zero one by one, the last one first. What is not kept is something else afterwards.
+func (t *traces) bring(_ context.Context, put func(off int64, data []byte) bool) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for at := len(t.pages) - 4096; at >= 0; at -= 4096 {
+		page := bytes.Clone(t.pages[at : at+4096])
+		if !bytes.Equal(page, make([]byte, 4096)) && !put(int64(at), page) {
+			copy(page, "used for other content")
+		}
+	}
+	return t.fail
+}
+
+func (t *traces) Save(_ context.Context, _, trace []byte, pages *os.File) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.data, t.pages = trace, nil
+	t.saved++
+	if pages != nil {
+		info, err := pages.Stat()
+		if err != nil {
+			return err
+		}
+		t.pages = make([]byte, info.Size())
+		if _, err := pages.ReadAt(t.pages, 0); err != nil {
+			return err
+		}
+	}
+	select {
+	case t.kept <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+func newHost(t *testing.T, cfg func(*lazy.Config)) *host {
+	t.Helper()
+	h := &host{t: t, dir: disktest.Dir(t, 512<<20), cfg: cfg, traces: &traces{kept: make(chan struct{}, 1)}}
+	h.memory = pagertest.Pattern(16<<20, func(page int) bool { return page%5 == 4 })
+	h.disk = pagertest.Pattern(8<<20, func(page int) bool { return page%300 > 200 })
+	h.data = pagertest.Pattern(4<<20, func(page int) bool { return page%7 == 3 })
+	h.source = pagertest.New(map[string][]byte{"memory": h.memory, "state": []byte("state"), "disk.img": h.disk, "disk-data.img": h.data})
+	h.start()
+	t.Cleanup(func() { h.stop() })
+	return h
+}
+
+func (h *host) must(err error) {
+	h.t.Helper()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// start starts what a host agent has.
+func (h *host) start() {
+	h.t.Helper()
+	var err error
+	h.store, err = snapshot.Open(h.dir, nil, "snapshots")
+	h.must(err)
+	h.must(h.store.Collect())
+	c := lazy.Config{
+		Dir: filepath.Join(h.dir, "stream"), Store: h.store, Traces: h.traces,
+		Open: func(_ context.Context, origin []byte) (chunkstore.Source, error) {
+			if string(origin) != "there" {
+				return nil, errors.New("origin " + string(origin))
+			}
+			return h.source, nil
+		},
+		Record: time.Millisecond, Settle: time.Hour, Limit: 300 * time.Millisecond,
+	}
+	if h.cfg != nil {
+		h.cfg(&c)
+	}
+	h.mgr, err = lazy.New(h.t.Context(), c)
+	h.must(err)
+}
+
+func (h *host) stop() {
+	h.t.Helper()
+	h.must(h.mgr.Close())
+	if list, err := os.ReadDir(filepath.Join(h.dir, "stream")); err != nil && !errors.Is(err, os.ErrNotExist) || len(list) != 0 {
+		h.t.Errorf("the view is still there: %v, %v", list, err)
+	}
+}
+
+// remote is the snapshot as the host that took it described it.
+func (h *host) remote() snapshot.Snapshot {
+	sum := sha256.Sum256([]byte("state"))
+	return snapshot.Snapshot{
+		Version: 1, Ref: "snapshots/other", VCPUs: 1, MemoryMiB: len(h.memory) >> 20, DiskMiB: len(h.disk) >> 20, Disk: true,
+		Data: []snapshot.DataDisk{{Name: "data", MiB: len(h.data) >> 20, Mount: "/data"}},
+		Manifest: vmm.Manifest{MemoryMiB: len(h.memory) >> 20, Files: []vmm.File{
+			{Name: "memory", Bytes: int64(len(h.memory))},
+			{Name: "state", Bytes: 5, SHA256: hex.EncodeToString(sum[:])},
+		}},
+	}
+}
+
+func (h *host) begin() snapshot.Snapshot {
+	h.t.Helper()
+	snap, err := h.mgr.Begin(h.t.Context(), ref, h.remote(), []byte("there"), h.source, nil, nil)
+	h.must(err)
+	return snap
+}
+
+// attach is a machine with its disks; the data disk is dataOf its root disk.
+func (h *host) attach(snap snapshot.Snapshot, name string) (machine.Stream, string) {
+	h.t.Helper()
+	path := filepath.Join(h.dir, name)
+	h.empty(path, int64(len(h.disk))+1<<20)
+	h.empty(dataOf(path), int64(len(h.data)))
+	s, err := h.mgr.Attach(h.t.Context(), snap, name, []string{path, dataOf(path)})
+	h.must(err)
+	return s, path
+}
+
+func dataOf(path string) string { return path + ".data" }
+
+func (h *host) empty(path string, bytes int64) {
+	h.t.Helper()
+	f, err := os.Create(path)
+	h.must(err)
+	h.must(errors.Join(f.Truncate(bytes), f.Close()))
+}
+
+func (h *host) deadline() context.Context {
+	ctx, cancel := context.WithTimeout(h.t.Context(), time.Minute)
+	h.t.Cleanup(cancel)
+	return ctx
+}
+
+func (h *host) same(path string, want []byte) {
+	h.t.Helper()
+	got, err := os.ReadFile(path)
+	h.must(err)
+	if !bytes.Equal(got, want) {
+		h.t.Errorf("%s is not what it should be", path)
+	}
+}
+
+func (h *host) write(path string, data []byte, off int64) {
+	h.t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	h.must(err)
+	_, err = f.WriteAt(data, off)
+	h.must(errors.Join(err, f.Sync(), f.Close()))
+}
+
+func TestStreamsAndBecomesWhole(t *testing.T) {
+	h := newHost(t, nil)
+	snap := h.begin()
+	if !snap.Partial() {
+		t.Fatal("it is whole at once")
+	}
+	if asked, _ := h.source.Asked(); asked > chunkstore.FrameSize {
+		t.Errorf("%d bytes were fetched to begin", asked)
+	}
+	a, pathA := h.attach(snap, "a")
+	b, pathB := h.attach(snap, "b")
+	h.same(a.Memory().File(), h.memory)
+	if a.Memory().File() != b.Memory().File() {
+		t.Error("two machines of one snapshot do not share its pages")
+	}
+	want := append(bytes.Clone(h.disk), make([]byte, 1<<20)...)
+	h.same(b.DiskPaths()[0], want)
+	mark := bytes.Repeat([]byte("panda"), 2000)
+	h.write(a.DiskPaths()[0], mark, 12345)
+	copy(want[12345:], mark)
+	h.same(a.DiskPaths()[0], want)
+	data := bytes.Clone(h.data)
+	h.same(b.DiskPaths()[1], data)
+	h.write(a.DiskPaths()[1], mark, 54321)
+	copy(data[54321:], mark)
+	h.same(a.DiskPaths()[1], data)
+	h.must(a.Local(h.deadline()))
+	h.must(b.Local(h.deadline()))
+	<-a.Whole()
+	h.same(a.DiskPaths()[1], data)
+	h.same(dataOf(pathA), data)
+	h.same(dataOf(pathB), h.data)
+	h.same(snap.DiskPaths()[1], h.data)
+	h.same(a.DiskPaths()[0], want)
+	h.same(pathA, want)
+	h.same(pathB, append(bytes.Clone(h.disk), make([]byte, 1<<20)...))
+	h.same(filepath.Join(snap.Image().Dir, "memory"), h.memory)
+	h.same(snap.DiskPath(), h.disk)
+	if now, err := h.store.Get(ref); err != nil || now.Partial() {
+		t.Errorf("%+v, %v", now, err)
+	}
+	h.source.SetFail(func(string, int64) error { return errors.New("the store must not be asked any more") })
+	h.write(a.DiskPaths()[0], mark, 54321)
+	copy(want[54321:], mark)
+	h.same(a.DiskPaths()[0], want)
+	h.same(a.Memory().File(), h.memory)
+	late, latePath := h.attach(snap, "c") // decided before it was whole
+	h.must(late.Local(h.deadline()))
+	h.same(latePath, append(bytes.Clone(h.disk), make([]byte, 1<<20)...))
+	for _, s := range []machine.Stream{a, b, late} {
+		h.must(s.Close(t.Context()))
+	}
+	h.must(h.store.Delete(ref))
+	h.must(h.store.Collect())
+	if _, err := os.Stat(snap.Dir()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a deleted snapshot that nobody uses is still there: %v", err)
+	}
+}
+
+// touch reads a page of a machine's memory at each of some offsets.
+func (h *host) touch(s machine.Stream, offsets []int64) {
+	h.t.Helper()
+	f, err := os.Open(s.Memory().File())
+	h.must(err)
+	h.must(unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM))
+	buf := make([]byte, 4096)
+	for _, off := range offsets {
+		_, err = f.ReadAt(buf, off)
+		h.must(err)
+		if !bytes.Equal(buf, h.memory[off:off+4096]) {
+			h.t.Errorf("at %d is something else", off)
+		}
+	}
+	h.must(f.Close())
+}
+
+// traced answers what is kept of a machine that used its memory at some offsets while that was recorded.
+func traced(t *testing.T, offsets []int64) *traces {
+	t.Helper()
+	for record := 2 * time.Second; ; record *= 4 {
+		h := newHost(t, func(c *lazy.Config) { c.Record = record })
+		snap := h.begin()
+		began := time.Now()
+		a, _ := h.attach(snap, "a")
+		h.touch(a, offsets)
+		soon := time.Since(began) < record
+		if soon {
+			select {
+			case <-h.traces.kept:
+			case <-h.deadline().Done():
+				t.Fatal("no trace was kept")
+			}
+			if _, err := os.Stat(filepath.Join(snap.Dir(), "trace")); err != nil {
+				t.Errorf("the trace is not beside the snapshot: %v", err)
+			}
+		}
+		h.must(a.Close(t.Context()))
+		if soon { // else the computer was too busy, and the record may have ended before
+			h.traces.mu.Lock()
+			defer h.traces.mu.Unlock()
+			return &traces{data: h.traces.data, pages: h.traces.pages, kept: make(chan struct{}, 1)}
+		}
+	}
+}
+
+func TestTraceIsSharedAndReplayed(t *testing.T) {
+	offsets := []int64{9 << 20, 3 << 20}
+	h := newHost(t, nil)
+	h.traces.data = traced(t, offsets).data
+	s, _ := h.attach(h.begin(), "a")
+	_ = s.Memory().File()
+	ctx := h.deadline()
+	for asked := int64(0); asked < 2*chunkstore.FrameSize || len(h.source.Ahead()) < 3; asked, _ = h.source.Asked() {
+		h.must(ctx.Err())
+		<-time.After(time.Millisecond)
+	}
+	asked := h.source.Ahead()
+	inOrder, behind := false, false // what the trace names; the rest of a difference that is small
+	for i := 1; i < len(asked); i++ {
+		inOrder = inOrder || asked[i-1].Offset == offsets[0] && asked[i].Offset == offsets[1]
+	}
+	if !inOrder {
+		t.Errorf("ahead was asked for %v", asked)
+	}
+	for !behind {
+		h.must(ctx.Err())
+		<-time.After(time.Millisecond)
+		behind = slices.ContainsFunc(h.source.Ahead(), func(r chunkstore.Range) bool { return r.File == snapshot.DiskName && r.Offset == 0 })
+	}
+	h.must(s.Close(t.Context()))
+}
+
+// What machines use first of the memory comes with the trace, in one piece, and is not asked of the store: the machine
+// that the trace was recorded of read page by page, so nothing else is in it.
+func TestMemoryComesWithTheTrace(t *testing.T) {
+	offsets := []int64{9 << 20, 3 << 20, 9<<20 + 64<<10, 5 << 20}
+	of := traced(t, offsets)
+	var want []byte
+	h := newHost(t, nil)
+	for _, off := range offsets {
+		want = append(want, h.memory[off:off+4096]...)
+	}
+	if !bytes.Equal(of.pages, want) {
+		t.Fatalf("%d bytes of the memory were kept, and not what was used", len(of.pages))
+	}
+	last := offsets[3]
+	lastFrame := chunkstore.Range{File: "memory", Offset: last - last%chunkstore.FrameSize, Length: chunkstore.FrameSize}
+	h.traces.data, h.traces.pages = of.data, of.pages[:3*4096]
+	a, _ := h.attach(h.begin(), "a")
+	_ = a.Memory().File()
+	h.until("the rest of the trace is asked for, when the other came", func() bool { return slices.Contains(h.source.Ahead(), lastFrame) })
+	h.source.SetFail(func(file string, _ int64) error { return errors.New(file + " is not to be read") })
+	h.touch(a, offsets[:3])
+	h.must(a.Close(t.Context()))
+}
+
+// What is zero of that is in the kernel's cache as well, and nobody is asked for it when a machine comes to it.
+func TestZerosOfATraceAreThere(t *testing.T) {
+	h := newHost(t, nil)
+	offsets := []int64{4 * 4096, 9 * 4096, 1004 * 4096} // each fifth page is zero
+	of := traced(t, offsets)
+	h.traces.data, h.traces.pages = of.data, of.pages
+	a, _ := h.attach(h.begin(), "a")
+	path := a.Memory().File()
+	f, err := os.Open(path) // as a monitor has it: the kernel keeps what somebody uses
+	h.must(err)
+	defer f.Close()
+	h.until("the zeros that the trace names are in the kernel's cache", func() bool {
+		out, err := exec.Command("fincore", "--noheadings", "--output", "PAGES", path).Output()
+		h.must(err)
+		return strings.TrimSpace(string(out)) == "3"
+	})
+	h.must(a.Close(t.Context()))
+}
+
+// Content that does not come, or does not fit its trace, is brought from where the snapshot lies.
+func TestMemoryThatDoesNotComeWithTheTrace(t *testing.T) {
+	offsets := []int64{9 << 20, 3 << 20}
+	of := traced(t, offsets)
+	frame := func(off int64) chunkstore.Range {
+		return chunkstore.Range{File: "memory", Offset: off, Length: chunkstore.FrameSize}
+	}
+	for name, change := range map[string]func(*traces){
+		"fails":     func(t *traces) { t.fail = errors.New("gone") },
+		"too-long":  func(t *traces) { t.pages = append(bytes.Clone(t.pages), t.pages...) },
+		"too-large": func(t *traces) { t.pages = make([]byte, 65<<20) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t, nil)
+			h.traces.data, h.traces.pages = of.data, of.pages
+			change(h.traces)
+			a, _ := h.attach(h.begin(), "a")
+			_ = a.Memory().File()
+			h.until("all of the trace is asked for", func() bool {
+				asked := h.source.Ahead()
+				return slices.Contains(asked, frame(9<<20)) && slices.Contains(asked, frame(3<<20))
+			})
+			h.same(a.Memory().File(), h.memory)
+			h.must(a.Close(t.Context()))
+		})
+	}
+}
+
+// until waits for what another goroutine does soon.
+func (h *host) until(what string, is func() bool) {
+	h.t.Helper()
+	ctx := h.deadline()
+	for !is() {
+		if ctx.Err() != nil {
+			h.t.Fatalf("never: %s", what)
+		}
+		<-time.After(time.Millisecond)
+	}
+}
+
+func TestDeadStoreFailsTheMachine(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		spoil func(*pagertest.Source)
+		use   func(h *host, s machine.Stream) error
+		want  string
+	}{
+		{"failing, memory", func(s *pagertest.Source) {
+			s.SetFail(func(string, int64) error { return errors.New("connection refused") })
+		}, func(_ *host, s machine.Stream) error { _, err := os.ReadFile(s.Memory().File()); return err }, "memory: "},
+		{"failing, disk", func(s *pagertest.Source) {
+			s.SetFail(func(string, int64) error { return errors.New("connection refused") })
+		}, func(_ *host, s machine.Stream) error { _, err := os.ReadFile(s.DiskPaths()[0]); return err }, "connection refused"},
+		{"slow", func(s *pagertest.Source) { s.Stand() },
+			func(_ *host, s machine.Stream) error { _, err := os.ReadFile(s.DiskPaths()[0]); return err }, "did not give it within 300ms"},
+		{"lying", func(s *pagertest.Source) {
+			s.SetFail(func(string, int64) error { return &chunkstore.DamagedError{Object: "chunk x", Problem: "other bytes"} })
+		}, func(_ *host, s machine.Stream) error { _, err := os.ReadFile(s.Memory().File()); return err }, "chunk x is damaged"},
+		{"writing a part of a page", func(s *pagertest.Source) {
+			s.SetFail(func(string, int64) error { return errors.New("connection refused") })
+		}, func(_ *host, s machine.Stream) error {
+			f, err := os.OpenFile(s.DiskPaths()[0], os.O_RDWR, 0)
+			if err != nil {
+				return err
+			}
+			_, err = f.WriteAt([]byte("x"), 100)
+			return errors.Join(err, f.Close())
+		}, "disk: "},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := newHost(t, nil)
+			s, _ := h.attach(h.begin(), "a")
+			c.spoil(h.source)
+			if err := c.use(h, s); !errors.Is(err, unix.EIO) {
+				t.Errorf("who asks for it is answered %v", err)
+			}
+			select {
+			case <-s.Failed():
+			case <-h.deadline().Done():
+				t.Fatal("the machine does not fail")
+			}
+			if err := s.Err(); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("it fails with %v, not %q", err, c.want)
+			}
+			h.must(s.Close(t.Context()))
+		})
+	}
+}
+
+func TestFillThatFailsIsTriedAgain(t *testing.T) {
+	h := newHost(t, nil)
+	s, _ := h.attach(h.begin(), "a")
+	h.source.SetFail(func(string, int64) error { return errors.New("bad gateway") })
+	if err := s.Local(h.deadline()); err == nil || !strings.Contains(err.Error(), "bad gateway") {
+		t.Errorf("a fill that fails: %v", err)
+	}
+	if s.Err() != nil {
+		t.Errorf("nobody waited for it, and the machine failed: %v", s.Err())
+	}
+	h.source.SetFail(nil)
+	for s.Local(h.deadline()) != nil { // an attempt that began before may fail yet
+		h.must(h.deadline().Err())
+	}
+	h.must(s.Close(t.Context()))
+}
+
+func TestAnotherProcessGoesOn(t *testing.T) {
+	h := newHost(t, nil)
+	snap := h.begin()
+	s, path := h.attach(snap, "a")
+	want := append(bytes.Clone(h.disk), make([]byte, 1<<20)...)
+	h.write(s.DiskPaths()[0], []byte("written"), 777)
+	h.write(s.DiskPaths()[1], []byte("written"), 888)
+	copy(want[777:], "written")
+	data := bytes.Clone(h.data)
+	copy(data[888:], "written")
+	h.stop()
+	h.start()
+	h.mgr.Resume(t.Context())
+	snap, err := h.store.Get(ref)
+	if err != nil || !snap.Partial() {
+		t.Fatal(snap, err)
+	}
+	h.must(h.mgr.Rescue(h.deadline(), snap, []string{path, dataOf(path)}))
+	h.same(path, want)
+	h.same(dataOf(path), data)
+	if snap, err = h.store.Get(ref); err != nil || snap.Partial() {
+		t.Fatalf("%+v, %v", snap, err)
+	}
+	h.must(h.mgr.Rescue(h.deadline(), snap, []string{path, dataOf(path)}))
+	h.same(path, want)
+	h.same(dataOf(path), data)
+}
+
+// What else belongs to an image is not waited for when the image does not come.
+func TestBeginThatFailsEndsWhatIsAdded(t *testing.T) {
+	h := newHost(t, nil)
+	remote := h.remote()
+	remote.DiskMiB++
+	added := errors.New("it went on")
+	_, err := h.mgr.Begin(t.Context(), ref, remote, []byte("there"), h.source, nil, func(ctx context.Context, _ string) {
+		select {
+		case <-ctx.Done():
+			added = nil
+		case <-h.deadline().Done():
+		}
+	})
+	if err == nil || added != nil {
+		t.Errorf("begun: %v; what was added: %v", err, added)
+	}
+}
+
+func TestBeginThatFailsLeavesNothing(t *testing.T) {
+	h := newHost(t, nil)
+	for name, change := range map[string]func(*snapshot.Snapshot){
+		"another size":  func(s *snapshot.Snapshot) { s.Manifest.Files[0].Bytes++ },
+		"another sum":   func(s *snapshot.Snapshot) { s.Manifest.Files[1].SHA256 = strings.Repeat("0", 64) },
+		"no such file":  func(s *snapshot.Snapshot) { s.Manifest.Files[1].Name = "missing" },
+		"a path":        func(s *snapshot.Snapshot) { s.Manifest.Files[1].Name = "../state" },
+		"another disk":  func(s *snapshot.Snapshot) { s.DiskMiB++ },
+		"another data":  func(s *snapshot.Snapshot) { s.Data[0].MiB++ },
+		"no data":       func(s *snapshot.Snapshot) { s.Data[0].Name = "other" },
+		"a data path":   func(s *snapshot.Snapshot) { s.Data[0].Name = "../x" },
+		"no disk":       func(s *snapshot.Snapshot) { s.Disk = false },
+		"no memory":     func(s *snapshot.Snapshot) { s.Manifest.MemoryMiB = 7 },
+		"a taken place": nil,
+	} {
+		remote := h.remote()
+		if change == nil {
+			h.begin()
+		} else {
+			change(&remote)
+		}
+		if _, err := h.mgr.Begin(t.Context(), ref, remote, []byte("there"), h.source, nil, nil); err == nil {
+			t.Errorf("%s: begun", name)
+		}
+		if change == nil {
+			h.must(h.store.Delete(ref))
+			h.must(h.mgr.Close())
+			h.must(h.store.Collect())
+			h.start()
+		}
+		if _, err := h.store.Get(ref); !errors.Is(err, snapshot.ErrNotFound) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if list, err := os.ReadDir(filepath.Join(h.dir, "drafts")); err != nil || len(list) != 0 {
+			t.Errorf("%s: drafts %v, %v", name, list, err)
+		}
+	}
+}

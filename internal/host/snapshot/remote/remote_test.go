@@ -1,0 +1,216 @@
+package remote_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/host/blob"
+	"github.com/pandastack/pandastack/internal/host/blob/blobtest"
+	"github.com/pandastack/pandastack/internal/host/chunkstore"
+	"github.com/pandastack/pandastack/internal/host/chunkstore/cache"
+	"github.com/pandastack/pandastack/internal/host/snapshot"
+	"github.com/pandastack/pandastack/internal/host/snapshot/remote"
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+// host is one host's snapshots and what it sees of the object store.
+type host struct {
+	t     *testing.T
+	store *snapshot.Store
+	vault *chunkstore.Vault
+	depot *remote.Depot
+	dir   string // of the store
+}
+
+func newHost(t *testing.T, objects blob.Store) *host {
+	t.Helper()
+	h := &host{t: t, dir: t.TempDir()}
+	ring, err := chunkstore.NewKeyring(bytes.Repeat([]byte{1}, 32))
+	h.must(err)
+	h.vault, err = chunkstore.New(objects, ring, chunkstore.Config{Pause: time.Millisecond, Patience: time.Second})
+	h.must(err)
+	kept, err := cache.Open(cache.Config{Dir: t.TempDir()})
+	h.must(err)
+	t.Cleanup(func() { h.must(errors.Join(kept.Close(), h.vault.Close())) })
+	// Descriptions hold what snapshots take; two hosts that have the same template have the same number in it.
+	all := func(path string) (apparent, own int64, err error) { return size, size, nil }
+	h.store, err = snapshot.Open(h.dir, all, "snapshots", "templates")
+	h.must(err)
+	h.depot, err = remote.New(remote.Deps{
+		Vault: h.vault, Cache: kept, Store: h.store,
+		Clone: func(from, to string) error {
+			data, err := os.ReadFile(from)
+			return errors.Join(err, os.WriteFile(to, data, 0o600))
+		},
+		Public: func(ref snapshot.Ref) bool { return strings.HasPrefix(string(ref), "templates/") },
+	})
+	h.must(err)
+	return h
+}
+
+func (h *host) must(err error) {
+	h.t.Helper()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// keep makes a snapshot whose memory is given; nil: it is partial, and nothing of the memory is there.
+func (h *host) keep(snap snapshot.Snapshot, memory []byte) {
+	h.t.Helper()
+	d, err := h.store.Draft()
+	h.must(err)
+	path := filepath.Join(d.ImageDir(), "memory")
+	h.must(os.WriteFile(path, memory, 0o600))
+	if memory == nil {
+		h.must(os.Truncate(path, size))
+		snap = snap.From([]byte("elsewhere"))
+	}
+	h.must(os.WriteFile(d.DiskPath(), nil, 0o600))
+	h.must(os.Truncate(d.DiskPath(), 1<<20))
+	snap.MemoryMiB, snap.Manifest = size>>20, vmm.Manifest{MemoryMiB: size >> 20, Files: []vmm.File{{Name: "memory", Bytes: size}}}
+	_, err = d.Commit(snap)
+	h.must(errors.Join(err, d.Discard(), h.store.Release(snap.Ref)))
+}
+
+func (h *host) push(id string) remote.Stats {
+	h.t.Helper()
+	stats, err := h.depot.Push(h.t.Context(), "ws", chunkstore.ID(id), snapshot.Join("snapshots", id))
+	h.must(err)
+	return stats
+}
+
+const size = 8 << 20
+
+var begin = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// grown is a template and what became of it, one after the other, each with some bytes more.
+func grown() (template snapshot.Snapshot, memories [4][]byte) {
+	memories[0] = blobtest.Content(1, size)
+	for i := 1; i < len(memories); i++ {
+		memories[i] = bytes.Clone(memories[i-1])
+		copy(memories[i][i<<20:], blobtest.Content(uint64(10+i), 400_000))
+	}
+	return snapshot.Snapshot{Ref: "templates/base/g1", Created: begin}, memories
+}
+
+func taken(name string, after int) snapshot.Snapshot {
+	return snapshot.Snapshot{Ref: snapshot.Join("snapshots", name), Machine: "m", Base: "templates/base/g1", Created: begin.Add(time.Duration(after) * time.Hour)}
+}
+
+// What is pushed of a machine is what differs from the last of its snapshots that the store has.
+func TestDifferenceToTheLastOfTheMachine(t *testing.T) {
+	h := newHost(t, blobtest.Memory())
+	template, memory := grown()
+	h.keep(template, memory[0])
+	for i, name := range []string{"one", "two", "three"} {
+		h.keep(taken(name, i+1), memory[i+1])
+	}
+	h.push("one")
+	if got := h.push("three").Dirty; got > 2*410_000 || got < 2*390_000 {
+		t.Errorf("what the store did not have of the third is %d bytes, want what came since the first", got)
+	}
+	if got := h.push("two").Dirty; got > 410_000 || got < 390_000 {
+		t.Errorf("what the store did not have of the second is %d bytes, want what came since the first", got)
+	}
+	for name, parent := range map[string]chunkstore.ID{"one": "tpl", "two": "one", "three": "one"} {
+		from, err := h.depot.Open(t.Context(), "ws", chunkstore.ID(name))
+		h.must(err)
+		if m := from.Reader.Manifest(); !strings.HasPrefix(string(m.Parent), string(parent)) || !strings.HasPrefix(string(from.Root), "tpl") {
+			t.Errorf("%s differs from %q in a line from %q, want from %q", name, m.Parent, from.Root, parent)
+		}
+	}
+	// One that the store has no more is nothing to differ from.
+	h.must(h.depot.Delete(t.Context(), "ws", "three"))
+	h.must(h.depot.Delete(t.Context(), "ws", "two"))
+	h.keep(taken("four", 4), memory[3])
+	h.push("four")
+	if m, err := h.vault.Open(t.Context(), "ws", "four"); err != nil || m.Parent != "one" {
+		t.Errorf("after others were deleted: %+v, %v; want one that differs from the first", m, err)
+	}
+}
+
+// What a host's templates consist of in the store it knows before anybody waits for that.
+func TestTemplatesAreKnown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		objects := blobtest.Break(blobtest.Memory(), nil)
+		a, b := newHost(t, objects), newHost(t, objects)
+		template, memory := grown()
+		a.keep(template, memory[0])
+		b.keep(template, memory[0])
+		b.keep(snapshot.Snapshot{Ref: "templates/never/pushed", Created: begin}, memory[1])
+		a.keep(taken("one", 1), memory[1])
+		a.push("one")
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- b.depot.Run(ctx) }()
+		synctest.Wait()
+		before := objects.Count("get")
+		from, err := b.depot.Near(t.Context(), "ws", "one")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := objects.Count("get") - before; n != 1 {
+			t.Errorf("%d reads to learn what a snapshot is and shares with its template, want that of its manifest", n)
+		}
+		stop()
+		b.must(errors.Join(from.Reader.Close(), <-ended))
+	})
+}
+
+// A host begins with what it has that is whole: the snapshot that another differs from, or else their template. What
+// is still coming itself is no beginning.
+func TestWhatIsHereIsNotFetched(t *testing.T) {
+	objects := blobtest.Memory()
+	a := newHost(t, objects)
+	template, memory := grown()
+	a.keep(template, memory[0])
+	a.keep(taken("one", 1), memory[1])
+	a.keep(taken("two", 2), memory[2])
+	a.push("one")
+	a.push("two")
+	for name, c := range map[string]struct {
+		template, one []byte
+		partial       bool
+		most          int64
+	}{
+		"nothing":  {nil, nil, false, 2 * size},
+		"partial":  {nil, nil, true, 2 * size},
+		"template": {memory[0], nil, false, 2 * 500_000}, "partial-and-template": {memory[0], nil, true, 2 * 500_000},
+		"all": {memory[0], memory[1], false, 500_000},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newHost(t, objects)
+			if c.template != nil {
+				b.keep(template, c.template)
+			}
+			if c.one != nil || c.partial {
+				b.keep(taken("one", 1), c.one)
+			}
+			from, err := b.depot.Near(t.Context(), "ws", "two")
+			b.must(err)
+			got := make([]byte, size)
+			b.must(from.Reader.ReadAt(t.Context(), "memory", got, 0))
+			b.must(from.Reader.Close())
+			if !bytes.Equal(got, memory[2]) {
+				t.Error("what was read near is not what was pushed")
+			}
+			snap, stats, err := b.depot.Pull(t.Context(), "ws", "two", "snapshots/two", nil)
+			b.must(err)
+			got, err = os.ReadFile(filepath.Join(snap.Image().Dir, "memory"))
+			if err != nil || !bytes.Equal(got, memory[2]) {
+				t.Errorf("what was pulled is not what was pushed (%v)", err)
+			}
+			if stats.Fetched > c.most {
+				t.Errorf("%d bytes were fetched, want %d at most", stats.Fetched, c.most)
+			}
+		})
+	}
+}

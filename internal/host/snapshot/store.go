@@ -1,0 +1,347 @@
+package snapshot
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/lib/durable"
+)
+
+// Names below the root and in a snapshot's directory.
+const (
+	draftsDir   = "drafts"
+	metaFile    = "snapshot.json"
+	removedFile = "removed"
+	partialFile = "partial" // of partial snapshots: their origin
+	spentFile   = "spent"   // of anonymous snapshots: one byte, written in place
+	imageDir    = "image"
+	diskFile    = "disk.img"
+)
+
+// Measure tells how large a file is and how much of the disk nobody else shares with it.
+type Measure func(path string) (apparent, own int64, err error)
+
+// Store is the set of snapshots below one directory.
+type Store struct {
+	root    string
+	areas   []string
+	measure Measure
+	spared  chan struct{} // as Spared says; has room for one
+
+	mu        sync.Mutex
+	entries   map[Ref]*entry
+	collected bool // Collect was called: files may go as soon as nobody holds them
+}
+
+type entry struct {
+	snap    Snapshot
+	dir     string
+	holds   int
+	removed bool
+	err     error // why there is no snapshot to answer: it is damaged, or being made
+}
+
+// Open reads the snapshots in the given areas of root and removes drafts that an earlier process left
+// behind. A snapshot whose description cannot be read is kept, answers a *DamagedError and can be
+// deleted. measure may be nil; sizes are then those of all blocks, shared or not.
+func Open(root string, measure Measure, areas ...string) (*Store, error) {
+	if measure == nil {
+		measure = blocks
+	}
+	s := &Store{root: root, areas: areas, measure: measure, spared: make(chan struct{}, 1), entries: map[Ref]*entry{}}
+	drafts := filepath.Join(root, draftsDir)
+	if err := os.RemoveAll(drafts); err != nil {
+		return nil, fmt.Errorf("open snapshots: %w", err)
+	}
+	if err := os.MkdirAll(drafts, 0o711); err != nil {
+		return nil, fmt.Errorf("open snapshots: %w", err)
+	}
+	for _, area := range areas {
+		dir := filepath.Join(root, area)
+		if err := os.MkdirAll(dir, 0o711); err != nil {
+			return nil, fmt.Errorf("open snapshots: %w", err)
+		}
+		if err := s.scan(dir); err != nil {
+			return nil, fmt.Errorf("open snapshots: %w", err)
+		}
+	}
+	return s, nil
+}
+
+// scan finds snapshots below dir at any depth and leaves alone what is not one: other packages keep
+// files beside them.
+func (s *Store) scan(dir string) error {
+	if err := durable.Sweep(dir); err != nil {
+		return err
+	}
+	list, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range list {
+		if !e.IsDir() {
+			continue
+		}
+		sub := filepath.Join(dir, e.Name())
+		rel, err := filepath.Rel(s.root, sub)
+		if err != nil {
+			return err
+		}
+		ref := Ref(filepath.ToSlash(rel))
+		snap, err := read(sub, ref)
+		if errors.Is(err, fs.ErrNotExist) {
+			if err := s.scan(sub); err != nil {
+				return err
+			}
+			continue
+		}
+		_, marked := os.Lstat(filepath.Join(sub, removedFile))
+		s.entries[ref] = &entry{snap: snap, dir: sub, removed: marked == nil, err: err}
+	}
+	return nil
+}
+
+func read(dir string, ref Ref) (Snapshot, error) {
+	var snap Snapshot
+	err := durable.ReadJSON(filepath.Join(dir, metaFile), &snap)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return Snapshot{}, err
+	case err != nil:
+		return Snapshot{}, &DamagedError{Ref: ref, File: metaFile, Problem: err.Error()}
+	case snap.Version != Version:
+		return Snapshot{}, &DamagedError{Ref: ref, File: metaFile,
+			Problem: fmt.Sprintf("format version %d is not %d of this program", snap.Version, Version)}
+	case snap.Ref != ref:
+		return Snapshot{}, &DamagedError{Ref: ref, File: metaFile, Problem: fmt.Sprintf("names itself %s", snap.Ref)}
+	}
+	snap.dir = dir
+	origin, err := os.ReadFile(filepath.Join(dir, partialFile))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return Snapshot{}, &DamagedError{Ref: ref, File: partialFile, Problem: err.Error()}
+	}
+	snap.origin = origin
+	if snap.Anonymous {
+		mark, err := os.ReadFile(filepath.Join(dir, spentFile))
+		if err != nil || len(mark) != 1 {
+			return Snapshot{}, &DamagedError{Ref: ref, File: spentFile, Problem: fmt.Sprintf("%d bytes, %v", len(mark), err)}
+		}
+		snap.spent = mark[0] != unspent
+	}
+	return snap, nil
+}
+
+// unspent is what the mark of an anonymous snapshot holds until Spend.
+const unspent = '0'
+
+// Spend notes, durably, that the state in an anonymous snapshot was used and may not be used again; its
+// memory still serves those that hold it. It overwrites one byte in place, which costs one write and no
+// change of the file system's own records.
+func (s *Store) Spend(ref Ref) error {
+	s.mu.Lock()
+	e := s.entries[ref]
+	s.mu.Unlock()
+	if e == nil || e.err != nil || !e.snap.Anonymous {
+		return fmt.Errorf("spend %s: %w", ref, ErrNotFound)
+	}
+	f, err := os.OpenFile(filepath.Join(e.dir, spentFile), os.O_WRONLY, 0)
+	if err != nil {
+		return fmt.Errorf("spend %s: %w", ref, err)
+	}
+	_, err = f.WriteAt([]byte{'1'}, 0)
+	if err := errors.Join(err, unix.Fdatasync(int(f.Fd())), f.Close()); err != nil {
+		return fmt.Errorf("spend %s: %w", ref, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e.snap.spent = true
+	return nil
+}
+
+// Get answers a snapshot that exists and is not deleted, else ErrNotFound.
+func (s *Store) Get(ref Ref) (Snapshot, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.entries[ref]
+	if e == nil || e.removed {
+		return Snapshot{}, fmt.Errorf("%s: %w", ref, ErrNotFound)
+	}
+	return e.snap, e.err
+}
+
+// List gives the snapshots of an area that are neither deleted nor anonymous, oldest first.
+func (s *Store) List(area string) []Snapshot {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []Snapshot
+	for ref, e := range s.entries {
+		if !e.removed && e.err == nil && !e.snap.Anonymous && strings.HasPrefix(string(ref), area+"/") {
+			out = append(out, e.snap)
+		}
+	}
+	slices.SortFunc(out, func(a, b Snapshot) int {
+		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Ref, b.Ref))
+	})
+	return out
+}
+
+// Hold answers a snapshot, deleted or not, and keeps its files until Release is called as often.
+func (s *Store) Hold(ref Ref) (Snapshot, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.entries[ref]
+	if e == nil {
+		return Snapshot{}, fmt.Errorf("%s: %w", ref, ErrNotFound)
+	}
+	if e.err != nil {
+		return Snapshot{}, e.err
+	}
+	e.holds++
+	return e.snap, nil
+}
+
+// Release lets go of a hold. The last one takes a deleted or anonymous snapshot's files with it.
+func (s *Store) Release(ref Ref) error {
+	s.mu.Lock()
+	e := s.entries[ref]
+	if e == nil || e.holds == 0 {
+		s.mu.Unlock()
+		return fmt.Errorf("release %s: not held", ref)
+	}
+	e.holds--
+	s.spare(e)
+	gone := s.take(ref, e)
+	s.mu.Unlock()
+	return s.removeFiles(gone)
+}
+
+// Delete takes a snapshot from the list, durably; its files go when nobody holds it. ErrNotFound when it
+// is not there or deleted already.
+func (s *Store) Delete(ref Ref) error {
+	s.mu.Lock()
+	e := s.entries[ref]
+	if e == nil || e.removed || errors.Is(e.err, ErrNotFound) {
+		s.mu.Unlock()
+		return fmt.Errorf("%s: %w", ref, ErrNotFound)
+	}
+	if e.holds > 0 || !s.collected {
+		if err := mark(e.dir); err != nil {
+			s.mu.Unlock()
+			return fmt.Errorf("delete %s: %w", ref, err)
+		}
+	}
+	e.removed = true
+	s.spare(e)
+	gone := s.take(ref, e)
+	s.mu.Unlock()
+	return s.removeFiles(gone)
+}
+
+// mark notes in a snapshot's directory, durably, that it is deleted. That is a second name for a file that is there, since
+// the disk may be full when somebody deletes to make room: it takes no block.
+func mark(dir string) error {
+	err := os.Link(filepath.Join(dir, metaFile), filepath.Join(dir, removedFile))
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return durable.SyncDir(dir)
+}
+
+// Spared gives something after a deleted snapshot is held by one holder less, or a held one was deleted: who only holds
+// snapshots for others looks at Needed then. There is one reader.
+func (s *Store) Spared() <-chan struct{} { return s.spared }
+
+// spare tells the reader of Spared. The caller holds s.mu.
+func (s *Store) spare(e *entry) {
+	if !e.removed || e.holds == 0 {
+		return
+	}
+	select {
+	case s.spared <- struct{}{}:
+	default: // it will look anyway
+	}
+}
+
+// Needed tells whether a snapshot is there and not deleted, or held more often than holds.
+func (s *Store) Needed(ref Ref, holds int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.entries[ref]
+	return e != nil && (!e.removed || e.holds > holds)
+}
+
+// Collect removes the files of all snapshots that are deleted or anonymous and that nobody holds, and
+// from now on such files go at once. Call it when everything in use is held.
+func (s *Store) Collect() error {
+	s.mu.Lock()
+	s.collected = true
+	var gone []string
+	for ref, e := range s.entries {
+		gone = append(gone, s.take(ref, e)...)
+	}
+	s.mu.Unlock()
+	return s.removeFiles(gone)
+}
+
+// take forgets an entry whose files may go and answers their directories. The caller holds s.mu.
+func (s *Store) take(ref Ref, e *entry) []string {
+	if !s.collected || e.holds > 0 || !e.removed && !e.snap.Anonymous {
+		return nil
+	}
+	delete(s.entries, ref)
+	return []string{e.dir}
+}
+
+// Weigh measures anew what a snapshot takes of the host's disk on its own, durably: what it shared with a machine
+// that has ended is its own. It is least bytes or more, for what the snapshot shares with files that are there for
+// it. ErrNotFound when it is not there or deleted.
+func (s *Store) Weigh(ref Ref, least int64) error {
+	snap, err := s.Get(ref)
+	if err != nil {
+		return err
+	}
+	bytes, err := s.weigh(snap.dir)
+	snap.Bytes = max(bytes, least)
+	if err == nil {
+		err = durable.WriteJSON(filepath.Join(snap.dir, metaFile), snap)
+	}
+	if err != nil {
+		return fmt.Errorf("weigh %s: %w", ref, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.entries[ref]; e != nil && e.err == nil {
+		e.snap.Bytes = snap.Bytes
+	}
+	return nil
+}
+
+// weigh sums up what the files below a directory take on their own.
+func (s *Store) weigh(dir string) (bytes int64, err error) {
+	err = filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() {
+			return err
+		}
+		_, own, err := s.measure(path)
+		bytes += own
+		return err
+	})
+	return bytes, err
+}
+
+func (s *Store) removeFiles(dirs []string) error {
+	var all error
+	for _, dir := range dirs {
+		all = errors.Join(all, durable.RemoveAll(dir))
+	}
+	return all
+}

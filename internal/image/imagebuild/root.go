@@ -1,0 +1,196 @@
+package imagebuild
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/image/apt"
+	"github.com/pandastack/pandastack/internal/image/recipe"
+	"github.com/pandastack/pandastack/internal/lib/command"
+)
+
+// Root makes the root file system of a recipe as the directory work/root. cache is a directory of
+// packages and parts that is read and added to; empty means none. The caller removes work, also after an error:
+// nothing is mounted below it any more.
+func Root(ctx context.Context, r recipe.Recipe, work, cache string, log command.Log) (err error) {
+	if os.Geteuid() != 0 {
+		return errors.New("build root file system: root is needed to make files of other users; run as root")
+	}
+	if len(r.Missing) > 0 {
+		return fmt.Errorf("build root file system: template %s needs values that only this machine can give: name them in the setting templates.params: %s", r.Name, r.Name+"."+strings.Join(r.Missing, ", "+r.Name+"."))
+	}
+	suite, sources, err := origin(r)
+	if err != nil {
+		return err
+	}
+	keep := filepath.Join(work, "parts")
+	var hooks []string
+	if cache != "" {
+		release, err := lockCache(ctx, cache)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, release()) }()
+		hooks, keep = cacheHooks(cache), filepath.Join(cache, partsDir)
+	}
+	opt := command.Options{
+		Log:   log,
+		Stdin: strings.Join(sources, "\n") + "\n",
+		Env:   []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR=" + work},
+		// Mounts and processes in namespaces of their own: whatever happens to mmdebstrap, nothing of it
+		// is left once it has ended, and nothing it would still do runs on.
+		Attr: &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Cloneflags: syscall.CLONE_NEWPID},
+		Kill: true,
+	}
+	args := append(arguments(r), hooks...)
+	args = append(args, suite, filepath.Join(work, "root"), "-")
+	err = within(ctx, packagesLimit, "the packages did not come", func(ctx context.Context) error { return command.Run(ctx, opt, "mmdebstrap", args...) })
+	if err != nil {
+		return fmt.Errorf("build root file system of template %s from suite %s: %w; %s", r.Name, suite, err, elsewhere(r, sources))
+	}
+	houses, err := parts(ctx, r, filepath.Join(work, "root"), work, keep, log)
+	if err == nil {
+		err = finish(ctx, r, houses, work, log)
+	}
+	if err != nil {
+		return fmt.Errorf("build root file system of template %s: %w", r.Name, err)
+	}
+	return nil
+}
+
+// packagesLimit bounds what all packages of a root file system may take to come and be unpacked.
+const packagesLimit = time.Hour
+
+// within runs do with at most so much time; late says in an error what has not happened then.
+func within(ctx context.Context, limit time.Duration, late string, do func(context.Context) error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s within %s", late, limit))
+	defer cancel()
+	return do(ctx)
+}
+
+// elsewhere says where the packages were to come from, and how to have them come from another place.
+func elsewhere(r recipe.Recipe, sources []string) string {
+	var params []string
+	for _, p := range r.Params {
+		if strings.HasSuffix("_"+p, "_mirror") || strings.HasSuffix("_"+p, "_keyring") {
+			params = append(params, r.Name+"."+p)
+		}
+	}
+	remedy := "distribution.mirror and distribution.keyring in the recipe name another place and its keys"
+	if len(params) > 0 {
+		remedy = "the setting templates.params names another place and its keys: " + strings.Join(params, ", ")
+	}
+	return "the packages come from: " + strings.Join(sources, ", ") + "; " + remedy
+}
+
+func arguments(r recipe.Recipe) []string {
+	args := []string{
+		"--mode=root", "--format=directory", "--variant=" + r.Distribution.Variant,
+		// A source that answers nothing is given up after some minutes.
+		"--aptopt=Acquire::Retries \"2\"",
+		"--aptopt=Acquire::http::Timeout \"30\"",
+		"--aptopt=Acquire::https::Timeout \"30\"",
+		"--aptopt=Acquire::Languages \"none\"",
+		"--aptopt=APT::Install-Recommends \"false\"",
+		// Its way to empty the lists is an update without sources, which must never meet the host's.
+		"--skip=cleanup/apt/lists",
+		// A tree that is thrown away on any error need not be on the medium file by file.
+		"--dpkgopt=force-unsafe-io",
+		"--dpkgopt=path-exclude=/usr/share/man/*",
+		"--dpkgopt=path-exclude=/usr/share/info/*",
+		"--dpkgopt=path-exclude=/usr/share/locale/*",
+		"--dpkgopt=path-exclude=/usr/share/doc/*",
+		"--dpkgopt=path-include=/usr/share/doc/*/copyright",
+	}
+	if len(r.Distribution.Packages) > 0 {
+		args = append(args, "--include="+strings.Join(r.Distribution.Packages, ","))
+	}
+	return args
+}
+
+// origin gives the suite and the source lines the packages come from: the recipe's mirror, else what
+// the machine itself uses for that suite.
+func origin(r recipe.Recipe) (suite string, lines []string, err error) {
+	host, err := apt.ReadDistribution("/")
+	if err != nil {
+		return "", nil, err
+	}
+	known, err := apt.Sources("/")
+	if err != nil {
+		return "", nil, err
+	}
+	return chooseOrigin(r.Distribution, host, known)
+}
+
+// chooseOrigin is origin on a machine that is host and has the sources known.
+func chooseOrigin(d recipe.Distribution, host apt.Distribution, known []apt.Source) (suite string, lines []string, err error) {
+	suite, lines, err = chooseMain(d, host, known)
+	if err != nil {
+		return "", nil, err
+	}
+	for _, e := range d.Extra {
+		lines = append(lines, sourceLine(apt.Source{URI: e.Mirror, Suite: e.Suite, SignedBy: e.Keyring}, strings.Join(e.Components, " ")))
+	}
+	return suite, lines, nil
+}
+
+// chooseMain is chooseOrigin without the sources of other projects.
+func chooseMain(d recipe.Distribution, host apt.Distribution, known []apt.Source) (suite string, lines []string, err error) {
+	suite = d.Suite
+	if suite == "" {
+		suite = host.Codename
+	}
+	if suite == "" {
+		return "", nil, errors.New("build root file system: this machine does not say which release it is; set distribution.suite in the recipe")
+	}
+	components := strings.Join(d.Components, " ")
+	if d.Mirror != "" {
+		return suite, []string{sourceLine(apt.Source{URI: d.Mirror, Suite: suite, SignedBy: d.Keyring}, components)}, nil
+	}
+	base := apt.Source{}
+	seen := map[string]bool{}
+	for _, s := range known {
+		switch s.Suite {
+		case suite, suite + "-updates", suite + "-security":
+			line := sourceLine(s, components)
+			if !seen[line] {
+				lines = append(lines, line)
+			}
+			seen[line] = true
+		}
+		if s.Suite == host.Codename && base.URI == "" {
+			base = s
+		}
+	}
+	if len(lines) == 0 && base.URI != "" {
+		// Another release than the host's lies on the same mirror.
+		base.Suite = suite
+		lines = []string{sourceLine(base, components)}
+	}
+	if len(lines) == 0 {
+		return "", nil, fmt.Errorf("build root file system: this machine has no package source for %s; add one to apt, or set distribution.mirror in the recipe", suite)
+	}
+	return suite, lines, nil
+}
+
+func sourceLine(s apt.Source, components string) string {
+	option := ""
+	if s.SignedBy != "" {
+		option = "[signed-by=" + s.SignedBy + "] "
+	}
+	return fmt.Sprintf("deb %s%s %s %s", option, s.URI, s.Suite, components)
+}
+
+// uuid derives an identifier from a text.
+func uuid(seed string) string {
+	b := sha256.Sum256([]byte(seed))
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[0:4], b[4:6], b[6:8], b[8:10], b[10:16])
+}

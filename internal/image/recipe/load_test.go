@@ -1,0 +1,150 @@
+package recipe_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/pandastack/pandastack/internal/image/recipe"
+)
+
+const family = `
+name: t
+aliases: [other]
+params: {suite: "", version: "1.0", hash: sha512-x, mirror: ""}
+tools: [a]
+distribution: {suite: "{{suite}}", packages: [pp, "qq"]}
+parts:
+  - {npm: "@s/n", version: "{{version}}", hash: "{{hash}}", to: "/opt/n/{{ version }}"}
+  - {file: f.sh, to: /opt/f.sh, exec: true}
+start:
+  - {name: s, command: serve $X}
+variants:
+  v:
+    params: {suite: noble}
+    needs: [mirror]
+    memory_mib: 1024
+    distribution: {packages: [rr]}
+`
+
+func load(t *testing.T, text string, opt recipe.Options) (map[string]recipe.Recipe, error) {
+	t.Helper()
+	return recipe.Load(fstest.MapFS{
+		"t/recipe.yaml": {Data: []byte(text)}, "t/f.sh": {Data: []byte("f")}, "t/check": {Data: []byte("c")}, "t/README.md": {Data: []byte("r")},
+	}, opt)
+}
+
+func TestParametersAndVariants(t *testing.T) {
+	all, err := load(t, family, recipe.Options{Params: map[string]string{"t.version": "2.0", "t.hash": "", "t.v.suite": "jammy"}})
+	if err != nil || len(all) != 2 {
+		t.Fatalf("%d recipes, %v", len(all), err)
+	}
+	r, v := all["t"], all["t.v"]
+	if p := r.Parts[0]; p.Version != "2.0" || p.To != "/opt/n/2.0" || p.Hash != "" || r.Distribution.Suite != "" {
+		t.Errorf("the values of the options are not there: %+v", r)
+	}
+	if s := r.Start[0]; s.Command != "serve $X" || s.User != "user" || s.Dir != "/home/user" {
+		t.Errorf("start %+v", s)
+	}
+	if p := v.Parts[0]; p.Version != "1.0" || v.Distribution.Suite != "jammy" || v.MemoryMiB != 1024 || !slices.Equal(v.Distribution.Packages, []string{"rr"}) {
+		t.Errorf("variant %+v", v)
+	}
+	if !v.Hidden || len(v.Aliases) != 0 || v.Name != "t.v" || !slices.Equal(v.Missing, []string{"mirror"}) || len(r.Missing) != 0 {
+		t.Errorf("variant %+v", v)
+	}
+	if string(r.Files["f.sh"]) != "f" || string(r.Files[recipe.CheckFile]) != "c" || len(r.Files) != 2 {
+		t.Errorf("files %v", r.Files)
+	}
+	if r.Digest() == v.Digest() {
+		t.Error("variants have one digest")
+	}
+}
+
+func TestLoadRefuses(t *testing.T) {
+	for name, c := range map[string]struct{ old, new, want string }{
+		"unknown parameter":  {"{{version}}", "{{vresion}}", `there is no "vresion"`},
+		"missing file":       {"file: f.sh", "file: g.sh", `"g.sh", which is not beside the recipe`},
+		"file elsewhere":     {"file: f.sh", "file: ../f.sh", "beside the recipe"},
+		"two kinds":          {"file: f.sh", "go: a/b, file: f.sh", "says 2 of npm, pypi, go and file"},
+		"no kind":            {"file: f.sh, ", "", "says 0 of"},
+		"relative target":    {"to: /opt/f.sh", "to: opt", "absolute path"},
+		"escaping target":    {"to: /opt/f.sh", "to: /opt/../../etc", "absolute path"},
+		"option for npm":     {`"@s/n"`, `"--registry=x"`, "name of a package"},
+		"wrong hash":         {"hash: sha512-x", "hash: md5-x", "sha512-"},
+		"version with space": {`version: "1.0"`, `version: "1 0"`, "one version"},
+		"number":             {`version: "1.0"`, `version: 1.0`, "put it into quotes"},
+		"start of nothing":   {", command: serve $X", "", "command and context"},
+		"start of both":      {"command: serve $X", "command: x, context: python", "command and context"},
+		"unknown need":       {"needs: [mirror]", "needs: [other]", `no parameter "other"`},
+		"unknown field":      {"    memory_mib: 1024", "    memory: 1024", "memory"},
+		"variants no map":    {"variants:\n  v:", "variants:\n  - v:", "variants"},
+		"variant's name":     {"  v:\n    params", "  V V:\n    params", "is no name"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if !strings.Contains(family, c.old) {
+				t.Fatalf("the recipe has no %q", c.old)
+			}
+			_, err := load(t, strings.Replace(family, c.old, c.new, 1), recipe.Options{})
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v, want one with %q", err, c.want)
+			}
+		})
+	}
+	for _, key := range []string{"t.none", "none.version", "version"} {
+		if _, err := load(t, family, recipe.Options{Params: map[string]string{key: "x"}}); err == nil || !strings.Contains(err.Error(), key) {
+			t.Errorf("parameter %s: %v", key, err)
+		}
+	}
+}
+
+// Every template that comes with the program has a README and a check, pins what does not come from its
+// distribution, and names no address of a registry.
+func TestBuiltinIsComplete(t *testing.T) {
+	all, err := recipe.Builtin(recipe.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"base", "code-interpreter", "agent", "browser", "postgres-16", "claude-agent"} {
+		r, ok := all[name]
+		if !ok {
+			t.Errorf("there is no template %s", name)
+			continue
+		}
+		if len(r.Files[recipe.CheckFile]) == 0 {
+			t.Errorf("%s has no check", name)
+		}
+		for _, p := range r.Parts {
+			if p.NPM+p.Go != "" && p.Hash == "" {
+				t.Errorf("%s: %s%s has no hash", name, p.NPM, p.Go)
+			}
+			if pins := string(r.Files[p.PyPI]); p.PyPI != "" && strings.Count(pins, "==") > strings.Count(pins, "--hash=sha256:") {
+				t.Errorf("%s: %s pins packages without hashes", name, p.PyPI)
+			}
+		}
+	}
+	for name, r := range all {
+		for file, data := range r.Files {
+			if strings.Contains(string(data), "https://") {
+				t.Errorf("%s: %s names an address", name, file)
+			}
+		}
+	}
+}
+
+func FuzzLoad(f *testing.F) {
+	f.Add([]byte(family))
+	f.Add([]byte("name: t\nparams: {a: '{{a}}'}\ndescription: '{{a}}'\n"))
+	f.Add([]byte("name: t\nvariants: {v: {variants: {w: {}}}}\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		all, err := recipe.Load(fstest.MapFS{"t/recipe.yaml": {Data: data}}, recipe.Options{})
+		if err != nil {
+			return
+		}
+		for name, r := range all {
+			if r.Name != name || r.Digest() == "" {
+				t.Errorf("%s is %+v", name, r)
+			}
+		}
+	})
+}

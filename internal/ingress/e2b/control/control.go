@@ -1,0 +1,249 @@
+// Package control is the control API of E2B's protocol, a second face of the services that /v1 shows.
+//
+// It owns names, shapes and status codes of that protocol (npm e2b 2.51.0 and older clients of the 2.x
+// and 1.x lines) and translates; every verb is a verb of the sandbox service. A field that this server
+// cannot honour is refused by its name, never ignored. Processes and files are served by package envd.
+//
+// A Server has no state of its own but the measurements of package control; all requests may run at once.
+package control
+
+import (
+	"cmp"
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/metricshistory"
+	"github.com/pandastack/pandastack/internal/control/sandbox"
+)
+
+// Sandboxes are the verbs that this face needs; sandbox.Service has them.
+type Sandboxes interface {
+	Create(ctx context.Context, p auth.Principal, req api.CreateRequest) (api.Sandbox, error)
+	List(ctx context.Context, p auth.Principal, f api.SandboxFilter) (sandbox.Page, error)
+	Get(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
+	Delete(ctx context.Context, p auth.Principal, id api.SandboxID) error
+	Hibernate(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
+	Stop(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
+	Wake(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
+	Resume(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
+	Fork(ctx context.Context, p auth.Principal, id api.SandboxID, req api.ForkRequest) (api.ForkAnswer, error)
+	SetLifecycle(ctx context.Context, p auth.Principal, id api.SandboxID, patch api.LifecyclePatch) (api.Lifecycle, error)
+	SetNetwork(ctx context.Context, p auth.Principal, id api.SandboxID, n api.Network) (api.Network, error)
+	TakeSnapshot(ctx context.Context, p auth.Principal, id api.SandboxID, req api.SnapshotRequest) (api.Snapshot, error)
+	Snapshots(ctx context.Context, p auth.Principal, f api.SnapshotFilter) (sandbox.SnapshotPage, error)
+	DeleteSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) error
+	Logs(ctx context.Context, p auth.Principal, id api.SandboxID) (sandbox.Logs, error)
+	Guest(ctx context.Context, p auth.Principal, id api.SandboxID) (guestapi.Guest, error)
+	Usage(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Usage, error)
+}
+
+// Templates are what this face needs of templates; template.Service has it.
+type Templates interface {
+	List(ctx context.Context, p auth.Principal) ([]api.Template, error)
+	Get(ctx context.Context, p auth.Principal, name string) (api.Template, error)
+	Delete(ctx context.Context, p auth.Principal, name string) error
+	Tag(ctx context.Context, p auth.Principal, name string, req api.TagRequest) (api.Template, error)
+	Untag(ctx context.Context, p auth.Principal, name, tag string) error
+}
+
+// Keys says who calls; auth.Keys does.
+type Keys interface {
+	Authenticate(ctx context.Context, token string) (auth.Principal, error)
+}
+
+// Config of a Server.
+type Config struct {
+	Domain       string // whose wildcard names sandboxes: clients build <port>-<id>.<domain>
+	AgentVersion string // of the agent services that clients will find
+	Secret       []byte // of this installation, at least 32 bytes: access tokens are made from it
+	Builds       Builds // nil: templates cannot be built
+	// History is where measurements are kept; somebody else runs it. nil: one of its own, which nobody runs.
+	History *metricshistory.History
+}
+
+// Server answers the control API.
+type Server struct {
+	cfg       Config
+	sandboxes Sandboxes
+	templates Templates
+	keys      Keys
+	mux       *http.ServeMux
+	began     time.Time
+	patterns  []string // of mux
+	past      *metricshistory.History
+}
+
+// New makes a server; a short secret is an error.
+func New(cfg Config, sandboxes Sandboxes, templates Templates, keys Keys) (*Server, error) {
+	if len(cfg.Secret) < 32 {
+		return nil, fmt.Errorf("e2bapi: the secret has %d bytes, at least 32 are needed", len(cfg.Secret))
+	}
+	s := &Server{cfg: cfg, sandboxes: sandboxes, templates: templates, keys: keys, mux: http.NewServeMux(), began: time.Now().UTC(),
+		past: cmp.Or(cfg.History, metricshistory.New(sandboxes))}
+	s.routes()
+	return s, nil
+}
+
+// Routes lists the patterns of net/http that this API answers, in order.
+func (s *Server) Routes() []string { return slices.Sorted(slices.Values(s.patterns)) }
+
+// handle adds a route.
+func (s *Server) handle(pattern string, h http.HandlerFunc) {
+	s.patterns = append(s.patterns, pattern)
+	s.mux.HandleFunc(pattern, h)
+}
+
+// handler answers a request of a caller who is known: status and body, nil for none.
+type handler func(r *http.Request, p auth.Principal) (int, any, error)
+
+// Around answers the paths of this API and passes all others to next.
+func (s *Server) Around(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, pattern := s.mux.Handler(r); pattern == "" {
+			next.ServeHTTP(w, r)
+			return
+		}
+		s.mux.ServeHTTP(w, r)
+	})
+}
+
+// known finds out who calls before the route is asked. Keys are shown as X-API-Key or as a bearer token; old
+// clients insist on the form e2b_<hex>, which is taken for the key with the same digits.
+func (s *Server) known(rt route) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		token := r.Header.Get("X-API-Key")
+		if token == "" {
+			token, _ = strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+		}
+		if digits, ok := strings.CutPrefix(token, "e2b_"); ok {
+			token = "pds_" + digits
+		}
+		p, err := s.keys.Authenticate(r.Context(), token)
+		if err != nil {
+			fail(w, err)
+			return
+		}
+		if err := rt.understands(r.URL.Query()); err != nil {
+			fail(w, err)
+			return
+		}
+		status, body, err := rt.handle(r, p)
+		if err != nil {
+			fail(w, err)
+			return
+		}
+		if page, ok := body.(paged); ok {
+			page.headers(w.Header())
+			body = page.items
+		}
+		if body == nil {
+			w.WriteHeader(status)
+			return
+		}
+		reply(w, status, body)
+	}
+}
+
+// paged is a list whose cursor goes into a header.
+type paged struct {
+	items   any
+	next    string
+	running int // -1: not told
+}
+
+func (p paged) headers(h http.Header) {
+	if p.next != "" {
+		h.Set("X-Next-Token", p.next)
+	}
+	if p.running >= 0 {
+		h.Set("X-Total-Running", fmt.Sprint(p.running))
+	}
+}
+
+// AccessToken is the token of a sandbox's agent. It is made from the id and the installation's secret, so
+// nothing has to be kept and it holds as long as the sandbox lives.
+func (s *Server) AccessToken(id api.SandboxID) string { return s.token("agent", id) }
+
+// TrafficToken opens the ports of a sandbox whose traffic is not public.
+func (s *Server) TrafficToken(id api.SandboxID) string { return s.token("traffic", id) }
+
+func (s *Server) token(kind string, id api.SandboxID) string {
+	mac := hmac.New(sha256.New, s.cfg.Secret)
+	mac.Write([]byte(kind + ":" + string(id))) // a hash never answers an error
+	return hex.EncodeToString(mac.Sum(nil)[:24])
+}
+
+// maxBody bounds the body of a request, in bytes.
+const maxBody = 1 << 20
+
+// decode reads the body into v. No body is an empty object; an unknown field is refused by its name.
+func decode(r *http.Request, v any) error {
+	data, err := io.ReadAll(io.LimitReader(r.Body, maxBody+1))
+	if err != nil {
+		return api.Wrap(api.Invalid, err, "the body could not be read")
+	}
+	if len(data) > maxBody {
+		return api.Errorf(api.TooLarge, "the body is larger than %d bytes", maxBody)
+	}
+	if len(strings.TrimSpace(string(data))) == 0 {
+		return nil
+	}
+	dec := json.NewDecoder(strings.NewReader(string(data)))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(v); err != nil {
+		text := strings.TrimPrefix(err.Error(), "json: ")
+		if field, ok := strings.CutPrefix(text, "unknown field "); ok {
+			return api.Errorf(api.Invalid, "field %s is not supported by this server: leave it away", field)
+		}
+		return api.Errorf(api.Invalid, "the body is not what is expected here: %s", text)
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return api.Errorf(api.Invalid, "the body holds more than one value")
+	}
+	return nil
+}
+
+func unsupported(what string) handler {
+	return func(*http.Request, auth.Principal) (int, any, error) {
+		return 0, nil, api.Errorf(api.Unsupported, "%s are not supported by this server", what)
+	}
+}
+
+// fail answers an error in the protocol's shape. Retry-After must be a whole number, or clients do not
+// try again.
+func fail(w http.ResponseWriter, err error) {
+	e := api.AsError(err)
+	status := e.Code.Meaning().Status
+	if e.Code == api.WrongState {
+		status = http.StatusConflict
+	}
+	if status == http.StatusTooManyRequests {
+		w.Header().Set("Retry-After", "1")
+	}
+	reply(w, status, map[string]any{"code": status, "message": e.Message, "error_code": string(e.Code)})
+}
+
+func reply(w http.ResponseWriter, status int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	// A client that does not read its answer is gone.
+	_ = json.NewEncoder(w).Encode(body)
+}
+
+func isCode(err error, code api.Code) bool {
+	var e *api.Error
+	return errors.As(err, &e) && e.Code == code
+}

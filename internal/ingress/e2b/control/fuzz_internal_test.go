@@ -1,0 +1,109 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/control/auth"
+)
+
+// FuzzDecode: what is taken is one JSON value of known fields, and what is refused says why.
+func FuzzDecode(f *testing.F) {
+	f.Add(`{"templateID":"base","network":{"allowOut":["a.example"],"denyOut":["0.0.0.0/0"]}}`)
+	f.Add(`{"templateID":"base"}{}`)
+	f.Add(`{"templateID":1}`)
+	f.Fuzz(func(t *testing.T, body string) {
+		var n newSandbox
+		err := decode(httptest.NewRequest("POST", "/", strings.NewReader(body)), &n)
+		if err != nil {
+			if e := api.AsError(err); e.Code != api.Invalid && e.Code != api.TooLarge || e.Message == "" {
+				t.Errorf("%q: %v", body, err)
+			}
+			return
+		}
+		if strings.TrimSpace(body) != "" && !json.Valid([]byte(body)) {
+			t.Errorf("%q was taken", body)
+		}
+		if n.check() != nil {
+			return
+		}
+		p, err := n.policy()
+		if err == nil && p != nil && p.Validate() != nil {
+			t.Errorf("%q gives a policy that does not hold: %+v", body, p)
+		}
+	})
+}
+
+// deaf takes no files: nobody may get as far.
+type deaf struct {
+	Builds
+	t *testing.T
+}
+
+func (d deaf) PutFiles(context.Context, auth.Principal, string, io.Reader) error {
+	d.t.Error("files were taken without a ticket of this server")
+	return nil
+}
+
+// FuzzTicket: no ticket but one that this server made lets files in.
+func FuzzTicket(f *testing.F) {
+	s := &Server{cfg: Config{Secret: []byte(strings.Repeat("k", 32))}}
+	f.Add("aa", s.ticket("a", "aa", time.Now().Add(time.Hour)))
+	f.Add("bb", "YQ.99999999999."+strings.Repeat("0", 64))
+	good := s.ticket("a", "aa", time.Now().Add(time.Hour))
+	f.Fuzz(func(t *testing.T, hash, ticket string) {
+		if hash == "aa" && ticket == good || len(ticket) > 1<<12 {
+			return
+		}
+		r := httptest.NewRequest("PUT", "/templates/uploads/x?"+url.Values{"ticket": {ticket}}.Encode(), nil)
+		r.SetPathValue("hash", hash)
+		if parts := strings.Split(ticket, "."); len(parts) == 3 && hash == "aa" && strings.HasPrefix(good, parts[0]+"."+parts[1]) && strings.HasSuffix(good, parts[2]) {
+			return // the seed
+		}
+		if err := s.takeFiles(r, deaf{t: t}); err == nil {
+			t.Errorf("%q, %q is taken", hash, ticket)
+		}
+	})
+}
+
+// FuzzLogQuery: what is taken can be used, and selects no more than it says.
+func FuzzLogQuery(f *testing.F) {
+	f.Add("cursor=1&limit=2&direction=backward&level=warn&search=x")
+	f.Add("start=1000000")
+	all := []logEntry{{Timestamp: time.Unix(1, 0), Message: "x", Level: "info"}, {Timestamp: time.Unix(2, 0), Message: "y", Level: "error"}}
+	f.Fuzz(func(t *testing.T, query string) {
+		values, err := url.ParseQuery(query)
+		if err != nil {
+			return
+		}
+		q, err := logQueryOf(values)
+		if err != nil {
+			return
+		}
+		if got := q.pick(all); len(got) > q.limit || q.limit > 10_000 {
+			t.Errorf("%q selects %d entries of at most %d", query, len(got), q.limit)
+		}
+	})
+}
+
+// FuzzFilter: every list has a bound.
+func FuzzFilter(f *testing.F) {
+	f.Add("metadata=a%3Db%26c%3Dd&limit=10&nextToken=x&order=desc")
+	f.Add("metadata=%25zz&limit=-1")
+	f.Fuzz(func(t *testing.T, query string) {
+		q, err := url.ParseQuery(query)
+		if err != nil {
+			return
+		}
+		if got, err := filterOf(q); err == nil && (got.Limit < 1 || got.Limit > 100) {
+			t.Errorf("%q: a list of %d", query, got.Limit)
+		}
+	})
+}

@@ -1,0 +1,113 @@
+package control
+
+import (
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/control/auth"
+)
+
+// route is one that asks for a key: its handler, and the names in a query that it understands, separated by spaces.
+type route struct {
+	handle handler
+	query  string
+}
+
+func (s *Server) routes() {
+	s.handle("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
+	for _, part := range []map[string]route{s.sandboxRoutes(), s.templateRoutes(), missingRoutes()} {
+		for pattern, rt := range part {
+			s.handle(pattern, s.known(rt))
+		}
+	}
+	s.handle("PUT /templates/uploads/{hash}", s.upload)
+}
+
+func (s *Server) sandboxRoutes() map[string]route {
+	return map[string]route{
+		"POST /sandboxes":                 {s.createV1, ""},
+		"POST /v2/sandboxes":              {s.createV2, ""},
+		"GET /sandboxes":                  {s.listV1, "metadata"},
+		"GET /v2/sandboxes":               {s.listV2, "metadata state limit nextToken order startedAfter template"},
+		"GET /sandboxes/metrics":          {s.metricsOfMany, "sandbox_ids"},
+		"GET /sandboxes/{id}":             {s.get, ""},
+		"DELETE /sandboxes/{id}":          {s.kill, ""},
+		"POST /sandboxes/{id}/connect":    {s.connect, ""},
+		"POST /v2/sandboxes/{id}/connect": {s.connect, ""},
+		"POST /sandboxes/{id}/resume":     {s.resume, ""},
+		"POST /sandboxes/{id}/pause":      {s.pause, ""},
+		"POST /sandboxes/{id}/fork":       {s.fork, ""},
+		"POST /sandboxes/{id}/timeout":    {s.timeout, ""},
+		"POST /sandboxes/{id}/refreshes":  {s.refresh, ""},
+		"PUT /sandboxes/{id}/network":     {s.setNetwork, ""},
+		"GET /sandboxes/{id}/metrics":     {s.metrics, "start end"},
+		"GET /sandboxes/{id}/logs":        {s.logsV1, "start limit"},
+		"GET /v2/sandboxes/{id}/logs":     {s.logsV2, "cursor limit direction level search"},
+		"POST /sandboxes/{id}/snapshots":  {s.snapshot, ""},
+		"GET /snapshots":                  {s.snapshots, "sandboxID name limit nextToken"},
+		"GET /teams":                      {s.teams, ""},
+	}
+}
+
+func (s *Server) templateRoutes() map[string]route {
+	return map[string]route{
+		"GET /templates":                            {s.listTemplates, "teamID"},
+		"GET /v2/templates":                         {s.listTemplates, "teamID"},
+		"GET /templates/{id}":                       {s.getTemplate, ""},
+		"PATCH /v2/templates/{id}":                  {s.changeTemplate, ""},
+		"DELETE /templates/{id}":                    {s.deleteTemplate, ""},
+		"POST /v3/templates":                        {s.newTemplate, ""},
+		"GET /templates/{id}/files/{hash}":          {s.fileLink, ""},
+		"POST /v2/templates/{id}/builds/{build}":    {s.startBuild, ""},
+		"GET /templates/{id}/builds/{build}/status": {s.buildStatus, "logsOffset limit level"},
+		"GET /templates/{id}/builds/{build}/logs":   {s.buildStatus, "logsOffset limit level"},
+		"POST /templates/tags":                      {s.assignTags, ""},
+		"DELETE /templates/tags":                    {s.removeTags, ""},
+		"GET /templates/{id}/{part}":                {s.part, ""},
+	}
+}
+
+// missing are the paths of the protocol that this server has nothing behind, by what they are about. They are
+// refused by that name, so that nobody takes them for a wrong address.
+var missing = map[string][]string{
+	"volumes":                            {"GET /volumes", "POST /volumes", "GET /volumes/{id}", "DELETE /volumes/{id}", "/volumecontent/"},
+	"secrets":                            {"GET /secrets", "POST /secrets", "GET /secrets/{id}", "POST /secrets/{id}", "DELETE /secrets/{id}"},
+	"metrics of teams":                   {"GET /teams/{id}/metrics", "GET /teams/{id}/metrics/max"},
+	"the older forms of template builds": {"POST /templates", "POST /v2/templates"},
+}
+
+func missingRoutes() map[string]route {
+	out := map[string]route{}
+	for what, patterns := range missing {
+		for _, pattern := range patterns {
+			out[pattern] = route{unsupported(what), "*"}
+		}
+	}
+	return out
+}
+
+// understands refuses a query that says what the route would not look at.
+func (rt route) understands(q url.Values) error {
+	if rt.query == "*" {
+		return nil
+	}
+	known := strings.Fields(rt.query)
+	for _, name := range slices.Sorted(maps.Keys(q)) {
+		if !slices.Contains(known, name) {
+			return api.Errorf(api.Invalid, "%.60q is not supported in this query: leave it away", name)
+		}
+	}
+	return nil
+}
+
+// ownTeam refuses to act for a team that is not the caller's. Clients name the one that they were told.
+func ownTeam(team string, p auth.Principal) error {
+	if team != "" && team != string(p.Workspace) {
+		return api.Errorf(api.Forbidden, "teamID: the key is of team %s, not of %.60q", p.Workspace, team)
+	}
+	return nil
+}

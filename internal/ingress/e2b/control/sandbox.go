@@ -1,0 +1,423 @@
+package control
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/control/auth"
+)
+
+// Times of the protocol, in seconds: what a sandbox gets when a request says nothing, and the longest.
+const (
+	defaultTimeout   = 300
+	defaultTimeoutV1 = 15
+	maxTimeout       = 24 * 3600
+)
+
+type newSandbox struct {
+	TemplateID string            `json:"templateID"`
+	Timeout    *int64            `json:"timeout"`
+	Metadata   map[string]string `json:"metadata"`
+	EnvVars    map[string]string `json:"envVars"`
+	Secure     *bool             `json:"secure"`
+	AutoPause  *bool             `json:"autoPause"`
+	// AutoPauseMemory false keeps the disk alone.
+	AutoPauseMemory *bool       `json:"autoPauseMemory"`
+	AutoResume      *autoResume `json:"autoResume"`
+	Internet        *bool       `json:"allow_internet_access"`
+	Network         *network    `json:"network"`
+	// What this server has not: only nothing is taken.
+	MCP          json.RawMessage `json:"mcp"`
+	IAM          json.RawMessage `json:"iam"`
+	VolumeMounts json.RawMessage `json:"volumeMounts"`
+}
+
+type autoResume struct {
+	Enabled bool `json:"enabled"`
+}
+
+type network struct {
+	AllowPublicTraffic *bool  `json:"allowPublicTraffic"`
+	MaskRequestHost    string `json:"maskRequestHost"`
+	HTTPSPorts         []int  `json:"httpsPorts"`
+	rules
+}
+
+// isNothing tells whether a field was sent that says nothing.
+func isNothing(field json.RawMessage) bool {
+	switch strings.TrimSpace(string(field)) {
+	case "", "null", "{}", "[]":
+		return true
+	default:
+		return false
+	}
+}
+
+func (n *newSandbox) check() error {
+	for name, field := range map[string]json.RawMessage{"mcp": n.MCP, "iam": n.IAM, "volumeMounts": n.VolumeMounts} {
+		if !isNothing(field) {
+			return api.Errorf(api.Unsupported, "%s is not supported by this server: leave it away", name).With("field", name)
+		}
+	}
+	switch {
+	case n.TemplateID == "":
+		return api.Errorf(api.Invalid, "templateID: is empty; name a template")
+	case n.AutoPauseMemory != nil && !*n.AutoPauseMemory && n.AutoResume != nil && n.AutoResume.Enabled:
+		return api.Errorf(api.Invalid, "autoPauseMemory: a sandbox without memory is booted by its clients, not by requests: leave autoResume away")
+	}
+	return nil
+}
+
+func timeoutOf(given *int64, fallback int64) (int64, error) {
+	if given == nil {
+		return fallback, nil
+	}
+	if *given < 1 || *given > maxTimeout {
+		return 0, api.Errorf(api.Invalid, "timeout: %d is not from 1 to %d seconds", *given, maxTimeout)
+	}
+	return *given, nil
+}
+
+func (s *Server) createV1(r *http.Request, p auth.Principal) (int, any, error) {
+	return s.create(r, p, defaultTimeoutV1, false)
+}
+
+func (s *Server) createV2(r *http.Request, p auth.Principal) (int, any, error) {
+	return s.create(r, p, defaultTimeout, true)
+}
+
+func (s *Server) create(r *http.Request, p auth.Principal, fallback int64, secure bool) (int, any, error) {
+	var n newSandbox
+	if err := decode(r, &n); err != nil {
+		return 0, nil, err
+	}
+	if err := n.check(); err != nil {
+		return 0, nil, err
+	}
+	timeout, err := timeoutOf(n.Timeout, fallback)
+	if err != nil {
+		return 0, nil, err
+	}
+	marks := []string{madeKey}
+	if n.Secure != nil {
+		secure = *n.Secure
+	}
+	if !secure {
+		marks = append(marks, openKey)
+	}
+	if n.AutoResume != nil && n.AutoResume.Enabled {
+		marks = append(marks, resumeKey+strconv.FormatInt(timeout, 10))
+	}
+	policy, err := n.policy()
+	if err != nil {
+		return 0, nil, err
+	}
+	never := int64(0)
+	req := api.CreateRequest{
+		TTLSeconds: &never, TimeoutSeconds: timeout, Metadata: marked(n.Metadata, marks), Env: n.EnvVars, Network: policy,
+		Surroundings: surroundings(n.TemplateID),
+	}
+	if n.AutoPause != nil && *n.AutoPause {
+		req.OnTimeout = api.TimeoutHibernate
+		if n.AutoPauseMemory != nil && !*n.AutoPauseMemory {
+			req.OnTimeout = api.TimeoutStop
+		}
+	}
+	if strings.HasPrefix(n.TemplateID, "snp") {
+		req.FromSnapshot = api.SnapshotID(n.TemplateID)
+	} else {
+		req.Template = n.TemplateID // a tag of a recipe, which has no versions, means the recipe
+	}
+	if err := req.Validate(); err != nil {
+		return 0, nil, err
+	}
+	box, err := s.sandboxes.Create(r.Context(), p, req)
+	if err != nil {
+		return 0, nil, err
+	}
+	return http.StatusCreated, s.created(box), nil
+}
+
+// Keys in a sandbox's metadata that this face puts there and does not show: madeKey marks a sandbox that
+// was made through it, openKey one whose agent needs no token, as clients of the first version of this
+// API ask for unless they say otherwise, and resumeKey, with seconds behind it, one that requests wake for so long.
+const (
+	madeKey   = "secret.e2b"
+	openKey   = "secret.e2b.open"
+	resumeKey = "secret.e2b.resume."
+)
+
+func isMark(key string) bool {
+	return key == madeKey || key == openKey || strings.HasPrefix(key, resumeKey)
+}
+
+func marked(metadata map[string]string, marks []string) map[string]string {
+	out := map[string]string{}
+	for _, k := range marks {
+		out[k] = "1"
+	}
+	for k, v := range metadata {
+		out[k] = v
+	}
+	return out
+}
+
+// Wakes says whether requests to a port wake a sandbox with this metadata. One that was made through this
+// face is woken by its clients only, unless it was made to resume by itself.
+func Wakes(metadata map[string]string) bool {
+	_, made := metadata[madeKey]
+	return !made || WokenFor(metadata) > 0
+}
+
+// WokenFor is how many seconds a sandbox with this metadata has when a request wakes it, at least those that
+// connecting gives; 0 if requests do not wake it, or it was made through another face.
+func WokenFor(metadata map[string]string) int64 {
+	for key := range metadata {
+		if text, ok := strings.CutPrefix(key, resumeKey); ok {
+			n, err := strconv.ParseInt(text, 10, 64)
+			if err != nil || n > maxTimeout {
+				n = defaultTimeout
+			}
+			return max(n, defaultTimeout)
+		}
+	}
+	return 0
+}
+
+// surroundings are what programs in a sandbox of this protocol expect to find: variables, each as a file too.
+func surroundings(template string) *api.Surroundings {
+	s := &api.Surroundings{
+		Env:   map[string]string{"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": api.OwnID, "E2B_TEMPLATE_ID": template},
+		Files: map[string]string{},
+	}
+	for name, value := range s.Env {
+		s.Files["/run/e2b/."+name] = value
+	}
+	return s
+}
+
+// IsOpen says whether the agent of a sandbox with this metadata answers without a token.
+func IsOpen(metadata map[string]string) bool {
+	_, open := metadata[openKey]
+	return open
+}
+
+type sandboxAnswer struct {
+	TemplateID         string `json:"templateID"`
+	SandboxID          string `json:"sandboxID"`
+	ClientID           string `json:"clientID"`
+	EnvdVersion        string `json:"envdVersion"`
+	EnvdAccessToken    string `json:"envdAccessToken,omitempty"`
+	TrafficAccessToken string `json:"trafficAccessToken,omitempty"`
+	Domain             string `json:"domain,omitempty"`
+}
+
+// clientID is a field that clients require and use for nothing.
+const clientID = "pandastack"
+
+func (s *Server) created(b api.Sandbox) sandboxAnswer {
+	a := sandboxAnswer{
+		TemplateID: b.Template, SandboxID: string(b.ID), ClientID: clientID,
+		EnvdVersion: s.cfg.AgentVersion, Domain: s.cfg.Domain,
+	}
+	if !IsOpen(b.Metadata) {
+		a.EnvdAccessToken = s.AccessToken(b.ID)
+	}
+	if isPrivate(b) {
+		a.TrafficAccessToken = s.TrafficToken(b.ID)
+	}
+	return a
+}
+
+type listed struct {
+	TemplateID  string            `json:"templateID"`
+	SandboxID   string            `json:"sandboxID"`
+	ClientID    string            `json:"clientID"`
+	StartedAt   time.Time         `json:"startedAt"`
+	EndAt       time.Time         `json:"endAt"`
+	State       string            `json:"state"`
+	CPUCount    int               `json:"cpuCount"`
+	MemoryMB    int               `json:"memoryMB"`
+	DiskSizeMB  int               `json:"diskSizeMB"`
+	Metadata    map[string]string `json:"metadata"`
+	EnvdVersion string            `json:"envdVersion"`
+	// Of one sandbox alone.
+	EnvdAccessToken string     `json:"envdAccessToken,omitempty"`
+	Domain          string     `json:"domain,omitempty"`
+	Internet        *bool      `json:"allowInternetAccess,omitempty"`
+	Network         *shown     `json:"network,omitempty"`
+	Lifecycle       *lifecycle `json:"lifecycle,omitempty"`
+}
+
+type lifecycle struct {
+	AutoResume bool   `json:"autoResume"`
+	OnTimeout  string `json:"onTimeout"`
+}
+
+// never stands for the end of a sandbox that has none: the protocol has no word for it.
+const never = 100 * 365 * 24 * time.Hour
+
+func (s *Server) listed(b api.Sandbox) listed {
+	l := listed{
+		TemplateID: b.Template, SandboxID: string(b.ID), ClientID: clientID, StartedAt: b.CreatedAt,
+		EndAt: b.CreatedAt.Add(never), State: stateOf(b.Status), CPUCount: b.CPU, MemoryMB: b.MemoryMB, DiskSizeMB: b.DiskMB,
+		Metadata: map[string]string{}, EnvdVersion: s.cfg.AgentVersion,
+	}
+	if b.ExpiresAt != nil {
+		l.EndAt = *b.ExpiresAt
+	}
+	for k, v := range b.Metadata {
+		if !isMark(k) {
+			l.Metadata[k] = v
+		}
+	}
+	return l
+}
+
+func stateOf(st api.Status) string {
+	switch st {
+	case api.Paused, api.Hibernating, api.Hibernated:
+		return "paused"
+	default:
+		return "running"
+	}
+}
+
+// live are the states of the service behind each state of the protocol.
+var live = map[string][]api.Status{
+	"running": {api.Creating, api.Running, api.Waking},
+	"paused":  {api.Paused, api.Hibernating, api.Hibernated},
+}
+
+func (s *Server) listV1(r *http.Request, p auth.Principal) (int, any, error) {
+	f, err := filterOf(r.URL.Query())
+	if err != nil {
+		return 0, nil, err
+	}
+	f.Statuses, f.Limit = live["running"], 0 // all: this list has no pages
+	page, err := s.sandboxes.List(r.Context(), p, f)
+	if err != nil {
+		return 0, nil, err
+	}
+	return http.StatusOK, s.listing(page.Sandboxes), nil
+}
+
+func (s *Server) listing(boxes []api.Sandbox) []listed {
+	out := []listed{}
+	for _, b := range boxes {
+		out = append(out, s.listed(b))
+	}
+	return out
+}
+
+func (s *Server) listV2(r *http.Request, p auth.Principal) (int, any, error) {
+	q := r.URL.Query()
+	f, err := filterOf(q)
+	if err != nil {
+		return 0, nil, err
+	}
+	states := strings.Join(q["state"], ",")
+	if states == "" {
+		states = "running,paused"
+	}
+	for st := range strings.SplitSeq(states, ",") {
+		of, ok := live[st]
+		if !ok {
+			return 0, nil, api.Errorf(api.Invalid, "state: %.40q is not running or paused", st)
+		}
+		f.Statuses = append(f.Statuses, of...)
+	}
+	page, err := s.sandboxes.List(r.Context(), p, f)
+	if err != nil {
+		return 0, nil, err
+	}
+	running, err := s.running(r, p)
+	if err != nil {
+		return 0, nil, err
+	}
+	return http.StatusOK, paged{items: s.listing(page.Sandboxes), next: page.Next, running: running}, nil
+}
+
+// running counts the sandboxes of the caller that run, on all pages.
+func (s *Server) running(r *http.Request, p auth.Principal) (int, error) {
+	all, err := s.sandboxes.List(r.Context(), p, api.SandboxFilter{Statuses: live["running"]})
+	return len(all.Sandboxes), err
+}
+
+// decoded takes the second encoding off a name or value: published clients encode each by itself and then all
+// together. What does not read as encoded twice was encoded once.
+func decoded(text string) string {
+	if inner, err := url.PathUnescape(text); err == nil {
+		return inner
+	}
+	return text
+}
+
+// filterOf reads what a list is narrowed by. metadata is a query string inside a value of the query.
+func filterOf(q url.Values) (api.SandboxFilter, error) {
+	f := api.SandboxFilter{Limit: 100, Cursor: q.Get("nextToken"), Template: q.Get("template")}
+	switch order := q.Get("order"); order {
+	case "", "desc":
+	case "asc":
+		f.Oldest = true
+	default:
+		return f, api.Errorf(api.Invalid, "order: %.20q is not asc or desc", order)
+	}
+	if text := q.Get("startedAfter"); text != "" {
+		since, err := time.Parse(time.RFC3339, text)
+		if err != nil {
+			return f, api.Errorf(api.Invalid, "startedAfter: %.40q is not a time such as 2026-01-02T15:04:05Z", text)
+		}
+		f.Since = since
+	}
+	if text := q.Get("limit"); text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 || n > 100 {
+			return f, api.Errorf(api.Invalid, "limit: %.20q is not from 1 to 100", text)
+		}
+		f.Limit = n
+	}
+	if text := q.Get("metadata"); text != "" {
+		inner, err := url.ParseQuery(text)
+		if err != nil {
+			return f, api.Errorf(api.Invalid, "metadata: not a query string of names and values: %v", err)
+		}
+		f.Metadata = map[string]string{}
+		for k := range inner {
+			f.Metadata[decoded(k)] = decoded(inner.Get(k))
+		}
+	}
+	return f, nil
+}
+
+func idOf(r *http.Request) api.SandboxID { return api.SandboxID(r.PathValue("id")) }
+
+func (s *Server) get(r *http.Request, p auth.Principal) (int, any, error) {
+	b, err := s.sandboxes.Get(r.Context(), p, idOf(r))
+	if err != nil {
+		return 0, nil, err
+	}
+	l := s.listed(b)
+	if !IsOpen(b.Metadata) {
+		l.EnvdAccessToken = s.AccessToken(b.ID)
+	}
+	l.Domain, l.Internet, l.Network = s.cfg.Domain, &b.Egress, networkShown(b.Network)
+	l.Lifecycle = &lifecycle{OnTimeout: "kill", AutoResume: Wakes(b.Metadata)}
+	if b.OnTimeout.Rests() {
+		l.Lifecycle.OnTimeout = "pause"
+	}
+	return http.StatusOK, l, nil
+}
+
+// kill answers not_found for a sandbox that ended already: clients turn that into "it was not there".
+func (s *Server) kill(r *http.Request, p auth.Principal) (int, any, error) {
+	if _, err := s.sandboxes.Get(r.Context(), p, idOf(r)); err != nil {
+		return 0, nil, err
+	}
+	return http.StatusNoContent, nil, s.sandboxes.Delete(r.Context(), p, idOf(r))
+}

@@ -1,0 +1,336 @@
+package envd
+
+import (
+	"compress/gzip"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"mime/multipart"
+	"net/http"
+	"path"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+)
+
+// Sign makes the signature of a file URL: operation is "read" or "write", user is "" for the default
+// user, expiration is in Unix seconds and nil for a URL that never ends. The form is that of npm e2b
+// 2.51.0.
+func Sign(file, operation, user, token string, expiration *int64) string {
+	text := strings.Join([]string{file, operation, user, token}, ":")
+	if expiration != nil {
+		text += ":" + strconv.FormatInt(*expiration, 10)
+	}
+	sum := sha256.Sum256([]byte(text))
+	return "v1_" + base64.RawStdEncoding.EncodeToString(sum[:])
+}
+
+// mayUse lets a request for a file in by the access token or by a signature made for exactly it, and
+// answers why not.
+func mayUse(r *http.Request, file, operation string, now time.Time) error {
+	t, q := targetOf(r.Context()), r.URL.Query()
+	given := q.Get("signature")
+	if given == "" {
+		if holdsToken(r) {
+			return nil
+		}
+		return errors.New("missing signature or access token")
+	}
+	var until *int64
+	if text := q.Get("signature_expiration"); text != "" {
+		n, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			return fmt.Errorf("signature_expiration: %.20q is not a number of seconds", text)
+		}
+		until = &n
+	}
+	want := Sign(file, operation, q.Get("username"), t.AccessToken, until)
+	if t.AccessToken == "" || subtle.ConstantTimeCompare([]byte(given), []byte(want)) != 1 {
+		return errors.New("invalid signature")
+	}
+	if until != nil && now.Unix() > *until {
+		return errors.New("signature is already expired")
+	}
+	return nil
+}
+
+func fileUser(r *http.Request) string {
+	if name := r.URL.Query().Get("username"); name != "" {
+		return name
+	}
+	return userOf(r.Header)
+}
+
+func (s *Server) download(w http.ResponseWriter, r *http.Request) {
+	file := r.URL.Query().Get("path")
+	if file == "" {
+		fail(w, http.StatusBadRequest, "path: is empty; give the path of a file")
+		return
+	}
+	if err := mayUse(r, file, "read", time.Now()); err != nil {
+		fail(w, http.StatusUnauthorized, err.Error())
+		return
+	}
+	info, body, err := targetOf(r.Context()).Guest.Read(r.Context(), tilde(file), fileUser(r), 0, -1)
+	if err != nil {
+		failWith(w, err)
+		return
+	}
+	defer body.Close()
+	h := w.Header()
+	h.Set("Content-Type", contentType(info.Name))
+	h.Set("Content-Length", strconv.FormatInt(info.Size, 10))
+	h.Set("Content-Disposition", mime.FormatMediaType("inline", map[string]string{"filename": info.Name}))
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Last-Modified", info.Modified.UTC().Format(http.TimeFormat))
+	// When the guest fails in the middle, less than the announced length is sent and the server cuts the
+	// connection: the status is out, so that is the only way left to say it.
+	_, _ = io.CopyN(w, body, info.Size)
+}
+
+func contentType(name string) string {
+	if t := mime.TypeByExtension(path.Ext(name)); t != "" {
+		return t
+	}
+	return "application/octet-stream"
+}
+
+// written is what a client is told of each file it uploaded.
+type written struct {
+	Path string `json:"path"`
+	Name string `json:"name"`
+	Type string `json:"type"`
+
+	Metadata map[string]string `json:"metadata,omitempty"`
+}
+
+// maxParts bounds the files of one upload.
+const maxParts = 10_000
+
+func (s *Server) upload(w http.ResponseWriter, r *http.Request) {
+	target := r.URL.Query().Get("path")
+	if err := mayUse(r, target, "write", time.Now()); err != nil {
+		fail(w, http.StatusUnauthorized, err.Error())
+		return
+	}
+	body := io.Reader(r.Body)
+	size := r.ContentLength
+	if r.Header.Get("Content-Encoding") == "gzip" {
+		unzip, err := gzip.NewReader(r.Body)
+		if err != nil {
+			fail(w, http.StatusBadRequest, "the body says gzip and is not: "+err.Error())
+			return
+		}
+		body, size = unzip, -1
+	}
+	kind, params, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	switch {
+	case err == nil && kind == "multipart/form-data":
+		s.uploadParts(w, r, multipart.NewReader(body, params["boundary"]), target)
+	case target == "":
+		fail(w, http.StatusBadRequest, "path: is empty; say where the file goes, or send multipart/form-data")
+	default:
+		if one, ok := s.put(w, r, target, size, body); ok {
+			reply(w, http.StatusOK, []written{one})
+		}
+	}
+}
+
+func (s *Server) uploadParts(w http.ResponseWriter, r *http.Request, parts *multipart.Reader, target string) {
+	done := []written{}
+	for n := 0; ; n++ {
+		part, err := parts.NextPart()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil || n == maxParts {
+			fail(w, http.StatusBadRequest, fmt.Sprintf("part %d of the body: not multipart/form-data, or more than %d parts", n+1, maxParts))
+			return
+		}
+		name := partName(part)
+		if part.FormName() != "file" || name == "" && target == "" {
+			continue
+		}
+		if target != "" {
+			if len(done) > 0 {
+				fail(w, http.StatusBadRequest, "path: one path was given for more than one file")
+				return
+			}
+			name = target
+		}
+		one, ok := s.put(w, r, name, -1, part)
+		if !ok {
+			return
+		}
+		done = append(done, one)
+	}
+	if len(done) == 0 {
+		fail(w, http.StatusBadRequest, "the body holds no part named file")
+		return
+	}
+	reply(w, http.StatusOK, done)
+}
+
+// partName is the whole file name of a part: the protocol puts the target path there, and the standard
+// library would give its last element alone.
+func partName(p *multipart.Part) string {
+	_, params, err := mime.ParseMediaType(p.Header.Get("Content-Disposition"))
+	if err != nil {
+		return ""
+	}
+	return params["filename"]
+}
+
+// put writes one file, and answers the request itself when that fails.
+func (s *Server) put(w http.ResponseWriter, r *http.Request, file string, size int64, body io.Reader) (written, bool) {
+	notes, err := metadataOf(r.Header)
+	if err != nil {
+		fail(w, http.StatusBadRequest, err.Error())
+		return written{}, false
+	}
+	opt := guestapi.WriteOptions{User: fileUser(r), Size: size, Metadata: notes}
+	from := &source{Reader: body}
+	info, err := targetOf(r.Context()).Guest.Write(r.Context(), tilde(file), opt, from)
+	if from.err != nil {
+		fail(w, http.StatusBadRequest, "the body broke off or is not what its headers say: "+from.err.Error())
+		return written{}, false
+	}
+	if err != nil {
+		failWith(w, err)
+		return written{}, false
+	}
+	return written{Path: info.Path, Name: info.Name, Type: "file", Metadata: info.Metadata}, true
+}
+
+// source remembers why a body could not be read to its end.
+type source struct {
+	io.Reader
+	err error
+}
+
+func (s *source) Read(p []byte) (int, error) {
+	n, err := s.Reader.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		s.err = err
+	}
+	return n, err
+}
+
+// Metadata of files comes in headers, whose names are lower-case keys behind this. All files of an upload get
+// the same; one without any takes what a file had.
+const metadataHeader = "X-Metadata-"
+
+// Bounds of metadata, in bytes.
+const (
+	maxMetadataKey = 246
+	maxMetadata    = 4096 // keys and values, with the prefix that the guest puts before each key
+	metadataPrefix = len("user.e2b.")
+)
+
+// metadataOf reads the metadata of an upload: visible ASCII within the bounds.
+func metadataOf(h http.Header) (map[string]string, error) {
+	var notes map[string]string
+	total := 0
+	for name, values := range h {
+		key, ok := strings.CutPrefix(name, metadataHeader)
+		if !ok {
+			continue
+		}
+		key = strings.ToLower(key)
+		value := values[len(values)-1]
+		if key == "" || len(key) > maxMetadataKey || strings.ContainsFunc(key+value, func(c rune) bool { return c < ' ' || c > '~' }) {
+			return nil, fmt.Errorf("header %.60s: a key of metadata has 1 to %d bytes, and both key and value are visible ASCII", name, maxMetadataKey)
+		}
+		if total += metadataPrefix + len(key) + len(value); total > maxMetadata {
+			return nil, fmt.Errorf("the metadata has more than %d bytes", maxMetadata)
+		}
+		if notes == nil {
+			notes = map[string]string{}
+		}
+		notes[key] = value
+	}
+	return notes, nil
+}
+
+// maxSources bounds the files that one call joins.
+const maxSources = 1000
+
+func (s *Server) compose(w http.ResponseWriter, r *http.Request) {
+	var req struct {
+		Sources     []string `json:"source_paths"`
+		Destination string   `json:"destination"`
+		User        string   `json:"username"`
+	}
+	if err := json.NewDecoder(io.LimitReader(r.Body, maxMessage)).Decode(&req); err != nil {
+		fail(w, http.StatusBadRequest, "the body is not JSON: "+err.Error())
+		return
+	}
+	if len(req.Sources) == 0 || len(req.Sources) > maxSources || req.Destination == "" {
+		fail(w, http.StatusBadRequest, fmt.Sprintf("source_paths and destination: give 1 to %d sources and a destination", maxSources))
+		return
+	}
+	ctx, g := r.Context(), targetOf(r.Context()).Guest
+	joined := &sources{open: func(i int) (io.ReadCloser, error) {
+		if i == len(req.Sources) {
+			return nil, io.EOF
+		}
+		_, body, err := g.Read(ctx, tilde(req.Sources[i]), req.User, 0, -1)
+		return body, err
+	}}
+	defer joined.Close()
+	info, err := g.Write(ctx, tilde(req.Destination), guestapi.WriteOptions{User: req.User, Size: -1}, joined)
+	if err != nil {
+		failWith(w, err)
+		return
+	}
+	for _, src := range req.Sources {
+		if err := g.Remove(ctx, tilde(src), req.User, false); err != nil {
+			failWith(w, fmt.Errorf("%s was written, but a source is left: %w", info.Path, err))
+			return
+		}
+	}
+	reply(w, http.StatusOK, written{Path: info.Path, Name: info.Name, Type: "file"})
+}
+
+// sources reads files one after the other, each opened when the one before has ended.
+type sources struct {
+	open func(i int) (io.ReadCloser, error)
+	next int
+	cur  io.ReadCloser
+}
+
+func (s *sources) Read(p []byte) (int, error) {
+	for {
+		if s.cur == nil {
+			cur, err := s.open(s.next)
+			if err != nil {
+				return 0, err
+			}
+			s.cur = cur
+			s.next++
+		}
+		n, err := s.cur.Read(p)
+		if !errors.Is(err, io.EOF) {
+			return n, err
+		}
+		err = s.cur.Close()
+		s.cur = nil
+		if n > 0 || err != nil {
+			return n, err
+		}
+	}
+}
+
+func (s *sources) Close() error {
+	if s.cur == nil {
+		return nil
+	}
+	return s.cur.Close()
+}

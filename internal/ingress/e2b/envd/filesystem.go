@@ -1,0 +1,206 @@
+package envd
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"path"
+	"strings"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	pb "github.com/pandastack/pandastack/internal/ingress/e2b/envd/proto/filesystem"
+	"github.com/pandastack/pandastack/internal/ingress/e2b/envd/proto/filesystem/filesystemconnect"
+)
+
+type filesystem struct{ s *Server }
+
+var _ filesystemconnect.FilesystemHandler = (*filesystem)(nil)
+
+// tilde makes a path that begins at somebody's home one that the guest takes as relative to it.
+func tilde(p string) string {
+	if p == "~" || p == "~/" {
+		return "."
+	}
+	return strings.TrimPrefix(p, "~/")
+}
+
+func pathOf(p string) (string, error) {
+	if p == "" {
+		return "", connect.NewError(connect.CodeInvalidArgument, errors.New("path: is empty; give a path, absolute or relative to the user's home"))
+	}
+	return tilde(p), nil
+}
+
+func entryOf(i guestapi.FileInfo) *pb.EntryInfo {
+	e := &pb.EntryInfo{
+		Name: i.Name, Path: i.Path, Size: i.Size, Mode: i.Mode & 0o7777, Owner: i.User, Group: i.Group,
+		ModifiedTime: timestamppb.New(i.Modified), Metadata: i.Metadata,
+	}
+	mode := fs.FileMode(i.Mode & 0o777)
+	switch i.Kind {
+	case guestapi.KindFile:
+		e.Type = pb.FileType_FILE_TYPE_FILE
+	case guestapi.KindDir:
+		e.Type = pb.FileType_FILE_TYPE_DIRECTORY
+		mode |= fs.ModeDir
+	case guestapi.KindSymlink:
+		e.Type = pb.FileType_FILE_TYPE_SYMLINK
+		mode |= fs.ModeSymlink
+		e.SymlinkTarget = &i.Target
+	}
+	e.Permissions = mode.String()
+	return e
+}
+
+func (f *filesystem) Stat(ctx context.Context, req *connect.Request[pb.StatRequest]) (*connect.Response[pb.StatResponse], error) {
+	p, err := pathOf(req.Msg.GetPath())
+	if err != nil {
+		return nil, err
+	}
+	info, err := targetOf(ctx).Guest.Stat(ctx, p, userOf(req.Header()))
+	if err != nil {
+		return nil, rpcError(err)
+	}
+	return connect.NewResponse(&pb.StatResponse{Entry: entryOf(info)}), nil
+}
+
+func (f *filesystem) MakeDir(ctx context.Context, req *connect.Request[pb.MakeDirRequest]) (*connect.Response[pb.MakeDirResponse], error) {
+	p, err := pathOf(req.Msg.GetPath())
+	if err != nil {
+		return nil, err
+	}
+	info, err := targetOf(ctx).Guest.MakeDir(ctx, p, userOf(req.Header()))
+	if err != nil {
+		return nil, rpcError(err)
+	}
+	return connect.NewResponse(&pb.MakeDirResponse{Entry: entryOf(info)}), nil
+}
+
+func (f *filesystem) Move(ctx context.Context, req *connect.Request[pb.MoveRequest]) (*connect.Response[pb.MoveResponse], error) {
+	from, err := pathOf(req.Msg.GetSource())
+	if err != nil {
+		return nil, err
+	}
+	to, err := pathOf(req.Msg.GetDestination())
+	if err != nil {
+		return nil, err
+	}
+	info, err := targetOf(ctx).Guest.Move(ctx, from, to, userOf(req.Header()))
+	if err != nil {
+		return nil, rpcError(err)
+	}
+	return connect.NewResponse(&pb.MoveResponse{Entry: entryOf(info)}), nil
+}
+
+// maxDepth bounds how deep one listing goes; the guest bounds how many entries it gives.
+const maxDepth = 64
+
+func (f *filesystem) ListDir(ctx context.Context, req *connect.Request[pb.ListDirRequest]) (*connect.Response[pb.ListDirResponse], error) {
+	p, err := pathOf(req.Msg.GetPath())
+	if err != nil {
+		return nil, err
+	}
+	depth := min(max(req.Msg.GetDepth(), 1), maxDepth)
+	list, err := targetOf(ctx).Guest.List(ctx, p, userOf(req.Header()), int(depth))
+	if err != nil {
+		return nil, rpcError(err)
+	}
+	out := &pb.ListDirResponse{}
+	for _, i := range list {
+		out.Entries = append(out.Entries, entryOf(i))
+	}
+	return connect.NewResponse(out), nil
+}
+
+func (f *filesystem) Remove(ctx context.Context, req *connect.Request[pb.RemoveRequest]) (*connect.Response[pb.RemoveResponse], error) {
+	p, err := pathOf(req.Msg.GetPath())
+	if err != nil {
+		return nil, err
+	}
+	err = targetOf(ctx).Guest.Remove(ctx, p, userOf(req.Header()), true)
+	return connect.NewResponse(&pb.RemoveResponse{}), rpcError(err)
+}
+
+// watched opens a watcher on a directory and remembers what its events need.
+func watched(ctx context.Context, dir, user string, recursive, entries bool) (*watch, error) {
+	p, err := pathOf(dir)
+	if err != nil {
+		return nil, err
+	}
+	t := targetOf(ctx)
+	info, err := t.Guest.Stat(ctx, p, user)
+	if err != nil {
+		return nil, rpcError(err)
+	}
+	w, err := t.Guest.Watch(ctx, p, user, recursive)
+	if err != nil {
+		return nil, rpcError(err)
+	}
+	return &watch{target: t, from: w, dir: info.Path, user: user, entries: entries}, nil
+}
+
+type watch struct {
+	target  Target
+	from    guestapi.Watcher
+	dir     string // absolute
+	user    string
+	entries bool
+}
+
+// event translates what happened. Lost events are told as a write to the directory itself, the one
+// event that makes a client look again.
+func (w *watch) event(ctx context.Context, e guestapi.FileEvent) *pb.FilesystemEvent {
+	out := &pb.FilesystemEvent{Name: e.Path}
+	switch e.Op {
+	case guestapi.OpCreate:
+		out.Type = pb.EventType_EVENT_TYPE_CREATE
+	case guestapi.OpRemove:
+		out.Type = pb.EventType_EVENT_TYPE_REMOVE
+	case guestapi.OpRename:
+		out.Type = pb.EventType_EVENT_TYPE_RENAME
+	case guestapi.OpChmod:
+		out.Type = pb.EventType_EVENT_TYPE_CHMOD
+	default:
+		out.Type = pb.EventType_EVENT_TYPE_WRITE
+	}
+	if w.entries && e.Op != guestapi.OpRemove {
+		if info, err := w.target.Guest.Stat(ctx, path.Join(w.dir, e.Path), w.user); err == nil {
+			out.Entry = entryOf(info) // a file that is gone again has none: the event is told all the same
+		}
+	}
+	return out
+}
+
+func (f *filesystem) WatchDir(ctx context.Context, req *connect.Request[pb.WatchDirRequest], out *connect.ServerStream[pb.WatchDirResponse]) error {
+	w, err := watched(ctx, req.Msg.GetPath(), userOf(req.Header()), req.Msg.GetRecursive(), req.Msg.GetIncludeEntry())
+	if err != nil {
+		return err
+	}
+	defer w.from.Close()
+	start := &pb.WatchDirResponse{Event: &pb.WatchDirResponse_Start{Start: &pb.WatchDirResponse_StartEvent{}}}
+	if err := out.Send(start); err != nil {
+		return err
+	}
+	every := pingEvery(req.Header())
+	for {
+		wait, cancel := context.WithTimeoutCause(ctx, every, errPing)
+		e, err := w.from.Next(wait)
+		quiet := err != nil && context.Cause(wait) == errPing
+		cancel()
+		msg := &pb.WatchDirResponse{}
+		switch {
+		case quiet:
+			msg.Event = &pb.WatchDirResponse_Keepalive{Keepalive: &pb.WatchDirResponse_KeepAlive{}}
+		case err != nil:
+			return rpcError(err)
+		default:
+			msg.Event = &pb.WatchDirResponse_Filesystem{Filesystem: w.event(ctx, e)}
+		}
+		if err := out.Send(msg); err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,340 @@
+package envd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"strconv"
+	"syscall"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	pb "github.com/pandastack/pandastack/internal/ingress/e2b/envd/proto/process"
+	"github.com/pandastack/pandastack/internal/ingress/e2b/envd/proto/process/processconnect"
+)
+
+type processes struct{ s *Server }
+
+var _ processconnect.ProcessHandler = (*processes)(nil)
+
+type processKey struct {
+	sandbox    string
+	generation uint64
+	pid        uint32
+}
+
+// fromNow attaches behind all output so far: the protocol replays nothing.
+var fromNow = guestapi.Offsets{Stdout: math.MaxInt64, Stderr: math.MaxInt64, PTY: math.MaxInt64}
+
+func refOf(sel *pb.ProcessSelector) (guestapi.ProcessRef, error) {
+	switch x := sel.GetSelector().(type) {
+	case *pb.ProcessSelector_Pid:
+		return guestapi.ProcessRef{PID: x.Pid}, nil
+	case *pb.ProcessSelector_Tag:
+		if x.Tag != "" {
+			return guestapi.ProcessRef{Tag: x.Tag}, nil
+		}
+	}
+	return guestapi.ProcessRef{}, connect.NewError(connect.CodeInvalidArgument, errors.New("process: give a pid or a tag"))
+}
+
+func (p *processes) List(ctx context.Context, _ *connect.Request[pb.ListRequest]) (*connect.Response[pb.ListResponse], error) {
+	list, err := targetOf(ctx).Guest.Processes(ctx)
+	if err != nil {
+		return nil, rpcError(err)
+	}
+	out := &pb.ListResponse{}
+	for _, i := range list {
+		if i.Exit != nil {
+			continue
+		}
+		out.Processes = append(out.Processes, infoOf(i))
+	}
+	return connect.NewResponse(out), nil
+}
+
+func infoOf(i guestapi.ProcessInfo) *pb.ProcessInfo {
+	cfg := &pb.ProcessConfig{Envs: i.Env}
+	if len(i.Argv) > 0 {
+		cfg.Cmd, cfg.Args = i.Argv[0], i.Argv[1:]
+	} else {
+		cfg.Cmd, cfg.Args = "/bin/sh", []string{"-c", i.Shell}
+	}
+	if i.Dir != "" {
+		cfg.Cwd = &i.Dir
+	}
+	info := &pb.ProcessInfo{Config: cfg, Pid: i.PID}
+	if i.Tag != "" {
+		info.Tag = &i.Tag
+	}
+	return info
+}
+
+func sizeOf(p *pb.PTY) (*guestapi.Size, error) {
+	if p == nil {
+		return nil, nil
+	}
+	rows, cols := p.GetSize().GetRows(), p.GetSize().GetCols()
+	if rows > math.MaxUint16 || cols > math.MaxUint16 {
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("pty.size: %d rows and %d columns; the most is %d", rows, cols, math.MaxUint16))
+	}
+	return &guestapi.Size{Rows: uint16(rows), Cols: uint16(cols)}, nil
+}
+
+func specOf(req *pb.StartRequest, user string) (guestapi.ProcessSpec, error) {
+	cfg := req.GetProcess()
+	if cfg.GetCmd() == "" {
+		return guestapi.ProcessSpec{}, connect.NewError(connect.CodeInvalidArgument, errors.New("process.cmd: is empty; name a program"))
+	}
+	size, err := sizeOf(req.GetPty())
+	if err != nil {
+		return guestapi.ProcessSpec{}, err
+	}
+	return guestapi.ProcessSpec{
+		Argv: append([]string{cfg.GetCmd()}, cfg.GetArgs()...), Env: cfg.GetEnvs(), Dir: tilde(cfg.GetCwd()), User: user,
+		Tag: req.GetTag(), Stdin: req.Stdin == nil || req.GetStdin(), PTY: size,
+	}, nil
+}
+
+func (p *processes) Start(ctx context.Context, req *connect.Request[pb.StartRequest], out *connect.ServerStream[pb.StartResponse]) error {
+	spec, err := specOf(req.Msg, userOf(req.Header()))
+	if err != nil {
+		return err
+	}
+	if end, ok := ctx.Deadline(); ok {
+		// The guest ends the command by itself too, should this host not live to do it.
+		spec.Timeout = time.Until(end) + time.Second
+	}
+	t := targetOf(ctx)
+	proc, err := t.Guest.Start(ctx, spec)
+	if err != nil {
+		if errors.Is(err, guestapi.ErrNotFound) {
+			return connect.NewError(connect.CodeInvalidArgument, err)
+		}
+		return rpcError(err)
+	}
+	defer p.s.keep(t, proc)()
+	return follow(ctx, t, proc, req.Header(), func(e *pb.ProcessEvent) error {
+		return out.Send(&pb.StartResponse{Event: e})
+	})
+}
+
+func (p *processes) Connect(ctx context.Context, req *connect.Request[pb.ConnectRequest], out *connect.ServerStream[pb.ConnectResponse]) error {
+	ref, err := refOf(req.Msg.GetProcess())
+	if err != nil {
+		return err
+	}
+	t := targetOf(ctx)
+	proc, err := t.Guest.Attach(ctx, ref, fromNow)
+	if err != nil {
+		return rpcError(err)
+	}
+	defer p.s.keep(t, proc)()
+	return follow(ctx, t, proc, req.Header(), func(e *pb.ProcessEvent) error {
+		return out.Send(&pb.ConnectResponse{Event: e})
+	})
+}
+
+// keep remembers the stream of a process, so that input finds it; the returned function forgets and
+// closes it.
+func (s *Server) keep(t Target, proc guestapi.Process) func() {
+	key := processKey{t.ID, t.Generation, proc.PID()}
+	s.mu.Lock()
+	if _, taken := s.running[key]; !taken {
+		s.running[key] = proc
+	}
+	s.mu.Unlock()
+	return func() {
+		s.mu.Lock()
+		if s.running[key] == proc {
+			delete(s.running, key)
+		}
+		s.mu.Unlock()
+		// Closing lets go of the stream alone; the process goes on and nothing is owed for it.
+		_ = proc.Close()
+	}
+}
+
+// follow sends what a process says until it ends, the caller leaves (the process goes on), or the
+// caller's deadline passes (the process and its children are killed: the deadline is the command's).
+func follow(ctx context.Context, t Target, proc guestapi.Process, h http.Header, send func(*pb.ProcessEvent) error) error {
+	pid := proc.PID()
+	if err := send(&pb.ProcessEvent{Event: &pb.ProcessEvent_Start{Start: &pb.ProcessEvent_StartEvent{Pid: pid}}}); err != nil {
+		return err
+	}
+	for {
+		e, err := nextOrPing(ctx, proc, pingEvery(h), send)
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case errors.Is(ctx.Err(), context.DeadlineExceeded):
+			kill(ctx, t, pid)
+			return connect.NewError(connect.CodeDeadlineExceeded, errors.New("the command did not end in time and was killed"))
+		case err != nil:
+			return rpcError(err)
+		}
+		if err := send(eventOf(e)); err != nil {
+			return err
+		}
+		if e.Exit != nil {
+			return nil
+		}
+	}
+}
+
+func kill(ctx context.Context, t Target, pid uint32) {
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), 10*time.Second, errors.New("kill took too long"))
+	defer cancel()
+	// The guest kills the command a second later by itself: nothing more can be done here.
+	_ = t.Guest.Signal(ctx, guestapi.ProcessRef{PID: pid}, int(syscall.SIGKILL), true)
+}
+
+// defaultPing keeps connections through proxies alive, in seconds.
+const defaultPing = 90
+
+func pingEvery(h http.Header) time.Duration {
+	n, err := strconv.Atoi(h.Get("Keepalive-Ping-Interval"))
+	if err != nil || n < 1 || n > 3600 {
+		n = defaultPing
+	}
+	return time.Duration(n) * time.Second
+}
+
+func nextOrPing(ctx context.Context, proc guestapi.Process, every time.Duration, send func(*pb.ProcessEvent) error) (guestapi.Event, error) {
+	for {
+		wait, cancel := context.WithTimeoutCause(ctx, every, errPing)
+		e, err := proc.Next(wait)
+		quiet := err != nil && context.Cause(wait) == errPing
+		cancel()
+		if !quiet {
+			return e, err
+		}
+		if err := send(&pb.ProcessEvent{Event: &pb.ProcessEvent_Keepalive{Keepalive: &pb.ProcessEvent_KeepAlive{}}}); err != nil {
+			return guestapi.Event{}, err
+		}
+	}
+}
+
+var errPing = errors.New("time for a sign of life")
+
+func eventOf(e guestapi.Event) *pb.ProcessEvent {
+	if e.Exit != nil {
+		return &pb.ProcessEvent{Event: &pb.ProcessEvent_End{End: endOf(*e.Exit)}}
+	}
+	d := &pb.ProcessEvent_DataEvent{}
+	switch e.Stream {
+	case guestapi.StreamStderr:
+		d.Output = &pb.ProcessEvent_DataEvent_Stderr{Stderr: e.Data}
+	case guestapi.StreamPTY:
+		d.Output = &pb.ProcessEvent_DataEvent_Pty{Pty: e.Data}
+	default:
+		d.Output = &pb.ProcessEvent_DataEvent_Stdout{Stdout: e.Data}
+	}
+	return &pb.ProcessEvent{Event: &pb.ProcessEvent_Data{Data: d}}
+}
+
+// endOf: a process ended by a signal has exit code -1 and says which, as Go's os/exec has it.
+func endOf(x guestapi.Exit) *pb.ProcessEvent_EndEvent {
+	end := &pb.ProcessEvent_EndEvent{ExitCode: int32(x.Code), Exited: true, Status: fmt.Sprintf("exit status %d", x.Code)}
+	if x.Signal != 0 {
+		end.ExitCode, end.Exited = -1, false
+		end.Status = "signal: " + syscall.Signal(x.Signal).String()
+	}
+	if x.OutOfMemory {
+		end.Status += ": the sandbox has no memory left"
+	}
+	switch {
+	case x.Error != "":
+		end.Error = &x.Error
+	case end.ExitCode != 0:
+		end.Error = &end.Status
+	}
+	return end
+}
+
+// withProcess runs do on the stream of a process: the one that is open here, or one made for it.
+func (p *processes) withProcess(ctx context.Context, sel *pb.ProcessSelector, do func(guestapi.Process) error) error {
+	ref, err := refOf(sel)
+	if err != nil {
+		return err
+	}
+	t := targetOf(ctx)
+	p.s.mu.Lock()
+	proc := p.s.running[processKey{t.ID, t.Generation, ref.PID}]
+	p.s.mu.Unlock()
+	if proc == nil {
+		if proc, err = t.Guest.Attach(ctx, ref, fromNow); err != nil {
+			return rpcError(err)
+		}
+		defer proc.Close()
+	}
+	return rpcError(do(proc))
+}
+
+func (p *processes) Update(ctx context.Context, req *connect.Request[pb.UpdateRequest]) (*connect.Response[pb.UpdateResponse], error) {
+	size, err := sizeOf(req.Msg.GetPty())
+	if err != nil {
+		return nil, err
+	}
+	if size == nil {
+		return connect.NewResponse(&pb.UpdateResponse{}), nil
+	}
+	err = p.withProcess(ctx, req.Msg.GetProcess(), func(proc guestapi.Process) error { return proc.Resize(ctx, *size) })
+	return connect.NewResponse(&pb.UpdateResponse{}), err
+}
+
+func inputOf(in *pb.ProcessInput) []byte {
+	if b := in.GetPty(); b != nil {
+		return b
+	}
+	return in.GetStdin()
+}
+
+func (p *processes) SendInput(ctx context.Context, req *connect.Request[pb.SendInputRequest]) (*connect.Response[pb.SendInputResponse], error) {
+	err := p.withProcess(ctx, req.Msg.GetProcess(), func(proc guestapi.Process) error {
+		_, err := proc.Write(inputOf(req.Msg.GetInput()))
+		return err
+	})
+	return connect.NewResponse(&pb.SendInputResponse{}), err
+}
+
+func (p *processes) CloseStdin(ctx context.Context, req *connect.Request[pb.CloseStdinRequest]) (*connect.Response[pb.CloseStdinResponse], error) {
+	err := p.withProcess(ctx, req.Msg.GetProcess(), func(proc guestapi.Process) error { return proc.CloseInput() })
+	return connect.NewResponse(&pb.CloseStdinResponse{}), err
+}
+
+func (p *processes) StreamInput(ctx context.Context, in *connect.ClientStream[pb.StreamInputRequest]) (*connect.Response[pb.StreamInputResponse], error) {
+	if !in.Receive() || in.Msg().GetStart() == nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("the first message of the stream must be start"))
+	}
+	err := p.withProcess(ctx, in.Msg().GetStart().GetProcess(), func(proc guestapi.Process) error {
+		for in.Receive() {
+			if data := in.Msg().GetData(); data != nil {
+				if _, err := proc.Write(inputOf(data.GetInput())); err != nil {
+					return err
+				}
+			}
+		}
+		return in.Err()
+	})
+	return connect.NewResponse(&pb.StreamInputResponse{}), err
+}
+
+func (p *processes) SendSignal(ctx context.Context, req *connect.Request[pb.SendSignalRequest]) (*connect.Response[pb.SendSignalResponse], error) {
+	ref, err := refOf(req.Msg.GetProcess())
+	if err != nil {
+		return nil, err
+	}
+	sig := req.Msg.GetSignal()
+	if sig != pb.Signal_SIGNAL_SIGKILL && sig != pb.Signal_SIGNAL_SIGTERM {
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("signal: %s is not SIGNAL_SIGTERM or SIGNAL_SIGKILL", sig))
+	}
+	// The whole group: the program is a shell more often than not, and what it runs is meant.
+	err = targetOf(ctx).Guest.Signal(ctx, ref, int(sig), true)
+	return connect.NewResponse(&pb.SendSignalResponse{}), rpcError(err)
+}

@@ -1,0 +1,166 @@
+// Package envd serves the agent services of E2B's protocol (processes, files, watchers, signed file
+// URLs) for one sandbox at a time, on the host, over guestapi. No program that speaks HTTP runs in the
+// guest for it.
+//
+// It owns the translation and nothing else: who the sandbox belongs to, whether it runs and what its
+// token is, the caller has found out and hands over as a Target. All requests may run at once. The
+// protocol facts are those of npm e2b 2.51.0 and of the published descriptors.
+package envd
+
+import (
+	"context"
+	"crypto/subtle"
+	"encoding/json"
+	"net/http"
+	"sync"
+
+	"connectrpc.com/connect"
+
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/ingress/e2b/envd/proto/filesystem/filesystemconnect"
+	"github.com/pandastack/pandastack/internal/ingress/e2b/envd/proto/process/processconnect"
+)
+
+// Version is what clients are told: it promises metadata of files (0.6.2), entries in file events (0.6.3) and
+// watching network mounts (0.6.4), which watching here makes no difference of.
+const Version = "0.6.4"
+
+// Port is the one that clients address the agent by.
+const Port = 49983
+
+// maxMessage bounds one message of a client, in bytes.
+const maxMessage = 4 << 20
+
+// Target is a sandbox that runs now.
+type Target struct {
+	ID          string
+	Generation  uint64 // of its machine: handles of an earlier one are dropped
+	Guest       guestapi.Guest
+	AccessToken string // that callers must show; "": none is needed
+	User        string // default user of the sandbox, by name
+	Env         map[string]string
+}
+
+type targetKey struct{}
+
+func targetOf(ctx context.Context) Target {
+	t, _ := ctx.Value(targetKey{}).(Target)
+	return t
+}
+
+// Server answers the agent's paths. Make one with New and keep it: it remembers streams of input and
+// watchers that clients poll.
+type Server struct {
+	mux *http.ServeMux
+
+	mu       sync.Mutex
+	running  map[processKey]guestapi.Process // started by a stream that is still open; guarded by mu
+	watchers map[string]*polledWatcher       // by id; guarded by mu
+}
+
+// New makes a server without any state.
+func New() *Server {
+	s := &Server{
+		mux:      http.NewServeMux(),
+		running:  map[processKey]guestapi.Process{},
+		watchers: map[string]*polledWatcher{},
+	}
+	opts := []connect.HandlerOption{connect.WithReadMaxBytes(maxMessage)}
+	path, h := processconnect.NewProcessHandler(&processes{s}, opts...)
+	s.mux.Handle(path, s.private(h))
+	path, h = filesystemconnect.NewFilesystemHandler(&filesystem{s}, opts...)
+	s.mux.Handle(path, s.private(h))
+	s.mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
+	s.mux.Handle("GET /metrics", s.private(http.HandlerFunc(s.metrics)))
+	s.mux.Handle("GET /envs", s.private(http.HandlerFunc(s.envs)))
+	s.mux.HandleFunc("GET /files", s.download)
+	s.mux.HandleFunc("POST /files", s.upload)
+	s.mux.Handle("POST /files/compose", s.private(http.HandlerFunc(s.compose)))
+	s.mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { fail(w, http.StatusNotFound, "not found") })
+	return s
+}
+
+// Serve answers one request for the given sandbox.
+func (s *Server) Serve(w http.ResponseWriter, r *http.Request, t Target) {
+	if allowCORS(w, r) {
+		return
+	}
+	s.mux.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), targetKey{}, t)))
+}
+
+// allowCORS lets pages of any origin call the agent: the access token, not the origin, is what opens it.
+// It answers a preflight itself.
+func allowCORS(w http.ResponseWriter, r *http.Request) bool {
+	h := w.Header()
+	h.Set("Access-Control-Allow-Origin", "*")
+	if r.Method != http.MethodOptions {
+		h.Set("Access-Control-Expose-Headers", "*")
+		return false
+	}
+	h.Set("Access-Control-Allow-Methods", "GET, POST, OPTIONS")
+	h.Set("Access-Control-Allow-Headers", r.Header.Get("Access-Control-Request-Headers"))
+	h.Set("Access-Control-Max-Age", "7200")
+	w.WriteHeader(http.StatusNoContent)
+	return true
+}
+
+// private lets only those in who show the sandbox's access token.
+func (s *Server) private(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !holdsToken(r) {
+			fail(w, http.StatusUnauthorized, "invalid or missing access token: send it as X-Access-Token")
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func holdsToken(r *http.Request) bool {
+	want := targetOf(r.Context()).AccessToken
+	got := r.Header.Get("X-Access-Token")
+	return want == "" || subtle.ConstantTimeCompare([]byte(got), []byte(want)) == 1
+}
+
+// userOf is the user that a request is made for: the name of its basic authentication, whose password
+// says nothing, or "" for the sandbox's default user.
+func userOf(h http.Header) string {
+	r := http.Request{Header: h}
+	name, _, _ := r.BasicAuth()
+	return name
+}
+
+func fail(w http.ResponseWriter, status int, message string) {
+	reply(w, status, map[string]any{"code": status, "message": message})
+}
+
+func reply(w http.ResponseWriter, status int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	// The client that does not read its answer is gone: there is nobody to tell.
+	_ = json.NewEncoder(w).Encode(body)
+}
+
+func (s *Server) envs(w http.ResponseWriter, r *http.Request) {
+	env := targetOf(r.Context()).Env
+	if env == nil {
+		env = map[string]string{}
+	}
+	reply(w, http.StatusOK, env)
+}
+
+func (s *Server) metrics(w http.ResponseWriter, r *http.Request) {
+	st, err := targetOf(r.Context()).Guest.Stats(r.Context())
+	if err != nil {
+		failWith(w, err)
+		return
+	}
+	used := 0.0
+	if st.Uptime > 0 && st.CPUs > 0 {
+		used = 100 * st.CPUBusy.Seconds() / st.Uptime.Seconds() / float64(st.CPUs)
+	}
+	reply(w, http.StatusOK, map[string]any{
+		"ts": st.Time.Unix(), "cpu_count": st.CPUs, "cpu_used_pct": used,
+		"mem_total": st.MemTotal, "mem_used": st.MemTotal - st.MemAvailable, "mem_cache": st.MemCached,
+		"disk_used": st.DiskUsed, "disk_total": st.DiskTotal,
+	})
+}

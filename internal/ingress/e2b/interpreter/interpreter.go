@@ -1,0 +1,292 @@
+// Package interpreter serves E2B's code interpreter (npm @e2b/code-interpreter 2.8.0) for one sandbox at a
+// time, on the host, over package repl.
+//
+// It owns the HTTP shapes of that service; who may call, the caller has decided. All requests may run at once; cells
+// of one context wait for each other.
+package interpreter
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/ingress/repl"
+)
+
+// Port is the one that clients address the interpreter by.
+const Port = 49999
+
+// Target is a sandbox that runs now.
+type Target struct {
+	ID    string
+	Guest guestapi.Guest
+}
+
+type targetKey struct{}
+
+// Server answers the interpreter's paths. Make one with New.
+type Server struct {
+	mux    *http.ServeMux
+	runner *repl.Runner
+}
+
+// New makes a server over the given runner, which faces of other protocols may share.
+func New(runner *repl.Runner) *Server {
+	s := &Server{mux: http.NewServeMux(), runner: runner}
+	on := func(pattern string, h func(http.ResponseWriter, *http.Request, Target)) {
+		s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			t, _ := r.Context().Value(targetKey{}).(Target)
+			h(w, r, t)
+		})
+	}
+	on("GET /health", func(w http.ResponseWriter, _ *http.Request, _ Target) { reply(w, http.StatusOK, "OK") })
+	on("POST /execute", s.execute)
+	on("POST /contexts", s.create)
+	on("GET /contexts", s.list)
+	on("DELETE /contexts/{id}", s.remove)
+	on("POST /contexts/{id}/restart", s.restart)
+	return s
+}
+
+// Serve answers one request for the given sandbox.
+func (s *Server) Serve(w http.ResponseWriter, r *http.Request, t Target) {
+	s.mux.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), targetKey{}, t)))
+}
+
+// IsContexts tells whether a path is one of those that manage contexts and run nothing.
+func IsContexts(path string) bool {
+	return path == "/contexts" || strings.HasPrefix(path, "/contexts/")
+}
+
+type contextAnswer struct {
+	ID       string `json:"id"`
+	Language string `json:"language"`
+	Cwd      string `json:"cwd"`
+}
+
+func answerOf(c repl.Context) contextAnswer { return contextAnswer{c.ID, string(c.Language), c.Dir} }
+
+// begin starts a context, in the sandbox's own directory if none is named, and says where.
+func begin(ctx context.Context, g guestapi.Guest, l repl.Language, dir string) (repl.Context, error) {
+	c, err := repl.Create(ctx, g, l, dir, "")
+	if err != nil || dir != "" {
+		return c, err
+	}
+	return repl.Find(ctx, g, c.ID)
+}
+
+// maxBody bounds a request, in bytes: code and variables.
+const maxBody = repl.MaxCode + 1<<20
+
+func decode(w http.ResponseWriter, r *http.Request, v any) bool {
+	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err == nil && len(strings.TrimSpace(string(data))) > 0 {
+		d := json.NewDecoder(bytes.NewReader(data))
+		d.DisallowUnknownFields()
+		err = d.Decode(v)
+	}
+	if err != nil {
+		http.Error(w, "the body is not what is expected here: "+err.Error(), http.StatusBadRequest)
+	}
+	return err == nil
+}
+
+func reply(w http.ResponseWriter, status int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	// A client that does not read its answer is gone.
+	_ = json.NewEncoder(w).Encode(body)
+}
+
+func fail(w http.ResponseWriter, err error) {
+	status := http.StatusInternalServerError
+	switch {
+	case errors.Is(err, guestapi.ErrNotFound):
+		status = http.StatusNotFound
+	case errors.Is(err, guestapi.ErrInvalid):
+		status = http.StatusBadRequest
+	case errors.Is(err, guestapi.ErrLost):
+		status = http.StatusBadGateway
+	}
+	http.Error(w, err.Error(), status)
+}
+
+func (s *Server) create(w http.ResponseWriter, r *http.Request, t Target) {
+	var req struct {
+		Language string `json:"language"`
+		Cwd      string `json:"cwd"`
+	}
+	if !decode(w, r, &req) {
+		return
+	}
+	lang, err := languageOf(req.Language)
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	c, err := begin(r.Context(), t.Guest, lang, req.Cwd)
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	reply(w, http.StatusCreated, answerOf(c))
+}
+
+// languageOf takes typescript for what it is run as: the annotations a cell has must be none.
+func languageOf(name string) (repl.Language, error) {
+	if strings.EqualFold(name, "typescript") || strings.EqualFold(name, "ts") {
+		return repl.JavaScript, nil
+	}
+	return repl.ParseLanguage(name)
+}
+
+func (s *Server) list(w http.ResponseWriter, r *http.Request, t Target) {
+	all, err := repl.List(r.Context(), t.Guest)
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	out := []contextAnswer{}
+	for _, c := range all {
+		out = append(out, answerOf(c))
+	}
+	reply(w, http.StatusOK, out)
+}
+
+func (s *Server) remove(w http.ResponseWriter, r *http.Request, t Target) {
+	c, err := repl.Find(r.Context(), t.Guest, r.PathValue("id"))
+	if err == nil {
+		err = s.runner.End(r.Context(), t.ID, t.Guest, c)
+	}
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// restart ends a context and starts it anew under its id.
+func (s *Server) restart(w http.ResponseWriter, r *http.Request, t Target) {
+	c, err := repl.Find(r.Context(), t.Guest, r.PathValue("id"))
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	next, err := repl.Restart(r.Context(), t.Guest, c)
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	reply(w, http.StatusOK, answerOf(next))
+}
+
+// contextFor finds the context of a request: the one it names, or the default one of its language.
+func (s *Server) contextFor(r *http.Request, t Target, id, language string) (repl.Context, error) {
+	if id != "" && language != "" {
+		return repl.Context{}, fmt.Errorf("%w: give context_id or language, not both", guestapi.ErrInvalid)
+	}
+	if id != "" && id != "default" {
+		return repl.Named(id)
+	}
+	lang, err := languageOf(language)
+	if err != nil {
+		return repl.Context{}, err
+	}
+	return repl.Default(r.Context(), t.Guest, lang)
+}
+
+func (s *Server) execute(w http.ResponseWriter, r *http.Request, t Target) {
+	var req struct {
+		Code     string            `json:"code"`
+		Context  string            `json:"context_id"`
+		Language string            `json:"language"`
+		Env      map[string]string `json:"env_vars"`
+	}
+	if !decode(w, r, &req) {
+		return
+	}
+	c, err := s.contextFor(r, t, req.Context, req.Language)
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	out := &lines{w: w, flush: http.NewResponseController(w)}
+	_, err = s.runner.Run(r.Context(), t.ID, t.Guest, c, repl.Cell{Code: req.Code, Env: req.Env, Begun: out.begin}, out.event)
+	switch {
+	case err == nil:
+		err = out.send(map[string]any{"type": "end_of_execution"})
+	case !out.begun && (!errors.Is(err, repl.ErrEnded) || errors.Is(err, guestapi.ErrNotFound)):
+		fail(w, err)
+		return
+	default:
+		err = errors.Join(out.send(map[string]any{"type": "error", "name": "ExecutionEnded", "value": err.Error(), "traceback": ""}),
+			out.send(map[string]any{"type": "unexpected_end_of_execution"}))
+	}
+	// The client that cannot be written to has gone; the cell has ended, so nothing is owed to anybody.
+	_ = err
+}
+
+// lines sends one JSON value a line, each at once.
+type lines struct {
+	w     http.ResponseWriter
+	flush *http.ResponseController
+	begun bool
+}
+
+// begin sends the head of the answer. Clients measure the time of a cell from then on, so it must not wait until the
+// cell says something.
+func (l *lines) begin() {
+	l.w.Header().Set("Content-Type", "application/x-ndjson")
+	l.w.WriteHeader(http.StatusOK)
+	_ = l.flush.Flush() // a client that is gone is found out by the first line
+	l.begun = true
+}
+
+func (l *lines) send(v map[string]any) error {
+	if !l.begun {
+		l.begin()
+	}
+	if err := json.NewEncoder(l.w).Encode(v); err != nil {
+		return err
+	}
+	return l.flush.Flush()
+}
+
+// forms gives the protocol's names for types of content.
+var forms = map[string]string{
+	"text/plain": "text", "text/html": "html", "text/markdown": "markdown", "image/svg+xml": "svg",
+	"image/png": "png", "image/jpeg": "jpeg", "application/pdf": "pdf", "text/latex": "latex",
+	"application/json": "json", "application/javascript": "javascript",
+	"application/vnd.pandastack.data+json": "data", "application/vnd.pandastack.chart+json": "chart",
+}
+
+func (l *lines) event(e repl.Event) error {
+	switch e.Kind {
+	case repl.Stdout, repl.Stderr:
+		return l.send(map[string]any{"type": string(e.Kind), "text": e.Text, "timestamp": time.Now().UTC().Format(time.RFC3339Nano)})
+	case repl.Count:
+		return l.send(map[string]any{"type": "number_of_executions", "execution_count": e.Count})
+	case repl.Failed:
+		return l.send(map[string]any{"type": "error", "name": e.Name, "value": e.Value, "traceback": e.Traceback})
+	}
+	out := map[string]any{"type": "result", "is_main_result": e.Main}
+	extra := map[string]any{}
+	for kind, value := range e.Data {
+		if name := forms[kind]; name != "" {
+			out[name] = value
+		} else {
+			extra[kind] = value
+		}
+	}
+	if len(extra) > 0 {
+		out["extra"] = extra
+	}
+	return l.send(out)
+}

@@ -1,0 +1,205 @@
+package interpreter_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/guest/agent"
+	"github.com/pandastack/pandastack/internal/guest/process"
+	"github.com/pandastack/pandastack/internal/ingress/e2b/interpreter"
+	"github.com/pandastack/pandastack/internal/ingress/repl"
+)
+
+// world is the interpreter over the guest agent as a plain process of this machine.
+type world struct {
+	t   *testing.T
+	url string
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	if _, err := exec.LookPath("python3"); err != nil {
+		t.Skipf("probe program: python3 is not installed on this machine")
+	}
+	g := agent.New(agent.Config{Reaper: process.NewReaper(false)})
+	t.Cleanup(g.Close)
+	s := interpreter.New(&repl.Runner{})
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.Serve(w, r, interpreter.Target{ID: "sbx", Guest: g})
+	}))
+	t.Cleanup(srv.Close)
+	return &world{t, srv.URL}
+}
+
+func (w *world) call(method, path, body string) (int, string) {
+	w.t.Helper()
+	r, err := http.NewRequestWithContext(w.t.Context(), method, w.url+path, strings.NewReader(body))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	res, err := http.DefaultClient.Do(r)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer res.Body.Close()
+	data, err := io.ReadAll(res.Body)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return res.StatusCode, string(data)
+}
+
+// run executes a cell and gives its lines.
+func (w *world) run(body string) []map[string]any {
+	w.t.Helper()
+	status, text := w.call("POST", "/execute", body)
+	if status != 200 {
+		w.t.Fatalf("%s: %d %s", body, status, text)
+	}
+	var out []map[string]any
+	for line := range strings.Lines(text) {
+		var v map[string]any
+		if err := json.Unmarshal([]byte(line), &v); err != nil {
+			w.t.Fatalf("line %q: %v", line, err)
+		}
+		out = append(out, v)
+	}
+	return out
+}
+
+// kinds gives the types of lines, in order.
+func kinds(lines []map[string]any) string {
+	var all []string
+	for _, l := range lines {
+		kind, _ := l["type"].(string)
+		all = append(all, kind)
+	}
+	return strings.Join(all, " ")
+}
+
+// TestExecute: what a cell does comes line by line, and the last line says that it has ended.
+func TestExecute(t *testing.T) {
+	w := newWorld(t)
+	if status, text := w.call("GET", "/health", ""); status != 200 || strings.TrimSpace(text) != `"OK"` {
+		t.Errorf("health: %d %s", status, text)
+	}
+	got := w.run(`{"code":"import os\nprint('grüße')\nos.environ['A']","env_vars":{"A":"b"}}`)
+	if kinds(got) != "number_of_executions stdout result end_of_execution" || got[0]["execution_count"] != 1.0 || got[1]["text"] != "grüße\n" ||
+		got[1]["timestamp"] == nil || got[2]["text"] != "'b'" || got[2]["is_main_result"] != true {
+		t.Errorf("lines %v", got)
+	}
+	got = w.run(`{"code":"import sys; 1/0 if print('x', file=sys.stderr) is None else 0","language":"python"}`)
+	// The outputs are streams of their own: what is printed there comes before the end, and not before anything else.
+	failed := got[slices.IndexFunc(got, func(l map[string]any) bool { return l["type"] == "error" })]
+	if k := kinds(got); !strings.HasSuffix(k, " end_of_execution") || !strings.Contains(k, "stderr") || got[0]["execution_count"] != 2.0 ||
+		failed["name"] != "ZeroDivisionError" || failed["value"] != "division by zero" || failed["traceback"] == "" {
+		t.Errorf("lines of a failing cell %v", got)
+	}
+	got = w.run(`{"code":"class T:\n  def _repr_html_(self): return '<b>'\n  def _repr_mimebundle_(self, **k): return {'text/html': '<b>', 'a/b': 1, 'application/vnd.pandastack.chart+json': {'type': 'pie'}}\nT()"}`)
+	if kinds(got) != "number_of_executions result end_of_execution" {
+		t.Fatalf("lines of a rich value %v", got)
+	}
+	chart, _ := got[1]["chart"].(map[string]any)
+	extra, _ := got[1]["extra"].(map[string]any)
+	if got[1]["html"] != "<b>" || chart["type"] != "pie" || extra["a/b"] != 1.0 {
+		t.Errorf("a rich value %v", got[1])
+	}
+	got = w.run(`{"code":"import os; os._exit(3)"}`)
+	if k := kinds(got); !strings.HasSuffix(k, "error unexpected_end_of_execution") {
+		t.Errorf("lines of a cell that ends its program: %s", k)
+	}
+}
+
+// TestAnswerBegins: the head of the answer comes while a cell still says nothing: clients measure its time from then.
+func TestAnswerBegins(t *testing.T) {
+	w := newWorld(t)
+	mark := filepath.Join(t.TempDir(), "go-on")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	code, err := json.Marshal(map[string]string{"code": fmt.Sprintf("import os, time\nwhile not os.path.exists(%q): time.sleep(0.01)\n6 * 7", mark)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := http.NewRequestWithContext(ctx, "POST", w.url+"/execute", bytes.NewReader(code))
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatalf("no answer began: %v", err)
+	}
+	defer res.Body.Close()
+	if err := os.WriteFile(mark, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := io.ReadAll(res.Body); err != nil || res.StatusCode != 200 || !strings.Contains(string(text), `"42"`) {
+		t.Errorf("%d %s, %v", res.StatusCode, text, err)
+	}
+}
+
+// TestContexts: contexts are made, listed, started anew under their ids, and ended.
+func TestContexts(t *testing.T) {
+	w := newWorld(t)
+	var one struct{ ID, Language, Cwd string }
+	status, text := w.call("POST", "/contexts", `{"language":"python","cwd":"/tmp"}`)
+	if err := json.Unmarshal([]byte(text), &one); err != nil || status != 201 || one.ID == "" || one.Language != "python" || one.Cwd != "/tmp" {
+		t.Fatalf("made: %d %s", status, text)
+	}
+	in := func(code string) []map[string]any {
+		return w.run(`{"context_id":"` + one.ID + `","code":"` + code + `"}`)
+	}
+	in("x = 41")
+	if got := in("x + 1"); got[1]["text"] != "42" {
+		t.Errorf("the context forgot: %v", got)
+	}
+	if got := w.run(`{"code":"x"}`); kinds(got) != "number_of_executions error end_of_execution" {
+		t.Errorf("the default context knows the other's variables: %v", got)
+	}
+	if _, text := w.call("GET", "/contexts", ""); strings.Count(text, `"id"`) != 2 || !strings.Contains(text, one.ID) {
+		t.Errorf("contexts %s", text)
+	}
+	if status, text := w.call("POST", "/contexts/"+one.ID+"/restart", ""); status != 200 || !strings.Contains(text, one.ID) {
+		t.Errorf("restart: %d %s", status, text)
+	}
+	if got := in("x"); kinds(got) != "number_of_executions error end_of_execution" || got[0]["execution_count"] != 1.0 {
+		t.Errorf("after a restart: %v", got)
+	}
+	if status, text := w.call("DELETE", "/contexts/"+one.ID, ""); status != 204 {
+		t.Errorf("delete: %d %s", status, text)
+	}
+	for _, tt := range []struct {
+		method, path, body string
+		status             int
+	}{
+		{"DELETE", "/contexts/" + one.ID, "", 404},
+		{"POST", "/contexts/" + one.ID + "/restart", "", 404},
+		{"POST", "/execute", `{"context_id":"` + one.ID + `","code":"1"}`, 404},
+		{"POST", "/execute", `{"context_id":"nobody","code":"1"}`, 404},
+		{"POST", "/execute", `{"context_id":"x","language":"python","code":"1"}`, 400},
+		{"POST", "/execute", `{"language":"cobol","code":"1"}`, 400},
+		{"POST", "/execute", `{"code":`, 400},
+		{"POST", "/execute", `{"code":"1","colour":"red"}`, 400},
+		{"POST", "/execute", `{"code":"` + strings.Repeat("x", 6<<20) + `"}`, 400},
+		{"POST", "/contexts", `{"language":"cobol"}`, 400},
+		{"POST", "/contexts", `{"colour":"red"}`, 400},
+		{"POST", "/contexts", `[]`, 400},
+		{"GET", "/execute", "", 405},
+		{"GET", "/nothing", "", 404},
+	} {
+		if status, text := w.call(tt.method, tt.path, tt.body); status != tt.status {
+			t.Errorf("%s %s %.60s: %d %.200s, want %d", tt.method, tt.path, tt.body, status, text, tt.status)
+		}
+	}
+}

@@ -1,0 +1,98 @@
+package gate_test
+
+import (
+	"errors"
+	"io"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/control/auth"
+	pb "github.com/pandastack/pandastack/internal/ingress/e2b/envd/proto/process"
+)
+
+// principal is who the world's key is.
+func (w *world) principal() auth.Principal {
+	w.t.Helper()
+	p, err := w.keys.Authenticate(w.t.Context(), w.key)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return p
+}
+
+// says runs a command in a sandbox and gives what it printed.
+func (w *world) says(id, cmd string) string {
+	w.t.Helper()
+	g, err := w.boxes.Guest(w.t.Context(), w.principal(), api.SandboxID(id))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	p, err := g.Start(w.t.Context(), guestapi.ProcessSpec{Shell: cmd})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer p.Close() //nolint:errcheck // the process has ended, or the test has
+	var out strings.Builder
+	for {
+		e, err := p.Next(w.t.Context())
+		if errors.Is(err, io.EOF) {
+			return out.String()
+		}
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		out.Write(e.Data)
+	}
+}
+
+// TestProgramsFindTheProtocol: programs find this protocol's variables and files in what was made through it and in
+// all that comes of that, each its own, and not in what was made through another face and is only used through this
+// one.
+func TestProgramsFindTheProtocol(t *testing.T) {
+	w := newWorld(t)
+	const ask = "echo $V $E2B_SANDBOX $E2B_SANDBOX_ID $E2B_TEMPLATE_ID; cat /run/e2b/.E2B_SANDBOX; echo; cat /run/e2b/.E2B_SANDBOX_ID; echo; cat /run/e2b/.E2B_TEMPLATE_ID"
+	check := func(id, template string) {
+		t.Helper()
+		want := "1 true " + id + " " + template + "\ntrue\n" + id + "\n" + template
+		if got := w.says(id, ask); got != want {
+			t.Errorf("sandbox %s says %q, want %q", id, got, want)
+		}
+	}
+	made := w.create("/v2/sandboxes", `{"templateID":"base","envVars":{"V":"1"}}`).SandboxID
+	check(made, "base")
+	w.must(204, "POST", "/sandboxes/"+made+"/pause", "")
+	w.must(201, "POST", "/sandboxes/"+made+"/connect", "")
+	check(made, "base")
+	forked, err := w.boxes.Fork(t.Context(), w.principal(), api.SandboxID(made), api.ForkRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	check(string(forked.Children[0].ID), "base")
+	snap, err := w.boxes.TakeSnapshot(t.Context(), w.principal(), api.SandboxID(made), api.SnapshotRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	check(w.create("/v2/sandboxes", `{"templateID":"`+string(snap.ID)+`"}`).SandboxID, string(snap.ID))
+	plain, err := w.boxes.Create(t.Context(), w.principal(), api.CreateRequest{FromSnapshot: snap.ID})
+	if err != nil {
+		t.Fatal(err)
+	}
+	check(string(plain.ID), "base")
+
+	other, err := w.boxes.Create(t.Context(), w.principal(), api.CreateRequest{Env: map[string]string{"V": "1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var token struct{ EnvdAccessToken string }
+	w.decode(w.must(200, "POST", "/v2/sandboxes/"+string(other.ID)+"/connect", ""), &token)
+	if _, err := w.agent(string(other.ID), token.EnvdAccessToken).List(t.Context(), connect.NewRequest(&pb.ListRequest{})); err != nil {
+		t.Errorf("a sandbox of another face does not open: %v", err)
+	}
+	if got := w.says(string(other.ID), "echo $V $E2B_SANDBOX $E2B_SANDBOX_ID"); got != "1\n" && got != "1  \n" {
+		t.Errorf("a sandbox of another face says %q", got)
+	}
+}

@@ -1,0 +1,172 @@
+package gate_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/ingress/proxy"
+)
+
+// reaches gives the policy of a sandbox's machine.
+func (w *world) reaches(id string) hostapi.Egress {
+	w.t.Helper()
+	m, err := w.host.Get(w.t.Context(), hostapi.MachineID(id))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return m.Egress
+}
+
+func TestNetworkOfSandboxes(t *testing.T) {
+	w := newWorld(t)
+	few := hostapi.Egress{Allow: []string{"*.example.com", "1.1.1.1"}, DenyOthers: true}
+	for _, c := range []struct {
+		body string
+		want hostapi.Egress
+	}{
+		{`{"templateID":"base"}`, hostapi.Egress{}},
+		{`{"templateID":"base","allow_internet_access":true,"network":{"allowPublicTraffic":true}}`, hostapi.Egress{}},
+		{`{"templateID":"base","allow_internet_access":false}`, hostapi.Egress{DenyOthers: true}},
+		{`{"templateID":"base","network":{"allowOut":["*.example.com","1.1.1.1"],"denyOut":["0.0.0.0/0"]}}`, few},
+		{`{"templateID":"base","allow_internet_access":false,"network":{"allowOut":["*.example.com","1.1.1.1"]}}`, few},
+		{`{"templateID":"base","network":{"denyOut":["198.51.100.0/24","::/0"],"rules":{},"egressProxy":null}}`, hostapi.Egress{Deny: []string{"198.51.100.0/24"}}},
+	} {
+		made := w.create("/v2/sandboxes", c.body)
+		if got := w.reaches(made.SandboxID); !got.Equal(c.want) {
+			t.Errorf("%s: the machine has %+v, want %+v", c.body, got, c.want)
+		}
+	}
+	made := w.create("/v2/sandboxes", `{"templateID":"base","network":{"denyOut":["198.51.100.7"]}}`)
+	path := "/sandboxes/" + made.SandboxID
+	w.must(204, "PUT", path+"/network", `{"allowOut":["*.example.com","1.1.1.1"],"denyOut":["0.0.0.0/0"]}`)
+	if got := w.reaches(made.SandboxID); !got.Equal(few) {
+		t.Errorf("after a change: %+v", got)
+	}
+	if text := w.must(200, "GET", path, ""); !strings.Contains(text, `"allowInternetAccess":true,"network":{"allowOut":["*.example.com","1.1.1.1"],"denyOut":["0.0.0.0/0"]}`) {
+		t.Errorf("detail %s lacks its network", text)
+	}
+	w.must(204, "PUT", path+"/network", `{"allow_internet_access":false}`)
+	if got := w.reaches(made.SandboxID); !got.Equal(hostapi.Egress{DenyOthers: true}) {
+		t.Errorf("without internet access: %+v", got)
+	}
+	w.must(204, "PUT", path+"/network", `{}`) // a full replacement
+	if got := w.reaches(made.SandboxID); !got.IsZero() {
+		t.Errorf("after an empty change: %+v", got)
+	}
+}
+
+// TestPortsOfSandboxes: what a create says about ports is kept through changes of what may be reached, and shown.
+func TestPortsOfSandboxes(t *testing.T) {
+	w := newWorld(t)
+	made := w.create("/v2/sandboxes", `{"templateID":"base","network":{"maskRequestHost":"app.example:${PORT}","httpsPorts":[8443],"rules":{"a.example":[{}]}}}`)
+	path := "/sandboxes/" + made.SandboxID
+	w.must(204, "PUT", path+"/network", `{"denyOut":["198.51.100.7"]}`)
+	if text := w.must(200, "GET", path, ""); !strings.Contains(text, `"network":{"denyOut":["198.51.100.7"],"maskRequestHost":"app.example:${PORT}","httpsPorts":[8443]}`) {
+		t.Errorf("detail %s lacks what concerns its ports", text)
+	}
+	for body, say := range map[string]string{
+		`{"maskRequestHost":"a b"}`:               "network.maskRequestHost: ",
+		`{"maskRequestHost":"x\r\nEvil: 1"}`:      "network.maskRequestHost: ",
+		`{"httpsPorts":[0]}`:                      "network.httpsPorts: ",
+		`{"httpsPorts":[49983]}`:                  "network.httpsPorts: ",
+		`{"httpsPorts":[1],"maskrequesthosts":1}`: "not supported",
+	} {
+		if status, text, _ := w.call("POST", "/v2/sandboxes", w.key, `{"templateID":"base","network":`+body+`}`); status != 400 || !strings.Contains(text, say) {
+			t.Errorf("create with %s: %d %s, want a refusal that says %q", body, status, text, say)
+		}
+	}
+}
+
+func TestNetworkRefused(t *testing.T) {
+	w := newWorld(t)
+	made := w.create("/v2/sandboxes", `{"templateID":"base","allow_internet_access":false}`)
+	for body, say := range map[string]string{
+		`{"allowOut":["a.example"]}`:                                    "allowOut: ",
+		`{"allowOut":["a.example/x"],"denyOut":["0.0.0.0/0"]}`:          "allowOut: ",
+		`{"denyOut":["nowhere:1"]}`:                                     "denyOut: ",
+		`{"egressProxy":{"address":"proxy.example:1080"}}`:              "egressProxy: ",
+		`{"rules":{"a.example":[{"transform":{"headers":{"a":"b"}}}]}}`: "rules: ",
+		`{"allowOut":["a.example"],"denyOut":["2001:db8::/32"]}`:        "denyOut: ",
+		`{"allowout":["a.example"],"denyOthers":true,"internet":1}`:     "not supported",
+	} {
+		status, text, _ := w.call("PUT", "/sandboxes/"+made.SandboxID+"/network", w.key, body)
+		if status != 400 && status != 501 || !strings.Contains(text, say) {
+			t.Errorf("%s: %d %s, want a refusal that says %q", body, status, text, say)
+		}
+		if !strings.HasPrefix(say, "not ") {
+			status, text, _ = w.call("POST", "/v2/sandboxes", w.key, `{"templateID":"base","network":`+body+`}`)
+			if status != 400 && status != 501 || !strings.Contains(text, "network."+say) {
+				t.Errorf("create with %s: %d %s, want a refusal that says %q", body, status, text, say)
+			}
+		}
+	}
+	if got := w.reaches(made.SandboxID); !got.Equal(hostapi.Egress{DenyOthers: true}) {
+		t.Errorf("after refusals: %+v", got)
+	}
+	if status, text, _ := w.call("PUT", "/sandboxes/sbxaaaaaaaaaaaaaaaaaaaaa/network", w.key, `{}`); status != 404 {
+		t.Errorf("of no sandbox: %d %s", status, text)
+	}
+}
+
+// TestPrivatePorts: without a token nobody reaches a private sandbox, and nobody wakes it.
+func TestPrivatePorts(t *testing.T) {
+	w := newWorld(t)
+	type told struct{ SandboxID, TrafficAccessToken, EnvdAccessToken string }
+	var made told
+	body := `{"templateID":"base","autoPause":true,"autoResume":{"enabled":true},"network":{"allowPublicTraffic":false}}`
+	if err := json.Unmarshal([]byte(w.must(201, "POST", "/v2/sandboxes", body)), &made); err != nil || made.TrafficAccessToken == "" {
+		t.Fatalf("%+v, %v", made, err)
+	}
+	path := "/sandboxes/" + made.SandboxID
+	if text := w.must(200, "GET", path, ""); !strings.Contains(text, `"allowPublicTraffic":false`) {
+		t.Errorf("detail %s does not say that it is private", text)
+	}
+	reach := func(port int, name, token string) (int, string) {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), "GET", w.url+"/contexts", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Host = fmt.Sprintf("%d-%s.%s", port, made.SandboxID, domain)
+		if name != "" {
+			req.Header.Set(name, token)
+		}
+		status, text, _ := w.do(req)
+		return status, text
+	}
+	for _, port := range []int{3000, 49999} {
+		if status, text := reach(port, "", ""); status != 403 || !strings.Contains(text, proxy.TrafficHeader) {
+			t.Errorf("port %d without a token: %d %s", port, status, text)
+		}
+	}
+	if status, text := reach(49999, proxy.TrafficHeader, made.TrafficAccessToken); status != 200 {
+		t.Errorf("contexts with the token: %d %s", status, text)
+	}
+	if status, _ := reach(49983, "", ""); status != 404 {
+		t.Errorf("the agent, which asks for its own token: %d", status)
+	}
+	for _, knock := range []struct {
+		port        int
+		name, token string
+		wakes       bool
+	}{
+		{3000, "", "", false}, {3000, proxy.TrafficHeader, "wrong", false}, {49999, "", "", false}, {49983, "", "", false},
+		{49983, "X-Access-Token", "wrong", false}, {49983, "X-Access-Token", made.EnvdAccessToken, true}, {3000, proxy.TrafficHeader, made.TrafficAccessToken, true},
+	} {
+		w.must(204, "POST", path+"/pause", "")
+		status, text := reach(knock.port, knock.name, knock.token)
+		state := w.must(200, "GET", path, "")
+		if strings.Contains(state, `"state":"running"`) != knock.wakes || !knock.wakes && status != 502 {
+			t.Errorf("%+v: %d %s, then %s", knock, status, text, state)
+		}
+		w.must(map[bool]int{true: 200, false: 201}[knock.wakes], "POST", path+"/connect", "")
+	}
+	w.must(204, "PUT", path+"/network", `{"allow_internet_access":false}`)
+	if status, _ := reach(3000, "", ""); status != 403 {
+		t.Errorf("a change of the network opened the ports: %d", status)
+	}
+}

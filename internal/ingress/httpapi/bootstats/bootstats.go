@@ -1,0 +1,79 @@
+// Package bootstats remembers how long machines of sandboxes took to start, by the way of starting.
+//
+// It knows no sandboxes and writes nothing down: a restart begins anew. It keeps a bounded number of times of a
+// bounded number of ways. All methods may be called at once.
+package bootstats
+
+import (
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+)
+
+// Bounds of a book.
+const (
+	kept  = 1000 // times of one way
+	modes = 16
+)
+
+// Book is what is remembered. Make one with New.
+type Book struct {
+	since time.Time
+
+	mu   sync.Mutex
+	ways map[string]*way // guarded by mu
+}
+
+// way is what is known of one way of starting.
+type way struct {
+	count int64
+	last  float64
+	times []float64 // milliseconds, a ring once it is full
+}
+
+// New begins a book at a time.
+func New(since time.Time) *Book {
+	return &Book{since: since, ways: map[string]*way{}}
+}
+
+// Note adds a start that took so many milliseconds. One in a way without a name is left out.
+func (b *Book) Note(mode string, ms float64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	w := b.ways[mode]
+	if w == nil {
+		if mode == "" || len(b.ways) == modes {
+			return
+		}
+		w = &way{}
+		b.ways[mode] = w
+	}
+	if len(w.times) < kept {
+		w.times = append(w.times, ms)
+	} else {
+		w.times[w.count%kept] = ms
+	}
+	w.count, w.last = w.count+1, ms
+}
+
+// Stats tells of all ways that were seen, by their names.
+func (b *Book) Stats() api.BootStats {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	out := api.BootStats{Since: b.since, Boots: []api.BootMode{}}
+	for mode, w := range b.ways {
+		sorted := slices.Sorted(slices.Values(w.times))
+		out.Boots = append(out.Boots, api.BootMode{BootMode: mode, Count: w.count, LastMS: w.last,
+			P50MS: rank(sorted, 50), P95MS: rank(sorted, 95), P99MS: rank(sorted, 99), MaxMS: rank(sorted, 100)})
+	}
+	slices.SortFunc(out.Boots, func(a, b api.BootMode) int { return strings.Compare(a.BootMode, b.BootMode) })
+	return out
+}
+
+// rank gives the nearest-rank percentile of times in order, of which there is one at least.
+func rank(sorted []float64, percent int) float64 {
+	return sorted[(len(sorted)*percent+99)/100-1]
+}

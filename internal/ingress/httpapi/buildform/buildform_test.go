@@ -1,0 +1,112 @@
+package buildform_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"mime/multipart"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/ingress/httpapi/buildform"
+)
+
+// sink counts what it is given.
+type sink struct {
+	files, bytes int
+	archives     int
+}
+
+func (s *sink) AddFile(_ string, r io.Reader) error {
+	n, err := io.Copy(io.Discard, r)
+	s.files, s.bytes = s.files+1, s.bytes+int(n)
+	return err
+}
+
+func (s *sink) Archive(r io.Reader) error {
+	s.archives++
+	_, err := io.Copy(io.Discard, r)
+	return err
+}
+
+// TestLimits: limits are fields of their own, and one that there is not is refused by name.
+func TestLimits(t *testing.T) {
+	read := func(body string) (buildform.Build, error) {
+		r := httptest.NewRequest("POST", "/", strings.NewReader(body))
+		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		return buildform.Read(r, &sink{})
+	}
+	b, err := read("name=x&limits.disk_mib=1&limits.disk_ops=2&limits.network_in_mbit=3&limits.network_out_mbit=4")
+	if want := (api.Limits{DiskMiB: 1, DiskOps: 2, NetworkInMbit: 3, NetworkOutMbit: 4}); err != nil || b.Limits == nil || *b.Limits != want {
+		t.Errorf("got %+v, %v", b.Limits, err)
+	}
+	for _, body := range []string{"limits.disk=1", "limits.=1", "limits.disk_mib=many"} {
+		if _, err := read(body); api.CodeOf(err) != api.Invalid {
+			t.Errorf("%s: got %v", body, err)
+		}
+	}
+}
+
+// TestFieldsBehindManyFiles: a context of many files does not count as fields, of which there is a bound.
+func TestFieldsBehindManyFiles(t *testing.T) {
+	read := func(files, fields int) (buildform.Build, *sink, error) {
+		var body bytes.Buffer
+		w := multipart.NewWriter(&body)
+		for i := range files {
+			f, err := w.CreateFormFile(fmt.Sprintf("dir/%d", i), "x")
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, _ = f.Write([]byte("ab"))
+		}
+		for range fields {
+			if err := w.WriteField("name", "built"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		r := httptest.NewRequest("POST", "/", &body)
+		r.Header.Set("Content-Type", w.FormDataContentType())
+		s := &sink{}
+		b, err := buildform.Read(r, s)
+		return b, s, err
+	}
+	b, s, err := read(3000, 2)
+	if err != nil || b.Name != "built" || s.files != 3000 || s.bytes != 6000 {
+		t.Errorf("%+v, %+v, %v", b, s, err)
+	}
+	if _, _, err := read(0, 1002); api.CodeOf(err) != api.TooLarge {
+		t.Errorf("too many fields: %v", err)
+	}
+}
+
+// FuzzRead: whatever a client sends, what is not taken is refused by an error of the API, and no more is handed on
+// than came.
+func FuzzRead(f *testing.F) {
+	f.Add("multipart/form-data; boundary=b", "--b\r\nContent-Disposition: form-data; name=\"name\"\r\n\r\nx\r\n--b\r\nContent-Disposition: form-data; name=\"a/b\"; filename=\"b\"\r\n\r\ncontent\r\n--b--\r\n")
+	f.Add("multipart/form-data; boundary=b", "--b\r\nContent-Disposition: form-data; name=\"rootfs\"; filename=\"r\"\r\n\r\n\x00\r\n--b--")
+	f.Add("application/x-www-form-urlencoded", "name=a&size_mb=12&arg=K=v&replace=true")
+	f.Add("application/json", `{"name":"a","size_mb":1}`)
+	f.Add("", "{}")
+	f.Fuzz(func(t *testing.T, kind, body string) {
+		r := httptest.NewRequest("POST", "/", strings.NewReader(body))
+		r.Header.Set("Content-Type", kind)
+		s := &sink{}
+		b, err := buildform.Read(r, s)
+		if s.bytes > len(body) {
+			t.Errorf("%d bytes of files out of %d", s.bytes, len(body))
+		}
+		if err == nil {
+			_ = b.Validate() // it may be wrong, and must not panic
+			return
+		}
+		if e, ok := errors.AsType[*api.Error](err); !ok || e.Message == "" || e.Code == api.Internal {
+			t.Errorf("%q: %v", body, err)
+		}
+	})
+}

@@ -1,0 +1,252 @@
+package httpapi
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"reflect"
+	"strconv"
+	"strings"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/build"
+	"github.com/pandastack/pandastack/internal/ingress/httpapi/buildform"
+	"github.com/pandastack/pandastack/internal/ingress/httpapi/execstream"
+)
+
+// Builds are the verbs of *build.Service.
+type Builds interface {
+	NewUpload(files bool) (*build.Upload, error)
+	Start(ctx context.Context, p auth.Principal, spec build.Spec, input *build.Upload) (api.Build, error)
+	Get(ctx context.Context, p auth.Principal, id api.BuildID) (api.Build, error)
+	List(ctx context.Context, p auth.Principal, name string) ([]api.Build, error)
+	Logs(ctx context.Context, p auth.Principal, id api.BuildID, after int64, follow bool, yield func(api.BuildLine) error) error
+	Cancel(ctx context.Context, p auth.Principal, id api.BuildID) (api.Build, error)
+	Retry(ctx context.Context, p auth.Principal, id api.BuildID, who *api.RegistryAuth) (api.Build, error)
+}
+
+func templateRoutes() []route {
+	const tag, one, builds = "templates", "/v1/templates/{template}", "/v1/templates/builds"
+	return []route{
+		{"GET", "/v1/templates", user, tag, "List templates", nil, give(200, listTemplates), false},
+		{"POST", "/v1/templates/build", user, tag, "Build a template; also a multipart form with the files of a context, or rootfs", nil,
+			bound{in: reflect.TypeFor[api.BuildRequest](), out: reflect.TypeFor[api.Build](), status: 202, handle: startBuild}, false},
+		{"POST", boxes + "/{sandbox}/bake-image", user, tag, "Make a template of a sandbox's disk; 202 if that takes longer than the caller waits", nil,
+			bound{in: reflect.TypeFor[api.BakeImageRequest](), out: reflect.TypeFor[api.BakedImage](), status: 201, handle: bakeImage}, false},
+		{"GET", builds, user, tag, "List builds, newest first", []param{{"template", "string", "Only of this template."}}, give(200, listBuilds), false},
+		{"GET", builds + "/{build}", user, tag, "Get a build", nil, give(200, getBuild), false},
+		{"GET", builds + "/{build}/logs", user, tag, "What a build says; events line, then done; Last-Event-ID goes on where a stream was cut", []param{
+			{"follow", "string", "1: until the build has ended."}, {"after", "integer", "Only lines with higher numbers."}}, raw(sse, buildLogs), false},
+		{"POST", builds + "/{build}/cancel", user, tag, "End a build", nil, give(200, cancelBuild), false},
+		{"POST", builds + "/{build}/retry", user, tag, "Build once more what failed", nil, take(202, retryBuild), false},
+		{"GET", one, user, tag, "Get a template; name:tag is a version of it", nil, give(200, getTemplate), false},
+		{"DELETE", one, user, tag, "Delete a built template; its sandboxes go on", nil, empty(deleteTemplate), false},
+		{"POST", one + "/tags", user, tag, "Let tags mean a version", nil, take(200, putTags), false},
+		{"DELETE", one + "/tags/{tag}", user, tag, "Remove a tag", nil, empty(removeTag), false},
+		{"POST", one + "/bake", user, tag, "Begin to bake a template, or join a bake", nil, take(202, bakeTemplate), false},
+	}
+}
+
+func (rq *request) builds() (Builds, error) {
+	if rq.s.deps.Builds == nil {
+		return nil, api.Errorf(api.Unsupported, "this server builds no templates")
+	}
+	return rq.s.deps.Builds, nil
+}
+
+// onBuild calls a verb on the build of the path.
+func onBuild[T any](rq *request, do func(Builds, api.BuildID) (T, error)) (T, error) {
+	var none T
+	b, err := rq.builds()
+	if err != nil {
+		return none, err
+	}
+	id, err := api.ParseBuildID(rq.r.PathValue("build"))
+	if err != nil {
+		return none, err
+	}
+	return do(b, id)
+}
+
+// sink takes the files of a form into one upload.
+type sink struct {
+	builds Builds
+	upload *build.Upload
+	whole  bool
+}
+
+func (s *sink) begin(files bool) (err error) {
+	if s.upload != nil && (!files || s.whole) {
+		return api.Errorf(api.Invalid, "the form holds an archive and other files: send one or the other")
+	}
+	if s.upload == nil {
+		s.whole = !files
+		s.upload, err = s.builds.NewUpload(files)
+	}
+	return err
+}
+
+// AddFile implements buildform.Sink.
+func (s *sink) AddFile(name string, r io.Reader) error {
+	if err := s.begin(true); err != nil {
+		return err
+	}
+	return s.upload.AddFile(name, r)
+}
+
+// Archive implements buildform.Sink.
+func (s *sink) Archive(r io.Reader) error {
+	if err := s.begin(false); err != nil {
+		return err
+	}
+	_, err := io.Copy(s.upload, r)
+	return err
+}
+
+func startBuild(rq *request) error {
+	b, err := rq.builds()
+	if err != nil {
+		return err
+	}
+	files := &sink{builds: b}
+	defer func() {
+		if files.upload != nil {
+			_ = files.upload.Close() // what cannot be removed now is swept by the next start
+		}
+	}()
+	req, err := buildform.Read(rq.r, files)
+	if err != nil {
+		return err
+	}
+	started, err := b.Start(rq.r.Context(), rq.p, build.Spec{BuildRequest: req.BuildRequest, Rootfs: req.Rootfs}, files.upload)
+	if err != nil {
+		return err
+	}
+	status := http.StatusAccepted
+	if started.Reused {
+		status = http.StatusOK
+	}
+	send(rq.w, status, started)
+	return nil
+}
+
+// bakeImage makes a template of a sandbox's disk and waits for it, for as long as the caller does.
+func bakeImage(rq *request) error {
+	var req api.BakeImageRequest
+	if err := rq.decode(&req); err != nil {
+		return err
+	}
+	box, err := getSandbox(rq)
+	if err != nil {
+		return err
+	}
+	if _, err := rq.org(cmp.Or(req.Workspace, rq.p.Workspace)); err != nil {
+		return err
+	}
+	b, err := rq.builds()
+	if err != nil {
+		return err
+	}
+	got, err := b.Start(rq.r.Context(), rq.p, build.Spec{BuildRequest: api.BuildRequest{Name: req.ImageName, FromSandbox: box.ID}}, nil)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeoutCause(rq.r.Context(), waitOf(rq.r.Header.Get("Prefer")), errWaited)
+	defer cancel()
+	err = b.Logs(ctx, rq.p, got.ID, 0, true, func(api.BuildLine) error { return nil }) // until it has ended
+	if err != nil && context.Cause(ctx) == nil {
+		return err
+	}
+	if got, err = b.Get(rq.r.Context(), rq.p, got.ID); err != nil {
+		return err
+	}
+	status, out := http.StatusAccepted, api.BakedImage{Image: got.Name, Status: "baking", BuildID: got.ID}
+	switch got.Status {
+	case api.BuildFailed:
+		return api.Errorf(got.Code, "%s", got.Error).With("build", got.ID)
+	case api.BuildDone:
+		status, out.Status = http.StatusCreated, "baked"
+	}
+	send(rq.w, status, out)
+	return nil
+}
+
+func listBuilds(rq *request) ([]api.Build, error) {
+	b, err := rq.builds()
+	if err != nil {
+		return nil, err
+	}
+	return b.List(rq.r.Context(), rq.p, rq.r.URL.Query().Get("template"))
+}
+
+func getBuild(rq *request) (api.Build, error) {
+	return onBuild(rq, func(b Builds, id api.BuildID) (api.Build, error) { return b.Get(rq.r.Context(), rq.p, id) })
+}
+
+func cancelBuild(rq *request) (api.Build, error) {
+	return onBuild(rq, func(b Builds, id api.BuildID) (api.Build, error) { return b.Cancel(rq.r.Context(), rq.p, id) })
+}
+
+func retryBuild(rq *request, req api.RetryRequest) (api.Build, error) {
+	return onBuild(rq, func(b Builds, id api.BuildID) (api.Build, error) {
+		return b.Retry(rq.r.Context(), rq.p, id, req.Registry)
+	})
+}
+
+func buildLogs(rq *request) error {
+	after, err := rq.number("after", 0, 1<<40, 0)
+	if err != nil {
+		return err
+	}
+	if last := rq.r.Header.Get("Last-Event-ID"); last != "" {
+		if after, err = strconv.ParseInt(last, 10, 64); err != nil || after < 0 {
+			return api.Errorf(api.Invalid, "Last-Event-ID: %q is not an id of this stream: leave it out to begin anew", shorten(last))
+		}
+	}
+	follow := rq.flag("follow")
+	_, err = onBuild(rq, func(b Builds, id api.BuildID) (struct{}, error) {
+		// Whether the build may be seen is asked before the stream begins, so that a no is an HTTP answer.
+		if _, err := b.Get(rq.r.Context(), rq.p, id); err != nil {
+			return struct{}{}, err
+		}
+		if !follow && !strings.Contains(rq.r.Header.Get("Accept"), "text/event-stream") {
+			rq.w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+			return struct{}{}, b.Logs(rq.r.Context(), rq.p, id, after, false, func(l api.BuildLine) error {
+				_, err := io.WriteString(rq.w, l.Line+"\n")
+				return err
+			})
+		}
+		out := execstream.NewSSE(rq.w)
+		defer out.Close()
+		gone := errors.New("client has gone")
+		err := b.Logs(rq.r.Context(), rq.p, id, after, follow, func(l api.BuildLine) error {
+			if out.ID(strconv.FormatInt(l.Seq, 10), "line", l) != nil {
+				return gone
+			}
+			return nil
+		})
+		switch {
+		case err == nil:
+			_ = out.Raw("done", "end") // the client may be gone
+		case !errors.Is(err, gone) && rq.r.Context().Err() == nil:
+			_ = out.Event("error", api.AsError(err)) // the client may be gone
+		}
+		return struct{}{}, nil
+	})
+	return err
+}
+
+func deleteTemplate(rq *request) error {
+	return rq.s.deps.Templates.Delete(rq.r.Context(), rq.p, rq.r.PathValue("template"))
+}
+
+func putTags(rq *request, req api.TagRequest) (api.Template, error) {
+	return rq.s.deps.Templates.Tag(rq.r.Context(), rq.p, rq.r.PathValue("template"), req)
+}
+
+func removeTag(rq *request) error {
+	return rq.s.deps.Templates.Untag(rq.r.Context(), rq.p, rq.r.PathValue("template"), rq.r.PathValue("tag"))
+}

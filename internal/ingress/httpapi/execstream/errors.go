@@ -1,0 +1,44 @@
+package execstream
+
+import (
+	"errors"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+)
+
+// guestCodes maps what a guest answers to what a client is told.
+var guestCodes = []struct {
+	err  error
+	code api.Code
+	hint string
+}{
+	{guestapi.ErrInvalid, api.Invalid, ""},
+	{guestapi.ErrNotFound, api.NotFound, ""},
+	{guestapi.ErrExists, api.Conflict, ""},
+	{guestapi.ErrPermission, api.Denied, "; name another user with user="},
+	{guestapi.ErrNotDir, api.Invalid, ""},
+	{guestapi.ErrIsDir, api.Invalid, ""},
+	{guestapi.ErrNoSpace, api.NoSpace, "; delete files, or create a sandbox with a larger disk_mb"},
+	{guestapi.ErrBusy, api.QuotaExceeded, "; wait for some to end"},
+	{guestapi.ErrRefused, api.Unreachable, ""},
+	{guestapi.ErrInternal, api.Internal, ""},
+	{guestapi.ErrLost, api.Unavailable, "; the sandbox ended or was restored meanwhile"},
+}
+
+// GuestError makes an *api.Error of what a guest answered about subject, such as a path. It answers nil
+// for nil and leaves an *api.Error as it is.
+func GuestError(err error, subject string) error {
+	if err == nil {
+		return nil
+	}
+	if e, ok := errors.AsType[*api.Error](err); ok {
+		return e
+	}
+	for _, c := range guestCodes {
+		if errors.Is(err, c.err) {
+			return api.Wrap(c.code, err, subject+": "+err.Error()+c.hint)
+		}
+	}
+	return api.AsError(err)
+}

@@ -1,0 +1,181 @@
+package execstream
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"syscall"
+
+	"github.com/coder/websocket"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+)
+
+// shell is what runs in a terminal when the client names no command.
+const shell = "if [ -x /bin/bash ]; then exec /bin/bash -l; else exec /bin/sh -l; fi"
+
+// Terminal is a terminal that a client asks for.
+type Terminal struct {
+	Size guestapi.Size // zero: 24 by 80
+	Cmd  string        // "": a login shell
+	Cwd  string
+	User string
+	Env  map[string]string
+	// Silent sends no exit message before the normal close, for clients that print every message.
+	Silent bool
+	// Shared, if it is not "", names a terminal of the sandbox that many clients are joined to at once. The first
+	// starts its program; all see what it prints, what there is of it from before included, and what any of
+	// them types. Its program goes on when they leave, so that they may come back.
+	Shared string
+	// ReadOnly leaves out what this client types, and its size.
+	ReadOnly bool
+}
+
+func (t Terminal) spec() guestapi.ProcessSpec {
+	if t.Size.Rows == 0 || t.Size.Cols == 0 {
+		t.Size = guestapi.Size{Rows: 24, Cols: 80}
+	}
+	env := map[string]string{"TERM": "xterm-256color"}
+	for k, v := range t.Env {
+		env[k] = v
+	}
+	spec := guestapi.ProcessSpec{Shell: t.Cmd, Dir: t.Cwd, User: t.User, Env: env, Stdin: true, PTY: &t.Size}
+	if spec.Shell == "" {
+		spec.Shell = shell
+	}
+	if t.Shared != "" {
+		spec.Tag = sharedTag + t.Shared
+	}
+	return spec
+}
+
+// sharedTag begins the tags of the programs of shared terminals.
+const sharedTag = "terminal:"
+
+// control is a text message of a terminal's client, in all the forms that are documented: {"resize":
+// {"rows","cols"}}, {"type":"resize","rows","cols"}, {"stdin":"text"}, {"type":"stdin","data":"text"}.
+type control struct {
+	Resize *guestSize `json:"resize"`
+	Stdin  *string    `json:"stdin"`
+	Type   string     `json:"type"`
+	Data   string     `json:"data"`
+	guestSize
+}
+
+type guestSize struct {
+	Rows uint16 `json:"rows"`
+	Cols uint16 `json:"cols"`
+}
+
+// parse reads a text message: bytes to type, or a size, or neither. Text that is not one of the known
+// objects is typed as it is, as simple terminals send it.
+func parse(data []byte) (input []byte, size *guestapi.Size) {
+	var c control
+	if err := json.Unmarshal(data, &c); err != nil {
+		return data, nil
+	}
+	switch {
+	case c.Resize != nil:
+		return nil, &guestapi.Size{Rows: c.Resize.Rows, Cols: c.Resize.Cols}
+	case c.Type == "resize":
+		return nil, &guestapi.Size{Rows: c.Rows, Cols: c.Cols}
+	case c.Stdin != nil:
+		return []byte(*c.Stdin), nil
+	case c.Type == "stdin" || c.Type == "input":
+		return []byte(c.Data), nil
+	}
+	return data, nil
+}
+
+// exited is the last message of a terminal, in both forms that clients know.
+type exited struct {
+	Exit int    `json:"exit"`
+	Type string `json:"type"`
+	Code int    `json:"code"`
+
+	OutOfMemory bool `json:"out_of_memory,omitempty"`
+}
+
+// Start starts the terminal's program, or joins the one of a shared terminal that runs. It is apart from PTY so
+// that a failure can be an HTTP answer.
+func (t Terminal) Start(ctx context.Context, g guestapi.Guest) (guestapi.Process, error) {
+	spec := t.spec()
+	p, err := g.Start(ctx, spec)
+	if t.Shared != "" && errors.Is(err, guestapi.ErrExists) {
+		p, err = t.join(ctx, g, spec.Tag)
+		if errors.Is(err, guestapi.ErrNotFound) { // it ended in between
+			p, err = g.Start(ctx, spec)
+		}
+	}
+	if err != nil {
+		return nil, GuestError(err, "terminal")
+	}
+	return p, nil
+}
+
+// join attaches to the program of a shared terminal, from the first of its output that is kept.
+func (t Terminal) join(ctx context.Context, g guestapi.Guest, tag string) (guestapi.Process, error) {
+	p, err := g.Attach(ctx, guestapi.ProcessRef{Tag: tag}, guestapi.Offsets{})
+	if err == nil && !t.ReadOnly && t.Size.Rows > 0 && t.Size.Cols > 0 {
+		_ = p.Resize(ctx, t.Size) // one that has just ended has no size; its end is on the way
+	}
+	return p, err
+}
+
+// PTY joins conn to the terminal p until the program ends, the client closes or ctx ends. A program
+// whose client goes away is hung up, unless it is shared. It takes over p and conn.
+func (t Terminal) PTY(ctx context.Context, g guestapi.Guest, p guestapi.Process, conn *websocket.Conn) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	s := &socket{conn: conn}
+	defer s.wg.Wait()
+	defer conn.CloseNow() //nolint:errcheck // closed properly below, or lost
+	defer p.Close()       //nolint:errcheck // the program has ended, is being hung up or goes on
+	defer cancel(errors.New("terminal ended"))
+	s.keepAlive(ctx, cancel)
+	s.wg.Go(func() { cancel(t.input(ctx, p, conn)) })
+	exit, err := drain(ctx, p, func(_ guestapi.Stream, b []byte) error {
+		return conn.Write(ctx, websocket.MessageBinary, b)
+	})
+	if err != nil && t.Shared == "" {
+		kill(ctx, g, p.PID(), int(syscall.SIGHUP))
+	}
+	if err != nil && ctx.Err() != nil {
+		return
+	}
+	answer, stop := context.WithTimeoutCause(ctx, killLimit, errors.New("client does not read"))
+	defer stop()
+	switch {
+	case err != nil:
+		_ = s.send(answer, api.AsError(GuestError(err, "terminal"))) // the client may be gone
+	case exit.Error != "":
+		_ = s.send(answer, api.Errorf(api.Invalid, "terminal could not be started: %s", exit.Error))
+	case !t.Silent:
+		_ = s.send(answer, exited{Exit: exit.Code, Type: "exit", Code: exit.Code, OutOfMemory: exit.OutOfMemory})
+	}
+	_ = conn.Close(websocket.StatusNormalClosure, "") // nothing depends on the client's answer
+}
+
+// input types what the client sends, until it closes.
+func (t Terminal) input(ctx context.Context, p guestapi.Process, conn *websocket.Conn) error {
+	for {
+		kind, data, err := conn.Read(ctx)
+		if err != nil {
+			return err
+		}
+		var size *guestapi.Size
+		if kind == websocket.MessageText {
+			data, size = parse(data)
+		}
+		if t.ReadOnly {
+			continue
+		}
+		// What a program that has just ended cannot take is dropped: its exit is on the way.
+		if size != nil && size.Rows > 0 && size.Cols > 0 {
+			_ = p.Resize(ctx, *size)
+		}
+		if len(data) > 0 {
+			_, _ = p.Write(data)
+		}
+	}
+}

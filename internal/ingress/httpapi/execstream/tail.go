@@ -1,0 +1,51 @@
+package execstream
+
+import "strings"
+
+// Tail follows a text that only grows, by its end: what is known is the text last seen, and the line that is not
+// complete yet. It belongs to one goroutine.
+type Tail struct{ seen, part string }
+
+// Rest is the line that is not complete yet, or "".
+func (t *Tail) Rest() string { return t.part }
+
+// Lines gives the whole lines that are new in now.
+func (t *Tail) Lines(now string) []string {
+	t.part += fresh(t.seen, now)
+	t.seen = now
+	parts := strings.Split(t.part, "\n")
+	t.part = parts[len(parts)-1]
+	return parts[:len(parts)-1]
+}
+
+// fresh gives what was added between two looks at the end of a text that only grows and of which only
+// the end is kept: what follows the longest end of seen that now begins with.
+func fresh(seen, now string) string {
+	if seen == now {
+		return ""
+	}
+	if strings.HasPrefix(now, seen) {
+		return now[len(seen):]
+	}
+	// The failure function of Knuth, Morris and Pratt for now, run over seen, ends at the overlap.
+	next := make([]int, len(now)+1)
+	for i, k := 1, 0; i < len(now); i++ {
+		for k > 0 && now[i] != now[k] {
+			k = next[k]
+		}
+		if now[i] == now[k] {
+			k++
+		}
+		next[i+1] = k
+	}
+	k := 0
+	for i := range len(seen) {
+		for k > 0 && (k == len(now) || seen[i] != now[k]) {
+			k = next[k]
+		}
+		if k < len(now) && seen[i] == now[k] {
+			k++
+		}
+	}
+	return now[k:]
+}

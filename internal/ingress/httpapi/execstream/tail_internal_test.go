@@ -1,0 +1,46 @@
+package execstream
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestFresh(t *testing.T) {
+	for _, tt := range []struct{ name, seen, now, want string }{
+		{"first", "", "abc", "abc"},
+		{"same", "abc", "abc", ""},
+		{"grown", "abc", "abcd", "d"},
+		{"shifted", "abcdef", "defgh", "gh"},
+		{"all-new", "abc", "xyz", "xyz"},
+		{"repeating", "aaaa", "aaab", "b"},
+		{"ends-inside", "xabab", "ababc", "c"},
+		{"shrunk", "abcd", "cd", ""},
+		{"empty", "abc", "", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := fresh(tt.seen, tt.now); got != tt.want {
+				t.Errorf("fresh(%q, %q) = %q, want %q", tt.seen, tt.now, got, tt.want)
+			}
+		})
+	}
+}
+
+// FuzzFresh holds the fast search against the plain one.
+func FuzzFresh(f *testing.F) {
+	f.Add("abcab", "cabx")
+	f.Fuzz(func(t *testing.T, seen, now string) {
+		want := now
+		for k := min(len(seen), len(now)); k >= 0; k-- {
+			if strings.HasSuffix(seen, now[:k]) {
+				want = now[k:]
+				break
+			}
+		}
+		if strings.HasPrefix(now, seen) {
+			want = now[len(seen):]
+		}
+		if got := fresh(seen, now); got != want {
+			t.Errorf("fresh(%q, %q) = %q, want %q", seen, now, got, want)
+		}
+	})
+}

@@ -1,0 +1,55 @@
+package execstream
+
+import (
+	"strings"
+	"unicode/utf8"
+)
+
+// Text makes text of a stream of bytes that may be cut anywhere. A character that is not complete yet is
+// held back until the rest of it comes; bytes that are no UTF-8 become U+FFFD. The zero value is ready;
+// it is used by one goroutine.
+type Text struct{ held []byte }
+
+// Take adds bytes and gives the text that is complete now, perhaps "".
+func (t *Text) Take(p []byte) string {
+	if len(t.held) > 0 {
+		p = append(t.held, p...)
+		t.held = nil
+	}
+	cut := len(p)
+	// An incomplete character has at most three bytes, so looking back three finds its start.
+	for i := len(p) - 1; i >= 0 && i >= len(p)-utf8.UTFMax+1; i-- {
+		if utf8.RuneStart(p[i]) {
+			if !utf8.FullRune(p[i:]) {
+				cut = i
+			}
+			break
+		}
+	}
+	if cut < len(p) {
+		t.held = append([]byte(nil), p[cut:]...)
+	}
+	return valid(p[:cut])
+}
+
+// Flush gives what is still held back; the stream has ended.
+func (t *Text) Flush() string {
+	s := valid(t.held)
+	t.held = nil
+	return s
+}
+
+// valid replaces every byte that is no UTF-8 by U+FFFD.
+func valid(p []byte) string {
+	if utf8.Valid(p) {
+		return string(p)
+	}
+	var b strings.Builder
+	b.Grow(len(p) + 8)
+	for len(p) > 0 {
+		r, n := utf8.DecodeRune(p)
+		b.WriteRune(r)
+		p = p[n:]
+	}
+	return b.String()
+}

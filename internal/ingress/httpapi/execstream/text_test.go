@@ -1,0 +1,75 @@
+package execstream_test
+
+import (
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/ingress/httpapi/execstream"
+)
+
+func TestTextNeverSplitsACharacter(t *testing.T) {
+	const all = "aé€😀z\xff\xe2\x82b\xf0\x9f"
+	want := "aé€😀z\uFFFD\uFFFD\uFFFDb\uFFFD\uFFFD"
+	for size := 1; size <= len(all); size++ {
+		var x execstream.Text
+		var got strings.Builder
+		for i := 0; i < len(all); i += size {
+			s := x.Take([]byte(all[i:min(i+size, len(all))]))
+			if !utf8.ValidString(s) {
+				t.Fatalf("size %d: %q is no UTF-8", size, s)
+			}
+			got.WriteString(s)
+		}
+		got.WriteString(x.Flush())
+		if got.String() != want {
+			t.Errorf("size %d: got %q, want %q", size, got.String(), want)
+		}
+	}
+}
+
+// FuzzText cuts bytes in two places: valid text must come through unchanged and everything as UTF-8.
+func FuzzText(f *testing.F) {
+	f.Add([]byte("aé€😀"), 2, 5)
+	f.Add([]byte("\xf0\x9f\x98\xff\xe2"), 1, 3)
+	f.Fuzz(func(t *testing.T, p []byte, a, b int) {
+		a, b = clamp(a, 0, len(p)), clamp(b, 0, len(p))
+		a, b = min(a, b), max(a, b)
+		var x execstream.Text
+		got := x.Take(p[:a]) + x.Take(p[a:b]) + x.Take(p[b:]) + x.Flush()
+		if !utf8.ValidString(got) {
+			t.Errorf("%q is no UTF-8", got)
+		}
+		if utf8.Valid(p) && got != string(p) {
+			t.Errorf("got %q, want %q", got, p)
+		}
+	})
+}
+
+func clamp(n, low, high int) int { return min(max(n, low), high) }
+
+func TestOffsets(t *testing.T) {
+	if o, err := execstream.ParseOffsets("1-22-3"); err != nil || o != (guestapi.Offsets{Stdout: 1, Stderr: 22, PTY: 3}) {
+		t.Errorf("got %+v, %v", o, err)
+	}
+	if o, err := execstream.ParseOffsets(""); err != nil || o != (guestapi.Offsets{}) {
+		t.Errorf("empty: got %+v, %v", o, err)
+	}
+	for _, s := range []string{"1", "1-2", "1-2-3-4", "-1-2-3", "a-b-c", "1-2-3x", " 1-2-3", "01-2-3", "99999999999999999999-0-0"} {
+		if _, err := execstream.ParseOffsets(s); err == nil {
+			t.Errorf("%q was taken", s)
+		}
+	}
+}
+
+// FuzzOffsets: what is read is what was written.
+func FuzzOffsets(f *testing.F) {
+	f.Add("1-2-3")
+	f.Fuzz(func(t *testing.T, s string) {
+		o, err := execstream.ParseOffsets(s)
+		if err == nil && (o.Stdout < 0 || o.Stderr < 0 || o.PTY < 0) {
+			t.Errorf("%q gave %+v", s, o)
+		}
+	})
+}

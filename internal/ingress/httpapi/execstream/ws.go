@@ -1,0 +1,222 @@
+package execstream
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+)
+
+// Bounds of a WebSocket.
+const (
+	maxMessage  = 4 << 20 // bytes of one message of a client
+	maxCommands = 64      // in flight on one connection
+)
+
+// Accept turns a request into a WebSocket. protocols are the subprotocols the server speaks. Any origin
+// may connect: what lets a client in is its key, which no browser adds by itself.
+func Accept(w http.ResponseWriter, r *http.Request, protocols ...string) (*websocket.Conn, error) {
+	conn, err := websocket.Accept(w, r, &websocket.AcceptOptions{
+		InsecureSkipVerify: true,
+		Subprotocols:       protocols,
+		CompressionMode:    websocket.CompressionDisabled,
+	})
+	if err != nil {
+		return nil, api.Wrap(api.Invalid, err, "websocket handshake: "+err.Error())
+	}
+	conn.SetReadLimit(maxMessage)
+	return conn, nil
+}
+
+// socket is a connection that several goroutines write to and that is kept alive.
+type socket struct {
+	conn *websocket.Conn
+	wg   sync.WaitGroup
+}
+
+// keepAlive pings until ctx ends, so that proxies keep the connection; it ends ctx through cancel when the
+// connection is lost. A pong that does not come is no loss: it waits behind input that a program does not
+// read.
+func (s *socket) keepAlive(ctx context.Context, cancel context.CancelCauseFunc) {
+	s.wg.Go(func() {
+		tick := time.NewTicker(pingEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+				waited, stop := context.WithTimeout(ctx, pingEvery/2)
+				err := s.conn.Ping(waited)
+				stop()
+				if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+					cancel(err)
+					return
+				}
+			}
+		}
+	})
+}
+
+func (s *socket) send(ctx context.Context, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return s.conn.Write(ctx, websocket.MessageText, b)
+}
+
+// command is what a client of exec/ws says.
+type command struct {
+	ID     json.RawMessage `json:"id"`
+	Cancel bool            `json:"cancel"`
+	api.ExecRequest
+}
+
+// reply is what a client of exec/ws hears; exactly one of Stream, Exit and Error is set.
+type reply struct {
+	ID          json.RawMessage `json:"id"`
+	Stream      string          `json:"stream,omitempty"`
+	Data        string          `json:"data,omitempty"`
+	Exit        *int            `json:"exit,omitempty"`
+	OutOfMemory bool            `json:"out_of_memory,omitempty"` // with Exit
+	DurationMS  *int64          `json:"duration_ms,omitempty"`   // with Exit
+	Error       string          `json:"error,omitempty"`
+	Code        api.Code        `json:"code,omitempty"`
+}
+
+var errCanceled = errors.New("command was canceled")
+
+// mux runs the commands of one connection.
+type mux struct {
+	socket
+	guest    guestapi.Guest
+	defaults api.ExecRequest
+
+	mu      sync.Mutex
+	running map[string]context.CancelCauseFunc // guarded by mu, by the client's id as JSON
+}
+
+// ExecMux serves exec/ws on conn: many commands side by side, each under an id of the client's, until the
+// client closes or ctx ends. Commands still running then are killed. Commands that name no user or
+// directory get those of defaults.
+func ExecMux(ctx context.Context, g guestapi.Guest, conn *websocket.Conn, defaults api.ExecRequest) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	m := &mux{socket: socket{conn: conn}, guest: g, defaults: defaults, running: map[string]context.CancelCauseFunc{}}
+	defer conn.CloseNow() //nolint:errcheck // closed properly below, or lost
+	defer m.wg.Wait()
+	defer cancel(errors.New("connection ended"))
+	m.keepAlive(ctx, cancel)
+	for {
+		kind, data, err := conn.Read(ctx)
+		if err != nil {
+			return nil //nolint:nilerr // the client closed or is gone: the exchange is over
+		}
+		if kind != websocket.MessageText {
+			return conn.Close(websocket.StatusUnsupportedData, "send JSON text")
+		}
+		if err := m.handle(ctx, data); err != nil {
+			return nil //nolint:nilerr // the client cannot be written to
+		}
+	}
+}
+
+// handle takes one message. Only an error of writing to the client is returned.
+func (m *mux) handle(ctx context.Context, data []byte) error {
+	var c command
+	if err := json.Unmarshal(data, &c); err != nil {
+		return m.fail(ctx, nil, api.Errorf(api.Invalid, "message is not JSON of the form {id, cmd} or {id, cancel}: %w", err))
+	}
+	key := string(c.ID)
+	if key == "" || key == "null" {
+		return m.fail(ctx, nil, api.Errorf(api.Invalid, "id: is missing: send one that tells your commands apart"))
+	}
+	m.mu.Lock()
+	stop, known := m.running[key]
+	full := len(m.running) >= maxCommands
+	m.mu.Unlock()
+	if c.Cancel {
+		if known {
+			stop(errCanceled)
+		}
+		return nil
+	}
+	if c.User == "" {
+		c.User = m.defaults.User
+	}
+	if c.Cwd == "" {
+		c.Cwd = m.defaults.Cwd
+	}
+	err := c.Validate()
+	switch {
+	case err != nil:
+	case known:
+		err = api.Errorf(api.Conflict, "id: a command with this id is running: use another one")
+	case full:
+		err = api.Errorf(api.QuotaExceeded, "%d commands are running on this connection: wait for some to end", maxCommands)
+	}
+	if err != nil {
+		return m.fail(ctx, c.ID, err)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	m.mu.Lock()
+	m.running[key] = cancel
+	m.mu.Unlock()
+	m.wg.Go(func() { m.exec(ctx, cancel, key, c) })
+	return nil
+}
+
+func (m *mux) exec(ctx context.Context, cancel context.CancelCauseFunc, key string, c command) {
+	began := time.Now()
+	var out, errs Text
+	defer cancel(nil)
+	// Answers must reach the client of a command that was canceled, whose own context has ended.
+	answer := context.WithoutCancel(ctx)
+	send := func(s guestapi.Stream, text string) error {
+		if text == "" {
+			return nil
+		}
+		return m.send(ctx, reply{ID: c.ID, Stream: streamName(s), Data: text})
+	}
+	exit, _, err := run(ctx, m.guest, c.ExecRequest, func(uint32) error { return nil }, func(s guestapi.Stream, p []byte) error {
+		if s == guestapi.StreamStderr {
+			return send(s, errs.Take(p))
+		}
+		return send(s, out.Take(p))
+	})
+	// The id is free again before the client hears the end, so that it may be used at once.
+	m.mu.Lock()
+	delete(m.running, key)
+	m.mu.Unlock()
+	if err == nil && exit.TimedOut {
+		err = timeout(c.ExecRequest)
+	}
+	_ = send(guestapi.StreamStdout, out.Flush()) // a client that is gone needs none
+	_ = send(guestapi.StreamStderr, errs.Flush())
+	if err != nil {
+		if errors.Is(context.Cause(ctx), errCanceled) {
+			err = api.Wrap(api.Canceled, err, "command was canceled")
+		}
+		_ = m.fail(answer, c.ID, err)
+		return
+	}
+	took := time.Since(began).Milliseconds()
+	_ = m.send(answer, reply{ID: c.ID, Exit: &exit.Code, DurationMS: &took, OutOfMemory: exit.OutOfMemory})
+}
+
+func (m *mux) fail(ctx context.Context, id json.RawMessage, err error) error {
+	e := api.AsError(err)
+	if id == nil {
+		id = json.RawMessage("null")
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, killLimit, errors.New("client does not read"))
+	defer cancel()
+	return m.send(ctx, reply{ID: id, Error: e.Message, Code: e.Code})
+}

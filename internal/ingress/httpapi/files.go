@@ -1,0 +1,244 @@
+package httpapi
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/ingress/httpapi/byterange"
+	"github.com/pandastack/pandastack/internal/ingress/httpapi/execstream"
+)
+
+// where reads the path and user of the query.
+func (rq *request) where() (path, user string, err error) {
+	q := rq.r.URL.Query()
+	path, user = q.Get("path"), q.Get("user")
+	if err := api.ValidatePath("path", path); err != nil {
+		return "", "", err
+	}
+	return path, user, nil
+}
+
+// file opens the guest and reads the path and user of the query.
+func (rq *request) file() (g guestapi.Guest, path, user string, err error) {
+	if path, user, err = rq.where(); err != nil {
+		return nil, "", "", err
+	}
+	g, user, err = rq.asUser(user)
+	return g, path, user, err
+}
+
+// asUser opens the guest for the named user, or the sandbox's own.
+func (rq *request) asUser(user string) (guestapi.Guest, string, error) {
+	if user != "" {
+		g, err := rq.guest()
+		return g, user, err
+	}
+	g, box, err := rq.open()
+	return g, box.User, err
+}
+
+func readFile(rq *request) error {
+	g, path, user, err := rq.file()
+	if err != nil {
+		return err
+	}
+	want, ranged := byterange.Parse(rq.r.Header.Get("Range"))
+	if rq.r.Method == http.MethodHead {
+		info, err := g.Stat(rq.r.Context(), path, user)
+		if err != nil {
+			return execstream.GuestError(err, path)
+		}
+		if info.Kind == guestapi.KindDir {
+			return isDirectory(path)
+		}
+		fileHeader(rq.w.Header(), info)
+		rq.w.Header().Set("Content-Length", strconv.FormatInt(info.Size, 10))
+		rq.w.WriteHeader(http.StatusOK)
+		return nil
+	}
+	offset, length := int64(0), int64(-1)
+	if ranged {
+		info, err := g.Stat(rq.r.Context(), path, user)
+		if err != nil {
+			return execstream.GuestError(err, path)
+		}
+		if offset, length, ranged, err = resolve(rq, want, info); err != nil {
+			return err
+		}
+	}
+	info, body, err := g.Read(rq.r.Context(), path, user, offset, length)
+	if err != nil {
+		return execstream.GuestError(err, path)
+	}
+	defer body.Close() //nolint:errcheck // it was only read
+	return sendFile(rq, info, body, offset, length, ranged)
+}
+
+func isDirectory(path string) error {
+	return api.Errorf(api.Invalid, "%s: is a directory: list it with fs/dir", path)
+}
+
+// resolve turns a range into offset and length of the file. The size of a symbolic link, or
+// of a file that says it has none, tells nothing: all of it is sent then.
+func resolve(rq *request, want byterange.Range, info guestapi.FileInfo) (offset, length int64, ranged bool, err error) {
+	if info.Kind != guestapi.KindFile || info.Size == 0 {
+		return 0, -1, false, nil
+	}
+	if offset, length = want.Of(info.Size); length == 0 {
+		rq.w.Header().Set("Content-Range", fmt.Sprintf("bytes */%d", info.Size))
+		return 0, 0, false, api.Errorf(api.RangeNotSatisfiable, "Range: begins at or after the end of the file, which has %d bytes", info.Size)
+	}
+	return offset, length, true, nil
+}
+
+func fileHeader(h http.Header, info guestapi.FileInfo) {
+	h.Set("Content-Type", octets)
+	h.Set("Accept-Ranges", "bytes")
+	h.Set("Cache-Control", "no-store")
+	h.Set("X-Content-Type-Options", "nosniff")
+	if !info.Modified.IsZero() {
+		h.Set("Last-Modified", info.Modified.UTC().Format(http.TimeFormat))
+	}
+}
+
+// sendFile streams. Files that the kernel makes up on reading say they have no bytes, so the length is
+// told only if there is one.
+func sendFile(rq *request, info guestapi.FileInfo, body io.Reader, offset, length int64, ranged bool) error {
+	if info.Kind == guestapi.KindDir {
+		return isDirectory(info.Path)
+	}
+	fileHeader(rq.w.Header(), info)
+	status := http.StatusOK
+	size := info.Size
+	if ranged {
+		status, size = http.StatusPartialContent, length
+		rq.w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", offset, offset+length-1, info.Size))
+	}
+	known := size > 0 && info.Kind == guestapi.KindFile
+	if known {
+		rq.w.Header().Set("Content-Length", strconv.FormatInt(size, 10))
+		body = io.LimitReader(body, size) // a file that grows meanwhile
+	}
+	rq.w.WriteHeader(status)
+	n, err := io.CopyBuffer(plainWriter{rq.w}, body, make([]byte, 256<<10))
+	if err == nil && known && n < size {
+		err = fmt.Errorf("file ended after %d of %d bytes", n, size)
+	}
+	if err != nil {
+		return fmt.Errorf("send file: %w", err) // net/http cuts the connection, so the client knows
+	}
+	return nil
+}
+
+// plainWriter hides the writer's other abilities, so that copying uses the buffer it is given.
+type plainWriter struct{ io.Writer }
+
+func writeFile(rq *request) error {
+	g, path, user, err := rq.file()
+	if err != nil {
+		return err
+	}
+	opt := guestapi.WriteOptions{User: user, Size: rq.r.ContentLength}
+	if text := rq.r.URL.Query().Get("mode"); text != "" {
+		mode, err := strconv.ParseUint(text, 8, 32)
+		if err != nil || mode == 0 || mode > 0o7777 {
+			return api.Errorf(api.Invalid, "mode: %q is not octal permissions, such as 0644", shorten(text)).With("field", "mode")
+		}
+		opt.Mode = uint32(mode)
+	}
+	info, err := g.Write(rq.r.Context(), path, opt, rq.r.Body)
+	if err != nil {
+		return execstream.GuestError(err, path)
+	}
+	send(rq.w, http.StatusOK, api.FileWritten{Path: info.Path, Bytes: info.Size})
+	return nil
+}
+
+func removeFile(rq *request) error {
+	g, path, user, err := rq.file()
+	if err != nil {
+		return err
+	}
+	return execstream.GuestError(g.Remove(rq.r.Context(), path, user, rq.flag("recursive")), path)
+}
+
+func statFile(rq *request) (api.FileEntry, error) {
+	g, path, user, err := rq.file()
+	if err != nil {
+		return api.FileEntry{}, err
+	}
+	info, err := g.Stat(rq.r.Context(), path, user)
+	return entry(info), execstream.GuestError(err, path)
+}
+
+// maxDepth bounds how deep one listing goes.
+const maxDepth = 64
+
+func listDir(rq *request) (api.DirListing, error) {
+	g, path, user, err := rq.file()
+	if err != nil {
+		return api.DirListing{}, err
+	}
+	depth, err := rq.number("depth", 1, maxDepth, 1)
+	if err != nil {
+		return api.DirListing{}, err
+	}
+	infos, err := g.List(rq.r.Context(), path, user, int(depth))
+	if err != nil {
+		return api.DirListing{}, execstream.GuestError(err, path)
+	}
+	out := api.DirListing{Path: path, Entries: make([]api.FileEntry, 0, len(infos))}
+	for _, info := range infos {
+		out.Entries = append(out.Entries, entry(info))
+	}
+	return out, nil
+}
+
+func makeDir(rq *request, req api.MakeDirRequest) (api.FileEntry, error) {
+	g, user, err := rq.asUser(req.User)
+	if err != nil {
+		return api.FileEntry{}, err
+	}
+	info, err := g.MakeDir(rq.r.Context(), req.Path, user)
+	return entry(info), execstream.GuestError(err, req.Path)
+}
+
+func moveFile(rq *request, req api.MoveRequest) (api.FileEntry, error) {
+	g, user, err := rq.asUser(req.User)
+	if err != nil {
+		return api.FileEntry{}, err
+	}
+	info, err := g.Move(rq.r.Context(), req.From, req.To, user)
+	return entry(info), execstream.GuestError(err, req.From)
+}
+
+func entry(f guestapi.FileInfo) api.FileEntry {
+	e := api.FileEntry{
+		Name: f.Name, Path: f.Path, IsDir: f.Kind == guestapi.KindDir, Size: f.Size,
+		Mode: kindLetter(f.Kind), Permissions: fmt.Sprintf("%04o", f.Mode&0o7777), Target: f.Target,
+		User: f.User, Group: f.Group,
+	}
+	if f.Modified.After(time.Unix(0, 0)) {
+		e.MTime = f.Modified.Unix()
+	}
+	return e
+}
+
+func kindLetter(k guestapi.FileKind) string {
+	switch k {
+	case guestapi.KindFile:
+		return "f"
+	case guestapi.KindDir:
+		return "d"
+	case guestapi.KindSymlink:
+		return "l"
+	case guestapi.KindOther:
+		return "o"
+	}
+	return "o"
+}

@@ -1,0 +1,240 @@
+package httpapi
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/ingress/proxy"
+)
+
+const (
+	proxyPattern   = one + "/proxy/{port}/{path...}"
+	previewPattern = "/v1/p/{token}/{path...}"
+)
+
+func listPorts(rq *request) ([]api.Port, error) {
+	ports, err := onBox(rq, rq.s.deps.Sandboxes.Ports)
+	if err != nil {
+		return nil, err
+	}
+	id, _ := rq.sandbox() // it was parsed just now
+	out := make([]api.Port, 0, len(ports))
+	for _, p := range ports {
+		p.ProxyURL = proxyURL(id, p.Port)
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+func proxyURL(id api.SandboxID, port int) string {
+	return boxes + "/" + string(id) + "/proxy/" + strconv.Itoa(port) + "/"
+}
+
+func declarePort(rq *request, req api.PortRequest) (api.Port, error) {
+	p, err := onBoxWith(rq, req, rq.s.deps.Sandboxes.DeclarePort)
+	if err != nil {
+		return api.Port{}, err
+	}
+	id, _ := rq.sandbox() // it was parsed just now
+	p.ProxyURL = proxyURL(id, p.Port)
+	return p, nil
+}
+
+// port reads the port of the path.
+func (rq *request) port() (uint16, error) {
+	text := rq.r.PathValue("port")
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 || n > 65535 {
+		return 0, api.Errorf(api.Invalid, "port: %q is no port: use 1 to 65535", shorten(text)).With("field", "port")
+	}
+	return uint16(n), nil
+}
+
+func removePort(rq *request) error {
+	port, err := rq.port()
+	if err != nil {
+		return err
+	}
+	id, err := rq.sandbox()
+	if err != nil {
+		return err
+	}
+	return rq.s.deps.Sandboxes.RemovePort(rq.r.Context(), rq.p, id, int(port))
+}
+
+// rawPath finds the routes that forward to programs. They are told apart before the multiplexer, which
+// would redirect paths such as //x that a program may well mean.
+func rawPath(escaped string) (pattern string, values map[string]string, rest string) {
+	if after, ok := strings.CutPrefix(escaped, "/v1/p/"); ok {
+		token, rest, _ := strings.Cut(after, "/")
+		return previewPattern, map[string]string{"token": token}, "/" + rest
+	}
+	after, ok := strings.CutPrefix(escaped, boxes+"/")
+	if !ok {
+		return "", nil, ""
+	}
+	id, after, _ := strings.Cut(after, "/")
+	if after, ok = strings.CutPrefix(after, "proxy/"); !ok {
+		return "", nil, ""
+	}
+	port, rest, _ := strings.Cut(after, "/")
+	return proxyPattern, map[string]string{"sandbox": id, "port": port}, "/" + rest
+}
+
+// forwards answers a request that is to be forwarded to a program, and tells whether it was one.
+func (s *Server) forwards(w http.ResponseWriter, r *http.Request) bool {
+	pattern, values, _ := rawPath(r.URL.EscapedPath())
+	if pattern == "" {
+		return false
+	}
+	for name, value := range values {
+		r.SetPathValue(name, value)
+	}
+	r.Pattern = pattern
+	s.raw[pattern].ServeHTTP(w, r)
+	return true
+}
+
+func proxyPort(rq *request) error {
+	port, err := rq.port()
+	if err != nil {
+		return err
+	}
+	id, err := rq.sandbox()
+	if err != nil {
+		return err
+	}
+	return forward(rq, rq.p, id, port)
+}
+
+// forward opens the sandbox, waking it if need be, and passes the request on with the path below the
+// route's own and without the caller's key.
+func forward(rq *request, p auth.Principal, id api.SandboxID, port uint16) error {
+	if rq.s.deps.Edge == nil {
+		return api.Errorf(api.Unsupported, "this server forwards to no ports")
+	}
+	g, err := rq.s.deps.Sandboxes.Guest(rq.r.Context(), p, id)
+	if err != nil {
+		return err
+	}
+	box, err := rq.s.deps.Sandboxes.Get(rq.r.Context(), p, id)
+	if err != nil {
+		return err
+	}
+	r := rq.r.Clone(rq.r.Context())
+	_, _, rest := rawPath(rq.r.URL.EscapedPath())
+	inner, err := url.ParseRequestURI(rest)
+	if err != nil {
+		return api.Errorf(api.Invalid, "the path behind the port is no path: %w", err)
+	}
+	r.URL.Path, r.URL.RawPath = inner.Path, inner.RawPath
+	r.URL.RawQuery = withoutKey(rq.r.URL.RawQuery)
+	r.Header.Del("Authorization")
+	r.Header.Set("X-Forwarded-Prefix", strings.TrimSuffix(rq.r.URL.EscapedPath(), rest))
+	if list := r.Header.Values("Sec-Websocket-Protocol"); len(list) > 0 {
+		r.Header["Sec-Websocket-Protocol"] = withoutBearer(list)
+	}
+	t := proxy.Target{ID: string(id), Generation: box.Generation, Guest: g}
+	if n := box.Network; n != nil {
+		t.MaskHost, t.TLSPorts = n.PortHost, n.TLSPorts
+	}
+	rq.s.deps.Edge.Forward(rq.w, r, t, port)
+	return nil
+}
+
+// withoutKey takes the key out of a query and leaves all else as it is, order included.
+func withoutKey(query string) string {
+	if !strings.Contains(query, "access_token=") {
+		return query
+	}
+	var kept []string
+	for part := range strings.SplitSeq(query, "&") {
+		if !strings.HasPrefix(part, "access_token=") {
+			kept = append(kept, part)
+		}
+	}
+	return strings.Join(kept, "&")
+}
+
+func withoutBearer(list []string) []string {
+	var kept []string
+	for p := range strings.SplitSeq(strings.Join(list, ","), ",") {
+		if p = strings.TrimSpace(p); p != "" && !strings.HasPrefix(p, "bearer.") {
+			kept = append(kept, p)
+		}
+	}
+	return kept
+}
+
+func makePreview(rq *request, req api.PreviewRequest) (api.Preview, error) {
+	if len(rq.s.cfg.PreviewKey) == 0 {
+		return api.Preview{}, api.Errorf(api.Unsupported, "this server signs no preview addresses")
+	}
+	box, err := onBox(rq, rq.s.deps.Sandboxes.Get)
+	if err != nil {
+		return api.Preview{}, err
+	}
+	expires := time.Now().Add(time.Duration(req.TTLSeconds) * time.Second).UTC().Truncate(time.Second)
+	token := proxy.SignPreview(rq.s.cfg.PreviewKey, proxy.Preview{
+		Sandbox: string(box.ID), Port: req.Port, Expires: expires, Workspace: string(rq.p.Workspace), Paths: req.Paths})
+	return api.Preview{
+		URL: rq.base() + "/v1/p/" + token + "/", Token: token, SandboxID: box.ID,
+		Port: req.Port, Paths: req.Paths, ExpiresAt: expires,
+	}, nil
+}
+
+func previewPort(rq *request) error {
+	v, err := openPreview(rq.s.cfg.PreviewKey, rq.r.PathValue("token"))
+	if err != nil {
+		return err
+	}
+	_, _, rest := rawPath(rq.r.URL.EscapedPath())
+	inner, err := url.ParseRequestURI(rest)
+	if err != nil {
+		return api.Errorf(api.Invalid, "the path behind the token is no path: %w", err)
+	}
+	if !v.Allows(inner.Path) {
+		return api.Errorf(api.Forbidden, "this preview address does not cover %s", shorten(inner.Path))
+	}
+	p := auth.Principal{Workspace: api.Workspace(v.Workspace)}
+	return forward(rq, p, api.SandboxID(v.Sandbox), uint16(v.Port))
+}
+
+func openPreview(key []byte, token string) (proxy.Preview, error) {
+	v, err := proxy.OpenPreview(key, token, time.Now())
+	switch {
+	case errors.Is(err, proxy.ErrExpired):
+		return v, api.Errorf(api.Gone, "this preview address has expired: make a new one")
+	case err != nil:
+		return v, api.Errorf(api.Unauthenticated, "this preview address does not hold: make a new one")
+	}
+	return v, nil
+}
+
+func capacity(rq *request) (api.Capacity, error) {
+	return rq.s.deps.Sandboxes.Capacity(rq.r.Context())
+}
+
+func health(rq *request) (api.Health, error) {
+	return api.Health{Status: "ok", Version: rq.s.cfg.Version}, nil
+}
+
+// readyTime bounds how long the host may take to answer for the server to be called ready.
+const readyTime = 5 * time.Second
+
+func ready(rq *request) (api.Health, error) {
+	ctx, cancel := context.WithTimeoutCause(rq.r.Context(), readyTime, context.DeadlineExceeded)
+	defer cancel()
+	if _, err := rq.s.deps.Sandboxes.Capacity(ctx); err != nil {
+		return api.Health{}, api.Wrap(api.Unavailable, err, "the host does not answer").
+			With("checks", map[string]string{"host": "does not answer"})
+	}
+	return api.Health{Status: "ok", Checks: map[string]string{"host": "ok"}, Version: rq.s.cfg.Version}, nil
+}

@@ -1,0 +1,197 @@
+package httpapi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/ingress/httpapi/execstream"
+	"github.com/pandastack/pandastack/internal/ingress/repl"
+)
+
+// maxResults bounds what one cell gives back besides its output.
+const maxResults = 256
+
+func replLanguages(*request) (api.ReplLanguages, error) {
+	var out api.ReplLanguages
+	for _, l := range repl.Languages() {
+		out.Languages = append(out.Languages, string(l))
+	}
+	return out, nil
+}
+
+func session(id api.SandboxID, c repl.Context) api.ReplSession {
+	return api.ReplSession{ID: c.ID, SessionID: c.ID, SandboxID: id, Language: string(c.Language), CreatedAt: c.Created.UTC()}
+}
+
+// inBox calls do with the sandbox of the path and its inside.
+func inBox[T any](rq *request, do func(context.Context, api.Sandbox, guestapi.Guest) (T, error)) (T, error) {
+	g, box, err := rq.open()
+	if err != nil {
+		var none T
+		return none, err
+	}
+	return do(rq.r.Context(), box, g)
+}
+
+func language(text string) (repl.Language, error) {
+	l, err := repl.ParseLanguage(text)
+	return l, execstream.GuestError(err, "language")
+}
+
+func startSession(rq *request, req api.ReplSessionRequest) (api.ReplSession, error) {
+	return inBox(rq, func(ctx context.Context, box api.Sandbox, g guestapi.Guest) (api.ReplSession, error) {
+		l, err := language(req.Language)
+		if err != nil {
+			return api.ReplSession{}, err
+		}
+		if req.User == "" {
+			req.User = box.User
+		}
+		if req.Cwd == "" {
+			req.Cwd = box.Workdir
+		}
+		c, err := repl.Create(ctx, g, l, req.Cwd, req.User)
+		if err != nil {
+			return api.ReplSession{}, replError(err, "a context for "+string(l))
+		}
+		return session(box.ID, c), nil
+	})
+}
+
+func listSessions(rq *request) ([]api.ReplSession, error) {
+	return inBox(rq, func(ctx context.Context, box api.Sandbox, g guestapi.Guest) ([]api.ReplSession, error) {
+		list, err := repl.List(ctx, g)
+		if err != nil {
+			return nil, replError(err, "contexts")
+		}
+		out := make([]api.ReplSession, 0, len(list))
+		for _, c := range list {
+			out = append(out, session(box.ID, c))
+		}
+		return out, nil
+	})
+}
+
+func endSession(rq *request) error {
+	_, err := inBox(rq, func(ctx context.Context, box api.Sandbox, g guestapi.Guest) (struct{}, error) {
+		c, err := repl.Find(ctx, g, rq.r.PathValue("session"))
+		if err == nil {
+			err = rq.s.deps.Cells.End(ctx, string(box.ID), g, c)
+		}
+		return struct{}{}, replError(err, "session "+shorten(rq.r.PathValue("session")))
+	})
+	return err
+}
+
+func runInSession(rq *request, cell api.ReplCell) (api.ReplResult, error) {
+	return inBox(rq, func(ctx context.Context, box api.Sandbox, g guestapi.Guest) (api.ReplResult, error) {
+		subject := "session " + shorten(rq.r.PathValue("session"))
+		c, err := repl.Named(rq.r.PathValue("session"))
+		if err != nil {
+			return api.ReplResult{}, replError(err, subject)
+		}
+		return rq.cell(ctx, box.ID, g, c, cell, subject)
+	})
+}
+
+// closeTime bounds the end of a context that only one cell needed.
+const closeTime = 10 * time.Second
+
+func runOnce(rq *request, req api.ReplOnce) (api.ReplResult, error) {
+	return inBox(rq, func(ctx context.Context, box api.Sandbox, g guestapi.Guest) (api.ReplResult, error) {
+		l, err := language(req.Language)
+		if err != nil {
+			return api.ReplResult{}, err
+		}
+		c, err := repl.Create(ctx, g, l, box.Workdir, box.User)
+		if err != nil {
+			return api.ReplResult{}, replError(err, "a context for "+string(l))
+		}
+		defer func() {
+			end, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), closeTime, errors.New("closing took too long"))
+			defer cancel()
+			_ = repl.Close(end, g, c) // the cell's own result is the answer
+		}()
+		return rq.cell(ctx, box.ID, g, c, req.ReplCell, "cell")
+	})
+}
+
+// cell runs code and collects what it does. A cell that is out of time is the error timeout with its
+// output; its context lives on.
+// subject names the context in errors.
+func (rq *request) cell(ctx context.Context, id api.SandboxID, g guestapi.Guest, c repl.Context, cell api.ReplCell, subject string) (api.ReplResult, error) {
+	var out, errs strings.Builder
+	res := api.ReplResult{Language: string(c.Language), Results: []map[string]string{}}
+	end, err := rq.s.deps.Cells.Run(ctx, string(id), g, c, repl.Cell{
+		Code: cell.Code, Env: cell.Env, Timeout: time.Duration(cell.TimeoutMS) * time.Millisecond,
+	}, func(e repl.Event) error {
+		switch e.Kind {
+		case repl.Stdout:
+			keep(&out, e.Text)
+		case repl.Stderr:
+			keep(&errs, e.Text)
+		case repl.Result:
+			if len(res.Results) < maxResults {
+				res.Results = append(res.Results, bundle(e.Data))
+			}
+		case repl.Failed:
+			res.Error = failure(e)
+		case repl.Count:
+		}
+		return nil
+	})
+	if err != nil {
+		return api.ReplResult{}, replError(err, subject)
+	}
+	res.Stdout, res.Stderr, res.DurationMS = out.String(), errs.String(), end.Took.Milliseconds()
+	res.ExitCode, res.Exit = end.Code, end.Code
+	if end.Interrupted {
+		seconds := strconv.FormatFloat(float64(cell.TimeoutMS)/1000, 'f', -1, 64)
+		return res, api.Errorf(api.Timeout, "cell timeout after %ss; the context lives on", seconds).
+			With("stdout", res.Stdout).With("stderr", res.Stderr).With("duration_ms", res.DurationMS)
+	}
+	return res, nil
+}
+
+// keep adds text up to the bound that outputs of commands have.
+func keep(b *strings.Builder, text string) {
+	if room := api.MaxOutput - b.Len(); len(text) > room {
+		text = strings.ToValidUTF8(text[:room], "")
+	}
+	b.WriteString(text)
+}
+
+// bundle makes text of every form: what is not text already is JSON.
+func bundle(data map[string]any) map[string]string {
+	out := make(map[string]string, len(data))
+	for media, v := range data {
+		if s, ok := v.(string); ok && media != "application/json" {
+			out[media] = s
+			continue
+		}
+		if b, err := json.Marshal(v); err == nil {
+			out[media] = string(b)
+		}
+	}
+	return out
+}
+
+func failure(e repl.Event) string {
+	if e.Traceback != "" {
+		return e.Traceback
+	}
+	return e.Name + ": " + e.Value
+}
+
+func replError(err error, subject string) error {
+	if errors.Is(err, repl.ErrEnded) {
+		return api.Wrap(api.NotFound, err, subject+": the context has ended: start another one")
+	}
+	return execstream.GuestError(err, subject)
+}

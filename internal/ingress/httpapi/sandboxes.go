@@ -1,0 +1,304 @@
+package httpapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/control/auth"
+)
+
+// Bounds of a list. Clients that know no pages get everything, up to listMost.
+const (
+	pageMost = 1000
+	listMost = 10_000
+)
+
+func createSandbox(rq *request, req api.CreateRequest) (api.Sandbox, error) {
+	req.IdempotencyKey = rq.r.Header.Get("Idempotency-Key")
+	// The header came after the body was validated.
+	if err := req.Validate(); err != nil {
+		return api.Sandbox{}, err
+	}
+	limit := waitOf(rq.r.Header.Get("Prefer"))
+	ctx, cancel := context.WithTimeoutCause(rq.r.Context(), limit, errWaited)
+	defer cancel()
+	box, err := rq.s.deps.Sandboxes.Create(ctx, rq.p, req)
+	if err != nil && errors.Is(context.Cause(ctx), errWaited) {
+		err = rq.notReady(req.Template, limit, err)
+	}
+	rq.s.met.created(box, err)
+	if err == nil {
+		rq.s.boots.Note(box.BootMode, float64(box.BootMS))
+	}
+	return box, err
+}
+
+// Bounds of how long a create may take. The published SDKs give up after 30 seconds and show their user
+// a lost connection, so the answer comes before that; who wants to wait longer says so.
+const (
+	waitUsual = 25 * time.Second
+	waitMost  = time.Hour
+)
+
+// errWaited is a deadline, so that what it ends is no fault of the server.
+var errWaited = fmt.Errorf("the caller does not wait longer: %w", context.DeadlineExceeded)
+
+// waitOf reads the header Prefer: wait=seconds (RFC 7240).
+func waitOf(prefer string) time.Duration {
+	for part := range strings.SplitSeq(prefer, ",") {
+		text, ok := strings.CutPrefix(strings.TrimSpace(part), "wait=")
+		if n, err := strconv.Atoi(text); ok && err == nil && n > 0 {
+			return min(time.Duration(n)*time.Second, waitMost)
+		}
+	}
+	return waitUsual
+}
+
+// notReady says why a create did not end in time. A template that was not baked yet goes on baking.
+func (rq *request) notReady(name string, limit time.Duration, cause error) error {
+	list, err := rq.s.deps.Templates.List(rq.r.Context(), rq.p)
+	if err != nil {
+		return err
+	}
+	if t, err := rq.s.deps.Templates.Get(rq.r.Context(), rq.p, name); err == nil && name != "" {
+		list = []api.Template{t} // by the name it was found under, which may be another one
+	}
+	for _, t := range list {
+		if t.Bake != nil && t.Bake.State == "running" {
+			return api.Wrap(api.Unavailable, cause, fmt.Sprintf("template %s is being baked, which is done once (%s, %d %%): ask again; GET /v1/templates/%s shows how it goes",
+				t.Name, t.Bake.Step, t.Bake.Percent, t.Name)).With("bake", t.Bake)
+		}
+	}
+	return api.Wrap(api.Unavailable, cause, fmt.Sprintf("the sandbox was not ready after %s: ask again, or wait longer with the header Prefer: wait=seconds", limit))
+}
+
+func listSandboxes(rq *request) ([]api.Sandbox, error) {
+	f := api.SandboxFilter{Metadata: map[string]string{}}
+	for key, values := range rq.r.URL.Query() {
+		name, ok := strings.CutPrefix(key, "metadata.")
+		switch {
+		case ok && len(values) > 0:
+			f.Metadata[name] = values[0]
+		case key == "status" || key == "state":
+			for _, v := range values {
+				for st := range strings.SplitSeq(v, ",") {
+					if !api.Status(st).Valid() {
+						return nil, api.Errorf(api.Invalid, "%s: %q is no state: use one of %v", key, shorten(st), api.Statuses()).With("field", key)
+					}
+					f.Statuses = append(f.Statuses, api.Status(st))
+				}
+			}
+		}
+	}
+	f.Template = rq.r.URL.Query().Get("template")
+	if err := ordered(rq, &f); err != nil {
+		return nil, err
+	}
+	if err := pages(rq, &f.Limit, &f.Cursor); err != nil {
+		return nil, err
+	}
+	return rq.allSandboxes(f)
+}
+
+// allSandboxes gives the page of a filter that asks for one, else all of them.
+func (rq *request) allSandboxes(f api.SandboxFilter) ([]api.Sandbox, error) {
+	return collect(rq, &f.Limit, &f.Cursor, func(ctx context.Context, p auth.Principal) ([]api.Sandbox, string, error) {
+		page, err := rq.s.deps.Sandboxes.List(ctx, p, f)
+		return page.Sandboxes, page.Next, err
+	})
+}
+
+// ordered reads order and since of the query.
+func ordered(rq *request, f *api.SandboxFilter) (err error) {
+	q := rq.r.URL.Query()
+	switch order := q.Get("order"); order {
+	case "", "desc":
+	case "asc":
+		f.Oldest = true
+	default:
+		return api.Errorf(api.Invalid, "order: %q is not asc or desc", shorten(order)).With("field", "order")
+	}
+	if text := q.Get("since"); text != "" {
+		if f.Since, err = time.Parse(time.RFC3339, text); err != nil {
+			return api.Errorf(api.Invalid, "since: %q is not a time such as 2026-01-02T15:04:05Z", shorten(text)).With("field", "since")
+		}
+	}
+	return nil
+}
+
+// pages reads limit and cursor of the query.
+func pages(rq *request, limit *int, cursor *string) error {
+	n, err := rq.number("limit", 1, pageMost, 0)
+	*limit, *cursor = int(n), rq.r.URL.Query().Get("cursor")
+	return err
+}
+
+// collect gives one page if the client asked for one, else all pages; limit and cursor are those that
+// next looks at. The cursor of what remains goes into a header, because lists are bare arrays.
+func collect[T any](rq *request, limit *int, cursor *string, next func(context.Context, auth.Principal) ([]T, string, error)) ([]T, error) {
+	all := []T{}
+	single := *limit > 0 || *cursor != ""
+	if !single {
+		*limit = pageMost
+	}
+	for {
+		items, more, err := next(rq.r.Context(), rq.p)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, items...)
+		if more == "" || single || len(all) >= listMost {
+			if more != "" {
+				rq.w.Header().Set("X-Next-Cursor", more)
+			}
+			return all, nil
+		}
+		*cursor = more
+	}
+}
+
+func getSandbox(rq *request) (api.Sandbox, error) {
+	return onBox(rq, rq.s.deps.Sandboxes.Get)
+}
+
+// onBox calls a verb on the sandbox of the path.
+func onBox[T any](rq *request, verb func(context.Context, auth.Principal, api.SandboxID) (T, error)) (T, error) {
+	id, err := rq.sandbox()
+	if err != nil {
+		var none T
+		return none, err
+	}
+	return verb(rq.r.Context(), rq.p, id)
+}
+
+// onBoxWith calls a verb with a request on the sandbox of the path.
+func onBoxWith[In, Out any](rq *request, in In, verb func(context.Context, auth.Principal, api.SandboxID, In) (Out, error)) (Out, error) {
+	return onBox(rq, func(ctx context.Context, p auth.Principal, id api.SandboxID) (Out, error) {
+		return verb(ctx, p, id, in)
+	})
+}
+
+func deleteSandbox(rq *request) error {
+	id, err := rq.sandbox()
+	if err != nil {
+		return err
+	}
+	return rq.s.deps.Sandboxes.Delete(rq.r.Context(), rq.p, id)
+}
+
+func pauseSandbox(rq *request) error {
+	_, err := onBox(rq, rq.s.deps.Sandboxes.Pause)
+	return err
+}
+
+func resumeSandbox(rq *request) error {
+	_, err := onBox(rq, rq.s.deps.Sandboxes.Resume)
+	return err
+}
+
+func hibernateSandbox(rq *request) (api.StatusAnswer, error) {
+	box, err := onBox(rq, rq.s.deps.Sandboxes.Hibernate)
+	return api.StatusAnswer{Status: box.Status}, err
+}
+
+func wakeSandbox(rq *request) (api.StatusAnswer, error) {
+	box, err := onBox(rq, rq.s.deps.Sandboxes.Wake)
+	return api.StatusAnswer{Status: box.Status}, err
+}
+
+func getLifecycle(rq *request) (api.Lifecycle, error) {
+	return onBox(rq, rq.s.deps.Sandboxes.Lifecycle)
+}
+
+func setLifecycle(rq *request, patch api.LifecyclePatch) (api.Lifecycle, error) {
+	return onBoxWith(rq, patch, rq.s.deps.Sandboxes.SetLifecycle)
+}
+
+func getNetwork(rq *request) (api.Network, error) {
+	return onBox(rq, rq.s.deps.Sandboxes.Network)
+}
+
+func setNetwork(rq *request, n api.Network) (api.Network, error) {
+	return onBoxWith(rq, n, rq.s.deps.Sandboxes.SetNetwork)
+}
+
+func forkSandbox(rq *request, req api.ForkRequest) (api.ForkAnswer, error) {
+	return onBoxWith(rq, req, rq.s.deps.Sandboxes.Fork)
+}
+
+func forkTree(rq *request, req api.ForkTreeRequest) (api.ForkTree, error) {
+	return onBoxWith(rq, req, rq.s.deps.Sandboxes.ForkTree)
+}
+
+func promote(rq *request, req api.PromoteRequest) (api.Promotion, error) {
+	return onBoxWith(rq, req, rq.s.deps.Sandboxes.Promote)
+}
+
+func usage(rq *request) (api.Usage, error) {
+	return onBox(rq, rq.s.deps.Sandboxes.Usage)
+}
+
+func takeSnapshot(rq *request, req api.SnapshotRequest) (api.Snapshot, error) {
+	return onBoxWith(rq, req, rq.s.deps.Sandboxes.TakeSnapshot)
+}
+
+func listSnapshots(rq *request) ([]api.Snapshot, error) {
+	f := api.SnapshotFilter{SandboxID: api.SandboxID(rq.r.URL.Query().Get("sandbox_id"))}
+	if err := pages(rq, &f.Limit, &f.Cursor); err != nil {
+		return nil, err
+	}
+	return rq.allSnapshots(f)
+}
+
+// allSnapshots gives the page of a filter that asks for one, else all of them.
+func (rq *request) allSnapshots(f api.SnapshotFilter) ([]api.Snapshot, error) {
+	return collect(rq, &f.Limit, &f.Cursor, func(ctx context.Context, p auth.Principal) ([]api.Snapshot, string, error) {
+		page, err := rq.s.deps.Sandboxes.Snapshots(ctx, p, f)
+		return page.Snapshots, page.Next, err
+	})
+}
+
+func getSnapshot(rq *request) (api.Snapshot, error) {
+	id, err := api.ParseSnapshotID(rq.r.PathValue("snapshot"))
+	if err != nil {
+		return api.Snapshot{}, err
+	}
+	return rq.s.deps.Sandboxes.Snapshot(rq.r.Context(), rq.p, id)
+}
+
+func deleteSnapshot(rq *request) (api.SnapshotDeleted, error) {
+	id, err := api.ParseSnapshotID(rq.r.PathValue("snapshot"))
+	if err != nil {
+		return api.SnapshotDeleted{}, err
+	}
+	return api.SnapshotDeleted{Deleted: id}, rq.s.deps.Sandboxes.DeleteSnapshot(rq.r.Context(), rq.p, id)
+}
+
+func pushSnapshot(rq *request) (api.SnapshotMove, error) {
+	id, err := api.ParseSnapshotID(rq.r.PathValue("snapshot"))
+	if err != nil {
+		return api.SnapshotMove{}, err
+	}
+	return rq.s.deps.Sandboxes.PushSnapshot(rq.r.Context(), rq.p, id)
+}
+
+func pullSnapshot(rq *request, req api.PullRequest) (api.SnapshotMove, error) {
+	id, err := api.ParseSnapshotID(rq.r.PathValue("snapshot"))
+	if err != nil {
+		return api.SnapshotMove{}, err
+	}
+	return rq.s.deps.Sandboxes.PullSnapshot(rq.r.Context(), rq.p, id, req)
+}
+
+func deletePushed(rq *request) (api.SnapshotDeleted, error) {
+	id, err := api.ParseSnapshotID(rq.r.PathValue("snapshot"))
+	if err != nil {
+		return api.SnapshotDeleted{}, err
+	}
+	return api.SnapshotDeleted{Deleted: id}, rq.s.deps.Sandboxes.DeletePushed(rq.r.Context(), rq.p, id)
+}

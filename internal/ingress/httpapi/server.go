@@ -1,0 +1,318 @@
+package httpapi
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/sandbox"
+	"github.com/pandastack/pandastack/internal/ingress/httpapi/bootstats"
+	"github.com/pandastack/pandastack/internal/ingress/proxy"
+	"github.com/pandastack/pandastack/internal/ingress/repl"
+)
+
+// Config is what the assembly decides.
+type Config struct {
+	Version   string // of the program
+	Commit    string
+	PublicURL string // "https://api.example.com"; "": as the request addressed us
+	// PreviewKey signs preview addresses; at least 32 bytes, kept over restarts. Empty: none are made.
+	PreviewKey []byte
+}
+
+// Deps are the components that a Server calls. Sandboxes, Templates, Keys and Log are required.
+type Deps struct {
+	Sandboxes Sandboxes
+	Templates Templates
+	Builds    Builds // nil: templates cannot be built
+	Keys      Keys
+	Edge      Forwarder            // forwards to ports; nil: the port proxy is unsupported
+	Cells     *repl.Runner         // runs cells of code; may be shared with other faces; nil: one of its own
+	Metrics   *prometheus.Registry // shown at /metrics; nil: one of its own
+	Measured  Measured             // what was measured of sandboxes; nil: that is unsupported
+	Audit     Audit                // remembers calls that change something; nil: nothing is remembered
+	Log       *slog.Logger
+}
+
+// Sandboxes are the verbs of *sandbox.Service that this face shows.
+type Sandboxes interface {
+	sandboxVerbs
+	snapshotVerbs
+	observeVerbs
+}
+
+type sandboxVerbs interface {
+	Create(ctx context.Context, p auth.Principal, req api.CreateRequest) (api.Sandbox, error)
+	List(ctx context.Context, p auth.Principal, f api.SandboxFilter) (sandbox.Page, error)
+	Get(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
+	Delete(ctx context.Context, p auth.Principal, id api.SandboxID) error
+	Pause(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
+	Resume(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
+	Hibernate(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
+	Wake(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
+	Lifecycle(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Lifecycle, error)
+	SetLifecycle(ctx context.Context, p auth.Principal, id api.SandboxID, patch api.LifecyclePatch) (api.Lifecycle, error)
+	Network(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Network, error)
+	SetNetwork(ctx context.Context, p auth.Principal, id api.SandboxID, n api.Network) (api.Network, error)
+	Guest(ctx context.Context, p auth.Principal, id api.SandboxID) (guestapi.Guest, error)
+	Enter(ctx context.Context, p auth.Principal, id api.SandboxID) (guestapi.Guest, api.Sandbox, error)
+}
+
+type snapshotVerbs interface {
+	TakeSnapshot(ctx context.Context, p auth.Principal, id api.SandboxID, req api.SnapshotRequest) (api.Snapshot, error)
+	Snapshots(ctx context.Context, p auth.Principal, f api.SnapshotFilter) (sandbox.SnapshotPage, error)
+	Snapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) (api.Snapshot, error)
+	DeleteSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) error
+	PushSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) (api.SnapshotMove, error)
+	PullSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID, req api.PullRequest) (api.SnapshotMove, error)
+	DeletePushed(ctx context.Context, p auth.Principal, id api.SnapshotID) error
+	Fork(ctx context.Context, p auth.Principal, id api.SandboxID, req api.ForkRequest) (api.ForkAnswer, error)
+	ForkTree(ctx context.Context, p auth.Principal, id api.SandboxID, req api.ForkTreeRequest) (api.ForkTree, error)
+	Promote(ctx context.Context, p auth.Principal, id api.SandboxID, req api.PromoteRequest) (api.Promotion, error)
+}
+
+type observeVerbs interface {
+	Ports(ctx context.Context, p auth.Principal, id api.SandboxID) ([]api.Port, error)
+	DeclarePort(ctx context.Context, p auth.Principal, id api.SandboxID, req api.PortRequest) (api.Port, error)
+	RemovePort(ctx context.Context, p auth.Principal, id api.SandboxID, port int) error
+	Usage(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Usage, error)
+	Logs(ctx context.Context, p auth.Principal, id api.SandboxID) (sandbox.Logs, error)
+	Events(ctx context.Context, p auth.Principal, id api.SandboxID, q sandbox.EventQuery) ([]sandbox.Event, error)
+	FollowEvents(ctx context.Context, p auth.Principal, id api.SandboxID, q sandbox.EventQuery, yield func(sandbox.Event) error) error
+	Capacity(ctx context.Context) (api.Capacity, error)
+	Counts(ctx context.Context) (map[api.Status]int, error)
+}
+
+// Templates are the verbs of *template.Service.
+type Templates interface {
+	List(ctx context.Context, p auth.Principal) ([]api.Template, error)
+	Get(ctx context.Context, p auth.Principal, name string) (api.Template, error)
+	Bake(ctx context.Context, p auth.Principal, name string, req api.BakeRequest) (api.Template, error)
+	Delete(ctx context.Context, p auth.Principal, name string) error
+	Tag(ctx context.Context, p auth.Principal, name string, req api.TagRequest) (api.Template, error)
+	Untag(ctx context.Context, p auth.Principal, name, tag string) error
+}
+
+// Keys are the verbs of *auth.Keys.
+type Keys interface {
+	Authenticate(ctx context.Context, token string) (auth.Principal, error)
+	Create(ctx context.Context, p auth.Principal, req auth.KeyRequest) (auth.Key, string, error)
+	List(ctx context.Context, p auth.Principal) ([]auth.Key, error)
+	Revoke(ctx context.Context, p auth.Principal, prefix string) error
+}
+
+// Measured tells what sandboxes took over time; *metricshistory.History does.
+type Measured interface {
+	Worked(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Worked, error)
+	Series(ctx context.Context, p auth.Principal, id api.SandboxID, q url.Values) (api.Series, error)
+}
+
+// Forwarder passes a request to a port of a sandbox; *proxy.Edge is one.
+type Forwarder interface {
+	Forward(w http.ResponseWriter, r *http.Request, t proxy.Target, port uint16)
+}
+
+// Server answers /v1. Make one with New.
+type Server struct {
+	cfg  Config
+	deps Deps
+	mux  *http.ServeMux
+	raw  map[string]http.Handler // of the patterns that forward to programs
+	spec []byte
+	met  *metrics
+
+	boots *bootstats.Book
+}
+
+// New makes a server; it starts nothing. A missing component or a route that is told twice is an error.
+func New(cfg Config, deps Deps) (*Server, error) {
+	if deps.Sandboxes == nil || deps.Templates == nil || deps.Keys == nil || deps.Log == nil {
+		return nil, errors.New("httpapi: sandboxes, templates, keys and a log are required")
+	}
+	if n := len(cfg.PreviewKey); n > 0 && n < 32 {
+		return nil, errors.New("httpapi: the preview key must have at least 32 bytes")
+	}
+	if deps.Cells == nil {
+		deps.Cells = &repl.Runner{}
+	}
+	if deps.Metrics == nil {
+		deps.Metrics = prometheus.NewRegistry()
+	}
+	s := &Server{cfg: cfg, deps: deps, mux: http.NewServeMux(), raw: map[string]http.Handler{}, boots: bootstats.New(time.Now())}
+	var err error
+	if s.met, err = newMetrics(deps.Metrics); err != nil {
+		return nil, err
+	}
+	if s.spec, err = Spec(cfg.Version); err != nil {
+		return nil, err
+	}
+	for _, rt := range routes() {
+		if rt.pattern == proxyPattern || rt.pattern == previewPattern {
+			s.raw[rt.pattern] = s.serve(rt)
+			continue
+		}
+		s.mux.Handle(rt.muxPattern(), s.serve(rt))
+	}
+	return s, nil
+}
+
+// ServeHTTP gives the request an id, answers browsers that ask beforehand, and passes on to the route.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	id := requestID(r)
+	h := w.Header()
+	h.Set("X-Request-Id", string(id))
+	h.Set("Access-Control-Allow-Origin", "*")
+	h.Set("Access-Control-Expose-Headers", "X-Request-Id, X-Next-Cursor, Retry-After, Content-Range")
+	if r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != "" {
+		h.Set("Access-Control-Allow-Methods", "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS")
+		h.Set("Access-Control-Allow-Headers", allowHeaders(r))
+		h.Set("Access-Control-Max-Age", "86400")
+		w.WriteHeader(http.StatusNoContent)
+		return
+	}
+	r = r.WithContext(context.WithValue(r.Context(), requestKey{}, id))
+	if s.forwards(w, r) {
+		return
+	}
+	handler, pattern := s.mux.Handler(r)
+	if pattern == "" || r.URL.Path != clean(r.URL.Path) {
+		s.unknown(w, r, handler)
+		return
+	}
+	s.mux.ServeHTTP(w, r)
+}
+
+type requestKey struct{}
+
+// requestID takes over the client's id if it is a decent one.
+func requestID(r *http.Request) api.RequestID {
+	s := r.Header.Get("X-Request-Id")
+	if s == "" || len(s) > 64 {
+		return api.NewRequestID()
+	}
+	for _, c := range s {
+		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '-' && c != '_' {
+			return api.NewRequestID()
+		}
+	}
+	return api.RequestID(s)
+}
+
+func allowHeaders(r *http.Request) string {
+	if want := r.Header.Get("Access-Control-Request-Headers"); want != "" && len(want) < 1024 {
+		return want
+	}
+	return "Authorization, Content-Type, Idempotency-Key, Last-Event-ID, Range, X-Request-Id"
+}
+
+// clean is what the multiplexer would redirect to; this server answers not_found instead.
+func clean(p string) string {
+	c := path.Clean("/" + p)
+	if strings.HasSuffix(p, "/") && c != "/" {
+		c += "/"
+	}
+	return c
+}
+
+// unknown answers paths that no route has, and methods that a path has not.
+func (s *Server) unknown(w http.ResponseWriter, r *http.Request, handler http.Handler) {
+	probe := &header{h: http.Header{}}
+	if r.URL.Path == clean(r.URL.Path) {
+		handler.ServeHTTP(probe, r)
+	}
+	if probe.status == http.StatusMethodNotAllowed {
+		allow := probe.h.Get("Allow")
+		w.Header().Set("Allow", allow)
+		s.fail(w, r, api.Errorf(api.NotAllowed, "%s is not possible on %s: use %s", r.Method, r.URL.Path, allow))
+		return
+	}
+	s.fail(w, r, api.Errorf(api.NotFound, "no such path: %s; /openapi.json lists all", r.URL.Path))
+}
+
+// header is a ResponseWriter that keeps the status and drops the body.
+type header struct {
+	h      http.Header
+	status int
+}
+
+func (p *header) Header() http.Header         { return p.h }
+func (p *header) WriteHeader(status int)      { p.status = status }
+func (p *header) Write(b []byte) (int, error) { return len(b), nil }
+
+// serve wraps a route's handler: access, answer of errors, panics, metrics and the log.
+func (s *Server) serve(rt route) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		began := time.Now()
+		sw := &statusWriter{ResponseWriter: w}
+		rq := &request{s: s, w: sw, r: r}
+		defer func() {
+			if fault := recover(); fault != nil && fault != http.ErrAbortHandler { //nolint:errorlint // a sentinel of net/http, never wrapped
+				s.deps.Log.ErrorContext(r.Context(), "handler panicked", "route", rt.pattern, "err", fault, "request", rq.id())
+				s.answer(sw, r, api.Errorf(api.Internal, "internal error; the server's log has it under this request id"))
+			} else if fault != nil {
+				panic(http.ErrAbortHandler)
+			}
+			s.met.observe(rt, r.Method, sw.code(), time.Since(began))
+			s.note(rq, rt, sw.code(), began)
+		}()
+		err := s.admit(rq, rt)
+		if err == nil {
+			err = rt.understands(r.URL.Query())
+		}
+		if err == nil {
+			err = rt.handle(rq)
+		}
+		if err != nil {
+			s.answer(sw, r, err)
+		}
+	})
+}
+
+// answer sends an error unless an answer has begun already.
+func (s *Server) answer(w *statusWriter, r *http.Request, err error) {
+	if w.status != 0 {
+		s.deps.Log.WarnContext(r.Context(), "answer broke off", "err", err, "request", r.Context().Value(requestKey{}))
+		return
+	}
+	s.fail(w, r, err)
+}
+
+// statusWriter remembers whether and with what an answer began.
+type statusWriter struct {
+	http.ResponseWriter
+	status int
+}
+
+func (w *statusWriter) WriteHeader(status int) {
+	if w.status == 0 && status >= 200 || status == http.StatusSwitchingProtocols {
+		w.status = status
+	}
+	w.ResponseWriter.WriteHeader(status)
+}
+
+func (w *statusWriter) Write(b []byte) (int, error) {
+	if w.status == 0 {
+		w.status = http.StatusOK
+	}
+	return w.ResponseWriter.Write(b)
+}
+
+// Unwrap lets http.ResponseController find the writer's other abilities.
+func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func (w *statusWriter) code() int {
+	if w.status == 0 {
+		return http.StatusOK
+	}
+	return w.status
+}

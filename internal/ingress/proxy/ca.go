@@ -1,0 +1,154 @@
+package proxy
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/lib/durable"
+)
+
+// Lives of certificates that this program makes for itself. A leaf lives shorter than the 398 days that
+// browsers accept, and is made anew at every start in the last third of its life.
+const (
+	caLife   = 10 * 365 * 24 * time.Hour
+	leafLife = 390 * 24 * time.Hour
+)
+
+// Names of the files in the directory of a private authority.
+const (
+	caCertFile   = "ca.pem"
+	caKeyFile    = "ca.key"
+	leafCertFile = "server.pem"
+	leafKeyFile  = "server.key"
+)
+
+// PrivateTLS gives a certificate for the given host names (a wildcard is a name such as *.example.test)
+// and addresses, signed by an authority of this installation's own. What is missing or nearly over is made
+// and kept in dir, which must exist; caFile is what clients have to trust.
+func PrivateTLS(dir string, names []string, now time.Time) (cert tls.Certificate, caFile string, err error) {
+	caFile = filepath.Join(dir, caCertFile)
+	ca, caKey, err := loadPair(dir, caCertFile, caKeyFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		ca, caKey, err = makeCA(dir, now)
+	}
+	if err != nil {
+		return tls.Certificate{}, "", fmt.Errorf("private certificate authority: %w", err)
+	}
+	leaf, key, err := loadPair(dir, leafCertFile, leafKeyFile)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !serves(leaf, ca, names, now) {
+		leaf, key, err = makeLeaf(dir, ca, caKey, names, now)
+	}
+	if err != nil {
+		return tls.Certificate{}, "", fmt.Errorf("private certificate: %w", err)
+	}
+	return tls.Certificate{Certificate: [][]byte{leaf.Raw, ca.Raw}, PrivateKey: key, Leaf: leaf}, caFile, nil
+}
+
+// serves says whether a certificate still does for names.
+func serves(leaf, ca *x509.Certificate, names []string, now time.Time) bool {
+	if leaf.CheckSignatureFrom(ca) != nil || now.After(leaf.NotAfter.Add(-leafLife/3)) || now.Before(leaf.NotBefore) {
+		return false
+	}
+	have := map[string]bool{}
+	for _, n := range leaf.DNSNames {
+		have[n] = true
+	}
+	for _, ip := range leaf.IPAddresses {
+		have[ip.String()] = true
+	}
+	for _, n := range names {
+		if !have[n] {
+			return false
+		}
+	}
+	return true
+}
+
+func makeCA(dir string, now time.Time) (*x509.Certificate, crypto.Signer, error) {
+	t := &x509.Certificate{
+		Subject:   pkix.Name{CommonName: "PandaStack private authority", Organization: []string{"PandaStack"}},
+		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(caLife),
+		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
+	}
+	return issue(dir, caCertFile, caKeyFile, t, nil, nil)
+}
+
+func makeLeaf(dir string, ca *x509.Certificate, caKey crypto.Signer, names []string, now time.Time) (*x509.Certificate, crypto.Signer, error) {
+	t := &x509.Certificate{
+		Subject:   pkix.Name{CommonName: "PandaStack", Organization: []string{"PandaStack"}},
+		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(leafLife),
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	for _, n := range names {
+		if ip := net.ParseIP(n); ip != nil {
+			t.IPAddresses = append(t.IPAddresses, ip)
+		} else {
+			t.DNSNames = append(t.DNSNames, n)
+		}
+	}
+	return issue(dir, leafCertFile, leafKeyFile, t, ca, caKey)
+}
+
+// issue makes a key and a certificate from t, signed by parent or, without one, by itself, and keeps
+// both. The key is written first: a crash between leaves no certificate, and both are made again.
+func issue(dir, certFile, keyFile string, t, parent *x509.Certificate, parentKey crypto.Signer) (*x509.Certificate, crypto.Signer, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, err
+	}
+	if t.SerialNumber, err = rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120)); err != nil {
+		return nil, nil, err
+	}
+	if parent == nil {
+		parent, parentKey = t, key
+	}
+	raw, err := x509.CreateCertificate(rand.Reader, t, parent, key.Public(), parentKey)
+	if err != nil {
+		return nil, nil, err
+	}
+	secret, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := os.Remove(filepath.Join(dir, certFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, err
+	}
+	if err := writePEM(dir, keyFile, "PRIVATE KEY", secret, 0o600); err != nil {
+		return nil, nil, err
+	}
+	if err := writePEM(dir, certFile, "CERTIFICATE", raw, 0o644); err != nil {
+		return nil, nil, err
+	}
+	cert, err := x509.ParseCertificate(raw)
+	return cert, key, err
+}
+
+func writePEM(dir, name, kind string, data []byte, mode fs.FileMode) error {
+	return durable.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: data}), mode)
+}
+
+func loadPair(dir, certFile, keyFile string) (*x509.Certificate, crypto.Signer, error) {
+	pair, err := tls.LoadX509KeyPair(filepath.Join(dir, certFile), filepath.Join(dir, keyFile))
+	if err != nil {
+		return nil, nil, err
+	}
+	signer, ok := pair.PrivateKey.(crypto.Signer)
+	if !ok {
+		return nil, nil, fmt.Errorf("%s holds a key that cannot sign", filepath.Join(dir, keyFile))
+	}
+	return pair.Leaf, signer, nil
+}

@@ -1,0 +1,231 @@
+package repl
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/csv"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"html"
+	"mime"
+	"regexp"
+	"sort"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+)
+
+// bashTalk finds marks on both outputs: one ends the cell, others carry what display shows; all else is what the
+// cell printed.
+type bashTalk struct {
+	mark     string
+	out, err half
+}
+
+// half is one output of the shell.
+type half struct {
+	rest []byte // not told yet: may begin the mark, or a character
+	done bool
+	code int
+}
+
+// bashReady is what the driver prints before it reads a cell.
+const bashReady = "\x01\x02"
+
+var validName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+
+func (t *bashTalk) request(cell Cell) []byte {
+	names := make([]string, 0, len(cell.Env))
+	for name := range cell.Env {
+		if validName.MatchString(name) {
+			names = append(names, name)
+		}
+	}
+	sort.Strings(names)
+	var env strings.Builder
+	env.WriteString(":\n")
+	for _, name := range names {
+		fmt.Fprintf(&env, "export %s='%s'\n", name, strings.ReplaceAll(cell.Env[name], "'", `'\''`))
+	}
+	encode := base64.StdEncoding.EncodeToString
+	return []byte(t.mark + " " + encode([]byte(env.String())) + " " + encode([]byte(cell.Code+"\n")) + "\n")
+}
+
+func (t *bashTalk) take(e guestapi.Event, yield func(Event) error) (int, bool, error) {
+	h, kind := &t.out, Stdout
+	if e.Stream == guestapi.StreamStderr {
+		h, kind = &t.err, Stderr
+	} else if e.Offset == 0 {
+		e.Data = bytes.TrimPrefix(e.Data, []byte(bashReady))
+	}
+	err := h.feed(e.Data, t.mark, func(text string) error {
+		if text == "" {
+			return nil
+		}
+		return yield(Event{Kind: kind, Text: text})
+	}, func(shown []byte) error {
+		return yield(showing(shown))
+	})
+	if err != nil {
+		return 0, false, err
+	}
+	if !t.out.done || !t.err.done {
+		return 0, false, nil
+	}
+	return t.out.code, true, nil
+}
+
+// feed adds what was printed and tells what can be told of it: valid UTF-8, and what is shown, without the marks.
+func (h *half) feed(data []byte, mark string, text func(string) error, shown func([]byte) error) error {
+	if h.done {
+		return nil // a background job of the cell that prints on
+	}
+	h.rest = append(h.rest, data...)
+	open := []byte("\x01" + mark)
+	for from := 0; ; {
+		i := bytes.Index(h.rest[from:], open)
+		if i < 0 {
+			break
+		}
+		i += from
+		after := h.rest[i+len(open):]
+		if len(after) == 0 {
+			break
+		}
+		inner, behind, whole := bytes.Cut(after[1:], []byte{2})
+		next := bytes.Index(inner, open)
+		switch {
+		case after[0] == '=' && next >= 0: // display was interrupted
+			if err := errors.Join(text(told(h.rest[:i])), shown(nil)); err != nil {
+				return err
+			}
+			h.rest, from = append([]byte(nil), after[1+next:]...), 0
+		case after[0] == ':' && (whole || len(inner) >= 8):
+			code, err := strconv.Atoi(string(inner))
+			if err != nil {
+				code = 1
+			}
+			last := h.rest[:i]
+			h.done, h.code, h.rest = true, code, nil
+			return text(told(last))
+		case after[0] == '=' && whole:
+			if err := errors.Join(text(told(h.rest[:i])), shown(inner)); err != nil {
+				return err
+			}
+			h.rest, from = append([]byte(nil), behind...), 0
+		case after[0] == '=' && len(inner) > maxLine:
+			return errors.New("what the cell shows is too large")
+		case after[0] == ':' || after[0] == '=':
+			return h.tell(i, text)
+		default:
+			from = i + 1
+		}
+	}
+	cut := len(h.rest)
+	if i := bytes.LastIndexByte(h.rest, 1); i >= 0 && len(h.rest)-i <= len(open) && bytes.HasPrefix(open, h.rest[i:]) {
+		cut = i
+	}
+	return h.tell(wholeRunes(h.rest[:cut]), text)
+}
+
+// tell gives away the first bytes and keeps the others.
+func (h *half) tell(n int, text func(string) error) error {
+	out := told(h.rest[:n])
+	h.rest = append([]byte(nil), h.rest[n:]...)
+	return text(out)
+}
+
+func told(b []byte) string { return strings.ToValidUTF8(string(b), "\uFFFD") }
+
+// showing reads what display was given: a type of content, a colon, and the content in base64.
+func showing(b []byte) Event {
+	kind, encoded, whole := bytes.Cut(b, []byte{':'})
+	content, err := base64.StdEncoding.DecodeString(string(encoded))
+	if err != nil || !whole {
+		return Event{Kind: Stderr, Text: "display: what was shown did not come whole\n"}
+	}
+	media, _, err := mime.ParseMediaType(told(kind))
+	if err != nil || !strings.Contains(media, "/") {
+		return Event{Kind: Stderr, Text: "display: name a type of content, such as image/png\n"}
+	}
+	data := map[string]any{}
+	switch {
+	case media == "text/csv":
+		data = frame(content)
+	case strings.HasSuffix(media, "json"):
+		var v any
+		if err := json.Unmarshal(content, &v); err != nil {
+			return Event{Kind: Stderr, Text: "display: this is not JSON: " + err.Error() + "\n"}
+		}
+		data[media] = v
+	case strings.HasPrefix(media, "text/") || strings.HasSuffix(media, "+xml"):
+		data[media] = told(content)
+	default:
+		data[media] = base64.StdEncoding.EncodeToString(content)
+	}
+	if _, ok := data["text/plain"]; !ok {
+		data["text/plain"] = fmt.Sprintf("<%s, %d bytes>", media, len(content))
+	}
+	return Event{Kind: Result, Data: data}
+}
+
+// frame makes a table of lines of values, the first of which names the columns. What cannot be read is text alone.
+func frame(content []byte) map[string]any {
+	out := map[string]any{"text/plain": told(content)}
+	r := csv.NewReader(strings.NewReader(told(content)))
+	rows, err := r.ReadAll()
+	if err != nil || len(rows) == 0 {
+		return out
+	}
+	columns := make(map[string]any, len(rows[0]))
+	var page strings.Builder
+	page.WriteString("<table>")
+	for n, row := range rows {
+		cell := "td"
+		if n == 0 {
+			cell = "th"
+		}
+		page.WriteString("<tr>")
+		for i, value := range row {
+			fmt.Fprintf(&page, "<%s>%s</%s>", cell, html.EscapeString(value), cell)
+			name := rows[0][i]
+			list, _ := columns[name].([]any)
+			if n > 0 {
+				list = append(list, number(value))
+			}
+			columns[name] = list
+		}
+		page.WriteString("</tr>")
+	}
+	page.WriteString("</table>")
+	out["text/html"], out["application/vnd.pandastack.data+json"] = page.String(), columns
+	return out
+}
+
+// number gives a value as the number that it reads as, if JSON has that.
+func number(text string) any {
+	var n float64
+	if json.Unmarshal([]byte(text), &n) == nil {
+		return n
+	}
+	return text
+}
+
+// wholeRunes gives how much of b does not end within a character.
+func wholeRunes(b []byte) int {
+	for i := 1; i < utf8.UTFMax && i <= len(b); i++ {
+		c := b[len(b)-i]
+		if utf8.RuneStart(c) {
+			if c >= utf8.RuneSelf && !utf8.FullRune(b[len(b)-i:]) {
+				return len(b) - i
+			}
+			break
+		}
+	}
+	return len(b)
+}
+
+func (t *bashTalk) lastWords() string { return wordsOf(keepLast(t.err.rest, maxWords)) }

@@ -1,0 +1,499 @@
+// Package repl runs cells of code in stateful contexts inside a sandbox: variables live on from cell to
+// cell, results come in rich forms, and a cell that takes too long is interrupted while its context lives.
+//
+// It owns the drivers (small programs in the language itself) and the talk with them. A context is a
+// process of the guest, found by its tag, so nothing is kept on the host: contexts live through
+// hibernation, and every fork has its own copies. What drivers say is a guest's word: it is bounded and
+// parsed defensively. Cells of one context run one after the other; everything else may run at once.
+package repl
+
+import (
+	"context"
+	"crypto/rand"
+	_ "embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+)
+
+// Language of a context.
+type Language string
+
+// The languages.
+const (
+	Python     Language = "python"
+	JavaScript Language = "javascript"
+	Bash       Language = "bash"
+)
+
+// Languages lists them.
+func Languages() []Language { return []Language{Python, JavaScript, Bash} }
+
+// ParseLanguage reads a language by its name or a usual other one; "" is Python.
+func ParseLanguage(text string) (Language, error) {
+	switch strings.ToLower(text) {
+	case "", "python", "python3", "py":
+		return Python, nil
+	case "javascript", "js", "node", "nodejs":
+		return JavaScript, nil
+	case "bash", "sh", "shell":
+		return Bash, nil
+	}
+	return "", fmt.Errorf("%w: language %.40q is not one of python, javascript, bash", guestapi.ErrInvalid, text)
+}
+
+//go:embed driver/python.py
+var pythonDriver string
+
+//go:embed driver/javascript.js
+var javascriptDriver string
+
+//go:embed driver/bash.sh
+var bashDriver string
+
+func (l Language) argv() []string {
+	switch l {
+	case JavaScript:
+		return []string{"node", "-e", javascriptDriver}
+	case Bash:
+		return []string{"bash", "-c", bashDriver}
+	default:
+		return []string{"python3", "-u", "-c", pythonDriver}
+	}
+}
+
+// Context is a place where cells run.
+type Context struct {
+	ID       string // lower-case letters and digits
+	Language Language
+	Dir      string
+	User     string
+	Created  time.Time
+}
+
+// Kind of an Event.
+type Kind string
+
+// The kinds of events.
+const (
+	Stdout Kind = "stdout" // Text
+	Stderr Kind = "stderr" // Text
+	Result Kind = "result" // Data, Main
+	Failed Kind = "error"  // Name, Value, Traceback
+	Count  Kind = "count"  // Count: cells of this context so far
+)
+
+// Event is something that a cell did.
+type Event struct {
+	Kind      Kind
+	Text      string         // valid UTF-8
+	Data      map[string]any // forms of a value by type of content; binary ones in base64
+	Main      bool           // the value of the cell's last expression
+	Name      string
+	Value     string
+	Traceback string
+	Count     int
+}
+
+// Outcome is how a cell ended.
+type Outcome struct {
+	Code        int  // 0: well
+	Interrupted bool // its time was over
+	Took        time.Duration
+}
+
+// Cell is code to run.
+type Cell struct {
+	Code    string
+	Env     map[string]string // for this cell alone
+	Timeout time.Duration     // 0: none
+	Begun   func()            // called when the code is on its way, before anything is told of it; nil: nobody asks
+}
+
+// MaxCode bounds the code of one cell, in bytes.
+const MaxCode = 4 << 20
+
+// ErrEnded says that a context is not there any more: its program ended, or had to be killed because it
+// did not let itself be interrupted.
+var ErrEnded = errors.New("the context has ended")
+
+const tagPrefix = "repl-"
+
+// IsContext tells whether a process with this tag is a context. What it prints is the talk with its
+// driver, not output of a user.
+func IsContext(tag string) bool { return strings.HasPrefix(tag, tagPrefix) }
+
+func tagOf(l Language, id string) string { return tagPrefix + string(l) + "-" + id }
+
+func contextOf(p guestapi.ProcessInfo) (Context, bool) {
+	rest, ok := strings.CutPrefix(p.Tag, tagPrefix)
+	if !ok || p.Exit != nil {
+		return Context{}, false
+	}
+	lang, id, ok := strings.Cut(rest, "-")
+	return Context{ID: id, Language: Language(lang), Dir: p.Dir, User: p.User, Created: p.Started}, ok
+}
+
+// The ids of contexts begin with a word for their language, so that a cell needs no look into the guest
+// for the context that it names. Python's default context has the plain name.
+var words = map[Language]string{Python: "py", JavaScript: "js", Bash: "sh"}
+
+const defaultID = "default"
+
+// DefaultID is the id of the context that a template keeps for a language.
+func DefaultID(l Language) string {
+	if l == Python {
+		return defaultID
+	}
+	return words[l] + defaultID
+}
+
+// Named is the context of an id, without asking the guest: its language and nothing else is known, and it may
+// not live. guestapi.ErrNotFound if no context has such an id.
+func Named(id string) (Context, error) {
+	if id == defaultID {
+		return Context{ID: id, Language: Python}, nil
+	}
+	for l, word := range words {
+		rest, ok := strings.CutPrefix(id, word)
+		if ok && rest != "" && len(rest) <= 32 && strings.Trim(rest, "0123456789abcdefghijklmnopqrstuvwxyz") == "" {
+			return Context{ID: id, Language: l}, nil
+		}
+	}
+	return Context{}, fmt.Errorf("context %.60q: %w", id, guestapi.ErrNotFound)
+}
+
+// Create starts a context. dir "" is the user's home, user "" the sandbox's default user.
+// guestapi.ErrNotFound when the sandbox has no program for the language.
+func Create(ctx context.Context, g guestapi.Guest, l Language, dir, user string) (Context, error) {
+	var raw [10]byte
+	rand.Read(raw[:]) // never fails, by its documentation
+	return start(ctx, g, l, words[l]+hex.EncodeToString(raw[:]), dir, user)
+}
+
+// Default gives the context that a language has without anybody making one: the one that the template keeps, or one
+// that is started now under its id, in the user's home.
+func Default(ctx context.Context, g guestapi.Guest, l Language) (Context, error) {
+	c, err := Find(ctx, g, DefaultID(l))
+	if !errors.Is(err, guestapi.ErrNotFound) {
+		return c, err
+	}
+	c, err = start(ctx, g, l, DefaultID(l), "", "")
+	if errors.Is(err, guestapi.ErrExists) { // by another request
+		return Find(ctx, g, DefaultID(l))
+	}
+	return c, err
+}
+
+// Restart ends a context and starts it anew under its id, without any of its variables.
+func Restart(ctx context.Context, g guestapi.Guest, c Context) (Context, error) {
+	if err := Close(ctx, g, c); err != nil && !errors.Is(err, guestapi.ErrNotFound) {
+		return Context{}, err
+	}
+	return start(ctx, g, c.Language, c.ID, c.Dir, c.User)
+}
+
+// Spec is the process of a language's default context, for one who starts it ahead, as a template does.
+// dir and user are as in Create.
+func Spec(l Language, dir, user string) guestapi.ProcessSpec { return spec(l, DefaultID(l), dir, user) }
+
+func spec(l Language, id, dir, user string) guestapi.ProcessSpec {
+	return guestapi.ProcessSpec{Argv: l.argv(), Dir: dir, User: user, Tag: tagOf(l, id), Stdin: true}
+}
+
+func start(ctx context.Context, g guestapi.Guest, l Language, id, dir, user string) (Context, error) {
+	proc, err := g.Start(ctx, spec(l, id, dir, user))
+	if err != nil {
+		return Context{}, fmt.Errorf("start a %s context: %w", l, err)
+	}
+	if err := proc.Close(); err != nil {
+		return Context{}, fmt.Errorf("start a %s context: %w", l, err)
+	}
+	return Context{ID: id, Language: l, Dir: dir, User: user, Created: time.Now()}, nil
+}
+
+// List gives the contexts of a sandbox that live.
+func List(ctx context.Context, g guestapi.Guest) ([]Context, error) {
+	procs, err := g.Processes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var out []Context
+	for _, p := range procs {
+		if c, ok := contextOf(p); ok {
+			out = append(out, c)
+		}
+	}
+	return out, nil
+}
+
+// Find gives one context; guestapi.ErrNotFound if it does not live.
+func Find(ctx context.Context, g guestapi.Guest, id string) (Context, error) {
+	all, err := List(ctx, g)
+	if err != nil {
+		return Context{}, err
+	}
+	for _, c := range all {
+		if c.ID == id {
+			return c, nil
+		}
+	}
+	return Context{}, fmt.Errorf("context %.60q: %w", id, guestapi.ErrNotFound)
+}
+
+// Close ends a context and all that its cells started, and answers when it has ended.
+func Close(ctx context.Context, g guestapi.Guest, c Context) error {
+	ref := guestapi.ProcessRef{Tag: tagOf(c.Language, c.ID)}
+	proc, err := g.Attach(ctx, ref, fromNow)
+	if err != nil {
+		return err
+	}
+	defer proc.Close()
+	if err := g.Signal(ctx, ref, int(syscall.SIGKILL), true); err != nil {
+		return err
+	}
+	wait, cancel := context.WithTimeoutCause(ctx, grace, errors.New("the context does not end"))
+	defer cancel()
+	for {
+		e, err := proc.Next(wait)
+		if errors.Is(err, io.EOF) || e.Exit != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// Runner runs cells and makes those of one context wait for each other. Its zero value is ready.
+type Runner struct {
+	mu    sync.Mutex
+	turns map[string]*turn // guarded by mu
+	ended []string         // keys of contexts that End ended, the last of them; guarded by mu
+}
+
+// maxEnded is how many contexts are remembered that were ended: a cell that is sent right after finds none.
+const maxEnded = 256
+
+// key names a context among those of all sandboxes.
+func key(sandbox string, c Context) string { return sandbox + "/" + c.ID }
+
+// End ends a context as Close does; from then on Run answers guestapi.ErrNotFound for it, whenever its guest tells
+// that it has ended. Contexts of DefaultID may be started again.
+func (r *Runner) End(ctx context.Context, sandbox string, g guestapi.Guest, c Context) error {
+	if err := Close(ctx, g, c); err != nil || c.ID == DefaultID(c.Language) {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.ended) == maxEnded {
+		r.ended = slices.Delete(r.ended, 0, 1)
+	}
+	r.ended = append(r.ended, key(sandbox, c))
+	return nil
+}
+
+// lives fails for a context that was ended.
+func (r *Runner) lives(key string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if slices.Contains(r.ended, key) {
+		return fmt.Errorf("%w: %w", ErrEnded, guestapi.ErrNotFound)
+	}
+	return nil
+}
+
+type turn struct {
+	free  chan struct{} // holds one token when nobody runs
+	users int           // guarded by Runner.mu
+}
+
+// take waits for the caller's turn; the returned function ends it.
+func (r *Runner) take(ctx context.Context, key string) (func(), error) {
+	r.mu.Lock()
+	if r.turns == nil {
+		r.turns = map[string]*turn{}
+	}
+	t := r.turns[key]
+	if t == nil {
+		t = &turn{free: make(chan struct{}, 1)}
+		t.free <- struct{}{}
+		r.turns[key] = t
+	}
+	t.users++
+	r.mu.Unlock()
+	leave := func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if t.users--; t.users == 0 {
+			delete(r.turns, key)
+		}
+	}
+	select {
+	case <-t.free:
+		return func() { t.free <- struct{}{}; leave() }, nil
+	case <-ctx.Done():
+		leave()
+		return nil, context.Cause(ctx)
+	}
+}
+
+// fromNow attaches behind what earlier cells printed.
+var fromNow = guestapi.Offsets{Stdout: math.MaxInt64, Stderr: math.MaxInt64, PTY: math.MaxInt64}
+
+// grace is how long an interrupted cell has to end before its context is killed, and insist how long before it is
+// interrupted again: a signal that comes before its cell has begun finds nothing to end.
+const (
+	grace  = 10 * time.Second
+	insist = 2 * time.Second
+)
+
+// Run runs a cell in a context of the given sandbox and calls yield for what it does. When its time is
+// over, when ctx ends, or when yield answers an error, the cell is interrupted; a context that does not
+// end its cell then is killed and answers ErrEnded. One that had ended before answers guestapi.ErrNotFound, too.
+func (r *Runner) Run(ctx context.Context, sandbox string, g guestapi.Guest, c Context, cell Cell, yield func(Event) error) (Outcome, error) {
+	if len(cell.Code) > MaxCode {
+		return Outcome{}, fmt.Errorf("%w: the code has %d bytes, %d is the most", guestapi.ErrInvalid, len(cell.Code), MaxCode)
+	}
+	done, err := r.take(ctx, key(sandbox, c))
+	if err != nil {
+		return Outcome{}, err
+	}
+	defer done()
+	if err := r.lives(key(sandbox, c)); err != nil {
+		return Outcome{}, err
+	}
+	proc, err := g.Attach(ctx, guestapi.ProcessRef{Tag: tagOf(c.Language, c.ID)}, fromNow)
+	if err != nil {
+		return Outcome{}, err
+	}
+	defer proc.Close()
+	began := time.Now()
+	talk := newTalk(c.Language)
+	if _, err := proc.Write(talk.request(cell)); err != nil {
+		return Outcome{}, fmt.Errorf("%w: %w: %w", ErrEnded, guestapi.ErrNotFound, err)
+	}
+	if cell.Begun != nil {
+		cell.Begun()
+	}
+	out, err := follow(ctx, g, proc, talk, cell.Timeout, yield)
+	out.Took = time.Since(began)
+	return out, err
+}
+
+var errTime = errors.New("the time of the cell is over")
+
+// follow reads until the cell has ended.
+func follow(ctx context.Context, g guestapi.Guest, proc guestapi.Process, talk talk, limit time.Duration, yield func(Event) error) (Outcome, error) {
+	wait, stop := ctx, context.CancelFunc(func() {})
+	if limit > 0 {
+		wait, stop = context.WithTimeoutCause(ctx, limit, errTime)
+	}
+	defer stop()
+	heard := false // of the context's program
+	for {
+		e, err := proc.Next(wait)
+		if err == nil && e.Exit == nil {
+			heard = heard || e.Stream == guestapi.StreamStdout && len(e.Data) > 0
+			code, ended, perr := talk.take(e, yield)
+			if perr == nil && !ended {
+				continue
+			}
+			if perr == nil {
+				return Outcome{Code: code}, nil
+			}
+			err = perr
+		}
+		switch {
+		case e.Exit != nil, errors.Is(err, io.EOF):
+			return Outcome{}, fmt.Errorf("%w%s", ErrEnded, talk.lastWords())
+		case wait.Err() != nil && context.Cause(wait) == errTime:
+			code, err := interrupt(ctx, g, proc, talk, heard, yield)
+			return Outcome{Code: code, Interrupted: true}, err
+		default:
+			_, stuck := interrupt(ctx, g, proc, talk, heard, func(Event) error { return nil })
+			return Outcome{Interrupted: true}, errors.Join(err, stuck)
+		}
+	}
+}
+
+// await follows an interrupted cell until it has ended, or it is time to insist: then neither ended nor err is set.
+// An error without an end says that its context is gone.
+func await(ctx context.Context, proc guestapi.Process, talk talk, yield func(Event) error) (code int, ended bool, err error) {
+	try, stop := context.WithTimeoutCause(ctx, insist, errTime)
+	defer stop()
+	for {
+		e, err := proc.Next(try)
+		switch {
+		case err == nil && e.Exit != nil:
+			return 0, false, ErrEnded
+		case err != nil && try.Err() != nil:
+			return 0, false, nil
+		case err != nil:
+			return 0, false, err
+		}
+		if code, ended, err := talk.take(e, yield); ended || err != nil {
+			return code, true, err
+		}
+	}
+}
+
+// awake waits until a context's program has begun to talk, as it does once a signal does not end it any more. One that was
+// started by an earlier release may have said nothing yet: then it is taken for awake after a while. So is one that cannot
+// be asked, since whatever is the matter with it the next who asks is told.
+func awake(ctx context.Context, g guestapi.Guest, pid uint32) {
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), grace, errTime)
+	defer cancel()
+	proc, err := g.Attach(ctx, guestapi.ProcessRef{PID: pid}, guestapi.Offsets{Stderr: math.MaxInt64, PTY: math.MaxInt64})
+	if err != nil {
+		return
+	}
+	defer proc.Close()
+	for {
+		e, err := proc.Next(ctx)
+		if err != nil || e.Exit != nil || e.Stream == guestapi.StreamStdout {
+			return
+		}
+	}
+}
+
+// interrupt ends the cell that runs and keeps its context, or kills both. Heard tells that its program is known to be awake.
+func interrupt(ctx context.Context, g guestapi.Guest, proc guestapi.Process, talk talk, heard bool, yield func(Event) error) (int, error) {
+	if !heard {
+		awake(ctx, g, proc.PID())
+	}
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), grace, errTime)
+	defer cancel()
+	ref := guestapi.ProcessRef{PID: proc.PID()}
+	for first := true; ctx.Err() == nil; first = false {
+		if err := g.Signal(ctx, ref, int(syscall.SIGINT), true); err != nil {
+			if first {
+				return 0, err
+			}
+			break
+		}
+		code, ended, err := await(ctx, proc, talk, yield)
+		if ended {
+			return code, err
+		}
+		if err != nil {
+			break
+		}
+	}
+	last, stop := context.WithTimeoutCause(context.WithoutCancel(ctx), grace, errTime)
+	defer stop()
+	err := g.Signal(last, ref, int(syscall.SIGKILL), true)
+	if errors.Is(err, guestapi.ErrNotFound) {
+		err = nil
+	}
+	return 0, errors.Join(fmt.Errorf("%w: the cell could not be interrupted", ErrEnded), err)
+}

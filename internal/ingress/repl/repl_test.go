@@ -1,0 +1,372 @@
+package repl_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/guest/agent"
+	"github.com/pandastack/pandastack/internal/guest/process"
+	"github.com/pandastack/pandastack/internal/ingress/repl"
+)
+
+// newGuest is the guest agent as a plain process of this machine, with the program of a language at hand.
+func newGuest(t *testing.T, l repl.Language) guestapi.Guest {
+	t.Helper()
+	program := map[repl.Language]string{repl.Python: "python3", repl.JavaScript: "node", repl.Bash: "bash"}[l]
+	if _, err := exec.LookPath(program); err != nil {
+		t.Skipf("probe program: %s is not installed on this machine", program)
+	}
+	b := agent.New(agent.Config{Reaper: process.NewReaper(false)})
+	t.Cleanup(b.Close)
+	return b
+}
+
+// limit is how long a cell of a test may take on a busy machine.
+const limit = time.Minute
+
+type ran struct {
+	repl.Outcome
+	out, err, main, trouble string
+	results                 []map[string]any
+}
+
+func run(t *testing.T, r *repl.Runner, g guestapi.Guest, c repl.Context, cell repl.Cell) ran {
+	t.Helper()
+	if cell.Timeout == 0 {
+		cell.Timeout = limit
+	}
+	var got ran
+	out, err := r.Run(t.Context(), "sbx", g, c, cell, func(e repl.Event) error {
+		switch e.Kind {
+		case repl.Stdout:
+			got.out += e.Text
+		case repl.Stderr:
+			got.err += e.Text
+		case repl.Failed:
+			got.trouble = e.Name + ": " + e.Value
+		case repl.Result:
+			got.results = append(got.results, e.Data)
+			if e.Main {
+				got.main = fmt.Sprint(e.Data["text/plain"])
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatalf("run %q: %v", cell.Code, err)
+	}
+	got.Outcome = out
+	return got
+}
+
+func TestCells(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		lang      repl.Language
+		code      []string // all but the last prepare
+		env       map[string]string
+		want      ran
+		wantCode  int
+		wantInErr string
+	}{
+		{name: "python-state", lang: repl.Python, code: []string{"x = 41", "print('grüße 🐼')\nx + 1"}, want: ran{out: "grüße 🐼\n", main: "42"}},
+		{name: "python-expression", lang: repl.Python, code: []string{"'\"ü\\n'"}, want: ran{main: "'\"ü\\n'"}},
+		{name: "python-exit-true", lang: repl.Python, code: []string{"raise SystemExit(True)"}, wantCode: 1},
+		{name: "python-semicolon", lang: repl.Python, code: []string{"1;"}},
+		{name: "python-error", lang: repl.Python, code: []string{"1/0"}, want: ran{trouble: "ZeroDivisionError: division by zero"}, wantCode: 1},
+		{name: "python-syntax", lang: repl.Python, code: []string{"x ="}, want: ran{trouble: "SyntaxError: invalid syntax (<cell 1>, line 1)"}, wantCode: 1},
+		{name: "python-exit", lang: repl.Python, code: []string{"import sys; sys.exit(3)"}, wantCode: 3},
+		{name: "python-after-exit", lang: repl.Python, code: []string{"x = 1; import sys; sys.exit(3)", "x"}, want: ran{main: "1"}},
+		{name: "python-child", lang: repl.Python, code: []string{"import os; _ = os.system('echo out; echo err >&2')"}, want: ran{out: "out\n", err: "err\n"}},
+		{name: "python-await", lang: repl.Python, code: []string{"import asyncio\nawait asyncio.sleep(0)\n7"}, want: ran{main: "7"}},
+		{name: "python-fork", lang: repl.Python, code: []string{"import os\nif os.fork() == 0: pass", "import time, os\n5"}, want: ran{main: "5"}},
+		{name: "python-stdin", lang: repl.Python, code: []string{"input()"}, want: ran{trouble: "EOFError: EOF when reading a line"}, wantCode: 1},
+		{name: "python-env", lang: repl.Python, code: []string{"import os; os.environ['A']"}, env: map[string]string{"A": "b c"}, want: ran{main: "'b c'"}},
+		{name: "javascript-state", lang: repl.JavaScript, code: []string{"const x = 41", "console.log('grüße 🐼'); x + 1"}, want: ran{out: "grüße 🐼\n", main: "42"}},
+		{name: "javascript-error", lang: repl.JavaScript, code: []string{"nope()"}, want: ran{trouble: "ReferenceError: nope is not defined"}, wantCode: 1},
+		{name: "javascript-await", lang: repl.JavaScript, code: []string{"const y = await Promise.resolve(5)", "y * 2"}, want: ran{main: "10"}},
+		{name: "javascript-require", lang: repl.JavaScript, code: []string{"require('path').join('a', 'b')"}, want: ran{main: "a/b"}},
+		{name: "bash-state", lang: repl.Bash, code: []string{"x=41; cd /", "echo $((x+1)) $PWD; echo grüße >&2"}, want: ran{out: "42 /\n", err: "grüße\n"}},
+		{name: "bash-failing", lang: repl.Bash, code: []string{"(exit 4)"}, wantCode: 4},
+		{name: "bash-env", lang: repl.Bash, code: []string{"echo \"$A\""}, env: map[string]string{"A": "it's $x"}, want: ran{out: "it's $x\n"}},
+		{name: "bash-syntax", lang: repl.Bash, code: []string{"if"}, wantCode: 2, wantInErr: "syntax error"},
+		{name: "bash-multiline", lang: repl.Bash, code: []string{"f() {\n echo in f\n}\ncat <<E\nhere\nE\nf"}, want: ran{out: "here\nin f\n"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			g := newGuest(t, c.lang)
+			box, err := repl.Create(t.Context(), g, c.lang, "/tmp", "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			var r repl.Runner
+			var got ran
+			for i, code := range c.code {
+				cell := repl.Cell{Code: code}
+				if i == len(c.code)-1 {
+					cell.Env = c.env
+				}
+				got = run(t, &r, g, box, cell)
+			}
+			if c.wantInErr != "" && !strings.Contains(got.err, c.wantInErr) {
+				t.Errorf("stderr %q lacks %q", got.err, c.wantInErr)
+			}
+			if got.out != c.want.out || c.wantInErr == "" && got.err != c.want.err || got.main != c.want.main || got.trouble != c.want.trouble {
+				t.Errorf("got out %q, err %q, result %q, error %q; want %q, %q, %q, %q",
+					got.out, got.err, got.main, got.trouble, c.want.out, c.want.err, c.want.main, c.want.trouble)
+			}
+			if got.Code != c.wantCode {
+				t.Errorf("code %d, want %d", got.Code, c.wantCode)
+			}
+		})
+	}
+}
+
+// TestRichResults: each language shows text, pictures, pages, JSON, charts and tables.
+func TestRichResults(t *testing.T) {
+	const png, chart, data = "iVBORw0KGgoAAAAA", "application/vnd.pandastack.chart+json", "application/vnd.pandastack.data+json"
+	picture := filepath.Join(t.TempDir(), "picture.png")
+	for _, c := range []struct {
+		name string
+		lang repl.Language
+		code string
+		kind string
+		want any
+	}{
+		{"python-png", repl.Python, "class T:\n  def _repr_png_(self):\n    import base64\n    return base64.b64decode('" + png + "')\nT()", "image/png", png},
+		{"python-svg", repl.Python, "class T:\n  def _repr_svg_(self): return '<svg/>'\nT()", "image/svg+xml", "<svg/>"},
+		{"python-html", repl.Python, "class T:\n  def _repr_html_(self): return '<b>grüß</b>'\nT()", "text/html", "<b>grüß</b>"},
+		{"python-json", repl.Python, "class T:\n  def _repr_json_(self): return {'a': [1]}\nT()", "application/json", map[string]any{"a": []any{1.0}}},
+		{"python-display", repl.Python, "display('x')", "text/plain", "'x'"},
+		{"javascript-png", repl.JavaScript, "Buffer.from('" + png + "', 'base64')", "image/png", png},
+		{"javascript-display-png", repl.JavaScript, "display.png('" + png + "')", "image/png", png},
+		{"javascript-svg", repl.JavaScript, "({toSVG() { return '<svg/>' }})", "image/svg+xml", "<svg/>"},
+		{"javascript-html", repl.JavaScript, "display.html('<b>grüß</b>')", "text/html", "<b>grüß</b>"},
+		{"javascript-own", repl.JavaScript, "({[Symbol.for('Jupyter.display')]() { return {'text/markdown': '**x**'} }})", "text/markdown", "**x**"},
+		{"javascript-json", repl.JavaScript, "({a: [1]})", "application/json", map[string]any{"a": []any{1.0}}},
+		{"javascript-chart", repl.JavaScript, "display.chart({type: 'line'})", chart, map[string]any{"type": "line"}},
+		{"javascript-data", repl.JavaScript, "[{a: 1, b: 'x'}, {a: 2}]", data, map[string]any{"a": []any{1.0, 2.0}, "b": []any{"x", nil}}},
+		{"javascript-no-data", repl.JavaScript, "[{a: 1n}, {f() {}}]", data, nil},
+		{"bash-png", repl.Bash, "base64 -d <<<'" + png + "' >" + picture + "; display " + picture, "image/png", png},
+		{"bash-svg", repl.Bash, "display <(echo -n '<svg/>') image/svg+xml", "image/svg+xml", "<svg/>"},
+		{"bash-html", repl.Bash, "display <(echo -n '<b>grüß</b>') text/html", "text/html", "<b>grüß</b>"},
+		{"bash-json", repl.Bash, `display <(echo '{"a":[1]}') application/json`, "application/json", map[string]any{"a": []any{1.0}}},
+		{"bash-chart", repl.Bash, `display <(echo '{"type":"line"}') ` + chart, chart, map[string]any{"type": "line"}},
+		{"bash-data", repl.Bash, `display <(printf 'a,b\n1,x\n') text/csv`, data, map[string]any{"a": []any{1.0}, "b": []any{"x"}}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			g := newGuest(t, c.lang)
+			box, err := repl.Create(t.Context(), g, c.lang, "/tmp", "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			var r repl.Runner
+			got := run(t, &r, g, box, repl.Cell{Code: c.code})
+			if len(got.results) != 1 || !reflect.DeepEqual(got.results[0][c.kind], c.want) || got.results[0]["text/plain"] == nil || got.err != "" {
+				t.Errorf("results %v, stderr %q; want %s %v", got.results, got.err, c.kind, c.want)
+			}
+		})
+	}
+}
+
+// A cell whose time is over is interrupted, and its context goes on with all it knew.
+func TestTimeoutKeepsContext(t *testing.T) {
+	for lang, code := range map[repl.Language][3]string{
+		repl.Python:     {"x = 42", "import time\nwhile True: time.sleep(0.01)", "print(x)"},
+		repl.JavaScript: {"const x = 42", "for (;;) {}", "console.log(x)"},
+		repl.Bash:       {"x=42", "sleep 1000", "echo $x"},
+	} {
+		t.Run(string(lang), func(t *testing.T) {
+			g := newGuest(t, lang)
+			box, err := repl.Create(t.Context(), g, lang, "", "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			var r repl.Runner
+			run(t, &r, g, box, repl.Cell{Code: code[0]})
+			if got := run(t, &r, g, box, repl.Cell{Code: code[1], Timeout: time.Second}); !got.Interrupted {
+				t.Errorf("a cell without an end ended: %+v", got)
+			}
+			if got := run(t, &r, g, box, repl.Cell{Code: code[2]}); got.out != "42\n" || got.Interrupted {
+				t.Errorf("after the interrupt: %+v, want 42", got)
+			}
+		})
+	}
+}
+
+// late is a guest to which what is written is on the way when it is taken: that a process has ended is told after.
+type late struct{ guestapi.Guest }
+
+func (g late) Attach(ctx context.Context, ref guestapi.ProcessRef, from guestapi.Offsets) (guestapi.Process, error) {
+	p, err := g.Guest.Attach(ctx, ref, from)
+	return sent{p}, err
+}
+
+type sent struct{ guestapi.Process }
+
+func (sent) Write(b []byte) (int, error) { return len(b), nil }
+
+func TestContexts(t *testing.T) {
+	g := newGuest(t, repl.Python)
+	var r repl.Runner
+	one, err := repl.Create(t.Context(), g, repl.Python, "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	two, err := repl.Create(t.Context(), g, repl.Python, "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, &r, g, one, repl.Cell{Code: "x = 'one'"})
+	if got := run(t, &r, g, two, repl.Cell{Code: "x"}); got.trouble == "" {
+		t.Error("contexts share variables")
+	}
+	all, err := repl.List(t.Context(), g)
+	if err != nil || len(all) != 2 {
+		t.Fatalf("contexts %v, %v; want two", all, err)
+	}
+	if err := r.End(t.Context(), "sbx", g, one); err != nil {
+		t.Fatal(err)
+	}
+	for what, g := range map[string]guestapi.Guest{"a context that was ended": g, "one whose end the channel tells late": late{g}} {
+		if _, err := r.Run(t.Context(), "sbx", g, one, repl.Cell{Code: "x"}, func(repl.Event) error { return nil }); !errors.Is(err, guestapi.ErrNotFound) {
+			t.Errorf("a cell in %s: %v, want not found", what, err)
+		}
+	}
+	if got := run(t, &r, g, two, repl.Cell{Code: "2"}); got.main != "2" {
+		t.Errorf("the other context answers %q", got.main)
+	}
+}
+
+// Many cells sent at once to one context run one after the other, and each gets its own answers.
+func TestCellsTakeTurns(t *testing.T) {
+	g := newGuest(t, repl.Python)
+	box, err := repl.Create(t.Context(), g, repl.Python, "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r repl.Runner
+	run(t, &r, g, box, repl.Cell{Code: "n = 0"})
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			var main string
+			_, err := r.Run(t.Context(), "sbx", g, box, repl.Cell{Code: fmt.Sprintf("n += 1\n%d", i), Timeout: limit}, func(e repl.Event) error {
+				if e.Main {
+					main = fmt.Sprint(e.Data["text/plain"])
+				}
+				return nil
+			})
+			if err != nil || main != fmt.Sprint(i) {
+				t.Errorf("cell %d answered %q, %v", i, main, err)
+			}
+		})
+	}
+	wg.Wait()
+	if got := run(t, &r, g, box, repl.Cell{Code: "n"}); got.main != "8" {
+		t.Errorf("%s cells ran, want 8", got.main)
+	}
+}
+
+// The id of a context is enough to run a cell in it.
+func TestNamed(t *testing.T) {
+	for _, l := range repl.Languages() {
+		c, err := repl.Named(repl.DefaultID(l))
+		if err != nil || c.Language != l || "repl-"+string(l)+"-"+c.ID != repl.Spec(l, "", "").Tag {
+			t.Errorf("default context of %s: %+v, %v", l, c, err)
+		}
+	}
+	for _, id := range []string{"", "py", "de", "defaults", "py../x", "pyABC", "js" + strings.Repeat("0", 33), "py-1"} {
+		if c, err := repl.Named(id); !errors.Is(err, guestapi.ErrNotFound) {
+			t.Errorf("%q: %+v, %v; want ErrNotFound", id, c, err)
+		}
+	}
+	g := newGuest(t, repl.Python)
+	box, err := repl.Create(t.Context(), g, repl.Python, "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	named, err := repl.Named(box.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r repl.Runner
+	run(t, &r, g, box, repl.Cell{Code: "x = 'here'"})
+	if got := run(t, &r, g, named, repl.Cell{Code: "x"}); got.main != "'here'" {
+		t.Errorf("the context by its id answers %q", got.main)
+	}
+}
+
+// A cell whose program changed what the signal does can be interrupted all the same, from the next cell on.
+func TestSignalIsTakenBack(t *testing.T) {
+	g := newGuest(t, repl.Python)
+	box, err := repl.Create(t.Context(), g, repl.Python, "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r repl.Runner
+	run(t, &r, g, box, repl.Cell{Code: "import signal, time\nx = 1\nsignal.signal(signal.SIGINT, signal.SIG_IGN)"})
+	if got := run(t, &r, g, box, repl.Cell{Code: "time.sleep(1000)", Timeout: 200 * time.Millisecond}); !got.Interrupted || !strings.HasPrefix(got.trouble, "KeyboardInterrupt") {
+		t.Errorf("interrupted %v, %q", got.Interrupted, got.trouble)
+	}
+	if got := run(t, &r, g, box, repl.Cell{Code: "x"}); got.main != "1" {
+		t.Errorf("the context answers %q afterwards", got.main)
+	}
+}
+
+// A cell whose time is over before its program has begun with it is interrupted all the same, and its context goes on.
+func TestInterruptedBeforeItBegins(t *testing.T) {
+	for lang, code := range map[repl.Language][2]string{
+		repl.Python:     {"import time\ntime.sleep(1000)", "print(42)"},
+		repl.JavaScript: {"for (;;) {}", "console.log(42)"},
+		repl.Bash:       {"sleep 1000", "echo 42"},
+	} {
+		t.Run(string(lang), func(t *testing.T) {
+			t.Parallel()
+			g := newGuest(t, lang)
+			box, err := repl.Create(t.Context(), g, lang, "", "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			var r repl.Runner
+			for _, which := range []string{"first", "second"} { // before the first one the program itself has just been started
+				if got := run(t, &r, g, box, repl.Cell{Code: code[0], Timeout: time.Nanosecond}); !got.Interrupted {
+					t.Errorf("the %s cell, which has no end, ended: %+v", which, got)
+				}
+				if got := run(t, &r, g, box, repl.Cell{Code: code[1]}); got.out != "42\n" {
+					t.Errorf("after the interrupt of the %s: %+v", which, got)
+				}
+			}
+		})
+	}
+}
+
+// A signal that comes while a shell still decodes a cell ends nothing, and takes nothing away from the cell.
+func TestSignalBeforeACell(t *testing.T) {
+	g := newGuest(t, repl.Bash)
+	box, err := repl.Create(t.Context(), g, repl.Bash, "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r repl.Runner
+	run(t, &r, g, box, repl.Cell{Code: `base64() { kill -INT 0; command base64 "$@"; }`}) // the signal reaches all of the context
+	for range 3 {
+		if got := run(t, &r, g, box, repl.Cell{Code: "echo 42"}); got.out != "42\n" {
+			t.Fatalf("a cell after a signal: %+v", got)
+		}
+	}
+}
+
+func TestMissingProgram(t *testing.T) {
+	if _, err := repl.ParseLanguage("cobol"); !errors.Is(err, guestapi.ErrInvalid) {
+		t.Errorf("cobol: %v, want ErrInvalid", err)
+	}
+}

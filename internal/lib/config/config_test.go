@@ -1,0 +1,212 @@
+package config_test
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/lib/config"
+)
+
+var update = flag.Bool("update", false, "rewrite the generated pages")
+
+func write(t *testing.T, name, text string) string {
+	t.Helper()
+	p := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(p, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func TestDefaultsAreValid(t *testing.T) {
+	l, err := config.Load(config.Sources{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l.DataDir != "/var/lib/pandastack" || l.Sandbox.TTL != time.Hour || l.Network.Prefix != "panda" {
+		t.Errorf("defaults %+v", l.Node)
+	}
+	for _, f := range l.Fields() {
+		if f.Doc == "" {
+			t.Errorf("%s has no description", f.Path)
+		}
+		if l.Origin[f.Path] != "default" {
+			t.Errorf("%s comes from %q", f.Path, l.Origin[f.Path])
+		}
+	}
+}
+
+func TestPrecedence(t *testing.T) {
+	file := write(t, "node.yaml", "log:\n  level: warn\n  format: json\nsandbox:\n  ttl: 5m\nnetwork: {ready: 2}\n")
+	l, err := config.Load(config.Sources{
+		File:  file,
+		Env:   []string{"PANDASTACK_LOG_LEVEL=debug", "PANDASTACK_SANDBOX_TTL=6m", "OTHER=1"},
+		Flags: map[string]string{"sandbox.ttl": "7m"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l.Log.Format != "json" || l.Log.Level != "debug" || l.Sandbox.TTL != 7*time.Minute || l.Network.Ready != 2 {
+		t.Errorf("loaded %+v", l.Node)
+	}
+	for path, want := range map[string]string{
+		"log.format": file + " line 3", "log.level": "PANDASTACK_LOG_LEVEL", "sandbox.ttl": "--sandbox-ttl", "listen": "default",
+	} {
+		if got := l.Origin[path]; got != want {
+			t.Errorf("%s comes from %q, want %q", path, got, want)
+		}
+	}
+	var out bytes.Buffer
+	if err := l.Explain(&out); err != nil || !strings.Contains(out.String(), "sandbox.ttl = 7m0s\n    from --sandbox-ttl\n") {
+		t.Errorf("explained (%v)\n%s", err, out.String())
+	}
+}
+
+func TestAllProblemsAtOnce(t *testing.T) {
+	file := write(t, "node.yaml", "colour: red\nlog:\n  level: loud\nnetwork:\n  slots: many\n  range: 10.0.0.0/29\n  allow: 10.1.0.0/16, there\n  resolvers: 9.9.9.9,here\n  prefix: Way-too-long\nlimits:\n  disk_mib: -1\n  network_out_mbit: 2000000\nlisten: here\n")
+	_, err := config.Load(config.Sources{File: file, Env: []string{"PANDASTACK_LIFECYCLE_STOP=soon"}})
+	if err == nil {
+		t.Fatal("no error")
+	}
+	for _, want := range []string{
+		"limits.disk_mib: -1 is too small", "limits.network_out_mbit: 2000000 is more than 1000000",
+		"colour: there is no setting of this name (" + file + " line 1)",
+		`log.level: "loud" is not one of debug, info, warn, error`,
+		`network.slots (` + file + ` line 5): "many" is not a whole number`,
+		"network.range: 10.0.0.0/29 has room for 2 sandboxes",
+		`network.allow: "there" is not an IPv4 network`,
+		`network.resolvers: "here" is not an address`,
+		`network.prefix: "Way-too-long" is not`,
+		`listen: "here" is not an address and port`,
+		`lifecycle.stop (PANDASTACK_LIFECYCLE_STOP): "soon" is not a duration`,
+	} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("error lacks %q:\n%v", want, err)
+		}
+	}
+}
+
+func TestBadFiles(t *testing.T) {
+	for _, tt := range []struct{ name, text, want string }{
+		{"list", "- a\n", "settings are written as name: value"},
+		{"nested-list", "log: [a]\n", "a list cannot stand here"},
+		{"broken", "log: {\n", "node.yaml"},
+		{"twice", "listen: 127.0.0.1:1\nlisten: 127.0.0.1:2\n", "listen"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := config.Load(config.Sources{File: write(t, "node.yaml", tt.text)})
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("error %v, want %q", err, tt.want)
+			}
+		})
+	}
+	if _, err := config.Load(config.Sources{File: write(t, "empty.yaml", "")}); err != nil {
+		t.Errorf("an empty file is refused: %v", err)
+	}
+	if _, err := config.Load(config.Sources{File: "/nowhere/x.yaml"}); err == nil {
+		t.Error("a missing file is no error")
+	}
+}
+
+func FuzzLoad(f *testing.F) {
+	f.Add("log:\n  level: warn\n")
+	f.Add("a: &x [*x]\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		_, _ = config.Load(config.Sources{File: write(t, "f.yaml", text)}) // must only not crash
+	})
+}
+
+func TestClient(t *testing.T) {
+	home, data := t.TempDir(), t.TempDir()
+	put := func(path, text string) {
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	load := func(src config.ClientSources) config.Client {
+		t.Helper()
+		src.DataDir = data
+		src.Env = append(src.Env, "HOME="+home)
+		c, err := config.LoadClient(src)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	if c := load(config.ClientSources{}); c.URL != config.DefaultURL || c.Key != "" {
+		t.Errorf("with nothing set: %+v", c)
+	}
+	put(config.NodeFile(data), `{"api_url":"http://127.0.0.1:9","api_key":"node"}`)
+	if c := load(config.ClientSources{}); c.URL != "http://127.0.0.1:9" || c.Key != "node" {
+		t.Errorf("with a node on this machine: %+v", c)
+	}
+	if c := load(config.ClientSources{URL: "http://elsewhere"}); c.Key != "" {
+		t.Errorf("the node's key goes to another server: %+v", c)
+	}
+	put(filepath.Join(home, ".config/pandastack/config.json"), `{"apiUrl":"http://user","token":"user","expires_at":1}`)
+	if c := load(config.ClientSources{}); c.URL != "http://user" || c.Key != "user" {
+		t.Errorf("with the user's file: %+v", c)
+	}
+	env := []string{"PANDASTACK_API=http://env", "PANDASTACK_API_KEY=env"}
+	if c := load(config.ClientSources{Env: env}); c.URL != "http://env" || c.Key != "env" {
+		t.Errorf("with the environment: %+v", c)
+	}
+	env = []string{"PANDASTACK_API_URL=http://env", "PANDASTACK_TOKEN=env"}
+	if c := load(config.ClientSources{Env: env}); c.URL != "http://env" || c.Key != "env" || c.Origin != "PANDASTACK_API_URL" {
+		t.Errorf("with the other names in the environment: got %+v, want http://env with its key", c)
+	}
+	env = []string{"PANDASTACK_API=http://one/", "PANDASTACK_API_URL=http://one"}
+	if c := load(config.ClientSources{Env: env}); c.URL != "http://one/" {
+		t.Errorf("with the same server under both names: got %q, want http://one/", c.URL)
+	}
+	env = []string{"PANDASTACK_API=http://one", "PANDASTACK_API_URL=http://two"}
+	if c, err := config.LoadClient(config.ClientSources{Env: env}); err == nil || !strings.Contains(err.Error(), "unset PANDASTACK_API_URL") {
+		t.Errorf("with two servers in the environment: got %+v, %v, want an error that names the remedy", c, err)
+	}
+	if c := load(config.ClientSources{Env: env, URL: "http://flag", Key: "flag"}); c.URL != "http://flag" || c.Key != "flag" {
+		t.Errorf("with flags: %+v", c)
+	}
+	put(filepath.Join(home, ".config/pandastack/config.json"), `nonsense`)
+	if _, err := config.LoadClient(config.ClientSources{Env: []string{"HOME=" + home}, DataDir: data}); err == nil {
+		t.Error("a broken file is no error")
+	}
+}
+
+// TestGenerated holds the pages made from the settings against the code.
+func TestGenerated(t *testing.T) {
+	var example, page bytes.Buffer
+	if err := config.Example(&example); err != nil {
+		t.Fatal(err)
+	}
+	if err := config.Page(&page); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string][]byte{"pandastack.example.yaml": example.Bytes(), "configuration.md": page.Bytes()} {
+		path := filepath.Join("../../../docs", name)
+		if *update {
+			if err := os.WriteFile(path, want, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, err := os.ReadFile(path)
+		if err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s is not current (%v); run make generate", path, err)
+		}
+	}
+	l, err := config.Load(config.Sources{File: "../../../docs/pandastack.example.yaml"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain, err := config.Load(config.Sources{})
+	if err != nil || l.Node != plain.Node {
+		t.Errorf("the example file does not give the defaults (%v)", err)
+	}
+}

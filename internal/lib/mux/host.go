@@ -1,0 +1,163 @@
+package mux
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"sync"
+)
+
+// Host is the host end of a channel, for one session: it greets, and opens streams.
+type Host struct {
+	m       *mux
+	conn    io.ReadWriteCloser
+	hello   Hello
+	kick    chan struct{} // wakes the writer
+	greeted chan struct{} // closed when the ack was seen
+	done    chan struct{} // closed when the session is over
+	once    sync.Once
+	wg      sync.WaitGroup
+}
+
+// NewHost begins a session on conn, which it owns from now on. It queues the hello and does not wait.
+// With resync the channel is in an unknown state, and is first brought to one in which the guest end
+// listens for a hello.
+func NewHost(conn io.ReadWriteCloser, hello Hello, resync bool) *Host {
+	hello.Version = Version
+	h := &Host{m: newMux(conn), conn: conn, hello: hello,
+		kick: make(chan struct{}, 1), greeted: make(chan struct{}), done: make(chan struct{})}
+	h.m.wake = func() { signal(h.kick) }
+	if resync {
+		h.m.queue = make([]byte, resyncZeros)
+	}
+	h.m.queue = appendGreeting(h.m.queue, helloMagic, hello)
+	h.m.put()
+	h.wg.Go(h.write)
+	h.wg.Go(h.read)
+	return h
+}
+
+func (h *Host) write() {
+	for {
+		select {
+		case <-h.kick:
+		case <-h.done:
+			return
+		}
+		if err := h.m.flush(); err != nil {
+			h.fail(err)
+			return
+		}
+	}
+}
+
+func (h *Host) read() {
+	r := newReader(h.conn)
+	err := h.seekAck(r)
+	for err == nil {
+		var hd header
+		var payload []byte
+		if hd, payload, err = r.frame(); err != nil {
+			break
+		}
+		if hd.kind == typeNoop && hd.length == 0 {
+			continue
+		}
+		err = h.m.receive(hd, payload)
+	}
+	h.fail(fmt.Errorf("%w: %w", ErrLost, err))
+}
+
+func (h *Host) seekAck(r *reader) error {
+	for {
+		ack, err := r.seek(ackMagic)
+		if err != nil {
+			return err
+		}
+		if ack.Nonce != h.hello.Nonce {
+			continue // an answer to somebody before us
+		}
+		if ack.Version != Version {
+			return fmt.Errorf("guest speaks version %d, this host %d", ack.Version, Version)
+		}
+		close(h.greeted)
+		return nil
+	}
+}
+
+func (h *Host) fail(why error) {
+	h.once.Do(func() {
+		h.m.end(why, true)
+		close(h.done)
+		_ = h.conn.Close() // the session has ended whatever it answers
+	})
+}
+
+// Greeted waits until the guest end has answered the hello.
+func (h *Host) Greeted(ctx context.Context) error {
+	select {
+	case <-h.greeted:
+		return nil
+	case <-h.done:
+		return h.Err()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Open opens a stream with its first message; with fin there will be no other. It may be called before
+// the guest end has answered the hello. The caller ends the stream with Reset or Drop.
+func (h *Host) Open(ctx context.Context, first []byte, fin bool) (*Stream, error) {
+	return h.open(ctx, first, fin, false)
+}
+
+// OpenLast opens a stream with its only message, after which the host end is quiet until Release.
+func (h *Host) OpenLast(ctx context.Context, only []byte) (*Stream, error) {
+	return h.open(ctx, only, true, true)
+}
+
+func (h *Host) open(ctx context.Context, first []byte, fin, last bool) (*Stream, error) {
+	if len(first) > MaxMessage {
+		return nil, errTooLong
+	}
+	st := newStream(h.m, 0)
+	if err := h.m.waitRoom(ctx, st); err != nil {
+		return nil, err
+	}
+	defer h.m.put()
+	defer h.m.mu.Unlock()
+	if len(h.m.streams) >= MaxStreams || h.m.last == 1<<32-1 {
+		return nil, ErrTooMany
+	}
+	h.m.last++
+	st.id = h.m.last
+	st.credit -= cost(first)
+	h.m.streams[st.id] = st
+	var flags byte
+	if fin {
+		flags = flagFin
+	}
+	h.m.queueFrame(typeOpen, flags, st.id, first)
+	st.sent(flags, last)
+	return st, nil
+}
+
+// Release ends the quiet of this end: what was sent meanwhile is written now.
+func (h *Host) Release() { h.m.release() }
+
+// Done is closed when the session is over; Err then says why.
+func (h *Host) Done() <-chan struct{} { return h.done }
+
+// Err says why the session is over; nil while it is not.
+func (h *Host) Err() error {
+	h.m.mu.Lock()
+	defer h.m.mu.Unlock()
+	return h.m.err
+}
+
+// Close ends the session and closes the channel. It returns when nothing of it is left.
+func (h *Host) Close() error {
+	h.fail(fmt.Errorf("%w: closed by the host", ErrLost))
+	h.wg.Wait()
+	return nil
+}

@@ -1,0 +1,151 @@
+package node
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"net/url"
+	"os"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/control/audit"
+	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/build"
+	"github.com/pandastack/pandastack/internal/control/metricshistory"
+	"github.com/pandastack/pandastack/internal/control/sandbox"
+	"github.com/pandastack/pandastack/internal/control/store"
+	"github.com/pandastack/pandastack/internal/control/template"
+	"github.com/pandastack/pandastack/internal/ingress/gate"
+	"github.com/pandastack/pandastack/internal/ingress/httpapi"
+	"github.com/pandastack/pandastack/internal/ingress/repl"
+	"github.com/pandastack/pandastack/internal/lib/durable"
+)
+
+// control makes the control plane over a host and its faces, and gives the first key of a new node.
+func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Handler, first string, err error) {
+	db, err := store.Open(ctx, store.Config{DSN: n.path("control.db")})
+	if err != nil {
+		return nil, "", fmt.Errorf("control plane: %w", err)
+	}
+	n.back.Push("close store", func(context.Context) error { return db.Close() })
+	keys, err := auth.New(db, n.Log)
+	if err != nil {
+		return nil, "", err
+	}
+	aliases, err := n.aliases()
+	if err != nil {
+		return nil, "", err
+	}
+	templates, err := template.New(host, db, aliases)
+	if err != nil {
+		return nil, "", err
+	}
+	cfg := sandbox.Defaults()
+	set := n.Config.Sandbox
+	cfg.DefaultTemplate, cfg.DefaultTTL, cfg.MaxSandboxes = set.Template, set.TTL, set.Max
+	cfg.IdleHibernate, cfg.KeepEndings = set.IdleHibernate, set.KeepEndings
+	registry, observe, err := n.metrics(host)
+	if err != nil {
+		return nil, "", err
+	}
+	boxes, err := sandbox.New(cfg, sandbox.Deps{Store: db, Host: host, Templates: templates, Observe: observe, Log: n.Log})
+	if err != nil {
+		return nil, "", err
+	}
+	builds, err := n.builds(ctx, db, host, templates, boxes)
+	if err != nil {
+		return nil, "", err
+	}
+	secret, err := n.secret()
+	if err != nil {
+		return nil, "", err
+	}
+	log, err := audit.New(db, n.Log)
+	if err != nil {
+		return nil, "", err
+	}
+	past := metricshistory.New(boxes)
+	handler, err = n.faces(faces{boxes, templates, builds, keys, log, past, registry, secret})
+	if err != nil {
+		return nil, "", err
+	}
+	if first, err = keys.First(ctx); err != nil {
+		return nil, "", fmt.Errorf("first key: %w", err)
+	}
+	// What the host took over, or put to rest when the last node ended, must be known before the first request.
+	if err := boxes.Reconcile(ctx); err != nil {
+		return nil, "", fmt.Errorf("compare sandboxes with the host: %w", err)
+	}
+	n.run(ctx, "audit log", log.Run)
+	n.run(ctx, "sandboxes", boxes.Run)
+	n.run(ctx, "builds", builds.Run)
+	n.run(ctx, "history", past.Run)
+	return handler, first, nil
+}
+
+// faces are what requests are answered with.
+type faces struct {
+	boxes     *sandbox.Service
+	templates *template.Service
+	builds    *build.Service
+	keys      *auth.Keys
+	log       *audit.Log
+	past      *metricshistory.History
+	registry  *prometheus.Registry
+	secret    []byte
+}
+
+// faces makes what answers requests: ports of sandboxes by host name, the protocol of E2B, and /v1.
+func (n *node) faces(f faces) (http.Handler, error) {
+	domain := "localhost"
+	if u, err := url.Parse(n.Config.PublicURL); err == nil && u.Host != "" {
+		domain = u.Host // with a port, if it is not the usual one: clients put the domain behind names of their own
+	}
+	runner := &repl.Runner{}
+	doors, err := gate.New(gate.Config{Domain: domain, Builds: f.builds, Secret: derive(f.secret, "agent"), PreviewKey: derive(f.secret, "preview"), History: f.past}, f.boxes, f.templates, f.keys, runner, n.Log)
+	if err != nil {
+		return nil, err
+	}
+	n.back.Push("close the doors of sandboxes", func(context.Context) error { doors.Close(); return nil })
+	v1, err := httpapi.New(
+		httpapi.Config{Version: n.Version, PublicURL: n.Config.PublicURL, PreviewKey: derive(f.secret, "preview")},
+		httpapi.Deps{Sandboxes: f.boxes, Templates: f.templates, Builds: f.builds, Keys: f.keys, Edge: doors.Edge(), Cells: runner, Audit: f.log, Measured: f.past, Metrics: f.registry, Log: n.Log})
+	if err != nil {
+		return nil, err
+	}
+	return doors.Around(v1), nil
+}
+
+// secretBytes is the length of the secret of an installation.
+const secretBytes = 32
+
+// secret is what tokens of this installation are made from. It is made once.
+func (n *node) secret() ([]byte, error) {
+	path := n.path("secret")
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		data = make([]byte, secretBytes)
+		if _, err := rand.Read(data); err != nil {
+			return nil, err
+		}
+		return data, durable.WriteFile(path, data, 0o600)
+	}
+	if err == nil && len(data) != secretBytes {
+		err = fmt.Errorf("%s has %d bytes instead of %d; remove it, which ends all preview addresses", path, len(data), secretBytes)
+	}
+	return data, err
+}
+
+// derive makes a key for one purpose.
+func derive(secret []byte, purpose string) []byte {
+	h := hmac.New(sha256.New, secret)
+	h.Write([]byte(purpose))
+	return h.Sum(nil)
+}

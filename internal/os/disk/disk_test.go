@@ -1,0 +1,171 @@
+package disk_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/os/disk"
+)
+
+// patches writes pieces of non-zero bytes into a sparse file.
+func patches(t *testing.T, path string, size int64, at ...int64) []byte {
+	t.Helper()
+	want := make([]byte, size)
+	for i, off := range at {
+		copy(want[off:], bytes.Repeat([]byte{byte(i + 1)}, 8192))
+	}
+	if err := disk.Allocate(path, size); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, off := range at {
+		if _, err := f.WriteAt(want[off:off+8192], off); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return want
+}
+
+func content(t *testing.T, path string) []byte {
+	t.Helper()
+	got, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+func TestAllocateAndGrow(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "d")
+	if err := disk.Allocate(path, 64<<20); err != nil {
+		t.Fatal(err)
+	}
+	apparent, own, err := disk.Usage(path)
+	if err != nil || apparent != 64<<20 || own > 1<<20 {
+		t.Errorf("empty image of 64 MiB measures %d, %d, %v", apparent, own, err)
+	}
+	if err := disk.Allocate(path, 1); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("allocated over an image: %v, want fs.ErrExist", err)
+	}
+	if err := disk.Grow(path, 65<<20); err != nil {
+		t.Fatal(err)
+	}
+	if err := disk.Grow(path, 64<<20); err == nil {
+		t.Error("an image was made smaller")
+	}
+	if apparent, _, _ := disk.Usage(path); apparent != 65<<20 {
+		t.Errorf("grown image has %d bytes, want %d", apparent, 65<<20)
+	}
+	if err := disk.Allocate(filepath.Join(t.TempDir(), "n"), -1); err == nil {
+		t.Error("allocated a negative size")
+	}
+}
+
+func TestPunchZero(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "d")
+	want := patches(t, path, 8<<20, 0, 3<<20)
+	if err := os.WriteFile(path, want, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	freed, err := disk.PunchZero(t.Context(), path)
+	if err != nil || freed < 7<<20 {
+		t.Errorf("freed %d bytes, %v; want most of 8 MiB", freed, err)
+	}
+	if !bytes.Equal(content(t, path), want) {
+		t.Error("content changed")
+	}
+	again, err := disk.PunchZero(t.Context(), path)
+	if err != nil || again != 0 {
+		t.Errorf("second time freed %d, %v; want nothing", again, err)
+	}
+}
+
+func TestRewrite(t *testing.T) {
+	dir := t.TempDir()
+	src, dst := filepath.Join(dir, "src"), filepath.Join(dir, "dst")
+	// Forty pieces half a megabyte apart join; one far away stays apart.
+	var at []int64
+	for i := range int64(40) {
+		at = append(at, i*(512<<10))
+	}
+	want := patches(t, src, 64<<20, append(at, 60<<20)...)
+	if err := disk.Rewrite(t.Context(), src, dst); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(content(t, dst), want) {
+		t.Error("content differs")
+	}
+	before, err := disk.Extents(src)
+	if err != nil {
+		t.Skipf("probe fiemap: the file system cannot list extents: %v", err)
+	}
+	after, err := disk.Extents(dst)
+	if err != nil || after >= before {
+		t.Errorf("%d extents became %d, %v", before, after, err)
+	}
+	if _, own, _ := disk.Usage(dst); own > 32<<20 {
+		t.Errorf("rewritten image takes %d bytes: the large hole was filled", own)
+	}
+}
+
+func TestRewriteCancelledLeavesNothing(t *testing.T) {
+	dir := t.TempDir()
+	src, dst := filepath.Join(dir, "src"), filepath.Join(dir, "dst")
+	patches(t, src, 1<<20, 0)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cause := errors.New("enough")
+	cancel(cause)
+	if err := disk.Rewrite(ctx, src, dst); !errors.Is(err, cause) {
+		t.Errorf("error %v, want the cause", err)
+	}
+	if _, err := os.Stat(dst); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("half an image stayed: %v", err)
+	}
+}
+
+func TestCloneRefusesOtherSize(t *testing.T) {
+	dir := t.TempDir()
+	src, dst := filepath.Join(dir, "src"), filepath.Join(dir, "dst")
+	patches(t, src, 1<<20, 0)
+	patches(t, dst, 2<<20)
+	f, err := os.OpenFile(dst, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := disk.CloneInto(src, f); err == nil {
+		t.Error("cloned into an image of another size")
+	}
+}
+
+func TestCloneFailureLeavesNothing(t *testing.T) {
+	dir := t.TempDir()
+	err := disk.Clone(filepath.Join(dir, "none"), filepath.Join(dir, "dst"))
+	if !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("error %v, want fs.ErrNotExist", err)
+	}
+	if entries, _ := os.ReadDir(dir); len(entries) != 0 {
+		t.Errorf("left behind: %v", entries)
+	}
+}
+
+func TestProbeLeavesNothing(t *testing.T) {
+	dir := t.TempDir()
+	err := disk.Probe(dir)
+	var no *disk.NoReflinkError
+	if err != nil && !errors.As(err, &no) {
+		t.Fatal(err)
+	}
+	if entries, _ := os.ReadDir(dir); len(entries) != 0 {
+		t.Errorf("left behind: %v", entries)
+	}
+}

@@ -1,0 +1,83 @@
+//go:build root
+
+package disktest_test
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/os/disk/disktest"
+)
+
+// killedEnv makes this test wait, in a directory of its own, to be killed.
+const killedEnv = "DISKTEST_KILLED"
+
+// A test that is killed leaves a mount, which the next one takes away; that of a test which runs stays.
+func TestKilledTestLeavesNothingForLong(t *testing.T) {
+	if os.Getenv(killedEnv) != "" {
+		fmt.Println("\nat", disktest.Dir(t, 512<<20))
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		return
+	}
+	own := disktest.Dir(t, 512<<20)
+	killed := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^"+t.Name()+"$")
+	killed.Env = append(os.Environ(), killedEnv+"=1")
+	in, err := killed.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	out, err := killed.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := killed.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var said, left string
+	for buf := make([]byte, 4096); left == ""; {
+		n, err := out.Read(buf)
+		if err != nil {
+			t.Fatalf("it said %q, %v", said, err)
+		}
+		said += string(buf[:n])
+		if _, after, ok := strings.Cut(said, "at "); ok && strings.Contains(after, "\n") {
+			left, _, _ = strings.Cut(after, "\n")
+		}
+	}
+	sweep := func() {
+		t.Helper()
+		if err := disktest.Sweep(os.TempDir()); err != nil {
+			t.Error(err)
+		}
+	}
+	sweep()
+	if !mounted(t, left) || !mounted(t, own) {
+		t.Errorf("%s or %s is not mounted while its test runs", left, own)
+	}
+	if err := killed.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = killed.Wait() // it was killed
+	sweep()
+	if _, err := os.Stat(filepath.Dir(left)); mounted(t, left) || !os.IsNotExist(err) {
+		t.Errorf("what a killed test left is there: %v", err)
+	}
+	if !mounted(t, own) {
+		t.Error("what is in use was taken away")
+	}
+}
+
+func mounted(t *testing.T, dir string) bool {
+	t.Helper()
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Contains(string(mounts), " "+dir+" ")
+}

@@ -1,0 +1,66 @@
+//go:build slow
+
+package jail_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/os/disk"
+	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/qemu"
+	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
+	"github.com/pandastack/pandastack/test/vmlab"
+)
+
+// onVersionTwo are the tests of this package that depend on the version of control groups.
+const onVersionTwo = "^(TestForkBomb|TestMemoryHog|TestBornInItsGroup|TestDestroyKillsAll|TestLimitsHold|TestSweepAndAdopt|TestKillVersionTwo)$"
+
+// TestVersionTwo runs tests of this package as root on a machine that has control groups of version 2 alone, with
+// the controllers of memory and processes: a guest.
+func TestVersionTwo(t *testing.T) {
+	l := vmlab.Open(t)
+	program := filepath.Join(t.TempDir(), "jail.test")
+	build := exec.Command("go", "test", "-c", "-vet=off", "-tags", "root", "-ldflags", "-s -w", "-o", program, ".")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	data, err := os.ReadFile(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &vmmtest.Host{Lab: vmmtest.Lab{
+		Dir:  l.Dir,
+		Spec: vmm.Spec{VCPUs: 1, MemoryMiB: 512, Kernel: l.Boot.Kernel, Initramfs: l.Boot.Initramfs, Cmdline: l.Boot.Cmdline},
+		Disk: func(t vmmtest.TB, path string) {
+			if err := disk.Clone(l.Root, path); err != nil {
+				t.Fatal(err)
+			}
+		},
+	}}
+	if h.Driver, err = qemu.New(t.Context(), qemu.Config{}); err != nil {
+		t.Fatal(err)
+	}
+	m := h.Boot(t)
+	m.Put(t, "/root/jail.test", data)
+	r := m.Run(t, "cat /sys/fs/cgroup/cgroup.controllers; chmod +x /root/jail.test; cd /root && ./jail.test -test.v -test.timeout 5m -test.run '"+onVersionTwo+"'")
+	t.Log(r.Stdout, r.Stderr)
+	controllers, _, _ := strings.Cut(r.Stdout, "\n")
+	for _, want := range []string{"memory", "pids"} {
+		if !strings.Contains(" "+controllers+" ", " "+want+" ") {
+			t.Errorf("the guest's controllers are %q, without %s", controllers, want)
+		}
+	}
+	if r.Exit.Code != 0 || strings.Count(r.Stdout, "--- PASS: Test") != strings.Count(onVersionTwo, "Test") || strings.Contains(r.Stdout, "--- SKIP") {
+		t.Errorf("the tests ended with %+v", r.Exit)
+	}
+	if err := errors.Join(m.Link.Close(), m.Kill(context.WithoutCancel(t.Context()))); err != nil {
+		t.Error(err)
+	}
+}

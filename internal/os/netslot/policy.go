@@ -1,0 +1,195 @@
+package netslot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/os/egress"
+	"github.com/pandastack/pandastack/internal/os/nft"
+)
+
+// soOriginalDst is SO_ORIGINAL_DST of linux/netfilter_ipv4.h.
+const soOriginalDst = 80
+
+// openRules are those of a slot that no policy was set for. The empty policy is always possible.
+func openRules() *egress.Rules {
+	r, err := egress.Compile(egress.Policy{})
+	if err != nil {
+		return &egress.Rules{}
+	}
+	return r
+}
+
+// SetEgress opens or closes the way out, at once and for connections that are there already: it sets the
+// policy that allows all, or nothing. What the host itself dials is not touched. A new slot is open.
+func (s *Slot) SetEgress(ctx context.Context, on bool) error {
+	return s.SetPolicy(ctx, egress.Policy{DenyOthers: !on})
+}
+
+// SetPolicy changes what the guest may reach, at once. The kernel takes the new rules in one transaction;
+// connections that they do not allow any more end. After an error the old policy holds. With names in it,
+// the guest's TCP connections to the addresses of allowed names pass through a proxy in this process, which
+// holds the names in them against the policy: they end with this process.
+func (s *Slot) SetPolicy(ctx context.Context, policy egress.Policy) error {
+	rules, err := egress.Compile(policy)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.given {
+		return fmt.Errorf("set policy of slot %d: %w", s.Index, ErrGiven)
+	}
+	if s.guard == nil && len(policy.Allow) == 0 && rules.Open() {
+		return nil // a slot without a policy is open: its connections are left alone
+	}
+	if err := s.apply(ctx, rules); err != nil {
+		return fmt.Errorf("set policy of slot %d: %w", s.Index, err)
+	}
+	return nil
+}
+
+// apply puts rules in force. The caller holds mu.
+func (s *Slot) apply(ctx context.Context, rules *egress.Rules) error {
+	if s.guard == nil {
+		s.guard, s.rules = s.newGuard(openRules()), openRules()
+	}
+	before := s.rules
+	// What both the old and the new rules deny is never open meanwhile: names first, then the kernel.
+	s.guard.SetRules(rules)
+	s.names.SetNames(s.deciding(rules))
+	var err error
+	if rules.ByName() && s.proxy == nil {
+		err = s.inside(func() error { return s.startProxy(ctx) })
+	}
+	if err == nil {
+		var known learned
+		known.addrs, known.stay = s.guard.Known()
+		sets, chains := policyRules(rules, known)
+		err = s.rulesFrom(func(k *kernel) error {
+			if err := k.rules.Update(slotTable, sets, chains); err != nil {
+				return err
+			}
+			return k.flows.forgetMarked(markGuest)
+		})
+	}
+	if err != nil {
+		s.guard.SetRules(before)
+		s.names.SetNames(s.deciding(before))
+		return err
+	}
+	s.rules = rules
+	if s.proxy != nil {
+		s.proxy.Recheck()
+	}
+	if !rules.ByName() && s.proxy != nil {
+		err = s.proxy.Close()
+		s.proxy = nil
+	}
+	return err
+}
+
+// deciding is who decides on names; nobody while all are allowed.
+func (s *Slot) deciding(rules *egress.Rules) egress.Names {
+	if rules.Open() {
+		return nil
+	}
+	return s.guard
+}
+
+func (s *Slot) newGuard(rules *egress.Rules) *egress.Guard {
+	cfg := egress.GuardConfig{
+		Closed: s.pool.closed,
+		Open: func(_ context.Context, addrs []netip.Addr, stay time.Duration) error {
+			return s.rulesFrom(func(k *kernel) error { return k.rules.AddAddresses(slotTable, setLearned, addrs, stay) })
+		},
+	}
+	if s.pool.cfg.Decided != nil {
+		cfg.Decided = func(d egress.Decision) { s.pool.cfg.Decided(s.pool.ownerOf(s.Index), s.Index, d) }
+	}
+	return egress.NewGuard(cfg, rules)
+}
+
+func (p *Pool) ownerOf(index int) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if e := p.slots[index]; e != nil {
+		return e.owner
+	}
+	return ""
+}
+
+// startProxy opens the slot's proxy on its gateway address, from a thread in its namespace. The caller holds mu.
+func (s *Slot) startProxy(ctx context.Context) error {
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp4", net.JoinHostPort(gateway.String(), strconv.Itoa(peekPort)))
+	if err != nil {
+		return fmt.Errorf("listen for connections: %w", err)
+	}
+	s.proxy = egress.ServeProxy(ctx, l, egress.ProxyConfig{Guard: s.guard, Original: originalDest, Dial: s.dialOut})
+	return nil
+}
+
+// dialOut connects from the slot's namespace, so that the host's walls hold for it as for the guest.
+func (s *Slot) dialOut(ctx context.Context, to netip.AddrPort) (c net.Conn, err error) {
+	err = s.inside(func() error {
+		var d net.Dialer
+		c, err = d.DialContext(ctx, "tcp4", to.String())
+		return err
+	})
+	return c, err
+}
+
+// originalDest asks the kernel where a connection was to go before it was turned here.
+func originalDest(c net.Conn) (to netip.AddrPort, err error) {
+	tcp, ok := c.(*net.TCPConn)
+	if !ok {
+		return to, errors.New("not a TCP connection")
+	}
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return to, err
+	}
+	var request *unix.IPv6Mreq // of a size that holds struct sockaddr_in: family, port, address
+	controlErr := raw.Control(func(fd uintptr) {
+		request, err = unix.GetsockoptIPv6Mreq(int(fd), unix.SOL_IP, soOriginalDst)
+	})
+	if err = errors.Join(controlErr, err); err != nil {
+		return to, fmt.Errorf("original destination: %w", err)
+	}
+	b := request.Multiaddr
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[4:8])), uint16(b[2])<<8|uint16(b[3])), nil
+}
+
+// resume starts what an earlier process ran for an adopted slot.
+func (s *Slot) resume(ctx context.Context) error {
+	return s.inside(func() error {
+		mode, err := nft.Names(slotTable, setMode)
+		if err != nil {
+			return err
+		}
+		if err := s.listen(ctx); err != nil {
+			return err
+		}
+		if slices.Contains(mode, modeOpen) {
+			return nil
+		}
+		shut, err := egress.Compile(egress.Policy{DenyOthers: true})
+		if err != nil {
+			return err
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.guard, s.rules = s.newGuard(shut), shut
+		s.names.SetNames(s.guard)
+		return nil
+	})
+}

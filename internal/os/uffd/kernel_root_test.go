@@ -1,0 +1,221 @@
+//go:build root
+
+package uffd_test
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/host/probe"
+	"github.com/pandastack/pandastack/internal/host/probe/probetest"
+	"github.com/pandastack/pandastack/internal/os/uffd"
+	"github.com/pandastack/pandastack/internal/os/uffd/uffdtest"
+)
+
+func TestMain(m *testing.M) {
+	uffdtest.Main()
+	os.Exit(m.Run())
+}
+
+// served is a process with memory and what a pager has of it.
+type served struct {
+	t      *testing.T
+	p      *uffdtest.Process
+	fd     *uffd.FD
+	region uffd.Region
+	events *uffd.Reader
+	bell   *uffd.Bell
+	peer   *uffd.Peer
+}
+
+func serveProcess(t *testing.T, size int64, page int) *served {
+	t.Helper()
+	probetest.Need(t, probe.Config{}, probe.Root, probe.Userfaultfd)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	s := &served{t: t}
+	if s.p, err = uffdtest.Start(t.Context(), uffdtest.Options{Socket: l.Addr().String(), Bytes: size, PageSize: page}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.p.Kill() })
+	if err := l.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := l.AcceptUnix()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	fd, regions, err := uffd.Receive(t.Context(), conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(regions) != 1 || regions[0].Size != uint64(size) || regions[0].PageSize != uint64(page) {
+		t.Fatalf("regions %+v", regions)
+	}
+	s.fd, s.region, s.events = fd, regions[0], fd.Events()
+	if s.bell, err = uffd.NewBell(); err != nil {
+		t.Fatal(err)
+	}
+	if s.peer, err = uffd.PeerOf(conn); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _, _ = fd.Close(), s.bell.Close(), s.peer.Close() })
+	return s
+}
+
+// next waits for events.
+func (s *served) next() []uffd.Event {
+	s.t.Helper()
+	for {
+		w, err := s.fd.Wait(s.bell, s.peer, -1)
+		if err != nil || w.Left {
+			s.t.Fatalf("woken %+v, %v", w, err)
+		}
+		events, err := s.events.Read(nil)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		if len(events) > 0 {
+			return events
+		}
+	}
+}
+
+// while runs what blocks until it is served, and answers what it ended with.
+func while(do func() error) <-chan error {
+	done := make(chan error, 1)
+	go func() { done <- do() }()
+	return done
+}
+
+func finished(t *testing.T, done <-chan error) {
+	t.Helper()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Fatal(err)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("the process is not served")
+	}
+}
+
+func TestFaultsOfAnotherProcess(t *testing.T) {
+	s := serveProcess(t, 64<<10, uffd.Page)
+	page := bytes.Repeat([]byte("panda..."), uffd.Page/8)
+	var got string
+	done := while(func() (err error) { got, err = s.p.Sum(uffd.Page, uffd.Page); return err })
+	events := s.next()
+	if len(events) != 1 || events[0].Kind != uffd.Fault || events[0].Start&^(uffd.Page-1) != s.region.Base+uffd.Page {
+		t.Fatalf("events %+v of memory at %x", events, s.region.Base)
+	}
+	if n, err := s.fd.Copy(s.region.Base+uffd.Page, page); n != uffd.Page || err != nil {
+		t.Fatal(n, err)
+	}
+	finished(t, done)
+	if want := fmt.Sprintf("%x", sha256.Sum256(page)); got != want {
+		t.Errorf("read %s, not %s", got, want)
+	}
+	if _, err := s.fd.Copy(s.region.Base+uffd.Page, page); !errors.Is(err, uffd.ErrExists) {
+		t.Errorf("a second copy: %v", err)
+	}
+	if n, err := s.fd.Copy(s.region.Base, bytes.Repeat(page, 3)); n != uffd.Page || err != nil {
+		t.Errorf("a copy that meets a page: %d, %v", n, err)
+	}
+	if n, err := s.fd.Zero(s.region.Base+2*uffd.Page, 2*uffd.Page); n != 2*uffd.Page || err != nil {
+		t.Errorf("zeros: %d, %v", n, err)
+	}
+	if _, err := s.fd.Copy(s.region.Base+s.region.Size, page); !errors.Is(err, uffd.ErrGone) {
+		t.Errorf("a copy beyond the memory: %v", err)
+	}
+	if err := s.fd.Wake(s.region.Base, s.region.Size); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestRemovalComesBeforeFilling(t *testing.T) {
+	s := serveProcess(t, 64<<10, uffd.Page)
+	page := make([]byte, uffd.Page)
+	page[0] = 7
+	if _, err := s.fd.Copy(s.region.Base, page); err != nil {
+		t.Fatal(err)
+	}
+	done := while(func() error { return s.p.Drop(0, uffd.Page) })
+	w, err := s.fd.Wait(s.bell, s.peer, -1)
+	if err != nil || !w.Events {
+		t.Fatal(w, err)
+	}
+	if _, err := s.fd.Copy(s.region.Base+uffd.Page, page); !errors.Is(err, uffd.ErrAgain) {
+		t.Errorf("a copy before the removal was read: %v", err)
+	}
+	events, err := s.events.Read(nil)
+	if err != nil || len(events) != 1 || events[0] != (uffd.Event{Kind: uffd.Remove, Start: s.region.Base, End: s.region.Base + uffd.Page}) {
+		t.Fatalf("%+v, %v", events, err)
+	}
+	finished(t, done)
+	if n, err := s.fd.Copy(s.region.Base+uffd.Page, page); n != uffd.Page || err != nil {
+		t.Errorf("afterwards: %d, %v", n, err)
+	}
+}
+
+func TestEndOfTheProcess(t *testing.T) {
+	s := serveProcess(t, 64<<10, uffd.Page)
+	if err := s.p.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		w, err := s.fd.Wait(s.bell, s.peer, -1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if w.Left {
+			break
+		}
+	}
+	if _, err := s.fd.Copy(s.region.Base, make([]byte, uffd.Page)); !errors.Is(err, uffd.ErrGone) {
+		t.Errorf("a copy into a process that is gone: %v", err)
+	}
+}
+
+func TestBellEndsAWait(t *testing.T) {
+	s := serveProcess(t, 64<<10, uffd.Page)
+	done := while(func() error {
+		w, err := s.fd.Wait(s.bell, s.peer, -1)
+		if err == nil && !w.Rung {
+			err = fmt.Errorf("woken by %+v", w)
+		}
+		return err
+	})
+	s.bell.Ring()
+	finished(t, done)
+}
+
+func TestHugePages(t *testing.T) {
+	probetest.HugePages(t, 4)
+	s := serveProcess(t, 4<<20, uffd.Huge)
+	data := bytes.Repeat([]byte{1, 2, 3, 4}, uffd.Huge/4)
+	var got string
+	done := while(func() (err error) { got, err = s.p.Sum(uffd.Huge+12345, 8); return err })
+	events := s.next()
+	if events[0].Start&^(uffd.Huge-1) != s.region.Base+uffd.Huge {
+		t.Fatalf("events %+v", events)
+	}
+	if n, err := s.fd.Copy(s.region.Base+uffd.Huge, data); n != uffd.Huge || err != nil {
+		t.Fatal(n, err)
+	}
+	finished(t, done)
+	if want := fmt.Sprintf("%x", sha256.Sum256(data[12345:12353])); got != want {
+		t.Errorf("read %s, not %s", got, want)
+	}
+}

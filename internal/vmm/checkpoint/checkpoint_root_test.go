@@ -1,0 +1,270 @@
+//go:build root
+
+package checkpoint_test
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/lib/proc"
+	"github.com/pandastack/pandastack/internal/vmm/checkpoint"
+)
+
+// counter is a program with three threads that counts what it is told, and answers the sum.
+const counter = `
+import socket, threading, queue, time
+q, out = queue.Queue(), queue.Queue()
+total = 0
+secret = bytes(range(256)) * 4096
+def work():
+    global total
+    while True:
+        n = q.get()
+        total += n
+        out.put(total)
+for _ in range(2):
+    threading.Thread(target=work, daemon=True).start()
+s = socket.socket(fileno=3)
+f = s.makefile("rw")
+for line in f:
+    if line.startswith("grow"):
+        secret += bytes(range(256)) * 4096
+        print(len(secret), file=f, flush=True)
+        continue
+    if line.startswith("time"):
+        time.sleep(0.01)
+        print(time.monotonic() > 0, sum(secret) // len(secret), file=f, flush=True)
+        continue
+    q.put(int(line))
+    print(out.get(), file=f, flush=True)
+`
+
+// conn is our end of what a program talks over.
+type conn struct {
+	net.Conn
+	r *bufio.Reader
+}
+
+func pair(t *testing.T) (*conn, *os.File) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours := os.NewFile(uintptr(fds[0]), "ours")
+	c, err := net.FileConn(ours)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = ours.Close()
+	t.Cleanup(func() { _ = c.Close() })
+	if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	return &conn{c, bufio.NewReader(c)}, os.NewFile(uintptr(fds[1]), "theirs")
+}
+
+func (c *conn) ask(t *testing.T, line string) string {
+	t.Helper()
+	if _, err := fmt.Fprintln(c, line); err != nil {
+		t.Fatal(err)
+	}
+	answer, err := c.r.ReadString('\n')
+	if err != nil {
+		t.Fatalf("answer to %q: %v", line, err)
+	}
+	return strings.TrimSpace(answer)
+}
+
+func start(t *testing.T, cmd proc.Command) *proc.Process {
+	t.Helper()
+	p, err := proc.Start(cmd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Kill(t.Context()); err != nil {
+			_ = syscall.Kill(p.PID(), syscall.SIGKILL)
+		}
+		_ = p.Release()
+	})
+	return p
+}
+
+func role(f *os.File, link string) (string, error) {
+	if strings.HasPrefix(link, "socket:") {
+		return "socket", nil
+	}
+	return "other", nil // what this test was started with and the program does not use
+}
+
+// image is the image of a process of start, and its content.
+func image(t *testing.T, p *proc.Process) (checkpoint.Image, *os.File) {
+	t.Helper()
+	taken, err := checkpoint.Take(p.PID(), checkpoint.Options{Role: role})
+	if err != nil {
+		t.Fatal(err)
+	}
+	content, err := os.Create(filepath.Join(t.TempDir(), "content"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	im, err := taken.Save(content)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return im, content
+}
+
+// vehicle starts a process for an image, in another way than usual if it is told one, and lets it become one.
+func vehicle(t *testing.T, im *checkpoint.Image, over *checkpoint.Capture, content *os.File, fork ...fork) (*proc.Process, *conn) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "vehicle")
+	if err := os.WriteFile(path, checkpoint.Program(), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	c, theirs := pair(t)
+	files, err := im.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan := checkpoint.Plan{Image: im, Over: over, Name: "copy", Args: []string{"a copy"}, Env: []string{"WHO=me"}}
+	given := []*os.File{theirs, content}
+	plan.Roles, plan.Content = map[string]int{"socket": 3, "other": 0}, 4
+	for _, f := range files {
+		given = append(given, f)
+		plan.Files = append(plan.Files, 2+len(given))
+	}
+	plan.Given = 3 + len(given)
+	cmd := proc.Command{Path: path, Files: given}
+	for _, f := range fork {
+		cmd.Fork = f
+	}
+	p := start(t, cmd)
+	for _, f := range append(files, theirs) {
+		_ = f.Close()
+	}
+	v := checkpoint.Attach(p.PID())
+	defer v.Close()
+	if err := v.Become(t.Context(), plan); err != nil {
+		t.Fatal(err, p.Tail(5))
+	}
+	return p, c
+}
+
+// fork makes a process, as proc.Command.Fork.
+type fork = func(path string, argv []string, attr *syscall.ProcAttr) (int, error)
+
+// churn starts and ends threads all the time.
+const churn = `
+import threading, time
+while True:
+    all = [threading.Thread(target=int) for _ in range(8)]
+    for t in all: t.start()
+    for t in all: t.join()
+`
+
+// A thread that ends while the process is stopped does not matter; the process goes on.
+func TestThreadsEnd(t *testing.T) {
+	p := start(t, proc.Command{Path: "/usr/bin/python3", Args: []string{"-c", churn}, Env: []string{"PATH=/usr/bin"}})
+	limit := time.Now().Add(2 * time.Minute)
+	for taken := 0; taken < 40; {
+		_, err := checkpoint.Take(p.PID(), checkpoint.Options{Role: role})
+		if err == nil {
+			taken++
+		} else if !errors.Is(err, checkpoint.ErrUnsupported) { // no thread of it may be in a system call
+			t.Fatal(err)
+		}
+		if time.Now().After(limit) {
+			t.Fatalf("%d images of 40 were taken; the last error: %v", taken, err)
+		}
+	}
+	select {
+	case <-p.Done():
+		t.Error("the process ended")
+	default:
+	}
+}
+
+func TestProcess(t *testing.T) {
+	c, theirs := pair(t)
+	p := start(t, proc.Command{Path: "/usr/bin/python3", Args: []string{"-c", counter}, Files: []*os.File{theirs}, Env: []string{"PATH=/usr/bin"}})
+	_ = theirs.Close()
+	if got := c.ask(t, "5"); got != "5" {
+		t.Fatal(got)
+	}
+	taken, err := checkpoint.Take(p.PID(), checkpoint.Options{Role: role})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := c.ask(t, "2"); got != "7" {
+		t.Fatalf("the process itself went on with %s", got)
+	}
+	path := filepath.Join(t.TempDir(), "content")
+	content, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	im, err := taken.Save(content)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d threads, %d areas, %d files, %d MiB", len(im.Threads), len(im.Areas), len(im.Files), taken.Bytes()>>20)
+	for range 3 {
+		q, d := vehicle(t, &im, nil, content)
+		if got := d.ask(t, "10"); got != "15" {
+			t.Fatalf("a copy went on with %s", got)
+		}
+		if got := d.ask(t, "time"); got != "True 127" {
+			t.Fatalf("a copy says %s", got)
+		}
+		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", q.PID()))
+		if err != nil || string(env) != "WHO=me\x00" {
+			t.Fatalf("environment %q, %v", env, err)
+		}
+		d.ask(t, "grow")
+		// A copy of the copy, with what it has added.
+		again, err := checkpoint.Take(q.PID(), checkpoint.Options{Role: role, Content: content, Base: &im})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("difference %d KiB", again.Bytes()>>10)
+		stored, err := os.CreateTemp(t.TempDir(), "over")
+		if err != nil {
+			t.Fatal(err)
+		}
+		spans, err := again.SaveOver(stored)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if again, err = checkpoint.MapOver(stored, &again.Image, spans); err != nil {
+			t.Fatal(err)
+		}
+		if err := stored.Close(); err != nil {
+			t.Fatal(err)
+		}
+		_, e := vehicle(t, &again.Image, again, content)
+		if err := again.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if got := e.ask(t, "100"); got != "115" {
+			t.Fatalf("a copy of a copy went on with %s", got)
+		}
+		if got := d.ask(t, "1"); got != "16" {
+			t.Fatalf("the copy went on with %s", got)
+		}
+	}
+	if got := c.ask(t, "1"); got != "8" {
+		t.Fatalf("the first went on with %s", got)
+	}
+}

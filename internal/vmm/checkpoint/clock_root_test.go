@@ -1,0 +1,84 @@
+//go:build root
+
+package checkpoint_test
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/lib/proc"
+)
+
+// waiter is a program with a thread that waits with a limit all the time, and answers the time since the host was
+// booted and how often that limit was over.
+const waiter = `
+import socket, threading, time
+turns, wake = 0, threading.Condition()
+def work():
+    global turns
+    while True:
+        with wake:
+            wake.wait(0.05)
+        turns += 1
+threading.Thread(target=work, daemon=True).start()
+s = socket.socket(fileno=3)
+f = s.makefile("rw")
+for line in f:
+    time.sleep(0.2)
+    print(int(time.monotonic()), turns, file=f, flush=True)
+`
+
+// A process goes on where the clock has run on since its image was taken, if only by a month: what it waits for comes,
+// and not all the time. Where the clock says less than it did, what the process waits for would not come before
+// that time comes again.
+func TestOtherClock(t *testing.T) {
+	if _, err := os.Stat("/proc/self/ns/time"); err != nil {
+		t.Skip("probe time namespaces: this kernel has none")
+	}
+	c, theirs := pair(t)
+	p := start(t, proc.Command{Path: "/usr/bin/python3", Args: []string{"-c", waiter}, Files: []*os.File{theirs}, Env: []string{"PATH=/usr/bin"}})
+	_ = theirs.Close()
+	here, before := told(t, c)
+	im, content := image(t, p)
+	for name, shift := range map[string]int{"as_long": 0, "longer": 3_000_000} {
+		t.Run(name, func(t *testing.T) {
+			_, d := vehicle(t, &im, nil, content, proc.ForkAhead(time.Duration(shift)*time.Second))
+			now, turns := told(t, d)
+			if wrong := now - here - shift; wrong < -5 || wrong > 300 {
+				t.Fatalf("its clock says %d s, and the one here %d: that is not shifted by %d", now, here, shift)
+			}
+			if turns > before+1000 {
+				t.Errorf("%d turns at once", turns-before)
+			}
+			for limit := time.Now().Add(30 * time.Second); ; {
+				_, later := told(t, d)
+				if later > turns+2 {
+					break
+				}
+				if time.Now().After(limit) {
+					t.Fatalf("the thread does not go on: %d turns, then %d", turns, later)
+				}
+			}
+		})
+	}
+}
+
+func told(t *testing.T, c *conn) (clock, turns int) {
+	t.Helper()
+	answer := strings.Fields(c.ask(t, ""))
+	if len(answer) != 2 {
+		t.Fatalf("got %q", answer)
+	}
+	clock, err := strconv.Atoi(answer[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	turns, err = strconv.Atoi(answer[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return clock, turns
+}

@@ -1,0 +1,119 @@
+package checkpoint
+
+import (
+	"bytes"
+	"errors"
+	"math/rand/v2"
+	"testing"
+)
+
+// memory is a file in memory.
+type memory []byte
+
+func (m memory) WriteAt(p []byte, off int64) (int, error) { return copy(m[off:], p), nil }
+
+// What was written of a process as a difference to what is below is the same again, in whatever pieces it comes; pages that
+// are as below do not come at all, and of the others only what changed is not zero.
+func TestDelta(t *testing.T) {
+	const start = 1 << 40
+	at := func(page int) uint64 { return start + uint64(page)*pageSize }
+	im := &Image{Bytes: 60 * pageSize, Areas: []Area{
+		{Start: at(0), End: at(40), Backing: Stored, Offset: 20 * pageSize},
+		{Start: at(40), End: at(44), Backing: Zero},
+		{Start: at(50), End: at(70), Backing: Stored},
+		{Start: at(70), End: at(80), Backing: Mapped},
+	}}
+	random := rand.New(rand.NewPCG(1, 2))
+	below := make([]byte, im.Bytes)
+	for i := range below {
+		below[i] = byte(random.Uint32())
+	}
+	stored := func(page int) []byte { // what is below a page; nil: nothing
+		switch {
+		case page < 40:
+			return below[(20+page)*pageSize:][:pageSize]
+		case page >= 50 && page < 70:
+			return below[(page-50)*pageSize:][:pageSize]
+		}
+		return nil
+	}
+	spans := []Span{{at(1), at(43)}, {at(50), at(51)}, {at(60), at(75)}}
+	equal := map[int]bool{1: true, 20: true, 21: true, 50: true, 69: true}
+	var over []byte
+	var want []Span // without what is equal
+	for _, s := range spans {
+		for page := int((s.Start - start) / pageSize); at(page) < s.End; page++ {
+			content := make([]byte, pageSize)
+			copy(content, stored(page))
+			if !equal[page] {
+				content[page] ^= 0xff
+				if n := len(want); n > 0 && want[n-1].End == at(page) {
+					want[n-1].End = at(page + 1)
+				} else {
+					want = append(want, Span{at(page), at(page + 1)})
+				}
+			}
+			over = append(over, content...)
+		}
+	}
+	var packed bytes.Buffer
+	got, err := NewDelta(im, spans, bytes.NewReader(below)).Write(&packed, bytes.NewReader(over), spans)
+	if err != nil || len(got) != len(want) {
+		t.Fatalf("got the spans %x, %v, want %x", got, err, want)
+	}
+	for i, s := range got {
+		if s != want[i] {
+			t.Errorf("got the span %x, want %x", s, want[i])
+		}
+	}
+	pages := len(over)/pageSize - len(equal)
+	if packed.Len() != pages*pageSize || packed.Len()-bytes.Count(packed.Bytes(), []byte{0}) != pages {
+		t.Errorf("%d bytes, of which %d are not zero, for %d pages of which each has one byte changed",
+			packed.Len(), packed.Len()-bytes.Count(packed.Bytes(), []byte{0}), pages)
+	}
+
+	back := make(memory, packed.Len())
+	to := NewDelta(im, got, bytes.NewReader(below)).Back(back)
+	cuts := []int{0, 1, pageSize, 5*pageSize + 7, 30 * pageSize, packed.Len()}
+	for _, i := range random.Perm(len(cuts) - 1) {
+		if n, err := to.WriteAt(packed.Bytes()[cuts[i]:cuts[i+1]], int64(cuts[i])); err != nil || n != cuts[i+1]-cuts[i] {
+			t.Fatalf("wrote %d bytes, %v", n, err)
+		}
+	}
+	rest := over
+	for _, s := range spans {
+		for page := int((s.Start - start) / pageSize); at(page) < s.End; page++ {
+			if !equal[page] {
+				if !bytes.Equal(back[:pageSize], rest[:pageSize]) {
+					t.Errorf("page %d is not what it was", page)
+				}
+				back = back[pageSize:]
+			}
+			rest = rest[pageSize:]
+		}
+	}
+}
+
+// cutShort is content that ends too early.
+type cutShort struct{}
+
+var errCut = errors.New("cut short")
+
+func (cutShort) ReadAt([]byte, int64) (int, error) { return 0, errCut }
+
+// Content that cannot be read is an error on both ways.
+func TestDeltaUnread(t *testing.T) {
+	const start = 1 << 40
+	im := &Image{Bytes: pageSize, Areas: []Area{{Start: start, End: start + pageSize, Backing: Stored}}}
+	spans := []Span{{start, start + pageSize}}
+	page := bytes.NewReader(make([]byte, pageSize))
+	if _, err := NewDelta(im, spans, cutShort{}).Write(&bytes.Buffer{}, page, spans); !errors.Is(err, errCut) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := NewDelta(im, spans, page).Write(&bytes.Buffer{}, cutShort{}, spans); !errors.Is(err, errCut) {
+		t.Errorf("got %v", err)
+	}
+	if n, err := NewDelta(im, spans, cutShort{}).Back(make(memory, pageSize)).WriteAt(make([]byte, 10), 5); n != 0 || !errors.Is(err, errCut) {
+		t.Errorf("wrote %d bytes, %v", n, err)
+	}
+}

@@ -1,0 +1,42 @@
+package checkpoint
+
+import (
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+const twoCPUs = "processor\t: 0\nvendor_id\t: A\nmodel\t\t: 1\nflags\t\t: avx sse\ncpu MHz\t\t: 1.5\n\n" +
+	"processor\t: 1\nvendor_id\t: A\nmodel\t\t: 1\nflags\t\t: avx sse\ncpu MHz\t\t: 2.5\n\n"
+
+// The fingerprint is of what programs can depend on, and of nothing that changes from moment to moment.
+func TestFingerprint(t *testing.T) {
+	var name unix.Utsname
+	copy(name.Release[:], "6.1")
+	want := fingerprint(name, []byte("code"), twoCPUs)
+	if got := fingerprint(name, []byte("code"), strings.ReplaceAll(twoCPUs, ".5", ".7")); got != want {
+		t.Error("it depends on the rate of the moment")
+	}
+	if got := fingerprint(name, []byte("code"), twoCPUs[:len(twoCPUs)/2]); got != want {
+		t.Error("it depends on the number of processors")
+	}
+	other := name
+	copy(other.Version[:], "#2")
+	for what, got := range map[string]string{
+		"kernel": fingerprint(other, []byte("code"), twoCPUs), "code": fingerprint(name, []byte("edoc"), twoCPUs),
+		"features": fingerprint(name, []byte("code"), strings.ReplaceAll(twoCPUs, "avx ", "")),
+		"model":    fingerprint(name, []byte("code"), strings.ReplaceAll(twoCPUs, ": 1\nflags", ": 2\nflags")),
+	} {
+		if got == want {
+			t.Errorf("it does not depend on the %s", what)
+		}
+	}
+	one, err := Fingerprint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if two, err := Fingerprint(); err != nil || one != two || len(one) != 64 {
+		t.Errorf("this host is %q and %q, %v", one, two, err)
+	}
+}

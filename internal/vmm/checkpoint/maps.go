@@ -1,0 +1,125 @@
+package checkpoint
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// mapping is a line of /proc/PID/maps (proc_pid_maps(5)).
+type mapping struct {
+	start, end uint64
+	prot       int
+	shared     bool
+	offset     int64
+	inode      uint64
+	name       string // "" for memory without a file
+}
+
+func (m mapping) kernels() bool {
+	return strings.HasPrefix(m.name, "[v") // vdso, vvar, vvar_vclock, vsyscall
+}
+
+func readMaps(pid int) ([]mapping, error) {
+	data, err := os.ReadFile(procPath(pid, "maps"))
+	if err != nil {
+		return nil, err
+	}
+	return parseMaps(string(data))
+}
+
+func parseMaps(text string) ([]mapping, error) {
+	var out []mapping
+	for line := range strings.Lines(text) {
+		m, err := parseMapping(strings.TrimSuffix(line, "\n"))
+		if err != nil {
+			return nil, fmt.Errorf("map %q: %w", line, err)
+		}
+		if out = append(out, m); len(out) > maxAreas {
+			return nil, fmt.Errorf("%w: it has more than %d areas", ErrUnsupported, maxAreas)
+		}
+	}
+	return out, nil
+}
+
+func parseMapping(line string) (mapping, error) {
+	f := strings.SplitN(line, " ", 6)
+	if len(f) < 5 || len(f[1]) != 4 {
+		return mapping{}, fmt.Errorf("%d fields", len(f))
+	}
+	var m mapping
+	from, to, _ := strings.Cut(f[0], "-")
+	var errs [4]error
+	m.start, errs[0] = strconv.ParseUint(from, 16, 64)
+	m.end, errs[1] = strconv.ParseUint(to, 16, 64)
+	m.offset, errs[2] = strconv.ParseInt(f[2], 16, 64)
+	m.inode, errs[3] = strconv.ParseUint(f[4], 10, 64)
+	for _, err := range errs {
+		if err != nil {
+			return mapping{}, err
+		}
+	}
+	for i, prot := range []int{unix.PROT_READ, unix.PROT_WRITE, unix.PROT_EXEC} {
+		if f[1][i] != '-' {
+			m.prot |= prot
+		}
+	}
+	m.shared = f[1][3] == 's'
+	if len(f) == 6 {
+		m.name = strings.TrimLeft(f[5], " ")
+	}
+	return m, nil
+}
+
+func procPath(pid int, name string) string { return "/proc/" + strconv.Itoa(pid) + "/" + name }
+
+// OpenMapped opens a file that a process has mapped, by its inode; it may have no name any more.
+func OpenMapped(pid int, inode uint64) (*os.File, error) {
+	maps, err := readMaps(pid)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range maps {
+		if m.inode == inode && inode != 0 {
+			return os.Open(procPath(pid, fmt.Sprintf("map_files/%x-%x", m.start, m.end)))
+		}
+	}
+	return nil, fmt.Errorf("process %d maps no file with inode %d", pid, inode)
+}
+
+// FindMapped answers where a process has mapped the whole of a file, or its first bytes. The device number is not
+// compared: btrfs shows another one there than stat does.
+func FindMapped(pid int, inode uint64, bytes int64) (uint64, error) {
+	maps, err := readMaps(pid)
+	if err != nil {
+		return 0, err
+	}
+	at, ok := findMapped(maps, inode, bytes)
+	if !ok {
+		return 0, fmt.Errorf("process %d has no mapping of %d bytes of inode %d", pid, bytes, inode)
+	}
+	return at, nil
+}
+
+// findMapped takes pieces that follow each other, in memory and file, for one mapping.
+func findMapped(maps []mapping, inode uint64, bytes int64) (uint64, bool) {
+	var start, end uint64
+	for _, m := range maps {
+		if m.inode != inode {
+			continue
+		}
+		switch {
+		case m.offset == 0:
+			start, end = m.start, m.end
+		case m.start == end && uint64(m.offset) == m.start-start:
+			end = m.end
+		}
+		if end-start == uint64(bytes) {
+			return start, true
+		}
+	}
+	return 0, false
+}

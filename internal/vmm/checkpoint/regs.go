@@ -1,0 +1,70 @@
+package checkpoint
+
+// Regs are the general registers of a thread on amd64: struct user_regs_struct (sys/user.h).
+type Regs [27]uint64
+
+// Indexes in Regs.
+const (
+	rR12     = 3
+	rRBX     = 5
+	rR10     = 7
+	rR9      = 8
+	rR8      = 9
+	rRAX     = 10
+	rRDX     = 12
+	rRSI     = 13
+	rRDI     = 14
+	rOrigRAX = 15
+	rRIP     = 16
+	rRSP     = 19
+	rFSBase  = 21
+)
+
+// arguments are the registers that a system call takes its arguments in (syscall(2)).
+var arguments = [6]int{rRDI, rRSI, rRDX, rR10, rR8, rR9}
+
+// noCall in the place of a call's number says that a thread is in none, so the kernel does not restart it.
+const noCall = ^uint64(0)
+
+// The kernel's own errors with which an interrupted call asks to be begun again (linux/errno.h).
+const (
+	restartSys     = 512
+	restartNoIntr  = 513
+	restartNoHand  = 514
+	restartByBlock = 516
+)
+
+// again makes a thread that was interrupted in a system call begin that call again. One that has a time limit
+// gets all of its time again.
+func (r Regs) again() Regs {
+	if int64(r[rOrigRAX]) >= 0 {
+		switch -int64(r[rRAX]) {
+		case restartSys, restartNoIntr, restartNoHand, restartByBlock:
+			r[rRIP] -= callBytes
+			r[rRAX] = r[rOrigRAX]
+		}
+	}
+	r[rOrigRAX] = noCall
+	return r
+}
+
+// callBytes is the length of the instruction SYSCALL.
+const callBytes = 2
+
+// Numbers of system calls on amd64 (asm/unistd_64.h).
+const (
+	callWrite     = 1
+	callMmap      = 9
+	callMunmap    = 11
+	callBrk       = 12
+	callSigaction = 13
+	callMremap    = 25
+	callMadvise   = 28
+	callPause     = 34
+	callClone     = 56
+	callFcntl     = 72
+	callPrctl     = 157
+	callDup3      = 292
+	callSeccomp   = 317
+	callCloseFrom = 436
+)

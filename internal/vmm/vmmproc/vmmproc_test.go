@@ -1,0 +1,287 @@
+package vmmproc
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/lib/proc"
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+func TestHashCPU(t *testing.T) {
+	one := "processor\t: 0\nvendor_id\t: A\nflags\t: fpu sse\ncpu MHz\t: 1\n\nprocessor\t: 1\nflags\t: none\n"
+	if hashCPU(one) != hashCPU(strings.ReplaceAll(one, "MHz\t: 1", "MHz\t: 2")) {
+		t.Error("the clock rate of the moment changes the fingerprint")
+	}
+	if hashCPU(one) == hashCPU(strings.ReplaceAll(one, "sse", "avx")) {
+		t.Error("another feature set has the same fingerprint")
+	}
+}
+
+func TestRecord(t *testing.T) {
+	dir := t.TempDir()
+	if ok, err := ReadRecord(dir, &struct{}{}); ok || err != nil {
+		t.Errorf("no record: got %v, %v", ok, err)
+	}
+	type record struct {
+		Process proc.Identity `json:"process"`
+		Disks   []int64       `json:"disks"`
+	}
+	want := record{proc.Identity{PID: 1, Start: 2, Boot: "3"}, []int64{4}}
+	var got record
+	if err := WriteRecord(dir, want); err != nil {
+		t.Fatal(err)
+	}
+	ok, err := ReadRecord(dir, &got)
+	if !ok || err != nil || got.Process != want.Process || !slices.Equal(got.Disks, want.Disks) {
+		t.Errorf("got %+v, %v, %v", got, ok, err)
+	}
+	if id, ok, err := whose(dir); id != want.Process || !ok || err != nil {
+		t.Errorf("whose: got %+v, %v, %v", id, ok, err)
+	}
+	// What a crash of the host may leave of a file that was not synced.
+	if err := os.Truncate(filepath.Join(dir, RecordFile), 0); err != nil {
+		t.Fatal(err)
+	}
+	if ok, err := ReadRecord(dir, &got); ok || err != nil {
+		t.Errorf("an empty record is taken for one: %v", err)
+	}
+}
+
+// A monitor may put a link to a socket of the host where its own is looked for.
+func TestConnectFollowsNoLink(t *testing.T) {
+	dir := t.TempDir()
+	l, err := net.Listen("unix", filepath.Join(dir, "host.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if err := os.Symlink(filepath.Join(dir, "host.sock"), filepath.Join(dir, "guest.sock")); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := Connect(t.Context(), dir, "guest.sock"); err == nil {
+		t.Error("the link was followed", c.Close())
+	}
+	c, err := Connect(t.Context(), dir, "host.sock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Close()
+}
+
+// Socket addresses hold 107 bytes, and directories of machines may be longer.
+func TestSocketInLongDirectory(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), strings.Repeat("long", 50))
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second replaces what the first left
+		l, err := Listen(dir, "api.sock")
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := Connect(t.Context(), dir, "api.sock")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(c.Close(), l.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Captures are freed when they were closed and nobody uses them any more, and once.
+func TestUses(t *testing.T) {
+	freed := 0
+	var u Uses
+	u.OnFree(func() error { freed++; return nil })
+	if err := errors.Join(u.Hold(), u.Hold(), u.Let(), u.Close()); err != nil || freed != 0 {
+		t.Fatalf("in use: freed %d times, %v", freed, err)
+	}
+	if u.Hold() == nil {
+		t.Error("a closed capture was used")
+	}
+	if err := errors.Join(u.Let(), u.Close()); err != nil || freed != 1 {
+		t.Errorf("freed %d times, %v", freed, err)
+	}
+}
+
+func TestImageFiles(t *testing.T) {
+	dir := t.TempDir()
+	image, err := WriteImage(dir, vmm.Manifest{Driver: "x"}, 4096, Part{StateName, []byte("state")}, Part{"more", nil})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f, ok := FileOf(image.Manifest, MemoryName); !ok || f.Bytes != 4096 || f.SHA256 != "" {
+		t.Errorf("memory: got %+v, %v", f, ok)
+	}
+	if data, err := ReadChecked(image, StateName, 5); err != nil || string(data) != "state" {
+		t.Errorf("got %q, %v", data, err)
+	}
+	if _, err := ReadChecked(image, StateName, 4); err == nil {
+		t.Error("more than the limit was read")
+	}
+	path := filepath.Join(dir, StateName)
+	if err := errors.Join(os.Chmod(path, 0o600), os.WriteFile(path, []byte("other"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ReadChecked(image, StateName, 5); err == nil || !strings.Contains(err.Error(), "damaged") {
+		t.Errorf("other content: got %v", err)
+	}
+}
+
+var errClosed = errors.New("connection closed")
+
+// life starts a script as the monitor of a machine.
+func life(t *testing.T, s *Set, dir, script string) (*Life, *int) {
+	t.Helper()
+	mark, err := Marker(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := proc.Start(proc.Command{Path: "/bin/sh", Args: []string{"-c", script}, Env: []string{mark}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := WriteRecord(dir, map[string]any{"process": p.Identity()}); err != nil {
+		t.Fatal(err)
+	}
+	return begin(t, s, dir, p)
+}
+
+func begin(t *testing.T, s *Set, dir string, p *proc.Process) (*Life, *int) {
+	t.Helper()
+	hung := new(int)
+	l := s.New(vmm.Spec{ID: "m1", Dir: dir}, Hooks{
+		HangUp: func() { *hung++ },
+		Ending: func(e proc.Exit) string { return "the program " + e.String() },
+		Closed: errClosed,
+		Bury:   func(_ context.Context, data string) string { return "buried: " + data },
+	})
+	l.Begin(t.Context(), p)
+	return l, hung
+}
+
+func await(t *testing.T, l *Life) {
+	t.Helper()
+	select {
+	case <-l.Done():
+	case <-time.After(time.Minute):
+		t.Fatal("the monitor does not end")
+	}
+}
+
+func newSet() *Set { return NewSet(time.Minute, func(dir string) error { return Remove(dir) }) }
+
+// nothingLeft holds after the end of a life.
+func nothingLeft(t *testing.T, s *Set, dir string) {
+	t.Helper()
+	left, err := os.ReadDir(dir)
+	if err != nil || len(left) != 0 {
+		t.Errorf("left %v, %v", left, err)
+	}
+	if s.find(dir) != nil {
+		t.Error("the set still knows it")
+	}
+	if ids, err := monitors(dir); err != nil || len(ids) != 0 {
+		t.Errorf("processes left: %v, %v", ids, err)
+	}
+}
+
+func TestLifeEnds(t *testing.T) {
+	for name, c := range map[string]struct {
+		script string
+		end    func(*Life) error
+		want   string
+	}{
+		"by_itself": {"echo words >&2; exit 3", func(*Life) error { return nil }, "the program exited with status 3: words"},
+		"killed":    {"exec sleep 1000", func(l *Life) error { return l.Kill(t.Context()) }, ""},
+		"discarded": {"exec sleep 1000", func(l *Life) error { return l.Discard(t.Context()) }, ""},
+		"failed":    {"exec sleep 1000", func(l *Life) error { l.Fail("no memory"); l.Fail("later"); return nil }, "no memory"},
+		"guest":     {"exec sleep 1000", func(l *Life) error { l.Dying("reset"); l.Dying("later"); return nil }, "buried: reset"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, dir := newSet(), t.TempDir()
+			l, hung := life(t, s, dir, c.script)
+			if err := c.end(l); err != nil {
+				t.Fatal(err)
+			}
+			await(t, l)
+			got := ""
+			if err := l.Err(); err != nil {
+				got = err.Error()
+			}
+			if got != c.want || *hung != 1 {
+				t.Errorf("ended with %q after %d hang-ups, want %q", got, *hung, c.want)
+			}
+			nothingLeft(t, s, dir)
+			if err := errors.Join(l.Kill(t.Context()), l.Discard(t.Context())); err != nil {
+				t.Errorf("kill of a dead one: %v", err)
+			}
+			if _, err := l.Usage(); !errors.Is(err, vmm.ErrGone) {
+				t.Errorf("usage of a dead one: %v", err)
+			}
+			if _, err := s.Adopt(dir, &struct{}{}); !errors.Is(err, vmm.ErrGone) {
+				t.Errorf("adoption of a dead one: %v", err)
+			}
+		})
+	}
+}
+
+func TestGone(t *testing.T) {
+	s, dir := newSet(), t.TempDir()
+	l, _ := life(t, s, dir, "read x; exit 3")
+	await(t, l) // its input is empty
+	other := errors.New("refused")
+	for _, err := range []error{errClosed, vmm.ErrGone, other} {
+		if got := l.Gone(t.Context(), err); !errors.Is(got, vmm.ErrGone) || !strings.Contains(got.Error(), "status 3") || errors.Is(got, other) != (err == other) {
+			t.Errorf("%v: got %v", err, got)
+		}
+	}
+	if l.Gone(t.Context(), nil) != nil {
+		t.Error("no error became one")
+	}
+	m, _ := life(t, s, dir, "exec sleep 1000")
+	if got := m.Gone(t.Context(), other); got != other {
+		t.Errorf("of one that lives: got %v", got)
+	}
+	if err := m.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A monitor goes on without us, is adopted by another set, and killed by a third that knows nothing.
+func TestAdoption(t *testing.T) {
+	one, two, three, dir := newSet(), newSet(), newSet(), t.TempDir()
+	l, hung := life(t, one, dir, "exec sleep 1000")
+	if err := one.Close(); err != nil || *hung != 1 || one.find(dir) != nil {
+		t.Fatal(err, *hung)
+	}
+	l.Release()
+	var r struct {
+		Process proc.Identity `json:"process"`
+	}
+	p, err := two.Adopt(dir, &r)
+	if err != nil || r.Process != p.Identity() {
+		t.Fatal(r, err)
+	}
+	m, _ := begin(t, two, dir, p)
+	if m.PID() != l.PID() || m.At() != Prepared || m.Move(Running) != Prepared || m.At() != Running {
+		t.Errorf("process %d instead of %d, or in a wrong phase", m.PID(), l.PID())
+	}
+	if err := three.Kill(t.Context(), vmm.Spec{ID: "m1", Dir: dir}); err != nil {
+		t.Fatal(err)
+	}
+	await(t, m)
+	nothingLeft(t, two, dir)
+	if err := three.Kill(t.Context(), vmm.Spec{ID: "m1", Dir: dir}); err != nil {
+		t.Error(err)
+	}
+}
