@@ -225,7 +225,8 @@ func TestValidateNamesTheField(t *testing.T) {
 				return
 			}
 			e, ok := errors.AsType[*api.Error](err)
-			if !ok || e.Code != api.Invalid || e.Details["field"] != tt.field || !strings.HasPrefix(e.Message, tt.field+": ") {
+			if !ok || e.Code != api.Invalid || e.Details["field"] != tt.field ||
+				!strings.HasPrefix(e.Message, tt.field+": ") {
 				t.Errorf("error = %#v, want invalid naming field %q", err, tt.field)
 			}
 		})
@@ -233,7 +234,11 @@ func TestValidateNamesTheField(t *testing.T) {
 }
 
 func TestValidatePutsDefaults(t *testing.T) {
-	f, tree, tok, p := &api.ForkRequest{}, &api.ForkTreeRequest{}, &api.TokenRequest{Name: "n"}, &api.PreviewRequest{Port: 1}
+	f, tree, tok, p := &api.ForkRequest{}, &api.ForkTreeRequest{}, &api.TokenRequest{
+		Name: "n",
+	}, &api.PreviewRequest{
+		Port: 1,
+	}
 	for _, v := range []validator{f, tree, tok, p} {
 		if err := v.Validate(); err != nil {
 			t.Fatal(err)
@@ -250,10 +255,12 @@ var update = flag.Bool("update", false, "write the page of error codes anew")
 func TestErrorPage(t *testing.T) {
 	const page = "../docs/errors.md"
 	var b strings.Builder
-	b.WriteString("# Error codes\n\nEvery answer of the API that is not 2xx is JSON of this form; programs compare `code`, never `error`:\n\n" +
-		"```json\n{\"error\":\"sandbox ... not found\",\"code\":\"not_found\",\"request_id\":\"req...\",\"retryable\":false,\"details\":{}}\n```\n\n" +
-		"`go test ./api -run ErrorPage -update` writes this page from the table in `api/errors.go`.\n\n" +
-		"| code | HTTP status | exit code of the command line | retry | meaning |\n|---|---:|---:|---|---|\n")
+	b.WriteString(
+		"# Error codes\n\nEvery answer of the API that is not 2xx is JSON of this form; programs compare `code`, never `error`:\n\n" +
+			"```json\n{\"error\":\"sandbox ... not found\",\"code\":\"not_found\",\"request_id\":\"req...\",\"retryable\":false,\"details\":{}}\n```\n\n" +
+			"`go test ./api -run ErrorPage -update` writes this page from the table in `api/errors.go`.\n\n" +
+			"| code | HTTP status | exit code of the command line | retry | meaning |\n|---|---:|---:|---|---|\n",
+	)
 	for _, m := range api.Codes() {
 		retry := "no"
 		if m.Retryable {

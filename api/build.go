@@ -110,7 +110,10 @@ func (r *BakeImageRequest) Validate() error {
 	case !ValidTemplateName(r.ImageName):
 		return invalid("image_name", "%s is not a template name: use 1 to 64 of a-z A-Z 0-9 . _ -", quote(r.ImageName))
 	case r.StartUnit != "":
-		return Errorf(Unsupported, "start_unit: sandboxes have no units: send POST /v1/templates/build with from_sandbox and start").With("field", "start_unit")
+		return Errorf(
+			Unsupported,
+			"start_unit: sandboxes have no units: send POST /v1/templates/build with from_sandbox and start",
+		).With("field", "start_unit")
 	}
 	return nil
 }
@@ -141,7 +144,10 @@ func (r *BuildRequest) Validate() error {
 	case !ValidTemplateName(r.Name):
 		return invalid("name", "%s is not a template name: use 1 to 64 of a-z A-Z 0-9 . _ -", quote(r.Name))
 	case sources > 1:
-		return invalid("dockerfile", "name one source: a Dockerfile, image_ref, rootfs, from_sandbox, from_snapshot or from_template")
+		return invalid(
+			"dockerfile",
+			"name one source: a Dockerfile, image_ref, rootfs, from_sandbox, from_snapshot or from_template",
+		)
 	case r.SizeMB != 0 && (r.SizeMB < 64 || r.SizeMB > MaxBuildSizeMB):
 		return invalid("size_mb", "%d is out of range: use 64 to %d", r.SizeMB, MaxBuildSizeMB)
 	case r.CPU < 0 || r.CPU > MaxBuildCPU:

@@ -75,13 +75,26 @@ var reserved = []string{"workspace", "kind", "app.id"}
 func (r *CreateRequest) Validate() error {
 	switch {
 	case r.Template != "" && !validTemplateRef(r.Template):
-		return invalid("template", "%s is not a template name: use 1 to 64 of a-z A-Z 0-9 . _ -, and a tag behind a colon if you want one", quote(r.Template))
+		return invalid(
+			"template",
+			"%s is not a template name: use 1 to 64 of a-z A-Z 0-9 . _ -, and a tag behind a colon if you want one",
+			quote(r.Template),
+		)
 	case r.FromSnapshot != "" && !r.FromSnapshot.Valid():
-		return invalid("from_snapshot", "%s is not a snapshot id: list them at /v1/snapshots", quote(string(r.FromSnapshot)))
+		return invalid(
+			"from_snapshot",
+			"%s is not a snapshot id: list them at /v1/snapshots",
+			quote(string(r.FromSnapshot)),
+		)
 	case r.TTLSeconds != nil && (*r.TTLSeconds < 0 || *r.TTLSeconds > MaxTTLSeconds):
 		return invalid("ttl_seconds", "%d is out of range: use 0 for never, or up to %d", *r.TTLSeconds, MaxTTLSeconds)
 	case r.TimeoutSeconds < 0 || r.TimeoutSeconds > MaxTTLSeconds:
-		return invalid("timeout_seconds", "%d is out of range: use 0 for never, or up to %d", r.TimeoutSeconds, MaxTTLSeconds)
+		return invalid(
+			"timeout_seconds",
+			"%d is out of range: use 0 for never, or up to %d",
+			r.TimeoutSeconds,
+			MaxTTLSeconds,
+		)
 	case !r.OnTimeout.Valid():
 		return invalid("on_timeout", "%s is not delete or hibernate", quote(string(r.OnTimeout)))
 	case r.DiskMB < 0 || r.DiskMB > 1<<20:
@@ -118,7 +131,10 @@ func (r *CreateRequest) validateNetwork() error {
 		return nil
 	}
 	if r.Egress != nil && !*r.Egress && len(r.Network.AllowOut) > 0 {
-		return invalid("egress", "false lets nothing out, but network.allow_out names what may be reached: leave egress out and set network.deny_others")
+		return invalid(
+			"egress",
+			"false lets nothing out, but network.allow_out names what may be reached: leave egress out and set network.deny_others",
+		)
 	}
 	return r.Network.validate("network.")
 }

@@ -49,7 +49,12 @@ func (r *LifecyclePatch) Validate() error {
 		return invalid("ttl_seconds", "%d is out of range: use 0 for never, or up to %d", *r.TTLSeconds, MaxTTLSeconds)
 	}
 	if r.TimeoutSeconds != nil && (*r.TimeoutSeconds < 0 || *r.TimeoutSeconds > MaxTTLSeconds) {
-		return invalid("timeout_seconds", "%d is out of range: use 0 for never, or up to %d", *r.TimeoutSeconds, MaxTTLSeconds)
+		return invalid(
+			"timeout_seconds",
+			"%d is out of range: use 0 for never, or up to %d",
+			*r.TimeoutSeconds,
+			MaxTTLSeconds,
+		)
 	}
 	return nil
 }

@@ -46,8 +46,10 @@ func (n Network) Shut() bool { return n.DenyOthers && len(n.AllowOut) == 0 }
 
 // Equal tells whether two policies say the same in the same words.
 func (n Network) Equal(o Network) bool {
-	return n.DenyOthers == o.DenyOthers && n.PrivatePorts == o.PrivatePorts && slices.Equal(n.AllowOut, o.AllowOut) && slices.Equal(n.DenyOut, o.DenyOut) &&
-		n.PortHost == o.PortHost && slices.Equal(n.TLSPorts, o.TLSPorts)
+	return n.DenyOthers == o.DenyOthers && n.PrivatePorts == o.PrivatePorts && slices.Equal(n.AllowOut, o.AllowOut) &&
+		slices.Equal(n.DenyOut, o.DenyOut) &&
+		n.PortHost == o.PortHost &&
+		slices.Equal(n.TLSPorts, o.TLSPorts)
 }
 
 // Validate checks every entry. An allow_out that would change nothing, because all is allowed anyway, is an
@@ -60,7 +62,12 @@ func (n *Network) validate(prefix string) error {
 		list  []string
 	}{{prefix + "allow_out", n.AllowOut}, {prefix + "deny_out", n.DenyOut}} {
 		if len(l.list) > MaxNetworkEntries {
-			return invalid(l.field, "%d entries are too many: use at most %d, networks and *.domains among them", len(l.list), MaxNetworkEntries)
+			return invalid(
+				l.field,
+				"%d entries are too many: use at most %d, networks and *.domains among them",
+				len(l.list),
+				MaxNetworkEntries,
+			)
 		}
 		for _, e := range l.list {
 			if why := wrongEntry(e); why != "" {
@@ -69,14 +76,22 @@ func (n *Network) validate(prefix string) error {
 		}
 	}
 	if len(n.AllowOut) > 0 && len(n.DenyOut) == 0 && !n.DenyOthers {
-		return invalid(prefix+"deny_others", "allow_out alone closes nothing: set deny_others to true, or leave allow_out out")
+		return invalid(
+			prefix+"deny_others",
+			"allow_out alone closes nothing: set deny_others to true, or leave allow_out out",
+		)
 	}
 	return n.validatePorts(prefix)
 }
 
 func (n *Network) validatePorts(prefix string) error {
 	if n.PortHost != "" && !portHost.MatchString(strings.ReplaceAll(n.PortHost, PortVariable, "65535")) {
-		return invalid(prefix+"port_host", "%s is not a host, or a host and a port, such as localhost:%s", quote(n.PortHost), PortVariable)
+		return invalid(
+			prefix+"port_host",
+			"%s is not a host, or a host and a port, such as localhost:%s",
+			quote(n.PortHost),
+			PortVariable,
+		)
 	}
 	if len(n.TLSPorts) > MaxTLSPorts {
 		return invalid(prefix+"tls_ports", "%d ports are too many: use at most %d", len(n.TLSPorts), MaxTLSPorts)

@@ -14,7 +14,12 @@ const bakePoll = 500 * time.Millisecond
 // BakeAndWait begins to bake a template, or joins a bake under way, and follows it to its end. A template
 // that is baked is left alone unless req.Force. tell is called for every look at a bake that runs; it may
 // be nil. A bake that failed is an error that carries the last lines of its log.
-func (t *Templates) BakeAndWait(ctx context.Context, name string, req api.BakeRequest, tell func(api.Bake)) (api.Template, error) {
+func (t *Templates) BakeAndWait(
+	ctx context.Context,
+	name string,
+	req api.BakeRequest,
+	tell func(api.Bake),
+) (api.Template, error) {
 	out, err := t.Get(ctx, name)
 	if err != nil || out.Baked && !req.Force {
 		return out, err
@@ -38,7 +43,13 @@ func (t *Templates) BakeAndWait(ctx context.Context, name string, req api.BakeRe
 		}
 	}
 	if out.Bake != nil && out.Bake.State == "failed" {
-		return out, api.Errorf(api.Internal, "bake of %s: %s\n%s", name, out.Bake.Error, strings.Join(out.Bake.Log, "\n"))
+		return out, api.Errorf(
+			api.Internal,
+			"bake of %s: %s\n%s",
+			name,
+			out.Bake.Error,
+			strings.Join(out.Bake.Log, "\n"),
+		)
 	}
 	return out, nil
 }

@@ -106,8 +106,12 @@ func writeFields(form *multipart.Writer, req api.BuildRequest) error {
 	if auth == nil {
 		return nil
 	}
-	return errors.Join(form.WriteField("registry_server", auth.Server), form.WriteField("registry_username", auth.Username),
-		form.WriteField("registry_password", auth.Password), form.WriteField("registry_token", auth.Token))
+	return errors.Join(
+		form.WriteField("registry_server", auth.Server),
+		form.WriteField("registry_username", auth.Username),
+		form.WriteField("registry_password", auth.Password),
+		form.WriteField("registry_token", auth.Token),
+	)
 }
 
 // Builds lists builds, newest first; with a name those of that template.
@@ -140,7 +144,13 @@ func (t *Templates) RetryBuild(ctx context.Context, id api.BuildID, req api.Retr
 
 // BuildLogs gives the lines of a build with numbers above after to yield; with follow until the build has
 // ended. A connection that is cut is an error; call again with the number of the last line.
-func (t *Templates) BuildLogs(ctx context.Context, id api.BuildID, after int64, follow bool, yield func(api.BuildLine) error) error {
+func (t *Templates) BuildLogs(
+	ctx context.Context,
+	id api.BuildID,
+	after int64,
+	follow bool,
+	yield func(api.BuildLine) error,
+) error {
 	rq := get(buildPath(id) + "/logs")
 	rq.query = url.Values{"after": {strconv.FormatInt(after, 10)}}
 	if follow {

@@ -8,7 +8,12 @@ import (
 
 // RunCell runs code in a context that lives, and waits for its end. A context that a template keeps for
 // Python is named "default". A cell that is out of time is the error timeout; its context lives on.
-func (s *Sandboxes) RunCell(ctx context.Context, id api.SandboxID, session string, cell api.ReplCell) (api.ReplResult, error) {
+func (s *Sandboxes) RunCell(
+	ctx context.Context,
+	id api.SandboxID,
+	session string,
+	cell api.ReplCell,
+) (api.ReplResult, error) {
 	var out api.ReplResult
 	err := s.c.do(ctx, post(box(id, "repl", "sessions", session, "run"), cell), &out)
 	return out, err

@@ -146,7 +146,11 @@ func (c *Client) header(ctx context.Context, rq call, out any) (http.Header, err
 		return res.Header, nil
 	}
 	if err := json.Unmarshal(data, out); err != nil {
-		return nil, api.Wrap(api.Internal, err, fmt.Sprintf("%s %s: the answer is not the JSON that was expected: %v", rq.method, rq.path, err))
+		return nil, api.Wrap(
+			api.Internal,
+			err,
+			fmt.Sprintf("%s %s: the answer is not the JSON that was expected: %v", rq.method, rq.path, err),
+		)
 	}
 	return res.Header, nil
 }

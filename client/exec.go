@@ -25,7 +25,12 @@ type Output struct {
 }
 
 // ExecStream runs a command and gives its output as it comes. When ctx ends, the command is killed.
-func (s *Sandboxes) ExecStream(ctx context.Context, id api.SandboxID, req api.ExecRequest, out Output) (api.ExecExit, error) {
+func (s *Sandboxes) ExecStream(
+	ctx context.Context,
+	id api.SandboxID,
+	req api.ExecRequest,
+	out Output,
+) (api.ExecExit, error) {
 	rq := post(box(id, "exec", "stream"), req)
 	return s.follow(ctx, rq, out)
 }

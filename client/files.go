@@ -57,7 +57,14 @@ type WriteOptions struct {
 
 // Write puts a stream of any size at a path, whole or not at all, making missing parents. size is the
 // number of bytes to come, -1 if that is not known. r is read once, so the request is never repeated.
-func (f *Files) Write(ctx context.Context, id api.SandboxID, name string, r io.Reader, size int64, opt WriteOptions) (api.FileWritten, error) {
+func (f *Files) Write(
+	ctx context.Context,
+	id api.SandboxID,
+	name string,
+	r io.Reader,
+	size int64,
+	opt WriteOptions,
+) (api.FileWritten, error) {
 	q := url.Values{"path": {name}}
 	setIf(q, "user", opt.User)
 	if opt.Mode != 0 {

@@ -146,7 +146,11 @@ func (s *Sandboxes) SetNetwork(ctx context.Context, id api.SandboxID, n api.Netw
 }
 
 // SetLifecycle changes what the patch names.
-func (s *Sandboxes) SetLifecycle(ctx context.Context, id api.SandboxID, patch api.LifecyclePatch) (api.Lifecycle, error) {
+func (s *Sandboxes) SetLifecycle(
+	ctx context.Context,
+	id api.SandboxID,
+	patch api.LifecyclePatch,
+) (api.Lifecycle, error) {
 	var out api.Lifecycle
 	err := s.c.do(ctx, call{method: http.MethodPatch, path: box(id, "lifecycle"), in: patch}, &out)
 	return out, err
@@ -207,7 +211,12 @@ func (s *Sandboxes) Logs(ctx context.Context, id api.SandboxID, stream string) (
 
 // FollowLogs calls yield for every line of the log, and for each new one as it is printed, until ctx
 // ends, the sandbox ends (nil) or yield answers an error.
-func (s *Sandboxes) FollowLogs(ctx context.Context, id api.SandboxID, stream string, yield func(line string) error) error {
+func (s *Sandboxes) FollowLogs(
+	ctx context.Context,
+	id api.SandboxID,
+	stream string,
+	yield func(line string) error,
+) error {
 	rq := get(box(id, "logs"))
 	rq.query = url.Values{"follow": {"1"}}
 	setIf(rq.query, "stream", stream)

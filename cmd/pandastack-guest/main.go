@@ -23,7 +23,10 @@ func run(ctx context.Context) int {
 		return archive.Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
 	}
 	if os.Getpid() != 1 {
-		fmt.Fprintln(os.Stderr, "pandastack-guest is the first process of a machine; in one it also packs and unpacks files")
+		fmt.Fprintln(
+			os.Stderr,
+			"pandastack-guest is the first process of a machine; in one it also packs and unpacks files",
+		)
 		return 2
 	}
 	err := agent.Run(ctx)

@@ -116,7 +116,12 @@ func Run(ctx context.Context, cl *client.Client, opt Options) (report *Report, e
 	if err != nil {
 		return nil, err
 	}
-	r.report.Node = map[string]string{"driver": capacity.Driver, "driver_version": capacity.DriverVersion, "accelerator": capacity.Accelerator, "isolation": capacity.Isolation}
+	r.report.Node = map[string]string{
+		"driver":         capacity.Driver,
+		"driver_version": capacity.DriverVersion,
+		"accelerator":    capacity.Accelerator,
+		"isolation":      capacity.Isolation,
+	}
 	defer func() {
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanup)
 		defer cancel()

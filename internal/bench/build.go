@@ -39,12 +39,24 @@ const (
 // rebuild measures a Dockerfile of six steps of which the last has changed.
 func (r *run) rebuild(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, r.cl.Templates.Delete(context.WithoutCancel(ctx), builtName)) }()
-	steps := r.series("rebuild_steps", "a Dockerfile of six steps with another last one: from the request until its layer is kept", nil)
+	steps := r.series(
+		"rebuild_steps",
+		"a Dockerfile of six steps with another last one: from the request until its layer is kept",
+		nil,
+	)
 	whole := r.series("rebuild", "the same until its template is booted, captured and ready", &Target{P50: rebuildMost})
 	for n := range r.times(5) + 1 {
-		text := fmt.Sprintf("FROM %s\nWORKDIR /srv\nRUN echo 1 > one\nRUN echo 2 > two\nRUN echo 3 > three\nRUN echo 4 > four\nRUN echo %d\n", r.Template, n)
+		text := fmt.Sprintf(
+			"FROM %s\nWORKDIR /srv\nRUN echo 1 > one\nRUN echo 2 > two\nRUN echo 3 > three\nRUN echo 4 > four\nRUN echo %d\n",
+			r.Template,
+			n,
+		)
 		began := time.Now()
-		b, err := r.cl.Templates.Build(ctx, api.BuildRequest{Name: builtName, Dockerfile: text, Replace: true, NoCache: n == 0}, nil)
+		b, err := r.cl.Templates.Build(
+			ctx,
+			api.BuildRequest{Name: builtName, Dockerfile: text, Replace: true, NoCache: n == 0},
+			nil,
+		)
 		if err != nil {
 			return err
 		}
@@ -84,7 +96,10 @@ func (r *run) importImage(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	srv := &http.Server{Handler: registry.New(registry.Logger(log.New(io.Discard, "", 0))), ReadHeaderTimeout: time.Minute}
+	srv := &http.Server{
+		Handler:           registry.New(registry.Logger(log.New(io.Discard, "", 0))),
+		ReadHeaderTimeout: time.Minute,
+	}
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(l) }()
 	defer func() {
@@ -98,9 +113,17 @@ func (r *run) importImage(ctx context.Context) (err error) {
 	if err := pushImage(ctx, ref); err != nil {
 		return err
 	}
-	s := r.series("oci_import", "an image of 500 MB in five layers from a registry on this machine to a root file system", &Target{P50: importMost})
+	s := r.series(
+		"oci_import",
+		"an image of 500 MB in five layers from a registry on this machine to a root file system",
+		&Target{P50: importMost},
+	)
 	began := time.Now()
-	b, err := r.cl.Templates.Build(ctx, api.BuildRequest{Name: builtName, ImageRef: ref, SizeMB: 1024, Replace: true}, nil)
+	b, err := r.cl.Templates.Build(
+		ctx,
+		api.BuildRequest{Name: builtName, ImageRef: ref, SizeMB: 1024, Replace: true},
+		nil,
+	)
 	if err != nil {
 		return err
 	}
@@ -141,7 +164,10 @@ func pushImage(ctx context.Context, ref string) error {
 		return err
 	}
 	for n := range imageLayers {
-		layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return layerOf(n), nil }, tarball.WithCompressionLevel(1))
+		layer, err := tarball.LayerFromOpener(
+			func() (io.ReadCloser, error) { return layerOf(n), nil },
+			tarball.WithCompressionLevel(1),
+		)
 		if err != nil {
 			return err
 		}
@@ -170,7 +196,17 @@ func layerOf(n int) io.ReadCloser {
 		for i := 0; i < imageFiles && all == nil; i++ {
 			var data bytes.Buffer
 			_, err := io.CopyN(&data, noise, imageFile)
-			all = errors.Join(err, out.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: fmt.Sprintf("data/%d/%d", n, i), Mode: 0o644, Size: imageFile}))
+			all = errors.Join(
+				err,
+				out.WriteHeader(
+					&tar.Header{
+						Typeflag: tar.TypeReg,
+						Name:     fmt.Sprintf("data/%d/%d", n, i),
+						Mode:     0o644,
+						Size:     imageFile,
+					},
+				),
+			)
 			if all == nil {
 				_, all = out.Write(data.Bytes())
 			}

@@ -49,7 +49,11 @@ type published struct {
 
 var publishedClients = []published{
 	{"exec_true_e2b", "e2b", "2.51.0", e2bScript, func(url, key string) []string {
-		return []string{"E2B_API_KEY=e2b_" + strings.TrimPrefix(key, "pds_"), "E2B_API_URL=" + url, "E2B_SANDBOX_URL=" + url}
+		return []string{
+			"E2B_API_KEY=e2b_" + strings.TrimPrefix(key, "pds_"),
+			"E2B_API_URL=" + url,
+			"E2B_SANDBOX_URL=" + url,
+		}
 	}},
 	{"exec_true_sdk", "@pandastack/sdk", "0.9.0", sdkScript, func(url, key string) []string {
 		return []string{"PANDASTACK_API=" + url, "PANDASTACK_API_URL=" + url, "PANDASTACK_API_KEY=" + key}
@@ -94,7 +98,11 @@ func (r *run) both(ctx context.Context, p published, id api.SandboxID, idle stri
 	if err := os.WriteFile(filepath.Join(dir, "times.mjs"), p.script, 0o644); err != nil {
 		return err
 	}
-	s := r.series(p.series, fmt.Sprintf("exec of true through %s %s, again and again in one sandbox", p.packet, p.version), &Target{P50: clientTarget})
+	s := r.series(
+		p.series,
+		fmt.Sprintf("exec of true through %s %s, again and again in one sandbox", p.packet, p.version),
+		&Target{P50: clientTarget},
+	)
 	if err := r.through(ctx, s, dir, append(p.environment(r.cl.URL(), r.cl.Key()), "BENCH_SANDBOX="+string(id))); err != nil {
 		return err
 	}
@@ -152,7 +160,12 @@ func atOnce(id api.SandboxID) http.Handler {
 	mux := http.NewServeMux()
 	about := func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = fmt.Fprintf(w, `{"id":%q,"status":"running","sandboxID":%q,"templateID":"base","clientID":"bench","envdVersion":"0.6.4"}`, id, id) // a client that is gone
+		_, _ = fmt.Fprintf(
+			w,
+			`{"id":%q,"status":"running","sandboxID":%q,"templateID":"base","clientID":"bench","envdVersion":"0.6.4"}`,
+			id,
+			id,
+		) // a client that is gone
 	}
 	mux.HandleFunc("GET /v1/sandboxes/{id}", about)
 	mux.HandleFunc("POST /v2/sandboxes/{id}/connect", about)

@@ -20,7 +20,10 @@ func (r *run) idle(ctx context.Context) error {
 	var ids []api.SandboxID
 	for _, level := range []int{1, 50, 100} {
 		if level > r.Most {
-			r.report.Skipped[fmt.Sprintf("idle_%d", level)] = fmt.Sprintf("more than the %d sandboxes of --most", r.Most)
+			r.report.Skipped[fmt.Sprintf("idle_%d", level)] = fmt.Sprintf(
+				"more than the %d sandboxes of --most",
+				r.Most,
+			)
 			return nil
 		}
 		for len(ids) < level {
@@ -36,7 +39,11 @@ func (r *run) idle(ctx context.Context) error {
 				return fmt.Errorf("sandbox %d of %d said %q: %w", i, level, out, err)
 			}
 		}
-		live := r.series(fmt.Sprintf("idle_live_%d", level), fmt.Sprintf("sandboxes that live at once and answered, of %d", level), &Target{Least: float64(level)})
+		live := r.series(
+			fmt.Sprintf("idle_live_%d", level),
+			fmt.Sprintf("sandboxes that live at once and answered, of %d", level),
+			&Target{Least: float64(level)},
+		)
 		live.Unit, live.Values = "sandboxes", []float64{float64(len(ids))}
 		live.close()
 		if err := r.take(ctx, ids, level); err != nil {
@@ -51,8 +58,16 @@ func (r *run) take(ctx context.Context, ids []api.SandboxID, level int) error {
 	if err := wait(ctx, settle); err != nil {
 		return err
 	}
-	pss := r.series(fmt.Sprintf("idle_pss_%d", level), fmt.Sprintf("memory of an idle sandbox with its monitor (PSS), of %d", level), &Target{P50: 40})
-	cpu := r.series(fmt.Sprintf("idle_cpu_%d", level), fmt.Sprintf("processor time of an idle sandbox, of %d", level), &Target{P50: 0.5})
+	pss := r.series(
+		fmt.Sprintf("idle_pss_%d", level),
+		fmt.Sprintf("memory of an idle sandbox with its monitor (PSS), of %d", level),
+		&Target{P50: 40},
+	)
+	cpu := r.series(
+		fmt.Sprintf("idle_cpu_%d", level),
+		fmt.Sprintf("processor time of an idle sandbox, of %d", level),
+		&Target{P50: 0.5},
+	)
 	pss.Unit, cpu.Unit = "MiB", "% of a core"
 	type sample struct {
 		at   time.Time

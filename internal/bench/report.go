@@ -67,31 +67,71 @@ func percentile(values []float64, p float64) float64 {
 
 // close computes what follows from the values.
 func (s *Series) close() {
-	s.P50, s.P95, s.P99, s.Max = percentile(s.Values, 50), percentile(s.Values, 95), percentile(s.Values, 99), percentile(s.Values, 100)
+	s.P50, s.P95, s.P99, s.Max = percentile(
+		s.Values,
+		50,
+	), percentile(
+		s.Values,
+		95,
+	), percentile(
+		s.Values,
+		99,
+	), percentile(
+		s.Values,
+		100,
+	)
 	if s.Target == nil || len(s.Values) == 0 {
 		return
 	}
 	holds := func(value, limit float64) bool { return limit == 0 || value <= limit }
 	reaches := func(value, least float64) bool { return least == 0 || value >= least } // a difference may be below 0
-	met := reaches(s.P50, s.Target.AtLeast) && holds(s.P50, s.Target.P50) && holds(s.P99, s.Target.P99) && holds(s.Max, s.Target.Max) &&
-		reaches(slices.Min(s.Values), s.Target.Least) && s.Failed == 0
+	met := reaches(s.P50, s.Target.AtLeast) && holds(s.P50, s.Target.P50) && holds(s.P99, s.Target.P99) &&
+		holds(s.Max, s.Target.Max) &&
+		reaches(slices.Min(s.Values), s.Target.Least) &&
+		s.Failed == 0
 	s.Met = &met
 }
 
 // Table writes the report for people.
 func (r *Report) Table(w io.Writer) error {
-	fmt.Fprintf(w, "%s · %d processors · %d MiB · Linux %s · load %.2f\n", r.Machine.CPU, r.Machine.CPUs, r.Machine.MemoryMiB, r.Machine.Kernel, r.Machine.Load1)
+	fmt.Fprintf(
+		w,
+		"%s · %d processors · %d MiB · Linux %s · load %.2f\n",
+		r.Machine.CPU,
+		r.Machine.CPUs,
+		r.Machine.MemoryMiB,
+		r.Machine.Kernel,
+		r.Machine.Load1,
+	)
 	fmt.Fprintf(w, "%s %s, %s · %.0f s\n\n", r.Node["driver"], r.Node["driver_version"], r.Node["accelerator"], r.Took)
 	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
 	fmt.Fprintln(t, "SERIES\tN\tP50\tP95\tP99\tMAX\tUNIT\tTARGET\t")
 	for _, s := range r.Series {
-		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Name, len(s.Values), number(s.P50), number(s.P95), number(s.P99), number(s.Max), s.Unit, s.target(), s.Note)
+		fmt.Fprintf(
+			t,
+			"%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
+			s.Name,
+			len(s.Values),
+			number(s.P50),
+			number(s.P95),
+			number(s.P99),
+			number(s.Max),
+			s.Unit,
+			s.target(),
+			s.Note,
+		)
 	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
 	if r.Ratio > 0 {
-		fmt.Fprintf(w, "\ncreate to first exec is %.1f times faster than a cold boot to first exec of the same template: >=%d %s\n", r.Ratio, leastRatio, verdict(r.Ratio >= leastRatio))
+		fmt.Fprintf(
+			w,
+			"\ncreate to first exec is %.1f times faster than a cold boot to first exec of the same template: >=%d %s\n",
+			r.Ratio,
+			leastRatio,
+			verdict(r.Ratio >= leastRatio),
+		)
 	}
 	met, missed := r.targets()
 	if met+len(missed) > 0 {

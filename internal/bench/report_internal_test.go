@@ -38,12 +38,23 @@ func TestTargets(t *testing.T) {
 	failed := &Series{Name: "failed", Unit: "ms", Values: []float64{1}, Failed: 1, Target: &Target{P50: 2}}
 	many := &Series{Name: "many", Unit: "sandboxes", Values: []float64{100}, Target: &Target{Least: 100}}
 	few := &Series{Name: "few", Unit: "sandboxes", Values: []float64{99}, Target: &Target{Least: 100}}
-	r := &Report{Series: []*Series{fast, slow, failed, many, few}, Ratio: 9.5, Skipped: map[string]string{"runc": "not installed"}}
+	r := &Report{
+		Series:  []*Series{fast, slow, failed, many, few},
+		Ratio:   9.5,
+		Skipped: map[string]string{"runc": "not installed"},
+	}
 	for _, s := range r.Series {
 		s.close()
 	}
 	if !*fast.Met || *slow.Met || *failed.Met || !*many.Met || *few.Met {
-		t.Errorf("met: %v %v %v %v %v, want only the first and the fourth", *fast.Met, *slow.Met, *failed.Met, *many.Met, *few.Met)
+		t.Errorf(
+			"met: %v %v %v %v %v, want only the first and the fourth",
+			*fast.Met,
+			*slow.Met,
+			*failed.Met,
+			*many.Met,
+			*few.Met,
+		)
 	}
 	var out bytes.Buffer
 	if err := r.Table(&out); err != nil {

@@ -27,7 +27,11 @@ func (r *run) create(ctx context.Context) error {
 		return err
 	}
 	alone := r.series("create", "create, request to answer", nil)
-	both := r.series("create_sequential", "create to the answer of the first exec, one after the other", &Target{P50: 150, P99: 250})
+	both := r.series(
+		"create_sequential",
+		"create to the answer of the first exec, one after the other",
+		&Target{P50: 150, P99: 250},
+	)
 	for range r.times(100) {
 		id, create, total, err := r.firstExec(ctx)
 		r.add(alone, create, err)

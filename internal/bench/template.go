@@ -36,7 +36,11 @@ func (r *run) firstCell(ctx context.Context) error {
 	if err != nil || !ok {
 		return err
 	}
-	warm := r.series("first_cell", "create of a code interpreter to the answer of its first cell, 1+1", &Target{P50: 250})
+	warm := r.series(
+		"first_cell",
+		"create of a code interpreter to the answer of its first cell, 1+1",
+		&Target{P50: 250},
+	)
 	again := r.series("next_cell", "the next cell in the same context", nil)
 	frame := r.series("first_frame", "a first cell that makes a table with pandas, from its request", nil)
 	for i := range r.times(30) + 1 {
@@ -86,7 +90,11 @@ func (r *run) firstScreenshot(ctx context.Context) error {
 	first := r.series("first_screenshot", "create of a browser to its first screenshot of a local page", nil)
 	next := r.series("next_screenshot", "the next one of the same browser", nil)
 	cold := r.series("cold_screenshot", "the same page by a Chromium started in the same guest", nil)
-	times := r.series("screenshot_times", "how many times faster the first screenshot is than that cold start, in the same guest", &Target{AtLeast: shotTimes})
+	times := r.series(
+		"screenshot_times",
+		"how many times faster the first screenshot is than that cold start, in the same guest",
+		&Target{AtLeast: shotTimes},
+	)
 	times.Unit = "times"
 	const shot = "screenshot " + shotPage + " /tmp/shot.png"
 	const start = "chromium --no-sandbox --disable-gpu --hide-scrollbars --window-size=1280,720 --user-data-dir=$(mktemp -d) --screenshot=/tmp/cold.png " + shotPage + " 2>/dev/null && test -s /tmp/cold.png"

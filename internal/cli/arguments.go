@@ -9,7 +9,12 @@ import (
 
 // group makes a command that only holds others.
 func group(use, short string, commands ...*cobra.Command) *cobra.Command {
-	c := &cobra.Command{Use: use, Short: short, Args: onlyCommands, RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
+	c := &cobra.Command{
+		Use:   use,
+		Short: short,
+		Args:  onlyCommands,
+		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
 	c.AddCommand(commands...)
 	return c
 }

@@ -56,7 +56,12 @@ func (a *app) templateBuild() *cobra.Command {
 	fl.StringVar(&f.req.Description, "description", "", "what it is, for lists")
 	fl.BoolVar(&f.req.Global, "global", false, "let everyone use it")
 	fl.BoolVar(&f.req.NoCache, "no-cache", false, "run every step anew")
-	fl.StringVar(&f.auth.Username, "registry-user", "", "user at the registry; the password is read from --registry-password-file")
+	fl.StringVar(
+		&f.auth.Username,
+		"registry-user",
+		"",
+		"user at the registry; the password is read from --registry-password-file",
+	)
 	fl.StringVar(&f.auth.Password, "registry-password-file", "", "file with the password or token for the registry")
 	f.limits.register(fl)
 	fl.BoolVar(&f.noWait, "no-wait", false, "only begin")
@@ -157,7 +162,11 @@ func (f *buildFlags) directory(dir string) (*client.Upload, func() error, error)
 	}
 	text, err := os.ReadFile(file)
 	if err != nil {
-		return nil, none, api.Errorf(api.Invalid, "%v: name the directory of a Dockerfile, or the file with --file", err)
+		return nil, none, api.Errorf(
+			api.Invalid,
+			"%v: name the directory of a Dockerfile, or the file with --file",
+			err,
+		)
 	}
 	f.req.Dockerfile = string(text)
 	root, err := os.OpenRoot(dir)
@@ -197,7 +206,11 @@ func (a *app) followBuild(ctx context.Context, cl *client.Client, id api.BuildID
 			break
 		}
 		if ctx.Err() != nil {
-			a.talk("the node goes on with it: pandastack template logs -f %s follows it, pandastack template cancel %s ends it", id, id)
+			a.talk(
+				"the node goes on with it: pandastack template logs -f %s follows it, pandastack template cancel %s ends it",
+				id,
+				id,
+			)
 			return api.Build{}, err
 		}
 		if code := api.CodeOf(err); code != api.Unavailable && code != api.Unreachable || again == 5 {
@@ -240,23 +253,38 @@ func buildLines(talk func(format string, args ...any)) func(api.BuildLine) {
 }
 
 func (a *app) templateBuilds() *cobra.Command {
-	return &cobra.Command{Use: "builds [NAME]", Short: "List builds", Args: cobra.MaximumNArgs(1), RunE: func(c *cobra.Command, args []string) error {
-		cl, err := a.dial()
-		if err != nil {
-			return err
-		}
-		list, err := cl.Templates.Builds(c.Context(), strings.Join(args, ""))
-		if err != nil {
-			return err
-		}
-		return a.print(list, func(w io.Writer) error {
-			rows := make([][]string, 0, len(list))
-			for _, b := range list {
-				rows = append(rows, []string{string(b.ID), b.Name, string(b.Status), fmt.Sprintf("%d/%d", b.StepsDone, b.Steps), fmt.Sprint(b.StepsCached), b.Step})
+	return &cobra.Command{
+		Use:   "builds [NAME]",
+		Short: "List builds",
+		Args:  cobra.MaximumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			cl, err := a.dial()
+			if err != nil {
+				return err
 			}
-			return table(w, []string{"ID", "TEMPLATE", "STATUS", "STEPS", "CACHED", "STEP"}, rows)
-		})
-	}}
+			list, err := cl.Templates.Builds(c.Context(), strings.Join(args, ""))
+			if err != nil {
+				return err
+			}
+			return a.print(list, func(w io.Writer) error {
+				rows := make([][]string, 0, len(list))
+				for _, b := range list {
+					rows = append(
+						rows,
+						[]string{
+							string(b.ID),
+							b.Name,
+							string(b.Status),
+							fmt.Sprintf("%d/%d", b.StepsDone, b.Steps),
+							fmt.Sprint(b.StepsCached),
+							b.Step,
+						},
+					)
+				}
+				return table(w, []string{"ID", "TEMPLATE", "STATUS", "STEPS", "CACHED", "STEP"}, rows)
+			})
+		},
+	}
 }
 
 func (a *app) templateLogs() *cobra.Command {
@@ -285,50 +313,70 @@ func (a *app) templateLogs() *cobra.Command {
 }
 
 func (a *app) templateCancel() *cobra.Command {
-	return &cobra.Command{Use: "cancel BUILD", Short: "End a build", Args: cobra.ExactArgs(1), RunE: func(c *cobra.Command, args []string) error {
-		cl, err := a.dial()
-		if err != nil {
-			return err
-		}
-		b, err := cl.Templates.CancelBuild(c.Context(), api.BuildID(args[0]))
-		if err != nil {
-			return err
-		}
-		return a.print(b, func(w io.Writer) error { _, err := fmt.Fprintln(w, b.ID); return err })
-	}}
+	return &cobra.Command{
+		Use:   "cancel BUILD",
+		Short: "End a build",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			cl, err := a.dial()
+			if err != nil {
+				return err
+			}
+			b, err := cl.Templates.CancelBuild(c.Context(), api.BuildID(args[0]))
+			if err != nil {
+				return err
+			}
+			return a.print(b, func(w io.Writer) error { _, err := fmt.Fprintln(w, b.ID); return err })
+		},
+	}
 }
 
 func (a *app) templateRetry() *cobra.Command {
-	return &cobra.Command{Use: "retry BUILD", Short: "Build once more what failed", Args: cobra.ExactArgs(1), RunE: func(c *cobra.Command, args []string) error {
-		cl, err := a.dial()
-		if err != nil {
-			return err
-		}
-		b, err := cl.Templates.RetryBuild(c.Context(), api.BuildID(args[0]), api.RetryRequest{})
-		if err == nil {
-			b, err = a.followBuild(c.Context(), cl, b.ID, 0)
-		}
-		if err != nil {
-			return err
-		}
-		return a.print(b, func(w io.Writer) error { _, err := fmt.Fprintln(w, b.ID); return err })
-	}}
+	return &cobra.Command{
+		Use:   "retry BUILD",
+		Short: "Build once more what failed",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			cl, err := a.dial()
+			if err != nil {
+				return err
+			}
+			b, err := cl.Templates.RetryBuild(c.Context(), api.BuildID(args[0]), api.RetryRequest{})
+			if err == nil {
+				b, err = a.followBuild(c.Context(), cl, b.ID, 0)
+			}
+			if err != nil {
+				return err
+			}
+			return a.print(b, func(w io.Writer) error { _, err := fmt.Fprintln(w, b.ID); return err })
+		},
+	}
 }
 
 func (a *app) templateDelete() *cobra.Command {
-	return &cobra.Command{Use: "delete NAME...", Aliases: []string{"rm"}, Short: "Delete built templates; their sandboxes go on", Args: cobra.MinimumNArgs(1), RunE: func(c *cobra.Command, args []string) error {
-		cl, err := a.dial()
-		if err != nil {
-			return err
-		}
-		return a.deleteAll(c.Context(), args, cl.Templates.Delete)
-	}}
+	return &cobra.Command{
+		Use:     "delete NAME...",
+		Aliases: []string{"rm"},
+		Short:   "Delete built templates; their sandboxes go on",
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			cl, err := a.dial()
+			if err != nil {
+				return err
+			}
+			return a.deleteAll(c.Context(), args, cl.Templates.Delete)
+		},
+	}
 }
 
 func (a *app) templateTag() *cobra.Command {
 	var req api.TagRequest
 	remove := false
-	c := &cobra.Command{Use: "tag NAME TAG...", Short: "Let tags mean a version of a template", Args: cobra.MinimumNArgs(2)}
+	c := &cobra.Command{
+		Use:   "tag NAME TAG...",
+		Short: "Let tags mean a version of a template",
+		Args:  cobra.MinimumNArgs(2),
+	}
 	c.Flags().StringVar(&req.Target, "target", "", "tag or version that they shall mean (default: default)")
 	c.Flags().BoolVar(&remove, "remove", false, "remove the tags instead")
 	c.RunE = func(c *cobra.Command, args []string) error {

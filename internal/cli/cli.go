@@ -133,11 +133,25 @@ func (a *app) root() *cobra.Command {
 	root.CompletionOptions.HiddenDefaultCmd = false
 	f := root.PersistentFlags()
 	f.BoolVar(&a.json, "json", false, "print JSON instead of tables")
-	f.StringVar(&a.apiURL, "api", "", "address of the API (PANDASTACK_API or PANDASTACK_API_URL; else ~/.config/pandastack/config.json, else the node on this machine)")
+	f.StringVar(
+		&a.apiURL,
+		"api",
+		"",
+		"address of the API (PANDASTACK_API or PANDASTACK_API_URL; else ~/.config/pandastack/config.json, else the node on this machine)",
+	)
 	f.StringVar(&a.key, "key", "", "API key (PANDASTACK_API_KEY)")
-	f.StringVar(&a.dataDir, "data-dir", "", "data directory of the node on this machine (PANDASTACK_DATA_DIR; default /var/lib/pandastack)")
+	f.StringVar(
+		&a.dataDir,
+		"data-dir",
+		"",
+		"data directory of the node on this machine (PANDASTACK_DATA_DIR; default /var/lib/pandastack)",
+	)
 	f.StringVar(&a.file, "config", "", "configuration file of the node")
-	root.AddGroup(&cobra.Group{ID: "node", Title: "The node:"}, &cobra.Group{ID: "use", Title: "What it is for:"}, &cobra.Group{ID: "measure", Title: "See and measure:"})
+	root.AddGroup(
+		&cobra.Group{ID: "node", Title: "The node:"},
+		&cobra.Group{ID: "use", Title: "What it is for:"},
+		&cobra.Group{ID: "measure", Title: "See and measure:"},
+	)
 	add := func(group string, commands ...*cobra.Command) {
 		for _, c := range commands {
 			c.GroupID = group
@@ -168,7 +182,9 @@ func (a *app) node(flags map[string]string) (*config.Loaded, error) {
 
 // dial makes a client of the API.
 func (a *app) dial() (*client.Client, error) {
-	c, err := config.LoadClient(config.ClientSources{URL: a.apiURL, Key: a.key, Env: a.Env, DataDir: config.DataDir(a.dataDir, a.Env)})
+	c, err := config.LoadClient(
+		config.ClientSources{URL: a.apiURL, Key: a.key, Env: a.Env, DataDir: config.DataDir(a.dataDir, a.Env)},
+	)
 	if err != nil {
 		return nil, err
 	}

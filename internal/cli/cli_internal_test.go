@@ -131,8 +131,12 @@ func FuzzUnpack(f *testing.F) {
 
 func TestSandboxFactsTellDataDisks(t *testing.T) {
 	var out bytes.Buffer
-	disks := []api.DataDisk{{Name: "rows", SizeMB: 64, MountPath: "/var/rows"}, {Name: "logs", SizeMB: 32, MountPath: "/var/logs"}}
-	if err := sandboxFacts(&out, api.Sandbox{DataDisks: disks}); err != nil || !bytes.Contains(out.Bytes(), []byte("rows: 64 MiB at /var/rows, logs: 32 MiB at /var/logs\n")) {
+	disks := []api.DataDisk{
+		{Name: "rows", SizeMB: 64, MountPath: "/var/rows"},
+		{Name: "logs", SizeMB: 32, MountPath: "/var/logs"},
+	}
+	if err := sandboxFacts(&out, api.Sandbox{DataDisks: disks}); err != nil ||
+		!bytes.Contains(out.Bytes(), []byte("rows: 64 MiB at /var/rows, logs: 32 MiB at /var/logs\n")) {
 		t.Errorf("%v\n%s", err, out.String())
 	}
 }
@@ -146,7 +150,10 @@ func TestBuildLinesAreToldUnderTheirStep(t *testing.T) {
 	} {
 		show(l)
 	}
-	want := "image is there\n[1/3 COPY . .] cached\n[2/3 RUN a \\ b]\n  out\n[3/3 RUN " + strings.Repeat("é", 92) + "...]\n[publish boot]\n  booted\n  start: x\nready\n"
+	want := "image is there\n[1/3 COPY . .] cached\n[2/3 RUN a \\ b]\n  out\n[3/3 RUN " + strings.Repeat(
+		"é",
+		92,
+	) + "...]\n[publish boot]\n  booted\n  start: x\nready\n"
 	if out.String() != want {
 		t.Errorf("told %q, want %q", out.String(), want)
 	}

@@ -17,7 +17,13 @@ func run(t *testing.T, env []string, args ...string) (code int, stdout, stderr s
 	t.Helper()
 	var out, errs bytes.Buffer
 	home := t.TempDir()
-	p := cli.Process{Version: "test", Env: append([]string{"HOME=" + home, "PANDASTACK_DATA_DIR=" + home}, env...), Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs}
+	p := cli.Process{
+		Version: "test",
+		Env:     append([]string{"HOME=" + home, "PANDASTACK_DATA_DIR=" + home}, env...),
+		Stdin:   strings.NewReader(""),
+		Stdout:  &out,
+		Stderr:  &errs,
+	}
 	code = cli.Run(t.Context(), p, args)
 	return code, out.String(), errs.String()
 }
@@ -54,7 +60,14 @@ func TestWrongUse(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			code, out, errs := run(t, nil, tt.args...)
 			if code != tt.code || !strings.Contains(errs, tt.want) || out != "" {
-				t.Errorf("exit %d, stdout %q, stderr %q; want exit %d, stderr with %q", code, out, errs, tt.code, tt.want)
+				t.Errorf(
+					"exit %d, stdout %q, stderr %q; want exit %d, stderr with %q",
+					code,
+					out,
+					errs,
+					tt.code,
+					tt.want,
+				)
 			}
 			if n := strings.Count(strings.TrimSpace(errs), "\n"); n > 0 {
 				t.Errorf("the error takes %d lines, want one:\n%s", n+1, errs)

@@ -24,7 +24,10 @@ func (a *app) conformance() *cobra.Command {
 		Long: "Hold a monitor on this machine to everything a node needs of it, with real guests: the suite that the monitors are tested\n" +
 			"with, then how long things take, as rows for SPECIFICATION.md. It needs root and what `pandastack setup` makes; the first run\n" +
 			"builds a small root disk. The exit code is 1 when something does not hold.",
-		Args: cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs), ValidArgs: []string{probe.FirecrackerDriver, probe.QEMUDriver},
+		Args: cobra.MatchAll(
+			cobra.ExactArgs(1),
+			cobra.OnlyValidArgs,
+		), ValidArgs: []string{probe.FirecrackerDriver, probe.QEMUDriver},
 	}
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		l, err := a.node(nil)
@@ -61,7 +64,14 @@ func (a *app) conform(ctx context.Context, o conformance.Options) (err error) {
 		if len(r.Errs) > 0 {
 			level = "FAIL"
 		}
-		_, e := fmt.Fprintf(a.Stdout, "%-5s %-24s %8.2f s   %s\n", level, r.Name, r.Took.Seconds(), strings.Join(r.Errs, "; "))
+		_, e := fmt.Fprintf(
+			a.Stdout,
+			"%-5s %-24s %8.2f s   %s\n",
+			level,
+			r.Name,
+			r.Took.Seconds(),
+			strings.Join(r.Errs, "; "),
+		)
 		broken = errors.Join(broken, e)
 	})
 	if ctx.Err() != nil {
@@ -84,7 +94,11 @@ func (a *app) conform(ctx context.Context, o conformance.Options) (err error) {
 
 // monitor says how a driver is made. The accelerator of QEMU is found out once, and so is whether Firecracker runs a guest
 // here at all: without that everything would fail, and nothing would be said of the monitor.
-func monitor(ctx context.Context, name string, n *config.Node) (func(context.Context, string) (vmm.Driver, error), error) {
+func monitor(
+	ctx context.Context,
+	name string,
+	n *config.Node,
+) (func(context.Context, string) (vmm.Driver, error), error) {
 	c := n.VMM
 	if name == probe.FirecrackerDriver {
 		_, err := probe.ChooseDriver(ctx, probe.Config{DataDir: n.DataDir, Driver: name, Firecracker: c.Firecracker})

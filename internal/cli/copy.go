@@ -82,7 +82,14 @@ func (c *copier) upload(ctx context.Context, stdin io.Reader, from, to string) e
 		return err
 	}
 	defer f.Close()
-	_, err = c.Files.Write(ctx, c.id, to, f, info.Size(), client.WriteOptions{User: c.user, Mode: uint32(info.Mode().Perm())})
+	_, err = c.Files.Write(
+		ctx,
+		c.id,
+		to,
+		f,
+		info.Size(),
+		client.WriteOptions{User: c.user, Mode: uint32(info.Mode().Perm())},
+	)
 	return err
 }
 
@@ -104,7 +111,16 @@ func (c *copier) uploadTree(ctx context.Context, from, to string) error {
 	if err != nil {
 		return err
 	}
-	return c.sh(ctx, fmt.Sprintf("mkdir -p %s && tar -C %s -xf %s; code=$?; rm -f %s; exit $code", quote(to), quote(to), archive, archive))
+	return c.sh(
+		ctx,
+		fmt.Sprintf(
+			"mkdir -p %s && tar -C %s -xf %s; code=$?; rm -f %s; exit $code",
+			quote(to),
+			quote(to),
+			archive,
+			archive,
+		),
+	)
 }
 
 // sh runs a line in the sandbox and makes an error of its failure.

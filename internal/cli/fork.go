@@ -97,7 +97,14 @@ func (a *app) sandboxPromote() *cobra.Command {
 			return err
 		}
 		return a.print(ans, func(w io.Writer) error {
-			_, err := fmt.Fprintf(w, "%s won tree %s; %d siblings deleted, %d could not be\n", ans.Winner, ans.TreeID, len(ans.Deleted), len(ans.Failures))
+			_, err := fmt.Fprintf(
+				w,
+				"%s won tree %s; %d siblings deleted, %d could not be\n",
+				ans.Winner,
+				ans.TreeID,
+				len(ans.Deleted),
+				len(ans.Failures),
+			)
 			return err
 		})
 	}
@@ -106,7 +113,11 @@ func (a *app) sandboxPromote() *cobra.Command {
 
 func (a *app) sandboxSnapshot() *cobra.Command {
 	var req api.SnapshotRequest
-	c := &cobra.Command{Use: "snapshot ID", Short: "Keep a sandbox's moment, memory and disk; it goes on", Args: cobra.ExactArgs(1)}
+	c := &cobra.Command{
+		Use:   "snapshot ID",
+		Short: "Keep a sandbox's moment, memory and disk; it goes on",
+		Args:  cobra.ExactArgs(1),
+	}
 	c.Flags().StringVar(&req.Name, "name", "", "a name for people")
 	c.Flags().StringToStringVar(&req.Metadata, "metadata", nil, "pairs to keep beside it, key=value")
 	c.RunE = func(c *cobra.Command, args []string) error {
@@ -128,7 +139,15 @@ func (a *app) sandboxSnapshot() *cobra.Command {
 }
 
 func (a *app) snapshot() *cobra.Command {
-	return group("snapshot", "See, move and delete snapshots", a.snapshotList(), a.snapshotGet(), a.snapshotDelete(), a.snapshotPush(), a.snapshotPull())
+	return group(
+		"snapshot",
+		"See, move and delete snapshots",
+		a.snapshotList(),
+		a.snapshotGet(),
+		a.snapshotDelete(),
+		a.snapshotPush(),
+		a.snapshotPull(),
+	)
 }
 
 func (a *app) snapshotList() *cobra.Command {
@@ -147,7 +166,17 @@ func (a *app) snapshotList() *cobra.Command {
 		return a.print(list, func(w io.Writer) error {
 			rows := make([][]string, 0, len(list))
 			for _, s := range list {
-				rows = append(rows, []string{string(s.ID), s.Name, string(s.SandboxID), s.Template, size(s.SizeBytes), age(s.CreatedAt, time.Now())})
+				rows = append(
+					rows,
+					[]string{
+						string(s.ID),
+						s.Name,
+						string(s.SandboxID),
+						s.Template,
+						size(s.SizeBytes),
+						age(s.CreatedAt, time.Now()),
+					},
+				)
 			}
 			return table(w, []string{"ID", "NAME", "SANDBOX", "TEMPLATE", "SIZE", "AGE"}, rows)
 		})
@@ -156,38 +185,68 @@ func (a *app) snapshotList() *cobra.Command {
 }
 
 func (a *app) snapshotGet() *cobra.Command {
-	return &cobra.Command{Use: "get ID", Short: "Show one snapshot", Args: cobra.ExactArgs(1), RunE: func(c *cobra.Command, args []string) error {
-		cl, err := a.dial()
-		if err != nil {
-			return err
-		}
-		id, err := api.ParseSnapshotID(args[0])
-		if err != nil {
-			return err
-		}
-		s, err := cl.Snapshots.Get(c.Context(), id)
-		if err != nil {
-			return err
-		}
-		return a.print(s, func(w io.Writer) error {
-			return facts(w, "id", string(s.ID), "name", s.Name, "sandbox", string(s.SandboxID), "template", s.Template, "takes", size(s.SizeBytes),
-				"memory", strconv.Itoa(s.MemoryMB)+" MiB", "disk", strconv.Itoa(s.DiskMB)+" MiB", "created", s.CreatedAt.Format(time.RFC3339), "metadata", pairs(s.Metadata))
-		})
-	}}
-}
-
-func (a *app) snapshotDelete() *cobra.Command {
-	return &cobra.Command{Use: "delete ID...", Aliases: []string{"rm"}, Short: "Delete snapshots", Args: cobra.MinimumNArgs(1), RunE: func(c *cobra.Command, args []string) error {
-		cl, err := a.dial()
-		if err != nil {
-			return err
-		}
-		return a.deleteAll(c.Context(), args, func(ctx context.Context, arg string) error {
-			id, err := api.ParseSnapshotID(arg)
+	return &cobra.Command{
+		Use:   "get ID",
+		Short: "Show one snapshot",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			cl, err := a.dial()
 			if err != nil {
 				return err
 			}
-			return cl.Snapshots.Delete(ctx, id)
-		})
-	}}
+			id, err := api.ParseSnapshotID(args[0])
+			if err != nil {
+				return err
+			}
+			s, err := cl.Snapshots.Get(c.Context(), id)
+			if err != nil {
+				return err
+			}
+			return a.print(s, func(w io.Writer) error {
+				return facts(
+					w,
+					"id",
+					string(s.ID),
+					"name",
+					s.Name,
+					"sandbox",
+					string(s.SandboxID),
+					"template",
+					s.Template,
+					"takes",
+					size(s.SizeBytes),
+					"memory",
+					strconv.Itoa(s.MemoryMB)+" MiB",
+					"disk",
+					strconv.Itoa(s.DiskMB)+" MiB",
+					"created",
+					s.CreatedAt.Format(time.RFC3339),
+					"metadata",
+					pairs(s.Metadata),
+				)
+			})
+		},
+	}
+}
+
+func (a *app) snapshotDelete() *cobra.Command {
+	return &cobra.Command{
+		Use:     "delete ID...",
+		Aliases: []string{"rm"},
+		Short:   "Delete snapshots",
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			cl, err := a.dial()
+			if err != nil {
+				return err
+			}
+			return a.deleteAll(c.Context(), args, func(ctx context.Context, arg string) error {
+				id, err := api.ParseSnapshotID(arg)
+				if err != nil {
+					return err
+				}
+				return cl.Snapshots.Delete(ctx, id)
+			})
+		},
+	}
 }

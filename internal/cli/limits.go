@@ -13,7 +13,12 @@ import (
 type limitFlags struct{ api.Limits }
 
 func (l *limitFlags) register(f *pflag.FlagSet) {
-	f.IntVar(&l.DiskMiB, "disk-limit-mib", 0, "MiB that may be read from and written to each disk a second (default: the server's limit)")
+	f.IntVar(
+		&l.DiskMiB,
+		"disk-limit-mib",
+		0,
+		"MiB that may be read from and written to each disk a second (default: the server's limit)",
+	)
 	f.IntVar(&l.DiskOps, "disk-limit-ops", 0, "reads and writes of each disk a second (default: the server's limit)")
 	f.IntVar(&l.NetworkInMbit, "network-limit-in", 0, "Mbit a second to the sandbox (default: the server's limit)")
 	f.IntVar(&l.NetworkOutMbit, "network-limit-out", 0, "Mbit a second from the sandbox (default: the server's limit)")

@@ -42,7 +42,13 @@ func (a *app) demo() *cobra.Command {
 		}
 		if !a.json {
 			opt.Tell = func(s demo.Step) {
-				_, _ = fmt.Fprintf(a.Stdout, "%-24s %8.1f ms   %s\n", s.Name, s.TookMS, s.Text) // the run matters, not who reads
+				_, _ = fmt.Fprintf(
+					a.Stdout,
+					"%-24s %8.1f ms   %s\n",
+					s.Name,
+					s.TookMS,
+					s.Text,
+				) // the run matters, not who reads
 			}
 		}
 		steps, err := demo.Run(c.Context(), cl, opt)
@@ -66,7 +72,12 @@ func (a *app) bench() *cobra.Command {
 	}
 	f := c.Flags()
 	f.StringVarP(&opt.Template, "template", "t", "base", "template that most series use")
-	f.StringSliceVar(&opt.Sizes, "also", []string{"mini", "mini.1g"}, "templates of the fork and hibernate series, baked if needed")
+	f.StringSliceVar(
+		&opt.Sizes,
+		"also",
+		[]string{"mini", "mini.1g"},
+		"templates of the fork and hibernate series, baked if needed",
+	)
 	f.StringSliceVar(&opt.Only, "only", nil, "only these groups of series: "+strings.Join(bench.Groups(), ", "))
 	f.Float64Var(&opt.Scale, "scale", 1, "of the numbers of measurements")
 	f.IntVar(&opt.Most, "most", 100, "sandboxes at once in the idle series")

@@ -11,7 +11,11 @@ import (
 
 func (a *app) snapshotPush() *cobra.Command {
 	var remove bool
-	c := &cobra.Command{Use: "push ID", Short: "Put a snapshot into the object store, where other nodes find it", Args: cobra.ExactArgs(1)}
+	c := &cobra.Command{
+		Use:   "push ID",
+		Short: "Put a snapshot into the object store, where other nodes find it",
+		Args:  cobra.ExactArgs(1),
+	}
 	c.Flags().BoolVar(&remove, "delete", false, "remove it from the object store instead; nodes that have it keep it")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		cl, err := a.dial()
@@ -33,7 +37,13 @@ func (a *app) snapshotPush() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		a.talk("%s new, %s uploaded in %d ms; it takes %s in the object store", size(m.NewBytes), size(m.UploadedBytes), m.TookMS, size(m.StoredBytes))
+		a.talk(
+			"%s new, %s uploaded in %d ms; it takes %s in the object store",
+			size(m.NewBytes),
+			size(m.UploadedBytes),
+			m.TookMS,
+			size(m.StoredBytes),
+		)
 		return a.moved(m)
 	}
 	return c
@@ -41,8 +51,13 @@ func (a *app) snapshotPush() *cobra.Command {
 
 func (a *app) snapshotPull() *cobra.Command {
 	var req api.PullRequest
-	c := &cobra.Command{Use: "pull ID", Short: "Bring a snapshot from the object store to this node", Args: cobra.ExactArgs(1)}
-	c.Flags().BoolVar(&req.Stream, "stream", false, "answer as soon as sandboxes can be made of it; the content follows")
+	c := &cobra.Command{
+		Use:   "pull ID",
+		Short: "Bring a snapshot from the object store to this node",
+		Args:  cobra.ExactArgs(1),
+	}
+	c.Flags().
+		BoolVar(&req.Stream, "stream", false, "answer as soon as sandboxes can be made of it; the content follows")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		cl, err := a.dial()
 		if err != nil {

@@ -20,10 +20,20 @@ type reachFlags struct {
 }
 
 func (r *reachFlags) register(f *pflag.FlagSet) {
-	f.StringSliceVar(&r.allow, "allow-out", nil, "may be reached whatever the other flags say: address, network, domain, *.domain")
+	f.StringSliceVar(
+		&r.allow,
+		"allow-out",
+		nil,
+		"may be reached whatever the other flags say: address, network, domain, *.domain",
+	)
 	f.StringSliceVar(&r.deny, "deny-out", nil, "may not be reached: address, network, domain, *.domain")
 	f.BoolVar(&r.noInternet, "no-internet", false, "nothing may be reached but what --allow-out names")
-	f.BoolVar(&r.private, "private-ports", false, "ports of the sandbox are reached only with a key, a signed preview address or its traffic token")
+	f.BoolVar(
+		&r.private,
+		"private-ports",
+		false,
+		"ports of the sandbox are reached only with a key, a signed preview address or its traffic token",
+	)
 }
 
 // network gives what the flags say.

@@ -16,30 +16,59 @@ import (
 )
 
 func (a *app) template() *cobra.Command {
-	c := group("template", "See, build and bake templates", a.templateList(), a.templateGet(), a.templateBuild(), a.templateBuilds(), a.templateLogs(),
-		a.templateCancel(), a.templateRetry(), a.templateDelete(), a.templateTag(), a.templateBake())
+	c := group(
+		"template",
+		"See, build and bake templates",
+		a.templateList(),
+		a.templateGet(),
+		a.templateBuild(),
+		a.templateBuilds(),
+		a.templateLogs(),
+		a.templateCancel(),
+		a.templateRetry(),
+		a.templateDelete(),
+		a.templateTag(),
+		a.templateBake(),
+	)
 	c.Aliases = []string{"tpl"}
 	return c
 }
 
 func (a *app) templateList() *cobra.Command {
-	return &cobra.Command{Use: "list", Aliases: []string{"ls"}, Short: "List templates", Args: cobra.NoArgs, RunE: func(c *cobra.Command, _ []string) error {
-		cl, err := a.dial()
-		if err != nil {
-			return err
-		}
-		list, err := cl.Templates.List(c.Context())
-		if err != nil {
-			return err
-		}
-		return a.print(list, func(w io.Writer) error {
-			rows := make([][]string, 0, len(list))
-			for _, t := range list {
-				rows = append(rows, []string{t.Name, baked(t), strconv.Itoa(t.CPU), strconv.Itoa(t.MemoryMB) + " MiB", strconv.Itoa(t.DiskMB) + " MiB", takes(t), t.Description})
+	return &cobra.Command{
+		Use:     "list",
+		Aliases: []string{"ls"},
+		Short:   "List templates",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			cl, err := a.dial()
+			if err != nil {
+				return err
 			}
-			return table(w, []string{"NAME", "BAKED", "CPU", "MEMORY", "DISK", "TAKES", "DESCRIPTION"}, rows)
-		})
-	}}
+			list, err := cl.Templates.List(c.Context())
+			if err != nil {
+				return err
+			}
+			return a.print(list, func(w io.Writer) error {
+				rows := make([][]string, 0, len(list))
+				for _, t := range list {
+					rows = append(
+						rows,
+						[]string{
+							t.Name,
+							baked(t),
+							strconv.Itoa(t.CPU),
+							strconv.Itoa(t.MemoryMB) + " MiB",
+							strconv.Itoa(t.DiskMB) + " MiB",
+							takes(t),
+							t.Description,
+						},
+					)
+				}
+				return table(w, []string{"NAME", "BAKED", "CPU", "MEMORY", "DISK", "TAKES", "DESCRIPTION"}, rows)
+			})
+		},
+	}
 }
 
 // takes says how much of what a template seems to take it really does.
@@ -63,24 +92,59 @@ func baked(t api.Template) string {
 }
 
 func (a *app) templateGet() *cobra.Command {
-	return &cobra.Command{Use: "get NAME", Short: "Show one template", Args: cobra.ExactArgs(1), RunE: func(c *cobra.Command, args []string) error {
-		cl, err := a.dial()
-		if err != nil {
-			return err
-		}
-		t, err := cl.Templates.Get(c.Context(), args[0])
-		if err != nil {
-			return err
-		}
-		return a.print(t, func(w io.Writer) error {
-			fails := ""
-			if t.Bake != nil {
-				fails = t.Bake.Error
+	return &cobra.Command{
+		Use:   "get NAME",
+		Short: "Show one template",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			cl, err := a.dial()
+			if err != nil {
+				return err
 			}
-			return facts(w, "name", t.Name, "description", t.Description, "baked", baked(t), "why not", fails, "size",
-				fmt.Sprintf("%d vCPU, %d MiB memory, %d MiB disk", t.CPU, t.MemoryMB, t.DiskMB), "data disks", dataDisks(t.DataDisks), "limits", bounds(t.Limits), "takes", takes(t), "base", t.Base, "user", t.User, "workdir", t.Workdir, "tools", strings.Join(t.Tools, ", "))
-		})
-	}}
+			t, err := cl.Templates.Get(c.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			return a.print(t, func(w io.Writer) error {
+				fails := ""
+				if t.Bake != nil {
+					fails = t.Bake.Error
+				}
+				return facts(
+					w,
+					"name",
+					t.Name,
+					"description",
+					t.Description,
+					"baked",
+					baked(t),
+					"why not",
+					fails,
+					"size",
+					fmt.Sprintf(
+						"%d vCPU, %d MiB memory, %d MiB disk",
+						t.CPU,
+						t.MemoryMB,
+						t.DiskMB,
+					),
+					"data disks",
+					dataDisks(t.DataDisks),
+					"limits",
+					bounds(t.Limits),
+					"takes",
+					takes(t),
+					"base",
+					t.Base,
+					"user",
+					t.User,
+					"workdir",
+					t.Workdir,
+					"tools",
+					strings.Join(t.Tools, ", "),
+				)
+			})
+		},
+	}
 }
 
 func dataDisks(disks []api.DataDisk) string {
@@ -94,7 +158,12 @@ func dataDisks(disks []api.DataDisk) string {
 func (a *app) templateBake() *cobra.Command {
 	var req api.BakeRequest
 	var noWait bool
-	c := &cobra.Command{Use: "bake NAME", Short: "Make a template's image and snapshot", Long: "Make a template's image and snapshot, or join a bake under way, and wait for its end. One that is baked is left alone without --force.", Args: cobra.ExactArgs(1)}
+	c := &cobra.Command{
+		Use:   "bake NAME",
+		Short: "Make a template's image and snapshot",
+		Long:  "Make a template's image and snapshot, or join a bake under way, and wait for its end. One that is baked is left alone without --force.",
+		Args:  cobra.ExactArgs(1),
+	}
 	c.Flags().BoolVar(&req.Force, "force", false, "bake although it is baked")
 	c.Flags().BoolVar(&noWait, "no-wait", false, "only begin")
 	c.RunE = func(c *cobra.Command, args []string) error {
@@ -118,7 +187,13 @@ func (a *app) templateBake() *cobra.Command {
 }
 
 // bake begins to bake a template and, with wait, follows it to its end, showing how it goes.
-func (a *app) bake(ctx context.Context, cl *client.Client, name string, req api.BakeRequest, wait bool) (api.Template, error) {
+func (a *app) bake(
+	ctx context.Context,
+	cl *client.Client,
+	name string,
+	req api.BakeRequest,
+	wait bool,
+) (api.Template, error) {
 	if !wait {
 		return cl.Templates.Bake(ctx, name, req)
 	}
@@ -147,7 +222,15 @@ func (a *app) progress(what string) func(step string, percent int) {
 			fmt.Fprintf(a.Stderr, "\r\x1b[K%s: done in %s\n", what, time.Since(began).Round(time.Second))
 		case screen:
 			full := percent * 30 / 100
-			fmt.Fprintf(a.Stderr, "\r\x1b[K%s [%s%s] %3d%% %s", what, strings.Repeat("=", full), strings.Repeat(" ", 30-full), percent, step)
+			fmt.Fprintf(
+				a.Stderr,
+				"\r\x1b[K%s [%s%s] %3d%% %s",
+				what,
+				strings.Repeat("=", full),
+				strings.Repeat(" ", 30-full),
+				percent,
+				step,
+			)
 		case step != last:
 			if step == "" {
 				step = "done"
@@ -192,105 +275,148 @@ func (a *app) keyCreate() *cobra.Command {
 }
 
 func (a *app) keyList() *cobra.Command {
-	return &cobra.Command{Use: "list", Aliases: []string{"ls"}, Short: "List keys", Args: cobra.NoArgs, RunE: func(c *cobra.Command, _ []string) error {
-		cl, err := a.dial()
-		if err != nil {
-			return err
-		}
-		list, err := cl.Tokens.List(c.Context())
-		if err != nil {
-			return err
-		}
-		return a.print(list, func(w io.Writer) error {
-			rows := make([][]string, 0, len(list))
-			for _, k := range list {
-				used := "never"
-				if k.LastUsedAt != nil {
-					used = age(*k.LastUsedAt, time.Now()) + " ago"
-				}
-				rows = append(rows, []string{k.Prefix, k.Label, age(k.CreatedAt, time.Now()), used})
+	return &cobra.Command{
+		Use:     "list",
+		Aliases: []string{"ls"},
+		Short:   "List keys",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			cl, err := a.dial()
+			if err != nil {
+				return err
 			}
-			return table(w, []string{"PREFIX", "LABEL", "AGE", "USED"}, rows)
-		})
-	}}
+			list, err := cl.Tokens.List(c.Context())
+			if err != nil {
+				return err
+			}
+			return a.print(list, func(w io.Writer) error {
+				rows := make([][]string, 0, len(list))
+				for _, k := range list {
+					used := "never"
+					if k.LastUsedAt != nil {
+						used = age(*k.LastUsedAt, time.Now()) + " ago"
+					}
+					rows = append(rows, []string{k.Prefix, k.Label, age(k.CreatedAt, time.Now()), used})
+				}
+				return table(w, []string{"PREFIX", "LABEL", "AGE", "USED"}, rows)
+			})
+		},
+	}
 }
 
 func (a *app) keyRevoke() *cobra.Command {
-	return &cobra.Command{Use: "revoke PREFIX", Short: "End a key at once", Args: cobra.ExactArgs(1), RunE: func(c *cobra.Command, args []string) error {
-		cl, err := a.dial()
-		if err != nil {
-			return err
-		}
-		if err := cl.Tokens.Revoke(c.Context(), args[0]); err != nil {
-			return err
-		}
-		a.talk("%s revoked", args[0])
-		if a.json {
-			return writeJSON(a.Stdout, map[string]string{"revoked": args[0]})
-		}
-		return nil
-	}}
+	return &cobra.Command{
+		Use:   "revoke PREFIX",
+		Short: "End a key at once",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			cl, err := a.dial()
+			if err != nil {
+				return err
+			}
+			if err := cl.Tokens.Revoke(c.Context(), args[0]); err != nil {
+				return err
+			}
+			a.talk("%s revoked", args[0])
+			if a.json {
+				return writeJSON(a.Stdout, map[string]string{"revoked": args[0]})
+			}
+			return nil
+		},
+	}
 }
 
 func (a *app) me() *cobra.Command {
-	return &cobra.Command{Use: "me", Short: "Show who the key belongs to", Args: cobra.NoArgs, RunE: func(c *cobra.Command, _ []string) error {
-		cl, err := a.dial()
-		if err != nil {
-			return err
-		}
-		m, err := cl.Me(c.Context())
-		if err != nil {
-			return err
-		}
-		return a.print(m, func(w io.Writer) error {
-			return facts(w, "workspace", string(m.Workspace), "user", m.UserID, "key", m.TokenPrefix, "role", m.Role, "server", cl.URL())
-		})
-	}}
+	return &cobra.Command{
+		Use:   "me",
+		Short: "Show who the key belongs to",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			cl, err := a.dial()
+			if err != nil {
+				return err
+			}
+			m, err := cl.Me(c.Context())
+			if err != nil {
+				return err
+			}
+			return a.print(m, func(w io.Writer) error {
+				return facts(
+					w,
+					"workspace",
+					string(m.Workspace),
+					"user",
+					m.UserID,
+					"key",
+					m.TokenPrefix,
+					"role",
+					m.Role,
+					"server",
+					cl.URL(),
+				)
+			})
+		},
+	}
 }
 
 func (a *app) version() *cobra.Command {
-	return &cobra.Command{Use: "version", Short: "Show the version of this program and of the node it speaks to", Args: cobra.NoArgs, RunE: func(c *cobra.Command, _ []string) error {
-		out := struct {
-			Version string       `json:"version"`
-			Node    *api.Version `json:"node,omitempty"`
-		}{Version: a.Version}
-		if cl, err := a.dial(); err == nil {
-			ctx, cancel := context.WithTimeout(c.Context(), time.Second)
-			defer cancel()
-			if v, err := cl.Version(ctx); err == nil {
-				out.Node = &v
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Show the version of this program and of the node it speaks to",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			out := struct {
+				Version string       `json:"version"`
+				Node    *api.Version `json:"node,omitempty"`
+			}{Version: a.Version}
+			if cl, err := a.dial(); err == nil {
+				ctx, cancel := context.WithTimeout(c.Context(), time.Second)
+				defer cancel()
+				if v, err := cl.Version(ctx); err == nil {
+					out.Node = &v
+				}
 			}
-		}
-		return a.print(out, func(w io.Writer) error {
-			node := "none reached"
-			if v := out.Node; v != nil {
-				node = strings.TrimSpace(v.Version + " " + v.Driver + " " + v.Accel)
-			}
-			return facts(w, "pandastack", a.Version, "node", node)
-		})
-	}}
+			return a.print(out, func(w io.Writer) error {
+				node := "none reached"
+				if v := out.Node; v != nil {
+					node = strings.TrimSpace(v.Version + " " + v.Driver + " " + v.Accel)
+				}
+				return facts(w, "pandastack", a.Version, "node", node)
+			})
+		},
+	}
 }
 
 func (a *app) config() *cobra.Command {
-	explain := &cobra.Command{Use: "explain", Short: "Print every setting, its value and where that came from", Args: cobra.NoArgs, RunE: func(*cobra.Command, []string) error {
-		l, err := a.node(nil)
-		if err != nil {
-			return err
-		}
-		if a.json {
-			type setting struct {
-				Path, Value, Origin, Doc string
+	explain := &cobra.Command{
+		Use:   "explain",
+		Short: "Print every setting, its value and where that came from",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			l, err := a.node(nil)
+			if err != nil {
+				return err
 			}
-			all := map[string]setting{}
-			for _, f := range l.Fields() {
-				all[f.Path] = setting{f.Path, f.Text(), l.Origin[f.Path], f.Doc}
+			if a.json {
+				type setting struct {
+					Path, Value, Origin, Doc string
+				}
+				all := map[string]setting{}
+				for _, f := range l.Fields() {
+					all[f.Path] = setting{f.Path, f.Text(), l.Origin[f.Path], f.Doc}
+				}
+				return writeJSON(a.Stdout, all)
 			}
-			return writeJSON(a.Stdout, all)
-		}
-		return l.Explain(a.Stdout)
-	}}
-	example := &cobra.Command{Use: "example", Short: "Print a configuration file with every default", Args: cobra.NoArgs, RunE: func(*cobra.Command, []string) error {
-		return config.Example(a.Stdout)
-	}}
+			return l.Explain(a.Stdout)
+		},
+	}
+	example := &cobra.Command{
+		Use:   "example",
+		Short: "Print a configuration file with every default",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			return config.Example(a.Stdout)
+		},
+	}
 	return group("config", "Explain the settings of the node on this machine", explain, example)
 }

@@ -15,11 +15,30 @@ import (
 )
 
 func (a *app) sandbox() *cobra.Command {
-	c := group("sandbox", "Create sandboxes and work in them",
-		a.sandboxCreate(), a.sandboxList(), a.sandboxGet(), a.sandboxDelete(),
-		a.sandboxExec(), a.sandboxShell(), a.sandboxCopy(), a.sandboxLogs(), a.sandboxPorts(), a.sandboxMetrics(), a.sandboxLifecycle(), a.sandboxNetwork(),
-		a.sandboxFork(), a.sandboxForkTree(), a.sandboxPromote(), a.sandboxSnapshot(),
-		a.sandboxHibernate(), a.sandboxWake(), a.sandboxPause(), a.sandboxResume())
+	c := group(
+		"sandbox",
+		"Create sandboxes and work in them",
+		a.sandboxCreate(),
+		a.sandboxList(),
+		a.sandboxGet(),
+		a.sandboxDelete(),
+		a.sandboxExec(),
+		a.sandboxShell(),
+		a.sandboxCopy(),
+		a.sandboxLogs(),
+		a.sandboxPorts(),
+		a.sandboxMetrics(),
+		a.sandboxLifecycle(),
+		a.sandboxNetwork(),
+		a.sandboxFork(),
+		a.sandboxForkTree(),
+		a.sandboxPromote(),
+		a.sandboxSnapshot(),
+		a.sandboxHibernate(),
+		a.sandboxWake(),
+		a.sandboxPause(),
+		a.sandboxResume(),
+	)
 	c.Aliases = []string{"sb"}
 	return c
 }
@@ -42,7 +61,12 @@ func (a *app) sandboxCreate() *cobra.Command {
 	f.StringVar(&from, "from-snapshot", "", "restore this snapshot instead")
 	f.DurationVar(&ttl, "ttl", 0, "delete after so long without use; 0s is never (default: the server's)")
 	f.DurationVar(&timeout, "timeout", 0, "delete so long after creation, used or not")
-	f.BoolVar(&req.Persistent, "persistent", false, "never reaped for being idle; hibernated, not lost, when the node stops")
+	f.BoolVar(
+		&req.Persistent,
+		"persistent",
+		false,
+		"never reaped for being idle; hibernated, not lost, when the node stops",
+	)
 	f.StringToStringVar(&req.Metadata, "metadata", nil, "pairs to keep beside it, key=value")
 	f.StringToStringVarP(&req.Env, "env", "e", nil, "environment of every process, KEY=value")
 	f.StringVar(&req.User, "user", "", "default user of commands and files")
@@ -115,7 +139,18 @@ func (a *app) sandboxList() *cobra.Command {
 				if s.Persistent {
 					kept = "persistent"
 				}
-				rows = append(rows, []string{string(s.ID), string(s.Status), s.Template, strconv.Itoa(s.MemoryMB) + " MiB", age(s.CreatedAt, time.Now()), kept, pairs(s.Metadata)})
+				rows = append(
+					rows,
+					[]string{
+						string(s.ID),
+						string(s.Status),
+						s.Template,
+						strconv.Itoa(s.MemoryMB) + " MiB",
+						age(s.CreatedAt, time.Now()),
+						kept,
+						pairs(s.Metadata),
+					},
+				)
 			}
 			return table(w, []string{"ID", "STATUS", "TEMPLATE", "MEMORY", "AGE", "KEPT", "METADATA"}, rows)
 		})
@@ -124,17 +159,22 @@ func (a *app) sandboxList() *cobra.Command {
 }
 
 func (a *app) sandboxGet() *cobra.Command {
-	return &cobra.Command{Use: "get ID", Short: "Show one sandbox", Args: cobra.ExactArgs(1), RunE: func(c *cobra.Command, args []string) error {
-		cl, id, err := a.dialSandbox(args[0])
-		if err != nil {
-			return err
-		}
-		s, err := cl.Sandboxes.Get(c.Context(), id)
-		if err != nil {
-			return err
-		}
-		return a.print(s, func(w io.Writer) error { return sandboxFacts(w, s) })
-	}}
+	return &cobra.Command{
+		Use:   "get ID",
+		Short: "Show one sandbox",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			cl, id, err := a.dialSandbox(args[0])
+			if err != nil {
+				return err
+			}
+			s, err := cl.Sandboxes.Get(c.Context(), id)
+			if err != nil {
+				return err
+			}
+			return a.print(s, func(w io.Writer) error { return sandboxFacts(w, s) })
+		},
+	}
 }
 
 func sandboxFacts(w io.Writer, s api.Sandbox) error {
@@ -150,19 +190,62 @@ func sandboxFacts(w io.Writer, s api.Sandbox) error {
 	if s.ExpiresAt != nil {
 		expires = s.ExpiresAt.Format(time.RFC3339)
 	}
-	return facts(w,
-		"id", string(s.ID), "status", string(s.Status), "why failed", s.FailureReason, "template", s.Template,
-		"size", fmt.Sprintf("%d vCPU, %d MiB memory, %d MiB disk", s.CPU, s.MemoryMB, s.DiskMB), "data disks", dataDisks(s.DataDisks),
-		"isolation", strings.Trim(s.Isolation+" "+s.Accelerator, " "), "address", s.GuestIP,
-		"last start", fmt.Sprintf("%s, %d ms", s.BootMode, s.BootMS), "where it went", strings.Join(phases, ", "),
-		"created", s.CreatedAt.Format(time.RFC3339), "from snapshot", string(s.FromSnapshot), "parent", string(s.ParentID), "tree", string(s.TreeID),
-		"deleted when idle for", ttl, "deleted at", expires, "persistent", strconv.FormatBool(s.Persistent), "may reach", reachable(s.Network), "limits", bounds(s.Limits),
-		"user", s.User, "workdir", s.Workdir, "metadata", pairs(s.Metadata))
+	return facts(
+		w,
+		"id",
+		string(s.ID),
+		"status",
+		string(s.Status),
+		"why failed",
+		s.FailureReason,
+		"template",
+		s.Template,
+		"size",
+		fmt.Sprintf("%d vCPU, %d MiB memory, %d MiB disk", s.CPU, s.MemoryMB, s.DiskMB),
+		"data disks",
+		dataDisks(s.DataDisks),
+		"isolation",
+		strings.Trim(s.Isolation+" "+s.Accelerator, " "),
+		"address",
+		s.GuestIP,
+		"last start",
+		fmt.Sprintf("%s, %d ms", s.BootMode, s.BootMS),
+		"where it went",
+		strings.Join(phases, ", "),
+		"created",
+		s.CreatedAt.Format(time.RFC3339),
+		"from snapshot",
+		string(s.FromSnapshot),
+		"parent",
+		string(s.ParentID),
+		"tree",
+		string(s.TreeID),
+		"deleted when idle for",
+		ttl,
+		"deleted at",
+		expires,
+		"persistent",
+		strconv.FormatBool(s.Persistent),
+		"may reach",
+		reachable(s.Network),
+		"limits",
+		bounds(s.Limits),
+		"user",
+		s.User,
+		"workdir",
+		s.Workdir,
+		"metadata",
+		pairs(s.Metadata),
+	)
 }
 
 func (a *app) sandboxDelete() *cobra.Command {
 	var all bool
-	c := &cobra.Command{Use: "delete ID...", Aliases: []string{"rm", "kill"}, Short: "Delete sandboxes; right in every state, and twice"}
+	c := &cobra.Command{
+		Use:     "delete ID...",
+		Aliases: []string{"rm", "kill"},
+		Short:   "Delete sandboxes; right in every state, and twice",
+	}
 	c.Flags().BoolVar(&all, "all", false, "every sandbox of the workspace")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if all != (len(args) == 0) {

@@ -31,9 +31,12 @@ func (a *app) setup() *cobra.Command {
 		Args: cobra.NoArgs,
 	}
 	c.Flags().BoolVarP(&yes, "yes", "y", false, "do it without asking")
-	c.Flags().StringVar(&kernel, "kernel", setup.KernelDistribution, "guest kernel: distribution, or tuned, which is compiled here and takes minutes")
-	c.Flags().IntVar(&image, "image-gib", 0, "size of the XFS image that is made where the data directory cannot share blocks; sparse (default: capacity.disk_image_gib, 40)")
-	c.Flags().BoolVar(&remove, "remove", false, "take away what setup made: the data directory with everything in it, and guest kernels; packages stay")
+	c.Flags().
+		StringVar(&kernel, "kernel", setup.KernelDistribution, "guest kernel: distribution, or tuned, which is compiled here and takes minutes")
+	c.Flags().
+		IntVar(&image, "image-gib", 0, "size of the XFS image that is made where the data directory cannot share blocks; sparse (default: capacity.disk_image_gib, 40)")
+	c.Flags().
+		BoolVar(&remove, "remove", false, "take away what setup made: the data directory with everything in it, and guest kernels; packages stay")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if kernel != setup.KernelDistribution && kernel != setup.KernelTuned {
 			return fmt.Errorf("--kernel: %q is neither %s nor %s", kernel, setup.KernelDistribution, setup.KernelTuned)
@@ -161,11 +164,23 @@ func (a *app) doctor() *cobra.Command {
 			}
 		}
 		var broken error
-		results := doctor.Check(c.Context(), probe.Config{DataDir: l.DataDir, QEMU: l.VMM.QEMU, Driver: l.VMM.Driver, Firecracker: l.VMM.Firecracker, Jailer: l.VMM.Jailer, HugePages: l.VMM.HugePages, GuestAgent: l.Agent()}, func(r probe.Result) {
-			if !a.json {
-				broken = errors.Join(broken, doctor.Line(a.Stdout, r, width))
-			}
-		})
+		results := doctor.Check(
+			c.Context(),
+			probe.Config{
+				DataDir:     l.DataDir,
+				QEMU:        l.VMM.QEMU,
+				Driver:      l.VMM.Driver,
+				Firecracker: l.VMM.Firecracker,
+				Jailer:      l.VMM.Jailer,
+				HugePages:   l.VMM.HugePages,
+				GuestAgent:  l.Agent(),
+			},
+			func(r probe.Result) {
+				if !a.json {
+					broken = errors.Join(broken, doctor.Line(a.Stdout, r, width))
+				}
+			},
+		)
 		if a.json {
 			broken = doctor.JSON(a.Stdout, results)
 		} else {

@@ -69,10 +69,13 @@ func (a *app) up() *cobra.Command {
 
 // ready tells how to reach a node that has started.
 func (a *app) ready(r node.Ready) {
-	err := a.print(config.NodeAccess{APIURL: r.URL, APIKey: r.FirstKey, TLSURL: r.TLSURL, CAFile: r.CAFile}, func(w io.Writer) error {
-		_, err := io.WriteString(w, readyText(r))
-		return err
-	})
+	err := a.print(
+		config.NodeAccess{APIURL: r.URL, APIKey: r.FirstKey, TLSURL: r.TLSURL, CAFile: r.CAFile},
+		func(w io.Writer) error {
+			_, err := io.WriteString(w, readyText(r))
+			return err
+		},
+	)
 	if err != nil {
 		a.talk("pandastack: %v", err)
 	}
@@ -128,7 +131,11 @@ func (a *app) reach(ctx context.Context, level slog.Level) (cl *client.Client, s
 }
 
 // startNode runs a node in this process and waits until it is ready.
-func (a *app) startNode(ctx context.Context, n *config.Node, level slog.Level) (url string, stop func() error, err error) {
+func (a *app) startNode(
+	ctx context.Context,
+	n *config.Node,
+	level slog.Level,
+) (url string, stop func() error, err error) {
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	ready, ended := make(chan node.Ready, 1), make(chan error, 1)
 	log := slog.New(slog.NewTextHandler(a.Stderr, &slog.HandlerOptions{Level: level}))

@@ -35,7 +35,10 @@ func enter(ctx context.Context, o Options) (_ *arena, err error) {
 	}()
 	err = unix.Flock(int(a.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, fmt.Errorf("another run of the suite uses %s: wait for its end, or take another data directory", o.DataDir)
+		return nil, fmt.Errorf(
+			"another run of the suite uses %s: wait for its end, or take another data directory",
+			o.DataDir,
+		)
 	}
 	if err == nil {
 		err = a.clear(ctx, o)

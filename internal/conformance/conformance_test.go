@@ -49,7 +49,8 @@ func TestSuitePasses(t *testing.T) {
 	if !r.Passed() || seen != len(r.Results) || seen < len(vmmtest.Cases()) || r.Driver.Name != "fake" {
 		t.Errorf("got %d of %d results, %+v", seen, len(r.Results), r.Driver)
 	}
-	if rows := r.Rows(); len(r.Latencies) == 0 || strings.Count(rows, "\n") != len(r.Latencies)+2 || !strings.Contains(rows, "fake 1.0, none") {
+	if rows := r.Rows(); len(r.Latencies) == 0 || strings.Count(rows, "\n") != len(r.Latencies)+2 ||
+		!strings.Contains(rows, "fake 1.0, none") {
 		t.Errorf("rows are\n%s", rows)
 	}
 	if left := d.Monitors(); len(left) != 0 {

@@ -75,7 +75,11 @@ func Lab(ctx context.Context, o Options) (vmmtest.Lab, func() error, error) {
 		Data: func(t vmmtest.TB, path string) {
 			empty, err := os.MkdirTemp(dir, "empty-")
 			if err == nil {
-				err = errors.Join(imagebuild.Ext4(t.Context(), empty, path, 32, "data", o.Log), os.Chown(path, nobody, nobody), os.Remove(empty))
+				err = errors.Join(
+					imagebuild.Ext4(t.Context(), empty, path, 32, "data", o.Log),
+					os.Chown(path, nobody, nobody),
+					os.Remove(empty),
+				)
 			}
 			if err != nil {
 				t.Fatal(err)

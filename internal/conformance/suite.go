@@ -77,7 +77,14 @@ func (l longer) Cleanup(do func())        { l.life.Cleanup(do) }
 
 // measure takes times of what users wait for.
 func measure(t vmmtest.TB, h *vmmtest.Host) []Latency {
-	names := []string{"restore until the guest runs", "restore until the guest is ready", "first program after a restore", "program", "pause of a parent for a fork", "fork until the child is ready"}
+	names := []string{
+		"restore until the guest runs",
+		"restore until the guest is ready",
+		"first program after a restore",
+		"program",
+		"pause of a parent for a fork",
+		"fork until the child is ready",
+	}
 	took := make([][]time.Duration, len(names))
 	for range samples {
 		began := time.Now()
@@ -119,7 +126,15 @@ func measure(t vmmtest.TB, h *vmmtest.Host) []Latency {
 func (r Report) Rows() string {
 	out := "| what | driver | p50 | p95 |\n|---|---|---|---|\n"
 	for _, l := range r.Latencies {
-		out += fmt.Sprintf("| %s | %s %s, %s | %.1f ms | %.1f ms |\n", l.Name, r.Driver.Name, r.Driver.Version, r.Driver.Accelerator, ms(l.P50), ms(l.P95))
+		out += fmt.Sprintf(
+			"| %s | %s %s, %s | %.1f ms | %.1f ms |\n",
+			l.Name,
+			r.Driver.Name,
+			r.Driver.Version,
+			r.Driver.Accelerator,
+			ms(l.P50),
+			ms(l.P95),
+		)
 	}
 	return out
 }

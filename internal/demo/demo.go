@@ -110,13 +110,24 @@ func (s *story) begin(ctx context.Context) (id api.SandboxID, err error) {
 			return "", err
 		}
 		id, s.made = sb.ID, append(s.made, sb.ID)
-		return fmt.Sprintf("%s: a %s with %d MiB (%s), restored in %d ms", sb.ID, sb.Isolation, sb.MemoryMB, sb.Accelerator, sb.BootMS), nil
+		return fmt.Sprintf(
+			"%s: a %s with %d MiB (%s), restored in %d ms",
+			sb.ID,
+			sb.Isolation,
+			sb.MemoryMB,
+			sb.Accelerator,
+			sb.BootMS,
+		), nil
 	})
 	if err != nil {
 		return "", err
 	}
 	err = s.step("run Python", func() (string, error) {
-		out, err := s.sh(ctx, id, `python3 -c 'import platform; print(sum(range(1000)), "from Python", platform.python_version(), "on", platform.release())'`)
+		out, err := s.sh(
+			ctx,
+			id,
+			`python3 -c 'import platform; print(sum(range(1000)), "from Python", platform.python_version(), "on", platform.release())'`,
+		)
 		if err == nil && !strings.HasPrefix(out, "499500 ") {
 			err = fmt.Errorf("printed %q", out)
 		}
@@ -205,7 +216,15 @@ func (s *story) child(ctx context.Context, id api.SandboxID, i int, before strin
 	if said != before+","+word {
 		return "", fmt.Errorf("said %q after the parent's %q", said, before)
 	}
-	_, err = s.sh(ctx, id, fmt.Sprintf("test ! -e /tmp/child && echo %s >/tmp/child && test $(stat -c %%s /tmp/bamboo.bin) = %d", word, 9*(100<<10)))
+	_, err = s.sh(
+		ctx,
+		id,
+		fmt.Sprintf(
+			"test ! -e /tmp/child && echo %s >/tmp/child && test $(stat -c %%s /tmp/bamboo.bin) = %d",
+			word,
+			9*(100<<10),
+		),
+	)
 	return fmt.Sprintf("says %q, has the parent's file, and wrote its own", said), err
 }
 

@@ -77,7 +77,13 @@ func Summary(results []probe.Result) string {
 	if count[probe.Fail] > 0 {
 		verdict = "This machine cannot run sandboxes yet."
 	}
-	return fmt.Sprintf("%s %d ok, %d to note, %d to mend.", verdict, count[probe.OK], count[probe.Warn], count[probe.Fail])
+	return fmt.Sprintf(
+		"%s %d ok, %d to note, %d to mend.",
+		verdict,
+		count[probe.OK],
+		count[probe.Warn],
+		count[probe.Fail],
+	)
 }
 
 // report is the shape of the JSON output. It only grows.
@@ -98,7 +104,10 @@ type check struct {
 func JSON(w io.Writer, results []probe.Result) error {
 	out := report{Healthy: Healthy(results), Checks: []check{}}
 	for _, r := range results {
-		out.Checks = append(out.Checks, check{r.Name, r.Level, r.Text, r.Fix, float64(r.Took) / float64(time.Millisecond)})
+		out.Checks = append(
+			out.Checks,
+			check{r.Name, r.Level, r.Text, r.Fix, float64(r.Took) / float64(time.Millisecond)},
+		)
 	}
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")

@@ -17,8 +17,22 @@ var update = flag.Bool("update", false, "write the goldens")
 
 var results = []probe.Result{
 	{Name: "qemu", Finding: probe.Finding{Level: probe.OK, Text: "QEMU 10.0.2"}, Took: 12 * time.Millisecond},
-	{Name: "accelerator", Finding: probe.Finding{Level: probe.Warn, Text: "TCG: a guest booted by translation; /dev/kvm is there, but a guest does not run with it: its kernel said nothing within 5s", Fix: "use a machine with hardware virtualization for full speed"}},
-	{Name: "reflink", Finding: probe.Finding{Level: probe.Fail, Text: "/data is on ext4, which cannot clone files", Fix: "run `pandastack setup`"}},
+	{
+		Name: "accelerator",
+		Finding: probe.Finding{
+			Level: probe.Warn,
+			Text:  "TCG: a guest booted by translation; /dev/kvm is there, but a guest does not run with it: its kernel said nothing within 5s",
+			Fix:   "use a machine with hardware virtualization for full speed",
+		},
+	},
+	{
+		Name: "reflink",
+		Finding: probe.Finding{
+			Level: probe.Fail,
+			Text:  "/data is on ext4, which cannot clone files",
+			Fix:   "run `pandastack setup`",
+		},
+	},
 }
 
 func TestTable(t *testing.T) {
@@ -63,7 +77,11 @@ func TestJSON(t *testing.T) {
 
 func TestCheckTellsAll(t *testing.T) {
 	n := 0
-	all := doctor.Check(t.Context(), probe.Config{DataDir: t.TempDir(), QEMU: "no-such-qemu"}, func(probe.Result) { n++ })
+	all := doctor.Check(
+		t.Context(),
+		probe.Config{DataDir: t.TempDir(), QEMU: "no-such-qemu"},
+		func(probe.Result) { n++ },
+	)
 	if n != len(all) || n == 0 {
 		t.Errorf("told %d of %d results", n, len(all))
 	}

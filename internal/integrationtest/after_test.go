@@ -122,10 +122,13 @@ func known(t *testing.T, w *integrationtest.World, id api.SandboxID, reason stri
 			Metrics *api.Usage
 		}
 	}
-	if err := json.Unmarshal([]byte(body), &e); err != nil || status != http.StatusNotFound || e.Code != api.NotFound || e.Details.Reason != reason {
+	if err := json.Unmarshal([]byte(body), &e); err != nil || status != http.StatusNotFound || e.Code != api.NotFound ||
+		e.Details.Reason != reason {
 		t.Errorf("%d %s, %v", status, body, err)
 	}
-	if p := e.Details.Processes; len(p) != 2 || !p[0].Exited || p[0].Code != 7 || !strings.Contains(p[0].Command, reason) || p[1].Code != 0 {
+	if p := e.Details.Processes; len(p) != 2 || !p[0].Exited || p[0].Code != 7 ||
+		!strings.Contains(p[0].Command, reason) ||
+		p[1].Code != 0 {
 		t.Errorf("processes %+v", p)
 	}
 	if m := e.Details.Metrics; m == nil || m.UptimeSeconds <= 0 {

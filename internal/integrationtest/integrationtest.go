@@ -121,11 +121,28 @@ func (w *World) start() {
 	w.must(err)
 	past := metricshistory.New(boxes)
 	runner := &repl.Runner{}
-	doors, err := gate.New(gate.Config{Domain: "localhost", Secret: bytes.Repeat([]byte("a"), 32), History: past}, boxes, templates, keys, runner, log)
+	doors, err := gate.New(
+		gate.Config{Domain: "localhost", Secret: bytes.Repeat([]byte("a"), 32), History: past},
+		boxes,
+		templates,
+		keys,
+		runner,
+		log,
+	)
 	w.must(err)
 	w.later(doors.Close)
-	v1, err := httpapi.New(httpapi.Config{Version: "test", PreviewKey: bytes.Repeat([]byte("k"), 32)},
-		httpapi.Deps{Sandboxes: boxes, Templates: templates, Keys: keys, Edge: doors.Edge(), Cells: runner, Measured: past, Log: log})
+	v1, err := httpapi.New(
+		httpapi.Config{Version: "test", PreviewKey: bytes.Repeat([]byte("k"), 32)},
+		httpapi.Deps{
+			Sandboxes: boxes,
+			Templates: templates,
+			Keys:      keys,
+			Edge:      doors.Edge(),
+			Cells:     runner,
+			Measured:  past,
+			Log:       log,
+		},
+	)
 	w.must(err)
 	if key, err := keys.First(ctx); err != nil {
 		w.t.Fatal(err)

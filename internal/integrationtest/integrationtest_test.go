@@ -74,7 +74,8 @@ func TestLife(t *testing.T) {
 	if err := w.Client.Sandboxes.Delete(t.Context(), parent.ID); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.Client.Sandboxes.Exec(t.Context(), parent.ID, api.ExecRequest{Cmd: "true"}); err == nil || !strings.Contains(err.Error(), "deleted") {
+	if _, err := w.Client.Sandboxes.Exec(t.Context(), parent.ID, api.ExecRequest{Cmd: "true"}); err == nil ||
+		!strings.Contains(err.Error(), "deleted") {
 		t.Errorf("exec after the end: %v, want an error that says why", err)
 	}
 	again := create(t, w, api.CreateRequest{FromSnapshot: snap.ID})
@@ -142,7 +143,10 @@ func TestFailingCreate(t *testing.T) {
 		if _, err := w.Client.Sandboxes.Create(t.Context(), api.CreateRequest{}); err == nil {
 			t.Errorf("%s failed, and the create did not", op)
 		}
-		if left := w.Driver.Monitors(); !slices.Equal(slices.Sorted(slices.Values(left)), slices.Sorted(slices.Values(before))) {
+		if left := w.Driver.Monitors(); !slices.Equal(
+			slices.Sorted(slices.Values(left)),
+			slices.Sorted(slices.Values(before)),
+		) {
 			t.Errorf("after a failed %s: monitors %v, want %v", op, left, before)
 		}
 	}
@@ -216,11 +220,14 @@ func TestCommandLine(t *testing.T) {
 		{"sandbox get " + id, 5, "deleted"},
 	} {
 		for _, form := range [][]string{nil, {"--json"}} {
-			if len(form) > 0 && (strings.Contains(tt.args, "delete") || strings.Contains(tt.args, "create") || tt.exit != 0) {
+			if len(form) > 0 &&
+				(strings.Contains(tt.args, "delete") || strings.Contains(tt.args, "create") || tt.exit != 0) {
 				continue // once is all that they can be done, or told before
 			}
 			exit, out, errs := pandastack(t, w, append(form, strings.Fields(tt.args)...)...)
-			said := strings.NewReplacer(`\n`, "\n", `": "`, "=", `"`, "").Replace(out + errs) // the same words in both forms
+			said := strings.NewReplacer(`\n`, "\n", `": "`, "=", `"`, "").
+				Replace(out + errs)
+				// the same words in both forms
 			if exit != tt.exit || !strings.Contains(said, tt.want) {
 				t.Errorf("%v %s: exit %d\n%s%s\nwant exit %d and %q", form, tt.args, exit, out, errs, tt.exit, tt.want)
 			}
@@ -239,7 +246,12 @@ func TestTemplateSizes(t *testing.T) {
 	}
 	base, err := w.Client.Templates.Get(t.Context(), "base")
 	if err != nil || base.SizeBytes <= 0 || base.ApparentBytes <= int64(base.DiskMB)<<20 {
-		t.Errorf("base takes %d bytes and seems to take %d, %v; want more than its disk", base.SizeBytes, base.ApparentBytes, err)
+		t.Errorf(
+			"base takes %d bytes and seems to take %d, %v; want more than its disk",
+			base.SizeBytes,
+			base.ApparentBytes,
+			err,
+		)
 	}
 	for args, want := range map[string]string{
 		"template list":        " of 1.0 MiB",

@@ -35,7 +35,11 @@ func (Network) Sweep(context.Context) error { return nil }
 type slot struct{}
 
 func (slot) Place() machine.Place {
-	return machine.Place{GuestIP: netip.MustParseAddr("10.0.0.2"), TapName: "tap0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}}
+	return machine.Place{
+		GuestIP: netip.MustParseAddr("10.0.0.2"),
+		TapName: "tap0",
+		MAC:     net.HardwareAddr{2, 0, 0, 0, 0, 1},
+	}
 }
 func (slot) SetEgress(context.Context, hostapi.Egress) error { return nil }
 func (slot) SetRates(context.Context, int64, int64) error    { return nil }
@@ -96,7 +100,11 @@ func (Disks) Grow(path string, bytes int64) error { return os.Truncate(path, byt
 
 // Link opens the host's end of a guest channel; it is a machine.OpenLink.
 func Link(ctx context.Context, conn net.Conn, g machine.Greeting) (machine.Link, error) {
-	l, err := guestlink.Open(ctx, conn, guestlink.Options{Generation: g.Generation, Identity: g.Identity, Resync: g.Resync})
+	l, err := guestlink.Open(
+		ctx,
+		conn,
+		guestlink.Options{Generation: g.Generation, Identity: g.Identity, Resync: g.Resync},
+	)
 	if err != nil {
 		return nil, err
 	}

@@ -77,7 +77,12 @@ func TestShort(t *testing.T) {
 					}
 				}
 				if after := made(t, w); !slices.Equal(before, after) {
-					t.Errorf("%s made something:\n%s\nbefore:\n%s", verb, strings.Join(after, "\n"), strings.Join(before, "\n"))
+					t.Errorf(
+						"%s made something:\n%s\nbefore:\n%s",
+						verb,
+						strings.Join(after, "\n"),
+						strings.Join(before, "\n"),
+					)
 				}
 			}
 			if got := sh(t, w, parent.ID, "echo on"); got != "on" {

@@ -18,33 +18,38 @@ var states = []string{"paused", "hibernated", "failed", "ended"}
 
 // answers is what each route of a sandbox says in these states: "ok", or the code of the failure.
 var answers = map[string][4]string{
-	"DELETE":                           {"ok", "ok", "ok", "ok"},
-	"DELETE fs":                        {"wrong_state", "not_found", "wrong_state", "not_found"},
-	"DELETE ports/{port}":              {"not_found", "not_found", "not_found", "not_found"},
-	"DELETE proxy/{port}/{path}":       {"wrong_state", "502", "wrong_state", "not_found"},
-	"DELETE repl/sessions/{session}":   {"wrong_state", "not_found", "wrong_state", "not_found"},
-	"GET":                              {"ok", "ok", "ok", "not_found"},
-	"GET events":                       {"ok", "ok", "ok", "ok"},
-	"GET exec/pty":                     {"wrong_state", "ok", "wrong_state", "not_found"},
-	"GET exec/pty/shared":              {"wrong_state", "ok", "wrong_state", "not_found"},
-	"GET exec/ws":                      {"wrong_state", "ok", "wrong_state", "not_found"},
-	"GET fs":                           {"wrong_state", "not_found", "wrong_state", "not_found"},
-	"GET fs/dir":                       {"wrong_state", "not_found", "wrong_state", "not_found"},
-	"GET fs/stat":                      {"wrong_state", "not_found", "wrong_state", "not_found"},
-	"GET lifecycle":                    {"ok", "ok", "ok", "not_found"},
-	"GET logs":                         {"ok", "ok", "ok", "ok"},
-	"GET metrics":                      {"ok", "ok", "ok", "not_found"},
-	"GET network":                      {"ok", "ok", "ok", "not_found"},
-	"GET ports":                        {"ok", "ok", "ok", "not_found"},
-	"GET processes":                    {"wrong_state", "ok", "wrong_state", "not_found"},
-	"GET processes/{pid}/stream":       {"wrong_state", "not_found", "wrong_state", "not_found"},
-	"GET proxy/{port}/{path}":          {"wrong_state", "502", "wrong_state", "not_found"},
-	"GET repl/sessions":                {"wrong_state", "ok", "wrong_state", "not_found"},
-	"GET ssh":                          {"wrong_state", "ok", "wrong_state", "not_found"},
-	"GET util":                         {"ok", "ok", "ok", "not_found"},
-	"PATCH lifecycle":                  {"ok", "ok", "ok", "not_found"},
-	"PATCH proxy/{port}/{path}":        {"wrong_state", "502", "wrong_state", "not_found"},
-	"POST bake-image":                  {"unsupported", "unsupported", "unsupported", "not_found"}, // this world builds nothing
+	"DELETE":                         {"ok", "ok", "ok", "ok"},
+	"DELETE fs":                      {"wrong_state", "not_found", "wrong_state", "not_found"},
+	"DELETE ports/{port}":            {"not_found", "not_found", "not_found", "not_found"},
+	"DELETE proxy/{port}/{path}":     {"wrong_state", "502", "wrong_state", "not_found"},
+	"DELETE repl/sessions/{session}": {"wrong_state", "not_found", "wrong_state", "not_found"},
+	"GET":                            {"ok", "ok", "ok", "not_found"},
+	"GET events":                     {"ok", "ok", "ok", "ok"},
+	"GET exec/pty":                   {"wrong_state", "ok", "wrong_state", "not_found"},
+	"GET exec/pty/shared":            {"wrong_state", "ok", "wrong_state", "not_found"},
+	"GET exec/ws":                    {"wrong_state", "ok", "wrong_state", "not_found"},
+	"GET fs":                         {"wrong_state", "not_found", "wrong_state", "not_found"},
+	"GET fs/dir":                     {"wrong_state", "not_found", "wrong_state", "not_found"},
+	"GET fs/stat":                    {"wrong_state", "not_found", "wrong_state", "not_found"},
+	"GET lifecycle":                  {"ok", "ok", "ok", "not_found"},
+	"GET logs":                       {"ok", "ok", "ok", "ok"},
+	"GET metrics":                    {"ok", "ok", "ok", "not_found"},
+	"GET network":                    {"ok", "ok", "ok", "not_found"},
+	"GET ports":                      {"ok", "ok", "ok", "not_found"},
+	"GET processes":                  {"wrong_state", "ok", "wrong_state", "not_found"},
+	"GET processes/{pid}/stream":     {"wrong_state", "not_found", "wrong_state", "not_found"},
+	"GET proxy/{port}/{path}":        {"wrong_state", "502", "wrong_state", "not_found"},
+	"GET repl/sessions":              {"wrong_state", "ok", "wrong_state", "not_found"},
+	"GET ssh":                        {"wrong_state", "ok", "wrong_state", "not_found"},
+	"GET util":                       {"ok", "ok", "ok", "not_found"},
+	"PATCH lifecycle":                {"ok", "ok", "ok", "not_found"},
+	"PATCH proxy/{port}/{path}":      {"wrong_state", "502", "wrong_state", "not_found"},
+	"POST bake-image": {
+		"unsupported",
+		"unsupported",
+		"unsupported",
+		"not_found",
+	}, // this world builds nothing
 	"POST exec":                        {"wrong_state", "ok", "wrong_state", "not_found"},
 	"POST exec/stream":                 {"wrong_state", "ok", "wrong_state", "not_found"},
 	"POST fork":                        {"ok", "ok", "wrong_state", "not_found"},
@@ -150,7 +155,8 @@ func TestEveryRouteInEveryState(t *testing.T) {
 				held[state] = inState(t, w, state)
 			}
 			got[i] = asked(t, w, route, held[state])
-			if now, err := w.Client.Sandboxes.Get(t.Context(), held[state]); state != "ended" && (err != nil || string(now.Status) != state) {
+			if now, err := w.Client.Sandboxes.Get(t.Context(), held[state]); state != "ended" &&
+				(err != nil || string(now.Status) != state) {
 				delete(held, state) // the route changed it
 			}
 		}
@@ -165,7 +171,12 @@ func asked(t *testing.T, w *integrationtest.World, route string, id api.SandboxI
 	t.Helper()
 	method, rest, _ := strings.Cut(route, " ")
 	path := strings.NewReplacer("{pid}", "1", "{port}", "80", "{path}", "x", "{session}", "abc").Replace(rest)
-	rq, err := http.NewRequestWithContext(t.Context(), method, strings.TrimSuffix(fmt.Sprintf("%s/v1/sandboxes/%s/%s", w.URL, id, path), "/"), strings.NewReader(inputs[route]))
+	rq, err := http.NewRequestWithContext(
+		t.Context(),
+		method,
+		strings.TrimSuffix(fmt.Sprintf("%s/v1/sandboxes/%s/%s", w.URL, id, path), "/"),
+		strings.NewReader(inputs[route]),
+	)
 	if err != nil {
 		t.Fatal(err)
 	}

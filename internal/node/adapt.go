@@ -76,7 +76,12 @@ type slot struct {
 func (s slot) Place() machine.Place {
 	return machine.Place{
 		Index: s.s.Index, GuestIP: s.s.GuestIP, TapName: s.s.TapName, Tap: s.s.Tap, Netns: s.netns, MAC: s.s.MAC,
-		Guest: guestapi.Network{Address: s.s.Address.String(), Gateway: s.s.Gateway.String(), DNS: []string{s.s.DNS.String()}, MTU: s.s.MTU},
+		Guest: guestapi.Network{
+			Address: s.s.Address.String(),
+			Gateway: s.s.Gateway.String(),
+			DNS:     []string{s.s.DNS.String()},
+			MTU:     s.s.MTU,
+		},
 	}
 }
 
@@ -170,5 +175,9 @@ func (disks) Grow(path string, bytes int64) error      { return disk.Grow(path, 
 
 // openLink makes guestlink.Open a machine.OpenLink.
 func openLink(ctx context.Context, conn net.Conn, g machine.Greeting) (machine.Link, error) {
-	return guestlink.Open(ctx, conn, guestlink.Options{Generation: g.Generation, Identity: g.Identity, Resync: g.Resync})
+	return guestlink.Open(
+		ctx,
+		conn,
+		guestlink.Options{Generation: g.Generation, Identity: g.Identity, Resync: g.Resync},
+	)
 }

@@ -20,15 +20,31 @@ import (
 const cachedImages = 4 << 30
 
 // builds makes the service that builds templates, and takes up what an earlier node left of it.
-func (n *node) builds(ctx context.Context, db *store.DB, host hostapi.Host, templates *template.Service, boxes *sandbox.Service) (*build.Service, error) {
+func (n *node) builds(
+	ctx context.Context,
+	db *store.DB,
+	host hostapi.Host,
+	templates *template.Service,
+	boxes *sandbox.Service,
+) (*build.Service, error) {
 	c := n.Config.Build
-	images, err := registry.New(registry.Config{Dir: n.path("registry"), CacheBytes: cachedImages, Insecure: c.Registries()})
+	images, err := registry.New(
+		registry.Config{Dir: n.path("registry"), CacheBytes: cachedImages, Insecure: c.Registries()},
+	)
 	if err != nil {
 		return nil, err
 	}
-	s, err := build.New(build.Config{Dir: n.path("builds"), Parallel: c.Parallel, StepLimit: c.Step, MaxLayers: int64(c.LayersGiB) << 30,
-		MemoryMiB: c.MemoryMiB, MaxQueued: c.QueueLimit},
-		build.Deps{Store: db, Host: host, Templates: templates, Sandboxes: boxes, Registry: images, Log: n.Log})
+	s, err := build.New(
+		build.Config{
+			Dir:       n.path("builds"),
+			Parallel:  c.Parallel,
+			StepLimit: c.Step,
+			MaxLayers: int64(c.LayersGiB) << 30,
+			MemoryMiB: c.MemoryMiB,
+			MaxQueued: c.QueueLimit,
+		},
+		build.Deps{Store: db, Host: host, Templates: templates, Sandboxes: boxes, Registry: images, Log: n.Log},
+	)
 	if err != nil {
 		return nil, err
 	}

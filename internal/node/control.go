@@ -55,7 +55,10 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	if err != nil {
 		return nil, "", err
 	}
-	boxes, err := sandbox.New(cfg, sandbox.Deps{Store: db, Host: host, Templates: templates, Observe: observe, Log: n.Log})
+	boxes, err := sandbox.New(
+		cfg,
+		sandbox.Deps{Store: db, Host: host, Templates: templates, Observe: observe, Log: n.Log},
+	)
 	if err != nil {
 		return nil, "", err
 	}
@@ -109,14 +112,39 @@ func (n *node) faces(f faces) (http.Handler, error) {
 		domain = u.Host // with a port, if it is not the usual one: clients put the domain behind names of their own
 	}
 	runner := &repl.Runner{}
-	doors, err := gate.New(gate.Config{Domain: domain, Builds: f.builds, Secret: derive(f.secret, "agent"), PreviewKey: derive(f.secret, "preview"), History: f.past}, f.boxes, f.templates, f.keys, runner, n.Log)
+	doors, err := gate.New(
+		gate.Config{
+			Domain:     domain,
+			Builds:     f.builds,
+			Secret:     derive(f.secret, "agent"),
+			PreviewKey: derive(f.secret, "preview"),
+			History:    f.past,
+		},
+		f.boxes,
+		f.templates,
+		f.keys,
+		runner,
+		n.Log,
+	)
 	if err != nil {
 		return nil, err
 	}
 	n.back.Push("close the doors of sandboxes", func(context.Context) error { doors.Close(); return nil })
 	v1, err := httpapi.New(
 		httpapi.Config{Version: n.Version, PublicURL: n.Config.PublicURL, PreviewKey: derive(f.secret, "preview")},
-		httpapi.Deps{Sandboxes: f.boxes, Templates: f.templates, Builds: f.builds, Keys: f.keys, Edge: doors.Edge(), Cells: runner, Audit: f.log, Measured: f.past, Metrics: f.registry, Log: n.Log})
+		httpapi.Deps{
+			Sandboxes: f.boxes,
+			Templates: f.templates,
+			Builds:    f.builds,
+			Keys:      f.keys,
+			Edge:      doors.Edge(),
+			Cells:     runner,
+			Audit:     f.log,
+			Measured:  f.past,
+			Metrics:   f.registry,
+			Log:       n.Log,
+		},
+	)
 	if err != nil {
 		return nil, err
 	}
@@ -138,7 +166,12 @@ func (n *node) secret() ([]byte, error) {
 		return data, durable.WriteFile(path, data, 0o600)
 	}
 	if err == nil && len(data) != secretBytes {
-		err = fmt.Errorf("%s has %d bytes instead of %d; remove it, which ends all preview addresses", path, len(data), secretBytes)
+		err = fmt.Errorf(
+			"%s has %d bytes instead of %d; remove it, which ends all preview addresses",
+			path,
+			len(data),
+			secretBytes,
+		)
 	}
 	return data, err
 }

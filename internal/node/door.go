@@ -27,7 +27,11 @@ func (n *node) listenAt(ctx context.Context, address, flag string) (net.Listener
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", address)
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return nil, fmt.Errorf("address %s is in use by another program; stop it, or choose another with %s", address, flag)
+		return nil, fmt.Errorf(
+			"address %s is in use by another program; stop it, or choose another with %s",
+			address,
+			flag,
+		)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", address, err)

@@ -30,7 +30,10 @@ func (n *node) driver(ctx context.Context) (vmm.Driver, error) {
 		}
 		return d, nil
 	}
-	d, err := qemu.New(ctx, qemu.Config{Binary: c.QEMU, Accelerator: choice.Accelerator, Dir: n.path("qemu"), Log: n.Log})
+	d, err := qemu.New(
+		ctx,
+		qemu.Config{Binary: c.QEMU, Accelerator: choice.Accelerator, Dir: n.path("qemu"), Log: n.Log},
+	)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("QEMU is not installed: %w; run pandastack setup", err)
 	}
@@ -52,7 +55,11 @@ func (n *node) hand(driver vmm.Driver, cell *jail.Jail) func(slot int) (uid, gid
 func (n *node) choose(ctx context.Context) (probe.DriverChoice, error) {
 	c := n.Config.VMM
 	if c.Accelerator != probe.Auto && c.Driver != probe.FirecrackerDriver {
-		return probe.DriverChoice{Driver: probe.QEMUDriver, Accelerator: vmm.Accelerator(c.Accelerator), Why: "vmm.accelerator is set"}, nil
+		return probe.DriverChoice{
+			Driver:      probe.QEMUDriver,
+			Accelerator: vmm.Accelerator(c.Accelerator),
+			Why:         "vmm.accelerator is set",
+		}, nil
 	}
 	return probe.ChooseDriver(ctx, probe.Config{
 		DataDir: n.Config.DataDir, QEMU: c.QEMU, Driver: c.Driver, Firecracker: c.Firecracker, GuestAgent: n.Config.Agent(),

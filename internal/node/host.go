@@ -109,8 +109,29 @@ func (n *node) decided(owner string, slot int, d egress.Decision) {
 	if d.Address.IsValid() {
 		to = d.Address.String()
 	}
-	n.Log.Info("egress decided", "machine", owner, "slot", slot, "kind", d.Kind, "name", d.Name, "to", to,
-		"allowed", d.Verdict.Allowed && d.Reason == "", "rule", d.Verdict.Rule, "reason", d.Reason, "packets", d.Packets, "protocol", d.Protocol)
+	n.Log.Info(
+		"egress decided",
+		"machine",
+		owner,
+		"slot",
+		slot,
+		"kind",
+		d.Kind,
+		"name",
+		d.Name,
+		"to",
+		to,
+		"allowed",
+		d.Verdict.Allowed && d.Reason == "",
+		"rule",
+		d.Verdict.Rule,
+		"reason",
+		d.Reason,
+		"packets",
+		d.Packets,
+		"protocol",
+		d.Protocol,
+	)
 }
 
 // confine opens the jail.
@@ -146,7 +167,10 @@ func (n *node) owner(j *jail.Jail) func(slot int) (uid, gid int) {
 }
 
 // platform names what boots and runs guests here. It is told once: see boot.
-func (n *node) platform(driver vmm.Driver, find func(context.Context) (kernel.Boot, error)) func(context.Context) (string, error) {
+func (n *node) platform(
+	driver vmm.Driver,
+	find func(context.Context) (kernel.Boot, error),
+) func(context.Context) (string, error) {
 	return func(ctx context.Context) (string, error) {
 		b, err := find(ctx)
 		if err != nil {
@@ -223,8 +247,17 @@ func (n *node) host(ctx context.Context) (*agent.Host, error) {
 			},
 		},
 	}, agent.Deps{
-		Machine:  machine.Deps{Driver: driver, Network: network{pool, n.hand(driver, cell)}, Groups: groups{cell, n.Config.VMM.Unconfined}, Disks: disks{}, Link: openLink},
-		Platform: n.platform(driver, find), Rewrite: disk.Rewrite, ImportRoot: importRoot, Share: disk.Share, PunchPages: disk.PunchPages, Objects: objects, Measure: disk.Usage, Log: n.Log,
+		Machine: machine.Deps{
+			Driver:  driver,
+			Network: network{pool, n.hand(driver, cell)},
+			Groups:  groups{cell, n.Config.VMM.Unconfined},
+			Disks:   disks{},
+			Link:    openLink,
+		},
+		Platform: n.platform(
+			driver,
+			find,
+		), Rewrite: disk.Rewrite, ImportRoot: importRoot, Share: disk.Share, PunchPages: disk.PunchPages, Objects: objects, Measure: disk.Usage, Log: n.Log,
 	})
 	if err != nil {
 		return nil, err
@@ -239,7 +272,12 @@ func (n *node) host(ctx context.Context) (*agent.Host, error) {
 // limits are those of every machine.
 func (n *node) limits() hostapi.Limits {
 	l := n.Config.Limits
-	return hostapi.Limits{DiskMiB: l.DiskMiB, DiskOps: l.DiskOps, NetworkInMbit: l.NetworkIn, NetworkOutMbit: l.NetworkOut}
+	return hostapi.Limits{
+		DiskMiB:        l.DiskMiB,
+		DiskOps:        l.DiskOps,
+		NetworkInMbit:  l.NetworkIn,
+		NetworkOutMbit: l.NetworkOut,
+	}
 }
 
 // hugeMemory gives the pages of 2 MiB that machines may have; nil for none.

@@ -23,7 +23,11 @@ func (e *InUseError) Error() string {
 	if e.PID > 0 {
 		who = fmt.Sprintf("another node (process %d)", e.PID)
 	}
-	return fmt.Sprintf("%s uses the data directory %s; stop it, or give this one a directory of its own with --data-dir", who, e.Dir)
+	return fmt.Sprintf(
+		"%s uses the data directory %s; stop it, or give this one a directory of its own with --data-dir",
+		who,
+		e.Dir,
+	)
 }
 
 // lock takes the data directory for this process until the file is closed, which the kernel does when

@@ -14,7 +14,9 @@ import (
 
 // metrics makes what /metrics shows beside the series of the API itself: the process, the host, and the ends of
 // operations on sandboxes, which the function takes.
-func (n *node) metrics(host hostapi.Host) (*prometheus.Registry, func(verb string, code api.Code, took time.Duration), error) {
+func (n *node) metrics(
+	host hostapi.Host,
+) (*prometheus.Registry, func(verb string, code api.Code, took time.Duration), error) {
 	reg, err := obs.NewRegistry()
 	if err != nil {
 		return nil, nil, err
@@ -46,8 +48,16 @@ func newHostCollector(host hostapi.Host, version string) *hostCollector {
 	}
 	return &hostCollector{
 		host: host, version: version,
-		up:         desc("host_up", "1 if the host agent answers."),
-		info:       desc("node_info", "What runs here; always 1.", "version", "driver", "driver_version", "accelerator", "isolation"),
+		up: desc("host_up", "1 if the host agent answers."),
+		info: desc(
+			"node_info",
+			"What runs here; always 1.",
+			"version",
+			"driver",
+			"driver_version",
+			"accelerator",
+			"isolation",
+		),
 		cpus:       desc("host_cpus", "Processors of the host."),
 		memory:     desc("host_memory_bytes", "Memory of the host that sandboxes may have."),
 		memoryFree: desc("host_memory_free_bytes", "Memory that may still be promised to sandboxes."),
@@ -68,7 +78,11 @@ func (c *hostCollector) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (c *hostCollector) Collect(ch chan<- prometheus.Metric) {
-	ctx, cancel := context.WithTimeoutCause(context.Background(), hostTime, errors.New("the host took too long to answer"))
+	ctx, cancel := context.WithTimeoutCause(
+		context.Background(),
+		hostTime,
+		errors.New("the host took too long to answer"),
+	)
 	defer cancel()
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)

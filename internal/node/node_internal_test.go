@@ -43,7 +43,8 @@ func TestLock(t *testing.T) {
 	}
 	_, err = lock(dir)
 	busy, ok := errors.AsType[*InUseError](err)
-	if !ok || busy.PID != os.Getpid() || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), "--data-dir") {
+	if !ok || busy.PID != os.Getpid() || !strings.Contains(err.Error(), dir) ||
+		!strings.Contains(err.Error(), "--data-dir") {
 		t.Errorf("a second lock: %v, want an error with the directory, this process and a remedy", err)
 	}
 	if err := first.Close(); err != nil {
@@ -80,7 +81,8 @@ func TestSecret(t *testing.T) {
 	if err := os.WriteFile(n.path("secret"), made[:7], 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := n.secret(); err == nil || !strings.Contains(err.Error(), "7 bytes") || !strings.Contains(err.Error(), "remove it") {
+	if _, err := n.secret(); err == nil || !strings.Contains(err.Error(), "7 bytes") ||
+		!strings.Contains(err.Error(), "remove it") {
 		t.Errorf("a cut file: %v", err)
 	}
 }
@@ -105,7 +107,8 @@ func TestAccess(t *testing.T) {
 	if err := n.leaveAccess(Ready{URL: "http://127.0.0.1:2", TLSURL: "https://localhost:3"}); err != nil {
 		t.Fatal(err)
 	}
-	if got := read(); got.APIKey != "pds_a" || got.APIURL != "http://127.0.0.1:2" || got.TLSURL != "https://localhost:3" {
+	if got := read(); got.APIKey != "pds_a" || got.APIURL != "http://127.0.0.1:2" ||
+		got.TLSURL != "https://localhost:3" {
 		t.Errorf("after the second %+v", got)
 	}
 	if info, err := os.Stat(config.NodeFile(n.Config.DataDir)); err != nil || info.Mode().Perm()&0o077 != 0 {
@@ -120,7 +123,9 @@ func TestListen(t *testing.T) {
 		t.Fatal(err)
 	}
 	taken := newNode(t, "PANDASTACK_LISTEN="+l.Addr().String())
-	if _, err := taken.listen(t.Context()); err == nil || !strings.Contains(err.Error(), l.Addr().String()+" is in use") || !strings.Contains(err.Error(), "--listen") {
+	if _, err := taken.listen(t.Context()); err == nil ||
+		!strings.Contains(err.Error(), l.Addr().String()+" is in use") ||
+		!strings.Contains(err.Error(), "--listen") {
 		t.Errorf("a port that is taken: %v", err)
 	}
 	if url := n.url(l); url != "http://"+l.Addr().String() {
@@ -278,7 +283,8 @@ func TestRecipes(t *testing.T) {
 	if err != nil || names["mine"] != "mini" {
 		t.Errorf("%v, %v", names, err)
 	}
-	if _, err := newNode(t, "PANDASTACK_TEMPLATES_PARAMS=base.nothing=1").recipes(); err == nil || !strings.Contains(err.Error(), "nothing") {
+	if _, err := newNode(t, "PANDASTACK_TEMPLATES_PARAMS=base.nothing=1").recipes(); err == nil ||
+		!strings.Contains(err.Error(), "nothing") {
 		t.Errorf("a parameter that no recipe has: %v", err)
 	}
 }
@@ -326,7 +332,12 @@ func TestPlatform(t *testing.T) {
 
 // Limits are told in units for people and held in bytes.
 func TestLimits(t *testing.T) {
-	n := newNode(t, "PANDASTACK_LIMITS_DISK_MIB=50", "PANDASTACK_LIMITS_DISK_OPS=700", "PANDASTACK_LIMITS_NETWORK_IN_MBIT=80")
+	n := newNode(
+		t,
+		"PANDASTACK_LIMITS_DISK_MIB=50",
+		"PANDASTACK_LIMITS_DISK_OPS=700",
+		"PANDASTACK_LIMITS_NETWORK_IN_MBIT=80",
+	)
 	if got := n.limits(); got != (hostapi.Limits{DiskMiB: 50, DiskOps: 700, NetworkInMbit: 80}) {
 		t.Errorf("disks are held to %+v", got)
 	}

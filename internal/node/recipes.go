@@ -44,15 +44,30 @@ func (n *node) recipes() ([]bake.Recipe, error) {
 			check = recipe.CheckPath
 		}
 		all = append(all, bake.Recipe{
-			Name: hostapi.TemplateName(r.Name), Hidden: r.Hidden, Description: r.Description, Base: r.Distribution.Suite,
+			Name: hostapi.TemplateName(
+				r.Name,
+			), Hidden: r.Hidden, Description: r.Description, Base: r.Distribution.Suite,
 			VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB, DiskMiB: r.DiskMiB, User: r.User, Workdir: r.Workdir, Tools: r.Tools, Limits: hostapi.Limits(r.Limits),
-			Disks: dataDisks(r), Start: start, Ready: r.Ready, Check: check, Warm: r.Warm, Scrub: true, Digest: r.Digest(),
+			Disks: dataDisks(
+				r,
+			), Start: start, Ready: r.Ready, Check: check, Warm: r.Warm, Scrub: true, Digest: r.Digest(),
 			Build: func(ctx context.Context, work, image string, log, step func(string)) error {
 				data := map[string]string{}
 				for _, d := range r.Disks {
 					data[d.Name] = bake.DataImage(image, d.Name)
 				}
-				return imagebuild.Build(ctx, imagebuild.Options{Recipe: r, Work: work, Cache: n.path("cache"), Image: image, Data: data, Log: command.Log(log), Step: step})
+				return imagebuild.Build(
+					ctx,
+					imagebuild.Options{
+						Recipe: r,
+						Work:   work,
+						Cache:  n.path("cache"),
+						Image:  image,
+						Data:   data,
+						Log:    command.Log(log),
+						Step:   step,
+					},
+				)
 			},
 		})
 	}

@@ -77,8 +77,11 @@ type UnsupportedError struct {
 }
 
 func (e *UnsupportedError) Error() string {
-	return fmt.Sprintf("this is %s, and setup installs packages on Debian only; install these programs by hand and run setup again: %s",
-		e.Distribution, strings.Join(e.Missing, ", "))
+	return fmt.Sprintf(
+		"this is %s, and setup installs packages on Debian only; install these programs by hand and run setup again: %s",
+		e.Distribution,
+		strings.Join(e.Missing, ", "),
+	)
 }
 
 // NotRootError says that there is something to do and root is needed for it.
@@ -118,7 +121,13 @@ func Plan(c Config, f Facts) ([]Step, error) {
 	}
 	backports := qemu && !f.Backports && slices.Contains(oldQEMU, f.Codename)
 	if backports {
-		steps = append(steps, Step{Kind: AddBackports, Text: "add " + f.Codename + "-backports to the package sources (" + backportsFile + ", with the mirror in use) and fetch the lists"})
+		steps = append(
+			steps,
+			Step{
+				Kind: AddBackports,
+				Text: "add " + f.Codename + "-backports to the package sources (" + backportsFile + ", with the mirror in use) and fetch the lists",
+			},
+		)
 	} else if len(missing) > 0 || qemu || !f.HasLists && (kernel || build) {
 		// Adding a source fetches them too. Lists that are there may be too old to install from.
 		steps = append(steps, Step{Kind: UpdateLists, Text: "fetch the package lists"})
@@ -131,10 +140,19 @@ func Plan(c Config, f Facts) ([]Step, error) {
 	}
 	steps = append(steps, planData(c, f)...)
 	if kernel {
-		steps = append(steps, Step{Kind: InstallKernel, Text: "fetch the distribution's cloud kernel for guests (it is not installed on this machine)"})
+		steps = append(
+			steps,
+			Step{
+				Kind: InstallKernel,
+				Text: "fetch the distribution's cloud kernel for guests (it is not installed on this machine)",
+			},
+		)
 	}
 	if build {
-		steps = append(steps, Step{Kind: BuildKernel, Text: "build the tuned guest kernel from the distribution's source (some minutes)"})
+		steps = append(
+			steps,
+			Step{Kind: BuildKernel, Text: "build the tuned guest kernel from the distribution's source (some minutes)"},
+		)
 	}
 	if len(steps) > 0 && !f.Root {
 		return nil, &NotRootError{Steps: len(steps)}
@@ -151,7 +169,16 @@ func planData(c Config, f Facts) []Step {
 	case f.Reflink:
 		return []Step{{Kind: MakeDirectory, Text: "make the data directory " + c.DataDir}}
 	}
-	return []Step{{Kind: MakeImage, Text: fmt.Sprintf("make a sparse XFS image of %d GiB for %s and mount it there: its file system cannot clone files", c.ImageGiB, c.DataDir)}}
+	return []Step{
+		{
+			Kind: MakeImage,
+			Text: fmt.Sprintf(
+				"make a sparse XFS image of %d GiB for %s and mount it there: its file system cannot clone files",
+				c.ImageGiB,
+				c.DataDir,
+			),
+		},
+	}
 }
 
 func qemuPackage() string {

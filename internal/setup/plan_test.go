@@ -56,7 +56,11 @@ func TestPlan(t *testing.T) {
 		{"own-xfs", config, with(bare(), func(f *setup.Facts) { f.Reflink = true })},
 		{"no-root", config, with(bare(), func(f *setup.Facts) { f.Root = false })},
 		{"ready-no-root", config, with(ready(), func(f *setup.Facts) { f.Root = false })},
-		{"other-distribution", config, with(bare(), func(f *setup.Facts) { f.Debian, f.Distribution = false, "Fedora Linux 44" })},
+		{
+			"other-distribution",
+			config,
+			with(bare(), func(f *setup.Facts) { f.Debian, f.Distribution = false, "Fedora Linux 44" }),
+		},
 		{"other-distribution-ready", config, with(ready(), func(f *setup.Facts) { f.Debian, f.QEMUMajor = false, 9 })},
 	}
 	var out bytes.Buffer
@@ -90,7 +94,11 @@ func TestApplyStopsAtFailure(t *testing.T) {
 		Begin: func(i, n int, _ setup.Step) { began = append(began, i, n) },
 		End:   func(_ setup.Step, _ time.Duration, err error) { failed = errors.Join(failed, err) },
 	}
-	steps := []setup.Step{{Kind: setup.MakeDirectory, Text: "make it"}, {Kind: "nonsense", Text: "do nonsense"}, {Kind: setup.MakeDirectory}}
+	steps := []setup.Step{
+		{Kind: setup.MakeDirectory, Text: "make it"},
+		{Kind: "nonsense", Text: "do nonsense"},
+		{Kind: setup.MakeDirectory},
+	}
 	err := setup.Apply(t.Context(), setup.Config{DataDir: dir}, steps, report)
 	if err == nil || !strings.Contains(err.Error(), "do nonsense") || failed == nil {
 		t.Errorf("error %v, told %v", err, failed)

@@ -213,7 +213,12 @@ var ErrGone = errors.New("monitor has ended")
 type MismatchError struct{ Field, Image, Host string }
 
 func (e *MismatchError) Error() string {
-	return fmt.Sprintf("image does not fit this host: %s is %q in the image and %q here; bake the template again on this host", e.Field, e.Image, e.Host)
+	return fmt.Sprintf(
+		"image does not fit this host: %s is %q in the image and %q here; bake the template again on this host",
+		e.Field,
+		e.Image,
+		e.Host,
+	)
 }
 
 // UnsupportedError says that a driver cannot do an operation at all.

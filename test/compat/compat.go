@@ -50,7 +50,11 @@ func Keep(root string, r Record) error {
 	if err != nil {
 		return err
 	}
-	name := strings.NewReplacer("@", "", "/", "-").Replace(r.Client) + "-" + r.Version + "-" + strings.ToLower(r.Registry) + ".json"
+	name := strings.NewReplacer("@", "", "/", "-").
+		Replace(r.Client) +
+		"-" + r.Version + "-" + strings.ToLower(
+		r.Registry,
+	) + ".json"
 	if err := put(filepath.Join(root, folder, name), append(data, '\n')); err != nil {
 		return err
 	}
@@ -92,7 +96,11 @@ func Records(root string) ([]Record, error) {
 	}
 	sort.Slice(all, func(i, j int) bool {
 		a, b := all[i], all[j]
-		return cmp.Or(cmp.Compare(a.Client, b.Client), cmp.Compare(a.Version, b.Version), cmp.Compare(a.Registry, b.Registry)) < 0
+		return cmp.Or(
+			cmp.Compare(a.Client, b.Client),
+			cmp.Compare(a.Version, b.Version),
+			cmp.Compare(a.Registry, b.Registry),
+		) < 0
 	})
 	return all, nil
 }
@@ -112,7 +120,16 @@ func Page(root string) ([]byte, error) {
 				well++
 			}
 		}
-		fmt.Fprintf(&b, "| `%s` (%s) | %s | %d | %s | `%s` |\n", r.Client, r.Registry, r.Version, len(r.Operations), result(well, len(r.Operations)), r.Test)
+		fmt.Fprintf(
+			&b,
+			"| `%s` (%s) | %s | %d | %s | `%s` |\n",
+			r.Client,
+			r.Registry,
+			r.Version,
+			len(r.Operations),
+			result(well, len(r.Operations)),
+			r.Test,
+		)
 	}
 	b.WriteString(middle)
 	for _, r := range all {

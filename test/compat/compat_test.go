@@ -48,7 +48,13 @@ func TestKeep(t *testing.T) {
 	if err := Keep(root, Record{Client: "@a/b", Version: "1.2.3"}); err == nil {
 		t.Error("a client that did nothing was recorded")
 	}
-	r := Record{Client: "@a/b", Registry: "npm", Version: "1.2.3", Test: "TestX", Operations: []Operation{{"one", true}, {"two", true}}}
+	r := Record{
+		Client:     "@a/b",
+		Registry:   "npm",
+		Version:    "1.2.3",
+		Test:       "TestX",
+		Operations: []Operation{{"one", true}, {"two", true}},
+	}
 	for _, tt := range []struct {
 		ok         bool
 		want, lack string
@@ -58,7 +64,8 @@ func TestKeep(t *testing.T) {
 			t.Fatal(err)
 		}
 		text, err := os.ReadFile(filepath.Join(root, page))
-		if err != nil || !strings.Contains(string(text), tt.want) || strings.Contains(string(text), tt.lack) || !strings.Contains(string(text), "`@a/b` (npm)") {
+		if err != nil || !strings.Contains(string(text), tt.want) || strings.Contains(string(text), tt.lack) ||
+			!strings.Contains(string(text), "`@a/b` (npm)") {
 			t.Errorf("%v: page %s, %v", tt.ok, text, err)
 		}
 	}

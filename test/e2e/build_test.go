@@ -29,7 +29,10 @@ func TestTemplateBuild(t *testing.T) {
 	write("word.txt", "bamboo\n")
 	write("secret.key", "not to be sent\n")
 	write(".dockerignore", "*.key\n")
-	write("Dockerfile", "FROM mini\nARG WHAT=panda\nENV WHO=$WHAT\nWORKDIR /srv/app\nCOPY . .\nRUN echo \"$WHO $(cat word.txt)\" > said && rm word.txt\nCMD [\"sleep\", \"infinity\"]\n")
+	write(
+		"Dockerfile",
+		"FROM mini\nARG WHAT=panda\nENV WHO=$WHAT\nWORKDIR /srv/app\nCOPY . .\nRUN echo \"$WHO $(cat word.txt)\" > said && rm word.txt\nCMD [\"sleep\", \"infinity\"]\n",
+	)
 	built := n.cli("template", "build", "--name", "e2ebuilt", context)
 	if built.code != 0 || !strings.Contains(built.stdout+built.stderr, "COPY") {
 		t.Fatalf("build: exit %d\n%s%s", built.code, built.stdout, built.stderr)
@@ -40,7 +43,8 @@ func TestTemplateBuild(t *testing.T) {
 	}
 	var builds []struct{ ID, Status string }
 	n.json(&builds, "template", "builds", "e2ebuilt")
-	if len(builds) < 2 || builds[0].Status != "done" || builds[1].Status != "done" { // newest first, with those of earlier runs
+	if len(builds) < 2 || builds[0].Status != "done" ||
+		builds[1].Status != "done" { // newest first, with those of earlier runs
 		t.Fatalf("builds %+v", builds)
 	}
 	for _, row := range []struct{ want, args string }{
@@ -50,7 +54,8 @@ func TestTemplateBuild(t *testing.T) {
 		{"1 vCPU", "get e2ebuilt:panda"},
 		{" of 1.", "list"}, // what it takes, of its memory and disk
 	} {
-		if r := n.cli(append([]string{"template"}, strings.Fields(row.args)...)...); r.code != 0 || !strings.Contains(r.stdout, row.want) {
+		if r := n.cli(append([]string{"template"}, strings.Fields(row.args)...)...); r.code != 0 ||
+			!strings.Contains(r.stdout, row.want) {
 			t.Errorf("template %s: exit %d\n%s%s\nwant %q", row.args, r.code, r.stdout, r.stderr, row.want)
 		}
 	}
@@ -76,7 +81,9 @@ func TestTemplateBuild(t *testing.T) {
 		}
 	}
 	write("Dockerfile", "FROM mini\nRUN --mount=type=cache,target=/x true\n")
-	if r := n.cli("template", "build", "--name", "e2ebuilt", context); r.code == 0 || !strings.Contains(r.stdout+r.stderr, "mount") || !strings.Contains(r.stdout+r.stderr, "line 2") {
+	if r := n.cli("template", "build", "--name", "e2ebuilt", context); r.code == 0 ||
+		!strings.Contains(r.stdout+r.stderr, "mount") ||
+		!strings.Contains(r.stdout+r.stderr, "line 2") {
 		t.Errorf("what is not supported: exit %d\n%s%s", r.code, r.stdout, r.stderr)
 	}
 

@@ -47,12 +47,38 @@ var clients = []published{
 	{client: "e2b", version: "2.6.4", script: "test/clients/e2b.mjs"},
 	{client: "@e2b/cli", version: "2.19.0", script: "test/clients/cli.mjs"},
 	{client: "@computesdk/e2b", version: "1.7.52", script: "test/clients/computesdk.mjs"},
-	{client: "@openai/agents-extensions", version: "0.18.0", more: []string{"@openai/agents@0.18.0", "e2b@2.51.0", "zod@4.1.12"}, script: "test/clients/agents.mjs"},
+	{
+		client:  "@openai/agents-extensions",
+		version: "0.18.0",
+		more:    []string{"@openai/agents@0.18.0", "e2b@2.51.0", "zod@4.1.12"},
+		script:  "test/clients/agents.mjs",
+	},
 	{lane: 1, client: "@pandastack/sdk", version: "0.9.0", script: "test/sdk/sdk.mjs", plain: true},
-	{lane: 1, client: "pandastack", version: "0.8.1", script: "test/sdk/sdk.py", program: "python3", plain: true, base: []string{"SDK_TEMPLATE=base"}},
+	{
+		lane:    1,
+		client:  "pandastack",
+		version: "0.8.1",
+		script:  "test/sdk/sdk.py",
+		program: "python3",
+		plain:   true,
+		base:    []string{"SDK_TEMPLATE=base"},
+	},
 	{client: "e2b", version: "2.51.0", script: "test/clients/e2b_client.py", program: "python3"},
-	{lane: 1, client: "e2b-code-interpreter", version: "2.8.0", more: []string{"e2b==2.51.0"}, script: "test/clients/interpreter_client.py", program: "python3"},
-	{lane: 1, client: "@e2b/code-interpreter", version: "2.8.0", script: "test/clients/interpreter.mjs", packages: true},
+	{
+		lane:    1,
+		client:  "e2b-code-interpreter",
+		version: "2.8.0",
+		more:    []string{"e2b==2.51.0"},
+		script:  "test/clients/interpreter_client.py",
+		program: "python3",
+	},
+	{
+		lane:     1,
+		client:   "@e2b/code-interpreter",
+		version:  "2.8.0",
+		script:   "test/clients/interpreter.mjs",
+		packages: true,
+	},
 }
 
 func (p published) registry() string {
@@ -64,7 +90,11 @@ func (p published) registry() string {
 
 // dir is where a client is installed.
 func (p published) dir(t *testing.T) string {
-	name := strings.NewReplacer("@", "", "/", "-").Replace(p.client) + "-" + p.version + "-" + strings.ToLower(p.registry())
+	name := strings.NewReplacer("@", "", "/", "-").
+		Replace(p.client) +
+		"-" + p.version + "-" + strings.ToLower(
+		p.registry(),
+	)
 	return filepath.Join(repository(t), ".cache", "clients", name)
 }
 
@@ -153,9 +183,35 @@ func (p published) install(ctx context.Context, dir string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, clientLimit)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "npm", append([]string{"install", "--prefix", dir, "--no-audit", "--no-fund", "--ignore-scripts", p.client + "@" + p.version}, p.more...)...)
+	cmd := exec.CommandContext(
+		ctx,
+		"npm",
+		append(
+			[]string{
+				"install",
+				"--prefix",
+				dir,
+				"--no-audit",
+				"--no-fund",
+				"--ignore-scripts",
+				p.client + "@" + p.version,
+			},
+			p.more...)...)
 	if p.registry() == "PyPI" {
-		cmd = exec.CommandContext(ctx, "python3", append([]string{"-m", "pip", "install", "--quiet", "--target", filepath.Join(dir, "site"), p.client + "==" + p.version}, p.more...)...)
+		cmd = exec.CommandContext(
+			ctx,
+			"python3",
+			append(
+				[]string{
+					"-m",
+					"pip",
+					"install",
+					"--quiet",
+					"--target",
+					filepath.Join(dir, "site"),
+					p.client + "==" + p.version,
+				},
+				p.more...)...)
 	}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("install %s %s: %w\n%s", p.client, p.version, err, out)
@@ -205,10 +261,22 @@ func (p published) place(t *testing.T, dir string) {
 // environment is what a user of the client would set.
 func (p published) environment(t *testing.T, w *world) []string {
 	key := w.accessKey()
-	site := []string{"PYTHONPATH=" + filepath.Join(p.dir(t), "site"), "PYTHONDONTWRITEBYTECODE=1", "HOME=" + t.TempDir()}
+	site := []string{
+		"PYTHONPATH=" + filepath.Join(p.dir(t), "site"),
+		"PYTHONDONTWRITEBYTECODE=1",
+		"HOME=" + t.TempDir(),
+	}
 	if p.plain {
-		return append(site, "PANDASTACK_API="+w.url, "PANDASTACK_API_URL="+w.url, "PANDASTACK_API_KEY="+key, "PANDASTACK_TOKEN=",
-			"SDK_DIR=/tmp/sdk", "SDK_CLI=1", "SDK_BUILD=mini")
+		return append(
+			site,
+			"PANDASTACK_API="+w.url,
+			"PANDASTACK_API_URL="+w.url,
+			"PANDASTACK_API_KEY="+key,
+			"PANDASTACK_TOKEN=",
+			"SDK_DIR=/tmp/sdk",
+			"SDK_CLI=1",
+			"SDK_BUILD=mini",
+		)
 	}
 	authority := filepath.Join(w.dir, "tls", "ca.pem")
 	env := append(site, "E2B_API_KEY=e2b_"+strings.TrimPrefix(key, "pds_"), "E2B_DOMAIN="+w.public)

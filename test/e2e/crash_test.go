@@ -78,18 +78,22 @@ func TestKillNodeAtWork(t *testing.T) {
 		close(begun)
 		n = start(t, dir)
 		var list []sandbox
-		eventually(t, fmt.Sprintf("round %d: what was cut off is gone", round), func() error { // which the node sees to while it serves
-			n.json(&list, "sandbox", "list")
-			for _, s := range list {
-				if s.Status != "running" {
-					return fmt.Errorf("%s is %s", s.ID, s.Status)
+		eventually(
+			t,
+			fmt.Sprintf("round %d: what was cut off is gone", round),
+			func() error { // which the node sees to while it serves
+				n.json(&list, "sandbox", "list")
+				for _, s := range list {
+					if s.Status != "running" {
+						return fmt.Errorf("%s is %s", s.ID, s.Status)
+					}
 				}
-			}
-			if got := monitors(dir); got != len(list) {
-				return fmt.Errorf("%d machines run for %d sandboxes", got, len(list))
-			}
-			return nil
-		})
+				if got := monitors(dir); got != len(list) {
+					return fmt.Errorf("%d machines run for %d sandboxes", got, len(list))
+				}
+				return nil
+			},
+		)
 		for _, s := range list {
 			if got := n.sh(s.ID, "echo here"); got != "here" {
 				t.Errorf("round %d: %s says %q", round, s.ID, got)
@@ -134,7 +138,10 @@ func TestHibernateCycles(t *testing.T) {
 		return n.sh(id, "cat /tmp/grows /dev/shm/grows | sha256sum")
 	}
 	for i := range 10 {
-		n.sh(id, fmt.Sprintf("head -c 100000 /dev/urandom | tee -a /tmp/grows >>/dev/shm/grows; echo %d >>/tmp/grows", i))
+		n.sh(
+			id,
+			fmt.Sprintf("head -c 100000 /dev/urandom | tee -a /tmp/grows >>/dev/shm/grows; echo %d >>/tmp/grows", i),
+		)
 		before := sum()
 		n.json(nil, "sandbox", "hibernate", id)
 		n.json(nil, "sandbox", "wake", id)

@@ -165,12 +165,16 @@ func TestSmallDisk(t *testing.T) {
 	if err := os.Remove(filler); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the space of a removed file is free", func() error { // which the file system sees to in the background
-		if free := freeMiB(t, dir); free < 512 {
-			return fmt.Errorf("%d MiB are", free)
-		}
-		return nil
-	})
+	eventually(
+		t,
+		"the space of a removed file is free",
+		func() error { // which the file system sees to in the background
+			if free := freeMiB(t, dir); free < 512 {
+				return fmt.Errorf("%d MiB are", free)
+			}
+			return nil
+		},
+	)
 	n.json(nil, "sandbox", "hibernate", before)
 	if got := n.sh(before, "cat /tmp/x"); got != "before" {
 		t.Errorf("with room again the sandbox says %q", got)

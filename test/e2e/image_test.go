@@ -71,7 +71,17 @@ func tinyRoot(t *testing.T) []byte {
 	if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte(tiny), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Join(dir, "tiny"), filepath.Join(dir, "main.go"))
+	build := exec.CommandContext(
+		t.Context(),
+		"go",
+		"build",
+		"-trimpath",
+		"-ldflags",
+		"-s -w",
+		"-o",
+		filepath.Join(dir, "tiny"),
+		filepath.Join(dir, "main.go"),
+	)
 	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GO111MODULE=off")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -111,7 +121,9 @@ func serveImage(t *testing.T, root []byte) string {
 	t.Helper()
 	s := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
 	t.Cleanup(s.Close)
-	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(root)), nil })
+	layer, err := tarball.LayerFromOpener(
+		func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(root)), nil },
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -187,8 +199,11 @@ func TestImages(t *testing.T) {
 		t.Fatal(err)
 	}
 	build("--name", "e2estages", context)
-	says("e2estages", "pwd; id -un; cat who note mine; stat -c '%U %G' motto mine; cat /tmp/started; ps -e -o user=,args= | grep -c '^user *.usr/local/bin/tiny serve'",
-		"/srv/app\nuser\nroot\npanda\nwritten here\nuser\ntiny\nuser user\nuser user\nyes\n1")
+	says(
+		"e2estages",
+		"pwd; id -un; cat who note mine; stat -c '%U %G' motto mine; cat /tmp/started; ps -e -o user=,args= | grep -c '^user *.usr/local/bin/tiny serve'",
+		"/srv/app\nuser\nroot\npanda\nwritten here\nuser\ntiny\nuser user\nuser user\nyes\n1",
+	)
 	for _, name := range []string{"e2eimage", "e2eroot", "e2estages"} {
 		n.json(nil, "template", "delete", name)
 	}

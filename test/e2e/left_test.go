@@ -60,7 +60,8 @@ func left(t *testing.T, dir string) []string {
 		t.Fatal(err)
 	}
 	for line := range strings.Lines(string(mounts)) {
-		if fields := strings.Fields(line); strings.HasPrefix(fields[4], dir+"/") || strings.Contains(fields[4], prefix) {
+		if fields := strings.Fields(line); strings.HasPrefix(fields[4], dir+"/") ||
+			strings.Contains(fields[4], prefix) {
 			all = append(all, "mount "+fields[4])
 		}
 	}
@@ -78,8 +79,16 @@ func processes(dir string) []string {
 		}
 		environ, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "environ"))
 		name, _, _ := bytes.Cut(command, []byte{0})
-		if bytes.Contains(name, []byte("qemu")) && (bytes.Contains(environ, []byte(dir)) || bytes.Contains(command, []byte(dir))) {
-			all = append(all, fmt.Sprintf("process %s %s", e.Name(), bytes.ReplaceAll(command[:min(len(command), 120)], []byte{0}, []byte{' '})))
+		if bytes.Contains(name, []byte("qemu")) &&
+			(bytes.Contains(environ, []byte(dir)) || bytes.Contains(command, []byte(dir))) {
+			all = append(
+				all,
+				fmt.Sprintf(
+					"process %s %s",
+					e.Name(),
+					bytes.ReplaceAll(command[:min(len(command), 120)], []byte{0}, []byte{' '}),
+				),
+			)
 		}
 	}
 	return all

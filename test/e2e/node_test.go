@@ -84,8 +84,18 @@ type node struct {
 // run can be counted; TestTour and the published client have them as by default.
 func environment(dir string) []string {
 	spares := cmp.Or(os.Getenv("PANDASTACK_TEST_SPARES"), "0")
-	return append(os.Environ(), "PANDASTACK_SANDBOX_SPARES="+spares, "PANDASTACK_DATA_DIR="+dir, "PANDASTACK_NETWORK_PREFIX="+prefix(dir), "PANDASTACK_LISTEN=127.0.0.1:0",
-		"PANDASTACK_API=", "PANDASTACK_API_URL=", "PANDASTACK_API_KEY=", "PANDASTACK_TOKEN=", "HOME="+dir)
+	return append(
+		os.Environ(),
+		"PANDASTACK_SANDBOX_SPARES="+spares,
+		"PANDASTACK_DATA_DIR="+dir,
+		"PANDASTACK_NETWORK_PREFIX="+prefix(dir),
+		"PANDASTACK_LISTEN=127.0.0.1:0",
+		"PANDASTACK_API=",
+		"PANDASTACK_API_URL=",
+		"PANDASTACK_API_KEY=",
+		"PANDASTACK_TOKEN=",
+		"HOME="+dir,
+	)
 }
 
 // launch starts `pandastack up` and waits until it is ready or has ended; ended tells which.
@@ -202,7 +212,10 @@ func (n *node) cli(args ...string) result {
 // run runs the program to its end.
 func run(t *testing.T, dir string, stdin io.Reader, args ...string) result {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 10*time.Minute) // clean-up runs after the test
+	ctx, cancel := context.WithTimeout(
+		context.WithoutCancel(t.Context()),
+		10*time.Minute,
+	) // clean-up runs after the test
 	defer cancel()
 	c := exec.CommandContext(ctx, program(t), args...)
 	c.Env = environment(dir)

@@ -19,7 +19,20 @@ import (
 )
 
 // science are the packages of template code-interpreter that cells draw charts and show tables with.
-var science = []string{"contourpy", "cycler", "fonttools", "kiwisolver", "matplotlib", "numpy", "packaging", "pandas", "pillow", "pyparsing", "python-dateutil", "tzdata"}
+var science = []string{
+	"contourpy",
+	"cycler",
+	"fonttools",
+	"kiwisolver",
+	"matplotlib",
+	"numpy",
+	"packaging",
+	"pandas",
+	"pillow",
+	"pyparsing",
+	"python-dateutil",
+	"tzdata",
+}
 
 // packages makes a tar of them for the Python that guests have, while other things are done; the answer waits for it
 // and gives its path.
@@ -93,7 +106,8 @@ func tunnel(t *testing.T) string {
 	}
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		host, port, err := net.SplitHostPort(r.Host)
-		if r.Method != http.MethodConnect || err != nil || host != "panda.test" && !strings.HasSuffix(host, ".panda.test") {
+		if r.Method != http.MethodConnect || err != nil ||
+			host != "panda.test" && !strings.HasSuffix(host, ".panda.test") {
 			http.Error(w, "this leads to the node under test alone", http.StatusForbidden)
 			return
 		}

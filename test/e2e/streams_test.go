@@ -53,8 +53,12 @@ func TestManyStreams(t *testing.T) {
 	for i := range manyStreams {
 		all.Go(func() {
 			var out strings.Builder
-			exit, err := c.Sandboxes.ExecStream(ctx, api.SandboxID(box.ID), api.ExecRequest{Cmd: numbered(manyLines) + fmt.Sprintf("; exit %d", i)},
-				client.Output{Stdout: func(s string) { out.WriteString(s) }})
+			exit, err := c.Sandboxes.ExecStream(
+				ctx,
+				api.SandboxID(box.ID),
+				api.ExecRequest{Cmd: numbered(manyLines) + fmt.Sprintf("; exit %d", i)},
+				client.Output{Stdout: func(s string) { out.WriteString(s) }},
+			)
 			if err != nil || exit.ExitCode != i || out.String() != want {
 				t.Errorf("stream %d: exit %d, %d bytes of %d, %v", i, exit.ExitCode, out.Len(), len(want), err)
 			}
@@ -128,13 +132,22 @@ func TestCutStream(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), clientLimit)
 	defer cancel()
 	const lines = 22_000 // less than what a guest keeps of a stream, and enough for all cuts
-	started, err := direct.Sandboxes.Exec(ctx, api.SandboxID(box.ID), api.ExecRequest{Cmd: numbered(lines) + "; exit 7", Background: true})
+	started, err := direct.Sandboxes.Exec(
+		ctx,
+		api.SandboxID(box.ID),
+		api.ExecRequest{Cmd: numbered(lines) + "; exit 7", Background: true},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
 	cut.left.Store(cuts)
 	var out strings.Builder
-	exit, err := through.Sandboxes.AttachStream(ctx, api.SandboxID(box.ID), started.PID, client.Output{Stdout: func(s string) { out.WriteString(s) }})
+	exit, err := through.Sandboxes.AttachStream(
+		ctx,
+		api.SandboxID(box.ID),
+		started.PID,
+		client.Output{Stdout: func(s string) { out.WriteString(s) }},
+	)
 	want := numberedOutput(lines)
 	if err != nil || exit.ExitCode != 7 || out.String() != want {
 		at := 0

@@ -50,7 +50,16 @@ func tourExec(t *testing.T, n *node, id string) {
 	if r.code != 0 || r.stdout != "through\n" {
 		t.Errorf("standard input came back as %q, exit %d: %s", r.stdout, r.code, r.stderr)
 	}
-	r = run(t, n.dir, strings.NewReader("echo in a $((40+2)) terminal; exit 3\n"), "--api", n.url, "sandbox", "shell", id)
+	r = run(
+		t,
+		n.dir,
+		strings.NewReader("echo in a $((40+2)) terminal; exit 3\n"),
+		"--api",
+		n.url,
+		"sandbox",
+		"shell",
+		id,
+	)
 	if r.code != 3 || !strings.Contains(r.stdout, "in a 42 terminal") {
 		t.Errorf("shell: exit %d, %q, %s", r.code, r.stdout, r.stderr)
 	}

@@ -18,7 +18,8 @@ func TestPortTaken(t *testing.T) {
 	if !ended {
 		t.Fatal("the node started")
 	}
-	if code := n.cmd.ProcessState.ExitCode(); code == 0 || !strings.Contains(n.log.String(), address) || !strings.Contains(n.log.String(), "in use") {
+	if code := n.cmd.ProcessState.ExitCode(); code == 0 || !strings.Contains(n.log.String(), address) ||
+		!strings.Contains(n.log.String(), "in use") {
 		t.Errorf("exit %d, says %s; want a failure that names %s", code, n.log, address)
 	}
 	nothingLeft(t, dir)

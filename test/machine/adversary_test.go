@@ -147,7 +147,11 @@ func always(host, neighbour string) []row {
 		{"spoofed", "spoof", sharedSite + ":123", words("spoofed"), "-"},
 	}
 	for _, a := range closedSites {
-		rows = append(rows, row{"closed-" + a, "tcp", a + ":80", words("x"), "-"}, row{"closed-udp-" + a, "udp", a + ":123", words("closed " + a), "-"})
+		rows = append(
+			rows,
+			row{"closed-" + a, "tcp", a + ":80", words("x"), "-"},
+			row{"closed-udp-" + a, "udp", a + ":123", words("closed " + a), "-"},
+		)
 	}
 	return rows
 }
@@ -162,7 +166,11 @@ func TestAdversary(t *testing.T) {
 	wait(t, "the other guest serves", func() bool {
 		return l.run(t, b.ID, fmt.Sprintf(reach, "127.0.0.1:8080")) != ""
 	})
-	l.run(t, a.ID, `ip address add fd00:1::2/64 dev eth0; ip route add default via fd00:1::1; ip address add 198.100.1.77/32 dev eth0; true`)
+	l.run(
+		t,
+		a.ID,
+		`ip address add fd00:1::2/64 dev eth0; ip route add default via fd00:1::1; ip address add 198.100.1.77/32 dev eth0; true`,
+	)
 	ends := strings.Split(a.GuestIP, ".")
 	var last int
 	if _, err := fmt.Sscan(ends[3], &last); err != nil {
@@ -243,7 +251,10 @@ func TestAdversary(t *testing.T) {
 		t.Errorf("datagrams that left: %q, want the last alone", datagrams)
 	}
 	for _, q := range asked {
-		if !slices.Contains([]string{"good.test. a", "good.test. txt", "evil.test. a", "inside.good.test. a"}, strings.ToLower(q)) {
+		if !slices.Contains(
+			[]string{"good.test. a", "good.test. txt", "evil.test. a", "inside.good.test. a"},
+			strings.ToLower(q),
+		) {
 			t.Errorf("the resolver was asked for %s", q)
 		}
 	}

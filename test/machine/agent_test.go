@@ -28,7 +28,15 @@ func TestKilledAgent(t *testing.T) {
 	var ids []hostapi.MachineID
 	for i := range 4 {
 		mc := l.create(t, hostapi.Create{ID: hostapi.MachineID(fmt.Sprintf("agent%d", i)), Keep: i%2 == 0})
-		l.run(t, mc.ID, "echo "+string(mc.ID)+" > /root/name; mkdir -p /mem && mount -t tmpfs tmpfs /mem && echo "+string(mc.ID)+" > /mem/name")
+		l.run(
+			t,
+			mc.ID,
+			"echo "+string(
+				mc.ID,
+			)+" > /root/name; mkdir -p /mem && mount -t tmpfs tmpfs /mem && echo "+string(
+				mc.ID,
+			)+" > /mem/name",
+		)
 		ids = append(ids, mc.ID)
 	}
 	if err := l.Hibernate(t.Context(), ids[0]); err != nil {

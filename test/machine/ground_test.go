@@ -39,9 +39,20 @@ func TestPublishedBeginsOnGround(t *testing.T) {
 	for i, more := range []int{0, 64, 0} {
 		name := hostapi.TemplateName("ground" + string(rune('a'+i)))
 		var lines []string
-		made, err := l.Publish(ctx, hostapi.Publish{Name: name, Snapshot: "layer", DiskMiB: disk + more, User: "root", Workdir: "/root", Env: map[string]string{"COLOUR": "red"},
-			Start: "echo $COLOUR > /root/started; exec sleep 100000", Ready: "test -e /root/started"},
-			func(_, line string) { lines = append(lines, line) })
+		made, err := l.Publish(
+			ctx,
+			hostapi.Publish{
+				Name:     name,
+				Snapshot: "layer",
+				DiskMiB:  disk + more,
+				User:     "root",
+				Workdir:  "/root",
+				Env:      map[string]string{"COLOUR": "red"},
+				Start:    "echo $COLOUR > /root/started; exec sleep 100000",
+				Ready:    "test -e /root/started",
+			},
+			func(_, line string) { lines = append(lines, line) },
+		)
 		if err != nil {
 			t.Fatalf("%v\n%s", err, strings.Join(lines, "\n"))
 		}
@@ -58,8 +69,12 @@ func TestPublishedBeginsOnGround(t *testing.T) {
 		}
 		id := hostapi.MachineID("on" + string(name))
 		l.create(t, hostapi.Create{ID: id, Template: name})
-		got := l.run(t, id, "cat /root/mark /root/started; ls /dev/shm; hostname; pgrep -x sleep >/dev/null && echo runs; "+
-			fmt.Sprintf("set -- $(df -m / | tail -1); [ $2 -gt %d ] && echo whole", (disk+more)*9/10))
+		got := l.run(
+			t,
+			id,
+			"cat /root/mark /root/started; ls /dev/shm; hostname; pgrep -x sleep >/dev/null && echo runs; "+
+				fmt.Sprintf("set -- $(df -m / | tail -1); [ $2 -gt %d ] && echo whole", (disk+more)*9/10),
+		)
 		want := "of the disk\nred\n" + string(id) + "\nruns\nwhole"
 		if got != want {
 			t.Errorf("in a machine of template %d: %q, want %q", i, got, want)

@@ -28,7 +28,17 @@ const (
 	resolver   = "10.9.9.9"
 )
 
-var closedSites = []string{resolver, "172.16.3.3", "192.168.3.3", "100.64.0.9", "169.254.169.254", "198.18.0.1", "203.0.113.7", "224.0.0.9", "0.0.0.1"}
+var closedSites = []string{
+	resolver,
+	"172.16.3.3",
+	"192.168.3.3",
+	"100.64.0.9",
+	"169.254.169.254",
+	"198.18.0.1",
+	"203.0.113.7",
+	"224.0.0.9",
+	"0.0.0.1",
+}
 
 // internet is what a guest reaches that leaves the test's host. Nothing of it leaves this computer.
 type internet struct {

@@ -201,7 +201,17 @@ func directory(t *testing.T) string {
 	}
 	shared.dir = dir
 	guest := filepath.Join(dir, "pandastack-guest")
-	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", guest, "github.com/pandastack/pandastack/cmd/pandastack-guest")
+	build := exec.Command(
+		"go",
+		"build",
+		"-trimpath",
+		"-buildvcs=false",
+		"-ldflags",
+		"-s -w",
+		"-o",
+		guest,
+		"github.com/pandastack/pandastack/cmd/pandastack-guest",
+	)
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build the guest agent: %v\n%s", err, out)
@@ -283,7 +293,13 @@ func open(ctx context.Context, dir string, log io.Writer) (_ *lab, err error) {
 		shared = made
 	}
 	h, err := agent.New(cfg, agent.Deps{
-		Machine: machine.Deps{Driver: driver, Network: network{pool}, Groups: groups{cells}, Disks: disks{}, Link: openLink},
+		Machine: machine.Deps{
+			Driver:  driver,
+			Network: network{pool},
+			Groups:  groups{cells},
+			Disks:   disks{},
+			Link:    openLink,
+		},
 		Platform: func(context.Context) (string, error) {
 			return fmt.Sprint(driver.Capabilities(), boot.Digest), nil
 		},
@@ -334,8 +350,11 @@ func recipes(data string) ([]bake.Recipe, error) {
 		Build: func(ctx context.Context, work, image string, log, step func(string)) error {
 			kept := filepath.Join(data, fmt.Sprintf("test-%s-%.16s.ext4", template, r.Digest()))
 			if _, err := os.Stat(kept); err != nil {
-				err := imagebuild.Build(ctx, imagebuild.Options{Recipe: r, Work: work, Cache: filepath.Join(data, "cache"),
-					Image: image, Log: command.Log(log), Step: step})
+				err := imagebuild.Build(
+					ctx,
+					imagebuild.Options{Recipe: r, Work: work, Cache: filepath.Join(data, "cache"),
+						Image: image, Log: command.Log(log), Step: step},
+				)
 				if err != nil {
 					return err
 				}
@@ -347,7 +366,9 @@ func recipes(data string) ([]bake.Recipe, error) {
 	two := one
 	two.Name, two.MemoryMiB = wide, 512
 	third := one
-	third.Name, third.Disks = paired, []snapshot.DataDisk{{Name: "data", MiB: 64, Mount: "/data", Options: []string{"noatime"}}}
+	third.Name, third.Disks = paired, []snapshot.DataDisk{
+		{Name: "data", MiB: 64, Mount: "/data", Options: []string{"noatime"}},
+	}
 	third.Build = func(ctx context.Context, work, image string, log, step func(string)) error {
 		if err := os.MkdirAll(filepath.Join(work, "data"), 0o755); err != nil {
 			return err
@@ -389,7 +410,12 @@ type slot struct {
 
 func (s slot) Place() machine.Place {
 	return machine.Place{Index: s.s.Index, GuestIP: s.s.GuestIP, TapName: s.s.TapName, Tap: s.s.Tap, MAC: s.s.MAC,
-		Guest: guestapi.Network{Address: s.s.Address.String(), Gateway: s.s.Gateway.String(), DNS: []string{s.s.DNS.String()}, MTU: s.s.MTU}}
+		Guest: guestapi.Network{
+			Address: s.s.Address.String(),
+			Gateway: s.s.Gateway.String(),
+			DNS:     []string{s.s.DNS.String()},
+			MTU:     s.s.MTU,
+		}}
 }
 
 func (s slot) SetEgress(ctx context.Context, policy hostapi.Egress) error {
@@ -436,7 +462,11 @@ func (disks) Allocate(path string, bytes int64) error  { return disk.Allocate(pa
 func (disks) Grow(path string, bytes int64) error      { return disk.Grow(path, bytes) }
 
 func openLink(ctx context.Context, conn net.Conn, g machine.Greeting) (machine.Link, error) {
-	l, err := guestlink.Open(ctx, conn, guestlink.Options{Generation: g.Generation, Identity: g.Identity, Resync: g.Resync})
+	l, err := guestlink.Open(
+		ctx,
+		conn,
+		guestlink.Options{Generation: g.Generation, Identity: g.Identity, Resync: g.Resync},
+	)
 	if err != nil {
 		return nil, err
 	}

@@ -111,7 +111,8 @@ func TestHazards(t *testing.T) {
 		if _, err := fmt.Sscan(l.run(t, id, "date +%s"), &sec); err != nil {
 			t.Fatal(err)
 		}
-		if after := time.Now().Unix(); sec < before-10 || sec > after+10 { // the machine may be busy between the word and the deed
+		if after := time.Now().Unix(); sec < before-10 ||
+			sec > after+10 { // the machine may be busy between the word and the deed
 			t.Errorf("clock of %s tells %d, here it is %d to %d", id, sec, before, after)
 		}
 	}
@@ -121,7 +122,11 @@ func TestForkKeepsMemoryAndDisk(t *testing.T) {
 	l := host(t)
 	l.create(t, hostapi.Create{ID: "fork0"})
 	// Memory: a file in tmpfs and a program that counts. Disk: a file that was never synced.
-	l.run(t, "fork0", "mkdir -p /mem && mount -t tmpfs tmpfs /mem && head -c 3000000 /dev/urandom | tee /mem/blob > /root/blob")
+	l.run(
+		t,
+		"fork0",
+		"mkdir -p /mem && mount -t tmpfs tmpfs /mem && head -c 3000000 /dev/urandom | tee /mem/blob > /root/blob",
+	)
 	l.run(t, "fork0", "(i=0; while true; do i=$((i+1)); echo $i > /mem/count; sleep 0.2; done) >/dev/null 2>&1 &")
 	want := l.run(t, "fork0", "sha256sum < /mem/blob")
 	kids := []hostapi.MachineID{"fork1", "fork2", "fork3", "fork4"}

@@ -73,7 +73,13 @@ func TestMonitorOutOfMemory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := guest.Start(ctx, guestapi.ProcessSpec{Argv: []string{"python3", "-c", `import time; x = bytearray(b"x" * 60000000); time.sleep(600)`}, User: "root"})
+	p, err := guest.Start(
+		ctx,
+		guestapi.ProcessSpec{
+			Argv: []string{"python3", "-c", `import time; x = bytearray(b"x" * 60000000); time.sleep(600)`},
+			User: "root",
+		},
+	)
 	if err == nil {
 		defer p.Close()
 	} else {
@@ -118,7 +124,8 @@ func squeeze(t *testing.T, dir string, pid int, more int64) {
 		}
 		for i, file := range limits {
 			err := os.WriteFile(filepath.Join(group, file), []byte(strconv.FormatInt(now+more, 10)), 0)
-			if err != nil && !(i > 0 && errors.Is(err, os.ErrNotExist)) { // a kernel that counts no swap has no second one
+			if err != nil &&
+				!(i > 0 && errors.Is(err, os.ErrNotExist)) { // a kernel that counts no swap has no second one
 				t.Fatal(err)
 			}
 		}

@@ -61,8 +61,13 @@ func TestForkOnAnotherHost(t *testing.T) {
 	}
 	b.create(t, hostapi.Create{ID: "moved", Snapshot: "moveone"})
 	b.run(t, "moved", "true")
-	t.Logf("template and first snapshot: %+v; capture and push of a difference: %v, %+v; cross-host fork to first exec: %v",
-		first, pushed, second, time.Since(began))
+	t.Logf(
+		"template and first snapshot: %+v; capture and push of a difference: %v, %+v; cross-host fork to first exec: %v",
+		first,
+		pushed,
+		second,
+		time.Since(began),
+	)
 	if limit := second.Bytes + second.Bytes/5; second.Uploaded > limit {
 		t.Errorf("%d bytes uploaded for %d new ones", second.Uploaded, second.Bytes)
 	}

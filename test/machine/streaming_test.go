@@ -34,7 +34,10 @@ func openObjects(dir string) (*agent.Objects, func() error, error) {
 	if err != nil {
 		return nil, nil, errors.Join(err, vault.Close())
 	}
-	return &agent.Objects{Vault: vault, Cache: kept}, func() error { return errors.Join(kept.Close(), vault.Close()) }, nil
+	return &agent.Objects{
+		Vault: vault,
+		Cache: kept,
+	}, func() error { return errors.Join(kept.Close(), vault.Close()) }, nil
 }
 
 // line is an object store behind a line of 1 Gbit/s with 5 ms to the other end.
@@ -78,7 +81,13 @@ func reopen(t *testing.T, store blob.Store) *lab {
 
 // first brings a snapshot here with bring, makes a machine of it, runs a command in it and answers how long
 // all that took.
-func (l *lab) first(t *testing.T, id hostapi.MachineID, snp hostapi.SnapshotID, shell, want string, bring func() error) time.Duration {
+func (l *lab) first(
+	t *testing.T,
+	id hostapi.MachineID,
+	snp hostapi.SnapshotID,
+	shell, want string,
+	bring func() error,
+) time.Duration {
 	t.Helper()
 	began := time.Now()
 	if bring != nil {
@@ -145,7 +154,14 @@ func streaming(t *testing.T, template hostapi.TemplateName, fill, use string) {
 
 	forget(l)
 	l = reopen(t, store)
-	whole := l.first(t, "pulled", snp, use, want, func() error { _, err := l.PullSnapshot(t.Context(), "ws", snp, nil); return err })
+	whole := l.first(
+		t,
+		"pulled",
+		snp,
+		use,
+		want,
+		func() error { _, err := l.PullSnapshot(t.Context(), "ws", snp, nil); return err },
+	)
 	destroy(t, "pulled")
 	forget(l)
 
@@ -176,8 +192,15 @@ func streaming(t *testing.T, template hostapi.TemplateName, fill, use string) {
 	l = reopen(t, store)
 	read = store.Read.Load()
 	traced := l.first(t, "traced", snp, use, want, stream(l))
-	t.Logf("fetched %d MiB; whole %v, unknown %v, traced %v (%.0f %% of whole), second %v", (store.Read.Load()-read)>>20,
-		whole, unknown, traced, 100*traced.Seconds()/whole.Seconds(), second)
+	t.Logf(
+		"fetched %d MiB; whole %v, unknown %v, traced %v (%.0f %% of whole), second %v",
+		(store.Read.Load()-read)>>20,
+		whole,
+		unknown,
+		traced,
+		100*traced.Seconds()/whole.Seconds(),
+		second,
+	)
 	destroy(t, "traced")
 	forget(l)
 }

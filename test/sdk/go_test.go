@@ -59,17 +59,30 @@ func TestGo(t *testing.T) {
 		})
 	})
 	t.Run("background-and-attach", func(t *testing.T) {
-		res, err := c.Sandboxes.Exec(ctx, box.ID, api.ExecRequest{Cmd: "for i in 1 2 3; do echo $i; done; exit 7", Background: true})
+		res, err := c.Sandboxes.Exec(
+			ctx,
+			box.ID,
+			api.ExecRequest{Cmd: "for i in 1 2 3; do echo $i; done; exit 7", Background: true},
+		)
 		must(t, err)
 		var out strings.Builder
-		exit, err := c.Sandboxes.AttachStream(ctx, box.ID, res.PID, client.Output{Stdout: func(s string) { out.WriteString(s) }})
+		exit, err := c.Sandboxes.AttachStream(
+			ctx,
+			box.ID,
+			res.PID,
+			client.Output{Stdout: func(s string) { out.WriteString(s) }},
+		)
 		if err != nil || exit.ExitCode != 7 || out.String() != "1\n2\n3\n" {
 			t.Errorf("%+v %q, %v", exit, out.String(), err)
 		}
 	})
 	t.Run("files", func(t *testing.T) { files(ctx, t, c, box.ID) })
 	t.Run("terminal", func(t *testing.T) {
-		term, err := c.Sandboxes.Terminal(ctx, box.ID, client.TerminalRequest{Rows: 33, Cols: 77, Cmd: "stty size; read x; echo got-$x; exit 6"})
+		term, err := c.Sandboxes.Terminal(
+			ctx,
+			box.ID,
+			client.TerminalRequest{Rows: 33, Cols: 77, Cmd: "stty size; read x; echo got-$x; exit 6"},
+		)
 		must(t, err)
 		defer term.Close()
 		must(t, term.Send(ctx, []byte("line\n")))
@@ -106,7 +119,11 @@ func TestGo(t *testing.T) {
 		}
 	})
 	t.Run("fork-and-lists", func(t *testing.T) {
-		tree, err := c.Sandboxes.ForkTree(ctx, box.ID, api.ForkTreeRequest{Count: 3, Metadata: map[string]string{"f": "1"}})
+		tree, err := c.Sandboxes.ForkTree(
+			ctx,
+			box.ID,
+			api.ForkTreeRequest{Count: 3, Metadata: map[string]string{"f": "1"}},
+		)
 		must(t, err)
 		list, err := c.Sandboxes.List(ctx, api.SandboxFilter{Metadata: map[string]string{"f": "1"}})
 		if err != nil || len(list) != 3 || len(tree.Children) != 3 {

@@ -95,8 +95,17 @@ func serve(t *testing.T) (address, key string) {
 	t.Cleanup(func() { stop(); running.Wait() })
 	door := proxy.New(nobody{}, nil, log)
 	t.Cleanup(door.Close)
-	face, err := httpapi.New(httpapi.Config{Version: "test", PreviewKey: bytes.Repeat([]byte("k"), 32)},
-		httpapi.Deps{Sandboxes: boxes, Templates: templates, Keys: keys, Edge: door, Measured: metricshistory.New(boxes), Log: log})
+	face, err := httpapi.New(
+		httpapi.Config{Version: "test", PreviewKey: bytes.Repeat([]byte("k"), 32)},
+		httpapi.Deps{
+			Sandboxes: boxes,
+			Templates: templates,
+			Keys:      keys,
+			Edge:      door,
+			Measured:  metricshistory.New(boxes),
+			Log:       log,
+		},
+	)
 	must(t, err)
 	srv := httptest.NewServer(face)
 	t.Cleanup(srv.Close)

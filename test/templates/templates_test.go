@@ -124,7 +124,15 @@ func TestTemplates(t *testing.T) {
 	if err != nil || len(all) < 6 {
 		t.Fatalf("%d templates, %v", len(all), err)
 	}
-	names := []string{"base", "code-interpreter", "agent", "browser", "postgres-16", "claude-agent", "postgres-16.debian-13"}
+	names := []string{
+		"base",
+		"code-interpreter",
+		"agent",
+		"browser",
+		"postgres-16",
+		"claude-agent",
+		"postgres-16.debian-13",
+	}
 	for _, name := range append(names, elsewhere...) {
 		t.Run(name, func(t *testing.T) {
 			const params = "PANDASTACK_TEMPLATES_PARAMS"
@@ -141,7 +149,12 @@ func TestTemplates(t *testing.T) {
 			if err != nil || baked.SizeBytes <= 0 || baked.SizeBytes >= baked.ApparentBytes {
 				t.Errorf("takes %d bytes of %d: %v", baked.SizeBytes, baked.ApparentBytes, err)
 			}
-			t.Logf("baked in %v, takes %d MiB of %d", time.Since(began).Round(time.Second), baked.SizeBytes>>20, baked.ApparentBytes>>20)
+			t.Logf(
+				"baked in %v, takes %d MiB of %d",
+				time.Since(began).Round(time.Second),
+				baked.SizeBytes>>20,
+				baked.ApparentBytes>>20,
+			)
 			prove(t, cl, name)
 		})
 	}
@@ -167,7 +180,11 @@ func prove(t *testing.T, cl *client.Client, name string) {
 	if name == "code-interpreter" {
 		cell(ctx, t, cl, box.ID)
 	}
-	res, err := cl.Sandboxes.Exec(ctx, box.ID, api.ExecRequest{Cmd: recipe.CheckPath, TimeoutSeconds: checkLimit.Seconds()})
+	res, err := cl.Sandboxes.Exec(
+		ctx,
+		box.ID,
+		api.ExecRequest{Cmd: recipe.CheckPath, TimeoutSeconds: checkLimit.Seconds()},
+	)
 	if err != nil || res.ExitCode != 0 {
 		t.Fatalf("check: %d, %v\n%s%s", res.ExitCode, err, res.Stdout, res.Stderr)
 	}
@@ -182,7 +199,11 @@ func clusters(ctx context.Context, t *testing.T, cl *client.Client, id api.Sandb
 	t.Helper()
 	sql := func(id api.SandboxID, text string) string {
 		t.Helper()
-		res, err := cl.Sandboxes.Exec(ctx, id, api.ExecRequest{Cmd: "psql -XqAt -v ON_ERROR_STOP=1 postgres -c \"" + text + "\"", TimeoutSeconds: 120})
+		res, err := cl.Sandboxes.Exec(
+			ctx,
+			id,
+			api.ExecRequest{Cmd: "psql -XqAt -v ON_ERROR_STOP=1 postgres -c \"" + text + "\"", TimeoutSeconds: 120},
+		)
 		if err != nil || res.ExitCode != 0 {
 			t.Fatalf("%s: %d, %v\n%s%s", text, res.ExitCode, err, res.Stdout, res.Stderr)
 		}
@@ -218,7 +239,12 @@ func clusters(ctx context.Context, t *testing.T, cl *client.Client, id api.Sandb
 // cell wants the context that the template keeps to answer, and to be nobody's yet.
 func cell(ctx context.Context, t *testing.T, cl *client.Client, id api.SandboxID) {
 	t.Helper()
-	res, err := cl.Sandboxes.RunCell(ctx, id, "default", api.ReplCell{Code: "import sys\n('pandas' in sys.modules, '_' in globals(), 1+1)"})
+	res, err := cl.Sandboxes.RunCell(
+		ctx,
+		id,
+		"default",
+		api.ReplCell{Code: "import sys\n('pandas' in sys.modules, '_' in globals(), 1+1)"},
+	)
 	if err != nil || len(res.Results) != 1 || res.Results[0]["text/plain"] != "(True, False, 2)" {
 		t.Errorf("the first cell answered %v %q, %v", res.Results, res.Error, err)
 	}

@@ -25,7 +25,11 @@ import (
 	"github.com/pandastack/pandastack/internal/host/probe/probetest"
 )
 
-var data = flag.String("vmlab.data", "", "data directory with reflinks and a guest kernel (default: .cache/data of the repository)")
+var data = flag.String(
+	"vmlab.data",
+	"",
+	"data directory with reflinks and a guest kernel (default: .cache/data of the repository)",
+)
 
 // Lab is what was found and made.
 type Lab struct {
@@ -89,7 +93,17 @@ func lock(t testing.TB, path string) func() {
 // build compiles the guest agent and puts it at path unless the same is there.
 func build(t testing.TB, repository, path string) {
 	t.Helper()
-	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", path+".new", "./cmd/pandastack-guest")
+	cmd := exec.Command(
+		"go",
+		"build",
+		"-trimpath",
+		"-buildvcs=false",
+		"-ldflags",
+		"-s -w",
+		"-o",
+		path+".new",
+		"./cmd/pandastack-guest",
+	)
 	cmd.Dir = repository
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {

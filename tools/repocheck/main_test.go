@@ -51,7 +51,7 @@ func two(a, b string) map[string]string {
 }
 
 func TestRules(t *testing.T) {
-	long := strings.Repeat("\tx++\n", 90)
+	long := strings.Repeat("\tx++\n", 110)
 	tests := []struct {
 		name  string
 		plan  string
@@ -61,34 +61,136 @@ func TestRules(t *testing.T) {
 		{"clean", "layer low a:\nlayer high b: low\n", two("a", "b"), ""},
 		{"import", "layer low a:\nlayer high b:\n", two("a", "b"),
 			"import b: imports a, which neither its layer high nor an exception in imports.txt allows"},
-		{"upwards", "layer low a: high\nlayer high b: low\n", two("a", "b"), "plan low: line 1 names layer high, which is not declared above it"},
+		{
+			"upwards",
+			"layer low a: high\nlayer high b: low\n",
+			two("a", "b"),
+			"plan low: line 1 names layer high, which is not declared above it",
+		},
 		{"beside", "layer l x/*:\n", two("x/a", "x/b"), "import x/b: imports x/a, which neither its layer l"},
 		{"own-room", "layer l x/*:\n", two("x/a", "x/a/b"), ""},
 		{"shared", "layer l x/*:\n", two("x", "x/a"), ""},
 		{"exception", "layer l x/*:\nexcept x/b: x/a\n", two("x/a", "x/b"), ""},
 		{"stale-exception", "layer low a:\nlayer high b: low\nexcept b: a\n", two("a", "b"),
 			"plan b: line 3 allows an import of a that does not exist or needs no exception"},
-		{"unplanned", "", map[string]string{"a/a.go": "// Package a.\npackage a\n"}, "plan a: is in no layer of imports.txt"},
+		{
+			"unplanned",
+			"",
+			map[string]string{"a/a.go": "// Package a.\npackage a\n"},
+			"plan a: is in no layer of imports.txt",
+		},
 		{"stale-plan", "layer low a:\n", map[string]string{}, "plan low: line 1 describes a layer without packages"},
 		{"star", "layer low a:\nlayer high b: *\n", two("a", "b"), ""},
-		{"getenv", "layer l a:\n", map[string]string{"a/a.go": "// Package a.\npackage a\nimport \"os\"\nvar x = os.Getenv(\"X\")\n"}, "call a/a.go: uses os.Getenv on line 4"},
-		{"sleep-in-test", "layer l a:\n", map[string]string{"a/a.go": "// Package a.\npackage a\n", "a/a_test.go": "package a\nimport \"time\"\nfunc f() { time.Sleep(1) }\n"}, "call a/a_test.go: uses time.Sleep on line 3"},
-		{"background", "layer l a:\n", map[string]string{"a/a.go": "// Package a.\npackage a\nimport c \"context\"\nvar x = c.Background()\n"}, "call a/a.go: uses context.Background on line 4"},
-		{"panic", "layer l a:\n", map[string]string{"a/a.go": "// Package a.\npackage a\nfunc f() { panic(1) }\n"}, "panic a/a.go: panics on line 3"},
-		{"skip", "layer l a:\n", map[string]string{"a/a.go": "// Package a.\npackage a\n", "a/a_test.go": "package a\nfunc f(t T) { t.Skip(\"no\") }\n"}, "skip a/a_test.go: line 2 skips"},
-		{"skip-probe", "layer l a:\n", map[string]string{"a/a.go": "// Package a.\npackage a\n", "a/a_test.go": "package a\nfunc f(t T) { t.Skip(\"probe root: no\") }\n"}, ""},
-		{"init", "layer l a:\n", map[string]string{"a/a.go": "// Package a.\npackage a\nfunc init() {}\n"}, "init a/a.go: has an init function"},
-		{"unsafe", "layer l a:\n", map[string]string{"a/a.go": "// Package a.\npackage a\nimport _ \"unsafe\"\n"}, "unsafe a/a.go: imports unsafe"},
-		{"unsafe-placed", "layer l a:\n", map[string]string{"a/a_unsafe.go": "// Package a.\npackage a\nimport _ \"unsafe\"\n"}, ""},
-		{"comment", "layer l a:\n", map[string]string{"a/a.go": "package a\n"}, "package-comment a: no file has a package comment"},
-		{"long", "layer l a:\n", map[string]string{"a/a.go": "// Package a.\npackage a\nfunc f(x int) {\n" + long + "}\n"}, "function-size a/a.go:f: 92 lines, 80 at most"},
-		{"long-allowed", "layer l a:\n", map[string]string{"a/a.go": "// Package a.\npackage a\nfunc f(x int) {\n" + long + "}\n", allowFile: "function-size a/a.go:f: a table\n"}, ""},
-		{"stale-allow", "layer l a:\n", map[string]string{"a/a.go": "// Package a.\npackage a\n", allowFile: "panic a/a.go: why not\n"}, `allow tools/repocheck/allow.txt: "panic a/a.go" excuses nothing`},
+		{
+			"getenv",
+			"layer l a:\n",
+			map[string]string{"a/a.go": "// Package a.\npackage a\nimport \"os\"\nvar x = os.Getenv(\"X\")\n"},
+			"call a/a.go: uses os.Getenv on line 4",
+		},
+		{
+			"sleep-in-test",
+			"layer l a:\n",
+			map[string]string{
+				"a/a.go":      "// Package a.\npackage a\n",
+				"a/a_test.go": "package a\nimport \"time\"\nfunc f() { time.Sleep(1) }\n",
+			},
+			"call a/a_test.go: uses time.Sleep on line 3",
+		},
+		{
+			"background",
+			"layer l a:\n",
+			map[string]string{"a/a.go": "// Package a.\npackage a\nimport c \"context\"\nvar x = c.Background()\n"},
+			"call a/a.go: uses context.Background on line 4",
+		},
+		{
+			"panic",
+			"layer l a:\n",
+			map[string]string{"a/a.go": "// Package a.\npackage a\nfunc f() { panic(1) }\n"},
+			"panic a/a.go: panics on line 3",
+		},
+		{
+			"skip",
+			"layer l a:\n",
+			map[string]string{
+				"a/a.go":      "// Package a.\npackage a\n",
+				"a/a_test.go": "package a\nfunc f(t T) { t.Skip(\"no\") }\n",
+			},
+			"skip a/a_test.go: line 2 skips",
+		},
+		{
+			"skip-probe",
+			"layer l a:\n",
+			map[string]string{
+				"a/a.go":      "// Package a.\npackage a\n",
+				"a/a_test.go": "package a\nfunc f(t T) { t.Skip(\"probe root: no\") }\n",
+			},
+			"",
+		},
+		{
+			"init",
+			"layer l a:\n",
+			map[string]string{"a/a.go": "// Package a.\npackage a\nfunc init() {}\n"},
+			"init a/a.go: has an init function",
+		},
+		{
+			"unsafe",
+			"layer l a:\n",
+			map[string]string{"a/a.go": "// Package a.\npackage a\nimport _ \"unsafe\"\n"},
+			"unsafe a/a.go: imports unsafe",
+		},
+		{
+			"unsafe-placed",
+			"layer l a:\n",
+			map[string]string{"a/a_unsafe.go": "// Package a.\npackage a\nimport _ \"unsafe\"\n"},
+			"",
+		},
+		{
+			"comment",
+			"layer l a:\n",
+			map[string]string{"a/a.go": "package a\n"},
+			"package-comment a: no file has a package comment",
+		},
+		{
+			"long",
+			"layer l a:\n",
+			map[string]string{"a/a.go": "// Package a.\npackage a\nfunc f(x int) {\n" + long + "}\n"},
+			"function-size a/a.go:f: 112 lines, 100 at most",
+		},
+		{
+			"long-allowed",
+			"layer l a:\n",
+			map[string]string{
+				"a/a.go":  "// Package a.\npackage a\nfunc f(x int) {\n" + long + "}\n",
+				allowFile: "function-size a/a.go:f: a table\n",
+			},
+			"",
+		},
+		{
+			"stale-allow",
+			"layer l a:\n",
+			map[string]string{"a/a.go": "// Package a.\npackage a\n", allowFile: "panic a/a.go: why not\n"},
+			`allow tools/repocheck/allow.txt: "panic a/a.go" excuses nothing`,
+		},
 		{"word", "", map[string]string{"README.md": "text\nTO" + "DO later\n"}, "word README.md: line 2 holds"},
 		{"promise", "layer l internal/a:\n", promise("`internal/a` TestX, TestY...; `internal` TestX"), ""},
-		{"promise-of-no-test", "layer l internal/a:\n", promise("`internal/a` TestX, TestZ"), "promise SPECIFICATION.md: line 2 names TestZ, which internal/a has not"},
-		{"promise-of-no-package", "layer l internal/a:\n", promise("`internal/b`"), "promise SPECIFICATION.md: line 2 names internal/b, where no Go file is"},
-		{"promise-of-nobody", "layer l internal/a:\n", promise("TestX"), "promise SPECIFICATION.md: line 2 names TestX before any package"},
+		{
+			"promise-of-no-test",
+			"layer l internal/a:\n",
+			promise("`internal/a` TestX, TestZ"),
+			"promise SPECIFICATION.md: line 2 names TestZ, which internal/a has not",
+		},
+		{
+			"promise-of-no-package",
+			"layer l internal/a:\n",
+			promise("`internal/b`"),
+			"promise SPECIFICATION.md: line 2 names internal/b, where no Go file is",
+		},
+		{
+			"promise-of-nobody",
+			"layer l internal/a:\n",
+			promise("TestX"),
+			"promise SPECIFICATION.md: line 2 names TestX before any package",
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -32,7 +32,10 @@ func promises(root string, t *tree) ([]finding, error) {
 	var found []finding
 	for i, line := range strings.Split(string(data), "\n") {
 		bad := func(format string, args ...any) {
-			found = append(found, finding{"promise", promiseFile, fmt.Sprintf("line %d ", i+1) + fmt.Sprintf(format, args...)})
+			found = append(
+				found,
+				finding{"promise", promiseFile, fmt.Sprintf("line %d ", i+1) + fmt.Sprintf(format, args...)},
+			)
 		}
 		packages := packageName.FindAllStringSubmatchIndex(line, -1)
 		for _, p := range packages {

@@ -74,8 +74,11 @@ func readPlan(root string) (*plan, []finding, error) {
 		case ok && len(words) == 2 && words[0] == "except" && len(may) > 0:
 			p.exceptions = append(p.exceptions, &exception{dir: words[1], may: may, number: n, used: map[string]bool{}})
 		default:
-			return nil, nil, fmt.Errorf(`%s line %d is neither "layer NAME PATTERN...: LAYER..." nor "except PACKAGE: PACKAGE..."`,
-				planFile, n)
+			return nil, nil, fmt.Errorf(
+				`%s line %d is neither "layer NAME PATTERN...: LAYER..." nor "except PACKAGE: PACKAGE..."`,
+				planFile,
+				n,
+			)
 		}
 	}
 	return p, found, scanner.Err()
@@ -156,20 +159,32 @@ func (p *plan) compare(t *tree) []finding {
 		used[l.name] = true
 		for _, imp := range pkg.imports() {
 			if !p.allows(dir, l, room, imp) {
-				text := fmt.Sprintf("imports %s, which neither its layer %s nor an exception in %s allows", imp, l.name, planFile)
+				text := fmt.Sprintf(
+					"imports %s, which neither its layer %s nor an exception in %s allows",
+					imp,
+					l.name,
+					planFile,
+				)
 				found = append(found, finding{"import", dir, text})
 			}
 		}
 	}
 	for _, l := range p.layers {
 		if !used[l.name] {
-			found = append(found, finding{"plan", l.name, fmt.Sprintf("line %d describes a layer without packages", l.number)})
+			found = append(
+				found,
+				finding{"plan", l.name, fmt.Sprintf("line %d describes a layer without packages", l.number)},
+			)
 		}
 	}
 	for _, e := range p.exceptions {
 		for _, m := range e.may {
 			if !e.used[m] {
-				text := fmt.Sprintf("line %d allows an import of %s that does not exist or needs no exception", e.number, m)
+				text := fmt.Sprintf(
+					"line %d allows an import of %s that does not exist or needs no exception",
+					e.number,
+					m,
+				)
 				found = append(found, finding{"plan", e.dir, text})
 			}
 		}

@@ -95,7 +95,13 @@ func (t *tree) add(name, file string) error {
 	if t.packages[dir] == nil {
 		t.packages[dir] = &pkg{dir: dir, module: t.module}
 	}
-	s := source{name: name, lines: bytes.Count(data, []byte("\n")), test: strings.HasSuffix(name, "_test.go"), fset: fset, ast: parsed}
+	s := source{
+		name:  name,
+		lines: bytes.Count(data, []byte("\n")),
+		test:  strings.HasSuffix(name, "_test.go"),
+		fset:  fset,
+		ast:   parsed,
+	}
 	if s.test {
 		t.packages[dir].tests = append(t.packages[dir].tests, s)
 	} else {

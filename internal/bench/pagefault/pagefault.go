@@ -49,7 +49,12 @@ func Measure(ctx context.Context, work string, s *bench.Sheet) (err error) {
 	single := s.Series("pager_page", "faults on pages of 4 KiB that are here, one page each", "faults/s", nil)
 	share := s.Series("pager_page_share", "the same as a share of the plain loop in the same run", "%", nil)
 	around := s.Series("pager_around", "pages of 4 KiB that are here, with those around each fault", "pages/s", nil)
-	kept := s.Series("pager_promise", "the better of both promises, as far as it is kept: pages/s of 150,000 with those around each fault, or 60 % of the plain loop page by page", "%", &bench.Target{Least: 100})
+	kept := s.Series(
+		"pager_promise",
+		"the better of both promises, as far as it is kept: pages/s of 150,000 with those around each fault, or 60 % of the plain loop page by page",
+		"%",
+		&bench.Target{Least: 100},
+	)
 	for range s.Times(5) {
 		none, err := loop(ctx, work)
 		if err != nil {

@@ -44,10 +44,20 @@ func (p *Pair) stream(ctx context.Context, s *bench.Sheet) (err error) {
 	if err != nil {
 		return err
 	}
-	traced := s.Series("stream_first_exec", "a snapshot that is in the object store, used before, on a node that never saw it: pull to the answer of a command that touches 40 MiB", "ms", &bench.Target{P50: 300})
+	traced := s.Series(
+		"stream_first_exec",
+		"a snapshot that is in the object store, used before, on a node that never saw it: pull to the answer of a command that touches 40 MiB",
+		"ms",
+		&bench.Target{P50: 300},
+	)
 	whole := s.Series("stream_whole", "the same without streaming", "ms", nil)
 	unknown := s.Series("stream_first_ever", "the same, streamed for the first time anywhere", "ms", nil)
-	share := s.Series("stream_share", "streamed and used before as a share of without streaming", "%", &bench.Target{P50: 25})
+	share := s.Series(
+		"stream_share",
+		"streamed and used before as a share of without streaming",
+		"%",
+		&bench.Target{P50: 25},
+	)
 	second := s.Series("stream_second", "a second restore on that node", "ms", nil)
 	reads := s.Series("stream_second_reads", "reads from the store by that", "reads", &bench.Target{Max: 0.5})
 	fetched := s.Series("stream_fetched", "read from the store by the first", "MiB", nil)
@@ -85,7 +95,14 @@ func (p *Pair) stream(ctx context.Context, s *bench.Sheet) (err error) {
 }
 
 // again restores a snapshot a second time on a node, and counts what that reads from the store.
-func (p *Pair) again(ctx context.Context, s *bench.Sheet, b *runningNode, snap api.SnapshotID, store *blobtest.Shaped, took, reads *bench.Series) error {
+func (p *Pair) again(
+	ctx context.Context,
+	s *bench.Sheet,
+	b *runningNode,
+	snap api.SnapshotID,
+	store *blobtest.Shaped,
+	took, reads *bench.Series,
+) error {
 	// By then all of it is here, and what the first machine used is kept in the store, which reads there.
 	if err := errors.Join(wait(ctx, recorded), idle(ctx, store)); err != nil {
 		return err
@@ -129,7 +146,12 @@ func wait(ctx context.Context, d time.Duration) error {
 
 // visit has do use a snapshot on a node that never saw it. The node has made a sandbox of its template before, as a host
 // in use has: the template's files are copies of others, and nothing of them is in memory when the node starts.
-func (p *Pair) visit(ctx context.Context, store *blobtest.Shaped, snap api.SnapshotID, do func(*runningNode, api.SnapshotID) error) error {
+func (p *Pair) visit(
+	ctx context.Context,
+	store *blobtest.Shaped,
+	snap api.SnapshotID,
+	do func(*runningNode, api.SnapshotID) error,
+) error {
 	b, err := p.start(ctx, "b", store, nil)
 	if err != nil {
 		return err
@@ -191,7 +213,12 @@ func (p *Pair) push(ctx context.Context, s *bench.Sheet) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, a.stop()) }()
-	share := s.Series("push_share", "sent to the object store by the push of a fork's difference, as a share of the bytes that changed", "%", &bench.Target{Max: 120})
+	share := s.Series(
+		"push_share",
+		"sent to the object store by the push of a fork's difference, as a share of the bytes that changed",
+		"%",
+		&bench.Target{Max: 120},
+	)
 	took := s.Series("push_took", "the same, request to answer", "ms", nil)
 	parent, err := a.Sandboxes.Create(ctx, api.CreateRequest{Template: p.Template})
 	if err != nil {
@@ -255,7 +282,12 @@ func (p *Pair) crossHost(ctx context.Context, s *bench.Sheet) (err error) {
 	if err := wait(ctx, recorded); err != nil {
 		return err
 	}
-	fork := s.Series("cross_host_fork", "a fork of a running sandbox on another node: request to the answer of its first exec", "ms", &bench.Target{P50: 1200})
+	fork := s.Series(
+		"cross_host_fork",
+		"a fork of a running sandbox on another node: request to the answer of its first exec",
+		"ms",
+		&bench.Target{P50: 1200},
+	)
 	sent := s.Series("cross_host_push", "of that, until the object store has it", "ms", nil)
 	for range s.Times(5) {
 		if err := a.sh(ctx, sb.ID, change); err != nil {

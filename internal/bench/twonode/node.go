@@ -26,7 +26,12 @@ type runningNode struct {
 
 // start starts a node called name below the directory of the pair, with the baked templates of the node that is
 // measured beside it. It begins with nothing else.
-func (p *Pair) start(ctx context.Context, name string, store blob.Store, change func(*config.Node)) (_ *runningNode, err error) {
+func (p *Pair) start(
+	ctx context.Context,
+	name string,
+	store blob.Store,
+	change func(*config.Node),
+) (_ *runningNode, err error) {
 	cfg := *p.Config
 	cfg.DataDir = filepath.Join(p.dir, name)
 	if err := p.furnish(cfg.DataDir); err != nil {
@@ -37,7 +42,11 @@ func (p *Pair) start(ctx context.Context, name string, store blob.Store, change 
 	cfg.VMM.Driver, cfg.VMM.Accelerator = p.Driver, p.Accelerator
 	cfg.Network.Prefix, cfg.Network.Range = prefixOf(cfg.Network.Prefix, name), ""
 	cfg.Network.Slots, cfg.Network.Ready = slots, 2
-	cfg.Objects = config.Objects{Key: filepath.Join(p.dir, "objects.key"), CacheMiB: cfg.Objects.CacheMiB, Timeout: cfg.Objects.Timeout}
+	cfg.Objects = config.Objects{
+		Key:      filepath.Join(p.dir, "objects.key"),
+		CacheMiB: cfg.Objects.CacheMiB,
+		Timeout:  cfg.Objects.Timeout,
+	}
 	if change != nil {
 		change(&cfg)
 	}

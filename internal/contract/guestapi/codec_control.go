@@ -106,7 +106,10 @@ func ParseIdentity(b []byte) (Identity, error) {
 	}
 	if len(p.b) > 0 {
 		for n := p.uintMax(maxFewItems); n > 0 && !p.bad; n-- {
-			i.Mounts = append(i.Mounts, Mount{Disk: int(p.uintMax(maxFewItems)), Dir: p.str(MaxPath), Options: p.strs(maxFewItems, MaxName)})
+			i.Mounts = append(
+				i.Mounts,
+				Mount{Disk: int(p.uintMax(maxFewItems)), Dir: p.str(MaxPath), Options: p.strs(maxFewItems, MaxName)},
+			)
 		}
 	}
 	return i, p.end()

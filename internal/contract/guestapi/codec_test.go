@@ -16,16 +16,55 @@ var moment = time.Unix(1_795_000_000, 123456789)
 var (
 	spec = ProcessSpec{Argv: []string{"a", "", "c d"}, Env: map[string]string{"K": "v", "L": ""}, Dir: "/d", User: "u",
 		Tag: "t", Stdin: true, PTY: &Size{24, 80}, Timeout: 3 * time.Second}
-	info = ProcessInfo{PID: 1 << 31, Tag: "t", Argv: []string{"x"}, Env: map[string]string{"K": "v"}, Dir: "/", User: "root",
-		PTY: true, Started: moment, Exit: &Exit{Code: 137, Signal: 9, TimedOut: true, Error: "e", CPU: 5, Wall: 7}}
+	info = ProcessInfo{
+		PID:     1 << 31,
+		Tag:     "t",
+		Argv:    []string{"x"},
+		Env:     map[string]string{"K": "v"},
+		Dir:     "/",
+		User:    "root",
+		PTY:     true,
+		Started: moment,
+		Exit:    &Exit{Code: 137, Signal: 9, TimedOut: true, Error: "e", CPU: 5, Wall: 7},
+	}
 	file = FileInfo{Path: "/a/b", Name: "b", Kind: KindSymlink, Target: "c", Size: 1 << 40, Mode: 0o4755, UID: 1000,
 		GID: 1 << 31, User: "u", Group: "g", Modified: moment, Metadata: map[string]string{"a": "b"}}
-	identity = Identity{MachineID: "mch1", Hostname: "h", Generation: 1 << 63, Time: moment, Entropy: bytes.Repeat([]byte{7}, 64),
-		Network: &Network{Address: "192.168.241.2/29", Gateway: "192.168.241.1", DNS: []string{"1.1.1.1"}, MTU: 1500},
-		Env:     map[string]string{"A": "b"}, User: "user", DiskGrow: true, Files: map[string][]byte{"/f": []byte("x")},
-		Mounts: []Mount{{Disk: 1, Dir: "/data", Options: []string{"noatime", "commit=30"}}, {Disk: 2, Dir: "/more"}}}
-	stats = Stats{MemTotal: 1, MemAvailable: 2, MemCached: 3, DiskTotal: 4, DiskUsed: 5, CPUs: 6, CPUBusy: 7, Load1: 0.25,
-		Uptime: 9, Processes: 10, NetRx: 11, NetTx: 12, Time: moment}
+	identity = Identity{
+		MachineID:  "mch1",
+		Hostname:   "h",
+		Generation: 1 << 63,
+		Time:       moment,
+		Entropy:    bytes.Repeat([]byte{7}, 64),
+		Network: &Network{
+			Address: "192.168.241.2/29",
+			Gateway: "192.168.241.1",
+			DNS:     []string{"1.1.1.1"},
+			MTU:     1500,
+		},
+		Env:      map[string]string{"A": "b"},
+		User:     "user",
+		DiskGrow: true,
+		Files:    map[string][]byte{"/f": []byte("x")},
+		Mounts: []Mount{
+			{Disk: 1, Dir: "/data", Options: []string{"noatime", "commit=30"}},
+			{Disk: 2, Dir: "/more"},
+		},
+	}
+	stats = Stats{
+		MemTotal:     1,
+		MemAvailable: 2,
+		MemCached:    3,
+		DiskTotal:    4,
+		DiskUsed:     5,
+		CPUs:         6,
+		CPUBusy:      7,
+		Load1:        0.25,
+		Uptime:       9,
+		Processes:    10,
+		NetRx:        11,
+		NetTx:        12,
+		Time:         moment,
+	}
 )
 
 // same compares what was decoded with what was encoded.
@@ -41,7 +80,13 @@ func TestEveryMessageComesBack(t *testing.T) {
 		got, err := ParseProcessSpec(AppendProcessSpec(nil, &s))
 		same(t, got, err, s)
 	}
-	request := ProcessRequest{Ref: ProcessRef{7, "t"}, From: Offsets{1, 2, 3}, Signal: 15, Group: true, Size: Size{1, 2}}
+	request := ProcessRequest{
+		Ref:    ProcessRef{7, "t"},
+		From:   Offsets{1, 2, 3},
+		Signal: 15,
+		Group:  true,
+		Size:   Size{1, 2},
+	}
 	gotRequest, err := ParseProcessRequest(AppendProcessRequest(nil, &request))
 	same(t, gotRequest, err, request)
 	infos := []ProcessInfo{info, {PID: 1, Shell: "x", Started: moment}}
@@ -53,7 +98,18 @@ func TestEveryMessageComesBack(t *testing.T) {
 	}
 	pid, err := ParsePID(AppendPID(nil, 1<<32-1))
 	same(t, pid, err, 1<<32-1)
-	question := FileRequest{Path: "/a", To: "b", User: "u", Recursive: true, Depth: 3, Offset: 4, Length: -1, Mode: 0o644, Size: -1, Metadata: map[string]string{"k": ""}}
+	question := FileRequest{
+		Path:      "/a",
+		To:        "b",
+		User:      "u",
+		Recursive: true,
+		Depth:     3,
+		Offset:    4,
+		Length:    -1,
+		Mode:      0o644,
+		Size:      -1,
+		Metadata:  map[string]string{"k": ""},
+	}
 	gotQuestion, err := ParseFileRequest(AppendFileRequest(nil, &question))
 	same(t, gotQuestion, err, question)
 	gotFile, err := ParseFileInfo(AppendFileInfo(nil, &file))
@@ -99,8 +155,12 @@ func TestRequestsAndStatus(t *testing.T) {
 			t.Errorf("%v came back as %v", kind, err)
 		}
 	}
-	if _, err := CutStatus(AppendStatus(nil, errors.New("strange\x1b[31m"+strings.Repeat("x", 5000)))); !errors.Is(err, ErrInternal) ||
-		len(err.Error()) > MaxText || strings.ContainsRune(err.Error(), 0x1b) {
+	if _, err := CutStatus(AppendStatus(nil, errors.New("strange\x1b[31m"+strings.Repeat("x", 5000)))); !errors.Is(
+		err,
+		ErrInternal,
+	) ||
+		len(err.Error()) > MaxText ||
+		strings.ContainsRune(err.Error(), 0x1b) {
 		t.Errorf("a strange error came back as %q", err)
 	}
 }
@@ -111,7 +171,8 @@ func TestGuestWordsAreClean(t *testing.T) {
 	f := file
 	f.User, f.Name = bad, bad
 	got, err := ParseFileInfo(AppendFileInfo(nil, &f))
-	if err != nil || strings.ContainsAny(got.User, "\x1b\x07\n") || !utf8.ValidString(got.User) || !utf8.ValidString(got.Name) {
+	if err != nil || strings.ContainsAny(got.User, "\x1b\x07\n") || !utf8.ValidString(got.User) ||
+		!utf8.ValidString(got.Name) {
 		t.Errorf("got %q, %q, %v", got.User, got.Name, err)
 	}
 	if p := Printable(strings.Repeat("ü", MaxText)); len(p) > MaxText || !utf8.ValidString(p) {

@@ -19,7 +19,11 @@ type pair struct {
 func (l *Limits) pairs(o *Limits) []pair {
 	return []pair{
 		{"disk_mib", &l.DiskMiB, &o.DiskMiB}, {"disk_ops", &l.DiskOps, &o.DiskOps},
-		{"network_in_mbit", &l.NetworkInMbit, &o.NetworkInMbit}, {"network_out_mbit", &l.NetworkOutMbit, &o.NetworkOutMbit},
+		{
+			"network_in_mbit",
+			&l.NetworkInMbit,
+			&o.NetworkInMbit,
+		}, {"network_out_mbit", &l.NetworkOutMbit, &o.NetworkOutMbit},
 	}
 }
 
@@ -73,7 +77,13 @@ func (e *LimitError) Error() string {
 	if e.Host == 0 {
 		return fmt.Sprintf("limits.%s: %d is negative: use 0 for as much as the host allows", e.Field, e.Asked)
 	}
-	return fmt.Sprintf("limits.%s: %d is more than the %d of this host: use up to %d, or leave it out", e.Field, e.Asked, e.Host, e.Host)
+	return fmt.Sprintf(
+		"limits.%s: %d is more than the %d of this host: use up to %d, or leave it out",
+		e.Field,
+		e.Asked,
+		e.Host,
+		e.Host,
+	)
 }
 
 // Unwrap makes it an ErrInvalid.

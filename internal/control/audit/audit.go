@@ -65,9 +65,20 @@ func (l *Log) Record(ctx context.Context, e Entry) {
 		e.At = time.Now()
 	}
 	at := store.Micros(e.At)
-	row := store.Audit{ID: fmt.Sprintf("%016x%06x%s", at, l.seq.Add(1)&0xffffff, strings.ToLower(rand.Text()[:6])), At: at,
-		Workspace: text(string(e.Who.Workspace)), Key: text(e.Who.KeyPrefix), Action: text(e.Action), Target: text(e.Target),
-		Outcome: text(e.Outcome), Remote: text(e.Remote), Request: text(e.Request), Took: e.Took.Microseconds()}
+	row := store.Audit{
+		ID: fmt.Sprintf("%016x%06x%s", at, l.seq.Add(1)&0xffffff, strings.ToLower(rand.Text()[:6])),
+		At: at,
+		Workspace: text(
+			string(e.Who.Workspace),
+		),
+		Key:     text(e.Who.KeyPrefix),
+		Action:  text(e.Action),
+		Target:  text(e.Target),
+		Outcome: text(e.Outcome),
+		Remote:  text(e.Remote),
+		Request: text(e.Request),
+		Took:    e.Took.Microseconds(),
+	}
 	select {
 	case l.queue <- row: // also for a caller who has left
 		return
@@ -95,7 +106,11 @@ func (l *Log) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
-			last, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), 10*time.Second, errors.New("writing the last audit entries took too long"))
+			last, cancel := context.WithTimeoutCause(
+				context.WithoutCancel(ctx),
+				10*time.Second,
+				errors.New("writing the last audit entries took too long"),
+			)
 			defer cancel()
 			return l.write(last)
 		case <-t.C:
@@ -116,7 +131,11 @@ func (l *Log) write(ctx context.Context) error {
 		if len(rows) == 0 {
 			return nil
 		}
-		err := l.db.Write(ctx, "audit", func(ctx context.Context, tx *store.Tx) error { return tx.AppendAudit(ctx, rows) })
+		err := l.db.Write(
+			ctx,
+			"audit",
+			func(ctx context.Context, tx *store.Tx) error { return tx.AppendAudit(ctx, rows) },
+		)
 		if err != nil {
 			return fmt.Errorf("audit: %d entries are lost: %w", len(rows), err)
 		}
@@ -136,19 +155,24 @@ func (l *Log) List(ctx context.Context, p auth.Principal, q Query) ([]Entry, err
 		return nil, api.Errorf(api.Forbidden, "only an admin key may read the audit log")
 	}
 	if q.Limit < 0 || q.Limit > maxList {
-		return nil, api.Errorf(api.Invalid, "limit: %d is out of range: use 1 to %d", q.Limit, maxList).With("field", "limit")
+		return nil, api.Errorf(api.Invalid, "limit: %d is out of range: use 1 to %d", q.Limit, maxList).
+			With("field", "limit")
 	}
 	if q.Limit == 0 {
 		q.Limit = 100
 	}
-	rows, err := l.db.Read().Audits(ctx, store.AuditQuery{Workspace: string(p.Workspace), Target: text(q.Target), Since: store.Micros(q.Since), Limit: q.Limit})
+	rows, err := l.db.Read().
+		Audits(ctx, store.AuditQuery{Workspace: string(p.Workspace), Target: text(q.Target), Since: store.Micros(q.Since), Limit: q.Limit})
 	if err != nil {
 		return nil, api.AsError(err)
 	}
 	out := make([]Entry, 0, len(rows))
 	for _, r := range rows {
-		out = append(out, Entry{At: store.Time(r.At), Who: auth.Principal{Workspace: api.Workspace(r.Workspace), KeyPrefix: r.Key},
-			Action: r.Action, Target: r.Target, Outcome: r.Outcome, Remote: r.Remote, Request: r.Request, Took: time.Duration(r.Took) * time.Microsecond})
+		out = append(
+			out,
+			Entry{At: store.Time(r.At), Who: auth.Principal{Workspace: api.Workspace(r.Workspace), KeyPrefix: r.Key},
+				Action: r.Action, Target: r.Target, Outcome: r.Outcome, Remote: r.Remote, Request: r.Request, Took: time.Duration(r.Took) * time.Microsecond},
+		)
 	}
 	return out, nil
 }

@@ -31,7 +31,16 @@ func TestAudit(t *testing.T) {
 	alice := auth.Principal{Workspace: "alice", KeyPrefix: "pds_1", Admin: true}
 	began := time.Now()
 	for n := range 300 {
-		l.Record(ctx, audit.Entry{Who: alice, Action: "create", Target: fmt.Sprint("t", n), Outcome: "ok", Took: time.Millisecond})
+		l.Record(
+			ctx,
+			audit.Entry{
+				Who:     alice,
+				Action:  "create",
+				Target:  fmt.Sprint("t", n),
+				Outcome: "ok",
+				Took:    time.Millisecond,
+			},
+		)
 	}
 	l.Record(ctx, audit.Entry{Who: auth.Principal{Workspace: "bob"}, Action: strings.Repeat("x", 1000) + "\x00"})
 	cancel()
@@ -39,13 +48,17 @@ func TestAudit(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := l.List(t.Context(), alice, audit.Query{Since: began.Add(-time.Second), Limit: 1000})
-	if err != nil || len(got) != 300 || got[0].Target != "t299" || got[299].Target != "t0" || got[0].Took != time.Millisecond || got[0].Who.KeyPrefix != "pds_1" {
+	if err != nil || len(got) != 300 || got[0].Target != "t299" || got[299].Target != "t0" ||
+		got[0].Took != time.Millisecond ||
+		got[0].Who.KeyPrefix != "pds_1" {
 		t.Errorf("%d entries, %v; want 300, newest first", len(got), err)
 	}
 	if got, err := l.List(t.Context(), alice, audit.Query{Target: "t7"}); err != nil || len(got) != 1 {
 		t.Errorf("of t7: %v, %v", got, err)
 	}
-	if _, err := l.List(t.Context(), auth.Principal{Workspace: "alice"}, audit.Query{}); api.CodeOf(err) != api.Forbidden {
+	if _, err := l.List(t.Context(), auth.Principal{Workspace: "alice"}, audit.Query{}); api.CodeOf(
+		err,
+	) != api.Forbidden {
 		t.Errorf("a member may read the log: %v", err)
 	}
 }

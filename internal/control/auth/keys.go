@@ -82,7 +82,10 @@ func New(db *store.DB, log *slog.Logger) (*Keys, error) {
 
 // errKey is one answer for every token that does not hold, so that it tells nothing about which do.
 func errKey() error {
-	return api.Errorf(api.Unauthenticated, "the API key is missing, wrong, expired or revoked: send one as Authorization: Bearer pds_...")
+	return api.Errorf(
+		api.Unauthenticated,
+		"the API key is missing, wrong, expired or revoked: send one as Authorization: Bearer pds_...",
+	)
 }
 
 // wellFormed tells whether a token has the form of a key.
@@ -125,7 +128,11 @@ func (k *Keys) Authenticate(ctx context.Context, token string) (Principal, error
 		return Principal{}, errKey()
 	}
 	k.touch(ctx, hash, c, now)
-	return Principal{Workspace: api.Workspace(c.row.Workspace), KeyPrefix: c.row.Prefix, Admin: c.row.Scope == scopeAdmin}, nil
+	return Principal{
+		Workspace: api.Workspace(c.row.Workspace),
+		KeyPrefix: c.row.Prefix,
+		Admin:     c.row.Scope == scopeAdmin,
+	}, nil
 }
 
 func (k *Keys) remembered(hash [sha256.Size]byte, now time.Time) (cached, bool, uint64) {
@@ -186,8 +193,14 @@ func (k *Keys) make(ctx context.Context, tx *store.Tx, workspace api.Workspace, 
 	now := time.Now()
 	token := newToken()
 	hash := sha256.Sum256([]byte(token))
-	row := store.Key{Prefix: token[:prefixLen], Workspace: string(workspace), Hash: hex.EncodeToString(hash[:]), Label: req.Label,
-		Scope: scopeMember, Created: store.Micros(now)}
+	row := store.Key{
+		Prefix:    token[:prefixLen],
+		Workspace: string(workspace),
+		Hash:      hex.EncodeToString(hash[:]),
+		Label:     req.Label,
+		Scope:     scopeMember,
+		Created:   store.Micros(now),
+	}
 	if req.Admin {
 		row.Scope = scopeAdmin
 	}
@@ -204,7 +217,12 @@ func (k *Keys) make(ctx context.Context, tx *store.Tx, workspace api.Workspace, 
 const attempts = 8
 
 // create makes a key, drawing again when its name is taken.
-func (k *Keys) create(ctx context.Context, workspace api.Workspace, req KeyRequest, only func(context.Context, *store.Tx) (bool, error)) (key Key, token string, err error) {
+func (k *Keys) create(
+	ctx context.Context,
+	workspace api.Workspace,
+	req KeyRequest,
+	only func(context.Context, *store.Tx) (bool, error),
+) (key Key, token string, err error) {
 	for range attempts {
 		err = k.db.Write(ctx, "create key", func(ctx context.Context, tx *store.Tx) error {
 			key, token = Key{}, ""
@@ -231,10 +249,15 @@ func (k *Keys) create(ctx context.Context, workspace api.Workspace, req KeyReque
 // First makes the first admin key of the default workspace if there is no key at all, and answers it
 // this once; "" when there are keys.
 func (k *Keys) First(ctx context.Context) (token string, err error) {
-	_, token, err = k.create(ctx, DefaultWorkspace, KeyRequest{Label: "first key", Admin: true}, func(ctx context.Context, tx *store.Tx) (bool, error) {
-		all, err := tx.Keys(ctx, "")
-		return len(all) == 0, err
-	})
+	_, token, err = k.create(
+		ctx,
+		DefaultWorkspace,
+		KeyRequest{Label: "first key", Admin: true},
+		func(ctx context.Context, tx *store.Tx) (bool, error) {
+			all, err := tx.Keys(ctx, "")
+			return len(all) == 0, err
+		},
+	)
 	return token, err
 }
 

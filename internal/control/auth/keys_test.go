@@ -84,7 +84,9 @@ func TestKeyLife(t *testing.T) {
 	if err := k.Revoke(ctx, member, key.Prefix); api.CodeOf(err) != api.Forbidden {
 		t.Errorf("a member revoked a key: %v", err)
 	}
-	if err := k.Revoke(ctx, auth.Principal{Workspace: "other", Admin: true}, key.Prefix); api.CodeOf(err) != api.NotFound {
+	if err := k.Revoke(ctx, auth.Principal{Workspace: "other", Admin: true}, key.Prefix); api.CodeOf(
+		err,
+	) != api.NotFound {
 		t.Errorf("another workspace revoked a key: %v", err)
 	}
 	if all, err := k.List(ctx, admin); err != nil || len(all) != 1 || all[0].LastUsed.IsZero() {
@@ -101,7 +103,11 @@ func TestKeyLife(t *testing.T) {
 func TestKeyExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k, db := open(t)
-		_, token, err := k.Create(t.Context(), auth.Principal{Workspace: "w", Admin: true}, auth.KeyRequest{Expires: time.Hour})
+		_, token, err := k.Create(
+			t.Context(),
+			auth.Principal{Workspace: "w", Admin: true},
+			auth.KeyRequest{Expires: time.Hour},
+		)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -48,7 +48,13 @@ func (s *Service) newAttempt(ctx context.Context, row store.Build) (*attempt, er
 	if err != nil {
 		return nil, err
 	}
-	a := &attempt{s: s, row: row, journal: j, done: make(chan struct{}), p: auth.Principal{Workspace: api.Workspace(row.Workspace)}}
+	a := &attempt{
+		s:       s,
+		row:     row,
+		journal: j,
+		done:    make(chan struct{}),
+		p:       auth.Principal{Workspace: api.Workspace(row.Workspace)},
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.active[row.ID] = a
@@ -95,7 +101,11 @@ func (s *Service) attempt(parent context.Context, a *attempt) {
 	err := a.guarded(ctx)
 	stopKeeping()
 	kept.Wait()
-	firmly, free := context.WithTimeoutCause(context.WithoutCancel(parent), firmLimit, errors.New("the end of the build could not be written in time"))
+	firmly, free := context.WithTimeoutCause(
+		context.WithoutCancel(parent),
+		firmLimit,
+		errors.New("the end of the build could not be written in time"),
+	)
 	defer free()
 	if parent.Err() != nil && err != nil {
 		err = a.requeue(firmly)
@@ -103,7 +113,13 @@ func (s *Service) attempt(parent context.Context, a *attempt) {
 		err = a.end(firmly, err)
 	}
 	if err != nil {
-		s.log.Error("the end of a build could not be written; it is found by the next start", "build", a.row.ID, "err", err)
+		s.log.Error(
+			"the end of a build could not be written; it is found by the next start",
+			"build",
+			a.row.ID,
+			"err",
+			err,
+		)
 	}
 	a.journal.close()
 	s.mu.Lock()
@@ -135,7 +151,11 @@ func (a *attempt) guarded(ctx context.Context) (err error) {
 	a.spec.Registry = a.s.secrets[a.row.ID]
 	a.s.mu.Unlock()
 	if a.row.Attempt > 1 {
-		a.journal.say(levelWarn, "", fmt.Sprintf("the node was restarted: attempt %d goes on from the last finished step", a.row.Attempt))
+		a.journal.say(
+			levelWarn,
+			"",
+			fmt.Sprintf("the node was restarted: attempt %d goes on from the last finished step", a.row.Attempt),
+		)
 	}
 	defer func() { err = errors.Join(err, a.open.close()) }()
 	return a.build(ctx)
@@ -155,7 +175,11 @@ func (a *attempt) build(ctx context.Context) error {
 	}
 	from.Name = hostapi.TemplateName(a.row.ID)
 	from.Labels = a.labels()
-	t, err := a.s.host.Publish(ctx, from, func(step, line string) { a.journal.say(levelInfo, publishing+" "+step, line) })
+	t, err := a.s.host.Publish(
+		ctx,
+		from,
+		func(step, line string) { a.journal.say(levelInfo, publishing+" "+step, line) },
+	)
 	if err != nil {
 		return a.publishError(err)
 	}
@@ -172,7 +196,11 @@ func (a *attempt) build(ctx context.Context) error {
 // tidy removes what there is of a build whose template stands, even if it is told to stop now. What cannot go
 // is swept later.
 func (a *attempt) tidy(ctx context.Context) {
-	ctx, free := context.WithTimeoutCause(context.WithoutCancel(ctx), firmLimit, errors.New("a finished build could not be cleaned up in time"))
+	ctx, free := context.WithTimeoutCause(
+		context.WithoutCancel(ctx),
+		firmLimit,
+		errors.New("a finished build could not be cleaned up in time"),
+	)
 	defer free()
 	err := errors.Join(a.s.templates.Drop(ctx, a.surplus), a.s.cleanMachines(ctx, a.row.ID), a.s.removeInputs(a.row.ID))
 	if err != nil {
@@ -189,14 +217,33 @@ func (a *attempt) did(step string) error {
 
 // labels are on all that the build makes on the host.
 func (a *attempt) labels() map[string]string {
-	return map[string]string{hostapi.LabelKind: hostapi.KindBuild, "build": a.row.ID, "workspace": a.row.Workspace, "store": a.s.db.ID()}
+	return map[string]string{
+		hostapi.LabelKind: hostapi.KindBuild,
+		"build":           a.row.ID,
+		"workspace":       a.row.Workspace,
+		"store":           a.s.db.ID(),
+	}
 }
 
 // commit makes what was published a version of its template, in the transaction that ends the build.
 func (a *attempt) commit(ctx context.Context, t hostapi.Template, from hostapi.Publish, base string) error {
 	now := store.Micros(time.Now())
-	v := store.Version{ID: a.row.ID, Template: a.row.Template, Hash: a.row.Hash, Base: base, VCPUs: t.VCPUs, MemoryMiB: t.MemoryMiB,
-		DiskMiB: t.DiskMiB, Bytes: t.Bytes, User: from.User, Workdir: from.Workdir, Env: from.Env, Start: from.Start, Ready: from.Ready, Created: now}
+	v := store.Version{
+		ID:        a.row.ID,
+		Template:  a.row.Template,
+		Hash:      a.row.Hash,
+		Base:      base,
+		VCPUs:     t.VCPUs,
+		MemoryMiB: t.MemoryMiB,
+		DiskMiB:   t.DiskMiB,
+		Bytes:     t.Bytes,
+		User:      from.User,
+		Workdir:   from.Workdir,
+		Env:       from.Env,
+		Start:     from.Start,
+		Ready:     from.Ready,
+		Created:   now,
+	}
 	if l := cmp.Or(a.spec.Limits, a.limits); l != nil && !l.IsZero() {
 		data, err := json.Marshal(l)
 		if err != nil {
@@ -206,8 +253,12 @@ func (a *attempt) commit(ctx context.Context, t hostapi.Template, from hostapi.P
 	}
 	row := a.row
 	row.State, row.Step, row.Error, row.Code, row.Bytes, row.Ended = stateDone, "", "", "", t.Bytes, now
-	a.journal.say(levelInfo, "", fmt.Sprintf("template %s is ready: %d processors, %d MiB of memory, %d MiB of disk, %s on the host",
-		a.row.Name, t.VCPUs, t.MemoryMiB, t.DiskMiB, size(t.Bytes)))
+	a.journal.say(
+		levelInfo,
+		"",
+		fmt.Sprintf("template %s is ready: %d processors, %d MiB of memory, %d MiB of disk, %s on the host",
+			a.row.Name, t.VCPUs, t.MemoryMiB, t.DiskMiB, size(t.Bytes)),
+	)
 	if err := a.journal.flush(ctx); err != nil {
 		return err
 	}
@@ -271,7 +322,19 @@ func (a *attempt) end(ctx context.Context, err error) error {
 	row := a.row
 	row.State, row.Error, row.Code, row.Ended = stateFailed, e.Message, string(e.Code), store.Micros(time.Now())
 	werr := a.s.db.Write(ctx, "build end", func(ctx context.Context, tx *store.Tx) error {
-		return tx.UpdateBuild(ctx, &row, []string{stateRunning}, "state", "error", "code", "ended", "step", "done", "steps", "cached")
+		return tx.UpdateBuild(
+			ctx,
+			&row,
+			[]string{stateRunning},
+			"state",
+			"error",
+			"code",
+			"ended",
+			"step",
+			"done",
+			"steps",
+			"cached",
+		)
 	})
 	if werr == nil {
 		a.row = row

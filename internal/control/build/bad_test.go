@@ -67,7 +67,8 @@ func TestBadDockerfiles(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			b, log := w.ended(w.begin(dockerfileOf("bad", row.text), map[string]string{"app.txt": "app\n"}).ID)
-			if b.Status != api.BuildFailed || b.Code != row.code || !strings.Contains(b.Error, row.want) || !strings.Contains(log, "error |") {
+			if b.Status != api.BuildFailed || b.Code != row.code || !strings.Contains(b.Error, row.want) ||
+				!strings.Contains(log, "error |") {
 				t.Errorf("%s %q\n%s", b.Code, b.Error, log)
 			}
 		})
@@ -108,8 +109,13 @@ func TestBadContexts(t *testing.T) {
 	if err := w.PutFiles(t.Context(), alice, hash, strings.NewReader(tarOf(t, map[string]string{"../../etc/cron.d/x": "x"}))); err != nil {
 		t.Fatal(err)
 	}
-	b, log := w.ended(w.begin(build.Spec{BuildRequest: api.BuildRequest{Name: "bad", FromTemplate: "base", Replace: true}, OnBase: true,
-		Steps: []build.Step{{Type: "COPY", Args: []string{"etc", "/x", "", ""}, Files: hash}}}, nil).ID)
+	b, log := w.ended(
+		w.begin(
+			build.Spec{BuildRequest: api.BuildRequest{Name: "bad", FromTemplate: "base", Replace: true}, OnBase: true,
+				Steps: []build.Step{{Type: "COPY", Args: []string{"etc", "/x", "", ""}, Files: hash}}},
+			nil,
+		).ID,
+	)
 	if b.Code != api.Invalid || !strings.Contains(b.Error, "leaves") {
 		t.Errorf("%s %q\n%s", b.Code, b.Error, log)
 	}
@@ -147,7 +153,12 @@ func TestManyFilesInAContext(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	b, err := w.Start(t.Context(), alice, dockerfileOf("many", "FROM base\nCOPY . /many/\nRUN cat /many/d99/f9999 > /last\n"), u)
+	b, err := w.Start(
+		t.Context(),
+		alice,
+		dockerfileOf("many", "FROM base\nCOPY . /many/\nRUN cat /many/d99/f9999 > /last\n"),
+		u,
+	)
 	if err := errors.Join(err, u.Close()); err != nil {
 		t.Fatal(err)
 	}
@@ -174,7 +185,9 @@ func TestBadImages(t *testing.T) {
 	}))
 	t.Cleanup(s.Close)
 	host := strings.TrimPrefix(s.URL, "http://")
-	found, err := images.New(images.Config{Dir: filepath.Join(w.dir, "images"), Insecure: []string{host}, Wait: time.Millisecond})
+	found, err := images.New(
+		images.Config{Dir: filepath.Join(w.dir, "images"), Insecure: []string{host}, Wait: time.Millisecond},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +217,14 @@ func TestBadImages(t *testing.T) {
 	} {
 		drop.Store(row.drop)
 		allowed.Store(1000)
-		b, log := w.ended(w.begin(build.Spec{BuildRequest: api.BuildRequest{Name: "app", ImageRef: host + "/app:" + row.tag, Replace: true}}, nil).ID)
+		b, log := w.ended(
+			w.begin(
+				build.Spec{
+					BuildRequest: api.BuildRequest{Name: "app", ImageRef: host + "/app:" + row.tag, Replace: true},
+				},
+				nil,
+			).ID,
+		)
 		if b.Code != row.code || !strings.Contains(b.Error, row.want) {
 			t.Errorf("%s: %s %q\n%s", row.tag, b.Code, b.Error, log)
 		}
@@ -234,7 +254,9 @@ func (c *cutter) Write(p []byte) (int, error) {
 func push(t *testing.T, ref, arch string, files map[string]string) {
 	t.Helper()
 	data := tarOf(t, files)
-	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader(data)), nil })
+	layer, err := tarball.LayerFromOpener(
+		func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader(data)), nil },
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -271,7 +293,12 @@ func TestBadRoots(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err = io.WriteString(u, data)
-		b, serr := w.Start(t.Context(), alice, build.Spec{BuildRequest: api.BuildRequest{Name: "root", SizeMB: 64, Replace: true}, Rootfs: true}, u)
+		b, serr := w.Start(
+			t.Context(),
+			alice,
+			build.Spec{BuildRequest: api.BuildRequest{Name: "root", SizeMB: 64, Replace: true}, Rootfs: true},
+			u,
+		)
 		if err := errors.Join(err, serr, u.Close()); err != nil {
 			t.Fatal(err)
 		}

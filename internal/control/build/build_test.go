@@ -38,7 +38,8 @@ func TestDockerfile(t *testing.T) {
 	}
 	w.clean(1)
 	tpl, err := w.templates.Get(t.Context(), alice, "app")
-	if err != nil || tpl.User != "user" || tpl.Workdir != "/srv" || tpl.Env["COLOR"] != "red" || tpl.Base != "base" || len(tpl.Versions) != 1 {
+	if err != nil || tpl.User != "user" || tpl.Workdir != "/srv" || tpl.Env["COLOR"] != "red" || tpl.Base != "base" ||
+		len(tpl.Versions) != 1 {
 		t.Errorf("template %+v, %v", tpl, err)
 	}
 	// The same again is not built; another last step begins at the layer above.
@@ -47,12 +48,14 @@ func TestDockerfile(t *testing.T) {
 		t.Errorf("the same again: %+v", again)
 	}
 	c, log := w.built(dockerfileOf("app", strings.Replace(simple, "RUN cat app.txt", "RUN cat inner", 1)), files)
-	if c.StepsCached != 3 || !strings.Contains(log, "3/4 RUN echo $COLOR > made | cached") || !strings.Contains(log, "4/4 RUN cat inner | inner") {
+	if c.StepsCached != 3 || !strings.Contains(log, "3/4 RUN echo $COLOR > made | cached") ||
+		!strings.Contains(log, "4/4 RUN cat inner | inner") {
 		t.Errorf("rebuilt %+v\n%s", c, log)
 	}
 	// A changed file changes what copies it, and all after it.
 	files["app.txt"] = "other\n"
-	if d, log := w.built(dockerfileOf("app", simple), files); d.StepsCached != 1 || !strings.Contains(log, "4/4 RUN cat app.txt | other") {
+	if d, log := w.built(dockerfileOf("app", simple), files); d.StepsCached != 1 ||
+		!strings.Contains(log, "4/4 RUN cat app.txt | other") {
 		t.Errorf("rebuilt %+v\n%s", d, log)
 	}
 	w.clean(3)
@@ -126,7 +129,10 @@ func TestLayersAreOfAHardware(t *testing.T) {
 func TestStages(t *testing.T) {
 	w := newWorld(t, nil)
 	w.images["img:1"] = image{digest: "sha256:aa", files: map[string]string{"etc/os": "img"}, config: dockerfile.Config{
-		Env: map[string]string{"PATH": "/bin", "FROM_IMAGE": "yes"}, User: "app", Entrypoint: []string{"echo"}, Cmd: []string{"serve"}}}
+		Env: map[string]string{
+			"PATH":       "/bin",
+			"FROM_IMAGE": "yes",
+		}, User: "app", Entrypoint: []string{"echo"}, Cmd: []string{"serve"}}}
 	const text = `FROM img:1 AS tools
 RUN echo tool > /tool
 FROM base AS unused
@@ -147,7 +153,9 @@ RUN echo $FROM_IMAGE > /env
 			t.Errorf("%s holds %q, want %q", file, got, want)
 		}
 	}
-	if tpl, err := w.templates.Get(t.Context(), alice, "staged"); err != nil || tpl.User != "app" || tpl.Start != "" || tpl.MemoryMB != 512 || tpl.DiskMB != 4096 {
+	if tpl, err := w.templates.Get(t.Context(), alice, "staged"); err != nil || tpl.User != "app" || tpl.Start != "" ||
+		tpl.MemoryMB != 512 ||
+		tpl.DiskMB != 4096 {
 		t.Errorf("template %+v, %v", tpl, err)
 	}
 	c, log := w.built(dockerfileOf("staged", text+"RUN echo more\nCMD [\"run\"]\n"), nil)
@@ -162,17 +170,30 @@ RUN echo $FROM_IMAGE > /env
 
 func TestSources(t *testing.T) {
 	w := newWorld(t, nil)
-	w.images["img:1"] = image{digest: "sha256:aa", files: map[string]string{"etc/os": "img"}, config: dockerfile.Config{Cmd: []string{"sh"}}}
-	w.built(build.Spec{BuildRequest: api.BuildRequest{Name: "img", ImageRef: "img:1", SizeMB: 1024, CPU: 2, MemoryMB: 256}}, nil)
-	if tpl, err := w.templates.Get(t.Context(), alice, "img"); err != nil || tpl.CPU != 2 || tpl.MemoryMB != 256 || tpl.DiskMB != 1024 || tpl.Start != "" {
+	w.images["img:1"] = image{
+		digest: "sha256:aa",
+		files:  map[string]string{"etc/os": "img"},
+		config: dockerfile.Config{Cmd: []string{"sh"}},
+	}
+	w.built(
+		build.Spec{BuildRequest: api.BuildRequest{Name: "img", ImageRef: "img:1", SizeMB: 1024, CPU: 2, MemoryMB: 256}},
+		nil,
+	)
+	if tpl, err := w.templates.Get(t.Context(), alice, "img"); err != nil || tpl.CPU != 2 || tpl.MemoryMB != 256 ||
+		tpl.DiskMB != 1024 ||
+		tpl.Start != "" {
 		t.Errorf("template %+v, %v", tpl, err)
 	}
 	if got := w.holds("img", "/etc/os"); got != "img" {
 		t.Errorf("img holds %q", got)
 	}
 	// Another size of it.
-	w.built(build.Spec{BuildRequest: api.BuildRequest{Name: "large", FromTemplate: "img", MemoryMB: 1024, SizeMB: 2048}}, nil)
-	if tpl, err := w.templates.Get(t.Context(), alice, "large"); err != nil || tpl.CPU != 2 || tpl.MemoryMB != 1024 || tpl.DiskMB != 2048 {
+	w.built(
+		build.Spec{BuildRequest: api.BuildRequest{Name: "large", FromTemplate: "img", MemoryMB: 1024, SizeMB: 2048}},
+		nil,
+	)
+	if tpl, err := w.templates.Get(t.Context(), alice, "large"); err != nil || tpl.CPU != 2 || tpl.MemoryMB != 1024 ||
+		tpl.DiskMB != 2048 {
 		t.Errorf("template %+v, %v", tpl, err)
 	}
 	w.built(dockerfileOf("scratch", "FROM scratch\nCOPY one /one\n"), map[string]string{"one": "1"})
@@ -183,18 +204,25 @@ func TestSources(t *testing.T) {
 	if got := w.holds("plain", "/etc/os"); got != "img" {
 		t.Errorf("a template without steps holds %q", got)
 	}
-	box, err := w.boxes.Create(t.Context(), alice, api.CreateRequest{Template: "base", Env: map[string]string{"BOX": "1"}})
+	box, err := w.boxes.Create(
+		t.Context(),
+		alice,
+		api.CreateRequest{Template: "base", Env: map[string]string{"BOX": "1"}},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, memory := range []bool{false, true} {
 		name := map[bool]string{false: "cold", true: "warm"}[memory]
 		w.built(build.Spec{BuildRequest: api.BuildRequest{Name: name, FromSandbox: box.ID, Memory: memory}}, nil)
-		if tpl, err := w.templates.Get(t.Context(), alice, name); err != nil || tpl.User != "user" || tpl.Env["BOX"] != "1" || tpl.CPU != 1 {
+		if tpl, err := w.templates.Get(t.Context(), alice, name); err != nil || tpl.User != "user" ||
+			tpl.Env["BOX"] != "1" ||
+			tpl.CPU != 1 {
 			t.Errorf("%s: template %+v, %v", name, tpl, err)
 		}
 	}
-	if snaps, err := w.boxes.Snapshots(t.Context(), alice, api.SnapshotFilter{}); err != nil || len(snaps.Snapshots) != 0 {
+	if snaps, err := w.boxes.Snapshots(t.Context(), alice, api.SnapshotFilter{}); err != nil ||
+		len(snaps.Snapshots) != 0 {
 		t.Errorf("snapshots are left: %+v, %v", snaps, err)
 	}
 	if err := w.boxes.Delete(t.Context(), alice, box.ID); err != nil {
@@ -212,13 +240,23 @@ func TestSteps(t *testing.T) {
 	if err := w.PutFiles(t.Context(), alice, hash, strings.NewReader(tarOf(t, map[string]string{"src/a": "A", "src/b": "B", "one.txt": "1"}))); err != nil {
 		t.Fatal(err)
 	}
-	spec := build.Spec{BuildRequest: api.BuildRequest{Name: "e2b", FromTemplate: "base", Start: "echo started", Ready: "true", Tags: []string{"v1"}}, OnBase: true, Steps: []build.Step{
-		{Type: "ENV", Args: []string{"A", "1"}},
-		{Type: "WORKDIR", Args: []string{"/app"}},
-		{Type: "COPY", Args: []string{"src", "lib/", "", ""}, Files: hash},
-		{Type: "COPY", Args: []string{"one.txt", "two.txt", "", ""}, Files: hash},
-		{Type: "RUN", Args: []string{"echo $A > env", "root"}},
-	}}
+	spec := build.Spec{
+		BuildRequest: api.BuildRequest{
+			Name:         "e2b",
+			FromTemplate: "base",
+			Start:        "echo started",
+			Ready:        "true",
+			Tags:         []string{"v1"},
+		},
+		OnBase: true,
+		Steps: []build.Step{
+			{Type: "ENV", Args: []string{"A", "1"}},
+			{Type: "WORKDIR", Args: []string{"/app"}},
+			{Type: "COPY", Args: []string{"src", "lib/", "", ""}, Files: hash},
+			{Type: "COPY", Args: []string{"one.txt", "two.txt", "", ""}, Files: hash},
+			{Type: "RUN", Args: []string{"echo $A > env", "root"}},
+		},
+	}
 	b, log := w.built(spec, nil)
 	if b.Steps != 4 || !strings.Contains(log, "publish start") {
 		t.Errorf("build %+v\n%s", b, log)

@@ -13,8 +13,10 @@ import (
 // its sandboxes.
 func TestDataDisks(t *testing.T) {
 	w := newWorld(t, nil)
-	w.h.AddTemplate(hostapi.Template{Name: "db", VCPUs: 1, MemoryMiB: 256, DiskMiB: 1024, Baked: true, User: "user", Workdir: "/",
-		Disks: []hostapi.DataDisk{{Name: "rows", SizeMiB: 64, Mount: "/var/rows"}}})
+	w.h.AddTemplate(
+		hostapi.Template{Name: "db", VCPUs: 1, MemoryMiB: 256, DiskMiB: 1024, Baked: true, User: "user", Workdir: "/",
+			Disks: []hostapi.DataDisk{{Name: "rows", SizeMiB: 64, Mount: "/var/rows"}}},
+	)
 	want := []api.DataDisk{{Name: "rows", SizeMB: 64, MountPath: "/var/rows"}}
 	box, err := w.boxes.Create(t.Context(), alice, api.CreateRequest{Template: "db"})
 	if err != nil {

@@ -143,9 +143,14 @@ func TestFullDiskAtEveryOperation(t *testing.T) {
 	w := newWorld(t, nil)
 	writes := []string{"importimage", "create", "takesnapshot", "publish"}
 	for at := range w.operations(false, writes...) {
-		tr := w.lay(at, false, func(context.Context) error { return fmt.Errorf("write: %w", hostapi.ErrNoSpace) }, writes...)
+		tr := w.lay(
+			at,
+			false,
+			func(context.Context) error { return fmt.Errorf("write: %w", hostapi.ErrNoSpace) },
+			writes...)
 		b, _ := w.ended(w.begin(w.staged(1 + at)).ID)
-		if b.Code != api.NoSpace || !strings.Contains(b.Error, "no disk space") || !strings.Contains(b.Error, "delete") {
+		if b.Code != api.NoSpace || !strings.Contains(b.Error, "no disk space") ||
+			!strings.Contains(b.Error, "delete") {
 			t.Errorf("%s: %s: %q", tr.snapped(), b.Code, b.Error)
 		}
 		if w.again(1 + at); t.Failed() {

@@ -66,7 +66,14 @@ func (a *attempt) keep(ctx context.Context, b *box, name string) (_ string, err 
 		return "", err
 	}
 	now := store.Micros(time.Now())
-	row := &store.Layer{Workspace: a.row.Workspace, Name: name, Snapshot: string(id), Bytes: bytes, Created: now, Used: now}
+	row := &store.Layer{
+		Workspace: a.row.Workspace,
+		Name:      name,
+		Snapshot:  string(id),
+		Bytes:     bytes,
+		Created:   now,
+		Used:      now,
+	}
 	var old []store.Layer
 	err = a.s.db.Write(ctx, "layer", func(ctx context.Context, tx *store.Tx) (err error) {
 		if old, err = tx.Layers(ctx, row.Workspace, name); err != nil {

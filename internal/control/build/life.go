@@ -41,8 +41,15 @@ func (s *Service) Start(ctx context.Context, p auth.Principal, spec Spec, input 
 	if err != nil {
 		return api.Build{}, err
 	}
-	row := store.Build{ID: string(api.NewBuildID()), Workspace: string(p.Workspace), Template: template.ID, Name: template.Name,
-		State: stateQueued, Hash: spec.hash(), Created: store.Micros(time.Now())}
+	row := store.Build{
+		ID:        string(api.NewBuildID()),
+		Workspace: string(p.Workspace),
+		Template:  template.ID,
+		Name:      template.Name,
+		State:     stateQueued,
+		Hash:      spec.hash(),
+		Created:   store.Micros(time.Now()),
+	}
 	got, err := s.enqueue(ctx, row, spec, input)
 	if err != nil || got.ID != row.ID {
 		if made {
@@ -145,7 +152,8 @@ func (s *Service) admit(ctx context.Context, tx *store.Tx, row store.Build, spec
 		return err
 	}
 	if len(active) >= s.cfg.MaxQueued {
-		return api.Errorf(api.QuotaExceeded, "the workspace has %d builds that have not ended: wait, or cancel one", len(active)).With("limit", s.cfg.MaxQueued)
+		return api.Errorf(api.QuotaExceeded, "the workspace has %d builds that have not ended: wait, or cancel one", len(active)).
+			With("limit", s.cfg.MaxQueued)
 	}
 	if spec.Replace {
 		return nil
@@ -158,7 +166,12 @@ func (s *Service) admit(ctx context.Context, tx *store.Tx, row store.Build, spec
 		return api.Errorf(api.Conflict, "template %s exists: send replace=true to make a new version of it", row.Name)
 	}
 	if i := slices.IndexFunc(active, func(b store.Build) bool { return b.Template == row.Template }); i >= 0 {
-		return api.Errorf(api.Conflict, "build %s of template %s is under way: cancel it, or send replace=true to queue another", active[i].ID, row.Name)
+		return api.Errorf(
+			api.Conflict,
+			"build %s of template %s is under way: cancel it, or send replace=true to queue another",
+			active[i].ID,
+			row.Name,
+		)
 	}
 	return nil
 }
@@ -174,7 +187,12 @@ func (s *Service) checkSource(ctx context.Context, p auth.Principal, spec Spec) 
 	case spec.FromTemplate != "":
 		var t api.Template
 		if t, err = s.templates.Resolve(ctx, p, spec.FromTemplate); err == nil && t.ID == "" && !spec.OnBase {
-			err = api.Errorf(api.Unsupported, "from_template: %s is a recipe of this server: build on it with a Dockerfile that begins with FROM %s", t.Name, t.Name)
+			err = api.Errorf(
+				api.Unsupported,
+				"from_template: %s is a recipe of this server: build on it with a Dockerfile that begins with FROM %s",
+				t.Name,
+				t.Name,
+			)
 		}
 	case spec.ImageRef != "" && s.registry == nil:
 		err = api.Errorf(api.Unsupported, "image_ref: this server takes no images of registries")
@@ -185,7 +203,8 @@ func (s *Service) checkSource(ctx context.Context, p auth.Principal, spec Spec) 
 		}
 		var there bool
 		if there, err = s.HasFiles(ctx, p, step.Files); err == nil && !there {
-			err = api.Errorf(api.Invalid, "steps: the files %s of a COPY were not uploaded", step.Files).With("field", "steps")
+			err = api.Errorf(api.Invalid, "steps: the files %s of a COPY were not uploaded", step.Files).
+				With("field", "steps")
 		}
 	}
 	if err == nil && spec.Limits != nil {
@@ -273,7 +292,11 @@ func (s *Service) Cancel(ctx context.Context, p auth.Principal, id api.BuildID) 
 		return view(row), err
 	}
 	was := row.State
-	row.State, row.Error, row.Code, row.Ended = stateFailed, errCancelled.Message, string(api.Canceled), store.Micros(time.Now())
+	row.State, row.Error, row.Code, row.Ended = stateFailed, errCancelled.Message, string(
+		api.Canceled,
+	), store.Micros(
+		time.Now(),
+	)
 	err = s.db.Write(ctx, "build cancel", func(ctx context.Context, tx *store.Tx) error {
 		return tx.UpdateBuild(ctx, &row, []string{was}, "state", "error", "code", "ended")
 	})
@@ -288,13 +311,23 @@ func (s *Service) Cancel(ctx context.Context, p auth.Principal, id api.BuildID) 
 
 // Retry queues a build that failed once more, as a new one with the same inputs. Credentials of a registry
 // have to be sent anew.
-func (s *Service) Retry(ctx context.Context, p auth.Principal, id api.BuildID, who *api.RegistryAuth) (api.Build, error) {
+func (s *Service) Retry(
+	ctx context.Context,
+	p auth.Principal,
+	id api.BuildID,
+	who *api.RegistryAuth,
+) (api.Build, error) {
 	old, err := s.find(ctx, p, id)
 	if err != nil {
 		return api.Build{}, err
 	}
 	if old.State != stateFailed {
-		return api.Build{}, api.Errorf(api.WrongState, "build %s is %s: only one that failed is tried again", id, view(old).Status)
+		return api.Build{}, api.Errorf(
+			api.WrongState,
+			"build %s is %s: only one that failed is tried again",
+			id,
+			view(old).Status,
+		)
 	}
 	spec, err := decodeSpec(old.Spec)
 	if err != nil {
@@ -315,8 +348,15 @@ func (s *Service) Retry(ctx context.Context, p auth.Principal, id api.BuildID, w
 	if err != nil {
 		return api.Build{}, err
 	}
-	row := store.Build{ID: string(api.NewBuildID()), Workspace: old.Workspace, Template: template.ID, Name: template.Name,
-		State: stateQueued, Hash: spec.hash(), Created: store.Micros(time.Now())}
+	row := store.Build{
+		ID:        string(api.NewBuildID()),
+		Workspace: old.Workspace,
+		Template:  template.ID,
+		Name:      template.Name,
+		State:     stateQueued,
+		Hash:      spec.hash(),
+		Created:   store.Micros(time.Now()),
+	}
 	got, err := s.enqueue(ctx, row, spec, input)
 	if err != nil {
 		return api.Build{}, asError(err)
@@ -329,7 +369,12 @@ func (s *Service) reuse(build string) (*Upload, error) {
 	path := s.dir("spool", "again"+string(api.NewBuildID()))
 	err := os.Link(s.inputPath(build), path)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, api.Errorf(api.Gone, "the files of build %s are kept for %s after its end: send them again", build, s.cfg.KeepInputs)
+		return nil, api.Errorf(
+			api.Gone,
+			"the files of build %s are kept for %s after its end: send them again",
+			build,
+			s.cfg.KeepInputs,
+		)
 	}
 	if err != nil {
 		return nil, api.AsError(space(err))
@@ -352,7 +397,9 @@ func asError(err error) error {
 // view gives a row as users see it.
 func view(r store.Build) api.Build {
 	out := api.Build{
-		ID: api.BuildID(r.ID), Name: r.Name, TemplateID: api.TemplateID(r.Template), Error: r.Error, Code: api.Code(r.Code), Step: r.Step,
+		ID: api.BuildID(
+			r.ID,
+		), Name: r.Name, TemplateID: api.TemplateID(r.Template), Error: r.Error, Code: api.Code(r.Code), Step: r.Step,
 		StepsDone: r.Done, Steps: r.Steps, StepsCached: r.Cached, StartedAt: store.Time(r.Created), Bytes: r.Bytes,
 		OwnerWorkspace: api.Workspace(r.Workspace), Attempt: r.Attempt,
 	}

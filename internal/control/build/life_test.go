@@ -140,12 +140,16 @@ func TestCancelInEveryState(t *testing.T) {
 			t.Errorf("%s, by another: %v", what, err)
 		}
 		for range 2 { // the second time changes nothing
-			if b, err := w.Cancel(t.Context(), alice, id); err != nil || b.Status != api.BuildFailed || b.Code != api.Canceled || b.EndedAt == nil {
+			if b, err := w.Cancel(t.Context(), alice, id); err != nil || b.Status != api.BuildFailed ||
+				b.Code != api.Canceled ||
+				b.EndedAt == nil {
 				t.Errorf("%s: %+v, %v", what, b, err)
 			}
 		}
 	}
-	if err := w.Launch(t.Context(), alice, waiting.ID, func(s *build.Spec) { s.FromTemplate, s.OnBase = "base", true }); api.CodeOf(err) != api.WrongState {
+	if err := w.Launch(t.Context(), alice, waiting.ID, func(s *build.Spec) { s.FromTemplate, s.OnBase = "base", true }); api.CodeOf(
+		err,
+	) != api.WrongState {
 		t.Errorf("launch of what was cancelled: %v", err)
 	}
 	close(g.open)
@@ -161,7 +165,8 @@ func TestRetry(t *testing.T) {
 	spec := dockerfileOf("app", "FROM base\nCOPY app.txt /\nRUN echo kept\nRUN false\n")
 	w.h.Fail("takesnapshot", fmt.Errorf("a fault of the host"))
 	failed, _ := w.ended(w.begin(spec, map[string]string{"app.txt": "app\n"}).ID)
-	if failed.Status != api.BuildFailed || failed.Code != api.Internal || strings.Contains(failed.Error, "a fault of the host") {
+	if failed.Status != api.BuildFailed || failed.Code != api.Internal ||
+		strings.Contains(failed.Error, "a fault of the host") {
 		t.Fatalf("%+v", failed)
 	}
 	again, err := w.Retry(t.Context(), alice, failed.ID, nil)
@@ -169,7 +174,8 @@ func TestRetry(t *testing.T) {
 		t.Fatalf("%+v, %v", again, err)
 	}
 	b, log := w.ended(again.ID)
-	if b.Status != api.BuildFailed || b.Code != api.Invalid || b.Step != "3/3 RUN false" || b.StepsDone != 2 || !strings.Contains(log, "kept") {
+	if b.Status != api.BuildFailed || b.Code != api.Invalid || b.Step != "3/3 RUN false" || b.StepsDone != 2 ||
+		!strings.Contains(log, "kept") {
 		t.Errorf("%+v\n%s", b, log)
 	}
 	if _, err := w.Retry(t.Context(), eve, b.ID, nil); api.CodeOf(err) != api.NotFound {
@@ -182,7 +188,8 @@ func TestRetry(t *testing.T) {
 	if err := os.RemoveAll(filepath.Join(w.cfg.Dir, "inputs", string(b.ID))); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.Retry(t.Context(), alice, b.ID, nil); api.CodeOf(err) != api.Gone || !strings.Contains(err.Error(), "send them again") {
+	if _, err := w.Retry(t.Context(), alice, b.ID, nil); api.CodeOf(err) != api.Gone ||
+		!strings.Contains(err.Error(), "send them again") {
 		t.Errorf("without its files: %v", err)
 	}
 	w.clean(1)
@@ -218,7 +225,9 @@ func TestWorkspacesShareNothing(t *testing.T) {
 	if _, err := w.Get(t.Context(), eve, first.ID); api.CodeOf(err) != api.NotFound {
 		t.Errorf("a build of another workspace: %v", err)
 	}
-	if err := w.Logs(t.Context(), eve, first.ID, 0, false, func(api.BuildLine) error { return nil }); api.CodeOf(err) != api.NotFound {
+	if err := w.Logs(t.Context(), eve, first.ID, 0, false, func(api.BuildLine) error { return nil }); api.CodeOf(
+		err,
+	) != api.NotFound {
 		t.Errorf("its log: %v", err)
 	}
 	if _, err := w.templates.Get(t.Context(), eve, "hers"); api.CodeOf(err) != api.NotFound {
@@ -247,7 +256,10 @@ func TestDeadlines(t *testing.T) {
 	spec := dockerfileOf("app", "FROM base\nRUN echo before\nRUN echo out && sleep 1000\n")
 	spec.StepSeconds = 1
 	b, log := w.ended(w.begin(spec, nil).ID)
-	if b.Code != api.Timeout || b.Step != "2/2 RUN echo out && sleep 1000" || !strings.Contains(b.Error, "longer than 1s") || !strings.Contains(b.Error, "out") || b.StepsDone != 1 {
+	if b.Code != api.Timeout || b.Step != "2/2 RUN echo out && sleep 1000" ||
+		!strings.Contains(b.Error, "longer than 1s") ||
+		!strings.Contains(b.Error, "out") ||
+		b.StepsDone != 1 {
 		t.Errorf("a step that hangs: %+v\n%s", b, log)
 	}
 	w.clean(1)
@@ -336,7 +348,9 @@ func TestSweepOfLayers(t *testing.T) {
 func TestSweepOfBuilds(t *testing.T) {
 	w := newWorld(t, nil)
 	done, _ := w.built(runs("a", 0), nil)
-	failed, _ := w.ended(w.begin(dockerfileOf("never", "FROM base\nCOPY x /\nRUN false\n"), map[string]string{"x": "y"}).ID)
+	failed, _ := w.ended(
+		w.begin(dockerfileOf("never", "FROM base\nCOPY x /\nRUN false\n"), map[string]string{"x": "y"}).ID,
+	)
 	w.cfg.KeepInputs = time.Nanosecond
 	w.restart()
 	w.Sweep(t.Context())
@@ -351,7 +365,8 @@ func TestSweepOfBuilds(t *testing.T) {
 			t.Errorf("build %s: %v", id, err)
 		}
 	}
-	if rows, err := w.db.Read().Templates(t.Context(), string(alice.Workspace)); err != nil || len(rows) != 1 || rows[0].Name != "a0" {
+	if rows, err := w.db.Read().Templates(t.Context(), string(alice.Workspace)); err != nil || len(rows) != 1 ||
+		rows[0].Name != "a0" {
 		t.Errorf("templates %+v, %v", rows, err)
 	}
 	if got := w.holds("a0", "/none"); strings.Contains(got, "template") {

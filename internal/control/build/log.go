@@ -78,7 +78,17 @@ func (j *journal) put(level, step, line string) {
 		level, line = levelWarn, fmt.Sprintf("the log is full at %d MiB: further output is left out", maxLogBytes>>20)
 	}
 	j.last++
-	j.tail = append(j.tail, store.BuildLine{Build: j.build, Seq: j.last, At: store.Micros(time.Now()), Level: level, Step: step, Line: strings.ReplaceAll(line, "\x00", "")})
+	j.tail = append(
+		j.tail,
+		store.BuildLine{
+			Build: j.build,
+			Seq:   j.last,
+			At:    store.Micros(time.Now()),
+			Level: level,
+			Step:  step,
+			Line:  strings.ReplaceAll(line, "\x00", ""),
+		},
+	)
 }
 
 // flush writes what was added, each line once whoever asks for it.
@@ -89,7 +99,11 @@ func (j *journal) flush(ctx context.Context) error {
 	batch := j.tail[:min(len(j.tail), logPage)]
 	j.mu.Unlock()
 	for len(batch) > 0 {
-		err := j.db.Write(ctx, "build log", func(ctx context.Context, tx *store.Tx) error { return tx.AppendBuildLines(ctx, batch) })
+		err := j.db.Write(
+			ctx,
+			"build log",
+			func(ctx context.Context, tx *store.Tx) error { return tx.AppendBuildLines(ctx, batch) },
+		)
 		if err != nil {
 			return err
 		}
@@ -138,7 +152,14 @@ func (j *journal) peek(after int64) (lines []store.BuildLine, changed <-chan str
 
 // Logs gives the lines of a build with numbers above after to yield, in order. With follow it goes on until
 // the build has ended.
-func (s *Service) Logs(ctx context.Context, p auth.Principal, id api.BuildID, after int64, follow bool, yield func(api.BuildLine) error) error {
+func (s *Service) Logs(
+	ctx context.Context,
+	p auth.Principal,
+	id api.BuildID,
+	after int64,
+	follow bool,
+	yield func(api.BuildLine) error,
+) error {
 	if _, err := s.find(ctx, p, id); err != nil {
 		return err
 	}

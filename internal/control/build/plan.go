@@ -92,7 +92,11 @@ func (b bases) find(ref string) (base, error) {
 	default:
 		image, err := b.a.s.registry.Find(b.ctx, ref, b.a.spec.Registry)
 		if err != nil && !strings.ContainsAny(ref, "/:@") {
-			err = api.Wrap(api.CodeOf(err), err, fmt.Sprintf("there is no template %s here, and as an image: %s", ref, err))
+			err = api.Wrap(
+				api.CodeOf(err),
+				err,
+				fmt.Sprintf("there is no template %s here, and as an image: %s", ref, err),
+			)
 		}
 		if err != nil {
 			return out, err
@@ -187,7 +191,8 @@ func (a *attempt) planSteps(ctx context.Context) error {
 		return err
 	}
 	if a.spec.ImageRef != "" && from.image == nil {
-		return api.Errorf(api.Invalid, "image_ref: %s is a template of this server: use from_template or a Dockerfile", ref).With("field", "image_ref")
+		return api.Errorf(api.Invalid, "image_ref: %s is a template of this server: use from_template or a Dockerfile", ref).
+			With("field", "image_ref")
 	}
 	config := from.config().Config
 	if from.template != nil {
@@ -206,7 +211,14 @@ func (a *attempt) addSteps(st *stage) error {
 	env, user, dir := maps.Clone(st.config.Env), st.config.User, st.config.Workdir
 	forced := -1
 	for i, e := range a.spec.Steps {
-		step := dockerfile.Step{Line: i + 1, Text: e.Type + " " + strings.Join(e.Args, " "), User: user, Workdir: orRoot(dir), Env: env, Shell: []string{"/bin/sh", "-c"}}
+		step := dockerfile.Step{
+			Line:    i + 1,
+			Text:    e.Type + " " + strings.Join(e.Args, " "),
+			User:    user,
+			Workdir: orRoot(dir),
+			Env:     env,
+			Shell:   []string{"/bin/sh", "-c"},
+		}
 		switch e.Type {
 		case "RUN":
 			step.Kind, step.Run = dockerfile.KindRun, &dockerfile.Run{Argv: []string{"/bin/bash", "-c", e.Args[0]}}

@@ -26,12 +26,22 @@ func (s *Service) Reserve(ctx context.Context, p auth.Principal, req api.BuildRe
 	if err != nil {
 		return api.Build{}, err
 	}
-	row := store.Build{ID: string(api.NewBuildID()), Workspace: string(p.Workspace), Template: template.ID, Name: template.Name,
-		State: stateWaiting, Created: store.Micros(time.Now())}
+	row := store.Build{
+		ID:        string(api.NewBuildID()),
+		Workspace: string(p.Workspace),
+		Template:  template.ID,
+		Name:      template.Name,
+		State:     stateWaiting,
+		Created:   store.Micros(time.Now()),
+	}
 	if row.Spec, err = (Spec{BuildRequest: req}).encode(); err != nil {
 		return api.Build{}, api.AsError(err)
 	}
-	err = s.db.Write(ctx, "build reserve", func(ctx context.Context, tx *store.Tx) error { return tx.InsertBuild(ctx, &row) })
+	err = s.db.Write(
+		ctx,
+		"build reserve",
+		func(ctx context.Context, tx *store.Tx) error { return tx.InsertBuild(ctx, &row) },
+	)
 	if err != nil {
 		return api.Build{}, api.AsError(err)
 	}
@@ -96,7 +106,11 @@ func (s *Service) sweepWaiting(ctx context.Context) error {
 		if time.Since(store.Time(r.Created)) < keepWaiting {
 			continue
 		}
-		err := s.db.Write(ctx, "build forget", func(ctx context.Context, tx *store.Tx) error { return tx.DeleteBuild(ctx, r.ID) })
+		err := s.db.Write(
+			ctx,
+			"build forget",
+			func(ctx context.Context, tx *store.Tx) error { return tx.DeleteBuild(ctx, r.ID) },
+		)
 		all = errors.Join(all, err, s.templates.Forget(ctx, r.Template), os.RemoveAll(s.dir("inputs", r.ID)))
 	}
 	return all

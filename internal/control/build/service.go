@@ -124,7 +124,8 @@ type Service struct {
 
 // New makes a service; it touches nothing.
 func New(cfg Config, deps Deps) (*Service, error) {
-	if cfg.Dir == "" || deps.Store == nil || deps.Host == nil || deps.Templates == nil || deps.Sandboxes == nil || deps.Log == nil {
+	if cfg.Dir == "" || deps.Store == nil || deps.Host == nil || deps.Templates == nil || deps.Sandboxes == nil ||
+		deps.Log == nil {
 		return nil, errors.New("build: directory, store, host, templates, sandboxes and log are required")
 	}
 	return &Service{
@@ -224,7 +225,9 @@ func (s *Service) next(ctx context.Context) (*attempt, error) {
 		if row.State != stateQueued || running[row.Workspace] >= s.cfg.PerWorkspace {
 			continue
 		}
-		row.State, row.Owner, row.Attempt, row.Started = stateRunning, s.instance, row.Attempt+1, store.Micros(time.Now())
+		row.State, row.Owner, row.Attempt, row.Started = stateRunning, s.instance, row.Attempt+1, store.Micros(
+			time.Now(),
+		)
 		err := s.db.Write(ctx, "build begin", func(ctx context.Context, tx *store.Tx) error {
 			return tx.UpdateBuild(ctx, &row, []string{stateQueued}, "state", "owner", "attempt", "started")
 		})

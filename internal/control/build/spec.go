@@ -72,10 +72,12 @@ func (sp Spec) check() error {
 	if err := sp.BuildRequest.Validate(); err != nil {
 		return err
 	}
-	none := sp.Dockerfile == "" && sp.ImageRef == "" && sp.FromSandbox == "" && sp.FromSnapshot == "" && sp.FromTemplate == ""
+	none := sp.Dockerfile == "" && sp.ImageRef == "" && sp.FromSandbox == "" && sp.FromSnapshot == "" &&
+		sp.FromTemplate == ""
 	switch {
 	case none && !sp.Rootfs:
-		return api.Errorf(api.Invalid, "dockerfile: a build needs a source: a Dockerfile, image_ref, rootfs, from_sandbox, from_snapshot or from_template").With("field", "dockerfile")
+		return api.Errorf(api.Invalid, "dockerfile: a build needs a source: a Dockerfile, image_ref, rootfs, from_sandbox, from_snapshot or from_template").
+			With("field", "dockerfile")
 	case !none && sp.Rootfs:
 		return api.Errorf(api.Invalid, "rootfs: name one source of the build").With("field", "rootfs")
 	}
@@ -109,7 +111,10 @@ func (st Step) check() error {
 
 // parseDockerfile reads a Dockerfile with what base says of its references.
 func (sp Spec) parseDockerfile(base func(ref string) (dockerfile.Base, error)) (*dockerfile.Plan, error) {
-	plan, err := dockerfile.Parse([]byte(sp.Dockerfile), dockerfile.Options{Args: sp.Args, Target: sp.Target, Base: base})
+	plan, err := dockerfile.Parse(
+		[]byte(sp.Dockerfile),
+		dockerfile.Options{Args: sp.Args, Target: sp.Target, Base: base},
+	)
 	if err != nil {
 		return nil, fmt.Errorf("read Dockerfile: %w", err)
 	}

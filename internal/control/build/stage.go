@@ -152,7 +152,11 @@ func (a *attempt) run(ctx context.Context, n, first int, from origin) (origin, e
 		if layer, err = a.keep(ctx, b, st.keys[i+1]); err != nil {
 			return origin{}, err
 		}
-		a.journal.say(levelInfo, title, fmt.Sprintf("done in %.1f s, kept in %.1f s", ran.Seconds(), (time.Since(began)-ran).Seconds()))
+		a.journal.say(
+			levelInfo,
+			title,
+			fmt.Sprintf("done in %.1f s, kept in %.1f s", ran.Seconds(), (time.Since(began)-ran).Seconds()),
+		)
 	}
 	return origin{snapshot: layer}, b.destroy(ctx)
 }
@@ -160,7 +164,12 @@ func (a *attempt) run(ctx context.Context, n, first int, from origin) (origin, e
 // machine makes a machine of an origin.
 func (a *attempt) machine(ctx context.Context, from origin) (*box, error) {
 	a.count++
-	req := hostapi.Create{ID: hostapi.MachineID(fmt.Sprintf("%sm%d", a.row.ID, a.count)), Hostname: "build", Labels: a.labels(), DiskMiB: a.spec.SizeMB}
+	req := hostapi.Create{
+		ID:       hostapi.MachineID(fmt.Sprintf("%sm%d", a.row.ID, a.count)),
+		Hostname: "build",
+		Labels:   a.labels(),
+		DiskMiB:  a.spec.SizeMB,
+	}
 	switch {
 	case from.snapshot != "":
 		req.Snapshot = hostapi.SnapshotID(from.snapshot)
@@ -227,7 +236,11 @@ func (a *attempt) importImage(ctx context.Context, from origin) (hostapi.ImageID
 }
 
 // importFrom imports what write writes.
-func (a *attempt) importFrom(ctx context.Context, id hostapi.ImageID, write func(context.Context, io.Writer) error) error {
+func (a *attempt) importFrom(
+	ctx context.Context,
+	id hostapi.ImageID,
+	write func(context.Context, io.Writer) error,
+) error {
 	r, w := io.Pipe()
 	written := make(chan error, 1)
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -250,7 +263,11 @@ func (a *attempt) importFrom(ctx context.Context, id hostapi.ImageID, write func
 	if err != nil {
 		return err
 	}
-	a.journal.say(levelInfo, a.row.Step, fmt.Sprintf("imported %d files, %s, in %.1f s", image.Files, size(image.Bytes), time.Since(began).Seconds()))
+	a.journal.say(
+		levelInfo,
+		a.row.Step,
+		fmt.Sprintf("imported %d files, %s, in %.1f s", image.Files, size(image.Bytes), time.Since(began).Seconds()),
+	)
 	return a.did("import")
 }
 
@@ -287,7 +304,16 @@ func (a *attempt) publish(ctx context.Context, made origin) (hostapi.Publish, er
 		Start: a.spec.Start, Ready: a.spec.Ready}
 	if t := a.rootTemplate(len(a.stages) - 1); t != nil {
 		req.User, req.Workdir = cmp.Or(req.User, t.User), cmp.Or(req.Workdir, t.Workdir)
-		req.VCPUs, req.MemoryMiB, req.DiskMiB = cmp.Or(req.VCPUs, t.CPU), cmp.Or(req.MemoryMiB, t.MemoryMB), max(req.DiskMiB, t.DiskMB)
+		req.VCPUs, req.MemoryMiB, req.DiskMiB = cmp.Or(
+			req.VCPUs,
+			t.CPU,
+		), cmp.Or(
+			req.MemoryMiB,
+			t.MemoryMB,
+		), max(
+			req.DiskMiB,
+			t.DiskMB,
+		)
 		a.limits = t.Limits
 	}
 	req.User, req.Workdir = cmp.Or(req.User, "root"), cmp.Or(req.Workdir, "/")
@@ -331,7 +357,8 @@ func (a *attempt) commands(st *stage, req *hostapi.Publish) {
 func quoteAll(argv []string) string {
 	out := make([]string, 0, len(argv))
 	for _, arg := range argv {
-		if arg != "" && strings.Trim(arg, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+./:=,@%") == "" {
+		if arg != "" &&
+			strings.Trim(arg, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+./:=,@%") == "" {
 			out = append(out, arg)
 			continue
 		}
@@ -364,7 +391,10 @@ func (a *attempt) fromRootfs(ctx context.Context) (hostapi.Publish, string, erro
 	})
 	return hostapi.Publish{
 		Image: id, VCPUs: cmp.Or(a.spec.CPU, defaultVCPUs), MemoryMiB: cmp.Or(a.spec.MemoryMB, defaultMemoryMiB), DiskMiB: a.spec.SizeMB,
-		User: cmp.Or(a.spec.User, "root"), Workdir: cmp.Or(a.spec.Workdir, "/"), Start: a.spec.Start, Ready: a.spec.Ready, Warm: a.spec.Warm,
+		User: cmp.Or(
+			a.spec.User,
+			"root",
+		), Workdir: cmp.Or(a.spec.Workdir, "/"), Start: a.spec.Start, Ready: a.spec.Ready, Warm: a.spec.Warm,
 	}, "root file system", err
 }
 
@@ -385,9 +415,22 @@ func (a *attempt) fromSnapshot(ctx context.Context) (_ hostapi.Publish, _ string
 	if err != nil || row.Workspace != a.row.Workspace {
 		return hostapi.Publish{}, "", api.Errorf(api.NotFound, "snapshot %s not found", id)
 	}
-	req := hostapi.Publish{KeepMemory: a.spec.Memory, VCPUs: cmp.Or(a.spec.CPU, row.VCPUs), MemoryMiB: cmp.Or(a.spec.MemoryMB, row.MemoryMiB),
-		DiskMiB: max(a.spec.SizeMB, row.DiskMiB), User: cmp.Or(a.spec.User, row.User, "root"), Workdir: cmp.Or(a.spec.Workdir, row.Workdir, "/"),
-		Env: row.Env, Start: a.spec.Start, Ready: a.spec.Ready, Warm: a.spec.Warm, Snapshot: passingID(a.row.ID)}
+	req := hostapi.Publish{
+		KeepMemory: a.spec.Memory,
+		VCPUs:      cmp.Or(a.spec.CPU, row.VCPUs),
+		MemoryMiB:  cmp.Or(a.spec.MemoryMB, row.MemoryMiB),
+		DiskMiB: max(
+			a.spec.SizeMB,
+			row.DiskMiB,
+		),
+		User:     cmp.Or(a.spec.User, row.User, "root"),
+		Workdir:  cmp.Or(a.spec.Workdir, row.Workdir, "/"),
+		Env:      row.Env,
+		Start:    a.spec.Start,
+		Ready:    a.spec.Ready,
+		Warm:     a.spec.Warm,
+		Snapshot: passingID(a.row.ID),
+	}
 	if row.Limits != "" {
 		if err := json.Unmarshal([]byte(row.Limits), &a.limits); err != nil {
 			return req, "", fmt.Errorf("limits of snapshot %s: %w", id, err)
@@ -412,8 +455,13 @@ func (a *attempt) resize(ctx context.Context) (hostapi.Publish, string, error) {
 	}
 	a.limits = t.Limits
 	return hostapi.Publish{
-		Template: hostapi.TemplateName(t.Host), VCPUs: cmp.Or(a.spec.CPU, t.CPU), MemoryMiB: cmp.Or(a.spec.MemoryMB, t.MemoryMB),
-		DiskMiB: max(a.spec.SizeMB, t.DiskMB), User: cmp.Or(a.spec.User, t.User), Workdir: cmp.Or(a.spec.Workdir, t.Workdir), Env: t.Env,
+		Template: hostapi.TemplateName(
+			t.Host,
+		), VCPUs: cmp.Or(a.spec.CPU, t.CPU), MemoryMiB: cmp.Or(a.spec.MemoryMB, t.MemoryMB),
+		DiskMiB: max(
+			a.spec.SizeMB,
+			t.DiskMB,
+		), User: cmp.Or(a.spec.User, t.User), Workdir: cmp.Or(a.spec.Workdir, t.Workdir), Env: t.Env,
 		Start: cmp.Or(a.spec.Start, t.Start), Ready: cmp.Or(a.spec.Ready, t.Ready), Warm: a.spec.Warm,
 	}, t.Base, nil
 }

@@ -28,14 +28,24 @@ const (
 )
 
 // step runs one step in the machine.
-func (a *attempt) step(ctx context.Context, b *box, st dockerfile.Step, files *dockerfile.Selection, title string) error {
+func (a *attempt) step(
+	ctx context.Context,
+	b *box,
+	st dockerfile.Step,
+	files *dockerfile.Selection,
+	title string,
+) error {
 	limit := a.s.cfg.StepLimit
 	if s := time.Duration(a.spec.StepSeconds) * time.Second; s > 0 {
 		limit = min(limit, s)
 	}
 	user, group, _ := strings.Cut(st.User, ":")
 	if group != "" && group != user {
-		a.journal.say(levelWarn, title, fmt.Sprintf("the step runs with the groups of user %s; the group %s is not taken", user, group))
+		a.journal.say(
+			levelWarn,
+			title,
+			fmt.Sprintf("the step runs with the groups of user %s; the group %s is not taken", user, group),
+		)
 	}
 	t := task{title: title, limit: limit}
 	switch st.Kind {
@@ -72,7 +82,12 @@ func (b *box) runStep(ctx context.Context, t task, st dockerfile.Step, user stri
 		user = "root"
 	}
 	if st.Run.ScriptPath != "" {
-		_, err := b.guest.Write(ctx, st.Run.ScriptPath, guestapi.WriteOptions{User: user, Mode: 0o755, Size: int64(len(st.Run.Script))}, strings.NewReader(st.Run.Script))
+		_, err := b.guest.Write(
+			ctx,
+			st.Run.ScriptPath,
+			guestapi.WriteOptions{User: user, Mode: 0o755, Size: int64(len(st.Run.Script))},
+			strings.NewReader(st.Run.Script),
+		)
 		if err != nil {
 			return failed(t.title, err.Error())
 		}
@@ -165,7 +180,11 @@ func (b *box) copyStage(ctx context.Context, t task, st dockerfile.Step) error {
 		take.Chown = "0:0"
 	}
 	t.stdin = func(ctx context.Context, w io.Writer) error {
-		return other.program(ctx, task{title: t.title, limit: t.limit, stdout: w}, guestapi.ProcessSpec{Argv: argv, User: "root", Dir: "/"})
+		return other.program(
+			ctx,
+			task{title: t.title, limit: t.limit, stdout: w},
+			guestapi.ProcessSpec{Argv: argv, User: "root", Dir: "/"},
+		)
 	}
 	if err := b.program(ctx, t, unpackSpec(&take)); err != nil {
 		return err
@@ -210,7 +229,8 @@ func (b *box) program(ctx context.Context, t task, spec guestapi.ProcessSpec) er
 	case feedFault(ferr) != nil:
 		return feedFault(ferr)
 	case exit.TimedOut:
-		return api.Errorf(api.Timeout, "step %s: it took longer than %s%s", t.title, t.limit, tail).With("step", t.title)
+		return api.Errorf(api.Timeout, "step %s: it took longer than %s%s", t.title, t.limit, tail).
+			With("step", t.title)
 	case exit.Error != "":
 		return failed(t.title, exit.Error)
 	case exit.OutOfMemory:

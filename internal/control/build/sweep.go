@@ -53,13 +53,18 @@ func (s *Service) sweep(ctx context.Context) {
 
 // sweepBuilds removes rows and logs of builds that ended long ago, and templates that only were to be.
 func (s *Service) sweepBuilds(ctx context.Context) error {
-	rows, err := s.db.Read().Builds(ctx, store.BuildQuery{EndedBefore: store.Micros(time.Now().Add(-s.cfg.KeepBuilds)), Limit: 1000})
+	rows, err := s.db.Read().
+		Builds(ctx, store.BuildQuery{EndedBefore: store.Micros(time.Now().Add(-s.cfg.KeepBuilds)), Limit: 1000})
 	if err != nil {
 		return err
 	}
 	var all error
 	for _, r := range rows {
-		err := s.db.Write(ctx, "build forget", func(ctx context.Context, tx *store.Tx) error { return tx.DeleteBuild(ctx, r.ID) })
+		err := s.db.Write(
+			ctx,
+			"build forget",
+			func(ctx context.Context, tx *store.Tx) error { return tx.DeleteBuild(ctx, r.ID) },
+		)
 		all = errors.Join(all, err, s.removeInputs(r.ID), s.templates.Forget(ctx, r.Template))
 	}
 	return all
@@ -136,7 +141,11 @@ func (s *Service) sweepLayers(ctx context.Context) error {
 			continue
 		}
 		space[l.Workspace] -= l.Bytes
-		err := s.db.Write(ctx, "layer forget", func(ctx context.Context, tx *store.Tx) error { return tx.DeleteLayer(ctx, l.Workspace, l.Name) })
+		err := s.db.Write(
+			ctx,
+			"layer forget",
+			func(ctx context.Context, tx *store.Tx) error { return tx.DeleteLayer(ctx, l.Workspace, l.Name) },
+		)
 		if err == nil {
 			err = s.deleteSnapshot(ctx, hostapi.SnapshotID(l.Snapshot))
 		}
@@ -183,14 +192,21 @@ func (s *Service) sweepHost(ctx context.Context) error {
 		}
 	}
 	for _, m := range machines {
-		drop(m.Labels, string(m.ID), builds(m.Labels["build"]), func() error { return s.host.Destroy(ctx, m.ID, "its build is gone") })
+		drop(
+			m.Labels,
+			string(m.ID),
+			builds(m.Labels["build"]),
+			func() error { return s.host.Destroy(ctx, m.ID, "its build is gone") },
+		)
 	}
 	for _, h := range snapshots {
-		owned := builds(h.Labels["build"]) || slices.ContainsFunc(layers, func(l store.Layer) bool { return l.Snapshot == string(h.ID) })
+		owned := builds(h.Labels["build"]) ||
+			slices.ContainsFunc(layers, func(l store.Layer) bool { return l.Snapshot == string(h.ID) })
 		drop(h.Labels, string(h.ID), owned, func() error { return s.deleteSnapshot(ctx, h.ID) })
 	}
 	for _, t := range templates {
-		owned := builds(string(t.Name)) || slices.ContainsFunc(versions, func(v store.Version) bool { return v.ID == string(t.Name) })
+		owned := builds(string(t.Name)) ||
+			slices.ContainsFunc(versions, func(v store.Version) bool { return v.ID == string(t.Name) })
 		drop(t.Labels, string(t.Name), owned, func() error { return s.host.DeleteTemplate(ctx, t.Name) })
 	}
 	for _, i := range images { // an image is named after its build, which another store may have

@@ -106,7 +106,17 @@ func (w *world) start() {
 	if found == nil {
 		found = w
 	}
-	w.Service, err = build.New(w.cfg, build.Deps{Store: w.db, Host: w.h, Templates: w.templates, Sandboxes: w.boxes, Registry: found, Log: slog.New(slog.DiscardHandler)})
+	w.Service, err = build.New(
+		w.cfg,
+		build.Deps{
+			Store:     w.db,
+			Host:      w.h,
+			Templates: w.templates,
+			Sandboxes: w.boxes,
+			Registry:  found,
+			Log:       slog.New(slog.DiscardHandler),
+		},
+	)
 	if err == nil {
 		err = w.Open(w.t.Context())
 	}
@@ -140,21 +150,26 @@ func (w *world) Find(_ context.Context, ref string, _ *api.RegistryAuth) (build.
 	if !ok {
 		return build.Image{}, api.Errorf(api.NotFound, "image %s not found", ref)
 	}
-	return build.Image{Digest: i.digest, Bytes: 1 << 20, Base: dockerfile.Base{Config: i.config}, Flatten: func(_ context.Context, to io.Writer) error {
-		out := tar.NewWriter(to)
-		for name, data := range i.files {
-			if err := out.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: int64(len(data)), Mode: 0o644}); err != nil {
-				return err
+	return build.Image{
+		Digest: i.digest,
+		Bytes:  1 << 20,
+		Base:   dockerfile.Base{Config: i.config},
+		Flatten: func(_ context.Context, to io.Writer) error {
+			out := tar.NewWriter(to)
+			for name, data := range i.files {
+				if err := out.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: int64(len(data)), Mode: 0o644}); err != nil {
+					return err
+				}
+				if _, err := io.WriteString(out, data); err != nil {
+					return err
+				}
 			}
-			if _, err := io.WriteString(out, data); err != nil {
-				return err
+			if i.breaks != nil {
+				return i.breaks
 			}
-		}
-		if i.breaks != nil {
-			return i.breaks
-		}
-		return out.Close()
-	}}, i.err
+			return out.Close()
+		},
+	}, i.err
 }
 
 // files makes the context of a build.

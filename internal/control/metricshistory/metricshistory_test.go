@@ -54,7 +54,9 @@ func (m *measured) Usage(_ context.Context, who auth.Principal, id api.SandboxID
 		return api.Usage{}, nil
 	}
 	up := time.Since(m.began).Seconds()
-	return api.Usage{Guest: &api.Inside{CPUs: 2, CPUBusySeconds: up, UptimeSeconds: up, MemTotalBytes: 100, MemAvailableBytes: 40}}, nil
+	return api.Usage{
+		Guest: &api.Inside{CPUs: 2, CPUBusySeconds: up, UptimeSeconds: up, MemTotalBytes: 100, MemAvailableBytes: 40},
+	}, nil
 }
 
 func TestHistory(t *testing.T) {
@@ -83,7 +85,8 @@ func TestHistory(t *testing.T) {
 		pass(time.Minute + time.Second)
 		// The first sample only begins; each after it tells of the time since the one before.
 		all := between(asked, time.Now())
-		if len(all) != 12 || all[1].CPUPercent() != 50 || all[1].Inside.MemAvailableBytes != 40 || !all[11].At.After(all[10].At) {
+		if len(all) != 12 || all[1].CPUPercent() != 50 || all[1].Inside.MemAvailableBytes != 40 ||
+			!all[11].At.After(all[10].At) {
 			t.Fatalf("%d measurements: %+v", len(all), all)
 		}
 		if part := between(asked.Add(20*time.Second), asked.Add(40*time.Second)); len(part) != 5 {
@@ -164,7 +167,12 @@ func TestResident(t *testing.T) {
 		{time.Hour, time.Second, 8, 10, 10},
 	} {
 		at = at.Add(step.after)
-		got := h.Resident(auth.Principal{}, "one", at, api.Usage{PID: step.pid, UptimeSeconds: step.up.Seconds(), HostRSSBytes: step.rss})
+		got := h.Resident(
+			auth.Principal{},
+			"one",
+			at,
+			api.Usage{PID: step.pid, UptimeSeconds: step.up.Seconds(), HostRSSBytes: step.rss},
+		)
 		if got != step.want {
 			t.Errorf("step %d: %v byte seconds, want %v", i, got, step.want)
 		}
@@ -183,7 +191,12 @@ func TestHistoryIsBounded(t *testing.T) {
 	}
 	h.Asked(auth.Principal{}, "long", at, Point{At: at}) // of before is not taken
 	for i := range maxSeries {
-		h.Asked(auth.Principal{}, api.SandboxID(fmt.Sprint("box", i)), at.Add(time.Duration(i+1)*time.Hour), Point{At: at})
+		h.Asked(
+			auth.Principal{},
+			api.SandboxID(fmt.Sprint("box", i)),
+			at.Add(time.Duration(i+1)*time.Hour),
+			Point{At: at},
+		)
 	}
 	if _, there := h.of["long"]; there || len(h.of) != maxSeries {
 		t.Errorf("%d sandboxes are remembered, and the oldest question's %v", len(h.of), there)

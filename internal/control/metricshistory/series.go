@@ -27,7 +27,12 @@ func (h *History) Worked(ctx context.Context, p auth.Principal, id api.SandboxID
 		return api.Worked{}, err
 	}
 	sum := h.Resident(p, id, time.Now(), u)
-	return api.Worked{SandboxID: id, UptimeSeconds: u.UptimeSeconds, ActiveCPUSeconds: u.HostCPUSeconds, ResidentGiBSeconds: sum / (1 << 30)}, nil
+	return api.Worked{
+		SandboxID:          id,
+		UptimeSeconds:      u.UptimeSeconds,
+		ActiveCPUSeconds:   u.HostCPUSeconds,
+		ResidentGiBSeconds: sum / (1 << 30),
+	}, nil
 }
 
 // Series tells what was measured of a sandbox, by a query with from, to and step as the API has them; without an end
@@ -37,7 +42,8 @@ func (h *History) Series(ctx context.Context, p auth.Principal, id api.SandboxID
 	out := api.Series{SandboxID: id, Step: cmp.Or(q.Get("step"), "15s")}
 	step, ok := steps[out.Step]
 	if !ok {
-		return api.Series{}, api.Errorf(api.Invalid, "step: %.60q is not 15s, 1m, 5m or 1h", out.Step).With("field", "step")
+		return api.Series{}, api.Errorf(api.Invalid, "step: %.60q is not 15s, 1m, 5m or 1h", out.Step).
+			With("field", "step")
 	}
 	from, err := moment(q, "from")
 	if err != nil {
@@ -57,7 +63,8 @@ func (h *History) Series(ctx context.Context, p auth.Principal, id api.SandboxID
 		from = to.Add(-defaultSpan)
 	}
 	if to.Before(from) {
-		return api.Series{}, api.Errorf(api.Invalid, "to: %s lies before from, %s", to.UTC().Format(time.RFC3339), from.UTC().Format(time.RFC3339)).With("field", "to")
+		return api.Series{}, api.Errorf(api.Invalid, "to: %s lies before from, %s", to.UTC().Format(time.RFC3339), from.UTC().Format(time.RFC3339)).
+			With("field", "to")
 	}
 	out.From, out.To, out.StepSeconds = from.UTC(), to.UTC(), int(step/time.Second)
 	out.Points = inSteps(h.Points(id), from, to, step)
@@ -76,7 +83,8 @@ func moment(q url.Values, name string) (time.Time, error) {
 	}
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || n < 0 || n > latest {
-		return time.Time{}, api.Errorf(api.Invalid, "%s: %.60q is neither RFC 3339 nor seconds since 1970", name, text).With("field", name)
+		return time.Time{}, api.Errorf(api.Invalid, "%s: %.60q is neither RFC 3339 nor seconds since 1970", name, text).
+			With("field", name)
 	}
 	return time.Unix(n, 0), nil
 }

@@ -28,7 +28,10 @@ func benchService(b *testing.B) *sandbox.Service {
 	if err != nil {
 		b.Fatal(err)
 	}
-	s, err := sandbox.New(sandbox.Defaults(), sandbox.Deps{Store: db, Host: host, Templates: templates, Log: slog.New(slog.DiscardHandler)})
+	s, err := sandbox.New(
+		sandbox.Defaults(),
+		sandbox.Deps{Store: db, Host: host, Templates: templates, Log: slog.New(slog.DiscardHandler)},
+	)
 	if err != nil {
 		b.Fatal(err)
 	}

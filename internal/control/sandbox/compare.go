@@ -72,7 +72,8 @@ func (s *Service) reconcile(ctx context.Context, orphans orphanage) error {
 		}
 	}
 	for _, m := range machines {
-		if !owned[string(m.ID)] && m.Labels[hostapi.LabelKind] == "" { // others look after machines that are no sandbox's
+		if !owned[string(m.ID)] &&
+			m.Labels[hostapi.LabelKind] == "" { // others look after machines that are no sandbox's
 			all = errors.Join(all, s.orphan(ctx, m, orphans))
 		}
 	}
@@ -168,7 +169,10 @@ func (s *Service) settle(ctx context.Context, r *store.Sandbox, said hostapi.Eve
 		if r.Reason = said.Reason; r.Reason == "" {
 			r.Reason = "its monitor died"
 		}
-		events = []occurrence{{api.EventMachineDied, map[string]any{"reason": said.Reason}}, {api.EventFailed, map[string]any{"reason": r.Reason}}}
+		events = []occurrence{
+			{api.EventMachineDied, map[string]any{"reason": said.Reason}},
+			{api.EventFailed, map[string]any{"reason": r.Reason}},
+		}
 	case api.Hibernated:
 		events = []occurrence{{api.EventHibernated, nil}}
 	case api.Paused:
@@ -210,11 +214,19 @@ func (s *Service) died(ctx context.Context, r *store.Sandbox, said hostapi.Event
 func deathOf(said hostapi.Event) cause {
 	switch {
 	case said.OutOfMemory:
-		return cause{reason: EndedMemory, message: "its machine ran out of memory: " + said.Reason, console: said.Console}
+		return cause{
+			reason:  EndedMemory,
+			message: "its machine ran out of memory: " + said.Reason,
+			console: said.Console,
+		}
 	case said.Reason != "":
 		return cause{reason: EndedCrash, message: "its machine died: " + said.Reason, console: said.Console}
 	}
-	return cause{reason: EndedHostLost, message: "its machine was not on its host any more: the host was restarted or lost it", console: said.Console}
+	return cause{
+		reason:  EndedHostLost,
+		message: "its machine was not on its host any more: the host was restarted or lost it",
+		console: said.Console,
+	}
 }
 
 // amend puts what the host says of a death into the tombstone of a sandbox whose machine was missed
@@ -269,9 +281,23 @@ func (s *Service) orphan(ctx context.Context, m hostapi.Machine, orphans orphana
 // takeIn makes a row for a kept machine that another store knew.
 func (s *Service) takeIn(ctx context.Context, m hostapi.Machine) error {
 	now := store.Micros(time.Now())
-	r := &store.Sandbox{ID: string(m.ID), Workspace: m.Labels["workspace"], State: string(statusOf(m.State)), Owner: s.instance,
-		Template: string(m.Template), Snapshot: string(m.Snapshot), Parent: string(m.Parent), Phases: "[]",
-		Surroundings: m.Labels[surroundingsLabel], Persistent: true, OnEnd: string(api.TimeoutDelete), Created: store.Micros(m.Created), Changed: now, Active: now, Reason: m.Reason}
+	r := &store.Sandbox{
+		ID:           string(m.ID),
+		Workspace:    m.Labels["workspace"],
+		State:        string(statusOf(m.State)),
+		Owner:        s.instance,
+		Template:     string(m.Template),
+		Snapshot:     string(m.Snapshot),
+		Parent:       string(m.Parent),
+		Phases:       "[]",
+		Surroundings: m.Labels[surroundingsLabel],
+		Persistent:   true,
+		OnEnd:        string(api.TimeoutDelete),
+		Created:      store.Micros(m.Created),
+		Changed:      now,
+		Active:       now,
+		Reason:       m.Reason,
+	}
 	if err := setNetwork(r, api.Network{AllowOut: m.Egress.Allow, DenyOut: m.Egress.Deny, DenyOthers: m.Egress.DenyOthers}); err != nil {
 		return err
 	}
@@ -313,7 +339,8 @@ func (s *Service) reconcileSnapshots(ctx context.Context, orphans orphanage) err
 	for _, h := range have {
 		// One of another store may be all that is left of somebody's work: it is left alone.
 		id := string(h.ID)
-		if owned[id] || h.Labels[hostapi.LabelKind] != "" || h.Labels["store"] != s.db.ID() || !orphans.overdue(id, s.cfg.OrphanGrace) {
+		if owned[id] || h.Labels[hostapi.LabelKind] != "" || h.Labels["store"] != s.db.ID() ||
+			!orphans.overdue(id, s.cfg.OrphanGrace) {
 			continue
 		}
 		if _, err := s.db.Read().Snapshot(ctx, id); !errors.Is(err, store.ErrNotFound) {

@@ -31,7 +31,11 @@ func TestIdempotency(t *testing.T) { checkIdempotency(t, newWorld(t)) }
 func checkIdempotency(t *testing.T, w *world) {
 	w.t = t
 	ctx := t.Context()
-	req := api.CreateRequest{IdempotencyKey: "k", Metadata: map[string]string{"a": "1", "b": "2"}, Env: map[string]string{"X": "1"}}
+	req := api.CreateRequest{
+		IdempotencyKey: "k",
+		Metadata:       map[string]string{"a": "1", "b": "2"},
+		Env:            map[string]string{"X": "1"},
+	}
 	var mu sync.Mutex
 	ids := map[api.SandboxID]bool{}
 	var wg sync.WaitGroup
@@ -300,7 +304,10 @@ func checkFollowEvents(t *testing.T, w *world) {
 		t.Errorf("last %s, want 9sandbox.deleted", last)
 	}
 	stop := errors.New("stop")
-	if err := w.FollowEvents(ctx, alice, s.ID, sandbox.EventQuery{}, func(sandbox.Event) error { return stop }); !errors.Is(err, stop) {
+	if err := w.FollowEvents(ctx, alice, s.ID, sandbox.EventQuery{}, func(sandbox.Event) error { return stop }); !errors.Is(
+		err,
+		stop,
+	) {
 		t.Errorf("follow answers %v, want what yield answered", err)
 	}
 }
@@ -320,7 +327,8 @@ func TestAfterDeath(t *testing.T) {
 	}
 	defer long.Close()
 	alive, err := w.Logs(ctx, alice, s.ID)
-	if err != nil || alive.Ending != nil || len(alive.Processes) != 2 || !strings.Contains(alive.Console, "console of") {
+	if err != nil || alive.Ending != nil || len(alive.Processes) != 2 ||
+		!strings.Contains(alive.Console, "console of") {
 		t.Errorf("logs of the living %+v, %v", alive, err)
 	}
 	if err := w.Delete(ctx, alice, s.ID); err != nil {
@@ -344,7 +352,8 @@ func TestAfterDeath(t *testing.T) {
 		t.Errorf("metadata %v", m)
 	}
 	_, err = w.Pause(ctx, alice, s.ID)
-	if e := wantCode(t, err, api.NotFound, "pause of the dead"); e.Details["ended_at"] == nil || e.Details["message"] == nil {
+	if e := wantCode(t, err, api.NotFound, "pause of the dead"); e.Details["ended_at"] == nil ||
+		e.Details["message"] == nil {
 		t.Errorf("details %v", e.Details)
 	}
 	_, err = w.Explain(ctx, alice, w.create(alice, api.CreateRequest{}).ID)

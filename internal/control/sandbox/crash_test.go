@@ -41,10 +41,15 @@ var operations = []operation{
 		_, err := w.Create(ctx, alice, api.CreateRequest{Persistent: true})
 		return err
 	}, nil},
-	{"create-with-key", func(*world) api.SandboxID { return "" }, func(w *world, ctx context.Context, _ api.SandboxID) error {
-		_, err := w.Create(ctx, alice, api.CreateRequest{IdempotencyKey: "k"})
-		return err
-	}, nil},
+	{
+		"create-with-key",
+		func(*world) api.SandboxID { return "" },
+		func(w *world, ctx context.Context, _ api.SandboxID) error {
+			_, err := w.Create(ctx, alice, api.CreateRequest{IdempotencyKey: "k"})
+			return err
+		},
+		nil,
+	},
 	{"pause", started, func(w *world, ctx context.Context, id api.SandboxID) error {
 		_, err := w.Pause(ctx, alice, id)
 		return err
@@ -125,19 +130,22 @@ func (c *cutter) remove(w *world) {
 func TestCutAtEveryStep(t *testing.T) {
 	for _, op := range operations {
 		for _, dead := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s-%v", op.name, map[bool]string{true: "killed", false: "failed"}[dead]), func(t *testing.T) {
-				for at := 0; ; at++ {
-					c := &cutter{at: at, dead: dead}
-					cutOnce(t, op, c)
-					if !c.hit {
-						if at < 3 {
-							t.Errorf("only %d steps were cut: the test sees nothing", at)
+			t.Run(
+				fmt.Sprintf("%s-%v", op.name, map[bool]string{true: "killed", false: "failed"}[dead]),
+				func(t *testing.T) {
+					for at := 0; ; at++ {
+						c := &cutter{at: at, dead: dead}
+						cutOnce(t, op, c)
+						if !c.hit {
+							if at < 3 {
+								t.Errorf("only %d steps were cut: the test sees nothing", at)
+							}
+							t.Logf("cut at %d steps", at)
+							return
 						}
-						t.Logf("cut at %d steps", at)
-						return
 					}
-				}
-			})
+				},
+			)
 		}
 	}
 }
@@ -296,7 +304,9 @@ func TestDeathIsNoticed(t *testing.T) {
 	if !strings.Contains(end.Console, "console of") || !strings.Contains(end.Message, "signal 9") {
 		t.Errorf("message %q, console %q: what the host told is lost", end.Message, end.Console)
 	}
-	if len(end.Processes) != 1 || end.Processes[0].Code != 3 || end.Processes[0].Stdout != "out\n" || end.Processes[0].Stderr != "err\n" || !end.Processes[0].Exited {
+	if len(end.Processes) != 1 || end.Processes[0].Code != 3 || end.Processes[0].Stdout != "out\n" ||
+		end.Processes[0].Stderr != "err\n" ||
+		!end.Processes[0].Exited {
 		t.Errorf("processes %+v, want one that ended with 3", end.Processes)
 	}
 }
@@ -311,8 +321,17 @@ func TestDeathIsToldLate(t *testing.T) {
 	_, err := w.Guest(t.Context(), alice, s.ID)
 	wantCode(t, err, api.NotFound, "guest of a machine that is gone")
 	w.ended(s.ID, sandbox.EndedHostLost)
-	w.host.Emit(hostapi.Event{Machine: hostapi.MachineID(s.ID), Type: "died", Reason: "limit reached", OutOfMemory: true, Console: []byte("last words")})
-	if end := w.ended(s.ID, sandbox.EndedMemory); !strings.Contains(end.Message, "limit reached") || end.Console != "last words" {
+	w.host.Emit(
+		hostapi.Event{
+			Machine:     hostapi.MachineID(s.ID),
+			Type:        "died",
+			Reason:      "limit reached",
+			OutOfMemory: true,
+			Console:     []byte("last words"),
+		},
+	)
+	if end := w.ended(s.ID, sandbox.EndedMemory); !strings.Contains(end.Message, "limit reached") ||
+		end.Console != "last words" {
 		t.Errorf("ended as %+v", end)
 	}
 }

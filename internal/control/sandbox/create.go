@@ -70,7 +70,12 @@ func fingerprint(req api.CreateRequest) (string, error) {
 }
 
 // again answers what a key stands for.
-func (s *Service) again(ctx context.Context, p auth.Principal, known store.Idempotency, hash string) (api.Sandbox, error) {
+func (s *Service) again(
+	ctx context.Context,
+	p auth.Principal,
+	known store.Idempotency,
+	hash string,
+) (api.Sandbox, error) {
 	if known.Hash != hash {
 		return api.Sandbox{}, api.Errorf(api.Conflict, "the idempotency key was used for another request: use a new key").
 			With("sandbox_id", known.Sandbox)
@@ -97,17 +102,34 @@ func (s *Service) again(ctx context.Context, p auth.Principal, known store.Idemp
 func (s *Service) former(ctx context.Context, id string) (api.Sandbox, error) {
 	t, err := s.db.Read().Tombstone(ctx, id)
 	if errors.Is(err, store.ErrNotFound) {
-		return api.Sandbox{}, api.Errorf(api.Conflict, "the idempotency key was used for sandbox %s, which ended: use a new key", id)
+		return api.Sandbox{}, api.Errorf(
+			api.Conflict,
+			"the idempotency key was used for sandbox %s, which ended: use a new key",
+			id,
+		)
 	}
 	if err != nil {
 		return api.Sandbox{}, err
 	}
 	at := store.Time(t.Ended)
-	return api.Sandbox{ID: api.SandboxID(t.Sandbox), Template: t.Template, Status: api.Deleted, Metadata: shown(t.Metadata),
-		Workspace: api.Workspace(t.Workspace), CreatedAt: store.Time(t.Created), EndedAt: &at, EndReason: t.Reason}, nil
+	return api.Sandbox{
+		ID:        api.SandboxID(t.Sandbox),
+		Template:  t.Template,
+		Status:    api.Deleted,
+		Metadata:  shown(t.Metadata),
+		Workspace: api.Workspace(t.Workspace),
+		CreatedAt: store.Time(t.Created),
+		EndedAt:   &at,
+		EndReason: t.Reason,
+	}, nil
 }
 
-func (s *Service) createNew(ctx context.Context, p auth.Principal, req api.CreateRequest, hash string) (api.Sandbox, error) {
+func (s *Service) createNew(
+	ctx context.Context,
+	p auth.Principal,
+	req api.CreateRequest,
+	hash string,
+) (api.Sandbox, error) {
 	r, ask, err := s.plan(ctx, p, req)
 	if err != nil {
 		return api.Sandbox{}, err
@@ -122,7 +144,13 @@ func (s *Service) createNew(ctx context.Context, p auth.Principal, req api.Creat
 			return err
 		}
 		if hash != "" {
-			i := &store.Idempotency{Workspace: r.Workspace, Name: req.IdempotencyKey, Hash: hash, Sandbox: r.ID, Created: r.Created}
+			i := &store.Idempotency{
+				Workspace: r.Workspace,
+				Name:      req.IdempotencyKey,
+				Hash:      hash,
+				Sandbox:   r.ID,
+				Created:   r.Created,
+			}
 			if err := tx.InsertIdempotency(ctx, i); errors.Is(err, store.ErrExists) {
 				return errKeyTaken
 			} else if err != nil {
@@ -132,7 +160,12 @@ func (s *Service) createNew(ctx context.Context, p auth.Principal, req api.Creat
 		if err := tx.InsertSandbox(ctx, &r); err != nil {
 			return err
 		}
-		return s.append(ctx, tx, &r, occurrence{api.EventCreated, map[string]any{"template": r.Template, "from_snapshot": r.Snapshot}})
+		return s.append(
+			ctx,
+			tx,
+			&r,
+			occurrence{api.EventCreated, map[string]any{"template": r.Template, "from_snapshot": r.Snapshot}},
+		)
 	})
 	if err != nil {
 		return api.Sandbox{}, err
@@ -199,18 +232,25 @@ func (s *Service) admit(ctx context.Context, tx *store.Tx, p auth.Principal, mor
 	}
 	if n+more > limit {
 		return api.Errorf(api.QuotaExceeded, "the workspace has %d sandboxes and may have %d: delete some first", n, limit).
-			With("limit", limit).With("used", n)
+			With("limit", limit).
+			With("used", n)
 	}
 	return nil
 }
 
 // plan decides what is made, without making anything.
-func (s *Service) plan(ctx context.Context, p auth.Principal, req api.CreateRequest) (store.Sandbox, hostapi.Create, error) {
+func (s *Service) plan(
+	ctx context.Context,
+	p auth.Principal,
+	req api.CreateRequest,
+) (store.Sandbox, hostapi.Create, error) {
 	now := store.Micros(time.Now())
 	r := store.Sandbox{
 		ID: string(api.NewSandboxID()), Workspace: string(p.Workspace), State: string(api.Creating), Owner: s.instance,
 		Phases: "[]", Metadata: req.Metadata, Persistent: req.Persistent,
-		TTLSeconds: int64(s.cfg.DefaultTTL / time.Second), Ends: ends(req.TimeoutSeconds), OnEnd: string(cmp.Or(req.OnTimeout, api.TimeoutDelete)),
+		TTLSeconds: int64(
+			s.cfg.DefaultTTL / time.Second,
+		), Ends: ends(req.TimeoutSeconds), OnEnd: string(cmp.Or(req.OnTimeout, api.TimeoutDelete)),
 		Created: now, Changed: now, Active: now, Idempotency: req.IdempotencyKey, Env: req.Env,
 	}
 	if req.TTLSeconds != nil {
@@ -244,8 +284,18 @@ func (s *Service) plan(ctx context.Context, p auth.Principal, req api.CreateRequ
 	if req.MemoryMB > r.MemoryMiB {
 		more = req.MemoryMB // the host knows whether it can
 	}
-	ask := hostapi.Create{ID: machineID(&r), MemoryMiB: more, DiskMiB: req.Disk(), Hostname: r.ID, Env: environment(&r), Files: files(&r), Keep: r.Persistent,
-		Egress: policyOf(&r), Limits: limitsOf(r.Limits), Labels: s.labels(r.Workspace, r.Surroundings)}
+	ask := hostapi.Create{
+		ID:        machineID(&r),
+		MemoryMiB: more,
+		DiskMiB:   req.Disk(),
+		Hostname:  r.ID,
+		Env:       environment(&r),
+		Files:     files(&r),
+		Keep:      r.Persistent,
+		Egress:    policyOf(&r),
+		Limits:    limitsOf(r.Limits),
+		Labels:    s.labels(r.Workspace, r.Surroundings),
+	}
 	if r.Snapshot != "" {
 		ask.Snapshot = hostapi.SnapshotID(r.Snapshot)
 	} else {
@@ -255,7 +305,12 @@ func (s *Service) plan(ctx context.Context, p auth.Principal, req api.CreateRequ
 }
 
 // planTemplate fills in what the template says and answers its name on the host and the limits it has.
-func (s *Service) planTemplate(ctx context.Context, p auth.Principal, req api.CreateRequest, r *store.Sandbox) (hostapi.TemplateName, hostapi.Limits, error) {
+func (s *Service) planTemplate(
+	ctx context.Context,
+	p auth.Principal,
+	req api.CreateRequest,
+	r *store.Sandbox,
+) (hostapi.TemplateName, hostapi.Limits, error) {
 	name := req.Template
 	if name == "" {
 		name = s.cfg.DefaultTemplate
@@ -289,7 +344,12 @@ func sizeError(field string, asked, has int, template string) error {
 }
 
 // planSnapshot fills in what a snapshot says and answers the limits of the sandbox that it was taken of.
-func (s *Service) planSnapshot(ctx context.Context, p auth.Principal, req api.CreateRequest, r *store.Sandbox) (hostapi.Limits, error) {
+func (s *Service) planSnapshot(
+	ctx context.Context,
+	p auth.Principal,
+	req api.CreateRequest,
+	r *store.Sandbox,
+) (hostapi.Limits, error) {
 	snap, err := s.snapshot(ctx, p, req.FromSnapshot)
 	if err != nil {
 		return hostapi.Limits{}, err

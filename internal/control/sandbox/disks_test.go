@@ -12,9 +12,17 @@ import (
 // to a process that did not make it.
 func TestDataDisksAreShown(t *testing.T) {
 	w := newWorld(t)
-	w.host.AddTemplate(hostapi.Template{Name: "data", VCPUs: 1, MemoryMiB: 256, DiskMiB: 1024, Baked: true, User: "user", Workdir: "/",
-		Disks: []hostapi.DataDisk{{Name: "rows", SizeMiB: 64, Mount: "/var/rows"}, {Name: "logs", SizeMiB: 32, Mount: "/var/logs"}}})
-	want := []api.DataDisk{{Name: "rows", SizeMB: 64, MountPath: "/var/rows"}, {Name: "logs", SizeMB: 32, MountPath: "/var/logs"}}
+	w.host.AddTemplate(
+		hostapi.Template{Name: "data", VCPUs: 1, MemoryMiB: 256, DiskMiB: 1024, Baked: true, User: "user", Workdir: "/",
+			Disks: []hostapi.DataDisk{
+				{Name: "rows", SizeMiB: 64, Mount: "/var/rows"},
+				{Name: "logs", SizeMiB: 32, Mount: "/var/logs"},
+			}},
+	)
+	want := []api.DataDisk{
+		{Name: "rows", SizeMB: 64, MountPath: "/var/rows"},
+		{Name: "logs", SizeMB: 32, MountPath: "/var/logs"},
+	}
 	shows := func(what string, s api.Sandbox) {
 		t.Helper()
 		got, err := w.Get(t.Context(), alice, s.ID)

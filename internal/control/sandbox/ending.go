@@ -24,7 +24,12 @@ func (s *Service) Delete(ctx context.Context, p auth.Principal, id api.SandboxID
 		return err
 	}
 	s.locks.interrupt(string(id), errDeleted)
-	return s.end(ctx, string(id), cause{reason: EndedByUser, by: p.KeyPrefix, message: "it was deleted by its user"}, nil)
+	return s.end(
+		ctx,
+		string(id),
+		cause{reason: EndedByUser, by: p.KeyPrefix, message: "it was deleted by its user"},
+		nil,
+	)
 }
 
 // cause is why a sandbox ends.
@@ -89,7 +94,12 @@ func (s *Service) finish(ctx context.Context, r *store.Sandbox, message string, 
 		if err := tx.PutTombstone(ctx, t); err != nil {
 			return err
 		}
-		return s.append(ctx, tx, r, occurrence{api.EventDeleted, map[string]any{"reason": r.EndReason, "by": r.EndBy, "message": message}})
+		return s.append(
+			ctx,
+			tx,
+			r,
+			occurrence{api.EventDeleted, map[string]any{"reason": r.EndReason, "by": r.EndBy, "message": message}},
+		)
 	})
 	if err != nil {
 		return err
@@ -115,8 +125,17 @@ func (s *Service) Explain(ctx context.Context, p auth.Principal, id api.SandboxI
 
 // ending gives a tombstone as users see it.
 func ending(t *store.Tombstone) (Ending, error) {
-	e := Ending{Sandbox: api.SandboxID(t.Sandbox), Template: t.Template, Reason: Reason(t.Reason), By: t.By, Message: t.Message,
-		Created: store.Time(t.Created), Ended: store.Time(t.Ended), Metadata: shown(t.Metadata), Console: t.Console}
+	e := Ending{
+		Sandbox:  api.SandboxID(t.Sandbox),
+		Template: t.Template,
+		Reason:   Reason(t.Reason),
+		By:       t.By,
+		Message:  t.Message,
+		Created:  store.Time(t.Created),
+		Ended:    store.Time(t.Ended),
+		Metadata: shown(t.Metadata),
+		Console:  t.Console,
+	}
 	if err := json.Unmarshal([]byte(t.Processes), &e.Processes); err != nil {
 		return Ending{}, err
 	}

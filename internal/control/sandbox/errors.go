@@ -36,7 +36,10 @@ func (s *Service) gone(ctx context.Context, p auth.Principal, id api.SandboxID) 
 	}
 	at := store.Time(t.Ended)
 	e := api.Errorf(api.NotFound, "sandbox %s not found: it ended at %s: %s", id, at.Format(time.RFC3339), t.Message)
-	e = e.With("ended_at", at.Format(time.RFC3339Nano)).With("reason", t.Reason).With("by", t.By).With("message", t.Message)
+	e = e.With("ended_at", at.Format(time.RFC3339Nano)).
+		With("reason", t.Reason).
+		With("by", t.By).
+		With("message", t.Message)
 	end, err := ending(&t)
 	if err != nil {
 		return err
@@ -78,8 +81,16 @@ var hostCodes = []struct {
 	code api.Code
 	hint string
 }{
-	{hostapi.ErrNoCapacity, api.NoCapacity, "no host has memory or a network place free for it now: delete or hibernate sandboxes, or try again later"},
-	{hostapi.ErrNoSpace, api.NoSpace, "there is not enough disk space on the host: delete snapshots or sandboxes, or give the data directory more room"},
+	{
+		hostapi.ErrNoCapacity,
+		api.NoCapacity,
+		"no host has memory or a network place free for it now: delete or hibernate sandboxes, or try again later",
+	},
+	{
+		hostapi.ErrNoSpace,
+		api.NoSpace,
+		"there is not enough disk space on the host: delete snapshots or sandboxes, or give the data directory more room",
+	},
 	{hostapi.ErrInvalid, api.Invalid, ""},
 	{hostapi.ErrUnsupported, api.Unsupported, ""},
 	{hostapi.ErrInUse, api.Conflict, ""},
@@ -110,7 +121,11 @@ func hostError(err error, doing string, id string) error {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return api.AsError(err)
 	}
-	return api.Wrap(api.Internal, fmt.Errorf("%s %s: %w", doing, id, err), doing+" "+id+" failed on its host; the server's log says why")
+	return api.Wrap(
+		api.Internal,
+		fmt.Errorf("%s %s: %w", doing, id, err),
+		doing+" "+id+" failed on its host; the server's log says why",
+	)
 }
 
 // errDeleted is the cause with which an operation ends whose sandbox is deleted meanwhile.

@@ -58,7 +58,8 @@ func (s *Service) visible(ctx context.Context, p auth.Principal, id api.SandboxI
 	if _, err = s.row(ctx, p, id); err == nil {
 		return true, nil
 	}
-	if t, missing := s.db.Read().Tombstone(ctx, string(id)); missing == nil && p.Workspace != "" && t.Workspace == string(p.Workspace) {
+	if t, missing := s.db.Read().Tombstone(ctx, string(id)); missing == nil && p.Workspace != "" &&
+		t.Workspace == string(p.Workspace) {
 		return false, nil
 	}
 	return false, err
@@ -94,7 +95,13 @@ const pollEvents = 2 * time.Second
 
 // FollowEvents calls yield for the events that q selects and then for each as it happens, without a gap,
 // until ctx ends, yield answers an error, or the sandbox has ended and its last event was told (nil).
-func (s *Service) FollowEvents(ctx context.Context, p auth.Principal, id api.SandboxID, q EventQuery, yield func(Event) error) (err error) {
+func (s *Service) FollowEvents(
+	ctx context.Context,
+	p auth.Principal,
+	id api.SandboxID,
+	q EventQuery,
+	yield func(Event) error,
+) (err error) {
 	news, leave := s.news.follow(string(id))
 	defer leave()
 	var poll <-chan time.Time
@@ -148,7 +155,12 @@ func proxyURL(id string, port int) string {
 }
 
 // DeclarePort gives a port a label; declaring again changes it.
-func (s *Service) DeclarePort(ctx context.Context, p auth.Principal, id api.SandboxID, req api.PortRequest) (_ api.Port, err error) {
+func (s *Service) DeclarePort(
+	ctx context.Context,
+	p auth.Principal,
+	id api.SandboxID,
+	req api.PortRequest,
+) (_ api.Port, err error) {
 	defer s.watch("declare port", time.Now(), &err)
 	if err := req.Validate(); err != nil {
 		return api.Port{}, err
@@ -198,7 +210,11 @@ func (s *Service) RemovePort(ctx context.Context, p auth.Principal, id api.Sandb
 	if _, err := s.row(ctx, p, id); err != nil {
 		return err
 	}
-	err = s.db.Write(ctx, "port", func(ctx context.Context, tx *store.Tx) error { return tx.DeletePort(ctx, string(id), port) })
+	err = s.db.Write(
+		ctx,
+		"port",
+		func(ctx context.Context, tx *store.Tx) error { return tx.DeletePort(ctx, string(id), port) },
+	)
 	if errors.Is(err, store.ErrNotFound) {
 		return api.Errorf(api.NotFound, "port %d of sandbox %s was not declared", port, id)
 	}

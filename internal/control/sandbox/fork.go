@@ -35,7 +35,12 @@ type family struct {
 
 // Fork copies a sandbox, memory and disk; the parent goes on in its state, a hibernated one is woken
 // first. If no child could be made the error of the first is answered.
-func (s *Service) Fork(ctx context.Context, p auth.Principal, id api.SandboxID, req api.ForkRequest) (_ api.ForkAnswer, err error) {
+func (s *Service) Fork(
+	ctx context.Context,
+	p auth.Principal,
+	id api.SandboxID,
+	req api.ForkRequest,
+) (_ api.ForkAnswer, err error) {
 	defer s.watch("fork", time.Now(), &err)
 	if err := req.Validate(); err != nil {
 		return api.ForkAnswer{}, err
@@ -44,12 +49,24 @@ func (s *Service) Fork(ctx context.Context, p auth.Principal, id api.SandboxID, 
 	if err != nil {
 		return api.ForkAnswer{}, err
 	}
-	return api.ForkAnswer{ParentID: id, Children: f.children, Sandbox: &f.children[0], Errors: f.errs, At: f.at, PauseMS: f.pauseMS}, nil
+	return api.ForkAnswer{
+		ParentID: id,
+		Children: f.children,
+		Sandbox:  &f.children[0],
+		Errors:   f.errs,
+		At:       f.at,
+		PauseMS:  f.pauseMS,
+	}, nil
 }
 
 // ForkTree makes several children of one moment under a tree id, which each carries in its metadata.
 // Fewer children than asked for come with errors; if there is none the error of the first is answered.
-func (s *Service) ForkTree(ctx context.Context, p auth.Principal, id api.SandboxID, req api.ForkTreeRequest) (_ api.ForkTree, err error) {
+func (s *Service) ForkTree(
+	ctx context.Context,
+	p auth.Principal,
+	id api.SandboxID,
+	req api.ForkTreeRequest,
+) (_ api.ForkTree, err error) {
 	defer s.watch("fork tree", time.Now(), &err)
 	if err := req.Validate(); err != nil {
 		return api.ForkTree{}, err
@@ -59,12 +76,20 @@ func (s *Service) ForkTree(ctx context.Context, p auth.Principal, id api.Sandbox
 	if err != nil {
 		return api.ForkTree{}, err
 	}
-	return api.ForkTree{TreeID: tree, ParentID: id, Children: f.children, Errors: f.errs, At: f.at, PauseMS: f.pauseMS}, nil
+	return api.ForkTree{
+		TreeID:   tree,
+		ParentID: id,
+		Children: f.children,
+		Errors:   f.errs,
+		At:       f.at,
+		PauseMS:  f.pauseMS,
+	}, nil
 }
 
 func (s *Service) fork(ctx context.Context, p auth.Principal, id api.SandboxID, ask offspring) (family, error) {
 	if ask.count > s.cfg.MaxFork {
-		return family{}, api.Errorf(api.Invalid, "count: %d children are too many: use at most %d", ask.count, s.cfg.MaxFork).With("field", "count")
+		return family{}, api.Errorf(api.Invalid, "count: %d children are too many: use at most %d", ask.count, s.cfg.MaxFork).
+			With("field", "count")
 	}
 	parent, ctx, release, err := s.ready(ctx, p, id, "fork", true)
 	if err != nil {
@@ -113,7 +138,13 @@ func (s *Service) children(parent *store.Sandbox, ask offspring) []store.Sandbox
 	now := store.Micros(time.Now())
 	for i := range rows {
 		r := *parent
-		r.ID, r.State, r.Owner, r.Parent, r.Tree = string(api.NewSandboxID()), string(api.Creating), s.instance, parent.ID, string(ask.tree)
+		r.ID, r.State, r.Owner, r.Parent, r.Tree = string(
+			api.NewSandboxID(),
+		), string(
+			api.Creating,
+		), s.instance, parent.ID, string(
+			ask.tree,
+		)
 		r.Created, r.Changed, r.Active, r.Due, r.Ends = now, now, now, 0, 0
 		r.Snapshot, r.Reason, r.EndReason, r.EndBy, r.Idempotency = "", "", "", "", ""
 		r.GuestIP, r.Tap, r.MAC, r.Generation, r.Phases = "", "", "", 0, "[]"
@@ -139,14 +170,26 @@ func (s *Service) children(parent *store.Sandbox, ask offspring) []store.Sandbox
 func (s *Service) orders(rows []store.Sandbox) []hostapi.Child {
 	out := make([]hostapi.Child, len(rows))
 	for i, r := range rows {
-		out[i] = hostapi.Child{ID: machineID(&r), Hostname: r.ID, Env: environment(&r), Files: files(&r), Keep: r.Persistent,
-			Labels: s.labels(r.Workspace, r.Surroundings)}
+		out[i] = hostapi.Child{
+			ID:       machineID(&r),
+			Hostname: r.ID,
+			Env:      environment(&r),
+			Files:    files(&r),
+			Keep:     r.Persistent,
+			Labels:   s.labels(r.Workspace, r.Surroundings),
+		}
 	}
 	return out
 }
 
 // born writes which children run and takes back the others.
-func (s *Service) born(ctx context.Context, parent *store.Sandbox, ask offspring, rows []store.Sandbox, forked []hostapi.Forked) (family, error) {
+func (s *Service) born(
+	ctx context.Context,
+	parent *store.Sandbox,
+	ask offspring,
+	rows []store.Sandbox,
+	forked []hostapi.Forked,
+) (family, error) {
 	f := family{at: time.Now().UTC(), children: []api.Sandbox{}}
 	var first error
 	ids := []string{}
@@ -191,7 +234,12 @@ func (s *Service) born(ctx context.Context, parent *store.Sandbox, ask offspring
 
 // Promote makes a sandbox the winner of its tree. With CleanupSiblings the other children are deleted;
 // the parent stays.
-func (s *Service) Promote(ctx context.Context, p auth.Principal, id api.SandboxID, req api.PromoteRequest) (_ api.Promotion, err error) {
+func (s *Service) Promote(
+	ctx context.Context,
+	p auth.Principal,
+	id api.SandboxID,
+	req api.PromoteRequest,
+) (_ api.Promotion, err error) {
 	defer s.watch("promote", time.Now(), &err)
 	if err := req.Validate(); err != nil {
 		return api.Promotion{}, err
@@ -206,12 +254,19 @@ func (s *Service) Promote(ctx context.Context, p auth.Principal, id api.SandboxI
 	}
 	switch {
 	case tree == "":
-		return api.Promotion{}, api.Errorf(api.Invalid, "tree_id: sandbox %s was not made by fork-tree: there is nothing to promote it over", id).With("field", "tree_id")
+		return api.Promotion{}, api.Errorf(api.Invalid, "tree_id: sandbox %s was not made by fork-tree: there is nothing to promote it over", id).
+			With("field", "tree_id")
 	case tree != r.Tree:
-		return api.Promotion{}, api.Errorf(api.Invalid, "tree_id: sandbox %s is not of tree %s: leave it out", id, tree).With("field", "tree_id")
+		return api.Promotion{}, api.Errorf(api.Invalid, "tree_id: sandbox %s is not of tree %s: leave it out", id, tree).
+			With("field", "tree_id")
 	}
 	s.used.Touch(r.ID)
-	out := api.Promotion{Winner: id, TreeID: api.TreeID(tree), Deleted: []api.SandboxID{}, Failures: map[api.SandboxID]string{}}
+	out := api.Promotion{
+		Winner:   id,
+		TreeID:   api.TreeID(tree),
+		Deleted:  []api.SandboxID{},
+		Failures: map[api.SandboxID]string{},
+	}
 	if req.CleanupSiblings {
 		siblings, err := s.db.Read().Sandboxes(ctx, store.SandboxQuery{Workspace: r.Workspace, Tree: tree})
 		if err != nil {
@@ -231,7 +286,12 @@ func (s *Service) Promote(ctx context.Context, p auth.Principal, id api.SandboxI
 		}
 	}
 	err = s.db.Write(ctx, "promote", func(ctx context.Context, tx *store.Tx) error {
-		return s.append(ctx, tx, &r, occurrence{api.EventPromoted, map[string]any{"tree_id": tree, "deleted": len(out.Deleted)}})
+		return s.append(
+			ctx,
+			tx,
+			&r,
+			occurrence{api.EventPromoted, map[string]any{"tree_id": tree, "deleted": len(out.Deleted)}},
+		)
 	})
 	if err != nil {
 		return api.Promotion{}, err

@@ -15,7 +15,13 @@ import (
 
 // ready takes the lock of a sandbox that runs or is paused; a hibernated one is woken first. On success
 // release must be called and the context used for what is done under the lock.
-func (s *Service) ready(ctx context.Context, p auth.Principal, id api.SandboxID, doing string, paused bool) (r store.Sandbox, op context.Context, release func(), err error) {
+func (s *Service) ready(
+	ctx context.Context,
+	p auth.Principal,
+	id api.SandboxID,
+	doing string,
+	paused bool,
+) (r store.Sandbox, op context.Context, release func(), err error) {
 	if _, err := s.row(ctx, p, id); err != nil {
 		return r, nil, nil, err
 	}
@@ -47,7 +53,11 @@ func (s *Service) ready(ctx context.Context, p auth.Principal, id api.SandboxID,
 // Visit is Guest for a caller who holds no key but something that this installation made for it, such as the host
 // name of its port. Admit sees the sandbox as it is, and in whose name to act on it, before anything happens: its
 // error, an *api.Error, lets nobody in. not_found for a sandbox that does not live.
-func (s *Service) Visit(ctx context.Context, id api.SandboxID, admit func(auth.Principal, api.Sandbox) error) (_ guestapi.Guest, err error) {
+func (s *Service) Visit(
+	ctx context.Context,
+	id api.SandboxID,
+	admit func(auth.Principal, api.Sandbox) error,
+) (_ guestapi.Guest, err error) {
 	defer s.watch("guest", time.Now(), &err)
 	r, err := s.db.Read().Sandbox(ctx, string(id))
 	if errors.Is(err, store.ErrNotFound) {
@@ -75,7 +85,11 @@ func (s *Service) Guest(ctx context.Context, p auth.Principal, id api.SandboxID)
 }
 
 // Enter is Guest, and the sandbox as Get shows it, from one look at the store.
-func (s *Service) Enter(ctx context.Context, p auth.Principal, id api.SandboxID) (_ guestapi.Guest, _ api.Sandbox, err error) {
+func (s *Service) Enter(
+	ctx context.Context,
+	p auth.Principal,
+	id api.SandboxID,
+) (_ guestapi.Guest, _ api.Sandbox, err error) {
 	defer s.watch("guest", time.Now(), &err)
 	g, r, err := s.enter(ctx, p, id)
 	if err != nil {
@@ -84,7 +98,11 @@ func (s *Service) Enter(ctx context.Context, p auth.Principal, id api.SandboxID)
 	return g, s.view(&r), nil
 }
 
-func (s *Service) enter(ctx context.Context, p auth.Principal, id api.SandboxID) (guestapi.Guest, store.Sandbox, error) {
+func (s *Service) enter(
+	ctx context.Context,
+	p auth.Principal,
+	id api.SandboxID,
+) (guestapi.Guest, store.Sandbox, error) {
 	r, err := s.row(ctx, p, id)
 	if err != nil {
 		return nil, r, err
@@ -93,7 +111,11 @@ func (s *Service) enter(ctx context.Context, p auth.Principal, id api.SandboxID)
 }
 
 // enterRow is enter of a sandbox whose row was just read.
-func (s *Service) enterRow(ctx context.Context, p auth.Principal, r store.Sandbox) (guestapi.Guest, store.Sandbox, error) {
+func (s *Service) enterRow(
+	ctx context.Context,
+	p auth.Principal,
+	r store.Sandbox,
+) (guestapi.Guest, store.Sandbox, error) {
 	s.used.Touch(r.ID)
 	if api.Status(r.State) == api.Running { // the common way needs no lock
 		g, err := s.host.Guest(ctx, machineID(&r))
@@ -147,8 +169,16 @@ func (s *Service) Usage(ctx context.Context, p auth.Principal, id api.SandboxID)
 }
 
 func viewUsage(u hostapi.Usage) api.Usage {
-	return api.Usage{PID: u.PID, UptimeSeconds: u.Uptime.Seconds(), HostCPUPercent: u.CPUPercent, HostCPUSeconds: u.CPU.Seconds(),
-		HostRSSBytes: u.RSSBytes, HostPSSBytes: u.PSSBytes, HostVSZBytes: u.VSZBytes, Threads: u.Threads}
+	return api.Usage{
+		PID:            u.PID,
+		UptimeSeconds:  u.Uptime.Seconds(),
+		HostCPUPercent: u.CPUPercent,
+		HostCPUSeconds: u.CPU.Seconds(),
+		HostRSSBytes:   u.RSSBytes,
+		HostPSSBytes:   u.PSSBytes,
+		HostVSZBytes:   u.VSZBytes,
+		Threads:        u.Threads,
+	}
 }
 
 // inside asks a guest about itself, nil if it does not answer soon.

@@ -69,13 +69,19 @@ var calls = []call{
 		_, err := w.Snapshot(ctx, who, snap)
 		return err
 	}},
-	{"PushSnapshot", func(w *world, ctx context.Context, who auth.Principal, _ api.SandboxID, snap api.SnapshotID) error {
-		_, err := w.PushSnapshot(ctx, who, snap)
-		return err
-	}},
-	{"DeleteSnapshot", func(w *world, ctx context.Context, who auth.Principal, _ api.SandboxID, snap api.SnapshotID) error {
-		return w.DeleteSnapshot(ctx, who, snap)
-	}},
+	{
+		"PushSnapshot",
+		func(w *world, ctx context.Context, who auth.Principal, _ api.SandboxID, snap api.SnapshotID) error {
+			_, err := w.PushSnapshot(ctx, who, snap)
+			return err
+		},
+	},
+	{
+		"DeleteSnapshot",
+		func(w *world, ctx context.Context, who auth.Principal, _ api.SandboxID, snap api.SnapshotID) error {
+			return w.DeleteSnapshot(ctx, who, snap)
+		},
+	},
 	{"Create", func(w *world, ctx context.Context, who auth.Principal, _ api.SandboxID, snap api.SnapshotID) error {
 		_, err := w.Create(ctx, who, api.CreateRequest{FromSnapshot: snap})
 		return err
@@ -137,7 +143,18 @@ var calls = []call{
 
 // unowned are the methods that name nobody's sandbox or snapshot, Visit, which asks whether to let in (TestVisit), and those
 // whose ids mean something in the caller's own part of the object store only; see TestPullOfAnothers.
-var unowned = map[string]bool{"PullSnapshot": true, "DeletePushed": true, "Visit": true, "Run": true, "Reap": true, "Reconcile": true, "List": true, "Snapshots": true, "Counts": true, "Capacity": true}
+var unowned = map[string]bool{
+	"PullSnapshot": true,
+	"DeletePushed": true,
+	"Visit":        true,
+	"Run":          true,
+	"Reap":         true,
+	"Reconcile":    true,
+	"List":         true,
+	"Snapshots":    true,
+	"Counts":       true,
+	"Capacity":     true,
+}
 
 func TestEveryVerbIsInTheTable(t *testing.T) {
 	have := map[string]bool{}

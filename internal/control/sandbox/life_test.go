@@ -19,8 +19,17 @@ func TestLife(t *testing.T) { checkLife(t, newWorld(t)) }
 func checkLife(t *testing.T, w *world) {
 	w.t = t
 	ctx := t.Context()
-	s := w.create(alice, api.CreateRequest{Template: "ubuntu-24.04", Metadata: map[string]string{"a": "1", "secret.b": "2"}, Env: map[string]string{"X": "y"}})
-	if !s.ID.Valid() || s.Status != api.Running || s.Template != "base" || s.User != "user" || s.TTLSeconds != 300 || s.BootMode != "snapshot" || !s.Egress {
+	s := w.create(
+		alice,
+		api.CreateRequest{
+			Template: "ubuntu-24.04",
+			Metadata: map[string]string{"a": "1", "secret.b": "2"},
+			Env:      map[string]string{"X": "y"},
+		},
+	)
+	if !s.ID.Valid() || s.Status != api.Running || s.Template != "base" || s.User != "user" || s.TTLSeconds != 300 ||
+		s.BootMode != "snapshot" ||
+		!s.Egress {
 		t.Errorf("created %+v", s)
 	}
 	if s.Metadata["a"] != "1" || s.Metadata["secret.b"] == "2" {
@@ -58,7 +67,8 @@ func checkLife(t *testing.T, w *world) {
 	w.clean()
 	_, err := w.Get(ctx, alice, s.ID)
 	e := wantCode(t, err, api.NotFound, "get after the end")
-	if e.Details["reason"] != "deleted" || e.Details["by"] != alice.KeyPrefix || !strings.Contains(e.Message, "deleted by its user") {
+	if e.Details["reason"] != "deleted" || e.Details["by"] != alice.KeyPrefix ||
+		!strings.Contains(e.Message, "deleted by its user") {
 		t.Errorf("the end is told as %q, %v", e.Message, e.Details)
 	}
 	types := []string{}
@@ -217,14 +227,25 @@ func TestForks(t *testing.T) { checkForks(t, newWorld(t)) }
 func checkForks(t *testing.T, w *world) {
 	w.t = t
 	ctx := t.Context()
-	parent := w.create(alice, api.CreateRequest{Metadata: map[string]string{"a": "1"}, Env: map[string]string{"E": "1"}})
+	parent := w.create(
+		alice,
+		api.CreateRequest{Metadata: map[string]string{"a": "1"}, Env: map[string]string{"E": "1"}},
+	)
 	w.exec(alice, parent.ID, "echo data > f")
-	one, err := w.Fork(ctx, alice, parent.ID, api.ForkRequest{Metadata: map[string]string{"b": "2"}, Env: map[string]string{"F": "2"}})
+	one, err := w.Fork(
+		ctx,
+		alice,
+		parent.ID,
+		api.ForkRequest{Metadata: map[string]string{"b": "2"}, Env: map[string]string{"F": "2"}},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
 	child := one.Children[0]
-	if child.ParentID != parent.ID || child.BootMode != "fork" || child.Metadata["a"] != "1" || child.Metadata["b"] != "2" || one.PauseMS == 0 || one.Sandbox.ID != child.ID {
+	if child.ParentID != parent.ID || child.BootMode != "fork" || child.Metadata["a"] != "1" ||
+		child.Metadata["b"] != "2" ||
+		one.PauseMS == 0 ||
+		one.Sandbox.ID != child.ID {
 		t.Errorf("fork answered %+v", one)
 	}
 	if got := w.exec(alice, child.ID, "cat f; echo $E$F; hostname"); got != "data\n12\n"+string(child.ID)+"\n" {
@@ -233,7 +254,12 @@ func checkForks(t *testing.T, w *world) {
 	if _, err := w.Hibernate(ctx, alice, parent.ID); err != nil {
 		t.Fatal(err)
 	}
-	tree, err := w.ForkTree(ctx, alice, parent.ID, api.ForkTreeRequest{Count: 4, Metadata: map[string]string{"explore": "1"}})
+	tree, err := w.ForkTree(
+		ctx,
+		alice,
+		parent.ID,
+		api.ForkTreeRequest{Count: 4, Metadata: map[string]string{"explore": "1"}},
+	)
 	if err != nil || len(tree.Children) != 4 {
 		t.Fatalf("tree %+v, %v", tree, err)
 	}
@@ -262,7 +288,8 @@ func checkForks(t *testing.T, w *world) {
 	w.host.Fail("child", nil)
 	w.host.Fail("child", hostapi.ErrNoCapacity)
 	part, err := w.ForkTree(ctx, alice, parent.ID, api.ForkTreeRequest{Count: 3})
-	if err != nil || len(part.Children) != 2 || len(part.Errors) != 1 || part.Errors[0].Index != 1 || part.Errors[0].Code != api.NoCapacity {
+	if err != nil || len(part.Children) != 2 || len(part.Errors) != 1 || part.Errors[0].Index != 1 ||
+		part.Errors[0].Code != api.NoCapacity {
 		t.Errorf("tree with a child that failed: %+v, %v", part, err)
 	}
 	w.host.Fail("child", hostapi.ErrNoSpace)
@@ -278,7 +305,12 @@ func checkSnapshots(t *testing.T, w *world) {
 	ctx := t.Context()
 	s := w.create(alice, api.CreateRequest{Env: map[string]string{"E": "1"}})
 	w.exec(alice, s.ID, "echo data > f")
-	snap, err := w.TakeSnapshot(ctx, alice, s.ID, api.SnapshotRequest{Name: "one", Metadata: map[string]string{"m": "1"}})
+	snap, err := w.TakeSnapshot(
+		ctx,
+		alice,
+		s.ID,
+		api.SnapshotRequest{Name: "one", Metadata: map[string]string{"m": "1"}},
+	)
 	if err != nil || !snap.ID.Valid() || snap.SandboxID != s.ID || snap.SizeBytes == 0 || snap.PauseMS == 0 {
 		t.Fatalf("snapshot %+v, %v", snap, err)
 	}
@@ -286,7 +318,10 @@ func checkSnapshots(t *testing.T, w *world) {
 	if err := w.Delete(ctx, alice, s.ID); err != nil {
 		t.Fatal(err)
 	}
-	back := w.create(alice, api.CreateRequest{Template: "ignored", FromSnapshot: snap.ID, Env: map[string]string{"F": "2"}})
+	back := w.create(
+		alice,
+		api.CreateRequest{Template: "ignored", FromSnapshot: snap.ID, Env: map[string]string{"F": "2"}},
+	)
 	if back.FromSnapshot != snap.ID || back.Template != "base" {
 		t.Errorf("from snapshot: %+v", back)
 	}
@@ -332,15 +367,22 @@ func TestProgramsKnowTheirSandbox(t *testing.T) {
 			}
 			return
 		}
-		if got := w.exec(alice, id, "echo $GIVEN $GIVEN_ID; cat /run/given/id"); got != "true "+string(id)+"\nis "+string(id) {
+		if got := w.exec(alice, id, "echo $GIVEN $GIVEN_ID; cat /run/given/id"); got != "true "+string(
+			id,
+		)+"\nis "+string(
+			id,
+		) {
 			t.Errorf("sandbox %s: what a face promised says %q", id, got)
 		}
 	}
 	check(w.create(alice, api.CreateRequest{}).ID, false)
-	s := w.create(alice, api.CreateRequest{Env: map[string]string{"GIVEN_ID": "a user's"}, Surroundings: &api.Surroundings{
-		Env:   map[string]string{"GIVEN": "true", "GIVEN_ID": api.OwnID, "PANDASTACK_TEMPLATE": "not this"},
-		Files: map[string]string{"/run/given/id": "is " + api.OwnID},
-	}})
+	s := w.create(
+		alice,
+		api.CreateRequest{Env: map[string]string{"GIVEN_ID": "a user's"}, Surroundings: &api.Surroundings{
+			Env:   map[string]string{"GIVEN": "true", "GIVEN_ID": api.OwnID, "PANDASTACK_TEMPLATE": "not this"},
+			Files: map[string]string{"/run/given/id": "is " + api.OwnID},
+		}},
+	)
 	check(s.ID, true)
 	fork, err := w.Fork(ctx, alice, s.ID, api.ForkRequest{})
 	if err != nil {
@@ -381,7 +423,9 @@ func TestPortsAndUsage(t *testing.T) {
 		t.Fatal(err)
 	}
 	all, err := w.Ports(ctx, alice, s.ID)
-	if err != nil || len(all) != 2 || all[0].Port != 7 || !all[0].Listening || all[0].Label != "echo" || all[0].Program != "echo" || all[1].Listening {
+	if err != nil || len(all) != 2 || all[0].Port != 7 || !all[0].Listening || all[0].Label != "echo" ||
+		all[0].Program != "echo" ||
+		all[1].Listening {
 		t.Errorf("ports %+v, %v", all, err)
 	}
 	if err := w.RemovePort(ctx, alice, s.ID, 7); err != nil {
@@ -403,7 +447,9 @@ func TestPortsAndUsage(t *testing.T) {
 	}
 	long := time.Hour
 	if got, err := w.SetLifecycle(ctx, alice, s.ID, api.LifecyclePatch{TTLSeconds: p(int64(0)), Persistent: p(true), TimeoutSeconds: p(int64(long.Seconds()))}); err != nil ||
-		got.TTLSeconds != 0 || !got.Persistent || got.ExpiresAt == nil {
+		got.TTLSeconds != 0 ||
+		!got.Persistent ||
+		got.ExpiresAt == nil {
 		t.Errorf("lifecycle %+v, %v", got, err)
 	}
 	if m := w.host.Machines()[0]; !m.Keep {

@@ -13,8 +13,10 @@ import (
 func TestLimits(t *testing.T) {
 	w := newWorld(t)
 	w.host.SetLimits(hostapi.Limits{DiskMiB: 100, NetworkInMbit: 50})
-	w.host.AddTemplate(hostapi.Template{Name: "slow", VCPUs: 1, MemoryMiB: 256, DiskMiB: 1024, Baked: true, User: "user", Workdir: "/",
-		Limits: hostapi.Limits{DiskMiB: 20, DiskOps: 300, NetworkInMbit: 70}}) // 70 is more than the host gives
+	w.host.AddTemplate(
+		hostapi.Template{Name: "slow", VCPUs: 1, MemoryMiB: 256, DiskMiB: 1024, Baked: true, User: "user", Workdir: "/",
+			Limits: hostapi.Limits{DiskMiB: 20, DiskOps: 300, NetworkInMbit: 70}},
+	) // 70 is more than the host gives
 	holds := func(what string, s api.Sandbox, want api.Limits) {
 		t.Helper()
 		got, err := w.Get(t.Context(), alice, s.ID)
@@ -26,7 +28,11 @@ func TestLimits(t *testing.T) {
 			t.Errorf("%s: its machine has %+v, %v; want %+v", what, m.Limits, err, want)
 		}
 	}
-	holds("of the template", w.create(alice, api.CreateRequest{Template: "slow"}), api.Limits{DiskMiB: 20, DiskOps: 300})
+	holds(
+		"of the template",
+		w.create(alice, api.CreateRequest{Template: "slow"}),
+		api.Limits{DiskMiB: 20, DiskOps: 300},
+	)
 	want := api.Limits{DiskMiB: 60, DiskOps: 300, NetworkOutMbit: 5}
 	made := w.create(alice, api.CreateRequest{Template: "slow", Limits: &api.Limits{DiskMiB: 60, NetworkOutMbit: 5}})
 	holds("asked for", made, want)
@@ -40,7 +46,11 @@ func TestLimits(t *testing.T) {
 		t.Fatal(err)
 	}
 	want.DiskOps = 7
-	holds("of a snapshot", w.create(alice, api.CreateRequest{FromSnapshot: snap.ID, Limits: &api.Limits{DiskOps: 7}}), want)
+	holds(
+		"of a snapshot",
+		w.create(alice, api.CreateRequest{FromSnapshot: snap.ID, Limits: &api.Limits{DiskOps: 7}}),
+		want,
+	)
 	if plain := w.create(alice, api.CreateRequest{Template: "base"}); plain.Limits != nil {
 		t.Errorf("a sandbox without limits of its own shows %+v", plain.Limits)
 	}
@@ -56,7 +66,8 @@ func TestWideLimits(t *testing.T) {
 	} {
 		_, err := w.Create(t.Context(), alice, api.CreateRequest{Template: "base", Limits: &l})
 		e := api.AsError(err)
-		if api.CodeOf(err) != api.Invalid || e.Details["field"] != field || !strings.Contains(e.Message, "leave it out") {
+		if api.CodeOf(err) != api.Invalid || e.Details["field"] != field ||
+			!strings.Contains(e.Message, "leave it out") {
 			t.Errorf("%+v: got %v of %v", l, err, e.Details)
 		}
 	}

@@ -35,13 +35,19 @@ func (s *Service) List(ctx context.Context, p auth.Principal, f api.SandboxFilte
 	if p.Workspace == "" {
 		return Page{}, api.Errorf(api.Unauthenticated, "the caller has no workspace")
 	}
-	q := store.SandboxQuery{Workspace: string(p.Workspace), Template: f.Template, Metadata: f.Metadata, Oldest: f.Oldest}
+	q := store.SandboxQuery{
+		Workspace: string(p.Workspace),
+		Template:  f.Template,
+		Metadata:  f.Metadata,
+		Oldest:    f.Oldest,
+	}
 	if !f.Since.IsZero() {
 		q.Since = max(store.Micros(f.Since), 1) // 0 would be no bound
 	}
 	for _, status := range f.Statuses {
 		if !status.Valid() {
-			return Page{}, api.Errorf(api.Invalid, "status: %q is not a state of a sandbox", status).With("field", "status")
+			return Page{}, api.Errorf(api.Invalid, "status: %q is not a state of a sandbox", status).
+				With("field", "status")
 		}
 		q.States = append(q.States, string(status))
 	}
@@ -83,7 +89,8 @@ func cursor(created int64, id string) string {
 // pageOf checks limit and cursor and sets where the page begins.
 func pageOf(limit int, text string, created *int64, id *string) (int, error) {
 	if limit < 0 || limit > maxPage {
-		return 0, api.Errorf(api.Invalid, "limit: %d is out of range: use 1 to %d, or leave it out", limit, maxPage).With("field", "limit")
+		return 0, api.Errorf(api.Invalid, "limit: %d is out of range: use 1 to %d, or leave it out", limit, maxPage).
+			With("field", "limit")
 	}
 	if text == "" {
 		return limit, nil

@@ -27,14 +27,20 @@ var (
 		func(ctx context.Context, h hostapi.Host, r *store.Sandbox) error { return h.Pause(ctx, machineID(r)) }}
 	resume = verb{"resume", []api.Status{api.Paused}, "", api.Running, api.EventResumed,
 		func(ctx context.Context, h hostapi.Host, r *store.Sandbox) error { return h.Resume(ctx, machineID(r)) }}
-	hibernate = verb{"hibernate", []api.Status{api.Running, api.Paused}, api.Hibernating, api.Hibernated, api.EventHibernated,
+	hibernate = verb{
+		"hibernate",
+		[]api.Status{api.Running, api.Paused},
+		api.Hibernating,
+		api.Hibernated,
+		api.EventHibernated,
 		func(ctx context.Context, h hostapi.Host, r *store.Sandbox) error {
 			if err := h.Hibernate(ctx, machineID(r)); err != nil {
 				return err
 			}
 			r.GuestIP, r.Tap = "", ""
 			return nil
-		}}
+		},
+	}
 	stop = verb{"stop", []api.Status{api.Running}, api.Hibernating, api.Hibernated, api.EventHibernated,
 		func(ctx context.Context, h hostapi.Host, r *store.Sandbox) error {
 			if err := h.Stop(ctx, machineID(r)); err != nil {

@@ -61,7 +61,12 @@ func (s *Service) Network(ctx context.Context, p auth.Principal, id api.SandboxI
 
 // SetNetwork replaces what a sandbox may reach, in any state in which it is whole. When it answers, the new
 // policy is in force, and connections that it does not allow have ended. It counts as use.
-func (s *Service) SetNetwork(ctx context.Context, p auth.Principal, id api.SandboxID, n api.Network) (_ api.Network, err error) {
+func (s *Service) SetNetwork(
+	ctx context.Context,
+	p auth.Principal,
+	id api.SandboxID,
+	n api.Network,
+) (_ api.Network, err error) {
 	defer s.watch("set network", time.Now(), &err)
 	if err := n.Validate(); err != nil {
 		return api.Network{}, err

@@ -23,7 +23,8 @@ func (w *world) networksMatch() {
 		if s.Network != nil {
 			n = *s.Network
 		}
-		if !n.Equal(api.Network{AllowOut: m.Egress.Allow, DenyOut: m.Egress.Deny, DenyOthers: m.Egress.DenyOthers}) || s.Egress == n.Shut() {
+		if !n.Equal(api.Network{AllowOut: m.Egress.Allow, DenyOut: m.Egress.Deny, DenyOthers: m.Egress.DenyOthers}) ||
+			s.Egress == n.Shut() {
 			w.t.Errorf("sandbox %s: egress %v, network %+v; its machine has %+v", s.ID, s.Egress, n, m.Egress)
 		}
 	}

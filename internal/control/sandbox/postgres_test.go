@@ -41,7 +41,8 @@ func checkTwoProcesses(t *testing.T, a *world) {
 	if err := b.Reconcile(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if page, err := b.List(t.Context(), alice, api.SandboxFilter{}); err != nil || len(page.Sandboxes) != 1 || page.Sandboxes[0].Status != api.Creating {
+	if page, err := b.List(t.Context(), alice, api.SandboxFilter{}); err != nil || len(page.Sandboxes) != 1 ||
+		page.Sandboxes[0].Status != api.Creating {
 		t.Errorf("the other process sees %+v, %v; want one that is being created", page, err)
 	}
 	open()

@@ -12,7 +12,11 @@ import (
 )
 
 // PushSnapshot puts a snapshot into the object store, where other nodes find it.
-func (s *Service) PushSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) (_ api.SnapshotMove, err error) {
+func (s *Service) PushSnapshot(
+	ctx context.Context,
+	p auth.Principal,
+	id api.SnapshotID,
+) (_ api.SnapshotMove, err error) {
 	defer s.watch("push snapshot", time.Now(), &err)
 	if _, err := s.snapshot(ctx, p, id); err != nil {
 		return api.SnapshotMove{}, err
@@ -36,7 +40,12 @@ func (s *Service) PushSnapshot(ctx context.Context, p auth.Principal, id api.Sna
 
 // PullSnapshot brings a snapshot of the caller's workspace from the object store into the registry; one
 // that is here already is fine.
-func (s *Service) PullSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID, req api.PullRequest) (_ api.SnapshotMove, err error) {
+func (s *Service) PullSnapshot(
+	ctx context.Context,
+	p auth.Principal,
+	id api.SnapshotID,
+	req api.PullRequest,
+) (_ api.SnapshotMove, err error) {
 	defer s.watch("pull snapshot", time.Now(), &err)
 	if p.Workspace == "" {
 		return api.SnapshotMove{}, api.Errorf(api.Unauthenticated, "the caller has no workspace")
@@ -53,9 +62,18 @@ func (s *Service) PullSnapshot(ctx context.Context, p auth.Principal, id api.Sna
 	if api.CodeOf(err) != api.NotFound {
 		return api.SnapshotMove{}, err
 	}
-	snap := store.Snapshot{ID: string(id), Workspace: string(p.Workspace), State: store.SnapshotCreating, Owner: s.instance,
-		Created: store.Micros(time.Now())}
-	err = s.db.Write(ctx, "snapshot begin", func(ctx context.Context, tx *store.Tx) error { return tx.InsertSnapshot(ctx, &snap) })
+	snap := store.Snapshot{
+		ID:        string(id),
+		Workspace: string(p.Workspace),
+		State:     store.SnapshotCreating,
+		Owner:     s.instance,
+		Created:   store.Micros(time.Now()),
+	}
+	err = s.db.Write(
+		ctx,
+		"snapshot begin",
+		func(ctx context.Context, tx *store.Tx) error { return tx.InsertSnapshot(ctx, &snap) },
+	)
 	if errors.Is(err, store.ErrExists) { // another workspace's
 		return api.SnapshotMove{}, notPushed(id)
 	}
@@ -74,7 +92,11 @@ func (s *Service) PullSnapshot(ctx context.Context, p auth.Principal, id api.Sna
 		return api.SnapshotMove{}, s.dropSnapshot(ctx, &snap, hostError(err, "pull snapshot", snap.ID))
 	}
 	got := done.Snapshot
-	snap.State, snap.Sandbox, snap.Template, snap.Bytes = store.SnapshotReady, string(got.Machine), string(got.Template), got.Bytes
+	snap.State, snap.Sandbox, snap.Template, snap.Bytes = store.SnapshotReady, string(
+		got.Machine,
+	), string(
+		got.Template,
+	), got.Bytes
 	snap.VCPUs, snap.MemoryMiB, snap.DiskMiB = got.VCPUs, got.MemoryMiB, got.DiskMiB
 	snap.Env, snap.User, snap.Workdir, snap.Created = done.Env, done.User, done.Workdir, store.Micros(got.Created)
 	snap.Surroundings, snap.Limits = got.Labels[surroundingsLabel], got.Labels[limitsLabel]
@@ -86,7 +108,11 @@ func (s *Service) PullSnapshot(ctx context.Context, p auth.Principal, id api.Sna
 	if err != nil {
 		return api.SnapshotMove{}, s.dropSnapshot(ctx, &snap, err)
 	}
-	return api.SnapshotMove{Snapshot: viewSnapshot(&snap), FetchedBytes: done.Fetched, TookMS: done.Took.Milliseconds()}, nil
+	return api.SnapshotMove{
+		Snapshot:     viewSnapshot(&snap),
+		FetchedBytes: done.Fetched,
+		TookMS:       done.Took.Milliseconds(),
+	}, nil
 }
 
 // DeletePushed removes a snapshot of the caller's workspace from the object store; one that is not there is

@@ -26,7 +26,8 @@ func TestSnapshotComesBackFromTheObjectStore(t *testing.T) {
 	if err != nil || pushed.UploadedBytes == 0 || pushed.Snapshot.ID != snap.ID {
 		t.Fatalf("pushed %+v, %v", pushed, err)
 	}
-	if again, err := w.PullSnapshot(ctx, alice, snap.ID, api.PullRequest{}); err != nil || again.FetchedBytes != 0 || again.Snapshot.Name != "n" {
+	if again, err := w.PullSnapshot(ctx, alice, snap.ID, api.PullRequest{}); err != nil || again.FetchedBytes != 0 ||
+		again.Snapshot.Name != "n" {
 		t.Errorf("pull of one that is here: %+v, %v", again, err)
 	}
 	_, err = w.PushSnapshot(ctx, bob, snap.ID)
@@ -51,7 +52,8 @@ func TestSnapshotComesBackFromTheObjectStore(t *testing.T) {
 		t.Errorf("a pull that broke left %v, %v", list, err)
 	}
 	pulled, err := w.PullSnapshot(ctx, alice, snap.ID, api.PullRequest{Stream: true})
-	if err != nil || pulled.FetchedBytes == 0 || pulled.Snapshot.SandboxID != s.ID || pulled.Snapshot.Template != "base" {
+	if err != nil || pulled.FetchedBytes == 0 || pulled.Snapshot.SandboxID != s.ID ||
+		pulled.Snapshot.Template != "base" {
 		t.Fatalf("pulled %+v, %v", pulled, err)
 	}
 	child := w.create(alice, api.CreateRequest{FromSnapshot: snap.ID})

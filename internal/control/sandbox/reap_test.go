@@ -130,7 +130,10 @@ func TestFixedEnd(t *testing.T) {
 
 func TestFixedEndHibernates(t *testing.T) {
 	virtual(t, func(t *testing.T, w *world) {
-		s := w.create(alice, api.CreateRequest{TTLSeconds: p(int64(0)), TimeoutSeconds: 100, OnTimeout: api.TimeoutHibernate})
+		s := w.create(
+			alice,
+			api.CreateRequest{TTLSeconds: p(int64(0)), TimeoutSeconds: 100, OnTimeout: api.TimeoutHibernate},
+		)
 		if s.ExpiresAt == nil || s.OnTimeout != api.TimeoutHibernate {
 			t.Errorf("created %+v, want an end that hibernates", s)
 		}
@@ -234,7 +237,9 @@ func TestMemoryOfEndsFades(t *testing.T) {
 			t.Fatal(err)
 		}
 		pass(23 * time.Hour)
-		if again := w.create(alice, api.CreateRequest{IdempotencyKey: "k"}); again.ID != s.ID || again.Status != api.Deleted || again.EndReason != "deleted" {
+		if again := w.create(alice, api.CreateRequest{IdempotencyKey: "k"}); again.ID != s.ID ||
+			again.Status != api.Deleted ||
+			again.EndReason != "deleted" {
 			t.Errorf("the same request answers %+v, want the sandbox that ended", again)
 		}
 		pass(2 * time.Hour)

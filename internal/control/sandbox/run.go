@@ -180,7 +180,11 @@ func (s *Service) reap(ctx context.Context, id string) error {
 	}
 	idle := time.Duration(r.TTLSeconds) * time.Second
 	if api.Status(r.State) == api.Hibernated {
-		return s.endLocked(ctx, &r, cause{reason: EndedIdle, by: "", message: "it was hibernated for " + s.cfg.HibernatedTTL.String()})
+		return s.endLocked(
+			ctx,
+			&r,
+			cause{reason: EndedIdle, by: "", message: "it was hibernated for " + s.cfg.HibernatedTTL.String()},
+		)
 	}
 	return s.endLocked(ctx, &r, cause{reason: EndedIdle, by: "", message: "it was not used for " + idle.String()})
 }

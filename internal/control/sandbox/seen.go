@@ -70,7 +70,8 @@ func text(v any) string {
 // lastWords looks at all sandboxes once more before this control plane ends, since their machines may end with
 // it.
 func (s *Service) lastWords(ctx context.Context) error {
-	rows, err := s.db.Read().Sandboxes(ctx, store.SandboxQuery{States: []string{string(api.Running), string(api.Paused)}})
+	rows, err := s.db.Read().
+		Sandboxes(ctx, store.SandboxQuery{States: []string{string(api.Running), string(api.Paused)}})
 	if err != nil || len(rows) == 0 {
 		return err
 	}
@@ -81,7 +82,11 @@ func (s *Service) lastWords(ctx context.Context) error {
 			}
 		}
 	}, true)
-	return s.db.Write(ctx, "last words", func(ctx context.Context, tx *store.Tx) error { return tx.PutLastSeen(ctx, seen) })
+	return s.db.Write(
+		ctx,
+		"last words",
+		func(ctx context.Context, tx *store.Tx) error { return tx.PutLastSeen(ctx, seen) },
+	)
 }
 
 // recall takes up what an earlier control plane saw of processes.

@@ -49,7 +49,8 @@ func TestSeenLastOutlivesTheControlPlane(t *testing.T) {
 				if err != nil || end.Reason != sandbox.EndedHostLost {
 					t.Fatalf("%+v, %v", end, err)
 				}
-				if len(end.Processes) != 1 || end.Processes[0].Code != 3 || end.Processes[0].Stdout != "out\n" || end.Processes[0].Stderr != "err\n" {
+				if len(end.Processes) != 1 || end.Processes[0].Code != 3 || end.Processes[0].Stdout != "out\n" ||
+					end.Processes[0].Stderr != "err\n" {
 					t.Errorf("processes %+v, want one that ended with 3", end.Processes)
 				}
 				if end.Usage == nil || end.Usage.HostCPUPercent == 0 {
@@ -61,7 +62,9 @@ func TestSeenLastOutlivesTheControlPlane(t *testing.T) {
 				w.run()
 				synctest.Wait()
 				w.exec(alice, lives.ID, "echo after; exit 5")
-				if l, err := w.Logs(t.Context(), alice, lives.ID); err != nil || len(l.Processes) != 2 || l.Processes[0].Stdout != "before\n" || l.Processes[1].Code != 5 {
+				if l, err := w.Logs(t.Context(), alice, lives.ID); err != nil || len(l.Processes) != 2 ||
+					l.Processes[0].Stdout != "before\n" ||
+					l.Processes[1].Code != 5 {
 					t.Errorf("logs of one that lives: %+v, %v", l.Processes, err)
 				}
 			})
@@ -82,7 +85,11 @@ func TestEndIsToldInFull(t *testing.T) {
 	e := api.AsError(err)
 	list, ok := e.Details["processes"].([]sandbox.ProcessEnd)
 	if e.Code != api.NotFound || !ok || len(list) != 1 || list[0].Code != 7 || list[0].Stdout != "" {
-		t.Errorf("%s: processes %+v, want one that ended with 7, without what it printed", e.Message, e.Details["processes"])
+		t.Errorf(
+			"%s: processes %+v, want one that ended with 7, without what it printed",
+			e.Message,
+			e.Details["processes"],
+		)
 	}
 	if u, ok := e.Details["metrics"].(*api.Usage); !ok || u.HostRSSBytes == 0 || u.Guest == nil {
 		t.Errorf("metrics %+v, want the last of host and guest", e.Details["metrics"])

@@ -89,7 +89,9 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		return nil, errors.New("sandbox: store, host, templates and log are required")
 	}
 	if cfg.Tick <= 0 || cfg.Flush <= 0 || cfg.Compare <= 0 || cfg.MaxFork <= 0 || cfg.KeepEvents <= 0 {
-		return nil, errors.New("sandbox: tick, flush, compare, max fork and keep events must be above zero; begin with Defaults")
+		return nil, errors.New(
+			"sandbox: tick, flush, compare, max fork and keep events must be above zero; begin with Defaults",
+		)
 	}
 	s := &Service{cfg: cfg, db: deps.Store, host: deps.Host, templates: deps.Templates, log: deps.Log,
 		observe: deps.Observe, instance: strings.ToLower(rand.Text())}
@@ -138,7 +140,11 @@ func (s *Service) row(ctx context.Context, p auth.Principal, id api.SandboxID) (
 
 // firm gives a context for what must be finished although the caller left.
 func firm(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(context.WithoutCancel(ctx), 2*time.Minute, errors.New("finishing an operation took too long"))
+	return context.WithTimeoutCause(
+		context.WithoutCancel(ctx),
+		2*time.Minute,
+		errors.New("finishing an operation took too long"),
+	)
 }
 
 // occurrence is an event to be.
@@ -157,7 +163,13 @@ func (s *Service) append(ctx context.Context, tx *store.Tx, r *store.Sandbox, al
 				return err
 			}
 		}
-		e := &store.Event{Sandbox: r.ID, Workspace: r.Workspace, At: store.Micros(time.Now()), Type: o.kind, Payload: string(payload)}
+		e := &store.Event{
+			Sandbox:   r.ID,
+			Workspace: r.Workspace,
+			At:        store.Micros(time.Now()),
+			Type:      o.kind,
+			Payload:   string(payload),
+		}
 		if err := tx.AppendEvent(ctx, e); err != nil {
 			return err
 		}
@@ -255,12 +267,16 @@ func (s *Service) view(r *store.Sandbox) api.Sandbox {
 	}
 	facts := s.known()
 	out := api.Sandbox{
-		ID: api.SandboxID(r.ID), Template: r.Template, CPU: r.VCPUs, MemoryMB: r.MemoryMiB, DiskMB: r.DiskMiB, DataDisks: shownDisks(r),
+		ID: api.SandboxID(
+			r.ID,
+		), Template: r.Template, CPU: r.VCPUs, MemoryMB: r.MemoryMiB, DiskMB: r.DiskMiB, DataDisks: shownDisks(r),
 		Status: api.Status(r.State), GuestIP: r.GuestIP, HostTap: r.Tap, MAC: r.MAC, Metadata: shown(r.Metadata),
 		FromSnapshot: api.SnapshotID(r.Snapshot), BootMS: (r.Boot + 999) / 1000, BootMode: r.BootMode,
 		CreatedAt: store.Time(r.Created), Workspace: api.Workspace(r.Workspace), Persistent: r.Persistent,
 		TTLSeconds: r.TTLSeconds, IdleSeconds: int64(s.idle(r).Seconds()), ParentID: api.SandboxID(r.Parent),
-		TreeID: api.TreeID(r.Tree), User: r.User, Workdir: r.Workdir, Egress: r.Egress, Network: shownNetwork(r), Limits: shownLimits(r.Limits), Isolation: facts.Isolation,
+		TreeID: api.TreeID(
+			r.Tree,
+		), User: r.User, Workdir: r.Workdir, Egress: r.Egress, Network: shownNetwork(r), Limits: shownLimits(r.Limits), Isolation: facts.Isolation,
 		Accelerator: facts.Accelerator, Generation: uint64(r.Generation), PauseMS: (r.Pause + 999) / 1000,
 		FailureReason: r.Reason, Phases: phases,
 	}

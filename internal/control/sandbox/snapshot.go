@@ -13,7 +13,12 @@ import (
 
 // TakeSnapshot puts a sandbox's moment into the registry; the sandbox goes on. A hibernated one is woken
 // first.
-func (s *Service) TakeSnapshot(ctx context.Context, p auth.Principal, id api.SandboxID, req api.SnapshotRequest) (_ api.Snapshot, err error) {
+func (s *Service) TakeSnapshot(
+	ctx context.Context,
+	p auth.Principal,
+	id api.SandboxID,
+	req api.SnapshotRequest,
+) (_ api.Snapshot, err error) {
 	defer s.watch("take snapshot", time.Now(), &err)
 	if err := req.Validate(); err != nil {
 		return api.Snapshot{}, err
@@ -23,15 +28,35 @@ func (s *Service) TakeSnapshot(ctx context.Context, p auth.Principal, id api.San
 		return api.Snapshot{}, err
 	}
 	defer release()
-	snap := store.Snapshot{ID: string(api.NewSnapshotID()), Workspace: r.Workspace, Sandbox: r.ID, State: store.SnapshotCreating,
-		Owner: s.instance, Name: req.Name, Template: r.Template, VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB, DiskMiB: r.DiskMiB,
-		Metadata: req.Metadata, Env: r.Env, Surroundings: r.Surroundings, Limits: r.Limits, User: r.User, Workdir: r.Workdir, Created: store.Micros(time.Now())}
+	snap := store.Snapshot{
+		ID:           string(api.NewSnapshotID()),
+		Workspace:    r.Workspace,
+		Sandbox:      r.ID,
+		State:        store.SnapshotCreating,
+		Owner:        s.instance,
+		Name:         req.Name,
+		Template:     r.Template,
+		VCPUs:        r.VCPUs,
+		MemoryMiB:    r.MemoryMiB,
+		DiskMiB:      r.DiskMiB,
+		Metadata:     req.Metadata,
+		Env:          r.Env,
+		Surroundings: r.Surroundings,
+		Limits:       r.Limits,
+		User:         r.User,
+		Workdir:      r.Workdir,
+		Created:      store.Micros(time.Now()),
+	}
 	_, free, err := s.locks.take(ctx, snap.ID)
 	if err != nil {
 		return api.Snapshot{}, err
 	}
 	defer free()
-	err = s.db.Write(ctx, "snapshot begin", func(ctx context.Context, tx *store.Tx) error { return tx.InsertSnapshot(ctx, &snap) })
+	err = s.db.Write(
+		ctx,
+		"snapshot begin",
+		func(ctx context.Context, tx *store.Tx) error { return tx.InsertSnapshot(ctx, &snap) },
+	)
 	if err != nil {
 		return api.Snapshot{}, err
 	}
@@ -80,13 +105,27 @@ func (s *Service) removeSnapshot(ctx context.Context, snap *store.Snapshot) erro
 	if err != nil && !errors.Is(err, hostapi.ErrNotFound) {
 		return hostError(err, "delete snapshot", snap.ID)
 	}
-	return s.db.Write(ctx, "snapshot remove", func(ctx context.Context, tx *store.Tx) error { return tx.DeleteSnapshot(ctx, snap.ID) })
+	return s.db.Write(
+		ctx,
+		"snapshot remove",
+		func(ctx context.Context, tx *store.Tx) error { return tx.DeleteSnapshot(ctx, snap.ID) },
+	)
 }
 
 func viewSnapshot(s *store.Snapshot) api.Snapshot {
-	return api.Snapshot{ID: api.SnapshotID(s.ID), SandboxID: api.SandboxID(s.Sandbox), Workspace: api.Workspace(s.Workspace),
-		Template: s.Template, Name: s.Name, Metadata: shown(s.Metadata), CreatedAt: store.Time(s.Created), SizeBytes: s.Bytes,
-		CPU: s.VCPUs, MemoryMB: s.MemoryMiB, DiskMB: s.DiskMiB}
+	return api.Snapshot{
+		ID:        api.SnapshotID(s.ID),
+		SandboxID: api.SandboxID(s.Sandbox),
+		Workspace: api.Workspace(s.Workspace),
+		Template:  s.Template,
+		Name:      s.Name,
+		Metadata:  shown(s.Metadata),
+		CreatedAt: store.Time(s.Created),
+		SizeBytes: s.Bytes,
+		CPU:       s.VCPUs,
+		MemoryMB:  s.MemoryMiB,
+		DiskMB:    s.DiskMiB,
+	}
 }
 
 // snapshot reads one that is ready and the caller's.

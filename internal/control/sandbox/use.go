@@ -96,11 +96,22 @@ func (s *Service) Lifecycle(ctx context.Context, p auth.Principal, id api.Sandbo
 
 func (s *Service) lifecycle(r *store.Sandbox) api.Lifecycle {
 	v := s.view(r)
-	return api.Lifecycle{TTLSeconds: v.TTLSeconds, Persistent: v.Persistent, IdleSeconds: v.IdleSeconds, ExpiresAt: v.ExpiresAt, OnTimeout: api.OnTimeout(r.OnEnd)}
+	return api.Lifecycle{
+		TTLSeconds:  v.TTLSeconds,
+		Persistent:  v.Persistent,
+		IdleSeconds: v.IdleSeconds,
+		ExpiresAt:   v.ExpiresAt,
+		OnTimeout:   api.OnTimeout(r.OnEnd),
+	}
 }
 
 // SetLifecycle changes what the patch names. It counts as use, so a shorter TTL begins now.
-func (s *Service) SetLifecycle(ctx context.Context, p auth.Principal, id api.SandboxID, patch api.LifecyclePatch) (_ api.Lifecycle, err error) {
+func (s *Service) SetLifecycle(
+	ctx context.Context,
+	p auth.Principal,
+	id api.SandboxID,
+	patch api.LifecyclePatch,
+) (_ api.Lifecycle, err error) {
 	defer s.watch("set lifecycle", time.Now(), &err)
 	if err := patch.Validate(); err != nil {
 		return api.Lifecycle{}, err

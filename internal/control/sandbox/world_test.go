@@ -90,12 +90,15 @@ func newWorldOn(t *testing.T, dsn string, change ...func(*sandbox.Config)) *worl
 // start opens the store and makes a service, as a program that starts does.
 func (w *world) start() {
 	w.t.Helper()
-	db, err := store.Open(context.WithoutCancel(w.t.Context()), store.Config{DSN: w.path, Fault: func(op string, committed bool) error {
-		if w.fault != nil {
-			return w.fault(op, committed)
-		}
-		return nil
-	}})
+	db, err := store.Open(
+		context.WithoutCancel(w.t.Context()),
+		store.Config{DSN: w.path, Fault: func(op string, committed bool) error {
+			if w.fault != nil {
+				return w.fault(op, committed)
+			}
+			return nil
+		}},
+	)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -103,7 +106,10 @@ func (w *world) start() {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	s, err := sandbox.New(w.cfg, sandbox.Deps{Store: db, Host: w.host, Templates: templates, Log: slog.New(slog.DiscardHandler)})
+	s, err := sandbox.New(
+		w.cfg,
+		sandbox.Deps{Store: db, Host: w.host, Templates: templates, Log: slog.New(slog.DiscardHandler)},
+	)
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -141,7 +141,11 @@ func (t *Tx) BuildLines(ctx context.Context, build string, after int64, limit in
 // LastBuildLine gives the number of a build's last line, 0 without any.
 func (t *Tx) LastBuildLine(ctx context.Context, build string) (int64, error) {
 	var last int64
-	err := t.db.NewSelect().Model((*BuildLine)(nil)).ColumnExpr("COALESCE(MAX(seq), 0)").Where("build = ?", build).Scan(ctx, &last)
+	err := t.db.NewSelect().
+		Model((*BuildLine)(nil)).
+		ColumnExpr("COALESCE(MAX(seq), 0)").
+		Where("build = ?", build).
+		Scan(ctx, &last)
 	return last, err
 }
 
@@ -167,7 +171,12 @@ func (t *Tx) Layers(ctx context.Context, workspace string, names ...string) ([]L
 
 // UseLayer notes when a layer was used last.
 func (t *Tx) UseLayer(ctx context.Context, workspace, name string, used int64) error {
-	_, err := t.db.NewUpdate().Model((*Layer)(nil)).Set("used = ?", used).Where("workspace = ?", workspace).Where("name = ?", name).Exec(ctx)
+	_, err := t.db.NewUpdate().
+		Model((*Layer)(nil)).
+		Set("used = ?", used).
+		Where("workspace = ?", workspace).
+		Where("name = ?", name).
+		Exec(ctx)
 	return err
 }
 

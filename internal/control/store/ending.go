@@ -34,7 +34,12 @@ func (t *Tx) PutTombstone(ctx context.Context, s *Tombstone) error {
 // AmendTombstone writes reason, message and console of a row whose reason is still was; ErrNotFound if
 // there is none.
 func (t *Tx) AmendTombstone(ctx context.Context, s *Tombstone, was string) error {
-	res, err := t.db.NewUpdate().Model(s).Column("reason", "message", "console").WherePK().Where("reason = ?", was).Exec(ctx)
+	res, err := t.db.NewUpdate().
+		Model(s).
+		Column("reason", "message", "console").
+		WherePK().
+		Where("reason = ?", was).
+		Exec(ctx)
 	return changed(res, err, "tombstone", s.Sandbox)
 }
 
@@ -49,7 +54,12 @@ func (t *Tx) Tombstone(ctx context.Context, sandbox string) (Tombstone, error) {
 // idempotency keys and audit entries from before theirs. It answers how many tombstones went.
 func (t *Tx) Forget(ctx context.Context, tombstones, idempotency, audit int64) (int, error) {
 	var ids []string
-	err := t.db.NewSelect().Model((*Tombstone)(nil)).Column("sandbox").Where("ended < ?", tombstones).Limit(500).Scan(ctx, &ids)
+	err := t.db.NewSelect().
+		Model((*Tombstone)(nil)).
+		Column("sandbox").
+		Where("ended < ?", tombstones).
+		Limit(500).
+		Scan(ctx, &ids)
 	if err != nil {
 		return 0, err
 	}

@@ -26,7 +26,11 @@ func (t *Tx) AppendEvent(ctx context.Context, e *Event) error {
 		}
 	}
 	var last int64
-	err := t.db.NewSelect().Model((*Event)(nil)).ColumnExpr("coalesce(max(seq), 0)").Where("sandbox = ?", e.Sandbox).Scan(ctx, &last)
+	err := t.db.NewSelect().
+		Model((*Event)(nil)).
+		ColumnExpr("coalesce(max(seq), 0)").
+		Where("sandbox = ?", e.Sandbox).
+		Scan(ctx, &last)
 	if err != nil {
 		return err
 	}
@@ -39,7 +43,11 @@ func (t *Tx) AppendEvent(ctx context.Context, e *Event) error {
 // limit of 0 is none.
 func (t *Tx) Events(ctx context.Context, sandbox string, after int64, limit int) ([]Event, error) {
 	var rows []Event
-	q := t.db.NewSelect().Model(&rows).Where("sandbox = ?", sandbox).Where("seq > ?", after).OrderBy("seq", bun.OrderDesc)
+	q := t.db.NewSelect().
+		Model(&rows).
+		Where("sandbox = ?", sandbox).
+		Where("seq > ?", after).
+		OrderBy("seq", bun.OrderDesc)
 	if limit > 0 {
 		q = q.Limit(int64(limit))
 	}

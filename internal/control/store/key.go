@@ -72,7 +72,11 @@ func (t *Tx) Keys(ctx context.Context, workspace string) ([]Key, error) {
 
 // DeleteKey removes a key of a workspace; ErrNotFound if there is none.
 func (t *Tx) DeleteKey(ctx context.Context, workspace, prefix string) error {
-	res, err := t.db.NewDelete().Model((*Key)(nil)).Where("prefix = ?", prefix).Where("workspace = ?", workspace).Exec(ctx)
+	res, err := t.db.NewDelete().
+		Model((*Key)(nil)).
+		Where("prefix = ?", prefix).
+		Where("workspace = ?", workspace).
+		Exec(ctx)
 	return changed(res, err, "key", prefix)
 }
 

@@ -146,8 +146,11 @@ func (t *Tx) Sandboxes(ctx context.Context, q SandboxQuery) ([]Sandbox, error) {
 		s = s.Where("tree = ?", q.Tree)
 	}
 	for _, name := range slices.Sorted(maps.Keys(q.Metadata)) {
-		s = s.Where("EXISTS (SELECT 1 FROM labels AS l WHERE l.sandbox = ?TableAlias.id AND l.name = ? AND l.value = ?)",
-			name, q.Metadata[name])
+		s = s.Where(
+			"EXISTS (SELECT 1 FROM labels AS l WHERE l.sandbox = ?TableAlias.id AND l.name = ? AND l.value = ?)",
+			name,
+			q.Metadata[name],
+		)
 	}
 	if q.DueBy > 0 {
 		s = s.Where("due > 0").Where("due <= ?", q.DueBy)
@@ -182,7 +185,12 @@ func (t *Tx) CountStates(ctx context.Context) (map[string]int, error) {
 		State string
 		N     int
 	}
-	err := t.db.NewSelect().Model((*Sandbox)(nil)).Column("state").ColumnExpr("count(*) AS n").Group("state").Scan(ctx, &rows)
+	err := t.db.NewSelect().
+		Model((*Sandbox)(nil)).
+		Column("state").
+		ColumnExpr("count(*) AS n").
+		Group("state").
+		Scan(ctx, &rows)
 	counts := map[string]int{}
 	for _, r := range rows {
 		counts[r.State] = r.N

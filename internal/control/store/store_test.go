@@ -90,18 +90,25 @@ func TestOpenRefuses(t *testing.T) {
 func TestFault(t *testing.T) {
 	boom := errors.New("boom")
 	var at string
-	db, err := store.Open(t.Context(), store.Config{DSN: filepath.Join(t.TempDir(), "c.db"), Fault: func(op string, committed bool) error {
-		if (op == at+"+") == committed && op == at || committed && op+"+" == at {
-			return boom
-		}
-		return nil
-	}})
+	db, err := store.Open(
+		t.Context(),
+		store.Config{DSN: filepath.Join(t.TempDir(), "c.db"), Fault: func(op string, committed bool) error {
+			if (op == at+"+") == committed && op == at || committed && op+"+" == at {
+				return boom
+			}
+			return nil
+		}},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer db.Close()
 	put := func() error {
-		return db.Write(t.Context(), "put", func(ctx context.Context, tx *store.Tx) error { return tx.PutSetting(ctx, "x", "1") })
+		return db.Write(
+			t.Context(),
+			"put",
+			func(ctx context.Context, tx *store.Tx) error { return tx.PutSetting(ctx, "x", "1") },
+		)
 	}
 	at = "put"
 	if err := put(); !errors.Is(err, boom) {

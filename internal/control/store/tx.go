@@ -130,7 +130,8 @@ const (
 
 // exists turns the engines' answers for a taken key into ErrExists.
 func exists(err error, kind, key string) error {
-	if e, ok := errors.AsType[*sqlite.Error](err); ok && (e.Code() == uniqueSQLitePrimary || e.Code() == uniqueSQLiteIndex) {
+	if e, ok := errors.AsType[*sqlite.Error](err); ok &&
+		(e.Code() == uniqueSQLitePrimary || e.Code() == uniqueSQLiteIndex) {
 		return fmt.Errorf("%s %s: %w", kind, key, ErrExists)
 	}
 	if e, ok := errors.AsType[*pgconn.PgError](err); ok && e.Code == uniquePostgres {

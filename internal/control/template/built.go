@@ -29,9 +29,18 @@ func (s *Service) built(ctx context.Context, p auth.Principal, ref string) (api.
 	}
 	if version.ID == "" {
 		if tag == "" {
-			return api.Template{}, false, api.Errorf(api.NotFound, "template %s has no version yet: its build has not ended well", row.Name)
+			return api.Template{}, false, api.Errorf(
+				api.NotFound,
+				"template %s has no version yet: its build has not ended well",
+				row.Name,
+			)
 		}
-		return api.Template{}, false, api.Errorf(api.NotFound, "template %s has no tag or version %q", row.Name, bound(tag))
+		return api.Template{}, false, api.Errorf(
+			api.NotFound,
+			"template %s has no tag or version %q",
+			row.Name,
+			bound(tag),
+		)
 	}
 	return viewBuilt(row, version, tags), true, nil
 }
@@ -138,10 +147,18 @@ func (s *Service) own(ctx context.Context, p auth.Principal, name string) (store
 		if err != nil {
 			return store.Template{}, api.AsError(err)
 		}
-		return store.Template{}, api.Errorf(api.Forbidden, "template %s is a recipe of this server and cannot be changed", t.Name)
+		return store.Template{}, api.Errorf(
+			api.Forbidden,
+			"template %s is a recipe of this server and cannot be changed",
+			t.Name,
+		)
 	}
 	if row.Workspace != string(p.Workspace) || row.Everyone && !p.Admin {
-		return store.Template{}, api.Errorf(api.Forbidden, "template %s is everyone's: only an admin key of its workspace may change it", row.Name)
+		return store.Template{}, api.Errorf(
+			api.Forbidden,
+			"template %s is everyone's: only an admin key of its workspace may change it",
+			row.Name,
+		)
 	}
 	return row, nil
 }
@@ -160,7 +177,12 @@ func (s *Service) Delete(ctx context.Context, p auth.Principal, name string) err
 			return err
 		}
 		if len(active) > 0 {
-			return api.Errorf(api.Conflict, "build %s of template %s is under way: cancel it first", active[0].ID, row.Name)
+			return api.Errorf(
+				api.Conflict,
+				"build %s of template %s is under way: cancel it first",
+				active[0].ID,
+				row.Name,
+			)
 		}
 		if versions, err = tx.Versions(ctx, row.ID); err != nil {
 			return err
@@ -177,12 +199,17 @@ func (s *Service) Delete(ctx context.Context, p auth.Principal, name string) err
 func (s *Service) drop(ctx context.Context, versions []store.Version) error {
 	var all error
 	for _, v := range versions {
-		if err := s.host.DeleteTemplate(ctx, hostapi.TemplateName(v.ID)); err != nil && !errors.Is(err, hostapi.ErrNotFound) {
+		if err := s.host.DeleteTemplate(ctx, hostapi.TemplateName(v.ID)); err != nil &&
+			!errors.Is(err, hostapi.ErrNotFound) {
 			all = errors.Join(all, err)
 		}
 	}
 	if all != nil {
-		return api.Wrap(api.Unavailable, all, "the template is deleted; its host could not be told now and will be later")
+		return api.Wrap(
+			api.Unavailable,
+			all,
+			"the template is deleted; its host could not be told now and will be later",
+		)
 	}
 	return nil
 }
@@ -210,8 +237,15 @@ func (s *Service) Versions(ctx context.Context, p auth.Principal, name string) (
 	}
 	out := make([]api.TemplateVersion, 0, len(rows))
 	for _, v := range rows {
-		view := api.TemplateVersion{ID: api.BuildID(v.ID), Tags: []string{}, CPU: v.VCPUs, MemoryMB: v.MemoryMiB, DiskMB: v.DiskMiB,
-			SizeBytes: v.Bytes, CreatedAt: store.Time(v.Created)}
+		view := api.TemplateVersion{
+			ID:        api.BuildID(v.ID),
+			Tags:      []string{},
+			CPU:       v.VCPUs,
+			MemoryMB:  v.MemoryMiB,
+			DiskMB:    v.DiskMiB,
+			SizeBytes: v.Bytes,
+			CreatedAt: store.Time(v.Created),
+		}
 		for _, t := range tags {
 			if t.Version == v.ID {
 				view.Tags = append(view.Tags, t.Tag)
@@ -236,9 +270,18 @@ func (s *Service) Tag(ctx context.Context, p auth.Principal, name string, req ap
 		return api.Template{}, api.AsError(err)
 	}
 	if version.ID == "" {
-		return api.Template{}, api.Errorf(api.NotFound, "template %s has no tag or version %q", row.Name, bound(req.Target))
+		return api.Template{}, api.Errorf(
+			api.NotFound,
+			"template %s has no tag or version %q",
+			row.Name,
+			bound(req.Target),
+		)
 	}
-	err = s.db.Write(ctx, "tag", func(ctx context.Context, tx *store.Tx) error { return putTags(ctx, tx, version, req.Tags) })
+	err = s.db.Write(
+		ctx,
+		"tag",
+		func(ctx context.Context, tx *store.Tx) error { return putTags(ctx, tx, version, req.Tags) },
+	)
 	if err != nil {
 		return api.Template{}, api.AsError(err)
 	}
@@ -251,7 +294,8 @@ func checkTags(tags []string) error {
 	}
 	for _, tag := range tags {
 		if !api.ValidTemplateName(tag) || api.BuildID(tag).Valid() {
-			return api.Errorf(api.Invalid, "tags: %q cannot be a tag: use 1 to 64 of a-z A-Z 0-9 . _ -", bound(tag)).With("field", "tags")
+			return api.Errorf(api.Invalid, "tags: %q cannot be a tag: use 1 to 64 of a-z A-Z 0-9 . _ -", bound(tag)).
+				With("field", "tags")
 		}
 	}
 	return nil
@@ -273,9 +317,17 @@ func (s *Service) Untag(ctx context.Context, p auth.Principal, name, tag string)
 		return err
 	}
 	if tag == api.DefaultTag {
-		return api.Errorf(api.Invalid, "the tag %s cannot be removed: let it mean another version, or delete the template", tag)
+		return api.Errorf(
+			api.Invalid,
+			"the tag %s cannot be removed: let it mean another version, or delete the template",
+			tag,
+		)
 	}
-	err = s.db.Write(ctx, "untag", func(ctx context.Context, tx *store.Tx) error { return tx.DeleteTag(ctx, row.ID, tag) })
+	err = s.db.Write(
+		ctx,
+		"untag",
+		func(ctx context.Context, tx *store.Tx) error { return tx.DeleteTag(ctx, row.ID, tag) },
+	)
 	if errors.Is(err, store.ErrNotFound) {
 		return api.Errorf(api.NotFound, "template %s has no tag %q", row.Name, bound(tag))
 	}
@@ -288,9 +340,15 @@ func (s *Service) Untag(ctx context.Context, p auth.Principal, name, tag string)
 // Claim answers the row of the template that a build of the caller's will make a version of, and makes it
 // if there is none. global makes it everyone's, which only an admin may. A name that a recipe has, or that is
 // another workspace's and everyone's, is a conflict.
-func (s *Service) Claim(ctx context.Context, p auth.Principal, name string, global bool) (row store.Template, made bool, err error) {
+func (s *Service) Claim(
+	ctx context.Context,
+	p auth.Principal,
+	name string,
+	global bool,
+) (row store.Template, made bool, err error) {
 	if !api.ValidTemplateName(name) || api.TemplateID(name).Valid() || api.SnapshotID(name).Valid() {
-		return row, false, api.Errorf(api.Invalid, "name: %q is not a template name: use 1 to 64 of a-z A-Z 0-9 . _ -", bound(name)).With("field", "name")
+		return row, false, api.Errorf(api.Invalid, "name: %q is not a template name: use 1 to 64 of a-z A-Z 0-9 . _ -", bound(name)).
+			With("field", "name")
 	}
 	if global && !p.Admin {
 		return row, false, api.Errorf(api.Forbidden, "only an admin key may build a template for everyone")
@@ -315,7 +373,14 @@ func (s *Service) Claim(ctx context.Context, p auth.Principal, name string, glob
 			return err
 		}
 		now := store.Micros(time.Now())
-		row, made = store.Template{ID: string(api.NewTemplateID()), Workspace: string(p.Workspace), Name: name, Everyone: global, Created: now, Changed: now}, true
+		row, made = store.Template{
+			ID:        string(api.NewTemplateID()),
+			Workspace: string(p.Workspace),
+			Name:      name,
+			Everyone:  global,
+			Created:   now,
+			Changed:   now,
+		}, true
 		return tx.InsertTemplate(ctx, &row)
 	})
 	if errors.Is(err, store.ErrExists) {

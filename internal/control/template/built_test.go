@@ -41,10 +41,25 @@ func newWorld(t *testing.T) *world {
 func (w *world) version(row store.Template, n int, tags ...string) string {
 	w.t.Helper()
 	id := string(api.NewBuildID())
-	w.h.AddTemplate(hostapi.Template{Name: hostapi.TemplateName(id), VCPUs: 1, MemoryMiB: 64, Published: true, Baked: true})
+	w.h.AddTemplate(
+		hostapi.Template{Name: hostapi.TemplateName(id), VCPUs: 1, MemoryMiB: 64, Published: true, Baked: true},
+	)
 	var old []store.Version
 	err := w.db.Write(w.t.Context(), "test", func(ctx context.Context, tx *store.Tx) (err error) {
-		old, err = w.Add(ctx, tx, store.Version{ID: id, Template: row.ID, VCPUs: 1, MemoryMiB: 64, User: "me", Env: store.Pairs{"A": "1"}, Created: int64(n)}, tags)
+		old, err = w.Add(
+			ctx,
+			tx,
+			store.Version{
+				ID:        id,
+				Template:  row.ID,
+				VCPUs:     1,
+				MemoryMiB: 64,
+				User:      "me",
+				Env:       store.Pairs{"A": "1"},
+				Created:   int64(n),
+			},
+			tags,
+		)
 		return err
 	})
 	if err := errors.Join(err, w.Drop(w.t.Context(), old)); err != nil {
@@ -148,7 +163,9 @@ func TestSizes(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := w.version(row, 1)
-	w.h.AddTemplate(hostapi.Template{Name: hostapi.TemplateName(id), Published: true, Baked: true, Bytes: 7, ApparentBytes: 70})
+	w.h.AddTemplate(
+		hostapi.Template{Name: hostapi.TemplateName(id), Published: true, Baked: true, Bytes: 7, ApparentBytes: 70},
+	)
 	got, err := w.Get(t.Context(), alice, "app")
 	if err != nil || got.SizeBytes != 7 || got.ApparentBytes != 70 {
 		t.Errorf("get: %d of %d, %v", got.SizeBytes, got.ApparentBytes, err)
@@ -234,7 +251,10 @@ func TestDeleteWaitsForBuilds(t *testing.T) {
 		t.Errorf("deleted under a build: %v", err)
 	}
 	w.means(alice, "app", v)
-	set("done", func(ctx context.Context, tx *store.Tx) error { return tx.UpdateBuild(ctx, build, []string{"running"}) })
+	set(
+		"done",
+		func(ctx context.Context, tx *store.Tx) error { return tx.UpdateBuild(ctx, build, []string{"running"}) },
+	)
 	w.h.Fail("deletetemplate", errors.New("away"))
 	if err := w.Delete(ctx, alice, "app"); api.CodeOf(err) != api.Unavailable {
 		t.Errorf("deleted while the host is away: %v", err)

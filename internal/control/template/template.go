@@ -125,7 +125,12 @@ func (s *Service) find(ctx context.Context, name string, fresh bool) (hostapi.Te
 	for _, t := range all {
 		names = append(names, string(t.Name))
 	}
-	return hostapi.Template{}, api.Errorf(api.NotFound, "template %q not found: there are %s", bound(name), strings.Join(names, ", "))
+	return hostapi.Template{}, api.Errorf(
+		api.NotFound,
+		"template %q not found: there are %s",
+		bound(name),
+		strings.Join(names, ", "),
+	)
 }
 
 func merge(configured map[string]string, rows []store.Alias) map[string]string {
@@ -230,7 +235,11 @@ func bakeError(err error, name string) error {
 	case errors.Is(err, hostapi.ErrNotFound):
 		return api.Wrap(api.NotFound, err, "template "+name+" not found on its host")
 	case errors.Is(err, hostapi.ErrNoSpace):
-		return api.Wrap(api.NoSpace, err, "bake "+name+": there is not enough disk space on the host: delete snapshots or sandboxes, or give the data directory more room")
+		return api.Wrap(
+			api.NoSpace,
+			err,
+			"bake "+name+": there is not enough disk space on the host: delete snapshots or sandboxes, or give the data directory more room",
+		)
 	case errors.Is(err, hostapi.ErrInUse), errors.Is(err, hostapi.ErrExists):
 		return api.Wrap(api.Conflict, err, "bake "+name+": "+err.Error())
 	case errors.Is(err, hostapi.ErrUnsupported):
@@ -245,7 +254,8 @@ func (s *Service) SetAlias(ctx context.Context, p auth.Principal, name, template
 		return api.Errorf(api.Forbidden, "only an admin key may change names of templates")
 	}
 	if !api.ValidTemplateName(name) {
-		return api.Errorf(api.Invalid, "name: %q is not a template name: use 1 to 64 of a-z A-Z 0-9 . _ -", bound(name)).With("field", "name")
+		return api.Errorf(api.Invalid, "name: %q is not a template name: use 1 to 64 of a-z A-Z 0-9 . _ -", bound(name)).
+			With("field", "name")
 	}
 	t, err := s.find(ctx, template, true)
 	if err != nil {
@@ -270,9 +280,28 @@ func (s *Service) measure(t *api.Template) {
 }
 
 func view(t hostapi.Template) api.Template {
-	out := api.Template{Name: string(t.Name), Host: string(t.Name), SizeBytes: t.Bytes, ApparentBytes: t.ApparentBytes, CPU: t.VCPUs, MemoryMB: t.MemoryMiB, DiskMB: t.DiskMiB,
-		DataDisks: dataDisks(t.Disks), IsGlobal: true, Label: string(t.Name), Description: t.Description, Base: t.Base, Tools: t.Tools, Meta: map[string]string{},
-		User: t.User, Workdir: t.Workdir, Baked: t.Baked, BakedAt: moment(t.BakedAt)}
+	out := api.Template{
+		Name:          string(t.Name),
+		Host:          string(t.Name),
+		SizeBytes:     t.Bytes,
+		ApparentBytes: t.ApparentBytes,
+		CPU:           t.VCPUs,
+		MemoryMB:      t.MemoryMiB,
+		DiskMB:        t.DiskMiB,
+		DataDisks: dataDisks(
+			t.Disks,
+		),
+		IsGlobal:    true,
+		Label:       string(t.Name),
+		Description: t.Description,
+		Base:        t.Base,
+		Tools:       t.Tools,
+		Meta:        map[string]string{},
+		User:        t.User,
+		Workdir:     t.Workdir,
+		Baked:       t.Baked,
+		BakedAt:     moment(t.BakedAt),
+	}
 	if out.Tools == nil {
 		out.Tools = []string{}
 	}
@@ -280,7 +309,15 @@ func view(t hostapi.Template) api.Template {
 		out.Limits = &l
 	}
 	if b := t.Bake; b != nil {
-		out.Bake = &api.Bake{State: b.State, Step: b.Step, Percent: b.Percent, StartedAt: b.Started.UTC(), EndedAt: moment(b.Ended), Error: b.Err, Log: b.Log}
+		out.Bake = &api.Bake{
+			State:     b.State,
+			Step:      b.Step,
+			Percent:   b.Percent,
+			StartedAt: b.Started.UTC(),
+			EndedAt:   moment(b.Ended),
+			Error:     b.Err,
+			Log:       b.Log,
+		}
 	}
 	return out
 }

@@ -29,7 +29,8 @@ func TestTemplates(t *testing.T) {
 	ctx := t.Context()
 	member, admin := auth.Principal{Workspace: "w"}, auth.Principal{Workspace: "w", Admin: true}
 	all, err := s.List(ctx, member)
-	if err != nil || len(all) != 2 || all[0].Name != "base" || !all[0].Baked || all[1].Name != "raw" || all[1].Baked || all[1].BakedAt != nil {
+	if err != nil || len(all) != 2 || all[0].Name != "base" || !all[0].Baked || all[1].Name != "raw" || all[1].Baked ||
+		all[1].BakedAt != nil {
 		t.Errorf("templates %+v, %v", all, err)
 	}
 	for _, name := range []string{"base", "ubuntu-24.04", "default"} {
@@ -48,7 +49,9 @@ func TestTemplates(t *testing.T) {
 	if got, err := configured.Resolve(ctx, member, "ubuntu-24.04"); err != nil || got.Name != "raw" {
 		t.Errorf("the configuration's alias is %+v, %v; want raw", got, err)
 	}
-	h.AddTemplate(hostapi.Template{Name: "ubuntu-24.04", Disks: []hostapi.DataDisk{{Name: "data", SizeMiB: 64, Mount: "/data"}}})
+	h.AddTemplate(
+		hostapi.Template{Name: "ubuntu-24.04", Disks: []hostapi.DataDisk{{Name: "data", SizeMiB: 64, Mount: "/data"}}},
+	)
 	got, err := s.Get(ctx, member, "ubuntu-24.04")
 	if err != nil || got.Name != "ubuntu-24.04" {
 		t.Errorf("a template wins over an alias: got %s, %v", got.Name, err)
@@ -62,7 +65,9 @@ func TestTemplates(t *testing.T) {
 	if err := s.SetAlias(ctx, admin, "mine", "raw"); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := s.Bake(ctx, member, "mine", api.BakeRequest{}); err != nil || got.Name != "raw" || !got.Baked || got.Bake == nil || got.Bake.State != "done" {
+	if got, err := s.Bake(ctx, member, "mine", api.BakeRequest{}); err != nil || got.Name != "raw" || !got.Baked ||
+		got.Bake == nil ||
+		got.Bake.State != "done" {
 		t.Errorf("baked %+v, %v", got, err)
 	}
 	if _, err := s.Bake(ctx, member, "base", api.BakeRequest{Force: true}); api.CodeOf(err) != api.Forbidden {

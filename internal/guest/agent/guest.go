@@ -53,7 +53,11 @@ func (b *Backend) Start(ctx context.Context, spec guestapi.ProcessSpec) (guestap
 }
 
 // Attach implements guestapi.Guest.
-func (b *Backend) Attach(ctx context.Context, ref guestapi.ProcessRef, from guestapi.Offsets) (guestapi.Process, error) {
+func (b *Backend) Attach(
+	ctx context.Context,
+	ref guestapi.ProcessRef,
+	from guestapi.Offsets,
+) (guestapi.Process, error) {
 	return b.processes.Attach(ctx, ref, from)
 }
 
@@ -78,12 +82,21 @@ func (b *Backend) List(ctx context.Context, path, user string, depth int) ([]gue
 }
 
 // Read implements guestapi.Guest.
-func (b *Backend) Read(ctx context.Context, path, user string, offset, length int64) (guestapi.FileInfo, io.ReadCloser, error) {
+func (b *Backend) Read(
+	ctx context.Context,
+	path, user string,
+	offset, length int64,
+) (guestapi.FileInfo, io.ReadCloser, error) {
 	return b.files.Read(ctx, path, user, offset, length)
 }
 
 // Write implements guestapi.Guest.
-func (b *Backend) Write(ctx context.Context, path string, opt guestapi.WriteOptions, r io.Reader) (guestapi.FileInfo, error) {
+func (b *Backend) Write(
+	ctx context.Context,
+	path string,
+	opt guestapi.WriteOptions,
+	r io.Reader,
+) (guestapi.FileInfo, error) {
 	return b.files.Write(ctx, path, opt, r)
 }
 

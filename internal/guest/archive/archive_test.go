@@ -105,7 +105,8 @@ func TestPackAndUnpack(t *testing.T) {
 			}
 		})
 	}
-	if err := archive.Pack(io.Discard, []string{filepath.Join(src, "none*")}); err == nil || !strings.Contains(err.Error(), "no such file") {
+	if err := archive.Pack(io.Discard, []string{filepath.Join(src, "none*")}); err == nil ||
+		!strings.Contains(err.Error(), "no such file") {
 		t.Errorf("nothing matches: %v", err)
 	}
 }
@@ -123,7 +124,15 @@ func tarOf(t testing.TB, entries ...entry) []byte {
 		if e.kind == 0 {
 			e.kind = tar.TypeReg
 		}
-		h := &tar.Header{Name: e.name, Linkname: e.link, Typeflag: e.kind, Mode: 0o644, Size: int64(len(e.data)), Uid: os.Getuid(), Gid: os.Getgid()}
+		h := &tar.Header{
+			Name:     e.name,
+			Linkname: e.link,
+			Typeflag: e.kind,
+			Mode:     0o644,
+			Size:     int64(len(e.data)),
+			Uid:      os.Getuid(),
+			Gid:      os.Getgid(),
+		}
 		if err := w.WriteHeader(h); err != nil {
 			t.Fatal(err)
 		}

@@ -166,7 +166,12 @@ func (u *unpacker) put(to string, h *tar.Header, r io.Reader) error {
 }
 
 func tarMode(mode int64) os.FileMode {
-	return (&tar.Header{Mode: mode}).FileInfo().Mode().Perm() | (&tar.Header{Mode: mode, Typeflag: tar.TypeReg}).FileInfo().Mode()&(os.ModeSetuid|os.ModeSetgid|os.ModeSticky)
+	return (&tar.Header{Mode: mode}).FileInfo().
+		Mode().
+		Perm() |
+		(&tar.Header{Mode: mode, Typeflag: tar.TypeReg}).FileInfo().
+			Mode()&
+			(os.ModeSetuid|os.ModeSetgid|os.ModeSticky)
 }
 
 // clear removes what a new file takes the place of; a directory stays, and is an error.

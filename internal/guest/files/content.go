@@ -19,7 +19,11 @@ import (
 func timeOf(ts unix.Timespec) time.Time { return time.Unix(ts.Unix()) }
 
 // Read opens a regular file. The returned description is of what is read, through symbolic links.
-func (f *Files) Read(_ context.Context, p, user string, offset, length int64) (guestapi.FileInfo, io.ReadCloser, error) {
+func (f *Files) Read(
+	_ context.Context,
+	p, user string,
+	offset, length int64,
+) (guestapi.FileInfo, io.ReadCloser, error) {
 	at, _, err := f.locate(p, user)
 	if err != nil {
 		return guestapi.FileInfo{}, nil, err
@@ -78,7 +82,12 @@ func (f *Files) readable(file *os.File, at string, offset int64) (guestapi.FileI
 
 // Write puts a stream at p, whole or not at all: it is written beside and then renamed over what is
 // there. A last symbolic link is followed. Mode 0 keeps the mode of an existing file.
-func (f *Files) Write(ctx context.Context, p string, opt guestapi.WriteOptions, r io.Reader) (guestapi.FileInfo, error) {
+func (f *Files) Write(
+	ctx context.Context,
+	p string,
+	opt guestapi.WriteOptions,
+	r io.Reader,
+) (guestapi.FileInfo, error) {
 	at, u, err := f.locate(p, opt.User)
 	if err != nil {
 		return guestapi.FileInfo{}, err

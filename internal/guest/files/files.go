@@ -77,8 +77,17 @@ func describe(at string, names *passwd.Names) (guestapi.FileInfo, error) {
 	if err := unix.Lstat(at, &st); err != nil {
 		return guestapi.FileInfo{}, fault(&fs.PathError{Op: "stat", Path: at, Err: err})
 	}
-	i := guestapi.FileInfo{Path: at, Name: path.Base(at), Kind: guestapi.KindOther, Size: st.Size, Mode: st.Mode & 0o7777,
-		UID: st.Uid, GID: st.Gid, User: names.User(st.Uid), Group: names.Group(st.Gid)}
+	i := guestapi.FileInfo{
+		Path:  at,
+		Name:  path.Base(at),
+		Kind:  guestapi.KindOther,
+		Size:  st.Size,
+		Mode:  st.Mode & 0o7777,
+		UID:   st.Uid,
+		GID:   st.Gid,
+		User:  names.User(st.Uid),
+		Group: names.Group(st.Gid),
+	}
 	i.Modified = timeOf(st.Mtim)
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFREG:

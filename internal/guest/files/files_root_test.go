@@ -26,7 +26,12 @@ func TestFullDisk(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	_, err := f.Write(t.Context(), path.Join(dir, "large"), guestapi.WriteOptions{Size: -1}, bytes.NewReader(make([]byte, 2<<20)))
+	_, err := f.Write(
+		t.Context(),
+		path.Join(dir, "large"),
+		guestapi.WriteOptions{Size: -1},
+		bytes.NewReader(make([]byte, 2<<20)),
+	)
 	if !errors.Is(err, guestapi.ErrNoSpace) {
 		t.Errorf("got %v, want %v", err, guestapi.ErrNoSpace)
 	}

@@ -28,7 +28,8 @@ func annotate(fd int, notes map[string]string) error {
 	total := 0
 	for name, value := range notes {
 		total += len(name) + len(value)
-		if name == "" || len(name) > maxNoteName || strings.IndexByte(name, 0) >= 0 || len(notes) > maxNotes || total > guestapi.MaxMetadata {
+		if name == "" || len(name) > maxNoteName || strings.IndexByte(name, 0) >= 0 || len(notes) > maxNotes ||
+			total > guestapi.MaxMetadata {
 			return fmt.Errorf("%w: metadata: %d names, or %.40q, are too much", guestapi.ErrInvalid, len(notes), name)
 		}
 	}

@@ -81,7 +81,12 @@ func (w *window) cached(begin int64) bool {
 		return true
 	}
 	var st unix.Cachestat_t
-	err := unix.Cachestat(uint(w.file.Fd()), &unix.CachestatRange{Off: uint64(begin), Len: uint64(len(w.block))}, &st, 0)
+	err := unix.Cachestat(
+		uint(w.file.Fd()),
+		&unix.CachestatRange{Off: uint64(begin), Len: uint64(len(w.block))},
+		&st,
+		0,
+	)
 	if err != nil {
 		w.flags = 0
 	}

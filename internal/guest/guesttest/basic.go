@@ -177,7 +177,10 @@ func attach(t *testing.T, e Env) {
 			t.Errorf("attached to %+v: got %+v", ref, o)
 		}
 	}
-	if _, err := e.Guest.Attach(ctx, guestapi.ProcessRef{Tag: "none"}, guestapi.Offsets{}); !errors.Is(err, guestapi.ErrNotFound) {
+	if _, err := e.Guest.Attach(ctx, guestapi.ProcessRef{Tag: "none"}, guestapi.Offsets{}); !errors.Is(
+		err,
+		guestapi.ErrNotFound,
+	) {
 		t.Errorf("attach to nothing: %v", err)
 	}
 }
@@ -188,7 +191,10 @@ func signal(t *testing.T, e Env) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := e.Guest.Start(ctx, guestapi.ProcessSpec{Argv: []string{"true"}, Tag: "sleeper"}); !errors.Is(err, guestapi.ErrExists) {
+	if _, err := e.Guest.Start(ctx, guestapi.ProcessSpec{Argv: []string{"true"}, Tag: "sleeper"}); !errors.Is(
+		err,
+		guestapi.ErrExists,
+	) {
 		t.Errorf("same tag: %v", err)
 	}
 	all, err := e.Guest.Processes(ctx)
@@ -247,7 +253,10 @@ func manyAtOnce(t *testing.T, e Env) {
 
 func notAProgram(t *testing.T, e Env) {
 	ctx := Context(t)
-	if _, err := e.Guest.Start(ctx, guestapi.ProcessSpec{Argv: []string{"no-such-program-anywhere"}}); !errors.Is(err, guestapi.ErrNotFound) {
+	if _, err := e.Guest.Start(ctx, guestapi.ProcessSpec{Argv: []string{"no-such-program-anywhere"}}); !errors.Is(
+		err,
+		guestapi.ErrNotFound,
+	) {
 		t.Errorf("missing program: %v", err)
 	}
 	if _, err := e.Guest.Start(ctx, guestapi.ProcessSpec{}); !errors.Is(err, guestapi.ErrInvalid) {
@@ -258,7 +267,12 @@ func notAProgram(t *testing.T, e Env) {
 // put writes a file.
 func put(t *testing.T, e Env, name string, content []byte) guestapi.FileInfo {
 	t.Helper()
-	i, err := e.Guest.Write(Context(t), name, guestapi.WriteOptions{User: e.User, Size: int64(len(content))}, bytes.NewReader(content))
+	i, err := e.Guest.Write(
+		Context(t),
+		name,
+		guestapi.WriteOptions{User: e.User, Size: int64(len(content))},
+		bytes.NewReader(content),
+	)
 	if err != nil {
 		t.Fatalf("write %s: %v", name, err)
 	}

@@ -14,7 +14,12 @@ import (
 func notes(t *testing.T, e Env) {
 	ctx, g, name := Context(t), e.Guest, path.Join(e.Dir, "noted")
 	write := func(notes map[string]string) guestapi.FileInfo {
-		i, err := g.Write(ctx, name, guestapi.WriteOptions{User: e.User, Size: 1, Metadata: notes}, strings.NewReader("x"))
+		i, err := g.Write(
+			ctx,
+			name,
+			guestapi.WriteOptions{User: e.User, Size: 1, Metadata: notes},
+			strings.NewReader("x"),
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -34,7 +39,12 @@ func notes(t *testing.T, e Env) {
 		}
 	}
 	for _, bad := range []map[string]string{{"": "x"}, {"k": strings.Repeat("v", guestapi.MaxMetadata)}, {strings.Repeat("k", 250): "v"}} {
-		_, err := g.Write(ctx, name, guestapi.WriteOptions{User: e.User, Size: 1, Metadata: bad}, strings.NewReader("y"))
+		_, err := g.Write(
+			ctx,
+			name,
+			guestapi.WriteOptions{User: e.User, Size: 1, Metadata: bad},
+			strings.NewReader("y"),
+		)
 		if !errors.Is(err, guestapi.ErrInvalid) {
 			t.Errorf("metadata out of bounds: %v", err)
 		}
@@ -46,7 +56,11 @@ func notes(t *testing.T, e Env) {
 
 // reopen: programs open their outputs by name, as any user.
 func reopen(t *testing.T, e Env) {
-	o := Exec(t, e.Guest, guestapi.ProcessSpec{User: e.User, Shell: "echo out >/proc/self/fd/1; echo err >/proc/self/fd/2"})
+	o := Exec(
+		t,
+		e.Guest,
+		guestapi.ProcessSpec{User: e.User, Shell: "echo out >/proc/self/fd/1; echo err >/proc/self/fd/2"},
+	)
 	if o.Exit.Code != 0 || o.Stdout != "out\n" || o.Stderr != "err\n" {
 		t.Errorf("got %+v", o)
 	}

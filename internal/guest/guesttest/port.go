@@ -51,7 +51,9 @@ func port(t *testing.T, e Env) {
 	all, err := e.Guest.Ports(ctx)
 	found := false
 	for _, q := range all {
-		found = found || int(q.Port) == number && q.Address == "127.0.0.1" && q.PID == p.PID() && strings.HasPrefix(q.Program, "python3")
+		found = found ||
+			int(q.Port) == number && q.Address == "127.0.0.1" && q.PID == p.PID() &&
+				strings.HasPrefix(q.Program, "python3")
 	}
 	if err != nil || !found {
 		t.Errorf("port %d is not among %+v: %v", number, all, err)

@@ -22,7 +22,15 @@ import (
 func Signals() error {
 	faults := []os.Signal{unix.SIGSEGV, unix.SIGBUS, unix.SIGFPE, unix.SIGILL, unix.SIGTRAP}
 	signal.Notify(make(chan os.Signal, 1), faults...) // a full channel drops what comes
-	harmless := []unix.Signal{unix.SIGCHLD, unix.SIGCONT, unix.SIGURG, unix.SIGWINCH, unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU}
+	harmless := []unix.Signal{
+		unix.SIGCHLD,
+		unix.SIGCONT,
+		unix.SIGURG,
+		unix.SIGWINCH,
+		unix.SIGTSTP,
+		unix.SIGTTIN,
+		unix.SIGTTOU,
+	}
 	for s := unix.Signal(1); s <= 64; s++ {
 		if s == unix.SIGKILL || s == unix.SIGSTOP || slices.Contains(faults, os.Signal(s)) {
 			continue

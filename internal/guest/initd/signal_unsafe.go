@@ -20,7 +20,15 @@ func setAction(s unix.Signal, act uint64) error {
 	const maskSize = 8
 	var action [32]byte
 	binary.NativeEndian.PutUint64(action[:], act)
-	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(s), uintptr(unsafe.Pointer(&action)), 0, maskSize, 0, 0)
+	_, _, errno := unix.RawSyscall6(
+		unix.SYS_RT_SIGACTION,
+		uintptr(s),
+		uintptr(unsafe.Pointer(&action)),
+		0,
+		maskSize,
+		0,
+		0,
+	)
 	if errno != 0 {
 		return fmt.Errorf("set action of signal %d: %w", s, errno)
 	}

@@ -84,7 +84,10 @@ func parse(all []listener, b []byte) []listener {
 		if !ok || err != nil || !valid {
 			continue
 		}
-		twice := slices.ContainsFunc(all, func(l listener) bool { return l.addr == addr && l.port.Port == uint16(port) })
+		twice := slices.ContainsFunc(
+			all,
+			func(l listener) bool { return l.addr == addr && l.port.Port == uint16(port) },
+		)
 		if !twice {
 			all = append(all, listener{guestapi.Port{Port: uint16(port), Address: addr.String()}, addr, string(f[9])})
 		}

@@ -48,7 +48,8 @@ func killedForMemory(record []byte, pid int) bool {
 		return false
 	}
 	line, _, _ := bytes.Cut(text, []byte("\n"))
-	if !bytes.HasPrefix(line, []byte("Out of memory")) && !bytes.HasPrefix(line, []byte("Memory cgroup out of memory")) {
+	if !bytes.HasPrefix(line, []byte("Out of memory")) &&
+		!bytes.HasPrefix(line, []byte("Memory cgroup out of memory")) {
 		return false
 	}
 	return bytes.Contains(line, []byte(": Killed process "+strconv.Itoa(pid)+" ("))

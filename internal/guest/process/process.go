@@ -122,8 +122,18 @@ func (p *Process) running() bool {
 func (p *Process) info() guestapi.ProcessInfo {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return guestapi.ProcessInfo{PID: uint32(p.pid), Tag: p.spec.Tag, Argv: p.spec.Argv, Shell: p.spec.Shell, Env: p.spec.Env,
-		Dir: p.dir, User: p.user, PTY: p.pty != nil, Started: p.started, Exit: p.ended}
+	return guestapi.ProcessInfo{
+		PID:     uint32(p.pid),
+		Tag:     p.spec.Tag,
+		Argv:    p.spec.Argv,
+		Shell:   p.spec.Shell,
+		Env:     p.spec.Env,
+		Dir:     p.dir,
+		User:    p.user,
+		PTY:     p.pty != nil,
+		Started: p.started,
+		Exit:    p.ended,
+	}
 }
 
 // offset is the field of o that belongs to stream.

@@ -73,8 +73,12 @@ func TestUserAndEnvironment(t *testing.T) {
 	_ = os.WriteFile(d.Root+"/etc/group", []byte("a:x:51:panda\nb:x:52:panda\n"), 0o644)
 	tb := table(t, Config{Users: d})
 	tb.SetDefaults(map[string]string{"ONE": "default", "TWO": "default"}, "panda")
-	out, _ := run(t, tb, guestapi.ProcessSpec{Shell: "id -u; id -g; id -G; pwd; echo $HOME $USER $LOGNAME $SHELL $ONE $TWO $TERM; umask",
-		Env: map[string]string{"TWO": "own"}})
+	out, _ := run(
+		t,
+		tb,
+		guestapi.ProcessSpec{Shell: "id -u; id -g; id -G; pwd; echo $HOME $USER $LOGNAME $SHELL $ONE $TWO $TERM; umask",
+			Env: map[string]string{"TWO": "own"}},
+	)
 	want := "4711\n4712\n4712 51 52\n/\n/nowhere panda panda /bin/zsh default own\n"
 	if !strings.HasPrefix(out, want) {
 		t.Errorf("got %q, want %q", out, want)
@@ -108,7 +112,10 @@ func TestNonsenseIsRefused(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := tb.Start(within(t), guestapi.ProcessSpec{Argv: []string{"/etc/passwd"}}); !errors.Is(err, guestapi.ErrPermission) {
+	if _, err := tb.Start(within(t), guestapi.ProcessSpec{Argv: []string{"/etc/passwd"}}); !errors.Is(
+		err,
+		guestapi.ErrPermission,
+	) {
 		t.Errorf("no program: %v", err)
 	}
 	if err := tb.Signal(within(t), guestapi.ProcessRef{PID: 1}, 9, false); !errors.Is(err, guestapi.ErrNotFound) {

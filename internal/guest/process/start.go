@@ -153,7 +153,10 @@ func (p *Process) start(l *launch) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.started = time.Now()
-	p.pid, err = p.t.cfg.Reaper.start(func() (int, error) { return syscall.ForkExec(l.program, l.argv, attr) }, p.onExit)
+	p.pid, err = p.t.cfg.Reaper.start(
+		func() (int, error) { return syscall.ForkExec(l.program, l.argv, attr) },
+		p.onExit,
+	)
 	if err != nil {
 		pl.closeParent()
 		return startError(l, err)

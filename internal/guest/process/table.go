@@ -58,7 +58,12 @@ type ended struct {
 
 // New returns an empty table.
 func New(cfg Config) *Table {
-	t := &Table{cfg: cfg, users: passwd.Latest{Database: cfg.Users}, running: make(map[int]*Process), tags: make(map[string]*Process)}
+	t := &Table{
+		cfg:     cfg,
+		users:   passwd.Latest{Database: cfg.Users},
+		running: make(map[int]*Process),
+		tags:    make(map[string]*Process),
+	}
 	if cfg.OutputBytes == 0 {
 		cfg.OutputBytes = 32 << 20
 	}

@@ -160,7 +160,15 @@ func (h *handler) Stream(st *mux.Stream, first []byte) {
 		st.Reset(uint16(guestapi.ErrorCode(err)), err.Error())
 		return
 	}
-	r := &request{h: h, st: st, op: op, body: append([]byte(nil), body...), missing: missing, wait: wait, session: session}
+	r := &request{
+		h:       h,
+		st:      st,
+		op:      op,
+		body:    append([]byte(nil), body...),
+		missing: missing,
+		wait:    wait,
+		session: session,
+	}
 	select {
 	case h.idle <- r:
 	default:

@@ -99,13 +99,18 @@ func TestNetworkIsConfigured(t *testing.T) {
 	ip("link", "add", "eth0", "type", "dummy")
 	ip("addr", "add", "10.9.9.9/24", "dev", "eth0")
 	l := &Linux{Link: "eth0"}
-	n := Network{Address: netip.MustParsePrefix("192.168.241.2/29"), Gateway: netip.MustParseAddr("192.168.241.1"), MTU: 1400}
+	n := Network{
+		Address: netip.MustParsePrefix("192.168.241.2/29"),
+		Gateway: netip.MustParseAddr("192.168.241.1"),
+		MTU:     1400,
+	}
 	for range 2 {
 		if err := l.SetNetwork(n); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if addr := ip("-4", "addr", "show", "dev", "eth0"); !strings.Contains(addr, "192.168.241.2/29") || strings.Contains(addr, "10.9.9.9") ||
+	if addr := ip("-4", "addr", "show", "dev", "eth0"); !strings.Contains(addr, "192.168.241.2/29") ||
+		strings.Contains(addr, "10.9.9.9") ||
 		!strings.Contains(addr, "mtu 1400") {
 		t.Errorf("addresses:\n%s", addr)
 	}

@@ -37,7 +37,12 @@ func truncate(fd int, size int64) error {
 }
 
 func setHostname(name []byte) error {
-	_, _, errno := unix.RawSyscall(unix.SYS_SETHOSTNAME, uintptr(unsafe.Pointer(unsafe.SliceData(name))), uintptr(len(name)), 0)
+	_, _, errno := unix.RawSyscall(
+		unix.SYS_SETHOSTNAME,
+		uintptr(unsafe.Pointer(unsafe.SliceData(name))),
+		uintptr(len(name)),
+		0,
+	)
 	return asError(errno)
 }
 

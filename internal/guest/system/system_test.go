@@ -84,9 +84,14 @@ func newFake() (*fake, *Control) {
 func identity() guestapi.Identity {
 	return guestapi.Identity{MachineID: "mch1", Hostname: "panda-1", Generation: 3, Time: time.Unix(1_795_000_000, 0),
 		Entropy: slices.Repeat([]byte{1}, 64), User: "user", Env: map[string]string{"A": "b"}, DiskGrow: true,
-		Network: &guestapi.Network{Address: "192.168.241.2/29", Gateway: "192.168.241.1", DNS: []string{"9.9.9.9"}, MTU: 1400},
-		Files:   map[string][]byte{"/run/token": []byte("secret")},
-		Mounts:  []guestapi.Mount{{Disk: 1, Dir: "/data/", Options: []string{"noatime"}}, {Disk: 2, Dir: "/more"}}}
+		Network: &guestapi.Network{
+			Address: "192.168.241.2/29",
+			Gateway: "192.168.241.1",
+			DNS:     []string{"9.9.9.9"},
+			MTU:     1400,
+		},
+		Files:  map[string][]byte{"/run/token": []byte("secret")},
+		Mounts: []guestapi.Mount{{Disk: 1, Dir: "/data/", Options: []string{"noatime"}}, {Disk: 2, Dir: "/more"}}}
 }
 
 func TestRestoreDoesEveryStep(t *testing.T) {
@@ -106,13 +111,15 @@ func TestRestoreDoesEveryStep(t *testing.T) {
 	if f.frozen || f.held || f.user != "user" || f.env["A"] != "b" {
 		t.Errorf("afterwards: %+v", f)
 	}
-	if f.files["/etc/hosts"] != "127.0.0.1 localhost\n10.0.0.1 mine\n127.0.1.1\tpanda-1\n" || f.files["/etc/resolv.conf"] != "nameserver 9.9.9.9\n" {
+	if f.files["/etc/hosts"] != "127.0.0.1 localhost\n10.0.0.1 mine\n127.0.1.1\tpanda-1\n" ||
+		f.files["/etc/resolv.conf"] != "nameserver 9.9.9.9\n" {
 		t.Errorf("files: %q", f.files)
 	}
 	if !regexp.MustCompile(`^[0-9a-f]{32}\n$`).MatchString(f.files["/etc/machine-id"]) {
 		t.Errorf("machine id %q", f.files["/etc/machine-id"])
 	}
-	if !regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`).MatchString(f.bootID[0]) {
+	if !regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`).
+		MatchString(f.bootID[0]) {
 		t.Errorf("boot id %q", f.bootID[0])
 	}
 }
@@ -207,7 +214,8 @@ func TestFreezeThatFailsThaws(t *testing.T) {
 
 func TestStatsOfThisMachine(t *testing.T) {
 	s, err := Stats("/proc", "/")
-	if err != nil || s.MemTotal < 1<<20 || s.MemAvailable <= 0 || s.DiskTotal <= 0 || s.CPUBusy <= 0 || s.Uptime <= 0 || s.Processes <= 0 {
+	if err != nil || s.MemTotal < 1<<20 || s.MemAvailable <= 0 || s.DiskTotal <= 0 || s.CPUBusy <= 0 || s.Uptime <= 0 ||
+		s.Processes <= 0 {
 		t.Errorf("%+v, %v", s, err)
 	}
 }

@@ -189,7 +189,9 @@ func (h *Host) rest(ctx context.Context) error {
 				errs[i] = h.machines.Destroy(ctx, mc.ID, "the host agent ends")
 			case mc.State == hostapi.Running || mc.State == hostapi.Paused:
 				if errs[i] = h.machines.Hibernate(ctx, mc.ID); errs[i] == nil {
-					h.hub.emit(hostapi.Event{Time: now(), Machine: mc.ID, Type: "hibernated", Reason: "the host agent ends"})
+					h.hub.emit(
+						hostapi.Event{Time: now(), Machine: mc.ID, Type: "hibernated", Reason: "the host agent ends"},
+					)
 				}
 			}
 			return nil

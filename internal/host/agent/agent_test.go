@@ -65,7 +65,10 @@ func (w *world) start() {
 		Name: "base", Aliases: []string{"other"}, VCPUs: 1, MemoryMiB: 64, DiskMiB: 1, Digest: "d1", Ready: "true", Warm: []string{"echo warm"},
 		Disks: []snapshot.DataDisk{{Name: "data", MiB: 1, Mount: "/data"}},
 		Build: func(_ context.Context, _, image string, _, _ func(string)) error {
-			return errors.Join(os.WriteFile(image, make([]byte, 1<<20), 0o600), os.WriteFile(bake.DataImage(image, "data"), make([]byte, 1<<20), 0o600))
+			return errors.Join(
+				os.WriteFile(image, make([]byte, 1<<20), 0o600),
+				os.WriteFile(bake.DataImage(image, "data"), make([]byte, 1<<20), 0o600),
+			)
 		},
 	}
 	host, err := agent.New(agent.Config{
@@ -77,7 +80,13 @@ func (w *world) start() {
 			Kernel:     func(context.Context) (machine.Kernel, error) { return machine.Kernel{}, nil },
 		},
 	}, agent.Deps{
-		Machine:  machine.Deps{Driver: fitting{w.driver, w}, Network: integrationtest.Network{}, Groups: integrationtest.Groups{}, Disks: integrationtest.Disks{}, Link: integrationtest.Link},
+		Machine: machine.Deps{
+			Driver:  fitting{w.driver, w},
+			Network: integrationtest.Network{},
+			Groups:  integrationtest.Groups{},
+			Disks:   integrationtest.Disks{},
+			Link:    integrationtest.Link,
+		},
 		Platform: func(context.Context) (string, error) { return "test", nil },
 		Rewrite:  func(_ context.Context, src, dst string) error { return integrationtest.Disks{}.Clone(src, dst) },
 		Objects:  w.shared,
@@ -162,7 +171,9 @@ func TestCreateBakesOnce(t *testing.T) {
 	if err != nil || len(list) != 1 || !list[0].Baked || list[0].Bytes == 0 {
 		t.Errorf("templates %+v, %v", list, err)
 	}
-	if c, err := w.host.Capacity(t.Context()); err != nil || c.Machines != 2 || c.Running != 2 || c.MemoryMiB != 1<<16 || c.Driver == "" {
+	if c, err := w.host.Capacity(t.Context()); err != nil || c.Machines != 2 || c.Running != 2 ||
+		c.MemoryMiB != 1<<16 ||
+		c.Driver == "" {
 		t.Errorf("capacity %+v, %v", c, err)
 	}
 }
@@ -198,7 +209,8 @@ func TestSnapshots(t *testing.T) {
 	w.run("a", "echo kept > /tmp/file")
 	snap, err := w.host.TakeSnapshot(t.Context(), "a", "s", map[string]string{"name": "one"})
 	w.must(err)
-	if snap.ID != "s" || snap.Machine != "a" || snap.Template != "base" || snap.Labels["name"] != "one" || snap.Bytes == 0 {
+	if snap.ID != "s" || snap.Machine != "a" || snap.Template != "base" || snap.Labels["name"] != "one" ||
+		snap.Bytes == 0 {
 		t.Errorf("snapshot %+v", snap)
 	}
 	w.must(w.host.Hibernate(t.Context(), "a")) // its image is no snapshot of a user

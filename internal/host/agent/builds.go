@@ -45,7 +45,11 @@ func (im *images) path(id hostapi.ImageID) string { return filepath.Join(im.dir,
 // reserve takes a name for an image in the making.
 func (im *images) reserve(req hostapi.Import) error {
 	if req.ID == "" || len(req.ID) > 64 || strings.Trim(string(req.ID), "abcdefghijklmnopqrstuvwxyz0123456789") != "" {
-		return fmt.Errorf("image id %q is not 1 to 64 lower-case letters and digits: %w", string(req.ID), hostapi.ErrInvalid)
+		return fmt.Errorf(
+			"image id %q is not 1 to 64 lower-case letters and digits: %w",
+			string(req.ID),
+			hostapi.ErrInvalid,
+		)
 	}
 	im.mu.Lock()
 	defer im.mu.Unlock()
@@ -157,7 +161,13 @@ func (h *Host) bootImage(ctx context.Context, req hostapi.Create) (hostapi.Machi
 		return hostapi.Machine{}, err
 	}
 	if req.VCPUs < 1 || req.MemoryMiB < 1 {
-		return hostapi.Machine{}, fmt.Errorf("create machine %s from an image: %d processors and %d MiB: %w", req.ID, req.VCPUs, req.MemoryMiB, hostapi.ErrInvalid)
+		return hostapi.Machine{}, fmt.Errorf(
+			"create machine %s from an image: %d processors and %d MiB: %w",
+			req.ID,
+			req.VCPUs,
+			req.MemoryMiB,
+			hostapi.ErrInvalid,
+		)
 	}
 	return h.machines.Boot(ctx, machine.Boot{
 		ID: req.ID, Disk: h.images.path(req.Image), VCPUs: req.VCPUs, MemoryMiB: req.MemoryMiB, DiskMiB: req.DiskMiB,
@@ -166,12 +176,24 @@ func (h *Host) bootImage(ctx context.Context, req hostapi.Create) (hostapi.Machi
 }
 
 // Publish implements hostapi.Host.
-func (h *Host) Publish(ctx context.Context, req hostapi.Publish, log func(step, line string)) (hostapi.Template, error) {
+func (h *Host) Publish(
+	ctx context.Context,
+	req hostapi.Publish,
+	log func(step, line string),
+) (hostapi.Template, error) {
 	if err := one(req.Snapshot != "", req.Image != "", req.Template != ""); err != nil {
-		return hostapi.Template{}, fmt.Errorf("publish template %s: name a snapshot, an image or a template, and one only: %w", req.Name, err)
+		return hostapi.Template{}, fmt.Errorf(
+			"publish template %s: name a snapshot, an image or a template, and one only: %w",
+			req.Name,
+			err,
+		)
 	}
 	if req.KeepMemory && req.Snapshot == "" {
-		return hostapi.Template{}, fmt.Errorf("publish template %s: only a snapshot has a memory to keep: %w", req.Name, hostapi.ErrInvalid)
+		return hostapi.Template{}, fmt.Errorf(
+			"publish template %s: only a snapshot has a memory to keep: %w",
+			req.Name,
+			hostapi.ErrInvalid,
+		)
 	}
 	from, err := h.publishSource(&req)
 	if err != nil {

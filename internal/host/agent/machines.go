@@ -13,7 +13,11 @@ import (
 // Create implements hostapi.Host. A template that is not baked is baked first.
 func (h *Host) Create(ctx context.Context, req hostapi.Create) (hostapi.Machine, error) {
 	if one(req.Template != "", req.Snapshot != "", req.Image != "") != nil {
-		return hostapi.Machine{}, fmt.Errorf("create machine %s: name a template, a snapshot or an image, and one only: %w", req.ID, hostapi.ErrInvalid)
+		return hostapi.Machine{}, fmt.Errorf(
+			"create machine %s: name a template, a snapshot or an image, and one only: %w",
+			req.ID,
+			hostapi.ErrInvalid,
+		)
 	}
 	if req.Image != "" {
 		return h.bootImage(ctx, req)

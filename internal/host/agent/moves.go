@@ -57,7 +57,12 @@ func (h *Host) public(ref snapshot.Ref) bool {
 // moving checks what all moves have in common.
 func (h *Host) moving(op, workspace string, id hostapi.SnapshotID) (snapshot.Ref, error) {
 	if h.depot == nil {
-		return "", fmt.Errorf("%s snapshot %s: this host has no object store (objects.url): %w", op, id, hostapi.ErrUnsupported)
+		return "", fmt.Errorf(
+			"%s snapshot %s: this host has no object store (objects.url): %w",
+			op,
+			id,
+			hostapi.ErrUnsupported,
+		)
 	}
 	if workspace == "" {
 		return "", fmt.Errorf("%s snapshot %s: no workspace is named: %w", op, id, hostapi.ErrInvalid)
@@ -102,17 +107,39 @@ func (h *Host) PushSnapshot(ctx context.Context, workspace string, id hostapi.Sn
 		return hostapi.Pushed{}, moveError("push", id, err)
 	}
 	out := hostapi.Pushed{Bytes: stats.Dirty, Uploaded: stats.Uploaded, Stored: stats.Stored, Took: time.Since(began)}
-	h.deps.Log.Info("snapshot pushed", "snapshot", id, "bytes", out.Bytes, "uploaded", out.Uploaded, "took", out.Took, stats.Phases.Attr())
+	h.deps.Log.Info(
+		"snapshot pushed",
+		"snapshot",
+		id,
+		"bytes",
+		out.Bytes,
+		"uploaded",
+		out.Uploaded,
+		"took",
+		out.Took,
+		stats.Phases.Attr(),
+	)
 	return out, nil
 }
 
 // pulled is how a snapshot is told that was asked for at began.
 func pulled(snap snapshot.Snapshot, began time.Time) hostapi.Pulled {
-	return hostapi.Pulled{Snapshot: told(snap), Env: snap.Env, User: snap.User, Workdir: snap.Workdir, Took: time.Since(began)}
+	return hostapi.Pulled{
+		Snapshot: told(snap),
+		Env:      snap.Env,
+		User:     snap.User,
+		Workdir:  snap.Workdir,
+		Took:     time.Since(began),
+	}
 }
 
 // PullSnapshot implements hostapi.Host.
-func (h *Host) PullSnapshot(ctx context.Context, workspace string, id hostapi.SnapshotID, labels map[string]string) (hostapi.Pulled, error) {
+func (h *Host) PullSnapshot(
+	ctx context.Context,
+	workspace string,
+	id hostapi.SnapshotID,
+	labels map[string]string,
+) (hostapi.Pulled, error) {
 	ref, err := h.moving("pull", workspace, id)
 	if err != nil {
 		return hostapi.Pulled{}, err
@@ -140,6 +167,9 @@ func (h *Host) DeletePushed(ctx context.Context, workspace string, id hostapi.Sn
 		return err
 	}
 	space := chunkstore.Space(workspace)
-	err := errors.Join(h.depot.Delete(ctx, space, chunkstore.ID(id)), h.depot.Delete(ctx, space, traceID(chunkstore.ID(id))))
+	err := errors.Join(
+		h.depot.Delete(ctx, space, chunkstore.ID(id)),
+		h.depot.Delete(ctx, space, traceID(chunkstore.ID(id))),
+	)
 	return moveError("delete pushed", id, err)
 }

@@ -88,7 +88,8 @@ func TestSnapshotMovesToAnotherHost(t *testing.T) {
 	}
 	pulled, err := f.b.host.PullSnapshot(t.Context(), "ws", "snp1", map[string]string{"of": "b"})
 	f.b.must(err)
-	if s := pulled.Snapshot; s.ID != "snp1" || s.Machine != "msnp1" || s.Template != "base" || s.Labels["of"] != "b" || s.MemoryMiB != 64 {
+	if s := pulled.Snapshot; s.ID != "snp1" || s.Machine != "msnp1" || s.Template != "base" || s.Labels["of"] != "b" ||
+		s.MemoryMiB != 64 {
 		t.Errorf("pulled %+v", pulled)
 	}
 	if twice, err := f.b.host.PullSnapshot(t.Context(), "ws", "snp1", nil); err != nil || twice.Fetched != 0 {
@@ -99,7 +100,8 @@ func TestSnapshotMovesToAnotherHost(t *testing.T) {
 	if got := f.b.run("child", "cat word"); got != "hello" {
 		t.Errorf("the machine on the other host says %q, want hello", got)
 	}
-	if got, err := os.ReadFile(f.b.dataDisk("child")); err != nil || len(got) != 1<<20 || !bytes.HasPrefix(got, []byte("hello\nhello\n")) {
+	if got, err := os.ReadFile(f.b.dataDisk("child")); err != nil || len(got) != 1<<20 ||
+		!bytes.HasPrefix(got, []byte("hello\nhello\n")) {
 		t.Errorf("its data disk begins with %q, %v", got[:min(len(got), 20)], err)
 	}
 	f.b.must(f.b.host.DeletePushed(t.Context(), "ws", "snp1"))
@@ -181,7 +183,8 @@ func TestForeignManifestsAreRefused(t *testing.T) {
 	_, err := f.a.host.PushSnapshot(t.Context(), "ws", "snp1")
 	f.a.must(err)
 	f.b.fits = &vmm.MismatchError{Field: "processor", Image: "one", Host: "another-processor"}
-	if _, err := f.b.host.PullSnapshot(t.Context(), "ws", "snp1", nil); !errors.Is(err, hostapi.ErrUnsupported) || !strings.Contains(err.Error(), "another-processor") {
+	if _, err := f.b.host.PullSnapshot(t.Context(), "ws", "snp1", nil); !errors.Is(err, hostapi.ErrUnsupported) ||
+		!strings.Contains(err.Error(), "another-processor") {
 		t.Errorf("pull on another processor: %v, want ErrUnsupported that names it", err)
 	}
 	f.b.fits = nil
@@ -203,7 +206,8 @@ func TestForeignManifestsAreRefused(t *testing.T) {
 		bad := bytes.Clone(good)
 		bad[c.at] ^= 1
 		blobtest.Put(t, f.store, key, bad)
-		if _, err := f.b.host.PullSnapshot(t.Context(), "ws", "snp1", nil); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
+		if _, err := f.b.host.PullSnapshot(t.Context(), "ws", "snp1", nil); !errors.Is(err, c.want) ||
+			!strings.Contains(err.Error(), c.text) {
 			t.Errorf("%s: %v, want %v that says %q", name, err, c.want, c.text)
 		}
 	}

@@ -14,13 +14,22 @@ import (
 // snapshotRef is where a user's snapshot is stored.
 func snapshotRef(id hostapi.SnapshotID) (snapshot.Ref, error) {
 	if id == "" || len(id) > 64 || strings.Trim(string(id), "abcdefghijklmnopqrstuvwxyz0123456789") != "" {
-		return "", fmt.Errorf("snapshot id %q is not 1 to 64 lower-case letters and digits: %w", string(id), hostapi.ErrInvalid)
+		return "", fmt.Errorf(
+			"snapshot id %q is not 1 to 64 lower-case letters and digits: %w",
+			string(id),
+			hostapi.ErrInvalid,
+		)
 	}
 	return snapshot.Join(snapshots, string(id)), nil
 }
 
 // TakeSnapshot implements hostapi.Host.
-func (h *Host) TakeSnapshot(ctx context.Context, machine hostapi.MachineID, id hostapi.SnapshotID, labels map[string]string) (hostapi.Snapshot, error) {
+func (h *Host) TakeSnapshot(
+	ctx context.Context,
+	machine hostapi.MachineID,
+	id hostapi.SnapshotID,
+	labels map[string]string,
+) (hostapi.Snapshot, error) {
 	ref, err := snapshotRef(id)
 	if err != nil {
 		return hostapi.Snapshot{}, err
@@ -35,7 +44,9 @@ func (h *Host) TakeSnapshot(ctx context.Context, machine hostapi.MachineID, id h
 // told is how a snapshot is told outside.
 func told(s snapshot.Snapshot) hostapi.Snapshot {
 	return hostapi.Snapshot{
-		ID: hostapi.SnapshotID(s.Ref.Name()), Machine: hostapi.MachineID(s.Machine), Template: hostapi.TemplateName(s.Template),
+		ID: hostapi.SnapshotID(
+			s.Ref.Name(),
+		), Machine: hostapi.MachineID(s.Machine), Template: hostapi.TemplateName(s.Template),
 		VCPUs: s.VCPUs, MemoryMiB: s.MemoryMiB, DiskMiB: s.DiskMiB, Bytes: s.Bytes, Created: s.Created, Labels: s.Labels,
 	}
 }

@@ -63,7 +63,12 @@ const unpackLimit = 2 * time.Second
 var errUnpack = errors.New("it would take longer than it saves")
 
 // StreamSnapshot implements hostapi.Host.
-func (h *Host) StreamSnapshot(ctx context.Context, workspace string, id hostapi.SnapshotID, labels map[string]string) (hostapi.Pulled, error) {
+func (h *Host) StreamSnapshot(
+	ctx context.Context,
+	workspace string,
+	id hostapi.SnapshotID,
+	labels map[string]string,
+) (hostapi.Pulled, error) {
 	ref, err := h.moving("stream", workspace, id)
 	if err != nil {
 		return hostapi.Pulled{}, err

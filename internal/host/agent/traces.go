@@ -46,7 +46,13 @@ func (t traces) Load(ctx context.Context, data []byte) (lazy.Lesson, error) {
 
 // soon is Load of a snapshot of which nothing but its name is known yet: what it grew from is told later, and until alone
 // is closed (nil: it is) what a machine begins with comes, which its memory leaves room for.
-func (t traces) soon(ctx context.Context, space chunkstore.Space, id chunkstore.ID, grew <-chan origin, alone <-chan struct{}) (lazy.Lesson, error) {
+func (t traces) soon(
+	ctx context.Context,
+	space chunkstore.Space,
+	id chunkstore.ID,
+	grew <-chan origin,
+	alone <-chan struct{},
+) (lazy.Lesson, error) {
 	own, cancel := context.WithTimeout(ctx, lazy.TraceLimit)
 	defer cancel()
 	if of, err := t.load(own, space, id, alone); err != nil || len(of.Trace) > 0 {
@@ -96,7 +102,12 @@ func (o origin) line() []chunkstore.ID {
 }
 
 // load reads what is known of a snapshot; nothing without an error: nothing is.
-func (t traces) load(ctx context.Context, space chunkstore.Space, id chunkstore.ID, alone <-chan struct{}) (lazy.Lesson, error) {
+func (t traces) load(
+	ctx context.Context,
+	space chunkstore.Space,
+	id chunkstore.ID,
+	alone <-chan struct{},
+) (lazy.Lesson, error) {
 	objects := t.h.deps.Objects
 	m, err := objects.Vault.Open(ctx, space, traceID(id))
 	if errors.Is(err, chunkstore.ErrNotFound) {
@@ -142,7 +153,13 @@ func (t traces) Save(ctx context.Context, data, trace []byte, pages *os.File) er
 }
 
 // save keeps the trace of a snapshot that has none.
-func (t traces) save(ctx context.Context, space chunkstore.Space, id chunkstore.ID, trace []byte, pages *os.File) error {
+func (t traces) save(
+	ctx context.Context,
+	space chunkstore.Space,
+	id chunkstore.ID,
+	trace []byte,
+	pages *os.File,
+) error {
 	about, err := json.Marshal(lesson{trace})
 	if err != nil {
 		return err

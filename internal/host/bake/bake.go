@@ -205,7 +205,10 @@ func (b *Baker) boot(ctx context.Context, j *job, back *cleanup.Stack, id hostap
 	if err != nil {
 		return err
 	}
-	back.Push("destroy machine", func(ctx context.Context) error { return b.cfg.Machines.Destroy(ctx, id, "the bake failed") })
+	back.Push(
+		"destroy machine",
+		func(ctx context.Context) error { return b.cfg.Machines.Destroy(ctx, id, "the bake failed") },
+	)
 	j.log(fmt.Sprintf("booted in %s", mc.Boot.Round(time.Millisecond)))
 	if err := b.did("boot"); err != nil {
 		return err
@@ -224,7 +227,11 @@ func (b *Baker) ready(ctx context.Context, j *job, id hostapi.MachineID) error {
 	if j.recipe.Ready == "" {
 		return nil
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, readyLimit, fmt.Errorf("the guest was not ready within %s", readyLimit))
+	ctx, cancel := context.WithTimeoutCause(
+		ctx,
+		readyLimit,
+		fmt.Errorf("the guest was not ready within %s", readyLimit),
+	)
 	defer cancel()
 	again := time.NewTicker(readyPause)
 	defer again.Stop()
@@ -296,7 +303,12 @@ func (b *Baker) tell(ctx context.Context, j *job, id hostapi.MachineID, command,
 }
 
 // begin starts a program in the guest, of a published template where its user would find himself.
-func (b *Baker) begin(ctx context.Context, j *job, id hostapi.MachineID, spec guestapi.ProcessSpec) (guestapi.Process, error) {
+func (b *Baker) begin(
+	ctx context.Context,
+	j *job,
+	id hostapi.MachineID,
+	spec guestapi.ProcessSpec,
+) (guestapi.Process, error) {
 	guest, err := b.cfg.Machines.Guest(ctx, id)
 	if err != nil {
 		return nil, err
@@ -362,7 +374,13 @@ func (l *lines) flush(log func(string)) {
 
 // capture puts the warm machine into the store as the template's newest generation, and takes the
 // others from the list.
-func (b *Baker) capture(ctx context.Context, j *job, back *cleanup.Stack, id hostapi.MachineID, generation string) error {
+func (b *Baker) capture(
+	ctx context.Context,
+	j *job,
+	back *cleanup.Stack,
+	id hostapi.MachineID,
+	generation string,
+) error {
 	j.step("capture")
 	r := j.recipe
 	old := b.cfg.Store.List(string(snapshot.Join(Area, string(r.Name))))
@@ -394,6 +412,9 @@ func (b *Baker) capture(ctx context.Context, j *job, back *cleanup.Stack, id hos
 		}
 	}
 	back.Forget()
-	back.Push("destroy machine", func(ctx context.Context) error { return b.cfg.Machines.Destroy(ctx, id, "the bake failed") })
+	back.Push(
+		"destroy machine",
+		func(ctx context.Context) error { return b.cfg.Machines.Destroy(ctx, id, "the bake failed") },
+	)
 	return b.did("replace")
 }

@@ -61,8 +61,18 @@ func newWorld(t *testing.T, change ...func(*world)) *world {
 
 // emptyWorld is a world without a store or baker.
 func emptyWorld(t *testing.T, dir string) *world {
-	return &world{t: t, dir: dir, platform: "p1", live: map[hostapi.MachineID]bool{}, disks: map[hostapi.MachineID][]snapshot.DataDisk{}, exits: map[string][]int{},
-		warm: map[snapshot.Ref]bool{}, learnt: map[hostapi.MachineID]bool{}, sizes: map[hostapi.MachineID]machine.Boot{}, calm: time.Hour}
+	return &world{
+		t:        t,
+		dir:      dir,
+		platform: "p1",
+		live:     map[hostapi.MachineID]bool{},
+		disks:    map[hostapi.MachineID][]snapshot.DataDisk{},
+		exits:    map[string][]int{},
+		warm:     map[snapshot.Ref]bool{},
+		learnt:   map[hostapi.MachineID]bool{},
+		sizes:    map[hostapi.MachineID]machine.Boot{},
+		calm:     time.Hour,
+	}
 }
 
 // worldIn opens a world on what there is in a directory.
@@ -71,7 +81,9 @@ func worldIn(t *testing.T, dir string, change ...func(*world)) *world {
 	w := emptyWorld(t, dir)
 	w.recipe = bake.Recipe{
 		Name: "base", VCPUs: 1, MemoryMiB: 64, DiskMiB: 1, Disks: data, User: "user", Digest: "0123456789abcdef0123",
-		Start: []bake.Start{{Name: "a server", Spec: guestapi.ProcessSpec{Shell: "serve", User: "root", Tag: "server"}}},
+		Start: []bake.Start{
+			{Name: "a server", Spec: guestapi.ProcessSpec{Shell: "serve", User: "root", Tag: "server"}},
+		},
 		Ready: "ready?", Check: "check it", Warm: []string{"warm one", "warm two"}, Build: w.build,
 	}
 	for _, c := range change {
@@ -154,7 +166,10 @@ func (w *world) build(ctx context.Context, work, image string, log, step func(st
 		}
 	}
 	step("image")
-	return errors.Join(os.WriteFile(image, make([]byte, 1<<20), 0o600), os.WriteFile(bake.DataImage(image, "data"), bytes.Repeat([]byte("data"), 1<<18), 0o600))
+	return errors.Join(
+		os.WriteFile(image, make([]byte, 1<<20), 0o600),
+		os.WriteFile(bake.DataImage(image, "data"), bytes.Repeat([]byte("data"), 1<<18), 0o600),
+	)
 }
 
 func (w *world) Boot(_ context.Context, req machine.Boot) (hostapi.Machine, error) {
@@ -277,7 +292,10 @@ func (g *guest) Start(_ context.Context, spec guestapi.ProcessSpec) (guestapi.Pr
 		code, g.w.exits[spec.Shell] = codes[0], codes[1:]
 	}
 	return &process{events: []guestapi.Event{
-		{Stream: guestapi.StreamStdout, Data: []byte("out of " + spec.Shell + "\nand mo\x1bre")}, {Exit: &guestapi.Exit{Code: code}}}}, nil
+		{
+			Stream: guestapi.StreamStdout,
+			Data:   []byte("out of " + spec.Shell + "\nand mo\x1bre"),
+		}, {Exit: &guestapi.Exit{Code: code}}}}, nil
 }
 
 func (g *guest) Write(context.Context, string, guestapi.WriteOptions, io.Reader) (guestapi.FileInfo, error) {
@@ -348,7 +366,15 @@ func TestBake(t *testing.T) {
 	if err != nil || !cold || !strings.HasPrefix(string(snap.Ref), "templates/base/") {
 		t.Fatalf("ensure: %+v, %v, %v", snap, cold, err)
 	}
-	want := []string{"root: serve", "root: ready?", "root: ready?", "root: ready?", "user: check it", "user: warm one", "user: warm two"}
+	want := []string{
+		"root: serve",
+		"root: ready?",
+		"root: ready?",
+		"root: ready?",
+		"user: check it",
+		"user: warm one",
+		"user: warm two",
+	}
 	if !slices.Equal(w.commands, want) {
 		t.Errorf("commands %q, want %q", w.commands, want)
 	}
@@ -356,10 +382,12 @@ func TestBake(t *testing.T) {
 	if err != nil || len(list) != 1 || !list[0].Baked || list[0].Bake.State != "done" || list[0].Bake.Percent != 100 {
 		t.Fatalf("templates %+v, %v", list, err)
 	}
-	if log := strings.Join(list[0].Bake.Log, "\n"); !strings.Contains(log, "unpacking\n") || !strings.Contains(log, "out of warm two\nand more") {
+	if log := strings.Join(list[0].Bake.Log, "\n"); !strings.Contains(log, "unpacking\n") ||
+		!strings.Contains(log, "out of warm two\nand more") {
 		t.Errorf("log %q", log)
 	}
-	if want := []hostapi.DataDisk{{Name: "data", SizeMiB: 1, Mount: "/data"}}; !slices.Equal(list[0].Disks, want) || list[0].ApparentBytes != 7<<20 {
+	if want := []hostapi.DataDisk{{Name: "data", SizeMiB: 1, Mount: "/data"}}; !slices.Equal(list[0].Disks, want) ||
+		list[0].ApparentBytes != 7<<20 {
 		t.Errorf("its data disks are %v, and it seems to take %d bytes", list[0].Disks, list[0].ApparentBytes)
 	}
 	if again, cold, err := w.baker.Ensure(t.Context(), "base"); err != nil || cold || again.Ref != snap.Ref {
@@ -393,7 +421,8 @@ func TestRehearsal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := len(w.commands); w.rehearsed != 1 || n < 10 || w.commands[n-1] != "user: /bin/sh -c true" || w.commands[n-2] != "user: warm two" {
+	if n := len(w.commands); w.rehearsed != 1 || n < 10 || w.commands[n-1] != "user: /bin/sh -c true" ||
+		w.commands[n-2] != "user: warm two" {
 		t.Errorf("rehearsed %d times, commands %q", w.rehearsed, w.commands)
 	}
 	w.clean(1)
@@ -410,7 +439,11 @@ func TestRehearsal(t *testing.T) {
 		}
 		if now.Ref != first.Ref {
 			if !now.Created.Equal(first.Created) {
-				t.Errorf("it was rehearsed alone, and is of %v instead of %v: what was built on it would be built again", now.Created, first.Created)
+				t.Errorf(
+					"it was rehearsed alone, and is of %v instead of %v: what was built on it would be built again",
+					now.Created,
+					first.Created,
+				)
 			}
 			break
 		}
@@ -531,7 +564,8 @@ func TestFailingCommandIsTold(t *testing.T) {
 func TestFailingCheckIsTold(t *testing.T) {
 	w := newWorld(t)
 	w.exits["check it"] = []int{7}
-	if _, _, err := w.baker.Ensure(t.Context(), "base"); err == nil || !strings.Contains(err.Error(), "check of the template: the command answered 7") {
+	if _, _, err := w.baker.Ensure(t.Context(), "base"); err == nil ||
+		!strings.Contains(err.Error(), "check of the template: the command answered 7") {
 		t.Errorf("ensure: %v", err)
 	}
 	w.clean(0)
@@ -540,12 +574,14 @@ func TestFailingCheckIsTold(t *testing.T) {
 func TestProgramThatEndedIsTold(t *testing.T) {
 	w := newWorld(t)
 	w.dies = true
-	if _, _, err := w.baker.Ensure(t.Context(), "base"); err == nil || !strings.Contains(err.Error(), "a server has ended: no port for server") {
+	if _, _, err := w.baker.Ensure(t.Context(), "base"); err == nil ||
+		!strings.Contains(err.Error(), "a server has ended: no port for server") {
 		t.Errorf("ensure: %v", err)
 	}
 	// It is told at once when the template waits for it, too.
 	w.exits["ready?"] = slices.Repeat([]int{1}, 1_000_000)
-	if _, _, err := w.baker.Ensure(t.Context(), "base"); err == nil || !strings.Contains(err.Error(), "a server has ended: no port for server") {
+	if _, _, err := w.baker.Ensure(t.Context(), "base"); err == nil ||
+		!strings.Contains(err.Error(), "a server has ended: no port for server") {
 		t.Errorf("ensure, while it is not ready: %v", err)
 	}
 	w.clean(0)

@@ -86,7 +86,8 @@ type Baker struct {
 
 // New makes a baker. It touches nothing.
 func New(cfg Config) (*Baker, error) {
-	if cfg.Dir == "" || cfg.Machines == nil || cfg.Store == nil || cfg.Platform == nil || cfg.Rewrite == nil || cfg.Clone == nil {
+	if cfg.Dir == "" || cfg.Machines == nil || cfg.Store == nil || cfg.Platform == nil || cfg.Rewrite == nil ||
+		cfg.Clone == nil {
 		return nil, errors.New("bake: directory, machines, store, platform, rewrite and clone are required")
 	}
 	if cfg.Rehearse && cfg.Remembers == nil {

@@ -43,7 +43,10 @@ func (b *Baker) onGround(ctx context.Context, j *job) (_ snapshot.Ref, release f
 	digest := hex.EncodeToString(sum[:8])
 	ref, ok := b.findGround(digest, j.recipe)
 	if !ok {
-		ref = snapshot.Join(Grounds, fmt.Sprintf("%s-%dx%d-%d", digest, j.recipe.VCPUs, j.recipe.MemoryMiB, now().UnixMilli()))
+		ref = snapshot.Join(
+			Grounds,
+			fmt.Sprintf("%s-%dx%d-%d", digest, j.recipe.VCPUs, j.recipe.MemoryMiB, now().UnixMilli()),
+		)
 		if err := b.makeGround(ctx, j, ref, digest); err != nil {
 			return "", nil, fmt.Errorf("make a machine that waits for a disk: %w", err)
 		}
@@ -77,8 +80,14 @@ func (b *Baker) makeGround(ctx context.Context, j *job, ref snapshot.Ref, digest
 	if err := b.cfg.Machines.Destroy(ctx, id, "left of an earlier bake"); err != nil {
 		return err
 	}
-	back.Push("destroy machine", func(ctx context.Context) error { return b.cfg.Machines.Destroy(ctx, id, "no ground was made") })
-	mc, err := b.cfg.Machines.Boot(ctx, machine.Boot{ID: id, Disk: disk, VCPUs: j.recipe.VCPUs, MemoryMiB: j.recipe.MemoryMiB, Waits: true})
+	back.Push(
+		"destroy machine",
+		func(ctx context.Context) error { return b.cfg.Machines.Destroy(ctx, id, "no ground was made") },
+	)
+	mc, err := b.cfg.Machines.Boot(
+		ctx,
+		machine.Boot{ID: id, Disk: disk, VCPUs: j.recipe.VCPUs, MemoryMiB: j.recipe.MemoryMiB, Waits: true},
+	)
 	if err != nil {
 		return err
 	}
@@ -97,7 +106,11 @@ func (b *Baker) makeGround(ctx context.Context, j *job, ref snapshot.Ref, digest
 		return err
 	}
 	back.Forget()
-	return errors.Join(b.cfg.Machines.Destroy(ctx, id, "others begin where it waits"), os.Remove(disk), b.retire(digest))
+	return errors.Join(
+		b.cfg.Machines.Destroy(ctx, id, "others begin where it waits"),
+		os.Remove(disk),
+		b.retire(digest),
+	)
 }
 
 // punch makes pages of zeros in a draft's memory take no space.

@@ -156,7 +156,13 @@ func TestPublishedTemplatesAreRehearsedSoon(t *testing.T) {
 
 func TestMemoryOfASandboxIsNotRehearsed(t *testing.T) {
 	w := newWorld(t, soon)
-	snap, err := w.TakeSnapshot(t.Context(), "m", "snapshots/one", func(*snapshot.Snapshot) {}, func(context.Context, *snapshot.Draft) error { return nil })
+	snap, err := w.TakeSnapshot(
+		t.Context(),
+		"m",
+		"snapshots/one",
+		func(*snapshot.Snapshot) {},
+		func(context.Context, *snapshot.Draft) error { return nil },
+	)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,7 +15,17 @@ import (
 const logLines = 200
 
 // share of the whole that is done when a step begins, in percent, as measured with the template base.
-var share = map[string]int{"rootfs": 0, "image": 60, "boot": 75, "start": 78, "ready": 79, "check": 80, "warm": 85, "rehearse": 88, "capture": 95}
+var share = map[string]int{
+	"rootfs":   0,
+	"image":    60,
+	"boot":     75,
+	"start":    78,
+	"ready":    79,
+	"check":    80,
+	"warm":     85,
+	"rehearse": 88,
+	"capture":  95,
+}
 
 // job is one bake.
 type job struct {

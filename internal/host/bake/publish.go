@@ -30,7 +30,12 @@ type Source struct {
 
 // Publish makes a template of a disk and waits until it can be used; see hostapi.Builder. The disk is copied
 // before anything else happens to it.
-func (b *Baker) Publish(ctx context.Context, req hostapi.Publish, from Source, log func(step, line string)) (hostapi.Template, error) {
+func (b *Baker) Publish(
+	ctx context.Context,
+	req hostapi.Publish,
+	from Source,
+	log func(step, line string),
+) (hostapi.Template, error) {
 	if err := b.checkPublish(req); err != nil {
 		return hostapi.Template{}, err
 	}
@@ -88,14 +93,21 @@ func (b *Baker) await(ctx context.Context, j *job) error {
 
 func (b *Baker) checkPublish(req hostapi.Publish) error {
 	name := string(req.Name)
-	if name == "" || len(name) > 64 || name[0] == '.' || strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789._-") != "" {
+	if name == "" || len(name) > 64 || name[0] == '.' ||
+		strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789._-") != "" {
 		return fmt.Errorf("template name %q: %w", name, hostapi.ErrInvalid)
 	}
 	if _, err := b.recipe(req.Name); err == nil {
 		return fmt.Errorf("template %s: %w", name, hostapi.ErrExists)
 	}
 	if req.VCPUs < 1 || req.MemoryMiB < 1 {
-		return fmt.Errorf("template %s: %d processors and %d MiB: %w", name, req.VCPUs, req.MemoryMiB, hostapi.ErrInvalid)
+		return fmt.Errorf(
+			"template %s: %d processors and %d MiB: %w",
+			name,
+			req.VCPUs,
+			req.MemoryMiB,
+			hostapi.ErrInvalid,
+		)
 	}
 	return nil
 }
@@ -229,7 +241,12 @@ func (b *Baker) copy(ctx context.Context, j *job, back *cleanup.Stack, generatio
 	from := snapshot.Join("snapshots", string(spec.Snapshot))
 	snap, err := b.cfg.Store.Hold(from)
 	if errors.Is(err, snapshot.ErrNotFound) {
-		return fmt.Errorf("template %s holds the memory of snapshot %s, which cannot be made again here: build it anew: %w", spec.Name, spec.Snapshot, hostapi.ErrNotFound)
+		return fmt.Errorf(
+			"template %s holds the memory of snapshot %s, which cannot be made again here: build it anew: %w",
+			spec.Name,
+			spec.Snapshot,
+			hostapi.ErrNotFound,
+		)
 	}
 	if err != nil {
 		return err

@@ -15,8 +15,19 @@ import (
 )
 
 // mine is a template to publish from the disk image that source makes.
-var mine = hostapi.Publish{Name: "mine", Image: "img", VCPUs: 2, MemoryMiB: 128, DiskMiB: 1, User: "me", Workdir: "/srv",
-	Env: map[string]string{"A": "1"}, Ready: "up?", Warm: []string{"warm it"}, Labels: map[string]string{"build": "b1"}}
+var mine = hostapi.Publish{
+	Name:      "mine",
+	Image:     "img",
+	VCPUs:     2,
+	MemoryMiB: 128,
+	DiskMiB:   1,
+	User:      "me",
+	Workdir:   "/srv",
+	Env:       map[string]string{"A": "1"},
+	Ready:     "up?",
+	Warm:      []string{"warm it"},
+	Labels:    map[string]string{"build": "b1"},
+}
 
 func source(t *testing.T) bake.Source {
 	t.Helper()
@@ -40,7 +51,9 @@ func TestPublish(t *testing.T) {
 	if err != nil || !got.Published || !got.Baked || got.Labels["build"] != "b1" || got.VCPUs != 2 {
 		t.Fatalf("published %+v, %v", got, err)
 	}
-	if text := strings.Join(heard, "\n"); !strings.Contains(text, "boot: booted in") || !strings.Contains(text, "ready: out of up?") || !strings.Contains(text, "warm: warm: warm it") {
+	if text := strings.Join(heard, "\n"); !strings.Contains(text, "boot: booted in") ||
+		!strings.Contains(text, "ready: out of up?") ||
+		!strings.Contains(text, "warm: warm: warm it") {
 		t.Errorf("heard %q", text)
 	}
 	snap, ok, err := w.baker.Current(t.Context(), "mine")
@@ -97,7 +110,8 @@ func TestPublishStart(t *testing.T) {
 	w.exits["up?"] = []int{1, 1, 1, 1, 1, 1, 1, 1, 1, 1}
 	var at *hostapi.PublishError
 	_, err := w.baker.Publish(t.Context(), spec, source(t), nil)
-	if !errors.As(err, &at) || at.Step != "ready" || !strings.Contains(err.Error(), "the start command failed: the command answered 4") {
+	if !errors.As(err, &at) || at.Step != "ready" ||
+		!strings.Contains(err.Error(), "the start command failed: the command answered 4") {
 		t.Errorf("a start command that fails: %v", err)
 	}
 	w.clean(1)
@@ -107,7 +121,13 @@ func TestPublishStart(t *testing.T) {
 // is the next one of that.
 func TestPublishKeepsDataDisks(t *testing.T) {
 	w := newWorld(t)
-	snap, err := w.TakeSnapshot(t.Context(), "m", "snapshots/one", func(*snapshot.Snapshot) {}, func(context.Context, *snapshot.Draft) error { return nil })
+	snap, err := w.TakeSnapshot(
+		t.Context(),
+		"m",
+		"snapshots/one",
+		func(*snapshot.Snapshot) {},
+		func(context.Context, *snapshot.Draft) error { return nil },
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,14 +183,28 @@ func TestPublishFailureAfterEveryStep(t *testing.T) {
 	for _, keep := range []bool{false, true} {
 		for nth := 0; ; nth++ {
 			w := newWorld(t)
-			snap, err := w.TakeSnapshot(t.Context(), "m", "snapshots/one", func(*snapshot.Snapshot) {}, func(context.Context, *snapshot.Draft) error { return nil })
+			snap, err := w.TakeSnapshot(
+				t.Context(),
+				"m",
+				"snapshots/one",
+				func(*snapshot.Snapshot) {},
+				func(context.Context, *snapshot.Draft) error { return nil },
+			)
 			if err != nil {
 				t.Fatal(err)
 			}
 			spec, from := mine, source(t)
 			spec.Start = "serve it"
 			if keep {
-				spec, from = hostapi.Publish{Name: "mine", Snapshot: "one", KeepMemory: true, VCPUs: 1, MemoryMiB: 64}, bake.Source{Ref: snap.Ref}
+				spec, from = hostapi.Publish{
+					Name:       "mine",
+					Snapshot:   "one",
+					KeepMemory: true,
+					VCPUs:      1,
+					MemoryMiB:  64,
+				}, bake.Source{
+					Ref: snap.Ref,
+				}
 			}
 			count := 0
 			w.mu.Lock()
@@ -221,7 +255,8 @@ func TestPublishIsCancelled(t *testing.T) {
 	for range 1000 {
 		w.exits["up?"] = append(w.exits["up?"], 1)
 	}
-	if _, err := w.baker.Publish(ctx, spec, source(t), nil); err == nil || !strings.Contains(err.Error(), "not wanted any more") {
+	if _, err := w.baker.Publish(ctx, spec, source(t), nil); err == nil ||
+		!strings.Contains(err.Error(), "not wanted any more") {
 		t.Errorf("cancelled: %v", err)
 	}
 	w.clean(0)

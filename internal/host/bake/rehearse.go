@@ -90,7 +90,13 @@ func (b *Baker) freshenAll(ctx context.Context, list []Recipe) {
 			return
 		}
 		if err := b.freshen(ctx, r, platform); err != nil && ctx.Err() == nil {
-			b.cfg.Log.Warn("template is not rehearsed: its machines are ready later than they could be", "template", r.Name, "err", err)
+			b.cfg.Log.Warn(
+				"template is not rehearsed: its machines are ready later than they could be",
+				"template",
+				r.Name,
+				"err",
+				err,
+			)
 		}
 	}
 }
@@ -173,7 +179,10 @@ func (b *Baker) again(ctx context.Context, j *job, back *cleanup.Stack, generati
 	if _, err := b.cfg.Machines.Scratch(ctx, id, j.fresh); err != nil {
 		return err
 	}
-	back.Push("destroy machine", func(ctx context.Context) error { return b.cfg.Machines.Destroy(ctx, id, "the bake failed") })
+	back.Push(
+		"destroy machine",
+		func(ctx context.Context) error { return b.cfg.Machines.Destroy(ctx, id, "the bake failed") },
+	)
 	if err := b.did("restore"); err != nil {
 		return err
 	}
@@ -219,7 +228,12 @@ func (b *Baker) act(ctx context.Context, j *job, id hostapi.MachineID) error {
 	if err != nil {
 		return err
 	}
-	deeds = append(deeds, func() error { return b.warmUnder(ctx, j, id) }, func() error { return files(ctx, guest) }, func() error { return terminal(ctx, guest, user) })
+	deeds = append(
+		deeds,
+		func() error { return b.warmUnder(ctx, j, id) },
+		func() error { return files(ctx, guest) },
+		func() error { return terminal(ctx, guest, user) },
+	)
 	for _, do := range deeds {
 		err := do()
 		if err != nil && (j.recipe.spec == nil || ctx.Err() != nil || errors.Is(err, guestapi.ErrLost)) {
@@ -257,7 +271,11 @@ func files(ctx context.Context, guest guestapi.Guest) error {
 // terminal runs a shell in a terminal for a moment.
 func terminal(ctx context.Context, guest guestapi.Guest, user string) error {
 	proc, err := guest.Start(ctx, guestapi.ProcessSpec{
-		Argv: []string{"/bin/sh", "-c", "true"}, User: user, PTY: &guestapi.Size{Rows: 24, Cols: 80}, Timeout: warmLimit,
+		Argv: []string{
+			"/bin/sh",
+			"-c",
+			"true",
+		}, User: user, PTY: &guestapi.Size{Rows: 24, Cols: 80}, Timeout: warmLimit,
 	})
 	if err != nil {
 		return err

@@ -51,7 +51,8 @@ func (b *Baker) thrift(ctx context.Context, j *job, d *snapshot.Draft) error {
 	if err != nil {
 		return err
 	}
-	if s := j.recipe.spec; s == nil || s.Image != "" { // else its disks go on sharing blocks with what they were made from
+	if s := j.recipe.spec; s == nil ||
+		s.Image != "" { // else its disks go on sharing blocks with what they were made from
 		for _, path := range own {
 			if err := b.cfg.Rewrite(ctx, path, path+newSuffix); err != nil {
 				return fmt.Errorf("defragment the disk: %w", err)

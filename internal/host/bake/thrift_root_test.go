@@ -48,7 +48,10 @@ func (w *thrifty) TakeSnapshot(ctx context.Context, id hostapi.MachineID, ref sn
 		snap.Data = append(snap.Data, m.DataDisk)
 	}
 	snap.Manifest.Files = []vmm.File{{Name: "memory", Bytes: int64(len(w.rests[name]))}}
-	err = errors.Join(os.WriteFile(filepath.Join(d.ImageDir(), "memory"), w.rests[name], 0o600), os.WriteFile(d.DiskPath(), w.disks[name], 0o600))
+	err = errors.Join(
+		os.WriteFile(filepath.Join(d.ImageDir(), "memory"), w.rests[name], 0o600),
+		os.WriteFile(d.DiskPath(), w.disks[name], 0o600),
+	)
 	for _, path := range d.DiskPaths(snap.Data)[1:] {
 		err = errors.Join(err, os.WriteFile(path, w.disks[name], 0o600))
 	}
@@ -78,8 +81,22 @@ func TestTemplatesTakeLittle(t *testing.T) {
 	var recipes []bake.Recipe
 	for _, name := range []hostapi.TemplateName{"one", "two"} {
 		w.disks[name] = bytes.Join([][]byte{noise(1 << 20), common, gap, noise(1 << 20)}, nil)
-		w.rests[name] = bytes.Join([][]byte{kernel, noise(page), make([]byte, page), noise(page), gap, noise(3 * page), make([]byte, page)}, nil)
-		recipes = append(recipes, bake.Recipe{Name: name, VCPUs: 1, MemoryMiB: 64, DiskMiB: 12, Disks: data, Digest: "0123456789abcdef" + string(name), Build: w.build})
+		w.rests[name] = bytes.Join(
+			[][]byte{kernel, noise(page), make([]byte, page), noise(page), gap, noise(3 * page), make([]byte, page)},
+			nil,
+		)
+		recipes = append(
+			recipes,
+			bake.Recipe{
+				Name:      name,
+				VCPUs:     1,
+				MemoryMiB: 64,
+				DiskMiB:   12,
+				Disks:     data,
+				Digest:    "0123456789abcdef" + string(name),
+				Build:     w.build,
+			},
+		)
 	}
 	var err error
 	if w.store, err = snapshot.Open(dir, disk.Usage, "snapshots", bake.Area, bake.Grounds); err != nil {
@@ -128,7 +145,12 @@ func TestTemplatesTakeLittle(t *testing.T) {
 	}
 	first, second := list[0], list[1]
 	if alike := int64(2*len(common) + len(kernel)); second.Bytes > first.Bytes-alike {
-		t.Errorf("the second template takes %d bytes, the first %d: they share less than the %d that are alike", second.Bytes, first.Bytes, alike)
+		t.Errorf(
+			"the second template takes %d bytes, the first %d: they share less than the %d that are alike",
+			second.Bytes,
+			first.Bytes,
+			alike,
+		)
 	}
 }
 

@@ -41,7 +41,13 @@ func TestWhatRunsOnGoesAlong(t *testing.T) {
 	runs("on the recipe", "root: serve, root: ready?, user: warm one, user: warm two, me: warm it")
 	second := mine
 	second.Name, second.Image, second.Snapshot, second.Start = "two", "", "one", "serve it"
-	snap, err := w.TakeSnapshot(t.Context(), "m", "snapshots/one", func(*snapshot.Snapshot) {}, func(context.Context, *snapshot.Draft) error { return nil })
+	snap, err := w.TakeSnapshot(
+		t.Context(),
+		"m",
+		"snapshots/one",
+		func(*snapshot.Snapshot) {},
+		func(context.Context, *snapshot.Draft) error { return nil },
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +87,8 @@ func TestWhatRunsOnMustLive(t *testing.T) {
 	w.dies = true
 	from := source(t)
 	from.Of = "base"
-	if _, err := w.baker.Publish(t.Context(), mine, from, nil); err == nil || !strings.Contains(err.Error(), "a server has ended: no port for server") {
+	if _, err := w.baker.Publish(t.Context(), mine, from, nil); err == nil ||
+		!strings.Contains(err.Error(), "a server has ended: no port for server") {
 		t.Errorf("published: %v", err)
 	}
 	if _, err := w.baker.Latest(hostapi.TemplateName("mine")); err == nil {

@@ -49,13 +49,20 @@ func TestS3(t *testing.T) {
 	var n atomic.Int64
 	blobtest.Run(t, func(t *testing.T) blob.Store {
 		own := string(rune('a' + n.Add(1)))
-		return open(t, "s3://things?region=us-east-1&use_path_style=true&prefix="+own+"/&endpoint="+server.URL, blob.Options{})
+		return open(
+			t,
+			"s3://things?region=us-east-1&use_path_style=true&prefix="+own+"/&endpoint="+server.URL,
+			blob.Options{},
+		)
 	})
 }
 
 func TestShapedAndFaultyPass(t *testing.T) {
 	blobtest.Run(t, func(t *testing.T) blob.Store {
-		return blobtest.Break(blobtest.Shape(open(t, "file://"+t.TempDir(), blob.Options{}), time.Microsecond, 1<<40), nil)
+		return blobtest.Break(
+			blobtest.Shape(open(t, "file://"+t.TempDir(), blob.Options{}), time.Microsecond, 1<<40),
+			nil,
+		)
 	})
 }
 
@@ -85,7 +92,11 @@ func TestSilentService(t *testing.T) {
 	server := httptest.NewServer(silent(stop))
 	t.Cleanup(server.Close)
 	t.Cleanup(func() { close(stop) })
-	s := open(t, "s3://things?region=us-east-1&use_path_style=true&anonymous=true&endpoint="+server.URL, blob.Options{Timeout: 100 * time.Millisecond})
+	s := open(
+		t,
+		"s3://things?region=us-east-1&use_path_style=true&anonymous=true&endpoint="+server.URL,
+		blob.Options{Timeout: 100 * time.Millisecond},
+	)
 	for name, call := range map[string]func() error{
 		"get":    func() error { _, err := blobtest.Get(t.Context(), s, "x", 0, -1); return err },
 		"put":    func() error { return s.Put(t.Context(), "x", strings.NewReader("x"), 1) },

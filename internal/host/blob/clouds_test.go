@@ -49,9 +49,28 @@ func TestS3OfAnotherServer(t *testing.T) {
 func TestGoogle(t *testing.T) {
 	program, at := install(t, googleServer), freePort(t)
 	host, port, _ := strings.Cut(at, ":")
-	serve(t, program, "-scheme", "http", "-host", host, "-port", port, "-public-host", at, "-backend", "memory", "-log-level", "error")
+	serve(
+		t,
+		program,
+		"-scheme",
+		"http",
+		"-host",
+		host,
+		"-port",
+		port,
+		"-public-host",
+		at,
+		"-backend",
+		"memory",
+		"-log-level",
+		"error",
+	)
 	answers(t, "http://"+at+"/storage/v1/b?project=p")
-	res, err := http.Post("http://"+at+"/storage/v1/b?project=p", "application/json", strings.NewReader(`{"name":"things"}`))
+	res, err := http.Post(
+		"http://"+at+"/storage/v1/b?project=p",
+		"application/json",
+		strings.NewReader(`{"name":"things"}`),
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +88,17 @@ func TestAzure(t *testing.T) {
 		t.Skip("probe npm: it is not installed, and Azure's stand-in comes with it")
 	}
 	dir := t.TempDir()
-	get := exec.CommandContext(t.Context(), "npm", "install", "--prefix", dir, "--no-audit", "--no-fund", "--ignore-scripts", azureServer)
+	get := exec.CommandContext(
+		t.Context(),
+		"npm",
+		"install",
+		"--prefix",
+		dir,
+		"--no-audit",
+		"--no-fund",
+		"--ignore-scripts",
+		azureServer,
+	)
 	if out, err := get.CombinedOutput(); err != nil {
 		t.Fatalf("install %s: %v\n%s", azureServer, err, out)
 	}

@@ -112,7 +112,13 @@ func (d *dir) PutIfAbsent(ctx context.Context, key string, r io.Reader, size int
 }
 
 // store writes an object aside and then gives it its name by place.
-func (d *dir) store(ctx context.Context, key string, r io.Reader, size int64, place func(from, to string) error) (err error) {
+func (d *dir) store(
+	ctx context.Context,
+	key string,
+	r io.Reader,
+	size int64,
+	place func(from, to string) error,
+) (err error) {
 	f, err := os.CreateTemp(filepath.Join(d.root, incoming), "o")
 	if err != nil {
 		return dirError(err)

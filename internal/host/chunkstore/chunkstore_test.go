@@ -51,7 +51,14 @@ func TestDense(t *testing.T) {
 	path := file(t, data)
 	stored := map[bool]int64{}
 	for dense, id := range map[bool]chunkstore.ID{false: "soon", true: "dense"} {
-		m, _ := w.push(chunkstore.Push{Space: "ws", ID: id, Files: []chunkstore.Local{{Name: "program", Path: path}}, Dense: dense})
+		m, _ := w.push(
+			chunkstore.Push{
+				Space: "ws",
+				ID:    id,
+				Files: []chunkstore.Local{{Name: "program", Path: path}},
+				Dense: dense,
+			},
+		)
 		w.wantFile(w.open("ws", id), "program", data)
 		stored[dense] = m.Stored()
 	}
@@ -86,15 +93,23 @@ func TestOnlyTheDifferenceIsUploaded(t *testing.T) {
 			var dirty int64
 			for i := 0; i < len(after); i += chunkstore.PageSize {
 				page := after[i : i+chunkstore.PageSize]
-				if !bytes.Equal(page, before[i:i+chunkstore.PageSize]) && !bytes.Equal(page, make([]byte, chunkstore.PageSize)) {
+				if !bytes.Equal(page, before[i:i+chunkstore.PageSize]) &&
+					!bytes.Equal(page, make([]byte, chunkstore.PageSize)) {
 					dirty += chunkstore.PageSize
 				}
 			}
 			if c.dirty != 0 && c.dirty != dirty {
 				t.Fatalf("%d bytes are dirty, want %d", dirty, c.dirty)
 			}
-			m, stats := w.push(chunkstore.Push{Space: "ws", ID: "fork", Files: []chunkstore.Local{{Name: "memory", Path: file(t, after)}},
-				Parent: parent, ParentFiles: map[string]string{"memory": path}})
+			m, stats := w.push(
+				chunkstore.Push{
+					Space:       "ws",
+					ID:          "fork",
+					Files:       []chunkstore.Local{{Name: "memory", Path: file(t, after)}},
+					Parent:      parent,
+					ParentFiles: map[string]string{"memory": path},
+				},
+			)
 			if stats.DirtyBytes != dirty {
 				t.Errorf("%d bytes told as dirty, want %d", stats.DirtyBytes, dirty)
 			}
@@ -137,11 +152,19 @@ func TestEqualContentIsStoredOnceInAWorkspace(t *testing.T) {
 	w := newWorld(t, chunkstore.Config{})
 	data := blobtest.Content(1, 8<<20)
 	w.one("ws", "a", data)
-	_, again := w.push(chunkstore.Push{Space: "ws", ID: "b", Files: []chunkstore.Local{{Name: "memory", Path: file(t, data)}, {Name: "copy", Path: file(t, data)}}})
+	_, again := w.push(
+		chunkstore.Push{
+			Space: "ws",
+			ID:    "b",
+			Files: []chunkstore.Local{{Name: "memory", Path: file(t, data)}, {Name: "copy", Path: file(t, data)}},
+		},
+	)
 	if again.Reused != 2 || again.Chunks != 2 || again.Uploaded > 8<<10 {
 		t.Errorf("second push: %+v, want 2 chunks reused and a manifest uploaded", again)
 	}
-	_, other := w.push(chunkstore.Push{Space: "other", ID: "b", Files: []chunkstore.Local{{Name: "memory", Path: file(t, data)}}})
+	_, other := w.push(
+		chunkstore.Push{Space: "other", ID: "b", Files: []chunkstore.Local{{Name: "memory", Path: file(t, data)}}},
+	)
 	if other.Reused != 0 || other.Uploaded < 8<<20 {
 		t.Errorf("push of another workspace: %+v, want nothing reused", other)
 	}
@@ -159,7 +182,14 @@ func TestStoreLearnsNothing(t *testing.T) {
 	w := newWorld(t, chunkstore.Config{})
 	secret := []byte("SECRET-VALUE-OF-A-WORKSPACE")
 	data := bytes.Repeat(secret, 10_000)
-	w.push(chunkstore.Push{Space: "workspacename", ID: "a", Meta: secret, Files: []chunkstore.Local{{Name: "memory", Path: file(t, data)}}})
+	w.push(
+		chunkstore.Push{
+			Space: "workspacename",
+			ID:    "a",
+			Meta:  secret,
+			Files: []chunkstore.Local{{Name: "memory", Path: file(t, data)}},
+		},
+	)
 	for _, key := range blobtest.Keys(t, w.store, "") {
 		stored := get(t, w, key)
 		for _, s := range [][]byte{secret, []byte("workspacename"), []byte("memory")} {
@@ -371,8 +401,10 @@ func TestPullOverABase(t *testing.T) {
 	before, after := grown()
 	path := file(t, before)
 	base := w.one(chunkstore.Common, "base", before)
-	m, _ := w.push(chunkstore.Push{Space: "ws", ID: "fork", Files: []chunkstore.Local{{Name: "memory", Path: file(t, after)}},
-		Parent: base, ParentFiles: map[string]string{"memory": path}})
+	m, _ := w.push(
+		chunkstore.Push{Space: "ws", ID: "fork", Files: []chunkstore.Local{{Name: "memory", Path: file(t, after)}},
+			Parent: base, ParentFiles: map[string]string{"memory": path}},
+	)
 	dir := t.TempDir()
 	done, err := w.vault.Reader(m, w.cache).Pull(t.Context(), dir, &chunkstore.Base{
 		Manifest: w.open(chunkstore.Common, "base"), Files: map[string]string{"memory": path},

@@ -174,7 +174,11 @@ func (c *comparison) compare(off int64) (part, error) {
 // known gives the pages of a part that are the same as the parent's by where they lie.
 func (c *comparison) known(off, size int64) iter.Seq[int] {
 	return func(yield func(int) bool) {
-		i, _ := slices.BinarySearchFunc(c.same, off, func(r disk.Run, off int64) int { return cmp.Compare(r.To, off+1) })
+		i, _ := slices.BinarySearchFunc(
+			c.same,
+			off,
+			func(r disk.Run, off int64) int { return cmp.Compare(r.To, off+1) },
+		)
 		for ; i < len(c.same) && c.same[i].From < off+size; i++ {
 			from := max(0, c.same[i].From-off+PageSize-1) / PageSize
 			to := min(size, c.same[i].To-off, c.parentSize-off) / PageSize

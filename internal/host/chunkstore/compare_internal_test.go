@@ -41,7 +41,13 @@ func TestComparisonWithKnownRuns(t *testing.T) {
 				}
 			}
 		}
-		c := &comparison{file: tempFile(t, next), parent: tempFile(t, old), size: int64(len(next)), parentSize: int64(len(old)), same: runs}
+		c := &comparison{
+			file:       tempFile(t, next),
+			parent:     tempFile(t, old),
+			size:       int64(len(next)),
+			parentSize: int64(len(old)),
+			same:       runs,
+		}
 		for off := int64(0); off < c.size; off += ChunkSize {
 			p, err := c.compare(off)
 			if err != nil {
@@ -67,7 +73,11 @@ func TestComparisonWithKnownRuns(t *testing.T) {
 					from := int(off) + i*PageSize
 					to := min(from+PageSize, len(next))
 					if k != zero && !bytes.Equal(p.pages(i, 1)[:to-from], next[from:to]) {
-						t.Fatalf("%d dirty: page %d of a part that is stored as a whole is not given", dirty, from/PageSize)
+						t.Fatalf(
+							"%d dirty: page %d of a part that is stored as a whole is not given",
+							dirty,
+							from/PageSize,
+						)
 					}
 				}
 			}

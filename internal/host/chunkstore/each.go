@@ -16,7 +16,12 @@ const sharedPart = 4
 // After an error, which may be put's, some of it was given.
 //
 // Until alone is closed somebody else reads what is needed sooner, and has most of the line; nil: nobody does.
-func (r *Reader) Each(ctx context.Context, file string, alone <-chan struct{}, put func(off int64, data []byte) (kept bool, err error)) error {
+func (r *Reader) Each(
+	ctx context.Context,
+	file string,
+	alone <-chan struct{},
+	put func(off int64, data []byte) (kept bool, err error),
+) error {
 	f, ok := r.files[file]
 	if !ok {
 		return fmt.Errorf("read %s: there is no such file in %s", file, r.m.ID)

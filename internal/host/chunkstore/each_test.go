@@ -43,7 +43,10 @@ func TestEach(t *testing.T) {
 		}
 	}
 	full := errors.New("no space")
-	if err := r.Each(t.Context(), "memory", nil, func(int64, []byte) (bool, error) { return false, full }); !errors.Is(err, full) {
+	if err := r.Each(t.Context(), "memory", nil, func(int64, []byte) (bool, error) { return false, full }); !errors.Is(
+		err,
+		full,
+	) {
 		t.Errorf("where it could not be put: %v", err)
 	}
 	if err := r.Each(t.Context(), "other", nil, nil); err == nil {

@@ -119,7 +119,14 @@ func TestReaderThatGoesAway(t *testing.T) {
 // A push that fails at any request leaves no manifest, and the next one succeeds and finds what is there.
 func TestPushThatFailsAtEveryRequest(t *testing.T) {
 	data := content(1, 9<<20)
-	in := chunkstore.Push{Space: "ws", ID: "a", Files: []chunkstore.Local{{Name: "memory", Path: file(t, data)}, {Name: "state", Path: file(t, content(2, 50_000))}}}
+	in := chunkstore.Push{
+		Space: "ws",
+		ID:    "a",
+		Files: []chunkstore.Local{
+			{Name: "memory", Path: file(t, data)},
+			{Name: "state", Path: file(t, content(2, 50_000))},
+		},
+	}
 	probe := newWorld(t, quick)
 	probe.push(in)
 	puts, stats := probe.store.Count("put"), probe.store.Count("stat")
@@ -211,7 +218,13 @@ func TestParentThatGoesDuringAPush(t *testing.T) {
 	parent := w.one("ws", "p", data)
 	path, next := file(t, data), bytes.Clone(data)
 	next[0] ^= 1
-	in := chunkstore.Push{Space: "ws", ID: "a", Files: []chunkstore.Local{{Name: "memory", Path: file(t, next)}}, Parent: parent, ParentFiles: map[string]string{"memory": path}}
+	in := chunkstore.Push{
+		Space:       "ws",
+		ID:          "a",
+		Files:       []chunkstore.Local{{Name: "memory", Path: file(t, next)}},
+		Parent:      parent,
+		ParentFiles: map[string]string{"memory": path},
+	}
 	gone := func(rest func(string) bool) func(c blobtest.Call) blobtest.Fault {
 		return func(c blobtest.Call) blobtest.Fault {
 			if c.Op == "put" && strings.Contains(c.Key, "/c/") { // the difference: now it goes
@@ -248,8 +261,10 @@ func TestCollect(t *testing.T) {
 	base, fork := blobtest.Content(1, 8<<20), blobtest.Content(1, 8<<20)
 	copy(fork, blobtest.Content(2, 300_000))
 	parent := w.one(chunkstore.Common, "base", base)
-	m, _ := w.push(chunkstore.Push{Space: "ws", ID: "fork", Files: []chunkstore.Local{{Name: "memory", Path: file(t, fork)}},
-		Parent: parent, ParentFiles: map[string]string{"memory": file(t, base)}})
+	m, _ := w.push(
+		chunkstore.Push{Space: "ws", ID: "fork", Files: []chunkstore.Local{{Name: "memory", Path: file(t, fork)}},
+			Parent: parent, ParentFiles: map[string]string{"memory": file(t, base)}},
+	)
 	collect(0)
 	mem.Age(2 * time.Hour)
 	collect(0) // old, and needed

@@ -20,8 +20,14 @@ func fuzzRealm(t testing.TB) (codec, *realm) {
 
 func sample() *Manifest {
 	return &Manifest{ID: "a", Parent: "b", Created: time.Unix(1, 2).UTC(), Meta: []byte("{}"),
-		Chunks: []Chunk{{Name: Name{1}, Pages: 40, Frames: []int{1000, 200}}, {Name: Name{2}, Common: true, Pages: 1, Frames: []int{100}}},
-		Files:  []File{{Name: "memory", Bytes: 1 << 20, Mode: 0o600, Extents: []Extent{{1, 3, 0, 5}, {4, 1, 1, 0}, {9, 32, 0, 8}}}, {Name: "empty"}}}
+		Chunks: []Chunk{
+			{Name: Name{1}, Pages: 40, Frames: []int{1000, 200}},
+			{Name: Name{2}, Common: true, Pages: 1, Frames: []int{100}},
+		},
+		Files: []File{
+			{Name: "memory", Bytes: 1 << 20, Mode: 0o600, Extents: []Extent{{1, 3, 0, 5}, {4, 1, 1, 0}, {9, 32, 0, 8}}},
+			{Name: "empty"},
+		}}
 }
 
 // What is decoded is sound, and says the same when it is encoded again.
@@ -36,7 +42,8 @@ func FuzzManifest(f *testing.F) {
 		for _, file := range m.Files {
 			last := int64(0)
 			for _, e := range file.Extents {
-				if e.Page < last || e.end() > pagesOf(file.Bytes) || e.Chunk >= len(m.Chunks) || e.At < 0 || e.At+e.Count > m.Chunks[e.Chunk].Pages {
+				if e.Page < last || e.end() > pagesOf(file.Bytes) || e.Chunk >= len(m.Chunks) || e.At < 0 ||
+					e.At+e.Count > m.Chunks[e.Chunk].Pages {
 					t.Fatalf("extent %+v of %+v", e, file)
 				}
 				last = e.end()
@@ -83,7 +90,8 @@ func FuzzFrames(f *testing.F) {
 			return
 		}
 		got, err := open(c, r, ch, first, count, bytes.Clone(data), nil)
-		if from := first * FrameSize; err == nil && !bytes.Equal(got, pages[from:min(len(pages), from+count*FrameSize)]) {
+		if from := first * FrameSize; err == nil &&
+			!bytes.Equal(got, pages[from:min(len(pages), from+count*FrameSize)]) {
 			t.Fatal("something that nobody sealed was taken for frames")
 		}
 	})

@@ -40,7 +40,10 @@ func OpenKeyring(path string) (*Keyring, error) {
 		return nil, fmt.Errorf("master key of the object store: %w", err)
 	}
 	if !info.Mode().IsRegular() || info.Mode().Perm()&0o077 != 0 || info.Size() > 1024 {
-		return nil, fmt.Errorf("master key of the object store: %s is not a small file that only its owner can read (mode 0600)", path)
+		return nil, fmt.Errorf(
+			"master key of the object store: %s is not a small file that only its owner can read (mode 0600)",
+			path,
+		)
 	}
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -48,7 +51,11 @@ func OpenKeyring(path string) (*Keyring, error) {
 	}
 	master, err := hex.DecodeString(strings.TrimSpace(string(text)))
 	if err != nil || len(master) != keyBytes {
-		return nil, fmt.Errorf("master key of the object store: %s does not hold %d hexadecimal digits", path, 2*keyBytes)
+		return nil, fmt.Errorf(
+			"master key of the object store: %s does not hold %d hexadecimal digits",
+			path,
+			2*keyBytes,
+		)
 	}
 	return &Keyring{master}, nil
 }
@@ -92,7 +99,13 @@ type realm struct {
 
 func (k *Keyring) realm(t tag) realm {
 	own := derive(k.master, "workspace "+t.String())
-	return realm{tag: t, names: derive(own, "names"), seals: derive(own, "seals"), sign: derive(own, "sign"), secret: derive(own, "manifests")}
+	return realm{
+		tag:    t,
+		names:  derive(own, "names"),
+		seals:  derive(own, "seals"),
+		sign:   derive(own, "sign"),
+		secret: derive(own, "manifests"),
+	}
 }
 
 // keys are what a manifest of one space needs: its own, and those of what is common. They are immutable.

@@ -70,7 +70,14 @@ func pushFor(dir string) error {
 	if err != nil {
 		return err
 	}
-	_, _, err = v.Push(context.Background(), chunkstore.Push{Space: "ws", ID: "a", Files: []chunkstore.Local{{Name: "memory", Path: filepath.Join(dir, "memory")}}})
+	_, _, err = v.Push(
+		context.Background(),
+		chunkstore.Push{
+			Space: "ws",
+			ID:    "a",
+			Files: []chunkstore.Local{{Name: "memory", Path: filepath.Join(dir, "memory")}},
+		},
+	)
 	return err
 }
 
@@ -103,7 +110,13 @@ func TestHostKilledDuringAPush(t *testing.T) {
 			if done, err := w.vault.Collect(t.Context()); err != nil || done.Chunks != 0 {
 				t.Errorf("a collection meanwhile removed %d chunks, %v", done.Chunks, err)
 			}
-			m, again := w.push(chunkstore.Push{Space: "ws", ID: "a", Files: []chunkstore.Local{{Name: "memory", Path: filepath.Join(dir, "memory")}}})
+			m, again := w.push(
+				chunkstore.Push{
+					Space: "ws",
+					ID:    "a",
+					Files: []chunkstore.Local{{Name: "memory", Path: filepath.Join(dir, "memory")}},
+				},
+			)
 			if again.Reused != stored {
 				t.Errorf("%d chunks were found, %d were stored", again.Reused, stored)
 			}

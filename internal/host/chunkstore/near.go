@@ -19,7 +19,10 @@ func (r *Reader) Near(base *Base) error {
 			continue
 		}
 		if err := r.near(f, was, base); err != nil {
-			return errors.Join(fmt.Errorf("read %s with what is here of %s: %w", r.m.ID, base.Manifest.ID, err), r.Close())
+			return errors.Join(
+				fmt.Errorf("read %s with what is here of %s: %w", r.m.ID, base.Manifest.ID, err),
+				r.Close(),
+			)
 		}
 	}
 	return nil
@@ -42,7 +45,9 @@ func (r *Reader) near(f, was File, base *Base) error {
 	for _, e := range f.Extents {
 		next := e.Page
 		for same := range shared(r.m, e, was, base.Manifest) {
-			same.Count = int(min(same.end(), was.Bytes/PageSize) - same.Page) // what is beyond whole pages is not in the file
+			same.Count = int(
+				min(same.end(), was.Bytes/PageSize) - same.Page,
+			) // what is beyond whole pages is not in the file
 			if same.Count <= 0 {
 				break
 			}

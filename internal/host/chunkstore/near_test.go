@@ -16,8 +16,10 @@ func TestReadNear(t *testing.T) {
 	before, after := grown()
 	path := file(t, before)
 	base := w.one(chunkstore.Common, "base", before)
-	m, _ := w.push(chunkstore.Push{Space: "ws", ID: "fork", Files: []chunkstore.Local{{Name: "memory", Path: file(t, after)}},
-		Parent: base, ParentFiles: map[string]string{"memory": path}})
+	m, _ := w.push(
+		chunkstore.Push{Space: "ws", ID: "fork", Files: []chunkstore.Local{{Name: "memory", Path: file(t, after)}},
+			Parent: base, ParentFiles: map[string]string{"memory": path}},
+	)
 	r := w.vault.Reader(m, w.cache)
 	if err := r.Near(&chunkstore.Base{Manifest: base, Files: map[string]string{"memory": path}}); err != nil {
 		t.Fatal(err)
@@ -63,7 +65,8 @@ func TestReadNear(t *testing.T) {
 	for _, step := range []int{100_001, 4096, len(after)} {
 		for off := 0; off < len(after); off += step {
 			p := make([]byte, min(step, len(after)-off))
-			if err := r.ReadAt(t.Context(), "memory", p, int64(off)); err != nil || !bytes.Equal(p, after[off:off+len(p)]) {
+			if err := r.ReadAt(t.Context(), "memory", p, int64(off)); err != nil ||
+				!bytes.Equal(p, after[off:off+len(p)]) {
 				t.Fatalf("%d bytes from %d are not what was pushed (%v)", len(p), off, err)
 			}
 		}
@@ -75,7 +78,9 @@ func TestNearThatDoesNotFit(t *testing.T) {
 	w := newWorld(t, quick)
 	data := blobtest.Content(1, 1<<20)
 	base := w.one("ws", "base", data)
-	m, _ := w.push(chunkstore.Push{Space: "ws", ID: "fork", Files: []chunkstore.Local{{Name: "memory", Path: file(t, data)}}})
+	m, _ := w.push(
+		chunkstore.Push{Space: "ws", ID: "fork", Files: []chunkstore.Local{{Name: "memory", Path: file(t, data)}}},
+	)
 	gone := file(t, data)
 	if err := os.Remove(gone); err != nil {
 		t.Fatal(err)
@@ -108,11 +113,23 @@ func TestEqualPagesOfAPushAreSentOnce(t *testing.T) {
 			memory, disk := bytes.Clone(old), bytes.Clone(old)
 			copy(disk[1<<20+4096:], written)
 			for page := 0; (page+1)*chunkstore.PageSize <= n; page++ { // where the guest's kernel had room
-				copy(memory[(page^5)*chunkstore.PageSize:], written[page*chunkstore.PageSize:(page+1)*chunkstore.PageSize])
+				copy(
+					memory[(page^5)*chunkstore.PageSize:],
+					written[page*chunkstore.PageSize:(page+1)*chunkstore.PageSize],
+				)
 			}
-			base, _ := w.push(chunkstore.Push{Space: "ws", ID: chunkstore.ID("base" + name[:1]), Files: []chunkstore.Local{{Name: "memory", Path: file(t, old)}, {Name: "disk", Path: file(t, old)}}})
+			base, _ := w.push(
+				chunkstore.Push{
+					Space: "ws",
+					ID:    chunkstore.ID("base" + name[:1]),
+					Files: []chunkstore.Local{{Name: "memory", Path: file(t, old)}, {Name: "disk", Path: file(t, old)}},
+				},
+			)
 			m, stats := w.push(chunkstore.Push{Space: "ws", ID: chunkstore.ID("next" + name[:1]),
-				Files:  []chunkstore.Local{{Name: "memory", Path: file(t, memory)}, {Name: "disk", Path: file(t, disk)}},
+				Files: []chunkstore.Local{
+					{Name: "memory", Path: file(t, memory)},
+					{Name: "disk", Path: file(t, disk)},
+				},
 				Parent: base, ParentFiles: map[string]string{"memory": file(t, old), "disk": file(t, old)}})
 			if most := int64(n) + 200_000; stats.Uploaded > most {
 				t.Errorf("%d bytes were sent, want %d at most", stats.Uploaded, most)

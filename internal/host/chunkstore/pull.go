@@ -30,7 +30,12 @@ type Pulled struct {
 // Pull writes all files, or those that wanted tells of unless it is nil, into dir, an existing directory that has none of them; the caller makes
 // them durable. What is zero takes no space. With base, files begin as clones of its files, and only what differs is fetched and
 // written. It takes what the cache has, and adds nothing to it. After an error the files are gone.
-func (r *Reader) Pull(ctx context.Context, dir string, base *Base, wanted func(name string) bool) (done Pulled, err error) {
+func (r *Reader) Pull(
+	ctx context.Context,
+	dir string,
+	base *Base,
+	wanted func(name string) bool,
+) (done Pulled, err error) {
 	p := &pulling{r: r, files: make([]*os.File, len(r.m.Files)), homes: map[int][]target{}}
 	defer func() {
 		if err = errors.Join(err, p.close(err != nil)); err != nil {
@@ -121,7 +126,12 @@ func (p *pulling) begin(i int, f File, path string, base *Base) (err error) {
 // punch makes pages zero that are not in a file that begins as a clone of was.
 func punch(file *os.File, was File, from, to int64) error {
 	for e := range was.within(from, to) {
-		err := unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, e.Page*PageSize, int64(e.Count)*PageSize)
+		err := unix.Fallocate(
+			int(file.Fd()),
+			unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE,
+			e.Page*PageSize,
+			int64(e.Count)*PageSize,
+		)
 		if err != nil {
 			return fmt.Errorf("make a hole in %s: %w", file.Name(), err)
 		}

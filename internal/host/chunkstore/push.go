@@ -39,8 +39,16 @@ type Local struct{ Name, Path string }
 // ErrExists: there is a manifest of this id. ErrNotFound: the parent was deleted meanwhile, push without.
 func (v *Vault) Push(ctx context.Context, in Push) (_ *Manifest, stats Stats, err error) {
 	began := time.Now()
-	p := &pushing{v: v, in: in, keys: v.keys(in.Space), known: map[Name]int{}, sent: map[Name]bool{}, pack: newPack(0), seen: map[sum]spot{},
-		m: &Manifest{ID: in.ID, Space: in.Space, Meta: in.Meta, Created: began.UTC()}}
+	p := &pushing{
+		v:     v,
+		in:    in,
+		keys:  v.keys(in.Space),
+		known: map[Name]int{},
+		sent:  map[Name]bool{},
+		pack:  newPack(0),
+		seen:  map[sum]spot{},
+		m:     &Manifest{ID: in.ID, Space: in.Space, Meta: in.Meta, Created: began.UTC()},
+	}
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("push %s: %w", in.ID, err)
@@ -158,7 +166,11 @@ func (p *pushing) finish(ctx context.Context, began time.Time) error {
 		}
 	}
 	if took := time.Since(began); took > p.v.cfg.Grace/2 {
-		return fmt.Errorf("it took %v, and after %v a collection may have removed what it relies on", took, p.v.cfg.Grace/2)
+		return fmt.Errorf(
+			"it took %v, and after %v a collection may have removed what it relies on",
+			took,
+			p.v.cfg.Grace/2,
+		)
 	}
 	data, err := p.m.envelope(p.v.codec, &p.keys.own)
 	if err != nil {
@@ -198,7 +210,10 @@ func (p *pushing) file(ctx context.Context, l Local) (err error) {
 			defer c.parent.Close()
 			old = was
 			if info, err := c.parent.Stat(); err != nil || info.Size() != old.Bytes {
-				return errors.Join(err, fmt.Errorf("%s is not file %s of manifest %s", c.parent.Name(), old.Name, p.in.Parent.ID))
+				return errors.Join(
+					err,
+					fmt.Errorf("%s is not file %s of manifest %s", c.parent.Name(), old.Name, p.in.Parent.ID),
+				)
 			}
 			c.parentSize = old.Bytes
 			if c.same, err = disk.Same(f, c.parent); err != nil {

@@ -157,7 +157,10 @@ func (v *Vault) fetch(ctx context.Context, r *realm, c Chunk, first, count int, 
 	err = v.again(ctx, func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, v.cfg.Patience, errSlow)
 		defer cancel()
-		stored, err := v.reads.read(ctx, func(ctx context.Context) ([]byte, error) { return v.get(ctx, key, offset, length) })
+		stored, err := v.reads.read(
+			ctx,
+			func(ctx context.Context) ([]byte, error) { return v.get(ctx, key, offset, length) },
+		)
 		if err != nil {
 			return err
 		}
@@ -211,7 +214,8 @@ func (r *Reader) wanted(ranges []Range) ([]frames, error) {
 					continue
 				}
 				seen[place{e.Chunk, i}] = true
-				if n := len(all) - 1; n >= 0 && all[n].chunk == e.Chunk && all[n].first+all[n].count == i && all[n].count < prefetchFrames {
+				if n := len(all) - 1; n >= 0 && all[n].chunk == e.Chunk && all[n].first+all[n].count == i &&
+					all[n].count < prefetchFrames {
 					all[n].count++
 				} else {
 					all = append(all, frames{e.Chunk, i, 1})

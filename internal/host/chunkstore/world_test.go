@@ -102,7 +102,9 @@ func (w *world) push(in chunkstore.Push) (*chunkstore.Manifest, chunkstore.Stats
 // one pushes data as the file "memory".
 func (w *world) one(space chunkstore.Space, id chunkstore.ID, data []byte) *chunkstore.Manifest {
 	w.t.Helper()
-	m, _ := w.push(chunkstore.Push{Space: space, ID: id, Files: []chunkstore.Local{{Name: "memory", Path: file(w.t, data)}}})
+	m, _ := w.push(
+		chunkstore.Push{Space: space, ID: id, Files: []chunkstore.Local{{Name: "memory", Path: file(w.t, data)}}},
+	)
 	return m
 }
 

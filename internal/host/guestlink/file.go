@@ -63,7 +63,11 @@ func parseFile(answer []byte) (guestapi.FileInfo, error) {
 }
 
 // Read implements guestapi.Guest. The reader ends with ctx too.
-func (l *Link) Read(ctx context.Context, path, user string, offset, length int64) (guestapi.FileInfo, io.ReadCloser, error) {
+func (l *Link) Read(
+	ctx context.Context,
+	path, user string,
+	offset, length int64,
+) (guestapi.FileInfo, io.ReadCloser, error) {
 	r := guestapi.FileRequest{Path: path, User: user, Offset: offset, Length: length}
 	st, answer, err := l.open(ctx, guestapi.OpRead, guestapi.AppendFileRequest(nil, &r))
 	if err != nil {
@@ -102,7 +106,12 @@ func (c *content) Read(b []byte) (int, error) {
 func (c *content) Close() error { return cancelled(c.st, nil) }
 
 // Write implements guestapi.Guest.
-func (l *Link) Write(ctx context.Context, path string, opt guestapi.WriteOptions, r io.Reader) (guestapi.FileInfo, error) {
+func (l *Link) Write(
+	ctx context.Context,
+	path string,
+	opt guestapi.WriteOptions,
+	r io.Reader,
+) (guestapi.FileInfo, error) {
 	request := guestapi.FileRequest{Path: path, User: opt.User, Mode: opt.Mode, Size: opt.Size, Metadata: opt.Metadata}
 	st, rest, err := l.begin(ctx, guestapi.OpWriteFile, guestapi.AppendFileRequest(nil, &request), false)
 	if err != nil {

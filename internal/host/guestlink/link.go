@@ -128,7 +128,12 @@ func linkError(err error) error {
 // caller resets the stream. With fin the request is all the host sends.
 func (l *Link) begin(ctx context.Context, op guestapi.Op, body []byte, fin bool) (*mux.Stream, []byte, error) {
 	if len(body) > guestapi.MaxRequest {
-		return nil, nil, fmt.Errorf("%w: request of %d bytes, at most %d are possible", guestapi.ErrInvalid, len(body), guestapi.MaxRequest)
+		return nil, nil, fmt.Errorf(
+			"%w: request of %d bytes, at most %d are possible",
+			guestapi.ErrInvalid,
+			len(body),
+			guestapi.MaxRequest,
+		)
 	}
 	request := guestapi.AppendRequest(make([]byte, 0, len(body)+8), op, body)
 	first, rest := request[:min(len(request), chunk)], request[min(len(request), chunk):]

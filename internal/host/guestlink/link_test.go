@@ -47,7 +47,13 @@ func (s *stub) Read(_ context.Context, path, _ string, _, _ int64) (guestapi.Fil
 	if !ok {
 		return guestapi.FileInfo{}, nil, guestapi.ErrNotFound
 	}
-	return guestapi.FileInfo{Path: path, Kind: guestapi.KindFile, Size: int64(len(b))}, io.NopCloser(bytes.NewReader(b)), nil
+	return guestapi.FileInfo{
+			Path: path,
+			Kind: guestapi.KindFile,
+			Size: int64(len(b)),
+		}, io.NopCloser(
+			bytes.NewReader(b),
+		), nil
 }
 
 func (s *stub) Restore(_ context.Context, id guestapi.Identity) error {

@@ -18,7 +18,11 @@ func (l *Link) Start(ctx context.Context, spec guestapi.ProcessSpec) (guestapi.P
 
 // Attach implements guestapi.Guest.
 func (l *Link) Attach(ctx context.Context, ref guestapi.ProcessRef, from guestapi.Offsets) (guestapi.Process, error) {
-	return l.process(ctx, guestapi.OpAttach, guestapi.AppendProcessRequest(nil, &guestapi.ProcessRequest{Ref: ref, From: from}))
+	return l.process(
+		ctx,
+		guestapi.OpAttach,
+		guestapi.AppendProcessRequest(nil, &guestapi.ProcessRequest{Ref: ref, From: from}),
+	)
 }
 
 // Processes implements guestapi.Guest.

@@ -64,7 +64,12 @@ func (s start) String() string {
 // no second one to try when it fails.
 func choose(w want, can vmm.Capabilities) (start, error) {
 	if w.askMiB != 0 && w.askMiB < w.haveMiB {
-		return start{}, fmt.Errorf("a disk of %d MiB is smaller than the %d MiB it is made from: %w", w.askMiB, w.haveMiB, hostapi.ErrInvalid)
+		return start{}, fmt.Errorf(
+			"a disk of %d MiB is smaller than the %d MiB it is made from: %w",
+			w.askMiB,
+			w.haveMiB,
+			hostapi.ErrInvalid,
+		)
 	}
 	memory, err := w.memory.choose(can)
 	if err != nil {
@@ -107,7 +112,13 @@ func (w memoryWant) choose(can vmm.Capabilities) (int, error) {
 		ask += (ask - w.have) % 2
 	}
 	if ask < w.have || ask > most {
-		return 0, fmt.Errorf("memory of %d MiB was asked for, and machines made from this can have %d to %d MiB here: %w", w.ask, w.have, most, hostapi.ErrInvalid)
+		return 0, fmt.Errorf(
+			"memory of %d MiB was asked for, and machines made from this can have %d to %d MiB here: %w",
+			w.ask,
+			w.have,
+			most,
+			hostapi.ErrInvalid,
+		)
 	}
 	return ask, nil
 }

@@ -12,7 +12,12 @@ import (
 // Create makes a machine from a snapshot and answers when its guest has confirmed who it is. When it
 // fails nothing is left. req.Template and req.Snapshot are notes here: from names what is restored. mode
 // is what the machine tells of how it came to life; "" is what it did.
-func (m *Manager) Create(ctx context.Context, req hostapi.Create, from snapshot.Ref, mode hostapi.BootMode) (hostapi.Machine, error) {
+func (m *Manager) Create(
+	ctx context.Context,
+	req hostapi.Create,
+	from snapshot.Ref,
+	mode hostapi.BootMode,
+) (hostapi.Machine, error) {
 	return m.create(ctx, req, from, mode, false)
 }
 
@@ -21,7 +26,13 @@ func (m *Manager) Scratch(ctx context.Context, id hostapi.MachineID, from snapsh
 	return m.create(ctx, hostapi.Create{ID: id}, from, "", true)
 }
 
-func (m *Manager) create(ctx context.Context, req hostapi.Create, from snapshot.Ref, mode hostapi.BootMode, scratch bool) (_ hostapi.Machine, err error) {
+func (m *Manager) create(
+	ctx context.Context,
+	req hostapi.Create,
+	from snapshot.Ref,
+	mode hostapi.BootMode,
+	scratch bool,
+) (_ hostapi.Machine, err error) {
 	p := m.begin("create")
 	defer func() { err = p.end(ctx, err) }()
 	if err := m.deps.Network.CheckEgress(req.Egress); err != nil {
@@ -118,7 +129,14 @@ func (m *Manager) admit(p *plan, in intent) (*machine, error) {
 
 // restore brings a new machine to life from a snapshot and its disks, in the spare that is ready for it or,
 // with nil, in all that it makes for it.
-func (m *Manager) restore(ctx context.Context, p *plan, mc *machine, snap snapshot.Snapshot, how start, ready *spare) (err error) {
+func (m *Manager) restore(
+	ctx context.Context,
+	p *plan,
+	mc *machine,
+	snap snapshot.Snapshot,
+	how start,
+	ready *spare,
+) (err error) {
 	furnish := m.furnish
 	if ready != nil {
 		furnish = func(ctx context.Context, p *plan, mc *machine, _ snapshot.Snapshot, _ start) error {

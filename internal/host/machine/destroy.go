@@ -32,7 +32,11 @@ func (m *Manager) Destroy(ctx context.Context, id hostapi.MachineID, cause strin
 
 // scrap removes all that belongs to a machine that the caller owns.
 func (m *Manager) scrap(ctx context.Context, p *plan, mc *machine) error {
-	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), undoLimit, errors.New("the machine did not end in time"))
+	ctx, cancel := context.WithTimeoutCause(
+		context.WithoutCancel(ctx),
+		undoLimit,
+		errors.New("the machine did not end in time"),
+	)
 	defer cancel()
 	if err := m.record(mc, ofProcess, func(in *intent) { in.State = destroying }); err != nil {
 		// Even a full disk must not keep a machine alive: what the record would have told the next

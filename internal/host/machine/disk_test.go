@@ -20,7 +20,10 @@ var mounted = []guestapi.Mount{{Disk: 1, Dir: "/data", Options: []string{"noatim
 func TestDataDisksGoAlong(t *testing.T) {
 	w := newWorld(t)
 	mc := w.create("a", true)
-	if want := []hostapi.DataDisk{{Name: "data", SizeMiB: 1, Mount: "/data"}, {Name: "more", SizeMiB: 1, Mount: "/more"}}; !reflect.DeepEqual(mc.Disks, want) {
+	if want := []hostapi.DataDisk{{Name: "data", SizeMiB: 1, Mount: "/data"}, {Name: "more", SizeMiB: 1, Mount: "/more"}}; !reflect.DeepEqual(
+		mc.Disks,
+		want,
+	) {
 		t.Errorf("its disks are %+v", mc.Disks)
 	}
 	if got := w.host.of("a").mem.Who.Mounts; got != nil {
@@ -57,7 +60,10 @@ func TestBootWithDataDisks(t *testing.T) {
 	w := newWorld(t)
 	dir := filepath.Join(w.dir, string(base))
 	boot := func(disks ...machine.BootDisk) (hostapi.Machine, error) {
-		return w.mgr.Boot(t.Context(), machine.Boot{ID: "b", Disk: filepath.Join(dir, "disk.img"), VCPUs: 1, MemoryMiB: 64, Data: disks})
+		return w.mgr.Boot(
+			t.Context(),
+			machine.Boot{ID: "b", Disk: filepath.Join(dir, "disk.img"), VCPUs: 1, MemoryMiB: 64, Data: disks},
+		)
 	}
 	disk := machine.BootDisk{DataDisk: data[0], Path: filepath.Join(dir, "disk-data.img")}
 	for name, change := range map[string]func(*machine.BootDisk){

@@ -48,6 +48,9 @@ func (m *Manager) restrict(ctx context.Context, p *plan, mc *machine, before, po
 	if err := mc.slot.SetEgress(ctx, policy); err != nil {
 		return err
 	}
-	p.back.Push("set the former egress policy", func(ctx context.Context) error { return mc.slot.SetEgress(ctx, before) })
+	p.back.Push(
+		"set the former egress policy",
+		func(ctx context.Context) error { return mc.slot.SetEgress(ctx, before) },
+	)
 	return p.did("apply")
 }

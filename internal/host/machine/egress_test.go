@@ -63,7 +63,10 @@ func TestEgressThatCannotBe(t *testing.T) {
 	w := newWorld(t)
 	ctx := t.Context()
 	bad := hostapi.Egress{Allow: []string{"bad"}}
-	if _, err := w.mgr.Create(ctx, hostapi.Create{ID: "a", Egress: bad}, base, ""); !errors.Is(err, hostapi.ErrInvalid) {
+	if _, err := w.mgr.Create(ctx, hostapi.Create{ID: "a", Egress: bad}, base, ""); !errors.Is(
+		err,
+		hostapi.ErrInvalid,
+	) {
 		t.Errorf("create: %v, want ErrInvalid", err)
 	}
 	w.create("a", true)

@@ -92,7 +92,15 @@ func (h *host) of(id string) *monitor {
 }
 
 func (h *host) Capabilities() vmm.Capabilities {
-	return vmm.Capabilities{Name: "test", Version: "1", Accelerator: vmm.None, Snapshot: true, LiveFork: true, HugePages: true, DiskRates: !h.boundless}
+	return vmm.Capabilities{
+		Name:        "test",
+		Version:     "1",
+		Accelerator: vmm.None,
+		Snapshot:    true,
+		LiveFork:    true,
+		HugePages:   true,
+		DiskRates:   !h.boundless,
+	}
 }
 
 func (h *host) spawn(spec vmm.Spec, image *memory) (*monitor, error) {
@@ -107,7 +115,15 @@ func (h *host) spawn(spec vmm.Spec, image *memory) (*monitor, error) {
 		return nil, fmt.Errorf("a monitor runs in %s already", spec.Dir)
 	}
 	h.pids++
-	m := &monitor{host: h, spec: spec, pid: h.pids, done: make(chan struct{}), loaded: make(chan struct{}), alive: true, image: image}
+	m := &monitor{
+		host:   h,
+		spec:   spec,
+		pid:    h.pids,
+		done:   make(chan struct{}),
+		loaded: make(chan struct{}),
+		alive:  true,
+		image:  image,
+	}
 	h.monitors[spec.Dir] = m
 	if spec.Confine.Enter != nil {
 		return m, spec.Confine.Enter(m.pid)

@@ -29,7 +29,13 @@ const maxChildren = 64
 // became of each child, in order; an error means that there is none.
 func (m *Manager) Fork(ctx context.Context, req hostapi.Fork) (_ []hostapi.Forked, err error) {
 	if len(req.Children) == 0 || len(req.Children) > maxChildren {
-		return nil, fmt.Errorf("fork machine %s into %d: 1 to %d children are possible: %w", req.Parent, len(req.Children), maxChildren, hostapi.ErrInvalid)
+		return nil, fmt.Errorf(
+			"fork machine %s into %d: 1 to %d children are possible: %w",
+			req.Parent,
+			len(req.Children),
+			maxChildren,
+			hostapi.ErrInvalid,
+		)
 	}
 	p := m.begin("fork")
 	defer func() { err = p.end(ctx, err) }()
@@ -43,7 +49,10 @@ func (m *Manager) Fork(ctx context.Context, req hostapi.Fork) (_ []hostapi.Forke
 	if err := m.whole(ctx, p, parent); err != nil {
 		return nil, err
 	}
-	how, err := choose(want{op: "fork", image: parent.in.Base, haveMiB: parent.in.DiskMiB}, m.deps.Driver.Capabilities())
+	how, err := choose(
+		want{op: "fork", image: parent.in.Base, haveMiB: parent.in.DiskMiB},
+		m.deps.Driver.Capabilities(),
+	)
 	if err != nil {
 		return nil, err
 	}

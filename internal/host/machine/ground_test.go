@@ -18,7 +18,16 @@ const ground = snapshot.Ref("templates/ground/g1")
 // ground makes it.
 func (w *world) ground() {
 	w.t.Helper()
-	_, err := w.mgr.Boot(w.t.Context(), machine.Boot{ID: "g", Disk: filepath.Join(w.dir, string(base), "disk.img"), VCPUs: 1, MemoryMiB: 64, Waits: true})
+	_, err := w.mgr.Boot(
+		w.t.Context(),
+		machine.Boot{
+			ID:        "g",
+			Disk:      filepath.Join(w.dir, string(base), "disk.img"),
+			VCPUs:     1,
+			MemoryMiB: 64,
+			Waits:     true,
+		},
+	)
 	w.must(err)
 	if line := w.host.of("g").spec.Cmdline; line != guestapi.WaitArgument {
 		w.t.Errorf("a machine that waits boots with %q", line)
@@ -31,7 +40,16 @@ func (w *world) ground() {
 func TestBootOnGround(t *testing.T) {
 	w := newWorld(t)
 	disk := filepath.Join(w.dir, string(base), "disk.img")
-	boot := machine.Boot{ID: "b", Disk: disk, VCPUs: 1, MemoryMiB: 64, User: "me", Env: map[string]string{"A": "1"}, Ground: ground, Listed: true}
+	boot := machine.Boot{
+		ID:        "b",
+		Disk:      disk,
+		VCPUs:     1,
+		MemoryMiB: 64,
+		User:      "me",
+		Env:       map[string]string{"A": "1"},
+		Ground:    ground,
+		Listed:    true,
+	}
 	if _, err := w.mgr.Boot(t.Context(), boot); !errors.Is(err, hostapi.ErrNotFound) {
 		t.Fatalf("boot on a ground that is not there: %v", err)
 	}
@@ -42,7 +60,8 @@ func TestBootOnGround(t *testing.T) {
 		t.Errorf("machine %+v", mc)
 	}
 	m := w.host.of("b")
-	if m.spec.Kernel != "" || m.mem.Who.User != "me" || m.mem.Who.Env["A"] != "1" || !m.mem.Who.DiskGrow || len(m.mem.Who.Entropy) == 0 {
+	if m.spec.Kernel != "" || m.mem.Who.User != "me" || m.mem.Who.Env["A"] != "1" || !m.mem.Who.DiskGrow ||
+		len(m.mem.Who.Entropy) == 0 {
 		t.Errorf("booted with %+v as %+v", m.spec, m.mem.Who)
 	}
 	w.tick("b", 1)

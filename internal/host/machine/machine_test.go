@@ -193,7 +193,10 @@ func TestChainOfForksAndSleeps(t *testing.T) {
 			_, err := w.mgr.Wake(t.Context(), hostapi.MachineID(id))
 			w.must(err)
 		}
-		_, err := w.mgr.Fork(t.Context(), hostapi.Fork{Parent: hostapi.MachineID(id), Children: []hostapi.Child{{ID: hostapi.MachineID(next)}}})
+		_, err := w.mgr.Fork(
+			t.Context(),
+			hostapi.Fork{Parent: hostapi.MachineID(id), Children: []hostapi.Child{{ID: hostapi.MachineID(next)}}},
+		)
 		w.must(err)
 		w.destroy(id)
 	}
@@ -265,7 +268,10 @@ func TestSleepIsUsedOnce(t *testing.T) {
 	w.must(err)
 	w.tick("a", 2)
 	w.host.of("a").die(errors.New("power"))
-	w.eventually("the death is seen", func() bool { mc, err := w.mgr.Get("a"); return err == nil && mc.State == hostapi.Failed })
+	w.eventually(
+		"the death is seen",
+		func() bool { mc, err := w.mgr.Get("a"); return err == nil && mc.State == hostapi.Failed },
+	)
 	w.kill(nil)
 	w.state("a", hostapi.Failed)
 	mc, err := w.mgr.Wake(t.Context(), "a")
@@ -525,7 +531,10 @@ func TestManyAtOnce(t *testing.T) {
 			for j := range 3 {
 				kid := hostapi.MachineID(fmt.Sprintf("%sk%d", id, j))
 				inner.Go(func() {
-					_, err := w.mgr.Fork(t.Context(), hostapi.Fork{Parent: id, Children: []hostapi.Child{{ID: kid}, {ID: kid + "b"}}})
+					_, err := w.mgr.Fork(
+						t.Context(),
+						hostapi.Fork{Parent: id, Children: []hostapi.Child{{ID: kid}, {ID: kid + "b"}}},
+					)
 					if err != nil && !errors.Is(err, hostapi.ErrWrongState) {
 						t.Error(err)
 					}

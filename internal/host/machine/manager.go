@@ -131,7 +131,10 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 		return nil, errors.New("machine: directory, driver, network, groups, disks, store and link are required")
 	}
 	if c := deps.Driver.Capabilities(); diskRate(cfg.Limits) != (vmm.Rate{}) && !c.DiskRates {
-		return nil, fmt.Errorf("machine: %w", &vmm.UnsupportedError{Op: "bound what goes through disks", Driver: c.Name})
+		return nil, fmt.Errorf(
+			"machine: %w",
+			&vmm.UnsupportedError{Op: "bound what goes through disks", Driver: c.Name},
+		)
 	}
 	cfg.Parallel = cmp.Or(cfg.Parallel, max(4, 2*runtime.NumCPU()))
 	cfg.ReadyTimeout = cmp.Or(cfg.ReadyTimeout, 30*time.Second)
@@ -158,7 +161,9 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 		cfg: cfg, deps: deps, log: deps.Log,
 		ledger: &ledger{adm: cfg.Admission.withDefaults(), host: cfg.HostMemory,
 			promises: map[hostapi.MachineID]promise{}},
-		deaths: make(chan death), starving: make(chan vmm.Machine), unsettled: make(chan string, 256), closed: make(chan struct{}),
+		deaths: make(
+			chan death,
+		), starving: make(chan vmm.Machine), unsettled: make(chan string, 256), closed: make(chan struct{}),
 		machines: map[hostapi.MachineID]*machine{},
 		wanted:   make(chan snapshot.Ref, 16), spares: map[snapshot.Ref]*spare{}, huge: map[*machine]int64{},
 	}, nil
@@ -254,7 +259,11 @@ func (m *Manager) enter(ctx context.Context, id hostapi.MachineID) (*machine, er
 // add puts a new machine, owned by the caller, into the list; ErrExists when its id is taken.
 func (m *Manager) add(in intent) (*machine, error) {
 	if !validID(string(in.ID)) {
-		return nil, fmt.Errorf("machine id %q is not 1 to 48 lower-case letters and digits: %w", string(in.ID), hostapi.ErrInvalid)
+		return nil, fmt.Errorf(
+			"machine id %q is not 1 to 48 lower-case letters and digits: %w",
+			string(in.ID),
+			hostapi.ErrInvalid,
+		)
 	}
 	in.Version = intentVersion
 	mc := &machine{id: in.ID, dir: filepath.Join(m.cfg.Dir, in.rig()), scratch: in.Scratch,

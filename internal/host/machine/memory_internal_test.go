@@ -30,7 +30,8 @@ func TestAdmissionByWhatIsAvailable(t *testing.T) {
 	}
 	err := l.admit("e", 900)
 	checkErr(t, err, hostapi.ErrNoCapacity)
-	if !strings.Contains(err.Error(), "wants 1000 MiB") || !strings.Contains(err.Error(), "0 MiB may still be promised") {
+	if !strings.Contains(err.Error(), "wants 1000 MiB") ||
+		!strings.Contains(err.Error(), "0 MiB may still be promised") {
 		t.Errorf("error %q lacks the numbers", err)
 	}
 	checkErr(t, l.admit("a", 900), nil) // again is fine

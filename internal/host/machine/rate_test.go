@@ -116,7 +116,8 @@ func TestWideLimits(t *testing.T) {
 	} {
 		_, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "a", Template: "base", Limits: l}, base, "")
 		which, ok := errors.AsType[*hostapi.LimitError](err)
-		if !ok || !errors.Is(err, hostapi.ErrInvalid) || which.Field != field || !strings.Contains(err.Error(), "use ") {
+		if !ok || !errors.Is(err, hostapi.ErrInvalid) || which.Field != field ||
+			!strings.Contains(err.Error(), "use ") {
 			t.Errorf("%+v: got %v", l, err)
 		}
 	}

@@ -32,8 +32,13 @@ func describe(mc *machine) snapshot.Snapshot {
 // TakeSnapshot puts one moment of a running or paused machine, memory and disks, into the store under
 // ref. The machine goes on in its state. finish, which may be nil, may work on the draft before it is
 // committed; change, which may be nil, on its description.
-func (m *Manager) TakeSnapshot(ctx context.Context, id hostapi.MachineID, ref snapshot.Ref,
-	change func(*snapshot.Snapshot), finish func(context.Context, *snapshot.Draft) error) (_ snapshot.Snapshot, err error) {
+func (m *Manager) TakeSnapshot(
+	ctx context.Context,
+	id hostapi.MachineID,
+	ref snapshot.Ref,
+	change func(*snapshot.Snapshot),
+	finish func(context.Context, *snapshot.Draft) error,
+) (_ snapshot.Snapshot, err error) {
 	p := m.begin("snapshot")
 	defer func() { err = p.end(ctx, err) }()
 	mc, err := p.enter(ctx, id)
@@ -103,7 +108,13 @@ func (m *Manager) take(ctx context.Context, p *plan, mc *machine, snap snapshot.
 }
 
 // save writes a capture into a draft.
-func (m *Manager) save(ctx context.Context, p *plan, capture vmm.Capture, draft *snapshot.Draft, snap *snapshot.Snapshot) error {
+func (m *Manager) save(
+	ctx context.Context,
+	p *plan,
+	capture vmm.Capture,
+	draft *snapshot.Draft,
+	snap *snapshot.Snapshot,
+) error {
 	image, err := capture.Save(ctx, draft.ImageDir())
 	if err != nil {
 		return fmt.Errorf("save memory: %w", err)

@@ -176,7 +176,16 @@ func (m *Manager) died(ctx context.Context, d death) {
 	if err != nil {
 		m.log.Error("machine not looked after", "machine", mc.id, "err", err)
 	}
-	m.deps.Emit(hostapi.Event{Time: time.Now().UTC(), Machine: mc.id, Type: "died", Reason: reason, OutOfMemory: oom, Console: printed})
+	m.deps.Emit(
+		hostapi.Event{
+			Time:        time.Now().UTC(),
+			Machine:     mc.id,
+			Type:        "died",
+			Reason:      reason,
+			OutOfMemory: oom,
+			Console:     printed,
+		},
+	)
 }
 
 func (m *Manager) emit(mc *machine, kind, reason string) {

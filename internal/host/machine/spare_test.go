@@ -64,7 +64,15 @@ func (w *world) settled(spares int) {
 	w.groups.mu.Unlock()
 	dirs := names(w.t, filepath.Join(w.dir, "machines"))
 	if got := len(w.host.alive()); got != want || slots != want || found != 0 || groups != want || len(dirs) != want {
-		w.t.Errorf("%d monitors, %d slots (%d unclaimed), %d groups, directories %v; want %d of each", got, slots, found, groups, dirs, want)
+		w.t.Errorf(
+			"%d monitors, %d slots (%d unclaimed), %d groups, directories %v; want %d of each",
+			got,
+			slots,
+			found,
+			groups,
+			dirs,
+			want,
+		)
 	}
 }
 

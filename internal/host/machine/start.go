@@ -22,7 +22,11 @@ const undoLimit = time.Minute
 // place makes a machine's directory and writes its intent, before anything else is taken for it.
 func (m *Manager) place(p *plan, mc *machine) error {
 	if err := os.Mkdir(mc.dir, 0o711); errors.Is(err, os.ErrExist) {
-		return fmt.Errorf("machine %s: its directory holds a machine that could not be taken over: %w", mc.id, hostapi.ErrExists)
+		return fmt.Errorf(
+			"machine %s: its directory holds a machine that could not be taken over: %w",
+			mc.id,
+			hostapi.ErrExists,
+		)
 	} else if err != nil {
 		return noSpace(fmt.Errorf("make directory of machine %s: %w", mc.id, err))
 	}
@@ -200,7 +204,11 @@ func metadata(id guestapi.Identity) []byte {
 
 // confirm waits until the guest is who it was told to be. A guest that does not say so in time is none.
 func (m *Manager) confirm(ctx context.Context, p *plan, mc *machine, limit time.Duration) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the guest did not confirm its identity within %s", limit))
+	ctx, cancel := context.WithTimeoutCause(
+		ctx,
+		limit,
+		fmt.Errorf("the guest did not confirm its identity within %s", limit),
+	)
 	defer cancel()
 	if err := ready(ctx, mc.vm, mc.link); err != nil {
 		return err

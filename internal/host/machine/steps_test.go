@@ -36,8 +36,14 @@ var operations = []operation{
 		prep: func(w *world) {},
 		do: func(w *world) error {
 			dir := filepath.Join(w.dir, string(base))
-			_, err := w.mgr.Boot(w.t.Context(), machine.Boot{ID: "b", Disk: filepath.Join(dir, "disk.img"), VCPUs: 1, MemoryMiB: 64,
-				Data: []machine.BootDisk{{DataDisk: data[0], Path: filepath.Join(dir, "disk-data.img")}, {DataDisk: data[1], Path: filepath.Join(dir, "disk-more.img")}}})
+			_, err := w.mgr.Boot(
+				w.t.Context(),
+				machine.Boot{ID: "b", Disk: filepath.Join(dir, "disk.img"), VCPUs: 1, MemoryMiB: 64,
+					Data: []machine.BootDisk{
+						{DataDisk: data[0], Path: filepath.Join(dir, "disk-data.img")},
+						{DataDisk: data[1], Path: filepath.Join(dir, "disk-more.img")},
+					}},
+			)
 			return err
 		},
 		sound: func(w *world, _ bool) { w.goneOr("b", false, 0) },
@@ -46,7 +52,16 @@ var operations = []operation{
 		name: "boot-on-ground",
 		prep: func(w *world) { w.ground() },
 		do: func(w *world) error {
-			_, err := w.mgr.Boot(w.t.Context(), machine.Boot{ID: "b", Disk: filepath.Join(w.dir, string(base), "disk.img"), VCPUs: 1, MemoryMiB: 64, Ground: ground})
+			_, err := w.mgr.Boot(
+				w.t.Context(),
+				machine.Boot{
+					ID:        "b",
+					Disk:      filepath.Join(w.dir, string(base), "disk.img"),
+					VCPUs:     1,
+					MemoryMiB: 64,
+					Ground:    ground,
+				},
+			)
 			return err
 		},
 		sound: func(w *world, _ bool) { w.goneOr("b", false, 0) },
@@ -55,7 +70,10 @@ var operations = []operation{
 		name: "fork",
 		prep: func(w *world) { w.create("a", true); w.tick("a", 1) },
 		do: func(w *world) error {
-			got, err := w.mgr.Fork(w.t.Context(), hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "b"}, {ID: "c"}, {ID: "d"}}})
+			got, err := w.mgr.Fork(
+				w.t.Context(),
+				hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "b"}, {ID: "c"}, {ID: "d"}}},
+			)
 			for _, f := range got {
 				err = errors.Join(err, f.Err)
 			}
@@ -80,7 +98,10 @@ var operations = []operation{
 			w.must(err)
 		},
 		do: func(w *world) error {
-			got, err := w.mgr.Fork(w.t.Context(), hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "b"}, {ID: "c"}}})
+			got, err := w.mgr.Fork(
+				w.t.Context(),
+				hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "b"}, {ID: "c"}}},
+			)
 			for _, f := range got {
 				err = errors.Join(err, f.Err)
 			}

@@ -92,7 +92,11 @@ func (m *Manager) halt(ctx context.Context, p *plan, mc *machine, sync bool) err
 
 // goOn lets a machine that was halted, wholly or in part, go on. It does so when ctx has ended, too.
 func (m *Manager) goOn(ctx context.Context, mc *machine) error {
-	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), undoLimit, errors.New("the machine did not go on in time"))
+	ctx, cancel := context.WithTimeoutCause(
+		context.WithoutCancel(ctx),
+		undoLimit,
+		errors.New("the machine did not go on in time"),
+	)
 	defer cancel()
 	if err := mc.vm.Resume(ctx); err != nil {
 		return fmt.Errorf("resume machine %s: %w", mc.id, err)

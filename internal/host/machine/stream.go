@@ -46,7 +46,13 @@ const partialFile = "disk.partial"
 const streamReason = "the host agent ended, which brought the memory of this machine here piece by piece"
 
 // attach gives a new machine empty disks over a partial snapshot's, and its memory.
-func (m *Manager) attach(ctx context.Context, p *plan, mc *machine, snap snapshot.Snapshot, how start) (vmm.Image, error) {
+func (m *Manager) attach(
+	ctx context.Context,
+	p *plan,
+	mc *machine,
+	snap snapshot.Snapshot,
+	how start,
+) (vmm.Image, error) {
 	image := snap.Image()
 	if m.deps.Streams == nil {
 		return image, fmt.Errorf("snapshot %s is not all on this host: %w", snap.Ref, hostapi.ErrUnsupported)

@@ -145,7 +145,12 @@ func (w *world) layFar() {
 }
 
 func (w *world) createFar(id string, keep bool) error {
-	_, err := w.mgr.Create(w.t.Context(), hostapi.Create{ID: hostapi.MachineID(id), Template: "far", Keep: keep, Egress: few}, far, "")
+	_, err := w.mgr.Create(
+		w.t.Context(),
+		hostapi.Create{ID: hostapi.MachineID(id), Template: "far", Keep: keep, Egress: few},
+		far,
+		"",
+	)
 	return err
 }
 
@@ -185,7 +190,10 @@ func streaming() []operation {
 				if _, err := w.mgr.Wake(w.t.Context(), "b"); err != nil {
 					w.t.Errorf("woken again: %v", err)
 				}
-				if _, err := os.Stat(filepath.Join(w.dir, "machines", "b", "disk.partial")); !errors.Is(err, os.ErrNotExist) {
+				if _, err := os.Stat(filepath.Join(w.dir, "machines", "b", "disk.partial")); !errors.Is(
+					err,
+					os.ErrNotExist,
+				) {
 					w.t.Errorf("the disk of a machine that was woken is not whole: %v", err)
 				}
 			},
@@ -199,7 +207,10 @@ func TestStreamingMachine(t *testing.T) {
 	w.must(w.createFar("a", false))
 	w.tick("a", 1)
 	partial := filepath.Join(w.dir, "machines", "a", "disk.partial")
-	w.eventually("a disk that is whole is noted", func() bool { _, err := os.Stat(partial); return errors.Is(err, os.ErrNotExist) })
+	w.eventually(
+		"a disk that is whole is noted",
+		func() bool { _, err := os.Stat(partial); return errors.Is(err, os.ErrNotExist) },
+	)
 	w.must(w.store.Complete(far))
 	got, err := w.mgr.Fork(t.Context(), hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "b"}}})
 	w.must(err)
@@ -253,7 +264,10 @@ func TestHugePagesGoAsFarAsTheyAre(t *testing.T) {
 func TestIdentityIsToldFirst(t *testing.T) {
 	w := newWorld(t)
 	w.create("a", false)
-	got, err := w.mgr.Fork(t.Context(), hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "b", Hostname: "other"}}})
+	got, err := w.mgr.Fork(
+		t.Context(),
+		hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "b", Hostname: "other"}}},
+	)
 	w.must(err)
 	w.must(got[0].Err)
 	for id, name := range map[string]string{"a": "a", "b": "other"} {
@@ -263,7 +277,8 @@ func TestIdentityIsToldFirst(t *testing.T) {
 		}
 	}
 	w.host.failNext("identify", errors.New("refused"))
-	if _, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "c"}, base, ""); err == nil || !strings.Contains(err.Error(), "refused") {
+	if _, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "c"}, base, ""); err == nil ||
+		!strings.Contains(err.Error(), "refused") {
 		t.Errorf("created: %v", err)
 	}
 	w.destroy("a")

@@ -166,7 +166,9 @@ func (m *Manager) ignite(ctx context.Context, p *plan, mc *machine, argument str
 		return err
 	}
 	spec := m.spec(mc)
-	spec.Kernel, spec.Initramfs, spec.Cmdline = kernel.Kernel, kernel.Initramfs, strings.TrimSpace(kernel.Cmdline+" "+argument)
+	spec.Kernel, spec.Initramfs, spec.Cmdline = kernel.Kernel, kernel.Initramfs, strings.TrimSpace(
+		kernel.Cmdline+" "+argument,
+	)
 	vm, err := m.deps.Driver.Boot(ctx, spec)
 	if err != nil {
 		return fmt.Errorf("boot: %w", err)
@@ -268,7 +270,14 @@ func (m *Manager) Boot(ctx context.Context, req Boot) (_ hostapi.Machine, err er
 	return mc.view(), nil
 }
 
-func (m *Manager) bootNew(ctx context.Context, p *plan, mc *machine, images []string, how start, begin func(*machine) error) error {
+func (m *Manager) bootNew(
+	ctx context.Context,
+	p *plan,
+	mc *machine,
+	images []string,
+	how start,
+	begin func(*machine) error,
+) error {
 	if err := m.place(p, mc); err != nil {
 		return err
 	}

@@ -27,7 +27,10 @@ import (
 const base = snapshot.Ref("templates/base/g1")
 
 // data are the data disks of every template here.
-var data = []snapshot.DataDisk{{Name: "data", MiB: 1, Mount: "/data", Options: []string{"noatime"}}, {Name: "more", MiB: 1, Mount: "/more"}}
+var data = []snapshot.DataDisk{
+	{Name: "data", MiB: 1, Mount: "/data", Options: []string{"noatime"}},
+	{Name: "more", MiB: 1, Mount: "/more"},
+}
 
 // layDisks makes the disks of a template.
 func (w *world) layDisks(d *snapshot.Draft) {
@@ -65,7 +68,15 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{t: t, dir: memoryDir(t), host: newHost(), net: newNetwork(), groups: &groups{names: map[string]bool{}}, streams: &streams{}, free: 1 << 40}
+	w := &world{
+		t:       t,
+		dir:     memoryDir(t),
+		host:    newHost(),
+		net:     newNetwork(),
+		groups:  &groups{names: map[string]bool{}},
+		streams: &streams{},
+		free:    1 << 40,
+	}
 	w.host.mayRun = func(id string) error { return w.guarded(id) }
 	w.boot()
 	t.Cleanup(func() { w.stop() })
@@ -75,7 +86,9 @@ func newWorld(t *testing.T) *world {
 	image, err := c.Save(t.Context(), d.ImageDir())
 	w.must(err)
 	w.layDisks(d)
-	_, err = d.Commit(snapshot.Snapshot{Ref: base, Template: "base", VCPUs: 1, MemoryMiB: 64, Data: data, Manifest: image.Manifest})
+	_, err = d.Commit(
+		snapshot.Snapshot{Ref: base, Template: "base", VCPUs: 1, MemoryMiB: 64, Data: data, Manifest: image.Manifest},
+	)
 	w.must(err)
 	w.must(w.store.Release(base))
 	return w
@@ -112,7 +125,15 @@ func (w *world) boot() {
 	w.must(err)
 	w.net.restart()
 	w.groups.restart()
-	deps := machine.Deps{Driver: w.host, Network: w.net, Groups: w.groups, Disks: copies{}, Store: w.store, Link: openLink, Emit: w.emit}
+	deps := machine.Deps{
+		Driver:  w.host,
+		Network: w.net,
+		Groups:  w.groups,
+		Disks:   copies{},
+		Store:   w.store,
+		Link:    openLink,
+		Emit:    w.emit,
+	}
 	if w.streams != nil {
 		w.streams = &streams{open: map[*feed]bool{}, hold: w.streams.hold}
 		deps.Streams = w.streams
@@ -180,7 +201,12 @@ func (w *world) must(err error) {
 
 func (w *world) create(id string, keep bool) hostapi.Machine {
 	w.t.Helper()
-	mc, err := w.mgr.Create(w.t.Context(), hostapi.Create{ID: hostapi.MachineID(id), Template: "base", Keep: keep, Egress: few}, base, "")
+	mc, err := w.mgr.Create(
+		w.t.Context(),
+		hostapi.Create{ID: hostapi.MachineID(id), Template: "base", Keep: keep, Egress: few},
+		base,
+		"",
+	)
 	w.must(err)
 	return mc
 }
@@ -319,7 +345,13 @@ type network struct {
 }
 
 func newNetwork() *network {
-	return &network{taken: map[int]string{}, found: map[int]string{}, rules: map[int]hostapi.Egress{}, mute: map[int]bool{}, rates: map[int][2]int64{}}
+	return &network{
+		taken: map[int]string{},
+		found: map[int]string{},
+		rules: map[int]hostapi.Egress{},
+		mute:  map[int]bool{},
+		rates: map[int][2]int64{},
+	}
 }
 
 type place struct {

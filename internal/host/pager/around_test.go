@@ -28,7 +28,10 @@ func TestMissBringsItsSurroundings(t *testing.T) {
 	}
 	got := source.Ahead()
 	slices.SortFunc(got, func(a, b chunkstore.Range) int { return int(a.Offset - b.Offset) })
-	want := []chunkstore.Range{{File: "memory", Offset: 0, Length: 1 << 20}, {File: "memory", Offset: 2 << 20, Length: 1<<19 + 4096}}
+	want := []chunkstore.Range{
+		{File: "memory", Offset: 0, Length: 1 << 20},
+		{File: "memory", Offset: 2 << 20, Length: 1<<19 + 4096},
+	}
 	if !slices.Equal(got, want) {
 		t.Errorf("brought in %v, want %v", got, want)
 	}

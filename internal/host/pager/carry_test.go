@@ -71,7 +71,14 @@ func TestCarry(t *testing.T) {
 	} {
 		c, rest := trace.Carry("memory", size, limit)
 		if c.Bytes() != want.bytes || !reflect.DeepEqual(rest, want.rest) {
-			t.Errorf("limit %d: %d bytes and %v are left, want %d and %v", limit/pg, c.Bytes(), rest, want.bytes, want.rest)
+			t.Errorf(
+				"limit %d: %d bytes and %v are left, want %d and %v",
+				limit/pg,
+				c.Bytes(),
+				rest,
+				want.bytes,
+				want.rest,
+			)
 		}
 		f, err := pager.NewFile(pagertest.New(map[string][]byte{"memory": memory}), "memory", 0)
 		if err != nil {

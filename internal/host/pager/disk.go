@@ -213,7 +213,12 @@ func (d *Disk) moveIn(base *os.File, from, to int64) error {
 
 // share makes dst have the blocks of src at off, of which the file system's blocks are whole.
 func share(dst, src *os.File, off, n int64) error {
-	arg := unix.FileCloneRange{Src_fd: int64(src.Fd()), Src_offset: uint64(off), Src_length: uint64(n), Dest_offset: uint64(off)}
+	arg := unix.FileCloneRange{
+		Src_fd:      int64(src.Fd()),
+		Src_offset:  uint64(off),
+		Src_length:  uint64(n),
+		Dest_offset: uint64(off),
+	}
 	if err := unix.IoctlFileCloneRange(int(dst.Fd()), &arg); err != nil {
 		return fmt.Errorf("share %d bytes at %d: %w", n, off, err)
 	}

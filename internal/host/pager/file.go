@@ -196,7 +196,11 @@ func (f *File) ReadAt(ctx context.Context, p []byte, off int64) error {
 }
 
 func (f *File) fetch(ctx context.Context, p []byte, off int64) error {
-	limit, cancel := context.WithTimeoutCause(ctx, f.limit, fmt.Errorf("the object store did not give it within %v", f.limit))
+	limit, cancel := context.WithTimeoutCause(
+		ctx,
+		f.limit,
+		fmt.Errorf("the object store did not give it within %v", f.limit),
+	)
 	defer cancel()
 	var err error
 	for range damageTries {

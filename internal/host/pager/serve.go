@@ -65,7 +65,11 @@ type server struct {
 // more; the monitor stands still from then on and must be ended.
 func (f *File) Serve(ctx context.Context, conn *net.UnixConn, opt ServeOptions) (err error) {
 	defer func() { err = errors.Join(err, conn.Close()) }()
-	limit, cancel := context.WithTimeoutCause(ctx, handshakeLimit, errors.New("the monitor did not hand its memory over in time"))
+	limit, cancel := context.WithTimeoutCause(
+		ctx,
+		handshakeLimit,
+		errors.New("the monitor did not hand its memory over in time"),
+	)
 	fd, regions, err := uffd.Receive(limit, conn)
 	cancel()
 	if err != nil && ctx.Err() != nil {

@@ -142,12 +142,18 @@ func TestServesHugePages(t *testing.T) {
 	data := pagertest.Pattern(8<<20, func(page int) bool { return page < 512 || page%3 == 0 })
 	source := pagertest.New(map[string][]byte{"memory": data})
 	f := file(t, source, 0)
-	g := serve(t, f, int64(len(data)), uffd.Huge, pager.ServeOptions{Trace: func(_ context.Context, put func(int64, []byte)) pager.Trace {
-		if put != nil {
-			t.Error("pages of 4 KiB are taken for memory of larger ones")
-		}
-		return pager.Trace{{File: "memory", Offset: 6 << 20, Length: uffd.Page}}
-	}})
+	g := serve(
+		t,
+		f,
+		int64(len(data)),
+		uffd.Huge,
+		pager.ServeOptions{Trace: func(_ context.Context, put func(int64, []byte)) pager.Trace {
+			if put != nil {
+				t.Error("pages of 4 KiB are taken for memory of larger ones")
+			}
+			return pager.Trace{{File: "memory", Offset: 6 << 20, Length: uffd.Page}}
+		}},
+	)
 	g.is(data[:4<<20], 0)
 	if err := g.Drop(2<<20, uffd.Huge); err != nil {
 		t.Fatal(err)

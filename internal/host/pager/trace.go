@@ -51,7 +51,8 @@ func (t Trace) Encode() []byte {
 			i, files = len(files), append(files, r.File)
 		}
 		first, last := r.Offset/chunkstore.PageSize, (r.Offset+r.Length+chunkstore.PageSize-1)/chunkstore.PageSize
-		if first < 0 || last <= first || last > maxTracePages || count == maxTraceRanges || len(body) > MaxTraceBytes-4096 {
+		if first < 0 || last <= first || last > maxTracePages || count == maxTraceRanges ||
+			len(body) > MaxTraceBytes-4096 {
 			continue
 		}
 		body = append(body, byte(i))
@@ -104,7 +105,14 @@ func DecodeTrace(data []byte) (Trace, error) {
 			return nil, errTrace
 		}
 		ends[file] = first + int64(pages)
-		trace = append(trace, chunkstore.Range{File: files[file], Offset: first * chunkstore.PageSize, Length: int64(pages) * chunkstore.PageSize})
+		trace = append(
+			trace,
+			chunkstore.Range{
+				File:   files[file],
+				Offset: first * chunkstore.PageSize,
+				Length: int64(pages) * chunkstore.PageSize,
+			},
+		)
 	}
 	if len(d.data) != 0 {
 		return nil, errTrace

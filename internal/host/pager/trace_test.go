@@ -57,7 +57,12 @@ func TestRecorder(t *testing.T) {
 }
 
 func FuzzDecodeTrace(f *testing.F) {
-	f.Add(pager.Trace{{File: "memory", Offset: 5 << 20, Length: 8192}, {File: "disk.img", Offset: 0, Length: 4096}}.Encode())
+	f.Add(
+		pager.Trace{
+			{File: "memory", Offset: 5 << 20, Length: 8192},
+			{File: "disk.img", Offset: 0, Length: 4096},
+		}.Encode(),
+	)
 	f.Add(pager.Trace{}.Encode())
 	f.Fuzz(func(t *testing.T, data []byte) {
 		// The checksum is no secret: whoever writes a trace makes it right.
@@ -67,7 +72,8 @@ func FuzzDecodeTrace(f *testing.F) {
 				continue
 			}
 			for _, r := range trace {
-				if r.Offset < 0 || r.Length <= 0 || r.Offset+r.Length < r.Offset || (r.Offset|r.Length)%chunkstore.PageSize != 0 {
+				if r.Offset < 0 || r.Length <= 0 || r.Offset+r.Length < r.Offset ||
+					(r.Offset|r.Length)%chunkstore.PageSize != 0 {
 					t.Fatalf("range %+v", r)
 				}
 			}

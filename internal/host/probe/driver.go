@@ -107,7 +107,10 @@ func (c Config) firecrackerBoots(ctx context.Context) string {
 // bootFirecracker starts a guest and waits until its kernel speaks, as boot does.
 func bootFirecracker(ctx context.Context, binary, kernel string) error {
 	config, err := json.Marshal(map[string]any{
-		"boot-source":    map[string]any{"kernel_image_path": kernel, "boot_args": "console=ttyS0 reboot=k panic=1 pci=off"},
+		"boot-source": map[string]any{
+			"kernel_image_path": kernel,
+			"boot_args":         "console=ttyS0 reboot=k panic=1 pci=off",
+		},
 		"machine-config": map[string]any{"vcpu_count": 1, "mem_size_mib": 128},
 		"drives":         []any{},
 	})
@@ -144,7 +147,11 @@ func (c Config) firecracker(ctx context.Context) Finding {
 	}
 	if err == nil && c.Jailer != "" {
 		if err := firecracker.CheckJailer(ctx, c.Jailer, version); err != nil {
-			return fail("set vmm.jailer to the jailer that came with this Firecracker, or to nothing: the node has a jail of its own", "%v", err)
+			return fail(
+				"set vmm.jailer to the jailer that came with this Firecracker, or to nothing: the node has a jail of its own",
+				"%v",
+				err,
+			)
 		}
 	}
 	if err != nil && wanted {
@@ -182,11 +189,23 @@ func (c Config) guestMemory(context.Context) Finding {
 	var wrong, fix []string
 	if c.HugePages {
 		if ready, err := vmm.ReadHugePages(); err != nil || ready == 0 {
-			wrong, fix = append(wrong, "no pages of 2 MiB are kept ready, and vmm.huge_pages asks for them"), append(fix, "sysctl vm.nr_hugepages=N, half as many as the MiB of such sandboxes")
+			wrong, fix = append(
+				wrong,
+				"no pages of 2 MiB are kept ready, and vmm.huge_pages asks for them",
+			), append(
+				fix,
+				"sysctl vm.nr_hugepages=N, half as many as the MiB of such sandboxes",
+			)
 		}
 	}
 	if text, err := os.ReadFile("/sys/kernel/mm/ksm/run"); err == nil && strings.TrimSpace(string(text)) == "1" {
-		wrong, fix = append(wrong, "equal pages of different guests are merged, which tells them about one another"), append(fix, "echo 0 > /sys/kernel/mm/ksm/run")
+		wrong, fix = append(
+			wrong,
+			"equal pages of different guests are merged, which tells them about one another",
+		), append(
+			fix,
+			"echo 0 > /sys/kernel/mm/ksm/run",
+		)
 	}
 	if text, err := os.ReadFile("/proc/swaps"); err == nil && strings.Count(strings.TrimSpace(string(text)), "\n") > 0 {
 		wrong, fix = append(wrong, "memory of guests may be written to swap and stay there"), append(fix, "swapoff -a")
@@ -194,7 +213,13 @@ func (c Config) guestMemory(context.Context) Finding {
 	const leastMaps = 65530
 	if text, err := os.ReadFile("/proc/sys/vm/max_map_count"); err == nil {
 		if n, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil && n < leastMaps {
-			wrong, fix = append(wrong, fmt.Sprintf("a process has %d mappings at most; memory that guests give back takes one each", n)), append(fix, "sysctl vm.max_map_count=262144")
+			wrong, fix = append(
+				wrong,
+				fmt.Sprintf("a process has %d mappings at most; memory that guests give back takes one each", n),
+			), append(
+				fix,
+				"sysctl vm.max_map_count=262144",
+			)
 		}
 	}
 	if len(wrong) > 0 {

@@ -21,7 +21,11 @@ func monitors(t *testing.T, release, run string) probe.Config {
 		t.Fatal(err)
 	}
 	c := probe.Config{DataDir: dir, QEMU: fake(t, "exit 1"), Firecracker: filepath.Join(dir, "firecracker")}
-	script := fmt.Sprintf("#!/bin/sh\ncase \"$*\" in --version) echo Firecracker v%s ;; --no-api*) %s ;; esac\n", release, run)
+	script := fmt.Sprintf(
+		"#!/bin/sh\ncase \"$*\" in --version) echo Firecracker v%s ;; --no-api*) %s ;; esac\n",
+		release,
+		run,
+	)
 	for path, text := range map[string]string{
 		c.Firecracker:                         script,
 		filepath.Join(kernels, "vmlinux"):     "\x7fELF",
@@ -102,7 +106,8 @@ func TestJailerRow(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if f := list[0].Run(t.Context()); f.Level != r.level || !strings.Contains(f.Text, r.words) || (f.Level == probe.Fail) == (f.Fix == "") {
+		if f := list[0].Run(t.Context()); f.Level != r.level || !strings.Contains(f.Text, r.words) ||
+			(f.Level == probe.Fail) == (f.Fix == "") {
 			t.Errorf("%s: got %+v", name, f)
 		}
 	}

@@ -21,7 +21,11 @@ func (c Config) root(context.Context) Finding {
 	if os.Geteuid() == 0 {
 		return ok("running as root")
 	}
-	return fail("run pandastack as root (sudo)", "running as user %d, which cannot make networks, control groups and images", os.Geteuid())
+	return fail(
+		"run pandastack as root (sudo)",
+		"running as user %d, which cannot make networks, control groups and images",
+		os.Geteuid(),
+	)
 }
 
 var versionLine = regexp.MustCompile(`version (\d+)\.(\d+)[.\d]*`)
@@ -101,7 +105,12 @@ func (c Config) reflink(context.Context) Finding {
 	var no *disk.NoReflinkError
 	switch err := disk.Probe(c.DataDir); {
 	case errors.As(err, &no):
-		return fail(fixSetup+", which puts an XFS image there", "%s is on %s, which cannot clone files", no.Dir, no.Type)
+		return fail(
+			fixSetup+", which puts an XFS image there",
+			"%s is on %s, which cannot clone files",
+			no.Dir,
+			no.Type,
+		)
 	case err != nil:
 		return fail("make the data directory writable", "%v", err)
 	}
@@ -135,7 +144,12 @@ func (c Config) disk(context.Context) Finding {
 	text := fmt.Sprintf("%.1f of %.1f GiB free at %s", gib(free), gib(total), at)
 	switch mib := free >> 20; {
 	case mib < diskFailMiB:
-		return fail("free some space, or choose another data directory", "%s; a template needs %d GiB while it is built", text, diskFailMiB>>10)
+		return fail(
+			"free some space, or choose another data directory",
+			"%s; a template needs %d GiB while it is built",
+			text,
+			diskFailMiB>>10,
+		)
 	case mib < diskWarnMiB:
 		return warn("free some space, or choose another data directory", "%s", text)
 	}

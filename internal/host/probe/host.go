@@ -17,7 +17,11 @@ import (
 func cgroups(context.Context) Finding {
 	layout, err := jail.Probe()
 	if err != nil {
-		return fail("boot with control groups and run as root; in a container, give it its own writable hierarchy", "%v", err)
+		return fail(
+			"boot with control groups and run as root; in a container, give it its own writable hierarchy",
+			"%v",
+			err,
+		)
 	}
 	return ok("%v", layout)
 }
@@ -26,7 +30,11 @@ func cgroups(context.Context) Finding {
 func userfaultfd(context.Context) Finding {
 	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC|unix.O_NONBLOCK, 0, 0)
 	if errno != 0 {
-		return warn("use a kernel with CONFIG_USERFAULTFD, and run as root", "not usable: %v; monitors that hand page faults over (Firecracker) need it", errno)
+		return warn(
+			"use a kernel with CONFIG_USERFAULTFD, and run as root",
+			"not usable: %v; monitors that hand page faults over (Firecracker) need it",
+			errno,
+		)
 	}
 	_ = unix.Close(int(fd)) // nothing was registered
 	return ok("usable")
@@ -81,7 +89,11 @@ const clockSources = "/sys/devices/system/clocksource/clocksource0/current_clock
 
 func clock(context.Context) Finding {
 	if now := time.Now(); now.Before(released) {
-		return fail("set the clock", "it is %s here, which is in the past: certificates will not be valid in guests", now.UTC().Format(time.DateOnly))
+		return fail(
+			"set the clock",
+			"it is %s here, which is in the past: certificates will not be valid in guests",
+			now.UTC().Format(time.DateOnly),
+		)
 	}
 	source := "unknown"
 	if data, err := os.ReadFile(clockSources); err == nil {

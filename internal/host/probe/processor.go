@@ -114,7 +114,10 @@ func (c Config) hostKernel(context.Context) Finding {
 		return warn(fix, "Linux %v works; %d.%d and newer are what is tested", r, goodKernel[0], goodKernel[1])
 	}
 	if !exact {
-		return ok("Linux %s; which stable release is in it, the distribution does not say", c.read("proc/sys/kernel/osrelease"))
+		return ok(
+			"Linux %s; which stable release is in it, the distribution does not say",
+			c.read("proc/sys/kernel/osrelease"),
+		)
 	}
 	return ok("Linux %v", r)
 }
@@ -130,12 +133,24 @@ func (c Config) nested(context.Context) Finding {
 	inside := slices.Contains(strings.Fields(firstFlags(c.read("proc/cpuinfo"))), "hypervisor")
 	var wrong, fix []string
 	if module != "" && inside {
-		wrong = append(wrong, "this host is a virtual machine itself: each exit and page fault of a guest goes through two hypervisors, so restores and first accesses take several times as long")
+		wrong = append(
+			wrong,
+			"this host is a virtual machine itself: each exit and page fault of a guest goes through two hypervisors, so restores and first accesses take several times as long",
+		)
 		fix = append(fix, "use a machine without a hypervisor where speed matters")
 	}
 	if module != "" && isSet(c.read("sys/module/"+module+"/parameters/nested")) {
-		wrong = append(wrong, "guests may run guests of their own, which opens the most intricate part of the host's KVM to them")
-		fix = append(fix, fmt.Sprintf("unless sandboxes need KVM: write `options %s nested=0` into a file below /etc/modprobe.d, and load the module anew", module))
+		wrong = append(
+			wrong,
+			"guests may run guests of their own, which opens the most intricate part of the host's KVM to them",
+		)
+		fix = append(
+			fix,
+			fmt.Sprintf(
+				"unless sandboxes need KVM: write `options %s nested=0` into a file below /etc/modprobe.d, and load the module anew",
+				module,
+			),
+		)
 	}
 	switch {
 	case len(wrong) > 0:
@@ -158,13 +173,19 @@ func (c Config) processorFaults(context.Context) Finding {
 	var wrong []string
 	for _, e := range entries {
 		// Most say "Vulnerable" first; that of huge pages says "KVM: Vulnerable".
-		if text := c.read(filepath.Join(dir, e.Name())); strings.HasPrefix(strings.TrimPrefix(text, "KVM: "), "Vulnerable") {
+		if text := c.read(filepath.Join(dir, e.Name())); strings.HasPrefix(
+			strings.TrimPrefix(text, "KVM: "),
+			"Vulnerable",
+		) {
 			wrong = append(wrong, fmt.Sprintf("%s (%s)", e.Name(), text))
 		}
 	}
 	if len(wrong) > 0 {
-		return warn("install the distribution's microcode package and newest kernel, and start without mitigations=off; on a virtual machine its provider has to",
-			"guests may read memory that is not theirs: not mitigated are %s", strings.Join(wrong, ", "))
+		return warn(
+			"install the distribution's microcode package and newest kernel, and start without mitigations=off; on a virtual machine its provider has to",
+			"guests may read memory that is not theirs: not mitigated are %s",
+			strings.Join(wrong, ", "),
+		)
 	}
 	return ok("none of %d known ones is open", len(entries))
 }
@@ -172,8 +193,10 @@ func (c Config) processorFaults(context.Context) Finding {
 func (c Config) smt(context.Context) Finding {
 	switch active := c.read("sys/devices/system/cpu/smt/active"); active {
 	case "1":
-		return warn("where guests do not trust one another: echo off > /sys/devices/system/cpu/smt/control, and nosmt on the kernel's command line",
-			"two guests may run on the threads of one core at once, and learn from its caches what the other does")
+		return warn(
+			"where guests do not trust one another: echo off > /sys/devices/system/cpu/smt/control, and nosmt on the kernel's command line",
+			"two guests may run on the threads of one core at once, and learn from its caches what the other does",
+		)
 	case "0":
 		return ok("no core runs two threads")
 	default:
@@ -190,11 +213,16 @@ func (c Config) noExecutePages(context.Context) Finding {
 	case parameter == "":
 		return ok("KVM is not loaded, or not of this processor")
 	case on && safe:
-		return warn("write `options kvm nx_huge_pages=never` into a file below /etc/modprobe.d, and load the module anew",
-			"KVM splits huge pages that guests run code from, which makes them slower, and starts a thread with each machine; this processor does not need it")
+		return warn(
+			"write `options kvm nx_huge_pages=never` into a file below /etc/modprobe.d, and load the module anew",
+			"KVM splits huge pages that guests run code from, which makes them slower, and starts a thread with each machine; this processor does not need it",
+		)
 	case !on && !safe && fault != "":
-		return warn("echo Y > /sys/module/kvm/parameters/nx_huge_pages",
-			"KVM maps huge pages that guests may run code from, by which a guest can halt this host: itlb_multihit says %q", fault)
+		return warn(
+			"echo Y > /sys/module/kvm/parameters/nx_huge_pages",
+			"KVM maps huge pages that guests may run code from, by which a guest can halt this host: itlb_multihit says %q",
+			fault,
+		)
 	case on:
 		return ok("split where guests run code, as this processor needs it")
 	}

@@ -10,7 +10,10 @@ import (
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 )
 
-var twoDisks = []snapshot.DataDisk{{Name: "data", Mount: "/data", Options: []string{"noatime"}}, {Name: "more2", Mount: "/a/b"}}
+var twoDisks = []snapshot.DataDisk{
+	{Name: "data", Mount: "/data", Options: []string{"noatime"}},
+	{Name: "more2", Mount: "/a/b"},
+}
 
 // withDisks makes a snapshot with data disks of one and two MiB.
 func withDisks(t *testing.T, s *snapshot.Store) snapshot.Snapshot {
@@ -40,7 +43,8 @@ func TestDataDisksAreFilesOfTheSnapshot(t *testing.T) {
 	}
 	s := open(t, dir)
 	snap, err := s.Get(made.Ref)
-	if err != nil || len(snap.Data) != 2 || snap.Data[0].MiB != 1 || snap.Data[1].MiB != 2 || snap.Data[0].Options[0] != "noatime" {
+	if err != nil || len(snap.Data) != 2 || snap.Data[0].MiB != 1 || snap.Data[1].MiB != 2 ||
+		snap.Data[0].Options[0] != "noatime" {
 		t.Fatalf("got %+v, %v", snap, err)
 	}
 	list, err := snap.Files()
@@ -98,10 +102,16 @@ func TestDataDisksAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	write(t, d.DiskPath(), make([]byte, 1<<20))
-	if _, err := d.Commit(snapshot.Snapshot{Ref: "snapshots/y", Data: []snapshot.DataDisk{good}}); !errors.Is(err, os.ErrNotExist) {
+	if _, err := d.Commit(snapshot.Snapshot{Ref: "snapshots/y", Data: []snapshot.DataDisk{good}}); !errors.Is(
+		err,
+		os.ErrNotExist,
+	) {
 		t.Errorf("a data disk that is missing: %v", err)
 	}
-	if _, err := d.Commit(snapshot.Snapshot{Ref: "snapshots/y", Data: []snapshot.DataDisk{{Name: "..", MiB: 1, Mount: "/data"}}}); !errors.Is(err, snapshot.ErrInvalid) {
+	if _, err := d.Commit(snapshot.Snapshot{Ref: "snapshots/y", Data: []snapshot.DataDisk{{Name: "..", MiB: 1, Mount: "/data"}}}); !errors.Is(
+		err,
+		snapshot.ErrInvalid,
+	) {
 		t.Errorf("a name that leaves the directory: %v", err)
 	}
 	if _, err := os.Stat(filepath.Join(d.ImageDir(), "..", "snapshot.json")); !errors.Is(err, os.ErrNotExist) {

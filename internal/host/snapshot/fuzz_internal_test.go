@@ -10,7 +10,11 @@ import (
 // FuzzMeta reads what a snapshot says of itself, which may have come from another host or a damaged disk: nothing
 // outside of its directory is looked at, and what does not fit is damage.
 func FuzzMeta(f *testing.F) {
-	f.Add([]byte(`{"version":1,"ref":"snapshots/a","vcpus":1,"memory_mib":64,"disk_mib":8,"disk":true,"manifest":{"files":[{"name":"memory","bytes":4}]}}`))
+	f.Add(
+		[]byte(
+			`{"version":1,"ref":"snapshots/a","vcpus":1,"memory_mib":64,"disk_mib":8,"disk":true,"manifest":{"files":[{"name":"memory","bytes":4}]}}`,
+		),
+	)
 	f.Add([]byte(`{"version":1,"ref":"snapshots/a","anonymous":true}`))
 	f.Add([]byte(`{"version":1,"ref":"snapshots/a","manifest":{"files":[{"name":"../../secret","bytes":6}]}}`))
 	dir := f.TempDir()

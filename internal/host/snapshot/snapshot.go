@@ -164,5 +164,10 @@ type DamagedError struct {
 }
 
 func (e *DamagedError) Error() string {
-	return fmt.Sprintf("snapshot %s is damaged: %s: %s; delete it, or bake the template again", e.Ref, e.File, e.Problem)
+	return fmt.Sprintf(
+		"snapshot %s is damaged: %s: %s; delete it, or bake the template again",
+		e.Ref,
+		e.File,
+		e.Problem,
+	)
 }

@@ -68,7 +68,11 @@ func files(t *testing.T, dir string) []string {
 func TestCommitIsFoundAgain(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
-	made := commit(t, s, snapshot.Snapshot{Ref: "templates/base/g1", VCPUs: 2, MemoryMiB: 64, Labels: map[string]string{"a": "b"}})
+	made := commit(
+		t,
+		s,
+		snapshot.Snapshot{Ref: "templates/base/g1", VCPUs: 2, MemoryMiB: 64, Labels: map[string]string{"a": "b"}},
+	)
 	for _, s := range []*snapshot.Store{s, open(t, dir)} {
 		got, err := s.Get(made.Ref)
 		if err != nil || got.VCPUs != 2 || got.Labels["a"] != "b" || got.DiskMiB != 1 || !got.Disk || got.Bytes == 0 {

@@ -133,7 +133,11 @@ func read(dir string, ref Ref) (Snapshot, error) {
 	if snap.Anonymous {
 		mark, err := os.ReadFile(filepath.Join(dir, spentFile))
 		if err != nil || len(mark) != 1 {
-			return Snapshot{}, &DamagedError{Ref: ref, File: spentFile, Problem: fmt.Sprintf("%d bytes, %v", len(mark), err)}
+			return Snapshot{}, &DamagedError{
+				Ref:     ref,
+				File:    spentFile,
+				Problem: fmt.Sprintf("%d bytes, %v", len(mark), err),
+			}
 		}
 		snap.spent = mark[0] != unspent
 	}

@@ -56,7 +56,13 @@ Signed-By:
 	if err != nil {
 		t.Fatal(err)
 	}
-	list, sources := filepath.Join(root, "etc/apt/sources.list"), filepath.Join(root, "etc/apt/sources.list.d/a.sources")
+	list, sources := filepath.Join(
+		root,
+		"etc/apt/sources.list",
+	), filepath.Join(
+		root,
+		"etc/apt/sources.list.d/a.sources",
+	)
 	want := []apt.Source{
 		{"http://one.example/debian", "bookworm", []string{"main", "contrib"}, "/k.gpg", list},
 		{"http://two.example/debian", "bookworm", []string{"main"}, "/k.gpg", sources},
@@ -74,7 +80,12 @@ Signed-By:
 
 func TestReadDistribution(t *testing.T) {
 	root := t.TempDir()
-	write(t, root, "etc/os-release", "PRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"\nID=debian\nVERSION_CODENAME=bookworm\n")
+	write(
+		t,
+		root,
+		"etc/os-release",
+		"PRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"\nID=debian\nVERSION_CODENAME=bookworm\n",
+	)
 	got, err := apt.ReadDistribution(root)
 	want := apt.Distribution{ID: "debian", Codename: "bookworm", Pretty: "Debian GNU/Linux 12 (bookworm)"}
 	if err != nil || got != want || !got.Debian() {

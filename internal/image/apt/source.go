@@ -134,7 +134,10 @@ func paragraph(fields map[string]string) []Source {
 	var list []Source
 	for _, uri := range strings.Fields(fields["uris"]) {
 		for _, suite := range strings.Fields(fields["suites"]) {
-			list = append(list, Source{URI: uri, Suite: suite, Components: strings.Fields(fields["components"]), SignedBy: signed})
+			list = append(
+				list,
+				Source{URI: uri, Suite: suite, Components: strings.Fields(fields["components"]), SignedBy: signed},
+			)
 		}
 	}
 	return list

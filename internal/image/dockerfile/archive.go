@@ -149,8 +149,16 @@ func (u *unpacker) one(h *tar.Header, in io.Reader) error {
 	if l := u.s.c.limits; u.files > l.MaxFiles || u.bytes > l.MaxBytes {
 		return bad("unpacked, it has more than %d files or %d bytes", l.MaxFiles, l.MaxBytes)
 	}
-	put := &tar.Header{Typeflag: h.Typeflag, Name: name, Linkname: h.Linkname, Mode: h.Mode & 0o7777, Uid: h.Uid, Gid: h.Gid,
-		ModTime: h.ModTime, Format: tar.FormatPAX}
+	put := &tar.Header{
+		Typeflag: h.Typeflag,
+		Name:     name,
+		Linkname: h.Linkname,
+		Mode:     h.Mode & 0o7777,
+		Uid:      h.Uid,
+		Gid:      h.Gid,
+		ModTime:  h.ModTime,
+		Format:   tar.FormatPAX,
+	}
 	switch h.Typeflag {
 	case tar.TypeReg, tar.TypeGNUSparse:
 		put.Typeflag, put.Size = tar.TypeReg, h.Size

@@ -94,7 +94,10 @@ func list(t *testing.T, s *dockerfile.Selection) string {
 			out = append(out, "/")
 			continue
 		}
-		out = append(out, strings.TrimSpace(fmt.Sprintf("%s %o %d:%d %s%s", h.Name, h.Mode, h.Uid, h.Gid, h.Linkname, data)))
+		out = append(
+			out,
+			strings.TrimSpace(fmt.Sprintf("%s %o %d:%d %s%s", h.Name, h.Mode, h.Uid, h.Gid, h.Linkname, data)),
+		)
 	}
 	return strings.Join(out, "\n")
 }
@@ -187,7 +190,8 @@ func TestWorkIsBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, instruction := range []string{"COPY" + strings.Repeat(" f*", 30) + " /x/", "COPY" + strings.Repeat(" --exclude=none", 20) + " . /x"} {
-		if _, err := c.Select(copyOf(t, instruction)); !errors.Is(err, dockerfile.ErrContext) || !strings.Contains(err.Error(), "too many patterns") {
+		if _, err := c.Select(copyOf(t, instruction)); !errors.Is(err, dockerfile.ErrContext) ||
+			!strings.Contains(err.Error(), "too many patterns") {
 			t.Errorf("got %v", err)
 		}
 	}
@@ -215,7 +219,10 @@ func TestSelectRefusals(t *testing.T) {
 			}
 		})
 	}
-	if _, err := c.Select(dockerfile.Copy{Sources: []string{"../x"}, Dest: "/"}); !errors.Is(err, dockerfile.ErrContext) {
+	if _, err := c.Select(dockerfile.Copy{Sources: []string{"../x"}, Dest: "/"}); !errors.Is(
+		err,
+		dockerfile.ErrContext,
+	) {
 		t.Errorf("got %v for a source above the context", err)
 	}
 }
@@ -349,7 +356,13 @@ func TestHostileTar(t *testing.T) {
 			}
 		})
 	}
-	b := packTar(t, tar.Header{Name: "a"}, tar.Header{Name: "h", Typeflag: tar.TypeLink, Linkname: "./a"}, tar.Header{Name: "/abs"}, tar.Header{Name: "a"})
+	b := packTar(
+		t,
+		tar.Header{Name: "a"},
+		tar.Header{Name: "h", Typeflag: tar.TypeLink, Linkname: "./a"},
+		tar.Header{Name: "/abs"},
+		tar.Header{Name: "a"},
+	)
 	c, err := dockerfile.OpenTar(bytes.NewReader(b), int64(len(b)), dockerfile.Limits{})
 	if err != nil {
 		t.Fatal(err)
@@ -362,11 +375,17 @@ func TestHostileTar(t *testing.T) {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 	for name, limits := range map[string]dockerfile.Limits{"files": {MaxFiles: 2}, "bytes": {MaxBytes: 3}} {
-		if _, err := dockerfile.OpenTar(bytes.NewReader(b), int64(len(b)), limits); !errors.Is(err, dockerfile.ErrContext) {
+		if _, err := dockerfile.OpenTar(bytes.NewReader(b), int64(len(b)), limits); !errors.Is(
+			err,
+			dockerfile.ErrContext,
+		) {
 			t.Errorf("got %v above the limit of %s", err, name)
 		}
 	}
-	if _, err := dockerfile.OpenTar(bytes.NewReader(b[:1100]), 1100, dockerfile.Limits{}); !errors.Is(err, dockerfile.ErrContext) {
+	if _, err := dockerfile.OpenTar(bytes.NewReader(b[:1100]), 1100, dockerfile.Limits{}); !errors.Is(
+		err,
+		dockerfile.ErrContext,
+	) {
 		t.Errorf("got %v for a stream cut off", err)
 	}
 }
@@ -406,13 +425,31 @@ func zipped(t *testing.T, b []byte) string {
 }
 
 func TestArchives(t *testing.T) {
-	archive := packTar(t, tar.Header{Name: "bin/", Typeflag: tar.TypeDir, Mode: 0o755, Uid: 1}, tar.Header{Name: "bin/x", Uid: 1, Gid: 2, Mode: 0o4755},
-		tar.Header{Name: "bin/y", Typeflag: tar.TypeLink, Linkname: "bin/x"}, tar.Header{Name: "l", Typeflag: tar.TypeSymlink, Linkname: "../../etc"})
+	archive := packTar(
+		t,
+		tar.Header{Name: "bin/", Typeflag: tar.TypeDir, Mode: 0o755, Uid: 1},
+		tar.Header{Name: "bin/x", Uid: 1, Gid: 2, Mode: 0o4755},
+		tar.Header{
+			Name:     "bin/y",
+			Typeflag: tar.TypeLink,
+			Linkname: "bin/x",
+		},
+		tar.Header{Name: "l", Typeflag: tar.TypeSymlink, Linkname: "../../etc"},
+	)
 	bomb := bytes.Repeat(packTar(t, tar.Header{Name: "a"})[:1024], 300)
-	tr := tree{"x.tar.gz": zipped(t, archive), "x.tar": string(archive), "text.gz": zipped(t, []byte("no archive")), "a.txt": "a",
-		"up.tar": string(packTar(t, tar.Header{Name: "../up"})), "dev.tar": string(packTar(t, tar.Header{Name: "d", Typeflag: tar.TypeChar})),
+	tr := tree{
+		"x.tar.gz": zipped(t, archive),
+		"x.tar":    string(archive),
+		"text.gz":  zipped(t, []byte("no archive")),
+		"a.txt":    "a",
+		"up.tar": string(
+			packTar(t, tar.Header{Name: "../up"}),
+		),
+		"dev.tar":  string(packTar(t, tar.Header{Name: "d", Typeflag: tar.TypeChar})),
 		"hard.tar": string(packTar(t, tar.Header{Name: "h", Typeflag: tar.TypeLink, Linkname: "../../x"})),
-		"x.tar.xz": "\xfd7zXZ\x00...", "bomb.tgz": zipped(t, bomb)}
+		"x.tar.xz": "\xfd7zXZ\x00...",
+		"bomb.tgz": zipped(t, bomb),
+	}
 	c, err := dockerfile.OpenDir(tr.fs(), dockerfile.Limits{MaxFiles: 200})
 	if err != nil {
 		t.Fatal(err)
@@ -458,7 +495,10 @@ func TestArchiveOfHeaders(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	c, err := dockerfile.OpenDir(tree{"x.tgz": zipped(t, b.Bytes())}.fs(), dockerfile.Limits{MaxFiles: 2, MaxBytes: 10_000})
+	c, err := dockerfile.OpenDir(
+		tree{"x.tgz": zipped(t, b.Bytes())}.fs(),
+		dockerfile.Limits{MaxFiles: 2, MaxBytes: 10_000},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -497,10 +537,30 @@ func (f *failing) Write(p []byte) (int, error) {
 }
 
 func FuzzOpenTar(f *testing.F) {
-	f.Add(packTar(f, tar.Header{Name: "a"}, tar.Header{Name: "d/", Typeflag: tar.TypeDir}, tar.Header{Name: "l", Typeflag: tar.TypeSymlink, Linkname: "a"}), "l")
-	f.Add(packTar(f, tar.Header{Name: ".dockerignore"}, tar.Header{Name: "h", Typeflag: tar.TypeLink, Linkname: ".dockerignore"}), "*")
+	f.Add(
+		packTar(
+			f,
+			tar.Header{Name: "a"},
+			tar.Header{Name: "d/", Typeflag: tar.TypeDir},
+			tar.Header{Name: "l", Typeflag: tar.TypeSymlink, Linkname: "a"},
+		),
+		"l",
+	)
+	f.Add(
+		packTar(
+			f,
+			tar.Header{Name: ".dockerignore"},
+			tar.Header{Name: "h", Typeflag: tar.TypeLink, Linkname: ".dockerignore"},
+		),
+		"*",
+	)
 	f.Fuzz(func(t *testing.T, b []byte, src string) {
-		c, err := dockerfile.OpenTar(bytes.NewReader(b), int64(len(b)), dockerfile.Limits{MaxFiles: 100, MaxBytes: 1 << 20}, "a")
+		c, err := dockerfile.OpenTar(
+			bytes.NewReader(b),
+			int64(len(b)),
+			dockerfile.Limits{MaxFiles: 100, MaxBytes: 1 << 20},
+			"a",
+		)
 		if err != nil {
 			return
 		}

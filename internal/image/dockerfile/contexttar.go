@@ -205,7 +205,14 @@ type header struct {
 
 // writeEntry writes e under name.
 func (c *Context) writeEntry(out *tar.Writer, e *entry, name string, with header) (err error) {
-	h := &tar.Header{Name: name, Uid: with.uid, Gid: with.gid, ModTime: e.modified, Mode: int64(unixMode(e.mode)), Format: tar.FormatPAX}
+	h := &tar.Header{
+		Name:    name,
+		Uid:     with.uid,
+		Gid:     with.gid,
+		ModTime: e.modified,
+		Mode:    int64(unixMode(e.mode)),
+		Format:  tar.FormatPAX,
+	}
 	if with.mode >= 0 && !e.isLink() {
 		h.Mode = with.mode
 	}

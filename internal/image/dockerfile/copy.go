@@ -27,13 +27,24 @@ func (st *state) copy(c *instructions.CopyCommand) error {
 
 // add carries out ADD.
 func (st *state) add(c *instructions.AddCommand) error {
-	cp := Copy{Add: true, From: -1, Unpack: true, Chown: c.Chown, Chmod: c.Chmod, Exclude: slices.Clone(c.ExcludePatterns)}
+	cp := Copy{
+		Add:     true,
+		From:    -1,
+		Unpack:  true,
+		Chown:   c.Chown,
+		Chmod:   c.Chmod,
+		Exclude: slices.Clone(c.ExcludePatterns),
+	}
 	if c.Unpack != nil {
 		cp.Unpack = *c.Unpack
 	}
 	for _, src := range c.SourcePaths {
 		if remote(src) {
-			return st.unsupported("ADD", "%s is remote: fetch it with RUN, where the network policy of the build holds", clip(src, 200))
+			return st.unsupported(
+				"ADD",
+				"%s is remote: fetch it with RUN, where the network policy of the build holds",
+				clip(src, 200),
+			)
 		}
 	}
 	switch {
@@ -78,7 +89,11 @@ func (st *state) addCopy(cp Copy, names instructions.SourcesAndDest) error {
 	case cp.Chown != "" && !validUser.MatchString(cp.Chown):
 		return fmt.Errorf("--chown=%s is no user or user:group", clip(cp.Chown, 100))
 	case cp.Chmod != "" && !validMode.MatchString(cp.Chmod):
-		return st.unsupported(map[bool]string{true: "ADD", false: "COPY"}[cp.Add], "--chmod=%s: give octal digits", clip(cp.Chmod, 100))
+		return st.unsupported(
+			map[bool]string{true: "ADD", false: "COPY"}[cp.Add],
+			"--chmod=%s: give octal digits",
+			clip(cp.Chmod, 100),
+		)
 	}
 	if _, err := patternmatcher.New(cp.Exclude); err != nil {
 		return fmt.Errorf("--exclude: %w", err)
@@ -88,7 +103,8 @@ func (st *state) addCopy(cp Copy, names instructions.SourcesAndDest) error {
 
 func (cp *Copy) setFiles(contents []instructions.SourceContent) error {
 	for _, f := range contents {
-		if f.Path == "" || f.Path == "." || f.Path == ".." || strings.ContainsAny(f.Path, "/\x00") || len(f.Path) > 255 {
+		if f.Path == "" || f.Path == "." || f.Path == ".." || strings.ContainsAny(f.Path, "/\x00") ||
+			len(f.Path) > 255 {
 			return fmt.Errorf("%q is no name of a file", clip(f.Path, 100))
 		}
 		cp.Files = append(cp.Files, File{Name: f.Path, Data: f.Data})

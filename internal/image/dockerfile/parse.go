@@ -139,7 +139,11 @@ func (p *planner) warn(all []parser.Warning) {
 func (p *planner) instructions(ast *parser.Node) error {
 	for _, node := range ast.Children {
 		fail := func(err error) error {
-			return &Error{Line: node.StartLine, Instruction: strings.ToUpper(clip(node.Value, 40)), Message: err.Error()}
+			return &Error{
+				Line:        node.StartLine,
+				Instruction: strings.ToUpper(clip(node.Value, 40)),
+				Message:     err.Error(),
+			}
 		}
 		cmd, err := instructions.ParseInstruction(node)
 		if _, unknown := errors.AsType[*instructions.UnknownInstructionError](err); unknown {
@@ -319,7 +323,11 @@ func (p *planner) linkCopy(i int, cmd instructions.Command) error {
 	d := p.drafts[i]
 	name, err := p.exp.word(c.From, p.global)
 	if err != nil || name == "" {
-		return &Error{Line: lineOf(c.Location()), Instruction: "COPY", Message: fmt.Sprintf("--from=%s names nothing", clip(c.From, 100))}
+		return &Error{
+			Line:        lineOf(c.Location()),
+			Instruction: "COPY",
+			Message:     fmt.Sprintf("--from=%s names nothing", clip(c.From, 100)),
+		}
 	}
 	from, ok := p.find(name, i)
 	if !ok {

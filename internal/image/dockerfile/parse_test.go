@@ -96,7 +96,8 @@ func TestConfig(t *testing.T) {
 	}
 	if c.Health == nil || c.Health.Retries != 3 || c.Health.Argv[2] != "curl -f localhost" || c.StopSignal != "SIGINT" ||
 		c.Labels["org.example.name"] != "x" || c.Workdir != "/srv/app" || c.User != "daemon" ||
-		!slices.Equal(c.Entrypoint, []string{"/srv/app"}) || !slices.Equal(c.Cmd, []string{"--port", "80"}) {
+		!slices.Equal(c.Entrypoint, []string{"/srv/app"}) ||
+		!slices.Equal(c.Cmd, []string{"--port", "80"}) {
 		t.Errorf("got config %+v", c)
 	}
 }
@@ -131,7 +132,8 @@ COPY --from=registry.example.com/tool:1 /bin/tool /bin/
 		t.Errorf("asked for %v", asked)
 	}
 	last := plan.Stages[plan.Target]
-	if a, b, c := last.Steps[0].Copy.From, last.Steps[1].Copy.From, last.Steps[2].Copy.From; a != 1 || b != 0 || c != 2 {
+	if a, b, c := last.Steps[0].Copy.From, last.Steps[1].Copy.From, last.Steps[2].Copy.From; a != 1 || b != 0 ||
+		c != 2 {
 		t.Errorf("got copies from %d %d %d", a, b, c)
 	}
 	if got := plan.Stages[1].Steps[0].Env["TOOL"]; got != "go" {
@@ -171,7 +173,8 @@ RUN true
 	if got := steps[0].Run.Argv[2]; got != "echo one\necho two $NAME\n" {
 		t.Errorf("got %q", got)
 	}
-	if r := steps[1].Run; r.Script != "#!/usr/bin/env python3\nprint(1)\n" || r.ScriptPath == "" || r.Argv[2] != r.ScriptPath {
+	if r := steps[1].Run; r.Script != "#!/usr/bin/env python3\nprint(1)\n" || r.ScriptPath == "" ||
+		r.Argv[2] != r.ScriptPath {
 		t.Errorf("got %+v", r)
 	}
 	if got := steps[2].Run.Argv[2]; got != "cat <<A > /x && cat <<B > /y\na\nA\nb\nB" {
@@ -218,7 +221,8 @@ func TestOnBuildOfBase(t *testing.T) {
 		return dockerfile.Base{OnBuild: []string{"COPY . /app", "RUN first"}}, nil
 	}})
 	steps := plan.Stages[0].Steps
-	if len(steps) != 3 || steps[0].Kind != dockerfile.KindCopy || steps[1].Run.Argv[2] != "first" || steps[2].Run.Argv[2] != "after" {
+	if len(steps) != 3 || steps[0].Kind != dockerfile.KindCopy || steps[1].Run.Argv[2] != "first" ||
+		steps[2].Run.Argv[2] != "after" {
 		t.Errorf("got %+v", steps)
 	}
 }
@@ -275,7 +279,8 @@ func TestRefusals(t *testing.T) {
 			if !ok {
 				t.Fatalf("got %v, want an Error", err)
 			}
-			if row.line != 0 && e.Line != row.line || e.Instruction != row.instruction || e.Unsupported != row.unsupported ||
+			if row.line != 0 && e.Line != row.line || e.Instruction != row.instruction ||
+				e.Unsupported != row.unsupported ||
 				!strings.Contains(e.Message, row.message) {
 				t.Errorf("got %+v (%v)", *e, e)
 			}
@@ -336,7 +341,10 @@ func FuzzParse(f *testing.F) {
 	f.Add("# escape=`\nFROM a\nWORKDIR c:`\nHEALTHCHECK CMD x\nEXPOSE 1-9\nONBUILD RUN x\n", "", "")
 	f.Add("FROM a\nADD --unpack=false x y\nVOLUME [\"/a\", \"b\"]\nSHELL [\"x\"]\nENTRYPOINT a\n", "A", "B")
 	f.Fuzz(func(t *testing.T, text, name, value string) {
-		plan, err := dockerfile.Parse([]byte(text), dockerfile.Options{Args: map[string]string{name: value}, Platform: "linux/amd64"})
+		plan, err := dockerfile.Parse(
+			[]byte(text),
+			dockerfile.Options{Args: map[string]string{name: value}, Platform: "linux/amd64"},
+		)
 		if err != nil {
 			if _, ok := errors.AsType[*dockerfile.Error](err); !ok {
 				t.Fatalf("got %T", err)

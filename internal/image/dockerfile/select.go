@@ -343,7 +343,15 @@ func writeData(out *tar.Writer, it item, uid, gid int, mode int64) error {
 	if mode < 0 {
 		mode = 0o644
 	}
-	h := &tar.Header{Typeflag: tar.TypeReg, Name: it.name, Size: int64(len(it.data)), Mode: mode, Uid: uid, Gid: gid, Format: tar.FormatPAX}
+	h := &tar.Header{
+		Typeflag: tar.TypeReg,
+		Name:     it.name,
+		Size:     int64(len(it.data)),
+		Mode:     mode,
+		Uid:      uid,
+		Gid:      gid,
+		Format:   tar.FormatPAX,
+	}
 	err := out.WriteHeader(h)
 	if err == nil {
 		_, err = io.WriteString(out, it.data)

@@ -190,7 +190,12 @@ func (st *state) expand(cmd instructions.Command) error {
 }
 
 func (st *state) unsupported(instruction, format string, args ...any) error {
-	return &Error{Line: st.line, Instruction: instruction, Message: fmt.Sprintf("not supported: "+format, args...), Unsupported: true}
+	return &Error{
+		Line:        st.line,
+		Instruction: instruction,
+		Message:     fmt.Sprintf("not supported: "+format, args...),
+		Unsupported: true,
+	}
 }
 
 func (st *state) warn(format string, args ...any) {
@@ -263,7 +268,10 @@ func (st *state) runFlags(c *instructions.RunCommand) error {
 		case flag == "network" && instructions.GetNetwork(c) == instructions.NetworkDefault:
 		case flag == "security" && instructions.GetSecurity(c) == instructions.SecuritySandbox:
 		case flag == "mount":
-			return st.unsupported("RUN", "--mount: put what it brings into the stage with COPY, or fetch it in the command")
+			return st.unsupported(
+				"RUN",
+				"--mount: put what it brings into the stage with COPY, or fetch it in the command",
+			)
 		default:
 			return st.unsupported("RUN", "--%s with this value: every command runs in the machine of the build", flag)
 		}

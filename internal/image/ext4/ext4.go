@@ -108,9 +108,27 @@ func format(ctx context.Context, out *os.File, opt Options) error {
 		return err
 	}
 	extended := "root_owner=0:0,lazy_itable_init=0,lazy_journal_init=0,nodiscard"
-	args := []string{"-q", "-F", "-t", "ext4", "-b", "4096", "-I", "256", "-L", opt.Label, "-m", "0", "-J", "size=8", "-G", "64",
-		"-O", "extent,64bit,filetype,dir_index,flex_bg,huge_file,dir_nlink,extra_isize,resize_inode," +
-			"^metadata_csum,^uninit_bg,^bigalloc,^inline_data,^encrypt,^quota,^project,^meta_bg"}
+	args := []string{
+		"-q",
+		"-F",
+		"-t",
+		"ext4",
+		"-b",
+		"4096",
+		"-I",
+		"256",
+		"-L",
+		opt.Label,
+		"-m",
+		"0",
+		"-J",
+		"size=8",
+		"-G",
+		"64",
+		"-O",
+		"extent,64bit,filetype,dir_index,flex_bg,huge_file,dir_nlink,extra_isize,resize_inode," +
+			"^metadata_csum,^uninit_bg,^bigalloc,^inline_data,^encrypt,^quota,^project,^meta_bg",
+	}
 	if opt.Seed != "" {
 		id := uuid(opt.Seed)
 		args = append(args, "-U", id)

@@ -37,8 +37,18 @@ func stream(t testing.TB, ents ...ent) []byte {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for _, e := range ents {
-		h := &tar.Header{Name: e.name, Typeflag: e.typ, Size: int64(len(e.data)), Linkname: e.link, Mode: e.mode, Uid: e.uid, Gid: e.uid,
-			ModTime: time.Unix(e.time, 5), Format: tar.FormatPAX, PAXRecords: map[string]string{}}
+		h := &tar.Header{
+			Name:       e.name,
+			Typeflag:   e.typ,
+			Size:       int64(len(e.data)),
+			Linkname:   e.link,
+			Mode:       e.mode,
+			Uid:        e.uid,
+			Gid:        e.uid,
+			ModTime:    time.Unix(e.time, 5),
+			Format:     tar.FormatPAX,
+			PAXRecords: map[string]string{},
+		}
 		if h.Typeflag == 0 {
 			h.Typeflag = tar.TypeReg
 		}
@@ -146,8 +156,21 @@ func everything() []ent {
 		{name: "dev/null", typ: tar.TypeChar, mode: 0o666},
 		{name: "dev/disk", typ: tar.TypeBlock},
 		{name: "pipe", typ: tar.TypeFifo},
-		{name: "bin/ping", data: "elf", mode: 0o4755, xattr: map[string]string{"security.capability": capability, "user.note": "hello"}},
-		{name: "bin/big-attributes", xattr: map[string]string{"user.a": noise(2000), "user.bb": noise(1500), "user.c": "", "com.example.x": "dropped"}},
+		{
+			name:  "bin/ping",
+			data:  "elf",
+			mode:  0o4755,
+			xattr: map[string]string{"security.capability": capability, "user.note": "hello"},
+		},
+		{
+			name: "bin/big-attributes",
+			xattr: map[string]string{
+				"user.a":        noise(2000),
+				"user.bb":       noise(1500),
+				"user.c":        "",
+				"com.example.x": "dropped",
+			},
+		},
 		{name: "acl", data: "x", xattr: map[string]string{"system.posix_acl_access": acl()}},
 		{name: "empty"},
 		{name: "old", data: "x", time: -1_000_000_000},
@@ -166,7 +189,11 @@ func everything() []ent {
 
 func TestWrite(t *testing.T) {
 	f, report := write(t, ext4.Options{Seed: "s", Extra: []ext4.File{
-		{Path: "/proc", Dir: true, Mode: 0o555}, {Path: "/etc/passwd", Data: []byte("replaced"), Mode: 0o600}, {Path: "/etc", Dir: true},
+		{
+			Path: "/proc",
+			Dir:  true,
+			Mode: 0o555,
+		}, {Path: "/etc/passwd", Data: []byte("replaced"), Mode: 0o600}, {Path: "/etc", Dir: true},
 	}}, bytes.NewReader(stream(t, everything()...)))
 	if report.Dropped != 1 || report.Files != 19 || report.Dirs < 105 || report.Free <= 0 || report.Used < 3<<20 {
 		t.Errorf("got %+v", report)
@@ -298,7 +325,12 @@ func TestHostile(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			f := image(t)
-			_, err := ext4.Write(t.Context(), bytes.NewReader(stream(t, row.ents...)), f, ext4.Options{SizeMiB: 64, MaxFiles: 3, MaxBytes: 32 << 20})
+			_, err := ext4.Write(
+				t.Context(),
+				bytes.NewReader(stream(t, row.ents...)),
+				f,
+				ext4.Options{SizeMiB: 64, MaxFiles: 3, MaxBytes: 32 << 20},
+			)
 			if !errors.Is(err, row.want) {
 				t.Errorf("got %v, want %v", err, row.want)
 			}

@@ -123,10 +123,28 @@ func seed(t testing.TB, headers ...tar.Header) []byte {
 func seeds(t testing.TB) [][]byte {
 	xattrs := map[string]string{"SCHILY.xattr.user.a": "b", "SCHILY.xattr.user.big": strings.Repeat("x", 3000)}
 	return [][]byte{
-		seed(t, tar.Header{Name: "d/a", Typeflag: tar.TypeReg, Size: 100_000}, tar.Header{Name: "d/l", Typeflag: tar.TypeLink, Linkname: "d/a"},
-			tar.Header{Name: "d/a", Typeflag: tar.TypeReg, Size: 10}, tar.Header{Name: "x", Typeflag: tar.TypeReg, PAXRecords: xattrs}),
-		seed(t, tar.Header{Name: "d/s", Typeflag: tar.TypeSymlink, Linkname: "/etc"}, tar.Header{Name: "d", Typeflag: tar.TypeReg, Size: 5},
-			tar.Header{Name: "lost+found/x", Typeflag: tar.TypeChar, Devmajor: 1}, tar.Header{Name: "./", Typeflag: tar.TypeDir}),
+		seed(
+			t,
+			tar.Header{Name: "d/a", Typeflag: tar.TypeReg, Size: 100_000},
+			tar.Header{Name: "d/l", Typeflag: tar.TypeLink, Linkname: "d/a"},
+			tar.Header{
+				Name:     "d/a",
+				Typeflag: tar.TypeReg,
+				Size:     10,
+			},
+			tar.Header{Name: "x", Typeflag: tar.TypeReg, PAXRecords: xattrs},
+		),
+		seed(
+			t,
+			tar.Header{Name: "d/s", Typeflag: tar.TypeSymlink, Linkname: "/etc"},
+			tar.Header{Name: "d", Typeflag: tar.TypeReg, Size: 5},
+			tar.Header{
+				Name:     "lost+found/x",
+				Typeflag: tar.TypeChar,
+				Devmajor: 1,
+			},
+			tar.Header{Name: "./", Typeflag: tar.TypeDir},
+		),
 	}
 }
 

@@ -56,7 +56,9 @@ func pushImage(t testing.TB, layers ...[]byte) (oci.Options, string) {
 	host := strings.TrimPrefix(s.URL, "http://")
 	img := empty.Image
 	for _, b := range layers {
-		l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b)), nil })
+		l, err := tarball.LayerFromOpener(
+			func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b)), nil },
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -100,7 +102,14 @@ func BenchmarkImport(b *testing.B) {
 	for n := range 5 {
 		var ents []ent
 		for i := range 4000 {
-			ents = append(ents, ent{name: fmt.Sprintf("usr/lib/l%d/d%d/f%d", n, i%100, i), data: words[:12_000] + noise(13_000), mode: 0o755})
+			ents = append(
+				ents,
+				ent{
+					name: fmt.Sprintf("usr/lib/l%d/d%d/f%d", n, i%100, i),
+					data: words[:12_000] + noise(13_000),
+					mode: 0o755,
+				},
+			)
 		}
 		layers = append(layers, stream(b, ents...))
 	}

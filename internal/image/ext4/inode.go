@@ -105,7 +105,8 @@ func (f *fsys) append(i *inode, logical uint32, data []byte) error {
 func (i *inode) addExtent(e extent) {
 	if n := len(i.extents); n > 0 {
 		last := &i.extents[n-1]
-		if last.logical+last.length == e.logical && last.physical+uint64(last.length) == e.physical && last.length+e.length <= maxExtent {
+		if last.logical+last.length == e.logical && last.physical+uint64(last.length) == e.physical &&
+			last.length+e.length <= maxExtent {
 			last.length += e.length
 			return
 		}

@@ -65,13 +65,15 @@ func assertMounted(t *testing.T, dir string) {
 	}
 	var s unix.Stat_t
 	if err := unix.Stat(filepath.Join(dir, "etc/passwd"), &s); err != nil || s.Uid != 4_000_000_000 || s.Mode&0o7777 != 0o640 || s.Nlink != 2 ||
-		s.Mtim.Sec != 5_000_000_000 || s.Mtim.Nsec != 5 {
+		s.Mtim.Sec != 5_000_000_000 ||
+		s.Mtim.Nsec != 5 {
 		t.Errorf("got %+v, %v", s, err)
 	}
 	if err := unix.Stat(filepath.Join(dir, "old"), &s); err != nil || s.Mtim.Sec != -1_000_000_000 {
 		t.Errorf("got the time %d, %v", s.Mtim.Sec, err)
 	}
-	if err := unix.Stat(filepath.Join(dir, "dev/null"), &s); err != nil || unix.Major(s.Rdev) != 259 || unix.Minor(s.Rdev) != 70000 {
+	if err := unix.Stat(filepath.Join(dir, "dev/null"), &s); err != nil || unix.Major(s.Rdev) != 259 ||
+		unix.Minor(s.Rdev) != 70000 {
 		t.Errorf("got device %d:%d, %v", unix.Major(s.Rdev), unix.Minor(s.Rdev), err)
 	}
 	for _, row := range []struct{ path, name, want string }{
@@ -84,7 +86,10 @@ func assertMounted(t *testing.T, dir string) {
 			t.Errorf("%s of %s: got %q, %v", row.name, row.path, b[:max(n, 0)], err)
 		}
 	}
-	if _, err := unix.Getxattr(filepath.Join(dir, "bin/big-attributes"), "user.none", nil); !errors.Is(err, unix.ENODATA) {
+	if _, err := unix.Getxattr(filepath.Join(dir, "bin/big-attributes"), "user.none", nil); !errors.Is(
+		err,
+		unix.ENODATA,
+	) {
 		t.Errorf("got %v for an attribute that is not there", err)
 	}
 }
@@ -111,7 +116,8 @@ func TestHostFull(t *testing.T) {
 				t.Errorf("create: %v", err)
 				return
 			}
-			if _, err := ext4.Write(t.Context(), bytes.NewReader(b), f, ext4.Options{SizeMiB: 64}); err == nil || errors.Is(err, ext4.ErrFull) {
+			if _, err := ext4.Write(t.Context(), bytes.NewReader(b), f, ext4.Options{SizeMiB: 64}); err == nil ||
+				errors.Is(err, ext4.ErrFull) {
 				t.Errorf("got %v with %s of space", err, size)
 			}
 			assertEmpty(t, f)

@@ -73,7 +73,8 @@ func open(dev device) (*fsys, error) {
 	incompat, ro := le.Uint32(s[0x60:]), le.Uint32(s[0x64:])
 	const must, may = incompatFiletype | incompatExtents, incompat64 | incompatFlex
 	if le.Uint16(s[0x38:]) != 0xEF53 || le.Uint32(s[0x18:]) != 2 || le.Uint16(s[0x58:]) != inodeSize || le.Uint32(s[0x14:]) != 0 ||
-		incompat&must != must || incompat&^(must|may) != 0 || ro&^(roSparse|roLarge|roHuge|roDirNlink|roExtraIsize) != 0 {
+		incompat&must != must || incompat&^(must|may) != 0 ||
+		ro&^(roSparse|roLarge|roHuge|roDirNlink|roExtraIsize) != 0 {
 		return nil, fmt.Errorf("mke2fs made a file system with other features than asked for (%#x, %#x)", incompat, ro)
 	}
 	f.descSize = 32
@@ -83,7 +84,8 @@ func open(dev device) (*fsys, error) {
 		f.blocks |= uint64(le.Uint32(s[0x150:])) << 32
 	}
 	f.blocksPerGroup, f.inodesPerGroup = uint64(le.Uint32(s[0x20:])), int(le.Uint32(s[0x28:]))
-	if f.blocksPerGroup != 8*blockSize || f.inodesPerGroup <= 0 || f.inodesPerGroup > 8*blockSize || f.descSize < 32 || f.descSize > 64 {
+	if f.blocksPerGroup != 8*blockSize || f.inodesPerGroup <= 0 || f.inodesPerGroup > 8*blockSize || f.descSize < 32 ||
+		f.descSize > 64 {
 		return nil, fmt.Errorf("mke2fs made groups of %d blocks and %d inodes", f.blocksPerGroup, f.inodesPerGroup)
 	}
 	if err := f.readGroups(); err != nil {
@@ -104,8 +106,15 @@ func (f *fsys) readGroups() error {
 	f.groups = make([]group, n)
 	for i := range f.groups {
 		d := table[i*f.descSize : (i+1)*f.descSize]
-		g := group{desc: d, blockBitmap: f.wide(d, 0, 0x20), inodeBitmap: f.wide(d, 4, 0x24), inodeTable: f.wide(d, 8, 0x28),
-			blocks: make([]byte, blockSize), inodes: make([]byte, blockSize), firstBlock: uint64(i) * f.blocksPerGroup}
+		g := group{
+			desc:        d,
+			blockBitmap: f.wide(d, 0, 0x20),
+			inodeBitmap: f.wide(d, 4, 0x24),
+			inodeTable:  f.wide(d, 8, 0x28),
+			blocks:      make([]byte, blockSize),
+			inodes:      make([]byte, blockSize),
+			firstBlock:  uint64(i) * f.blocksPerGroup,
+		}
 		g.blocksInside = int(min(f.blocksPerGroup, f.blocks-g.firstBlock))
 		if _, err := f.dev.ReadAt(g.blocks, int64(g.blockBitmap)*blockSize); err != nil {
 			return err

@@ -30,7 +30,10 @@ func (f *fsys) readRoot() error {
 		}
 		for n := range entries {
 			e := b[0x28+12+12*n:]
-			x := extent{length: uint32(le.Uint16(e[4:])), physical: uint64(le.Uint32(e[8:])) | uint64(le.Uint16(e[6:]))<<32}
+			x := extent{
+				length:   uint32(le.Uint16(e[4:])),
+				physical: uint64(le.Uint32(e[8:])) | uint64(le.Uint16(e[6:]))<<32,
+			}
 			if x.length > maxExtent || x.physical+uint64(x.length) > f.blocks {
 				return nil, fmt.Errorf("inode %d has blocks beyond the end", number)
 			}

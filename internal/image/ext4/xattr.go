@@ -162,7 +162,8 @@ func diskACL(v []byte) ([]byte, error) {
 	out := le.AppendUint32(nil, 1)
 	for e := v[4:]; len(e) > 0; e = e[8:] {
 		tag := le.Uint16(e)
-		if tag != 0x01 && tag != aclUser && tag != 0x04 && tag != aclGroup && tag != 0x10 && tag != 0x20 || le.Uint16(e[2:]) > 7 {
+		if tag != 0x01 && tag != aclUser && tag != 0x04 && tag != aclGroup && tag != 0x10 && tag != 0x20 ||
+			le.Uint16(e[2:]) > 7 {
 			return nil, fmt.Errorf("%w: a malformed access control list", ErrStream)
 		}
 		out = append(out, e[:4]...)

@@ -24,7 +24,10 @@ const partsDir = "parts"
 // directory is mounted into the new root inside mmdebstrap's own mount namespace, and taken off before
 // it cleans up, which would empty it.
 func cacheHooks(cache string) []string {
-	mount := fmt.Sprintf(`mkdir -p "$1/var/cache/apt/archives/partial" && mount --bind %s "$1/var/cache/apt/archives"`, quote(cache))
+	mount := fmt.Sprintf(
+		`mkdir -p "$1/var/cache/apt/archives/partial" && mount --bind %s "$1/var/cache/apt/archives"`,
+		quote(cache),
+	)
 	return []string{
 		"--skip=essential/unlink,download/empty",
 		"--setup-hook=" + mount,
@@ -54,7 +57,10 @@ func lockCache(ctx context.Context, cache string) (release func() error, err err
 		}
 		select {
 		case <-ctx.Done():
-			return nil, errors.Join(fmt.Errorf("package cache: wait for another build: %w", context.Cause(ctx)), f.Close())
+			return nil, errors.Join(
+				fmt.Errorf("package cache: wait for another build: %w", context.Cause(ctx)),
+				f.Close(),
+			)
 		case <-tick.C:
 		}
 	}

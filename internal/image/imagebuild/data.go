@@ -61,7 +61,10 @@ func cutOut(root, work string, d recipe.Disk) (filesystem, error) {
 		return filesystem{}, fmt.Errorf("%s is no directory", d.Mount)
 	}
 	f := filesystem{
-		root: filepath.Join(work, "disk-"+d.Name), sizeMiB: d.SizeMiB, label: d.Name, uid: st.Uid, gid: st.Gid, mode: info.Mode().Perm(),
+		root: filepath.Join(
+			work,
+			"disk-"+d.Name,
+		), sizeMiB: d.SizeMiB, label: d.Name, uid: st.Uid, gid: st.Gid, mode: info.Mode().Perm(),
 	}
 	if err := errors.Join(os.Rename(at, f.root), os.Mkdir(at, 0o755)); err != nil {
 		return filesystem{}, err

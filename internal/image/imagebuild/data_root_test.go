@@ -23,9 +23,15 @@ func withData(t *testing.T) (root string, opt Options) {
 	work := t.TempDir()
 	root = filepath.Join(work, "root")
 	at := filepath.Join(root, "srv/data")
-	err := errors.Join(os.MkdirAll(filepath.Join(at, "deep"), 0o755), os.WriteFile(filepath.Join(at, "deep", "file"), []byte("content"), 0o640),
-		os.Chown(filepath.Join(at, "deep", "file"), 105, 106), os.Chown(at, 105, 106), os.Chmod(at, 0o700),
-		os.MkdirAll(filepath.Join(root, "other"), 0o755), os.Symlink("other", filepath.Join(root, "link")))
+	err := errors.Join(
+		os.MkdirAll(filepath.Join(at, "deep"), 0o755),
+		os.WriteFile(filepath.Join(at, "deep", "file"), []byte("content"), 0o640),
+		os.Chown(filepath.Join(at, "deep", "file"), 105, 106),
+		os.Chown(at, 105, 106),
+		os.Chmod(at, 0o700),
+		os.MkdirAll(filepath.Join(root, "other"), 0o755),
+		os.Symlink("other", filepath.Join(root, "link")),
+	)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -62,7 +62,12 @@ func (f fetcher) path(kind, key string) string {
 
 // keep answers the path of what key names. It is fetched unless it is there, and verified in either case:
 // what does not pass is removed.
-func (f fetcher) keep(ctx context.Context, kind, key string, fetch func(ctx context.Context, to string) error, verify func(path string) error) (string, error) {
+func (f fetcher) keep(
+	ctx context.Context,
+	kind, key string,
+	fetch func(ctx context.Context, to string) error,
+	verify func(path string) error,
+) (string, error) {
 	path := f.path(kind, key)
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 		if err := f.fetch(ctx, kind, key, func(ctx context.Context) error { return fetch(ctx, path) }); err != nil {
@@ -98,7 +103,18 @@ func (f fetcher) npm(ctx context.Context, p recipe.Part) (string, error) {
 		}
 		return f.scratch(func(opt command.Options) error {
 			// Without a package of its own around it and with no scripts: it only fetches.
-			out, err := command.Output(ctx, opt, "npm", "pack", "--json", "--loglevel=silent", "--ignore-scripts", "--pack-destination", opt.Dir, key)
+			out, err := command.Output(
+				ctx,
+				opt,
+				"npm",
+				"pack",
+				"--json",
+				"--loglevel=silent",
+				"--ignore-scripts",
+				"--pack-destination",
+				opt.Dir,
+				key,
+			)
 			if err != nil {
 				return errors.Join(npmError(out), err)
 			}
@@ -130,7 +146,13 @@ func (f fetcher) module(ctx context.Context, p recipe.Part) (string, error) {
 			return err
 		}
 		return f.scratch(func(opt command.Options) error {
-			opt.Env = append(opt.Env, "GOMODCACHE="+filepath.Join(opt.Dir, "mod"), "GOFLAGS=-modcacherw", "GOTOOLCHAIN=local", "GOWORK=off")
+			opt.Env = append(
+				opt.Env,
+				"GOMODCACHE="+filepath.Join(opt.Dir, "mod"),
+				"GOFLAGS=-modcacherw",
+				"GOTOOLCHAIN=local",
+				"GOWORK=off",
+			)
 			out, err := command.Output(ctx, opt, "go", "mod", "download", "-json", key)
 			var got struct{ Zip, Error string }
 			if jsonErr := json.Unmarshal([]byte(out), &got); err == nil && jsonErr != nil {
@@ -158,8 +180,21 @@ func (f fetcher) wheels(ctx context.Context, requirements []byte, python, arch s
 		return "", err
 	}
 	dir := f.path("wheels", python+" "+arch)
-	args := []string{"download", "--progress-bar=off", "--disable-pip-version-check", "--retries=2", "--no-deps", "--require-hashes", "--only-binary=:all:",
-		"--implementation", "cp", "--python-version", python, "--dest", dir}
+	args := []string{
+		"download",
+		"--progress-bar=off",
+		"--disable-pip-version-check",
+		"--retries=2",
+		"--no-deps",
+		"--require-hashes",
+		"--only-binary=:all:",
+		"--implementation",
+		"cp",
+		"--python-version",
+		python,
+		"--dest",
+		dir,
+	}
 	for _, glibc := range []string{"2_17", "2_24", "2_26", "2_27", "2_28", "2_31", "2_34", "2_35"} {
 		args = append(args, "--platform", "manylinux_"+glibc+"_"+platforms[arch])
 	}
@@ -215,7 +250,10 @@ func batches(requirements string) []string {
 func pythonOf(root string) (string, error) {
 	target, err := os.Readlink(filepath.Join(root, "usr/bin/python3"))
 	if err != nil {
-		return "", fmt.Errorf("the root file system has no Python 3, which its wheels are for; add the package python3: %w", err)
+		return "", fmt.Errorf(
+			"the root file system has no Python 3, which its wheels are for; add the package python3: %w",
+			err,
+		)
 	}
 	version, ok := strings.CutPrefix(filepath.Base(target), "python")
 	if !ok || version == "" {

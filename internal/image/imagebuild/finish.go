@@ -107,7 +107,13 @@ func finishScript(r recipe.Recipe, houses []wheelhouse) string {
 	var b strings.Builder
 	b.WriteString(mounts)
 	for i, h := range houses {
-		fmt.Fprintf(&b, "mkdir \"$1/run/wheels%[1]d\"\nmount --bind %[2]s \"$1/run/wheels%[1]d\"\ncp %[3]s \"$1/run/wheels%[1]d.txt\"\n", i, quote(h.dir), quote(h.list))
+		fmt.Fprintf(
+			&b,
+			"mkdir \"$1/run/wheels%[1]d\"\nmount --bind %[2]s \"$1/run/wheels%[1]d\"\ncp %[3]s \"$1/run/wheels%[1]d.txt\"\n",
+			i,
+			quote(h.dir),
+			quote(h.list),
+		)
 	}
 	b.WriteString(prologue)
 	if r.User != "root" {

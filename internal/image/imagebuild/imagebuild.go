@@ -92,19 +92,45 @@ func (f filesystem) make(ctx context.Context, log command.Log) (err error) {
 	}
 	defer func() { err = errors.Join(err, disk.Remove(raw)) }()
 	id := uuid(f.seed)
-	err = command.Run(ctx, command.Options{Log: log}, "mke2fs",
-		"-q", "-F", "-t", "ext4", "-d", f.root, "-L", f.label, "-U", id,
-		"-m", "0", // no blocks reserved for root: the whole disk is the user's
-		"-J", "size=8", // a journal that is overwritten in a circle is space no clone shares any more
-		"-G", "64", // metadata of many groups together: fewer extents
-		"-O", "^metadata_csum", // checksums of metadata are cold code in a translated guest
-		"-E", fmt.Sprintf("hash_seed=%s,root_owner=%d:%d,lazy_itable_init=0,lazy_journal_init=0,nodiscard", id, f.uid, f.gid),
-		raw)
+	err = command.Run(
+		ctx,
+		command.Options{Log: log},
+		"mke2fs",
+		"-q",
+		"-F",
+		"-t",
+		"ext4",
+		"-d",
+		f.root,
+		"-L",
+		f.label,
+		"-U",
+		id,
+		"-m",
+		"0", // no blocks reserved for root: the whole disk is the user's
+		"-J",
+		"size=8", // a journal that is overwritten in a circle is space no clone shares any more
+		"-G",
+		"64", // metadata of many groups together: fewer extents
+		"-O",
+		"^metadata_csum", // checksums of metadata are cold code in a translated guest
+		"-E",
+		fmt.Sprintf("hash_seed=%s,root_owner=%d:%d,lazy_itable_init=0,lazy_journal_init=0,nodiscard", id, f.uid, f.gid),
+		raw,
+	)
 	if err != nil {
 		return fmt.Errorf("make ext4 image of %d MiB: %w; the recipe's size of it may be too small", f.sizeMiB, err)
 	}
 	if f.mode.Perm() != 0o755 { // mke2fs gives it that
-		err := command.Run(ctx, command.Options{Log: log}, "debugfs", "-w", "-R", fmt.Sprintf("set_inode_field <2> mode 040%03o", f.mode.Perm()), raw)
+		err := command.Run(
+			ctx,
+			command.Options{Log: log},
+			"debugfs",
+			"-w",
+			"-R",
+			fmt.Sprintf("set_inode_field <2> mode 040%03o", f.mode.Perm()),
+			raw,
+		)
 		if err != nil {
 			return fmt.Errorf("make ext4 image: %w", err)
 		}

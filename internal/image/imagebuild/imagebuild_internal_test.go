@@ -33,12 +33,22 @@ func TestChooseOrigin(t *testing.T) {
 			"deb [signed-by=/k.gpg] http://m.example/debian bookworm-updates main",
 			"deb http://m.example/security bookworm-security main",
 		}},
-		"other suite": {recipe.Distribution{Suite: "trixie", Components: []string{"main", "contrib"}}, host, "trixie", []string{
-			"deb [signed-by=/k.gpg] http://m.example/debian trixie main contrib",
-		}},
-		"own mirror": {recipe.Distribution{Suite: "sid", Mirror: "http://x.example", Components: []string{"main"}}, host, "sid", []string{
-			"deb http://x.example sid main",
-		}},
+		"other suite": {
+			recipe.Distribution{Suite: "trixie", Components: []string{"main", "contrib"}},
+			host,
+			"trixie",
+			[]string{
+				"deb [signed-by=/k.gpg] http://m.example/debian trixie main contrib",
+			},
+		},
+		"own mirror": {
+			recipe.Distribution{Suite: "sid", Mirror: "http://x.example", Components: []string{"main"}},
+			host,
+			"sid",
+			[]string{
+				"deb http://x.example sid main",
+			},
+		},
 		"unknown host": {main, apt.Distribution{}, "", nil},
 		"no source":    {main, apt.Distribution{Codename: "trixie"}, "", nil},
 	}
@@ -63,7 +73,9 @@ func TestSourcesOfVariants(t *testing.T) {
 		t.Fatal(err)
 	}
 	host := apt.Distribution{ID: "debian", Codename: "bookworm"}
-	known := []apt.Source{{URI: "http://m.example/debian", Suite: "bookworm", Components: []string{"main"}, SignedBy: "/k.gpg"}}
+	known := []apt.Source{
+		{URI: "http://m.example/debian", Suite: "bookworm", Components: []string{"main"}, SignedBy: "/k.gpg"},
+	}
 	ubuntu := `noble
 deb [signed-by=/u.gpg] http://u.example/ubuntu noble main universe
 deb [signed-by=/u.gpg] http://u.example/ubuntu noble-updates main universe
@@ -85,7 +97,12 @@ deb [signed-by=/p.gpg] http://p.example/apt bookworm-pgdg main`,
 
 // The script is run for real with a stand-in for chroot that shows what would be run inside.
 func TestFinishPassesTextUnchanged(t *testing.T) {
-	r := recipe.Recipe{User: "user", Workdir: "/home/it's $HOME", Disks: []recipe.Disk{{Name: "data", Mount: "/it's data", Options: []string{"noatime"}, Owner: "user:user"}}, Setup: []string{"echo \"a  b\" 'c' $X `d`\nsecond line"}}
+	r := recipe.Recipe{
+		User:    "user",
+		Workdir: "/home/it's $HOME",
+		Disks:   []recipe.Disk{{Name: "data", Mount: "/it's data", Options: []string{"noatime"}, Owner: "user:user"}},
+		Setup:   []string{"echo \"a  b\" 'c' $X `d`\nsecond line"},
+	}
 	dir := t.TempDir()
 	script := filepath.Join(dir, "finish.sh")
 	if err := os.WriteFile(script, []byte(finishScript(r, nil)), 0o755); err != nil {

@@ -122,7 +122,10 @@ func checkPython(t *testing.T, image string) {
 		t.Fatalf("os.pyc of %s has %d bytes and the flags %x", dir, len(data), data[4:min(8, len(data))])
 	}
 	source := debugfs(t, image, "stat /usr/lib/"+dir+"/os.py")
-	if want := fmt.Sprintf("mtime: 0x%08x", binary.LittleEndian.Uint32([]byte(data[8:12]))); !strings.Contains(source, want) {
+	if want := fmt.Sprintf("mtime: 0x%08x", binary.LittleEndian.Uint32([]byte(data[8:12]))); !strings.Contains(
+		source,
+		want,
+	) {
 		t.Errorf("os.pyc was made from another os.py: want %s in %s", want, source)
 	}
 }

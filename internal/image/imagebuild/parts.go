@@ -23,7 +23,12 @@ type wheelhouse struct {
 
 // parts puts a recipe's parts into a root file system. Wheels are only fetched: they are installed by the
 // root's own Python.
-func parts(ctx context.Context, r recipe.Recipe, dir, work, keep string, log command.Log) (houses []wheelhouse, err error) {
+func parts(
+	ctx context.Context,
+	r recipe.Recipe,
+	dir, work, keep string,
+	log command.Log,
+) (houses []wheelhouse, err error) {
 	if err := os.MkdirAll(keep, 0o755); err != nil {
 		return nil, err
 	}
@@ -47,7 +52,11 @@ func parts(ctx context.Context, r recipe.Recipe, dir, work, keep string, log com
 		}
 	}
 	if check, ok := r.Files[recipe.CheckFile]; ok {
-		err = newTree(ctx, root, path.Dir(recipe.CheckPath)).file(path.Base(recipe.CheckPath), true, bytes.NewReader(check))
+		err = newTree(
+			ctx,
+			root,
+			path.Dir(recipe.CheckPath),
+		).file(path.Base(recipe.CheckPath), true, bytes.NewReader(check))
 	}
 	return houses, err
 }

@@ -104,7 +104,12 @@ func sums(npm []byte, names ...string) (integrity, sum string) {
 }
 
 func TestParts(t *testing.T) {
-	npm := archive(t, tar.Header{Name: "package/", Typeflag: tar.TypeDir, Mode: 0o755}, tar.Header{Name: "package/bin/p", Mode: 0o755}, tar.Header{Name: "package/README", Mode: 0o600})
+	npm := archive(
+		t,
+		tar.Header{Name: "package/", Typeflag: tar.TypeDir, Mode: 0o755},
+		tar.Header{Name: "package/bin/p", Mode: 0o755},
+		tar.Header{Name: "package/README", Mode: 0o600},
+	)
 	mod := module(t, "m.example/m@v1.0.0/bin/m", "m.example/m@v1.0.0/x")
 	integrity, sum := sums(npm, "m.example/m@v1.0.0/bin/m", "m.example/m@v1.0.0/x")
 	dir := programs(t, npm, mod)

@@ -24,7 +24,11 @@ func Root(ctx context.Context, r recipe.Recipe, work, cache string, log command.
 		return errors.New("build root file system: root is needed to make files of other users; run as root")
 	}
 	if len(r.Missing) > 0 {
-		return fmt.Errorf("build root file system: template %s needs values that only this machine can give: name them in the setting templates.params: %s", r.Name, r.Name+"."+strings.Join(r.Missing, ", "+r.Name+"."))
+		return fmt.Errorf(
+			"build root file system: template %s needs values that only this machine can give: name them in the setting templates.params: %s",
+			r.Name,
+			r.Name+"."+strings.Join(r.Missing, ", "+r.Name+"."),
+		)
 	}
 	suite, sources, err := origin(r)
 	if err != nil {
@@ -51,9 +55,20 @@ func Root(ctx context.Context, r recipe.Recipe, work, cache string, log command.
 	}
 	args := append(arguments(r), hooks...)
 	args = append(args, suite, filepath.Join(work, "root"), "-")
-	err = within(ctx, packagesLimit, "the packages did not come", func(ctx context.Context) error { return command.Run(ctx, opt, "mmdebstrap", args...) })
+	err = within(
+		ctx,
+		packagesLimit,
+		"the packages did not come",
+		func(ctx context.Context) error { return command.Run(ctx, opt, "mmdebstrap", args...) },
+	)
 	if err != nil {
-		return fmt.Errorf("build root file system of template %s from suite %s: %w; %s", r.Name, suite, err, elsewhere(r, sources))
+		return fmt.Errorf(
+			"build root file system of template %s from suite %s: %w; %s",
+			r.Name,
+			suite,
+			err,
+			elsewhere(r, sources),
+		)
 	}
 	houses, err := parts(ctx, r, filepath.Join(work, "root"), work, keep, log)
 	if err == nil {
@@ -130,29 +145,44 @@ func origin(r recipe.Recipe) (suite string, lines []string, err error) {
 }
 
 // chooseOrigin is origin on a machine that is host and has the sources known.
-func chooseOrigin(d recipe.Distribution, host apt.Distribution, known []apt.Source) (suite string, lines []string, err error) {
+func chooseOrigin(
+	d recipe.Distribution,
+	host apt.Distribution,
+	known []apt.Source,
+) (suite string, lines []string, err error) {
 	suite, lines, err = chooseMain(d, host, known)
 	if err != nil {
 		return "", nil, err
 	}
 	for _, e := range d.Extra {
-		lines = append(lines, sourceLine(apt.Source{URI: e.Mirror, Suite: e.Suite, SignedBy: e.Keyring}, strings.Join(e.Components, " ")))
+		lines = append(
+			lines,
+			sourceLine(apt.Source{URI: e.Mirror, Suite: e.Suite, SignedBy: e.Keyring}, strings.Join(e.Components, " ")),
+		)
 	}
 	return suite, lines, nil
 }
 
 // chooseMain is chooseOrigin without the sources of other projects.
-func chooseMain(d recipe.Distribution, host apt.Distribution, known []apt.Source) (suite string, lines []string, err error) {
+func chooseMain(
+	d recipe.Distribution,
+	host apt.Distribution,
+	known []apt.Source,
+) (suite string, lines []string, err error) {
 	suite = d.Suite
 	if suite == "" {
 		suite = host.Codename
 	}
 	if suite == "" {
-		return "", nil, errors.New("build root file system: this machine does not say which release it is; set distribution.suite in the recipe")
+		return "", nil, errors.New(
+			"build root file system: this machine does not say which release it is; set distribution.suite in the recipe",
+		)
 	}
 	components := strings.Join(d.Components, " ")
 	if d.Mirror != "" {
-		return suite, []string{sourceLine(apt.Source{URI: d.Mirror, Suite: suite, SignedBy: d.Keyring}, components)}, nil
+		return suite, []string{
+			sourceLine(apt.Source{URI: d.Mirror, Suite: suite, SignedBy: d.Keyring}, components),
+		}, nil
 	}
 	base := apt.Source{}
 	seen := map[string]bool{}
@@ -175,7 +205,10 @@ func chooseMain(d recipe.Distribution, host apt.Distribution, known []apt.Source
 		lines = []string{sourceLine(base, components)}
 	}
 	if len(lines) == 0 {
-		return "", nil, fmt.Errorf("build root file system: this machine has no package source for %s; add one to apt, or set distribution.mirror in the recipe", suite)
+		return "", nil, fmt.Errorf(
+			"build root file system: this machine has no package source for %s; add one to apt, or set distribution.mirror in the recipe",
+			suite,
+		)
 	}
 	return suite, lines, nil
 }

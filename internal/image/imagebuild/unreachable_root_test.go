@@ -75,8 +75,14 @@ func TestUnreachablePackages(t *testing.T) {
 				"postgres-16.pgdg.pgdg_suite": "noble-pgdg", "postgres-16.pgdg.pgdg_keyring": "/etc/hostname"}})
 			must(t, err)
 			dir := t.TempDir()
-			opt := Options{Recipe: all["postgres-16.pgdg"], Work: filepath.Join(dir, "work"), Cache: filepath.Join(dir, "cache"), Image: filepath.Join(dir, "image"),
-				Data: map[string]string{"data": filepath.Join(dir, "data")}, Log: func(l string) { t.Log(l) }}
+			opt := Options{
+				Recipe: all["postgres-16.pgdg"],
+				Work:   filepath.Join(dir, "work"),
+				Cache:  filepath.Join(dir, "cache"),
+				Image:  filepath.Join(dir, "image"),
+				Data:   map[string]string{"data": filepath.Join(dir, "data")},
+				Log:    func(l string) { t.Log(l) },
+			}
 			ctx, cancel := context.WithTimeout(t.Context(), bounded)
 			defer cancel()
 			if name == "silent" { // what limits it is longer than a test

@@ -81,7 +81,17 @@ func build(ctx context.Context, deb, work, dir string, log command.Log) error {
 	if err := os.WriteFile(config, fragment, 0o644); err != nil {
 		return err
 	}
-	opt := alone(command.Options{Dir: tree, Log: log, Env: []string{"KBUILD_BUILD_TIMESTAMP=Thu Jan 1 00:00:00 UTC 1970", "KBUILD_BUILD_USER=pandastack", "KBUILD_BUILD_HOST=pandastack"}})
+	opt := alone(
+		command.Options{
+			Dir: tree,
+			Log: log,
+			Env: []string{
+				"KBUILD_BUILD_TIMESTAMP=Thu Jan 1 00:00:00 UTC 1970",
+				"KBUILD_BUILD_USER=pandastack",
+				"KBUILD_BUILD_HOST=pandastack",
+			},
+		},
+	)
 	if err := command.Run(ctx, opt, "make", "allnoconfig", "KCONFIG_ALLCONFIG="+config); err != nil {
 		return err
 	}
@@ -161,7 +171,9 @@ func newestSource(ctx context.Context) (apt.Version, error) {
 		}
 	}
 	if best.Package == "" {
-		return apt.Version{}, errors.New("build guest kernel: the package sources offer no linux-source package; run `apt-get update` or add a source")
+		return apt.Version{}, errors.New(
+			"build guest kernel: the package sources offer no linux-source package; run `apt-get update` or add a source",
+		)
 	}
 	return best, nil
 }

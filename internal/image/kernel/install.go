@@ -93,7 +93,10 @@ func newest(ctx context.Context) (apt.Version, error) {
 		return apt.Version{}, err
 	}
 	if len(offers) == 0 {
-		return apt.Version{}, fmt.Errorf("install guest kernel: the package sources offer no %s; run `apt-get update`, or on a distribution other than Debian build the tuned kernel with `make kernel`", name)
+		return apt.Version{}, fmt.Errorf(
+			"install guest kernel: the package sources offer no %s; run `apt-get update`, or on a distribution other than Debian build the tuned kernel with `make kernel`",
+			name,
+		)
 	}
 	best := slices.MaxFunc(offers, func(a, b apt.Version) int { return apt.Compare(a.Version, b.Version) })
 	needs, err := apt.Depends(ctx, best)

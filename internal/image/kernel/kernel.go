@@ -42,14 +42,21 @@ type Boot struct {
 type NotFoundError struct{ Dir string }
 
 func (e *NotFoundError) Error() string {
-	return fmt.Sprintf("there is no guest kernel in %s; run `pandastack setup` to install the distribution's, or `make kernel` to build the tuned one", e.Dir)
+	return fmt.Sprintf(
+		"there is no guest kernel in %s; run `pandastack setup` to install the distribution's, or `make kernel` to build the tuned one",
+		e.Dir,
+	)
 }
 
 // DamagedError says that a file is not what was installed.
 type DamagedError struct{ Path, Why string }
 
 func (e *DamagedError) Error() string {
-	return fmt.Sprintf("guest kernel file %s is damaged (%s); run `pandastack setup` to install it again", e.Path, e.Why)
+	return fmt.Sprintf(
+		"guest kernel file %s is damaged (%s); run `pandastack setup` to install it again",
+		e.Path,
+		e.Why,
+	)
 }
 
 // AgentError says that the guest agent's program cannot be used.
@@ -59,7 +66,11 @@ type AgentError struct {
 }
 
 func (e *AgentError) Error() string {
-	return fmt.Sprintf("guest agent %s cannot be used: %v; it is built beside pandastack (`make build`), or set guest_agent to its path", e.Path, e.Err)
+	return fmt.Sprintf(
+		"guest agent %s cannot be used: %v; it is built beside pandastack (`make build`), or set guest_agent to its path",
+		e.Path,
+		e.Err,
+	)
 }
 
 // Unwrap gives the cause.
@@ -120,7 +131,10 @@ func load(dir string) (*meta, error) {
 			return nil, &DamagedError{Path: filepath.Join(dir, name), Why: err.Error()}
 		}
 		if got != want {
-			return nil, &DamagedError{Path: filepath.Join(dir, name), Why: "its SHA-256 differs from the one taken at installation"}
+			return nil, &DamagedError{
+				Path: filepath.Join(dir, name),
+				Why:  "its SHA-256 differs from the one taken at installation",
+			}
 		}
 	}
 	return &m, nil

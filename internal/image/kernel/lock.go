@@ -55,7 +55,10 @@ func exclusive(ctx context.Context, path string) (*os.File, error) {
 		}
 		select {
 		case <-ctx.Done():
-			return nil, errors.Join(fmt.Errorf("wait for another process that installs a guest kernel: %w", context.Cause(ctx)), f.Close())
+			return nil, errors.Join(
+				fmt.Errorf("wait for another process that installs a guest kernel: %w", context.Cause(ctx)),
+				f.Close(),
+			)
 		case <-tick.C:
 		}
 	}

@@ -36,7 +36,13 @@ const maxCuts = 1000
 
 // client is an HTTP client with the credentials of a repository.
 func (p *Puller) client(ctx context.Context, repo name.Repository) (*http.Client, error) {
-	t, err := transport.NewWithContext(ctx, repo.Registry, p.auth(repo), p.opt.Transport, []string{repo.Scope(transport.PullScope)})
+	t, err := transport.NewWithContext(
+		ctx,
+		repo.Registry,
+		p.auth(repo),
+		p.opt.Transport,
+		[]string{repo.Scope(transport.PullScope)},
+	)
 	if err != nil {
 		return nil, err
 	}
@@ -45,7 +51,15 @@ func (p *Puller) client(ctx context.Context, repo name.Repository) (*http.Client
 
 func (p *Puller) newBlob(ctx context.Context, client *http.Client, repo name.Repository, l Layer) *blob {
 	url := repo.Scheme() + "://" + repo.RegistryStr() + "/v2/" + repo.RepositoryStr() + "/blobs/" + l.Digest
-	return &blob{ctx: ctx, client: client, url: url, size: l.Size, limit: p.opt.Retries, wait: p.opt.Wait, stall: p.opt.Stall}
+	return &blob{
+		ctx:    ctx,
+		client: client,
+		url:    url,
+		size:   l.Size,
+		limit:  p.opt.Retries,
+		wait:   p.opt.Wait,
+		stall:  p.opt.Stall,
+	}
 }
 
 // Read reads on. It answers io.EOF after size bytes exactly.

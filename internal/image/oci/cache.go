@@ -69,7 +69,10 @@ func (p *Puller) prune() error {
 		files = append(files, info)
 		total += info.Size()
 	}
-	slices.SortFunc(files, func(a, b os.FileInfo) int { return cmp.Compare(a.ModTime().UnixNano(), b.ModTime().UnixNano()) })
+	slices.SortFunc(
+		files,
+		func(a, b os.FileInfo) int { return cmp.Compare(a.ModTime().UnixNano(), b.ModTime().UnixNano()) },
+	)
 	for _, f := range files {
 		if total <= p.opt.CacheBytes {
 			return nil

@@ -142,7 +142,9 @@ func (p *Puller) cached(ctx context.Context, path string, l Layer, left *budget)
 	} else if err != nil {
 		return nil, fmt.Errorf("open kept layer: %w", err)
 	}
-	stream := newSum(&bounded{r: withContext{ctx, bufio.NewReaderSize(f, 1<<20)}, budget: left, layer: p.opt.Limits.MaxBytes})
+	stream := newSum(
+		&bounded{r: withContext{ctx, bufio.NewReaderSize(f, 1<<20)}, budget: left, layer: p.opt.Limits.MaxBytes},
+	)
 	records, err := index(stream, left)
 	if err == nil && stream.String() == l.DiffID {
 		return &unpacked{f, records}, touch(path)

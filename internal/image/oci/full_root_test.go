@@ -55,7 +55,8 @@ func pullIntoFull(t *testing.T, name string, p *oci.Puller, dir, small, large st
 		t.Errorf("%s: %v", name, err)
 		return
 	}
-	if _, err := p.Flatten(t.Context(), img, io.Discard); !errors.Is(err, unix.ENOSPC) || errors.Is(err, oci.ErrCorrupt) {
+	if _, err := p.Flatten(t.Context(), img, io.Discard); !errors.Is(err, unix.ENOSPC) ||
+		errors.Is(err, oci.ErrCorrupt) {
 		t.Errorf("%s: got %v", name, err)
 	}
 	if after, err := flatten(t.Context(), p, small); err != nil || after != before {

@@ -34,10 +34,30 @@ func fuzzSeed(f *testing.F, headers ...tar.Header) []byte {
 // FuzzLayers flattens two layers of any bytes and reads the result: every name is clean and new, every name below
 // a directory, and the target of every hard link stands before it.
 func FuzzLayers(f *testing.F) {
-	f.Add(fuzzSeed(f, tar.Header{Typeflag: tar.TypeReg, Name: "d/a", Size: 3}, tar.Header{Typeflag: tar.TypeLink, Name: "b", Linkname: "d/a"}),
-		fuzzSeed(f, tar.Header{Typeflag: tar.TypeReg, Name: "d/.wh.a"}, tar.Header{Typeflag: tar.TypeReg, Name: "d/.wh..wh..opq"}))
-	f.Add(fuzzSeed(f, tar.Header{Typeflag: tar.TypeSymlink, Name: "l", Linkname: "/x/../y"}, tar.Header{Typeflag: tar.TypeDir, Name: "l/z/"}),
-		fuzzSeed(f, tar.Header{Typeflag: tar.TypeDir, Name: "l/"}, tar.Header{Typeflag: tar.TypeChar, Name: "l/c", Devmajor: 1}))
+	f.Add(
+		fuzzSeed(
+			f,
+			tar.Header{Typeflag: tar.TypeReg, Name: "d/a", Size: 3},
+			tar.Header{Typeflag: tar.TypeLink, Name: "b", Linkname: "d/a"},
+		),
+		fuzzSeed(
+			f,
+			tar.Header{Typeflag: tar.TypeReg, Name: "d/.wh.a"},
+			tar.Header{Typeflag: tar.TypeReg, Name: "d/.wh..wh..opq"},
+		),
+	)
+	f.Add(
+		fuzzSeed(
+			f,
+			tar.Header{Typeflag: tar.TypeSymlink, Name: "l", Linkname: "/x/../y"},
+			tar.Header{Typeflag: tar.TypeDir, Name: "l/z/"},
+		),
+		fuzzSeed(
+			f,
+			tar.Header{Typeflag: tar.TypeDir, Name: "l/"},
+			tar.Header{Typeflag: tar.TypeChar, Name: "l/c", Devmajor: 1},
+		),
+	)
 	f.Fuzz(func(t *testing.T, lower, upper []byte) {
 		tr := newTree(2000)
 		var layers []*unpacked

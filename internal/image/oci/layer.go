@@ -38,7 +38,13 @@ type budget struct {
 }
 
 // layer gives the layer l, from the cache or from the registry. The caller closes the file.
-func (p *Puller) layer(ctx context.Context, client func() (*http.Client, error), img *Image, i int, left *budget) (*unpacked, error) {
+func (p *Puller) layer(
+	ctx context.Context,
+	client func() (*http.Client, error),
+	img *Image,
+	i int,
+	left *budget,
+) (*unpacked, error) {
 	l := img.Layers[i]
 	path := filepath.Join(p.opt.Dir, strings.Replace(l.DiffID, ":", "-", 1))
 	if p.opt.CacheBytes > 0 {
@@ -138,11 +144,19 @@ func index(stream *summed, left *budget) ([]record, error) {
 
 // checkHeader refuses entries that no layer of an image has.
 func checkHeader(h *tar.Header) error {
-	if h.Typeflag == tar.TypeGNUSparse || h.PAXRecords["GNU.sparse.major"] != "" || h.PAXRecords["GNU.sparse.map"] != "" {
+	if h.Typeflag == tar.TypeGNUSparse || h.PAXRecords["GNU.sparse.major"] != "" ||
+		h.PAXRecords["GNU.sparse.map"] != "" {
 		return fmt.Errorf("%w: %.100q is a sparse file in the archive", ErrCorrupt, h.Name)
 	}
 	switch h.Typeflag {
-	case tar.TypeReg, tar.TypeDir, tar.TypeSymlink, tar.TypeLink, tar.TypeChar, tar.TypeBlock, tar.TypeFifo, tar.TypeXGlobalHeader:
+	case tar.TypeReg,
+		tar.TypeDir,
+		tar.TypeSymlink,
+		tar.TypeLink,
+		tar.TypeChar,
+		tar.TypeBlock,
+		tar.TypeFifo,
+		tar.TypeXGlobalHeader:
 	default:
 		return fmt.Errorf("%w: %.100q is of the unknown kind %q", ErrCorrupt, h.Name, h.Typeflag)
 	}

@@ -126,9 +126,11 @@ func newTransport() http.RoundTripper {
 			}
 			return err
 		}}
-	return guarded{&http.Transport{Proxy: http.ProxyFromEnvironment, DialContext: dialer.DialContext, ForceAttemptHTTP2: true,
-		IdleConnTimeout: 30 * time.Second, TLSHandshakeTimeout: 15 * time.Second, ResponseHeaderTimeout: 60 * time.Second,
-		DisableCompression: true}}
+	return guarded{
+		&http.Transport{Proxy: http.ProxyFromEnvironment, DialContext: dialer.DialContext, ForceAttemptHTTP2: true,
+			IdleConnTimeout: 30 * time.Second, TLSHandshakeTimeout: 15 * time.Second, ResponseHeaderTimeout: 60 * time.Second,
+			DisableCompression: true},
+	}
 }
 
 // checkAddress refuses what no registry is at. A name is not an address yet.
@@ -220,8 +222,15 @@ func (p *Puller) parse(ref string) (name.Reference, error) {
 }
 
 func (p *Puller) options(ctx context.Context, ref name.Reference) []remote.Option {
-	return []remote.Option{remote.WithContext(ctx), remote.WithTransport(p.opt.Transport), remote.WithAuth(p.auth(ref.Context())),
-		remote.WithPlatform(p.platform), remote.WithRetryBackoff(remote.Backoff{Duration: p.opt.Wait, Factor: 2, Jitter: 0.1, Steps: 4})}
+	return []remote.Option{
+		remote.WithContext(ctx),
+		remote.WithTransport(p.opt.Transport),
+		remote.WithAuth(p.auth(ref.Context())),
+		remote.WithPlatform(
+			p.platform,
+		),
+		remote.WithRetryBackoff(remote.Backoff{Duration: p.opt.Wait, Factor: 2, Jitter: 0.1, Steps: 4}),
+	}
 }
 
 func (p *Puller) auth(repo name.Repository) authn.Authenticator {
@@ -272,7 +281,11 @@ func (p *Puller) describe(img v1.Image, ref name.Reference) (*Image, error) {
 		return nil, err
 	}
 	if !manifest.Config.MediaType.IsConfig() {
-		return nil, fmt.Errorf("%w: it is an artifact, not an image: its configuration is %.100q", ErrCorrupt, manifest.Config.MediaType)
+		return nil, fmt.Errorf(
+			"%w: it is an artifact, not an image: its configuration is %.100q",
+			ErrCorrupt,
+			manifest.Config.MediaType,
+		)
 	}
 	if manifest.Config.Size > 8<<20 {
 		return nil, fmt.Errorf("%w: its configuration has %d bytes", ErrTooLarge, manifest.Config.Size)
@@ -285,22 +298,38 @@ func (p *Puller) describe(img v1.Image, ref name.Reference) (*Image, error) {
 	if platform == nil || !platform.Satisfies(v1.Platform{OS: p.platform.OS, Architecture: p.platform.Architecture}) {
 		return nil, fmt.Errorf("%w: it is for %s, not for %s", ErrPlatform, platform, p.platform)
 	}
-	out := &Image{Ref: ref.Context().Digest(digest.String()).String(), Digest: digest.String(), Platform: platform.String(),
-		Config: config.Config, repository: ref.Context()}
+	out := &Image{
+		Ref:        ref.Context().Digest(digest.String()).String(),
+		Digest:     digest.String(),
+		Platform:   platform.String(),
+		Config:     config.Config,
+		repository: ref.Context(),
+	}
 	return out, p.layers(out, manifest, config)
 }
 
 // layers takes the layers of a manifest into img.
 func (p *Puller) layers(img *Image, manifest *v1.Manifest, config *v1.ConfigFile) error {
 	if len(manifest.Layers) != len(config.RootFS.DiffIDs) {
-		return fmt.Errorf("%w: it has %d layers and %d DiffIDs", ErrCorrupt, len(manifest.Layers), len(config.RootFS.DiffIDs))
+		return fmt.Errorf(
+			"%w: it has %d layers and %d DiffIDs",
+			ErrCorrupt,
+			len(manifest.Layers),
+			len(config.RootFS.DiffIDs),
+		)
 	}
 	if len(manifest.Layers) > p.opt.Limits.MaxLayers {
-		return fmt.Errorf("%w: it has %d layers, %d are allowed", ErrTooLarge, len(manifest.Layers), p.opt.Limits.MaxLayers)
+		return fmt.Errorf(
+			"%w: it has %d layers, %d are allowed",
+			ErrTooLarge,
+			len(manifest.Layers),
+			p.opt.Limits.MaxLayers,
+		)
 	}
 	for i, l := range manifest.Layers {
 		diff := config.RootFS.DiffIDs[i]
-		if l.Digest.Algorithm != "sha256" || diff.Algorithm != "sha256" || len(l.Digest.Hex) != 64 || len(diff.Hex) != 64 {
+		if l.Digest.Algorithm != "sha256" || diff.Algorithm != "sha256" || len(l.Digest.Hex) != 64 ||
+			len(diff.Hex) != 64 {
 			return fmt.Errorf("%w: layer %d has no SHA-256 digest", ErrCorrupt, i)
 		}
 		if l.Size < 0 || l.Size > p.opt.Limits.MaxBytes-img.Bytes {

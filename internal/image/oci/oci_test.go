@@ -89,7 +89,15 @@ func tarOf(t testing.TB, ents ...ent) []byte {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for _, e := range ents {
-		h := &tar.Header{Name: e.name, Typeflag: e.typ, Size: int64(len(e.data)), Linkname: e.link, Mode: e.mode, Uid: e.uid, Format: tar.FormatPAX}
+		h := &tar.Header{
+			Name:     e.name,
+			Typeflag: e.typ,
+			Size:     int64(len(e.data)),
+			Linkname: e.link,
+			Mode:     e.mode,
+			Uid:      e.uid,
+			Format:   tar.FormatPAX,
+		}
 		if h.Typeflag == 0 {
 			h.Typeflag = tar.TypeReg
 		}
@@ -119,7 +127,9 @@ func imageOf(t testing.TB, platform string, layers ...[]byte) v1.Image {
 	t.Helper()
 	img := v1.Image(empty.Image)
 	for _, b := range layers {
-		l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b)), nil })
+		l, err := tarball.LayerFromOpener(
+			func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b)), nil },
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -350,7 +360,9 @@ func TestLayerOfHeaders(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil })
+	layer, err := tarball.LayerFromOpener(
+		func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil },
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -402,10 +414,26 @@ func (zeros) Read(p []byte) (int, error) {
 
 func TestPlatforms(t *testing.T) {
 	s := newServer(t)
-	amd, arm := imageOf(t, "linux/amd64", tarOf(t, ent{name: "amd", data: "1"})), imageOf(t, "linux/arm64/v8", tarOf(t, ent{name: "arm", data: "1"}))
-	index := mutate.AppendManifests(empty.Index,
-		mutate.IndexAddendum{Add: arm, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: "arm64", Variant: "v8"}}},
-		mutate.IndexAddendum{Add: amd, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: "amd64"}}})
+	amd, arm := imageOf(
+		t,
+		"linux/amd64",
+		tarOf(t, ent{name: "amd", data: "1"}),
+	), imageOf(
+		t,
+		"linux/arm64/v8",
+		tarOf(t, ent{name: "arm", data: "1"}),
+	)
+	index := mutate.AppendManifests(
+		empty.Index,
+		mutate.IndexAddendum{
+			Add:        arm,
+			Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: "arm64", Variant: "v8"}},
+		},
+		mutate.IndexAddendum{
+			Add:        amd,
+			Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: "amd64"}},
+		},
+	)
 	ref, err := name.ParseReference(s.host+"/multi:1", name.Insecure)
 	if err != nil {
 		t.Fatal(err)

@@ -63,13 +63,20 @@ func (c *checker) commands(list []string, field string) {
 
 func (c *checker) command(cmd, field string) {
 	c.that(strings.TrimSpace(cmd) != "", field, "is empty; give a shell command or leave the entry out")
-	c.that(len(cmd) <= maxCommand, field, "has %d bytes; at most %d are allowed, put a longer script into a file", len(cmd), maxCommand)
+	c.that(
+		len(cmd) <= maxCommand,
+		field,
+		"has %d bytes; at most %d are allowed, put a longer script into a file",
+		len(cmd),
+		maxCommand,
+	)
 	c.that(!strings.ContainsRune(cmd, 0), field, "holds a NUL byte")
 }
 
 func (c *checker) mirror(text, field string) {
 	u, err := url.Parse(text)
-	ok := err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" && !strings.ContainsAny(text, " \t\n[]")
+	ok := err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" &&
+		!strings.ContainsAny(text, " \t\n[]")
 	c.that(text == "" || ok, field, "is %q; give an http or https address, or leave it out", text)
 }
 
@@ -80,12 +87,26 @@ func (c *checker) keyring(path, field string) {
 
 func (r Recipe) check() error {
 	var c checker
-	c.that(nameForm.MatchString(r.Name), "name", "is %q; give lower-case letters, digits, dots and dashes, at most 63", r.Name)
+	c.that(
+		nameForm.MatchString(r.Name),
+		"name",
+		"is %q; give lower-case letters, digits, dots and dashes, at most 63",
+		r.Name,
+	)
 	for i, a := range r.Aliases {
-		c.that(nameForm.MatchString(a), fmt.Sprintf("aliases[%d]", i), "is %q; give lower-case letters, digits, dots and dashes, at most 63", a)
+		c.that(
+			nameForm.MatchString(a),
+			fmt.Sprintf("aliases[%d]", i),
+			"is %q; give lower-case letters, digits, dots and dashes, at most 63",
+			a,
+		)
 	}
 	c.that(len(r.Description) <= 500, "description", "has %d bytes; at most 500 are allowed", len(r.Description))
-	c.that(len(r.Aliases) <= 20 && len(r.Tools) <= 100, "aliases, tools", "have too many entries; at most 20 and 100 are allowed")
+	c.that(
+		len(r.Aliases) <= 20 && len(r.Tools) <= 100,
+		"aliases, tools",
+		"have too many entries; at most 20 and 100 are allowed",
+	)
 	c.between(r.VCPUs, 1, maxVCPUs, "vcpus")
 	c.between(r.MemoryMiB, minMemoryMiB, maxMemoryMiB, "memory_mib")
 	c.between(r.DiskMiB, minDiskMiB, maxDiskMiB, "disk_mib")
@@ -98,7 +119,13 @@ func (r Recipe) check() error {
 	c.between(r.Limits.NetworkOutMbit, 0, maxLimit, "limits.network_out_mbit")
 	r.checkDisks(&c)
 	r.Distribution.check(&c)
-	c.that(len(r.Parts) <= maxList && len(r.Start) <= maxStart, "parts, start", "have too many entries; at most %d and %d are allowed", maxList, maxStart)
+	c.that(
+		len(r.Parts) <= maxList && len(r.Start) <= maxStart,
+		"parts, start",
+		"have too many entries; at most %d and %d are allowed",
+		maxList,
+		maxStart,
+	)
 	for i, p := range r.Parts {
 		p.check(&c, fmt.Sprintf("parts[%d]", i))
 	}
@@ -114,7 +141,12 @@ func (r Recipe) check() error {
 }
 
 func (d Distribution) check(c *checker) {
-	c.that(d.Suite == "" || wordForm.MatchString(d.Suite), "distribution.suite", "is %q; give a suite such as bookworm, or leave it out", d.Suite)
+	c.that(
+		d.Suite == "" || wordForm.MatchString(d.Suite),
+		"distribution.suite",
+		"is %q; give a suite such as bookworm, or leave it out",
+		d.Suite,
+	)
 	c.mirror(d.Mirror, "distribution.mirror")
 	c.that(d.Mirror == "" || d.Suite != "", "distribution.suite", "is empty; a mirror needs a suite")
 	c.keyring(d.Keyring, "distribution.keyring")
@@ -127,14 +159,41 @@ func (d Distribution) check(c *checker) {
 			c.that(wordForm.MatchString(w), field+".components", "has %q; give words such as main", w)
 		}
 	}
-	c.that(slices.Contains(variants, d.Variant), "distribution.variant", "is %q; give one of %s", d.Variant, strings.Join(variants, ", "))
-	c.that(len(d.Components) > 0 && len(d.Components) <= 10, "distribution.components", "has %d entries; give one to ten, such as main", len(d.Components))
+	c.that(
+		slices.Contains(variants, d.Variant),
+		"distribution.variant",
+		"is %q; give one of %s",
+		d.Variant,
+		strings.Join(variants, ", "),
+	)
+	c.that(
+		len(d.Components) > 0 && len(d.Components) <= 10,
+		"distribution.components",
+		"has %d entries; give one to ten, such as main",
+		len(d.Components),
+	)
 	for i, w := range d.Components {
-		c.that(wordForm.MatchString(w), fmt.Sprintf("distribution.components[%d]", i), "is %q; give a word such as main", w)
+		c.that(
+			wordForm.MatchString(w),
+			fmt.Sprintf("distribution.components[%d]", i),
+			"is %q; give a word such as main",
+			w,
+		)
 	}
-	c.that(len(d.Packages) <= maxList, "distribution.packages", "has %d entries; at most %d are allowed", len(d.Packages), maxList)
+	c.that(
+		len(d.Packages) <= maxList,
+		"distribution.packages",
+		"has %d entries; at most %d are allowed",
+		len(d.Packages),
+		maxList,
+	)
 	for i, p := range d.Packages {
-		c.that(packageForm.MatchString(p), fmt.Sprintf("distribution.packages[%d]", i), "is %q; give the name of a package", p)
+		c.that(
+			packageForm.MatchString(p),
+			fmt.Sprintf("distribution.packages[%d]", i),
+			"is %q; give the name of a package",
+			p,
+		)
 	}
 }
 
@@ -142,17 +201,33 @@ func (r Recipe) checkDisks(c *checker) {
 	c.that(len(r.Disks) <= maxDisks, "disks", "has %d entries; at most %d are allowed", len(r.Disks), maxDisks)
 	for i, d := range r.Disks {
 		field := fmt.Sprintf("disks[%d]", i)
-		c.that(diskForm.MatchString(d.Name), field+".name", "is %q; give a lower-case letter, then those and digits, at most 16", d.Name)
+		c.that(
+			diskForm.MatchString(d.Name),
+			field+".name",
+			"is %q; give a lower-case letter, then those and digits, at most 16",
+			d.Name,
+		)
 		c.between(d.SizeMiB, minDataMiB, maxDiskMiB, field+".size_mib")
-		ok := path.IsAbs(d.Mount) && path.Clean(d.Mount) == d.Mount && d.Mount != "/" && len(d.Mount) < 1024 && !strings.ContainsAny(d.Mount, " \t\n\\")
+		ok := path.IsAbs(d.Mount) && path.Clean(d.Mount) == d.Mount && d.Mount != "/" && len(d.Mount) < 1024 &&
+			!strings.ContainsAny(d.Mount, " \t\n\\")
 		c.that(ok, field+".mount", "is %q; give an absolute path without . and .. and spaces", d.Mount)
 		for _, o := range d.Options {
 			c.that(optionForm.MatchString(o), field+".options", "has %q; give words such as noatime or commit=30", o)
 		}
-		c.that(d.Owner == "" || ownerForm.MatchString(d.Owner), field+".owner", "is %q; give user or user:group, or leave it out", d.Owner)
+		c.that(
+			d.Owner == "" || ownerForm.MatchString(d.Owner),
+			field+".owner",
+			"is %q; give user or user:group, or leave it out",
+			d.Owner,
+		)
 		for _, o := range r.Disks[:i] {
 			c.that(o.Name != d.Name, field+".name", "is %q, as another's; give each its own", d.Name)
-			c.that(!within(o.Mount, d.Mount) && !within(d.Mount, o.Mount), field+".mount", "is %q, which is in another's or holds it", d.Mount)
+			c.that(
+				!within(o.Mount, d.Mount) && !within(d.Mount, o.Mount),
+				field+".mount",
+				"is %q, which is in another's or holds it",
+				d.Mount,
+			)
 		}
 	}
 }
@@ -172,11 +247,27 @@ func (p Part) check(c *checker, field string) {
 	c.that(absolute || p.To == "" && p.PyPI != "", field+".to", "is %q; give an absolute path without . and ..", p.To)
 	c.that(p.NPM == "" || npmForm.MatchString(p.NPM), field+".npm", "is %q; give the name of a package", p.NPM)
 	c.that(p.Go == "" || moduleForm.MatchString(p.Go), field+".go", "is %q; give the path of a module", p.Go)
-	c.that(p.NPM == "" && p.Go == "" || versionForm.MatchString(p.Version), field+".version", "is %q; give the one version to take", p.Version)
+	c.that(
+		p.NPM == "" && p.Go == "" || versionForm.MatchString(p.Version),
+		field+".version",
+		"is %q; give the one version to take",
+		p.Version,
+	)
 	prefix := map[bool]string{true: "sha512-", false: "h1:"}[p.NPM != ""]
-	c.that(p.Hash == "" || p.NPM+p.Go != "" && strings.HasPrefix(p.Hash, prefix), field+".hash", "is %q; give %s..., or leave it out", p.Hash, prefix)
+	c.that(
+		p.Hash == "" || p.NPM+p.Go != "" && strings.HasPrefix(p.Hash, prefix),
+		field+".hash",
+		"is %q; give %s..., or leave it out",
+		p.Hash,
+		prefix,
+	)
 	for _, name := range []string{p.PyPI, p.File} {
-		c.that(name == "" || fileForm.MatchString(name), field, "is %q; give the name of a file beside the recipe", name)
+		c.that(
+			name == "" || fileForm.MatchString(name),
+			field,
+			"is %q; give the name of a file beside the recipe",
+			name,
+		)
 	}
 }
 
@@ -186,11 +277,21 @@ func (s Start) check(c *checker, field string) {
 	if s.Command != "" {
 		c.command(s.Command, field+".command")
 	}
-	c.that(s.Context == "" || wordForm.MatchString(s.Context), field+".context", "is %q; give a language such as python", s.Context)
+	c.that(
+		s.Context == "" || wordForm.MatchString(s.Context),
+		field+".context",
+		"is %q; give a language such as python",
+		s.Context,
+	)
 	c.that(userForm.MatchString(s.User), field+".user", "is %q; give a Unix user name such as user, or root", s.User)
 	c.that(path.IsAbs(s.Dir), field+".dir", "is %q; give an absolute path", s.Dir)
 	for name, value := range s.Env {
-		c.that(envForm.MatchString(name) && !strings.ContainsRune(value, 0), field+".env", "has %q; give names of letters, digits and underscores", name)
+		c.that(
+			envForm.MatchString(name) && !strings.ContainsRune(value, 0),
+			field+".env",
+			"has %q; give names of letters, digits and underscores",
+			name,
+		)
 	}
 }
 

@@ -89,7 +89,10 @@ func family(files fs.FS, name string, opt Options) ([]Recipe, error) {
 	for v, over := range variants {
 		o, ok := over.(map[string]any)
 		if !ok || !nameForm.MatchString(v) {
-			return nil, fmt.Errorf("recipe: variants: %q is no name of lower-case letters, digits, dots and dashes with a document", v)
+			return nil, fmt.Errorf(
+				"recipe: variants: %q is no name of lower-case letters, digits, dots and dashes with a document",
+				v,
+			)
 		}
 		d := join(map[string]any{"hidden": true}, base)
 		d["hidden"] = true
@@ -264,7 +267,15 @@ func unique(all map[string]Recipe) error {
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		for _, n := range append([]string{name}, all[name].Aliases...) {
 			if o, taken := owner[n]; taken {
-				problems = errors.Join(problems, fmt.Errorf("%q names both template %s and template %s; remove one of them from aliases", n, o, name))
+				problems = errors.Join(
+					problems,
+					fmt.Errorf(
+						"%q names both template %s and template %s; remove one of them from aliases",
+						n,
+						o,
+						name,
+					),
+				)
 			}
 			owner[n] = name
 		}
@@ -278,7 +289,10 @@ func unused(all map[string]Recipe, opt Options) error {
 	for _, key := range slices.Sorted(maps.Keys(opt.Params)) {
 		at := strings.LastIndexByte(key, '.')
 		if at < 0 || !slices.Contains(all[key[:max(at, 0)]].Params, key[at+1:]) {
-			problems = errors.Join(problems, fmt.Errorf("template parameter %q: no template has it; give template.parameter", key))
+			problems = errors.Join(
+				problems,
+				fmt.Errorf("template parameter %q: no template has it; give template.parameter", key),
+			)
 		}
 	}
 	return problems

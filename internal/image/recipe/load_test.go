@@ -31,12 +31,18 @@ variants:
 func load(t *testing.T, text string, opt recipe.Options) (map[string]recipe.Recipe, error) {
 	t.Helper()
 	return recipe.Load(fstest.MapFS{
-		"t/recipe.yaml": {Data: []byte(text)}, "t/f.sh": {Data: []byte("f")}, "t/check": {Data: []byte("c")}, "t/README.md": {Data: []byte("r")},
+		"t/recipe.yaml": {
+			Data: []byte(text),
+		}, "t/f.sh": {Data: []byte("f")}, "t/check": {Data: []byte("c")}, "t/README.md": {Data: []byte("r")},
 	}, opt)
 }
 
 func TestParametersAndVariants(t *testing.T) {
-	all, err := load(t, family, recipe.Options{Params: map[string]string{"t.version": "2.0", "t.hash": "", "t.v.suite": "jammy"}})
+	all, err := load(
+		t,
+		family,
+		recipe.Options{Params: map[string]string{"t.version": "2.0", "t.hash": "", "t.v.suite": "jammy"}},
+	)
 	if err != nil || len(all) != 2 {
 		t.Fatalf("%d recipes, %v", len(all), err)
 	}
@@ -47,10 +53,12 @@ func TestParametersAndVariants(t *testing.T) {
 	if s := r.Start[0]; s.Command != "serve $X" || s.User != "user" || s.Dir != "/home/user" {
 		t.Errorf("start %+v", s)
 	}
-	if p := v.Parts[0]; p.Version != "1.0" || v.Distribution.Suite != "jammy" || v.MemoryMiB != 1024 || !slices.Equal(v.Distribution.Packages, []string{"rr"}) {
+	if p := v.Parts[0]; p.Version != "1.0" || v.Distribution.Suite != "jammy" || v.MemoryMiB != 1024 ||
+		!slices.Equal(v.Distribution.Packages, []string{"rr"}) {
 		t.Errorf("variant %+v", v)
 	}
-	if !v.Hidden || len(v.Aliases) != 0 || v.Name != "t.v" || !slices.Equal(v.Missing, []string{"mirror"}) || len(r.Missing) != 0 {
+	if !v.Hidden || len(v.Aliases) != 0 || v.Name != "t.v" || !slices.Equal(v.Missing, []string{"mirror"}) ||
+		len(r.Missing) != 0 {
 		t.Errorf("variant %+v", v)
 	}
 	if string(r.Files["f.sh"]) != "f" || string(r.Files[recipe.CheckFile]) != "c" || len(r.Files) != 2 {
@@ -92,7 +100,8 @@ func TestLoadRefuses(t *testing.T) {
 		})
 	}
 	for _, key := range []string{"t.none", "none.version", "version"} {
-		if _, err := load(t, family, recipe.Options{Params: map[string]string{key: "x"}}); err == nil || !strings.Contains(err.Error(), key) {
+		if _, err := load(t, family, recipe.Options{Params: map[string]string{key: "x"}}); err == nil ||
+			!strings.Contains(err.Error(), key) {
 			t.Errorf("parameter %s: %v", key, err)
 		}
 	}
@@ -118,7 +127,8 @@ func TestBuiltinIsComplete(t *testing.T) {
 			if p.NPM+p.Go != "" && p.Hash == "" {
 				t.Errorf("%s: %s%s has no hash", name, p.NPM, p.Go)
 			}
-			if pins := string(r.Files[p.PyPI]); p.PyPI != "" && strings.Count(pins, "==") > strings.Count(pins, "--hash=sha256:") {
+			if pins := string(r.Files[p.PyPI]); p.PyPI != "" &&
+				strings.Count(pins, "==") > strings.Count(pins, "--hash=sha256:") {
 				t.Errorf("%s: %s pins packages without hashes", name, p.PyPI)
 			}
 		}

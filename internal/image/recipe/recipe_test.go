@@ -58,9 +58,15 @@ func TestParseRefuses(t *testing.T) {
 		"mount":     {"name: x\ndisks: [{name: d, size_mib: 64, mount: /}]\n", "disks[0].mount"},
 		"option":    {"name: x\ndisks: [{name: d, size_mib: 64, mount: /d, options: ['a,b']}]\n", "disks[0].options"},
 		"owner":     {"name: x\ndisks: [{name: d, size_mib: 64, mount: /d, owner: 'a b'}]\n", "disks[0].owner"},
-		"twice":     {"name: x\ndisks: [{name: d, size_mib: 64, mount: /d}, {name: d, size_mib: 64, mount: /e}]\n", "disks[1].name"},
-		"nested":    {"name: x\ndisks: [{name: d, size_mib: 64, mount: /d}, {name: e, size_mib: 64, mount: /d/e}]\n", "disks[1].mount"},
-		"both":      {"name: X\nvcpus: 0\n", "vcpus"},
+		"twice": {
+			"name: x\ndisks: [{name: d, size_mib: 64, mount: /d}, {name: d, size_mib: 64, mount: /e}]\n",
+			"disks[1].name",
+		},
+		"nested": {
+			"name: x\ndisks: [{name: d, size_mib: 64, mount: /d}, {name: e, size_mib: 64, mount: /d/e}]\n",
+			"disks[1].mount",
+		},
+		"both": {"name: X\nvcpus: 0\n", "vcpus"},
 	}
 	for name, r := range rows {
 		t.Run(name, func(t *testing.T) {

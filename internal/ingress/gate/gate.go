@@ -49,12 +49,36 @@ type Gate struct {
 }
 
 // New makes a gate. runner runs code cells and may be shared with other faces.
-func New(cfg Config, sandboxes Sandboxes, templates control.Templates, keys control.Keys, runner *repl.Runner, log *slog.Logger) (*Gate, error) {
-	control, err := control.New(control.Config{Domain: cfg.Domain, AgentVersion: envd.Version, Secret: cfg.Secret, Builds: cfg.Builds, History: cfg.History}, sandboxes, templates, keys)
+func New(
+	cfg Config,
+	sandboxes Sandboxes,
+	templates control.Templates,
+	keys control.Keys,
+	runner *repl.Runner,
+	log *slog.Logger,
+) (*Gate, error) {
+	control, err := control.New(
+		control.Config{
+			Domain:       cfg.Domain,
+			AgentVersion: envd.Version,
+			Secret:       cfg.Secret,
+			Builds:       cfg.Builds,
+			History:      cfg.History,
+		},
+		sandboxes,
+		templates,
+		keys,
+	)
 	if err != nil {
 		return nil, err
 	}
-	g := &Gate{sandboxes: sandboxes, control: control, agent: envd.New(), interpreter: interpreter.New(runner), previewKey: cfg.PreviewKey}
+	g := &Gate{
+		sandboxes:   sandboxes,
+		control:     control,
+		agent:       envd.New(),
+		interpreter: interpreter.New(runner),
+		previewKey:  cfg.PreviewKey,
+	}
 	g.edge = proxy.New(g, map[uint16]proxy.Service{envd.Port: g.serveAgent, interpreter.Port: g.serveInterpreter}, log)
 	return g, nil
 }

@@ -68,7 +68,14 @@ func newWorld(t *testing.T) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g, err := gate.New(gate.Config{Domain: domain, Secret: bytes.Repeat([]byte{7}, 32)}, service, templates, keys, &repl.Runner{}, log)
+	g, err := gate.New(
+		gate.Config{Domain: domain, Secret: bytes.Repeat([]byte{7}, 32)},
+		service,
+		templates,
+		keys,
+		&repl.Runner{},
+		log,
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -233,7 +240,11 @@ func (w *world) life(id string) (onTimeout string, left time.Duration) {
 
 // agent is a client of the agent of one sandbox, found by host name.
 func (w *world) agent(id, token string) processconnect.ProcessClient {
-	return processconnect.NewProcessClient(&http.Client{Transport: asHost{"49983-" + id + "." + domain, token}}, w.url, connect.WithProtoJSON())
+	return processconnect.NewProcessClient(
+		&http.Client{Transport: asHost{"49983-" + id + "." + domain, token}},
+		w.url,
+		connect.WithProtoJSON(),
+	)
 }
 
 type asHost struct{ host, token string }
@@ -280,7 +291,10 @@ func TestAgentByHostName(t *testing.T) {
 	}
 	// One that was made to resume by itself is woken.
 	auto := w.create("/v2/sandboxes", `{"templateID":"base","autoPause":true,"autoResume":{"enabled":true}}`)
-	if detail := w.must(200, "GET", "/sandboxes/"+auto.SandboxID, ""); !strings.Contains(detail, `"lifecycle":{"autoResume":true,"onTimeout":"pause"}`) {
+	if detail := w.must(200, "GET", "/sandboxes/"+auto.SandboxID, ""); !strings.Contains(
+		detail,
+		`"lifecycle":{"autoResume":true,"onTimeout":"pause"}`,
+	) {
 		t.Errorf("detail %s lacks its lifecycle", detail)
 	}
 	w.must(204, "POST", "/sandboxes/"+auto.SandboxID+"/pause", "")
@@ -290,7 +304,10 @@ func TestAgentByHostName(t *testing.T) {
 	if life, left := w.life(auto.SandboxID); life != "pause" || left < 200*time.Second || left > 300*time.Second {
 		t.Errorf("woken by a request it has %s until %q, want 300 s until pause", left, life)
 	}
-	long := w.create("/v2/sandboxes", `{"templateID":"base","timeout":4000,"autoPause":true,"autoResume":{"enabled":true}}`)
+	long := w.create(
+		"/v2/sandboxes",
+		`{"templateID":"base","timeout":4000,"autoPause":true,"autoResume":{"enabled":true}}`,
+	)
 	w.must(204, "POST", "/sandboxes/"+long.SandboxID+"/pause", "")
 	if life, _ := w.life(long.SandboxID); life != "pause" {
 		t.Errorf("at rest its lifecycle says %q, want pause", life)
@@ -376,5 +393,10 @@ func TestPauseWithoutMemory(t *testing.T) {
 		}
 	}
 	w.create("/v2/sandboxes", `{"templateID":"base","autoPause":true,"autoPauseMemory":false}`)
-	w.must(400, "POST", "/v2/sandboxes", `{"templateID":"base","autoPause":true,"autoPauseMemory":false,"autoResume":{"enabled":true}}`)
+	w.must(
+		400,
+		"POST",
+		"/v2/sandboxes",
+		`{"templateID":"base","autoPause":true,"autoPauseMemory":false,"autoResume":{"enabled":true}}`,
+	)
 }

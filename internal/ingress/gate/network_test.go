@@ -46,7 +46,10 @@ func TestNetworkOfSandboxes(t *testing.T) {
 	if got := w.reaches(made.SandboxID); !got.Equal(few) {
 		t.Errorf("after a change: %+v", got)
 	}
-	if text := w.must(200, "GET", path, ""); !strings.Contains(text, `"allowInternetAccess":true,"network":{"allowOut":["*.example.com","1.1.1.1"],"denyOut":["0.0.0.0/0"]}`) {
+	if text := w.must(200, "GET", path, ""); !strings.Contains(
+		text,
+		`"allowInternetAccess":true,"network":{"allowOut":["*.example.com","1.1.1.1"],"denyOut":["0.0.0.0/0"]}`,
+	) {
 		t.Errorf("detail %s lacks its network", text)
 	}
 	w.must(204, "PUT", path+"/network", `{"allow_internet_access":false}`)
@@ -62,10 +65,16 @@ func TestNetworkOfSandboxes(t *testing.T) {
 // TestPortsOfSandboxes: what a create says about ports is kept through changes of what may be reached, and shown.
 func TestPortsOfSandboxes(t *testing.T) {
 	w := newWorld(t)
-	made := w.create("/v2/sandboxes", `{"templateID":"base","network":{"maskRequestHost":"app.example:${PORT}","httpsPorts":[8443],"rules":{"a.example":[{}]}}}`)
+	made := w.create(
+		"/v2/sandboxes",
+		`{"templateID":"base","network":{"maskRequestHost":"app.example:${PORT}","httpsPorts":[8443],"rules":{"a.example":[{}]}}}`,
+	)
 	path := "/sandboxes/" + made.SandboxID
 	w.must(204, "PUT", path+"/network", `{"denyOut":["198.51.100.7"]}`)
-	if text := w.must(200, "GET", path, ""); !strings.Contains(text, `"network":{"denyOut":["198.51.100.7"],"maskRequestHost":"app.example:${PORT}","httpsPorts":[8443]}`) {
+	if text := w.must(200, "GET", path, ""); !strings.Contains(
+		text,
+		`"network":{"denyOut":["198.51.100.7"],"maskRequestHost":"app.example:${PORT}","httpsPorts":[8443]}`,
+	) {
 		t.Errorf("detail %s lacks what concerns its ports", text)
 	}
 	for body, say := range map[string]string{
@@ -75,7 +84,8 @@ func TestPortsOfSandboxes(t *testing.T) {
 		`{"httpsPorts":[49983]}`:                  "network.httpsPorts: ",
 		`{"httpsPorts":[1],"maskrequesthosts":1}`: "not supported",
 	} {
-		if status, text, _ := w.call("POST", "/v2/sandboxes", w.key, `{"templateID":"base","network":`+body+`}`); status != 400 || !strings.Contains(text, say) {
+		if status, text, _ := w.call("POST", "/v2/sandboxes", w.key, `{"templateID":"base","network":`+body+`}`); status != 400 ||
+			!strings.Contains(text, say) {
 			t.Errorf("create with %s: %d %s, want a refusal that says %q", body, status, text, say)
 		}
 	}
@@ -118,7 +128,8 @@ func TestPrivatePorts(t *testing.T) {
 	type told struct{ SandboxID, TrafficAccessToken, EnvdAccessToken string }
 	var made told
 	body := `{"templateID":"base","autoPause":true,"autoResume":{"enabled":true},"network":{"allowPublicTraffic":false}}`
-	if err := json.Unmarshal([]byte(w.must(201, "POST", "/v2/sandboxes", body)), &made); err != nil || made.TrafficAccessToken == "" {
+	if err := json.Unmarshal([]byte(w.must(201, "POST", "/v2/sandboxes", body)), &made); err != nil ||
+		made.TrafficAccessToken == "" {
 		t.Fatalf("%+v, %v", made, err)
 	}
 	path := "/sandboxes/" + made.SandboxID

@@ -14,7 +14,16 @@ import (
 func TestQueriesAreUnderstood(t *testing.T) {
 	w := newWorld(t)
 	id := w.create("/v2/sandboxes", `{"templateID":"base"}`).SandboxID
-	fill := strings.NewReplacer("{id}", "base", "{build}", "bldaaaaaaaaaaaaaaaaaaaaa", "{hash}", strings.Repeat("0", 64), "{part}", "tags")
+	fill := strings.NewReplacer(
+		"{id}",
+		"base",
+		"{build}",
+		"bldaaaaaaaaaaaaaaaaaaaaa",
+		"{hash}",
+		strings.Repeat("0", 64),
+		"{part}",
+		"tags",
+	)
 	ask := func(method, path, body string) {
 		t.Helper()
 		status, text, _ := w.call(method, path+"?colour=red", w.key, body)
@@ -105,7 +114,10 @@ func TestMetricsOfATime(t *testing.T) {
 	for _, query := range []string{"start=x", "end=-1", "start=5&end=4"} {
 		w.must(400, "GET", "/sandboxes/"+id+"/metrics?"+query, "")
 	}
-	if got := w.must(200, "GET", "/sandboxes/metrics?sandbox_ids="+id+",sbxaaaaaaaaaaaaaaaaaaaaa,"+id, ""); strings.Count(got, "timestampUnix") != 1 {
+	if got := w.must(200, "GET", "/sandboxes/metrics?sandbox_ids="+id+",sbxaaaaaaaaaaaaaaaaaaaaa,"+id, ""); strings.Count(
+		got,
+		"timestampUnix",
+	) != 1 {
 		t.Errorf("metrics of many: %s", got)
 	}
 	w.must(404, "GET", "/sandboxes/sbxaaaaaaaaaaaaaaaaaaaaa/metrics", "")
@@ -153,7 +165,8 @@ func TestEveryField(t *testing.T) {
 				t.Errorf("%s: the sandbox %s does not show %s", field, detail, c.shows)
 			}
 			if field == "autoPauseMemory" {
-				if b, err := w.boxes.Get(t.Context(), w.principal(), api.SandboxID(made.SandboxID)); err != nil || b.OnTimeout != api.TimeoutStop {
+				if b, err := w.boxes.Get(t.Context(), w.principal(), api.SandboxID(made.SandboxID)); err != nil ||
+					b.OnTimeout != api.TimeoutStop {
 					t.Errorf("%s: at its end it does %q, %v", field, b.OnTimeout, err)
 				}
 			}

@@ -105,7 +105,16 @@ func TestTablesAreWhole(t *testing.T) {
 // TestOtherRoutesRefuse is TestRoutesRefuse of the routes that are not below one sandbox.
 func TestOtherRoutesRefuse(t *testing.T) {
 	w := newWorld(t)
-	fill := strings.NewReplacer("{id}", "tmpaaaaaaaaaaaaaaaaaaaaa", "{build}", "bldaaaaaaaaaaaaaaaaaaaaa", "{hash}", strings.Repeat("0", 64), "{part}", "tags")
+	fill := strings.NewReplacer(
+		"{id}",
+		"tmpaaaaaaaaaaaaaaaaaaaaa",
+		"{build}",
+		"bldaaaaaaaaaaaaaaaaaaaaa",
+		"{hash}",
+		strings.Repeat("0", 64),
+		"{part}",
+		"tags",
+	)
 	for _, r := range others {
 		t.Run(r.method+strings.ReplaceAll(r.path, "/", "-"), func(t *testing.T) {
 			path := fill.Replace(r.path)
@@ -117,7 +126,8 @@ func TestOtherRoutesRefuse(t *testing.T) {
 				}
 			}
 			if strings.Contains(r.path, "{") {
-				if status, text, _ := w.call(r.method, path, w.key, r.body); status < 400 || !strings.Contains(text, `"message":`) {
+				if status, text, _ := w.call(r.method, path, w.key, r.body); status < 400 ||
+					!strings.Contains(text, `"message":`) {
 					t.Errorf("of nothing that is there: %d %s", status, text)
 				}
 			}
@@ -128,7 +138,8 @@ func TestOtherRoutesRefuse(t *testing.T) {
 				"malformed": `{"name":`, "list": `[]`, "two values": r.body + `}`, "unknown field": `{"colour":"red"}`,
 				"oversize": `{"colour":"` + strings.Repeat("x", 2<<20) + `"}`,
 			} {
-				if status, text, _ := w.call(r.method, path, w.key, body); status != 400 && status != 413 && status != 501 {
+				if status, text, _ := w.call(r.method, path, w.key, body); status != 400 && status != 413 &&
+					status != 501 {
 					t.Errorf("%s: %d %.200s", name, status, text)
 				}
 			}
@@ -168,7 +179,8 @@ func TestRoutesRefuse(t *testing.T) {
 				{"no sandbox", r.at("sbxaaaaaaaaaaaaaaaaaaaa"), w.key, r.body, 404},
 				{"no id", r.at("no--id"), w.key, r.body, 404},
 			} {
-				if status, text, _ := w.call(r.method, tt.path, tt.key, tt.body); status != tt.status || !strings.Contains(text, `"message":`) {
+				if status, text, _ := w.call(r.method, tt.path, tt.key, tt.body); status != tt.status ||
+					!strings.Contains(text, `"message":`) {
 					t.Errorf("%s: %d %s, want %d", tt.name, status, text, tt.status)
 				}
 			}
@@ -200,7 +212,13 @@ func TestRoutesRefuse(t *testing.T) {
 func TestRoutesOfPaused(t *testing.T) {
 	w := newWorld(t)
 	for _, r := range ofSandbox {
-		running, paused := w.create("/v2/sandboxes", `{"templateID":"base"}`), w.create("/v2/sandboxes", `{"templateID":"base"}`)
+		running, paused := w.create(
+			"/v2/sandboxes",
+			`{"templateID":"base"}`,
+		), w.create(
+			"/v2/sandboxes",
+			`{"templateID":"base"}`,
+		)
 		w.must(204, "POST", "/sandboxes/"+paused.SandboxID+"/pause", "")
 		want := r.paused
 		if want == 0 {

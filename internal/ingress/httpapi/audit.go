@@ -35,8 +35,11 @@ func (s *Server) note(rq *request, rt route, status int, began time.Time) {
 			break
 		}
 	}
-	s.deps.Audit.Record(rq.r.Context(), audit.Entry{At: began, Who: rq.p, Action: rq.r.Method + " " + rt.pattern, Target: target,
-		Outcome: outcome, Remote: rq.r.RemoteAddr, Request: string(rq.id()), Took: time.Since(began)})
+	s.deps.Audit.Record(
+		rq.r.Context(),
+		audit.Entry{At: began, Who: rq.p, Action: rq.r.Method + " " + rt.pattern, Target: target,
+			Outcome: outcome, Remote: rq.r.RemoteAddr, Request: string(rq.id()), Took: time.Since(began)},
+	)
 }
 
 // listAudit answers what the workspace's callers did, newest first.
@@ -52,7 +55,8 @@ func listAudit(rq *request) (api.AuditList, error) {
 	out := api.AuditList{Entries: []api.AuditEntry{}}
 	if text := rq.r.URL.Query().Get("since"); text != "" {
 		if q.Since, err = time.Parse(time.RFC3339, text); err != nil {
-			return out, api.Errorf(api.Invalid, "since: %q is not a time such as 2026-01-02T15:04:05Z", shorten(text)).With("field", "since")
+			return out, api.Errorf(api.Invalid, "since: %q is not a time such as 2026-01-02T15:04:05Z", shorten(text)).
+				With("field", "since")
 		}
 		since := q.Since.UTC()
 		out.Since = &since
@@ -62,8 +66,11 @@ func listAudit(rq *request) (api.AuditList, error) {
 		return out, err
 	}
 	for _, e := range list {
-		out.Entries = append(out.Entries, api.AuditEntry{Time: e.At, Key: e.Who.KeyPrefix, Action: e.Action, Target: e.Target,
-			Outcome: e.Outcome, Remote: e.Remote, RequestID: api.RequestID(e.Request), TookMS: float64(e.Took.Microseconds()) / 1000})
+		out.Entries = append(
+			out.Entries,
+			api.AuditEntry{Time: e.At, Key: e.Who.KeyPrefix, Action: e.Action, Target: e.Target,
+				Outcome: e.Outcome, Remote: e.Remote, RequestID: api.RequestID(e.Request), TookMS: float64(e.Took.Microseconds()) / 1000},
+		)
 	}
 	return out, nil
 }

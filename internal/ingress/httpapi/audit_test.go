@@ -29,7 +29,8 @@ func (r *recorder) List(_ context.Context, p auth.Principal, q audit.Query) ([]a
 	defer r.mu.Unlock()
 	var out []audit.Entry
 	for _, e := range slices.Backward(r.all) {
-		if e.Who.Workspace == p.Workspace && (q.Target == "" || q.Target == e.Target) && !e.At.Before(q.Since) && len(out) < q.Limit {
+		if e.Who.Workspace == p.Workspace && (q.Target == "" || q.Target == e.Target) && !e.At.Before(q.Since) &&
+			len(out) < q.Limit {
 			out = append(out, e)
 		}
 	}
@@ -57,7 +58,11 @@ func TestAuditLog(t *testing.T) {
 		}
 	}
 	first, last := list.Entries[len(list.Entries)-1], list.Entries[0]
-	if len(list.Entries) != 2 || first.Action != "POST /v1/sandboxes" || last.Action != "DELETE /v1/sandboxes/{sandbox}" || last.Target != id || last.Outcome != "ok" || last.RequestID == "" {
+	if len(list.Entries) != 2 || first.Action != "POST /v1/sandboxes" ||
+		last.Action != "DELETE /v1/sandboxes/{sandbox}" ||
+		last.Target != id ||
+		last.Outcome != "ok" ||
+		last.RequestID == "" {
 		t.Errorf("entries %+v, want a create and a delete of %s", list.Entries, id)
 	}
 	if list.Since == nil {

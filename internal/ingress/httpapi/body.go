@@ -63,7 +63,9 @@ func wrongType(data []byte, e *json.UnmarshalTypeError) error {
 		return api.Errorf(api.Invalid, "the body is a JSON %s: send an object, {...}", e.Value)
 	}
 	return api.Errorf(api.Invalid, "%s: is a JSON %s: send %s (line %d, column %d)", e.Field, e.Value, kindName(e.Type), line, column).
-		With("field", e.Field).With("line", line).With("column", column)
+		With("field", e.Field).
+		With("line", line).
+		With("column", column)
 }
 
 // position turns an offset into line and column, both from 1.

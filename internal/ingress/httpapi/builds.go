@@ -23,7 +23,14 @@ type Builds interface {
 	Start(ctx context.Context, p auth.Principal, spec build.Spec, input *build.Upload) (api.Build, error)
 	Get(ctx context.Context, p auth.Principal, id api.BuildID) (api.Build, error)
 	List(ctx context.Context, p auth.Principal, name string) ([]api.Build, error)
-	Logs(ctx context.Context, p auth.Principal, id api.BuildID, after int64, follow bool, yield func(api.BuildLine) error) error
+	Logs(
+		ctx context.Context,
+		p auth.Principal,
+		id api.BuildID,
+		after int64,
+		follow bool,
+		yield func(api.BuildLine) error,
+	) error
 	Cancel(ctx context.Context, p auth.Principal, id api.BuildID) (api.Build, error)
 	Retry(ctx context.Context, p auth.Principal, id api.BuildID, who *api.RegistryAuth) (api.Build, error)
 }
@@ -32,21 +39,87 @@ func templateRoutes() []route {
 	const tag, one, builds = "templates", "/v1/templates/{template}", "/v1/templates/builds"
 	return []route{
 		{"GET", "/v1/templates", user, tag, "List templates", nil, give(200, listTemplates), false},
-		{"POST", "/v1/templates/build", user, tag, "Build a template; also a multipart form with the files of a context, or rootfs", nil,
-			bound{in: reflect.TypeFor[api.BuildRequest](), out: reflect.TypeFor[api.Build](), status: 202, handle: startBuild}, false},
-		{"POST", boxes + "/{sandbox}/bake-image", user, tag, "Make a template of a sandbox's disk; 202 if that takes longer than the caller waits", nil,
-			bound{in: reflect.TypeFor[api.BakeImageRequest](), out: reflect.TypeFor[api.BakedImage](), status: 201, handle: bakeImage}, false},
-		{"GET", builds, user, tag, "List builds, newest first", []param{{"template", "string", "Only of this template."}}, give(200, listBuilds), false},
+		{
+			"POST",
+			"/v1/templates/build",
+			user,
+			tag,
+			"Build a template; also a multipart form with the files of a context, or rootfs",
+			nil,
+			bound{
+				in:     reflect.TypeFor[api.BuildRequest](),
+				out:    reflect.TypeFor[api.Build](),
+				status: 202,
+				handle: startBuild,
+			},
+			false,
+		},
+		{
+			"POST",
+			boxes + "/{sandbox}/bake-image",
+			user,
+			tag,
+			"Make a template of a sandbox's disk; 202 if that takes longer than the caller waits",
+			nil,
+			bound{
+				in:     reflect.TypeFor[api.BakeImageRequest](),
+				out:    reflect.TypeFor[api.BakedImage](),
+				status: 201,
+				handle: bakeImage,
+			},
+			false,
+		},
+		{
+			"GET",
+			builds,
+			user,
+			tag,
+			"List builds, newest first",
+			[]param{{"template", "string", "Only of this template."}},
+			give(200, listBuilds),
+			false,
+		},
 		{"GET", builds + "/{build}", user, tag, "Get a build", nil, give(200, getBuild), false},
-		{"GET", builds + "/{build}/logs", user, tag, "What a build says; events line, then done; Last-Event-ID goes on where a stream was cut", []param{
-			{"follow", "string", "1: until the build has ended."}, {"after", "integer", "Only lines with higher numbers."}}, raw(sse, buildLogs), false},
+		{
+			"GET",
+			builds + "/{build}/logs",
+			user,
+			tag,
+			"What a build says; events line, then done; Last-Event-ID goes on where a stream was cut",
+			[]param{
+				{
+					"follow",
+					"string",
+					"1: until the build has ended.",
+				}, {"after", "integer", "Only lines with higher numbers."}},
+			raw(sse, buildLogs),
+			false,
+		},
 		{"POST", builds + "/{build}/cancel", user, tag, "End a build", nil, give(200, cancelBuild), false},
-		{"POST", builds + "/{build}/retry", user, tag, "Build once more what failed", nil, take(202, retryBuild), false},
+		{
+			"POST",
+			builds + "/{build}/retry",
+			user,
+			tag,
+			"Build once more what failed",
+			nil,
+			take(202, retryBuild),
+			false,
+		},
 		{"GET", one, user, tag, "Get a template; name:tag is a version of it", nil, give(200, getTemplate), false},
 		{"DELETE", one, user, tag, "Delete a built template; its sandboxes go on", nil, empty(deleteTemplate), false},
 		{"POST", one + "/tags", user, tag, "Let tags mean a version", nil, take(200, putTags), false},
 		{"DELETE", one + "/tags/{tag}", user, tag, "Remove a tag", nil, empty(removeTag), false},
-		{"POST", one + "/bake", user, tag, "Begin to bake a template, or join a bake", nil, take(202, bakeTemplate), false},
+		{
+			"POST",
+			one + "/bake",
+			user,
+			tag,
+			"Begin to bake a template, or join a bake",
+			nil,
+			take(202, bakeTemplate),
+			false,
+		},
 	}
 }
 
@@ -121,7 +194,12 @@ func startBuild(rq *request) error {
 	if err != nil {
 		return err
 	}
-	started, err := b.Start(rq.r.Context(), rq.p, build.Spec{BuildRequest: req.BuildRequest, Rootfs: req.Rootfs}, files.upload)
+	started, err := b.Start(
+		rq.r.Context(),
+		rq.p,
+		build.Spec{BuildRequest: req.BuildRequest, Rootfs: req.Rootfs},
+		files.upload,
+	)
 	if err != nil {
 		return err
 	}
@@ -150,7 +228,12 @@ func bakeImage(rq *request) error {
 	if err != nil {
 		return err
 	}
-	got, err := b.Start(rq.r.Context(), rq.p, build.Spec{BuildRequest: api.BuildRequest{Name: req.ImageName, FromSandbox: box.ID}}, nil)
+	got, err := b.Start(
+		rq.r.Context(),
+		rq.p,
+		build.Spec{BuildRequest: api.BuildRequest{Name: req.ImageName, FromSandbox: box.ID}},
+		nil,
+	)
 	if err != nil {
 		return err
 	}
@@ -203,7 +286,11 @@ func buildLogs(rq *request) error {
 	}
 	if last := rq.r.Header.Get("Last-Event-ID"); last != "" {
 		if after, err = strconv.ParseInt(last, 10, 64); err != nil || after < 0 {
-			return api.Errorf(api.Invalid, "Last-Event-ID: %q is not an id of this stream: leave it out to begin anew", shorten(last))
+			return api.Errorf(
+				api.Invalid,
+				"Last-Event-ID: %q is not an id of this stream: leave it out to begin anew",
+				shorten(last),
+			)
 		}
 	}
 	follow := rq.flag("follow")

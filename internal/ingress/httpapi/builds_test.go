@@ -37,10 +37,14 @@ func (oneImage) Find(_ context.Context, ref string, who *api.RegistryAuth) (buil
 	if ref != "registry.example.com/app:1" || who == nil || who.Token != "let me in" {
 		return build.Image{}, api.Errorf(api.NotFound, "image %s is not there for %+v", ref, who)
 	}
-	return build.Image{Digest: "sha256:aa", Base: dockerfile.Base{}, Flatten: func(_ context.Context, w io.Writer) error {
-		_, err := w.Write(archive("etc/os", "image"))
-		return err
-	}}, nil
+	return build.Image{
+		Digest: "sha256:aa",
+		Base:   dockerfile.Base{},
+		Flatten: func(_ context.Context, w io.Writer) error {
+			_, err := w.Write(archive("etc/os", "image"))
+			return err
+		},
+	}, nil
 }
 
 // archive is a tar stream of one file.
@@ -141,13 +145,21 @@ func (w *world) ended(a answer) (b api.Build) {
 // TestBuildForms sends the three forms of a build, and what is wrong with them.
 func TestBuildForms(t *testing.T) {
 	w, _ := newBuilder(t)
-	text := url.Values{"name": {"app"}, "dockerfile": {"FROM base\nCOPY dir/a.txt /srv/\nRUN cat /srv/a.txt\n"}, "size_mb": {"4096"}, "memory_mb": {"256"}}
+	text := url.Values{
+		"name":       {"app"},
+		"dockerfile": {"FROM base\nCOPY dir/a.txt /srv/\nRUN cat /srv/a.txt\n"},
+		"size_mb":    {"4096"},
+		"memory_mb":  {"256"},
+	}
 	a := w.form(text, map[string]string{"dir/a.txt": "bamboo\n"})
 	b := w.ended(a)
-	if a.status != 202 || b.Status != api.BuildDone || b.Name != "app" || b.SizeMB != 4096 || b.Bytes == 0 || b.EndedAt == nil || b.OwnerWorkspace != "ours" {
+	if a.status != 202 || b.Status != api.BuildDone || b.Name != "app" || b.SizeMB != 4096 || b.Bytes == 0 ||
+		b.EndedAt == nil ||
+		b.OwnerWorkspace != "ours" {
 		t.Fatalf("a Dockerfile: %d %+v", a.status, b)
 	}
-	if log := w.do("GET", "/v1/templates/builds/"+string(b.ID)+"/logs", ""); !strings.Contains(log.body, "bamboo\n") || !strings.HasPrefix(log.header.Get("Content-Type"), "text/plain") {
+	if log := w.do("GET", "/v1/templates/builds/"+string(b.ID)+"/logs", ""); !strings.Contains(log.body, "bamboo\n") ||
+		!strings.HasPrefix(log.header.Get("Content-Type"), "text/plain") {
 		t.Errorf("its log: %v %s", log.header, log.body)
 	}
 	if a := w.form(text, map[string]string{"dir/a.txt": "bamboo\n"}); a.status != 200 || w.ended(a).ID != b.ID {
@@ -157,14 +169,23 @@ func TestBuildForms(t *testing.T) {
 		t.Errorf("another without replace: %d %s", a.status, a.body)
 	}
 	text.Set("replace", "true")
-	if a := w.form(text, map[string]string{"dir/a.txt": "grass\n"}); a.status != 202 || w.ended(a).Status != api.BuildDone {
+	if a := w.form(text, map[string]string{"dir/a.txt": "grass\n"}); a.status != 202 ||
+		w.ended(a).Status != api.BuildDone {
 		t.Errorf("another with replace: %d %s", a.status, a.body)
 	}
-	image := url.Values{"name": {"image"}, "image_ref": {"registry.example.com/app:1"}, "size_mb": {"64"}, "cpu": {"2"}, "registry_token": {"let me in"}}
-	if a := w.do("POST", "/v1/templates/build", image.Encode(), with("Content-Type", "application/x-www-form-urlencoded")); a.status != 202 || w.ended(a).Status != api.BuildDone {
+	image := url.Values{
+		"name":           {"image"},
+		"image_ref":      {"registry.example.com/app:1"},
+		"size_mb":        {"64"},
+		"cpu":            {"2"},
+		"registry_token": {"let me in"},
+	}
+	if a := w.do("POST", "/v1/templates/build", image.Encode(), with("Content-Type", "application/x-www-form-urlencoded")); a.status != 202 ||
+		w.ended(a).Status != api.BuildDone {
 		t.Errorf("an image: %d %s", a.status, a.body)
 	}
-	if a := w.form(url.Values{"name": {"root"}, "size_mb": {"64"}}, map[string]string{"rootfs": string(archive("etc/os", "root"))}); a.status != 202 || w.ended(a).Status != api.BuildDone {
+	if a := w.form(url.Values{"name": {"root"}, "size_mb": {"64"}}, map[string]string{"rootfs": string(archive("etc/os", "root"))}); a.status != 202 ||
+		w.ended(a).Status != api.BuildDone {
 		t.Errorf("a root file system: %d %s", a.status, a.body)
 	}
 	var list []api.Template
@@ -173,7 +194,10 @@ func TestBuildForms(t *testing.T) {
 	for _, one := range list {
 		found[one.Name] = one
 	}
-	if found["app"].MemoryMB != 256 || found["app"].Workspace != "ours" || found["app"].IsGlobal || found["image"].CPU != 2 || found["root"].Name == "" || !found["base"].IsGlobal {
+	if found["app"].MemoryMB != 256 || found["app"].Workspace != "ours" || found["app"].IsGlobal ||
+		found["image"].CPU != 2 ||
+		found["root"].Name == "" ||
+		!found["base"].IsGlobal {
 		t.Errorf("templates %+v", found)
 	}
 	var builds []api.Build
@@ -247,7 +271,8 @@ func TestBakeImage(t *testing.T) {
 		{"an unknown field", keyMember, `{"image_name":"x","memory":true}`, 400, "memory"},
 		{"no JSON", keyMember, `{`, 400, ""},
 	} {
-		if a := w.do("POST", path+"/bake-image", row.body, as(row.key)); a.status != row.status || !strings.Contains(a.body, row.want) {
+		if a := w.do("POST", path+"/bake-image", row.body, as(row.key)); a.status != row.status ||
+			!strings.Contains(a.body, row.want) {
 			t.Errorf("%s: %d %s", row.what, a.status, a.body)
 		}
 	}
@@ -281,7 +306,8 @@ func TestBakeImage(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 	w.do("DELETE", path, "")
-	if e := w.do("POST", path+"/bake-image", `{"image_name":"late"}`).failed(t); e.Code != api.NotFound || !strings.Contains(e.Message, "delete") {
+	if e := w.do("POST", path+"/bake-image", `{"image_name":"late"}`).failed(t); e.Code != api.NotFound ||
+		!strings.Contains(e.Message, "delete") {
 		t.Errorf("%+v", e)
 	}
 }
@@ -356,7 +382,8 @@ func TestBuildLogIsResumed(t *testing.T) {
 	if n := len(seen); n < 6 || !strings.Contains(seen[n-1].Line, "is ready") {
 		t.Errorf("lines %+v", seen)
 	}
-	if a := w.do("GET", path+fmt.Sprintf("&after=%d", len(seen)-1), ""); strings.Count(a.body, "event: line") != 1 || !strings.Contains(a.body, "event: done\ndata: end\n") {
+	if a := w.do("GET", path+fmt.Sprintf("&after=%d", len(seen)-1), ""); strings.Count(a.body, "event: line") != 1 ||
+		!strings.Contains(a.body, "event: done\ndata: end\n") {
 		t.Errorf("after all lines but one: %s", a.body)
 	}
 	if a := w.do("GET", path, "", with("Last-Event-ID", "x")); a.status != 400 {

@@ -84,7 +84,8 @@ func execSSH(rq *request) error { return terminal(rq, execstream.Terminal{Silent
 func execShared(rq *request) error {
 	name := cmp.Or(rq.r.URL.Query().Get("session"), "shared")
 	if !api.ValidTemplateName(name) {
-		return api.Errorf(api.Invalid, "session: %q is not a name: use 1 to 64 of a-z A-Z 0-9 . _ -", shorten(name)).With("field", "session")
+		return api.Errorf(api.Invalid, "session: %q is not a name: use 1 to 64 of a-z A-Z 0-9 . _ -", shorten(name)).
+			With("field", "session")
 	}
 	return terminal(rq, execstream.Terminal{Shared: name, ReadOnly: rq.flag("readonly")})
 }
@@ -149,7 +150,11 @@ func listProcesses(rq *request) ([]api.Process, error) {
 func (rq *request) process() (guestapi.ProcessRef, error) {
 	pid, err := strconv.ParseUint(rq.r.PathValue("pid"), 10, 32)
 	if err != nil || pid == 0 {
-		return guestapi.ProcessRef{}, api.Errorf(api.NotFound, "process %q not found: processes are named by pid", shorten(rq.r.PathValue("pid")))
+		return guestapi.ProcessRef{}, api.Errorf(
+			api.NotFound,
+			"process %q not found: processes are named by pid",
+			shorten(rq.r.PathValue("pid")),
+		)
 	}
 	return guestapi.ProcessRef{PID: uint32(pid)}, nil
 }

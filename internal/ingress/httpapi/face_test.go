@@ -26,9 +26,14 @@ func TestExecAnswers(t *testing.T) {
 	w := newWorld(t)
 	_, path := w.create()
 	var res map[string]any
-	a := w.do("POST", path+"/exec", `{"cmd":"echo out; echo err >&2; exit 3","env":{"A":"b"},"cwd":"/tmp","timeout_seconds":30}`)
+	a := w.do(
+		"POST",
+		path+"/exec",
+		`{"cmd":"echo out; echo err >&2; exit 3","env":{"A":"b"},"cwd":"/tmp","timeout_seconds":30}`,
+	)
 	a.json(t, &res)
-	if a.status != 200 || res["stdout"] != "out\n" || res["stderr"] != "err\n" || res["exit_code"] != 3.0 || res["duration_ms"] == nil {
+	if a.status != 200 || res["stdout"] != "out\n" || res["stderr"] != "err\n" || res["exit_code"] != 3.0 ||
+		res["duration_ms"] == nil {
 		t.Errorf("exec answered %d %s", a.status, a.body)
 	}
 	a = w.do("POST", path+"/exec", `{"cmd":"echo part; sleep 600","timeout_seconds":1.5}`)
@@ -67,13 +72,15 @@ func TestBackgroundAndProcesses(t *testing.T) {
 	w := newWorld(t)
 	_, path := w.create()
 	var res api.ExecResult
-	w.do("POST", path+"/exec", `{"cmd":"echo hello; touch /said; sleep 600","background":true,"tag":"job"}`).json(t, &res)
+	w.do("POST", path+"/exec", `{"cmd":"echo hello; touch /said; sleep 600","background":true,"tag":"job"}`).
+		json(t, &res)
 	if res.PID == 0 {
 		t.Fatal("no pid")
 	}
 	var list []api.Process
 	w.do("GET", path+"/processes", "").json(t, &list)
-	if len(list) != 1 || list[0].PID != res.PID || list[0].Tag != "job" || !list[0].Running || !strings.HasPrefix(list[0].Cmd, "echo hello") {
+	if len(list) != 1 || list[0].PID != res.PID || list[0].Tag != "job" || !list[0].Running ||
+		!strings.HasPrefix(list[0].Cmd, "echo hello") {
 		t.Fatalf("processes %+v", list)
 	}
 	for end := time.Now().Add(time.Minute); w.do("GET", path+"/fs/stat?path=/said", "").status != 200; {
@@ -86,7 +93,8 @@ func TestBackgroundAndProcesses(t *testing.T) {
 		t.Errorf("signal answered %d %s", a.status, a.body)
 	}
 	a := w.do("GET", fmt.Sprintf("%s/processes/%d/stream", path, res.PID), "", with("Accept", "text/event-stream"))
-	if !strings.Contains(a.body, "event: stdout\ndata: {\"chunk\":\"hello\\n\"}") || !strings.Contains(a.body, "event: exit\ndata: {\"exit_code\":137") {
+	if !strings.Contains(a.body, "event: stdout\ndata: {\"chunk\":\"hello\\n\"}") ||
+		!strings.Contains(a.body, "event: exit\ndata: {\"exit_code\":137") {
 		t.Errorf("stream %q", a.body)
 	}
 }
@@ -95,7 +103,8 @@ func TestExecStream(t *testing.T) {
 	w := newWorld(t)
 	_, path := w.create()
 	a := w.do("POST", path+"/exec/stream", `{"cmd":"printf 'é€'; exit 2"}`, with("Accept", "text/event-stream"))
-	if a.header.Get("Content-Type") != "text/event-stream; charset=utf-8" || !strings.Contains(a.body, "{\"chunk\":\"é€\"}\n\n") ||
+	if a.header.Get("Content-Type") != "text/event-stream; charset=utf-8" ||
+		!strings.Contains(a.body, "{\"chunk\":\"é€\"}\n\n") ||
 		!strings.Contains(a.body, "event: exit\ndata: {\"exit_code\":2,") {
 		t.Errorf("stream %q", a.body)
 	}
@@ -232,7 +241,8 @@ func TestNetwork(t *testing.T) {
 	if a := w.do("GET", path, ""); !strings.Contains(string(a.body), `"network":`+policy) {
 		t.Errorf("the sandbox %s does not show its network", a.body)
 	}
-	if e := w.do("PUT", path+"/network", `{"deny_out":["a.example:443"]}`).failed(t); e.Code != api.Invalid || e.Details["field"] != "deny_out" {
+	if e := w.do("PUT", path+"/network", `{"deny_out":["a.example:443"]}`).failed(t); e.Code != api.Invalid ||
+		e.Details["field"] != "deny_out" {
 		t.Errorf("a bad entry: %s %v", e.Code, e.Details)
 	}
 	if e := w.do("PUT", path+"/network", `{"allow":["a.example"]}`).failed(t); e.Code != api.Invalid {
@@ -250,7 +260,8 @@ func TestFiles(t *testing.T) {
 	if put.Bytes != int64(len(data)) || put.Path != "/tmp/a b/é.bin" {
 		t.Fatalf("put answered %+v", put)
 	}
-	if a := w.do("GET", at, ""); a.status != 200 || a.body != string(data) || a.header.Get("Content-Type") != "application/octet-stream" {
+	if a := w.do("GET", at, ""); a.status != 200 || a.body != string(data) ||
+		a.header.Get("Content-Type") != "application/octet-stream" {
 		t.Fatalf("read %d, %d bytes, type %s", a.status, len(a.body), a.header.Get("Content-Type"))
 	}
 	if a := w.do("HEAD", at, ""); a.status != 200 || a.header.Get("Content-Length") != fmt.Sprint(len(data)) {
@@ -258,7 +269,8 @@ func TestFiles(t *testing.T) {
 	}
 	var st api.FileEntry
 	w.do("GET", strings.Replace(at, "/fs?", "/fs/stat?", 1), "").json(t, &st)
-	if st.Size != int64(len(data)) || st.IsDir || st.Permissions != "0600" || st.Name != "é.bin" || st.Mode != "f" || st.MTime == 0 {
+	if st.Size != int64(len(data)) || st.IsDir || st.Permissions != "0600" || st.Name != "é.bin" || st.Mode != "f" ||
+		st.MTime == 0 {
 		t.Errorf("stat %+v", st)
 	}
 	var dir api.DirListing
@@ -293,7 +305,8 @@ func TestMissingFilesAreNotFound(t *testing.T) {
 	for _, tt := range []struct{ method, path string }{
 		{"GET", "/fs?path=/none"}, {"GET", "/fs/stat?path=/none"}, {"GET", "/fs/dir?path=/none"}, {"DELETE", "/fs?path=/none"},
 	} {
-		if e := w.do(tt.method, path+tt.path, "").failed(t); e.Code != api.NotFound || !strings.Contains(e.Message, "/none") {
+		if e := w.do(tt.method, path+tt.path, "").failed(t); e.Code != api.NotFound ||
+			!strings.Contains(e.Message, "/none") {
 			t.Errorf("%s %s: %s %s", tt.method, tt.path, e.Code, e.Message)
 		}
 	}
@@ -321,8 +334,17 @@ func TestRanges(t *testing.T) {
 	} {
 		t.Run(tt.header, func(t *testing.T) {
 			a := w.do("GET", at, "", with("Range", tt.header))
-			if a.status != tt.status || a.header.Get("Content-Range") != tt.span || tt.status != 416 && a.body != tt.body {
-				t.Errorf("%d %q %q, want %d %q %q", a.status, a.body, a.header.Get("Content-Range"), tt.status, tt.body, tt.span)
+			if a.status != tt.status || a.header.Get("Content-Range") != tt.span ||
+				tt.status != 416 && a.body != tt.body {
+				t.Errorf(
+					"%d %q %q, want %d %q %q",
+					a.status,
+					a.body,
+					a.header.Get("Content-Range"),
+					tt.status,
+					tt.body,
+					tt.span,
+				)
 			}
 		})
 	}
@@ -377,7 +399,10 @@ func TestSocketsTakeKeys(t *testing.T) {
 			}
 		})
 	}
-	c := w.dial(path+"/exec/ws", &websocket.DialOptions{HTTPHeader: http.Header{"Authorization": {"Bearer " + keyMember}}})
+	c := w.dial(
+		path+"/exec/ws",
+		&websocket.DialOptions{HTTPHeader: http.Header{"Authorization": {"Bearer " + keyMember}}},
+	)
 	if err := c.Write(t.Context(), websocket.MessageText, []byte(`{"id":"1","cmd":"echo x"}`)); err != nil {
 		t.Fatal(err)
 	}
@@ -395,7 +420,10 @@ func TestSharedTerminal(t *testing.T) {
 	w := newWorld(t)
 	_, path := w.create()
 	join := func(query string) *websocket.Conn {
-		return w.dial(path+"/exec/pty/shared?session=pair&cmd=cat"+query, &websocket.DialOptions{HTTPHeader: http.Header{"Authorization": {"Bearer " + keyMember}}})
+		return w.dial(
+			path+"/exec/pty/shared?session=pair&cmd=cat"+query,
+			&websocket.DialOptions{HTTPHeader: http.Header{"Authorization": {"Bearer " + keyMember}}},
+		)
 	}
 	say := func(c *websocket.Conn, text string) {
 		t.Helper()
@@ -434,7 +462,8 @@ func TestSharedTerminal(t *testing.T) {
 		sees(c, `{"exit":137,"type":"exit","code":137}`)
 	}
 	sees(join(""), "") // one that ended is started anew
-	if a := w.do("GET", path+"/exec/pty/shared?session=a/b", "", upgrade); a.status != 400 || !strings.Contains(a.body, "session") {
+	if a := w.do("GET", path+"/exec/pty/shared?session=a/b", "", upgrade); a.status != 400 ||
+		!strings.Contains(a.body, "session") {
 		t.Errorf("a bad name: %d %s", a.status, a.body)
 	}
 }
@@ -466,7 +495,16 @@ func TestProxy(t *testing.T) {
 		}
 		body, _ := io.ReadAll(r.Body)
 		rw.WriteHeader(http.StatusTeapot)
-		fmt.Fprintf(rw, "%s %s auth=%q host=%s prefix=%s body=%s", r.Method, r.RequestURI, r.Header.Get("Authorization"), r.Host, r.Header.Get("X-Forwarded-Prefix"), body)
+		fmt.Fprintf(
+			rw,
+			"%s %s auth=%q host=%s prefix=%s body=%s",
+			r.Method,
+			r.RequestURI,
+			r.Header.Get("Authorization"),
+			r.Host,
+			r.Header.Get("X-Forwarded-Prefix"),
+			body,
+		)
 	})
 	id, path := w.create()
 	for _, tt := range []struct{ method, path, seen string }{
@@ -483,7 +521,12 @@ func TestProxy(t *testing.T) {
 		}
 		got, _ := io.ReadAll(res.Body)
 		res.Body.Close()
-		want := fmt.Sprintf("%s %s auth=\"\" host=localhost:3000 prefix=%s/proxy/3000 body=hi", tt.method, tt.seen, path)
+		want := fmt.Sprintf(
+			"%s %s auth=\"\" host=localhost:3000 prefix=%s/proxy/3000 body=hi",
+			tt.method,
+			tt.seen,
+			path,
+		)
 		if res.StatusCode != http.StatusTeapot || string(got) != want {
 			t.Errorf("%s %q: %d\n got %s\nwant %s", tt.method, tt.path, res.StatusCode, got, want)
 		}
@@ -495,7 +538,8 @@ func TestProxy(t *testing.T) {
 	if got := w.hear(c); got != "echo x" {
 		t.Errorf("websocket through the proxy: %q", got)
 	}
-	if a := w.do("GET", path+"/proxy/4000/", ""); a.status != http.StatusBadGateway || !strings.Contains(a.body, string(id)) {
+	if a := w.do("GET", path+"/proxy/4000/", ""); a.status != http.StatusBadGateway ||
+		!strings.Contains(a.body, string(id)) {
 		t.Errorf("closed port: %d %s", a.status, a.body)
 	}
 	if e := w.do("GET", path+"/proxy/99999/", "").failed(t); e.Code != api.Invalid {
@@ -545,7 +589,8 @@ func TestLogs(t *testing.T) {
 	for query, want := range map[string]string{
 		"": "boot\nout\nerr\n", "?stream=both": "boot\nout\nerr\n", "?stream=stdout": "out\n", "?stream=stderr": "err\n", "?stream=console&follow=0": "boot\n",
 	} {
-		if a := w.do("GET", path+"/logs"+query, ""); a.body != want || !strings.HasPrefix(a.header.Get("Content-Type"), "text/plain") {
+		if a := w.do("GET", path+"/logs"+query, ""); a.body != want ||
+			!strings.HasPrefix(a.header.Get("Content-Type"), "text/plain") {
 			t.Errorf("logs%s: %q, want %q", query, a.body, want)
 		}
 	}
@@ -587,7 +632,13 @@ func TestLogsFollow(t *testing.T) {
 	if got := data(s); got != `{"line":"one","stream":"console"}` {
 		t.Errorf("got %s", got)
 	}
-	set(sandbox.Logs{Console: "e\ntwo\nthree\n", Processes: []sandbox.ProcessEnd{{PID: 7, Stdout: "out"}}, Ending: &sandbox.Ending{}})
+	set(
+		sandbox.Logs{
+			Console:   "e\ntwo\nthree\n",
+			Processes: []sandbox.ProcessEnd{{PID: 7, Stdout: "out"}},
+			Ending:    &sandbox.Ending{},
+		},
+	)
 	for _, want := range []string{`{"line":"two","stream":"console"}`, `{"line":"three","stream":"console"}`, `{"line":"out","stream":"stdout","pid":7}`, ""} {
 		if got := data(s); got != want {
 			t.Errorf("got %s, want %s", got, want)
@@ -603,7 +654,8 @@ func TestEvents(t *testing.T) {
 	}
 	var list api.EventList
 	w.do("GET", path+"/events?tail=2", "").json(t, &list)
-	if len(list.Events) != 2 || list.Events[0].Type != "b" || list.Events[0].Time.IsZero() || list.Events[0].Timestamp.IsZero() {
+	if len(list.Events) != 2 || list.Events[0].Type != "b" || list.Events[0].Time.IsZero() ||
+		list.Events[0].Timestamp.IsZero() {
 		t.Errorf("tail %+v", list)
 	}
 	s := w.stream(path+"/events?follow=1", with("Last-Event-ID", "2"))
@@ -620,7 +672,8 @@ func TestKeysAndMe(t *testing.T) {
 	w := newWorld(t)
 	var made map[string]any
 	w.do("POST", "/v1/me/tokens", `{"name":"ci","expires_in_days":2}`, as(keyAdmin)).json(t, &made)
-	if made["label"] != "ci" || made["name"] != "ci" || made["expires_at"] == nil || !strings.HasPrefix(fmt.Sprint(made["token"]), "pds_") {
+	if made["label"] != "ci" || made["name"] != "ci" || made["expires_at"] == nil ||
+		!strings.HasPrefix(fmt.Sprint(made["token"]), "pds_") {
 		t.Errorf("made %v", made)
 	}
 	var list api.TokenList
@@ -639,7 +692,8 @@ func TestKeysAndMe(t *testing.T) {
 		}
 	}
 	for body, want := range map[string]int{`{"org_id":"ours"}`: 200, `{"org_id":"theirs"}`: 404, `{}`: 400} {
-		if a := w.do("POST", "/v1/me/current-org", body); a.status != want || want == 200 && !strings.Contains(a.body, `"current_org":"ours"`) {
+		if a := w.do("POST", "/v1/me/current-org", body); a.status != want ||
+			want == 200 && !strings.Contains(a.body, `"current_org":"ours"`) {
 			t.Errorf("choose %s: %d %s", body, a.status, a.body)
 		}
 	}
@@ -672,11 +726,14 @@ func TestNode(t *testing.T) {
 	w.do("POST", path+"/snapshots", "")
 	var have api.Overview
 	w.do("GET", "/v1/metrics/overview", "").json(t, &have)
-	if have.Workspace != "ours" || have.Sandboxes != 2 || have.ByStatus[api.Running] != 1 || have.ByStatus[api.Paused] != 1 || have.Snapshots != 1 {
+	if have.Workspace != "ours" || have.Sandboxes != 2 || have.ByStatus[api.Running] != 1 ||
+		have.ByStatus[api.Paused] != 1 ||
+		have.Snapshots != 1 {
 		t.Errorf("overview %+v", have)
 	}
 	var theirs api.Overview
-	if w.do("GET", "/v1/metrics/overview", "", as(keyStranger)).json(t, &theirs); theirs.Sandboxes != 0 || theirs.Snapshots != 0 {
+	if w.do("GET", "/v1/metrics/overview", "", as(keyStranger)).json(t, &theirs); theirs.Sandboxes != 0 ||
+		theirs.Snapshots != 0 {
 		t.Errorf("another workspace's overview %+v", theirs)
 	}
 	var boots api.BootStats

@@ -91,7 +91,11 @@ func resolve(rq *request, want byterange.Range, info guestapi.FileInfo) (offset,
 	}
 	if offset, length = want.Of(info.Size); length == 0 {
 		rq.w.Header().Set("Content-Range", fmt.Sprintf("bytes */%d", info.Size))
-		return 0, 0, false, api.Errorf(api.RangeNotSatisfiable, "Range: begins at or after the end of the file, which has %d bytes", info.Size)
+		return 0, 0, false, api.Errorf(
+			api.RangeNotSatisfiable,
+			"Range: begins at or after the end of the file, which has %d bytes",
+			info.Size,
+		)
 	}
 	return offset, length, true, nil
 }
@@ -147,7 +151,8 @@ func writeFile(rq *request) error {
 	if text := rq.r.URL.Query().Get("mode"); text != "" {
 		mode, err := strconv.ParseUint(text, 8, 32)
 		if err != nil || mode == 0 || mode > 0o7777 {
-			return api.Errorf(api.Invalid, "mode: %q is not octal permissions, such as 0644", shorten(text)).With("field", "mode")
+			return api.Errorf(api.Invalid, "mode: %q is not octal permissions, such as 0644", shorten(text)).
+				With("field", "mode")
 		}
 		opt.Mode = uint32(mode)
 	}

@@ -32,14 +32,36 @@ func TestDocumentIsCurrent(t *testing.T) {
 		t.Fatal(err)
 	}
 	if string(got) != string(want) {
-		t.Error("docs/openapi.json is not what the routes say: run go test ./internal/ingress/httpapi -run Document -update")
+		t.Error(
+			"docs/openapi.json is not what the routes say: run go test ./internal/ingress/httpapi -run Document -update",
+		)
 	}
 }
 
 // fill puts ids of the right form into a pattern.
 func fill(pattern string, box api.SandboxID, snap api.SnapshotID) string {
-	return strings.NewReplacer("{sandbox}", string(box), "{snapshot}", string(snap), "{pid}", "101",
-		"{port}", "3000", "{path...}", "x", "{token}", "a.b", "{template}", "base", "{prefix}", "pds_admi", "{session}", "abc", "{org}", "ours").Replace(pattern)
+	return strings.NewReplacer(
+		"{sandbox}",
+		string(box),
+		"{snapshot}",
+		string(snap),
+		"{pid}",
+		"101",
+		"{port}",
+		"3000",
+		"{path...}",
+		"x",
+		"{token}",
+		"a.b",
+		"{template}",
+		"base",
+		"{prefix}",
+		"pds_admi",
+		"{session}",
+		"abc",
+		"{org}",
+		"ours",
+	).Replace(pattern)
 }
 
 // valid bodies of the routes that need something in theirs.
@@ -113,7 +135,13 @@ func TestEveryRouteDeniesAStranger(t *testing.T) {
 			theirs := w.ask(rt, box, snap.ID, as(keyStranger))
 			nobodys := w.ask(rt, api.NewSandboxID(), api.NewSnapshotID(), as(keyStranger))
 			if a, b := theirs.failed(t), nobodys.failed(t); a.Code != api.NotFound || b.Code != api.NotFound {
-				t.Errorf("another workspace's: %s %q, nobody's: %s %q, want not_found twice", a.Code, a.Message, b.Code, b.Message)
+				t.Errorf(
+					"another workspace's: %s %q, nobody's: %s %q, want not_found twice",
+					a.Code,
+					a.Message,
+					b.Code,
+					b.Message,
+				)
 			}
 		})
 	}
@@ -268,9 +296,18 @@ func TestBrowsersMayAsk(t *testing.T) {
 	w := newWorld(t)
 	_, path := w.create()
 	for _, p := range []string{"/v1/sandboxes", path + "/proxy/3000/x"} {
-		a := w.do("OPTIONS", p, "", as(""), with("Access-Control-Request-Method", "POST"), with("Access-Control-Request-Headers", "authorization"))
+		a := w.do(
+			"OPTIONS",
+			p,
+			"",
+			as(""),
+			with("Access-Control-Request-Method", "POST"),
+			with("Access-Control-Request-Headers", "authorization"),
+		)
 		if a.status != http.StatusNoContent || a.header.Get("Access-Control-Allow-Origin") != "*" ||
-			a.header.Get("Access-Control-Allow-Headers") != "authorization" || !strings.Contains(a.header.Get("Access-Control-Allow-Methods"), "PATCH") {
+			a.header.Get(
+				"Access-Control-Allow-Headers",
+			) != "authorization" || !strings.Contains(a.header.Get("Access-Control-Allow-Methods"), "PATCH") {
 			t.Errorf("%s: %d %v", p, a.status, a.header)
 		}
 	}
@@ -288,7 +325,9 @@ func TestKeysInAddresses(t *testing.T) {
 	if a := w.do("GET", "/v1/me"+q, "", as("")); a.failed(t).Code != api.Unauthenticated {
 		t.Errorf("GET with the key in its address: %d", a.status)
 	}
-	if a := w.do("POST", path+"/exec/stream"+q, `{"cmd":"true"}`, as(""), with("Accept", "text/event-stream")); a.failed(t).Code != api.Unauthenticated {
+	if a := w.do("POST", path+"/exec/stream"+q, `{"cmd":"true"}`, as(""), with("Accept", "text/event-stream")); a.failed(
+		t,
+	).Code != api.Unauthenticated {
 		t.Errorf("POST with the key in its address: %d", a.status)
 	}
 	a := w.do("GET", path+"/processes/1/stream"+q, "", as(""), with("Accept", "text/event-stream"))

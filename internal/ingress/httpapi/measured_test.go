@@ -30,7 +30,8 @@ func TestWorked(t *testing.T) {
 		memory := got.ResidentGiBSeconds
 		got.ResidentGiBSeconds = 0
 		// A quarter of a GiB for the twenty seconds before the first question, and for the time since.
-		if got != tt.want || tt.verb == "hibernate" && memory != 0 || tt.verb != "hibernate" && (memory < 5 || memory > 5+patience.Seconds()) {
+		if got != tt.want || tt.verb == "hibernate" && memory != 0 ||
+			tt.verb != "hibernate" && (memory < 5 || memory > 5+patience.Seconds()) {
 			t.Errorf("after %q: %d %s", tt.verb, a.status, a.body)
 		}
 	}
@@ -47,11 +48,14 @@ func TestSeries(t *testing.T) {
 	now := time.Now()
 	var got api.Series
 	w.do("GET", at, "").json(t, &got)
-	if got.SandboxID != id || got.Step != "15s" || got.StepSeconds != 15 || got.Empty || len(got.Points) != 1 || got.To.Sub(got.From) != time.Hour {
+	if got.SandboxID != id || got.Step != "15s" || got.StepSeconds != 15 || got.Empty || len(got.Points) != 1 ||
+		got.To.Sub(got.From) != time.Hour {
 		t.Fatalf("by default %+v", got)
 	}
 	p := got.Points[0]
-	if p.CPUPct < 49 || p.CPUPct > 51 || p.MemBytes != 60 || p.DiskUsedBytes != 7 || p.NetRxBytes != 8 || p.NetTxBytes != 9 || p.TS.Unix()%15 != 0 {
+	if p.CPUPct < 49 || p.CPUPct > 51 || p.MemBytes != 60 || p.DiskUsedBytes != 7 || p.NetRxBytes != 8 ||
+		p.NetTxBytes != 9 ||
+		p.TS.Unix()%15 != 0 {
 		t.Errorf("point %+v", p)
 	}
 	for query, some := range map[string]bool{

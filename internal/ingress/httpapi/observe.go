@@ -35,7 +35,8 @@ type source struct {
 func logs(rq *request) error {
 	want := rq.r.URL.Query().Get("stream")
 	if !slices.Contains([]string{"", "both", "stdout", "stderr", "console"}, want) {
-		return api.Errorf(api.Invalid, "stream: %q is not stdout, stderr, console or both", shorten(want)).With("field", "stream")
+		return api.Errorf(api.Invalid, "stream: %q is not stdout, stderr, console or both", shorten(want)).
+			With("field", "stream")
 	}
 	now, err := onBox(rq, rq.s.deps.Sandboxes.Logs)
 	if err != nil {
@@ -145,7 +146,11 @@ func events(rq *request) error {
 	q := sandbox.EventQuery{Tail: int(n)}
 	if last := rq.r.Header.Get("Last-Event-ID"); last != "" {
 		if q.After, err = strconv.ParseInt(last, 10, 64); err != nil || q.After < 0 {
-			return api.Errorf(api.Invalid, "Last-Event-ID: %q is not an id of this stream: leave it out to begin anew", shorten(last))
+			return api.Errorf(
+				api.Invalid,
+				"Last-Event-ID: %q is not an id of this stream: leave it out to begin anew",
+				shorten(last),
+			)
 		}
 	}
 	if rq.flag("follow") || strings.Contains(rq.r.Header.Get("Accept"), "text/event-stream") {

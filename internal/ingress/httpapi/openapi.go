@@ -59,7 +59,10 @@ func operation(reg huma.Registry, rt route, method string) *huma.Operation {
 		Responses: map[string]*huma.Response{},
 	}
 	for _, m := range pathParam.FindAllStringSubmatch(rt.pattern, -1) {
-		op.Parameters = append(op.Parameters, &huma.Param{Name: m[1], In: "path", Required: true, Schema: &huma.Schema{Type: "string"}})
+		op.Parameters = append(
+			op.Parameters,
+			&huma.Param{Name: m[1], In: "path", Required: true, Schema: &huma.Schema{Type: "string"}},
+		)
 	}
 	for _, q := range rt.query {
 		op.Parameters = append(op.Parameters, &huma.Param{
@@ -78,7 +81,10 @@ func operation(reg huma.Registry, rt route, method string) *huma.Operation {
 		op.RequestBody = &huma.RequestBody{Content: binary(rt.takes), Required: true}
 	}
 	op.Responses[strconv.Itoa(status(rt))] = answerOf(reg, rt)
-	op.Responses["default"] = &huma.Response{Description: "An error", Content: jsonOf(reg, reflect.TypeFor[api.Error]())}
+	op.Responses["default"] = &huma.Response{
+		Description: "An error",
+		Content:     jsonOf(reg, reflect.TypeFor[api.Error]()),
+	}
 	return op
 }
 
@@ -112,6 +118,9 @@ func binary(media string) map[string]*huma.MediaType {
 
 // operationID is the method and the path's words, such as post-sandboxes-sandbox-fork.
 func operationID(rt route, method string) string {
-	words := strings.FieldsFunc(strings.TrimPrefix(rt.pattern, "/v1"), func(r rune) bool { return strings.ContainsRune("/{}.", r) })
+	words := strings.FieldsFunc(
+		strings.TrimPrefix(rt.pattern, "/v1"),
+		func(r rune) bool { return strings.ContainsRune("/{}.", r) },
+	)
 	return strings.ToLower(method + "-" + strings.Join(words, "-"))
 }

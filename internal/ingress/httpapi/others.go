@@ -56,7 +56,10 @@ func (rq *request) org(id api.Workspace) (api.Org, error) {
 			return o, nil
 		}
 	}
-	return api.Org{}, cmp.Or(err, error(api.Errorf(api.NotFound, "workspace %q not found: list them at /v1/orgs", shorten(string(id)))))
+	return api.Org{}, cmp.Or(
+		err,
+		error(api.Errorf(api.NotFound, "workspace %q not found: list them at /v1/orgs", shorten(string(id)))),
+	)
 }
 
 func chooseOrg(rq *request, req api.OrgChoice) (api.Me, error) {

@@ -26,7 +26,13 @@ func replLanguages(*request) (api.ReplLanguages, error) {
 }
 
 func session(id api.SandboxID, c repl.Context) api.ReplSession {
-	return api.ReplSession{ID: c.ID, SessionID: c.ID, SandboxID: id, Language: string(c.Language), CreatedAt: c.Created.UTC()}
+	return api.ReplSession{
+		ID:        c.ID,
+		SessionID: c.ID,
+		SandboxID: id,
+		Language:  string(c.Language),
+		CreatedAt: c.Created.UTC(),
+	}
 }
 
 // inBox calls do with the sandbox of the path and its inside.
@@ -114,7 +120,11 @@ func runOnce(rq *request, req api.ReplOnce) (api.ReplResult, error) {
 			return api.ReplResult{}, replError(err, "a context for "+string(l))
 		}
 		defer func() {
-			end, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), closeTime, errors.New("closing took too long"))
+			end, cancel := context.WithTimeoutCause(
+				context.WithoutCancel(ctx),
+				closeTime,
+				errors.New("closing took too long"),
+			)
 			defer cancel()
 			_ = repl.Close(end, g, c) // the cell's own result is the answer
 		}()
@@ -125,7 +135,14 @@ func runOnce(rq *request, req api.ReplOnce) (api.ReplResult, error) {
 // cell runs code and collects what it does. A cell that is out of time is the error timeout with its
 // output; its context lives on.
 // subject names the context in errors.
-func (rq *request) cell(ctx context.Context, id api.SandboxID, g guestapi.Guest, c repl.Context, cell api.ReplCell, subject string) (api.ReplResult, error) {
+func (rq *request) cell(
+	ctx context.Context,
+	id api.SandboxID,
+	g guestapi.Guest,
+	c repl.Context,
+	cell api.ReplCell,
+	subject string,
+) (api.ReplResult, error) {
 	var out, errs strings.Builder
 	res := api.ReplResult{Language: string(c.Language), Results: []map[string]string{}}
 	end, err := rq.s.deps.Cells.Run(ctx, string(id), g, c, repl.Cell{

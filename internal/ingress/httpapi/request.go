@@ -56,7 +56,8 @@ func (rq *request) number(name string, low, high, fallback int64) (int64, error)
 	}
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || n < low || n > high {
-		return 0, api.Errorf(api.Invalid, "%s: %q is not a number from %d to %d", name, shorten(text), low, high).With("field", name)
+		return 0, api.Errorf(api.Invalid, "%s: %q is not a number from %d to %d", name, shorten(text), low, high).
+			With("field", name)
 	}
 	return n, nil
 }
@@ -149,7 +150,9 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 func send(w http.ResponseWriter, status int, v any) {
 	b, err := json.Marshal(v)
 	if err != nil {
-		status, b = http.StatusInternalServerError, []byte(`{"error":"the answer could not be encoded","code":"internal","retryable":false}`)
+		status, b = http.StatusInternalServerError, []byte(
+			`{"error":"the answer could not be encoded","code":"internal","retryable":false}`,
+		)
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")

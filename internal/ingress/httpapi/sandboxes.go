@@ -71,10 +71,18 @@ func (rq *request) notReady(name string, limit time.Duration, cause error) error
 	for _, t := range list {
 		if t.Bake != nil && t.Bake.State == "running" {
 			return api.Wrap(api.Unavailable, cause, fmt.Sprintf("template %s is being baked, which is done once (%s, %d %%): ask again; GET /v1/templates/%s shows how it goes",
-				t.Name, t.Bake.Step, t.Bake.Percent, t.Name)).With("bake", t.Bake)
+				t.Name, t.Bake.Step, t.Bake.Percent, t.Name)).
+				With("bake", t.Bake)
 		}
 	}
-	return api.Wrap(api.Unavailable, cause, fmt.Sprintf("the sandbox was not ready after %s: ask again, or wait longer with the header Prefer: wait=seconds", limit))
+	return api.Wrap(
+		api.Unavailable,
+		cause,
+		fmt.Sprintf(
+			"the sandbox was not ready after %s: ask again, or wait longer with the header Prefer: wait=seconds",
+			limit,
+		),
+	)
 }
 
 func listSandboxes(rq *request) ([]api.Sandbox, error) {
@@ -88,7 +96,8 @@ func listSandboxes(rq *request) ([]api.Sandbox, error) {
 			for _, v := range values {
 				for st := range strings.SplitSeq(v, ",") {
 					if !api.Status(st).Valid() {
-						return nil, api.Errorf(api.Invalid, "%s: %q is no state: use one of %v", key, shorten(st), api.Statuses()).With("field", key)
+						return nil, api.Errorf(api.Invalid, "%s: %q is no state: use one of %v", key, shorten(st), api.Statuses()).
+							With("field", key)
 					}
 					f.Statuses = append(f.Statuses, api.Status(st))
 				}
@@ -125,7 +134,8 @@ func ordered(rq *request, f *api.SandboxFilter) (err error) {
 	}
 	if text := q.Get("since"); text != "" {
 		if f.Since, err = time.Parse(time.RFC3339, text); err != nil {
-			return api.Errorf(api.Invalid, "since: %q is not a time such as 2026-01-02T15:04:05Z", shorten(text)).With("field", "since")
+			return api.Errorf(api.Invalid, "since: %q is not a time such as 2026-01-02T15:04:05Z", shorten(text)).
+				With("field", "since")
 		}
 	}
 	return nil
@@ -140,7 +150,12 @@ func pages(rq *request, limit *int, cursor *string) error {
 
 // collect gives one page if the client asked for one, else all pages; limit and cursor are those that
 // next looks at. The cursor of what remains goes into a header, because lists are bare arrays.
-func collect[T any](rq *request, limit *int, cursor *string, next func(context.Context, auth.Principal) ([]T, string, error)) ([]T, error) {
+func collect[T any](
+	rq *request,
+	limit *int,
+	cursor *string,
+	next func(context.Context, auth.Principal) ([]T, string, error),
+) ([]T, error) {
 	all := []T{}
 	single := *limit > 0 || *cursor != ""
 	if !single {
@@ -177,7 +192,11 @@ func onBox[T any](rq *request, verb func(context.Context, auth.Principal, api.Sa
 }
 
 // onBoxWith calls a verb with a request on the sandbox of the path.
-func onBoxWith[In, Out any](rq *request, in In, verb func(context.Context, auth.Principal, api.SandboxID, In) (Out, error)) (Out, error) {
+func onBoxWith[In, Out any](
+	rq *request,
+	in In,
+	verb func(context.Context, auth.Principal, api.SandboxID, In) (Out, error),
+) (Out, error) {
 	return onBox(rq, func(ctx context.Context, p auth.Principal, id api.SandboxID) (Out, error) {
 		return verb(ctx, p, id, in)
 	})
@@ -257,10 +276,15 @@ func listSnapshots(rq *request) ([]api.Snapshot, error) {
 
 // allSnapshots gives the page of a filter that asks for one, else all of them.
 func (rq *request) allSnapshots(f api.SnapshotFilter) ([]api.Snapshot, error) {
-	return collect(rq, &f.Limit, &f.Cursor, func(ctx context.Context, p auth.Principal) ([]api.Snapshot, string, error) {
-		page, err := rq.s.deps.Sandboxes.Snapshots(ctx, p, f)
-		return page.Snapshots, page.Next, err
-	})
+	return collect(
+		rq,
+		&f.Limit,
+		&f.Cursor,
+		func(ctx context.Context, p auth.Principal) ([]api.Snapshot, string, error) {
+			page, err := rq.s.deps.Sandboxes.Snapshots(ctx, p, f)
+			return page.Snapshots, page.Next, err
+		},
+	)
 }
 
 func getSnapshot(rq *request) (api.Snapshot, error) {

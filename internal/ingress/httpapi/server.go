@@ -61,7 +61,12 @@ type sandboxVerbs interface {
 	Hibernate(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
 	Wake(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
 	Lifecycle(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Lifecycle, error)
-	SetLifecycle(ctx context.Context, p auth.Principal, id api.SandboxID, patch api.LifecyclePatch) (api.Lifecycle, error)
+	SetLifecycle(
+		ctx context.Context,
+		p auth.Principal,
+		id api.SandboxID,
+		patch api.LifecyclePatch,
+	) (api.Lifecycle, error)
 	Network(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Network, error)
 	SetNetwork(ctx context.Context, p auth.Principal, id api.SandboxID, n api.Network) (api.Network, error)
 	Guest(ctx context.Context, p auth.Principal, id api.SandboxID) (guestapi.Guest, error)
@@ -74,7 +79,12 @@ type snapshotVerbs interface {
 	Snapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) (api.Snapshot, error)
 	DeleteSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) error
 	PushSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) (api.SnapshotMove, error)
-	PullSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID, req api.PullRequest) (api.SnapshotMove, error)
+	PullSnapshot(
+		ctx context.Context,
+		p auth.Principal,
+		id api.SnapshotID,
+		req api.PullRequest,
+	) (api.SnapshotMove, error)
 	DeletePushed(ctx context.Context, p auth.Principal, id api.SnapshotID) error
 	Fork(ctx context.Context, p auth.Principal, id api.SandboxID, req api.ForkRequest) (api.ForkAnswer, error)
 	ForkTree(ctx context.Context, p auth.Principal, id api.SandboxID, req api.ForkTreeRequest) (api.ForkTree, error)
@@ -88,7 +98,13 @@ type observeVerbs interface {
 	Usage(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Usage, error)
 	Logs(ctx context.Context, p auth.Principal, id api.SandboxID) (sandbox.Logs, error)
 	Events(ctx context.Context, p auth.Principal, id api.SandboxID, q sandbox.EventQuery) ([]sandbox.Event, error)
-	FollowEvents(ctx context.Context, p auth.Principal, id api.SandboxID, q sandbox.EventQuery, yield func(sandbox.Event) error) error
+	FollowEvents(
+		ctx context.Context,
+		p auth.Principal,
+		id api.SandboxID,
+		q sandbox.EventQuery,
+		yield func(sandbox.Event) error,
+	) error
 	Capacity(ctx context.Context) (api.Capacity, error)
 	Counts(ctx context.Context) (map[api.Status]int, error)
 }
@@ -148,7 +164,13 @@ func New(cfg Config, deps Deps) (*Server, error) {
 	if deps.Metrics == nil {
 		deps.Metrics = prometheus.NewRegistry()
 	}
-	s := &Server{cfg: cfg, deps: deps, mux: http.NewServeMux(), raw: map[string]http.Handler{}, boots: bootstats.New(time.Now())}
+	s := &Server{
+		cfg:   cfg,
+		deps:  deps,
+		mux:   http.NewServeMux(),
+		raw:   map[string]http.Handler{},
+		boots: bootstats.New(time.Now()),
+	}
 	var err error
 	if s.met, err = newMetrics(deps.Metrics); err != nil {
 		return nil, err
@@ -256,9 +278,23 @@ func (s *Server) serve(rt route) http.Handler {
 		sw := &statusWriter{ResponseWriter: w}
 		rq := &request{s: s, w: sw, r: r}
 		defer func() {
-			if fault := recover(); fault != nil && fault != http.ErrAbortHandler { //nolint:errorlint // a sentinel of net/http, never wrapped
-				s.deps.Log.ErrorContext(r.Context(), "handler panicked", "route", rt.pattern, "err", fault, "request", rq.id())
-				s.answer(sw, r, api.Errorf(api.Internal, "internal error; the server's log has it under this request id"))
+			if fault := recover(); fault != nil &&
+				fault != http.ErrAbortHandler { //nolint:errorlint // a sentinel of net/http, never wrapped
+				s.deps.Log.ErrorContext(
+					r.Context(),
+					"handler panicked",
+					"route",
+					rt.pattern,
+					"err",
+					fault,
+					"request",
+					rq.id(),
+				)
+				s.answer(
+					sw,
+					r,
+					api.Errorf(api.Internal, "internal error; the server's log has it under this request id"),
+				)
 			} else if fault != nil {
 				panic(http.ErrAbortHandler)
 			}

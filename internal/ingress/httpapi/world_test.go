@@ -148,7 +148,10 @@ func (b *boxes) Create(ctx context.Context, p auth.Principal, req api.CreateRequ
 		return b.get(p, id)
 	}
 	id = api.NewSandboxID()
-	m, err := b.host.Create(ctx, hostapi.Create{ID: hostapi.MachineID(id), Template: "base", Hostname: string(id), Env: req.Env})
+	m, err := b.host.Create(
+		ctx,
+		hostapi.Create{ID: hostapi.MachineID(id), Template: "base", Hostname: string(id), Env: req.Env},
+	)
 	if err != nil {
 		return api.Sandbox{}, err
 	}
@@ -157,7 +160,9 @@ func (b *boxes) Create(ctx context.Context, p auth.Principal, req api.CreateRequ
 	b.mu.Unlock()
 	return b.set(api.Sandbox{
 		ID: id, Template: "base", Status: api.Running, Workspace: p.Workspace, Metadata: req.Metadata,
-		BootMode: string(m.BootMode), CreatedAt: time.Now().UTC(), Generation: m.Generation, FromSnapshot: req.FromSnapshot,
+		BootMode: string(
+			m.BootMode,
+		), CreatedAt: time.Now().UTC(), Generation: m.Generation, FromSnapshot: req.FromSnapshot,
 	}), nil
 }
 
@@ -235,7 +240,12 @@ func (b *boxes) Lifecycle(_ context.Context, p auth.Principal, id api.SandboxID)
 	return api.Lifecycle{TTLSeconds: box.TTLSeconds, Persistent: box.Persistent}, err
 }
 
-func (b *boxes) SetLifecycle(ctx context.Context, p auth.Principal, id api.SandboxID, patch api.LifecyclePatch) (api.Lifecycle, error) {
+func (b *boxes) SetLifecycle(
+	ctx context.Context,
+	p auth.Principal,
+	id api.SandboxID,
+	patch api.LifecyclePatch,
+) (api.Lifecycle, error) {
 	box, err := b.get(p, id)
 	if err != nil {
 		return api.Lifecycle{}, err
@@ -308,11 +318,22 @@ func (b *boxes) Guest(ctx context.Context, p auth.Principal, id api.SandboxID) (
 	return portGuest{g, b.dial}, nil
 }
 
-func (b *boxes) TakeSnapshot(_ context.Context, p auth.Principal, id api.SandboxID, req api.SnapshotRequest) (api.Snapshot, error) {
+func (b *boxes) TakeSnapshot(
+	_ context.Context,
+	p auth.Principal,
+	id api.SandboxID,
+	req api.SnapshotRequest,
+) (api.Snapshot, error) {
 	if _, err := b.get(p, id); err != nil {
 		return api.Snapshot{}, err
 	}
-	s := api.Snapshot{ID: api.NewSnapshotID(), SandboxID: id, Workspace: p.Workspace, Name: req.Name, CreatedAt: time.Now().UTC()}
+	s := api.Snapshot{
+		ID:        api.NewSnapshotID(),
+		SandboxID: id,
+		Workspace: p.Workspace,
+		Name:      req.Name,
+		CreatedAt: time.Now().UTC(),
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.snaps[s.ID] = s
@@ -356,7 +377,12 @@ func (b *boxes) PushSnapshot(ctx context.Context, p auth.Principal, id api.Snaps
 	return api.SnapshotMove{Snapshot: s, UploadedBytes: s.SizeBytes}, err
 }
 
-func (b *boxes) PullSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID, _ api.PullRequest) (api.SnapshotMove, error) {
+func (b *boxes) PullSnapshot(
+	ctx context.Context,
+	p auth.Principal,
+	id api.SnapshotID,
+	_ api.PullRequest,
+) (api.SnapshotMove, error) {
 	s, err := b.Snapshot(ctx, p, id)
 	return api.SnapshotMove{Snapshot: s}, err
 }
@@ -367,10 +393,23 @@ func (b *boxes) DeletePushed(ctx context.Context, p auth.Principal, id api.Snaps
 }
 
 func (b *boxes) child(p auth.Principal, parent api.SandboxID, metadata map[string]string) api.Sandbox {
-	return b.set(api.Sandbox{ID: api.NewSandboxID(), ParentID: parent, Status: api.Running, Workspace: p.Workspace, Metadata: metadata})
+	return b.set(
+		api.Sandbox{
+			ID:        api.NewSandboxID(),
+			ParentID:  parent,
+			Status:    api.Running,
+			Workspace: p.Workspace,
+			Metadata:  metadata,
+		},
+	)
 }
 
-func (b *boxes) Fork(_ context.Context, p auth.Principal, id api.SandboxID, req api.ForkRequest) (api.ForkAnswer, error) {
+func (b *boxes) Fork(
+	_ context.Context,
+	p auth.Principal,
+	id api.SandboxID,
+	req api.ForkRequest,
+) (api.ForkAnswer, error) {
 	if _, err := b.get(p, id); err != nil {
 		return api.ForkAnswer{}, err
 	}
@@ -378,7 +417,12 @@ func (b *boxes) Fork(_ context.Context, p auth.Principal, id api.SandboxID, req 
 	return api.ForkAnswer{ParentID: id, Children: []api.Sandbox{c}, Sandbox: &c}, nil
 }
 
-func (b *boxes) ForkTree(_ context.Context, p auth.Principal, id api.SandboxID, req api.ForkTreeRequest) (api.ForkTree, error) {
+func (b *boxes) ForkTree(
+	_ context.Context,
+	p auth.Principal,
+	id api.SandboxID,
+	req api.ForkTreeRequest,
+) (api.ForkTree, error) {
 	if _, err := b.get(p, id); err != nil {
 		return api.ForkTree{}, err
 	}
@@ -389,9 +433,19 @@ func (b *boxes) ForkTree(_ context.Context, p auth.Principal, id api.SandboxID, 
 	return t, nil
 }
 
-func (b *boxes) Promote(_ context.Context, p auth.Principal, id api.SandboxID, req api.PromoteRequest) (api.Promotion, error) {
+func (b *boxes) Promote(
+	_ context.Context,
+	p auth.Principal,
+	id api.SandboxID,
+	req api.PromoteRequest,
+) (api.Promotion, error) {
 	_, err := b.get(p, id)
-	return api.Promotion{Winner: id, TreeID: req.TreeID, Deleted: []api.SandboxID{}, Failures: map[api.SandboxID]string{}}, err
+	return api.Promotion{
+		Winner:   id,
+		TreeID:   req.TreeID,
+		Deleted:  []api.SandboxID{},
+		Failures: map[api.SandboxID]string{},
+	}, err
 }
 
 func (b *boxes) Ports(_ context.Context, p auth.Principal, id api.SandboxID) ([]api.Port, error) {
@@ -399,7 +453,12 @@ func (b *boxes) Ports(_ context.Context, p auth.Principal, id api.SandboxID) ([]
 	return []api.Port{{Port: 7, Listening: true, Source: api.PortDetected}}, err
 }
 
-func (b *boxes) DeclarePort(_ context.Context, p auth.Principal, id api.SandboxID, req api.PortRequest) (api.Port, error) {
+func (b *boxes) DeclarePort(
+	_ context.Context,
+	p auth.Principal,
+	id api.SandboxID,
+	req api.PortRequest,
+) (api.Port, error) {
 	_, err := b.get(p, id)
 	return api.Port{Port: req.Port, Label: req.Label, Source: api.PortUser}, err
 }
@@ -417,7 +476,16 @@ func (b *boxes) Usage(_ context.Context, p auth.Principal, id api.SandboxID) (ap
 	out := api.Usage{PID: 1, Threads: 3, UptimeSeconds: 20, HostCPUSeconds: 1.5, HostRSSBytes: 1 << 28}
 	if box.Status == api.Running {
 		up := time.Since(b.began).Seconds()
-		out.Guest = &api.Inside{CPUs: 2, CPUBusySeconds: up, UptimeSeconds: up, MemTotalBytes: 100, MemAvailableBytes: 40, DiskUsedBytes: 7, NetRxBytes: 8, NetTxBytes: 9}
+		out.Guest = &api.Inside{
+			CPUs:              2,
+			CPUBusySeconds:    up,
+			UptimeSeconds:     up,
+			MemTotalBytes:     100,
+			MemAvailableBytes: 40,
+			DiskUsedBytes:     7,
+			NetRxBytes:        8,
+			NetTxBytes:        9,
+		}
 	}
 	return out, nil
 }
@@ -429,7 +497,12 @@ func (b *boxes) Logs(_ context.Context, p auth.Principal, id api.SandboxID) (san
 	return b.logs, err
 }
 
-func (b *boxes) Events(_ context.Context, p auth.Principal, id api.SandboxID, q sandbox.EventQuery) ([]sandbox.Event, error) {
+func (b *boxes) Events(
+	_ context.Context,
+	p auth.Principal,
+	id api.SandboxID,
+	q sandbox.EventQuery,
+) ([]sandbox.Event, error) {
 	if _, err := b.get(p, id); err != nil {
 		return nil, err
 	}
@@ -447,7 +520,13 @@ func (b *boxes) Events(_ context.Context, p auth.Principal, id api.SandboxID, q 
 	return list, nil
 }
 
-func (b *boxes) FollowEvents(ctx context.Context, p auth.Principal, id api.SandboxID, q sandbox.EventQuery, yield func(sandbox.Event) error) error {
+func (b *boxes) FollowEvents(
+	ctx context.Context,
+	p auth.Principal,
+	id api.SandboxID,
+	q sandbox.EventQuery,
+	yield func(sandbox.Event) error,
+) error {
 	for {
 		b.mu.Lock()
 		more := b.more
@@ -474,7 +553,10 @@ func (b *boxes) FollowEvents(ctx context.Context, p auth.Principal, id api.Sandb
 func (b *boxes) tell(id api.SandboxID, kind string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.events = append(b.events, sandbox.Event{Seq: int64(len(b.events) + 1), Event: api.NewEvent(id, kind, time.Now().UTC(), nil)})
+	b.events = append(
+		b.events,
+		sandbox.Event{Seq: int64(len(b.events) + 1), Event: api.NewEvent(id, kind, time.Now().UTC(), nil)},
+	)
 	close(b.more)
 	b.more = make(chan struct{})
 }
@@ -534,7 +616,15 @@ func newWorld(t testing.TB) *world {
 	t.Cleanup(door.Close)
 	s, err := httpapi.New(
 		httpapi.Config{Version: "1.2.3", PreviewKey: bytes.Repeat([]byte("k"), 32)},
-		httpapi.Deps{Sandboxes: b, Templates: templates{}, Keys: keys{}, Edge: door, Measured: metricshistory.New(b), Audit: w.audit, Log: log},
+		httpapi.Deps{
+			Sandboxes: b,
+			Templates: templates{},
+			Keys:      keys{},
+			Edge:      door,
+			Measured:  metricshistory.New(b),
+			Audit:     w.audit,
+			Log:       log,
+		},
 	)
 	if err != nil {
 		t.Fatal(err)

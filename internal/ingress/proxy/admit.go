@@ -74,7 +74,10 @@ func (t Target) Admit(w http.ResponseWriter, r *http.Request, port uint16) (*htt
 	if r.TLS != nil {
 		site = http.SameSiteNoneMode
 	}
-	http.SetCookie(w, &http.Cookie{Name: PreviewName, Value: token, Path: "/", HttpOnly: true, Secure: r.TLS != nil, SameSite: site})
+	http.SetCookie(
+		w,
+		&http.Cookie{Name: PreviewName, Value: token, Path: "/", HttpOnly: true, Secure: r.TLS != nil, SameSite: site},
+	)
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("Referrer-Policy", "no-referrer")
 	to := *out.URL
@@ -86,7 +89,10 @@ func (t Target) Admit(w http.ResponseWriter, r *http.Request, port uint16) (*htt
 
 // without takes the preview out of a query and leaves all else as it is.
 func without(query string) string {
-	parts := slices.DeleteFunc(strings.Split(query, "&"), func(p string) bool { return strings.HasPrefix(p, PreviewName+"=") })
+	parts := slices.DeleteFunc(
+		strings.Split(query, "&"),
+		func(p string) bool { return strings.HasPrefix(p, PreviewName+"=") },
+	)
 	return strings.Join(parts, "&")
 }
 

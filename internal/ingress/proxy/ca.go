@@ -87,7 +87,13 @@ func makeCA(dir string, now time.Time) (*x509.Certificate, crypto.Signer, error)
 	return issue(dir, caCertFile, caKeyFile, t, nil, nil)
 }
 
-func makeLeaf(dir string, ca *x509.Certificate, caKey crypto.Signer, names []string, now time.Time) (*x509.Certificate, crypto.Signer, error) {
+func makeLeaf(
+	dir string,
+	ca *x509.Certificate,
+	caKey crypto.Signer,
+	names []string,
+	now time.Time,
+) (*x509.Certificate, crypto.Signer, error) {
 	t := &x509.Certificate{
 		Subject:   pkix.Name{CommonName: "PandaStack", Organization: []string{"PandaStack"}},
 		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(leafLife),
@@ -105,7 +111,11 @@ func makeLeaf(dir string, ca *x509.Certificate, caKey crypto.Signer, names []str
 
 // issue makes a key and a certificate from t, signed by parent or, without one, by itself, and keeps
 // both. The key is written first: a crash between leaves no certificate, and both are made again.
-func issue(dir, certFile, keyFile string, t, parent *x509.Certificate, parentKey crypto.Signer) (*x509.Certificate, crypto.Signer, error) {
+func issue(
+	dir, certFile, keyFile string,
+	t, parent *x509.Certificate,
+	parentKey crypto.Signer,
+) (*x509.Certificate, crypto.Signer, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, nil, err

@@ -30,7 +30,8 @@ var errMalformed = errors.New("malformed address of a sandbox")
 // headers E2b-Sandbox-Id and E2b-Sandbox-Port.
 func Locate(r *http.Request) (Place, bool, error) {
 	host := hostname(r.Host)
-	if id, port := r.Header.Get("E2b-Sandbox-Id"), r.Header.Get("E2b-Sandbox-Port"); id != "" && port != "" && isShared(host) {
+	if id, port := r.Header.Get("E2b-Sandbox-Id"), r.Header.Get("E2b-Sandbox-Port"); id != "" && port != "" &&
+		isShared(host) {
 		p, err := place(port, id)
 		return p, true, err
 	}

@@ -41,7 +41,15 @@ func TestLocate(t *testing.T) {
 			r.Header.Set("E2b-Sandbox-Port", c.port)
 			got, ours, err := proxy.Locate(r)
 			if ours != c.ours || (err != nil) != c.bad || err == nil && got != c.want {
-				t.Errorf("got %+v, ours %v, error %v; want %+v, ours %v, error %v", got, ours, err, c.want, c.ours, c.bad)
+				t.Errorf(
+					"got %+v, ours %v, error %v; want %+v, ours %v, error %v",
+					got,
+					ours,
+					err,
+					c.want,
+					c.ours,
+					c.bad,
+				)
 			}
 		})
 	}

@@ -15,7 +15,13 @@ var previewKey = bytes.Repeat([]byte("k"), 32)
 
 func TestPreviewTokens(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
-	said := proxy.Preview{Sandbox: "sbxa", Port: 3000, Expires: now.Add(time.Minute), Workspace: "ours", Paths: []string{"/a", "/b/"}}
+	said := proxy.Preview{
+		Sandbox:   "sbxa",
+		Port:      3000,
+		Expires:   now.Add(time.Minute),
+		Workspace: "ours",
+		Paths:     []string{"/a", "/b/"},
+	}
 	token := proxy.SignPreview(previewKey, said)
 	said.Paths = nil
 	everything := proxy.SignPreview(previewKey, said)
@@ -41,7 +47,9 @@ func TestPreviewTokens(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			v, err := proxy.OpenPreview(tt.key, tt.token, tt.now)
-			if !errors.Is(err, tt.err) || err == nil && (v.Allows(tt.path) != tt.allowed || v.Sandbox != "sbxa" || v.Port != 3000 || v.Workspace != "ours") {
+			if !errors.Is(err, tt.err) ||
+				err == nil &&
+					(v.Allows(tt.path) != tt.allowed || v.Sandbox != "sbxa" || v.Port != 3000 || v.Workspace != "ours") {
 				t.Errorf("%+v, %v; want %v and %v", v, err, tt.err, tt.allowed)
 			}
 		})
@@ -51,7 +59,10 @@ func TestPreviewTokens(t *testing.T) {
 // FuzzPreview: nothing that was not signed opens.
 func FuzzPreview(f *testing.F) {
 	now := time.Unix(1_800_000_000, 0)
-	good := proxy.SignPreview(previewKey, proxy.Preview{Sandbox: "sbxaaaaaaaaaaaaaaaaaaaa", Port: 80, Expires: now, Workspace: "ours"})
+	good := proxy.SignPreview(
+		previewKey,
+		proxy.Preview{Sandbox: "sbxaaaaaaaaaaaaaaaaaaaa", Port: 80, Expires: now, Workspace: "ours"},
+	)
 	f.Add("x.y")
 	f.Add(good[:len(good)-1])
 	f.Fuzz(func(t *testing.T, token string) {
@@ -64,7 +75,15 @@ func FuzzPreview(f *testing.F) {
 // TestPrivatePorts: the id alone opens nothing, and what opens a port is not told to the program inside.
 func TestPrivatePorts(t *testing.T) {
 	w := newWorld(t, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-		_, _ = rw.Write([]byte("in " + r.RequestURI + " cookie=" + r.Header.Get("Cookie") + " token=" + r.Header.Get(proxy.TrafficHeader)))
+		_, _ = rw.Write(
+			[]byte(
+				"in " + r.RequestURI + " cookie=" + r.Header.Get(
+					"Cookie",
+				) + " token=" + r.Header.Get(
+					proxy.TrafficHeader,
+				),
+			),
+		)
 	}))
 	w.boxes.mu.Lock()
 	box := w.boxes.set["sbxa"]
@@ -72,7 +91,13 @@ func TestPrivatePorts(t *testing.T) {
 	w.boxes.set["sbxa"] = box
 	w.boxes.mu.Unlock()
 	sign := func(change func(*proxy.Preview)) string {
-		v := proxy.Preview{Sandbox: "sbxa", Port: 3000, Expires: time.Now().Add(time.Hour), Workspace: "ours", Paths: []string{"/a"}}
+		v := proxy.Preview{
+			Sandbox:   "sbxa",
+			Port:      3000,
+			Expires:   time.Now().Add(time.Hour),
+			Workspace: "ours",
+			Paths:     []string{"/a"},
+		}
 		if change != nil {
 			change(&v)
 		}

@@ -182,7 +182,8 @@ func (e *Edge) rewrite(pr *httputil.ProxyRequest) {
 		mask = "localhost:${PORT}"
 	}
 	pr.Out.Host = strings.ReplaceAll(mask, "${PORT}", strconv.Itoa(int(f.port)))
-	if o, err := url.Parse(pr.In.Header.Get("Origin")); err == nil && o.Host != "" && strings.EqualFold(o.Host, pr.In.Host) {
+	if o, err := url.Parse(pr.In.Header.Get("Origin")); err == nil && o.Host != "" &&
+		strings.EqualFold(o.Host, pr.In.Host) {
 		pr.Out.Header.Set("Origin", pr.Out.URL.Scheme+"://"+pr.Out.Host)
 	}
 	pr.Out.Header.Del(TrafficHeader)

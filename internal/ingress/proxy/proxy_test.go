@@ -82,7 +82,9 @@ func newWorld(t *testing.T, inside http.Handler) *world {
 	w := &world{boxes: &sandboxes{set: map[string]proxy.Target{}}, dials: &counter{}}
 	g := &guest{ports: map[uint16]string{3000: program.Listener.Addr().String()}, dials: w.dials}
 	w.boxes.set["sbxa"] = proxy.Target{ID: "sbxa", Generation: 1, Guest: g}
-	services := map[uint16]proxy.Service{49983: func(rw http.ResponseWriter, _ *http.Request, tg proxy.Target) { io.WriteString(rw, "agent of "+tg.ID) }}
+	services := map[uint16]proxy.Service{
+		49983: func(rw http.ResponseWriter, _ *http.Request, tg proxy.Target) { io.WriteString(rw, "agent of "+tg.ID) },
+	}
 	e := proxy.New(w.boxes, services, slog.New(slog.DiscardHandler))
 	t.Cleanup(e.Close)
 	api := http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { io.WriteString(rw, "api") })
@@ -167,7 +169,8 @@ func TestTLSInside(t *testing.T) {
 		g := &guest{ports: map[uint16]string{3443: inside.Listener.Addr().String()}, dials: w.dials}
 		w.boxes.set["sbxt"] = proxy.Target{ID: "sbxt", Generation: 1, Guest: g, TLSPorts: []int{3443}}
 		want := map[bool]string{false: "tls=true proto=1 host=localhost:3443 origin=https://localhost:3443", true: "tls=true proto=2 host=localhost:3443 origin=https://localhost:3443"}[h2]
-		if status, text := w.get(t, "3443-sbxt.test", "/", "Origin", "https://3443-sbxt.test"); status != 200 || !strings.HasPrefix(text, want) {
+		if status, text := w.get(t, "3443-sbxt.test", "/", "Origin", "https://3443-sbxt.test"); status != 200 ||
+			!strings.HasPrefix(text, want) {
 			t.Errorf("%d %s, want %s", status, text, want)
 		}
 	}
@@ -212,7 +215,10 @@ func TestAnswers(t *testing.T) {
 	if status, _ := w.get(t, "0-sbxa.test", "/"); status != http.StatusBadRequest {
 		t.Errorf("malformed host answered %d, want 400", status)
 	}
-	if _, text := w.get(t, "3000-sbxz.test", "/", "Accept", "text/html"); !strings.Contains(text, "<h1>The sandbox was not found</h1>") {
+	if _, text := w.get(t, "3000-sbxz.test", "/", "Accept", "text/html"); !strings.Contains(
+		text,
+		"<h1>The sandbox was not found</h1>",
+	) {
 		t.Errorf("a browser got %q", text)
 	}
 	w.boxes.err = errors.New("broken")

@@ -360,9 +360,21 @@ const (
 // Run runs a cell in a context of the given sandbox and calls yield for what it does. When its time is
 // over, when ctx ends, or when yield answers an error, the cell is interrupted; a context that does not
 // end its cell then is killed and answers ErrEnded. One that had ended before answers guestapi.ErrNotFound, too.
-func (r *Runner) Run(ctx context.Context, sandbox string, g guestapi.Guest, c Context, cell Cell, yield func(Event) error) (Outcome, error) {
+func (r *Runner) Run(
+	ctx context.Context,
+	sandbox string,
+	g guestapi.Guest,
+	c Context,
+	cell Cell,
+	yield func(Event) error,
+) (Outcome, error) {
 	if len(cell.Code) > MaxCode {
-		return Outcome{}, fmt.Errorf("%w: the code has %d bytes, %d is the most", guestapi.ErrInvalid, len(cell.Code), MaxCode)
+		return Outcome{}, fmt.Errorf(
+			"%w: the code has %d bytes, %d is the most",
+			guestapi.ErrInvalid,
+			len(cell.Code),
+			MaxCode,
+		)
 	}
 	done, err := r.take(ctx, key(sandbox, c))
 	if err != nil {
@@ -393,7 +405,14 @@ func (r *Runner) Run(ctx context.Context, sandbox string, g guestapi.Guest, c Co
 var errTime = errors.New("the time of the cell is over")
 
 // follow reads until the cell has ended.
-func follow(ctx context.Context, g guestapi.Guest, proc guestapi.Process, talk talk, limit time.Duration, yield func(Event) error) (Outcome, error) {
+func follow(
+	ctx context.Context,
+	g guestapi.Guest,
+	proc guestapi.Process,
+	talk talk,
+	limit time.Duration,
+	yield func(Event) error,
+) (Outcome, error) {
 	wait, stop := ctx, context.CancelFunc(func() {})
 	if limit > 0 {
 		wait, stop = context.WithTimeoutCause(ctx, limit, errTime)
@@ -428,7 +447,12 @@ func follow(ctx context.Context, g guestapi.Guest, proc guestapi.Process, talk t
 
 // await follows an interrupted cell until it has ended, or it is time to insist: then neither ended nor err is set.
 // An error without an end says that its context is gone.
-func await(ctx context.Context, proc guestapi.Process, talk talk, yield func(Event) error) (code int, ended bool, err error) {
+func await(
+	ctx context.Context,
+	proc guestapi.Process,
+	talk talk,
+	yield func(Event) error,
+) (code int, ended bool, err error) {
 	try, stop := context.WithTimeoutCause(ctx, insist, errTime)
 	defer stop()
 	for {
@@ -453,7 +477,11 @@ func await(ctx context.Context, proc guestapi.Process, talk talk, yield func(Eve
 func awake(ctx context.Context, g guestapi.Guest, pid uint32) {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), grace, errTime)
 	defer cancel()
-	proc, err := g.Attach(ctx, guestapi.ProcessRef{PID: pid}, guestapi.Offsets{Stderr: math.MaxInt64, PTY: math.MaxInt64})
+	proc, err := g.Attach(
+		ctx,
+		guestapi.ProcessRef{PID: pid},
+		guestapi.Offsets{Stderr: math.MaxInt64, PTY: math.MaxInt64},
+	)
 	if err != nil {
 		return
 	}
@@ -467,7 +495,14 @@ func awake(ctx context.Context, g guestapi.Guest, pid uint32) {
 }
 
 // interrupt ends the cell that runs and keeps its context, or kills both. Heard tells that its program is known to be awake.
-func interrupt(ctx context.Context, g guestapi.Guest, proc guestapi.Process, talk talk, heard bool, yield func(Event) error) (int, error) {
+func interrupt(
+	ctx context.Context,
+	g guestapi.Guest,
+	proc guestapi.Process,
+	talk talk,
+	heard bool,
+	yield func(Event) error,
+) (int, error) {
 	if !heard {
 		awake(ctx, g, proc.PID())
 	}

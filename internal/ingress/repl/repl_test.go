@@ -119,7 +119,8 @@ func TestCells(t *testing.T) {
 			if c.wantInErr != "" && !strings.Contains(got.err, c.wantInErr) {
 				t.Errorf("stderr %q lacks %q", got.err, c.wantInErr)
 			}
-			if got.out != c.want.out || c.wantInErr == "" && got.err != c.want.err || got.main != c.want.main || got.trouble != c.want.trouble {
+			if got.out != c.want.out || c.wantInErr == "" && got.err != c.want.err || got.main != c.want.main ||
+				got.trouble != c.want.trouble {
 				t.Errorf("got out %q, err %q, result %q, error %q; want %q, %q, %q, %q",
 					got.out, got.err, got.main, got.trouble, c.want.out, c.want.err, c.want.main, c.want.trouble)
 			}
@@ -170,7 +171,9 @@ func TestRichResults(t *testing.T) {
 			}
 			var r repl.Runner
 			got := run(t, &r, g, box, repl.Cell{Code: c.code})
-			if len(got.results) != 1 || !reflect.DeepEqual(got.results[0][c.kind], c.want) || got.results[0]["text/plain"] == nil || got.err != "" {
+			if len(got.results) != 1 || !reflect.DeepEqual(got.results[0][c.kind], c.want) ||
+				got.results[0]["text/plain"] == nil ||
+				got.err != "" {
 				t.Errorf("results %v, stderr %q; want %s %v", got.results, got.err, c.kind, c.want)
 			}
 		})
@@ -237,7 +240,10 @@ func TestContexts(t *testing.T) {
 		t.Fatal(err)
 	}
 	for what, g := range map[string]guestapi.Guest{"a context that was ended": g, "one whose end the channel tells late": late{g}} {
-		if _, err := r.Run(t.Context(), "sbx", g, one, repl.Cell{Code: "x"}, func(repl.Event) error { return nil }); !errors.Is(err, guestapi.ErrNotFound) {
+		if _, err := r.Run(t.Context(), "sbx", g, one, repl.Cell{Code: "x"}, func(repl.Event) error { return nil }); !errors.Is(
+			err,
+			guestapi.ErrNotFound,
+		) {
 			t.Errorf("a cell in %s: %v, want not found", what, err)
 		}
 	}
@@ -259,12 +265,19 @@ func TestCellsTakeTurns(t *testing.T) {
 	for i := range 8 {
 		wg.Go(func() {
 			var main string
-			_, err := r.Run(t.Context(), "sbx", g, box, repl.Cell{Code: fmt.Sprintf("n += 1\n%d", i), Timeout: limit}, func(e repl.Event) error {
-				if e.Main {
-					main = fmt.Sprint(e.Data["text/plain"])
-				}
-				return nil
-			})
+			_, err := r.Run(
+				t.Context(),
+				"sbx",
+				g,
+				box,
+				repl.Cell{Code: fmt.Sprintf("n += 1\n%d", i), Timeout: limit},
+				func(e repl.Event) error {
+					if e.Main {
+						main = fmt.Sprint(e.Data["text/plain"])
+					}
+					return nil
+				},
+			)
 			if err != nil || main != fmt.Sprint(i) {
 				t.Errorf("cell %d answered %q, %v", i, main, err)
 			}
@@ -314,7 +327,8 @@ func TestSignalIsTakenBack(t *testing.T) {
 	}
 	var r repl.Runner
 	run(t, &r, g, box, repl.Cell{Code: "import signal, time\nx = 1\nsignal.signal(signal.SIGINT, signal.SIG_IGN)"})
-	if got := run(t, &r, g, box, repl.Cell{Code: "time.sleep(1000)", Timeout: 200 * time.Millisecond}); !got.Interrupted || !strings.HasPrefix(got.trouble, "KeyboardInterrupt") {
+	if got := run(t, &r, g, box, repl.Cell{Code: "time.sleep(1000)", Timeout: 200 * time.Millisecond}); !got.Interrupted ||
+		!strings.HasPrefix(got.trouble, "KeyboardInterrupt") {
 		t.Errorf("interrupted %v, %q", got.Interrupted, got.trouble)
 	}
 	if got := run(t, &r, g, box, repl.Cell{Code: "x"}); got.main != "1" {
@@ -357,7 +371,13 @@ func TestSignalBeforeACell(t *testing.T) {
 		t.Fatal(err)
 	}
 	var r repl.Runner
-	run(t, &r, g, box, repl.Cell{Code: `base64() { kill -INT 0; command base64 "$@"; }`}) // the signal reaches all of the context
+	run(
+		t,
+		&r,
+		g,
+		box,
+		repl.Cell{Code: `base64() { kill -INT 0; command base64 "$@"; }`},
+	) // the signal reaches all of the context
 	for range 3 {
 		if got := run(t, &r, g, box, repl.Cell{Code: "echo 42"}); got.out != "42\n" {
 			t.Fatalf("a cell after a signal: %+v", got)

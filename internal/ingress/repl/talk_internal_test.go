@@ -94,14 +94,18 @@ func TestLineTalkAtEveryCut(t *testing.T) {
 		events, code, ended := feedAll(t, &lineTalk{id: "me"},
 			guestapi.Event{Stream: guestapi.StreamStdout, Data: []byte(whole[:cut])},
 			guestapi.Event{Stream: guestapi.StreamStdout, Data: []byte(whole[cut:])})
-		if !ended || code != 3 || len(events) != 2 || events[0].Text != "grüß" || events[1].Data["text/plain"] != "42" || !events[1].Main {
+		if !ended || code != 3 || len(events) != 2 || events[0].Text != "grüß" ||
+			events[1].Data["text/plain"] != "42" ||
+			!events[1].Main {
 			t.Fatalf("cut at %d: %+v with %d", cut, events, code)
 		}
 	}
 }
 
 func TestEnvOfBashIsQuoted(t *testing.T) {
-	req := string((&bashTalk{mark: "m"}).request(Cell{Env: map[string]string{"A": "it's; $(x)", "bad name": "x", "": "y"}}))
+	req := string(
+		(&bashTalk{mark: "m"}).request(Cell{Env: map[string]string{"A": "it's; $(x)", "bad name": "x", "": "y"}}),
+	)
 	if !strings.HasPrefix(req, "m ") || strings.Count(req, " ") != 2 || !strings.HasSuffix(req, "\n") {
 		t.Fatalf("request %q", req)
 	}

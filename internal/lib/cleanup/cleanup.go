@@ -53,7 +53,11 @@ func (s *Stack) Unwind(ctx context.Context) error { return s.UnwindWithin(ctx, l
 
 // UnwindWithin is Unwind with another limit. Functions that run after it have a context that has ended.
 func (s *Stack) UnwindWithin(ctx context.Context, limit time.Duration) error {
-	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), limit, fmt.Errorf("undoing took longer than %v", limit))
+	ctx, cancel := context.WithTimeoutCause(
+		context.WithoutCancel(ctx),
+		limit,
+		fmt.Errorf("undoing took longer than %v", limit),
+	)
 	defer cancel()
 	var all error
 	for i := len(s.steps) - 1; i >= 0; i-- {

@@ -69,7 +69,8 @@ func TestUnwindWithin(t *testing.T) {
 		cancel() // is no limit of the way back
 		began := time.Now()
 		err := s.UnwindWithin(ended, 5*time.Second)
-		if err == nil || !strings.Contains(err.Error(), "slow: undoing took longer than 5s") || time.Since(began) != 5*time.Second {
+		if err == nil || !strings.Contains(err.Error(), "slow: undoing took longer than 5s") ||
+			time.Since(began) != 5*time.Second {
 			t.Errorf("after %v: %v", time.Since(began), err)
 		}
 		if !last {

@@ -20,7 +20,13 @@ import (
 func TestRunLogsAndExplains(t *testing.T) {
 	var lines []string
 	opt := command.Options{Log: func(l string) { lines = append(lines, l) }}
-	err := command.Run(t.Context(), opt, "sh", "-c", "for i in 1 2 3 4 5 6 7 8; do echo line $i; done; printf 'why' >&2; exit 3")
+	err := command.Run(
+		t.Context(),
+		opt,
+		"sh",
+		"-c",
+		"for i in 1 2 3 4 5 6 7 8; do echo line $i; done; printf 'why' >&2; exit 3",
+	)
 	var e *command.Error
 	if !errors.As(err, &e) {
 		t.Fatalf("error %v, want *command.Error", err)
@@ -55,7 +61,13 @@ func TestRunEndsWholeGroup(t *testing.T) {
 }
 
 func TestOutput(t *testing.T) {
-	out, err := command.Output(t.Context(), command.Options{Stdin: "in", Env: []string{"X=y"}}, "sh", "-c", "cat; echo $X; echo noise >&2")
+	out, err := command.Output(
+		t.Context(),
+		command.Options{Stdin: "in", Env: []string{"X=y"}},
+		"sh",
+		"-c",
+		"cat; echo $X; echo noise >&2",
+	)
 	if err != nil || out != "iny\n" {
 		t.Errorf("output %q, %v", out, err)
 	}
@@ -65,7 +77,13 @@ func TestOutput(t *testing.T) {
 // test binary plays that process.
 func TestKillEndsWithUs(t *testing.T) {
 	if fifo := os.Getenv("COMMAND_TEST_FIFO"); fifo != "" {
-		_ = command.Run(t.Context(), command.Options{Kill: true}, "sh", "-c", "exec 3>"+fifo+"; echo up >&3; exec sleep 600")
+		_ = command.Run(
+			t.Context(),
+			command.Options{Kill: true},
+			"sh",
+			"-c",
+			"exec 3>"+fifo+"; echo up >&3; exec sleep 600",
+		)
 		return
 	}
 	fifo := filepath.Join(t.TempDir(), "fifo")

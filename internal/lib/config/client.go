@@ -83,8 +83,11 @@ func sameServer(api, apiURL string) error {
 	if api == "" || apiURL == "" || strings.TrimRight(api, "/") == strings.TrimRight(apiURL, "/") {
 		return nil
 	}
-	return fmt.Errorf("PANDASTACK_API is %s and PANDASTACK_API_URL is %s: unset PANDASTACK_API_URL (SDKs do not read it)",
-		api, apiURL)
+	return fmt.Errorf(
+		"PANDASTACK_API is %s and PANDASTACK_API_URL is %s: unset PANDASTACK_API_URL (SDKs do not read it)",
+		api,
+		apiURL,
+	)
 }
 
 // UserFile is the path of the user's own file, empty when there is no home.

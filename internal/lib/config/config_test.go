@@ -62,13 +62,18 @@ func TestPrecedence(t *testing.T) {
 		}
 	}
 	var out bytes.Buffer
-	if err := l.Explain(&out); err != nil || !strings.Contains(out.String(), "sandbox.ttl = 7m0s\n    from --sandbox-ttl\n") {
+	if err := l.Explain(&out); err != nil ||
+		!strings.Contains(out.String(), "sandbox.ttl = 7m0s\n    from --sandbox-ttl\n") {
 		t.Errorf("explained (%v)\n%s", err, out.String())
 	}
 }
 
 func TestAllProblemsAtOnce(t *testing.T) {
-	file := write(t, "node.yaml", "colour: red\nlog:\n  level: loud\nnetwork:\n  slots: many\n  range: 10.0.0.0/29\n  allow: 10.1.0.0/16, there\n  resolvers: 9.9.9.9,here\n  prefix: Way-too-long\nlimits:\n  disk_mib: -1\n  network_out_mbit: 2000000\nlisten: here\n")
+	file := write(
+		t,
+		"node.yaml",
+		"colour: red\nlog:\n  level: loud\nnetwork:\n  slots: many\n  range: 10.0.0.0/29\n  allow: 10.1.0.0/16, there\n  resolvers: 9.9.9.9,here\n  prefix: Way-too-long\nlimits:\n  disk_mib: -1\n  network_out_mbit: 2000000\nlisten: here\n",
+	)
 	_, err := config.Load(config.Sources{File: file, Env: []string{"PANDASTACK_LIFECYCLE_STOP=soon"}})
 	if err == nil {
 		t.Fatal("no error")
@@ -160,7 +165,8 @@ func TestClient(t *testing.T) {
 		t.Errorf("with the environment: %+v", c)
 	}
 	env = []string{"PANDASTACK_API_URL=http://env", "PANDASTACK_TOKEN=env"}
-	if c := load(config.ClientSources{Env: env}); c.URL != "http://env" || c.Key != "env" || c.Origin != "PANDASTACK_API_URL" {
+	if c := load(config.ClientSources{Env: env}); c.URL != "http://env" || c.Key != "env" ||
+		c.Origin != "PANDASTACK_API_URL" {
 		t.Errorf("with the other names in the environment: got %+v, want http://env with its key", c)
 	}
 	env = []string{"PANDASTACK_API=http://one/", "PANDASTACK_API_URL=http://one"}
@@ -168,10 +174,12 @@ func TestClient(t *testing.T) {
 		t.Errorf("with the same server under both names: got %q, want http://one/", c.URL)
 	}
 	env = []string{"PANDASTACK_API=http://one", "PANDASTACK_API_URL=http://two"}
-	if c, err := config.LoadClient(config.ClientSources{Env: env}); err == nil || !strings.Contains(err.Error(), "unset PANDASTACK_API_URL") {
+	if c, err := config.LoadClient(config.ClientSources{Env: env}); err == nil ||
+		!strings.Contains(err.Error(), "unset PANDASTACK_API_URL") {
 		t.Errorf("with two servers in the environment: got %+v, %v, want an error that names the remedy", c, err)
 	}
-	if c := load(config.ClientSources{Env: env, URL: "http://flag", Key: "flag"}); c.URL != "http://flag" || c.Key != "flag" {
+	if c := load(config.ClientSources{Env: env, URL: "http://flag", Key: "flag"}); c.URL != "http://flag" ||
+		c.Key != "flag" {
 		t.Errorf("with flags: %+v", c)
 	}
 	put(filepath.Join(home, ".config/pandastack/config.json"), `nonsense`)

@@ -64,7 +64,8 @@ func (f Field) set(text string) error {
 
 // below gives text, if it is a relative path, as a path below dir.
 func (f Field) below(dir, text string) string {
-	if dir == "" || text == "" || filepath.IsAbs(text) || f.path == "" || f.path == "program" && !strings.Contains(text, "/") {
+	if dir == "" || text == "" || filepath.IsAbs(text) || f.path == "" ||
+		f.path == "program" && !strings.Contains(text, "/") {
 		return text
 	}
 	return filepath.Join(dir, text)
@@ -82,7 +83,17 @@ func fields(v reflect.Value, prefix string) []Field {
 			all = append(all, fields(value, path+".")...)
 			continue
 		}
-		all = append(all, Field{Path: path, Kind: kind(value), Default: t.Tag.Get("default"), Doc: t.Tag.Get("doc"), path: t.Tag.Get("path"), value: value})
+		all = append(
+			all,
+			Field{
+				Path:    path,
+				Kind:    kind(value),
+				Default: t.Tag.Get("default"),
+				Doc:     t.Tag.Get("doc"),
+				path:    t.Tag.Get("path"),
+				value:   value,
+			},
+		)
 	}
 	return all
 }

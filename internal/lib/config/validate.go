@@ -47,7 +47,8 @@ func (n *Node) Validate() error {
 	if n.TLS.Cert != "" && n.TLS.Listen == "" {
 		bad("tls.listen", "is empty, so the certificate of tls.cert is of no use")
 	}
-	if u, err := url.Parse(n.PublicURL); n.PublicURL != "" && (err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
+	if u, err := url.Parse(n.PublicURL); n.PublicURL != "" &&
+		(err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
 		bad("public_url", "%q is not an http or https address", n.PublicURL)
 	}
 	oneOf("log.level", n.Log.Level, "debug", "info", "warn", "error")
@@ -97,7 +98,8 @@ func (n *Node) Validate() error {
 }
 
 func (n *Node) validateObjects(bad func(string, string, ...any), atLeast func(string, int, int)) {
-	if u, err := url.Parse(n.Objects.URL); n.Objects.URL != "" && (err != nil || !slices.Contains([]string{"file", "s3", "gs", "azblob"}, u.Scheme)) {
+	if u, err := url.Parse(n.Objects.URL); n.Objects.URL != "" &&
+		(err != nil || !slices.Contains([]string{"file", "s3", "gs", "azblob"}, u.Scheme)) {
 		bad("objects.url", "%q begins with none of file://, s3://, gs://, azblob://", n.Objects.URL)
 	}
 	if n.Objects.Key != "" && !filepath.IsAbs(n.Objects.Key) {
@@ -166,7 +168,12 @@ func (n Network) Addresses() (netip.Prefix, error) {
 	case err != nil || !p.Addr().Is4() || p != p.Masked() || p.Bits() > 30:
 		return netip.Prefix{}, fmt.Errorf("%q is not an IPv4 network such as 10.213.0.0/16", n.Range)
 	case n.Slots > 1<<(30-p.Bits()):
-		return netip.Prefix{}, fmt.Errorf("%s has room for %d sandboxes, and network.slots asks for %d", n.Range, 1<<(30-p.Bits()), n.Slots)
+		return netip.Prefix{}, fmt.Errorf(
+			"%s has room for %d sandboxes, and network.slots asks for %d",
+			n.Range,
+			1<<(30-p.Bits()),
+			n.Slots,
+		)
 	}
 	return p, nil
 }

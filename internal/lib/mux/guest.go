@@ -55,7 +55,11 @@ func (g *Guest) begin(hello Hello, h Handler) {
 	g.m.end(ErrLost, false)
 	hello.Version = min(hello.Version, Version)
 	g.m.mu.Lock()
-	g.m.queue = appendGreeting(g.m.queue, ackMagic, Hello{Version: Version, Generation: hello.Generation, Nonce: hello.Nonce})
+	g.m.queue = appendGreeting(
+		g.m.queue,
+		ackMagic,
+		Hello{Version: Version, Generation: hello.Generation, Nonce: hello.Nonce},
+	)
 	g.m.mu.Unlock()
 	h.Hello(hello)
 	g.m.put()

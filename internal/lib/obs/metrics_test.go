@@ -34,7 +34,12 @@ func TestOperations(t *testing.T) {
 			for _, l := range m.GetLabel() {
 				name += " " + l.GetValue()
 			}
-			count[name] = m.GetCounter().GetValue() + float64(m.GetHistogram().GetSampleCount()) + m.GetGauge().GetValue()
+			count[name] = m.GetCounter().
+				GetValue() +
+				float64(
+					m.GetHistogram().GetSampleCount(),
+				) + m.GetGauge().
+				GetValue()
 		}
 	}
 	for name, want := range map[string]float64{

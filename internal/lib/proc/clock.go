@@ -40,7 +40,15 @@ func ForkAhead(ahead time.Duration) func(path string, argv []string, attr *sysca
 }
 
 // forkAhead runs on a goroutine of its own.
-func forkAhead(ahead time.Duration, path string, argv []string, attr *syscall.ProcAttr, pid *int, err *error, done chan struct{}) {
+func forkAhead(
+	ahead time.Duration,
+	path string,
+	argv []string,
+	attr *syscall.ProcAttr,
+	pid *int,
+	err *error,
+	done chan struct{},
+) {
 	runtime.LockOSThread() // for ever: with the thread goes the namespace
 	if unix.Gettid() == unix.Getpid() {
 		// The first thread never ends. Held here, it cannot be the next one's.

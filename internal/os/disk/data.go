@@ -68,7 +68,13 @@ func MakeData(ctx context.Context, dir string, bytes int64) (err error) {
 		return err
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
-		return errors.Join(err, fmt.Errorf("data directory %s is not empty, an image mounted there would hide what it holds; move it away first", dir))
+		return errors.Join(
+			err,
+			fmt.Errorf(
+				"data directory %s is not empty, an image mounted there would hide what it holds; move it away first",
+				dir,
+			),
+		)
 	}
 	if _, err := os.Stat(image); errors.Is(err, fs.ErrNotExist) {
 		back.Push("remove image", func(context.Context) error { return Remove(image) })
@@ -132,7 +138,10 @@ func formatXFS(ctx context.Context, image string, size int64) error {
 	// Reflink needs the checksummed format.
 	out, err := exec.CommandContext(ctx, "mkfs.xfs", "-q", "-f", "-m", "reflink=1,crc=1", image).CombinedOutput()
 	if errors.Is(err, exec.ErrNotFound) {
-		return fmt.Errorf("make XFS image: mkfs.xfs is not installed; install xfsprogs or run `pandastack setup`: %w", err)
+		return fmt.Errorf(
+			"make XFS image: mkfs.xfs is not installed; install xfsprogs or run `pandastack setup`: %w",
+			err,
+		)
 	}
 	if err != nil {
 		return fmt.Errorf("make XFS image %s: %w: %s", image, err, lastLine(out))

@@ -31,7 +31,8 @@ func TestProbeOnAFullDisk(t *testing.T) {
 	dir := reflinkDir(t)
 	disktest.Stuff(t, dir)
 	var full *disk.FullError
-	if err := disk.Probe(dir); !errors.As(err, &full) || !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "enlarge it") {
+	if err := disk.Probe(dir); !errors.As(err, &full) || !errors.Is(err, unix.ENOSPC) ||
+		!strings.Contains(err.Error(), "enlarge it") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -25,8 +25,11 @@ type NoReflinkError struct {
 }
 
 func (e *NoReflinkError) Error() string {
-	return fmt.Sprintf("%s is on %s, which cannot clone files (reflink); run `pandastack setup` to put an XFS image there, or choose a directory on XFS or btrfs",
-		e.Dir, e.Type)
+	return fmt.Sprintf(
+		"%s is on %s, which cannot clone files (reflink); run `pandastack setup` to put an XFS image there, or choose a directory on XFS or btrfs",
+		e.Dir,
+		e.Type,
+	)
 }
 
 // FullError says that not even a file of some KiB fits on the file system of Dir.
@@ -36,8 +39,11 @@ type FullError struct {
 }
 
 func (e *FullError) Error() string {
-	return fmt.Sprintf("the file system of %s is full (%v); enlarge it, as docs/operations.md says under \"Disk full\", and delete snapshots or sandboxes then",
-		e.Dir, e.Err)
+	return fmt.Sprintf(
+		"the file system of %s is full (%v); enlarge it, as docs/operations.md says under \"Disk full\", and delete snapshots or sandboxes then",
+		e.Dir,
+		e.Err,
+	)
 }
 
 func (e *FullError) Unwrap() error { return e.Err }
@@ -149,7 +155,12 @@ func Grow(path string, bytes int64) error {
 		return fmt.Errorf("grow disk %s: not a regular file", path)
 	}
 	if bytes < info.Size() {
-		return fmt.Errorf("grow disk %s: it has %d bytes, and %d are fewer; a disk only grows", path, info.Size(), bytes)
+		return fmt.Errorf(
+			"grow disk %s: it has %d bytes, and %d are fewer; a disk only grows",
+			path,
+			info.Size(),
+			bytes,
+		)
 	}
 	if bytes == info.Size() {
 		return nil

@@ -26,7 +26,10 @@ func TestShare(t *testing.T) {
 	}
 	long, short := noise(5<<20+12<<10), noise(256<<10)
 	known := bytes.Join([][]byte{noise(1 << 20), long, noise(100 << 10), short}, nil)
-	image := bytes.Join([][]byte{noise(36 << 10), short, noise(8 << 10), long, make([]byte, 1<<20), noise(20 << 10)}, nil)
+	image := bytes.Join(
+		[][]byte{noise(36 << 10), short, noise(8 << 10), long, make([]byte, 1<<20), noise(20 << 10)},
+		nil,
+	)
 	put := func(name string, data []byte) string {
 		path := filepath.Join(dir, name)
 		if err := os.WriteFile(path, data, 0o600); err != nil {

@@ -43,7 +43,12 @@ func TestTrim(t *testing.T) {
 		select {
 		case <-again.C:
 		case <-limit:
-			t.Fatalf("the image takes %d bytes, and took %d with %d more in it", takes(t, disk.ImagePath(dir)), full, len(data))
+			t.Fatalf(
+				"the image takes %d bytes, and took %d with %d more in it",
+				takes(t, disk.ImagePath(dir)),
+				full,
+				len(data),
+			)
 		}
 	}
 	if got := content(t, kept); string(got) != string(data[:8<<20]) {

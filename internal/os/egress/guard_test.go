@@ -56,7 +56,10 @@ func TestConnectionsUnderAnAllowList(t *testing.T) {
 }
 
 func TestConnectionsUnderADenyList(t *testing.T) {
-	g := NewGuard(GuardConfig{}, compile(t, Policy{Deny: []string{"evil.com", "6.6.6.0/24"}, Allow: []string{"ok.evil.com"}}))
+	g := NewGuard(
+		GuardConfig{},
+		compile(t, Policy{Deny: []string{"evil.com", "6.6.6.0/24"}, Allow: []string{"ok.evil.com"}}),
+	)
 	for _, c := range []struct {
 		kind, name, to string
 		want           bool

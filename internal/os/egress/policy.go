@@ -40,7 +40,10 @@ func Compile(p Policy) (*Rules, error) {
 		names nameSet
 	}{{"allow", p.Allow, &r.allowNets, r.allowNames}, {"deny", p.Deny, &r.denyNets, r.denyNames}} {
 		if len(l.list) > maxEntries {
-			all = errors.Join(all, fmt.Errorf("%s has %d entries, at most %d are possible", l.word, len(l.list), maxEntries))
+			all = errors.Join(
+				all,
+				fmt.Errorf("%s has %d entries, at most %d are possible", l.word, len(l.list), maxEntries),
+			)
 			continue
 		}
 		for _, e := range l.list {
@@ -81,7 +84,9 @@ func parseEntry(e string) (netip.Prefix, string, error) {
 	}
 	name := strings.ToLower(strings.TrimSuffix(e, "."))
 	if !validName(strings.TrimPrefix(name, "*.")) {
-		return netip.Prefix{}, "", errors.New("not an address, a network or a domain (other scripts than Latin in punycode)")
+		return netip.Prefix{}, "", errors.New(
+			"not an address, a network or a domain (other scripts than Latin in punycode)",
+		)
 	}
 	return netip.Prefix{}, name, nil
 }
@@ -104,7 +109,10 @@ func validName(name string) bool {
 		}
 	}
 	last := labels[len(labels)-1]
-	return strings.ContainsFunc(last, func(c rune) bool { return c < '0' || c > '9' }) // no top-level domain is a number
+	return strings.ContainsFunc(
+		last,
+		func(c rune) bool { return c < '0' || c > '9' },
+	) // no top-level domain is a number
 }
 
 // nameSet is names and endings of names.

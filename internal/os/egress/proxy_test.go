@@ -67,7 +67,9 @@ func (p *proxied) dial() net.Conn {
 var onlyA = Policy{Allow: []string{"a.com"}, DenyOthers: true}
 
 func TestProxyHoldsTLSAgainstItsName(t *testing.T) {
-	srv := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") }))
+	srv := httptest.NewTLSServer(
+		http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") }),
+	)
 	defer srv.Close()
 	p := newProxied(t, onlyA, "1.1.1.1:443", srv.Listener.Addr().String())
 	learn(t, p.guard, "a.com", time.Hour, "1.1.1.1")
@@ -126,7 +128,8 @@ func TestProxyHoldsEveryRequestAgainstItsHost(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if step.answer == "" && resp.StatusCode != http.StatusForbidden || step.answer != "" && string(b) != step.answer {
+			if step.answer == "" && resp.StatusCode != http.StatusForbidden ||
+				step.answer != "" && string(b) != step.answer {
 				t.Errorf("%s: %q: %d %q", want, step.request, resp.StatusCode, b)
 			}
 		}
@@ -137,7 +140,9 @@ func TestProxyHoldsEveryRequestAgainstItsHost(t *testing.T) {
 }
 
 func TestProxyRefusesWhatHidesItsHost(t *testing.T) {
-	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "leaked") }))
+	srv := httptest.NewServer(
+		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "leaked") }),
+	)
 	defer srv.Close()
 	p := newProxied(t, onlyA, "1.1.1.1:80", srv.Listener.Addr().String())
 	learn(t, p.guard, "a.com", time.Hour, "1.1.1.1")
@@ -273,7 +278,12 @@ func TestProxyPassesUpgrades(t *testing.T) {
 }
 
 func TestRecheckEndsConnections(t *testing.T) {
-	p := newProxied(t, Policy{Allow: []string{"a.com", "b.com"}, DenyOthers: true}, "1.1.1.1:22", lineServer(t).Addr().String())
+	p := newProxied(
+		t,
+		Policy{Allow: []string{"a.com", "b.com"}, DenyOthers: true},
+		"1.1.1.1:22",
+		lineServer(t).Addr().String(),
+	)
 	learn(t, p.guard, "a.com", time.Hour, "1.1.1.1")
 	c := p.dial()
 	r := bufio.NewReader(c)

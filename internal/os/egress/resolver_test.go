@@ -56,7 +56,10 @@ func upstream(t testing.TB, handle func(*dns.Msg) *dns.Msg) *Resolver {
 	}
 	at := netip.MustParseAddrPort(pc.LocalAddr().String())
 	var d net.Dialer
-	return &Resolver{Dial: d.DialContext, Upstreams: func() ([]netip.AddrPort, error) { return []netip.AddrPort{at}, nil }}
+	return &Resolver{
+		Dial:      d.DialContext,
+		Upstreams: func() ([]netip.AddrPort, error) { return []netip.AddrPort{at}, nil },
+	}
 }
 
 func records4(m *dns.Msg, lines ...string) *dns.Msg {
@@ -121,7 +124,9 @@ func TestForwardedAsANewMessage(t *testing.T) {
 	if len(got.Answer) != 1 || got.Id != m.Id {
 		t.Fatalf("answer %v", got)
 	}
-	if seen := <-heard; seen.Id == m.Id || seen.CheckingDisabled || len(seen.Extra) != 1 || len(seen.IsEdns0().Option) > 0 || seen.IsEdns0().Do() {
+	if seen := <-heard; seen.Id == m.Id || seen.CheckingDisabled || len(seen.Extra) != 1 ||
+		len(seen.IsEdns0().Option) > 0 ||
+		seen.IsEdns0().Do() {
 		t.Errorf("upstream saw the guest's message: %v", seen)
 	}
 }
@@ -167,7 +172,14 @@ func TestRestrictedAnswers(t *testing.T) {
 		if m.Question[0].Qtype == dns.TypeTXT {
 			return records4(m, "a.com. 60 IN TXT hello")
 		}
-		return records4(m, "a.com. 60 IN CNAME b.net.", "b.net. 30 IN A 1.2.3.4", "b.net. 30 IN A 10.0.0.1", "b.net. 30 IN AAAA 2000::1", "b.net. 30 IN HTTPS 1 . alpn=h3")
+		return records4(
+			m,
+			"a.com. 60 IN CNAME b.net.",
+			"b.net. 30 IN A 1.2.3.4",
+			"b.net. 30 IN A 10.0.0.1",
+			"b.net. 30 IN AAAA 2000::1",
+			"b.net. 30 IN HTTPS 1 . alpn=h3",
+		)
 	})
 	var opened []netip.Addr
 	var decisions []Decision
@@ -208,7 +220,8 @@ func TestRestrictedAnswers(t *testing.T) {
 		t.Errorf("decisions %v", decisions)
 	}
 	g.cfg.Open = func(context.Context, []netip.Addr, time.Duration) error { return errors.New("kernel says no") }
-	if got := r.answer(testContext(t), asked("a.com.", dns.TypeA), g); got.Rcode != dns.RcodeServerFailure || len(got.Answer) > 0 {
+	if got := r.answer(testContext(t), asked("a.com.", dns.TypeA), g); got.Rcode != dns.RcodeServerFailure ||
+		len(got.Answer) > 0 {
 		t.Errorf("handed out what could not be opened: %v", got)
 	}
 }

@@ -206,7 +206,11 @@ func TestRefusals(t *testing.T) {
 	}{
 		{"root", "user and a group", func(c *proc.Command, _ *vmm.Cell) { c.UID = 0 }},
 		{"root-group", "user and a group", func(c *proc.Command, _ *vmm.Cell) { c.GID = 0 }},
-		{"directory-inherited", "directory is among", func(c *proc.Command, _ *vmm.Cell) { c.Files = []*os.File{open} }},
+		{
+			"directory-inherited",
+			"directory is among",
+			func(c *proc.Command, _ *vmm.Cell) { c.Files = []*os.File{open} },
+		},
 		{"relative-data", "not absolute", func(_ *proc.Command, c *vmm.Cell) { c.Data = []string{"x"} }},
 		{"unclean-bind", "clean path", bind(file, "/a/../b")},
 		{"bind-over-root", "clean path", bind(file, "/")},
@@ -215,7 +219,11 @@ func TestRefusals(t *testing.T) {
 		{"bind-device", "not a file, socket or directory", bind("/dev/null", "/x")},
 		{"bind-among-programs", "read-only", bind(file, "/usr/x")},
 		{"strange-device", "not for jails", func(_ *proc.Command, c *vmm.Cell) { c.Devices = []string{"/dev/mem"} }},
-		{"device-twice", "exists", func(_ *proc.Command, c *vmm.Cell) { c.Devices = []string{"/dev/null", "/dev/null"} }},
+		{
+			"device-twice",
+			"exists",
+			func(_ *proc.Command, c *vmm.Cell) { c.Devices = []string{"/dev/null", "/dev/null"} },
+		},
 		{"no-network", "network namespace", func(_ *proc.Command, c *vmm.Cell) { c.Netns = plain }},
 		{"no-directory", "no such file", func(c *proc.Command, _ *vmm.Cell) { c.Dir = "/nowhere" }},
 	}
@@ -237,7 +245,11 @@ func TestRefusals(t *testing.T) {
 		})
 	}
 	t.Run("no-program", func(t *testing.T) {
-		_, err := g.Start(vmm.Cell{Program: file}, []string{"x"}, &syscall.ProcAttr{Sys: &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 7, Gid: 7}}})
+		_, err := g.Start(
+			vmm.Cell{Program: file},
+			[]string{"x"},
+			&syscall.ProcAttr{Sys: &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 7, Gid: 7}}},
+		)
 		if err == nil || !strings.Contains(err.Error(), "permission denied") {
 			t.Errorf("got %v", err)
 		}
@@ -258,7 +270,8 @@ func TestRefusals(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Error("this process is not root any more")
 	}
-	if data, err := os.ReadFile("/proc/self/status"); err != nil || !strings.Contains(string(data), "NoNewPrivs:\t0") || !strings.Contains(string(data), "Seccomp:\t0") {
+	if data, err := os.ReadFile("/proc/self/status"); err != nil || !strings.Contains(string(data), "NoNewPrivs:\t0") ||
+		!strings.Contains(string(data), "Seccomp:\t0") {
 		t.Errorf("this process gave up rights of its own: %v", err)
 	}
 }
@@ -275,7 +288,13 @@ func TestBornInItsGroup(t *testing.T) {
 		t.Skip("probe cgroups: version 2 is not mounted")
 	}
 	j, err := jail.New(jail.Config{
-		Layout: jail.Layout{Version: 2, CPU: root, Memory: root, PIDs: root, Account: root}, Prefix: "pntborn", Trees: t.TempDir(),
+		Layout: jail.Layout{
+			Version: 2,
+			CPU:     root,
+			Memory:  root,
+			PIDs:    root,
+			Account: root,
+		}, Prefix: "pntborn", Trees: t.TempDir(),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -334,7 +353,8 @@ func TestDescriptors(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ours := strings.HasPrefix(target, "anon_inode:[event") || target == "/dev/null" || strings.HasPrefix(target, "/memfd:log")
+		ours := strings.HasPrefix(target, "anon_inode:[event") || target == "/dev/null" ||
+			strings.HasPrefix(target, "/memfd:log")
 		if !ours { // the runtime of the prisoner makes the events
 			t.Errorf("descriptor %s is %s", e.Name(), target)
 		}

@@ -53,7 +53,11 @@ var tries = map[string]func(args []string) error{
 	"fsopen": func([]string) error { return closeFD(unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)) },
 	"remount": func(args []string) error {
 		return onScratch(unix.CLONE_NEWNS, func() error {
-			return errors.Join(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount("none", args[0], "tmpfs", 0, ""), unix.Unmount(args[0], 0))
+			return errors.Join(
+				unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+				unix.Mount("none", args[0], "tmpfs", 0, ""),
+				unix.Unmount(args[0], 0),
+			)
 		})
 	},
 	"namespaces": func([]string) error {
@@ -78,8 +82,12 @@ var tries = map[string]func(args []string) error{
 	},
 	"pivot": func(args []string) error {
 		return onScratch(unix.CLONE_NEWNS, func() error {
-			return errors.Join(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount("none", args[0], "tmpfs", 0, ""),
-				unix.Chdir(args[0]), unix.PivotRoot(".", "."))
+			return errors.Join(
+				unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+				unix.Mount("none", args[0], "tmpfs", 0, ""),
+				unix.Chdir(args[0]),
+				unix.PivotRoot(".", "."),
+			)
 		})
 	},
 	"mknod": func(args []string) error {
@@ -99,7 +107,12 @@ var tries = map[string]func(args []string) error{
 	"read-memory": func(args []string) error {
 		return withPID(args, func(pid int) error {
 			var b byte
-			_, err := unix.ProcessVMReadv(pid, []unix.Iovec{{Base: &b, Len: 1}}, []unix.RemoteIovec{{Base: 0x400000, Len: 1}}, 0)
+			_, err := unix.ProcessVMReadv(
+				pid,
+				[]unix.Iovec{{Base: &b, Len: 1}},
+				[]unix.RemoteIovec{{Base: 0x400000, Len: 1}},
+				0,
+			)
 			if errors.Is(err, unix.EFAULT) { // it was looked for
 				return nil
 			}
@@ -227,7 +240,11 @@ func runWith(path string, sys *syscall.SysProcAttr) error {
 	if sys.Cloneflags == 0 {
 		what = "is-root"
 	}
-	pid, err := syscall.ForkExec(path, []string{path, "prisoner", what}, &syscall.ProcAttr{Env: []string{"GOMAXPROCS=1"}, Files: []uintptr{0, 1, 2}, Sys: sys})
+	pid, err := syscall.ForkExec(
+		path,
+		[]string{path, "prisoner", what},
+		&syscall.ProcAttr{Env: []string{"GOMAXPROCS=1"}, Files: []uintptr{0, 1, 2}, Sys: sys},
+	)
 	if err != nil {
 		return err
 	}
@@ -378,8 +395,15 @@ func reach(t *testing.T) outside {
 		t.Fatal(err)
 	}
 	o := outside{
-		secret: filepath.Join(dir, "secret"), work: filepath.Join(dir, "work"), device: filepath.Join(dir, "work", "device"),
-		setuid: filepath.Join(dir, "work", "setuid"), abstract: "@jailtest" + strconv.Itoa(os.Getpid()), key: os.Getpid(),
+		secret: filepath.Join(
+			dir,
+			"secret",
+		), work: filepath.Join(dir, "work"), device: filepath.Join(dir, "work", "device"),
+		setuid: filepath.Join(
+			dir,
+			"work",
+			"setuid",
+		), abstract: "@jailtest" + strconv.Itoa(os.Getpid()), key: os.Getpid(),
 	}
 	program, err := os.ReadFile(self())
 	if err != nil {
@@ -438,7 +462,8 @@ func TestEscapes(t *testing.T) {
 				t.Fatal(err)
 			}
 			if a.alone == "" {
-				if exit, said := run(t, command(t, a.try, a.args...)); !exit.Known || exit.Code != 0 || exit.Signal != 0 {
+				if exit, said := run(t, command(t, a.try, a.args...)); !exit.Known || exit.Code != 0 ||
+					exit.Signal != 0 {
 					t.Errorf("not even possible outside: %v, %q", exit, said)
 				}
 			}

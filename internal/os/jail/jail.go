@@ -97,7 +97,13 @@ func (j *Jail) Claim() error {
 	l, err := net.Listen("unix", fmt.Sprintf("@jail-users-%d", j.cfg.FirstUID))
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		return fmt.Errorf("prefix %s, users %d to %d: %w", j.cfg.Prefix, j.cfg.FirstUID, j.cfg.FirstUID+j.cfg.UIDs-1, ErrUsersInUse)
+		return fmt.Errorf(
+			"prefix %s, users %d to %d: %w",
+			j.cfg.Prefix,
+			j.cfg.FirstUID,
+			j.cfg.FirstUID+j.cfg.UIDs-1,
+			ErrUsersInUse,
+		)
 	case err != nil:
 		return fmt.Errorf("claim users: %w", err)
 	}

@@ -171,7 +171,12 @@ func TestKillVersionTwo(t *testing.T) {
 		t.Skip("probe cgroup2: version 2 is not mounted")
 	}
 	ctx := limited(t)
-	j, err := New(Config{Layout: Layout{Version: 2, CPU: unified, Memory: unified, PIDs: unified, Account: unified}, Prefix: "pntv2"})
+	j, err := New(
+		Config{
+			Layout: Layout{Version: 2, CPU: unified, Memory: unified, PIDs: unified, Account: unified},
+			Prefix: "pntv2",
+		},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -70,11 +70,18 @@ func TestVersionTwoFiles(t *testing.T) {
 			}
 		}
 	}
-	put(root, map[string]string{"cgroup.controllers": "cpuset cpu io memory pids\n", "cgroup.subtree_control": "cpu memory\n"})
+	put(
+		root,
+		map[string]string{
+			"cgroup.controllers":     "cpuset cpu io memory pids\n",
+			"cgroup.subtree_control": "cpu memory\n",
+		},
+	)
 	if err := canDelegate(root); err != nil {
 		t.Fatal(err)
 	}
-	if b, err := os.ReadFile(filepath.Join(root, "cgroup.subtree_control")); err != nil || !strings.Contains(string(b), "+pids") {
+	if b, err := os.ReadFile(filepath.Join(root, "cgroup.subtree_control")); err != nil ||
+		!strings.Contains(string(b), "+pids") {
 		t.Errorf("subtree_control: %q, %v", b, err)
 	}
 	j, err := New(Config{Layout: Layout{Version: 2, CPU: root, Memory: root, PIDs: root, Account: root}})
@@ -148,7 +155,8 @@ func TestUsersOfTwoNodes(t *testing.T) {
 	if err := errors.Join(j[0].Claim(), j[2].Claim()); err != nil {
 		t.Fatal(err)
 	}
-	if err := j[1].Claim(); !errors.Is(err, ErrUsersInUse) || !strings.Contains(err.Error(), "prefix two, users 77000 to") {
+	if err := j[1].Claim(); !errors.Is(err, ErrUsersInUse) ||
+		!strings.Contains(err.Error(), "prefix two, users 77000 to") {
 		t.Errorf("the same users twice: got %v", err)
 	}
 	if err := j[0].Close(); err != nil {

@@ -88,7 +88,10 @@ func (p *prison) make() (ns *os.File, err error) {
 			return fmt.Errorf("unshare: %w", err)
 		}
 		steps := []step{
-			{"leave the host's mounts alone", func() error { return unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "") }},
+			{
+				"leave the host's mounts alone",
+				func() error { return unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "") },
+			},
 			{"mount a root", func() error { return mountTmpfs(p.trees, unix.MS_NODEV, "16") }},
 			{"go there", func() error { return unix.Chdir(p.trees) }},
 			{"change the root", func() error { return unix.PivotRoot(".", ".") }},

@@ -36,8 +36,14 @@ func TestVersionTwo(t *testing.T) {
 		t.Fatal(err)
 	}
 	h := &vmmtest.Host{Lab: vmmtest.Lab{
-		Dir:  l.Dir,
-		Spec: vmm.Spec{VCPUs: 1, MemoryMiB: 512, Kernel: l.Boot.Kernel, Initramfs: l.Boot.Initramfs, Cmdline: l.Boot.Cmdline},
+		Dir: l.Dir,
+		Spec: vmm.Spec{
+			VCPUs:     1,
+			MemoryMiB: 512,
+			Kernel:    l.Boot.Kernel,
+			Initramfs: l.Boot.Initramfs,
+			Cmdline:   l.Boot.Cmdline,
+		},
 		Disk: func(t vmmtest.TB, path string) {
 			if err := disk.Clone(l.Root, path); err != nil {
 				t.Fatal(err)
@@ -49,7 +55,10 @@ func TestVersionTwo(t *testing.T) {
 	}
 	m := h.Boot(t)
 	m.Put(t, "/root/jail.test", data)
-	r := m.Run(t, "cat /sys/fs/cgroup/cgroup.controllers; chmod +x /root/jail.test; cd /root && ./jail.test -test.v -test.timeout 5m -test.run '"+onVersionTwo+"'")
+	r := m.Run(
+		t,
+		"cat /sys/fs/cgroup/cgroup.controllers; chmod +x /root/jail.test; cd /root && ./jail.test -test.v -test.timeout 5m -test.run '"+onVersionTwo+"'",
+	)
 	t.Log(r.Stdout, r.Stderr)
 	controllers, _, _ := strings.Cut(r.Stdout, "\n")
 	for _, want := range []string{"memory", "pids"} {
@@ -57,7 +66,8 @@ func TestVersionTwo(t *testing.T) {
 			t.Errorf("the guest's controllers are %q, without %s", controllers, want)
 		}
 	}
-	if r.Exit.Code != 0 || strings.Count(r.Stdout, "--- PASS: Test") != strings.Count(onVersionTwo, "Test") || strings.Contains(r.Stdout, "--- SKIP") {
+	if r.Exit.Code != 0 || strings.Count(r.Stdout, "--- PASS: Test") != strings.Count(onVersionTwo, "Test") ||
+		strings.Contains(r.Stdout, "--- SKIP") {
 		t.Errorf("the tests ended with %+v", r.Exit)
 	}
 	if err := errors.Join(m.Link.Close(), m.Kill(context.WithoutCancel(t.Context()))); err != nil {

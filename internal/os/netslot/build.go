@@ -145,7 +145,12 @@ func (p *Pool) innerLinks(index int, hostIP, guestIP netip.Addr) error {
 	defer h.Close()
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU = innerName, p.mtu
-	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: p.linkName(index), PeerMTU: uint32(p.mtu), PeerNamespace: netlink.NsFd(p.host.Fd())}
+	veth := &netlink.Veth{
+		LinkAttrs:     attrs,
+		PeerName:      p.linkName(index),
+		PeerMTU:       uint32(p.mtu),
+		PeerNamespace: netlink.NsFd(p.host.Fd()),
+	}
 	if err := h.LinkAdd(veth); err != nil {
 		return fmt.Errorf("make link %s: %w", veth.PeerName, err)
 	}

@@ -68,7 +68,8 @@ func (c Config) complete() (Config, error) {
 	if !prefixForm.MatchString(c.Prefix) {
 		all = errors.Join(all, fmt.Errorf("prefix %q is not 1 to 8 of a-z and 0-9, beginning with a letter", c.Prefix))
 	}
-	if c.Range.IsValid() && (!c.Range.Addr().Is4() || c.Range.Bits() < 16 || c.Range.Bits() > slotBits || c.Range != c.Range.Masked()) {
+	if c.Range.IsValid() &&
+		(!c.Range.Addr().Is4() || c.Range.Bits() < 16 || c.Range.Bits() > slotBits || c.Range != c.Range.Masked()) {
 		all = errors.Join(all, fmt.Errorf("range %s is not an IPv4 network between /16 and /30", c.Range))
 	}
 	if c.Slots < 0 || c.Slots > maxSlots || c.Ready < 0 {
@@ -104,7 +105,10 @@ type RangeError struct {
 
 func (e *RangeError) Error() string {
 	if !e.Wanted.IsValid() {
-		return fmt.Sprintf("all default ranges for slots are in use on this host (the last by %s); configure another one", e.By)
+		return fmt.Sprintf(
+			"all default ranges for slots are in use on this host (the last by %s); configure another one",
+			e.By,
+		)
 	}
 	return fmt.Sprintf("range %s for slots is in use on this host by %s; configure another one", e.Wanted, e.By)
 }

@@ -190,7 +190,11 @@ func (p *Pool) hostPrefixes() (inUse []netip.Prefix, ours []netip.Addr, err erro
 		}
 		inUse = append(inUse, netip.PrefixFrom(ip.Unmap(), 32))
 	}
-	routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+	routes, err := netlink.RouteListFiltered(
+		netlink.FAMILY_V4,
+		&netlink.Route{Table: unix.RT_TABLE_UNSPEC},
+		netlink.RT_FILTER_TABLE,
+	)
 	if err != nil {
 		return nil, nil, fmt.Errorf("list routes: %w", err)
 	}

@@ -109,7 +109,9 @@ func (s *Slot) newGuard(rules *egress.Rules) *egress.Guard {
 	cfg := egress.GuardConfig{
 		Closed: s.pool.closed,
 		Open: func(_ context.Context, addrs []netip.Addr, stay time.Duration) error {
-			return s.rulesFrom(func(k *kernel) error { return k.rules.AddAddresses(slotTable, setLearned, addrs, stay) })
+			return s.rulesFrom(
+				func(k *kernel) error { return k.rules.AddAddresses(slotTable, setLearned, addrs, stay) },
+			)
 		},
 	}
 	if s.pool.cfg.Decided != nil {

@@ -101,7 +101,15 @@ func newPoliced(t *testing.T) *policed {
 	w := &policed{world: newWorldWith(t, other)}
 	w.web(shared, []int{443, 8443}, []int{8080})
 	w.web(other, []int{443}, nil)
-	w.world.names(map[string]string{"good.test.": shared, "evil.test.": shared, "far.test.": other, "sub.wild.test.": other, "inside.test.": "10.9.9.9 " + shared})
+	w.world.names(
+		map[string]string{
+			"good.test.":     shared,
+			"evil.test.":     shared,
+			"far.test.":      other,
+			"sub.wild.test.": other,
+			"inside.test.":   "10.9.9.9 " + shared,
+		},
+	)
 	w.pool = w.world.pool(func(c *Config) {
 		c.Decided = func(_ string, _ int, d egress.Decision) {
 			w.mu.Lock()
@@ -180,7 +188,14 @@ func TestOnlyAllowedNamesAreReached(t *testing.T) {
 	w.getsNot("https", other+":443", "good.test")
 	w.gets("https", other+":443", "sub.wild.test")
 	w.must(within(w.g.ns, func() error { return configure(tapName, "fd00:1::2/64") }))
-	w.reachesNone(w.g.ns, shared+":25", "10.9.9.9:80", "169.254.169.254:80", "192.168.241.1:15001", "[2606:2800::1]:443")
+	w.reachesNone(
+		w.g.ns,
+		shared+":25",
+		"10.9.9.9:80",
+		"169.254.169.254:80",
+		"192.168.241.1:15001",
+		"[2606:2800::1]:443",
+	)
 
 	w.mu.Lock()
 	defer w.mu.Unlock()

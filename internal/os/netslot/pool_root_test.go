@@ -150,7 +150,8 @@ func TestIPv6IsClosed(t *testing.T) {
 			addrs, err := netlink.AddrList(nil, netlink.FAMILY_V6)
 			for _, a := range addrs {
 				link, err := netlink.LinkByIndex(a.LinkIndex)
-				if err == nil && (strings.HasPrefix(link.Attrs().Name, testPrefix) || link.Attrs().Name == tapName || link.Attrs().Name == innerName) {
+				if err == nil &&
+					(strings.HasPrefix(link.Attrs().Name, testPrefix) || link.Attrs().Name == tapName || link.Attrs().Name == innerName) {
 					t.Errorf("%s has an IPv6 address: %s", name, a)
 				}
 			}
@@ -406,7 +407,9 @@ func TestUplinksAreFollowed(t *testing.T) {
 	w := newWorld(t)
 	gateway := &netlink.Route{Gw: net.ParseIP("198.100.1.1")}
 	w.must(within(w.host, func() error {
-		return netlink.RouteDel(&netlink.Route{Gw: gateway.Gw, Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}})
+		return netlink.RouteDel(
+			&netlink.Route{Gw: gateway.Gw, Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}},
+		)
 	}))
 	p := w.pool(nil)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -472,7 +475,8 @@ func TestEgressSwitchesLive(t *testing.T) {
 		t.Error("a connection from before still works with egress off")
 	}
 	w.reachesNone(g.ns, public+":80")
-	if got, err := ask(g.ns, "udp", s.DNS.String(), "example.test.", dns.TypeA); err != nil || got.Rcode != dns.RcodeNameError {
+	if got, err := ask(g.ns, "udp", s.DNS.String(), "example.test.", dns.TypeA); err != nil ||
+		got.Rcode != dns.RcodeNameError {
 		t.Errorf("a name with egress off: %v, %v", got, err)
 	}
 	w.must(echo(fromHost, patience))

@@ -69,7 +69,11 @@ func (r rates) set(fresh bool) error {
 		if err != nil {
 			return fmt.Errorf("find %s: %w", name, err)
 		}
-		root := netlink.QdiscAttrs{LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT}
+		root := netlink.QdiscAttrs{
+			LinkIndex: link.Attrs().Index,
+			Handle:    netlink.MakeHandle(1, 0),
+			Parent:    netlink.HANDLE_ROOT,
+		}
 		if !fresh {
 			if err := h.QdiscDel(bucket(root, leastRate)); err != nil && !unset(err) {
 				return fmt.Errorf("unbind the rate of %s: %w", name, err)
@@ -95,5 +99,10 @@ func unset(err error) bool {
 func bucket(at netlink.QdiscAttrs, rate int64) *netlink.Tbf {
 	burst := uint32(min(max(rate/10, leastBurst), mostBurst))
 	queue := uint32(min(max(rate/5, leastQueue), mostQueue))
-	return &netlink.Tbf{QdiscAttrs: at, Rate: uint64(rate), Limit: burst + queue, Buffer: netlink.Xmittime(uint64(rate), burst)}
+	return &netlink.Tbf{
+		QdiscAttrs: at,
+		Rate:       uint64(rate),
+		Limit:      burst + queue,
+		Buffer:     netlink.Xmittime(uint64(rate), burst),
+	}
 }

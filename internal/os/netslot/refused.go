@@ -70,7 +70,11 @@ func (p *Pool) tell(index int) (*teller, error) {
 				return
 			}
 			for _, l := range all {
-				p.cfg.Decided(p.ownerOf(index), index, egress.Decision{Kind: egress.KindRefused, Address: l.To, Protocol: l.Protocol})
+				p.cfg.Decided(
+					p.ownerOf(index),
+					index,
+					egress.Decision{Kind: egress.KindRefused, Address: l.To, Protocol: l.Protocol},
+				)
 			}
 		}
 	}()

@@ -133,7 +133,13 @@ func hostRules(c Config, uplinks, switched []string) nft.Table {
 // slotRules is the table in a slot's namespace. Only what comes from the host's own end of the slot is let
 // in as the beginning of a connection: an answer from the internet that no connection is known for is not. With told,
 // what is refused is told to the log.
-func slotRules(closed []netip.Prefix, hostIP, guestIP netip.Addr, rules *egress.Rules, known learned, told bool) nft.Table {
+func slotRules(
+	closed []netip.Prefix,
+	hostIP, guestIP netip.Addr,
+	rules *egress.Rules,
+	known learned,
+	told bool,
+) nft.Table {
 	tell := func(of ...nft.Term) []nft.Rule { // with who listens: where to, of some packets a second
 		if !told {
 			return nil
@@ -151,11 +157,15 @@ func slotRules(closed []netip.Prefix, hostIP, guestIP netip.Addr, rules *egress.
 	return nft.Table{Name: slotTable,
 		Sets: append([]nft.Set{{Name: setClosed, Prefixes: closed}}, sets...),
 		Chains: append([]nft.Chain{
-			{Name: "guard", Base: base("filter", "prerouting", priorityRaw, false), Rules: append(tell(tap, nft.IPv6()), []nft.Rule{
-				{nft.IPv6(), nft.Drop()},
-				{tap, nft.EtherSourceNot(guestMAC), nft.Drop()},
-				{tap, nft.SourceNot(guest), nft.Drop()},
-			}...)},
+			{
+				Name: "guard",
+				Base: base("filter", "prerouting", priorityRaw, false),
+				Rules: append(tell(tap, nft.IPv6()), []nft.Rule{
+					{nft.IPv6(), nft.Drop()},
+					{tap, nft.EtherSourceNot(guestMAC), nft.Drop()},
+					{tap, nft.SourceNot(guest), nft.Drop()},
+				}...),
+			},
 			{Name: "input", Base: base("filter", "input", priorityFilter, true), Rules: append([]nft.Rule{
 				{tap, nft.Dest(one(gateway)), nft.Jump(chainNames)},
 				{veth, nft.Tracked(nft.Established | nft.Related), nft.Reply(), nft.Accept()}, // to the proxy

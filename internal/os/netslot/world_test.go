@@ -39,7 +39,16 @@ type world struct {
 }
 
 // everywhere are the addresses that the internet of the test has: servers that a guest may and may not reach.
-var everywhere = []string{public, "10.9.9.9", "172.16.3.3", "192.168.3.3", "100.64.0.9", "169.254.169.254", "198.18.0.1", "203.0.113.7"}
+var everywhere = []string{
+	public,
+	"10.9.9.9",
+	"172.16.3.3",
+	"192.168.3.3",
+	"100.64.0.9",
+	"169.254.169.254",
+	"198.18.0.1",
+	"203.0.113.7",
+}
 
 func newWorld(t testing.TB) *world {
 	t.Helper()

@@ -112,7 +112,14 @@ func (c Chain) String() string {
 		if c.Base.Drop {
 			policy = "drop"
 		}
-		fmt.Fprintf(&b, "\t\ttype %s hook %s priority %d; policy %s;\n", c.Base.Type, c.Base.Hook, c.Base.Priority, policy)
+		fmt.Fprintf(
+			&b,
+			"\t\ttype %s hook %s priority %d; policy %s;\n",
+			c.Base.Type,
+			c.Base.Hook,
+			c.Base.Priority,
+			policy,
+		)
 	}
 	for _, r := range c.Rules {
 		b.WriteString("\t\t" + r.String() + "\n")

@@ -77,7 +77,10 @@ func OutIface(name string) Term {
 
 // OutIfaceIn matches packets that leave by an interface named in set.
 func OutIfaceIn(set string) Term {
-	return Term{"oifname @" + set, []expr.Any{meta(expr.MetaKeyOIFNAME), &expr.Lookup{SourceRegister: reg, SetName: set}}}
+	return Term{
+		"oifname @" + set,
+		[]expr.Any{meta(expr.MetaKeyOIFNAME), &expr.Lookup{SourceRegister: reg, SetName: set}},
+	}
 }
 
 // OutIfaceNotIn matches packets that leave by an interface not named in set.
@@ -179,12 +182,18 @@ func Translated() Term { return Term{"ct status dnat", ctBits(expr.CtKeySTATUS, 
 
 // Original matches packets that go the way the first packet of their connection went.
 func Original() Term {
-	return Term{"ct direction original", []expr.Any{&expr.Ct{Register: reg, Key: expr.CtKeyDIRECTION}, cmp(expr.CmpOpEq, []byte{0})}}
+	return Term{
+		"ct direction original",
+		[]expr.Any{&expr.Ct{Register: reg, Key: expr.CtKeyDIRECTION}, cmp(expr.CmpOpEq, []byte{0})},
+	}
 }
 
 // Reply matches packets that go against the way the first packet of their connection went.
 func Reply() Term {
-	return Term{"ct direction reply", []expr.Any{&expr.Ct{Register: reg, Key: expr.CtKeyDIRECTION}, cmp(expr.CmpOpEq, []byte{1})}}
+	return Term{
+		"ct direction reply",
+		[]expr.Any{&expr.Ct{Register: reg, Key: expr.CtKeyDIRECTION}, cmp(expr.CmpOpEq, []byte{1})},
+	}
 }
 
 // MarkTracked gives the packet's connection a mark.
@@ -235,13 +244,23 @@ func Count() Term { return Term{"counter", []expr.Any{&expr.Counter{}}} }
 // AtMost lets so many packets a second go on in the rule, and a burst of as many as two seconds have.
 func AtMost(perSecond uint32) Term {
 	return Term{fmt.Sprintf("limit rate %d/second burst %d packets", perSecond, 2*perSecond), []expr.Any{
-		&expr.Limit{Type: expr.LimitTypePkts, Rate: uint64(perSecond), Unit: expr.LimitTimeSecond, Burst: 2 * perSecond}}}
+		&expr.Limit{
+			Type:  expr.LimitTypePkts,
+			Rate:  uint64(perSecond),
+			Unit:  expr.LimitTimeSecond,
+			Burst: 2 * perSecond,
+		}}}
 }
 
 // ToLog tells who listens to a group of the log of the beginning of the packet, which goes on.
 func ToLog(group uint16) Term {
 	return Term{fmt.Sprintf("log group %d snaplen %d queue-threshold 1", group, logSnap), []expr.Any{
-		&expr.Log{Key: 1<<unix.NFTA_LOG_GROUP | 1<<unix.NFTA_LOG_SNAPLEN | 1<<unix.NFTA_LOG_QTHRESHOLD, Group: group, Snaplen: logSnap, QThreshold: 1}}}
+		&expr.Log{
+			Key:        1<<unix.NFTA_LOG_GROUP | 1<<unix.NFTA_LOG_SNAPLEN | 1<<unix.NFTA_LOG_QTHRESHOLD,
+			Group:      group,
+			Snaplen:    logSnap,
+			QThreshold: 1,
+		}}}
 }
 
 // Accept ends the evaluation of the hook's chain: the packet goes on.

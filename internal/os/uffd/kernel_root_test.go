@@ -160,7 +160,8 @@ func TestRemovalComesBeforeFilling(t *testing.T) {
 		t.Errorf("a copy before the removal was read: %v", err)
 	}
 	events, err := s.events.Read(nil)
-	if err != nil || len(events) != 1 || events[0] != (uffd.Event{Kind: uffd.Remove, Start: s.region.Base, End: s.region.Base + uffd.Page}) {
+	if err != nil || len(events) != 1 ||
+		events[0] != (uffd.Event{Kind: uffd.Remove, Start: s.region.Base, End: s.region.Base + uffd.Page}) {
 		t.Fatalf("%+v, %v", events, err)
 	}
 	finished(t, done)

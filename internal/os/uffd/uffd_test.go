@@ -55,7 +55,8 @@ func FuzzParseRegions(f *testing.F) {
 			return
 		}
 		for i, r := range regions {
-			if r.Size == 0 || r.Base+r.Size < r.Base || r.Offset+r.Size < r.Offset || (r.Base|r.Offset|r.Size)%r.PageSize != 0 {
+			if r.Size == 0 || r.Base+r.Size < r.Base || r.Offset+r.Size < r.Offset ||
+				(r.Base|r.Offset|r.Size)%r.PageSize != 0 {
 				t.Fatalf("accepted %+v", r)
 			}
 			for _, o := range regions[:i] {

@@ -132,7 +132,11 @@ func (b *builder) start() error {
 	}
 	for _, th := range b.plan.Image.Threads {
 		if len(th.State) != len(state) {
-			return fmt.Errorf("the image has %d bytes of vector registers, and this processor %d", len(th.State), len(state))
+			return fmt.Errorf(
+				"the image has %d bytes of vector registers, and this processor %d",
+				len(th.State),
+				len(state),
+			)
 		}
 	}
 	b.t.via = vehicleCode + waiting + 5
@@ -458,7 +462,8 @@ func (b *builder) over(spans []Span, pages [][]byte) error {
 			for len(areas) > 0 && areas[0].End <= spans[n].Start {
 				areas = areas[1:]
 			}
-			if len(areas) == 0 || areas[0].Start > spans[n].Start || areas[0].End < spans[n].End || areas[0].Prot&unix.PROT_WRITE == 0 {
+			if len(areas) == 0 || areas[0].Start > spans[n].Start || areas[0].End < spans[n].End ||
+				areas[0].Prot&unix.PROT_WRITE == 0 {
 				break
 			}
 		}

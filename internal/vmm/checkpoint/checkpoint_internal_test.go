@@ -41,7 +41,11 @@ func TestPrivate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []Span{{start, start + pageSize}, {start + 3*pageSize, start + 6*pageSize}, {start + 63*pageSize, start + 64*pageSize}}
+	want := []Span{
+		{start, start + pageSize},
+		{start + 3*pageSize, start + 6*pageSize},
+		{start + 63*pageSize, start + 64*pageSize},
+	}
 	got, err := Private(os.Getpid(), start, start+pages*pageSize)
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("got %x, %v, want %x", got, err, want)
@@ -109,7 +113,8 @@ func TestParseMaps(t *testing.T) {
 	if err != nil || len(got) != 5 {
 		t.Fatal(got, err)
 	}
-	if m := got[1]; m.name != "/usr/bin/a program" || m.inode != 42 || m.offset != 0x1000 || m.prot != unix.PROT_READ|unix.PROT_EXEC {
+	if m := got[1]; m.name != "/usr/bin/a program" || m.inode != 42 || m.offset != 0x1000 ||
+		m.prot != unix.PROT_READ|unix.PROT_EXEC {
 		t.Errorf("got %+v", m)
 	}
 	if !got[3].shared || !got[4].kernels() {
@@ -239,7 +244,11 @@ func TestSave(t *testing.T) {
 	im.Areas = []Area{{Start: base, End: base + 1000*pageSize, Prot: 3, Backing: Zero}}
 	c := Capture{
 		Image: *im,
-		spans: []Span{{base + pageSize, base + 2*pageSize}, {base + 3*pageSize, base + 4*pageSize}, {base + 500*pageSize, base + 501*pageSize}},
+		spans: []Span{
+			{base + pageSize, base + 2*pageSize},
+			{base + 3*pageSize, base + 4*pageSize},
+			{base + 500*pageSize, base + 501*pageSize},
+		},
 		pages: [][]byte{page(1), page(2), page(3)},
 	}
 	got, err := c.Save(dst)

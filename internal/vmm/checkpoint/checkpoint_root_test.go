@@ -127,7 +127,13 @@ func image(t *testing.T, p *proc.Process) (checkpoint.Image, *os.File) {
 }
 
 // vehicle starts a process for an image, in another way than usual if it is told one, and lets it become one.
-func vehicle(t *testing.T, im *checkpoint.Image, over *checkpoint.Capture, content *os.File, fork ...fork) (*proc.Process, *conn) {
+func vehicle(
+	t *testing.T,
+	im *checkpoint.Image,
+	over *checkpoint.Capture,
+	content *os.File,
+	fork ...fork,
+) (*proc.Process, *conn) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "vehicle")
 	if err := os.WriteFile(path, checkpoint.Program(), 0o755); err != nil {
@@ -198,7 +204,15 @@ func TestThreadsEnd(t *testing.T) {
 
 func TestProcess(t *testing.T) {
 	c, theirs := pair(t)
-	p := start(t, proc.Command{Path: "/usr/bin/python3", Args: []string{"-c", counter}, Files: []*os.File{theirs}, Env: []string{"PATH=/usr/bin"}})
+	p := start(
+		t,
+		proc.Command{
+			Path:  "/usr/bin/python3",
+			Args:  []string{"-c", counter},
+			Files: []*os.File{theirs},
+			Env:   []string{"PATH=/usr/bin"},
+		},
+	)
 	_ = theirs.Close()
 	if got := c.ask(t, "5"); got != "5" {
 		t.Fatal(got)

@@ -39,7 +39,15 @@ func TestOtherClock(t *testing.T) {
 		t.Skip("probe time namespaces: this kernel has none")
 	}
 	c, theirs := pair(t)
-	p := start(t, proc.Command{Path: "/usr/bin/python3", Args: []string{"-c", waiter}, Files: []*os.File{theirs}, Env: []string{"PATH=/usr/bin"}})
+	p := start(
+		t,
+		proc.Command{
+			Path:  "/usr/bin/python3",
+			Args:  []string{"-c", waiter},
+			Files: []*os.File{theirs},
+			Env:   []string{"PATH=/usr/bin"},
+		},
+	)
 	_ = theirs.Close()
 	here, before := told(t, c)
 	im, content := image(t, p)

@@ -76,7 +76,8 @@ func TestDelta(t *testing.T) {
 	to := NewDelta(im, got, bytes.NewReader(below)).Back(back)
 	cuts := []int{0, 1, pageSize, 5*pageSize + 7, 30 * pageSize, packed.Len()}
 	for _, i := range random.Perm(len(cuts) - 1) {
-		if n, err := to.WriteAt(packed.Bytes()[cuts[i]:cuts[i+1]], int64(cuts[i])); err != nil || n != cuts[i+1]-cuts[i] {
+		if n, err := to.WriteAt(packed.Bytes()[cuts[i]:cuts[i+1]], int64(cuts[i])); err != nil ||
+			n != cuts[i+1]-cuts[i] {
 			t.Fatalf("wrote %d bytes, %v", n, err)
 		}
 	}
@@ -113,7 +114,8 @@ func TestDeltaUnread(t *testing.T) {
 	if _, err := NewDelta(im, spans, page).Write(&bytes.Buffer{}, cutShort{}, spans); !errors.Is(err, errCut) {
 		t.Errorf("got %v", err)
 	}
-	if n, err := NewDelta(im, spans, cutShort{}).Back(make(memory, pageSize)).WriteAt(make([]byte, 10), 5); n != 0 || !errors.Is(err, errCut) {
+	if n, err := NewDelta(im, spans, cutShort{}).Back(make(memory, pageSize)).WriteAt(make([]byte, 10), 5); n != 0 ||
+		!errors.Is(err, errCut) {
 		t.Errorf("wrote %d bytes, %v", n, err)
 	}
 }

@@ -130,7 +130,13 @@ func (im *Image) Check() error {
 		case a.Start < at || a.End <= a.Start || a.End > top || a.Start%pageSize != 0 || a.End%pageSize != 0:
 			return fmt.Errorf("process image: area %x-%x is out of order or range", a.Start, a.End)
 		case a.Offset < 0 || a.Offset%pageSize != 0 || a.Prot&^7 != 0:
-			return fmt.Errorf("process image: area %x-%x has offset %d and protection %d", a.Start, a.End, a.Offset, a.Prot)
+			return fmt.Errorf(
+				"process image: area %x-%x has offset %d and protection %d",
+				a.Start,
+				a.End,
+				a.Offset,
+				a.Prot,
+			)
 		case a.Backing == Stored && (a.Offset > im.Bytes || bytes > im.Bytes-a.Offset):
 			return fmt.Errorf("process image: area %x-%x lies behind the content", a.Start, a.End)
 		case a.Backing == Mapped && (a.File < 0 || a.File >= len(im.Files)):

@@ -28,7 +28,14 @@ for line in f:
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, theirs := pair(t)
-			p := start(t, proc.Command{Path: "/usr/bin/python3", Args: []string{"-c", prologue + epilogue}, Files: []*os.File{theirs}})
+			p := start(
+				t,
+				proc.Command{
+					Path:  "/usr/bin/python3",
+					Args:  []string{"-c", prologue + epilogue},
+					Files: []*os.File{theirs},
+				},
+			)
 			_ = theirs.Close()
 			if got := c.ask(t, "x"); got != "still here" {
 				t.Fatal(got)
@@ -95,7 +102,8 @@ func TestBecomeFails(t *testing.T) {
 		p := start(t, waiting)
 		v := checkpoint.Attach(p.PID())
 		defer v.Close()
-		if err := v.Become(t.Context(), checkpoint.Plan{Image: &other, Given: 3}); err == nil || !strings.Contains(err.Error(), "kernel's own") {
+		if err := v.Become(t.Context(), checkpoint.Plan{Image: &other, Given: 3}); err == nil ||
+			!strings.Contains(err.Error(), "kernel's own") {
 			t.Errorf("got %v", err)
 		}
 		<-p.Done()

@@ -78,7 +78,15 @@ func Program() []byte {
 	page := make([]byte, pageSize)
 	var head bytes.Buffer
 	segments := []elfSegment{
-		{Type: load, Flags: read | execute, Vaddr: vehicleCode, Paddr: vehicleCode, Filesz: pageSize, Memsz: pageSize, Align: pageSize},
+		{
+			Type:   load,
+			Flags:  read | execute,
+			Vaddr:  vehicleCode,
+			Paddr:  vehicleCode,
+			Filesz: pageSize,
+			Memsz:  pageSize,
+			Align:  pageSize,
+		},
 		{Type: stack, Flags: read | write, Align: 16},
 	}
 	h := elfHeader{

@@ -149,7 +149,15 @@ func (d *Driver) launch(ctx context.Context, spec vmm.Spec, m vmm.Manifest, base
 		return nil, fmt.Errorf("directory %s has a monitor already", spec.Dir)
 	}
 	d.nextPID++
-	mon := &monitor{driver: d, spec: spec, manifest: m, base: base, pid: d.nextPID, started: time.Now(), done: make(chan struct{})}
+	mon := &monitor{
+		driver:   d,
+		spec:     spec,
+		manifest: m,
+		base:     base,
+		pid:      d.nextPID,
+		started:  time.Now(),
+		done:     make(chan struct{}),
+	}
 	d.monitors[key] = mon
 	mon.serve(context.WithoutCancel(ctx))
 	if spec.Confine.Enter != nil {
@@ -162,7 +170,14 @@ func (d *Driver) launch(ctx context.Context, spec vmm.Spec, m vmm.Manifest, base
 }
 
 func hostManifest() vmm.Manifest {
-	return vmm.Manifest{Version: vmm.ManifestVersion, Driver: "fake", VMM: version, Accelerator: vmm.None, CPU: "none", Machine: "fake-1"}
+	return vmm.Manifest{
+		Version:     vmm.ManifestVersion,
+		Driver:      "fake",
+		VMM:         version,
+		Accelerator: vmm.None,
+		CPU:         "none",
+		Machine:     "fake-1",
+	}
 }
 
 // Boot implements vmm.Driver. Kernel and initramfs are not looked at.

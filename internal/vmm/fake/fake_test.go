@@ -41,7 +41,10 @@ func lab(t *testing.T, d *fake.Driver) vmmtest.Lab {
 
 func TestConformance(t *testing.T) {
 	d := fake.New()
-	vmmtest.Run(vmmtest.Bake(t, lab(t, d)), func(name string, test func(vmmtest.TB)) { t.Run(name, func(t *testing.T) { test(t) }) })
+	vmmtest.Run(
+		vmmtest.Bake(t, lab(t, d)),
+		func(name string, test func(vmmtest.TB)) { t.Run(name, func(t *testing.T) { test(t) }) },
+	)
 	if left := d.Monitors(); len(left) != 0 {
 		t.Errorf("monitors left: %v", left)
 	}

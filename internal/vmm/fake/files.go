@@ -122,7 +122,11 @@ func (w *world) List(ctx context.Context, p, user string, depth int) (out []gues
 	return out, err
 }
 
-func (w *world) Read(ctx context.Context, p, user string, offset, length int64) (out guestapi.FileInfo, r io.ReadCloser, _ error) {
+func (w *world) Read(
+	ctx context.Context,
+	p, user string,
+	offset, length int64,
+) (out guestapi.FileInfo, r io.ReadCloser, _ error) {
 	err := w.do(ctx, func() error {
 		p = w.abs(p, user)
 		f, err := w.lookup(p)
@@ -143,7 +147,12 @@ func (w *world) Read(ctx context.Context, p, user string, offset, length int64) 
 	return out, r, err
 }
 
-func (w *world) Write(ctx context.Context, p string, opt guestapi.WriteOptions, r io.Reader) (out guestapi.FileInfo, _ error) {
+func (w *world) Write(
+	ctx context.Context,
+	p string,
+	opt guestapi.WriteOptions,
+	r io.Reader,
+) (out guestapi.FileInfo, _ error) {
 	data, err := io.ReadAll(r)
 	if err != nil {
 		return out, err

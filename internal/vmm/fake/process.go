@@ -194,7 +194,11 @@ func (w *world) find(ref guestapi.ProcessRef) (*process, error) {
 	return last, nil
 }
 
-func (w *world) Attach(ctx context.Context, ref guestapi.ProcessRef, from guestapi.Offsets) (out guestapi.Process, _ error) {
+func (w *world) Attach(
+	ctx context.Context,
+	ref guestapi.ProcessRef,
+	from guestapi.Offsets,
+) (out guestapi.Process, _ error) {
 	err := w.do(ctx, func() error {
 		p, err := w.find(ref)
 		out = &stream{w: w, p: p, from: from}

@@ -153,7 +153,9 @@ func (s shell) step() bool {
 const toStderr = "&2"
 
 // programs are what the shell knows.
-var programs = strings.Fields("[ : bash cat cd chmod chown date echo env exit export false hostname id ls mkdir printf pwd rm sh sleep sync test touch true whoami")
+var programs = strings.Fields(
+	"[ : bash cat cd chmod chown date echo env exit export false hostname id ls mkdir printf pwd rm sh sleep sync test touch true whoami",
+)
 
 // redirect takes the redirections out of words.
 func (s shell) redirect(words []word) (argv []string, in, out string, add bool) {

@@ -41,7 +41,8 @@ func (c *capture) DirtyBytes() int64 {
 // fit holds a capture, which is whole, against the spec of a machine that shall go on from it.
 func (c *capture) fit(spec vmm.Spec) error {
 	m := c.manifest
-	if m.VCPUs != spec.VCPUs || m.MemoryMiB != spec.MemoryMiB || m.Disks != len(spec.Disks) || m.NIC != (spec.NIC != nil) {
+	if m.VCPUs != spec.VCPUs || m.MemoryMiB != spec.MemoryMiB || m.Disks != len(spec.Disks) ||
+		m.NIC != (spec.NIC != nil) {
 		return errors.New("the capture is of a machine of another shape")
 	}
 	return c.shape.fit(spec, m)
@@ -195,8 +196,16 @@ func (m *machine) captureAgain() (*capture, error) {
 }
 
 func (m *machine) newCapture(full bool) *capture {
-	c := &capture{driver: m.driver, manifest: m.manifest, shape: m.record.Shape, full: full, path: m.driver.captureName()}
-	c.OnFree(func() error { return os.Remove(c.path) }) // machines that were loaded from it have names of their own for it
+	c := &capture{
+		driver:   m.driver,
+		manifest: m.manifest,
+		shape:    m.record.Shape,
+		full:     full,
+		path:     m.driver.captureName(),
+	}
+	c.OnFree(
+		func() error { return os.Remove(c.path) },
+	) // machines that were loaded from it have names of their own for it
 	c.manifest.DiskBytes = m.record.DiskBytes
 	return c
 }

@@ -86,7 +86,12 @@ func New(ctx context.Context, config Config) (*Driver, error) {
 		return nil, err
 	}
 	if config.MoreMemoryMiB < 0 || config.MoreMemoryMiB%slotMiB != 0 || config.MoreDisks < 0 {
-		return nil, fmt.Errorf("firecracker: %d MiB more memory and %d more disks: multiples of %d MiB, and no negative numbers", config.MoreMemoryMiB, config.MoreDisks, slotMiB)
+		return nil, fmt.Errorf(
+			"firecracker: %d MiB more memory and %d more disks: multiples of %d MiB, and no negative numbers",
+			config.MoreMemoryMiB,
+			config.MoreDisks,
+			slotMiB,
+		)
 	}
 	if config.Jailer != "" {
 		if err := CheckJailer(ctx, config.Jailer, version); err != nil {

@@ -35,12 +35,39 @@ func between(from, to fcapi.Version) func(fcapi.Version) bool {
 }
 
 var faults = []known{
-	{Fault{Refused, "it is older than 1.15.1: differences of memory over 3 GiB or of several pieces are written wrong"}, between(fcapi.Version{}, at(15, 0))},
-	{Fault{Refused, "a root user of a guest can write outside its memory (CVE-2026-5747, only with PCI) and it is not maintained"}, between(at(15, 0), at(15, 1))},
+	{
+		Fault{
+			Refused,
+			"it is older than 1.15.1: differences of memory over 3 GiB or of several pieces are written wrong",
+		},
+		between(fcapi.Version{}, at(15, 0)),
+	},
+	{
+		Fault{
+			Refused,
+			"a root user of a guest can write outside its memory (CVE-2026-5747, only with PCI) and it is not maintained",
+		},
+		between(at(15, 0), at(15, 1)),
+	},
 	{Fault{Refused, "the host cannot reach a guest any more that was restored"}, between(at(16, 0), at(16, 1))},
-	{Fault{Refused, "the host cannot reach a guest any more that was paused and resumed, so nothing could be forked"}, between(at(16, 1), at(17, 0))},
-	{Fault{Noted, "the state of IA32_XSS is not part of snapshots: programs that use control-flow enforcement may fail after a restore"}, between(fcapi.Version{}, at(16, 1))},
-	{Fault{Avoided, "CPU templates clear registers on hosts with Linux 6.18; none is used"}, between(fcapi.Version{}, at(17, 0))},
+	{
+		Fault{
+			Refused,
+			"the host cannot reach a guest any more that was paused and resumed, so nothing could be forked",
+		},
+		between(at(16, 1), at(17, 0)),
+	},
+	{
+		Fault{
+			Noted,
+			"the state of IA32_XSS is not part of snapshots: programs that use control-flow enforcement may fail after a restore",
+		},
+		between(fcapi.Version{}, at(16, 1)),
+	},
+	{
+		Fault{Avoided, "CPU templates clear registers on hosts with Linux 6.18; none is used"},
+		between(fcapi.Version{}, at(17, 0)),
+	},
 	{Fault{Avoided, "the kernel must be an ELF file; the tuned one is"}, between(fcapi.Version{}, at(17, 0))},
 }
 
@@ -62,7 +89,11 @@ type FaultyError struct {
 }
 
 func (e *FaultyError) Error() string {
-	return fmt.Sprintf("Firecracker %s is not used: %s; install 1.15.1 or a later 1.15, or 1.17 or newer", e.Version, e.Why)
+	return fmt.Sprintf(
+		"Firecracker %s is not used: %s; install 1.15.1 or a later 1.15, or 1.17 or newer",
+		e.Version,
+		e.Why,
+	)
 }
 
 // Usable answers a *FaultyError for a release that this driver does not use.

@@ -276,7 +276,9 @@ func TestStubs(t *testing.T) {
 		t.Error(err)
 	}
 	w.nothingLeft(t, spec)
-	p, err := proc.Start(proc.Command{Path: "/bin/sleep", Args: []string{"1000"}, Env: []string{"PANDASTACK_MONITOR=" + dir}})
+	p, err := proc.Start(
+		proc.Command{Path: "/bin/sleep", Args: []string{"1000"}, Env: []string{"PANDASTACK_MONITOR=" + dir}},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -253,7 +253,8 @@ func FuzzShape(f *testing.F) {
 		if s.fit(vmm.Spec{Disks: []vmm.Disk{{}}}, m) != nil {
 			return
 		}
-		if n := len(s.ReadOnly); n < m.MaxDisks || n > maxDrives || s.memoryBytes() < 192<<20 || s.memoryBytes() > 1<<46 {
+		if n := len(s.ReadOnly); n < m.MaxDisks || n > maxDrives || s.memoryBytes() < 192<<20 ||
+			s.memoryBytes() > 1<<46 {
 			t.Errorf("taken: %+v, %d bytes", s, s.memoryBytes())
 		}
 	})

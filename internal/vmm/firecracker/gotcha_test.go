@@ -17,61 +17,165 @@ type gotcha struct {
 
 var gotchas = []gotcha{
 	// Releases.
-	{"CVE-2026-5747: writes outside of memory with PCI", []string{"vmm/firecracker: TestUsable", "host/probe: TestFirecrackerRow"}, []string{"enable-pci"}},
+	{
+		"CVE-2026-5747: writes outside of memory with PCI",
+		[]string{"vmm/firecracker: TestUsable", "host/probe: TestFirecrackerRow"},
+		[]string{"enable-pci"},
+	},
 	{"CVE-2026-1386: the jailer follows links", []string{"vmm/firecracker: TestJailerFault"}, nil},
-	{"vsock dead after a restore with 1.16.0", []string{"vmm/firecracker: TestRefusedReleases", "host/probe: TestFirecrackerRow"}, nil},
-	{"vsock dead after pause and resume with 1.16", []string{"vmm/firecracker: TestRefusedReleases", "host/probe: TestFirecrackerRow"}, nil},
-	{"differences of memory damaged before 1.15", []string{"vmm/firecracker: TestRefusedReleases", "host/probe: TestFirecrackerRow"}, nil},
-	{"IA32_XSS not saved before 1.16.1", []string{"vmm/firecracker: TestUsable", "host/probe: TestFirecrackerRow"}, nil},
-	{"CPU templates clear registers before 1.17", []string{"host/probe: TestFirecrackerRow"}, []string{"cpu_template", "cpu-config"}},
+	{
+		"vsock dead after a restore with 1.16.0",
+		[]string{"vmm/firecracker: TestRefusedReleases", "host/probe: TestFirecrackerRow"},
+		nil,
+	},
+	{
+		"vsock dead after pause and resume with 1.16",
+		[]string{"vmm/firecracker: TestRefusedReleases", "host/probe: TestFirecrackerRow"},
+		nil,
+	},
+	{
+		"differences of memory damaged before 1.15",
+		[]string{"vmm/firecracker: TestRefusedReleases", "host/probe: TestFirecrackerRow"},
+		nil,
+	},
+	{
+		"IA32_XSS not saved before 1.16.1",
+		[]string{"vmm/firecracker: TestUsable", "host/probe: TestFirecrackerRow"},
+		nil,
+	},
+	{
+		"CPU templates clear registers before 1.17",
+		[]string{"host/probe: TestFirecrackerRow"},
+		[]string{"cpu_template", "cpu-config"},
+	},
 	// The API.
 	{"stale sockets", []string{"vmm/firecracker: TestRemainders", "vmm/vmmproc: TestSocketInLongDirectory"}, nil},
 	{"socket addresses of 108 bytes", []string{"vmm/vmmproc: TestSocketInLongDirectory"}, nil},
-	{"requests need a Content-Length, and GET has no body", []string{"vmm/firecracker/fcapi: TestBodies", "vmm/firecracker: TestMachines"}, nil},
+	{
+		"requests need a Content-Length, and GET has no body",
+		[]string{"vmm/firecracker/fcapi: TestBodies", "vmm/firecracker: TestMachines"},
+		nil,
+	},
 	{"unknown fields are refused", []string{"vmm/firecracker/fcapi: TestGates", "vmm/firecracker: TestMachines"}, nil},
 	{"free page hinting has routes of its own and a race", nil, []string{"hinting"}},
-	{"a console without bound fills the host's disk", []string{"vmm/firecracker: TestDescription"}, []string{"/serial"}},
+	{
+		"a console without bound fills the host's disk",
+		[]string{"vmm/firecracker: TestDescription"},
+		[]string{"/serial"},
+	},
 	{"metrics are not flushed while it is paused", nil, []string{"FlushMetrics"}},
-	{"identity must be there before the first instruction", []string{"vmm/vmmtest: testRestoreAtOnce", "vmm/firecracker: TestIdentityFirst"}, nil},
-	{"metadata is refused before the network card that reaches it", []string{"vmm/firecracker: TestDescription", "vmm/firecracker: TestIdentityFirst"}, nil},
+	{
+		"identity must be there before the first instruction",
+		[]string{"vmm/vmmtest: testRestoreAtOnce", "vmm/firecracker: TestIdentityFirst"},
+		nil,
+	},
+	{
+		"metadata is refused before the network card that reaches it",
+		[]string{"vmm/firecracker: TestDescription", "vmm/firecracker: TestIdentityFirst"},
+		nil,
+	},
 	{"a failed load burns the process", []string{"vmm/firecracker: TestFaults"}, nil},
 	// Processes and the jailer.
-	{"the jailer's control groups are of version 1 by default", []string{"vmm/firecracker/fctest: TestJailerCommandLine", "vmm/firecracker: TestOfficialJailer"}, nil},
+	{
+		"the jailer's control groups are of version 1 by default",
+		[]string{"vmm/firecracker/fctest: TestJailerCommandLine", "vmm/firecracker: TestOfficialJailer"},
+		nil,
+	},
 	{"the jailer refuses a remainder of its last start", []string{"vmm/firecracker: TestOfficialJailer"}, nil},
 	{"a table of descriptors as large as its limit", []string{"os/jail: TestLimitsHold"}, nil},
-	{"machines of one user", []string{"os/jail: TestUsers", "os/jail: TestUsersOfTwoNodes", "os/jail: TestNeighbours"}, nil},
+	{
+		"machines of one user",
+		[]string{"os/jail: TestUsers", "os/jail: TestUsersOfTwoNodes", "os/jail: TestNeighbours"},
+		nil,
+	},
 	{"exit codes stand for signals that the monitor caught", []string{"vmm/firecracker: TestEndings"}, nil},
 	{"a monitor that hangs answers nothing and must be killed", []string{"vmm/firecracker: TestMonitorHangs"}, nil},
-	{"the end of a process takes long after its last word", []string{"vmm/vmmproc: TestLifeEnds", "vmm/firecracker: TestFaults"}, nil},
+	{
+		"the end of a process takes long after its last word",
+		[]string{"vmm/vmmproc: TestLifeEnds", "vmm/firecracker: TestFaults"},
+		nil,
+	},
 	// Snapshots.
-	{"load opens the drives that the snapshot names", []string{"vmm/firecracker: TestOneRequest", "vmm/firecracker: TestTooMuch"}, nil},
-	{"a mapped memory file must not change", []string{"vmm/firecracker: TestMachines", "vmm/firecracker: TestAdoptedCapture"}, nil},
+	{
+		"load opens the drives that the snapshot names",
+		[]string{"vmm/firecracker: TestOneRequest", "vmm/firecracker: TestTooMuch"},
+		nil,
+	},
+	{
+		"a mapped memory file must not change",
+		[]string{"vmm/firecracker: TestMachines", "vmm/firecracker: TestAdoptedCapture"},
+		nil,
+	},
 	{"a snapshot only of a guest that is ready", []string{"host/bake: TestFailingCheckIsTold"}, nil},
 	{"limits of rates are the snapshot's", []string{"vmm/firecracker: TestOneRequest"}, nil},
-	{"connections to a restored guest are refused at first", []string{"vmm/firecracker: TestMachines", "vmm/firecracker: TestShake"}, nil},
+	{
+		"connections to a restored guest are refused at first",
+		[]string{"vmm/firecracker: TestMachines", "vmm/firecracker: TestShake"},
+		nil,
+	},
 	{"the asynchronous engine makes restores slow", []string{"vmm/firecracker: TestDescription"}, []string{"Async"}},
-	{"pages that were swapped out count as unchanged where writes are not followed", []string{"vmm/firecracker: TestColdCapturesAreFull", "vmm/firecracker: TestHugePages"}, nil},
-	{"the second of two snapshots without a resume between them may differ", []string{"vmm/firecracker: TestCapturedTwice"}, nil},
-	{"rates of a machine that is taken over are those of an earlier process", []string{"vmm/firecracker: TestAdoptedRates"}, nil},
-	{"captures onto a file system that cannot share blocks take seconds", []string{"os/disk: TestProbeLeavesNothing", "os/disk: TestCloneShares"}, nil},
+	{
+		"pages that were swapped out count as unchanged where writes are not followed",
+		[]string{"vmm/firecracker: TestColdCapturesAreFull", "vmm/firecracker: TestHugePages"},
+		nil,
+	},
+	{
+		"the second of two snapshots without a resume between them may differ",
+		[]string{"vmm/firecracker: TestCapturedTwice"},
+		nil,
+	},
+	{
+		"rates of a machine that is taken over are those of an earlier process",
+		[]string{"vmm/firecracker: TestAdoptedRates"},
+		nil,
+	},
+	{
+		"captures onto a file system that cannot share blocks take seconds",
+		[]string{"os/disk: TestProbeLeavesNothing", "os/disk: TestCloneShares"},
+		nil,
+	},
 	{"drives of other processes cannot be part of a snapshot", nil, []string{"vhost"}},
 	{"a snapshot of another processor or release", []string{"vmm/vmmtest: testMismatch"}, nil},
 	// Memory that is served.
 	{"page_size_kib holds bytes", []string{"os/uffd: TestParseRegions"}, nil},
-	{"removals are read before pages are copied", []string{"os/uffd: TestRemovalComesBeforeFilling", "host/pager: TestRemovedMemoryIsZero"}, nil},
+	{
+		"removals are read before pages are copied",
+		[]string{"os/uffd: TestRemovalComesBeforeFilling", "host/pager: TestRemovedMemoryIsZero"},
+		nil,
+	},
 	{"a handshake with none or several descriptors", []string{"os/uffd: TestReceiveRefuses"}, nil},
 	{"large pages must be copied whole", []string{"os/uffd: TestHugePages"}, nil},
-	{"memory is used before load has answered", []string{"vmm/firecracker: TestPages", "vmm/firecracker: TestHosts"}, nil},
-	{"a pager that ends leaves a guest that hangs", []string{"vmm/firecracker: TestPages", "vmm/firecracker: TestPagesAreNotAdopted"}, nil},
+	{
+		"memory is used before load has answered",
+		[]string{"vmm/firecracker: TestPages", "vmm/firecracker: TestHosts"},
+		nil,
+	},
+	{
+		"a pager that ends leaves a guest that hangs",
+		[]string{"vmm/firecracker: TestPages", "vmm/firecracker: TestPagesAreNotAdopted"},
+		nil,
+	},
 	// The host and the guest's network, clock and kernel.
-	{"a guest without a driver gives no memory back, takes none, and repeats the random numbers of others", []string{"image/kernel: TestGuestsHaveTheirDevices"}, nil},
-	{"a tap with another address than the guest remembers", []string{"os/netslot: TestReusedSlotRemembersNothing"}, nil},
+	{
+		"a guest without a driver gives no memory back, takes none, and repeats the random numbers of others",
+		[]string{"image/kernel: TestGuestsHaveTheirDevices"},
+		nil,
+	},
+	{
+		"a tap with another address than the guest remembers",
+		[]string{"os/netslot: TestReusedSlotRemembersNothing"},
+		nil,
+	},
 	{"the clock stands at the time of the snapshot", []string{"vmm/vmmtest: testClock"}, []string{"clock_realtime"}},
 }
 
 // TestGotchas holds that each has tests that are there, or that nothing leads to it.
 func TestGotchas(t *testing.T) {
-	code := sources(t, []string{".", "fcapi"}, func(name string) bool { return !strings.HasSuffix(name, "_test.go") && name != "fault.go" })
+	code := sources(
+		t,
+		[]string{".", "fcapi"},
+		func(name string) bool { return !strings.HasSuffix(name, "_test.go") && name != "fault.go" },
+	)
 	tests := map[string]string{}
 	for _, g := range gotchas {
 		if len(g.tests)+len(g.never) == 0 {

@@ -122,7 +122,13 @@ func newSite(t *testing.T, name string, program fctest.Program, store *blobtest.
 	kept, err := cache.Open(cache.Config{Dir: filepath.Join(s.dir, "chunks")})
 	s.must(err)
 	t.Cleanup(func() { s.must(errors.Join(kept.Close(), vault.Close())) })
-	c := firecracker.Config{Binary: program.Path, Dir: filepath.Join(s.dir, "captures"), MoreMemoryMiB: 128, MoreDisks: 1, Limit: time.Minute}
+	c := firecracker.Config{
+		Binary:        program.Path,
+		Dir:           filepath.Join(s.dir, "captures"),
+		MoreMemoryMiB: 128,
+		MoreDisks:     1,
+		Limit:         time.Minute,
+	}
 	if official {
 		c.Jailer = program.Jailer
 	}
@@ -135,7 +141,12 @@ func newSite(t *testing.T, name string, program fctest.Program, store *blobtest.
 func (s *site) start(driver vmm.Driver, objects *agent.Objects) {
 	s.t.Helper()
 	kernel, initramfs := filepath.Join(s.dir, "kernel"), filepath.Join(s.dir, "initramfs")
-	s.must(errors.Join(os.WriteFile(kernel, []byte("\x7fELF and more"), 0o644), os.WriteFile(initramfs, []byte("initramfs"), 0o644)))
+	s.must(
+		errors.Join(
+			os.WriteFile(kernel, []byte("\x7fELF and more"), 0o644),
+			os.WriteFile(initramfs, []byte("initramfs"), 0o644),
+		),
+	)
 	var err error
 	s.host, err = agent.New(agent.Config{
 		DataDir: filepath.Join(s.dir, "data"),
@@ -158,7 +169,13 @@ func (s *site) start(driver vmm.Driver, objects *agent.Objects) {
 			},
 		},
 	}, agent.Deps{
-		Machine:  machine.Deps{Driver: driver, Network: &places{}, Groups: cells{s.jail}, Disks: images{}, Link: integrationtest.Link},
+		Machine: machine.Deps{
+			Driver:  driver,
+			Network: &places{},
+			Groups:  cells{s.jail},
+			Disks:   images{},
+			Link:    integrationtest.Link,
+		},
 		Platform: func(context.Context) (string, error) { return "test", nil },
 		Rewrite:  func(_ context.Context, src, dst string) error { return disk.Clone(src, dst) },
 		Objects:  objects,
@@ -290,7 +307,8 @@ func TestMoreMemory(t *testing.T) {
 	for id, want := range map[hostapi.MachineID]bool{"plain": false, "large": true, "child": false} { // whose memory is the parent's
 		log := a.requests(id)
 		at := strings.Index(log, "PATCH /hotplug/memory")
-		if plugged := at >= 0; plugged != want || want && (!strings.Contains(log, `requested_size_mib\":64`) || at > strings.Index(log, "PATCH /vm")) {
+		if plugged := at >= 0; plugged != want ||
+			want && (!strings.Contains(log, `requested_size_mib\":64`) || at > strings.Index(log, "PATCH /vm")) {
 			t.Errorf("of machine %s was asked:\n%s", id, log)
 		}
 	}
@@ -334,7 +352,8 @@ func TestStoreIsGone(t *testing.T) {
 	})
 	_, err = b.host.StreamSnapshot(t.Context(), "ws", "snp1", nil)
 	b.must(err)
-	if _, err := b.host.Create(t.Context(), hostapi.Create{ID: "child", Snapshot: "snp1"}); err == nil || !strings.Contains(err.Error(), gone.Error()) {
+	if _, err := b.host.Create(t.Context(), hostapi.Create{ID: "child", Snapshot: "snp1"}); err == nil ||
+		!strings.Contains(err.Error(), gone.Error()) {
 		t.Errorf("got %v, want why", err)
 	}
 	b.nothingLeft()
@@ -365,7 +384,10 @@ func (s *site) streams() {
 	if !strings.Contains(string(mounts), "disk0") || !strings.Contains(string(mounts), "- fuse") {
 		t.Errorf("its disk is not the view's:\n%s", mounts)
 	}
-	forked, err := s.host.Fork(t.Context(), hostapi.Fork{Parent: "child", Children: []hostapi.Child{{ID: "grand"}}}) // all has come by then
+	forked, err := s.host.Fork(
+		t.Context(),
+		hostapi.Fork{Parent: "child", Children: []hostapi.Child{{ID: "grand"}}},
+	) // all has come by then
 	s.must(err)
 	s.must(forked[0].Err)
 	if got := s.run("grand", "cat word"); got != "hello" {

@@ -75,10 +75,18 @@ func (d *Driver) fit(spec vmm.Spec, image vmm.Image) (shape, error) {
 	}
 	most := max(m.MemoryMiB, m.MaxMemoryMiB)
 	if spec.MemoryMiB < m.MemoryMiB || spec.MemoryMiB > most || (spec.MemoryMiB-m.MemoryMiB)%blockMiB != 0 {
-		return shape{}, &vmm.MismatchError{Field: "memory_mib", Image: fmt.Sprintf("%d to %d", m.MemoryMiB, most), Host: str(spec.MemoryMiB)}
+		return shape{}, &vmm.MismatchError{
+			Field: "memory_mib",
+			Image: fmt.Sprintf("%d to %d", m.MemoryMiB, most),
+			Host:  str(spec.MemoryMiB),
+		}
 	}
 	if n := len(spec.Disks); n < m.Disks || n > max(m.Disks, m.MaxDisks) {
-		return shape{}, &vmm.MismatchError{Field: "disks", Image: fmt.Sprintf("%d to %d", m.Disks, max(m.Disks, m.MaxDisks)), Host: str(n)}
+		return shape{}, &vmm.MismatchError{
+			Field: "disks",
+			Image: fmt.Sprintf("%d to %d", m.Disks, max(m.Disks, m.MaxDisks)),
+			Host:  str(n),
+		}
 	}
 	data, err := vmmproc.ReadChecked(image, shapeName, maxShape)
 	if err != nil {
@@ -94,7 +102,8 @@ func (d *Driver) fit(spec vmm.Spec, image vmm.Image) (shape, error) {
 // fit holds a shape, which an image tells, against the spec and the manifest.
 func (s shape) fit(spec vmm.Spec, m vmm.Manifest) error {
 	if s.BaseMiB < 1 || s.MoreMiB < 0 || s.BaseMiB > 1<<24 || s.MoreMiB > 1<<24 || m.MemoryMiB < s.BaseMiB || s.BaseMiB+s.MoreMiB < max(m.MemoryMiB, m.MaxMemoryMiB) ||
-		len(s.ReadOnly) < max(m.Disks, m.MaxDisks) || len(s.ReadOnly) > maxDrives {
+		len(s.ReadOnly) < max(m.Disks, m.MaxDisks) ||
+		len(s.ReadOnly) > maxDrives {
 		return errors.New("the shape of the image is damaged")
 	}
 	for i, disk := range spec.Disks {
@@ -114,7 +123,13 @@ func writeImage(dir string, m vmm.Manifest, s shape, state []byte) (vmm.Image, e
 	if err != nil {
 		return vmm.Image{}, err
 	}
-	return vmmproc.WriteImage(dir, m, s.memoryBytes(), vmmproc.Part{Name: vmmproc.StateName, Data: state}, vmmproc.Part{Name: shapeName, Data: text})
+	return vmmproc.WriteImage(
+		dir,
+		m,
+		s.memoryBytes(),
+		vmmproc.Part{Name: vmmproc.StateName, Data: state},
+		vmmproc.Part{Name: shapeName, Data: text},
+	)
 }
 
 // openMemory opens the memory of an image and holds its size against the shape.

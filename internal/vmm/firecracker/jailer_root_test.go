@@ -35,7 +35,9 @@ func TestOfficialJailer(t *testing.T) {
 	t.Run("disk_elsewhere", func(t *testing.T) { testDiskElsewhere(t, w, h) })
 	t.Run("command_line", func(t *testing.T) {
 		m := h.Restore(t)
-		logs, err := filepath.Glob(filepath.Join(m.Spec.Dir, "root", "firecracker-v1.15.1", m.Spec.ID, "root", "requests.log"))
+		logs, err := filepath.Glob(
+			filepath.Join(m.Spec.Dir, "root", "firecracker-v1.15.1", m.Spec.ID, "root", "requests.log"),
+		)
 		if err != nil || len(logs) != 1 {
 			t.Fatalf("logs %v, %v", logs, err)
 		}
@@ -50,11 +52,13 @@ func TestOfficialJailer(t *testing.T) {
 	})
 	t.Run("not_started", func(t *testing.T) {
 		w.config.Jailer = "/bin/false"
-		if _, err := firecracker.New(t.Context(), w.config); err == nil || !strings.Contains(err.Error(), "/bin/false --version") {
+		if _, err := firecracker.New(t.Context(), w.config); err == nil ||
+			!strings.Contains(err.Error(), "/bin/false --version") {
 			t.Errorf("a program that is no jailer: got %v", err)
 		}
 		w.config.Jailer = fctest.InstallJailer(t, "1.17.0").Jailer
-		if _, err := firecracker.New(t.Context(), w.config); err == nil || !strings.Contains(err.Error(), "does not fit") {
+		if _, err := firecracker.New(t.Context(), w.config); err == nil ||
+			!strings.Contains(err.Error(), "does not fit") {
 			t.Errorf("a jailer of another release: got %v", err)
 		}
 	})

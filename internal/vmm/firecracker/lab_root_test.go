@@ -61,7 +61,13 @@ func newWorld(t *testing.T, release string) *world {
 	w.config = firecracker.Config{
 		Binary: w.program.Path, Dir: filepath.Join(w.dir, "captures"), MoreMemoryMiB: 256, MoreDisks: 2, Limit: 30 * time.Second,
 	}
-	w.spec = vmm.Spec{VCPUs: 1, MemoryMiB: 64, Kernel: kernel, Initramfs: initramfs, Confine: vmm.Confine{UID: nobody, GID: nobody}}
+	w.spec = vmm.Spec{
+		VCPUs:     1,
+		MemoryMiB: 64,
+		Kernel:    kernel,
+		Initramfs: initramfs,
+		Confine:   vmm.Confine{UID: nobody, GID: nobody},
+	}
 	return w
 }
 

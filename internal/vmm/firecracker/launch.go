@@ -185,7 +185,10 @@ func (m *machine) layImage(image vmm.Image) (err error) {
 		return err
 	}
 	if m.spec.HugePages && (m.memory == nil || !m.driver.version.AtLeast(1, 17)) {
-		return &vmm.UnsupportedError{Op: "use huge pages for memory that is not served, or before 1.17", Driver: driverName}
+		return &vmm.UnsupportedError{
+			Op:     "use huge pages for memory that is not served, or before 1.17",
+			Driver: driverName,
+		}
 	}
 	memory, err := openMemory(image, m.record.Shape)
 	if err != nil {

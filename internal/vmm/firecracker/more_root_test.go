@@ -78,7 +78,8 @@ func (w *world) wantMore(t *testing.T, h *vmmtest.Host, spec vmm.Spec, n vmm.Mac
 		t.Fatal(err)
 	}
 	image, _ := h.Save(t, &vmmtest.Machine{Machine: n, Spec: spec})
-	if m := image.Manifest; m.MemoryMiB != 192 || m.MaxMemoryMiB != 64+256 || m.Disks != 2 || m.MaxDisks != 3 || m.DiskBytes[1] != diskBytes {
+	if m := image.Manifest; m.MemoryMiB != 192 || m.MaxMemoryMiB != 64+256 || m.Disks != 2 || m.MaxDisks != 3 ||
+		m.DiskBytes[1] != diskBytes {
 		t.Errorf("its image says %+v", m)
 	}
 	again := spec
@@ -94,7 +95,8 @@ func (w *world) wantMore(t *testing.T, h *vmmtest.Host, spec vmm.Spec, n vmm.Mac
 	if err := o.Load(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	if got := w.requests(t, again.ID); asked(got, "PATCH /hotplug/memory", "") >= 0 || asked(got, "PATCH /drives/disk0", "path_on_host") >= 0 ||
+	if got := w.requests(t, again.ID); asked(got, "PATCH /hotplug/memory", "") >= 0 ||
+		asked(got, "PATCH /drives/disk0", "path_on_host") >= 0 ||
 		asked(got, "PATCH /drives/disk1", "bandwidth") < 0 {
 		t.Errorf("what the image has was asked for again, or its rates were not: %v", got)
 	}
@@ -111,7 +113,8 @@ func TestIdentityFirst(t *testing.T) {
 			one := h.Restore(t)
 			for _, m := range []*vmmtest.Machine{one, h.Restore(t), h.Fork(t, one, 1)[0]} {
 				all := w.requests(t, m.Spec.ID)
-				if at := asked(all, "PUT /mmds", `{"id":"`+m.Spec.ID+`"}`); at != 0 || asked(all, "PUT /snapshot/load", `"resume_vm":true`) != 1 {
+				if at := asked(all, "PUT /mmds", `{"id":"`+m.Spec.ID+`"}`); at != 0 ||
+					asked(all, "PUT /snapshot/load", `"resume_vm":true`) != 1 {
 					t.Errorf("machine %s was told who it is at %d of %v", m.Spec.ID, at, all)
 				}
 			}
@@ -149,12 +152,18 @@ func TestRefusedReleases(t *testing.T) {
 	for _, release := range []string{"1.12.1", "1.15.0", "1.16.0", "1.16.2"} {
 		program := fctest.Install(t, release)
 		var faulty *firecracker.FaultyError
-		_, err := firecracker.New(t.Context(), firecracker.Config{Binary: program.Path, Dir: filepath.Join(t.TempDir(), "c")})
+		_, err := firecracker.New(
+			t.Context(),
+			firecracker.Config{Binary: program.Path, Dir: filepath.Join(t.TempDir(), "c")},
+		)
 		if !errors.As(err, &faulty) || faulty.Version.String() != release {
 			t.Errorf("%s: got %v, want that it is refused", release, err)
 		}
 	}
-	if _, err := firecracker.New(t.Context(), firecracker.Config{Binary: "/nonexistent/firecracker"}); !errors.Is(err, os.ErrNotExist) {
+	if _, err := firecracker.New(t.Context(), firecracker.Config{Binary: "/nonexistent/firecracker"}); !errors.Is(
+		err,
+		os.ErrNotExist,
+	) {
 		t.Errorf("got %v, want not exist", err)
 	}
 }

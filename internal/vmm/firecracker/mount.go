@@ -43,7 +43,10 @@ func mountFile(path, at string, readOnly bool) error {
 		flags |= unix.MS_RDONLY
 	}
 	if err := unix.Mount("", at, "", flags, ""); err != nil {
-		return errors.Join(&os.PathError{Op: "mount " + path + " at", Path: at, Err: err}, unix.Unmount(at, unix.MNT_DETACH))
+		return errors.Join(
+			&os.PathError{Op: "mount " + path + " at", Path: at, Err: err},
+			unix.Unmount(at, unix.MNT_DETACH),
+		)
 	}
 	return nil
 }

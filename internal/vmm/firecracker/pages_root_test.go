@@ -174,7 +174,11 @@ func TestPages(t *testing.T) {
 				t.Error("no page was asked for")
 			}
 			memory.mu.Unlock()
-			if asked(w.requests(t, m.Spec.ID), "PUT /snapshot/load", `"backend_type":"Uffd","backend_path":"uffd.sock"`) != 0 {
+			if asked(
+				w.requests(t, m.Spec.ID),
+				"PUT /snapshot/load",
+				`"backend_type":"Uffd","backend_path":"uffd.sock"`,
+			) != 0 {
 				t.Errorf("asked %v", w.requests(t, m.Spec.ID))
 			}
 			m.Put(t, "/root/here", []byte("here"))
@@ -226,7 +230,11 @@ func TestHugePages(t *testing.T) {
 	image.Memory = memory
 	h.Lab.Spec.HugePages = true
 	m := h.RestoreFrom(t, image, h.Disk)
-	if all := w.requests(t, m.Spec.ID); asked(all, "PUT /snapshot/load", `"track_dirty_pages":false,"resume_vm":true,"huge_pages":"2M"`) != 0 {
+	if all := w.requests(t, m.Spec.ID); asked(
+		all,
+		"PUT /snapshot/load",
+		`"track_dirty_pages":false,"resume_vm":true,"huge_pages":"2M"`,
+	) != 0 {
 		t.Errorf("asked %v", all)
 	}
 	m.Put(t, "/root/here", []byte("here"))

@@ -39,7 +39,11 @@ type record struct {
 
 // removeFiles takes away what a monitor needed in dir.
 func removeFiles(dir string) error {
-	return errors.Join(unmount(dir), os.RemoveAll(filepath.Join(dir, rootDir)), vmmproc.Remove(dir, baseFile, baseFile+".new"))
+	return errors.Join(
+		unmount(dir),
+		os.RemoveAll(filepath.Join(dir, rootDir)),
+		vmmproc.Remove(dir, baseFile, baseFile+".new"),
+	)
 }
 
 // openPlain opens a file that a monitor may have put there: a plain file and no link to another.

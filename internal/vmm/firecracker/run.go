@@ -87,7 +87,10 @@ func (m *machine) describe() []step {
 	steps := []step{
 		func(ctx context.Context) error { return api.SetBootSource(ctx, source) },
 		func(ctx context.Context) error {
-			return api.SetMachine(ctx, fcapi.MachineConfig{VCPUs: spec.VCPUs, MemoryMiB: spec.MemoryMiB, HugePages: fcapi.PagesSmall})
+			return api.SetMachine(
+				ctx,
+				fcapi.MachineConfig{VCPUs: spec.VCPUs, MemoryMiB: spec.MemoryMiB, HugePages: fcapi.PagesSmall},
+			)
 		},
 		func(ctx context.Context) error {
 			return api.SetVsock(ctx, fcapi.Vsock{CID: guestCID, Path: vsockSocket})
@@ -119,12 +122,18 @@ func (m *machine) describe() []step {
 		}
 		steps = append(steps, func(ctx context.Context) error { return api.AddNetwork(ctx, n) },
 			func(ctx context.Context) error {
-				return api.SetMetadataService(ctx, fcapi.MetadataService{Version: fcapi.MetadataTokens, Networks: []string{networkID}})
+				return api.SetMetadataService(
+					ctx,
+					fcapi.MetadataService{Version: fcapi.MetadataTokens, Networks: []string{networkID}},
+				)
 			})
 	}
 	if sh.MoreMiB > 0 {
 		steps = append(steps, func(ctx context.Context) error {
-			return api.SetHotplugMemory(ctx, fcapi.HotplugMemory{TotalMiB: sh.MoreMiB, SlotMiB: slotMiB, BlockMiB: blockMiB})
+			return api.SetHotplugMemory(
+				ctx,
+				fcapi.HotplugMemory{TotalMiB: sh.MoreMiB, SlotMiB: slotMiB, BlockMiB: blockMiB},
+			)
 		})
 	}
 	return steps

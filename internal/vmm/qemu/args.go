@@ -89,7 +89,12 @@ func (s shape) arguments() []string {
 		if d.write != 0 {
 			args = append(args, "-add-fd", fmt.Sprintf("fd=%d,set=%d", d.write, i+1))
 		}
-		drive := fmt.Sprintf("id=%s,if=none,format=raw,file=/dev/fdset/%d,read-only=%s,discard=unmap", id, i+1, onOff(d.write == 0))
+		drive := fmt.Sprintf(
+			"id=%s,if=none,format=raw,file=/dev/fdset/%d,read-only=%s,discard=unmap",
+			id,
+			i+1,
+			onOff(d.write == 0),
+		)
 		if d.volatile {
 			drive += ",cache.no-flush=on" // the guest still sees a disk with a write-back cache
 		}

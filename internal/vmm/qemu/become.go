@@ -29,7 +29,12 @@ type vehicle struct {
 }
 
 // openVehicle arranges for a process that becomes a monitor over the memory of an image, and starts nothing.
-func (m *machine) openVehicle(ctx context.Context, p *checkpointstore.Process, image vmm.Image, given *inheritance) (err error) {
+func (m *machine) openVehicle(
+	ctx context.Context,
+	p *checkpointstore.Process,
+	image vmm.Image,
+	given *inheritance,
+) (err error) {
 	v := &vehicle{process: p}
 	v.plan.Roles = map[string]int{roleNothing: 0, roleLog: 1} // as every child of package proc has them
 	if err := m.openTalk(ctx, v, given); err != nil {
@@ -187,7 +192,13 @@ func (m *machine) become(ctx context.Context, from *capture) (err error) {
 	if err != nil {
 		return err
 	}
-	plan.Name, plan.Args, plan.Env = "qemu-system-x86", []string{m.driver.config.Binary, "-name", m.spec.ID}, []string{mark}
+	plan.Name, plan.Args, plan.Env = "qemu-system-x86", []string{
+		m.driver.config.Binary,
+		"-name",
+		m.spec.ID,
+	}, []string{
+		mark,
+	}
 	p := checkpoint.Attach(m.PID())
 	defer p.Close()
 	// What was written to the guest already, QEMU puts into its memory as soon as it runs.
@@ -248,7 +259,8 @@ func (m *machine) takeProcess(c *capture, p *preparation) (err error) {
 		}
 		opt.Content = c.content
 		// Where the content has no name any more, images of the capture go without the process.
-		if made, err := checkpointstore.ContentOf(m.record.ContentPath); err == nil && made.File.Inode == m.record.Content {
+		if made, err := checkpointstore.ContentOf(m.record.ContentPath); err == nil &&
+			made.File.Inode == m.record.Content {
 			c.made = made
 		}
 	}

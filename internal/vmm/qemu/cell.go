@@ -31,7 +31,12 @@ func (d *Driver) cell(binds []vmm.Bind) vmm.Cell {
 }
 
 // confined makes command start in a jail, where there is one.
-func (d *Driver) confined(confine vmm.Confine, binds []vmm.Bind, command proc.Command, ahead time.Duration) proc.Command {
+func (d *Driver) confined(
+	confine vmm.Confine,
+	binds []vmm.Bind,
+	command proc.Command,
+	ahead time.Duration,
+) proc.Command {
 	if confine.Jail == nil {
 		if ahead != 0 {
 			command.Fork = proc.ForkAhead(ahead)

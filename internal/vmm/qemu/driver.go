@@ -159,7 +159,10 @@ func (d *Driver) Prepare(ctx context.Context, spec vmm.Spec, image vmm.Image) (v
 
 // Fits implements vmm.Fitter.
 func (d *Driver) Fits(ctx context.Context, m vmm.Manifest) error {
-	want, err := d.manifest(ctx, vmm.Spec{VCPUs: m.VCPUs, MemoryMiB: m.MemoryMiB, Disks: make([]vmm.Disk, min(max(m.Disks, 0), 64))})
+	want, err := d.manifest(
+		ctx,
+		vmm.Spec{VCPUs: m.VCPUs, MemoryMiB: m.MemoryMiB, Disks: make([]vmm.Disk, min(max(m.Disks, 0), 64))},
+	)
 	if err != nil {
 		return err
 	}

@@ -68,7 +68,8 @@ func TestNoQEMU(t *testing.T) {
 	if err := os.WriteFile(old, []byte("#!/bin/sh\necho 'QEMU emulator version 5.2.0'\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := qemu.New(t.Context(), qemu.Config{Binary: old}); err == nil || !strings.Contains(err.Error(), "too old") {
+	if _, err := qemu.New(t.Context(), qemu.Config{Binary: old}); err == nil ||
+		!strings.Contains(err.Error(), "too old") {
 		t.Errorf("got %v, want too old", err)
 	}
 }
@@ -77,7 +78,8 @@ func TestMonitorEndsAtOnce(t *testing.T) {
 	d := driver(t, qemu.Config{Binary: stub(t, "echo 'cannot set up guest memory' >&2; exit 1")})
 	s := spec(t)
 	_, err := d.Boot(t.Context(), s)
-	if !errors.Is(err, vmm.ErrGone) || !strings.Contains(err.Error(), "status 1") || !strings.Contains(err.Error(), "cannot set up") {
+	if !errors.Is(err, vmm.ErrGone) || !strings.Contains(err.Error(), "status 1") ||
+		!strings.Contains(err.Error(), "cannot set up") {
 		t.Errorf("got %v, want status and words of the monitor", err)
 	}
 	nothingLeft(t, s)
@@ -157,7 +159,9 @@ func TestBadSpec(t *testing.T) {
 // A monitor whose record was never written, because its starter died, is found by its mark.
 func TestKillOfUnrecordedMonitor(t *testing.T) {
 	s := spec(t)
-	p, err := proc.Start(proc.Command{Path: "/bin/sleep", Args: []string{"1000"}, Env: []string{"PANDASTACK_MONITOR=" + s.Dir}})
+	p, err := proc.Start(
+		proc.Command{Path: "/bin/sleep", Args: []string{"1000"}, Env: []string{"PANDASTACK_MONITOR=" + s.Dir}},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}

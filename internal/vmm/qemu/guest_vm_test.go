@@ -186,7 +186,16 @@ func testNothingLeft(t *testing.T, h *vmmtest.Host) {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("after %d rounds: files %d to %d, goroutines %d to %d, mappings %d to %d", rounds, files, f, routines, r, maps, m)
+			t.Fatalf(
+				"after %d rounds: files %d to %d, goroutines %d to %d, mappings %d to %d",
+				rounds,
+				files,
+				f,
+				routines,
+				r,
+				maps,
+				m,
+			)
 		}
 		runtime.Gosched()
 	}

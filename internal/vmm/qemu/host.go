@@ -46,7 +46,11 @@ func probeVersion(ctx context.Context, binary string) (version, error) {
 	defer cancel()
 	out, err := exec.CommandContext(ctx, binary, "--version").Output()
 	if err != nil {
-		return version{}, fmt.Errorf("run %s --version: %w; install qemu-system-x86 (pandastack setup does)", binary, err)
+		return version{}, fmt.Errorf(
+			"run %s --version: %w; install qemu-system-x86 (pandastack setup does)",
+			binary,
+			err,
+		)
 	}
 	v, err := parseVersion(string(out))
 	if err != nil {

@@ -72,7 +72,12 @@ func (h *inheritance) close(keep ...*os.File) error {
 
 // launch starts the monitor of a machine: with an image prepared for it, else stopped before its first
 // instruction. It does not wait for the monitor.
-func (d *Driver) launch(ctx context.Context, spec vmm.Spec, manifest vmm.Manifest, image *vmm.Image) (_ *machine, err error) {
+func (d *Driver) launch(
+	ctx context.Context,
+	spec vmm.Spec,
+	manifest vmm.Manifest,
+	image *vmm.Image,
+) (_ *machine, err error) {
 	if err := removeFiles(spec.Dir); err != nil {
 		return nil, err
 	}

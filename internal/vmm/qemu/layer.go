@@ -46,7 +46,12 @@ func layerOf(base *os.File, spans []span) (*layer, error) {
 	if err := unix.Stat(path, &named); err != nil || named.Dev != st.Dev || named.Ino != st.Ino {
 		return nil, nil
 	}
-	l := &layer{Path: path, File: vmmproc.FileKey{Device: uint64(st.Dev), Inode: st.Ino}, Modified: st.Mtim.Nano(), Bytes: st.Size}
+	l := &layer{
+		Path:     path,
+		File:     vmmproc.FileKey{Device: uint64(st.Dev), Inode: st.Ino},
+		Modified: st.Mtim.Nano(),
+		Bytes:    st.Size,
+	}
 	for _, s := range spans {
 		l.Spans = append(l.Spans, [2]int64{s.start, s.end})
 	}
@@ -87,7 +92,8 @@ func (l *layer) open(flags int) (*os.File, error) {
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	if (vmmproc.FileKey{Device: uint64(st.Dev), Inode: st.Ino}) != l.File || st.Mtim.Nano() != l.Modified || st.Size != l.Bytes {
+	if (vmmproc.FileKey{Device: uint64(st.Dev), Inode: st.Ino}) != l.File || st.Mtim.Nano() != l.Modified ||
+		st.Size != l.Bytes {
 		return nil, f.Close()
 	}
 	return f, nil

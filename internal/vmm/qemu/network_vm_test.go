@@ -102,10 +102,14 @@ func TestNetwork(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			link, err := guestlink.Open(t.Context(), conn, guestlink.Options{Generation: uint64(i + 1), Identity: &guestapi.Identity{
-				MachineID: id, Hostname: id, Generation: uint64(i + 1), Time: time.Now(), Entropy: make([]byte, 64),
-				Network: &guestapi.Network{Address: "192.168.241.2/29", Gateway: "192.168.241.1"},
-			}})
+			link, err := guestlink.Open(
+				t.Context(),
+				conn,
+				guestlink.Options{Generation: uint64(i + 1), Identity: &guestapi.Identity{
+					MachineID: id, Hostname: id, Generation: uint64(i + 1), Time: time.Now(), Entropy: make([]byte, 64),
+					Network: &guestapi.Network{Address: "192.168.241.2/29", Gateway: "192.168.241.1"},
+				}},
+			)
 			if err != nil {
 				t.Fatal(err)
 			}

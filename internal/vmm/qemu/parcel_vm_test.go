@@ -75,13 +75,17 @@ func testTravels(t *testing.T, h *vmmtest.Host) {
 	if parcel.About, err = json.Marshal(about); err != nil {
 		t.Fatal(err)
 	}
-	err = d.Unpack(t.Context(), there, vmm.Delivery{About: parcel.About, Bring: func(_ context.Context, first bool, to io.WriterAt) (int64, error) {
-		from := parcel
-		if first {
-			from = origin
-		}
-		return io.Copy(io.NewOffsetWriter(to, 0), io.NewSectionReader(from.Content, 0, math.MaxInt64))
-	}})
+	err = d.Unpack(
+		t.Context(),
+		there,
+		vmm.Delivery{About: parcel.About, Bring: func(_ context.Context, first bool, to io.WriterAt) (int64, error) {
+			from := parcel
+			if first {
+				from = origin
+			}
+			return io.Copy(io.NewOffsetWriter(to, 0), io.NewSectionReader(from.Content, 0, math.MaxInt64))
+		}},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}

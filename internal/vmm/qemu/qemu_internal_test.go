@@ -49,7 +49,10 @@ func TestArguments(t *testing.T) {
 	boot.incoming, boot.kernel, boot.initramfs, boot.acpi = 0, fdPath(11), fdPath(12), true
 	boot.cmdline = kernelCmdline(2445424, "pandastack.root=/dev/vda")
 	old, kvm, bound := restore, restore, restore
-	bound.disks = []diskFD{{read: 7, write: 8, rate: vmm.Rate{Bytes: 1 << 20, Ops: 100}}, {read: 9, volatile: true, rate: vmm.Rate{Ops: 7}}}
+	bound.disks = []diskFD{
+		{read: 7, write: 8, rate: vmm.Rate{Bytes: 1 << 20, Ops: 100}},
+		{read: 9, volatile: true, rate: vmm.Rate{Ops: 7}},
+	}
 	old.version, kvm.accel = seven, vmm.KVM
 	for name, s := range map[string]shape{"restore": restore, "boot": boot, "restore-7.2": old, "restore-kvm": kvm, "restore-bound": bound} {
 		t.Run(name, func(t *testing.T) {

@@ -34,7 +34,9 @@ func cells(t testing.TB, dir string) vmm.Jail {
 	if err != nil {
 		t.Fatal(err)
 	}
-	j, err := jail.New(jail.Config{Layout: layout, Prefix: fmt.Sprintf("pntqemu%d", os.Getpid()), Trees: filepath.Join(dir, "jail")})
+	j, err := jail.New(
+		jail.Config{Layout: layout, Prefix: fmt.Sprintf("pntqemu%d", os.Getpid()), Trees: filepath.Join(dir, "jail")},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -220,7 +220,13 @@ func (m *machine) Resume(ctx context.Context) error {
 }
 
 // takeOver makes a machine of a monitor that an earlier process of ours started.
-func (d *Driver) takeOver(ctx context.Context, spec vmm.Spec, manifest vmm.Manifest, r record, p *proc.Process) (_ *machine, err error) {
+func (d *Driver) takeOver(
+	ctx context.Context,
+	spec vmm.Spec,
+	manifest vmm.Manifest,
+	r record,
+	p *proc.Process,
+) (_ *machine, err error) {
 	if waits, err := checkpoint.Waiting(p.PID()); err != nil || waits { // it would answer nothing
 		return nil, errors.Join(fmt.Errorf("it was never loaded: %w", vmm.ErrGone), err, p.Kill(ctx), p.Release())
 	}

@@ -135,7 +135,8 @@ func (m *machine) fileRole(f *os.File, link string, key vmmproc.FileKey) (string
 	}
 	for i, d := range m.spec.Disks {
 		var st unix.Stat_t
-		if err := unix.Stat(d.Path, &st); err != nil || (vmmproc.FileKey{Device: uint64(st.Dev), Inode: st.Ino}) != key {
+		if err := unix.Stat(d.Path, &st); err != nil ||
+			(vmmproc.FileKey{Device: uint64(st.Dev), Inode: st.Ino}) != key {
 			continue
 		}
 		flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)

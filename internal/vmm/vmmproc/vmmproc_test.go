@@ -241,7 +241,9 @@ func TestGone(t *testing.T) {
 	await(t, l) // its input is empty
 	other := errors.New("refused")
 	for _, err := range []error{errClosed, vmm.ErrGone, other} {
-		if got := l.Gone(t.Context(), err); !errors.Is(got, vmm.ErrGone) || !strings.Contains(got.Error(), "status 3") || errors.Is(got, other) != (err == other) {
+		if got := l.Gone(t.Context(), err); !errors.Is(got, vmm.ErrGone) ||
+			!strings.Contains(got.Error(), "status 3") ||
+			errors.Is(got, other) != (err == other) {
 			t.Errorf("%v: got %v", err, got)
 		}
 	}

@@ -11,7 +11,8 @@ func testTwoDisks(t TB, h *Host) {
 	const generations, size = 3, 300_000
 	h = h.WithData(t)
 	m := h.Restore(t)
-	if r := m.Run(t, "cat /proc/mounts"); r.Exit.Code == 0 && r.Stdout != "" && !strings.Contains(r.Stdout, "/dev/vdb "+dataDir+" ext4") {
+	if r := m.Run(t, "cat /proc/mounts"); r.Exit.Code == 0 && r.Stdout != "" &&
+		!strings.Contains(r.Stdout, "/dev/vdb "+dataDir+" ext4") {
 		t.Errorf("the data disk is not mounted: %s", r.Stdout)
 	}
 	path := func(dir string, g uint64) string { return fmt.Sprintf("%s/%d", dir, g) }

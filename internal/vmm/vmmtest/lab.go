@@ -464,6 +464,13 @@ func (m *Machine) Want(t TB, path string, data []byte) {
 	t.Helper()
 	got, ok := m.Read(t, path)
 	if !ok || !bytes.Equal(got, data) {
-		t.Errorf("machine %s: %s has %d bytes (there: %v) that are not the %d expected", m.Spec.ID, path, len(got), ok, len(data))
+		t.Errorf(
+			"machine %s: %s has %d bytes (there: %v) that are not the %d expected",
+			m.Spec.ID,
+			path,
+			len(got),
+			ok,
+			len(data),
+		)
 	}
 }

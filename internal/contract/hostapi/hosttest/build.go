@@ -93,7 +93,11 @@ func (h *Host) DeleteImage(ctx context.Context, id hostapi.ImageID) error {
 }
 
 // Publish implements hostapi.Host: Start, Ready and Warm run once in the small shell.
-func (h *Host) Publish(ctx context.Context, req hostapi.Publish, log func(step, line string)) (hostapi.Template, error) {
+func (h *Host) Publish(
+	ctx context.Context,
+	req hostapi.Publish,
+	log func(step, line string),
+) (hostapi.Template, error) {
 	var made hostapi.Template
 	err := h.do(ctx, "publish", string(req.Name), func() error {
 		t, in, err := h.published(req)
@@ -125,9 +129,25 @@ func (h *Host) published(req hostapi.Publish) (hostapi.Template, *inside, error)
 	if _, ok := h.templates[req.Name]; ok {
 		return fail("name", hostapi.ErrExists)
 	}
-	in := &inside{user: cmp.Or(req.User, "root"), home: "/home/user", env: maps.Clone(req.Env), files: map[string]file{}}
-	t := hostapi.Template{Name: req.Name, VCPUs: req.VCPUs, MemoryMiB: req.MemoryMiB, DiskMiB: req.DiskMiB, User: req.User, Workdir: req.Workdir,
-		Baked: true, BakedAt: time.Now(), Bytes: 100 << 20, Published: true, Labels: maps.Clone(req.Labels)}
+	in := &inside{
+		user:  cmp.Or(req.User, "root"),
+		home:  "/home/user",
+		env:   maps.Clone(req.Env),
+		files: map[string]file{},
+	}
+	t := hostapi.Template{
+		Name:      req.Name,
+		VCPUs:     req.VCPUs,
+		MemoryMiB: req.MemoryMiB,
+		DiskMiB:   req.DiskMiB,
+		User:      req.User,
+		Workdir:   req.Workdir,
+		Baked:     true,
+		BakedAt:   time.Now(),
+		Bytes:     100 << 20,
+		Published: true,
+		Labels:    maps.Clone(req.Labels),
+	}
 	switch {
 	case req.Image != "":
 		from, ok := h.images[req.Image]
@@ -141,7 +161,16 @@ func (h *Host) published(req hostapi.Publish) (hostapi.Template, *inside, error)
 			return fail("snapshot "+string(req.Snapshot), hostapi.ErrNotFound)
 		}
 		in.files, t.Disks = copyFiles(from.files), from.disks
-		t.VCPUs, t.MemoryMiB, t.DiskMiB = cmp.Or(t.VCPUs, from.VCPUs), cmp.Or(t.MemoryMiB, from.MemoryMiB), max(t.DiskMiB, from.DiskMiB)
+		t.VCPUs, t.MemoryMiB, t.DiskMiB = cmp.Or(
+			t.VCPUs,
+			from.VCPUs,
+		), cmp.Or(
+			t.MemoryMiB,
+			from.MemoryMiB,
+		), max(
+			t.DiskMiB,
+			from.DiskMiB,
+		)
 		if req.KeepMemory {
 			in.env = maps.Clone(from.env)
 		}
@@ -154,7 +183,16 @@ func (h *Host) published(req hostapi.Publish) (hostapi.Template, *inside, error)
 		if c := h.contents[req.Template]; c != nil {
 			in.files = copyFiles(c.files)
 		}
-		t.VCPUs, t.MemoryMiB, t.DiskMiB = cmp.Or(t.VCPUs, from.VCPUs), cmp.Or(t.MemoryMiB, from.MemoryMiB), max(t.DiskMiB, from.DiskMiB)
+		t.VCPUs, t.MemoryMiB, t.DiskMiB = cmp.Or(
+			t.VCPUs,
+			from.VCPUs,
+		), cmp.Or(
+			t.MemoryMiB,
+			from.MemoryMiB,
+		), max(
+			t.DiskMiB,
+			from.DiskMiB,
+		)
 	}
 	return t, in, nil
 }
@@ -170,7 +208,15 @@ func rehearse(ctx context.Context, req hostapi.Publish, in *inside, log func(ste
 		if log != nil {
 			log(step, command)
 		}
-		p, err := g.Start(ctx, guestapi.ProcessSpec{Shell: command, User: req.User, Dir: req.Workdir, Timeout: cmp.Or(req.ReadyLimit, time.Minute)})
+		p, err := g.Start(
+			ctx,
+			guestapi.ProcessSpec{
+				Shell:   command,
+				User:    req.User,
+				Dir:     req.Workdir,
+				Timeout: cmp.Or(req.ReadyLimit, time.Minute),
+			},
+		)
 		if err != nil {
 			return err
 		}
@@ -237,7 +283,8 @@ func (s *shell) unpack(args []string) int {
 	for name, f := range files {
 		kind, rest, _ := strings.Cut(name, "/")
 		to := path.Join(dest, rest)
-		if at, there := s.p.g.look(path.Clean(dest)); kind == "f" && !strings.HasSuffix(dest, "/") && (!there || !at.dir) {
+		if at, there := s.p.g.look(path.Clean(dest)); kind == "f" && !strings.HasSuffix(dest, "/") &&
+			(!there || !at.dir) {
 			to = dest
 		}
 		s.p.g.files[to] = f

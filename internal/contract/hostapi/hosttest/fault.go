@@ -99,7 +99,18 @@ func (h *Host) Close() {
 }
 
 // quiet operations are not in Calls.
-var quiet = []string{"get", "list", "guest", "usage", "console", "snapshots", "templates", "images", "capacity", "events"}
+var quiet = []string{
+	"get",
+	"list",
+	"guest",
+	"usage",
+	"console",
+	"snapshots",
+	"templates",
+	"images",
+	"capacity",
+	"events",
+}
 
 func (h *Host) next(from map[string][]error, op string) error {
 	list := from[op]

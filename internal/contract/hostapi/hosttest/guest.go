@@ -75,9 +75,15 @@ type guest struct {
 var _ guestapi.Guest = (*guest)(nil)
 
 func newGuest(in *inside) *guest {
-	return &guest{inside: in, lost: make(chan struct{}), procs: map[uint32]*process{}, next: 100, ports: map[uint16]func(net.Conn){
-		7: func(c net.Conn) { _, _ = io.Copy(c, c) }, // an echo server; how its client leaves is its affair
-	}}
+	return &guest{
+		inside: in,
+		lost:   make(chan struct{}),
+		procs:  map[uint32]*process{},
+		next:   100,
+		ports: map[uint16]func(net.Conn){
+			7: func(c net.Conn) { _, _ = io.Copy(c, c) }, // an echo server; how its client leaves is its affair
+		},
+	}
 }
 
 // lose ends the generation: every call answers ErrLost from now on.
@@ -186,7 +192,11 @@ func (g *guest) List(ctx context.Context, p, user string, depth int) (list []gue
 }
 
 // Read implements guestapi.Guest.
-func (g *guest) Read(ctx context.Context, p, user string, offset, length int64) (info guestapi.FileInfo, r io.ReadCloser, err error) {
+func (g *guest) Read(
+	ctx context.Context,
+	p, user string,
+	offset, length int64,
+) (info guestapi.FileInfo, r io.ReadCloser, err error) {
 	err = g.at(ctx, p, func(p string, f file, ok bool) error {
 		switch {
 		case !ok:
@@ -206,7 +216,12 @@ func (g *guest) Read(ctx context.Context, p, user string, offset, length int64) 
 }
 
 // Write implements guestapi.Guest.
-func (g *guest) Write(ctx context.Context, p string, opt guestapi.WriteOptions, r io.Reader) (info guestapi.FileInfo, err error) {
+func (g *guest) Write(
+	ctx context.Context,
+	p string,
+	opt guestapi.WriteOptions,
+	r io.Reader,
+) (info guestapi.FileInfo, err error) {
 	data, err := io.ReadAll(r)
 	if err != nil {
 		return info, err
@@ -331,6 +346,18 @@ func (g *guest) Thaw(ctx context.Context) error { return g.alive(ctx) }
 
 // Stats implements guestapi.Guest.
 func (g *guest) Stats(ctx context.Context) (guestapi.Stats, error) {
-	return guestapi.Stats{MemTotal: 256 << 20, MemAvailable: 200 << 20, MemCached: 10 << 20, DiskTotal: 2 << 30, DiskUsed: 1 << 30,
-		CPUs: 1, Load1: 0.1, Uptime: time.Minute, Processes: 3, Time: time.Now()}, g.alive(ctx)
+	return guestapi.Stats{
+			MemTotal:     256 << 20,
+			MemAvailable: 200 << 20,
+			MemCached:    10 << 20,
+			DiskTotal:    2 << 30,
+			DiskUsed:     1 << 30,
+			CPUs:         1,
+			Load1:        0.1,
+			Uptime:       time.Minute,
+			Processes:    3,
+			Time:         time.Now(),
+		}, g.alive(
+			ctx,
+		)
 }

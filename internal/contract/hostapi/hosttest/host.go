@@ -178,7 +178,12 @@ func (h *Host) create(req hostapi.Create) (hostapi.Machine, error) {
 		m.Template, m.VCPUs, m.MemoryMiB, m.DiskMiB, m.Disks = t.Name, t.VCPUs, t.MemoryMiB, t.DiskMiB, t.Disks
 	}
 	if req.Image == "" && req.MemoryMiB != 0 && req.MemoryMiB != m.MemoryMiB { // this host's monitors cannot add memory
-		return hostapi.Machine{}, fmt.Errorf("machine %s: memory of %d MiB: %w", req.ID, req.MemoryMiB, hostapi.ErrInvalid)
+		return hostapi.Machine{}, fmt.Errorf(
+			"machine %s: memory of %d MiB: %w",
+			req.ID,
+			req.MemoryMiB,
+			hostapi.ErrInvalid,
+		)
 	}
 	m.DiskMiB = max(m.DiskMiB, req.DiskMiB)
 	m.inside = &inside{host: string(req.Hostname), env: env, files: files, user: "user", home: "/home/user"}

@@ -65,7 +65,16 @@ func TestShell(t *testing.T) {
 	for _, r := range rows {
 		stdout, stderr, exit := run(t, g, guestapi.ProcessSpec{Shell: r.cmd})
 		if stdout != r.stdout || stderr != r.stderr || exit.Code != r.code {
-			t.Errorf("%s: got %q, %q, %d; want %q, %q, %d", r.cmd, stdout, stderr, exit.Code, r.stdout, r.stderr, r.code)
+			t.Errorf(
+				"%s: got %q, %q, %d; want %q, %q, %d",
+				r.cmd,
+				stdout,
+				stderr,
+				exit.Code,
+				r.stdout,
+				r.stderr,
+				r.code,
+			)
 		}
 	}
 	if _, _, exit := run(t, g, guestapi.ProcessSpec{Shell: "sleep 100", Timeout: time.Millisecond}); !exit.TimedOut {

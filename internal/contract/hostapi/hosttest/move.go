@@ -42,7 +42,11 @@ func (h *Host) move(ctx context.Context, op string, id hostapi.SnapshotID, do fu
 }
 
 // PushSnapshot implements hostapi.Host.
-func (h *Host) PushSnapshot(ctx context.Context, workspace string, id hostapi.SnapshotID) (out hostapi.Pushed, err error) {
+func (h *Host) PushSnapshot(
+	ctx context.Context,
+	workspace string,
+	id hostapi.SnapshotID,
+) (out hostapi.Pushed, err error) {
 	err = h.move(ctx, "pushsnapshot", id, func(o *Objects) error {
 		s, ok := h.snapshots[id]
 		if !ok {
@@ -59,7 +63,12 @@ func (h *Host) PushSnapshot(ctx context.Context, workspace string, id hostapi.Sn
 }
 
 // PullSnapshot implements hostapi.Host.
-func (h *Host) PullSnapshot(ctx context.Context, workspace string, id hostapi.SnapshotID, labels map[string]string) (out hostapi.Pulled, err error) {
+func (h *Host) PullSnapshot(
+	ctx context.Context,
+	workspace string,
+	id hostapi.SnapshotID,
+	labels map[string]string,
+) (out hostapi.Pulled, err error) {
 	err = h.move(ctx, "pullsnapshot", id, func(o *Objects) error {
 		if s, here := h.snapshots[id]; here {
 			out = hostapi.Pulled{Snapshot: s.Snapshot}
@@ -81,7 +90,12 @@ func (h *Host) PullSnapshot(ctx context.Context, workspace string, id hostapi.Sn
 }
 
 // StreamSnapshot implements hostapi.Host.
-func (h *Host) StreamSnapshot(ctx context.Context, workspace string, id hostapi.SnapshotID, labels map[string]string) (hostapi.Pulled, error) {
+func (h *Host) StreamSnapshot(
+	ctx context.Context,
+	workspace string,
+	id hostapi.SnapshotID,
+	labels map[string]string,
+) (hostapi.Pulled, error) {
 	return h.PullSnapshot(ctx, workspace, id, labels)
 }
 

@@ -146,7 +146,9 @@ func (g *guest) Attach(ctx context.Context, ref guestapi.ProcessRef, from guesta
 		return nil, err
 	}
 	return &stream{p: p, at: map[guestapi.Stream]int{
-		guestapi.StreamStdout: int(from.Stdout), guestapi.StreamStderr: int(from.Stderr), guestapi.StreamPTY: int(from.PTY)}}, nil
+		guestapi.StreamStdout: int(
+			from.Stdout,
+		), guestapi.StreamStderr: int(from.Stderr), guestapi.StreamPTY: int(from.PTY)}}, nil
 }
 
 func (g *guest) find(ctx context.Context, ref guestapi.ProcessRef) (*process, error) {

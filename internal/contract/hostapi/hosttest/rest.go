@@ -37,7 +37,12 @@ func (h *Host) Console(ctx context.Context, id hostapi.MachineID) ([]byte, error
 func printed(m *machine) []byte { return fmt.Appendf(nil, "console of %s\nlogin: \n", m.ID) }
 
 // TakeSnapshot implements hostapi.Host.
-func (h *Host) TakeSnapshot(ctx context.Context, id hostapi.MachineID, snap hostapi.SnapshotID, labels map[string]string) (hostapi.Snapshot, error) {
+func (h *Host) TakeSnapshot(
+	ctx context.Context,
+	id hostapi.MachineID,
+	snap hostapi.SnapshotID,
+	labels map[string]string,
+) (hostapi.Snapshot, error) {
 	var taken hostapi.Snapshot
 	err := h.onMachine(ctx, "takesnapshot", id, func(m *machine) error {
 		if m.State != hostapi.Running && m.State != hostapi.Paused {
@@ -111,7 +116,14 @@ func (h *Host) StartBake(ctx context.Context, name hostapi.TemplateName, force b
 		}
 		now := time.Now()
 		t.Baked, t.BakedAt = true, now
-		t.Bake = &hostapi.Bake{State: "done", Step: "capture", Percent: 100, Started: now, Ended: now, Log: []string{"baked"}}
+		t.Bake = &hostapi.Bake{
+			State:   "done",
+			Step:    "capture",
+			Percent: 100,
+			Started: now,
+			Ended:   now,
+			Log:     []string{"baked"},
+		}
 		h.templates[name] = t
 		return nil
 	})
@@ -124,9 +136,21 @@ func (h *Host) Capacity(ctx context.Context) (hostapi.Capacity, error) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		n := h.running()
-		c = hostapi.Capacity{Driver: "simulated", Version: "1", Format: h.format, Accelerator: "none", Isolation: "none", VCPUs: 2,
-			MemoryMiB: 256 * h.maxRunning, MemoryFreeMiB: 256 * (h.maxRunning - n), DiskMiB: 100 << 10, DiskFreeMiB: 90 << 10,
-			Machines: len(h.machines), Running: n, Limits: h.limits}
+		c = hostapi.Capacity{
+			Driver:        "simulated",
+			Version:       "1",
+			Format:        h.format,
+			Accelerator:   "none",
+			Isolation:     "none",
+			VCPUs:         2,
+			MemoryMiB:     256 * h.maxRunning,
+			MemoryFreeMiB: 256 * (h.maxRunning - n),
+			DiskMiB:       100 << 10,
+			DiskFreeMiB:   90 << 10,
+			Machines:      len(h.machines),
+			Running:       n,
+			Limits:        h.limits,
+		}
 		return nil
 	})
 	return c, err

@@ -47,13 +47,15 @@ func New(cfg Config) (*Registry, error) {
 
 // Find implements build.Registry.
 func (r *Registry) Find(ctx context.Context, ref string, who *api.RegistryAuth) (build.Image, error) {
-	puller, err := oci.New(oci.Options{Dir: r.cfg.Dir, CacheBytes: r.cfg.CacheBytes, Insecure: r.cfg.Insecure, Wait: r.cfg.Wait,
-		Credentials: func(registry string) (oci.Credentials, bool) {
-			if who == nil || who.Server != "" && server(who.Server) != registry {
-				return oci.Credentials{}, false
-			}
-			return oci.Credentials{Username: who.Username, Password: who.Password, Token: who.Token}, true
-		}})
+	puller, err := oci.New(
+		oci.Options{Dir: r.cfg.Dir, CacheBytes: r.cfg.CacheBytes, Insecure: r.cfg.Insecure, Wait: r.cfg.Wait,
+			Credentials: func(registry string) (oci.Credentials, bool) {
+				if who == nil || who.Server != "" && server(who.Server) != registry {
+					return oci.Credentials{}, false
+				}
+				return oci.Credentials{Username: who.Username, Password: who.Password, Token: who.Token}, true
+			}},
+	)
 	if err != nil {
 		return build.Image{}, err
 	}
@@ -61,12 +63,17 @@ func (r *Registry) Find(ctx context.Context, ref string, who *api.RegistryAuth) 
 	if err != nil {
 		return build.Image{}, told(err)
 	}
-	return build.Image{Digest: found.Digest, Bytes: found.Bytes, Base: configOf(found.Config), Flatten: func(ctx context.Context, w io.Writer) error {
-		if _, err := puller.Flatten(ctx, found, w); err != nil {
-			return told(err)
-		}
-		return nil
-	}}, nil
+	return build.Image{
+		Digest: found.Digest,
+		Bytes:  found.Bytes,
+		Base:   configOf(found.Config),
+		Flatten: func(ctx context.Context, w io.Writer) error {
+			if _, err := puller.Flatten(ctx, found, w); err != nil {
+				return told(err)
+			}
+			return nil
+		},
+	}, nil
 }
 
 // server takes a host name out of what users write.
@@ -82,7 +89,10 @@ var codes = []struct {
 	err  error
 	code api.Code
 }{
-	{oci.ErrReference, api.Invalid}, {oci.ErrNotFound, api.NotFound}, {oci.ErrDenied, api.Forbidden}, {oci.ErrPlatform, api.Invalid},
+	{
+		oci.ErrReference,
+		api.Invalid,
+	}, {oci.ErrNotFound, api.NotFound}, {oci.ErrDenied, api.Forbidden}, {oci.ErrPlatform, api.Invalid},
 	{oci.ErrUnavailable, api.Unavailable}, {oci.ErrCorrupt, api.Invalid}, {oci.ErrTooLarge, api.TooLarge},
 }
 

@@ -65,7 +65,11 @@ func (g *guest) List(ctx context.Context, path, user string, depth int) ([]guest
 	return g.Guest.List(ctx, path, user, depth)
 }
 
-func (g *guest) Read(ctx context.Context, path, user string, offset, length int64) (guestapi.FileInfo, io.ReadCloser, error) {
+func (g *guest) Read(
+	ctx context.Context,
+	path, user string,
+	offset, length int64,
+) (guestapi.FileInfo, io.ReadCloser, error) {
 	release := g.hold()
 	info, r, err := g.Guest.Read(ctx, path, user, offset, length)
 	if err != nil {
@@ -75,7 +79,12 @@ func (g *guest) Read(ctx context.Context, path, user string, offset, length int6
 	return info, &reader{r, release}, nil
 }
 
-func (g *guest) Write(ctx context.Context, path string, opt guestapi.WriteOptions, r io.Reader) (guestapi.FileInfo, error) {
+func (g *guest) Write(
+	ctx context.Context,
+	path string,
+	opt guestapi.WriteOptions,
+	r io.Reader,
+) (guestapi.FileInfo, error) {
 	defer g.hold()()
 	return g.Guest.Write(ctx, path, opt, r)
 }

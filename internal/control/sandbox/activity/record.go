@@ -136,7 +136,10 @@ func (e *ending) saw(ev guestapi.Event) {
 	defer e.mu.Unlock()
 	switch {
 	case ev.Exit != nil:
-		e.p.Exited, e.p.Code, e.p.Error, e.p.Ended = true, ev.Exit.Code, Printable([]byte(ev.Exit.Error)), time.Now().UTC()
+		e.p.Exited, e.p.Code, e.p.Error, e.p.Ended = true, ev.Exit.Code, Printable(
+			[]byte(ev.Exit.Error),
+		), time.Now().
+			UTC()
 	case ev.Stream == guestapi.StreamStderr:
 		e.stderr.add(ev, time.Now())
 	default:

@@ -43,11 +43,20 @@ func (g *resident) List(ctx context.Context, path, user string, depth int) ([]gu
 	return g.Guest.List(ctx, path, g.as(user), depth)
 }
 
-func (g *resident) Read(ctx context.Context, path, user string, offset, length int64) (guestapi.FileInfo, io.ReadCloser, error) {
+func (g *resident) Read(
+	ctx context.Context,
+	path, user string,
+	offset, length int64,
+) (guestapi.FileInfo, io.ReadCloser, error) {
 	return g.Guest.Read(ctx, path, g.as(user), offset, length)
 }
 
-func (g *resident) Write(ctx context.Context, path string, opt guestapi.WriteOptions, r io.Reader) (guestapi.FileInfo, error) {
+func (g *resident) Write(
+	ctx context.Context,
+	path string,
+	opt guestapi.WriteOptions,
+	r io.Reader,
+) (guestapi.FileInfo, error) {
 	opt.User = g.as(opt.User)
 	return g.Guest.Write(ctx, path, opt, r)
 }

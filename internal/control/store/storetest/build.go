@@ -13,7 +13,15 @@ func templates(t *testing.T, db *store.DB) {
 	ctx := t.Context()
 	mine := &store.Template{ID: "tpl1", Workspace: "w1", Name: "app", Created: 1}
 	shared := &store.Template{ID: "tpl2", Workspace: "w2", Name: "app", Everyone: true, Created: 2}
-	version := &store.Version{ID: "v1", Template: "tpl1", Hash: "h", VCPUs: 2, Env: store.Pairs{"A": "1"}, User: "me", Created: 5}
+	version := &store.Version{
+		ID:       "v1",
+		Template: "tpl1",
+		Hash:     "h",
+		VCPUs:    2,
+		Env:      store.Pairs{"A": "1"},
+		User:     "me",
+		Created:  5,
+	}
 	write(t, db, func(ctx context.Context, tx *store.Tx) error {
 		return errors.Join(tx.InsertTemplate(ctx, mine), tx.InsertTemplate(ctx, shared), tx.InsertVersion(ctx, version),
 			tx.InsertVersion(ctx, &store.Version{ID: "v2", Template: "tpl1", Created: 6}),
@@ -22,7 +30,11 @@ func templates(t *testing.T, db *store.DB) {
 			tx.PutTag(ctx, &store.Tag{Template: "tpl1", Tag: "old", Version: "v1"}))
 	})
 	for name, row := range map[string]*store.Template{"same-workspace": {ID: "x", Workspace: "w1", Name: "app"}, "everyone": {ID: "y", Workspace: "w3", Name: "app", Everyone: true}} {
-		err := db.Write(ctx, "test", func(ctx context.Context, tx *store.Tx) error { return tx.InsertTemplate(ctx, row) })
+		err := db.Write(
+			ctx,
+			"test",
+			func(ctx context.Context, tx *store.Tx) error { return tx.InsertTemplate(ctx, row) },
+		)
 		if !errors.Is(err, store.ErrExists) {
 			t.Errorf("%s: the name is taken twice: %v", name, err)
 		}
@@ -64,11 +76,33 @@ func templates(t *testing.T, db *store.DB) {
 
 func builds(t *testing.T, db *store.DB) {
 	ctx := t.Context()
-	want := &store.Build{ID: "bld1", Workspace: "w1", Template: "tpl1", Name: "app", State: "queued", Hash: "h", Spec: "{}", Steps: 3, Created: 10}
+	want := &store.Build{
+		ID:        "bld1",
+		Workspace: "w1",
+		Template:  "tpl1",
+		Name:      "app",
+		State:     "queued",
+		Hash:      "h",
+		Spec:      "{}",
+		Steps:     3,
+		Created:   10,
+	}
 	write(t, db, func(ctx context.Context, tx *store.Tx) error {
-		return errors.Join(tx.InsertBuild(ctx, want), tx.InsertBuild(ctx, &store.Build{ID: "bld2", Workspace: "w2", State: "done", Spec: "{}", Created: 11, Ended: 20}),
-			tx.AppendBuildLines(ctx, []store.BuildLine{{Build: "bld1", Seq: 1, Line: "one", Level: "info"}, {Build: "bld1", Seq: 2, Line: "two"}}),
-			tx.AppendBuildLines(ctx, nil))
+		return errors.Join(
+			tx.InsertBuild(ctx, want),
+			tx.InsertBuild(
+				ctx,
+				&store.Build{ID: "bld2", Workspace: "w2", State: "done", Spec: "{}", Created: 11, Ended: 20},
+			),
+			tx.AppendBuildLines(
+				ctx,
+				[]store.BuildLine{
+					{Build: "bld1", Seq: 1, Line: "one", Level: "info"},
+					{Build: "bld1", Seq: 2, Line: "two"},
+				},
+			),
+			tx.AppendBuildLines(ctx, nil),
+		)
 	})
 	if got, err := db.Read().Build(ctx, "bld1"); err != nil || fmt.Sprint(got) != fmt.Sprint(*want) {
 		t.Errorf("build %+v, %v", got, err)
@@ -86,8 +120,13 @@ func builds(t *testing.T, db *store.DB) {
 	write(t, db, func(ctx context.Context, tx *store.Tx) error {
 		return tx.UpdateBuild(ctx, want, []string{"queued", "x"}, "state")
 	})
-	err := db.Write(ctx, "test", func(ctx context.Context, tx *store.Tx) error { return tx.UpdateBuild(ctx, want, []string{"queued"}) })
-	if got, _ := db.Read().Build(ctx, "bld1"); !errors.Is(err, store.ErrNotFound) || got.State != "running" || got.Done != 0 {
+	err := db.Write(
+		ctx,
+		"test",
+		func(ctx context.Context, tx *store.Tx) error { return tx.UpdateBuild(ctx, want, []string{"queued"}) },
+	)
+	if got, _ := db.Read().Build(ctx, "bld1"); !errors.Is(err, store.ErrNotFound) || got.State != "running" ||
+		got.Done != 0 {
 		t.Errorf("after updates: %+v, %v", got, err)
 	}
 	if rows, err := db.Read().BuildLines(ctx, "bld1", 1, 10); err != nil || len(rows) != 1 || rows[0].Line != "two" {
@@ -107,10 +146,12 @@ func builds(t *testing.T, db *store.DB) {
 func layers(t *testing.T, db *store.DB) {
 	ctx := t.Context()
 	write(t, db, func(ctx context.Context, tx *store.Tx) error {
-		return errors.Join(tx.InsertLayer(ctx, &store.Layer{Workspace: "w1", Name: "k1", Snapshot: "s1", Bytes: 5, Used: 1}),
+		return errors.Join(
+			tx.InsertLayer(ctx, &store.Layer{Workspace: "w1", Name: "k1", Snapshot: "s1", Bytes: 5, Used: 1}),
 			tx.InsertLayer(ctx, &store.Layer{Workspace: "w1", Name: "k2", Snapshot: "s2", Used: 2}),
 			tx.InsertLayer(ctx, &store.Layer{Workspace: "w2", Name: "k1", Snapshot: "s3", Used: 3}),
-			tx.UseLayer(ctx, "w1", "k1", 9))
+			tx.UseLayer(ctx, "w1", "k1", 9),
+		)
 	})
 	err := db.Write(ctx, "test", func(ctx context.Context, tx *store.Tx) error {
 		return tx.InsertLayer(ctx, &store.Layer{Workspace: "w1", Name: "k1"})
@@ -118,7 +159,8 @@ func layers(t *testing.T, db *store.DB) {
 	if !errors.Is(err, store.ErrExists) {
 		t.Errorf("a layer twice: %v", err)
 	}
-	if rows, err := db.Read().Layers(ctx, "w1"); err != nil || len(rows) != 2 || rows[0].Name != "k2" || rows[1].Used != 9 {
+	if rows, err := db.Read().Layers(ctx, "w1"); err != nil || len(rows) != 2 || rows[0].Name != "k2" ||
+		rows[1].Used != 9 {
 		t.Errorf("layers %+v, %v", rows, err)
 	}
 	if rows, err := db.Read().Layers(ctx, "w1", "k1", "k9"); err != nil || len(rows) != 1 || rows[0].Snapshot != "s1" {

@@ -89,8 +89,21 @@ func unprivileged(t *testing.T, dir string) *syscall.SysProcAttr {
 
 func initdb(t *testing.T, bin, dir string, attr *syscall.SysProcAttr) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), filepath.Join(bin, "initdb"), "-D", filepath.Join(dir, "data"), "-U", "pandastack",
-		"-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync", "--no-instructions")
+	cmd := exec.CommandContext(
+		t.Context(),
+		filepath.Join(bin, "initdb"),
+		"-D",
+		filepath.Join(dir, "data"),
+		"-U",
+		"pandastack",
+		"-A",
+		"trust",
+		"-E",
+		"UTF8",
+		"--locale=C",
+		"--no-sync",
+		"--no-instructions",
+	)
 	cmd.SysProcAttr, cmd.Dir, cmd.Env = attr, dir, []string{"PATH=/usr/bin:/bin", "TZ=UTC"}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("initdb: %v\n%s", err, out)
@@ -100,8 +113,22 @@ func initdb(t *testing.T, bin, dir string, attr *syscall.SysProcAttr) {
 func startPostgres(t *testing.T, bin, dir string, attr *syscall.SysProcAttr) {
 	t.Helper()
 	var log bytes.Buffer
-	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), filepath.Join(bin, "postgres"), "-D", filepath.Join(dir, "data"), "-k", dir, "-c", "listen_addresses=",
-		"-c", "fsync=off", "-c", "shared_buffers=16MB", "-c", "max_connections=60")
+	cmd := exec.CommandContext(
+		context.WithoutCancel(t.Context()),
+		filepath.Join(bin, "postgres"),
+		"-D",
+		filepath.Join(dir, "data"),
+		"-k",
+		dir,
+		"-c",
+		"listen_addresses=",
+		"-c",
+		"fsync=off",
+		"-c",
+		"shared_buffers=16MB",
+		"-c",
+		"max_connections=60",
+	)
 	cmd.SysProcAttr, cmd.Dir, cmd.Env, cmd.Stderr = attr, dir, []string{"PATH=/usr/bin:/bin", "TZ=UTC"}, &log
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

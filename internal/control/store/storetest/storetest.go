@@ -59,15 +59,26 @@ func sandboxes(t *testing.T, db *store.DB) {
 	if err != nil || fmt.Sprint(got) != fmt.Sprint(*want) {
 		t.Fatalf("read %+v, %v; want %+v", got, err, *want)
 	}
-	if err := db.Write(ctx, "test", func(ctx context.Context, tx *store.Tx) error { return tx.InsertSandbox(ctx, sandbox(1)) }); !errors.Is(err, store.ErrExists) {
+	if err := db.Write(ctx, "test", func(ctx context.Context, tx *store.Tx) error { return tx.InsertSandbox(ctx, sandbox(1)) }); !errors.Is(
+		err,
+		store.ErrExists,
+	) {
 		t.Errorf("inserted twice: %v, want ErrExists", err)
 	}
 	got.State, got.Template = "paused", "other"
-	write(t, db, func(ctx context.Context, tx *store.Tx) error { return tx.UpdateSandbox(ctx, &got, "running", "state") })
+	write(
+		t,
+		db,
+		func(ctx context.Context, tx *store.Tx) error { return tx.UpdateSandbox(ctx, &got, "running", "state") },
+	)
 	if now, err := db.Read().Sandbox(ctx, want.ID); err != nil || now.State != "paused" || now.Template != "base" {
 		t.Errorf("after an update of state: %q, %q, %v", now.State, now.Template, err)
 	}
-	err = db.Write(ctx, "test", func(ctx context.Context, tx *store.Tx) error { return tx.UpdateSandbox(ctx, &got, "running") })
+	err = db.Write(
+		ctx,
+		"test",
+		func(ctx context.Context, tx *store.Tx) error { return tx.UpdateSandbox(ctx, &got, "running") },
+	)
 	if !errors.Is(err, store.ErrNotFound) {
 		t.Errorf("update from a state it is not in: %v, want ErrNotFound", err)
 	}
@@ -111,7 +122,11 @@ func filters(t *testing.T, db *store.DB) {
 		{"template", store.SandboxQuery{Template: "other"}, []string{"sbx002"}},
 		{"tree", store.SandboxQuery{Tree: "tre1"}, []string{"sbx001"}},
 		{"metadata", store.SandboxQuery{Metadata: map[string]string{"odd": "1", "n": "3"}}, []string{"sbx003"}},
-		{"quoted", store.SandboxQuery{Metadata: map[string]string{"text": "ä'\"\\ $1 ?"}, Limit: 1}, []string{"sbx005"}},
+		{
+			"quoted",
+			store.SandboxQuery{Metadata: map[string]string{"text": "ä'\"\\ $1 ?"}, Limit: 1},
+			[]string{"sbx005"},
+		},
 		{"none", store.SandboxQuery{Metadata: map[string]string{"odd": "1' OR '1'='1"}}, nil},
 		{"due", store.SandboxQuery{DueBy: 60}, []string{"sbx000"}},
 	}
@@ -152,14 +167,19 @@ func pages(t *testing.T, db *store.DB) {
 		last := rows[len(rows)-1]
 		q.BeforeCreated, q.BeforeID = last.Created, last.ID
 	}
-	if want := []string{"sbx006", "sbx005", "sbx004", "sbx003", "sbx002", "sbx001", "sbx000"}; !slices.Equal(got, want) {
+	if want := []string{"sbx006", "sbx005", "sbx004", "sbx003", "sbx002", "sbx001", "sbx000"}; !slices.Equal(
+		got,
+		want,
+	) {
 		t.Errorf("pages give %v, want %v", got, want)
 	}
-	rows, err := db.Read().Sandboxes(t.Context(), store.SandboxQuery{Oldest: true, Since: sandbox(2).Created, BeforeCreated: sandbox(3).Created, BeforeID: "sbx003"})
+	rows, err := db.Read().
+		Sandboxes(t.Context(), store.SandboxQuery{Oldest: true, Since: sandbox(2).Created, BeforeCreated: sandbox(3).Created, BeforeID: "sbx003"})
 	if want := []string{"sbx004", "sbx005", "sbx006"}; err != nil || !slices.Equal(ids(rows), want) {
 		t.Errorf("oldest first behind the fourth: %v, %v, want %v", ids(rows), err, want)
 	}
-	if rows, err = db.Read().Sandboxes(t.Context(), store.SandboxQuery{Since: sandbox(5).Created}); err != nil || len(rows) != 3 { // two were made at once
+	if rows, err = db.Read().Sandboxes(t.Context(), store.SandboxQuery{Since: sandbox(5).Created}); err != nil ||
+		len(rows) != 3 { // two were made at once
 		t.Errorf("since the fifth and sixth: %v, %v", ids(rows), err)
 	}
 }
@@ -184,7 +204,11 @@ func writers(t *testing.T, db *store.DB) {
 	var wg sync.WaitGroup
 	for n := range 40 {
 		wg.Go(func() {
-			err := db.Write(t.Context(), "test", func(ctx context.Context, tx *store.Tx) error { return tx.InsertSandbox(ctx, sandbox(n)) })
+			err := db.Write(
+				t.Context(),
+				"test",
+				func(ctx context.Context, tx *store.Tx) error { return tx.InsertSandbox(ctx, sandbox(n)) },
+			)
 			if err != nil {
 				t.Error(err)
 			}
@@ -203,7 +227,10 @@ func events(t *testing.T, db *store.DB) {
 	for n := range 5 {
 		for _, id := range []string{"a", "b"} {
 			write(t, db, func(ctx context.Context, tx *store.Tx) error {
-				return tx.AppendEvent(ctx, &store.Event{Sandbox: id, Workspace: "w", At: int64(n), Type: fmt.Sprint(n), Payload: "{}"})
+				return tx.AppendEvent(
+					ctx,
+					&store.Event{Sandbox: id, Workspace: "w", At: int64(n), Type: fmt.Sprint(n), Payload: "{}"},
+				)
 			})
 		}
 	}
@@ -248,14 +275,21 @@ func appenders(t *testing.T, db *store.DB) {
 func snapshots(t *testing.T, db *store.DB) {
 	ctx := t.Context()
 	for n := range 3 {
-		s := &store.Snapshot{ID: fmt.Sprint("snp", n), Workspace: "w", Sandbox: fmt.Sprint("sbx", n%2), State: store.SnapshotCreating, Created: int64(n)}
+		s := &store.Snapshot{
+			ID:        fmt.Sprint("snp", n),
+			Workspace: "w",
+			Sandbox:   fmt.Sprint("sbx", n%2),
+			State:     store.SnapshotCreating,
+			Created:   int64(n),
+		}
 		write(t, db, func(ctx context.Context, tx *store.Tx) error { return tx.InsertSnapshot(ctx, s) })
 		s.State, s.Bytes = store.SnapshotReady, 7
 		write(t, db, func(ctx context.Context, tx *store.Tx) error {
 			return tx.UpdateSnapshot(ctx, s, store.SnapshotCreating)
 		})
 	}
-	rows, err := db.Read().Snapshots(ctx, store.SnapshotQuery{Workspace: "w", Sandbox: "sbx0", State: store.SnapshotReady})
+	rows, err := db.Read().
+		Snapshots(ctx, store.SnapshotQuery{Workspace: "w", Sandbox: "sbx0", State: store.SnapshotReady})
 	if err != nil || len(rows) != 2 || rows[0].ID != "snp2" || rows[1].ID != "snp0" {
 		t.Errorf("snapshots %v, %v", rows, err)
 	}
@@ -272,23 +306,38 @@ func snapshots(t *testing.T, db *store.DB) {
 func keys(t *testing.T, db *store.DB) {
 	ctx := t.Context()
 	write(t, db, func(ctx context.Context, tx *store.Tx) error {
-		return errors.Join(tx.PutWorkspace(ctx, &store.Workspace{ID: "w", Name: "one"}), tx.PutWorkspace(ctx, &store.Workspace{ID: "w", Name: "two"}),
+		return errors.Join(
+			tx.PutWorkspace(ctx, &store.Workspace{ID: "w", Name: "one"}),
+			tx.PutWorkspace(ctx, &store.Workspace{ID: "w", Name: "two"}),
 			tx.InsertKey(ctx, &store.Key{Prefix: "p1", Workspace: "w", Hash: "h1", Created: 1}),
-			tx.InsertKey(ctx, &store.Key{Prefix: "p2", Workspace: "w", Hash: "h2", Created: 2}), tx.UseKey(ctx, "p1", 9), tx.SetMaxSandboxes(ctx, "w", 3))
+			tx.InsertKey(
+				ctx,
+				&store.Key{Prefix: "p2", Workspace: "w", Hash: "h2", Created: 2},
+			),
+			tx.UseKey(ctx, "p1", 9),
+			tx.SetMaxSandboxes(ctx, "w", 3),
+		)
 	})
 	if w, err := db.Read().Workspace(ctx, "w"); err != nil || w.Name != "one" || w.MaxSandboxes != 3 {
 		t.Errorf("workspace %+v, %v", w, err)
 	}
-	if all, err := db.Read().Keys(ctx, "w"); err != nil || len(all) != 2 || all[0].Prefix != "p2" || all[1].LastUsed != 9 {
+	if all, err := db.Read().Keys(ctx, "w"); err != nil || len(all) != 2 || all[0].Prefix != "p2" ||
+		all[1].LastUsed != 9 {
 		t.Errorf("keys %+v, %v", all, err)
 	}
 	for _, k := range []*store.Key{{Prefix: "p1", Workspace: "w", Hash: "h3"}, {Prefix: "p3", Workspace: "w", Hash: "h1"}} {
-		if err := db.Write(ctx, "test", func(ctx context.Context, tx *store.Tx) error { return tx.InsertKey(ctx, k) }); !errors.Is(err, store.ErrExists) {
+		if err := db.Write(ctx, "test", func(ctx context.Context, tx *store.Tx) error { return tx.InsertKey(ctx, k) }); !errors.Is(
+			err,
+			store.ErrExists,
+		) {
 			t.Errorf("key %s with hash %s: %v, want ErrExists", k.Prefix, k.Hash, err)
 		}
 	}
 	for workspace, want := range map[string]error{"other": store.ErrNotFound, "w": nil} {
-		if err := db.Write(ctx, "test", func(ctx context.Context, tx *store.Tx) error { return tx.DeleteKey(ctx, workspace, "p1") }); !errors.Is(err, want) {
+		if err := db.Write(ctx, "test", func(ctx context.Context, tx *store.Tx) error { return tx.DeleteKey(ctx, workspace, "p1") }); !errors.Is(
+			err,
+			want,
+		) {
 			t.Errorf("delete of p1 in %s: %v, want %v", workspace, err, want)
 		}
 	}
@@ -320,7 +369,13 @@ func endings(t *testing.T, db *store.DB) {
 	ctx := t.Context()
 	write(t, db, func(ctx context.Context, tx *store.Tx) error {
 		for n := range 3 {
-			s := &store.Tombstone{Sandbox: fmt.Sprint("s", n), Workspace: "w", Reason: "idle", Ended: int64(10 * n), Processes: "[]"}
+			s := &store.Tombstone{
+				Sandbox:   fmt.Sprint("s", n),
+				Workspace: "w",
+				Reason:    "idle",
+				Ended:     int64(10 * n),
+				Processes: "[]",
+			}
 			again := *s
 			again.Reason = "other"
 			if err := errors.Join(tx.PutTombstone(ctx, s), tx.PutTombstone(ctx, &again),
@@ -366,9 +421,17 @@ func endings(t *testing.T, db *store.DB) {
 
 func ports(t *testing.T, db *store.DB) {
 	write(t, db, func(ctx context.Context, tx *store.Tx) error {
-		return errors.Join(tx.PutPort(ctx, &store.Port{Sandbox: "a", Port: 80, Label: "x"}), tx.PutPort(ctx, &store.Port{Sandbox: "a", Port: 80, Label: "y"}),
-			tx.PutPort(ctx, &store.Port{Sandbox: "a", Port: 22}), tx.DeletePort(ctx, "a", 22), tx.PutAlias(ctx, &store.Alias{Name: "n", Template: "t"}),
-			tx.PutAlias(ctx, &store.Alias{Name: "n", Template: "u"}))
+		return errors.Join(
+			tx.PutPort(ctx, &store.Port{Sandbox: "a", Port: 80, Label: "x"}),
+			tx.PutPort(ctx, &store.Port{Sandbox: "a", Port: 80, Label: "y"}),
+			tx.PutPort(
+				ctx,
+				&store.Port{Sandbox: "a", Port: 22},
+			),
+			tx.DeletePort(ctx, "a", 22),
+			tx.PutAlias(ctx, &store.Alias{Name: "n", Template: "t"}),
+			tx.PutAlias(ctx, &store.Alias{Name: "n", Template: "u"}),
+		)
 	})
 	if rows, err := db.Read().Ports(t.Context(), "a"); err != nil || len(rows) != 1 || rows[0].Label != "y" {
 		t.Errorf("ports %v, %v", rows, err)
@@ -376,14 +439,27 @@ func ports(t *testing.T, db *store.DB) {
 	if rows, err := db.Read().Aliases(t.Context()); err != nil || len(rows) != 1 || rows[0].Template != "u" {
 		t.Errorf("aliases %v, %v", rows, err)
 	}
-	if err := db.Write(t.Context(), "test", func(ctx context.Context, tx *store.Tx) error { return tx.DeletePort(ctx, "a", 22) }); !errors.Is(err, store.ErrNotFound) {
+	if err := db.Write(t.Context(), "test", func(ctx context.Context, tx *store.Tx) error { return tx.DeletePort(ctx, "a", 22) }); !errors.Is(
+		err,
+		store.ErrNotFound,
+	) {
 		t.Errorf("port deleted twice: %v, want ErrNotFound", err)
 	}
 }
 
 func audits(t *testing.T, db *store.DB) {
 	write(t, db, func(ctx context.Context, tx *store.Tx) error {
-		return errors.Join(tx.AppendAudit(ctx, nil), tx.AppendAudit(ctx, []store.Audit{{ID: "1", At: 1, Workspace: "w", Target: "a"}, {ID: "2", At: 2, Workspace: "w"}, {ID: "3", At: 3, Workspace: "x"}}))
+		return errors.Join(
+			tx.AppendAudit(ctx, nil),
+			tx.AppendAudit(
+				ctx,
+				[]store.Audit{
+					{ID: "1", At: 1, Workspace: "w", Target: "a"},
+					{ID: "2", At: 2, Workspace: "w"},
+					{ID: "3", At: 3, Workspace: "x"},
+				},
+			),
+		)
 	})
 	rows, err := db.Read().Audits(t.Context(), store.AuditQuery{Workspace: "w", Since: 1, Limit: 1})
 	if err != nil || len(rows) != 1 || rows[0].ID != "2" {
@@ -427,16 +503,26 @@ func seen(t *testing.T, db *store.DB) {
 	row := sandbox(1)
 	insert(t, db, row, sandbox(2))
 	write(t, db, func(ctx context.Context, tx *store.Tx) error {
-		return tx.PutLastSeen(ctx, []store.LastSeen{{ID: row.ID, Processes: "[1]", Console: "ä", Usage: "{}"}, {ID: "nobody", Processes: "[2]"}})
+		return tx.PutLastSeen(
+			ctx,
+			[]store.LastSeen{
+				{ID: row.ID, Processes: "[1]", Console: "ä", Usage: "{}"},
+				{ID: "nobody", Processes: "[2]"},
+			},
+		)
 	})
 	write(t, db, func(ctx context.Context, tx *store.Tx) error {
-		return errors.Join(tx.PutLastSeen(ctx, []store.LastSeen{{ID: row.ID, Processes: "[3]"}}), tx.UpdateSandbox(ctx, row, "running"))
+		return errors.Join(
+			tx.PutLastSeen(ctx, []store.LastSeen{{ID: row.ID, Processes: "[3]"}}),
+			tx.UpdateSandbox(ctx, row, "running"),
+		)
 	})
 	got, err := db.Read().LastSeen(ctx, row.ID)
 	if err != nil || got.Processes != "[3]" || got.Console != "ä" || got.Usage != "{}" {
 		t.Errorf("seen %+v, %v", got, err)
 	}
-	if all, err := db.Read().LastProcesses(ctx); err != nil || len(all) != 1 || all[0].ID != row.ID || all[0].Processes != "[3]" {
+	if all, err := db.Read().LastProcesses(ctx); err != nil || len(all) != 1 || all[0].ID != row.ID ||
+		all[0].Processes != "[3]" {
 		t.Errorf("processes of all: %+v, %v", all, err)
 	}
 	if _, err := db.Read().LastSeen(ctx, "nobody"); !errors.Is(err, store.ErrNotFound) {

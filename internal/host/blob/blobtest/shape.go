@@ -104,7 +104,13 @@ func (s *Shaped) PutIfAbsent(ctx context.Context, key string, r io.Reader, size 
 	return s.put(ctx, key, r, size, s.Store.PutIfAbsent)
 }
 
-func (s *Shaped) put(ctx context.Context, key string, r io.Reader, size int64, put func(context.Context, string, io.Reader, int64) error) error {
+func (s *Shaped) put(
+	ctx context.Context,
+	key string,
+	r io.Reader,
+	size int64,
+	put func(context.Context, string, io.Reader, int64) error,
+) error {
 	if err := s.request(ctx, &s.Puts); err != nil {
 		return err
 	}

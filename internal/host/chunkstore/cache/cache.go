@@ -125,7 +125,13 @@ func Open(cfg Config) (*Cache, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	c := &Cache{cfg: cfg, log: cfg.Log, entries: map[string]*entry{}, flights: map[flightKey]*flight{}, memory: map[flightKey]*list.Element{}}
+	c := &Cache{
+		cfg:     cfg,
+		log:     cfg.Log,
+		entries: map[string]*entry{},
+		flights: map[flightKey]*flight{},
+		memory:  map[flightKey]*list.Element{},
+	}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open cache: %w", err)
 	}

@@ -109,7 +109,8 @@ func TestOnlyMissingFramesAreFetched(t *testing.T) {
 	}
 	a, b := make([]byte, 100), make([]byte, 100)
 	if err := c.Fill(t.Context(), o, []cache.Piece{{Off: 50, Into: a}, {Off: 9 * cache.Frame, Into: b}}, never(t)); err != nil ||
-		!bytes.Equal(a, data[50:150]) || !bytes.Equal(b, data[9*cache.Frame:9*cache.Frame+100]) {
+		!bytes.Equal(a, data[50:150]) ||
+		!bytes.Equal(b, data[9*cache.Frame:9*cache.Frame+100]) {
 		t.Errorf("two pieces: %v", err)
 	}
 }
@@ -291,7 +292,13 @@ func TestModel(t *testing.T) {
 				case 1:
 					ctx, cancel := context.WithCancel(t.Context())
 					cancel()
-					_ = c.Ensure(ctx, o, 0, 4, func(ctx context.Context, _, _ int) ([]byte, error) { return nil, ctx.Err() })
+					_ = c.Ensure(
+						ctx,
+						o,
+						0,
+						4,
+						func(ctx context.Context, _, _ int) ([]byte, error) { return nil, ctx.Err() },
+					)
 				}
 			}
 		})

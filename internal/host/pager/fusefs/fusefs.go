@@ -111,7 +111,14 @@ func Mount(ctx context.Context, dir string) (*FS, error) {
 		return nil, fmt.Errorf("mount a view at %s: %w", dir, err)
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	v := &FS{dir: dir, server: server, root: root, files: map[string]bool{}, around: make(chan around, maxAround), cancel: cancel}
+	v := &FS{
+		dir:    dir,
+		server: server,
+		root:   root,
+		files:  map[string]bool{},
+		around: make(chan around, maxAround),
+		cancel: cancel,
+	}
 	for range warmers {
 		v.work.Go(func() { v.warm(ctx) })
 	}

@@ -45,7 +45,12 @@ var (
 )
 
 // Attach implements machine.Streams. What the trace of the snapshot names begins to come at once.
-func (m *Manager) Attach(ctx context.Context, snap snapshot.Snapshot, owner string, disks []string) (_ machine.Stream, err error) {
+func (m *Manager) Attach(
+	ctx context.Context,
+	snap snapshot.Snapshot,
+	owner string,
+	disks []string,
+) (_ machine.Stream, err error) {
 	i, err := m.image(ctx, snap)
 	if err != nil {
 		return nil, err

@@ -26,7 +26,15 @@ const traceName = "trace"
 // the directory of the image what else belongs there, while the small files come and before a machine may start; its
 // context ends when they do not come. Soon is what was begun to be learnt of the snapshot, and is taken over too; nil: it
 // begins here. ErrExists: ref is taken. After an error nothing is left.
-func (m *Manager) Begin(ctx context.Context, ref snapshot.Ref, snap snapshot.Snapshot, origin []byte, source chunkstore.Source, soon *Soon, add func(ctx context.Context, dir string)) (_ snapshot.Snapshot, err error) {
+func (m *Manager) Begin(
+	ctx context.Context,
+	ref snapshot.Ref,
+	snap snapshot.Snapshot,
+	origin []byte,
+	source chunkstore.Source,
+	soon *Soon,
+	add func(ctx context.Context, dir string),
+) (_ snapshot.Snapshot, err error) {
 	if soon == nil {
 		soon = m.Learn(m.remembered(origin, ""))
 	}
@@ -124,7 +132,12 @@ func lay(ctx context.Context, draft *snapshot.Draft, snap snapshot.Snapshot, sou
 	for i, path := range draft.DiskPaths(snap.Data) {
 		size, ok := source.Size(filepath.Base(path))
 		if !ok || size != sizes[i] {
-			return fmt.Errorf("its %s has %d bytes in the object store, and should have %d MiB", filepath.Base(path), size, sizes[i]>>20)
+			return fmt.Errorf(
+				"its %s has %d bytes in the object store, and should have %d MiB",
+				filepath.Base(path),
+				size,
+				sizes[i]>>20,
+			)
 		}
 		if err := sparse(path, size, 0o600); err != nil {
 			return err

@@ -48,7 +48,13 @@ type image struct {
 	completed bool          // disks of machines are made whole by whoever attaches
 }
 
-func newImage(m *Manager, fs *fusefs.FS, snap snapshot.Snapshot, source chunkstore.Source, of *Soon) (_ *image, err error) {
+func newImage(
+	m *Manager,
+	fs *fusefs.FS,
+	snap snapshot.Snapshot,
+	source chunkstore.Source,
+	of *Soon,
+) (_ *image, err error) {
 	name, err := memoryName(snap.Manifest)
 	if err != nil {
 		return nil, err
@@ -215,7 +221,15 @@ func (i *image) keep(known, fresh pager.Trace) {
 		i.m.cfg.Log.Warn("trace of a snapshot not kept", "snapshot", i.snap.Ref, "err", err)
 		return
 	}
-	i.m.cfg.Log.Info("trace of a snapshot kept", "snapshot", i.snap.Ref, "bytes", fresh.Bytes(), "before", known.Bytes())
+	i.m.cfg.Log.Info(
+		"trace of a snapshot kept",
+		"snapshot",
+		i.snap.Ref,
+		"bytes",
+		fresh.Bytes(),
+		"before",
+		known.Bytes(),
+	)
 }
 
 // send keeps a trace where all hosts find it, with what it names first of the memory.

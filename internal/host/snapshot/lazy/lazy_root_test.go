@@ -105,7 +105,9 @@ func newHost(t *testing.T, cfg func(*lazy.Config)) *host {
 	h.memory = pagertest.Pattern(16<<20, func(page int) bool { return page%5 == 4 })
 	h.disk = pagertest.Pattern(8<<20, func(page int) bool { return page%300 > 200 })
 	h.data = pagertest.Pattern(4<<20, func(page int) bool { return page%7 == 3 })
-	h.source = pagertest.New(map[string][]byte{"memory": h.memory, "state": []byte("state"), "disk.img": h.disk, "disk-data.img": h.data})
+	h.source = pagertest.New(
+		map[string][]byte{"memory": h.memory, "state": []byte("state"), "disk.img": h.disk, "disk-data.img": h.data},
+	)
 	h.start()
 	t.Cleanup(func() { h.stop() })
 	return h
@@ -145,7 +147,8 @@ func (h *host) start() {
 func (h *host) stop() {
 	h.t.Helper()
 	h.must(h.mgr.Close())
-	if list, err := os.ReadDir(filepath.Join(h.dir, "stream")); err != nil && !errors.Is(err, os.ErrNotExist) || len(list) != 0 {
+	if list, err := os.ReadDir(filepath.Join(h.dir, "stream")); err != nil && !errors.Is(err, os.ErrNotExist) ||
+		len(list) != 0 {
 		h.t.Errorf("the view is still there: %v, %v", list, err)
 	}
 }
@@ -340,7 +343,10 @@ func TestTraceIsSharedAndReplayed(t *testing.T) {
 	for !behind {
 		h.must(ctx.Err())
 		<-time.After(time.Millisecond)
-		behind = slices.ContainsFunc(h.source.Ahead(), func(r chunkstore.Range) bool { return r.File == snapshot.DiskName && r.Offset == 0 })
+		behind = slices.ContainsFunc(
+			h.source.Ahead(),
+			func(r chunkstore.Range) bool { return r.File == snapshot.DiskName && r.Offset == 0 },
+		)
 	}
 	h.must(s.Close(t.Context()))
 }
@@ -359,11 +365,18 @@ func TestMemoryComesWithTheTrace(t *testing.T) {
 		t.Fatalf("%d bytes of the memory were kept, and not what was used", len(of.pages))
 	}
 	last := offsets[3]
-	lastFrame := chunkstore.Range{File: "memory", Offset: last - last%chunkstore.FrameSize, Length: chunkstore.FrameSize}
+	lastFrame := chunkstore.Range{
+		File:   "memory",
+		Offset: last - last%chunkstore.FrameSize,
+		Length: chunkstore.FrameSize,
+	}
 	h.traces.data, h.traces.pages = of.data, of.pages[:3*4096]
 	a, _ := h.attach(h.begin(), "a")
 	_ = a.Memory().File()
-	h.until("the rest of the trace is asked for, when the other came", func() bool { return slices.Contains(h.source.Ahead(), lastFrame) })
+	h.until(
+		"the rest of the trace is asked for, when the other came",
+		func() bool { return slices.Contains(h.source.Ahead(), lastFrame) },
+	)
 	h.source.SetFail(func(file string, _ int64) error { return errors.New(file + " is not to be read") })
 	h.touch(a, offsets[:3])
 	h.must(a.Close(t.Context()))
@@ -528,13 +541,21 @@ func TestBeginThatFailsEndsWhatIsAdded(t *testing.T) {
 	remote := h.remote()
 	remote.DiskMiB++
 	added := errors.New("it went on")
-	_, err := h.mgr.Begin(t.Context(), ref, remote, []byte("there"), h.source, nil, func(ctx context.Context, _ string) {
-		select {
-		case <-ctx.Done():
-			added = nil
-		case <-h.deadline().Done():
-		}
-	})
+	_, err := h.mgr.Begin(
+		t.Context(),
+		ref,
+		remote,
+		[]byte("there"),
+		h.source,
+		nil,
+		func(ctx context.Context, _ string) {
+			select {
+			case <-ctx.Done():
+				added = nil
+			case <-h.deadline().Done():
+			}
+		},
+	)
 	if err == nil || added != nil {
 		t.Errorf("begun: %v; what was added: %v", err, added)
 	}

@@ -112,7 +112,12 @@ func (d *Depot) manifest(ctx context.Context, space chunkstore.Space, id chunkst
 // base gives what a snapshot is pushed as a difference to, with its files, which stay until release is called: the
 // last one of the same machine that the store has, or else the nearest that the machine grew from. A template
 // at the begin of that line is pushed for it. nil: there is none.
-func (d *Depot) base(ctx context.Context, space chunkstore.Space, snap snapshot.Snapshot, stats *Stats) (_ *chunkstore.Base, release func(), err error) {
+func (d *Depot) base(
+	ctx context.Context,
+	space chunkstore.Space,
+	snap snapshot.Snapshot,
+	stats *Stats,
+) (_ *chunkstore.Base, release func(), err error) {
 	for _, ref := range d.before(snap) {
 		base, release, _, err := d.candidate(ctx, space, ref, stats)
 		if err != nil || base != nil {
@@ -156,7 +161,12 @@ func (d *Depot) before(snap snapshot.Snapshot) []snapshot.Ref {
 
 // candidate gives a snapshot of this host as a base if the store has it, or, of a template, comes to have it; else nil,
 // and what that one grew from.
-func (d *Depot) candidate(ctx context.Context, space chunkstore.Space, ref snapshot.Ref, stats *Stats) (_ *chunkstore.Base, release func(), older snapshot.Ref, err error) {
+func (d *Depot) candidate(
+	ctx context.Context,
+	space chunkstore.Space,
+	ref snapshot.Ref,
+	stats *Stats,
+) (_ *chunkstore.Base, release func(), older snapshot.Ref, err error) {
 	none := func() {}
 	snap, release, err := d.hold(ref)
 	if errors.Is(err, snapshot.ErrNotFound) {
@@ -180,7 +190,12 @@ func (d *Depot) candidate(ctx context.Context, space chunkstore.Space, ref snaps
 
 // stored gives the manifest of a snapshot that is in the store, or, of a template, comes to be in it. nil:
 // it is not.
-func (d *Depot) stored(ctx context.Context, space chunkstore.Space, snap snapshot.Snapshot, stats *Stats) (*chunkstore.Manifest, error) {
+func (d *Depot) stored(
+	ctx context.Context,
+	space chunkstore.Space,
+	snap snapshot.Snapshot,
+	stats *Stats,
+) (*chunkstore.Manifest, error) {
 	if strings.HasPrefix(string(snap.Ref), templates+"/") {
 		if d.Public(snap.Ref) {
 			space = chunkstore.Common
@@ -245,7 +260,12 @@ func (d *Depot) here(ctx context.Context, of Stored) (_ *chunkstore.Base, ref sn
 }
 
 // whole gives a snapshot of this host that is whole, and in the store under an id; nil: it is not.
-func (d *Depot) whole(ctx context.Context, space chunkstore.Space, id chunkstore.ID, ref snapshot.Ref) (*chunkstore.Base, func()) {
+func (d *Depot) whole(
+	ctx context.Context,
+	space chunkstore.Space,
+	id chunkstore.ID,
+	ref snapshot.Ref,
+) (*chunkstore.Base, func()) {
 	snap, release, err := d.hold(ref)
 	if err != nil {
 		return nil, nil

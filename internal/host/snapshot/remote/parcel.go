@@ -51,7 +51,13 @@ func (d *Depot) Unpack(ctx context.Context, from Stored, image vmm.Image) {
 	id := from.Reader.Manifest().ID
 	switch _, other := errors.AsType[*vmm.MismatchError](err); {
 	case other:
-		d.Log.Info("machines of a snapshot begin by their device state: it is of another kind of host", "snapshot", id, "why", err)
+		d.Log.Info(
+			"machines of a snapshot begin by their device state: it is of another kind of host",
+			"snapshot",
+			id,
+			"why",
+			err,
+		)
 	case err != nil:
 		d.Log.Warn("machines of a snapshot begin by their device state, which takes longer", "snapshot", id, "why", err)
 	case there:
@@ -66,16 +72,24 @@ func (d *Depot) unpack(ctx context.Context, from Stored, image vmm.Image) (there
 	r := d.Vault.Reader(from.Reader.Manifest(), d.Cache) // the other may be closed meanwhile
 	near, release := d.nearImage(ctx, from)
 	defer release()
-	return true, d.Carrier.Unpack(ctx, image, vmm.Delivery{About: from.Parcel, Near: near, Bring: func(ctx context.Context, origin bool, to io.WriterAt) (int64, error) {
-		of := r
-		if origin {
-			var err error
-			if of, err = d.origin(ctx, from); err != nil {
-				return 0, err
-			}
-		}
-		return bring(ctx, of, to)
-	}})
+	return true, d.Carrier.Unpack(
+		ctx,
+		image,
+		vmm.Delivery{
+			About: from.Parcel,
+			Near:  near,
+			Bring: func(ctx context.Context, origin bool, to io.WriterAt) (int64, error) {
+				of := r
+				if origin {
+					var err error
+					if of, err = d.origin(ctx, from); err != nil {
+						return 0, err
+					}
+				}
+				return bring(ctx, of, to)
+			},
+		},
+	)
 }
 
 // nearImage is the directory of the image of this host that has most of a stored snapshot; "": there is none.

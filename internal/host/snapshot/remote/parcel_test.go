@@ -122,7 +122,8 @@ func TestParcel(t *testing.T) {
 				t.Errorf("got %d bytes, %v, unpacked with %v", len(got), err, l.err)
 			}
 			if c.origins > 0 {
-				if got, err := os.ReadFile(filepath.Join(snap.Image().Dir, memo+".origin")); err != nil || !bytes.Equal(got, whole) {
+				if got, err := os.ReadFile(filepath.Join(snap.Image().Dir, memo+".origin")); err != nil ||
+					!bytes.Equal(got, whole) {
 					t.Errorf("got %d bytes of the origin, %v", len(got), err)
 				}
 			}
@@ -135,7 +136,8 @@ func TestParcel(t *testing.T) {
 	t.Run("nothing_learnt", func(t *testing.T) {
 		b := newHost(t, objects)
 		l := b.carry("k")
-		if _, _, err := b.depot.Pull(t.Context(), "ws", "plain", "snapshots/plain", nil); err != nil || l.err != nil || l.origins > 0 {
+		if _, _, err := b.depot.Pull(t.Context(), "ws", "plain", "snapshots/plain", nil); err != nil || l.err != nil ||
+			l.origins > 0 {
 			t.Errorf("got %v, unpacked with %v", err, l.err)
 		}
 	})

@@ -124,7 +124,13 @@ func (d *Depot) Push(ctx context.Context, space chunkstore.Space, id chunkstore.
 	return stats, nil
 }
 
-func (d *Depot) push(ctx context.Context, space chunkstore.Space, id chunkstore.ID, ref snapshot.Ref, stats *Stats) (*chunkstore.Manifest, error) {
+func (d *Depot) push(
+	ctx context.Context,
+	space chunkstore.Space,
+	id chunkstore.ID,
+	ref snapshot.Ref,
+	stats *Stats,
+) (*chunkstore.Manifest, error) {
 	m, err := d.Vault.Open(ctx, space, id)
 	stats.Phases.Done("look")
 	if !errors.Is(err, chunkstore.ErrNotFound) {
@@ -235,10 +241,20 @@ func (d *Depot) Open(ctx context.Context, space chunkstore.Space, id chunkstore.
 	}
 	snap := told.Snapshot
 	if snap.Version != snapshot.Version {
-		return Stored{}, fmt.Errorf("snapshot %s is of version %d, not %d: %w", id, snap.Version, snapshot.Version, chunkstore.ErrVersion)
+		return Stored{}, fmt.Errorf(
+			"snapshot %s is of version %d, not %d: %w",
+			id,
+			snap.Version,
+			snapshot.Version,
+			chunkstore.ErrVersion,
+		)
 	}
 	if err := snapshot.CheckDataDisks(snap.Data); err != nil {
-		return Stored{}, fmt.Errorf("manifest %s describes no snapshot: %w", id, errors.Join(chunkstore.ErrVersion, err))
+		return Stored{}, fmt.Errorf(
+			"manifest %s describes no snapshot: %w",
+			id,
+			errors.Join(chunkstore.ErrVersion, err),
+		)
 	}
 	if err := d.Fits(ctx, snap.Manifest); err != nil {
 		return Stored{}, fmt.Errorf("snapshot %s: %w", id, err)
@@ -263,7 +279,13 @@ func (d *Depot) Near(ctx context.Context, space chunkstore.Space, id chunkstore.
 
 // Pull makes a snapshot of the object store one of this host, under ref and with labels over those it has. One that is here already is fine.
 // What it shares with a snapshot of this host is shared on the disk, too.
-func (d *Depot) Pull(ctx context.Context, space chunkstore.Space, id chunkstore.ID, ref snapshot.Ref, labels map[string]string) (_ snapshot.Snapshot, stats Stats, err error) {
+func (d *Depot) Pull(
+	ctx context.Context,
+	space chunkstore.Space,
+	id chunkstore.ID,
+	ref snapshot.Ref,
+	labels map[string]string,
+) (_ snapshot.Snapshot, stats Stats, err error) {
 	if snap, err := d.Store.Get(ref); err == nil {
 		return snap, stats, nil
 	}

@@ -75,7 +75,10 @@ func (h *host) keep(snap snapshot.Snapshot, memory []byte) {
 	}
 	h.must(os.WriteFile(d.DiskPath(), nil, 0o600))
 	h.must(os.Truncate(d.DiskPath(), 1<<20))
-	snap.MemoryMiB, snap.Manifest = size>>20, vmm.Manifest{MemoryMiB: size >> 20, Files: []vmm.File{{Name: "memory", Bytes: size}}}
+	snap.MemoryMiB, snap.Manifest = size>>20, vmm.Manifest{
+		MemoryMiB: size >> 20,
+		Files:     []vmm.File{{Name: "memory", Bytes: size}},
+	}
 	_, err = d.Commit(snap)
 	h.must(errors.Join(err, d.Discard(), h.store.Release(snap.Ref)))
 }
@@ -102,7 +105,12 @@ func grown() (template snapshot.Snapshot, memories [4][]byte) {
 }
 
 func taken(name string, after int) snapshot.Snapshot {
-	return snapshot.Snapshot{Ref: snapshot.Join("snapshots", name), Machine: "m", Base: "templates/base/g1", Created: begin.Add(time.Duration(after) * time.Hour)}
+	return snapshot.Snapshot{
+		Ref:     snapshot.Join("snapshots", name),
+		Machine: "m",
+		Base:    "templates/base/g1",
+		Created: begin.Add(time.Duration(after) * time.Hour),
+	}
 }
 
 // What is pushed of a machine is what differs from the last of its snapshots that the store has.
@@ -123,7 +131,8 @@ func TestDifferenceToTheLastOfTheMachine(t *testing.T) {
 	for name, parent := range map[string]chunkstore.ID{"one": "tpl", "two": "one", "three": "one"} {
 		from, err := h.depot.Open(t.Context(), "ws", chunkstore.ID(name))
 		h.must(err)
-		if m := from.Reader.Manifest(); !strings.HasPrefix(string(m.Parent), string(parent)) || !strings.HasPrefix(string(from.Root), "tpl") {
+		if m := from.Reader.Manifest(); !strings.HasPrefix(string(m.Parent), string(parent)) ||
+			!strings.HasPrefix(string(from.Root), "tpl") {
 			t.Errorf("%s differs from %q in a line from %q, want from %q", name, m.Parent, from.Root, parent)
 		}
 	}

@@ -26,7 +26,14 @@ type Builds interface {
 	Reserve(ctx context.Context, p auth.Principal, req api.BuildRequest) (api.Build, error)
 	Launch(ctx context.Context, p auth.Principal, id api.BuildID, change func(*build.Spec)) error
 	Get(ctx context.Context, p auth.Principal, id api.BuildID) (api.Build, error)
-	Logs(ctx context.Context, p auth.Principal, id api.BuildID, after int64, follow bool, yield func(api.BuildLine) error) error
+	Logs(
+		ctx context.Context,
+		p auth.Principal,
+		id api.BuildID,
+		after int64,
+		follow bool,
+		yield func(api.BuildLine) error,
+	) error
 	HasFiles(ctx context.Context, p auth.Principal, hash string) (bool, error)
 	PutFiles(ctx context.Context, p auth.Principal, hash string, r io.Reader) error
 }
@@ -90,7 +97,10 @@ func (s *Server) newTemplate(r *http.Request, p auth.Principal) (int, any, error
 		err = ownTeam(in.TeamID, p)
 	}
 	if err == nil && in.MinFreeMB != nil {
-		err = api.Errorf(api.Unsupported, "minFreeDiskMb is not supported by this server: a template has the disk of what it is made from")
+		err = api.Errorf(
+			api.Unsupported,
+			"minFreeDiskMb is not supported by this server: a template has the disk of what it is made from",
+		)
 	}
 	if err != nil {
 		return 0, nil, err
@@ -102,7 +112,11 @@ func (s *Server) newTemplate(r *http.Request, p auth.Principal) (int, any, error
 	if tag != "" {
 		in.Tags = append(in.Tags, tag)
 	}
-	made, err := b.Reserve(r.Context(), p, api.BuildRequest{Name: name, Tags: in.Tags, CPU: in.CPUCount, MemoryMB: in.MemoryMB, Replace: true})
+	made, err := b.Reserve(
+		r.Context(),
+		p,
+		api.BuildRequest{Name: name, Tags: in.Tags, CPU: in.CPUCount, MemoryMB: in.MemoryMB, Replace: true},
+	)
 	if len(in.Tags) == 0 {
 		in.Tags = []string{api.DefaultTag}
 	}
@@ -126,7 +140,12 @@ func (s *Server) fileLink(r *http.Request, p auth.Principal) (int, any, error) {
 		scheme = "https"
 	}
 	ticket := s.ticket(string(p.Workspace), hash, time.Now().Add(uploadLife))
-	to := url.URL{Scheme: scheme, Host: r.Host, Path: "/templates/uploads/" + hash, RawQuery: url.Values{"ticket": {ticket}}.Encode()}
+	to := url.URL{
+		Scheme:   scheme,
+		Host:     r.Host,
+		Path:     "/templates/uploads/" + hash,
+		RawQuery: url.Values{"ticket": {ticket}}.Encode(),
+	}
 	return http.StatusCreated, map[string]any{"present": false, "url": to.String()}, nil
 }
 
@@ -159,7 +178,8 @@ func (s *Server) takeFiles(r *http.Request, b Builds) error {
 	}
 	workspace, err1 := base64.RawURLEncoding.DecodeString(parts[0])
 	until, err2 := strconv.ParseInt(parts[1], 10, 64)
-	if errors.Join(err1, err2) != nil || !hmac.Equal([]byte(ticket), []byte(s.ticket(string(workspace), hash, time.Unix(until, 0)))) {
+	if errors.Join(err1, err2) != nil ||
+		!hmac.Equal([]byte(ticket), []byte(s.ticket(string(workspace), hash, time.Unix(until, 0)))) {
 		return api.Errorf(api.Unauthenticated, "the address of the upload does not hold")
 	}
 	if time.Now().Unix() > until {
@@ -204,7 +224,11 @@ func (s *Server) startBuild(r *http.Request, p auth.Principal) (int, any, error)
 		return 0, nil, err
 	}
 	if in.Registry != nil && in.Registry.Type != "registry" && in.Registry.Type != "" {
-		return 0, nil, api.Errorf(api.Unsupported, "fromImageRegistry of type %.40q is not supported by this server: use a user and password", in.Registry.Type)
+		return 0, nil, api.Errorf(
+			api.Unsupported,
+			"fromImageRegistry of type %.40q is not supported by this server: use a user and password",
+			in.Registry.Type,
+		)
 	}
 	if strings.TrimSuffix(in.FromImage, ":latest") == baseImage {
 		in.FromImage, in.FromTemplate = "", baseTemplate
@@ -216,7 +240,10 @@ func (s *Server) startBuild(r *http.Request, p auth.Principal) (int, any, error)
 			spec.Registry = &api.RegistryAuth{Username: in.Registry.Username, Password: in.Registry.Password}
 		}
 		for _, step := range in.Steps {
-			spec.Steps = append(spec.Steps, build.Step{Type: step.Type, Args: step.Args, Files: step.FilesHash, Force: step.Force})
+			spec.Steps = append(
+				spec.Steps,
+				build.Step{Type: step.Type, Args: step.Args, Files: step.FilesHash, Force: step.Force},
+			)
 		}
 	})
 }
@@ -272,7 +299,13 @@ func (s *Server) buildStatus(r *http.Request, p auth.Principal) (int, any, error
 	if err != nil && !errors.Is(err, errEnough) {
 		return 0, nil, err
 	}
-	out := map[string]any{"templateID": got.TemplateID, "buildID": got.ID, "status": "building", "logs": logs, "logEntries": entries}
+	out := map[string]any{
+		"templateID": got.TemplateID,
+		"buildID":    got.ID,
+		"status":     "building",
+		"logs":       logs,
+		"logEntries": entries,
+	}
 	switch got.Status {
 	case api.BuildDone:
 		out["status"] = "ready"

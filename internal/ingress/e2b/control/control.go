@@ -40,7 +40,12 @@ type Sandboxes interface {
 	Wake(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
 	Resume(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
 	Fork(ctx context.Context, p auth.Principal, id api.SandboxID, req api.ForkRequest) (api.ForkAnswer, error)
-	SetLifecycle(ctx context.Context, p auth.Principal, id api.SandboxID, patch api.LifecyclePatch) (api.Lifecycle, error)
+	SetLifecycle(
+		ctx context.Context,
+		p auth.Principal,
+		id api.SandboxID,
+		patch api.LifecyclePatch,
+	) (api.Lifecycle, error)
 	SetNetwork(ctx context.Context, p auth.Principal, id api.SandboxID, n api.Network) (api.Network, error)
 	TakeSnapshot(ctx context.Context, p auth.Principal, id api.SandboxID, req api.SnapshotRequest) (api.Snapshot, error)
 	Snapshots(ctx context.Context, p auth.Principal, f api.SnapshotFilter) (sandbox.SnapshotPage, error)
@@ -91,8 +96,15 @@ func New(cfg Config, sandboxes Sandboxes, templates Templates, keys Keys) (*Serv
 	if len(cfg.Secret) < 32 {
 		return nil, fmt.Errorf("e2bapi: the secret has %d bytes, at least 32 are needed", len(cfg.Secret))
 	}
-	s := &Server{cfg: cfg, sandboxes: sandboxes, templates: templates, keys: keys, mux: http.NewServeMux(), began: time.Now().UTC(),
-		past: cmp.Or(cfg.History, metricshistory.New(sandboxes))}
+	s := &Server{
+		cfg:       cfg,
+		sandboxes: sandboxes,
+		templates: templates,
+		keys:      keys,
+		mux:       http.NewServeMux(),
+		began:     time.Now().UTC(),
+		past:      cmp.Or(cfg.History, metricshistory.New(sandboxes)),
+	}
 	s.routes()
 	return s, nil
 }

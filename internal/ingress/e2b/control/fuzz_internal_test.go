@@ -64,7 +64,9 @@ func FuzzTicket(f *testing.F) {
 		}
 		r := httptest.NewRequest("PUT", "/templates/uploads/x?"+url.Values{"ticket": {ticket}}.Encode(), nil)
 		r.SetPathValue("hash", hash)
-		if parts := strings.Split(ticket, "."); len(parts) == 3 && hash == "aa" && strings.HasPrefix(good, parts[0]+"."+parts[1]) && strings.HasSuffix(good, parts[2]) {
+		if parts := strings.Split(ticket, "."); len(parts) == 3 && hash == "aa" &&
+			strings.HasPrefix(good, parts[0]+"."+parts[1]) &&
+			strings.HasSuffix(good, parts[2]) {
 			return // the seed
 		}
 		if err := s.takeFiles(r, deaf{t: t}); err == nil {
@@ -77,7 +79,10 @@ func FuzzTicket(f *testing.F) {
 func FuzzLogQuery(f *testing.F) {
 	f.Add("cursor=1&limit=2&direction=backward&level=warn&search=x")
 	f.Add("start=1000000")
-	all := []logEntry{{Timestamp: time.Unix(1, 0), Message: "x", Level: "info"}, {Timestamp: time.Unix(2, 0), Message: "y", Level: "error"}}
+	all := []logEntry{
+		{Timestamp: time.Unix(1, 0), Message: "x", Level: "info"},
+		{Timestamp: time.Unix(2, 0), Message: "y", Level: "error"},
+	}
 	f.Fuzz(func(t *testing.T, query string) {
 		values, err := url.ParseQuery(query)
 		if err != nil {

@@ -46,7 +46,11 @@ func (s *Server) connect(r *http.Request, p auth.Principal) (int, any, error) {
 func (s *Server) rouse(r *http.Request, p auth.Principal, b api.Sandbox, memory *bool) (api.Sandbox, error) {
 	fresh := memory != nil && !*memory
 	if b.Status == api.Paused && fresh {
-		return b, api.Errorf(api.WrongState, "memory: sandbox %s is paused in memory, through another door; resume it first", b.ID)
+		return b, api.Errorf(
+			api.WrongState,
+			"memory: sandbox %s is paused in memory, through another door; resume it first",
+			b.ID,
+		)
 	}
 	if b.Status == api.Paused {
 		return s.sandboxes.Resume(r.Context(), p, b.ID)

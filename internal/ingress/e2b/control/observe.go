@@ -98,9 +98,18 @@ func (s *Server) measure(r *http.Request, p auth.Principal, ids []api.SandboxID)
 
 // inside is what a guest said of itself, in the words of this server.
 func inside(st guestapi.Stats) api.Inside {
-	return api.Inside{CPUs: st.CPUs, CPUBusySeconds: st.CPUBusy.Seconds(), UptimeSeconds: st.Uptime.Seconds(), MemTotalBytes: st.MemTotal,
-		MemAvailableBytes: st.MemAvailable, MemCachedBytes: st.MemCached, DiskUsedBytes: st.DiskUsed, DiskTotalBytes: st.DiskTotal,
-		NetRxBytes: st.NetRx, NetTxBytes: st.NetTx}
+	return api.Inside{
+		CPUs:              st.CPUs,
+		CPUBusySeconds:    st.CPUBusy.Seconds(),
+		UptimeSeconds:     st.Uptime.Seconds(),
+		MemTotalBytes:     st.MemTotal,
+		MemAvailableBytes: st.MemAvailable,
+		MemCachedBytes:    st.MemCached,
+		DiskUsedBytes:     st.DiskUsed,
+		DiskTotalBytes:    st.DiskTotal,
+		NetRxBytes:        st.NetRx,
+		NetTxBytes:        st.NetTx,
+	}
 }
 
 // measured gives what was known last of a sandbox that ended; the error that it is not there if it never was.
@@ -197,7 +206,10 @@ func entriesOf(l sandbox.Logs, begin time.Time) []logEntry {
 	add := func(level, source, text string, at func(line int) time.Time) {
 		n := 0
 		for line := range strings.Lines(text) {
-			out = append(out, logEntry{at(n), strings.TrimRight(line, "\r\n"), level, map[string]string{"source": source}})
+			out = append(
+				out,
+				logEntry{at(n), strings.TrimRight(line, "\r\n"), level, map[string]string{"source": source}},
+			)
 			n++
 		}
 	}
@@ -315,7 +327,10 @@ func (q logQuery) pick(all []logEntry) []logEntry {
 		switch {
 		case len(out) == q.limit:
 			return out
-		case at.Before(q.from), !q.to.IsZero() && at.After(q.to), slices.Index(levels, e.Level) < q.level, !strings.Contains(e.Message, q.search):
+		case at.Before(q.from),
+			!q.to.IsZero() && at.After(q.to),
+			slices.Index(levels, e.Level) < q.level,
+			!strings.Contains(e.Message, q.search):
 		default:
 			out = append(out, e)
 		}
@@ -365,5 +380,7 @@ func (s *Server) logsV1(r *http.Request, p auth.Principal) (int, any, error) {
 }
 
 func (s *Server) teams(_ *http.Request, p auth.Principal) (int, any, error) {
-	return http.StatusOK, []map[string]any{{"teamID": p.Workspace, "name": p.Workspace, "apiKey": "", "isDefault": true}}, nil
+	return http.StatusOK, []map[string]any{
+		{"teamID": p.Workspace, "name": p.Workspace, "apiKey": "", "isDefault": true},
+	}, nil
 }

@@ -74,8 +74,20 @@ func (s *Server) templateRoutes() map[string]route {
 // missing are the paths of the protocol that this server has nothing behind, by what they are about. They are
 // refused by that name, so that nobody takes them for a wrong address.
 var missing = map[string][]string{
-	"volumes":                            {"GET /volumes", "POST /volumes", "GET /volumes/{id}", "DELETE /volumes/{id}", "/volumecontent/"},
-	"secrets":                            {"GET /secrets", "POST /secrets", "GET /secrets/{id}", "POST /secrets/{id}", "DELETE /secrets/{id}"},
+	"volumes": {
+		"GET /volumes",
+		"POST /volumes",
+		"GET /volumes/{id}",
+		"DELETE /volumes/{id}",
+		"/volumecontent/",
+	},
+	"secrets": {
+		"GET /secrets",
+		"POST /secrets",
+		"GET /secrets/{id}",
+		"POST /secrets/{id}",
+		"DELETE /secrets/{id}",
+	},
 	"metrics of teams":                   {"GET /teams/{id}/metrics", "GET /teams/{id}/metrics/max"},
 	"the older forms of template builds": {"POST /templates", "POST /v2/templates"},
 }

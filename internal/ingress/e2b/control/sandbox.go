@@ -61,14 +61,18 @@ func isNothing(field json.RawMessage) bool {
 func (n *newSandbox) check() error {
 	for name, field := range map[string]json.RawMessage{"mcp": n.MCP, "iam": n.IAM, "volumeMounts": n.VolumeMounts} {
 		if !isNothing(field) {
-			return api.Errorf(api.Unsupported, "%s is not supported by this server: leave it away", name).With("field", name)
+			return api.Errorf(api.Unsupported, "%s is not supported by this server: leave it away", name).
+				With("field", name)
 		}
 	}
 	switch {
 	case n.TemplateID == "":
 		return api.Errorf(api.Invalid, "templateID: is empty; name a template")
 	case n.AutoPauseMemory != nil && !*n.AutoPauseMemory && n.AutoResume != nil && n.AutoResume.Enabled:
-		return api.Errorf(api.Invalid, "autoPauseMemory: a sandbox without memory is booted by its clients, not by requests: leave autoResume away")
+		return api.Errorf(
+			api.Invalid,
+			"autoPauseMemory: a sandbox without memory is booted by its clients, not by requests: leave autoResume away",
+		)
 	}
 	return nil
 }
@@ -265,7 +269,9 @@ const never = 100 * 365 * 24 * time.Hour
 func (s *Server) listed(b api.Sandbox) listed {
 	l := listed{
 		TemplateID: b.Template, SandboxID: string(b.ID), ClientID: clientID, StartedAt: b.CreatedAt,
-		EndAt: b.CreatedAt.Add(never), State: stateOf(b.Status), CPUCount: b.CPU, MemoryMB: b.MemoryMB, DiskSizeMB: b.DiskMB,
+		EndAt: b.CreatedAt.Add(
+			never,
+		), State: stateOf(b.Status), CPUCount: b.CPU, MemoryMB: b.MemoryMB, DiskSizeMB: b.DiskMB,
 		Metadata: map[string]string{}, EnvdVersion: s.cfg.AgentVersion,
 	}
 	if b.ExpiresAt != nil {

@@ -89,7 +89,10 @@ func (s *Server) changeTemplate(r *http.Request, p auth.Principal) (int, any, er
 		return 0, nil, err
 	}
 	if in.Public != nil && *in.Public != t.IsGlobal {
-		return 0, nil, api.Errorf(api.Unsupported, "public: who may use a template is said when it is built, by the native API's field global")
+		return 0, nil, api.Errorf(
+			api.Unsupported,
+			"public: who may use a template is said when it is built, by the native API's field global",
+		)
 	}
 	return http.StatusOK, map[string]any{"names": s.template(t).Names}, nil
 }

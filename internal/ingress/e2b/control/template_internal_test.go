@@ -37,7 +37,8 @@ func TestBaseOfBuilds(t *testing.T) {
 		r := httptest.NewRequest("POST", "/", strings.NewReader(body))
 		r.SetPathValue("build", string(api.NewBuildID()))
 		status, _, err := s.startBuild(r, auth.Principal{Workspace: "a"})
-		if got := [2]string{l.spec.ImageRef, l.spec.FromTemplate}; err != nil || status != 202 || got != want || l.spec.OnBase != (want[1] != "") {
+		if got := [2]string{l.spec.ImageRef, l.spec.FromTemplate}; err != nil || status != 202 || got != want ||
+			l.spec.OnBase != (want[1] != "") {
 			t.Errorf("%s: %d, %v, %q", body, status, err, got)
 		}
 	}

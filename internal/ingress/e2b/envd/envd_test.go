@@ -144,20 +144,25 @@ func TestInput(t *testing.T) {
 		return &pb.ProcessSelector{Selector: &pb.ProcessSelector_Pid{Pid: pid}}
 	}
 	sent := false
-	h, err := w.start(t, ctx, &pb.StartRequest{Process: bash("read a; echo got $a; read b || echo closed")}, func(h *heard) {
-		var err error
-		switch {
-		case !sent:
-			sent = true
-			_, err = w.proc.SendInput(ctx, connect.NewRequest(&pb.SendInputRequest{Process: sel(h.pid),
-				Input: &pb.ProcessInput{Input: &pb.ProcessInput_Stdin{Stdin: []byte("hello\n")}}}))
-		case h.out == "got hello\n":
-			_, err = w.proc.CloseStdin(ctx, connect.NewRequest(&pb.CloseStdinRequest{Process: sel(h.pid)}))
-		}
-		if err != nil {
-			t.Error(err)
-		}
-	})
+	h, err := w.start(
+		t,
+		ctx,
+		&pb.StartRequest{Process: bash("read a; echo got $a; read b || echo closed")},
+		func(h *heard) {
+			var err error
+			switch {
+			case !sent:
+				sent = true
+				_, err = w.proc.SendInput(ctx, connect.NewRequest(&pb.SendInputRequest{Process: sel(h.pid),
+					Input: &pb.ProcessInput{Input: &pb.ProcessInput_Stdin{Stdin: []byte("hello\n")}}}))
+			case h.out == "got hello\n":
+				_, err = w.proc.CloseStdin(ctx, connect.NewRequest(&pb.CloseStdinRequest{Process: sel(h.pid)}))
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		},
+	)
 	if err != nil || h.out != "got hello\nclosed\n" {
 		t.Fatalf("heard %+v, %v", h, err)
 	}
@@ -179,7 +184,9 @@ func TestInput(t *testing.T) {
 	if err != nil || h.end.GetStatus() != "signal: killed" {
 		t.Fatalf("heard %+v, %v", h, err)
 	}
-	if _, err := w.proc.SendSignal(ctx, connect.NewRequest(&pb.SendSignalRequest{Process: sel(h.pid), Signal: pb.Signal_SIGNAL_SIGTERM})); connect.CodeOf(err) != connect.CodeNotFound {
+	if _, err := w.proc.SendSignal(ctx, connect.NewRequest(&pb.SendSignalRequest{Process: sel(h.pid), Signal: pb.Signal_SIGNAL_SIGTERM})); connect.CodeOf(
+		err,
+	) != connect.CodeNotFound {
 		t.Errorf("signal to an ended process: %v", err)
 	}
 }
@@ -219,7 +226,12 @@ func TestDisconnect(t *testing.T) {
 	w := newWorld(t)
 	ctx, cancel := context.WithCancel(within(t))
 	var pid uint32
-	_, err := w.start(t, ctx, &pb.StartRequest{Process: bash("read a; exit 5")}, func(h *heard) { pid = h.pid; cancel() })
+	_, err := w.start(
+		t,
+		ctx,
+		&pb.StartRequest{Process: bash("read a; exit 5")},
+		func(h *heard) { pid = h.pid; cancel() },
+	)
 	if !errors.Is(err, context.Canceled) && connect.CodeOf(err) != connect.CodeCanceled {
 		t.Fatalf("error %v, want canceled", err)
 	}
@@ -233,9 +245,15 @@ func TestDisconnect(t *testing.T) {
 	for stream.Receive() {
 		if stream.Msg().GetEvent().GetStart() != nil {
 			in := w.proc.StreamInput(within(t))
-			_ = in.Send(&pb.StreamInputRequest{Event: &pb.StreamInputRequest_Start{Start: &pb.StreamInputRequest_StartEvent{Process: sel}}})
-			_ = in.Send(&pb.StreamInputRequest{Event: &pb.StreamInputRequest_Data{Data: &pb.StreamInputRequest_DataEvent{
-				Input: &pb.ProcessInput{Input: &pb.ProcessInput_Stdin{Stdin: []byte("x\n")}}}}})
+			_ = in.Send(
+				&pb.StreamInputRequest{
+					Event: &pb.StreamInputRequest_Start{Start: &pb.StreamInputRequest_StartEvent{Process: sel}},
+				},
+			)
+			_ = in.Send(
+				&pb.StreamInputRequest{Event: &pb.StreamInputRequest_Data{Data: &pb.StreamInputRequest_DataEvent{
+					Input: &pb.ProcessInput{Input: &pb.ProcessInput_Stdin{Stdin: []byte("x\n")}}}}},
+			)
 			if _, err := in.CloseAndReceive(); err != nil {
 				t.Error(err)
 			}
@@ -267,7 +285,8 @@ func TestFilesystem(t *testing.T) {
 		t.Fatal(err)
 	}
 	info, err := w.files.Stat(ctx, connect.NewRequest(&fspb.StatRequest{Path: w.dir + "/a/f"}))
-	if e := info.Msg.GetEntry(); err != nil || e.GetSize() != 5 || e.GetPermissions() != "-rw-r-----" || e.GetMode() != 0o640 {
+	if e := info.Msg.GetEntry(); err != nil || e.GetSize() != 5 || e.GetPermissions() != "-rw-r-----" ||
+		e.GetMode() != 0o640 {
 		t.Errorf("stat %v, %v", info, err)
 	}
 	list, err := w.files.ListDir(ctx, connect.NewRequest(&fspb.ListDirRequest{Path: w.dir + "/a"}))
@@ -286,7 +305,9 @@ func TestFilesystem(t *testing.T) {
 		t.Error(err)
 	}
 	for path, want := range map[string]connect.Code{w.dir + "/a": connect.CodeNotFound, w.dir + "/g": connect.CodeInvalidArgument, "": connect.CodeInvalidArgument} {
-		if _, err := w.files.ListDir(ctx, connect.NewRequest(&fspb.ListDirRequest{Path: path})); connect.CodeOf(err) != want {
+		if _, err := w.files.ListDir(ctx, connect.NewRequest(&fspb.ListDirRequest{Path: path})); connect.CodeOf(
+			err,
+		) != want {
 			t.Errorf("list %q: %v, want %v", path, err, want)
 		}
 	}
@@ -295,7 +316,10 @@ func TestFilesystem(t *testing.T) {
 func TestWatchers(t *testing.T) {
 	w := newWorld(t)
 	ctx := within(t)
-	stream, err := w.files.WatchDir(ctx, connect.NewRequest(&fspb.WatchDirRequest{Path: w.dir, Recursive: true, IncludeEntry: true}))
+	stream, err := w.files.WatchDir(
+		ctx,
+		connect.NewRequest(&fspb.WatchDirRequest{Path: w.dir, Recursive: true, IncludeEntry: true}),
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -330,12 +354,20 @@ func TestWatchers(t *testing.T) {
 	if _, err := w.files.RemoveWatcher(ctx, connect.NewRequest(&fspb.RemoveWatcherRequest{WatcherId: id})); err != nil {
 		t.Error(err)
 	}
-	if _, err := w.files.GetWatcherEvents(ctx, connect.NewRequest(&fspb.GetWatcherEventsRequest{WatcherId: id})); connect.CodeOf(err) != connect.CodeNotFound {
+	if _, err := w.files.GetWatcherEvents(ctx, connect.NewRequest(&fspb.GetWatcherEventsRequest{WatcherId: id})); connect.CodeOf(
+		err,
+	) != connect.CodeNotFound {
 		t.Errorf("events of a removed watcher: %v", err)
 	}
 }
 
-func (w *world) http(t *testing.T, method, path string, q url.Values, header http.Header, body io.Reader) (int, string) {
+func (w *world) http(
+	t *testing.T,
+	method, path string,
+	q url.Values,
+	header http.Header,
+	body io.Reader,
+) (int, string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(within(t), method, w.url+path+"?"+q.Encode(), body)
 	if err != nil {
@@ -361,10 +393,12 @@ func TestFiles(t *testing.T) {
 	file := w.dir + "/sub/f.bin"
 	data := bytes.Repeat([]byte{0, 255, '\n', 'x'}, 300_000)
 	auth := http.Header{"X-Access-Token": {token}}
-	if status, text := w.http(t, "POST", "/files", url.Values{"path": {file}}, auth, bytes.NewReader(data)); status != 200 || !strings.Contains(text, `"name":"f.bin"`) {
+	if status, text := w.http(t, "POST", "/files", url.Values{"path": {file}}, auth, bytes.NewReader(data)); status != 200 ||
+		!strings.Contains(text, `"name":"f.bin"`) {
 		t.Fatalf("upload %d %s", status, text)
 	}
-	if status, text := w.http(t, "GET", "/files", url.Values{"path": {file}}, auth, nil); status != 200 || text != string(data) {
+	if status, text := w.http(t, "GET", "/files", url.Values{"path": {file}}, auth, nil); status != 200 ||
+		text != string(data) {
 		t.Fatalf("download %d, %d bytes; want %d", status, len(text), len(data))
 	}
 	for name, c := range map[string]struct {
@@ -393,10 +427,13 @@ func TestFiles(t *testing.T) {
 	}
 	parts.Close()
 	header := http.Header{"X-Access-Token": {token}, "Content-Type": {parts.FormDataContentType()}}
-	if status, text := w.http(t, "POST", "/files", nil, header, &form); status != 200 || strings.Count(text, `"type":"file"`) != 2 {
+	if status, text := w.http(t, "POST", "/files", nil, header, &form); status != 200 ||
+		strings.Count(text, `"type":"file"`) != 2 {
 		t.Fatalf("parts: %d %s", status, text)
 	}
-	body, err := json.Marshal(map[string]any{"source_paths": []string{w.dir + "/m/1", w.dir + "/m/2"}, "destination": w.dir + "/m/all"})
+	body, err := json.Marshal(
+		map[string]any{"source_paths": []string{w.dir + "/m/1", w.dir + "/m/2"}, "destination": w.dir + "/m/all"},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -429,7 +466,8 @@ func TestSignedURLs(t *testing.T) {
 	if status, text := w.http(t, "POST", "/files", query("write", file, "", &until), nil, strings.NewReader("x")); status != 200 {
 		t.Fatalf("signed upload: %d %s", status, text)
 	}
-	if status, text := w.http(t, "GET", "/files", query("read", file, "root", nil), nil, nil); status != 200 || text != "x" {
+	if status, text := w.http(t, "GET", "/files", query("read", file, "root", nil), nil, nil); status != 200 ||
+		text != "x" {
 		t.Fatalf("signed download: %d %s", status, text)
 	}
 	other := query("read", file, "", nil)
@@ -470,7 +508,12 @@ func TestMetadata(t *testing.T) {
 	w := newWorld(t)
 	file := filepath.Join(w.dir, "noted")
 	post := func(h http.Header) (int, string) {
-		req, err := http.NewRequestWithContext(within(t), http.MethodPost, w.url+"/files?path="+url.QueryEscape(file), strings.NewReader("x"))
+		req, err := http.NewRequestWithContext(
+			within(t),
+			http.MethodPost,
+			w.url+"/files?path="+url.QueryEscape(file),
+			strings.NewReader("x"),
+		)
 		if err != nil {
 			t.Fatal(err)
 		}

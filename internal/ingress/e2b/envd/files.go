@@ -151,7 +151,11 @@ func (s *Server) uploadParts(w http.ResponseWriter, r *http.Request, parts *mult
 			break
 		}
 		if err != nil || n == maxParts {
-			fail(w, http.StatusBadRequest, fmt.Sprintf("part %d of the body: not multipart/form-data, or more than %d parts", n+1, maxParts))
+			fail(
+				w,
+				http.StatusBadRequest,
+				fmt.Sprintf("part %d of the body: not multipart/form-data, or more than %d parts", n+1, maxParts),
+			)
 			return
 		}
 		name := partName(part)
@@ -245,8 +249,13 @@ func metadataOf(h http.Header) (map[string]string, error) {
 		}
 		key = strings.ToLower(key)
 		value := values[len(values)-1]
-		if key == "" || len(key) > maxMetadataKey || strings.ContainsFunc(key+value, func(c rune) bool { return c < ' ' || c > '~' }) {
-			return nil, fmt.Errorf("header %.60s: a key of metadata has 1 to %d bytes, and both key and value are visible ASCII", name, maxMetadataKey)
+		if key == "" || len(key) > maxMetadataKey ||
+			strings.ContainsFunc(key+value, func(c rune) bool { return c < ' ' || c > '~' }) {
+			return nil, fmt.Errorf(
+				"header %.60s: a key of metadata has 1 to %d bytes, and both key and value are visible ASCII",
+				name,
+				maxMetadataKey,
+			)
 		}
 		if total += metadataPrefix + len(key) + len(value); total > maxMetadata {
 			return nil, fmt.Errorf("the metadata has more than %d bytes", maxMetadata)
@@ -273,7 +282,11 @@ func (s *Server) compose(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if len(req.Sources) == 0 || len(req.Sources) > maxSources || req.Destination == "" {
-		fail(w, http.StatusBadRequest, fmt.Sprintf("source_paths and destination: give 1 to %d sources and a destination", maxSources))
+		fail(
+			w,
+			http.StatusBadRequest,
+			fmt.Sprintf("source_paths and destination: give 1 to %d sources and a destination", maxSources),
+		)
 		return
 	}
 	ctx, g := r.Context(), targetOf(r.Context()).Guest

@@ -29,7 +29,10 @@ func tilde(p string) string {
 
 func pathOf(p string) (string, error) {
 	if p == "" {
-		return "", connect.NewError(connect.CodeInvalidArgument, errors.New("path: is empty; give a path, absolute or relative to the user's home"))
+		return "", connect.NewError(
+			connect.CodeInvalidArgument,
+			errors.New("path: is empty; give a path, absolute or relative to the user's home"),
+		)
 	}
 	return tilde(p), nil
 }
@@ -55,7 +58,10 @@ func entryOf(i guestapi.FileInfo) *pb.EntryInfo {
 	return e
 }
 
-func (f *filesystem) Stat(ctx context.Context, req *connect.Request[pb.StatRequest]) (*connect.Response[pb.StatResponse], error) {
+func (f *filesystem) Stat(
+	ctx context.Context,
+	req *connect.Request[pb.StatRequest],
+) (*connect.Response[pb.StatResponse], error) {
 	p, err := pathOf(req.Msg.GetPath())
 	if err != nil {
 		return nil, err
@@ -67,7 +73,10 @@ func (f *filesystem) Stat(ctx context.Context, req *connect.Request[pb.StatReque
 	return connect.NewResponse(&pb.StatResponse{Entry: entryOf(info)}), nil
 }
 
-func (f *filesystem) MakeDir(ctx context.Context, req *connect.Request[pb.MakeDirRequest]) (*connect.Response[pb.MakeDirResponse], error) {
+func (f *filesystem) MakeDir(
+	ctx context.Context,
+	req *connect.Request[pb.MakeDirRequest],
+) (*connect.Response[pb.MakeDirResponse], error) {
 	p, err := pathOf(req.Msg.GetPath())
 	if err != nil {
 		return nil, err
@@ -79,7 +88,10 @@ func (f *filesystem) MakeDir(ctx context.Context, req *connect.Request[pb.MakeDi
 	return connect.NewResponse(&pb.MakeDirResponse{Entry: entryOf(info)}), nil
 }
 
-func (f *filesystem) Move(ctx context.Context, req *connect.Request[pb.MoveRequest]) (*connect.Response[pb.MoveResponse], error) {
+func (f *filesystem) Move(
+	ctx context.Context,
+	req *connect.Request[pb.MoveRequest],
+) (*connect.Response[pb.MoveResponse], error) {
 	from, err := pathOf(req.Msg.GetSource())
 	if err != nil {
 		return nil, err
@@ -98,7 +110,10 @@ func (f *filesystem) Move(ctx context.Context, req *connect.Request[pb.MoveReque
 // maxDepth bounds how deep one listing goes; the guest bounds how many entries it gives.
 const maxDepth = 64
 
-func (f *filesystem) ListDir(ctx context.Context, req *connect.Request[pb.ListDirRequest]) (*connect.Response[pb.ListDirResponse], error) {
+func (f *filesystem) ListDir(
+	ctx context.Context,
+	req *connect.Request[pb.ListDirRequest],
+) (*connect.Response[pb.ListDirResponse], error) {
 	p, err := pathOf(req.Msg.GetPath())
 	if err != nil {
 		return nil, err
@@ -115,7 +130,10 @@ func (f *filesystem) ListDir(ctx context.Context, req *connect.Request[pb.ListDi
 	return connect.NewResponse(out), nil
 }
 
-func (f *filesystem) Remove(ctx context.Context, req *connect.Request[pb.RemoveRequest]) (*connect.Response[pb.RemoveResponse], error) {
+func (f *filesystem) Remove(
+	ctx context.Context,
+	req *connect.Request[pb.RemoveRequest],
+) (*connect.Response[pb.RemoveResponse], error) {
 	p, err := pathOf(req.Msg.GetPath())
 	if err != nil {
 		return nil, err
@@ -174,7 +192,11 @@ func (w *watch) event(ctx context.Context, e guestapi.FileEvent) *pb.FilesystemE
 	return out
 }
 
-func (f *filesystem) WatchDir(ctx context.Context, req *connect.Request[pb.WatchDirRequest], out *connect.ServerStream[pb.WatchDirResponse]) error {
+func (f *filesystem) WatchDir(
+	ctx context.Context,
+	req *connect.Request[pb.WatchDirRequest],
+	out *connect.ServerStream[pb.WatchDirResponse],
+) error {
 	w, err := watched(ctx, req.Msg.GetPath(), userOf(req.Header()), req.Msg.GetRecursive(), req.Msg.GetIncludeEntry())
 	if err != nil {
 		return err

@@ -43,7 +43,13 @@ func (e *empty) Read(context.Context, string, string, int64, int64) (guestapi.Fi
 	e.read = true
 	return guestapi.FileInfo{}, nil, guestapi.ErrNotFound
 }
-func (e *empty) Write(_ context.Context, path string, opt guestapi.WriteOptions, r io.Reader) (guestapi.FileInfo, error) {
+
+func (e *empty) Write(
+	_ context.Context,
+	path string,
+	opt guestapi.WriteOptions,
+	r io.Reader,
+) (guestapi.FileInfo, error) {
 	if _, err := io.Copy(io.Discard, r); err != nil {
 		return guestapi.FileInfo{}, err
 	}
@@ -82,14 +88,25 @@ func FuzzConnect(f *testing.F) {
 		"filesystem.Filesystem/Move", "filesystem.Filesystem/Remove", "filesystem.Filesystem/MakeDir", "filesystem.Filesystem/WatchDir",
 		"filesystem.Filesystem/CreateWatcher", "filesystem.Filesystem/GetWatcherEvents", "filesystem.Filesystem/RemoveWatcher",
 	}
-	kinds := []string{"application/connect+json", "application/connect+proto", "application/json", "application/proto", "application/grpc", "application/grpc-web"}
+	kinds := []string{
+		"application/connect+json",
+		"application/connect+proto",
+		"application/json",
+		"application/proto",
+		"application/grpc",
+		"application/grpc-web",
+	}
 	f.Add(uint8(0), uint8(0), []byte("\x00\x00\x00\x00\x20{\"process\":{\"cmd\":\"/bin/true\"}} "))
 	f.Add(uint8(0), uint8(1), []byte("\x00\xff\xff\xff\xff"))
 	f.Add(uint8(8), uint8(2), []byte(`{"path":"a"}`))
 	f.Add(uint8(13), uint8(1), []byte("\x01\x00\x00\x00\x03\x0a\x01a"))
 	f.Fuzz(func(t *testing.T, method, kind uint8, body []byte) {
 		name := methods[int(method)%len(methods)]
-		h := http.Header{"Content-Type": {kinds[int(kind)%len(kinds)]}, "X-Access-Token": {token}, "Connect-Timeout-Ms": {"1000"}}
+		h := http.Header{
+			"Content-Type":       {kinds[int(kind)%len(kinds)]},
+			"X-Access-Token":     {token},
+			"Connect-Timeout-Ms": {"1000"},
+		}
 		w, g := ask(http.MethodPost, "/"+name, h, body)
 		if w.Code < 200 || w.Code > 599 || len(g.written) > 0 || g.read {
 			t.Errorf("%s with %q: %d, wrote %v", name, body, w.Code, g.written)
@@ -106,7 +123,10 @@ func FuzzUpload(f *testing.F) {
 	f.Add("--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"/a\"\r\n\r\nx\r\n--b--\r\n", "b")
 	f.Add("--b\r\nContent-Disposition: form-data; name=file; filename*=utf-8''%2e%2e\r\n\r\n", "b")
 	f.Fuzz(func(t *testing.T, body, boundary string) {
-		h := http.Header{"Content-Type": {"multipart/form-data; boundary=\"" + boundary + "\""}, "X-Access-Token": {token}}
+		h := http.Header{
+			"Content-Type":   {"multipart/form-data; boundary=\"" + boundary + "\""},
+			"X-Access-Token": {token},
+		}
 		w, g := ask(http.MethodPost, "/files", h, []byte(body))
 		if (w.Code == http.StatusOK) && len(g.written) == 0 || w.Code >= 500 {
 			t.Errorf("%q: %d %s, wrote %q", body, w.Code, w.Body, g.written)
@@ -134,7 +154,8 @@ func FuzzSignature(f *testing.F) {
 		if err == nil {
 			given = &n
 		}
-		opens := file != "" && signature == envd.Sign(file, "read", user, token, given) && (until == "" || err == nil && n >= time.Now().Unix()-1)
+		opens := file != "" && signature == envd.Sign(file, "read", user, token, given) &&
+			(until == "" || err == nil && n >= time.Now().Unix()-1)
 		if g.read && !opens {
 			t.Errorf("%q of %q until %q was opened by %q", file, user, until, signature)
 		}
@@ -149,7 +170,8 @@ func FuzzMetadata(f *testing.F) {
 	f.Fuzz(func(t *testing.T, key, value string) {
 		h := http.Header{"X-Access-Token": {token}, "X-Metadata-" + key: {value}}
 		w, g := ask(http.MethodPost, "/files?path=a", h, []byte("x"))
-		if w.Code == http.StatusOK && (key == "" || len(key)+len(value) > 4096 || len(g.written) != 1) || w.Code != http.StatusOK && len(g.written) > 0 {
+		if w.Code == http.StatusOK && (key == "" || len(key)+len(value) > 4096 || len(g.written) != 1) ||
+			w.Code != http.StatusOK && len(g.written) > 0 {
 			t.Errorf("%q=%q: %d, wrote %v", key, value, w.Code, g.written)
 		}
 	})

@@ -40,10 +40,16 @@ func refOf(sel *pb.ProcessSelector) (guestapi.ProcessRef, error) {
 			return guestapi.ProcessRef{Tag: x.Tag}, nil
 		}
 	}
-	return guestapi.ProcessRef{}, connect.NewError(connect.CodeInvalidArgument, errors.New("process: give a pid or a tag"))
+	return guestapi.ProcessRef{}, connect.NewError(
+		connect.CodeInvalidArgument,
+		errors.New("process: give a pid or a tag"),
+	)
 }
 
-func (p *processes) List(ctx context.Context, _ *connect.Request[pb.ListRequest]) (*connect.Response[pb.ListResponse], error) {
+func (p *processes) List(
+	ctx context.Context,
+	_ *connect.Request[pb.ListRequest],
+) (*connect.Response[pb.ListResponse], error) {
 	list, err := targetOf(ctx).Guest.Processes(ctx)
 	if err != nil {
 		return nil, rpcError(err)
@@ -81,7 +87,10 @@ func sizeOf(p *pb.PTY) (*guestapi.Size, error) {
 	}
 	rows, cols := p.GetSize().GetRows(), p.GetSize().GetCols()
 	if rows > math.MaxUint16 || cols > math.MaxUint16 {
-		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("pty.size: %d rows and %d columns; the most is %d", rows, cols, math.MaxUint16))
+		return nil, connect.NewError(
+			connect.CodeInvalidArgument,
+			fmt.Errorf("pty.size: %d rows and %d columns; the most is %d", rows, cols, math.MaxUint16),
+		)
 	}
 	return &guestapi.Size{Rows: uint16(rows), Cols: uint16(cols)}, nil
 }
@@ -89,19 +98,28 @@ func sizeOf(p *pb.PTY) (*guestapi.Size, error) {
 func specOf(req *pb.StartRequest, user string) (guestapi.ProcessSpec, error) {
 	cfg := req.GetProcess()
 	if cfg.GetCmd() == "" {
-		return guestapi.ProcessSpec{}, connect.NewError(connect.CodeInvalidArgument, errors.New("process.cmd: is empty; name a program"))
+		return guestapi.ProcessSpec{}, connect.NewError(
+			connect.CodeInvalidArgument,
+			errors.New("process.cmd: is empty; name a program"),
+		)
 	}
 	size, err := sizeOf(req.GetPty())
 	if err != nil {
 		return guestapi.ProcessSpec{}, err
 	}
 	return guestapi.ProcessSpec{
-		Argv: append([]string{cfg.GetCmd()}, cfg.GetArgs()...), Env: cfg.GetEnvs(), Dir: tilde(cfg.GetCwd()), User: user,
+		Argv: append(
+			[]string{cfg.GetCmd()},
+			cfg.GetArgs()...), Env: cfg.GetEnvs(), Dir: tilde(cfg.GetCwd()), User: user,
 		Tag: req.GetTag(), Stdin: req.Stdin == nil || req.GetStdin(), PTY: size,
 	}, nil
 }
 
-func (p *processes) Start(ctx context.Context, req *connect.Request[pb.StartRequest], out *connect.ServerStream[pb.StartResponse]) error {
+func (p *processes) Start(
+	ctx context.Context,
+	req *connect.Request[pb.StartRequest],
+	out *connect.ServerStream[pb.StartResponse],
+) error {
 	spec, err := specOf(req.Msg, userOf(req.Header()))
 	if err != nil {
 		return err
@@ -124,7 +142,11 @@ func (p *processes) Start(ctx context.Context, req *connect.Request[pb.StartRequ
 	})
 }
 
-func (p *processes) Connect(ctx context.Context, req *connect.Request[pb.ConnectRequest], out *connect.ServerStream[pb.ConnectResponse]) error {
+func (p *processes) Connect(
+	ctx context.Context,
+	req *connect.Request[pb.ConnectRequest],
+	out *connect.ServerStream[pb.ConnectResponse],
+) error {
 	ref, err := refOf(req.Msg.GetProcess())
 	if err != nil {
 		return err
@@ -162,7 +184,13 @@ func (s *Server) keep(t Target, proc guestapi.Process) func() {
 
 // follow sends what a process says until it ends, the caller leaves (the process goes on), or the
 // caller's deadline passes (the process and its children are killed: the deadline is the command's).
-func follow(ctx context.Context, t Target, proc guestapi.Process, h http.Header, send func(*pb.ProcessEvent) error) error {
+func follow(
+	ctx context.Context,
+	t Target,
+	proc guestapi.Process,
+	h http.Header,
+	send func(*pb.ProcessEvent) error,
+) error {
 	pid := proc.PID()
 	if err := send(&pb.ProcessEvent{Event: &pb.ProcessEvent_Start{Start: &pb.ProcessEvent_StartEvent{Pid: pid}}}); err != nil {
 		return err
@@ -174,7 +202,10 @@ func follow(ctx context.Context, t Target, proc guestapi.Process, h http.Header,
 			return nil
 		case errors.Is(ctx.Err(), context.DeadlineExceeded):
 			kill(ctx, t, pid)
-			return connect.NewError(connect.CodeDeadlineExceeded, errors.New("the command did not end in time and was killed"))
+			return connect.NewError(
+				connect.CodeDeadlineExceeded,
+				errors.New("the command did not end in time and was killed"),
+			)
 		case err != nil:
 			return rpcError(err)
 		}
@@ -188,7 +219,11 @@ func follow(ctx context.Context, t Target, proc guestapi.Process, h http.Header,
 }
 
 func kill(ctx context.Context, t Target, pid uint32) {
-	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), 10*time.Second, errors.New("kill took too long"))
+	ctx, cancel := context.WithTimeoutCause(
+		context.WithoutCancel(ctx),
+		10*time.Second,
+		errors.New("kill took too long"),
+	)
 	defer cancel()
 	// The guest kills the command a second later by itself: nothing more can be done here.
 	_ = t.Guest.Signal(ctx, guestapi.ProcessRef{PID: pid}, int(syscall.SIGKILL), true)
@@ -205,7 +240,12 @@ func pingEvery(h http.Header) time.Duration {
 	return time.Duration(n) * time.Second
 }
 
-func nextOrPing(ctx context.Context, proc guestapi.Process, every time.Duration, send func(*pb.ProcessEvent) error) (guestapi.Event, error) {
+func nextOrPing(
+	ctx context.Context,
+	proc guestapi.Process,
+	every time.Duration,
+	send func(*pb.ProcessEvent) error,
+) (guestapi.Event, error) {
 	for {
 		wait, cancel := context.WithTimeoutCause(ctx, every, errPing)
 		e, err := proc.Next(wait)
@@ -240,7 +280,11 @@ func eventOf(e guestapi.Event) *pb.ProcessEvent {
 
 // endOf: a process ended by a signal has exit code -1 and says which, as Go's os/exec has it.
 func endOf(x guestapi.Exit) *pb.ProcessEvent_EndEvent {
-	end := &pb.ProcessEvent_EndEvent{ExitCode: int32(x.Code), Exited: true, Status: fmt.Sprintf("exit status %d", x.Code)}
+	end := &pb.ProcessEvent_EndEvent{
+		ExitCode: int32(x.Code),
+		Exited:   true,
+		Status:   fmt.Sprintf("exit status %d", x.Code),
+	}
 	if x.Signal != 0 {
 		end.ExitCode, end.Exited = -1, false
 		end.Status = "signal: " + syscall.Signal(x.Signal).String()
@@ -276,7 +320,10 @@ func (p *processes) withProcess(ctx context.Context, sel *pb.ProcessSelector, do
 	return rpcError(do(proc))
 }
 
-func (p *processes) Update(ctx context.Context, req *connect.Request[pb.UpdateRequest]) (*connect.Response[pb.UpdateResponse], error) {
+func (p *processes) Update(
+	ctx context.Context,
+	req *connect.Request[pb.UpdateRequest],
+) (*connect.Response[pb.UpdateResponse], error) {
 	size, err := sizeOf(req.Msg.GetPty())
 	if err != nil {
 		return nil, err
@@ -295,7 +342,10 @@ func inputOf(in *pb.ProcessInput) []byte {
 	return in.GetStdin()
 }
 
-func (p *processes) SendInput(ctx context.Context, req *connect.Request[pb.SendInputRequest]) (*connect.Response[pb.SendInputResponse], error) {
+func (p *processes) SendInput(
+	ctx context.Context,
+	req *connect.Request[pb.SendInputRequest],
+) (*connect.Response[pb.SendInputResponse], error) {
 	err := p.withProcess(ctx, req.Msg.GetProcess(), func(proc guestapi.Process) error {
 		_, err := proc.Write(inputOf(req.Msg.GetInput()))
 		return err
@@ -303,14 +353,23 @@ func (p *processes) SendInput(ctx context.Context, req *connect.Request[pb.SendI
 	return connect.NewResponse(&pb.SendInputResponse{}), err
 }
 
-func (p *processes) CloseStdin(ctx context.Context, req *connect.Request[pb.CloseStdinRequest]) (*connect.Response[pb.CloseStdinResponse], error) {
+func (p *processes) CloseStdin(
+	ctx context.Context,
+	req *connect.Request[pb.CloseStdinRequest],
+) (*connect.Response[pb.CloseStdinResponse], error) {
 	err := p.withProcess(ctx, req.Msg.GetProcess(), func(proc guestapi.Process) error { return proc.CloseInput() })
 	return connect.NewResponse(&pb.CloseStdinResponse{}), err
 }
 
-func (p *processes) StreamInput(ctx context.Context, in *connect.ClientStream[pb.StreamInputRequest]) (*connect.Response[pb.StreamInputResponse], error) {
+func (p *processes) StreamInput(
+	ctx context.Context,
+	in *connect.ClientStream[pb.StreamInputRequest],
+) (*connect.Response[pb.StreamInputResponse], error) {
 	if !in.Receive() || in.Msg().GetStart() == nil {
-		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("the first message of the stream must be start"))
+		return nil, connect.NewError(
+			connect.CodeInvalidArgument,
+			errors.New("the first message of the stream must be start"),
+		)
 	}
 	err := p.withProcess(ctx, in.Msg().GetStart().GetProcess(), func(proc guestapi.Process) error {
 		for in.Receive() {
@@ -325,14 +384,20 @@ func (p *processes) StreamInput(ctx context.Context, in *connect.ClientStream[pb
 	return connect.NewResponse(&pb.StreamInputResponse{}), err
 }
 
-func (p *processes) SendSignal(ctx context.Context, req *connect.Request[pb.SendSignalRequest]) (*connect.Response[pb.SendSignalResponse], error) {
+func (p *processes) SendSignal(
+	ctx context.Context,
+	req *connect.Request[pb.SendSignalRequest],
+) (*connect.Response[pb.SendSignalResponse], error) {
 	ref, err := refOf(req.Msg.GetProcess())
 	if err != nil {
 		return nil, err
 	}
 	sig := req.Msg.GetSignal()
 	if sig != pb.Signal_SIGNAL_SIGKILL && sig != pb.Signal_SIGNAL_SIGTERM {
-		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("signal: %s is not SIGNAL_SIGTERM or SIGNAL_SIGKILL", sig))
+		return nil, connect.NewError(
+			connect.CodeInvalidArgument,
+			fmt.Errorf("signal: %s is not SIGNAL_SIGTERM or SIGNAL_SIGKILL", sig),
+		)
 	}
 	// The whole group: the program is a shell more often than not, and what it runs is meant.
 	err = targetOf(ctx).Guest.Signal(ctx, ref, int(sig), true)

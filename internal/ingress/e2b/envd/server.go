@@ -70,7 +70,10 @@ func New() *Server {
 	s.mux.Handle(path, s.private(h))
 	path, h = filesystemconnect.NewFilesystemHandler(&filesystem{s}, opts...)
 	s.mux.Handle(path, s.private(h))
-	s.mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
+	s.mux.HandleFunc(
+		"GET /health",
+		func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) },
+	)
 	s.mux.Handle("GET /metrics", s.private(http.HandlerFunc(s.metrics)))
 	s.mux.Handle("GET /envs", s.private(http.HandlerFunc(s.envs)))
 	s.mux.HandleFunc("GET /files", s.download)

@@ -65,7 +65,10 @@ func (p *polledWatcher) take() ([]*pb.FilesystemEvent, error) {
 	return nil, p.err
 }
 
-func (f *filesystem) CreateWatcher(ctx context.Context, req *connect.Request[pb.CreateWatcherRequest]) (*connect.Response[pb.CreateWatcherResponse], error) {
+func (f *filesystem) CreateWatcher(
+	ctx context.Context,
+	req *connect.Request[pb.CreateWatcherRequest],
+) (*connect.Response[pb.CreateWatcherResponse], error) {
 	w, err := watched(ctx, req.Msg.GetPath(), userOf(req.Header()), req.Msg.GetRecursive(), req.Msg.GetIncludeEntry())
 	if err != nil {
 		return nil, err
@@ -83,17 +86,26 @@ func (f *filesystem) CreateWatcher(ctx context.Context, req *connect.Request[pb.
 	f.s.mu.Unlock()
 	if full {
 		stop(nil)
-		return nil, connect.NewError(connect.CodeResourceExhausted, errors.Join(fmt.Errorf("there are %d watchers; remove some", maxWatchers), w.from.Close()))
+		return nil, connect.NewError(
+			connect.CodeResourceExhausted,
+			errors.Join(fmt.Errorf("there are %d watchers; remove some", maxWatchers), w.from.Close()),
+		)
 	}
 	p.idle = time.AfterFunc(watcherUnused, func() { f.s.dropWatcher(name) })
 	go p.run(life, w)
 	return connect.NewResponse(&pb.CreateWatcherResponse{WatcherId: name}), nil
 }
 
-func (f *filesystem) GetWatcherEvents(ctx context.Context, req *connect.Request[pb.GetWatcherEventsRequest]) (*connect.Response[pb.GetWatcherEventsResponse], error) {
+func (f *filesystem) GetWatcherEvents(
+	ctx context.Context,
+	req *connect.Request[pb.GetWatcherEventsRequest],
+) (*connect.Response[pb.GetWatcherEventsResponse], error) {
 	p := f.s.watcher(req.Msg.GetWatcherId(), targetOf(ctx).ID)
 	if p == nil {
-		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("watcher %q is not there", req.Msg.GetWatcherId()))
+		return nil, connect.NewError(
+			connect.CodeNotFound,
+			fmt.Errorf("watcher %q is not there", req.Msg.GetWatcherId()),
+		)
 	}
 	p.idle.Reset(watcherUnused)
 	events, err := p.take()
@@ -103,9 +115,15 @@ func (f *filesystem) GetWatcherEvents(ctx context.Context, req *connect.Request[
 	return connect.NewResponse(&pb.GetWatcherEventsResponse{Events: events}), nil
 }
 
-func (f *filesystem) RemoveWatcher(ctx context.Context, req *connect.Request[pb.RemoveWatcherRequest]) (*connect.Response[pb.RemoveWatcherResponse], error) {
+func (f *filesystem) RemoveWatcher(
+	ctx context.Context,
+	req *connect.Request[pb.RemoveWatcherRequest],
+) (*connect.Response[pb.RemoveWatcherResponse], error) {
 	if f.s.watcher(req.Msg.GetWatcherId(), targetOf(ctx).ID) == nil {
-		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("watcher %q is not there", req.Msg.GetWatcherId()))
+		return nil, connect.NewError(
+			connect.CodeNotFound,
+			fmt.Errorf("watcher %q is not there", req.Msg.GetWatcherId()),
+		)
 	}
 	f.s.dropWatcher(req.Msg.GetWatcherId())
 	return connect.NewResponse(&pb.RemoveWatcherResponse{}), nil

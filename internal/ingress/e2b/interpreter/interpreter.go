@@ -218,7 +218,14 @@ func (s *Server) execute(w http.ResponseWriter, r *http.Request, t Target) {
 		return
 	}
 	out := &lines{w: w, flush: http.NewResponseController(w)}
-	_, err = s.runner.Run(r.Context(), t.ID, t.Guest, c, repl.Cell{Code: req.Code, Env: req.Env, Begun: out.begin}, out.event)
+	_, err = s.runner.Run(
+		r.Context(),
+		t.ID,
+		t.Guest,
+		c,
+		repl.Cell{Code: req.Code, Env: req.Env, Begun: out.begin},
+		out.event,
+	)
 	switch {
 	case err == nil:
 		err = out.send(map[string]any{"type": "end_of_execution"})
@@ -226,8 +233,10 @@ func (s *Server) execute(w http.ResponseWriter, r *http.Request, t Target) {
 		fail(w, err)
 		return
 	default:
-		err = errors.Join(out.send(map[string]any{"type": "error", "name": "ExecutionEnded", "value": err.Error(), "traceback": ""}),
-			out.send(map[string]any{"type": "unexpected_end_of_execution"}))
+		err = errors.Join(
+			out.send(map[string]any{"type": "error", "name": "ExecutionEnded", "value": err.Error(), "traceback": ""}),
+			out.send(map[string]any{"type": "unexpected_end_of_execution"}),
+		)
 	}
 	// The client that cannot be written to has gone; the cell has ended, so nothing is owed to anybody.
 	_ = err
@@ -270,7 +279,13 @@ var forms = map[string]string{
 func (l *lines) event(e repl.Event) error {
 	switch e.Kind {
 	case repl.Stdout, repl.Stderr:
-		return l.send(map[string]any{"type": string(e.Kind), "text": e.Text, "timestamp": time.Now().UTC().Format(time.RFC3339Nano)})
+		return l.send(
+			map[string]any{
+				"type":      string(e.Kind),
+				"text":      e.Text,
+				"timestamp": time.Now().UTC().Format(time.RFC3339Nano),
+			},
+		)
 	case repl.Count:
 		return l.send(map[string]any{"type": "number_of_executions", "execution_count": e.Count})
 	case repl.Failed:

@@ -97,17 +97,23 @@ func TestExecute(t *testing.T) {
 	}
 	got := w.run(`{"code":"import os\nprint('grüße')\nos.environ['A']","env_vars":{"A":"b"}}`)
 	if kinds(got) != "number_of_executions stdout result end_of_execution" || got[0]["execution_count"] != 1.0 || got[1]["text"] != "grüße\n" ||
-		got[1]["timestamp"] == nil || got[2]["text"] != "'b'" || got[2]["is_main_result"] != true {
+		got[1]["timestamp"] == nil ||
+		got[2]["text"] != "'b'" ||
+		got[2]["is_main_result"] != true {
 		t.Errorf("lines %v", got)
 	}
 	got = w.run(`{"code":"import sys; 1/0 if print('x', file=sys.stderr) is None else 0","language":"python"}`)
 	// The outputs are streams of their own: what is printed there comes before the end, and not before anything else.
 	failed := got[slices.IndexFunc(got, func(l map[string]any) bool { return l["type"] == "error" })]
 	if k := kinds(got); !strings.HasSuffix(k, " end_of_execution") || !strings.Contains(k, "stderr") || got[0]["execution_count"] != 2.0 ||
-		failed["name"] != "ZeroDivisionError" || failed["value"] != "division by zero" || failed["traceback"] == "" {
+		failed["name"] != "ZeroDivisionError" ||
+		failed["value"] != "division by zero" ||
+		failed["traceback"] == "" {
 		t.Errorf("lines of a failing cell %v", got)
 	}
-	got = w.run(`{"code":"class T:\n  def _repr_html_(self): return '<b>'\n  def _repr_mimebundle_(self, **k): return {'text/html': '<b>', 'a/b': 1, 'application/vnd.pandastack.chart+json': {'type': 'pie'}}\nT()"}`)
+	got = w.run(
+		`{"code":"class T:\n  def _repr_html_(self): return '<b>'\n  def _repr_mimebundle_(self, **k): return {'text/html': '<b>', 'a/b': 1, 'application/vnd.pandastack.chart+json': {'type': 'pie'}}\nT()"}`,
+	)
 	if kinds(got) != "number_of_executions result end_of_execution" {
 		t.Fatalf("lines of a rich value %v", got)
 	}
@@ -128,7 +134,11 @@ func TestAnswerBegins(t *testing.T) {
 	mark := filepath.Join(t.TempDir(), "go-on")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	code, err := json.Marshal(map[string]string{"code": fmt.Sprintf("import os, time\nwhile not os.path.exists(%q): time.sleep(0.01)\n6 * 7", mark)})
+	code, err := json.Marshal(
+		map[string]string{
+			"code": fmt.Sprintf("import os, time\nwhile not os.path.exists(%q): time.sleep(0.01)\n6 * 7", mark),
+		},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +154,8 @@ func TestAnswerBegins(t *testing.T) {
 	if err := os.WriteFile(mark, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if text, err := io.ReadAll(res.Body); err != nil || res.StatusCode != 200 || !strings.Contains(string(text), `"42"`) {
+	if text, err := io.ReadAll(res.Body); err != nil || res.StatusCode != 200 ||
+		!strings.Contains(string(text), `"42"`) {
 		t.Errorf("%d %s, %v", res.StatusCode, text, err)
 	}
 }
@@ -154,7 +165,9 @@ func TestContexts(t *testing.T) {
 	w := newWorld(t)
 	var one struct{ ID, Language, Cwd string }
 	status, text := w.call("POST", "/contexts", `{"language":"python","cwd":"/tmp"}`)
-	if err := json.Unmarshal([]byte(text), &one); err != nil || status != 201 || one.ID == "" || one.Language != "python" || one.Cwd != "/tmp" {
+	if err := json.Unmarshal([]byte(text), &one); err != nil || status != 201 || one.ID == "" ||
+		one.Language != "python" ||
+		one.Cwd != "/tmp" {
 		t.Fatalf("made: %d %s", status, text)
 	}
 	in := func(code string) []map[string]any {
@@ -170,7 +183,8 @@ func TestContexts(t *testing.T) {
 	if _, text := w.call("GET", "/contexts", ""); strings.Count(text, `"id"`) != 2 || !strings.Contains(text, one.ID) {
 		t.Errorf("contexts %s", text)
 	}
-	if status, text := w.call("POST", "/contexts/"+one.ID+"/restart", ""); status != 200 || !strings.Contains(text, one.ID) {
+	if status, text := w.call("POST", "/contexts/"+one.ID+"/restart", ""); status != 200 ||
+		!strings.Contains(text, one.ID) {
 		t.Errorf("restart: %d %s", status, text)
 	}
 	if got := in("x"); kinds(got) != "number_of_executions error end_of_execution" || got[0]["execution_count"] != 1.0 {

@@ -86,7 +86,11 @@ func encoded(r *http.Request, b *Build) error {
 	if len(data) > 4*maxField {
 		return api.Errorf(api.TooLarge, "the body is larger than %d bytes", 4*maxField)
 	}
-	again := &http.Request{Method: http.MethodPost, Header: r.Header, Body: io.NopCloser(strings.NewReader(string(data)))}
+	again := &http.Request{
+		Method: http.MethodPost,
+		Header: r.Header,
+		Body:   io.NopCloser(strings.NewReader(string(data))),
+	}
 	if err := again.ParseForm(); err != nil {
 		return err
 	}
@@ -122,7 +126,8 @@ func multi(r *http.Request, files Sink, b *Build) error {
 				return err
 			}
 			if len(value) > maxField {
-				return api.Errorf(api.TooLarge, "%s: larger than %d bytes", part.FormName(), maxField).With("field", part.FormName())
+				return api.Errorf(api.TooLarge, "%s: larger than %d bytes", part.FormName(), maxField).
+					With("field", part.FormName())
 			}
 			if err := b.set(part.FormName(), string(value)); err != nil {
 				return err
@@ -218,7 +223,12 @@ func (b *Build) number(name, value string) error {
 	if field, ok := strings.CutPrefix(name, "limits."); ok {
 		return b.limit(field, name, value)
 	}
-	numbers := map[string]*int{"size_mb": &b.SizeMB, "cpu": &b.CPU, "memory_mb": &b.MemoryMB, "step_seconds": &b.StepSeconds}
+	numbers := map[string]*int{
+		"size_mb":      &b.SizeMB,
+		"cpu":          &b.CPU,
+		"memory_mb":    &b.MemoryMB,
+		"step_seconds": &b.StepSeconds,
+	}
 	flags := map[string]*bool{"replace": &b.Replace, "global": &b.Global, "no_cache": &b.NoCache, "memory": &b.Memory}
 	switch {
 	case numbers[name] != nil && value != "":

@@ -40,7 +40,9 @@ func TestLimits(t *testing.T) {
 		return buildform.Read(r, &sink{})
 	}
 	b, err := read("name=x&limits.disk_mib=1&limits.disk_ops=2&limits.network_in_mbit=3&limits.network_out_mbit=4")
-	if want := (api.Limits{DiskMiB: 1, DiskOps: 2, NetworkInMbit: 3, NetworkOutMbit: 4}); err != nil || b.Limits == nil || *b.Limits != want {
+	if want := (api.Limits{DiskMiB: 1, DiskOps: 2, NetworkInMbit: 3, NetworkOutMbit: 4}); err != nil ||
+		b.Limits == nil ||
+		*b.Limits != want {
 		t.Errorf("got %+v, %v", b.Limits, err)
 	}
 	for _, body := range []string{"limits.disk=1", "limits.=1", "limits.disk_mib=many"} {
@@ -88,8 +90,14 @@ func TestFieldsBehindManyFiles(t *testing.T) {
 // FuzzRead: whatever a client sends, what is not taken is refused by an error of the API, and no more is handed on
 // than came.
 func FuzzRead(f *testing.F) {
-	f.Add("multipart/form-data; boundary=b", "--b\r\nContent-Disposition: form-data; name=\"name\"\r\n\r\nx\r\n--b\r\nContent-Disposition: form-data; name=\"a/b\"; filename=\"b\"\r\n\r\ncontent\r\n--b--\r\n")
-	f.Add("multipart/form-data; boundary=b", "--b\r\nContent-Disposition: form-data; name=\"rootfs\"; filename=\"r\"\r\n\r\n\x00\r\n--b--")
+	f.Add(
+		"multipart/form-data; boundary=b",
+		"--b\r\nContent-Disposition: form-data; name=\"name\"\r\n\r\nx\r\n--b\r\nContent-Disposition: form-data; name=\"a/b\"; filename=\"b\"\r\n\r\ncontent\r\n--b--\r\n",
+	)
+	f.Add(
+		"multipart/form-data; boundary=b",
+		"--b\r\nContent-Disposition: form-data; name=\"rootfs\"; filename=\"r\"\r\n\r\n\x00\r\n--b--",
+	)
 	f.Add("application/x-www-form-urlencoded", "name=a&size_mb=12&arg=K=v&replace=true")
 	f.Add("application/json", `{"name":"a","size_mb":1}`)
 	f.Add("", "{}")

@@ -100,7 +100,13 @@ func (f *follower) flush() {
 // error. Every chunk has an id from which the stream can be taken up again without loss, as long as the
 // guest keeps the output. The process goes on when the client goes away. Failures to attach are returned
 // before anything was sent; begin makes the event stream.
-func AttachSSE(ctx context.Context, g guestapi.Guest, ref guestapi.ProcessRef, from guestapi.Offsets, begin func() *SSE) error {
+func AttachSSE(
+	ctx context.Context,
+	g guestapi.Guest,
+	ref guestapi.ProcessRef,
+	from guestapi.Offsets,
+	begin func() *SSE,
+) error {
 	p, err := g.Attach(ctx, ref, from)
 	if err != nil {
 		return GuestError(err, "process")
@@ -124,7 +130,11 @@ func AttachSSE(ctx context.Context, g guestapi.Guest, ref guestapi.ProcessRef, f
 			if took == 0 {
 				took = time.Since(began)
 			}
-			exit := api.ExecExit{ExitCode: ev.Exit.Code, DurationMS: took.Milliseconds(), OutOfMemory: ev.Exit.OutOfMemory}
+			exit := api.ExecExit{
+				ExitCode:    ev.Exit.Code,
+				DurationMS:  took.Milliseconds(),
+				OutOfMemory: ev.Exit.OutOfMemory,
+			}
 			_ = f.sse.Event("exit", exit) // as above
 			return nil
 		}

@@ -121,7 +121,10 @@ func ToSSE(ctx context.Context, g guestapi.Guest, req api.ExecRequest, begin fun
 		_ = sse.Event("error", api.AsError(err))
 		return nil
 	}
-	_ = sse.Event("exit", api.ExecExit{ExitCode: exit.Code, DurationMS: time.Since(began).Milliseconds(), OutOfMemory: exit.OutOfMemory})
+	_ = sse.Event(
+		"exit",
+		api.ExecExit{ExitCode: exit.Code, DurationMS: time.Since(began).Milliseconds(), OutOfMemory: exit.OutOfMemory},
+	)
 	return nil
 }
 

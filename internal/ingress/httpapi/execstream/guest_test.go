@@ -211,11 +211,13 @@ func TestExec(t *testing.T) {
 			if api.CodeOf(err) != tt.code {
 				t.Fatalf("error = %v, want code %q", err, tt.code)
 			}
-			if got.Stdout != tt.want.Stdout || got.Stderr != tt.want.Stderr || got.ExitCode != tt.want.ExitCode || got.OutOfMemory != tt.want.OutOfMemory {
+			if got.Stdout != tt.want.Stdout || got.Stderr != tt.want.Stderr || got.ExitCode != tt.want.ExitCode ||
+				got.OutOfMemory != tt.want.OutOfMemory {
 				t.Errorf("got %+v, want %+v", got, tt.want)
 			}
 			if e, ok := errors.AsType[*api.Error](err); ok && tt.code == api.Timeout {
-				if e.Message != "command timeout after 1.5s" || e.Details["stdout"] != "part" || e.Details["duration_ms"] == nil {
+				if e.Message != "command timeout after 1.5s" || e.Details["stdout"] != "part" ||
+					e.Details["duration_ms"] == nil {
 					t.Errorf("timeout = %q %v", e.Message, e.Details)
 				}
 			}
@@ -228,7 +230,9 @@ func TestExec(t *testing.T) {
 
 func TestExecBoundsOutput(t *testing.T) {
 	big := strings.Repeat("x", api.MaxOutput)
-	g := newGuest(func(guestapi.ProcessSpec) (*process, error) { return proc(out(big), out("y"), errs("e"), exit(0)), nil })
+	g := newGuest(
+		func(guestapi.ProcessSpec) (*process, error) { return proc(out(big), out("y"), errs("e"), exit(0)), nil },
+	)
 	got, err := execstream.Exec(t.Context(), g, api.ExecRequest{Cmd: "x"})
 	if err != nil || len(got.Stdout) != api.MaxOutput || !got.StdoutTruncated || got.StderrTruncated {
 		t.Errorf("%d bytes, truncated %v %v, %v", len(got.Stdout), got.StdoutTruncated, got.StderrTruncated, err)
@@ -313,7 +317,10 @@ func TestAttachTakesUpAgain(t *testing.T) {
 	const text = "aé€😀b€c"
 	p := proc()
 	for i := range len(text) {
-		p.events = append(p.events, guestapi.Event{Stream: guestapi.StreamStdout, Offset: int64(i), Data: []byte(text[i : i+1])})
+		p.events = append(
+			p.events,
+			guestapi.Event{Stream: guestapi.StreamStdout, Offset: int64(i), Data: []byte(text[i : i+1])},
+		)
 	}
 	p.events = append(p.events, exit(4))
 	g := newGuest(func(guestapi.ProcessSpec) (*process, error) { return p, nil })
@@ -503,10 +510,12 @@ func TestTerminal(t *testing.T) {
 		t.Errorf("end: %v, want a normal close", err)
 	}
 	<-served
-	if len(p.sizes) != 2 || p.sizes[0] != (guestapi.Size{Rows: 10, Cols: 20}) || p.sizes[1] != (guestapi.Size{Rows: 30, Cols: 40}) {
+	if len(p.sizes) != 2 || p.sizes[0] != (guestapi.Size{Rows: 10, Cols: 20}) ||
+		p.sizes[1] != (guestapi.Size{Rows: 30, Cols: 40}) {
 		t.Errorf("sizes %v", p.sizes)
 	}
-	if s := g.started[0]; s.PTY == nil || *s.PTY != (guestapi.Size{Rows: 24, Cols: 80}) || s.Env["TERM"] == "" || !strings.Contains(s.Shell, "bash -l") {
+	if s := g.started[0]; s.PTY == nil || *s.PTY != (guestapi.Size{Rows: 24, Cols: 80}) || s.Env["TERM"] == "" ||
+		!strings.Contains(s.Shell, "bash -l") {
 		t.Errorf("started %+v", s)
 	}
 	if len(g.sent()) != 0 {

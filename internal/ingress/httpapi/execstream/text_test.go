@@ -50,7 +50,8 @@ func FuzzText(f *testing.F) {
 func clamp(n, low, high int) int { return min(max(n, low), high) }
 
 func TestOffsets(t *testing.T) {
-	if o, err := execstream.ParseOffsets("1-22-3"); err != nil || o != (guestapi.Offsets{Stdout: 1, Stderr: 22, PTY: 3}) {
+	if o, err := execstream.ParseOffsets("1-22-3"); err != nil ||
+		o != (guestapi.Offsets{Stdout: 1, Stderr: 22, PTY: 3}) {
 		t.Errorf("got %+v, %v", o, err)
 	}
 	if o, err := execstream.ParseOffsets(""); err != nil || o != (guestapi.Offsets{}) {

@@ -132,7 +132,11 @@ func ExecMux(ctx context.Context, g guestapi.Guest, conn *websocket.Conn, defaul
 func (m *mux) handle(ctx context.Context, data []byte) error {
 	var c command
 	if err := json.Unmarshal(data, &c); err != nil {
-		return m.fail(ctx, nil, api.Errorf(api.Invalid, "message is not JSON of the form {id, cmd} or {id, cancel}: %w", err))
+		return m.fail(
+			ctx,
+			nil,
+			api.Errorf(api.Invalid, "message is not JSON of the form {id, cmd} or {id, cancel}: %w", err),
+		)
 	}
 	key := string(c.ID)
 	if key == "" || key == "null" {
@@ -160,7 +164,11 @@ func (m *mux) handle(ctx context.Context, data []byte) error {
 	case known:
 		err = api.Errorf(api.Conflict, "id: a command with this id is running: use another one")
 	case full:
-		err = api.Errorf(api.QuotaExceeded, "%d commands are running on this connection: wait for some to end", maxCommands)
+		err = api.Errorf(
+			api.QuotaExceeded,
+			"%d commands are running on this connection: wait for some to end",
+			maxCommands,
+		)
 	}
 	if err != nil {
 		return m.fail(ctx, c.ID, err)
@@ -185,12 +193,18 @@ func (m *mux) exec(ctx context.Context, cancel context.CancelCauseFunc, key stri
 		}
 		return m.send(ctx, reply{ID: c.ID, Stream: streamName(s), Data: text})
 	}
-	exit, _, err := run(ctx, m.guest, c.ExecRequest, func(uint32) error { return nil }, func(s guestapi.Stream, p []byte) error {
-		if s == guestapi.StreamStderr {
-			return send(s, errs.Take(p))
-		}
-		return send(s, out.Take(p))
-	})
+	exit, _, err := run(
+		ctx,
+		m.guest,
+		c.ExecRequest,
+		func(uint32) error { return nil },
+		func(s guestapi.Stream, p []byte) error {
+			if s == guestapi.StreamStderr {
+				return send(s, errs.Take(p))
+			}
+			return send(s, out.Take(p))
+		},
+	)
 	// The id is free again before the client hears the end, so that it may be used at once.
 	m.mu.Lock()
 	delete(m.running, key)

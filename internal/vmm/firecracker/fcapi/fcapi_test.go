@@ -131,7 +131,8 @@ func TestGates(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			client, seen := answering(t, c.have, noContent)
 			var newer *fcapi.NewerError
-			if err := c.call(t.Context(), client); !errors.As(err, &newer) || newer.Field != c.field || newer.Have != c.have {
+			if err := c.call(t.Context(), client); !errors.As(err, &newer) || newer.Field != c.field ||
+				newer.Have != c.have {
 				t.Errorf("got %v, want that %q is newer", err, c.field)
 			}
 			if *seen != "" {
@@ -145,7 +146,9 @@ func TestAnswers(t *testing.T) {
 	old := fcapi.Version{Major: 1, Minor: 15, Patch: 1}
 	client, _ := answering(t, old, answer("400 ", "{\"fault_message\":\"it\\u0007 is not\"}"))
 	var fault *fcapi.FaultError
-	if err := client.Pause(t.Context()); !errors.As(err, &fault) || fault.Status != 400 || fault.Fault != "it  is not" || fault.Op != "PATCH /vm" {
+	if err := client.Pause(t.Context()); !errors.As(err, &fault) || fault.Status != 400 ||
+		fault.Fault != "it  is not" ||
+		fault.Op != "PATCH /vm" {
 		t.Errorf("got %#v, %v", fault, err)
 	}
 	client, _ = answering(t, old, answer("200 ", `{"id":"m1","state":"Paused","vmm_version":"1.15.1","app_name":"FC"}`))

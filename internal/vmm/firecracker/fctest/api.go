@@ -89,7 +89,10 @@ func (m *monitor) body(r *http.Request) ([]byte, error) {
 	case r.Method != http.MethodGet && r.ContentLength <= 0:
 		return nil, bad("empty %s request.", r.Method)
 	case r.ContentLength > int64(m.settings.payload):
-		return nil, fault{413, fmt.Sprintf("the payload with size %d is larger than the limit of %d", r.ContentLength, m.settings.payload)}
+		return nil, fault{
+			413,
+			fmt.Sprintf("the payload with size %d is larger than the limit of %d", r.ContentLength, m.settings.payload),
+		}
 	}
 	return io.ReadAll(r.Body)
 }
@@ -171,7 +174,9 @@ func fresh(m *monitor) error {
 		return bad("The requested operation is not supported after starting the microVM.")
 	}
 	if m.configured {
-		return bad("Load snapshot error: Loading a microVM snapshot not allowed after configuring boot-specific resources.")
+		return bad(
+			"Load snapshot error: Loading a microVM snapshot not allowed after configuring boot-specific resources.",
+		)
 	}
 	return nil
 }
@@ -193,7 +198,12 @@ func isPaused(m *monitor) error {
 func routes() map[string]route {
 	return map[string]route{
 		"GET /": {do: func(m *monitor, _ string, _ []byte) (any, error) {
-			return map[string]string{"id": m.settings.id, "state": m.phase, "vmm_version": m.version.String(), "app_name": "Firecracker"}, nil
+			return map[string]string{
+				"id":          m.settings.id,
+				"state":       m.phase,
+				"vmm_version": m.version.String(),
+				"app_name":    "Firecracker",
+			}, nil
 		}},
 		"GET /version": {do: func(m *monitor, _ string, _ []byte) (any, error) {
 			return map[string]string{"firecracker_version": m.version.String()}, nil
@@ -206,17 +216,20 @@ func routes() map[string]route {
 		"PUT /network-interfaces/":   {preBoot, (*monitor).putNetwork},
 		"PATCH /network-interfaces/": {booted, (*monitor).patchNetwork},
 		"PUT /vsock":                 {preBoot, (*monitor).putVsock},
-		"PUT /entropy":               {preBoot, func(m *monitor, _ string, _ []byte) (any, error) { m.shape.Entropy = true; return nil, nil }},
-		"PUT /balloon":               {preBoot, (*monitor).putBalloon},
-		"PATCH /balloon":             {booted, (*monitor).patchBalloon},
-		"PUT /hotplug/memory":        {preBoot, (*monitor).putHotplug},
-		"PATCH /hotplug/memory":      {booted, (*monitor).patchHotplug},
-		"PUT /mmds/config":           {preBoot, (*monitor).putMetadataService},
-		"PUT /mmds":                  {nil, (*monitor).putMetadata},
-		"PUT /logger":                {unbooted, func(*monitor, string, []byte) (any, error) { return nil, nil }},
-		"PUT /actions":               {nil, (*monitor).act},
-		"PATCH /vm":                  {booted, (*monitor).patchState},
-		"PUT /snapshot/create":       {isPaused, (*monitor).create},
-		"PUT /snapshot/load":         {fresh, (*monitor).load},
+		"PUT /entropy": {
+			preBoot,
+			func(m *monitor, _ string, _ []byte) (any, error) { m.shape.Entropy = true; return nil, nil },
+		},
+		"PUT /balloon":          {preBoot, (*monitor).putBalloon},
+		"PATCH /balloon":        {booted, (*monitor).patchBalloon},
+		"PUT /hotplug/memory":   {preBoot, (*monitor).putHotplug},
+		"PATCH /hotplug/memory": {booted, (*monitor).patchHotplug},
+		"PUT /mmds/config":      {preBoot, (*monitor).putMetadataService},
+		"PUT /mmds":             {nil, (*monitor).putMetadata},
+		"PUT /logger":           {unbooted, func(*monitor, string, []byte) (any, error) { return nil, nil }},
+		"PUT /actions":          {nil, (*monitor).act},
+		"PATCH /vm":             {booted, (*monitor).patchState},
+		"PUT /snapshot/create":  {isPaused, (*monitor).create},
+		"PUT /snapshot/load":    {fresh, (*monitor).load},
 	}
 }

@@ -21,7 +21,11 @@ func (s said) Read(p []byte) (int, error) { return s.Reader.Read(p) }
 // FuzzParsers gives bodies to every request's schema, and lines to the ways in beside the API.
 func FuzzParsers(f *testing.F) {
 	f.Add([]byte("CONNECT 5252\n"))
-	f.Add([]byte(`{"drive_id":"disk0","path_on_host":"x","is_root_device":false,"rate_limiter":{"ops":{"size":1,"refill_time":1}}}`))
+	f.Add(
+		[]byte(
+			`{"drive_id":"disk0","path_on_host":"x","is_root_device":false,"rate_limiter":{"ops":{"size":1,"refill_time":1}}}`,
+		),
+	)
 	f.Add([]byte("--id a --api-sock b"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		for _, minor := range []int{12, 15, 17} {
@@ -31,11 +35,13 @@ func FuzzParsers(f *testing.F) {
 					t.Errorf("%s took %q", op, data)
 				}
 			}
-			if s, err := parse(v, append([]string{"firecracker"}, strings.Fields(string(data))...)); err == nil && len(s.id) > 64 {
+			if s, err := parse(v, append([]string{"firecracker"}, strings.Fields(string(data))...)); err == nil &&
+				len(s.id) > 64 {
 				t.Errorf("the id %q was taken", s.id)
 			}
 		}
-		if port, err := request(said{Reader: bytes.NewReader(data)}); err == nil && !bytes.HasPrefix(data, []byte("CONNECT ")) {
+		if port, err := request(said{Reader: bytes.NewReader(data)}); err == nil &&
+			!bytes.HasPrefix(data, []byte("CONNECT ")) {
 			t.Errorf("%q was taken for a request for port %d", data, port)
 		}
 		if s, err := parseJailer(strings.Fields(string(data))); err == nil && s.id == "" {

@@ -71,7 +71,8 @@ func parseJailer(args []string) (sentence, error) {
 }
 
 func (s sentence) check() error {
-	if len(s.id) < 1 || len(s.id) > 64 || strings.Trim(s.id, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-") != "" {
+	if len(s.id) < 1 || len(s.id) > 64 ||
+		strings.Trim(s.id, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-") != "" {
 		return fmt.Errorf("invalid instance ID %q", s.id)
 	}
 	if s.cgroups != "2" {
@@ -164,7 +165,19 @@ func (s sentence) run() error {
 			return err
 		}
 	}
-	argv := append([]string{"/" + name, "--id", s.id, "--start-time-us", "1", "--start-time-cpu-us", "1", "--parent-cpu-time-us", "1"}, s.rest...)
+	argv := append(
+		[]string{
+			"/" + name,
+			"--id",
+			s.id,
+			"--start-time-us",
+			"1",
+			"--start-time-cpu-us",
+			"1",
+			"--parent-cpu-time-us",
+			"1",
+		},
+		s.rest...)
 	return unix.Exec(argv[0], argv, nil)
 }
 

@@ -9,7 +9,19 @@ import (
 
 func TestJailerCommandLine(t *testing.T) {
 	dir := t.TempDir()
-	exec, other, two, link := filepath.Join(dir, "firecracker"), filepath.Join(dir, "monitor"), filepath.Join(dir, "firecracker2"), filepath.Join(dir, "firecracker3")
+	exec, other, two, link := filepath.Join(
+		dir,
+		"firecracker",
+	), filepath.Join(
+		dir,
+		"monitor",
+	), filepath.Join(
+		dir,
+		"firecracker2",
+	), filepath.Join(
+		dir,
+		"firecracker3",
+	)
 	for _, path := range []string{exec, other, two} {
 		if err := os.WriteFile(path, nil, 0o755); err != nil {
 			t.Fatal(err)

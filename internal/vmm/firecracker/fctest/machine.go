@@ -216,7 +216,9 @@ func (m *monitor) putMetadataService(_ string, body []byte) (any, error) {
 	}
 	for _, id := range s.Networks {
 		if !slices.ContainsFunc(m.shape.Networks, func(n fcapi.NetworkInterface) bool { return n.ID == id }) {
-			return nil, bad("The list of network interface IDs provided contains at least one ID that does not correspond to any existing network interface.")
+			return nil, bad(
+				"The list of network interface IDs provided contains at least one ID that does not correspond to any existing network interface.",
+			)
 		}
 	}
 	m.shape.Metadata = s.Networks
@@ -325,7 +327,9 @@ func (m *monitor) act(_ string, body []byte) (any, error) {
 	}
 	defer f.Close()
 	if _, err := f.ReadAt(magic, 0); err != nil || string(magic) != "\x7fELF" && !m.version.AtLeast(1, 17) {
-		return nil, bad("Cannot load kernel due to invalid memory configuration or invalid kernel image: Invalid ELF magic number")
+		return nil, bad(
+			"Cannot load kernel due to invalid memory configuration or invalid kernel image: Invalid ELF magic number",
+		)
 	}
 	if err := m.memory.fresh(m.shape); err != nil {
 		return nil, err

@@ -64,7 +64,8 @@ func parse(v fcapi.Version, args []string) (settings, error) {
 		f.BoolVar(&off, "enable-pci", false, "")
 	}
 	for _, a := range args[1:] {
-		if strings.HasPrefix(a, "-") && !strings.HasPrefix(a, "--") || strings.Contains(a, "=") && strings.HasPrefix(a, "--") {
+		if strings.HasPrefix(a, "-") && !strings.HasPrefix(a, "--") ||
+			strings.Contains(a, "=") && strings.HasPrefix(a, "--") {
 			return s, fmt.Errorf("argument %q: long names only, and values apart", a)
 		}
 	}
@@ -74,7 +75,8 @@ func parse(v fcapi.Version, args []string) (settings, error) {
 	if f.NArg() != 0 {
 		return s, fmt.Errorf("argument %q is too much", f.Arg(0))
 	}
-	if len(s.id) < 1 || len(s.id) > 64 || strings.Trim(s.id, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-") != "" {
+	if len(s.id) < 1 || len(s.id) > 64 ||
+		strings.Trim(s.id, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-") != "" {
 		return s, fmt.Errorf("invalid instance id %q", s.id)
 	}
 	return s, nil
@@ -95,7 +97,14 @@ func run(ctx context.Context, v fcapi.Version, args []string) int {
 		fmt.Printf("v%s\n", snapshotVersion(v))
 		return exitOK
 	}
-	m := &monitor{version: v, settings: s, dir: filepath.Dir(args[0]), ctx: ctx, over: make(chan int, 1), phase: fcapi.StateNone}
+	m := &monitor{
+		version:  v,
+		settings: s,
+		dir:      filepath.Dir(args[0]),
+		ctx:      ctx,
+		over:     make(chan int, 1),
+		phase:    fcapi.StateNone,
+	}
 	if err := m.note("start", strings.Join(args[1:], " ")); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return exitGeneric

@@ -72,7 +72,13 @@ func (m *memory) restore(s shape, b fcapi.MemoryBackend) error {
 	if m.was.Size != s.bytes() {
 		return fmt.Errorf("memory file has %d bytes, the snapshot %d", m.was.Size, s.bytes())
 	}
-	mem, err := unix.Mmap(int(f.Fd()), 0, int(s.bytes()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_NORESERVE)
+	mem, err := unix.Mmap(
+		int(f.Fd()),
+		0,
+		int(s.bytes()),
+		unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_NORESERVE,
+	)
 	if err != nil {
 		return err
 	}

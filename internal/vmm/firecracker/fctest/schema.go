@@ -32,68 +32,144 @@ func words(all ...string) []word {
 	return out
 }
 
-var bucket = []field{{name: "size", kind: "int", must: true}, {name: "one_time_burst", kind: "int"}, {name: "refill_time", kind: "int", must: true}}
+var bucket = []field{
+	{name: "size", kind: "int", must: true},
+	{name: "one_time_burst", kind: "int"},
+	{name: "refill_time", kind: "int", must: true},
+}
 
 var limiter = []field{{name: "bandwidth", kind: "object", inner: bucket}, {name: "ops", kind: "object", inner: bucket}}
 
 var machineFields = []field{
-	{name: "vcpu_count", kind: "int", must: true}, {name: "mem_size_mib", kind: "int", must: true}, {name: "smt", kind: "bool"},
+	{
+		name: "vcpu_count",
+		kind: "int",
+		must: true,
+	}, {name: "mem_size_mib", kind: "int", must: true}, {name: "smt", kind: "bool"},
 	{name: "track_dirty_pages", kind: "bool"}, {name: "cpu_template", kind: "string"},
 	{name: "huge_pages", kind: "string", words: append(words("None", "2M"), word{"Transparent", 17})},
 }
 
 var schemas = map[string][]field{
-	"PUT /boot-source":    {{name: "kernel_image_path", kind: "string", must: true}, {name: "initrd_path", kind: "string"}, {name: "boot_args", kind: "string"}},
+	"PUT /boot-source": {
+		{name: "kernel_image_path", kind: "string", must: true},
+		{name: "initrd_path", kind: "string"},
+		{name: "boot_args", kind: "string"},
+	},
 	"PUT /machine-config": machineFields,
 	"PUT /drives/": {
-		{name: "drive_id", kind: "string", must: true}, {name: "path_on_host", kind: "string"}, {name: "is_root_device", kind: "bool", must: true},
-		{name: "is_read_only", kind: "bool"}, {name: "partuuid", kind: "string"}, {name: "cache_type", kind: "string", words: words("Unsafe", "Writeback")},
+		{
+			name: "drive_id",
+			kind: "string",
+			must: true,
+		}, {name: "path_on_host", kind: "string"}, {name: "is_root_device", kind: "bool", must: true},
+		{
+			name: "is_read_only",
+			kind: "bool",
+		}, {name: "partuuid", kind: "string"}, {name: "cache_type", kind: "string", words: words("Unsafe", "Writeback")},
 		{name: "io_engine", kind: "string", words: words("Sync", "Async")}, {name: "socket", kind: "string"},
 		{name: "rate_limiter", kind: "object", inner: limiter},
 	},
 	"PATCH /drives/": {
-		{name: "drive_id", kind: "string", must: true}, {name: "path_on_host", kind: "string"}, {name: "rate_limiter", kind: "object", inner: limiter},
+		{
+			name: "drive_id",
+			kind: "string",
+			must: true,
+		}, {name: "path_on_host", kind: "string"}, {name: "rate_limiter", kind: "object", inner: limiter},
 	},
 	"PUT /network-interfaces/": {
-		{name: "iface_id", kind: "string", must: true}, {name: "host_dev_name", kind: "string", must: true}, {name: "guest_mac", kind: "string"},
+		{
+			name: "iface_id",
+			kind: "string",
+			must: true,
+		}, {name: "host_dev_name", kind: "string", must: true}, {name: "guest_mac", kind: "string"},
 		{name: "mtu", kind: "int", minor: 16},
-		{name: "rx_rate_limiter", kind: "object", inner: limiter}, {name: "tx_rate_limiter", kind: "object", inner: limiter},
+		{
+			name:  "rx_rate_limiter",
+			kind:  "object",
+			inner: limiter,
+		}, {name: "tx_rate_limiter", kind: "object", inner: limiter},
 	},
 	"PATCH /network-interfaces/": {
 		{name: "iface_id", kind: "string", must: true},
-		{name: "rx_rate_limiter", kind: "object", inner: limiter}, {name: "tx_rate_limiter", kind: "object", inner: limiter},
+		{
+			name:  "rx_rate_limiter",
+			kind:  "object",
+			inner: limiter,
+		}, {name: "tx_rate_limiter", kind: "object", inner: limiter},
 	},
 	"PUT /mmds/config": {
-		{name: "version", kind: "string", words: words("V1", "V2")}, {name: "network_interfaces", kind: "strings", must: true},
+		{
+			name:  "version",
+			kind:  "string",
+			words: words("V1", "V2"),
+		}, {name: "network_interfaces", kind: "strings", must: true},
 		{name: "ipv4_address", kind: "string"}, {name: "imds_compat", kind: "bool", minor: 13},
 	},
-	"PUT /vsock":   {{name: "guest_cid", kind: "int", must: true}, {name: "uds_path", kind: "string", must: true}, {name: "vsock_id", kind: "string"}},
+	"PUT /vsock": {
+		{name: "guest_cid", kind: "int", must: true},
+		{name: "uds_path", kind: "string", must: true},
+		{name: "vsock_id", kind: "string"},
+	},
 	"PUT /entropy": {{name: "rate_limiter", kind: "object", inner: limiter}},
 	"PUT /balloon": {
-		{name: "amount_mib", kind: "int", must: true}, {name: "deflate_on_oom", kind: "bool", must: true}, {name: "stats_polling_interval_s", kind: "int"},
+		{
+			name: "amount_mib",
+			kind: "int",
+			must: true,
+		}, {name: "deflate_on_oom", kind: "bool", must: true}, {name: "stats_polling_interval_s", kind: "int"},
 		{name: "free_page_hinting", kind: "bool", minor: 14}, {name: "free_page_reporting", kind: "bool", minor: 14},
 	},
 	"PATCH /balloon": {{name: "amount_mib", kind: "int", must: true}},
 	"PUT /hotplug/memory": {
-		{name: "total_size_mib", kind: "int", must: true, minor: 14}, {name: "slot_size_mib", kind: "int"}, {name: "block_size_mib", kind: "int"},
+		{
+			name:  "total_size_mib",
+			kind:  "int",
+			must:  true,
+			minor: 14,
+		}, {name: "slot_size_mib", kind: "int"}, {name: "block_size_mib", kind: "int"},
 	},
 	"PATCH /hotplug/memory": {{name: "requested_size_mib", kind: "int", must: true, minor: 14}},
-	"PUT /actions":          {{name: "action_type", kind: "string", must: true, words: words("InstanceStart", "FlushMetrics", "SendCtrlAltDel")}},
-	"PATCH /vm":             {{name: "state", kind: "string", must: true, words: words("Paused", "Resumed")}},
+	"PUT /actions": {
+		{
+			name:  "action_type",
+			kind:  "string",
+			must:  true,
+			words: words("InstanceStart", "FlushMetrics", "SendCtrlAltDel"),
+		},
+	},
+	"PATCH /vm": {{name: "state", kind: "string", must: true, words: words("Paused", "Resumed")}},
 	"PUT /snapshot/create": {
-		{name: "snapshot_type", kind: "string", words: words("Full", "Diff")}, {name: "snapshot_path", kind: "string", must: true},
+		{
+			name:  "snapshot_type",
+			kind:  "string",
+			words: words("Full", "Diff"),
+		}, {name: "snapshot_path", kind: "string", must: true},
 		{name: "mem_file_path", kind: "string", must: true},
 	},
 	"PUT /snapshot/load": {
 		{name: "snapshot_path", kind: "string", must: true}, {name: "mem_file_path", kind: "string"},
 		{name: "mem_backend", kind: "object", inner: []field{
-			{name: "backend_type", kind: "string", must: true, words: words("File", "Uffd")}, {name: "backend_path", kind: "string", must: true},
+			{
+				name:  "backend_type",
+				kind:  "string",
+				must:  true,
+				words: words("File", "Uffd"),
+			}, {name: "backend_path", kind: "string", must: true},
 		}},
-		{name: "enable_diff_snapshots", kind: "bool"}, {name: "track_dirty_pages", kind: "bool", minor: 13}, {name: "resume_vm", kind: "bool"},
+		{
+			name: "enable_diff_snapshots",
+			kind: "bool",
+		}, {name: "track_dirty_pages", kind: "bool", minor: 13}, {name: "resume_vm", kind: "bool"},
 		{name: "network_overrides", kind: "list", minor: 12, inner: []field{
 			{name: "iface_id", kind: "string", must: true}, {name: "host_dev_name", kind: "string", must: true},
 		}},
-		{name: "vsock_override", kind: "object", minor: 16, inner: []field{{name: "uds_path", kind: "string", must: true}}},
+		{
+			name:  "vsock_override",
+			kind:  "object",
+			minor: 16,
+			inner: []field{{name: "uds_path", kind: "string", must: true}},
+		},
 		{name: "clock_realtime", kind: "bool", minor: 16},
 		{name: "huge_pages", kind: "string", minor: 17, words: words("Snapshot", "None", "Transparent", "2M")},
 	},

@@ -41,7 +41,13 @@ func openContents(dir, boot string) (string, error) {
 }
 
 // content finds the content with a sum on this host, or brings it: that of near, or one that came before.
-func (s *Store) content(ctx context.Context, sum string, bytes int64, near *Process, from vmm.Delivery) (*Content, error) {
+func (s *Store) content(
+	ctx context.Context,
+	sum string,
+	bytes int64,
+	near *Process,
+	from vmm.Delivery,
+) (*Content, error) {
 	if near != nil {
 		if _, have, err := s.sums.file(near.content); err == nil && have == sum {
 			return s.sized(near.content, bytes)
@@ -120,7 +126,10 @@ func (s *Store) thin(keep string) error {
 			all = append(all, info)
 		}
 	}
-	slices.SortFunc(all, func(a, b fs.FileInfo) int { return cmp.Compare(a.ModTime().UnixNano(), b.ModTime().UnixNano()) })
+	slices.SortFunc(
+		all,
+		func(a, b fs.FileInfo) int { return cmp.Compare(a.ModTime().UnixNano(), b.ModTime().UnixNano()) },
+	)
 	for _, old := range all[:max(0, len(all)+1-maxContents)] {
 		if err := os.Remove(filepath.Join(s.contents, old.Name())); err != nil {
 			return err

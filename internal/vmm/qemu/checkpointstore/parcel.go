@@ -169,7 +169,11 @@ func (s *Store) unpack(ctx context.Context, imageDir string, from vmm.Delivery) 
 		return err
 	}
 	if in.Host != s.host {
-		return &vmm.MismatchError{Field: "kernel and processor", Image: in.Host[:min(16, len(in.Host))], Host: s.host[:16]}
+		return &vmm.MismatchError{
+			Field: "kernel and processor",
+			Image: in.Host[:min(16, len(in.Host))],
+			Host:  s.host[:16],
+		}
 	}
 	near, err := s.near(from.Near) // it knows sums
 	if err != nil {
@@ -241,7 +245,11 @@ func (s *Store) ahead(ctx context.Context, then time.Duration) (time.Duration, e
 		return 0, err
 	}
 	if err := s.clocks(ctx); err != nil {
-		return 0, &vmm.MismatchError{Field: "clock", Image: then.String(), Host: now.String() + ", and it cannot be set: " + err.Error()}
+		return 0, &vmm.MismatchError{
+			Field: "clock",
+			Image: then.String(),
+			Host:  now.String() + ", and it cannot be set: " + err.Error(),
+		}
 	}
 	return then - now, nil
 }

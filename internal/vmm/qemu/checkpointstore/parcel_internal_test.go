@@ -113,9 +113,18 @@ func TestUnpack(t *testing.T) {
 			}
 			if near { // the other host has the template with what it has learnt
 				here, whole := t.TempDir(), p.pack(p.origin)
-				p.must(p.to.Unpack(t.Context(), here, vmm.Delivery{About: whole.About, Bring: func(ctx context.Context, _ bool, to io.WriterAt) (int64, error) {
-					return bring(ctx, true, to)
-				}}))
+				p.must(
+					p.to.Unpack(
+						t.Context(),
+						here,
+						vmm.Delivery{
+							About: whole.About,
+							Bring: func(ctx context.Context, _ bool, to io.WriterAt) (int64, error) {
+								return bring(ctx, true, to)
+							},
+						},
+					),
+				)
 				from.Near = here
 			}
 			for range 2 { // the second image finds the content
@@ -293,14 +302,25 @@ func TestContentsAreBounded(t *testing.T) {
 
 // FuzzParcel holds when nothing that comes from elsewhere is taken for more than it is.
 func FuzzParcel(f *testing.F) {
-	f.Add([]byte(`{"format":2,"host":"x","image":{"threads":[{}],"bytes":4096,"files":[{"path":"/x"}],"areas":[{"start":1099511627776,"end":1099511631872,"backing":"stored"}]},"sums":["` + strings.Repeat("0", 64) +
-		`"],"sum":"` + strings.Repeat("f", 64) + `","over":[{"Start":1099511627776,"End":1099511631872}],"clock":5}`))
+	f.Add(
+		[]byte(
+			`{"format":2,"host":"x","image":{"threads":[{}],"bytes":4096,"files":[{"path":"/x"}],"areas":[{"start":1099511627776,"end":1099511631872,"backing":"stored"}]},"sums":["` + strings.Repeat(
+				"0",
+				64,
+			) +
+				`"],"sum":"` + strings.Repeat(
+				"f",
+				64,
+			) + `","over":[{"Start":1099511627776,"End":1099511631872}],"clock":5}`,
+		),
+	)
 	f.Fuzz(func(t *testing.T, about []byte) {
 		p, bytes, err := parseParcel(about)
 		if err != nil {
 			return
 		}
-		if bytes < 0 || bytes > maxContent || p.Image.Check() != nil || len(p.Sums) != len(p.Image.Files) || filepath.Base(p.Sum) != p.Sum {
+		if bytes < 0 || bytes > maxContent || p.Image.Check() != nil || len(p.Sums) != len(p.Image.Files) ||
+			filepath.Base(p.Sum) != p.Sum {
 			t.Errorf("%d bytes, %+v", bytes, p)
 		}
 		if p.Whole {

@@ -93,7 +93,13 @@ func Open(dir string, log *slog.Logger) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o711); err != nil {
 		return nil, err
 	}
-	s := &Store{vehicle: filepath.Join(dir, vehicleName), log: log, known: map[string]known{}, warm: map[vmmproc.FileKey]bool{}, sums: newSums()}
+	s := &Store{
+		vehicle: filepath.Join(dir, vehicleName),
+		log:     log,
+		known:   map[string]known{},
+		warm:    map[vmmproc.FileKey]bool{},
+		sums:    newSums(),
+	}
 	var err error
 	if s.boot, err = checkpoint.BootID(); err != nil {
 		return nil, err

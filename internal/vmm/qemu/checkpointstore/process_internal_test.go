@@ -44,7 +44,11 @@ func TestFindProcess(t *testing.T) {
 			if err := os.Mkdir(dir, 0o700); err != nil {
 				t.Fatal(err)
 			}
-			p := Process{Format: processFormat, Image: checkpoint.Image{Boot: w.boot, Threads: make([]checkpoint.Thread, 1), Bytes: 4096}, Set: 2}
+			p := Process{
+				Format: processFormat,
+				Image:  checkpoint.Image{Boot: w.boot, Threads: make([]checkpoint.Thread, 1), Bytes: 4096},
+				Set:    2,
+			}
 			c.spoil(&p, dir)
 			data, err := json.Marshal(p)
 			if err != nil {

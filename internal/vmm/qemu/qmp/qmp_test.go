@@ -52,8 +52,11 @@ func TestLastWordsToAnother(t *testing.T) {
 	c, qemu := pair(t, nil)
 	other, _ := pair(t, nil)
 	call := c.Send("query-status", nil)
-	fmt.Fprint(qemu, greeting+`{"return": {}}`+"\r\n"+accepted(other)+`{"error": {"class":"GenericError","desc":"late"}}`+"\n"+
-		accepted(c)+`{"return": {"status":"paused"}}`+"\n")
+	fmt.Fprint(
+		qemu,
+		greeting+`{"return": {}}`+"\r\n"+accepted(other)+`{"error": {"class":"GenericError","desc":"late"}}`+"\n"+
+			accepted(c)+`{"return": {"status":"paused"}}`+"\n",
+	)
 	if err := c.Ready(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +87,8 @@ func TestPipeline(t *testing.T) {
 		t.Errorf("got %+v, %v", status, err)
 	}
 	var refused *Error
-	if err := second.Wait(t.Context(), nil); !errors.As(err, &refused) || refused.Command != "getfd" || refused.Desc != "no descriptor" {
+	if err := second.Wait(t.Context(), nil); !errors.As(err, &refused) || refused.Command != "getfd" ||
+		refused.Desc != "no descriptor" {
 		t.Errorf("got %v, want a refusal of getfd", err)
 	}
 	if e := <-seen; e.Name != "RESUME" || string(e.Data) != `{"a":1}` {
