@@ -38,6 +38,7 @@ type tree struct {
 	module   string
 	packages map[string]*pkg
 	words    []finding
+	language []finding
 }
 
 // skipped directories hold nothing of ours: what git does not track, and what others wrote.
@@ -83,6 +84,11 @@ func (t *tree) add(name, file string) error {
 	if len(data) <= maxText && !bytes.Contains(data[:min(len(data), 8000)], []byte{0}) {
 		t.words = append(t.words, wordFindings(name, data)...)
 	}
+	if strings.HasSuffix(name, ".md") {
+		for i, text := range strings.Split(string(data), "\n") {
+			t.language = append(t.language, bannedIn(name, i+1, text)...)
+		}
+	}
 	if !strings.HasSuffix(name, ".go") {
 		return nil
 	}
@@ -102,6 +108,7 @@ func (t *tree) add(name, file string) error {
 		fset:  fset,
 		ast:   parsed,
 	}
+	t.language = append(t.language, s.language(data)...)
 	if s.test {
 		t.packages[dir].tests = append(t.packages[dir].tests, s)
 	} else {
