@@ -24,6 +24,9 @@ type host struct {
 	pids     int
 	fail     map[string]error // next call of an operation
 	deaf     bool             // guests do not confirm who they are
+	prints   string           // on the console of every guest
+	crashes  error            // why monitors end once their guests run; nil: they do not
+	breaks   bool             // guest channels break once their guests run
 	// deafAdopt is what Adopt answers, if not nil.
 	deafAdopt error
 	loads     int  // machines brought to life
@@ -54,6 +57,8 @@ type monitor struct {
 	paused bool
 	mem    memory
 	told   string // who its guest is, before it ran
+
+	printed int // bytes of the console that were read
 }
 
 func newHost() *host { return &host{monitors: map[string]*monitor{}, fail: map[string]error{}} }
@@ -296,6 +301,21 @@ func (m *monitor) Kill(context.Context) error {
 	return nil
 }
 
+// Console returns what the guest printed since the last call.
+func (m *monitor) Console(context.Context) ([]byte, error) {
+	m.host.mu.Lock()
+	all := m.host.prints
+	m.host.mu.Unlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.alive {
+		return nil, vmm.ErrGone
+	}
+	out := all[min(m.printed, len(all)):]
+	m.printed = len(all)
+	return []byte(out), nil
+}
+
 // die ends the fake process.
 func (m *monitor) die(err error) {
 	m.mu.Lock()
@@ -442,8 +462,14 @@ func (l *link) Ready(ctx context.Context) error {
 		return context.Cause(ctx)
 	}
 	l.m.host.mu.Lock()
-	deaf := l.m.host.deaf
+	deaf, crashes, breaks := l.m.host.deaf, l.m.host.crashes, l.m.host.breaks
 	l.m.host.mu.Unlock()
+	if crashes != nil { // the channel breaks a moment before the end of the monitor is known
+		time.AfterFunc(20*time.Millisecond, func() { l.m.die(crashes) })
+	}
+	if breaks || crashes != nil {
+		return fmt.Errorf("greet guest: %w", guestapi.ErrLost)
+	}
 	if deaf {
 		<-ctx.Done()
 		return context.Cause(ctx)

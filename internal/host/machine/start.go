@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
@@ -202,21 +203,42 @@ func metadata(id guestapi.Identity) []byte {
 	return text
 }
 
-// confirm waits until the guest is who it was told to be. A guest that does not say so in time is none.
+// confirm waits until the guest has confirmed its identity, for at most limit. Its error ends with what the guest
+// printed last.
 func (m *Manager) confirm(ctx context.Context, p *plan, mc *machine, limit time.Duration) error {
-	ctx, cancel := context.WithTimeoutCause(
-		ctx,
-		limit,
-		fmt.Errorf("the guest did not confirm its identity within %s", limit),
-	)
+	late := fmt.Errorf("the guest did not confirm its identity within %s", limit)
+	limited, cancel := context.WithTimeoutCause(ctx, limit, late)
 	defer cancel()
-	if err := ready(ctx, mc.vm, mc.link); err != nil {
-		return err
+	if err := ready(limited, mc.vm, mc.link); err != nil {
+		return m.withConsole(ctx, mc, err)
 	}
 	return p.did("ready")
 }
 
-// ready waits for a link, the death of its monitor, or the end of ctx, whichever is first.
+// consoleLimit bounds the wait for the console of a machine that failed to start.
+const consoleLimit = 5 * time.Second
+
+// withConsole adds what the guest printed last to the error of a start, unless the caller has gone away or the
+// driver put it there. Without a console it returns err.
+func (m *Manager) withConsole(ctx context.Context, mc *machine, err error) error {
+	if ctx.Err() != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, consoleLimit)
+	defer cancel()
+	printed, _ := m.console(ctx, mc) // a monitor that has ended returns what was read before
+	tail := vmm.ConsoleTail(printed)
+	if tail == "" || strings.Contains(err.Error(), tail) {
+		return err
+	}
+	return fmt.Errorf("%w; the guest's console ends with: %s", err, tail)
+}
+
+// endLimit bounds the wait for the end of a monitor whose guest channel broke: the channel ends first.
+const endLimit = 2 * time.Second
+
+// ready waits for a link, the death of its monitor, or the end of ctx, whichever is first. If the guest channel
+// breaks because the monitor ends, the error is that of the monitor.
 func ready(ctx context.Context, vm vmm.Machine, link Link) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -227,13 +249,32 @@ func ready(ctx context.Context, vm vmm.Machine, link Link) error {
 		if err != nil && context.Cause(ctx) != nil {
 			return context.Cause(ctx)
 		}
+		if errors.Is(err, guestapi.ErrLost) && endsWithin(ctx, vm, endLimit) {
+			return ended(vm)
+		}
 		return err
 	case <-vm.Done():
-		dead := fmt.Errorf("the monitor ended: %w", cmpErr(vm.Err(), vmm.ErrGone))
+		dead := ended(vm)
 		cancel(dead)
 		<-answer
 		return dead
 	}
+}
+
+// endsWithin reports whether a monitor ends within limit and before ctx does.
+func endsWithin(ctx context.Context, vm vmm.Machine, limit time.Duration) bool {
+	select {
+	case <-vm.Done():
+		return true
+	case <-time.After(limit):
+	case <-ctx.Done():
+	}
+	return false
+}
+
+// ended returns the error of a machine whose monitor has ended.
+func ended(vm vmm.Machine) error {
+	return fmt.Errorf("the monitor ended: %w", cmpErr(vm.Err(), vmm.ErrGone))
 }
 
 func cmpErr(a, b error) error {

@@ -57,6 +57,7 @@ type world struct {
 	streams *streams       // nil: none
 	spares  int            // that the manager keeps; read by boot
 	limits  hostapi.Limits // of every machine; read by boot
+	patient time.Duration  // BootTimeout; 0: the default; read by boot
 
 	mgr   *machine.Manager
 	store *snapshot.Store
@@ -139,7 +140,8 @@ func (w *world) boot() {
 		deps.Streams = w.streams
 	}
 	w.mgr, err = machine.New(machine.Config{
-		Dir: filepath.Join(w.dir, "machines"), ReadyTimeout: 30 * time.Second, Spares: w.spares, Limits: w.limits,
+		Dir: filepath.Join(w.dir, "machines"), ReadyTimeout: 30 * time.Second, BootTimeout: w.patient,
+		Spares: w.spares, Limits: w.limits,
 		HostMemory: func() (int64, int64, error) { return 1 << 40, 1 << 40, nil },
 		HugeMemory: func() (int64, error) { return w.huge, nil },
 		FreeSpace:  func(string) (int64, int64, error) { return 1 << 40, w.free, nil },

@@ -1,13 +1,11 @@
 package qemu
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"net"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -88,7 +86,9 @@ func (m *machine) buryGuest(ctx context.Context, data string) string {
 	}
 	console, err := m.Console(ctx)
 	if err == nil && len(console) > 0 {
-		reason += "; its console ends with: " + lastWords(console)
+		if tail := vmm.ConsoleTail(console); tail != "" {
+			reason += "; its console ends with: " + tail
+		}
 		_ = os.WriteFile(filepath.Join(m.spec.Dir, consoleFile), console, 0o600) // a help for people
 	}
 	return reason
@@ -189,27 +189,4 @@ func (m *machine) Console(ctx context.Context) ([]byte, error) {
 	var text string
 	err := m.do(ctx, "ringbuf-read", map[string]any{"device": "console", "size": consoleBytes}, &text)
 	return []byte(text), err
-}
-
-// lastWords is what a guest's console says of its end: the panic of its kernel if there was one, which
-// the state of the processor may follow, and the last lines.
-func lastWords(console []byte) string {
-	text := lastLines(console, 5)
-	at := bytes.LastIndex(console, []byte("Kernel panic"))
-	if at < 0 || strings.Contains(text, "Kernel panic") {
-		return text
-	}
-	line, _, _ := bytes.Cut(console[at:], []byte("\n"))
-	return lastLines(line, 1) + "; " + text
-}
-
-// lastLines is the end of a guest's console for an error message: printable and short.
-func lastLines(console []byte, n int) string {
-	lines := strings.FieldsFunc(string(console), func(r rune) bool { return r == '\n' || r == '\r' })
-	lines = lines[max(0, len(lines)-n):]
-	for i, l := range lines {
-		q := strconv.QuoteToGraphic(l[:min(len(l), 200)])
-		lines[i] = q[1 : len(q)-1]
-	}
-	return strings.Join(lines, "; ")
 }

@@ -159,13 +159,6 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-func TestLastLines(t *testing.T) {
-	got := lastLines([]byte("one\r\ntwo\n\x1b[31mthree\x00\n"), 2)
-	if want := `two; \x1b[31mthree\x00`; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
-}
-
 func TestParseLayer(t *testing.T) {
 	for _, c := range []struct {
 		name, spans string
