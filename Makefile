@@ -11,7 +11,7 @@ export CGO_ENABLED := 0
 export PANDASTACK_TEST_DATA := $(DATA)
 
 .DEFAULT_GOAL := help
-.PHONY: help build generate fmt lint check prepare test test-unit test-root test-vm test-e2e test-slow test-templates bench demo kernel release-data clean
+.PHONY: help build generate fmt lint check prepare test test-unit test-root test-vm test-e2e test-slow test-templates test-memory bench demo kernel release-data clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ test-slow: prepare ## test-e2e on the templates that published clients ask for, 
 
 test-templates: prepare ## bake every template and run its check from a restored sandbox: an hour, 15 GB; not part of test
 	$(call released,$(SUDO) tools/test.sh slow)
+
+test-memory: prepare ## boot guests of many memory sizes on every installed kernel
+	$(call released,$(SUDO) tools/test.sh memory)
 
 bench: prepare ## measure a node over HTTP: a table, and .cache/bench.json
 	$(call released,$(SUDO) env PANDASTACK_BUILD_INSECURE=127.0.0.1:7893 $(PANDASTACK) bench --output .cache/bench.json)

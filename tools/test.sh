@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs test phases and says how long each took: unit, root, vm, e2e, clouds, slow. A tagged phase runs exactly the tests
-# of files with its build tag, one package after the other. All phases run even when one fails; the
-# exit status is 1 when one did.
+# Runs test phases and says how long each took: unit, root, vm, e2e, clouds, slow, memory. A tagged phase
+# runs exactly the tests of files with its build tag, one package after the other. All phases run even when one
+# fails; the exit status is 1 when one did.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -37,6 +37,11 @@ vm() { tagged vm 10m; }
 e2e() { tagged e2e 20m; }
 clouds() { tagged clouds 20m gcs,azure; }
 slow() { tagged slow 240m; }
+
+# memory: guests of more memory sizes than phase vm boots.
+memory() {
+	go test -tags vm -vet=off -count=1 -timeout 30m -v -run '^TestMemorySizes$' ./internal/vmm/qemu -qemu.around
+}
 
 failed=
 for phase in "$@"; do

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Modules is the directory of kernel modules in the initramfs; its file "order" names them, one a line,
-// in the order in which they are loaded. It need not exist.
+// Modules is the directory of kernel modules in the initramfs. Its file "order" names them, with their
+// checksums, in the order in which they are loaded.
 const Modules = "/modules"
 
 // devicePatience is how many milliseconds a device may take to appear.
@@ -41,7 +41,7 @@ func Devices() error {
 			return err
 		}
 	}
-	return loadModules()
+	return loadModules(Modules)
 }
 
 // Root mounts the root device that the command line names as pandastack.root (or /dev/vda), and makes it the
@@ -271,28 +271,6 @@ func argument(name, otherwise string) string {
 		}
 	}
 	return otherwise
-}
-
-func loadModules() error {
-	order, err := os.ReadFile(path.Join(Modules, "order"))
-	if errors.Is(err, unix.ENOENT) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("read order of modules: %w", err)
-	}
-	for name := range strings.FieldsSeq(string(order)) {
-		fd, err := unix.Open(path.Join(Modules, name), unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		if err != nil {
-			return fmt.Errorf("open module %s: %w", name, err)
-		}
-		err = unix.FinitModule(fd, "", 0)
-		_ = unix.Close(fd) // it was only read
-		if err != nil && err != unix.EEXIST {
-			return fmt.Errorf("load module %s: %w", name, err)
-		}
-	}
-	return nil
 }
 
 // await looks for something every few milliseconds; false if it does not come.

@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/guestapi"
-	"github.com/pandastack/pandastack/internal/machine"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/host/machine"
 )
 
 // A boot that fails says what the guest printed last, or why its monitor ended, and leaves nothing behind.

@@ -54,7 +54,7 @@ func Build(ctx context.Context, dir string, log command.Log) (err error) {
 	if len(debs) != 1 {
 		return fmt.Errorf("build guest kernel: %d package files were downloaded, not one", len(debs))
 	}
-	if err := build(ctx, debs[0], work, filepath.Join(dir, tuned), log); err != nil {
+	if err := build(ctx, debs[0], work, filepath.Join(dir, Tuned), log); err != nil {
 		return fmt.Errorf("build guest kernel from %s: %w", source.Package, err)
 	}
 	log.Printf("tuned guest kernel installed")
@@ -180,10 +180,10 @@ func newestSource(ctx context.Context) (apt.Version, error) {
 
 // Installed gives the versions of the whole kernels in dir; empty for one that is not there or damaged.
 func Installed(dir string) (distributionVersion, tunedVersion string) {
-	if m, err := load(filepath.Join(dir, distribution)); err == nil {
+	if m, err := load(filepath.Join(dir, Distribution)); err == nil {
 		distributionVersion = m.Version
 	}
-	if m, err := load(filepath.Join(dir, tuned)); err == nil {
+	if m, err := load(filepath.Join(dir, Tuned)); err == nil {
 		tunedVersion = m.Version
 	}
 	return distributionVersion, tunedVersion

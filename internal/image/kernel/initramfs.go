@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"os"
 	"path/filepath"
@@ -12,15 +13,21 @@ import (
 )
 
 // initramfsFormat changes when the layout of the archive does.
-const initramfsFormat = 1
+const initramfsFormat = 2
 
-// BuildInitramfs writes a cpio archive to w: the guest agent as /init, the given kernel modules below
-// /modules, and /modules/order, which names them one a line in the order they are loaded in. The archive
-// is not compressed: the monitor puts it into the guest's memory as it is, and translated code unpacks
-// slowly.
+// BuildInitramfs writes a cpio archive to w: the guest agent as /init, the given kernel modules below /modules, and
+// /modules/order, by which the agent detects that the archive was damaged in the guest's memory. The order has a
+// line "checksum name" for each module, in the order in which they are loaded, and a last line with the checksum of
+// the lines before it; checksums are CRC-32C in hexadecimal. It is not the last file: other data may lie right
+// behind the archive. The archive is not compressed: the monitor puts it into the guest's memory as it is, and
+// translated code unpacks slowly.
 func BuildInitramfs(ctx context.Context, w io.Writer, guestAgent string, modules []string) error {
 	if err := CheckAgent(guestAgent); err != nil {
 		return err
+	}
+	order, err := moduleOrder(ctx, modules)
+	if err != nil {
+		return fmt.Errorf("initramfs: %w", err)
 	}
 	c := cpioWriter{w: w}
 	for _, d := range []string{"dev", "proc", "sys", "root", "modules"} {
@@ -29,10 +36,10 @@ func BuildInitramfs(ctx context.Context, w io.Writer, guestAgent string, modules
 	// The kernel gives /dev/console to /init as its standard streams before anything is mounted.
 	c.char("dev/console", 0o600, 5, 1)
 	c.char("dev/null", 0o666, 1, 3)
+	c.file("modules/order", 0o644, int64(len(order)), strings.NewReader(order))
 	if err := c.copy("init", 0o755, guestAgent); err != nil {
 		return &AgentError{Path: guestAgent, Err: err}
 	}
-	var order strings.Builder
 	for _, m := range modules {
 		if err := context.Cause(ctx); err != nil {
 			return err
@@ -40,13 +47,29 @@ func BuildInitramfs(ctx context.Context, w io.Writer, guestAgent string, modules
 		if err := c.copy("modules/"+filepath.Base(m), 0o644, m); err != nil {
 			return fmt.Errorf("initramfs: %w", err)
 		}
-		fmt.Fprintln(&order, filepath.Base(m))
 	}
-	c.file("modules/order", 0o644, int64(order.Len()), strings.NewReader(order.String()))
 	if err := c.close(); err != nil {
 		return fmt.Errorf("initramfs: %w", err)
 	}
 	return nil
+}
+
+// moduleOrder returns the content of /modules/order.
+func moduleOrder(ctx context.Context, modules []string) (string, error) {
+	table := crc32.MakeTable(crc32.Castagnoli)
+	var order strings.Builder
+	for _, m := range modules {
+		if err := context.Cause(ctx); err != nil {
+			return "", err
+		}
+		data, err := os.ReadFile(m)
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(&order, "%08x %s\n", crc32.Checksum(data, table), filepath.Base(m))
+	}
+	fmt.Fprintf(&order, "%08x\n", crc32.Checksum([]byte(order.String()), table))
+	return order.String(), nil
 }
 
 func (c *cpioWriter) copy(name string, mode uint32, path string) error {

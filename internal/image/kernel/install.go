@@ -26,7 +26,7 @@ func Install(ctx context.Context, dir string, log command.Log) (err error) {
 		return err
 	}
 	release := strings.TrimPrefix(pkg.Package, "linux-image-")
-	if m, err := load(filepath.Join(dir, distribution)); err == nil && m.Version == release {
+	if m, err := load(filepath.Join(dir, Distribution)); err == nil && m.Version == release {
 		log.Printf("guest kernel %s is there", release)
 		return nil
 	}
@@ -45,7 +45,7 @@ func Install(ctx context.Context, dir string, log command.Log) (err error) {
 	if len(debs) != 1 {
 		return fmt.Errorf("install guest kernel: %d package files were downloaded, not one", len(debs))
 	}
-	if err := install(ctx, debs[0], work, filepath.Join(dir, distribution)); err != nil {
+	if err := install(ctx, debs[0], work, filepath.Join(dir, Distribution)); err != nil {
 		return fmt.Errorf("install guest kernel %s: %w", release, err)
 	}
 	log.Printf("guest kernel %s installed", release)

@@ -76,11 +76,13 @@ func (e *AgentError) Error() string {
 // Unwrap gives the cause.
 func (e *AgentError) Unwrap() error { return e.Err }
 
+// The kinds of kernel, which are also the names of their directories.
 const (
-	distribution = "distribution"
-	tuned        = "tuned"
-	metaFile     = "kernel.json"
+	Distribution = "distribution" // the distribution's cloud kernel, unchanged
+	Tuned        = "tuned"        // compiled with tuned.config
 )
+
+const metaFile = "kernel.json"
 
 // cmdline is what both kernels are given beyond the driver's own words. The border of a machine is the
 // monitor, not the guest kernel: mitigations inside it protect the guest from itself alone, and cost
@@ -102,17 +104,23 @@ type meta struct {
 // Every file is checked against the sums taken when it was installed. Errors: *NotFoundError,
 // *DamagedError, *AgentError.
 func Find(ctx context.Context, dir, guestAgent string) (Boot, error) {
-	for _, kind := range []string{tuned, distribution} {
-		m, err := load(filepath.Join(dir, kind))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return Boot{}, err
-		}
-		return m.boot(ctx, dir, kind, guestAgent)
+	b, err := FindKind(ctx, dir, Tuned, guestAgent)
+	if _, missing := errors.AsType[*NotFoundError](err); missing {
+		b, err = FindKind(ctx, dir, Distribution, guestAgent)
 	}
-	return Boot{}, &NotFoundError{Dir: dir}
+	return b, err
+}
+
+// FindKind is Find for one kind of kernel, Distribution or Tuned.
+func FindKind(ctx context.Context, dir, kind, guestAgent string) (Boot, error) {
+	m, err := load(filepath.Join(dir, kind))
+	if errors.Is(err, fs.ErrNotExist) {
+		return Boot{}, &NotFoundError{Dir: dir}
+	}
+	if err != nil {
+		return Boot{}, err
+	}
+	return m.boot(ctx, dir, kind, guestAgent)
 }
 
 // load reads and checks an installed kernel; fs.ErrNotExist when there is none.
@@ -155,7 +163,7 @@ func (m *meta) boot(ctx context.Context, dir, kind, guestAgent string) (Boot, er
 		Kernel:    filepath.Join(dir, kind, m.Image),
 		Initramfs: filepath.Join(dir, "initramfs-"+digest[:16]+".cpio"),
 		Cmdline:   cmdline,
-		ACPI:      kind == distribution,
+		ACPI:      kind == Distribution,
 		Version:   m.Version,
 		Digest:    digest,
 	}
@@ -186,7 +194,7 @@ func Check(dir string) (string, error) {
 }
 
 func image(dir string) (path, text string, err error) {
-	for _, kind := range []string{tuned, distribution} {
+	for _, kind := range []string{Tuned, Distribution} {
 		m, err := load(filepath.Join(dir, kind))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue

@@ -6,6 +6,7 @@ import (
 	"debug/elf"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -88,8 +89,8 @@ func TestBuildInitramfs(t *testing.T) {
 	if e := got["init"]; e.mode != 0o100755 || !strings.HasSuffix(e.data, "agent") {
 		t.Errorf("/init has mode %o and %d bytes", e.mode, len(e.data))
 	}
-	if e := got["modules/order"]; e.data != "virtio_ring.ko\nvirtio.ko\n" {
-		t.Errorf("/modules/order holds %q", e.data)
+	if e, want := got["modules/order"], order("virtio_ring.ko", "mmmmm", "virtio.ko", "mmmmmm"); e.data != want {
+		t.Errorf("/modules/order: got %q, want %q", e.data, want)
 	}
 	if e := got["modules/virtio.ko"]; e.data != "mmmmmm" {
 		t.Errorf("/modules/virtio.ko holds %q", e.data)
@@ -97,6 +98,16 @@ func TestBuildInitramfs(t *testing.T) {
 	if e := got["dev/console"]; e.mode != 0o020600 {
 		t.Errorf("/dev/console has mode %o", e.mode)
 	}
+}
+
+// order returns the content of /modules/order for names and contents of modules.
+func order(namesAndContents ...string) string {
+	sum := func(text string) uint32 { return crc32.Checksum([]byte(text), crc32.MakeTable(crc32.Castagnoli)) }
+	lines := ""
+	for i := 0; i < len(namesAndContents); i += 2 {
+		lines += fmt.Sprintf("%08x %s\n", sum(namesAndContents[i+1]), namesAndContents[i])
+	}
+	return lines + fmt.Sprintf("%08x\n", sum(lines))
 }
 
 func TestBuildInitramfsRefusesAgent(t *testing.T) {
@@ -146,7 +157,7 @@ func TestFindChoosesAndNames(t *testing.T) {
 		t.Fatalf("found %+v, %v; want the distribution's", first, err)
 	}
 	data, err := os.ReadFile(first.Initramfs)
-	if err != nil || unpack(t, data)["modules/order"].data != "virtio.ko\n" {
+	if err != nil || unpack(t, data)["modules/order"].data != order("virtio.ko", "distributionvirtio.ko") {
 		t.Errorf("initramfs lacks the module: %v", err)
 	}
 	again, err := kernel.Find(t.Context(), dir, guest)

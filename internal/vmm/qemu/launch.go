@@ -235,11 +235,21 @@ func (m *machine) openBoot(sh *shape, given *inheritance) error {
 	if err != nil {
 		return err
 	}
-	sh.kernel = given.path(kernel, "kernel", false)
 	tuned, err := elf(kernel)
 	if err != nil {
-		return err
+		return errors.Join(err, kernel.Close())
 	}
+	if !tuned {
+		placed, err := placeInitramfs(kernel, spec.MemoryMiB, filepath.Join(spec.Dir, kernelFile))
+		if placed != kernel {
+			err = errors.Join(err, kernel.Close())
+		}
+		if err != nil {
+			return err
+		}
+		kernel = placed
+	}
+	sh.kernel = given.path(kernel, kernelFile, false)
 	if spec.Initramfs != "" {
 		f, err := os.Open(spec.Initramfs)
 		if err != nil {

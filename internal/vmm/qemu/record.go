@@ -36,5 +36,5 @@ func (r record) mapped() vmmproc.FileKey {
 
 // removeFiles takes away what a monitor needed in dir. The console stays.
 func removeFiles(dir string) error {
-	return vmmproc.Remove(dir, monitorSocket, channelSocket, memoryFile)
+	return vmmproc.Remove(dir, monitorSocket, channelSocket, memoryFile, kernelFile)
 }

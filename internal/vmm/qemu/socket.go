@@ -17,6 +17,7 @@ const (
 	channelSocket = "agent.sock"
 	memoryFile    = vmmproc.MemoryName // also of an image
 	consoleFile   = "console.log"
+	kernelFile    = "kernel"
 )
 
 // listen makes a listening socket at dir/name, replacing an old one, for a monitor to inherit.
