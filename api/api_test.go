@@ -55,7 +55,7 @@ func TestCodeTableIsTotal(t *testing.T) {
 		if m.Status < 400 || m.Status > 599 || m.Exit < 1 || m.Exit > 255 || m.Summary == "" {
 			t.Errorf("%s means %+v: status, exit code or summary is missing", m.Code, m)
 		}
-		if got := m.Code.Meaning(); got != m {
+		if got := m.Code.Info(); got != m {
 			t.Errorf("Meaning of %s = %+v, want %+v", m.Code, got, m)
 		}
 	}
@@ -67,7 +67,7 @@ func TestCodeTableIsTotal(t *testing.T) {
 	if len(seen) != len(declared) {
 		t.Errorf("table has %d codes, source declares %d", len(seen), len(declared))
 	}
-	if got := api.Code("nonsense").Meaning().Code; got != api.Internal {
+	if got := api.Code("nonsense").Info().Code; got != api.Internal {
 		t.Errorf("an unknown code means %s, want internal", got)
 	}
 }

@@ -41,20 +41,20 @@ type CreateRequest struct {
 
 	// IdempotencyKey is the Idempotency-Key header: the same key in a workspace answers the same sandbox.
 	IdempotencyKey string `json:"-"`
-	// Surroundings are what the face that the request came through promises to programs in the sandbox; nil: nothing.
-	Surroundings *Surroundings `json:"-"`
+	// Injected are what the face that the request came through promises to programs in the sandbox; nil: nothing.
+	Injected *Injected `json:"-"`
 }
 
-// Surroundings are variables and small files that programs find in a sandbox, its forks, and what is made from its
+// Injected are variables and small files that programs find in a sandbox, its forks, and what is made from its
 // snapshots, each with its own: OwnID in a value stands for the id of the sandbox that has it. They go before
 // variables of the same name that a user gave.
-type Surroundings struct {
+type Injected struct {
 	Env   map[string]string `json:"env,omitempty"`
 	Files map[string]string `json:"files,omitempty"` // content by absolute path; anybody inside may read them
 }
 
-// OwnID stands for a sandbox's own id in the values of Surroundings.
-const OwnID = "${SANDBOX_ID}"
+// SandboxIDPlaceholder stands for a sandbox's own id in the values of Surroundings.
+const SandboxIDPlaceholder = "${SANDBOX_ID}"
 
 // VolumeMount names a volume to attach.
 type VolumeMount struct {
@@ -68,8 +68,8 @@ var (
 	userName     = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$|^[0-9]{1,10}$`)
 )
 
-// reserved metadata keys belong to the control plane.
-var reserved = []string{"workspace", "kind", "app.id"}
+// reservedMetadata metadata keys belong to the control plane.
+var reservedMetadata = []string{"workspace", "kind", "app.id"}
 
 // Validate checks the request by itself: whether the template exists and such is for others to say.
 func (r *CreateRequest) Validate() error {
@@ -139,8 +139,8 @@ func (r *CreateRequest) validateNetwork() error {
 	return r.Network.validate("network.")
 }
 
-// Policy gives what the sandbox may reach, out of Egress and Network together.
-func (r *CreateRequest) Policy() Network {
+// NetworkPolicy gives what the sandbox may reach, out of Egress and Network together.
+func (r *CreateRequest) NetworkPolicy() Network {
 	var n Network
 	if r.Network != nil {
 		n = *r.Network
@@ -163,8 +163,8 @@ func SplitTemplate(s string) (name, tag string) {
 	return name, tag
 }
 
-// Disk gives the least root disk asked for in MiB, 0 for the template's.
-func (r *CreateRequest) Disk() int { return max(r.DiskMB, r.DiskGB*1024) }
+// MinDiskMiB gives the least root disk asked for in MiB, 0 for the template's.
+func (r *CreateRequest) MinDiskMiB() int { return max(r.DiskMB, r.DiskGB*1024) }
 
 func validateMetadata(m map[string]string) error {
 	if len(m) > MaxMetadata {
@@ -178,7 +178,7 @@ func validateMetadata(m map[string]string) error {
 			return invalid("metadata."+k, "the value has %d bytes: use at most %d", len(m[k]), MaxMetadataValue)
 		case strings.ContainsRune(k, 0) || strings.ContainsRune(m[k], 0):
 			return invalid("metadata", "key %s or its value holds a zero byte", quote(k))
-		case slices.Contains(reserved, k):
+		case slices.Contains(reservedMetadata, k):
 			return invalid("metadata."+k, "the key is reserved: use another one")
 		}
 	}

@@ -12,16 +12,16 @@ type Code string
 
 // The codes. Table gives each its HTTP status, exit code, and whether to try again.
 const (
-	Invalid         Code = "invalid"            // the request is wrong and stays wrong
-	Unauthenticated Code = "unauthenticated"    // no key, or one that does not hold
-	Forbidden       Code = "forbidden"          // the key holds but may not do this
-	Denied          Code = "permission_denied"  // the user in the sandbox may not do this
-	NotFound        Code = "not_found"          // not there, or not the caller's
-	NotAllowed      Code = "method_not_allowed" // the path is there, the method is not
-	Conflict        Code = "conflict"           // exists already, or in use
-	WrongState      Code = "wrong_state"        // not possible in the sandbox's state
-	Gone            Code = "gone"               // was there and has ended
-	TooLarge        Code = "too_large"          // over a bound that the message names
+	Invalid          Code = "invalid"            // the request is wrong and stays wrong
+	Unauthenticated  Code = "unauthenticated"    // no key, or one that does not hold
+	Forbidden        Code = "forbidden"          // the key holds but may not do this
+	PermissionDenied Code = "permission_denied"  // the user in the sandbox may not do this
+	NotFound         Code = "not_found"          // not there, or not the caller's
+	NotAllowed       Code = "method_not_allowed" // the path is there, the method is not
+	Conflict         Code = "conflict"           // exists already, or in use
+	WrongState       Code = "wrong_state"        // not possible in the sandbox's state
+	Gone             Code = "gone"               // was there and has ended
+	TooLarge         Code = "too_large"          // over a bound that the message names
 	// RangeNotSatisfiable answers a Range header that lies beyond the end of a file.
 	RangeNotSatisfiable Code = "range_not_satisfiable"
 	QuotaExceeded       Code = "quota_exceeded" // over what the workspace may have
@@ -35,8 +35,8 @@ const (
 	Internal            Code = "internal"       // our fault; the request id finds it in the log
 )
 
-// Meaning is what a code means to clients.
-type Meaning struct {
+// CodeInfo is what a code means to clients.
+type CodeInfo struct {
 	Code      Code
 	Status    int    // HTTP
 	Exit      int    // of the command line
@@ -44,12 +44,12 @@ type Meaning struct {
 	Summary   string // for the reference page
 }
 
-// table is the one place where codes get their meaning. It must hold every code once.
-var table = []Meaning{
+// codeTable is the one place where codes get their meaning. It must hold every code once.
+var codeTable = []CodeInfo{
 	{Invalid, http.StatusBadRequest, 2, false, "The request is wrong; the message names the field and the remedy."},
 	{Unauthenticated, http.StatusUnauthorized, 3, false, "No key was sent, or one that does not hold."},
 	{Forbidden, http.StatusForbidden, 4, false, "The key may not do this."},
-	{Denied, http.StatusBadRequest, 4, false, "The user inside the sandbox may not do this; the key may."},
+	{PermissionDenied, http.StatusBadRequest, 4, false, "The user inside the sandbox may not do this; the key may."},
 	{NotFound, http.StatusNotFound, 5, false, "It is not there, or belongs to another workspace."},
 	{NotAllowed, http.StatusMethodNotAllowed, 2, false, "The path exists, the method does not."},
 	{Conflict, http.StatusConflict, 6, false, "It exists already or is in use."},
@@ -75,11 +75,11 @@ var table = []Meaning{
 }
 
 // Codes lists all codes with their meaning, in the order of the reference page.
-func Codes() []Meaning { return append([]Meaning(nil), table...) }
+func Codes() []CodeInfo { return append([]CodeInfo(nil), codeTable...) }
 
-// Meaning gives what a code means. A text that is no code means what Internal means.
-func (c Code) Meaning() Meaning {
-	for _, m := range table {
+// Info gives what a code means. A text that is no code means what Internal means.
+func (c Code) Info() CodeInfo {
+	for _, m := range codeTable {
 		if m.Code == c {
 			return m
 		}
@@ -87,11 +87,11 @@ func (c Code) Meaning() Meaning {
 	return c.internal()
 }
 
-func (Code) internal() Meaning { return table[len(table)-1] }
+func (Code) internal() CodeInfo { return codeTable[len(codeTable)-1] }
 
 // CodeOfStatus gives the code that an HTTP status means when the body does not say.
 func CodeOfStatus(status int) Code {
-	for _, m := range table {
+	for _, m := range codeTable {
 		if m.Status == status {
 			return m.Code
 		}
@@ -117,12 +117,12 @@ type Error struct {
 // Errorf makes an error. A %w in the format is kept as the cause and shown.
 func Errorf(code Code, format string, args ...any) *Error {
 	err := fmt.Errorf(format, args...)
-	return &Error{Message: err.Error(), Code: code, Retryable: code.Meaning().Retryable, cause: errors.Unwrap(err)}
+	return &Error{Message: err.Error(), Code: code, Retryable: code.Info().Retryable, cause: errors.Unwrap(err)}
 }
 
 // Wrap makes an error with a message for the user and a cause for the log.
 func Wrap(code Code, cause error, message string) *Error {
-	return &Error{Message: message, Code: code, Retryable: code.Meaning().Retryable, cause: cause}
+	return &Error{Message: message, Code: code, Retryable: code.Info().Retryable, cause: cause}
 }
 
 // With adds a fact to Details and returns the same error.

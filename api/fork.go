@@ -24,8 +24,8 @@ func (r *ForkRequest) Validate() error {
 	return validateFork(r.Count, r.Metadata, r.Env, r.TTLSeconds)
 }
 
-// ForkAnswer is what fork answers.
-type ForkAnswer struct {
+// ForkResponse is what fork answers.
+type ForkResponse struct {
 	ParentID   SandboxID   `json:"parent_id"`
 	SnapshotID SnapshotID  `json:"snapshot_id" doc:"Empty: a fork leaves no snapshot behind."`
 	Children   []Sandbox   `json:"children"`

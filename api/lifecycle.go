@@ -23,11 +23,11 @@ const (
 
 // Valid tells whether o can be asked for.
 func (o OnTimeout) Valid() bool {
-	return o == "" || o == TimeoutDelete || o.Rests()
+	return o == "" || o == TimeoutDelete || o.KeepsSandbox()
 }
 
-// Rests tells whether the sandbox rests then and can be woken.
-func (o OnTimeout) Rests() bool { return o == TimeoutHibernate || o == TimeoutStop }
+// KeepsSandbox tells whether the sandbox rests then and can be woken.
+func (o OnTimeout) KeepsSandbox() bool { return o == TimeoutHibernate || o == TimeoutStop }
 
 // LifecyclePatch changes what it names.
 type LifecyclePatch struct {

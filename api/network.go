@@ -33,16 +33,18 @@ const (
 // portHost is the form of PortHost once the variable is a number: a name or address, and a port.
 var portHost = regexp.MustCompile(`^[A-Za-z0-9._-]{1,253}(:[0-9]{1,5})?$`)
 
-// Plain tells whether it says nothing at all.
-func (n Network) Plain() bool {
-	return n.Open() && !n.PrivatePorts && n.PortHost == "" && len(n.TLSPorts) == 0
+// IsDefault tells whether it says nothing at all.
+func (n Network) IsDefault() bool {
+	return n.AllowsAll() && !n.PrivatePorts && n.PortHost == "" && len(n.TLSPorts) == 0
 }
 
-// Open tells whether the policy allows to reach all.
-func (n Network) Open() bool { return len(n.AllowOut) == 0 && len(n.DenyOut) == 0 && !n.DenyOthers }
+// AllowsAll tells whether the policy allows to reach all.
+func (n Network) AllowsAll() bool {
+	return len(n.AllowOut) == 0 && len(n.DenyOut) == 0 && !n.DenyOthers
+}
 
-// Shut tells whether nothing may be reached.
-func (n Network) Shut() bool { return n.DenyOthers && len(n.AllowOut) == 0 }
+// BlocksAll tells whether nothing may be reached.
+func (n Network) BlocksAll() bool { return n.DenyOthers && len(n.AllowOut) == 0 }
 
 // Equal tells whether two policies say the same in the same words.
 func (n Network) Equal(o Network) bool {
@@ -70,7 +72,7 @@ func (n *Network) validate(prefix string) error {
 			)
 		}
 		for _, e := range l.list {
-			if why := wrongEntry(e); why != "" {
+			if why := entryError(e); why != "" {
 				return invalid(l.field, "%s %s", quote(e), why)
 			}
 		}
@@ -107,18 +109,18 @@ func (n *Network) validatePorts(prefix string) error {
 // hostLabel is one label of a host name, in lower case, with underscores let through, as they are in use.
 var hostLabel = regexp.MustCompile(`^[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?$`)
 
-// wrongEntry says what is wrong with an entry; "" is nothing.
-func wrongEntry(e string) string {
+// entryError says what is wrong with an entry; "" is nothing.
+func entryError(e string) string {
 	const form = "is not an IPv4 address, a network such as 198.51.100.0/24, or a domain such as example.com or *.example.com"
 	if a, err := netip.ParseAddr(e); err == nil {
-		return wrongFamily(a)
+		return familyError(a)
 	}
 	if strings.Contains(e, "/") {
 		p, err := netip.ParsePrefix(e)
 		if err != nil {
 			return form
 		}
-		return wrongFamily(p.Addr())
+		return familyError(p.Addr())
 	}
 	name := strings.TrimPrefix(strings.ToLower(strings.TrimSuffix(e, ".")), "*.")
 	labels := strings.Split(name, ".")
@@ -133,7 +135,7 @@ func wrongEntry(e string) string {
 	return ""
 }
 
-func wrongFamily(a netip.Addr) string {
+func familyError(a netip.Addr) string {
 	if a.Is4() {
 		return ""
 	}

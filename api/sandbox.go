@@ -50,8 +50,8 @@ type Phase struct {
 	TookMS float64 `json:"took_ms"`
 }
 
-// StatusAnswer is what hibernate, wake and their aliases answer.
-type StatusAnswer struct {
+// StatusResponse is what hibernate, wake and their aliases answer.
+type StatusResponse struct {
 	Status Status `json:"status"`
 }
 
@@ -69,20 +69,20 @@ type SandboxFilter struct {
 // Usage is what GET /v1/sandboxes/{id}/metrics answers: what the sandbox takes on its host, and what its
 // inside says about itself.
 type Usage struct {
-	PID            int     `json:"pid"`
-	UptimeSeconds  float64 `json:"uptime_seconds"`
-	HostCPUPercent float64 `json:"host_cpu_percent" doc:"Of one processor, since it was looked at last."`
-	HostCPUSeconds float64 `json:"host_cpu_seconds"`
-	HostRSSBytes   int64   `json:"host_rss_bytes"`
-	HostPSSBytes   int64   `json:"host_pss_bytes"`
-	HostVSZBytes   int64   `json:"host_vsz_bytes"`
-	Threads        int     `json:"threads"`
-	Guest          *Inside `json:"guest,omitempty" doc:"The guest's word; absent when it does not run."`
+	PID            int         `json:"pid"`
+	UptimeSeconds  float64     `json:"uptime_seconds"`
+	HostCPUPercent float64     `json:"host_cpu_percent" doc:"Of one processor, since it was looked at last."`
+	HostCPUSeconds float64     `json:"host_cpu_seconds"`
+	HostRSSBytes   int64       `json:"host_rss_bytes"`
+	HostPSSBytes   int64       `json:"host_pss_bytes"`
+	HostVSZBytes   int64       `json:"host_vsz_bytes"`
+	Threads        int         `json:"threads"`
+	Guest          *GuestStats `json:"guest,omitempty" doc:"The guest's word; absent when it does not run."`
 }
 
-// Worked is what GET /v1/sandboxes/{id}/util answers: what the machine of a sandbox has taken of its host since it
+// HostUsage is what GET /v1/sandboxes/{id}/util answers: what the machine of a sandbox has taken of its host since it
 // started or woke; zeros if it rests.
-type Worked struct {
+type HostUsage struct {
 	SandboxID          SandboxID `json:"sandbox_id"`
 	UptimeSeconds      float64   `json:"uptime_seconds"`
 	ActiveCPUSeconds   float64   `json:"active_cpu_seconds" doc:"Time of the host's processors."`
@@ -111,8 +111,8 @@ type SeriesPoint struct {
 	NetTxBytes    int64     `json:"net_tx_bytes" doc:"Sent since the guest booted."`
 }
 
-// Inside is what a guest says of itself.
-type Inside struct {
+// GuestStats is what a guest says of itself.
+type GuestStats struct {
 	MemTotalBytes     int64   `json:"mem_total_bytes"`
 	MemAvailableBytes int64   `json:"mem_available_bytes"`
 	MemCachedBytes    int64   `json:"mem_cached_bytes"`

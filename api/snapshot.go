@@ -46,9 +46,9 @@ type SnapshotDeleted struct {
 	Deleted SnapshotID `json:"deleted"`
 }
 
-// SnapshotMove tells what moving a snapshot to or from the object store took: POST /v1/snapshots/{id}/push
+// TransferResult tells what moving a snapshot to or from the object store took: POST /v1/snapshots/{id}/push
 // and /pull.
-type SnapshotMove struct {
+type TransferResult struct {
 	Snapshot      Snapshot `json:"snapshot"`
 	NewBytes      int64    `json:"new_bytes" doc:"Content that the object store did not have, before compression."`
 	UploadedBytes int64    `json:"uploaded_bytes" doc:"Sent to the object store; 0 if all was there."`

@@ -23,9 +23,9 @@ func Statuses() []Status {
 	return []Status{Creating, Running, Paused, Hibernating, Hibernated, Waking, Stopping, Deleted, Failed}
 }
 
-// becomes is the one table of moves. Every state but the last may move to stopping, for DELETE is legal
+// transitions is the one table of moves. Every state but the last may move to stopping, for DELETE is legal
 // in all of them, and every state that can go wrong may move to failed.
-var becomes = map[Status][]Status{
+var transitions = map[Status][]Status{
 	Creating:    {Running, Failed, Stopping},
 	Running:     {Paused, Hibernating, Failed, Stopping},
 	Paused:      {Running, Hibernating, Failed, Stopping},
@@ -38,7 +38,7 @@ var becomes = map[Status][]Status{
 }
 
 // CanBecome tells whether a sandbox may move from s to next. Staying is not a move.
-func (s Status) CanBecome(next Status) bool { return slices.Contains(becomes[s], next) }
+func (s Status) CanBecome(next Status) bool { return slices.Contains(transitions[s], next) }
 
 // Valid tells whether s is a state.
-func (s Status) Valid() bool { _, ok := becomes[s]; return ok }
+func (s Status) Valid() bool { _, ok := transitions[s]; return ok }

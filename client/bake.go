@@ -35,7 +35,7 @@ func (t *Templates) BakeAndWait(
 		}
 		select {
 		case <-ctx.Done():
-			return out, lost(ctx, context.Cause(ctx))
+			return out, transportError(ctx, context.Cause(ctx))
 		case <-tick.C:
 		}
 		if out, err = t.Get(ctx, name); err != nil {

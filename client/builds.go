@@ -169,7 +169,7 @@ func (t *Templates) BuildLogs(
 		return yield(line)
 	})
 	if err == nil && !ended {
-		err = lost(ctx, io.ErrUnexpectedEOF)
+		err = transportError(ctx, io.ErrUnexpectedEOF)
 	}
 	return err
 }

@@ -30,8 +30,8 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/config"
 )
 
-// maxAnswer bounds a JSON answer in bytes: two outputs of an exec, escaped at worst, and some.
-const maxAnswer = 16 * api.MaxOutput
+// maxResponse bounds a JSON answer in bytes: two outputs of an exec, escaped at worst, and some.
+const maxResponse = 16 * api.MaxOutput
 
 // Client speaks to one server as one key. Make one with New.
 type Client struct {
@@ -111,36 +111,36 @@ func (c *Client) Close() { c.http.CloseIdleConnections() }
 
 // call is one request.
 type call struct {
-	method string
-	path   string // from the root, escaped
-	query  url.Values
-	in     any       // sent as JSON, nil: nothing
-	body   io.Reader // sent as it is, instead of in
-	size   int64     // of body, -1: not known
-	header map[string]string
-	again  bool // may be sent again
+	method     string
+	path       string // from the root, escaped
+	query      url.Values
+	in         any       // sent as JSON, nil: nothing
+	body       io.Reader // sent as it is, instead of in
+	size       int64     // of body, -1: not known
+	header     map[string]string
+	idempotent bool // may be sent again
 }
 
-func get(path string) call          { return call{method: http.MethodGet, path: path, again: true} }
-func del(path string) call          { return call{method: http.MethodDelete, path: path, again: true} }
+func get(path string) call          { return call{method: http.MethodGet, path: path, idempotent: true} }
+func del(path string) call          { return call{method: http.MethodDelete, path: path, idempotent: true} }
 func post(path string, in any) call { return call{method: http.MethodPost, path: path, in: in} }
 
 // do sends a call and reads its JSON answer into out, unless that is nil.
 func (c *Client) do(ctx context.Context, rq call, out any) error {
-	_, err := c.header(ctx, rq, out)
+	_, err := c.doHeader(ctx, rq, out)
 	return err
 }
 
-// header is do that also gives the answer's header.
-func (c *Client) header(ctx context.Context, rq call, out any) (http.Header, error) {
+// doHeader is do that also gives the answer's header.
+func (c *Client) doHeader(ctx context.Context, rq call, out any) (http.Header, error) {
 	res, err := c.send(ctx, rq)
 	if err != nil {
 		return nil, err
 	}
 	defer res.Body.Close() //nolint:errcheck // it has been read
-	data, err := io.ReadAll(io.LimitReader(res.Body, maxAnswer))
+	data, err := io.ReadAll(io.LimitReader(res.Body, maxResponse))
 	if err != nil {
-		return nil, lost(ctx, err)
+		return nil, transportError(ctx, err)
 	}
 	if out == nil || len(data) == 0 {
 		return res.Header, nil
@@ -166,30 +166,30 @@ func (c *Client) send(ctx context.Context, rq call) (*http.Response, error) {
 		}
 	}
 	for try := 1; ; try++ {
-		res, err := c.once(ctx, rq, payload)
-		if err == nil || !rq.again || try >= c.tries || !worthAgain(err) {
+		res, err := c.attempt(ctx, rq, payload)
+		if err == nil || !rq.idempotent || try >= c.tries || !isRetryable(err) {
 			return res, err
 		}
-		if err := pause(ctx, try); err != nil {
+		if err := backoff(ctx, try); err != nil {
 			return nil, err
 		}
 	}
 }
 
-func (c *Client) once(ctx context.Context, rq call, payload []byte) (*http.Response, error) {
+func (c *Client) attempt(ctx context.Context, rq call, payload []byte) (*http.Response, error) {
 	r, err := c.request(ctx, rq, payload)
 	if err != nil {
 		return nil, err
 	}
 	res, err := c.http.Do(r)
 	if err != nil {
-		return nil, lost(ctx, err)
+		return nil, transportError(ctx, err)
 	}
 	if res.StatusCode >= 200 && res.StatusCode < 300 {
 		return res, nil
 	}
 	defer res.Body.Close() //nolint:errcheck // the answer is an error already
-	return nil, failure(res)
+	return nil, responseError(res)
 }
 
 func (c *Client) request(ctx context.Context, rq call, payload []byte) (*http.Request, error) {
@@ -221,8 +221,8 @@ func (c *Client) request(ctx context.Context, rq call, payload []byte) (*http.Re
 	return r, nil
 }
 
-// failure reads the error of an answer that is not 2xx.
-func failure(res *http.Response) error {
+// responseError reads the error of an answer that is not 2xx.
+func responseError(res *http.Response) error {
 	data, _ := io.ReadAll(io.LimitReader(res.Body, 8*api.MaxOutput)) // what came before it broke will do
 	e := &api.Error{}
 	if err := json.Unmarshal(data, e); err != nil || e.Message == "" {
@@ -234,7 +234,7 @@ func failure(res *http.Response) error {
 	}
 	if e.Code == "" {
 		e.Code = api.CodeOfStatus(res.StatusCode)
-		e.Retryable = e.Code.Meaning().Retryable
+		e.Retryable = e.Code.Info().Retryable
 	}
 	if e.RequestID == "" {
 		e.RequestID = api.RequestID(res.Header.Get("X-Request-Id"))
@@ -242,22 +242,22 @@ func failure(res *http.Response) error {
 	return e
 }
 
-// lost makes an error of a connection that failed: the caller's own end of the context, or unavailable.
-func lost(ctx context.Context, err error) error {
+// transportError makes an error of a connection that failed: the caller's own end of the context, or unavailable.
+func transportError(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return api.AsError(context.Cause(ctx))
 	}
 	return api.Wrap(api.Unavailable, err, "cannot reach the server: "+err.Error())
 }
 
-// worthAgain tells whether a repetition may help soon. A lack of capacity does not end within a second.
-func worthAgain(err error) bool {
+// isRetryable tells whether a repetition may help soon. A lack of capacity does not end within a second.
+func isRetryable(err error) bool {
 	e, ok := errors.AsType[*api.Error](err)
 	return ok && e.Code == api.Unavailable
 }
 
-// pause waits before a repetition: 100 ms doubled each time, give or take a half.
-func pause(ctx context.Context, try int) error {
+// backoff waits before a repetition: 100 ms doubled each time, give or take a half.
+func backoff(ctx context.Context, try int) error {
 	wait := 100 * time.Millisecond << min(try-1, 5)
 	t := time.NewTimer(wait/2 + rand.N(wait)) //nolint:gosec // only spreads repetitions
 	defer t.Stop()
@@ -269,8 +269,8 @@ func pause(ctx context.Context, try int) error {
 	}
 }
 
-// path joins escaped segments under /v1.
-func path(segments ...string) string {
+// apiPath joins escaped segments under /v1.
+func apiPath(segments ...string) string {
 	var b strings.Builder
 	b.WriteString("/v1")
 	for _, s := range segments {
@@ -280,8 +280,8 @@ func path(segments ...string) string {
 	return b.String()
 }
 
-func box(id api.SandboxID, rest ...string) string {
-	return path(append([]string{"sandboxes", string(id)}, rest...)...)
+func sandboxPath(id api.SandboxID, rest ...string) string {
+	return apiPath(append([]string{"sandboxes", string(id)}, rest...)...)
 }
 
 func itoa[T ~int | ~int64 | ~uint32](n T) string { return strconv.FormatInt(int64(n), 10) }

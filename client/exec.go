@@ -11,7 +11,7 @@ import (
 // of time is the error timeout, with its output in the details. When ctx ends, the command is killed.
 func (s *Sandboxes) Exec(ctx context.Context, id api.SandboxID, req api.ExecRequest) (api.ExecResult, error) {
 	var out api.ExecResult
-	err := s.c.do(ctx, post(box(id, "exec"), req), &out)
+	err := s.c.do(ctx, post(sandboxPath(id, "exec"), req), &out)
 	return out, err
 }
 
@@ -21,7 +21,7 @@ type Output struct {
 	Stdout  func(text string)
 	Stderr  func(text string)
 
-	at func(id string) // where a stream can be taken up again
+	onEventID func(id string) // where a stream can be taken up again
 }
 
 // ExecStream runs a command and gives its output as it comes. When ctx ends, the command is killed.
@@ -31,7 +31,7 @@ func (s *Sandboxes) ExecStream(
 	req api.ExecRequest,
 	out Output,
 ) (api.ExecExit, error) {
-	rq := post(box(id, "exec", "stream"), req)
+	rq := post(sandboxPath(id, "exec", "stream"), req)
 	return s.follow(ctx, rq, out)
 }
 
@@ -40,21 +40,21 @@ func (s *Sandboxes) ExecStream(
 // ends, the process goes on.
 func (s *Sandboxes) AttachStream(ctx context.Context, id api.SandboxID, pid uint32, out Output) (api.ExecExit, error) {
 	last := ""
-	out.at = func(id string) { last = id }
+	out.onEventID = func(id string) { last = id }
 	for try := 1; ; try++ {
-		rq, before := get(box(id, "processes", itoa(pid), "stream")), last
+		rq, before := get(sandboxPath(id, "processes", itoa(pid), "stream")), last
 		if before != "" {
 			rq.header = map[string]string{"Last-Event-ID": before}
 		}
 		exit, err := s.follow(ctx, rq, out)
-		if err == nil || !worthAgain(err) || try >= s.c.tries && last == before {
+		if err == nil || !isRetryable(err) || try >= s.c.tries && last == before {
 			return exit, err
 		}
 		if last != before {
 			try = 0 // it went on meanwhile
 			continue
 		}
-		if err := pause(ctx, try); err != nil {
+		if err := backoff(ctx, try); err != nil {
 			return api.ExecExit{}, err
 		}
 	}
@@ -64,8 +64,8 @@ func (s *Sandboxes) follow(ctx context.Context, rq call, out Output) (api.ExecEx
 	var exit *api.ExecExit
 	err := s.c.events(ctx, rq, func(e event) (err error) {
 		defer func() {
-			if err == nil && e.id != "" && out.at != nil {
-				out.at(e.id)
+			if err == nil && e.id != "" && out.onEventID != nil {
+				out.onEventID(e.id)
 			}
 		}()
 		switch e.name {
@@ -99,11 +99,11 @@ func (s *Sandboxes) follow(ctx context.Context, rq call, out Output) (api.ExecEx
 // Processes lists what runs or ended lately.
 func (s *Sandboxes) Processes(ctx context.Context, id api.SandboxID) ([]api.Process, error) {
 	var out []api.Process
-	err := s.c.do(ctx, get(box(id, "processes")), &out)
+	err := s.c.do(ctx, get(sandboxPath(id, "processes")), &out)
 	return out, err
 }
 
 // Signal sends a signal to a process.
 func (s *Sandboxes) Signal(ctx context.Context, id api.SandboxID, pid uint32, req api.SignalRequest) error {
-	return s.c.do(ctx, call{method: http.MethodPost, path: box(id, "processes", itoa(pid), "signal"), in: req}, nil)
+	return s.c.do(ctx, call{method: http.MethodPost, path: sandboxPath(id, "processes", itoa(pid), "signal"), in: req}, nil)
 }

@@ -36,7 +36,7 @@ func (f *Files) ReadRange(ctx context.Context, id api.SandboxID, name string, of
 }
 
 func (f *Files) read(ctx context.Context, id api.SandboxID, name, span string) (*Content, error) {
-	rq := get(box(id, "fs"))
+	rq := get(sandboxPath(id, "fs"))
 	rq.query = url.Values{"path": {name}}
 	rq.header = map[string]string{"Accept": "application/octet-stream"}
 	if span != "" {
@@ -66,7 +66,7 @@ func (f *Files) Write(
 	opt WriteOptions,
 ) (api.FileWritten, error) {
 	q := url.Values{"path": {name}}
-	setIf(q, "user", opt.User)
+	setNonEmpty(q, "user", opt.User)
 	if opt.Mode != 0 {
 		q.Set("mode", fmt.Sprintf("%04o", opt.Mode))
 	}
@@ -74,13 +74,13 @@ func (f *Files) Write(
 	if size == 0 {
 		r = http.NoBody
 	}
-	err := f.c.do(ctx, call{method: http.MethodPut, path: box(id, "fs"), query: q, body: r, size: size}, &out)
+	err := f.c.do(ctx, call{method: http.MethodPut, path: sandboxPath(id, "fs"), query: q, body: r, size: size}, &out)
 	return out, err
 }
 
 // Stat describes a file, not following a last symbolic link; not_found if there is none.
 func (f *Files) Stat(ctx context.Context, id api.SandboxID, name string) (api.FileEntry, error) {
-	rq := get(box(id, "fs", "stat"))
+	rq := get(sandboxPath(id, "fs", "stat"))
 	rq.query = url.Values{"path": {name}}
 	var out api.FileEntry
 	err := f.c.do(ctx, rq, &out)
@@ -100,7 +100,7 @@ func (f *Files) Exists(ctx context.Context, id api.SandboxID, name string) (bool
 
 // List gives the entries of a directory, and of the directories below it down to depth; 1 is itself.
 func (f *Files) List(ctx context.Context, id api.SandboxID, name string, depth int) ([]api.FileEntry, error) {
-	rq := get(box(id, "fs", "dir"))
+	rq := get(sandboxPath(id, "fs", "dir"))
 	rq.query = url.Values{"path": {name}}
 	if depth > 1 {
 		rq.query.Set("depth", itoa(depth))
@@ -112,8 +112,8 @@ func (f *Files) List(ctx context.Context, id api.SandboxID, name string, depth i
 
 // Remove deletes a file, or a directory: an empty one, or with recursive all below it.
 func (f *Files) Remove(ctx context.Context, id api.SandboxID, name string, recursive bool) error {
-	rq := del(box(id, "fs"))
-	rq.again = false // the second answer would be not_found
+	rq := del(sandboxPath(id, "fs"))
+	rq.idempotent = false // the second answer would be not_found
 	rq.query = url.Values{"path": {name}}
 	if recursive {
 		rq.query.Set("recursive", "1")
@@ -124,13 +124,13 @@ func (f *Files) Remove(ctx context.Context, id api.SandboxID, name string, recur
 // MakeDir makes a directory with its parents; conflict if it is there.
 func (f *Files) MakeDir(ctx context.Context, id api.SandboxID, name string) (api.FileEntry, error) {
 	var out api.FileEntry
-	err := f.c.do(ctx, post(box(id, "fs", "mkdir"), api.MakeDirRequest{Path: name}), &out)
+	err := f.c.do(ctx, post(sandboxPath(id, "fs", "mkdir"), api.MakeDirRequest{Path: name}), &out)
 	return out, err
 }
 
 // Move renames a file or directory.
 func (f *Files) Move(ctx context.Context, id api.SandboxID, from, to string) (api.FileEntry, error) {
 	var out api.FileEntry
-	err := f.c.do(ctx, post(box(id, "fs", "move"), api.MoveRequest{From: from, To: to}), &out)
+	err := f.c.do(ctx, post(sandboxPath(id, "fs", "move"), api.MoveRequest{From: from, To: to}), &out)
 	return out, err
 }

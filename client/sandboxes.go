@@ -19,8 +19,8 @@ func (s *Sandboxes) Create(ctx context.Context, req api.CreateRequest) (api.Sand
 	if req.IdempotencyKey == "" {
 		req.IdempotencyKey = string(api.NewRequestID())
 	}
-	rq := post(path("sandboxes"), req)
-	rq.again = true
+	rq := post(apiPath("sandboxes"), req)
+	rq.idempotent = true
 	rq.header = map[string]string{"Idempotency-Key": req.IdempotencyKey, "Prefer": "wait=3600"}
 	var out api.Sandbox
 	err := s.c.do(ctx, rq, &out)
@@ -43,8 +43,8 @@ func (s *Sandboxes) Page(ctx context.Context, f api.SandboxFilter) ([]api.Sandbo
 	for k, v := range f.Metadata {
 		q.Set("metadata."+k, v)
 	}
-	setIf(q, "template", f.Template)
-	setIf(q, "cursor", f.Cursor)
+	setNonEmpty(q, "template", f.Template)
+	setNonEmpty(q, "cursor", f.Cursor)
 	if f.Oldest {
 		q.Set("order", "asc")
 	}
@@ -54,10 +54,10 @@ func (s *Sandboxes) Page(ctx context.Context, f api.SandboxFilter) ([]api.Sandbo
 	if f.Limit > 0 {
 		q.Set("limit", itoa(f.Limit))
 	}
-	rq := get(path("sandboxes"))
+	rq := get(apiPath("sandboxes"))
 	rq.query = q
 	var out []api.Sandbox
-	h, err := s.c.header(ctx, rq, &out)
+	h, err := s.c.doHeader(ctx, rq, &out)
 	if err != nil {
 		return nil, "", err
 	}
@@ -67,81 +67,81 @@ func (s *Sandboxes) Page(ctx context.Context, f api.SandboxFilter) ([]api.Sandbo
 // Get answers one sandbox; not_found, with why it ended, for one that is no more.
 func (s *Sandboxes) Get(ctx context.Context, id api.SandboxID) (api.Sandbox, error) {
 	var out api.Sandbox
-	err := s.c.do(ctx, get(box(id)), &out)
+	err := s.c.do(ctx, get(sandboxPath(id)), &out)
 	return out, err
 }
 
 // Delete ends a sandbox in whatever state it is.
 func (s *Sandboxes) Delete(ctx context.Context, id api.SandboxID) error {
-	return s.c.do(ctx, del(box(id)), nil)
+	return s.c.do(ctx, del(sandboxPath(id)), nil)
 }
 
 // Pause stops a sandbox in memory.
 func (s *Sandboxes) Pause(ctx context.Context, id api.SandboxID) error {
-	return s.c.do(ctx, post(box(id, "pause"), nil), nil)
+	return s.c.do(ctx, post(sandboxPath(id, "pause"), nil), nil)
 }
 
 // Resume lets a paused sandbox go on.
 func (s *Sandboxes) Resume(ctx context.Context, id api.SandboxID) error {
-	return s.c.do(ctx, post(box(id, "resume"), nil), nil)
+	return s.c.do(ctx, post(sandboxPath(id, "resume"), nil), nil)
 }
 
 // Hibernate puts a sandbox to rest on disk.
 func (s *Sandboxes) Hibernate(ctx context.Context, id api.SandboxID) error {
-	return s.c.do(ctx, post(box(id, "hibernate"), nil), nil)
+	return s.c.do(ctx, post(sandboxPath(id, "hibernate"), nil), nil)
 }
 
 // Wake brings a hibernated sandbox back.
 func (s *Sandboxes) Wake(ctx context.Context, id api.SandboxID) error {
-	return s.c.do(ctx, post(box(id, "wake"), nil), nil)
+	return s.c.do(ctx, post(sandboxPath(id, "wake"), nil), nil)
 }
 
 // Snapshot puts the sandbox's moment into the registry; it goes on.
 func (s *Sandboxes) Snapshot(ctx context.Context, id api.SandboxID, req api.SnapshotRequest) (api.Snapshot, error) {
 	var out api.Snapshot
-	err := s.c.do(ctx, post(box(id, "snapshots"), req), &out)
+	err := s.c.do(ctx, post(sandboxPath(id, "snapshots"), req), &out)
 	return out, err
 }
 
 // Fork copies a running sandbox, memory and disk; the parent goes on.
-func (s *Sandboxes) Fork(ctx context.Context, id api.SandboxID, req api.ForkRequest) (api.ForkAnswer, error) {
-	var out api.ForkAnswer
-	err := s.c.do(ctx, post(box(id, "fork"), req), &out)
+func (s *Sandboxes) Fork(ctx context.Context, id api.SandboxID, req api.ForkRequest) (api.ForkResponse, error) {
+	var out api.ForkResponse
+	err := s.c.do(ctx, post(sandboxPath(id, "fork"), req), &out)
 	return out, err
 }
 
 // ForkTree makes several children of one moment under a tree id.
 func (s *Sandboxes) ForkTree(ctx context.Context, id api.SandboxID, req api.ForkTreeRequest) (api.ForkTree, error) {
 	var out api.ForkTree
-	err := s.c.do(ctx, post(box(id, "fork-tree"), req), &out)
+	err := s.c.do(ctx, post(sandboxPath(id, "fork-tree"), req), &out)
 	return out, err
 }
 
 // Promote makes a sandbox the winner of its tree.
 func (s *Sandboxes) Promote(ctx context.Context, id api.SandboxID, req api.PromoteRequest) (api.Promotion, error) {
 	var out api.Promotion
-	err := s.c.do(ctx, post(box(id, "promote"), req), &out)
+	err := s.c.do(ctx, post(sandboxPath(id, "promote"), req), &out)
 	return out, err
 }
 
 // Lifecycle tells when a sandbox ends by itself.
 func (s *Sandboxes) Lifecycle(ctx context.Context, id api.SandboxID) (api.Lifecycle, error) {
 	var out api.Lifecycle
-	err := s.c.do(ctx, get(box(id, "lifecycle")), &out)
+	err := s.c.do(ctx, get(sandboxPath(id, "lifecycle")), &out)
 	return out, err
 }
 
 // Network tells what a sandbox may reach.
 func (s *Sandboxes) Network(ctx context.Context, id api.SandboxID) (api.Network, error) {
 	var out api.Network
-	err := s.c.do(ctx, get(box(id, "network")), &out)
+	err := s.c.do(ctx, get(sandboxPath(id, "network")), &out)
 	return out, err
 }
 
 // SetNetwork replaces what a sandbox may reach, at once and for connections that are there.
 func (s *Sandboxes) SetNetwork(ctx context.Context, id api.SandboxID, n api.Network) (api.Network, error) {
 	var out api.Network
-	err := s.c.do(ctx, call{method: http.MethodPut, path: box(id, "network"), in: n}, &out)
+	err := s.c.do(ctx, call{method: http.MethodPut, path: sandboxPath(id, "network"), in: n}, &out)
 	return out, err
 }
 
@@ -152,55 +152,55 @@ func (s *Sandboxes) SetLifecycle(
 	patch api.LifecyclePatch,
 ) (api.Lifecycle, error) {
 	var out api.Lifecycle
-	err := s.c.do(ctx, call{method: http.MethodPatch, path: box(id, "lifecycle"), in: patch}, &out)
+	err := s.c.do(ctx, call{method: http.MethodPatch, path: sandboxPath(id, "lifecycle"), in: patch}, &out)
 	return out, err
 }
 
 // Usage is what a sandbox takes now.
 func (s *Sandboxes) Usage(ctx context.Context, id api.SandboxID) (api.Usage, error) {
 	var out api.Usage
-	err := s.c.do(ctx, get(box(id, "metrics")), &out)
+	err := s.c.do(ctx, get(sandboxPath(id, "metrics")), &out)
 	return out, err
 }
 
 // Ports lists declared and listening ports.
 func (s *Sandboxes) Ports(ctx context.Context, id api.SandboxID) ([]api.Port, error) {
 	var out []api.Port
-	err := s.c.do(ctx, get(box(id, "ports")), &out)
+	err := s.c.do(ctx, get(sandboxPath(id, "ports")), &out)
 	return out, err
 }
 
 // DeclarePort gives a port a label.
 func (s *Sandboxes) DeclarePort(ctx context.Context, id api.SandboxID, req api.PortRequest) (api.Port, error) {
 	var out api.Port
-	err := s.c.do(ctx, post(box(id, "ports"), req), &out)
+	err := s.c.do(ctx, post(sandboxPath(id, "ports"), req), &out)
 	return out, err
 }
 
 // RemovePort takes a declaration back.
 func (s *Sandboxes) RemovePort(ctx context.Context, id api.SandboxID, port int) error {
-	return s.c.do(ctx, del(box(id, "ports", itoa(port))), nil)
+	return s.c.do(ctx, del(sandboxPath(id, "ports", itoa(port))), nil)
 }
 
 // ProxyURL is the address through which the server forwards to a port of the sandbox. Requests to it
 // need the key.
 func (s *Sandboxes) ProxyURL(id api.SandboxID, port int) string {
-	return s.c.base.String() + box(id, "proxy", itoa(port)) + "/"
+	return s.c.base.String() + sandboxPath(id, "proxy", itoa(port)) + "/"
 }
 
 // Preview makes a signed address of a port that needs no key.
 func (s *Sandboxes) Preview(ctx context.Context, id api.SandboxID, req api.PreviewRequest) (api.Preview, error) {
 	var out api.Preview
-	err := s.c.do(ctx, post(box(id, "preview-token"), req), &out)
+	err := s.c.do(ctx, post(sandboxPath(id, "preview-token"), req), &out)
 	return out, err
 }
 
 // Logs gives what the sandbox printed: stream is "stdout", "stderr", "console" or "both", which is all
 // and the default. The reader must be closed.
 func (s *Sandboxes) Logs(ctx context.Context, id api.SandboxID, stream string) (io.ReadCloser, error) {
-	rq := get(box(id, "logs"))
+	rq := get(sandboxPath(id, "logs"))
 	rq.query = url.Values{}
-	setIf(rq.query, "stream", stream)
+	setNonEmpty(rq.query, "stream", stream)
 	rq.header = map[string]string{"Accept": "text/plain"}
 	res, err := s.c.send(ctx, rq)
 	if err != nil {
@@ -217,9 +217,9 @@ func (s *Sandboxes) FollowLogs(
 	stream string,
 	yield func(line string) error,
 ) error {
-	rq := get(box(id, "logs"))
+	rq := get(sandboxPath(id, "logs"))
 	rq.query = url.Values{"follow": {"1"}}
-	setIf(rq.query, "stream", stream)
+	setNonEmpty(rq.query, "stream", stream)
 	return s.c.events(ctx, rq, func(e event) error {
 		var line struct {
 			Line string `json:"line"`
@@ -233,7 +233,7 @@ func (s *Sandboxes) FollowLogs(
 
 // Events lists the last events of a sandbox, oldest first; tail 0 is all that are kept.
 func (s *Sandboxes) Events(ctx context.Context, id api.SandboxID, tail int) ([]api.Event, error) {
-	rq := get(box(id, "events"))
+	rq := get(sandboxPath(id, "events"))
 	if tail > 0 {
 		rq.query = url.Values{"tail": {itoa(tail)}}
 	}
@@ -245,7 +245,7 @@ func (s *Sandboxes) Events(ctx context.Context, id api.SandboxID, tail int) ([]a
 // FollowEvents calls yield for all events and then for each as it happens, until ctx ends, the sandbox
 // has ended (nil) or yield answers an error.
 func (s *Sandboxes) FollowEvents(ctx context.Context, id api.SandboxID, yield func(api.Event) error) error {
-	rq := get(box(id, "events"))
+	rq := get(sandboxPath(id, "events"))
 	rq.query = url.Values{"follow": {"1"}}
 	return s.c.events(ctx, rq, func(e event) error {
 		var ev api.Event
@@ -256,7 +256,7 @@ func (s *Sandboxes) FollowEvents(ctx context.Context, id api.SandboxID, yield fu
 	})
 }
 
-func setIf(q url.Values, key, value string) {
+func setNonEmpty(q url.Values, key, value string) {
 	if value != "" {
 		q.Set(key, value)
 	}

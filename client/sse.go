@@ -63,7 +63,7 @@ func (c *Client) events(ctx context.Context, rq call, yield func(event) error) e
 	if _, ok := errors.AsType[*api.Error](err); ok {
 		return err
 	}
-	return lost(ctx, err)
+	return transportError(ctx, err)
 }
 
 // readEvents parses an event stream.

@@ -37,10 +37,10 @@ func (s *Sandboxes) Terminal(ctx context.Context, id api.SandboxID, req Terminal
 		q.Set("rows", itoa(int(req.Rows)))
 		q.Set("cols", itoa(int(req.Cols)))
 	}
-	setIf(q, "cmd", req.Cmd)
-	setIf(q, "cwd", req.Cwd)
-	setIf(q, "user", req.User)
-	address := "ws" + strings.TrimPrefix(s.c.base.String(), "http") + box(id, "exec", "pty") + "?" + q.Encode()
+	setNonEmpty(q, "cmd", req.Cmd)
+	setNonEmpty(q, "cwd", req.Cwd)
+	setNonEmpty(q, "user", req.User)
+	address := "ws" + strings.TrimPrefix(s.c.base.String(), "http") + sandboxPath(id, "exec", "pty") + "?" + q.Encode()
 	header := http.Header{"User-Agent": {s.c.agent}}
 	if s.c.key != "" {
 		header.Set("Authorization", "Bearer "+s.c.key)
@@ -48,9 +48,9 @@ func (s *Sandboxes) Terminal(ctx context.Context, id api.SandboxID, req Terminal
 	conn, res, err := websocket.Dial(ctx, address, &websocket.DialOptions{HTTPClient: s.c.http, HTTPHeader: header})
 	if err != nil {
 		if res != nil && res.StatusCode != http.StatusSwitchingProtocols {
-			return nil, failure(res)
+			return nil, responseError(res)
 		}
-		return nil, lost(ctx, err)
+		return nil, transportError(ctx, err)
 	}
 	conn.SetReadLimit(maxFrame)
 	return &Terminal{conn}, nil
@@ -60,7 +60,7 @@ func (s *Sandboxes) Terminal(ctx context.Context, id api.SandboxID, req Terminal
 func (t *Terminal) Receive(ctx context.Context) ([]byte, error) {
 	kind, data, err := t.conn.Read(ctx)
 	if err != nil {
-		return nil, lost(ctx, err)
+		return nil, transportError(ctx, err)
 	}
 	if kind == websocket.MessageBinary {
 		return data, nil
@@ -84,7 +84,7 @@ func (t *Terminal) Receive(ctx context.Context) ([]byte, error) {
 // Send types bytes.
 func (t *Terminal) Send(ctx context.Context, p []byte) error {
 	if err := t.conn.Write(ctx, websocket.MessageBinary, p); err != nil {
-		return lost(ctx, err)
+		return transportError(ctx, err)
 	}
 	return nil
 }
@@ -93,7 +93,7 @@ func (t *Terminal) Send(ctx context.Context, p []byte) error {
 func (t *Terminal) Resize(ctx context.Context, rows, cols uint16) error {
 	msg := fmt.Sprintf(`{"resize":{"rows":%d,"cols":%d}}`, rows, cols)
 	if err := t.conn.Write(ctx, websocket.MessageText, []byte(msg)); err != nil {
-		return lost(ctx, err)
+		return transportError(ctx, err)
 	}
 	return nil
 }

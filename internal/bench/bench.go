@@ -32,7 +32,7 @@ type Options struct {
 	Registry string   // address of this machine that the node may reach over plain HTTP; none: no images are imported
 	Work     string   // an empty directory for what the container reference needs
 	Tell     func(text string)
-	More     map[string]More // of the groups that need more than a client; one that is missing is skipped
+	More     map[string]HostSeries // of the groups that need more than a client; one that is missing is skipped
 }
 
 // run is one run.

@@ -127,11 +127,11 @@ func (r *run) through(ctx context.Context, s *Series, dir string, env []string) 
 	if err := c.Run(); err != nil {
 		return fmt.Errorf("%w: %s", err, strings.TrimSpace(errs.String()))
 	}
-	return r.told(s, &out, n)
+	return r.recordOutput(s, &out, n)
 }
 
-// told records what a script printed, less the first clientWarm.
-func (r *run) told(s *Series, out *bytes.Buffer, n int) error {
+// recordOutput records what a script printed, less the first clientWarm.
+func (r *run) recordOutput(s *Series, out *bytes.Buffer, n int) error {
 	told := 0
 	for lines := bufio.NewScanner(out); lines.Scan(); {
 		var one struct {

@@ -247,12 +247,12 @@ func (r *run) hibernate(ctx context.Context) error {
 	}
 	var all error
 	for _, t := range list {
-		all = errors.Join(all, r.restOf(ctx, t))
+		all = errors.Join(all, r.remaining(ctx, t))
 	}
 	return all
 }
 
-func (r *run) restOf(ctx context.Context, t api.Template) error {
+func (r *run) remaining(ctx context.Context, t api.Template) error {
 	sb, err := r.make(ctx, api.CreateRequest{Template: t.Name})
 	if err != nil {
 		return err

@@ -105,7 +105,7 @@ func (a *app) startBuild(ctx context.Context, f buildFlags, dir string) error {
 		return err
 	}
 	if b.Reused && b.Status.Ended() {
-		a.talk("template %s is what this build would make: build %s", b.Name, b.ID)
+		a.statusf("template %s is what this build would make: build %s", b.Name, b.ID)
 	} else if !f.noWait {
 		if b, err = a.followBuild(ctx, cl, b.ID, 0); err != nil {
 			return err
@@ -193,7 +193,7 @@ func (f *buildFlags) directory(dir string) (*client.Upload, func() error, error)
 // followBuild shows the log of a build on standard error until it has ended, and answers it. One that failed is
 // an error with its code.
 func (a *app) followBuild(ctx context.Context, cl *client.Client, id api.BuildID, after int64) (api.Build, error) {
-	show := buildLines(a.talk)
+	show := buildLines(a.statusf)
 	for again := 0; ; again++ {
 		err := cl.Templates.BuildLogs(ctx, id, after, true, func(l api.BuildLine) error {
 			after, again = l.Seq, 0
@@ -206,7 +206,7 @@ func (a *app) followBuild(ctx context.Context, cl *client.Client, id api.BuildID
 			break
 		}
 		if ctx.Err() != nil {
-			a.talk(
+			a.statusf(
 				"the node goes on with it: pandastack template logs -f %s follows it, pandastack template cancel %s ends it",
 				id,
 				id,

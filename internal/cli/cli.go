@@ -93,7 +93,7 @@ func (a *app) fail(ctx context.Context, err error) int {
 		}
 		fmt.Fprintln(a.Stderr, "pandastack: "+strings.ReplaceAll(message, "\n", "\npandastack: "))
 	}
-	return e.Code.Meaning().Exit
+	return e.Code.Info().Exit
 }
 
 // localCode gives the code of an error that no server answered: a wrong use of the command line unless

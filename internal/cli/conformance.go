@@ -34,7 +34,7 @@ func (a *app) conformance() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		release, err := disk.EnsureData(c.Context(), l.DataDir)
+		release, err := disk.EnsureDataDir(c.Context(), l.DataDir)
 		if err != nil {
 			return local(err)
 		}
@@ -107,7 +107,7 @@ func monitor(
 		}
 		return func(ctx context.Context, dir string) (vmm.Driver, error) {
 			return firecracker.New(ctx, firecracker.Config{
-				Binary: c.Firecracker, Jailer: c.Jailer, Dir: dir, MoreMemoryMiB: c.MoreMemory, MoreDisks: c.MoreDisks,
+				Binary: c.Firecracker, Jailer: c.Jailer, Dir: dir, HotplugMemoryMiB: c.MoreMemory, HotplugDisks: c.MoreDisks,
 			})
 		}, nil
 	}

@@ -56,7 +56,7 @@ func (a *app) sandboxForkTree() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		a.talk("tree %s", ans.TreeID)
+		a.statusf("tree %s", ans.TreeID)
 		return a.children(ans, ans.Children, ans.Errors, ans.PauseMS)
 	}
 	return c
@@ -65,7 +65,7 @@ func (a *app) sandboxForkTree() *cobra.Command {
 // children shows what a fork made. Children that could not be made are a failure, after the others
 // were shown.
 func (a *app) children(answer any, children []api.Sandbox, failed []api.ForkError, pause int64) error {
-	a.talk("%d children; the parent stood still for %d ms", len(children), pause)
+	a.statusf("%d children; the parent stood still for %d ms", len(children), pause)
 	err := a.print(answer, func(w io.Writer) error {
 		for _, child := range children {
 			if _, err := fmt.Fprintln(w, child.ID); err != nil {
@@ -129,7 +129,7 @@ func (a *app) sandboxSnapshot() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		a.talk("%s of %s; it stood still for %d ms", size(s.SizeBytes), id, s.PauseMS)
+		a.statusf("%s of %s; it stood still for %d ms", size(s.SizeBytes), id, s.PauseMS)
 		return a.print(s, func(w io.Writer) error {
 			_, err := fmt.Fprintln(w, s.ID)
 			return err

@@ -48,9 +48,9 @@ func (r *reachFlags) network() (api.Network, error) {
 // reachable says in words what a sandbox may reach.
 func reachable(n *api.Network) string {
 	switch {
-	case n == nil || n.Open():
+	case n == nil || n.AllowsAll():
 		return "everything"
-	case n.Shut():
+	case n.BlocksAll():
 		return "nothing"
 	}
 	var parts []string
@@ -91,7 +91,7 @@ func (a *app) sandboxNetwork() *cobra.Command {
 			return err
 		}
 		var n api.Network
-		if open || !want.Plain() {
+		if open || !want.IsDefault() {
 			n, err = cl.Sandboxes.SetNetwork(c.Context(), id, want)
 		} else {
 			n, err = cl.Sandboxes.Network(c.Context(), id)

@@ -49,7 +49,7 @@ func facts(w io.Writer, pairs ...string) error {
 }
 
 // line writes one line of talk to standard error; with --json there is none.
-func (a *app) talk(format string, args ...any) {
+func (a *app) statusf(format string, args ...any) {
 	if !a.json {
 		fmt.Fprintf(a.Stderr, format+"\n", args...)
 	}

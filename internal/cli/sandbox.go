@@ -85,7 +85,7 @@ func (a *app) sandboxCreate() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if !n.Open() {
+		if !n.AllowsAll() {
 			req.Network = &n
 		}
 		cl, err := a.dial()
@@ -96,7 +96,7 @@ func (a *app) sandboxCreate() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		a.talk("%s runs from %s (%s, %d ms)", sb.ID, sb.Template, sb.BootMode, sb.BootMS)
+		a.statusf("%s runs from %s (%s, %d ms)", sb.ID, sb.Template, sb.BootMode, sb.BootMS)
 		return a.print(sb, func(w io.Writer) error {
 			_, err := fmt.Fprintln(w, sb.ID)
 			return err
@@ -285,7 +285,7 @@ func (a *app) deleteAll(ctx context.Context, names []string, remove func(context
 			continue
 		}
 		deleted = append(deleted, name)
-		a.talk("%s deleted", name)
+		a.statusf("%s deleted", name)
 	}
 	if a.json {
 		all = errors.Join(all, writeJSON(a.Stdout, map[string][]string{"deleted": deleted}))

@@ -51,10 +51,10 @@ func (a *app) setup() *cobra.Command {
 		}
 		cfg := setup.Config{DataDir: l.DataDir, ImageGiB: l.Capacity.DiskImageGiB, Kernel: kernel}
 		if remove {
-			if err := a.agree(yes, "This removes "+l.DataDir+" with every sandbox, snapshot and template in it."); err != nil {
+			if err := a.confirm(yes, "This removes "+l.DataDir+" with every sandbox, snapshot and template in it."); err != nil {
 				return err
 			}
-			return local(setup.Remove(c.Context(), cfg, func(line string) { a.talk("%s", line) }))
+			return local(setup.Remove(c.Context(), cfg, func(line string) { a.statusf("%s", line) }))
 		}
 		return a.prepare(c.Context(), cfg, yes)
 	}
@@ -72,11 +72,11 @@ func (a *app) prepare(ctx context.Context, cfg setup.Config, yes bool) error {
 		return local(err)
 	}
 	if len(steps) > 0 {
-		a.talk("plan for %s:", facts.Distribution)
+		a.statusf("plan for %s:", facts.Distribution)
 		for i, s := range steps {
-			a.talk("  %d. %s", i+1, s.Text)
+			a.statusf("  %d. %s", i+1, s.Text)
 		}
-		if err := a.agree(yes, ""); err != nil {
+		if err := a.confirm(yes, ""); err != nil {
 			return err
 		}
 		if err := setup.Apply(ctx, cfg, steps, a.stepReport()); err != nil {
@@ -117,18 +117,18 @@ func (a *app) stepReport() setup.Report {
 				show("", 100)
 				return
 			}
-			a.talk("\n%s", strings.Join(last, "\n"))
+			a.statusf("\n%s", strings.Join(last, "\n"))
 		},
 	}
 }
 
-// agree asks a person at a terminal; elsewhere it takes --yes.
-func (a *app) agree(yes bool, what string) error {
+// confirm asks a person at a terminal; elsewhere it takes --yes.
+func (a *app) confirm(yes bool, what string) error {
 	if yes {
 		return nil
 	}
 	if what != "" {
-		a.talk("%s", what)
+		a.statusf("%s", what)
 	}
 	if _, ok := terminal(a.Stdin); !ok || a.json {
 		return api.Errorf(api.Invalid, "nothing was done; say --yes to do it")

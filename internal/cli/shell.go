@@ -47,13 +47,13 @@ func (a *app) sandboxShell() *cobra.Command {
 			}
 			defer func() { _ = term.Restore(int(screen.Fd()), old) }() // the program ends; nothing better can be done
 		}
-		return a.converse(c.Context(), t, screen, isTerminal)
+		return a.runTerminal(c.Context(), t, screen, isTerminal)
 	}
 	return c
 }
 
-// converse carries bytes between this process and the terminal until the program ends.
-func (a *app) converse(ctx context.Context, t *client.Terminal, screen *os.File, isTerminal bool) error {
+// runTerminal carries bytes between this process and the terminal until the program ends.
+func (a *app) runTerminal(ctx context.Context, t *client.Terminal, screen *os.File, isTerminal bool) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var wait sync.WaitGroup
 	defer wait.Wait()

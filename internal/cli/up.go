@@ -77,7 +77,7 @@ func (a *app) ready(r node.Ready) {
 		},
 	)
 	if err != nil {
-		a.talk("pandastack: %v", err)
+		a.statusf("pandastack: %v", err)
 	}
 }
 
@@ -98,9 +98,9 @@ func readyText(r node.Ready) string {
 	return text
 }
 
-// reach gives a client of a node: the one that the flags, environment or files name if it answers, else
+// printAccess gives a client of a node: the one that the flags, environment or files name if it answers, else
 // one that is started in this process, tells on standard error what is of a level, and ends with stop, which is never nil.
-func (a *app) reach(ctx context.Context, level slog.Level) (cl *client.Client, stop func() error, err error) {
+func (a *app) printAccess(ctx context.Context, level slog.Level) (cl *client.Client, stop func() error, err error) {
 	none := func() error { return nil }
 	if cl, err = a.dial(); err != nil {
 		return nil, none, err
@@ -110,7 +110,7 @@ func (a *app) reach(ctx context.Context, level slog.Level) (cl *client.Client, s
 	if _, err := cl.Health(probe); err == nil || a.apiURL != "" {
 		return cl, none, err
 	}
-	a.talk("no node answers at %s: starting one for this command", cl.URL())
+	a.statusf("no node answers at %s: starting one for this command", cl.URL())
 	l, err := a.node(map[string]string{"listen": "127.0.0.1:0", "tls.listen": "", "tls.cert": "", "tls.key": ""})
 	if err != nil {
 		return nil, none, err

@@ -43,8 +43,8 @@ while True:
     with open("/tmp/answer", "w") as f: f.write(word + " " + ",".join(told) + "\n")
 `
 
-// story is one run.
-type story struct {
+// script is one run.
+type script struct {
 	cl    *client.Client
 	opt   Options
 	steps []Step
@@ -54,7 +54,7 @@ type story struct {
 // Run does every step and gives what each took. The first step that does not do what it promises ends
 // the run with an error that says so; what was made is deleted in any case.
 func Run(ctx context.Context, cl *client.Client, opt Options) (steps []Step, err error) {
-	s := &story{cl: cl, opt: opt}
+	s := &script{cl: cl, opt: opt}
 	defer func() {
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanup)
 		defer cancel()
@@ -68,11 +68,11 @@ func Run(ctx context.Context, cl *client.Client, opt Options) (steps []Step, err
 	if err := s.fork(ctx, id); err != nil {
 		return nil, err
 	}
-	return nil, s.rest(ctx, id)
+	return nil, s.hibernateAndWake(ctx, id)
 }
 
 // step runs do, measures it, and tells the text it answers.
-func (s *story) step(name string, do func() (string, error)) error {
+func (s *script) step(name string, do func() (string, error)) error {
 	began := time.Now()
 	text, err := do()
 	if err != nil {
@@ -87,7 +87,7 @@ func (s *story) step(name string, do func() (string, error)) error {
 }
 
 // sh runs a line and gives its output; a failure of the line is an error with its words.
-func (s *story) sh(ctx context.Context, id api.SandboxID, line string) (string, error) {
+func (s *script) sh(ctx context.Context, id api.SandboxID, line string) (string, error) {
 	res, err := s.cl.Sandboxes.Exec(ctx, id, api.ExecRequest{Cmd: line, TimeoutSeconds: 60})
 	if err != nil {
 		return "", err
@@ -99,11 +99,11 @@ func (s *story) sh(ctx context.Context, id api.SandboxID, line string) (string, 
 }
 
 // ask tells the program in memory a word and gives its answer.
-func (s *story) ask(ctx context.Context, id api.SandboxID, word string) (string, error) {
+func (s *script) ask(ctx context.Context, id api.SandboxID, word string) (string, error) {
 	return s.sh(ctx, id, "echo "+word+" >/tmp/ask; cat /tmp/answer")
 }
 
-func (s *story) begin(ctx context.Context) (id api.SandboxID, err error) {
+func (s *script) begin(ctx context.Context) (id api.SandboxID, err error) {
 	err = s.step("create", func() (string, error) {
 		sb, err := s.cl.Sandboxes.Create(ctx, api.CreateRequest{Template: s.opt.Template})
 		if err != nil {
@@ -155,7 +155,7 @@ func (s *story) begin(ctx context.Context) (id api.SandboxID, err error) {
 
 // fork starts the program that keeps a word in memory, forks, and shows that every child goes on from
 // that memory and disk, apart from the others, and that the parent went on.
-func (s *story) fork(ctx context.Context, id api.SandboxID) error {
+func (s *script) fork(ctx context.Context, id api.SandboxID) error {
 	var before string
 	err := s.step("keep a word in memory", func() (string, error) {
 		_, err := s.sh(ctx, id, "mkfifo /tmp/ask /tmp/answer")
@@ -207,7 +207,7 @@ func (s *story) fork(ctx context.Context, id api.SandboxID) error {
 	})
 }
 
-func (s *story) child(ctx context.Context, id api.SandboxID, i int, before string) (string, error) {
+func (s *script) child(ctx context.Context, id api.SandboxID, i int, before string) (string, error) {
 	word := fmt.Sprintf("child%d", i+1)
 	said, err := s.ask(ctx, id, word)
 	if err != nil {
@@ -228,8 +228,8 @@ func (s *story) child(ctx context.Context, id api.SandboxID, i int, before strin
 	return fmt.Sprintf("says %q, has the parent's file, and wrote its own", said), err
 }
 
-// rest hibernates the sandbox, wakes it, and asks the program again.
-func (s *story) rest(ctx context.Context, id api.SandboxID) error {
+// hibernateAndWake hibernates the sandbox, wakes it, and asks the program again.
+func (s *script) hibernateAndWake(ctx context.Context, id api.SandboxID) error {
 	err := s.step("hibernate", func() (string, error) {
 		return "memory and disk are files now; no process is left", s.cl.Sandboxes.Hibernate(ctx, id)
 	})
@@ -252,7 +252,7 @@ func (s *story) rest(ctx context.Context, id api.SandboxID) error {
 }
 
 // clean deletes everything the run made.
-func (s *story) clean(ctx context.Context) error {
+func (s *script) clean(ctx context.Context) error {
 	if len(s.made) == 0 {
 		return nil
 	}

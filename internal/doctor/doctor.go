@@ -22,7 +22,7 @@ import (
 func Check(ctx context.Context, c probe.Config, each func(probe.Result)) []probe.Result {
 	if _, err := os.Stat(disk.ImagePath(c.DataDir)); err == nil {
 		// Where it cannot be mounted, the probes say so.
-		if release, err := disk.EnsureData(ctx, c.DataDir); err == nil {
+		if release, err := disk.EnsureDataDir(ctx, c.DataDir); err == nil {
 			defer func() { _ = release(context.WithoutCancel(ctx)) }() // the next start mounts it anyway
 		}
 	}

@@ -115,7 +115,7 @@ func (w *World) start() {
 	w.later(func() { _ = db.Close() }) // nothing reads it any more
 	keys, err := auth.New(db, log)
 	w.must(err)
-	templates, err := template.New(host, db, template.Builtin())
+	templates, err := template.New(host, db, template.BuiltinAliases())
 	w.must(err)
 	boxes, err := sandbox.New(sandbox.Defaults(), sandbox.Deps{Store: db, Host: host, Templates: templates, Log: log})
 	w.must(err)
@@ -134,17 +134,17 @@ func (w *World) start() {
 	v1, err := httpapi.New(
 		httpapi.Config{Version: "test", PreviewKey: bytes.Repeat([]byte("k"), 32)},
 		httpapi.Deps{
-			Sandboxes: boxes,
-			Templates: templates,
-			Keys:      keys,
-			Edge:      doors.Edge(),
-			Cells:     runner,
-			Measured:  past,
-			Log:       log,
+			Sandboxes:    boxes,
+			Templates:    templates,
+			Keys:         keys,
+			Proxy:        doors.Edge(),
+			Cells:        runner,
+			UsageHistory: past,
+			Log:          log,
 		},
 	)
 	w.must(err)
-	if key, err := keys.First(ctx); err != nil {
+	if key, err := keys.CreateFirst(ctx); err != nil {
 		w.t.Fatal(err)
 	} else if key != "" {
 		w.Key = key
@@ -152,7 +152,7 @@ func (w *World) start() {
 	w.must(boxes.Reconcile(ctx))
 	w.live(boxes.Run)
 	w.live(past.Run)
-	srv := httptest.NewServer(doors.Around(v1))
+	srv := httptest.NewServer(doors.Middleware(v1))
 	w.later(srv.Close)
 	w.URL = srv.URL
 	w.Client, err = client.New(w.URL, w.Key)
@@ -188,7 +188,7 @@ func (w *World) openHost(ctx context.Context, log *slog.Logger) *agent.Host {
 			Kernel:     func(context.Context) (machine.Kernel, error) { return machine.Kernel{}, nil },
 		},
 	}, agent.Deps{
-		Machine:  machine.Deps{Driver: w.Driver, Network: Network{}, Groups: Groups{}, Disks: Disks{}, Link: Link},
+		Machine:  machine.Deps{Driver: w.Driver, Network: Network{}, Cgroups: Groups{}, Disks: Disks{}, Link: Link},
 		Platform: func(context.Context) (string, error) { return "test", nil },
 		Rewrite:  func(_ context.Context, src, dst string) error { return Disks{}.Clone(src, dst) },
 		Log:      log,

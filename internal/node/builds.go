@@ -36,12 +36,12 @@ func (n *node) builds(
 	}
 	s, err := build.New(
 		build.Config{
-			Dir:       n.path("builds"),
-			Parallel:  c.Parallel,
-			StepLimit: c.Step,
-			MaxLayers: int64(c.LayersGiB) << 30,
-			MemoryMiB: c.MemoryMiB,
-			MaxQueued: c.QueueLimit,
+			Dir:           n.path("builds"),
+			Parallel:      c.Parallel,
+			StepTimeout:   c.Step,
+			MaxLayerBytes: int64(c.LayersGiB) << 30,
+			MemoryMiB:     c.MemoryMiB,
+			MaxQueued:     c.QueueLimit,
 		},
 		build.Deps{Store: db, Host: host, Templates: templates, Sandboxes: boxes, Registry: images, Log: n.Log},
 	)

@@ -50,7 +50,7 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	cfg := sandbox.Defaults()
 	set := n.Config.Sandbox
 	cfg.DefaultTemplate, cfg.DefaultTTL, cfg.MaxSandboxes = set.Template, set.TTL, set.Max
-	cfg.IdleHibernate, cfg.KeepEndings = set.IdleHibernate, set.KeepEndings
+	cfg.IdleHibernate, cfg.TombstoneRetention = set.IdleHibernate, set.KeepEndings
 	registry, observe, err := n.metrics(host)
 	if err != nil {
 		return nil, "", err
@@ -79,7 +79,7 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	if err != nil {
 		return nil, "", err
 	}
-	if first, err = keys.First(ctx); err != nil {
+	if first, err = keys.CreateFirst(ctx); err != nil {
 		return nil, "", fmt.Errorf("first key: %w", err)
 	}
 	// What the host took over, or put to rest when the last node ended, must be known before the first request.
@@ -133,22 +133,22 @@ func (n *node) faces(f faces) (http.Handler, error) {
 	v1, err := httpapi.New(
 		httpapi.Config{Version: n.Version, PublicURL: n.Config.PublicURL, PreviewKey: derive(f.secret, "preview")},
 		httpapi.Deps{
-			Sandboxes: f.boxes,
-			Templates: f.templates,
-			Builds:    f.builds,
-			Keys:      f.keys,
-			Edge:      doors.Edge(),
-			Cells:     runner,
-			Audit:     f.log,
-			Measured:  f.past,
-			Metrics:   f.registry,
-			Log:       n.Log,
+			Sandboxes:    f.boxes,
+			Templates:    f.templates,
+			Builds:       f.builds,
+			Keys:         f.keys,
+			Proxy:        doors.Edge(),
+			Cells:        runner,
+			Audit:        f.log,
+			UsageHistory: f.past,
+			Metrics:      f.registry,
+			Log:          n.Log,
 		},
 	)
 	if err != nil {
 		return nil, err
 	}
-	return doors.Around(v1), nil
+	return doors.Middleware(v1), nil
 }
 
 // secretBytes is the length of the secret of an installation.

@@ -23,7 +23,7 @@ func (n *node) driver(ctx context.Context) (vmm.Driver, error) {
 	c := n.Config.VMM
 	if choice.Driver == probe.FirecrackerDriver {
 		d, err := firecracker.New(ctx, firecracker.Config{
-			Binary: c.Firecracker, Jailer: c.Jailer, Dir: n.path("captures"), MoreMemoryMiB: c.MoreMemory, MoreDisks: c.MoreDisks,
+			Binary: c.Firecracker, Jailer: c.Jailer, Dir: n.path("captures"), HotplugMemoryMiB: c.MoreMemory, HotplugDisks: c.MoreDisks,
 		})
 		if err != nil {
 			return nil, fmt.Errorf("start with Firecracker: %w", err)
@@ -44,8 +44,8 @@ func (n *node) driver(ctx context.Context) (vmm.Driver, error) {
 }
 
 // hand says who opens taps by their names; nil for a driver that is given them open.
-func (n *node) hand(driver vmm.Driver, cell *jail.Jail) func(slot int) (uid, gid int) {
-	if !driver.Capabilities().NamedTap {
+func (n *node) hand(driver vmm.Driver, cell *jail.Manager) func(slot int) (uid, gid int) {
+	if !driver.Capabilities().OpensTapByName {
 		return nil
 	}
 	return n.owner(cell)

@@ -22,7 +22,7 @@ import (
 // data makes the data directory usable and takes it for this node.
 func (n *node) data(ctx context.Context) error {
 	dir := n.Config.DataDir
-	release, err := disk.EnsureData(ctx, dir)
+	release, err := disk.EnsureDataDir(ctx, dir)
 	if _, plain := errors.AsType[*disk.NoReflinkError](err); plain {
 		return fmt.Errorf("data directory %s: %w; run pandastack setup", dir, err)
 	}
@@ -135,24 +135,24 @@ func (n *node) decided(owner string, slot int, d egress.Decision) {
 }
 
 // confine opens the jail.
-func (n *node) confine() (*jail.Jail, error) {
+func (n *node) confine() (*jail.Manager, error) {
 	layout, err := jail.Probe()
 	if err != nil {
 		return nil, fmt.Errorf("control groups: %w", err)
 	}
-	j, err := jail.New(jail.Config{Layout: layout, Prefix: n.Config.Network.Prefix, Trees: n.path("jail")})
+	j, err := jail.New(jail.Config{Hierarchy: layout, Prefix: n.Config.Network.Prefix, ProgramsDir: n.path("jail")})
 	if err != nil {
 		return nil, fmt.Errorf("control groups: %w", err)
 	}
 	n.back.Push("close control groups", func(context.Context) error { return j.Close() })
-	if err := j.Claim(); err != nil {
+	if err := j.ClaimUIDs(); err != nil {
 		return nil, fmt.Errorf("jail: %w; give this node another --network-prefix", err)
 	}
 	return j, nil
 }
 
 // owner gives the user that runs the monitor of a network place.
-func (n *node) owner(j *jail.Jail) func(slot int) (uid, gid int) {
+func (n *node) owner(j *jail.Manager) func(slot int) (uid, gid int) {
 	return func(slot int) (int, int) {
 		if n.Config.VMM.Unconfined {
 			return 0, 0
@@ -234,7 +234,7 @@ func (n *node) host(ctx context.Context) (*agent.Host, error) {
 	host, err := agent.New(agent.Config{
 		DataDir: n.Config.DataDir, Recipes: recipes,
 		Machine: machine.Config{
-			Spares:         n.Config.Sandbox.Spares,
+			WarmMonitors:   n.Config.Sandbox.Spares,
 			DiskReserveMiB: c.DiskReserveMiB,
 			Limits:         n.limits(),
 			Admission:      machine.Admission{ReserveMiB: c.MemoryReserveMiB},
@@ -250,14 +250,14 @@ func (n *node) host(ctx context.Context) (*agent.Host, error) {
 		Machine: machine.Deps{
 			Driver:  driver,
 			Network: network{pool, n.hand(driver, cell)},
-			Groups:  groups{cell, n.Config.VMM.Unconfined},
+			Cgroups: groups{cell, n.Config.VMM.Unconfined},
 			Disks:   disks{},
 			Link:    openLink,
 		},
 		Platform: n.platform(
 			driver,
 			find,
-		), Rewrite: disk.Rewrite, ImportRoot: importRoot, Share: disk.Share, PunchPages: disk.PunchPages, Objects: objects, Measure: disk.Usage, Log: n.Log,
+		), Rewrite: disk.Rewrite, ImportRoot: importRoot, Share: disk.Dedup, PunchPages: disk.PunchPages, Objects: objects, Measure: disk.Usage, Log: n.Log,
 	})
 	if err != nil {
 		return nil, err

@@ -295,7 +295,7 @@ func TestObjects(t *testing.T) {
 	}
 	n := newNode(t, "PANDASTACK_OBJECTS_URL=file://"+filepath.Join(t.TempDir(), "store"))
 	o, err := n.objects(t.Context())
-	if err != nil || o == nil || o.Vault == nil || o.Cache == nil {
+	if err != nil || o == nil || o.Chunks == nil || o.Cache == nil {
 		t.Errorf("%+v, %v", o, err)
 	}
 	if err := n.stop(t.Context()); err != nil {

@@ -40,5 +40,5 @@ func (n *node) objects(ctx context.Context) (*agent.Objects, error) {
 		return nil, fmt.Errorf("object store: %w", err)
 	}
 	n.back.Push("close cache of chunks", func(context.Context) error { return kept.Close() })
-	return &agent.Objects{Vault: vault, Cache: kept}, nil
+	return &agent.Objects{Chunks: vault, Cache: kept}, nil
 }

@@ -104,7 +104,7 @@ func programs(r recipe.Recipe) ([]bake.Start, error) {
 // aliases are the other names of templates: those that published clients ask for, the recipes' own, and
 // those of the configuration. A later one wins.
 func (n *node) aliases() (map[string]string, error) {
-	all := template.Builtin()
+	all := template.BuiltinAliases()
 	recipes, err := n.loadRecipes()
 	if err != nil {
 		return nil, err

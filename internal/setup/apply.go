@@ -63,9 +63,9 @@ func do(ctx context.Context, c Config, s Step, log command.Log) error {
 	case MakeDirectory:
 		return os.MkdirAll(c.DataDir, 0o755)
 	case MakeImage:
-		return disk.MakeData(ctx, c.DataDir, int64(c.ImageGiB)<<30)
+		return disk.CreateDataDir(ctx, c.DataDir, int64(c.ImageGiB)<<30)
 	case MountImage:
-		_, err := disk.EnsureData(ctx, c.DataDir)
+		_, err := disk.EnsureDataDir(ctx, c.DataDir)
 		return err
 	case InstallKernel, BuildKernel:
 		return doKernel(ctx, filepath.Join(c.DataDir, "kernel"), s.Kind, log)
@@ -159,7 +159,7 @@ func Remove(ctx context.Context, c Config, log command.Log) error {
 	image := err == nil
 	if image {
 		log.Printf("removing %s and its image", c.DataDir)
-		err = disk.DropData(c.DataDir)
+		err = disk.RemoveDataDir(c.DataDir)
 	} else {
 		log.Printf("removing the guest kernels; what else is in %s stays", c.DataDir)
 		if err = kernel.Remove(filepath.Join(c.DataDir, "kernel")); errors.Is(err, fs.ErrNotExist) {

@@ -43,7 +43,7 @@ func Inspect(ctx context.Context, c Config) (Facts, error) {
 		return Facts{}, err
 	}
 	if f.Root && f.Image && !f.Mounted {
-		release, err := disk.EnsureData(ctx, c.DataDir)
+		release, err := disk.EnsureDataDir(ctx, c.DataDir)
 		if err != nil {
 			return Facts{}, err
 		}

@@ -17,12 +17,12 @@ import (
 // The data directory is made, found again after the machine lost its mounts, and taken away. The other
 // steps are left out: they change the machine.
 func TestDataDirectory(t *testing.T) {
-	dir := filepath.Join(disktest.Place(t), "data")
+	dir := filepath.Join(disktest.MountDir(t), "data")
 	c := setup.Config{DataDir: dir, ImageGiB: 1}
 	if err := setup.Apply(t.Context(), c, []setup.Step{{Kind: setup.MakeImage}}, setup.Report{}); err != nil {
 		t.Fatal(err)
 	}
-	defer disk.DropData(dir)
+	defer disk.RemoveDataDir(dir)
 	f, err := setup.Inspect(t.Context(), c)
 	if err != nil || !f.Image || !f.Mounted || !f.Reflink {
 		t.Errorf("after making: %+v, %v", f, err)
@@ -37,7 +37,7 @@ func TestDataDirectory(t *testing.T) {
 	if err := setup.Apply(t.Context(), c, []setup.Step{{Kind: setup.MountImage}}, setup.Report{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := disk.DropData(dir); err != nil {
+	if err := disk.RemoveDataDir(dir); err != nil {
 		t.Fatal(err)
 	}
 	for _, p := range []string{dir, disk.ImagePath(dir)} {

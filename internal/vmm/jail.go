@@ -12,12 +12,12 @@ type Jail interface {
 	// on the host. Of attr it uses Env, Files (all that the process inherits), Dir (a path inside) and of Sys
 	// Credential, Setsid and PidFD. The process is killed again when Start fails. It is fit for
 	// proc.Command.Fork.
-	Start(cell Cell, argv []string, attr *syscall.ProcAttr) (pid int, err error)
+	Start(cell JailSpec, argv []string, attr *syscall.ProcAttr) (pid int, err error)
 }
 
-// Cell is what a process in a jail is given. Its root directory is read-only and holds nothing else. Its
+// JailSpec is what a process in a jail is given. Its root directory is read-only and holds nothing else. Its
 // namespaces (mount, pid, ipc, uts, net) are its own; it is process 1 of its own. There is no /proc.
-type Cell struct {
+type JailSpec struct {
 	// Program is an ELF executable of the host, found inside at the same path, as are the libraries that it
 	// is linked with. All cells of one Program and Data share one copy of them.
 	Program string
@@ -29,8 +29,8 @@ type Cell struct {
 	// Devices are usable inside at the same paths by everybody: /dev/kvm, /dev/net/tun, /dev/urandom,
 	// /dev/userfaultfd, /dev/null. What the host does not have is an error.
 	Devices []string
-	// Ahead is how much longer than it has the host seems to have run by the clock of the process; 0: nothing.
-	Ahead time.Duration
+	// BootClockOffset is how much longer than it has the host seems to have run by the clock of the process; 0: nothing.
+	BootClockOffset time.Duration
 	// Netns is a network namespace to be in; nil: one of its own that holds nothing.
 	Netns *os.File
 }
@@ -38,7 +38,7 @@ type Cell struct {
 // Bind is a file or directory of the host under a path inside. Access is decided by its owner and mode as
 // everywhere; device nodes in it cannot be opened.
 type Bind struct {
-	Path  string // on the host
-	At    string // inside; absolute and clean
-	Write bool   // false: read-only, whatever the mode says
+	Path   string // on the host
+	Target string // inside; absolute and clean
+	Write  bool   // false: read-only, whatever the mode says
 }

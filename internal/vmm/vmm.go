@@ -21,22 +21,22 @@ const (
 
 // Capabilities say what a driver can do, so that callers plan by them and never by its name.
 type Capabilities struct {
-	Name        string // "qemu", "fake"
-	Version     string // of the monitor program
-	Format      string // of the virtual hardware, if the driver has changed it: images of another are refused
-	Accelerator Accelerator
-	Isolation   string // what stands between guest and host, for people: "microvm"
-	Snapshot    bool   // Prepare, Load and Capture work
-	LiveFork    bool   // a machine goes on after Capture, and many machines load one Capture
-	CutsChannel bool   // Capture ends the guest channel: dial again once the machine goes on
-	NamedTap    bool   // the monitor opens the tap itself, by NIC.Device in NIC.Netns: nobody else may hold it
-	Pager       bool   // of Image.Memory it uses Serve; else File
-	HugePages   bool   // Spec.HugePages is used
-	DiskRates   bool   // Disk.Rate is held
-	NICRates    bool   // the rates of NIC are held
-	MoreMemory  bool   // a prepared machine may have more memory than its image, up to Manifest.MaxMemoryMiB
-	Rehearse    bool   // machines are Rehearsers, and those of an image of a rehearsed one are ready sooner
-	MoreDisks   bool   // a prepared machine may have more disks than its image, up to Manifest.MaxDisks
+	Name                 string // "qemu", "fake"
+	Version              string // of the monitor program
+	Format               string // of the virtual hardware, if the driver has changed it: images of another are refused
+	Accelerator          Accelerator
+	Isolation            string // what stands between guest and host, for people: "microvm"
+	Snapshot             bool   // Prepare, Load and Capture work
+	LiveFork             bool   // a machine goes on after Capture, and many machines load one Capture
+	CaptureClosesChannel bool   // Capture ends the guest channel: dial again once the machine goes on
+	OpensTapByName       bool   // the monitor opens the tap itself, by NIC.Device in NIC.Netns: nobody else may hold it
+	ServesPageFaults     bool   // of Image.Memory it uses Serve; else File
+	HugePages            bool   // Spec.HugePages is used
+	DiskRates            bool   // Disk.Rate is held
+	NICRates             bool   // the rates of NIC are held
+	MemoryHotplug        bool   // a prepared machine may have more memory than its image, up to Manifest.MaxMemoryMiB
+	Checkpoints          bool   // machines are Rehearsers, and those of an image of a rehearsed one are ready sooner
+	DiskHotplug          bool   // a prepared machine may have more disks than its image, up to Manifest.MaxDisks
 }
 
 // A Spec is what a machine is made of. The caller owns everything it names and keeps it until the
@@ -115,10 +115,10 @@ type Driver interface {
 	Kill(ctx context.Context, spec Spec) error
 }
 
-// Fitter is a Driver that can tell from a manifest alone whether an image can be restored here, as Prepare
+// CompatibilityChecker is a Driver that can tell from a manifest alone whether an image can be restored here, as Prepare
 // would: it answers nil or a *MismatchError. Nothing is started.
-type Fitter interface {
-	Fits(ctx context.Context, m Manifest) error
+type CompatibilityChecker interface {
+	CheckCompatible(ctx context.Context, m Manifest) error
 }
 
 // Machine is one monitor process with its guest. Methods other than Dial, Done and Err are called by
@@ -144,32 +144,32 @@ type Machine interface {
 	Err() error
 }
 
-// Anticipator is a Machine that can make ready, while its guest runs, what the next Pause and Capture
+// PreCapturer is a Machine that can make ready, while its guest runs, what the next Pause and Capture
 // need, so that the guest stands still for less long. It is worth calling right before a guest's workload
 // is frozen; nobody has to.
-type Anticipator interface {
-	Anticipate(ctx context.Context) error
+type PreCapturer interface {
+	PreCapture(ctx context.Context) error
 }
 
-// Brancher is a Machine of which less needs to be taken, and its guest stand still for less long, when it is known
+// ForkCapturer is a Machine of which less needs to be taken, and its guest stand still for less long, when it is known
 // which machines the capture is loaded into.
-type Brancher interface {
-	// Branch is Capture for machines that are prepared already. No others can be loaded from it, and it cannot be
+type ForkCapturer interface {
+	// CaptureFor is Capture for machines that are prepared already. No others can be loaded from it, and it cannot be
 	// saved.
-	Branch(ctx context.Context, into []Machine) (Capture, error)
+	CaptureFor(ctx context.Context, into []Machine) (Capture, error)
 }
 
-// Rehearser is a Machine whose monitor learns from what its guest does, as a translator does, and can hand that
+// CheckpointMarker is a Machine whose monitor learns from what its guest does, as a translator does, and can hand that
 // on to the machines made from an image of it.
-type Rehearser interface {
-	// Rehearsed says that the guest did what those of the next Capture's image will do first.
-	Rehearsed()
+type CheckpointMarker interface {
+	// MarkWarmedUp says that the guest did what those of the next Capture's image will do first.
+	MarkWarmedUp()
 }
 
-// Rememberer is a Driver of Rehearsers. Remembers tells whether machines of an image begin with what the monitor
+// CheckpointStatus is a Driver of Rehearsers. Remembers tells whether machines of an image begin with what the monitor
 // of a rehearsed one learnt: an image may be older than that, or of another boot of the host.
-type Rememberer interface {
-	Remembers(image Image) (bool, error)
+type CheckpointStatus interface {
+	HasCheckpoint(image Image) (bool, error)
 }
 
 // Reclaimer is a Machine whose guest can be asked to give memory back while it runs.
@@ -179,11 +179,11 @@ type Reclaimer interface {
 	Reclaim(ctx context.Context, mib int) error
 }
 
-// Identifier is a Machine whose guest can ask its monitor who it is, as guests of clouds ask a metadata service.
-type Identifier interface {
-	// Identify says what the guest is answered: a JSON object, which replaces what was said before. Said before
+// MetadataSetter is a Machine whose guest can ask its monitor who it is, as guests of clouds ask a metadata service.
+type MetadataSetter interface {
+	// SetMetadata says what the guest is answered: a JSON object, which replaces what was said before. Said before
 	// Load, it is there with the guest's first instruction.
-	Identify(ctx context.Context, document []byte) error
+	SetMetadata(ctx context.Context, document []byte) error
 }
 
 // Capture is memory and device state of a machine at one moment. It may be loaded into many machines at

@@ -40,9 +40,9 @@ const (
 	page   = "docs/compatibility.md"
 )
 
-// Keep writes a record below the repository's root, and the page anew. A record without operations is an error:
+// Save writes a record below the repository's root, and the page anew. A record without operations is an error:
 // the client did not run.
-func Keep(root string, r Record) error {
+func Save(root string, r Record) error {
 	if r.Client == "" || r.Version == "" || len(r.Operations) == 0 {
 		return errors.New("a record needs a client, its version and operations")
 	}
@@ -55,18 +55,18 @@ func Keep(root string, r Record) error {
 		"-" + r.Version + "-" + strings.ToLower(
 		r.Registry,
 	) + ".json"
-	if err := put(filepath.Join(root, folder, name), append(data, '\n')); err != nil {
+	if err := writeChanged(filepath.Join(root, folder, name), append(data, '\n')); err != nil {
 		return err
 	}
 	text, err := Page(root)
 	if err != nil {
 		return err
 	}
-	return put(filepath.Join(root, page), text)
+	return writeChanged(filepath.Join(root, page), text)
 }
 
-// put writes a file that is not what it should be.
-func put(path string, data []byte) error {
+// writeChanged writes a file that is not what it should be.
+func writeChanged(path string, data []byte) error {
 	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {
 		return nil
 	}

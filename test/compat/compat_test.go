@@ -18,7 +18,7 @@ func TestPageIsCurrent(t *testing.T) {
 		t.Fatal(err)
 	}
 	if *update {
-		if err := put(filepath.Join(root, page), want); err != nil {
+		if err := writeChanged(filepath.Join(root, page), want); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -45,7 +45,7 @@ func TestRecordsPass(t *testing.T) {
 
 func TestKeep(t *testing.T) {
 	root := t.TempDir()
-	if err := Keep(root, Record{Client: "@a/b", Version: "1.2.3"}); err == nil {
+	if err := Save(root, Record{Client: "@a/b", Version: "1.2.3"}); err == nil {
 		t.Error("a client that did nothing was recorded")
 	}
 	r := Record{
@@ -60,7 +60,7 @@ func TestKeep(t *testing.T) {
 		want, lack string
 	}{{true, "all pass", "fails"}, {false, "**1 of 2 fail**", "all pass"}} {
 		r.Operations[1].OK = tt.ok
-		if err := Keep(root, r); err != nil {
+		if err := Save(root, r); err != nil {
 			t.Fatal(err)
 		}
 		text, err := os.ReadFile(filepath.Join(root, page))

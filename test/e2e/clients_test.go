@@ -336,7 +336,7 @@ func (p published) drive(t *testing.T, w *world) {
 	}
 	w.keep.Lock()
 	defer w.keep.Unlock()
-	if err := compat.Keep(repository(t), r); err != nil {
+	if err := compat.Save(repository(t), r); err != nil {
 		t.Error(err)
 	}
 }

@@ -98,7 +98,7 @@ func TestDevServers(t *testing.T) {
 	}
 	e := proxy.New(oneSandbox{}, nil, slog.New(slog.DiscardHandler))
 	t.Cleanup(e.Close)
-	front := httptest.NewServer(e.Around(http.NotFoundHandler()))
+	front := httptest.NewServer(e.Middleware(http.NotFoundHandler()))
 	t.Cleanup(front.Close)
 	for _, d := range devServers {
 		t.Run(d.name, func(t *testing.T) { d.check(t, place, front.Listener.Addr().String()) })

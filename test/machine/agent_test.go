@@ -27,7 +27,7 @@ func TestKilledAgent(t *testing.T) {
 	l := host(t)
 	var ids []hostapi.MachineID
 	for i := range 4 {
-		mc := l.create(t, hostapi.Create{ID: hostapi.MachineID(fmt.Sprintf("agent%d", i)), Keep: i%2 == 0})
+		mc := l.create(t, hostapi.Create{ID: hostapi.MachineID(fmt.Sprintf("agent%d", i)), Persistent: i%2 == 0})
 		l.run(
 			t,
 			mc.ID,
@@ -45,7 +45,7 @@ func TestKilledAgent(t *testing.T) {
 	if err := l.Pause(t.Context(), ids[1]); err != nil {
 		t.Fatal(err)
 	}
-	dir := closed(t)
+	dir := closeShared(t)
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

@@ -11,10 +11,10 @@ import (
 // TestDataDisk has a machine's data disk forked and put to sleep with it, and mounted again when the guest boots.
 func TestDataDisk(t *testing.T) {
 	l := host(t)
-	if err := l.Bake(t.Context(), paired); err != nil {
+	if err := l.Bake(t.Context(), withDataDisk); err != nil {
 		t.Fatal(err)
 	}
-	l.create(t, hostapi.Create{ID: "paired0", Template: paired, Keep: true})
+	l.create(t, hostapi.Create{ID: "paired0", Template: withDataDisk, Persistent: true})
 	if got := l.run(t, "paired0", "grep -c '^/dev/vdb /data ext4 rw,noatime' /proc/mounts"); got != "1" {
 		t.Fatalf("its data disk is mounted %s times", got)
 	}

@@ -33,7 +33,7 @@ func TestEgress(t *testing.T) {
 	l := host(t)
 	const public = "9.9.9.9:81" // stands for the internet; no packet gets there
 	shut := hostapi.Egress{Allow: []string{"allowed.example"}, DenyOthers: true}
-	a := l.create(t, hostapi.Create{ID: "egress1", Keep: true, Egress: shut})
+	a := l.create(t, hostapi.Create{ID: "egress1", Persistent: true, Egress: shut})
 	refused := func(id hostapi.MachineID, when string) {
 		t.Helper()
 		if got := l.run(t, id, fmt.Sprintf(begin, public)); got != "refused" {

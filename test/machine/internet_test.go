@@ -54,7 +54,7 @@ type internet struct {
 // agent with it.
 func newInternet(t *testing.T) *internet {
 	t.Helper()
-	own := prefix(closed(t))
+	own := prefix(closeShared(t))
 	in := &internet{t: t, host: own + "host", net: own + "inet"}
 	remove := func() {
 		for _, name := range []string{in.host, in.net} {
@@ -80,12 +80,12 @@ func newInternet(t *testing.T) *internet {
 		in.ip("-n " + in.net + " address add " + a + "/32 dev lo")
 	}
 	in.serve()
-	alter = func(c *netslot.Config) {
+	alterNetwork = func(c *netslot.Config) {
 		c.Namespace = "/var/run/netns/" + in.host
 		c.Resolvers = []netip.AddrPort{netip.MustParseAddrPort(resolver + ":53")}
 	}
 	t.Cleanup(func() {
-		alter = nil
+		alterNetwork = nil
 		shared.Lock()
 		defer shared.Unlock()
 		if shared.lab != nil {

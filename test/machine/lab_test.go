@@ -49,20 +49,20 @@ func prefix(dir string) string {
 // template is baked once and used by all tests.
 const template = hostapi.TemplateName("mini")
 
-// wide is the same with 512 MiB of memory, baked when a test needs it.
-const wide = hostapi.TemplateName("wide")
+// large is the same with 512 MiB of memory, baked when a test needs it.
+const large = hostapi.TemplateName("wide")
 
-// paired is the same with a data disk at /data, baked when a test needs it.
-const paired = hostapi.TemplateName("paired")
+// withDataDisk is the same with a data disk at /data, baked when a test needs it.
+const withDataDisk = hostapi.TemplateName("paired")
 
 // objects is the object store of the host agents that are opened; nil: the one that all tests share.
 var objects *agent.Objects
 
-// alter changes the network of the host agents that are opened; nil: it is as it is.
-var alter func(*netslot.Config)
+// alterNetwork changes the network of the host agents that are opened; nil: it is as it is.
+var alterNetwork func(*netslot.Config)
 
-// patience bounds every single wait; it is far above what anything takes.
-const patience = 2 * time.Minute
+// timeout bounds every single wait; it is far above what anything takes.
+const timeout = 2 * time.Minute
 
 // agentEnv makes the test binary a host agent over the directory it names, until it is killed.
 const agentEnv = "PANDASTACK_TEST_AGENT"
@@ -160,9 +160,9 @@ func host(t *testing.T) *lab {
 	return shared.lab
 }
 
-// closed ends the shared host agent, as a clean stop that leaves machines alone, and answers its
+// closeShared ends the shared host agent, as a clean stop that leaves machines alone, and answers its
 // directory.
-func closed(t *testing.T) string {
+func closeShared(t *testing.T) string {
 	t.Helper()
 	host(t)
 	shared.Lock()
@@ -243,8 +243,8 @@ func open(ctx context.Context, dir string, log io.Writer) (_ *lab, err error) {
 		return nil, err
 	}
 	places := netslot.Config{Prefix: prefix(dir), Slots: 64, Ready: 4}
-	if alter != nil {
-		alter(&places)
+	if alterNetwork != nil {
+		alterNetwork(&places)
 	}
 	pool, err := netslot.New(places)
 	if err != nil {
@@ -258,7 +258,7 @@ func open(ctx context.Context, dir string, log io.Writer) (_ *lab, err error) {
 	if err != nil {
 		return nil, err
 	}
-	cells, err := jail.New(jail.Config{Layout: layout, Prefix: prefix(dir), Trees: filepath.Join(dir, "jail")})
+	cells, err := jail.New(jail.Config{Hierarchy: layout, Prefix: prefix(dir), ProgramsDir: filepath.Join(dir, "jail")})
 	if err != nil {
 		return nil, err
 	}
@@ -296,7 +296,7 @@ func open(ctx context.Context, dir string, log io.Writer) (_ *lab, err error) {
 		Machine: machine.Deps{
 			Driver:  driver,
 			Network: network{pool},
-			Groups:  groups{cells},
+			Cgroups: groups{cells},
 			Disks:   disks{},
 			Link:    openLink,
 		},
@@ -322,7 +322,7 @@ func open(ctx context.Context, dir string, log io.Writer) (_ *lab, err error) {
 		return errors.Join(<-errs, <-errs)
 	}
 	l.end = func(leave bool) error {
-		end, cancel := context.WithTimeout(ctx, patience)
+		end, cancel := context.WithTimeout(ctx, timeout)
 		defer cancel()
 		h.SetLeaveRunning(leave)
 		err := errors.Join(h.Close(end), driver.Close())
@@ -364,9 +364,9 @@ func recipes(data string) ([]bake.Recipe, error) {
 		},
 	}
 	two := one
-	two.Name, two.MemoryMiB = wide, 512
+	two.Name, two.MemoryMiB = large, 512
 	third := one
-	third.Name, third.Disks = paired, []snapshot.DataDisk{
+	third.Name, third.Disks = withDataDisk, []snapshot.DataDisk{
 		{Name: "data", MiB: 64, Mount: "/data", Options: []string{"noatime"}},
 	}
 	third.Build = func(ctx context.Context, work, image string, log, step func(string)) error {
@@ -383,8 +383,8 @@ func recipes(data string) ([]bake.Recipe, error) {
 
 type network struct{ pool *netslot.Pool }
 
-func (n network) Take(ctx context.Context, owner string) (machine.Slot, error) {
-	s, err := n.pool.Take(ctx, owner)
+func (n network) Acquire(ctx context.Context, owner string) (machine.Slot, error) {
+	s, err := n.pool.Acquire(ctx, owner)
 	return slot{n.pool, s}, err
 }
 
@@ -408,8 +408,8 @@ type slot struct {
 	s    *netslot.Slot
 }
 
-func (s slot) Place() machine.Place {
-	return machine.Place{Index: s.s.Index, GuestIP: s.s.GuestIP, TapName: s.s.TapName, Tap: s.s.Tap, MAC: s.s.MAC,
+func (s slot) Info() machine.SlotInfo {
+	return machine.SlotInfo{Index: s.s.Index, GuestIP: s.s.GuestIP, TapName: s.s.TapName, Tap: s.s.Tap, MAC: s.s.MAC,
 		Guest: guestapi.Network{
 			Address: s.s.Address.String(),
 			Gateway: s.s.Gateway.String(),
@@ -422,20 +422,20 @@ func (s slot) SetEgress(ctx context.Context, policy hostapi.Egress) error {
 	return s.s.SetPolicy(ctx, egress.Policy(policy))
 }
 func (s slot) SetRates(_ context.Context, in, out int64) error { return s.s.SetRates(in, out) }
-func (s slot) Give(ctx context.Context) error                  { return s.pool.Give(ctx, s.s) }
+func (s slot) Release(ctx context.Context) error               { return s.pool.Release(ctx, s.s) }
 
-type groups struct{ cells *jail.Jail }
+type groups struct{ cells *jail.Manager }
 
 func limits(l machine.Limits) jail.Limits {
 	return jail.Limits{CPUWeight: 100 * l.VCPUs, MemoryMax: l.MemoryBytes, PIDs: 256}
 }
 
-func (g groups) Group(ctx context.Context, name string, l machine.Limits) (machine.Group, error) {
-	made, err := g.cells.Group(ctx, name, limits(l))
+func (g groups) Create(ctx context.Context, name string, l machine.Limits) (machine.Cgroup, error) {
+	made, err := g.cells.Create(ctx, name, limits(l))
 	return group{made}, err
 }
 
-func (g groups) Adopt(ctx context.Context, name string, l machine.Limits) (machine.Group, error) {
+func (g groups) Adopt(ctx context.Context, name string, l machine.Limits) (machine.Cgroup, error) {
 	found, err := g.cells.Adopt(ctx, name, limits(l))
 	return group{found}, err
 }
@@ -445,9 +445,9 @@ func (g groups) Sweep(ctx context.Context) error {
 	return err
 }
 
-type group struct{ *jail.Group }
+type group struct{ *jail.Cgroup }
 
-func (g group) Jail() vmm.Jail { return g.Group }
+func (g group) Jail() vmm.Jail { return g.Cgroup }
 
 func (g group) OutOfMemory() bool {
 	s, err := g.Stats()
@@ -461,7 +461,7 @@ func (disks) CloneInto(src string, dst *os.File) error { return disk.CloneInto(s
 func (disks) Allocate(path string, bytes int64) error  { return disk.Allocate(path, bytes) }
 func (disks) Grow(path string, bytes int64) error      { return disk.Grow(path, bytes) }
 
-func openLink(ctx context.Context, conn net.Conn, g machine.Greeting) (machine.Link, error) {
+func openLink(ctx context.Context, conn net.Conn, g machine.Handshake) (machine.Link, error) {
 	l, err := guestlink.Open(
 		ctx,
 		conn,
@@ -476,7 +476,7 @@ func openLink(ctx context.Context, conn net.Conn, g machine.Greeting) (machine.L
 // run runs a shell command in a machine's guest as root and answers what it wrote.
 func (l *lab) run(t *testing.T, id hostapi.MachineID, shell string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeoutCause(t.Context(), patience, fmt.Errorf("%q in %s takes too long", shell, id))
+	ctx, cancel := context.WithTimeoutCause(t.Context(), timeout, fmt.Errorf("%q in %s takes too long", shell, id))
 	defer cancel()
 	guest, err := l.Guest(ctx, id)
 	if err != nil {
@@ -522,7 +522,7 @@ func (l *lab) create(t *testing.T, req hostapi.Create) hostapi.Machine {
 
 // destroy ends a machine of whatever host agent is open now.
 func destroy(t *testing.T, id hostapi.MachineID) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	shared.Lock()
 	l := shared.lab
@@ -538,7 +538,7 @@ func destroy(t *testing.T, id hostapi.MachineID) {
 // wait waits for a condition that others bring about.
 func wait(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); !holds(); {
+	for deadline := time.Now().Add(timeout); !holds(); {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited in vain: %s", what)
 		}

@@ -11,7 +11,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 )
 
-func (l *lab) fork(t *testing.T, parent hostapi.MachineID, ids ...hostapi.MachineID) []hostapi.Forked {
+func (l *lab) fork(t *testing.T, parent hostapi.MachineID, ids ...hostapi.MachineID) []hostapi.ForkResult {
 	t.Helper()
 	req := hostapi.Fork{Parent: parent}
 	for _, id := range ids {
@@ -189,7 +189,7 @@ func TestSnapshotAndManyFromIt(t *testing.T) {
 
 func TestTenSleeps(t *testing.T) {
 	l := host(t)
-	l.create(t, hostapi.Create{ID: "sleep0", Keep: true})
+	l.create(t, hostapi.Create{ID: "sleep0", Persistent: true})
 	l.run(t, "sleep0", "mkdir -p /mem && mount -t tmpfs tmpfs /mem && : > /mem/all && : > /root/all")
 	for i := range 10 {
 		l.run(t, "sleep0", fmt.Sprintf("(echo %d; head -c 100000 /dev/urandom) | tee -a /mem/all >> /root/all", i))
@@ -223,7 +223,7 @@ func TestTenSleeps(t *testing.T) {
 
 func TestDeathKeepsTheDisk(t *testing.T) {
 	l := host(t)
-	mc := l.create(t, hostapi.Create{ID: "death0", Keep: true})
+	mc := l.create(t, hostapi.Create{ID: "death0", Persistent: true})
 	l.run(t, "death0", "echo kept > /root/file; sync")
 	kill(t, mc.PID)
 	wait(t, "the death is seen", func() bool {

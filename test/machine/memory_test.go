@@ -39,7 +39,7 @@ while True: x.append(bytearray(b"x" * (1 << 20)))`})
 // exit runs a program in a machine's guest as root and answers how it ended.
 func (l *lab) exit(t *testing.T, id hostapi.MachineID, argv []string) guestapi.Exit {
 	t.Helper()
-	ctx, cancel := context.WithTimeoutCause(t.Context(), patience, fmt.Errorf("%q in %s takes too long", argv, id))
+	ctx, cancel := context.WithTimeoutCause(t.Context(), timeout, fmt.Errorf("%q in %s takes too long", argv, id))
 	defer cancel()
 	guest, err := l.Guest(ctx, id)
 	if err != nil {
@@ -65,9 +65,9 @@ func (l *lab) exit(t *testing.T, id hostapi.MachineID, argv []string) guestapi.E
 // kernel kills the monitor, and the machine says why it ended.
 func TestMonitorOutOfMemory(t *testing.T) {
 	l := host(t)
-	mc := l.create(t, hostapi.Create{ID: "oom2", Keep: true})
+	mc := l.create(t, hostapi.Create{ID: "oom2", Persistent: true})
 	squeeze(t, l.dir, mc.PID, 24<<20)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
 	guest, err := l.Guest(ctx, mc.ID)
 	if err != nil {

@@ -14,13 +14,13 @@ import (
 )
 
 func TestMachineStreams(t *testing.T) {
-	streaming(t, paired, "mkdir /mem && mount -t tmpfs tmpfs /mem && cat /usr/bin/* | head -c 8000000 > /mem/hot; "+
+	testStreaming(t, withDataDisk, "mkdir /mem && mount -t tmpfs tmpfs /mem && cat /usr/bin/* | head -c 8000000 > /mem/hot; "+
 		"echo word > /root/word; cat /usr/bin/* | head -c 9000000 > /data/cold; sync", "wc -c < /mem/hot && cat /root/word && sha256sum < /data/cold")
 }
 
 // TestStoreDiesUnderAMachine has a machine wait for content that does not come any more.
 func TestStoreDiesUnderAMachine(t *testing.T) {
-	store := newLine()
+	store := newSlowStore()
 	l := reopen(t, store)
 	const snp = hostapi.SnapshotID("snpdead")
 	l.create(t, hostapi.Create{ID: "dying"})
@@ -36,7 +36,7 @@ func TestStoreDiesUnderAMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	l = reopen(t, store)
-	store.faults.Decide(func(c blobtest.Call) blobtest.Fault {
+	store.faults.SetFaults(func(c blobtest.Call) blobtest.Fault {
 		if _, err := os.Stat(filepath.Join(l.dir, "snapshots", string(snp))); err == nil { // begun; the rest comes soon
 			return blobtest.Fault{Err: errors.New("the store is gone")}
 		}

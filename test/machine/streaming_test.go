@@ -18,7 +18,7 @@ import (
 )
 
 // objectStore is what the hosts of these tests share: a store in the same city on 1 Gbit/s.
-var objectStore = blobtest.Shape(blobtest.Memory(), 5*time.Millisecond, 125_000_000)
+var objectStore = blobtest.NewShaped(blobtest.NewMemory(), 5*time.Millisecond, 125_000_000)
 
 // openObjects gives a host its part of the object store.
 func openObjects(dir string) (*agent.Objects, func() error, error) {
@@ -35,31 +35,31 @@ func openObjects(dir string) (*agent.Objects, func() error, error) {
 		return nil, nil, errors.Join(err, vault.Close())
 	}
 	return &agent.Objects{
-		Vault: vault,
-		Cache: kept,
+		Chunks: vault,
+		Cache:  kept,
 	}, func() error { return errors.Join(kept.Close(), vault.Close()) }, nil
 }
 
-// line is an object store behind a line of 1 Gbit/s with 5 ms to the other end.
-type line struct {
+// slowStore is an object store behind a line of 1 Gbit/s with 5 ms to the other end.
+type slowStore struct {
 	*blobtest.Shaped
 	faults *blobtest.Faulty
 }
 
-func newLine() *line {
-	faults := blobtest.Break(blobtest.Memory(), nil)
-	return &line{blobtest.Shape(faults, 5*time.Millisecond, 125_000_000), faults}
+func newSlowStore() *slowStore {
+	faults := blobtest.NewFaulty(blobtest.NewMemory(), nil)
+	return &slowStore{blobtest.NewShaped(faults, 5*time.Millisecond, 125_000_000), faults}
 }
 
 // reopen starts the shared host agent anew, as a host that never read anything of store.
 func reopen(t *testing.T, store blob.Store) *lab {
 	t.Helper()
-	closed(t)
+	closeShared(t)
 	ring, err := chunkstore.NewKeyring(bytes.Repeat([]byte{1}, 32))
 	if err != nil {
 		t.Fatal(err)
 	}
-	vault, err := chunkstore.New(store, ring, chunkstore.Config{Patience: 5 * time.Second, Pause: time.Millisecond})
+	vault, err := chunkstore.New(store, ring, chunkstore.Config{ReadTimeout: 5 * time.Second, RetryDelay: time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,11 +67,11 @@ func reopen(t *testing.T, store blob.Store) *lab {
 	if err != nil {
 		t.Fatal(err)
 	}
-	objects = &agent.Objects{Vault: vault, Cache: kept}
+	objects = &agent.Objects{Chunks: vault, Cache: kept}
 	l := host(t)
 	objects = nil
 	t.Cleanup(func() {
-		closed(t) // before what it uses
+		closeShared(t) // before what it uses
 		if err := errors.Join(kept.Close(), vault.Close()); err != nil {
 			t.Error(err)
 		}
@@ -79,9 +79,9 @@ func reopen(t *testing.T, store blob.Store) *lab {
 	return l
 }
 
-// first brings a snapshot here with bring, makes a machine of it, runs a command in it and answers how long
+// firstExec brings a snapshot here with bring, makes a machine of it, runs a command in it and answers how long
 // all that took.
-func (l *lab) first(
+func (l *lab) firstExec(
 	t *testing.T,
 	id hostapi.MachineID,
 	snp hostapi.SnapshotID,
@@ -106,8 +106,8 @@ func (l *lab) first(
 	return took
 }
 
-// traced says whether a trace was kept in a store.
-func traced(t *testing.T, store *line) bool {
+// hasTrace says whether a trace was kept in a store.
+func hasTrace(t *testing.T, store *slowStore) bool {
 	t.Helper()
 	found := 0
 	err := store.faults.List(t.Context(), "", func(i blob.Info) error {
@@ -120,11 +120,11 @@ func traced(t *testing.T, store *line) bool {
 	return found > 0
 }
 
-// streaming brings a snapshot of a machine of template to hosts that never saw it: whole, streamed with nothing
+// testStreaming brings a snapshot of a machine of template to hosts that never saw it: whole, streamed with nothing
 // known of it, streamed with a trace, and restored a second time. fill is run in the machine before the
 // snapshot, use in all that come of it.
-func streaming(t *testing.T, template hostapi.TemplateName, fill, use string) {
-	store := newLine()
+func testStreaming(t *testing.T, template hostapi.TemplateName, fill, use string) {
+	store := newSlowStore()
 	l := reopen(t, store)
 	const snp = hostapi.SnapshotID("snpstream")
 	if err := l.Bake(t.Context(), template); err != nil {
@@ -154,7 +154,7 @@ func streaming(t *testing.T, template hostapi.TemplateName, fill, use string) {
 
 	forget(l)
 	l = reopen(t, store)
-	whole := l.first(
+	whole := l.firstExec(
 		t,
 		"pulled",
 		snp,
@@ -167,9 +167,9 @@ func streaming(t *testing.T, template hostapi.TemplateName, fill, use string) {
 
 	l = reopen(t, store)
 	read := store.Read.Load()
-	unknown := l.first(t, "unknown", snp, use, want, stream(l))
+	unknown := l.firstExec(t, "unknown", snp, use, want, stream(l))
 	t.Logf("fetched %d MiB", (store.Read.Load()-read)>>20)
-	wait(t, "a kept trace", func() bool { return traced(t, store) })
+	wait(t, "a kept trace", func() bool { return hasTrace(t, store) })
 	// A fork waits until all of it is here.
 	forked, err := l.Fork(t.Context(), hostapi.Fork{Parent: "unknown", Children: []hostapi.Child{{ID: "kid"}}})
 	if err != nil || forked[0].Err != nil {
@@ -180,7 +180,7 @@ func streaming(t *testing.T, template hostapi.TemplateName, fill, use string) {
 		t.Errorf("a fork of a machine that streamed says %q, want %q", got, want)
 	}
 	gets := store.Gets.Load()
-	second := l.first(t, "second", snp, use, want, stream(l))
+	second := l.firstExec(t, "second", snp, use, want, stream(l))
 	if more := store.Gets.Load() - gets; more != 0 {
 		t.Errorf("a second restore read %d times from the store", more)
 	}
@@ -191,7 +191,7 @@ func streaming(t *testing.T, template hostapi.TemplateName, fill, use string) {
 
 	l = reopen(t, store)
 	read = store.Read.Load()
-	traced := l.first(t, "traced", snp, use, want, stream(l))
+	traced := l.firstExec(t, "traced", snp, use, want, stream(l))
 	t.Logf(
 		"fetched %d MiB; whole %v, unknown %v, traced %v (%.0f %% of whole), second %v",
 		(store.Read.Load()-read)>>20,

@@ -85,7 +85,7 @@ func serve(t *testing.T) (address, key string) {
 	t.Cleanup(func() { must(t, db.Close()) })
 	keys, err := auth.New(db, log)
 	must(t, err)
-	templates, err := template.New(h, db, template.Builtin())
+	templates, err := template.New(h, db, template.BuiltinAliases())
 	must(t, err)
 	boxes, err := sandbox.New(sandbox.Defaults(), sandbox.Deps{Store: db, Host: h, Templates: templates, Log: log})
 	must(t, err)
@@ -98,18 +98,18 @@ func serve(t *testing.T) (address, key string) {
 	face, err := httpapi.New(
 		httpapi.Config{Version: "test", PreviewKey: bytes.Repeat([]byte("k"), 32)},
 		httpapi.Deps{
-			Sandboxes: boxes,
-			Templates: templates,
-			Keys:      keys,
-			Edge:      door,
-			Measured:  metricshistory.New(boxes),
-			Log:       log,
+			Sandboxes:    boxes,
+			Templates:    templates,
+			Keys:         keys,
+			Proxy:        door,
+			UsageHistory: metricshistory.New(boxes),
+			Log:          log,
 		},
 	)
 	must(t, err)
 	srv := httptest.NewServer(face)
 	t.Cleanup(srv.Close)
-	key, err = keys.First(ctx)
+	key, err = keys.CreateFirst(ctx)
 	must(t, err)
 	return srv.URL, key
 }

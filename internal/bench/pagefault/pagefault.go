@@ -111,7 +111,7 @@ func serve(ctx context.Context, work string, f *pager.File, around int64) (float
 		return 0, err
 	}
 	served := make(chan error, 1)
-	go func() { served <- f.Serve(ctx, conn, pager.ServeOptions{Around: around}) }()
+	go func() { served <- f.Serve(ctx, conn, pager.ServeOptions{FaultAround: around}) }()
 	took, err := p.Touch(0, size)
 	err = errors.Join(err, p.Kill(), <-served)
 	return rate(took), err

@@ -39,11 +39,11 @@ const (
 )
 
 // Groups gives what a pair measures, by the names of package bench.
-func (p *Pair) Groups() map[string]bench.More {
+func (p *Pair) Groups() map[string]bench.HostSeries {
 	all := map[string]func(context.Context, *bench.Sheet) error{
 		"stream": p.stream, "cross_host": p.crossHost, "push": p.push, "jail_cost": p.jailCost,
 	}
-	out := map[string]bench.More{}
+	out := map[string]bench.HostSeries{}
 	for name, do := range all {
 		out[name] = func(ctx context.Context, s *bench.Sheet) (err error) {
 			p.dir = filepath.Join(p.Config.DataDir, "bench")
@@ -58,7 +58,7 @@ func (p *Pair) Groups() map[string]bench.More {
 }
 
 // line is a new store behind the line.
-func line() *blobtest.Shaped { return blobtest.Shape(blobtest.Memory(), latency, perSecond) }
+func line() *blobtest.Shaped { return blobtest.NewShaped(blobtest.NewMemory(), latency, perSecond) }
 
 // ms is how long something took that began at a time.
 func ms(began time.Time) float64 { return float64(time.Since(began).Microseconds()) / 1000 }

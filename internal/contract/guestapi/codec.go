@@ -11,15 +11,15 @@ import (
 
 // The bounds of what is read from the wire, in bytes where not said otherwise.
 const (
-	MaxRequest  = 4 << 20 // one encoded request or answer
-	MaxPath     = 4096
-	MaxName     = 256     // user, tag, host name, address, program
-	MaxString   = 1 << 20 // argument or environment variable
-	MaxEntries  = 8192    // arguments, variables
-	MaxContent  = 1 << 20 // one of Identity.Files
-	MaxText     = 512     // error text
-	MaxMetadata = 4096    // notes of one file, names and values together
-	maxFewItems = 64      // name servers, Identity.Files, notes of one file
+	MaxRequest   = 4 << 20 // one encoded request or answer
+	MaxPath      = 4096
+	MaxName      = 256     // user, tag, host name, address, program
+	MaxString    = 1 << 20 // argument or environment variable
+	MaxEntries   = 8192    // arguments, variables
+	MaxContent   = 1 << 20 // one of Identity.Files
+	MaxText      = 512     // error text
+	MaxMetadata  = 4096    // notes of one file, names and values together
+	maxListItems = 64      // name servers, Identity.Files, notes of one file
 )
 
 // ErrFormat says that bytes from the other end are not what they should be.
@@ -188,9 +188,9 @@ func (p *parser) env() map[string]string {
 	return v
 }
 
-// notes are the metadata of a file, from a guest or for one.
-func (p *parser) notes() map[string]string {
-	n := p.uintMax(maxFewItems)
+// metadata are the metadata of a file, from a guest or for one.
+func (p *parser) metadata() map[string]string {
+	n := p.uintMax(maxListItems)
 	if n == 0 {
 		return nil
 	}

@@ -93,11 +93,11 @@ func ParseIdentity(b []byte) (Identity, error) {
 	i := Identity{MachineID: p.str(MaxName), Hostname: p.str(MaxName), Generation: p.uint(), Time: p.time(),
 		Entropy: append([]byte(nil), p.raw(MaxPath)...)}
 	if p.bool() {
-		i.Network = &Network{Address: p.str(MaxName), Gateway: p.str(MaxName), DNS: p.strs(maxFewItems, MaxName),
+		i.Network = &Network{Address: p.str(MaxName), Gateway: p.str(MaxName), DNS: p.strs(maxListItems, MaxName),
 			MTU: int(p.uintMax(1 << 16))}
 	}
 	i.Env, i.User, i.DiskGrow = p.env(), p.str(MaxName), p.bool()
-	if n := p.uintMax(maxFewItems); n > 0 {
+	if n := p.uintMax(maxListItems); n > 0 {
 		i.Files = make(map[string][]byte)
 		for ; n > 0 && !p.bad; n-- {
 			path := p.str(MaxPath)
@@ -105,10 +105,10 @@ func ParseIdentity(b []byte) (Identity, error) {
 		}
 	}
 	if len(p.b) > 0 {
-		for n := p.uintMax(maxFewItems); n > 0 && !p.bad; n-- {
+		for n := p.uintMax(maxListItems); n > 0 && !p.bad; n-- {
 			i.Mounts = append(
 				i.Mounts,
-				Mount{Disk: int(p.uintMax(maxFewItems)), Dir: p.str(MaxPath), Options: p.strs(maxFewItems, MaxName)},
+				Mount{Disk: int(p.uintMax(maxListItems)), Dir: p.str(MaxPath), Options: p.strs(maxListItems, MaxName)},
 			)
 		}
 	}

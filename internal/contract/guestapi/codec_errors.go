@@ -5,8 +5,8 @@ import (
 	"errors"
 )
 
-// kinds is the order of errors on the wire; code 0 is success.
-var kinds = []error{nil, ErrInternal, ErrInvalid, ErrNotFound, ErrExists, ErrPermission, ErrNotDir, ErrIsDir,
+// errorCodes is the order of errors on the wire; code 0 is success.
+var errorCodes = []error{nil, ErrInternal, ErrInvalid, ErrNotFound, ErrExists, ErrPermission, ErrNotDir, ErrIsDir,
 	ErrNoSpace, ErrBusy, ErrRefused, ErrLost, context.Canceled, context.DeadlineExceeded}
 
 // Error is an answer of the guest: one of the errors of this package, and the guest's own words.
@@ -29,7 +29,7 @@ func ErrorCode(err error) uint8 {
 	if err == nil {
 		return 0
 	}
-	for i, kind := range kinds {
+	for i, kind := range errorCodes {
 		if i > 0 && errors.Is(err, kind) {
 			return uint8(i)
 		}
@@ -42,10 +42,10 @@ func CodeError(code uint8, text string) error {
 	if code == 0 {
 		return nil
 	}
-	if int(code) >= len(kinds) {
+	if int(code) >= len(errorCodes) {
 		code = 1
 	}
-	return &Error{kinds[code], Printable(text)}
+	return &Error{errorCodes[code], Printable(text)}
 }
 
 // AppendStatus begins an answer: success, or what went wrong.
@@ -59,8 +59,8 @@ func AppendStatus(b []byte, err error) []byte {
 	return w
 }
 
-// CutStatus splits an answer into its body and the error it says.
-func CutStatus(b []byte) (body []byte, err error) {
+// ParseStatus splits an answer into its body and the error it says.
+func ParseStatus(b []byte) (body []byte, err error) {
 	p := parser{b: b}
 	code := p.u8()
 	if p.bad {

@@ -33,7 +33,7 @@ func ParseFileRequest(b []byte) (FileRequest, error) {
 	r := FileRequest{
 		Path: p.str(MaxPath), To: p.str(MaxPath), User: p.str(MaxName), Recursive: p.bool(),
 		Depth: int(int32(p.int())), Offset: p.int(), Length: p.int(),
-		Mode: uint32(p.uintMax(1<<32 - 1)), Size: p.int(), Metadata: p.notes(),
+		Mode: uint32(p.uintMax(1<<32 - 1)), Size: p.int(), Metadata: p.metadata(),
 	}
 	return r, p.end()
 }
@@ -61,7 +61,7 @@ func (p *parser) fileInfo() FileInfo {
 		Path: p.utf8(2 * MaxPath), Name: p.utf8(MaxName), Kind: FileKind(p.u8()), Target: p.utf8(MaxPath),
 		Size: p.count(), Mode: uint32(p.uintMax(0o7777)), UID: uint32(p.uintMax(1<<32 - 1)),
 		GID: uint32(p.uintMax(1<<32 - 1)), User: p.text(MaxName), Group: p.text(MaxName), Modified: p.time(),
-		Metadata: p.notes(),
+		Metadata: p.metadata(),
 	}
 	if i.Kind < KindFile || i.Kind > KindOther {
 		p.fail()

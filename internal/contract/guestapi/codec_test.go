@@ -67,8 +67,8 @@ var (
 	}
 )
 
-// same compares what was decoded with what was encoded.
-func same[T any](t *testing.T, got T, err error, want T) {
+// checkRoundTrip compares what was decoded with what was encoded.
+func checkRoundTrip[T any](t *testing.T, got T, err error, want T) {
 	t.Helper()
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, %v\nwant %+v", got, err, want)
@@ -78,7 +78,7 @@ func same[T any](t *testing.T, got T, err error, want T) {
 func TestEveryMessageComesBack(t *testing.T) {
 	for _, s := range []ProcessSpec{spec, {Shell: "true", Login: true}} {
 		got, err := ParseProcessSpec(AppendProcessSpec(nil, &s))
-		same(t, got, err, s)
+		checkRoundTrip(t, got, err, s)
 	}
 	request := ProcessRequest{
 		Ref:    ProcessRef{7, "t"},
@@ -88,16 +88,16 @@ func TestEveryMessageComesBack(t *testing.T) {
 		Size:   Size{1, 2},
 	}
 	gotRequest, err := ParseProcessRequest(AppendProcessRequest(nil, &request))
-	same(t, gotRequest, err, request)
+	checkRoundTrip(t, gotRequest, err, request)
 	infos := []ProcessInfo{info, {PID: 1, Shell: "x", Started: moment}}
 	gotInfos, err := ParseProcessInfos(AppendProcessInfo(AppendProcessInfo(nil, &infos[0]), &infos[1]), 2)
-	same(t, gotInfos, err, infos)
+	checkRoundTrip(t, gotInfos, err, infos)
 	for _, e := range []Event{{Stream: StreamPTY, Offset: 1 << 50, Data: []byte("abc")}, {Exit: info.Exit}} {
 		got, err := ParseEvent(AppendEvent(nil, &e))
-		same(t, got, err, e)
+		checkRoundTrip(t, got, err, e)
 	}
 	pid, err := ParsePID(AppendPID(nil, 1<<32-1))
-	same(t, pid, err, 1<<32-1)
+	checkRoundTrip(t, pid, err, 1<<32-1)
 	question := FileRequest{
 		Path:      "/a",
 		To:        "b",
@@ -111,51 +111,51 @@ func TestEveryMessageComesBack(t *testing.T) {
 		Metadata:  map[string]string{"k": ""},
 	}
 	gotQuestion, err := ParseFileRequest(AppendFileRequest(nil, &question))
-	same(t, gotQuestion, err, question)
+	checkRoundTrip(t, gotQuestion, err, question)
 	gotFile, err := ParseFileInfo(AppendFileInfo(nil, &file))
-	same(t, gotFile, err, file)
+	checkRoundTrip(t, gotFile, err, file)
 	gotFiles, err := ParseFileInfos(AppendFileInfo(AppendFileInfo(nil, &file), &file), 2)
-	same(t, gotFiles, err, []FileInfo{file, file})
+	checkRoundTrip(t, gotFiles, err, []FileInfo{file, file})
 	event := FileEvent{Op: OpOverflow, Path: "a/b"}
 	gotEvent, err := ParseFileEvent(AppendFileEvent(nil, &event))
-	same(t, gotEvent, err, event)
+	checkRoundTrip(t, gotEvent, err, event)
 	port := Port{Port: 65535, Address: "::", PID: 5, Program: "p"}
 	gotPorts, err := ParsePorts(AppendPort(nil, &port), 1)
-	same(t, gotPorts, err, []Port{port})
+	checkRoundTrip(t, gotPorts, err, []Port{port})
 	number, err := ParseDial(AppendDial(nil, 49983))
-	same(t, number, err, 49983)
+	checkRoundTrip(t, number, err, 49983)
 	sync, err := ParseFreeze(AppendFreeze(nil, true))
-	same(t, sync, err, true)
+	checkRoundTrip(t, sync, err, true)
 	for _, id := range []Identity{identity, {}} {
 		got, err := ParseIdentity(AppendIdentity(nil, &id))
-		same(t, got, err, id)
+		checkRoundTrip(t, got, err, id)
 	}
 	gotStats, err := ParseStats(AppendStats(nil, &stats))
-	same(t, gotStats, err, stats)
+	checkRoundTrip(t, gotStats, err, stats)
 }
 
 func TestRequestsAndStatus(t *testing.T) {
 	b := AppendRequest(nil, OpRead, []byte("body"))
-	op, body, missing, err := CutRequest(b[:7])
+	op, body, missing, err := ParseRequest(b[:7])
 	if op != OpRead || string(body) != "bo" || missing != 2 || err != nil {
 		t.Errorf("got %v %q %d %v", op, body, missing, err)
 	}
 	for _, bad := range [][]byte{nil, {1}, append(b, 0), {1, 255, 255, 255, 255}} {
-		if _, _, _, err := CutRequest(bad); !errors.Is(err, ErrFormat) {
+		if _, _, _, err := ParseRequest(bad); !errors.Is(err, ErrFormat) {
 			t.Errorf("%v: %v", bad, err)
 		}
 	}
-	if body, err := CutStatus(append(AppendStatus(nil, nil), "rest"...)); string(body) != "rest" || err != nil {
+	if body, err := ParseStatus(append(AppendStatus(nil, nil), "rest"...)); string(body) != "rest" || err != nil {
 		t.Errorf("success: %q, %v", body, err)
 	}
 	for _, kind := range []error{ErrInternal, ErrInvalid, ErrNotFound, ErrExists, ErrPermission, ErrNotDir, ErrIsDir, ErrNoSpace,
 		ErrBusy, ErrRefused, ErrLost, context.Canceled, context.DeadlineExceeded} {
-		_, err := CutStatus(AppendStatus(nil, kind))
+		_, err := ParseStatus(AppendStatus(nil, kind))
 		if !errors.Is(err, kind) || err.Error() != kind.Error() {
 			t.Errorf("%v came back as %v", kind, err)
 		}
 	}
-	if _, err := CutStatus(AppendStatus(nil, errors.New("strange\x1b[31m"+strings.Repeat("x", 5000)))); !errors.Is(
+	if _, err := ParseStatus(AppendStatus(nil, errors.New("strange\x1b[31m"+strings.Repeat("x", 5000)))); !errors.Is(
 		err,
 		ErrInternal,
 	) ||
@@ -224,7 +224,7 @@ func FuzzParsers(f *testing.F) {
 		_, _ = ParseFreeze(b)
 		_, _ = ParseIdentity(b)
 		_, _ = ParseStats(b)
-		_, _, _, _ = CutRequest(b)
-		_, _ = CutStatus(b)
+		_, _, _, _ = ParseRequest(b)
+		_, _ = ParseStatus(b)
 	})
 }

@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// WaitArgument is a word on the kernel's command line. The guest agent then boots as far as it can without a root
+// WaitForRootArgument is a word on the kernel's command line. The guest agent then boots as far as it can without a root
 // file system and waits: the first Restore behind a Freeze, of a machine made of a capture of it, has it mount
 // the root that the machine's disk holds. Until then it answers Freeze, Thaw and Restore alone.
-const WaitArgument = "pandastack.wait"
+const WaitForRootArgument = "pandastack.wait"
 
 // Guest is a machine's inside as the host sees it. guestlink implements it over the guest channel; the
 // fake driver's guest answers the same. All methods may be called at once; each ends early with the

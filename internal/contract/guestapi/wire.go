@@ -48,9 +48,9 @@ func AppendRequest(b []byte, op Op, body []byte) []byte {
 	return append(b, body...)
 }
 
-// CutRequest splits the first message of a request. missing is how many bytes of the body follow in
+// ParseRequest splits the first message of a request. missing is how many bytes of the body follow in
 // further messages.
-func CutRequest(b []byte) (op Op, body []byte, missing int, err error) {
+func ParseRequest(b []byte) (op Op, body []byte, missing int, err error) {
 	if len(b) < requestHead {
 		return 0, nil, 0, ErrFormat
 	}

@@ -57,12 +57,12 @@ type Create struct {
 	Hostname  string
 	Env       map[string]string
 	Files     map[string]string // small files to put at every start, by path; anybody may read them
-	// Keep: the machine's disk survives the death of its monitor, and the end of the host agent
+	// Persistent: the machine's disk survives the death of its monitor, and the end of the host agent
 	// hibernates it instead of destroying it.
-	Keep   bool
-	Egress Egress            // what the machine may reach
-	Limits Limits            // none wider than the host's; a fork has its parent's
-	Labels map[string]string // kept and given back; not understood
+	Persistent bool
+	Egress     Egress            // what the machine may reach
+	Limits     Limits            // none wider than the host's; a fork has its parent's
+	Labels     map[string]string // kept and given back; not understood
 }
 
 // Egress says what a machine may reach: what Allow names, then not what Deny names, and the rest unless
@@ -90,16 +90,16 @@ type Fork struct {
 
 // Child is one machine to be.
 type Child struct {
-	ID       MachineID
-	Hostname string
-	Env      map[string]string // nil: as the parent
-	Files    map[string]string // nil: as the parent
-	Keep     bool
-	Labels   map[string]string
+	ID         MachineID
+	Hostname   string
+	Env        map[string]string // nil: as the parent
+	Files      map[string]string // nil: as the parent
+	Persistent bool
+	Labels     map[string]string
 }
 
-// Forked is what became of a child.
-type Forked struct {
+// ForkResult is what became of a child.
+type ForkResult struct {
 	Machine Machine
 	Err     error // nil: it runs. A child that failed has left nothing behind
 }
@@ -124,7 +124,7 @@ type Machine struct {
 	Boot       time.Duration // of the last start, request to guest confirmed
 	Pause      time.Duration // the last time it stood still for a fork or snapshot
 	Created    time.Time
-	Keep       bool
+	Persistent bool
 	Egress     Egress
 	Limits     Limits // that were asked for; those of the host hold too
 	Labels     map[string]string
@@ -238,7 +238,7 @@ const (
 // other. Ids that are not there answer ErrNotFound, except Destroy, which is right twice.
 type Host interface {
 	Create(ctx context.Context, req Create) (Machine, error)
-	Fork(ctx context.Context, req Fork) ([]Forked, error)
+	Fork(ctx context.Context, req Fork) ([]ForkResult, error)
 	Get(ctx context.Context, id MachineID) (Machine, error)
 	List(ctx context.Context) ([]Machine, error)
 	Pause(ctx context.Context, id MachineID) error
@@ -248,7 +248,7 @@ type Host interface {
 	// machine forgets its memory; its disk is then as after a loss of power.
 	Stop(ctx context.Context, id MachineID) error
 	Wake(ctx context.Context, id MachineID) (Machine, error)
-	SetKeep(ctx context.Context, id MachineID, keep bool) error
+	SetPersistent(ctx context.Context, id MachineID, keep bool) error
 	// SetEgress changes what a machine may reach, in any state. On a machine that lives it is in force when
 	// the call returns, also for connections that are there already. After an error the old policy holds.
 	// ErrInvalid: the policy is not possible.
@@ -266,7 +266,7 @@ type Host interface {
 	DeleteSnapshot(ctx context.Context, id SnapshotID) error
 
 	Builder
-	Mover
+	SnapshotTransfer
 
 	Templates(ctx context.Context) ([]Template, error)
 	// StartBake begins to bake, or joins a bake under way; Templates shows how it goes. force bakes again.

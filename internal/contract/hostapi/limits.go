@@ -10,14 +10,14 @@ type Limits struct {
 	NetworkOutMbit int `json:"network_out_mbit,omitempty"`
 }
 
-// pair is one bound of two Limits, by the name that it has in requests.
-type pair struct {
+// boundPair is one bound of two Limits, by the name that it has in requests.
+type boundPair struct {
 	name    string
 	own, of *int
 }
 
-func (l *Limits) pairs(o *Limits) []pair {
-	return []pair{
+func (l *Limits) pairs(o *Limits) []boundPair {
+	return []boundPair{
 		{"disk_mib", &l.DiskMiB, &o.DiskMiB}, {"disk_ops", &l.DiskOps, &o.DiskOps},
 		{
 			"network_in_mbit",
@@ -27,8 +27,8 @@ func (l *Limits) pairs(o *Limits) []pair {
 	}
 }
 
-// Within gives limits that are those of l, and those of host where l has none or wider ones.
-func (l Limits) Within(host Limits) Limits {
+// ClampTo gives limits that are those of l, and those of host where l has none or wider ones.
+func (l Limits) ClampTo(host Limits) Limits {
 	for _, p := range l.pairs(&host) {
 		if *p.of > 0 && (*p.own <= 0 || *p.own > *p.of) {
 			*p.own = *p.of
@@ -37,8 +37,8 @@ func (l Limits) Within(host Limits) Limits {
 	return l
 }
 
-// Or gives limits that are those of l, and those of o where l has none.
-func (l Limits) Or(o Limits) Limits {
+// WithDefaults gives limits that are those of l, and those of o where l has none.
+func (l Limits) WithDefaults(o Limits) Limits {
 	for _, p := range l.pairs(&o) {
 		if *p.own == 0 {
 			*p.own = *p.of
@@ -47,8 +47,8 @@ func (l Limits) Or(o Limits) Limits {
 	return l
 }
 
-// Under gives l without limits that are wider than the host's.
-func (l Limits) Under(host Limits) Limits {
+// DropAbove gives l without limits that are wider than the host's.
+func (l Limits) DropAbove(host Limits) Limits {
 	for _, p := range l.pairs(&host) {
 		if *p.of > 0 && *p.own > *p.of {
 			*p.own = 0

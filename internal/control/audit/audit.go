@@ -24,23 +24,23 @@ import (
 
 // Entry is one call.
 type Entry struct {
-	At      time.Time
-	Who     auth.Principal // zero: a caller who was not known
-	Action  string         // what was asked, such as "POST /v1/sandboxes"
-	Target  string         // id of what it was done to, if any
-	Outcome string         // "ok", or the code of the error
-	Remote  string         // address of the caller
-	Request string         // id of the request
-	Took    time.Duration
+	At        time.Time
+	Principal auth.Principal // zero: a caller who was not known
+	Action    string         // what was asked, such as "POST /v1/sandboxes"
+	Target    string         // id of what it was done to, if any
+	Outcome   string         // "ok", or the code of the error
+	Remote    string         // address of the caller
+	Request   string         // id of the request
+	Took      time.Duration
 }
 
 // Bounds of the queue and of what is written at once.
 const (
-	queueSize = 4096
-	batchSize = 256
-	pause     = 250 * time.Millisecond
-	maxText   = 256 // bytes of each text of an entry
-	maxList   = 1000
+	queueSize     = 4096
+	batchSize     = 256
+	flushInterval = 250 * time.Millisecond
+	maxText       = 256 // bytes of each text of an entry
+	maxList       = 1000
 )
 
 // Log is an audit log. Make it with New.
@@ -68,15 +68,15 @@ func (l *Log) Record(ctx context.Context, e Entry) {
 	row := store.Audit{
 		ID: fmt.Sprintf("%016x%06x%s", at, l.seq.Add(1)&0xffffff, strings.ToLower(rand.Text()[:6])),
 		At: at,
-		Workspace: text(
-			string(e.Who.Workspace),
+		Workspace: sanitize(
+			string(e.Principal.Workspace),
 		),
-		Key:     text(e.Who.KeyPrefix),
-		Action:  text(e.Action),
-		Target:  text(e.Target),
-		Outcome: text(e.Outcome),
-		Remote:  text(e.Remote),
-		Request: text(e.Request),
+		Key:     sanitize(e.Principal.KeyPrefix),
+		Action:  sanitize(e.Action),
+		Target:  sanitize(e.Target),
+		Outcome: sanitize(e.Outcome),
+		Remote:  sanitize(e.Remote),
+		Request: sanitize(e.Request),
 		Took:    e.Took.Microseconds(),
 	}
 	select {
@@ -91,8 +91,8 @@ func (l *Log) Record(ctx context.Context, e Entry) {
 	}
 }
 
-// text makes a caller's text fit for any store.
-func text(s string) string {
+// sanitize makes a caller's text fit for any store.
+func sanitize(s string) string {
 	if len(s) > maxText {
 		s = s[:maxText]
 	}
@@ -101,7 +101,7 @@ func text(s string) string {
 
 // Run writes entries until ctx ends, and then those that are left.
 func (l *Log) Run(ctx context.Context) error {
-	t := time.NewTicker(pause)
+	t := time.NewTicker(flushInterval)
 	defer t.Stop()
 	for {
 		select {
@@ -162,7 +162,7 @@ func (l *Log) List(ctx context.Context, p auth.Principal, q Query) ([]Entry, err
 		q.Limit = 100
 	}
 	rows, err := l.db.Read().
-		Audits(ctx, store.AuditQuery{Workspace: string(p.Workspace), Target: text(q.Target), Since: store.Micros(q.Since), Limit: q.Limit})
+		Audits(ctx, store.AuditQuery{Workspace: string(p.Workspace), Target: sanitize(q.Target), Since: store.Micros(q.Since), Limit: q.Limit})
 	if err != nil {
 		return nil, api.AsError(err)
 	}
@@ -170,7 +170,7 @@ func (l *Log) List(ctx context.Context, p auth.Principal, q Query) ([]Entry, err
 	for _, r := range rows {
 		out = append(
 			out,
-			Entry{At: store.Time(r.At), Who: auth.Principal{Workspace: api.Workspace(r.Workspace), KeyPrefix: r.Key},
+			Entry{At: store.Time(r.At), Principal: auth.Principal{Workspace: api.Workspace(r.Workspace), KeyPrefix: r.Key},
 				Action: r.Action, Target: r.Target, Outcome: r.Outcome, Remote: r.Remote, Request: r.Request, Took: time.Duration(r.Took) * time.Microsecond},
 		)
 	}

@@ -34,15 +34,15 @@ func TestAudit(t *testing.T) {
 		l.Record(
 			ctx,
 			audit.Entry{
-				Who:     alice,
-				Action:  "create",
-				Target:  fmt.Sprint("t", n),
-				Outcome: "ok",
-				Took:    time.Millisecond,
+				Principal: alice,
+				Action:    "create",
+				Target:    fmt.Sprint("t", n),
+				Outcome:   "ok",
+				Took:      time.Millisecond,
 			},
 		)
 	}
-	l.Record(ctx, audit.Entry{Who: auth.Principal{Workspace: "bob"}, Action: strings.Repeat("x", 1000) + "\x00"})
+	l.Record(ctx, audit.Entry{Principal: auth.Principal{Workspace: "bob"}, Action: strings.Repeat("x", 1000) + "\x00"})
 	cancel()
 	if err := <-done; err != nil {
 		t.Fatal(err)
@@ -50,7 +50,7 @@ func TestAudit(t *testing.T) {
 	got, err := l.List(t.Context(), alice, audit.Query{Since: began.Add(-time.Second), Limit: 1000})
 	if err != nil || len(got) != 300 || got[0].Target != "t299" || got[299].Target != "t0" ||
 		got[0].Took != time.Millisecond ||
-		got[0].Who.KeyPrefix != "pds_1" {
+		got[0].Principal.KeyPrefix != "pds_1" {
 		t.Errorf("%d entries, %v; want 300, newest first", len(got), err)
 	}
 	if got, err := l.List(t.Context(), alice, audit.Query{Target: "t7"}); err != nil || len(got) != 1 {

@@ -18,10 +18,10 @@ import (
 
 // The form of a key: "pds_" and 32 hexadecimal digits, of which the first eight name it.
 const (
-	keyMark    = "pds_"
+	keyPrefix  = "pds_"
 	keyDigits  = 32
 	nameDigits = 8
-	prefixLen  = len(keyMark) + nameDigits
+	prefixLen  = len(keyPrefix) + nameDigits
 )
 
 // The scopes of keys, as they are stored.
@@ -66,10 +66,10 @@ type cached struct {
 // How long a key is believed without looking, and how many are. A revocation by this process is seen at
 // once, one by another process on a shared store after freshShared.
 const (
-	freshOwn    = time.Minute
-	freshShared = 2 * time.Second
-	maxCached   = 1024
-	usePrecise  = time.Minute // of last use
+	cacheTTL       = time.Minute
+	cacheTTLShared = 2 * time.Second
+	maxCached      = 1024
+	useResolution  = time.Minute // of last use
 )
 
 // New makes Keys; it does not touch the store.
@@ -80,8 +80,8 @@ func New(db *store.DB, log *slog.Logger) (*Keys, error) {
 	return &Keys{db: db, log: log, cache: map[[sha256.Size]byte]cached{}}, nil
 }
 
-// errKey is one answer for every token that does not hold, so that it tells nothing about which do.
-func errKey() error {
+// errInvalidKey is one answer for every token that does not hold, so that it tells nothing about which do.
+func errInvalidKey() error {
 	return api.Errorf(
 		api.Unauthenticated,
 		"the API key is missing, wrong, expired or revoked: send one as Authorization: Bearer pds_...",
@@ -90,10 +90,10 @@ func errKey() error {
 
 // wellFormed tells whether a token has the form of a key.
 func wellFormed(token string) bool {
-	if len(token) != len(keyMark)+keyDigits || !strings.HasPrefix(token, keyMark) {
+	if len(token) != len(keyPrefix)+keyDigits || !strings.HasPrefix(token, keyPrefix) {
 		return false
 	}
-	for _, c := range token[len(keyMark):] {
+	for _, c := range token[len(keyPrefix):] {
 		if (c < '0' || c > '9') && (c < 'a' || c > 'f') {
 			return false
 		}
@@ -104,30 +104,30 @@ func wellFormed(token string) bool {
 // Authenticate tells who shows this token; unauthenticated if it does not hold.
 func (k *Keys) Authenticate(ctx context.Context, token string) (Principal, error) {
 	if !wellFormed(token) {
-		return Principal{}, errKey()
+		return Principal{}, errInvalidKey()
 	}
 	hash := sha256.Sum256([]byte(token))
 	now := time.Now()
-	c, known, epoch := k.remembered(hash, now)
+	c, known, epoch := k.lookup(hash, now)
 	for !known {
 		row, err := k.db.Read().Key(ctx, token[:prefixLen])
 		if errors.Is(err, store.ErrNotFound) {
-			return Principal{}, errKey()
+			return Principal{}, errInvalidKey()
 		}
 		if err != nil {
 			return Principal{}, api.AsError(err)
 		}
 		want, err := hex.DecodeString(row.Hash)
 		if err != nil || subtle.ConstantTimeCompare(want, hash[:]) != 1 {
-			return Principal{}, errKey()
+			return Principal{}, errInvalidKey()
 		}
 		c = cached{row: row, at: now, used: store.Time(row.LastUsed)}
-		epoch, known = k.remember(hash, c, epoch)
+		epoch, known = k.store(hash, c, epoch)
 	}
 	if c.row.Expires > 0 && store.Micros(now) >= c.row.Expires {
-		return Principal{}, errKey()
+		return Principal{}, errInvalidKey()
 	}
-	k.touch(ctx, hash, c, now)
+	k.recordUse(ctx, hash, c, now)
 	return Principal{
 		Workspace: api.Workspace(c.row.Workspace),
 		KeyPrefix: c.row.Prefix,
@@ -135,10 +135,10 @@ func (k *Keys) Authenticate(ctx context.Context, token string) (Principal, error
 	}, nil
 }
 
-func (k *Keys) remembered(hash [sha256.Size]byte, now time.Time) (cached, bool, uint64) {
-	fresh := freshOwn
+func (k *Keys) lookup(hash [sha256.Size]byte, now time.Time) (cached, bool, uint64) {
+	fresh := cacheTTL
 	if k.db.Shared() {
-		fresh = freshShared
+		fresh = cacheTTLShared
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -146,9 +146,9 @@ func (k *Keys) remembered(hash [sha256.Size]byte, now time.Time) (cached, bool, 
 	return c, ok && now.Sub(c.at) < fresh, k.epoch
 }
 
-// remember keeps a key that was read in an epoch. When a key was revoked since then it does not, for it
+// store keeps a key that was read in an epoch. When a key was revoked since then it does not, for it
 // may be that one: it must be read again, in the epoch that is answered.
-func (k *Keys) remember(hash [sha256.Size]byte, c cached, epoch uint64) (uint64, bool) {
+func (k *Keys) store(hash [sha256.Size]byte, c cached, epoch uint64) (uint64, bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if epoch != k.epoch {
@@ -161,10 +161,10 @@ func (k *Keys) remember(hash [sha256.Size]byte, c cached, epoch uint64) (uint64,
 	return epoch, true
 }
 
-// touch writes the last use of a key, at most once a minute. It is a hint: when it cannot be written the
+// recordUse writes the last use of a key, at most once a minute. It is a hint: when it cannot be written the
 // call goes on.
-func (k *Keys) touch(ctx context.Context, hash [sha256.Size]byte, c cached, now time.Time) {
-	if now.Sub(c.used) < usePrecise {
+func (k *Keys) recordUse(ctx context.Context, hash [sha256.Size]byte, c cached, now time.Time) {
+	if now.Sub(c.used) < useResolution {
 		return
 	}
 	k.mu.Lock()
@@ -174,7 +174,7 @@ func (k *Keys) touch(ctx context.Context, hash [sha256.Size]byte, c cached, now 
 	}
 	k.mu.Unlock()
 	err := k.db.Write(ctx, "use key", func(ctx context.Context, tx *store.Tx) error {
-		return tx.UseKey(ctx, c.row.Prefix, store.Micros(now))
+		return tx.TouchKey(ctx, c.row.Prefix, store.Micros(now))
 	})
 	if err != nil && ctx.Err() == nil {
 		k.log.Warn("the last use of a key was not written", "err", err)
@@ -185,11 +185,11 @@ func (k *Keys) touch(ctx context.Context, hash [sha256.Size]byte, c cached, now 
 func newToken() string {
 	var b [keyDigits / 2]byte
 	rand.Read(b[:]) //nolint:errcheck // crypto/rand.Read never returns an error since Go 1.24
-	return keyMark + hex.EncodeToString(b[:])
+	return keyPrefix + hex.EncodeToString(b[:])
 }
 
-// make writes a key of a workspace in a transaction.
-func (k *Keys) make(ctx context.Context, tx *store.Tx, workspace api.Workspace, req KeyRequest) (Key, string, error) {
+// insert writes a key of a workspace in a transaction.
+func (k *Keys) insert(ctx context.Context, tx *store.Tx, workspace api.Workspace, req KeyRequest) (Key, string, error) {
 	now := time.Now()
 	token := newToken()
 	hash := sha256.Sum256([]byte(token))
@@ -233,7 +233,7 @@ func (k *Keys) create(
 			if err := tx.PutWorkspace(ctx, w); err != nil {
 				return err
 			}
-			key, token, err = k.make(ctx, tx, workspace, req)
+			key, token, err = k.insert(ctx, tx, workspace, req)
 			return err
 		})
 		if !errors.Is(err, store.ErrExists) {
@@ -246,9 +246,9 @@ func (k *Keys) create(
 	return key, token, nil
 }
 
-// First makes the first admin key of the default workspace if there is no key at all, and answers it
+// CreateFirst makes the first admin key of the default workspace if there is no key at all, and answers it
 // this once; "" when there are keys.
-func (k *Keys) First(ctx context.Context) (token string, err error) {
+func (k *Keys) CreateFirst(ctx context.Context) (token string, err error) {
 	_, token, err = k.create(
 		ctx,
 		DefaultWorkspace,
@@ -264,26 +264,26 @@ func (k *Keys) First(ctx context.Context) (token string, err error) {
 // Issue makes an admin key of any workspace, and the workspace if it is not there. It is for the program
 // itself, never for a caller.
 func (k *Keys) Issue(ctx context.Context, workspace api.Workspace, label string) (Key, string, error) {
-	return k.create(ctx, workspace, KeyRequest{Label: label, Admin: true}, always)
+	return k.create(ctx, workspace, KeyRequest{Label: label, Admin: true}, unconditionally)
 }
 
-func always(context.Context, *store.Tx) (bool, error) { return true, nil }
+func unconditionally(context.Context, *store.Tx) (bool, error) { return true, nil }
 
 // Create makes a key in the caller's workspace. The token is shown this once. Callers that are not Admin
 // are forbidden, here and below.
 func (k *Keys) Create(ctx context.Context, p Principal, req KeyRequest) (Key, string, error) {
-	if err := admin(p); err != nil {
+	if err := requireAdmin(p); err != nil {
 		return Key{}, "", err
 	}
 	if len(req.Label) > 128 || strings.ContainsRune(req.Label, 0) || req.Expires < 0 {
 		return Key{}, "", api.Errorf(api.Invalid, "label: use at most 128 bytes of text").With("field", "label")
 	}
-	return k.create(ctx, p.Workspace, req, always)
+	return k.create(ctx, p.Workspace, req, unconditionally)
 }
 
-func admin(p Principal) error {
+func requireAdmin(p Principal) error {
 	if p.Workspace == "" {
-		return errKey()
+		return errInvalidKey()
 	}
 	if !p.Admin {
 		return api.Errorf(api.Forbidden, "only an admin key may manage keys")
@@ -293,7 +293,7 @@ func admin(p Principal) error {
 
 // List answers the keys of the caller's workspace, newest first.
 func (k *Keys) List(ctx context.Context, p Principal) ([]Key, error) {
-	if err := admin(p); err != nil {
+	if err := requireAdmin(p); err != nil {
 		return nil, err
 	}
 	rows, err := k.db.Read().Keys(ctx, string(p.Workspace))
@@ -309,14 +309,14 @@ func (k *Keys) List(ctx context.Context, p Principal) ([]Key, error) {
 
 // Revoke ends a key of the caller's workspace at once; not_found if there is none with this prefix.
 func (k *Keys) Revoke(ctx context.Context, p Principal, prefix string) error {
-	if err := admin(p); err != nil {
+	if err := requireAdmin(p); err != nil {
 		return err
 	}
 	err := k.db.Write(ctx, "revoke key", func(ctx context.Context, tx *store.Tx) error {
 		return tx.DeleteKey(ctx, string(p.Workspace), prefix)
 	})
 	if errors.Is(err, store.ErrNotFound) {
-		return api.Errorf(api.NotFound, "key %q not found: list yours at /v1/me/tokens", short(prefix))
+		return api.Errorf(api.NotFound, "key %q not found: list yours at /v1/me/tokens", abbreviate(prefix))
 	}
 	if err != nil {
 		return api.AsError(err)
@@ -328,7 +328,7 @@ func (k *Keys) Revoke(ctx context.Context, p Principal, prefix string) error {
 	return nil
 }
 
-func short(prefix string) string {
+func abbreviate(prefix string) string {
 	if len(prefix) > prefixLen {
 		return prefix[:prefixLen] + "..."
 	}

@@ -31,11 +31,11 @@ func open(t *testing.T) (*auth.Keys, *store.DB) {
 
 func TestFirstKey(t *testing.T) {
 	k, db := open(t)
-	token, err := k.First(t.Context())
+	token, err := k.CreateFirst(t.Context())
 	if err != nil || !regexp.MustCompile(`^pds_[0-9a-f]{32}$`).MatchString(token) {
 		t.Fatalf("first key %q, %v", token, err)
 	}
-	if again, err := k.First(t.Context()); err != nil || again != "" {
+	if again, err := k.CreateFirst(t.Context()); err != nil || again != "" {
 		t.Errorf("second start made key %q, %v", again, err)
 	}
 	p, err := k.Authenticate(t.Context(), token)
@@ -50,7 +50,7 @@ func TestFirstKey(t *testing.T) {
 
 func TestAuthenticateRefuses(t *testing.T) {
 	k, _ := open(t)
-	token, err := k.First(t.Context())
+	token, err := k.CreateFirst(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +63,7 @@ func TestAuthenticateRefuses(t *testing.T) {
 	}
 }
 
-func TestKeyLife(t *testing.T) {
+func TestKeyLifecycle(t *testing.T) {
 	k, _ := open(t)
 	ctx := t.Context()
 	admin := auth.Principal{Workspace: "w", Admin: true}

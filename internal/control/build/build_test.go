@@ -19,9 +19,9 @@ CMD ["echo", "it's up"]
 `
 
 func TestDockerfile(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newFixture(t, nil)
 	files := map[string]string{"app.txt": "app\n", "dir/inner": "inner\n"}
-	b, log := w.built(dockerfileOf("app", simple), files)
+	b, log := w.mustBuild(dockerfileOf("app", simple), files)
 	if b.Steps != 4 || b.StepsDone != 4 || b.StepsCached != 0 || b.Attempt != 1 || b.EndedAt == nil || b.Bytes == 0 {
 		t.Errorf("build %+v", b)
 	}
@@ -30,43 +30,43 @@ func TestDockerfile(t *testing.T) {
 			t.Errorf("log lacks %q:\n%s", want, log)
 		}
 	}
-	if got := w.holds("app", "/srv/made"); got != "red\n" {
+	if got := w.readFile("app", "/srv/made"); got != "red\n" {
 		t.Errorf("made holds %q", got)
 	}
-	if got := w.holds("app", "/srv/inner"); got != "inner\n" {
+	if got := w.readFile("app", "/srv/inner"); got != "inner\n" {
 		t.Errorf("inner holds %q", got)
 	}
-	w.clean(1)
+	w.checkClean(1)
 	tpl, err := w.templates.Get(t.Context(), alice, "app")
 	if err != nil || tpl.User != "user" || tpl.Workdir != "/srv" || tpl.Env["COLOR"] != "red" || tpl.Base != "base" ||
 		len(tpl.Versions) != 1 {
 		t.Errorf("template %+v, %v", tpl, err)
 	}
 	// The same again is not built; another last step begins at the layer above.
-	again := w.begin(dockerfileOf("app", simple), files)
+	again := w.enqueue(dockerfileOf("app", simple), files)
 	if !again.Reused || again.ID != b.ID {
 		t.Errorf("the same again: %+v", again)
 	}
-	c, log := w.built(dockerfileOf("app", strings.Replace(simple, "RUN cat app.txt", "RUN cat inner", 1)), files)
+	c, log := w.mustBuild(dockerfileOf("app", strings.Replace(simple, "RUN cat app.txt", "RUN cat inner", 1)), files)
 	if c.StepsCached != 3 || !strings.Contains(log, "3/4 RUN echo $COLOR > made | cached") ||
 		!strings.Contains(log, "4/4 RUN cat inner | inner") {
 		t.Errorf("rebuilt %+v\n%s", c, log)
 	}
 	// A changed file changes what copies it, and all after it.
 	files["app.txt"] = "other\n"
-	if d, log := w.built(dockerfileOf("app", simple), files); d.StepsCached != 1 ||
+	if d, log := w.mustBuild(dockerfileOf("app", simple), files); d.StepsCached != 1 ||
 		!strings.Contains(log, "4/4 RUN cat app.txt | other") {
 		t.Errorf("rebuilt %+v\n%s", d, log)
 	}
-	w.clean(3)
+	w.checkClean(3)
 }
 
-// TestTheSameIsAskedOfWhatItMeansNow: the same request makes something else as soon as what it begins with has moved.
-func TestTheSameIsAskedOfWhatItMeansNow(t *testing.T) {
-	w := newWorld(t, nil)
+// TestReuseFollowsReferences: the same request makes something else as soon as what it begins with has moved.
+func TestReuseFollowsReferences(t *testing.T) {
+	w := newFixture(t, nil)
 	holds := func(name, want string) {
 		t.Helper()
-		if got := w.holds(name, "/etc/os"); got != want {
+		if got := w.readFile(name, "/etc/os"); got != want {
 			t.Errorf("%s holds %q, want %q", name, got, want)
 		}
 	}
@@ -78,56 +78,56 @@ func TestTheSameIsAskedOfWhatItMeansNow(t *testing.T) {
 	pinned := "img@sha256:" + strings.Repeat("a", 64)
 	put("img:1", "sha256:aa", "first")
 	put(pinned, "sha256:aa", "first")
-	w.built(dockerfileOf("ground", "FROM img:1\nRUN echo 1\n"), nil)
+	w.mustBuild(dockerfileOf("ground", "FROM img:1\nRUN echo 1\n"), nil)
 	on := dockerfileOf("on", "FROM ground\nRUN echo 2\n")
-	w.built(on, nil)
-	if again := w.begin(on, nil); !again.Reused {
+	w.mustBuild(on, nil)
+	if again := w.enqueue(on, nil); !again.Reused {
 		t.Errorf("on the same template: %+v", again)
 	}
 	fixed := dockerfileOf("fixed", "FROM "+pinned+"\nRUN echo 3\n")
-	w.built(fixed, nil)
-	if again := w.begin(fixed, nil); !again.Reused {
+	w.mustBuild(fixed, nil)
+	if again := w.enqueue(fixed, nil); !again.Reused {
 		t.Errorf("on the same content: %+v", again)
 	}
 	put("img:1", "sha256:bb", "second")
-	w.built(dockerfileOf("ground", "FROM img:1\nRUN echo 1\n"), nil)
+	w.mustBuild(dockerfileOf("ground", "FROM img:1\nRUN echo 1\n"), nil)
 	holds("ground", "second")
-	w.built(on, nil)
+	w.mustBuild(on, nil)
 	holds("on", "second")
-	w.built(build.Spec{BuildRequest: api.BuildRequest{Name: "plain", ImageRef: "img:1"}}, nil)
+	w.mustBuild(build.Spec{BuildRequest: api.BuildRequest{Name: "plain", ImageRef: "img:1"}}, nil)
 	put("img:1", "sha256:cc", "third")
-	w.built(build.Spec{BuildRequest: api.BuildRequest{Name: "plain", ImageRef: "img:1", Replace: true}}, nil)
+	w.mustBuild(build.Spec{BuildRequest: api.BuildRequest{Name: "plain", ImageRef: "img:1", Replace: true}}, nil)
 	holds("plain", "third")
 }
 
-func TestLayersAreOfAWorkspace(t *testing.T) {
-	w := newWorld(t, nil)
-	w.built(dockerfileOf("app", "FROM base\nRUN echo one\n"), nil)
-	if b, _ := w.built(dockerfileOf("other", "FROM base\nRUN echo one\n"), nil); b.StepsCached != 1 {
+func TestLayersArePerWorkspace(t *testing.T) {
+	w := newFixture(t, nil)
+	w.mustBuild(dockerfileOf("app", "FROM base\nRUN echo one\n"), nil)
+	if b, _ := w.mustBuild(dockerfileOf("other", "FROM base\nRUN echo one\n"), nil); b.StepsCached != 1 {
 		t.Errorf("another template of the workspace: %+v", b)
 	}
 	spec := dockerfileOf("app", "FROM base\nRUN echo one\n")
 	spec.NoCache = true
-	if b, _ := w.built(spec, nil); b.StepsCached != 0 || b.Reused {
+	if b, _ := w.mustBuild(spec, nil); b.StepsCached != 0 || b.Reused {
 		t.Errorf("without the cache: %+v", b)
 	}
-	w.clean(3)
+	w.checkClean(3)
 }
 
-// TestLayersAreOfAHardware: what another virtual hardware left is not gone on from.
-func TestLayersAreOfAHardware(t *testing.T) {
-	w := newWorld(t, nil)
+// TestLayersArePerHostFormat: what another virtual hardware left is not gone on from.
+func TestLayersArePerHostFormat(t *testing.T) {
+	w := newFixture(t, nil)
 	spec := dockerfileOf("app", "FROM base\nRUN echo one\n")
-	w.built(spec, nil)
+	w.mustBuild(spec, nil)
 	w.h.SetFormat("newer")
-	if b, _ := w.built(dockerfileOf("other", spec.Dockerfile), nil); b.StepsCached != 0 {
+	if b, _ := w.mustBuild(dockerfileOf("other", spec.Dockerfile), nil); b.StepsCached != 0 {
 		t.Errorf("on newer hardware: %+v", b)
 	}
-	w.clean(2)
+	w.checkClean(2)
 }
 
 func TestStages(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newFixture(t, nil)
 	w.images["img:1"] = image{digest: "sha256:aa", files: map[string]string{"etc/os": "img"}, config: dockerfile.Config{
 		Env: map[string]string{
 			"PATH":       "/bin",
@@ -144,12 +144,12 @@ hello
 EOF
 RUN echo $FROM_IMAGE > /env
 `
-	b, log := w.built(dockerfileOf("staged", text), nil)
+	b, log := w.mustBuild(dockerfileOf("staged", text), nil)
 	if b.Steps != 4 {
 		t.Errorf("build %+v\n%s", b, log)
 	}
 	for file, want := range map[string]string{"/opt/tool": "tool\n", "/note": "hello\n", "/env": "yes\n", "/etc/os": "img"} {
-		if got := w.holds("staged", file); got != want {
+		if got := w.readFile("staged", file); got != want {
 			t.Errorf("%s holds %q, want %q", file, got, want)
 		}
 	}
@@ -158,24 +158,24 @@ RUN echo $FROM_IMAGE > /env
 		tpl.DiskMB != 4096 {
 		t.Errorf("template %+v, %v", tpl, err)
 	}
-	c, log := w.built(dockerfileOf("staged", text+"RUN echo more\nCMD [\"run\"]\n"), nil)
+	c, log := w.mustBuild(dockerfileOf("staged", text+"RUN echo more\nCMD [\"run\"]\n"), nil)
 	if c.StepsCached != 3 || strings.Contains(log, "imported") {
 		t.Errorf("rebuilt %+v\n%s", c, log)
 	}
 	if tpl, err := w.templates.Get(t.Context(), alice, "staged"); err != nil || tpl.Start != "echo run" {
 		t.Errorf("start %q, %v", tpl.Start, err)
 	}
-	w.clean(2)
+	w.checkClean(2)
 }
 
 func TestSources(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newFixture(t, nil)
 	w.images["img:1"] = image{
 		digest: "sha256:aa",
 		files:  map[string]string{"etc/os": "img"},
 		config: dockerfile.Config{Cmd: []string{"sh"}},
 	}
-	w.built(
+	w.mustBuild(
 		build.Spec{BuildRequest: api.BuildRequest{Name: "img", ImageRef: "img:1", SizeMB: 1024, CPU: 2, MemoryMB: 256}},
 		nil,
 	)
@@ -184,11 +184,11 @@ func TestSources(t *testing.T) {
 		tpl.Start != "" {
 		t.Errorf("template %+v, %v", tpl, err)
 	}
-	if got := w.holds("img", "/etc/os"); got != "img" {
+	if got := w.readFile("img", "/etc/os"); got != "img" {
 		t.Errorf("img holds %q", got)
 	}
 	// Another size of it.
-	w.built(
+	w.mustBuild(
 		build.Spec{BuildRequest: api.BuildRequest{Name: "large", FromTemplate: "img", MemoryMB: 1024, SizeMB: 2048}},
 		nil,
 	)
@@ -196,12 +196,12 @@ func TestSources(t *testing.T) {
 		tpl.DiskMB != 2048 {
 		t.Errorf("template %+v, %v", tpl, err)
 	}
-	w.built(dockerfileOf("scratch", "FROM scratch\nCOPY one /one\n"), map[string]string{"one": "1"})
-	if got := w.holds("scratch", "/one"); got != "1" {
+	w.mustBuild(dockerfileOf("scratch", "FROM scratch\nCOPY one /one\n"), map[string]string{"one": "1"})
+	if got := w.readFile("scratch", "/one"); got != "1" {
 		t.Errorf("scratch holds %q", got)
 	}
-	w.built(dockerfileOf("plain", "FROM img\nENV A=b\n"), nil)
-	if got := w.holds("plain", "/etc/os"); got != "img" {
+	w.mustBuild(dockerfileOf("plain", "FROM img\nENV A=b\n"), nil)
+	if got := w.readFile("plain", "/etc/os"); got != "img" {
 		t.Errorf("a template without steps holds %q", got)
 	}
 	box, err := w.boxes.Create(
@@ -214,7 +214,7 @@ func TestSources(t *testing.T) {
 	}
 	for _, memory := range []bool{false, true} {
 		name := map[bool]string{false: "cold", true: "warm"}[memory]
-		w.built(build.Spec{BuildRequest: api.BuildRequest{Name: name, FromSandbox: box.ID, Memory: memory}}, nil)
+		w.mustBuild(build.Spec{BuildRequest: api.BuildRequest{Name: name, FromSandbox: box.ID, Memory: memory}}, nil)
 		if tpl, err := w.templates.Get(t.Context(), alice, name); err != nil || tpl.User != "user" ||
 			tpl.Env["BOX"] != "1" ||
 			tpl.CPU != 1 {
@@ -228,11 +228,11 @@ func TestSources(t *testing.T) {
 	if err := w.boxes.Delete(t.Context(), alice, box.ID); err != nil {
 		t.Fatal(err)
 	}
-	w.clean(6)
+	w.checkClean(6)
 }
 
 func TestSteps(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newFixture(t, nil)
 	hash := strings.Repeat("ab", 32)
 	if there, err := w.HasFiles(t.Context(), alice, hash); err != nil || there {
 		t.Errorf("files are there: %v, %v", there, err)
@@ -257,19 +257,19 @@ func TestSteps(t *testing.T) {
 			{Type: "RUN", Args: []string{"echo $A > env", "root"}},
 		},
 	}
-	b, log := w.built(spec, nil)
+	b, log := w.mustBuild(spec, nil)
 	if b.Steps != 4 || !strings.Contains(log, "publish start") {
 		t.Errorf("build %+v\n%s", b, log)
 	}
 	for file, want := range map[string]string{"/app/lib/a": "A", "/app/two.txt": "1", "/app/env": "1\n"} {
-		if got := w.holds("e2b:v1", file); got != want {
+		if got := w.readFile("e2b:v1", file); got != want {
 			t.Errorf("%s holds %q, want %q", file, got, want)
 		}
 	}
 	spec.Steps[4].Force = true
 	spec.Tags, spec.Replace = []string{"v2"}, true
-	if b, _ := w.built(spec, nil); b.StepsCached != 3 {
+	if b, _ := w.mustBuild(spec, nil); b.StepsCached != 3 {
 		t.Errorf("with a forced step: %+v", b)
 	}
-	w.clean(2)
+	w.checkClean(2)
 }

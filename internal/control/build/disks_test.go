@@ -12,7 +12,7 @@ import (
 // TestDataDisks builds on a template with a data disk in every way there is: what is made has the disk, and so have
 // its sandboxes.
 func TestDataDisks(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newFixture(t, nil)
 	w.h.AddTemplate(
 		hostapi.Template{Name: "db", VCPUs: 1, MemoryMiB: 256, DiskMiB: 1024, Baked: true, User: "user", Workdir: "/",
 			Disks: []hostapi.DataDisk{{Name: "rows", SizeMiB: 64, Mount: "/var/rows"}}},
@@ -34,7 +34,7 @@ func TestDataDisks(t *testing.T) {
 		{"again", dockerfileOf("again", "FROM larger\nRUN cat /var/rows/one\n")},
 	} {
 		row.spec.Name = row.name
-		w.built(row.spec, nil)
+		w.mustBuild(row.spec, nil)
 		if tpl, err := w.templates.Get(t.Context(), alice, row.name); err != nil || !slices.Equal(tpl.DataDisks, want) {
 			t.Errorf("%s: the template has data disks %v, %v", row.name, tpl.DataDisks, err)
 		}
@@ -47,12 +47,12 @@ func TestDataDisks(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"stepped", "larger", "again"} {
-		if got := w.holds(name, "/var/rows/one"); got != "1\n" {
+		if got := w.readFile(name, "/var/rows/one"); got != "1\n" {
 			t.Errorf("%s: the data disk holds %q", name, got)
 		}
 	}
 	if err := w.boxes.Delete(t.Context(), alice, box.ID); err != nil {
 		t.Fatal(err)
 	}
-	w.clean(6)
+	w.checkClean(6)
 }

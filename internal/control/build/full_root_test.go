@@ -20,8 +20,8 @@ import (
 	"github.com/pandastack/pandastack/internal/host/probe/probetest"
 )
 
-// small is a directory on a file system of 2 MiB, in a mount namespace of its own, until the test has ended.
-func small(t *testing.T) string {
+// smallFilesystem is a directory on a file system of 2 MiB, in a mount namespace of its own, until the test has ended.
+func smallFilesystem(t *testing.T) string {
 	t.Helper()
 	at, mounted, over, done := t.TempDir(), make(chan error, 1), make(chan struct{}), make(chan struct{})
 	seen := ""
@@ -47,9 +47,9 @@ func small(t *testing.T) string {
 // clear error that leaves nothing, and builds go on where layers are as soon as there is space.
 func TestFullFileSystem(t *testing.T) {
 	probetest.Need(t, probe.Config{}, probe.Root)
-	dir := small(t)
-	w := newWorld(t, func(c *build.Config) { c.Dir = filepath.Join(dir, "builds") })
-	text := w.cached()
+	dir := smallFilesystem(t)
+	w := newFixture(t, func(c *build.Config) { c.Dir = filepath.Join(dir, "builds") })
+	text := w.seedLayers()
 	hash := strings.Repeat("ab", 32)
 	ways := map[string]func() error{
 		"a file of a context": func() error {
@@ -79,7 +79,7 @@ func TestFullFileSystem(t *testing.T) {
 		if there, err := w.HasFiles(t.Context(), alice, hash); err != nil || there {
 			t.Errorf("%s: what was refused is there: %v, %v", when, there, err)
 		}
-		w.left()
+		w.checkLeftovers()
 	}
 	refused("with too little space")
 	filler := filepath.Join(dir, "filler")
@@ -97,5 +97,5 @@ func TestFullFileSystem(t *testing.T) {
 	if err := os.Remove(filler); err != nil {
 		t.Fatal(err)
 	}
-	w.intact(text)
+	w.checkLayersReused(text)
 }

@@ -17,9 +17,9 @@ func newLayerID() hostapi.SnapshotID {
 	return hostapi.SnapshotID("lay" + strings.ToLower(rand.Text()))
 }
 
-// deepest finds the last step of a stage that a layer of the workspace holds the result of. It answers how many
+// findCached finds the last step of a stage that a layer of the workspace holds the result of. It answers how many
 // steps are done with it; -1 and "" when there is none, not even of the base.
-func (a *attempt) deepest(ctx context.Context, st *stage) (done int, snapshot string, err error) {
+func (a *buildRun) findCached(ctx context.Context, st *stage) (done int, snapshot string, err error) {
 	rows, err := a.s.db.Read().Layers(ctx, a.row.Workspace, st.keys...)
 	if err != nil {
 		return 0, "", err
@@ -41,7 +41,7 @@ func (a *attempt) deepest(ctx context.Context, st *stage) (done int, snapshot st
 			continue // the host lost it; its row is swept
 		}
 		err := a.s.db.Write(ctx, "layer use", func(ctx context.Context, tx *store.Tx) error {
-			return tx.UseLayer(ctx, row.Workspace, row.Name, store.Micros(time.Now()))
+			return tx.TouchLayer(ctx, row.Workspace, row.Name, store.Micros(time.Now()))
 		})
 		if err != nil {
 			return 0, "", err
@@ -51,14 +51,14 @@ func (a *attempt) deepest(ctx context.Context, st *stage) (done int, snapshot st
 	return -1, "", nil
 }
 
-// keep makes a layer of the machine's moment. When another build was faster, its layer stays and ours serves
+// saveLayer makes a layer of the machine's moment. When another build was faster, its layer stays and ours serves
 // this build alone.
-func (a *attempt) keep(ctx context.Context, b *box, name string) (_ string, err error) {
+func (a *buildRun) saveLayer(ctx context.Context, b *buildMachine, name string) (_ string, err error) {
 	id := newLayerID()
 	var back cleanup.Stack
 	defer func() { err = back.Settle(ctx, err) }()
 	back.Push("delete the layer", func(ctx context.Context) error { return a.s.deleteSnapshot(ctx, id) })
-	if err := b.take(ctx, id); err != nil {
+	if err := b.snapshot(ctx, id); err != nil {
 		return "", err
 	}
 	bytes, err := a.s.bytesOf(ctx, id)
@@ -93,7 +93,7 @@ func (a *attempt) keep(ctx context.Context, b *box, name string) (_ string, err 
 			return "", err
 		}
 	}
-	return string(id), a.did("layer")
+	return string(id), a.onStep("layer")
 }
 
 func (s *Service) bytesOf(ctx context.Context, id hostapi.SnapshotID) (int64, error) {

@@ -13,11 +13,11 @@ import (
 // made from it, unless its build says otherwise; a build that asks for wider ones than the host's is refused by the
 // field's name.
 func TestLimits(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newFixture(t, nil)
 	w.h.SetLimits(hostapi.Limits{DiskMiB: 100, NetworkOutMbit: 10})
 	spec, want := dockerfileOf("slow", "FROM base\nENV A=b\n"), api.Limits{DiskMiB: 20, DiskOps: 7}
 	spec.Limits = &want
-	w.built(spec, nil)
+	w.mustBuild(spec, nil)
 	tpl, err := w.templates.Get(t.Context(), alice, "slow")
 	if err != nil || tpl.Limits == nil || *tpl.Limits != want {
 		t.Errorf("the template has %+v, %v; want %+v", tpl.Limits, err, want)
@@ -29,10 +29,10 @@ func TestLimits(t *testing.T) {
 	if err := w.boxes.Delete(t.Context(), alice, s.ID); err != nil {
 		t.Fatal(err)
 	}
-	w.built(dockerfileOf("child", "FROM slow\nENV B=c\n"), nil)
+	w.mustBuild(dockerfileOf("child", "FROM slow\nENV B=c\n"), nil)
 	none := dockerfileOf("free", "FROM slow\nENV B=d\n")
 	none.Limits = &api.Limits{}
-	w.built(none, nil)
+	w.mustBuild(none, nil)
 	snap := api.SnapshotID("")
 	if s, err = w.boxes.Create(t.Context(), alice, api.CreateRequest{Template: "child"}); err == nil {
 		var taken api.Snapshot
@@ -42,7 +42,7 @@ func TestLimits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.built(build.Spec{BuildRequest: api.BuildRequest{Name: "kept", FromSnapshot: snap}}, nil)
+	w.mustBuild(build.Spec{BuildRequest: api.BuildRequest{Name: "kept", FromSnapshot: snap}}, nil)
 	for name, want := range map[string]*api.Limits{"child": &want, "free": nil, "kept": &want} {
 		tpl, err := w.templates.Get(t.Context(), alice, name)
 		if err != nil || (tpl.Limits == nil) != (want == nil) || want != nil && *tpl.Limits != *want {
@@ -61,5 +61,5 @@ func TestLimits(t *testing.T) {
 			t.Errorf("%+v: got %v of %v", l, err, api.AsError(err).Details)
 		}
 	}
-	w.clean(4)
+	w.checkClean(4)
 }

@@ -27,38 +27,38 @@ const (
 	levelError = "error"
 )
 
-// journal is the log of a build under way: lines are seen at once and written together a moment later.
-type journal struct {
+// buildLog is the log of a build under way: lines are seen at once and written together a moment later.
+type buildLog struct {
 	db    *store.DB
 	build string
 
 	writing sync.Mutex // held while lines are written, and taken before mu
 
-	mu      sync.Mutex
-	last    int64             // number of the last line
-	tail    []store.BuildLine // not in the store yet
-	bytes   int
-	changed chan struct{} // closed and replaced when there is more to see
-	closed  bool
+	mu        sync.Mutex
+	last      int64             // number of the last line
+	unwritten []store.BuildLine // not in the store yet
+	bytes     int
+	changed   chan struct{} // closed and replaced when there is more to see
+	closed    bool
 }
 
-func newJournal(ctx context.Context, db *store.DB, build string) (*journal, error) {
+func openLog(ctx context.Context, db *store.DB, build string) (*buildLog, error) {
 	last, err := db.Read().LastBuildLine(ctx, build)
 	if err != nil {
 		return nil, err
 	}
-	return &journal{db: db, build: build, last: last, changed: make(chan struct{})}, nil
+	return &buildLog{db: db, build: build, last: last, changed: make(chan struct{})}, nil
 }
 
-// say adds a line.
-func (j *journal) say(level, step, text string) {
+// append adds a line.
+func (j *buildLog) append(level, step, text string) {
 	text = strings.ToValidUTF8(strings.TrimRight(text, "\r\n"), "?")
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	for {
 		line := text[:min(len(text), maxLine)]
 		text = text[len(line):]
-		j.put(level, step, line)
+		j.appendLine(level, step, line)
 		if text == "" {
 			break
 		}
@@ -67,8 +67,8 @@ func (j *journal) say(level, step, text string) {
 	j.changed = make(chan struct{})
 }
 
-// put numbers one line; j.mu is held. When the log is full only errors come through.
-func (j *journal) put(level, step, line string) {
+// appendLine numbers one line; j.mu is held. When the log is full only errors come through.
+func (j *buildLog) appendLine(level, step, line string) {
 	full := j.bytes > maxLogBytes
 	if full && level == levelInfo {
 		return
@@ -78,8 +78,8 @@ func (j *journal) put(level, step, line string) {
 		level, line = levelWarn, fmt.Sprintf("the log is full at %d MiB: further output is left out", maxLogBytes>>20)
 	}
 	j.last++
-	j.tail = append(
-		j.tail,
+	j.unwritten = append(
+		j.unwritten,
 		store.BuildLine{
 			Build: j.build,
 			Seq:   j.last,
@@ -92,11 +92,11 @@ func (j *journal) put(level, step, line string) {
 }
 
 // flush writes what was added, each line once whoever asks for it.
-func (j *journal) flush(ctx context.Context) error {
+func (j *buildLog) flush(ctx context.Context) error {
 	j.writing.Lock()
 	defer j.writing.Unlock()
 	j.mu.Lock()
-	batch := j.tail[:min(len(j.tail), logPage)]
+	batch := j.unwritten[:min(len(j.unwritten), logPage)]
 	j.mu.Unlock()
 	for len(batch) > 0 {
 		err := j.db.Write(
@@ -108,15 +108,15 @@ func (j *journal) flush(ctx context.Context) error {
 			return err
 		}
 		j.mu.Lock()
-		j.tail = j.tail[len(batch):]
-		batch = j.tail[:min(len(j.tail), logPage)]
+		j.unwritten = j.unwritten[len(batch):]
+		batch = j.unwritten[:min(len(j.unwritten), logPage)]
 		j.mu.Unlock()
 	}
 	return nil
 }
 
-// keep writes lines now and then until ctx ends.
-func (j *journal) keep(ctx context.Context) {
+// flushPeriodically writes lines now and then until ctx ends.
+func (j *buildLog) flushPeriodically(ctx context.Context) {
 	tick := time.NewTicker(flushEvery)
 	defer tick.Stop()
 	for {
@@ -130,7 +130,7 @@ func (j *journal) keep(ctx context.Context) {
 }
 
 // close tells followers that nothing more comes.
-func (j *journal) close() {
+func (j *buildLog) close() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.closed = true
@@ -138,11 +138,11 @@ func (j *journal) close() {
 	j.changed = make(chan struct{})
 }
 
-// peek gives the lines above after that are not in the store, and how to wait for more.
-func (j *journal) peek(after int64) (lines []store.BuildLine, changed <-chan struct{}, closed bool) {
+// pending gives the lines above after that are not in the store, and how to wait for more.
+func (j *buildLog) pending(after int64) (lines []store.BuildLine, changed <-chan struct{}, closed bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	for _, l := range j.tail {
+	for _, l := range j.unwritten {
 		if l.Seq > after {
 			lines = append(lines, l)
 		}
@@ -167,29 +167,29 @@ func (s *Service) Logs(
 		// The lines in memory first: one that is in neither place is in the store a moment later, where the next
 		// look finds it, and one in both is told once, by its number.
 		s.mu.Lock()
-		a, begun := s.active[string(id)], s.begun
+		a, begun := s.active[string(id)], s.activated
 		s.mu.Unlock()
 		var fresh []store.BuildLine
 		var changed <-chan struct{}
-		closed, limit := true, activePause
+		closed, limit := true, activePoll
 		if a != nil {
-			fresh, changed, closed = a.journal.peek(after)
+			fresh, changed, closed = a.log.pending(after)
 		}
 		row, err := s.db.Read().Build(ctx, string(id))
 		if err != nil {
 			return api.AsError(err)
 		}
-		if err := s.stored(ctx, string(id), &after, yield); err != nil {
+		if err := s.yieldStored(ctx, string(id), &after, yield); err != nil {
 			return err
 		}
-		if err := tell(fresh, &after, yield); err != nil {
+		if err := yieldLines(fresh, &after, yield); err != nil {
 			return err
 		}
 		switch {
 		case !follow || row.State == stateDone || row.State == stateFailed:
 			return nil
 		case closed: // queued, between two attempts, or another process has it
-			changed, limit = begun, queuedPause
+			changed, limit = begun, queuedPoll
 		}
 		if err := wait(ctx, changed, limit); err != nil {
 			return err
@@ -199,8 +199,8 @@ func (s *Service) Logs(
 
 // The longest times between looks at a build that is under way in this process, and at one that is not.
 const (
-	activePause = 5 * time.Second
-	queuedPause = 200 * time.Millisecond
+	activePoll = 5 * time.Second
+	queuedPoll = 200 * time.Millisecond
 )
 
 func wait(ctx context.Context, changed <-chan struct{}, limit time.Duration) error {
@@ -216,20 +216,20 @@ func wait(ctx context.Context, changed <-chan struct{}, limit time.Duration) err
 	}
 }
 
-func (s *Service) stored(ctx context.Context, id string, after *int64, yield func(api.BuildLine) error) error {
+func (s *Service) yieldStored(ctx context.Context, id string, after *int64, yield func(api.BuildLine) error) error {
 	for {
 		rows, err := s.db.Read().BuildLines(ctx, id, *after, logPage)
 		if err != nil {
 			return api.AsError(err)
 		}
-		if err := tell(rows, after, yield); err != nil || len(rows) < logPage {
+		if err := yieldLines(rows, after, yield); err != nil || len(rows) < logPage {
 			return err
 		}
 	}
 }
 
-// tell yields the lines that follow the last one told without a gap.
-func tell(lines []store.BuildLine, after *int64, yield func(api.BuildLine) error) error {
+// yieldLines yields the lines that follow the last one told without a gap.
+func yieldLines(lines []store.BuildLine, after *int64, yield func(api.BuildLine) error) error {
 	for _, l := range lines {
 		if l.Seq != *after+1 && l.Seq <= *after {
 			continue

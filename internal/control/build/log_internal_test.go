@@ -10,20 +10,20 @@ import (
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
-// TestJournalIsWrittenOnce: the end of a build writes its lines while the clock does.
-func TestJournalIsWrittenOnce(t *testing.T) {
+// TestLogLinesAreWrittenOnce: the end of a build writes its lines while the clock does.
+func TestLogLinesAreWrittenOnce(t *testing.T) {
 	db, err := store.Open(t.Context(), store.Config{DSN: filepath.Join(t.TempDir(), "c.db")})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer db.Close()
-	j, err := newJournal(t.Context(), db, "bld")
+	j, err := openLog(t.Context(), db, "bld")
 	if err != nil {
 		t.Fatal(err)
 	}
 	const lines = 2000
 	for n := range lines {
-		j.say(levelInfo, "", fmt.Sprint("line ", n))
+		j.append(levelInfo, "", fmt.Sprint("line ", n))
 	}
 	var all sync.WaitGroup
 	errs := make([]error, 4)

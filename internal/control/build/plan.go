@@ -47,7 +47,7 @@ type origin struct {
 }
 
 // plan turns the request into stages; the last is the result.
-func (a *attempt) plan(ctx context.Context) error {
+func (a *buildRun) plan(ctx context.Context) error {
 	var err error
 	switch {
 	case a.spec.Dockerfile != "":
@@ -60,7 +60,7 @@ func (a *attempt) plan(ctx context.Context) error {
 	}
 	a.row.Steps = 0
 	for i := range a.stages {
-		if err := a.name(ctx, i); err != nil {
+		if err := a.computeKeys(ctx, i); err != nil {
 			return err
 		}
 		a.row.Steps += len(a.stages[i].steps)
@@ -68,20 +68,20 @@ func (a *attempt) plan(ctx context.Context) error {
 	return nil
 }
 
-// bases remembers what references are, so that each is asked for once.
-type bases struct {
-	a    *attempt
+// baseResolver remembers what references are, so that each is asked for once.
+type baseResolver struct {
+	a    *buildRun
 	ctx  context.Context //nolint:containedctx // the parser's callback has none
 	seen map[string]base
 }
 
-// find says what a reference is: a template of this node, else an image.
-func (b bases) find(ref string) (base, error) {
+// resolve says what a reference is: a template of this node, else an image.
+func (b baseResolver) resolve(ref string) (base, error) {
 	if known, ok := b.seen[ref]; ok {
 		return known, nil
 	}
 	out := base{stage: -1}
-	t, err := b.a.s.templates.Resolve(b.ctx, b.a.p, ref)
+	t, err := b.a.s.templates.Resolve(b.ctx, b.a.principal, ref)
 	switch {
 	case err == nil:
 		out.template = &t
@@ -101,7 +101,7 @@ func (b bases) find(ref string) (base, error) {
 		if err != nil {
 			return out, err
 		}
-		b.a.journal.say(levelInfo, "", fmt.Sprintf("%s is %s, %s", ref, image.Digest, size(image.Bytes)))
+		b.a.log.append(levelInfo, "", fmt.Sprintf("%s is %s, %s", ref, image.Digest, size(image.Bytes)))
 		out.image = &image
 		out.entry, out.command = image.Base.Config.Entrypoint, image.Base.Config.Cmd
 	}
@@ -123,11 +123,11 @@ func (b base) config() dockerfile.Base {
 }
 
 // planDockerfile reads the Dockerfile and its context.
-func (a *attempt) planDockerfile(ctx context.Context) error {
-	found := bases{a: a, ctx: ctx, seen: map[string]base{}}
+func (a *buildRun) planDockerfile(ctx context.Context) error {
+	found := baseResolver{a: a, ctx: ctx, seen: map[string]base{}}
 	var failed error
 	plan, err := a.spec.parseDockerfile(func(ref string) (dockerfile.Base, error) {
-		b, err := found.find(ref)
+		b, err := found.resolve(ref)
 		if err != nil {
 			failed = err
 			return dockerfile.Base{}, err
@@ -135,10 +135,10 @@ func (a *attempt) planDockerfile(ctx context.Context) error {
 		return b.config(), nil
 	})
 	if err != nil {
-		return blame(err, failed)
+		return wrapParseError(err, failed)
 	}
 	for _, w := range plan.Warnings {
-		a.journal.say(levelWarn, "", w)
+		a.log.append(levelWarn, "", w)
 	}
 	for _, st := range plan.Stages {
 		next := stage{steps: st.Steps, config: st.Config, force: len(st.Steps)}
@@ -148,7 +148,7 @@ func (a *attempt) planDockerfile(ctx context.Context) error {
 		case dockerfile.FromScratch:
 			next.from = base{scratch: true, stage: -1}
 		default:
-			if next.from, err = found.find(st.From.Ref); err != nil {
+			if next.from, err = found.resolve(st.From.Ref); err != nil {
 				return err
 			}
 		}
@@ -157,8 +157,8 @@ func (a *attempt) planDockerfile(ctx context.Context) error {
 	return a.openContext()
 }
 
-// blame gives the error of a Dockerfile the code of what is behind it.
-func blame(err, behind error) error {
+// wrapParseError gives the error of a Dockerfile the code of what is behind it.
+func wrapParseError(err, behind error) error {
 	code := api.Invalid
 	if behind != nil {
 		code = api.CodeOf(behind)
@@ -170,23 +170,23 @@ func blame(err, behind error) error {
 }
 
 // openContext opens what was uploaded beside the Dockerfile.
-func (a *attempt) openContext() error {
+func (a *buildRun) openContext() error {
 	var err error
-	if a.open == nil {
-		a.open = &contextFiles{}
+	if a.contexts == nil {
+		a.contexts = &contextFiles{}
 	}
-	a.open.main, err = a.open.get(a.s.inputPath(a.row.ID), a.spec.Input == "")
+	a.contexts.main, err = a.contexts.get(a.s.inputPath(a.row.ID), a.spec.Input == "")
 	return err
 }
 
 // planSteps makes one stage of an image, a template or a root file system and the steps of E2B's builder.
-func (a *attempt) planSteps(ctx context.Context) error {
+func (a *buildRun) planSteps(ctx context.Context) error {
 	ref := a.spec.ImageRef
 	if ref == "" {
 		ref = a.spec.FromTemplate
 	}
-	found := bases{a: a, ctx: ctx, seen: map[string]base{}}
-	from, err := found.find(ref)
+	found := baseResolver{a: a, ctx: ctx, seen: map[string]base{}}
+	from, err := found.resolve(ref)
 	if err != nil {
 		return err
 	}
@@ -207,7 +207,7 @@ func (a *attempt) planSteps(ctx context.Context) error {
 }
 
 // addSteps translates the steps of E2B's builder.
-func (a *attempt) addSteps(st *stage) error {
+func (a *buildRun) addSteps(st *stage) error {
 	env, user, dir := maps.Clone(st.config.Env), st.config.User, st.config.Workdir
 	forced := -1
 	for i, e := range a.spec.Steps {
@@ -290,26 +290,26 @@ func copyOf(args []string, user, dir string) *dockerfile.Copy {
 }
 
 // selectFiles finds what a COPY of E2B's builder means in its upload.
-func (a *attempt) selectFiles(e Step, step dockerfile.Step) (*dockerfile.Selection, error) {
+func (a *buildRun) selectFiles(e Step, step dockerfile.Step) (*dockerfile.Selection, error) {
 	if step.Copy == nil {
 		return nil, nil
 	}
-	path, err := a.s.filePath(a.p.Workspace, e.Files)
+	path, err := a.s.filePath(a.principal.Workspace, e.Files)
 	if err != nil {
 		return nil, err
 	}
-	if a.open == nil {
-		a.open = &contextFiles{}
+	if a.contexts == nil {
+		a.contexts = &contextFiles{}
 	}
-	files, err := a.open.get(path, false)
+	files, err := a.contexts.get(path, false)
 	if err != nil {
 		return nil, err
 	}
-	return choose(files, step)
+	return selectContext(files, step)
 }
 
-// choose finds the files that a step copies of a context.
-func choose(files *dockerfile.Context, step dockerfile.Step) (*dockerfile.Selection, error) {
+// selectContext finds the files that a step copies of a context.
+func selectContext(files *dockerfile.Context, step dockerfile.Step) (*dockerfile.Selection, error) {
 	sel, err := files.Select(*step.Copy)
 	if errors.Is(err, dockerfile.ErrContext) {
 		return nil, api.Wrap(api.Invalid, err, fmt.Sprintf("line %d: %s: %s", step.Line, step.Text, err))
@@ -317,8 +317,8 @@ func choose(files *dockerfile.Context, step dockerfile.Step) (*dockerfile.Select
 	return sel, err
 }
 
-// name gives the layers of a stage their names.
-func (a *attempt) name(ctx context.Context, n int) error {
+// computeKeys gives the layers of a stage their names.
+func (a *buildRun) computeKeys(ctx context.Context, n int) error {
 	st := &a.stages[n]
 	first, err := a.baseKey(ctx, st.from)
 	if err != nil {
@@ -330,7 +330,7 @@ func (a *attempt) name(ctx context.Context, n int) error {
 		if !chosen {
 			var sel *dockerfile.Selection
 			if step.Copy != nil && step.Copy.From < 0 {
-				if sel, err = choose(a.open.main, step); err != nil {
+				if sel, err = selectContext(a.contexts.main, step); err != nil {
 					return err
 				}
 			}
@@ -349,7 +349,7 @@ func (a *attempt) name(ctx context.Context, n int) error {
 }
 
 // baseKey names what a stage begins with, on this host: a layer holds memory, which no other monitor reads.
-func (a *attempt) baseKey(ctx context.Context, from base) (string, error) {
+func (a *buildRun) baseKey(ctx context.Context, from base) (string, error) {
 	c, err := a.s.host.Capacity(ctx)
 	if err != nil {
 		return "", err

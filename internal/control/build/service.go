@@ -23,20 +23,20 @@ import (
 
 // Config is what may be chosen. Dir is required; zero fields mean the default.
 type Config struct {
-	Dir          string        // for contexts and uploads
-	Parallel     int           // builds at once; 2
-	PerWorkspace int           // of those, of one workspace; Parallel
-	MaxQueued    int           // builds of a workspace that have not ended; 20
-	MaxAttempts  int           // of a build whose process ended; 3
-	StepLimit    time.Duration // of one step; 30 min
-	BuildLimit   time.Duration // of a whole build; 4 h
-	MaxUpload    int64         // bytes of one upload; 8 GiB
-	MaxLayers    int64         // bytes of the layers of a workspace, the oldest go first; 40 GiB
-	KeepLayers   time.Duration // without use; 14 days
-	KeepBuilds   time.Duration // rows and logs, after the end; 30 days
-	KeepInputs   time.Duration // after the end, for a retry; 2 days
-	Grace        time.Duration // what nobody owns on the host is left alone so long; 1 min
-	Sweep        time.Duration // between looks for what is to be removed; 1 min
+	Dir            string        // for contexts and uploads
+	Parallel       int           // builds at once; 2
+	PerWorkspace   int           // of those, of one workspace; Parallel
+	MaxQueued      int           // builds of a workspace that have not ended; 20
+	MaxAttempts    int           // of a build whose process ended; 3
+	StepTimeout    time.Duration // of one step; 30 min
+	BuildTimeout   time.Duration // of a whole build; 4 h
+	MaxUploadBytes int64         // bytes of one upload; 8 GiB
+	MaxLayerBytes  int64         // bytes of the layers of a workspace, the oldest go first; 40 GiB
+	KeepLayers     time.Duration // without use; 14 days
+	KeepBuilds     time.Duration // rows and logs, after the end; 30 days
+	KeepInputs     time.Duration // after the end, for a retry; 2 days
+	OrphanGrace    time.Duration // what nobody owns on the host is left alone so long; 1 min
+	GCInterval     time.Duration // between looks for what is to be removed; 1 min
 	// VCPUs and MemoryMiB are of the machines in which images are built; 1 and 1024.
 	VCPUs     int
 	MemoryMiB int
@@ -49,15 +49,15 @@ func (c Config) withDefaults() Config {
 	c.PerWorkspace = cmp.Or(c.PerWorkspace, c.Parallel)
 	c.MaxQueued = cmp.Or(c.MaxQueued, 20)
 	c.MaxAttempts = cmp.Or(c.MaxAttempts, 3)
-	c.StepLimit = cmp.Or(c.StepLimit, 30*time.Minute)
-	c.BuildLimit = cmp.Or(c.BuildLimit, 4*time.Hour)
-	c.MaxUpload = cmp.Or(c.MaxUpload, 8<<30)
-	c.MaxLayers = cmp.Or(c.MaxLayers, 40<<30)
+	c.StepTimeout = cmp.Or(c.StepTimeout, 30*time.Minute)
+	c.BuildTimeout = cmp.Or(c.BuildTimeout, 4*time.Hour)
+	c.MaxUploadBytes = cmp.Or(c.MaxUploadBytes, 8<<30)
+	c.MaxLayerBytes = cmp.Or(c.MaxLayerBytes, 40<<30)
 	c.KeepLayers = cmp.Or(c.KeepLayers, 14*24*time.Hour)
 	c.KeepBuilds = cmp.Or(c.KeepBuilds, 30*24*time.Hour)
 	c.KeepInputs = cmp.Or(c.KeepInputs, 2*24*time.Hour)
-	c.Grace = cmp.Or(c.Grace, time.Minute)
-	c.Sweep = cmp.Or(c.Sweep, time.Minute)
+	c.OrphanGrace = cmp.Or(c.OrphanGrace, time.Minute)
+	c.GCInterval = cmp.Or(c.GCInterval, time.Minute)
 	c.VCPUs = cmp.Or(c.VCPUs, 1)
 	c.MemoryMiB = cmp.Or(c.MemoryMiB, 1024)
 	return c
@@ -115,11 +115,11 @@ type Service struct {
 	instance  string
 	wake      chan struct{}
 
-	mu      sync.Mutex
-	active  map[string]*attempt          // by build; guarded by mu
-	begun   chan struct{}                // closed and replaced when one is added to active; guarded by mu
-	secrets map[string]*api.RegistryAuth // by build; guarded by mu
-	orphans map[string]time.Time         // when what nobody owns was seen first; guarded by mu
+	mu        sync.Mutex
+	active    map[string]*buildRun         // by build; guarded by mu
+	activated chan struct{}                // closed and replaced when one is added to active; guarded by mu
+	secrets   map[string]*api.RegistryAuth // by build; guarded by mu
+	orphans   map[string]time.Time         // when what nobody owns was seen first; guarded by mu
 }
 
 // New makes a service; it touches nothing.
@@ -131,7 +131,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	return &Service{
 		cfg: cfg.withDefaults(), db: deps.Store, host: deps.Host, templates: deps.Templates, sandboxes: deps.Sandboxes,
 		registry: deps.Registry, log: deps.Log, instance: strings.ToLower(rand.Text()), wake: make(chan struct{}, 1),
-		active: map[string]*attempt{}, begun: make(chan struct{}), secrets: map[string]*api.RegistryAuth{}, orphans: map[string]time.Time{},
+		active: map[string]*buildRun{}, activated: make(chan struct{}), secrets: map[string]*api.RegistryAuth{}, orphans: map[string]time.Time{},
 	}, nil
 }
 
@@ -153,8 +153,8 @@ func (s *Service) dir(names ...string) string {
 	return filepath.Join(append([]string{s.cfg.Dir}, names...)...)
 }
 
-// nudge lets Run look for work.
-func (s *Service) nudge() {
+// notify lets Run look for work.
+func (s *Service) notify() {
 	select {
 	case s.wake <- struct{}{}:
 	default:
@@ -167,30 +167,30 @@ func (s *Service) Run(ctx context.Context) error {
 	var work sync.WaitGroup
 	defer work.Wait()
 	slots := make(chan struct{}, s.cfg.Parallel)
-	tick := time.NewTicker(s.cfg.Sweep)
+	tick := time.NewTicker(s.cfg.GCInterval)
 	defer tick.Stop()
-	work.Go(func() { s.sweep(ctx) })
+	work.Go(func() { s.collectGarbage(ctx) })
 	for {
-		s.begin(ctx, &work, slots)
+		s.startQueued(ctx, &work, slots)
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-s.wake:
 		case <-tick.C:
-			work.Go(func() { s.sweep(ctx) })
+			work.Go(func() { s.collectGarbage(ctx) })
 		}
 	}
 }
 
-// begin starts as many queued builds as may run.
-func (s *Service) begin(ctx context.Context, work *sync.WaitGroup, slots chan struct{}) {
+// startQueued starts as many queued builds as may run.
+func (s *Service) startQueued(ctx context.Context, work *sync.WaitGroup, slots chan struct{}) {
 	for ctx.Err() == nil {
 		select {
 		case slots <- struct{}{}:
 		default:
 			return
 		}
-		a, err := s.next(ctx)
+		a, err := s.claim(ctx)
 		if err != nil && ctx.Err() == nil {
 			s.log.Warn("the queue of builds could not be read; it is tried again", "err", err)
 		}
@@ -201,16 +201,16 @@ func (s *Service) begin(ctx context.Context, work *sync.WaitGroup, slots chan st
 		work.Go(func() {
 			defer func() {
 				<-slots
-				s.nudge()
+				s.notify()
 			}()
-			s.attempt(ctx, a)
+			s.execute(ctx, a)
 		})
 	}
 }
 
-// next takes the oldest build whose workspace may have one more run.
-func (s *Service) next(ctx context.Context) (*attempt, error) {
-	rows, err := s.db.Read().Builds(ctx, store.BuildQuery{States: store.BuildActive})
+// claim takes the oldest build whose workspace may have one more run.
+func (s *Service) claim(ctx context.Context) (*buildRun, error) {
+	rows, err := s.db.Read().Builds(ctx, store.BuildQuery{States: store.ActiveBuildStates})
 	if err != nil {
 		return nil, err
 	}
@@ -237,7 +237,7 @@ func (s *Service) next(ctx context.Context) (*attempt, error) {
 		if err != nil {
 			return nil, err
 		}
-		return s.newAttempt(ctx, row)
+		return s.newRun(ctx, row)
 	}
 	return nil, nil
 }

@@ -25,8 +25,8 @@ type Spec struct {
 	OnBase bool   `json:"on_base,omitempty"` // FromTemplate is what Steps run on, and may be a recipe
 	Rootfs bool   `json:"rootfs,omitempty"`  // the upload is a root file system
 	Input  string `json:"input,omitempty"`   // SHA-256 of the upload
-	// Basis is what the names that it begins with meant when it was asked for: see Service.basis.
-	Basis []string `json:"basis,omitempty"`
+	// Sources is what the names that it begins with meant when it was asked for: see Service.basis.
+	Sources []string `json:"basis,omitempty"`
 }
 
 // Step is one step of E2B's builder.
@@ -48,11 +48,11 @@ func (sp Spec) hash() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// movable tells whether the same spec may make something else tomorrow.
-func (sp Spec) movable() bool { return sp.FromSandbox != "" || sp.NoCache }
+// mutable tells whether the same spec may make something else tomorrow.
+func (sp Spec) mutable() bool { return sp.FromSandbox != "" || sp.NoCache }
 
-// moves in a basis stands for a name that only a registry knows the meaning of, and may change it.
-const moves = "moves"
+// unpinned in a basis stands for a name that only a registry knows the meaning of, and may change it.
+const unpinned = "moves"
 
 func (sp Spec) encode() (string, error) {
 	sp.Registry = nil

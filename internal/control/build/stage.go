@@ -24,44 +24,44 @@ const (
 	defaultVCPUs     = 1
 )
 
-// box is a machine that a build works in.
-type box struct {
-	a     *attempt
+// buildMachine is a machine that a build works in.
+type buildMachine struct {
+	a     *buildRun
 	id    hostapi.MachineID
 	guest guestapi.Guest
 }
 
-// source makes what is to be published and says what the template is built on.
-func (a *attempt) source(ctx context.Context) (hostapi.Publish, string, error) {
+// prepareSource makes what is to be published and says what the template is built on.
+func (a *buildRun) prepareSource(ctx context.Context) (hostapi.Publish, string, error) {
 	switch {
 	case a.spec.FromSandbox != "" || a.spec.FromSnapshot != "":
 		return a.fromSnapshot(ctx)
 	case a.spec.FromTemplate != "" && !a.spec.OnBase:
-		return a.resize(ctx)
+		return a.fromTemplate(ctx)
 	case a.spec.Rootfs:
 		return a.fromRootfs(ctx)
 	}
 	if err := a.plan(ctx); err != nil {
 		return hostapi.Publish{}, "", err
 	}
-	if err := a.did("plan"); err != nil {
+	if err := a.onStep("plan"); err != nil {
 		return hostapi.Publish{}, "", err
 	}
 	last := len(a.stages) - 1
-	made, err := a.materialize(ctx, last)
+	made, err := a.buildStage(ctx, last)
 	if err != nil {
 		return hostapi.Publish{}, "", err
 	}
-	req, err := a.publish(ctx, made)
-	return req, a.about(last), err
+	req, err := a.publishRequest(ctx, made)
+	return req, a.baseName(last), err
 }
 
-// about names what a stage begins with, for people.
-func (a *attempt) about(n int) string {
+// baseName names what a stage begins with, for people.
+func (a *buildRun) baseName(n int) string {
 	from := a.stages[n].from
 	switch {
 	case from.stage >= 0:
-		return a.about(from.stage)
+		return a.baseName(from.stage)
 	case from.template != nil:
 		return from.template.Name
 	case from.image != nil:
@@ -70,30 +70,30 @@ func (a *attempt) about(n int) string {
 	return "scratch"
 }
 
-// materialize builds a stage, as far as no layer holds it.
-func (a *attempt) materialize(ctx context.Context, n int) (origin, error) {
+// buildStage builds a stage, as far as no layer holds it.
+func (a *buildRun) buildStage(ctx context.Context, n int) (origin, error) {
 	st := &a.stages[n]
 	if st.made != nil {
 		return *st.made, nil
 	}
-	depth, layer, err := a.deepest(ctx, st)
+	depth, layer, err := a.findCached(ctx, st)
 	if err != nil {
 		return origin{}, err
 	}
 	for i := range depth {
-		if err := a.note(ctx, a.title(n, i), true); err != nil {
+		if err := a.setStep(ctx, a.stepTitle(n, i), true); err != nil {
 			return origin{}, err
 		}
-		a.journal.say(levelInfo, a.title(n, i), "cached")
+		a.log.append(levelInfo, a.stepTitle(n, i), "cached")
 	}
 	from := origin{snapshot: layer}
 	if layer == "" {
-		if from, err = a.begin(ctx, st); err != nil {
+		if from, err = a.stageOrigin(ctx, st); err != nil {
 			return origin{}, err
 		}
 	}
 	if max(depth, 0) < len(st.steps) {
-		if from, err = a.run(ctx, n, max(depth, 0), from); err != nil {
+		if from, err = a.runSteps(ctx, n, max(depth, 0), from); err != nil {
 			return origin{}, err
 		}
 	}
@@ -101,16 +101,16 @@ func (a *attempt) materialize(ctx context.Context, n int) (origin, error) {
 	return from, nil
 }
 
-// begin is what a stage begins with, when no layer of it is there.
-func (a *attempt) begin(ctx context.Context, st *stage) (origin, error) {
+// stageOrigin is what a stage begins with, when no layer of it is there.
+func (a *buildRun) stageOrigin(ctx context.Context, st *stage) (origin, error) {
 	if st.from.stage >= 0 {
-		return a.materialize(ctx, st.from.stage)
+		return a.buildStage(ctx, st.from.stage)
 	}
 	return origin{template: st.from.template, image: st.from.image, scratch: st.from.scratch}, nil
 }
 
-// title names a step of a stage among all steps.
-func (a *attempt) title(n, i int) string {
+// stepTitle names a step of a stage among all steps.
+func (a *buildRun) stepTitle(n, i int) string {
 	before := 0
 	for k := range n {
 		before += len(a.stages[k].steps)
@@ -122,37 +122,37 @@ func (a *attempt) title(n, i int) string {
 	return stepName(before+i+1, a.row.Steps, strings.ToValidUTF8(text, "?"))
 }
 
-// run runs the steps of a stage from the given one on, in a machine of from, and answers the last layer.
-func (a *attempt) run(ctx context.Context, n, first int, from origin) (origin, error) {
+// runSteps runs the steps of a stage from the given one on, in a machine of from, and answers the last layer.
+func (a *buildRun) runSteps(ctx context.Context, n, first int, from origin) (origin, error) {
 	st := &a.stages[n]
-	b, err := a.machine(ctx, from)
+	b, err := a.createMachine(ctx, from)
 	if err != nil {
 		return origin{}, err
 	}
 	if from.image != nil || from.scratch { // booting it is worth a layer
-		if _, err := a.keep(ctx, b, st.keys[0]); err != nil {
+		if _, err := a.saveLayer(ctx, b, st.keys[0]); err != nil {
 			return origin{}, err
 		}
 	}
 	layer := ""
 	for i := first; i < len(st.steps); i++ {
-		title := a.title(n, i)
-		if err := a.note(ctx, title, false); err != nil {
+		title := a.stepTitle(n, i)
+		if err := a.setStep(ctx, title, false); err != nil {
 			return origin{}, err
 		}
-		a.journal.say(levelInfo, title, "begins")
+		a.log.append(levelInfo, title, "begins")
 		began := time.Now()
-		if err := a.step(ctx, b, st.steps[i], st.files[i], title); err != nil {
+		if err := a.runStep(ctx, b, st.steps[i], st.files[i], title); err != nil {
 			return origin{}, err
 		}
 		ran := time.Since(began)
-		if err := a.did("step"); err != nil {
+		if err := a.onStep("step"); err != nil {
 			return origin{}, err
 		}
-		if layer, err = a.keep(ctx, b, st.keys[i+1]); err != nil {
+		if layer, err = a.saveLayer(ctx, b, st.keys[i+1]); err != nil {
 			return origin{}, err
 		}
-		a.journal.say(
+		a.log.append(
 			levelInfo,
 			title,
 			fmt.Sprintf("done in %.1f s, kept in %.1f s", ran.Seconds(), (time.Since(began)-ran).Seconds()),
@@ -161,11 +161,11 @@ func (a *attempt) run(ctx context.Context, n, first int, from origin) (origin, e
 	return origin{snapshot: layer}, b.destroy(ctx)
 }
 
-// machine makes a machine of an origin.
-func (a *attempt) machine(ctx context.Context, from origin) (*box, error) {
-	a.count++
+// createMachine makes a machine of an origin.
+func (a *buildRun) createMachine(ctx context.Context, from origin) (*buildMachine, error) {
+	a.machines++
 	req := hostapi.Create{
-		ID:       hostapi.MachineID(fmt.Sprintf("%sm%d", a.row.ID, a.count)),
+		ID:       hostapi.MachineID(fmt.Sprintf("%sm%d", a.row.ID, a.machines)),
 		Hostname: "build",
 		Labels:   a.labels(),
 		DiskMiB:  a.spec.SizeMB,
@@ -190,14 +190,14 @@ func (a *attempt) machine(ctx context.Context, from origin) (*box, error) {
 	if _, err := a.s.host.Create(ctx, req); err != nil {
 		return nil, err
 	}
-	if err := a.did("machine"); err != nil {
+	if err := a.onStep("machine"); err != nil {
 		return nil, err
 	}
 	guest, err := a.s.host.Guest(ctx, req.ID)
 	if err != nil {
 		return nil, err
 	}
-	return &box{a: a, id: req.ID, guest: guest}, nil
+	return &buildMachine{a: a, id: req.ID, guest: guest}, nil
 }
 
 // diskOf is the size of a snapshot's disk.
@@ -215,15 +215,15 @@ func (s *Service) diskOf(ctx context.Context, id hostapi.SnapshotID) (int, error
 }
 
 // destroy ends the machine.
-func (b *box) destroy(ctx context.Context) error {
+func (b *buildMachine) destroy(ctx context.Context) error {
 	if err := b.a.s.host.Destroy(ctx, b.id, "its steps have run"); err != nil {
 		return err
 	}
-	return b.a.did("destroy")
+	return b.a.onStep("destroy")
 }
 
 // importImage puts an image, or an empty root file system, onto the host. A build has one at a time.
-func (a *attempt) importImage(ctx context.Context, from origin) (hostapi.ImageID, error) {
+func (a *buildRun) importImage(ctx context.Context, from origin) (hostapi.ImageID, error) {
 	id := imageID(a.row.ID)
 	if err := a.s.deleteImage(ctx, id); err != nil {
 		return "", err
@@ -236,7 +236,7 @@ func (a *attempt) importImage(ctx context.Context, from origin) (hostapi.ImageID
 }
 
 // importFrom imports what write writes.
-func (a *attempt) importFrom(
+func (a *buildRun) importFrom(
 	ctx context.Context,
 	id hostapi.ImageID,
 	write func(context.Context, io.Writer) error,
@@ -263,23 +263,23 @@ func (a *attempt) importFrom(
 	if err != nil {
 		return err
 	}
-	a.journal.say(
+	a.log.append(
 		levelInfo,
 		a.row.Step,
 		fmt.Sprintf("imported %d files, %s, in %.1f s", image.Files, size(image.Bytes), time.Since(began).Seconds()),
 	)
-	return a.did("import")
+	return a.onStep("import")
 }
 
-// maxBehind bounds what may follow the end of an archive, which programs fill up to a whole block. A stream that was
+// maxTrailing bounds what may follow the end of an archive, which programs fill up to a whole block. A stream that was
 // compressed can go on for ever.
-const maxBehind = 16 << 20
+const maxTrailing = 16 << 20
 
 // drain reads what stands behind the end of an archive.
 func drain(r io.Reader) error {
-	n, err := io.Copy(io.Discard, io.LimitReader(r, maxBehind+1))
-	if n > maxBehind {
-		return api.Errorf(api.Invalid, "more than %d MiB follow the end of the archive", maxBehind>>20)
+	n, err := io.Copy(io.Discard, io.LimitReader(r, maxTrailing+1))
+	if n > maxTrailing {
+		return api.Errorf(api.Invalid, "more than %d MiB follow the end of the archive", maxTrailing>>20)
 	}
 	return err
 }
@@ -295,8 +295,8 @@ func emptyRoot(_ context.Context, w io.Writer) error {
 	return out.Close()
 }
 
-// publish says how an origin becomes the template.
-func (a *attempt) publish(ctx context.Context, made origin) (hostapi.Publish, error) {
+// publishRequest says how an origin becomes the template.
+func (a *buildRun) publishRequest(ctx context.Context, made origin) (hostapi.Publish, error) {
 	st := &a.stages[len(a.stages)-1]
 	user, _, _ := strings.Cut(st.config.User, ":")
 	req := hostapi.Publish{VCPUs: a.spec.CPU, MemoryMiB: a.spec.MemoryMB, DiskMiB: a.spec.SizeMB, Env: st.config.Env,
@@ -318,7 +318,7 @@ func (a *attempt) publish(ctx context.Context, made origin) (hostapi.Publish, er
 	}
 	req.User, req.Workdir = cmp.Or(req.User, "root"), cmp.Or(req.Workdir, "/")
 	req.VCPUs, req.MemoryMiB = cmp.Or(req.VCPUs, defaultVCPUs), cmp.Or(req.MemoryMiB, defaultMemoryMiB)
-	a.commands(st, &req)
+	a.setCommands(st, &req)
 	switch {
 	case made.snapshot != "":
 		req.Snapshot = hostapi.SnapshotID(made.snapshot)
@@ -334,8 +334,8 @@ func (a *attempt) publish(ctx context.Context, made origin) (hostapi.Publish, er
 	return req, nil
 }
 
-// commands fills in start and ready commands that the request does not say.
-func (a *attempt) commands(st *stage, req *hostapi.Publish) {
+// setCommands fills in start and ready commands that the request does not say.
+func (a *buildRun) setCommands(st *stage, req *hostapi.Publish) {
 	entry, command := st.config.Entrypoint, st.config.Cmd
 	if len(entry) == 0 && len(command) > 0 {
 		entry = st.from.entry
@@ -368,7 +368,7 @@ func quoteAll(argv []string) string {
 }
 
 // rootTemplate is the template that a stage goes back to, if any.
-func (a *attempt) rootTemplate(n int) *api.Template {
+func (a *buildRun) rootTemplate(n int) *api.Template {
 	for a.stages[n].from.stage >= 0 {
 		n = a.stages[n].from.stage
 	}
@@ -376,14 +376,14 @@ func (a *attempt) rootTemplate(n int) *api.Template {
 }
 
 // fromRootfs publishes an uploaded root file system.
-func (a *attempt) fromRootfs(ctx context.Context) (hostapi.Publish, string, error) {
+func (a *buildRun) fromRootfs(ctx context.Context) (hostapi.Publish, string, error) {
 	id := imageID(a.row.ID)
 	err := a.importFrom(ctx, id, func(ctx context.Context, w io.Writer) error {
 		f, err := os.Open(a.s.inputPath(a.row.ID))
 		if err != nil {
 			return err
 		}
-		plain, err := unzipped(f)
+		plain, err := gunzip(f)
 		if err == nil {
 			_, err = io.Copy(w, plain)
 		}
@@ -399,16 +399,16 @@ func (a *attempt) fromRootfs(ctx context.Context) (hostapi.Publish, string, erro
 }
 
 // fromSnapshot publishes a snapshot, or a sandbox by way of one.
-func (a *attempt) fromSnapshot(ctx context.Context) (_ hostapi.Publish, _ string, err error) {
+func (a *buildRun) fromSnapshot(ctx context.Context) (_ hostapi.Publish, _ string, err error) {
 	id := a.spec.FromSnapshot
 	if a.spec.FromSandbox != "" {
-		taken, err := a.s.sandboxes.TakeSnapshot(ctx, a.p, a.spec.FromSandbox, api.SnapshotRequest{})
+		taken, err := a.s.sandboxes.TakeSnapshot(ctx, a.principal, a.spec.FromSandbox, api.SnapshotRequest{})
 		if err != nil {
 			return hostapi.Publish{}, "", err
 		}
 		id = taken.ID
 		defer func() {
-			err = errors.Join(err, a.s.sandboxes.DeleteSnapshot(context.WithoutCancel(ctx), a.p, taken.ID))
+			err = errors.Join(err, a.s.sandboxes.DeleteSnapshot(context.WithoutCancel(ctx), a.principal, taken.ID))
 		}()
 	}
 	row, err := a.s.db.Read().Snapshot(ctx, string(id))
@@ -429,27 +429,27 @@ func (a *attempt) fromSnapshot(ctx context.Context) (_ hostapi.Publish, _ string
 		Start:    a.spec.Start,
 		Ready:    a.spec.Ready,
 		Warm:     a.spec.Warm,
-		Snapshot: passingID(a.row.ID),
+		Snapshot: tempSnapshotID(a.row.ID),
 	}
 	if row.Limits != "" {
 		if err := json.Unmarshal([]byte(row.Limits), &a.limits); err != nil {
 			return req, "", fmt.Errorf("limits of snapshot %s: %w", id, err)
 		}
 	}
-	b, err := a.machine(ctx, origin{snapshot: string(id)})
+	b, err := a.createMachine(ctx, origin{snapshot: string(id)})
 	if err != nil {
 		return req, "", err
 	}
 	// A snapshot's disk lacks what its memory has not written yet; this one's does not.
-	if err := b.take(ctx, req.Snapshot); err != nil {
+	if err := b.snapshot(ctx, req.Snapshot); err != nil {
 		return req, "", err
 	}
 	return req, row.Template, b.destroy(ctx)
 }
 
-// resize publishes a template anew, with another size.
-func (a *attempt) resize(ctx context.Context) (hostapi.Publish, string, error) {
-	t, err := a.s.templates.Resolve(ctx, a.p, a.spec.FromTemplate)
+// fromTemplate publishes a template anew, with another size.
+func (a *buildRun) fromTemplate(ctx context.Context) (hostapi.Publish, string, error) {
+	t, err := a.s.templates.Resolve(ctx, a.principal, a.spec.FromTemplate)
 	if err != nil {
 		return hostapi.Publish{}, "", err
 	}

@@ -27,33 +27,33 @@ const (
 	tailBytes = 2000
 )
 
-// step runs one step in the machine.
-func (a *attempt) step(
+// runStep runs one step in the machine.
+func (a *buildRun) runStep(
 	ctx context.Context,
-	b *box,
+	b *buildMachine,
 	st dockerfile.Step,
 	files *dockerfile.Selection,
 	title string,
 ) error {
-	limit := a.s.cfg.StepLimit
+	limit := a.s.cfg.StepTimeout
 	if s := time.Duration(a.spec.StepSeconds) * time.Second; s > 0 {
 		limit = min(limit, s)
 	}
 	user, group, _ := strings.Cut(st.User, ":")
 	if group != "" && group != user {
-		a.journal.say(
+		a.log.append(
 			levelWarn,
 			title,
 			fmt.Sprintf("the step runs with the groups of user %s; the group %s is not taken", user, group),
 		)
 	}
-	t := task{title: title, limit: limit}
+	t := execOptions{title: title, timeout: limit}
 	switch st.Kind {
 	case dockerfile.KindRun:
 		return b.runStep(ctx, t, st, user)
 	case dockerfile.KindDir:
 		if _, err := b.guest.MakeDir(ctx, st.Dir, user); err != nil && !errors.Is(err, guestapi.ErrExists) {
-			return failed(title, err.Error())
+			return stepError(title, err.Error())
 		}
 		return nil
 	case dockerfile.KindCopy:
@@ -61,18 +61,18 @@ func (a *attempt) step(
 			return b.copyStage(ctx, t, st)
 		}
 		t.stdin = func(ctx context.Context, w io.Writer) error { return writeStream(ctx, files, w) }
-		return b.program(ctx, t, unpackSpec(st.Copy))
+		return b.exec(ctx, t, unpackSpec(st.Copy))
 	}
 	return fmt.Errorf("a step of kind %q", st.Kind)
 }
 
-// failed is the error of a step that the build's author has to mend.
-func failed(title, what string) error {
+// stepError is the error of a step that the build's author has to mend.
+func stepError(title, what string) error {
 	return api.Errorf(api.Invalid, "step %s: %s", title, what).With("step", title)
 }
 
 // runStep runs a command.
-func (b *box) runStep(ctx context.Context, t task, st dockerfile.Step, user string) error {
+func (b *buildMachine) runStep(ctx context.Context, t execOptions, st dockerfile.Step, user string) error {
 	env := maps.Clone(st.Env)
 	if env == nil {
 		env = map[string]string{}
@@ -89,10 +89,10 @@ func (b *box) runStep(ctx context.Context, t task, st dockerfile.Step, user stri
 			strings.NewReader(st.Run.Script),
 		)
 		if err != nil {
-			return failed(t.title, err.Error())
+			return stepError(t.title, err.Error())
 		}
 	}
-	err := b.program(ctx, t, guestapi.ProcessSpec{Argv: st.Run.Argv, Env: env, Dir: st.Workdir, User: user})
+	err := b.exec(ctx, t, guestapi.ProcessSpec{Argv: st.Run.Argv, Env: env, Dir: st.Workdir, User: user})
 	if st.Run.ScriptPath != "" && err == nil {
 		err = b.guest.Remove(ctx, st.Run.ScriptPath, "root", false)
 	}
@@ -155,16 +155,16 @@ func rename(r io.Reader, w io.Writer, prefix string) error {
 }
 
 // copyStage copies files of another stage, from a machine of it into this one.
-func (b *box) copyStage(ctx context.Context, t task, st dockerfile.Step) error {
+func (b *buildMachine) copyStage(ctx context.Context, t execOptions, st dockerfile.Step) error {
 	c := st.Copy
 	if c.Parents || len(c.Exclude) > 0 {
-		return failed(t.title, "--parents and --exclude are not supported together with --from")
+		return stepError(t.title, "--parents and --exclude are not supported together with --from")
 	}
-	made, err := b.a.materialize(ctx, c.From)
+	made, err := b.a.buildStage(ctx, c.From)
 	if err != nil {
 		return err
 	}
-	other, err := b.a.machine(ctx, made)
+	other, err := b.a.createMachine(ctx, made)
 	if err != nil {
 		return err
 	}
@@ -180,34 +180,34 @@ func (b *box) copyStage(ctx context.Context, t task, st dockerfile.Step) error {
 		take.Chown = "0:0"
 	}
 	t.stdin = func(ctx context.Context, w io.Writer) error {
-		return other.program(
+		return other.exec(
 			ctx,
-			task{title: t.title, limit: t.limit, stdout: w},
+			execOptions{title: t.title, timeout: t.timeout, stdout: w},
 			guestapi.ProcessSpec{Argv: argv, User: "root", Dir: "/"},
 		)
 	}
-	if err := b.program(ctx, t, unpackSpec(&take)); err != nil {
+	if err := b.exec(ctx, t, unpackSpec(&take)); err != nil {
 		return err
 	}
 	return other.destroy(ctx)
 }
 
-// task is how a program of a step is run.
-type task struct {
-	title  string
-	limit  time.Duration
-	stdin  func(ctx context.Context, w io.Writer) error // nil: none
-	stdout io.Writer                                    // nil: the log
+// execOptions is how a program of a step is run.
+type execOptions struct {
+	title   string
+	timeout time.Duration
+	stdin   func(ctx context.Context, w io.Writer) error // nil: none
+	stdout  io.Writer                                    // nil: the log
 }
 
-// program runs a program in the guest to its end. One that fails is an error with the end of its output.
-func (b *box) program(ctx context.Context, t task, spec guestapi.ProcessSpec) error {
-	spec.Timeout = t.limit
+// exec runs a program in the guest to its end. One that fails is an error with the end of its output.
+func (b *buildMachine) exec(ctx context.Context, t execOptions, spec guestapi.ProcessSpec) error {
+	spec.Timeout = t.timeout
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	proc, err := b.guest.Start(ctx, spec)
 	if err != nil {
-		return failed(t.title, err.Error())
+		return stepError(t.title, err.Error())
 	}
 	fed := make(chan error, 1)
 	go func() {
@@ -226,23 +226,23 @@ func (b *box) program(ctx context.Context, t task, spec guestapi.ProcessSpec) er
 	switch {
 	case err != nil:
 		return err
-	case feedFault(ferr) != nil:
-		return feedFault(ferr)
+	case stdinError(ferr) != nil:
+		return stdinError(ferr)
 	case exit.TimedOut:
-		return api.Errorf(api.Timeout, "step %s: it took longer than %s%s", t.title, t.limit, tail).
+		return api.Errorf(api.Timeout, "step %s: it took longer than %s%s", t.title, t.timeout, tail).
 			With("step", t.title)
 	case exit.Error != "":
-		return failed(t.title, exit.Error)
+		return stepError(t.title, exit.Error)
 	case exit.OutOfMemory:
-		return failed(t.title, "its machine has no memory left"+tail)
+		return stepError(t.title, "its machine has no memory left"+tail)
 	case exit.Code != 0:
-		return failed(t.title, fmt.Sprintf("it answered %d%s", exit.Code, tail))
+		return stepError(t.title, fmt.Sprintf("it answered %d%s", exit.Code, tail))
 	}
 	return ferr
 }
 
-// feedFault picks out of an error of feeding a program what is to blame for more than that it ended early.
-func feedFault(err error) error {
+// stdinError picks out of an error of feeding a program what is to blame for more than that it ended early.
+func stdinError(err error) error {
 	if err == nil {
 		return nil
 	}
@@ -256,8 +256,8 @@ func feedFault(err error) error {
 }
 
 // follow reads a program's output to its end.
-func (b *box) follow(ctx context.Context, t task, proc guestapi.Process) (guestapi.Exit, string, error) {
-	out := lines{say: func(text string) { b.a.journal.say(levelInfo, t.title, text) }}
+func (b *buildMachine) follow(ctx context.Context, t execOptions, proc guestapi.Process) (guestapi.Exit, string, error) {
+	out := lineSplitter{emit: func(text string) { b.a.log.append(levelInfo, t.title, text) }}
 	defer out.flush()
 	for {
 		ev, err := proc.Next(ctx)
@@ -282,25 +282,25 @@ func (b *box) follow(ctx context.Context, t task, proc guestapi.Process) (guesta
 	}
 }
 
-// take syncs the guest's disk and keeps the machine's moment as a snapshot.
-func (b *box) take(ctx context.Context, id hostapi.SnapshotID) error {
-	if err := b.program(ctx, task{title: "sync", limit: 10 * time.Minute}, guestapi.ProcessSpec{Argv: []string{agent, "sync"}, User: "root", Dir: "/"}); err != nil {
+// snapshot syncs the guest's disk and keeps the machine's moment as a snapshot.
+func (b *buildMachine) snapshot(ctx context.Context, id hostapi.SnapshotID) error {
+	if err := b.exec(ctx, execOptions{title: "sync", timeout: 10 * time.Minute}, guestapi.ProcessSpec{Argv: []string{agent, "sync"}, User: "root", Dir: "/"}); err != nil {
 		return err
 	}
 	if _, err := b.a.s.host.TakeSnapshot(ctx, b.id, id, b.a.labels()); err != nil {
 		return err
 	}
-	return b.a.did("snapshot")
+	return b.a.onStep("snapshot")
 }
 
-// lines cuts output into lines and keeps the last.
-type lines struct {
-	say  func(string)
+// lineSplitter cuts output into lines and keeps the last.
+type lineSplitter struct {
+	emit func(string)
 	part []byte
 	last []string
 }
 
-func (l *lines) add(data []byte) {
+func (l *lineSplitter) add(data []byte) {
 	for _, c := range data {
 		switch {
 		case c == '\n', len(l.part) >= maxLine:
@@ -318,20 +318,20 @@ func (l *lines) add(data []byte) {
 	}
 }
 
-func (l *lines) flush() {
+func (l *lineSplitter) flush() {
 	if len(l.part) == 0 {
 		return
 	}
 	text := strings.ToValidUTF8(string(l.part), "?")
 	l.part = l.part[:0]
-	l.say(text)
+	l.emit(text)
 	if l.last = append(l.last, text); len(l.last) > tailLines {
 		l.last = l.last[1:]
 	}
 }
 
 // tail is the end of the output as the end of a message.
-func (l *lines) tail() string {
+func (l *lineSplitter) tail() string {
 	text := strings.Join(l.last, "\n")
 	if n := len(text) - tailBytes; n > 0 {
 		text = "..." + strings.ToValidUTF8(text[n:], "")

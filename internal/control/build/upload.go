@@ -39,9 +39,9 @@ type Upload struct {
 func (s *Service) NewUpload(files bool) (*Upload, error) {
 	f, err := os.CreateTemp(s.dir("spool"), "up")
 	if err != nil {
-		return nil, api.AsError(space(err))
+		return nil, api.AsError(wrapNoSpace(err))
 	}
-	u := &Upload{f: f, sum: sha256.New(), left: s.cfg.MaxUpload, limit: s.cfg.MaxUpload}
+	u := &Upload{f: f, sum: sha256.New(), left: s.cfg.MaxUploadBytes, limit: s.cfg.MaxUploadBytes}
 	if files {
 		u.tar, u.names = tar.NewWriter(u), map[string]bool{}
 	}
@@ -57,12 +57,12 @@ func (u *Upload) Write(p []byte) (int, error) {
 	u.left -= int64(n)
 	u.sum.Write(p[:n])
 	if err != nil {
-		err = space(err)
+		err = wrapNoSpace(err)
 	}
 	return n, err
 }
 
-func space(err error) error {
+func wrapNoSpace(err error) error {
 	if errors.Is(err, syscall.ENOSPC) {
 		return api.Wrap(api.NoSpace, err, "the disk of the node is full")
 	}
@@ -81,9 +81,9 @@ func (u *Upload) AddFile(name string, r io.Reader) error {
 	if u.names[name] = true; len(u.names) > maxContextFiles {
 		return api.Errorf(api.TooLarge, "the context has more than %d files", maxContextFiles)
 	}
-	tmp, size, done, err := u.hold(io.LimitReader(r, u.left+1))
+	tmp, size, done, err := u.buffer(io.LimitReader(r, u.left+1))
 	if err != nil {
-		return space(err)
+		return wrapNoSpace(err)
 	}
 	defer done()
 	head := make([]byte, 2)
@@ -109,14 +109,14 @@ func (u *Upload) AddFile(name string, r io.Reader) error {
 // smallFile is the size in bytes up to which a file of a context is held in memory alone.
 const smallFile = 64 << 10
 
-// held is a file whose size is known.
-type held interface {
+// buffered is a file whose size is known.
+type buffered interface {
 	io.ReadSeeker
 	io.ReaderAt
 }
 
-// hold reads a file to its end: a form does not tell sizes beforehand, and a tar header must. done lets go of it.
-func (u *Upload) hold(r io.Reader) (file held, size int64, done func(), err error) {
+// buffer reads a file to its end: a form does not tell sizes beforehand, and a tar header must. done lets go of it.
+func (u *Upload) buffer(r io.Reader) (file buffered, size int64, done func(), err error) {
 	var small bytes.Buffer
 	size, err = io.CopyN(&small, r, smallFile)
 	if errors.Is(err, io.EOF) {
@@ -145,14 +145,14 @@ const maxContextFiles = 100_000
 func (u *Upload) finish() (string, error) {
 	if u.tar != nil {
 		if err := u.tar.Close(); err != nil {
-			return "", space(err)
+			return "", wrapNoSpace(err)
 		}
 		slices.Sort(u.parts)
 		u.sum = sha256.New()
 		io.WriteString(u.sum, strings.Join(u.parts, "\n"))
 	}
 	if err := u.f.Sync(); err != nil {
-		return "", space(err)
+		return "", wrapNoSpace(err)
 	}
 	return hex.EncodeToString(u.sum.Sum(nil)), nil
 }
@@ -196,7 +196,7 @@ func (s *Service) PutFiles(_ context.Context, p auth.Principal, hash string, r i
 		return err
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return api.AsError(space(err))
+		return api.AsError(wrapNoSpace(err))
 	}
 	u, err := s.NewUpload(false)
 	if err != nil {
@@ -207,7 +207,7 @@ func (s *Service) PutFiles(_ context.Context, p auth.Principal, hash string, r i
 			err = api.AsError(cerr)
 		}
 	}()
-	plain, err := unzipped(r)
+	plain, err := gunzip(r)
 	if err != nil {
 		return err
 	}
@@ -226,8 +226,8 @@ func (s *Service) PutFiles(_ context.Context, p auth.Principal, hash string, r i
 	return nil
 }
 
-// unzipped reads a stream that may be compressed by gzip.
-func unzipped(r io.Reader) (io.Reader, error) {
+// gunzip reads a stream that may be compressed by gzip.
+func gunzip(r io.Reader) (io.Reader, error) {
 	in := bufio.NewReader(r)
 	if head, _ := in.Peek(2); string(head) != "\x1f\x8b" { // a shorter stream is not
 		return in, nil

@@ -18,12 +18,12 @@ import (
 
 // Bounds of what is remembered of measurements.
 const (
-	sampleEvery = 5 * time.Second
-	sampleFor   = 2 * time.Minute  // after the last question
-	keepPoints  = 30 * time.Minute // without a question
-	maxPoints   = 360              // of one sandbox, the newest
-	maxSeries   = 500              // sandboxes, those that were asked about last
-	atOnce      = 32               // guests that are asked at the same time
+	sampleEvery   = 5 * time.Second
+	sampleFor     = 2 * time.Minute  // after the last question
+	retention     = 30 * time.Minute // without a question
+	maxPoints     = 360              // of one sandbox, the newest
+	maxSeries     = 500              // sandboxes, those that were asked about last
+	maxConcurrent = 32               // guests that are asked at the same time
 )
 
 // Sandboxes measures them; *sandbox.Service does. It wakes none and counts as no use.
@@ -33,83 +33,83 @@ type Sandboxes interface {
 
 // Point is one measurement.
 type Point struct {
-	At     time.Time
-	Inside api.Inside // CPUBusySeconds and UptimeSeconds are those of the time that the point stands for alone
+	At    time.Time
+	Guest api.GuestStats // CPUBusySeconds and UptimeSeconds are those of the time that the point stands for alone
 }
 
 // CPUPercent is how busy the guest's processors were, all of them together being 100.
 func (p Point) CPUPercent() float64 {
-	if p.Inside.UptimeSeconds <= 0 || p.Inside.CPUs <= 0 {
+	if p.Guest.UptimeSeconds <= 0 || p.Guest.CPUs <= 0 {
 		return 0
 	}
-	return 100 * p.Inside.CPUBusySeconds / p.Inside.UptimeSeconds / float64(p.Inside.CPUs)
+	return 100 * p.Guest.CPUBusySeconds / p.Guest.UptimeSeconds / float64(p.Guest.CPUs)
 }
 
-// Between is the measurement of the time between two looks into one guest; false if it lives another life since.
-func Between(at time.Time, before, now api.Inside) (Point, bool) {
+// Delta is the measurement of the time between two looks into one guest; false if it lives another life since.
+func Delta(at time.Time, before, now api.GuestStats) (Point, bool) {
 	if now.UptimeSeconds < before.UptimeSeconds {
 		return Point{}, false
 	}
 	now.CPUBusySeconds, now.UptimeSeconds = now.CPUBusySeconds-before.CPUBusySeconds, now.UptimeSeconds-before.UptimeSeconds
-	return Point{At: at, Inside: now}, true
+	return Point{At: at, Guest: now}, true
 }
 
 // History is what was measured lately. Make one with New; Run samples for it.
 type History struct {
 	sandboxes Sandboxes
 
-	mu sync.Mutex
-	of map[api.SandboxID]*series // guarded by mu
+	mu     sync.Mutex
+	series map[api.SandboxID]*series // guarded by mu
 }
 
 // series are the measurements of one sandbox.
 type series struct {
-	who      auth.Principal // asked last
-	asked    time.Time
-	last     *api.Inside // what the guest said at the last sample
-	points   []Point     // oldest first
-	resident resident
+	principal auth.Principal // asked last
+	requested time.Time
+	last      *api.GuestStats // what the guest said at the last sample
+	points    []Point         // oldest first
+	memory    memoryIntegral
 }
 
 // New makes an empty history.
 func New(sandboxes Sandboxes) *History {
-	return &History{sandboxes: sandboxes, of: map[api.SandboxID]*series{}}
+	return &History{sandboxes: sandboxes, series: map[api.SandboxID]*series{}}
 }
 
-// Asked notes a question at a time, and what was measured for it, if anything was.
-func (h *History) Asked(who auth.Principal, id api.SandboxID, now time.Time, points ...Point) {
+// Record notes a question at a time, and what was measured for it, if anything was.
+func (h *History) Record(who auth.Principal, id api.SandboxID, now time.Time, points ...Point) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	s := h.question(who, id, now)
+	s := h.touch(who, id, now)
 	for _, p := range points {
 		s.add(p)
 	}
 }
 
-// question gives the series of a sandbox that somebody asks about. h.mu is held.
-func (h *History) question(who auth.Principal, id api.SandboxID, now time.Time) *series {
-	s := h.of[id]
+// touch gives the series of a sandbox that somebody asks about. h.mu is held.
+func (h *History) touch(who auth.Principal, id api.SandboxID, now time.Time) *series {
+	s := h.series[id]
 	if s == nil {
-		h.makeRoom()
+		h.evict()
 		s = &series{}
-		h.of[id] = s
+		h.series[id] = s
 	}
-	s.who, s.asked = who, now
+	s.principal, s.requested = who, now
 	return s
 }
 
-// makeRoom forgets the sandbox that was not asked about for the longest time, if there are too many. h.mu is held.
-func (h *History) makeRoom() {
-	if len(h.of) < maxSeries {
+// evict forgets the sandbox that was not asked about for the longest time, if there are too many. h.mu is held.
+func (h *History) evict() {
+	if len(h.series) < maxSeries {
 		return
 	}
 	var oldest api.SandboxID
-	for id, s := range h.of {
-		if oldest == "" || s.asked.Before(h.of[oldest].asked) {
+	for id, s := range h.series {
+		if oldest == "" || s.requested.Before(h.series[oldest].requested) {
 			oldest = id
 		}
 	}
-	delete(h.of, oldest)
+	delete(h.series, oldest)
 }
 
 // add appends a measurement that is newer than all.
@@ -123,22 +123,22 @@ func (s *series) add(p Point) {
 	s.points = append(s.points, p)
 }
 
-// sampled adds what was measured at a time. The use of processors is that since the sample before, so the first
+// addSample adds what was measured at a time. The use of processors is that since the sample before, so the first
 // only begins.
-func (h *History) sampled(id api.SandboxID, now time.Time, u api.Usage) {
+func (h *History) addSample(id api.SandboxID, now time.Time, u api.Usage) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	s := h.of[id]
+	s := h.series[id]
 	if s == nil {
 		return
 	}
-	s.resident.add(now, u)
+	s.memory.add(now, u)
 	before := s.last
 	s.last = u.Guest
 	if u.Guest == nil || before == nil {
 		return // it does not run
 	}
-	if p, ok := Between(now, *before, *u.Guest); ok {
+	if p, ok := Delta(now, *before, *u.Guest); ok {
 		s.add(p)
 	}
 }
@@ -147,23 +147,23 @@ func (h *History) sampled(id api.SandboxID, now time.Time, u api.Usage) {
 func (h *History) Points(id api.SandboxID) []Point {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if s := h.of[id]; s != nil {
+	if s := h.series[id]; s != nil {
 		return slices.Clone(s.points)
 	}
 	return nil
 }
 
-// due gives who asked about which sandboxes lately, and forgets the points that nobody asked about for long.
-func (h *History) due(now time.Time) map[api.SandboxID]auth.Principal {
+// active gives who asked about which sandboxes lately, and forgets the points that nobody asked about for long.
+func (h *History) active(now time.Time) map[api.SandboxID]auth.Principal {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	out := map[api.SandboxID]auth.Principal{}
-	for id, s := range h.of {
-		switch idle := now.Sub(s.asked); {
-		case idle > keepPoints:
+	for id, s := range h.series {
+		switch idle := now.Sub(s.requested); {
+		case idle > retention:
 			s.points, s.last = nil, nil
 		case idle <= sampleFor:
-			out[id] = s.who
+			out[id] = s.principal
 		default:
 			s.last = nil
 		}
@@ -189,13 +189,13 @@ func (h *History) Run(ctx context.Context) error {
 func (h *History) sample(ctx context.Context) {
 	var all sync.WaitGroup
 	defer all.Wait()
-	places := make(chan struct{}, atOnce)
-	for id, who := range h.due(time.Now()) {
+	places := make(chan struct{}, maxConcurrent)
+	for id, who := range h.active(time.Now()) {
 		places <- struct{}{}
 		all.Go(func() {
 			defer func() { <-places }()
 			if u, err := h.sandboxes.Usage(ctx, who, id); err == nil { // else it ended, and is forgotten in time
-				h.sampled(id, time.Now(), u)
+				h.addSample(id, time.Now(), u)
 			}
 		})
 	}

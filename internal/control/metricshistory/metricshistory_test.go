@@ -14,18 +14,18 @@ import (
 	"github.com/pandastack/pandastack/internal/control/auth"
 )
 
-// measured are sandboxes whose guests are half busy, and counts how often they are asked.
-type measured struct {
+// fakeSandboxes are sandboxes whose guests are half busy, and counts how often they are asked.
+type fakeSandboxes struct {
 	began time.Time
 
-	mu    sync.Mutex
-	asked map[api.SandboxID]int // guarded by mu
-	rests bool                  // guarded by mu
-	hung  chan struct{}         // those called "hung" answer when it is closed
+	mu      sync.Mutex
+	asked   map[api.SandboxID]int // guarded by mu
+	stopped bool                  // guarded by mu
+	hung    chan struct{}         // those called "hung" answer when it is closed
 }
 
-// times tells how often a sandbox was asked, or all of them were.
-func (m *measured) times(id api.SandboxID) (one, all int) {
+// queries tells how often a sandbox was asked, or all of them were.
+func (m *fakeSandboxes) queries(id api.SandboxID) (one, all int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, n := range m.asked {
@@ -34,13 +34,13 @@ func (m *measured) times(id api.SandboxID) (one, all int) {
 	return m.asked[id], all
 }
 
-func (m *measured) rest(now bool) {
+func (m *fakeSandboxes) setStopped(now bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.rests = now
+	m.stopped = now
 }
 
-func (m *measured) Usage(_ context.Context, who auth.Principal, id api.SandboxID) (api.Usage, error) {
+func (m *fakeSandboxes) Usage(_ context.Context, who auth.Principal, id api.SandboxID) (api.Usage, error) {
 	if strings.HasPrefix(string(id), "hung") {
 		<-m.hung
 	}
@@ -50,19 +50,19 @@ func (m *measured) Usage(_ context.Context, who auth.Principal, id api.SandboxID
 	if who.Workspace != "ours" {
 		return api.Usage{}, api.Errorf(api.NotFound, "no sandbox for %s", who.Workspace)
 	}
-	if m.rests {
+	if m.stopped {
 		return api.Usage{}, nil
 	}
 	up := time.Since(m.began).Seconds()
 	return api.Usage{
-		Guest: &api.Inside{CPUs: 2, CPUBusySeconds: up, UptimeSeconds: up, MemTotalBytes: 100, MemAvailableBytes: 40},
+		Guest: &api.GuestStats{CPUs: 2, CPUBusySeconds: up, UptimeSeconds: up, MemTotalBytes: 100, MemAvailableBytes: 40},
 	}, nil
 }
 
 func TestHistory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
-		boxes := &measured{began: began, asked: map[api.SandboxID]int{}}
+		boxes := &fakeSandboxes{began: began, asked: map[api.SandboxID]int{}}
 		h := New(boxes)
 		between := func(from, to time.Time) []Point {
 			return slices.DeleteFunc(h.Points("one"), func(p Point) bool { return p.At.Before(from) || p.At.After(to) })
@@ -75,17 +75,17 @@ func TestHistory(t *testing.T) {
 			synctest.Wait()
 		}
 		pass(time.Minute)
-		if _, n := boxes.times(""); n != 0 {
+		if _, n := boxes.queries(""); n != 0 {
 			t.Errorf("guests that nobody asked about were asked %d times", n)
 		}
 		ours := auth.Principal{Workspace: "ours"}
-		h.Asked(ours, "one", time.Now(), Point{At: time.Now()})
-		h.Asked(auth.Principal{Workspace: "gone"}, "two", time.Now(), Point{At: time.Now()})
+		h.Record(ours, "one", time.Now(), Point{At: time.Now()})
+		h.Record(auth.Principal{Workspace: "gone"}, "two", time.Now(), Point{At: time.Now()})
 		asked := time.Now()
 		pass(time.Minute + time.Second)
 		// The first sample only begins; each after it tells of the time since the one before.
 		all := between(asked, time.Now())
-		if len(all) != 12 || all[1].CPUPercent() != 50 || all[1].Inside.MemAvailableBytes != 40 ||
+		if len(all) != 12 || all[1].CPUPercent() != 50 || all[1].Guest.MemAvailableBytes != 40 ||
 			!all[11].At.After(all[10].At) {
 			t.Fatalf("%d measurements: %+v", len(all), all)
 		}
@@ -96,21 +96,21 @@ func TestHistory(t *testing.T) {
 			t.Errorf("before the first question: %v", none)
 		}
 		// While it rests nothing is added, and what it used before says nothing of after.
-		boxes.rest(true)
+		boxes.setStopped(true)
 		pass(20 * time.Second)
-		boxes.rest(false)
+		boxes.setStopped(false)
 		pass(10 * time.Second)
 		if more := between(asked, time.Now()); len(more) != 13 || more[12].CPUPercent() != 50 {
 			t.Errorf("after a rest %d measurements, the last %+v", len(more), more[len(more)-1])
 		}
 		// Some time after the last question the guest is left alone, and later all is forgotten.
 		pass(sampleFor)
-		before, _ := boxes.times("one")
+		before, _ := boxes.queries("one")
 		pass(10 * time.Minute)
-		if now, _ := boxes.times("one"); now != before || len(between(asked, time.Now())) == 0 {
+		if now, _ := boxes.queries("one"); now != before || len(between(asked, time.Now())) == 0 {
 			t.Errorf("asked %d times, and %d before", now, before)
 		}
-		pass(keepPoints)
+		pass(retention)
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
@@ -124,20 +124,20 @@ func TestHistory(t *testing.T) {
 // TestHungGuests: guests that do not answer do not keep the others from being measured.
 func TestHungGuests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		boxes := &measured{began: time.Now(), asked: map[api.SandboxID]int{}, hung: make(chan struct{})}
+		boxes := &fakeSandboxes{began: time.Now(), asked: map[api.SandboxID]int{}, hung: make(chan struct{})}
 		h := New(boxes)
-		for i := range atOnce - 1 {
-			h.Asked(auth.Principal{Workspace: "ours"}, api.SandboxID(fmt.Sprint("hung", i)), time.Now())
+		for i := range maxConcurrent - 1 {
+			h.Record(auth.Principal{Workspace: "ours"}, api.SandboxID(fmt.Sprint("hung", i)), time.Now())
 		}
 		for i := range 10 {
-			h.Asked(auth.Principal{Workspace: "ours"}, api.SandboxID(fmt.Sprint("well", i)), time.Now())
+			h.Record(auth.Principal{Workspace: "ours"}, api.SandboxID(fmt.Sprint("well", i)), time.Now())
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- h.Run(ctx) }()
 		<-time.After(sampleEvery)
 		synctest.Wait()
-		if _, n := boxes.times(""); n != 10 {
+		if _, n := boxes.queries(""); n != 10 {
 			t.Errorf("%d guests were measured, want the 10 that answer", n)
 		}
 		close(boxes.hung)
@@ -148,10 +148,10 @@ func TestHungGuests(t *testing.T) {
 	})
 }
 
-// TestResident sums up memory over time: what is measured first holds for the time before, and another process
+// TestMemoryIntegral sums up memory over time: what is measured first holds for the time before, and another process
 // begins anew.
-func TestResident(t *testing.T) {
-	h := New(&measured{})
+func TestMemoryIntegral(t *testing.T) {
+	h := New(&fakeSandboxes{})
 	at := time.Unix(1000, 0)
 	for i, step := range []struct {
 		after, up time.Duration
@@ -167,7 +167,7 @@ func TestResident(t *testing.T) {
 		{time.Hour, time.Second, 8, 10, 10},
 	} {
 		at = at.Add(step.after)
-		got := h.Resident(
+		got := h.MemoryIntegral(
 			auth.Principal{},
 			"one",
 			at,
@@ -180,25 +180,25 @@ func TestResident(t *testing.T) {
 }
 
 func TestHistoryIsBounded(t *testing.T) {
-	h := New(&measured{})
+	h := New(&fakeSandboxes{})
 	at := time.Unix(1000, 0)
 	for i := range 2 * maxPoints {
 		now := at.Add(time.Duration(i) * time.Second)
-		h.Asked(auth.Principal{}, "long", now, Point{At: now})
+		h.Record(auth.Principal{}, "long", now, Point{At: now})
 	}
 	if got := h.Points("long"); len(got) != maxPoints || !got[0].At.Equal(at.Add(maxPoints*time.Second)) {
 		t.Errorf("%d measurements, the first of %v", len(got), got[0].At)
 	}
-	h.Asked(auth.Principal{}, "long", at, Point{At: at}) // of before is not taken
+	h.Record(auth.Principal{}, "long", at, Point{At: at}) // of before is not taken
 	for i := range maxSeries {
-		h.Asked(
+		h.Record(
 			auth.Principal{},
 			api.SandboxID(fmt.Sprint("box", i)),
 			at.Add(time.Duration(i+1)*time.Hour),
 			Point{At: at},
 		)
 	}
-	if _, there := h.of["long"]; there || len(h.of) != maxSeries {
-		t.Errorf("%d sandboxes are remembered, and the oldest question's %v", len(h.of), there)
+	if _, there := h.series["long"]; there || len(h.series) != maxSeries {
+		t.Errorf("%d sandboxes are remembered, and the oldest question's %v", len(h.series), there)
 	}
 }

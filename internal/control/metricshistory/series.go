@@ -21,13 +21,13 @@ var steps = map[string]time.Duration{"15s": 15 * time.Second, "1m": time.Minute,
 const defaultSpan = time.Hour
 
 // Worked tells what a sandbox has taken of its host since its machine started or woke. It is a question.
-func (h *History) Worked(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Worked, error) {
+func (h *History) Worked(ctx context.Context, p auth.Principal, id api.SandboxID) (api.HostUsage, error) {
 	u, err := h.sandboxes.Usage(ctx, p, id)
 	if err != nil {
-		return api.Worked{}, err
+		return api.HostUsage{}, err
 	}
-	sum := h.Resident(p, id, time.Now(), u)
-	return api.Worked{
+	sum := h.MemoryIntegral(p, id, time.Now(), u)
+	return api.HostUsage{
 		SandboxID:          id,
 		UptimeSeconds:      u.UptimeSeconds,
 		ActiveCPUSeconds:   u.HostCPUSeconds,
@@ -45,11 +45,11 @@ func (h *History) Series(ctx context.Context, p auth.Principal, id api.SandboxID
 		return api.Series{}, api.Errorf(api.Invalid, "step: %.60q is not 15s, 1m, 5m or 1h", out.Step).
 			With("field", "step")
 	}
-	from, err := moment(q, "from")
+	from, err := parseTime(q, "from")
 	if err != nil {
 		return api.Series{}, err
 	}
-	to, err := moment(q, "to")
+	to, err := parseTime(q, "to")
 	if err != nil {
 		return api.Series{}, err
 	}
@@ -67,13 +67,13 @@ func (h *History) Series(ctx context.Context, p auth.Principal, id api.SandboxID
 			With("field", "to")
 	}
 	out.From, out.To, out.StepSeconds = from.UTC(), to.UTC(), int(step/time.Second)
-	out.Points = inSteps(h.Points(id), from, to, step)
+	out.Points = downsample(h.Points(id), from, to, step)
 	out.Empty = len(out.Points) == 0
 	return out, nil
 }
 
-// moment reads a time of the query; zero if there is none.
-func moment(q url.Values, name string) (time.Time, error) {
+// parseTime reads a time of the query; zero if there is none.
+func parseTime(q url.Values, name string) (time.Time, error) {
 	text := q.Get(name)
 	if text == "" {
 		return time.Time{}, nil
@@ -82,15 +82,15 @@ func moment(q url.Values, name string) (time.Time, error) {
 		return at, nil
 	}
 	n, err := strconv.ParseInt(text, 10, 64)
-	if err != nil || n < 0 || n > latest {
+	if err != nil || n < 0 || n > maxUnixSeconds {
 		return time.Time{}, api.Errorf(api.Invalid, "%s: %.60q is neither RFC 3339 nor seconds since 1970", name, text).
 			With("field", name)
 	}
 	return time.Unix(n, 0), nil
 }
 
-// latest is the end of the year 9999, in seconds since 1970.
-const latest = 253402300799
+// maxUnixSeconds is the end of the year 9999, in seconds since 1970.
+const maxUnixSeconds = 253402300799
 
 // measure looks at a sandbox for a short while and adds that to what is known of it. One that rests adds nothing.
 func (h *History) measure(ctx context.Context, p auth.Principal, id api.SandboxID) error {
@@ -110,17 +110,17 @@ func (h *History) measure(ctx context.Context, p auth.Principal, id api.SandboxI
 			return err
 		}
 		if now.Guest != nil {
-			if point, ok := Between(time.Now(), *before.Guest, *now.Guest); ok {
+			if point, ok := Delta(time.Now(), *before.Guest, *now.Guest); ok {
 				points = append(points, point)
 			}
 		}
 	}
-	h.Asked(p, id, time.Now(), points...)
+	h.Record(p, id, time.Now(), points...)
 	return nil
 }
 
-// inSteps puts measurements of a time into steps.
-func inSteps(points []Point, from, to time.Time, step time.Duration) []api.SeriesPoint {
+// downsample puts measurements of a time into steps.
+func downsample(points []Point, from, to time.Time, step time.Duration) []api.SeriesPoint {
 	out := []api.SeriesPoint{}
 	n := 0.0 // measurements of the last step
 	for _, p := range points {
@@ -132,8 +132,8 @@ func inSteps(points []Point, from, to time.Time, step time.Duration) []api.Serie
 		}
 		last := &out[len(out)-1]
 		last.CPUPct = (last.CPUPct*n + p.CPUPercent()) / (n + 1)
-		last.MemBytes, last.DiskUsedBytes = p.Inside.MemTotalBytes-p.Inside.MemAvailableBytes, p.Inside.DiskUsedBytes
-		last.NetRxBytes, last.NetTxBytes = p.Inside.NetRxBytes, p.Inside.NetTxBytes
+		last.MemBytes, last.DiskUsedBytes = p.Guest.MemTotalBytes-p.Guest.MemAvailableBytes, p.Guest.DiskUsedBytes
+		last.NetRxBytes, last.NetTxBytes = p.Guest.NetRxBytes, p.Guest.NetTxBytes
 		n++
 	}
 	return out

@@ -17,7 +17,7 @@ import (
 )
 
 // creates counts how often the host was asked for a machine.
-func (w *world) creates() (n int) {
+func (w *fixture) creates() (n int) {
 	for _, c := range w.host.Calls() {
 		if strings.HasPrefix(c, "create ") {
 			n++
@@ -26,9 +26,9 @@ func (w *world) creates() (n int) {
 	return n
 }
 
-func TestIdempotency(t *testing.T) { checkIdempotency(t, newWorld(t)) }
+func TestIdempotency(t *testing.T) { checkIdempotency(t, newFixture(t)) }
 
-func checkIdempotency(t *testing.T, w *world) {
+func checkIdempotency(t *testing.T, w *fixture) {
 	w.t = t
 	ctx := t.Context()
 	req := api.CreateRequest{
@@ -71,7 +71,7 @@ func checkIdempotency(t *testing.T, w *world) {
 }
 
 func TestFailedCreateFreesItsKey(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.host.Fail("create", hostapi.ErrNoCapacity)
 	req := api.CreateRequest{IdempotencyKey: "k"}
 	_, err := w.Create(t.Context(), alice, req)
@@ -82,7 +82,7 @@ func TestFailedCreateFreesItsKey(t *testing.T) {
 }
 
 // gate stops the operation op until it is opened.
-func (w *world) gate(op string) (reached <-chan struct{}, open func()) {
+func (w *fixture) gate(op string) (reached <-chan struct{}, open func()) {
 	at, gate := make(chan struct{}, 100), make(chan struct{})
 	w.host.SetHook(hosttest.Hook(func(ctx context.Context, did, id string, after bool) error {
 		if did != op || after {
@@ -100,7 +100,7 @@ func (w *world) gate(op string) (reached <-chan struct{}, open func()) {
 }
 
 func TestDeleteInterruptsCreate(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	reached, open := w.gate("create")
 	defer open()
 	made := make(chan error, 1)
@@ -121,7 +121,7 @@ func TestDeleteInterruptsCreate(t *testing.T) {
 }
 
 func TestCallerLeaves(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	for _, op := range []string{"create", "fork", "takesnapshot", "hibernate"} {
 		s := w.create(alice, api.CreateRequest{})
 		reached, open := w.gate(op)
@@ -158,7 +158,7 @@ func TestCallerLeaves(t *testing.T) {
 }
 
 func TestOneWakeForMany(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	s := w.create(alice, api.CreateRequest{})
 	if _, err := w.Hibernate(t.Context(), alice, s.ID); err != nil {
 		t.Fatal(err)
@@ -184,9 +184,9 @@ func TestOneWakeForMany(t *testing.T) {
 }
 
 // TestStorm lets everything happen to a few sandboxes at once; afterwards store and host agree.
-func TestStorm(t *testing.T) { checkStorm(t, newWorld(t)) }
+func TestStorm(t *testing.T) { checkStorm(t, newFixture(t)) }
 
-func checkStorm(t *testing.T, w *world) {
+func checkStorm(t *testing.T, w *fixture) {
 	w.t = t
 	w.run()
 	ctx := t.Context()
@@ -258,9 +258,9 @@ func checkStorm(t *testing.T, w *world) {
 	w.clean()
 }
 
-func TestFollowEvents(t *testing.T) { checkFollowEvents(t, newWorld(t)) }
+func TestFollowEvents(t *testing.T) { checkFollowEvents(t, newFixture(t)) }
 
-func checkFollowEvents(t *testing.T, w *world) {
+func checkFollowEvents(t *testing.T, w *fixture) {
 	w.t = t
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
@@ -313,7 +313,7 @@ func checkFollowEvents(t *testing.T, w *world) {
 }
 
 func TestAfterDeath(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	ctx := t.Context()
 	s := w.create(alice, api.CreateRequest{Metadata: map[string]string{"a": "1", "secret.k": "v"}})
 	w.exec(alice, s.ID, "echo one; exit 3")
@@ -327,7 +327,7 @@ func TestAfterDeath(t *testing.T) {
 	}
 	defer long.Close()
 	alive, err := w.Logs(ctx, alice, s.ID)
-	if err != nil || alive.Ending != nil || len(alive.Processes) != 2 ||
+	if err != nil || alive.Tombstone != nil || len(alive.Processes) != 2 ||
 		!strings.Contains(alive.Console, "console of") {
 		t.Errorf("logs of the living %+v, %v", alive, err)
 	}
@@ -336,7 +336,7 @@ func TestAfterDeath(t *testing.T) {
 	}
 	w.restart()
 	dead, err := w.Logs(ctx, alice, s.ID)
-	if err != nil || dead.Ending == nil || dead.Console != alive.Console || len(dead.Processes) != 2 {
+	if err != nil || dead.Tombstone == nil || dead.Console != alive.Console || len(dead.Processes) != 2 {
 		t.Fatalf("logs of the dead %+v, %v", dead, err)
 	}
 	if e := dead.Processes[0]; !e.Exited || e.Code != 3 || e.Stdout != "one\n" || e.Command != "echo one; exit 3" {
@@ -345,10 +345,10 @@ func TestAfterDeath(t *testing.T) {
 	if e := dead.Processes[1]; e.Exited || e.Tag != "job" || e.Command != "sleep 1000" {
 		t.Errorf("second process %+v: it ran to the end", e)
 	}
-	if u := dead.Ending.Usage; u == nil || u.PID == 0 {
+	if u := dead.Tombstone.Usage; u == nil || u.PID == 0 {
 		t.Errorf("last usage %+v, want what it took", u)
 	}
-	if m := dead.Ending.Metadata; m["a"] != "1" || m["secret.k"] == "v" {
+	if m := dead.Tombstone.Metadata; m["a"] != "1" || m["secret.k"] == "v" {
 		t.Errorf("metadata %v", m)
 	}
 	_, err = w.Pause(ctx, alice, s.ID)

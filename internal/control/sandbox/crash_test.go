@@ -17,19 +17,19 @@ import (
 // is the operation; after checks what must hold when it was cut and the program was started again.
 type operation struct {
 	name    string
-	prepare func(w *world) api.SandboxID
-	do      func(w *world, ctx context.Context, id api.SandboxID) error
+	prepare func(w *fixture) api.SandboxID
+	do      func(w *fixture, ctx context.Context, id api.SandboxID) error
 	// lasting sandboxes are there whatever happens; made may be there or not.
 	state map[api.Status]bool // that the sandbox may be in afterwards
 }
 
-func started(w *world) api.SandboxID {
+func startedSandbox(w *fixture) api.SandboxID {
 	return w.create(alice, api.CreateRequest{Persistent: true, Metadata: map[string]string{"lasting": "1"}}).ID
 }
 
-func asleep(w *world) api.SandboxID {
+func hibernatedSandbox(w *fixture) api.SandboxID {
 	w.t.Helper()
-	id := started(w)
+	id := startedSandbox(w)
 	if _, err := w.Hibernate(w.t.Context(), alice, id); err != nil {
 		w.t.Fatal(err)
 	}
@@ -37,59 +37,59 @@ func asleep(w *world) api.SandboxID {
 }
 
 var operations = []operation{
-	{"create", func(*world) api.SandboxID { return "" }, func(w *world, ctx context.Context, _ api.SandboxID) error {
+	{"create", func(*fixture) api.SandboxID { return "" }, func(w *fixture, ctx context.Context, _ api.SandboxID) error {
 		_, err := w.Create(ctx, alice, api.CreateRequest{Persistent: true})
 		return err
 	}, nil},
 	{
 		"create-with-key",
-		func(*world) api.SandboxID { return "" },
-		func(w *world, ctx context.Context, _ api.SandboxID) error {
+		func(*fixture) api.SandboxID { return "" },
+		func(w *fixture, ctx context.Context, _ api.SandboxID) error {
 			_, err := w.Create(ctx, alice, api.CreateRequest{IdempotencyKey: "k"})
 			return err
 		},
 		nil,
 	},
-	{"pause", started, func(w *world, ctx context.Context, id api.SandboxID) error {
+	{"pause", startedSandbox, func(w *fixture, ctx context.Context, id api.SandboxID) error {
 		_, err := w.Pause(ctx, alice, id)
 		return err
 	}, map[api.Status]bool{api.Running: true, api.Paused: true}},
-	{"hibernate", started, func(w *world, ctx context.Context, id api.SandboxID) error {
+	{"hibernate", startedSandbox, func(w *fixture, ctx context.Context, id api.SandboxID) error {
 		_, err := w.Hibernate(ctx, alice, id)
 		return err
 	}, map[api.Status]bool{api.Running: true, api.Hibernated: true}},
-	{"wake", asleep, func(w *world, ctx context.Context, id api.SandboxID) error {
+	{"wake", hibernatedSandbox, func(w *fixture, ctx context.Context, id api.SandboxID) error {
 		_, err := w.Wake(ctx, alice, id)
 		return err
 	}, map[api.Status]bool{api.Running: true, api.Hibernated: true}},
-	{"fork", started, func(w *world, ctx context.Context, id api.SandboxID) error {
+	{"fork", startedSandbox, func(w *fixture, ctx context.Context, id api.SandboxID) error {
 		_, err := w.ForkTree(ctx, alice, id, api.ForkTreeRequest{Count: 3})
 		return err
 	}, map[api.Status]bool{api.Running: true}},
-	{"snapshot", started, func(w *world, ctx context.Context, id api.SandboxID) error {
+	{"snapshot", startedSandbox, func(w *fixture, ctx context.Context, id api.SandboxID) error {
 		_, err := w.TakeSnapshot(ctx, alice, id, api.SnapshotRequest{})
 		return err
 	}, map[api.Status]bool{api.Running: true}},
-	{"keep", started, func(w *world, ctx context.Context, id api.SandboxID) error {
+	{"keep", startedSandbox, func(w *fixture, ctx context.Context, id api.SandboxID) error {
 		_, err := w.SetLifecycle(ctx, alice, id, api.LifecyclePatch{Persistent: p(false)})
 		return err
 	}, map[api.Status]bool{api.Running: true}},
-	{"stop", started, func(w *world, ctx context.Context, id api.SandboxID) error {
+	{"stop", startedSandbox, func(w *fixture, ctx context.Context, id api.SandboxID) error {
 		_, err := w.Stop(ctx, alice, id)
 		return err
 	}, map[api.Status]bool{api.Running: true, api.Hibernated: true}},
-	{"network", started, func(w *world, ctx context.Context, id api.SandboxID) error {
+	{"network", startedSandbox, func(w *fixture, ctx context.Context, id api.SandboxID) error {
 		_, err := w.SetNetwork(ctx, alice, id, api.Network{AllowOut: []string{"a.example"}, DenyOthers: true})
 		return err
 	}, map[api.Status]bool{api.Running: true}},
-	{"delete", started, func(w *world, ctx context.Context, id api.SandboxID) error {
+	{"delete", startedSandbox, func(w *fixture, ctx context.Context, id api.SandboxID) error {
 		return w.Delete(ctx, alice, id)
 	}, map[api.Status]bool{api.Running: true, api.Deleted: true}},
 }
 
-// cutter lets steps of host and store fail: the step with number at, counted from 0, and with dead all
+// faultInjector lets steps of host and store fail: the step with number at, counted from 0, and with dead all
 // steps after it, as if the program were gone.
-type cutter struct {
+type faultInjector struct {
 	at, n int
 	dead  bool
 	hit   bool
@@ -97,7 +97,7 @@ type cutter struct {
 
 var errCut = errors.New("cut here")
 
-func (c *cutter) step() error {
+func (c *faultInjector) step() error {
 	n := c.n
 	c.n++
 	if n == c.at || c.dead && n > c.at {
@@ -107,7 +107,7 @@ func (c *cutter) step() error {
 	return nil
 }
 
-func (c *cutter) install(w *world) {
+func (c *faultInjector) install(w *fixture) {
 	quiet := map[string]bool{"capacity": true, "console": true, "usage": true, "templates": true}
 	w.host.SetHook(hosttest.Hook(func(ctx context.Context, op, id string, after bool) error {
 		if quiet[op] {
@@ -118,24 +118,24 @@ func (c *cutter) install(w *world) {
 	w.fault = func(op string, committed bool) error { return c.step() }
 }
 
-func (c *cutter) remove(w *world) {
+func (c *faultInjector) remove(w *fixture) {
 	w.host.SetHook(nil)
 	w.fault = nil
 }
 
-// TestCutAtEveryStep fails or kills every operation at every step: before and after each call of the host
+// TestFailureAtEveryStep fails or kills every operation at every step: before and after each call of the host
 // and each commit. Afterwards the program starts again and compares; then every machine must have its
 // row and every row its machine in the same state, no snapshot may be nobody's, and what was there before
 // must be there.
-func TestCutAtEveryStep(t *testing.T) {
+func TestFailureAtEveryStep(t *testing.T) {
 	for _, op := range operations {
 		for _, dead := range []bool{false, true} {
 			t.Run(
 				fmt.Sprintf("%s-%v", op.name, map[bool]string{true: "killed", false: "failed"}[dead]),
 				func(t *testing.T) {
 					for at := 0; ; at++ {
-						c := &cutter{at: at, dead: dead}
-						cutOnce(t, op, c)
+						c := &faultInjector{at: at, dead: dead}
+						failOnce(t, op, c)
 						if !c.hit {
 							if at < 3 {
 								t.Errorf("only %d steps were cut: the test sees nothing", at)
@@ -150,8 +150,8 @@ func TestCutAtEveryStep(t *testing.T) {
 	}
 }
 
-func cutOnce(t *testing.T, op operation, c *cutter) {
-	w := newWorld(t, func(cfg *sandbox.Config) { cfg.OrphanGrace = 0 })
+func failOnce(t *testing.T, op operation, c *faultInjector) {
+	w := newFixture(t, func(cfg *sandbox.Config) { cfg.OrphanGrace = 0 })
 	ctx := t.Context()
 	id := op.prepare(w)
 	c.install(w)
@@ -185,8 +185,8 @@ func cutOnce(t *testing.T, op operation, c *cutter) {
 	}
 	w.snapshotsMatch(c.at)
 	for _, m := range w.host.Machines() {
-		if r, err := w.db.Read().Sandbox(ctx, string(m.ID)); err == nil && r.Persistent != m.Keep {
-			t.Errorf("cut at %d: persistent %v, the host keeps it %v", c.at, r.Persistent, m.Keep)
+		if r, err := w.db.Read().Sandbox(ctx, string(m.ID)); err == nil && r.Persistent != m.Persistent {
+			t.Errorf("cut at %d: persistent %v, the host keeps it %v", c.at, r.Persistent, m.Persistent)
 		}
 	}
 	w.networksMatch()
@@ -209,7 +209,7 @@ func cutOnce(t *testing.T, op operation, c *cutter) {
 }
 
 // snapshotsMatch checks that registry and host have the same snapshots.
-func (w *world) snapshotsMatch(at int) {
+func (w *fixture) snapshotsMatch(at int) {
 	w.t.Helper()
 	page, err := w.Snapshots(w.t.Context(), alice, api.SnapshotFilter{})
 	if err != nil {
@@ -227,8 +227,8 @@ func (w *world) snapshotsMatch(at int) {
 // TestKeyAfterCrash: a create with a key that was cut anywhere answers one sandbox when it is asked again.
 func TestKeyAfterCrash(t *testing.T) {
 	for at := 0; ; at++ {
-		w := newWorld(t)
-		c := &cutter{at: at, dead: true}
+		w := newFixture(t)
+		c := &faultInjector{at: at, dead: true}
 		c.install(w)
 		req := api.CreateRequest{IdempotencyKey: "k", Metadata: map[string]string{"a": "1"}}
 		_, _ = w.Create(t.Context(), alice, req) // it may be cut
@@ -250,7 +250,7 @@ func TestKeyAfterCrash(t *testing.T) {
 }
 
 func TestHostLosesMachines(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	ctx := t.Context()
 	lost, crashed := w.create(alice, api.CreateRequest{Persistent: true}), w.create(alice, api.CreateRequest{})
 	kept := w.create(alice, api.CreateRequest{Persistent: true})
@@ -282,9 +282,9 @@ func TestHostLosesMachines(t *testing.T) {
 }
 
 // ended waits for the tombstone of a sandbox to tell a reason.
-func (w *world) ended(id api.SandboxID, want sandbox.Reason) sandbox.Ending {
+func (w *fixture) ended(id api.SandboxID, want sandbox.Reason) sandbox.Tombstone {
 	w.t.Helper()
-	var end sandbox.Ending
+	var end sandbox.Tombstone
 	w.until("it ended by "+string(want), func() bool {
 		var err error
 		end, err = w.Explain(w.t.Context(), alice, id)
@@ -294,9 +294,9 @@ func (w *world) ended(id api.SandboxID, want sandbox.Reason) sandbox.Ending {
 }
 
 func TestDeathIsNoticed(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.run()
-	w.until("the service follows the host", func() bool { return w.host.Followers() == 1 })
+	w.until("the service follows the host", func() bool { return w.host.Subscribers() == 1 })
 	s := w.create(alice, api.CreateRequest{})
 	w.exec(alice, s.ID, "echo out; echo err >&2; exit 3")
 	w.host.Kill(hostapi.MachineID(s.ID), "killed by signal 9")
@@ -311,11 +311,11 @@ func TestDeathIsNoticed(t *testing.T) {
 	}
 }
 
-// TestDeathIsToldLate: a death is found out by a caller before the host tells why.
-func TestDeathIsToldLate(t *testing.T) {
-	w := newWorld(t)
+// TestLateDeathEventAmendsTombstone: a death is found out by a caller before the host tells why.
+func TestLateDeathEventAmendsTombstone(t *testing.T) {
+	w := newFixture(t)
 	w.run()
-	w.until("the service follows the host", func() bool { return w.host.Followers() == 1 })
+	w.until("the service follows the host", func() bool { return w.host.Subscribers() == 1 })
 	s := w.create(alice, api.CreateRequest{})
 	w.host.Lose(hostapi.MachineID(s.ID))
 	_, err := w.Guest(t.Context(), alice, s.ID)
@@ -330,20 +330,20 @@ func TestDeathIsToldLate(t *testing.T) {
 			Console:     []byte("last words"),
 		},
 	)
-	if end := w.ended(s.ID, sandbox.EndedMemory); !strings.Contains(end.Message, "limit reached") ||
+	if end := w.ended(s.ID, sandbox.EndedOutOfMemory); !strings.Contains(end.Message, "limit reached") ||
 		end.Console != "last words" {
 		t.Errorf("ended as %+v", end)
 	}
 }
 
 func TestOrphans(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	ctx := t.Context()
 	labels := map[string]string{"workspace": "alice", "store": w.db.ID()}
 	foreign := map[string]string{"workspace": "alice", "store": "another"}
 	for _, m := range []hostapi.Create{
-		{ID: "mine", Template: "base", Keep: true, Labels: labels}, {ID: "bare", Template: "base"},
-		{ID: "foreign", Template: "base", Labels: foreign}, {ID: "foreignkept", Template: "base", Keep: true, Labels: foreign},
+		{ID: "mine", Template: "base", Persistent: true, Labels: labels}, {ID: "bare", Template: "base"},
+		{ID: "foreign", Template: "base", Labels: foreign}, {ID: "foreignkept", Template: "base", Persistent: true, Labels: foreign},
 	} {
 		if _, err := w.host.Create(ctx, m); err != nil {
 			t.Fatal(err)
@@ -367,7 +367,7 @@ func TestOrphans(t *testing.T) {
 }
 
 func TestNewOrphansAreLeftAlone(t *testing.T) {
-	w := newWorld(t, func(c *sandbox.Config) { c.OrphanGrace = sandbox.Defaults().OrphanGrace })
+	w := newFixture(t, func(c *sandbox.Config) { c.OrphanGrace = sandbox.Defaults().OrphanGrace })
 	if _, err := w.host.Create(t.Context(), hostapi.Create{ID: "new", Template: "base"}); err != nil {
 		t.Fatal(err)
 	}
@@ -379,8 +379,8 @@ func TestNewOrphansAreLeftAlone(t *testing.T) {
 	}
 }
 
-func TestHostActsByItself(t *testing.T) {
-	w := newWorld(t)
+func TestStateFollowsTheHost(t *testing.T) {
+	w := newFixture(t)
 	ctx := t.Context()
 	s := w.create(alice, api.CreateRequest{Persistent: true})
 	id := hostapi.MachineID(s.ID)

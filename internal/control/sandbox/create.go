@@ -20,7 +20,7 @@ func machineID(r *store.Sandbox) hostapi.MachineID { return hostapi.MachineID(r.
 // Create makes a sandbox and answers when it runs. With an idempotency key the same request answers the
 // same sandbox, also one that ended since; another request under the key is a conflict.
 func (s *Service) Create(ctx context.Context, p auth.Principal, req api.CreateRequest) (_ api.Sandbox, err error) {
-	defer s.watch("create", time.Now(), &err)
+	defer s.finishVerb("create", time.Now(), &err)
 	if p.Workspace == "" {
 		return api.Sandbox{}, api.Errorf(api.Unauthenticated, "the caller has no workspace")
 	}
@@ -30,13 +30,13 @@ func (s *Service) Create(ctx context.Context, p auth.Principal, req api.CreateRe
 	if req.IdempotencyKey == "" {
 		return s.createNew(ctx, p, req, "")
 	}
-	hash, err := fingerprint(req)
+	hash, err := requestHash(req)
 	if err != nil {
 		return api.Sandbox{}, err
 	}
 	// One call per key at a time, the ones behind it find what it made. Other processes on the same
 	// store find its row.
-	_, release, err := s.locks.take(ctx, "request/"+string(p.Workspace)+"/"+req.IdempotencyKey)
+	_, release, err := s.locks.acquire(ctx, "request/"+string(p.Workspace)+"/"+req.IdempotencyKey)
 	if err != nil {
 		return api.Sandbox{}, err
 	}
@@ -44,7 +44,7 @@ func (s *Service) Create(ctx context.Context, p auth.Principal, req api.CreateRe
 	for {
 		known, err := s.db.Read().Idempotency(ctx, string(p.Workspace), req.IdempotencyKey)
 		if err == nil {
-			return s.again(ctx, p, known, hash)
+			return s.replayCreate(ctx, p, known, hash)
 		}
 		if !errors.Is(err, store.ErrNotFound) {
 			return api.Sandbox{}, err
@@ -59,8 +59,8 @@ func (s *Service) Create(ctx context.Context, p auth.Principal, req api.CreateRe
 // errKeyTaken says that another process took the idempotency key first.
 var errKeyTaken = errors.New("idempotency key taken")
 
-// fingerprint tells one request from another.
-func fingerprint(req api.CreateRequest) (string, error) {
+// requestHash tells one request from another.
+func requestHash(req api.CreateRequest) (string, error) {
 	data, err := json.Marshal(req)
 	if err != nil {
 		return "", err
@@ -69,8 +69,8 @@ func fingerprint(req api.CreateRequest) (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// again answers what a key stands for.
-func (s *Service) again(
+// replayCreate answers what a key stands for.
+func (s *Service) replayCreate(
 	ctx context.Context,
 	p auth.Principal,
 	known store.Idempotency,
@@ -84,7 +84,7 @@ func (s *Service) again(
 		r, err := s.db.Read().Sandbox(ctx, known.Sandbox)
 		switch {
 		case errors.Is(err, store.ErrNotFound):
-			return s.former(ctx, known.Sandbox)
+			return s.endedSandbox(ctx, known.Sandbox)
 		case err != nil:
 			return api.Sandbox{}, err
 		case api.Status(r.State) != api.Creating:
@@ -98,8 +98,8 @@ func (s *Service) again(
 	}
 }
 
-// former gives a sandbox that ended, as far as it is remembered.
-func (s *Service) former(ctx context.Context, id string) (api.Sandbox, error) {
+// endedSandbox gives a sandbox that ended, as far as it is remembered.
+func (s *Service) endedSandbox(ctx context.Context, id string) (api.Sandbox, error) {
 	t, err := s.db.Read().Tombstone(ctx, id)
 	if errors.Is(err, store.ErrNotFound) {
 		return api.Sandbox{}, api.Errorf(
@@ -116,7 +116,7 @@ func (s *Service) former(ctx context.Context, id string) (api.Sandbox, error) {
 		ID:        api.SandboxID(t.Sandbox),
 		Template:  t.Template,
 		Status:    api.Deleted,
-		Metadata:  shown(t.Metadata),
+		Metadata:  visibleMetadata(t.Metadata),
 		Workspace: api.Workspace(t.Workspace),
 		CreatedAt: store.Time(t.Created),
 		EndedAt:   &at,
@@ -134,13 +134,13 @@ func (s *Service) createNew(
 	if err != nil {
 		return api.Sandbox{}, err
 	}
-	ctx, release, err := s.locks.take(ctx, r.ID)
+	ctx, release, err := s.locks.acquire(ctx, r.ID)
 	if err != nil {
 		return api.Sandbox{}, err
 	}
 	defer release()
 	err = s.db.Write(ctx, "create begin", func(ctx context.Context, tx *store.Tx) error {
-		if err := s.admit(ctx, tx, p, 1); err != nil {
+		if err := s.checkQuota(ctx, tx, p, 1); err != nil {
 			return err
 		}
 		if hash != "" {
@@ -160,23 +160,23 @@ func (s *Service) createNew(
 		if err := tx.InsertSandbox(ctx, &r); err != nil {
 			return err
 		}
-		return s.append(
+		return s.appendEvents(
 			ctx,
 			tx,
 			&r,
-			occurrence{api.EventCreated, map[string]any{"template": r.Template, "from_snapshot": r.Snapshot}},
+			newEvent{api.EventCreated, map[string]any{"template": r.Template, "from_snapshot": r.Snapshot}},
 		)
 	})
 	if err != nil {
 		return api.Sandbox{}, err
 	}
-	s.learn(ctx)
+	s.refreshCapacity(ctx)
 	m, err := s.host.Create(ctx, ask)
 	if err != nil {
-		return api.Sandbox{}, s.never(ctx, &r, s.createError(ctx, err, &r))
+		return api.Sandbox{}, s.abortCreate(ctx, &r, s.createError(ctx, err, &r))
 	}
-	if err := s.runs(ctx, &r, m); err != nil {
-		return api.Sandbox{}, s.never(ctx, &r, err)
+	if err := s.markRunning(ctx, &r, m); err != nil {
+		return api.Sandbox{}, s.abortCreate(ctx, &r, err)
 	}
 	return s.view(&r), nil
 }
@@ -192,30 +192,30 @@ func (s *Service) createError(ctx context.Context, err error, r *store.Sandbox) 
 	return hostError(err, "create", r.ID)
 }
 
-// runs writes that a new machine runs.
-func (s *Service) runs(ctx context.Context, r *store.Sandbox, m hostapi.Machine) error {
-	fill(r, m)
-	s.used.Touch(r.ID)
-	ctx, cancel := firm(ctx)
+// markRunning writes that a new machine runs.
+func (s *Service) markRunning(ctx context.Context, r *store.Sandbox, m hostapi.Machine) error {
+	applyMachine(r, m)
+	s.activity.Touch(r.ID)
+	ctx, cancel := detached(ctx)
 	defer cancel()
-	return s.become(ctx, "create end", r, api.Running, occurrence{api.EventRunning,
+	return s.setState(ctx, "create end", r, api.Running, newEvent{api.EventRunning,
 		map[string]any{"boot_mode": r.BootMode, "boot_ms": r.Boot / 1000}})
 }
 
-// never takes back a sandbox that could not be made and answers why. What cannot be taken back now is
+// abortCreate takes back a sandbox that could not be made and answers why. What cannot be taken back now is
 // taken back by the comparison with the host.
-func (s *Service) never(ctx context.Context, r *store.Sandbox, why error) error {
-	ctx, cancel := firm(ctx)
+func (s *Service) abortCreate(ctx context.Context, r *store.Sandbox, why error) error {
+	ctx, cancel := detached(ctx)
 	defer cancel()
-	r.EndReason, r.EndBy = string(EndedNeverBegan), ""
-	if err := s.finish(ctx, r, "it could not be created: "+api.AsError(why).Message, nil); err != nil {
+	r.EndReason, r.EndBy = string(EndedCreateFailed), ""
+	if err := s.finishDelete(ctx, r, "it could not be created: "+api.AsError(why).Message, nil); err != nil {
 		s.log.Warn("taking back a create failed; it is tried again", "sandbox", r.ID, "err", err)
 	}
 	return why
 }
 
-// admit refuses more sandboxes than a workspace may have.
-func (s *Service) admit(ctx context.Context, tx *store.Tx, p auth.Principal, more int) error {
+// checkQuota refuses more sandboxes than a workspace may have.
+func (s *Service) checkQuota(ctx context.Context, tx *store.Tx, p auth.Principal, more int) error {
 	limit := s.cfg.MaxSandboxes
 	w, err := tx.Workspace(ctx, string(p.Workspace))
 	if err == nil && w.MaxSandboxes > 0 {
@@ -250,13 +250,13 @@ func (s *Service) plan(
 		Phases: "[]", Metadata: req.Metadata, Persistent: req.Persistent,
 		TTLSeconds: int64(
 			s.cfg.DefaultTTL / time.Second,
-		), Ends: ends(req.TimeoutSeconds), OnEnd: string(cmp.Or(req.OnTimeout, api.TimeoutDelete)),
+		), Ends: endsAt(req.TimeoutSeconds), OnEnd: string(cmp.Or(req.OnTimeout, api.TimeoutDelete)),
 		Created: now, Changed: now, Active: now, Idempotency: req.IdempotencyKey, Env: req.Env,
 	}
 	if req.TTLSeconds != nil {
 		r.TTLSeconds = *req.TTLSeconds
 	}
-	err := errors.Join(setNetwork(&r, req.Policy()), setSurroundings(&r, req.Surroundings))
+	err := errors.Join(setNetwork(&r, req.NetworkPolicy()), setInjected(&r, req.Injected))
 	if err != nil {
 		return r, hostapi.Create{}, err
 	}
@@ -268,7 +268,7 @@ func (s *Service) plan(
 		host, limits, err = s.planTemplate(ctx, p, req, &r)
 	}
 	if err == nil {
-		err = s.limit(ctx, &r, req.Limits, limits)
+		err = s.applyLimits(ctx, &r, req.Limits, limits)
 	}
 	if err != nil {
 		return r, hostapi.Create{}, err
@@ -279,22 +279,22 @@ func (s *Service) plan(
 	if req.Workdir != "" {
 		r.Workdir = req.Workdir
 	}
-	r.DiskMiB = req.Disk()
+	r.DiskMiB = req.MinDiskMiB()
 	more := 0
 	if req.MemoryMB > r.MemoryMiB {
 		more = req.MemoryMB // the host knows whether it can
 	}
 	ask := hostapi.Create{
-		ID:        machineID(&r),
-		MemoryMiB: more,
-		DiskMiB:   req.Disk(),
-		Hostname:  r.ID,
-		Env:       environment(&r),
-		Files:     files(&r),
-		Keep:      r.Persistent,
-		Egress:    policyOf(&r),
-		Limits:    limitsOf(r.Limits),
-		Labels:    s.labels(r.Workspace, r.Surroundings),
+		ID:         machineID(&r),
+		MemoryMiB:  more,
+		DiskMiB:    req.MinDiskMiB(),
+		Hostname:   r.ID,
+		Env:        environment(&r),
+		Files:      injectedFiles(&r),
+		Persistent: r.Persistent,
+		Egress:     policyOf(&r),
+		Limits:     limitsOf(r.Limits),
+		Labels:     s.hostLabels(r.Workspace, r.Injected),
 	}
 	if r.Snapshot != "" {
 		ask.Snapshot = hostapi.SnapshotID(r.Snapshot)
@@ -330,7 +330,7 @@ func (s *Service) planTemplate(
 	}
 	r.Template, r.User, r.Workdir = t.Name, t.User, t.Workdir
 	r.VCPUs, r.MemoryMiB = t.CPU, t.MemoryMB
-	r.Env = merge(t.Env, r.Env)
+	r.Env = mergeMaps(t.Env, r.Env)
 	var limits hostapi.Limits
 	if t.Limits != nil {
 		limits = hostapi.Limits(*t.Limits)
@@ -356,9 +356,9 @@ func (s *Service) planSnapshot(
 	}
 	r.Snapshot, r.Template, r.User, r.Workdir = snap.ID, snap.Template, snap.User, snap.Workdir
 	r.VCPUs, r.MemoryMiB = snap.VCPUs, snap.MemoryMiB
-	r.Env = merge(snap.Env, req.Env)
-	if req.Surroundings == nil {
-		r.Surroundings = snap.Surroundings
+	r.Env = mergeMaps(snap.Env, req.Env)
+	if req.Injected == nil {
+		r.Injected = snap.Injected
 	}
 	return limitsOf(snap.Limits), nil
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
-// keptDisks gives a machine's data disks as its sandbox's row keeps them: in the words of users.
-func keptDisks(all []hostapi.DataDisk) string {
+// encodeDisks gives a machine's data disks as its sandbox's row keeps them: in the words of users.
+func encodeDisks(all []hostapi.DataDisk) string {
 	if len(all) == 0 {
 		return ""
 	}
@@ -24,8 +24,8 @@ func keptDisks(all []hostapi.DataDisk) string {
 	return string(data)
 }
 
-// shownDisks gives a row's data disks as users see them.
-func shownDisks(r *store.Sandbox) []api.DataDisk {
+// viewDisks gives a row's data disks as users see them.
+func viewDisks(r *store.Sandbox) []api.DataDisk {
 	if r.DataDisks == "" {
 		return nil
 	}

@@ -11,7 +11,7 @@ import (
 // TestDataDisksAreShown: whatever a sandbox comes from, it shows the disks that it has beside the root disk, also
 // to a process that did not make it.
 func TestDataDisksAreShown(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.host.AddTemplate(
 		hostapi.Template{Name: "data", VCPUs: 1, MemoryMiB: 256, DiskMiB: 1024, Baked: true, User: "user", Workdir: "/",
 			Disks: []hostapi.DataDisk{

@@ -13,26 +13,26 @@ import (
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
-// unknown is the answer for what is not there and for what is another workspace's.
-func unknown(id api.SandboxID) error {
+// notFound is the answer for what is not there and for what is another workspace's.
+func notFound(id api.SandboxID) error {
 	return api.Errorf(api.NotFound, "sandbox %s not found: list yours at /v1/sandboxes", id)
 }
 
-func unknownSnapshot(id api.SnapshotID) error {
+func snapshotNotFound(id api.SnapshotID) error {
 	return api.Errorf(api.NotFound, "snapshot %s not found: list yours at /v1/snapshots", id)
 }
 
-// gone explains a sandbox that has no row: when and why it ended, how its processes did, and what it took last, if
+// endedError explains a sandbox that has no row: when and why it ended, how its processes did, and what it took last, if
 // that is remembered.
-func (s *Service) gone(ctx context.Context, p auth.Principal, id api.SandboxID) error {
+func (s *Service) endedError(ctx context.Context, p auth.Principal, id api.SandboxID) error {
 	t, err := s.db.Read().Tombstone(ctx, string(id))
 	switch {
 	case errors.Is(err, store.ErrNotFound):
-		return unknown(id)
+		return notFound(id)
 	case err != nil:
 		return err
 	case t.Workspace != string(p.Workspace):
-		return unknown(id)
+		return notFound(id)
 	}
 	at := store.Time(t.Ended)
 	e := api.Errorf(api.NotFound, "sandbox %s not found: it ended at %s: %s", id, at.Format(time.RFC3339), t.Message)
@@ -40,7 +40,7 @@ func (s *Service) gone(ctx context.Context, p auth.Principal, id api.SandboxID) 
 		With("reason", t.Reason).
 		With("by", t.By).
 		With("message", t.Message)
-	end, err := ending(&t)
+	end, err := viewTombstone(&t)
 	if err != nil {
 		return err
 	}

@@ -18,8 +18,8 @@ type hub struct {
 	m  map[string]map[chan struct{}]bool
 }
 
-// follow answers a channel that holds a token when there is news, and the end of it.
-func (h *hub) follow(id string) (<-chan struct{}, func()) {
+// subscribe answers a channel that holds a token when there is news, and the end of it.
+func (h *hub) subscribe(id string) (<-chan struct{}, func()) {
 	ch := make(chan struct{}, 1)
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -40,8 +40,8 @@ func (h *hub) follow(id string) (<-chan struct{}, func()) {
 	}
 }
 
-// tell wakes the followers of a sandbox.
-func (h *hub) tell(id string) {
+// notify wakes the followers of a sandbox.
+func (h *hub) notify(id string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for ch := range h.m[id] {
@@ -67,7 +67,7 @@ func (s *Service) visible(ctx context.Context, p auth.Principal, id api.SandboxI
 
 // Events lists what happened to a sandbox, alive or after its end, oldest first.
 func (s *Service) Events(ctx context.Context, p auth.Principal, id api.SandboxID, q EventQuery) (_ []Event, err error) {
-	defer s.watch("events", time.Now(), &err)
+	defer s.finishVerb("events", time.Now(), &err)
 	if _, err := s.visible(ctx, p, id); err != nil {
 		return nil, err
 	}
@@ -102,7 +102,7 @@ func (s *Service) FollowEvents(
 	q EventQuery,
 	yield func(Event) error,
 ) (err error) {
-	news, leave := s.news.follow(string(id))
+	news, leave := s.changes.subscribe(string(id))
 	defer leave()
 	var poll <-chan time.Time
 	if s.db.Shared() {
@@ -142,12 +142,12 @@ func (s *Service) FollowEvents(
 // Ports lists declared ports and, while it runs, those that programs listen on. It wakes nothing and
 // does not count as use.
 func (s *Service) Ports(ctx context.Context, p auth.Principal, id api.SandboxID) (_ []api.Port, err error) {
-	defer s.watch("ports", time.Now(), &err)
+	defer s.finishVerb("ports", time.Now(), &err)
 	r, err := s.row(ctx, p, id)
 	if err != nil {
 		return nil, err
 	}
-	return s.ports(ctx, &r)
+	return s.viewPorts(ctx, &r)
 }
 
 func proxyURL(id string, port int) string {
@@ -161,7 +161,7 @@ func (s *Service) DeclarePort(
 	id api.SandboxID,
 	req api.PortRequest,
 ) (_ api.Port, err error) {
-	defer s.watch("declare port", time.Now(), &err)
+	defer s.finishVerb("declare port", time.Now(), &err)
 	if err := req.Validate(); err != nil {
 		return api.Port{}, err
 	}
@@ -184,12 +184,12 @@ func (s *Service) DeclarePort(
 		return tx.PutPort(ctx, row)
 	})
 	if errors.Is(err, store.ErrNotFound) {
-		return api.Port{}, s.gone(ctx, p, id)
+		return api.Port{}, s.endedError(ctx, p, id)
 	}
 	if err != nil {
 		return api.Port{}, err
 	}
-	all, err := s.ports(ctx, &r)
+	all, err := s.viewPorts(ctx, &r)
 	if err != nil {
 		return api.Port{}, err
 	}
@@ -198,7 +198,7 @@ func (s *Service) DeclarePort(
 			return port, nil
 		}
 	}
-	return api.Port{}, s.gone(ctx, p, id)
+	return api.Port{}, s.endedError(ctx, p, id)
 }
 
 // maxPorts bounds what may be declared per sandbox.
@@ -206,7 +206,7 @@ const maxPorts = 256
 
 // RemovePort takes a declaration back; one that is not there is not_found.
 func (s *Service) RemovePort(ctx context.Context, p auth.Principal, id api.SandboxID, port int) (err error) {
-	defer s.watch("remove port", time.Now(), &err)
+	defer s.finishVerb("remove port", time.Now(), &err)
 	if _, err := s.row(ctx, p, id); err != nil {
 		return err
 	}

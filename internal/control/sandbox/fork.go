@@ -15,8 +15,8 @@ import (
 // treeKey is the metadata key under which a child carries the id of its fork tree.
 const treeKey = "fork_tree_id"
 
-// offspring is what both kinds of fork ask for.
-type offspring struct {
+// forkPlan is what both kinds of fork ask for.
+type forkPlan struct {
 	count      int
 	tree       api.TreeID
 	metadata   map[string]string
@@ -25,8 +25,8 @@ type offspring struct {
 	ttl        *int64
 }
 
-// family is what became of a fork.
-type family struct {
+// forkOutcome is what became of a fork.
+type forkOutcome struct {
 	children []api.Sandbox
 	errs     []api.ForkError
 	at       time.Time
@@ -40,16 +40,16 @@ func (s *Service) Fork(
 	p auth.Principal,
 	id api.SandboxID,
 	req api.ForkRequest,
-) (_ api.ForkAnswer, err error) {
-	defer s.watch("fork", time.Now(), &err)
+) (_ api.ForkResponse, err error) {
+	defer s.finishVerb("fork", time.Now(), &err)
 	if err := req.Validate(); err != nil {
-		return api.ForkAnswer{}, err
+		return api.ForkResponse{}, err
 	}
-	f, err := s.fork(ctx, p, id, offspring{req.Count, "", req.Metadata, req.Env, req.Persistent, req.TTLSeconds})
+	f, err := s.fork(ctx, p, id, forkPlan{req.Count, "", req.Metadata, req.Env, req.Persistent, req.TTLSeconds})
 	if err != nil {
-		return api.ForkAnswer{}, err
+		return api.ForkResponse{}, err
 	}
-	return api.ForkAnswer{
+	return api.ForkResponse{
 		ParentID: id,
 		Children: f.children,
 		Sandbox:  &f.children[0],
@@ -67,12 +67,12 @@ func (s *Service) ForkTree(
 	id api.SandboxID,
 	req api.ForkTreeRequest,
 ) (_ api.ForkTree, err error) {
-	defer s.watch("fork tree", time.Now(), &err)
+	defer s.finishVerb("fork tree", time.Now(), &err)
 	if err := req.Validate(); err != nil {
 		return api.ForkTree{}, err
 	}
 	tree := api.NewTreeID()
-	f, err := s.fork(ctx, p, id, offspring{req.Count, tree, req.Metadata, req.Env, req.Persistent, req.TTLSeconds})
+	f, err := s.fork(ctx, p, id, forkPlan{req.Count, tree, req.Metadata, req.Env, req.Persistent, req.TTLSeconds})
 	if err != nil {
 		return api.ForkTree{}, err
 	}
@@ -86,54 +86,54 @@ func (s *Service) ForkTree(
 	}, nil
 }
 
-func (s *Service) fork(ctx context.Context, p auth.Principal, id api.SandboxID, ask offspring) (family, error) {
+func (s *Service) fork(ctx context.Context, p auth.Principal, id api.SandboxID, ask forkPlan) (forkOutcome, error) {
 	if ask.count > s.cfg.MaxFork {
-		return family{}, api.Errorf(api.Invalid, "count: %d children are too many: use at most %d", ask.count, s.cfg.MaxFork).
+		return forkOutcome{}, api.Errorf(api.Invalid, "count: %d children are too many: use at most %d", ask.count, s.cfg.MaxFork).
 			With("field", "count")
 	}
-	parent, ctx, release, err := s.ready(ctx, p, id, "fork", true)
+	parent, ctx, release, err := s.acquireReady(ctx, p, id, "fork", true)
 	if err != nil {
-		return family{}, err
+		return forkOutcome{}, err
 	}
 	defer release()
-	rows := s.children(&parent, ask)
+	rows := s.childRows(&parent, ask)
 	for i := range rows {
-		_, free, err := s.locks.take(ctx, rows[i].ID)
+		_, free, err := s.locks.acquire(ctx, rows[i].ID)
 		if err != nil {
-			return family{}, err
+			return forkOutcome{}, err
 		}
 		defer free()
 	}
 	err = s.db.Write(ctx, "fork begin", func(ctx context.Context, tx *store.Tx) error {
-		if err := s.admit(ctx, tx, p, len(rows)); err != nil {
+		if err := s.checkQuota(ctx, tx, p, len(rows)); err != nil {
 			return err
 		}
 		for i := range rows {
 			if err := tx.InsertSandbox(ctx, &rows[i]); err != nil {
 				return err
 			}
-			if err := s.append(ctx, tx, &rows[i], occurrence{api.EventCreated, map[string]any{"parent_id": parent.ID}}); err != nil {
+			if err := s.appendEvents(ctx, tx, &rows[i], newEvent{api.EventCreated, map[string]any{"parent_id": parent.ID}}); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
 	if err != nil {
-		return family{}, err
+		return forkOutcome{}, err
 	}
-	forked, err := s.host.Fork(ctx, hostapi.Fork{Parent: machineID(&parent), Children: s.orders(rows)})
+	forked, err := s.host.Fork(ctx, hostapi.Fork{Parent: machineID(&parent), Children: s.childRequests(rows)})
 	if err != nil {
-		why := s.failed(ctx, &parent, err, "fork")
+		why := s.operationFailed(ctx, &parent, err, "fork")
 		for i := range rows {
-			_ = s.never(ctx, &rows[i], why) // it answers why, which is answered once
+			_ = s.abortCreate(ctx, &rows[i], why) // it answers why, which is answered once
 		}
-		return family{}, why
+		return forkOutcome{}, why
 	}
-	return s.born(ctx, &parent, ask, rows, forked)
+	return s.finishFork(ctx, &parent, ask, rows, forked)
 }
 
-// children plans the rows of a fork.
-func (s *Service) children(parent *store.Sandbox, ask offspring) []store.Sandbox {
+// childRows plans the rows of a fork.
+func (s *Service) childRows(parent *store.Sandbox, ask forkPlan) []store.Sandbox {
 	rows := make([]store.Sandbox, ask.count)
 	now := store.Micros(time.Now())
 	for i := range rows {
@@ -150,11 +150,11 @@ func (s *Service) children(parent *store.Sandbox, ask offspring) []store.Sandbox
 		r.GuestIP, r.Tap, r.MAC, r.Generation, r.Phases = "", "", "", 0, "[]"
 		r.Metadata = maps.Clone(map[string]string(parent.Metadata))
 		delete(r.Metadata, treeKey)
-		r.Metadata = merge(r.Metadata, ask.metadata)
+		r.Metadata = mergeMaps(r.Metadata, ask.metadata)
 		if ask.tree != "" {
-			r.Metadata = merge(r.Metadata, map[string]string{treeKey: string(ask.tree)})
+			r.Metadata = mergeMaps(r.Metadata, map[string]string{treeKey: string(ask.tree)})
 		}
-		r.Env = merge(parent.Env, ask.env)
+		r.Env = mergeMaps(parent.Env, ask.env)
 		if ask.persistent != nil {
 			r.Persistent = *ask.persistent
 		}
@@ -166,31 +166,31 @@ func (s *Service) children(parent *store.Sandbox, ask offspring) []store.Sandbox
 	return rows
 }
 
-// orders gives what the host is asked for.
-func (s *Service) orders(rows []store.Sandbox) []hostapi.Child {
+// childRequests gives what the host is asked for.
+func (s *Service) childRequests(rows []store.Sandbox) []hostapi.Child {
 	out := make([]hostapi.Child, len(rows))
 	for i, r := range rows {
 		out[i] = hostapi.Child{
-			ID:       machineID(&r),
-			Hostname: r.ID,
-			Env:      environment(&r),
-			Files:    files(&r),
-			Keep:     r.Persistent,
-			Labels:   s.labels(r.Workspace, r.Surroundings),
+			ID:         machineID(&r),
+			Hostname:   r.ID,
+			Env:        environment(&r),
+			Files:      injectedFiles(&r),
+			Persistent: r.Persistent,
+			Labels:     s.hostLabels(r.Workspace, r.Injected),
 		}
 	}
 	return out
 }
 
-// born writes which children run and takes back the others.
-func (s *Service) born(
+// finishFork writes which children run and takes back the others.
+func (s *Service) finishFork(
 	ctx context.Context,
 	parent *store.Sandbox,
-	ask offspring,
+	ask forkPlan,
 	rows []store.Sandbox,
-	forked []hostapi.Forked,
-) (family, error) {
-	f := family{at: time.Now().UTC(), children: []api.Sandbox{}}
+	forked []hostapi.ForkResult,
+) (forkOutcome, error) {
+	f := forkOutcome{at: time.Now().UTC(), children: []api.Sandbox{}}
 	var first error
 	ids := []string{}
 	for i := range rows {
@@ -199,22 +199,22 @@ func (s *Service) born(
 			err = forked[i].Err
 		}
 		if err == nil {
-			err = s.runs(ctx, &rows[i], forked[i].Machine)
+			err = s.markRunning(ctx, &rows[i], forked[i].Machine)
 		}
 		if err == nil {
 			f.children = append(f.children, s.view(&rows[i]))
 			ids = append(ids, rows[i].ID)
 			continue
 		}
-		why := api.AsError(s.never(ctx, &rows[i], hostError(err, "fork", rows[i].ID)))
+		why := api.AsError(s.abortCreate(ctx, &rows[i], hostError(err, "fork", rows[i].ID)))
 		f.errs = append(f.errs, api.ForkError{Index: i, Err: why.Message, Code: why.Code})
 		if first == nil {
 			first = why
 		}
 	}
-	ctx, cancel := firm(ctx)
+	ctx, cancel := detached(ctx)
 	defer cancel()
-	s.used.Touch(parent.ID)
+	s.activity.Touch(parent.ID)
 	if m, err := s.host.Get(ctx, machineID(parent)); err == nil { // how long it stood still is a nicety
 		parent.Pause = m.Pause.Microseconds()
 		f.pauseMS = (parent.Pause + 999) / 1000
@@ -222,11 +222,11 @@ func (s *Service) born(
 	if len(f.children) == 0 {
 		return f, first
 	}
-	events := []occurrence{{api.EventForked, map[string]any{"children": ids}}}
+	events := []newEvent{{api.EventForked, map[string]any{"children": ids}}}
 	if ask.tree != "" {
-		events = append(events, occurrence{api.EventForkTree, map[string]any{"tree_id": ask.tree, "children": ids}})
+		events = append(events, newEvent{api.EventForkTree, map[string]any{"tree_id": ask.tree, "children": ids}})
 	}
-	if err := s.become(ctx, "fork end", parent, api.Status(parent.State), events...); err != nil {
+	if err := s.setState(ctx, "fork end", parent, api.Status(parent.State), events...); err != nil {
 		s.log.Warn("an event of a fork was not written", "sandbox", parent.ID, "err", err)
 	}
 	return f, nil
@@ -240,7 +240,7 @@ func (s *Service) Promote(
 	id api.SandboxID,
 	req api.PromoteRequest,
 ) (_ api.Promotion, err error) {
-	defer s.watch("promote", time.Now(), &err)
+	defer s.finishVerb("promote", time.Now(), &err)
 	if err := req.Validate(); err != nil {
 		return api.Promotion{}, err
 	}
@@ -260,7 +260,7 @@ func (s *Service) Promote(
 		return api.Promotion{}, api.Errorf(api.Invalid, "tree_id: sandbox %s is not of tree %s: leave it out", id, tree).
 			With("field", "tree_id")
 	}
-	s.used.Touch(r.ID)
+	s.activity.Touch(r.ID)
 	out := api.Promotion{
 		Winner:   id,
 		TreeID:   api.TreeID(tree),
@@ -277,8 +277,8 @@ func (s *Service) Promote(
 				continue
 			}
 			s.locks.interrupt(sib.ID, errDeleted)
-			why := cause{reason: EndedPromotion, by: p.KeyPrefix, message: "sandbox " + r.ID + " won its fork tree"}
-			if err := s.end(ctx, sib.ID, why, nil); err != nil {
+			why := endCause{reason: EndedPromotion, by: p.KeyPrefix, message: "sandbox " + r.ID + " won its fork tree"}
+			if err := s.endSandbox(ctx, sib.ID, why, nil); err != nil {
 				out.Failures[api.SandboxID(sib.ID)] = api.AsError(err).Message
 				continue
 			}
@@ -286,16 +286,16 @@ func (s *Service) Promote(
 		}
 	}
 	err = s.db.Write(ctx, "promote", func(ctx context.Context, tx *store.Tx) error {
-		return s.append(
+		return s.appendEvents(
 			ctx,
 			tx,
 			&r,
-			occurrence{api.EventPromoted, map[string]any{"tree_id": tree, "deleted": len(out.Deleted)}},
+			newEvent{api.EventPromoted, map[string]any{"tree_id": tree, "deleted": len(out.Deleted)}},
 		)
 	})
 	if err != nil {
 		return api.Promotion{}, err
 	}
-	s.news.tell(r.ID)
+	s.changes.notify(r.ID)
 	return out, nil
 }

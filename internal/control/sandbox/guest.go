@@ -13,9 +13,9 @@ import (
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
-// ready takes the lock of a sandbox that runs or is paused; a hibernated one is woken first. On success
+// acquireReady takes the lock of a sandbox that runs or is paused; a hibernated one is woken first. On success
 // release must be called and the context used for what is done under the lock.
-func (s *Service) ready(
+func (s *Service) acquireReady(
 	ctx context.Context,
 	p auth.Principal,
 	id api.SandboxID,
@@ -25,7 +25,7 @@ func (s *Service) ready(
 	if _, err := s.row(ctx, p, id); err != nil {
 		return r, nil, nil, err
 	}
-	op, free, err := s.locks.take(ctx, string(id))
+	op, free, err := s.locks.acquire(ctx, string(id))
 	if err != nil {
 		return r, nil, nil, err
 	}
@@ -37,9 +37,9 @@ func (s *Service) ready(
 	if r, err = s.row(op, p, id); err != nil {
 		return r, nil, nil, err
 	}
-	s.used.Touch(r.ID)
+	s.activity.Touch(r.ID)
 	if api.Status(r.State) == api.Hibernated {
-		if err := s.step(op, &r, wake); err != nil {
+		if err := s.runTransition(op, &r, wake); err != nil {
 			return r, nil, nil, err
 		}
 	}
@@ -50,15 +50,15 @@ func (s *Service) ready(
 	return r, op, free, nil
 }
 
-// Visit is Guest for a caller who holds no key but something that this installation made for it, such as the host
+// OpenForIngress is Guest for a caller who holds no key but something that this installation made for it, such as the host
 // name of its port. Admit sees the sandbox as it is, and in whose name to act on it, before anything happens: its
 // error, an *api.Error, lets nobody in. not_found for a sandbox that does not live.
-func (s *Service) Visit(
+func (s *Service) OpenForIngress(
 	ctx context.Context,
 	id api.SandboxID,
 	admit func(auth.Principal, api.Sandbox) error,
 ) (_ guestapi.Guest, err error) {
-	defer s.watch("guest", time.Now(), &err)
+	defer s.finishVerb("guest", time.Now(), &err)
 	r, err := s.db.Read().Sandbox(ctx, string(id))
 	if errors.Is(err, store.ErrNotFound) {
 		return nil, api.Errorf(api.NotFound, "sandbox %.60q is not there", id)
@@ -70,7 +70,7 @@ func (s *Service) Visit(
 	if err := admit(p, s.view(&r)); err != nil {
 		return nil, err
 	}
-	g, _, err := s.enterRow(ctx, p, r)
+	g, _, err := s.openGuestRow(ctx, p, r)
 	return g, err
 }
 
@@ -79,26 +79,26 @@ func (s *Service) Visit(
 // processes, readers, watchers and connections keep the sandbox from being idle until they are closed.
 // Its errors are the guest's, to be compared with guestapi's sentinels; after ErrLost ask for it again.
 func (s *Service) Guest(ctx context.Context, p auth.Principal, id api.SandboxID) (_ guestapi.Guest, err error) {
-	defer s.watch("guest", time.Now(), &err)
-	g, _, err := s.enter(ctx, p, id)
+	defer s.finishVerb("guest", time.Now(), &err)
+	g, _, err := s.openGuest(ctx, p, id)
 	return g, err
 }
 
-// Enter is Guest, and the sandbox as Get shows it, from one look at the store.
-func (s *Service) Enter(
+// GuestAndSandbox is Guest, and the sandbox as Get shows it, from one look at the store.
+func (s *Service) GuestAndSandbox(
 	ctx context.Context,
 	p auth.Principal,
 	id api.SandboxID,
 ) (_ guestapi.Guest, _ api.Sandbox, err error) {
-	defer s.watch("guest", time.Now(), &err)
-	g, r, err := s.enter(ctx, p, id)
+	defer s.finishVerb("guest", time.Now(), &err)
+	g, r, err := s.openGuest(ctx, p, id)
 	if err != nil {
 		return nil, api.Sandbox{}, err
 	}
 	return g, s.view(&r), nil
 }
 
-func (s *Service) enter(
+func (s *Service) openGuest(
 	ctx context.Context,
 	p auth.Principal,
 	id api.SandboxID,
@@ -107,47 +107,47 @@ func (s *Service) enter(
 	if err != nil {
 		return nil, r, err
 	}
-	return s.enterRow(ctx, p, r)
+	return s.openGuestRow(ctx, p, r)
 }
 
-// enterRow is enter of a sandbox whose row was just read.
-func (s *Service) enterRow(
+// openGuestRow is enter of a sandbox whose row was just read.
+func (s *Service) openGuestRow(
 	ctx context.Context,
 	p auth.Principal,
 	r store.Sandbox,
 ) (guestapi.Guest, store.Sandbox, error) {
-	s.used.Touch(r.ID)
+	s.activity.Touch(r.ID)
 	if api.Status(r.State) == api.Running { // the common way needs no lock
 		g, err := s.host.Guest(ctx, machineID(&r))
 		if err == nil {
-			return s.resident(g, &r), r, nil
+			return s.wrapGuest(g, &r), r, nil
 		}
 		if !errors.Is(err, hostapi.ErrWrongState) && !errors.Is(err, hostapi.ErrNotFound) {
 			return nil, r, hostError(err, "reach", r.ID)
 		}
 	}
-	r, ctx, release, err := s.ready(ctx, p, api.SandboxID(r.ID), "use", false)
+	r, ctx, release, err := s.acquireReady(ctx, p, api.SandboxID(r.ID), "use", false)
 	if err != nil {
 		return nil, r, err
 	}
 	defer release()
 	g, err := s.host.Guest(ctx, machineID(&r))
 	if err != nil {
-		return nil, r, s.failed(ctx, &r, err, "reach")
+		return nil, r, s.operationFailed(ctx, &r, err, "reach")
 	}
-	return s.resident(g, &r), r, nil
+	return s.wrapGuest(g, &r), r, nil
 }
 
-func (s *Service) resident(g guestapi.Guest, r *store.Sandbox) guestapi.Guest {
-	return s.used.Guest(r.ID, activity.Resident(g, r.User, r.Workdir))
+func (s *Service) wrapGuest(g guestapi.Guest, r *store.Sandbox) guestapi.Guest {
+	return s.activity.Guest(r.ID, activity.WithDefaults(g, r.User, r.Workdir))
 }
 
-// askLimit bounds how long a guest is waited for when its answer is a nicety.
-const askLimit = 2 * time.Second
+// guestTimeout bounds how long a guest is waited for when its answer is a nicety.
+const guestTimeout = 2 * time.Second
 
 // Usage is what a sandbox takes now. It does not count as use and wakes nothing.
 func (s *Service) Usage(ctx context.Context, p auth.Principal, id api.SandboxID) (_ api.Usage, err error) {
-	defer s.watch("usage", time.Now(), &err)
+	defer s.finishVerb("usage", time.Now(), &err)
 	r, err := s.row(ctx, p, id)
 	if err != nil {
 		return api.Usage{}, err
@@ -163,7 +163,7 @@ func (s *Service) Usage(ctx context.Context, p auth.Principal, id api.SandboxID)
 	}
 	out := viewUsage(u)
 	if api.Status(r.State) == api.Running {
-		out.Guest = s.inside(ctx, &r)
+		out.Guest = s.guestStats(ctx, &r)
 	}
 	return out, nil
 }
@@ -181,9 +181,9 @@ func viewUsage(u hostapi.Usage) api.Usage {
 	}
 }
 
-// inside asks a guest about itself, nil if it does not answer soon.
-func (s *Service) inside(ctx context.Context, r *store.Sandbox) *api.Inside {
-	ctx, cancel := context.WithTimeoutCause(ctx, askLimit, errors.New("the guest did not answer in time"))
+// guestStats asks a guest about itself, nil if it does not answer soon.
+func (s *Service) guestStats(ctx context.Context, r *store.Sandbox) *api.GuestStats {
+	ctx, cancel := context.WithTimeoutCause(ctx, guestTimeout, errors.New("the guest did not answer in time"))
 	defer cancel()
 	g, err := s.host.Guest(ctx, machineID(r))
 	if err != nil {
@@ -193,7 +193,7 @@ func (s *Service) inside(ctx context.Context, r *store.Sandbox) *api.Inside {
 	if err != nil {
 		return nil
 	}
-	return &api.Inside{MemTotalBytes: st.MemTotal, MemAvailableBytes: st.MemAvailable, MemCachedBytes: st.MemCached,
+	return &api.GuestStats{MemTotalBytes: st.MemTotal, MemAvailableBytes: st.MemAvailable, MemCachedBytes: st.MemCached,
 		DiskTotalBytes: st.DiskTotal, DiskUsedBytes: st.DiskUsed, CPUs: st.CPUs, CPUBusySeconds: st.CPUBusy.Seconds(),
 		Load1: st.Load1, UptimeSeconds: st.Uptime.Seconds(), Processes: st.Processes, NetRxBytes: st.NetRx, NetTxBytes: st.NetTx}
 }

@@ -13,129 +13,129 @@ import (
 // call is one verb on somebody's sandbox or snapshot.
 type call struct {
 	name string
-	do   func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, snap api.SnapshotID) error
+	do   func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, snap api.SnapshotID) error
 }
 
 // calls are all verbs that name a sandbox or a snapshot.
 var calls = []call{
-	{"Get", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+	{"Get", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		_, err := w.Get(ctx, who, id)
 		return err
 	}},
-	{"Delete", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+	{"Delete", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		return w.Delete(ctx, who, id)
 	}},
-	{"Pause", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+	{"Pause", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		_, err := w.Pause(ctx, who, id)
 		return err
 	}},
-	{"Resume", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+	{"Resume", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		_, err := w.Resume(ctx, who, id)
 		return err
 	}},
-	{"Hibernate", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+	{"Hibernate", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		_, err := w.Hibernate(ctx, who, id)
 		return err
 	}},
-	{"Stop", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+	{"Stop", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		_, err := w.Stop(ctx, who, id)
 		return err
 	}},
-	{"Wake", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+	{"Wake", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		_, err := w.Wake(ctx, who, id)
 		return err
 	}},
-	{"Lifecycle", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+	{"Lifecycle", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		_, err := w.Lifecycle(ctx, who, id)
 		return err
 	}},
-	{"SetLifecycle", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+	{"SetLifecycle", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		_, err := w.SetLifecycle(ctx, who, id, api.LifecyclePatch{TTLSeconds: p(int64(1))})
 		return err
 	}},
-	{"Network", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+	{"Network", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		_, err := w.Network(ctx, who, id)
 		return err
 	}},
-	{"SetNetwork", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+	{"SetNetwork", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		_, err := w.SetNetwork(ctx, who, id, api.Network{DenyOthers: true})
 		return err
 	}},
-	{"TakeSnapshot", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+	{"TakeSnapshot", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		_, err := w.TakeSnapshot(ctx, who, id, api.SnapshotRequest{})
 		return err
 	}},
-	{"Snapshot", func(w *world, ctx context.Context, who auth.Principal, _ api.SandboxID, snap api.SnapshotID) error {
+	{"Snapshot", func(w *fixture, ctx context.Context, who auth.Principal, _ api.SandboxID, snap api.SnapshotID) error {
 		_, err := w.Snapshot(ctx, who, snap)
 		return err
 	}},
 	{
 		"PushSnapshot",
-		func(w *world, ctx context.Context, who auth.Principal, _ api.SandboxID, snap api.SnapshotID) error {
+		func(w *fixture, ctx context.Context, who auth.Principal, _ api.SandboxID, snap api.SnapshotID) error {
 			_, err := w.PushSnapshot(ctx, who, snap)
 			return err
 		},
 	},
 	{
 		"DeleteSnapshot",
-		func(w *world, ctx context.Context, who auth.Principal, _ api.SandboxID, snap api.SnapshotID) error {
+		func(w *fixture, ctx context.Context, who auth.Principal, _ api.SandboxID, snap api.SnapshotID) error {
 			return w.DeleteSnapshot(ctx, who, snap)
 		},
 	},
-	{"Create", func(w *world, ctx context.Context, who auth.Principal, _ api.SandboxID, snap api.SnapshotID) error {
+	{"Create", func(w *fixture, ctx context.Context, who auth.Principal, _ api.SandboxID, snap api.SnapshotID) error {
 		_, err := w.Create(ctx, who, api.CreateRequest{FromSnapshot: snap})
 		return err
 	}},
-	{"Fork", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+	{"Fork", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		_, err := w.Fork(ctx, who, id, api.ForkRequest{})
 		return err
 	}},
-	{"ForkTree", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+	{"ForkTree", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		_, err := w.ForkTree(ctx, who, id, api.ForkTreeRequest{})
 		return err
 	}},
-	{"Promote", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+	{"Promote", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		_, err := w.Promote(ctx, who, id, api.PromoteRequest{CleanupSiblings: true})
 		return err
 	}},
-	{"Guest", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+	{"Guest", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		_, err := w.Guest(ctx, who, id)
 		return err
 	}},
-	{"Touch", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+	{"Touch", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		return w.Touch(ctx, who, id)
 	}},
-	{"Enter", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
-		_, _, err := w.Enter(ctx, who, id)
+	{"Enter", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+		_, _, err := w.GuestAndSandbox(ctx, who, id)
 		return err
 	}},
-	{"Usage", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+	{"Usage", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		_, err := w.Usage(ctx, who, id)
 		return err
 	}},
-	{"Logs", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+	{"Logs", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		_, err := w.Logs(ctx, who, id)
 		return err
 	}},
-	{"Events", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+	{"Events", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		_, err := w.Events(ctx, who, id, sandbox.EventQuery{})
 		return err
 	}},
-	{"FollowEvents", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+	{"FollowEvents", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		return w.FollowEvents(ctx, who, id, sandbox.EventQuery{}, func(sandbox.Event) error { return context.Canceled })
 	}},
-	{"Ports", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+	{"Ports", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		_, err := w.Ports(ctx, who, id)
 		return err
 	}},
-	{"DeclarePort", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+	{"DeclarePort", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		_, err := w.DeclarePort(ctx, who, id, api.PortRequest{Port: 99})
 		return err
 	}},
-	{"RemovePort", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+	{"RemovePort", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		return w.RemovePort(ctx, who, id, 80)
 	}},
-	{"Explain", func(w *world, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+	{"Explain", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		_, err := w.Explain(ctx, who, id)
 		return err
 	}},
@@ -168,9 +168,9 @@ func TestEveryVerbIsInTheTable(t *testing.T) {
 	}
 }
 
-// TestPullOfAnothers: a snapshot that another workspace has is one that nobody pushed, and stays theirs.
-func TestPullOfAnothers(t *testing.T) {
-	w := newWorld(t)
+// TestPullOfAnotherWorkspacesSnapshot: a snapshot that another workspace has is one that nobody pushed, and stays theirs.
+func TestPullOfAnotherWorkspacesSnapshot(t *testing.T) {
+	w := newFixture(t)
 	s := w.create(alice, api.CreateRequest{})
 	snap, err := w.TakeSnapshot(t.Context(), alice, s.ID, api.SnapshotRequest{})
 	if err != nil {
@@ -188,9 +188,9 @@ func TestPullOfAnothers(t *testing.T) {
 
 // TestIsolation: what is another workspace's answers as what does not exist, alive or ended, and nothing
 // happens to it.
-func TestIsolation(t *testing.T) { checkIsolation(t, newWorld(t)) }
+func TestIsolation(t *testing.T) { checkIsolation(t, newFixture(t)) }
 
-func checkIsolation(t *testing.T, w *world) {
+func checkIsolation(t *testing.T, w *fixture) {
 	w.t = t
 	ctx := t.Context()
 	s := w.create(alice, api.CreateRequest{})

@@ -21,8 +21,8 @@ func limitsOf(text string) (l hostapi.Limits) {
 	return l
 }
 
-// shownLimits are limitsOf for users, nil when there are none.
-func shownLimits(text string) *api.Limits {
+// viewLimits are limitsOf for users, nil when there are none.
+func viewLimits(text string) *api.Limits {
 	l := api.Limits(limitsOf(text))
 	if l.IsZero() {
 		return nil
@@ -30,14 +30,14 @@ func shownLimits(text string) *api.Limits {
 	return &l
 }
 
-// limit puts into a row the limits that were asked for and, where nothing was, those of what the sandbox is made of.
+// applyLimits puts into a row the limits that were asked for and, where nothing was, those of what the sandbox is made of.
 // Of the latter a host that has become stricter takes its own.
-func (s *Service) limit(ctx context.Context, r *store.Sandbox, asked *api.Limits, from hostapi.Limits) error {
+func (s *Service) applyLimits(ctx context.Context, r *store.Sandbox, asked *api.Limits, from hostapi.Limits) error {
 	if asked == nil && from == (hostapi.Limits{}) {
 		return nil
 	}
-	s.learn(ctx)
-	host := s.known().Limits
+	s.refreshCapacity(ctx)
+	host := s.hostCapacity().Limits
 	var own hostapi.Limits
 	if asked != nil {
 		own = hostapi.Limits(*asked)
@@ -45,7 +45,7 @@ func (s *Service) limit(ctx context.Context, r *store.Sandbox, asked *api.Limits
 	if err := own.Check(host); err != nil {
 		return limitError(err)
 	}
-	own = own.Or(from.Under(host))
+	own = own.WithDefaults(from.DropAbove(host))
 	if own == (hostapi.Limits{}) {
 		return nil
 	}

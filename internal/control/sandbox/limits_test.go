@@ -11,7 +11,7 @@ import (
 // TestLimits: a sandbox has the limits that it was asked for, over those of its template or snapshot; it keeps them,
 // and its forks have them.
 func TestLimits(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.host.SetLimits(hostapi.Limits{DiskMiB: 100, NetworkInMbit: 50})
 	w.host.AddTemplate(
 		hostapi.Template{Name: "slow", VCPUs: 1, MemoryMiB: 256, DiskMiB: 1024, Baked: true, User: "user", Workdir: "/",
@@ -56,9 +56,9 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestWideLimits: limits wider than the host's are refused by the field's name, with what to do, before anything is made.
-func TestWideLimits(t *testing.T) {
-	w := newWorld(t)
+// TestLimitsAboveTheHost: limits wider than the host's are refused by the field's name, with what to do, before anything is made.
+func TestLimitsAboveTheHost(t *testing.T) {
+	w := newFixture(t)
 	w.host.SetLimits(hostapi.Limits{DiskMiB: 100, DiskOps: 100, NetworkInMbit: 50, NetworkOutMbit: 50})
 	for field, l := range map[string]api.Limits{
 		"limits.disk_mib": {DiskMiB: 101}, "limits.disk_ops": {DiskOps: 101}, "limits.network_in_mbit": {NetworkInMbit: 51},

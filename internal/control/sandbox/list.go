@@ -20,7 +20,7 @@ const maxPage = 1000
 // Get answers one sandbox. One that ended answers not_found with when, why and by whom in message and
 // details. It does not count as use.
 func (s *Service) Get(ctx context.Context, p auth.Principal, id api.SandboxID) (_ api.Sandbox, err error) {
-	defer s.watch("get", time.Now(), &err)
+	defer s.finishVerb("get", time.Now(), &err)
 	r, err := s.row(ctx, p, id)
 	if err != nil {
 		return api.Sandbox{}, err
@@ -31,7 +31,7 @@ func (s *Service) Get(ctx context.Context, p auth.Principal, id api.SandboxID) (
 // List answers the sandboxes that f selects, newest first unless it says otherwise: all of them, or a page if f has a limit, of
 // at most 1000.
 func (s *Service) List(ctx context.Context, p auth.Principal, f api.SandboxFilter) (_ Page, err error) {
-	defer s.watch("list", time.Now(), &err)
+	defer s.finishVerb("list", time.Now(), &err)
 	if p.Workspace == "" {
 		return Page{}, api.Errorf(api.Unauthenticated, "the caller has no workspace")
 	}
@@ -113,7 +113,7 @@ func pageOf(limit int, text string, created *int64, id *string) (int, error) {
 
 // Counts tells how many sandboxes there are in each state, of all workspaces.
 func (s *Service) Counts(ctx context.Context) (_ map[api.Status]int, err error) {
-	defer s.watch("counts", time.Now(), &err)
+	defer s.finishVerb("counts", time.Now(), &err)
 	rows, err := s.db.Read().CountStates(ctx)
 	if err != nil {
 		return nil, err
@@ -127,7 +127,7 @@ func (s *Service) Counts(ctx context.Context) (_ map[api.Status]int, err error) 
 
 // Capacity is what the host has and has promised.
 func (s *Service) Capacity(ctx context.Context) (_ api.Capacity, err error) {
-	defer s.watch("capacity", time.Now(), &err)
+	defer s.finishVerb("capacity", time.Now(), &err)
 	c, err := s.host.Capacity(ctx)
 	if err != nil {
 		return api.Capacity{}, hostError(err, "ask the capacity of", "the host")

@@ -12,12 +12,12 @@ type locks struct {
 }
 
 type lock struct {
-	turn   chan struct{} // holds one token while the lock is taken
+	sem    chan struct{} // holds one token while the lock is taken
 	refs   int           // takers and waiters, guarded by locks.mu
 	cancel context.CancelCauseFunc
 }
 
-func (l *locks) enter(name string) *lock {
+func (l *locks) ref(name string) *lock {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.m == nil {
@@ -25,14 +25,14 @@ func (l *locks) enter(name string) *lock {
 	}
 	k, ok := l.m[name]
 	if !ok {
-		k = &lock{turn: make(chan struct{}, 1)}
+		k = &lock{sem: make(chan struct{}, 1)}
 		l.m[name] = k
 	}
 	k.refs++
 	return k
 }
 
-func (l *locks) leave(name string, k *lock) {
+func (l *locks) unref(name string, k *lock) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if k.refs--; k.refs == 0 {
@@ -40,29 +40,29 @@ func (l *locks) leave(name string, k *lock) {
 	}
 }
 
-// take waits for the lock of name. The context it answers ends with ctx, with an interrupt, and with
+// acquire waits for the lock of name. The context it answers ends with ctx, with an interrupt, and with
 // release, which must be called once.
-func (l *locks) take(ctx context.Context, name string) (context.Context, func(), error) {
-	k := l.enter(name)
+func (l *locks) acquire(ctx context.Context, name string) (context.Context, func(), error) {
+	k := l.ref(name)
 	select {
-	case k.turn <- struct{}{}:
+	case k.sem <- struct{}{}:
 		ctx, release := l.hold(ctx, name, k)
 		return ctx, release, nil
 	case <-ctx.Done():
-		l.leave(name, k)
+		l.unref(name, k)
 		return nil, nil, context.Cause(ctx)
 	}
 }
 
-// try takes the lock of name if nobody has it.
-func (l *locks) try(ctx context.Context, name string) (context.Context, func(), bool) {
-	k := l.enter(name)
+// tryAcquire takes the lock of name if nobody has it.
+func (l *locks) tryAcquire(ctx context.Context, name string) (context.Context, func(), bool) {
+	k := l.ref(name)
 	select {
-	case k.turn <- struct{}{}:
+	case k.sem <- struct{}{}:
 		ctx, release := l.hold(ctx, name, k)
 		return ctx, release, true
 	default:
-		l.leave(name, k)
+		l.unref(name, k)
 		return nil, nil, false
 	}
 }
@@ -77,8 +77,8 @@ func (l *locks) hold(ctx context.Context, name string, k *lock) (context.Context
 		l.mu.Lock()
 		k.cancel = nil
 		l.mu.Unlock()
-		<-k.turn
-		l.leave(name, k)
+		<-k.sem
+		l.unref(name, k)
 	}
 }
 

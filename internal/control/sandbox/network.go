@@ -25,8 +25,8 @@ func networkOf(r *store.Sandbox) api.Network {
 
 // setNetwork puts into a row what its sandbox may reach.
 func setNetwork(r *store.Sandbox, n api.Network) error {
-	r.Egress, r.Network = !n.Shut(), ""
-	if n.Plain() {
+	r.Egress, r.Network = !n.BlocksAll(), ""
+	if n.IsDefault() {
 		return nil
 	}
 	data, err := json.Marshal(n)
@@ -34,10 +34,10 @@ func setNetwork(r *store.Sandbox, n api.Network) error {
 	return err
 }
 
-// shownNetwork is networkOf for users, nil when everything may be reached.
-func shownNetwork(r *store.Sandbox) *api.Network {
+// viewNetwork is networkOf for users, nil when everything may be reached.
+func viewNetwork(r *store.Sandbox) *api.Network {
 	n := networkOf(r)
-	if n.Plain() {
+	if n.IsDefault() {
 		return nil
 	}
 	return &n
@@ -51,7 +51,7 @@ func policyOf(r *store.Sandbox) hostapi.Egress {
 
 // Network tells what a sandbox may reach.
 func (s *Service) Network(ctx context.Context, p auth.Principal, id api.SandboxID) (_ api.Network, err error) {
-	defer s.watch("network", time.Now(), &err)
+	defer s.finishVerb("network", time.Now(), &err)
 	r, err := s.row(ctx, p, id)
 	if err != nil {
 		return api.Network{}, err
@@ -67,14 +67,14 @@ func (s *Service) SetNetwork(
 	id api.SandboxID,
 	n api.Network,
 ) (_ api.Network, err error) {
-	defer s.watch("set network", time.Now(), &err)
+	defer s.finishVerb("set network", time.Now(), &err)
 	if err := n.Validate(); err != nil {
 		return api.Network{}, err
 	}
 	if _, err := s.row(ctx, p, id); err != nil {
 		return api.Network{}, err
 	}
-	ctx, release, err := s.locks.take(ctx, string(id))
+	ctx, release, err := s.locks.acquire(ctx, string(id))
 	if err != nil {
 		return api.Network{}, err
 	}
@@ -86,18 +86,18 @@ func (s *Service) SetNetwork(
 	if status := api.Status(r.State); status == api.Stopping || status == api.Creating {
 		return api.Network{}, wrongState(&r, "change the network of")
 	}
-	s.used.Touch(r.ID)
+	s.activity.Touch(r.ID)
 	next := r
 	if err := setNetwork(&next, n); err != nil {
 		return api.Network{}, err
 	}
 	if err := s.host.SetEgress(ctx, machineID(&r), policyOf(&next)); err != nil {
-		return api.Network{}, s.failed(ctx, &r, err, "change the network of")
+		return api.Network{}, s.operationFailed(ctx, &r, err, "change the network of")
 	}
-	ctx, cancel := firm(ctx)
+	ctx, cancel := detached(ctx)
 	defer cancel()
 	// If this fails, the comparison with the host puts the policy of the row back in force.
-	if err := s.become(ctx, "network", &next, api.Status(r.State), occurrence{api.EventNetwork, map[string]any{"network": n}}); err != nil {
+	if err := s.setState(ctx, "network", &next, api.Status(r.State), newEvent{api.EventNetwork, map[string]any{"network": n}}); err != nil {
 		return api.Network{}, err
 	}
 	return n, nil

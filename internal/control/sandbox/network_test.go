@@ -12,7 +12,7 @@ import (
 )
 
 // networksMatch checks that every machine may reach what its sandbox is said to reach.
-func (w *world) networksMatch() {
+func (w *fixture) networksMatch() {
 	w.t.Helper()
 	for _, m := range w.host.Machines() {
 		s, err := w.Get(w.t.Context(), alice, api.SandboxID(m.ID))
@@ -24,14 +24,14 @@ func (w *world) networksMatch() {
 			n = *s.Network
 		}
 		if !n.Equal(api.Network{AllowOut: m.Egress.Allow, DenyOut: m.Egress.Deny, DenyOthers: m.Egress.DenyOthers}) ||
-			s.Egress == n.Shut() {
+			s.Egress == n.BlocksAll() {
 			w.t.Errorf("sandbox %s: egress %v, network %+v; its machine has %+v", s.ID, s.Egress, n, m.Egress)
 		}
 	}
 }
 
 // reach fails unless a sandbox and its machine have a policy.
-func (w *world) reach(id api.SandboxID, want api.Network) {
+func (w *fixture) reach(id api.SandboxID, want api.Network) {
 	w.t.Helper()
 	n, err := w.Network(w.t.Context(), alice, id)
 	if err != nil || !n.Equal(want) {
@@ -41,7 +41,7 @@ func (w *world) reach(id api.SandboxID, want api.Network) {
 }
 
 func TestNetwork(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	ctx := t.Context()
 	few := api.Network{AllowOut: []string{"packages.example.com", "*.example.com", "192.0.2.0/24"}, DenyOthers: true}
 	shut := api.Network{DenyOthers: true}
@@ -88,7 +88,7 @@ func TestNetwork(t *testing.T) {
 }
 
 func TestNetworkRefused(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	ctx := t.Context()
 	bad := api.Network{DenyOut: []string{"https://a.example"}}
 	_, err := w.Create(ctx, alice, api.CreateRequest{Network: &bad})
@@ -108,7 +108,7 @@ func TestNetworkRefused(t *testing.T) {
 
 // TestNetworkComesBack holds that a machine gets the policy of its row.
 func TestNetworkComesBack(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	s := w.create(alice, api.CreateRequest{Egress: p(false)})
 	if err := w.host.SetEgress(t.Context(), hostapi.MachineID(s.ID), hostapi.Egress{}); err != nil {
 		t.Fatal(err)

@@ -15,8 +15,8 @@ import (
 
 func itoa(n int) string { return strconv.Itoa(n) }
 
-// ports merges what was declared with what listens, by number.
-func (s *Service) ports(ctx context.Context, r *store.Sandbox) ([]api.Port, error) {
+// viewPorts merges what was declared with what listens, by number.
+func (s *Service) viewPorts(ctx context.Context, r *store.Sandbox) ([]api.Port, error) {
 	rows, err := s.db.Read().Ports(ctx, r.ID)
 	if err != nil {
 		return nil, err
@@ -54,7 +54,7 @@ func (s *Service) listening(ctx context.Context, r *store.Sandbox) []guestapi.Po
 	if api.Status(r.State) != api.Running {
 		return nil
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, askLimit, errors.New("the guest did not answer in time"))
+	ctx, cancel := context.WithTimeoutCause(ctx, guestTimeout, errors.New("the guest did not answer in time"))
 	defer cancel()
 	g, err := s.host.Guest(ctx, machineID(r))
 	if err != nil {

@@ -10,24 +10,24 @@ import (
 // TestOnPostgres: the other engine gives the same service.
 func TestOnPostgres(t *testing.T) {
 	address := storetest.Postgres(t)
-	for name, check := range map[string]func(*testing.T, *world){
-		"life": checkLife, "forks": checkForks, "snapshots": checkSnapshots, "idempotency": checkIdempotency, "storm": checkStorm,
+	for name, check := range map[string]func(*testing.T, *fixture){
+		"life": checkLifecycle, "forks": checkForks, "snapshots": checkSnapshots, "idempotency": checkIdempotency, "storm": checkStorm,
 		"follow": checkFollowEvents, "isolation": checkIsolation,
 	} {
-		t.Run(name, func(t *testing.T) { check(t, newWorldOn(t, address(t))) })
+		t.Run(name, func(t *testing.T) { check(t, newFixtureOn(t, address(t))) })
 	}
 }
 
 // TestTwoProcesses: an idempotency key and an event log are shared by two control planes on one store and
 // one host, and neither takes what the other has under way for left behind.
 func TestTwoProcesses(t *testing.T) {
-	a := newWorldOn(t, storetest.Postgres(t)(t))
+	a := newFixtureOn(t, storetest.Postgres(t)(t))
 	checkTwoProcesses(t, a)
 }
 
-func checkTwoProcesses(t *testing.T, a *world) {
+func checkTwoProcesses(t *testing.T, a *fixture) {
 	t.Helper()
-	b := newWorldOn(t, a.path)
+	b := newFixtureOn(t, a.path)
 	b.host.Close()
 	b.host = a.host
 	b.restart()

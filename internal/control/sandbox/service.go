@@ -20,30 +20,30 @@ import (
 
 // Config is what may be chosen. Defaults gives one that works.
 type Config struct {
-	DefaultTemplate string
-	DefaultTTL      time.Duration // idle time until deletion when a request does not say; 0: never
-	HibernatedTTL   time.Duration // until a hibernated sandbox that is not persistent is deleted; 0: never
-	IdleHibernate   time.Duration // idle time until a persistent sandbox is hibernated; 0: never
-	MaxSandboxes    int           // of one workspace, unless it has its own bound; 0: no bound
-	MaxFork         int           // children of one fork
-	KeepEndings     time.Duration // how long after a sandbox's end it is known why, with its logs and events
-	KeepRequests    time.Duration // how long an idempotency key is known
-	KeepAudit       time.Duration
-	KeepEvents      int           // of one sandbox
-	Tick            time.Duration // between looks for sandboxes whose time has come
-	Flush           time.Duration // between writes of when sandboxes were used last
-	Compare         time.Duration // between comparisons of store and host
-	OrphanGrace     time.Duration // a machine or snapshot that nobody owns is left alone so long
-	ForeignGrace    time.Duration // an operation of another process on a shared store is left alone so long
+	DefaultTemplate      string
+	DefaultTTL           time.Duration // idle time until deletion when a request does not say; 0: never
+	HibernatedTTL        time.Duration // until a hibernated sandbox that is not persistent is deleted; 0: never
+	IdleHibernate        time.Duration // idle time until a persistent sandbox is hibernated; 0: never
+	MaxSandboxes         int           // of one workspace, unless it has its own bound; 0: no bound
+	MaxFork              int           // children of one fork
+	TombstoneRetention   time.Duration // how long after a sandbox's end it is known why, with its logs and events
+	IdempotencyRetention time.Duration // how long an idempotency key is known
+	AuditRetention       time.Duration
+	MaxEvents            int           // of one sandbox
+	ReapInterval         time.Duration // between looks for sandboxes whose time has come
+	FlushInterval        time.Duration // between writes of when sandboxes were used last
+	ReconcileInterval    time.Duration // between comparisons of store and host
+	OrphanGrace          time.Duration // a machine or snapshot that nobody owns is left alone so long
+	ForeignOwnerGrace    time.Duration // an operation of another process on a shared store is left alone so long
 }
 
 // Defaults is the configuration of a node that was not told otherwise.
 func Defaults() Config {
 	return Config{
 		DefaultTemplate: "base", DefaultTTL: 300 * time.Second, MaxSandboxes: 1000, MaxFork: 16,
-		KeepEndings: 72 * time.Hour, KeepRequests: 24 * time.Hour, KeepAudit: 30 * 24 * time.Hour, KeepEvents: 1000,
-		Tick: time.Second, Flush: 5 * time.Second, Compare: 30 * time.Second,
-		OrphanGrace: time.Minute, ForeignGrace: 10 * time.Minute,
+		TombstoneRetention: 72 * time.Hour, IdempotencyRetention: 24 * time.Hour, AuditRetention: 30 * 24 * time.Hour, MaxEvents: 1000,
+		ReapInterval: time.Second, FlushInterval: 5 * time.Second, ReconcileInterval: 30 * time.Second,
+		OrphanGrace: time.Minute, ForeignOwnerGrace: 10 * time.Minute,
 	}
 }
 
@@ -74,13 +74,13 @@ type Service struct {
 	observe   func(verb string, code api.Code, took time.Duration)
 	instance  string // this process, as the owner of operations
 
-	locks locks
-	used  activity.Book
-	news  hub
+	locks    locks
+	activity activity.Tracker
+	changes  hub
 
-	factsMu sync.Mutex
-	facts   hostapi.Capacity
-	factsAt time.Time
+	capacityMu sync.Mutex
+	capacity   hostapi.Capacity
+	capacityAt time.Time
 }
 
 // New makes a service; it touches neither store nor host.
@@ -88,7 +88,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if deps.Store == nil || deps.Host == nil || deps.Templates == nil || deps.Log == nil {
 		return nil, errors.New("sandbox: store, host, templates and log are required")
 	}
-	if cfg.Tick <= 0 || cfg.Flush <= 0 || cfg.Compare <= 0 || cfg.MaxFork <= 0 || cfg.KeepEvents <= 0 {
+	if cfg.ReapInterval <= 0 || cfg.FlushInterval <= 0 || cfg.ReconcileInterval <= 0 || cfg.MaxFork <= 0 || cfg.MaxEvents <= 0 {
 		return nil, errors.New(
 			"sandbox: tick, flush, compare, max fork and keep events must be above zero; begin with Defaults",
 		)
@@ -101,8 +101,8 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	return s, nil
 }
 
-// watch is deferred at the top of a verb: it makes every error an *api.Error and tells Observe.
-func (s *Service) watch(verb string, began time.Time, err *error) {
+// finishVerb is deferred at the top of a verb: it makes every error an *api.Error and tells Observe.
+func (s *Service) finishVerb(verb string, began time.Time, err *error) {
 	var code api.Code
 	if *err != nil {
 		e := api.AsError(*err)
@@ -129,17 +129,17 @@ func (s *Service) row(ctx context.Context, p auth.Principal, id api.SandboxID) (
 	r, err := s.db.Read().Sandbox(ctx, string(id))
 	switch {
 	case errors.Is(err, store.ErrNotFound):
-		return r, s.gone(ctx, p, id)
+		return r, s.endedError(ctx, p, id)
 	case err != nil:
 		return r, err
 	case r.Workspace != string(p.Workspace):
-		return store.Sandbox{}, unknown(id)
+		return store.Sandbox{}, notFound(id)
 	}
 	return r, nil
 }
 
-// firm gives a context for what must be finished although the caller left.
-func firm(ctx context.Context) (context.Context, context.CancelFunc) {
+// detached gives a context for what must be finished although the caller left.
+func detached(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(
 		context.WithoutCancel(ctx),
 		2*time.Minute,
@@ -147,14 +147,14 @@ func firm(ctx context.Context) (context.Context, context.CancelFunc) {
 	)
 }
 
-// occurrence is an event to be.
-type occurrence struct {
+// newEvent is an event to be.
+type newEvent struct {
 	kind    string
 	payload map[string]any
 }
 
-// append writes events of a sandbox.
-func (s *Service) append(ctx context.Context, tx *store.Tx, r *store.Sandbox, all ...occurrence) error {
+// appendEvents writes events of a sandbox.
+func (s *Service) appendEvents(ctx context.Context, tx *store.Tx, r *store.Sandbox, all ...newEvent) error {
 	for _, o := range all {
 		payload := []byte("{}")
 		if len(o.payload) > 0 {
@@ -173,7 +173,7 @@ func (s *Service) append(ctx context.Context, tx *store.Tx, r *store.Sandbox, al
 		if err := tx.AppendEvent(ctx, e); err != nil {
 			return err
 		}
-		if keep := int64(s.cfg.KeepEvents); e.Seq > keep && e.Seq%100 == 0 {
+		if keep := int64(s.cfg.MaxEvents); e.Seq > keep && e.Seq%100 == 0 {
 			if err := tx.TrimEvents(ctx, r.ID, e.Seq, keep); err != nil {
 				return err
 			}
@@ -182,11 +182,11 @@ func (s *Service) append(ctx context.Context, tx *store.Tx, r *store.Sandbox, al
 	return nil
 }
 
-// become moves a sandbox to the next state and writes the row, with events. The lock of r is held. When
+// setState moves a sandbox to the next state and writes the row, with events. The lock of r is held. When
 // the write fails r is as it was.
-func (s *Service) become(ctx context.Context, op string, r *store.Sandbox, to api.Status, events ...occurrence) error {
+func (s *Service) setState(ctx context.Context, op string, r *store.Sandbox, to api.Status, events ...newEvent) error {
 	was := *r
-	if from := api.Status(r.State); from != to && !reaches(from, to) {
+	if from := api.Status(r.State); from != to && !canReach(from, to) {
 		return api.Errorf(api.Internal, "sandbox %s cannot go from %s to %s", r.ID, from, to)
 	}
 	now := time.Now()
@@ -200,7 +200,7 @@ func (s *Service) become(ctx context.Context, op string, r *store.Sandbox, to ap
 		if err := tx.UpdateSandbox(ctx, r, was.State); err != nil {
 			return err
 		}
-		return s.append(ctx, tx, r, events...)
+		return s.appendEvents(ctx, tx, r, events...)
 	})
 	if err != nil {
 		*r = was
@@ -209,13 +209,13 @@ func (s *Service) become(ctx context.Context, op string, r *store.Sandbox, to ap
 		}
 		return err
 	}
-	s.news.tell(r.ID)
+	s.changes.notify(r.ID)
 	return nil
 }
 
-// reaches tells whether the table leads from one state to another in at most two moves: what a host did
+// canReach tells whether the table leads from one state to another in at most two moves: what a host did
 // by itself is seen only when it is done.
-func reaches(from, to api.Status) bool {
+func canReach(from, to api.Status) bool {
 	if from.CanBecome(to) {
 		return true
 	}
@@ -227,9 +227,9 @@ func reaches(from, to api.Status) bool {
 	return false
 }
 
-// fill puts what a host says of a machine into a row.
-func fill(r *store.Sandbox, m hostapi.Machine) {
-	r.VCPUs, r.MemoryMiB, r.DiskMiB, r.DataDisks = m.VCPUs, m.MemoryMiB, m.DiskMiB, keptDisks(m.Disks)
+// applyMachine puts what a host says of a machine into a row.
+func applyMachine(r *store.Sandbox, m hostapi.Machine) {
+	r.VCPUs, r.MemoryMiB, r.DiskMiB, r.DataDisks = m.VCPUs, m.MemoryMiB, m.DiskMiB, encodeDisks(m.Disks)
 	r.GuestIP, r.Tap, r.MAC = m.GuestIP, m.Tap, m.MAC
 	r.Generation = int64(m.Generation)
 	r.BootMode, r.Boot, r.Pause = string(m.BootMode), m.Boot.Microseconds(), m.Pause.Microseconds()
@@ -247,8 +247,8 @@ func fill(r *store.Sandbox, m hostapi.Machine) {
 // redacted stands for the value of a metadata key that may be written but not read.
 const redacted = "[redacted]"
 
-// shown gives metadata as users may read it.
-func shown(m map[string]string) map[string]string {
+// visibleMetadata gives metadata as users may read it.
+func visibleMetadata(m map[string]string) map[string]string {
 	out := make(map[string]string, len(m))
 	for k, v := range m {
 		if strings.HasPrefix(k, "secret.") {
@@ -265,18 +265,18 @@ func (s *Service) view(r *store.Sandbox) api.Sandbox {
 	if err := json.Unmarshal([]byte(r.Phases), &phases); err != nil {
 		phases = nil // a hint
 	}
-	facts := s.known()
+	facts := s.hostCapacity()
 	out := api.Sandbox{
 		ID: api.SandboxID(
 			r.ID,
-		), Template: r.Template, CPU: r.VCPUs, MemoryMB: r.MemoryMiB, DiskMB: r.DiskMiB, DataDisks: shownDisks(r),
-		Status: api.Status(r.State), GuestIP: r.GuestIP, HostTap: r.Tap, MAC: r.MAC, Metadata: shown(r.Metadata),
+		), Template: r.Template, CPU: r.VCPUs, MemoryMB: r.MemoryMiB, DiskMB: r.DiskMiB, DataDisks: viewDisks(r),
+		Status: api.Status(r.State), GuestIP: r.GuestIP, HostTap: r.Tap, MAC: r.MAC, Metadata: visibleMetadata(r.Metadata),
 		FromSnapshot: api.SnapshotID(r.Snapshot), BootMS: (r.Boot + 999) / 1000, BootMode: r.BootMode,
 		CreatedAt: store.Time(r.Created), Workspace: api.Workspace(r.Workspace), Persistent: r.Persistent,
 		TTLSeconds: r.TTLSeconds, IdleSeconds: int64(s.idle(r).Seconds()), ParentID: api.SandboxID(r.Parent),
 		TreeID: api.TreeID(
 			r.Tree,
-		), User: r.User, Workdir: r.Workdir, Egress: r.Egress, Network: shownNetwork(r), Limits: shownLimits(r.Limits), Isolation: facts.Isolation,
+		), User: r.User, Workdir: r.Workdir, Egress: r.Egress, Network: viewNetwork(r), Limits: viewLimits(r.Limits), Isolation: facts.Isolation,
 		Accelerator: facts.Accelerator, Generation: uint64(r.Generation), PauseMS: (r.Pause + 999) / 1000,
 		FailureReason: r.Reason, Phases: phases,
 	}
@@ -284,24 +284,24 @@ func (s *Service) view(r *store.Sandbox) api.Sandbox {
 		at := store.Time(r.Ends)
 		out.ExpiresAt = &at
 	}
-	if then := api.OnTimeout(r.OnEnd); r.Ends > 0 || then.Rests() {
+	if then := api.OnTimeout(r.OnEnd); r.Ends > 0 || then.KeepsSandbox() {
 		out.OnTimeout = then
 	}
 	return out
 }
 
-// known gives what was heard last of the host's abilities.
-func (s *Service) known() hostapi.Capacity {
-	s.factsMu.Lock()
-	defer s.factsMu.Unlock()
-	return s.facts
+// hostCapacity gives what was heard last of the host's abilities.
+func (s *Service) hostCapacity() hostapi.Capacity {
+	s.capacityMu.Lock()
+	defer s.capacityMu.Unlock()
+	return s.capacity
 }
 
-// learn asks the host for its abilities, at most once a minute.
-func (s *Service) learn(ctx context.Context) {
-	s.factsMu.Lock()
-	fresh := !s.factsAt.IsZero() && time.Since(s.factsAt) < time.Minute
-	s.factsMu.Unlock()
+// refreshCapacity asks the host for its abilities, at most once a minute.
+func (s *Service) refreshCapacity(ctx context.Context) {
+	s.capacityMu.Lock()
+	fresh := !s.capacityAt.IsZero() && time.Since(s.capacityAt) < time.Minute
+	s.capacityMu.Unlock()
 	if fresh {
 		return
 	}
@@ -309,22 +309,22 @@ func (s *Service) learn(ctx context.Context) {
 	if err != nil {
 		return // shown only as a hint; asked again by the next create
 	}
-	s.factsMu.Lock()
-	defer s.factsMu.Unlock()
-	s.facts, s.factsAt = c, time.Now()
+	s.capacityMu.Lock()
+	defer s.capacityMu.Unlock()
+	s.capacity, s.capacityAt = c, time.Now()
 }
 
-// labels go to the host with every machine and snapshot, for the day its store is lost and for other hosts.
-func (s *Service) labels(workspace, surroundings string) map[string]string {
+// hostLabels go to the host with every machine and snapshot, for the day its store is lost and for other hosts.
+func (s *Service) hostLabels(workspace, surroundings string) map[string]string {
 	out := map[string]string{"workspace": workspace, "store": s.db.ID()}
 	if surroundings != "" {
-		out[surroundingsLabel] = surroundings
+		out[injectedLabel] = surroundings
 	}
 	return out
 }
 
-// merge lays maps over each other, the last on top. It answers nil for nothing at all.
-func merge(all ...map[string]string) map[string]string {
+// mergeMaps lays maps over each other, the last on top. It answers nil for nothing at all.
+func mergeMaps(all ...map[string]string) map[string]string {
 	var out map[string]string
 	for _, m := range all {
 		if out == nil && len(m) > 0 {

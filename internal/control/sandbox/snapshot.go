@@ -19,35 +19,35 @@ func (s *Service) TakeSnapshot(
 	id api.SandboxID,
 	req api.SnapshotRequest,
 ) (_ api.Snapshot, err error) {
-	defer s.watch("take snapshot", time.Now(), &err)
+	defer s.finishVerb("take snapshot", time.Now(), &err)
 	if err := req.Validate(); err != nil {
 		return api.Snapshot{}, err
 	}
-	r, ctx, release, err := s.ready(ctx, p, id, "take a snapshot of", true)
+	r, ctx, release, err := s.acquireReady(ctx, p, id, "take a snapshot of", true)
 	if err != nil {
 		return api.Snapshot{}, err
 	}
 	defer release()
 	snap := store.Snapshot{
-		ID:           string(api.NewSnapshotID()),
-		Workspace:    r.Workspace,
-		Sandbox:      r.ID,
-		State:        store.SnapshotCreating,
-		Owner:        s.instance,
-		Name:         req.Name,
-		Template:     r.Template,
-		VCPUs:        r.VCPUs,
-		MemoryMiB:    r.MemoryMiB,
-		DiskMiB:      r.DiskMiB,
-		Metadata:     req.Metadata,
-		Env:          r.Env,
-		Surroundings: r.Surroundings,
-		Limits:       r.Limits,
-		User:         r.User,
-		Workdir:      r.Workdir,
-		Created:      store.Micros(time.Now()),
+		ID:        string(api.NewSnapshotID()),
+		Workspace: r.Workspace,
+		Sandbox:   r.ID,
+		State:     store.SnapshotCreating,
+		Owner:     s.instance,
+		Name:      req.Name,
+		Template:  r.Template,
+		VCPUs:     r.VCPUs,
+		MemoryMiB: r.MemoryMiB,
+		DiskMiB:   r.DiskMiB,
+		Metadata:  req.Metadata,
+		Env:       r.Env,
+		Injected:  r.Injected,
+		Limits:    r.Limits,
+		User:      r.User,
+		Workdir:   r.Workdir,
+		Created:   store.Micros(time.Now()),
 	}
-	_, free, err := s.locks.take(ctx, snap.ID)
+	_, free, err := s.locks.acquire(ctx, snap.ID)
 	if err != nil {
 		return api.Snapshot{}, err
 	}
@@ -60,15 +60,15 @@ func (s *Service) TakeSnapshot(
 	if err != nil {
 		return api.Snapshot{}, err
 	}
-	labels := s.labels(r.Workspace, r.Surroundings)
+	labels := s.hostLabels(r.Workspace, r.Injected)
 	if r.Limits != "" {
 		labels[limitsLabel] = r.Limits
 	}
 	taken, err := s.host.TakeSnapshot(ctx, machineID(&r), hostapi.SnapshotID(snap.ID), labels)
 	if err != nil {
-		return api.Snapshot{}, s.dropSnapshot(ctx, &snap, s.failed(ctx, &r, err, "take a snapshot of"))
+		return api.Snapshot{}, s.dropSnapshot(ctx, &snap, s.operationFailed(ctx, &r, err, "take a snapshot of"))
 	}
-	firmly, cancel := firm(ctx)
+	firmly, cancel := detached(ctx)
 	defer cancel()
 	snap.State, snap.Bytes = store.SnapshotReady, taken.Bytes
 	snap.VCPUs, snap.MemoryMiB, snap.DiskMiB = taken.VCPUs, taken.MemoryMiB, taken.DiskMiB
@@ -76,12 +76,12 @@ func (s *Service) TakeSnapshot(
 		if err := tx.UpdateSnapshot(ctx, &snap, store.SnapshotCreating); err != nil {
 			return err
 		}
-		return s.append(ctx, tx, &r, occurrence{api.EventSnapshot, map[string]any{"snapshot_id": snap.ID}})
+		return s.appendEvents(ctx, tx, &r, newEvent{api.EventSnapshot, map[string]any{"snapshot_id": snap.ID}})
 	})
 	if err != nil {
 		return api.Snapshot{}, s.dropSnapshot(ctx, &snap, err)
 	}
-	s.news.tell(r.ID)
+	s.changes.notify(r.ID)
 	out := viewSnapshot(&snap)
 	if m, err := s.host.Get(firmly, machineID(&r)); err == nil { // how long it stood still is a nicety
 		out.PauseMS = (m.Pause.Microseconds() + 999) / 1000
@@ -91,7 +91,7 @@ func (s *Service) TakeSnapshot(
 
 // dropSnapshot takes back a snapshot that could not be taken and answers why.
 func (s *Service) dropSnapshot(ctx context.Context, snap *store.Snapshot, why error) error {
-	ctx, cancel := firm(ctx)
+	ctx, cancel := detached(ctx)
 	defer cancel()
 	if err := s.removeSnapshot(ctx, snap); err != nil {
 		s.log.Warn("taking back a snapshot failed; it is tried again", "snapshot", snap.ID, "err", err)
@@ -119,7 +119,7 @@ func viewSnapshot(s *store.Snapshot) api.Snapshot {
 		Workspace: api.Workspace(s.Workspace),
 		Template:  s.Template,
 		Name:      s.Name,
-		Metadata:  shown(s.Metadata),
+		Metadata:  visibleMetadata(s.Metadata),
 		CreatedAt: store.Time(s.Created),
 		SizeBytes: s.Bytes,
 		CPU:       s.VCPUs,
@@ -136,18 +136,18 @@ func (s *Service) snapshot(ctx context.Context, p auth.Principal, id api.Snapsho
 	snap, err := s.db.Read().Snapshot(ctx, string(id))
 	switch {
 	case errors.Is(err, store.ErrNotFound):
-		return snap, unknownSnapshot(id)
+		return snap, snapshotNotFound(id)
 	case err != nil:
 		return snap, err
 	case snap.Workspace != string(p.Workspace) || snap.State != store.SnapshotReady:
-		return store.Snapshot{}, unknownSnapshot(id)
+		return store.Snapshot{}, snapshotNotFound(id)
 	}
 	return snap, nil
 }
 
 // Snapshot answers one snapshot.
 func (s *Service) Snapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) (_ api.Snapshot, err error) {
-	defer s.watch("get snapshot", time.Now(), &err)
+	defer s.finishVerb("get snapshot", time.Now(), &err)
 	snap, err := s.snapshot(ctx, p, id)
 	if err != nil {
 		return api.Snapshot{}, err
@@ -158,7 +158,7 @@ func (s *Service) Snapshot(ctx context.Context, p auth.Principal, id api.Snapsho
 // Snapshots answers the workspace's snapshots, newest first: all that f selects, or a page if f has a
 // limit, of at most 1000.
 func (s *Service) Snapshots(ctx context.Context, p auth.Principal, f api.SnapshotFilter) (_ SnapshotPage, err error) {
-	defer s.watch("list snapshots", time.Now(), &err)
+	defer s.finishVerb("list snapshots", time.Now(), &err)
 	if p.Workspace == "" {
 		return SnapshotPage{}, api.Errorf(api.Unauthenticated, "the caller has no workspace")
 	}
@@ -187,11 +187,11 @@ func (s *Service) Snapshots(ctx context.Context, p auth.Principal, f api.Snapsho
 
 // DeleteSnapshot removes a snapshot; one that something still needs is a conflict.
 func (s *Service) DeleteSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) (err error) {
-	defer s.watch("delete snapshot", time.Now(), &err)
+	defer s.finishVerb("delete snapshot", time.Now(), &err)
 	if _, err := s.snapshot(ctx, p, id); err != nil {
 		return err
 	}
-	ctx, release, err := s.locks.take(ctx, string(id))
+	ctx, release, err := s.locks.acquire(ctx, string(id))
 	if err != nil {
 		return err
 	}
@@ -200,7 +200,7 @@ func (s *Service) DeleteSnapshot(ctx context.Context, p auth.Principal, id api.S
 	if err != nil {
 		return err
 	}
-	ctx, cancel := firm(ctx)
+	ctx, cancel := detached(ctx)
 	defer cancel()
 	snap.State = store.SnapshotDeleting
 	err = s.db.Write(ctx, "snapshot deleting", func(ctx context.Context, tx *store.Tx) error {

@@ -36,18 +36,18 @@ type Reason string
 
 // The reasons.
 const (
-	EndedByUser     Reason = "deleted"
-	EndedIdle       Reason = "idle"      // its TTL passed without use
-	EndedTimeout    Reason = "timeout"   // its fixed end came
-	EndedPromotion  Reason = "promotion" // a sibling in its fork tree won
-	EndedCrash      Reason = "crash"     // its monitor died
-	EndedMemory     Reason = "out_of_memory"
-	EndedHostLost   Reason = "host_lost" // its host does not know it any more
-	EndedNeverBegan Reason = "create_failed"
+	EndedByUser       Reason = "deleted"
+	EndedIdle         Reason = "idle"      // its TTL passed without use
+	EndedTimeout      Reason = "timeout"   // its fixed end came
+	EndedPromotion    Reason = "promotion" // a sibling in its fork tree won
+	EndedCrash        Reason = "crash"     // its monitor died
+	EndedOutOfMemory  Reason = "out_of_memory"
+	EndedHostLost     Reason = "host_lost" // its host does not know it any more
+	EndedCreateFailed Reason = "create_failed"
 )
 
-// Ending says when, why and by whom a sandbox ended. It is kept for the configured time.
-type Ending struct {
+// Tombstone says when, why and by whom a sandbox ended. It is kept for the configured time.
+type Tombstone struct {
 	Sandbox   api.SandboxID
 	Template  string
 	Reason    Reason
@@ -68,5 +68,5 @@ type ProcessEnd = activity.ProcessEnd
 type Logs struct {
 	Console   string       // of the guest's kernel and first program, the last 64 KiB, as valid UTF-8
 	Processes []ProcessEnd // as in Ending
-	Ending    *Ending      // nil while it lives
+	Tombstone *Tombstone   // nil while it lives
 }

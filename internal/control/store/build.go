@@ -6,8 +6,8 @@ import (
 	"github.com/uptrace/bun"
 )
 
-// BuildActive are the states of builds that have not ended.
-var BuildActive = []string{"queued", "running"}
+// ActiveBuildStates are the states of builds that have not ended.
+var ActiveBuildStates = []string{"queued", "running"}
 
 // Build is a row of builds. Times are microseconds.
 type Build struct {
@@ -169,8 +169,8 @@ func (t *Tx) Layers(ctx context.Context, workspace string, names ...string) ([]L
 	return rows, q.Scan(ctx)
 }
 
-// UseLayer notes when a layer was used last.
-func (t *Tx) UseLayer(ctx context.Context, workspace, name string, used int64) error {
+// TouchLayer notes when a layer was used last.
+func (t *Tx) TouchLayer(ctx context.Context, workspace, name string, used int64) error {
 	_, err := t.db.NewUpdate().
 		Model((*Layer)(nil)).
 		Set("used = ?", used).

@@ -80,8 +80,8 @@ func (t *Tx) DeleteKey(ctx context.Context, workspace, prefix string) error {
 	return changed(res, err, "key", prefix)
 }
 
-// UseKey writes when a key was used last.
-func (t *Tx) UseKey(ctx context.Context, prefix string, at int64) error {
+// TouchKey writes when a key was used last.
+func (t *Tx) TouchKey(ctx context.Context, prefix string, at int64) error {
 	_, err := t.db.NewUpdate().Model((*Key)(nil)).Set("last_used = ?", at).Where("prefix = ?", prefix).Exec(ctx)
 	return err
 }

@@ -59,17 +59,17 @@ func Open(ctx context.Context, cfg Config) (*DB, error) {
 		return nil, fmt.Errorf("store: %w", err)
 	}
 	if err := db.migrate(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("store %s: %w", place(cfg.DSN), err), db.Close())
+		return nil, errors.Join(fmt.Errorf("store %s: %w", redactedDSN(cfg.DSN), err), db.Close())
 	}
 	if err := db.identify(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("store %s: %w", place(cfg.DSN), err), db.Close())
+		return nil, errors.Join(fmt.Errorf("store %s: %w", redactedDSN(cfg.DSN), err), db.Close())
 	}
 	db.fault = cfg.Fault
 	return db, nil
 }
 
-// place names a store without what is secret in its address.
-func place(dsn string) string {
+// redactedDSN names a store without what is secret in its address.
+func redactedDSN(dsn string) string {
 	if u, err := url.Parse(dsn); err == nil && u.Scheme != "" {
 		return u.Redacted()
 	}

@@ -35,24 +35,24 @@ type Sandbox struct {
 	User       string `bun:"user_name"`
 	Workdir    string `bun:"workdir"`
 	Env        Pairs  `bun:"env"`
-	// Surroundings is JSON: what a face promised to programs inside; "": nothing.
-	Surroundings string `bun:"surroundings"`
-	Metadata     Pairs  `bun:"metadata"` // as put: changing it does not change what List filters by
-	Egress       bool   `bun:"egress"`   // whether anything may be reached
-	Network      string `bun:"network"`  // JSON: what may be reached; "": all, or nothing without Egress
-	Limits       string `bun:"limits"`   // JSON: what it may move each second; "": the host's
-	Persistent   bool   `bun:"persistent"`
-	TTLSeconds   int64  `bun:"ttl_seconds"`
-	Ends         int64  `bun:"ends"`
-	OnEnd        string `bun:"on_end"`
-	Created      int64  `bun:"created"`
-	Changed      int64  `bun:"changed"`
-	Active       int64  `bun:"active"`
-	Due          int64  `bun:"due"`
-	Reason       string `bun:"reason"`
-	EndReason    string `bun:"end_reason"`
-	EndBy        string `bun:"end_by"`
-	Idempotency  string `bun:"idempotency"`
+	// Injected is JSON: what a face promised to programs inside; "": nothing.
+	Injected    string `bun:"surroundings"`
+	Metadata    Pairs  `bun:"metadata"` // as put: changing it does not change what List filters by
+	Egress      bool   `bun:"egress"`   // whether anything may be reached
+	Network     string `bun:"network"`  // JSON: what may be reached; "": all, or nothing without Egress
+	Limits      string `bun:"limits"`   // JSON: what it may move each second; "": the host's
+	Persistent  bool   `bun:"persistent"`
+	TTLSeconds  int64  `bun:"ttl_seconds"`
+	Ends        int64  `bun:"ends"`
+	OnEnd       string `bun:"on_end"`
+	Created     int64  `bun:"created"`
+	Changed     int64  `bun:"changed"`
+	Active      int64  `bun:"active"`
+	Due         int64  `bun:"due"`
+	Reason      string `bun:"reason"`
+	EndReason   string `bun:"end_reason"`
+	EndBy       string `bun:"end_by"`
+	Idempotency string `bun:"idempotency"`
 }
 
 // label is a pair of metadata, for finding.
@@ -198,15 +198,15 @@ func (t *Tx) CountStates(ctx context.Context) (map[string]int, error) {
 	return counts, err
 }
 
-// Used is the last use of a sandbox and when the reaper looks at it, in microseconds.
-type Used struct {
+// LastUse is the last use of a sandbox and when the reaper looks at it, in microseconds.
+type LastUse struct {
 	ID          string
 	Active, Due int64
 }
 
-// PutUsed writes last uses; a sandbox that is not there is passed over, a later use is never put back by
+// PutLastUses writes last uses; a sandbox that is not there is passed over, a later use is never put back by
 // an earlier one, and a Due of 0 leaves what is there.
-func (t *Tx) PutUsed(ctx context.Context, all []Used) error {
+func (t *Tx) PutLastUses(ctx context.Context, all []LastUse) error {
 	for _, u := range all {
 		q := t.db.NewUpdate().Model((*Sandbox)(nil)).Set("active = ?", u.Active).
 			Where("id = ?", u.ID).Where("active <= ?", u.Active)

@@ -29,7 +29,7 @@ type Snapshot struct {
 	Bytes         int64  `bun:"bytes"`
 	Metadata      Pairs  `bun:"metadata"`
 	Env           Pairs  `bun:"env"`
-	Surroundings  string `bun:"surroundings"` // JSON, of the sandbox it was taken of
+	Injected      string `bun:"surroundings"` // JSON, of the sandbox it was taken of
 	Limits        string `bun:"limits"`       // JSON, of the sandbox it was taken of
 	User          string `bun:"user_name"`
 	Workdir       string `bun:"workdir"`

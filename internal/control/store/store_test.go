@@ -48,7 +48,7 @@ func TestReopen(t *testing.T) {
 	}
 }
 
-func TestNewerIsRefused(t *testing.T) {
+func TestNewerSchemaIsRefused(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "control.db")
 	db, err := store.Open(t.Context(), store.Config{DSN: path})
 	if err != nil {
@@ -87,7 +87,7 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-func TestFault(t *testing.T) {
+func TestInjectedFaults(t *testing.T) {
 	boom := errors.New("boom")
 	var at string
 	db, err := store.Open(

@@ -35,8 +35,8 @@ type Host interface {
 	DeleteTemplate(ctx context.Context, name hostapi.TemplateName) error
 }
 
-// Builtin are the other names that published clients ask for by default.
-func Builtin() map[string]string {
+// BuiltinAliases are the other names that published clients ask for by default.
+func BuiltinAliases() map[string]string {
 	return map[string]string{
 		"ubuntu-24.04":        "base",
 		"ubuntu-24.04-net":    "base",
@@ -47,8 +47,8 @@ func Builtin() map[string]string {
 	}
 }
 
-// freshness is how long a host's answer is good for a create.
-const freshness = 2 * time.Second
+// cacheTTL is how long a host's answer is good for a create.
+const cacheTTL = 2 * time.Second
 
 // Service answers questions about templates.
 type Service struct {
@@ -75,7 +75,7 @@ func New(host Host, db *store.DB, aliases map[string]string) (*Service, error) {
 func (s *Service) list(ctx context.Context, fresh bool) ([]hostapi.Template, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !fresh && !s.at.IsZero() && time.Since(s.at) < freshness {
+	if !fresh && !s.at.IsZero() && time.Since(s.at) < cacheTTL {
 		return s.cache, nil
 	}
 	all, err := s.host.Templates(ctx)
@@ -114,7 +114,7 @@ func (s *Service) find(ctx context.Context, name string, fresh bool) (hostapi.Te
 	if err != nil {
 		return hostapi.Template{}, err
 	}
-	aliases := merge(s.aliases, known)
+	aliases := mergeAliases(s.aliases, known)
 	if t, ok := at(aliases[name]); ok {
 		return t, nil
 	}
@@ -128,12 +128,12 @@ func (s *Service) find(ctx context.Context, name string, fresh bool) (hostapi.Te
 	return hostapi.Template{}, api.Errorf(
 		api.NotFound,
 		"template %q not found: there are %s",
-		bound(name),
+		truncate(name),
 		strings.Join(names, ", "),
 	)
 }
 
-func merge(configured map[string]string, rows []store.Alias) map[string]string {
+func mergeAliases(configured map[string]string, rows []store.Alias) map[string]string {
 	out := maps.Clone(configured)
 	if out == nil {
 		out = map[string]string{}
@@ -144,8 +144,8 @@ func merge(configured map[string]string, rows []store.Alias) map[string]string {
 	return out
 }
 
-// bound keeps a caller's text short in a message.
-func bound(name string) string {
+// truncate keeps a caller's text short in a message.
+func truncate(name string) string {
 	if len(name) > 64 {
 		return name[:64] + "..."
 	}
@@ -159,14 +159,14 @@ func (s *Service) Resolve(ctx context.Context, p auth.Principal, name string) (a
 
 // get finds a recipe, else a built template, else what an alias means.
 func (s *Service) get(ctx context.Context, p auth.Principal, name string, fresh bool) (api.Template, error) {
-	built, found, err := s.built(ctx, p, name)
+	built, found, err := s.userTemplate(ctx, p, name)
 	if err != nil || found {
 		return built, err
 	}
 	plain, tag := api.SplitTemplate(name)
 	t, err := s.find(ctx, plain, fresh)
 	if err == nil && tag != "" && string(t.Name) != plain { // an alias with a tag is an image somewhere
-		err = api.Errorf(api.NotFound, "template %q not found", bound(name))
+		err = api.Errorf(api.NotFound, "template %q not found", truncate(name))
 	}
 	if err != nil {
 		return api.Template{}, api.AsError(err)
@@ -187,12 +187,12 @@ func (s *Service) List(ctx context.Context, p auth.Principal) ([]api.Template, e
 		}
 		out = append(out, view(t))
 	}
-	built, err := s.listBuilt(ctx, p)
+	built, err := s.listUserTemplates(ctx, p)
 	if err != nil {
 		return nil, api.AsError(err)
 	}
 	for i := range built {
-		s.measure(&built[i])
+		s.fillSizes(&built[i])
 	}
 	out = append(out, built...)
 	slices.SortFunc(out, func(a, b api.Template) int { return strings.Compare(a.Name, b.Name) })
@@ -204,7 +204,7 @@ func (s *Service) Get(ctx context.Context, p auth.Principal, name string) (api.T
 	t, err := s.get(ctx, p, name, true)
 	if err == nil && t.ID != "" {
 		if _, err := s.list(ctx, true); err == nil { // else the sizes are those of its build
-			s.measure(&t)
+			s.fillSizes(&t)
 		}
 		t.Versions, err = s.Versions(ctx, p, string(t.ID))
 	}
@@ -254,7 +254,7 @@ func (s *Service) SetAlias(ctx context.Context, p auth.Principal, name, template
 		return api.Errorf(api.Forbidden, "only an admin key may change names of templates")
 	}
 	if !api.ValidTemplateName(name) {
-		return api.Errorf(api.Invalid, "name: %q is not a template name: use 1 to 64 of a-z A-Z 0-9 . _ -", bound(name)).
+		return api.Errorf(api.Invalid, "name: %q is not a template name: use 1 to 64 of a-z A-Z 0-9 . _ -", truncate(name)).
 			With("field", "name")
 	}
 	t, err := s.find(ctx, template, true)
@@ -270,8 +270,8 @@ func (s *Service) SetAlias(ctx context.Context, p auth.Principal, name, template
 	return nil
 }
 
-// measure puts what a built template takes on the host now, as far as the host has told.
-func (s *Service) measure(t *api.Template) {
+// fillSizes puts what a built template takes on the host now, as far as the host has told.
+func (s *Service) fillSizes(t *api.Template) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if on, ok := s.published[t.Host]; ok {
@@ -300,7 +300,7 @@ func view(t hostapi.Template) api.Template {
 		User:        t.User,
 		Workdir:     t.Workdir,
 		Baked:       t.Baked,
-		BakedAt:     moment(t.BakedAt),
+		BakedAt:     timePtr(t.BakedAt),
 	}
 	if out.Tools == nil {
 		out.Tools = []string{}
@@ -314,7 +314,7 @@ func view(t hostapi.Template) api.Template {
 			Step:      b.Step,
 			Percent:   b.Percent,
 			StartedAt: b.Started.UTC(),
-			EndedAt:   moment(b.Ended),
+			EndedAt:   timePtr(b.Ended),
 			Error:     b.Err,
 			Log:       b.Log,
 		}
@@ -330,7 +330,7 @@ func dataDisks(all []hostapi.DataDisk) []api.DataDisk {
 	return out
 }
 
-func moment(t time.Time) *time.Time {
+func timePtr(t time.Time) *time.Time {
 	if t.IsZero() {
 		return nil
 	}

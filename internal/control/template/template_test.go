@@ -22,7 +22,7 @@ func TestTemplates(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer db.Close()
-	s, err := template.New(h, db, template.Builtin())
+	s, err := template.New(h, db, template.BuiltinAliases())
 	if err != nil {
 		t.Fatal(err)
 	}

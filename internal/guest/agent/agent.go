@@ -55,13 +55,13 @@ func Run(ctx context.Context) error {
 		return err
 	}
 	failed := make(chan error, 2)
-	var b guestapi.Backend = &waiting{begin: func(id guestapi.Identity) (guestapi.Backend, error) {
+	var b guestapi.Backend = &deferredRoot{begin: func(id guestapi.Identity) (guestapi.Backend, error) {
 		if err := wake(id); err != nil {
 			return nil, err
 		}
 		return settle(failed)
 	}}
-	if !initd.Flag(guestapi.WaitArgument) {
+	if !initd.Flag(guestapi.WaitForRootArgument) {
 		var err error
 		if b, err = settle(failed); err != nil {
 			return err
@@ -85,7 +85,7 @@ func wake(id guestapi.Identity) error {
 	if err := sys.SetClock(id.Time); err != nil {
 		return fmt.Errorf("set clock: %w", err)
 	}
-	return initd.Arrived()
+	return initd.WaitForRootSize()
 }
 
 // settle takes the root file system and makes the machine on it. What looks after its processes runs for as long
@@ -128,8 +128,8 @@ func machine(device string) (*Backend, *process.Reaper, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	initd.NoRouters("eth0")
-	own, err := initd.Own(initd.OwnFiles)
+	initd.DisableRouterAdvertisements("eth0")
+	own, err := initd.BindInMemory(initd.OwnFiles)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -140,7 +140,7 @@ func machine(device string) (*Backend, *process.Reaper, error) {
 	if err := system.LinkUp("lo"); err != nil {
 		return nil, nil, err
 	}
-	group, err := system.OpenGroup("/sys/fs/cgroup", "workload", limits())
+	group, err := system.OpenCgroup("/sys/fs/cgroup", "workload", limits())
 	if err != nil {
 		return nil, nil, err
 	}

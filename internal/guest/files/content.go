@@ -43,7 +43,7 @@ func (f *Files) Read(
 		length = math.MaxInt64
 	}
 	if min(i.Size-offset, length) >= directSize {
-		w, err := newWindow(file, offset, length)
+		w, err := newBlockReader(file, offset, length)
 		if err != nil {
 			return i, nil, errors.Join(err, file.Close())
 		}
@@ -187,7 +187,7 @@ func replace(ctx context.Context, at string, as fresh, r io.Reader) (err error) 
 	if err := unix.Fchmod(int(file.Fd()), as.mode); err != nil {
 		return fault(err)
 	}
-	if err := annotate(int(file.Fd()), as.notes); err != nil {
+	if err := setXattrs(int(file.Fd()), as.notes); err != nil {
 		return err
 	}
 	if err := file.Close(); err != nil {

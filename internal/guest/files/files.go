@@ -92,7 +92,7 @@ func describe(at string, names *passwd.Names) (guestapi.FileInfo, error) {
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
 		i.Kind = guestapi.KindFile
-		i.Metadata = notesOf(at)
+		i.Metadata = xattrsOf(at)
 	case unix.S_IFDIR:
 		i.Kind = guestapi.KindDir
 	case unix.S_IFLNK:

@@ -94,7 +94,7 @@ func (w *watcher) add(dir string, tell bool) error {
 	for _, e := range entries {
 		sub := path.Join(dir, e.Name())
 		if tell {
-			w.tell(guestapi.OpCreate, sub)
+			w.deliver(guestapi.OpCreate, sub)
 		}
 		if e.IsDir() {
 			if err := w.add(sub, tell); err != nil {
@@ -105,7 +105,7 @@ func (w *watcher) add(dir string, tell bool) error {
 	return nil
 }
 
-func (w *watcher) tell(op guestapi.FileOp, p string) {
+func (w *watcher) deliver(op guestapi.FileOp, p string) {
 	if len(p) <= guestapi.MaxPath {
 		w.queue = append(w.queue, guestapi.FileEvent{Op: op, Path: p})
 	}
@@ -159,7 +159,7 @@ func (w *watcher) event() {
 	name := strings.TrimRight(string(b[eventSize:end]), "\x00")
 	w.unread = b[end:]
 	if mask&unix.IN_Q_OVERFLOW != 0 {
-		w.tell(guestapi.OpOverflow, "")
+		w.deliver(guestapi.OpOverflow, "")
 		return
 	}
 	dir, known := w.dirs[wd]
@@ -177,18 +177,18 @@ func (w *watcher) change(mask uint32, p string) {
 	sub := mask&unix.IN_ISDIR != 0 && w.recursive
 	switch {
 	case mask&unix.IN_CREATE != 0, mask&unix.IN_MOVED_TO != 0:
-		w.tell(guestapi.OpCreate, p)
+		w.deliver(guestapi.OpCreate, p)
 		if sub && w.add(p, true) != nil {
-			w.tell(guestapi.OpOverflow, "") // changes below will not be seen
+			w.deliver(guestapi.OpOverflow, "") // changes below will not be seen
 		}
 	case mask&unix.IN_MODIFY != 0:
-		w.tell(guestapi.OpWrite, p)
+		w.deliver(guestapi.OpWrite, p)
 	case mask&unix.IN_ATTRIB != 0:
-		w.tell(guestapi.OpChmod, p)
+		w.deliver(guestapi.OpChmod, p)
 	case mask&unix.IN_DELETE != 0:
-		w.tell(guestapi.OpRemove, p)
+		w.deliver(guestapi.OpRemove, p)
 	case mask&unix.IN_MOVED_FROM != 0:
-		w.tell(guestapi.OpRename, p)
+		w.deliver(guestapi.OpRename, p)
 		if sub {
 			w.leave(p)
 		}

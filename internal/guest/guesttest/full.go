@@ -21,7 +21,7 @@ func Full(t *testing.T, open func(t *testing.T) Env) {
 	}{
 		{"terminal", terminal}, {"deadline kills the group", groupDeadline}, {"background child", background},
 		{"much output unattended", unattended}, {"much output attended", attended}, {"input to nobody", blockedInput},
-		{"watch", watch}, {"port", port}, {"symbolic links", symlinks}, {"metadata of files", notes}, {"outputs by name", reopen},
+		{"watch", watch}, {"port", port}, {"symbolic links", symlinks}, {"metadata of files", xattrs}, {"outputs by name", reopen},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.run(t, open(t)) })
 	}

@@ -145,9 +145,9 @@ func BootID() (int, error) {
 	return fd, nil
 }
 
-// NoRouters has the kernel not look for IPv6 routers on a link: there are none, and a machine that was just
+// DisableRouterAdvertisements has the kernel not look for IPv6 routers on a link: there are none, and a machine that was just
 // restored would spend its first moments on it. A kernel without IPv6 does not either.
-func NoRouters(link string) {
+func DisableRouterAdvertisements(link string) {
 	for _, of := range []string{"default", link} {
 		for _, setting := range []string{"accept_ra", "router_solicitations"} {
 			_ = os.WriteFile(path.Join("/proc/sys/net/ipv6/conf", of, setting), []byte("0"), 0) // as said
@@ -158,14 +158,14 @@ func NoRouters(link string) {
 // OwnFiles are what Own binds in a machine.
 var OwnFiles = []string{"/etc/hostname", "/etc/hosts", "/etc/machine-id"}
 
-// Own binds files of our own in memory, with the present content, over those of the root file system that
+// BindInMemory binds files of our own in memory, with the present content, over those of the root file system that
 // every restore writes, and returns them open by path: a write to a disk's file system costs a machine
 // that was just restored many times as much. What is written to them does not reach the disk. As in
 // containers, they can be written but not replaced or removed.
-func Own(paths []string) (map[string]int, error) {
+func BindInMemory(paths []string) (map[string]int, error) {
 	open := make(map[string]int, len(paths))
 	for _, name := range paths {
-		fd, err := own(name)
+		fd, err := bindInMemory(name)
 		if err != nil {
 			return nil, fmt.Errorf("bind %s: %w", name, err)
 		}
@@ -174,7 +174,7 @@ func Own(paths []string) (map[string]int, error) {
 	return open, nil
 }
 
-func own(name string) (int, error) {
+func bindInMemory(name string) (int, error) {
 	mine := path.Join("/run/pandastack", path.Base(name))
 	if err := os.MkdirAll(path.Dir(mine), 0o755); err != nil {
 		return 0, err
@@ -202,9 +202,9 @@ func own(name string) (int, error) {
 	return unix.Open(mine, unix.O_RDWR|unix.O_CLOEXEC, 0)
 }
 
-// Arrived waits until a root device is as large as the file system on it: a machine that waited for its disk
+// WaitForRootSize waits until a root device is as large as the file system on it: a machine that waited for its disk
 // hears of the disk's size a moment later.
-func Arrived() error {
+func WaitForRootSize() error {
 	device := argument("pandastack.root", "/dev/vda")
 	var problem error
 	if !await(func() bool {

@@ -137,7 +137,7 @@ func isProgram(p string) bool {
 
 // start makes the process with its pipes or terminal.
 func (p *Process) start(l *launch) error {
-	pl := plumbing{owner: &l.user}
+	pl := stdio{owner: &l.user}
 	defer pl.closeChild()
 	var err error
 	if l.size != nil {

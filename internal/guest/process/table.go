@@ -35,7 +35,7 @@ type Config struct {
 // Table is the processes of one machine.
 type Table struct {
 	cfg    Config
-	users  passwd.Latest
+	users  passwd.Cache
 	budget budget
 
 	wg sync.WaitGroup // of those who read output
@@ -60,7 +60,7 @@ type ended struct {
 func New(cfg Config) *Table {
 	t := &Table{
 		cfg:     cfg,
-		users:   passwd.Latest{Database: cfg.Users},
+		users:   passwd.Cache{Database: cfg.Users},
 		running: make(map[int]*Process),
 		tags:    make(map[string]*Process),
 	}
@@ -135,7 +135,7 @@ func (p *Process) begin() *follower {
 	}
 	t.mu.Unlock()
 	for _, o := range p.outputs {
-		t.wg.Go(o.pump)
+		t.wg.Go(o.readAll)
 	}
 	return f
 }

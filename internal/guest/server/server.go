@@ -150,7 +150,7 @@ func (s *Server) gateFor(op guestapi.Op) (*gate, error) {
 
 // Stream implements mux.Handler.
 func (h *handler) Stream(st *mux.Stream, first []byte) {
-	op, body, missing, err := guestapi.CutRequest(first)
+	op, body, missing, err := guestapi.ParseRequest(first)
 	if err != nil {
 		st.Reset(uint16(guestapi.ErrorCode(guestapi.ErrInvalid)), err.Error())
 		return

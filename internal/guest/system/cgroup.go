@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Group is a version 2 control group that holds the workload.
-type Group struct {
+// Cgroup is a version 2 control group that holds the workload.
+type Cgroup struct {
 	dir    string
 	fd     int // of the directory, to begin processes in
 	freeze int // cgroup.freeze
@@ -26,9 +26,9 @@ type Limits struct {
 	MemoryBytes int64
 }
 
-// OpenGroup makes the group called name below parent, a mounted version 2 hierarchy.
-func OpenGroup(parent, name string, limits Limits) (*Group, error) {
-	g := &Group{dir: path.Join(parent, name)}
+// OpenCgroup makes the group called name below parent, a mounted version 2 hierarchy.
+func OpenCgroup(parent, name string, limits Limits) (*Cgroup, error) {
+	g := &Cgroup{dir: path.Join(parent, name)}
 	if err := os.Mkdir(g.dir, 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
 		return nil, fmt.Errorf("make control group: %w", err)
 	}
@@ -64,15 +64,15 @@ func write(file, content string) error {
 }
 
 // FD is an open directory of the group, for processes to begin in. It stays open.
-func (g *Group) FD() int { return g.fd }
+func (g *Cgroup) FD() int { return g.fd }
 
 // Freeze stops all processes of the group, and returns when they have stopped.
-func (g *Group) Freeze(ctx context.Context) error { return g.set(ctx, "1") }
+func (g *Cgroup) Freeze(ctx context.Context) error { return g.set(ctx, "1") }
 
 // Thaw lets them go on.
-func (g *Group) Thaw(ctx context.Context) error { return g.set(ctx, "0") }
+func (g *Cgroup) Thaw(ctx context.Context) error { return g.set(ctx, "0") }
 
-func (g *Group) set(ctx context.Context, state string) error {
+func (g *Cgroup) set(ctx context.Context, state string) error {
 	if _, err := pwrite(g.freeze, []byte(state), 0); err != nil {
 		return fmt.Errorf("write cgroup.freeze: %w", err)
 	}
@@ -100,7 +100,7 @@ func (g *Group) set(ctx context.Context, state string) error {
 const pollMillis = 100
 
 // Remove removes the group; it must be empty. For tests.
-func (g *Group) Remove() error {
+func (g *Cgroup) Remove() error {
 	for _, fd := range []int{g.fd, g.freeze, g.events} {
 		_ = unix.Close(fd) // nothing was written
 	}

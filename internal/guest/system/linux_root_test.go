@@ -34,7 +34,7 @@ func unified(t *testing.T) string {
 
 // TestGroupFreezes: a process of a frozen group does nothing, and goes on when it is thawed.
 func TestGroupFreezes(t *testing.T) {
-	g, err := OpenGroup(unified(t), fmt.Sprintf("guest-test-%d", os.Getpid()), Limits{})
+	g, err := OpenCgroup(unified(t), fmt.Sprintf("guest-test-%d", os.Getpid()), Limits{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -66,8 +66,8 @@ type Host struct {
 	machines *machine.Manager
 	baker    *bake.Baker
 	images   images
-	depot    *remote.Depot // nil: there is no object store
-	streams  *lazy.Manager // nil: likewise
+	remote   *remote.Repository // nil: there is no object store
+	lazy     *lazy.Manager      // nil: likewise
 }
 
 var _ hostapi.Host = (*Host)(nil)
@@ -91,22 +91,22 @@ func (h *Host) Open(ctx context.Context) error {
 	if err := os.MkdirAll(h.cfg.DataDir, 0o711); err != nil {
 		return fmt.Errorf("open host: %w", err)
 	}
-	store, err := snapshot.Open(h.cfg.DataDir, h.deps.Measure, snapshots, bake.Area, bake.Grounds)
+	store, err := snapshot.Open(h.cfg.DataDir, h.deps.Measure, snapshots, bake.Area, bake.PreMountArea)
 	if err != nil {
 		return err
 	}
-	if err := h.openDepot(store); err != nil {
+	if err := h.openRemote(store); err != nil {
 		return err
 	}
-	if err := h.openStreams(ctx, store); err != nil {
+	if err := h.openLazy(ctx, store); err != nil {
 		return err
 	}
 	cfg, deps := h.cfg.Machine, h.deps.Machine
-	if h.streams != nil {
-		deps.Streams = h.streams
+	if h.lazy != nil {
+		deps.Lazy = h.lazy
 	}
 	if h.deps.Objects != nil {
-		cfg.GiveSpace = h.deps.Objects.Cache.Give
+		cfg.ReclaimSpace = h.deps.Objects.Cache.Give
 	}
 	cfg.Dir = filepath.Join(h.cfg.DataDir, "machines")
 	deps.Store, deps.Emit, deps.Log = store, h.hub.emit, h.deps.Log
@@ -117,7 +117,7 @@ func (h *Host) Open(ctx context.Context) error {
 	baker, err := bake.New(bake.Config{
 		Dir: filepath.Join(h.cfg.DataDir, "bake"), Recipes: h.cfg.Recipes, Machines: machines, Store: store,
 		Platform: h.deps.Platform, Rewrite: h.deps.Rewrite, Clone: deps.Disks.Clone, Log: h.deps.Log,
-		Share: h.deps.Share, PunchPages: h.deps.PunchPages, Rehearse: deps.Driver.Capabilities().Rehearse, Remembers: remembers(deps.Driver),
+		Share: h.deps.Share, PunchPages: h.deps.PunchPages, JITWarmup: deps.Driver.Capabilities().Checkpoints, IsWarmedUp: checkpointStatus(deps.Driver),
 	})
 	if err != nil {
 		return err
@@ -133,14 +133,14 @@ func (h *Host) Open(ctx context.Context) error {
 	return nil
 }
 
-// remembers asks a driver whether machines of a snapshot begin with what a rehearsed monitor learnt; nil: it has
+// checkpointStatus asks a driver whether machines of a snapshot begin with what a rehearsed monitor learnt; nil: it has
 // no such machines.
-func remembers(driver vmm.Driver) func(snapshot.Snapshot) (bool, error) {
-	d, ok := driver.(vmm.Rememberer)
+func checkpointStatus(driver vmm.Driver) func(snapshot.Snapshot) (bool, error) {
+	d, ok := driver.(vmm.CheckpointStatus)
 	if !ok {
 		return nil
 	}
-	return func(s snapshot.Snapshot) (bool, error) { return d.Remembers(s.Image()) }
+	return func(s snapshot.Snapshot) (bool, error) { return d.HasCheckpoint(s.Image()) }
 }
 
 // Run looks after machines and bakes until ctx ends. Bakes under way are cancelled then.
@@ -148,9 +148,9 @@ func (h *Host) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return h.machines.Run(ctx) })
 	g.Go(func() error { return h.baker.Run(ctx) })
-	if h.depot != nil {
-		g.Go(func() error { return h.depot.Run(ctx) })
-		g.Go(func() error { h.streams.Resume(ctx); return nil })
+	if h.remote != nil {
+		g.Go(func() error { return h.remote.Run(ctx) })
+		g.Go(func() error { h.lazy.Resume(ctx); return nil })
 	}
 	return g.Wait()
 }
@@ -167,17 +167,17 @@ func (h *Host) Close(ctx context.Context) error {
 	}
 	var err error
 	if !h.cfg.LeaveRunning {
-		err = h.rest(ctx)
+		err = h.stopMachines(ctx)
 	}
 	err = errors.Join(err, h.machines.Close())
-	if h.streams != nil {
-		err = errors.Join(err, h.streams.Close())
+	if h.lazy != nil {
+		err = errors.Join(err, h.lazy.Close())
 	}
 	return err
 }
 
-// rest brings all machines to rest.
-func (h *Host) rest(ctx context.Context) error {
+// stopMachines brings all machines to rest.
+func (h *Host) stopMachines(ctx context.Context) error {
 	var g errgroup.Group
 	g.SetLimit(h.cfg.Parallel)
 	list := h.machines.List()
@@ -185,7 +185,7 @@ func (h *Host) rest(ctx context.Context) error {
 	for i, mc := range list {
 		g.Go(func() error {
 			switch {
-			case !mc.Keep && mc.State != hostapi.Hibernated && mc.State != hostapi.Failed:
+			case !mc.Persistent && mc.State != hostapi.Hibernated && mc.State != hostapi.Failed:
 				errs[i] = h.machines.Destroy(ctx, mc.ID, "the host agent ends")
 			case mc.State == hostapi.Running || mc.State == hostapi.Paused:
 				if errs[i] = h.machines.Hibernate(ctx, mc.ID); errs[i] == nil {

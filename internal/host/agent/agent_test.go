@@ -23,43 +23,43 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/fake"
 )
 
-// world is a host agent over fake machines; the machines outlive it.
-type world struct {
-	t      *testing.T
-	dir    string
-	driver *fake.Driver
-	leave  bool
-	shared *agent.Objects // nil: none
-	fits   error          // of images that come from elsewhere
-	full   atomic.Bool    // the disk is
-	host   *agent.Host
-	stop   func()
+// fixture is a host agent over fake machines; the machines outlive it.
+type fixture struct {
+	t            *testing.T
+	dir          string
+	driver       *fake.Driver
+	leaveRunning bool
+	shared       *agent.Objects // nil: none
+	incompatible error          // of images that come from elsewhere
+	diskFull     atomic.Bool    // the disk is
+	host         *agent.Host
+	stop         func()
 }
 
-// fitting is a driver that says what its world says of images.
-type fitting struct {
+// compatDriver is a driver that says what its world says of images.
+type compatDriver struct {
 	*fake.Driver
-	w *world
+	w *fixture
 }
 
-func (f fitting) Fits(context.Context, vmm.Manifest) error { return f.w.fits }
+func (f compatDriver) CheckCompatible(context.Context, vmm.Manifest) error { return f.w.incompatible }
 
-func (w *world) space(string) (total, free int64, err error) {
-	if w.full.Load() {
+func (w *fixture) freeSpace(string) (total, free int64, err error) {
+	if w.diskFull.Load() {
 		return 1 << 40, 1 << 20, nil
 	}
 	return 1 << 40, 1 << 40, nil
 }
 
-func newWorld(t *testing.T) *world {
+func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	w := &world{t: t, dir: t.TempDir(), driver: fake.New()}
+	w := &fixture{t: t, dir: t.TempDir(), driver: fake.New()}
 	w.start()
 	t.Cleanup(func() { w.stop() })
 	return w
 }
 
-func (w *world) start() {
+func (w *fixture) start() {
 	w.t.Helper()
 	recipe := bake.Recipe{
 		Name: "base", Aliases: []string{"other"}, VCPUs: 1, MemoryMiB: 64, DiskMiB: 1, Digest: "d1", Ready: "true", Warm: []string{"echo warm"},
@@ -72,18 +72,18 @@ func (w *world) start() {
 		},
 	}
 	host, err := agent.New(agent.Config{
-		DataDir: w.dir, Recipes: []bake.Recipe{recipe}, LeaveRunning: w.leave,
+		DataDir: w.dir, Recipes: []bake.Recipe{recipe}, LeaveRunning: w.leaveRunning,
 		Machine: machine.Config{
 			ReadyTimeout: time.Minute, BootTimeout: time.Minute,
 			HostMemory: func() (int64, int64, error) { return 1 << 36, 1 << 36, nil },
-			FreeSpace:  w.space,
+			FreeSpace:  w.freeSpace,
 			Kernel:     func(context.Context) (machine.Kernel, error) { return machine.Kernel{}, nil },
 		},
 	}, agent.Deps{
 		Machine: machine.Deps{
-			Driver:  fitting{w.driver, w},
+			Driver:  compatDriver{w.driver, w},
 			Network: integrationtest.Network{},
-			Groups:  integrationtest.Groups{},
+			Cgroups: integrationtest.Groups{},
 			Disks:   integrationtest.Disks{},
 			Link:    integrationtest.Link,
 		},
@@ -104,21 +104,21 @@ func (w *world) start() {
 	})
 }
 
-// again ends the host agent cleanly and starts another.
-func (w *world) again() {
+// restart ends the host agent cleanly and starts another.
+func (w *fixture) restart() {
 	w.t.Helper()
 	w.stop()
 	w.start()
 }
 
-func (w *world) must(err error) {
+func (w *fixture) must(err error) {
 	w.t.Helper()
 	if err != nil {
 		w.t.Fatal(err)
 	}
 }
 
-func (w *world) create(req hostapi.Create) hostapi.Machine {
+func (w *fixture) create(req hostapi.Create) hostapi.Machine {
 	w.t.Helper()
 	mc, err := w.host.Create(w.t.Context(), req)
 	w.must(err)
@@ -126,7 +126,7 @@ func (w *world) create(req hostapi.Create) hostapi.Machine {
 }
 
 // run runs a command in a guest and answers what it wrote.
-func (w *world) run(id hostapi.MachineID, shell string) string {
+func (w *fixture) run(id hostapi.MachineID, shell string) string {
 	w.t.Helper()
 	guest, err := w.host.Guest(w.t.Context(), id)
 	w.must(err)
@@ -144,7 +144,7 @@ func (w *world) run(id hostapi.MachineID, shell string) string {
 	}
 }
 
-func (w *world) states() map[hostapi.MachineID]hostapi.State {
+func (w *fixture) states() map[hostapi.MachineID]hostapi.State {
 	w.t.Helper()
 	list, err := w.host.List(w.t.Context())
 	w.must(err)
@@ -156,7 +156,7 @@ func (w *world) states() map[hostapi.MachineID]hostapi.State {
 }
 
 func TestCreateBakesOnce(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	if mc := w.create(hostapi.Create{ID: "a", Template: "base"}); mc.BootMode != hostapi.BootCold {
 		t.Errorf("first machine came by %q, want cold", mc.BootMode)
 	}
@@ -178,8 +178,8 @@ func TestCreateBakesOnce(t *testing.T) {
 	}
 }
 
-func TestRefusals(t *testing.T) {
-	w := newWorld(t)
+func TestInvalidRequestsAreRefused(t *testing.T) {
+	w := newFixture(t)
 	create := func(req hostapi.Create) error { _, err := w.host.Create(t.Context(), req); return err }
 	_, name := w.host.TakeSnapshot(t.Context(), "a", "Not-A-Name", nil)
 	_, none := w.host.TakeSnapshot(t.Context(), "a", "s", nil)
@@ -204,7 +204,7 @@ func TestRefusals(t *testing.T) {
 }
 
 func TestSnapshots(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.create(hostapi.Create{ID: "a", Template: "base"})
 	w.run("a", "echo kept > /tmp/file")
 	snap, err := w.host.TakeSnapshot(t.Context(), "a", "s", map[string]string{"name": "one"})
@@ -231,14 +231,14 @@ func TestSnapshots(t *testing.T) {
 	}
 }
 
-func TestCleanStopKeepsWhatIsKept(t *testing.T) {
-	w := newWorld(t)
-	w.create(hostapi.Create{ID: "kept", Template: "base", Keep: true})
-	w.create(hostapi.Create{ID: "paused", Template: "base", Keep: true})
+func TestCleanStopHibernatesPersistentMachines(t *testing.T) {
+	w := newFixture(t)
+	w.create(hostapi.Create{ID: "kept", Template: "base", Persistent: true})
+	w.create(hostapi.Create{ID: "paused", Template: "base", Persistent: true})
 	w.create(hostapi.Create{ID: "other", Template: "base"})
 	w.run("kept", "echo kept > /tmp/file")
 	w.must(w.host.Pause(t.Context(), "paused"))
-	w.again()
+	w.restart()
 	want := map[hostapi.MachineID]hostapi.State{"kept": hostapi.Hibernated, "paused": hostapi.Hibernated}
 	if got := w.states(); fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("machines %v, want %v", got, want)
@@ -254,13 +254,13 @@ func TestCleanStopKeepsWhatIsKept(t *testing.T) {
 }
 
 func TestStopThatLeavesMachinesRunning(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.host.SetLeaveRunning(true)
 	for i := range 10 {
 		w.create(hostapi.Create{ID: hostapi.MachineID(fmt.Sprintf("m%d", i)), Template: "base"})
 	}
 	w.run("m3", "echo mine > /tmp/file")
-	w.again()
+	w.restart()
 	if got := w.states(); len(got) != 10 || len(w.driver.Monitors()) != 10 {
 		t.Fatalf("machines %v, monitors %v", got, w.driver.Monitors())
 	}
@@ -275,8 +275,8 @@ func TestStopThatLeavesMachinesRunning(t *testing.T) {
 }
 
 func TestEvents(t *testing.T) {
-	w := newWorld(t)
-	w.create(hostapi.Create{ID: "a", Template: "base", Keep: true})
+	w := newFixture(t)
+	w.create(hostapi.Create{ID: "a", Template: "base", Persistent: true})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	got := make(chan hostapi.Event, 10)

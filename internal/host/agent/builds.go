@@ -25,7 +25,7 @@ type images struct {
 	dir string
 
 	mu   sync.Mutex
-	have map[hostapi.ImageID]hostapi.Image // Created is zero while one is being made
+	byID map[hostapi.ImageID]hostapi.Image // Created is zero while one is being made
 }
 
 // open makes the directory empty.
@@ -36,7 +36,7 @@ func (im *images) open() error {
 	if err := os.MkdirAll(im.dir, 0o700); err != nil {
 		return fmt.Errorf("images: %w", err)
 	}
-	im.have = map[hostapi.ImageID]hostapi.Image{}
+	im.byID = map[hostapi.ImageID]hostapi.Image{}
 	return nil
 }
 
@@ -53,24 +53,24 @@ func (im *images) reserve(req hostapi.Import) error {
 	}
 	im.mu.Lock()
 	defer im.mu.Unlock()
-	if _, taken := im.have[req.ID]; taken {
+	if _, taken := im.byID[req.ID]; taken {
 		return fmt.Errorf("image %s: %w", req.ID, hostapi.ErrExists)
 	}
-	im.have[req.ID] = hostapi.Image{ID: req.ID}
+	im.byID[req.ID] = hostapi.Image{ID: req.ID}
 	return nil
 }
 
 func (im *images) put(image hostapi.Image) {
 	im.mu.Lock()
 	defer im.mu.Unlock()
-	im.have[image.ID] = image
+	im.byID[image.ID] = image
 }
 
 // remove forgets an image and removes its file.
 func (im *images) remove(id hostapi.ImageID) error {
 	im.mu.Lock()
 	defer im.mu.Unlock()
-	delete(im.have, id)
+	delete(im.byID, id)
 	if err := os.Remove(im.path(id)); !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -81,7 +81,7 @@ func (im *images) remove(id hostapi.ImageID) error {
 func (im *images) get(id hostapi.ImageID) (hostapi.Image, error) {
 	im.mu.Lock()
 	defer im.mu.Unlock()
-	image, ok := im.have[id]
+	image, ok := im.byID[id]
 	if !ok || image.Created.IsZero() {
 		return hostapi.Image{}, fmt.Errorf("image %s: %w", id, hostapi.ErrNotFound)
 	}
@@ -138,7 +138,7 @@ func (h *Host) Images(context.Context) ([]hostapi.Image, error) {
 	h.images.mu.Lock()
 	defer h.images.mu.Unlock()
 	out := []hostapi.Image{}
-	for _, image := range h.images.have {
+	for _, image := range h.images.byID {
 		if !image.Created.IsZero() {
 			out = append(out, image)
 		}
@@ -181,7 +181,7 @@ func (h *Host) Publish(
 	req hostapi.Publish,
 	log func(step, line string),
 ) (hostapi.Template, error) {
-	if err := one(req.Snapshot != "", req.Image != "", req.Template != ""); err != nil {
+	if err := exactlyOne(req.Snapshot != "", req.Image != "", req.Template != ""); err != nil {
 		return hostapi.Template{}, fmt.Errorf(
 			"publish template %s: name a snapshot, an image or a template, and one only: %w",
 			req.Name,
@@ -222,8 +222,8 @@ func (h *Host) publishSource(req *hostapi.Publish) (bake.Source, error) {
 	} else {
 		snap, err = h.baker.Latest(req.Template)
 	}
-	if err == nil && snap.Partial() {
-		err = fmt.Errorf("%w: %w", hostapi.ErrWrongState, snapshot.ErrPartial)
+	if err == nil && snap.RemoteBacked() {
+		err = fmt.Errorf("%w: %w", hostapi.ErrWrongState, snapshot.ErrRemoteBacked)
 	}
 	if err != nil {
 		return bake.Source{}, err
@@ -246,8 +246,8 @@ func (h *Host) DeleteTemplate(_ context.Context, name hostapi.TemplateName) erro
 	return h.baker.Delete(name)
 }
 
-// one answers ErrInvalid unless one of its arguments is true.
-func one(set ...bool) error {
+// exactlyOne answers ErrInvalid unless one of its arguments is true.
+func exactlyOne(set ...bool) error {
 	n := 0
 	for _, s := range set {
 		if s {

@@ -8,27 +8,27 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 )
 
-// behind is how many events may wait for a follower before it is given up.
-const behind = 1024
+// eventBuffer is how many events may wait for a follower before it is given up.
+const eventBuffer = 1024
 
-// errBehind ends a follower that does not keep up: it has to look at everything again.
-var errBehind = errors.New("events were not taken fast enough; list the machines again")
+// errSlowSubscriber ends a follower that does not keep up: it has to look at everything again.
+var errSlowSubscriber = errors.New("events were not taken fast enough; list the machines again")
 
 // hub tells events to all who follow. Its zero value is ready.
 type hub struct {
-	mu        sync.Mutex
-	followers map[chan hostapi.Event]struct{}
+	mu          sync.Mutex
+	subscribers map[chan hostapi.Event]struct{}
 }
 
 // emit tells an event to all followers and waits for none.
 func (h *hub) emit(e hostapi.Event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for ch := range h.followers {
+	for ch := range h.subscribers {
 		select {
 		case ch <- e:
 		default:
-			delete(h.followers, ch)
+			delete(h.subscribers, ch)
 			close(ch)
 		}
 	}
@@ -36,16 +36,16 @@ func (h *hub) emit(e hostapi.Event) {
 
 // Events implements hostapi.Host.
 func (h *Host) Events(ctx context.Context, yield func(hostapi.Event) error) error {
-	ch := make(chan hostapi.Event, behind)
-	h.hub.add(ch)
-	defer h.hub.remove(ch)
+	ch := make(chan hostapi.Event, eventBuffer)
+	h.hub.subscribe(ch)
+	defer h.hub.unsubscribe(ch)
 	for {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case e, ok := <-ch:
 			if !ok {
-				return errBehind
+				return errSlowSubscriber
 			}
 			if err := yield(e); err != nil {
 				return err
@@ -54,17 +54,17 @@ func (h *Host) Events(ctx context.Context, yield func(hostapi.Event) error) erro
 	}
 }
 
-func (h *hub) add(ch chan hostapi.Event) {
+func (h *hub) subscribe(ch chan hostapi.Event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.followers == nil {
-		h.followers = map[chan hostapi.Event]struct{}{}
+	if h.subscribers == nil {
+		h.subscribers = map[chan hostapi.Event]struct{}{}
 	}
-	h.followers[ch] = struct{}{}
+	h.subscribers[ch] = struct{}{}
 }
 
-func (h *hub) remove(ch chan hostapi.Event) {
+func (h *hub) unsubscribe(ch chan hostapi.Event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	delete(h.followers, ch)
+	delete(h.subscribers, ch)
 }

@@ -12,7 +12,7 @@ import (
 
 // Create implements hostapi.Host. A template that is not baked is baked first.
 func (h *Host) Create(ctx context.Context, req hostapi.Create) (hostapi.Machine, error) {
-	if one(req.Template != "", req.Snapshot != "", req.Image != "") != nil {
+	if exactlyOne(req.Template != "", req.Snapshot != "", req.Image != "") != nil {
 		return hostapi.Machine{}, fmt.Errorf(
 			"create machine %s: name a template, a snapshot or an image, and one only: %w",
 			req.ID,
@@ -47,7 +47,7 @@ func (h *Host) Create(ctx context.Context, req hostapi.Create) (hostapi.Machine,
 }
 
 // Fork implements hostapi.Host.
-func (h *Host) Fork(ctx context.Context, req hostapi.Fork) ([]hostapi.Forked, error) {
+func (h *Host) Fork(ctx context.Context, req hostapi.Fork) ([]hostapi.ForkResult, error) {
 	return h.machines.Fork(ctx, req)
 }
 
@@ -84,9 +84,9 @@ func (h *Host) Wake(ctx context.Context, id hostapi.MachineID) (hostapi.Machine,
 	return h.machines.Wake(ctx, id)
 }
 
-// SetKeep implements hostapi.Host.
-func (h *Host) SetKeep(ctx context.Context, id hostapi.MachineID, keep bool) error {
-	return h.machines.SetKeep(ctx, id, keep)
+// SetPersistent implements hostapi.Host.
+func (h *Host) SetPersistent(ctx context.Context, id hostapi.MachineID, keep bool) error {
+	return h.machines.SetPersistent(ctx, id, keep)
 }
 
 // SetEgress implements hostapi.Host.

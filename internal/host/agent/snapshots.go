@@ -38,11 +38,11 @@ func (h *Host) TakeSnapshot(
 	if err != nil {
 		return hostapi.Snapshot{}, err
 	}
-	return told(snap), nil
+	return snapshotInfo(snap), nil
 }
 
-// told is how a snapshot is told outside.
-func told(s snapshot.Snapshot) hostapi.Snapshot {
+// snapshotInfo is how a snapshot is told outside.
+func snapshotInfo(s snapshot.Snapshot) hostapi.Snapshot {
 	return hostapi.Snapshot{
 		ID: hostapi.SnapshotID(
 			s.Ref.Name(),
@@ -56,7 +56,7 @@ func (h *Host) Snapshots(context.Context) ([]hostapi.Snapshot, error) {
 	list := h.store.List(snapshots)
 	out := make([]hostapi.Snapshot, 0, len(list))
 	for _, s := range list {
-		out = append(out, told(s))
+		out = append(out, snapshotInfo(s))
 	}
 	return out, nil
 }

@@ -20,25 +20,25 @@ import (
 )
 
 const (
-	workSuffix  = ".work"
-	newSuffix   = ".new"
-	imageSuffix = ".ext4"
-	dataMark    = "~" // before the name of a data disk; in no name of a template
+	workSuffix    = ".work"
+	newSuffix     = ".new"
+	imageSuffix   = ".ext4"
+	dataSeparator = "~" // before the name of a data disk; in no name of a template
 )
 
 // How long a guest may take: translated code runs about ten times slower than native, and the host may
 // be busy with other bakes.
 const (
-	readyLimit = 3 * time.Minute
-	warmLimit  = 10 * time.Minute
-	readyPause = 200 * time.Millisecond
+	readyTimeout   = 3 * time.Minute
+	commandTimeout = 10 * time.Minute
+	readyInterval  = 200 * time.Millisecond
 	// startPause is how long a start command without a ready check must not have failed.
-	startPause = 2 * time.Second
+	startGrace = 2 * time.Second
 )
 
 // run bakes one job to its end.
 func (b *Baker) run(ctx context.Context, j *job) {
-	ctx, cancel := j.begin(ctx)
+	ctx, cancel := j.start(ctx)
 	defer cancel(nil)
 	b.cfg.Log.Info("bake begins", "template", j.recipe.Name)
 	began := now()
@@ -61,48 +61,48 @@ func (b *Baker) bake(ctx context.Context, j *job) (err error) {
 	if err != nil {
 		return err
 	}
-	if j.fresh != "" {
-		return b.again(ctx, j, &back, j.recipe.generation(platform))
+	if j.recapture != "" {
+		return b.recapture(ctx, j, &back, j.recipe.generation(platform))
 	}
 	if j.recipe.spec != nil && j.recipe.spec.KeepMemory {
-		return b.copy(ctx, j, &back, j.recipe.generation(platform))
+		return b.copySnapshot(ctx, j, &back, j.recipe.generation(platform))
 	}
 	id := j.recipe.machineID()
 	if err := b.bootImage(ctx, j, &back, id); err != nil {
 		return err
 	}
-	if err := b.serve(ctx, j, id); err != nil {
+	if err := b.startPublished(ctx, j, id); err != nil {
 		return err
 	}
 	if err := b.check(ctx, j, id); err != nil {
 		return err
 	}
-	if err := b.warm(ctx, j, id); err != nil {
+	if err := b.warmUp(ctx, j, id); err != nil {
 		return err
 	}
-	if err := b.rehearse(ctx, j, id); err != nil {
+	if err := b.jitWarmup(ctx, j, id); err != nil {
 		return err
 	}
 	if err := b.capture(ctx, j, &back, id, j.recipe.generation(platform)); err != nil {
 		return err
 	}
-	return b.leave(ctx, j, id, "the template is baked")
+	return b.discardMachine(ctx, j, id, "the template is baked")
 }
 
-// leave ends the machine that a template was captured from. What both shared is the template's own from then on.
-func (b *Baker) leave(ctx context.Context, j *job, id hostapi.MachineID, why string) error {
+// discardMachine ends the machine that a template was captured from. What both shared is the template's own from then on.
+func (b *Baker) discardMachine(ctx context.Context, j *job, id hostapi.MachineID, why string) error {
 	if err := b.cfg.Machines.Destroy(ctx, id, why); err != nil {
 		return err
 	}
 	if snap, ok := b.newest(j.recipe, ""); ok { // a recipe's disk is shared with its root image, whose size is not told
-		if err := b.cfg.Store.Weigh(snap.Ref, max(snap.Bytes, j.least)); err != nil {
+		if err := b.cfg.Store.UpdateSize(snap.Ref, max(snap.Bytes, j.minBytes)); err != nil {
 			return err
 		}
 	}
-	return b.did("destroy")
+	return b.stepDone("destroy")
 }
 
-func (b *Baker) did(step string) error {
+func (b *Baker) stepDone(step string) error {
 	if b.cfg.OnStep == nil {
 		return nil
 	}
@@ -112,11 +112,11 @@ func (b *Baker) did(step string) error {
 // bootImage boots copies of the images that the recipe names or builds.
 func (b *Baker) bootImage(ctx context.Context, j *job, back *cleanup.Stack, id hostapi.MachineID) error {
 	if j.recipe.disk == nil {
-		image, err := b.image(ctx, j)
+		image, err := b.ensureImage(ctx, j)
 		if err != nil {
 			return err
 		}
-		return b.boot(ctx, j, back, id, imagesOf(image, j.recipe.Disks))
+		return b.boot(ctx, j, back, id, recipeImages(image, j.recipe.Disks))
 	}
 	from, release, err := j.recipe.disk(ctx)
 	if err != nil {
@@ -125,8 +125,8 @@ func (b *Baker) bootImage(ctx context.Context, j *job, back *cleanup.Stack, id h
 	return errors.Join(b.boot(ctx, j, back, id, from), release())
 }
 
-// image answers the path of the root image, built if there is none of this digest.
-func (b *Baker) image(ctx context.Context, j *job) (string, error) {
+// ensureImage answers the path of the root image, built if there is none of this digest.
+func (b *Baker) ensureImage(ctx context.Context, j *job) (string, error) {
 	r := j.recipe
 	name := fmt.Sprintf("%s-%.16s", r.Name, r.Digest)
 	path := b.imagePath(r)
@@ -140,7 +140,7 @@ func (b *Baker) image(ctx context.Context, j *job) (string, error) {
 	}
 	err := r.Build(ctx, work, fresh, j.log, j.step)
 	if err == nil {
-		err = b.did("build")
+		err = b.stepDone("build")
 	}
 	if err == nil {
 		err = r.rename(fresh, path)
@@ -148,7 +148,7 @@ func (b *Baker) image(ctx context.Context, j *job) (string, error) {
 	if err = errors.Join(err, os.RemoveAll(work)); err != nil {
 		return "", errors.Join(fmt.Errorf("build the root image: %w", err), r.dropImages(fresh))
 	}
-	return path, errors.Join(b.dropOldImages(r, path), b.did("image"))
+	return path, errors.Join(b.dropOldImages(r, path), b.stepDone("image"))
 }
 
 // rename gives images their names, the root image its own last: where that is, they all are.
@@ -182,7 +182,7 @@ func (b *Baker) dropOldImages(r Recipe, keep string) error {
 		return err
 	}
 	for _, path := range list {
-		root, _, _ := strings.Cut(path, dataMark)
+		root, _, _ := strings.Cut(path, dataSeparator)
 		digest, ok := strings.CutSuffix(strings.TrimPrefix(filepath.Base(root), string(r.Name)+"-"), imageSuffix)
 		if ok && root != keep && !strings.Contains(digest, "-") {
 			err = errors.Join(err, os.Remove(path))
@@ -198,9 +198,9 @@ func (b *Baker) boot(ctx context.Context, j *job, back *cleanup.Stack, id hostap
 	if err := b.cfg.Machines.Destroy(ctx, id, "left of an earlier bake"); err != nil {
 		return err
 	}
-	mc, err := b.bootOn(ctx, j, machine.Boot{
+	mc, err := b.bootFromPreMount(ctx, j, machine.Boot{
 		ID: id, Template: r.Name, Disk: from.root, Data: from.data, VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB, User: r.User, Workdir: r.Workdir,
-		Env: r.Env, DiskMiB: r.growMiB(),
+		Env: r.Env, DiskMiB: r.minDiskMiB(),
 	})
 	if err != nil {
 		return err
@@ -210,38 +210,38 @@ func (b *Baker) boot(ctx context.Context, j *job, back *cleanup.Stack, id hostap
 		func(ctx context.Context) error { return b.cfg.Machines.Destroy(ctx, id, "the bake failed") },
 	)
 	j.log(fmt.Sprintf("booted in %s", mc.Boot.Round(time.Millisecond)))
-	if err := b.did("boot"); err != nil {
+	if err := b.stepDone("boot"); err != nil {
 		return err
 	}
-	if err := b.launch(ctx, j, id); err != nil {
+	if err := b.runStartCommands(ctx, j, id); err != nil {
 		return err
 	}
-	if err := b.ready(ctx, j, id); err != nil {
+	if err := b.waitReady(ctx, j, id); err != nil {
 		return err
 	}
-	return b.did("ready")
+	return b.stepDone("ready")
 }
 
-// ready asks the guest until the recipe's check succeeds.
-func (b *Baker) ready(ctx context.Context, j *job, id hostapi.MachineID) error {
+// waitReady asks the guest until the recipe's check succeeds.
+func (b *Baker) waitReady(ctx context.Context, j *job, id hostapi.MachineID) error {
 	if j.recipe.Ready == "" {
 		return nil
 	}
 	ctx, cancel := context.WithTimeoutCause(
 		ctx,
-		readyLimit,
-		fmt.Errorf("the guest was not ready within %s", readyLimit),
+		readyTimeout,
+		fmt.Errorf("the guest was not ready within %s", readyTimeout),
 	)
 	defer cancel()
-	again := time.NewTicker(readyPause)
+	again := time.NewTicker(readyInterval)
 	defer again.Stop()
-	log := once(j.log)
+	log := deduplicate(j.log)
 	for {
-		err := b.tell(ctx, j, id, j.recipe.Ready, "root", log)
+		err := b.execLogged(ctx, j, id, j.recipe.Ready, "root", log)
 		if err == nil {
 			return nil
 		}
-		if ended := b.alive(ctx, j, id); ended != nil && ctx.Err() == nil {
+		if ended := b.checkStartCommands(ctx, j, id); ended != nil && ctx.Err() == nil {
 			return ended // nothing will be ready any more
 		}
 		select {
@@ -255,8 +255,8 @@ func (b *Baker) ready(ctx context.Context, j *job, id hostapi.MachineID) error {
 	}
 }
 
-// once passes on what it has not passed on before: what is asked again and again mostly answers the same.
-func once(log func(string)) func(string) {
+// deduplicate passes on what it has not passed on before: what is asked again and again mostly answers the same.
+func deduplicate(log func(string)) func(string) {
 	said := map[string]bool{}
 	return func(line string) {
 		if !said[line] && len(said) < 1000 {
@@ -266,13 +266,13 @@ func once(log func(string)) func(string) {
 	}
 }
 
-// warm runs what the recipe wants to be hot when a machine is restored.
-func (b *Baker) warm(ctx context.Context, j *job, id hostapi.MachineID) error {
-	if err := b.scrub(ctx, j, id); err != nil {
+// warmUp runs what the recipe wants to be hot when a machine is restored.
+func (b *Baker) warmUp(ctx context.Context, j *job, id hostapi.MachineID) error {
+	if err := b.scrubMemory(ctx, j, id); err != nil {
 		return err
 	}
 	j.step("warm")
-	if err := b.warmUnder(ctx, j, id); err != nil {
+	if err := b.warmUpInherited(ctx, j, id); err != nil {
 		return err
 	}
 	for _, command := range j.recipe.Warm {
@@ -281,20 +281,20 @@ func (b *Baker) warm(ctx context.Context, j *job, id hostapi.MachineID) error {
 			return fmt.Errorf("warm %q: %w", command, err)
 		}
 	}
-	if err := b.alive(ctx, j, id); err != nil {
+	if err := b.checkStartCommands(ctx, j, id); err != nil {
 		return err
 	}
-	return b.did("warm")
+	return b.stepDone("warm")
 }
 
 // exec runs a command in the guest; its output goes to the log.
 func (b *Baker) exec(ctx context.Context, j *job, id hostapi.MachineID, command, user string) error {
-	return b.tell(ctx, j, id, command, user, j.log)
+	return b.execLogged(ctx, j, id, command, user, j.log)
 }
 
-// tell runs a command in the guest and tells log what it prints.
-func (b *Baker) tell(ctx context.Context, j *job, id hostapi.MachineID, command, user string, log func(string)) error {
-	proc, err := b.begin(ctx, j, id, guestapi.ProcessSpec{Shell: command, User: user, Timeout: warmLimit})
+// execLogged runs a command in the guest and tells log what it prints.
+func (b *Baker) execLogged(ctx context.Context, j *job, id hostapi.MachineID, command, user string, log func(string)) error {
+	proc, err := b.startProcess(ctx, j, id, guestapi.ProcessSpec{Shell: command, User: user, Timeout: commandTimeout})
 	if err != nil {
 		return err
 	}
@@ -302,8 +302,8 @@ func (b *Baker) tell(ctx context.Context, j *job, id hostapi.MachineID, command,
 	return follow(ctx, proc, log)
 }
 
-// begin starts a program in the guest, of a published template where its user would find himself.
-func (b *Baker) begin(
+// startProcess starts a program in the guest, of a published template where its user would find himself.
+func (b *Baker) startProcess(
 	ctx context.Context,
 	j *job,
 	id hostapi.MachineID,
@@ -385,11 +385,11 @@ func (b *Baker) capture(
 	r := j.recipe
 	old := b.cfg.Store.List(string(snapshot.Join(Area, string(r.Name))))
 	ref := snapshot.Join(Area, string(r.Name), fmt.Sprintf("%s-%d", generation, now().UnixMilli()))
-	finish := func(ctx context.Context, d *snapshot.Draft) error { return b.thrift(ctx, j, d) }
+	finish := func(ctx context.Context, d *snapshot.Draft) error { return b.compact(ctx, j, d) }
 	snap, err := b.cfg.Machines.TakeSnapshot(ctx, id, ref, func(s *snapshot.Snapshot) {
 		s.Machine, s.Hostname, s.Env, s.Digest, s.Base = "", "", r.Env, generation, ""
 		s.Labels = r.labels()
-		if i := slices.IndexFunc(old, func(o snapshot.Snapshot) bool { return o.Ref == j.fresh }); i >= 0 {
+		if i := slices.IndexFunc(old, func(o snapshot.Snapshot) bool { return o.Ref == j.recapture }); i >= 0 {
 			s.Created = old[i].Created // what is rehearsed has nothing new in it: what was built on it holds
 		}
 	}, finish)
@@ -397,17 +397,17 @@ func (b *Baker) capture(
 		return err
 	}
 	back.Push("delete the snapshot", func(context.Context) error { return b.cfg.Store.Delete(ref) })
-	if err := b.shareImage(ctx, j, snap); err != nil {
+	if err := b.shareImageBlocks(ctx, j, snap); err != nil {
 		return err
 	}
-	if err := heat(ctx, snap); err != nil {
+	if err := loadPageCache(ctx, snap); err != nil {
 		return err
 	}
-	if err := b.did("capture"); err != nil {
+	if err := b.stepDone("capture"); err != nil {
 		return err
 	}
 	for _, snap := range old {
-		if err := b.forget(snap.Ref); err != nil {
+		if err := b.deleteIfExists(snap.Ref); err != nil {
 			return err
 		}
 	}
@@ -416,5 +416,5 @@ func (b *Baker) capture(
 		"destroy machine",
 		func(ctx context.Context) error { return b.cfg.Machines.Destroy(ctx, id, "the bake failed") },
 	)
-	return b.did("replace")
+	return b.stepDone("replace")
 }

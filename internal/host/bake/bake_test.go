@@ -23,62 +23,62 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// world is a baker over machines that exist in words only.
-type world struct {
+// fixture is a baker over machines that exist in words only.
+type fixture struct {
 	t     *testing.T
 	dir   string
 	store *snapshot.Store
 	baker *bake.Baker
 	stop  func()
 
-	mu        sync.Mutex
-	recipe    bake.Recipe
-	platform  string
-	builds    int
-	live      map[hostapi.MachineID]bool
-	disks     map[hostapi.MachineID][]snapshot.DataDisk // of those that were booted
-	commands  []string
-	exits     map[string][]int // codes that commands answer, one after the other
-	step      func(string) error
-	hold      chan struct{} // builds wait for it
-	running   []guestapi.ProcessInfo
-	dies      bool // programs that are started end at once
-	rehearse  bool
-	remembers bool // of what another world made
-	rehearsed int
-	warm      map[snapshot.Ref]bool // of what this one made: its machine was rehearsed
-	learnt    map[hostapi.MachineID]bool
-	boots     []machine.Boot
-	sizes     map[hostapi.MachineID]machine.Boot
-	refuse    error // of the next boot on a ground
-	calm      time.Duration
+	mu              sync.Mutex
+	recipe          bake.Recipe
+	platform        string
+	builds          int
+	live            map[hostapi.MachineID]bool
+	disks           map[hostapi.MachineID][]snapshot.DataDisk // of those that were booted
+	commands        []string
+	exits           map[string][]int // codes that commands answer, one after the other
+	step            func(string) error
+	hold            chan struct{} // builds wait for it
+	running         []guestapi.ProcessInfo
+	exitAtOnce      bool // programs that are started end at once
+	jitWarmup       bool
+	foreignWarmedUp bool // of what another world made
+	warmups         int
+	warmedUp        map[snapshot.Ref]bool // of what this one made: its machine was rehearsed
+	exercised       map[hostapi.MachineID]bool
+	boots           []machine.Boot
+	sizes           map[hostapi.MachineID]machine.Boot
+	refuse          error // of the next boot on a ground
+	quietPeriod     time.Duration
 }
 
-func newWorld(t *testing.T, change ...func(*world)) *world {
+func newFixture(t *testing.T, change ...func(*fixture)) *fixture {
 	t.Helper()
-	return worldIn(t, t.TempDir(), change...)
+	return openFixture(t, t.TempDir(), change...)
 }
 
-// emptyWorld is a world without a store or baker.
-func emptyWorld(t *testing.T, dir string) *world {
-	return &world{
-		t:        t,
-		dir:      dir,
-		platform: "p1",
-		live:     map[hostapi.MachineID]bool{},
-		disks:    map[hostapi.MachineID][]snapshot.DataDisk{},
-		exits:    map[string][]int{},
-		warm:     map[snapshot.Ref]bool{},
-		learnt:   map[hostapi.MachineID]bool{},
-		sizes:    map[hostapi.MachineID]machine.Boot{},
-		calm:     time.Hour,
+// bareFixture is a world without a store or baker.
+func bareFixture(t *testing.T, dir string) *fixture {
+	return &fixture{
+		t:           t,
+		dir:         dir,
+		platform:    "p1",
+		live:        map[hostapi.MachineID]bool{},
+		disks:       map[hostapi.MachineID][]snapshot.DataDisk{},
+		exits:       map[string][]int{},
+		warmedUp:    map[snapshot.Ref]bool{},
+		exercised:   map[hostapi.MachineID]bool{},
+		sizes:       map[hostapi.MachineID]machine.Boot{},
+		quietPeriod: time.Hour,
 	}
 }
 
-// worldIn opens a world on what there is in a directory.
-func worldIn(t *testing.T, dir string, change ...func(*world)) *world {
+// openFixture opens a world on what there is in a directory.
+func openFixture(t *testing.T, dir string, change ...func(*fixture)) *fixture {
 	t.Helper()
-	w := emptyWorld(t, dir)
+	w := bareFixture(t, dir)
 	w.recipe = bake.Recipe{
 		Name: "base", VCPUs: 1, MemoryMiB: 64, DiskMiB: 1, Disks: data, User: "user", Digest: "0123456789abcdef0123",
 		Start: []bake.Start{
@@ -90,10 +90,10 @@ func worldIn(t *testing.T, dir string, change ...func(*world)) *world {
 		c(w)
 	}
 	var err error
-	if w.store, err = snapshot.Open(w.dir, nil, "snapshots", bake.Area, bake.Grounds); err != nil {
+	if w.store, err = snapshot.Open(w.dir, nil, "snapshots", bake.Area, bake.PreMountArea); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.store.Collect(); err != nil {
+	if err := w.store.GC(); err != nil {
 		t.Fatal(err)
 	}
 	w.start()
@@ -104,16 +104,16 @@ func worldIn(t *testing.T, dir string, change ...func(*world)) *world {
 // data are the data disks of the template.
 var data = []snapshot.DataDisk{{Name: "data", MiB: 1, Mount: "/data"}}
 
-func (w *world) start() {
+func (w *fixture) start() {
 	var err error
 	w.baker, err = bake.New(bake.Config{
 		Dir: filepath.Join(w.dir, "bake"), Recipes: []bake.Recipe{w.recipe}, Machines: w, Store: w.store,
-		Platform: func(context.Context) (string, error) { return w.platform, nil },
-		Rehearse: w.rehearse, Calm: w.calm, Remembers: func(s snapshot.Snapshot) (bool, error) {
+		Platform:  func(context.Context) (string, error) { return w.platform, nil },
+		JITWarmup: w.jitWarmup, QuietPeriod: w.quietPeriod, IsWarmedUp: func(s snapshot.Snapshot) (bool, error) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
-			warm, mine := w.warm[s.Ref]
-			return w.remembers && (warm || !mine), nil
+			warm, mine := w.warmedUp[s.Ref]
+			return w.foreignWarmedUp && (warm || !mine), nil
 		},
 		Rewrite: rewrite,
 		Clone:   func(src, dst string) error { return rewrite(context.Background(), src, dst) },
@@ -148,7 +148,7 @@ func rewrite(_ context.Context, src, dst string) error {
 	return os.WriteFile(dst, data, 0o600)
 }
 
-func (w *world) build(ctx context.Context, work, image string, log, step func(string)) error {
+func (w *fixture) build(ctx context.Context, work, image string, log, step func(string)) error {
 	w.mu.Lock()
 	w.builds++
 	hold := w.hold
@@ -172,14 +172,14 @@ func (w *world) build(ctx context.Context, work, image string, log, step func(st
 	)
 }
 
-func (w *world) Boot(_ context.Context, req machine.Boot) (hostapi.Machine, error) {
+func (w *fixture) Boot(_ context.Context, req machine.Boot) (hostapi.Machine, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if _, err := os.Stat(req.Disk); err != nil || w.live[req.ID] {
 		return hostapi.Machine{}, fmt.Errorf("boot %s: exists=%v, %w", req.ID, w.live[req.ID], err)
 	}
 	w.boots = append(w.boots, req)
-	if err := w.refuse; err != nil && req.Ground != "" {
+	if err := w.refuse; err != nil && req.From != "" {
 		w.refuse = nil
 		return hostapi.Machine{}, err
 	}
@@ -190,15 +190,15 @@ func (w *world) Boot(_ context.Context, req machine.Boot) (hostapi.Machine, erro
 		}
 		w.disks[req.ID] = append(w.disks[req.ID], d.DataDisk)
 	}
-	w.live[req.ID], w.sizes[req.ID], w.learnt[req.ID] = true, req, false
+	w.live[req.ID], w.sizes[req.ID], w.exercised[req.ID] = true, req, false
 	return hostapi.Machine{ID: req.ID}, nil
 }
 
-func (w *world) Guest(_ context.Context, id hostapi.MachineID) (guestapi.Guest, error) {
+func (w *fixture) Guest(_ context.Context, id hostapi.MachineID) (guestapi.Guest, error) {
 	return &guest{w: w}, nil
 }
 
-func (w *world) TakeSnapshot(ctx context.Context, id hostapi.MachineID, ref snapshot.Ref,
+func (w *fixture) TakeSnapshot(ctx context.Context, id hostapi.MachineID, ref snapshot.Ref,
 	change func(*snapshot.Snapshot), finish func(context.Context, *snapshot.Draft) error) (snapshot.Snapshot, error) {
 	d, err := w.store.Draft()
 	if err != nil {
@@ -209,7 +209,7 @@ func (w *world) TakeSnapshot(ctx context.Context, id hostapi.MachineID, ref snap
 	if of, ok := w.sizes[id]; ok {
 		snap.VCPUs, snap.MemoryMiB = of.VCPUs, of.MemoryMiB
 	}
-	w.warm[ref] = w.learnt[id]
+	w.warmedUp[ref] = w.exercised[id]
 	w.mu.Unlock()
 	change(&snap)
 	memory := filepath.Join(d.ImageDir(), "memory")
@@ -239,31 +239,31 @@ func (w *world) TakeSnapshot(ctx context.Context, id hostapi.MachineID, ref snap
 	return snap, w.store.Release(ref)
 }
 
-func (w *world) Scratch(_ context.Context, id hostapi.MachineID, from snapshot.Ref) (hostapi.Machine, error) {
+func (w *fixture) CreateEphemeral(_ context.Context, id hostapi.MachineID, from snapshot.Ref) (hostapi.Machine, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if _, err := w.store.Get(from); err != nil || w.live[id] {
 		return hostapi.Machine{}, fmt.Errorf("restore %s: exists=%v, %w", id, w.live[id], err)
 	}
-	w.live[id], w.learnt[id] = true, false
+	w.live[id], w.exercised[id] = true, false
 	return hostapi.Machine{ID: id}, nil
 }
 
-func (w *world) Hibernate(context.Context, hostapi.MachineID) error { return nil }
+func (w *fixture) Hibernate(context.Context, hostapi.MachineID) error { return nil }
 
-func (w *world) Wake(_ context.Context, id hostapi.MachineID) (hostapi.Machine, error) {
+func (w *fixture) Wake(_ context.Context, id hostapi.MachineID) (hostapi.Machine, error) {
 	return hostapi.Machine{ID: id}, nil
 }
 
-func (w *world) Rehearsed(_ context.Context, id hostapi.MachineID) error {
+func (w *fixture) MarkWarmedUp(_ context.Context, id hostapi.MachineID) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.rehearsed++
-	w.learnt[id] = true
+	w.warmups++
+	w.exercised[id] = true
 	return nil
 }
 
-func (w *world) Destroy(_ context.Context, id hostapi.MachineID, _ string) error {
+func (w *fixture) Destroy(_ context.Context, id hostapi.MachineID, _ string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.live, id)
@@ -273,7 +273,7 @@ func (w *world) Destroy(_ context.Context, id hostapi.MachineID, _ string) error
 // guest answers commands with the codes that the test wants, or 0.
 type guest struct {
 	guestapi.Guest
-	w *world
+	w *fixture
 }
 
 func (g *guest) Start(_ context.Context, spec guestapi.ProcessSpec) (guestapi.Process, error) {
@@ -282,7 +282,7 @@ func (g *guest) Start(_ context.Context, spec guestapi.ProcessSpec) (guestapi.Pr
 	g.w.commands = append(g.w.commands, spec.User+": "+spec.Shell+strings.Join(spec.Argv, " "))
 	if spec.Tag != "" {
 		info := guestapi.ProcessInfo{Tag: spec.Tag}
-		if g.w.dies {
+		if g.w.exitAtOnce {
 			info.Exit = &guestapi.Exit{Code: 1}
 		}
 		g.w.running = append(g.w.running, info)
@@ -343,8 +343,8 @@ func (p *process) Next(context.Context) (guestapi.Event, error) {
 
 func (p *process) Close() error { return nil }
 
-// clean fails unless exactly so many generations are there and nothing half-made.
-func (w *world) clean(generations int) {
+// checkNothingLeft fails unless exactly so many generations are there and nothing half-made.
+func (w *fixture) checkNothingLeft(generations int) {
 	w.t.Helper()
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -360,7 +360,7 @@ func (w *world) clean(generations int) {
 }
 
 func TestBake(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.exits["ready?"] = []int{1, 1, 0}
 	snap, cold, err := w.baker.Ensure(t.Context(), "base")
 	if err != nil || !cold || !strings.HasPrefix(string(snap.Ref), "templates/base/") {
@@ -393,11 +393,11 @@ func TestBake(t *testing.T) {
 	if again, cold, err := w.baker.Ensure(t.Context(), "base"); err != nil || cold || again.Ref != snap.Ref {
 		t.Errorf("ensure again: %v, %v, %v", again.Ref, cold, err)
 	}
-	w.clean(1)
+	w.checkNothingLeft(1)
 
 	// Another kernel makes another generation of the same root image; the old one stays for those who
 	// run on it.
-	if _, err := w.store.Hold(snap.Ref); err != nil {
+	if _, err := w.store.Acquire(snap.Ref); err != nil {
 		t.Fatal(err)
 	}
 	w.platform = "p2"
@@ -405,31 +405,31 @@ func TestBake(t *testing.T) {
 	if err != nil || !cold || next.Ref == snap.Ref || w.builds != 1 {
 		t.Fatalf("ensure on another platform: %v, %v, %v, %d builds", next.Ref, cold, err, w.builds)
 	}
-	w.clean(2)
+	w.checkNothingLeft(2)
 	if err := w.store.Release(snap.Ref); err != nil {
 		t.Fatal(err)
 	}
-	w.clean(1)
+	w.checkNothingLeft(1)
 }
 
-// rehearsing is a world whose monitors learn.
-func rehearsing(w *world) { w.rehearse, w.remembers = true, true }
+// withJITWarmup is a world whose monitors learn.
+func withJITWarmup(w *fixture) { w.jitWarmup, w.foreignWarmedUp = true, true }
 
 func TestRehearsal(t *testing.T) {
-	w := newWorld(t, rehearsing)
+	w := newFixture(t, withJITWarmup)
 	first, _, err := w.baker.Ensure(t.Context(), "base")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := len(w.commands); w.rehearsed != 1 || n < 10 || w.commands[n-1] != "user: /bin/sh -c true" ||
+	if n := len(w.commands); w.warmups != 1 || n < 10 || w.commands[n-1] != "user: /bin/sh -c true" ||
 		w.commands[n-2] != "user: warm two" {
-		t.Errorf("rehearsed %d times, commands %q", w.rehearsed, w.commands)
+		t.Errorf("rehearsed %d times, commands %q", w.warmups, w.commands)
 	}
-	w.clean(1)
+	w.checkNothingLeft(1)
 
 	// After a boot of the host nothing of that is there. The template is usable all the time, and then anew.
 	w.stop()
-	w.remembers = false
+	w.foreignWarmedUp = false
 	w.start()
 	deadline := time.Now().Add(time.Minute)
 	for {
@@ -452,11 +452,11 @@ func TestRehearsal(t *testing.T) {
 		}
 		runtime.Gosched()
 	}
-	w.ended()
+	w.waitEnded()
 	if w.builds != 1 {
 		t.Errorf("%d builds", w.builds)
 	}
-	w.clean(1)
+	w.checkNothingLeft(1)
 
 	// A failure leaves the template as it was.
 	now, _, err := w.baker.Current(t.Context(), "base")
@@ -466,15 +466,15 @@ func TestRehearsal(t *testing.T) {
 	w.stop()
 	w.exits["true"] = []int{7}
 	w.start()
-	w.ended()
+	w.waitEnded()
 	if after, baked, err := w.baker.Current(t.Context(), "base"); err != nil || !baked || after.Ref != now.Ref {
 		t.Errorf("after a failure: %v, %v, %v", after.Ref, baked, err)
 	}
-	w.clean(1)
+	w.checkNothingLeft(1)
 }
 
 func TestForceBakesAnew(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	first, _, err := w.baker.Ensure(t.Context(), "base")
 	if err != nil {
 		t.Fatal(err)
@@ -485,16 +485,16 @@ func TestForceBakesAnew(t *testing.T) {
 	if err := w.baker.Start(t.Context(), "base", true); err != nil {
 		t.Fatal(err)
 	}
-	w.ended()
+	w.waitEnded()
 	second, _, err := w.baker.Ensure(t.Context(), "base")
 	if err != nil || second.Ref == first.Ref || w.builds != 2 {
 		t.Errorf("forced: %v after %v, %d builds, %v", second.Ref, first.Ref, w.builds, err)
 	}
-	w.clean(1)
+	w.checkNothingLeft(1)
 }
 
-// ended waits until no bake is under way and answers how the last one ended.
-func (w *world) ended() *hostapi.Bake {
+// waitEnded waits until no bake is under way and answers how the last one ended.
+func (w *fixture) waitEnded() *hostapi.Bake {
 	w.t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; {
 		list, err := w.baker.Templates(w.t.Context())
@@ -512,7 +512,7 @@ func (w *world) ended() *hostapi.Bake {
 }
 
 func TestOneBakeForAll(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	var wg sync.WaitGroup
 	for range 10 {
 		wg.Go(func() {
@@ -525,55 +525,55 @@ func TestOneBakeForAll(t *testing.T) {
 	if w.builds != 1 {
 		t.Errorf("%d builds, want 1", w.builds)
 	}
-	w.clean(1)
+	w.checkNothingLeft(1)
 }
 
 func TestCancel(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.hold = make(chan struct{})
 	if err := w.baker.Start(t.Context(), "base", false); err != nil {
 		t.Fatal(err)
 	}
 	w.baker.Cancel("base")
-	if b := w.ended(); b.State != "failed" || !strings.Contains(b.Err, "cancelled") {
+	if b := w.waitEnded(); b.State != "failed" || !strings.Contains(b.Err, "cancelled") {
 		t.Errorf("bake %+v", b)
 	}
-	w.clean(0)
+	w.checkNothingLeft(0)
 }
 
 func TestUnknownTemplate(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	if _, _, err := w.baker.Ensure(t.Context(), "none"); !errors.Is(err, hostapi.ErrNotFound) {
 		t.Errorf("ensure: %v, want ErrNotFound", err)
 	}
 }
 
 func TestFailingCommandIsTold(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.exits["warm two"] = []int{3}
 	_, _, err := w.baker.Ensure(t.Context(), "base")
 	if err == nil || !strings.Contains(err.Error(), `warm "warm two": the command answered 3: and more`) {
 		t.Errorf("ensure: %v", err)
 	}
-	w.clean(0)
+	w.checkNothingLeft(0)
 	if _, _, err := w.baker.Ensure(t.Context(), "base"); err != nil || w.builds != 1 {
 		t.Errorf("ensure again: %v, %d builds, want 1: the root image is kept", err, w.builds)
 	}
 }
 
 func TestFailingCheckIsTold(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.exits["check it"] = []int{7}
 	if _, _, err := w.baker.Ensure(t.Context(), "base"); err == nil ||
 		!strings.Contains(err.Error(), "check of the template: the command answered 7") {
 		t.Errorf("ensure: %v", err)
 	}
-	w.clean(0)
+	w.checkNothingLeft(0)
 }
 
 func TestProgramThatEndedIsTold(t *testing.T) {
-	w := newWorld(t)
-	w.dies = true
+	w := newFixture(t)
+	w.exitAtOnce = true
 	if _, _, err := w.baker.Ensure(t.Context(), "base"); err == nil ||
 		!strings.Contains(err.Error(), "a server has ended: no port for server") {
 		t.Errorf("ensure: %v", err)
@@ -584,16 +584,16 @@ func TestProgramThatEndedIsTold(t *testing.T) {
 		!strings.Contains(err.Error(), "a server has ended: no port for server") {
 		t.Errorf("ensure, while it is not ready: %v", err)
 	}
-	w.clean(0)
+	w.checkNothingLeft(0)
 }
 
 // TestWaitingSaysThingsOnce: what a check answers while the template is not ready yet is in the log once.
 func TestWaitingSaysThingsOnce(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.exits["up?"] = []int{1, 1, 1}
 	var mu sync.Mutex
 	heard := 0
-	_, err := w.baker.Publish(t.Context(), mine, source(t), func(_, line string) {
+	_, err := w.baker.Publish(t.Context(), publishRequest, source(t), func(_, line string) {
 		mu.Lock()
 		defer mu.Unlock()
 		if line == "out of up?" {
@@ -608,7 +608,7 @@ func TestWaitingSaysThingsOnce(t *testing.T) {
 func TestFailureAfterEveryStep(t *testing.T) {
 	injected := errors.New("injected")
 	for nth := 0; ; nth++ {
-		w := newWorld(t, rehearsing)
+		w := newFixture(t, withJITWarmup)
 		count := 0
 		w.step = func(string) error {
 			if count++; count-1 == nth {
@@ -635,14 +635,14 @@ func TestFailureAfterEveryStep(t *testing.T) {
 			t.Fatal(err)
 		}
 		if baked {
-			w.clean(1)
+			w.checkNothingLeft(1)
 		} else {
-			w.clean(0)
+			w.checkNothingLeft(0)
 		}
 		if _, _, err := w.baker.Ensure(t.Context(), "base"); err != nil {
 			t.Errorf("after a failure in step %d: %v", nth, err)
 		}
-		w.clean(1)
+		w.checkNothingLeft(1)
 		w.stop()
 	}
 }
@@ -651,7 +651,7 @@ func TestFailureAfterEveryStep(t *testing.T) {
 // for machines of a bake are not taken over. Whoever opens them has no remnant, and can bake.
 func TestKillAfterEveryStep(t *testing.T) {
 	for nth := 0; ; nth++ {
-		w := newWorld(t, rehearsing)
+		w := newFixture(t, withJITWarmup)
 		killed, count, where := t.TempDir(), 0, ""
 		w.step = func(step string) error {
 			if count++; count-1 != nth {
@@ -670,7 +670,7 @@ func TestKillAfterEveryStep(t *testing.T) {
 			}
 			return
 		}
-		after := worldIn(t, killed, rehearsing)
+		after := openFixture(t, killed, withJITWarmup)
 		_, baked, err := after.baker.Current(t.Context(), "base")
 		if err != nil {
 			t.Fatal(err)
@@ -679,12 +679,12 @@ func TestKillAfterEveryStep(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !baked {
-			after.ended()
+			after.waitEnded()
 		}
 		if _, _, err := after.baker.Ensure(t.Context(), "base"); err != nil {
 			t.Errorf("killed after %s: %v", where, err)
 		}
-		after.clean(1)
+		after.checkNothingLeft(1)
 		after.stop()
 		if t.Failed() {
 			t.Fatalf("killed after %s", where)
@@ -693,7 +693,7 @@ func TestKillAfterEveryStep(t *testing.T) {
 }
 
 func TestRemnantsAreSwept(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	if _, _, err := w.baker.Ensure(t.Context(), "base"); err != nil {
 		t.Fatal(err)
 	}
@@ -710,6 +710,6 @@ func TestRemnantsAreSwept(t *testing.T) {
 	if err := w.baker.Start(t.Context(), "base", true); err != nil { // Run has swept before it takes a job
 		t.Fatal(err)
 	}
-	w.ended()
-	w.clean(1)
+	w.waitEnded()
+	w.checkNothingLeft(1)
 }

@@ -29,13 +29,13 @@ type Machines interface {
 	TakeSnapshot(ctx context.Context, id hostapi.MachineID, ref snapshot.Ref,
 		change func(*snapshot.Snapshot), finish func(context.Context, *snapshot.Draft) error) (snapshot.Snapshot, error)
 	Destroy(ctx context.Context, id hostapi.MachineID, cause string) error
-	// Scratch restores a machine that is in no list.
-	Scratch(ctx context.Context, id hostapi.MachineID, from snapshot.Ref) (hostapi.Machine, error)
+	// CreateEphemeral restores a machine that is in no list.
+	CreateEphemeral(ctx context.Context, id hostapi.MachineID, from snapshot.Ref) (hostapi.Machine, error)
 	// Hibernate and Wake take a machine to disk and back; Rehearsed says that its guest did what those of its
 	// next snapshot will do first. They are used with Config.Rehearse alone, and so is Scratch.
 	Hibernate(ctx context.Context, id hostapi.MachineID) error
 	Wake(ctx context.Context, id hostapi.MachineID) (hostapi.Machine, error)
-	Rehearsed(ctx context.Context, id hostapi.MachineID) error
+	MarkWarmedUp(ctx context.Context, id hostapi.MachineID) error
 }
 
 // Config is what a Baker works with. All but Log, OnStep, Share and PunchPages is required.
@@ -54,13 +54,13 @@ type Config struct {
 	// pages of zeros into holes; each answers how many bytes. nil: not done.
 	Share      func(ctx context.Context, path string, known []string) (int64, error)
 	PunchPages func(ctx context.Context, path string) (int64, error)
-	// Rehearse: before a template is captured its machine is restored once and does what a restored one does
+	// JITWarmup: before a template is captured its machine is restored once and does what a restored one does
 	// first. It is of use where monitors learn from that (vmm.Capabilities.Rehearse).
-	Rehearse bool
-	// Remembers tells whether machines of a snapshot begin with what was learnt so; required with Rehearse.
-	Remembers func(snapshot.Snapshot) (bool, error)
-	// Calm is how long nothing may have been published before what was published is rehearsed; default 5 s.
-	Calm time.Duration
+	JITWarmup bool
+	// IsWarmedUp tells whether machines of a snapshot begin with what was learnt so; required with Rehearse.
+	IsWarmedUp func(snapshot.Snapshot) (bool, error)
+	// QuietPeriod is how long nothing may have been published before what was published is rehearsed; default 5 s.
+	QuietPeriod time.Duration
 	// Clone copies a file so that both share its blocks.
 	Clone func(src, dst string) error
 	Log   *slog.Logger
@@ -75,12 +75,12 @@ type Baker struct {
 	aliases map[hostapi.TemplateName]hostapi.TemplateName
 	jobs    chan *job
 
-	grounding chan struct{} // holds one while a ground is looked for or made
-	nudge     chan struct{} // a publication ended
+	preMountLock     chan struct{} // holds one while a ground is looked for or made
+	publicationEnded chan struct{} // a publication ended
 
 	mu         sync.Mutex
-	last       map[hostapi.TemplateName]*job
-	due        map[hostapi.TemplateName]bool // published, and to be rehearsed; guarded by mu
+	latest     map[hostapi.TemplateName]*job
+	warmupDue  map[hostapi.TemplateName]bool // published, and to be rehearsed; guarded by mu
 	publishing int                           // publications under way; guarded by mu
 }
 
@@ -90,16 +90,16 @@ func New(cfg Config) (*Baker, error) {
 		cfg.Clone == nil {
 		return nil, errors.New("bake: directory, machines, store, platform, rewrite and clone are required")
 	}
-	if cfg.Rehearse && cfg.Remembers == nil {
+	if cfg.JITWarmup && cfg.IsWarmedUp == nil {
 		return nil, errors.New("bake: rehearse needs remembers")
 	}
-	cfg.Calm = cmp.Or(cfg.Calm, 5*time.Second)
+	cfg.QuietPeriod = cmp.Or(cfg.QuietPeriod, 5*time.Second)
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	b := &Baker{cfg: cfg, recipes: map[hostapi.TemplateName]Recipe{},
-		aliases: map[hostapi.TemplateName]hostapi.TemplateName{}, jobs: make(chan *job), last: map[hostapi.TemplateName]*job{},
-		grounding: make(chan struct{}, 1), nudge: make(chan struct{}, 1), due: map[hostapi.TemplateName]bool{}}
+		aliases: map[hostapi.TemplateName]hostapi.TemplateName{}, jobs: make(chan *job), latest: map[hostapi.TemplateName]*job{},
+		preMountLock: make(chan struct{}, 1), publicationEnded: make(chan struct{}, 1), warmupDue: map[hostapi.TemplateName]bool{}}
 	for _, r := range cfg.Recipes {
 		b.recipes[r.Name] = r
 		for _, alias := range r.Aliases {
@@ -117,8 +117,8 @@ func (b *Baker) Run(ctx context.Context) error {
 	}
 	var work sync.WaitGroup
 	defer work.Wait()
-	if b.cfg.Rehearse {
-		work.Go(func() { b.refresh(ctx) })
+	if b.cfg.JITWarmup {
+		work.Go(func() { b.jitWarmupLoop(ctx) })
 	}
 	for {
 		select {
@@ -140,7 +140,7 @@ func (b *Baker) sweep() error {
 		return err
 	}
 	for _, e := range list {
-		root, _, _ := strings.Cut(e.Name(), dataMark)
+		root, _, _ := strings.Cut(e.Name(), dataSeparator)
 		if strings.HasSuffix(root, workSuffix) || strings.HasSuffix(root, newSuffix) {
 			err = errors.Join(err, os.RemoveAll(filepath.Join(b.cfg.Dir, e.Name())))
 		}
@@ -151,15 +151,15 @@ func (b *Baker) sweep() error {
 	for _, snap := range slices.Backward(b.cfg.Store.List(Area)) {
 		g := generation{filepath.Dir(string(snap.Ref)), snap.Digest}
 		if seen[g] {
-			err = errors.Join(err, b.forget(snap.Ref))
+			err = errors.Join(err, b.deleteIfExists(snap.Ref))
 		}
 		seen[g] = true
 	}
 	return err
 }
 
-// forget deletes a snapshot that may not be there.
-func (b *Baker) forget(ref snapshot.Ref) error {
+// deleteIfExists deletes a snapshot that may not be there.
+func (b *Baker) deleteIfExists(ref snapshot.Ref) error {
 	if err := b.cfg.Store.Delete(ref); !errors.Is(err, snapshot.ErrNotFound) {
 		return err
 	}
@@ -217,19 +217,19 @@ func (b *Baker) start(ctx context.Context, name hostapi.TemplateName, force bool
 		return nil, err
 	}
 	b.mu.Lock()
-	j := b.last[r.Name]
+	j := b.latest[r.Name]
 	if j != nil && j.active() {
 		b.mu.Unlock()
 		return j, nil
 	}
 	j = newJob(r, force)
-	b.last[r.Name] = j
+	b.latest[r.Name] = j
 	b.mu.Unlock()
-	return j, b.hand(ctx, j)
+	return j, b.submit(ctx, j)
 }
 
-// hand gives a job to Run.
-func (b *Baker) hand(ctx context.Context, j *job) error {
+// submit gives a job to Run.
+func (b *Baker) submit(ctx context.Context, j *job) error {
 	select {
 	case b.jobs <- j:
 		return nil
@@ -264,7 +264,7 @@ func (b *Baker) Ensure(ctx context.Context, name hostapi.TemplateName) (_ snapsh
 // Cancel ends a bake under way. None under way is fine.
 func (b *Baker) Cancel(name hostapi.TemplateName) {
 	b.mu.Lock()
-	j := b.last[name]
+	j := b.latest[name]
 	b.mu.Unlock()
 	if j != nil {
 		j.stop(errors.New("the bake was cancelled"))
@@ -279,10 +279,10 @@ func (b *Baker) Templates(ctx context.Context) ([]hostapi.Template, error) {
 	}
 	out := make([]hostapi.Template, 0, len(b.recipes))
 	for _, r := range b.recipes {
-		out = append(out, b.view(r, platform))
+		out = append(out, b.describe(r, platform))
 	}
 	for _, r := range b.allPublished() {
-		out = append(out, b.view(r, platform))
+		out = append(out, b.describe(r, platform))
 	}
 	slices.SortFunc(out, func(a, b hostapi.Template) int { return strings.Compare(string(a.Name), string(b.Name)) })
 	return out, nil
@@ -296,8 +296,8 @@ func dataDisks(all []snapshot.DataDisk) []hostapi.DataDisk {
 	return out
 }
 
-// view tells what is known of a template.
-func (b *Baker) view(r Recipe, platform string) hostapi.Template {
+// describe tells what is known of a template.
+func (b *Baker) describe(r Recipe, platform string) hostapi.Template {
 	t := hostapi.Template{
 		Name: r.Name, Description: r.Description, Base: r.Base, VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB,
 		DiskMiB: r.DiskMiB, Disks: dataDisks(r.Disks), User: r.User, Workdir: r.Workdir, Tools: r.Tools, Hidden: r.Hidden, Limits: r.Limits,
@@ -308,13 +308,13 @@ func (b *Baker) view(r Recipe, platform string) hostapi.Template {
 	if snap, ok := b.newest(r, r.generation(platform)); ok {
 		t.Baked, t.BakedAt, t.Bytes, t.DiskMiB = true, snap.Created, snap.Bytes, snap.DiskMiB
 		t.Disks = dataDisks(snap.Data)
-		t.ApparentBytes = apparent(snap)
+		t.ApparentBytes = apparentBytes(snap)
 	}
 	b.mu.Lock()
-	j := b.last[r.Name]
+	j := b.latest[r.Name]
 	b.mu.Unlock()
 	if j != nil {
-		t.Bake = j.view()
+		t.Bake = j.status()
 	}
 	return t
 }

@@ -14,8 +14,8 @@ import (
 // logLines is how much of a bake's log is kept.
 const logLines = 200
 
-// share of the whole that is done when a step begins, in percent, as measured with the template base.
-var share = map[string]int{
+// stepPercent of the whole that is done when a step begins, in percent, as measured with the template base.
+var stepPercent = map[string]int{
 	"rootfs":   0,
 	"image":    60,
 	"boot":     75,
@@ -29,14 +29,14 @@ var share = map[string]int{
 
 // job is one bake.
 type job struct {
-	recipe Recipe
-	force  bool
-	done   chan struct{}
-	tell   func(step, line string) // who published and wants to hear; one call at a time; nil: nobody
-	least  int64                   // bytes that it takes at least, known of what is taken anew
-	fresh  snapshot.Ref            // of what is rehearsed and taken anew; "": the template is baked
+	recipe    Recipe
+	force     bool
+	done      chan struct{}
+	onLog     func(step, line string) // who published and wants to hear; one call at a time; nil: nobody
+	minBytes  int64                   // bytes that it takes at least, known of what is taken anew
+	recapture snapshot.Ref            // of what is rehearsed and taken anew; "": the template is baked
 
-	telling sync.Mutex // held while a line is kept and told, so that both have one order; taken before mu
+	logMu sync.Mutex // held while a line is kept and told, so that both have one order; taken before mu
 
 	mu     sync.Mutex
 	cancel context.CancelCauseFunc // nil: not begun
@@ -59,8 +59,8 @@ func (j *job) active() bool {
 	}
 }
 
-// begin gives the job its own context.
-func (j *job) begin(ctx context.Context) (context.Context, context.CancelCauseFunc) {
+// start gives the job its own context.
+func (j *job) start(ctx context.Context) (context.Context, context.CancelCauseFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -83,12 +83,12 @@ func (j *job) stop(cause error) {
 func (j *job) step(name string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.bake.Step, j.bake.Percent = name, share[name]
+	j.bake.Step, j.bake.Percent = name, stepPercent[name]
 }
 
 func (j *job) log(line string) {
-	j.telling.Lock()
-	defer j.telling.Unlock()
+	j.logMu.Lock()
+	defer j.logMu.Unlock()
 	j.mu.Lock()
 	step := j.bake.Step
 	j.bake.Log = append(j.bake.Log, line)
@@ -96,8 +96,8 @@ func (j *job) log(line string) {
 		j.bake.Log = slices.Delete(j.bake.Log, 0, n)
 	}
 	j.mu.Unlock()
-	if j.tell != nil {
-		j.tell(step, line)
+	if j.onLog != nil {
+		j.onLog(step, line)
 	}
 }
 
@@ -125,7 +125,7 @@ func (j *job) wait(ctx context.Context) error {
 	}
 }
 
-func (j *job) view() *hostapi.Bake {
+func (j *job) status() *hostapi.Bake {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	out := j.bake

@@ -39,46 +39,46 @@ func (b *Baker) Publish(
 	if err := b.checkPublish(req); err != nil {
 		return hostapi.Template{}, err
 	}
-	beneath, gone, err := b.underneath(from.Of)
+	beneath, gone, err := b.inheritedFrom(from.Of)
 	if err != nil {
 		return hostapi.Template{}, err
 	}
-	r := fromSpec(spec{Publish: req, Under: beneath})
+	r := recipeFromSpec(spec{Publish: req, Inherited: beneath})
 	r.disk = func(context.Context) (images, func() error, error) { return b.source(from) }
 	j := newJob(r, true)
-	j.tell = log
+	j.onLog = log
 	j.step("boot")
 	if gone {
 		j.log("the template that it descends from was deleted: what ran on in that is not started")
 	}
 	b.mu.Lock()
-	if old := b.last[r.Name]; old != nil && old.active() {
+	if old := b.latest[r.Name]; old != nil && old.active() {
 		b.mu.Unlock()
 		return hostapi.Template{}, fmt.Errorf("template %s is being published: %w", r.Name, hostapi.ErrExists)
 	}
-	b.last[r.Name] = j
+	b.latest[r.Name] = j
 	b.mu.Unlock()
-	done := b.publishes()
-	err = b.hand(ctx, j)
+	done := b.beginPublication()
+	err = b.submit(ctx, j)
 	if err == nil {
-		err = b.await(ctx, j)
+		err = b.waitOrCancel(ctx, j)
 	}
 	done(r, err == nil)
 	if err != nil {
 		b.mu.Lock()
-		delete(b.last, r.Name)
+		delete(b.latest, r.Name)
 		b.mu.Unlock()
-		return hostapi.Template{}, errors.Join(err, b.drop(r.Name)) // it may have failed behind the capture
+		return hostapi.Template{}, errors.Join(err, b.deleteGenerations(r.Name)) // it may have failed behind the capture
 	}
 	platform, err := b.cfg.Platform(ctx)
 	if err != nil {
 		return hostapi.Template{}, err
 	}
-	return b.view(r, platform), nil
+	return b.describe(r, platform), nil
 }
 
-// await waits for a job to end; one that is not wanted any more is stopped first.
-func (b *Baker) await(ctx context.Context, j *job) error {
+// waitOrCancel waits for a job to end; one that is not wanted any more is stopped first.
+func (b *Baker) waitOrCancel(ctx context.Context, j *job) error {
 	select {
 	case <-j.done:
 	case <-ctx.Done():
@@ -88,7 +88,7 @@ func (b *Baker) await(ctx context.Context, j *job) error {
 	if j.err == nil {
 		return nil
 	}
-	return &hostapi.PublishError{Step: j.view().Step, Err: j.err}
+	return &hostapi.PublishError{Step: j.status().Step, Err: j.err}
 }
 
 func (b *Baker) checkPublish(req hostapi.Publish) error {
@@ -117,18 +117,18 @@ func (b *Baker) source(from Source) (images, func() error, error) {
 	if from.Ref == "" {
 		return images{root: from.Path}, func() error { return nil }, nil
 	}
-	snap, err := b.cfg.Store.Hold(from.Ref)
+	snap, err := b.cfg.Store.Acquire(from.Ref)
 	if errors.Is(err, snapshot.ErrNotFound) {
 		err = fmt.Errorf("%w: %w", hostapi.ErrNotFound, err)
 	}
 	if err != nil {
 		return images{}, nil, err
 	}
-	return imagesIn(snap), func() error { return b.cfg.Store.Release(from.Ref) }, nil
+	return snapshotImages(snap), func() error { return b.cfg.Store.Release(from.Ref) }, nil
 }
 
-// fromSpec is the recipe of a published template, without its disks.
-func fromSpec(req spec) Recipe {
+// recipeFromSpec is the recipe of a published template, without its disks.
+func recipeFromSpec(req spec) Recipe {
 	text, err := json.Marshal(req)
 	if err != nil { // a struct of strings and numbers always marshals
 		text = []byte(req.Name)
@@ -139,15 +139,15 @@ func fromSpec(req spec) Recipe {
 		Env: req.Env, Warm: req.Warm,
 		Digest: hex.EncodeToString(sum[:]), spec: &req,
 	}
-	if req.Under != nil {
-		r.Start, r.Ready = req.Under.Start, req.Under.Ready
+	if req.Inherited != nil {
+		r.Start, r.Ready = req.Inherited.Start, req.Inherited.Ready
 	}
 	return r
 }
 
-// growMiB is the least size of the disk of a machine that is booted for the recipe; the image of one that is
+// minDiskMiB is the least size of the disk of a machine that is booted for the recipe; the image of one that is
 // built has its size already.
-func (r Recipe) growMiB() int {
+func (r Recipe) minDiskMiB() int {
 	if r.spec == nil {
 		return 0
 	}
@@ -170,20 +170,20 @@ func (r Recipe) labels() map[string]string {
 func (b *Baker) published(name hostapi.TemplateName) (Recipe, error) {
 	list := b.cfg.Store.List(string(snapshot.Join(Area, string(name))))
 	if len(list) > 0 && name != "" && !strings.Contains(string(name), "/") {
-		if r, ok := b.recipeOf(list[len(list)-1]); ok && r.Name == name {
+		if r, ok := b.recipeFromSnapshot(list[len(list)-1]); ok && r.Name == name {
 			return r, nil
 		}
 	}
 	return Recipe{}, fmt.Errorf("template %q: %w", string(name), hostapi.ErrNotFound)
 }
 
-// recipeOf reads the recipe of a published template from its snapshot: the next bake boots its own disks.
-func (b *Baker) recipeOf(snap snapshot.Snapshot) (Recipe, bool) {
+// recipeFromSnapshot reads the recipe of a published template from its snapshot: the next bake boots its own disks.
+func (b *Baker) recipeFromSnapshot(snap snapshot.Snapshot) (Recipe, bool) {
 	var from spec
 	if snap.Labels[specLabel] == "" || json.Unmarshal([]byte(snap.Labels[specLabel]), &from) != nil {
 		return Recipe{}, false
 	}
-	r := fromSpec(from)
+	r := recipeFromSpec(from)
 	r.disk = func(context.Context) (images, func() error, error) { return b.source(Source{Ref: snap.Ref}) }
 	return r, true
 }
@@ -193,7 +193,7 @@ func (b *Baker) allPublished() []Recipe {
 	var out []Recipe
 	seen := map[hostapi.TemplateName]bool{}
 	for _, snap := range b.cfg.Store.List(Area) {
-		if r, ok := b.recipeOf(snap); ok && !seen[r.Name] {
+		if r, ok := b.recipeFromSnapshot(snap); ok && !seen[r.Name] {
 			seen[r.Name] = true
 			out = append(out, r)
 		}
@@ -211,35 +211,35 @@ func (b *Baker) Delete(name hostapi.TemplateName) error {
 		return fmt.Errorf("template %s is a recipe of this host: %w", name, hostapi.ErrUnsupported)
 	}
 	b.mu.Lock()
-	j := b.last[r.Name]
-	if j != nil && j.active() && j.fresh == "" {
+	j := b.latest[r.Name]
+	if j != nil && j.active() && j.recapture == "" {
 		b.mu.Unlock()
 		return fmt.Errorf("template %s is being baked: %w", name, hostapi.ErrInUse)
 	}
-	delete(b.last, r.Name)
-	delete(b.due, r.Name)
+	delete(b.latest, r.Name)
+	delete(b.warmupDue, r.Name)
 	b.mu.Unlock()
 	if j != nil && j.active() { // it is only rehearsed
 		j.stop(errors.New("the template is deleted"))
 		<-j.done
 	}
-	return b.drop(r.Name)
+	return b.deleteGenerations(r.Name)
 }
 
-// drop deletes all that was baked of a template.
-func (b *Baker) drop(name hostapi.TemplateName) (err error) {
+// deleteGenerations deletes all that was baked of a template.
+func (b *Baker) deleteGenerations(name hostapi.TemplateName) (err error) {
 	for _, snap := range b.cfg.Store.List(string(snapshot.Join(Area, string(name)))) {
-		err = errors.Join(err, b.forget(snap.Ref))
+		err = errors.Join(err, b.deleteIfExists(snap.Ref))
 	}
 	return err
 }
 
-// copy makes a template of a snapshot as it is, sharing its blocks.
-func (b *Baker) copy(ctx context.Context, j *job, back *cleanup.Stack, generation string) error {
+// copySnapshot makes a template of a snapshot as it is, sharing its blocks.
+func (b *Baker) copySnapshot(ctx context.Context, j *job, back *cleanup.Stack, generation string) error {
 	j.step("capture")
 	spec := j.recipe.spec
 	from := snapshot.Join("snapshots", string(spec.Snapshot))
-	snap, err := b.cfg.Store.Hold(from)
+	snap, err := b.cfg.Store.Acquire(from)
 	if errors.Is(err, snapshot.ErrNotFound) {
 		return fmt.Errorf(
 			"template %s holds the memory of snapshot %s, which cannot be made again here: build it anew: %w",
@@ -268,7 +268,7 @@ func (b *Baker) copy(ctx context.Context, j *job, back *cleanup.Stack, generatio
 			return fmt.Errorf("copy the disk: %w", err)
 		}
 	}
-	if err := b.did("copy"); err != nil {
+	if err := b.stepDone("copy"); err != nil {
 		return err
 	}
 	made := snap
@@ -279,7 +279,7 @@ func (b *Baker) copy(ctx context.Context, j *job, back *cleanup.Stack, generatio
 		return err
 	}
 	back.Push("delete the template", func(context.Context) error { return b.cfg.Store.Delete(made.Ref) })
-	if err := errors.Join(b.cfg.Store.Release(made.Ref), b.did("capture")); err != nil {
+	if err := errors.Join(b.cfg.Store.Release(made.Ref), b.stepDone("capture")); err != nil {
 		return err
 	}
 	back.Forget()

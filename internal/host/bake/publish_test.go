@@ -14,8 +14,8 @@ import (
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 )
 
-// mine is a template to publish from the disk image that source makes.
-var mine = hostapi.Publish{
+// publishRequest is a template to publish from the disk image that source makes.
+var publishRequest = hostapi.Publish{
 	Name:      "mine",
 	Image:     "img",
 	VCPUs:     2,
@@ -39,11 +39,11 @@ func source(t *testing.T) bake.Source {
 }
 
 func TestPublish(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.exits["up?"] = []int{1}
 	var mu sync.Mutex
 	var heard []string
-	got, err := w.baker.Publish(t.Context(), mine, source(t), func(step, line string) {
+	got, err := w.baker.Publish(t.Context(), publishRequest, source(t), func(step, line string) {
 		mu.Lock()
 		defer mu.Unlock()
 		heard = append(heard, step+": "+line)
@@ -60,10 +60,10 @@ func TestPublish(t *testing.T) {
 	if err != nil || !ok || snap.Env["A"] != "1" {
 		t.Fatalf("current %+v, %v, %v", snap, ok, err)
 	}
-	if _, err := w.baker.Publish(t.Context(), mine, source(t), nil); !errors.Is(err, hostapi.ErrExists) {
+	if _, err := w.baker.Publish(t.Context(), publishRequest, source(t), nil); !errors.Is(err, hostapi.ErrExists) {
 		t.Errorf("published twice: %v", err)
 	}
-	taken := mine
+	taken := publishRequest
 	taken.Name = "base"
 	if _, err := w.baker.Publish(t.Context(), taken, source(t), nil); !errors.Is(err, hostapi.ErrExists) {
 		t.Errorf("published over a recipe: %v", err)
@@ -74,9 +74,9 @@ func TestPublish(t *testing.T) {
 	if err != nil || !cold || next.Ref == snap.Ref {
 		t.Fatalf("ensure on another platform: %v, %v, %v", next.Ref, cold, err)
 	}
-	w.clean(1)
+	w.checkNothingLeft(1)
 	// A machine that runs on it keeps its files.
-	if _, err := w.store.Hold(next.Ref); err != nil {
+	if _, err := w.store.Acquire(next.Ref); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.baker.Delete("mine"); err != nil {
@@ -88,24 +88,24 @@ func TestPublish(t *testing.T) {
 	if err := w.baker.Delete("base"); !errors.Is(err, hostapi.ErrUnsupported) {
 		t.Errorf("deleted a recipe: %v", err)
 	}
-	w.clean(1)
+	w.checkNothingLeft(1)
 	if err := w.store.Release(next.Ref); err != nil {
 		t.Fatal(err)
 	}
-	w.clean(0)
+	w.checkNothingLeft(0)
 	if list, err := w.baker.Templates(t.Context()); err != nil || len(list) != 1 {
 		t.Errorf("templates %+v, %v", list, err)
 	}
 }
 
 func TestPublishStart(t *testing.T) {
-	w := newWorld(t)
-	spec := mine
+	w := newFixture(t)
+	spec := publishRequest
 	spec.Start = "serve it"
 	if _, err := w.baker.Publish(t.Context(), spec, source(t), nil); err != nil {
 		t.Fatal(err)
 	}
-	w.clean(1)
+	w.checkNothingLeft(1)
 	spec.Name, w.exits["serve it"] = "two", []int{4}
 	w.exits["up?"] = []int{1, 1, 1, 1, 1, 1, 1, 1, 1, 1}
 	var at *hostapi.PublishError
@@ -114,13 +114,13 @@ func TestPublishStart(t *testing.T) {
 		!strings.Contains(err.Error(), "the start command failed: the command answered 4") {
 		t.Errorf("a start command that fails: %v", err)
 	}
-	w.clean(1)
+	w.checkNothingLeft(1)
 }
 
 // TestPublishKeepsDataDisks: a template of a snapshot, without its memory, is booted with copies of all its disks, and so
 // is the next one of that.
 func TestPublishKeepsDataDisks(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	snap, err := w.TakeSnapshot(
 		t.Context(),
 		"m",
@@ -144,11 +144,11 @@ func TestPublishKeepsDataDisks(t *testing.T) {
 	if err != nil || len(next.Data) != 1 || len(next.DiskPaths()) != 2 {
 		t.Errorf("baked again: %+v, %v", next, err)
 	}
-	w.clean(1)
+	w.checkNothingLeft(1)
 }
 
 func TestPublishWithMemory(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	snap, err := w.TakeSnapshot(t.Context(), "m", "snapshots/one", func(s *snapshot.Snapshot) { s.User = "me" },
 		func(context.Context, *snapshot.Draft) error { return nil })
 	if err != nil {
@@ -175,14 +175,14 @@ func TestPublishWithMemory(t *testing.T) {
 	if _, _, err := w.baker.Ensure(t.Context(), "kept"); err == nil || !strings.Contains(err.Error(), "build it anew") {
 		t.Errorf("ensure on another platform: %v", err)
 	}
-	w.clean(1)
+	w.checkNothingLeft(1)
 }
 
 func TestPublishFailureAfterEveryStep(t *testing.T) {
 	injected := errors.New("injected")
 	for _, keep := range []bool{false, true} {
 		for nth := 0; ; nth++ {
-			w := newWorld(t)
+			w := newFixture(t)
 			snap, err := w.TakeSnapshot(
 				t.Context(),
 				"m",
@@ -193,7 +193,7 @@ func TestPublishFailureAfterEveryStep(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			spec, from := mine, source(t)
+			spec, from := publishRequest, source(t)
 			spec.Start = "serve it"
 			if keep {
 				spec, from = hostapi.Publish{
@@ -232,14 +232,14 @@ func TestPublishFailureAfterEveryStep(t *testing.T) {
 			if _, _, err := w.baker.Current(t.Context(), "mine"); !errors.Is(err, hostapi.ErrNotFound) {
 				t.Errorf("keep=%v step %d: it is there: %v", keep, nth, err)
 			}
-			w.clean(0)
+			w.checkNothingLeft(0)
 			w.stop()
 		}
 	}
 }
 
 func TestPublishIsCancelled(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	w.mu.Lock()
 	w.step = func(step string) error {
@@ -250,7 +250,7 @@ func TestPublishIsCancelled(t *testing.T) {
 		return nil
 	}
 	w.mu.Unlock()
-	spec := mine
+	spec := publishRequest
 	w.exits["up?"] = make([]int, 0)
 	for range 1000 {
 		w.exits["up?"] = append(w.exits["up?"], 1)
@@ -259,5 +259,5 @@ func TestPublishIsCancelled(t *testing.T) {
 		!strings.Contains(err.Error(), "not wanted any more") {
 		t.Errorf("cancelled: %v", err)
 	}
-	w.clean(0)
+	w.checkNothingLeft(0)
 }

@@ -45,7 +45,7 @@ type Recipe struct {
 }
 
 // DataImage is the path of a data disk's image beside that of the root image.
-func DataImage(image, name string) string { return image + dataMark + name }
+func DataImage(image, name string) string { return image + dataSeparator + name }
 
 // images are what a machine that boots cold has as disks.
 type images struct {
@@ -53,8 +53,8 @@ type images struct {
 	data []machine.BootDisk
 }
 
-// imagesOf are the images of disks by the path of the root's.
-func imagesOf(root string, disks []snapshot.DataDisk) images {
+// recipeImages are the images of disks by the path of the root's.
+func recipeImages(root string, disks []snapshot.DataDisk) images {
 	all := images{root: root}
 	for _, d := range disks {
 		all.data = append(all.data, machine.BootDisk{DataDisk: d, Path: DataImage(root, d.Name)})
@@ -62,8 +62,8 @@ func imagesOf(root string, disks []snapshot.DataDisk) images {
 	return all
 }
 
-// imagesIn are the disks of a snapshot.
-func imagesIn(snap snapshot.Snapshot) images {
+// snapshotImages are the disks of a snapshot.
+func snapshotImages(snap snapshot.Snapshot) images {
 	all := images{root: snap.DiskPath()}
 	for i, path := range snapshot.DiskPaths(snap.Dir(), snap.Data)[1:] {
 		all.data = append(all.data, machine.BootDisk{DataDisk: snap.Data[i], Path: path})

@@ -16,6 +16,6 @@ func openAzure(ctx context.Context, u *url.URL) (Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.pulls = true // its writer, asked to store what the service refuses, ends the program
+	b.upload = true // its writer, asked to store what the service refuses, ends the program
 	return b, nil
 }

@@ -57,10 +57,10 @@ func TestS3(t *testing.T) {
 	})
 }
 
-func TestShapedAndFaultyPass(t *testing.T) {
+func TestShapedAndFaultyStores(t *testing.T) {
 	blobtest.Run(t, func(t *testing.T) blob.Store {
-		return blobtest.Break(
-			blobtest.Shape(open(t, "file://"+t.TempDir(), blob.Options{}), time.Microsecond, 1<<40),
+		return blobtest.NewFaulty(
+			blobtest.NewShaped(open(t, "file://"+t.TempDir(), blob.Options{}), time.Microsecond, 1<<40),
 			nil,
 		)
 	})

@@ -16,8 +16,8 @@ import (
 // bucket keeps objects in a service.
 type bucket struct {
 	b *blob.Bucket
-	// pulls: the service's client reads what it stores by itself, and stores nothing when that fails.
-	pulls bool
+	// upload: the service's client reads what it stores by itself, and stores nothing when that fails.
+	upload bool
 }
 
 // opener opens the bucket of one kind of service.
@@ -113,14 +113,14 @@ func (b *bucket) put(ctx context.Context, key string, r io.Reader, size int64, a
 		// One request for all that this program stores: parts cost one each, and a condition needs it.
 		BufferSize: 16 << 20, ContentType: "application/octet-stream", IfNotExist: absent,
 	}
-	if b.pulls {
-		return bucketError(b.b.Upload(ctx, key, &exactly{r, size}, opt))
+	if b.upload {
+		return bucketError(b.b.Upload(ctx, key, &exactReader{r, size}, opt))
 	}
 	w, err := b.b.NewWriter(ctx, key, opt)
 	if err != nil {
 		return bucketError(err)
 	}
-	if _, err := io.Copy(w, &exactly{r, size}); err != nil {
+	if _, err := io.Copy(w, &exactReader{r, size}); err != nil {
 		cancel() // Close would store what was written so far
 		return errors.Join(bucketError(err), ignoreCancel(w.Close()))
 	}

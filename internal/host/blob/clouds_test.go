@@ -39,7 +39,7 @@ func TestS3OfAnotherServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	serve(t, program, "--port", at, "--access", "test", "--secret", "testtest", "posix", files)
-	answers(t, "http://"+at)
+	waitForServer(t, "http://"+at)
 	t.Setenv("AWS_ACCESS_KEY_ID", "test")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "testtest")
 	suite(t, "s3://things?region=us-east-1&use_path_style=true&endpoint=http://"+at+"&")
@@ -65,7 +65,7 @@ func TestGoogle(t *testing.T) {
 		"-log-level",
 		"error",
 	)
-	answers(t, "http://"+at+"/storage/v1/b?project=p")
+	waitForServer(t, "http://"+at+"/storage/v1/b?project=p")
 	res, err := http.Post(
 		"http://"+at+"/storage/v1/b?project=p",
 		"application/json",
@@ -109,7 +109,7 @@ func TestAzure(t *testing.T) {
 	t.Setenv("AZURITE_ACCOUNTS", "tests:"+key)
 	serve(t, filepath.Join(dir, "node_modules/.bin/azurite-blob"), "--blobHost", host, "--blobPort", port,
 		"--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry", "--silent")
-	answers(t, "http://"+at)
+	waitForServer(t, "http://"+at)
 	cred, err := container.NewSharedKeyCredential("tests", key)
 	if err != nil {
 		t.Fatal(err)
@@ -178,8 +178,8 @@ func freePort(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// answers waits until somebody speaks HTTP at a URL.
-func answers(t *testing.T, url string) {
+// waitForServer waits until somebody speaks HTTP at a URL.
+func waitForServer(t *testing.T, url string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errors.New("no answer within a minute"))
 	defer cancel()

@@ -25,7 +25,7 @@ type dir struct{ root string }
 const (
 	incoming = ".new" // below the root: objects that are being written
 	// stale is when a file in incoming has no writer any more. A write has a limit far below.
-	stale = 24 * time.Hour
+	staleAfter = 24 * time.Hour
 )
 
 func openDir(root string) (*dir, error) {
@@ -39,7 +39,7 @@ func openDir(root string) (*dir, error) {
 	}
 	for _, e := range list {
 		info, err := e.Info()
-		if err != nil || time.Since(info.ModTime()) < stale {
+		if err != nil || time.Since(info.ModTime()) < staleAfter {
 			continue // gone meanwhile, or being written
 		}
 		if err := os.Remove(filepath.Join(d.root, incoming, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -128,7 +128,7 @@ func (d *dir) store(
 			err = errors.Join(err, gone)
 		}
 	}()
-	_, err = io.Copy(f, &section{ctx: ctx, r: &exactly{r, size}})
+	_, err = io.Copy(f, &section{ctx: ctx, r: &exactReader{r, size}})
 	if err == nil {
 		err = f.Sync()
 	}

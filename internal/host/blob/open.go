@@ -53,7 +53,7 @@ func Open(ctx context.Context, rawURL string, opt Options) (Store, error) {
 	if opt.Timeout <= 0 {
 		opt.Timeout = time.Minute
 	}
-	return &guarded{inner: inner, timeout: opt.Timeout}, nil
+	return &checkedStore{inner: inner, timeout: opt.Timeout}, nil
 }
 
 // checkKey refuses what some store could not keep, or would keep elsewhere.
@@ -69,18 +69,18 @@ func checkKey(key string) error {
 	return nil
 }
 
-// guarded is what every store has in common: keys are checked, calls end in time, errors say of what.
-type guarded struct {
+// checkedStore is what every store has in common: keys are checked, calls end in time, errors say of what.
+type checkedStore struct {
 	inner   Store
 	timeout time.Duration
 }
 
-func (g *guarded) limit(ctx context.Context) (context.Context, context.CancelFunc) {
+func (g *checkedStore) limit(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, g.timeout, ErrTimeout)
 }
 
-// told gives an error its place. What the end of ctx brought about is told as that.
-func told(ctx context.Context, op, key string, err error) error {
+// wrapError gives an error its place. What the end of ctx brought about is told as that.
+func wrapError(ctx context.Context, op, key string, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -90,7 +90,7 @@ func told(ctx context.Context, op, key string, err error) error {
 	return &Error{Op: op, Key: key, Err: err}
 }
 
-func (g *guarded) Get(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error) {
+func (g *checkedStore) Get(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error) {
 	if err := checkKey(key); err != nil {
 		return nil, &Error{"get", key, err}
 	}
@@ -101,7 +101,7 @@ func (g *guarded) Get(ctx context.Context, key string, offset, length int64) (io
 	r, err := g.inner.Get(ctx, key, offset, length)
 	if err != nil {
 		defer cancel()
-		return nil, told(ctx, "get", key, err)
+		return nil, wrapError(ctx, "get", key, err)
 	}
 	return &body{ctx: ctx, cancel: cancel, key: key, r: r}, nil
 }
@@ -117,45 +117,45 @@ type body struct {
 func (b *body) Read(p []byte) (int, error) {
 	n, err := b.r.Read(p)
 	if err != nil && err != io.EOF {
-		err = told(b.ctx, "get", b.key, err)
+		err = wrapError(b.ctx, "get", b.key, err)
 	}
 	return n, err
 }
 
 func (b *body) Close() error {
 	defer b.cancel()
-	return told(b.ctx, "get", b.key, b.r.Close())
+	return wrapError(b.ctx, "get", b.key, b.r.Close())
 }
 
-func (g *guarded) Put(ctx context.Context, key string, r io.Reader, size int64) error {
+func (g *checkedStore) Put(ctx context.Context, key string, r io.Reader, size int64) error {
 	return g.put(ctx, key, r, size, g.inner.Put)
 }
 
-func (g *guarded) PutIfAbsent(ctx context.Context, key string, r io.Reader, size int64) error {
+func (g *checkedStore) PutIfAbsent(ctx context.Context, key string, r io.Reader, size int64) error {
 	return g.put(ctx, key, r, size, g.inner.PutIfAbsent)
 }
 
-func (g *guarded) put(ctx context.Context, key string, r io.Reader, size int64,
+func (g *checkedStore) put(ctx context.Context, key string, r io.Reader, size int64,
 	put func(context.Context, string, io.Reader, int64) error) error {
 	if err := checkKey(key); err != nil {
 		return &Error{"put", key, err}
 	}
 	ctx, cancel := g.limit(ctx)
 	defer cancel()
-	return told(ctx, "put", key, put(ctx, key, r, size))
+	return wrapError(ctx, "put", key, put(ctx, key, r, size))
 }
 
-func (g *guarded) Stat(ctx context.Context, key string) (Info, error) {
+func (g *checkedStore) Stat(ctx context.Context, key string) (Info, error) {
 	if err := checkKey(key); err != nil {
 		return Info{}, &Error{"stat", key, err}
 	}
 	ctx, cancel := g.limit(ctx)
 	defer cancel()
 	info, err := g.inner.Stat(ctx, key)
-	return info, told(ctx, "stat", key, err)
+	return info, wrapError(ctx, "stat", key, err)
 }
 
-func (g *guarded) List(ctx context.Context, prefix string, yield func(Info) error) error {
+func (g *checkedStore) List(ctx context.Context, prefix string, yield func(Info) error) error {
 	// The store has its time anew with every object; how long the caller takes with one is its own affair.
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -171,27 +171,27 @@ func (g *guarded) List(ctx context.Context, prefix string, yield func(Info) erro
 	if mine != nil {
 		return mine
 	}
-	return told(ctx, "list", prefix, err)
+	return wrapError(ctx, "list", prefix, err)
 }
 
-func (g *guarded) Delete(ctx context.Context, key string) error {
+func (g *checkedStore) Delete(ctx context.Context, key string) error {
 	if err := checkKey(key); err != nil {
 		return &Error{"delete", key, err}
 	}
 	ctx, cancel := g.limit(ctx)
 	defer cancel()
-	return told(ctx, "delete", key, g.inner.Delete(ctx, key))
+	return wrapError(ctx, "delete", key, g.inner.Delete(ctx, key))
 }
 
-func (g *guarded) Close() error { return g.inner.Close() }
+func (g *checkedStore) Close() error { return g.inner.Close() }
 
-// exactly reads size bytes and not one more or less.
-type exactly struct {
+// exactReader reads size bytes and not one more or less.
+type exactReader struct {
 	r    io.Reader
 	left int64
 }
 
-func (e *exactly) Read(p []byte) (int, error) {
+func (e *exactReader) Read(p []byte) (int, error) {
 	n, err := e.r.Read(p)
 	e.left -= int64(n)
 	switch {

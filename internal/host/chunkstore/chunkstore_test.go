@@ -15,15 +15,15 @@ import (
 	"github.com/pandastack/pandastack/internal/host/chunkstore"
 )
 
-func TestWhatIsPushedIsRead(t *testing.T) {
-	w := newWorld(t, chunkstore.Config{})
+func TestPushAndRead(t *testing.T) {
+	w := newFixture(t, chunkstore.Config{})
 	files := map[string][]byte{
 		"memory": content(1, 9<<20), "disk.img": content(2, 4<<20+1), "state": content(3, 70_000),
 		"empty": nil, "zero": make([]byte, 5<<20), "tiny": []byte("x"), "edge": content(4, 4096),
 	}
-	in := chunkstore.Push{Space: "ws", ID: "snp1", Meta: []byte(`{"a":1}`)}
+	in := chunkstore.Push{Tenant: "ws", ID: "snp1", Meta: []byte(`{"a":1}`)}
 	for _, name := range slices.Sorted(maps.Keys(files)) {
-		in.Files = append(in.Files, chunkstore.Local{Name: name, Path: file(t, files[name])})
+		in.Files = append(in.Files, chunkstore.LocalFile{Name: name, Path: file(t, files[name])})
 	}
 	pushed, _ := w.push(in)
 	opened := w.open("ws", "snp1")
@@ -37,8 +37,8 @@ func TestWhatIsPushedIsRead(t *testing.T) {
 }
 
 // What is to be dense takes less room than the same otherwise, and is the same when it is read.
-func TestDense(t *testing.T) {
-	w := newWorld(t, chunkstore.Config{})
+func TestHighCompression(t *testing.T) {
+	w := newFixture(t, chunkstore.Config{})
 	program, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -53,10 +53,10 @@ func TestDense(t *testing.T) {
 	for dense, id := range map[bool]chunkstore.ID{false: "soon", true: "dense"} {
 		m, _ := w.push(
 			chunkstore.Push{
-				Space: "ws",
-				ID:    id,
-				Files: []chunkstore.Local{{Name: "program", Path: path}},
-				Dense: dense,
+				Tenant:          "ws",
+				ID:              id,
+				Files:           []chunkstore.LocalFile{{Name: "program", Path: path}},
+				HighCompression: dense,
 			},
 		)
 		w.wantFile(w.open("ws", id), "program", data)
@@ -84,10 +84,10 @@ func TestOnlyTheDifferenceIsUploaded(t *testing.T) {
 		"most-of-a-part": {func(d []byte) { copy(d[4<<20:8<<20-400<<10], blobtest.Content(7, 4<<20-400<<10)) }, 4<<20 - 400<<10},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, chunkstore.Config{})
+			w := newFixture(t, chunkstore.Config{})
 			before := blobtest.Content(1, 12<<20)
 			path := file(t, before)
-			parent := w.one(chunkstore.Common, "base", before)
+			parent := w.pushMemory(chunkstore.Common, "base", before)
 			after := bytes.Clone(before)
 			c.change(after)
 			var dirty int64
@@ -103,9 +103,9 @@ func TestOnlyTheDifferenceIsUploaded(t *testing.T) {
 			}
 			m, stats := w.push(
 				chunkstore.Push{
-					Space:       "ws",
+					Tenant:      "ws",
 					ID:          "fork",
-					Files:       []chunkstore.Local{{Name: "memory", Path: file(t, after)}},
+					Files:       []chunkstore.LocalFile{{Name: "memory", Path: file(t, after)}},
 					Parent:      parent,
 					ParentFiles: map[string]string{"memory": path},
 				},
@@ -126,10 +126,10 @@ func TestOnlyTheDifferenceIsUploaded(t *testing.T) {
 
 // A line of forks: every page is read from one place, and the parents may go.
 func TestForkOfAForkNeedsNoParent(t *testing.T) {
-	w := newWorld(t, chunkstore.Config{})
+	w := newFixture(t, chunkstore.Config{})
 	data := content(1, 10<<20)
 	path := file(t, data)
-	m := w.one("ws", "f0", data)
+	m := w.pushMemory("ws", "f0", data)
 	for i := range 5 {
 		data = bytes.Clone(data)
 		for at := i * chunkstore.PageSize; at < len(data); at += (11 + i) * chunkstore.PageSize {
@@ -138,9 +138,9 @@ func TestForkOfAForkNeedsNoParent(t *testing.T) {
 		next := file(t, data)
 		id := chunkstore.ID("f" + string(rune('1'+i)))
 		parent := m
-		m, _ = w.push(chunkstore.Push{Space: "ws", ID: id, Files: []chunkstore.Local{{Name: "memory", Path: next}},
+		m, _ = w.push(chunkstore.Push{Tenant: "ws", ID: id, Files: []chunkstore.LocalFile{{Name: "memory", Path: next}},
 			Parent: parent, ParentFiles: map[string]string{"memory": path}})
-		if err := w.vault.Delete(t.Context(), "ws", parent.ID); err != nil {
+		if err := w.store.Delete(t.Context(), "ws", parent.ID); err != nil {
 			t.Fatal(err)
 		}
 		path = next
@@ -149,27 +149,27 @@ func TestForkOfAForkNeedsNoParent(t *testing.T) {
 }
 
 func TestEqualContentIsStoredOnceInAWorkspace(t *testing.T) {
-	w := newWorld(t, chunkstore.Config{})
+	w := newFixture(t, chunkstore.Config{})
 	data := blobtest.Content(1, 8<<20)
-	w.one("ws", "a", data)
+	w.pushMemory("ws", "a", data)
 	_, again := w.push(
 		chunkstore.Push{
-			Space: "ws",
-			ID:    "b",
-			Files: []chunkstore.Local{{Name: "memory", Path: file(t, data)}, {Name: "copy", Path: file(t, data)}},
+			Tenant: "ws",
+			ID:     "b",
+			Files:  []chunkstore.LocalFile{{Name: "memory", Path: file(t, data)}, {Name: "copy", Path: file(t, data)}},
 		},
 	)
 	if again.Reused != 2 || again.Chunks != 2 || again.Uploaded > 8<<10 {
 		t.Errorf("second push: %+v, want 2 chunks reused and a manifest uploaded", again)
 	}
 	_, other := w.push(
-		chunkstore.Push{Space: "other", ID: "b", Files: []chunkstore.Local{{Name: "memory", Path: file(t, data)}}},
+		chunkstore.Push{Tenant: "other", ID: "b", Files: []chunkstore.LocalFile{{Name: "memory", Path: file(t, data)}}},
 	)
 	if other.Reused != 0 || other.Uploaded < 8<<20 {
 		t.Errorf("push of another workspace: %+v, want nothing reused", other)
 	}
 	names := map[string]bool{}
-	for _, key := range blobtest.Keys(t, w.store, "w/") {
+	for _, key := range blobtest.Keys(t, w.objects, "w/") {
 		parts := strings.SplitN(key, "/c/", 2)
 		if len(parts) == 2 && names[parts[1]] {
 			t.Errorf("chunk %s has one name in two workspaces", parts[1])
@@ -178,19 +178,19 @@ func TestEqualContentIsStoredOnceInAWorkspace(t *testing.T) {
 	}
 }
 
-func TestStoreLearnsNothing(t *testing.T) {
-	w := newWorld(t, chunkstore.Config{})
+func TestStoredObjectsRevealNothing(t *testing.T) {
+	w := newFixture(t, chunkstore.Config{})
 	secret := []byte("SECRET-VALUE-OF-A-WORKSPACE")
 	data := bytes.Repeat(secret, 10_000)
 	w.push(
 		chunkstore.Push{
-			Space: "workspacename",
-			ID:    "a",
-			Meta:  secret,
-			Files: []chunkstore.Local{{Name: "memory", Path: file(t, data)}},
+			Tenant: "workspacename",
+			ID:     "a",
+			Meta:   secret,
+			Files:  []chunkstore.LocalFile{{Name: "memory", Path: file(t, data)}},
 		},
 	)
-	for _, key := range blobtest.Keys(t, w.store, "") {
+	for _, key := range blobtest.Keys(t, w.objects, "") {
 		stored := get(t, w, key)
 		for _, s := range [][]byte{secret, []byte("workspacename"), []byte("memory")} {
 			if bytes.Contains(stored, s) || strings.Contains(key, string(s)) {
@@ -201,11 +201,11 @@ func TestStoreLearnsNothing(t *testing.T) {
 }
 
 func TestManifestsAreRefused(t *testing.T) {
-	w := newWorld(t, quick)
-	w.one("ws", "a", content(1, 1<<20))
-	w.one("ws", "b", content(2, 1<<20))
+	w := newFixture(t, quickRetries)
+	w.pushMemory("ws", "a", content(1, 1<<20))
+	w.pushMemory("ws", "b", content(2, 1<<20))
 	key := manifestKey(t, w, "/m/a")
-	good, err := blobtest.Get(t.Context(), w.store, key, 0, -1)
+	good, err := blobtest.Get(t.Context(), w.objects, key, 0, -1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -219,40 +219,40 @@ func TestManifestsAreRefused(t *testing.T) {
 		"head-only":  {good[:40], chunkstore.ErrTampered},
 		"longer":     {append(bytes.Clone(good), 0), chunkstore.ErrTampered},
 		"version":    {set(good, 4, 9), chunkstore.ErrVersion},
-		"space":      {set(good, 6, good[6]^1), chunkstore.ErrWorkspace},
+		"space":      {set(good, 6, good[6]^1), chunkstore.ErrWrongTenant},
 		"id":         {set(good, 22, 'c'), chunkstore.ErrTampered},
 		"content":    {set(good, len(good)-60, good[len(good)-60]^1), chunkstore.ErrTampered},
 		"signature":  {set(good, len(good)-1, good[len(good)-1]^1), chunkstore.ErrTampered},
 		"of-another": {get(t, w, manifestKey(t, w, "/m/b")), chunkstore.ErrTampered},
 	} {
-		blobtest.Put(t, w.store, key, c.data)
-		if _, err := w.vault.Open(t.Context(), "ws", "a"); !errors.Is(err, c.want) {
+		blobtest.Put(t, w.objects, key, c.data)
+		if _, err := w.store.Open(t.Context(), "ws", "a"); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", name, err, c.want)
 		}
 	}
-	blobtest.Put(t, w.store, key, good)
+	blobtest.Put(t, w.objects, key, good)
 	w.open("ws", "a")
-	if _, err := w.vault.Open(t.Context(), "other", "a"); !errors.Is(err, chunkstore.ErrNotFound) {
+	if _, err := w.store.Open(t.Context(), "other", "a"); !errors.Is(err, chunkstore.ErrNotFound) {
 		t.Errorf("open in another workspace: %v, want ErrNotFound", err)
 	}
 	// Somebody who can write to the store gives one workspace the manifest of another.
-	w.one("other", "a", content(3, 1<<20))
-	for _, k := range blobtest.Keys(t, w.store, "w/") {
+	w.pushMemory("other", "a", content(3, 1<<20))
+	for _, k := range blobtest.Keys(t, w.objects, "w/") {
 		if strings.HasSuffix(k, "/m/a") && k != key {
-			blobtest.Put(t, w.store, k, good)
+			blobtest.Put(t, w.objects, k, good)
 		}
 	}
-	if _, err := w.vault.Open(t.Context(), "other", "a"); !errors.Is(err, chunkstore.ErrWorkspace) {
+	if _, err := w.store.Open(t.Context(), "other", "a"); !errors.Is(err, chunkstore.ErrWrongTenant) {
 		t.Errorf("manifest of another workspace: %v, want ErrWorkspace", err)
 	}
-	if _, err := w.newVault(ring(t, 2), quick).Open(t.Context(), "ws", "a"); !errors.Is(err, chunkstore.ErrNotFound) {
+	if _, err := w.newStore(ring(t, 2), quickRetries).Open(t.Context(), "ws", "a"); !errors.Is(err, chunkstore.ErrNotFound) {
 		t.Errorf("open with another master key: %v, want ErrNotFound", err)
 	}
 }
 
-func manifestKey(t *testing.T, w *world, suffix string) string {
+func manifestKey(t *testing.T, w *fixture, suffix string) string {
 	t.Helper()
-	for _, k := range blobtest.Keys(t, w.store, "w/") {
+	for _, k := range blobtest.Keys(t, w.objects, "w/") {
 		if strings.HasSuffix(k, suffix) {
 			return k
 		}
@@ -261,9 +261,9 @@ func manifestKey(t *testing.T, w *world, suffix string) string {
 	return ""
 }
 
-func get(t *testing.T, w *world, key string) []byte {
+func get(t *testing.T, w *fixture, key string) []byte {
 	t.Helper()
-	data, err := blobtest.Get(t.Context(), w.store, key, 0, -1)
+	data, err := blobtest.Get(t.Context(), w.objects, key, 0, -1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -277,36 +277,36 @@ func set(data []byte, at int, b byte) []byte {
 }
 
 func TestPushIsRefused(t *testing.T) {
-	w := newWorld(t, quick)
+	w := newFixture(t, quickRetries)
 	path := file(t, content(1, 1<<20))
-	parent := w.one("ws", "a", content(1, 1<<20))
-	common := w.one(chunkstore.Common, "base", content(1, 1<<20))
-	gone := w.one("ws", "gone", content(1, 1<<20))
-	if err := w.vault.Delete(t.Context(), "ws", "gone"); err != nil {
+	parent := w.pushMemory("ws", "a", content(1, 1<<20))
+	common := w.pushMemory(chunkstore.Common, "base", content(1, 1<<20))
+	gone := w.pushMemory("ws", "gone", content(1, 1<<20))
+	if err := w.store.Delete(t.Context(), "ws", "gone"); err != nil {
 		t.Fatal(err)
 	}
-	one := []chunkstore.Local{{Name: "memory", Path: path}}
+	one := []chunkstore.LocalFile{{Name: "memory", Path: path}}
 	for name, c := range map[string]struct {
 		in   chunkstore.Push
 		want error
 	}{
-		"taken":                 {chunkstore.Push{Space: "ws", ID: "a", Files: one}, chunkstore.ErrExists},
-		"parent-of-others":      {chunkstore.Push{Space: "other", ID: "b", Files: one, Parent: parent}, chunkstore.ErrWorkspace},
-		"common-over-workspace": {chunkstore.Push{Space: chunkstore.Common, ID: "b", Files: one, Parent: parent}, chunkstore.ErrWorkspace},
-		"parent-gone":           {chunkstore.Push{Space: "ws", ID: "b", Files: one, Parent: gone}, chunkstore.ErrNotFound},
-		"id":                    {chunkstore.Push{Space: "ws", ID: "../b", Files: one}, nil},
-		"file-name":             {chunkstore.Push{Space: "ws", ID: "b", Files: []chunkstore.Local{{Name: "../x", Path: path}}}, nil},
-		"file-missing":          {chunkstore.Push{Space: "ws", ID: "b", Files: []chunkstore.Local{{Name: "x", Path: path + "x"}}}, fs.ErrNotExist},
-		"file-is-directory":     {chunkstore.Push{Space: "ws", ID: "b", Files: []chunkstore.Local{{Name: "x", Path: t.TempDir()}}}, nil},
-		"other-parent-file": {chunkstore.Push{Space: "ws", ID: "b", Files: one, Parent: common,
+		"taken":                 {chunkstore.Push{Tenant: "ws", ID: "a", Files: one}, chunkstore.ErrExists},
+		"parent-of-others":      {chunkstore.Push{Tenant: "other", ID: "b", Files: one, Parent: parent}, chunkstore.ErrWrongTenant},
+		"common-over-workspace": {chunkstore.Push{Tenant: chunkstore.Common, ID: "b", Files: one, Parent: parent}, chunkstore.ErrWrongTenant},
+		"parent-gone":           {chunkstore.Push{Tenant: "ws", ID: "b", Files: one, Parent: gone}, chunkstore.ErrNotFound},
+		"id":                    {chunkstore.Push{Tenant: "ws", ID: "../b", Files: one}, nil},
+		"file-name":             {chunkstore.Push{Tenant: "ws", ID: "b", Files: []chunkstore.LocalFile{{Name: "../x", Path: path}}}, nil},
+		"file-missing":          {chunkstore.Push{Tenant: "ws", ID: "b", Files: []chunkstore.LocalFile{{Name: "x", Path: path + "x"}}}, fs.ErrNotExist},
+		"file-is-directory":     {chunkstore.Push{Tenant: "ws", ID: "b", Files: []chunkstore.LocalFile{{Name: "x", Path: t.TempDir()}}}, nil},
+		"other-parent-file": {chunkstore.Push{Tenant: "ws", ID: "b", Files: one, Parent: common,
 			ParentFiles: map[string]string{"memory": file(t, []byte("short"))}}, nil},
 	} {
-		_, _, err := w.vault.Push(t.Context(), c.in)
+		_, _, err := w.store.Push(t.Context(), c.in)
 		if err == nil || c.want != nil && !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", name, err, c.want)
 		}
 	}
-	for _, k := range blobtest.Keys(t, w.store, "w/") {
+	for _, k := range blobtest.Keys(t, w.objects, "w/") {
 		if strings.HasSuffix(k, "/m/b") {
 			t.Errorf("a refused push left %s", k)
 		}
@@ -314,12 +314,12 @@ func TestPushIsRefused(t *testing.T) {
 }
 
 func TestRunsAndRanges(t *testing.T) {
-	w := newWorld(t, chunkstore.Config{})
+	w := newFixture(t, chunkstore.Config{})
 	data := content(1, 6<<20+123)
-	r := w.vault.Reader(w.one("ws", "a", data), w.cache)
+	r := w.store.Reader(w.pushMemory("ws", "a", data), w.cache)
 	off := int64(0)
 	for off < int64(len(data)) {
-		n, zero := r.Run("memory", off)
+		n, zero := r.RunAt("memory", off)
 		if n <= 0 {
 			t.Fatalf("run at %d has %d bytes", off, n)
 		}
@@ -332,7 +332,7 @@ func TestRunsAndRanges(t *testing.T) {
 		off += n
 	}
 	for _, at := range []int64{-1, off, off + 1} {
-		if n, _ := r.Run("memory", at); n != 0 {
+		if n, _ := r.RunAt("memory", at); n != 0 {
 			t.Errorf("run at %d has %d bytes, want none", at, n)
 		}
 	}
@@ -353,40 +353,40 @@ func TestRunsAndRanges(t *testing.T) {
 }
 
 func TestPrefetchedIsReadWithoutTheStore(t *testing.T) {
-	w := newWorld(t, chunkstore.Config{})
+	w := newFixture(t, chunkstore.Config{})
 	data := content(1, 9<<20)
-	m := w.one("ws", "a", data)
-	r := w.vault.Reader(m, w.cache)
+	m := w.pushMemory("ws", "a", data)
+	r := w.store.Reader(m, w.cache)
 	if err := r.Prefetch(t.Context(), []chunkstore.Range{{"memory", 4 << 20, 2 << 20}, {"memory", 0, int64(len(data))}}); err != nil {
 		t.Fatal(err)
 	}
-	w.store.Decide(func(blobtest.Call) blobtest.Fault { return blobtest.Fault{Err: errors.New("touched")} })
-	for _, r := range []*chunkstore.Reader{r, w.vault.Reader(m, w.cache)} {
+	w.objects.SetFaults(func(blobtest.Call) blobtest.Fault { return blobtest.Fault{Err: errors.New("touched")} })
+	for _, r := range []*chunkstore.Reader{r, w.store.Reader(m, w.cache)} {
 		p := make([]byte, len(data))
 		if err := r.ReadAt(t.Context(), "memory", p, 0); err != nil || !bytes.Equal(p, data) {
 			t.Errorf("read after a prefetch: %v", err)
 		}
 	}
-	if n := w.store.Count("get"); n != 0 {
+	if n := w.objects.Count("get"); n != 0 {
 		t.Errorf("%d requests to the store, want 0", n)
 	}
 }
 
 func TestNeighboursAreOneRequest(t *testing.T) {
-	w := newWorld(t, chunkstore.Config{})
+	w := newFixture(t, chunkstore.Config{})
 	data := blobtest.Content(1, 4<<20)
-	r := w.vault.Reader(w.one("ws", "a", data), w.cache)
-	w.store.Decide(nil)
+	r := w.store.Reader(w.pushMemory("ws", "a", data), w.cache)
+	w.objects.SetFaults(nil)
 	if err := r.ReadAt(t.Context(), "memory", make([]byte, 1<<20), 0); err != nil {
 		t.Fatal(err)
 	}
-	if n := w.store.Count("get"); n != 1 {
+	if n := w.objects.Count("get"); n != 1 {
 		t.Errorf("a MiB took %d requests, want 1", n)
 	}
 }
 
-// grown is a file, and what it was changed into: written over, cleared, filled where it was clear, and longer.
-func grown() (before, after []byte) {
+// parentAndChild is a file, and what it was changed into: written over, cleared, filled where it was clear, and longer.
+func parentAndChild() (before, after []byte) {
 	before = blobtest.Content(1, 12<<20)
 	clear(before[5<<20 : 6<<20])
 	after = append(bytes.Clone(before), content(5, 1<<20)...)
@@ -397,16 +397,16 @@ func grown() (before, after []byte) {
 }
 
 func TestPullOverABase(t *testing.T) {
-	w := newWorld(t, chunkstore.Config{})
-	before, after := grown()
+	w := newFixture(t, chunkstore.Config{})
+	before, after := parentAndChild()
 	path := file(t, before)
-	base := w.one(chunkstore.Common, "base", before)
+	base := w.pushMemory(chunkstore.Common, "base", before)
 	m, _ := w.push(
-		chunkstore.Push{Space: "ws", ID: "fork", Files: []chunkstore.Local{{Name: "memory", Path: file(t, after)}},
+		chunkstore.Push{Tenant: "ws", ID: "fork", Files: []chunkstore.LocalFile{{Name: "memory", Path: file(t, after)}},
 			Parent: base, ParentFiles: map[string]string{"memory": path}},
 	)
 	dir := t.TempDir()
-	done, err := w.vault.Reader(m, w.cache).Pull(t.Context(), dir, &chunkstore.Base{
+	done, err := w.store.Reader(m, w.cache).Pull(t.Context(), dir, &chunkstore.Base{
 		Manifest: w.open(chunkstore.Common, "base"), Files: map[string]string{"memory": path},
 		Clone: func(from, to string) error {
 			data, err := os.ReadFile(from)

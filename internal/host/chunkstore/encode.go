@@ -70,20 +70,20 @@ func (m *Manifest) encode() []byte {
 	return b
 }
 
-// reader takes a manifest apart. After the first error it gives zeros.
-type reader struct {
+// manifestDecoder takes a manifest apart. After the first error it gives zeros.
+type manifestDecoder struct {
 	b   []byte
 	err error
 }
 
-func (r *reader) fail(format string, args ...any) {
+func (r *manifestDecoder) fail(format string, args ...any) {
 	if r.err == nil {
 		r.err = fmt.Errorf(format, args...)
 	}
 	r.b = nil
 }
 
-func (r *reader) number(low, high int64) int64 {
+func (r *manifestDecoder) number(low, high int64) int64 {
 	n, used := binary.Varint(r.b)
 	if used <= 0 {
 		r.fail("it ends early")
@@ -98,11 +98,11 @@ func (r *reader) number(low, high int64) int64 {
 }
 
 // count reads how many things follow that take at least size bytes each.
-func (r *reader) count(size int) int {
+func (r *manifestDecoder) count(size int) int {
 	return int(r.number(0, int64(len(r.b)/size)))
 }
 
-func (r *reader) bytes(n int) []byte {
+func (r *manifestDecoder) bytes(n int) []byte {
 	if n > len(r.b) {
 		r.fail("it ends early")
 		return make([]byte, n)
@@ -112,7 +112,7 @@ func (r *reader) bytes(n int) []byte {
 	return out
 }
 
-func (r *reader) text() string {
+func (r *manifestDecoder) text() string {
 	n, used := binary.Uvarint(r.b)
 	if used <= 0 || n > uint64(len(r.b)-used) {
 		r.fail("it ends early")
@@ -124,7 +124,7 @@ func (r *reader) text() string {
 
 // decode reads what encode wrote, and checks all that reading files relies on.
 func (m *Manifest) decode(b []byte) error {
-	r := &reader{b: b}
+	r := &manifestDecoder{b: b}
 	m.Created = time.Unix(0, r.number(math.MinInt64, math.MaxInt64)).UTC()
 	m.Parent = ID(r.text())
 	m.Meta = []byte(r.text())
@@ -153,7 +153,7 @@ func (m *Manifest) decode(b []byte) error {
 	return r.err
 }
 
-func (r *reader) chunk() Chunk {
+func (r *manifestDecoder) chunk() Chunk {
 	var c Chunk
 	copy(c.Name[:], r.bytes(len(c.Name)))
 	c.Common = r.number(0, 1) == 1
@@ -165,7 +165,7 @@ func (r *reader) chunk() Chunk {
 	return c
 }
 
-func (r *reader) file(chunks []Chunk) File {
+func (r *manifestDecoder) file(chunks []Chunk) File {
 	f := File{Name: r.text()}
 	if err := checkName(f.Name); err != nil && r.err == nil {
 		r.fail("%w", err)

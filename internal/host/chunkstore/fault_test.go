@@ -35,17 +35,17 @@ func TestReadsFromABadStore(t *testing.T) {
 		"failing":     {blobtest.Fault{Err: broken}, func(err error) bool { return errors.Is(err, broken) }},
 		"hanging":     {blobtest.Fault{Hang: true}, func(err error) bool { return errors.Is(err, blob.ErrTimeout) }},
 		"stalling":    {blobtest.Fault{Hang: true, Short: 100}, func(err error) bool { return errors.Is(err, blob.ErrTimeout) }},
-		"wrong-bytes": {blobtest.Fault{Lie: flip}, func(err error) bool { return errors.As(err, &damaged) }},
-		"zeros":       {blobtest.Fault{Lie: func(d []byte) []byte { return make([]byte, len(d)) }}, func(err error) bool { return errors.As(err, &damaged) }},
+		"wrong-bytes": {blobtest.Fault{Corrupt: flip}, func(err error) bool { return errors.As(err, &damaged) }},
+		"zeros":       {blobtest.Fault{Corrupt: func(d []byte) []byte { return make([]byte, len(d)) }}, func(err error) bool { return errors.As(err, &damaged) }},
 		"short":       {blobtest.Fault{Short: 100}, func(err error) bool { return errors.As(err, &damaged) }},
 		"gone":        {blobtest.Fault{Err: blob.ErrNotFound}, func(err error) bool { return errors.As(err, &damaged) && errors.Is(err, blob.ErrNotFound) }},
 		"denied":      {blobtest.Fault{Err: blob.ErrDenied}, func(err error) bool { return errors.Is(err, blob.ErrDenied) }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, quick)
+			w := newFixture(t, quickRetries)
 			data := content(1, 5<<20)
-			r := w.vault.Reader(w.one("ws", "a", data), w.cache)
-			w.store.Decide(func(blobtest.Call) blobtest.Fault { return c.fault })
+			r := w.store.Reader(w.pushMemory("ws", "a", data), w.cache)
+			w.objects.SetFaults(func(blobtest.Call) blobtest.Fault { return c.fault })
 			p := make([]byte, len(data))
 			if err := r.ReadAt(t.Context(), "memory", p, 0); !c.check(err) {
 				t.Errorf("read: %v", err)
@@ -65,7 +65,7 @@ func TestReadsFromABadStore(t *testing.T) {
 			}
 			// The same once in a while costs another request, unless asking again cannot help.
 			asked := map[blobtest.Call]bool{} // guarded by the store's lock
-			w.store.Decide(func(call blobtest.Call) blobtest.Fault {
+			w.objects.SetFaults(func(call blobtest.Call) blobtest.Fault {
 				call.N = 0
 				if asked[call] || errors.Is(c.fault.Err, blob.ErrNotFound) || errors.Is(c.fault.Err, blob.ErrDenied) {
 					return blobtest.Fault{}
@@ -86,13 +86,13 @@ func TestReadsFromABadStore(t *testing.T) {
 }
 
 // One who waits for a slow store and goes away leaves the others their answer.
-func TestReaderThatGoesAway(t *testing.T) {
-	w := newWorld(t, chunkstore.Config{})
+func TestCanceledReadDoesNotFailOthers(t *testing.T) {
+	w := newFixture(t, chunkstore.Config{})
 	data := blobtest.Content(1, 1<<20)
-	r := w.vault.Reader(w.one("ws", "a", data), w.cache)
+	r := w.store.Reader(w.pushMemory("ws", "a", data), w.cache)
 	asked := make(chan struct{})
 	var once sync.Once
-	w.store.Decide(func(c blobtest.Call) blobtest.Fault {
+	w.objects.SetFaults(func(c blobtest.Call) blobtest.Fault {
 		if c.N == 0 {
 			once.Do(func() { close(asked) })
 			return blobtest.Fault{Hang: true}
@@ -120,16 +120,16 @@ func TestReaderThatGoesAway(t *testing.T) {
 func TestPushThatFailsAtEveryRequest(t *testing.T) {
 	data := content(1, 9<<20)
 	in := chunkstore.Push{
-		Space: "ws",
-		ID:    "a",
-		Files: []chunkstore.Local{
+		Tenant: "ws",
+		ID:     "a",
+		Files: []chunkstore.LocalFile{
 			{Name: "memory", Path: file(t, data)},
 			{Name: "state", Path: file(t, content(2, 50_000))},
 		},
 	}
-	probe := newWorld(t, quick)
+	probe := newFixture(t, quickRetries)
 	probe.push(in)
-	puts, stats := probe.store.Count("put"), probe.store.Count("stat")
+	puts, stats := probe.objects.Count("put"), probe.objects.Count("stat")
 	if puts < 4 || stats < 4 {
 		t.Fatalf("a push makes %d puts and %d stats: this test is of no use", puts, stats)
 	}
@@ -145,23 +145,23 @@ func TestPushThatFailsAtEveryRequest(t *testing.T) {
 		"broken-pipes": {"put", puts, blobtest.Fault{Err: os.ErrClosed}, os.ErrClosed},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, quick)
+			w := newFixture(t, quickRetries)
 			for n := range c.times {
-				w = newWorld(t, quick)
-				w.store.Decide(func(call blobtest.Call) blobtest.Fault {
+				w = newFixture(t, quickRetries)
+				w.objects.SetFaults(func(call blobtest.Call) blobtest.Fault {
 					if call.Op == c.op && call.N >= n {
 						return c.fault
 					}
 					return blobtest.Fault{}
 				})
-				if _, _, err := w.vault.Push(t.Context(), in); !errors.Is(err, c.want) {
+				if _, _, err := w.store.Push(t.Context(), in); !errors.Is(err, c.want) {
 					t.Fatalf("%s fails from %d on: %v, want %v", c.op, n, err, c.want)
 				}
-				if _, err := w.vault.Open(t.Context(), "ws", "a"); !errors.Is(err, chunkstore.ErrNotFound) {
+				if _, err := w.store.Open(t.Context(), "ws", "a"); !errors.Is(err, chunkstore.ErrNotFound) {
 					t.Fatalf("after a push that failed: %v, want ErrNotFound", err)
 				}
 			}
-			w.store.Decide(nil)
+			w.objects.SetFaults(nil)
 			m, again := w.push(in)
 			if again.Reused == 0 && c.op == "put" {
 				t.Error("what failed pushes stored was not found")
@@ -172,25 +172,25 @@ func TestPushThatFailsAtEveryRequest(t *testing.T) {
 }
 
 // A store that is slow once, or whose answer is lost, costs another request.
-func TestPushOverABumpyLine(t *testing.T) {
-	w := newWorld(t, quick)
-	w.store.Decide(func(c blobtest.Call) blobtest.Fault {
+func TestPushRetriesFailedRequests(t *testing.T) {
+	w := newFixture(t, quickRetries)
+	w.objects.SetFaults(func(c blobtest.Call) blobtest.Fault {
 		if c.Op == "put" && c.N%3 == 0 {
 			return blobtest.Fault{Err: errors.New("connection reset")}
 		}
 		return blobtest.Fault{}
 	})
 	data := content(1, 9<<20)
-	w.wantFile(w.one("ws", "a", data), "memory", data)
+	w.wantFile(w.pushMemory("ws", "a", data), "memory", data)
 }
 
-// lossy stores and then says it failed.
-type lossy struct {
+// lostReplyStore stores and then says it failed.
+type lostReplyStore struct {
 	blob.Store
 	left int
 }
 
-func (l *lossy) PutIfAbsent(ctx context.Context, key string, r io.Reader, size int64) error {
+func (l *lostReplyStore) PutIfAbsent(ctx context.Context, key string, r io.Reader, size int64) error {
 	err := l.Store.PutIfAbsent(ctx, key, r, size)
 	if err == nil && l.left > 0 {
 		l.left--
@@ -199,38 +199,38 @@ func (l *lossy) PutIfAbsent(ctx context.Context, key string, r io.Reader, size i
 	return err
 }
 
-func TestManifestWhoseAnswerIsLost(t *testing.T) {
-	w := newWorld(t, quick)
-	v, err := chunkstore.New(&lossy{Store: w.store, left: 1}, w.ring, quick)
+func TestPutManifestWithLostReply(t *testing.T) {
+	w := newFixture(t, quickRetries)
+	v, err := chunkstore.New(&lostReplyStore{Store: w.objects, left: 1}, w.ring, quickRetries)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer v.Close()
-	if _, _, err := v.Push(t.Context(), chunkstore.Push{Space: "ws", ID: "a", Files: []chunkstore.Local{{Name: "memory", Path: file(t, content(1, 5000))}}}); err != nil {
+	if _, _, err := v.Push(t.Context(), chunkstore.Push{Tenant: "ws", ID: "a", Files: []chunkstore.LocalFile{{Name: "memory", Path: file(t, content(1, 5000))}}}); err != nil {
 		t.Errorf("push: %v", err)
 	}
 	w.open("ws", "a")
 }
 
-func TestParentThatGoesDuringAPush(t *testing.T) {
-	w := newWorld(t, quick)
+func TestParentDeletedDuringPush(t *testing.T) {
+	w := newFixture(t, quickRetries)
 	data := blobtest.Content(1, 1<<20)
-	parent := w.one("ws", "p", data)
+	parent := w.pushMemory("ws", "p", data)
 	path, next := file(t, data), bytes.Clone(data)
 	next[0] ^= 1
 	in := chunkstore.Push{
-		Space:       "ws",
+		Tenant:      "ws",
 		ID:          "a",
-		Files:       []chunkstore.Local{{Name: "memory", Path: file(t, next)}},
+		Files:       []chunkstore.LocalFile{{Name: "memory", Path: file(t, next)}},
 		Parent:      parent,
 		ParentFiles: map[string]string{"memory": path},
 	}
 	gone := func(rest func(string) bool) func(c blobtest.Call) blobtest.Fault {
 		return func(c blobtest.Call) blobtest.Fault {
 			if c.Op == "put" && strings.Contains(c.Key, "/c/") { // the difference: now it goes
-				for _, k := range blobtest.Keys(t, w.store.Store, "w/") {
+				for _, k := range blobtest.Keys(t, w.objects.Store, "w/") {
 					if rest(k) {
-						if err := w.store.Store.Delete(t.Context(), k); err != nil {
+						if err := w.objects.Store.Delete(t.Context(), k); err != nil {
 							t.Error(err)
 						}
 					}
@@ -239,73 +239,73 @@ func TestParentThatGoesDuringAPush(t *testing.T) {
 			return blobtest.Fault{}
 		}
 	}
-	w.store.Decide(gone(func(k string) bool { return strings.HasSuffix(k, "/p") }))
-	if _, _, err := w.vault.Push(t.Context(), in); !errors.Is(err, chunkstore.ErrNotFound) {
+	w.objects.SetFaults(gone(func(k string) bool { return strings.HasSuffix(k, "/p") }))
+	if _, _, err := w.store.Push(t.Context(), in); !errors.Is(err, chunkstore.ErrNotFound) {
 		t.Errorf("push over a parent that is collected: %v, want ErrNotFound", err)
 	}
 }
 
-func TestCollect(t *testing.T) {
-	w := newWorld(t, chunkstore.Config{Grace: time.Hour})
-	mem, ok := w.store.Store.(*blobtest.Mem)
+func TestGC(t *testing.T) {
+	w := newFixture(t, chunkstore.Config{Grace: time.Hour})
+	mem, ok := w.objects.Store.(*blobtest.MemoryStore)
 	if !ok {
 		t.Fatal("not in memory")
 	}
 	collect := func(want int) {
 		t.Helper()
-		got, err := w.vault.Collect(t.Context())
+		got, err := w.store.GC(t.Context())
 		if err != nil || got.Chunks != want {
 			t.Errorf("collected %+v, %v; want %d chunks", got, err, want)
 		}
 	}
 	base, fork := blobtest.Content(1, 8<<20), blobtest.Content(1, 8<<20)
 	copy(fork, blobtest.Content(2, 300_000))
-	parent := w.one(chunkstore.Common, "base", base)
+	parent := w.pushMemory(chunkstore.Common, "base", base)
 	m, _ := w.push(
-		chunkstore.Push{Space: "ws", ID: "fork", Files: []chunkstore.Local{{Name: "memory", Path: file(t, fork)}},
+		chunkstore.Push{Tenant: "ws", ID: "fork", Files: []chunkstore.LocalFile{{Name: "memory", Path: file(t, fork)}},
 			Parent: parent, ParentFiles: map[string]string{"memory": file(t, base)}},
 	)
 	collect(0)
 	mem.Age(2 * time.Hour)
 	collect(0) // old, and needed
-	if err := w.vault.Delete(t.Context(), chunkstore.Common, "base"); err != nil {
+	if err := w.store.Delete(t.Context(), chunkstore.Common, "base"); err != nil {
 		t.Fatal(err)
 	}
 	mem.Age(2 * time.Hour)
 	collect(0) // the fork needs all of it but its own pages, which lie in chunks that it needs, too
 	w.wantFile(m, "memory", fork)
-	if err := w.vault.Delete(t.Context(), "ws", "fork"); err != nil {
+	if err := w.store.Delete(t.Context(), "ws", "fork"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.vault.Open(t.Context(), "ws", "fork"); !errors.Is(err, chunkstore.ErrNotFound) {
+	if _, err := w.store.Open(t.Context(), "ws", "fork"); !errors.Is(err, chunkstore.ErrNotFound) {
 		t.Errorf("open after delete: %v, want ErrNotFound", err)
 	}
 	collect(0) // deleted a moment ago
 	w.wantFile(m, "memory", fork)
 	mem.Age(2 * time.Hour)
 	collect(3)
-	if left := blobtest.Keys(t, w.store, ""); len(left) != 0 {
+	if left := blobtest.Keys(t, w.objects, ""); len(left) != 0 {
 		t.Errorf("left behind: %v", left)
 	}
 }
 
 // What a killed push left goes after the grace, and not before.
-func TestCollectAfterAKilledPush(t *testing.T) {
-	w := newWorld(t, chunkstore.Config{Grace: time.Hour, Attempts: 1})
-	mem, _ := w.store.Store.(*blobtest.Mem)
+func TestGCAfterKilledPush(t *testing.T) {
+	w := newFixture(t, chunkstore.Config{Grace: time.Hour, Attempts: 1})
+	mem, _ := w.objects.Store.(*blobtest.MemoryStore)
 	data := blobtest.Content(1, 8<<20)
-	w.store.Decide(func(c blobtest.Call) blobtest.Fault {
+	w.objects.SetFaults(func(c blobtest.Call) blobtest.Fault {
 		if strings.Contains(c.Key, "/m/") && c.Op == "put" {
 			return blobtest.Fault{Err: errors.New("killed")}
 		}
 		return blobtest.Fault{}
 	})
-	in := chunkstore.Push{Space: "ws", ID: "a", Files: []chunkstore.Local{{Name: "memory", Path: file(t, data)}}}
-	if _, _, err := w.vault.Push(t.Context(), in); err == nil {
+	in := chunkstore.Push{Tenant: "ws", ID: "a", Files: []chunkstore.LocalFile{{Name: "memory", Path: file(t, data)}}}
+	if _, _, err := w.store.Push(t.Context(), in); err == nil {
 		t.Fatal("no error")
 	}
-	w.store.Decide(nil)
-	if got, err := w.vault.Collect(t.Context()); err != nil || got.Chunks != 0 || got.Kept != 2 {
+	w.objects.SetFaults(nil)
+	if got, err := w.store.GC(t.Context()); err != nil || got.Chunks != 0 || got.Kept != 2 {
 		t.Errorf("collected %+v, %v; want 2 kept", got, err)
 	}
 	// Found again when they are half as old as what goes, chunks are stored anew, and so are young.
@@ -315,42 +315,42 @@ func TestCollectAfterAKilledPush(t *testing.T) {
 		t.Errorf("%d old chunks were taken as they are", stats.Reused)
 	}
 	mem.Age(40 * time.Minute)
-	if got, err := w.vault.Collect(t.Context()); err != nil || got.Chunks != 0 {
+	if got, err := w.store.GC(t.Context()); err != nil || got.Chunks != 0 {
 		t.Errorf("collected %+v, %v; want nothing", got, err)
 	}
 	w.wantFile(m, "memory", data)
 }
 
-func TestCollectSparesWhatItCannotJudge(t *testing.T) {
-	w := newWorld(t, chunkstore.Config{Grace: time.Hour, Attempts: 1})
-	mem, _ := w.store.Store.(*blobtest.Mem)
-	w.one("ws", "a", content(1, 1<<20))
-	w.one("other", "a", content(1, 1<<20))
-	blobtest.Put(t, w.store, "w/readme", []byte("x"))
-	blobtest.Put(t, w.store, "elsewhere/x", []byte("x"))
-	for _, k := range blobtest.Keys(t, w.store, "w/") {
+func TestGCKeepsTenantsWithUnreadableManifests(t *testing.T) {
+	w := newFixture(t, chunkstore.Config{Grace: time.Hour, Attempts: 1})
+	mem, _ := w.objects.Store.(*blobtest.MemoryStore)
+	w.pushMemory("ws", "a", content(1, 1<<20))
+	w.pushMemory("other", "a", content(1, 1<<20))
+	blobtest.Put(t, w.objects, "w/readme", []byte("x"))
+	blobtest.Put(t, w.objects, "elsewhere/x", []byte("x"))
+	for _, k := range blobtest.Keys(t, w.objects, "w/") {
 		if strings.HasSuffix(k, "/m/a") {
-			blobtest.Put(t, w.store, k, flip(get(t, w, k)))
+			blobtest.Put(t, w.objects, k, flip(get(t, w, k)))
 			break
 		}
 	}
 	mem.Age(2 * time.Hour)
-	before := len(blobtest.Keys(t, w.store, ""))
-	if _, err := w.vault.Collect(t.Context()); !errors.Is(err, chunkstore.ErrTampered) {
+	before := len(blobtest.Keys(t, w.objects, ""))
+	if _, err := w.store.GC(t.Context()); !errors.Is(err, chunkstore.ErrTampered) {
 		t.Errorf("collect: %v, want ErrTampered", err)
 	}
-	if after := len(blobtest.Keys(t, w.store, "")); after != before {
+	if after := len(blobtest.Keys(t, w.objects, "")); after != before {
 		t.Errorf("%d objects of %d are left", after, before)
 	}
 	broken := errors.New("broken")
 	for _, op := range []string{"list", "get", "stat", "delete"} {
-		w.store.Decide(func(c blobtest.Call) blobtest.Fault {
+		w.objects.SetFaults(func(c blobtest.Call) blobtest.Fault {
 			if c.Op == op {
 				return blobtest.Fault{Err: broken}
 			}
 			return blobtest.Fault{}
 		})
-		got, err := w.vault.Collect(t.Context())
+		got, err := w.store.GC(t.Context())
 		if err == nil || got.Chunks != 0 {
 			t.Errorf("%s fails: collected %+v, %v", op, got, err)
 		}
@@ -362,18 +362,22 @@ func TestReadsThroughABadCache(t *testing.T) {
 	data := content(1, 5<<20)
 	for name, harm := range map[string]func(t *testing.T, dir string){
 		"bytes-changed": func(t *testing.T, dir string) {
-			each(t, dir, func(f *os.File) error { _, err := f.WriteAt([]byte("xxxx"), 70_000); return err })
+			forEachFile(t, dir, func(f *os.File) error { _, err := f.WriteAt([]byte("xxxx"), 70_000); return err })
 		},
-		"cut":     func(t *testing.T, dir string) { each(t, dir, func(f *os.File) error { return f.Truncate(100_000) }) },
-		"emptied": func(t *testing.T, dir string) { each(t, dir, func(f *os.File) error { return f.Truncate(0) }) },
-		"removed": func(t *testing.T, dir string) { each(t, dir, func(f *os.File) error { return os.Remove(f.Name()) }) },
+		"cut": func(t *testing.T, dir string) {
+			forEachFile(t, dir, func(f *os.File) error { return f.Truncate(100_000) })
+		},
+		"emptied": func(t *testing.T, dir string) { forEachFile(t, dir, func(f *os.File) error { return f.Truncate(0) }) },
+		"removed": func(t *testing.T, dir string) {
+			forEachFile(t, dir, func(f *os.File) error { return os.Remove(f.Name()) })
+		},
 		"directory-gone": func(t *testing.T, dir string) {
 			if err := os.RemoveAll(dir); err != nil {
 				t.Fatal(err)
 			}
 		},
 		"directories-instead": func(t *testing.T, dir string) {
-			each(t, dir, func(f *os.File) error {
+			forEachFile(t, dir, func(f *os.File) error {
 				return errors.Join(os.Remove(f.Name()), os.Mkdir(f.Name(), 0o700))
 			})
 		},
@@ -384,10 +388,10 @@ func TestReadsThroughABadCache(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, quick)
+			w := newFixture(t, quickRetries)
 			dir := filepath.Join(t.TempDir(), "cache")
 			w.cache = newCache(t, cache.Config{Dir: dir, Files: 1})
-			m := w.one("ws", "a", data)
+			m := w.pushMemory("ws", "a", data)
 			w.wantFile(m, "memory", data)
 			if name != "bytes-changed" { // what is open was checked
 				harm(t, dir)
@@ -406,7 +410,7 @@ func TestReadsThroughABadCache(t *testing.T) {
 	}
 }
 
-func each(t *testing.T, dir string, do func(*os.File) error) {
+func forEachFile(t *testing.T, dir string, do func(*os.File) error) {
 	t.Helper()
 	list, err := filepath.Glob(filepath.Join(dir, "*"))
 	if err != nil {

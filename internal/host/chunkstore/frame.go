@@ -14,10 +14,10 @@ const (
 	chunkPages  = ChunkSize / PageSize
 	chunkFrames = ChunkSize / FrameSize
 
-	nonceBytes = 12
-	tailBytes  = 16 // that the cipher adds
+	nonceBytes  = 12
+	gcmTagBytes = 16 // that the cipher adds
 	// overhead is what a frame takes beside its content, compressed or not.
-	overhead = nonceBytes + 1 + tailBytes
+	overhead = nonceBytes + 1 + gcmTagBytes
 	// slack is what a decompressor may write behind the content if there is room, instead of looking at each copy how
 	// long it is (zstd's compressedBlockOverAlloc): a tenth of its time, measured with programs.
 	slack = 16
@@ -31,9 +31,9 @@ const (
 
 // codec compresses. Both halves may be used by many goroutines at once.
 type codec struct {
-	enc   *zstd.Encoder
-	dense *zstd.Encoder
-	dec   *zstd.Decoder
+	enc  *zstd.Encoder
+	high *zstd.Encoder
+	dec  *zstd.Decoder
 }
 
 func newCodec() (codec, error) {
@@ -47,13 +47,13 @@ func newCodec() (codec, error) {
 // level is the codec whose pack makes content small rather than soon, or the other way round.
 func (c codec) level(dense bool) codec {
 	if dense {
-		c.enc = c.dense
+		c.enc = c.high
 	}
 	return c
 }
 
 func (c codec) close() {
-	_, _ = c.enc.Close(), c.dense.Close() // they write to nothing
+	_, _ = c.enc.Close(), c.high.Close() // they write to nothing
 	c.dec.Close()
 }
 
@@ -112,19 +112,19 @@ func (c Chunk) span(first, count int) (offset, length int64) {
 	return offset, length
 }
 
-// bound says what a frame is sealed as, so that none passes for another.
-func bound(n Name, frame, pages int) []byte {
+// additionalData says what a frame is sealed as, so that none passes for another.
+func additionalData(n Name, frame, pages int) []byte {
 	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(n[:], uint32(frame)), uint32(pages))
 }
 
 // seal makes the object of a chunk from its pages, of which there is at least one.
-func seal(c codec, r *realm, pages []byte) (Chunk, []byte, error) {
+func seal(c codec, r *tenantKeys, pages []byte) (Chunk, []byte, error) {
 	out := Chunk{Pages: len(pages) / PageSize}
 	var packed [][]byte
 	for at := 0; at < len(pages); at += FrameSize {
 		p := c.pack(pages[at:min(at+FrameSize, len(pages))])
 		packed = append(packed, p)
-		out.Frames = append(out.Frames, len(p)+nonceBytes+tailBytes)
+		out.Frames = append(out.Frames, len(p)+nonceBytes+gcmTagBytes)
 	}
 	out.Name = r.name(pages, out.Frames)
 	gcm, err := r.aead(out.Name)
@@ -135,14 +135,14 @@ func seal(c codec, r *realm, pages []byte) (Chunk, []byte, error) {
 	for i, p := range packed {
 		nonce := make([]byte, nonceBytes)
 		_, _ = rand.Read(nonce) // never fails: it ends the program instead
-		object = gcm.Seal(append(object, nonce...), nonce, p, bound(out.Name, i, out.Pages))
+		object = gcm.Seal(append(object, nonce...), nonce, p, additionalData(out.Name, i, out.Pages))
 	}
 	return out, object, nil
 }
 
 // open gives the pages of frames from what the store gave for them, which is overwritten. They are in out if it has
 // room for them and slack.
-func open(c codec, r *realm, ch Chunk, first, count int, stored, out []byte) ([]byte, error) {
+func open(c codec, r *tenantKeys, ch Chunk, first, count int, stored, out []byte) ([]byte, error) {
 	gcm, err := r.aead(ch.Name)
 	if err != nil {
 		return nil, err
@@ -157,7 +157,7 @@ func open(c codec, r *realm, ch Chunk, first, count int, stored, out []byte) ([]
 		}
 		nonce, sealed := stored[:nonceBytes], stored[nonceBytes:ch.Frames[i]]
 		stored = stored[ch.Frames[i]:]
-		packed, err := gcm.Open(sealed[:0], nonce, sealed, bound(ch.Name, i, ch.Pages))
+		packed, err := gcm.Open(sealed[:0], nonce, sealed, additionalData(ch.Name, i, ch.Pages))
 		if err != nil {
 			return nil, fmt.Errorf("frame %d of %d is not what was sealed", i, len(ch.Frames))
 		}

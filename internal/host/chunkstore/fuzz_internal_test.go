@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-func fuzzRealm(t testing.TB) (codec, *realm) {
+func fuzzRealm(t testing.TB) (codec, *tenantKeys) {
 	c, err := newCodec()
 	if err != nil {
 		t.Fatal(err)

@@ -10,37 +10,37 @@ import (
 
 // A read that takes longer than nearly all lately is made a second time, and whichever answers first counts.
 const (
-	hedgeWindow = 128                   // reads that are looked back at
-	hedgeNeeds  = 16                    // of them, before any read is made twice
-	hedgeSoon   = 10 * time.Millisecond // no read is late before that, or a quarter after nearly all have come
-	hedgeShare  = 0.05                  // of second reads among all
-	hedgeBurst  = 4                     // second reads that may have been saved up
+	hedgeWindow     = 128                   // reads that are looked back at
+	hedgeMinSamples = 16                    // of them, before any read is made twice
+	hedgeMinDelay   = 10 * time.Millisecond // no read is late before that, or a quarter after nearly all have come
+	hedgeShare      = 0.05                  // of second reads among all
+	hedgeBurst      = 4                     // second reads that may have been saved up
 )
 
 // hedge knows how long reads took lately and how many may be made twice. All methods may be called at once.
 type hedge struct {
-	mu    sync.Mutex
-	took  []time.Duration // the last ones that were answered, a ring; guarded by mu
-	next  int             // place of the oldest in a full ring; guarded by mu
-	saved float64         // second reads that may be made; guarded by mu
-	twice int64           // second reads that were made; guarded by mu
+	mu     sync.Mutex
+	took   []time.Duration // the last ones that were answered, a ring; guarded by mu
+	next   int             // place of the oldest in a full ring; guarded by mu
+	tokens float64         // second reads that may be made; guarded by mu
+	hedged int64           // second reads that were made; guarded by mu
 }
 
-// begin notes a read, and tells after how long it is late; false: it never is.
-func (h *hedge) begin() (late time.Duration, ok bool) {
+// start notes a read, and tells after how long it is late; false: it never is.
+func (h *hedge) start() (late time.Duration, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.saved = min(h.saved+hedgeShare, hedgeBurst)
-	if len(h.took) < hedgeNeeds {
+	h.tokens = min(h.tokens+hedgeShare, hedgeBurst)
+	if len(h.took) < hedgeMinSamples {
 		return 0, false
 	}
 	sorted := slices.Sorted(slices.Values(h.took))
 	nearly := sorted[len(sorted)*95/100]
-	return max(hedgeSoon, nearly+nearly/4), true
+	return max(hedgeMinDelay, nearly+nearly/4), true
 }
 
-// answered notes how long a read took.
-func (h *hedge) answered(took time.Duration) {
+// observe notes how long a read took.
+func (h *hedge) observe(took time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if len(h.took) < hedgeWindow {
@@ -51,34 +51,34 @@ func (h *hedge) answered(took time.Duration) {
 	h.next = (h.next + 1) % hedgeWindow
 }
 
-// spend tells whether a read may be made twice, and counts it.
-func (h *hedge) spend() bool {
+// allow tells whether a read may be made twice, and counts it.
+func (h *hedge) allow() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.saved < 1 {
+	if h.tokens < 1 {
 		return false
 	}
-	h.saved--
-	h.twice++
+	h.tokens--
+	h.hedged++
 	return true
 }
 
 // read calls get, and once more when it is late. The answer that is not needed is cancelled and waited for.
 // An error counts when no other call is under way.
 func (h *hedge) read(ctx context.Context, get func(context.Context) ([]byte, error)) ([]byte, error) {
-	late, ok := h.begin()
+	late, ok := h.start()
 	if !ok {
 		began := time.Now()
 		data, err := get(ctx)
 		if err == nil {
-			h.answered(time.Since(began))
+			h.observe(time.Since(began))
 		}
 		return data, err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	var work sync.WaitGroup
 	defer work.Wait()
-	defer cancel(errOther)
+	defer cancel(errSuperseded)
 	type answer struct {
 		data []byte
 		err  error
@@ -89,7 +89,7 @@ func (h *hedge) read(ctx context.Context, get func(context.Context) ([]byte, err
 			began := time.Now()
 			data, err := get(ctx)
 			if err == nil {
-				h.answered(time.Since(began))
+				h.observe(time.Since(began))
 			}
 			answers <- answer{data, err}
 		})
@@ -104,7 +104,7 @@ func (h *hedge) read(ctx context.Context, get func(context.Context) ([]byte, err
 				return a.data, a.err
 			}
 		case <-timer.C:
-			if h.spend() {
+			if h.allow() {
 				begin()
 				left++
 			}
@@ -112,5 +112,5 @@ func (h *hedge) read(ctx context.Context, get func(context.Context) ([]byte, err
 	}
 }
 
-// errOther ends a read whose answer came from another.
-var errOther = errors.New("another read of the same was answered first")
+// errSuperseded ends a read whose answer came from another.
+var errSuperseded = errors.New("another read of the same was answered first")

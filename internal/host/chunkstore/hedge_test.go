@@ -12,11 +12,11 @@ import (
 	"github.com/pandastack/pandastack/internal/host/chunkstore"
 )
 
-// patient waits long for every read: a store that stands still is noticed by a second read alone.
-var patient = chunkstore.Config{Attempts: 1, Patience: time.Hour}
+// noTimeout waits long for every read: a store that stands still is noticed by a second read alone.
+var noTimeout = chunkstore.Config{Attempts: 1, ReadTimeout: time.Hour}
 
-// warm reads n frames, each with a request of its own, so that it is known how long a read takes.
-func warm(t *testing.T, r *chunkstore.Reader, n int) {
+// seedHedge reads n frames, each with a request of its own, so that it is known how long a read takes.
+func seedHedge(t *testing.T, r *chunkstore.Reader, n int) {
 	t.Helper()
 	for i := range n {
 		if err := r.ReadAt(t.Context(), "memory", make([]byte, 4096), int64(i)*chunkstore.FrameSize); err != nil {
@@ -26,26 +26,26 @@ func warm(t *testing.T, r *chunkstore.Reader, n int) {
 }
 
 // hedged runs do over a store that answers a read after 20 ms, of which n were made.
-func hedged(t *testing.T, n int, do func(t *testing.T, w *world, r *chunkstore.Reader, data []byte)) {
+func hedged(t *testing.T, n int, do func(t *testing.T, w *fixture, r *chunkstore.Reader, data []byte)) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, patient)
+		w := newFixture(t, noTimeout)
 		data := blobtest.Content(1, 16<<20)
-		m := w.one("ws", "a", data)
-		v, err := chunkstore.New(blobtest.Shape(w.store, 20*time.Millisecond, 0), w.ring, patient)
+		m := w.pushMemory("ws", "a", data)
+		v, err := chunkstore.New(blobtest.NewShaped(w.objects, 20*time.Millisecond, 0), w.ring, noTimeout)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer v.Close()
 		r := v.Reader(m, w.cache)
-		warm(t, r, n)
+		seedHedge(t, r, n)
 		do(t, w, r, data)
 	})
 }
 
 // One read of many that is not answered is made again, and the other is ended.
 func TestLateReadIsMadeTwice(t *testing.T) {
-	hedged(t, 60, func(t *testing.T, w *world, r *chunkstore.Reader, data []byte) {
-		w.store.Decide(func(c blobtest.Call) blobtest.Fault { return blobtest.Fault{Hang: c.Op == "get" && c.N == 0} })
+	hedged(t, 60, func(t *testing.T, w *fixture, r *chunkstore.Reader, data []byte) {
+		w.objects.SetFaults(func(c blobtest.Call) blobtest.Fault { return blobtest.Fault{Hang: c.Op == "get" && c.N == 0} })
 		began := time.Now()
 		p := make([]byte, 4096)
 		if err := r.ReadAt(t.Context(), "memory", p, 10<<20); err != nil {
@@ -57,7 +57,7 @@ func TestLateReadIsMadeTwice(t *testing.T) {
 		if !bytes.Equal(p, data[10<<20:10<<20+4096]) {
 			t.Error("what was read is not what was pushed")
 		}
-		if n := w.store.Count("get"); n != 2 {
+		if n := w.objects.Count("get"); n != 2 {
 			t.Errorf("%d requests, not 2", n)
 		}
 	})
@@ -65,8 +65,8 @@ func TestLateReadIsMadeTwice(t *testing.T) {
 
 // Half of an answer is no answer, and a second read that fails says nothing of the first.
 func TestStalledReadIsMadeTwice(t *testing.T) {
-	hedged(t, 60, func(t *testing.T, w *world, r *chunkstore.Reader, data []byte) {
-		w.store.Decide(func(c blobtest.Call) blobtest.Fault {
+	hedged(t, 60, func(t *testing.T, w *fixture, r *chunkstore.Reader, data []byte) {
+		w.objects.SetFaults(func(c blobtest.Call) blobtest.Fault {
 			if c.Op == "get" && c.N == 0 {
 				return blobtest.Fault{Hang: true, Short: 100}
 			}
@@ -81,9 +81,9 @@ func TestStalledReadIsMadeTwice(t *testing.T) {
 
 // A store that stands still as a whole is not asked for everything twice.
 func TestSecondReadsAreFew(t *testing.T) {
-	hedged(t, 60, func(t *testing.T, w *world, r *chunkstore.Reader, _ []byte) {
+	hedged(t, 60, func(t *testing.T, w *fixture, r *chunkstore.Reader, _ []byte) {
 		var asked atomic.Int64
-		w.store.Decide(func(c blobtest.Call) blobtest.Fault {
+		w.objects.SetFaults(func(c blobtest.Call) blobtest.Fault {
 			asked.Add(1)
 			return blobtest.Fault{Hang: true}
 		})
@@ -106,12 +106,12 @@ func TestSecondReadsAreFew(t *testing.T) {
 
 // Before it is known how long a read takes none is made twice.
 func TestFirstReadsAreMadeOnce(t *testing.T) {
-	hedged(t, 3, func(t *testing.T, w *world, r *chunkstore.Reader, _ []byte) {
-		w.store.Decide(func(blobtest.Call) blobtest.Fault { return blobtest.Fault{Hang: true} })
+	hedged(t, 3, func(t *testing.T, w *fixture, r *chunkstore.Reader, _ []byte) {
+		w.objects.SetFaults(func(blobtest.Call) blobtest.Fault { return blobtest.Fault{Hang: true} })
 		if err := r.ReadAt(t.Context(), "memory", make([]byte, 4096), 10<<20); err == nil {
 			t.Error("a store that stands still answered")
 		}
-		if n := w.store.Count("get"); n != 1 {
+		if n := w.objects.Count("get"); n != 1 {
 			t.Errorf("%d requests, not 1", n)
 		}
 	})

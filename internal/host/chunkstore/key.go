@@ -86,39 +86,39 @@ func derive(secret []byte, purpose string) []byte {
 }
 
 // tag of a space. No workspace is named "", so none has the tag of Common.
-func (k *Keyring) tag(s Space) tag {
+func (k *Keyring) tag(s Tenant) tag {
 	return tag(derive(k.master, "tag of "+string(s))[:tagBytes])
 }
 
-// realm is the keys of one workspace, or of what is common to all.
-type realm struct {
-	tag                tag
-	names, seals, sign []byte
-	secret             []byte // of manifests
+// tenantKeys is the keys of one workspace, or of what is common to all.
+type tenantKeys struct {
+	tag                       tag
+	nameKey, sealKey, signKey []byte
+	manifestSecret            []byte // of manifests
 }
 
-func (k *Keyring) realm(t tag) realm {
+func (k *Keyring) tenantKeys(t tag) tenantKeys {
 	own := derive(k.master, "workspace "+t.String())
-	return realm{
-		tag:    t,
-		names:  derive(own, "names"),
-		seals:  derive(own, "seals"),
-		sign:   derive(own, "sign"),
-		secret: derive(own, "manifests"),
+	return tenantKeys{
+		tag:            t,
+		nameKey:        derive(own, "names"),
+		sealKey:        derive(own, "seals"),
+		signKey:        derive(own, "sign"),
+		manifestSecret: derive(own, "manifests"),
 	}
 }
 
 // keys are what a manifest of one space needs: its own, and those of what is common. They are immutable.
 type keys struct {
-	own, common realm
+	own, common tenantKeys
 }
 
 func (k *Keyring) keys(t tag) *keys {
-	return &keys{own: k.realm(t), common: k.realm(k.tag(Common))}
+	return &keys{own: k.tenantKeys(t), common: k.tenantKeys(k.tag(Common))}
 }
 
 // of is the realm that a chunk lies in.
-func (k *keys) of(common bool) *realm {
+func (k *keys) of(common bool) *tenantKeys {
 	if common {
 		return &k.common
 	}
@@ -127,8 +127,8 @@ func (k *keys) of(common bool) *realm {
 
 // name is a chunk's: of its content, and of the sizes its frames have in the store, so that one name
 // never stands for objects that are laid out differently.
-func (r *realm) name(pages []byte, frames []int) Name {
-	h := hmac.New(sha256.New, r.names)
+func (r *tenantKeys) name(pages []byte, frames []int) Name {
+	h := hmac.New(sha256.New, r.nameKey)
 	var sizes []byte
 	for _, n := range frames {
 		sizes = fmt.Appendf(sizes, "%d,", n)
@@ -139,8 +139,8 @@ func (r *realm) name(pages []byte, frames []int) Name {
 }
 
 // aead is the cipher of one chunk.
-func (r *realm) aead(n Name) (cipher.AEAD, error) {
-	return newAEAD(derive(r.seals, "chunk "+n.String()))
+func (r *tenantKeys) aead(n Name) (cipher.AEAD, error) {
+	return newAEAD(derive(r.sealKey, "chunk "+n.String()))
 }
 
 func newAEAD(key []byte) (cipher.AEAD, error) {
@@ -152,15 +152,15 @@ func newAEAD(key []byte) (cipher.AEAD, error) {
 }
 
 // Keys of objects in the store.
-func (r *realm) chunkKey(n Name) string {
+func (r *tenantKeys) chunkKey(n Name) string {
 	text := n.String()
 	return "w/" + r.tag.String() + "/c/" + text[:2] + "/" + text[2:]
 }
 
-func (r *realm) manifestKey(id ID) string { return "w/" + r.tag.String() + "/m/" + string(id) }
+func (r *tenantKeys) manifestKey(id ID) string { return "w/" + r.tag.String() + "/m/" + string(id) }
 
 // deletedKey is where a manifest is kept for a while after it was deleted: see Collect.
-func (r *realm) deletedKey(id ID) string { return "w/" + r.tag.String() + "/d/" + string(id) }
+func (r *tenantKeys) deletedKey(id ID) string { return "w/" + r.tag.String() + "/d/" + string(id) }
 
 func (id ID) check() error {
 	if id == "" || len(id) > 64 || strings.Trim(string(id), "abcdefghijklmnopqrstuvwxyz0123456789") != "" {

@@ -35,13 +35,13 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// toldStore is a store that asks before it stores anything.
-type toldStore struct {
+// reportingStore is a store that asks before it stores anything.
+type reportingStore struct {
 	blob.Store
 	next *bufio.Scanner
 }
 
-func (s toldStore) Put(ctx context.Context, key string, r io.Reader, size int64) error {
+func (s reportingStore) Put(ctx context.Context, key string, r io.Reader, size int64) error {
 	fmt.Println("chunk")
 	if !s.next.Scan() {
 		return io.ErrUnexpectedEOF
@@ -49,7 +49,7 @@ func (s toldStore) Put(ctx context.Context, key string, r io.Reader, size int64)
 	return s.Store.Put(ctx, key, r, size)
 }
 
-func (s toldStore) PutIfAbsent(ctx context.Context, key string, r io.Reader, size int64) error {
+func (s reportingStore) PutIfAbsent(ctx context.Context, key string, r io.Reader, size int64) error {
 	fmt.Println("manifest")
 	if !s.next.Scan() {
 		return io.ErrUnexpectedEOF
@@ -66,16 +66,16 @@ func pushFor(dir string) error {
 	if err != nil {
 		return err
 	}
-	v, err := chunkstore.New(toldStore{store, bufio.NewScanner(os.Stdin)}, ring, chunkstore.Config{Parallel: 1})
+	v, err := chunkstore.New(reportingStore{store, bufio.NewScanner(os.Stdin)}, ring, chunkstore.Config{Parallel: 1})
 	if err != nil {
 		return err
 	}
 	_, _, err = v.Push(
 		context.Background(),
 		chunkstore.Push{
-			Space: "ws",
-			ID:    "a",
-			Files: []chunkstore.Local{{Name: "memory", Path: filepath.Join(dir, "memory")}},
+			Tenant: "ws",
+			ID:     "a",
+			Files:  []chunkstore.LocalFile{{Name: "memory", Path: filepath.Join(dir, "memory")}},
 		},
 	)
 	return err
@@ -97,9 +97,9 @@ func TestHostKilledDuringAPush(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer store.Close()
-			w := &world{t: t, store: blobtest.Break(store, nil), ring: ring(t, 1), cache: newCache(t, cache.Config{})}
-			w.vault = w.newVault(w.ring, quick)
-			if _, err := w.vault.Open(t.Context(), "ws", "a"); !errors.Is(err, chunkstore.ErrNotFound) {
+			w := &fixture{t: t, objects: blobtest.NewFaulty(store, nil), ring: ring(t, 1), cache: newCache(t, cache.Config{})}
+			w.store = w.newStore(w.ring, quickRetries)
+			if _, err := w.store.Open(t.Context(), "ws", "a"); !errors.Is(err, chunkstore.ErrNotFound) {
 				t.Errorf("open after the kill: %v, want ErrNotFound", err)
 			}
 			for _, key := range blobtest.Keys(t, store, "") {
@@ -107,14 +107,14 @@ func TestHostKilledDuringAPush(t *testing.T) {
 					t.Errorf("there is %s", key)
 				}
 			}
-			if done, err := w.vault.Collect(t.Context()); err != nil || done.Chunks != 0 {
+			if done, err := w.store.GC(t.Context()); err != nil || done.Chunks != 0 {
 				t.Errorf("a collection meanwhile removed %d chunks, %v", done.Chunks, err)
 			}
 			m, again := w.push(
 				chunkstore.Push{
-					Space: "ws",
-					ID:    "a",
-					Files: []chunkstore.Local{{Name: "memory", Path: filepath.Join(dir, "memory")}},
+					Tenant: "ws",
+					ID:     "a",
+					Files:  []chunkstore.LocalFile{{Name: "memory", Path: filepath.Join(dir, "memory")}},
 				},
 			)
 			if again.Reused != stored {

@@ -24,7 +24,7 @@ func (n Name) String() string { return hex.EncodeToString(n[:]) }
 // Manifest says what a set of files consists of. It is immutable.
 type Manifest struct {
 	ID      ID
-	Space   Space
+	Tenant  Tenant
 	Parent  ID // it was pushed as a difference to; "": none. Reading needs nothing of the parent
 	Created time.Time
 	Meta    json.RawMessage // of whoever owns the files; not understood here
@@ -50,12 +50,12 @@ func (m *Manifest) Stored() int64 {
 	return n
 }
 
-// Space is whose a manifest is: the name of a workspace, or Common.
-type Space string
+// Tenant is whose a manifest is: the name of a workspace, or Common.
+type Tenant string
 
 // Common holds what every workspace may read, such as templates. A manifest of a workspace may use chunks
 // of it; the reverse cannot be.
-const Common Space = ""
+const Common Tenant = ""
 
 // Chunk is one object. Its size before compression is Pages * PageSize.
 type Chunk struct {
@@ -90,8 +90,8 @@ type Extent struct {
 	At    int   // first page in the chunk
 }
 
-// Stats tell what a push had to do.
-type Stats struct {
+// PushStats tell what a push had to do.
+type PushStats struct {
 	DirtyBytes int64 // of pages that are not zero and not as in the parent
 	Chunks     int   // that hold them
 	Reused     int   // of these, how many were in the store already
@@ -100,11 +100,11 @@ type Stats struct {
 
 // What this package answers, compared with errors.Is.
 var (
-	ErrNotFound  = errors.New("no such manifest in the object store")
-	ErrExists    = errors.New("manifest exists already")
-	ErrWorkspace = errors.New("manifest belongs to another workspace, or was made with another master key")
-	ErrVersion   = errors.New("manifest has a format that this program does not read")
-	ErrTampered  = errors.New("manifest was changed after it was signed")
+	ErrNotFound    = errors.New("no such manifest in the object store")
+	ErrExists      = errors.New("manifest exists already")
+	ErrWrongTenant = errors.New("manifest belongs to another workspace, or was made with another master key")
+	ErrVersion     = errors.New("manifest has a format that this program does not read")
+	ErrTampered    = errors.New("manifest was changed after it was signed")
 )
 
 // DamagedError says which object is not what was pushed. Nothing of it was used.

@@ -21,8 +21,8 @@ type Base struct {
 	Clone func(from, to string) error
 }
 
-// Pulled tells what a pull had to do.
-type Pulled struct {
+// PullStats tells what a pull had to do.
+type PullStats struct {
 	Bytes   int64 // written, of pages that are not zero
 	Fetched int64 // read from the store, compressed
 }
@@ -35,8 +35,8 @@ func (r *Reader) Pull(
 	dir string,
 	base *Base,
 	wanted func(name string) bool,
-) (done Pulled, err error) {
-	p := &pulling{r: r, files: make([]*os.File, len(r.m.Files)), homes: map[int][]target{}}
+) (done PullStats, err error) {
+	p := &puller{r: r, files: make([]*os.File, len(r.m.Files)), targets: map[int][]target{}}
 	defer func() {
 		if err = errors.Join(err, p.close(err != nil)); err != nil {
 			err = fmt.Errorf("pull %s: %w", r.m.ID, err)
@@ -46,14 +46,14 @@ func (r *Reader) Pull(
 		if wanted != nil && !wanted(f.Name) {
 			continue
 		}
-		if err := p.begin(i, f, filepath.Join(dir, f.Name), base); err != nil {
-			return Pulled{}, err
+		if err := p.createFile(i, f, filepath.Join(dir, f.Name), base); err != nil {
+			return PullStats{}, err
 		}
 	}
 	if err := p.fill(ctx); err != nil {
-		return Pulled{}, err
+		return PullStats{}, err
 	}
-	for _, n := range p.bytes {
+	for _, n := range p.perChunk {
 		done.Bytes += n.Bytes
 		done.Fetched += n.Fetched
 	}
@@ -66,15 +66,15 @@ type target struct {
 	Extent
 }
 
-type pulling struct {
-	r     *Reader
-	files []*os.File
-	homes map[int][]target // by chunk
-	bytes []Pulled         // by worker's task
+type puller struct {
+	r        *Reader
+	files    []*os.File
+	targets  map[int][]target // by chunk
+	perChunk []PullStats      // by worker's task
 }
 
 // close closes the files, and removes them if asked to.
-func (p *pulling) close(remove bool) (err error) {
+func (p *puller) close(remove bool) (err error) {
 	for _, f := range p.files {
 		if f == nil {
 			continue
@@ -87,8 +87,8 @@ func (p *pulling) close(remove bool) (err error) {
 	return err
 }
 
-// begin makes a file and notes what is to be written into it.
-func (p *pulling) begin(i int, f File, path string, base *Base) (err error) {
+// createFile makes a file and notes what is to be written into it.
+func (p *puller) createFile(i int, f File, path string, base *Base) (err error) {
 	var was File
 	if base != nil && base.Files[f.Name] != "" {
 		was, _ = base.Manifest.File(f.Name)
@@ -117,7 +117,7 @@ func (p *pulling) begin(i int, f File, path string, base *Base) (err error) {
 		}
 		next = e.end()
 		for _, x := range p.differ(e, was, base) {
-			p.homes[x.Chunk] = append(p.homes[x.Chunk], target{i, x})
+			p.targets[x.Chunk] = append(p.targets[x.Chunk], target{i, x})
 		}
 	}
 	return punch(file, was, next, pagesOf(f.Bytes))
@@ -140,7 +140,7 @@ func punch(file *os.File, was File, from, to int64) error {
 }
 
 // differ gives what of an extent is not in the file it begins as a clone of.
-func (p *pulling) differ(e Extent, was File, base *Base) []Extent {
+func (p *puller) differ(e Extent, was File, base *Base) []Extent {
 	if was.Name == "" {
 		return []Extent{e}
 	}
@@ -154,23 +154,23 @@ func (p *pulling) differ(e Extent, was File, base *Base) []Extent {
 }
 
 // fill writes what is to be written, chunk by chunk.
-func (p *pulling) fill(ctx context.Context) error {
-	chunks := make([]int, 0, len(p.homes))
-	for i := range p.homes {
+func (p *puller) fill(ctx context.Context) error {
+	chunks := make([]int, 0, len(p.targets))
+	for i := range p.targets {
 		chunks = append(chunks, i)
 	}
 	slices.Sort(chunks)
-	p.bytes = make([]Pulled, len(chunks))
+	p.perChunk = make([]PullStats, len(chunks))
 	return parallel(ctx, p.r.v.cfg.Parallel, chunks, func(ctx context.Context, n, i int) (err error) {
-		p.bytes[n], err = p.chunk(ctx, i)
+		p.perChunk[n], err = p.chunk(ctx, i)
 		return err
 	})
 }
 
 // chunk writes the pages of one chunk. Frames that the cache lacks are fetched, neighbours at once.
-func (p *pulling) chunk(ctx context.Context, index int) (done Pulled, err error) {
+func (p *puller) chunk(ctx context.Context, index int) (done PullStats, err error) {
 	c := p.r.m.Chunks[index]
-	homes := p.homes[index]
+	homes := p.targets[index]
 	slices.SortFunc(homes, func(a, b target) int { return cmp.Compare(a.At, b.At) })
 	pages := make([]byte, c.Pages*PageSize)
 	missing := make([]bool, len(c.Frames))
@@ -205,7 +205,7 @@ func (p *pulling) chunk(ctx context.Context, index int) (done Pulled, err error)
 	return done, nil
 }
 
-func (p *pulling) write(h target, data []byte) error {
+func (p *puller) write(h target, data []byte) error {
 	off, size := h.Page*PageSize, p.r.m.Files[h.file].Bytes
 	_, err := p.files[h.file].WriteAt(data[:min(int64(len(data)), size-off)], off)
 	if errors.Is(err, syscall.ENOSPC) {

@@ -16,19 +16,19 @@ import (
 
 // Reader is the Source of one manifest.
 type Reader struct {
-	v     *Vault
+	v     *Store
 	m     *Manifest
 	keys  *keys
 	cache *cache.Cache
 	files map[string]File
-	here  map[string]*os.File // what Near opened, by name
+	local map[string]*os.File // what Near opened, by name
 }
 
 var _ Source = (*Reader)(nil)
 
 // Reader reads the files of a manifest that Open or Push gave, through the host's cache.
-func (v *Vault) Reader(m *Manifest, c *cache.Cache) *Reader {
-	r := &Reader{v: v, m: m, keys: v.keys(m.Space), cache: c, files: map[string]File{}, here: map[string]*os.File{}}
+func (v *Store) Reader(m *Manifest, c *cache.Cache) *Reader {
+	r := &Reader{v: v, m: m, keys: v.keys(m.Tenant), cache: c, files: map[string]File{}, local: map[string]*os.File{}}
 	for _, f := range m.Files {
 		r.files[f.Name] = f
 	}
@@ -44,8 +44,8 @@ func (r *Reader) Size(file string) (int64, bool) {
 	return f.Bytes, ok
 }
 
-// Run implements Source.
-func (r *Reader) Run(file string, off int64) (length int64, zero bool) {
+// RunAt implements Source.
+func (r *Reader) RunAt(file string, off int64) (length int64, zero bool) {
 	f, ok := r.files[file]
 	if !ok || off < 0 || off >= f.Bytes {
 		return 0, true
@@ -83,8 +83,8 @@ func (r *Reader) ReadAt(ctx context.Context, file string, p []byte, off int64) e
 	}
 	missing := map[int][]cache.Piece{}
 	for _, x := range r.pieces(f, p, off) {
-		if x.chunk == hereChunk {
-			if _, err := r.here[file].ReadAt(x.into, int64(x.at)); err != nil {
+		if x.chunk == localChunk {
+			if _, err := r.local[file].ReadAt(x.into, int64(x.at)); err != nil {
 				return fmt.Errorf("read what %s has of this host: %w", file, err)
 			}
 			continue
@@ -119,7 +119,7 @@ func (r *Reader) pieces(f File, p []byte, off int64) []piece {
 		from, to := max(off, e.Page*PageSize), min(end, e.end()*PageSize)
 		clear(p[done-off : from-off])
 		at := e.At*PageSize + int(from-e.Page*PageSize)
-		if e.Chunk == hereChunk {
+		if e.Chunk == localChunk {
 			at = int(from)
 		}
 		if n := len(all) - 1; n >= 0 && done == from && all[n].chunk == e.Chunk && all[n].at+len(all[n].into) == at {
@@ -147,24 +147,24 @@ func (r *Reader) fetcher(c Chunk) cache.Fetch {
 	}
 }
 
-// errSlow is the cause of an attempt that took too long.
-var errSlow = fmt.Errorf("%w: a part of a chunk took too long", blob.ErrTimeout)
+// errReadTimeout is the cause of an attempt that took too long.
+var errReadTimeout = fmt.Errorf("%w: a part of a chunk took too long", blob.ErrTimeout)
 
 // fetch reads frames from the store and verifies them. Their pages are in out if it has room for them and slack.
-func (v *Vault) fetch(ctx context.Context, r *realm, c Chunk, first, count int, out []byte) (pages []byte, err error) {
+func (v *Store) fetch(ctx context.Context, r *tenantKeys, c Chunk, first, count int, out []byte) (pages []byte, err error) {
 	key := r.chunkKey(c.Name)
 	offset, length := c.span(first, count)
-	err = v.again(ctx, func(ctx context.Context) error {
-		ctx, cancel := context.WithTimeoutCause(ctx, v.cfg.Patience, errSlow)
+	err = v.retry(ctx, func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeoutCause(ctx, v.cfg.ReadTimeout, errReadTimeout)
 		defer cancel()
-		stored, err := v.reads.read(
+		stored, err := v.hedge.read(
 			ctx,
-			func(ctx context.Context) ([]byte, error) { return v.get(ctx, key, offset, length) },
+			func(ctx context.Context) ([]byte, error) { return v.getRange(ctx, key, offset, length) },
 		)
 		if err != nil {
 			return err
 		}
-		defer v.loans.back(stored)
+		defer v.buffers.put(stored)
 		if pages, err = open(v.codec, r, c, first, count, stored, out); err != nil {
 			return &DamagedError{key, err.Error()}
 		}
@@ -176,16 +176,16 @@ func (v *Vault) fetch(ctx context.Context, r *realm, c Chunk, first, count int, 
 	return pages, err
 }
 
-// frames is a run of frames of one chunk.
-type frames struct{ chunk, first, count int }
+// frameRun is a run of frames of one chunk.
+type frameRun struct{ chunk, first, count int }
 
 // Prefetch implements Source.
 func (r *Reader) Prefetch(ctx context.Context, ranges []Range) error {
-	wanted, err := r.wanted(ranges)
+	wanted, err := r.framesOf(ranges)
 	if err != nil {
 		return err
 	}
-	return parallel(ctx, r.v.cfg.Parallel, wanted, func(ctx context.Context, _ int, w frames) error {
+	return parallel(ctx, r.v.cfg.Parallel, wanted, func(ctx context.Context, _ int, w frameRun) error {
 		c := r.m.Chunks[w.chunk]
 		return r.cache.Ensure(ctx, object(c), w.first, w.count, r.fetcher(c))
 	})
@@ -195,18 +195,18 @@ func (r *Reader) Prefetch(ctx context.Context, ranges []Range) error {
 // way also for one chunk.
 const prefetchFrames = 8
 
-// wanted lists the frames behind ranges, each once, in the order of their first use, neighbours joined.
-func (r *Reader) wanted(ranges []Range) ([]frames, error) {
+// framesOf lists the frames behind ranges, each once, in the order of their first use, neighbours joined.
+func (r *Reader) framesOf(ranges []Range) ([]frameRun, error) {
 	type place struct{ chunk, frame int }
 	seen := map[place]bool{}
-	var all []frames
+	var all []frameRun
 	for _, x := range ranges {
 		f, ok := r.files[x.File]
 		if !ok || x.Offset < 0 || x.Length < 0 || x.Offset > f.Bytes-x.Length {
 			return nil, fmt.Errorf("prefetch %d bytes of %s from %d: it has %d", x.Length, x.File, x.Offset, f.Bytes)
 		}
 		for e := range f.within(x.Offset/PageSize, pagesOf(x.Offset+x.Length)) {
-			if e.Chunk == hereChunk {
+			if e.Chunk == localChunk {
 				continue
 			}
 			for i := e.At / framePages; i <= (e.At+e.Count-1)/framePages; i++ {
@@ -218,7 +218,7 @@ func (r *Reader) wanted(ranges []Range) ([]frames, error) {
 					all[n].count < prefetchFrames {
 					all[n].count++
 				} else {
-					all = append(all, frames{e.Chunk, i, 1})
+					all = append(all, frameRun{e.Chunk, i, 1})
 				}
 			}
 		}

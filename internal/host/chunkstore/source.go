@@ -27,12 +27,12 @@ type Source interface {
 	// ReadAt fills p with the file's content from off on, all of it or an error. What is not in the cache
 	// is fetched: as many frames at once as there are, neighbours in one request.
 	ReadAt(ctx context.Context, file string, p []byte, off int64) error
-	// Run tells what lies at off: for how many bytes from there on the file is of one kind, and whether
+	// RunAt tells what lies at off: for how many bytes from there on the file is of one kind, and whether
 	// these are zeros that cost nothing to read. At the end of the file, and beyond, length is 0.
-	Run(file string, off int64) (length int64, zero bool)
-	// Here gives a file of this host that has, from off on, the same content at the same offsets, and for how many
+	RunAt(file string, off int64) (length int64, zero bool)
+	// LocalCopy gives a file of this host that has, from off on, the same content at the same offsets, and for how many
 	// bytes; 0: none is known. It is read only, and stays the source's.
-	Here(file string, off int64) (here *os.File, length int64)
+	LocalCopy(file string, off int64) (here *os.File, length int64)
 	// Prefetch brings ranges into the cache and returns when they are there, in the order given as far as
 	// the store answers in order. Nobody has to call it.
 	Prefetch(ctx context.Context, ranges []Range) error

@@ -19,14 +19,14 @@ func (l *Link) DialPort(ctx context.Context, port uint16) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &conn{in: newLimit(), out: newLimit(), port: port, st: st, content: content{st: st}}, nil
+	return &conn{in: newDeadline(), out: newDeadline(), port: port, st: st, content: content{st: st}}, nil
 }
 
 // conn is a connection to a port of the guest.
 type conn struct {
 	st      *mux.Stream
 	port    uint16
-	in, out *limit
+	in, out *deadline
 	reading sync.Mutex
 	content content // guarded by reading
 	writing sync.Mutex
@@ -51,7 +51,7 @@ func (c *conn) Write(b []byte) (int, error) {
 		if err := ctx.Err(); err != nil {
 			return n, err
 		}
-		part := b[n:min(len(b), n+chunk)]
+		part := b[n:min(len(b), n+messageSize)]
 		if err := c.st.Send(ctx, part); err != nil {
 			return n, closedError(linkError(err))
 		}
@@ -77,7 +77,7 @@ func (c *conn) CloseWrite() error {
 func (c *conn) Close() error {
 	c.in.stop()
 	c.out.stop()
-	return cancelled(c.st, nil)
+	return cancelStream(c.st, nil)
 }
 
 func (c *conn) LocalAddr() net.Addr  { return address(0) }
@@ -105,16 +105,16 @@ type address uint16
 func (address) Network() string  { return "guest" }
 func (a address) String() string { return "guest:" + strconv.Itoa(int(a)) }
 
-// limit is a deadline that can be moved.
-type limit struct {
+// deadline is a deadline that can be moved.
+type deadline struct {
 	mu    sync.Mutex
-	timer *time.Timer // nil: no deadline to come
-	done  until       // closed when the deadline passed; replaced when it is moved afterwards
+	timer *time.Timer   // nil: no deadline to come
+	done  closedContext // closed when the deadline passed; replaced when it is moved afterwards
 }
 
-func newLimit() *limit { return &limit{done: make(until)} }
+func newDeadline() *deadline { return &deadline{done: make(closedContext)} }
 
-func (l *limit) set(t time.Time) {
+func (l *deadline) set(t time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.timer != nil && !l.timer.Stop() {
@@ -129,7 +129,7 @@ func (l *limit) set(t time.Time) {
 		return
 	}
 	if passed {
-		l.done = make(until)
+		l.done = make(closedContext)
 	}
 	if !t.IsZero() {
 		done := l.done
@@ -137,9 +137,9 @@ func (l *limit) set(t time.Time) {
 	}
 }
 
-func (l *limit) passed() bool { return l.done.Err() != nil }
+func (l *deadline) passed() bool { return l.done.Err() != nil }
 
-func (l *limit) stop() {
+func (l *deadline) stop() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.timer != nil && !l.timer.Stop() {
@@ -149,18 +149,18 @@ func (l *limit) stop() {
 }
 
 // context ends when the deadline passes that is set now, or that it is moved to before.
-func (l *limit) context() context.Context {
+func (l *deadline) context() context.Context {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.done
 }
 
-// until is a context that ends when the channel is closed.
-type until chan struct{}
+// closedContext is a context that ends when the channel is closed.
+type closedContext chan struct{}
 
-func (u until) Done() <-chan struct{} { return u }
+func (u closedContext) Done() <-chan struct{} { return u }
 
-func (u until) Err() error {
+func (u closedContext) Err() error {
 	select {
 	case <-u:
 		return os.ErrDeadlineExceeded
@@ -169,5 +169,5 @@ func (u until) Err() error {
 	}
 }
 
-func (u until) Deadline() (time.Time, bool) { return time.Time{}, false }
-func (u until) Value(any) any               { return nil }
+func (u closedContext) Deadline() (time.Time, bool) { return time.Time{}, false }
+func (u closedContext) Value(any) any               { return nil }

@@ -47,7 +47,7 @@ func (l *Link) Ports(ctx context.Context) ([]guestapi.Port, error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := guestapi.ParsePorts(answer, maxFew)
+	all, err := guestapi.ParsePorts(answer, maxListed)
 	if err != nil {
 		return nil, linkError(err)
 	}

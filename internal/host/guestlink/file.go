@@ -75,7 +75,7 @@ func (l *Link) Read(
 	}
 	i, err := parseFile(answer)
 	if err != nil {
-		return i, nil, cancelled(st, err)
+		return i, nil, cancelStream(st, err)
 	}
 	return i, &content{ctx: ctx, st: st}, nil
 }
@@ -103,7 +103,7 @@ func (c *content) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-func (c *content) Close() error { return cancelled(c.st, nil) }
+func (c *content) Close() error { return cancelStream(c.st, nil) }
 
 // Write implements guestapi.Guest.
 func (l *Link) Write(
@@ -118,10 +118,10 @@ func (l *Link) Write(
 		return guestapi.FileInfo{}, err
 	}
 	if err := l.send(ctx, st, rest, false); err != nil {
-		return guestapi.FileInfo{}, cancelled(st, err)
+		return guestapi.FileInfo{}, cancelStream(st, err)
 	}
 	if err := sendAll(ctx, st, r); err != nil {
-		return guestapi.FileInfo{}, cancelled(st, err)
+		return guestapi.FileInfo{}, cancelStream(st, err)
 	}
 	answer, err := l.finish(ctx, st, nil)
 	if err != nil {
@@ -131,7 +131,7 @@ func (l *Link) Write(
 }
 
 func sendAll(ctx context.Context, st *mux.Stream, r io.Reader) error {
-	buf := make([]byte, chunk)
+	buf := make([]byte, messageSize)
 	for {
 		n, err := io.ReadFull(r, buf)
 		end := err == io.EOF || errors.Is(err, io.ErrUnexpectedEOF)
@@ -179,4 +179,4 @@ func (w *watcher) Next(ctx context.Context) (guestapi.FileEvent, error) {
 	return e, nil
 }
 
-func (w *watcher) Close() error { return cancelled(w.st, nil) }
+func (w *watcher) Close() error { return cancelStream(w.st, nil) }

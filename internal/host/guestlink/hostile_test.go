@@ -13,17 +13,17 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/mux"
 )
 
-// liar is a guest end that speaks the protocol well and answers every request with the same messages.
-type liar struct {
+// hostileGuest is a guest end that speaks the protocol well and answers every request with the same messages.
+type hostileGuest struct {
 	messages [][]byte
 	reset    *mux.ResetError
 	endless  bool
 	t        *testing.T
 }
 
-func (*liar) Hello(mux.Hello) {}
+func (*hostileGuest) Hello(mux.Hello) {}
 
-func (l *liar) Stream(st *mux.Stream, _ []byte) {
+func (l *hostileGuest) Stream(st *mux.Stream, _ []byte) {
 	ctx := l.t.Context()
 	go func() {
 		for _, m := range l.messages {
@@ -44,7 +44,7 @@ func (l *liar) Stream(st *mux.Stream, _ []byte) {
 	}()
 }
 
-func lie(t *testing.T, l *liar) *guestlink.Link {
+func serveHostile(t *testing.T, l *hostileGuest) *guestlink.Link {
 	t.Helper()
 	host, guest := channel(t)
 	l.t = t
@@ -80,7 +80,7 @@ func requests(t *testing.T, l *guestlink.Link) map[string]func() error {
 
 // TestNonsenseIsAnError and the link lives on.
 func TestNonsenseIsAnError(t *testing.T) {
-	for name, l := range map[string]*liar{
+	for name, l := range map[string]*hostileGuest{
 		"nothing":         {},
 		"an empty answer": {messages: [][]byte{{}}},
 		"garbage":         {messages: [][]byte{append([]byte{0}, strings.Repeat("\xff", 1000)...)}},
@@ -88,7 +88,7 @@ func TestNonsenseIsAnError(t *testing.T) {
 		"unknown reset":   {reset: &mux.ResetError{Code: 60_000, Text: "x"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			link := lie(t, l)
+			link := serveHostile(t, l)
 			for what, do := range requests(t, link) {
 				if err := do(); err == nil || errors.Is(err, guestapi.ErrLost) {
 					t.Errorf("%s: %v", what, err)
@@ -100,14 +100,14 @@ func TestNonsenseIsAnError(t *testing.T) {
 
 // TestEndlessAnswersAreCut: an answer that does not end is an error, not the host's memory.
 func TestEndlessAnswersAreCut(t *testing.T) {
-	link := lie(t, &liar{messages: [][]byte{{0}, make([]byte, 64000)}, endless: true})
+	link := serveHostile(t, &hostileGuest{messages: [][]byte{{0}, make([]byte, 64000)}, endless: true})
 	if _, err := link.List(within(t), "/", "", 1); !errors.Is(err, guestapi.ErrInternal) {
 		t.Errorf("got %v", err)
 	}
 }
 
 func TestErrorTextIsPrintable(t *testing.T) {
-	link := lie(t, &liar{reset: &mux.ResetError{Code: uint16(guestapi.ErrorCode(guestapi.ErrNotFound)),
+	link := serveHostile(t, &hostileGuest{reset: &mux.ResetError{Code: uint16(guestapi.ErrorCode(guestapi.ErrNotFound)),
 		Text: "\x1b[2J\xff\n" + strings.Repeat("ü", 5000)}})
 	_, err := link.Stat(within(t), "/", "")
 	if !errors.Is(err, guestapi.ErrNotFound) {
@@ -123,7 +123,7 @@ func TestAProcessOfLies(t *testing.T) {
 	for name, event := range map[string][]byte{
 		"unknown stream": {9, 0, 'x'}, "negative offset": {1, 1, 'x'}, "exit of nothing": {0, 0}, "empty": {},
 	} {
-		link := lie(t, &liar{messages: [][]byte{{0, 1}, event}})
+		link := serveHostile(t, &hostileGuest{messages: [][]byte{{0, 1}, event}})
 		p, err := link.Start(within(t), guestapi.ProcessSpec{Shell: "x"})
 		if err != nil {
 			t.Fatal(err)
@@ -133,7 +133,7 @@ func TestAProcessOfLies(t *testing.T) {
 		}
 		_ = p.Close()
 	}
-	link := lie(t, &liar{messages: [][]byte{{0, 1}}})
+	link := serveHostile(t, &hostileGuest{messages: [][]byte{{0, 1}}})
 	p, err := link.Start(within(t), guestapi.ProcessSpec{Shell: "x"})
 	if err != nil {
 		t.Fatal(err)

@@ -23,10 +23,10 @@ import (
 
 // Bounds of what one answer may hold.
 const (
-	maxAnswer  = 64 << 20 // bytes
-	maxEntries = 1 << 17  // files of a listing
-	maxFew     = 1 << 14  // processes, ports
-	chunk      = 32 << 10 // bytes of content a message; what the guest's device writes at once
+	maxResponse = 64 << 20 // bytes
+	maxEntries  = 1 << 17  // files of a listing
+	maxListed   = 1 << 14  // processes, ports
+	messageSize = 32 << 10 // bytes of content a message; what the guest's device writes at once
 )
 
 // Options of a new link.
@@ -136,7 +136,7 @@ func (l *Link) begin(ctx context.Context, op guestapi.Op, body []byte, fin bool)
 		)
 	}
 	request := guestapi.AppendRequest(make([]byte, 0, len(body)+8), op, body)
-	first, rest := request[:min(len(request), chunk)], request[min(len(request), chunk):]
+	first, rest := request[:min(len(request), messageSize)], request[min(len(request), messageSize):]
 	st, err := l.h.Open(ctx, first, fin && len(rest) == 0)
 	if err != nil {
 		return nil, nil, linkError(err)
@@ -151,11 +151,11 @@ func (l *Link) open(ctx context.Context, op guestapi.Op, body []byte) (*mux.Stre
 		return nil, nil, err
 	}
 	if err := l.send(ctx, st, rest, false); err != nil {
-		return nil, nil, cancelled(st, err)
+		return nil, nil, cancelStream(st, err)
 	}
 	answer, err := l.first(ctx, st)
 	if err != nil {
-		return nil, nil, cancelled(st, err)
+		return nil, nil, cancelStream(st, err)
 	}
 	return st, answer, nil
 }
@@ -167,7 +167,7 @@ func (l *Link) first(ctx context.Context, st *mux.Stream) ([]byte, error) {
 		err = guestapi.ErrFormat
 	}
 	if err == nil {
-		answer, err = guestapi.CutStatus(answer)
+		answer, err = guestapi.ParseStatus(answer)
 	}
 	if err != nil {
 		return nil, linkError(err)
@@ -175,15 +175,15 @@ func (l *Link) first(ctx context.Context, st *mux.Stream) ([]byte, error) {
 	return answer, nil
 }
 
-// cancelled tells the guest that nobody waits for the stream any more, and returns err.
-func cancelled(st *mux.Stream, err error) error {
+// cancelStream tells the guest that nobody waits for the stream any more, and returns err.
+func cancelStream(st *mux.Stream, err error) error {
 	st.Reset(uint16(guestapi.ErrorCode(context.Canceled)), "")
 	return err
 }
 
 func (l *Link) send(ctx context.Context, st *mux.Stream, rest []byte, fin bool) error {
 	for len(rest) > 0 {
-		part := rest[:min(len(rest), chunk)]
+		part := rest[:min(len(rest), messageSize)]
 		rest = rest[len(part):]
 		var err error
 		if fin && len(rest) == 0 {
@@ -201,13 +201,13 @@ func (l *Link) send(ctx context.Context, st *mux.Stream, rest []byte, fin bool) 
 // finish sends the rest of a request and takes the whole answer. The stream is over afterwards.
 func (l *Link) finish(ctx context.Context, st *mux.Stream, rest []byte) ([]byte, error) {
 	if err := l.send(ctx, st, rest, true); err != nil {
-		return nil, cancelled(st, err)
+		return nil, cancelStream(st, err)
 	}
 	answer, err := l.first(ctx, st)
 	for err == nil {
 		var more []byte
 		if more, err = st.Recv(ctx); err == nil {
-			if answer = append(answer, more...); len(answer) > maxAnswer {
+			if answer = append(answer, more...); len(answer) > maxResponse {
 				err = guestapi.ErrFormat
 			}
 		}
@@ -216,7 +216,7 @@ func (l *Link) finish(ctx context.Context, st *mux.Stream, rest []byte) ([]byte,
 		st.Drop()
 		return answer, nil
 	}
-	return nil, cancelled(st, linkError(err))
+	return nil, cancelStream(st, linkError(err))
 }
 
 // call makes a request with one answer.

@@ -254,24 +254,24 @@ func TestFailedRestoreIsClosed(t *testing.T) {
 	}
 }
 
-// short is a process that has ended.
-type short struct {
+// endedProcess is a process that has ended.
+type endedProcess struct {
 	guestapi.Process
 	told bool
 }
 
-func (*short) PID() uint32 { return 7 }
-func (p *short) Next(context.Context) (guestapi.Event, error) {
+func (*endedProcess) PID() uint32 { return 7 }
+func (p *endedProcess) Next(context.Context) (guestapi.Event, error) {
 	if p.told {
 		return guestapi.Event{}, io.EOF
 	}
 	p.told = true
 	return guestapi.Event{Exit: &guestapi.Exit{Code: 3}}, nil
 }
-func (*short) Close() error { return nil }
+func (*endedProcess) Close() error { return nil }
 
 func (s *stub) Start(context.Context, guestapi.ProcessSpec) (guestapi.Process, error) {
-	return &short{}, nil
+	return &endedProcess{}, nil
 }
 
 // counted counts what is written.

@@ -31,7 +31,7 @@ func (l *Link) Processes(ctx context.Context) ([]guestapi.ProcessInfo, error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := guestapi.ParseProcessInfos(answer, maxFew)
+	all, err := guestapi.ParseProcessInfos(answer, maxListed)
 	if err != nil {
 		return nil, linkError(err)
 	}
@@ -55,7 +55,7 @@ func (l *Link) process(ctx context.Context, op guestapi.Op, body []byte) (guesta
 	}
 	pid, err := guestapi.ParsePID(answer)
 	if err != nil {
-		return nil, cancelled(st, linkError(err))
+		return nil, cancelStream(st, linkError(err))
 	}
 	return &process{l: l, st: st, pid: pid}, nil
 }
@@ -96,7 +96,7 @@ func (p *process) Write(b []byte) (int, error) {
 	p.in.Lock()
 	defer p.in.Unlock()
 	for n := 0; n < len(b); {
-		part := b[n:min(len(b), n+chunk-1)]
+		part := b[n:min(len(b), n+messageSize-1)]
 		message := append(make([]byte, 0, 1+len(part)), byte(guestapi.InputData))
 		if err := p.st.Send(p.l.ctx, append(message, part...)); err != nil {
 			return n, linkError(err)
@@ -128,5 +128,5 @@ func (p *process) Close() error {
 		p.st.Drop()
 		return nil
 	}
-	return cancelled(p.st, nil)
+	return cancelStream(p.st, nil)
 }

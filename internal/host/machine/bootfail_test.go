@@ -16,37 +16,37 @@ func TestFailedBootTellsConsole(t *testing.T) {
 	const lastWords = "pandastack-guest: initramfs is damaged"
 	noise := strings.Repeat("[    3.9]  do_exit+0x9a3/0xaf0\r\n", 2000)
 	for name, c := range map[string]struct {
-		set  func(h *host)
+		set  func(h *fakeDriver)
 		want []string
 		lost bool
 	}{
 		"timeout": {
-			set:  func(h *host) { h.deaf, h.prints = true, lastWords+"\r\n"+noise+"\x1b]0;title\a\n" },
+			set:  func(h *fakeDriver) { h.unresponsive, h.prints = true, lastWords+"\r\n"+noise+"\x1b]0;title\a\n" },
 			want: []string{"did not confirm its identity", "the guest's console ends with: " + lastWords, `\x1b]0;title\a`},
 		},
 		"channel_breaks": {
-			set:  func(h *host) { h.breaks, h.prints = true, lastWords+"\n" },
+			set:  func(h *fakeDriver) { h.breaks, h.prints = true, lastWords+"\n" },
 			want: []string{"guest channel was lost", "the guest's console ends with: " + lastWords}, lost: true,
 		},
 		"monitor_ends": {
-			set: func(h *host) {
+			set: func(h *fakeDriver) {
 				h.crashes = errors.New("guest rebooted or crashed; its console ends with: " + lastWords)
 			},
 			want: []string{"the monitor ended: guest rebooted or crashed; its console ends with: " + lastWords},
 		},
 		"nothing_printed": {
-			set:  func(h *host) { h.deaf = true },
+			set:  func(h *fakeDriver) { h.unresponsive = true },
 			want: []string{"did not confirm its identity"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newFixture(t)
 			c.set(w.host)
 			w.patient = time.Minute
-			if w.host.deaf {
+			if w.host.unresponsive {
 				w.patient = 200 * time.Millisecond
 			}
-			w.kill(nil)
+			w.restart(nil)
 			_, err := w.mgr.Boot(t.Context(), machine.Boot{
 				ID: "b", Disk: filepath.Join(w.dir, string(base), "disk.img"), VCPUs: 1, MemoryMiB: 64,
 			})
@@ -67,7 +67,7 @@ func TestFailedBootTellsConsole(t *testing.T) {
 			if len(err.Error()) > 2000 || strings.ContainsAny(err.Error(), "\x1b\a\r\n") {
 				t.Errorf("got error %q of %d bytes, want a short one without control characters", err, len(err.Error()))
 			}
-			w.empty()
+			w.checkEmpty()
 		})
 	}
 }

@@ -16,55 +16,55 @@ import (
 func (m *Manager) Destroy(ctx context.Context, id hostapi.MachineID, cause string) (err error) {
 	p := m.begin("destroy")
 	defer func() { err = p.end(ctx, err) }()
-	mc, err := p.enter(ctx, id)
+	mc, err := p.lock(ctx, id)
 	if errors.Is(err, hostapi.ErrNotFound) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	if err := m.scrap(ctx, p, mc); err != nil {
+	if err := m.remove(ctx, p, mc); err != nil {
 		return fmt.Errorf("destroy machine %s: %w", id, err)
 	}
-	m.log.Info("machine destroyed", "machine", id, "took", p.ph.Total(), "cause", cause, p.ph.Attr())
+	m.log.Info("machine destroyed", "machine", id, "took", p.phases.Total(), "cause", cause, p.phases.Attr())
 	return nil
 }
 
-// scrap removes all that belongs to a machine that the caller owns.
-func (m *Manager) scrap(ctx context.Context, p *plan, mc *machine) error {
+// remove removes all that belongs to a machine that the caller owns.
+func (m *Manager) remove(ctx context.Context, p *operation, mc *machine) error {
 	ctx, cancel := context.WithTimeoutCause(
 		context.WithoutCancel(ctx),
-		undoLimit,
+		cleanupTimeout,
 		errors.New("the machine did not end in time"),
 	)
 	defer cancel()
-	if err := m.record(mc, ofProcess, func(in *intent) { in.State = destroying }); err != nil {
+	if err := m.update(mc, surviveProcess, func(in *record) { in.State = destroying }); err != nil {
 		// Even a full disk must not keep a machine alive: what the record would have told the next
 		// process it finds out by itself.
 		m.log.Warn("end of machine not recorded", "machine", mc.id, "err", err)
 	}
-	if err := p.did("intent"); err != nil {
+	if err := p.done("intent"); err != nil {
 		return err
 	}
-	if err := m.strip(ctx, p, mc); err != nil {
+	if err := m.releaseResources(ctx, p, mc); err != nil {
 		return err
 	}
 	if err := m.removeDir(mc); err != nil {
 		return err
 	}
-	if base := mc.in.Base; base != "" {
+	if base := mc.rec.Base; base != "" {
 		if err := m.deps.Store.Release(base); err != nil {
 			m.log.Warn("image not released", "machine", mc.id, "snapshot", base, "err", err)
 		}
 	}
-	m.drop(mc)
-	return p.did("remove")
+	m.forget(mc)
+	return p.done("remove")
 }
 
 // removeDir removes a machine's files. A kept machine must not come back after a crash of the host; of
 // others a crash leaves nothing that Recover would take for alive.
 func (m *Manager) removeDir(mc *machine) error {
-	if mc.in.Keep {
+	if mc.rec.Persistent {
 		return durable.RemoveAll(mc.dir)
 	}
 	gone := filepath.Join(m.cfg.Dir, ".new-gone-"+string(mc.id))
@@ -74,43 +74,43 @@ func (m *Manager) removeDir(mc *machine) error {
 	return os.RemoveAll(gone)
 }
 
-// strip takes a machine's monitor, group and network place from it. It is right when some are gone. What
+// releaseResources takes a machine's monitor, group and network place from it. It is right when some are gone. What
 // it could not give back it still has, so that strip may be called again.
-func (m *Manager) strip(ctx context.Context, p *plan, mc *machine) error {
-	m.unlink(mc)
+func (m *Manager) releaseResources(ctx context.Context, p *operation, mc *machine) error {
+	m.closeLink(mc)
 	if vm := mc.vm; vm != nil {
 		if err := vm.Kill(ctx); err != nil {
 			return fmt.Errorf("kill the monitor: %w", err)
 		}
 		mc.set(func() { mc.vm = nil })
 	}
-	all := p.did("kill")
-	if !p.quit {
-		all = errors.Join(all, m.detach(ctx, mc))
+	all := p.done("kill")
+	if !p.abandoned {
+		all = errors.Join(all, m.closeLazy(ctx, mc))
 	}
-	if group := mc.group; group != nil && !p.quit {
+	if group := mc.cgroup; group != nil && !p.abandoned {
 		if err := group.Destroy(ctx); err != nil {
 			all = errors.Join(all, fmt.Errorf("destroy the group: %w", err))
 		} else {
-			mc.set(func() { mc.group = nil })
-			all = errors.Join(all, p.did("group"))
+			mc.set(func() { mc.cgroup = nil })
+			all = errors.Join(all, p.done("group"))
 		}
 	}
-	if slot := mc.slot; slot != nil && !p.quit {
-		if err := slot.Give(ctx); err != nil {
+	if slot := mc.slot; slot != nil && !p.abandoned {
+		if err := slot.Release(ctx); err != nil {
 			all = errors.Join(all, fmt.Errorf("give the network slot back: %w", err))
 		} else {
 			mc.set(func() { mc.slot = nil })
-			all = errors.Join(all, p.did("slot"))
+			all = errors.Join(all, p.done("slot"))
 		}
 	}
 	return all
 }
 
-// stripped takes from a machine at rest what an earlier strip could not.
-func (m *Manager) stripped(ctx context.Context, p *plan, mc *machine) error {
-	if mc.vm == nil && mc.group == nil && mc.slot == nil {
+// releaseLeftovers takes from a machine at rest what an earlier strip could not.
+func (m *Manager) releaseLeftovers(ctx context.Context, p *operation, mc *machine) error {
+	if mc.vm == nil && mc.cgroup == nil && mc.slot == nil {
 		return nil
 	}
-	return m.strip(ctx, p, mc)
+	return m.releaseResources(ctx, p, mc)
 }

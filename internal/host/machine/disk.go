@@ -14,20 +14,20 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// disks are the files of a machine's disks, in the guest's order: its root disk, then its data disks.
-func (mc *machine) disks() []string { return snapshot.DiskPaths(mc.dir, mc.in.Data) }
+// diskPaths are the files of a machine's disks, in the guest's order: its root disk, then its data disks.
+func (mc *machine) diskPaths() []string { return snapshot.DiskPaths(mc.dir, mc.rec.Data) }
 
-// vmmDisks are what a machine's monitor has as disks.
-func (mc *machine) vmmDisks(rate vmm.Rate) []vmm.Disk {
-	paths := mc.disks()
-	if mc.stream != nil {
-		paths = mc.stream.DiskPaths()
+// diskSpecs are what a machine's monitor has as disks.
+func (mc *machine) diskSpecs(rate vmm.Rate) []vmm.Disk {
+	paths := mc.diskPaths()
+	if mc.lazy != nil {
+		paths = mc.lazy.DiskPaths()
 	}
 	disks := make([]vmm.Disk, len(paths))
 	for i, path := range paths {
 		// A machine that is not kept is gone after a crash of the host. One that is to be kept while it
 		// runs has disks that do not lose what the guest flushed from its next start on.
-		disks[i] = vmm.Disk{Path: path, Volatile: !mc.in.Keep, Rate: rate}
+		disks[i] = vmm.Disk{Path: path, Volatile: !mc.rec.Persistent, Rate: rate}
 	}
 	return disks
 }
@@ -35,15 +35,15 @@ func (mc *machine) vmmDisks(rate vmm.Rate) []vmm.Disk {
 // mounts are what the guest of a machine that boots cold mounts.
 func (mc *machine) mounts() []guestapi.Mount {
 	var all []guestapi.Mount
-	for i, d := range mc.in.Data {
+	for i, d := range mc.rec.Data {
 		all = append(all, guestapi.Mount{Disk: i + 1, Dir: d.Mount, Options: d.Options})
 	}
 	return all
 }
 
-// disk gives a new machine its disks: clones of sources, the root disk grown if asked for.
-func (m *Manager) disk(p *plan, mc *machine, sources []string, how start) error {
-	own := mc.disks()
+// cloneDisks gives a new machine its disks: clones of sources, the root disk grown if asked for.
+func (m *Manager) cloneDisks(p *operation, mc *machine, sources []string, how startPlan) error {
+	own := mc.diskPaths()
 	if len(sources) != len(own) {
 		return fmt.Errorf("clone the disks: there are %d for %d", len(sources), len(own))
 	}
@@ -60,15 +60,15 @@ func (m *Manager) disk(p *plan, mc *machine, sources []string, how start) error 
 			return fmt.Errorf("grow the disk: %w", err)
 		}
 	}
-	return p.did("disk")
+	return p.done("disk")
 }
 
-// allocate gives a new machine empty disks.
-func (m *Manager) allocate(mc *machine, how start) error {
-	for i, path := range mc.disks() {
+// allocateDisks gives a new machine empty disks.
+func (m *Manager) allocateDisks(mc *machine, how startPlan) error {
+	for i, path := range mc.diskPaths() {
 		size := how.diskMiB
 		if i > 0 {
-			size = mc.in.Data[i-1].MiB
+			size = mc.rec.Data[i-1].MiB
 		}
 		if err := m.deps.Disks.Allocate(path, int64(size)*mib); err != nil {
 			return fmt.Errorf("allocate a disk: %w", err)
@@ -77,16 +77,16 @@ func (m *Manager) allocate(mc *machine, how start) error {
 	return nil
 }
 
-// share clones the parent's disks into the files that the children's monitors have open already.
-func (m *Manager) share(parent *machine, kids []kid) error {
+// cloneIntoChildren clones the parent's disks into the files that the children's monitors have open already.
+func (m *Manager) cloneIntoChildren(parent *machine, kids []forkChild) error {
 	var g errgroup.Group
 	g.SetLimit(m.cfg.Parallel)
-	from := parent.disks()
+	from := parent.diskPaths()
 	for i := range kids {
 		if kids[i].err != nil {
 			continue
 		}
-		for n, path := range kids[i].mc.disks() {
+		for n, path := range kids[i].mc.diskPaths() {
 			g.Go(func() error {
 				f, err := os.OpenFile(path, os.O_WRONLY, 0)
 				if err != nil {
@@ -102,10 +102,10 @@ func (m *Manager) share(parent *machine, kids []kid) error {
 	return nil
 }
 
-// shareDraft clones a machine's disks into a draft.
-func (m *Manager) shareDraft(mc *machine, draft *snapshot.Draft) error {
-	to := draft.DiskPaths(mc.in.Data)
-	for i, path := range mc.disks() {
+// cloneIntoDraft clones a machine's disks into a draft.
+func (m *Manager) cloneIntoDraft(mc *machine, draft *snapshot.Draft) error {
+	to := draft.DiskPaths(mc.rec.Data)
+	for i, path := range mc.diskPaths() {
 		if err := m.deps.Disks.Clone(path, to[i]); err != nil {
 			return fmt.Errorf("clone the disk: %w", err)
 		}
@@ -116,7 +116,7 @@ func (m *Manager) shareDraft(mc *machine, draft *snapshot.Draft) error {
 // syncDisks makes what a machine's disks hold durable.
 func (mc *machine) syncDisks() error {
 	var err error
-	for _, path := range mc.disks() {
+	for _, path := range mc.diskPaths() {
 		err = errors.Join(err, durable.Sync(path))
 	}
 	return err

@@ -18,7 +18,7 @@ var mounted = []guestapi.Mount{{Disk: 1, Dir: "/data", Options: []string{"noatim
 // TestDataDisksGoAlong: every machine of a template has its own copies of the data disks, of the moment of its
 // memory, and what is taken of a machine has them too.
 func TestDataDisksGoAlong(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	mc := w.create("a", true)
 	if want := []hostapi.DataDisk{{Name: "data", SizeMiB: 1, Mount: "/data"}, {Name: "more", SizeMiB: 1, Mount: "/more"}}; !reflect.DeepEqual(
 		mc.Disks,
@@ -26,38 +26,38 @@ func TestDataDisksGoAlong(t *testing.T) {
 	) {
 		t.Errorf("its disks are %+v", mc.Disks)
 	}
-	if got := w.host.of("a").mem.Who.Mounts; got != nil {
+	if got := w.host.monitorOf("a").mem.Who.Mounts; got != nil {
 		t.Errorf("a restored guest is to mount %v", got)
 	}
-	w.tick("a", 1)
+	w.count("a", 1)
 	_, err := w.mgr.TakeSnapshot(t.Context(), "a", "snapshots/s", nil, nil)
 	w.must(err)
-	w.tick("a", 2)
+	w.count("a", 2)
 	snap, err := w.store.Get("snapshots/s")
 	w.must(err)
-	if !reflect.DeepEqual(snap.Data, data) || len(snap.DiskPaths()) != 3 {
+	if !reflect.DeepEqual(snap.Data, dataDisks) || len(snap.DiskPaths()) != 3 {
 		t.Errorf("the snapshot has %+v", snap.Data)
 	}
-	_, err = w.mgr.Create(t.Context(), hostapi.Create{ID: "b", Keep: true}, "snapshots/s", "")
+	_, err = w.mgr.Create(t.Context(), hostapi.Create{ID: "b", Persistent: true}, "snapshots/s", "")
 	w.must(err)
-	w.tick("b", 2)
-	w.tick("a", 3)
+	w.count("b", 2)
+	w.count("a", 3)
 	w.must(w.mgr.Stop(t.Context(), "b"))
 	_, err = w.mgr.Wake(t.Context(), "b")
 	w.must(err)
-	w.tick("b", 3) // a guest that boots counts on from its disks
-	if got := w.host.of("b").mem.Who.Mounts; !reflect.DeepEqual(got, mounted) {
+	w.count("b", 3) // a guest that boots counts on from its disks
+	if got := w.host.monitorOf("b").mem.Who.Mounts; !reflect.DeepEqual(got, mounted) {
 		t.Errorf("a guest that boots is to mount %v", got)
 	}
 	w.destroy("a")
 	w.destroy("b")
 	w.must(w.store.Delete("snapshots/s"))
-	w.empty()
+	w.checkEmpty()
 }
 
 // TestBootWithDataDisks: disks that are booted with are cloned too, and ones that cannot be are refused.
 func TestBootWithDataDisks(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	dir := filepath.Join(w.dir, string(base))
 	boot := func(disks ...machine.BootDisk) (hostapi.Machine, error) {
 		return w.mgr.Boot(
@@ -65,7 +65,7 @@ func TestBootWithDataDisks(t *testing.T) {
 			machine.Boot{ID: "b", Disk: filepath.Join(dir, "disk.img"), VCPUs: 1, MemoryMiB: 64, Data: disks},
 		)
 	}
-	disk := machine.BootDisk{DataDisk: data[0], Path: filepath.Join(dir, "disk-data.img")}
+	disk := machine.BootDisk{DataDisk: dataDisks[0], Path: filepath.Join(dir, "disk-data.img")}
 	for name, change := range map[string]func(*machine.BootDisk){
 		"name":  func(d *machine.BootDisk) { d.Name = "../x" },
 		"mount": func(d *machine.BootDisk) { d.Mount = "data" },
@@ -80,20 +80,20 @@ func TestBootWithDataDisks(t *testing.T) {
 	if _, err := boot(disk, disk); err == nil {
 		t.Error("booted with two disks of one name")
 	}
-	w.empty()
+	w.checkEmpty()
 	_, err := boot(disk)
 	w.must(err)
-	w.tick("b", 1)
-	if got := w.host.of("b").mem.Who.Mounts; !reflect.DeepEqual(got, mounted[:1]) {
+	w.count("b", 1)
+	if got := w.host.monitorOf("b").mem.Who.Mounts; !reflect.DeepEqual(got, mounted[:1]) {
 		t.Errorf("it is to mount %v", got)
 	}
 	w.destroy("b")
-	w.empty()
+	w.checkEmpty()
 }
 
 // TestOldRecordsHaveNoDataDisks: a snapshot that was written before there were data disks is a snapshot.
 func TestOldRecordsHaveNoDataDisks(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	d, err := w.store.Draft()
 	w.must(err)
 	image, err := (&capture{mem: memory{Frozen: true}, m: &monitor{host: w.host}}).Save(t.Context(), d.ImageDir())
@@ -107,6 +107,6 @@ func TestOldRecordsHaveNoDataDisks(t *testing.T) {
 	if mc.Disks != nil {
 		t.Errorf("it has %v", mc.Disks)
 	}
-	w.tick("a", 1)
+	w.count("a", 1)
 	w.destroy("a")
 }

@@ -16,41 +16,41 @@ func (m *Manager) SetEgress(ctx context.Context, id hostapi.MachineID, policy ho
 	}
 	p := m.begin("egress")
 	defer func() { err = p.end(ctx, err) }()
-	mc, err := p.enter(ctx, id)
+	mc, err := p.lock(ctx, id)
 	if err != nil {
 		return err
 	}
-	if err := mc.need("set the egress policy of", running, paused, hibernating, hibernated, waking, failed); err != nil {
+	if err := mc.requireState("set the egress policy of", running, paused, hibernating, hibernated, waking, failed); err != nil {
 		return err
 	}
-	before := mc.in.Egress
-	p.back.Push("record", func(context.Context) error {
-		return m.record(mc, ofHost, func(in *intent) { in.Egress = before })
+	before := mc.rec.Egress
+	p.cleanup.Push("record", func(context.Context) error {
+		return m.update(mc, surviveHost, func(in *record) { in.Egress = before })
 	})
-	if err := m.record(mc, ofHost, func(in *intent) { in.Egress = policy }); err != nil {
+	if err := m.update(mc, surviveHost, func(in *record) { in.Egress = policy }); err != nil {
 		return err
 	}
-	if err := p.did("record"); err != nil {
+	if err := p.done("record"); err != nil {
 		return err
 	}
 	if mc.slot != nil {
-		if err := m.restrict(ctx, p, mc, before, policy); err != nil {
+		if err := m.applyNewEgress(ctx, p, mc, before, policy); err != nil {
 			return fmt.Errorf("set the egress policy of machine %s: %w", id, err)
 		}
 	}
-	p.back.Forget()
-	p.told(mc, false)
+	p.cleanup.Forget()
+	p.logPhases(mc, false)
 	return nil
 }
 
-// restrict puts a policy in force on a machine's slot.
-func (m *Manager) restrict(ctx context.Context, p *plan, mc *machine, before, policy hostapi.Egress) error {
+// applyNewEgress puts a policy in force on a machine's slot.
+func (m *Manager) applyNewEgress(ctx context.Context, p *operation, mc *machine, before, policy hostapi.Egress) error {
 	if err := mc.slot.SetEgress(ctx, policy); err != nil {
 		return err
 	}
-	p.back.Push(
+	p.cleanup.Push(
 		"set the former egress policy",
 		func(ctx context.Context) error { return mc.slot.SetEgress(ctx, before) },
 	)
-	return p.did("apply")
+	return p.done("apply")
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 )
 
-// has fails unless a machine's policy is recorded and, where it lives, in force.
-func (w *world) has(id string, want hostapi.Egress) {
+// wantEgress fails unless a machine's policy is recorded and, where it lives, in force.
+func (w *fixture) wantEgress(id string, want hostapi.Egress) {
 	w.t.Helper()
 	mc, err := w.mgr.Get(hostapi.MachineID(id))
 	w.must(err)
@@ -19,48 +19,48 @@ func (w *world) has(id string, want hostapi.Egress) {
 		w.t.Errorf("machine %s has the policy %+v, want %+v", id, mc.Egress, want)
 	}
 	if mc.State == hostapi.Running || mc.State == hostapi.Paused {
-		w.must(w.guarded(id))
+		w.must(w.checkEgressInForce(id))
 	}
 }
 
 // TestEgressFollowsTheMachine holds the policy on every way to life; that it is in force before the guest
 // runs, the monitors of this world check themselves.
 func TestEgressFollowsTheMachine(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	ctx := t.Context()
 	w.create("a", true)
-	w.has("a", few)
-	got, err := w.mgr.Fork(ctx, hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "b", Keep: true}}})
+	w.wantEgress("a", baseEgress)
+	got, err := w.mgr.Fork(ctx, hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "b", Persistent: true}}})
 	w.must(err)
 	w.must(got[0].Err)
-	w.has("b", few)
+	w.wantEgress("b", baseEgress)
 
-	w.must(w.mgr.SetEgress(ctx, "a", other))
-	w.has("a", other)
-	w.has("b", few) // of its own
+	w.must(w.mgr.SetEgress(ctx, "a", otherEgress))
+	w.wantEgress("a", otherEgress)
+	w.wantEgress("b", baseEgress) // of its own
 	w.must(w.mgr.Pause(ctx, "b"))
 	w.must(w.mgr.SetEgress(ctx, "b", hostapi.Egress{}))
-	w.has("b", hostapi.Egress{})
-	w.kill(nil) // adopted
-	w.has("a", other)
-	w.has("b", hostapi.Egress{})
+	w.wantEgress("b", hostapi.Egress{})
+	w.restart(nil) // adopted
+	w.wantEgress("a", otherEgress)
+	w.wantEgress("b", hostapi.Egress{})
 
 	w.must(w.mgr.Hibernate(ctx, "a"))
-	w.must(w.mgr.SetEgress(ctx, "a", few))
-	w.kill(nil)
-	w.has("a", few)
+	w.must(w.mgr.SetEgress(ctx, "a", baseEgress))
+	w.restart(nil)
+	w.wantEgress("a", baseEgress)
 	w.host.failNext("load", errors.New("lost")) // then it boots cold
 	_, _ = w.mgr.Wake(ctx, "a")
-	w.state("a", hostapi.Failed)
-	w.must(w.mgr.SetEgress(ctx, "a", other))
+	w.wantState("a", hostapi.Failed)
+	w.must(w.mgr.SetEgress(ctx, "a", otherEgress))
 	_, err = w.mgr.Wake(ctx, "a")
 	w.must(err)
-	w.has("a", other)
-	w.finish("everything")
+	w.wantEgress("a", otherEgress)
+	w.destroyAll("everything")
 }
 
 func TestEgressThatCannotBe(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	ctx := t.Context()
 	bad := hostapi.Egress{Allow: []string{"bad"}}
 	if _, err := w.mgr.Create(ctx, hostapi.Create{ID: "a", Egress: bad}, base, ""); !errors.Is(
@@ -73,37 +73,37 @@ func TestEgressThatCannotBe(t *testing.T) {
 	if err := w.mgr.SetEgress(ctx, "a", bad); !errors.Is(err, hostapi.ErrInvalid) {
 		t.Errorf("change: %v, want ErrInvalid", err)
 	}
-	if err := w.mgr.SetEgress(ctx, "none", other); !errors.Is(err, hostapi.ErrNotFound) {
+	if err := w.mgr.SetEgress(ctx, "none", otherEgress); !errors.Is(err, hostapi.ErrNotFound) {
 		t.Errorf("of no machine: %v, want ErrNotFound", err)
 	}
-	w.net.failNext(errInjected)
-	if err := w.mgr.SetEgress(ctx, "a", other); !errors.Is(err, errInjected) {
+	w.network.failNext(errInjected)
+	if err := w.mgr.SetEgress(ctx, "a", otherEgress); !errors.Is(err, errInjected) {
 		t.Errorf("change that the network refuses: %v", err)
 	}
-	w.has("a", few)
-	w.net.failNext(errInjected)
-	if _, err := w.mgr.Create(ctx, hostapi.Create{ID: "b", Egress: few}, base, ""); !errors.Is(err, errInjected) {
+	w.wantEgress("a", baseEgress)
+	w.network.failNext(errInjected)
+	if _, err := w.mgr.Create(ctx, hostapi.Create{ID: "b", Egress: baseEgress}, base, ""); !errors.Is(err, errInjected) {
 		t.Errorf("create that the network refuses: %v", err)
 	}
-	w.finish("refusals")
+	w.destroyAll("refusals")
 }
 
 // TestAdoptionWithoutPolicy holds that a machine whose policy cannot be set again does not go on.
 func TestAdoptionWithoutPolicy(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.create("a", true)
-	w.net.failNext(errInjected)
-	w.kill(nil)
-	w.state("a", hostapi.Failed)
+	w.network.failNext(errInjected)
+	w.restart(nil)
+	w.wantState("a", hostapi.Failed)
 	_, err := w.mgr.Wake(t.Context(), "a")
 	w.must(err)
-	w.has("a", few)
-	w.finish("adoption")
+	w.wantEgress("a", baseEgress)
+	w.destroyAll("adoption")
 }
 
 // TestRecordOfNoEgress reads a record that knows nothing but all or nothing.
 func TestRecordOfNoEgress(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.create("a", true)
 	w.must(w.mgr.Hibernate(t.Context(), "a"))
 	w.stop()
@@ -112,8 +112,8 @@ func TestRecordOfNoEgress(t *testing.T) {
 	w.must(err)
 	w.must(os.WriteFile(file, replaceEgress(t, data), 0o600))
 	w.boot()
-	w.has("a", hostapi.Egress{DenyOthers: true})
-	w.finish("old record")
+	w.wantEgress("a", hostapi.Egress{DenyOthers: true})
+	w.destroyAll("old record")
 }
 
 func replaceEgress(t *testing.T, data []byte) []byte {

@@ -8,8 +8,8 @@ import (
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 )
 
-// missing gives an error of the snapshot store the word that a host answers with.
-func missing(err error) error {
+// wrapStoreError gives an error of the snapshot store the word that a host answers with.
+func wrapStoreError(err error) error {
 	switch {
 	case errors.Is(err, snapshot.ErrNotFound):
 		return fmt.Errorf("%w: %w", hostapi.ErrNotFound, err)
@@ -18,5 +18,5 @@ func missing(err error) error {
 	case errors.Is(err, snapshot.ErrInvalid):
 		return fmt.Errorf("%w: %w", hostapi.ErrInvalid, err)
 	}
-	return noSpace(err)
+	return wrapNoSpace(err)
 }

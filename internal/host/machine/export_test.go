@@ -1,8 +1,8 @@
 package machine
 
-// Spares is how many spares wait for a create.
-func (m *Manager) Spares() int {
+// WarmMonitors is how many spares wait for a create.
+func (m *Manager) WarmMonitors() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return len(m.spares)
+	return len(m.warm)
 }

@@ -13,10 +13,10 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// kid is one child on its way.
-type kid struct {
+// forkChild is one child on its way.
+type forkChild struct {
 	child hostapi.Child
-	plan  *plan
+	plan  *operation
 	mc    *machine
 	err   error
 }
@@ -27,7 +27,7 @@ const maxChildren = 64
 // Fork makes children of a running or paused machine, which stands still once, for all of them, and goes
 // on in its state. The children's monitors are ready before, so that it is short. Forked tells what
 // became of each child, in order; an error means that there is none.
-func (m *Manager) Fork(ctx context.Context, req hostapi.Fork) (_ []hostapi.Forked, err error) {
+func (m *Manager) Fork(ctx context.Context, req hostapi.Fork) (_ []hostapi.ForkResult, err error) {
 	if len(req.Children) == 0 || len(req.Children) > maxChildren {
 		return nil, fmt.Errorf(
 			"fork machine %s into %d: 1 to %d children are possible: %w",
@@ -39,37 +39,37 @@ func (m *Manager) Fork(ctx context.Context, req hostapi.Fork) (_ []hostapi.Forke
 	}
 	p := m.begin("fork")
 	defer func() { err = p.end(ctx, err) }()
-	parent, err := p.enter(ctx, req.Parent)
+	parent, err := p.lock(ctx, req.Parent)
 	if err != nil {
 		return nil, err
 	}
-	if err := parent.need("fork", running, paused); err != nil {
+	if err := parent.requireState("fork", running, paused); err != nil {
 		return nil, err
 	}
-	if err := m.whole(ctx, p, parent); err != nil {
+	if err := m.waitLocal(ctx, p, parent); err != nil {
 		return nil, err
 	}
-	how, err := choose(
-		want{op: "fork", image: parent.in.Base, haveMiB: parent.in.DiskMiB},
+	how, err := planStart(
+		startRequest{op: "fork", image: parent.rec.Base, haveMiB: parent.rec.DiskMiB},
 		m.deps.Driver.Capabilities(),
 	)
 	if err != nil {
 		return nil, err
 	}
-	kids := make([]kid, len(req.Children))
+	kids := make([]forkChild, len(req.Children))
 	for i, child := range req.Children {
-		kids[i] = kid{child: child, plan: m.begin("child")}
+		kids[i] = forkChild{child: child, plan: m.begin("child")}
 	}
-	if how.how == howCopy {
-		err = m.forkCopy(ctx, p, parent, kids, how)
+	if how.method == methodForkViaImage {
+		err = m.forkViaImage(ctx, p, parent, kids, how)
 	} else {
 		err = m.forkLive(ctx, p, parent, kids, how)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("fork machine %s: %w", parent.id, noSpace(err))
+		return nil, fmt.Errorf("fork machine %s: %w", parent.id, wrapNoSpace(err))
 	}
-	p.told(parent, false)
-	out := make([]hostapi.Forked, len(kids))
+	p.logPhases(parent, false)
+	out := make([]hostapi.ForkResult, len(kids))
 	for i := range kids {
 		if out[i].Err = kids[i].err; out[i].Err == nil {
 			out[i].Machine = kids[i].mc.view()
@@ -78,9 +78,9 @@ func (m *Manager) Fork(ctx context.Context, req hostapi.Fork) (_ []hostapi.Forke
 	return out, nil
 }
 
-// each runs do for every kid that has not failed, a bounded number at once. It ends the plans of those
+// forEachChild runs do for every kid that has not failed, a bounded number at once. It ends the plans of those
 // that fail in it, and answers an error when none is left or the operation was abandoned.
-func (m *Manager) each(ctx context.Context, p *plan, kids []kid, do func(k *kid) error) error {
+func (m *Manager) forEachChild(ctx context.Context, p *operation, kids []forkChild, do func(k *forkChild) error) error {
 	var g errgroup.Group
 	g.SetLimit(m.cfg.Parallel)
 	for i := range kids {
@@ -90,7 +90,7 @@ func (m *Manager) each(ctx context.Context, p *plan, kids []kid, do func(k *kid)
 		}
 		g.Go(func() error {
 			if err := do(k); err != nil {
-				k.err = k.plan.end(ctx, fmt.Errorf("child %s: %w", k.child.ID, noSpace(err)))
+				k.err = k.plan.end(ctx, fmt.Errorf("child %s: %w", k.child.ID, wrapNoSpace(err)))
 			}
 			return nil
 		})
@@ -101,19 +101,19 @@ func (m *Manager) each(ctx context.Context, p *plan, kids []kid, do func(k *kid)
 	for i := range kids {
 		all = errors.Join(all, kids[i].err)
 		left = left || kids[i].err == nil
-		p.quit = p.quit || kids[i].plan.quit
+		p.abandoned = p.abandoned || kids[i].plan.abandoned
 	}
-	if p.quit || !left {
+	if p.abandoned || !left {
 		return all
 	}
 	return nil
 }
 
-// fail ends the plans of all kids that have not failed yet.
-func (m *Manager) fail(ctx context.Context, p *plan, kids []kid, err error) error {
+// failChildren ends the plans of all kids that have not failed yet.
+func (m *Manager) failChildren(ctx context.Context, p *operation, kids []forkChild, err error) error {
 	for i := range kids {
 		if k := &kids[i]; k.err == nil {
-			k.plan.quit = p.quit
+			k.plan.abandoned = p.abandoned
 			k.err = k.plan.end(ctx, err)
 		}
 	}
@@ -122,24 +122,24 @@ func (m *Manager) fail(ctx context.Context, p *plan, kids []kid, err error) erro
 
 // forkLive prepares the children on the parent's image, captures the parent once, and loads the capture
 // into all of them.
-func (m *Manager) forkLive(ctx context.Context, p *plan, parent *machine, kids []kid, how start) error {
-	err := m.each(ctx, p, kids, func(k *kid) error { return m.conceive(ctx, k, parent, how) })
+func (m *Manager) forkLive(ctx context.Context, p *operation, parent *machine, kids []forkChild, how startPlan) error {
+	err := m.forEachChild(ctx, p, kids, func(k *forkChild) error { return m.prepareChild(ctx, k, parent, how) })
 	if err == nil {
-		err = p.did("prepare")
+		err = p.done("prepare")
 	}
 	if err != nil {
-		return m.fail(ctx, p, kids, err)
+		return m.failChildren(ctx, p, kids, err)
 	}
-	what := moment{parent.vm.Capture, func() error { return m.share(parent, kids) }, "share"}
-	if b, ok := parent.vm.(vmm.Brancher); ok {
-		what.memory = func(ctx context.Context) (vmm.Capture, error) { return b.Branch(ctx, monitors(kids)) }
+	what := captureRequest{parent.vm.Capture, func() error { return m.cloneIntoChildren(parent, kids) }, "share"}
+	if b, ok := parent.vm.(vmm.ForkCapturer); ok {
+		what.memory = func(ctx context.Context) (vmm.Capture, error) { return b.CaptureFor(ctx, childMonitors(kids)) }
 	}
-	capture, err := m.still(ctx, p, parent, what)
+	capture, err := m.captureStopped(ctx, p, parent, what)
 	if err != nil {
-		return m.fail(ctx, p, kids, err)
+		return m.failChildren(ctx, p, kids, err)
 	}
-	err = m.each(ctx, p, kids, func(k *kid) error { return m.deliver(ctx, k, capture) })
-	if p.quit {
+	err = m.forEachChild(ctx, p, kids, func(k *forkChild) error { return m.startChild(ctx, k, capture) })
+	if p.abandoned {
 		return err
 	}
 	if err != nil {
@@ -151,8 +151,8 @@ func (m *Manager) forkLive(ctx context.Context, p *plan, parent *machine, kids [
 	return nil
 }
 
-// monitors are those of the children that have not failed.
-func monitors(kids []kid) []vmm.Machine {
+// childMonitors are those of the children that have not failed.
+func childMonitors(kids []forkChild) []vmm.Machine {
 	var all []vmm.Machine
 	for i := range kids {
 		if kids[i].err == nil {
@@ -162,39 +162,39 @@ func monitors(kids []kid) []vmm.Machine {
 	return all
 }
 
-// conceive makes all of a child that can be made while its parent runs: a monitor on the parent's image,
+// prepareChild makes all of a child that can be made while its parent runs: a monitor on the parent's image,
 // with disks that are empty yet.
-func (m *Manager) conceive(ctx context.Context, k *kid, parent *machine, how start) (err error) {
+func (m *Manager) prepareChild(ctx context.Context, k *forkChild, parent *machine, how startPlan) (err error) {
 	p := k.plan
-	snap, err := m.deps.Store.Hold(how.image)
+	snap, err := m.deps.Store.Acquire(how.image)
 	if err != nil {
-		return missing(err)
+		return wrapStoreError(err)
 	}
-	p.back.Push("release image", func(context.Context) error { return m.deps.Store.Release(how.image) })
-	if k.mc, err = m.admit(p, childIntent(k.child, parent, how)); err != nil {
+	p.cleanup.Push("release image", func(context.Context) error { return m.deps.Store.Release(how.image) })
+	if k.mc, err = m.admit(p, childRecord(k.child, parent, how)); err != nil {
 		return err
 	}
-	if err := m.place(p, k.mc); err != nil {
+	if err := m.makeDirectory(p, k.mc); err != nil {
 		return err
 	}
-	if err := m.rig(ctx, p, k.mc); err != nil {
+	if err := m.acquireHostResources(ctx, p, k.mc); err != nil {
 		return err
 	}
-	if err := m.allocate(k.mc, how); err != nil {
+	if err := m.allocateDisks(k.mc, how); err != nil {
 		return err
 	}
-	if err := p.did("disk"); err != nil {
+	if err := p.done("disk"); err != nil {
 		return err
 	}
 	return m.prepare(ctx, p, k.mc, snap.Image())
 }
 
-func childIntent(child hostapi.Child, parent *machine, how start) intent {
-	in := parent.in
+func childRecord(child hostapi.Child, parent *machine, how startPlan) record {
+	in := parent.rec
 	in.ID, in.State, in.Parent, in.Base = child.ID, creating, parent.id, how.image
-	in.Rig, in.Before, in.Next, in.Slot, in.MAC, in.Snapshot, in.Reason = "", "", "", -1, "", "", ""
-	in.Stream = false // all of it is here by now
-	in.Hostname, in.Keep, in.Labels = child.Hostname, child.Keep, child.Labels
+	in.ResourceName, in.Before, in.Next, in.Slot, in.MAC, in.Snapshot, in.Reason = "", "", "", -1, "", "", ""
+	in.Lazy = false // all of it is here by now
+	in.Hostname, in.Persistent, in.Labels = child.Hostname, child.Persistent, child.Labels
 	in.Generation, in.BootMode, in.Created = 1, how.mode, time.Now().UTC()
 	if in.Hostname == "" {
 		in.Hostname = string(child.ID)
@@ -208,56 +208,56 @@ func childIntent(child hostapi.Child, parent *machine, how start) intent {
 	return in
 }
 
-// deliver brings a child to life from the capture of its parent.
-func (m *Manager) deliver(ctx context.Context, k *kid, capture vmm.Capture) error {
+// startChild brings a child to life from the capture of its parent.
+func (m *Manager) startChild(ctx context.Context, k *forkChild, capture vmm.Capture) error {
 	p := k.plan
-	if err := m.greet(ctx, p, k.mc, false, nil); err != nil {
+	if err := m.handshake(ctx, p, k.mc, false, nil); err != nil {
 		return err
 	}
 	if err := k.mc.vm.Load(ctx, capture); err != nil {
 		return fmt.Errorf("load: %w", err)
 	}
-	if err := p.did("load"); err != nil {
+	if err := p.done("load"); err != nil {
 		return err
 	}
 	if err := m.confirm(ctx, p, k.mc, m.cfg.ReadyTimeout); err != nil {
 		return err
 	}
-	if err := m.live(p, k.mc); err != nil {
+	if err := m.publish(p, k.mc); err != nil {
 		return err
 	}
-	p.told(k.mc, true)
+	p.logPhases(k.mc, true)
 	return p.end(ctx, nil)
 }
 
-// forkCopy is for a parent that booted cold and runs on no image: its capture becomes one, which the
+// forkViaImage is for a parent that booted cold and runs on no image: its capture becomes one, which the
 // children are restored from and hold.
-func (m *Manager) forkCopy(ctx context.Context, p *plan, parent *machine, kids []kid, how start) error {
+func (m *Manager) forkViaImage(ctx context.Context, p *operation, parent *machine, kids []forkChild, how startPlan) error {
 	snap := describe(parent)
-	snap.Ref, snap.Anonymous = snapshot.Join(restArea, fmt.Sprintf("%s-f%d", parent.id, time.Now().UnixNano())), true
-	snap, err := m.take(ctx, p, parent, snap, nil)
+	snap.Ref, snap.Anonymous = snapshot.Join(snapshotArea, fmt.Sprintf("%s-f%d", parent.id, time.Now().UnixNano())), true
+	snap, err := m.storeSnapshot(ctx, p, parent, snap, nil)
 	if err != nil {
-		return m.fail(ctx, p, kids, err)
+		return m.failChildren(ctx, p, kids, err)
 	}
 	how.image = snap.Ref
-	err = m.each(ctx, p, kids, func(k *kid) (err error) {
-		held, err := m.deps.Store.Hold(snap.Ref)
+	err = m.forEachChild(ctx, p, kids, func(k *forkChild) (err error) {
+		held, err := m.deps.Store.Acquire(snap.Ref)
 		if err != nil {
-			return missing(err)
+			return wrapStoreError(err)
 		}
-		k.plan.back.Push("release image", func(context.Context) error { return m.deps.Store.Release(snap.Ref) })
-		if k.mc, err = m.admit(k.plan, childIntent(k.child, parent, how)); err != nil {
+		k.plan.cleanup.Push("release image", func(context.Context) error { return m.deps.Store.Release(snap.Ref) })
+		if k.mc, err = m.admit(k.plan, childRecord(k.child, parent, how)); err != nil {
 			return err
 		}
 		if err := m.restore(ctx, k.plan, k.mc, held, how, nil); err != nil {
 			return err
 		}
-		k.plan.told(k.mc, true)
+		k.plan.logPhases(k.mc, true)
 		return k.plan.end(ctx, nil)
 	})
 	if err != nil {
 		return err
 	}
-	p.back.Forget()
+	p.cleanup.Forget()
 	return m.deps.Store.Release(snap.Ref)
 }

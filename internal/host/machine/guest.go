@@ -23,23 +23,23 @@ func (m *Manager) Guest(ctx context.Context, id hostapi.MachineID) (guestapi.Gue
 		return nil, notFound(id)
 	}
 	mc.mu.Lock()
-	link, in := mc.link, mc.in
+	link, in := mc.link, mc.rec
 	mc.mu.Unlock()
-	if in.State == running && alive(link) {
+	if in.State == running && linkOpen(link) {
 		return link, nil
 	}
-	mc, err := m.enter(ctx, id) // whatever is under way ends first
+	mc, err := m.lock(ctx, id) // whatever is under way ends first
 	if err != nil {
 		return nil, err
 	}
 	defer func() { <-mc.busy }()
-	if err := mc.need("enter", running); err != nil {
+	if err := mc.requireState("enter", running); err != nil {
 		return nil, err
 	}
-	return m.relink(ctx, mc)
+	return m.ensureLink(ctx, mc)
 }
 
-func alive(link Link) bool {
+func linkOpen(link Link) bool {
 	if link == nil {
 		return false
 	}
@@ -51,20 +51,20 @@ func alive(link Link) bool {
 	}
 }
 
-// relink answers a machine's link, opened anew when it was lost. The caller owns the machine.
-func (m *Manager) relink(ctx context.Context, mc *machine) (Link, error) {
-	if alive(mc.link) {
+// ensureLink answers a machine's link, opened anew when it was lost. The caller owns the machine.
+func (m *Manager) ensureLink(ctx context.Context, mc *machine) (Link, error) {
+	if linkOpen(mc.link) {
 		return mc.link, nil
 	}
-	return m.resync(ctx, mc)
+	return m.reopenLink(ctx, mc)
 }
 
-// resync opens a machine's guest channel whatever state it is in. The caller owns the machine.
-func (m *Manager) resync(ctx context.Context, mc *machine) (Link, error) {
-	return m.regreet(ctx, mc, Greeting{Generation: mc.in.Generation, Resync: true}, relinkTimeout)
+// reopenLink opens a machine's guest channel whatever state it is in. The caller owns the machine.
+func (m *Manager) reopenLink(ctx context.Context, mc *machine) (Link, error) {
+	return m.redial(ctx, mc, Handshake{Generation: mc.rec.Generation, Resync: true}, relinkTimeout)
 }
 
-func (m *Manager) regreet(ctx context.Context, mc *machine, g Greeting, limit time.Duration) (_ Link, err error) {
+func (m *Manager) redial(ctx context.Context, mc *machine, g Handshake, limit time.Duration) (_ Link, err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("reach the guest of machine %s: %w", mc.id, err)
@@ -73,7 +73,7 @@ func (m *Manager) regreet(ctx context.Context, mc *machine, g Greeting, limit ti
 	if mc.vm == nil {
 		return nil, guestapi.ErrLost
 	}
-	m.unlink(mc)
+	m.closeLink(mc)
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, errors.New("the guest did not answer in time"))
 	defer cancel()
 	conn, err := mc.vm.Dial(ctx)
@@ -84,16 +84,16 @@ func (m *Manager) regreet(ctx context.Context, mc *machine, g Greeting, limit ti
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	if err := ready(ctx, mc.vm, link); err != nil {
+	if err := waitReady(ctx, mc.vm, link); err != nil {
 		return nil, errors.Join(err, link.Close())
 	}
 	mc.set(func() { mc.link = link })
 	return link, nil
 }
 
-// unlink closes a machine's link if there is one. An error of closing says nothing that matters: the
+// closeLink closes a machine's link if there is one. An error of closing says nothing that matters: the
 // link is gone either way.
-func (m *Manager) unlink(mc *machine) {
+func (m *Manager) closeLink(mc *machine) {
 	if mc.link == nil {
 		return
 	}
@@ -103,8 +103,8 @@ func (m *Manager) unlink(mc *machine) {
 	mc.set(func() { mc.link = nil })
 }
 
-// used is a machine's processor time when it was last asked for.
-type used struct {
+// cpuSample is a machine's processor time when it was last asked for.
+type cpuSample struct {
 	cpu time.Duration
 	at  time.Time
 }
@@ -125,22 +125,22 @@ func (m *Manager) Usage(_ context.Context, id hostapi.MachineID) (hostapi.Usage,
 	if err != nil {
 		return hostapi.Usage{}, fmt.Errorf("usage of machine %s: %w", id, err)
 	}
-	now := used{cpu: u.CPU, at: time.Now()}
+	now := cpuSample{cpu: u.CPU, at: time.Now()}
 	out := hostapi.Usage{
 		PID: vm.PID(), Uptime: now.at.Sub(u.Started), CPU: u.CPU, RSSBytes: u.RSSBytes, PSSBytes: u.PSSBytes,
 		VSZBytes: u.VSZBytes, Threads: u.Threads,
 	}
 	mc.set(func() {
-		last := mc.used
+		last := mc.cpuSample
 		if last.at.IsZero() || last.cpu > now.cpu {
-			last = used{at: u.Started}
+			last = cpuSample{at: u.Started}
 		}
 		if wall := now.at.Sub(last.at); wall > 0 {
 			out.CPUPercent = 100 * float64(now.cpu-last.cpu) / float64(wall)
 		}
-		mc.used = now
+		mc.cpuSample = now
 	})
-	m.ledger.measured(id, u.PSSBytes)
+	m.ledger.setUsed(id, u.PSSBytes)
 	return out, nil
 }
 
@@ -159,7 +159,7 @@ type console interface {
 
 // Console answers the end of what the guest's kernel printed, at most 64 KiB.
 func (m *Manager) Console(ctx context.Context, id hostapi.MachineID) ([]byte, error) {
-	mc, err := m.enter(ctx, id)
+	mc, err := m.lock(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -172,11 +172,11 @@ func (m *Manager) console(ctx context.Context, mc *machine) ([]byte, error) {
 	if vm, ok := mc.vm.(console); ok {
 		more, err := vm.Console(ctx)
 		if err != nil {
-			return slices.Clone(mc.printed), fmt.Errorf("console of machine %s: %w", mc.id, err)
+			return slices.Clone(mc.consoleTail), fmt.Errorf("console of machine %s: %w", mc.id, err)
 		}
-		mc.printed = append(mc.printed, more...)
-		mc.printed = mc.printed[max(0, len(mc.printed)-consoleBytes):]
-		return slices.Clone(mc.printed), nil
+		mc.consoleTail = append(mc.consoleTail, more...)
+		mc.consoleTail = mc.consoleTail[max(0, len(mc.consoleTail)-consoleBytes):]
+		return slices.Clone(mc.consoleTail), nil
 	}
 	data, err := os.ReadFile(filepath.Join(mc.dir, monitorDir, consoleFile))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

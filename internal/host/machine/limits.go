@@ -27,9 +27,9 @@ func (m *Manager) checkLimits(l hostapi.Limits) error {
 	return nil
 }
 
-// throttle bounds what goes through a machine's slot, which has the host's bounds, as the machine asked for.
-func (m *Manager) throttle(ctx context.Context, mc *machine) error {
-	l := mc.in.Limits
+// applyNetworkRates bounds what goes through a machine's slot, which has the host's bounds, as the machine asked for.
+func (m *Manager) applyNetworkRates(ctx context.Context, mc *machine) error {
+	l := mc.rec.Limits
 	if l.NetworkInMbit == 0 && l.NetworkOutMbit == 0 {
 		return nil
 	}

@@ -17,22 +17,22 @@ import (
 )
 
 func TestLifeOfAMachine(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	mc := w.create("a", false)
 	if mc.State != hostapi.Running || mc.BootMode != hostapi.BootSnapshot || mc.Boot <= 0 || mc.GuestIP == "" ||
 		mc.Template != "base" || mc.PID == 0 || len(mc.Phases) == 0 || mc.Generation != 1 {
 		t.Errorf("machine %+v", mc)
 	}
-	w.tick("a", 1)
+	w.count("a", 1)
 	w.must(w.mgr.Pause(t.Context(), "a"))
 	w.must(w.mgr.Pause(t.Context(), "a"))
-	w.state("a", hostapi.Paused)
+	w.wantState("a", hostapi.Paused)
 	if _, err := w.mgr.Guest(t.Context(), "a"); !errors.Is(err, hostapi.ErrWrongState) {
 		t.Errorf("guest of a paused machine: %v, want ErrWrongState", err)
 	}
 	w.must(w.mgr.Resume(t.Context(), "a"))
 	w.must(w.mgr.Resume(t.Context(), "a"))
-	w.tick("a", 2)
+	w.count("a", 2)
 	if _, err := w.mgr.Guest(t.Context(), "a"); err != nil {
 		t.Error(err)
 	}
@@ -42,18 +42,18 @@ func TestLifeOfAMachine(t *testing.T) {
 	if out, err := w.mgr.Console(t.Context(), "a"); err != nil || len(out) != 0 {
 		t.Errorf("console %q, %v", out, err)
 	}
-	w.clean()
+	w.checkNoLeftovers()
 	w.destroy("a")
 	w.destroy("a")
-	w.empty()
+	w.checkEmpty()
 }
 
 func TestIdentityOfRestoredGuests(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	before := time.Now()
 	w.create("a", false)
 	w.create("b", false)
-	a, b := w.host.of("a").mem.Who, w.host.of("b").mem.Who
+	a, b := w.host.monitorOf("a").mem.Who, w.host.monitorOf("b").mem.Who
 	if len(a.Entropy) != 64 || bytes.Equal(a.Entropy, b.Entropy) {
 		t.Error("entropy is not fresh for each")
 	}
@@ -64,14 +64,14 @@ func TestIdentityOfRestoredGuests(t *testing.T) {
 	if _, err := w.mgr.Wake(t.Context(), "a"); err != nil {
 		t.Fatal(err)
 	}
-	again := w.host.of("a").mem.Who
+	again := w.host.monitorOf("a").mem.Who
 	if again.Generation != a.Generation+1 || bytes.Equal(again.Entropy, a.Entropy) || !again.Time.After(a.Time) {
 		t.Errorf("identity after waking %+v", again)
 	}
 }
 
 func TestRefusals(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.create("a", false)
 	create := func(req hostapi.Create, from snapshot.Ref) error {
 		_, err := w.mgr.Create(t.Context(), req, from, "")
@@ -113,17 +113,17 @@ func TestRefusals(t *testing.T) {
 	if err := w.mgr.Pause(t.Context(), "a"); !errors.Is(err, hostapi.ErrWrongState) {
 		t.Errorf("pause of a hibernated machine: %v", err)
 	}
-	w.clean()
+	w.checkNoLeftovers()
 	w.destroy("a")
-	w.empty()
+	w.checkEmpty()
 }
 
 func TestForkTree(t *testing.T) {
 	for _, state := range []hostapi.State{hostapi.Running, hostapi.Paused} {
 		t.Run(string(state), func(t *testing.T) {
-			w := newWorld(t)
+			w := newFixture(t)
 			w.create("a", false)
-			w.tick("a", 1)
+			w.count("a", 1)
 			if state == hostapi.Paused {
 				w.must(w.mgr.Pause(t.Context(), "a"))
 			}
@@ -134,25 +134,25 @@ func TestForkTree(t *testing.T) {
 			req.Children = append(req.Children, hostapi.Child{ID: "a"}) // one cannot be
 			got, err := w.mgr.Fork(t.Context(), req)
 			w.must(err)
-			w.state("a", state)
+			w.wantState("a", state)
 			for i, f := range got[:16] {
 				if f.Err != nil || f.Machine.Parent != "a" || f.Machine.BootMode != hostapi.BootFork {
 					t.Errorf("child %d: %+v, %v", i, f.Machine, f.Err)
 				}
-				w.tick(string(f.Machine.ID), 2)
+				w.count(string(f.Machine.ID), 2)
 			}
 			if !errors.Is(got[16].Err, hostapi.ErrExists) {
 				t.Errorf("child with its parent's id: %v", got[16].Err)
 			}
 			w.must(w.mgr.Resume(t.Context(), "a"))
-			w.tick("a", 2)
-			w.clean()
+			w.count("a", 2)
+			w.checkNoLeftovers()
 			w.destroy("a")
 			for i := range 16 {
-				w.tick(fmt.Sprintf("k%d", i), 3)
+				w.count(fmt.Sprintf("k%d", i), 3)
 				w.destroy(fmt.Sprintf("k%d", i))
 			}
-			w.empty()
+			w.checkEmpty()
 		})
 	}
 }
@@ -161,33 +161,33 @@ func TestForkTree(t *testing.T) {
 func TestParentGoesOn(t *testing.T) {
 	for _, op := range []string{"freeze", "pause", "capture", "thaw", "load", "prepare", "link"} {
 		t.Run(op, func(t *testing.T) {
-			w := newWorld(t)
+			w := newFixture(t)
 			w.create("a", false)
-			w.tick("a", 1)
+			w.count("a", 1)
 			w.host.failNext(op, errors.New("not today"))
 			got, err := w.mgr.Fork(t.Context(), hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "b"}}})
 			if healed := op == "thaw"; healed != (err == nil && got[0].Err == nil) {
 				t.Errorf("fork: %+v, %v", got, err)
 			}
-			w.tick("a", 2)
-			w.clean()
+			w.count("a", 2)
+			w.checkNoLeftovers()
 			if _, err := w.mgr.Fork(t.Context(), hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "c"}}}); err != nil {
 				t.Error(err)
 			}
-			w.tick("a", 3)
-			w.tick("c", 3)
+			w.count("a", 3)
+			w.count("c", 3)
 		})
 	}
 }
 
 func TestChainOfForksAndSleeps(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.create("m0", false)
 	count := uint64(0)
 	for i := range 8 {
 		id, next := fmt.Sprintf("m%d", i), fmt.Sprintf("m%d", i+1)
 		count++
-		w.tick(id, count)
+		w.count(id, count)
 		if i%2 == 0 { // what woke runs on the image that it slept in, and its children with it
 			w.must(w.mgr.Hibernate(t.Context(), hostapi.MachineID(id)))
 			_, err := w.mgr.Wake(t.Context(), hostapi.MachineID(id))
@@ -200,50 +200,50 @@ func TestChainOfForksAndSleeps(t *testing.T) {
 		w.must(err)
 		w.destroy(id)
 	}
-	w.tick("m8", count+1)
-	w.kill(nil)
-	w.tick("m8", count+2)
+	w.count("m8", count+1)
+	w.restart(nil)
+	w.count("m8", count+2)
 	w.destroy("m8")
-	w.empty()
+	w.checkEmpty()
 }
 
 func TestSnapshotOutlivesItsMachineAndItsName(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.create("a", false)
-	w.tick("a", 1)
+	w.count("a", 1)
 	snap, err := w.mgr.TakeSnapshot(t.Context(), "a", "snapshots/s", nil, nil)
 	w.must(err)
 	if _, err := w.mgr.TakeSnapshot(t.Context(), "a", "snapshots/s", nil, nil); !errors.Is(err, hostapi.ErrExists) {
 		t.Errorf("second snapshot of one name: %v", err)
 	}
-	w.tick("a", 2)
+	w.count("a", 2)
 	w.destroy("a")
 	_, err = w.mgr.Create(t.Context(), hostapi.Create{ID: "b", Snapshot: "s"}, snap.Ref, "")
 	w.must(err)
 	w.must(w.store.Delete(snap.Ref))
-	w.kill(nil)
+	w.restart(nil)
 	_, err = w.mgr.Fork(t.Context(), hostapi.Fork{Parent: "b", Children: []hostapi.Child{{ID: "c"}}})
 	w.must(err)
-	w.tick("b", 2)
-	w.tick("c", 2)
+	w.count("b", 2)
+	w.count("c", 2)
 	w.destroy("b")
-	w.tick("c", 3)
+	w.count("c", 3)
 	w.destroy("c")
-	w.empty()
+	w.checkEmpty()
 }
 
 func TestTenSleeps(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.create("a", true)
 	for i := range uint64(10) {
-		w.tick("a", i+1)
+		w.count("a", i+1)
 		w.must(w.mgr.Hibernate(t.Context(), "a"))
 		w.must(w.mgr.Hibernate(t.Context(), "a"))
-		w.clean()
+		w.checkNoLeftovers()
 		if i%3 == 0 {
-			w.kill(nil)
+			w.restart(nil)
 		}
-		w.state("a", hostapi.Hibernated)
+		w.wantState("a", hostapi.Hibernated)
 		mc, err := w.mgr.Wake(t.Context(), "a")
 		w.must(err)
 		if mc.Generation != i+2 || mc.BootMode != hostapi.BootWake {
@@ -253,48 +253,48 @@ func TestTenSleeps(t *testing.T) {
 			t.Errorf("images %v, want the one it runs on", got)
 		}
 	}
-	w.tick("a", 11)
+	w.count("a", 11)
 	w.destroy("a")
-	w.empty()
+	w.checkEmpty()
 }
 
 // TestSleepIsUsedOnce is about the worst a host can do: restore old memory over a newer disk.
 func TestSleepIsUsedOnce(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.create("a", true)
-	w.tick("a", 1)
+	w.count("a", 1)
 	w.must(w.mgr.Hibernate(t.Context(), "a"))
 	_, err := w.mgr.Wake(t.Context(), "a")
 	w.must(err)
-	w.tick("a", 2)
-	w.host.of("a").die(errors.New("power"))
+	w.count("a", 2)
+	w.host.monitorOf("a").exit(errors.New("power"))
 	w.eventually(
 		"the death is seen",
 		func() bool { mc, err := w.mgr.Get("a"); return err == nil && mc.State == hostapi.Failed },
 	)
-	w.kill(nil)
-	w.state("a", hostapi.Failed)
+	w.restart(nil)
+	w.wantState("a", hostapi.Failed)
 	mc, err := w.mgr.Wake(t.Context(), "a")
 	w.must(err)
 	if mc.BootMode != hostapi.BootCold {
 		t.Errorf("boot mode %q, want cold", mc.BootMode)
 	}
-	w.tick("a", 3)
+	w.count("a", 3)
 	// What booted cold runs on no image; it can be forked and put to sleep all the same.
 	_, err = w.mgr.Fork(t.Context(), hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "b"}, {ID: "c"}}})
 	w.must(err)
-	w.tick("b", 4)
-	w.tick("c", 4)
-	w.clean()
+	w.count("b", 4)
+	w.count("c", 4)
+	w.checkNoLeftovers()
 	w.must(w.mgr.Hibernate(t.Context(), "a"))
 	w.destroy("b")
 	w.destroy("c")
 	w.destroy("a")
-	w.empty()
+	w.checkEmpty()
 }
 
 func TestTwoWakesMakeOneMachine(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.create("a", true)
 	w.must(w.mgr.Hibernate(t.Context(), "a"))
 	before := w.host.loads
@@ -310,55 +310,55 @@ func TestTwoWakesMakeOneMachine(t *testing.T) {
 	if got := w.host.loads - before; got != 1 {
 		t.Errorf("%d machines came to life, want 1", got)
 	}
-	w.tick("a", 1)
-	w.clean()
+	w.count("a", 1)
+	w.checkNoLeftovers()
 }
 
 func TestFailedWakeCanBeTriedAgain(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.create("a", false)
-	w.tick("a", 1)
+	w.count("a", 1)
 	w.must(w.mgr.Hibernate(t.Context(), "a"))
 	w.host.failNext("prepare", errors.New("no monitor today"))
 	if _, err := w.mgr.Wake(t.Context(), "a"); err == nil {
 		t.Fatal("no error")
 	}
-	w.clean()
-	w.state("a", hostapi.Hibernated)
+	w.checkNoLeftovers()
+	w.wantState("a", hostapi.Hibernated)
 	_, err := w.mgr.Wake(t.Context(), "a")
 	w.must(err)
-	w.tick("a", 2)
+	w.count("a", 2)
 
 	w.must(w.mgr.Hibernate(t.Context(), "a"))
 	w.host.failNext("load", errors.New("lost on the way"))
 	if _, err := w.mgr.Wake(t.Context(), "a"); err == nil {
 		t.Fatal("no error")
 	}
-	w.clean()
-	w.state("a", hostapi.Failed)
+	w.checkNoLeftovers()
+	w.wantState("a", hostapi.Failed)
 	_, err = w.mgr.Wake(t.Context(), "a")
 	w.must(err)
-	w.tick("a", 3)
+	w.count("a", 3)
 	w.destroy("a")
-	w.empty()
+	w.checkEmpty()
 }
 
 func TestDeath(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.create("kept", true)
 	w.create("other", false)
 	w.create("full", true)
-	w.host.of("kept").die(errors.New("signal 11"))
-	w.host.of("other").die(errors.New("signal 11"))
+	w.host.monitorOf("kept").exit(errors.New("signal 11"))
+	w.host.monitorOf("other").exit(errors.New("signal 11"))
 	w.eventually("the deaths are seen", func() bool {
 		_, err := w.mgr.Get("other")
 		mc, _ := w.mgr.Get("kept")
 		return errors.Is(err, hostapi.ErrNotFound) && mc.State == hostapi.Failed && mc.Reason == "signal 11"
 	})
-	w.groups.mu.Lock()
-	w.groups.oom = true
-	w.groups.mu.Unlock()
-	w.host.of("full").die(errors.New("signal 9"))
+	w.cgroups.mu.Lock()
+	w.cgroups.oom = true
+	w.cgroups.mu.Unlock()
+	w.host.monitorOf("full").exit(errors.New("signal 9"))
 	w.eventually("the reason is seen", func() bool {
 		mc, _ := w.mgr.Get("full")
 		return mc.State == hostapi.Failed && mc.Reason == "out of memory: the monitor reached its limit on the host"
@@ -371,25 +371,25 @@ func TestDeath(t *testing.T) {
 	w.eventually("all is given back", func() bool { return len(names(t, filepath.Join(w.dir, "machines"))) == 2 })
 	w.destroy("kept")
 	w.destroy("full")
-	w.empty()
+	w.checkEmpty()
 }
 
 func TestUnconfirmedGuestIsDestroyed(t *testing.T) {
-	w := newWorld(t)
-	w.host.deaf = true
+	w := newFixture(t)
+	w.host.unresponsive = true
 	ctx, cancel := deadline(t, 50*time.Millisecond)
 	defer cancel()
 	if _, err := w.mgr.Create(ctx, hostapi.Create{ID: "a"}, base, ""); !errors.Is(err, errTooLate) {
 		t.Errorf("create: %v, want errTooLate", err)
 	}
-	w.host.deaf = false
-	w.empty()
+	w.host.unresponsive = false
+	w.checkEmpty()
 }
 
 func TestFullDiskLeavesNothing(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.create("a", true)
-	w.tick("a", 1)
+	w.count("a", 1)
 	for name, do := range map[string]func() error{
 		"snapshot":  func() error { _, err := w.mgr.TakeSnapshot(t.Context(), "a", "snapshots/s", nil, nil); return err },
 		"hibernate": func() error { return w.mgr.Hibernate(t.Context(), "a") },
@@ -398,44 +398,44 @@ func TestFullDiskLeavesNothing(t *testing.T) {
 		if err := do(); !errors.Is(err, hostapi.ErrNoSpace) {
 			t.Errorf("%s with a disk that fills up: %v, want ErrNoSpace", name, err)
 		}
-		w.clean()
-		w.state("a", hostapi.Running)
+		w.checkNoLeftovers()
+		w.wantState("a", hostapi.Running)
 		w.free = 64 << 20
 		if err := do(); !errors.Is(err, hostapi.ErrNoSpace) {
 			t.Errorf("%s with a full disk: %v, want ErrNoSpace", name, err)
 		}
 		w.free = 1 << 40
 	}
-	w.tick("a", 2)
+	w.count("a", 2)
 	w.free = 64 << 20
 	if _, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "b"}, base, ""); !errors.Is(err, hostapi.ErrNoSpace) {
 		t.Errorf("create with a full disk: %v, want ErrNoSpace", err)
 	}
 	w.destroy("a")
-	w.empty()
+	w.checkEmpty()
 }
 
 // What can be had again makes room for a machine, and no more of it goes than that needs.
 func TestSpaceIsGivenBack(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.create("a", true)
 	w.free = 64 << 20
-	w.spare = 1 << 30
+	w.reclaimable = 1 << 30
 	w.create("b", true)
-	if want := int64(1<<30 - (256-64)<<20); w.spare != want {
-		t.Errorf("%d MiB are left of what could go, want %d", w.spare>>20, want>>20)
+	if want := int64(1<<30 - (256-64)<<20); w.reclaimable != want {
+		t.Errorf("%d MiB are left of what could go, want %d", w.reclaimable>>20, want>>20)
 	}
-	w.free, w.spare = 64<<20, 1
+	w.free, w.reclaimable = 64<<20, 1
 	if _, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "c"}, base, ""); !errors.Is(err, hostapi.ErrNoSpace) {
 		t.Errorf("create where too little can go: %v, want ErrNoSpace", err)
 	}
 	w.destroy("a")
 	w.destroy("b")
-	w.empty()
+	w.checkEmpty()
 }
 
 func TestDamagedSnapshotIsRefused(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	snap, err := w.store.Get(base)
 	w.must(err)
 	w.must(os.Truncate(filepath.Join(snap.Image().Dir, "memory"), 1))
@@ -443,11 +443,11 @@ func TestDamagedSnapshotIsRefused(t *testing.T) {
 	if _, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "a"}, base, ""); !errors.As(err, &damaged) {
 		t.Errorf("create: %v, want a DamagedError", err)
 	}
-	w.empty()
+	w.checkEmpty()
 }
 
 func TestRemnants(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.create("a", true)
 	w.stop()
 	machines := filepath.Join(w.dir, "machines")
@@ -472,53 +472,53 @@ func TestRemnants(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(machines, "older", "disk.img")); err != nil {
 		t.Error(err)
 	}
-	w.tick("a", 1)
+	w.count("a", 1)
 }
 
 func TestMachineThatCannotBeTakenOver(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.create("a", true)
 	w.create("b", false)
-	w.tick("a", 1)
+	w.count("a", 1)
 	w.stop()
-	w.host.deafAdopt = errors.New("it talks nonsense")
+	w.host.adoptErr = errors.New("it talks nonsense")
 	w.boot()
-	w.host.deafAdopt = nil
-	w.state("a", hostapi.Failed)
+	w.host.adoptErr = nil
+	w.wantState("a", hostapi.Failed)
 	if _, err := w.mgr.Get("b"); !errors.Is(err, hostapi.ErrNotFound) {
 		t.Errorf("machine b: %v, want ErrNotFound", err)
 	}
-	w.clean()
+	w.checkNoLeftovers()
 	_, err := w.mgr.Wake(t.Context(), "a")
 	w.must(err)
-	w.tick("a", 2)
+	w.count("a", 2)
 	w.destroy("a")
-	w.empty()
+	w.checkEmpty()
 }
 
 func TestDestroyConverges(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.create("a", true)
 	w.host.failNext("kill", errors.New("it will not die"))
 	if err := w.mgr.Destroy(t.Context(), "a", "test"); err == nil {
 		t.Fatal("no error")
 	}
 	w.destroy("a")
-	w.empty()
+	w.checkEmpty()
 }
 
 func TestThreeHundredMachines(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	for i := range 300 {
 		id := fmt.Sprintf("m%d", i)
 		w.create(id, i%10 == 0)
 		w.destroy(id)
 	}
-	w.empty()
+	w.checkEmpty()
 }
 
 func TestManyAtOnce(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	var wg sync.WaitGroup
 	for i := range 8 {
 		wg.Go(func() {
@@ -560,5 +560,5 @@ func TestManyAtOnce(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	w.empty()
+	w.checkEmpty()
 }

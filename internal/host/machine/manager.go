@@ -26,9 +26,9 @@ type Config struct {
 	// Parallel bounds the machines that come to life at once in one fork, or are taken over at once;
 	// default: twice the processors, at least 4.
 	Parallel int
-	// Spares is how many monitors without a guest may wait for creates, one for each template that was
+	// WarmMonitors is how many monitors without a guest may wait for creates, one for each template that was
 	// used lately; 0: none.
-	Spares int
+	WarmMonitors int
 	// ReadyTimeout is how long a restored guest may take to confirm its identity; default 30 s.
 	ReadyTimeout time.Duration
 	// BootTimeout is the same for a guest that boots cold; default 3 min.
@@ -45,8 +45,8 @@ type Config struct {
 	Admission  Admission
 	HostMemory HostMemory // default ReadMeminfo
 	FreeSpace  FreeSpace  // default StatFS
-	// GiveSpace gives back so many bytes of the disk that hold what can be had again, and answers how many; nil: there are none.
-	GiveSpace func(bytes int64) int64
+	// ReclaimSpace gives back so many bytes of the disk that hold what can be had again, and answers how many; nil: there are none.
+	ReclaimSpace func(bytes int64) int64
 	// HugeMemory tells how many bytes of pages of 2 MiB the host keeps ready, of which the memory of machines that
 	// stream is made where a driver can; nil: of none.
 	HugeMemory func() (int64, error)
@@ -66,13 +66,13 @@ var ErrAbandon = errors.New("operation abandoned")
 type Deps struct {
 	Driver  vmm.Driver
 	Network Network
-	Groups  Groups
+	Cgroups Cgroups
 	Disks   Disks
 	Store   *snapshot.Store
 	Link    OpenLink
-	// Streams serves snapshots that are not all on this host; nil: machines cannot start on such.
-	Streams Streams
-	Log     *slog.Logger
+	// Lazy serves snapshots that are not all on this host; nil: machines cannot start on such.
+	Lazy LazySnapshots
+	Log  *slog.Logger
 	// Emit is told what happened to machines without being asked for. It must not wait.
 	Emit func(hostapi.Event)
 }
@@ -84,49 +84,49 @@ type Manager struct {
 	log    *slog.Logger
 	ledger *ledger
 
-	deaths    chan death
-	starving  chan vmm.Machine // monitors whose content does not come
-	unsettled chan string      // directories of machines whose record is not durable yet
-	closed    chan struct{}
-	close     sync.Once
-	watchers  sync.WaitGroup
+	exits        chan monitorExit
+	lazyFailures chan vmm.Machine // monitors whose content does not come
+	unsynced     chan string      // directories of machines whose record is not durable yet
+	closed       chan struct{}
+	close        sync.Once
+	watchers     sync.WaitGroup
 
-	wanted  chan snapshot.Ref // spares to make
-	sparing sync.Mutex        // held while one is made
+	warmRequests chan snapshot.Ref // spares to make
+	warmMu       sync.Mutex        // held while one is made
 
 	mu       sync.Mutex
 	machines map[hostapi.MachineID]*machine
-	spares   map[snapshot.Ref]*spare // guarded by mu
-	huge     map[*machine]int64      // bytes of huge pages that were promised; guarded by mu
+	warm     map[snapshot.Ref]*warmMonitor // guarded by mu
+	huge     map[*machine]int64            // bytes of huge pages that were promised; guarded by mu
 }
 
 // machine is one machine. Whoever holds busy owns it: it alone changes the fields, under mu so that
 // others may read them.
 type machine struct {
-	id      hostapi.MachineID
-	dir     string
-	scratch bool // as the intent has it; never changes
-	busy    chan struct{}
+	id        hostapi.MachineID
+	dir       string
+	ephemeral bool // as the intent has it; never changes
+	busy      chan struct{}
 
-	mu     sync.Mutex
-	in     intent
-	gone   bool // destroyed, or never came to be
-	vm     vmm.Machine
-	link   Link
-	slot   Slot
-	group  Group
-	stream Stream // of a machine that began on a partial snapshot
-	boot   time.Duration
-	pause  time.Duration
-	phases []obs.Phase
-	used   used
-	// printed is read and written by the owner alone.
-	printed []byte
+	mu        sync.Mutex
+	rec       record
+	removed   bool // destroyed, or never came to be
+	vm        vmm.Machine
+	link      Link
+	slot      Slot
+	cgroup    Cgroup
+	lazy      LazySource // of a machine that began on a partial snapshot
+	boot      time.Duration
+	pause     time.Duration
+	phases    []obs.Phase
+	cpuSample cpuSample
+	// consoleTail is read and written by the owner alone.
+	consoleTail []byte
 }
 
 // New makes a manager; it touches nothing yet.
 func New(cfg Config, deps Deps) (*Manager, error) {
-	if cfg.Dir == "" || deps.Driver == nil || deps.Network == nil || deps.Groups == nil ||
+	if cfg.Dir == "" || deps.Driver == nil || deps.Network == nil || deps.Cgroups == nil ||
 		deps.Disks == nil || deps.Store == nil || deps.Link == nil {
 		return nil, errors.New("machine: directory, driver, network, groups, disks, store and link are required")
 	}
@@ -160,12 +160,12 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 	return &Manager{
 		cfg: cfg, deps: deps, log: deps.Log,
 		ledger: &ledger{adm: cfg.Admission.withDefaults(), host: cfg.HostMemory,
-			promises: map[hostapi.MachineID]promise{}},
-		deaths: make(
-			chan death,
-		), starving: make(chan vmm.Machine), unsettled: make(chan string, 256), closed: make(chan struct{}),
-		machines: map[hostapi.MachineID]*machine{},
-		wanted:   make(chan snapshot.Ref, 16), spares: map[snapshot.Ref]*spare{}, huge: map[*machine]int64{},
+			reservations: map[hostapi.MachineID]reservation{}},
+		exits: make(
+			chan monitorExit,
+		), lazyFailures: make(chan vmm.Machine), unsynced: make(chan string, 256), closed: make(chan struct{}),
+		machines:     map[hostapi.MachineID]*machine{},
+		warmRequests: make(chan snapshot.Ref, 16), warm: map[snapshot.Ref]*warmMonitor{}, huge: map[*machine]int64{},
 	}, nil
 }
 
@@ -183,7 +183,7 @@ func (m *Manager) List() []hostapi.Machine {
 	m.mu.Lock()
 	all := make([]*machine, 0, len(m.machines))
 	for _, mc := range m.machines {
-		if !mc.scratch {
+		if !mc.ephemeral {
 			all = append(all, mc)
 		}
 	}
@@ -198,14 +198,14 @@ func (m *Manager) List() []hostapi.Machine {
 	return out
 }
 
-// SetKeep says whether a machine's disk outlives its monitor.
-func (m *Manager) SetKeep(ctx context.Context, id hostapi.MachineID, keep bool) error {
-	mc, err := m.enter(ctx, id)
+// SetPersistent says whether a machine's disk outlives its monitor.
+func (m *Manager) SetPersistent(ctx context.Context, id hostapi.MachineID, keep bool) error {
+	mc, err := m.lock(ctx, id)
 	if err != nil {
 		return err
 	}
 	defer func() { <-mc.busy }()
-	return m.record(mc, ofHost, func(in *intent) { in.Keep = keep })
+	return m.update(mc, surviveHost, func(in *record) { in.Persistent = keep })
 }
 
 // Capacity answers how much guest memory may still be promised and how much the host has, in MiB.
@@ -237,9 +237,9 @@ func (m *Manager) find(id hostapi.MachineID) *machine {
 	return m.machines[id]
 }
 
-// enter makes the caller the owner of a machine until it receives from busy. It waits for other
+// lock makes the caller the owner of a machine until it receives from busy. It waits for other
 // operations.
-func (m *Manager) enter(ctx context.Context, id hostapi.MachineID) (*machine, error) {
+func (m *Manager) lock(ctx context.Context, id hostapi.MachineID) (*machine, error) {
 	mc := m.find(id)
 	if mc == nil {
 		return nil, notFound(id)
@@ -249,15 +249,15 @@ func (m *Manager) enter(ctx context.Context, id hostapi.MachineID) (*machine, er
 	case <-ctx.Done():
 		return nil, fmt.Errorf("wait for machine %s: %w", id, context.Cause(ctx))
 	}
-	if mc.gone {
+	if mc.removed {
 		<-mc.busy
 		return nil, notFound(id)
 	}
 	return mc, nil
 }
 
-// add puts a new machine, owned by the caller, into the list; ErrExists when its id is taken.
-func (m *Manager) add(in intent) (*machine, error) {
+// insert puts a new machine, owned by the caller, into the list; ErrExists when its id is taken.
+func (m *Manager) insert(in record) (*machine, error) {
 	if !validID(string(in.ID)) {
 		return nil, fmt.Errorf(
 			"machine id %q is not 1 to 48 lower-case letters and digits: %w",
@@ -265,9 +265,9 @@ func (m *Manager) add(in intent) (*machine, error) {
 			hostapi.ErrInvalid,
 		)
 	}
-	in.Version = intentVersion
-	mc := &machine{id: in.ID, dir: filepath.Join(m.cfg.Dir, in.rig()), scratch: in.Scratch,
-		busy: make(chan struct{}, 1), in: in}
+	in.Version = recordVersion
+	mc := &machine{id: in.ID, dir: filepath.Join(m.cfg.Dir, in.resourceName()), ephemeral: in.Ephemeral,
+		busy: make(chan struct{}, 1), rec: in}
 	mc.busy <- struct{}{}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -278,12 +278,12 @@ func (m *Manager) add(in intent) (*machine, error) {
 	return mc, nil
 }
 
-// drop takes a machine, owned by the caller, out of the list.
-func (m *Manager) drop(mc *machine) {
+// forget takes a machine, owned by the caller, out of the list.
+func (m *Manager) forget(mc *machine) {
 	m.mu.Lock()
 	delete(m.machines, mc.id)
 	m.mu.Unlock()
-	mc.set(func() { mc.gone = true })
+	mc.set(func() { mc.removed = true })
 	m.ledger.release(mc.id)
 }
 
@@ -307,15 +307,15 @@ func (mc *machine) set(change func()) {
 func (mc *machine) view() hostapi.Machine {
 	mc.mu.Lock()
 	defer mc.mu.Unlock()
-	in := mc.in
+	in := mc.rec
 	out := hostapi.Machine{
-		ID: in.ID, State: shown[in.State], Template: in.Template, Snapshot: in.Snapshot, Parent: in.Parent,
+		ID: in.ID, State: publicState[in.State], Template: in.Template, Snapshot: in.Snapshot, Parent: in.Parent,
 		VCPUs: in.VCPUs, MemoryMiB: in.MemoryMiB, DiskMiB: in.DiskMiB, Disks: dataDisks(in.Data), Generation: in.Generation,
-		BootMode: in.BootMode, Boot: mc.boot, Pause: mc.pause, Created: in.Created, Keep: in.Keep,
+		BootMode: in.BootMode, Boot: mc.boot, Pause: mc.pause, Created: in.Created, Persistent: in.Persistent,
 		Egress: in.Egress, Limits: in.Limits, Labels: in.Labels, Reason: in.Reason,
 	}
 	if mc.slot != nil {
-		p := mc.slot.Place()
+		p := mc.slot.Info()
 		out.GuestIP, out.Tap, out.MAC = p.GuestIP.String(), p.TapName, p.MAC.String()
 	}
 	if mc.vm != nil {
@@ -327,9 +327,9 @@ func (mc *machine) view() hostapi.Machine {
 	return out
 }
 
-// own gives a file of a machine to the user that runs its monitor.
-func (m *Manager) own(mc *machine, path string) error {
-	uid, gid := m.cfg.Owner(mc.in.Slot)
+// chown gives a file of a machine to the user that runs its monitor.
+func (m *Manager) chown(mc *machine, path string) error {
+	uid, gid := m.cfg.Owner(mc.rec.Slot)
 	if uid == 0 {
 		return nil
 	}

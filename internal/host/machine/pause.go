@@ -10,21 +10,21 @@ import (
 func (m *Manager) Pause(ctx context.Context, id hostapi.MachineID) (err error) {
 	p := m.begin("pause")
 	defer func() { err = p.end(ctx, err) }()
-	mc, err := p.enter(ctx, id)
+	mc, err := p.lock(ctx, id)
 	if err != nil {
 		return err
 	}
-	if err := mc.need("pause", running, paused); err != nil || mc.in.State == paused {
+	if err := mc.requireState("pause", running, paused); err != nil || mc.rec.State == paused {
 		return err
 	}
-	if err := m.halt(ctx, p, mc, false); err != nil {
+	if err := m.quiesce(ctx, p, mc, false); err != nil {
 		return err
 	}
-	p.back.Push("go on", func(ctx context.Context) error { return m.goOn(ctx, mc) })
-	if err := m.record(mc, ofProcess, func(in *intent) { in.State = paused }); err != nil {
+	p.cleanup.Push("go on", func(ctx context.Context) error { return m.resume(ctx, mc) })
+	if err := m.update(mc, surviveProcess, func(in *record) { in.State = paused }); err != nil {
 		return err
 	}
-	p.told(mc, false)
+	p.logPhases(mc, false)
 	return nil
 }
 
@@ -32,22 +32,22 @@ func (m *Manager) Pause(ctx context.Context, id hostapi.MachineID) (err error) {
 func (m *Manager) Resume(ctx context.Context, id hostapi.MachineID) (err error) {
 	p := m.begin("resume")
 	defer func() { err = p.end(ctx, err) }()
-	mc, err := p.enter(ctx, id)
+	mc, err := p.lock(ctx, id)
 	if err != nil {
 		return err
 	}
-	if err := mc.need("resume", running, paused); err != nil || mc.in.State == running {
+	if err := mc.requireState("resume", running, paused); err != nil || mc.rec.State == running {
 		return err
 	}
-	if err := m.goOn(ctx, mc); err != nil {
+	if err := m.resume(ctx, mc); err != nil {
 		return err
 	}
-	if err := p.did("resume"); err != nil {
+	if err := p.done("resume"); err != nil {
 		return err
 	}
-	if err := m.record(mc, ofProcess, func(in *intent) { in.State = running }); err != nil {
+	if err := m.update(mc, surviveProcess, func(in *record) { in.State = running }); err != nil {
 		return err
 	}
-	p.told(mc, false)
+	p.logPhases(mc, false)
 	return nil
 }

@@ -49,10 +49,10 @@ func (m *Manager) sweep(ctx context.Context) error {
 	if err := m.deps.Network.Sweep(ctx); err != nil {
 		return fmt.Errorf("sweep network slots: %w", err)
 	}
-	if err := m.deps.Groups.Sweep(ctx); err != nil {
+	if err := m.deps.Cgroups.Sweep(ctx); err != nil {
 		return fmt.Errorf("sweep groups: %w", err)
 	}
-	if err := m.deps.Store.Collect(); err != nil {
+	if err := m.deps.Store.GC(); err != nil {
 		return fmt.Errorf("collect snapshots: %w", err)
 	}
 	return nil
@@ -61,24 +61,24 @@ func (m *Manager) sweep(ctx context.Context) error {
 // recoverDir looks after one directory below the machines'.
 func (m *Manager) recoverDir(ctx context.Context, name string) (err error) {
 	dir := filepath.Join(m.cfg.Dir, name)
-	in, err := readIntent(dir)
-	if err == nil && (in.rig() != name || !validID(name)) {
+	in, err := readRecord(dir)
+	if err == nil && (in.resourceName() != name || !validID(name)) {
 		err = fmt.Errorf("it is the record of %q", string(in.ID))
 	}
 	if err != nil {
 		return m.recoverRemnant(ctx, name, err)
 	}
 	p := m.begin("recover")
-	mc, err := m.add(in)
+	mc, err := m.insert(in)
 	if err != nil {
 		return err
 	}
-	p.mine = append(p.mine, mc)
+	p.owned = append(p.owned, mc)
 	defer func() { err = p.end(ctx, err) }()
 	if in.Base != "" && in.State != creating {
-		if _, err := m.deps.Store.Hold(in.Base); err != nil {
+		if _, err := m.deps.Store.Acquire(in.Base); err != nil {
 			m.log.Warn("image of a machine is missing", "machine", mc.id, "snapshot", in.Base, "err", err)
-			mc.set(func() { mc.in.Base = "" })
+			mc.set(func() { mc.rec.Base = "" })
 		}
 	}
 	if err := m.recoverMachine(ctx, p, mc); err != nil {
@@ -95,7 +95,7 @@ func (m *Manager) recoverRemnant(ctx context.Context, name string, why error) er
 	if err := m.deps.Driver.Kill(ctx, vmm.Spec{ID: name, Dir: filepath.Join(dir, monitorDir)}); err != nil {
 		return fmt.Errorf("machine %s: kill: %w", name, err)
 	}
-	info, err := os.Stat(filepath.Join(dir, intentFile))
+	info, err := os.Stat(filepath.Join(dir, recordFile))
 	if err == nil && info.Size() > 0 {
 		m.log.Error("machine left alone: its record cannot be used", "machine", name, "err", why)
 		return nil
@@ -106,86 +106,86 @@ func (m *Manager) recoverRemnant(ctx context.Context, name string, why error) er
 
 // recoverMachine decides by what was written down last. A machine that was being made is removed, one
 // that was being removed is removed; one that lives is taken over.
-func (m *Manager) recoverMachine(ctx context.Context, p *plan, mc *machine) error {
+func (m *Manager) recoverMachine(ctx context.Context, p *operation, mc *machine) error {
 	switch {
-	case mc.in.Scratch, mc.in.State == creating, mc.in.State == destroying:
-		if mc.in.State == creating {
-			mc.set(func() { mc.in.Base = "" })
+	case mc.rec.Ephemeral, mc.rec.State == creating, mc.rec.State == destroying:
+		if mc.rec.State == creating {
+			mc.set(func() { mc.rec.Base = "" })
 		}
-		return m.clear(ctx, p, mc)
-	case mc.in.State == hibernated, mc.in.State == waking && mc.in.Base != "" && !m.spent(mc):
-		return m.recoverAsleep(ctx, p, mc)
-	case mc.in.State == hibernating:
-		if _, err := m.deps.Store.Get(mc.in.Next); err == nil {
-			return m.finishSleep(ctx, p, mc)
+		return m.removeLeftover(ctx, p, mc)
+	case mc.rec.State == hibernated, mc.rec.State == waking && mc.rec.Base != "" && !m.imageConsumed(mc):
+		return m.recoverHibernated(ctx, p, mc)
+	case mc.rec.State == hibernating:
+		if _, err := m.deps.Store.Get(mc.rec.Next); err == nil {
+			return m.finishHibernation(ctx, p, mc)
 		}
-		before := mc.in.Before
-		if err := m.record(mc, ofHost, func(in *intent) { in.State, in.Before, in.Next = before, "", "" }); err != nil {
+		before := mc.rec.Before
+		if err := m.update(mc, surviveHost, func(in *record) { in.State, in.Before, in.Next = before, "", "" }); err != nil {
 			return err
 		}
 		return m.adopt(ctx, p, mc)
-	case mc.in.State == failed:
-		return m.killLeft(ctx, p, mc)
+	case mc.rec.State == failed:
+		return m.killLeftover(ctx, p, mc)
 	default: // running, paused, waking
 		return m.adopt(ctx, p, mc)
 	}
 }
 
-// killLeft ends a monitor that a machine without one should not have, and gives its slot back.
-func (m *Manager) killLeft(ctx context.Context, p *plan, mc *machine) error {
+// killLeftover ends a monitor that a machine without one should not have, and gives its slot back.
+func (m *Manager) killLeftover(ctx context.Context, p *operation, mc *machine) error {
 	if err := m.deps.Driver.Kill(ctx, m.spec(mc)); err != nil {
 		return fmt.Errorf("kill: %w", err)
 	}
-	return p.did("kill")
+	return p.done("kill")
 }
 
-// clear removes a machine of which only the directory is known.
-func (m *Manager) clear(ctx context.Context, p *plan, mc *machine) error {
-	if err := m.killLeft(ctx, p, mc); err != nil {
+// removeLeftover removes a machine of which only the directory is known.
+func (m *Manager) removeLeftover(ctx context.Context, p *operation, mc *machine) error {
+	if err := m.killLeftover(ctx, p, mc); err != nil {
 		return err
 	}
-	return m.scrap(ctx, p, mc)
+	return m.remove(ctx, p, mc)
 }
 
-// spent says whether the image of a machine's sleep was restored before.
-func (m *Manager) spent(mc *machine) bool {
-	snap, err := m.deps.Store.Get(mc.in.Base)
-	return err == nil && snap.Spent()
+// imageConsumed says whether the image of a machine's sleep was restored before.
+func (m *Manager) imageConsumed(mc *machine) bool {
+	snap, err := m.deps.Store.Get(mc.rec.Base)
+	return err == nil && snap.Consumed()
 }
 
-// recoverAsleep leaves a machine asleep, also one whose guest had not begun to run again, or says that it
+// recoverHibernated leaves a machine asleep, also one whose guest had not begun to run again, or says that it
 // lost its memory.
-func (m *Manager) recoverAsleep(ctx context.Context, p *plan, mc *machine) error {
-	if err := m.killLeft(ctx, p, mc); err != nil {
+func (m *Manager) recoverHibernated(ctx context.Context, p *operation, mc *machine) error {
+	if err := m.killLeftover(ctx, p, mc); err != nil {
 		return err
 	}
-	if mc.in.State == hibernated && mc.in.Base == "" { // it was stopped
+	if mc.rec.State == hibernated && mc.rec.Base == "" { // it was stopped
 		return nil
 	}
-	if mc.in.Base != "" && !m.spent(mc) {
-		if mc.in.State == hibernated {
+	if mc.rec.Base != "" && !m.imageConsumed(mc) {
+		if mc.rec.State == hibernated {
 			return nil
 		}
-		return m.record(mc, ofHost, func(in *intent) { in.State, in.Slot, in.MAC = hibernated, -1, "" })
+		return m.update(mc, surviveHost, func(in *record) { in.State, in.Slot, in.MAC = hibernated, -1, "" })
 	}
 	reason := "the image it slept in is missing or damaged"
-	if mc.in.Base != "" {
+	if mc.rec.Base != "" {
 		reason = "the host ended just after it woke: its memory is lost"
 	}
-	mc.set(func() { mc.in.State = waking }) // the only way from hibernated to failed
+	mc.set(func() { mc.rec.State = waking }) // the only way from hibernated to failed
 	return m.setFailed(ctx, p, mc, reason)
 }
 
-// finishSleep ends a hibernation whose image is complete: the machine has not run since.
-func (m *Manager) finishSleep(ctx context.Context, p *plan, mc *machine) error {
-	if err := m.killLeft(ctx, p, mc); err != nil {
+// finishHibernation ends a hibernation whose image is complete: the machine has not run since.
+func (m *Manager) finishHibernation(ctx context.Context, p *operation, mc *machine) error {
+	if err := m.killLeftover(ctx, p, mc); err != nil {
 		return err
 	}
-	old, next := mc.in.Base, mc.in.Next
-	if _, err := m.deps.Store.Hold(next); err != nil {
+	old, next := mc.rec.Base, mc.rec.Next
+	if _, err := m.deps.Store.Acquire(next); err != nil {
 		return err
 	}
-	err := m.record(mc, ofHost, func(in *intent) {
+	err := m.update(mc, surviveHost, func(in *record) {
 		in.State, in.Before, in.Next, in.Base, in.Slot, in.MAC = hibernated, "", "", next, -1, ""
 	})
 	if err != nil {
@@ -196,34 +196,34 @@ func (m *Manager) finishSleep(ctx context.Context, p *plan, mc *machine) error {
 			return err
 		}
 	}
-	if m.spent(mc) { // it woke since, and a crash of the host lost the record of that
-		return m.recoverAsleep(ctx, p, mc)
+	if m.imageConsumed(mc) { // it woke since, and a crash of the host lost the record of that
+		return m.recoverHibernated(ctx, p, mc)
 	}
 	m.emit(mc, "hibernated", "it was going to sleep when the host agent ended")
-	return p.did("asleep")
+	return p.done("asleep")
 }
 
 // adopt takes over a machine that lives. One whose monitor is gone is failed or removed.
-func (m *Manager) adopt(ctx context.Context, p *plan, mc *machine) error {
-	if mc.in.Stream {
-		return m.lost(ctx, p, mc, streamReason)
+func (m *Manager) adopt(ctx context.Context, p *operation, mc *machine) error {
+	if mc.rec.Lazy {
+		return m.handleLost(ctx, p, mc, streamReason)
 	}
 	vm, err := m.deps.Driver.Adopt(ctx, m.spec(mc))
 	if errors.Is(err, vmm.ErrGone) {
-		return m.lost(ctx, p, mc, lostReason)
+		return m.handleLost(ctx, p, mc, lostReason)
 	}
 	if err != nil {
-		return m.lost(ctx, p, mc, "the host agent could not take it over: "+err.Error())
+		return m.handleLost(ctx, p, mc, "the host agent could not take it over: "+err.Error())
 	}
 	mc.set(func() { mc.vm = vm })
-	m.ledger.grant(mc.id, mc.in.MemoryMiB)
-	if err := m.adoptRig(ctx, mc); err != nil {
-		return m.lost(ctx, p, mc, err.Error())
+	m.ledger.grant(mc.id, mc.rec.MemoryMiB)
+	if err := m.adoptHostResources(ctx, mc); err != nil {
+		return m.handleLost(ctx, p, mc, err.Error())
 	}
-	if err := p.did("adopt"); err != nil {
+	if err := p.done("adopt"); err != nil {
 		return err
 	}
-	if err := m.revive(ctx, p, mc); err != nil {
+	if err := m.resumeAdopted(ctx, p, mc); err != nil {
 		return err
 	}
 	if mc.vm == nil {
@@ -231,52 +231,52 @@ func (m *Manager) adopt(ctx context.Context, p *plan, mc *machine) error {
 	}
 	m.watch(mc)
 	m.emit(mc, "adopted", "")
-	return p.did("revive")
+	return p.done("revive")
 }
 
-func (m *Manager) adoptRig(ctx context.Context, mc *machine) error {
-	slot, err := m.deps.Network.Adopt(ctx, mc.in.rig(), mc.in.Slot)
+func (m *Manager) adoptHostResources(ctx context.Context, mc *machine) error {
+	slot, err := m.deps.Network.Adopt(ctx, mc.rec.resourceName(), mc.rec.Slot)
 	if err != nil {
-		return fmt.Errorf("adopt network slot %d: %w", mc.in.Slot, err)
+		return fmt.Errorf("adopt network slot %d: %w", mc.rec.Slot, err)
 	}
 	mc.set(func() { mc.slot = slot })
 	// Always: the record may be newer than what the earlier process put in force.
-	if err := slot.SetEgress(ctx, mc.in.Egress); err != nil {
+	if err := slot.SetEgress(ctx, mc.rec.Egress); err != nil {
 		return fmt.Errorf("set the egress policy: %w", err)
 	}
-	if err := m.throttle(ctx, mc); err != nil {
+	if err := m.applyNetworkRates(ctx, mc); err != nil {
 		return err
 	}
-	group, err := m.deps.Groups.Adopt(ctx, mc.in.rig(), m.limits(mc))
+	group, err := m.deps.Cgroups.Adopt(ctx, mc.rec.resourceName(), m.limits(mc))
 	if err != nil {
 		// The machine is worth more than its limits, which the kernel may well still hold.
 		m.log.Warn("group not adopted", "machine", mc.id, "err", err)
 		return nil
 	}
-	mc.set(func() { mc.group = group })
+	mc.set(func() { mc.cgroup = group })
 	return nil
 }
 
-// revive lets an adopted machine go on. Whatever stood still for a fork or snapshot when the process
+// resumeAdopted lets an adopted machine go on. Whatever stood still for a fork or snapshot when the process
 // died goes on; what its user paused stays so. A machine that was waking never confirmed who it is, so
 // it is told again, or it has failed.
-func (m *Manager) revive(ctx context.Context, p *plan, mc *machine) error {
-	switch mc.in.State {
+func (m *Manager) resumeAdopted(ctx context.Context, p *operation, mc *machine) error {
+	switch mc.rec.State {
 	case paused:
 		return mc.vm.Pause(ctx)
 	case waking:
 		if err := mc.vm.Resume(ctx); err != nil {
-			return m.lost(ctx, p, mc, "wake: "+err.Error())
+			return m.handleLost(ctx, p, mc, "wake: "+err.Error())
 		}
-		mc.set(func() { mc.in.Generation++ })
+		mc.set(func() { mc.rec.Generation++ })
 		id := identity(mc, false)
-		g := Greeting{Generation: mc.in.Generation, Identity: &id, Resync: true}
-		if _, err := m.regreet(ctx, mc, g, m.cfg.ReadyTimeout); err != nil {
-			return m.lost(ctx, p, mc, "wake: "+err.Error())
+		g := Handshake{Generation: mc.rec.Generation, Identity: &id, Resync: true}
+		if _, err := m.redial(ctx, mc, g, m.cfg.ReadyTimeout); err != nil {
+			return m.handleLost(ctx, p, mc, "wake: "+err.Error())
 		}
-		return m.record(mc, ofProcess, func(in *intent) { in.State = running })
+		return m.update(mc, surviveProcess, func(in *record) { in.State = running })
 	default:
-		if err := m.goOn(ctx, mc); err != nil {
+		if err := m.resume(ctx, mc); err != nil {
 			// It lives, and may yet answer: Guest asks it again.
 			m.log.Warn("adopted machine does not answer", "machine", mc.id, "err", err)
 		}
@@ -284,17 +284,17 @@ func (m *Manager) revive(ctx context.Context, p *plan, mc *machine) error {
 	}
 }
 
-// lost looks after a machine that cannot be taken over.
-func (m *Manager) lost(ctx context.Context, p *plan, mc *machine, reason string) error {
+// handleLost looks after a machine that cannot be taken over.
+func (m *Manager) handleLost(ctx context.Context, p *operation, mc *machine, reason string) error {
 	m.log.Warn("machine lost", "machine", mc.id, "err", reason)
-	if err := m.killLeft(ctx, p, mc); err != nil {
+	if err := m.killLeftover(ctx, p, mc); err != nil {
 		return err
 	}
 	var err error
-	if mc.in.Keep || mc.in.State == waking {
+	if mc.rec.Persistent || mc.rec.State == waking {
 		err = m.setFailed(ctx, p, mc, reason)
 	} else {
-		err = m.scrap(ctx, p, mc)
+		err = m.remove(ctx, p, mc)
 	}
 	m.emit(mc, "lost", reason)
 	return err

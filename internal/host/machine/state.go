@@ -22,8 +22,8 @@ const (
 	destroying  state = "destroying"
 )
 
-// moves is every change of state that is possible.
-var moves = map[state][]state{
+// transitions is every change of state that is possible.
+var transitions = map[state][]state{
 	creating:    {running, destroying},
 	running:     {paused, hibernating, failed, destroying},
 	paused:      {running, hibernating, failed, destroying},
@@ -34,10 +34,10 @@ var moves = map[state][]state{
 	destroying:  {},
 }
 
-func (s state) may(to state) bool { return s == to || slices.Contains(moves[s], to) }
+func (s state) canBecome(to state) bool { return s == to || slices.Contains(transitions[s], to) }
 
-// shown is how a state is told outside. A machine on its way is shown as what it was.
-var shown = map[state]hostapi.State{
+// publicState is how a state is told outside. A machine on its way is shown as what it was.
+var publicState = map[state]hostapi.State{
 	creating:    hostapi.Creating,
 	running:     hostapi.Running,
 	paused:      hostapi.Paused,
@@ -48,10 +48,10 @@ var shown = map[state]hostapi.State{
 	destroying:  hostapi.Failed,
 }
 
-// need answers ErrWrongState unless the machine is in one of the given states.
-func (mc *machine) need(op string, any ...state) error {
-	if slices.Contains(any, mc.in.State) {
+// requireState answers ErrWrongState unless the machine is in one of the given states.
+func (mc *machine) requireState(op string, any ...state) error {
+	if slices.Contains(any, mc.rec.State) {
 		return nil
 	}
-	return fmt.Errorf("%s machine %s: it is %s: %w", op, mc.id, mc.in.State, hostapi.ErrWrongState)
+	return fmt.Errorf("%s machine %s: it is %s: %w", op, mc.id, mc.rec.State, hostapi.ErrWrongState)
 }

@@ -20,45 +20,45 @@ import (
 func (m *Manager) Wake(ctx context.Context, id hostapi.MachineID) (_ hostapi.Machine, err error) {
 	p := m.begin("wake")
 	defer func() { err = p.end(ctx, err) }()
-	mc, err := p.enter(ctx, id)
+	mc, err := p.lock(ctx, id)
 	if err != nil {
 		return hostapi.Machine{}, err
 	}
-	if err := mc.need("wake", running, hibernated, failed); err != nil {
+	if err := mc.requireState("wake", running, hibernated, failed); err != nil {
 		return hostapi.Machine{}, err
 	}
-	if mc.in.State == running {
+	if mc.rec.State == running {
 		return mc.view(), nil
 	}
-	image := mc.in.Base
-	if mc.in.State == failed { // it may still need what it began on, for its disk
+	image := mc.rec.Base
+	if mc.rec.State == failed { // it may still need what it began on, for its disk
 		image = ""
 	}
-	how, err := choose(want{op: "wake", image: image, haveMiB: mc.in.DiskMiB, kernel: m.cfg.Kernel != nil},
+	how, err := planStart(startRequest{op: "wake", image: image, haveMiB: mc.rec.DiskMiB, kernel: m.cfg.Kernel != nil},
 		m.deps.Driver.Capabilities())
 	if err != nil {
 		return hostapi.Machine{}, err
 	}
 	if err := m.wake(ctx, p, mc, how); err != nil {
-		return hostapi.Machine{}, fmt.Errorf("wake machine %s: %w", id, noSpace(err))
+		return hostapi.Machine{}, fmt.Errorf("wake machine %s: %w", id, wrapNoSpace(err))
 	}
-	p.told(mc, true)
+	p.logPhases(mc, true)
 	return mc.view(), nil
 }
 
-func (m *Manager) wake(ctx context.Context, p *plan, mc *machine, how start) error {
-	if err := m.ledger.admit(mc.id, mc.in.MemoryMiB); err != nil {
+func (m *Manager) wake(ctx context.Context, p *operation, mc *machine, how startPlan) error {
+	if err := m.ledger.reserve(mc.id, mc.rec.MemoryMiB); err != nil {
 		return err
 	}
-	p.back.Push("release memory", func(context.Context) error { m.ledger.release(mc.id); return nil })
-	if err := m.stripped(ctx, p, mc); err != nil {
+	p.cleanup.Push("release memory", func(context.Context) error { m.ledger.release(mc.id); return nil })
+	if err := m.releaseLeftovers(ctx, p, mc); err != nil {
 		return err
 	}
-	if err := m.rescue(ctx, p, mc); err != nil {
+	if err := m.completeDisks(ctx, p, mc); err != nil {
 		return err
 	}
-	before, spent := mc.in.State, false
-	p.back.Push("release image", func(context.Context) error {
+	before, spent := mc.rec.State, false
+	p.cleanup.Push("release image", func(context.Context) error {
 		if !spent || how.image == "" {
 			return nil
 		}
@@ -67,19 +67,19 @@ func (m *Manager) wake(ctx context.Context, p *plan, mc *machine, how start) err
 	if err := os.MkdirAll(filepath.Join(mc.dir, monitorDir), 0o711); err != nil {
 		return err
 	}
-	if err := m.rig(ctx, p, mc); err != nil {
+	if err := m.acquireHostResources(ctx, p, mc); err != nil {
 		return err
 	}
 	var err error
-	if how.how == howBoot {
+	if how.method == methodColdBoot {
 		err = m.wakeBoot(ctx, p, mc, how, &spent)
 	} else {
 		err = m.wakeImage(ctx, p, mc, how, &spent)
 	}
-	if err == nil || p.quit || mc.in.State == before {
+	if err == nil || p.abandoned || mc.rec.State == before {
 		return err
 	}
-	return errors.Join(err, m.record(mc, ofHost, func(in *intent) {
+	return errors.Join(err, m.update(mc, surviveHost, func(in *record) {
 		in.State, in.Slot, in.MAC = hibernated, -1, ""
 		if spent {
 			in.State, in.Base, in.Reason = failed, "", "wake: "+err.Error()
@@ -87,35 +87,35 @@ func (m *Manager) wake(ctx context.Context, p *plan, mc *machine, how start) err
 	}))
 }
 
-// spend notes, durably, that the image of a machine's sleep may never be restored again. It comes before
+// consumeImage notes, durably, that the image of a machine's sleep may never be restored again. It comes before
 // the first instruction of the guest. The intent says before that that it may come, for a process that
 // finds the machine alive.
-func (m *Manager) spend(p *plan, mc *machine, how start, spent *bool) error {
-	err := m.record(mc, ofProcess, func(in *intent) {
-		in.State, in.BootMode, in.Reason, in.Stream = waking, how.mode, "", false
+func (m *Manager) consumeImage(p *operation, mc *machine, how startPlan, spent *bool) error {
+	err := m.update(mc, surviveProcess, func(in *record) {
+		in.State, in.BootMode, in.Reason, in.Lazy = waking, how.mode, "", false
 		in.Generation++
 	})
 	if err != nil {
 		return err
 	}
-	if err := p.did("intent"); err != nil {
+	if err := p.done("intent"); err != nil {
 		return err
 	}
 	if how.image != "" {
-		if err := m.deps.Store.Spend(how.image); err != nil {
-			return noSpace(err)
+		if err := m.deps.Store.MarkConsumed(how.image); err != nil {
+			return wrapNoSpace(err)
 		}
 	}
 	*spent = true
-	return p.did("spend")
+	return p.done("spend")
 }
 
-func (m *Manager) wakeImage(ctx context.Context, p *plan, mc *machine, how start, spent *bool) error {
+func (m *Manager) wakeImage(ctx context.Context, p *operation, mc *machine, how startPlan, spent *bool) error {
 	snap, err := m.deps.Store.Get(how.image)
 	if err != nil {
-		return missing(err)
+		return wrapStoreError(err)
 	}
-	if snap.Spent() {
+	if snap.Consumed() {
 		return fmt.Errorf("%s was restored before: its memory is older than the disk", how.image)
 	}
 	if err := snapshot.Check(snap); err != nil {
@@ -124,37 +124,37 @@ func (m *Manager) wakeImage(ctx context.Context, p *plan, mc *machine, how start
 	if err := m.prepare(ctx, p, mc, snap.Image()); err != nil {
 		return err
 	}
-	if err := m.spend(p, mc, how, spent); err != nil {
+	if err := m.consumeImage(p, mc, how, spent); err != nil {
 		return err
 	}
-	if err := m.greet(ctx, p, mc, false, nil); err != nil {
+	if err := m.handshake(ctx, p, mc, false, nil); err != nil {
 		return err
 	}
 	if err := mc.vm.Load(ctx, nil); err != nil {
 		return fmt.Errorf("load: %w", err)
 	}
-	if err := p.did("load"); err != nil {
+	if err := p.done("load"); err != nil {
 		return err
 	}
 	if err := m.confirm(ctx, p, mc, m.cfg.ReadyTimeout); err != nil {
 		return err
 	}
-	return m.live(p, mc)
+	return m.publish(p, mc)
 }
 
-func (m *Manager) wakeBoot(ctx context.Context, p *plan, mc *machine, how start, spent *bool) error {
+func (m *Manager) wakeBoot(ctx context.Context, p *operation, mc *machine, how startPlan, spent *bool) error {
 	*spent = true // there is no memory to go back to
-	if err := m.spend(p, mc, how, spent); err != nil {
+	if err := m.consumeImage(p, mc, how, spent); err != nil {
 		return err
 	}
-	if err := m.ignite(ctx, p, mc, ""); err != nil {
+	if err := m.coldBoot(ctx, p, mc, ""); err != nil {
 		return err
 	}
-	return m.live(p, mc)
+	return m.publish(p, mc)
 }
 
-// ignite boots a machine cold from its disk. argument is a word more for the kernel's command line.
-func (m *Manager) ignite(ctx context.Context, p *plan, mc *machine, argument string) error {
+// coldBoot boots a machine cold from its disk. argument is a word more for the kernel's command line.
+func (m *Manager) coldBoot(ctx context.Context, p *operation, mc *machine, argument string) error {
 	if m.cfg.Kernel == nil {
 		return fmt.Errorf("no kernel is configured: %w", hostapi.ErrUnsupported)
 	}
@@ -162,7 +162,7 @@ func (m *Manager) ignite(ctx context.Context, p *plan, mc *machine, argument str
 	if err != nil {
 		return err
 	}
-	if err := m.ownAll(mc); err != nil {
+	if err := m.chownFiles(mc); err != nil {
 		return err
 	}
 	spec := m.spec(mc)
@@ -173,11 +173,11 @@ func (m *Manager) ignite(ctx context.Context, p *plan, mc *machine, argument str
 	if err != nil {
 		return fmt.Errorf("boot: %w", err)
 	}
-	m.hold(p, mc, vm)
-	if err := p.did("boot"); err != nil {
+	m.attachMonitor(p, mc, vm)
+	if err := p.done("boot"); err != nil {
 		return err
 	}
-	if err := m.greet(ctx, p, mc, true, mc.mounts()); err != nil {
+	if err := m.handshake(ctx, p, mc, true, mc.mounts()); err != nil {
 		return err
 	}
 	return m.confirm(ctx, p, mc, m.cfg.BootTimeout)
@@ -196,12 +196,12 @@ type Boot struct {
 	User      string
 	Workdir   string
 	Env       map[string]string
-	// Waits: the guest waits for its root (guestapi.WaitArgument), whatever Disk holds: it can be captured, and
+	// WaitForRoot: the guest waits for its root (guestapi.WaitArgument), whatever Disk holds: it can be captured, and
 	// nothing else.
-	Waits bool
-	// Ground is the snapshot of a machine that waits, with as many processors, disks and as much memory as this
+	WaitForRoot bool
+	// From is the snapshot of a machine that waits, with as many processors, disks and as much memory as this
 	// one gets: it goes on from there instead of booting. "": it boots.
-	Ground snapshot.Ref
+	From snapshot.Ref
 	// Listed: the machine is in List, with Labels and Egress, and another process takes it over. Any other
 	// is of no use to another process: Recover destroys it.
 	Listed bool
@@ -244,72 +244,72 @@ func (m *Manager) Boot(ctx context.Context, req Boot) (_ hostapi.Machine, err er
 	if err != nil {
 		return hostapi.Machine{}, fmt.Errorf("boot machine %s: %w", req.ID, err)
 	}
-	begin := func(mc *machine) error { return m.ignite(ctx, p, mc, waitArgument[req.Waits]) }
-	if req.Ground != "" {
-		ground, err := m.deps.Store.Hold(req.Ground)
+	begin := func(mc *machine) error { return m.coldBoot(ctx, p, mc, waitArgument[req.WaitForRoot]) }
+	if req.From != "" {
+		ground, err := m.deps.Store.Acquire(req.From)
 		if err != nil {
-			return hostapi.Machine{}, missing(err)
+			return hostapi.Machine{}, wrapStoreError(err)
 		}
-		begin = func(mc *machine) error { return m.land(ctx, p, mc, ground) }
-		p.back.Push("release snapshot", func(context.Context) error { return m.deps.Store.Release(req.Ground) })
+		begin = func(mc *machine) error { return m.restorePreMount(ctx, p, mc, ground) }
+		p.cleanup.Push("release snapshot", func(context.Context) error { return m.deps.Store.Release(req.From) })
 	}
 	have := int((info.Size() + mib - 1) / mib)
-	how := start{how: howBoot, mode: hostapi.BootCold, diskMiB: max(have, req.DiskMiB), grow: req.DiskMiB > have}
-	mc, err := m.admit(p, intent{
-		ID: req.ID, State: creating, Template: req.Template, Base: req.Ground, VCPUs: req.VCPUs, MemoryMiB: req.MemoryMiB,
+	how := startPlan{method: methodColdBoot, mode: hostapi.BootCold, diskMiB: max(have, req.DiskMiB), grow: req.DiskMiB > have}
+	mc, err := m.admit(p, record{
+		ID: req.ID, State: creating, Template: req.Template, Base: req.From, VCPUs: req.VCPUs, MemoryMiB: req.MemoryMiB,
 		DiskMiB: how.diskMiB, Data: data, Slot: -1, Hostname: string(req.ID), User: req.User, Workdir: req.Workdir, Env: req.Env,
-		Scratch: !req.Listed, Labels: req.Labels, Egress: req.Egress, Generation: 1, BootMode: how.mode, Created: time.Now().UTC(),
+		Ephemeral: !req.Listed, Labels: req.Labels, Egress: req.Egress, Generation: 1, BootMode: how.mode, Created: time.Now().UTC(),
 	})
 	if err != nil {
 		return hostapi.Machine{}, err
 	}
 	if err := m.bootNew(ctx, p, mc, images, how, begin); err != nil {
-		return hostapi.Machine{}, fmt.Errorf("boot machine %s: %w", req.ID, noSpace(err))
+		return hostapi.Machine{}, fmt.Errorf("boot machine %s: %w", req.ID, wrapNoSpace(err))
 	}
-	p.told(mc, true)
+	p.logPhases(mc, true)
 	return mc.view(), nil
 }
 
 func (m *Manager) bootNew(
 	ctx context.Context,
-	p *plan,
+	p *operation,
 	mc *machine,
 	images []string,
-	how start,
+	how startPlan,
 	begin func(*machine) error,
 ) error {
-	if err := m.place(p, mc); err != nil {
+	if err := m.makeDirectory(p, mc); err != nil {
 		return err
 	}
-	if err := m.rig(ctx, p, mc); err != nil {
+	if err := m.acquireHostResources(ctx, p, mc); err != nil {
 		return err
 	}
-	if err := m.disk(p, mc, images, how); err != nil {
+	if err := m.cloneDisks(p, mc, images, how); err != nil {
 		return err
 	}
 	if err := begin(mc); err != nil {
 		return err
 	}
-	return m.live(p, mc)
+	return m.publish(p, mc)
 }
 
-var waitArgument = map[bool]string{true: guestapi.WaitArgument}
+var waitArgument = map[bool]string{true: guestapi.WaitForRootArgument}
 
-// land brings a machine to life from one that waited for a disk. Everything from its root on is done as in a boot.
-func (m *Manager) land(ctx context.Context, p *plan, mc *machine, ground snapshot.Snapshot) error {
+// restorePreMount brings a machine to life from one that waited for a disk. Everything from its root on is done as in a boot.
+func (m *Manager) restorePreMount(ctx context.Context, p *operation, mc *machine, ground snapshot.Snapshot) error {
 	if err := snapshot.Check(ground); err != nil {
 		return err
 	}
 	if err := m.prepare(ctx, p, mc, ground.Image()); err != nil {
 		return err
 	}
-	if err := m.greet(ctx, p, mc, true, mc.mounts()); err != nil {
+	if err := m.handshake(ctx, p, mc, true, mc.mounts()); err != nil {
 		return err
 	}
 	if err := mc.vm.Load(ctx, nil); err != nil {
 		return fmt.Errorf("load: %w", err)
 	}
-	if err := p.did("load"); err != nil {
+	if err := p.done("load"); err != nil {
 		return err
 	}
 	return m.confirm(ctx, p, mc, m.cfg.BootTimeout)

@@ -16,8 +16,8 @@ import (
 	"github.com/pandastack/pandastack/internal/os/uffd/uffdtest"
 )
 
-// BenchmarkWarmFaults is how fast pages of 4 KiB that are here come to a process that touches them.
-func BenchmarkWarmFaults(b *testing.B) {
+// BenchmarkLocalFaults is how fast pages of 4 KiB that are here come to a process that touches them.
+func BenchmarkLocalFaults(b *testing.B) {
 	for _, c := range []struct {
 		name   string
 		around int64
@@ -36,7 +36,7 @@ func BenchmarkWarmFaults(b *testing.B) {
 			pages := 0
 			seconds := 0.0
 			for b.Loop() {
-				g := serve(b, f, size, uffd.Page, pager.ServeOptions{Around: c.around})
+				g := serve(b, f, size, uffd.Page, pager.ServeOptions{FaultAround: c.around})
 				took, err := g.Touch(0, size)
 				if err != nil {
 					b.Fatal(err)
@@ -59,7 +59,7 @@ func BenchmarkPlainCopies(b *testing.B) {
 	page := pagertest.Pattern(uffd.Page, nil)
 	pages, seconds := 0, 0.0
 	for b.Loop() {
-		fd, region, p := handOver(b, size)
+		fd, region, p := newRegion(b, size)
 		began := time.Now()
 		for at := uint64(0); at < size; at += uffd.Page {
 			if _, err := fd.Copy(region.Base+at, page); err != nil {
@@ -75,7 +75,7 @@ func BenchmarkPlainCopies(b *testing.B) {
 	b.ReportMetric(float64(pages)/seconds, "pages/s")
 }
 
-func handOver(b *testing.B, size int64) (*uffd.FD, uffd.Region, *uffdtest.Process) {
+func newRegion(b *testing.B, size int64) (*uffd.FD, uffd.Region, *uffdtest.Process) {
 	b.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(b.TempDir(), "s"), Net: "unix"})
 	if err != nil {

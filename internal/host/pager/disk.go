@@ -25,13 +25,13 @@ type Disk struct {
 	own  *os.File
 	size int64
 
-	// move is held for reading by whoever writes to the own file, for writing by Complete while it moves a
+	// hydrateMu is held for reading by whoever writes to the own file, for writing by Complete while it moves a
 	// piece. Nobody waits for the base with it. Reads need no lock: what Complete moves is the same bytes.
-	move  sync.RWMutex
-	pages [64]sync.Mutex // of partial writes, by page
-	mu    sync.Mutex
-	mine  bits // pages that are in the own file
-	whole atomic.Bool
+	hydrateMu sync.RWMutex
+	pages     [64]sync.Mutex // of partial writes, by page
+	mu        sync.Mutex
+	written   bits // pages that are in the own file
+	local     atomic.Bool
 }
 
 // NewDisk makes a disk of own, which has the disk's size, at least base's, and holds nothing yet. The disk
@@ -50,25 +50,25 @@ func NewDisk(base *File, own *os.File) (*Disk, error) {
 // Size is the disk's, in bytes.
 func (d *Disk) Size() int64 { return d.size }
 
-// Whole says that the own file is all of the disk.
-func (d *Disk) Whole() bool { return d.whole.Load() }
+// IsLocal says that the own file is all of the disk.
+func (d *Disk) IsLocal() bool { return d.local.Load() }
 
-// isMine says whether a page is in the own file. Pages beyond the base are, as zeros.
-func (d *Disk) isMine(page int64) bool {
-	if d.whole.Load() || page*chunkstore.PageSize >= d.base.size {
+// isOwn says whether a page is in the own file. Pages beyond the base are, as zeros.
+func (d *Disk) isOwn(page int64) bool {
+	if d.local.Load() || page*chunkstore.PageSize >= d.base.size {
 		return true
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.mine.has(page)
+	return d.written.has(page)
 }
 
 // run is how many bytes from off on, up to end, are of the same owner.
 func (d *Disk) run(off, end int64) (n int64, mine bool) {
 	page := off / chunkstore.PageSize
-	mine = d.isMine(page)
+	mine = d.isOwn(page)
 	at := (page + 1) * chunkstore.PageSize
-	for at < end && d.isMine(at/chunkstore.PageSize) == mine {
+	for at < end && d.isOwn(at/chunkstore.PageSize) == mine {
 		at += chunkstore.PageSize
 	}
 	return min(at, end) - off, mine
@@ -126,7 +126,7 @@ func (d *Disk) write(ctx context.Context, p []byte, off int64) error {
 	lock := &d.pages[page%int64(len(d.pages))]
 	lock.Lock()
 	defer lock.Unlock()
-	if d.isMine(page) {
+	if d.isOwn(page) {
 		return d.store(p, off, nil)
 	}
 	full := make([]byte, chunkstore.PageSize)
@@ -139,21 +139,21 @@ func (d *Disk) write(ctx context.Context, p []byte, off int64) error {
 
 // store puts p into the own file, or full, the page around it, if the page is not there yet.
 func (d *Disk) store(p []byte, off int64, full []byte) error {
-	d.move.RLock()
-	defer d.move.RUnlock()
-	if full != nil && !d.isMine(off/chunkstore.PageSize) {
+	d.hydrateMu.RLock()
+	defer d.hydrateMu.RUnlock()
+	if full != nil && !d.isOwn(off/chunkstore.PageSize) {
 		p, off = full, off-off%chunkstore.PageSize
 	}
 	if _, err := d.own.WriteAt(p, off); err != nil {
 		return err
 	}
-	if d.whole.Load() {
+	if d.local.Load() {
 		return nil
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for at := off; at < off+int64(len(p)); at += chunkstore.PageSize {
-		d.mine = d.mine.with(at / chunkstore.PageSize)
+		d.written = d.written.with(at / chunkstore.PageSize)
 	}
 	return nil
 }
@@ -169,40 +169,40 @@ func (d *Disk) Sync() error {
 	return errors.Join(err, synced)
 }
 
-// movePiece is how much Complete moves while nobody else reads or writes.
-const movePiece = 4 << 20
+// clonePieceBytes is how much Complete moves while nobody else reads or writes.
+const clonePieceBytes = 4 << 20
 
-// Complete makes the own file whole with the blocks of base, the snapshot's disk as a file that is whole, on
+// Hydrate makes the own file whole with the blocks of base, the snapshot's disk as a file that is whole, on
 // the same file system: it shares them, and copies nothing. Then the own file is durable and base is not
 // needed any more.
-func (d *Disk) Complete(ctx context.Context, base *os.File) error {
-	for at := int64(0); at < d.base.size; at += movePiece {
+func (d *Disk) Hydrate(ctx context.Context, base *os.File) error {
+	for at := int64(0); at < d.base.size; at += clonePieceBytes {
 		if err := context.Cause(ctx); err != nil {
 			return fmt.Errorf("complete disk: %w", err)
 		}
-		if err := d.moveIn(base, at, min(at+movePiece, d.base.size)); err != nil {
+		if err := d.clonePiece(base, at, min(at+clonePieceBytes, d.base.size)); err != nil {
 			return fmt.Errorf("complete disk: %w", err)
 		}
 	}
 	if err := d.own.Sync(); err != nil {
 		return fmt.Errorf("complete disk: %w", err)
 	}
-	d.whole.Store(true)
+	d.local.Store(true)
 	return nil
 }
 
-func (d *Disk) moveIn(base *os.File, from, to int64) error {
-	d.move.Lock()
-	defer d.move.Unlock()
+func (d *Disk) clonePiece(base *os.File, from, to int64) error {
+	d.hydrateMu.Lock()
+	defer d.hydrateMu.Unlock()
 	for at := from; at < to; {
 		n, mine := d.run(at, to)
 		if !mine {
-			if err := share(d.own, base, at, n); err != nil {
+			if err := cloneRange(d.own, base, at, n); err != nil {
 				return err
 			}
 			d.mu.Lock()
 			for page := at / chunkstore.PageSize; page*chunkstore.PageSize < at+n; page++ {
-				d.mine = d.mine.with(page)
+				d.written = d.written.with(page)
 			}
 			d.mu.Unlock()
 		}
@@ -211,8 +211,8 @@ func (d *Disk) moveIn(base *os.File, from, to int64) error {
 	return nil
 }
 
-// share makes dst have the blocks of src at off, of which the file system's blocks are whole.
-func share(dst, src *os.File, off, n int64) error {
+// cloneRange makes dst have the blocks of src at off, of which the file system's blocks are whole.
+func cloneRange(dst, src *os.File, off, n int64) error {
 	arg := unix.FileCloneRange{
 		Src_fd:      int64(src.Fd()),
 		Src_offset:  uint64(off),
@@ -225,9 +225,9 @@ func share(dst, src *os.File, off, n int64) error {
 	return nil
 }
 
-// CompleteFile makes own, which an earlier process left in a Disk over base, whole: what is a hole in it gets
+// HydrateFile makes own, which an earlier process left in a Disk over base, whole: what is a hole in it gets
 // the blocks of base, the snapshot's disk as a file that is whole.
-func CompleteFile(ctx context.Context, own, base *os.File) error {
+func HydrateFile(ctx context.Context, own, base *os.File) error {
 	info, err := base.Stat()
 	if err != nil {
 		return fmt.Errorf("complete disk: %w", err)
@@ -244,7 +244,7 @@ func CompleteFile(ctx context.Context, own, base *os.File) error {
 			return fmt.Errorf("complete disk: %w", err)
 		}
 		if data = min(data, info.Size()); data > at {
-			if err := share(own, base, at, data-at); err != nil {
+			if err := cloneRange(own, base, at, data-at); err != nil {
 				return fmt.Errorf("complete disk: %w", err)
 			}
 		}

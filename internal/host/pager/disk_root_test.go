@@ -25,7 +25,7 @@ func base(t *testing.T, dir string, data []byte) *os.File {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = f.Close() })
-	if err := file(t, pagertest.New(map[string][]byte{"memory": data}), 0).Fill(t.Context(), f, plenty); err != nil {
+	if err := file(t, pagertest.New(map[string][]byte{"memory": data}), 0).Hydrate(t.Context(), f, enoughSpace); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, data) {
@@ -34,19 +34,19 @@ func base(t *testing.T, dir string, data []byte) *os.File {
 	return f
 }
 
-func TestDiskBecomesWhole(t *testing.T) {
+func TestDiskHydrate(t *testing.T) {
 	dir := disktest.Dir(t, 512<<20)
 	data := pagertest.Pattern(16<<20, func(page int) bool { return page%300 > 200 })
 	whole := base(t, dir, data)
 	d, _, own := newDisk(t, dir, data)
 	var want []byte
 	var work sync.WaitGroup
-	work.Go(func() { want = churn(t, d, data, 3, 4000) })
-	if err := d.Complete(t.Context(), whole); err != nil {
+	work.Go(func() { want = writeRandomly(t, d, data, 3, 4000) })
+	if err := d.Hydrate(t.Context(), whole); err != nil {
 		t.Fatal(err)
 	}
 	work.Wait()
-	if !d.Whole() {
+	if !d.IsLocal() {
 		t.Error("a complete disk is not whole")
 	}
 	got, err := os.ReadFile(own.Name())
@@ -55,20 +55,20 @@ func TestDiskBecomesWhole(t *testing.T) {
 	}
 }
 
-// TestDiskIsCompletedByAnotherProcess has the first one end at any moment, with what it wrote in the file.
-func TestDiskIsCompletedByAnotherProcess(t *testing.T) {
+// TestHydrateFileAfterRestart has the first one end at any moment, with what it wrote in the file.
+func TestHydrateFileAfterRestart(t *testing.T) {
 	dir := disktest.Dir(t, 512<<20)
 	data := pagertest.Pattern(16<<20, func(page int) bool { return page%300 > 200 })
 	whole := base(t, dir, data)
 	d, _, own := newDisk(t, dir, data)
-	want := churn(t, d, data, 5, 500)
+	want := writeRandomly(t, d, data, 5, 500)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := d.Complete(ended, whole); err == nil {
+	if err := d.Hydrate(ended, whole); err == nil {
 		t.Error("completed although its context had ended")
 	}
 	for range 2 {
-		if err := pager.CompleteFile(t.Context(), own, whole); err != nil {
+		if err := pager.HydrateFile(t.Context(), own, whole); err != nil {
 			t.Fatal(err)
 		}
 		got, err := os.ReadFile(own.Name())
@@ -79,7 +79,7 @@ func TestDiskIsCompletedByAnotherProcess(t *testing.T) {
 }
 
 // What a file of this host has is neither asked for nor written: the filled file shares its blocks.
-func TestFillSharesWhatIsHere(t *testing.T) {
+func TestHydrateSharesLocalContent(t *testing.T) {
 	dir := disktest.Dir(t, 512<<20)
 	data := pagertest.Pattern(8<<20, func(page int) bool { return page%300 > 200 })
 	here := base(t, dir, data)
@@ -87,7 +87,7 @@ func TestFillSharesWhatIsHere(t *testing.T) {
 	const from, to = 1<<20 + 3*4096, 6<<20 + 5*4096
 	copy(changed, pagertest.Pattern(from, nil))
 	source := pagertest.New(map[string][]byte{"memory": changed})
-	source.SetHere(here, from, to)
+	source.SetLocalCopy(here, from, to)
 	path := filepath.Join(dir, "filled")
 	f, err := os.Create(path)
 	if err != nil {
@@ -95,19 +95,19 @@ func TestFillSharesWhatIsHere(t *testing.T) {
 	}
 	defer f.Close()
 	whole := file(t, source, 0)
-	if !whole.Here(from, to-from) || whole.Here(0, 4096) {
+	if !whole.IsCached(from, to-from) || whole.IsCached(0, 4096) {
 		t.Error("what is here is told to be missing, or the reverse")
 	}
-	if err := whole.Fill(t.Context(), f, plenty); err != nil {
+	if err := whole.Hydrate(t.Context(), f, enoughSpace); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, changed) {
 		t.Fatalf("the filled file is another (%v)", err)
 	}
-	if asked, _ := source.Asked(); asked > int64(len(data))-(to-from)+2*128<<10 {
+	if asked, _ := source.Fetched(); asked > int64(len(data))-(to-from)+2*128<<10 {
 		t.Errorf("%d bytes were asked for, want those that are not here", asked)
 	}
-	same, err := disk.Same(f, here)
+	same, err := disk.SharedRuns(f, here)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -37,8 +37,8 @@ func newDisk(t *testing.T, dir string, data []byte) (*pager.Disk, *pager.File, *
 	return d, base, own
 }
 
-// churn reads and writes d at random and answers what it holds then.
-func churn(t *testing.T, d *pager.Disk, data []byte, seed uint64, rounds int) []byte {
+// writeRandomly reads and writes d at random and answers what it holds then.
+func writeRandomly(t *testing.T, d *pager.Disk, data []byte, seed uint64, rounds int) []byte {
 	t.Helper()
 	want := append(bytes.Clone(data), make([]byte, 1<<20)...)
 	r := rand.New(rand.NewPCG(seed, 1))
@@ -65,11 +65,11 @@ func churn(t *testing.T, d *pager.Disk, data []byte, seed uint64, rounds int) []
 	return want
 }
 
-func TestDiskKeepsWhatIsWritten(t *testing.T) {
+func TestDiskReadsItsWrites(t *testing.T) {
 	t.Parallel()
 	data := pagertest.Pattern(4<<20, holes)
 	d, _, _ := newDisk(t, t.TempDir(), data)
-	want := churn(t, d, data, 7, 2000)
+	want := writeRandomly(t, d, data, 7, 2000)
 	got := make([]byte, len(want)+100)
 	if err := d.ReadAt(t.Context(), got, 0); err != nil || !bytes.Equal(got[:len(want)], want) {
 		t.Errorf("all of it is not what was written: %v", err)

@@ -5,8 +5,8 @@ import (
 	"hash/crc32"
 )
 
-// Resum gives data the checksum of a trace.
-func Resum(data []byte) []byte {
+// FixChecksum gives data the checksum of a trace.
+func FixChecksum(data []byte) []byte {
 	if len(data) < 4 {
 		return data
 	}

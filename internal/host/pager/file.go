@@ -14,39 +14,39 @@ import (
 	"github.com/pandastack/pandastack/internal/host/chunkstore"
 )
 
-// readLimit bounds one read of what is not here, retries included: a store that says nothing for so long
+// readTimeout bounds one read of what is not here, retries included: a store that says nothing for so long
 // is dead for whoever waits.
-const readLimit = 30 * time.Second
+const readTimeout = 30 * time.Second
 
-// damageTries is how often content that fails its check is asked for: another copy of an object may be
+// maxDamagedReads is how often content that fails its check is asked for: another copy of an object may be
 // sound.
-const damageTries = 3
+const maxDamagedReads = 3
 
 // File is one file of a snapshot: of a Source until it is whole on this host's disk, and then from there.
 // All methods may be called at once.
 type File struct {
-	name   string
-	size   int64
-	source chunkstore.Source
-	limit  time.Duration
-	local  atomic.Pointer[mapping]
-	notes  atomic.Pointer[Recorder]
+	name     string
+	size     int64
+	source   chunkstore.Source
+	timeout  time.Duration
+	local    atomic.Pointer[mapping]
+	recorder atomic.Pointer[Recorder]
 
 	missed atomic.Int64 // bytes that were asked of the source
 
-	mu     sync.Mutex
-	came   bits // frames that were asked of the source, and came; guarded by mu
-	around surroundings
+	mu        sync.Mutex
+	fetched   bits // frames that were asked of the source, and came; guarded by mu
+	readahead readahead
 }
 
 // mapping is a local file, open and mapped. Only the kernel may read mem, on our behalf: it tells of a
 // disk that fails with an error, where this program would end. The last user frees it.
 type mapping struct {
-	file  *os.File
-	mem   []byte
-	mu    sync.Mutex
-	users int
-	ended bool
+	file   *os.File
+	mem    []byte
+	mu     sync.Mutex
+	users  int
+	closed bool
 }
 
 // NewFile makes a File of a source's. limit bounds one read; 0: 30 s.
@@ -56,14 +56,14 @@ func NewFile(source chunkstore.Source, name string, limit time.Duration) (*File,
 		return nil, fmt.Errorf("file %s: there is none in the manifest", name)
 	}
 	if limit == 0 {
-		limit = readLimit
+		limit = readTimeout
 	}
-	return &File{name: name, size: size, source: source, limit: limit}, nil
+	return &File{name: name, size: size, source: source, timeout: limit}, nil
 }
 
 // OpenLocal makes a File of one that is whole on this host's disk.
 func OpenLocal(path string) (*File, error) {
-	f := &File{name: path, limit: readLimit}
+	f := &File{name: path, timeout: readTimeout}
 	if err := f.SetLocal(path); err != nil {
 		return nil, err
 	}
@@ -74,14 +74,14 @@ func OpenLocal(path string) (*File, error) {
 // Size is the file's, in bytes.
 func (f *File) Size() int64 { return f.size }
 
-// Missed is how many bytes were asked of the source so far.
-func (f *File) Missed() int64 { return f.missed.Load() }
+// MissedBytes is how many bytes were asked of the source so far.
+func (f *File) MissedBytes() int64 { return f.missed.Load() }
 
-// Record has every use noted in r from now on; nil: none.
-func (f *File) Record(r *Recorder) { f.notes.Store(r) }
+// SetRecorder has every use noted in r from now on; nil: none.
+func (f *File) SetRecorder(r *Recorder) { f.recorder.Store(r) }
 
-// Local says whether all of the file is on this host's disk.
-func (f *File) Local() bool { return f.local.Load() != nil }
+// IsLocal says whether all of the file is on this host's disk.
+func (f *File) IsLocal() bool { return f.local.Load() != nil }
 
 // SetLocal has all reads go to the file at path from now on. It must be whole and never change.
 func (f *File) SetLocal(path string) error {
@@ -94,7 +94,7 @@ func (f *File) SetLocal(path string) error {
 		return errors.Join(err, file.Close())
 	}
 	if !f.local.CompareAndSwap(nil, m) {
-		return m.end()
+		return m.close()
 	}
 	return nil
 }
@@ -117,44 +117,44 @@ func (f *File) mapFile(file *os.File) (*mapping, error) {
 // Close ends what is brought in around misses, and frees what SetLocal took when reads under way have ended. Nothing
 // is read afterwards.
 func (f *File) Close() error {
-	f.around.end(&f.mu)
+	f.readahead.stop(&f.mu)
 	if m := f.local.Load(); m != nil {
-		return m.end()
+		return m.close()
 	}
 	return nil
 }
 
-// hold answers the local memory for one use; nil: it is not local, or closed.
-func (f *File) hold() *mapping {
+// acquireLocal answers the local memory for one use; nil: it is not local, or closed.
+func (f *File) acquireLocal() *mapping {
 	m := f.local.Load()
 	if m == nil {
 		return nil
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.ended {
+	if m.closed {
 		return nil
 	}
 	m.users++
 	return m
 }
 
-func (m *mapping) let() error {
+func (m *mapping) release() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.users--
 	return m.freeLocked()
 }
 
-func (m *mapping) end() error {
+func (m *mapping) close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.ended = true
+	m.closed = true
 	return m.freeLocked()
 }
 
 func (m *mapping) freeLocked() error {
-	if !m.ended || m.users > 0 || m.mem == nil {
+	if !m.closed || m.users > 0 || m.mem == nil {
 		return nil
 	}
 	mem := m.mem
@@ -162,12 +162,12 @@ func (m *mapping) freeLocked() error {
 	return errors.Join(unix.Munmap(mem), m.file.Close())
 }
 
-// Run tells what lies at off, as chunkstore.Source does. Of a file that was local from the start it knows nothing.
-func (f *File) Run(off int64) (length int64, zero bool) {
+// RunAt tells what lies at off, as chunkstore.Source does. Of a file that was local from the start it knows nothing.
+func (f *File) RunAt(off int64) (length int64, zero bool) {
 	if f.source == nil {
 		return max(0, f.size-off), false
 	}
-	return f.source.Run(f.name, off)
+	return f.source.RunAt(f.name, off)
 }
 
 // ReadAt fills p from off on. What lies beyond the end is zero. It fails when the content does not come
@@ -180,17 +180,17 @@ func (f *File) ReadAt(ctx context.Context, p []byte, off int64) error {
 			return nil
 		}
 	}
-	f.notes.Load().Note(f.name, off, int64(len(p)))
-	if m := f.hold(); m != nil {
+	f.recorder.Load().Record(f.name, off, int64(len(p)))
+	if m := f.acquireLocal(); m != nil {
 		_, err := m.file.ReadAt(p, off)
-		return errors.Join(err, m.let())
+		return errors.Join(err, m.release())
 	}
 	if f.source == nil {
 		return fmt.Errorf("read %s: %w", f.name, os.ErrClosed)
 	}
 	f.missed.Add(int64(len(p)))
-	if !f.Here(off, int64(len(p))) {
-		f.surround(ctx, off)
+	if !f.IsCached(off, int64(len(p))) {
+		f.readAround(ctx, off)
 	}
 	return f.fetch(ctx, p, off)
 }
@@ -198,14 +198,14 @@ func (f *File) ReadAt(ctx context.Context, p []byte, off int64) error {
 func (f *File) fetch(ctx context.Context, p []byte, off int64) error {
 	limit, cancel := context.WithTimeoutCause(
 		ctx,
-		f.limit,
-		fmt.Errorf("the object store did not give it within %v", f.limit),
+		f.timeout,
+		fmt.Errorf("the object store did not give it within %v", f.timeout),
 	)
 	defer cancel()
 	var err error
-	for range damageTries {
+	for range maxDamagedReads {
 		if err = f.source.ReadAt(limit, f.name, p, off); err == nil {
-			f.arrived(off, int64(len(p)))
+			f.markFetched(off, int64(len(p)))
 			return nil
 		}
 		var damaged *chunkstore.DamagedError
@@ -219,30 +219,30 @@ func (f *File) fetch(ctx context.Context, p []byte, off int64) error {
 	return fmt.Errorf("read %d bytes at %d of %s: %w", len(p), off, f.name, err)
 }
 
-// arrived notes frames that came: they are in the host's cache.
-func (f *File) arrived(off, length int64) {
+// markFetched notes frames that came: they are in the host's cache.
+func (f *File) markFetched(off, length int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for frame := off / chunkstore.FrameSize; frame*chunkstore.FrameSize < off+length; frame++ {
-		f.came = f.came.with(frame)
+		f.fetched = f.fetched.with(frame)
 	}
 }
 
-// Here says whether a read of a range is answered without waiting for the store, as far as is known.
-func (f *File) Here(off, length int64) bool {
-	if f.Local() {
+// IsCached says whether a read of a range is answered without waiting for the store, as far as is known.
+func (f *File) IsCached(off, length int64) bool {
+	if f.IsLocal() {
 		return true
 	}
 	for end := off + length; off < end; {
-		run, zero := f.Run(off)
+		run, zero := f.RunAt(off)
 		if run <= 0 {
 			return true // beyond the end
 		}
-		if _, near := f.source.Here(f.name, off); !zero && near > 0 {
+		if _, near := f.source.LocalCopy(f.name, off); !zero && near > 0 {
 			off += min(run, near)
 			continue
 		}
-		if !zero && !f.hasFrame(off/chunkstore.FrameSize) {
+		if !zero && !f.wasFetched(off/chunkstore.FrameSize) {
 			return false
 		}
 		if next := (off/chunkstore.FrameSize + 1) * chunkstore.FrameSize; !zero {
@@ -253,17 +253,17 @@ func (f *File) Here(off, length int64) bool {
 	return true
 }
 
-func (f *File) hasFrame(n int64) bool {
+func (f *File) wasFetched(n int64) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.came.has(n)
+	return f.fetched.has(n)
 }
 
-// Ahead is ReadAt of what nobody waits for: it is not noted as a use.
-func (f *File) Ahead(ctx context.Context, p []byte, off int64) error {
-	if m := f.hold(); m != nil {
+// ReadAhead is ReadAt of what nobody waits for: it is not noted as a use.
+func (f *File) ReadAhead(ctx context.Context, p []byte, off int64) error {
+	if m := f.acquireLocal(); m != nil {
 		_, err := m.file.ReadAt(p, off)
-		if let := m.let(); err == nil {
+		if let := m.release(); err == nil {
 			err = let
 		}
 		return err

@@ -22,8 +22,8 @@ import (
 	"github.com/pandastack/pandastack/internal/os/uffd/uffdtest"
 )
 
-// pagerMark is the first argument of the test binary as a pager that serves one process at a socket.
-const pagerMark = "pager-process"
+// pagerProcessArg is the first argument of the test binary as a pager that serves one process at a socket.
+const pagerProcessArg = "pager-process"
 
 const killedSize = 8 << 20
 
@@ -56,7 +56,7 @@ func TestPagerKilled(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	socket := filepath.Join(t.TempDir(), "s")
-	served := exec.CommandContext(ctx, self, pagerMark, socket)
+	served := exec.CommandContext(ctx, self, pagerProcessArg, socket)
 	served.Stderr = os.Stderr
 	out, err := served.StdoutPipe()
 	if err := errors.Join(err, served.Start()); err != nil {

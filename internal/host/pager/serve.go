@@ -15,49 +15,49 @@ import (
 
 // ServeOptions shape how faults are answered. The zero value is right.
 type ServeOptions struct {
-	// Around is how much is put in place at once around a missing page, in bytes, a power of two; 0: 64 KiB,
+	// FaultAround is how much is put in place at once around a missing page, in bytes, a power of two; 0: 64 KiB,
 	// and more where a monitor goes through its memory in order. A larger one makes fewer faults and takes
 	// more memory.
-	Around int64
-	// Trace gives put, at once and from several goroutines, what it has of the file's content itself, and answers what
+	FaultAround int64
+	// Prefetch gives put, at once and from several goroutines, what it has of the file's content itself, and answers what
 	// else is to be brought in ahead; nil: nothing is. Put is nil where memory is filled in larger pages than content
 	// is kept in.
-	Trace func(ctx context.Context, put func(off int64, data []byte)) Trace
+	Prefetch func(ctx context.Context, put func(off int64, data []byte)) Trace
 }
 
 const (
-	defaultAround = 64 << 10
-	maxAround     = 4 << 20
+	defaultFaultAround = 64 << 10
+	maxFaultAround     = 4 << 20
 	// maxStreak is the most that is put ahead of a monitor that goes through its memory in order.
-	maxStreak = 512 << 10
+	maxSequential = 512 << 10
 	// zeroAround is the same where there are zeros, which cost no memory.
-	zeroAround = 256 << 10
+	zeroFaultAround = 256 << 10
 	// handshakeLimit is how long a monitor may take to hand its memory over.
-	handshakeLimit = 10 * time.Second
+	handshakeTimeout = 10 * time.Second
 	// fetches bounds what is asked of a source at once for one monitor.
-	fetches = 64
+	maxFetches = 64
 )
 
 // server answers the faults of one monitor.
 type server struct {
-	file    *File
-	opt     ServeOptions
-	fd      *uffd.FD
-	regions []uffd.Region
-	bell    *uffd.Bell
-	streak  streak // of the loop
+	file       *File
+	opt        ServeOptions
+	fd         *uffd.FD
+	regions    []uffd.Region
+	waker      *uffd.Waker
+	sequential sequential // of the loop
 
-	// fill is held for reading by whoever fills, from the look at gone until the fill is done, and for
+	// installMu is held for reading by whoever fills, from the look at gone until the fill is done, and for
 	// writing by the loop while it reads events and notes removals.
-	fill sync.RWMutex
-	gone map[uint64]bits // by region's base: pages that were given back
+	installMu sync.RWMutex
+	removed   map[uint64]bits // by region's base: pages that were given back
 
-	mu    sync.Mutex
-	under map[uint64]bool // addresses of windows that are being fetched
-	retry []uint64        // faults to look at again when events were read
-	err   error           // why no more is served
-	slots chan struct{}
-	work  sync.WaitGroup
+	mu       sync.Mutex
+	fetching map[uint64]bool // addresses of windows that are being fetched
+	retry    []uint64        // faults to look at again when events were read
+	err      error           // why no more is served
+	slots    chan struct{}
+	work     sync.WaitGroup
 }
 
 // Serve takes a monitor's memory over conn, which it closes, and answers its faults with the content of
@@ -67,7 +67,7 @@ func (f *File) Serve(ctx context.Context, conn *net.UnixConn, opt ServeOptions) 
 	defer func() { err = errors.Join(err, conn.Close()) }()
 	limit, cancel := context.WithTimeoutCause(
 		ctx,
-		handshakeLimit,
+		handshakeTimeout,
 		errors.New("the monitor did not hand its memory over in time"),
 	)
 	fd, regions, err := uffd.Receive(limit, conn)
@@ -80,8 +80,8 @@ func (f *File) Serve(ctx context.Context, conn *net.UnixConn, opt ServeOptions) 
 	}
 	defer func() { err = errors.Join(err, fd.Close()) }()
 	s := &server{
-		file: f, opt: opt, fd: fd, regions: regions, gone: map[uint64]bits{},
-		under: map[uint64]bool{}, slots: make(chan struct{}, fetches),
+		file: f, opt: opt, fd: fd, regions: regions, removed: map[uint64]bits{},
+		fetching: map[uint64]bool{}, slots: make(chan struct{}, maxFetches),
 	}
 	if err := s.check(); err != nil {
 		return fmt.Errorf("serve memory: %w", err)
@@ -91,10 +91,10 @@ func (f *File) Serve(ctx context.Context, conn *net.UnixConn, opt ServeOptions) 
 		return fmt.Errorf("serve memory: %w", err)
 	}
 	defer func() { err = errors.Join(err, peer.Close()) }()
-	if s.bell, err = uffd.NewBell(); err != nil {
+	if s.waker, err = uffd.NewWaker(); err != nil {
 		return fmt.Errorf("serve memory: %w", err)
 	}
-	defer func() { err = errors.Join(err, s.bell.Close()) }()
+	defer func() { err = errors.Join(err, s.waker.Close()) }()
 	if err := s.run(ctx, peer); err != nil {
 		return fmt.Errorf("serve memory: %w", err)
 	}
@@ -103,12 +103,12 @@ func (f *File) Serve(ctx context.Context, conn *net.UnixConn, opt ServeOptions) 
 
 // check holds the regions against the file.
 func (s *server) check() error {
-	s.streak.most = uint64(s.opt.Around)
-	if s.opt.Around == 0 {
-		s.opt.Around, s.streak.most = defaultAround, maxStreak
+	s.sequential.maxBytes = uint64(s.opt.FaultAround)
+	if s.opt.FaultAround == 0 {
+		s.opt.FaultAround, s.sequential.maxBytes = defaultFaultAround, maxSequential
 	}
-	if a := s.opt.Around; a < uffd.Page || a > maxAround || a&(a-1) != 0 {
-		return fmt.Errorf("%d bytes around a page are not a power of two from %d to %d", a, uffd.Page, maxAround)
+	if a := s.opt.FaultAround; a < uffd.Page || a > maxFaultAround || a&(a-1) != 0 {
+		return fmt.Errorf("%d bytes around a page are not a power of two from %d to %d", a, uffd.Page, maxFaultAround)
 	}
 	for _, r := range s.regions {
 		if r.Offset+r.Size > uint64(s.file.size) {
@@ -124,7 +124,7 @@ func (s *server) run(parent context.Context, peer *uffd.Peer) error {
 	rung := make(chan struct{})
 	stop := context.AfterFunc(parent, func() {
 		defer close(rung)
-		s.bell.Ring()
+		s.waker.Wake()
 	})
 	defer s.work.Wait()
 	defer cancel()
@@ -133,8 +133,8 @@ func (s *server) run(parent context.Context, peer *uffd.Peer) error {
 			<-rung
 		}
 	}()
-	if s.opt.Trace != nil {
-		s.work.Go(func() { s.replay(ctx) })
+	if s.opt.Prefetch != nil {
+		s.work.Go(func() { s.prefetch(ctx) })
 	}
 	ended := make(chan error, 1)
 	go func() { // a thread of its own: it blocks in the kernel for most of its life
@@ -144,9 +144,9 @@ func (s *server) run(parent context.Context, peer *uffd.Peer) error {
 	return <-ended
 }
 
-// looks is how often the loop looks for the next event before it sleeps: whoever was just answered often faults
+// spins is how often the loop looks for the next event before it sleeps: whoever was just answered often faults
 // again at once, and to be woken takes longer than to answer. In between others may have the processor.
-const looks = 16
+const spins = 16
 
 // loop reads events and answers them, until the monitor is gone or ctx ends.
 func (s *server) loop(ctx context.Context, peer *uffd.Peer) error {
@@ -159,11 +159,11 @@ func (s *server) loop(ctx context.Context, peer *uffd.Peer) error {
 			return err
 		}
 		if left--; left < 0 || len(again) > 0 {
-			w, err := s.fd.Wait(s.bell, peer, wait(again))
+			w, err := s.fd.Wait(s.waker, peer, pollTimeout(again))
 			if err != nil {
 				return err
 			}
-			if w.Left {
+			if w.PeerClosed {
 				return nil
 			}
 		}
@@ -176,7 +176,7 @@ func (s *server) loop(ctx context.Context, peer *uffd.Peer) error {
 			return err
 		}
 		if len(events) > 0 {
-			left = looks
+			left = spins
 		} else if left > 0 {
 			uffd.Yield()
 		}
@@ -195,7 +195,7 @@ func (s *server) loop(ctx context.Context, peer *uffd.Peer) error {
 // memory needs a moment after its event was read.
 const retryAfter = time.Millisecond
 
-func wait(again []uint64) time.Duration {
+func pollTimeout(again []uint64) time.Duration {
 	if len(again) > 0 {
 		return retryAfter
 	}
@@ -214,8 +214,8 @@ func (s *server) pending() ([]uint64, error) {
 // read reads all events there are and notes removals before any fault is looked at: events may come out of
 // order.
 func (s *server) read(reader *uffd.Reader, events []uffd.Event) ([]uffd.Event, error) {
-	s.fill.Lock()
-	defer s.fill.Unlock()
+	s.installMu.Lock()
+	defer s.installMu.Unlock()
 	events, err := reader.Read(events)
 	for _, e := range events {
 		if e.Kind != uffd.Remove && e.Kind != uffd.Unmap {
@@ -224,15 +224,15 @@ func (s *server) read(reader *uffd.Reader, events []uffd.Event) ([]uffd.Event, e
 		for _, r := range s.regions {
 			from, to := max(e.Start, r.Base), min(e.End, r.Base+r.Size)
 			for at := from; at < to; at += r.PageSize {
-				s.gone[r.Base] = s.gone[r.Base].with(int64((at - r.Base) / r.PageSize))
+				s.removed[r.Base] = s.removed[r.Base].with(int64((at - r.Base) / r.PageSize))
 			}
 		}
 	}
 	return events, err
 }
 
-// later has a fault looked at again, or with an error ends the service.
-func (s *server) later(at uint64, err error) {
+// retryLater has a fault looked at again, or with an error ends the service.
+func (s *server) retryLater(at uint64, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {
@@ -240,7 +240,7 @@ func (s *server) later(at uint64, err error) {
 	} else {
 		s.retry = append(s.retry, at)
 	}
-	s.bell.Ring()
+	s.waker.Wake()
 }
 
 func (s *server) region(at uint64) (uffd.Region, bool) {

@@ -27,7 +27,7 @@ import (
 
 func TestMain(m *testing.M) {
 	uffdtest.Main()
-	if len(os.Args) == 3 && os.Args[1] == pagerMark {
+	if len(os.Args) == 3 && os.Args[1] == pagerProcessArg {
 		if err := pagerProcess(os.Args[2]); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
@@ -37,15 +37,15 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// guest is a process whose memory is served, and how the service ended.
-type guest struct {
+// process is a process whose memory is served, and how the service ended.
+type process struct {
 	*uffdtest.Process
 	t     testing.TB
 	ended chan error
 	stop  context.CancelFunc
 }
 
-func serve(t testing.TB, f *pager.File, size int64, page int, opt pager.ServeOptions) *guest {
+func serve(t testing.TB, f *pager.File, size int64, page int, opt pager.ServeOptions) *process {
 	t.Helper()
 	probetest.Need(t, probe.Config{}, probe.Root, probe.Userfaultfd)
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unix"})
@@ -65,7 +65,7 @@ func serve(t testing.TB, f *pager.File, size int64, page int, opt pager.ServeOpt
 		t.Fatal(errors.Join(err, p.Kill()))
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	g := &guest{Process: p, t: t, ended: make(chan error, 1), stop: cancel}
+	g := &process{Process: p, t: t, ended: make(chan error, 1), stop: cancel}
 	go func() { g.ended <- f.Serve(ctx, conn, opt) }()
 	t.Cleanup(func() {
 		_ = p.Kill()
@@ -80,7 +80,7 @@ func serve(t testing.TB, f *pager.File, size int64, page int, opt pager.ServeOpt
 }
 
 // end waits for the end of the service and answers why it ended.
-func (g *guest) end() error {
+func (g *process) end() error {
 	g.t.Helper()
 	select {
 	case err := <-g.ended:
@@ -92,7 +92,7 @@ func (g *guest) end() error {
 	}
 }
 
-func (g *guest) is(want []byte, off int) {
+func (g *process) wantMemory(want []byte, off int) {
 	g.t.Helper()
 	got, err := g.Sum(int64(off), int64(len(want)))
 	if err != nil {
@@ -103,8 +103,8 @@ func (g *guest) is(want []byte, off int) {
 	}
 }
 
-// plenty is a disk with room.
-func plenty() error { return nil }
+// enoughSpace is a disk with room.
+func enoughSpace() error { return nil }
 
 func file(t testing.TB, source chunkstore.Source, limit time.Duration) *pager.File {
 	t.Helper()
@@ -120,12 +120,12 @@ func TestServeAll(t *testing.T) {
 	for _, around := range []int64{uffd.Page, 0, 1 << 20} {
 		data := pagertest.Pattern(16<<20, holes)
 		f := file(t, pagertest.New(map[string][]byte{"memory": data}), 0)
-		g := serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{Around: around})
-		g.is(data[5<<20:6<<20], 5<<20)
+		g := serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{FaultAround: around})
+		g.wantMemory(data[5<<20:6<<20], 5<<20)
 		if _, err := g.Scatter(0, int64(len(data)), 4); err != nil {
 			t.Fatal(err)
 		}
-		g.is(data, 0)
+		g.wantMemory(data, 0)
 		if err := g.Kill(); err != nil {
 			t.Fatal(err)
 		}
@@ -147,14 +147,14 @@ func TestServesHugePages(t *testing.T) {
 		f,
 		int64(len(data)),
 		uffd.Huge,
-		pager.ServeOptions{Trace: func(_ context.Context, put func(int64, []byte)) pager.Trace {
+		pager.ServeOptions{Prefetch: func(_ context.Context, put func(int64, []byte)) pager.Trace {
 			if put != nil {
 				t.Error("pages of 4 KiB are taken for memory of larger ones")
 			}
 			return pager.Trace{{File: "memory", Offset: 6 << 20, Length: uffd.Page}}
 		}},
 	)
-	g.is(data[:4<<20], 0)
+	g.wantMemory(data[:4<<20], 0)
 	if err := g.Drop(2<<20, uffd.Huge); err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +170,7 @@ func TestServesHugePages(t *testing.T) {
 	if err := errors.Join(os.WriteFile(path, data, 0o600), f.SetLocal(path)); err != nil {
 		t.Fatal(err)
 	}
-	g.is(want, 0)
+	g.wantMemory(want, 0)
 }
 
 func TestRemovedMemoryIsZero(t *testing.T) {
@@ -197,10 +197,10 @@ func TestRemovedMemoryIsZero(t *testing.T) {
 				want[off+i] = byte(off >> 12)
 			}
 		default:
-			g.is(want[off:off+n], off)
+			g.wantMemory(want[off:off+n], off)
 		}
 	}
-	g.is(want, 0)
+	g.wantMemory(want, 0)
 }
 
 // TestRemovalDuringAFetch has a page removed between the question for its content and the answer.
@@ -208,57 +208,57 @@ func TestRemovalDuringAFetch(t *testing.T) {
 	data := pagertest.Pattern(1<<20, nil)
 	source := pagertest.New(map[string][]byte{"memory": data})
 	f := file(t, source, 0)
-	goOn := source.Stand()
+	goOn := source.Block()
 	defer goOn()
 	var trace pager.Trace
 	for at := int64(0); at < int64(len(data)); at += uffd.Page {
 		trace = append(trace, chunkstore.Range{File: "memory", Offset: at, Length: uffd.Page})
 	}
-	g := serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{Trace: known(trace)})
+	g := serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{Prefetch: staticTrace(trace)})
 	if err := g.Drop(0, 512<<10); err != nil { // while the trace is being fetched
 		t.Fatal(err)
 	}
 	goOn()
-	g.is(make([]byte, 512<<10), 0)
-	g.is(data[512<<10:], 512<<10)
+	g.wantMemory(make([]byte, 512<<10), 0)
+	g.wantMemory(data[512<<10:], 512<<10)
 }
 
-func TestTraceIsBroughtInAhead(t *testing.T) {
+func TestTraceIsPrefetched(t *testing.T) {
 	data := pagertest.Pattern(8<<20, holes)
 	source := pagertest.New(map[string][]byte{"memory": data})
 	f := file(t, source, 0)
 	notes := pager.NewRecorder(nil)
-	f.Record(notes)
+	f.SetRecorder(notes)
 	g := serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{})
 	for _, off := range []int{5 << 20, 1 << 20, 3 << 20} {
-		g.is(data[off:off+64<<10], off)
+		g.wantMemory(data[off:off+64<<10], off)
 	}
-	trace := notes.End()
+	trace := notes.Stop()
 	if len(trace) == 0 || trace[0].Offset != 5<<20 {
 		t.Fatalf("trace %v", trace)
 	}
 	again := pagertest.New(map[string][]byte{"memory": data})
 	f = file(t, again, 0)
-	g = serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{Trace: known(trace)})
+	g = serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{Prefetch: staticTrace(trace)})
 	for _, off := range []int{5 << 20, 1 << 20, 3 << 20} {
-		g.is(data[off:off+64<<10], off)
+		g.wantMemory(data[off:off+64<<10], off)
 	}
-	if asked, _ := again.Asked(); asked > trace.Bytes()+3*chunkstore.FrameSize {
+	if asked, _ := again.Fetched(); asked > trace.Bytes()+3*chunkstore.FrameSize {
 		t.Errorf("%d bytes were asked for with a trace of %d", asked, trace.Bytes())
 	}
-	await(t, "what the trace names is asked for", func() bool { return len(again.Ahead()) > 0 })
-	if ahead := again.Ahead(); ahead[0].Offset != 5<<20 {
+	await(t, "what the trace names is asked for", func() bool { return len(again.Prefetched()) > 0 })
+	if ahead := again.Prefetched(); ahead[0].Offset != 5<<20 {
 		t.Errorf("ahead was asked for %v", ahead)
 	}
 }
 
 // What comes with a trace is put in place, and the source is not asked for it. A piece may reach beyond the memory.
-func TestContentComesWithTheTrace(t *testing.T) {
+func TestWorkingSetIsInstalled(t *testing.T) {
 	data := pagertest.Pattern(2<<20, holes)
 	source := pagertest.New(map[string][]byte{"memory": data})
 	placed := make(chan struct{})
 	g := serve(t, file(t, source, 0), int64(len(data)), uffd.Page, pager.ServeOptions{
-		Trace: func(_ context.Context, put func(int64, []byte)) pager.Trace {
+		Prefetch: func(_ context.Context, put func(int64, []byte)) pager.Trace {
 			defer close(placed)
 			put(1<<20, append(bytes.Clone(data[1<<20:]), make([]byte, 8<<10)...))
 			put(4<<20, make([]byte, 8<<10)) // nowhere
@@ -266,11 +266,11 @@ func TestContentComesWithTheTrace(t *testing.T) {
 		},
 	})
 	<-placed
-	g.is(data[1<<20:], 1<<20)
-	if _, reads := source.Asked(); reads > 0 {
+	g.wantMemory(data[1<<20:], 1<<20)
+	if _, reads := source.Fetched(); reads > 0 {
 		t.Errorf("the source was read %d times", reads)
 	}
-	g.is(data[:1<<20], 0)
+	g.wantMemory(data[:1<<20], 0)
 }
 
 // await waits for what another goroutine does soon.
@@ -287,7 +287,7 @@ func await(t *testing.T, what string, holds func() bool) {
 	}
 }
 
-func TestDeadStoreEndsTheService(t *testing.T) {
+func TestUnreachableStoreEndsServe(t *testing.T) {
 	data := pagertest.Pattern(4<<20, nil)
 	for _, c := range []struct {
 		name  string
@@ -297,7 +297,7 @@ func TestDeadStoreEndsTheService(t *testing.T) {
 		{"failing", func(s *pagertest.Source) {
 			s.SetFail(func(string, int64) error { return errors.New("connection refused") })
 		}, "connection refused"},
-		{"standing still", func(s *pagertest.Source) { s.Stand() }, "did not give it within 200ms"},
+		{"standing still", func(s *pagertest.Source) { s.Block() }, "did not give it within 200ms"},
 		{"lying", func(s *pagertest.Source) {
 			s.SetFail(func(string, int64) error { return &chunkstore.DamagedError{Object: "chunk x", Problem: "other bytes"} })
 		}, "chunk x is damaged: other bytes"},
@@ -306,7 +306,7 @@ func TestDeadStoreEndsTheService(t *testing.T) {
 			source := pagertest.New(map[string][]byte{"memory": data})
 			f := file(t, source, 200*time.Millisecond)
 			g := serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{})
-			g.is(data[:uffd.Page], 0)
+			g.wantMemory(data[:uffd.Page], 0)
 			c.spoil(source)
 			go func() { _, _ = g.Touch(2<<20, uffd.Page) }()
 			err := g.end()
@@ -317,7 +317,7 @@ func TestDeadStoreEndsTheService(t *testing.T) {
 	}
 }
 
-func TestDamageThatGoesAway(t *testing.T) {
+func TestDamagedReadIsRetried(t *testing.T) {
 	data := pagertest.Pattern(1<<20, nil)
 	source := pagertest.New(map[string][]byte{"memory": data})
 	tries := 0
@@ -333,11 +333,11 @@ func TestDamageThatGoesAway(t *testing.T) {
 	}
 }
 
-func TestStopLeavesNothing(t *testing.T) {
+func TestServeStopsCleanly(t *testing.T) {
 	data := pagertest.Pattern(1<<20, nil)
 	source := pagertest.New(map[string][]byte{"memory": data})
 	f := file(t, source, 0)
-	goOn := source.Stand()
+	goOn := source.Block()
 	defer goOn()
 	g := serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{})
 	go func() { _, _ = g.Touch(0, uffd.Page) }()
@@ -347,7 +347,7 @@ func TestStopLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestRegionsBeyondTheImage(t *testing.T) {
+func TestRegionBeyondFileIsRefused(t *testing.T) {
 	f := file(t, pagertest.New(map[string][]byte{"memory": make([]byte, 1<<20)}), 0)
 	g := serve(t, f, 2<<20, uffd.Page, pager.ServeOptions{})
 	if err := g.end(); err == nil || !strings.Contains(err.Error(), "image has 1048576 bytes") {
@@ -366,18 +366,18 @@ func TestLocalFileServes(t *testing.T) {
 	}
 	defer own.Close()
 	g := serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{})
-	g.is(data[:1<<20], 0)
-	if err := f.Fill(t.Context(), own, plenty); err != nil {
+	g.wantMemory(data[:1<<20], 0)
+	if err := f.Hydrate(t.Context(), own, enoughSpace); err != nil {
 		t.Fatal(err)
 	}
 	if err := f.SetLocal(path); err != nil {
 		t.Fatal(err)
 	}
 	source.SetFail(func(string, int64) error { return errors.New("the store must not be asked any more") })
-	g.is(data, 0)
+	g.wantMemory(data, 0)
 }
 
-// known is a trace that comes without content.
-func known(t pager.Trace) func(context.Context, func(int64, []byte)) pager.Trace {
+// staticTrace is a trace that comes without content.
+func staticTrace(t pager.Trace) func(context.Context, func(int64, []byte)) pager.Trace {
 	return func(context.Context, func(int64, []byte)) pager.Trace { return t }
 }

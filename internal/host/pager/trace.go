@@ -169,30 +169,30 @@ func (d *decoder) skip(n int) int {
 
 // Recorder notes what is used first. All methods may be called at once.
 type Recorder struct {
-	mu    sync.Mutex
-	seen  map[string]bits
-	trace Trace
-	ended bool
+	mu      sync.Mutex
+	seen    map[string]bits
+	trace   Trace
+	stopped bool
 }
 
 // NewRecorder begins with what is known already: it is not noted again, and Trace leaves it out.
 func NewRecorder(known Trace) *Recorder {
 	r := &Recorder{seen: map[string]bits{}}
 	for _, k := range known {
-		r.Note(k.File, k.Offset, k.Length)
+		r.Record(k.File, k.Offset, k.Length)
 	}
 	r.trace = nil
 	return r
 }
 
-// Note records the use of a range, of which parts may have been noted before.
-func (r *Recorder) Note(file string, off, length int64) {
+// Record records the use of a range, of which parts may have been noted before.
+func (r *Recorder) Record(file string, off, length int64) {
 	if r == nil || off < 0 || length <= 0 {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.ended {
+	if r.stopped {
 		return
 	}
 	seen := r.seen[file]
@@ -211,11 +211,11 @@ func (r *Recorder) Note(file string, off, length int64) {
 	r.seen[file] = seen
 }
 
-// End answers what was noted, and ends the recording.
-func (r *Recorder) End() Trace {
+// Stop answers what was noted, and ends the recording.
+func (r *Recorder) Stop() Trace {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.ended, r.seen = true, nil
+	r.stopped, r.seen = true, nil
 	return r.trace
 }
 

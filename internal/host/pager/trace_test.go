@@ -38,22 +38,22 @@ func TestTraceRoundTrip(t *testing.T) {
 func TestRecorder(t *testing.T) {
 	t.Parallel()
 	r := pager.NewRecorder(pager.Trace{{File: "memory", Offset: 0, Length: 8192}})
-	r.Note("memory", 4096, 12288) // begins with a page that is known
-	r.Note("memory", 16384, 4096) // right behind
-	r.Note("memory", 8000, 10)
-	r.Note("disk.img", 100, 1)
-	r.Note("memory", 1<<20, 0)
-	r.Note("memory", -1, 10)
+	r.Record("memory", 4096, 12288) // begins with a page that is known
+	r.Record("memory", 16384, 4096) // right behind
+	r.Record("memory", 8000, 10)
+	r.Record("disk.img", 100, 1)
+	r.Record("memory", 1<<20, 0)
+	r.Record("memory", -1, 10)
 	want := pager.Trace{{File: "memory", Offset: 8192, Length: 12288}, {File: "disk.img", Offset: 0, Length: 4096}}
-	if got := r.End(); !reflect.DeepEqual(got, want) {
+	if got := r.Stop(); !reflect.DeepEqual(got, want) {
 		t.Errorf("recorded %v, not %v", got, want)
 	}
-	r.Note("memory", 1<<20, 4096)
-	if got := r.End(); len(got) != 2 {
+	r.Record("memory", 1<<20, 4096)
+	if got := r.Stop(); len(got) != 2 {
 		t.Errorf("recorded after the end: %v", got)
 	}
 	var none *pager.Recorder
-	none.Note("memory", 0, 1)
+	none.Record("memory", 0, 1)
 }
 
 func FuzzDecodeTrace(f *testing.F) {
@@ -66,7 +66,7 @@ func FuzzDecodeTrace(f *testing.F) {
 	f.Add(pager.Trace{}.Encode())
 	f.Fuzz(func(t *testing.T, data []byte) {
 		// The checksum is no secret: whoever writes a trace makes it right.
-		for _, data := range [][]byte{data, pager.Resum(data)} {
+		for _, data := range [][]byte{data, pager.FixChecksum(data)} {
 			trace, err := pager.DecodeTrace(data)
 			if err != nil {
 				continue

@@ -66,7 +66,7 @@ func ChooseDriver(ctx context.Context, c Config) (DriverChoice, error) {
 func (c Config) firecrackerBoots(ctx context.Context) string {
 	binary, version, err := firecracker.Find(ctx, c.Firecracker)
 	if err == nil {
-		err = firecracker.Usable(version)
+		err = firecracker.CheckRelease(version)
 	}
 	if errors.Is(err, exec.ErrNotFound) {
 		return "Firecracker is not installed"
@@ -143,7 +143,7 @@ func (c Config) firecracker(ctx context.Context) Finding {
 		return ok("not installed, and of no use without /dev/kvm; machines run in QEMU")
 	}
 	if err == nil {
-		err = firecracker.Usable(version)
+		err = firecracker.CheckRelease(version)
 	}
 	if err == nil && c.Jailer != "" {
 		if err := firecracker.CheckJailer(ctx, c.Jailer, version); err != nil {
@@ -161,8 +161,8 @@ func (c Config) firecracker(ctx context.Context) Finding {
 		return warn(install, "%v; machines run in QEMU", err)
 	}
 	var notes []string
-	for _, f := range firecracker.Faults(version) {
-		notes = append(notes, fmt.Sprintf("%s: %s", f.Weight, f.Text))
+	for _, f := range firecracker.Advisories(version) {
+		notes = append(notes, fmt.Sprintf("%s: %s", f.Severity, f.Text))
 	}
 	text := "Firecracker " + version.String()
 	if len(notes) > 0 {

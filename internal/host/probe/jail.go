@@ -39,12 +39,12 @@ func (c Config) tryJail(ctx context.Context) (err error) {
 	if err := os.Chmod(trees, 0o755); err != nil {
 		return err
 	}
-	j, err := jail.New(jail.Config{Layout: layout, Prefix: fmt.Sprintf("panda-probe-%d", os.Getpid()), Trees: trees})
+	j, err := jail.New(jail.Config{Hierarchy: layout, Prefix: fmt.Sprintf("panda-probe-%d", os.Getpid()), ProgramsDir: trees})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, j.Close()) }()
-	g, err := j.Group(ctx, filepath.Base(trees)[:10], jail.Limits{PIDs: 16})
+	g, err := j.Create(ctx, filepath.Base(trees)[:10], jail.Limits{PIDs: 16})
 	if err != nil {
 		return err
 	}
@@ -52,7 +52,7 @@ func (c Config) tryJail(ctx context.Context) (err error) {
 	return runJailed(j, g)
 }
 
-func runJailed(j *jail.Jail, g *jail.Group) error {
+func runJailed(j *jail.Manager, g *jail.Cgroup) error {
 	uid, gid, err := j.User(0)
 	if err != nil {
 		return err
@@ -63,7 +63,7 @@ func runJailed(j *jail.Jail, g *jail.Group) error {
 	}
 	defer null.Close()
 	const program = "/bin/true"
-	pid, err := g.Start(vmm.Cell{Program: program}, []string{program}, &syscall.ProcAttr{
+	pid, err := g.Start(vmm.JailSpec{Program: program}, []string{program}, &syscall.ProcAttr{
 		Files: []uintptr{null.Fd(), null.Fd(), null.Fd()},
 		Sys:   &syscall.SysProcAttr{Setsid: true, Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}},
 	})

@@ -12,15 +12,15 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// maxSummed bounds the files whose content is checked before every restore: device states are tens of
+// maxHashedBytes bounds the files whose content is checked before every restore: device states are tens of
 // KiB, and a MiB is hashed in about a millisecond.
-const maxSummed = 1 << 20
+const maxHashedBytes = 1 << 20
 
 // Check says whether a snapshot's files are what was stored, as far as that can be told in about a
 // millisecond: the size of every file, and the content of small ones. It answers a *DamagedError.
 func Check(snap Snapshot) error {
 	for _, f := range snap.Manifest.Files {
-		if err := snap.checkFile(f, f.Bytes <= maxSummed); err != nil {
+		if err := snap.checkFile(f, f.Bytes <= maxHashedBytes); err != nil {
 			return err
 		}
 	}

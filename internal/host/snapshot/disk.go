@@ -29,11 +29,11 @@ func CheckDataDisks(disks []DataDisk) error {
 			return fmt.Errorf("data disk %q of %d MiB: %w", d.Name, d.MiB, ErrInvalid)
 		}
 	}
-	return checkPlaces(disks)
+	return checkNamesAndMounts(disks)
 }
 
-// checkPlaces is CheckDataDisks of disks whose sizes are not known yet.
-func checkPlaces(disks []DataDisk) error {
+// checkNamesAndMounts is CheckDataDisks of disks whose sizes are not known yet.
+func checkNamesAndMounts(disks []DataDisk) error {
 	if len(disks) > MaxDataDisks {
 		return fmt.Errorf("%d data disks, and at most %d are possible: %w", len(disks), MaxDataDisks, ErrInvalid)
 	}

@@ -48,7 +48,7 @@ func (d *Draft) Commit(snap Snapshot) (Snapshot, error) {
 	if err := snap.Ref.check(); err != nil {
 		return Snapshot{}, err
 	}
-	if err := checkPlaces(snap.Data); err != nil {
+	if err := checkNamesAndMounts(snap.Data); err != nil {
 		return Snapshot{}, fmt.Errorf("commit %s: %w", snap.Ref, err)
 	}
 	s := d.store
@@ -64,12 +64,12 @@ func (d *Draft) Commit(snap Snapshot) (Snapshot, error) {
 		return Snapshot{}, err
 	}
 	if err := errors.Join(os.Rename(d.dir, to), durable.SyncDir(filepath.Dir(to))); err != nil {
-		return Snapshot{}, errors.Join(fmt.Errorf("commit %s: %w", snap.Ref, err), s.giveUp(snap.Ref, to))
+		return Snapshot{}, errors.Join(fmt.Errorf("commit %s: %w", snap.Ref, err), s.abortCommit(snap.Ref, to))
 	}
 	snap.dir = to
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.entries[snap.Ref] = &entry{snap: snap, dir: to, holds: 1}
+	s.entries[snap.Ref] = &entry{snap: snap, dir: to, refs: 1}
 	return snap, nil
 }
 
@@ -80,12 +80,12 @@ func (s *Store) reserve(ref Ref) error {
 	if s.entries[ref] != nil {
 		return fmt.Errorf("%s: %w", ref, ErrExists)
 	}
-	s.entries[ref] = &entry{err: fmt.Errorf("%s: %w", ref, ErrNotFound), holds: 1}
+	s.entries[ref] = &entry{err: fmt.Errorf("%s: %w", ref, ErrNotFound), refs: 1}
 	return nil
 }
 
-// giveUp ends a commit whose rename failed, or was done and could not be made durable.
-func (s *Store) giveUp(ref Ref, dir string) error {
+// abortCommit ends a commit whose rename failed, or was done and could not be made durable.
+func (s *Store) abortCommit(ref Ref, dir string) error {
 	s.mu.Lock()
 	delete(s.entries, ref)
 	s.mu.Unlock()
@@ -94,7 +94,7 @@ func (s *Store) giveUp(ref Ref, dir string) error {
 
 // finish measures the draft, makes its disks durable and writes its description.
 func (d *Draft) finish(snap *Snapshot) (err error) {
-	if snap.Bytes, err = d.store.weigh(d.dir); err != nil {
+	if snap.Bytes, err = d.store.ownBytes(d.dir); err != nil {
 		return err
 	}
 	var syncs errgroup.Group // all at once: the file system's log is written for all of them together
@@ -104,10 +104,10 @@ func (d *Draft) finish(snap *Snapshot) (err error) {
 	}
 	small := map[string][]byte{}
 	if snap.Anonymous {
-		small[spentFile] = []byte{unspent}
+		small[consumedFile] = []byte{notConsumed}
 	}
 	if snap.origin != nil {
-		small[partialFile] = snap.origin
+		small[originFile] = snap.origin
 	}
 	if small[metaFile], err = json.MarshalIndent(snap, "", "  "); err != nil {
 		return err
@@ -132,8 +132,8 @@ func syncFile(path string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// blocks is the Measure used without a better one.
-func blocks(path string) (apparent, own int64, err error) {
+// allocatedBytes is the Measure used without a better one.
+func allocatedBytes(path string) (apparent, own int64, err error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return 0, 0, err

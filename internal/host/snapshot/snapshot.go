@@ -82,19 +82,19 @@ type Snapshot struct {
 	Labels    map[string]string `json:"labels,omitempty"`
 	Manifest  vmm.Manifest      `json:"manifest"`
 
-	dir    string
-	spent  bool
-	origin []byte
+	dir      string
+	consumed bool
+	origin   []byte
 }
 
-// Partial says that not all content is on this host's disk yet, as far as was known when it was answered.
-func (s Snapshot) Partial() bool { return s.origin != nil }
+// RemoteBacked says that not all content is on this host's disk yet, as far as was known when it was answered.
+func (s Snapshot) RemoteBacked() bool { return s.origin != nil }
 
 // Origin says where the rest of a partial snapshot comes from; nil: it is whole. It is not to be changed.
 func (s Snapshot) Origin() []byte { return s.origin }
 
-// Labelled puts labels over those that a description has.
-func (s Snapshot) Labelled(labels map[string]string) Snapshot {
+// WithLabels puts labels over those that a description has.
+func (s Snapshot) WithLabels(labels map[string]string) Snapshot {
 	all := map[string]string{}
 	maps.Copy(all, s.Labels)
 	maps.Copy(all, labels)
@@ -102,14 +102,14 @@ func (s Snapshot) Labelled(labels map[string]string) Snapshot {
 	return s
 }
 
-// From makes a description that of a partial snapshot, to be committed so. origin is not empty.
-func (s Snapshot) From(origin []byte) Snapshot {
+// WithOrigin makes a description that of a partial snapshot, to be committed so. origin is not empty.
+func (s Snapshot) WithOrigin(origin []byte) Snapshot {
 	s.origin = origin
 	return s
 }
 
-// Spent says that Spend was called for an anonymous snapshot.
-func (s Snapshot) Spent() bool { return s.spent }
+// Consumed says that Spend was called for an anonymous snapshot.
+func (s Snapshot) Consumed() bool { return s.consumed }
 
 // Dir is the directory of a stored snapshot.
 func (s Snapshot) Dir() string { return s.dir }
@@ -153,7 +153,7 @@ var (
 	ErrExists   = errors.New("snapshot exists already")
 	ErrInvalid  = errors.New("not a name of a snapshot")
 	// ErrPartial: what is needed of the snapshot is still coming from the object store.
-	ErrPartial = errors.New("snapshot is not all on this host yet; try again when it has arrived")
+	ErrRemoteBacked = errors.New("snapshot is not all on this host yet; try again when it has arrived")
 )
 
 // DamagedError says which file of a snapshot is not what was stored. The snapshot cannot be used.

@@ -152,7 +152,7 @@ func TestHeldFilesOutliveDeletion(t *testing.T) {
 			dir := t.TempDir()
 			s := open(t, dir)
 			snap := commit(t, s, snapshot.Snapshot{Ref: "snapshots/x"})
-			if err := s.Collect(); err != nil {
+			if err := s.GC(); err != nil {
 				t.Fatal(err)
 			}
 			if err := s.Delete(snap.Ref); err != nil {
@@ -166,10 +166,10 @@ func TestHeldFilesOutliveDeletion(t *testing.T) {
 			}
 			if anew { // the hold is lost and taken anew by whoever finds the machine
 				s = open(t, dir)
-				if _, err := s.Hold(snap.Ref); err != nil {
+				if _, err := s.Acquire(snap.Ref); err != nil {
 					t.Fatal(err)
 				}
-				if err := s.Collect(); err != nil {
+				if err := s.GC(); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -202,7 +202,7 @@ func TestAnonymousLivesWhileHeld(t *testing.T) {
 	if len(files(t, dir)) == 0 {
 		t.Error("collected before Collect was called")
 	}
-	if err := s.Collect(); err != nil {
+	if err := s.GC(); err != nil {
 		t.Fatal(err)
 	}
 	if left := files(t, dir); len(left) != 0 {
@@ -210,21 +210,21 @@ func TestAnonymousLivesWhileHeld(t *testing.T) {
 	}
 }
 
-func TestSpentIsRemembered(t *testing.T) {
+func TestConsumedIsDurable(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
 	snap := commit(t, s, snapshot.Snapshot{Ref: "snapshots/x", Anonymous: true})
 	named := commit(t, s, snapshot.Snapshot{Ref: "snapshots/y"})
-	if err := s.Spend(named.Ref); !errors.Is(err, snapshot.ErrNotFound) {
+	if err := s.MarkConsumed(named.Ref); !errors.Is(err, snapshot.ErrNotFound) {
 		t.Errorf("spend of a named snapshot: %v, want ErrNotFound", err)
 	}
 	for _, want := range []bool{false, true} {
 		for _, s := range []*snapshot.Store{s, open(t, dir)} {
-			if got, err := s.Get(snap.Ref); err != nil || got.Spent() != want {
-				t.Errorf("spent %v, %v; want %v", got.Spent(), err, want)
+			if got, err := s.Get(snap.Ref); err != nil || got.Consumed() != want {
+				t.Errorf("spent %v, %v; want %v", got.Consumed(), err, want)
 			}
 		}
-		if err := s.Spend(snap.Ref); err != nil {
+		if err := s.MarkConsumed(snap.Ref); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -266,10 +266,10 @@ func TestUnreadableSnapshotIsKeptAndCanBeDeleted(t *testing.T) {
 	if _, err := s.Get(snap.Ref); !errors.As(err, &damaged) {
 		t.Errorf("get: %v, want a DamagedError", err)
 	}
-	if _, err := s.Hold(snap.Ref); !errors.As(err, &damaged) {
+	if _, err := s.Acquire(snap.Ref); !errors.As(err, &damaged) {
 		t.Errorf("hold: %v, want a DamagedError", err)
 	}
-	if err := s.Collect(); err != nil {
+	if err := s.GC(); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Delete(snap.Ref); err != nil {
@@ -280,8 +280,8 @@ func TestUnreadableSnapshotIsKeptAndCanBeDeleted(t *testing.T) {
 	}
 }
 
-// TestWeigh measures a snapshot that took less on its own when it was made than it does now.
-func TestWeigh(t *testing.T) {
+// TestUpdateSize measures a snapshot that took less on its own when it was made than it does now.
+func TestUpdateSize(t *testing.T) {
 	dir, own := t.TempDir(), int64(0)
 	open := func() *snapshot.Store {
 		t.Helper()
@@ -295,7 +295,7 @@ func TestWeigh(t *testing.T) {
 	snap := commit(t, s, snapshot.Snapshot{Ref: "snapshots/one"})
 	own = 10 // of each file, its description too
 	for _, row := range []struct{ least, want int64 }{{0, 40}, {100, 100}} {
-		if err := s.Weigh(snap.Ref, row.least); err != nil {
+		if err := s.UpdateSize(snap.Ref, row.least); err != nil {
 			t.Fatal(err)
 		}
 		for _, s := range []*snapshot.Store{s, open()} {
@@ -307,7 +307,7 @@ func TestWeigh(t *testing.T) {
 	if err := s.Delete(snap.Ref); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Weigh(snap.Ref, 0); !errors.Is(err, snapshot.ErrNotFound) {
+	if err := s.UpdateSize(snap.Ref, 0); !errors.Is(err, snapshot.ErrNotFound) {
 		t.Errorf("a deleted one: %v", err)
 	}
 }

@@ -18,13 +18,13 @@ import (
 
 // Names below the root and in a snapshot's directory.
 const (
-	draftsDir   = "drafts"
-	metaFile    = "snapshot.json"
-	removedFile = "removed"
-	partialFile = "partial" // of partial snapshots: their origin
-	spentFile   = "spent"   // of anonymous snapshots: one byte, written in place
-	imageDir    = "image"
-	diskFile    = "disk.img"
+	draftsDir    = "drafts"
+	metaFile     = "snapshot.json"
+	removedFile  = "removed"
+	originFile   = "partial" // of partial snapshots: their origin
+	consumedFile = "spent"   // of anonymous snapshots: one byte, written in place
+	imageDir     = "image"
+	diskFile     = "disk.img"
 )
 
 // Measure tells how large a file is and how much of the disk nobody else shares with it.
@@ -32,20 +32,20 @@ type Measure func(path string) (apparent, own int64, err error)
 
 // Store is the set of snapshots below one directory.
 type Store struct {
-	root    string
-	areas   []string
-	measure Measure
-	spared  chan struct{} // as Spared says; has room for one
+	root     string
+	areas    []string
+	measure  Measure
+	released chan struct{} // as Spared says; has room for one
 
 	mu        sync.Mutex
 	entries   map[Ref]*entry
-	collected bool // Collect was called: files may go as soon as nobody holds them
+	gcEnabled bool // Collect was called: files may go as soon as nobody holds them
 }
 
 type entry struct {
 	snap    Snapshot
 	dir     string
-	holds   int
+	refs    int
 	removed bool
 	err     error // why there is no snapshot to answer: it is damaged, or being made
 }
@@ -55,9 +55,9 @@ type entry struct {
 // deleted. measure may be nil; sizes are then those of all blocks, shared or not.
 func Open(root string, measure Measure, areas ...string) (*Store, error) {
 	if measure == nil {
-		measure = blocks
+		measure = allocatedBytes
 	}
-	s := &Store{root: root, areas: areas, measure: measure, spared: make(chan struct{}, 1), entries: map[Ref]*entry{}}
+	s := &Store{root: root, areas: areas, measure: measure, released: make(chan struct{}, 1), entries: map[Ref]*entry{}}
 	drafts := filepath.Join(root, draftsDir)
 	if err := os.RemoveAll(drafts); err != nil {
 		return nil, fmt.Errorf("open snapshots: %w", err)
@@ -125,39 +125,39 @@ func read(dir string, ref Ref) (Snapshot, error) {
 		return Snapshot{}, &DamagedError{Ref: ref, File: metaFile, Problem: fmt.Sprintf("names itself %s", snap.Ref)}
 	}
 	snap.dir = dir
-	origin, err := os.ReadFile(filepath.Join(dir, partialFile))
+	origin, err := os.ReadFile(filepath.Join(dir, originFile))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return Snapshot{}, &DamagedError{Ref: ref, File: partialFile, Problem: err.Error()}
+		return Snapshot{}, &DamagedError{Ref: ref, File: originFile, Problem: err.Error()}
 	}
 	snap.origin = origin
 	if snap.Anonymous {
-		mark, err := os.ReadFile(filepath.Join(dir, spentFile))
+		mark, err := os.ReadFile(filepath.Join(dir, consumedFile))
 		if err != nil || len(mark) != 1 {
 			return Snapshot{}, &DamagedError{
 				Ref:     ref,
-				File:    spentFile,
+				File:    consumedFile,
 				Problem: fmt.Sprintf("%d bytes, %v", len(mark), err),
 			}
 		}
-		snap.spent = mark[0] != unspent
+		snap.consumed = mark[0] != notConsumed
 	}
 	return snap, nil
 }
 
-// unspent is what the mark of an anonymous snapshot holds until Spend.
-const unspent = '0'
+// notConsumed is what the mark of an anonymous snapshot holds until Spend.
+const notConsumed = '0'
 
-// Spend notes, durably, that the state in an anonymous snapshot was used and may not be used again; its
+// MarkConsumed notes, durably, that the state in an anonymous snapshot was used and may not be used again; its
 // memory still serves those that hold it. It overwrites one byte in place, which costs one write and no
 // change of the file system's own records.
-func (s *Store) Spend(ref Ref) error {
+func (s *Store) MarkConsumed(ref Ref) error {
 	s.mu.Lock()
 	e := s.entries[ref]
 	s.mu.Unlock()
 	if e == nil || e.err != nil || !e.snap.Anonymous {
 		return fmt.Errorf("spend %s: %w", ref, ErrNotFound)
 	}
-	f, err := os.OpenFile(filepath.Join(e.dir, spentFile), os.O_WRONLY, 0)
+	f, err := os.OpenFile(filepath.Join(e.dir, consumedFile), os.O_WRONLY, 0)
 	if err != nil {
 		return fmt.Errorf("spend %s: %w", ref, err)
 	}
@@ -167,7 +167,7 @@ func (s *Store) Spend(ref Ref) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e.snap.spent = true
+	e.snap.consumed = true
 	return nil
 }
 
@@ -198,8 +198,8 @@ func (s *Store) List(area string) []Snapshot {
 	return out
 }
 
-// Hold answers a snapshot, deleted or not, and keeps its files until Release is called as often.
-func (s *Store) Hold(ref Ref) (Snapshot, error) {
+// Acquire answers a snapshot, deleted or not, and keeps its files until Release is called as often.
+func (s *Store) Acquire(ref Ref) (Snapshot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.entries[ref]
@@ -209,7 +209,7 @@ func (s *Store) Hold(ref Ref) (Snapshot, error) {
 	if e.err != nil {
 		return Snapshot{}, e.err
 	}
-	e.holds++
+	e.refs++
 	return e.snap, nil
 }
 
@@ -217,13 +217,13 @@ func (s *Store) Hold(ref Ref) (Snapshot, error) {
 func (s *Store) Release(ref Ref) error {
 	s.mu.Lock()
 	e := s.entries[ref]
-	if e == nil || e.holds == 0 {
+	if e == nil || e.refs == 0 {
 		s.mu.Unlock()
 		return fmt.Errorf("release %s: not held", ref)
 	}
-	e.holds--
-	s.spare(e)
-	gone := s.take(ref, e)
+	e.refs--
+	s.notifyReleased(e)
+	gone := s.dropIfUnused(ref, e)
 	s.mu.Unlock()
 	return s.removeFiles(gone)
 }
@@ -237,22 +237,22 @@ func (s *Store) Delete(ref Ref) error {
 		s.mu.Unlock()
 		return fmt.Errorf("%s: %w", ref, ErrNotFound)
 	}
-	if e.holds > 0 || !s.collected {
-		if err := mark(e.dir); err != nil {
+	if e.refs > 0 || !s.gcEnabled {
+		if err := markDeleted(e.dir); err != nil {
 			s.mu.Unlock()
 			return fmt.Errorf("delete %s: %w", ref, err)
 		}
 	}
 	e.removed = true
-	s.spare(e)
-	gone := s.take(ref, e)
+	s.notifyReleased(e)
+	gone := s.dropIfUnused(ref, e)
 	s.mu.Unlock()
 	return s.removeFiles(gone)
 }
 
-// mark notes in a snapshot's directory, durably, that it is deleted. That is a second name for a file that is there, since
+// markDeleted notes in a snapshot's directory, durably, that it is deleted. That is a second name for a file that is there, since
 // the disk may be full when somebody deletes to make room: it takes no block.
-func mark(dir string) error {
+func markDeleted(dir string) error {
 	err := os.Link(filepath.Join(dir, metaFile), filepath.Join(dir, removedFile))
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
@@ -260,60 +260,60 @@ func mark(dir string) error {
 	return durable.SyncDir(dir)
 }
 
-// Spared gives something after a deleted snapshot is held by one holder less, or a held one was deleted: who only holds
+// Released gives something after a deleted snapshot is held by one holder less, or a held one was deleted: who only holds
 // snapshots for others looks at Needed then. There is one reader.
-func (s *Store) Spared() <-chan struct{} { return s.spared }
+func (s *Store) Released() <-chan struct{} { return s.released }
 
-// spare tells the reader of Spared. The caller holds s.mu.
-func (s *Store) spare(e *entry) {
-	if !e.removed || e.holds == 0 {
+// notifyReleased tells the reader of Spared. The caller holds s.mu.
+func (s *Store) notifyReleased(e *entry) {
+	if !e.removed || e.refs == 0 {
 		return
 	}
 	select {
-	case s.spared <- struct{}{}:
+	case s.released <- struct{}{}:
 	default: // it will look anyway
 	}
 }
 
-// Needed tells whether a snapshot is there and not deleted, or held more often than holds.
-func (s *Store) Needed(ref Ref, holds int) bool {
+// InUse tells whether a snapshot is there and not deleted, or held more often than holds.
+func (s *Store) InUse(ref Ref, holds int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.entries[ref]
-	return e != nil && (!e.removed || e.holds > holds)
+	return e != nil && (!e.removed || e.refs > holds)
 }
 
-// Collect removes the files of all snapshots that are deleted or anonymous and that nobody holds, and
+// GC removes the files of all snapshots that are deleted or anonymous and that nobody holds, and
 // from now on such files go at once. Call it when everything in use is held.
-func (s *Store) Collect() error {
+func (s *Store) GC() error {
 	s.mu.Lock()
-	s.collected = true
+	s.gcEnabled = true
 	var gone []string
 	for ref, e := range s.entries {
-		gone = append(gone, s.take(ref, e)...)
+		gone = append(gone, s.dropIfUnused(ref, e)...)
 	}
 	s.mu.Unlock()
 	return s.removeFiles(gone)
 }
 
-// take forgets an entry whose files may go and answers their directories. The caller holds s.mu.
-func (s *Store) take(ref Ref, e *entry) []string {
-	if !s.collected || e.holds > 0 || !e.removed && !e.snap.Anonymous {
+// dropIfUnused forgets an entry whose files may go and answers their directories. The caller holds s.mu.
+func (s *Store) dropIfUnused(ref Ref, e *entry) []string {
+	if !s.gcEnabled || e.refs > 0 || !e.removed && !e.snap.Anonymous {
 		return nil
 	}
 	delete(s.entries, ref)
 	return []string{e.dir}
 }
 
-// Weigh measures anew what a snapshot takes of the host's disk on its own, durably: what it shared with a machine
+// UpdateSize measures anew what a snapshot takes of the host's disk on its own, durably: what it shared with a machine
 // that has ended is its own. It is least bytes or more, for what the snapshot shares with files that are there for
 // it. ErrNotFound when it is not there or deleted.
-func (s *Store) Weigh(ref Ref, least int64) error {
+func (s *Store) UpdateSize(ref Ref, least int64) error {
 	snap, err := s.Get(ref)
 	if err != nil {
 		return err
 	}
-	bytes, err := s.weigh(snap.dir)
+	bytes, err := s.ownBytes(snap.dir)
 	snap.Bytes = max(bytes, least)
 	if err == nil {
 		err = durable.WriteJSON(filepath.Join(snap.dir, metaFile), snap)
@@ -329,8 +329,8 @@ func (s *Store) Weigh(ref Ref, least int64) error {
 	return nil
 }
 
-// weigh sums up what the files below a directory take on their own.
-func (s *Store) weigh(dir string) (bytes int64, err error) {
+// ownBytes sums up what the files below a directory take on their own.
+func (s *Store) ownBytes(dir string) (bytes int64, err error) {
 	err = filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 		if err != nil || !e.Type().IsRegular() {
 			return err

@@ -47,7 +47,7 @@ func (c *Context) archiveKind(e *entry) (kind archiveKind, err error) {
 	in := bufio.NewReader(io.LimitReader(r, e.size))
 	head, _ := in.Peek(512) // a shorter file is no archive
 	if bytes.HasPrefix(head, []byte("\xfd7zXZ\x00")) {
-		return 0, bad("%s: ADD does not unpack xz archives; COPY it and unpack it with RUN", clip(e.name, 200))
+		return 0, contextErrorf("%s: ADD does not unpack xz archives; COPY it and unpack it with RUN", truncate(e.name, 200))
 	}
 	for _, m := range magics {
 		if len(head) >= m.offset+len(m.magic) && string(head[m.offset:m.offset+len(m.magic)]) == m.magic {
@@ -111,33 +111,33 @@ func (u *unpacker) unpack(ctx context.Context, e *entry) (err error) {
 	defer func() { err = errors.Join(err, r.Close()) }()
 	plain, end, err := decompress(kind, bufio.NewReader(io.LimitReader(r, e.size)))
 	if err != nil {
-		return bad("unpack %s: %v", clip(e.name, 200), err)
+		return contextErrorf("unpack %s: %v", truncate(e.name, 200), err)
 	}
 	defer end()
 	// Padding and headers count too: a stream of nothing but headers is bounded by the same number.
-	in := tar.NewReader(&limited{r: plain, left: 2*u.s.c.limits.MaxBytes + 4096*int64(u.s.c.limits.MaxFiles)})
+	in := tar.NewReader(&failingLimitReader{r: plain, left: 2*u.s.c.limits.MaxBytes + 4096*int64(u.s.c.limits.MaxFiles)})
 	for {
 		if err := context.Cause(ctx); err != nil {
-			return fmt.Errorf("unpack %s: %w", clip(e.name, 200), err)
+			return fmt.Errorf("unpack %s: %w", truncate(e.name, 200), err)
 		}
 		h, err := in.Next()
 		if err == io.EOF {
 			return nil
 		} else if err != nil {
-			return bad("unpack %s: %v", clip(e.name, 200), err)
+			return contextErrorf("unpack %s: %v", truncate(e.name, 200), err)
 		}
-		if err := u.one(h, in); err != nil {
-			return fmt.Errorf("unpack %s: %w", clip(e.name, 200), err)
+		if err := u.unpackEntry(h, in); err != nil {
+			return fmt.Errorf("unpack %s: %w", truncate(e.name, 200), err)
 		}
 	}
 }
 
-// one writes one file of an archive.
-func (u *unpacker) one(h *tar.Header, in io.Reader) error {
+// unpackEntry writes one file of an archive.
+func (u *unpacker) unpackEntry(h *tar.Header, in io.Reader) error {
 	if h.Typeflag == tar.TypeXGlobalHeader {
 		return nil
 	}
-	name, err := insideName(h.Name)
+	name, err := cleanName(h.Name)
 	if err != nil {
 		return err
 	}
@@ -147,7 +147,7 @@ func (u *unpacker) one(h *tar.Header, in io.Reader) error {
 	u.files++
 	u.bytes += h.Size
 	if l := u.s.c.limits; u.files > l.MaxFiles || u.bytes > l.MaxBytes {
-		return bad("unpacked, it has more than %d files or %d bytes", l.MaxFiles, l.MaxBytes)
+		return contextErrorf("unpacked, it has more than %d files or %d bytes", l.MaxFiles, l.MaxBytes)
 	}
 	put := &tar.Header{
 		Typeflag: h.Typeflag,
@@ -166,11 +166,11 @@ func (u *unpacker) one(h *tar.Header, in io.Reader) error {
 		put.Name += "/"
 	case tar.TypeSymlink:
 	case tar.TypeLink:
-		if put.Linkname, err = insideName(h.Linkname); err != nil {
+		if put.Linkname, err = cleanName(h.Linkname); err != nil {
 			return err
 		}
 	default:
-		return bad("%s is a device or pipe", clip(name, 200))
+		return contextErrorf("%s is a device or pipe", truncate(name, 200))
 	}
 	for key, value := range h.PAXRecords {
 		if strings.HasPrefix(key, "SCHILY.xattr.") {
@@ -191,19 +191,19 @@ func (u *unpacker) one(h *tar.Header, in io.Reader) error {
 	}
 	if put.Typeflag == tar.TypeReg {
 		if _, err := io.Copy(u.out, in); err != nil {
-			return bad("%s: %v", clip(name, 200), err)
+			return contextErrorf("%s: %v", truncate(name, 200), err)
 		}
 	}
 	return nil
 }
 
-// limited is a reader that fails, rather than ends, after left bytes.
-type limited struct {
+// failingLimitReader is a reader that fails, rather than ends, after left bytes.
+type failingLimitReader struct {
 	r    io.Reader
 	left int64
 }
 
-func (l *limited) Read(p []byte) (int, error) {
+func (l *failingLimitReader) Read(p []byte) (int, error) {
 	if l.left <= 0 {
 		return 0, errors.New("the archive is too large unpacked")
 	}

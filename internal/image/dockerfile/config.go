@@ -13,7 +13,7 @@ import (
 )
 
 // configure carries out instructions that change no file.
-func (st *state) configure(cmd instructions.Command) error {
+func (st *stageBuilder) configure(cmd instructions.Command) error {
 	c := &st.stage.Config
 	switch cmd := cmd.(type) {
 	case *instructions.UserCommand:
@@ -33,7 +33,7 @@ func (st *state) configure(cmd instructions.Command) error {
 		return st.expose(cmd)
 	case *instructions.StopSignalCommand:
 		if !validSignal.MatchString(cmd.Signal) {
-			return fmt.Errorf("%q is no signal", clip(cmd.Signal, 40))
+			return fmt.Errorf("%q is no signal", truncate(cmd.Signal, 40))
 		}
 		c.StopSignal = cmd.Signal
 	case *instructions.CmdCommand:
@@ -57,15 +57,15 @@ var (
 	validMode   = regexp.MustCompile(`^[0-7]{1,5}$`)
 )
 
-func (st *state) setUser(user string) error {
+func (st *stageBuilder) setUser(user string) error {
 	if !validUser.MatchString(user) {
-		return fmt.Errorf("%q is no user", clip(user, 100))
+		return fmt.Errorf("%q is no user", truncate(user, 100))
 	}
 	st.stage.Config.User = user
 	return nil
 }
 
-func (st *state) argv(line []string, shell bool) []string {
+func (st *stageBuilder) argv(line []string, shell bool) []string {
 	switch {
 	case len(line) == 0:
 		return nil
@@ -75,7 +75,7 @@ func (st *state) argv(line []string, shell bool) []string {
 	return slices.Clone(line)
 }
 
-func (st *state) health(h *dockerspec.HealthcheckConfig) error {
+func (st *stageBuilder) health(h *dockerspec.HealthcheckConfig) error {
 	if len(h.Test) == 0 || h.Test[0] == "NONE" {
 		st.stage.Config.Health = &Health{None: true}
 		return nil
@@ -96,7 +96,7 @@ const (
 )
 
 // expose adds ports: "80", "80/udp", "8000-8010/tcp".
-func (st *state) expose(cmd *instructions.ExposeCommand) error {
+func (st *stageBuilder) expose(cmd *instructions.ExposeCommand) error {
 	c := &st.stage.Config
 	c.Expose = slices.Clone(c.Expose)
 	slices.Sort(c.Expose) // a base may have them in any order
@@ -141,7 +141,7 @@ func parsePorts(text string) (first, last int, proto string, err error) {
 	last, err2 := strconv.Atoi(high)
 	known := proto == "tcp" || proto == "udp" || proto == "sctp"
 	if err1 != nil || err2 != nil || !known || first < 1 || last > 65535 || first > last || last-first >= maxPorts {
-		return 0, 0, "", fmt.Errorf("%q is no port", clip(text, 40))
+		return 0, 0, "", fmt.Errorf("%q is no port", truncate(text, 40))
 	}
 	return first, last, proto, nil
 }

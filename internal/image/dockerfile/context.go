@@ -41,7 +41,7 @@ func (l Limits) withDefaults() Limits {
 // reading it.
 var ErrContext = errors.New("build context")
 
-func bad(format string, args ...any) error {
+func contextErrorf(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{ErrContext}, args...)...)
 }
 
@@ -53,7 +53,7 @@ type entry struct {
 	modified time.Time
 	link     string // target of a symbolic link
 	offset   int64  // of the content in a tar stream
-	hidden   bool   // left out by .dockerignore, kept for ReadFile
+	ignored  bool   // left out by .dockerignore, kept for ReadFile
 	children []string
 
 	once sync.Once // guards sum and err
@@ -78,7 +78,7 @@ type Context struct {
 // spend counts work, and refuses to go on beyond the limit.
 func (c *Context) spend(n int) error {
 	if c.work.Add(int64(n)) > c.limits.MaxWork {
-		return bad("too many patterns for so many files")
+		return contextErrorf("too many patterns for so many files")
 	}
 	return nil
 }
@@ -130,7 +130,7 @@ func OpenDir(fsys fs.FS, limits Limits, keep ...string) (*Context, error) {
 		case out && !ig.keep[name]:
 			return nil
 		}
-		e := &entry{name: name, mode: d.Type(), hidden: out}
+		e := &entry{name: name, mode: d.Type(), ignored: out}
 		if err := e.fromDir(fsys, d); err != nil {
 			return err
 		}
@@ -157,7 +157,7 @@ func (e *entry) fromDir(fsys fs.FS, d fs.DirEntry) error {
 	case e.mode.IsRegular():
 		e.size = info.Size()
 	default:
-		return bad("%s is neither file, directory nor symbolic link", clip(e.name, 200))
+		return contextErrorf("%s is neither file, directory nor symbolic link", truncate(e.name, 200))
 	}
 	return nil
 }
@@ -165,14 +165,14 @@ func (e *entry) fromDir(fsys fs.FS, d fs.DirEntry) error {
 // add takes e in, below directories that are there or are made for it.
 func (c *Context) add(e *entry) error {
 	if len(e.name) > 4096 || strings.Count(e.name, "/") > 255 {
-		return bad("%s: the path is too long", clip(e.name, 100))
+		return contextErrorf("%s: the path is too long", truncate(e.name, 100))
 	}
 	if err := c.parents(e); err != nil {
 		return err
 	}
 	if old := c.entries[e.name]; old != nil {
 		if old.isDir() != e.isDir() {
-			return bad("%s is a directory and something else", clip(e.name, 200))
+			return contextErrorf("%s is a directory and something else", truncate(e.name, 200))
 		}
 		c.files--
 		c.bytes -= old.size
@@ -185,10 +185,10 @@ func (c *Context) add(e *entry) error {
 
 func (c *Context) bounded() error {
 	if c.files > c.limits.MaxFiles {
-		return bad("more than %d files", c.limits.MaxFiles)
+		return contextErrorf("more than %d files", c.limits.MaxFiles)
 	}
 	if c.bytes > c.limits.MaxBytes {
-		return bad("larger than %d bytes", c.limits.MaxBytes)
+		return contextErrorf("larger than %d bytes", c.limits.MaxBytes)
 	}
 	return nil
 }
@@ -198,14 +198,14 @@ func (c *Context) parents(e *entry) error {
 	for dir := path.Dir(e.name); ; dir = path.Dir(dir) {
 		above := c.entries[dir]
 		if above != nil && !above.isDir() {
-			return bad("%s lies below %s, which is no directory", clip(e.name, 200), clip(dir, 200))
+			return contextErrorf("%s lies below %s, which is no directory", truncate(e.name, 200), truncate(dir, 200))
 		}
 		if above == nil {
-			c.entries[dir] = &entry{name: dir, mode: fs.ModeDir | 0o755, modified: e.modified, hidden: e.hidden}
+			c.entries[dir] = &entry{name: dir, mode: fs.ModeDir | 0o755, modified: e.modified, ignored: e.ignored}
 			c.files++
 			continue
 		}
-		above.hidden = above.hidden && e.hidden
+		above.ignored = above.ignored && e.ignored
 		if dir == "." {
 			return nil
 		}
@@ -217,7 +217,7 @@ func (c *Context) finish() error {
 	c.files = 0
 	for name, e := range c.entries {
 		e.children = nil
-		if name != "." && !e.hidden {
+		if name != "." && !e.ignored {
 			c.files++
 		}
 	}
@@ -238,14 +238,14 @@ func (c *Context) finish() error {
 func (c *Context) ReadFile(name string, limit int64) ([]byte, error) {
 	e := c.entries[path.Clean(strings.TrimLeft(name, "/"))]
 	if e == nil {
-		return nil, fmt.Errorf("%w: %s: %w", ErrContext, clip(name, 200), fs.ErrNotExist)
+		return nil, fmt.Errorf("%w: %s: %w", ErrContext, truncate(name, 200), fs.ErrNotExist)
 	}
 	e, err := c.resolve(e)
 	if err != nil {
 		return nil, err
 	}
 	if !e.mode.IsRegular() || e.size > limit {
-		return nil, bad("%s is no file of at most %d bytes", clip(name, 200), limit)
+		return nil, contextErrorf("%s is no file of at most %d bytes", truncate(name, 200), limit)
 	}
 	r, err := c.open(e)
 	if err != nil {
@@ -267,18 +267,18 @@ func (c *Context) resolve(e *entry) (*entry, error) {
 			return nil, err
 		}
 		if next == nil {
-			return nil, bad("%s is a symbolic link to nothing in the context", clip(start, 200))
+			return nil, contextErrorf("%s is a symbolic link to nothing in the context", truncate(start, 200))
 		}
 		e = next
 	}
-	return nil, bad("%s: too many symbolic links", clip(start, 200))
+	return nil, contextErrorf("%s: too many symbolic links", truncate(start, 200))
 }
 
 // lookup finds name, seen from dir, following symbolic links of the directories on the way but not the last
 // element. It answers nil for what is not there.
 func (c *Context) lookup(dir, name string, links int) (*entry, error) {
 	if path.IsAbs(name) {
-		return nil, bad("a symbolic link leads to %s, outside of the context", clip(name, 200))
+		return nil, contextErrorf("a symbolic link leads to %s, outside of the context", truncate(name, 200))
 	}
 	parts := strings.Split(name, "/")
 	at := dir
@@ -288,7 +288,7 @@ func (c *Context) lookup(dir, name string, links int) (*entry, error) {
 			continue
 		case "..":
 			if at == "." {
-				return nil, bad("%s leads outside of the context", clip(name, 200))
+				return nil, contextErrorf("%s leads outside of the context", truncate(name, 200))
 			}
 			at = path.Dir(at)
 			continue
@@ -300,7 +300,7 @@ func (c *Context) lookup(dir, name string, links int) (*entry, error) {
 		}
 		if e.isLink() && i < len(parts)-1 {
 			if links == 0 {
-				return nil, bad("%s: too many symbolic links", clip(name, 200))
+				return nil, contextErrorf("%s: too many symbolic links", truncate(name, 200))
 			}
 			next, err := c.lookup(path.Dir(at), e.link+"/.", links-1)
 			if next == nil || err != nil {
@@ -336,7 +336,7 @@ func newIgnore(text []byte, keep []string) (*ignore, error) {
 		ig.matcher, err = patternmatcher.New(patterns)
 	}
 	if err != nil {
-		return nil, bad("%s: %v", ignoreName, err)
+		return nil, contextErrorf("%s: %v", ignoreName, err)
 	}
 	return ig, nil
 }
@@ -346,7 +346,7 @@ func newIgnore(text []byte, keep []string) (*ignore, error) {
 func (ig *ignore) match(name string, dir bool) (out, skip bool, err error) {
 	out, info, err := ig.matcher.MatchesUsingParentResults(name, ig.parents[path.Dir(name)])
 	if err != nil {
-		return false, false, bad("%s: %v", ignoreName, err)
+		return false, false, contextErrorf("%s: %v", ignoreName, err)
 	}
 	if !dir {
 		return out, false, nil

@@ -40,7 +40,7 @@ func (tr tree) fs() fs.FS {
 	return m
 }
 
-func open(t *testing.T, tr tree, keep ...string) *dockerfile.Context {
+func openContext(t *testing.T, tr tree, keep ...string) *dockerfile.Context {
 	t.Helper()
 	c, err := dockerfile.OpenDir(tr.fs(), dockerfile.Limits{}, keep...)
 	if err != nil {
@@ -49,8 +49,8 @@ func open(t *testing.T, tr tree, keep ...string) *dockerfile.Context {
 	return c
 }
 
-// again packs c and opens the stream.
-func again(t *testing.T, c *dockerfile.Context, keep ...string) *dockerfile.Context {
+// repack packs c and opens the stream.
+func repack(t *testing.T, c *dockerfile.Context, keep ...string) *dockerfile.Context {
 	t.Helper()
 	var b bytes.Buffer
 	if err := c.Pack(&b); err != nil {
@@ -111,8 +111,8 @@ var shop = tree{
 }
 
 func TestSelect(t *testing.T) {
-	direct := open(t, shop, "Dockerfile")
-	packed := again(t, direct, "Dockerfile")
+	direct := openContext(t, shop, "Dockerfile")
+	packed := repack(t, direct, "Dockerfile")
 	for _, row := range []struct{ name, instruction, want string }{
 		{"file", "COPY a.txt /x", "a.txt 644 7:8 a"},
 		{"file-to-directory", "COPY a.txt /x/", "/\na.txt 644 7:8 a"},
@@ -158,12 +158,12 @@ func TestSelect(t *testing.T) {
 
 // TestSelectAtOnce lets many goroutines use one context.
 func TestSelectAtOnce(t *testing.T) {
-	c, cp := open(t, shop), copyOf(t, "COPY . /x")
+	c, cp := openContext(t, shop), copyOf(t, "COPY . /x")
 	want, err := c.Select(cp)
 	if err != nil {
 		t.Fatal(err)
 	}
-	fresh := open(t, shop)
+	fresh := openContext(t, shop)
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
@@ -202,7 +202,7 @@ func TestWorkIsBounded(t *testing.T) {
 }
 
 func TestSelectRefusals(t *testing.T) {
-	c := open(t, shop)
+	c := openContext(t, shop)
 	for _, row := range []struct{ name, instruction, want string }{
 		{"missing", "COPY nothing /x", "nothing is not there"},
 		{"ignored", "COPY node_modules /x", ".dockerignore"},
@@ -228,7 +228,7 @@ func TestSelectRefusals(t *testing.T) {
 }
 
 func TestReadFile(t *testing.T) {
-	c := again(t, open(t, shop, "Dockerfile"), "Dockerfile")
+	c := repack(t, openContext(t, shop, "Dockerfile"), "Dockerfile")
 	if text, err := c.ReadFile("Dockerfile", 100); err != nil || string(text) != "FROM x" {
 		t.Errorf("got %q, %v", text, err)
 	}
@@ -248,7 +248,7 @@ func TestDigestIsOfContent(t *testing.T) {
 	digest := func(change func(tree)) string {
 		tr := tree{"a": "1", "b.sh": "2", "d/": "", "l": "->a"}
 		change(tr)
-		s, err := open(t, tr).Select(cp)
+		s, err := openContext(t, tr).Select(cp)
 		if err != nil {
 			t.Fatalf("select: %v", err)
 		}
@@ -398,7 +398,7 @@ func TestManyFiles(t *testing.T) {
 			tr[fmt.Sprintf("d%d/skip%d", i%10, i)] = "y"
 		}
 	}
-	c := again(t, open(t, tr))
+	c := repack(t, openContext(t, tr))
 	s, err := c.Select(copyOf(t, "COPY . /x"))
 	if err != nil {
 		t.Fatal(err)
@@ -512,7 +512,7 @@ func TestArchiveOfHeaders(t *testing.T) {
 }
 
 func TestWriteError(t *testing.T) {
-	s, err := open(t, shop).Select(copyOf(t, "COPY . /x"))
+	s, err := openContext(t, shop).Select(copyOf(t, "COPY . /x"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -29,7 +29,7 @@ func OpenTar(r io.ReaderAt, size int64, limits Limits, keep ...string) (*Context
 			return nil, fmt.Errorf("%w: read tar stream: %w", ErrContext, err)
 		}
 		if seen > 2*c.limits.MaxFiles {
-			return nil, bad("more than %d files", c.limits.MaxFiles)
+			return nil, contextErrorf("more than %d files", c.limits.MaxFiles)
 		}
 		if h.Typeflag == tar.TypeXGlobalHeader {
 			continue
@@ -47,7 +47,7 @@ func OpenTar(r io.ReaderAt, size int64, limits Limits, keep ...string) (*Context
 				return nil, fmt.Errorf("read build context: %w", err)
 			}
 			if e.size > size-e.offset {
-				return nil, bad("%s: the tar stream ends too early", clip(e.name, 200))
+				return nil, contextErrorf("%s: the tar stream ends too early", truncate(e.name, 200))
 			}
 		}
 		if err := c.add(e); err != nil {
@@ -62,7 +62,7 @@ func OpenTar(r io.ReaderAt, size int64, limits Limits, keep ...string) (*Context
 
 // fromTar makes an entry of a header; nil for the root of the context.
 func (c *Context) fromTar(h *tar.Header) (*entry, error) {
-	name, err := insideName(h.Name)
+	name, err := cleanName(h.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -73,24 +73,24 @@ func (c *Context) fromTar(h *tar.Header) (*entry, error) {
 	switch h.Typeflag {
 	case tar.TypeReg:
 		if sparse(h) {
-			return nil, bad("%s is a sparse file", clip(name, 200))
+			return nil, contextErrorf("%s is a sparse file", truncate(name, 200))
 		}
 		e.size = h.Size
 	case tar.TypeDir:
 	case tar.TypeSymlink:
 		e.link = h.Linkname
 	case tar.TypeLink:
-		target, err := insideName(h.Linkname)
+		target, err := cleanName(h.Linkname)
 		if err != nil {
 			return nil, err
 		}
 		old := c.entries[target]
 		if old == nil || old.isDir() {
-			return nil, bad("%s is a hard link to %s, which is no file before it", clip(name, 200), clip(target, 200))
+			return nil, contextErrorf("%s is a hard link to %s, which is no file before it", truncate(name, 200), truncate(target, 200))
 		}
 		e.mode, e.size, e.link, e.offset, e.modified = old.mode, old.size, old.link, old.offset, old.modified
 	default:
-		return nil, bad("%s is neither file, directory nor link", clip(name, 200))
+		return nil, contextErrorf("%s is neither file, directory nor link", truncate(name, 200))
 	}
 	return e, nil
 }
@@ -107,13 +107,13 @@ func sparse(h *tar.Header) bool {
 	return false
 }
 
-// insideName is the clean form of a name of a tar stream, which must not leave the root.
-func insideName(name string) (string, error) {
+// cleanName is the clean form of a name of a tar stream, which must not leave the root.
+func cleanName(name string) (string, error) {
 	if slices.Contains(strings.Split(name, "/"), "..") {
-		return "", bad("%s leaves the context", clip(name, 200))
+		return "", contextErrorf("%s leaves the context", truncate(name, 200))
 	}
 	if strings.Contains(name, "\x00") {
-		return "", bad("a name has a zero byte")
+		return "", contextErrorf("a name has a zero byte")
 	}
 	return path.Clean("./" + strings.TrimLeft(name, "/")), nil
 }
@@ -148,7 +148,7 @@ func (c *Context) applyIgnore(keep []string) error {
 		if err != nil {
 			return err
 		}
-		c.entries[name].hidden = out
+		c.entries[name].ignored = out
 		if !out || ig.keep[name] {
 			for dir := path.Dir(name); dir != "." && !needed[dir]; dir = path.Dir(dir) {
 				needed[dir] = true
@@ -158,9 +158,9 @@ func (c *Context) applyIgnore(keep []string) error {
 	for _, name := range slices.Backward(names) {
 		e := c.entries[name]
 		switch {
-		case name == "." || !e.hidden:
+		case name == "." || !e.ignored:
 			if dir := c.entries[path.Dir(name)]; dir != nil {
-				dir.hidden = false // a file that is not left out needs the directories above it
+				dir.ignored = false // a file that is not left out needs the directories above it
 			}
 		case !needed[name] && !ig.keep[name]:
 			delete(c.entries, name)
@@ -177,7 +177,7 @@ func (c *Context) Pack(w io.Writer) error {
 	walk = func(name string) error {
 		e := c.entries[name]
 		if name != "." {
-			if err := c.writeEntry(out, e, name, header{mode: -1}); err != nil {
+			if err := c.writeEntry(out, e, name, overrides{mode: -1}); err != nil {
 				return err
 			}
 		}
@@ -197,14 +197,14 @@ func (c *Context) Pack(w io.Writer) error {
 	return nil
 }
 
-// header is what a written file gets in the place of what the context says.
-type header struct {
+// overrides is what a written file gets in the place of what the context says.
+type overrides struct {
 	uid, gid int
 	mode     int64 // -1: as in the context
 }
 
 // writeEntry writes e under name.
-func (c *Context) writeEntry(out *tar.Writer, e *entry, name string, with header) (err error) {
+func (c *Context) writeEntry(out *tar.Writer, e *entry, name string, with overrides) (err error) {
 	h := &tar.Header{
 		Name:    name,
 		Uid:     with.uid,
@@ -236,9 +236,9 @@ func (c *Context) writeEntry(out *tar.Writer, e *entry, name string, with header
 	}
 	defer func() { err = errors.Join(err, r.Close()) }()
 	if n, err := io.Copy(out, io.LimitReader(r, e.size)); err != nil {
-		return fmt.Errorf("copy %s of the build context: %w", clip(e.name, 200), err)
+		return fmt.Errorf("copy %s of the build context: %w", truncate(e.name, 200), err)
 	} else if n < e.size {
-		return bad("%s became smaller while it was read", clip(e.name, 200))
+		return contextErrorf("%s became smaller while it was read", truncate(e.name, 200))
 	}
 	return nil
 }

@@ -12,21 +12,21 @@ import (
 )
 
 // copy carries out COPY.
-func (st *state) copy(c *instructions.CopyCommand) error {
+func (st *stageBuilder) copy(c *instructions.CopyCommand) error {
 	cp := Copy{From: -1, Chown: c.Chown, Chmod: c.Chmod, Parents: c.Parents, Exclude: slices.Clone(c.ExcludePatterns)}
 	if from, ok := st.d.from[c]; ok {
 		cp.From = st.p.drafts[from].index
 	}
 	for _, src := range c.SourcePaths {
 		if remote(src) {
-			return fmt.Errorf("%s: COPY takes files; fetch it with RUN", clip(src, 200))
+			return fmt.Errorf("%s: COPY takes files; fetch it with RUN", truncate(src, 200))
 		}
 	}
 	return st.addCopy(cp, c.SourcesAndDest)
 }
 
 // add carries out ADD.
-func (st *state) add(c *instructions.AddCommand) error {
+func (st *stageBuilder) add(c *instructions.AddCommand) error {
 	cp := Copy{
 		Add:     true,
 		From:    -1,
@@ -43,7 +43,7 @@ func (st *state) add(c *instructions.AddCommand) error {
 			return st.unsupported(
 				"ADD",
 				"%s is remote: fetch it with RUN, where the network policy of the build holds",
-				clip(src, 200),
+				truncate(src, 200),
 			)
 		}
 	}
@@ -66,7 +66,7 @@ func remote(src string) bool {
 }
 
 // addCopy checks what COPY and ADD have in common and adds the step.
-func (st *state) addCopy(cp Copy, names instructions.SourcesAndDest) error {
+func (st *stageBuilder) addCopy(cp Copy, names instructions.SourcesAndDest) error {
 	dest, err := st.absolute(names.DestPath)
 	if err != nil {
 		return err
@@ -85,14 +85,14 @@ func (st *state) addCopy(cp Copy, names instructions.SourcesAndDest) error {
 	case len(cp.Sources)+len(cp.Files) == 0:
 		return errors.New("no source is named")
 	case len(cp.Sources)+len(cp.Files) > 1 && !strings.HasSuffix(dest, "/"):
-		return fmt.Errorf("with more than one source the destination %s must end in /", clip(dest, 200))
+		return fmt.Errorf("with more than one source the destination %s must end in /", truncate(dest, 200))
 	case cp.Chown != "" && !validUser.MatchString(cp.Chown):
-		return fmt.Errorf("--chown=%s is no user or user:group", clip(cp.Chown, 100))
+		return fmt.Errorf("--chown=%s is no user or user:group", truncate(cp.Chown, 100))
 	case cp.Chmod != "" && !validMode.MatchString(cp.Chmod):
 		return st.unsupported(
 			map[bool]string{true: "ADD", false: "COPY"}[cp.Add],
 			"--chmod=%s: give octal digits",
-			clip(cp.Chmod, 100),
+			truncate(cp.Chmod, 100),
 		)
 	}
 	if _, err := patternmatcher.New(cp.Exclude); err != nil {
@@ -105,7 +105,7 @@ func (cp *Copy) setFiles(contents []instructions.SourceContent) error {
 	for _, f := range contents {
 		if f.Path == "" || f.Path == "." || f.Path == ".." || strings.ContainsAny(f.Path, "/\x00") ||
 			len(f.Path) > 255 {
-			return fmt.Errorf("%q is no name of a file", clip(f.Path, 100))
+			return fmt.Errorf("%q is no name of a file", truncate(f.Path, 100))
 		}
 		cp.Files = append(cp.Files, File{Name: f.Path, Data: f.Data})
 	}
@@ -126,14 +126,14 @@ func checkSource(src string) error {
 		case "", ".":
 		case "..":
 			if depth--; depth < 0 {
-				return fmt.Errorf("%s lies outside of the context", clip(src, 200))
+				return fmt.Errorf("%s lies outside of the context", truncate(src, 200))
 			}
 		default:
 			depth++
 		}
 	}
 	if _, err := path.Match(src, ""); err != nil {
-		return fmt.Errorf("%s: %w", clip(src, 200), err)
+		return fmt.Errorf("%s: %w", truncate(src, 200), err)
 	}
 	return nil
 }

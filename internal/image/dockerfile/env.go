@@ -31,7 +31,7 @@ type vars struct {
 	shared bool
 }
 
-func newVars(m map[string]string) vars { return vars{m: maps.Clone(m)} }
+func copyVars(m map[string]string) vars { return vars{m: maps.Clone(m)} }
 
 // snapshot is a map of all variables, not to be changed.
 func (v *vars) snapshot() map[string]string {
@@ -61,9 +61,9 @@ func (v *vars) set(name, value string) error {
 	return nil
 }
 
-// getter meters what the lexer takes of variables, so that no word can grow without bound, nor all of them
+// meteredEnv meters what the lexer takes of variables, so that no word can grow without bound, nor all of them
 // together take long.
-type getter struct {
+type meteredEnv struct {
 	m       map[string]string
 	left    int  // bytes this word may yet take; -1: it asked for more
 	pattern int  // bytes of the word if it has patterns, else 0
@@ -71,7 +71,7 @@ type getter struct {
 	work    *int // of the whole text
 }
 
-func (g *getter) Get(name string) (string, bool) {
+func (g *meteredEnv) Get(name string) (string, bool) {
 	value, ok := g.m[name]
 	cost := len(value)
 	if g.pattern > 0 {
@@ -87,9 +87,9 @@ func (g *getter) Get(name string) (string, bool) {
 	return value, ok
 }
 
-func (g *getter) Keys() []string { return slices.Sorted(maps.Keys(g.m)) }
+func (g *meteredEnv) Keys() []string { return slices.Sorted(maps.Keys(g.m)) }
 
-var errExpansion = errors.New("variables make this too large")
+var errExpansionTooLarge = errors.New("variables make this too large")
 
 // expander expands words with variables.
 type expander struct {
@@ -103,10 +103,10 @@ func newExpander(escape rune) expander {
 }
 
 // meter is a getter for word, or an error if word could expand without bound.
-func (e expander) meter(word string, m map[string]string) (*getter, error) {
-	g := &getter{m: m, left: maxSubstOne, work: e.work}
+func (e expander) meter(word string, m map[string]string) (*meteredEnv, error) {
+	g := &meteredEnv{m: m, left: maxSubstOne, work: e.work}
 	if len(word) > MaxText {
-		return nil, errExpansion
+		return nil, errExpansionTooLarge
 	}
 	if strings.Contains(word, "${") && strings.ContainsAny(word, "#%/") {
 		g.pattern = len(word)
@@ -153,14 +153,14 @@ func (e expander) document(text string, m map[string]string) (string, error) {
 	lex.SkipProcessQuotes = true
 	s, _, err := lex.ProcessWord(text, g)
 	if err == nil && g.left < 0 {
-		err = errExpansion
+		err = errExpansionTooLarge
 	}
 	return s, err
 }
 
-func checked(s string, g *getter, err error) (string, error) {
+func checked(s string, g *meteredEnv, err error) (string, error) {
 	if err == nil && (g.left < 0 || len(s) > maxValue) {
-		err = errExpansion
+		err = errExpansionTooLarge
 	}
 	return s, err
 }

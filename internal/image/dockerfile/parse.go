@@ -52,7 +52,7 @@ func Parse(text []byte, opt Options) (*Plan, error) {
 	}
 	ast, err := parser.Parse(bytes.NewReader(text))
 	if err != nil {
-		return nil, located(err)
+		return nil, withLocation(err)
 	}
 	p := &planner{opt: opt, exp: newExpander(ast.EscapeToken), used: map[string]bool{}, bases: map[string]Base{}}
 	p.warn(ast.Warnings)
@@ -82,8 +82,8 @@ func Parse(text []byte, opt Options) (*Plan, error) {
 	return plan, nil
 }
 
-// located makes an Error of an error of the parser.
-func located(err error) error {
+// withLocation makes an Error of an error of the parser.
+func withLocation(err error) error {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e
 	}
@@ -131,7 +131,7 @@ func (p *planner) warn(all []parser.Warning) {
 		if w.Location != nil {
 			line = w.Location.Start.Line
 		}
-		p.warnings = append(p.warnings, fmt.Sprintf("line %d: %s", line, clip(w.Short, 200)))
+		p.warnings = append(p.warnings, fmt.Sprintf("line %d: %s", line, truncate(w.Short, 200)))
 	}
 }
 
@@ -141,13 +141,13 @@ func (p *planner) instructions(ast *parser.Node) error {
 		fail := func(err error) error {
 			return &Error{
 				Line:        node.StartLine,
-				Instruction: strings.ToUpper(clip(node.Value, 40)),
+				Instruction: strings.ToUpper(truncate(node.Value, 40)),
 				Message:     err.Error(),
 			}
 		}
 		cmd, err := instructions.ParseInstruction(node)
 		if _, unknown := errors.AsType[*instructions.UnknownInstructionError](err); unknown {
-			return &Error{Line: node.StartLine, Message: clip(err.Error(), 200)}
+			return &Error{Line: node.StartLine, Message: truncate(err.Error(), 200)}
 		} else if err != nil {
 			return fail(err)
 		}
@@ -222,7 +222,7 @@ func (p *planner) target() (int, error) {
 	if i, ok := p.find(p.opt.Target, len(p.drafts)); ok {
 		return i, nil
 	}
-	return 0, &Error{Message: fmt.Sprintf("there is no stage %q", clip(p.opt.Target, 100))}
+	return 0, &Error{Message: fmt.Sprintf("there is no stage %q", truncate(p.opt.Target, 100))}
 }
 
 // find finds a stage before the one with index before, by name (the last of that name) or number.
@@ -274,7 +274,7 @@ func (p *planner) linkOne(i int) error {
 	case err != nil:
 		return fail("%v", err)
 	case name == "":
-		return fail("%q is empty with the arguments given", clip(d.stage.BaseName, 100))
+		return fail("%q is empty with the arguments given", truncate(d.stage.BaseName, 100))
 	case len(name) > 1024:
 		return fail("the reference is longer than 1024 bytes")
 	}
@@ -309,7 +309,7 @@ func (p *planner) checkPlatform(d *draft) error {
 	}
 	if want != "" && !samePlatform(want, p.opt.Platform) {
 		return &Error{Line: d.line(), Instruction: "FROM", Unsupported: true,
-			Message: fmt.Sprintf("--platform=%s is not supported: this builds for %s", clip(want, 60), p.opt.Platform)}
+			Message: fmt.Sprintf("--platform=%s is not supported: this builds for %s", truncate(want, 60), p.opt.Platform)}
 	}
 	return nil
 }
@@ -326,12 +326,12 @@ func (p *planner) linkCopy(i int, cmd instructions.Command) error {
 		return &Error{
 			Line:        lineOf(c.Location()),
 			Instruction: "COPY",
-			Message:     fmt.Sprintf("--from=%s names nothing", clip(c.From, 100)),
+			Message:     fmt.Sprintf("--from=%s names nothing", truncate(c.From, 100)),
 		}
 	}
 	from, ok := p.find(name, i)
 	if !ok {
-		if err := p.noReference(name); err != nil {
+		if err := p.checkReference(name); err != nil {
 			return &Error{Line: lineOf(c.Location()), Instruction: "COPY", Message: err.Error()}
 		}
 		from = len(p.drafts)
@@ -345,13 +345,13 @@ func (p *planner) linkCopy(i int, cmd instructions.Command) error {
 	return nil
 }
 
-// noReference answers why name, which is no stage before the one in question, is no reference either.
-func (p *planner) noReference(name string) error {
+// checkReference answers why name, which is no stage before the one in question, is no reference either.
+func (p *planner) checkReference(name string) error {
 	if _, err := strconv.Atoi(name); err == nil {
-		return fmt.Errorf("--from=%s: there is no such stage before this one", clip(name, 100))
+		return fmt.Errorf("--from=%s: there is no such stage before this one", truncate(name, 100))
 	}
 	if _, later := p.find(name, len(p.drafts)); later {
-		return fmt.Errorf("--from=%s: that stage does not come before this one", clip(name, 100))
+		return fmt.Errorf("--from=%s: that stage does not come before this one", truncate(name, 100))
 	}
 	if len(name) > 1024 {
 		return errors.New("--from is longer than 1024 bytes")
@@ -362,7 +362,7 @@ func (p *planner) noReference(name string) error {
 // plan makes the stages that target needs, each after those it uses.
 func (p *planner) plan(target int) (*Plan, error) {
 	plan := &Plan{}
-	states := map[int]*state{}
+	states := map[int]*stageBuilder{}
 	var visit func(int) error
 	visit = func(i int) error {
 		d := p.drafts[i]
@@ -397,8 +397,8 @@ func lineOf(at []parser.Range) int {
 	return at[0].Start.Line
 }
 
-// clip keeps the first n bytes of s.
-func clip(s string, n int) string {
+// truncate keeps the first n bytes of s.
+func truncate(s string, n int) string {
 	if len(s) > n {
 		return strings.ToValidUTF8(s[:n], "") + "..."
 	}

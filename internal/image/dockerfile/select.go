@@ -57,7 +57,7 @@ func (c Copy) mode() int64 {
 func (c *Context) Select(cp Copy) (*Selection, error) {
 	exclude, err := patternmatcher.New(cp.Exclude)
 	if err != nil {
-		return nil, bad("--exclude: %v", err)
+		return nil, contextErrorf("--exclude: %v", err)
 	}
 	s := &Selection{c: c, copy: cp, Directory: strings.HasSuffix(cp.Dest, "/") || cp.Parents}
 	f := &finder{s: s, exclude: exclude, seen: map[string]int{}}
@@ -65,15 +65,15 @@ func (c *Context) Select(cp Copy) (*Selection, error) {
 		if err := checkSource(src); err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrContext, err)
 		}
-		if err := f.source(src); err != nil {
+		if err := f.addSource(src); err != nil {
 			return nil, err
 		}
 	}
 	for _, file := range cp.Files {
-		f.put(item{name: file.Name, data: file.Data})
+		f.addItem(item{name: file.Name, data: file.Data})
 	}
 	if !f.found && len(cp.Files) == 0 {
-		return nil, bad("nothing matches %s", clip(strings.Join(cp.Sources, " "), 200))
+		return nil, contextErrorf("nothing matches %s", truncate(strings.Join(cp.Sources, " "), 200))
 	}
 	if f.sources > 1 {
 		s.Directory = true
@@ -90,7 +90,7 @@ type finder struct {
 	sources int // files and directories that sources name
 }
 
-func (f *finder) put(it item) {
+func (f *finder) addItem(it item) {
 	if i, ok := f.seen[it.name]; ok && !it.archive {
 		f.s.items[i] = it
 		return
@@ -101,8 +101,8 @@ func (f *finder) put(it item) {
 	f.s.items = append(f.s.items, it)
 }
 
-// source finds what one source names.
-func (f *finder) source(src string) error {
+// addSource finds what one source names.
+func (f *finder) addSource(src string) error {
 	base := "" // what is not kept of the path with --parents
 	pattern := strings.TrimLeft(src, "/")
 	if f.s.copy.Parents {
@@ -117,10 +117,10 @@ func (f *finder) source(src string) error {
 		if err != nil {
 			return err
 		}
-		if e == nil || e.hidden {
-			return bad("%s is not there%s", clip(src, 200), c.whyNot(e))
+		if e == nil || e.ignored {
+			return contextErrorf("%s is not there%s", truncate(src, 200), c.ignoreHint(e))
 		}
-		return f.match(e, pattern, base)
+		return f.addMatch(e, pattern, base)
 	}
 	names := []string{"."}
 	for _, part := range strings.Split(pattern, "/") {
@@ -132,9 +132,9 @@ func (f *finder) source(src string) error {
 			for _, child := range c.entries[dir].children {
 				ok, err := path.Match(part, path.Base(child))
 				if err != nil {
-					return bad("%s: %v", clip(src, 200), err)
+					return contextErrorf("%s: %v", truncate(src, 200), err)
 				}
-				if ok && !c.entries[child].hidden {
+				if ok && !c.entries[child].ignored {
 					next = append(next, child)
 				}
 			}
@@ -142,14 +142,14 @@ func (f *finder) source(src string) error {
 		names = next
 	}
 	for _, name := range names {
-		if err := f.match(c.entries[name], name, base); err != nil {
+		if err := f.addMatch(c.entries[name], name, base); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (c *Context) whyNot(e *entry) string {
+func (c *Context) ignoreHint(e *entry) string {
 	if e != nil {
 		return ": " + ignoreName + " leaves it out"
 	}
@@ -159,8 +159,8 @@ func (c *Context) whyNot(e *entry) string {
 	return ""
 }
 
-// match takes in what a source names: a file under its own name, of a directory what it holds.
-func (f *finder) match(e *entry, name, base string) error {
+// addMatch takes in what a source names: a file under its own name, of a directory what it holds.
+func (f *finder) addMatch(e *entry, name, base string) error {
 	f.found = true
 	f.sources++
 	full, err := f.s.c.resolve(e)
@@ -172,27 +172,27 @@ func (f *finder) match(e *entry, name, base string) error {
 		for i, r := range rel {
 			if r == '/' {
 				if dir := f.s.c.entries[path.Join(base, rel[:i])]; dir != nil && dir.isDir() {
-					f.put(item{name: rel[:i], entry: dir})
+					f.addItem(item{name: rel[:i], entry: dir})
 				}
 			}
 		}
 		if full.isDir() && rel != "." && rel != "" {
-			f.put(item{name: rel, entry: full})
+			f.addItem(item{name: rel, entry: full})
 		}
 		if full.isDir() {
-			return f.below(full, rel, full.name)
+			return f.addChildren(full, rel, full.name)
 		}
-		return f.file(full, rel)
+		return f.addFile(full, rel)
 	}
 	if full.isDir() {
 		f.s.Directory = true
-		return f.below(full, "", full.name)
+		return f.addChildren(full, "", full.name)
 	}
-	return f.file(full, path.Base(name))
+	return f.addFile(full, path.Base(name))
 }
 
-// file takes in a file that a source names.
-func (f *finder) file(e *entry, name string) error {
+// addFile takes in a file that a source names.
+func (f *finder) addFile(e *entry, name string) error {
 	if out, err := f.excluded(path.Base(name)); out || err != nil {
 		return err
 	}
@@ -206,7 +206,7 @@ func (f *finder) file(e *entry, name string) error {
 			f.s.Directory = true
 		}
 	}
-	f.put(it)
+	f.addItem(it)
 	return nil
 }
 
@@ -219,20 +219,20 @@ func (f *finder) excluded(name string) (bool, error) {
 	}
 	out, err := f.exclude.MatchesOrParentMatches(name)
 	if err != nil {
-		return false, bad("--exclude: %v", err)
+		return false, contextErrorf("--exclude: %v", err)
 	}
 	return out, nil
 }
 
-// below takes in what the directory dir holds. root is the directory that a source named, which patterns of
+// addChildren takes in what the directory dir holds. root is the directory that a source named, which patterns of
 // --exclude are relative to.
-func (f *finder) below(dir *entry, under, root string) error {
+func (f *finder) addChildren(dir *entry, under, root string) error {
 	if err := f.s.c.spend(len(dir.children)); err != nil {
 		return err
 	}
 	for _, child := range dir.children {
 		e := f.s.c.entries[child]
-		if e.hidden {
+		if e.ignored {
 			continue
 		}
 		rel := strings.TrimPrefix(strings.TrimPrefix(child, root), "/")
@@ -245,10 +245,10 @@ func (f *finder) below(dir *entry, under, root string) error {
 		}
 		name := path.Join(under, path.Base(child))
 		if !out {
-			f.put(item{name: name, entry: e})
+			f.addItem(item{name: name, entry: e})
 		}
 		if e.isDir() && (!out || f.exclude.Exclusions()) {
-			if err := f.below(e, name, root); err != nil {
+			if err := f.addChildren(e, name, root); err != nil {
 				return err
 			}
 		}
@@ -296,7 +296,7 @@ func (c *Context) sum(e *entry) ([32]byte, error) {
 		if err = errors.Join(err, r.Close()); err != nil {
 			e.err = fmt.Errorf("read build context: %w", err)
 		} else if n != e.size {
-			e.err = bad("%s became smaller while it was read", clip(e.name, 200))
+			e.err = contextErrorf("%s became smaller while it was read", truncate(e.name, 200))
 		}
 		h.Sum(e.sum[:0])
 	})
@@ -326,7 +326,7 @@ func (s *Selection) WriteTar(ctx context.Context, w io.Writer, uid, gid int) err
 		case it.entry == nil:
 			err = writeData(out, it, uid, gid, s.copy.mode())
 		default:
-			err = s.c.writeEntry(out, it.entry, it.name, header{uid, gid, s.copy.mode()})
+			err = s.c.writeEntry(out, it.entry, it.name, overrides{uid, gid, s.copy.mode()})
 		}
 		if err != nil {
 			return err

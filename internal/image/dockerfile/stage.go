@@ -13,8 +13,8 @@ import (
 	"github.com/moby/buildkit/frontend/dockerfile/parser"
 )
 
-// state is a stage while its instructions are carried out.
-type state struct {
+// stageBuilder is a stage while its instructions are carried out.
+type stageBuilder struct {
 	p      *planner
 	d      *draft
 	stage  Stage
@@ -26,8 +26,8 @@ type state struct {
 }
 
 // build carries out the instructions of d.
-func (p *planner) build(d *draft, states map[int]*state) (*state, error) {
-	st := &state{p: p, d: d, line: d.line()}
+func (p *planner) build(d *draft, states map[int]*stageBuilder) (*stageBuilder, error) {
+	st := &stageBuilder{p: p, d: d, line: d.line()}
 	st.stage = Stage{Name: d.stage.Name, Line: d.line()}
 	if d.implicit {
 		st.stage.Name = ""
@@ -52,7 +52,7 @@ func (p *planner) build(d *draft, states map[int]*state) (*state, error) {
 }
 
 // begin sets what holds before the first instruction. It answers the instructions that the base wants first.
-func (st *state) begin(states map[int]*state) ([]instructions.Command, error) {
+func (st *stageBuilder) begin(states map[int]*stageBuilder) ([]instructions.Command, error) {
 	d := st.d
 	var onBuild []instructions.Command
 	switch {
@@ -60,7 +60,7 @@ func (st *state) begin(states map[int]*state) ([]instructions.Command, error) {
 		from := states[d.base]
 		st.stage.From = Source{Kind: FromStage, Stage: from.d.index}
 		st.stage.Config = from.stage.Config.clone()
-		st.env, st.config = newVars(from.env.m), newVars(from.stage.Config.Env)
+		st.env, st.config = copyVars(from.env.m), copyVars(from.stage.Config.Env)
 	case strings.EqualFold(d.ref, "scratch") && !d.implicit:
 		st.stage.From = Source{Kind: FromScratch}
 	default:
@@ -70,7 +70,7 @@ func (st *state) begin(states map[int]*state) ([]instructions.Command, error) {
 		}
 		st.stage.From = Source{Kind: FromReference, Ref: d.ref, Base: base.Config.clone()}
 		st.stage.Config = base.Config.clone()
-		st.env, st.config = newVars(base.Config.Env), newVars(base.Config.Env)
+		st.env, st.config = copyVars(base.Config.Env), copyVars(base.Config.Env)
 		if onBuild, err = triggers(base.OnBuild); err != nil {
 			return nil, err
 		}
@@ -136,13 +136,13 @@ func triggers(lines []string) ([]instructions.Command, error) {
 type trigger struct{ instructions.Command }
 
 // dispatch carries out one instruction.
-func (st *state) dispatch(cmd instructions.Command) error {
+func (st *stageBuilder) dispatch(cmd instructions.Command) error {
 	if t, ok := cmd.(trigger); ok {
 		st.line, cmd = st.d.line(), t.Command
 	} else {
 		st.line = lineOf(cmd.Location())
 	}
-	st.text = clip(fmt.Sprint(cmd), 4<<10)
+	st.text = truncate(fmt.Sprint(cmd), 4<<10)
 	if err := st.expand(cmd); err != nil {
 		return err
 	}
@@ -174,7 +174,7 @@ func (st *state) dispatch(cmd instructions.Command) error {
 }
 
 // expand puts values in the place of variables in cmd.
-func (st *state) expand(cmd instructions.Command) error {
+func (st *stageBuilder) expand(cmd instructions.Command) error {
 	if _, isArg := cmd.(*instructions.ArgCommand); isArg {
 		return nil
 	}
@@ -189,7 +189,7 @@ func (st *state) expand(cmd instructions.Command) error {
 	return nil
 }
 
-func (st *state) unsupported(instruction, format string, args ...any) error {
+func (st *stageBuilder) unsupported(instruction, format string, args ...any) error {
 	return &Error{
 		Line:        st.line,
 		Instruction: instruction,
@@ -198,12 +198,12 @@ func (st *state) unsupported(instruction, format string, args ...any) error {
 	}
 }
 
-func (st *state) warn(format string, args ...any) {
+func (st *stageBuilder) warn(format string, args ...any) {
 	st.p.warnings = append(st.p.warnings, fmt.Sprintf("line %d: ", st.line)+fmt.Sprintf(format, args...))
 }
 
 // step adds a step with what holds now.
-func (st *state) step(s Step) error {
+func (st *stageBuilder) step(s Step) error {
 	if st.p.steps++; st.p.steps > maxSteps {
 		return fmt.Errorf("more than %d steps", maxSteps)
 	}
@@ -215,7 +215,7 @@ func (st *state) step(s Step) error {
 }
 
 // arg declares arguments: the value given to the build, the default, or that of the global argument.
-func (st *state) arg(c *instructions.ArgCommand) error {
+func (st *stageBuilder) arg(c *instructions.ArgCommand) error {
 	for _, a := range c.Args {
 		key, err := st.p.exp.word(a.Key, st.env.m)
 		if err != nil {
@@ -242,7 +242,7 @@ func (st *state) arg(c *instructions.ArgCommand) error {
 	return nil
 }
 
-func (st *state) run(c *instructions.RunCommand) error {
+func (st *stageBuilder) run(c *instructions.RunCommand) error {
 	if err := st.runFlags(c); err != nil {
 		return err
 	}
@@ -262,7 +262,7 @@ func (st *state) run(c *instructions.RunCommand) error {
 }
 
 // runFlags refuses what RUN cannot do here.
-func (st *state) runFlags(c *instructions.RunCommand) error {
+func (st *stageBuilder) runFlags(c *instructions.RunCommand) error {
 	for _, flag := range c.FlagsUsed {
 		switch {
 		case flag == "network" && instructions.GetNetwork(c) == instructions.NetworkDefault:
@@ -283,7 +283,7 @@ func (st *state) runFlags(c *instructions.RunCommand) error {
 const scriptPath = "/run/dockerfile-script"
 
 // command is what a RUN starts.
-func (st *state) command(c instructions.ShellDependantCmdLine) (*Run, error) {
+func (st *stageBuilder) command(c instructions.ShellDependantCmdLine) (*Run, error) {
 	argv, r := slices.Clone(c.CmdLine), &Run{}
 	if len(c.Files) > 0 {
 		if len(argv) != 1 || !c.PrependShell {
@@ -323,7 +323,7 @@ func (st *state) command(c instructions.ShellDependantCmdLine) (*Run, error) {
 }
 
 // absolute makes p absolute at the working directory, keeping a slash at its end.
-func (st *state) absolute(p string) (string, error) {
+func (st *stageBuilder) absolute(p string) (string, error) {
 	if strings.Contains(p, "\x00") || len(p) > 4096 {
 		return "", errors.New("that is no path")
 	}
@@ -338,7 +338,7 @@ func (st *state) absolute(p string) (string, error) {
 	return clean, nil
 }
 
-func (st *state) workdir(c *instructions.WorkdirCommand) error {
+func (st *stageBuilder) workdir(c *instructions.WorkdirCommand) error {
 	if c.Path == "" {
 		return errors.New("the directory is empty with the variables as they are")
 	}
@@ -352,14 +352,14 @@ func (st *state) workdir(c *instructions.WorkdirCommand) error {
 	return err
 }
 
-func (st *state) volume(c *instructions.VolumeCommand) error {
+func (st *stageBuilder) volume(c *instructions.VolumeCommand) error {
 	for _, v := range c.Volumes {
 		dir, err := st.absolute(v)
 		if err != nil {
 			return err
 		}
 		dir = path.Clean(dir)
-		st.warn("VOLUME %s is a directory of the disk like any other", clip(dir, 100))
+		st.warn("VOLUME %s is a directory of the disk like any other", truncate(dir, 100))
 		if err := st.step(Step{Kind: KindDir, Dir: dir}); err != nil {
 			return err
 		}
@@ -372,7 +372,7 @@ func (st *state) volume(c *instructions.VolumeCommand) error {
 }
 
 // setLabel adds to the labels of the stage.
-func (st *state) setLabel(name, value string) error {
+func (st *stageBuilder) setLabel(name, value string) error {
 	c := &st.stage.Config
 	if c.Labels == nil {
 		c.Labels = map[string]string{}

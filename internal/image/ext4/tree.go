@@ -123,7 +123,7 @@ func (f *fsys) place(name []string, ino *inode) (*node, error) {
 	base := name[len(name)-1]
 	if old := at.children[base]; old != nil {
 		if old.ino.isDir() && ino.isDir() {
-			return nil, f.restate(old.ino, ino)
+			return nil, f.updateStat(old.ino, ino)
 		}
 		if err := f.remove(at, old); err != nil {
 			return nil, err
@@ -136,10 +136,10 @@ func (f *fsys) place(name []string, ino *inode) (*node, error) {
 }
 
 // setRoot gives the root what the stream says of it.
-func (f *fsys) setRoot(ino *inode) error { return f.restate(f.root.ino, ino) }
+func (f *fsys) setRoot(ino *inode) error { return f.updateStat(f.root.ino, ino) }
 
-// restate gives a directory owner, mode, time and attributes of another inode.
-func (f *fsys) restate(old, ino *inode) error {
+// updateStat gives a directory owner, mode, time and attributes of another inode.
+func (f *fsys) updateStat(old, ino *inode) error {
 	if old.acl != 0 {
 		f.release(extent{length: 1, physical: old.acl})
 	}

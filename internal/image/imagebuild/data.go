@@ -31,7 +31,7 @@ func dataDisks(ctx context.Context, opt Options, root string) (err error) {
 		if opt.Data[d.Name] == "" {
 			return fmt.Errorf("make data disk %s: no path was given", d.Name)
 		}
-		f, err := cutOut(root, opt.Work, d)
+		f, err := moveOut(root, opt.Work, d)
 		if err != nil {
 			return fmt.Errorf("make data disk %s: %w", d.Name, err)
 		}
@@ -44,8 +44,8 @@ func dataDisks(ctx context.Context, opt Options, root string) (err error) {
 	return nil
 }
 
-// cutOut moves what is at a disk's mount point out of the root, and leaves an empty directory like it.
-func cutOut(root, work string, d recipe.Disk) (filesystem, error) {
+// moveOut moves what is at a disk's mount point out of the root, and leaves an empty directory like it.
+func moveOut(root, work string, d recipe.Disk) (filesystem, error) {
 	at := filepath.Join(root, d.Mount)
 	if real, err := filepath.EvalSymlinks(at); err != nil {
 		return filesystem{}, err

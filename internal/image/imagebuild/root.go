@@ -67,7 +67,7 @@ func Root(ctx context.Context, r recipe.Recipe, work, cache string, log command.
 			r.Name,
 			suite,
 			err,
-			elsewhere(r, sources),
+			mirrorHint(r, sources),
 		)
 	}
 	houses, err := parts(ctx, r, filepath.Join(work, "root"), work, keep, log)
@@ -90,8 +90,8 @@ func within(ctx context.Context, limit time.Duration, late string, do func(conte
 	return do(ctx)
 }
 
-// elsewhere says where the packages were to come from, and how to have them come from another place.
-func elsewhere(r recipe.Recipe, sources []string) string {
+// mirrorHint says where the packages were to come from, and how to have them come from another place.
+func mirrorHint(r recipe.Recipe, sources []string) string {
 	var params []string
 	for _, p := range r.Params {
 		if strings.HasSuffix("_"+p, "_mirror") || strings.HasSuffix("_"+p, "_keyring") {

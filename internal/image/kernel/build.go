@@ -41,7 +41,7 @@ func Build(ctx context.Context, dir string, log command.Log) (err error) {
 	}
 	var back cleanup.Stack
 	defer func() { err = back.Settle(ctx, err) }()
-	work, remove, err := workshop(ctx, dir)
+	work, remove, err := buildDir(ctx, dir)
 	if err != nil {
 		return fmt.Errorf("build guest kernel: %w", err)
 	}
@@ -74,14 +74,14 @@ func build(ctx context.Context, deb, work, dir string, log command.Log) error {
 		return err
 	}
 	log.Printf("unpacking %s", filepath.Base(archives[0]))
-	if err := command.Run(ctx, alone(command.Options{Log: log}), "tar", "-xf", archives[0], "-C", tree, "--strip-components=1"); err != nil {
+	if err := command.Run(ctx, dieWithParent(command.Options{Log: log}), "tar", "-xf", archives[0], "-C", tree, "--strip-components=1"); err != nil {
 		return err
 	}
 	config := filepath.Join(work, "tuned.config")
 	if err := os.WriteFile(config, fragment, 0o644); err != nil {
 		return err
 	}
-	opt := alone(
+	opt := dieWithParent(
 		command.Options{
 			Dir: tree,
 			Log: log,
@@ -115,9 +115,9 @@ func build(ctx context.Context, deb, work, dir string, log command.Log) error {
 	return seal(result, dir, meta{Version: strings.TrimSpace(version), Image: "vmlinux"})
 }
 
-// alone lets a program and everything that it starts end at once with this process, however that ends: the next build
+// dieWithParent lets a program and everything that it starts end at once with this process, however that ends: the next build
 // removes what this one left, and nobody may still write there.
-func alone(o command.Options) command.Options {
+func dieWithParent(o command.Options) command.Options {
 	o.Kill, o.Attr = true, &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
 	return o
 }

@@ -21,7 +21,7 @@ func TestKilledBuildLeavesNoProcess(t *testing.T) {
 	const dir = "KERNEL_TEST_BUILD"
 	if at := os.Getenv(dir); at != "" { // the process that is killed
 		line := "(sleep 3600 & echo begun > begun; wait) & wait"
-		if err := command.Run(t.Context(), alone(command.Options{Dir: at}), "sh", "-c", line); err != nil {
+		if err := command.Run(t.Context(), dieWithParent(command.Options{Dir: at}), "sh", "-c", line); err != nil {
 			t.Fatal(err)
 		}
 		return

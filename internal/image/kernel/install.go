@@ -32,7 +32,7 @@ func Install(ctx context.Context, dir string, log command.Log) (err error) {
 	}
 	var back cleanup.Stack
 	defer func() { err = back.Settle(ctx, err) }()
-	work, remove, err := workshop(ctx, dir)
+	work, remove, err := buildDir(ctx, dir)
 	if err != nil {
 		return fmt.Errorf("install guest kernel: %w", err)
 	}

@@ -14,9 +14,9 @@ import (
 // workPrefix begins the names of directories that hold a kernel which is being made.
 const workPrefix = ".new-kernel-"
 
-// workshop makes a directory below dir to make a kernel in, and keeps others from making one until done
+// buildDir makes a directory below dir to make a kernel in, and keeps others from making one until done
 // is called, which removes it. What a killed process left there goes away first.
-func workshop(ctx context.Context, dir string) (work string, done func(context.Context) error, err error) {
+func buildDir(ctx context.Context, dir string) (work string, done func(context.Context) error, err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", nil, err
 	}

@@ -14,7 +14,7 @@ func TestWorkshopIsExclusiveAndClean(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(dir, workPrefix+"killed", "tree"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	work, done, err := workshop(t.Context(), dir)
+	work, done, err := buildDir(t.Context(), dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -24,7 +24,7 @@ func TestWorkshopIsExclusiveAndClean(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cause := errors.New("enough")
 	cancel(cause)
-	if _, _, err := workshop(ctx, dir); !errors.Is(err, cause) {
+	if _, _, err := buildDir(ctx, dir); !errors.Is(err, cause) {
 		t.Errorf("second one: %v, want to wait until the cause", err)
 	}
 	if _, err := os.Stat(work); err != nil {
@@ -33,7 +33,7 @@ func TestWorkshopIsExclusiveAndClean(t *testing.T) {
 	if err := done(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	_, done, err = workshop(t.Context(), dir)
+	_, done, err = buildDir(t.Context(), dir)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -31,8 +31,8 @@ type blob struct {
 	stall  time.Duration
 }
 
-// maxCuts bounds the connections of one blob, for a registry that sends a byte on each.
-const maxCuts = 1000
+// maxConnections bounds the connections of one blob, for a registry that sends a byte on each.
+const maxConnections = 1000
 
 // client is an HTTP client with the credentials of a repository.
 func (p *Puller) client(ctx context.Context, repo name.Repository) (*http.Client, error) {
@@ -83,7 +83,7 @@ func (b *blob) Read(into []byte) (int, error) {
 			return n, nil
 		}
 		// The connection ended before the blob did, cleanly or not.
-		if err := errors.Join(b.Close(), b.pause(err)); err != nil {
+		if err := errors.Join(b.Close(), b.backoff(err)); err != nil {
 			return 0, err
 		}
 	}
@@ -102,13 +102,13 @@ func (b *blob) Close() error {
 	return nil
 }
 
-// pause waits before the next attempt after err, or answers that there is none.
-func (b *blob) pause(err error) error {
+// backoff waits before the next attempt after err, or answers that there is none.
+func (b *blob) backoff(err error) error {
 	if cause := context.Cause(b.ctx); cause != nil {
 		return cause
 	}
 	b.total++
-	if b.fails++; b.fails > b.limit || b.total > maxCuts {
+	if b.fails++; b.fails > b.limit || b.total > maxConnections {
 		return fmt.Errorf("%w: the connection was cut after %d of %d bytes: %w", ErrUnavailable, b.at, b.size, err)
 	}
 	timer := time.NewTimer(b.wait << min(b.fails-1, 6))
@@ -131,7 +131,7 @@ func (b *blob) open() error {
 		if _, final := errors.AsType[*finalError](err); final {
 			return err
 		}
-		if err := b.pause(err); err != nil {
+		if err := b.backoff(err); err != nil {
 			return err
 		}
 	}
@@ -177,7 +177,7 @@ func (b *blob) request() (err error) {
 	case resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode >= 500:
 		err = fmt.Errorf("%w: it answered %s", ErrUnavailable, resp.Status)
 	default:
-		err = &finalError{fmt.Errorf("%w: it answered %s", ofStatus(resp.StatusCode), resp.Status)}
+		err = &finalError{fmt.Errorf("%w: it answered %s", statusError(resp.StatusCode), resp.Status)}
 	}
 	if err == nil && skip > 0 {
 		_, err = io.CopyN(io.Discard, resp.Body, skip)

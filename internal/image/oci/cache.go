@@ -12,25 +12,25 @@ import (
 	"time"
 )
 
-// budgets is what an image may still have, shared by layers that are unpacked at once.
-type budgets struct {
+// sharedBudget is what an image may still have, shared by layers that are unpacked at once.
+type sharedBudget struct {
 	mu  sync.Mutex
 	all budget
 }
 
-func newBudgets(l Limits) *budgets {
-	return &budgets{all: budget{entries: int64(l.MaxEntries), bytes: l.MaxBytes}}
+func newBudgets(l Limits) *sharedBudget {
+	return &sharedBudget{all: budget{entries: int64(l.MaxEntries), bytes: l.MaxBytes}}
 }
 
-// take gives all that is left: a layer alone may have it all, and settle sees what it has used.
-func (b *budgets) take() budget {
+// remaining gives all that is left: a layer alone may have it all, and settle sees what it has used.
+func (b *sharedBudget) remaining() budget {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.all
 }
 
-// settle counts what a layer used of the budget it took, given less rest.
-func (b *budgets) settle(rest, given budget) error {
+// charge counts what a layer used of the budget it took, given less rest.
+func (b *sharedBudget) charge(rest, given budget) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.all.entries -= given.entries - rest.entries

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// atOnce is how many layers are fetched at the same time: one waits for the network while one unpacks.
-const atOnce = 2
+// maxConcurrent is how many layers are fetched at the same time: one waits for the network while one unpacks.
+const maxConcurrent = 2
 
 // Report says what Flatten wrote.
 type Report struct {
@@ -62,16 +62,16 @@ func (p *Puller) fetch(ctx context.Context, img *Image) ([]*unpacked, error) {
 	layers := make([]*unpacked, len(img.Layers))
 	left := newBudgets(p.opt.Limits)
 	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(atOnce)
+	g.SetLimit(maxConcurrent)
 	client := sync.OnceValues(func() (*http.Client, error) { return p.client(ctx, img.repository) })
 	for i := range img.Layers {
 		g.Go(func() error {
-			given := left.take()
+			given := left.remaining()
 			rest := given
 			var err error
 			layers[i], err = p.layer(ctx, client, img, i, &rest)
 			if err == nil {
-				err = left.settle(rest, given)
+				err = left.charge(rest, given)
 			}
 			if cause := context.Cause(ctx); err != nil && cause != nil {
 				err = cause // whatever a layer that was stopped looked like
@@ -94,7 +94,7 @@ func (t *tree) write(ctx context.Context, layers []*unpacked, w io.Writer) (repo
 		return report, err
 	}
 	buf := make([]byte, 256<<10)
-	err = t.each(func(name string, n *node) error {
+	err = t.visit(func(name string, n *node) error {
 		if err := context.Cause(ctx); err != nil {
 			return err
 		}
@@ -121,7 +121,7 @@ func (t *tree) write(ctx context.Context, layers []*unpacked, w io.Writer) (repo
 			return nil
 		}
 		report.Bytes += h.Size
-		_, err := io.CopyBuffer(onlyWriter{out}, io.NewSectionReader(layers[ino.layer].file, ino.offset, h.Size), buf)
+		_, err := io.CopyBuffer(plainWriter{out}, io.NewSectionReader(layers[ino.layer].file, ino.offset, h.Size), buf)
 		return err
 	})
 	if err != nil {
@@ -130,20 +130,20 @@ func (t *tree) write(ctx context.Context, layers []*unpacked, w io.Writer) (repo
 	return report, out.Close()
 }
 
-// onlyWriter hides all but Write, so that a copy uses the buffer it is given.
-type onlyWriter struct{ io.Writer }
+// plainWriter hides all but Write, so that a copy uses the buffer it is given.
+type plainWriter struct{ io.Writer }
 
-// cached gives the layer l out of the file at path, verified anew; nothing if it is not there. A file that
+// openCached gives the layer l out of the file at path, verified anew; nothing if it is not there. A file that
 // does not hold it is removed.
-func (p *Puller) cached(ctx context.Context, path string, l Layer, left *budget) (*unpacked, error) {
+func (p *Puller) openCached(ctx context.Context, path string, l Layer, left *budget) (*unpacked, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {
 		return nil, fmt.Errorf("open kept layer: %w", err)
 	}
-	stream := newSum(
-		&bounded{r: withContext{ctx, bufio.NewReaderSize(f, 1<<20)}, budget: left, layer: p.opt.Limits.MaxBytes},
+	stream := newHashReader(
+		&budgetReader{r: contextReader{ctx, bufio.NewReaderSize(f, 1<<20)}, budget: left, layer: p.opt.Limits.MaxBytes},
 	)
 	records, err := index(stream, left)
 	if err == nil && stream.String() == l.DiffID {
@@ -158,13 +158,13 @@ func (p *Puller) cached(ctx context.Context, path string, l Layer, left *budget)
 	return nil, errors.Join(f.Close(), os.Remove(path))
 }
 
-// withContext ends a reader with its context.
-type withContext struct {
+// contextReader ends a reader with its context.
+type contextReader struct {
 	ctx context.Context //nolint:containedctx // a reader lives as long as the call that made it
 	r   io.Reader
 }
 
-func (c withContext) Read(p []byte) (int, error) {
+func (c contextReader) Read(p []byte) (int, error) {
 	if err := context.Cause(c.ctx); err != nil {
 		return 0, err
 	}

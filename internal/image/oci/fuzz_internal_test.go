@@ -72,7 +72,7 @@ func FuzzLayers(f *testing.F) {
 				return
 			}
 			left := &budget{entries: 1000, bytes: 1 << 20}
-			stream := newSum(&bounded{r: plain, budget: left, layer: 1 << 20})
+			stream := newHashReader(&budgetReader{r: plain, budget: left, layer: 1 << 20})
 			stream.copy = file
 			records, err := index(stream, left)
 			end()

@@ -49,7 +49,7 @@ func (p *Puller) layer(
 	path := filepath.Join(p.opt.Dir, strings.Replace(l.DiffID, ":", "-", 1))
 	if p.opt.CacheBytes > 0 {
 		before := *left
-		u, err := p.cached(ctx, path, l, left)
+		u, err := p.openCached(ctx, path, l, left)
 		if u != nil || err != nil {
 			return u, err
 		}
@@ -65,12 +65,12 @@ func (p *Puller) layer(
 	}
 	drop := func(err error) (*unpacked, error) { return nil, errors.Join(err, part.Close(), os.Remove(part.Name())) }
 	body := p.newBlob(ctx, hc, img.repository, l)
-	source := &progress{r: body, tell: func(done int64) {
+	source := &progress{r: body, report: func(done int64) {
 		if p.opt.Progress != nil {
 			p.opt.Progress(i, done, l.Size)
 		}
 	}}
-	u, err := p.receive(source, l, part, left)
+	u, err := p.unpack(source, l, part, left)
 	if err = errors.Join(err, body.Close()); err != nil {
 		return drop(err)
 	}
@@ -87,18 +87,18 @@ func (p *Puller) layer(
 	return u, nil
 }
 
-// receive verifies and unpacks a blob into part, and lists what is in it.
-func (p *Puller) receive(r io.Reader, l Layer, part *os.File, left *budget) (*unpacked, error) {
-	blobSum := newSum(r)
+// unpack verifies and unpacks a blob into part, and lists what is in it.
+func (p *Puller) unpack(r io.Reader, l Layer, part *os.File, left *budget) (*unpacked, error) {
+	blobSum := newHashReader(r)
 	in := bufio.NewReaderSize(blobSum, 256<<10)
 	plain, end, err := decompress(in)
 	if err != nil {
-		return nil, corrupt(err)
+		return nil, wrapCorrupt(err)
 	}
 	defer end()
 	out := bufio.NewWriterSize(part, 1<<20)
 	most := max(p.opt.Limits.RatioFrom, mulSaturated(l.Size, p.opt.Limits.MaxRatio))
-	stream := newSum(&bounded{r: plain, budget: left, layer: most})
+	stream := newHashReader(&budgetReader{r: plain, budget: left, layer: most})
 	stream.copy = out
 	records, err := index(stream, left)
 	if err == nil {
@@ -108,7 +108,7 @@ func (p *Puller) receive(r io.Reader, l Layer, part *os.File, left *budget) (*un
 	case stream.failed != nil:
 		return nil, fmt.Errorf("keep layer: %w", stream.failed)
 	case err != nil:
-		return nil, corrupt(err)
+		return nil, wrapCorrupt(err)
 	case blobSum.n != l.Size || blobSum.String() != l.Digest:
 		return nil, fmt.Errorf("%w: the blob %s is %s, of %d bytes", ErrCorrupt, l.Digest, blobSum, blobSum.n)
 	case stream.String() != l.DiffID:
@@ -121,7 +121,7 @@ func (p *Puller) receive(r io.Reader, l Layer, part *os.File, left *budget) (*un
 }
 
 // index lists the entries of a tar stream, to its very end.
-func index(stream *summed, left *budget) ([]record, error) {
+func index(stream *hashReader, left *budget) ([]record, error) {
 	var all []record
 	t := tar.NewReader(stream)
 	for {
@@ -138,7 +138,7 @@ func index(stream *summed, left *budget) ([]record, error) {
 		if err := checkHeader(h); err != nil {
 			return nil, err
 		}
-		all = append(all, record{slim(h), stream.n})
+		all = append(all, record{trimHeader(h), stream.n})
 	}
 }
 
@@ -171,8 +171,8 @@ func checkHeader(h *tar.Header) error {
 
 const xattrPrefix = "SCHILY.xattr."
 
-// slim keeps of a header what a flattened image has.
-func slim(h *tar.Header) *tar.Header {
+// trimHeader keeps of a header what a flattened image has.
+func trimHeader(h *tar.Header) *tar.Header {
 	out := &tar.Header{Typeflag: h.Typeflag, Name: h.Name, Linkname: h.Linkname, Size: h.Size, Mode: h.Mode & 0o7777,
 		Uid: h.Uid, Gid: h.Gid, ModTime: h.ModTime, Devmajor: h.Devmajor, Devminor: h.Devminor, Format: tar.FormatPAX}
 	for key, value := range h.PAXRecords {
@@ -186,7 +186,7 @@ func slim(h *tar.Header) *tar.Header {
 	return out
 }
 
-func corrupt(err error) error {
+func wrapCorrupt(err error) error {
 	for _, known := range []error{ErrTooLarge, ErrUnavailable, ErrReference, ErrDenied, ErrNotFound, ErrCorrupt, context.Canceled, context.DeadlineExceeded} {
 		if errors.Is(err, known) {
 			return err
@@ -215,8 +215,8 @@ func decompress(r *bufio.Reader) (plain io.Reader, end func(), err error) {
 	return r, func() {}, nil
 }
 
-// summed counts and hashes what is read through it, and copies it.
-type summed struct {
+// hashReader counts and hashes what is read through it, and copies it.
+type hashReader struct {
 	r      io.Reader
 	h      hash.Hash
 	n      int64
@@ -224,9 +224,9 @@ type summed struct {
 	failed error // of copy
 }
 
-func newSum(r io.Reader) *summed { return &summed{r: r, h: sha256.New()} }
+func newHashReader(r io.Reader) *hashReader { return &hashReader{r: r, h: sha256.New()} }
 
-func (s *summed) Read(p []byte) (int, error) {
+func (s *hashReader) Read(p []byte) (int, error) {
 	n, err := s.r.Read(p)
 	s.n += int64(n)
 	s.h.Write(p[:n])
@@ -238,16 +238,16 @@ func (s *summed) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func (s *summed) String() string { return "sha256:" + hex.EncodeToString(s.h.Sum(nil)) }
+func (s *hashReader) String() string { return "sha256:" + hex.EncodeToString(s.h.Sum(nil)) }
 
-// bounded fails, rather than ends, when the image or the layer becomes too large.
-type bounded struct {
+// budgetReader fails, rather than ends, when the image or the layer becomes too large.
+type budgetReader struct {
 	r      io.Reader
 	budget *budget
 	layer  int64
 }
 
-func (b *bounded) Read(p []byte) (int, error) {
+func (b *budgetReader) Read(p []byte) (int, error) {
 	n, err := b.r.Read(p)
 	b.budget.bytes -= int64(n)
 	b.layer -= int64(n)
@@ -269,17 +269,17 @@ func mulSaturated(a, b int64) int64 {
 
 // progress tells how much was read, every MiB.
 type progress struct {
-	r          io.Reader
-	tell       func(int64)
-	done, told int64
+	r              io.Reader
+	report         func(int64)
+	done, reported int64
 }
 
 func (p *progress) Read(b []byte) (int, error) {
 	n, err := p.r.Read(b)
 	p.done += int64(n)
-	if p.done-p.told >= 1<<20 || err == io.EOF {
-		p.told = p.done
-		p.tell(p.done)
+	if p.done-p.reported >= 1<<20 || err == io.EOF {
+		p.reported = p.done
+		p.report(p.done)
 	}
 	return n, err
 }

@@ -126,7 +126,7 @@ func newTransport() http.RoundTripper {
 			}
 			return err
 		}}
-	return guarded{
+	return addressFilter{
 		&http.Transport{Proxy: http.ProxyFromEnvironment, DialContext: dialer.DialContext, ForceAttemptHTTP2: true,
 			IdleConnTimeout: 30 * time.Second, TLSHandshakeTimeout: 15 * time.Second, ResponseHeaderTimeout: 60 * time.Second,
 			DisableCompression: true},
@@ -141,10 +141,10 @@ func checkAddress(host string) error {
 	return nil
 }
 
-// guarded refuses requests to addresses that no registry is at, redirected ones included.
-type guarded struct{ http.RoundTripper }
+// addressFilter refuses requests to addresses that no registry is at, redirected ones included.
+type addressFilter struct{ http.RoundTripper }
 
-func (g guarded) RoundTrip(r *http.Request) (*http.Response, error) {
+func (g addressFilter) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err := checkAddress(r.URL.Hostname()); err != nil {
 		return nil, err
 	}
@@ -183,7 +183,7 @@ func (p *Puller) Resolve(ctx context.Context, ref string) (*Image, error) {
 	}
 	var img v1.Image
 	if desc.MediaType.IsIndex() {
-		img, err = p.choose(desc)
+		img, err = p.selectPlatform(desc)
 	} else if desc.MediaType.IsSchema1() {
 		err = fmt.Errorf("%w: its manifest is of the obsolete schema 1", ErrCorrupt)
 	} else {
@@ -244,8 +244,8 @@ func (p *Puller) auth(repo name.Repository) authn.Authenticator {
 	return authn.FromConfig(authn.AuthConfig{Username: c.Username, Password: c.Password, RegistryToken: c.Token})
 }
 
-// choose picks the image of an index for the platform.
-func (p *Puller) choose(desc *remote.Descriptor) (v1.Image, error) {
+// selectPlatform picks the image of an index for the platform.
+func (p *Puller) selectPlatform(desc *remote.Descriptor) (v1.Image, error) {
 	index, err := desc.ImageIndex()
 	if err != nil {
 		return nil, err
@@ -352,7 +352,7 @@ func classify(ctx context.Context, err error) error {
 		}
 	}
 	if t, ok := errors.AsType[*transport.Error](err); ok {
-		return fmt.Errorf("%w: %w", ofStatus(t.StatusCode), err)
+		return fmt.Errorf("%w: %w", statusError(t.StatusCode), err)
 	}
 	if _, ok := errors.AsType[net.Error](err); ok {
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
@@ -360,7 +360,7 @@ func classify(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: %w", ErrCorrupt, err)
 }
 
-func ofStatus(status int) error {
+func statusError(status int) error {
 	switch status {
 	case http.StatusNotFound:
 		return ErrNotFound

@@ -339,7 +339,7 @@ func TestHostileLayers(t *testing.T) {
 	}
 }
 
-func TestBudgetIsOfAllLayers(t *testing.T) {
+func TestBudgetCoversAllLayers(t *testing.T) {
 	s := newServer(t)
 	layer := func(c string) []byte { return tarOf(t, ent{name: c, data: strings.Repeat(c, 900<<10)}) }
 	ref := s.push(t, "sum:1", imageOf(t, "linux/amd64", layer("a"), layer("b"), layer("c")))

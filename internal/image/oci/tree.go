@@ -120,11 +120,11 @@ func (t *tree) whiteout(dir, base string) error {
 }
 
 // find gives the node at dir, symbolic links followed inside of the tree; nil if it is not there.
-func (t *tree) find(dir string) (*node, error) { return t.walk(t.root, dir, false, new(int)) }
+func (t *tree) find(dir string) (*node, error) { return t.resolve(t.root, dir, false, new(int)) }
 
-// walk goes from a node along a path. Symbolic links are followed as a process would whose root the tree is.
+// resolve goes from a node along a path. Symbolic links are followed as a process would whose root the tree is.
 // With create missing directories are made and files in the way replaced by directories.
-func (t *tree) walk(at *node, p string, create bool, links *int) (*node, error) {
+func (t *tree) resolve(at *node, p string, create bool, links *int) (*node, error) {
 	for part := range strings.SplitSeq(p, "/") {
 		switch part {
 		case "", ".":
@@ -145,7 +145,7 @@ func (t *tree) walk(at *node, p string, create bool, links *int) (*node, error) 
 				from = t.root
 			}
 			var err error
-			if next, err = t.walk(from, next.inode.header.Linkname, create, links); err != nil {
+			if next, err = t.resolve(from, next.inode.header.Linkname, create, links); err != nil {
 				return nil, err
 			}
 		}
@@ -185,7 +185,7 @@ func (t *tree) add(layer int, dir, base string, r record) error {
 		t.root.inode.header = h
 		return nil
 	}
-	at, err := t.walk(t.root, dir, true, new(int))
+	at, err := t.resolve(t.root, dir, true, new(int))
 	if err != nil {
 		return err
 	}
@@ -226,8 +226,8 @@ func (t *tree) target(name string) (*inode, error) {
 	return at.children[base].inode, nil
 }
 
-// each calls do with every node but the root, directories before what they hold, names sorted.
-func (t *tree) each(do func(name string, n *node) error) error {
+// visit calls do with every node but the root, directories before what they hold, names sorted.
+func (t *tree) visit(do func(name string, n *node) error) error {
 	var below func(string, *node) error
 	below = func(prefix string, dir *node) error {
 		names := make([]string, 0, len(dir.children))

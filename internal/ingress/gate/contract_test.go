@@ -15,7 +15,7 @@ import (
 )
 
 // principal is who the world's key is.
-func (w *world) principal() auth.Principal {
+func (w *fixture) principal() auth.Principal {
 	w.t.Helper()
 	p, err := w.keys.Authenticate(w.t.Context(), w.key)
 	if err != nil {
@@ -25,7 +25,7 @@ func (w *world) principal() auth.Principal {
 }
 
 // says runs a command in a sandbox and gives what it printed.
-func (w *world) says(id, cmd string) string {
+func (w *fixture) says(id, cmd string) string {
 	w.t.Helper()
 	g, err := w.boxes.Guest(w.t.Context(), w.principal(), api.SandboxID(id))
 	if err != nil {
@@ -53,7 +53,7 @@ func (w *world) says(id, cmd string) string {
 // all that comes of that, each its own, and not in what was made through another face and is only used through this
 // one.
 func TestProgramsFindTheProtocol(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	const ask = "echo $V $E2B_SANDBOX $E2B_SANDBOX_ID $E2B_TEMPLATE_ID; cat /run/e2b/.E2B_SANDBOX; echo; cat /run/e2b/.E2B_SANDBOX_ID; echo; cat /run/e2b/.E2B_TEMPLATE_ID"
 	check := func(id, template string) {
 		t.Helper()

@@ -26,7 +26,7 @@ import (
 // Sandboxes is what the gate needs of the sandbox service.
 type Sandboxes interface {
 	control.Sandboxes
-	Visit(ctx context.Context, id api.SandboxID, admit func(auth.Principal, api.Sandbox) error) (guestapi.Guest, error)
+	OpenForIngress(ctx context.Context, id api.SandboxID, admit func(auth.Principal, api.Sandbox) error) (guestapi.Guest, error)
 }
 
 // Config of a Gate. Domain, Secret and History are as in control.Config.
@@ -44,7 +44,7 @@ type Gate struct {
 	control     *control.Server
 	agent       *envd.Server
 	interpreter *interpreter.Server
-	edge        *proxy.Edge
+	edge        *proxy.Proxy
 	previewKey  []byte
 }
 
@@ -83,11 +83,13 @@ func New(
 	return g, nil
 }
 
-// Around answers what is the gate's and passes all other requests to next.
-func (g *Gate) Around(next http.Handler) http.Handler { return g.edge.Around(g.control.Around(next)) }
+// Middleware answers what is the gate's and passes all other requests to next.
+func (g *Gate) Middleware(next http.Handler) http.Handler {
+	return g.edge.Middleware(g.control.Middleware(next))
+}
 
 // Edge forwards to ports of sandboxes, for faces that address them in another way.
-func (g *Gate) Edge() *proxy.Edge { return g.edge }
+func (g *Gate) Edge() *proxy.Proxy { return g.edge }
 
 // Close ends watchers and idle connections.
 func (g *Gate) Close() {
@@ -103,9 +105,9 @@ func (g *Gate) Open(ctx context.Context, id string, wakes func(proxy.Target) boo
 	t := proxy.Target{ID: id, PreviewKey: g.previewKey}
 	var p auth.Principal
 	var b api.Sandbox
-	guest, err := g.sandboxes.Visit(ctx, sid, func(as auth.Principal, is api.Sandbox) error {
+	guest, err := g.sandboxes.OpenForIngress(ctx, sid, func(as auth.Principal, is api.Sandbox) error {
 		p, b = as, is
-		if !control.IsOpen(b.Metadata) {
+		if !control.IsAgentPublic(b.Metadata) {
 			t.AccessToken = g.control.AccessToken(sid)
 		}
 		if n := b.Network; n != nil {
@@ -114,7 +116,7 @@ func (g *Gate) Open(ctx context.Context, id string, wakes func(proxy.Target) boo
 				t.TrafficToken = g.control.TrafficToken(sid)
 			}
 		}
-		if b.Status != api.Running && (!control.Wakes(b.Metadata) || t.TrafficToken != "" && !wakes(t)) {
+		if b.Status != api.Running && (!control.WakesOnRequest(b.Metadata) || t.TrafficToken != "" && !wakes(t)) {
 			return api.Errorf(api.NotFound, "sandbox %.60q rests, and this does not wake it", id)
 		}
 		return nil
@@ -138,7 +140,7 @@ func (g *Gate) woken(ctx context.Context, p auth.Principal, id api.SandboxID) (a
 	if err != nil || b.ExpiresAt != nil {
 		return b, err
 	}
-	if seconds := control.WokenFor(b.Metadata); seconds > 0 {
+	if seconds := control.ResumeTimeout(b.Metadata); seconds > 0 {
 		_, err = g.sandboxes.SetLifecycle(ctx, p, id, api.LifecyclePatch{TimeoutSeconds: &seconds})
 	}
 	return b, err
@@ -175,7 +177,7 @@ func (g *Gate) serveInterpreter(w http.ResponseWriter, r *http.Request, t proxy.
 		return
 	}
 	got := r.Header.Get("X-Access-Token")
-	wrong := got != "" || !interpreter.IsContexts(r.URL.Path)
+	wrong := got != "" || !interpreter.IsContextPath(r.URL.Path)
 	if t.AccessToken != "" && wrong && subtle.ConstantTimeCompare([]byte(got), []byte(t.AccessToken)) != 1 {
 		http.Error(w, "invalid or missing access token: send it as X-Access-Token", http.StatusUnauthorized)
 		return

@@ -31,8 +31,8 @@ import (
 
 const domain = "sandboxes.test"
 
-// world is a whole control plane over a simulated host, with the gate as its only door.
-type world struct {
+// fixture is a whole control plane over a simulated host, with the gate as its only door.
+type fixture struct {
 	t    *testing.T
 	url  string
 	key  string // of the default workspace
@@ -42,7 +42,7 @@ type world struct {
 	boxes *sandbox.Service
 }
 
-func newWorld(t *testing.T) *world {
+func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	host := hosttest.New()
 	t.Cleanup(host.Close)
@@ -51,7 +51,7 @@ func newWorld(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = db.Close() }) // the directory goes with the test
-	templates, err := template.New(host, db, template.Builtin())
+	templates, err := template.New(host, db, template.BuiltinAliases())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +64,7 @@ func newWorld(t *testing.T) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	key, err := keys.First(t.Context())
+	key, err := keys.CreateFirst(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,13 +80,13 @@ func newWorld(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(g.Close)
-	srv := httptest.NewServer(g.Around(http.NotFoundHandler()))
+	srv := httptest.NewServer(g.Middleware(http.NotFoundHandler()))
 	t.Cleanup(srv.Close)
-	return &world{t: t, url: srv.URL, key: key, host: host, keys: keys, boxes: service}
+	return &fixture{t: t, url: srv.URL, key: key, host: host, keys: keys, boxes: service}
 }
 
 // call sends a request to the control API and answers status and body.
-func (w *world) call(method, path, key, body string) (int, string, http.Header) {
+func (w *fixture) call(method, path, key, body string) (int, string, http.Header) {
 	w.t.Helper()
 	req, err := http.NewRequestWithContext(w.t.Context(), method, w.url+path, strings.NewReader(body))
 	if err != nil {
@@ -96,7 +96,7 @@ func (w *world) call(method, path, key, body string) (int, string, http.Header) 
 	return w.do(req)
 }
 
-func (w *world) do(req *http.Request) (int, string, http.Header) {
+func (w *fixture) do(req *http.Request) (int, string, http.Header) {
 	w.t.Helper()
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
@@ -110,7 +110,7 @@ func (w *world) do(req *http.Request) (int, string, http.Header) {
 	return resp.StatusCode, string(data), resp.Header
 }
 
-func (w *world) must(status int, method, path, body string) string {
+func (w *fixture) must(status int, method, path, body string) string {
 	w.t.Helper()
 	got, text, _ := w.call(method, path, w.key, body)
 	if got != status {
@@ -119,7 +119,7 @@ func (w *world) must(status int, method, path, body string) string {
 	return text
 }
 
-func (w *world) decode(text string, v any) {
+func (w *fixture) decode(text string, v any) {
 	w.t.Helper()
 	if err := json.Unmarshal([]byte(text), v); err != nil {
 		w.t.Fatalf("%s: %v", text, err)
@@ -130,7 +130,7 @@ type created struct {
 	SandboxID, EnvdAccessToken, Domain, EnvdVersion string
 }
 
-func (w *world) create(path, body string) created {
+func (w *fixture) create(path, body string) created {
 	w.t.Helper()
 	var c created
 	if err := json.Unmarshal([]byte(w.must(http.StatusCreated, "POST", path, body)), &c); err != nil {
@@ -140,7 +140,7 @@ func (w *world) create(path, body string) created {
 }
 
 func TestLifeOfASandbox(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	c := w.create("/v2/sandboxes", `{"templateID":"base","timeout":60,"metadata":{"a":"x y"},"envVars":{"V":"1"}}`)
 	if c.Domain != domain || c.EnvdAccessToken == "" || c.EnvdVersion == "" {
 		t.Errorf("created %+v", c)
@@ -194,7 +194,7 @@ func TestLifeOfASandbox(t *testing.T) {
 }
 
 func TestRefusals(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	for name, c := range map[string]struct {
 		method, path, key, body string
 		status                  int
@@ -228,7 +228,7 @@ func TestRefusals(t *testing.T) {
 }
 
 // life tells what happens at the end of a sandbox, and how far away that is.
-func (w *world) life(id string) (onTimeout string, left time.Duration) {
+func (w *fixture) life(id string) (onTimeout string, left time.Duration) {
 	w.t.Helper()
 	var detail struct {
 		EndAt     time.Time
@@ -239,7 +239,7 @@ func (w *world) life(id string) (onTimeout string, left time.Duration) {
 }
 
 // agent is a client of the agent of one sandbox, found by host name.
-func (w *world) agent(id, token string) processconnect.ProcessClient {
+func (w *fixture) agent(id, token string) processconnect.ProcessClient {
 	return processconnect.NewProcessClient(
 		&http.Client{Transport: asHost{"49983-" + id + "." + domain, token}},
 		w.url,
@@ -257,7 +257,7 @@ func (a asHost) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 func TestAgentByHostName(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	c := w.create("/v2/sandboxes", `{"templateID":"base"}`)
 	list := func(token string) error {
 		_, err := w.agent(c.SandboxID, token).List(t.Context(), connect.NewRequest(&pb.ListRequest{}))
@@ -326,7 +326,7 @@ func TestAgentByHostName(t *testing.T) {
 
 // TestListInOrder: lists go either way, from a time on.
 func TestListInOrder(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	var ids, started []string
 	for range 3 {
 		made := w.create("/v2/sandboxes", `{"templateID":"base"}`)
@@ -367,7 +367,7 @@ func TestListInOrder(t *testing.T) {
 // TestPauseWithoutMemory: a sandbox that keeps its disk alone is booted when it is connected to, and so is one with
 // memory whose client does not want it.
 func TestPauseWithoutMemory(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	boot := func(id string) hostapi.BootMode {
 		t.Helper()
 		m, err := w.host.Get(t.Context(), hostapi.MachineID(id))

@@ -12,7 +12,7 @@ import (
 )
 
 // reaches gives the policy of a sandbox's machine.
-func (w *world) reaches(id string) hostapi.Egress {
+func (w *fixture) reaches(id string) hostapi.Egress {
 	w.t.Helper()
 	m, err := w.host.Get(w.t.Context(), hostapi.MachineID(id))
 	if err != nil {
@@ -22,7 +22,7 @@ func (w *world) reaches(id string) hostapi.Egress {
 }
 
 func TestNetworkOfSandboxes(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	few := hostapi.Egress{Allow: []string{"*.example.com", "1.1.1.1"}, DenyOthers: true}
 	for _, c := range []struct {
 		body string
@@ -64,7 +64,7 @@ func TestNetworkOfSandboxes(t *testing.T) {
 
 // TestPortsOfSandboxes: what a create says about ports is kept through changes of what may be reached, and shown.
 func TestPortsOfSandboxes(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	made := w.create(
 		"/v2/sandboxes",
 		`{"templateID":"base","network":{"maskRequestHost":"app.example:${PORT}","httpsPorts":[8443],"rules":{"a.example":[{}]}}}`,
@@ -92,7 +92,7 @@ func TestPortsOfSandboxes(t *testing.T) {
 }
 
 func TestNetworkRefused(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	made := w.create("/v2/sandboxes", `{"templateID":"base","allow_internet_access":false}`)
 	for body, say := range map[string]string{
 		`{"allowOut":["a.example"]}`:                                    "allowOut: ",
@@ -124,7 +124,7 @@ func TestNetworkRefused(t *testing.T) {
 
 // TestPrivatePorts: without a token nobody reaches a private sandbox, and nobody wakes it.
 func TestPrivatePorts(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	type told struct{ SandboxID, TrafficAccessToken, EnvdAccessToken string }
 	var made told
 	body := `{"templateID":"base","autoPause":true,"autoResume":{"enabled":true},"network":{"allowPublicTraffic":false}}`

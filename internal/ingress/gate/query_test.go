@@ -12,7 +12,7 @@ import (
 
 // TestQueriesAreUnderstood: no route ignores a name in a query that it does not know.
 func TestQueriesAreUnderstood(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	id := w.create("/v2/sandboxes", `{"templateID":"base"}`).SandboxID
 	fill := strings.NewReplacer(
 		"{id}",
@@ -45,7 +45,7 @@ func TestQueriesAreUnderstood(t *testing.T) {
 // TestFiltersAsClientsSendThem: metadata is encoded twice, states come in either form of a list, and the number that
 // run is that of all pages.
 func TestFiltersAsClientsSendThem(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	const key, value = "a & b", "100% +ü=x y"
 	for range 3 {
 		w.create("/v2/sandboxes", fmt.Sprintf(`{"templateID":"base","metadata":{%q:%q}}`, key, value))
@@ -90,7 +90,7 @@ func TestFiltersAsClientsSendThem(t *testing.T) {
 
 // TestMetricsOfATime: what was measured is told of the time that is asked about, and of no other.
 func TestMetricsOfATime(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	id := w.create("/v2/sandboxes", `{"templateID":"base"}`).SandboxID
 	now := time.Now().Unix()
 	for i, row := range []struct {
@@ -125,7 +125,7 @@ func TestMetricsOfATime(t *testing.T) {
 
 // TestEveryField: every field of a create in the protocol is honoured or refused by its name.
 func TestEveryField(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	for field, c := range map[string]struct {
 		body   string
 		shows  string // in the sandbox's details; "": the field is refused

@@ -104,7 +104,7 @@ func TestTablesAreWhole(t *testing.T) {
 
 // TestOtherRoutesRefuse is TestRoutesRefuse of the routes that are not below one sandbox.
 func TestOtherRoutesRefuse(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	fill := strings.NewReplacer(
 		"{id}",
 		"tmpaaaaaaaaaaaaaaaaaaaaa",
@@ -151,7 +151,7 @@ func TestOtherRoutesRefuse(t *testing.T) {
 }
 
 // otherKey makes a key of another workspace of the same installation.
-func (w *world) otherKey() string {
+func (w *fixture) otherKey() string {
 	w.t.Helper()
 	_, key, err := w.keys.Issue(w.t.Context(), "another", "theirs")
 	if err != nil {
@@ -162,7 +162,7 @@ func (w *world) otherKey() string {
 
 // TestRoutesRefuse: every route tells a stranger, another workspace, and a body that is not what it takes.
 func TestRoutesRefuse(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	made := w.create("/v2/sandboxes", `{"templateID":"base"}`)
 	other := w.otherKey()
 	for _, r := range ofSandbox {
@@ -210,7 +210,7 @@ func TestRoutesRefuse(t *testing.T) {
 
 // TestRoutesOfPaused: what each route does with a sandbox at rest.
 func TestRoutesOfPaused(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	for _, r := range ofSandbox {
 		running, paused := w.create(
 			"/v2/sandboxes",
@@ -232,7 +232,7 @@ func TestRoutesOfPaused(t *testing.T) {
 
 // TestOtherInstallation: tokens of another installation open nothing here.
 func TestOtherInstallation(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	db, err := store.Open(t.Context(), store.Config{DSN: filepath.Join(t.TempDir(), "other.db")})
 	if err != nil {
 		t.Fatal(err)
@@ -242,7 +242,7 @@ func TestOtherInstallation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	theirs, err := keys.First(t.Context())
+	theirs, err := keys.CreateFirst(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,8 +16,8 @@ type Audit interface {
 	List(ctx context.Context, p auth.Principal, q audit.Query) ([]audit.Entry, error)
 }
 
-// note remembers a call of somebody who was let in and that may have changed something.
-func (s *Server) note(rq *request, rt route, status int, began time.Time) {
+// recordAudit remembers a call of somebody who was let in and that may have changed something.
+func (s *Server) recordAudit(rq *request, rt route, status int, began time.Time) {
 	if s.deps.Audit == nil || rt.access == public || rq.p.Workspace == "" {
 		return
 	}
@@ -37,7 +37,7 @@ func (s *Server) note(rq *request, rt route, status int, began time.Time) {
 	}
 	s.deps.Audit.Record(
 		rq.r.Context(),
-		audit.Entry{At: began, Who: rq.p, Action: rq.r.Method + " " + rt.pattern, Target: target,
+		audit.Entry{At: began, Principal: rq.p, Action: rq.r.Method + " " + rt.pattern, Target: target,
 			Outcome: outcome, Remote: rq.r.RemoteAddr, Request: string(rq.id()), Took: time.Since(began)},
 	)
 }
@@ -47,7 +47,7 @@ func listAudit(rq *request) (api.AuditList, error) {
 	if rq.s.deps.Audit == nil {
 		return api.AuditList{}, api.Errorf(api.Unsupported, "this server keeps no audit log")
 	}
-	limit, err := rq.number("limit", 1, 1000, 100)
+	limit, err := rq.intParam("limit", 1, 1000, 100)
 	if err != nil {
 		return api.AuditList{}, err
 	}
@@ -55,7 +55,7 @@ func listAudit(rq *request) (api.AuditList, error) {
 	out := api.AuditList{Entries: []api.AuditEntry{}}
 	if text := rq.r.URL.Query().Get("since"); text != "" {
 		if q.Since, err = time.Parse(time.RFC3339, text); err != nil {
-			return out, api.Errorf(api.Invalid, "since: %q is not a time such as 2026-01-02T15:04:05Z", shorten(text)).
+			return out, api.Errorf(api.Invalid, "since: %q is not a time such as 2026-01-02T15:04:05Z", truncate(text)).
 				With("field", "since")
 		}
 		since := q.Since.UTC()
@@ -68,7 +68,7 @@ func listAudit(rq *request) (api.AuditList, error) {
 	for _, e := range list {
 		out.Entries = append(
 			out.Entries,
-			api.AuditEntry{Time: e.At, Key: e.Who.KeyPrefix, Action: e.Action, Target: e.Target,
+			api.AuditEntry{Time: e.At, Key: e.Principal.KeyPrefix, Action: e.Action, Target: e.Target,
 				Outcome: e.Outcome, Remote: e.Remote, RequestID: api.RequestID(e.Request), TookMS: float64(e.Took.Microseconds()) / 1000},
 		)
 	}

@@ -29,7 +29,7 @@ func (r *recorder) List(_ context.Context, p auth.Principal, q audit.Query) ([]a
 	defer r.mu.Unlock()
 	var out []audit.Entry
 	for _, e := range slices.Backward(r.all) {
-		if e.Who.Workspace == p.Workspace && (q.Target == "" || q.Target == e.Target) && !e.At.Before(q.Since) &&
+		if e.Principal.Workspace == p.Workspace && (q.Target == "" || q.Target == e.Target) && !e.At.Before(q.Since) &&
 			len(out) < q.Limit {
 			out = append(out, e)
 		}
@@ -38,7 +38,7 @@ func (r *recorder) List(_ context.Context, p auth.Principal, q audit.Query) ([]a
 }
 
 func TestAuditLog(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	began := time.Now().Add(-time.Second).UTC().Format(time.RFC3339)
 	_, path := w.create()
 	id := path[len("/v1/sandboxes/"):]

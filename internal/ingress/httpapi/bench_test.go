@@ -9,7 +9,7 @@ import (
 
 // BenchmarkExec is a round trip of `true` over HTTP, with nothing but maps behind it.
 func BenchmarkExec(b *testing.B) {
-	w := newWorld(b)
+	w := newFixture(b)
 	_, path := w.create()
 	for b.Loop() {
 		if a := w.do("POST", path+"/exec", `{"cmd":"true"}`); a.status != http.StatusOK {
@@ -20,7 +20,7 @@ func BenchmarkExec(b *testing.B) {
 
 // BenchmarkFile is a file of 16 MiB written and read back over HTTP.
 func BenchmarkFile(b *testing.B) {
-	w := newWorld(b)
+	w := newFixture(b)
 	_, path := w.create()
 	data := bytes.Repeat([]byte("x"), 16<<20)
 	b.SetBytes(int64(2 * len(data)))

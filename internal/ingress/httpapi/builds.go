@@ -38,7 +38,7 @@ type Builds interface {
 func templateRoutes() []route {
 	const tag, one, builds = "templates", "/v1/templates/{template}", "/v1/templates/builds"
 	return []route{
-		{"GET", "/v1/templates", user, tag, "List templates", nil, give(200, listTemplates), false},
+		{"GET", "/v1/templates", user, tag, "List templates", nil, jsonOut(200, listTemplates), false},
 		{
 			"POST",
 			"/v1/templates/build",
@@ -76,10 +76,10 @@ func templateRoutes() []route {
 			tag,
 			"List builds, newest first",
 			[]param{{"template", "string", "Only of this template."}},
-			give(200, listBuilds),
+			jsonOut(200, listBuilds),
 			false,
 		},
-		{"GET", builds + "/{build}", user, tag, "Get a build", nil, give(200, getBuild), false},
+		{"GET", builds + "/{build}", user, tag, "Get a build", nil, jsonOut(200, getBuild), false},
 		{
 			"GET",
 			builds + "/{build}/logs",
@@ -95,7 +95,7 @@ func templateRoutes() []route {
 			raw(sse, buildLogs),
 			false,
 		},
-		{"POST", builds + "/{build}/cancel", user, tag, "End a build", nil, give(200, cancelBuild), false},
+		{"POST", builds + "/{build}/cancel", user, tag, "End a build", nil, jsonOut(200, cancelBuild), false},
 		{
 			"POST",
 			builds + "/{build}/retry",
@@ -103,13 +103,13 @@ func templateRoutes() []route {
 			tag,
 			"Build once more what failed",
 			nil,
-			take(202, retryBuild),
+			jsonInOut(202, retryBuild),
 			false,
 		},
-		{"GET", one, user, tag, "Get a template; name:tag is a version of it", nil, give(200, getTemplate), false},
-		{"DELETE", one, user, tag, "Delete a built template; its sandboxes go on", nil, empty(deleteTemplate), false},
-		{"POST", one + "/tags", user, tag, "Let tags mean a version", nil, take(200, putTags), false},
-		{"DELETE", one + "/tags/{tag}", user, tag, "Remove a tag", nil, empty(removeTag), false},
+		{"GET", one, user, tag, "Get a template; name:tag is a version of it", nil, jsonOut(200, getTemplate), false},
+		{"DELETE", one, user, tag, "Delete a built template; its sandboxes go on", nil, noContent(deleteTemplate), false},
+		{"POST", one + "/tags", user, tag, "Let tags mean a version", nil, jsonInOut(200, putTags), false},
+		{"DELETE", one + "/tags/{tag}", user, tag, "Remove a tag", nil, noContent(removeTag), false},
 		{
 			"POST",
 			one + "/bake",
@@ -117,7 +117,7 @@ func templateRoutes() []route {
 			tag,
 			"Begin to bake a template, or join a bake",
 			nil,
-			take(202, bakeTemplate),
+			jsonInOut(202, bakeTemplate),
 			false,
 		},
 	}
@@ -144,14 +144,14 @@ func onBuild[T any](rq *request, do func(Builds, api.BuildID) (T, error)) (T, er
 	return do(b, id)
 }
 
-// sink takes the files of a form into one upload.
-type sink struct {
+// uploadSink takes the files of a form into one upload.
+type uploadSink struct {
 	builds Builds
 	upload *build.Upload
 	whole  bool
 }
 
-func (s *sink) begin(files bool) (err error) {
+func (s *uploadSink) begin(files bool) (err error) {
 	if s.upload != nil && (!files || s.whole) {
 		return api.Errorf(api.Invalid, "the form holds an archive and other files: send one or the other")
 	}
@@ -163,7 +163,7 @@ func (s *sink) begin(files bool) (err error) {
 }
 
 // AddFile implements buildform.Sink.
-func (s *sink) AddFile(name string, r io.Reader) error {
+func (s *uploadSink) AddFile(name string, r io.Reader) error {
 	if err := s.begin(true); err != nil {
 		return err
 	}
@@ -171,7 +171,7 @@ func (s *sink) AddFile(name string, r io.Reader) error {
 }
 
 // Archive implements buildform.Sink.
-func (s *sink) Archive(r io.Reader) error {
+func (s *uploadSink) Archive(r io.Reader) error {
 	if err := s.begin(false); err != nil {
 		return err
 	}
@@ -184,7 +184,7 @@ func startBuild(rq *request) error {
 	if err != nil {
 		return err
 	}
-	files := &sink{builds: b}
+	files := &uploadSink{builds: b}
 	defer func() {
 		if files.upload != nil {
 			_ = files.upload.Close() // what cannot be removed now is swept by the next start
@@ -207,7 +207,7 @@ func startBuild(rq *request) error {
 	if started.Reused {
 		status = http.StatusOK
 	}
-	send(rq.w, status, started)
+	writeJSON(rq.w, status, started)
 	return nil
 }
 
@@ -237,7 +237,7 @@ func bakeImage(rq *request) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(rq.r.Context(), waitOf(rq.r.Header.Get("Prefer")), errWaited)
+	ctx, cancel := context.WithTimeoutCause(rq.r.Context(), waitLimit(rq.r.Header.Get("Prefer")), errWaitExpired)
 	defer cancel()
 	err = b.Logs(ctx, rq.p, got.ID, 0, true, func(api.BuildLine) error { return nil }) // until it has ended
 	if err != nil && context.Cause(ctx) == nil {
@@ -253,7 +253,7 @@ func bakeImage(rq *request) error {
 	case api.BuildDone:
 		status, out.Status = http.StatusCreated, "baked"
 	}
-	send(rq.w, status, out)
+	writeJSON(rq.w, status, out)
 	return nil
 }
 
@@ -280,7 +280,7 @@ func retryBuild(rq *request, req api.RetryRequest) (api.Build, error) {
 }
 
 func buildLogs(rq *request) error {
-	after, err := rq.number("after", 0, 1<<40, 0)
+	after, err := rq.intParam("after", 0, 1<<40, 0)
 	if err != nil {
 		return err
 	}
@@ -289,11 +289,11 @@ func buildLogs(rq *request) error {
 			return api.Errorf(
 				api.Invalid,
 				"Last-Event-ID: %q is not an id of this stream: leave it out to begin anew",
-				shorten(last),
+				truncate(last),
 			)
 		}
 	}
-	follow := rq.flag("follow")
+	follow := rq.boolParam("follow")
 	_, err = onBuild(rq, func(b Builds, id api.BuildID) (struct{}, error) {
 		// Whether the build may be seen is asked before the stream begins, so that a no is an HTTP answer.
 		if _, err := b.Get(rq.r.Context(), rq.p, id); err != nil {

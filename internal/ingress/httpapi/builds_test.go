@@ -58,7 +58,7 @@ func archive(name, text string) []byte {
 }
 
 // newBuilder is a server whose templates and builds are the real services, over a simulated host.
-func newBuilder(t *testing.T) (*world, *hosttest.Host) {
+func newBuilder(t *testing.T) (*fixture, *hosttest.Host) {
 	t.Helper()
 	h, log, dir := hosttest.New(), slog.New(slog.DiscardHandler), t.TempDir()
 	t.Cleanup(h.Close)
@@ -77,7 +77,7 @@ func newBuilder(t *testing.T) (*world, *hosttest.Host) {
 	fail(err)
 	own, err := sandbox.New(sandbox.Defaults(), sandbox.Deps{Store: db, Host: h, Templates: tpl, Log: log})
 	fail(err)
-	b, err := build.New(build.Config{Dir: filepath.Join(dir, "builds"), Sweep: time.Hour},
+	b, err := build.New(build.Config{Dir: filepath.Join(dir, "builds"), GCInterval: time.Hour},
 		build.Deps{Store: db, Host: h, Templates: tpl, Sandboxes: own, Registry: oneImage{}, Log: log})
 	fail(err)
 	fail(b.Open(t.Context()))
@@ -90,11 +90,11 @@ func newBuilder(t *testing.T) (*world, *hosttest.Host) {
 			t.Error(err)
 		}
 	})
-	w := &world{t: t, boxes: &boxes{host: h}}
+	w := &fixture{t: t, boxes: &boxes{host: h}}
 	door := proxy.New(w.boxes, nil, log)
 	t.Cleanup(door.Close)
 	s, err := httpapi.New(httpapi.Config{PreviewKey: bytes.Repeat([]byte("k"), 32)},
-		httpapi.Deps{Sandboxes: own, Templates: tpl, Builds: b, Keys: keys{}, Edge: door, Log: log})
+		httpapi.Deps{Sandboxes: own, Templates: tpl, Builds: b, Keys: keys{}, Proxy: door, Log: log})
 	fail(err)
 	srv := httptest.NewServer(s)
 	t.Cleanup(srv.Close)
@@ -103,7 +103,7 @@ func newBuilder(t *testing.T) (*world, *hosttest.Host) {
 }
 
 // form is a body as the published clients send it: fields, then files under their paths.
-func (w *world) form(fields url.Values, files map[string]string) answer {
+func (w *fixture) form(fields url.Values, files map[string]string) answer {
 	w.t.Helper()
 	var body bytes.Buffer
 	form := multipart.NewWriter(&body)
@@ -128,7 +128,7 @@ func (w *world) form(fields url.Values, files map[string]string) answer {
 }
 
 // ended waits for the end of the build that an answer is about.
-func (w *world) ended(a answer) (b api.Build) {
+func (w *fixture) ended(a answer) (b api.Build) {
 	w.t.Helper()
 	a.json(w.t, &b)
 	tick := time.NewTicker(5 * time.Millisecond)

@@ -12,7 +12,7 @@ import (
 // begin opens the sandbox of the path for a command, which gets the sandbox's user and directory where it
 // names none.
 func (rq *request) begin(req *api.ExecRequest) (guestapi.Guest, error) {
-	g, box, err := rq.open()
+	g, box, err := rq.enter()
 	if err != nil {
 		return nil, err
 	}
@@ -84,10 +84,10 @@ func execSSH(rq *request) error { return terminal(rq, execstream.Terminal{Silent
 func execShared(rq *request) error {
 	name := cmp.Or(rq.r.URL.Query().Get("session"), "shared")
 	if !api.ValidTemplateName(name) {
-		return api.Errorf(api.Invalid, "session: %q is not a name: use 1 to 64 of a-z A-Z 0-9 . _ -", shorten(name)).
+		return api.Errorf(api.Invalid, "session: %q is not a name: use 1 to 64 of a-z A-Z 0-9 . _ -", truncate(name)).
 			With("field", "session")
 	}
-	return terminal(rq, execstream.Terminal{Shared: name, ReadOnly: rq.flag("readonly")})
+	return terminal(rq, execstream.Terminal{Shared: name, ReadOnly: rq.boolParam("readonly")})
 }
 
 // terminal starts the program of t before the upgrade, so that what fails is an HTTP answer.
@@ -95,11 +95,11 @@ func terminal(rq *request, t execstream.Terminal) error {
 	if err := socketOnly(rq); err != nil {
 		return err
 	}
-	rows, err := rq.number("rows", 1, 2000, 24)
+	rows, err := rq.intParam("rows", 1, 2000, 24)
 	if err != nil {
 		return err
 	}
-	cols, err := rq.number("cols", 1, 2000, 80)
+	cols, err := rq.intParam("cols", 1, 2000, 80)
 	if err != nil {
 		return err
 	}
@@ -153,7 +153,7 @@ func (rq *request) process() (guestapi.ProcessRef, error) {
 		return guestapi.ProcessRef{}, api.Errorf(
 			api.NotFound,
 			"process %q not found: processes are named by pid",
-			shorten(rq.r.PathValue("pid")),
+			truncate(rq.r.PathValue("pid")),
 		)
 	}
 	return guestapi.ProcessRef{PID: uint32(pid)}, nil

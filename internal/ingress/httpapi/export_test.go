@@ -20,7 +20,7 @@ func Table() []Line {
 }
 
 // Strict reads a body as the routes do.
-func Strict(data []byte, v any) error { return strict(data, v) }
+func Strict(data []byte, v any) error { return decodeStrict(data, v) }
 
 // WaitOf lets tests look at how long a create may take.
-func WaitOf(prefer string) time.Duration { return waitOf(prefer) }
+func WaitOf(prefer string) time.Duration { return waitLimit(prefer) }

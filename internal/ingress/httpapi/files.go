@@ -13,8 +13,8 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/execstream"
 )
 
-// where reads the path and user of the query.
-func (rq *request) where() (path, user string, err error) {
+// pathAndUser reads the path and user of the query.
+func (rq *request) pathAndUser() (path, user string, err error) {
 	q := rq.r.URL.Query()
 	path, user = q.Get("path"), q.Get("user")
 	if err := api.ValidatePath("path", path); err != nil {
@@ -25,20 +25,20 @@ func (rq *request) where() (path, user string, err error) {
 
 // file opens the guest and reads the path and user of the query.
 func (rq *request) file() (g guestapi.Guest, path, user string, err error) {
-	if path, user, err = rq.where(); err != nil {
+	if path, user, err = rq.pathAndUser(); err != nil {
 		return nil, "", "", err
 	}
-	g, user, err = rq.asUser(user)
+	g, user, err = rq.guestAs(user)
 	return g, path, user, err
 }
 
-// asUser opens the guest for the named user, or the sandbox's own.
-func (rq *request) asUser(user string) (guestapi.Guest, string, error) {
+// guestAs opens the guest for the named user, or the sandbox's own.
+func (rq *request) guestAs(user string) (guestapi.Guest, string, error) {
 	if user != "" {
 		g, err := rq.guest()
 		return g, user, err
 	}
-	g, box, err := rq.open()
+	g, box, err := rq.enter()
 	return g, box.User, err
 }
 
@@ -89,7 +89,7 @@ func resolve(rq *request, want byterange.Range, info guestapi.FileInfo) (offset,
 	if info.Kind != guestapi.KindFile || info.Size == 0 {
 		return 0, -1, false, nil
 	}
-	if offset, length = want.Of(info.Size); length == 0 {
+	if offset, length = want.Resolve(info.Size); length == 0 {
 		rq.w.Header().Set("Content-Range", fmt.Sprintf("bytes */%d", info.Size))
 		return 0, 0, false, api.Errorf(
 			api.RangeNotSatisfiable,
@@ -151,7 +151,7 @@ func writeFile(rq *request) error {
 	if text := rq.r.URL.Query().Get("mode"); text != "" {
 		mode, err := strconv.ParseUint(text, 8, 32)
 		if err != nil || mode == 0 || mode > 0o7777 {
-			return api.Errorf(api.Invalid, "mode: %q is not octal permissions, such as 0644", shorten(text)).
+			return api.Errorf(api.Invalid, "mode: %q is not octal permissions, such as 0644", truncate(text)).
 				With("field", "mode")
 		}
 		opt.Mode = uint32(mode)
@@ -160,7 +160,7 @@ func writeFile(rq *request) error {
 	if err != nil {
 		return execstream.GuestError(err, path)
 	}
-	send(rq.w, http.StatusOK, api.FileWritten{Path: info.Path, Bytes: info.Size})
+	writeJSON(rq.w, http.StatusOK, api.FileWritten{Path: info.Path, Bytes: info.Size})
 	return nil
 }
 
@@ -169,7 +169,7 @@ func removeFile(rq *request) error {
 	if err != nil {
 		return err
 	}
-	return execstream.GuestError(g.Remove(rq.r.Context(), path, user, rq.flag("recursive")), path)
+	return execstream.GuestError(g.Remove(rq.r.Context(), path, user, rq.boolParam("recursive")), path)
 }
 
 func statFile(rq *request) (api.FileEntry, error) {
@@ -189,7 +189,7 @@ func listDir(rq *request) (api.DirListing, error) {
 	if err != nil {
 		return api.DirListing{}, err
 	}
-	depth, err := rq.number("depth", 1, maxDepth, 1)
+	depth, err := rq.intParam("depth", 1, maxDepth, 1)
 	if err != nil {
 		return api.DirListing{}, err
 	}
@@ -205,7 +205,7 @@ func listDir(rq *request) (api.DirListing, error) {
 }
 
 func makeDir(rq *request, req api.MakeDirRequest) (api.FileEntry, error) {
-	g, user, err := rq.asUser(req.User)
+	g, user, err := rq.guestAs(req.User)
 	if err != nil {
 		return api.FileEntry{}, err
 	}
@@ -214,7 +214,7 @@ func makeDir(rq *request, req api.MakeDirRequest) (api.FileEntry, error) {
 }
 
 func moveFile(rq *request, req api.MoveRequest) (api.FileEntry, error) {
-	g, user, err := rq.asUser(req.User)
+	g, user, err := rq.guestAs(req.User)
 	if err != nil {
 		return api.FileEntry{}, err
 	}

@@ -89,7 +89,7 @@ func upgrade(r *http.Request) {
 }
 
 // ask calls a route of the table with ids that are the member's.
-func (w *world) ask(rt httpapi.Line, box api.SandboxID, snap api.SnapshotID, change ...func(*http.Request)) answer {
+func (w *fixture) ask(rt httpapi.Line, box api.SandboxID, snap api.SnapshotID, change ...func(*http.Request)) answer {
 	w.t.Helper()
 	method := rt.Method
 	if method == "" {
@@ -106,7 +106,7 @@ func (w *world) ask(rt httpapi.Line, box api.SandboxID, snap api.SnapshotID, cha
 }
 
 func TestEveryRouteDeniesAStranger(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	box, path := w.create()
 	var snap api.Snapshot
 	w.do("POST", path+"/snapshots", "").json(t, &snap)
@@ -157,7 +157,7 @@ func TestEveryRouteDeniesAStranger(t *testing.T) {
 // TestEveryBodyIsChecked: every route that takes JSON refuses what is none, what is too much of it, and fields that
 // it does not know.
 func TestEveryBodyIsChecked(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	box, path := w.create()
 	var snap api.Snapshot
 	w.do("POST", path+"/snapshots", "").json(t, &snap)
@@ -182,7 +182,7 @@ func TestEveryBodyIsChecked(t *testing.T) {
 // TestQueriesAreUnderstood: no route ignores a name in a query that it does not know, and every one that is
 // documented is known.
 func TestQueriesAreUnderstood(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	box, path := w.create()
 	var snap api.Snapshot
 	w.do("POST", path+"/snapshots", "").json(t, &snap)
@@ -212,7 +212,7 @@ func TestQueriesAreUnderstood(t *testing.T) {
 }
 
 func TestBodies(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	_, path := w.create()
 	for _, tt := range []struct {
 		name, method, path, body string
@@ -257,7 +257,7 @@ func TestBodies(t *testing.T) {
 }
 
 func TestUnknownPathsAndMethods(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	_, path := w.create()
 	for _, tt := range []struct {
 		method, path string
@@ -282,7 +282,7 @@ func TestUnknownPathsAndMethods(t *testing.T) {
 }
 
 func TestRequestID(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	for given, kept := range map[string]bool{"abc-1_X": true, "": false, "a b": false, strings.Repeat("x", 65): false} {
 		a := w.do("GET", "/v1/nothing", "", with("X-Request-Id", given))
 		got := a.header.Get("X-Request-Id")
@@ -293,7 +293,7 @@ func TestRequestID(t *testing.T) {
 }
 
 func TestBrowsersMayAsk(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	_, path := w.create()
 	for _, p := range []string{"/v1/sandboxes", path + "/proxy/3000/x"} {
 		a := w.do(
@@ -318,7 +318,7 @@ func TestBrowsersMayAsk(t *testing.T) {
 
 // TestKeysInAddresses: only what a browser asks without headers may carry the key in its address.
 func TestKeysInAddresses(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.boxes.tell("sbx", "x")
 	_, path := w.create()
 	q := "?access_token=" + keyMember

@@ -12,16 +12,16 @@ import (
 	"github.com/pandastack/pandastack/api"
 )
 
-// countTime bounds how long the store may take to count sandboxes for a scrape.
-const countTime = 5 * time.Second
+// countTimeout bounds how long the store may take to count sandboxes for a scrape.
+const countTimeout = 5 * time.Second
 
 // metrics are the series of this face.
 type metrics struct {
-	requests *prometheus.CounterVec
-	seconds  *prometheus.HistogramVec
-	creates  *prometheus.CounterVec
-	boots    *prometheus.HistogramVec
-	boxes    *prometheus.GaugeVec
+	requests  *prometheus.CounterVec
+	seconds   *prometheus.HistogramVec
+	creates   *prometheus.CounterVec
+	boots     *prometheus.HistogramVec
+	sandboxes *prometheus.GaugeVec
 }
 
 func newMetrics(reg *prometheus.Registry) (*metrics, error) {
@@ -40,11 +40,11 @@ func newMetrics(reg *prometheus.Registry) (*metrics, error) {
 			Name: "pandastack_sandbox_boot_duration_seconds", Help: "Start of a machine until its guest confirmed.",
 			Buckets: []float64{.02, .04, .06, .08, .1, .15, .2, .3, .5, 1, 2, 5, 10, 30},
 		}, []string{"boot_mode"}),
-		boxes: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		sandboxes: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "pandastack_sandboxes", Help: "Sandboxes by state.",
 		}, []string{"state"}),
 	}
-	for _, c := range []prometheus.Collector{m.requests, m.seconds, m.creates, m.boots, m.boxes} {
+	for _, c := range []prometheus.Collector{m.requests, m.seconds, m.creates, m.boots, m.sandboxes} {
 		if err := reg.Register(c); err != nil {
 			return nil, fmt.Errorf("httpapi: register metrics: %w", err)
 		}
@@ -80,14 +80,14 @@ func (m *metrics) created(box api.Sandbox, err error) {
 
 // count puts how many sandboxes there are into the series; it is asked before every scrape.
 func (m *metrics) count(ctx context.Context, boxes Sandboxes) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, countTime, errors.New("counting took too long"))
+	ctx, cancel := context.WithTimeoutCause(ctx, countTimeout, errors.New("counting took too long"))
 	defer cancel()
 	counts, err := boxes.Counts(ctx)
 	if err != nil {
 		return err
 	}
 	for _, st := range api.Statuses() {
-		m.boxes.WithLabelValues(string(st)).Set(float64(counts[st]))
+		m.sandboxes.WithLabelValues(string(st)).Set(float64(counts[st]))
 	}
 	return nil
 }

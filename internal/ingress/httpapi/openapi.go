@@ -24,7 +24,7 @@ func Spec(version string) ([]byte, error) {
 			License:     &huma.License{Name: "Apache-2.0", Identifier: "Apache-2.0"},
 		},
 		Components: &huma.Components{
-			Schemas: huma.NewMapRegistry("#/components/schemas/", huma.DefaultSchemaNamer),
+			Schemas: huma.NewMapRegistry("#/components/schemas/", schemaName),
 			SecuritySchemes: map[string]*huma.SecurityScheme{
 				"key": {Type: "http", Scheme: "bearer", Description: "An API key, pds_ and 32 digits."},
 			},
@@ -50,6 +50,25 @@ func Spec(version string) ([]byte, error) {
 }
 
 var pathParam = regexp.MustCompile(`\{(\w+)(\.\.\.)?\}`)
+
+// publishedNames are the schema names that the OpenAPI document has published for types that have another name in Go.
+var publishedNames = map[string]string{
+	"ForkResponse":   "ForkAnswer",
+	"GuestStats":     "Inside",
+	"HostUsage":      "Worked",
+	"Injected":       "Surroundings",
+	"StatusResponse": "StatusAnswer",
+	"TransferResult": "SnapshotMove",
+}
+
+// schemaName returns the name of a type in the OpenAPI document.
+func schemaName(t reflect.Type, hint string) string {
+	name := huma.DefaultSchemaNamer(t, hint)
+	if published, ok := publishedNames[name]; ok {
+		return published
+	}
+	return name
+}
 
 func operation(reg huma.Registry, rt route, method string) *huma.Operation {
 	op := &huma.Operation{

@@ -20,7 +20,7 @@ const (
 )
 
 func listPorts(rq *request) ([]api.Port, error) {
-	ports, err := onBox(rq, rq.s.deps.Sandboxes.Ports)
+	ports, err := onSandbox(rq, rq.s.deps.Sandboxes.Ports)
 	if err != nil {
 		return nil, err
 	}
@@ -38,7 +38,7 @@ func proxyURL(id api.SandboxID, port int) string {
 }
 
 func declarePort(rq *request, req api.PortRequest) (api.Port, error) {
-	p, err := onBoxWith(rq, req, rq.s.deps.Sandboxes.DeclarePort)
+	p, err := onSandboxWith(rq, req, rq.s.deps.Sandboxes.DeclarePort)
 	if err != nil {
 		return api.Port{}, err
 	}
@@ -52,7 +52,7 @@ func (rq *request) port() (uint16, error) {
 	text := rq.r.PathValue("port")
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 1 || n > 65535 {
-		return 0, api.Errorf(api.Invalid, "port: %q is no port: use 1 to 65535", shorten(text)).With("field", "port")
+		return 0, api.Errorf(api.Invalid, "port: %q is no port: use 1 to 65535", truncate(text)).With("field", "port")
 	}
 	return uint16(n), nil
 }
@@ -69,9 +69,9 @@ func removePort(rq *request) error {
 	return rq.s.deps.Sandboxes.RemovePort(rq.r.Context(), rq.p, id, int(port))
 }
 
-// rawPath finds the routes that forward to programs. They are told apart before the multiplexer, which
+// splitForwardPath finds the routes that forward to programs. They are told apart before the multiplexer, which
 // would redirect paths such as //x that a program may well mean.
-func rawPath(escaped string) (pattern string, values map[string]string, rest string) {
+func splitForwardPath(escaped string) (pattern string, values map[string]string, rest string) {
 	if after, ok := strings.CutPrefix(escaped, "/v1/p/"); ok {
 		token, rest, _ := strings.Cut(after, "/")
 		return previewPattern, map[string]string{"token": token}, "/" + rest
@@ -88,9 +88,9 @@ func rawPath(escaped string) (pattern string, values map[string]string, rest str
 	return proxyPattern, map[string]string{"sandbox": id, "port": port}, "/" + rest
 }
 
-// forwards answers a request that is to be forwarded to a program, and tells whether it was one.
-func (s *Server) forwards(w http.ResponseWriter, r *http.Request) bool {
-	pattern, values, _ := rawPath(r.URL.EscapedPath())
+// serveForwarded answers a request that is to be forwarded to a program, and tells whether it was one.
+func (s *Server) serveForwarded(w http.ResponseWriter, r *http.Request) bool {
+	pattern, values, _ := splitForwardPath(r.URL.EscapedPath())
 	if pattern == "" {
 		return false
 	}
@@ -117,7 +117,7 @@ func proxyPort(rq *request) error {
 // forward opens the sandbox, waking it if need be, and passes the request on with the path below the
 // route's own and without the caller's key.
 func forward(rq *request, p auth.Principal, id api.SandboxID, port uint16) error {
-	if rq.s.deps.Edge == nil {
+	if rq.s.deps.Proxy == nil {
 		return api.Errorf(api.Unsupported, "this server forwards to no ports")
 	}
 	g, err := rq.s.deps.Sandboxes.Guest(rq.r.Context(), p, id)
@@ -129,7 +129,7 @@ func forward(rq *request, p auth.Principal, id api.SandboxID, port uint16) error
 		return err
 	}
 	r := rq.r.Clone(rq.r.Context())
-	_, _, rest := rawPath(rq.r.URL.EscapedPath())
+	_, _, rest := splitForwardPath(rq.r.URL.EscapedPath())
 	inner, err := url.ParseRequestURI(rest)
 	if err != nil {
 		return api.Errorf(api.Invalid, "the path behind the port is no path: %w", err)
@@ -145,7 +145,7 @@ func forward(rq *request, p auth.Principal, id api.SandboxID, port uint16) error
 	if n := box.Network; n != nil {
 		t.MaskHost, t.TLSPorts = n.PortHost, n.TLSPorts
 	}
-	rq.s.deps.Edge.Forward(rq.w, r, t, port)
+	rq.s.deps.Proxy.Forward(rq.w, r, t, port)
 	return nil
 }
 
@@ -177,7 +177,7 @@ func makePreview(rq *request, req api.PreviewRequest) (api.Preview, error) {
 	if len(rq.s.cfg.PreviewKey) == 0 {
 		return api.Preview{}, api.Errorf(api.Unsupported, "this server signs no preview addresses")
 	}
-	box, err := onBox(rq, rq.s.deps.Sandboxes.Get)
+	box, err := onSandbox(rq, rq.s.deps.Sandboxes.Get)
 	if err != nil {
 		return api.Preview{}, err
 	}
@@ -185,7 +185,7 @@ func makePreview(rq *request, req api.PreviewRequest) (api.Preview, error) {
 	token := proxy.SignPreview(rq.s.cfg.PreviewKey, proxy.Preview{
 		Sandbox: string(box.ID), Port: req.Port, Expires: expires, Workspace: string(rq.p.Workspace), Paths: req.Paths})
 	return api.Preview{
-		URL: rq.base() + "/v1/p/" + token + "/", Token: token, SandboxID: box.ID,
+		URL: rq.baseURL() + "/v1/p/" + token + "/", Token: token, SandboxID: box.ID,
 		Port: req.Port, Paths: req.Paths, ExpiresAt: expires,
 	}, nil
 }
@@ -195,13 +195,13 @@ func previewPort(rq *request) error {
 	if err != nil {
 		return err
 	}
-	_, _, rest := rawPath(rq.r.URL.EscapedPath())
+	_, _, rest := splitForwardPath(rq.r.URL.EscapedPath())
 	inner, err := url.ParseRequestURI(rest)
 	if err != nil {
 		return api.Errorf(api.Invalid, "the path behind the token is no path: %w", err)
 	}
 	if !v.Allows(inner.Path) {
-		return api.Errorf(api.Forbidden, "this preview address does not cover %s", shorten(inner.Path))
+		return api.Errorf(api.Forbidden, "this preview address does not cover %s", truncate(inner.Path))
 	}
 	p := auth.Principal{Workspace: api.Workspace(v.Workspace)}
 	return forward(rq, p, api.SandboxID(v.Sandbox), uint16(v.Port))
@@ -226,11 +226,11 @@ func health(rq *request) (api.Health, error) {
 	return api.Health{Status: "ok", Version: rq.s.cfg.Version}, nil
 }
 
-// readyTime bounds how long the host may take to answer for the server to be called ready.
-const readyTime = 5 * time.Second
+// readyTimeout bounds how long the host may take to answer for the server to be called ready.
+const readyTimeout = 5 * time.Second
 
 func ready(rq *request) (api.Health, error) {
-	ctx, cancel := context.WithTimeoutCause(rq.r.Context(), readyTime, context.DeadlineExceeded)
+	ctx, cancel := context.WithTimeoutCause(rq.r.Context(), readyTimeout, context.DeadlineExceeded)
 	defer cancel()
 	if _, err := rq.s.deps.Sandboxes.Capacity(ctx); err != nil {
 		return api.Health{}, api.Wrap(api.Unavailable, err, "the host does not answer").

@@ -25,7 +25,7 @@ func replLanguages(*request) (api.ReplLanguages, error) {
 	return out, nil
 }
 
-func session(id api.SandboxID, c repl.Context) api.ReplSession {
+func replSession(id api.SandboxID, c repl.Context) api.ReplSession {
 	return api.ReplSession{
 		ID:        c.ID,
 		SessionID: c.ID,
@@ -35,9 +35,9 @@ func session(id api.SandboxID, c repl.Context) api.ReplSession {
 	}
 }
 
-// inBox calls do with the sandbox of the path and its inside.
-func inBox[T any](rq *request, do func(context.Context, api.Sandbox, guestapi.Guest) (T, error)) (T, error) {
-	g, box, err := rq.open()
+// inGuest calls do with the sandbox of the path and its inside.
+func inGuest[T any](rq *request, do func(context.Context, api.Sandbox, guestapi.Guest) (T, error)) (T, error) {
+	g, box, err := rq.enter()
 	if err != nil {
 		var none T
 		return none, err
@@ -51,7 +51,7 @@ func language(text string) (repl.Language, error) {
 }
 
 func startSession(rq *request, req api.ReplSessionRequest) (api.ReplSession, error) {
-	return inBox(rq, func(ctx context.Context, box api.Sandbox, g guestapi.Guest) (api.ReplSession, error) {
+	return inGuest(rq, func(ctx context.Context, box api.Sandbox, g guestapi.Guest) (api.ReplSession, error) {
 		l, err := language(req.Language)
 		if err != nil {
 			return api.ReplSession{}, err
@@ -66,51 +66,51 @@ func startSession(rq *request, req api.ReplSessionRequest) (api.ReplSession, err
 		if err != nil {
 			return api.ReplSession{}, replError(err, "a context for "+string(l))
 		}
-		return session(box.ID, c), nil
+		return replSession(box.ID, c), nil
 	})
 }
 
 func listSessions(rq *request) ([]api.ReplSession, error) {
-	return inBox(rq, func(ctx context.Context, box api.Sandbox, g guestapi.Guest) ([]api.ReplSession, error) {
+	return inGuest(rq, func(ctx context.Context, box api.Sandbox, g guestapi.Guest) ([]api.ReplSession, error) {
 		list, err := repl.List(ctx, g)
 		if err != nil {
 			return nil, replError(err, "contexts")
 		}
 		out := make([]api.ReplSession, 0, len(list))
 		for _, c := range list {
-			out = append(out, session(box.ID, c))
+			out = append(out, replSession(box.ID, c))
 		}
 		return out, nil
 	})
 }
 
 func endSession(rq *request) error {
-	_, err := inBox(rq, func(ctx context.Context, box api.Sandbox, g guestapi.Guest) (struct{}, error) {
+	_, err := inGuest(rq, func(ctx context.Context, box api.Sandbox, g guestapi.Guest) (struct{}, error) {
 		c, err := repl.Find(ctx, g, rq.r.PathValue("session"))
 		if err == nil {
 			err = rq.s.deps.Cells.End(ctx, string(box.ID), g, c)
 		}
-		return struct{}{}, replError(err, "session "+shorten(rq.r.PathValue("session")))
+		return struct{}{}, replError(err, "session "+truncate(rq.r.PathValue("session")))
 	})
 	return err
 }
 
 func runInSession(rq *request, cell api.ReplCell) (api.ReplResult, error) {
-	return inBox(rq, func(ctx context.Context, box api.Sandbox, g guestapi.Guest) (api.ReplResult, error) {
-		subject := "session " + shorten(rq.r.PathValue("session"))
-		c, err := repl.Named(rq.r.PathValue("session"))
+	return inGuest(rq, func(ctx context.Context, box api.Sandbox, g guestapi.Guest) (api.ReplResult, error) {
+		subject := "session " + truncate(rq.r.PathValue("session"))
+		c, err := repl.ParseID(rq.r.PathValue("session"))
 		if err != nil {
 			return api.ReplResult{}, replError(err, subject)
 		}
-		return rq.cell(ctx, box.ID, g, c, cell, subject)
+		return rq.runCell(ctx, box.ID, g, c, cell, subject)
 	})
 }
 
-// closeTime bounds the end of a context that only one cell needed.
-const closeTime = 10 * time.Second
+// closeTimeout bounds the end of a context that only one cell needed.
+const closeTimeout = 10 * time.Second
 
 func runOnce(rq *request, req api.ReplOnce) (api.ReplResult, error) {
-	return inBox(rq, func(ctx context.Context, box api.Sandbox, g guestapi.Guest) (api.ReplResult, error) {
+	return inGuest(rq, func(ctx context.Context, box api.Sandbox, g guestapi.Guest) (api.ReplResult, error) {
 		l, err := language(req.Language)
 		if err != nil {
 			return api.ReplResult{}, err
@@ -122,20 +122,20 @@ func runOnce(rq *request, req api.ReplOnce) (api.ReplResult, error) {
 		defer func() {
 			end, cancel := context.WithTimeoutCause(
 				context.WithoutCancel(ctx),
-				closeTime,
+				closeTimeout,
 				errors.New("closing took too long"),
 			)
 			defer cancel()
 			_ = repl.Close(end, g, c) // the cell's own result is the answer
 		}()
-		return rq.cell(ctx, box.ID, g, c, req.ReplCell, "cell")
+		return rq.runCell(ctx, box.ID, g, c, req.ReplCell, "cell")
 	})
 }
 
-// cell runs code and collects what it does. A cell that is out of time is the error timeout with its
+// runCell runs code and collects what it does. A cell that is out of time is the error timeout with its
 // output; its context lives on.
 // subject names the context in errors.
-func (rq *request) cell(
+func (rq *request) runCell(
 	ctx context.Context,
 	id api.SandboxID,
 	g guestapi.Guest,
@@ -150,15 +150,15 @@ func (rq *request) cell(
 	}, func(e repl.Event) error {
 		switch e.Kind {
 		case repl.Stdout:
-			keep(&out, e.Text)
+			appendOutput(&out, e.Text)
 		case repl.Stderr:
-			keep(&errs, e.Text)
+			appendOutput(&errs, e.Text)
 		case repl.Result:
 			if len(res.Results) < maxResults {
-				res.Results = append(res.Results, bundle(e.Data))
+				res.Results = append(res.Results, textBundle(e.Data))
 			}
 		case repl.Failed:
-			res.Error = failure(e)
+			res.Error = errorText(e)
 		case repl.Count:
 		}
 		return nil
@@ -176,16 +176,16 @@ func (rq *request) cell(
 	return res, nil
 }
 
-// keep adds text up to the bound that outputs of commands have.
-func keep(b *strings.Builder, text string) {
+// appendOutput adds text up to the bound that outputs of commands have.
+func appendOutput(b *strings.Builder, text string) {
 	if room := api.MaxOutput - b.Len(); len(text) > room {
 		text = strings.ToValidUTF8(text[:room], "")
 	}
 	b.WriteString(text)
 }
 
-// bundle makes text of every form: what is not text already is JSON.
-func bundle(data map[string]any) map[string]string {
+// textBundle makes text of every form: what is not text already is JSON.
+func textBundle(data map[string]any) map[string]string {
 	out := make(map[string]string, len(data))
 	for media, v := range data {
 		if s, ok := v.(string); ok && media != "application/json" {
@@ -199,7 +199,7 @@ func bundle(data map[string]any) map[string]string {
 	return out
 }
 
-func failure(e repl.Event) string {
+func errorText(e repl.Event) string {
 	if e.Traceback != "" {
 		return e.Traceback
 	}

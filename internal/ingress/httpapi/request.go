@@ -39,31 +39,31 @@ func (rq *request) guest() (guestapi.Guest, error) {
 	return rq.s.deps.Sandboxes.Guest(rq.r.Context(), rq.p, id)
 }
 
-// open is guest, and the sandbox's own defaults beside it.
-func (rq *request) open() (guestapi.Guest, api.Sandbox, error) {
+// enter is guest, and the sandbox's own defaults beside it.
+func (rq *request) enter() (guestapi.Guest, api.Sandbox, error) {
 	id, err := rq.sandbox()
 	if err != nil {
 		return nil, api.Sandbox{}, err
 	}
-	return rq.s.deps.Sandboxes.Enter(rq.r.Context(), rq.p, id)
+	return rq.s.deps.Sandboxes.GuestAndSandbox(rq.r.Context(), rq.p, id)
 }
 
-// number reads a whole number of the query, or fallback.
-func (rq *request) number(name string, low, high, fallback int64) (int64, error) {
+// intParam reads a whole number of the query, or fallback.
+func (rq *request) intParam(name string, low, high, fallback int64) (int64, error) {
 	text := rq.r.URL.Query().Get(name)
 	if text == "" {
 		return fallback, nil
 	}
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || n < low || n > high {
-		return 0, api.Errorf(api.Invalid, "%s: %q is not a number from %d to %d", name, shorten(text), low, high).
+		return 0, api.Errorf(api.Invalid, "%s: %q is not a number from %d to %d", name, truncate(text), low, high).
 			With("field", name)
 	}
 	return n, nil
 }
 
-// flag reads a yes or no of the query: 1 and true are yes.
-func (rq *request) flag(name string) bool {
+// boolParam reads a yes or no of the query: 1 and true are yes.
+func (rq *request) boolParam(name string) bool {
 	v := rq.r.URL.Query().Get(name)
 	return v == "1" || v == "true"
 }
@@ -72,15 +72,15 @@ func (rq *request) upgrade() bool {
 	return strings.EqualFold(rq.r.Header.Get("Upgrade"), "websocket")
 }
 
-func shorten(s string) string {
+func truncate(s string) string {
 	if len(s) > 60 {
 		return s[:60] + "..."
 	}
 	return s
 }
 
-// admit checks the key of a request against the route's access.
-func (s *Server) admit(rq *request, rt route) error {
+// authorize checks the key of a request against the route's access.
+func (s *Server) authorize(rq *request, rt route) error {
 	if rt.access == public {
 		return nil
 	}
@@ -125,8 +125,8 @@ func takesQueryKey(r *http.Request) bool {
 		strings.Contains(r.Header.Get("Accept"), "text/event-stream"))
 }
 
-// fail sends an error as the answer. What is our fault goes to the log with the request's id.
-func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
+// writeError sends an error as the answer. What is our fault goes to the log with the request's id.
+func (s *Server) writeError(w http.ResponseWriter, r *http.Request, err error) {
 	e := *api.AsError(err)
 	e.RequestID, _ = r.Context().Value(requestKey{}).(api.RequestID)
 	if e.Code == api.Internal {
@@ -136,18 +136,18 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 		}
 		s.deps.Log.ErrorContext(r.Context(), "request failed", "err", cause, "route", r.Pattern, "request", e.RequestID)
 	}
-	m := e.Code.Meaning()
+	m := e.Code.Info()
 	if m.Code == api.Unauthenticated {
 		w.Header().Set("WWW-Authenticate", "Bearer")
 	}
 	if e.Retryable {
 		w.Header().Set("Retry-After", "1")
 	}
-	send(w, m.Status, &e)
+	writeJSON(w, m.Status, &e)
 }
 
-// send writes v as JSON.
-func send(w http.ResponseWriter, status int, v any) {
+// writeJSON writes v as JSON.
+func writeJSON(w http.ResponseWriter, status int, v any) {
 	b, err := json.Marshal(v)
 	if err != nil {
 		status, b = http.StatusInternalServerError, []byte(
@@ -161,8 +161,8 @@ func send(w http.ResponseWriter, status int, v any) {
 	_, _ = w.Write(append(b, '\n')) // a client that is gone needs no answer
 }
 
-// base is the address clients reach this server at, without a trailing slash.
-func (rq *request) base() string {
+// baseURL is the address clients reach this server at, without a trailing slash.
+func (rq *request) baseURL() string {
 	if rq.s.cfg.PublicURL != "" {
 		return strings.TrimRight(rq.s.cfg.PublicURL, "/")
 	}

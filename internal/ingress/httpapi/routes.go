@@ -46,14 +46,14 @@ type bound struct {
 
 func (rt route) muxPattern() string { return strings.TrimSpace(rt.method + " " + rt.pattern) }
 
-// understands refuses a query with names that the route would not look at, so that a slip in a filter does not
+// checkQuery refuses a query with names that the route would not look at, so that a slip in a filter does not
 // select everything. What is forwarded is for others to read, and anybody may ask public routes as they like.
-func (rt route) understands(q url.Values) error {
+func (rt route) checkQuery(q url.Values) error {
 	if rt.access == public || rt.pattern == proxyPattern {
 		return nil
 	}
 	for _, name := range slices.Sorted(maps.Keys(q)) {
-		if name != "access_token" && !slices.ContainsFunc(rt.query, func(p param) bool { return p.is(name) }) {
+		if name != "access_token" && !slices.ContainsFunc(rt.query, func(p param) bool { return p.matches(name) }) {
 			names := []string{}
 			for _, p := range rt.query {
 				names = append(names, p.name)
@@ -62,33 +62,33 @@ func (rt route) understands(q url.Values) error {
 			if len(names) > 0 {
 				known = "known are " + strings.Join(names, ", ")
 			}
-			return api.Errorf(api.Invalid, "%s: no such name in the query: %s", shorten(name), known).
-				With("field", shorten(name))
+			return api.Errorf(api.Invalid, "%s: no such name in the query: %s", truncate(name), known).
+				With("field", truncate(name))
 		}
 	}
 	return nil
 }
 
-// is tells whether a name in a query is this parameter's. One that ends in braces stands for all that begin as it.
-func (p param) is(name string) bool {
+// matches tells whether a name in a query is this parameter's. One that ends in braces stands for all that begin as it.
+func (p param) matches(name string) bool {
 	prefix, _, many := strings.Cut(p.name, "{")
 	return name == p.name || many && strings.HasPrefix(name, prefix)
 }
 
-// give binds a verb without a body.
-func give[Out any](status int, do func(*request) (Out, error)) bound {
+// jsonOut binds a verb without a body.
+func jsonOut[Out any](status int, do func(*request) (Out, error)) bound {
 	return bound{out: reflect.TypeFor[Out](), status: status, handle: func(rq *request) error {
 		out, err := do(rq)
 		if err != nil {
 			return err
 		}
-		send(rq.w, status, out)
+		writeJSON(rq.w, status, out)
 		return nil
 	}}
 }
 
-// take binds a verb with a JSON body.
-func take[In, Out any](status int, do func(*request, In) (Out, error)) bound {
+// jsonInOut binds a verb with a JSON body.
+func jsonInOut[In, Out any](status int, do func(*request, In) (Out, error)) bound {
 	return bound{
 		in:     reflect.TypeFor[In](),
 		out:    reflect.TypeFor[Out](),
@@ -102,14 +102,14 @@ func take[In, Out any](status int, do func(*request, In) (Out, error)) bound {
 			if err != nil {
 				return err
 			}
-			send(rq.w, status, out)
+			writeJSON(rq.w, status, out)
 			return nil
 		},
 	}
 }
 
-// empty binds a verb that answers 204 and nothing else.
-func empty(do func(*request) error) bound {
+// noContent binds a verb that answers 204 and nothing else.
+func noContent(do func(*request) error) bound {
 	return bound{status: http.StatusNoContent, handle: func(rq *request) error {
 		if err := do(rq); err != nil {
 			return err
@@ -119,9 +119,9 @@ func empty(do func(*request) error) bound {
 	}}
 }
 
-// takeEmpty binds a verb with a JSON body that answers 204.
-func takeEmpty[In any](do func(*request, In) error) bound {
-	b := empty(func(rq *request) error {
+// jsonIn binds a verb with a JSON body that answers 204.
+func jsonIn[In any](do func(*request, In) error) bound {
+	b := noContent(func(rq *request) error {
 		var in In
 		if err := rq.decode(&in); err != nil {
 			return err
@@ -157,7 +157,7 @@ func routes() []route {
 func sandboxRoutes() []route {
 	const tag = "sandboxes"
 	return []route{
-		{"POST", boxes, user, tag, "Create a sandbox", nil, take(201, createSandbox), false},
+		{"POST", boxes, user, tag, "Create a sandbox", nil, jsonInOut(201, createSandbox), false},
 		{
 			"GET",
 			boxes,
@@ -174,13 +174,13 @@ func sandboxRoutes() []route {
 				{"limit", "integer", "At most so many, 1 to 1000; all if absent."},
 				{"cursor", "string", "X-Next-Cursor of the page before."},
 			},
-			give(200, listSandboxes),
+			jsonOut(200, listSandboxes),
 			false,
 		},
-		{"GET", one, user, tag, "Get a sandbox; the 404 of one that ended says why", nil, give(200, getSandbox), false},
-		{"DELETE", one, user, tag, "End a sandbox in any state", nil, empty(deleteSandbox), false},
-		{"POST", one + "/pause", user, tag, "Stop a sandbox in memory", nil, empty(pauseSandbox), false},
-		{"POST", one + "/resume", user, tag, "Let a paused sandbox go on", nil, empty(resumeSandbox), false},
+		{"GET", one, user, tag, "Get a sandbox; the 404 of one that ended says why", nil, jsonOut(200, getSandbox), false},
+		{"DELETE", one, user, tag, "End a sandbox in any state", nil, noContent(deleteSandbox), false},
+		{"POST", one + "/pause", user, tag, "Stop a sandbox in memory", nil, noContent(pauseSandbox), false},
+		{"POST", one + "/resume", user, tag, "Let a paused sandbox go on", nil, noContent(resumeSandbox), false},
 		{
 			"POST",
 			one + "/hibernate",
@@ -188,13 +188,13 @@ func sandboxRoutes() []route {
 			tag,
 			"Put a sandbox to rest on disk",
 			nil,
-			give(200, hibernateSandbox),
+			jsonOut(200, hibernateSandbox),
 			false,
 		},
-		{"POST", one + "/wake", user, tag, "Bring a hibernated sandbox back", nil, give(200, wakeSandbox), false},
-		{"POST", one + "/stop", user, tag, "Put a sandbox to rest on disk", nil, give(200, hibernateSandbox), true},
-		{"POST", one + "/start", user, tag, "Bring a hibernated sandbox back", nil, give(200, wakeSandbox), true},
-		{"GET", one + "/lifecycle", user, tag, "When a sandbox ends by itself", nil, give(200, getLifecycle), false},
+		{"POST", one + "/wake", user, tag, "Bring a hibernated sandbox back", nil, jsonOut(200, wakeSandbox), false},
+		{"POST", one + "/stop", user, tag, "Put a sandbox to rest on disk", nil, jsonOut(200, hibernateSandbox), true},
+		{"POST", one + "/start", user, tag, "Bring a hibernated sandbox back", nil, jsonOut(200, wakeSandbox), true},
+		{"GET", one + "/lifecycle", user, tag, "When a sandbox ends by itself", nil, jsonOut(200, getLifecycle), false},
 		{
 			"PATCH",
 			one + "/lifecycle",
@@ -202,10 +202,10 @@ func sandboxRoutes() []route {
 			tag,
 			"Change when a sandbox ends by itself",
 			nil,
-			take(200, setLifecycle),
+			jsonInOut(200, setLifecycle),
 			false,
 		},
-		{"GET", one + "/network", user, tag, "What a sandbox may reach", nil, give(200, getNetwork), false},
+		{"GET", one + "/network", user, tag, "What a sandbox may reach", nil, jsonOut(200, getNetwork), false},
 		{
 			"PUT",
 			one + "/network",
@@ -213,14 +213,14 @@ func sandboxRoutes() []route {
 			tag,
 			"Replace what a sandbox may reach, at once and for connections that are there",
 			nil,
-			take(200, setNetwork),
+			jsonInOut(200, setNetwork),
 			false,
 		},
 		{"POST", one + "/fork", user, tag, "Copy a running sandbox, memory and disk; it goes on", []param{
 			{"warm", "string", "Accepted from old clients; a fork is always live."},
-		}, take(201, forkSandbox), false},
-		{"POST", one + "/fork-tree", user, tag, "Make several children of one moment", nil, take(201, forkTree), false},
-		{"POST", one + "/promote", user, tag, "Make a child the winner of its tree", nil, take(200, promote), false},
+		}, jsonInOut(201, forkSandbox), false},
+		{"POST", one + "/fork-tree", user, tag, "Make several children of one moment", nil, jsonInOut(201, forkTree), false},
+		{"POST", one + "/promote", user, tag, "Make a child the winner of its tree", nil, jsonInOut(200, promote), false},
 		{
 			"POST",
 			one + "/snapshots",
@@ -228,15 +228,15 @@ func sandboxRoutes() []route {
 			"snapshots",
 			"Keep this moment of a sandbox; it goes on",
 			nil,
-			take(201, takeSnapshot),
+			jsonInOut(201, takeSnapshot),
 			false,
 		},
 		{"GET", "/v1/snapshots", user, "snapshots", "List snapshots, newest first", []param{
 			{"sandbox_id", "string", "Only of this sandbox."},
 			{"limit", "integer", "At most so many, 1 to 1000; all if absent."},
 			{"cursor", "string", "X-Next-Cursor of the page before."},
-		}, give(200, listSnapshots), false},
-		{"GET", "/v1/snapshots/{snapshot}", user, "snapshots", "Get a snapshot", nil, give(200, getSnapshot), false},
+		}, jsonOut(200, listSnapshots), false},
+		{"GET", "/v1/snapshots/{snapshot}", user, "snapshots", "Get a snapshot", nil, jsonOut(200, getSnapshot), false},
 		{
 			"DELETE",
 			"/v1/snapshots/{snapshot}",
@@ -244,7 +244,7 @@ func sandboxRoutes() []route {
 			"snapshots",
 			"Remove a snapshot",
 			nil,
-			give(200, deleteSnapshot),
+			jsonOut(200, deleteSnapshot),
 			false,
 		},
 		{
@@ -254,7 +254,7 @@ func sandboxRoutes() []route {
 			"snapshots",
 			"Put a snapshot into the object store, where other nodes find it",
 			nil,
-			give(200, pushSnapshot),
+			jsonOut(200, pushSnapshot),
 			false,
 		},
 		{
@@ -264,7 +264,7 @@ func sandboxRoutes() []route {
 			"snapshots",
 			"Remove a snapshot from the object store",
 			nil,
-			give(200, deletePushed),
+			jsonOut(200, deletePushed),
 			false,
 		},
 		{
@@ -274,7 +274,7 @@ func sandboxRoutes() []route {
 			"snapshots",
 			"Bring a snapshot from the object store to this node",
 			nil,
-			take(200, pullSnapshot),
+			jsonInOut(200, pullSnapshot),
 			false,
 		},
 	}
@@ -288,7 +288,7 @@ func runRoutes() []route {
 		{"cwd", "string", "Working directory."}, {"user", "string", "Name or number."},
 	}
 	return []route{
-		{"POST", one + "/exec", user, tag, "Run a command to its end", nil, take(200, exec), false},
+		{"POST", one + "/exec", user, tag, "Run a command to its end", nil, jsonInOut(200, exec), false},
 		{
 			"POST",
 			one + "/exec/stream",
@@ -331,7 +331,7 @@ func runRoutes() []route {
 			tag,
 			"List processes that run or ended lately",
 			nil,
-			give(200, listProcesses),
+			jsonOut(200, listProcesses),
 			false,
 		},
 		{
@@ -351,7 +351,7 @@ func runRoutes() []route {
 			tag,
 			"Send a signal to a process",
 			nil,
-			takeEmpty(signalProcess),
+			jsonIn(signalProcess),
 			false,
 		},
 		{"GET", one + "/logs", user, "observation", "What a sandbox printed, also after its end", []param{
@@ -362,7 +362,7 @@ func runRoutes() []route {
 			{"tail", "integer", "Only the last so many."},
 			{"follow", "string", "1: go on with new ones as server-sent events."},
 		}, bound{out: reflect.TypeFor[api.EventList](), status: 200, handle: events}, false},
-		{"GET", one + "/metrics", user, "observation", "What a sandbox takes now", nil, give(200, usage), false},
+		{"GET", one + "/metrics", user, "observation", "What a sandbox takes now", nil, jsonOut(200, usage), false},
 		{
 			"GET",
 			one + "/util",
@@ -370,14 +370,14 @@ func runRoutes() []route {
 			"observation",
 			"What a sandbox has taken of its host since it started or woke",
 			nil,
-			give(200, worked),
+			jsonOut(200, hostUsage),
 			false,
 		},
 		{"GET", "/v1/metrics/sandbox/{sandbox}", user, "observation", "What was measured of a sandbox lately", []param{
 			{"from", "string", "RFC 3339, or seconds since 1970; an hour before to if absent."},
 			{"to", "string", "RFC 3339, or seconds since 1970; now if absent."},
 			{"step", "string", "15s, the default, 1m, 5m or 1h."},
-		}, give(200, series), false},
+		}, jsonOut(200, series), false},
 	}
 }
 
@@ -391,10 +391,10 @@ func replRoutes() []route {
 			tag,
 			"List the languages of contexts",
 			nil,
-			give(200, replLanguages),
+			jsonOut(200, replLanguages),
 			false,
 		},
-		{"POST", one + "/repl", user, tag, "Run code in a context of its own", nil, take(200, runOnce), false},
+		{"POST", one + "/repl", user, tag, "Run code in a context of its own", nil, jsonInOut(200, runOnce), false},
 		{
 			"POST",
 			one + "/repl/sessions",
@@ -402,11 +402,11 @@ func replRoutes() []route {
 			tag,
 			"Start a context that keeps variables",
 			nil,
-			take(201, startSession),
+			jsonInOut(201, startSession),
 			false,
 		},
-		{"GET", one + "/repl/sessions", user, tag, "List contexts", nil, give(200, listSessions), false},
-		{"DELETE", one + "/repl/sessions/{session}", user, tag, "End a context", nil, empty(endSession), false},
+		{"GET", one + "/repl/sessions", user, tag, "List contexts", nil, jsonOut(200, listSessions), false},
+		{"DELETE", one + "/repl/sessions/{session}", user, tag, "End a context", nil, noContent(endSession), false},
 		{
 			"POST",
 			one + "/repl/sessions/{session}/run",
@@ -414,7 +414,7 @@ func replRoutes() []route {
 			tag,
 			"Run a cell of code; a timeout interrupts it and keeps the context",
 			nil,
-			take(200, runInSession),
+			jsonInOut(200, runInSession),
 			false,
 		},
 	}
@@ -455,10 +455,10 @@ func fileRoutes() []route {
 			tag,
 			"Remove a file or directory",
 			with(param{"recursive", "string", "1: a directory with all below it."}),
-			empty(removeFile),
+			noContent(removeFile),
 			false,
 		},
-		{"GET", one + "/fs/stat", user, tag, "Describe a file", where, give(200, statFile), false},
+		{"GET", one + "/fs/stat", user, tag, "Describe a file", where, jsonOut(200, statFile), false},
 		{
 			"GET",
 			one + "/fs/dir",
@@ -466,20 +466,20 @@ func fileRoutes() []route {
 			tag,
 			"List a directory",
 			with(param{"depth", "integer", "How deep; 1 if absent."}),
-			give(200, listDir),
+			jsonOut(200, listDir),
 			false,
 		},
-		{"POST", one + "/fs/mkdir", user, tag, "Make a directory with its parents", nil, take(201, makeDir), false},
-		{"POST", one + "/fs/move", user, tag, "Rename a file or directory", nil, take(200, moveFile), false},
+		{"POST", one + "/fs/mkdir", user, tag, "Make a directory with its parents", nil, jsonInOut(201, makeDir), false},
+		{"POST", one + "/fs/move", user, tag, "Rename a file or directory", nil, jsonInOut(200, moveFile), false},
 	}
 }
 
 func portRoutes() []route {
 	const tag = "ports"
 	return []route{
-		{"GET", one + "/ports", user, tag, "List declared and listening ports", nil, give(200, listPorts), false},
-		{"POST", one + "/ports", user, tag, "Declare a port", nil, take(201, declarePort), false},
-		{"DELETE", one + "/ports/{port}", user, tag, "Take a declaration back", nil, empty(removePort), false},
+		{"GET", one + "/ports", user, tag, "List declared and listening ports", nil, jsonOut(200, listPorts), false},
+		{"POST", one + "/ports", user, tag, "Declare a port", nil, jsonInOut(201, declarePort), false},
+		{"DELETE", one + "/ports/{port}", user, tag, "Take a declaration back", nil, noContent(removePort), false},
 		{
 			"POST",
 			one + "/preview-token",
@@ -487,7 +487,7 @@ func portRoutes() []route {
 			tag,
 			"Make a signed address of a port that needs no key",
 			nil,
-			take(201, makePreview),
+			jsonInOut(201, makePreview),
 			false,
 		},
 		{
@@ -497,7 +497,7 @@ func portRoutes() []route {
 			tag,
 			"Make a signed address of a port that needs no key",
 			nil,
-			take(201, makePreview),
+			jsonInOut(201, makePreview),
 			true,
 		},
 		{
@@ -516,7 +516,7 @@ func portRoutes() []route {
 
 func otherRoutes() []route {
 	return []route{
-		{"GET", "/v1/me", user, "keys", "Who the key is", nil, give(200, me), false},
+		{"GET", "/v1/me", user, "keys", "Who the key is", nil, jsonOut(200, me), false},
 		{
 			"POST",
 			"/v1/me/current-org",
@@ -524,7 +524,7 @@ func otherRoutes() []route {
 			"keys",
 			"Act for a workspace; a key acts for its own alone",
 			nil,
-			take(200, chooseOrg),
+			jsonInOut(200, chooseOrg),
 			false,
 		},
 		{
@@ -534,11 +534,11 @@ func otherRoutes() []route {
 			"keys",
 			"List the workspaces of the key, which is one",
 			nil,
-			give(200, listOrgs),
+			jsonOut(200, listOrgs),
 			false,
 		},
-		{"GET", "/v1/orgs/{org}", user, "keys", "Get a workspace of the key", nil, give(200, getOrg), false},
-		{"GET", "/v1/me/tokens", admin, "keys", "List keys", nil, give(200, listTokens), false},
+		{"GET", "/v1/orgs/{org}", user, "keys", "Get a workspace of the key", nil, jsonOut(200, getOrg), false},
+		{"GET", "/v1/me/tokens", admin, "keys", "List keys", nil, jsonOut(200, listTokens), false},
 		{
 			"POST",
 			"/v1/me/tokens",
@@ -546,11 +546,11 @@ func otherRoutes() []route {
 			"keys",
 			"Make a key, which is shown this once",
 			nil,
-			take(201, createToken),
+			jsonInOut(201, createToken),
 			false,
 		},
-		{"DELETE", "/v1/me/tokens/{prefix}", admin, "keys", "End a key at once", nil, empty(revokeToken), false},
-		{"GET", "/v1/capacity", user, "node", "What the node has and has promised", nil, give(200, capacity), false},
+		{"DELETE", "/v1/me/tokens/{prefix}", admin, "keys", "End a key at once", nil, noContent(revokeToken), false},
+		{"GET", "/v1/capacity", user, "node", "What the node has and has promised", nil, jsonOut(200, capacity), false},
 		{
 			"GET",
 			"/v1/metrics/overview",
@@ -558,7 +558,7 @@ func otherRoutes() []route {
 			"observation",
 			"What the workspace of the key has",
 			nil,
-			give(200, overview),
+			jsonOut(200, overview),
 			false,
 		},
 		{
@@ -568,7 +568,7 @@ func otherRoutes() []route {
 			"node",
 			"How fast sandboxes that were created here started lately, by the way of starting",
 			nil,
-			give(200, bootStats),
+			jsonOut(200, bootStats),
 			false,
 		},
 		{
@@ -578,7 +578,7 @@ func otherRoutes() []route {
 			"node",
 			"How fast sandboxes that were created here started lately, by the way of starting",
 			nil,
-			give(200, bootStats),
+			jsonOut(200, bootStats),
 			true,
 		},
 		{"GET", "/v1/audit", admin, "node", "Who did what and when", []param{
@@ -587,12 +587,12 @@ func otherRoutes() []route {
 				"string",
 				"Not before this time, RFC 3339.",
 			}, {"target", "string", "Done to this id."}, {"limit", "integer", "1 to 1000; 100 if absent."},
-		}, give(200, listAudit), false},
-		{"GET", "/healthz", public, "node", "Whether the server runs", nil, give(200, health), false},
-		{"GET", "/readyz", public, "node", "Whether the server can make sandboxes", nil, give(200, ready), false},
-		{"GET", "/version", public, "node", "What the server is", nil, give(200, version), false},
-		{"GET", "/v1/version", public, "node", "What the server is", nil, give(200, version), true},
-		{"GET", "/v1/health", public, "node", "Whether the server runs", nil, give(200, health), true},
+		}, jsonOut(200, listAudit), false},
+		{"GET", "/healthz", public, "node", "Whether the server runs", nil, jsonOut(200, health), false},
+		{"GET", "/readyz", public, "node", "Whether the server can make sandboxes", nil, jsonOut(200, ready), false},
+		{"GET", "/version", public, "node", "What the server is", nil, jsonOut(200, version), false},
+		{"GET", "/v1/version", public, "node", "What the server is", nil, jsonOut(200, version), true},
+		{"GET", "/v1/health", public, "node", "Whether the server runs", nil, jsonOut(200, health), true},
 		{"GET", "/metrics", admin, "node", "Metrics for Prometheus", nil, raw("text/plain", prometheusText), false},
 		{"GET", "/openapi.json", public, "node", "This document", nil, raw("application/json", openAPI), false},
 		{"GET", "/v1/openapi.json", public, "node", "This document", nil, raw("application/json", openAPI), true},

@@ -14,8 +14,8 @@ import (
 
 // Bounds of a list. Clients that know no pages get everything, up to listMost.
 const (
-	pageMost = 1000
-	listMost = 10_000
+	maxPage = 1000
+	maxList = 10_000
 )
 
 func createSandbox(rq *request, req api.CreateRequest) (api.Sandbox, error) {
@@ -24,16 +24,16 @@ func createSandbox(rq *request, req api.CreateRequest) (api.Sandbox, error) {
 	if err := req.Validate(); err != nil {
 		return api.Sandbox{}, err
 	}
-	limit := waitOf(rq.r.Header.Get("Prefer"))
-	ctx, cancel := context.WithTimeoutCause(rq.r.Context(), limit, errWaited)
+	limit := waitLimit(rq.r.Header.Get("Prefer"))
+	ctx, cancel := context.WithTimeoutCause(rq.r.Context(), limit, errWaitExpired)
 	defer cancel()
 	box, err := rq.s.deps.Sandboxes.Create(ctx, rq.p, req)
-	if err != nil && errors.Is(context.Cause(ctx), errWaited) {
+	if err != nil && errors.Is(context.Cause(ctx), errWaitExpired) {
 		err = rq.notReady(req.Template, limit, err)
 	}
 	rq.s.met.created(box, err)
 	if err == nil {
-		rq.s.boots.Note(box.BootMode, float64(box.BootMS))
+		rq.s.boots.Record(box.BootMode, float64(box.BootMS))
 	}
 	return box, err
 }
@@ -41,22 +41,22 @@ func createSandbox(rq *request, req api.CreateRequest) (api.Sandbox, error) {
 // Bounds of how long a create may take. The published SDKs give up after 30 seconds and show their user
 // a lost connection, so the answer comes before that; who wants to wait longer says so.
 const (
-	waitUsual = 25 * time.Second
-	waitMost  = time.Hour
+	defaultWait = 25 * time.Second
+	maxWait     = time.Hour
 )
 
-// errWaited is a deadline, so that what it ends is no fault of the server.
-var errWaited = fmt.Errorf("the caller does not wait longer: %w", context.DeadlineExceeded)
+// errWaitExpired is a deadline, so that what it ends is no fault of the server.
+var errWaitExpired = fmt.Errorf("the caller does not wait longer: %w", context.DeadlineExceeded)
 
-// waitOf reads the header Prefer: wait=seconds (RFC 7240).
-func waitOf(prefer string) time.Duration {
+// waitLimit reads the header Prefer: wait=seconds (RFC 7240).
+func waitLimit(prefer string) time.Duration {
 	for part := range strings.SplitSeq(prefer, ",") {
 		text, ok := strings.CutPrefix(strings.TrimSpace(part), "wait=")
 		if n, err := strconv.Atoi(text); ok && err == nil && n > 0 {
-			return min(time.Duration(n)*time.Second, waitMost)
+			return min(time.Duration(n)*time.Second, maxWait)
 		}
 	}
-	return waitUsual
+	return defaultWait
 }
 
 // notReady says why a create did not end in time. A template that was not baked yet goes on baking.
@@ -96,7 +96,7 @@ func listSandboxes(rq *request) ([]api.Sandbox, error) {
 			for _, v := range values {
 				for st := range strings.SplitSeq(v, ",") {
 					if !api.Status(st).Valid() {
-						return nil, api.Errorf(api.Invalid, "%s: %q is no state: use one of %v", key, shorten(st), api.Statuses()).
+						return nil, api.Errorf(api.Invalid, "%s: %q is no state: use one of %v", key, truncate(st), api.Statuses()).
 							With("field", key)
 					}
 					f.Statuses = append(f.Statuses, api.Status(st))
@@ -105,10 +105,10 @@ func listSandboxes(rq *request) ([]api.Sandbox, error) {
 		}
 	}
 	f.Template = rq.r.URL.Query().Get("template")
-	if err := ordered(rq, &f); err != nil {
+	if err := orderParams(rq, &f); err != nil {
 		return nil, err
 	}
-	if err := pages(rq, &f.Limit, &f.Cursor); err != nil {
+	if err := pageParams(rq, &f.Limit, &f.Cursor); err != nil {
 		return nil, err
 	}
 	return rq.allSandboxes(f)
@@ -116,41 +116,41 @@ func listSandboxes(rq *request) ([]api.Sandbox, error) {
 
 // allSandboxes gives the page of a filter that asks for one, else all of them.
 func (rq *request) allSandboxes(f api.SandboxFilter) ([]api.Sandbox, error) {
-	return collect(rq, &f.Limit, &f.Cursor, func(ctx context.Context, p auth.Principal) ([]api.Sandbox, string, error) {
+	return collectPages(rq, &f.Limit, &f.Cursor, func(ctx context.Context, p auth.Principal) ([]api.Sandbox, string, error) {
 		page, err := rq.s.deps.Sandboxes.List(ctx, p, f)
 		return page.Sandboxes, page.Next, err
 	})
 }
 
-// ordered reads order and since of the query.
-func ordered(rq *request, f *api.SandboxFilter) (err error) {
+// orderParams reads order and since of the query.
+func orderParams(rq *request, f *api.SandboxFilter) (err error) {
 	q := rq.r.URL.Query()
 	switch order := q.Get("order"); order {
 	case "", "desc":
 	case "asc":
 		f.Oldest = true
 	default:
-		return api.Errorf(api.Invalid, "order: %q is not asc or desc", shorten(order)).With("field", "order")
+		return api.Errorf(api.Invalid, "order: %q is not asc or desc", truncate(order)).With("field", "order")
 	}
 	if text := q.Get("since"); text != "" {
 		if f.Since, err = time.Parse(time.RFC3339, text); err != nil {
-			return api.Errorf(api.Invalid, "since: %q is not a time such as 2026-01-02T15:04:05Z", shorten(text)).
+			return api.Errorf(api.Invalid, "since: %q is not a time such as 2026-01-02T15:04:05Z", truncate(text)).
 				With("field", "since")
 		}
 	}
 	return nil
 }
 
-// pages reads limit and cursor of the query.
-func pages(rq *request, limit *int, cursor *string) error {
-	n, err := rq.number("limit", 1, pageMost, 0)
+// pageParams reads limit and cursor of the query.
+func pageParams(rq *request, limit *int, cursor *string) error {
+	n, err := rq.intParam("limit", 1, maxPage, 0)
 	*limit, *cursor = int(n), rq.r.URL.Query().Get("cursor")
 	return err
 }
 
-// collect gives one page if the client asked for one, else all pages; limit and cursor are those that
+// collectPages gives one page if the client asked for one, else all pages; limit and cursor are those that
 // next looks at. The cursor of what remains goes into a header, because lists are bare arrays.
-func collect[T any](
+func collectPages[T any](
 	rq *request,
 	limit *int,
 	cursor *string,
@@ -159,7 +159,7 @@ func collect[T any](
 	all := []T{}
 	single := *limit > 0 || *cursor != ""
 	if !single {
-		*limit = pageMost
+		*limit = maxPage
 	}
 	for {
 		items, more, err := next(rq.r.Context(), rq.p)
@@ -167,7 +167,7 @@ func collect[T any](
 			return nil, err
 		}
 		all = append(all, items...)
-		if more == "" || single || len(all) >= listMost {
+		if more == "" || single || len(all) >= maxList {
 			if more != "" {
 				rq.w.Header().Set("X-Next-Cursor", more)
 			}
@@ -178,11 +178,11 @@ func collect[T any](
 }
 
 func getSandbox(rq *request) (api.Sandbox, error) {
-	return onBox(rq, rq.s.deps.Sandboxes.Get)
+	return onSandbox(rq, rq.s.deps.Sandboxes.Get)
 }
 
-// onBox calls a verb on the sandbox of the path.
-func onBox[T any](rq *request, verb func(context.Context, auth.Principal, api.SandboxID) (T, error)) (T, error) {
+// onSandbox calls a verb on the sandbox of the path.
+func onSandbox[T any](rq *request, verb func(context.Context, auth.Principal, api.SandboxID) (T, error)) (T, error) {
 	id, err := rq.sandbox()
 	if err != nil {
 		var none T
@@ -191,13 +191,13 @@ func onBox[T any](rq *request, verb func(context.Context, auth.Principal, api.Sa
 	return verb(rq.r.Context(), rq.p, id)
 }
 
-// onBoxWith calls a verb with a request on the sandbox of the path.
-func onBoxWith[In, Out any](
+// onSandboxWith calls a verb with a request on the sandbox of the path.
+func onSandboxWith[In, Out any](
 	rq *request,
 	in In,
 	verb func(context.Context, auth.Principal, api.SandboxID, In) (Out, error),
 ) (Out, error) {
-	return onBox(rq, func(ctx context.Context, p auth.Principal, id api.SandboxID) (Out, error) {
+	return onSandbox(rq, func(ctx context.Context, p auth.Principal, id api.SandboxID) (Out, error) {
 		return verb(ctx, p, id, in)
 	})
 }
@@ -211,64 +211,64 @@ func deleteSandbox(rq *request) error {
 }
 
 func pauseSandbox(rq *request) error {
-	_, err := onBox(rq, rq.s.deps.Sandboxes.Pause)
+	_, err := onSandbox(rq, rq.s.deps.Sandboxes.Pause)
 	return err
 }
 
 func resumeSandbox(rq *request) error {
-	_, err := onBox(rq, rq.s.deps.Sandboxes.Resume)
+	_, err := onSandbox(rq, rq.s.deps.Sandboxes.Resume)
 	return err
 }
 
-func hibernateSandbox(rq *request) (api.StatusAnswer, error) {
-	box, err := onBox(rq, rq.s.deps.Sandboxes.Hibernate)
-	return api.StatusAnswer{Status: box.Status}, err
+func hibernateSandbox(rq *request) (api.StatusResponse, error) {
+	box, err := onSandbox(rq, rq.s.deps.Sandboxes.Hibernate)
+	return api.StatusResponse{Status: box.Status}, err
 }
 
-func wakeSandbox(rq *request) (api.StatusAnswer, error) {
-	box, err := onBox(rq, rq.s.deps.Sandboxes.Wake)
-	return api.StatusAnswer{Status: box.Status}, err
+func wakeSandbox(rq *request) (api.StatusResponse, error) {
+	box, err := onSandbox(rq, rq.s.deps.Sandboxes.Wake)
+	return api.StatusResponse{Status: box.Status}, err
 }
 
 func getLifecycle(rq *request) (api.Lifecycle, error) {
-	return onBox(rq, rq.s.deps.Sandboxes.Lifecycle)
+	return onSandbox(rq, rq.s.deps.Sandboxes.Lifecycle)
 }
 
 func setLifecycle(rq *request, patch api.LifecyclePatch) (api.Lifecycle, error) {
-	return onBoxWith(rq, patch, rq.s.deps.Sandboxes.SetLifecycle)
+	return onSandboxWith(rq, patch, rq.s.deps.Sandboxes.SetLifecycle)
 }
 
 func getNetwork(rq *request) (api.Network, error) {
-	return onBox(rq, rq.s.deps.Sandboxes.Network)
+	return onSandbox(rq, rq.s.deps.Sandboxes.Network)
 }
 
 func setNetwork(rq *request, n api.Network) (api.Network, error) {
-	return onBoxWith(rq, n, rq.s.deps.Sandboxes.SetNetwork)
+	return onSandboxWith(rq, n, rq.s.deps.Sandboxes.SetNetwork)
 }
 
-func forkSandbox(rq *request, req api.ForkRequest) (api.ForkAnswer, error) {
-	return onBoxWith(rq, req, rq.s.deps.Sandboxes.Fork)
+func forkSandbox(rq *request, req api.ForkRequest) (api.ForkResponse, error) {
+	return onSandboxWith(rq, req, rq.s.deps.Sandboxes.Fork)
 }
 
 func forkTree(rq *request, req api.ForkTreeRequest) (api.ForkTree, error) {
-	return onBoxWith(rq, req, rq.s.deps.Sandboxes.ForkTree)
+	return onSandboxWith(rq, req, rq.s.deps.Sandboxes.ForkTree)
 }
 
 func promote(rq *request, req api.PromoteRequest) (api.Promotion, error) {
-	return onBoxWith(rq, req, rq.s.deps.Sandboxes.Promote)
+	return onSandboxWith(rq, req, rq.s.deps.Sandboxes.Promote)
 }
 
 func usage(rq *request) (api.Usage, error) {
-	return onBox(rq, rq.s.deps.Sandboxes.Usage)
+	return onSandbox(rq, rq.s.deps.Sandboxes.Usage)
 }
 
 func takeSnapshot(rq *request, req api.SnapshotRequest) (api.Snapshot, error) {
-	return onBoxWith(rq, req, rq.s.deps.Sandboxes.TakeSnapshot)
+	return onSandboxWith(rq, req, rq.s.deps.Sandboxes.TakeSnapshot)
 }
 
 func listSnapshots(rq *request) ([]api.Snapshot, error) {
 	f := api.SnapshotFilter{SandboxID: api.SandboxID(rq.r.URL.Query().Get("sandbox_id"))}
-	if err := pages(rq, &f.Limit, &f.Cursor); err != nil {
+	if err := pageParams(rq, &f.Limit, &f.Cursor); err != nil {
 		return nil, err
 	}
 	return rq.allSnapshots(f)
@@ -276,7 +276,7 @@ func listSnapshots(rq *request) ([]api.Snapshot, error) {
 
 // allSnapshots gives the page of a filter that asks for one, else all of them.
 func (rq *request) allSnapshots(f api.SnapshotFilter) ([]api.Snapshot, error) {
-	return collect(
+	return collectPages(
 		rq,
 		&f.Limit,
 		&f.Cursor,
@@ -303,18 +303,18 @@ func deleteSnapshot(rq *request) (api.SnapshotDeleted, error) {
 	return api.SnapshotDeleted{Deleted: id}, rq.s.deps.Sandboxes.DeleteSnapshot(rq.r.Context(), rq.p, id)
 }
 
-func pushSnapshot(rq *request) (api.SnapshotMove, error) {
+func pushSnapshot(rq *request) (api.TransferResult, error) {
 	id, err := api.ParseSnapshotID(rq.r.PathValue("snapshot"))
 	if err != nil {
-		return api.SnapshotMove{}, err
+		return api.TransferResult{}, err
 	}
 	return rq.s.deps.Sandboxes.PushSnapshot(rq.r.Context(), rq.p, id)
 }
 
-func pullSnapshot(rq *request, req api.PullRequest) (api.SnapshotMove, error) {
+func pullSnapshot(rq *request, req api.PullRequest) (api.TransferResult, error) {
 	id, err := api.ParseSnapshotID(rq.r.PathValue("snapshot"))
 	if err != nil {
-		return api.SnapshotMove{}, err
+		return api.TransferResult{}, err
 	}
 	return rq.s.deps.Sandboxes.PullSnapshot(rq.r.Context(), rq.p, id, req)
 }

@@ -32,16 +32,16 @@ type Config struct {
 
 // Deps are the components that a Server calls. Sandboxes, Templates, Keys and Log are required.
 type Deps struct {
-	Sandboxes Sandboxes
-	Templates Templates
-	Builds    Builds // nil: templates cannot be built
-	Keys      Keys
-	Edge      Forwarder            // forwards to ports; nil: the port proxy is unsupported
-	Cells     *repl.Runner         // runs cells of code; may be shared with other faces; nil: one of its own
-	Metrics   *prometheus.Registry // shown at /metrics; nil: one of its own
-	Measured  Measured             // what was measured of sandboxes; nil: that is unsupported
-	Audit     Audit                // remembers calls that change something; nil: nothing is remembered
-	Log       *slog.Logger
+	Sandboxes    Sandboxes
+	Templates    Templates
+	Builds       Builds // nil: templates cannot be built
+	Keys         Keys
+	Proxy        Forwarder            // forwards to ports; nil: the port proxy is unsupported
+	Cells        *repl.Runner         // runs cells of code; may be shared with other faces; nil: one of its own
+	Metrics      *prometheus.Registry // shown at /metrics; nil: one of its own
+	UsageHistory UsageHistory         // what was measured of sandboxes; nil: that is unsupported
+	Audit        Audit                // remembers calls that change something; nil: nothing is remembered
+	Log          *slog.Logger
 }
 
 // Sandboxes are the verbs of *sandbox.Service that this face shows.
@@ -70,7 +70,7 @@ type sandboxVerbs interface {
 	Network(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Network, error)
 	SetNetwork(ctx context.Context, p auth.Principal, id api.SandboxID, n api.Network) (api.Network, error)
 	Guest(ctx context.Context, p auth.Principal, id api.SandboxID) (guestapi.Guest, error)
-	Enter(ctx context.Context, p auth.Principal, id api.SandboxID) (guestapi.Guest, api.Sandbox, error)
+	GuestAndSandbox(ctx context.Context, p auth.Principal, id api.SandboxID) (guestapi.Guest, api.Sandbox, error)
 }
 
 type snapshotVerbs interface {
@@ -78,15 +78,15 @@ type snapshotVerbs interface {
 	Snapshots(ctx context.Context, p auth.Principal, f api.SnapshotFilter) (sandbox.SnapshotPage, error)
 	Snapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) (api.Snapshot, error)
 	DeleteSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) error
-	PushSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) (api.SnapshotMove, error)
+	PushSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) (api.TransferResult, error)
 	PullSnapshot(
 		ctx context.Context,
 		p auth.Principal,
 		id api.SnapshotID,
 		req api.PullRequest,
-	) (api.SnapshotMove, error)
+	) (api.TransferResult, error)
 	DeletePushed(ctx context.Context, p auth.Principal, id api.SnapshotID) error
-	Fork(ctx context.Context, p auth.Principal, id api.SandboxID, req api.ForkRequest) (api.ForkAnswer, error)
+	Fork(ctx context.Context, p auth.Principal, id api.SandboxID, req api.ForkRequest) (api.ForkResponse, error)
 	ForkTree(ctx context.Context, p auth.Principal, id api.SandboxID, req api.ForkTreeRequest) (api.ForkTree, error)
 	Promote(ctx context.Context, p auth.Principal, id api.SandboxID, req api.PromoteRequest) (api.Promotion, error)
 }
@@ -127,9 +127,9 @@ type Keys interface {
 	Revoke(ctx context.Context, p auth.Principal, prefix string) error
 }
 
-// Measured tells what sandboxes took over time; *metricshistory.History does.
-type Measured interface {
-	Worked(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Worked, error)
+// UsageHistory tells what sandboxes took over time; *metricshistory.History does.
+type UsageHistory interface {
+	Worked(ctx context.Context, p auth.Principal, id api.SandboxID) (api.HostUsage, error)
 	Series(ctx context.Context, p auth.Principal, id api.SandboxID, q url.Values) (api.Series, error)
 }
 
@@ -147,7 +147,7 @@ type Server struct {
 	spec []byte
 	met  *metrics
 
-	boots *bootstats.Book
+	boots *bootstats.Recorder
 }
 
 // New makes a server; it starts nothing. A missing component or a route that is told twice is an error.
@@ -203,12 +203,12 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	r = r.WithContext(context.WithValue(r.Context(), requestKey{}, id))
-	if s.forwards(w, r) {
+	if s.serveForwarded(w, r) {
 		return
 	}
 	handler, pattern := s.mux.Handler(r)
-	if pattern == "" || r.URL.Path != clean(r.URL.Path) {
-		s.unknown(w, r, handler)
+	if pattern == "" || r.URL.Path != cleanPath(r.URL.Path) {
+		s.noRoute(w, r, handler)
 		return
 	}
 	s.mux.ServeHTTP(w, r)
@@ -237,8 +237,8 @@ func allowHeaders(r *http.Request) string {
 	return "Authorization, Content-Type, Idempotency-Key, Last-Event-ID, Range, X-Request-Id"
 }
 
-// clean is what the multiplexer would redirect to; this server answers not_found instead.
-func clean(p string) string {
+// cleanPath is what the multiplexer would redirect to; this server answers not_found instead.
+func cleanPath(p string) string {
 	c := path.Clean("/" + p)
 	if strings.HasSuffix(p, "/") && c != "/" {
 		c += "/"
@@ -246,30 +246,30 @@ func clean(p string) string {
 	return c
 }
 
-// unknown answers paths that no route has, and methods that a path has not.
-func (s *Server) unknown(w http.ResponseWriter, r *http.Request, handler http.Handler) {
-	probe := &header{h: http.Header{}}
-	if r.URL.Path == clean(r.URL.Path) {
+// noRoute answers paths that no route has, and methods that a path has not.
+func (s *Server) noRoute(w http.ResponseWriter, r *http.Request, handler http.Handler) {
+	probe := &discardWriter{h: http.Header{}}
+	if r.URL.Path == cleanPath(r.URL.Path) {
 		handler.ServeHTTP(probe, r)
 	}
 	if probe.status == http.StatusMethodNotAllowed {
 		allow := probe.h.Get("Allow")
 		w.Header().Set("Allow", allow)
-		s.fail(w, r, api.Errorf(api.NotAllowed, "%s is not possible on %s: use %s", r.Method, r.URL.Path, allow))
+		s.writeError(w, r, api.Errorf(api.NotAllowed, "%s is not possible on %s: use %s", r.Method, r.URL.Path, allow))
 		return
 	}
-	s.fail(w, r, api.Errorf(api.NotFound, "no such path: %s; /openapi.json lists all", r.URL.Path))
+	s.writeError(w, r, api.Errorf(api.NotFound, "no such path: %s; /openapi.json lists all", r.URL.Path))
 }
 
-// header is a ResponseWriter that keeps the status and drops the body.
-type header struct {
+// discardWriter is a ResponseWriter that keeps the status and drops the body.
+type discardWriter struct {
 	h      http.Header
 	status int
 }
 
-func (p *header) Header() http.Header         { return p.h }
-func (p *header) WriteHeader(status int)      { p.status = status }
-func (p *header) Write(b []byte) (int, error) { return len(b), nil }
+func (p *discardWriter) Header() http.Header         { return p.h }
+func (p *discardWriter) WriteHeader(status int)      { p.status = status }
+func (p *discardWriter) Write(b []byte) (int, error) { return len(b), nil }
 
 // serve wraps a route's handler: access, answer of errors, panics, metrics and the log.
 func (s *Server) serve(rt route) http.Handler {
@@ -290,7 +290,7 @@ func (s *Server) serve(rt route) http.Handler {
 					"request",
 					rq.id(),
 				)
-				s.answer(
+				s.finishWithError(
 					sw,
 					r,
 					api.Errorf(api.Internal, "internal error; the server's log has it under this request id"),
@@ -299,28 +299,28 @@ func (s *Server) serve(rt route) http.Handler {
 				panic(http.ErrAbortHandler)
 			}
 			s.met.observe(rt, r.Method, sw.code(), time.Since(began))
-			s.note(rq, rt, sw.code(), began)
+			s.recordAudit(rq, rt, sw.code(), began)
 		}()
-		err := s.admit(rq, rt)
+		err := s.authorize(rq, rt)
 		if err == nil {
-			err = rt.understands(r.URL.Query())
+			err = rt.checkQuery(r.URL.Query())
 		}
 		if err == nil {
 			err = rt.handle(rq)
 		}
 		if err != nil {
-			s.answer(sw, r, err)
+			s.finishWithError(sw, r, err)
 		}
 	})
 }
 
-// answer sends an error unless an answer has begun already.
-func (s *Server) answer(w *statusWriter, r *http.Request, err error) {
+// finishWithError sends an error unless an answer has begun already.
+func (s *Server) finishWithError(w *statusWriter, r *http.Request, err error) {
 	if w.status != 0 {
 		s.deps.Log.WarnContext(r.Context(), "answer broke off", "err", err, "request", r.Context().Value(requestKey{}))
 		return
 	}
-	s.fail(w, r, err)
+	s.writeError(w, r, err)
 }
 
 // statusWriter remembers whether and with what an answer began.

@@ -24,8 +24,8 @@ import (
 // Lives of certificates that this program makes for itself. A leaf lives shorter than the 398 days that
 // browsers accept, and is made anew at every start in the last third of its life.
 const (
-	caLife   = 10 * 365 * 24 * time.Hour
-	leafLife = 390 * 24 * time.Hour
+	caLifetime   = 10 * 365 * 24 * time.Hour
+	leafLifetime = 390 * 24 * time.Hour
 )
 
 // Names of the files in the directory of a private authority.
@@ -49,7 +49,7 @@ func PrivateTLS(dir string, names []string, now time.Time) (cert tls.Certificate
 		return tls.Certificate{}, "", fmt.Errorf("private certificate authority: %w", err)
 	}
 	leaf, key, err := loadPair(dir, leafCertFile, leafKeyFile)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && !serves(leaf, ca, names, now) {
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !isValidFor(leaf, ca, names, now) {
 		leaf, key, err = makeLeaf(dir, ca, caKey, names, now)
 	}
 	if err != nil {
@@ -58,9 +58,9 @@ func PrivateTLS(dir string, names []string, now time.Time) (cert tls.Certificate
 	return tls.Certificate{Certificate: [][]byte{leaf.Raw, ca.Raw}, PrivateKey: key, Leaf: leaf}, caFile, nil
 }
 
-// serves says whether a certificate still does for names.
-func serves(leaf, ca *x509.Certificate, names []string, now time.Time) bool {
-	if leaf.CheckSignatureFrom(ca) != nil || now.After(leaf.NotAfter.Add(-leafLife/3)) || now.Before(leaf.NotBefore) {
+// isValidFor says whether a certificate still does for names.
+func isValidFor(leaf, ca *x509.Certificate, names []string, now time.Time) bool {
+	if leaf.CheckSignatureFrom(ca) != nil || now.After(leaf.NotAfter.Add(-leafLifetime/3)) || now.Before(leaf.NotBefore) {
 		return false
 	}
 	have := map[string]bool{}
@@ -81,7 +81,7 @@ func serves(leaf, ca *x509.Certificate, names []string, now time.Time) bool {
 func makeCA(dir string, now time.Time) (*x509.Certificate, crypto.Signer, error) {
 	t := &x509.Certificate{
 		Subject:   pkix.Name{CommonName: "PandaStack private authority", Organization: []string{"PandaStack"}},
-		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(caLife),
+		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(caLifetime),
 		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
 	}
 	return issue(dir, caCertFile, caKeyFile, t, nil, nil)
@@ -96,7 +96,7 @@ func makeLeaf(
 ) (*x509.Certificate, crypto.Signer, error) {
 	t := &x509.Certificate{
 		Subject:   pkix.Name{CommonName: "PandaStack", Organization: []string{"PandaStack"}},
-		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(leafLife),
+		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(leafLifetime),
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	for _, n := range names {

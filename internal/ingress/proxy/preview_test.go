@@ -74,7 +74,7 @@ func FuzzPreview(f *testing.F) {
 
 // TestPrivatePorts: the id alone opens nothing, and what opens a port is not told to the program inside.
 func TestPrivatePorts(t *testing.T) {
-	w := newWorld(t, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+	w := newFixture(t, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		_, _ = rw.Write(
 			[]byte(
 				"in " + r.RequestURI + " cookie=" + r.Header.Get(

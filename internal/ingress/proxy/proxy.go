@@ -53,8 +53,8 @@ type Sandboxes interface {
 // Target.Admit has the rule for ports.
 type Service func(w http.ResponseWriter, r *http.Request, t Target)
 
-// Edge forwards requests. Make one with New.
-type Edge struct {
+// Proxy forwards requests. Make one with New.
+type Proxy struct {
 	sandboxes Sandboxes
 	services  map[uint16]Service
 	log       *slog.Logger
@@ -65,8 +65,8 @@ type Edge struct {
 }
 
 // New makes an edge. services are the ports answered on the host.
-func New(sandboxes Sandboxes, services map[uint16]Service, log *slog.Logger) *Edge {
-	e := &Edge{sandboxes: sandboxes, services: services, log: log}
+func New(sandboxes Sandboxes, services map[uint16]Service, log *slog.Logger) *Proxy {
+	e := &Proxy{sandboxes: sandboxes, services: services, log: log}
 	e.plain, e.h2c, e.secure = e.transport(), e.transport(), e.transport()
 	e.plain.Protocols.SetHTTP1(true)
 	e.h2c.Protocols.SetUnencryptedHTTP2(true)
@@ -78,7 +78,7 @@ func New(sandboxes Sandboxes, services map[uint16]Service, log *slog.Logger) *Ed
 		Rewrite:       e.rewrite,
 		Transport:     e,
 		FlushInterval: -1, // every write at once: what is forwarded may be a stream of events
-		ErrorHandler:  e.refuse,
+		ErrorHandler:  e.handleError,
 		ErrorLog:      slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
 	return e
@@ -86,51 +86,51 @@ func New(sandboxes Sandboxes, services map[uint16]Service, log *slog.Logger) *Ed
 
 // Limits of connections to one port of one sandbox, and of those in all.
 const (
-	idlePerPort = 8
-	idleInAll   = 1024
-	idleTime    = 60 * time.Second
+	maxIdlePerPort = 8
+	maxIdle        = 1024
+	idleTimeout    = 60 * time.Second
 )
 
-func (e *Edge) transport() *http.Transport {
+func (e *Proxy) transport() *http.Transport {
 	return &http.Transport{
 		DialContext:         e.dial,
-		MaxIdleConns:        idleInAll,
-		MaxIdleConnsPerHost: idlePerPort,
-		IdleConnTimeout:     idleTime,
+		MaxIdleConns:        maxIdle,
+		MaxIdleConnsPerHost: maxIdlePerPort,
+		IdleConnTimeout:     idleTimeout,
 		DisableCompression:  true, // bodies pass as they are
 		Protocols:           new(http.Protocols),
 	}
 }
 
 // Close drops idle connections to guests.
-func (e *Edge) Close() {
+func (e *Proxy) Close() {
 	e.plain.CloseIdleConnections()
 	e.h2c.CloseIdleConnections()
 	e.secure.CloseIdleConnections()
 }
 
-// Around answers requests that are for a sandbox and passes all others to next.
-func (e *Edge) Around(next http.Handler) http.Handler {
+// Middleware answers requests that are for a sandbox and passes all others to next.
+func (e *Proxy) Middleware(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		p, ours, err := Locate(r)
+		p, ours, err := AddressOf(r)
 		switch {
 		case !ours:
 			next.ServeHTTP(w, r)
 		case err != nil:
-			answer(w, r, http.StatusBadRequest, body{Message: err.Error()})
+			writeError(w, r, http.StatusBadRequest, errorBody{Message: err.Error()})
 		default:
 			e.serve(w, r, p)
 		}
 	})
 }
 
-func (e *Edge) serve(w http.ResponseWriter, r *http.Request, p Place) {
-	t, err := e.sandboxes.Open(r.Context(), p.Sandbox, func(t Target) bool { return e.wakes(r, t, p.Port) })
+func (e *Proxy) serve(w http.ResponseWriter, r *http.Request, p Address) {
+	t, err := e.sandboxes.Open(r.Context(), p.Sandbox, func(t Target) bool { return e.mayWake(r, t, p.Port) })
 	if err != nil {
 		if !errors.Is(err, ErrNotFound) {
 			e.log.Error("sandbox could not be opened for a request", "sandbox", p.Sandbox, "err", err)
 		}
-		answer(w, r, http.StatusBadGateway, body{Sandbox: p.Sandbox, Message: "The sandbox was not found"})
+		writeError(w, r, http.StatusBadGateway, errorBody{Sandbox: p.Sandbox, Message: "The sandbox was not found"})
 		return
 	}
 	if svc := e.services[p.Port]; svc != nil {
@@ -142,9 +142,9 @@ func (e *Edge) serve(w http.ResponseWriter, r *http.Request, p Place) {
 	}
 }
 
-// wakes tells whether a request may wake a private sandbox: whether it has what opens its port, or, of a port
+// mayWake tells whether a request may wake a private sandbox: whether it has what opens its port, or, of a port
 // that is answered here, a token of its own or a signature, whose check comes later.
-func (e *Edge) wakes(r *http.Request, t Target, port uint16) bool {
+func (e *Proxy) mayWake(r *http.Request, t Target, port uint16) bool {
 	if t.passOf(r, port) != passNone {
 		return true
 	}
@@ -163,13 +163,13 @@ type forwardKey struct{}
 
 // Forward passes a request to a port of a sandbox. The caller has let it in, and r.URL holds the path
 // that the program inside shall see.
-func (e *Edge) Forward(w http.ResponseWriter, r *http.Request, t Target, port uint16) {
+func (e *Proxy) Forward(w http.ResponseWriter, r *http.Request, t Target, port uint16) {
 	e.proxy.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), forwardKey{}, forward{t, port})))
 }
 
 // rewrite addresses the guest. Development servers (Vite, Next) answer only for localhost, in the Host
 // and in the Origin of upgrades, so both say so; what the client asked for is in X-Forwarded-Host.
-func (e *Edge) rewrite(pr *httputil.ProxyRequest) {
+func (e *Proxy) rewrite(pr *httputil.ProxyRequest) {
 	f, _ := pr.In.Context().Value(forwardKey{}).(forward)
 	pr.SetXForwarded()
 	pr.Out.URL.Scheme = "http"
@@ -192,7 +192,7 @@ func (e *Edge) rewrite(pr *httputil.ProxyRequest) {
 }
 
 // RoundTrip sends a request that the proxy has rewritten; gRPC needs HTTP/2 to the program inside.
-func (e *Edge) RoundTrip(r *http.Request) (*http.Response, error) {
+func (e *Proxy) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.URL.Scheme == "https" {
 		return e.secure.RoundTrip(r)
 	}
@@ -202,12 +202,12 @@ func (e *Edge) RoundTrip(r *http.Request) (*http.Response, error) {
 	return e.plain.RoundTrip(r)
 }
 
-// dialTime bounds how long a port may take to accept.
-const dialTime = 10 * time.Second
+// dialTimeout bounds how long a port may take to accept.
+const dialTimeout = 10 * time.Second
 
 // dial connects to the guest that the address names; the sandbox is asked for again, because the request
 // that a connection is made for may have found an earlier generation.
-func (e *Edge) dial(ctx context.Context, _, addr string) (net.Conn, error) {
+func (e *Proxy) dial(ctx context.Context, _, addr string) (net.Conn, error) {
 	host, portText, err := net.SplitHostPort(addr)
 	if err != nil {
 		return nil, err
@@ -224,14 +224,14 @@ func (e *Edge) dial(ctx context.Context, _, addr string) (net.Conn, error) {
 	if strconv.FormatUint(t.Generation, 10) != generation {
 		return nil, fmt.Errorf("%w: it was restored in the meantime", guestapi.ErrLost)
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, dialTime, errors.New("the port did not accept in time"))
+	ctx, cancel := context.WithTimeoutCause(ctx, dialTimeout, errors.New("the port did not accept in time"))
 	defer cancel()
 	return t.Guest.DialPort(ctx, uint16(port))
 }
 
-func (e *Edge) refuse(w http.ResponseWriter, r *http.Request, err error) {
+func (e *Proxy) handleError(w http.ResponseWriter, r *http.Request, err error) {
 	f, _ := r.Context().Value(forwardKey{}).(forward)
-	b := body{Sandbox: f.target.ID, Port: int(f.port)}
+	b := errorBody{Sandbox: f.target.ID, Port: int(f.port)}
 	switch {
 	case errors.Is(err, guestapi.ErrRefused), errors.Is(err, guestapi.ErrNotFound):
 		b.Message = "The sandbox is running but port is not open"
@@ -243,5 +243,5 @@ func (e *Edge) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		e.log.Debug("request was not forwarded", "sandbox", f.target.ID, "err", err)
 		b.Message = "The sandbox did not answer on this port"
 	}
-	answer(w, r, http.StatusBadGateway, b)
+	writeError(w, r, http.StatusBadGateway, b)
 }

@@ -68,18 +68,18 @@ func (s *sandboxes) Open(_ context.Context, id string, _ func(proxy.Target) bool
 	return t, nil
 }
 
-// world is an edge before a sandbox "sbxa" whose port 3000 is inside.
-type world struct {
+// fixture is an edge before a sandbox "sbxa" whose port 3000 is inside.
+type fixture struct {
 	url   string
 	boxes *sandboxes
 	dials *counter
 }
 
-func newWorld(t *testing.T, inside http.Handler) *world {
+func newFixture(t *testing.T, inside http.Handler) *fixture {
 	t.Helper()
 	program := httptest.NewServer(inside)
 	t.Cleanup(program.Close)
-	w := &world{boxes: &sandboxes{set: map[string]proxy.Target{}}, dials: &counter{}}
+	w := &fixture{boxes: &sandboxes{set: map[string]proxy.Target{}}, dials: &counter{}}
 	g := &guest{ports: map[uint16]string{3000: program.Listener.Addr().String()}, dials: w.dials}
 	w.boxes.set["sbxa"] = proxy.Target{ID: "sbxa", Generation: 1, Guest: g}
 	services := map[uint16]proxy.Service{
@@ -88,13 +88,13 @@ func newWorld(t *testing.T, inside http.Handler) *world {
 	e := proxy.New(w.boxes, services, slog.New(slog.DiscardHandler))
 	t.Cleanup(e.Close)
 	api := http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { io.WriteString(rw, "api") })
-	front := httptest.NewServer(e.Around(api))
+	front := httptest.NewServer(e.Middleware(api))
 	t.Cleanup(front.Close)
 	w.url = front.URL
 	return w
 }
 
-func (w *world) get(t *testing.T, host, path string, header ...string) (int, string) {
+func (w *fixture) get(t *testing.T, host, path string, header ...string) (int, string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, w.url+path, nil)
 	if err != nil {
@@ -117,7 +117,7 @@ func (w *world) get(t *testing.T, host, path string, header ...string) (int, str
 }
 
 // visit gets a page as a browser does: what it is given as a cookie it shows when it is sent on.
-func (w *world) visit(t *testing.T, host, path string, header ...string) (int, string) {
+func (w *fixture) visit(t *testing.T, host, path string, header ...string) (int, string) {
 	t.Helper()
 	stay := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	for range 3 {
@@ -158,7 +158,7 @@ func echoRequest(w http.ResponseWriter, r *http.Request) {
 // TestTLSInside: a port that speaks TLS is spoken to in it, by HTTP/1.1 and HTTP/2, whatever its certificate says.
 func TestTLSInside(t *testing.T) {
 	for _, h2 := range []bool{false, true} {
-		w := newWorld(t, http.HandlerFunc(echoRequest))
+		w := newFixture(t, http.HandlerFunc(echoRequest))
 		inside := httptest.NewUnstartedServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 			fmt.Fprintf(rw, "tls=%v proto=%d ", r.TLS != nil, r.ProtoMajor)
 			echoRequest(rw, r)
@@ -177,7 +177,7 @@ func TestTLSInside(t *testing.T) {
 }
 
 func TestAnswers(t *testing.T) {
-	w := newWorld(t, http.HandlerFunc(echoRequest))
+	w := newFixture(t, http.HandlerFunc(echoRequest))
 	private := w.boxes.set["sbxa"]
 	private.ID, private.TrafficToken, private.MaskHost = "sbxp", "secret", "app.test:${PORT}"
 	w.boxes.set["sbxp"] = private
@@ -229,7 +229,7 @@ func TestAnswers(t *testing.T) {
 
 // A connection that was kept must not be used for the next generation of a machine.
 func TestConnectionsEndWithGeneration(t *testing.T) {
-	w := newWorld(t, http.HandlerFunc(echoRequest))
+	w := newFixture(t, http.HandlerFunc(echoRequest))
 	for range 3 {
 		w.get(t, "3000-sbxa.test", "/")
 	}
@@ -272,7 +272,7 @@ func TestWebSocketAndEvents(t *testing.T) {
 		<-goOn
 		io.WriteString(w, "data: two\n\n")
 	})
-	w := newWorld(t, mux)
+	w := newFixture(t, mux)
 
 	h := http.Header{"Origin": {"http://3000-sbxa.test"}}
 	c, _, err := websocket.Dial(t.Context(), w.url+"/ws", &websocket.DialOptions{Host: "3000-sbxa.test", HTTPHeader: h})

@@ -18,26 +18,26 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// bashTalk finds marks on both outputs: one ends the cell, others carry what display shows; all else is what the
+// bashProtocol finds marks on both outputs: one ends the cell, others carry what display shows; all else is what the
 // cell printed.
-type bashTalk struct {
+type bashProtocol struct {
 	mark     string
-	out, err half
+	out, err markScanner
 }
 
-// half is one output of the shell.
-type half struct {
-	rest []byte // not told yet: may begin the mark, or a character
-	done bool
-	code int
+// markScanner is one output of the shell.
+type markScanner struct {
+	pending []byte // not told yet: may begin the mark, or a character
+	done    bool
+	code    int
 }
 
-// bashReady is what the driver prints before it reads a cell.
-const bashReady = "\x01\x02"
+// bashReadyMark is what the driver prints before it reads a cell.
+const bashReadyMark = "\x01\x02"
 
 var validName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
-func (t *bashTalk) request(cell Cell) []byte {
+func (t *bashProtocol) request(cell Cell) []byte {
 	names := make([]string, 0, len(cell.Env))
 	for name := range cell.Env {
 		if validName.MatchString(name) {
@@ -54,12 +54,12 @@ func (t *bashTalk) request(cell Cell) []byte {
 	return []byte(t.mark + " " + encode([]byte(env.String())) + " " + encode([]byte(cell.Code+"\n")) + "\n")
 }
 
-func (t *bashTalk) take(e guestapi.Event, yield func(Event) error) (int, bool, error) {
+func (t *bashProtocol) handle(e guestapi.Event, yield func(Event) error) (int, bool, error) {
 	h, kind := &t.out, Stdout
 	if e.Stream == guestapi.StreamStderr {
 		h, kind = &t.err, Stderr
 	} else if e.Offset == 0 {
-		e.Data = bytes.TrimPrefix(e.Data, []byte(bashReady))
+		e.Data = bytes.TrimPrefix(e.Data, []byte(bashReadyMark))
 	}
 	err := h.feed(e.Data, t.mark, func(text string) error {
 		if text == "" {
@@ -67,7 +67,7 @@ func (t *bashTalk) take(e guestapi.Event, yield func(Event) error) (int, bool, e
 		}
 		return yield(Event{Kind: kind, Text: text})
 	}, func(shown []byte) error {
-		return yield(showing(shown))
+		return yield(displayEvent(shown))
 	})
 	if err != nil {
 		return 0, false, err
@@ -79,19 +79,19 @@ func (t *bashTalk) take(e guestapi.Event, yield func(Event) error) (int, bool, e
 }
 
 // feed adds what was printed and tells what can be told of it: valid UTF-8, and what is shown, without the marks.
-func (h *half) feed(data []byte, mark string, text func(string) error, shown func([]byte) error) error {
+func (h *markScanner) feed(data []byte, mark string, text func(string) error, shown func([]byte) error) error {
 	if h.done {
 		return nil // a background job of the cell that prints on
 	}
-	h.rest = append(h.rest, data...)
+	h.pending = append(h.pending, data...)
 	open := []byte("\x01" + mark)
 	for from := 0; ; {
-		i := bytes.Index(h.rest[from:], open)
+		i := bytes.Index(h.pending[from:], open)
 		if i < 0 {
 			break
 		}
 		i += from
-		after := h.rest[i+len(open):]
+		after := h.pending[i+len(open):]
 		if len(after) == 0 {
 			break
 		}
@@ -99,62 +99,62 @@ func (h *half) feed(data []byte, mark string, text func(string) error, shown fun
 		next := bytes.Index(inner, open)
 		switch {
 		case after[0] == '=' && next >= 0: // display was interrupted
-			if err := errors.Join(text(told(h.rest[:i])), shown(nil)); err != nil {
+			if err := errors.Join(text(validUTF8(h.pending[:i])), shown(nil)); err != nil {
 				return err
 			}
-			h.rest, from = append([]byte(nil), after[1+next:]...), 0
+			h.pending, from = append([]byte(nil), after[1+next:]...), 0
 		case after[0] == ':' && (whole || len(inner) >= 8):
 			code, err := strconv.Atoi(string(inner))
 			if err != nil {
 				code = 1
 			}
-			last := h.rest[:i]
-			h.done, h.code, h.rest = true, code, nil
-			return text(told(last))
+			last := h.pending[:i]
+			h.done, h.code, h.pending = true, code, nil
+			return text(validUTF8(last))
 		case after[0] == '=' && whole:
-			if err := errors.Join(text(told(h.rest[:i])), shown(inner)); err != nil {
+			if err := errors.Join(text(validUTF8(h.pending[:i])), shown(inner)); err != nil {
 				return err
 			}
-			h.rest, from = append([]byte(nil), behind...), 0
+			h.pending, from = append([]byte(nil), behind...), 0
 		case after[0] == '=' && len(inner) > maxLine:
 			return errors.New("what the cell shows is too large")
 		case after[0] == ':' || after[0] == '=':
-			return h.tell(i, text)
+			return h.emit(i, text)
 		default:
 			from = i + 1
 		}
 	}
-	cut := len(h.rest)
-	if i := bytes.LastIndexByte(h.rest, 1); i >= 0 && len(h.rest)-i <= len(open) && bytes.HasPrefix(open, h.rest[i:]) {
+	cut := len(h.pending)
+	if i := bytes.LastIndexByte(h.pending, 1); i >= 0 && len(h.pending)-i <= len(open) && bytes.HasPrefix(open, h.pending[i:]) {
 		cut = i
 	}
-	return h.tell(wholeRunes(h.rest[:cut]), text)
+	return h.emit(completeRunes(h.pending[:cut]), text)
 }
 
-// tell gives away the first bytes and keeps the others.
-func (h *half) tell(n int, text func(string) error) error {
-	out := told(h.rest[:n])
-	h.rest = append([]byte(nil), h.rest[n:]...)
+// emit gives away the first bytes and keeps the others.
+func (h *markScanner) emit(n int, text func(string) error) error {
+	out := validUTF8(h.pending[:n])
+	h.pending = append([]byte(nil), h.pending[n:]...)
 	return text(out)
 }
 
-func told(b []byte) string { return strings.ToValidUTF8(string(b), "\uFFFD") }
+func validUTF8(b []byte) string { return strings.ToValidUTF8(string(b), "\uFFFD") }
 
-// showing reads what display was given: a type of content, a colon, and the content in base64.
-func showing(b []byte) Event {
+// displayEvent reads what display was given: a type of content, a colon, and the content in base64.
+func displayEvent(b []byte) Event {
 	kind, encoded, whole := bytes.Cut(b, []byte{':'})
 	content, err := base64.StdEncoding.DecodeString(string(encoded))
 	if err != nil || !whole {
 		return Event{Kind: Stderr, Text: "display: what was shown did not come whole\n"}
 	}
-	media, _, err := mime.ParseMediaType(told(kind))
+	media, _, err := mime.ParseMediaType(validUTF8(kind))
 	if err != nil || !strings.Contains(media, "/") {
 		return Event{Kind: Stderr, Text: "display: name a type of content, such as image/png\n"}
 	}
 	data := map[string]any{}
 	switch {
 	case media == "text/csv":
-		data = frame(content)
+		data = tableData(content)
 	case strings.HasSuffix(media, "json"):
 		var v any
 		if err := json.Unmarshal(content, &v); err != nil {
@@ -162,7 +162,7 @@ func showing(b []byte) Event {
 		}
 		data[media] = v
 	case strings.HasPrefix(media, "text/") || strings.HasSuffix(media, "+xml"):
-		data[media] = told(content)
+		data[media] = validUTF8(content)
 	default:
 		data[media] = base64.StdEncoding.EncodeToString(content)
 	}
@@ -172,10 +172,10 @@ func showing(b []byte) Event {
 	return Event{Kind: Result, Data: data}
 }
 
-// frame makes a table of lines of values, the first of which names the columns. What cannot be read is text alone.
-func frame(content []byte) map[string]any {
-	out := map[string]any{"text/plain": told(content)}
-	r := csv.NewReader(strings.NewReader(told(content)))
+// tableData makes a table of lines of values, the first of which names the columns. What cannot be read is text alone.
+func tableData(content []byte) map[string]any {
+	out := map[string]any{"text/plain": validUTF8(content)}
+	r := csv.NewReader(strings.NewReader(validUTF8(content)))
 	rows, err := r.ReadAll()
 	if err != nil || len(rows) == 0 {
 		return out
@@ -194,7 +194,7 @@ func frame(content []byte) map[string]any {
 			name := rows[0][i]
 			list, _ := columns[name].([]any)
 			if n > 0 {
-				list = append(list, number(value))
+				list = append(list, parseNumber(value))
 			}
 			columns[name] = list
 		}
@@ -205,8 +205,8 @@ func frame(content []byte) map[string]any {
 	return out
 }
 
-// number gives a value as the number that it reads as, if JSON has that.
-func number(text string) any {
+// parseNumber gives a value as the number that it reads as, if JSON has that.
+func parseNumber(text string) any {
 	var n float64
 	if json.Unmarshal([]byte(text), &n) == nil {
 		return n
@@ -214,8 +214,8 @@ func number(text string) any {
 	return text
 }
 
-// wholeRunes gives how much of b does not end within a character.
-func wholeRunes(b []byte) int {
+// completeRunes gives how much of b does not end within a character.
+func completeRunes(b []byte) int {
 	for i := 1; i < utf8.UTFMax && i <= len(b); i++ {
 		c := b[len(b)-i]
 		if utf8.RuneStart(c) {
@@ -228,4 +228,6 @@ func wholeRunes(b []byte) int {
 	return len(b)
 }
 
-func (t *bashTalk) lastWords() string { return wordsOf(keepLast(t.err.rest, maxWords)) }
+func (t *bashProtocol) lastOutput() string {
+	return formatLastOutput(tail(t.err.pending, maxLastOutput))
+}

@@ -116,7 +116,7 @@ type Cell struct {
 	Code    string
 	Env     map[string]string // for this cell alone
 	Timeout time.Duration     // 0: none
-	Begun   func()            // called when the code is on its way, before anything is told of it; nil: nobody asks
+	OnStart func()            // called when the code is on its way, before anything is told of it; nil: nobody asks
 }
 
 // MaxCode bounds the code of one cell, in bytes.
@@ -128,13 +128,13 @@ var ErrEnded = errors.New("the context has ended")
 
 const tagPrefix = "repl-"
 
-// IsContext tells whether a process with this tag is a context. What it prints is the talk with its
+// IsContextTag tells whether a process with this tag is a context. What it prints is the talk with its
 // driver, not output of a user.
-func IsContext(tag string) bool { return strings.HasPrefix(tag, tagPrefix) }
+func IsContextTag(tag string) bool { return strings.HasPrefix(tag, tagPrefix) }
 
-func tagOf(l Language, id string) string { return tagPrefix + string(l) + "-" + id }
+func contextTag(l Language, id string) string { return tagPrefix + string(l) + "-" + id }
 
-func contextOf(p guestapi.ProcessInfo) (Context, bool) {
+func contextFromProcess(p guestapi.ProcessInfo) (Context, bool) {
 	rest, ok := strings.CutPrefix(p.Tag, tagPrefix)
 	if !ok || p.Exit != nil {
 		return Context{}, false
@@ -145,7 +145,7 @@ func contextOf(p guestapi.ProcessInfo) (Context, bool) {
 
 // The ids of contexts begin with a word for their language, so that a cell needs no look into the guest
 // for the context that it names. Python's default context has the plain name.
-var words = map[Language]string{Python: "py", JavaScript: "js", Bash: "sh"}
+var idPrefixes = map[Language]string{Python: "py", JavaScript: "js", Bash: "sh"}
 
 const defaultID = "default"
 
@@ -154,16 +154,16 @@ func DefaultID(l Language) string {
 	if l == Python {
 		return defaultID
 	}
-	return words[l] + defaultID
+	return idPrefixes[l] + defaultID
 }
 
-// Named is the context of an id, without asking the guest: its language and nothing else is known, and it may
+// ParseID is the context of an id, without asking the guest: its language and nothing else is known, and it may
 // not live. guestapi.ErrNotFound if no context has such an id.
-func Named(id string) (Context, error) {
+func ParseID(id string) (Context, error) {
 	if id == defaultID {
 		return Context{ID: id, Language: Python}, nil
 	}
-	for l, word := range words {
+	for l, word := range idPrefixes {
 		rest, ok := strings.CutPrefix(id, word)
 		if ok && rest != "" && len(rest) <= 32 && strings.Trim(rest, "0123456789abcdefghijklmnopqrstuvwxyz") == "" {
 			return Context{ID: id, Language: l}, nil
@@ -177,7 +177,7 @@ func Named(id string) (Context, error) {
 func Create(ctx context.Context, g guestapi.Guest, l Language, dir, user string) (Context, error) {
 	var raw [10]byte
 	rand.Read(raw[:]) // never fails, by its documentation
-	return start(ctx, g, l, words[l]+hex.EncodeToString(raw[:]), dir, user)
+	return start(ctx, g, l, idPrefixes[l]+hex.EncodeToString(raw[:]), dir, user)
 }
 
 // Default gives the context that a language has without anybody making one: the one that the template keeps, or one
@@ -207,7 +207,7 @@ func Restart(ctx context.Context, g guestapi.Guest, c Context) (Context, error) 
 func Spec(l Language, dir, user string) guestapi.ProcessSpec { return spec(l, DefaultID(l), dir, user) }
 
 func spec(l Language, id, dir, user string) guestapi.ProcessSpec {
-	return guestapi.ProcessSpec{Argv: l.argv(), Dir: dir, User: user, Tag: tagOf(l, id), Stdin: true}
+	return guestapi.ProcessSpec{Argv: l.argv(), Dir: dir, User: user, Tag: contextTag(l, id), Stdin: true}
 }
 
 func start(ctx context.Context, g guestapi.Guest, l Language, id, dir, user string) (Context, error) {
@@ -229,7 +229,7 @@ func List(ctx context.Context, g guestapi.Guest) ([]Context, error) {
 	}
 	var out []Context
 	for _, p := range procs {
-		if c, ok := contextOf(p); ok {
+		if c, ok := contextFromProcess(p); ok {
 			out = append(out, c)
 		}
 	}
@@ -252,7 +252,7 @@ func Find(ctx context.Context, g guestapi.Guest, id string) (Context, error) {
 
 // Close ends a context and all that its cells started, and answers when it has ended.
 func Close(ctx context.Context, g guestapi.Guest, c Context) error {
-	ref := guestapi.ProcessRef{Tag: tagOf(c.Language, c.ID)}
+	ref := guestapi.ProcessRef{Tag: contextTag(c.Language, c.ID)}
 	proc, err := g.Attach(ctx, ref, fromNow)
 	if err != nil {
 		return err
@@ -261,7 +261,7 @@ func Close(ctx context.Context, g guestapi.Guest, c Context) error {
 	if err := g.Signal(ctx, ref, int(syscall.SIGKILL), true); err != nil {
 		return err
 	}
-	wait, cancel := context.WithTimeoutCause(ctx, grace, errors.New("the context does not end"))
+	wait, cancel := context.WithTimeoutCause(ctx, interruptTimeout, errors.New("the context does not end"))
 	defer cancel()
 	for {
 		e, err := proc.Next(wait)
@@ -302,8 +302,8 @@ func (r *Runner) End(ctx context.Context, sandbox string, g guestapi.Guest, c Co
 	return nil
 }
 
-// lives fails for a context that was ended.
-func (r *Runner) lives(key string) error {
+// checkNotEnded fails for a context that was ended.
+func (r *Runner) checkNotEnded(key string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if slices.Contains(r.ended, key) {
@@ -317,8 +317,8 @@ type turn struct {
 	users int           // guarded by Runner.mu
 }
 
-// take waits for the caller's turn; the returned function ends it.
-func (r *Runner) take(ctx context.Context, key string) (func(), error) {
+// acquireTurn waits for the caller's turn; the returned function ends it.
+func (r *Runner) acquireTurn(ctx context.Context, key string) (func(), error) {
 	r.mu.Lock()
 	if r.turns == nil {
 		r.turns = map[string]*turn{}
@@ -353,8 +353,8 @@ var fromNow = guestapi.Offsets{Stdout: math.MaxInt64, Stderr: math.MaxInt64, PTY
 // grace is how long an interrupted cell has to end before its context is killed, and insist how long before it is
 // interrupted again: a signal that comes before its cell has begun finds nothing to end.
 const (
-	grace  = 10 * time.Second
-	insist = 2 * time.Second
+	interruptTimeout  = 10 * time.Second
+	interruptInterval = 2 * time.Second
 )
 
 // Run runs a cell in a context of the given sandbox and calls yield for what it does. When its time is
@@ -376,46 +376,46 @@ func (r *Runner) Run(
 			MaxCode,
 		)
 	}
-	done, err := r.take(ctx, key(sandbox, c))
+	done, err := r.acquireTurn(ctx, key(sandbox, c))
 	if err != nil {
 		return Outcome{}, err
 	}
 	defer done()
-	if err := r.lives(key(sandbox, c)); err != nil {
+	if err := r.checkNotEnded(key(sandbox, c)); err != nil {
 		return Outcome{}, err
 	}
-	proc, err := g.Attach(ctx, guestapi.ProcessRef{Tag: tagOf(c.Language, c.ID)}, fromNow)
+	proc, err := g.Attach(ctx, guestapi.ProcessRef{Tag: contextTag(c.Language, c.ID)}, fromNow)
 	if err != nil {
 		return Outcome{}, err
 	}
 	defer proc.Close()
 	began := time.Now()
-	talk := newTalk(c.Language)
+	talk := newProtocol(c.Language)
 	if _, err := proc.Write(talk.request(cell)); err != nil {
 		return Outcome{}, fmt.Errorf("%w: %w: %w", ErrEnded, guestapi.ErrNotFound, err)
 	}
-	if cell.Begun != nil {
-		cell.Begun()
+	if cell.OnStart != nil {
+		cell.OnStart()
 	}
 	out, err := follow(ctx, g, proc, talk, cell.Timeout, yield)
 	out.Took = time.Since(began)
 	return out, err
 }
 
-var errTime = errors.New("the time of the cell is over")
+var errCellTimeout = errors.New("the time of the cell is over")
 
 // follow reads until the cell has ended.
 func follow(
 	ctx context.Context,
 	g guestapi.Guest,
 	proc guestapi.Process,
-	talk talk,
+	talk protocol,
 	limit time.Duration,
 	yield func(Event) error,
 ) (Outcome, error) {
 	wait, stop := ctx, context.CancelFunc(func() {})
 	if limit > 0 {
-		wait, stop = context.WithTimeoutCause(ctx, limit, errTime)
+		wait, stop = context.WithTimeoutCause(ctx, limit, errCellTimeout)
 	}
 	defer stop()
 	heard := false // of the context's program
@@ -423,7 +423,7 @@ func follow(
 		e, err := proc.Next(wait)
 		if err == nil && e.Exit == nil {
 			heard = heard || e.Stream == guestapi.StreamStdout && len(e.Data) > 0
-			code, ended, perr := talk.take(e, yield)
+			code, ended, perr := talk.handle(e, yield)
 			if perr == nil && !ended {
 				continue
 			}
@@ -434,8 +434,8 @@ func follow(
 		}
 		switch {
 		case e.Exit != nil, errors.Is(err, io.EOF):
-			return Outcome{}, fmt.Errorf("%w%s", ErrEnded, talk.lastWords())
-		case wait.Err() != nil && context.Cause(wait) == errTime:
+			return Outcome{}, fmt.Errorf("%w%s", ErrEnded, talk.lastOutput())
+		case wait.Err() != nil && context.Cause(wait) == errCellTimeout:
 			code, err := interrupt(ctx, g, proc, talk, heard, yield)
 			return Outcome{Code: code, Interrupted: true}, err
 		default:
@@ -445,15 +445,15 @@ func follow(
 	}
 }
 
-// await follows an interrupted cell until it has ended, or it is time to insist: then neither ended nor err is set.
+// waitInterrupted follows an interrupted cell until it has ended, or it is time to insist: then neither ended nor err is set.
 // An error without an end says that its context is gone.
-func await(
+func waitInterrupted(
 	ctx context.Context,
 	proc guestapi.Process,
-	talk talk,
+	talk protocol,
 	yield func(Event) error,
 ) (code int, ended bool, err error) {
-	try, stop := context.WithTimeoutCause(ctx, insist, errTime)
+	try, stop := context.WithTimeoutCause(ctx, interruptInterval, errCellTimeout)
 	defer stop()
 	for {
 		e, err := proc.Next(try)
@@ -465,17 +465,17 @@ func await(
 		case err != nil:
 			return 0, false, err
 		}
-		if code, ended, err := talk.take(e, yield); ended || err != nil {
+		if code, ended, err := talk.handle(e, yield); ended || err != nil {
 			return code, true, err
 		}
 	}
 }
 
-// awake waits until a context's program has begun to talk, as it does once a signal does not end it any more. One that was
+// waitDriverReady waits until a context's program has begun to talk, as it does once a signal does not end it any more. One that was
 // started by an earlier release may have said nothing yet: then it is taken for awake after a while. So is one that cannot
 // be asked, since whatever is the matter with it the next who asks is told.
-func awake(ctx context.Context, g guestapi.Guest, pid uint32) {
-	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), grace, errTime)
+func waitDriverReady(ctx context.Context, g guestapi.Guest, pid uint32) {
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), interruptTimeout, errCellTimeout)
 	defer cancel()
 	proc, err := g.Attach(
 		ctx,
@@ -499,14 +499,14 @@ func interrupt(
 	ctx context.Context,
 	g guestapi.Guest,
 	proc guestapi.Process,
-	talk talk,
+	talk protocol,
 	heard bool,
 	yield func(Event) error,
 ) (int, error) {
 	if !heard {
-		awake(ctx, g, proc.PID())
+		waitDriverReady(ctx, g, proc.PID())
 	}
-	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), grace, errTime)
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), interruptTimeout, errCellTimeout)
 	defer cancel()
 	ref := guestapi.ProcessRef{PID: proc.PID()}
 	for first := true; ctx.Err() == nil; first = false {
@@ -516,7 +516,7 @@ func interrupt(
 			}
 			break
 		}
-		code, ended, err := await(ctx, proc, talk, yield)
+		code, ended, err := waitInterrupted(ctx, proc, talk, yield)
 		if ended {
 			return code, err
 		}
@@ -524,7 +524,7 @@ func interrupt(
 			break
 		}
 	}
-	last, stop := context.WithTimeoutCause(context.WithoutCancel(ctx), grace, errTime)
+	last, stop := context.WithTimeoutCause(context.WithoutCancel(ctx), interruptTimeout, errCellTimeout)
 	defer stop()
 	err := g.Signal(last, ref, int(syscall.SIGKILL), true)
 	if errors.Is(err, guestapi.ErrNotFound) {

@@ -30,21 +30,21 @@ func newGuest(t *testing.T, l repl.Language) guestapi.Guest {
 	return b
 }
 
-// limit is how long a cell of a test may take on a busy machine.
-const limit = time.Minute
+// testTimeout is how long a cell of a test may take on a busy machine.
+const testTimeout = time.Minute
 
-type ran struct {
+type cellResult struct {
 	repl.Outcome
 	out, err, main, trouble string
 	results                 []map[string]any
 }
 
-func run(t *testing.T, r *repl.Runner, g guestapi.Guest, c repl.Context, cell repl.Cell) ran {
+func run(t *testing.T, r *repl.Runner, g guestapi.Guest, c repl.Context, cell repl.Cell) cellResult {
 	t.Helper()
 	if cell.Timeout == 0 {
-		cell.Timeout = limit
+		cell.Timeout = testTimeout
 	}
-	var got ran
+	var got cellResult
 	out, err := r.Run(t.Context(), "sbx", g, c, cell, func(e repl.Event) error {
 		switch e.Kind {
 		case repl.Stdout:
@@ -74,32 +74,32 @@ func TestCells(t *testing.T) {
 		lang      repl.Language
 		code      []string // all but the last prepare
 		env       map[string]string
-		want      ran
+		want      cellResult
 		wantCode  int
 		wantInErr string
 	}{
-		{name: "python-state", lang: repl.Python, code: []string{"x = 41", "print('grüße 🐼')\nx + 1"}, want: ran{out: "grüße 🐼\n", main: "42"}},
-		{name: "python-expression", lang: repl.Python, code: []string{"'\"ü\\n'"}, want: ran{main: "'\"ü\\n'"}},
+		{name: "python-state", lang: repl.Python, code: []string{"x = 41", "print('grüße 🐼')\nx + 1"}, want: cellResult{out: "grüße 🐼\n", main: "42"}},
+		{name: "python-expression", lang: repl.Python, code: []string{"'\"ü\\n'"}, want: cellResult{main: "'\"ü\\n'"}},
 		{name: "python-exit-true", lang: repl.Python, code: []string{"raise SystemExit(True)"}, wantCode: 1},
 		{name: "python-semicolon", lang: repl.Python, code: []string{"1;"}},
-		{name: "python-error", lang: repl.Python, code: []string{"1/0"}, want: ran{trouble: "ZeroDivisionError: division by zero"}, wantCode: 1},
-		{name: "python-syntax", lang: repl.Python, code: []string{"x ="}, want: ran{trouble: "SyntaxError: invalid syntax (<cell 1>, line 1)"}, wantCode: 1},
+		{name: "python-error", lang: repl.Python, code: []string{"1/0"}, want: cellResult{trouble: "ZeroDivisionError: division by zero"}, wantCode: 1},
+		{name: "python-syntax", lang: repl.Python, code: []string{"x ="}, want: cellResult{trouble: "SyntaxError: invalid syntax (<cell 1>, line 1)"}, wantCode: 1},
 		{name: "python-exit", lang: repl.Python, code: []string{"import sys; sys.exit(3)"}, wantCode: 3},
-		{name: "python-after-exit", lang: repl.Python, code: []string{"x = 1; import sys; sys.exit(3)", "x"}, want: ran{main: "1"}},
-		{name: "python-child", lang: repl.Python, code: []string{"import os; _ = os.system('echo out; echo err >&2')"}, want: ran{out: "out\n", err: "err\n"}},
-		{name: "python-await", lang: repl.Python, code: []string{"import asyncio\nawait asyncio.sleep(0)\n7"}, want: ran{main: "7"}},
-		{name: "python-fork", lang: repl.Python, code: []string{"import os\nif os.fork() == 0: pass", "import time, os\n5"}, want: ran{main: "5"}},
-		{name: "python-stdin", lang: repl.Python, code: []string{"input()"}, want: ran{trouble: "EOFError: EOF when reading a line"}, wantCode: 1},
-		{name: "python-env", lang: repl.Python, code: []string{"import os; os.environ['A']"}, env: map[string]string{"A": "b c"}, want: ran{main: "'b c'"}},
-		{name: "javascript-state", lang: repl.JavaScript, code: []string{"const x = 41", "console.log('grüße 🐼'); x + 1"}, want: ran{out: "grüße 🐼\n", main: "42"}},
-		{name: "javascript-error", lang: repl.JavaScript, code: []string{"nope()"}, want: ran{trouble: "ReferenceError: nope is not defined"}, wantCode: 1},
-		{name: "javascript-await", lang: repl.JavaScript, code: []string{"const y = await Promise.resolve(5)", "y * 2"}, want: ran{main: "10"}},
-		{name: "javascript-require", lang: repl.JavaScript, code: []string{"require('path').join('a', 'b')"}, want: ran{main: "a/b"}},
-		{name: "bash-state", lang: repl.Bash, code: []string{"x=41; cd /", "echo $((x+1)) $PWD; echo grüße >&2"}, want: ran{out: "42 /\n", err: "grüße\n"}},
+		{name: "python-after-exit", lang: repl.Python, code: []string{"x = 1; import sys; sys.exit(3)", "x"}, want: cellResult{main: "1"}},
+		{name: "python-child", lang: repl.Python, code: []string{"import os; _ = os.system('echo out; echo err >&2')"}, want: cellResult{out: "out\n", err: "err\n"}},
+		{name: "python-await", lang: repl.Python, code: []string{"import asyncio\nawait asyncio.sleep(0)\n7"}, want: cellResult{main: "7"}},
+		{name: "python-fork", lang: repl.Python, code: []string{"import os\nif os.fork() == 0: pass", "import time, os\n5"}, want: cellResult{main: "5"}},
+		{name: "python-stdin", lang: repl.Python, code: []string{"input()"}, want: cellResult{trouble: "EOFError: EOF when reading a line"}, wantCode: 1},
+		{name: "python-env", lang: repl.Python, code: []string{"import os; os.environ['A']"}, env: map[string]string{"A": "b c"}, want: cellResult{main: "'b c'"}},
+		{name: "javascript-state", lang: repl.JavaScript, code: []string{"const x = 41", "console.log('grüße 🐼'); x + 1"}, want: cellResult{out: "grüße 🐼\n", main: "42"}},
+		{name: "javascript-error", lang: repl.JavaScript, code: []string{"nope()"}, want: cellResult{trouble: "ReferenceError: nope is not defined"}, wantCode: 1},
+		{name: "javascript-await", lang: repl.JavaScript, code: []string{"const y = await Promise.resolve(5)", "y * 2"}, want: cellResult{main: "10"}},
+		{name: "javascript-require", lang: repl.JavaScript, code: []string{"require('path').join('a', 'b')"}, want: cellResult{main: "a/b"}},
+		{name: "bash-state", lang: repl.Bash, code: []string{"x=41; cd /", "echo $((x+1)) $PWD; echo grüße >&2"}, want: cellResult{out: "42 /\n", err: "grüße\n"}},
 		{name: "bash-failing", lang: repl.Bash, code: []string{"(exit 4)"}, wantCode: 4},
-		{name: "bash-env", lang: repl.Bash, code: []string{"echo \"$A\""}, env: map[string]string{"A": "it's $x"}, want: ran{out: "it's $x\n"}},
+		{name: "bash-env", lang: repl.Bash, code: []string{"echo \"$A\""}, env: map[string]string{"A": "it's $x"}, want: cellResult{out: "it's $x\n"}},
 		{name: "bash-syntax", lang: repl.Bash, code: []string{"if"}, wantCode: 2, wantInErr: "syntax error"},
-		{name: "bash-multiline", lang: repl.Bash, code: []string{"f() {\n echo in f\n}\ncat <<E\nhere\nE\nf"}, want: ran{out: "here\nin f\n"}},
+		{name: "bash-multiline", lang: repl.Bash, code: []string{"f() {\n echo in f\n}\ncat <<E\nhere\nE\nf"}, want: cellResult{out: "here\nin f\n"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := newGuest(t, c.lang)
@@ -108,7 +108,7 @@ func TestCells(t *testing.T) {
 				t.Fatal(err)
 			}
 			var r repl.Runner
-			var got ran
+			var got cellResult
 			for i, code := range c.code {
 				cell := repl.Cell{Code: code}
 				if i == len(c.code)-1 {
@@ -205,17 +205,17 @@ func TestTimeoutKeepsContext(t *testing.T) {
 	}
 }
 
-// late is a guest to which what is written is on the way when it is taken: that a process has ended is told after.
-type late struct{ guestapi.Guest }
+// slowInputGuest is a guest to which what is written is on the way when it is taken: that a process has ended is told after.
+type slowInputGuest struct{ guestapi.Guest }
 
-func (g late) Attach(ctx context.Context, ref guestapi.ProcessRef, from guestapi.Offsets) (guestapi.Process, error) {
+func (g slowInputGuest) Attach(ctx context.Context, ref guestapi.ProcessRef, from guestapi.Offsets) (guestapi.Process, error) {
 	p, err := g.Guest.Attach(ctx, ref, from)
-	return sent{p}, err
+	return discardingProcess{p}, err
 }
 
-type sent struct{ guestapi.Process }
+type discardingProcess struct{ guestapi.Process }
 
-func (sent) Write(b []byte) (int, error) { return len(b), nil }
+func (discardingProcess) Write(b []byte) (int, error) { return len(b), nil }
 
 func TestContexts(t *testing.T) {
 	g := newGuest(t, repl.Python)
@@ -239,7 +239,7 @@ func TestContexts(t *testing.T) {
 	if err := r.End(t.Context(), "sbx", g, one); err != nil {
 		t.Fatal(err)
 	}
-	for what, g := range map[string]guestapi.Guest{"a context that was ended": g, "one whose end the channel tells late": late{g}} {
+	for what, g := range map[string]guestapi.Guest{"a context that was ended": g, "one whose end the channel tells late": slowInputGuest{g}} {
 		if _, err := r.Run(t.Context(), "sbx", g, one, repl.Cell{Code: "x"}, func(repl.Event) error { return nil }); !errors.Is(
 			err,
 			guestapi.ErrNotFound,
@@ -270,7 +270,7 @@ func TestCellsTakeTurns(t *testing.T) {
 				"sbx",
 				g,
 				box,
-				repl.Cell{Code: fmt.Sprintf("n += 1\n%d", i), Timeout: limit},
+				repl.Cell{Code: fmt.Sprintf("n += 1\n%d", i), Timeout: testTimeout},
 				func(e repl.Event) error {
 					if e.Main {
 						main = fmt.Sprint(e.Data["text/plain"])
@@ -292,13 +292,13 @@ func TestCellsTakeTurns(t *testing.T) {
 // The id of a context is enough to run a cell in it.
 func TestNamed(t *testing.T) {
 	for _, l := range repl.Languages() {
-		c, err := repl.Named(repl.DefaultID(l))
+		c, err := repl.ParseID(repl.DefaultID(l))
 		if err != nil || c.Language != l || "repl-"+string(l)+"-"+c.ID != repl.Spec(l, "", "").Tag {
 			t.Errorf("default context of %s: %+v, %v", l, c, err)
 		}
 	}
 	for _, id := range []string{"", "py", "de", "defaults", "py../x", "pyABC", "js" + strings.Repeat("0", 33), "py-1"} {
-		if c, err := repl.Named(id); !errors.Is(err, guestapi.ErrNotFound) {
+		if c, err := repl.ParseID(id); !errors.Is(err, guestapi.ErrNotFound) {
 			t.Errorf("%q: %+v, %v; want ErrNotFound", id, c, err)
 		}
 	}
@@ -307,7 +307,7 @@ func TestNamed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	named, err := repl.Named(box.ID)
+	named, err := repl.ParseID(box.ID)
 	if err != nil {
 		t.Fatal(err)
 	}

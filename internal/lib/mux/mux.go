@@ -135,12 +135,12 @@ func (m *mux) end(why error, fatal bool) {
 		m.err = why
 	}
 	for _, st := range old {
-		st.die(why)
+		st.kill(why)
 	}
 	m.notifyRoom()
 	m.mu.Unlock()
 	for _, st := range old {
-		st.tell(why)
+		st.notify(why)
 	}
 }
 
@@ -165,14 +165,14 @@ func (m *mux) receive(h header, payload []byte) error {
 		err = st.credited(payload)
 	case typeReset:
 		reset = parseReset(payload)
-		st.die(reset)
+		st.kill(reset)
 		delete(m.streams, st.id)
 	default:
 		err = fmt.Errorf("%w: frame of unknown type %d", ErrLost, h.kind)
 	}
 	m.mu.Unlock()
 	if reset != nil {
-		st.tell(reset)
+		st.notify(reset)
 	}
 	return err
 }

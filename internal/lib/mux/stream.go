@@ -41,15 +41,15 @@ func signal(c chan struct{}) {
 	}
 }
 
-// die marks the stream dead. The caller holds mu, and calls tell after it let go of it.
-func (st *Stream) die(why error) {
+// kill marks the stream dead. The caller holds mu, and calls tell after it let go of it.
+func (st *Stream) kill(why error) {
 	if st.dead == nil {
 		st.dead = why
 		close(st.done)
 	}
 }
 
-func (st *Stream) tell(why error) {
+func (st *Stream) notify(why error) {
 	st.m.mu.Lock()
 	f := st.onDead
 	st.onDead = nil
@@ -237,7 +237,7 @@ func (st *Stream) drop() {
 	st.dropped = true
 	st.onDead = nil
 	st.queue = nil
-	st.die(ErrClosed)
+	st.kill(ErrClosed)
 	if st.m.streams[st.id] == st {
 		delete(st.m.streams, st.id)
 	}

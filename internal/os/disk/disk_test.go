@@ -12,8 +12,8 @@ import (
 	"github.com/pandastack/pandastack/internal/os/disk"
 )
 
-// patches writes pieces of non-zero bytes into a sparse file.
-func patches(t *testing.T, path string, size int64, at ...int64) []byte {
+// writePatches writes pieces of non-zero bytes into a sparse file.
+func writePatches(t *testing.T, path string, size int64, at ...int64) []byte {
 	t.Helper()
 	want := make([]byte, size)
 	for i, off := range at {
@@ -72,7 +72,7 @@ func TestAllocateAndGrow(t *testing.T) {
 
 func TestPunchZero(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "d")
-	want := patches(t, path, 8<<20, 0, 3<<20)
+	want := writePatches(t, path, 8<<20, 0, 3<<20)
 	if err := os.WriteFile(path, want, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +97,7 @@ func TestRewrite(t *testing.T) {
 	for i := range int64(40) {
 		at = append(at, i*(512<<10))
 	}
-	want := patches(t, src, 64<<20, append(at, 60<<20)...)
+	want := writePatches(t, src, 64<<20, append(at, 60<<20)...)
 	if err := disk.Rewrite(t.Context(), src, dst); err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +120,7 @@ func TestRewrite(t *testing.T) {
 func TestRewriteCancelledLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
 	src, dst := filepath.Join(dir, "src"), filepath.Join(dir, "dst")
-	patches(t, src, 1<<20, 0)
+	writePatches(t, src, 1<<20, 0)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cause := errors.New("enough")
 	cancel(cause)
@@ -135,8 +135,8 @@ func TestRewriteCancelledLeavesNothing(t *testing.T) {
 func TestCloneRefusesOtherSize(t *testing.T) {
 	dir := t.TempDir()
 	src, dst := filepath.Join(dir, "src"), filepath.Join(dir, "dst")
-	patches(t, src, 1<<20, 0)
-	patches(t, dst, 2<<20)
+	writePatches(t, src, 1<<20, 0)
+	writePatches(t, dst, 2<<20)
 	f, err := os.OpenFile(dst, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)

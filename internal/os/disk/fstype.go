@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// names of file systems by the magic numbers of statfs(2).
-var names = map[int64]string{
+// fsNames of file systems by the magic numbers of statfs(2).
+var fsNames = map[int64]string{
 	unix.EXT4_SUPER_MAGIC:      "ext4",
 	unix.XFS_SUPER_MAGIC:       "xfs",
 	unix.BTRFS_SUPER_MAGIC:     "btrfs",
@@ -47,7 +47,7 @@ func fsType(f *os.File) string {
 }
 
 func typeName(st *unix.Statfs_t) string {
-	if n, ok := names[int64(st.Type)]; ok {
+	if n, ok := fsNames[int64(st.Type)]; ok {
 		return n
 	}
 	return fmt.Sprintf("file system %#x", st.Type)

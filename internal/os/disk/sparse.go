@@ -15,10 +15,10 @@ const (
 	// add an extent each.
 	punchUnit = 64 << 10
 	// pageUnit is a page of memory.
-	pageUnit = 4 << 10
+	pageBytes = 4 << 10
 	// joinGap is the largest hole that Rewrite fills with zeros so that its neighbours become one
 	// extent. A base image of 400 MiB grows by less than a tenth through it.
-	joinGap = 1 << 20
+	maxJoinedGap = 1 << 20
 	// copyUnit is how much is copied between two looks at the context.
 	copyUnit = 1 << 20
 )
@@ -32,7 +32,7 @@ func PunchZero(ctx context.Context, path string) (freed int64, err error) {
 // PunchPages is PunchZero to the last page of zeros. It is for the memory of a machine that many are made
 // of: what is a hole there takes no space on disk and is read from nowhere.
 func PunchPages(ctx context.Context, path string) (freed int64, err error) {
-	return punch(ctx, path, pageUnit)
+	return punch(ctx, path, pageBytes)
 }
 
 func punch(ctx context.Context, path string, unit int64) (freed int64, err error) {
@@ -162,7 +162,7 @@ func pieces(ctx context.Context, f *os.File) ([]piece, error) {
 	var list []piece
 	buf := make([]byte, punchUnit)
 	add := func(from, to int64) {
-		if n := len(list); n > 0 && from-list[n-1].to <= joinGap {
+		if n := len(list); n > 0 && from-list[n-1].to <= maxJoinedGap {
 			list[n-1].to = to
 			return
 		}

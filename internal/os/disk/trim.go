@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// trimLeast is the shortest free range that Trim gives back, in bytes. What sandboxes leave is scattered and
+// minTrimBytes is the shortest free range that Trim gives back, in bytes. What sandboxes leave is scattered and
 // is written again soon; what a template leaves is long.
-const trimLeast = 1 << 20
+const minTrimBytes = 1 << 20
 
 // Trim gives the space that is free in the XFS image of the data directory dir back to the file system that
 // the image lies on: what was removed a moment ago may come with the next call only. Without an image it does
@@ -32,7 +32,7 @@ func Trim(dir string) error {
 	if err := unix.Syncfs(int(f.Fd())); err != nil { // what was deleted is free only then
 		return fmt.Errorf("trim %s: %w", dir, err)
 	}
-	if err := trim(f, trimLeast); err != nil {
+	if err := trim(f, minTrimBytes); err != nil {
 		return fmt.Errorf("trim %s: %w", dir, err)
 	}
 	return nil

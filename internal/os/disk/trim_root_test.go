@@ -28,7 +28,7 @@ func TestTrim(t *testing.T) {
 	if err := disk.Trim(dir); err != nil {
 		t.Fatal(err)
 	}
-	full := takes(t, disk.ImagePath(dir))
+	full := allocatedBytes(t, disk.ImagePath(dir))
 	if err := os.Remove(gone); err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +36,7 @@ func TestTrim(t *testing.T) {
 	again := time.NewTicker(50 * time.Millisecond)
 	defer again.Stop()
 	limit := time.After(time.Minute)
-	for takes(t, disk.ImagePath(dir)) > full-60<<20 {
+	for allocatedBytes(t, disk.ImagePath(dir)) > full-60<<20 {
 		if err := disk.Trim(dir); err != nil {
 			t.Fatal(err)
 		}
@@ -45,7 +45,7 @@ func TestTrim(t *testing.T) {
 		case <-limit:
 			t.Fatalf(
 				"the image takes %d bytes, and took %d with %d more in it",
-				takes(t, disk.ImagePath(dir)),
+				allocatedBytes(t, disk.ImagePath(dir)),
 				full,
 				len(data),
 			)
@@ -59,8 +59,8 @@ func TestTrim(t *testing.T) {
 	}
 }
 
-// takes is what a file takes on disk, in bytes.
-func takes(t *testing.T, path string) int64 {
+// allocatedBytes is what a file takes on disk, in bytes.
+func allocatedBytes(t *testing.T, path string) int64 {
 	t.Helper()
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {

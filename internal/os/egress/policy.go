@@ -180,13 +180,13 @@ func (r *Rules) Address(a netip.Addr) Verdict {
 	return Verdict{Allowed: !r.denyOthers}
 }
 
-// Open tells whether everything is allowed.
-func (r *Rules) Open() bool {
+// AllowsAll tells whether everything is allowed.
+func (r *Rules) AllowsAll() bool {
 	return !r.denyOthers && len(r.denyNets) == 0 && r.denyNames.empty()
 }
 
-// Shut tells whether nothing is allowed.
-func (r *Rules) Shut() bool {
+// DeniesAll tells whether nothing is allowed.
+func (r *Rules) DeniesAll() bool {
 	return r.denyOthers && len(r.allowNets) == 0 && r.allowNames.empty()
 }
 

@@ -58,7 +58,7 @@ func TestPolicyIsDescribed(t *testing.T) {
 		{Policy{Deny: []string{"a.b"}}, flags{byName: true}},
 	} {
 		r := compile(t, c.policy)
-		if got := (flags{r.Open(), r.Shut(), r.ByName(), r.DeniesOthers()}); got != c.want {
+		if got := (flags{r.AllowsAll(), r.DeniesAll(), r.ByName(), r.DeniesOthers()}); got != c.want {
 			t.Errorf("%+v: %+v, want %+v", c.policy, got, c.want)
 		}
 	}

@@ -19,7 +19,7 @@ const (
 
 // ProxyConfig says how a proxy works.
 type ProxyConfig struct {
-	Guard *Guard
+	Guard *Enforcer
 	// Original tells where the guest wanted to connect, before the connection was turned to the proxy.
 	Original func(net.Conn) (netip.AddrPort, error)
 	// Dial connects to where the guest wanted, from the guest's place in the network.

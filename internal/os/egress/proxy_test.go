@@ -20,7 +20,7 @@ import (
 // proxied is a proxy on loopback. Whoever dials it wants to go to want; it goes to the server in truth.
 type proxied struct {
 	t     *testing.T
-	guard *Guard
+	guard *Enforcer
 	proxy *Proxy
 	at    string
 	dials atomic.Int32
@@ -28,7 +28,7 @@ type proxied struct {
 
 func newProxied(t *testing.T, policy Policy, want, server string) *proxied {
 	t.Helper()
-	p := &proxied{t: t, guard: NewGuard(GuardConfig{}, compile(t, policy))}
+	p := &proxied{t: t, guard: NewEnforcer(EnforcerConfig{}, compile(t, policy))}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

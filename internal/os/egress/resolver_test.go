@@ -183,7 +183,7 @@ func TestRestrictedAnswers(t *testing.T) {
 	})
 	var opened []netip.Addr
 	var decisions []Decision
-	g := NewGuard(GuardConfig{
+	g := NewEnforcer(EnforcerConfig{
 		Closed: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")},
 		Open: func(_ context.Context, a []netip.Addr, _ time.Duration) error {
 			opened = append(opened, a...)
@@ -308,7 +308,7 @@ func FuzzAnswer(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	g := NewGuard(GuardConfig{}, rules)
+	g := NewEnforcer(EnforcerConfig{}, rules)
 	asking := 0
 	r := &Resolver{Upstreams: func() ([]netip.AddrPort, error) { asking++; return nil, nil }}
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -15,11 +15,11 @@ import (
 // BenchmarkStart starts a program as another user within limits, with and without a jail by turns, until it
 // runs. The difference of the medians is what a jail adds to a create.
 func BenchmarkStart(b *testing.B) {
-	block := newCellblock(b, "pntcost")
+	block := newFixture(b, "pntcost")
 	g := block.group("cost", jail.Limits{PIDs: 256, OpenFiles: 1024})
 	plain := shell("exit 0")
-	plain.UID, plain.GID = prisonerUID, prisonerUID
-	inside := jailed(shell("exit 0"), g, vmm.Cell{})
+	plain.UID, plain.GID = jailedUID, jailedUID
+	inside := jailed(shell("exit 0"), g, vmm.JailSpec{})
 	measure := func(c proc.Command, enter bool) time.Duration {
 		begin := time.Now()
 		p, err := proc.Start(c)

@@ -20,8 +20,8 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// tries are what a prisoner does. nil means that it was possible.
-var tries = map[string]func(args []string) error{
+// escapeAttempts are what a prisoner does. nil means that it was possible.
+var escapeAttempts = map[string]func(args []string) error{
 	"nothing": func([]string) error { return nil },
 	"wait": func([]string) error {
 		fmt.Println("ready")
@@ -312,8 +312,8 @@ type attempt struct {
 	alone string
 }
 
-// outside is what there is to reach from a jail.
-type outside struct {
+// hostTargets is what there is to reach from a jail.
+type hostTargets struct {
 	secret, work, device, setuid string
 	victim                       int
 	fd                           int
@@ -321,7 +321,7 @@ type outside struct {
 	key                          int
 }
 
-func attempts(o outside) []attempt {
+func escapes(o hostTargets) []attempt {
 	pid := strconv.Itoa(o.victim)
 	return []attempt{
 		{name: "file-of-host", try: "read", args: []string{o.secret}},
@@ -387,14 +387,14 @@ func self() string {
 	return path
 }
 
-// reach makes what there is to reach.
-func reach(t *testing.T) outside {
+// newHostTargets makes what there is to reach.
+func newHostTargets(t *testing.T) hostTargets {
 	t.Helper()
 	dir := t.TempDir()
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	o := outside{
+	o := hostTargets{
 		secret: filepath.Join(
 			dir,
 			"secret",
@@ -453,10 +453,10 @@ func inheritable(t *testing.T) int {
 // TestEscapes tries every way out, each from a jail, where it must fail, and from outside, where it must not:
 // else the attempt proves nothing.
 func TestEscapes(t *testing.T) {
-	block := newCellblock(t, "pntescape")
-	o := reach(t)
+	block := newFixture(t, "pntescape")
+	o := newHostTargets(t)
 	limits := jail.Limits{MemoryMax: 512 << 20, PIDs: 64, OpenFiles: 256}
-	for _, a := range attempts(o) {
+	for _, a := range escapes(o) {
 		t.Run(a.name, func(t *testing.T) {
 			if _, err := unix.FcntlInt(uintptr(o.fd), unix.F_SETFD, 0); err != nil { // a jail that was made closed it
 				t.Fatal(err)
@@ -476,7 +476,7 @@ func TestEscapes(t *testing.T) {
 			}
 			b := *block
 			b.t = t
-			cell := vmm.Cell{Binds: []vmm.Bind{{Path: o.work, At: "/room", Write: true}}}
+			cell := vmm.JailSpec{Binds: []vmm.Bind{{Path: o.work, Target: "/room", Write: true}}}
 			exit, said := run(t, jailed(command(t, a.try, args...), b.group("escape", limits), cell))
 			t.Logf("%v: %s", exit, said)
 			if !exit.Known || exit.Signal != 0 || exit.Code != 1 {

@@ -6,9 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// renounce takes from the calling thread, and so from what it starts, what no monitor needs: new rights
+// dropPrivileges takes from the calling thread, and so from what it starts, what no monitor needs: new rights
 // through programs, capabilities, and system calls that only serve to attack the kernel.
-func renounce() error {
+func dropPrivileges() error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("no new privileges: %w", err)
 	}
@@ -81,8 +81,8 @@ func filter(denied []int, arch uint32) []unix.SockFilter {
 	return append(p, unix.SockFilter{Code: ret, K: allow})
 }
 
-// common are the denied calls that every architecture has.
-var common = []int{
+// deniedEverywhere are the denied calls that every architecture has.
+var deniedEverywhere = []int{
 	unix.SYS_ACCT, unix.SYS_ADD_KEY, unix.SYS_ADJTIMEX, unix.SYS_BPF, unix.SYS_CHROOT, unix.SYS_CLOCK_ADJTIME,
 	unix.SYS_CLOCK_SETTIME, unix.SYS_DELETE_MODULE, unix.SYS_FANOTIFY_INIT, unix.SYS_FINIT_MODULE, unix.SYS_FSCONFIG,
 	unix.SYS_FSMOUNT, unix.SYS_FSOPEN, unix.SYS_FSPICK, unix.SYS_INIT_MODULE, unix.SYS_IO_URING_ENTER,

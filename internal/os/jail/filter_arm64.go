@@ -5,4 +5,4 @@ import "golang.org/x/sys/unix"
 const nativeArch = unix.AUDIT_ARCH_AARCH64
 
 // denied are the system calls that a jailed process cannot make.
-var denied = common
+var denied = deniedEverywhere

@@ -15,18 +15,18 @@ import (
 	"syscall"
 )
 
-// ErrNoGroup says that there is no such group to adopt.
-var ErrNoGroup = errors.New("no such control group")
+// ErrNoCgroup says that there is no such group to adopt.
+var ErrNoCgroup = errors.New("no such control group")
 
 // Config says how a jail is to be.
 type Config struct {
-	Layout   Layout // from Probe
-	Prefix   string // name of the group that holds all of ours; "": "panda"
-	FirstUID int    // first user and group id; 0: one that follows from Prefix, above 1900000000
-	UIDs     int    // how many; 0: 16384
-	// Trees is the directory that keeps copies of the programs that run in jails, on a file system that
+	Hierarchy Hierarchy // from Probe
+	Prefix    string    // name of the group that holds all of ours; "": "panda"
+	FirstUID  int       // first user and group id; 0: one that follows from Prefix, above 1900000000
+	UIDs      int       // how many; 0: 16384
+	// ProgramsDir is the directory that keeps copies of the programs that run in jails, on a file system that
 	// programs can run from; "": no process can be started in a jail.
-	Trees string
+	ProgramsDir string
 }
 
 const (
@@ -53,21 +53,21 @@ func firstUID(prefix string, uids int) int {
 	return lowestUID + int(h.Sum64()%uint64(ranges))*uids
 }
 
-// ErrUsersInUse says that another process on this host has claimed the same users.
-var ErrUsersInUse = errors.New("another process has jails with the same users")
+// ErrUIDsInUse says that another process on this host has claimed the same users.
+var ErrUIDsInUse = errors.New("another process has jails with the same users")
 
-// Jail makes groups.
-type Jail struct {
-	cfg    Config
-	prison *prison
-	claim  net.Listener // of Claim; nil: none
+// Manager makes groups.
+type Manager struct {
+	cfg      Config
+	programs *programNamespace
+	claim    net.Listener // of Claim; nil: none
 
 	mu     sync.Mutex
-	groups map[string]*Group // +checklocks:mu
+	groups map[string]*Cgroup // +checklocks:mu
 }
 
 // New checks the configuration. It does not touch the host.
-func New(c Config) (*Jail, error) {
+func New(c Config) (*Manager, error) {
 	if c.Prefix == "" {
 		c.Prefix = "panda"
 	}
@@ -78,22 +78,22 @@ func New(c Config) (*Jail, error) {
 		c.FirstUID = firstUID(c.Prefix, c.UIDs)
 	}
 	switch {
-	case c.Layout.Version != 1 && c.Layout.Version != 2:
+	case c.Hierarchy.Version != 1 && c.Hierarchy.Version != 2:
 		return nil, fmt.Errorf("jail: %w", ErrNoControl)
 	case !nameForm.MatchString(c.Prefix):
 		return nil, fmt.Errorf("jail: prefix %q is not made of a-z, 0-9 and -", c.Prefix)
 	case c.FirstUID < 1 || c.UIDs < 1 || c.FirstUID+c.UIDs > 1<<31-1:
 		return nil, fmt.Errorf("jail: user ids from %d, %d of them, are not possible", c.FirstUID, c.UIDs)
 	}
-	return &Jail{cfg: c, prison: &prison{trees: c.Trees, held: map[string]*tree{}}, groups: map[string]*Group{}}, nil
+	return &Manager{cfg: c, programs: &programNamespace{dir: c.ProgramsDir, roots: map[string]*programRoot{}}, groups: map[string]*Cgroup{}}, nil
 }
 
-// Layout tells which control groups are used.
-func (j *Jail) Layout() Layout { return j.cfg.Layout }
+// Hierarchy tells which control groups are used.
+func (j *Manager) Hierarchy() Hierarchy { return j.cfg.Hierarchy }
 
-// Claim keeps the users of this jail from others that call it, as long as this process lives or until Close:
+// ClaimUIDs keeps the users of this jail from others that call it, as long as this process lives or until Close:
 // ErrUsersInUse. The claim is a socket name, so it holds among the processes of one network namespace.
-func (j *Jail) Claim() error {
+func (j *Manager) ClaimUIDs() error {
 	l, err := net.Listen("unix", fmt.Sprintf("@jail-users-%d", j.cfg.FirstUID))
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
@@ -102,7 +102,7 @@ func (j *Jail) Claim() error {
 			j.cfg.Prefix,
 			j.cfg.FirstUID,
 			j.cfg.FirstUID+j.cfg.UIDs-1,
-			ErrUsersInUse,
+			ErrUIDsInUse,
 		)
 	case err != nil:
 		return fmt.Errorf("claim users: %w", err)
@@ -112,16 +112,16 @@ func (j *Jail) Claim() error {
 }
 
 // User is the user and group id of an index, from 0: nobody else's.
-func (j *Jail) User(index int) (uid, gid int, err error) {
+func (j *Manager) User(index int) (uid, gid int, err error) {
 	if index < 0 || index >= j.cfg.UIDs {
 		return 0, 0, fmt.Errorf("jail: no user id for index %d of %d", index, j.cfg.UIDs)
 	}
 	return j.cfg.FirstUID + index, j.cfg.FirstUID + index, nil
 }
 
-// Group makes the group called name with limits. A group of that name that nobody has in this process is a
+// Create makes the group called name with limits. A group of that name that nobody has in this process is a
 // remainder, and is destroyed first. After an error nothing of the group is left.
-func (j *Jail) Group(ctx context.Context, name string, limits Limits) (g *Group, err error) {
+func (j *Manager) Create(ctx context.Context, name string, limits Limits) (g *Cgroup, err error) {
 	if !nameForm.MatchString(name) {
 		return nil, fmt.Errorf("control group name %q is not made of a-z, 0-9 and -", name)
 	}
@@ -134,10 +134,10 @@ func (j *Jail) Group(ctx context.Context, name string, limits Limits) (g *Group,
 			g = nil
 		}
 	}()
-	if err := g.empty(ctx); err != nil {
+	if err := g.killAndRemove(ctx); err != nil {
 		return g, err
 	}
-	for _, root := range j.cfg.Layout.roots() {
+	for _, root := range j.cfg.Hierarchy.roots() {
 		parent := filepath.Join(root, j.cfg.Prefix)
 		if err := j.makeParent(root, parent); err != nil {
 			return g, err
@@ -149,43 +149,43 @@ func (j *Jail) Group(ctx context.Context, name string, limits Limits) (g *Group,
 	return g, g.limit()
 }
 
-func (j *Jail) reserve(name string, limits Limits) (*Group, error) {
+func (j *Manager) reserve(name string, limits Limits) (*Cgroup, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.groups[name] != nil {
 		return nil, fmt.Errorf("control group %s is there already", name)
 	}
-	g := &Group{jail: j, name: name, limits: limits}
+	g := &Cgroup{manager: j, name: name, limits: limits}
 	j.groups[name] = g
 	return g, nil
 }
 
-func (j *Jail) makeParent(root, dir string) error {
+func (j *Manager) makeParent(root, dir string) error {
 	if err := os.Mkdir(dir, 0o755); errors.Is(err, fs.ErrExist) {
 		return nil
 	} else if err != nil {
 		return err
 	}
-	if j.cfg.Layout.Version == 2 {
+	if j.cfg.Hierarchy.Version == 2 {
 		if err := delegate(dir); err != nil {
 			return err
 		}
 	}
-	if root != j.cfg.Layout.CPU {
+	if root != j.cfg.Hierarchy.CPU {
 		return nil
 	}
-	weight, _, _ := settings(j.cfg.Layout.Version, Limits{CPUWeight: parentWeight})
+	weight, _, _ := settings(j.cfg.Hierarchy.Version, Limits{CPUWeight: parentWeight})
 	return writeAll(dir, weight)
 }
 
 // Adopt takes over a group that an earlier process made. ErrNoGroup: it is not there.
-func (j *Jail) Adopt(_ context.Context, name string, limits Limits) (*Group, error) {
+func (j *Manager) Adopt(_ context.Context, name string, limits Limits) (*Cgroup, error) {
 	if !nameForm.MatchString(name) {
-		return nil, fmt.Errorf("adopt control group %q: %w", name, ErrNoGroup)
+		return nil, fmt.Errorf("adopt control group %q: %w", name, ErrNoCgroup)
 	}
-	for _, root := range j.cfg.Layout.roots() {
+	for _, root := range j.cfg.Hierarchy.roots() {
 		if _, err := os.Stat(filepath.Join(root, j.cfg.Prefix, name)); err != nil {
-			return nil, fmt.Errorf("adopt control group %s: %w", name, ErrNoGroup)
+			return nil, fmt.Errorf("adopt control group %s: %w", name, ErrNoCgroup)
 		}
 	}
 	return j.reserve(name, limits)
@@ -193,8 +193,8 @@ func (j *Jail) Adopt(_ context.Context, name string, limits Limits) (*Group, err
 
 // Sweep destroys the groups that are neither made nor adopted by this process, with all that runs in them,
 // and says how many there were.
-func (j *Jail) Sweep(ctx context.Context) (int, error) {
-	found, err := j.found()
+func (j *Manager) Sweep(ctx context.Context) (int, error) {
+	found, err := j.leftovers()
 	if err != nil {
 		return 0, err
 	}
@@ -210,9 +210,9 @@ func (j *Jail) Sweep(ctx context.Context) (int, error) {
 	return n, err
 }
 
-func (j *Jail) found() ([]string, error) {
+func (j *Manager) leftovers() ([]string, error) {
 	var names []string
-	for _, root := range j.cfg.Layout.roots() {
+	for _, root := range j.cfg.Hierarchy.roots() {
 		list, err := os.ReadDir(filepath.Join(root, j.cfg.Prefix))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
@@ -232,8 +232,8 @@ func (j *Jail) found() ([]string, error) {
 
 // Close removes the group that held all of ours, once it is empty; while groups are left it stays, and so do
 // the processes in it.
-func (j *Jail) Close() error {
-	all := j.prison.close()
+func (j *Manager) Close() error {
+	all := j.programs.close()
 	if j.claim != nil {
 		all = errors.Join(all, j.claim.Close())
 		j.claim = nil
@@ -243,7 +243,7 @@ func (j *Jail) Close() error {
 	if len(j.groups) > 0 {
 		return all
 	}
-	for _, root := range j.cfg.Layout.roots() {
+	for _, root := range j.cfg.Hierarchy.roots() {
 		all = errors.Join(all, removeDir(filepath.Join(root, j.cfg.Prefix)))
 	}
 	return all

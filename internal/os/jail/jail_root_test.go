@@ -13,42 +13,42 @@ import (
 	"time"
 )
 
-const patience = 60 * time.Second
+const testTimeout = 60 * time.Second
 
-func limited(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+func testContext(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	t.Cleanup(cancel)
 	return ctx
 }
 
-func open(t *testing.T, prefix string) *Jail {
+func newManager(t *testing.T, prefix string) *Manager {
 	t.Helper()
 	layout, err := Probe()
 	if err != nil {
 		t.Skipf("probe cgroup: %v", err)
 	}
 	t.Log(layout)
-	j, err := New(Config{Layout: layout, Prefix: prefix})
+	j, err := New(Config{Hierarchy: layout, Prefix: prefix})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return j
 }
 
-func gone(t *testing.T, j *Jail) {
+func wantNoCgroups(t *testing.T, j *Manager) {
 	t.Helper()
 	if err := j.Close(); err != nil {
 		t.Error(err)
 	}
-	for _, r := range j.cfg.Layout.roots() {
+	for _, r := range j.cfg.Hierarchy.roots() {
 		if _, err := os.Stat(filepath.Join(r, j.cfg.Prefix)); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s/%s is left: %v", r, j.cfg.Prefix, err)
 		}
 	}
 }
 
-// start runs a shell script that begins only once it is told to, so that all it does is in the group.
-func start(t *testing.T, g *Group, script string) *exec.Cmd {
+// startShell runs a shell script that begins only once it is told to, so that all it does is in the group.
+func startShell(t *testing.T, g *Cgroup, script string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("/bin/sh", "-c", "read go; "+script)
 	in, err := cmd.StdinPipe()
@@ -69,16 +69,16 @@ func start(t *testing.T, g *Group, script string) *exec.Cmd {
 }
 
 func TestDestroyKillsAll(t *testing.T) {
-	j := open(t, "pntkill")
-	defer gone(t, j)
-	ctx := limited(t)
-	g, err := j.Group(ctx, "m1", Limits{CPUWeight: 50, MemoryMax: 256 << 20, PIDs: 32})
+	j := newManager(t, "pntkill")
+	defer wantNoCgroups(t, j)
+	ctx := testContext(t)
+	g, err := j.Create(ctx, "m1", Limits{CPUWeight: 50, MemoryMax: 256 << 20, PIDs: 32})
 	if err != nil {
 		t.Fatal(err)
 	}
 	// The shell itself never ends: its children may be killed before it.
-	cmd := start(t, g, "sleep 1000 & sleep 1000 & setsid sleep 1000 & while :; do sleep 1000; done")
-	if _, err := j.Group(ctx, "m1", Limits{}); err == nil {
+	cmd := startShell(t, g, "sleep 1000 & sleep 1000 & setsid sleep 1000 & while :; do sleep 1000; done")
+	if _, err := j.Create(ctx, "m1", Limits{}); err == nil {
 		t.Error("the same name was made twice")
 	}
 	if s, err := g.Stats(); err != nil || s.PIDs < 1 {
@@ -95,26 +95,26 @@ func TestDestroyKillsAll(t *testing.T) {
 }
 
 func TestLimitsHold(t *testing.T) {
-	j := open(t, "pntlimit")
-	defer gone(t, j)
-	ctx := limited(t)
-	g, err := j.Group(ctx, "m1", Limits{MemoryMax: 32 << 20, PIDs: 8, OpenFiles: 100})
+	j := newManager(t, "pntlimit")
+	defer wantNoCgroups(t, j)
+	ctx := testContext(t)
+	g, err := j.Create(ctx, "m1", Limits{MemoryMax: 32 << 20, PIDs: 8, OpenFiles: 100})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer g.Destroy(ctx)
-	if err := start(t, g, `test "$(ulimit -n)" = 100 && test "$(ulimit -c)" = 0`).Wait(); err != nil {
+	if err := startShell(t, g, `test "$(ulimit -n)" = 100 && test "$(ulimit -c)" = 0`).Wait(); err != nil {
 		t.Errorf("resource limits do not hold: %v", err)
 	}
-	if err := start(t, g, "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 100 & done; wait").Wait(); err == nil {
+	if err := startShell(t, g, "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 100 & done; wait").Wait(); err == nil {
 		t.Error("12 processes were started where 8 may be")
 	}
-	big, err := j.Group(ctx, "m2", Limits{MemoryMax: 32 << 20})
+	big, err := j.Create(ctx, "m2", Limits{MemoryMax: 32 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer big.Destroy(ctx)
-	if err := start(t, big, "head -c 200000000 /dev/zero | tail -n 1 | wc -c").Wait(); err != nil {
+	if err := startShell(t, big, "head -c 200000000 /dev/zero | tail -n 1 | wc -c").Wait(); err != nil {
 		t.Log(err) // the kernel chooses which process dies, the shell may live on
 	}
 	if s, err := big.Stats(); err != nil || s.OOMKills == 0 {
@@ -123,21 +123,21 @@ func TestLimitsHold(t *testing.T) {
 }
 
 func TestSweepAndAdopt(t *testing.T) {
-	before := open(t, "pntsweep")
-	ctx := limited(t)
-	kept, err := before.Group(ctx, "kept", Limits{})
+	before := newManager(t, "pntsweep")
+	ctx := testContext(t)
+	kept, err := before.Create(ctx, "kept", Limits{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	lost, err := before.Group(ctx, "lost", Limits{})
+	lost, err := before.Create(ctx, "lost", Limits{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	in, out := start(t, kept, "sleep 1000"), start(t, lost, "sleep 1000")
+	in, out := startShell(t, kept, "sleep 1000"), startShell(t, lost, "sleep 1000")
 
-	j := open(t, "pntsweep") // as after a restart
-	defer gone(t, j)
-	if _, err := j.Adopt(ctx, "nobody", Limits{}); !errors.Is(err, ErrNoGroup) {
+	j := newManager(t, "pntsweep") // as after a restart
+	defer wantNoCgroups(t, j)
+	if _, err := j.Adopt(ctx, "nobody", Limits{}); !errors.Is(err, ErrNoCgroup) {
 		t.Errorf("adopted what is not there: %v", err)
 	}
 	g, err := j.Adopt(ctx, "kept", Limits{})
@@ -158,9 +158,9 @@ func TestSweepAndAdopt(t *testing.T) {
 	}
 }
 
-// TestKillVersionTwo holds the killing of version 2 against a real hierarchy even where its controllers are
+// TestKillVersion2 holds the killing of version 2 against a real hierarchy even where its controllers are
 // taken by version 1.
-func TestKillVersionTwo(t *testing.T) {
+func TestKillVersion2(t *testing.T) {
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
 		t.Skipf("probe cgroup: %v", err)
@@ -170,22 +170,22 @@ func TestKillVersionTwo(t *testing.T) {
 	if err != nil || unified == "" {
 		t.Skip("probe cgroup2: version 2 is not mounted")
 	}
-	ctx := limited(t)
+	ctx := testContext(t)
 	j, err := New(
 		Config{
-			Layout: Layout{Version: 2, CPU: unified, Memory: unified, PIDs: unified, Account: unified},
-			Prefix: "pntv2",
+			Hierarchy: Hierarchy{Version: 2, CPU: unified, Memory: unified, PIDs: unified, Account: unified},
+			Prefix:    "pntv2",
 		},
 	)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer gone(t, j)
-	g := &Group{jail: j, name: "m1"}
+	defer wantNoCgroups(t, j)
+	g := &Cgroup{manager: j, name: "m1"}
 	if err := os.MkdirAll(g.dir(unified), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	cmd := start(t, g, "sleep 1000 & sleep 1000 & while :; do sleep 1000; done")
+	cmd := startShell(t, g, "sleep 1000 & sleep 1000 & while :; do sleep 1000; done")
 	if err := g.Destroy(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -194,17 +194,17 @@ func TestKillVersionTwo(t *testing.T) {
 	}
 }
 
-func TestMakingOverARemainder(t *testing.T) {
-	before := open(t, "pntagain")
-	ctx := limited(t)
-	g, err := before.Group(ctx, "m1", Limits{})
+func TestCreateReplacesLeftover(t *testing.T) {
+	before := newManager(t, "pntagain")
+	ctx := testContext(t)
+	g, err := before.Create(ctx, "m1", Limits{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := start(t, g, "sleep 1000")
-	j := open(t, "pntagain")
-	defer gone(t, j)
-	again, err := j.Group(ctx, "m1", Limits{})
+	cmd := startShell(t, g, "sleep 1000")
+	j := newManager(t, "pntagain")
+	defer wantNoCgroups(t, j)
+	again, err := j.Create(ctx, "m1", Limits{})
 	if err != nil {
 		t.Fatal(err)
 	}

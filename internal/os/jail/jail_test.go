@@ -59,8 +59,8 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// TestVersionTwoFiles runs the file work of version 2 on plain files, which every host has.
-func TestVersionTwoFiles(t *testing.T) {
+// TestVersion2Files runs the file work of version 2 on plain files, which every host has.
+func TestVersion2Files(t *testing.T) {
 	root := t.TempDir()
 	put := func(dir string, files map[string]string) {
 		t.Helper()
@@ -77,18 +77,18 @@ func TestVersionTwoFiles(t *testing.T) {
 			"cgroup.subtree_control": "cpu memory\n",
 		},
 	)
-	if err := canDelegate(root); err != nil {
+	if err := checkDelegation(root); err != nil {
 		t.Fatal(err)
 	}
 	if b, err := os.ReadFile(filepath.Join(root, "cgroup.subtree_control")); err != nil ||
 		!strings.Contains(string(b), "+pids") {
 		t.Errorf("subtree_control: %q, %v", b, err)
 	}
-	j, err := New(Config{Layout: Layout{Version: 2, CPU: root, Memory: root, PIDs: root, Account: root}})
+	j, err := New(Config{Hierarchy: Hierarchy{Version: 2, CPU: root, Memory: root, PIDs: root, Account: root}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &Group{jail: j, name: "m1", limits: Limits{CPUWeight: 7, MemoryMax: 4096, PIDs: 3}}
+	g := &Cgroup{manager: j, name: "m1", limits: Limits{CPUWeight: 7, MemoryMax: 4096, PIDs: 3}}
 	if err := os.MkdirAll(g.dir(root), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -107,19 +107,19 @@ func TestVersionTwoFiles(t *testing.T) {
 	}
 }
 
-func TestCannotDelegate(t *testing.T) {
+func TestCheckDelegation(t *testing.T) {
 	root := t.TempDir()
 	if err := os.WriteFile(filepath.Join(root, "cgroup.controllers"), []byte("hugetlb\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := canDelegate(root); err == nil || !strings.Contains(err.Error(), "no controller cpu") {
+	if err := checkDelegation(root); err == nil || !strings.Contains(err.Error(), "no controller cpu") {
 		t.Errorf("got %v", err)
 	}
 }
 
 func TestNewRefuses(t *testing.T) {
-	v1 := Layout{Version: 1, CPU: "/c", Memory: "/m", PIDs: "/p", Account: "/a"}
-	for _, c := range []Config{{}, {Layout: v1, Prefix: "../x"}, {Layout: v1, FirstUID: -1}, {Layout: v1, FirstUID: 1 << 31}} {
+	v1 := Hierarchy{Version: 1, CPU: "/c", Memory: "/m", PIDs: "/p", Account: "/a"}
+	for _, c := range []Config{{}, {Hierarchy: v1, Prefix: "../x"}, {Hierarchy: v1, FirstUID: -1}, {Hierarchy: v1, FirstUID: 1 << 31}} {
 		if _, err := New(c); err == nil {
 			t.Errorf("%+v was taken", c)
 		}
@@ -131,7 +131,7 @@ func TestNewRefuses(t *testing.T) {
 
 // Nodes that differ in their prefix share no users, and where two prefixes lead to the same ones the second is
 // refused.
-func TestUsersOfTwoNodes(t *testing.T) {
+func TestUIDsOfTwoNodes(t *testing.T) {
 	seen := map[int]string{}
 	for i := range 200 {
 		prefix := fmt.Sprintf("node%d", i)
@@ -144,31 +144,31 @@ func TestUsersOfTwoNodes(t *testing.T) {
 	if len(seen) < 190 { // of 15,000 ranges
 		t.Errorf("200 prefixes have %d ranges", len(seen))
 	}
-	j := make([]*Jail, 3)
+	j := make([]*Manager, 3)
 	for i, c := range []Config{{Prefix: "one", FirstUID: 77000}, {Prefix: "two", FirstUID: 77000}, {Prefix: "three"}} {
-		c.Layout = Layout{Version: 2, CPU: t.TempDir(), Memory: t.TempDir(), PIDs: t.TempDir()}
+		c.Hierarchy = Hierarchy{Version: 2, CPU: t.TempDir(), Memory: t.TempDir(), PIDs: t.TempDir()}
 		var err error
 		if j[i], err = New(c); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := errors.Join(j[0].Claim(), j[2].Claim()); err != nil {
+	if err := errors.Join(j[0].ClaimUIDs(), j[2].ClaimUIDs()); err != nil {
 		t.Fatal(err)
 	}
-	if err := j[1].Claim(); !errors.Is(err, ErrUsersInUse) ||
+	if err := j[1].ClaimUIDs(); !errors.Is(err, ErrUIDsInUse) ||
 		!strings.Contains(err.Error(), "prefix two, users 77000 to") {
 		t.Errorf("the same users twice: got %v", err)
 	}
 	if err := j[0].Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(j[1].Claim(), j[1].Close(), j[2].Close()); err != nil {
+	if err := errors.Join(j[1].ClaimUIDs(), j[1].Close(), j[2].Close()); err != nil {
 		t.Errorf("after the first closed: %v", err)
 	}
 }
 
-func TestUsers(t *testing.T) {
-	j, err := New(Config{Layout: Layout{Version: 1}, FirstUID: 5000, UIDs: 2})
+func TestUIDs(t *testing.T) {
+	j, err := New(Config{Hierarchy: Hierarchy{Version: 1}, FirstUID: 5000, UIDs: 2})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -31,11 +31,11 @@ func setLimits(pid int, limits []rlimit) error {
 	if !ok {
 		return err
 	}
-	return scratch(func() error { return as(int(st.Uid), int(st.Gid), func() error { return prlimit(pid, limits) }) })
+	return onNewThread(func() error { return asUser(int(st.Uid), int(st.Gid), func() error { return prlimit(pid, limits) }) })
 }
 
-// as runs do with the credentials of another user, which this thread keeps.
-func as(uid, gid int, do func() error) error {
+// asUser runs do with the credentials of another user, which this thread keeps.
+func asUser(uid, gid int, do func() error) error {
 	for _, set := range []struct {
 		call uintptr
 		id   int

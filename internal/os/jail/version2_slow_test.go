@@ -18,12 +18,12 @@ import (
 	"github.com/pandastack/pandastack/test/vmlab"
 )
 
-// onVersionTwo are the tests of this package that depend on the version of control groups.
-const onVersionTwo = "^(TestForkBomb|TestMemoryHog|TestBornInItsGroup|TestDestroyKillsAll|TestLimitsHold|TestSweepAndAdopt|TestKillVersionTwo)$"
+// version2Tests are the tests of this package that depend on the version of control groups.
+const version2Tests = "^(TestForkBomb|TestMemoryHog|TestBornInItsGroup|TestDestroyKillsAll|TestLimitsHold|TestSweepAndAdopt|TestKillVersionTwo)$"
 
-// TestVersionTwo runs tests of this package as root on a machine that has control groups of version 2 alone, with
+// TestVersion2 runs tests of this package as root on a machine that has control groups of version 2 alone, with
 // the controllers of memory and processes: a guest.
-func TestVersionTwo(t *testing.T) {
+func TestVersion2(t *testing.T) {
 	l := vmlab.Open(t)
 	program := filepath.Join(t.TempDir(), "jail.test")
 	build := exec.Command("go", "test", "-c", "-vet=off", "-tags", "root", "-ldflags", "-s -w", "-o", program, ".")
@@ -57,7 +57,7 @@ func TestVersionTwo(t *testing.T) {
 	m.Put(t, "/root/jail.test", data)
 	r := m.Run(
 		t,
-		"cat /sys/fs/cgroup/cgroup.controllers; chmod +x /root/jail.test; cd /root && ./jail.test -test.v -test.timeout 5m -test.run '"+onVersionTwo+"'",
+		"cat /sys/fs/cgroup/cgroup.controllers; chmod +x /root/jail.test; cd /root && ./jail.test -test.v -test.timeout 5m -test.run '"+version2Tests+"'",
 	)
 	t.Log(r.Stdout, r.Stderr)
 	controllers, _, _ := strings.Cut(r.Stdout, "\n")
@@ -66,7 +66,7 @@ func TestVersionTwo(t *testing.T) {
 			t.Errorf("the guest's controllers are %q, without %s", controllers, want)
 		}
 	}
-	if r.Exit.Code != 0 || strings.Count(r.Stdout, "--- PASS: Test") != strings.Count(onVersionTwo, "Test") ||
+	if r.Exit.Code != 0 || strings.Count(r.Stdout, "--- PASS: Test") != strings.Count(version2Tests, "Test") ||
 		strings.Contains(r.Stdout, "--- SKIP") {
 		t.Errorf("the tests ended with %+v", r.Exit)
 	}

@@ -18,14 +18,14 @@ func BenchmarkSlot(b *testing.B) {
 		for b.Loop() {
 			s, err := p.build(ctx, 0)
 			w.must(err)
-			w.must(p.demolish(s))
+			w.must(p.destroyNamespace(s))
 		}
 	})
 	b.Run("take and give", func(b *testing.B) {
 		p := w.pool(nil)
 		defer w.closePool(p)
 		for b.Loop() {
-			w.must(p.Give(ctx, w.take(p)))
+			w.must(p.Release(ctx, w.take(p)))
 		}
 	})
 	b.Run("set policy", func(b *testing.B) {
@@ -35,6 +35,6 @@ func BenchmarkSlot(b *testing.B) {
 		for b.Loop() {
 			w.must(s.SetPolicy(ctx, egress.Policy{Allow: []string{"a.com", "1.2.3.4"}, DenyOthers: true}))
 		}
-		w.must(p.Give(ctx, s))
+		w.must(p.Release(ctx, s))
 	})
 }

@@ -39,9 +39,9 @@ func (p *Pool) build(ctx context.Context, index int) (s *Slot, err error) {
 		}
 		back.Push("remove namespace", func(context.Context) error { return removeNamespace(name) })
 		defer ns.Close()
-		back.Push("close slot", func(context.Context) error { return errors.Join(s.shut(), s.closeKernel()) })
+		back.Push("close slot", func(context.Context) error { return errors.Join(s.denyAll(), s.closeKernel()) })
 		back.Push("remove link", func(context.Context) error { return p.removeLink(name) })
-		if err := p.furnish(ctx, s, hostIP, guestIP); err != nil {
+		if err := p.provision(ctx, s, hostIP, guestIP); err != nil {
 			return err
 		}
 		if err := enter(p.host); err != nil {
@@ -90,8 +90,8 @@ func waitUp(ctx context.Context, name string) error {
 	}
 }
 
-// furnish fills the namespace of the calling thread.
-func (p *Pool) furnish(ctx context.Context, s *Slot, hostIP, guestIP netip.Addr) error {
+// provision fills the namespace of the calling thread.
+func (p *Pool) provision(ctx context.Context, s *Slot, hostIP, guestIP netip.Addr) error {
 	if err := namespaceSettings(); err != nil {
 		return err
 	}
@@ -128,7 +128,7 @@ func namespaceSettings() error {
 		}
 	}
 	for _, which := range []string{"all", "default"} {
-		if err := sysctlIfThere("net/ipv6/conf/"+which+"/disable_ipv6", "1"); err != nil {
+		if err := sysctlIfExists("net/ipv6/conf/"+which+"/disable_ipv6", "1"); err != nil {
 			return err
 		}
 	}
@@ -212,7 +212,7 @@ func hostEnd(name string, hostIP netip.Addr) error {
 			return err
 		}
 	}
-	if err := sysctlIfThere(filepath.Join("net/ipv6", conf, "disable_ipv6"), "1"); err != nil {
+	if err := sysctlIfExists(filepath.Join("net/ipv6", conf, "disable_ipv6"), "1"); err != nil {
 		return err
 	}
 	if err := h.AddrAdd(link, addr(netip.PrefixFrom(hostIP, slotBits))); err != nil {
@@ -246,16 +246,16 @@ func (p *Pool) removeLink(name string) error {
 	})
 }
 
-// demolish removes all of a slot, whatever is there of it.
-func (p *Pool) demolish(s *Slot) error {
+// destroyNamespace removes all of a slot, whatever is there of it.
+func (p *Pool) destroyNamespace(s *Slot) error {
 	name := p.linkName(s.Index)
-	return errors.Join(s.shut(), s.closeKernel(), p.forgetHostFlows(name), p.removeLink(name), removeNamespace(name))
+	return errors.Join(s.denyAll(), s.closeKernel(), p.forgetHostFlows(name), p.removeLink(name), removeNamespace(name))
 }
 
 // renew makes a slot that was used fit for another owner: its tap is opened anew, its connections
 // forgotten, its rules those of the beginning. A *BusyError: the former monitor still holds the tap.
 func (p *Pool) renew(ctx context.Context, s *Slot) error {
-	if err := s.shut(); err != nil {
+	if err := s.denyAll(); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -284,7 +284,7 @@ func (p *Pool) renew(ctx context.Context, s *Slot) error {
 		err = p.forgetHostFlows(p.linkName(s.Index))
 	}
 	if err != nil {
-		return fmt.Errorf("renew slot %d: %w", s.Index, errors.Join(err, s.shut()))
+		return fmt.Errorf("renew slot %d: %w", s.Index, errors.Join(err, s.denyAll()))
 	}
 	return nil
 }

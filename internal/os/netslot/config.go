@@ -126,7 +126,7 @@ func chooseRange(wanted netip.Prefix, inUse []netip.Prefix, left []netip.Addr) (
 		if len(left) > 0 && c.Contains(left[0]) {
 			return c, nil
 		}
-		if by = hindrance(c, inUse); !by.IsValid() && (len(left) == 0 || wanted.IsValid()) {
+		if by = unusableReason(c, inUse); !by.IsValid() && (len(left) == 0 || wanted.IsValid()) {
 			return c, nil
 		}
 	}
@@ -136,7 +136,7 @@ func chooseRange(wanted netip.Prefix, inUse []netip.Prefix, left []netip.Addr) (
 	return netip.Prefix{}, &RangeError{Wanted: wanted, By: by}
 }
 
-func hindrance(c netip.Prefix, inUse []netip.Prefix) netip.Prefix {
+func unusableReason(c netip.Prefix, inUse []netip.Prefix) netip.Prefix {
 	for _, p := range inUse {
 		if p.Bits() >= c.Bits() && c.Overlaps(p) {
 			return p

@@ -97,8 +97,8 @@ func sysctl(name, value string) error {
 	return nil
 }
 
-// sysctlIfThere is sysctl for settings that some kernels do not have.
-func sysctlIfThere(name, value string) error {
+// sysctlIfExists is sysctl for settings that some kernels do not have.
+func sysctlIfExists(name, value string) error {
 	if err := sysctl(name, value); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

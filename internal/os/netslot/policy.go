@@ -48,7 +48,7 @@ func (s *Slot) SetPolicy(ctx context.Context, policy egress.Policy) error {
 	if s.given {
 		return fmt.Errorf("set policy of slot %d: %w", s.Index, ErrGiven)
 	}
-	if s.guard == nil && len(policy.Allow) == 0 && rules.Open() {
+	if s.guard == nil && len(policy.Allow) == 0 && rules.AllowsAll() {
 		return nil // a slot without a policy is open: its connections are left alone
 	}
 	if err := s.apply(ctx, rules); err != nil {
@@ -60,12 +60,12 @@ func (s *Slot) SetPolicy(ctx context.Context, policy egress.Policy) error {
 // apply puts rules in force. The caller holds mu.
 func (s *Slot) apply(ctx context.Context, rules *egress.Rules) error {
 	if s.guard == nil {
-		s.guard, s.rules = s.newGuard(openRules()), openRules()
+		s.guard, s.rules = s.newEnforcer(openRules()), openRules()
 	}
 	before := s.rules
 	// What both the old and the new rules deny is never open meanwhile: names first, then the kernel.
 	s.guard.SetRules(rules)
-	s.names.SetNames(s.deciding(rules))
+	s.names.SetNames(s.decisionLogger(rules))
 	var err error
 	if rules.ByName() && s.proxy == nil {
 		err = s.inside(func() error { return s.startProxy(ctx) })
@@ -83,7 +83,7 @@ func (s *Slot) apply(ctx context.Context, rules *egress.Rules) error {
 	}
 	if err != nil {
 		s.guard.SetRules(before)
-		s.names.SetNames(s.deciding(before))
+		s.names.SetNames(s.decisionLogger(before))
 		return err
 	}
 	s.rules = rules
@@ -97,16 +97,16 @@ func (s *Slot) apply(ctx context.Context, rules *egress.Rules) error {
 	return err
 }
 
-// deciding is who decides on names; nobody while all are allowed.
-func (s *Slot) deciding(rules *egress.Rules) egress.Names {
-	if rules.Open() {
+// decisionLogger is who decides on names; nobody while all are allowed.
+func (s *Slot) decisionLogger(rules *egress.Rules) egress.Names {
+	if rules.AllowsAll() {
 		return nil
 	}
 	return s.guard
 }
 
-func (s *Slot) newGuard(rules *egress.Rules) *egress.Guard {
-	cfg := egress.GuardConfig{
+func (s *Slot) newEnforcer(rules *egress.Rules) *egress.Enforcer {
+	cfg := egress.EnforcerConfig{
 		Closed: s.pool.closed,
 		Open: func(_ context.Context, addrs []netip.Addr, stay time.Duration) error {
 			return s.rulesFrom(
@@ -117,7 +117,7 @@ func (s *Slot) newGuard(rules *egress.Rules) *egress.Guard {
 	if s.pool.cfg.Decided != nil {
 		cfg.Decided = func(d egress.Decision) { s.pool.cfg.Decided(s.pool.ownerOf(s.Index), s.Index, d) }
 	}
-	return egress.NewGuard(cfg, rules)
+	return egress.NewEnforcer(cfg, rules)
 }
 
 func (p *Pool) ownerOf(index int) string {
@@ -190,7 +190,7 @@ func (s *Slot) resume(ctx context.Context) error {
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.guard, s.rules = s.newGuard(shut), shut
+		s.guard, s.rules = s.newEnforcer(shut), shut
 		s.names.SetNames(s.guard)
 		return nil
 	})

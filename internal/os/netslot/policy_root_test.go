@@ -373,9 +373,9 @@ func TestAdoptedOpenSlotIsLeftAlone(t *testing.T) {
 func TestRefusedPacketsAreTold(t *testing.T) {
 	w := newPoliced(t)
 	w.set(egress.Policy{DenyOthers: true})
-	seen := w.pool.tellRefused(t.Context(), nil)
+	seen := w.pool.reportDrops(t.Context(), nil)
 	w.getsNot("https", other+":443", "far.test")
-	seen = w.pool.tellRefused(t.Context(), seen)
+	seen = w.pool.reportDrops(t.Context(), seen)
 	counted := func() (times int, packets uint64) { // where each was to go is told later, by another
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -390,7 +390,7 @@ func TestRefusedPacketsAreTold(t *testing.T) {
 	if told == 0 || seen[w.slot] != told {
 		t.Errorf("%d refused packets were told, the counter says %d", told, seen[w.slot])
 	}
-	w.pool.tellRefused(t.Context(), seen)
+	w.pool.reportDrops(t.Context(), seen)
 	if after, _ := counted(); after != before {
 		t.Errorf("told again, %d times", after-before)
 	}

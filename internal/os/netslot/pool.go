@@ -76,9 +76,9 @@ func New(c Config) (*Pool, error) {
 // Range is where the slots' addresses lie; valid after Open.
 func (p *Pool) Range() netip.Prefix { return p.cfg.Range }
 
-// Take gives a slot to owner, a word for logs. A prepared one is given at once; without one it is prepared
+// Acquire gives a slot to owner, a word for logs. A prepared one is given at once; without one it is prepared
 // in the call. ErrFull: all are taken.
-func (p *Pool) Take(ctx context.Context, owner string) (*Slot, error) {
+func (p *Pool) Acquire(ctx context.Context, owner string) (*Slot, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, context.Cause(ctx)
 	}
@@ -174,10 +174,10 @@ func (p *Pool) Adopt(ctx context.Context, owner string, index int) (*Slot, error
 	return s, nil
 }
 
-// Give takes a slot back. The monitor process must have ended: otherwise the answer is a *BusyError, and
+// Release takes a slot back. The monitor process must have ended: otherwise the answer is a *BusyError, and
 // the pool renews the slot by itself once the tap is free; the caller owns it no longer in any case. A slot
 // that was given back already is no error.
-func (p *Pool) Give(ctx context.Context, s *Slot) error {
+func (p *Pool) Release(ctx context.Context, s *Slot) error {
 	if s == nil {
 		return nil
 	}
@@ -208,7 +208,7 @@ func (p *Pool) putBack(ctx context.Context, s *Slot) error {
 	switch {
 	case err == nil:
 		// Whoever had the slot keeps a pointer to it; the next owner gets another one.
-		p.settle(s.Index, s.fresh(), ready, "")
+		p.settle(s.Index, s.isClean(), ready, "")
 	case errors.As(err, &busy):
 		p.settle(s.Index, s, used, "")
 	default: // something of it was damaged: a new one will be built
@@ -219,7 +219,7 @@ func (p *Pool) putBack(ctx context.Context, s *Slot) error {
 
 // remove demolishes a slot in state building and frees its index. What could not be removed keeps the index.
 func (p *Pool) remove(s *Slot) error {
-	if err := p.demolish(s); err != nil {
+	if err := p.destroyNamespace(s); err != nil {
 		p.settle(s.Index, s, used, "")
 		return fmt.Errorf("remove slot %d: %w", s.Index, err)
 	}

@@ -51,7 +51,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 	w := newWorld(t)
 	p := w.pool(nil)
 	s := w.take(p)
-	w.must(p.Give(context.Background(), s))
+	w.must(p.Release(context.Background(), s))
 	w.closePool(p)
 	if left := w.leftovers(); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
@@ -196,8 +196,8 @@ func TestManyTakeGiveCyclesLeaveNothing(t *testing.T) {
 			held = append(held, w.take(p))
 		}
 		for _, s := range held {
-			w.must(p.Give(ctx, s))
-			w.must(p.Give(ctx, s))
+			w.must(p.Release(ctx, s))
+			w.must(p.Release(ctx, s))
 		}
 	}
 	cancel()
@@ -287,7 +287,7 @@ func TestAnotherPoolAdoptsAndSweeps(t *testing.T) {
 	}
 
 	var busy *BusyError
-	if err := p.Give(ctx, s); !errors.As(err, &busy) || busy.Index != s.Index {
+	if err := p.Release(ctx, s); !errors.As(err, &busy) || busy.Index != s.Index {
 		t.Errorf("given back while its tap is held: %v", err)
 	}
 	if err := s.SetEgress(ctx, false); !errors.Is(err, ErrGiven) {
@@ -492,7 +492,7 @@ func TestHandedTapIsOpenedByItsName(t *testing.T) {
 	p := w.pool(nil)
 	defer w.closePool(p)
 	s := w.take(p)
-	ns, err := s.Hand(1000)
+	ns, err := s.ShareTap(1000)
 	w.must(err)
 	defer ns.Close()
 	var tap *os.File
@@ -508,9 +508,9 @@ func TestHandedTapIsOpenedByItsName(t *testing.T) {
 		return err
 	}))
 	var busy *BusyError
-	if err := p.Give(context.Background(), s); !errors.As(err, &busy) {
+	if err := p.Release(context.Background(), s); !errors.As(err, &busy) {
 		t.Errorf("given back while it is open: got %v", err)
 	}
 	w.must(tap.Close())
-	w.must(p.Give(context.Background(), s))
+	w.must(p.Release(context.Background(), s))
 }

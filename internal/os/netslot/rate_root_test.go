@@ -54,7 +54,7 @@ func TestRatesOfLaterOwners(t *testing.T) {
 	first := w.pool(func(c *Config) { c.In, c.Out = 1<<20, 2<<20 })
 	s := w.take(first)
 	w.hasRates(s, 1<<20, 2<<20)
-	w.must(first.Give(context.Background(), s))
+	w.must(first.Release(context.Background(), s))
 	s = w.take(first)
 	w.hasRates(s, 1<<20, 2<<20)
 	w.must(s.Tap.Close()) // as if a monitor had it: the pool lets go of the slot without ending it
@@ -98,7 +98,7 @@ func TestRatesOfASlot(t *testing.T) {
 	}
 	w.must(s.SetRates(1<<20, 3<<20))
 	index := s.Index
-	w.must(p.Give(context.Background(), s))
+	w.must(p.Release(context.Background(), s))
 	if err := s.SetRates(1<<20, 0); !errors.Is(err, ErrGiven) {
 		t.Errorf("given back: got %v", err)
 	}
@@ -106,7 +106,7 @@ func TestRatesOfASlot(t *testing.T) {
 		t.Fatalf("slot %d came instead of %d, the only one that is ready", s.Index, index)
 	}
 	w.hasRates(s, 4<<20, 0)
-	w.must(p.Give(context.Background(), s))
+	w.must(p.Release(context.Background(), s))
 }
 
 // hasRates compares the bounds in the kernel; 0 is none.

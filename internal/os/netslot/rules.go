@@ -208,7 +208,7 @@ func policyRules(rules *egress.Rules, known learned) ([]nft.Set, []nft.Chain) {
 	refuse := nft.Jump(chainRefuse)
 	allow, deny := rules.Networks()
 	mode := modeRules
-	if rules.Open() && !rules.ByName() && len(allow) == 0 {
+	if rules.AllowsAll() && !rules.ByName() && len(allow) == 0 {
 		mode = modeOpen
 	}
 	sets := []nft.Set{
@@ -218,7 +218,7 @@ func policyRules(rules *egress.Rules, known learned) ([]nft.Set, []nft.Chain) {
 		{Name: setLearned, Timeout: max(known.stay, learnedStay), Addrs: known.addrs},
 	}
 	answers := nft.Chain{Name: chainAnswers, Rules: []nft.Rule{{nft.Accept()}}}
-	if rules.Shut() {
+	if rules.DeniesAll() {
 		answers.Rules = []nft.Rule{{nft.Drop()}}
 	}
 	out := []nft.Rule{

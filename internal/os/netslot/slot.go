@@ -33,8 +33,8 @@ type Slot struct {
 
 	mu    sync.Mutex        // guards what follows, and orders changes of the slot's rules
 	names *egress.DNSServer // the resolver; nil when it does not listen
-	told  *teller           // nil when nobody hears what is refused
-	guard *egress.Guard     // what the resolver and the proxy ask; nil before the first policy
+	told  *dropLog          // nil when nobody hears what is refused
+	guard *egress.Enforcer  // what the resolver and the proxy ask; nil before the first policy
 	rules *egress.Rules     // what the guard holds; nil with it
 	proxy *egress.Proxy     // nil while names decide nothing
 	given bool              // back to the pool: the place may be another owner's
@@ -58,8 +58,8 @@ func (s *Slot) inside(do func() error) error {
 	return within(ns, do)
 }
 
-// shut closes what this process holds of a slot: the tap and the resolver.
-func (s *Slot) shut() error {
+// denyAll closes what this process holds of a slot: the tap and the resolver.
+func (s *Slot) denyAll() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var err error
@@ -97,12 +97,12 @@ func (s *Slot) listen(ctx context.Context) error {
 	if s.pool.cfg.Decided == nil || s.told != nil {
 		return nil
 	}
-	s.told, err = s.pool.tell(s.Index)
+	s.told, err = s.pool.openDropLog(s.Index)
 	return err
 }
 
-// fresh is the same place as another value, so that a former owner's pointer is of no use any more.
-func (s *Slot) fresh() *Slot {
+// isClean is the same place as another value, so that a former owner's pointer is of no use any more.
+func (s *Slot) isClean() *Slot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := s.pool.newSlot(s.Index)

@@ -32,9 +32,9 @@ func openTap() (*os.File, error) {
 	return os.NewFile(uintptr(fd), tapName), nil
 }
 
-// Hand lets go of the tap, for a monitor of user uid that opens it itself by TapName, in the namespace that
+// ShareTap lets go of the tap, for a monitor of user uid that opens it itself by TapName, in the namespace that
 // Hand answers, open; the caller closes that. What was set of the tap stays.
-func (s *Slot) Hand(uid int) (*os.File, error) {
+func (s *Slot) ShareTap(uid int) (*os.File, error) {
 	s.mu.Lock()
 	tap := s.Tap
 	s.Tap = nil

@@ -54,7 +54,7 @@ func (p *Pool) setUplinks(rules func(uplinks, switched []string) error) error {
 	if err != nil {
 		return err
 	}
-	others, err := p.switchedByOthers()
+	others, err := p.externallyChanged()
 	if err != nil {
 		return err
 	}
@@ -74,9 +74,9 @@ func (p *Pool) setUplinks(rules func(uplinks, switched []string) error) error {
 	return nil
 }
 
-// switchedByOthers lists the links that pools of other prefixes on this host made forward. Whichever pool is
+// externallyChanged lists the links that pools of other prefixes on this host made forward. Whichever pool is
 // the last to close turns them off.
-func (p *Pool) switchedByOthers() ([]string, error) {
+func (p *Pool) externallyChanged() ([]string, error) {
 	tables, err := nft.Tables()
 	if err != nil {
 		return nil, err

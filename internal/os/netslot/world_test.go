@@ -283,7 +283,7 @@ func (w *world) closePool(p *Pool) {
 
 func (w *world) take(p *Pool) *Slot {
 	w.t.Helper()
-	s, err := p.Take(context.Background(), "test")
+	s, err := p.Acquire(context.Background(), "test")
 	w.must(err)
 	return s
 }
@@ -446,7 +446,7 @@ func (w *world) give(p *Pool, s *Slot, g *guest) {
 	if g != nil {
 		g.stop()
 	}
-	w.must(p.Give(context.Background(), s))
+	w.must(p.Release(context.Background(), s))
 }
 
 // forwards tells whether the host's uplink forwards.

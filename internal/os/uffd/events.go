@@ -32,7 +32,7 @@ func (r *Reader) Read(events []Event) ([]Event, error) {
 		case errors.Is(err, unix.EAGAIN):
 			return events, nil
 		case err != nil:
-			return events, fmt.Errorf("read page faults: %w", told(err))
+			return events, fmt.Errorf("read page faults: %w", kernelError(err))
 		case n == 0:
 			return events, io.EOF
 		}

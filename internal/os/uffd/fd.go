@@ -75,7 +75,7 @@ func (f *FD) Register(start, length uint64) error {
 // Unregister lets faults of a range go their usual way again, and wakes who waits there.
 func (f *FD) Unregister(start, length uint64) error {
 	if err := unregister(f.fd, start, length); err != nil {
-		return fmt.Errorf("unregister %d bytes at %x: %w", length, start, told(err))
+		return fmt.Errorf("unregister %d bytes at %x: %w", length, start, kernelError(err))
 	}
 	return nil
 }
@@ -84,7 +84,7 @@ func (f *FD) Unregister(start, length uint64) error {
 // len(src) when something stopped it there, and with none put, what that was. Of src only the length of a
 // multiple of the page size is legal.
 func (f *FD) Copy(to uint64, src []byte) (int64, error) {
-	n, err := fill(f.fd, to, src)
+	n, err := copyPages(f.fd, to, src)
 	return progress(n, err)
 }
 
@@ -97,14 +97,14 @@ func (f *FD) Zero(start, length uint64) (int64, error) {
 
 // Continue maps pages that are in the page cache of shared memory already, with the results of Copy.
 func (f *FD) Continue(start, length uint64) (int64, error) {
-	n, err := carryOn(f.fd, start, length)
+	n, err := continueRange(f.fd, start, length)
 	return progress(n, err)
 }
 
 // Wake wakes who waits for a page of a range.
 func (f *FD) Wake(start, length uint64) error {
 	if err := wake(f.fd, start, length); err != nil {
-		return fmt.Errorf("wake at %x: %w", start, told(err))
+		return fmt.Errorf("wake at %x: %w", start, kernelError(err))
 	}
 	return nil
 }
@@ -113,11 +113,11 @@ func progress(n int64, err error) (int64, error) {
 	if n > 0 {
 		return n, nil // what stopped it shows in the next call, if it lasts
 	}
-	return 0, told(err)
+	return 0, kernelError(err)
 }
 
-// told turns the kernel's errors into this package's.
-func told(err error) error {
+// kernelError turns the kernel's errors into this package's.
+func kernelError(err error) error {
 	switch {
 	case errors.Is(err, unix.EAGAIN):
 		return ErrAgain

@@ -71,8 +71,8 @@ func wake(fd int, start, length uint64) error {
 	return ioctl(fd, ioctlWake, unsafe.Pointer(&arg))
 }
 
-// fill is UFFDIO_COPY. The kernel reads src before the call returns and keeps no reference to it.
-func fill(fd int, to uint64, src []byte) (int64, error) {
+// copyPages is UFFDIO_COPY. The kernel reads src before the call returns and keeps no reference to it.
+func copyPages(fd int, to uint64, src []byte) (int64, error) {
 	if len(src) == 0 {
 		return 0, unix.EINVAL
 	}
@@ -94,7 +94,7 @@ func zero(fd int, start, length uint64) (int64, error) {
 	return arg.done, err
 }
 
-func carryOn(fd int, start, length uint64) (int64, error) {
+func continueRange(fd int, start, length uint64) (int64, error) {
 	arg := struct {
 		start, length, mode uint64
 		done                int64

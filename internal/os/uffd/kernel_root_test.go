@@ -24,18 +24,18 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// served is a process with memory and what a pager has of it.
-type served struct {
+// testProcess is a process with memory and what a pager has of it.
+type testProcess struct {
 	t      *testing.T
 	p      *uffdtest.Process
 	fd     *uffd.FD
 	region uffd.Region
 	events *uffd.Reader
-	bell   *uffd.Bell
+	bell   *uffd.Waker
 	peer   *uffd.Peer
 }
 
-func serveProcess(t *testing.T, size int64, page int) *served {
+func startProcess(t *testing.T, size int64, page int) *testProcess {
 	t.Helper()
 	probetest.Need(t, probe.Config{}, probe.Root, probe.Userfaultfd)
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unix"})
@@ -43,7 +43,7 @@ func serveProcess(t *testing.T, size int64, page int) *served {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	s := &served{t: t}
+	s := &testProcess{t: t}
 	if s.p, err = uffdtest.Start(t.Context(), uffdtest.Options{Socket: l.Addr().String(), Bytes: size, PageSize: page}); err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +64,7 @@ func serveProcess(t *testing.T, size int64, page int) *served {
 		t.Fatalf("regions %+v", regions)
 	}
 	s.fd, s.region, s.events = fd, regions[0], fd.Events()
-	if s.bell, err = uffd.NewBell(); err != nil {
+	if s.bell, err = uffd.NewWaker(); err != nil {
 		t.Fatal(err)
 	}
 	if s.peer, err = uffd.PeerOf(conn); err != nil {
@@ -75,11 +75,11 @@ func serveProcess(t *testing.T, size int64, page int) *served {
 }
 
 // next waits for events.
-func (s *served) next() []uffd.Event {
+func (s *testProcess) next() []uffd.Event {
 	s.t.Helper()
 	for {
 		w, err := s.fd.Wait(s.bell, s.peer, -1)
-		if err != nil || w.Left {
+		if err != nil || w.PeerClosed {
 			s.t.Fatalf("woken %+v, %v", w, err)
 		}
 		events, err := s.events.Read(nil)
@@ -92,14 +92,14 @@ func (s *served) next() []uffd.Event {
 	}
 }
 
-// while runs what blocks until it is served, and answers what it ended with.
-func while(do func() error) <-chan error {
+// inBackground runs what blocks until it is served, and answers what it ended with.
+func inBackground(do func() error) <-chan error {
 	done := make(chan error, 1)
 	go func() { done <- do() }()
 	return done
 }
 
-func finished(t *testing.T, done <-chan error) {
+func wantDone(t *testing.T, done <-chan error) {
 	t.Helper()
 	select {
 	case err := <-done:
@@ -112,10 +112,10 @@ func finished(t *testing.T, done <-chan error) {
 }
 
 func TestFaultsOfAnotherProcess(t *testing.T) {
-	s := serveProcess(t, 64<<10, uffd.Page)
+	s := startProcess(t, 64<<10, uffd.Page)
 	page := bytes.Repeat([]byte("panda..."), uffd.Page/8)
 	var got string
-	done := while(func() (err error) { got, err = s.p.Sum(uffd.Page, uffd.Page); return err })
+	done := inBackground(func() (err error) { got, err = s.p.Sum(uffd.Page, uffd.Page); return err })
 	events := s.next()
 	if len(events) != 1 || events[0].Kind != uffd.Fault || events[0].Start&^(uffd.Page-1) != s.region.Base+uffd.Page {
 		t.Fatalf("events %+v of memory at %x", events, s.region.Base)
@@ -123,7 +123,7 @@ func TestFaultsOfAnotherProcess(t *testing.T) {
 	if n, err := s.fd.Copy(s.region.Base+uffd.Page, page); n != uffd.Page || err != nil {
 		t.Fatal(n, err)
 	}
-	finished(t, done)
+	wantDone(t, done)
 	if want := fmt.Sprintf("%x", sha256.Sum256(page)); got != want {
 		t.Errorf("read %s, not %s", got, want)
 	}
@@ -144,14 +144,14 @@ func TestFaultsOfAnotherProcess(t *testing.T) {
 	}
 }
 
-func TestRemovalComesBeforeFilling(t *testing.T) {
-	s := serveProcess(t, 64<<10, uffd.Page)
+func TestRemoveEventBeforeCopy(t *testing.T) {
+	s := startProcess(t, 64<<10, uffd.Page)
 	page := make([]byte, uffd.Page)
 	page[0] = 7
 	if _, err := s.fd.Copy(s.region.Base, page); err != nil {
 		t.Fatal(err)
 	}
-	done := while(func() error { return s.p.Drop(0, uffd.Page) })
+	done := inBackground(func() error { return s.p.Drop(0, uffd.Page) })
 	w, err := s.fd.Wait(s.bell, s.peer, -1)
 	if err != nil || !w.Events {
 		t.Fatal(w, err)
@@ -164,14 +164,14 @@ func TestRemovalComesBeforeFilling(t *testing.T) {
 		events[0] != (uffd.Event{Kind: uffd.Remove, Start: s.region.Base, End: s.region.Base + uffd.Page}) {
 		t.Fatalf("%+v, %v", events, err)
 	}
-	finished(t, done)
+	wantDone(t, done)
 	if n, err := s.fd.Copy(s.region.Base+uffd.Page, page); n != uffd.Page || err != nil {
 		t.Errorf("afterwards: %d, %v", n, err)
 	}
 }
 
-func TestEndOfTheProcess(t *testing.T) {
-	s := serveProcess(t, 64<<10, uffd.Page)
+func TestProcessExit(t *testing.T) {
+	s := startProcess(t, 64<<10, uffd.Page)
 	if err := s.p.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +180,7 @@ func TestEndOfTheProcess(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if w.Left {
+		if w.PeerClosed {
 			break
 		}
 	}
@@ -189,25 +189,25 @@ func TestEndOfTheProcess(t *testing.T) {
 	}
 }
 
-func TestBellEndsAWait(t *testing.T) {
-	s := serveProcess(t, 64<<10, uffd.Page)
-	done := while(func() error {
+func TestWakerEndsWait(t *testing.T) {
+	s := startProcess(t, 64<<10, uffd.Page)
+	done := inBackground(func() error {
 		w, err := s.fd.Wait(s.bell, s.peer, -1)
-		if err == nil && !w.Rung {
+		if err == nil && !w.Woken {
 			err = fmt.Errorf("woken by %+v", w)
 		}
 		return err
 	})
-	s.bell.Ring()
-	finished(t, done)
+	s.bell.Wake()
+	wantDone(t, done)
 }
 
 func TestHugePages(t *testing.T) {
 	probetest.HugePages(t, 4)
-	s := serveProcess(t, 4<<20, uffd.Huge)
+	s := startProcess(t, 4<<20, uffd.Huge)
 	data := bytes.Repeat([]byte{1, 2, 3, 4}, uffd.Huge/4)
 	var got string
-	done := while(func() (err error) { got, err = s.p.Sum(uffd.Huge+12345, 8); return err })
+	done := inBackground(func() (err error) { got, err = s.p.Sum(uffd.Huge+12345, 8); return err })
 	events := s.next()
 	if events[0].Start&^(uffd.Huge-1) != s.region.Base+uffd.Huge {
 		t.Fatalf("events %+v", events)
@@ -215,7 +215,7 @@ func TestHugePages(t *testing.T) {
 	if n, err := s.fd.Copy(s.region.Base+uffd.Huge, data); n != uffd.Huge || err != nil {
 		t.Fatal(n, err)
 	}
-	finished(t, done)
+	wantDone(t, done)
 	if want := fmt.Sprintf("%x", sha256.Sum256(data[12345:12353])); got != want {
 		t.Errorf("read %s, not %s", got, want)
 	}

@@ -27,7 +27,7 @@ func TestAppendSpan(t *testing.T) {
 }
 
 // Both ways of asking the kernel tell the same of this very process.
-func TestPrivate(t *testing.T) {
+func TestPrivatePages(t *testing.T) {
 	const pages = 64
 	mem, err := unix.Mmap(-1, 0, pages*pageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
@@ -46,7 +46,7 @@ func TestPrivate(t *testing.T) {
 		{start + 3*pageSize, start + 6*pageSize},
 		{start + 63*pageSize, start + 64*pageSize},
 	}
-	got, err := Private(os.Getpid(), start, start+pages*pageSize)
+	got, err := PrivatePages(os.Getpid(), start, start+pages*pageSize)
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("got %x, %v, want %x", got, err, want)
 	}
@@ -60,25 +60,25 @@ func TestPrivate(t *testing.T) {
 	}
 }
 
-func TestProgram(t *testing.T) {
-	f, err := elf.NewFile(bytes.NewReader(Program()))
+func TestStubProgram(t *testing.T) {
+	f, err := elf.NewFile(bytes.NewReader(StubProgram()))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if f.Entry != vehicleCode+waiting || f.Machine != elf.EM_X86_64 || len(f.Progs) != 2 {
+	if f.Entry != stubAt+pauseLoop || f.Machine != elf.EM_X86_64 || len(f.Progs) != 2 {
 		t.Errorf("got %+v", f.FileHeader)
 	}
 	if libs, err := f.ImportedLibraries(); err != nil || len(libs) != 0 {
 		t.Errorf("libraries %v, %v", libs, err)
 	}
 	// The loop ends with a jump to its first instruction.
-	loop := program[1].code
+	loop := stubCode[1].code
 	if jump := int8(loop[len(loop)-2]); len(loop)-1+int(jump) != 0 {
 		t.Errorf("the jump goes to byte %d of the loop", len(loop)-1+int(jump))
 	}
 }
 
-func TestAgain(t *testing.T) {
+func TestRestartSyscall(t *testing.T) {
 	for _, c := range []struct {
 		name            string
 		call, result    int64
@@ -93,8 +93,8 @@ func TestAgain(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			var r Regs
 			r[rRIP], r[rOrigRAX], r[rRAX] = 1000, uint64(c.call), uint64(c.result)
-			got := r.again()
-			if (got[rRIP] == 998) != c.back || (got[rRAX] == uint64(c.call)) != c.restarted || got[rOrigRAX] != noCall {
+			got := r.restartSyscall()
+			if (got[rRIP] == 998) != c.back || (got[rRAX] == uint64(c.call)) != c.restarted || got[rOrigRAX] != notInSyscall {
 				t.Errorf("got %+v", got)
 			}
 		})
@@ -117,7 +117,7 @@ func TestParseMaps(t *testing.T) {
 		m.prot != unix.PROT_READ|unix.PROT_EXEC {
 		t.Errorf("got %+v", m)
 	}
-	if !got[3].shared || !got[4].kernels() {
+	if !got[3].shared || !got[4].ofKernel() {
 		t.Errorf("got %+v", got)
 	}
 }
@@ -157,51 +157,51 @@ func FuzzParseMaps(f *testing.F) {
 	f.Add(someMaps)
 	f.Add("0-1 rwxp 0 0:0 0")
 	f.Fuzz(func(t *testing.T, text string) {
-		if all, err := parseMaps(text); err == nil && len(all) > maxAreas {
+		if all, err := parseMaps(text); err == nil && len(all) > maxVMAs {
 			t.Errorf("%d areas", len(all))
 		}
 	})
 }
 
-func valid() *Image {
-	return &Image{
+func validCheckpoint() *Checkpoint {
+	return &Checkpoint{
 		Threads: []Thread{{}}, Bytes: 4 * pageSize, Files: []File{{Path: "/x"}},
-		Areas: []Area{
-			{Start: reserved, End: reserved + pageSize, Backing: Zero},
-			{Start: reserved + pageSize, End: reserved + 3*pageSize, Backing: Stored, Offset: 2 * pageSize},
-			{Start: reserved + 3*pageSize, End: reserved + 4*pageSize, Backing: Mapped},
+		VMAs: []VMA{
+			{Start: minAddress, End: minAddress + pageSize, Backing: Zero},
+			{Start: minAddress + pageSize, End: minAddress + 3*pageSize, Backing: Stored, Offset: 2 * pageSize},
+			{Start: minAddress + 3*pageSize, End: minAddress + 4*pageSize, Backing: Mapped},
 		},
 		FDs: []FD{{Number: 3, Role: "x"}},
 	}
 }
 
-func TestCheck(t *testing.T) {
-	if err := valid().Check(); err != nil {
+func TestValidateCheckpoint(t *testing.T) {
+	if err := validCheckpoint().Validate(); err != nil {
 		t.Fatal(err)
 	}
-	for name, spoil := range map[string]func(*Image){
-		"no_thread":     func(im *Image) { im.Threads = nil },
-		"too_low":       func(im *Image) { im.Areas[0].Start = 0 },
-		"out_of_order":  func(im *Image) { im.Areas[0].End += pageSize },
-		"empty":         func(im *Image) { im.Areas[0].End = im.Areas[0].Start },
-		"too_high":      func(im *Image) { im.Areas[2].End = 1 << 60 },
-		"odd":           func(im *Image) { im.Areas[2].End++ },
-		"behind":        func(im *Image) { im.Areas[1].Offset = 3 * pageSize },
-		"negative":      func(im *Image) { im.Areas[1].Offset = -pageSize },
-		"far_behind":    func(im *Image) { im.Areas[1].Offset = 1 << 62 },
-		"no_file":       func(im *Image) { im.Areas[2].File = 1 },
-		"protection":    func(im *Image) { im.Areas[2].Prot = 8 },
-		"descriptor":    func(im *Image) { im.FDs[0].Number = stage },
-		"much_state":    func(im *Image) { im.Threads[0].State = make([]byte, maxState+1) },
-		"odd_content":   func(im *Image) { im.Bytes++ },
-		"many_filters":  func(im *Image) { im.Filters = make([][]byte, maxFilters+1) },
-		"many_threads":  func(im *Image) { im.Threads = make([]Thread, maxThreads+1) },
-		"no_descriptor": func(im *Image) { im.FDs[0].Number = -1 },
+	for name, spoil := range map[string]func(*Checkpoint){
+		"no_thread":     func(im *Checkpoint) { im.Threads = nil },
+		"too_low":       func(im *Checkpoint) { im.VMAs[0].Start = 0 },
+		"out_of_order":  func(im *Checkpoint) { im.VMAs[0].End += pageSize },
+		"empty":         func(im *Checkpoint) { im.VMAs[0].End = im.VMAs[0].Start },
+		"too_high":      func(im *Checkpoint) { im.VMAs[2].End = 1 << 60 },
+		"odd":           func(im *Checkpoint) { im.VMAs[2].End++ },
+		"behind":        func(im *Checkpoint) { im.VMAs[1].Offset = 3 * pageSize },
+		"negative":      func(im *Checkpoint) { im.VMAs[1].Offset = -pageSize },
+		"far_behind":    func(im *Checkpoint) { im.VMAs[1].Offset = 1 << 62 },
+		"no_file":       func(im *Checkpoint) { im.VMAs[2].File = 1 },
+		"protection":    func(im *Checkpoint) { im.VMAs[2].Prot = 8 },
+		"descriptor":    func(im *Checkpoint) { im.FDs[0].Number = fdStage },
+		"much_state":    func(im *Checkpoint) { im.Threads[0].XSave = make([]byte, maxState+1) },
+		"odd_content":   func(im *Checkpoint) { im.Bytes++ },
+		"many_filters":  func(im *Checkpoint) { im.Filters = make([][]byte, maxFilters+1) },
+		"many_threads":  func(im *Checkpoint) { im.Threads = make([]Thread, maxThreads+1) },
+		"no_descriptor": func(im *Checkpoint) { im.FDs[0].Number = -1 },
 	} {
 		t.Run(name, func(t *testing.T) {
-			im := valid()
+			im := validCheckpoint()
 			spoil(im)
-			if err := im.Check(); err == nil || !strings.Contains(err.Error(), "process image") {
+			if err := im.Validate(); err == nil || !strings.Contains(err.Error(), "process image") {
 				t.Errorf("got %v", err)
 			}
 		})
@@ -209,19 +209,19 @@ func TestCheck(t *testing.T) {
 }
 
 // Whatever passes the check can be turned into a table, or is refused.
-func FuzzImage(f *testing.F) {
-	data, err := json.Marshal(valid())
+func FuzzCheckpoint(f *testing.F) {
+	data, err := json.Marshal(validCheckpoint())
 	if err != nil {
 		f.Fatal(err)
 	}
 	f.Add(data)
 	f.Fuzz(func(t *testing.T, data []byte) {
-		var im Image
-		if json.Unmarshal(data, &im) != nil || im.Check() != nil {
+		var im Checkpoint
+		if json.Unmarshal(data, &im) != nil || im.Validate() != nil {
 			return
 		}
-		b := builder{plan: Plan{Image: &im, Files: make([]int, len(im.Files))}, table: table{at: tableAt}}
-		if b.mapAreas() != nil || b.threads() != nil {
+		b := restorer{plan: Plan{Checkpoint: &im, Files: make([]int, len(im.Files))}, table: syscallTable{at: tableAt}}
+		if b.mapVMAs() != nil || b.createThreads() != nil {
 			return
 		}
 		if raw, err := b.table.encode(); err == nil && len(raw) > tableBytes {
@@ -238,12 +238,12 @@ func TestSave(t *testing.T) {
 	}
 	defer dst.Close()
 	page := func(b byte) []byte { return bytes.Repeat([]byte{b}, pageSize) }
-	const base = reserved
-	im := valid()
+	const base = minAddress
+	im := validCheckpoint()
 	im.Bytes = 0
-	im.Areas = []Area{{Start: base, End: base + 1000*pageSize, Prot: 3, Backing: Zero}}
+	im.VMAs = []VMA{{Start: base, End: base + 1000*pageSize, Prot: 3, Backing: Zero}}
 	c := Capture{
-		Image: *im,
+		Checkpoint: *im,
 		spans: []Span{
 			{base + pageSize, base + 2*pageSize},
 			{base + 3*pageSize, base + 4*pageSize},
@@ -255,15 +255,15 @@ func TestSave(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []Area{
+	want := []VMA{
 		{Start: base, End: base + pageSize, Prot: 3, Backing: Zero},
 		{Start: base + pageSize, End: base + 4*pageSize, Prot: 3, Backing: Stored},
 		{Start: base + 4*pageSize, End: base + 500*pageSize, Prot: 3, Backing: Zero},
 		{Start: base + 500*pageSize, End: base + 501*pageSize, Prot: 3, Backing: Stored, Offset: 3 * pageSize},
 		{Start: base + 501*pageSize, End: base + 1000*pageSize, Prot: 3, Backing: Zero},
 	}
-	if !slices.Equal(got.Areas, want) || got.Bytes != 4*pageSize {
-		t.Errorf("got %+v, %d bytes", got.Areas, got.Bytes)
+	if !slices.Equal(got.VMAs, want) || got.Bytes != 4*pageSize {
+		t.Errorf("got %+v, %d bytes", got.VMAs, got.Bytes)
 	}
 	data, err := os.ReadFile(dst.Name())
 	if err != nil || !bytes.Equal(data, slices.Concat(page(1), page(0), page(2), page(3))) {
@@ -271,18 +271,18 @@ func TestSave(t *testing.T) {
 	}
 }
 
-func TestCut(t *testing.T) {
-	in, rest := cut([]Span{{0, 10}, {20, 40}, {50, 60}}, 5, 30)
+func TestClip(t *testing.T) {
+	in, rest := clip([]Span{{0, 10}, {20, 40}, {50, 60}}, 5, 30)
 	if !slices.Equal(in, []Span{{5, 10}, {20, 30}}) || !slices.Equal(rest, []Span{{20, 40}, {50, 60}}) {
 		t.Errorf("got %v, %v", in, rest)
 	}
-	in, rest = cut(rest, 30, 40)
+	in, rest = clip(rest, 30, 40)
 	if !slices.Equal(in, []Span{{30, 40}}) || !slices.Equal(rest, []Span{{50, 60}}) {
 		t.Errorf("got %v, %v", in, rest)
 	}
 }
 
-func TestMapOver(t *testing.T) {
+func TestMapDelta(t *testing.T) {
 	f, err := os.CreateTemp(t.TempDir(), "over")
 	if err != nil {
 		t.Fatal(err)
@@ -292,7 +292,7 @@ func TestMapOver(t *testing.T) {
 	if _, err := f.Write(page); err != nil {
 		t.Fatal(err)
 	}
-	c, err := MapOver(f, valid(), []Span{{reserved, reserved + pageSize}})
+	c, err := MapDelta(f, validCheckpoint(), []Span{{minAddress, minAddress + pageSize}})
 	if err != nil || !bytes.Equal(slices.Concat(c.pages...), page) {
 		t.Fatalf("what was mapped is not what is there, %v", err)
 	}
@@ -304,15 +304,15 @@ func TestMapOver(t *testing.T) {
 
 	for name, spans := range map[string][]Span{
 		"too_low":      {{0, pageSize}},
-		"out_of_order": {{reserved + pageSize, reserved + 2*pageSize}, {reserved, reserved + pageSize}},
-		"odd":          {{reserved, reserved + 1}},
-		"empty":        {{reserved, reserved}},
-		"much":         {{reserved, reserved + maxOver + pageSize}},
-		"short":        {{reserved, reserved + 2*pageSize}},
+		"out_of_order": {{minAddress + pageSize, minAddress + 2*pageSize}, {minAddress, minAddress + pageSize}},
+		"odd":          {{minAddress, minAddress + 1}},
+		"empty":        {{minAddress, minAddress}},
+		"much":         {{minAddress, minAddress + maxDelta + pageSize}},
+		"short":        {{minAddress, minAddress + 2*pageSize}},
 		"none":         {},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := MapOver(f, valid(), spans); err == nil {
+			if _, err := MapDelta(f, validCheckpoint(), spans); err == nil {
 				t.Error("it was mapped")
 			}
 		})

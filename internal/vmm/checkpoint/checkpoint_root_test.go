@@ -20,8 +20,8 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/checkpoint"
 )
 
-// counter is a program with three threads that counts what it is told, and answers the sum.
-const counter = `
+// counterProgram is a program with three threads that counts what it is told, and answers the sum.
+const counterProgram = `
 import socket, threading, queue, time
 q, out = queue.Queue(), queue.Queue()
 total = 0
@@ -74,7 +74,7 @@ func pair(t *testing.T) (*conn, *os.File) {
 	return &conn{c, bufio.NewReader(c)}, os.NewFile(uintptr(fds[1]), "theirs")
 }
 
-func (c *conn) ask(t *testing.T, line string) string {
+func (c *conn) request(t *testing.T, line string) string {
 	t.Helper()
 	if _, err := fmt.Fprintln(c, line); err != nil {
 		t.Fatal(err)
@@ -108,10 +108,10 @@ func role(f *os.File, link string) (string, error) {
 	return "other", nil // what this test was started with and the program does not use
 }
 
-// image is the image of a process of start, and its content.
-func image(t *testing.T, p *proc.Process) (checkpoint.Image, *os.File) {
+// dumpProcess is the image of a process of start, and its content.
+func dumpProcess(t *testing.T, p *proc.Process) (checkpoint.Checkpoint, *os.File) {
 	t.Helper()
-	taken, err := checkpoint.Take(p.PID(), checkpoint.Options{Role: role})
+	taken, err := checkpoint.Dump(p.PID(), checkpoint.Options{Role: role})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,32 +126,32 @@ func image(t *testing.T, p *proc.Process) (checkpoint.Image, *os.File) {
 	return im, content
 }
 
-// vehicle starts a process for an image, in another way than usual if it is told one, and lets it become one.
-func vehicle(
+// newStub starts a process for an image, in another way than usual if it is told one, and lets it become one.
+func newStub(
 	t *testing.T,
-	im *checkpoint.Image,
+	im *checkpoint.Checkpoint,
 	over *checkpoint.Capture,
 	content *os.File,
 	fork ...fork,
 ) (*proc.Process, *conn) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "vehicle")
-	if err := os.WriteFile(path, checkpoint.Program(), 0o755); err != nil {
+	if err := os.WriteFile(path, checkpoint.StubProgram(), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	c, theirs := pair(t)
-	files, err := im.Open()
+	files, err := im.OpenFiles()
 	if err != nil {
 		t.Fatal(err)
 	}
-	plan := checkpoint.Plan{Image: im, Over: over, Name: "copy", Args: []string{"a copy"}, Env: []string{"WHO=me"}}
+	plan := checkpoint.Plan{Checkpoint: im, Delta: over, Name: "copy", Args: []string{"a copy"}, Env: []string{"WHO=me"}}
 	given := []*os.File{theirs, content}
 	plan.Roles, plan.Content = map[string]int{"socket": 3, "other": 0}, 4
 	for _, f := range files {
 		given = append(given, f)
 		plan.Files = append(plan.Files, 2+len(given))
 	}
-	plan.Given = 3 + len(given)
+	plan.InheritedFDs = 3 + len(given)
 	cmd := proc.Command{Path: path, Files: given}
 	for _, f := range fork {
 		cmd.Fork = f
@@ -162,7 +162,7 @@ func vehicle(
 	}
 	v := checkpoint.Attach(p.PID())
 	defer v.Close()
-	if err := v.Become(t.Context(), plan); err != nil {
+	if err := v.Restore(t.Context(), plan); err != nil {
 		t.Fatal(err, p.Tail(5))
 	}
 	return p, c
@@ -171,8 +171,8 @@ func vehicle(
 // fork makes a process, as proc.Command.Fork.
 type fork = func(path string, argv []string, attr *syscall.ProcAttr) (int, error)
 
-// churn starts and ends threads all the time.
-const churn = `
+// threadChurnProgram starts and ends threads all the time.
+const threadChurnProgram = `
 import threading, time
 while True:
     all = [threading.Thread(target=int) for _ in range(8)]
@@ -181,11 +181,11 @@ while True:
 `
 
 // A thread that ends while the process is stopped does not matter; the process goes on.
-func TestThreadsEnd(t *testing.T) {
-	p := start(t, proc.Command{Path: "/usr/bin/python3", Args: []string{"-c", churn}, Env: []string{"PATH=/usr/bin"}})
+func TestDumpWhileThreadsExit(t *testing.T) {
+	p := start(t, proc.Command{Path: "/usr/bin/python3", Args: []string{"-c", threadChurnProgram}, Env: []string{"PATH=/usr/bin"}})
 	limit := time.Now().Add(2 * time.Minute)
 	for taken := 0; taken < 40; {
-		_, err := checkpoint.Take(p.PID(), checkpoint.Options{Role: role})
+		_, err := checkpoint.Dump(p.PID(), checkpoint.Options{Role: role})
 		if err == nil {
 			taken++
 		} else if !errors.Is(err, checkpoint.ErrUnsupported) { // no thread of it may be in a system call
@@ -202,26 +202,26 @@ func TestThreadsEnd(t *testing.T) {
 	}
 }
 
-func TestProcess(t *testing.T) {
+func TestDumpAndRestore(t *testing.T) {
 	c, theirs := pair(t)
 	p := start(
 		t,
 		proc.Command{
 			Path:  "/usr/bin/python3",
-			Args:  []string{"-c", counter},
+			Args:  []string{"-c", counterProgram},
 			Files: []*os.File{theirs},
 			Env:   []string{"PATH=/usr/bin"},
 		},
 	)
 	_ = theirs.Close()
-	if got := c.ask(t, "5"); got != "5" {
+	if got := c.request(t, "5"); got != "5" {
 		t.Fatal(got)
 	}
-	taken, err := checkpoint.Take(p.PID(), checkpoint.Options{Role: role})
+	taken, err := checkpoint.Dump(p.PID(), checkpoint.Options{Role: role})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := c.ask(t, "2"); got != "7" {
+	if got := c.request(t, "2"); got != "7" {
 		t.Fatalf("the process itself went on with %s", got)
 	}
 	path := filepath.Join(t.TempDir(), "content")
@@ -233,22 +233,22 @@ func TestProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d threads, %d areas, %d files, %d MiB", len(im.Threads), len(im.Areas), len(im.Files), taken.Bytes()>>20)
+	t.Logf("%d threads, %d areas, %d files, %d MiB", len(im.Threads), len(im.VMAs), len(im.Files), taken.Bytes()>>20)
 	for range 3 {
-		q, d := vehicle(t, &im, nil, content)
-		if got := d.ask(t, "10"); got != "15" {
+		q, d := newStub(t, &im, nil, content)
+		if got := d.request(t, "10"); got != "15" {
 			t.Fatalf("a copy went on with %s", got)
 		}
-		if got := d.ask(t, "time"); got != "True 127" {
+		if got := d.request(t, "time"); got != "True 127" {
 			t.Fatalf("a copy says %s", got)
 		}
 		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", q.PID()))
 		if err != nil || string(env) != "WHO=me\x00" {
 			t.Fatalf("environment %q, %v", env, err)
 		}
-		d.ask(t, "grow")
+		d.request(t, "grow")
 		// A copy of the copy, with what it has added.
-		again, err := checkpoint.Take(q.PID(), checkpoint.Options{Role: role, Content: content, Base: &im})
+		again, err := checkpoint.Dump(q.PID(), checkpoint.Options{Role: role, Content: content, Base: &im})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -257,28 +257,28 @@ func TestProcess(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		spans, err := again.SaveOver(stored)
+		spans, err := again.SaveDelta(stored)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if again, err = checkpoint.MapOver(stored, &again.Image, spans); err != nil {
+		if again, err = checkpoint.MapDelta(stored, &again.Checkpoint, spans); err != nil {
 			t.Fatal(err)
 		}
 		if err := stored.Close(); err != nil {
 			t.Fatal(err)
 		}
-		_, e := vehicle(t, &again.Image, again, content)
+		_, e := newStub(t, &again.Checkpoint, again, content)
 		if err := again.Close(); err != nil {
 			t.Fatal(err)
 		}
-		if got := e.ask(t, "100"); got != "115" {
+		if got := e.request(t, "100"); got != "115" {
 			t.Fatalf("a copy of a copy went on with %s", got)
 		}
-		if got := d.ask(t, "1"); got != "16" {
+		if got := d.request(t, "1"); got != "16" {
 			t.Fatalf("the copy went on with %s", got)
 		}
 	}
-	if got := c.ask(t, "1"); got != "8" {
+	if got := c.request(t, "1"); got != "8" {
 		t.Fatalf("the first went on with %s", got)
 	}
 }

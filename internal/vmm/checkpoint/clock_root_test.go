@@ -12,9 +12,9 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/proc"
 )
 
-// waiter is a program with a thread that waits with a limit all the time, and answers the time since the host was
+// clockProgram is a program with a thread that waits with a limit all the time, and answers the time since the host was
 // booted and how often that limit was over.
-const waiter = `
+const clockProgram = `
 import socket, threading, time
 turns, wake = 0, threading.Condition()
 def work():
@@ -34,7 +34,7 @@ for line in f:
 // A process goes on where the clock has run on since its image was taken, if only by a month: what it waits for comes,
 // and not all the time. Where the clock says less than it did, what the process waits for would not come before
 // that time comes again.
-func TestOtherClock(t *testing.T) {
+func TestRestoreWithTimeNamespace(t *testing.T) {
 	if _, err := os.Stat("/proc/self/ns/time"); err != nil {
 		t.Skip("probe time namespaces: this kernel has none")
 	}
@@ -43,18 +43,18 @@ func TestOtherClock(t *testing.T) {
 		t,
 		proc.Command{
 			Path:  "/usr/bin/python3",
-			Args:  []string{"-c", waiter},
+			Args:  []string{"-c", clockProgram},
 			Files: []*os.File{theirs},
 			Env:   []string{"PATH=/usr/bin"},
 		},
 	)
 	_ = theirs.Close()
-	here, before := told(t, c)
-	im, content := image(t, p)
+	here, before := clockReport(t, c)
+	im, content := dumpProcess(t, p)
 	for name, shift := range map[string]int{"as_long": 0, "longer": 3_000_000} {
 		t.Run(name, func(t *testing.T) {
-			_, d := vehicle(t, &im, nil, content, proc.ForkAhead(time.Duration(shift)*time.Second))
-			now, turns := told(t, d)
+			_, d := newStub(t, &im, nil, content, proc.ForkAhead(time.Duration(shift)*time.Second))
+			now, turns := clockReport(t, d)
 			if wrong := now - here - shift; wrong < -5 || wrong > 300 {
 				t.Fatalf("its clock says %d s, and the one here %d: that is not shifted by %d", now, here, shift)
 			}
@@ -62,7 +62,7 @@ func TestOtherClock(t *testing.T) {
 				t.Errorf("%d turns at once", turns-before)
 			}
 			for limit := time.Now().Add(30 * time.Second); ; {
-				_, later := told(t, d)
+				_, later := clockReport(t, d)
 				if later > turns+2 {
 					break
 				}
@@ -74,9 +74,9 @@ func TestOtherClock(t *testing.T) {
 	}
 }
 
-func told(t *testing.T, c *conn) (clock, turns int) {
+func clockReport(t *testing.T, c *conn) (clock, turns int) {
 	t.Helper()
-	answer := strings.Fields(c.ask(t, ""))
+	answer := strings.Fields(c.request(t, ""))
 	if len(answer) != 2 {
 		t.Fatalf("got %q", answer)
 	}

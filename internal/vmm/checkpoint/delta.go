@@ -8,24 +8,24 @@ import (
 	"sort"
 )
 
-// Delta turns what SaveOver wrote into how it differs, bit by bit, from the stored content below it, and back. A process
+// XORDelta turns what SaveOver wrote into how it differs, bit by bit, from the stored content below it, and back. A process
 // changes a few bytes of most of the pages that it changes: the rest of them is zero then, which takes next to nothing
 // where it is compressed. Of 21 MB that a QEMU changed while its guest read and wrote 200 MB, 4.6 MB were left by zstd
 // without it, and 1.4 with it.
-type Delta struct {
-	below io.ReaderAt
+type XORDelta struct {
+	base  io.ReaderAt
 	parts []part
 }
 
 // part is a piece of what SaveOver wrote that has something below. They come in order.
-type part struct{ at, bytes, below int64 }
+type part struct{ at, bytes, base int64 }
 
 func (p part) end() int64 { return p.at + p.bytes }
 
-// NewDelta makes a delta of what SaveOver wrote with the image and these spans over its stored content below.
-func NewDelta(im *Image, over []Span, below io.ReaderAt) *Delta {
-	d := &Delta{below: below}
-	at, areas := int64(0), im.Areas
+// NewXORDelta makes a delta of what SaveOver wrote with the image and these spans over its stored content below.
+func NewXORDelta(im *Checkpoint, over []Span, below io.ReaderAt) *XORDelta {
+	d := &XORDelta{base: below}
+	at, areas := int64(0), im.VMAs
 	for _, s := range over {
 		for len(areas) > 0 && areas[0].End <= s.Start {
 			areas = areas[1:]
@@ -45,15 +45,15 @@ func NewDelta(im *Image, over []Span, below io.ReaderAt) *Delta {
 	return d
 }
 
-// turn makes dst of data, which lies at off, one from the other. They do not overlap.
-func (d *Delta) turn(dst, data []byte, off int64) error {
+// xor makes dst of data, which lies at off, one from the other. They do not overlap.
+func (d *XORDelta) xor(dst, data []byte, off int64) error {
 	copy(dst, data)
 	end := off + int64(len(data))
-	for i := d.behind(off); i < len(d.parts) && d.parts[i].at < end; i++ {
+	for i := d.firstPartAfter(off); i < len(d.parts) && d.parts[i].at < end; i++ {
 		p := d.parts[i]
 		from, to := max(p.at, off), min(p.end(), end)
 		piece := dst[from-off : to-off]
-		if _, err := d.below.ReadAt(piece, p.below+from-p.at); err != nil {
+		if _, err := d.base.ReadAt(piece, p.base+from-p.at); err != nil {
 			return fmt.Errorf("read the content below: %w", err)
 		}
 		subtle.XORBytes(piece, piece, data[from-off:to-off])
@@ -61,17 +61,17 @@ func (d *Delta) turn(dst, data []byte, off int64) error {
 	return nil
 }
 
-// behind answers the first part that ends behind an offset.
-func (d *Delta) behind(off int64) int {
+// firstPartAfter answers the first part that ends behind an offset.
+func (d *XORDelta) firstPartAfter(off int64) int {
 	return sort.Search(len(d.parts), func(i int) bool { return d.parts[i].end() > off })
 }
 
 // pieceBytes is how much is turned at once.
 const pieceBytes = 64 << 10
 
-// Write writes how over, which SaveOver wrote with these spans, differs from what is below, and answers the spans of what
+// Encode writes how over, which SaveOver wrote with these spans, differs from what is below, and answers the spans of what
 // it wrote: pages that are as they are below are left out.
-func (d *Delta) Write(w io.Writer, over io.ReaderAt, spans []Span) ([]Span, error) {
+func (d *XORDelta) Encode(w io.Writer, over io.ReaderAt, spans []Span) ([]Span, error) {
 	var out []Span
 	data, turned := make([]byte, pieceBytes), make([]byte, pieceBytes)
 	at := int64(0)
@@ -81,11 +81,11 @@ func (d *Delta) Write(w io.Writer, over io.ReaderAt, spans []Span) ([]Span, erro
 			if _, err := over.ReadAt(data[:n], at); err != nil {
 				return nil, fmt.Errorf("read the content of a process: %w", err)
 			}
-			if err := d.turn(turned[:n], data[:n], at); err != nil {
+			if err := d.xor(turned[:n], data[:n], at); err != nil {
 				return nil, err
 			}
 			var err error
-			if out, err = d.writePages(w, out, turned[:n], from, at); err != nil {
+			if out, err = d.encodePages(w, out, turned[:n], from, at); err != nil {
 				return nil, err
 			}
 			from, at = from+n, at+int64(n)
@@ -94,8 +94,8 @@ func (d *Delta) Write(w io.Writer, over io.ReaderAt, spans []Span) ([]Span, erro
 	return out, nil
 }
 
-// writePages writes the pages of turned, which is of an address and an offset, that are not as below, and adds to spans.
-func (d *Delta) writePages(w io.Writer, spans []Span, turned []byte, address uint64, off int64) ([]Span, error) {
+// encodePages writes the pages of turned, which is of an address and an offset, that are not as below, and adds to spans.
+func (d *XORDelta) encodePages(w io.Writer, spans []Span, turned []byte, address uint64, off int64) ([]Span, error) {
 	for i := 0; i < len(turned); i += pageSize {
 		page, start := turned[i:i+pageSize], address+uint64(i)
 		if d.covers(off+int64(i)) && bytes.Equal(page, zeroPage[:]) {
@@ -114,26 +114,26 @@ func (d *Delta) writePages(w io.Writer, spans []Span, turned []byte, address uin
 }
 
 // covers tells whether the page at an offset has something below.
-func (d *Delta) covers(off int64) bool {
-	i := d.behind(off)
+func (d *XORDelta) covers(off int64) bool {
+	i := d.firstPartAfter(off)
 	return i < len(d.parts) && d.parts[i].at <= off
 }
 
-// Back is where what Write wrote is written so that w comes to hold what it was made of. Pieces may come in any order, and
+// Decoder is where what Write wrote is written so that w comes to hold what it was made of. Pieces may come in any order, and
 // several at once; zeros need not come, since Write leaves none over content.
-func (d *Delta) Back(w io.WriterAt) io.WriterAt { return back{d, w} }
+func (d *XORDelta) Decoder(w io.WriterAt) io.WriterAt { return xorDecoder{d, w} }
 
-type back struct {
-	d *Delta
+type xorDecoder struct {
+	d *XORDelta
 	w io.WriterAt
 }
 
-func (b back) WriteAt(data []byte, off int64) (int, error) {
+func (b xorDecoder) WriteAt(data []byte, off int64) (int, error) {
 	buf := make([]byte, min(len(data), pieceBytes))
 	done := 0
 	for done < len(data) {
 		piece := data[done:min(len(data), done+pieceBytes)]
-		if err := b.d.turn(buf[:len(piece)], piece, off+int64(done)); err != nil {
+		if err := b.d.xor(buf[:len(piece)], piece, off+int64(done)); err != nil {
 			return done, err
 		}
 		n, err := b.w.WriteAt(buf[:len(piece)], off+int64(done))

@@ -14,10 +14,10 @@ func (m memory) WriteAt(p []byte, off int64) (int, error) { return copy(m[off:],
 
 // What was written of a process as a difference to what is below is the same again, in whatever pieces it comes; pages that
 // are as below do not come at all, and of the others only what changed is not zero.
-func TestDelta(t *testing.T) {
+func TestXORDelta(t *testing.T) {
 	const start = 1 << 40
 	at := func(page int) uint64 { return start + uint64(page)*pageSize }
-	im := &Image{Bytes: 60 * pageSize, Areas: []Area{
+	im := &Checkpoint{Bytes: 60 * pageSize, VMAs: []VMA{
 		{Start: at(0), End: at(40), Backing: Stored, Offset: 20 * pageSize},
 		{Start: at(40), End: at(44), Backing: Zero},
 		{Start: at(50), End: at(70), Backing: Stored},
@@ -57,7 +57,7 @@ func TestDelta(t *testing.T) {
 		}
 	}
 	var packed bytes.Buffer
-	got, err := NewDelta(im, spans, bytes.NewReader(below)).Write(&packed, bytes.NewReader(over), spans)
+	got, err := NewXORDelta(im, spans, bytes.NewReader(below)).Encode(&packed, bytes.NewReader(over), spans)
 	if err != nil || len(got) != len(want) {
 		t.Fatalf("got the spans %x, %v, want %x", got, err, want)
 	}
@@ -73,7 +73,7 @@ func TestDelta(t *testing.T) {
 	}
 
 	back := make(memory, packed.Len())
-	to := NewDelta(im, got, bytes.NewReader(below)).Back(back)
+	to := NewXORDelta(im, got, bytes.NewReader(below)).Decoder(back)
 	cuts := []int{0, 1, pageSize, 5*pageSize + 7, 30 * pageSize, packed.Len()}
 	for _, i := range random.Perm(len(cuts) - 1) {
 		if n, err := to.WriteAt(packed.Bytes()[cuts[i]:cuts[i+1]], int64(cuts[i])); err != nil ||
@@ -103,18 +103,18 @@ var errCut = errors.New("cut short")
 func (cutShort) ReadAt([]byte, int64) (int, error) { return 0, errCut }
 
 // Content that cannot be read is an error on both ways.
-func TestDeltaUnread(t *testing.T) {
+func TestXORDeltaReadError(t *testing.T) {
 	const start = 1 << 40
-	im := &Image{Bytes: pageSize, Areas: []Area{{Start: start, End: start + pageSize, Backing: Stored}}}
+	im := &Checkpoint{Bytes: pageSize, VMAs: []VMA{{Start: start, End: start + pageSize, Backing: Stored}}}
 	spans := []Span{{start, start + pageSize}}
 	page := bytes.NewReader(make([]byte, pageSize))
-	if _, err := NewDelta(im, spans, cutShort{}).Write(&bytes.Buffer{}, page, spans); !errors.Is(err, errCut) {
+	if _, err := NewXORDelta(im, spans, cutShort{}).Encode(&bytes.Buffer{}, page, spans); !errors.Is(err, errCut) {
 		t.Errorf("got %v", err)
 	}
-	if _, err := NewDelta(im, spans, page).Write(&bytes.Buffer{}, cutShort{}, spans); !errors.Is(err, errCut) {
+	if _, err := NewXORDelta(im, spans, page).Encode(&bytes.Buffer{}, cutShort{}, spans); !errors.Is(err, errCut) {
 		t.Errorf("got %v", err)
 	}
-	if n, err := NewDelta(im, spans, cutShort{}).Back(make(memory, pageSize)).WriteAt(make([]byte, 10), 5); n != 0 ||
+	if n, err := NewXORDelta(im, spans, cutShort{}).Decoder(make(memory, pageSize)).WriteAt(make([]byte, 10), 5); n != 0 ||
 		!errors.Is(err, errCut) {
 		t.Errorf("wrote %d bytes, %v", n, err)
 	}

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// descriptors finds out what the descriptors of a process stand for.
-func descriptors(pid int, role func(*os.File, string) (string, error)) (_ []FD, err error) {
+// dumpFDs finds out what the descriptors of a process stand for.
+func dumpFDs(pid int, role func(*os.File, string) (string, error)) (_ []FD, err error) {
 	pidfd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
 		return nil, err
@@ -29,10 +29,10 @@ func descriptors(pid int, role func(*os.File, string) (string, error)) (_ []FD, 
 	var out []FD
 	for _, e := range list {
 		n, err := strconv.Atoi(e.Name())
-		if err != nil || n >= stage {
+		if err != nil || n >= fdStage {
 			return nil, fmt.Errorf("%w: descriptor %s", ErrUnsupported, e.Name())
 		}
-		fd, err := descriptor(pid, pidfd, n, role)
+		fd, err := dumpFD(pid, pidfd, n, role)
 		if err != nil {
 			return nil, fmt.Errorf("descriptor %d: %w", n, err)
 		}
@@ -42,7 +42,7 @@ func descriptors(pid int, role func(*os.File, string) (string, error)) (_ []FD, 
 	return out, nil
 }
 
-func descriptor(pid, pidfd, n int, role func(*os.File, string) (string, error)) (FD, error) {
+func dumpFD(pid, pidfd, n int, role func(*os.File, string) (string, error)) (FD, error) {
 	link, err := os.Readlink(procPath(pid, "fd/"+strconv.Itoa(n)))
 	if err != nil {
 		return FD{}, err
@@ -64,7 +64,7 @@ func descriptor(pid, pidfd, n int, role func(*os.File, string) (string, error)) 
 		return out, err
 	case "anon_inode:[eventpoll]":
 		out.Role = PollRole
-		return out, pollsNothing(pid, n)
+		return out, checkEpollEmpty(pid, n)
 	}
 	fd, err := unix.PidfdGetfd(pidfd, n, 0)
 	if err != nil {
@@ -75,8 +75,8 @@ func descriptor(pid, pidfd, n int, role func(*os.File, string) (string, error)) 
 	return out, errors.Join(err, f.Close())
 }
 
-// pollsNothing makes sure that an epoll descriptor has none to wait for.
-func pollsNothing(pid, n int) error {
+// checkEpollEmpty makes sure that an epoll descriptor has none to wait for.
+func checkEpollEmpty(pid, n int) error {
 	data, err := os.ReadFile(procPath(pid, "fdinfo/"+strconv.Itoa(n)))
 	if err != nil {
 		return err

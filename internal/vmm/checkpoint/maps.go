@@ -19,7 +19,7 @@ type mapping struct {
 	name       string // "" for memory without a file
 }
 
-func (m mapping) kernels() bool {
+func (m mapping) ofKernel() bool {
 	return strings.HasPrefix(m.name, "[v") // vdso, vvar, vvar_vclock, vsyscall
 }
 
@@ -38,8 +38,8 @@ func parseMaps(text string) ([]mapping, error) {
 		if err != nil {
 			return nil, fmt.Errorf("map %q: %w", line, err)
 		}
-		if out = append(out, m); len(out) > maxAreas {
-			return nil, fmt.Errorf("%w: it has more than %d areas", ErrUnsupported, maxAreas)
+		if out = append(out, m); len(out) > maxVMAs {
+			return nil, fmt.Errorf("%w: it has more than %d areas", ErrUnsupported, maxVMAs)
 		}
 	}
 	return out, nil

@@ -23,8 +23,8 @@ const (
 // arguments are the registers that a system call takes its arguments in (syscall(2)).
 var arguments = [6]int{rRDI, rRSI, rRDX, rR10, rR8, rR9}
 
-// noCall in the place of a call's number says that a thread is in none, so the kernel does not restart it.
-const noCall = ^uint64(0)
+// notInSyscall in the place of a call's number says that a thread is in none, so the kernel does not restart it.
+const notInSyscall = ^uint64(0)
 
 // The kernel's own errors with which an interrupted call asks to be begun again (linux/errno.h).
 const (
@@ -34,22 +34,22 @@ const (
 	restartByBlock = 516
 )
 
-// again makes a thread that was interrupted in a system call begin that call again. One that has a time limit
+// restartSyscall makes a thread that was interrupted in a system call begin that call again. One that has a time limit
 // gets all of its time again.
-func (r Regs) again() Regs {
+func (r Regs) restartSyscall() Regs {
 	if int64(r[rOrigRAX]) >= 0 {
 		switch -int64(r[rRAX]) {
 		case restartSys, restartNoIntr, restartNoHand, restartByBlock:
-			r[rRIP] -= callBytes
+			r[rRIP] -= syscallBytes
 			r[rRAX] = r[rOrigRAX]
 		}
 	}
-	r[rOrigRAX] = noCall
+	r[rOrigRAX] = notInSyscall
 	return r
 }
 
-// callBytes is the length of the instruction SYSCALL.
-const callBytes = 2
+// syscallBytes is the length of the instruction SYSCALL.
+const syscallBytes = 2
 
 // Numbers of system calls on amd64 (asm/unistd_64.h).
 const (

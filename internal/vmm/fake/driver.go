@@ -189,7 +189,7 @@ func (d *Driver) Boot(ctx context.Context, spec vmm.Spec) (vmm.Machine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("boot machine %s: %w", spec.ID, err)
 	}
-	mon.start(newWorld())
+	mon.start(newGuestState())
 	return &machine{mon}, nil
 }
 
@@ -246,11 +246,11 @@ func (d *Driver) Adopt(ctx context.Context, spec vmm.Spec) (vmm.Machine, error) 
 	if mon == nil {
 		return nil, fmt.Errorf("adopt machine %s: %w", spec.ID, vmm.ErrGone)
 	}
-	if mon.living() == nil {
+	if mon.runningGuest() == nil {
 		mon.end(errors.New("machine was never loaded"))
 		return nil, fmt.Errorf("adopt machine %s: %w", spec.ID, vmm.ErrGone)
 	}
-	mon.hangUp()
+	mon.closeChannel()
 	return &machine{mon}, nil
 }
 

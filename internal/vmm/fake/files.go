@@ -13,7 +13,7 @@ import (
 )
 
 // lookup needs mu.
-func (w *world) lookup(p string) (*file, error) {
+func (w *guestState) lookup(p string) (*file, error) {
 	f, ok := w.Files[p]
 	if !ok {
 		return nil, fmt.Errorf("%s: %w", p, guestapi.ErrNotFound)
@@ -22,7 +22,7 @@ func (w *world) lookup(p string) (*file, error) {
 }
 
 // put makes or changes a file with its parents; mu is held.
-func (w *world) put(p string, data []byte, mode uint32, user string) error {
+func (w *guestState) put(p string, data []byte, mode uint32, user string) error {
 	if err := w.parents(p, user); err != nil {
 		return err
 	}
@@ -40,7 +40,7 @@ func (w *world) put(p string, data []byte, mode uint32, user string) error {
 	return nil
 }
 
-func (w *world) parents(p, user string) error {
+func (w *guestState) parents(p, user string) error {
 	for d := path.Dir(p); ; d = path.Dir(d) {
 		f, ok := w.Files[d]
 		if ok && !f.Dir {
@@ -54,7 +54,7 @@ func (w *world) parents(p, user string) error {
 }
 
 // below answers the paths under p, sorted; mu is held.
-func (w *world) below(p string) []string {
+func (w *guestState) below(p string) []string {
 	prefix := strings.TrimSuffix(p, "/") + "/"
 	var all []string
 	for q := range w.Files {
@@ -80,7 +80,7 @@ func info(p string, f *file) guestapi.FileInfo {
 	return i
 }
 
-func (w *world) owner(user string) string {
+func (w *guestState) owner(user string) string {
 	if user == "" {
 		user = w.User
 	}
@@ -90,7 +90,7 @@ func (w *world) owner(user string) string {
 	return user
 }
 
-func (w *world) Stat(ctx context.Context, p, user string) (out guestapi.FileInfo, _ error) {
+func (w *guestState) Stat(ctx context.Context, p, user string) (out guestapi.FileInfo, _ error) {
 	return out, w.do(ctx, func() error {
 		p = w.abs(p, user)
 		f, err := w.lookup(p)
@@ -101,7 +101,7 @@ func (w *world) Stat(ctx context.Context, p, user string) (out guestapi.FileInfo
 	})
 }
 
-func (w *world) List(ctx context.Context, p, user string, depth int) (out []guestapi.FileInfo, _ error) {
+func (w *guestState) List(ctx context.Context, p, user string, depth int) (out []guestapi.FileInfo, _ error) {
 	err := w.do(ctx, func() error {
 		p = w.abs(p, user)
 		f, err := w.lookup(p)
@@ -122,7 +122,7 @@ func (w *world) List(ctx context.Context, p, user string, depth int) (out []gues
 	return out, err
 }
 
-func (w *world) Read(
+func (w *guestState) Read(
 	ctx context.Context,
 	p, user string,
 	offset, length int64,
@@ -147,7 +147,7 @@ func (w *world) Read(
 	return out, r, err
 }
 
-func (w *world) Write(
+func (w *guestState) Write(
 	ctx context.Context,
 	p string,
 	opt guestapi.WriteOptions,
@@ -169,7 +169,7 @@ func (w *world) Write(
 	return out, err
 }
 
-func (w *world) Move(ctx context.Context, from, to, user string) (out guestapi.FileInfo, _ error) {
+func (w *guestState) Move(ctx context.Context, from, to, user string) (out guestapi.FileInfo, _ error) {
 	err := w.do(ctx, func() error {
 		from, to = w.abs(from, user), w.abs(to, user)
 		f, err := w.lookup(from)
@@ -192,11 +192,11 @@ func (w *world) Move(ctx context.Context, from, to, user string) (out guestapi.F
 	return out, err
 }
 
-func (w *world) Remove(ctx context.Context, p, user string, recursive bool) error {
+func (w *guestState) Remove(ctx context.Context, p, user string, recursive bool) error {
 	return w.do(ctx, func() error { return w.remove(w.abs(p, user), recursive) })
 }
 
-func (w *world) remove(p string, recursive bool) error {
+func (w *guestState) remove(p string, recursive bool) error {
 	if _, err := w.lookup(p); err != nil {
 		return err
 	}
@@ -211,7 +211,7 @@ func (w *world) remove(p string, recursive bool) error {
 	return nil
 }
 
-func (w *world) MakeDir(ctx context.Context, p, user string) (out guestapi.FileInfo, _ error) {
+func (w *guestState) MakeDir(ctx context.Context, p, user string) (out guestapi.FileInfo, _ error) {
 	err := w.do(ctx, func() error {
 		p = w.abs(p, user)
 		if f, ok := w.Files[p]; ok {
@@ -229,7 +229,7 @@ func (w *world) MakeDir(ctx context.Context, p, user string) (out guestapi.FileI
 }
 
 // Watch tells changes by comparing what is there with what was.
-func (w *world) Watch(ctx context.Context, p, user string, recursive bool) (guestapi.Watcher, error) {
+func (w *guestState) Watch(ctx context.Context, p, user string, recursive bool) (guestapi.Watcher, error) {
 	v := &watcher{w: w, recursive: recursive, done: make(chan struct{})}
 	err := w.do(ctx, func() error {
 		v.root = w.abs(p, user)
@@ -247,7 +247,7 @@ func (w *world) Watch(ctx context.Context, p, user string, recursive bool) (gues
 }
 
 type watcher struct {
-	w         *world
+	w         *guestState
 	root      string
 	recursive bool
 	seen      map[string]*file

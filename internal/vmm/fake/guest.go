@@ -10,25 +10,25 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-var _ guestapi.Backend = (*world)(nil)
+var _ guestapi.Backend = (*guestState)(nil)
 
-func (w *world) Ports(ctx context.Context) ([]guestapi.Port, error) {
+func (w *guestState) Ports(ctx context.Context) ([]guestapi.Port, error) {
 	return nil, w.do(ctx, func() error { return nil })
 }
 
 // DialPort refuses: programs of this guest do not listen.
-func (w *world) DialPort(ctx context.Context, port uint16) (net.Conn, error) {
+func (w *guestState) DialPort(ctx context.Context, port uint16) (net.Conn, error) {
 	return nil, w.do(ctx, func() error { return fmt.Errorf("port %d: %w", port, guestapi.ErrRefused) })
 }
 
-func (w *world) Freeze(ctx context.Context, _ bool) error {
+func (w *guestState) Freeze(ctx context.Context, _ bool) error {
 	return w.do(ctx, func() error {
 		w.frozen = true
 		return nil
 	})
 }
 
-func (w *world) Thaw(ctx context.Context) error {
+func (w *guestState) Thaw(ctx context.Context) error {
 	return w.do(ctx, func() error {
 		w.frozen = false
 		w.cond.Broadcast()
@@ -36,7 +36,7 @@ func (w *world) Thaw(ctx context.Context) error {
 	})
 }
 
-func (w *world) Stats(ctx context.Context) (out guestapi.Stats, _ error) {
+func (w *guestState) Stats(ctx context.Context) (out guestapi.Stats, _ error) {
 	err := w.do(ctx, func() error {
 		used := int64(0)
 		for _, f := range w.Files {
@@ -51,14 +51,14 @@ func (w *world) Stats(ctx context.Context) (out guestapi.Stats, _ error) {
 	return out, err
 }
 
-func (w *world) Restore(ctx context.Context, id guestapi.Identity) error {
+func (w *guestState) Restore(ctx context.Context, id guestapi.Identity) error {
 	return w.do(ctx, func() error {
 		if len(id.Entropy) != 0 && len(id.Entropy) != 64 {
 			return fmt.Errorf("%w: entropy of %d bytes", guestapi.ErrInvalid, len(id.Entropy))
 		}
 		w.Hostname, w.MachineID, w.User, w.Network = id.Hostname, id.MachineID, id.User, id.Network
 		if !id.Time.IsZero() {
-			w.Ahead = time.Until(id.Time)
+			w.ClockOffset = time.Until(id.Time)
 		}
 		w.Env = map[string]string{"PATH": "/usr/bin:/bin"}
 		maps.Copy(w.Env, id.Env)

@@ -29,7 +29,7 @@ type monitor struct {
 	calls    chan *net.UnixConn // guest ends of channels, one after the other
 
 	mu     sync.Mutex
-	world  *world        // nil before Load
+	world  *guestState   // nil before Load
 	lives  chan struct{} // closed when world is set
 	paused bool
 	ours   *net.UnixConn // host end of the channel
@@ -47,7 +47,7 @@ func (m *monitor) serve(ctx context.Context) {
 		case <-m.done:
 			return
 		}
-		guest := server.New(m.living())
+		guest := server.New(m.runningGuest())
 		for {
 			select {
 			case conn := <-m.calls:
@@ -61,14 +61,14 @@ func (m *monitor) serve(ctx context.Context) {
 	})
 }
 
-func (m *monitor) living() *world {
+func (m *monitor) runningGuest() *guestState {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.world
 }
 
 // start puts a guest into the monitor and lets it go on.
-func (m *monitor) start(w *world) {
+func (m *monitor) start(w *guestState) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.image = nil
@@ -76,13 +76,13 @@ func (m *monitor) start(w *world) {
 		return
 	}
 	m.world = w
-	w.live()
+	w.run()
 	w.setPaused(false)
 	close(m.lives)
 }
 
-// hangUp ends the channel from the host's side.
-func (m *monitor) hangUp() {
+// closeChannel ends the channel from the host's side.
+func (m *monitor) closeChannel() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.ours != nil {
@@ -105,7 +105,7 @@ func (m *monitor) end(why error) {
 	m.driver.mu.Lock()
 	delete(m.driver.monitors, filepath.Clean(m.spec.Dir))
 	m.driver.mu.Unlock()
-	m.hangUp()
+	m.closeChannel()
 	if w != nil {
 		w.end()
 	}
@@ -149,7 +149,7 @@ func (m *machine) Dial(ctx context.Context) (net.Conn, error) {
 	if err := m.step(ctx, OpDial); err != nil {
 		return nil, err
 	}
-	m.hangUp()
+	m.closeChannel()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
@@ -178,11 +178,11 @@ func (m *machine) Load(ctx context.Context, from vmm.Capture) error {
 	if err := m.step(ctx, OpLoad); err != nil {
 		return err
 	}
-	if m.living() != nil || m.image == nil {
+	if m.runningGuest() != nil || m.image == nil {
 		return fmt.Errorf("load machine %s: it was loaded before", m.spec.ID)
 	}
 	if from == nil {
-		w, err := decodeWorld(m.image)
+		w, err := decodeGuestState(m.image)
 		if err != nil {
 			return fmt.Errorf("load machine %s: %w", m.spec.ID, err)
 		}
@@ -203,7 +203,7 @@ func (m *machine) Load(ctx context.Context, from vmm.Capture) error {
 
 // stop changes whether the guest's processors run.
 func (m *machine) stop(op string, v bool) error {
-	w := m.living()
+	w := m.runningGuest()
 	if w == nil {
 		return fmt.Errorf("%s machine %s: it was not loaded", op, m.spec.ID)
 	}
@@ -238,7 +238,7 @@ func (m *machine) Capture(ctx context.Context) (vmm.Capture, error) {
 	if !stopped {
 		return nil, fmt.Errorf("capture machine %s: it is not paused", m.spec.ID)
 	}
-	return &capture{driver: m.driver, id: m.spec.ID, base: m.base, manifest: m.manifest, world: m.living().copy()}, nil
+	return &capture{driver: m.driver, id: m.spec.ID, base: m.base, manifest: m.manifest, world: m.runningGuest().copy()}, nil
 }
 
 func (m *machine) Usage() (vmm.Usage, error) {
@@ -266,13 +266,13 @@ type capture struct {
 	manifest vmm.Manifest
 
 	mu    sync.Mutex
-	world *world // nil once closed
+	world *guestState // nil once closed
 }
 
 var _ vmm.Capture = (*capture)(nil)
 
 // take answers a copy of the captured guest.
-func (c *capture) take() (*world, error) {
+func (c *capture) take() (*guestState, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.world == nil {

@@ -59,8 +59,8 @@ func (p *process) copy() *process {
 	return &c
 }
 
-// begin starts the goroutine of p; mu is held.
-func (w *world) begin(p *process) {
+// startProcess starts the goroutine of p; mu is held.
+func (w *guestState) startProcess(p *process) {
 	if p.Limit > 0 {
 		p.deadline = time.Now().Add(p.Limit)
 	}
@@ -68,10 +68,10 @@ func (w *world) begin(p *process) {
 		p.until = time.Now().Add(p.Left)
 	}
 	w.wg.Add(1)
-	go w.run(p)
+	go w.runProcess(p)
 }
 
-func (w *world) run(p *process) {
+func (w *guestState) runProcess(p *process) {
 	defer w.wg.Done()
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -104,7 +104,7 @@ func (w *world) run(p *process) {
 }
 
 // wake broadcasts at a moment; the answer stops it.
-func (w *world) wake(at time.Time) func() {
+func (w *guestState) wake(at time.Time) func() {
 	timer := time.AfterFunc(time.Until(at), func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -136,7 +136,7 @@ func (p *process) offset(of guestapi.Stream) *int64 {
 	return &p.Offsets.Stdout
 }
 
-func (w *world) Start(ctx context.Context, spec guestapi.ProcessSpec) (out guestapi.Process, _ error) {
+func (w *guestState) Start(ctx context.Context, spec guestapi.ProcessSpec) (out guestapi.Process, _ error) {
 	err := w.do(ctx, func() error {
 		if (len(spec.Argv) == 0) == (spec.Shell == "") {
 			return fmt.Errorf("%w: exactly one of argv and shell", guestapi.ErrInvalid)
@@ -167,7 +167,7 @@ func (w *world) Start(ctx context.Context, spec guestapi.ProcessSpec) (out guest
 		}
 		w.NextPID++
 		w.Procs[p.PID] = p
-		w.begin(p)
+		w.startProcess(p)
 		out = &stream{w: w, p: p}
 		return nil
 	})
@@ -175,7 +175,7 @@ func (w *world) Start(ctx context.Context, spec guestapi.ProcessSpec) (out guest
 }
 
 // find needs mu.
-func (w *world) find(ref guestapi.ProcessRef) (*process, error) {
+func (w *guestState) find(ref guestapi.ProcessRef) (*process, error) {
 	if ref.Tag == "" {
 		if p, ok := w.Procs[ref.PID]; ok {
 			return p, nil
@@ -194,7 +194,7 @@ func (w *world) find(ref guestapi.ProcessRef) (*process, error) {
 	return last, nil
 }
 
-func (w *world) Attach(
+func (w *guestState) Attach(
 	ctx context.Context,
 	ref guestapi.ProcessRef,
 	from guestapi.Offsets,
@@ -207,7 +207,7 @@ func (w *world) Attach(
 	return out, err
 }
 
-func (w *world) Processes(ctx context.Context) (out []guestapi.ProcessInfo, _ error) {
+func (w *guestState) Processes(ctx context.Context) (out []guestapi.ProcessInfo, _ error) {
 	err := w.do(ctx, func() error {
 		for _, pid := range slices.Sorted(mapKeys(w.Procs)) {
 			p := w.Procs[pid]
@@ -221,7 +221,7 @@ func (w *world) Processes(ctx context.Context) (out []guestapi.ProcessInfo, _ er
 	return out, err
 }
 
-func (w *world) Signal(ctx context.Context, ref guestapi.ProcessRef, signal int, _ bool) error {
+func (w *guestState) Signal(ctx context.Context, ref guestapi.ProcessRef, signal int, _ bool) error {
 	return w.do(ctx, func() error {
 		p, err := w.find(ref)
 		if err != nil {
@@ -240,7 +240,7 @@ func (w *world) Signal(ctx context.Context, ref guestapi.ProcessRef, signal int,
 
 // stream follows one process.
 type stream struct {
-	w    *world
+	w    *guestState
 	p    *process
 	from guestapi.Offsets // of what is wanted
 	next int              // piece of output to look at

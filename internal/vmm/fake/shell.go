@@ -108,7 +108,7 @@ func split(text string) []word {
 
 // shell runs the statements of one process. The world's mu is held throughout.
 type shell struct {
-	w *world
+	w *guestState
 	p *process
 }
 

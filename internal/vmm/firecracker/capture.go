@@ -18,7 +18,7 @@ import (
 
 // capture is a machine at one moment: a whole memory file, and device state.
 type capture struct {
-	vmmproc.Uses
+	vmmproc.RefCount
 	driver   *Driver
 	manifest vmm.Manifest
 	shape    shape
@@ -38,22 +38,22 @@ func (c *capture) DirtyBytes() int64 {
 	return own
 }
 
-// fit holds a capture, which is whole, against the spec of a machine that shall go on from it.
-func (c *capture) fit(spec vmm.Spec) error {
+// checkSpec holds a capture, which is whole, against the spec of a machine that shall go on from it.
+func (c *capture) checkSpec(spec vmm.Spec) error {
 	m := c.manifest
 	if m.VCPUs != spec.VCPUs || m.MemoryMiB != spec.MemoryMiB || m.Disks != len(spec.Disks) ||
 		m.NIC != (spec.NIC != nil) {
 		return errors.New("the capture is of a machine of another shape")
 	}
-	return c.shape.fit(spec, m)
+	return c.shape.check(spec, m)
 }
 
 // Save implements vmm.Capture. The memory file shares its blocks with the capture.
 func (c *capture) Save(ctx context.Context, dir string) (_ vmm.Image, err error) {
-	if err := c.Hold(); err != nil {
+	if err := c.Acquire(); err != nil {
 		return vmm.Image{}, err
 	}
-	defer func() { err = errors.Join(err, c.Let()) }()
+	defer func() { err = errors.Join(err, c.Release()) }()
 	path := filepath.Join(dir, vmmproc.MemoryName)
 	if err := c.saveMemory(ctx, path); err != nil {
 		return vmm.Image{}, fmt.Errorf("save image in %s: %w", dir, err)
@@ -80,14 +80,14 @@ func (c *capture) saveMemory(ctx context.Context, path string) error {
 	return errors.Join(f.Chmod(0o444), f.Sync(), f.Close())
 }
 
-// Anticipate implements vmm.Anticipator: it writes back what the disks have and copies the base of the next
+// PreCapture implements vmm.Anticipator: it writes back what the disks have and copies the base of the next
 // capture, which takes the longer the more pieces it is in.
-func (m *machine) Anticipate(ctx context.Context) error {
-	if m.At() == vmmproc.Prepared {
+func (m *machine) PreCapture(ctx context.Context) error {
+	if m.Phase() == vmmproc.Prepared {
 		return fmt.Errorf("capture machine %s: it was not loaded", m.spec.ID)
 	}
 	for _, d := range m.spec.Disks {
-		if err := syncDisk(d); err != nil {
+		if err := flushDisk(d); err != nil {
 			return fmt.Errorf("capture machine %s: %w", m.spec.ID, err)
 		}
 	}
@@ -97,7 +97,7 @@ func (m *machine) Anticipate(ctx context.Context) error {
 	return nil
 }
 
-func syncDisk(d vmm.Disk) error {
+func flushDisk(d vmm.Disk) error {
 	if d.ReadOnly {
 		return nil
 	}
@@ -114,7 +114,7 @@ func (m *machine) cloneBase() error {
 	m.mu.Lock()
 	base := m.base
 	m.mu.Unlock()
-	if m.clone || base == nil || m.record.Cold {
+	if m.baseCloned || base == nil || m.record.Cold {
 		return nil
 	}
 	path := m.inRoot(captureMemory)
@@ -124,23 +124,23 @@ func (m *machine) cloneBase() error {
 	if err := disk.Clone(vmmproc.FDPath(int(base.Fd())), path); err != nil {
 		return err
 	}
-	if err := m.give(path); err != nil {
+	if err := m.chown(path); err != nil {
 		return err
 	}
-	m.clone = true
+	m.baseCloned = true
 	return nil
 }
 
 // Capture implements vmm.Machine.
 func (m *machine) Capture(ctx context.Context) (vmm.Capture, error) {
-	if m.At() != vmmproc.Paused {
+	if m.Phase() != vmmproc.Paused {
 		return nil, fmt.Errorf("capture machine %s: it is not paused", m.spec.ID)
 	}
-	ctx, cancel := m.driver.set.Limited(ctx, "capture of the machine")
+	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "capture of the machine")
 	defer cancel()
 	c, err := m.capture(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("capture machine %s: %w", m.spec.ID, m.Gone(ctx, err))
+		return nil, fmt.Errorf("capture machine %s: %w", m.spec.ID, m.WithExitReason(ctx, err))
 	}
 	return c, nil
 }
@@ -148,27 +148,27 @@ func (m *machine) Capture(ctx context.Context) (vmm.Capture, error) {
 // capture asks for a snapshot and takes its files. While it is under way, and after it failed, no base is
 // known: which pages the monitor has forgotten by then nobody can tell.
 func (m *machine) capture(ctx context.Context) (*capture, error) {
-	if m.rest != nil {
-		return m.captureAgain()
+	if m.last != nil {
+		return m.repeatCapture()
 	}
 	kind := fcapi.SnapshotDiff
 	if err := m.cloneBase(); err != nil {
 		return nil, err
 	}
-	if !m.clone {
+	if !m.baseCloned {
 		kind = fcapi.SnapshotFull
 		if err := os.RemoveAll(m.inRoot(captureMemory)); err != nil {
 			return nil, err
 		}
 	}
-	m.clone = false
+	m.baseCloned = false
 	if err := m.dropBase(); err != nil {
 		return nil, err
 	}
 	if err := vmmproc.WriteRecord(m.spec.Dir, m.record); err != nil {
 		return nil, err
 	}
-	m.cutChannel()
+	m.closeChannel()
 	request := fcapi.SnapshotCreate{Type: kind, State: captureState, Memory: captureMemory}
 	if err := m.api.CreateSnapshot(ctx, request); err != nil {
 		return nil, errors.Join(err, m.dropCapture())
@@ -177,21 +177,21 @@ func (m *machine) capture(ctx context.Context) (*capture, error) {
 	if err := m.takeFiles(c); err != nil {
 		return nil, errors.Join(err, m.dropCapture(), removeIfThere(c.path))
 	}
-	m.rest = &rest{c.state, c.full}
+	m.last = &lastCapture{c.state, c.full}
 	return c, nil
 }
 
-// rest is what a capture took of a machine that has not run since.
-type rest struct {
+// lastCapture is what a capture took of a machine that has not run since.
+type lastCapture struct {
 	state []byte
 	full  bool
 }
 
-// captureAgain is a capture of a machine that has not run since the last one. The monitor is not asked: the device
+// repeatCapture is a capture of a machine that has not run since the last one. The monitor is not asked: the device
 // state of a second snapshot may differ from that of the first.
-func (m *machine) captureAgain() (*capture, error) {
-	c := m.newCapture(m.rest.full)
-	c.state = m.rest.state
+func (m *machine) repeatCapture() (*capture, error) {
+	c := m.newCapture(m.last.full)
+	c.state = m.last.state
 	return c, os.Link(m.inDir(baseFile), c.path)
 }
 
@@ -228,7 +228,7 @@ func (m *machine) takeFiles(c *capture) error {
 	if err := os.Rename(m.inRoot(captureMemory), c.path); err != nil {
 		return err
 	}
-	memory, err := openPlain(c.path)
+	memory, err := openRegular(c.path)
 	if err != nil {
 		return err
 	}
@@ -253,7 +253,7 @@ func (m *machine) takeFiles(c *capture) error {
 
 func (m *machine) takeState() ([]byte, error) {
 	path := m.inRoot(captureState)
-	f, err := openPlain(path)
+	f, err := openRegular(path)
 	if err != nil {
 		return nil, err
 	}

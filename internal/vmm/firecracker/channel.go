@@ -15,28 +15,28 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
-// maxEarly bounds what is written before the guest can be reached, in bytes.
-const maxEarly = 1 << 20
+// maxPending bounds what is written before the guest can be reached, in bytes.
+const maxPending = 1 << 20
 
 // channel is our end of the guest channel. It can be written to before there is a guest: that is kept and
 // sent first. Reading waits until the guest was reached.
 type channel struct {
-	ctx   context.Context // ends when the channel is closed or the monitor has ended
-	end   context.CancelFunc
-	ready chan struct{} // closed when conn is set
-	moved chan struct{} // told when a deadline was moved
+	ctx           context.Context // ends when the channel is closed or the monitor has ended
+	end           context.CancelFunc
+	ready         chan struct{} // closed when conn is set
+	deadlineMoved chan struct{} // told when a deadline was moved
 
-	mu    sync.Mutex
-	conn  net.Conn
-	early []byte
-	read  time.Time // deadlines until conn is set
-	write time.Time
+	mu      sync.Mutex
+	conn    net.Conn
+	pending []byte
+	read    time.Time // deadlines until conn is set
+	write   time.Time
 }
 
 var _ net.Conn = (*channel)(nil)
 
 func newChannel(life context.Context) *channel {
-	c := &channel{ready: make(chan struct{}), moved: make(chan struct{}, 1)}
+	c := &channel{ready: make(chan struct{}), deadlineMoved: make(chan struct{}, 1)}
 	c.ctx, c.end = context.WithCancel(life)
 	return c
 }
@@ -47,12 +47,12 @@ func (c *channel) attach(conn net.Conn) error {
 	sent := 0
 	for {
 		c.mu.Lock()
-		rest := c.early[sent:]
+		rest := c.pending[sent:]
 		if len(rest) == 0 {
 			break
 		}
 		c.mu.Unlock()
-		err := conn.SetWriteDeadline(time.Now().Add(connectPatience))
+		err := conn.SetWriteDeadline(time.Now().Add(connectTimeout))
 		if err == nil {
 			_, err = conn.Write(rest)
 		}
@@ -69,13 +69,13 @@ func (c *channel) attach(conn net.Conn) error {
 	if err != nil {
 		return errors.Join(err, conn.Close())
 	}
-	c.conn, c.early = conn, nil
+	c.conn, c.pending = conn, nil
 	close(c.ready)
 	return nil
 }
 
-// wait answers the connection once there is one.
-func (c *channel) wait(deadline func() time.Time) (net.Conn, error) {
+// waitConn answers the connection once there is one.
+func (c *channel) waitConn(deadline func() time.Time) (net.Conn, error) {
 	for {
 		c.mu.Lock()
 		conn, at := c.conn, deadline()
@@ -91,7 +91,7 @@ func (c *channel) wait(deadline func() time.Time) (net.Conn, error) {
 		}
 		select {
 		case <-c.ready:
-		case <-c.moved:
+		case <-c.deadlineMoved:
 		case <-c.ctx.Done():
 			return nil, net.ErrClosed
 		case <-late:
@@ -101,7 +101,7 @@ func (c *channel) wait(deadline func() time.Time) (net.Conn, error) {
 }
 
 func (c *channel) Read(p []byte) (int, error) {
-	conn, err := c.wait(func() time.Time { return c.read })
+	conn, err := c.waitConn(func() time.Time { return c.read })
 	if err != nil {
 		return 0, err
 	}
@@ -114,13 +114,13 @@ func (c *channel) Write(p []byte) (int, error) {
 		c.mu.Unlock()
 		return 0, net.ErrClosed
 	}
-	if c.conn == nil && len(c.early)+len(p) <= maxEarly {
-		c.early = append(c.early, p...)
+	if c.conn == nil && len(c.pending)+len(p) <= maxPending {
+		c.pending = append(c.pending, p...)
 		c.mu.Unlock()
 		return len(p), nil
 	}
 	c.mu.Unlock()
-	conn, err := c.wait(func() time.Time { return c.write })
+	conn, err := c.waitConn(func() time.Time { return c.write })
 	if err != nil {
 		return 0, err
 	}
@@ -158,7 +158,7 @@ func (c *channel) set(read, write *time.Time) error {
 		return errors.Join(c.conn.SetReadDeadline(c.read), c.conn.SetWriteDeadline(c.write))
 	}
 	select {
-	case c.moved <- struct{}{}:
+	case c.deadlineMoved <- struct{}{}:
 	default: // whoever waits looks again anyway
 	}
 	return nil
@@ -180,12 +180,12 @@ func (address) String() string  { return "guest" }
 func (m *machine) Dial(ctx context.Context) (net.Conn, error) {
 	select {
 	case <-m.Done():
-		return nil, m.Gone(ctx, vmm.ErrGone)
+		return nil, m.WithExitReason(ctx, vmm.ErrGone)
 	default:
 	}
-	c := newChannel(m.life)
+	c := newChannel(m.lifetime)
 	m.mu.Lock()
-	old, live := m.dialled, m.At() != vmmproc.Prepared
+	old, live := m.dialled, m.Phase() != vmmproc.Prepared
 	m.dialled = c
 	m.mu.Unlock()
 	if old != nil {
@@ -194,13 +194,13 @@ func (m *machine) Dial(ctx context.Context) (net.Conn, error) {
 		}
 	}
 	if live {
-		m.reach(c)
+		m.connectChannel(c)
 	}
 	return c, nil
 }
 
-// cutChannel ends the guest channel.
-func (m *machine) cutChannel() {
+// closeChannel ends the guest channel.
+func (m *machine) closeChannel() {
 	m.mu.Lock()
 	old := m.dialled
 	m.dialled = nil
@@ -210,10 +210,10 @@ func (m *machine) cutChannel() {
 	}
 }
 
-// reach connects a channel, in a goroutine that lives no longer than it.
-func (m *machine) reach(c *channel) {
+// connectChannel connects a channel, in a goroutine that lives no longer than it.
+func (m *machine) connectChannel(c *channel) {
 	m.helpers.Go(func() {
-		for wait := newBackoff(guestPatience); ; {
+		for wait := newBackoff(guestRetryMax); ; {
 			conn, err := m.connectGuest(c.ctx)
 			if err == nil {
 				stop := context.AfterFunc(c.ctx, func() { _ = conn.Close() })
@@ -224,7 +224,7 @@ func (m *machine) reach(c *channel) {
 			}
 			// A guest that boots does not listen yet, and one that was restored has first to hear that the
 			// connections it knew are gone: until then it is no error that nobody answers.
-			if wait.next(c.ctx, m.life) != nil {
+			if wait.next(c.ctx, m.lifetime) != nil {
 				return
 			}
 		}
@@ -239,22 +239,22 @@ func (m *machine) connectGuest(ctx context.Context) (net.Conn, error) {
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	if err := shake(conn, ChannelPort); err != nil {
+	if err := connectPort(conn, ChannelPort); err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
 	return conn, nil
 }
 
-// connectPatience bounds one attempt: a monitor that is paused does not answer.
-const connectPatience = 2 * time.Second
+// connectTimeout bounds one attempt: a monitor that is paused does not answer.
+const connectTimeout = 2 * time.Second
 
 // maxAnswer bounds the line that answers a request for a connection: "OK" and a number of 32 bits.
 const maxAnswer = 32
 
-// shake asks for a connection to a port of the guest. The request is one write, since the monitor reads but
+// connectPort asks for a connection to a port of the guest. The request is one write, since the monitor reads but
 // once; the answer is read byte by byte, since what the guest says may follow at once.
-func shake(conn net.Conn, port int) error {
-	if err := conn.SetDeadline(time.Now().Add(connectPatience)); err != nil {
+func connectPort(conn net.Conn, port int) error {
+	if err := conn.SetDeadline(time.Now().Add(connectTimeout)); err != nil {
 		return err
 	}
 	if _, err := fmt.Fprintf(conn, "CONNECT %d\n", port); err != nil {

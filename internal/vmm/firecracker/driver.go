@@ -24,11 +24,11 @@ type Config struct {
 	// Dir is a directory of the driver's own on the file system of machines and images; captures lie in it.
 	// New empties it: no capture outlives the process that took it.
 	Dir string
-	// MoreMemoryMiB is how much memory can be added to machines that are booted here and to all that are
+	// HotplugMemoryMiB is how much memory can be added to machines that are booted here and to all that are
 	// restored from them; a multiple of 128. 0: none.
-	MoreMemoryMiB int
-	MoreDisks     int  // likewise, disks
-	Console       bool // the guest's console goes to the monitor's log; it makes a restore slower
+	HotplugMemoryMiB int
+	HotplugDisks     int  // likewise, disks
+	Console          bool // the guest's console goes to the monitor's log; it makes a restore slower
 	// Limit bounds each single wait for a monitor: its start, an answer, its end. 0: a minute.
 	Limit time.Duration
 }
@@ -37,11 +37,11 @@ const defaultLimit = time.Minute
 
 // Driver runs machines in Firecracker.
 type Driver struct {
-	config  Config
-	version fcapi.Version
-	cpu     string
-	groups  []uint32 // a monitor needs besides its own: the one that may use /dev/kvm
-	set     *vmmproc.Set
+	config   Config
+	version  fcapi.Version
+	cpu      string
+	groups   []uint32 // a monitor needs besides its own: the one that may use /dev/kvm
+	monitors *vmmproc.Registry
 
 	mu     sync.Mutex
 	serial int // of captures
@@ -82,14 +82,14 @@ func New(ctx context.Context, config Config) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := Usable(version); err != nil {
+	if err := CheckRelease(version); err != nil {
 		return nil, err
 	}
-	if config.MoreMemoryMiB < 0 || config.MoreMemoryMiB%slotMiB != 0 || config.MoreDisks < 0 {
+	if config.HotplugMemoryMiB < 0 || config.HotplugMemoryMiB%slotMiB != 0 || config.HotplugDisks < 0 {
 		return nil, fmt.Errorf(
 			"firecracker: %d MiB more memory and %d more disks: multiples of %d MiB, and no negative numbers",
-			config.MoreMemoryMiB,
-			config.MoreDisks,
+			config.HotplugMemoryMiB,
+			config.HotplugDisks,
 			slotMiB,
 		)
 	}
@@ -102,7 +102,7 @@ func New(ctx context.Context, config Config) (*Driver, error) {
 	if config.Limit == 0 {
 		config.Limit = defaultLimit
 	}
-	d := &Driver{config: config, version: version, set: vmmproc.NewSet(config.Limit, removeFiles)}
+	d := &Driver{config: config, version: version, monitors: vmmproc.NewRegistry(config.Limit, removeFiles)}
 	if d.cpu, err = vmmproc.HostCPU(); err != nil {
 		return nil, err
 	}
@@ -146,8 +146,8 @@ func (d *Driver) captureName() string {
 func (d *Driver) Capabilities() vmm.Capabilities {
 	return vmm.Capabilities{
 		Name: driverName, Version: d.version.String(), Accelerator: vmm.KVM, Isolation: "microvm",
-		Snapshot: true, LiveFork: true, CutsChannel: true, NamedTap: true, Pager: true, DiskRates: true, NICRates: true, HugePages: d.version.AtLeast(1, 17),
-		MoreMemory: true, MoreDisks: true,
+		Snapshot: true, LiveFork: true, CaptureClosesChannel: true, OpensTapByName: true, ServesPageFaults: true, DiskRates: true, NICRates: true, HugePages: d.version.AtLeast(1, 17),
+		MemoryHotplug: true, DiskHotplug: true,
 	}
 }
 
@@ -171,10 +171,10 @@ func (d *Driver) Boot(ctx context.Context, spec vmm.Spec) (vmm.Machine, error) {
 		return nil, errors.New("boot: a kernel and a disk or an initramfs are needed")
 	}
 	m := newMachine(ctx, d, spec, d.manifest(spec), d.newShape(spec))
-	err := m.launch(ctx, m.layBoot)
+	err := m.launch(ctx, m.placeBootFiles)
 	if err == nil {
 		if err = m.boot(ctx); err != nil {
-			err = errors.Join(m.Gone(ctx, err), m.Discard(ctx))
+			err = errors.Join(m.WithExitReason(ctx, err), m.Discard(ctx))
 		}
 	}
 	if err != nil {
@@ -189,16 +189,16 @@ func (d *Driver) Prepare(ctx context.Context, spec vmm.Spec, image vmm.Image) (v
 	if err := validate(spec); err != nil {
 		return nil, err
 	}
-	sh, err := d.fit(spec, image)
+	sh, err := d.checkImage(spec, image)
 	if err != nil {
 		return nil, err
 	}
 	manifest := d.manifest(spec)
 	manifest.MaxMemoryMiB, manifest.MaxDisks = image.Manifest.MaxMemoryMiB, image.Manifest.MaxDisks
 	m := newMachine(ctx, d, spec, manifest, sh)
-	m.known = image.Manifest
+	m.imageManifest = image.Manifest
 	m.memory = image.Memory
-	if err := m.launch(ctx, func() error { return m.layImage(image) }); err != nil {
+	if err := m.launch(ctx, func() error { return m.placeImage(image) }); err != nil {
 		return nil, fmt.Errorf("prepare machine %s: %w", spec.ID, err)
 	}
 	return m, nil
@@ -227,20 +227,20 @@ func (d *Driver) Adopt(ctx context.Context, spec vmm.Spec) (vmm.Machine, error) 
 		return nil, err
 	}
 	var r record
-	p, err := d.set.Adopt(spec.Dir, &r)
+	p, err := d.monitors.Adopt(spec.Dir, &r)
 	if err != nil {
 		return nil, fmt.Errorf("adopt machine %s: %w", spec.ID, err)
 	}
 	m := newMachine(ctx, d, spec, d.manifest(spec), r.Shape)
 	m.record = r
-	if err := m.takeOver(ctx, p); err != nil {
+	if err := m.adopt(ctx, p); err != nil {
 		return nil, fmt.Errorf("adopt machine %s: %w", spec.ID, err)
 	}
 	return m, nil
 }
 
 // Kill implements vmm.Driver.
-func (d *Driver) Kill(ctx context.Context, spec vmm.Spec) error { return d.set.Kill(ctx, spec) }
+func (d *Driver) Kill(ctx context.Context, spec vmm.Spec) error { return d.monitors.Kill(ctx, spec) }
 
 // Close lets go of all machines and leaves them running, for a later Adopt.
-func (d *Driver) Close() error { return d.set.Close() }
+func (d *Driver) Close() error { return d.monitors.Close() }

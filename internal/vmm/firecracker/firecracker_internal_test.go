@@ -18,7 +18,7 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
 )
 
-func TestUsable(t *testing.T) {
+func TestCheckRelease(t *testing.T) {
 	for text, usable := range map[string]bool{
 		"1.12.1": false, "1.13.1": false, "1.14.4": false, "1.15.0": false, "1.15.1": true, "1.15.3": true,
 		"1.16.0": false, "1.16.1": false, "1.16.2": false, "1.17.0": true, "1.18.0": true, "2.0.0": false,
@@ -27,39 +27,39 @@ func TestUsable(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = Usable(v)
-		var faulty *FaultyError
+		err = CheckRelease(v)
+		var faulty *RefusedReleaseError
 		if usable != (err == nil) || err != nil && (!errors.As(err, &faulty) || faulty.Version != v) {
 			t.Errorf("%s: got %v", text, err)
 		}
 	}
-	if f := Faults(fcapi.Version{Major: 1, Minor: 15, Patch: 1}); len(f) == 0 || f[0].Weight == Refused {
+	if f := Advisories(fcapi.Version{Major: 1, Minor: 15, Patch: 1}); len(f) == 0 || f[0].Severity == Refused {
 		t.Errorf("1.15.1: got %v, want what is to be noted", f)
 	}
-	for _, f := range Faults(fcapi.Version{Major: 1, Minor: 17}) {
+	for _, f := range Advisories(fcapi.Version{Major: 1, Minor: 17}) {
 		t.Errorf("1.17.0: got %+v", f)
 	}
 }
 
-func TestJailerFault(t *testing.T) {
+func TestCheckJailerRelease(t *testing.T) {
 	for text, faulty := range map[string]bool{"1.13.1": true, "1.13.2": false, "1.14.0": true, "1.14.1": false, "1.15.1": false, "1.17.0": false} {
 		v, err := fcapi.ParseVersion(text)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := jailerFault(v); faulty != (err != nil) {
+		if err := checkJailerRelease(v); faulty != (err != nil) {
 			t.Errorf("%s: got %v", text, err)
 		}
 	}
 }
 
-func TestEndings(t *testing.T) {
+func TestDescribeExit(t *testing.T) {
 	for code, want := range map[int]string{148: "system call", 149: "bus error", 0: "the guest", 77: "status 77"} {
-		if got := ending(proc.Exit{Known: true, Code: code}); !strings.Contains(got, want) {
+		if got := describeExit(proc.Exit{Known: true, Code: code}); !strings.Contains(got, want) {
 			t.Errorf("%d: got %q", code, got)
 		}
 	}
-	if got := ending(proc.Exit{Known: true, Signal: 9}); !strings.Contains(got, "out of memory") {
+	if got := describeExit(proc.Exit{Known: true, Signal: 9}); !strings.Contains(got, "out of memory") {
 		t.Errorf("got %q", got)
 	}
 }
@@ -72,7 +72,7 @@ func pipe(t *testing.T) (ours, theirs net.Conn) {
 	return ours, theirs
 }
 
-func TestChannelKeepsWhatIsWrittenEarly(t *testing.T) {
+func TestChannelSendsPendingWrites(t *testing.T) {
 	c := newChannel(t.Context())
 	defer c.Close()
 	for _, part := range []string{"one ", "two "} {
@@ -99,7 +99,7 @@ func TestChannelKeepsWhatIsWrittenEarly(t *testing.T) {
 
 func TestChannelBounds(t *testing.T) {
 	c := newChannel(t.Context())
-	if _, err := c.Write(make([]byte, maxEarly)); err != nil {
+	if _, err := c.Write(make([]byte, maxPending)); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.SetDeadline(time.Now().Add(10 * time.Millisecond)); err != nil {
@@ -138,7 +138,7 @@ func TestChannelBounds(t *testing.T) {
 }
 
 // A guest that takes a connection and reads nothing holds up the attempt alone.
-func TestChannelOfDeafGuestCloses(t *testing.T) {
+func TestChannelClosesWithoutGuest(t *testing.T) {
 	life, end := context.WithCancel(t.Context())
 	c := newChannel(life)
 	if _, err := c.Write([]byte("never read")); err != nil {
@@ -155,37 +155,37 @@ func TestChannelOfDeafGuestCloses(t *testing.T) {
 	}
 }
 
-// answer is a connection to a monitor that says something, whatever is asked.
-type answer struct {
+// response is a connection to a monitor that says something, whatever is asked.
+type response struct {
 	net.Conn
 	r io.Reader
 }
 
-func (a answer) Read(p []byte) (int, error) { return a.r.Read(p) }
-func (answer) Write(p []byte) (int, error)  { return len(p), nil }
-func (answer) SetDeadline(time.Time) error  { return nil }
+func (a response) Read(p []byte) (int, error) { return a.r.Read(p) }
+func (response) Write(p []byte) (int, error)  { return len(p), nil }
+func (response) SetDeadline(time.Time) error  { return nil }
 
-func TestShake(t *testing.T) {
+func TestConnectPort(t *testing.T) {
 	rest := strings.NewReader("OK 1073741824\nfirst bytes")
-	if err := shake(answer{r: rest}, 5252); err != nil {
+	if err := connectPort(response{r: rest}, 5252); err != nil {
 		t.Fatal(err)
 	}
 	if left, _ := io.ReadAll(rest); string(left) != "first bytes" {
 		t.Errorf("what the guest said is %q", left)
 	}
 	for _, said := range []string{"", "OK\n", "OK x\n", "NO 1\n", "OK 99999999999\n", strings.Repeat("O", 1000), "OK 1"} {
-		if shake(answer{r: strings.NewReader(said)}, 5252) == nil {
+		if connectPort(response{r: strings.NewReader(said)}, 5252) == nil {
 			t.Errorf("%q was taken", said)
 		}
 	}
 }
 
-func FuzzShake(f *testing.F) {
+func FuzzConnectPort(f *testing.F) {
 	f.Add([]byte("OK 1073741824\nx"))
 	f.Add([]byte("OK "))
 	f.Fuzz(func(t *testing.T, said []byte) {
 		r := bytes.NewReader(said)
-		err := shake(answer{r: r}, 1)
+		err := connectPort(response{r: r}, 1)
 		if used := len(said) - r.Len(); used > maxAnswer {
 			t.Errorf("read %d bytes", used)
 		}
@@ -195,37 +195,37 @@ func FuzzShake(f *testing.F) {
 	})
 }
 
-func TestOpenPlain(t *testing.T) {
+func TestOpenRegular(t *testing.T) {
 	dir := t.TempDir()
 	secret, link := filepath.Join(dir, "secret"), filepath.Join(dir, "link")
 	if err := errors.Join(os.WriteFile(secret, []byte("x"), 0o600), os.Symlink(secret, link)); err != nil {
 		t.Fatal(err)
 	}
 	for _, path := range []string{link, dir, filepath.Join(dir, "none")} {
-		if f, err := openPlain(path); err == nil {
+		if f, err := openRegular(path); err == nil {
 			t.Errorf("%s was opened", path)
 			_ = f.Close()
 		}
 	}
-	f, err := openPlain(secret)
+	f, err := openRegular(secret)
 	if err != nil {
 		t.Fatal(err)
 	}
 	_ = f.Close()
 }
 
-func TestShapeIsChecked(t *testing.T) {
-	good := shape{BaseMiB: 64, MoreMiB: 128, ReadOnly: []bool{false, false}}
+func TestShapeValidation(t *testing.T) {
+	good := shape{BaseMiB: 64, HotplugMiB: 128, ReadOnly: []bool{false, false}}
 	m := vmm.Manifest{MemoryMiB: 64, MaxMemoryMiB: 192, Disks: 1, MaxDisks: 2}
 	spec := vmm.Spec{Disks: []vmm.Disk{{}}}
-	if err := good.fit(spec, m); err != nil {
+	if err := good.check(spec, m); err != nil {
 		t.Error(err)
 	}
 	for name, change := range map[string]func(*shape){
 		"no_memory":   func(s *shape) { s.BaseMiB = 0 },
 		"too_large":   func(s *shape) { s.BaseMiB = 1 << 40 },
-		"negative":    func(s *shape) { s.MoreMiB = -1 },
-		"less":        func(s *shape) { s.MoreMiB = 0 },
+		"negative":    func(s *shape) { s.HotplugMiB = -1 },
+		"less":        func(s *shape) { s.HotplugMiB = 0 },
 		"base":        func(s *shape) { s.BaseMiB = 65 },
 		"few_drives":  func(s *shape) { s.ReadOnly = nil },
 		"many_drives": func(s *shape) { s.ReadOnly = make([]bool, 1000) },
@@ -233,7 +233,7 @@ func TestShapeIsChecked(t *testing.T) {
 	} {
 		s := good
 		change(&s)
-		if s.fit(spec, m) == nil {
+		if s.check(spec, m) == nil {
 			t.Errorf("%s was taken", name)
 		}
 	}
@@ -250,7 +250,7 @@ func FuzzShape(f *testing.F) {
 			return
 		}
 		m := vmm.Manifest{MemoryMiB: 64, MaxMemoryMiB: 192, Disks: 1, MaxDisks: 2}
-		if s.fit(vmm.Spec{Disks: []vmm.Disk{{}}}, m) != nil {
+		if s.check(vmm.Spec{Disks: []vmm.Disk{{}}}, m) != nil {
 			return
 		}
 		if n := len(s.ReadOnly); n < m.MaxDisks || n > maxDrives || s.memoryBytes() < 192<<20 ||

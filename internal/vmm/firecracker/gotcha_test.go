@@ -19,10 +19,10 @@ var gotchas = []gotcha{
 	// Releases.
 	{
 		"CVE-2026-5747: writes outside of memory with PCI",
-		[]string{"vmm/firecracker: TestUsable", "host/probe: TestFirecrackerRow"},
+		[]string{"vmm/firecracker: TestCheckRelease", "host/probe: TestFirecrackerRow"},
 		[]string{"enable-pci"},
 	},
-	{"CVE-2026-1386: the jailer follows links", []string{"vmm/firecracker: TestJailerFault"}, nil},
+	{"CVE-2026-1386: the jailer follows links", []string{"vmm/firecracker: TestCheckJailerRelease"}, nil},
 	{
 		"vsock dead after a restore with 1.16.0",
 		[]string{"vmm/firecracker: TestRefusedReleases", "host/probe: TestFirecrackerRow"},
@@ -40,7 +40,7 @@ var gotchas = []gotcha{
 	},
 	{
 		"IA32_XSS not saved before 1.16.1",
-		[]string{"vmm/firecracker: TestUsable", "host/probe: TestFirecrackerRow"},
+		[]string{"vmm/firecracker: TestCheckRelease", "host/probe: TestFirecrackerRow"},
 		nil,
 	},
 	{
@@ -49,7 +49,7 @@ var gotchas = []gotcha{
 		[]string{"cpu_template", "cpu-config"},
 	},
 	// The API.
-	{"stale sockets", []string{"vmm/firecracker: TestRemainders", "vmm/vmmproc: TestSocketInLongDirectory"}, nil},
+	{"stale sockets", []string{"vmm/firecracker: TestLeftoverFiles", "vmm/vmmproc: TestSocketInLongDirectory"}, nil},
 	{"socket addresses of 108 bytes", []string{"vmm/vmmproc: TestSocketInLongDirectory"}, nil},
 	{
 		"requests need a Content-Length, and GET has no body",
@@ -60,21 +60,21 @@ var gotchas = []gotcha{
 	{"free page hinting has routes of its own and a race", nil, []string{"hinting"}},
 	{
 		"a console without bound fills the host's disk",
-		[]string{"vmm/firecracker: TestDescription"},
+		[]string{"vmm/firecracker: TestBootRequests"},
 		[]string{"/serial"},
 	},
 	{"metrics are not flushed while it is paused", nil, []string{"FlushMetrics"}},
 	{
 		"identity must be there before the first instruction",
-		[]string{"vmm/vmmtest: testRestoreAtOnce", "vmm/firecracker: TestIdentityFirst"},
+		[]string{"vmm/vmmtest: testRestoreAtOnce", "vmm/firecracker: TestMetadataBeforeLoad"},
 		nil,
 	},
 	{
 		"metadata is refused before the network card that reaches it",
-		[]string{"vmm/firecracker: TestDescription", "vmm/firecracker: TestIdentityFirst"},
+		[]string{"vmm/firecracker: TestBootRequests", "vmm/firecracker: TestMetadataBeforeLoad"},
 		nil,
 	},
-	{"a failed load burns the process", []string{"vmm/firecracker: TestFaults"}, nil},
+	{"a failed load burns the process", []string{"vmm/firecracker: TestRequestFailures"}, nil},
 	// Processes and the jailer.
 	{
 		"the jailer's control groups are of version 1 by default",
@@ -85,35 +85,35 @@ var gotchas = []gotcha{
 	{"a table of descriptors as large as its limit", []string{"os/jail: TestLimitsHold"}, nil},
 	{
 		"machines of one user",
-		[]string{"os/jail: TestUsers", "os/jail: TestUsersOfTwoNodes", "os/jail: TestNeighbours"},
+		[]string{"os/jail: TestUIDs", "os/jail: TestUIDsOfTwoNodes", "os/jail: TestJailsAreIsolated"},
 		nil,
 	},
-	{"exit codes stand for signals that the monitor caught", []string{"vmm/firecracker: TestEndings"}, nil},
+	{"exit codes stand for signals that the monitor caught", []string{"vmm/firecracker: TestDescribeExit"}, nil},
 	{"a monitor that hangs answers nothing and must be killed", []string{"vmm/firecracker: TestMonitorHangs"}, nil},
 	{
 		"the end of a process takes long after its last word",
-		[]string{"vmm/vmmproc: TestLifeEnds", "vmm/firecracker: TestFaults"},
+		[]string{"vmm/vmmproc: TestProcessExit", "vmm/firecracker: TestRequestFailures"},
 		nil,
 	},
 	// Snapshots.
 	{
 		"load opens the drives that the snapshot names",
-		[]string{"vmm/firecracker: TestOneRequest", "vmm/firecracker: TestTooMuch"},
+		[]string{"vmm/firecracker: TestLoadIsOneRequest", "vmm/firecracker: TestHotplugLimits"},
 		nil,
 	},
 	{
 		"a mapped memory file must not change",
-		[]string{"vmm/firecracker: TestMachines", "vmm/firecracker: TestAdoptedCapture"},
+		[]string{"vmm/firecracker: TestMachines", "vmm/firecracker: TestCaptureAfterAdopt"},
 		nil,
 	},
 	{"a snapshot only of a guest that is ready", []string{"host/bake: TestFailingCheckIsTold"}, nil},
-	{"limits of rates are the snapshot's", []string{"vmm/firecracker: TestOneRequest"}, nil},
+	{"limits of rates are the snapshot's", []string{"vmm/firecracker: TestLoadIsOneRequest"}, nil},
 	{
 		"connections to a restored guest are refused at first",
-		[]string{"vmm/firecracker: TestMachines", "vmm/firecracker: TestShake"},
+		[]string{"vmm/firecracker: TestMachines", "vmm/firecracker: TestConnectPort"},
 		nil,
 	},
-	{"the asynchronous engine makes restores slow", []string{"vmm/firecracker: TestDescription"}, []string{"Async"}},
+	{"the asynchronous engine makes restores slow", []string{"vmm/firecracker: TestBootRequests"}, []string{"Async"}},
 	{
 		"pages that were swapped out count as unchanged where writes are not followed",
 		[]string{"vmm/firecracker: TestColdCapturesAreFull", "vmm/firecracker: TestHugePages"},
@@ -121,12 +121,12 @@ var gotchas = []gotcha{
 	},
 	{
 		"the second of two snapshots without a resume between them may differ",
-		[]string{"vmm/firecracker: TestCapturedTwice"},
+		[]string{"vmm/firecracker: TestCaptureTwice"},
 		nil,
 	},
 	{
 		"rates of a machine that is taken over are those of an earlier process",
-		[]string{"vmm/firecracker: TestAdoptedRates"},
+		[]string{"vmm/firecracker: TestRatesAfterAdopt"},
 		nil,
 	},
 	{
@@ -140,19 +140,19 @@ var gotchas = []gotcha{
 	{"page_size_kib holds bytes", []string{"os/uffd: TestParseRegions"}, nil},
 	{
 		"removals are read before pages are copied",
-		[]string{"os/uffd: TestRemovalComesBeforeFilling", "host/pager: TestRemovedMemoryIsZero"},
+		[]string{"os/uffd: TestRemoveEventBeforeCopy", "host/pager: TestRemovedMemoryIsZero"},
 		nil,
 	},
 	{"a handshake with none or several descriptors", []string{"os/uffd: TestReceiveRefuses"}, nil},
 	{"large pages must be copied whole", []string{"os/uffd: TestHugePages"}, nil},
 	{
 		"memory is used before load has answered",
-		[]string{"vmm/firecracker: TestPages", "vmm/firecracker: TestHosts"},
+		[]string{"vmm/firecracker: TestPager", "vmm/firecracker: TestHosts"},
 		nil,
 	},
 	{
 		"a pager that ends leaves a guest that hangs",
-		[]string{"vmm/firecracker: TestPages", "vmm/firecracker: TestPagesAreNotAdopted"},
+		[]string{"vmm/firecracker: TestPager", "vmm/firecracker: TestPagedMachineIsNotAdopted"},
 		nil,
 	},
 	// The host and the guest's network, clock and kernel.

@@ -28,8 +28,8 @@ const (
 
 // shape is what the manifest does not tell of a machine and its monitor must be asked about.
 type shape struct {
-	BaseMiB int `json:"base_mib"` // memory that it booted with
-	MoreMiB int `json:"more_mib"` // that can be plugged in beyond
+	BaseMiB    int `json:"base_mib"` // memory that it booted with
+	HotplugMiB int `json:"more_mib"` // that can be plugged in beyond
 	// ReadOnly has an entry for each drive, those that wait for a disk too.
 	ReadOnly []bool `json:"read_only"`
 	Device   string `json:"device,omitempty"` // tap of its network card; "": none
@@ -37,15 +37,15 @@ type shape struct {
 	Huge     bool   `json:"huge,omitempty"`   // its pages were of 2 MiB, which a load from a file must not take over
 }
 
-func (s shape) memoryBytes() int64 { return int64(s.BaseMiB+s.MoreMiB) << 20 }
+func (s shape) memoryBytes() int64 { return int64(s.BaseMiB+s.HotplugMiB) << 20 }
 
 // newShape is what Boot makes of a spec.
 func (d *Driver) newShape(spec vmm.Spec) shape {
-	s := shape{BaseMiB: spec.MemoryMiB, MoreMiB: d.config.MoreMemoryMiB, Rates: hasRates(spec)}
+	s := shape{BaseMiB: spec.MemoryMiB, HotplugMiB: d.config.HotplugMemoryMiB, Rates: hasRates(spec)}
 	for _, disk := range spec.Disks {
 		s.ReadOnly = append(s.ReadOnly, disk.ReadOnly)
 	}
-	for range d.config.MoreDisks {
+	for range d.config.HotplugDisks {
 		s.ReadOnly = append(s.ReadOnly, false)
 	}
 	if spec.NIC != nil {
@@ -54,8 +54,8 @@ func (d *Driver) newShape(spec vmm.Spec) shape {
 	return s
 }
 
-// fit holds an image against this host and a spec, and answers the shape it tells.
-func (d *Driver) fit(spec vmm.Spec, image vmm.Image) (shape, error) {
+// checkImage holds an image against this host and a spec, and answers the shape it tells.
+func (d *Driver) checkImage(spec vmm.Spec, image vmm.Image) (shape, error) {
 	want := d.manifest(spec)
 	m := image.Manifest
 	str := strconv.Itoa
@@ -96,12 +96,12 @@ func (d *Driver) fit(spec vmm.Spec, image vmm.Image) (shape, error) {
 	if err := json.Unmarshal(data, &s); err != nil {
 		return shape{}, fmt.Errorf("%s: %w", filepath.Join(image.Dir, shapeName), err)
 	}
-	return s, s.fit(spec, m)
+	return s, s.check(spec, m)
 }
 
-// fit holds a shape, which an image tells, against the spec and the manifest.
-func (s shape) fit(spec vmm.Spec, m vmm.Manifest) error {
-	if s.BaseMiB < 1 || s.MoreMiB < 0 || s.BaseMiB > 1<<24 || s.MoreMiB > 1<<24 || m.MemoryMiB < s.BaseMiB || s.BaseMiB+s.MoreMiB < max(m.MemoryMiB, m.MaxMemoryMiB) ||
+// check holds a shape, which an image tells, against the spec and the manifest.
+func (s shape) check(spec vmm.Spec, m vmm.Manifest) error {
+	if s.BaseMiB < 1 || s.HotplugMiB < 0 || s.BaseMiB > 1<<24 || s.HotplugMiB > 1<<24 || m.MemoryMiB < s.BaseMiB || s.BaseMiB+s.HotplugMiB < max(m.MemoryMiB, m.MaxMemoryMiB) ||
 		len(s.ReadOnly) < max(m.Disks, m.MaxDisks) ||
 		len(s.ReadOnly) > maxDrives {
 		return errors.New("the shape of the image is damaged")

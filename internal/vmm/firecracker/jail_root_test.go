@@ -21,8 +21,8 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
 )
 
-// jailed puts the monitors of a world into jails.
-func jailed(t *testing.T, w *world) {
+// useJail puts the monitors of a world into jails.
+func useJail(t *testing.T, w *fixture) {
 	t.Helper()
 	probetest.Need(t, probe.Config{}, probe.CGroups)
 	layout, err := jail.Probe()
@@ -33,7 +33,7 @@ func jailed(t *testing.T, w *world) {
 	if err := os.Mkdir(trees, 0o711); err != nil {
 		t.Fatal(err)
 	}
-	j, err := jail.New(jail.Config{Layout: layout, Prefix: "fcjail", Trees: trees})
+	j, err := jail.New(jail.Config{Hierarchy: layout, Prefix: "fcjail", ProgramsDir: trees})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,12 +42,12 @@ func jailed(t *testing.T, w *world) {
 			t.Error(err)
 		}
 	})
-	g, err := j.Group(t.Context(), "all", jail.Limits{})
+	g, err := j.Create(t.Context(), "all", jail.Limits{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), vmmtest.Patience)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), vmmtest.Timeout)
 		defer cancel()
 		if err := g.Destroy(ctx); err != nil {
 			t.Error(err)
@@ -58,8 +58,8 @@ func jailed(t *testing.T, w *world) {
 
 // TestMachinesInJail holds what a jail has to do with: the files of a machine, its sockets, its end.
 func TestMachinesInJail(t *testing.T) {
-	w := newWorld(t, "1.17.0")
-	jailed(t, w)
+	w := newFixture(t, "1.17.0")
+	useJail(t, w)
 	h := vmmtest.Bake(t, w.lab())
 	for _, c := range vmmtest.Cases() {
 		switch c.Name {
@@ -72,28 +72,28 @@ func TestMachinesInJail(t *testing.T) {
 			t.Skip("probe userfaultfd: its device is not there")
 		}
 		image := h.Image
-		image.Memory = newPages(h.Image)
+		image.Memory = newMemoryServer(h.Image)
 		if r := h.RestoreFrom(t, image, h.Disk).Run(t, "echo on"); r.Stdout != "on\n" {
 			t.Errorf("got %+v", r)
 		}
 	})
-	t.Run("disk_elsewhere", func(t *testing.T) { testDiskElsewhere(t, w, h) })
+	t.Run("disk_elsewhere", func(t *testing.T) { testDiskOnOtherFilesystem(t, w, h) })
 }
 
-// TestDiskElsewhere is the same without a jail.
-func TestDiskElsewhere(t *testing.T) {
-	w := newWorld(t, "1.15.1")
-	testDiskElsewhere(t, w, vmmtest.Bake(t, w.lab()))
+// TestDiskOnOtherFilesystem is the same without a jail.
+func TestDiskOnOtherFilesystem(t *testing.T) {
+	w := newFixture(t, "1.15.1")
+	testDiskOnOtherFilesystem(t, w, vmmtest.Bake(t, w.lab()))
 }
 
-// testDiskElsewhere gives a machine a disk of another file system.
-func testDiskElsewhere(t *testing.T, w *world, h *vmmtest.Host) {
+// testDiskOnOtherFilesystem gives a machine a disk of another file system.
+func testDiskOnOtherFilesystem(t *testing.T, w *fixture, h *vmmtest.Host) {
 	t.Helper()
 	spec := h.Spec(t, h.Disk)
 	dir := t.TempDir()
 	spec.Disks = []vmm.Disk{{Path: filepath.Join(dir, "disk")}}
 	if err := errors.Join(os.Chmod(dir, 0o711), os.Chmod(filepath.Dir(dir), 0o711), os.WriteFile(spec.Disks[0].Path, nil, 0o600),
-		os.Truncate(spec.Disks[0].Path, diskBytes), os.Chown(spec.Disks[0].Path, nobody, nobody)); err != nil {
+		os.Truncate(spec.Disks[0].Path, diskBytes), os.Chown(spec.Disks[0].Path, unprivilegedUID, unprivilegedUID)); err != nil {
 		t.Fatal(err)
 	}
 	m, err := h.Driver.Prepare(t.Context(), spec, h.Image)
@@ -131,13 +131,13 @@ func tapIn(t *testing.T, name string) *os.File {
 
 // TestNetwork starts monitors in the namespace of their tap, which they open by its name.
 func TestNetwork(t *testing.T) {
-	for name, in := range map[string]func(*testing.T, *world){
+	for name, in := range map[string]func(*testing.T, *fixture){
 		// Without a jail a monitor needs rights to /dev/net/tun of its own.
-		"plain":  func(_ *testing.T, w *world) { w.spec.Confine = vmm.Confine{} },
-		"jailed": jailed,
+		"plain":  func(_ *testing.T, w *fixture) { w.spec.Confine = vmm.Confine{} },
+		"jailed": useJail,
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, "1.17.0")
+			w := newFixture(t, "1.17.0")
 			in(t, w)
 			mac, err := net.ParseMAC("06:00:ac:10:00:02")
 			if err != nil {
@@ -148,7 +148,7 @@ func TestNetwork(t *testing.T) {
 			if r := h.Restore(t).Run(t, "echo on"); r.Stdout != "on\n" {
 				t.Errorf("got %+v", r)
 			}
-			spec := w.owned(t, h.Spec(t, h.Disk))
+			spec := w.chownFiles(t, h.Spec(t, h.Disk))
 			nic := *spec.NIC
 			nic.Device, nic.Netns = "fctap1", tapIn(t, "fctap1")
 			spec.NIC = &nic
@@ -169,7 +169,7 @@ func newNamespace(name string) (*os.File, error) {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return nil, err
 	}
-	if err := netlink.LinkAdd(&netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: name}, Mode: netlink.TUNTAP_MODE_TAP, Owner: nobody, Flags: netlink.TUNTAP_NO_PI | netlink.TUNTAP_VNET_HDR}); err != nil {
+	if err := netlink.LinkAdd(&netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: name}, Mode: netlink.TUNTAP_MODE_TAP, Owner: unprivilegedUID, Flags: netlink.TUNTAP_NO_PI | netlink.TUNTAP_VNET_HDR}); err != nil {
 		return nil, err
 	}
 	return os.Open("/proc/thread-self/ns/net")

@@ -17,7 +17,7 @@ import (
 
 // TestOfficialJailer starts monitors through a strict stand-in of the official jailer.
 func TestOfficialJailer(t *testing.T) {
-	w := newWorld(t, "1.15.1")
+	w := newFixture(t, "1.15.1")
 	w.program = fctest.InstallJailer(t, "1.15.1")
 	w.config.Binary, w.config.Jailer = w.program.Path, w.program.Jailer
 	mac, err := net.ParseMAC("06:00:ac:10:00:02")
@@ -32,7 +32,7 @@ func TestOfficialJailer(t *testing.T) {
 			t.Run(c.Name, func(t *testing.T) { c.Test(t, h) })
 		}
 	}
-	t.Run("disk_elsewhere", func(t *testing.T) { testDiskElsewhere(t, w, h) })
+	t.Run("disk_elsewhere", func(t *testing.T) { testDiskOnOtherFilesystem(t, w, h) })
 	t.Run("command_line", func(t *testing.T) {
 		m := h.Restore(t)
 		logs, err := filepath.Glob(

@@ -55,14 +55,14 @@ func (m *machine) launch(ctx context.Context, lay func() error) (err error) {
 	if err := os.MkdirAll(m.root(), 0o700); err != nil {
 		return err
 	}
-	back.Push("close what was opened", func(context.Context) error { m.hangUp(); return nil })
+	back.Push("close what was opened", func(context.Context) error { m.disconnect(); return nil })
 	if err := lay(); err != nil {
 		return err
 	}
-	if err := m.layDrives(); err != nil {
+	if err := m.placeDrives(); err != nil {
 		return err
 	}
-	if err := m.give(m.root()); err != nil {
+	if err := m.chown(m.root()); err != nil {
 		return err
 	}
 	if m.driver.config.Jailer != "" {
@@ -83,12 +83,12 @@ func (m *machine) launch(ctx context.Context, lay func() error) (err error) {
 	if err := vmmproc.WriteRecord(dir, m.record); err != nil {
 		return err
 	}
-	m.Begin(ctx, p)
+	m.Watch(ctx, p)
 	return nil
 }
 
-// give makes the monitor's user the owner of a file or directory.
-func (m *machine) give(path string) error {
+// chown makes the monitor's user the owner of a file or directory.
+func (m *machine) chown(path string) error {
 	if c := m.spec.Confine; c.UID != 0 || c.GID != 0 {
 		return os.Lchown(path, c.UID, c.GID)
 	}
@@ -103,26 +103,26 @@ func (m *machine) link(path, name string) error {
 	return nil
 }
 
-// layDrives puts the disks, and files that stand for disks to come, where the monitor looks for them.
-func (m *machine) layDrives() error {
+// placeDrives puts the disks, and files that stand for disks to come, where the monitor looks for them.
+func (m *machine) placeDrives() error {
 	for i := range m.record.Shape.ReadOnly {
 		if i < len(m.spec.Disks) {
-			if err := m.layDisk(i); err != nil {
+			if err := m.placeDisk(i); err != nil {
 				return err
 			}
 			continue
 		}
-		if err := m.layPlaceholder(i); err != nil {
+		if err := m.placePlaceholder(i); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// layDisk gives a disk the name of its drive. One on another file system than the machine's directory, such as
+// placeDisk gives a disk the name of its drive. One on another file system than the machine's directory, such as
 // one whose content is still coming, has no second name there: in a jail it is mounted under the name, and
 // without one it is linked to.
-func (m *machine) layDisk(i int) error {
+func (m *machine) placeDisk(i int) error {
 	disk := m.spec.Disks[i]
 	var file, root unix.Stat_t
 	if err := unix.Stat(disk.Path, &file); err != nil {
@@ -140,22 +140,22 @@ func (m *machine) layDisk(i int) error {
 	case m.spec.Confine.Jail == nil:
 		return os.Symlink(disk.Path, m.inRoot(driveName(i)))
 	}
-	m.binds = append(m.binds, vmm.Bind{Path: disk.Path, At: insideDir + "/" + driveName(i), Write: !disk.ReadOnly})
+	m.binds = append(m.binds, vmm.Bind{Path: disk.Path, Target: jailDir + "/" + driveName(i), Write: !disk.ReadOnly})
 	return nil
 }
 
-// layPlaceholder makes a file for a drive that waits for a disk.
-func (m *machine) layPlaceholder(i int) error {
+// placePlaceholder makes a file for a drive that waits for a disk.
+func (m *machine) placePlaceholder(i int) error {
 	path := m.inRoot(driveName(i))
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
-	return errors.Join(f.Truncate(placeholderBytes), f.Close(), m.give(path))
+	return errors.Join(f.Truncate(placeholderBytes), f.Close(), m.chown(path))
 }
 
-// layBoot puts down what a kernel starts from.
-func (m *machine) layBoot() error {
+// placeBootFiles puts down what a kernel starts from.
+func (m *machine) placeBootFiles() error {
 	if err := m.copyIn(m.spec.Kernel, kernelFile); err != nil {
 		return err
 	}
@@ -179,8 +179,8 @@ func (m *machine) copyIn(path, name string) (err error) {
 	return errors.Join(err, to.Close(), os.Chmod(m.inRoot(name), 0o444))
 }
 
-// layImage checks an image and keeps what Load needs of it.
-func (m *machine) layImage(image vmm.Image) (err error) {
+// placeImage checks an image and keeps what Load needs of it.
+func (m *machine) placeImage(image vmm.Image) (err error) {
 	if m.state, err = vmmproc.ReadChecked(image, vmmproc.StateName, maxState); err != nil {
 		return err
 	}
@@ -244,12 +244,12 @@ func (m *machine) dropBase() error {
 	return err
 }
 
-// findBase opens the base that a record names, for a monitor that is adopted.
-func (m *machine) findBase() error {
+// openBase opens the base that a record names, for a monitor that is adopted.
+func (m *machine) openBase() error {
 	if m.record.Base == (vmmproc.FileKey{}) {
 		return nil
 	}
-	f, err := openPlain(filepath.Join(m.spec.Dir, baseFile))
+	f, err := openRegular(filepath.Join(m.spec.Dir, baseFile))
 	if err != nil {
 		return err
 	}

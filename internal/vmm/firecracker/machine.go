@@ -18,23 +18,23 @@ import (
 
 // machine is one monitor with its guest.
 type machine struct {
-	*vmmproc.Life
-	driver   *Driver
-	spec     vmm.Spec
-	manifest vmm.Manifest // of what runs
-	record   record
-	api      *fcapi.Client
-	life     context.Context    // ends when the monitor has ended, or was let go
-	endLife  context.CancelFunc // of life
-	helpers  sync.WaitGroup     // goroutines that live with it
+	*vmmproc.Process
+	driver      *Driver
+	spec        vmm.Spec
+	manifest    vmm.Manifest // of what runs
+	record      record
+	api         *fcapi.Client
+	lifetime    context.Context    // ends when the monitor has ended, or was let go
+	endLifetime context.CancelFunc // of life
+	helpers     sync.WaitGroup     // goroutines that live with it
 
 	// Used by the one caller at a time that vmm.Machine allows.
-	known  vmm.Manifest // of the image it was prepared on
-	state  []byte       // of that image; nil once used
-	memory vmm.Memory   // of that image; nil: its file
-	binds  []vmm.Bind   // disks that a jail must mount
-	clone  bool         // a copy of base is ready for the next capture
-	rest   *rest        // of the last capture, as long as the guest has not run since; else nil
+	imageManifest vmm.Manifest // of the image it was prepared on
+	state         []byte       // of that image; nil once used
+	memory        vmm.Memory   // of that image; nil: its file
+	binds         []vmm.Bind   // disks that a jail must mount
+	baseCloned    bool         // a copy of base is ready for the next capture
+	last          *lastCapture // of the last capture, as long as the guest has not run since; else nil
 
 	mu      sync.Mutex
 	base    *os.File // the memory that the next capture is a difference to; nil: it will be full
@@ -42,23 +42,23 @@ type machine struct {
 }
 
 var (
-	_ vmm.Machine     = (*machine)(nil)
-	_ vmm.Anticipator = (*machine)(nil)
-	_ vmm.Reclaimer   = (*machine)(nil)
-	_ vmm.Identifier  = (*machine)(nil)
+	_ vmm.Machine        = (*machine)(nil)
+	_ vmm.PreCapturer    = (*machine)(nil)
+	_ vmm.Reclaimer      = (*machine)(nil)
+	_ vmm.MetadataSetter = (*machine)(nil)
 )
 
 func newMachine(ctx context.Context, d *Driver, spec vmm.Spec, manifest vmm.Manifest, s shape) *machine {
 	m := &machine{driver: d, spec: spec, manifest: manifest, record: record{Shape: s, DiskRates: diskRates(spec)}}
-	m.Life = d.set.New(spec, vmmproc.Hooks{HangUp: m.hangUp, Ending: ending, Closed: fcapi.ErrClosed})
-	m.life, m.endLife = context.WithCancel(context.WithoutCancel(ctx))
-	m.api = fcapi.New(d.version, m.reachAPI)
+	m.Process = d.monitors.New(spec, vmmproc.Hooks{Disconnect: m.disconnect, DescribeExit: describeExit, ErrClosed: fcapi.ErrClosed})
+	m.lifetime, m.endLifetime = context.WithCancel(context.WithoutCancel(ctx))
+	m.api = fcapi.New(d.version, m.dialAPI)
 	return m
 }
 
-// reachAPI connects to the monitor, which may still be starting.
-func (m *machine) reachAPI(ctx context.Context) (net.Conn, error) {
-	for wait := newBackoff(apiPatience); ; {
+// dialAPI connects to the monitor, which may still be starting.
+func (m *machine) dialAPI(ctx context.Context) (net.Conn, error) {
+	for wait := newBackoff(apiRetryMax); ; {
 		conn, err := vmmproc.Connect(ctx, m.root(), apiSocket)
 		if err == nil {
 			return conn, nil
@@ -66,15 +66,15 @@ func (m *machine) reachAPI(ctx context.Context) (net.Conn, error) {
 		if !errors.Is(err, syscall.ENOENT) && !errors.Is(err, syscall.ECONNREFUSED) {
 			return nil, err
 		}
-		if err := wait.next(ctx, m.life); err != nil {
+		if err := wait.next(ctx, m.lifetime); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// hangUp ends all connections to the monitor and what lives with it.
-func (m *machine) hangUp() {
-	m.endLife()
+// disconnect ends all connections to the monitor and what lives with it.
+func (m *machine) disconnect() {
+	m.endLifetime()
 	m.mu.Lock()
 	dialled, base := m.dialled, m.base
 	m.dialled, m.base = nil, nil
@@ -89,51 +89,51 @@ func (m *machine) hangUp() {
 	m.helpers.Wait()
 }
 
-// set notes a phase; a guest that can run can be reached.
-func (m *machine) set(p vmmproc.Phase) {
+// setPhase notes a phase; a guest that can run can be reached.
+func (m *machine) setPhase(p vmmproc.Phase) {
 	m.mu.Lock()
-	was, waiting := m.Move(p), m.dialled
+	was, waiting := m.SetPhase(p), m.dialled
 	m.mu.Unlock()
 	if was == vmmproc.Prepared && waiting != nil {
-		m.reach(waiting)
+		m.connectChannel(waiting)
 	}
 }
 
-// takeOver makes a machine of a monitor that an earlier process of ours started.
-func (m *machine) takeOver(ctx context.Context, p *proc.Process) error {
+// adopt makes a machine of a monitor that an earlier process of ours started.
+func (m *machine) adopt(ctx context.Context, p *proc.Process) error {
 	m.manifest.MaxMemoryMiB, m.manifest.MaxDisks = m.record.MaxMemoryMiB, m.record.MaxDisks
-	m.Begin(ctx, p)
+	m.Watch(ctx, p)
 	if m.record.Paged {
 		return errors.Join(fmt.Errorf("its memory came from a pager that has ended: %w", vmm.ErrGone), m.Kill(ctx))
 	}
-	if err := m.findBase(); err != nil {
+	if err := m.openBase(); err != nil {
 		m.Release()
 		return err
 	}
-	limit, cancel := m.driver.set.Limited(ctx, "answer of the monitor")
+	limit, cancel := m.driver.monitors.WithTimeout(ctx, "answer of the monitor")
 	defer cancel()
 	i, err := m.api.Instance(limit)
 	if err != nil {
 		m.Release()
-		return m.Gone(limit, err)
+		return m.WithExitReason(limit, err)
 	}
 	switch i.State {
 	case fcapi.StateRunning:
-		m.set(vmmproc.Running)
+		m.setPhase(vmmproc.Running)
 	case fcapi.StatePaused:
-		m.set(vmmproc.Paused)
+		m.setPhase(vmmproc.Paused)
 	default: // never loaded: nobody can use it any more
 		return errors.Join(fmt.Errorf("guest is %q: %w", i.State, vmm.ErrGone), m.Kill(ctx))
 	}
-	if err := m.bound(limit); err != nil {
+	if err := m.updateRateLimits(limit); err != nil {
 		m.Release()
-		return m.Gone(limit, err)
+		return m.WithExitReason(limit, err)
 	}
 	return nil
 }
 
-// bound gives a monitor that was taken over the bounds of its machine's disks, which may have changed meanwhile.
-func (m *machine) bound(ctx context.Context) error {
+// updateRateLimits gives a monitor that was taken over the bounds of its machine's disks, which may have changed meanwhile.
+func (m *machine) updateRateLimits(ctx context.Context) error {
 	held := diskRates(m.spec)
 	if slices.Equal(held, m.record.DiskRates) {
 		return nil

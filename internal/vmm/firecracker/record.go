@@ -46,8 +46,8 @@ func removeFiles(dir string) error {
 	)
 }
 
-// openPlain opens a file that a monitor may have put there: a plain file and no link to another.
-func openPlain(path string) (*os.File, error) {
+// openRegular opens a file that a monitor may have put there: a plain file and no link to another.
+func openRegular(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err

@@ -47,7 +47,7 @@ func (d *Driver) cmdline(more string) string {
 // step is one request.
 type step func(context.Context) error
 
-func do(ctx context.Context, steps []step) error {
+func runSteps(ctx context.Context, steps []step) error {
 	for _, s := range steps {
 		if err := s(ctx); err != nil {
 			return err
@@ -58,13 +58,13 @@ func do(ctx context.Context, steps []step) error {
 
 // boot describes the machine to its monitor and starts it.
 func (m *machine) boot(ctx context.Context) error {
-	ctx, cancel := m.driver.set.Limited(ctx, "start of the machine")
+	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "start of the machine")
 	defer cancel()
-	if err := do(ctx, m.describe()); err != nil {
+	if err := runSteps(ctx, m.bootSteps()); err != nil {
 		return err
 	}
 	m.record.Cold = true
-	m.record.MaxMemoryMiB = m.spec.MemoryMiB + m.record.Shape.MoreMiB
+	m.record.MaxMemoryMiB = m.spec.MemoryMiB + m.record.Shape.HotplugMiB
 	m.record.MaxDisks = len(m.record.Shape.ReadOnly)
 	m.manifest.MaxMemoryMiB, m.manifest.MaxDisks = m.record.MaxMemoryMiB, m.record.MaxDisks
 	if err := vmmproc.WriteRecord(m.spec.Dir, m.record); err != nil {
@@ -73,12 +73,12 @@ func (m *machine) boot(ctx context.Context) error {
 	if err := m.api.Start(ctx); err != nil {
 		return err
 	}
-	m.set(vmmproc.Running)
+	m.setPhase(vmmproc.Running)
 	return errors.Join(os.RemoveAll(m.inRoot(kernelFile)), os.RemoveAll(m.inRoot(initrdFile)))
 }
 
-// describe is all that is asked before a boot.
-func (m *machine) describe() []step {
+// bootSteps is all that is asked before a boot.
+func (m *machine) bootSteps() []step {
 	spec, sh, api := m.spec, m.record.Shape, m.api
 	source := fcapi.BootSource{Kernel: kernelFile, Args: m.driver.cmdline(spec.Cmdline)}
 	if spec.Initramfs != "" {
@@ -128,11 +128,11 @@ func (m *machine) describe() []step {
 				)
 			})
 	}
-	if sh.MoreMiB > 0 {
+	if sh.HotplugMiB > 0 {
 		steps = append(steps, func(ctx context.Context) error {
 			return api.SetHotplugMemory(
 				ctx,
-				fcapi.HotplugMemory{TotalMiB: sh.MoreMiB, SlotMiB: slotMiB, BlockMiB: blockMiB},
+				fcapi.HotplugMemory{TotalMiB: sh.HotplugMiB, SlotMiB: slotMiB, BlockMiB: blockMiB},
 			)
 		})
 	}
@@ -172,13 +172,13 @@ func limiter(r vmm.Rate) *fcapi.RateLimiter {
 
 // Load implements vmm.Machine.
 func (m *machine) Load(ctx context.Context, from vmm.Capture) (err error) {
-	if m.At() != vmmproc.Prepared || m.state == nil {
+	if m.Phase() != vmmproc.Prepared || m.state == nil {
 		return fmt.Errorf("load machine %s: it was loaded before", m.spec.ID)
 	}
-	ctx, cancel := m.driver.set.Limited(ctx, "load of the machine")
+	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "load of the machine")
 	defer cancel()
 	if err := m.load(ctx, from); err != nil {
-		return fmt.Errorf("load machine %s: %w", m.spec.ID, m.Gone(ctx, err))
+		return fmt.Errorf("load machine %s: %w", m.spec.ID, m.WithExitReason(ctx, err))
 	}
 	return nil
 }
@@ -186,29 +186,29 @@ func (m *machine) Load(ctx context.Context, from vmm.Capture) (err error) {
 func (m *machine) load(ctx context.Context, from vmm.Capture) error {
 	state := m.state
 	m.state = nil // a monitor that failed to load is never asked again
-	loaded := m.known
+	loaded := m.imageManifest
 	if from != nil {
 		c, ok := from.(*capture)
 		if !ok || c.driver != m.driver {
 			return errors.New("the capture is another driver's")
 		}
-		if err := c.Hold(); err != nil {
+		if err := c.Acquire(); err != nil {
 			return err
 		}
-		defer func() { _ = c.Let() }() // its files are removed with the directory at the latest
-		if err := m.takeCapture(c); err != nil {
+		defer func() { _ = c.Release() }() // its files are removed with the directory at the latest
+		if err := m.useCapture(c); err != nil {
 			return err
 		}
 		state, loaded = c.state, c.manifest
 	}
-	memory, err := m.layMemory(ctx, from == nil)
+	memory, err := m.memoryBackend(ctx, from == nil)
 	if err != nil {
 		return err
 	}
 	if err := os.WriteFile(m.inRoot(stateFile), state, 0o444); err != nil {
 		return err
 	}
-	changes := m.changes(loaded)
+	changes := m.postLoadSteps(loaded)
 	request := fcapi.SnapshotLoad{State: stateFile, Memory: memory, TrackDirty: true, Resume: len(changes) == 0}
 	if nic := m.spec.NIC; nic != nil && nic.Device != m.record.Shape.Device {
 		request.Networks = []fcapi.NetworkOverride{{ID: networkID, Device: nic.Device}}
@@ -230,16 +230,16 @@ func (m *machine) load(ctx context.Context, from vmm.Capture) error {
 	if err := m.api.LoadSnapshot(ctx, request); err != nil {
 		return err
 	}
-	if err := do(ctx, changes); err != nil {
+	if err := runSteps(ctx, changes); err != nil {
 		return err
 	}
-	m.set(vmmproc.Running)
+	m.setPhase(vmmproc.Running)
 	return errors.Join(os.RemoveAll(m.inRoot(stateFile)), os.RemoveAll(m.inRoot(memoryFile)))
 }
 
-// takeCapture makes the memory of a capture what this machine starts on.
-func (m *machine) takeCapture(c *capture) error {
-	if err := c.fit(m.spec); err != nil {
+// useCapture makes the memory of a capture what this machine starts on.
+func (m *machine) useCapture(c *capture) error {
+	if err := c.checkSpec(m.spec); err != nil {
 		return err
 	}
 	f, err := os.Open(c.path)
@@ -250,8 +250,8 @@ func (m *machine) takeCapture(c *capture) error {
 	return m.setBase(c.path, f)
 }
 
-// layMemory arranges for the memory of a load. The image's own may be served page by page.
-func (m *machine) layMemory(ctx context.Context, own bool) (fcapi.MemoryBackend, error) {
+// memoryBackend arranges for the memory of a load. The image's own may be served page by page.
+func (m *machine) memoryBackend(ctx context.Context, own bool) (fcapi.MemoryBackend, error) {
 	if !own || m.memory == nil {
 		m.mu.Lock()
 		base := m.base
@@ -265,7 +265,7 @@ func (m *machine) layMemory(ctx context.Context, own bool) (fcapi.MemoryBackend,
 	if err != nil {
 		return fcapi.MemoryBackend{}, err
 	}
-	if err := m.give(m.inRoot(pagerSocket)); err != nil {
+	if err := m.chown(m.inRoot(pagerSocket)); err != nil {
 		return fcapi.MemoryBackend{}, errors.Join(err, l.Close())
 	}
 	m.record.Paged = true
@@ -277,9 +277,9 @@ func (m *machine) layMemory(ctx context.Context, own bool) (fcapi.MemoryBackend,
 func (m *machine) servePages(l *net.UnixListener) {
 	err := m.acceptPages(l)
 	select {
-	case <-m.life.Done():
+	case <-m.lifetime.Done():
 		return
-	case <-m.Ended():
+	case <-m.Exited():
 		return
 	default:
 	}
@@ -290,17 +290,17 @@ func (m *machine) servePages(l *net.UnixListener) {
 }
 
 func (m *machine) acceptPages(l *net.UnixListener) error {
-	stop := context.AfterFunc(m.life, func() { _ = l.Close() })
+	stop := context.AfterFunc(m.lifetime, func() { _ = l.Close() })
 	defer stop()
 	conn, err := l.AcceptUnix()
 	if err := errors.Join(err, l.Close()); err != nil {
 		return err
 	}
-	return m.memory.Serve(m.life, conn)
+	return m.memory.Serve(m.lifetime, conn)
 }
 
-// changes are the requests for what this machine has beyond what its snapshot says.
-func (m *machine) changes(loaded vmm.Manifest) []step {
+// postLoadSteps are the requests for what this machine has beyond what its snapshot says.
+func (m *machine) postLoadSteps(loaded vmm.Manifest) []step {
 	var steps []step
 	api, sh := m.api, m.record.Shape
 	rates := hasRates(m.spec) || sh.Rates
@@ -332,62 +332,62 @@ func (m *machine) changes(loaded vmm.Manifest) []step {
 
 // Pause implements vmm.Machine.
 func (m *machine) Pause(ctx context.Context) error {
-	switch m.At() {
+	switch m.Phase() {
 	case vmmproc.Paused:
 		return nil
 	case vmmproc.Prepared:
 		return fmt.Errorf("pause machine %s: it was not loaded", m.spec.ID)
 	}
-	ctx, cancel := m.driver.set.Limited(ctx, "pause of the machine")
+	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "pause of the machine")
 	defer cancel()
 	if err := m.api.Pause(ctx); err != nil {
-		return fmt.Errorf("pause machine %s: %w", m.spec.ID, m.Gone(ctx, err))
+		return fmt.Errorf("pause machine %s: %w", m.spec.ID, m.WithExitReason(ctx, err))
 	}
-	m.set(vmmproc.Paused)
+	m.setPhase(vmmproc.Paused)
 	return nil
 }
 
 // Resume implements vmm.Machine.
 func (m *machine) Resume(ctx context.Context) error {
-	switch m.At() {
+	switch m.Phase() {
 	case vmmproc.Running:
 		return nil
 	case vmmproc.Prepared:
 		return fmt.Errorf("resume machine %s: it was not loaded", m.spec.ID)
 	}
-	ctx, cancel := m.driver.set.Limited(ctx, "resumption of the machine")
+	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "resumption of the machine")
 	defer cancel()
-	m.rest = nil
+	m.last = nil
 	if err := m.api.Resume(ctx); err != nil {
-		return fmt.Errorf("resume machine %s: %w", m.spec.ID, m.Gone(ctx, err))
+		return fmt.Errorf("resume machine %s: %w", m.spec.ID, m.WithExitReason(ctx, err))
 	}
-	m.set(vmmproc.Running)
+	m.setPhase(vmmproc.Running)
 	return nil
 }
 
-// Identify implements vmm.Identifier. A guest without a network card has nobody to ask.
-func (m *machine) Identify(ctx context.Context, document []byte) error {
+// SetMetadata implements vmm.Identifier. A guest without a network card has nobody to ask.
+func (m *machine) SetMetadata(ctx context.Context, document []byte) error {
 	if m.spec.NIC == nil {
 		return nil
 	}
-	ctx, cancel := m.driver.set.Limited(ctx, "metadata of the machine")
+	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "metadata of the machine")
 	defer cancel()
 	if err := m.api.SetMetadata(ctx, document); err != nil {
-		return fmt.Errorf("identify machine %s: %w", m.spec.ID, m.Gone(ctx, err))
+		return fmt.Errorf("identify machine %s: %w", m.spec.ID, m.WithExitReason(ctx, err))
 	}
 	return nil
 }
 
 // Reclaim implements vmm.Reclaimer.
 func (m *machine) Reclaim(ctx context.Context, mib int) error {
-	if m.At() == vmmproc.Prepared {
+	if m.Phase() == vmmproc.Prepared {
 		return fmt.Errorf("reclaim memory of machine %s: it was not loaded", m.spec.ID)
 	}
-	ctx, cancel := m.driver.set.Limited(ctx, "balloon of the machine")
+	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "balloon of the machine")
 	defer cancel()
-	m.rest = nil // the size of the balloon is part of the device state
+	m.last = nil // the size of the balloon is part of the device state
 	if err := m.api.ResizeBalloon(ctx, mib); err != nil {
-		return fmt.Errorf("reclaim memory of machine %s: %w", m.spec.ID, m.Gone(ctx, err))
+		return fmt.Errorf("reclaim memory of machine %s: %w", m.spec.ID, m.WithExitReason(ctx, err))
 	}
 	return nil
 }

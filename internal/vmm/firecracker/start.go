@@ -18,8 +18,8 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
 )
 
-// insideDir is where a monitor in a jail of ours finds its directory.
-const insideDir = "/machine"
+// jailDir is where a monitor in a jail of ours finds its directory.
+const jailDir = "/machine"
 
 // devices are what a monitor opens; what this host does not have, it does without.
 var devices = []string{"/dev/kvm", "/dev/net/tun", "/dev/urandom", "/dev/userfaultfd"}
@@ -40,33 +40,33 @@ func (m *machine) start(mark string) (*proc.Process, error) {
 	}
 	switch {
 	case d.config.Jailer != "":
-		cmd = m.jailed(mark, netns)
+		cmd = m.jailerCommand(mark, netns)
 	case confine.Jail != nil:
-		cmd.Dir = insideDir
-		cell := vmm.Cell{
-			Program: d.config.Binary, Binds: append([]vmm.Bind{{Path: m.root(), At: insideDir, Write: true}}, m.binds...),
-			Devices: present(devices), Netns: netns,
+		cmd.Dir = jailDir
+		cell := vmm.JailSpec{
+			Program: d.config.Binary, Binds: append([]vmm.Bind{{Path: m.root(), Target: jailDir, Write: true}}, m.binds...),
+			Devices: existing(devices), Netns: netns,
 		}
 		cmd.Fork = func(_ string, argv []string, attr *syscall.ProcAttr) (int, error) {
 			return confine.Jail.Start(cell, argv, attr)
 		}
 		return proc.Start(cmd)
 	case netns != nil:
-		cmd.Fork = forkIn(netns)
+		cmd.Fork = forkInNetns(netns)
 	}
 	p, err := proc.Start(cmd)
 	if err != nil || confine.Enter == nil {
 		return p, err
 	}
 	if err := confine.Enter(p.PID()); err != nil {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(m.life), d.config.Limit)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(m.lifetime), d.config.Limit)
 		defer cancel()
 		return nil, errors.Join(fmt.Errorf("confine monitor: %w", err), p.Kill(ctx), p.Release())
 	}
 	return p, nil
 }
 
-func present(paths []string) []string {
+func existing(paths []string) []string {
 	var there []string
 	for _, p := range paths {
 		if _, err := os.Stat(p); err == nil {
@@ -76,8 +76,8 @@ func present(paths []string) []string {
 	return there
 }
 
-// forkIn starts a process in a network namespace.
-func forkIn(netns *os.File) func(string, []string, *syscall.ProcAttr) (int, error) {
+// forkInNetns starts a process in a network namespace.
+func forkInNetns(netns *os.File) func(string, []string, *syscall.ProcAttr) (int, error) {
 	return func(path string, argv []string, attr *syscall.ProcAttr) (pid int, err error) {
 		done := make(chan struct{})
 		go func() {
@@ -101,9 +101,9 @@ func forkIn(netns *os.File) func(string, []string, *syscall.ProcAttr) (int, erro
 	}
 }
 
-// jailed is the command of the official jailer. It becomes the monitor, under the same process id. It drops
+// jailerCommand is the command of the official jailer. It becomes the monitor, under the same process id. It drops
 // the environment, so a monitor of which no record was written is ended with its control group alone.
-func (m *machine) jailed(mark string, netns *os.File) proc.Command {
+func (m *machine) jailerCommand(mark string, netns *os.File) proc.Command {
 	d, confine := m.driver, m.spec.Confine
 	args := []string{
 		"--id", m.spec.ID, "--exec-file", d.config.Binary, "--uid", strconv.Itoa(confine.UID), "--gid", strconv.Itoa(confine.GID),
@@ -138,5 +138,5 @@ func CheckJailer(ctx context.Context, path string, want fcapi.Version) error {
 	if v != want {
 		return fmt.Errorf("jailer %s does not fit Firecracker %s", v, want)
 	}
-	return jailerFault(v)
+	return checkJailerRelease(v)
 }

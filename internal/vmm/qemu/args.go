@@ -13,8 +13,8 @@ import (
 // a guest or its device state can see: images of another format are refused.
 const machineFormat = "microvm-3"
 
-// machineWords is what a manifest says of the hardware.
-func machineWords(acpi bool) string {
+// machineName is what a manifest says of the hardware.
+func machineName(acpi bool) string {
 	if acpi {
 		return machineFormat + " acpi"
 	}
@@ -28,8 +28,8 @@ const translationMiB = 256
 // consoleBytes is how much of the guest's console is kept: the last of it, in the monitor.
 const consoleBytes = 64 << 10
 
-// shape is all that the command line depends on. Descriptors are numbers in the monitor; 0 is none.
-type shape struct {
+// launchSpec is all that the command line depends on. Descriptors are numbers in the monitor; 0 is none.
+type launchSpec struct {
 	id        string
 	version   version
 	accel     vmm.Accelerator
@@ -57,7 +57,7 @@ type diskFD struct {
 }
 
 // arguments is the command line of a monitor.
-func (s shape) arguments() []string {
+func (s launchSpec) arguments() []string {
 	args := []string{
 		"-name", s.id,
 		"-nodefaults", "-no-user-config", "-display", "none",
@@ -65,7 +65,7 @@ func (s shape) arguments() []string {
 		"-M", "microvm,acpi=" + onOff(s.acpi) + ",rtc=on,pit=on,pic=on,isa-serial=on,suppress-vmdesc=on," +
 			"mem-merge=off,dump-guest-core=off,memory-backend=m0",
 		"-accel", s.accelerator(),
-		"-cpu", s.processor(),
+		"-cpu", s.cpuModel(),
 		"-smp", strconv.Itoa(s.vcpus),
 		"-m", strconv.Itoa(s.memoryMiB) + "M",
 		"-object", s.memoryBackend(),
@@ -98,7 +98,7 @@ func (s shape) arguments() []string {
 		if d.volatile {
 			drive += ",cache.no-flush=on" // the guest still sees a disk with a write-back cache
 		}
-		drive += throttling(d.rate)
+		drive += throttleOptions(d.rate)
 		args = append(args,
 			"-drive", drive,
 			"-device", "virtio-blk-device,drive="+id)
@@ -119,38 +119,38 @@ func (s shape) arguments() []string {
 	return args
 }
 
-func (s shape) accelerator() string {
+func (s launchSpec) accelerator() string {
 	if s.accel == vmm.KVM {
 		return "kvm"
 	}
 	return "tcg,tb-size=" + strconv.Itoa(translationMiB)
 }
 
-// processor is every feature there is, but for two that are a loss under translation. A guest that is told
+// cpuModel is every feature there is, but for two that are a loss under translation. A guest that is told
 // that strings of bytes are moved and stored fast (ERMS, FSRM) clears pages and copies in steps of one byte,
 // each of which costs as much as one of eight: 10 ns a byte, measured.
-func (s shape) processor() string {
+func (s launchSpec) cpuModel() string {
 	if s.accel == vmm.KVM {
 		return "max"
 	}
 	return "max,erms=off,fsrm=off"
 }
 
-func (s shape) memoryBackend() string {
+func (s launchSpec) memoryBackend() string {
 	m := fmt.Sprintf("memory-backend-file,id=m0,size=%dM,mem-path=%s", s.memoryMiB, s.memory)
 	if s.incoming == 0 {
 		return m + ",share=on"
 	}
 	m += ",share=off"
-	if s.version.readOnlyMemory() {
+	if s.version.hasReadOnlyMemory() {
 		m += ",readonly=on,rom=off"
 	}
 	return m
 }
 
-// readOnlyMemory tells whether QEMU can open a memory file read-only and map it privately with write
+// hasReadOnlyMemory tells whether QEMU can open a memory file read-only and map it privately with write
 // access. Older ones need a file they may write to, though they do not.
-func (v version) readOnlyMemory() bool { return v.atLeast(8, 2) }
+func (v version) hasReadOnlyMemory() bool { return v.atLeast(8, 2) }
 
 // kernelCmdline is what every guest kernel is told, before what the caller adds.
 func kernelCmdline(tscKHz int64, more string) string {

@@ -30,8 +30,8 @@ func execTrue(b *testing.B, m *vmmtest.Machine) {
 	}
 }
 
-// warm is a lab whose image has run what is measured.
-func warm(b *testing.B) vmmtest.Lab {
+// warmLab is a lab whose image has run what is measured.
+func warmLab(b *testing.B) vmmtest.Lab {
 	b.Helper()
 	l := lab(b)
 	l.Warm = func(_ vmmtest.TB, m *vmmtest.Machine) {
@@ -43,7 +43,7 @@ func warm(b *testing.B) vmmtest.Lab {
 }
 
 func BenchmarkRestore(b *testing.B) {
-	h := vmmtest.Bake(b, warm(b))
+	h := vmmtest.Bake(b, warmLab(b))
 	var loaded, ready, first, again []time.Duration
 	for b.Loop() {
 		start := time.Now()
@@ -65,7 +65,7 @@ func BenchmarkRestore(b *testing.B) {
 }
 
 func BenchmarkFork(b *testing.B) {
-	h := vmmtest.Bake(b, warm(b))
+	h := vmmtest.Bake(b, warmLab(b))
 	parent := h.Restore(b)
 	execTrue(b, parent)
 	var pause, ready []time.Duration
@@ -82,7 +82,7 @@ func BenchmarkFork(b *testing.B) {
 }
 
 func BenchmarkHibernate(b *testing.B) {
-	h := vmmtest.Bake(b, warm(b))
+	h := vmmtest.Bake(b, warmLab(b))
 	m := h.Restore(b)
 	execTrue(b, m)
 	var rest, wake []time.Duration

@@ -4,170 +4,314 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
-	"time"
+	"strconv"
 
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/checkpoint"
-	"github.com/pandastack/pandastack/internal/vmm/qemu/checkpointstore"
 	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
-// maxState bounds device state: it is about 12 KiB for one processor, and comes from QEMU, which is not
-// trusted.
-const maxState = 16 << 20
-
-// capture is a machine at one moment. Its memory is either base with pages over it, or whole.
-type capture struct {
-	vmmproc.Uses
-	manifest vmm.Manifest
-	state    []byte // nil: it is for machines that become process
-	branch   bool   // it is for machines that are prepared, and not to be saved
-
-	base  *os.File        // the image's memory; of a cold machine a private reflink of all of it
-	key   vmmproc.FileKey // of base, for machines that are started on it; zero for a cold machine
-	spans []span
-	pages *buffer
-
-	process *checkpoint.Capture      // the monitor itself; nil: it is not in it
-	own     *buffer                  // holds its content
-	content *os.File                 // what process lies over; nil: nothing
-	made    *checkpointstore.Content // what content is; nil: nothing
-	sum     string                   // of content; "": it is not known
-	store   *checkpointstore.Store   // where process is saved
-	ahead   time.Duration            // as process.Ahead
-	set     int                      // as process.Set
+// preparation is what Capture needs and need not be made while the guest waits.
+type preparation struct {
+	state        stateFile
+	fdSet        int     // number of the set in which the monitor holds its end of state
+	pages        *buffer // nil: a cold machine
+	monitorPages *buffer // for what the monitor has besides; nil: it is not handed on
 }
 
-var _ vmm.Capture = (*capture)(nil)
+// slack is room for pages that a guest dirties between the estimate and its stop.
+const slack = 2 << 20
 
-func (c *capture) DirtyBytes() int64 {
-	if c.key == (vmmproc.FileKey{}) {
-		return int64(c.manifest.MemoryMiB) << 20
-	}
-	return total(c.spans)
-}
+var _ vmm.PreCapturer = (*machine)(nil)
 
-// newCapture is a capture that holds nothing yet.
-func newCapture(m vmm.Manifest) *capture {
-	c := &capture{manifest: m}
-	c.OnFree(c.free)
-	return c
-}
-
-func (c *capture) free() error {
-	err := errors.Join(c.pages.free(), c.own.free())
-	for _, f := range []*os.File{c.base, c.content} {
-		if f != nil {
-			err = errors.Join(err, f.Close())
-		}
+// PreCapture implements vmm.Anticipator.
+func (m *machine) PreCapture(ctx context.Context) error {
+	if m.Phase() == vmmproc.Prepared {
+		return fmt.Errorf("capture machine %s: it was not loaded", m.spec.ID)
 	}
-	return err
-}
-
-// Save writes a complete image into dir. The memory file shares all blocks of the base that are
-// unchanged.
-func (c *capture) Save(ctx context.Context, dir string) (_ vmm.Image, err error) {
-	if c.branch {
-		return vmm.Image{}, errors.New("save image: the capture was taken to be loaded alone")
-	}
-	if err := c.Hold(); err != nil {
-		return vmm.Image{}, err
-	}
-	defer func() { err = errors.Join(err, c.Let()) }()
-	var memory errgroup.Group // beside the rest: most of its time goes until it is on the disk
-	memory.Go(func() error { return c.saveMemory(ctx, filepath.Join(dir, memoryFile)) })
-	defer func() {
-		if failed := memory.Wait(); failed != nil {
-			err = errors.Join(fmt.Errorf("save image in %s: %w", dir, failed), err)
-		}
-	}()
-	var l *layer
-	if c.key != (vmmproc.FileKey{}) {
-		if l, err = layerOf(c.base, c.spans); err != nil {
-			return vmm.Image{}, fmt.Errorf("save image in %s: %w", dir, err)
-		}
-	}
-	if err := c.writeProcess(dir); err != nil {
-		return vmm.Image{}, fmt.Errorf("save image in %s: %w", dir, err)
-	}
-	return writeImage(dir, c.manifest, c.state, l)
-}
-
-func (c *capture) saveMemory(ctx context.Context, path string) (err error) {
-	mode := os.FileMode(0o444)
-	if v, err := parseVersion("version " + c.manifest.VMM); err != nil || !v.readOnlyMemory() {
-		mode = 0o666 // such a QEMU insists on opening it for writing, as the machine's user
-	}
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	if err := reflink(f, c.base); err != nil {
-		return err
-	}
-	buf := c.pages.bytes()
-	for _, s := range c.spans {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		if _, err := f.WriteAt(buf[:s.bytes()], s.start); err != nil {
-			return err
-		}
-		buf = buf[s.bytes():]
-	}
-	if err := f.Chmod(mode); err != nil {
-		return err
-	}
-	return f.Sync()
-}
-
-func (b *buffer) bytes() []byte {
-	if b == nil {
+	m.mu.Lock()
+	ready := m.prepared != nil
+	m.mu.Unlock()
+	if ready {
 		return nil
 	}
-	return b.mem
-}
-
-// reflink makes dst share all of src's blocks.
-func reflink(dst, src *os.File) error {
-	if err := unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())); err != nil {
-		return fmt.Errorf("reflink %s: %w; images need XFS or btrfs (pandastack setup makes one)", dst.Name(), err)
-	}
-	return nil
-}
-
-// stateFile is a file in memory that the monitor writes its device state to. Its pages are charged to
-// the monitor that writes them.
-type stateFile struct{ file *os.File }
-
-func newStateFile() (stateFile, error) {
-	fd, err := unix.MemfdCreate("state", unix.MFD_CLOEXEC)
+	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "capture of the machine")
+	defer cancel()
+	p, err := m.prepare(ctx)
 	if err != nil {
-		return stateFile{}, fmt.Errorf("make state file: %w", err)
+		return fmt.Errorf("capture machine %s: %w", m.spec.ID, m.WithExitReason(ctx, err))
 	}
-	return stateFile{os.NewFile(uintptr(fd), "state")}, nil
+	return m.dropPreparation(m.swapPrepared(p))
 }
 
-// writer answers a descriptor for writing alone: QEMU takes one from a set only if its mode is the one
-// it asks for.
-func (s stateFile) writer() (*os.File, error) {
-	return os.OpenFile(fdPath(int(s.file.Fd())), os.O_WRONLY, 0)
+// swapPrepared keeps p for the next capture and answers what was kept before; p itself when the machine has
+// ended and nothing can be kept any more.
+func (m *machine) swapPrepared(p *preparation) *preparation {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.ended {
+		return p
+	}
+	old := m.prepared
+	m.prepared = p
+	return old
 }
 
-func (s stateFile) read() ([]byte, error) {
-	data, err := io.ReadAll(io.NewSectionReader(s.file, 0, maxState+1))
+// dropPreparation frees a preparation, which may be nil, here and in the monitor.
+func (m *machine) dropPreparation(p *preparation) error {
+	if p == nil {
+		return nil
+	}
+	// Commands are answered in order; this one has nothing to tell.
+	m.qmp.Send("remove-fd", map[string]int{"fdset-id": p.fdSet})
+	return errors.Join(p.state.file.Close(), p.pages.free(), p.monitorPages.free())
+}
+
+// prepare writes back what can be, makes room for the pages that are dirty now, and gives the monitor a
+// file for its state.
+func (m *machine) prepare(ctx context.Context) (_ *preparation, err error) {
+	state, err := newStateFile()
 	if err != nil {
 		return nil, err
 	}
-	if len(data) == 0 || len(data) > maxState {
-		return nil, fmt.Errorf("device state has %d bytes", len(data))
+	p := &preparation{state: state}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, state.file.Close(), p.pages.free(), p.monitorPages.free())
+		}
+	}()
+	writer, err := state.writer()
+	if err != nil {
+		return nil, err
 	}
-	return data, nil
+	call := m.qmp.Send("add-fd", nil, writer)
+	if err := writer.Close(); err != nil {
+		return nil, err
+	}
+	for _, d := range m.spec.Disks {
+		if err := flushDisk(d); err != nil {
+			return nil, err
+		}
+	}
+	if !m.record.Cold {
+		if p.pages, err = m.dirtyBuffer(); err != nil {
+			return nil, err
+		}
+	}
+	if m.keepsCheckpoint() {
+		if err := m.ensureConnected(ctx); err != nil {
+			return nil, err
+		}
+		own, err := checkpoint.PrivateBytes(m.PID(), m.record.mapped().Inode)
+		if err != nil {
+			return nil, err
+		}
+		if p.monitorPages, err = newBuffer(own + slack); err != nil {
+			return nil, err
+		}
+	}
+	var added struct {
+		Set int `json:"fdset-id"`
+	}
+	if err := call.Wait(ctx, &added); err != nil {
+		return nil, err
+	}
+	p.fdSet = added.Set
+	return p, nil
+}
+
+// dirtyBuffer makes a buffer for somewhat more than what is dirty now.
+func (m *machine) dirtyBuffer() (*buffer, error) {
+	r, err := m.guestMemory()
+	if err != nil {
+		return nil, err
+	}
+	spans, err := r.dirty()
+	if err != nil {
+		return nil, err
+	}
+	bytes := total(spans)
+	return newBuffer(bytes + bytes/8 + slack)
+}
+
+func flushDisk(d vmm.Disk) error {
+	if d.ReadOnly {
+		return nil
+	}
+	f, err := os.OpenFile(d.Path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	if d.Volatile { // a clone needs its blocks written, and nobody needs them on the medium
+		const all = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER
+		return errors.Join(unix.SyncFileRange(int(f.Fd()), 0, 0, all), f.Close())
+	}
+	return errors.Join(unix.Fdatasync(int(f.Fd())), f.Close())
+}
+
+// Capture implements vmm.Machine.
+func (m *machine) Capture(ctx context.Context) (vmm.Capture, error) {
+	c, err := m.captureWith(ctx, true)
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+var _ vmm.ForkCapturer = (*machine)(nil)
+
+// CaptureFor implements vmm.Brancher: a monitor that becomes another's process has its device state with that.
+func (m *machine) CaptureFor(ctx context.Context, into []vmm.Machine) (vmm.Capture, error) {
+	state := m.record.Content == 0 // the process may turn out not to be one that can be taken
+	for _, one := range into {
+		kid, ok := one.(*machine)
+		state = state || !ok || !kid.hasStub()
+	}
+	c, err := m.captureWith(ctx, state)
+	if err != nil {
+		return nil, err
+	}
+	c.forkOnly = true
+	return c, nil
+}
+
+// captureWith takes a capture, with device state or, where the process is all that is asked for, without.
+func (m *machine) captureWith(ctx context.Context, state bool) (*capture, error) {
+	if m.Phase() != vmmproc.Paused {
+		return nil, fmt.Errorf("capture machine %s: it is not paused", m.spec.ID)
+	}
+	if err := m.PreCapture(ctx); err != nil { // a second capture, or an adopted machine that was paused
+		return nil, err
+	}
+	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "capture of the machine")
+	defer cancel()
+	p := m.swapPrepared(nil)
+	if p == nil {
+		return nil, fmt.Errorf("capture machine %s: %w", m.spec.ID, m.WithExitReason(ctx, vmm.ErrGone))
+	}
+	c, err := m.capture(ctx, p, state)
+	err = errors.Join(err, m.dropPreparation(p))
+	if err != nil && c != nil {
+		err = errors.Join(err, c.Close())
+	}
+	if err != nil {
+		return nil, fmt.Errorf("capture machine %s: %w", m.spec.ID, m.WithExitReason(ctx, err))
+	}
+	return c, nil
+}
+
+// capture takes the memory and, meanwhile, the device state and then the process, while nothing goes through the
+// guest channel: saving device state writes nothing to the guest's memory. What it keeps of p is not in p afterwards.
+func (m *machine) capture(ctx context.Context, p *preparation, state bool) (_ *capture, err error) {
+	m.channelGate.Lock()
+	defer m.channelGate.Unlock()
+	c := newCapture(m.manifest)
+	c.manifest.DiskBytes = m.record.DiskBytes
+	if m.record.Cold {
+		if err := m.captureState(ctx, c, p); err != nil {
+			return c, err
+		}
+		return c, c.captureFile(filepath.Join(m.spec.Dir, memoryFile), m.spec.Dir)
+	}
+	memory := make(chan error, 1)
+	go func() { memory <- c.capturePages(m, p) }() // what it sets, the others do not
+	if state {
+		err = m.captureState(ctx, c, p)
+	}
+	if err == nil {
+		err = m.captureMonitor(c, p)
+	}
+	return c, errors.Join(err, <-memory)
+}
+
+// captureState takes the device state.
+func (m *machine) captureState(ctx context.Context, c *capture, p *preparation) (err error) {
+	args := map[string]any{"filename": "/dev/fdset/" + strconv.Itoa(p.fdSet), "live": false}
+	if err := m.qmp.Do(ctx, "xen-save-devices-state", args, nil); err != nil {
+		return err
+	}
+	c.state, err = p.state.read()
+	return err
+}
+
+// captureFile keeps the memory of a cold machine, which is a file: a reflink without a name.
+func (c *capture) captureFile(path, dir string) error {
+	src, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	dst, err := os.OpenFile(dir, os.O_RDWR|unix.O_TMPFILE, 0o600)
+	if err != nil {
+		return err
+	}
+	if err := reflink(dst, src); err != nil {
+		return errors.Join(err, dst.Close())
+	}
+	c.base = dst
+	return nil
+}
+
+// capturePages copies the private pages of a machine that stands on an image, and keeps that image's memory
+// open: the image may be removed meanwhile.
+func (c *capture) capturePages(m *machine, p *preparation) error {
+	r, err := m.guestMemory()
+	if err != nil {
+		return err
+	}
+	if c.spans, err = r.dirty(); err != nil {
+		return err
+	}
+	need := total(c.spans)
+	if p.pages == nil || int64(len(p.pages.mem)) < need {
+		if err := p.pages.free(); err != nil {
+			return err
+		}
+		if p.pages, err = newBuffer(need); err != nil {
+			return err
+		}
+	}
+	if err := r.read(c.spans, p.pages.mem); err != nil {
+		return err
+	}
+	if c.base, err = m.openFullMemory(); err != nil {
+		return err
+	}
+	if c.base == nil {
+		if c.base, err = r.open(); err != nil {
+			return err
+		}
+	}
+	c.key = m.record.Memory
+	c.pages, p.pages = p.pages, nil
+	return nil
+}
+
+// openFullMemory opens the image's memory where a view of it is mapped, or it is where it was at the start, by the
+// path that a layer is described by; nil: there is no other way than through the mapping. All of it is there by
+// now: nobody captures a machine before.
+func (m *machine) openFullMemory() (*os.File, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.fullMemory != nil {
+		return os.Open(fdPath(int(m.fullMemory.Fd())))
+	}
+	f, err := os.Open(m.record.MemoryPath)
+	if err != nil {
+		return nil, nil // it was removed or moved
+	}
+	key, err := vmmproc.KeyOf(f)
+	if err == nil && key == m.record.Memory {
+		return f, nil
+	}
+	return nil, errors.Join(err, f.Close())
+}
+
+// open answers the file behind the mapping, which may have no name any more.
+func (r guestMemory) open() (*os.File, error) {
+	return os.Open(fmt.Sprintf("/proc/%d/map_files/%x-%x", r.pid, r.start, r.start+uint64(r.bytes)))
 }

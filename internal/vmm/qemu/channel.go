@@ -32,7 +32,7 @@ func (c *channel) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
-	n, err := c.move(c.raw.Read, func(fd int) (int, error) { return unix.Read(fd, p) })
+	n, err := c.transfer(c.raw.Read, func(fd int) (int, error) { return unix.Read(fd, p) })
 	if n == 0 && err == nil {
 		return 0, io.EOF
 	}
@@ -42,7 +42,7 @@ func (c *channel) Read(p []byte) (int, error) {
 func (c *channel) Write(p []byte) (int, error) {
 	done := 0
 	for done < len(p) {
-		n, err := c.move(c.raw.Write, func(fd int) (int, error) {
+		n, err := c.transfer(c.raw.Write, func(fd int) (int, error) {
 			return unix.SendmsgN(fd, p[done:], nil, nil, unix.MSG_NOSIGNAL)
 		})
 		done += n
@@ -53,9 +53,9 @@ func (c *channel) Write(p []byte) (int, error) {
 	return done, nil
 }
 
-// move does one system call that does not block, with the gate open, waiting in the runtime's poller
+// transfer does one system call that does not block, with the gate open, waiting in the runtime's poller
 // until it can be done.
-func (c *channel) move(wait func(func(uintptr) bool) error, do func(fd int) (int, error)) (int, error) {
+func (c *channel) transfer(wait func(func(uintptr) bool) error, do func(fd int) (int, error)) (int, error) {
 	var n int
 	var opErr error
 	err := wait(func(fd uintptr) bool {

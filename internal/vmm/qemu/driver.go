@@ -35,13 +35,13 @@ const (
 
 // Driver runs machines in QEMU.
 type Driver struct {
-	config  Config
-	version version
-	cpu     string
-	groups  []uint32               // a monitor needs besides its own: the one that may use /dev/kvm
-	warm    *checkpointstore.Store // nil: machines begin by their device state alone
-	tsc     *tsc.Meter
-	set     *vmmproc.Set
+	config      Config
+	version     version
+	cpu         string
+	groups      []uint32               // a monitor needs besides its own: the one that may use /dev/kvm
+	checkpoints *checkpointstore.Store // nil: machines begin by their device state alone
+	tsc         *tsc.Meter
+	monitors    *vmmproc.Registry
 }
 
 var _ vmm.Driver = (*Driver)(nil)
@@ -66,7 +66,7 @@ func New(ctx context.Context, config Config) (*Driver, error) {
 	if config.Accelerator != vmm.TCG && config.Accelerator != vmm.KVM {
 		return nil, &vmm.UnsupportedError{Op: "use accelerator " + string(config.Accelerator), Driver: "qemu"}
 	}
-	d := &Driver{config: config, set: vmmproc.NewSet(config.Limit, removeFiles), tsc: tsc.New()}
+	d := &Driver{config: config, monitors: vmmproc.NewRegistry(config.Limit, removeFiles), tsc: tsc.New()}
 	var err error
 	if d.version, err = probeVersion(ctx, config.Binary); err != nil {
 		return nil, err
@@ -75,7 +75,7 @@ func New(ctx context.Context, config Config) (*Driver, error) {
 		return nil, err
 	}
 	if config.Dir != "" && config.Accelerator == vmm.TCG {
-		if d.warm, err = checkpointstore.Open(config.Dir, config.Log); err != nil {
+		if d.checkpoints, err = checkpointstore.Open(config.Dir, config.Log); err != nil {
 			return nil, err
 		}
 	}
@@ -95,7 +95,7 @@ func New(ctx context.Context, config Config) (*Driver, error) {
 func (d *Driver) Capabilities() vmm.Capabilities {
 	return vmm.Capabilities{
 		Name: "qemu", Version: d.version.text, Format: machineFormat, Accelerator: d.config.Accelerator,
-		Isolation: "microvm", Snapshot: true, LiveFork: true, Rehearse: d.warm != nil, DiskRates: true,
+		Isolation: "microvm", Snapshot: true, LiveFork: true, Checkpoints: d.checkpoints != nil, DiskRates: true,
 	}
 }
 
@@ -108,7 +108,7 @@ func (d *Driver) manifest(ctx context.Context, spec vmm.Spec) (vmm.Manifest, err
 	return vmm.Manifest{
 		Version: vmm.ManifestVersion, Driver: "qemu", VMM: d.version.text, Accelerator: d.config.Accelerator,
 		CPU: d.cpu, TSCkHz: khz, VCPUs: spec.VCPUs, MemoryMiB: spec.MemoryMiB,
-		Disks: len(spec.Disks), DiskRates: rates(spec.Disks), NIC: spec.NIC != nil,
+		Disks: len(spec.Disks), DiskRates: diskRates(spec.Disks), NIC: spec.NIC != nil,
 	}, nil
 }
 
@@ -128,12 +128,12 @@ func (d *Driver) Boot(ctx context.Context, spec vmm.Spec) (_ vmm.Machine, err er
 	if err != nil {
 		return nil, fmt.Errorf("boot machine %s: %w", spec.ID, err)
 	}
-	limit, cancel := d.set.Limited(ctx, "start of the monitor")
+	limit, cancel := d.monitors.WithTimeout(ctx, "start of the monitor")
 	defer cancel()
 	if err := m.do(limit, "cont", nil, nil); err != nil {
 		return nil, errors.Join(fmt.Errorf("boot machine %s: %w", spec.ID, err), m.Discard(ctx))
 	}
-	m.Move(vmmproc.Running)
+	m.SetPhase(vmmproc.Running)
 	return m, nil
 }
 
@@ -147,7 +147,7 @@ func (d *Driver) Prepare(ctx context.Context, spec vmm.Spec, image vmm.Image) (v
 	if err != nil {
 		return nil, err
 	}
-	if err := check(image.Manifest, want); err != nil {
+	if err := checkManifest(image.Manifest, want); err != nil {
 		return nil, err
 	}
 	m, err := d.launch(ctx, spec, image.Manifest, &image)
@@ -157,8 +157,8 @@ func (d *Driver) Prepare(ctx context.Context, spec vmm.Spec, image vmm.Image) (v
 	return m, nil
 }
 
-// Fits implements vmm.Fitter.
-func (d *Driver) Fits(ctx context.Context, m vmm.Manifest) error {
+// CheckCompatible implements vmm.Fitter.
+func (d *Driver) CheckCompatible(ctx context.Context, m vmm.Manifest) error {
 	want, err := d.manifest(
 		ctx,
 		vmm.Spec{VCPUs: m.VCPUs, MemoryMiB: m.MemoryMiB, Disks: make([]vmm.Disk, min(max(m.Disks, 0), 64))},
@@ -167,7 +167,7 @@ func (d *Driver) Fits(ctx context.Context, m vmm.Manifest) error {
 		return err
 	}
 	want.NIC = m.NIC
-	return check(m, want)
+	return checkManifest(m, want)
 }
 
 func validate(spec vmm.Spec) error {
@@ -195,12 +195,12 @@ func (d *Driver) Adopt(ctx context.Context, spec vmm.Spec) (vmm.Machine, error) 
 		return nil, err
 	}
 	var r record
-	p, err := d.set.Adopt(spec.Dir, &r)
+	p, err := d.monitors.Adopt(spec.Dir, &r)
 	if err != nil {
 		return nil, fmt.Errorf("adopt machine %s: %w", spec.ID, err)
 	}
-	manifest.Machine, manifest.DiskBytes, manifest.DiskRates = machineWords(r.ACPI), r.DiskBytes, r.DiskRates
-	m, err := d.takeOver(ctx, spec, manifest, r, p)
+	manifest.Machine, manifest.DiskBytes, manifest.DiskRates = machineName(r.ACPI), r.DiskBytes, r.DiskRates
+	m, err := d.adopt(ctx, spec, manifest, r, p)
 	if err != nil {
 		return nil, fmt.Errorf("adopt machine %s: %w", spec.ID, err)
 	}
@@ -208,7 +208,7 @@ func (d *Driver) Adopt(ctx context.Context, spec vmm.Spec) (vmm.Machine, error) 
 }
 
 // Kill implements vmm.Driver.
-func (d *Driver) Kill(ctx context.Context, spec vmm.Spec) error { return d.set.Kill(ctx, spec) }
+func (d *Driver) Kill(ctx context.Context, spec vmm.Spec) error { return d.monitors.Kill(ctx, spec) }
 
 // Close lets go of all machines and leaves them running, for a later Adopt.
-func (d *Driver) Close() error { return d.set.Close() }
+func (d *Driver) Close() error { return d.monitors.Close() }

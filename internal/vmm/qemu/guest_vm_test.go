@@ -20,15 +20,15 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
 )
 
-// testEnd ends the guest by a key of its kernel's and looks for the reason.
-func testEnd(t *testing.T, h *vmmtest.Host, key, want string) {
+// testGuestExit ends the guest by a key of its kernel's and looks for the reason.
+func testGuestExit(t *testing.T, h *vmmtest.Host, key, want string) {
 	m := h.Restore(t)
 	if _, err := m.Link.Start(t.Context(), guestapi.ProcessSpec{Shell: "echo " + key + " > /proc/sysrq-trigger"}); err != nil {
 		t.Logf("the guest was gone before it answered: %v", err)
 	}
 	select {
 	case <-m.Done():
-	case <-time.After(vmmtest.Patience):
+	case <-time.After(vmmtest.Timeout):
 		t.Fatal("the machine lives")
 	}
 	if err := m.Err(); err == nil || !strings.Contains(err.Error(), want) {
@@ -91,7 +91,7 @@ func testLargerDisk(t *testing.T, h *vmmtest.Host) {
 	if n.Machine, err = h.Driver.Prepare(t.Context(), n.Spec, h.Image); err != nil {
 		t.Fatal(err)
 	}
-	h.Greet(t, n)
+	h.Handshake(t, n)
 	if err := n.Load(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +106,7 @@ func testLargerDisk(t *testing.T, h *vmmtest.Host) {
 }
 
 // State that passes its checksum but is not whole ends the monitor with QEMU's own words.
-func testCutState(t *testing.T, h *vmmtest.Host) {
+func testTruncatedState(t *testing.T, h *vmmtest.Host) {
 	m := h.Restore(t)
 	if err := m.Pause(t.Context()); err != nil {
 		t.Fatal(err)
@@ -131,7 +131,7 @@ func testCutState(t *testing.T, h *vmmtest.Host) {
 	}
 	select {
 	case <-n.Done():
-	case <-time.After(vmmtest.Patience):
+	case <-time.After(vmmtest.Timeout):
 		t.Error("the monitor lives")
 	}
 }
@@ -179,7 +179,7 @@ func testNothingLeft(t *testing.T, h *vmmtest.Host) {
 	for range rounds {
 		round()
 	}
-	deadline := time.Now().Add(vmmtest.Patience)
+	deadline := time.Now().Add(vmmtest.Timeout)
 	for {
 		f, r, m := count()
 		if f < files+rounds && r < routines+rounds && m < maps+rounds {
@@ -203,7 +203,7 @@ func testNothingLeft(t *testing.T, h *vmmtest.Host) {
 
 // A machine that was saved starts on the memory it grew from, or on its own when that is gone, and forks
 // of either hold every byte.
-func testLayer(t *testing.T, h *vmmtest.Host) {
+func testMemDelta(t *testing.T, h *vmmtest.Host) {
 	m := h.Restore(t)
 	first := bytes.Repeat([]byte("first "), 100_000)
 	m.Put(t, "/dev/shm/first", first)
@@ -215,7 +215,7 @@ func testLayer(t *testing.T, h *vmmtest.Host) {
 		t.Fatalf("a small difference was not saved as a layer: %v", err)
 	}
 	parent := h.RestoreFrom(t, image, disk)
-	parent.Want(t, "/dev/shm/first", first)
+	parent.WantFile(t, "/dev/shm/first", first)
 	second := bytes.Repeat([]byte("second"), 100_000)
 	parent.Put(t, "/dev/shm/first", second)
 	below := h.Image.Dir + "/memory"
@@ -228,16 +228,16 @@ func testLayer(t *testing.T, h *vmmtest.Host) {
 	if err := os.Rename(below+".hidden", below); err != nil {
 		t.Fatal(err)
 	}
-	child.Want(t, "/dev/shm/first", second)
-	parent.Want(t, "/dev/shm/first", second)
-	woken.Want(t, "/dev/shm/first", first)
-	grandchild.Want(t, "/dev/shm/first", first)
+	child.WantFile(t, "/dev/shm/first", second)
+	parent.WantFile(t, "/dev/shm/first", second)
+	woken.WantFile(t, "/dev/shm/first", first)
+	grandchild.WantFile(t, "/dev/shm/first", first)
 	// The memory is there again, but the machine stands on its own image's: a child of it, which lies over the other,
 	// is given what the image adds to that before what the machine has changed since.
 	woken.Put(t, "/dev/shm/third", second)
 	late := h.Fork(t, woken, 1)[0]
-	late.Want(t, "/dev/shm/first", first)
-	late.Want(t, "/dev/shm/third", second)
+	late.WantFile(t, "/dev/shm/first", first)
+	late.WantFile(t, "/dev/shm/third", second)
 	// A capture of a machine on another image fits neither.
 	stranger := h.Prepare(t, image, disk)
 	other := h.Boot(t)

@@ -17,33 +17,33 @@ import (
 
 // writeImage completes dir, which holds the memory, with state, layer (nil: none) and manifest; then all
 // of it is durable.
-func writeImage(dir string, m vmm.Manifest, state []byte, l *layer) (vmm.Image, error) {
+func writeImage(dir string, m vmm.Manifest, state []byte, l *memDelta) (vmm.Image, error) {
 	parts := []vmmproc.Part{{Name: vmmproc.StateName, Data: state}}
 	if l != nil {
 		data, err := json.Marshal(l)
 		if err != nil {
 			return vmm.Image{}, err
 		}
-		parts = append(parts, vmmproc.Part{Name: layerName, Data: data})
+		parts = append(parts, vmmproc.Part{Name: memDeltaName, Data: data})
 	}
 	return vmmproc.WriteImage(dir, m, int64(m.MemoryMiB)<<20, parts...)
 }
 
-// opened is an image ready to be mapped.
-type opened struct {
-	memory  *os.File        // to be mapped: the image's own, a view of it, or the one its layer lies over
-	key     vmmproc.FileKey // of the image's own memory, or the one its layer lies over
-	mapped  vmmproc.FileKey // of memory
-	whole   *os.File        // what a capture of the machine lies over where that is not memory; nil: it is
-	also    vmmproc.FileKey // a capture over this one fits, too; zero: none
-	overlay *overlay        // what to add to memory; nil: nothing
-	state   []byte
+// openedImage is an image ready to be mapped.
+type openedImage struct {
+	memory     *os.File        // to be mapped: the image's own, a view of it, or the one its layer lies over
+	key        vmmproc.FileKey // of the image's own memory, or the one its layer lies over
+	mapped     vmmproc.FileKey // of memory
+	fullMemory *os.File        // what a capture of the machine lies over where that is not memory; nil: it is
+	altMemory  vmmproc.FileKey // a capture over this one fits, too; zero: none
+	overlay    *overlay        // what to add to memory; nil: nothing
+	state      []byte
 }
 
 // close closes what is to be mapped and what stands for it.
-func (o opened) close() error {
+func (o openedImage) close() error {
 	var all error
-	for _, f := range []*os.File{o.memory, o.whole} {
+	for _, f := range []*os.File{o.memory, o.fullMemory} {
 		if f != nil {
 			all = errors.Join(all, f.Close())
 		}
@@ -52,10 +52,10 @@ func (o opened) close() error {
 }
 
 // openImage checks the image's files and opens them.
-func openImage(image vmm.Image, writable bool) (o opened, err error) {
+func openImage(image vmm.Image, writable bool) (o openedImage, err error) {
 	m := image.Manifest
 	if o.state, err = vmmproc.ReadChecked(image, vmmproc.StateName, maxState); err != nil {
-		return opened{}, err
+		return openedImage{}, err
 	}
 	flags := os.O_RDONLY
 	if writable {
@@ -72,24 +72,24 @@ func openImage(image vmm.Image, writable bool) (o opened, err error) {
 	}
 	o.mapped = o.key
 	if image.Memory != nil {
-		o.whole = o.memory
+		o.fullMemory = o.memory
 		if o.memory, o.mapped, err = openMemory(image.Memory.File(), flags, size); err != nil {
 			return o, err
 		}
 	}
 	// What streams lies over nothing here: its difference would have to come first, all of it.
-	if _, ok := vmmproc.FileOf(m, layerName); !ok || image.Memory != nil {
+	if _, ok := vmmproc.FileOf(m, memDeltaName); !ok || image.Memory != nil {
 		return o, nil
 	}
-	data, err := vmmproc.ReadChecked(image, layerName, maxState)
+	data, err := vmmproc.ReadChecked(image, memDeltaName, maxState)
 	if err != nil {
 		return o, err
 	}
-	l, err := parseLayer(data, size)
+	l, err := parseMemDelta(data, size)
 	if err != nil {
 		return o, err
 	}
-	return o, o.over(l, flags)
+	return o, o.useDelta(l, flags)
 }
 
 // openMemory opens a file of a known size; nil with an error.
@@ -109,22 +109,22 @@ func openMemory(path string, flags int, size int64) (*os.File, vmmproc.FileKey, 
 	return f, key, nil
 }
 
-// over puts the memory below the layer in place of the image's own, if it is still there. If not, a
+// useDelta puts the memory below the layer in place of the image's own, if it is still there. If not, a
 // capture taken over it fits all the same: what it holds includes the layer, since a private page stays
 // private.
-func (o *opened) over(l *layer, flags int) error {
+func (o *openedImage) useDelta(l *memDelta, flags int) error {
 	below, err := l.open(flags)
 	if err != nil {
 		return err
 	}
 	if below == nil {
-		o.also = l.File
+		o.altMemory = l.File
 		return nil
 	}
 	o.overlay = &overlay{o.memory, o.key, l.spans()}
 	o.memory, o.key, o.mapped = below, l.File, l.File
-	whole := o.whole
-	if o.whole = nil; whole != nil {
+	whole := o.fullMemory
+	if o.fullMemory = nil; whole != nil {
 		return whole.Close()
 	}
 	return nil
@@ -133,8 +133,8 @@ func (o *opened) over(l *layer, flags int) error {
 // tscTolerance is how far two measurements of the same counter may lie apart, in parts of a million.
 const tscTolerance = 500
 
-// check refuses an image that the monitor, as want describes it for this host and spec, could not restore.
-func check(m, want vmm.Manifest) error {
+// checkManifest refuses an image that the monitor, as want describes it for this host and spec, could not restore.
+func checkManifest(m, want vmm.Manifest) error {
 	str := strconv.Itoa
 	for _, f := range []struct{ field, image, host string }{
 		{"version", str(m.Version), str(want.Version)},
@@ -151,7 +151,7 @@ func check(m, want vmm.Manifest) error {
 			return &vmm.MismatchError{Field: f.field, Image: f.image, Host: f.host}
 		}
 	}
-	if words := []string{machineWords(false), machineWords(true)}; !slices.Contains(words, m.Machine) {
+	if words := []string{machineName(false), machineName(true)}; !slices.Contains(words, m.Machine) {
 		return &vmm.MismatchError{Field: "machine", Image: m.Machine, Host: strings.Join(words, " or ")}
 	}
 	if diff := m.TSCkHz - want.TSCkHz; max(diff, -diff)*1e6 > want.TSCkHz*tscTolerance {
@@ -162,8 +162,8 @@ func check(m, want vmm.Manifest) error {
 	return nil
 }
 
-// elf tells whether the kernel at path is in ELF form.
-func elf(f *os.File) (bool, error) {
+// isELF tells whether the kernel at path is in ELF form.
+func isELF(f *os.File) (bool, error) {
 	magic := make([]byte, 4)
 	if _, err := f.ReadAt(magic, 0); err != nil {
 		return false, fmt.Errorf("kernel %s: %w", f.Name(), err)

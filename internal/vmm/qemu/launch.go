@@ -20,8 +20,8 @@ import (
 // firstFD is the number of the first inherited descriptor.
 const firstFD = 3
 
-// inheritance collects what a monitor inherits, and in a jail what else it finds there.
-type inheritance struct {
+// inheritedFiles collects what a monitor inherits, and in a jail what else it finds there.
+type inheritedFiles struct {
 	files  []*os.File
 	jailed bool
 	binds  []vmm.Bind
@@ -29,13 +29,13 @@ type inheritance struct {
 }
 
 // add hands f over and answers its number in the monitor.
-func (h *inheritance) add(f *os.File) int {
+func (h *inheritedFiles) add(f *os.File) int {
 	h.files = append(h.files, f)
 	return firstFD + len(h.files) - 1
 }
 
 // open is add of a file that is opened for the purpose.
-func (h *inheritance) open(path string, flags int) (int, error) {
+func (h *inheritedFiles) open(path string, flags int) (int, error) {
 	f, err := os.OpenFile(path, flags, 0)
 	if err != nil {
 		return 0, err
@@ -45,18 +45,18 @@ func (h *inheritance) open(path string, flags int) (int, error) {
 
 // path hands over a file that is opened by its path, and answers that path in the monitor. A jail has no
 // /proc by which a descriptor could be opened.
-func (h *inheritance) path(f *os.File, name string, write bool) string {
+func (h *inheritedFiles) path(f *os.File, name string, write bool) string {
 	if !h.jailed {
 		return fdPath(h.add(f))
 	}
-	at := cellDir + name
+	at := jailDir + name
 	h.bound = append(h.bound, f)
-	h.binds = append(h.binds, vmm.Bind{Path: f.Name(), At: at, Write: write})
+	h.binds = append(h.binds, vmm.Bind{Path: f.Name(), Target: at, Write: write})
 	return at
 }
 
 // close closes our descriptors of all that was added except keep.
-func (h *inheritance) close(keep ...*os.File) error {
+func (h *inheritedFiles) close(keep ...*os.File) error {
 	var all error
 	for _, f := range append(h.files, h.bound...) {
 		kept := false
@@ -86,19 +86,19 @@ func (d *Driver) launch(
 	back.Push("remove files", func(context.Context) error { return removeFiles(spec.Dir) })
 
 	m := newMachine(d, spec, manifest)
-	given := inheritance{jailed: spec.Confine.Jail != nil}
+	given := inheritedFiles{jailed: spec.Confine.Jail != nil}
 	keep := []*os.File{}
 	if spec.NIC != nil {
 		keep = append(keep, spec.NIC.Tap)
 	}
 	defer func() { err = errors.Join(err, given.close(keep...)) }()
-	back.Push("close connections", func(context.Context) error { m.hangUp(); return nil })
+	back.Push("close connections", func(context.Context) error { m.disconnect(); return nil })
 
-	sh := shape{
+	sh := launchSpec{
 		id: spec.ID, version: d.version, accel: d.config.Accelerator,
 		vcpus: spec.VCPUs, memoryMiB: spec.MemoryMiB,
 	}
-	if err := m.openAll(ctx, image, &sh, &given); err != nil {
+	if err := m.openResources(ctx, image, &sh, &given); err != nil {
 		return nil, err
 	}
 	mark, err := vmmproc.Marker(spec.Dir)
@@ -109,10 +109,10 @@ func (d *Driver) launch(
 		Path: d.config.Binary, Args: sh.arguments(), Env: []string{mark}, Files: given.files,
 		UID: spec.Confine.UID, GID: spec.Confine.GID, Groups: d.groups,
 	}
-	if m.vehicle != nil {
-		command.Path, command.Args = d.warm.Vehicle(), nil
+	if m.stub != nil {
+		command.Path, command.Args = d.checkpoints.Stub(), nil
 	}
-	p, err := proc.Start(d.confined(spec.Confine, given.binds, command, m.record.Ahead))
+	p, err := proc.Start(d.jailCommand(spec.Confine, given.binds, command, m.record.ClockOffset))
 	if err != nil {
 		return nil, err
 	}
@@ -122,38 +122,38 @@ func (d *Driver) launch(
 			return nil, fmt.Errorf("confine monitor: %w", err)
 		}
 	}
-	m.record.Process, m.record.DiskRates = p.Identity(), rates(spec.Disks)
+	m.record.Process, m.record.DiskRates = p.Identity(), diskRates(spec.Disks)
 	if err := vmmproc.WriteRecord(spec.Dir, m.record); err != nil {
 		return nil, err
 	}
-	m.Begin(ctx, p)
+	m.Watch(ctx, p)
 	return m, nil
 }
 
-// openAll arranges for all that the monitor is given.
-func (m *machine) openAll(ctx context.Context, image *vmm.Image, sh *shape, given *inheritance) error {
-	var p *checkpointstore.Process
+// openResources arranges for all that the monitor is given.
+func (m *machine) openResources(ctx context.Context, image *vmm.Image, sh *launchSpec, given *inheritedFiles) error {
+	var p *checkpointstore.MonitorCheckpoint
 	if image != nil {
 		var err error
-		if p, err = m.driver.warm.Find(image.Dir); err != nil {
+		if p, err = m.driver.checkpoints.Find(image.Dir); err != nil {
 			return err
 		}
 	}
 	if p != nil {
-		if err := m.openVehicle(ctx, p, *image, given); err != nil {
+		if err := m.openStub(ctx, p, *image, given); err != nil {
 			return err
 		}
 		if err := m.openDevices(sh, given); err != nil {
 			return err
 		}
-		return m.vehicle.takeDevices(*sh, given)
+		return m.stub.addDevices(*sh, given)
 	}
 	if err := m.openSockets(ctx, sh, given); err != nil {
 		return err
 	}
 	open := m.openBoot
 	if image != nil {
-		open = func(sh *shape, given *inheritance) error { return m.openImage(*image, sh, given) }
+		open = func(sh *launchSpec, given *inheritedFiles) error { return m.openImage(*image, sh, given) }
 	}
 	if err := open(sh, given); err != nil {
 		return err
@@ -163,7 +163,7 @@ func (m *machine) openAll(ctx context.Context, image *vmm.Image, sh *shape, give
 
 // openSockets makes the listeners and connects to them before anybody accepts, so nobody ever waits for
 // a monitor to listen.
-func (m *machine) openSockets(ctx context.Context, sh *shape, given *inheritance) error {
+func (m *machine) openSockets(ctx context.Context, sh *launchSpec, given *inheritedFiles) error {
 	var conns [2]*net.UnixConn
 	for i, name := range []string{monitorSocket, channelSocket} {
 		l, err := listen(m.spec.Dir, name)
@@ -184,21 +184,21 @@ func (m *machine) openSockets(ctx context.Context, sh *shape, given *inheritance
 		}
 	}
 	var err error
-	m.spare, err = newChannel(conns[1], &m.gate)
+	m.nextChannel, err = newChannel(conns[1], &m.channelGate)
 	return err
 }
 
 // openImage arranges for a monitor over the memory of an image.
-func (m *machine) openImage(image vmm.Image, sh *shape, given *inheritance) error {
-	o, err := openImage(image, !m.driver.version.readOnlyMemory())
+func (m *machine) openImage(image vmm.Image, sh *launchSpec, given *inheritedFiles) error {
+	o, err := openImage(image, !m.driver.version.hasReadOnlyMemory())
 	if err != nil {
 		return err
 	}
-	sh.memory = given.path(o.memory, memoryFile, !m.driver.version.readOnlyMemory())
-	if m.record.MemoryPath, err = filepath.Abs(cmp.Or(o.whole, o.memory).Name()); err != nil {
+	sh.memory = given.path(o.memory, memoryFile, !m.driver.version.hasReadOnlyMemory())
+	if m.record.MemoryPath, err = filepath.Abs(cmp.Or(o.fullMemory, o.memory).Name()); err != nil {
 		return err
 	}
-	m.overlay, m.also, m.whole = o.overlay, o.also, o.whole
+	m.overlay, m.altMemory, m.fullMemory = o.overlay, o.altMemory, o.fullMemory
 	ours, theirs, err := socketPair()
 	if err != nil {
 		return err
@@ -206,13 +206,13 @@ func (m *machine) openImage(image vmm.Image, sh *shape, given *inheritance) erro
 	sh.incoming = given.add(theirs)
 	m.incoming, m.state = ours, o.state
 	m.record.Memory, m.record.Mapped = o.key, o.mapped
-	sh.acpi = image.Manifest.Machine == machineWords(true)
+	sh.acpi = image.Manifest.Machine == machineName(true)
 	m.record.ACPI = sh.acpi
 	return nil
 }
 
 // openBoot arranges for a monitor that starts a kernel in memory of its own.
-func (m *machine) openBoot(sh *shape, given *inheritance) error {
+func (m *machine) openBoot(sh *launchSpec, given *inheritedFiles) error {
 	spec := m.spec
 	memory, err := os.OpenFile(filepath.Join(spec.Dir, memoryFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -235,7 +235,7 @@ func (m *machine) openBoot(sh *shape, given *inheritance) error {
 	if err != nil {
 		return err
 	}
-	tuned, err := elf(kernel)
+	tuned, err := isELF(kernel)
 	if err != nil {
 		return errors.Join(err, kernel.Close())
 	}
@@ -260,12 +260,12 @@ func (m *machine) openBoot(sh *shape, given *inheritance) error {
 	sh.acpi = !tuned
 	sh.cmdline = kernelCmdline(m.manifest.TSCkHz, spec.Cmdline)
 	m.record.Cold, m.record.ACPI = true, sh.acpi
-	m.manifest.Machine = machineWords(sh.acpi)
+	m.manifest.Machine = machineName(sh.acpi)
 	return nil
 }
 
 // openDevices hands over disks and network card.
-func (m *machine) openDevices(sh *shape, given *inheritance) error {
+func (m *machine) openDevices(sh *launchSpec, given *inheritedFiles) error {
 	for _, disk := range m.spec.Disks {
 		fd := diskFD{volatile: disk.Volatile, rate: disk.Rate}
 		var err error

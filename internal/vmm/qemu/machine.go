@@ -19,41 +19,41 @@ import (
 
 // machine is one monitor with its guest.
 type machine struct {
-	*vmmproc.Life
-	driver   *Driver
-	spec     vmm.Spec
-	manifest vmm.Manifest // of what runs; DiskBytes are the sizes that the guest knows
-	record   record
-	qmp      *qmp.Client
-	gate     sync.RWMutex  // held for writing while the guest channel must be still
-	resumed  chan struct{} // closed at the first RESUME
+	*vmmproc.Process
+	driver      *Driver
+	spec        vmm.Spec
+	manifest    vmm.Manifest // of what runs; DiskBytes are the sizes that the guest knows
+	record      record
+	qmp         *qmp.Client
+	channelGate sync.RWMutex  // held for writing while the guest channel must be still
+	resumed     chan struct{} // closed at the first RESUME
 
 	// Used by the one caller at a time that vmm.Machine allows.
-	incoming  *net.UnixConn   // way in of the device state; nil once used
-	state     []byte          // the image's own
-	rehearsed bool            // the next capture begins with what the monitor has learnt
-	also      vmmproc.FileKey // another memory that a capture may have been taken over; zero: none
+	incoming            *net.UnixConn   // way in of the device state; nil once used
+	state               []byte          // the image's own
+	markedForCheckpoint bool            // the next capture begins with what the monitor has learnt
+	altMemory           vmmproc.FileKey // another memory that a capture may have been taken over; zero: none
 
-	mu       sync.Mutex
-	made     *checkpointstore.Process // what the monitor was made of, where this program made it
-	content  *os.File                 // of made
-	whole    *os.File                 // the image's own memory where a view of it is mapped; nil: it is mapped itself
-	overlay  *overlay                 // what the image adds to the mapped memory; nil: nothing, or used
-	next     *preparation             // for the next capture; nil once over
-	over     bool                     // ended or released
-	spare    *channel                 // connected at the start, for the first Dial
-	dialled  *channel
-	resumeOK bool     // resumed is closed
-	vehicle  *vehicle // a process that is to become the monitor; nil: it is one, or never was another
+	mu           sync.Mutex
+	restoredFrom *checkpointstore.MonitorCheckpoint // what the monitor was made of, where this program made it
+	content      *os.File                           // of made
+	fullMemory   *os.File                           // the image's own memory where a view of it is mapped; nil: it is mapped itself
+	overlay      *overlay                           // what the image adds to the mapped memory; nil: nothing, or used
+	prepared     *preparation                       // for the next capture; nil once over
+	ended        bool                               // ended or released
+	nextChannel  *channel                           // connected at the start, for the first Dial
+	dialled      *channel
+	resumeOK     bool  // resumed is closed
+	stub         *stub // a process that is to become the monitor; nil: it is one, or never was another
 }
 
 var _ vmm.Machine = (*machine)(nil)
 
 func newMachine(d *Driver, spec vmm.Spec, manifest vmm.Manifest) *machine {
 	m := &machine{driver: d, spec: spec, manifest: manifest, resumed: make(chan struct{})}
-	m.Life = d.set.New(spec, vmmproc.Hooks{
-		HangUp: m.hangUp, Closed: qmp.ErrClosed, Bury: m.buryGuest,
-		Ending: func(e proc.Exit) string { return "QEMU " + e.String() },
+	m.Process = d.monitors.New(spec, vmmproc.Hooks{
+		Disconnect: m.disconnect, ErrClosed: qmp.ErrClosed, OnGuestExit: m.guestExited,
+		DescribeExit: func(e proc.Exit) string { return "QEMU " + e.String() },
 	})
 	return m
 }
@@ -69,16 +69,16 @@ func (m *machine) event(e qmp.Event) {
 			close(m.resumed)
 		}
 	case "SHUTDOWN":
-		m.Dying(string(e.Data))
+		m.GuestExited(string(e.Data))
 	}
 }
 
-// buryLimit bounds the last words with a monitor whose guest has ended.
-const buryLimit = 10 * time.Second
+// guestExitLimit bounds the last words with a monitor whose guest has ended.
+const guestExitLimit = 10 * time.Second
 
-// buryGuest keeps the console of a guest that ended and says why it did.
-func (m *machine) buryGuest(ctx context.Context, data string) string {
-	ctx, cancel := context.WithTimeoutCause(ctx, buryLimit, errors.New("monitor does not end"))
+// guestExited keeps the console of a guest that ended and says why it did.
+func (m *machine) guestExited(ctx context.Context, data string) string {
+	ctx, cancel := context.WithTimeoutCause(ctx, guestExitLimit, errors.New("monitor does not end"))
 	defer cancel()
 	reason := "guest shut itself down"
 	if strings.Contains(data, "guest-reset") || strings.Contains(data, "guest-panic") {
@@ -94,13 +94,13 @@ func (m *machine) buryGuest(ctx context.Context, data string) string {
 	return reason
 }
 
-// hangUp ends all connections to the monitor.
-func (m *machine) hangUp() {
+// disconnect ends all connections to the monitor.
+func (m *machine) disconnect() {
 	m.mu.Lock()
-	spare, dialled, next := m.spare, m.dialled, m.next
-	m.spare, m.dialled, m.next, m.over = nil, nil, nil, true
-	read := []*os.File{m.whole, m.content}
-	m.whole, m.content = nil, nil
+	spare, dialled, next := m.nextChannel, m.dialled, m.prepared
+	m.nextChannel, m.dialled, m.prepared, m.ended = nil, nil, nil, true
+	read := []*os.File{m.fullMemory, m.content}
+	m.fullMemory, m.content = nil, nil
 	incoming := m.incoming
 	m.mu.Unlock()
 	_ = m.takeOverlay().close() // it was only read
@@ -110,7 +110,7 @@ func (m *machine) hangUp() {
 		}
 	}
 	if next != nil {
-		_ = m.drop(next) // memory that is not freed twice: nothing to do about an error
+		_ = m.dropPreparation(next) // memory that is not freed twice: nothing to do about an error
 	}
 	for _, c := range []*channel{spare, dialled} {
 		if c != nil {
@@ -136,19 +136,19 @@ func (m *machine) takeOverlay() *overlay {
 
 // do is one command to the monitor.
 func (m *machine) do(ctx context.Context, command string, args, out any, files ...*os.File) error {
-	return m.Gone(ctx, m.qmp.Do(ctx, command, args, out, files...))
+	return m.WithExitReason(ctx, m.qmp.Do(ctx, command, args, out, files...))
 }
 
 // Dial implements vmm.Machine.
 func (m *machine) Dial(ctx context.Context) (net.Conn, error) {
 	select {
 	case <-m.Done():
-		return nil, m.Gone(ctx, vmm.ErrGone)
+		return nil, m.WithExitReason(ctx, vmm.ErrGone)
 	default:
 	}
 	m.mu.Lock()
-	old, fresh := m.dialled, m.spare
-	m.dialled, m.spare = fresh, nil
+	old, fresh := m.dialled, m.nextChannel
+	m.dialled, m.nextChannel = fresh, nil
 	m.mu.Unlock()
 	if fresh != nil {
 		return fresh, nil
@@ -164,7 +164,7 @@ func (m *machine) Dial(ctx context.Context) (net.Conn, error) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.over {
+	if m.ended {
 		return nil, errors.Join(vmm.ErrGone, fresh.Close())
 	}
 	m.dialled = fresh
@@ -177,7 +177,7 @@ func (m *machine) connect(ctx context.Context) (*channel, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := newChannel(conn, &m.gate)
+	c, err := newChannel(conn, &m.channelGate)
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}

@@ -55,7 +55,7 @@ func memorySizes(t *testing.T) []int {
 // firmware put their tables and the initramfs depends on the size.
 func TestMemorySizes(t *testing.T) {
 	l := vmlab.Open(t)
-	jail := cells(t, l.Data)
+	jail := newJail(t, l.Data)
 	sizes := memorySizes(t)
 	for _, kind := range []string{kernel.Distribution, kernel.Tuned} {
 		t.Run(kind, func(t *testing.T) {
@@ -111,8 +111,8 @@ func TestDamagedInitramfs(t *testing.T) {
 			}
 			select {
 			case <-m.Done():
-			case <-time.After(vmmtest.Patience):
-				t.Fatalf("got a machine that runs after %s, want it ended", vmmtest.Patience)
+			case <-time.After(vmmtest.Timeout):
+				t.Fatalf("got a machine that runs after %s, want it ended", vmmtest.Timeout)
 			}
 			want := vmm.AgentPrefix + " initramfs is damaged: "
 			if err := m.Err(); err == nil || !strings.Contains(err.Error(), want) ||
@@ -147,7 +147,7 @@ func rootlessHost(t *testing.T, dir string, boot kernel.Boot) *vmmtest.Host {
 		Dir: dir,
 		Spec: vmm.Spec{
 			VCPUs: 1, MemoryMiB: 256, Kernel: boot.Kernel, Initramfs: boot.Initramfs,
-			Cmdline: boot.Cmdline + " " + guestapi.WaitArgument, Confine: vmm.Confine{UID: nobody, GID: nobody},
+			Cmdline: boot.Cmdline + " " + guestapi.WaitForRootArgument, Confine: vmm.Confine{UID: unprivilegedUID, GID: unprivilegedUID},
 		},
 		Disk: func(t vmmtest.TB, path string) {
 			if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, 1<<20)); err != nil {

@@ -20,8 +20,8 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// place is a network namespace with a tap and a listener in it; it ends with its descriptors.
-func place(t *testing.T) (tap *os.File, l net.Listener) {
+// newTapAndListener is a network namespace with a tap and a listener in it; it ends with its descriptors.
+func newTapAndListener(t *testing.T) (tap *os.File, l net.Listener) {
 	t.Helper()
 	runtime.LockOSThread() // never unlocked: the thread ends with the test and is in another namespace
 	ns, err := netns.New()
@@ -85,7 +85,7 @@ func TestNetwork(t *testing.T) {
 	ids := []string{"first", "second", "third"}
 	for i, id := range ids {
 		t.Run(id, func(t *testing.T) {
-			tap, listener := place(t)
+			tap, listener := newTapAndListener(t)
 			s := spec(id)
 			s.NIC = &vmm.NIC{Tap: tap, MAC: net.HardwareAddr{2, 0xfc, 0, 0, 0, 5}}
 			var m vmm.Machine
@@ -130,12 +130,12 @@ func TestNetwork(t *testing.T) {
 			if err := link.Ready(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			hear(t, link, listener, id)
+			waitForGuest(t, link, listener, id)
 			if i == 1 {
-				m.(vmm.Rehearser).Rehearsed()
+				m.(vmm.CheckpointMarker).MarkWarmedUp()
 			}
 			if i < 2 {
-				image = saved(t, m, l.Dir+"/image-"+id)
+				image = saveImage(t, m, l.Dir+"/image-"+id)
 			}
 			if err := d.Kill(t.Context(), s); err != nil {
 				t.Fatal(err)
@@ -144,8 +144,8 @@ func TestNetwork(t *testing.T) {
 	}
 }
 
-// hear lets the guest send word to the listener.
-func hear(t *testing.T, link *guestlink.Link, listener net.Listener, word string) {
+// waitForGuest lets the guest send word to the listener.
+func waitForGuest(t *testing.T, link *guestlink.Link, listener net.Listener, word string) {
 	t.Helper()
 	p, err := link.Start(t.Context(), guestapi.ProcessSpec{Argv: []string{"/bin/bash", "-c",
 		fmt.Sprintf("echo %s > /dev/tcp/192.168.241.1/7000", word)}, Timeout: time.Minute})
@@ -166,7 +166,7 @@ func hear(t *testing.T, link *guestlink.Link, listener net.Listener, word string
 	}
 }
 
-func saved(t *testing.T, m vmm.Machine, dir string) vmm.Image {
+func saveImage(t *testing.T, m vmm.Machine, dir string) vmm.Image {
 	t.Helper()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)

@@ -41,7 +41,7 @@ func TestArguments(t *testing.T) {
 		t.Fatal(err)
 	}
 	ten, seven := version{10, 0, "10.0.2"}, version{7, 2, "7.2.22"}
-	restore := shape{
+	restore := launchSpec{
 		id: "mch1", version: ten, accel: vmm.TCG, vcpus: 2, memoryMiB: 512, monitor: 3, channel: 4, memory: fdPath(5),
 		incoming: 6, disks: []diskFD{{read: 7, write: 8}, {read: 9}}, tap: 10, mac: mac,
 	}
@@ -54,7 +54,7 @@ func TestArguments(t *testing.T) {
 		{read: 9, volatile: true, rate: vmm.Rate{Ops: 7}},
 	}
 	old.version, kvm.accel = seven, vmm.KVM
-	for name, s := range map[string]shape{"restore": restore, "boot": boot, "restore-7.2": old, "restore-kvm": kvm, "restore-bound": bound} {
+	for name, s := range map[string]launchSpec{"restore": restore, "boot": boot, "restore-7.2": old, "restore-kvm": kvm, "restore-bound": bound} {
 		t.Run(name, func(t *testing.T) {
 			golden(t, name+".args", strings.ReplaceAll(strings.Join(s.arguments(), "\n"), "\n-", "\n\n-")+"\n")
 		})
@@ -109,7 +109,7 @@ func TestDirtyPages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := findRAM(os.Getpid(), key.Inode, size)
+	r, err := findGuestMemory(os.Getpid(), key.Inode, size)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,28 +138,28 @@ func TestDirtyPages(t *testing.T) {
 	}
 }
 
-func TestCheck(t *testing.T) {
+func TestCheckManifest(t *testing.T) {
 	good := vmm.Manifest{
 		Version: 1, Driver: "qemu", VMM: "10.0.2", Accelerator: vmm.TCG, CPU: "tcg-max", TSCkHz: 2445424,
 		VCPUs: 1, MemoryMiB: 256, Disks: 1, NIC: true, Machine: machineFormat,
 	}
-	if err := check(good, good); err != nil {
+	if err := checkManifest(good, good); err != nil {
 		t.Fatal(err)
 	}
 	near := good
 	near.TSCkHz += 100
-	if err := check(near, good); err != nil {
+	if err := checkManifest(near, good); err != nil {
 		t.Errorf("the same counter measured again is refused: %v", err)
 	}
 	far := good
 	far.TSCkHz *= 2
 	var mismatch *vmm.MismatchError
-	if err := check(far, good); !errors.As(err, &mismatch) || mismatch.Field != "tsc_khz" {
+	if err := checkManifest(far, good); !errors.As(err, &mismatch) || mismatch.Field != "tsc_khz" {
 		t.Errorf("another counter: got %v", err)
 	}
 }
 
-func TestParseLayer(t *testing.T) {
+func TestParseMemDelta(t *testing.T) {
 	for _, c := range []struct {
 		name, spans string
 		ok          bool
@@ -174,7 +174,7 @@ func TestParseLayer(t *testing.T) {
 		{"beyond", `[[0,1048576000]]`, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			l, err := parseLayer([]byte(`{"path":"/x","spans":`+c.spans+`}`), 1<<20)
+			l, err := parseMemDelta([]byte(`{"path":"/x","spans":`+c.spans+`}`), 1<<20)
 			if (err == nil) != c.ok {
 				t.Errorf("got %+v, %v", l, err)
 			}
@@ -182,7 +182,7 @@ func TestParseLayer(t *testing.T) {
 	}
 }
 
-func TestLayerOfAFileThatChanged(t *testing.T) {
+func TestMemDeltaOfChangedFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "memory")
 	if err := os.WriteFile(path, make([]byte, 8192), 0o600); err != nil {
 		t.Fatal(err)
@@ -192,7 +192,7 @@ func TestLayerOfAFileThatChanged(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	l, err := layerOf(f, []span{{0, 4096}})
+	l, err := newMemDelta(f, []span{{0, 4096}})
 	if err != nil || l == nil {
 		t.Fatalf("got %v, %v", l, err)
 	}
@@ -215,18 +215,18 @@ func TestLayerOfAFileThatChanged(t *testing.T) {
 	if gone, err := l.open(os.O_RDONLY); gone != nil || err != nil {
 		t.Errorf("a removed file: got %v, %v", gone, err)
 	}
-	if l, err := layerOf(f, nil); l != nil || err != nil {
+	if l, err := newMemDelta(f, nil); l != nil || err != nil {
 		t.Errorf("over a removed file: got %v, %v", l, err)
 	}
-	if l, err := layerOf(f, []span{{0, maxLayer + 4096}}); l != nil || err != nil {
+	if l, err := newMemDelta(f, []span{{0, maxMemDelta + 4096}}); l != nil || err != nil {
 		t.Errorf("too much: got %v, %v", l, err)
 	}
 }
 
-func FuzzParseLayer(f *testing.F) {
+func FuzzParseMemDelta(f *testing.F) {
 	f.Add([]byte(`{"path":"/x","spans":[[0,4096]]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		l, err := parseLayer(data, 1<<20)
+		l, err := parseMemDelta(data, 1<<20)
 		if err == nil && total(l.spans()) > 1<<20 {
 			t.Errorf("%q holds more than the memory", data)
 		}

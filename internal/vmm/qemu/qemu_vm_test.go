@@ -24,18 +24,18 @@ import (
 
 var binary = flag.String("qemu.binary", "", "QEMU to test (default: the installed one)")
 
-// nobody runs the monitors of these tests.
-const nobody = 65534
+// unprivilegedUID runs the monitors of these tests.
+const unprivilegedUID = 65534
 
-// cells is a jail for all monitors of a test program.
-func cells(t testing.TB, dir string) vmm.Jail {
+// newJail is a jail for all monitors of a test program.
+func newJail(t testing.TB, dir string) vmm.Jail {
 	t.Helper()
 	layout, err := jail.Probe()
 	if err != nil {
 		t.Fatal(err)
 	}
 	j, err := jail.New(
-		jail.Config{Layout: layout, Prefix: fmt.Sprintf("pntqemu%d", os.Getpid()), Trees: filepath.Join(dir, "jail")},
+		jail.Config{Hierarchy: layout, Prefix: fmt.Sprintf("pntqemu%d", os.Getpid()), ProgramsDir: filepath.Join(dir, "jail")},
 	)
 	if err != nil {
 		t.Fatal(err)
@@ -45,7 +45,7 @@ func cells(t testing.TB, dir string) vmm.Jail {
 			t.Error(err)
 		}
 	})
-	g, err := j.Group(t.Context(), "test", jail.Limits{PIDs: 4096, OpenFiles: 1024})
+	g, err := j.Create(t.Context(), "test", jail.Limits{PIDs: 4096, OpenFiles: 1024})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +81,7 @@ func lab(t testing.TB) vmmtest.Lab {
 		},
 		Spec: vmm.Spec{
 			VCPUs: 1, MemoryMiB: 256, Kernel: l.Boot.Kernel, Initramfs: l.Boot.Initramfs, Cmdline: l.Boot.Cmdline,
-			Confine: vmm.Confine{UID: nobody, GID: nobody, Jail: cells(t, l.Data)},
+			Confine: vmm.Confine{UID: unprivilegedUID, GID: unprivilegedUID, Jail: newJail(t, l.Data)},
 		},
 		Disk: func(t vmmtest.TB, path string) {
 			if err := disk.Clone(l.Root, path); err != nil {
@@ -116,22 +116,22 @@ func TestMachines(t *testing.T) {
 		vmmtest.Run(h, func(name string, test func(vmmtest.TB)) { t.Run(name, func(t *testing.T) { test(t) }) })
 	})
 	t.Run("rehearsed", func(t *testing.T) {
-		h := h.Rehearse(t)
+		h := h.WithCheckpoint(t)
 		if _, err := os.Stat(filepath.Join(h.Image.Dir, "process", "content")); err != nil {
 			t.Fatal(err)
 		}
 		vmmtest.Run(h, func(name string, test func(vmmtest.TB)) { t.Run(name, func(t *testing.T) { test(t) }) })
-		t.Run("travels", func(t *testing.T) { testTravels(t, h) })
-		t.Run("layer", func(t *testing.T) { testLayer(t, h) })
+		t.Run("travels", func(t *testing.T) { testExportImport(t, h) })
+		t.Run("layer", func(t *testing.T) { testMemDelta(t, h) })
 		t.Run("rates", func(t *testing.T) { testRates(t, h) })
 		t.Run("nothing_left", func(t *testing.T) { testNothingLeft(t, h) })
 	})
-	t.Run("panic", func(t *testing.T) { testEnd(t, h, "c", "Kernel panic") })
-	t.Run("reboot", func(t *testing.T) { testEnd(t, h, "b", "rebooted") })
+	t.Run("panic", func(t *testing.T) { testGuestExit(t, h, "c", "Kernel panic") })
+	t.Run("reboot", func(t *testing.T) { testGuestExit(t, h, "b", "rebooted") })
 	t.Run("endless_console", func(t *testing.T) { testConsole(t, h) })
 	t.Run("larger_disk", func(t *testing.T) { testLargerDisk(t, h) })
-	t.Run("layer", func(t *testing.T) { testLayer(t, h) })
+	t.Run("layer", func(t *testing.T) { testMemDelta(t, h) })
 	t.Run("rates", func(t *testing.T) { testRates(t, h) })
-	t.Run("state_cut_short", func(t *testing.T) { testCutState(t, h) })
+	t.Run("state_cut_short", func(t *testing.T) { testTruncatedState(t, h) })
 	t.Run("nothing_left", func(t *testing.T) { testNothingLeft(t, h) })
 }

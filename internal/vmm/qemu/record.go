@@ -18,12 +18,12 @@ type record struct {
 	// Content is the inode of the content of the process that the monitor was made of; 0: of none.
 	Content     uint64 `json:"content,omitempty"`
 	ContentPath string `json:"content_path,omitempty"`
-	// Ahead is how much longer than it has the host seems to have run by the monitor's clock.
-	Ahead     time.Duration `json:"ahead,omitempty"`
-	Cold      bool          `json:"cold"` // memory is its own file, mapped shared
-	ACPI      bool          `json:"acpi"`
-	DiskBytes []int64       `json:"disk_bytes"`
-	DiskRates []vmm.Rate    `json:"disk_rates,omitempty"`
+	// ClockOffset is how much longer than it has the host seems to have run by the monitor's clock.
+	ClockOffset time.Duration `json:"ahead,omitempty"`
+	Cold        bool          `json:"cold"` // memory is its own file, mapped shared
+	ACPI        bool          `json:"acpi"`
+	DiskBytes   []int64       `json:"disk_bytes"`
+	DiskRates   []vmm.Rate    `json:"disk_rates,omitempty"`
 }
 
 // mapped is the file that the monitor maps as its memory.

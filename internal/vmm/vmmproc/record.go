@@ -44,8 +44,8 @@ func ReadRecord(dir string, record any) (bool, error) {
 	return false, nil
 }
 
-// whose answers the process that the record in dir names, whichever driver wrote it.
-func whose(dir string) (proc.Identity, bool, error) {
+// recordedProcess answers the process that the record in dir names, whichever driver wrote it.
+func recordedProcess(dir string) (proc.Identity, bool, error) {
 	var fields map[string]json.RawMessage
 	ok, err := ReadRecord(dir, &fields)
 	if err != nil || !ok {
@@ -68,9 +68,9 @@ func Marker(dir string) (string, error) {
 	return "PANDASTACK_MONITOR=" + abs, nil
 }
 
-// monitors finds who belongs to dir: the one of its record, or without one whoever carries its mark.
-func monitors(dir string) ([]proc.Identity, error) {
-	id, ok, err := whose(dir)
+// findMonitors finds who belongs to dir: the one of its record, or without one whoever carries its mark.
+func findMonitors(dir string) ([]proc.Identity, error) {
+	id, ok, err := recordedProcess(dir)
 	if err != nil {
 		return nil, err
 	}

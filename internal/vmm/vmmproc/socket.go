@@ -16,9 +16,9 @@ import (
 // directory.
 func FDPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 
-// inDir calls do with a path to name in dir that is short however long dir's is: socket addresses hold
+// withShortPath calls do with a path to name in dir that is short however long dir's is: socket addresses hold
 // 107 bytes (unix(7)).
-func inDir(dir, name string, do func(path string) error) error {
+func withShortPath(dir, name string, do func(path string) error) error {
 	d, err := os.Open(dir)
 	if err != nil {
 		return err
@@ -28,7 +28,7 @@ func inDir(dir, name string, do func(path string) error) error {
 
 // Listen makes a listening socket at dir/name, replacing an old one. Closing it leaves the name.
 func Listen(dir, name string) (l *net.UnixListener, err error) {
-	err = inDir(dir, name, func(path string) error {
+	err = withShortPath(dir, name, func(path string) error {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -46,7 +46,7 @@ func Listen(dir, name string) (l *net.UnixListener, err error) {
 // Connect reaches the listener at dir/name, which need not accept yet. The directory may be the monitor's:
 // what lies there under that name must be a socket and no link to one of the host's.
 func Connect(ctx context.Context, dir, name string) (conn *net.UnixConn, err error) {
-	err = inDir(dir, name, func(path string) (err error) {
+	err = withShortPath(dir, name, func(path string) (err error) {
 		fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return err

@@ -43,7 +43,7 @@ func TestRecord(t *testing.T) {
 	if !ok || err != nil || got.Process != want.Process || !slices.Equal(got.Disks, want.Disks) {
 		t.Errorf("got %+v, %v, %v", got, ok, err)
 	}
-	if id, ok, err := whose(dir); id != want.Process || !ok || err != nil {
+	if id, ok, err := recordedProcess(dir); id != want.Process || !ok || err != nil {
 		t.Errorf("whose: got %+v, %v, %v", id, ok, err)
 	}
 	// What a crash of the host may leave of a file that was not synced.
@@ -98,17 +98,17 @@ func TestSocketInLongDirectory(t *testing.T) {
 }
 
 // Captures are freed when they were closed and nobody uses them any more, and once.
-func TestUses(t *testing.T) {
+func TestRefCount(t *testing.T) {
 	freed := 0
-	var u Uses
+	var u RefCount
 	u.OnFree(func() error { freed++; return nil })
-	if err := errors.Join(u.Hold(), u.Hold(), u.Let(), u.Close()); err != nil || freed != 0 {
+	if err := errors.Join(u.Acquire(), u.Acquire(), u.Release(), u.Close()); err != nil || freed != 0 {
 		t.Fatalf("in use: freed %d times, %v", freed, err)
 	}
-	if u.Hold() == nil {
+	if u.Acquire() == nil {
 		t.Error("a closed capture was used")
 	}
-	if err := errors.Join(u.Let(), u.Close()); err != nil || freed != 1 {
+	if err := errors.Join(u.Release(), u.Close()); err != nil || freed != 1 {
 		t.Errorf("freed %d times, %v", freed, err)
 	}
 }
@@ -139,8 +139,8 @@ func TestImageFiles(t *testing.T) {
 
 var errClosed = errors.New("connection closed")
 
-// life starts a script as the monitor of a machine.
-func life(t *testing.T, s *Set, dir, script string) (*Life, *int) {
+// newTestProcess starts a script as the monitor of a machine.
+func newTestProcess(t *testing.T, s *Registry, dir, script string) (*Process, *int) {
 	t.Helper()
 	mark, err := Marker(dir)
 	if err != nil {
@@ -153,23 +153,23 @@ func life(t *testing.T, s *Set, dir, script string) (*Life, *int) {
 	if err := WriteRecord(dir, map[string]any{"process": p.Identity()}); err != nil {
 		t.Fatal(err)
 	}
-	return begin(t, s, dir, p)
+	return watchTestProcess(t, s, dir, p)
 }
 
-func begin(t *testing.T, s *Set, dir string, p *proc.Process) (*Life, *int) {
+func watchTestProcess(t *testing.T, s *Registry, dir string, p *proc.Process) (*Process, *int) {
 	t.Helper()
 	hung := new(int)
 	l := s.New(vmm.Spec{ID: "m1", Dir: dir}, Hooks{
-		HangUp: func() { *hung++ },
-		Ending: func(e proc.Exit) string { return "the program " + e.String() },
-		Closed: errClosed,
-		Bury:   func(_ context.Context, data string) string { return "buried: " + data },
+		Disconnect:   func() { *hung++ },
+		DescribeExit: func(e proc.Exit) string { return "the program " + e.String() },
+		ErrClosed:    errClosed,
+		OnGuestExit:  func(_ context.Context, data string) string { return "buried: " + data },
 	})
-	l.Begin(t.Context(), p)
+	l.Watch(t.Context(), p)
 	return l, hung
 }
 
-func await(t *testing.T, l *Life) {
+func await(t *testing.T, l *Process) {
 	t.Helper()
 	select {
 	case <-l.Done():
@@ -178,10 +178,12 @@ func await(t *testing.T, l *Life) {
 	}
 }
 
-func newSet() *Set { return NewSet(time.Minute, func(dir string) error { return Remove(dir) }) }
+func newTestRegistry() *Registry {
+	return NewRegistry(time.Minute, func(dir string) error { return Remove(dir) })
+}
 
 // nothingLeft holds after the end of a life.
-func nothingLeft(t *testing.T, s *Set, dir string) {
+func nothingLeft(t *testing.T, s *Registry, dir string) {
 	t.Helper()
 	left, err := os.ReadDir(dir)
 	if err != nil || len(left) != 0 {
@@ -190,26 +192,26 @@ func nothingLeft(t *testing.T, s *Set, dir string) {
 	if s.find(dir) != nil {
 		t.Error("the set still knows it")
 	}
-	if ids, err := monitors(dir); err != nil || len(ids) != 0 {
+	if ids, err := findMonitors(dir); err != nil || len(ids) != 0 {
 		t.Errorf("processes left: %v, %v", ids, err)
 	}
 }
 
-func TestLifeEnds(t *testing.T) {
+func TestProcessExit(t *testing.T) {
 	for name, c := range map[string]struct {
 		script string
-		end    func(*Life) error
+		end    func(*Process) error
 		want   string
 	}{
-		"by_itself": {"echo words >&2; exit 3", func(*Life) error { return nil }, "the program exited with status 3: words"},
-		"killed":    {"exec sleep 1000", func(l *Life) error { return l.Kill(t.Context()) }, ""},
-		"discarded": {"exec sleep 1000", func(l *Life) error { return l.Discard(t.Context()) }, ""},
-		"failed":    {"exec sleep 1000", func(l *Life) error { l.Fail("no memory"); l.Fail("later"); return nil }, "no memory"},
-		"guest":     {"exec sleep 1000", func(l *Life) error { l.Dying("reset"); l.Dying("later"); return nil }, "buried: reset"},
+		"by_itself": {"echo words >&2; exit 3", func(*Process) error { return nil }, "the program exited with status 3: words"},
+		"killed":    {"exec sleep 1000", func(l *Process) error { return l.Kill(t.Context()) }, ""},
+		"discarded": {"exec sleep 1000", func(l *Process) error { return l.Discard(t.Context()) }, ""},
+		"failed":    {"exec sleep 1000", func(l *Process) error { l.Fail("no memory"); l.Fail("later"); return nil }, "no memory"},
+		"guest":     {"exec sleep 1000", func(l *Process) error { l.GuestExited("reset"); l.GuestExited("later"); return nil }, "buried: reset"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, dir := newSet(), t.TempDir()
-			l, hung := life(t, s, dir, c.script)
+			s, dir := newTestRegistry(), t.TempDir()
+			l, hung := newTestProcess(t, s, dir, c.script)
 			if err := c.end(l); err != nil {
 				t.Fatal(err)
 			}
@@ -235,23 +237,23 @@ func TestLifeEnds(t *testing.T) {
 	}
 }
 
-func TestGone(t *testing.T) {
-	s, dir := newSet(), t.TempDir()
-	l, _ := life(t, s, dir, "read x; exit 3")
+func TestWithExitReason(t *testing.T) {
+	s, dir := newTestRegistry(), t.TempDir()
+	l, _ := newTestProcess(t, s, dir, "read x; exit 3")
 	await(t, l) // its input is empty
 	other := errors.New("refused")
 	for _, err := range []error{errClosed, vmm.ErrGone, other} {
-		if got := l.Gone(t.Context(), err); !errors.Is(got, vmm.ErrGone) ||
+		if got := l.WithExitReason(t.Context(), err); !errors.Is(got, vmm.ErrGone) ||
 			!strings.Contains(got.Error(), "status 3") ||
 			errors.Is(got, other) != (err == other) {
 			t.Errorf("%v: got %v", err, got)
 		}
 	}
-	if l.Gone(t.Context(), nil) != nil {
+	if l.WithExitReason(t.Context(), nil) != nil {
 		t.Error("no error became one")
 	}
-	m, _ := life(t, s, dir, "exec sleep 1000")
-	if got := m.Gone(t.Context(), other); got != other {
+	m, _ := newTestProcess(t, s, dir, "exec sleep 1000")
+	if got := m.WithExitReason(t.Context(), other); got != other {
 		t.Errorf("of one that lives: got %v", got)
 	}
 	if err := m.Kill(t.Context()); err != nil {
@@ -260,9 +262,9 @@ func TestGone(t *testing.T) {
 }
 
 // A monitor goes on without us, is adopted by another set, and killed by a third that knows nothing.
-func TestAdoption(t *testing.T) {
-	one, two, three, dir := newSet(), newSet(), newSet(), t.TempDir()
-	l, hung := life(t, one, dir, "exec sleep 1000")
+func TestAdopt(t *testing.T) {
+	one, two, three, dir := newTestRegistry(), newTestRegistry(), newTestRegistry(), t.TempDir()
+	l, hung := newTestProcess(t, one, dir, "exec sleep 1000")
 	if err := one.Close(); err != nil || *hung != 1 || one.find(dir) != nil {
 		t.Fatal(err, *hung)
 	}
@@ -274,8 +276,8 @@ func TestAdoption(t *testing.T) {
 	if err != nil || r.Process != p.Identity() {
 		t.Fatal(r, err)
 	}
-	m, _ := begin(t, two, dir, p)
-	if m.PID() != l.PID() || m.At() != Prepared || m.Move(Running) != Prepared || m.At() != Running {
+	m, _ := watchTestProcess(t, two, dir, p)
+	if m.PID() != l.PID() || m.Phase() != Prepared || m.SetPhase(Running) != Prepared || m.Phase() != Running {
 		t.Errorf("process %d instead of %d, or in a wrong phase", m.PID(), l.PID())
 	}
 	if err := three.Kill(t.Context(), vmm.Spec{ID: "m1", Dir: dir}); err != nil {

@@ -21,8 +21,8 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// Patience bounds every single wait of the suite. It is far above what anything takes.
-const Patience = 60 * time.Second
+// Timeout bounds every single wait of the suite. It is far above what anything takes.
+const Timeout = 60 * time.Second
 
 // TB is what the suite needs of a test: *testing.T has it, and so has a Runner, outside of go test.
 type TB interface {
@@ -56,9 +56,9 @@ type Host struct {
 	Image  vmm.Image
 	Disk   string // belongs to Image; with two, so does dataOf it
 
-	two       bool // machines have a data disk, which is mounted at dataDir
-	rehearsed bool // Image is of a rehearsed machine
-	serial    atomic.Int64
+	dataDisk     bool // machines have a data disk, which is mounted at dataDir
+	checkpointed bool // Image is of a rehearsed machine
+	serial       atomic.Int64
 }
 
 // Machine is a machine with a guest that answers.
@@ -86,18 +86,18 @@ func dataOf(disk string) string { return disk + ".data" }
 // WithData answers a host like h, of the same driver, whose machines have a data disk as well.
 func (h *Host) WithData(t TB) *Host {
 	t.Helper()
-	out := &Host{Lab: h.Lab, Driver: h.Driver, two: true}
+	out := &Host{Lab: h.Lab, Driver: h.Driver, dataDisk: true}
 	out.serial.Store(h.serial.Load() + 2000)
 	out.bake(t)
-	if h.rehearsed {
-		return out.Rehearse(t)
+	if h.checkpointed {
+		return out.WithCheckpoint(t)
 	}
 	return out
 }
 
 // WithRate answers a host like h, with its driver and its image, whose machines have disks of that rate.
 func (h *Host) WithRate(rate vmm.Rate) *Host {
-	out := &Host{Lab: h.Lab, Driver: h.Driver, Image: h.Image, Disk: h.Disk, two: h.two, rehearsed: h.rehearsed}
+	out := &Host{Lab: h.Lab, Driver: h.Driver, Image: h.Image, Disk: h.Disk, dataDisk: h.dataDisk, checkpointed: h.checkpointed}
 	out.Lab.Rate = rate
 	out.serial.Store(h.serial.Add(4000) - 3000) // names of its own, also among several
 	return out
@@ -116,22 +116,22 @@ func (h *Host) bake(t TB) {
 	must(t, m.Kill(t.Context()))
 }
 
-// Rehearse answers a host like h, of the same driver, whose image is of a machine that was restored and has done
+// WithCheckpoint answers a host like h, of the same driver, whose image is of a machine that was restored and has done
 // what machines do first. The driver's machines have to be Rehearsers.
-func (h *Host) Rehearse(t TB) *Host {
+func (h *Host) WithCheckpoint(t TB) *Host {
 	t.Helper()
 	m := h.Restore(t)
 	for range 2 {
 		m.Run(t, "true")
 	}
-	r, ok := m.Machine.(vmm.Rehearser)
+	r, ok := m.Machine.(vmm.CheckpointMarker)
 	if !ok {
 		t.Fatal("the machine learns nothing")
 	}
-	r.Rehearsed()
+	r.MarkWarmedUp()
 	must(t, m.Link.Freeze(t.Context(), true))
 	must(t, m.Pause(t.Context()))
-	out := &Host{Lab: h.Lab, Driver: h.Driver, two: h.two, rehearsed: true}
+	out := &Host{Lab: h.Lab, Driver: h.Driver, dataDisk: h.dataDisk, checkpointed: true}
 	out.serial.Store(h.serial.Load() + 1000)
 	out.Image, out.Disk = out.Save(t, m)
 	must(t, m.Link.Close())
@@ -161,7 +161,7 @@ func (h *Host) Spec(t TB, like string) vmm.Spec {
 		emptyLike(t, like, disk)
 	}
 	s.Disks = []vmm.Disk{{Path: disk, Rate: h.Lab.Rate}}
-	if h.two {
+	if h.dataDisk {
 		s.Disks = append(s.Disks, vmm.Disk{Path: dataOf(disk), Rate: h.Lab.Rate})
 		if like == "" {
 			h.Lab.Data(t, dataOf(disk))
@@ -170,7 +170,7 @@ func (h *Host) Spec(t TB, like string) vmm.Spec {
 		}
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), Patience)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), Timeout)
 		defer cancel()
 		if err := h.Driver.Kill(ctx, s); err != nil {
 			t.Error(err)
@@ -202,17 +202,17 @@ func Identity(id string, generation uint64) *guestapi.Identity {
 
 var generations atomic.Uint64
 
-// Greet opens the guest channel with a new identity, without waiting.
-func (h *Host) Greet(t TB, m *Machine) {
+// Handshake opens the guest channel with a new identity, without waiting.
+func (h *Host) Handshake(t TB, m *Machine) {
 	t.Helper()
-	if i, ok := m.Machine.(vmm.Identifier); ok {
-		must(t, i.Identify(t.Context(), fmt.Appendf(nil, `{"id":%q}`, m.Spec.ID)))
+	if i, ok := m.Machine.(vmm.MetadataSetter); ok {
+		must(t, i.SetMetadata(t.Context(), fmt.Appendf(nil, `{"id":%q}`, m.Spec.ID)))
 	}
 	conn, err := m.Dial(t.Context())
 	must(t, err)
 	generation := generations.Add(1)
 	id := Identity(m.Spec.ID, generation)
-	if h.two && m.Image.Dir == "" {
+	if h.dataDisk && m.Image.Dir == "" {
 		id.Mounts = []guestapi.Mount{{Disk: 1, Dir: dataDir, Options: []string{"noatime"}}}
 	}
 	m.Link, err = guestlink.Open(t.Context(), conn, guestlink.Options{Generation: generation, Identity: id})
@@ -224,7 +224,7 @@ func (h *Host) Greet(t TB, m *Machine) {
 // Ready waits until m's guest has become the one of its identity.
 func (h *Host) Ready(t TB, m *Machine) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), Timeout)
 	defer cancel()
 	if err := m.Link.Ready(ctx); err != nil {
 		select {
@@ -243,7 +243,7 @@ func (h *Host) Boot(t TB) *Machine {
 	var err error
 	m.Machine, err = h.Driver.Boot(t.Context(), m.Spec)
 	must(t, err)
-	h.Greet(t, m)
+	h.Handshake(t, m)
 	h.Ready(t, m)
 	return m
 }
@@ -255,7 +255,7 @@ func (h *Host) Prepare(t TB, image vmm.Image, disk string) *Machine {
 	var err error
 	m.Machine, err = h.Driver.Prepare(t.Context(), m.Spec, image)
 	must(t, err)
-	h.Greet(t, m)
+	h.Handshake(t, m)
 	return m
 }
 
@@ -288,7 +288,7 @@ func (h *Host) restore(t TB, image vmm.Image, disk string, loaded func()) *Machi
 func (h *Host) clone(t TB, from, to string) {
 	t.Helper()
 	h.cloneOne(t, from, to)
-	if h.two {
+	if h.dataDisk {
 		h.cloneOne(t, dataOf(from), dataOf(to))
 	}
 }
@@ -316,7 +316,7 @@ func (h *Host) Save(t TB, m *Machine) (vmm.Image, string) {
 	disk := dir + ".disk"
 	emptyLike(t, m.Spec.Disks[0].Path, disk)
 	t.Cleanup(func() { _ = os.Remove(disk) })
-	if h.two {
+	if h.dataDisk {
 		emptyLike(t, m.Spec.Disks[1].Path, dataOf(disk))
 		t.Cleanup(func() { _ = os.Remove(dataOf(disk)) })
 	}
@@ -333,9 +333,9 @@ func (h *Host) Fork(t TB, m *Machine, n int) []*Machine {
 	return h.ForkStep(t, m, n, func(time.Duration) {})
 }
 
-// branch captures a machine for children that are prepared.
-func branch(t TB, m *Machine, children []*Machine) (vmm.Capture, error) {
-	b, ok := m.Machine.(vmm.Brancher)
+// captureFor captures a machine for children that are prepared.
+func captureFor(t TB, m *Machine, children []*Machine) (vmm.Capture, error) {
+	b, ok := m.Machine.(vmm.ForkCapturer)
 	if !ok {
 		return m.Capture(t.Context())
 	}
@@ -343,7 +343,7 @@ func branch(t TB, m *Machine, children []*Machine) (vmm.Capture, error) {
 	for _, child := range children {
 		into = append(into, child.Machine)
 	}
-	return b.Branch(t.Context(), into)
+	return b.CaptureFor(t.Context(), into)
 }
 
 // ForkStep is Fork that tells how long the parent's guest was stopped.
@@ -356,7 +356,7 @@ func (h *Host) ForkStep(t TB, m *Machine, n int, paused func(time.Duration)) []*
 	must(t, m.Link.Freeze(t.Context(), false))
 	start := time.Now()
 	must(t, m.Pause(t.Context()))
-	c, err := branch(t, m, children)
+	c, err := captureFor(t, m, children)
 	must(t, err)
 	for _, child := range children {
 		h.clone(t, m.Spec.Disks[0].Path, child.Spec.Disks[0].Path)
@@ -382,7 +382,7 @@ func (h *Host) ForkStep(t TB, m *Machine, n int, paused func(time.Duration)) []*
 // rejoin opens the channel of a machine that was captured, where a capture cuts it.
 func (h *Host) rejoin(t TB, m *Machine) {
 	t.Helper()
-	if h.Driver.Capabilities().CutsChannel {
+	if h.Driver.Capabilities().CaptureClosesChannel {
 		must(t, m.Link.Close())
 		h.resync(t, m)
 	}
@@ -397,7 +397,7 @@ type Result struct {
 // Run runs a shell command in the guest.
 func (m *Machine) Run(t TB, script string) Result {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), Timeout)
 	defer cancel()
 	p, err := m.Link.Start(ctx, guestapi.ProcessSpec{Shell: script})
 	if err != nil {
@@ -433,7 +433,7 @@ func Collect(ctx context.Context, p guestapi.Process) (Result, error) {
 // Put writes a file in the guest.
 func (m *Machine) Put(t TB, path string, data []byte) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), Timeout)
 	defer cancel()
 	if _, err := m.Link.Write(ctx, path, guestapi.WriteOptions{Size: int64(len(data))}, bytes.NewReader(data)); err != nil {
 		t.Fatalf("machine %s: write %s: %v", m.Spec.ID, path, err)
@@ -443,7 +443,7 @@ func (m *Machine) Put(t TB, path string, data []byte) {
 // Read reads a file of the guest; ok is false where there is none.
 func (m *Machine) Read(t TB, path string) (data []byte, ok bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), Timeout)
 	defer cancel()
 	_, r, err := m.Link.Read(ctx, path, "", 0, -1)
 	if errors.Is(err, guestapi.ErrNotFound) {
@@ -459,8 +459,8 @@ func (m *Machine) Read(t TB, path string) (data []byte, ok bool) {
 	return data, true
 }
 
-// Want fails the test unless the file at path holds exactly data.
-func (m *Machine) Want(t TB, path string, data []byte) {
+// WantFile fails the test unless the file at path holds exactly data.
+func (m *Machine) WantFile(t TB, path string, data []byte) {
 	t.Helper()
 	got, ok := m.Read(t, path)
 	if !ok || !bytes.Equal(got, data) {

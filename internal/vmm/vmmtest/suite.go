@@ -102,7 +102,7 @@ func testRestoreAtOnce(t TB, h *Host) {
 		m.Put(t, "/root/who", []byte(m.Spec.ID))
 	}
 	for _, m := range all {
-		m.Want(t, "/root/who", []byte(m.Spec.ID))
+		m.WantFile(t, "/root/who", []byte(m.Spec.ID))
 	}
 }
 
@@ -110,7 +110,7 @@ func testLiveFork(t TB, h *Host) {
 	parent := h.Restore(t)
 	parent.Put(t, "/root/before", []byte("before"))
 	child := h.Fork(t, parent, 1)[0]
-	child.Want(t, "/root/before", []byte("before"))
+	child.WantFile(t, "/root/before", []byte("before"))
 	child.Put(t, "/root/child", []byte("child"))
 	parent.Put(t, "/root/parent", []byte("parent"))
 	if _, ok := parent.Read(t, "/root/child"); ok {
@@ -130,9 +130,9 @@ func testManyChildren(t TB, h *Host) {
 	data := random(1, 300_000)
 	parent.Put(t, "/dev/shm/data", data)
 	for _, child := range h.Fork(t, parent, 4) {
-		child.Want(t, "/dev/shm/data", data)
+		child.WantFile(t, "/dev/shm/data", data)
 	}
-	parent.Want(t, "/dev/shm/data", data)
+	parent.WantFile(t, "/dev/shm/data", data)
 }
 
 func testProcessesLiveOn(t TB, h *Host) {
@@ -140,9 +140,9 @@ func testProcessesLiveOn(t TB, h *Host) {
 	p, err := parent.Link.Start(t.Context(), guestapi.ProcessSpec{Argv: []string{"cat"}, Stdin: true, Tag: "echoer"})
 	must(t, err)
 	defer p.Close()
-	talk(t, p, "one\n")
+	echo(t, p, "one\n")
 	child := h.Fork(t, parent, 1)[0]
-	if h.Driver.Capabilities().CutsChannel {
+	if h.Driver.Capabilities().CaptureClosesChannel {
 		must(t, p.Close())
 		p, err = parent.Link.Attach(t.Context(), guestapi.ProcessRef{Tag: "echoer"}, guestapi.Offsets{Stdout: 4})
 		must(t, err)
@@ -151,17 +151,17 @@ func testProcessesLiveOn(t TB, h *Host) {
 	for _, m := range []*Machine{parent, child} {
 		q, err := m.Link.Attach(t.Context(), guestapi.ProcessRef{Tag: "echoer"}, guestapi.Offsets{Stdout: 4})
 		must(t, err)
-		talk(t, q, m.Spec.ID+"\n")
+		echo(t, q, m.Spec.ID+"\n")
 		must(t, q.Close())
 	}
 	must(t, child.Link.Signal(t.Context(), guestapi.ProcessRef{PID: p.PID()}, 9, false))
-	talk(t, p, parent.Spec.ID+"\n") // what the parent's other stream read comes here too
+	echo(t, p, parent.Spec.ID+"\n") // what the parent's other stream read comes here too
 }
 
-// talk writes text to a process that echoes and waits until it comes back.
-func talk(t TB, p guestapi.Process, text string) {
+// echo writes text to a process that echoes and waits until it comes back.
+func echo(t TB, p guestapi.Process, text string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), Timeout)
 	defer cancel()
 	if _, err := p.Write([]byte(text)); err != nil {
 		t.Fatal(err)
@@ -197,8 +197,8 @@ func testChain(t TB, h *Host) {
 	}
 	for i, m := range all {
 		for g := range uint64(min(i+1, generations)) {
-			m.Want(t, fmt.Sprintf("/dev/shm/%d", g), random(2*g, size))
-			m.Want(t, fmt.Sprintf("/root/%d", g), random(2*g+1, size))
+			m.WantFile(t, fmt.Sprintf("/dev/shm/%d", g), random(2*g, size))
+			m.WantFile(t, fmt.Sprintf("/root/%d", g), random(2*g+1, size))
 		}
 		if _, ok := m.Read(t, fmt.Sprintf("/root/%d", i+1)); ok {
 			t.Errorf("generation %d sees a file of its grandchild", i)
@@ -218,8 +218,8 @@ func testHibernate(t TB, h *Host) {
 		must(t, m.Kill(t.Context()))
 		m = h.RestoreFrom(t, image, disk)
 		must(t, os.RemoveAll(image.Dir)) // the machine lives on without it
-		m.Want(t, "/dev/shm/memory", data)
-		m.Want(t, "/root/disk", data)
+		m.WantFile(t, "/dev/shm/memory", data)
+		m.WantFile(t, "/root/disk", data)
 	}
 }
 
@@ -281,7 +281,7 @@ func testCrash(t TB, h *Host) {
 	h.Lab.Crash(t, m.Machine)
 	select {
 	case <-m.Done():
-	case <-time.After(Patience):
+	case <-time.After(Timeout):
 		t.Fatal("the end was not noticed")
 	}
 	if m.Err() == nil {
@@ -328,9 +328,9 @@ func testAdopt(t TB, h *Host) {
 	m.Put(t, "/root/kept", []byte("kept"))
 	n := h.adopt(t, m)
 	h.resync(t, n)
-	n.Want(t, "/root/kept", []byte("kept"))
+	n.WantFile(t, "/root/kept", []byte("kept"))
 	child := h.Fork(t, n, 1)[0]
-	child.Want(t, "/root/kept", []byte("kept"))
+	child.WantFile(t, "/root/kept", []byte("kept"))
 	must(t, n.Kill(t.Context()))
 }
 
@@ -343,8 +343,8 @@ func testAdoptPaused(t TB, h *Host) {
 	image, disk := h.Save(t, n)
 	must(t, n.Resume(t.Context()))
 	h.resync(t, n)
-	n.Want(t, "/root/kept", []byte("kept"))
-	h.RestoreFrom(t, image, disk).Want(t, "/root/kept", []byte("kept"))
+	n.WantFile(t, "/root/kept", []byte("kept"))
+	h.RestoreFrom(t, image, disk).WantFile(t, "/root/kept", []byte("kept"))
 }
 
 func testAdoptNeverLoaded(t TB, h *Host) {
@@ -352,7 +352,7 @@ func testAdoptNeverLoaded(t TB, h *Host) {
 	_ = m.Link.Close()
 	h.Lab.Abandon(t, h.Driver)
 	h.Driver = h.Lab.Open(t)
-	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), Timeout)
 	defer cancel()
 	if _, err := h.Driver.Adopt(ctx, m.Spec); !errors.Is(err, vmm.ErrGone) {
 		t.Errorf("got %v, want ErrGone", err)
@@ -428,11 +428,11 @@ func testWrongOrder(t TB, h *Host) {
 	if m := h.Prepare(t, h.Image, h.Disk); m.Load(t.Context(), c) == nil {
 		t.Error("a closed capture was loaded")
 	}
-	b, ok := m.Machine.(vmm.Brancher)
+	b, ok := m.Machine.(vmm.ForkCapturer)
 	if !ok {
 		return
 	}
-	if c, err = b.Branch(t.Context(), nil); err != nil {
+	if c, err = b.CaptureFor(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
 	dir := filepath.Join(h.Lab.Dir, "branch")

@@ -26,7 +26,7 @@ type image struct {
 // ImportImage implements hostapi.Host: regular files of the stream are kept.
 func (h *Host) ImportImage(ctx context.Context, req hostapi.Import, stream io.Reader) (hostapi.Image, error) {
 	var made hostapi.Image
-	err := h.do(ctx, "importimage", string(req.ID), func() error {
+	err := h.runOp(ctx, "importimage", string(req.ID), func() error {
 		files, err := readTar(stream, "/")
 		if err != nil {
 			return fmt.Errorf("import image %s: %w: %w", req.ID, hostapi.ErrInvalid, err)
@@ -68,7 +68,7 @@ func readTar(stream io.Reader, dir string) (map[string]file, error) {
 // Images implements hostapi.Host.
 func (h *Host) Images(ctx context.Context) ([]hostapi.Image, error) {
 	all := []hostapi.Image{}
-	err := h.do(ctx, "images", "", func() error {
+	err := h.runOp(ctx, "images", "", func() error {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		for _, id := range slices.Sorted(maps.Keys(h.images)) {
@@ -81,7 +81,7 @@ func (h *Host) Images(ctx context.Context) ([]hostapi.Image, error) {
 
 // DeleteImage implements hostapi.Host.
 func (h *Host) DeleteImage(ctx context.Context, id hostapi.ImageID) error {
-	return h.do(ctx, "deleteimage", string(id), func() error {
+	return h.runOp(ctx, "deleteimage", string(id), func() error {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		if _, ok := h.images[id]; !ok {
@@ -99,37 +99,37 @@ func (h *Host) Publish(
 	log func(step, line string),
 ) (hostapi.Template, error) {
 	var made hostapi.Template
-	err := h.do(ctx, "publish", string(req.Name), func() error {
-		t, in, err := h.published(req)
+	err := h.runOp(ctx, "publish", string(req.Name), func() error {
+		t, in, err := h.publishSource(req)
 		if err != nil {
 			return err
 		}
 		if log != nil {
 			log("boot", "booted")
 		}
-		if err := rehearse(ctx, req, in, log); err != nil {
+		if err := runBuildCommands(ctx, req, in, log); err != nil {
 			return err
 		}
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		h.templates[t.Name], h.contents[t.Name] = t, in
+		h.templates[t.Name], h.publishedState[t.Name] = t, in
 		made = t
 		return nil
 	})
 	return made, err
 }
 
-// published finds what a template is made of.
-func (h *Host) published(req hostapi.Publish) (hostapi.Template, *inside, error) {
+// publishSource finds what a template is made of.
+func (h *Host) publishSource(req hostapi.Publish) (hostapi.Template, *guestState, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	fail := func(what string, err error) (hostapi.Template, *inside, error) {
+	fail := func(what string, err error) (hostapi.Template, *guestState, error) {
 		return hostapi.Template{}, nil, fmt.Errorf("publish %s: %s: %w", req.Name, what, err)
 	}
 	if _, ok := h.templates[req.Name]; ok {
 		return fail("name", hostapi.ErrExists)
 	}
-	in := &inside{
+	in := &guestState{
 		user:  cmp.Or(req.User, "root"),
 		home:  "/home/user",
 		env:   maps.Clone(req.Env),
@@ -180,7 +180,7 @@ func (h *Host) published(req hostapi.Publish) (hostapi.Template, *inside, error)
 			return fail("template "+string(req.Template), hostapi.ErrNotFound)
 		}
 		t.Disks = from.Disks
-		if c := h.contents[req.Template]; c != nil {
+		if c := h.publishedState[req.Template]; c != nil {
 			in.files = copyFiles(c.files)
 		}
 		t.VCPUs, t.MemoryMiB, t.DiskMiB = cmp.Or(
@@ -197,8 +197,8 @@ func (h *Host) published(req hostapi.Publish) (hostapi.Template, *inside, error)
 	return t, in, nil
 }
 
-// rehearse runs what a template runs before its capture.
-func rehearse(ctx context.Context, req hostapi.Publish, in *inside, log func(step, line string)) error {
+// runBuildCommands runs what a template runs before its capture.
+func runBuildCommands(ctx context.Context, req hostapi.Publish, in *guestState, log func(step, line string)) error {
 	g := newGuest(in)
 	defer g.lose()
 	run := func(step, command string) error {
@@ -249,7 +249,7 @@ func rehearse(ctx context.Context, req hostapi.Publish, in *inside, log func(ste
 
 // DeleteTemplate implements hostapi.Host.
 func (h *Host) DeleteTemplate(ctx context.Context, name hostapi.TemplateName) error {
-	return h.do(ctx, "deletetemplate", string(name), func() error {
+	return h.runOp(ctx, "deletetemplate", string(name), func() error {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		t, ok := h.templates[name]
@@ -260,7 +260,7 @@ func (h *Host) DeleteTemplate(ctx context.Context, name hostapi.TemplateName) er
 			return fmt.Errorf("template %s: %w", name, hostapi.ErrUnsupported)
 		}
 		delete(h.templates, name)
-		delete(h.contents, name)
+		delete(h.publishedState, name)
 		return nil
 	})
 }
@@ -283,7 +283,7 @@ func (s *shell) unpack(args []string) int {
 	for name, f := range files {
 		kind, rest, _ := strings.Cut(name, "/")
 		to := path.Join(dest, rest)
-		if at, there := s.p.g.look(path.Clean(dest)); kind == "f" && !strings.HasSuffix(dest, "/") &&
+		if at, there := s.p.g.lookup(path.Clean(dest)); kind == "f" && !strings.HasSuffix(dest, "/") &&
 			(!there || !at.dir) {
 			to = dest
 		}

@@ -22,7 +22,7 @@ func (h *Host) Fail(op string, err error) {
 func (h *Host) FailAfter(op string, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.spoiled[op] = append(h.spoiled[op], err)
+	h.failingAfter[op] = append(h.failingAfter[op], err)
 }
 
 // SetHook puts a function around every operation; nil takes it away.
@@ -32,8 +32,8 @@ func (h *Host) SetHook(hook Hook) {
 	h.hook = hook
 }
 
-// SetRoom bounds how many machines may run at once.
-func (h *Host) SetRoom(machines int) {
+// SetMaxRunning bounds how many machines may run at once.
+func (h *Host) SetMaxRunning(machines int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.maxRunning = machines
@@ -57,11 +57,11 @@ func (h *Host) Kill(id hostapi.MachineID, reason string) {
 	}
 	m.op.Lock()
 	h.mu.Lock()
-	printed := printed(m)
-	m.rest(hostapi.Failed)
+	printed := consoleText(m)
+	m.stopGuest(hostapi.Failed)
 	m.Reason = reason
-	if !m.Keep {
-		m.gone = true
+	if !m.Persistent {
+		m.removed = true
 		delete(h.machines, id)
 	}
 	h.mu.Unlock()
@@ -70,13 +70,13 @@ func (h *Host) Kill(id hostapi.MachineID, reason string) {
 }
 
 // Lose forgets a machine without a word, as a host does whose disk was replaced.
-func (h *Host) Lose(id hostapi.MachineID) { h.forget(id) }
+func (h *Host) Lose(id hostapi.MachineID) { h.remove(id) }
 
 // Emit tells an event to all who follow.
 func (h *Host) Emit(e hostapi.Event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, ch := range h.watchers {
+	for _, ch := range h.subscribers {
 		select {
 		case ch <- e:
 		default: // a follower that is 1024 events behind looks at everything again by itself
@@ -84,22 +84,22 @@ func (h *Host) Emit(e hostapi.Event) {
 	}
 }
 
-// Followers tells how many callers of Events there are.
-func (h *Host) Followers() int {
+// Subscribers tells how many callers of Events there are.
+func (h *Host) Subscribers() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return len(h.watchers)
+	return len(h.subscribers)
 }
 
 // Close destroys all machines.
 func (h *Host) Close() {
 	for _, m := range h.Machines() {
-		h.forget(m.ID)
+		h.remove(m.ID)
 	}
 }
 
-// quiet operations are not in Calls.
-var quiet = []string{
+// readOnlyOps operations are not in Calls.
+var readOnlyOps = []string{
 	"get",
 	"list",
 	"guest",
@@ -112,7 +112,7 @@ var quiet = []string{
 	"events",
 }
 
-func (h *Host) next(from map[string][]error, op string) error {
+func (h *Host) nextFault(from map[string][]error, op string) error {
 	list := from[op]
 	if len(list) == 0 {
 		return nil
@@ -121,14 +121,14 @@ func (h *Host) next(from map[string][]error, op string) error {
 	return list[0]
 }
 
-// do runs one operation between the faults that are laid for it.
-func (h *Host) do(ctx context.Context, op, id string, f func() error) error {
+// runOp runs one operation between the faults that are laid for it.
+func (h *Host) runOp(ctx context.Context, op, id string, f func() error) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
 	h.mu.Lock()
-	err, hook := h.next(h.failing, op), h.hook
-	if !slices.Contains(quiet, op) {
+	err, hook := h.nextFault(h.failing, op), h.hook
+	if !slices.Contains(readOnlyOps, op) {
 		h.calls = append(h.calls, op+" "+id)
 	}
 	h.mu.Unlock()
@@ -144,7 +144,7 @@ func (h *Host) do(ctx context.Context, op, id string, f func() error) error {
 		return err
 	}
 	h.mu.Lock()
-	err = h.next(h.spoiled, op)
+	err = h.nextFault(h.failingAfter, op)
 	h.mu.Unlock()
 	if err != nil || hook == nil {
 		return err
@@ -152,9 +152,9 @@ func (h *Host) do(ctx context.Context, op, id string, f func() error) error {
 	return hook(ctx, op, id, true)
 }
 
-// onMachine runs one operation on a machine that is there, with its lock and the host's.
-func (h *Host) onMachine(ctx context.Context, op string, id hostapi.MachineID, f func(*machine) error) error {
-	return h.do(ctx, op, string(id), func() error {
+// withMachine runs one operation on a machine that is there, with its lock and the host's.
+func (h *Host) withMachine(ctx context.Context, op string, id hostapi.MachineID, f func(*machine) error) error {
+	return h.runOp(ctx, op, string(id), func() error {
 		h.mu.Lock()
 		m := h.machines[id]
 		h.mu.Unlock()
@@ -165,7 +165,7 @@ func (h *Host) onMachine(ctx context.Context, op string, id hostapi.MachineID, f
 		defer m.op.Unlock()
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		if m.gone {
+		if m.removed {
 			return fmt.Errorf("machine %s: %w", id, hostapi.ErrNotFound)
 		}
 		return f(m)

@@ -34,8 +34,8 @@ func copyFiles(from map[string]file) map[string]file {
 	return to
 }
 
-// inside is what a machine keeps over restores: its files and its environment.
-type inside struct {
+// guestState is what a machine keeps over restores: its files and its environment.
+type guestState struct {
 	mu    sync.Mutex
 	host  string
 	user  string
@@ -44,17 +44,17 @@ type inside struct {
 	files map[string]file
 }
 
-func (in *inside) copy(host string, env map[string]string) *inside {
+func (in *guestState) copy(host string, env map[string]string) *guestState {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if host == "" {
 		host = in.host
 	}
-	return &inside{host: host, user: in.user, home: in.home, env: maps.Clone(env), files: copyFiles(in.files)}
+	return &guestState{host: host, user: in.user, home: in.home, env: maps.Clone(env), files: copyFiles(in.files)}
 }
 
-// put makes the files of an identity.
-func (in *inside) put(files map[string]string) {
+// writeFiles makes the files of an identity.
+func (in *guestState) writeFiles(files map[string]string) {
 	for name, content := range files {
 		in.files[name] = file{data: []byte(content), mode: 0o644, at: time.Now()}
 	}
@@ -62,7 +62,7 @@ func (in *inside) put(files map[string]string) {
 
 // guest answers guestapi.Guest for one generation of a machine.
 type guest struct {
-	*inside
+	*guestState
 	lost chan struct{}
 	once sync.Once
 
@@ -74,12 +74,12 @@ type guest struct {
 
 var _ guestapi.Guest = (*guest)(nil)
 
-func newGuest(in *inside) *guest {
+func newGuest(in *guestState) *guest {
 	return &guest{
-		inside: in,
-		lost:   make(chan struct{}),
-		procs:  map[uint32]*process{},
-		next:   100,
+		guestState: in,
+		lost:       make(chan struct{}),
+		procs:      map[uint32]*process{},
+		next:       100,
 		ports: map[uint16]func(net.Conn){
 			7: func(c net.Conn) { _, _ = io.Copy(c, c) }, // an echo server; how its client leaves is its affair
 		},
@@ -98,7 +98,7 @@ func (g *guest) alive(ctx context.Context) error {
 	}
 }
 
-func (g *guest) clean(p string) (string, error) {
+func (g *guest) resolve(p string) (string, error) {
 	if p == "" || strings.ContainsRune(p, 0) {
 		return "", fmt.Errorf("path %q: %w", p, guestapi.ErrInvalid)
 	}
@@ -108,8 +108,8 @@ func (g *guest) clean(p string) (string, error) {
 	return path.Clean(p), nil
 }
 
-// look finds a path, with g.mu held. Every directory above a file is there, and so is the home.
-func (g *guest) look(p string) (file, bool) {
+// lookup finds a path, with g.mu held. Every directory above a file is there, and so is the home.
+func (g *guest) lookup(p string) (file, bool) {
 	if f, ok := g.files[p]; ok {
 		return f, true
 	}
@@ -135,24 +135,24 @@ func (g *guest) info(p string, f file) guestapi.FileInfo {
 
 func missing(p string) error { return fmt.Errorf("%s: %w", p, guestapi.ErrNotFound) }
 
-// at runs f with the file at p and the lock.
-func (g *guest) at(ctx context.Context, p string, f func(p string, f file, ok bool) error) error {
+// withPath runs f with the file at p and the lock.
+func (g *guest) withPath(ctx context.Context, p string, f func(p string, f file, ok bool) error) error {
 	if err := g.alive(ctx); err != nil {
 		return err
 	}
-	p, err := g.clean(p)
+	p, err := g.resolve(p)
 	if err != nil {
 		return err
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	found, ok := g.look(p)
+	found, ok := g.lookup(p)
 	return f(p, found, ok)
 }
 
 // Stat implements guestapi.Guest.
 func (g *guest) Stat(ctx context.Context, p, user string) (info guestapi.FileInfo, err error) {
-	err = g.at(ctx, p, func(p string, f file, ok bool) error {
+	err = g.withPath(ctx, p, func(p string, f file, ok bool) error {
 		if !ok {
 			return missing(p)
 		}
@@ -164,7 +164,7 @@ func (g *guest) Stat(ctx context.Context, p, user string) (info guestapi.FileInf
 
 // List implements guestapi.Guest.
 func (g *guest) List(ctx context.Context, p, user string, depth int) (list []guestapi.FileInfo, err error) {
-	err = g.at(ctx, p, func(p string, f file, ok bool) error {
+	err = g.withPath(ctx, p, func(p string, f file, ok bool) error {
 		switch {
 		case !ok:
 			return missing(p)
@@ -183,7 +183,7 @@ func (g *guest) List(ctx context.Context, p, user string, depth int) (list []gue
 			}
 		}
 		for _, k := range slices.Sorted(maps.Keys(seen)) {
-			entry, _ := g.look(k)
+			entry, _ := g.lookup(k)
 			list = append(list, g.info(k, entry))
 		}
 		return nil
@@ -197,7 +197,7 @@ func (g *guest) Read(
 	p, user string,
 	offset, length int64,
 ) (info guestapi.FileInfo, r io.ReadCloser, err error) {
-	err = g.at(ctx, p, func(p string, f file, ok bool) error {
+	err = g.withPath(ctx, p, func(p string, f file, ok bool) error {
 		switch {
 		case !ok:
 			return missing(p)
@@ -229,7 +229,7 @@ func (g *guest) Write(
 	if opt.Size >= 0 && int64(len(data)) != opt.Size {
 		return info, fmt.Errorf("%s: %d bytes came, %d were announced: %w", p, len(data), opt.Size, guestapi.ErrInvalid)
 	}
-	err = g.at(ctx, p, func(p string, f file, ok bool) error {
+	err = g.withPath(ctx, p, func(p string, f file, ok bool) error {
 		if ok && f.dir {
 			return fmt.Errorf("%s: %w", p, guestapi.ErrIsDir)
 		}
@@ -243,10 +243,10 @@ func (g *guest) Write(
 
 // Move implements guestapi.Guest.
 func (g *guest) Move(ctx context.Context, from, to, user string) (info guestapi.FileInfo, err error) {
-	if to, err = g.clean(to); err != nil {
+	if to, err = g.resolve(to); err != nil {
 		return info, err
 	}
-	err = g.at(ctx, from, func(p string, f file, ok bool) error {
+	err = g.withPath(ctx, from, func(p string, f file, ok bool) error {
 		if !ok {
 			return missing(p)
 		}
@@ -256,7 +256,7 @@ func (g *guest) Move(ctx context.Context, from, to, user string) (info guestapi.
 				delete(g.files, k)
 			}
 		}
-		moved, _ := g.look(to)
+		moved, _ := g.lookup(to)
 		info = g.info(to, moved)
 		return nil
 	})
@@ -265,7 +265,7 @@ func (g *guest) Move(ctx context.Context, from, to, user string) (info guestapi.
 
 // Remove implements guestapi.Guest.
 func (g *guest) Remove(ctx context.Context, p, user string, recursive bool) error {
-	return g.at(ctx, p, func(p string, f file, ok bool) error {
+	return g.withPath(ctx, p, func(p string, f file, ok bool) error {
 		if !ok {
 			return missing(p)
 		}
@@ -287,7 +287,7 @@ func (g *guest) Remove(ctx context.Context, p, user string, recursive bool) erro
 
 // MakeDir implements guestapi.Guest.
 func (g *guest) MakeDir(ctx context.Context, p, user string) (info guestapi.FileInfo, err error) {
-	err = g.at(ctx, p, func(p string, f file, ok bool) error {
+	err = g.withPath(ctx, p, func(p string, f file, ok bool) error {
 		if ok {
 			return fmt.Errorf("%s: %w", p, guestapi.ErrExists)
 		}

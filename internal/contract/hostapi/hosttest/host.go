@@ -28,32 +28,32 @@ type Hook func(ctx context.Context, op string, id string, after bool) error
 
 // Host is a simulated host. Make one with New.
 type Host struct {
-	mu         sync.Mutex
-	machines   map[hostapi.MachineID]*machine
-	snapshots  map[hostapi.SnapshotID]*snapshot
-	templates  map[hostapi.TemplateName]hostapi.Template
-	contents   map[hostapi.TemplateName]*inside // of those that were published
-	images     map[hostapi.ImageID]image
-	objects    *Objects           // nil: none
-	failing    map[string][]error // next calls that fail before they begin
-	spoiled    map[string][]error // next calls that answer an error though they went well
-	hook       Hook
-	calls      []string
-	watchers   map[int]chan hostapi.Event
-	nextWatch  int
-	nextPID    int
-	maxRunning int
-	format     string
-	limits     hostapi.Limits
-	began      time.Time
+	mu             sync.Mutex
+	machines       map[hostapi.MachineID]*machine
+	snapshots      map[hostapi.SnapshotID]*snapshot
+	templates      map[hostapi.TemplateName]hostapi.Template
+	publishedState map[hostapi.TemplateName]*guestState // of those that were published
+	images         map[hostapi.ImageID]image
+	objects        *Objects           // nil: none
+	failing        map[string][]error // next calls that fail before they begin
+	failingAfter   map[string][]error // next calls that answer an error though they went well
+	hook           Hook
+	calls          []string
+	subscribers    map[int]chan hostapi.Event
+	nextSubscriber int
+	nextPID        int
+	maxRunning     int
+	format         string
+	limits         hostapi.Limits
+	began          time.Time
 }
 
 type machine struct {
 	op sync.Mutex // held through an operation, taken before Host.mu
 	hostapi.Machine
-	inside *inside
-	guest  *guest // nil unless it runs
-	gone   bool
+	state   *guestState
+	guest   *guest // nil unless it runs
+	removed bool
 
 	stopped bool // it rests without memory
 }
@@ -83,17 +83,17 @@ func (h *Host) SetLimits(l hostapi.Limits) {
 // running machines.
 func New() *Host {
 	h := &Host{
-		machines:   map[hostapi.MachineID]*machine{},
-		snapshots:  map[hostapi.SnapshotID]*snapshot{},
-		templates:  map[hostapi.TemplateName]hostapi.Template{},
-		contents:   map[hostapi.TemplateName]*inside{},
-		images:     map[hostapi.ImageID]image{},
-		failing:    map[string][]error{},
-		spoiled:    map[string][]error{},
-		watchers:   map[int]chan hostapi.Event{},
-		nextPID:    1000,
-		maxRunning: 1000,
-		began:      time.Now(),
+		machines:       map[hostapi.MachineID]*machine{},
+		snapshots:      map[hostapi.SnapshotID]*snapshot{},
+		templates:      map[hostapi.TemplateName]hostapi.Template{},
+		publishedState: map[hostapi.TemplateName]*guestState{},
+		images:         map[hostapi.ImageID]image{},
+		failing:        map[string][]error{},
+		failingAfter:   map[string][]error{},
+		subscribers:    map[int]chan hostapi.Event{},
+		nextPID:        1000,
+		maxRunning:     1000,
+		began:          time.Now(),
 	}
 	base := hostapi.Template{
 		Name: "base", Description: "Debian with the usual tools", Base: "debian:12", VCPUs: 1, MemoryMiB: 256,
@@ -117,7 +117,7 @@ func (h *Host) AddTemplate(t hostapi.Template) {
 // Create implements hostapi.Host.
 func (h *Host) Create(ctx context.Context, req hostapi.Create) (hostapi.Machine, error) {
 	var made hostapi.Machine
-	err := h.do(ctx, "create", string(req.ID), func() (err error) {
+	err := h.runOp(ctx, "create", string(req.ID), func() (err error) {
 		made, err = h.create(req)
 		return err
 	})
@@ -137,7 +137,7 @@ func (h *Host) create(req hostapi.Create) (hostapi.Machine, error) {
 		return hostapi.Machine{}, fmt.Errorf("machine %s: %w", req.ID, err)
 	}
 	m := &machine{Machine: hostapi.Machine{
-		ID: req.ID, State: hostapi.Running, Created: time.Now(), Keep: req.Keep, Egress: req.Egress, Limits: req.Limits, Labels: maps.Clone(req.Labels),
+		ID: req.ID, State: hostapi.Running, Created: time.Now(), Persistent: req.Persistent, Egress: req.Egress, Limits: req.Limits, Labels: maps.Clone(req.Labels),
 		BootMode: hostapi.BootSnapshot, Boot: 42 * time.Millisecond,
 		Phases: []hostapi.Phase{{Name: "disk", Took: time.Millisecond}, {Name: "restore", Took: 41 * time.Millisecond}},
 	}}
@@ -165,7 +165,7 @@ func (h *Host) create(req hostapi.Create) (hostapi.Machine, error) {
 		if !ok {
 			return hostapi.Machine{}, fmt.Errorf("template %s: %w", req.Template, hostapi.ErrNotFound)
 		}
-		if c := h.contents[t.Name]; c != nil {
+		if c := h.publishedState[t.Name]; c != nil {
 			files = copyFiles(c.files)
 			if env == nil {
 				env = maps.Clone(c.env)
@@ -186,8 +186,8 @@ func (h *Host) create(req hostapi.Create) (hostapi.Machine, error) {
 		)
 	}
 	m.DiskMiB = max(m.DiskMiB, req.DiskMiB)
-	m.inside = &inside{host: string(req.Hostname), env: env, files: files, user: "user", home: "/home/user"}
-	m.inside.put(req.Files)
+	m.state = &guestState{host: string(req.Hostname), env: env, files: files, user: "user", home: "/home/user"}
+	m.state.writeFiles(req.Files)
 	h.machines[m.ID] = m
 	h.start(m)
 	return m.Machine, nil
@@ -201,11 +201,11 @@ func (h *Host) start(m *machine) {
 	m.GuestIP = fmt.Sprintf("10.200.%d.%d", n>>8&255, n&255)
 	m.Tap, m.MAC = fmt.Sprintf("tap%d", n), "02:fc:00:00:00:05"
 	m.Generation++
-	m.guest = newGuest(m.inside)
+	m.guest = newGuest(m.state)
 }
 
-// rest takes the guest and the process away from a machine.
-func (m *machine) rest(state hostapi.State) {
+// stopGuest takes the guest and the process away from a machine.
+func (m *machine) stopGuest(state hostapi.State) {
 	m.State, m.PID, m.GuestIP, m.Tap = state, 0, "", ""
 	if m.guest != nil {
 		m.guest.lose()
@@ -223,50 +223,50 @@ func (h *Host) running() (n int) {
 }
 
 // Fork implements hostapi.Host.
-func (h *Host) Fork(ctx context.Context, req hostapi.Fork) ([]hostapi.Forked, error) {
-	var out []hostapi.Forked
-	err := h.onMachine(ctx, "fork", req.Parent, func(p *machine) error {
+func (h *Host) Fork(ctx context.Context, req hostapi.Fork) ([]hostapi.ForkResult, error) {
+	var out []hostapi.ForkResult
+	err := h.withMachine(ctx, "fork", req.Parent, func(p *machine) error {
 		if p.State != hostapi.Running && p.State != hostapi.Paused {
-			return wrong(p)
+			return wrongState(p)
 		}
 		p.Pause = 5 * time.Millisecond
 		for _, c := range req.Children {
-			out = append(out, h.child(p, c))
+			out = append(out, h.forkChild(p, c))
 		}
 		return nil
 	})
 	return out, err
 }
 
-func (h *Host) child(p *machine, c hostapi.Child) hostapi.Forked {
-	if err := h.next(h.failing, "child"); err != nil {
-		return hostapi.Forked{Err: err}
+func (h *Host) forkChild(p *machine, c hostapi.Child) hostapi.ForkResult {
+	if err := h.nextFault(h.failing, "child"); err != nil {
+		return hostapi.ForkResult{Err: err}
 	}
 	if _, ok := h.machines[c.ID]; ok {
-		return hostapi.Forked{Err: fmt.Errorf("machine %s: %w", c.ID, hostapi.ErrExists)}
+		return hostapi.ForkResult{Err: fmt.Errorf("machine %s: %w", c.ID, hostapi.ErrExists)}
 	}
 	if h.running() >= h.maxRunning {
-		return hostapi.Forked{Err: fmt.Errorf("machine %s: %w", c.ID, hostapi.ErrNoCapacity)}
+		return hostapi.ForkResult{Err: fmt.Errorf("machine %s: %w", c.ID, hostapi.ErrNoCapacity)}
 	}
 	env := c.Env
 	if env == nil {
-		env = p.inside.env
+		env = p.state.env
 	}
 	m := &machine{Machine: hostapi.Machine{
 		ID: c.ID, Template: p.Template, Parent: p.ID, VCPUs: p.VCPUs, MemoryMiB: p.MemoryMiB, DiskMiB: p.DiskMiB, Disks: p.Disks,
-		BootMode: hostapi.BootFork, Boot: 30 * time.Millisecond, Created: time.Now(), Keep: c.Keep, Egress: p.Egress, Limits: p.Limits, Labels: maps.Clone(c.Labels),
+		BootMode: hostapi.BootFork, Boot: 30 * time.Millisecond, Created: time.Now(), Persistent: c.Persistent, Egress: p.Egress, Limits: p.Limits, Labels: maps.Clone(c.Labels),
 	}}
-	m.inside = p.inside.copy(c.Hostname, env)
-	m.inside.put(c.Files)
+	m.state = p.state.copy(c.Hostname, env)
+	m.state.writeFiles(c.Files)
 	h.machines[m.ID] = m
 	h.start(m)
-	return hostapi.Forked{Machine: m.Machine}
+	return hostapi.ForkResult{Machine: m.Machine}
 }
 
 // Get implements hostapi.Host.
 func (h *Host) Get(ctx context.Context, id hostapi.MachineID) (hostapi.Machine, error) {
 	var got hostapi.Machine
-	err := h.do(ctx, "get", string(id), func() error {
+	err := h.runOp(ctx, "get", string(id), func() error {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		m, ok := h.machines[id]
@@ -282,7 +282,7 @@ func (h *Host) Get(ctx context.Context, id hostapi.MachineID) (hostapi.Machine, 
 // List implements hostapi.Host.
 func (h *Host) List(ctx context.Context) ([]hostapi.Machine, error) {
 	var all []hostapi.Machine
-	err := h.do(ctx, "list", "", func() error {
+	err := h.runOp(ctx, "list", "", func() error {
 		all = h.Machines()
 		return nil
 	})
@@ -302,9 +302,9 @@ func (h *Host) Machines() []hostapi.Machine {
 
 // Pause implements hostapi.Host.
 func (h *Host) Pause(ctx context.Context, id hostapi.MachineID) error {
-	return h.onMachine(ctx, "pause", id, func(m *machine) error {
+	return h.withMachine(ctx, "pause", id, func(m *machine) error {
 		if m.State != hostapi.Running && m.State != hostapi.Paused {
-			return wrong(m)
+			return wrongState(m)
 		}
 		m.State = hostapi.Paused
 		return nil
@@ -313,9 +313,9 @@ func (h *Host) Pause(ctx context.Context, id hostapi.MachineID) error {
 
 // Resume implements hostapi.Host.
 func (h *Host) Resume(ctx context.Context, id hostapi.MachineID) error {
-	return h.onMachine(ctx, "resume", id, func(m *machine) error {
+	return h.withMachine(ctx, "resume", id, func(m *machine) error {
 		if m.State != hostapi.Running && m.State != hostapi.Paused {
-			return wrong(m)
+			return wrongState(m)
 		}
 		m.State = hostapi.Running
 		return nil
@@ -324,22 +324,22 @@ func (h *Host) Resume(ctx context.Context, id hostapi.MachineID) error {
 
 // Hibernate implements hostapi.Host.
 func (h *Host) Hibernate(ctx context.Context, id hostapi.MachineID) error {
-	return h.onMachine(ctx, "hibernate", id, func(m *machine) error {
+	return h.withMachine(ctx, "hibernate", id, func(m *machine) error {
 		if m.State != hostapi.Running && m.State != hostapi.Paused {
-			return wrong(m)
+			return wrongState(m)
 		}
-		m.rest(hostapi.Hibernated)
+		m.stopGuest(hostapi.Hibernated)
 		return nil
 	})
 }
 
 // Stop implements hostapi.Host.
 func (h *Host) Stop(ctx context.Context, id hostapi.MachineID) error {
-	return h.onMachine(ctx, "stop", id, func(m *machine) error {
+	return h.withMachine(ctx, "stop", id, func(m *machine) error {
 		if m.State != hostapi.Running && m.State != hostapi.Hibernated {
-			return wrong(m)
+			return wrongState(m)
 		}
-		m.rest(hostapi.Hibernated)
+		m.stopGuest(hostapi.Hibernated)
 		m.stopped = true
 		return nil
 	})
@@ -348,9 +348,9 @@ func (h *Host) Stop(ctx context.Context, id hostapi.MachineID) error {
 // Wake implements hostapi.Host.
 func (h *Host) Wake(ctx context.Context, id hostapi.MachineID) (hostapi.Machine, error) {
 	var woken hostapi.Machine
-	err := h.onMachine(ctx, "wake", id, func(m *machine) error {
+	err := h.withMachine(ctx, "wake", id, func(m *machine) error {
 		if m.State != hostapi.Hibernated && m.State != hostapi.Failed {
-			return wrong(m)
+			return wrongState(m)
 		}
 		if h.running() >= h.maxRunning {
 			return fmt.Errorf("machine %s: %w", id, hostapi.ErrNoCapacity)
@@ -366,17 +366,17 @@ func (h *Host) Wake(ctx context.Context, id hostapi.MachineID) (hostapi.Machine,
 	return woken, err
 }
 
-// SetKeep implements hostapi.Host.
-func (h *Host) SetKeep(ctx context.Context, id hostapi.MachineID, keep bool) error {
-	return h.onMachine(ctx, "setkeep", id, func(m *machine) error {
-		m.Keep = keep
+// SetPersistent implements hostapi.Host.
+func (h *Host) SetPersistent(ctx context.Context, id hostapi.MachineID, keep bool) error {
+	return h.withMachine(ctx, "setkeep", id, func(m *machine) error {
+		m.Persistent = keep
 		return nil
 	})
 }
 
 // SetEgress implements hostapi.Host.
 func (h *Host) SetEgress(ctx context.Context, id hostapi.MachineID, policy hostapi.Egress) error {
-	return h.onMachine(ctx, "setegress", id, func(m *machine) error {
+	return h.withMachine(ctx, "setegress", id, func(m *machine) error {
 		m.Egress = policy
 		return nil
 	})
@@ -384,13 +384,13 @@ func (h *Host) SetEgress(ctx context.Context, id hostapi.MachineID, policy hosta
 
 // Destroy implements hostapi.Host.
 func (h *Host) Destroy(ctx context.Context, id hostapi.MachineID, cause string) error {
-	return h.do(ctx, "destroy", string(id), func() error {
-		h.forget(id)
+	return h.runOp(ctx, "destroy", string(id), func() error {
+		h.remove(id)
 		return nil
 	})
 }
 
-func (h *Host) forget(id hostapi.MachineID) {
+func (h *Host) remove(id hostapi.MachineID) {
 	h.mu.Lock()
 	m := h.machines[id]
 	h.mu.Unlock()
@@ -401,21 +401,21 @@ func (h *Host) forget(id hostapi.MachineID) {
 	defer m.op.Unlock()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	m.rest(hostapi.Failed)
-	m.gone = true
+	m.stopGuest(hostapi.Failed)
+	m.removed = true
 	delete(h.machines, id)
 }
 
-func wrong(m *machine) error {
+func wrongState(m *machine) error {
 	return fmt.Errorf("machine %s is %s: %w", m.ID, m.State, hostapi.ErrWrongState)
 }
 
 // Guest implements hostapi.Host.
 func (h *Host) Guest(ctx context.Context, id hostapi.MachineID) (guestapi.Guest, error) {
 	var g guestapi.Guest
-	err := h.onMachine(ctx, "guest", id, func(m *machine) error {
+	err := h.withMachine(ctx, "guest", id, func(m *machine) error {
 		if m.State != hostapi.Running {
-			return wrong(m)
+			return wrongState(m)
 		}
 		g = m.guest
 		return nil

@@ -82,7 +82,7 @@ func TestShell(t *testing.T) {
 	}
 }
 
-func TestLifeOfAMachine(t *testing.T) {
+func TestMachineLifecycle(t *testing.T) {
 	h := hosttest.New()
 	defer h.Close()
 	ctx := t.Context()

@@ -29,10 +29,10 @@ type process struct {
 	exit    *guestapi.Exit
 }
 
-// killed is the cause of a process's end by signal.
-type killed int
+// killSignal is the cause of a process's end by signal.
+type killSignal int
 
-func (k killed) Error() string { return fmt.Sprintf("signal %d", int(k)) }
+func (k killSignal) Error() string { return fmt.Sprintf("signal %d", int(k)) }
 
 // Start implements guestapi.Guest.
 func (g *guest) Start(ctx context.Context, spec guestapi.ProcessSpec) (guestapi.Process, error) {
@@ -64,7 +64,7 @@ func (g *guest) Start(ctx context.Context, spec guestapi.ProcessSpec) (guestapi.
 	}
 	p.ctx, p.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	go p.run(spec)
-	return &stream{p: p}, nil
+	return &follower{p: p}, nil
 }
 
 // run is the life of a process; it ends when the shell does, the process is killed or the guest is lost.
@@ -92,7 +92,7 @@ func (p *process) run(spec guestapi.ProcessSpec) {
 		exit.Code, exit.Signal = 137, 9
 	case <-ctx.Done():
 		exit.Code, exit.Signal = 137, 9
-		if k, ok := context.Cause(ctx).(killed); ok {
+		if k, ok := context.Cause(ctx).(killSignal); ok {
 			exit.Code, exit.Signal = 128+int(k), int(k)
 		}
 		exit.TimedOut = context.Cause(ctx) == context.DeadlineExceeded
@@ -103,7 +103,7 @@ func (p *process) run(spec guestapi.ProcessSpec) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.exit = &exit
-	p.tell()
+	p.broadcast()
 }
 
 func (p *process) environment() map[string]string {
@@ -115,8 +115,8 @@ func (p *process) environment() map[string]string {
 	return env
 }
 
-// tell wakes all who follow; p.mu is held.
-func (p *process) tell() {
+// broadcast wakes all who follow; p.mu is held.
+func (p *process) broadcast() {
 	close(p.changed)
 	p.changed = make(chan struct{})
 }
@@ -135,7 +135,7 @@ func (p *process) print(to guestapi.Stream, text string) {
 	}
 	if p.exit == nil {
 		p.out[to] = append(p.out[to], text...)
-		p.tell()
+		p.broadcast()
 	}
 }
 
@@ -145,7 +145,7 @@ func (g *guest) Attach(ctx context.Context, ref guestapi.ProcessRef, from guesta
 	if err != nil {
 		return nil, err
 	}
-	return &stream{p: p, at: map[guestapi.Stream]int{
+	return &follower{p: p, at: map[guestapi.Stream]int{
 		guestapi.StreamStdout: int(
 			from.Stdout,
 		), guestapi.StreamStderr: int(from.Stderr), guestapi.StreamPTY: int(from.PTY)}}, nil
@@ -198,7 +198,7 @@ func (g *guest) Signal(ctx context.Context, ref guestapi.ProcessRef, signal int,
 	if p.ended() {
 		return fmt.Errorf("process %d has ended: %w", p.ProcessInfo.PID, guestapi.ErrNotFound)
 	}
-	p.cancel(killed(signal))
+	p.cancel(killSignal(signal))
 	if signal == int(syscall.SIGKILL) {
 		return p.awaitEnd(ctx)
 	}
@@ -221,19 +221,19 @@ func (p *process) awaitEnd(ctx context.Context) error {
 	}
 }
 
-// stream is one follower of a process.
-type stream struct {
+// follower is one follower of a process.
+type follower struct {
 	p  *process
 	at map[guestapi.Stream]int
-	// over: the exit was told.
-	over bool
+	// exitSent: the exit was told.
+	exitSent bool
 }
 
 // PID implements guestapi.Process.
-func (s *stream) PID() uint32 { return s.p.ProcessInfo.PID }
+func (s *follower) PID() uint32 { return s.p.ProcessInfo.PID }
 
 // Next implements guestapi.Process.
-func (s *stream) Next(ctx context.Context) (guestapi.Event, error) {
+func (s *follower) Next(ctx context.Context) (guestapi.Event, error) {
 	if s.at == nil {
 		s.at = map[guestapi.Stream]int{}
 	}
@@ -250,10 +250,10 @@ func (s *stream) Next(ctx context.Context) (guestapi.Event, error) {
 		exit, changed := s.p.exit, s.p.changed
 		s.p.mu.Unlock()
 		if exit != nil {
-			if s.over {
+			if s.exitSent {
 				return guestapi.Event{}, io.EOF
 			}
-			s.over = true
+			s.exitSent = true
 			return guestapi.Event{Exit: exit}, nil
 		}
 		select {
@@ -267,13 +267,13 @@ func (s *stream) Next(ctx context.Context) (guestapi.Event, error) {
 }
 
 // Write implements guestapi.Process.
-func (s *stream) Write(b []byte) (int, error) { return s.p.stdin.Write(b) }
+func (s *follower) Write(b []byte) (int, error) { return s.p.stdin.Write(b) }
 
 // CloseInput implements guestapi.Process.
-func (s *stream) CloseInput() error { return s.p.stdin.Close() }
+func (s *follower) CloseInput() error { return s.p.stdin.Close() }
 
 // Resize implements guestapi.Process.
-func (s *stream) Resize(ctx context.Context, size guestapi.Size) error { return s.p.g.alive(ctx) }
+func (s *follower) Resize(ctx context.Context, size guestapi.Size) error { return s.p.g.alive(ctx) }
 
 // Close implements guestapi.Process.
-func (s *stream) Close() error { return nil }
+func (s *follower) Close() error { return nil }

@@ -110,8 +110,8 @@ func operator(rest string) string {
 	return ""
 }
 
-// at is a path as the process means it: what is relative begins at its directory.
-func (s *shell) at(p string) string {
+// resolve is a path as the process means it: what is relative begins at its directory.
+func (s *shell) resolve(p string) string {
 	if path.IsAbs(p) || s.p.Dir == "" {
 		return p
 	}
@@ -139,7 +139,7 @@ func (s *shell) redirected(words []word) int {
 		return code
 	}
 	g := s.p.g
-	p, err := g.clean(s.at(target))
+	p, err := g.resolve(s.resolve(target))
 	if err != nil {
 		return 1
 	}
@@ -190,7 +190,7 @@ func (s *shell) run(argv []string, to guestapi.Stream, direct bool) (int, string
 			say(k + "=" + s.env[k] + "\n")
 		}
 	case "pwd":
-		dir, _ := s.p.g.clean(path.Join(s.p.Dir, ".")) // a joined path is never empty
+		dir, _ := s.p.g.resolve(path.Join(s.p.Dir, ".")) // a joined path is never empty
 		say(dir + "\n")
 	case "whoami":
 		user := s.p.User
@@ -259,7 +259,7 @@ func (s *shell) cat(args []string, say func(string)) int {
 		}
 	}
 	for _, a := range args {
-		_, r, err := s.p.g.Read(s.ctx, s.at(a), "", 0, -1)
+		_, r, err := s.p.g.Read(s.ctx, s.resolve(a), "", 0, -1)
 		if err != nil {
 			s.p.print(guestapi.StreamStderr, "cat: "+a+": No such file or directory\n")
 			return 1
@@ -275,7 +275,7 @@ func (s *shell) files(program string, args []string) int {
 		if strings.HasPrefix(a, "-") {
 			continue
 		}
-		a = s.at(a)
+		a = s.resolve(a)
 		var err error
 		switch program {
 		case "touch":

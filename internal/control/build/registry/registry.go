@@ -50,7 +50,7 @@ func (r *Registry) Find(ctx context.Context, ref string, who *api.RegistryAuth) 
 	puller, err := oci.New(
 		oci.Options{Dir: r.cfg.Dir, CacheBytes: r.cfg.CacheBytes, Insecure: r.cfg.Insecure, Wait: r.cfg.Wait,
 			Credentials: func(registry string) (oci.Credentials, bool) {
-				if who == nil || who.Server != "" && server(who.Server) != registry {
+				if who == nil || who.Server != "" && hostOf(who.Server) != registry {
 					return oci.Credentials{}, false
 				}
 				return oci.Credentials{Username: who.Username, Password: who.Password, Token: who.Token}, true
@@ -61,7 +61,7 @@ func (r *Registry) Find(ctx context.Context, ref string, who *api.RegistryAuth) 
 	}
 	found, err := puller.Resolve(ctx, ref)
 	if err != nil {
-		return build.Image{}, told(err)
+		return build.Image{}, apiError(err)
 	}
 	return build.Image{
 		Digest: found.Digest,
@@ -69,15 +69,15 @@ func (r *Registry) Find(ctx context.Context, ref string, who *api.RegistryAuth) 
 		Base:   configOf(found.Config),
 		Flatten: func(ctx context.Context, w io.Writer) error {
 			if _, err := puller.Flatten(ctx, found, w); err != nil {
-				return told(err)
+				return apiError(err)
 			}
 			return nil
 		},
 	}, nil
 }
 
-// server takes a host name out of what users write.
-func server(text string) string {
+// hostOf takes a host name out of what users write.
+func hostOf(text string) string {
 	if _, rest, ok := strings.Cut(text, "://"); ok {
 		text = rest
 	}
@@ -96,8 +96,8 @@ var codes = []struct {
 	{oci.ErrUnavailable, api.Unavailable}, {oci.ErrCorrupt, api.Invalid}, {oci.ErrTooLarge, api.TooLarge},
 }
 
-// told gives what the reference, the image or the registry is to blame for its code.
-func told(err error) error {
+// apiError gives what the reference, the image or the registry is to blame for its code.
+func apiError(err error) error {
 	for _, c := range codes {
 		if errors.Is(err, c.err) {
 			return api.Wrap(c.code, err, err.Error())

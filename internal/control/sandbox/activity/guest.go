@@ -11,14 +11,14 @@ import (
 // Guest wraps the inside of a sandbox: what is done through it counts as use, its open processes,
 // readers, watchers and connections hold the sandbox until they are closed, and how its processes end is
 // remembered.
-func (b *Book) Guest(id string, g guestapi.Guest) guestapi.Guest {
+func (b *Tracker) Guest(id string, g guestapi.Guest) guestapi.Guest {
 	return &guest{Guest: g, b: b, id: id}
 }
 
 // guest counts what is done inside as use, and remembers how processes ended.
 type guest struct {
 	guestapi.Guest
-	b  *Book
+	b  *Tracker
 	id string
 }
 
@@ -32,7 +32,7 @@ func (g *guest) Start(ctx context.Context, spec guestapi.ProcessSpec) (guestapi.
 		release()
 		return nil, err
 	}
-	return &process{Process: p, release: release, end: g.b.record.began(g.id, p.PID(), spec)}, nil
+	return &process{Process: p, release: release, end: g.b.record.start(g.id, p.PID(), spec)}, nil
 }
 
 func (g *guest) Attach(ctx context.Context, ref guestapi.ProcessRef, from guestapi.Offsets) (guestapi.Process, error) {
@@ -136,13 +136,13 @@ func (g *guest) DialPort(ctx context.Context, port uint16) (net.Conn, error) {
 type process struct {
 	guestapi.Process
 	release func()
-	end     *ending // nil: not remembered
+	end     *processRecord // nil: not remembered
 }
 
 func (p *process) Next(ctx context.Context) (guestapi.Event, error) {
 	e, err := p.Process.Next(ctx)
 	if err == nil {
-		p.end.saw(e)
+		p.end.observe(e)
 	}
 	return e, err
 }

@@ -8,18 +8,18 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// Moment says that so many lines of a text ended then.
-type Moment struct {
+// LineTime says that so many lines of a text ended then.
+type LineTime struct {
 	Lines int       `json:"lines"`
 	At    time.Time `json:"at"` // zero: not known
 }
 
-// Moments tell when the lines of a text came, the first line first.
-type Moments []Moment
+// LineTimes tell when the lines of a text came, the first line first.
+type LineTimes []LineTime
 
 // Line gives the time of the line with this number, from 0, or other if it is not known. A last line that has not
 // ended came with those before it.
-func (all Moments) Line(line int, other time.Time) time.Time {
+func (all LineTimes) Line(line int, other time.Time) time.Time {
 	for _, m := range all {
 		if !m.At.IsZero() {
 			other = m.At
@@ -39,9 +39,9 @@ const (
 
 // tail is the last output of a process on one stream, and when it came. The zero value is ready.
 type tail struct {
-	data   []byte
-	behind int64   // offset behind the last output seen, so that a second follower adds nothing twice
-	pieces []piece // of data, in order and all of it; one without a time came at a time that is not known
+	data       []byte
+	nextOffset int64   // offset behind the last output seen, so that a second follower adds nothing twice
+	pieces     []piece // of data, in order and all of it; one without a time came at a time that is not known
 }
 
 type piece struct {
@@ -52,10 +52,10 @@ type piece struct {
 // add keeps what was not seen before.
 func (t *tail) add(ev guestapi.Event, now time.Time) {
 	data := ev.Data
-	if seen := t.behind - ev.Offset; seen > 0 {
+	if seen := t.nextOffset - ev.Offset; seen > 0 {
 		data = data[min(seen, int64(len(data))):]
 	}
-	t.behind = max(t.behind, ev.Offset+int64(len(ev.Data)))
+	t.nextOffset = max(t.nextOffset, ev.Offset+int64(len(ev.Data)))
 	if len(data) == 0 {
 		return
 	}
@@ -87,19 +87,19 @@ func (t *tail) drop(n int) {
 	}
 }
 
-// moments tells when the lines came.
-func (t *tail) moments() Moments {
-	var out Moments
+// lineTimes tells when the lines came.
+func (t *tail) lineTimes() LineTimes {
+	var out LineTimes
 	rest := t.data
 	for _, p := range t.pieces {
-		out = append(out, Moment{bytes.Count(rest[:p.bytes], []byte{'\n'}), p.at})
+		out = append(out, LineTime{bytes.Count(rest[:p.bytes], []byte{'\n'}), p.at})
 		rest = rest[p.bytes:]
 	}
 	return out
 }
 
-// recalled is a tail of which text and moments are known.
-func recalled(text string, all Moments) tail {
+// loadTail is a tail of which text and moments are known.
+func loadTail(text string, all LineTimes) tail {
 	t := tail{data: []byte(text)}
 	if len(all) == 0 && text != "" {
 		t.pieces = []piece{{bytes: len(text)}}

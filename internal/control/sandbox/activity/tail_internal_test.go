@@ -12,7 +12,7 @@ import (
 var begin = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 // lines gives each line of a tail with the seconds after begin at which it came.
-func lines(text string, at Moments) (out []string, seconds []int) {
+func lines(text string, at LineTimes) (out []string, seconds []int) {
 	for line := range strings.Lines(text) {
 		seconds = append(seconds, int(at.Line(len(out), begin.Add(-time.Second)).Sub(begin)/time.Second))
 		out = append(out, strings.TrimSpace(line))
@@ -33,7 +33,7 @@ func TestTail(t *testing.T) {
 	say(4, 14, "part")
 	want := "one@1 two@3 three@3 part@4 "
 	tell := func(tl *tail) (s string) {
-		all, at := lines(Printable(tl.data), tl.moments())
+		all, at := lines(Printable(tl.data), tl.lineTimes())
 		for i, line := range all {
 			s += line + "@" + string(rune('0'+at[i])) + " "
 		}
@@ -42,12 +42,12 @@ func TestTail(t *testing.T) {
 	if got := tell(&tl); got != want {
 		t.Errorf("lines came %q, want %q", got, want)
 	}
-	again := recalled(Printable(tl.data), tl.moments())
+	again := loadTail(Printable(tl.data), tl.lineTimes())
 	if got := tell(&again); got != want {
 		t.Errorf("after a restart %q, want %q", got, want)
 	}
-	old := recalled("a\nb\n", nil)
-	if _, at := lines("a\nb\n", old.moments()); at[0] != -1 || at[1] != -1 {
+	old := loadTail("a\nb\n", nil)
+	if _, at := lines("a\nb\n", old.lineTimes()); at[0] != -1 || at[1] != -1 {
 		t.Errorf("times that nobody knows: %v", at)
 	}
 	offset := int64(18)
@@ -59,7 +59,7 @@ func TestTail(t *testing.T) {
 	if len(tl.data) > maxTail || len(tl.pieces) > maxPieces {
 		t.Errorf("%d bytes and %d pieces are kept", len(tl.data), len(tl.pieces))
 	}
-	_, at := lines(Printable(tl.data), tl.moments())
+	_, at := lines(Printable(tl.data), tl.lineTimes())
 	if last := at[len(at)-1]; last != 509 || at[0] < 10 {
 		t.Errorf("the kept lines came from %d to %d, want the last at 509", at[0], last)
 	}

@@ -150,7 +150,7 @@ func layers(t *testing.T, db *store.DB) {
 			tx.InsertLayer(ctx, &store.Layer{Workspace: "w1", Name: "k1", Snapshot: "s1", Bytes: 5, Used: 1}),
 			tx.InsertLayer(ctx, &store.Layer{Workspace: "w1", Name: "k2", Snapshot: "s2", Used: 2}),
 			tx.InsertLayer(ctx, &store.Layer{Workspace: "w2", Name: "k1", Snapshot: "s3", Used: 3}),
-			tx.UseLayer(ctx, "w1", "k1", 9),
+			tx.TouchLayer(ctx, "w1", "k1", 9),
 		)
 	})
 	err := db.Write(ctx, "test", func(ctx context.Context, tx *store.Tx) error {

@@ -17,8 +17,8 @@ import (
 func Run(t *testing.T, open func(t *testing.T) *store.DB) {
 	for name, f := range map[string]func(*testing.T, *store.DB){
 		"sandbox": sandboxes, "filter": filters, "page": pages, "rollback": rollback, "writers": writers,
-		"event": events, "appenders": appenders, "snapshot": snapshots, "key": keys, "idempotency": idempotency, "ending": endings,
-		"port": ports, "audit": audits, "template": templates, "build": builds, "layer": layers, "setting": settings, "used": used, "seen": seen,
+		"event": events, "appenders": appenders, "snapshot": snapshots, "key": keys, "idempotency": idempotency, "ending": tombstones,
+		"port": ports, "audit": audits, "template": templates, "build": builds, "layer": layers, "setting": settings, "used": lastUses, "seen": lastSeen,
 	} {
 		t.Run(name, func(t *testing.T) { f(t, open(t)) })
 	}
@@ -314,7 +314,7 @@ func keys(t *testing.T, db *store.DB) {
 				ctx,
 				&store.Key{Prefix: "p2", Workspace: "w", Hash: "h2", Created: 2},
 			),
-			tx.UseKey(ctx, "p1", 9),
+			tx.TouchKey(ctx, "p1", 9),
 			tx.SetMaxSandboxes(ctx, "w", 3),
 		)
 	})
@@ -365,7 +365,7 @@ func idempotency(t *testing.T, db *store.DB) {
 	}
 }
 
-func endings(t *testing.T, db *store.DB) {
+func tombstones(t *testing.T, db *store.DB) {
 	ctx := t.Context()
 	write(t, db, func(ctx context.Context, tx *store.Tx) error {
 		for n := range 3 {
@@ -403,7 +403,7 @@ func endings(t *testing.T, db *store.DB) {
 		t.Errorf("amended tombstone %+v, %v", s, err)
 	}
 	write(t, db, func(ctx context.Context, tx *store.Tx) error {
-		n, err := tx.Forget(ctx, 15, 0, 0)
+		n, err := tx.DeleteExpired(ctx, 15, 0, 0)
 		if n != 2 {
 			t.Errorf("forgot %d, want 2", n)
 		}
@@ -482,11 +482,11 @@ func settings(t *testing.T, db *store.DB) {
 	}
 }
 
-func used(t *testing.T, db *store.DB) {
+func lastUses(t *testing.T, db *store.DB) {
 	insert(t, db, sandbox(1))
 	for _, at := range []int64{50, 40} {
 		write(t, db, func(ctx context.Context, tx *store.Tx) error {
-			return tx.PutUsed(ctx, []store.Used{{ID: "sbx001", Active: at, Due: at + 1}, {ID: "none", Active: at}})
+			return tx.PutLastUses(ctx, []store.LastUse{{ID: "sbx001", Active: at, Due: at + 1}, {ID: "none", Active: at}})
 		})
 	}
 	if s, err := db.Read().Sandbox(t.Context(), "sbx001"); err != nil || s.Active != 50 || s.Due != 51 {
@@ -498,7 +498,7 @@ func used(t *testing.T, db *store.DB) {
 	}
 }
 
-func seen(t *testing.T, db *store.DB) {
+func lastSeen(t *testing.T, db *store.DB) {
 	ctx := t.Context()
 	row := sandbox(1)
 	insert(t, db, row, sandbox(2))

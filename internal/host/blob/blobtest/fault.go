@@ -19,10 +19,10 @@ type Call struct {
 
 // Fault is what happens to a call. The zero value is nothing.
 type Fault struct {
-	Err   error                    // the answer; a put that fails stores nothing
-	Hang  bool                     // no answer before the end of the caller's context
-	Short int64                    // a get ends after so many bytes, as if that were all; with Hang: then it hangs
-	Lie   func(data []byte) []byte // a get gives this instead of the data
+	Err     error                    // the answer; a put that fails stores nothing
+	Hang    bool                     // no answer before the end of the caller's context
+	Short   int64                    // a get ends after so many bytes, as if that were all; with Hang: then it hangs
+	Corrupt func(data []byte) []byte // a get gives this instead of the data
 }
 
 // Faulty is a store that does to a call what Decide says. It decides on one call at a time.
@@ -34,13 +34,13 @@ type Faulty struct {
 	count  map[string]int   // guarded by mu
 }
 
-// Break makes a store faulty. decide may be nil: nothing happens until Decide.
-func Break(s blob.Store, decide func(Call) Fault) *Faulty {
+// NewFaulty makes a store faulty. decide may be nil: nothing happens until Decide.
+func NewFaulty(s blob.Store, decide func(Call) Fault) *Faulty {
 	return &Faulty{Store: s, decide: decide, count: map[string]int{}}
 }
 
-// Decide changes what happens to calls from now on, and counts anew.
-func (f *Faulty) Decide(decide func(Call) Fault) {
+// SetFaults changes what happens to calls from now on, and counts anew.
+func (f *Faulty) SetFaults(decide func(Call) Fault) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.decide, f.count = decide, map[string]int{}
@@ -53,7 +53,7 @@ func (f *Faulty) Count(op string) int {
 	return f.count[op]
 }
 
-func (f *Faulty) meet(ctx context.Context, c Call) (Fault, error) {
+func (f *Faulty) nextFault(ctx context.Context, c Call) (Fault, error) {
 	f.mu.Lock()
 	c.N = f.count[c.Op]
 	f.count[c.Op]++
@@ -71,12 +71,12 @@ func (f *Faulty) meet(ctx context.Context, c Call) (Fault, error) {
 
 // Get implements blob.Store.
 func (f *Faulty) Get(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error) {
-	fault, err := f.meet(ctx, Call{Op: "get", Key: key, Offset: offset, Length: length})
+	fault, err := f.nextFault(ctx, Call{Op: "get", Key: key, Offset: offset, Length: length})
 	if err != nil {
 		return nil, err
 	}
 	r, err := f.Store.Get(ctx, key, offset, length)
-	if err != nil || fault.Short == 0 && fault.Lie == nil {
+	if err != nil || fault.Short == 0 && fault.Corrupt == nil {
 		return r, err
 	}
 	defer r.Close()
@@ -84,8 +84,8 @@ func (f *Faulty) Get(ctx context.Context, key string, offset, length int64) (io.
 	if err != nil {
 		return nil, err
 	}
-	if fault.Lie != nil {
-		data = fault.Lie(data)
+	if fault.Corrupt != nil {
+		data = fault.Corrupt(data)
 	}
 	if fault.Short > 0 {
 		data = data[:min(fault.Short, int64(len(data)))]
@@ -105,7 +105,7 @@ func (h *hanging) Read([]byte) (int, error) {
 
 // Put implements blob.Store.
 func (f *Faulty) Put(ctx context.Context, key string, r io.Reader, size int64) error {
-	if _, err := f.meet(ctx, Call{Op: "put", Key: key}); err != nil {
+	if _, err := f.nextFault(ctx, Call{Op: "put", Key: key}); err != nil {
 		return err
 	}
 	return f.Store.Put(ctx, key, r, size)
@@ -113,7 +113,7 @@ func (f *Faulty) Put(ctx context.Context, key string, r io.Reader, size int64) e
 
 // PutIfAbsent implements blob.Store.
 func (f *Faulty) PutIfAbsent(ctx context.Context, key string, r io.Reader, size int64) error {
-	if _, err := f.meet(ctx, Call{Op: "put", Key: key}); err != nil {
+	if _, err := f.nextFault(ctx, Call{Op: "put", Key: key}); err != nil {
 		return err
 	}
 	return f.Store.PutIfAbsent(ctx, key, r, size)
@@ -121,7 +121,7 @@ func (f *Faulty) PutIfAbsent(ctx context.Context, key string, r io.Reader, size 
 
 // Stat implements blob.Store.
 func (f *Faulty) Stat(ctx context.Context, key string) (blob.Info, error) {
-	if _, err := f.meet(ctx, Call{Op: "stat", Key: key}); err != nil {
+	if _, err := f.nextFault(ctx, Call{Op: "stat", Key: key}); err != nil {
 		return blob.Info{}, err
 	}
 	return f.Store.Stat(ctx, key)
@@ -129,7 +129,7 @@ func (f *Faulty) Stat(ctx context.Context, key string) (blob.Info, error) {
 
 // List implements blob.Store.
 func (f *Faulty) List(ctx context.Context, prefix string, yield func(blob.Info) error) error {
-	if _, err := f.meet(ctx, Call{Op: "list", Key: prefix}); err != nil {
+	if _, err := f.nextFault(ctx, Call{Op: "list", Key: prefix}); err != nil {
 		return err
 	}
 	return f.Store.List(ctx, prefix, yield)
@@ -137,7 +137,7 @@ func (f *Faulty) List(ctx context.Context, prefix string, yield func(blob.Info) 
 
 // Delete implements blob.Store.
 func (f *Faulty) Delete(ctx context.Context, key string) error {
-	if _, err := f.meet(ctx, Call{Op: "delete", Key: key}); err != nil {
+	if _, err := f.nextFault(ctx, Call{Op: "delete", Key: key}); err != nil {
 		return err
 	}
 	return f.Store.Delete(ctx, key)

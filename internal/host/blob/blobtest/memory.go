@@ -14,8 +14,8 @@ import (
 	"github.com/pandastack/pandastack/internal/host/blob"
 )
 
-// Mem is a store in memory, whose objects a test may make older.
-type Mem struct {
+// MemoryStore is a store in memory, whose objects a test may make older.
+type MemoryStore struct {
 	mu      sync.Mutex
 	objects map[string]memObject // guarded by mu
 
@@ -26,11 +26,11 @@ type memObject struct {
 	at   time.Time
 }
 
-// Memory makes a store in memory. Keys are not checked by it.
-func Memory() *Mem { return &Mem{objects: map[string]memObject{}} }
+// NewMemory makes a store in memory. Keys are not checked by it.
+func NewMemory() *MemoryStore { return &MemoryStore{objects: map[string]memObject{}} }
 
 // Age makes everything in the store older.
-func (m *Mem) Age(by time.Duration) {
+func (m *MemoryStore) Age(by time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for key, o := range m.objects {
@@ -40,7 +40,7 @@ func (m *Mem) Age(by time.Duration) {
 }
 
 // Get implements blob.Store.
-func (m *Mem) Get(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error) {
+func (m *MemoryStore) Get(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error) {
 	m.mu.Lock()
 	o, ok := m.objects[key]
 	m.mu.Unlock()
@@ -59,16 +59,16 @@ func (m *Mem) Get(ctx context.Context, key string, offset, length int64) (io.Rea
 }
 
 // Put implements blob.Store.
-func (m *Mem) Put(ctx context.Context, key string, r io.Reader, size int64) error {
+func (m *MemoryStore) Put(ctx context.Context, key string, r io.Reader, size int64) error {
 	return m.put(ctx, key, r, size, false)
 }
 
 // PutIfAbsent implements blob.Store.
-func (m *Mem) PutIfAbsent(ctx context.Context, key string, r io.Reader, size int64) error {
+func (m *MemoryStore) PutIfAbsent(ctx context.Context, key string, r io.Reader, size int64) error {
 	return m.put(ctx, key, r, size, true)
 }
 
-func (m *Mem) put(ctx context.Context, key string, r io.Reader, size int64, absent bool) error {
+func (m *MemoryStore) put(ctx context.Context, key string, r io.Reader, size int64, absent bool) error {
 	data, err := io.ReadAll(r)
 	if err == nil && int64(len(data)) != size {
 		err = errors.New("size is not what was announced")
@@ -89,7 +89,7 @@ func (m *Mem) put(ctx context.Context, key string, r io.Reader, size int64, abse
 }
 
 // Stat implements blob.Store.
-func (m *Mem) Stat(_ context.Context, key string) (blob.Info, error) {
+func (m *MemoryStore) Stat(_ context.Context, key string) (blob.Info, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	o, ok := m.objects[key]
@@ -100,7 +100,7 @@ func (m *Mem) Stat(_ context.Context, key string) (blob.Info, error) {
 }
 
 // List implements blob.Store.
-func (m *Mem) List(ctx context.Context, prefix string, yield func(blob.Info) error) error {
+func (m *MemoryStore) List(ctx context.Context, prefix string, yield func(blob.Info) error) error {
 	m.mu.Lock()
 	keys := slices.Sorted(maps.Keys(m.objects))
 	m.mu.Unlock()
@@ -117,7 +117,7 @@ func (m *Mem) List(ctx context.Context, prefix string, yield func(blob.Info) err
 }
 
 // Delete implements blob.Store.
-func (m *Mem) Delete(_ context.Context, key string) error {
+func (m *MemoryStore) Delete(_ context.Context, key string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.objects, key)
@@ -125,4 +125,4 @@ func (m *Mem) Delete(_ context.Context, key string) error {
 }
 
 // Close implements blob.Store.
-func (m *Mem) Close() error { return nil }
+func (m *MemoryStore) Close() error { return nil }

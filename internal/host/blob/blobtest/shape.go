@@ -20,13 +20,13 @@ type Shaped struct {
 	Gets, Puts, Others atomic.Int64 // requests
 	Read, Written      atomic.Int64 // bytes of objects
 
-	mu   sync.Mutex
-	free time.Time // when the line has carried all it was given; guarded by mu
+	mu     sync.Mutex
+	idleAt time.Time // when the line has carried all it was given; guarded by mu
 }
 
-// Shape puts a line before a store. perSecond is in bytes, 0 is no limit: 5 ms and 125_000_000 are a store
+// NewShaped puts a line before a store. perSecond is in bytes, 0 is no limit: 5 ms and 125_000_000 are a store
 // in the same city on 1 Gbit/s.
-func Shape(s blob.Store, latency time.Duration, perSecond int64) *Shaped {
+func NewShaped(s blob.Store, latency time.Duration, perSecond int64) *Shaped {
 	return &Shaped{Store: s, latency: latency, perSecond: perSecond}
 }
 
@@ -51,17 +51,17 @@ func (s *Shaped) request(ctx context.Context, kind *atomic.Int64) error {
 	return wait(ctx, time.Now().Add(s.latency))
 }
 
-// carry waits until the line has carried n more bytes.
-func (s *Shaped) carry(ctx context.Context, n int) error {
+// transmit waits until the line has carried n more bytes.
+func (s *Shaped) transmit(ctx context.Context, n int) error {
 	if s.perSecond == 0 {
 		return nil
 	}
 	s.mu.Lock()
-	if now := time.Now(); s.free.Before(now) {
-		s.free = now
+	if now := time.Now(); s.idleAt.Before(now) {
+		s.idleAt = now
 	}
-	s.free = s.free.Add(time.Duration(int64(n) * int64(time.Second) / s.perSecond))
-	at := s.free
+	s.idleAt = s.idleAt.Add(time.Duration(int64(n) * int64(time.Second) / s.perSecond))
+	at := s.idleAt
 	s.mu.Unlock()
 	return wait(ctx, at)
 }
@@ -88,7 +88,7 @@ type shapedReader struct {
 func (r *shapedReader) Read(p []byte) (int, error) {
 	n, err := r.ReadCloser.Read(p[:min(len(p), 64<<10)])
 	r.n.Add(int64(n))
-	if late := r.s.carry(r.ctx, n); late != nil {
+	if late := r.s.transmit(r.ctx, n); late != nil {
 		return n, late
 	}
 	return n, err

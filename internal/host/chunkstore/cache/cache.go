@@ -59,7 +59,7 @@ type Stats struct {
 	Hits, Misses   int64 // frames found, and fetched
 	Evicted        int64 // objects
 	Damaged        int64 // frames or files that were not what was written
-	Unkept         int64 // frames that could not be kept
+	NotStored      int64 // frames that could not be kept
 }
 
 // Cache is a directory of frames.
@@ -67,37 +67,37 @@ type Cache struct {
 	cfg Config
 	log *slog.Logger
 
-	mu      sync.Mutex
-	entries map[string]*entry           // guarded by mu
-	order   list.List                   // of *entry, used last first; guarded by mu
-	bytes   int64                       // guarded by mu
-	flights map[flightKey]*flight       // guarded by mu
-	opened  list.List                   // of *entry whose file is open, used last first; guarded by mu
-	memory  map[flightKey]*list.Element // guarded by mu
-	recent  list.List                   // of *held, used last first; guarded by mu
+	mu        sync.Mutex
+	entries   map[string]*entry          // guarded by mu
+	lru       list.List                  // of *entry, used last first; guarded by mu
+	bytes     int64                      // guarded by mu
+	flights   map[frameKey]*flight       // guarded by mu
+	opened    list.List                  // of *entry whose file is open, used last first; guarded by mu
+	memory    map[frameKey]*list.Element // guarded by mu
+	memoryLRU list.List                  // of *held, used last first; guarded by mu
 
-	hits, misses, evicted, damaged, unkept atomic.Int64
+	hits, misses, evicted, damaged, notStored atomic.Int64
 }
 
 // entry is one object. All but io is guarded by Cache.mu; a file that is open stays so while there are
 // users.
 type entry struct {
-	id     string
-	path   string
-	place  *list.Element // in Cache.order
-	openAt *list.Element // in Cache.opened, while file is there
-	users  int
-	loaded bool   // claim is known: the file was opened once
-	have   uint64 // of the frames in claim those that were checked
-	claim  uint64 // frames that have a checksum
-	bytes  int64
-	gone   bool // it is in the cache no more
-	file   *os.File
+	id       string
+	path     string
+	lruElem  *list.Element // in Cache.order
+	openElem *list.Element // in Cache.opened, while file is there
+	users    int
+	loaded   bool   // claim is known: the file was opened once
+	verified uint64 // of the frames in claim those that were checked
+	marked   uint64 // frames that have a checksum
+	bytes    int64
+	removed  bool // it is in the cache no more
+	file     *os.File
 
 	io sync.Mutex // held while the file is opened
 }
 
-type flightKey struct {
+type frameKey struct {
 	id    string
 	frame int
 }
@@ -108,12 +108,12 @@ type flight struct {
 	err  error // before done is closed
 }
 
-// memoryFrames are given from memory when the directory does not take them.
-const memoryFrames = 128
+// maxMemoryFrames are given from memory when the directory does not take them.
+const maxMemoryFrames = 128
 
-// held is a frame in memory.
-type held struct {
-	key  flightKey
+// memoryFrame is a frame in memory.
+type memoryFrame struct {
+	key  frameKey
 	data []byte
 }
 
@@ -129,8 +129,8 @@ func Open(cfg Config) (*Cache, error) {
 		cfg:     cfg,
 		log:     cfg.Log,
 		entries: map[string]*entry{},
-		flights: map[flightKey]*flight{},
-		memory:  map[flightKey]*list.Element{},
+		flights: map[frameKey]*flight{},
+		memory:  map[frameKey]*list.Element{},
 	}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open cache: %w", err)
@@ -138,7 +138,7 @@ func Open(cfg Config) (*Cache, error) {
 	if err := c.scan(); err != nil {
 		return nil, fmt.Errorf("open cache: %w", err)
 	}
-	c.shrink()
+	c.enforceLimits()
 	return c, nil
 }
 
@@ -155,7 +155,7 @@ func (c *Cache) scan() error {
 		if err != nil || (Object{f.Name(), 1}).check() != nil {
 			continue // gone, or not ours
 		}
-		e := &entry{id: f.Name(), path: filepath.Join(c.cfg.Dir, f.Name()), bytes: kept(info)}
+		e := &entry{id: f.Name(), path: filepath.Join(c.cfg.Dir, f.Name()), bytes: allocatedBytes(info)}
 		if !info.Mode().IsRegular() || info.Size() != fileBytes {
 			c.damaged.Add(1)
 			if err := os.RemoveAll(e.path); err != nil {
@@ -169,7 +169,7 @@ func (c *Cache) scan() error {
 	slices.SortFunc(all, func(a, b *entry) int { return used[b].Compare(used[a]) })
 	for _, e := range all {
 		c.entries[e.id] = e
-		e.place = c.order.PushBack(e)
+		e.lruElem = c.lru.PushBack(e)
 		c.bytes += e.bytes
 	}
 	return nil
@@ -180,7 +180,7 @@ func (c *Cache) Stats() Stats {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return Stats{Bytes: c.bytes, Objects: int64(len(c.entries)), Hits: c.hits.Load(), Misses: c.misses.Load(),
-		Evicted: c.evicted.Load(), Damaged: c.damaged.Load(), Unkept: c.unkept.Load()}
+		Evicted: c.evicted.Load(), Damaged: c.damaged.Load(), NotStored: c.notStored.Load()}
 }
 
 // Close closes all files. Nobody may use the cache any more.
@@ -197,9 +197,9 @@ func (c *Cache) Close() error {
 	return all
 }
 
-// use gives the entry of an object, for one more user, and makes it the one used last. With make false it
+// acquire gives the entry of an object, for one more user, and makes it the one used last. With make false it
 // is nil when there is none.
-func (c *Cache) use(o Object, create bool) *entry {
+func (c *Cache) acquire(o Object, create bool) *entry {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e := c.entries[o.ID]
@@ -208,53 +208,53 @@ func (c *Cache) use(o Object, create bool) *entry {
 			return nil
 		}
 		e = &entry{id: o.ID, path: filepath.Join(c.cfg.Dir, o.ID)}
-		e.place = c.order.PushFront(e)
+		e.lruElem = c.lru.PushFront(e)
 		c.entries[o.ID] = e
 	} else {
-		c.order.MoveToFront(e.place)
+		c.lru.MoveToFront(e.lruElem)
 		if e.file != nil {
-			c.opened.MoveToFront(e.openAt)
+			c.opened.MoveToFront(e.openElem)
 		}
 	}
 	e.users++
 	return e
 }
 
-// leave ends what use began.
-func (c *Cache) leave(e *entry) {
+// release ends what use began.
+func (c *Cache) release(e *entry) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e.users--
 	switch {
 	case e.users > 0:
-	case e.gone:
-		c.shut(e)
-	case e.claim == 0 && (e.loaded || e.bytes == 0): // nothing came of it
-		c.forget(e)
+	case e.removed:
+		c.closeFile(e)
+	case e.marked == 0 && (e.loaded || e.bytes == 0): // nothing came of it
+		c.remove(e)
 	}
-	c.shrink()
+	c.enforceLimits()
 }
 
-// forget takes an entry out of the cache, with its file, at once: whoever wants the object next begins
+// remove takes an entry out of the cache, with its file, at once: whoever wants the object next begins
 // anew. Those who use the entry keep its open file until they leave. The caller holds mu.
-func (c *Cache) forget(e *entry) {
-	if e.gone {
+func (c *Cache) remove(e *entry) {
+	if e.removed {
 		return
 	}
 	delete(c.entries, e.id)
-	c.order.Remove(e.place)
+	c.lru.Remove(e.lruElem)
 	c.bytes -= e.bytes
-	e.bytes, e.gone = 0, true
+	e.bytes, e.removed = 0, true
 	if e.users == 0 {
-		c.shut(e)
+		c.closeFile(e)
 	}
 	if err := os.RemoveAll(e.path); err != nil {
 		c.log.Warn("not removed from the cache", "file", e.path, "err", err)
 	}
 }
 
-// shut closes an entry's file. The caller holds mu, and nobody uses the entry.
-func (c *Cache) shut(e *entry) {
+// closeFile closes an entry's file. The caller holds mu, and nobody uses the entry.
+func (c *Cache) closeFile(e *entry) {
 	if e.file == nil {
 		return
 	}
@@ -262,7 +262,7 @@ func (c *Cache) shut(e *entry) {
 		c.log.Warn("file of the cache not closed", "file", e.path, "err", err)
 	}
 	e.file = nil
-	c.opened.Remove(e.openAt)
+	c.opened.Remove(e.openElem)
 }
 
 // Give gives back disk space, bytes of it or all there is, beginning with what was used longest ago, and answers how
@@ -271,30 +271,30 @@ func (c *Cache) Give(bytes int64) int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	before := c.bytes
-	c.evict(before - bytes)
+	c.evictTo(before - bytes)
 	return before - c.bytes
 }
 
-// evict has no more than bytes kept, as far as nobody uses what would go. The caller holds mu.
-func (c *Cache) evict(bytes int64) {
-	for at := c.order.Back(); at != nil && c.bytes > bytes; {
+// evictTo has no more than bytes kept, as far as nobody uses what would go. The caller holds mu.
+func (c *Cache) evictTo(bytes int64) {
+	for at := c.lru.Back(); at != nil && c.bytes > bytes; {
 		e, ok := at.Value.(*entry)
 		at = at.Prev()
 		if ok && e.users == 0 {
 			c.evicted.Add(1)
-			c.forget(e)
+			c.remove(e)
 		}
 	}
 }
 
-// shrink brings the cache within its bounds, as far as nobody uses what would go. The caller holds mu.
-func (c *Cache) shrink() {
-	c.evict(c.cfg.Bytes)
+// enforceLimits brings the cache within its bounds, as far as nobody uses what would go. The caller holds mu.
+func (c *Cache) enforceLimits() {
+	c.evictTo(c.cfg.Bytes)
 	for at := c.opened.Back(); at != nil && c.opened.Len() > c.cfg.Files; {
 		e, ok := at.Value.(*entry)
 		at = at.Prev()
 		if ok && e.users == 0 {
-			c.shut(e)
+			c.closeFile(e)
 		}
 	}
 }

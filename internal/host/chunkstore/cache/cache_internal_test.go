@@ -22,20 +22,20 @@ func opened(t *testing.T) *Cache {
 }
 
 // Whoever found no file of an object, and tells of it only after others have filled one, takes nothing away.
-func TestLateNewsOfAMissingFile(t *testing.T) {
+func TestStaleNotExistKeepsNewEntry(t *testing.T) {
 	c := opened(t)
 	o, data := Object{"object0001", 100}, bytes.Repeat([]byte("x"), 100)
-	reader, keeper := c.use(o, true), c.use(o, true)
+	reader, keeper := c.acquire(o, true), c.acquire(o, true)
 	_, missing := c.handle(reader, false)
 	if missing == nil {
 		t.Fatal("there is a file before anything was kept")
 	}
-	if err := c.keep(keeper, o, 0, 1, data); err != nil {
+	if err := c.storeFrames(keeper, o, 0, 1, data); err != nil {
 		t.Fatal(err)
 	}
-	c.spoil(reader, missing)
-	c.leave(reader)
-	c.leave(keeper)
+	c.discard(reader, missing)
+	c.release(reader)
+	c.release(keeper)
 	got := make([]byte, len(data))
 	if !c.Read(o, 0, got) || !bytes.Equal(got, data) {
 		t.Error("what was kept is gone")
@@ -49,13 +49,13 @@ func TestLateNewsOfAMissingFile(t *testing.T) {
 func TestRemovedFile(t *testing.T) {
 	c := opened(t)
 	o, data := Object{"object0001", 100}, bytes.Repeat([]byte("x"), 100)
-	e := c.use(o, true)
-	if err := c.keep(e, o, 0, 1, data); err != nil {
+	e := c.acquire(o, true)
+	if err := c.storeFrames(e, o, 0, 1, data); err != nil {
 		t.Fatal(err)
 	}
-	c.leave(e)
+	c.release(e)
 	c.mu.Lock()
-	c.shut(e)
+	c.closeFile(e)
 	c.mu.Unlock()
 	if err := os.Remove(e.path); err != nil {
 		t.Fatal(err)
@@ -66,9 +66,9 @@ func TestRemovedFile(t *testing.T) {
 	if s := c.Stats(); s.Objects != 0 || s.Bytes != 0 || s.Damaged != 1 {
 		t.Errorf("there is %+v, want nothing and one damage", s)
 	}
-	e = c.use(o, true)
-	defer c.leave(e)
-	if err := c.keep(e, o, 0, 1, data); err != nil {
+	e = c.acquire(o, true)
+	defer c.release(e)
+	if err := c.storeFrames(e, o, 0, 1, data); err != nil {
 		t.Error(err)
 	}
 }

@@ -51,7 +51,7 @@ func source(data []byte, calls *atomic.Int64) cache.Fetch {
 	}
 }
 
-func never(t *testing.T) cache.Fetch {
+func failingFetch(t *testing.T) cache.Fetch {
 	return func(context.Context, int, int) ([]byte, error) {
 		t.Error("fetched")
 		return nil, errors.New("fetched")
@@ -79,7 +79,7 @@ func TestFetchedOnceAlsoAfterARestart(t *testing.T) {
 			t.Errorf("object %d is there before it was fetched", i)
 		}
 		fill(t, c, o, data, source(data, &calls))
-		fill(t, c, o, data, never(t))
+		fill(t, c, o, data, failingFetch(t))
 	}
 	if calls.Load() != 5 {
 		t.Errorf("%d fetches, want 5", calls.Load())
@@ -87,7 +87,7 @@ func TestFetchedOnceAlsoAfterARestart(t *testing.T) {
 	c = open(t, cache.Config{Dir: dir})
 	for i, n := range []int{1, 4096, cache.Frame, cache.Frame + 1, 4 << 20} {
 		o, data := object(i, n)
-		fill(t, c, o, data, never(t))
+		fill(t, c, o, data, failingFetch(t))
 	}
 }
 
@@ -108,7 +108,7 @@ func TestOnlyMissingFramesAreFetched(t *testing.T) {
 		t.Errorf("fetched %s", text)
 	}
 	a, b := make([]byte, 100), make([]byte, 100)
-	if err := c.Fill(t.Context(), o, []cache.Piece{{Off: 50, Into: a}, {Off: 9 * cache.Frame, Into: b}}, never(t)); err != nil ||
+	if err := c.Fill(t.Context(), o, []cache.Piece{{Off: 50, Into: a}, {Off: 9 * cache.Frame, Into: b}}, failingFetch(t)); err != nil ||
 		!bytes.Equal(a, data[50:150]) ||
 		!bytes.Equal(b, data[9*cache.Frame:9*cache.Frame+100]) {
 		t.Errorf("two pieces: %v", err)
@@ -154,27 +154,27 @@ func TestErrorIsShared(t *testing.T) {
 	fill(t, c, o, data, source(data, &calls))
 }
 
-// four has four objects of one frame kept, of which the first was used last.
-func four(t *testing.T, c *cache.Cache, calls *atomic.Int64) {
+// fillFour has four objects of one frame kept, of which the first was used last.
+func fillFour(t *testing.T, c *cache.Cache, calls *atomic.Int64) {
 	t.Helper()
 	for i := range 4 {
 		o, data := object(i, cache.Frame)
 		fill(t, c, o, data, source(data, calls))
 	}
 	first, data := object(0, cache.Frame)
-	fill(t, c, first, data, never(t))
+	fill(t, c, first, data, failingFetch(t))
 }
 
 // What is given back is what was used longest ago, and no more than that; what is gone is fetched again.
-func TestGive(t *testing.T) {
+func TestEvict(t *testing.T) {
 	c := open(t, cache.Config{Dir: t.TempDir()})
 	var calls atomic.Int64
-	four(t, c, &calls)
+	fillFour(t, c, &calls)
 	if got := c.Give(cache.Frame + 1); got != 2*cache.Frame || c.Stats().Bytes != 2*cache.Frame {
 		t.Errorf("gave %d, and %+v is there", got, c.Stats())
 	}
 	first, data := object(0, cache.Frame)
-	fill(t, c, first, data, never(t))
+	fill(t, c, first, data, failingFetch(t))
 	second, data := object(1, cache.Frame)
 	fill(t, c, second, data, source(data, &calls))
 	if calls.Load() != 5 {
@@ -189,7 +189,7 @@ func TestLeastRecentlyUsedGoesFirst(t *testing.T) {
 	dir := t.TempDir()
 	c := open(t, cache.Config{Dir: dir, Bytes: 4 * cache.Frame, Files: 2})
 	var calls atomic.Int64
-	four(t, c, &calls)
+	fillFour(t, c, &calls)
 	o, more := object(4, 2*cache.Frame)
 	fill(t, c, o, more, source(more, &calls))
 	for i, want := range []bool{true, false, false, true} {
@@ -248,12 +248,12 @@ func TestOddRequestsAreRefused(t *testing.T) {
 	c := open(t, cache.Config{Dir: t.TempDir()})
 	o, _ := object(1, 1000)
 	for name, err := range map[string]error{
-		"id":       c.Ensure(t.Context(), cache.Object{ID: "../../etc", Bytes: 10}, 0, 1, never(t)),
-		"size":     c.Ensure(t.Context(), cache.Object{ID: "object0001", Bytes: 5 << 20}, 0, 1, never(t)),
-		"empty":    c.Ensure(t.Context(), cache.Object{ID: "object0001"}, 0, 1, never(t)),
-		"frame":    c.Ensure(t.Context(), o, 1, 1, never(t)),
-		"negative": c.Ensure(t.Context(), o, -1, 1, never(t)),
-		"beyond":   c.Fill(t.Context(), o, []cache.Piece{{Off: 999, Into: make([]byte, 2)}}, never(t)),
+		"id":       c.Ensure(t.Context(), cache.Object{ID: "../../etc", Bytes: 10}, 0, 1, failingFetch(t)),
+		"size":     c.Ensure(t.Context(), cache.Object{ID: "object0001", Bytes: 5 << 20}, 0, 1, failingFetch(t)),
+		"empty":    c.Ensure(t.Context(), cache.Object{ID: "object0001"}, 0, 1, failingFetch(t)),
+		"frame":    c.Ensure(t.Context(), o, 1, 1, failingFetch(t)),
+		"negative": c.Ensure(t.Context(), o, -1, 1, failingFetch(t)),
+		"beyond":   c.Fill(t.Context(), o, []cache.Piece{{Off: 999, Into: make([]byte, 2)}}, failingFetch(t)),
 	} {
 		if err == nil {
 			t.Errorf("%s: no error", name)

@@ -15,23 +15,23 @@ import (
 // there is one, and a CRC-32C of its place, size and content.
 const (
 	fileBytes = maxObject + 8*maxFrames
-	present   = 0x50534631
+	markMagic = 0x50534631
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// word is what stands in the file for a frame that is there.
-func word(i int, data []byte) [8]byte {
+// frameMark is what stands in the file for a frame that is there.
+func frameMark(i int, data []byte) [8]byte {
 	var w [8]byte
-	binary.LittleEndian.PutUint32(w[:], present)
+	binary.LittleEndian.PutUint32(w[:], markMagic)
 	binary.LittleEndian.PutUint32(w[4:], uint32(i)<<20|uint32(len(data)))
 	sum := crc32.Update(crc32.Checksum(w[:], castagnoli), castagnoli, data)
 	binary.LittleEndian.PutUint32(w[4:], sum)
 	return w
 }
 
-// kept is about how many bytes of frames a file holds.
-func kept(info fs.FileInfo) int64 {
+// allocatedBytes is about how many bytes of frames a file holds.
+func allocatedBytes(info fs.FileInfo) int64 {
 	if st, ok := info.Sys().(*syscall.Stat_t); ok {
 		return min(st.Blocks*512, maxObject)
 	}
@@ -44,7 +44,7 @@ func (c *Cache) handle(e *entry, create bool) (*os.File, error) {
 	e.io.Lock()
 	defer e.io.Unlock()
 	c.mu.Lock()
-	file, gone, filled := e.file, e.gone, e.claim != 0
+	file, gone, filled := e.file, e.removed, e.marked != 0
 	c.mu.Unlock()
 	if file != nil {
 		return file, nil
@@ -58,31 +58,31 @@ func (c *Cache) handle(e *entry, create bool) (*os.File, error) {
 	}
 	file, err := os.OpenFile(e.path, flags|syscall.O_NOFOLLOW, 0o600)
 	if errors.Is(err, fs.ErrNotExist) && filled {
-		return nil, errVanished
+		return nil, errFileRemoved
 	}
 	if err != nil {
 		return nil, err
 	}
-	claim, err := look(file)
+	claim, err := readMarks(file)
 	if err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if e.gone {
+	if e.removed {
 		return nil, errors.Join(fs.ErrNotExist, file.Close())
 	}
-	e.file, e.openAt = file, c.opened.PushFront(e)
+	e.file, e.openElem = file, c.opened.PushFront(e)
 	// What was checked before it was closed may have changed since.
-	e.loaded, e.claim, e.have = true, claim, 0
+	e.loaded, e.marked, e.verified = true, claim, 0
 	size := int64(bits.OnesCount64(claim)) * Frame
 	c.bytes += size - e.bytes
 	e.bytes = size
 	return file, nil
 }
 
-// look tells which frames a file says it has; a new file is given its size.
-func look(file *os.File) (claim uint64, err error) {
+// readMarks tells which frames a file says it has; a new file is given its size.
+func readMarks(file *os.File) (claim uint64, err error) {
 	info, err := file.Stat()
 	if err != nil {
 		return 0, err
@@ -91,29 +91,29 @@ func look(file *os.File) (claim uint64, err error) {
 		return 0, file.Truncate(fileBytes)
 	}
 	if info.Size() != fileBytes || !info.Mode().IsRegular() {
-		return 0, errCut
+		return 0, errFileSize
 	}
 	var words [8 * maxFrames]byte
 	if _, err := file.ReadAt(words[:], maxObject); err != nil {
 		return 0, err
 	}
 	for i := range maxFrames {
-		if binary.LittleEndian.Uint32(words[8*i:]) == present {
+		if binary.LittleEndian.Uint32(words[8*i:]) == markMagic {
 			claim |= 1 << i
 		}
 	}
 	return claim, nil
 }
 
-// errVanished says that somebody removed a file that held frames. It is told from a file that is not there yet while
+// errFileRemoved says that somebody removed a file that held frames. It is told from a file that is not there yet while
 // nobody can make one: by the time that the caller hears of it there may be one, with frames of somebody else.
-var errVanished = errors.New("file of the cache was removed")
+var errFileRemoved = errors.New("file of the cache was removed")
 
-// errCut says that somebody changed the size of a file.
-var errCut = fmt.Errorf("file of the cache does not have %d bytes", fileBytes)
+// errFileSize says that somebody changed the size of a file.
+var errFileSize = fmt.Errorf("file of the cache does not have %d bytes", fileBytes)
 
-// errUnfit says that a frame is not what was written.
-var errUnfit = errors.New("it does not fit its checksum")
+// errChecksum says that a frame is not what was written.
+var errChecksum = errors.New("it does not fit its checksum")
 
 // verify reads a frame that its file claims to have and holds it against its checksum.
 func verify(file *os.File, o Object, i int) ([]byte, error) {
@@ -125,22 +125,22 @@ func verify(file *os.File, o Object, i int) ([]byte, error) {
 	if _, err := file.ReadAt(got[:], maxObject+8*int64(i)); err != nil {
 		return nil, err
 	}
-	if got != word(i, data) {
-		return nil, errUnfit
+	if got != frameMark(i, data) {
+		return nil, errChecksum
 	}
 	return data, nil
 }
 
-// keep writes frames that were fetched, from first on, into an entry's file. The checksums come last.
-func (c *Cache) keep(e *entry, o Object, first, count int, data []byte) error {
+// storeFrames writes frames that were fetched, from first on, into an entry's file. The checksums come last.
+func (c *Cache) storeFrames(e *entry, o Object, first, count int, data []byte) error {
 	file, err := c.handle(e, true)
 	if err != nil {
 		return err
 	}
 	// One that was cut would grow again, with zeros where frames were checked before.
 	if info, err := file.Stat(); err != nil || info.Size() != fileBytes {
-		c.spoil(e, errCut)
-		return errCut
+		c.discard(e, errFileSize)
+		return errFileSize
 	}
 	if _, err := file.WriteAt(data, int64(first)*Frame); err != nil {
 		return err
@@ -148,7 +148,7 @@ func (c *Cache) keep(e *entry, o Object, first, count int, data []byte) error {
 	var words []byte
 	rest := data
 	for i := first; i < first+count; i++ {
-		w := word(i, rest[:o.frame(i)])
+		w := frameMark(i, rest[:o.frame(i)])
 		words = append(words, w[:]...)
 		rest = rest[o.frame(i):]
 	}
@@ -159,46 +159,46 @@ func (c *Cache) keep(e *entry, o Object, first, count int, data []byte) error {
 	mask <<= first
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if e.gone {
+	if e.removed {
 		return fs.ErrNotExist
 	}
-	size := int64(bits.OnesCount64(mask&^(e.claim|e.have))) * Frame
-	e.have |= mask
-	e.claim |= mask
+	size := int64(bits.OnesCount64(mask&^(e.marked|e.verified))) * Frame
+	e.verified |= mask
+	e.marked |= mask
 	e.bytes += size
 	c.bytes += size
 	return nil
 }
 
-// remember keeps frames in memory that the directory did not take.
-func (c *Cache) remember(o Object, first, count int, data []byte) {
+// storeInMemory keeps frames in memory that the directory did not take.
+func (c *Cache) storeInMemory(o Object, first, count int, data []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for i := first; i < first+count; i++ {
-		key := flightKey{o.ID, i}
-		h := &held{key: key, data: data[:o.frame(i)]}
+		key := frameKey{o.ID, i}
+		h := &memoryFrame{key: key, data: data[:o.frame(i)]}
 		data = data[o.frame(i):]
 		if at := c.memory[key]; at != nil {
-			c.recent.Remove(at)
+			c.memoryLRU.Remove(at)
 		}
-		c.memory[key] = c.recent.PushFront(h)
+		c.memory[key] = c.memoryLRU.PushFront(h)
 	}
-	for c.recent.Len() > memoryFrames {
-		if h, ok := c.recent.Remove(c.recent.Back()).(*held); ok {
+	for c.memoryLRU.Len() > maxMemoryFrames {
+		if h, ok := c.memoryLRU.Remove(c.memoryLRU.Back()).(*memoryFrame); ok {
 			delete(c.memory, h.key)
 		}
 	}
 }
 
-// remembered copies from a frame in memory.
-func (c *Cache) remembered(o Object, i, at int, p []byte) bool {
+// readFromMemory copies from a frame in memory.
+func (c *Cache) readFromMemory(o Object, i, at int, p []byte) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	place := c.memory[flightKey{o.ID, i}]
+	place := c.memory[frameKey{o.ID, i}]
 	if place == nil {
 		return false
 	}
-	c.recent.MoveToFront(place)
-	h, ok := place.Value.(*held)
+	c.memoryLRU.MoveToFront(place)
+	h, ok := place.Value.(*memoryFrame)
 	return ok && copy(p, h.data[at:]) == len(p)
 }

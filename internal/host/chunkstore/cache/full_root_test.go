@@ -34,7 +34,7 @@ func TestFullDirectory(t *testing.T) {
 			fill(t, c, o, data, source(data, &calls))
 		}
 	}
-	if s := c.Stats(); s.Unkept == 0 || s.Bytes > 1<<20 {
+	if s := c.Stats(); s.NotStored == 0 || s.Bytes > 1<<20 {
 		t.Errorf("there is %+v; want frames that could not be kept", s)
 	}
 }

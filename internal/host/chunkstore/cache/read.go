@@ -13,9 +13,9 @@ func (c *Cache) Read(o Object, off int, p []byte) bool {
 	if o.check() != nil || off < 0 || off+len(p) > o.Bytes {
 		return false
 	}
-	e := c.use(o, false)
+	e := c.acquire(o, false)
 	if e != nil {
-		defer c.leave(e)
+		defer c.release(e)
 	}
 	return c.copy(e, o, off, p)
 }
@@ -25,7 +25,7 @@ func (c *Cache) copy(e *entry, o Object, off int, p []byte) bool {
 	for len(p) > 0 {
 		i, at := off/Frame, off%Frame
 		n := min(len(p), o.frame(i)-at)
-		if !c.read(e, o, i, at, p[:n]) && !c.remembered(o, i, at, p[:n]) {
+		if !c.read(e, o, i, at, p[:n]) && !c.readFromMemory(o, i, at, p[:n]) {
 			return false
 		}
 		c.hits.Add(1)
@@ -40,8 +40,8 @@ type Piece struct {
 	Into []byte
 }
 
-// fillTries bounds how often a frame goes from memory between its fetch and its use.
-const fillTries = 4
+// maxFillAttempts bounds how often a frame goes from memory between its fetch and its use.
+const maxFillAttempts = 4
 
 // Fill is Read, of several pieces in the order of their places, that fetches what is missing, as Ensure
 // does.
@@ -51,12 +51,12 @@ func (c *Cache) Fill(ctx context.Context, o Object, pieces []Piece, fetch Fetch)
 			return fmt.Errorf("cache: %d bytes from %d of %d", len(x.Into), x.Off, o.Bytes)
 		}
 	}
-	e, err := c.enter(o)
+	e, err := c.openEntry(o)
 	if err != nil {
 		return err
 	}
-	defer c.leave(e)
-	for range fillTries {
+	defer c.release(e)
+	for range maxFillAttempts {
 		missing := pieces[:0:0]
 		for _, x := range pieces {
 			if !c.copy(e, o, x.Off, x.Into) {
@@ -99,31 +99,31 @@ func (c *Cache) read(e *entry, o Object, i, at int, p []byte) bool {
 	}
 	file, err := c.handle(e, false)
 	if err != nil {
-		c.spoil(e, err)
+		c.discard(e, err)
 		return false
 	}
 	c.mu.Lock()
-	checked, claimed := e.have>>i&1 == 1, e.claim>>i&1 == 1
+	checked, claimed := e.verified>>i&1 == 1, e.marked>>i&1 == 1
 	c.mu.Unlock()
 	switch {
 	case checked:
 		if _, err := file.ReadAt(p, int64(i)*Frame+int64(at)); err != nil {
-			c.spoil(e, err)
+			c.discard(e, err)
 			return false
 		}
 		return true
 	case claimed:
 		data, err := verify(file, o, i)
-		if errors.Is(err, errUnfit) {
-			c.drop(e, file, i, err)
+		if errors.Is(err, errChecksum) {
+			c.dropFrame(e, file, i, err)
 			return false
 		}
 		if err != nil {
-			c.spoil(e, err)
+			c.discard(e, err)
 			return false
 		}
 		c.mu.Lock()
-		e.have |= 1 << i
+		e.verified |= 1 << i
 		c.mu.Unlock()
 		copy(p, data[at:])
 		return true
@@ -131,8 +131,8 @@ func (c *Cache) read(e *entry, o Object, i, at int, p []byte) bool {
 	return false
 }
 
-// drop forgets a frame that is not what was written.
-func (c *Cache) drop(e *entry, file *os.File, i int, why error) {
+// dropFrame forgets a frame that is not what was written.
+func (c *Cache) dropFrame(e *entry, file *os.File, i int, why error) {
 	c.damaged.Add(1)
 	c.log.Warn("frame of the cache is damaged", "file", e.path, "frame", i, "err", why)
 	if _, err := file.WriteAt(make([]byte, 8), maxObject+8*int64(i)); err != nil {
@@ -140,16 +140,16 @@ func (c *Cache) drop(e *entry, file *os.File, i int, why error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if e.claim>>i&1 == 1 && !e.gone {
+	if e.marked>>i&1 == 1 && !e.removed {
 		e.bytes -= Frame
 		c.bytes -= Frame
 	}
-	e.have &^= 1 << i
-	e.claim &^= 1 << i
+	e.verified &^= 1 << i
+	e.marked &^= 1 << i
 }
 
-// spoil gives an entry up whose file cannot be used.
-func (c *Cache) spoil(e *entry, why error) {
+// discard gives an entry up whose file cannot be used.
+func (c *Cache) discard(e *entry, why error) {
 	if errors.Is(why, fs.ErrNotExist) {
 		return // there is no file yet, or others gave it up before
 	}
@@ -157,31 +157,31 @@ func (c *Cache) spoil(e *entry, why error) {
 	c.log.Warn("file of the cache given up", "file", e.path, "err", why)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.forget(e)
+	c.remove(e)
 }
 
 // Ensure brings frames of an object into the cache: those that are missing are fetched, neighbours in
 // one call of fetch, by one of all who want them. It returns when all are there, or with the first
 // error of a fetch. Its own failure to keep them is none: then Read gives them for a while.
 func (c *Cache) Ensure(ctx context.Context, o Object, first, count int, fetch Fetch) error {
-	e, err := c.enter(o)
+	e, err := c.openEntry(o)
 	if err != nil {
 		return err
 	}
-	defer c.leave(e)
+	defer c.release(e)
 	return c.ensure(ctx, e, o, first, count, fetch)
 }
 
-// enter gives an object's entry, for one more user, with a file that can be used or none.
-func (c *Cache) enter(o Object) (*entry, error) {
+// openEntry gives an object's entry, for one more user, with a file that can be used or none.
+func (c *Cache) openEntry(o Object) (*entry, error) {
 	if err := o.check(); err != nil {
 		return nil, err
 	}
-	e := c.use(o, true)
+	e := c.acquire(o, true)
 	if _, err := c.handle(e, false); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		c.spoil(e, err)
-		c.leave(e)
-		e = c.use(o, true)
+		c.discard(e, err)
+		c.release(e)
+		e = c.acquire(o, true)
 	}
 	return e, nil
 }
@@ -191,11 +191,11 @@ func (c *Cache) ensure(ctx context.Context, e *entry, o Object, first, count int
 		return fmt.Errorf("cache: frames %d to %d of %d", first, first+count, o.frames())
 	}
 	for i := first; i < first+count; {
-		n, theirs := c.claimRun(e, o, i, first+count-i)
+		n, theirs := c.startFetch(e, o, i, first+count-i)
 		switch {
 		case theirs != nil:
 			// Whatever came of it is looked at anew.
-			if err := await(ctx, theirs); err != nil {
+			if err := waitFlight(ctx, theirs); err != nil {
 				return err
 			}
 		case n == 0:
@@ -210,11 +210,11 @@ func (c *Cache) ensure(ctx context.Context, e *entry, o Object, first, count int
 	return nil
 }
 
-// await waits for a fetch of somebody else. That one giving up says nothing of the frame.
-func await(ctx context.Context, f *flight) error {
+// waitFlight waits for a fetch of somebody else. That one giving up says nothing of the frame.
+func waitFlight(ctx context.Context, f *flight) error {
 	select {
 	case <-f.done:
-		if errors.Is(f.err, errGaveUp) {
+		if errors.Is(f.err, errFetchCanceled) {
 			return nil
 		}
 		return f.err
@@ -223,18 +223,18 @@ func await(ctx context.Context, f *flight) error {
 	}
 }
 
-// errGaveUp is the end of a fetch whose caller went away.
-var errGaveUp = errors.New("the caller that fetched it went away")
+// errFetchCanceled is the end of a fetch whose caller went away.
+var errFetchCanceled = errors.New("the caller that fetched it went away")
 
-// claimRun takes it on to fetch up to limit frames from i on, which are missing and that nobody fetches;
+// startFetch takes it on to fetch up to limit frames from i on, which are missing and that nobody fetches;
 // 0: frame i is there. theirs: somebody fetches frame i.
-func (c *Cache) claimRun(e *entry, o Object, i, limit int) (n int, theirs *flight) {
+func (c *Cache) startFetch(e *entry, o Object, i, limit int) (n int, theirs *flight) {
 	for ; n < limit; n++ {
 		if c.has(e, o, i+n) {
 			break
 		}
 		c.mu.Lock()
-		key := flightKey{o.ID, i + n}
+		key := frameKey{o.ID, i + n}
 		f := c.flights[key]
 		if f == nil {
 			c.flights[key] = &flight{done: make(chan struct{})}
@@ -252,11 +252,11 @@ func (c *Cache) claimRun(e *entry, o Object, i, limit int) (n int, theirs *fligh
 
 // has tells whether a frame is there, and sound.
 func (c *Cache) has(e *entry, o Object, i int) bool {
-	if c.remembered(o, i, 0, nil) {
+	if c.readFromMemory(o, i, 0, nil) {
 		return true
 	}
 	c.mu.Lock()
-	checked, claimed := e.have>>i&1 == 1 && !e.gone, e.claim>>i&1 == 1 && !e.gone
+	checked, claimed := e.verified>>i&1 == 1 && !e.removed, e.marked>>i&1 == 1 && !e.removed
 	c.mu.Unlock()
 	return checked || claimed && c.read(e, o, i, 0, nil)
 }
@@ -272,20 +272,20 @@ func (c *Cache) fetch(ctx context.Context, e *entry, o Object, first, count int,
 	}
 	if err == nil {
 		c.misses.Add(int64(count))
-		if bad := c.keep(e, o, first, count, data); bad != nil {
-			c.unkept.Add(int64(count))
+		if bad := c.storeFrames(e, o, first, count, data); bad != nil {
+			c.notStored.Add(int64(count))
 			c.log.Warn("frames not kept in the cache", "file", e.path, "err", bad)
-			c.remember(o, first, count, data)
+			c.storeInMemory(o, first, count, data)
 		}
 	}
 	shared := err
 	if err != nil && ctx.Err() != nil {
-		shared = errGaveUp
+		shared = errFetchCanceled
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for i := first; i < first+count; i++ {
-		key := flightKey{o.ID, i}
+		key := frameKey{o.ID, i}
 		f := c.flights[key]
 		delete(c.flights, key)
 		f.err = shared

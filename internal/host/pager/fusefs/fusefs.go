@@ -43,16 +43,16 @@ type Content interface {
 // Mapped is Content that never changes and is kept in the kernel's cache.
 type Mapped interface {
 	Content
-	// Here says whether a read of a range is answered without waiting.
-	Here(off, length int64) bool
-	// Alone says that nothing is to be brought in now but what somebody asks for.
-	Alone() bool
-	// Ahead is ReadAt of what nobody has asked for.
-	Ahead(ctx context.Context, p []byte, off int64) error
+	// IsCached says whether a read of a range is answered without waiting.
+	IsCached(off, length int64) bool
+	// Recording says that nothing is to be brought in now but what somebody asks for.
+	Recording() bool
+	// ReadAhead is ReadAt of what nobody has asked for.
+	ReadAhead(ctx context.Context, p []byte, off int64) error
 }
 
-// Written is Content that is written to, and not kept in the kernel's cache.
-type Written interface {
+// Writable is Content that is written to, and not kept in the kernel's cache.
+type Writable interface {
 	Content
 	WriteAt(ctx context.Context, p []byte, off int64) error
 	Sync() error
@@ -64,7 +64,7 @@ type FS struct {
 	server *fuse.Server
 	root   *fs.Inode
 
-	around chan around
+	queue  chan populateRequest
 	cancel context.CancelFunc
 	work   sync.WaitGroup
 
@@ -74,14 +74,14 @@ type FS struct {
 
 const (
 	// readBytes is the most the kernel asks for in one request: a window.
-	readBytes = 128 << 10
+	windowBytes = 128 << 10
 	// warmers put windows into the kernel's cache; of more than maxAround that wait the rest is left out.
-	warmers   = 2
-	maxAround = 256
+	populateWorkers = 2
+	maxQueued       = 256
 )
 
-// around is a window to be put into the kernel's cache.
-type around struct {
+// populateRequest is a window to be put into the kernel's cache.
+type populateRequest struct {
 	node   *node
 	window int64
 }
@@ -100,7 +100,7 @@ func Mount(ctx context.Context, dir string) (*FS, error) {
 	server, err := fs.Mount(dir, root, &fs.Options{
 		MountOptions: fuse.MountOptions{
 			AllowOther: true, DirectMountStrict: true, FsName: "pandastack", Name: "pandastack",
-			MaxWrite: readBytes, MaxReadAhead: readBytes, DisableXAttrs: true, EnableLocks: false,
+			MaxWrite: windowBytes, MaxReadAhead: windowBytes, DisableXAttrs: true, EnableLocks: false,
 			// A monitor's reads may all wait for the store, and others must not wait for them.
 			MaxBackground: 512, ExplicitDataCacheControl: true,
 		},
@@ -116,27 +116,27 @@ func Mount(ctx context.Context, dir string) (*FS, error) {
 		server: server,
 		root:   root,
 		files:  map[string]bool{},
-		around: make(chan around, maxAround),
+		queue:  make(chan populateRequest, maxQueued),
 		cancel: cancel,
 	}
-	for range warmers {
-		v.work.Go(func() { v.warm(ctx) })
+	for range populateWorkers {
+		v.work.Go(func() { v.populate(ctx) })
 	}
 	return v, nil
 }
 
-// warm puts windows into the kernel's cache until ctx ends. It runs beside the answers: the kernel locks a
+// populate puts windows into the kernel's cache until ctx ends. It runs beside the answers: the kernel locks a
 // page from its question to the answer, and storing a page waits for its lock.
-func (v *FS) warm(ctx context.Context) {
-	buf := make([]byte, readBytes)
+func (v *FS) populate(ctx context.Context) {
+	buf := make([]byte, windowBytes)
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case a := <-v.around:
-			off := a.window * readBytes
-			data := buf[:min(readBytes, a.node.content.Size()-off)]
-			if a.node.mapped.Ahead(ctx, data, off) == nil {
+		case a := <-v.queue:
+			off := a.window * windowBytes
+			data := buf[:min(windowBytes, a.node.content.Size()-off)]
+			if a.node.mapped.ReadAhead(ctx, data, off) == nil {
 				_ = a.node.WriteCache(off, data) // nobody has it open any more
 			}
 		}
@@ -189,9 +189,9 @@ func (v *FS) Add(ctx context.Context, name string, content Content) (*File, erro
 	if v.files[name] {
 		return nil, fmt.Errorf("view: %s: %w", name, os.ErrExist)
 	}
-	n := &node{content: content, around: v.around}
+	n := &node{content: content, queue: v.queue}
 	n.mapped, _ = content.(Mapped)
-	n.written, _ = content.(Written)
+	n.writable, _ = content.(Writable)
 	child := v.root.NewPersistentInode(ctx, n, fs.StableAttr{Mode: fuse.S_IFREG})
 	if !v.root.AddChild(name, child, false) {
 		return nil, fmt.Errorf("view: %s: %w", name, os.ErrExist)
@@ -203,9 +203,9 @@ func (v *FS) Add(ctx context.Context, name string, content Content) (*File, erro
 // Path is where the file is to be opened.
 func (f *File) Path() string { return filepath.Join(f.fs.dir, f.name) }
 
-// Warm puts content into the kernel's cache, so that nobody has to ask for it. Off and the length of data are
+// Populate puts content into the kernel's cache, so that nobody has to ask for it. Off and the length of data are
 // multiples of a page, but for the end of the file. Without anybody who has the file open it may do nothing.
-func (f *File) Warm(off int64, data []byte) {
+func (f *File) Populate(off int64, data []byte) {
 	_ = f.node.WriteCache(off, data)
 }
 

@@ -30,7 +30,7 @@ import (
 // TestMain is also the programs that open and map files: a process must not map what it serves itself.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 2 && os.Args[1] == "mapper" {
-		if err := mapper(os.Args[2], os.Args[3]); err != nil {
+		if err := mapFile(os.Args[2], os.Args[3]); err != nil {
 			fmt.Println("error", err)
 			os.Exit(1)
 		}
@@ -45,8 +45,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// mapper maps a file privately and sums the pages it is told of, until its input ends.
-func mapper(path, how string) error {
+// mapFile maps a file privately and sums the pages it is told of, until its input ends.
+func mapFile(path, how string) error {
 	f, err := os.Open(path)
 	if err != nil {
 		return err
@@ -77,9 +77,9 @@ func mapper(path, how string) error {
 
 // content is bytes with holes in what is here.
 type content struct {
-	data  []byte
-	fail  error
-	alone atomic.Bool
+	data      []byte
+	fail      error
+	recording atomic.Bool
 
 	mu    sync.Mutex
 	here  map[int64]bool // frames
@@ -108,7 +108,7 @@ func (c *content) ReadAt(_ context.Context, p []byte, off int64) error {
 	return nil
 }
 
-func (c *content) Here(off, length int64) bool {
+func (c *content) IsCached(off, length int64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for at := off / frame; at*frame < off+length; at++ {
@@ -119,9 +119,9 @@ func (c *content) Here(off, length int64) bool {
 	return true
 }
 
-func (c *content) Alone() bool { return c.alone.Load() }
+func (c *content) Recording() bool { return c.recording.Load() }
 
-func (c *content) Ahead(ctx context.Context, p []byte, off int64) error {
+func (c *content) ReadAhead(ctx context.Context, p []byte, off int64) error {
 	return c.ReadAt(ctx, p, off)
 }
 
@@ -253,13 +253,13 @@ func TestPageByPage(t *testing.T) {
 		_, reads := c.fetched()
 		return reads - before
 	}
-	c.alone.Store(true)
+	c.recording.Store(true)
 	for page := range 8 {
 		if n := asks(0, page); n != 1 {
 			t.Errorf("page %d of a window had to be asked for %d times", page, n)
 		}
 	}
-	c.alone.Store(false)
+	c.recording.Store(false)
 	for window := 1; ; window++ {
 		if window == 14 {
 			t.Fatal("what lies around a page does not come by itself")
@@ -272,7 +272,7 @@ func TestPageByPage(t *testing.T) {
 	}
 }
 
-func TestWarmIsNotAskedFor(t *testing.T) {
+func TestPopulatedPagesAreNotRead(t *testing.T) {
 	c := newContent(8 << 20)
 	v := mount(t)
 	f, err := v.Add(t.Context(), "memory", c)
@@ -281,7 +281,7 @@ func TestWarmIsNotAskedFor(t *testing.T) {
 	}
 	p := start(t, "mapper", f.Path(), "huge").ready()
 	for off := 0; off < len(c.data); off += frame {
-		f.Warm(int64(off), c.data[off:off+frame])
+		f.Populate(int64(off), c.data[off:off+frame])
 	}
 	if got, want := p.sum(0, len(c.data)), fmt.Sprintf("%x", sha256.Sum256(c.data)); got != want {
 		t.Errorf("read %s, not %s", got, want)
@@ -291,7 +291,7 @@ func TestWarmIsNotAskedFor(t *testing.T) {
 	}
 }
 
-func TestFailingContentEndsWhoMapsIt(t *testing.T) {
+func TestReadErrorKillsMappingProcess(t *testing.T) {
 	c := newContent(8 << 20)
 	c.fail = errors.New("dead store")
 	v := mount(t)

@@ -13,15 +13,15 @@ import (
 // node answers for one file.
 type node struct {
 	fs.Inode
-	content Content
-	mapped  Mapped  // nil: not
-	written Written // nil: not
+	content  Content
+	mapped   Mapped   // nil: not
+	writable Writable // nil: not
 
-	around chan<- around
+	queue chan<- populateRequest
 
 	mu      sync.Mutex
 	refused map[int64]bool // windows, by number
-	warmed  map[int64]bool // windows that were, or wait to be
+	queued  map[int64]bool // windows that were, or wait to be
 }
 
 var (
@@ -38,7 +38,7 @@ const page = 4 << 10
 // Getattr implements fs.NodeGetattrer.
 func (n *node) Getattr(_ context.Context, _ fs.FileHandle, out *fuse.AttrOut) syscall.Errno {
 	out.Mode = fuse.S_IFREG | 0o444
-	if n.written != nil {
+	if n.writable != nil {
 		out.Mode = fuse.S_IFREG | 0o666
 	}
 	out.Size = uint64(n.content.Size())
@@ -60,7 +60,7 @@ func (n *node) Open(_ context.Context, flags uint32) (fs.FileHandle, uint32, sys
 	switch {
 	case n.mapped != nil:
 		return nil, fuse.FOPEN_KEEP_CACHE, 0
-	case n.written == nil && flags&syscall.O_ACCMODE != syscall.O_RDONLY:
+	case n.writable == nil && flags&syscall.O_ACCMODE != syscall.O_RDONLY:
 		return nil, 0, syscall.EROFS
 	}
 	return nil, fuse.FOPEN_DIRECT_IO, 0
@@ -79,18 +79,18 @@ func (n *node) Read(ctx context.Context, _ fs.FileHandle, dest []byte, off int64
 	if err := n.content.ReadAt(ctx, dest, off); err != nil {
 		return nil, syscall.EIO
 	}
-	if length <= page && n.mapped != nil && !n.mapped.Alone() {
-		n.warm(off / readBytes)
+	if length <= page && n.mapped != nil && !n.mapped.Recording() {
+		n.queuePopulate(off / windowBytes)
 	}
 	return fuse.ReadResultData(dest), 0
 }
 
 // refuse says whether a read is one that the kernel makes without anybody waiting for all of it.
 func (n *node) refuse(off, length int64) bool {
-	if n.mapped == nil || length <= page || n.mapped.Here(off, length) {
+	if n.mapped == nil || length <= page || n.mapped.IsCached(off, length) {
 		return false
 	}
-	first, last := off/readBytes, (off+length-1)/readBytes
+	first, last := off/windowBytes, (off+length-1)/windowBytes
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.refused == nil {
@@ -106,32 +106,32 @@ func (n *node) refuse(off, length int64) bool {
 	return fresh
 }
 
-// warm has the rest of a window, of which a page was asked for, put into the kernel's cache, once.
-func (n *node) warm(window int64) {
+// queuePopulate has the rest of a window, of which a page was asked for, put into the kernel's cache, once.
+func (n *node) queuePopulate(window int64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.warmed[window] {
+	if n.queued[window] {
 		return
 	}
-	if n.warmed == nil {
-		n.warmed = map[int64]bool{}
+	if n.queued == nil {
+		n.queued = map[int64]bool{}
 	}
 	select {
-	case n.around <- around{n, window}:
-		n.warmed[window] = true
+	case n.queue <- populateRequest{n, window}:
+		n.queued[window] = true
 	default: // page by page, then
 	}
 }
 
 // Write implements fs.NodeWriter.
 func (n *node) Write(ctx context.Context, _ fs.FileHandle, data []byte, off int64) (uint32, syscall.Errno) {
-	if n.written == nil {
+	if n.writable == nil {
 		return 0, syscall.EROFS
 	}
 	if off+int64(len(data)) > n.content.Size() {
 		return 0, syscall.EFBIG
 	}
-	if err := n.written.WriteAt(ctx, data, off); err != nil {
+	if err := n.writable.WriteAt(ctx, data, off); err != nil {
 		return 0, errnoOf(err)
 	}
 	return uint32(len(data)), 0
@@ -139,10 +139,10 @@ func (n *node) Write(ctx context.Context, _ fs.FileHandle, data []byte, off int6
 
 // Fsync implements fs.NodeFsyncer.
 func (n *node) Fsync(context.Context, fs.FileHandle, uint32) syscall.Errno {
-	if n.written == nil {
+	if n.writable == nil {
 		return 0
 	}
-	if err := n.written.Sync(); err != nil {
+	if err := n.writable.Sync(); err != nil {
 		return errnoOf(err)
 	}
 	return 0

@@ -14,24 +14,24 @@ import (
 type Source struct {
 	files map[string][]byte
 
-	mu      sync.Mutex
-	delay   time.Duration
-	fail    func(file string, off int64) error
-	stand   chan struct{} // reads wait until it is closed; nil: they do not
-	asked   int64         // bytes of frames that were not asked for before
-	reads   int
-	ahead   []chunkstore.Range
-	fetched map[string]map[int64]bool
+	mu           sync.Mutex
+	delay        time.Duration
+	fail         func(file string, off int64) error
+	blocked      chan struct{} // reads wait until it is closed; nil: they do not
+	fetchedBytes int64         // bytes of frames that were not asked for before
+	reads        int
+	prefetched   []chunkstore.Range
+	frames       map[string]map[int64]bool
 
-	here             *os.File
-	hereFrom, hereTo int64
+	localCopy          *os.File
+	localFrom, localTo int64
 }
 
 var _ chunkstore.Source = (*Source)(nil)
 
 // New makes a source of files, which it keeps.
 func New(files map[string][]byte) *Source {
-	return &Source{files: files, fetched: map[string]map[int64]bool{}}
+	return &Source{files: files, frames: map[string]map[int64]bool{}}
 }
 
 // SetDelay makes every read of what was not read before take as long.
@@ -48,34 +48,34 @@ func (s *Source) SetFail(fail func(file string, off int64) error) {
 	s.fail = fail
 }
 
-// Stand has reads wait until goOn is called, or their context ends.
-func (s *Source) Stand() (goOn func()) {
+// Block has reads wait until goOn is called, or their context ends.
+func (s *Source) Block() (goOn func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	stand := make(chan struct{})
-	s.stand = stand
+	s.blocked = stand
 	return sync.OnceFunc(func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		close(stand)
-		if s.stand == stand {
-			s.stand = nil
+		if s.blocked == stand {
+			s.blocked = nil
 		}
 	})
 }
 
-// Asked is how many bytes were fetched, in frames, and how many reads there were.
-func (s *Source) Asked() (bytes int64, reads int) {
+// Fetched is how many bytes were fetched, in frames, and how many reads there were.
+func (s *Source) Fetched() (bytes int64, reads int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.asked, s.reads
+	return s.fetchedBytes, s.reads
 }
 
-// Ahead is what Prefetch was told.
-func (s *Source) Ahead() []chunkstore.Range {
+// Prefetched is what Prefetch was told.
+func (s *Source) Prefetched() []chunkstore.Range {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return append([]chunkstore.Range(nil), s.ahead...)
+	return append([]chunkstore.Range(nil), s.prefetched...)
 }
 
 // Size implements chunkstore.Source.
@@ -87,8 +87,8 @@ func (s *Source) Size(file string) (int64, bool) {
 // ReadAt implements chunkstore.Source.
 func (s *Source) ReadAt(ctx context.Context, file string, p []byte, off int64) error {
 	s.mu.Lock()
-	delay, fail, stand := s.delay, s.fail, s.stand
-	if !s.note(file, off, int64(len(p))) {
+	delay, fail, stand := s.delay, s.fail, s.blocked
+	if !s.count(file, off, int64(len(p))) {
 		delay = 0
 	}
 	s.mu.Unlock()
@@ -117,38 +117,38 @@ func (s *Source) ReadAt(ctx context.Context, file string, p []byte, off int64) e
 	return nil
 }
 
-// note counts a read and says whether a frame of it is new. s.mu is held.
-func (s *Source) note(file string, off, length int64) (fresh bool) {
+// count counts a read and says whether a frame of it is new. s.mu is held.
+func (s *Source) count(file string, off, length int64) (fresh bool) {
 	s.reads++
-	seen := s.fetched[file]
+	seen := s.frames[file]
 	if seen == nil {
 		seen = map[int64]bool{}
-		s.fetched[file] = seen
+		s.frames[file] = seen
 	}
 	for frame := off / chunkstore.FrameSize; frame*chunkstore.FrameSize < off+length; frame++ {
 		if !seen[frame] {
 			seen[frame], fresh = true, true
-			s.asked += chunkstore.FrameSize
+			s.fetchedBytes += chunkstore.FrameSize
 		}
 	}
 	return fresh
 }
 
-// Run implements chunkstore.Source.
-func (s *Source) Run(file string, off int64) (length int64, zero bool) {
+// RunAt implements chunkstore.Source.
+func (s *Source) RunAt(file string, off int64) (length int64, zero bool) {
 	data := s.files[file]
 	if off >= int64(len(data)) {
 		return 0, false
 	}
 	at := off - off%chunkstore.PageSize
-	zero = blank(data, at)
-	for at += chunkstore.PageSize; at < int64(len(data)) && blank(data, at) == zero; {
+	zero = isZeroPage(data, at)
+	for at += chunkstore.PageSize; at < int64(len(data)) && isZeroPage(data, at) == zero; {
 		at += chunkstore.PageSize
 	}
 	return min(at, int64(len(data))) - off, zero
 }
 
-func blank(data []byte, at int64) bool {
+func isZeroPage(data []byte, at int64) bool {
 	for _, b := range data[at:min(at+chunkstore.PageSize, int64(len(data)))] {
 		if b != 0 {
 			return false
@@ -157,28 +157,28 @@ func blank(data []byte, at int64) bool {
 	return true
 }
 
-// SetHere says what Here answers of every file, for offsets from from on and before to; nothing is here at first.
-func (s *Source) SetHere(here *os.File, from, to int64) {
+// SetLocalCopy says what Here answers of every file, for offsets from from on and before to; nothing is here at first.
+func (s *Source) SetLocalCopy(here *os.File, from, to int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.here, s.hereFrom, s.hereTo = here, from, to
+	s.localCopy, s.localFrom, s.localTo = here, from, to
 }
 
-// Here implements chunkstore.Source.
-func (s *Source) Here(_ string, off int64) (*os.File, int64) {
+// LocalCopy implements chunkstore.Source.
+func (s *Source) LocalCopy(_ string, off int64) (*os.File, int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if off < s.hereFrom || off >= s.hereTo {
+	if off < s.localFrom || off >= s.localTo {
 		return nil, 0
 	}
-	return s.here, s.hereTo - off
+	return s.localCopy, s.localTo - off
 }
 
 // Prefetch implements chunkstore.Source: it only remembers.
 func (s *Source) Prefetch(_ context.Context, ranges []chunkstore.Range) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ahead = append(s.ahead, ranges...)
+	s.prefetched = append(s.prefetched, ranges...)
 	return nil
 }
 

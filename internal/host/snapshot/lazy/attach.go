@@ -23,9 +23,9 @@ type attachment struct {
 	trace pager.Trace
 	disks []*attachedDisk // in the order of the snapshot's
 
-	whole     chan struct{}
+	localDone chan struct{}
 	failed    chan struct{}
-	completes sync.Mutex
+	hydrateMu sync.Mutex
 
 	mu     sync.Mutex
 	err    error
@@ -34,14 +34,14 @@ type attachment struct {
 
 // attachedDisk is one disk of a machine.
 type attachedDisk struct {
-	own   *os.File
-	disk  *pager.Disk
-	shown *fusefs.File // nil: not shown yet
+	own     *os.File
+	disk    *pager.Disk
+	mounted *fusefs.File // nil: not shown yet
 }
 
 var (
-	_ machine.Stream = (*attachment)(nil)
-	_ vmm.Memory     = (*attachment)(nil)
+	_ machine.LazySource = (*attachment)(nil)
+	_ vmm.Memory         = (*attachment)(nil)
 )
 
 // Attach implements machine.Streams. What the trace of the snapshot names begins to come at once.
@@ -50,22 +50,22 @@ func (m *Manager) Attach(
 	snap snapshot.Snapshot,
 	owner string,
 	disks []string,
-) (_ machine.Stream, err error) {
+) (_ machine.LazySource, err error) {
 	i, err := m.image(ctx, snap)
 	if err != nil {
 		return nil, err
 	}
-	trace, err := i.lesson.await(ctx)
+	trace, err := i.prefetch.waitLoaded(ctx)
 	if err != nil {
 		return nil, err
 	}
-	a := &attachment{i: i, trace: trace, whole: make(chan struct{}), failed: make(chan struct{})}
+	a := &attachment{i: i, trace: trace, localDone: make(chan struct{}), failed: make(chan struct{})}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, a.closeDisks())
 		}
 	}()
-	if err := a.open(disks); err != nil {
+	if err := a.openDisks(disks); err != nil {
 		return nil, err
 	}
 	m.mu.Lock()
@@ -73,7 +73,7 @@ func (m *Manager) Attach(
 		m.mu.Unlock()
 		return nil, fmt.Errorf("snapshot %s is whole by now: ask again", snap.Ref)
 	}
-	if err := a.show(owner); err != nil {
+	if err := a.mountDisks(owner); err != nil {
 		m.mu.Unlock()
 		return nil, err
 	}
@@ -84,20 +84,20 @@ func (m *Manager) Attach(
 	m.mu.Unlock()
 	i.record(trace)
 	if len(trace) > 0 {
-		i.replay(func(ctx context.Context) {
+		i.startPrefetch(func(ctx context.Context) {
 			for _, disk := range i.disks {
-				disk.Replay(ctx, trace, chunkstore.FrameSize, nil)
+				disk.Prefetch(ctx, trace, chunkstore.FrameSize, nil)
 			}
 		})
 	}
 	if late {
-		a.complete(ctx)
+		a.hydrate(ctx)
 	}
 	return a, nil
 }
 
-// open opens the machine's own disks.
-func (a *attachment) open(paths []string) error {
+// openDisks opens the machine's own disks.
+func (a *attachment) openDisks(paths []string) error {
 	if len(paths) != len(a.i.disks) {
 		return fmt.Errorf("%d disks on a snapshot with %d", len(paths), len(a.i.disks))
 	}
@@ -115,14 +115,14 @@ func (a *attachment) open(paths []string) error {
 	return nil
 }
 
-// show puts the disks into the view as the monitor of owner has them. The manager's lock is held.
-func (a *attachment) show(owner string) (err error) {
+// mountDisks puts the disks into the view as the monitor of owner has them. The manager's lock is held.
+func (a *attachment) mountDisks(owner string) (err error) {
 	for n, d := range a.disks {
 		name := "disk~" + owner
 		if n > 0 {
 			name += "~" + a.i.snap.Data[n-1].Name
 		}
-		if d.shown, err = a.i.m.view.Add(a.i.m.ctx, name, shownDisk{d.disk, a}); err != nil {
+		if d.mounted, err = a.i.m.fs.Add(a.i.m.ctx, name, diskContent{d.disk, a}); err != nil {
 			return err
 		}
 	}
@@ -132,18 +132,18 @@ func (a *attachment) show(owner string) (err error) {
 // closeDisks ends what open and show began.
 func (a *attachment) closeDisks() (err error) {
 	for _, d := range a.disks {
-		if d.shown != nil {
-			d.shown.Remove()
+		if d.mounted != nil {
+			d.mounted.Remove()
 		}
 		err = errors.Join(err, d.own.Close())
 	}
 	return err
 }
 
-// complete makes the machine's disks whole with the snapshot's, which are.
-func (a *attachment) complete(ctx context.Context) {
-	a.completes.Lock()
-	defer a.completes.Unlock()
+// hydrate makes the machine's disks whole with the snapshot's, which are.
+func (a *attachment) hydrate(ctx context.Context) {
+	a.hydrateMu.Lock()
+	defer a.hydrateMu.Unlock()
 	a.mu.Lock()
 	closed := a.closed
 	a.mu.Unlock()
@@ -151,28 +151,28 @@ func (a *attachment) complete(ctx context.Context) {
 		return
 	}
 	select {
-	case <-a.whole:
+	case <-a.localDone:
 		return
 	default:
 	}
-	if err := a.completeDisks(ctx); err != nil {
+	if err := a.hydrateDisks(ctx); err != nil {
 		a.i.m.cfg.Log.Error("disk of a machine not made whole", "snapshot", a.i.snap.Ref, "err", err)
 		a.fail(fmt.Errorf("disk: %w", err))
 		return
 	}
-	close(a.whole)
+	close(a.localDone)
 }
 
-func (a *attachment) completeDisks(ctx context.Context) error {
+func (a *attachment) hydrateDisks(ctx context.Context) error {
 	for n, path := range a.i.snap.DiskPaths() {
-		if a.disks[n].disk.Whole() {
+		if a.disks[n].disk.IsLocal() {
 			continue
 		}
 		base, err := os.Open(path)
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(a.disks[n].disk.Complete(ctx, base), base.Close()); err != nil {
+		if err := errors.Join(a.disks[n].disk.Hydrate(ctx, base), base.Close()); err != nil {
 			return err
 		}
 	}
@@ -195,24 +195,24 @@ func (a *attachment) Memory() vmm.Memory { return a }
 // File implements vmm.Memory. What the trace names is put into the kernel's cache of it.
 func (a *attachment) File() string {
 	i := a.i
-	i.warm.Do(func() {
+	i.populate.Do(func() {
 		if len(a.trace) == 0 {
 			return
 		}
-		i.replay(func(ctx context.Context) {
-			if _, err := os.Stat(i.shown.Path()); err != nil { // the kernel keeps what it knows a file for
+		i.startPrefetch(func(ctx context.Context) {
+			if _, err := os.Stat(i.mounted.Path()); err != nil { // the kernel keeps what it knows a file for
 				return
 			}
-			i.memory.Zeros(a.trace, maxCarried, i.shown.Warm)
-			i.memory.Replay(ctx, i.lesson.bring(ctx, i.shown.Warm), chunkstore.FrameSize, i.shown.Warm)
+			i.memory.ZeroRanges(a.trace, maxWorkingSet, i.mounted.Populate)
+			i.memory.Prefetch(ctx, i.prefetch.deliver(ctx, i.mounted.Populate), chunkstore.FrameSize, i.mounted.Populate)
 		})
 	})
-	return i.shown.Path()
+	return i.mounted.Path()
 }
 
 // Serve implements vmm.Memory.
 func (a *attachment) Serve(ctx context.Context, conn *net.UnixConn) error {
-	err := a.i.memory.Serve(ctx, conn, pager.ServeOptions{Trace: a.i.lesson.bring})
+	err := a.i.memory.Serve(ctx, conn, pager.ServeOptions{Prefetch: a.i.prefetch.deliver})
 	if err != nil {
 		a.fail(err)
 	}
@@ -223,21 +223,21 @@ func (a *attachment) Serve(ctx context.Context, conn *net.UnixConn) error {
 func (a *attachment) DiskPaths() []string {
 	paths := make([]string, len(a.disks))
 	for n, d := range a.disks {
-		paths[n] = d.shown.Path()
+		paths[n] = d.mounted.Path()
 	}
 	return paths
 }
 
-// Whole implements machine.Stream.
-func (a *attachment) Whole() <-chan struct{} { return a.whole }
+// Complete implements machine.Stream.
+func (a *attachment) Complete() <-chan struct{} { return a.localDone }
 
-// Local implements machine.Stream.
-func (a *attachment) Local(ctx context.Context) error {
-	if err := a.i.local(ctx); err != nil {
+// WaitComplete implements machine.Stream.
+func (a *attachment) WaitComplete(ctx context.Context) error {
+	if err := a.i.waitLocal(ctx); err != nil {
 		return err
 	}
 	select {
-	case <-a.whole:
+	case <-a.localDone:
 		return nil
 	case <-a.failed:
 		return a.Err()
@@ -266,37 +266,37 @@ func (a *attachment) Close(context.Context) error {
 		return nil
 	}
 	for _, d := range a.disks {
-		d.shown.Remove()
+		d.mounted.Remove()
 	}
 	a.i.mu.Lock()
 	delete(a.i.users, a)
 	a.i.mu.Unlock()
-	a.completes.Lock() // the files are not closed under it
+	a.hydrateMu.Lock() // the files are not closed under it
 	var err error
 	for _, d := range a.disks {
 		err = errors.Join(err, d.own.Close())
 	}
-	a.completes.Unlock()
-	a.i.m.done(a.i)
+	a.hydrateMu.Unlock()
+	a.i.m.releaseIfIdle(a.i)
 	return err
 }
 
-// shownDisk is a machine's disk as its monitor has it. A read or write that fails for want of content fails
+// diskContent is a machine's disk as its monitor has it. A read or write that fails for want of content fails
 // the machine; one that the host's disk has no space for is the guest's to see.
-type shownDisk struct {
+type diskContent struct {
 	*pager.Disk
 	a *attachment
 }
 
-func (s shownDisk) ReadAt(ctx context.Context, p []byte, off int64) error {
-	return s.told(ctx, s.Disk.ReadAt(ctx, p, off))
+func (s diskContent) ReadAt(ctx context.Context, p []byte, off int64) error {
+	return s.failOn(ctx, s.Disk.ReadAt(ctx, p, off))
 }
 
-func (s shownDisk) WriteAt(ctx context.Context, p []byte, off int64) error {
-	return s.told(ctx, s.Disk.WriteAt(ctx, p, off))
+func (s diskContent) WriteAt(ctx context.Context, p []byte, off int64) error {
+	return s.failOn(ctx, s.Disk.WriteAt(ctx, p, off))
 }
 
-func (s shownDisk) told(ctx context.Context, err error) error {
+func (s diskContent) failOn(ctx context.Context, err error) error {
 	if err != nil && ctx.Err() == nil && !noSpace(err) {
 		s.a.fail(fmt.Errorf("disk: %w", err))
 	}

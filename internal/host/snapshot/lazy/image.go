@@ -19,33 +19,33 @@ import (
 
 // image is one snapshot that streams, or that machines still use which began so. It holds the snapshot.
 type image struct {
-	m      *Manager
-	snap   snapshot.Snapshot
-	source chunkstore.Source
-	memory *pager.File
-	disks  []*pager.File // in the order of the snapshot's
-	shown  *fusefs.File  // the memory
-	warm   sync.Once
+	m        *Manager
+	snap     snapshot.Snapshot
+	source   chunkstore.Source
+	memory   *pager.File
+	disks    []*pager.File // in the order of the snapshot's
+	mounted  *fusefs.File  // the memory
+	populate sync.Once
 
 	ctx    context.Context // of what brings content, which free ends
 	cancel context.CancelCauseFunc
 	work   sync.WaitGroup // and waits for
 
-	lesson  *Soon
-	hurry   chan struct{} // closed when somebody waits for all of it
-	hurried sync.Once
-	whole   chan struct{} // closed when all of it is here
+	prefetch   *PrefetchLoader
+	urgent     chan struct{} // closed when somebody waits for all of it
+	urgentOnce sync.Once
+	localDone  chan struct{} // closed when all of it is here
 
-	noting atomic.Bool // what machines use is recorded
+	recording atomic.Bool // what machines use is recorded
 
-	mu        sync.Mutex
-	users     map[*attachment]bool
-	replays   int           // under way
-	quiet     time.Time     // when the last machine began, or its replay ended
-	recorded  bool          // a recording is under way, or was
-	attempt   chan struct{} // closed when the fill under way ended
-	fillErr   error         // of the last fill that ended
-	completed bool          // disks of machines are made whole by whoever attaches
+	mu            sync.Mutex
+	users         map[*attachment]bool
+	prefetching   int           // under way
+	lastActivity  time.Time     // when the last machine began, or its replay ended
+	recordStarted bool          // a recording is under way, or was
+	attempt       chan struct{} // closed when the fill under way ended
+	attemptErr    error         // of the last fill that ended
+	completed     bool          // disks of machines are made whole by whoever attaches
 }
 
 func newImage(
@@ -53,45 +53,45 @@ func newImage(
 	fs *fusefs.FS,
 	snap snapshot.Snapshot,
 	source chunkstore.Source,
-	of *Soon,
+	of *PrefetchLoader,
 ) (_ *image, err error) {
 	name, err := memoryName(snap.Manifest)
 	if err != nil {
 		return nil, err
 	}
 	i := &image{
-		m: m, snap: snap, source: source, lesson: of, hurry: make(chan struct{}), whole: make(chan struct{}),
-		users: map[*attachment]bool{}, quiet: time.Now(), attempt: make(chan struct{}),
+		m: m, snap: snap, source: source, prefetch: of, urgent: make(chan struct{}), localDone: make(chan struct{}),
+		users: map[*attachment]bool{}, lastActivity: time.Now(), attempt: make(chan struct{}),
 	}
-	if i.memory, err = pager.NewFile(source, name, m.cfg.Limit); err != nil {
+	if i.memory, err = pager.NewFile(source, name, m.cfg.ReadTimeout); err != nil {
 		return nil, err
 	}
 	for _, name := range snapshot.DiskFiles(snap.Data) {
-		disk, err := pager.NewFile(source, name, m.cfg.Limit)
+		disk, err := pager.NewFile(source, name, m.cfg.ReadTimeout)
 		if err != nil {
 			return nil, err
 		}
 		i.disks = append(i.disks, disk)
 	}
 	i.ctx, i.cancel = context.WithCancelCause(m.ctx)
-	if i.shown, err = fs.Add(m.ctx, strings.ReplaceAll(string(snap.Ref), "/", "~"), shownMemory{i.memory, i}); err != nil {
+	if i.mounted, err = fs.Add(m.ctx, strings.ReplaceAll(string(snap.Ref), "/", "~"), memoryContent{i.memory, i}); err != nil {
 		i.cancel(err)
 		return nil, err
 	}
 	return i, nil
 }
 
-// free ends what an image has. No machine uses it.
-func (i *image) free() error {
-	i.cancel(errLetGo)
-	i.lesson.Close()
+// close ends what an image has. No machine uses it.
+func (i *image) close() error {
+	i.cancel(errDeleted)
+	i.prefetch.Close()
 	i.work.Wait()
-	i.shown.Remove()
+	i.mounted.Remove()
 	err := i.memory.Close()
 	for _, disk := range i.disks {
 		err = errors.Join(err, disk.Close())
 	}
-	return errors.Join(err, end(i.source), i.m.cfg.Store.Release(i.snap.Ref))
+	return errors.Join(err, closeSource(i.source), i.m.cfg.Store.Release(i.snap.Ref))
 }
 
 // idle says that nobody needs the image any more: it is whole, or its snapshot was deleted and nobody but it holds that.
@@ -99,10 +99,10 @@ func (i *image) idle() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	select {
-	case <-i.whole:
+	case <-i.localDone:
 		return len(i.users) == 0
 	default:
-		return len(i.users) == 0 && !i.m.cfg.Store.Needed(i.snap.Ref, 1)
+		return len(i.users) == 0 && !i.m.cfg.Store.InUse(i.snap.Ref, 1)
 	}
 }
 
@@ -115,15 +115,15 @@ func (i *image) fail(err error) {
 	}
 }
 
-// maxAhead is how much a snapshot may differ from what is here so that all of the difference comes at once, memory
+// maxDifference is how much a snapshot may differ from what is here so that all of the difference comes at once, memory
 // first: it is less than what one second of a usual line carries, and machines use most of it soon.
-const maxAhead = 64 << 20
+const maxDifference = 64 << 20
 
-// ahead brings the difference, if it is small.
-func (i *image) ahead(ctx context.Context) {
-	ranges := i.pieces()
+// prefetchDifference brings the difference, if it is small.
+func (i *image) prefetchDifference(ctx context.Context) {
+	ranges := i.traceRanges()
 	for _, file := range append([]*pager.File{i.memory}, i.disks...) {
-		differ, all := file.Apart(maxAhead)
+		differ, all := file.RemoteRanges(maxDifference)
 		if !all {
 			return
 		}
@@ -132,10 +132,10 @@ func (i *image) ahead(ctx context.Context) {
 	_ = i.source.Prefetch(ctx, ranges) // who needs it asks for it again, and is told why it does not come
 }
 
-// pieces is what the trace names of the files that there are and does not come with it.
-func (i *image) pieces() []chunkstore.Range {
+// traceRanges is what the trace names of the files that there are and does not come with it.
+func (i *image) traceRanges() []chunkstore.Range {
 	var known []chunkstore.Range
-	for _, r := range i.lesson.rest {
+	for _, r := range i.prefetch.rest {
 		if size, ok := i.source.Size(r.File); ok && r.Offset < size {
 			r.Length = min(r.Length, size-r.Offset)
 			known = append(known, r)
@@ -146,76 +146,76 @@ func (i *image) pieces() []chunkstore.Range {
 
 func (i *image) tracePath() string { return filepath.Join(i.snap.Dir(), traceName) }
 
-// goes runs what brings content until it ends, or free ends it.
-func (i *image) goes(do func()) {
+// run runs what brings content until it ends, or free ends it.
+func (i *image) run(do func()) {
 	i.work.Add(1)
-	i.m.work.Go(func() {
+	i.m.tasks.Go(func() {
 		defer i.work.Done()
 		do()
 	})
 }
 
-// replay runs do, which brings content that a trace names; the fill waits for it.
-func (i *image) replay(do func(context.Context)) {
+// startPrefetch runs do, which brings content that a trace names; the fill waits for it.
+func (i *image) startPrefetch(do func(context.Context)) {
 	i.mu.Lock()
-	i.replays++
-	i.quiet = time.Now()
+	i.prefetching++
+	i.lastActivity = time.Now()
 	i.mu.Unlock()
-	i.goes(func() {
+	i.run(func() {
 		do(i.ctx)
 		i.mu.Lock()
 		defer i.mu.Unlock()
-		i.replays--
-		i.quiet = time.Now()
+		i.prefetching--
+		i.lastActivity = time.Now()
 	})
 }
 
 // record notes what the first machine uses, for a while, and keeps it.
 func (i *image) record(known pager.Trace) {
 	i.mu.Lock()
-	first := !i.recorded
-	i.recorded = true
+	first := !i.recordStarted
+	i.recordStarted = true
 	i.mu.Unlock()
 	if !first {
 		return
 	}
 	notes := pager.NewRecorder(known)
-	i.note(notes)
-	i.m.work.Go(func() {
-		timer := time.NewTimer(i.m.cfg.Record)
+	i.setRecorder(notes)
+	i.m.tasks.Go(func() {
+		timer := time.NewTimer(i.m.cfg.RecordTime)
 		defer timer.Stop()
 		select {
 		case <-timer.C:
 		case <-i.m.ctx.Done():
 			return
 		}
-		i.note(nil)
-		i.keep(known, notes.End())
+		i.setRecorder(nil)
+		i.saveTrace(known, notes.Stop())
 	})
 }
 
-// note has all uses recorded; nil: not any more.
-func (i *image) note(notes *pager.Recorder) {
-	i.noting.Store(notes != nil)
-	i.memory.Record(notes)
+// setRecorder has all uses recorded; nil: not any more.
+func (i *image) setRecorder(notes *pager.Recorder) {
+	i.recording.Store(notes != nil)
+	i.memory.SetRecorder(notes)
 	for _, disk := range i.disks {
-		disk.Record(notes)
+		disk.SetRecorder(notes)
 	}
 }
 
-// worthKeeping is how much of what is known must be new so that it is kept anew with content: each time all of that
+// minNewPart is how much of what is known must be new so that it is kept anew with content: each time all of that
 // is read, and what comes behind what the store has already is sent.
-const worthKeeping = 64
+const minNewPart = 64
 
-// keep stores a trace, if it learned anything.
-func (i *image) keep(known, fresh pager.Trace) {
-	if len(fresh) == 0 || i.lesson.bytes > 0 && fresh.Bytes() < known.Bytes()/worthKeeping {
+// saveTrace stores a trace, if it learned anything.
+func (i *image) saveTrace(known, fresh pager.Trace) {
+	if len(fresh) == 0 || i.prefetch.bytes > 0 && fresh.Bytes() < known.Bytes()/minNewPart {
 		return
 	}
 	data := append(known[:len(known):len(known)], fresh...).Encode()
 	err := durable.WriteFile(i.tracePath(), data, 0o600)
-	if err == nil && i.m.cfg.Traces != nil {
-		err = i.send(data)
+	if err == nil && i.m.cfg.Prefetches != nil {
+		err = i.publishTrace(data)
 	}
 	if err != nil {
 		i.m.cfg.Log.Warn("trace of a snapshot not kept", "snapshot", i.snap.Ref, "err", err)
@@ -232,33 +232,33 @@ func (i *image) keep(known, fresh pager.Trace) {
 	)
 }
 
-// send keeps a trace where all hosts find it, with what it names first of the memory.
-func (i *image) send(data []byte) error {
+// publishTrace keeps a trace where all hosts find it, with what it names first of the memory.
+func (i *image) publishTrace(data []byte) error {
 	trace, err := pager.DecodeTrace(data) // as others will read it
 	if err != nil {
 		return err
 	}
-	pages, err := i.carry(trace)
+	pages, err := i.workingSet(trace)
 	if err != nil {
 		return err
 	}
-	err = i.m.cfg.Traces.Save(i.m.ctx, i.snap.Origin(), data, pages)
+	err = i.m.cfg.Prefetches.Save(i.m.ctx, i.snap.Origin(), data, pages)
 	if pages != nil {
 		err = errors.Join(err, pages.Close())
 	}
 	return err
 }
 
-// shownMemory is the memory as monitors map it. A read that fails fails the machines.
-type shownMemory struct {
+// memoryContent is the memory as monitors map it. A read that fails fails the machines.
+type memoryContent struct {
 	*pager.File
 	i *image
 }
 
-// Alone implements fusefs.Mapped: what is brought in around a page is not seen to be used, and would be missing next time.
-func (s shownMemory) Alone() bool { return s.i.noting.Load() }
+// Recording implements fusefs.Mapped: what is brought in around a page is not seen to be used, and would be missing next time.
+func (s memoryContent) Recording() bool { return s.i.recording.Load() }
 
-func (s shownMemory) ReadAt(ctx context.Context, p []byte, off int64) error {
+func (s memoryContent) ReadAt(ctx context.Context, p []byte, off int64) error {
 	err := s.File.ReadAt(ctx, p, off)
 	if err != nil && ctx.Err() == nil {
 		s.i.fail(fmt.Errorf("memory: %w", err))

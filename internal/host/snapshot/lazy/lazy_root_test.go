@@ -32,20 +32,20 @@ const ref = snapshot.Ref("snapshots/snp1")
 
 // host is a host with a snapshot in the store that it does not have.
 type host struct {
-	t      *testing.T
-	dir    string
-	memory []byte
-	disk   []byte
-	data   []byte // of the data disk
-	source *pagertest.Source
-	traces *traces
-	store  *snapshot.Store
-	mgr    *lazy.Manager
-	cfg    func(*lazy.Config)
+	t          *testing.T
+	dir        string
+	memory     []byte
+	disk       []byte
+	data       []byte // of the data disk
+	source     *pagertest.Source
+	prefetches *fakePrefetchStore
+	store      *snapshot.Store
+	mgr        *lazy.Manager
+	cfg        func(*lazy.Config)
 }
 
-// traces is where hosts keep traces together.
-type traces struct {
+// fakePrefetchStore is where hosts keep traces together.
+type fakePrefetchStore struct {
 	mu    sync.Mutex
 	data  []byte
 	pages []byte
@@ -54,18 +54,18 @@ type traces struct {
 	kept  chan struct{}
 }
 
-func (t *traces) Load(context.Context, []byte) (lazy.Lesson, error) {
+func (t *fakePrefetchStore) Load(context.Context, []byte) (lazy.Prefetch, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	of := lazy.Lesson{Trace: t.data}
+	of := lazy.Prefetch{Trace: t.data}
 	if t.pages != nil {
-		of.Bytes, of.Pages = int64(len(t.pages)), t.bring
+		of.Bytes, of.Pages = int64(len(t.pages)), t.load
 	}
 	return of, nil
 }
 
-// bring gives the pages that are not zero one by one, the last one first. What is not kept is something else afterwards.
-func (t *traces) bring(_ context.Context, put func(off int64, data []byte) bool) error {
+// load gives the pages that are not zero one by one, the last one first. What is not kept is something else afterwards.
+func (t *fakePrefetchStore) load(_ context.Context, put func(off int64, data []byte) bool) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for at := len(t.pages) - 4096; at >= 0; at -= 4096 {
@@ -77,7 +77,7 @@ func (t *traces) bring(_ context.Context, put func(off int64, data []byte) bool)
 	return t.fail
 }
 
-func (t *traces) Save(_ context.Context, _, trace []byte, pages *os.File) error {
+func (t *fakePrefetchStore) Save(_ context.Context, _, trace []byte, pages *os.File) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.data, t.pages = trace, nil
@@ -101,7 +101,7 @@ func (t *traces) Save(_ context.Context, _, trace []byte, pages *os.File) error 
 
 func newHost(t *testing.T, cfg func(*lazy.Config)) *host {
 	t.Helper()
-	h := &host{t: t, dir: disktest.Dir(t, 512<<20), cfg: cfg, traces: &traces{kept: make(chan struct{}, 1)}}
+	h := &host{t: t, dir: disktest.Dir(t, 512<<20), cfg: cfg, prefetches: &fakePrefetchStore{kept: make(chan struct{}, 1)}}
 	h.memory = pagertest.Pattern(16<<20, func(page int) bool { return page%5 == 4 })
 	h.disk = pagertest.Pattern(8<<20, func(page int) bool { return page%300 > 200 })
 	h.data = pagertest.Pattern(4<<20, func(page int) bool { return page%7 == 3 })
@@ -126,16 +126,16 @@ func (h *host) start() {
 	var err error
 	h.store, err = snapshot.Open(h.dir, nil, "snapshots")
 	h.must(err)
-	h.must(h.store.Collect())
+	h.must(h.store.GC())
 	c := lazy.Config{
-		Dir: filepath.Join(h.dir, "stream"), Store: h.store, Traces: h.traces,
-		Open: func(_ context.Context, origin []byte) (chunkstore.Source, error) {
+		Dir: filepath.Join(h.dir, "stream"), Store: h.store, Prefetches: h.prefetches,
+		OpenSource: func(_ context.Context, origin []byte) (chunkstore.Source, error) {
 			if string(origin) != "there" {
 				return nil, errors.New("origin " + string(origin))
 			}
 			return h.source, nil
 		},
-		Record: time.Millisecond, Settle: time.Hour, Limit: 300 * time.Millisecond,
+		RecordTime: time.Millisecond, SettleTime: time.Hour, ReadTimeout: 300 * time.Millisecond,
 	}
 	if h.cfg != nil {
 		h.cfg(&c)
@@ -166,15 +166,15 @@ func (h *host) remote() snapshot.Snapshot {
 	}
 }
 
-func (h *host) begin() snapshot.Snapshot {
+func (h *host) importSnapshot() snapshot.Snapshot {
 	h.t.Helper()
-	snap, err := h.mgr.Begin(h.t.Context(), ref, h.remote(), []byte("there"), h.source, nil, nil)
+	snap, err := h.mgr.Import(h.t.Context(), ref, h.remote(), []byte("there"), h.source, nil, nil)
 	h.must(err)
 	return snap
 }
 
 // attach is a machine with its disks; the data disk is dataOf its root disk.
-func (h *host) attach(snap snapshot.Snapshot, name string) (machine.Stream, string) {
+func (h *host) attach(snap snapshot.Snapshot, name string) (machine.LazySource, string) {
 	h.t.Helper()
 	path := filepath.Join(h.dir, name)
 	h.empty(path, int64(len(h.disk))+1<<20)
@@ -216,13 +216,13 @@ func (h *host) write(path string, data []byte, off int64) {
 	h.must(errors.Join(err, f.Sync(), f.Close()))
 }
 
-func TestStreamsAndBecomesWhole(t *testing.T) {
+func TestRemoteBackedSnapshotBecomesLocal(t *testing.T) {
 	h := newHost(t, nil)
-	snap := h.begin()
-	if !snap.Partial() {
+	snap := h.importSnapshot()
+	if !snap.RemoteBacked() {
 		t.Fatal("it is whole at once")
 	}
-	if asked, _ := h.source.Asked(); asked > chunkstore.FrameSize {
+	if asked, _ := h.source.Fetched(); asked > chunkstore.FrameSize {
 		t.Errorf("%d bytes were fetched to begin", asked)
 	}
 	a, pathA := h.attach(snap, "a")
@@ -242,9 +242,9 @@ func TestStreamsAndBecomesWhole(t *testing.T) {
 	h.write(a.DiskPaths()[1], mark, 54321)
 	copy(data[54321:], mark)
 	h.same(a.DiskPaths()[1], data)
-	h.must(a.Local(h.deadline()))
-	h.must(b.Local(h.deadline()))
-	<-a.Whole()
+	h.must(a.WaitComplete(h.deadline()))
+	h.must(b.WaitComplete(h.deadline()))
+	<-a.Complete()
 	h.same(a.DiskPaths()[1], data)
 	h.same(dataOf(pathA), data)
 	h.same(dataOf(pathB), h.data)
@@ -254,7 +254,7 @@ func TestStreamsAndBecomesWhole(t *testing.T) {
 	h.same(pathB, append(bytes.Clone(h.disk), make([]byte, 1<<20)...))
 	h.same(filepath.Join(snap.Image().Dir, "memory"), h.memory)
 	h.same(snap.DiskPath(), h.disk)
-	if now, err := h.store.Get(ref); err != nil || now.Partial() {
+	if now, err := h.store.Get(ref); err != nil || now.RemoteBacked() {
 		t.Errorf("%+v, %v", now, err)
 	}
 	h.source.SetFail(func(string, int64) error { return errors.New("the store must not be asked any more") })
@@ -263,20 +263,20 @@ func TestStreamsAndBecomesWhole(t *testing.T) {
 	h.same(a.DiskPaths()[0], want)
 	h.same(a.Memory().File(), h.memory)
 	late, latePath := h.attach(snap, "c") // decided before it was whole
-	h.must(late.Local(h.deadline()))
+	h.must(late.WaitComplete(h.deadline()))
 	h.same(latePath, append(bytes.Clone(h.disk), make([]byte, 1<<20)...))
-	for _, s := range []machine.Stream{a, b, late} {
+	for _, s := range []machine.LazySource{a, b, late} {
 		h.must(s.Close(t.Context()))
 	}
 	h.must(h.store.Delete(ref))
-	h.must(h.store.Collect())
+	h.must(h.store.GC())
 	if _, err := os.Stat(snap.Dir()); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a deleted snapshot that nobody uses is still there: %v", err)
 	}
 }
 
 // touch reads a page of a machine's memory at each of some offsets.
-func (h *host) touch(s machine.Stream, offsets []int64) {
+func (h *host) touch(s machine.LazySource, offsets []int64) {
 	h.t.Helper()
 	f, err := os.Open(s.Memory().File())
 	h.must(err)
@@ -292,19 +292,19 @@ func (h *host) touch(s machine.Stream, offsets []int64) {
 	h.must(f.Close())
 }
 
-// traced answers what is kept of a machine that used its memory at some offsets while that was recorded.
-func traced(t *testing.T, offsets []int64) *traces {
+// recordTrace answers what is kept of a machine that used its memory at some offsets while that was recorded.
+func recordTrace(t *testing.T, offsets []int64) *fakePrefetchStore {
 	t.Helper()
 	for record := 2 * time.Second; ; record *= 4 {
-		h := newHost(t, func(c *lazy.Config) { c.Record = record })
-		snap := h.begin()
+		h := newHost(t, func(c *lazy.Config) { c.RecordTime = record })
+		snap := h.importSnapshot()
 		began := time.Now()
 		a, _ := h.attach(snap, "a")
 		h.touch(a, offsets)
 		soon := time.Since(began) < record
 		if soon {
 			select {
-			case <-h.traces.kept:
+			case <-h.prefetches.kept:
 			case <-h.deadline().Done():
 				t.Fatal("no trace was kept")
 			}
@@ -314,25 +314,25 @@ func traced(t *testing.T, offsets []int64) *traces {
 		}
 		h.must(a.Close(t.Context()))
 		if soon { // else the computer was too busy, and the record may have ended before
-			h.traces.mu.Lock()
-			defer h.traces.mu.Unlock()
-			return &traces{data: h.traces.data, pages: h.traces.pages, kept: make(chan struct{}, 1)}
+			h.prefetches.mu.Lock()
+			defer h.prefetches.mu.Unlock()
+			return &fakePrefetchStore{data: h.prefetches.data, pages: h.prefetches.pages, kept: make(chan struct{}, 1)}
 		}
 	}
 }
 
-func TestTraceIsSharedAndReplayed(t *testing.T) {
+func TestTraceIsSharedAndPrefetched(t *testing.T) {
 	offsets := []int64{9 << 20, 3 << 20}
 	h := newHost(t, nil)
-	h.traces.data = traced(t, offsets).data
-	s, _ := h.attach(h.begin(), "a")
+	h.prefetches.data = recordTrace(t, offsets).data
+	s, _ := h.attach(h.importSnapshot(), "a")
 	_ = s.Memory().File()
 	ctx := h.deadline()
-	for asked := int64(0); asked < 2*chunkstore.FrameSize || len(h.source.Ahead()) < 3; asked, _ = h.source.Asked() {
+	for asked := int64(0); asked < 2*chunkstore.FrameSize || len(h.source.Prefetched()) < 3; asked, _ = h.source.Fetched() {
 		h.must(ctx.Err())
 		<-time.After(time.Millisecond)
 	}
-	asked := h.source.Ahead()
+	asked := h.source.Prefetched()
 	inOrder, behind := false, false // what the trace names; the rest of a difference that is small
 	for i := 1; i < len(asked); i++ {
 		inOrder = inOrder || asked[i-1].Offset == offsets[0] && asked[i].Offset == offsets[1]
@@ -344,7 +344,7 @@ func TestTraceIsSharedAndReplayed(t *testing.T) {
 		h.must(ctx.Err())
 		<-time.After(time.Millisecond)
 		behind = slices.ContainsFunc(
-			h.source.Ahead(),
+			h.source.Prefetched(),
 			func(r chunkstore.Range) bool { return r.File == snapshot.DiskName && r.Offset == 0 },
 		)
 	}
@@ -353,9 +353,9 @@ func TestTraceIsSharedAndReplayed(t *testing.T) {
 
 // What machines use first of the memory comes with the trace, in one piece, and is not asked of the store: the machine
 // that the trace was recorded of read page by page, so nothing else is in it.
-func TestMemoryComesWithTheTrace(t *testing.T) {
+func TestWorkingSetIsLoadedWithTrace(t *testing.T) {
 	offsets := []int64{9 << 20, 3 << 20, 9<<20 + 64<<10, 5 << 20}
-	of := traced(t, offsets)
+	of := recordTrace(t, offsets)
 	var want []byte
 	h := newHost(t, nil)
 	for _, off := range offsets {
@@ -370,12 +370,12 @@ func TestMemoryComesWithTheTrace(t *testing.T) {
 		Offset: last - last%chunkstore.FrameSize,
 		Length: chunkstore.FrameSize,
 	}
-	h.traces.data, h.traces.pages = of.data, of.pages[:3*4096]
-	a, _ := h.attach(h.begin(), "a")
+	h.prefetches.data, h.prefetches.pages = of.data, of.pages[:3*4096]
+	a, _ := h.attach(h.importSnapshot(), "a")
 	_ = a.Memory().File()
 	h.until(
 		"the rest of the trace is asked for, when the other came",
-		func() bool { return slices.Contains(h.source.Ahead(), lastFrame) },
+		func() bool { return slices.Contains(h.source.Prefetched(), lastFrame) },
 	)
 	h.source.SetFail(func(file string, _ int64) error { return errors.New(file + " is not to be read") })
 	h.touch(a, offsets[:3])
@@ -383,12 +383,12 @@ func TestMemoryComesWithTheTrace(t *testing.T) {
 }
 
 // What is zero of that is in the kernel's cache as well, and nobody is asked for it when a machine comes to it.
-func TestZerosOfATraceAreThere(t *testing.T) {
+func TestZeroRangesOfTraceArePopulated(t *testing.T) {
 	h := newHost(t, nil)
 	offsets := []int64{4 * 4096, 9 * 4096, 1004 * 4096} // each fifth page is zero
-	of := traced(t, offsets)
-	h.traces.data, h.traces.pages = of.data, of.pages
-	a, _ := h.attach(h.begin(), "a")
+	of := recordTrace(t, offsets)
+	h.prefetches.data, h.prefetches.pages = of.data, of.pages
+	a, _ := h.attach(h.importSnapshot(), "a")
 	path := a.Memory().File()
 	f, err := os.Open(path) // as a monitor has it: the kernel keeps what somebody uses
 	h.must(err)
@@ -402,25 +402,25 @@ func TestZerosOfATraceAreThere(t *testing.T) {
 }
 
 // Content that does not come, or does not fit its trace, is brought from where the snapshot lies.
-func TestMemoryThatDoesNotComeWithTheTrace(t *testing.T) {
+func TestBrokenWorkingSetIsReadFromSource(t *testing.T) {
 	offsets := []int64{9 << 20, 3 << 20}
-	of := traced(t, offsets)
+	of := recordTrace(t, offsets)
 	frame := func(off int64) chunkstore.Range {
 		return chunkstore.Range{File: "memory", Offset: off, Length: chunkstore.FrameSize}
 	}
-	for name, change := range map[string]func(*traces){
-		"fails":     func(t *traces) { t.fail = errors.New("gone") },
-		"too-long":  func(t *traces) { t.pages = append(bytes.Clone(t.pages), t.pages...) },
-		"too-large": func(t *traces) { t.pages = make([]byte, 65<<20) },
+	for name, change := range map[string]func(*fakePrefetchStore){
+		"fails":     func(t *fakePrefetchStore) { t.fail = errors.New("gone") },
+		"too-long":  func(t *fakePrefetchStore) { t.pages = append(bytes.Clone(t.pages), t.pages...) },
+		"too-large": func(t *fakePrefetchStore) { t.pages = make([]byte, 65<<20) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t, nil)
-			h.traces.data, h.traces.pages = of.data, of.pages
-			change(h.traces)
-			a, _ := h.attach(h.begin(), "a")
+			h.prefetches.data, h.prefetches.pages = of.data, of.pages
+			change(h.prefetches)
+			a, _ := h.attach(h.importSnapshot(), "a")
 			_ = a.Memory().File()
 			h.until("all of the trace is asked for", func() bool {
-				asked := h.source.Ahead()
+				asked := h.source.Prefetched()
 				return slices.Contains(asked, frame(9<<20)) && slices.Contains(asked, frame(3<<20))
 			})
 			h.same(a.Memory().File(), h.memory)
@@ -441,27 +441,27 @@ func (h *host) until(what string, is func() bool) {
 	}
 }
 
-func TestDeadStoreFailsTheMachine(t *testing.T) {
+func TestUnreachableStoreFailsMachine(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		spoil func(*pagertest.Source)
-		use   func(h *host, s machine.Stream) error
+		use   func(h *host, s machine.LazySource) error
 		want  string
 	}{
 		{"failing, memory", func(s *pagertest.Source) {
 			s.SetFail(func(string, int64) error { return errors.New("connection refused") })
-		}, func(_ *host, s machine.Stream) error { _, err := os.ReadFile(s.Memory().File()); return err }, "memory: "},
+		}, func(_ *host, s machine.LazySource) error { _, err := os.ReadFile(s.Memory().File()); return err }, "memory: "},
 		{"failing, disk", func(s *pagertest.Source) {
 			s.SetFail(func(string, int64) error { return errors.New("connection refused") })
-		}, func(_ *host, s machine.Stream) error { _, err := os.ReadFile(s.DiskPaths()[0]); return err }, "connection refused"},
-		{"slow", func(s *pagertest.Source) { s.Stand() },
-			func(_ *host, s machine.Stream) error { _, err := os.ReadFile(s.DiskPaths()[0]); return err }, "did not give it within 300ms"},
+		}, func(_ *host, s machine.LazySource) error { _, err := os.ReadFile(s.DiskPaths()[0]); return err }, "connection refused"},
+		{"slow", func(s *pagertest.Source) { s.Block() },
+			func(_ *host, s machine.LazySource) error { _, err := os.ReadFile(s.DiskPaths()[0]); return err }, "did not give it within 300ms"},
 		{"lying", func(s *pagertest.Source) {
 			s.SetFail(func(string, int64) error { return &chunkstore.DamagedError{Object: "chunk x", Problem: "other bytes"} })
-		}, func(_ *host, s machine.Stream) error { _, err := os.ReadFile(s.Memory().File()); return err }, "chunk x is damaged"},
+		}, func(_ *host, s machine.LazySource) error { _, err := os.ReadFile(s.Memory().File()); return err }, "chunk x is damaged"},
 		{"writing a part of a page", func(s *pagertest.Source) {
 			s.SetFail(func(string, int64) error { return errors.New("connection refused") })
-		}, func(_ *host, s machine.Stream) error {
+		}, func(_ *host, s machine.LazySource) error {
 			f, err := os.OpenFile(s.DiskPaths()[0], os.O_RDWR, 0)
 			if err != nil {
 				return err
@@ -472,7 +472,7 @@ func TestDeadStoreFailsTheMachine(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h := newHost(t, nil)
-			s, _ := h.attach(h.begin(), "a")
+			s, _ := h.attach(h.importSnapshot(), "a")
 			c.spoil(h.source)
 			if err := c.use(h, s); !errors.Is(err, unix.EIO) {
 				t.Errorf("who asks for it is answered %v", err)
@@ -490,26 +490,26 @@ func TestDeadStoreFailsTheMachine(t *testing.T) {
 	}
 }
 
-func TestFillThatFailsIsTriedAgain(t *testing.T) {
+func TestFailedHydrationIsRetried(t *testing.T) {
 	h := newHost(t, nil)
-	s, _ := h.attach(h.begin(), "a")
+	s, _ := h.attach(h.importSnapshot(), "a")
 	h.source.SetFail(func(string, int64) error { return errors.New("bad gateway") })
-	if err := s.Local(h.deadline()); err == nil || !strings.Contains(err.Error(), "bad gateway") {
+	if err := s.WaitComplete(h.deadline()); err == nil || !strings.Contains(err.Error(), "bad gateway") {
 		t.Errorf("a fill that fails: %v", err)
 	}
 	if s.Err() != nil {
 		t.Errorf("nobody waited for it, and the machine failed: %v", s.Err())
 	}
 	h.source.SetFail(nil)
-	for s.Local(h.deadline()) != nil { // an attempt that began before may fail yet
+	for s.WaitComplete(h.deadline()) != nil { // an attempt that began before may fail yet
 		h.must(h.deadline().Err())
 	}
 	h.must(s.Close(t.Context()))
 }
 
-func TestAnotherProcessGoesOn(t *testing.T) {
+func TestRestartedAgentResumesHydration(t *testing.T) {
 	h := newHost(t, nil)
-	snap := h.begin()
+	snap := h.importSnapshot()
 	s, path := h.attach(snap, "a")
 	want := append(bytes.Clone(h.disk), make([]byte, 1<<20)...)
 	h.write(s.DiskPaths()[0], []byte("written"), 777)
@@ -521,27 +521,27 @@ func TestAnotherProcessGoesOn(t *testing.T) {
 	h.start()
 	h.mgr.Resume(t.Context())
 	snap, err := h.store.Get(ref)
-	if err != nil || !snap.Partial() {
+	if err != nil || !snap.RemoteBacked() {
 		t.Fatal(snap, err)
 	}
-	h.must(h.mgr.Rescue(h.deadline(), snap, []string{path, dataOf(path)}))
+	h.must(h.mgr.CompleteDisks(h.deadline(), snap, []string{path, dataOf(path)}))
 	h.same(path, want)
 	h.same(dataOf(path), data)
-	if snap, err = h.store.Get(ref); err != nil || snap.Partial() {
+	if snap, err = h.store.Get(ref); err != nil || snap.RemoteBacked() {
 		t.Fatalf("%+v, %v", snap, err)
 	}
-	h.must(h.mgr.Rescue(h.deadline(), snap, []string{path, dataOf(path)}))
+	h.must(h.mgr.CompleteDisks(h.deadline(), snap, []string{path, dataOf(path)}))
 	h.same(path, want)
 	h.same(dataOf(path), data)
 }
 
 // What else belongs to an image is not waited for when the image does not come.
-func TestBeginThatFailsEndsWhatIsAdded(t *testing.T) {
+func TestFailedImportCancelsExtraFiles(t *testing.T) {
 	h := newHost(t, nil)
 	remote := h.remote()
 	remote.DiskMiB++
 	added := errors.New("it went on")
-	_, err := h.mgr.Begin(
+	_, err := h.mgr.Import(
 		t.Context(),
 		ref,
 		remote,
@@ -561,7 +561,7 @@ func TestBeginThatFailsEndsWhatIsAdded(t *testing.T) {
 	}
 }
 
-func TestBeginThatFailsLeavesNothing(t *testing.T) {
+func TestFailedImportLeavesNothing(t *testing.T) {
 	h := newHost(t, nil)
 	for name, change := range map[string]func(*snapshot.Snapshot){
 		"another size":  func(s *snapshot.Snapshot) { s.Manifest.Files[0].Bytes++ },
@@ -578,17 +578,17 @@ func TestBeginThatFailsLeavesNothing(t *testing.T) {
 	} {
 		remote := h.remote()
 		if change == nil {
-			h.begin()
+			h.importSnapshot()
 		} else {
 			change(&remote)
 		}
-		if _, err := h.mgr.Begin(t.Context(), ref, remote, []byte("there"), h.source, nil, nil); err == nil {
+		if _, err := h.mgr.Import(t.Context(), ref, remote, []byte("there"), h.source, nil, nil); err == nil {
 			t.Errorf("%s: begun", name)
 		}
 		if change == nil {
 			h.must(h.store.Delete(ref))
 			h.must(h.mgr.Close())
-			h.must(h.store.Collect())
+			h.must(h.store.GC())
 			h.start()
 		}
 		if _, err := h.store.Get(ref); !errors.Is(err, snapshot.ErrNotFound) {

@@ -34,29 +34,29 @@ import (
 
 // Deps are what a Depot works with. All but Fits, Carrier, Public and Log are required.
 type Deps struct {
-	Vault *chunkstore.Vault
-	Cache *cache.Cache
-	Store *snapshot.Store // of this host
+	Chunks *chunkstore.Store
+	Cache  *cache.Cache
+	Store  *snapshot.Store // of this host
 	// Clone makes a file that shares its blocks with another.
 	Clone func(from, to string) error
 	// Fits tells whether an image can be restored on this host; nil: every one is tried.
 	Fits func(ctx context.Context, m vmm.Manifest) error
-	// Carrier takes along what monitors have learnt; nil: nothing of that kind is.
-	Carrier vmm.Carrier
+	// Exporter takes along what monitors have learnt; nil: nothing of that kind is.
+	Exporter vmm.CheckpointExporter
 	// Public tells of a snapshot that holds nothing of any workspace; nil: none does.
 	Public func(ref snapshot.Ref) bool
 	Log    *slog.Logger
 }
 
-// Depot is the object store as one host sees it.
-type Depot struct {
+// Repository is the object store as one host sees it.
+type Repository struct {
 	Deps
-	known manifests
+	cached manifestCache
 }
 
 // New makes a depot; it touches nothing.
-func New(deps Deps) (*Depot, error) {
-	if deps.Vault == nil || deps.Cache == nil || deps.Store == nil || deps.Clone == nil {
+func New(deps Deps) (*Repository, error) {
+	if deps.Chunks == nil || deps.Cache == nil || deps.Store == nil || deps.Clone == nil {
 		return nil, errors.New("depot: vault, cache, store and clone are required")
 	}
 	if deps.Fits == nil {
@@ -68,13 +68,13 @@ func New(deps Deps) (*Depot, error) {
 	if deps.Log == nil {
 		deps.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Depot{Deps: deps}, nil
+	return &Repository{Deps: deps}, nil
 }
 
 // Areas of the host's snapshots: what it baked, and what users took.
 const (
-	templates = "templates"
-	users     = "snapshots"
+	templates     = "templates"
+	userSnapshots = "snapshots"
 )
 
 // Stats tell what a push or pull had to do, in bytes, and of a push where its time went.
@@ -86,16 +86,16 @@ type Stats struct {
 	Fetched  int64
 }
 
-// collectEvery is between two collections. What is removed is days old, so more often is of no use.
-const collectEvery = 6 * time.Hour
+// gcInterval is between two collections. What is removed is days old, so more often is of no use.
+const gcInterval = 6 * time.Hour
 
 // Run collects what nobody needs in the object store, now and then, until ctx ends. It begins with what the templates of
 // this host consist of there: the first snapshot that comes would wait for that.
-func (d *Depot) Run(ctx context.Context) error {
-	if err := d.acquaint(ctx); err != nil && ctx.Err() == nil {
+func (d *Repository) Run(ctx context.Context) error {
+	if err := d.preloadTemplates(ctx); err != nil && ctx.Err() == nil {
 		d.Log.Warn("templates of this host not looked up in the object store", "err", err)
 	}
-	ticks := time.NewTicker(collectEvery)
+	ticks := time.NewTicker(gcInterval)
 	defer ticks.Stop()
 	for {
 		select {
@@ -103,7 +103,7 @@ func (d *Depot) Run(ctx context.Context) error {
 			return nil
 		case <-ticks.C:
 		}
-		done, err := d.Vault.Collect(ctx)
+		done, err := d.Chunks.GC(ctx)
 		if err != nil && ctx.Err() == nil {
 			d.Log.Warn("object store not collected", "err", err)
 		}
@@ -114,7 +114,7 @@ func (d *Depot) Run(ctx context.Context) error {
 }
 
 // Push stores a snapshot of this host, under id, for a space. One that is there already is fine.
-func (d *Depot) Push(ctx context.Context, space chunkstore.Space, id chunkstore.ID, ref snapshot.Ref) (Stats, error) {
+func (d *Repository) Push(ctx context.Context, space chunkstore.Tenant, id chunkstore.ID, ref snapshot.Ref) (Stats, error) {
 	stats := Stats{Phases: obs.Start()}
 	m, err := d.push(ctx, space, id, ref, &stats)
 	if err != nil {
@@ -124,63 +124,63 @@ func (d *Depot) Push(ctx context.Context, space chunkstore.Space, id chunkstore.
 	return stats, nil
 }
 
-func (d *Depot) push(
+func (d *Repository) push(
 	ctx context.Context,
-	space chunkstore.Space,
+	space chunkstore.Tenant,
 	id chunkstore.ID,
 	ref snapshot.Ref,
 	stats *Stats,
 ) (*chunkstore.Manifest, error) {
-	m, err := d.Vault.Open(ctx, space, id)
+	m, err := d.Chunks.Open(ctx, space, id)
 	stats.Phases.Done("look")
 	if !errors.Is(err, chunkstore.ErrNotFound) {
 		return m, err
 	}
-	snap, release, err := d.hold(ref)
+	snap, release, err := d.acquire(ref)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	if snap.Partial() {
-		return nil, fmt.Errorf("push %s: %w", ref, snapshot.ErrPartial)
+	if snap.RemoteBacked() {
+		return nil, fmt.Errorf("push %s: %w", ref, snapshot.ErrRemoteBacked)
 	}
 	if err := snapshot.Check(snap); err != nil {
 		return nil, err
 	}
-	base, let, err := d.base(ctx, space, snap, stats)
+	base, let, err := d.pushBase(ctx, space, snap, stats)
 	if err != nil {
 		return nil, fmt.Errorf("push what %s grew from: %w", ref, err)
 	}
 	defer let()
 	stats.Phases.Done("base")
-	parcel, done := d.pack(ctx, snap)
+	parcel, done := d.exportCheckpoint(ctx, snap)
 	defer done()
-	in, err := contents(snap, rootOf(base), parcel)
+	in, err := pushContents(snap, rootOf(base), parcel)
 	if err != nil {
 		return nil, err
 	}
-	in.Space, in.ID = space, id
+	in.Tenant, in.ID = space, id
 	if base != nil {
 		in.Parent, in.ParentFiles = base.Manifest, base.Files
 	}
-	m, sent, err := d.Vault.Push(ctx, in)
+	m, sent, err := d.Chunks.Push(ctx, in)
 	stats.Phases.Done("send")
 	stats.Dirty += sent.DirtyBytes
 	stats.Uploaded += sent.Uploaded
 	if errors.Is(err, chunkstore.ErrExists) { // somebody else pushed it meanwhile
-		return d.Vault.Open(ctx, space, id)
+		return d.Chunks.Open(ctx, space, id)
 	}
 	if err == nil {
-		d.known.put(m)
+		d.cached.put(m)
 	}
 	return m, err
 }
 
-// contents is what of a snapshot is pushed, whose line in the store begins with root, with a parcel, unless that is nil.
-func contents(snap snapshot.Snapshot, root chunkstore.ID, parcel *vmm.Parcel) (chunkstore.Push, error) {
+// pushContents is what of a snapshot is pushed, whose line in the store begins with root, with a parcel, unless that is nil.
+func pushContents(snap snapshot.Snapshot, root chunkstore.ID, parcel *vmm.Checkpoint) (chunkstore.Push, error) {
 	about := description{Snapshot: snap, Root: root}
 	if parcel != nil {
-		about.Parcel = parcel.About
+		about.Checkpoint = parcel.Description
 	}
 	meta, err := json.Marshal(about)
 	if err != nil {
@@ -192,17 +192,17 @@ func contents(snap snapshot.Snapshot, root chunkstore.ID, parcel *vmm.Parcel) (c
 	}
 	in := chunkstore.Push{Meta: meta}
 	for _, f := range files {
-		in.Files = append(in.Files, chunkstore.Local{Name: f.Name, Path: f.Path})
+		in.Files = append(in.Files, chunkstore.LocalFile{Name: f.Name, Path: f.Path})
 	}
 	if parcel != nil {
-		in.Files = append(in.Files, chunkstore.Local{Name: parcelFile, Path: pathOf(parcel.Content)})
+		in.Files = append(in.Files, chunkstore.LocalFile{Name: checkpointFile, Path: fdPath(parcel.Content)})
 	}
 	return in, nil
 }
 
-// hold gives a snapshot whose files stay until release is called.
-func (d *Depot) hold(ref snapshot.Ref) (_ snapshot.Snapshot, release func(), err error) {
-	snap, err := d.Store.Hold(ref)
+// acquire gives a snapshot whose files stay until release is called.
+func (d *Repository) acquire(ref snapshot.Ref) (_ snapshot.Snapshot, release func(), err error) {
+	snap, err := d.Store.Acquire(ref)
 	if err != nil {
 		return snapshot.Snapshot{}, nil, err
 	}
@@ -214,8 +214,8 @@ func (d *Depot) hold(ref snapshot.Ref) (_ snapshot.Snapshot, release func(), err
 }
 
 // Delete removes a snapshot from the object store; one that is not there is fine.
-func (d *Depot) Delete(ctx context.Context, space chunkstore.Space, id chunkstore.ID) error {
-	return d.Vault.Delete(ctx, space, id)
+func (d *Repository) Delete(ctx context.Context, space chunkstore.Tenant, id chunkstore.ID) error {
+	return d.Chunks.Delete(ctx, space, id)
 }
 
 // Stored is a snapshot in the object store.
@@ -223,15 +223,15 @@ type Stored struct {
 	Snapshot snapshot.Snapshot // as it was on its host; Ref, Base and Bytes mean nothing here
 	// Root is what its line begins with in the store, a template's as a rule; "": with itself.
 	Root chunkstore.ID
-	// Parcel is the description of what goes along with it for hosts like the one it was taken on; empty: nothing does.
-	Parcel []byte
-	Reader *chunkstore.Reader // of its files: snapshot.DiskFiles, and those of Snapshot.Manifest
+	// Checkpoint is the description of what goes along with it for hosts like the one it was taken on; empty: nothing does.
+	Checkpoint []byte
+	Reader     *chunkstore.Reader // of its files: snapshot.DiskFiles, and those of Snapshot.Manifest
 }
 
 // Open reads what a snapshot in the object store is, verifies that, and makes sure that it can be restored
 // on this host, as far as that can be told from its description: a *vmm.MismatchError says why not.
-func (d *Depot) Open(ctx context.Context, space chunkstore.Space, id chunkstore.ID) (Stored, error) {
-	m, err := d.Vault.Open(ctx, space, id)
+func (d *Repository) Open(ctx context.Context, space chunkstore.Tenant, id chunkstore.ID) (Stored, error) {
+	m, err := d.Chunks.Open(ctx, space, id)
 	if err != nil {
 		return Stored{}, err
 	}
@@ -259,29 +259,29 @@ func (d *Depot) Open(ctx context.Context, space chunkstore.Space, id chunkstore.
 	if err := d.Fits(ctx, snap.Manifest); err != nil {
 		return Stored{}, fmt.Errorf("snapshot %s: %w", id, err)
 	}
-	return Stored{Snapshot: snap, Root: told.Root, Parcel: told.Parcel, Reader: d.Vault.Reader(m, d.Cache)}, nil
+	return Stored{Snapshot: snap, Root: told.Root, Checkpoint: told.Checkpoint, Reader: d.Chunks.Reader(m, d.Cache)}, nil
 }
 
-// Near is Open whose reader takes what the snapshot shares with one of this host from there. The caller closes the
+// OpenWithLocalBase is Open whose reader takes what the snapshot shares with one of this host from there. The caller closes the
 // reader.
-func (d *Depot) Near(ctx context.Context, space chunkstore.Space, id chunkstore.ID) (Stored, error) {
+func (d *Repository) OpenWithLocalBase(ctx context.Context, space chunkstore.Tenant, id chunkstore.ID) (Stored, error) {
 	from, err := d.Open(ctx, space, id)
 	if err != nil {
 		return Stored{}, err
 	}
-	base, _, release := d.here(ctx, from)
+	base, _, release := d.localBase(ctx, from)
 	defer release()
 	if base == nil {
 		return from, nil
 	}
-	return from, from.Reader.Near(base)
+	return from, from.Reader.WithLocalBase(base)
 }
 
 // Pull makes a snapshot of the object store one of this host, under ref and with labels over those it has. One that is here already is fine.
 // What it shares with a snapshot of this host is shared on the disk, too.
-func (d *Depot) Pull(
+func (d *Repository) Pull(
 	ctx context.Context,
-	space chunkstore.Space,
+	space chunkstore.Tenant,
 	id chunkstore.ID,
 	ref snapshot.Ref,
 	labels map[string]string,
@@ -299,9 +299,9 @@ func (d *Depot) Pull(
 		return snapshot.Snapshot{}, stats, err
 	}
 	defer func() { err = errors.Join(err, draft.Discard()) }()
-	base, near, release := d.here(ctx, from)
+	base, near, release := d.localBase(ctx, from)
 	defer release()
-	done, err := from.Reader.Pull(ctx, draft.ImageDir(), base, notParcel)
+	done, err := from.Reader.Pull(ctx, draft.ImageDir(), base, notCheckpoint)
 	stats.Fetched = done.Fetched
 	if err == nil {
 		err = syncAll(draft.ImageDir())
@@ -309,8 +309,8 @@ func (d *Depot) Pull(
 	if err != nil {
 		return snapshot.Snapshot{}, stats, err
 	}
-	d.Unpack(ctx, from, vmm.Image{Dir: draft.ImageDir(), Manifest: from.Snapshot.Manifest})
-	snap := from.Snapshot.Labelled(labels)
+	d.ImportCheckpoint(ctx, from, vmm.Image{Dir: draft.ImageDir(), Manifest: from.Snapshot.Manifest})
+	snap := from.Snapshot.WithLabels(labels)
 	snap.Ref, snap.Base, snap.Anonymous = ref, near, false
 	if snap.Disk {
 		for _, path := range draft.DiskPaths(snap.Data) {

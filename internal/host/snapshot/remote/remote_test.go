@@ -24,8 +24,8 @@ import (
 type host struct {
 	t     *testing.T
 	store *snapshot.Store
-	vault *chunkstore.Vault
-	depot *remote.Depot
+	vault *chunkstore.Store
+	depot *remote.Repository
 	dir   string // of the store
 }
 
@@ -34,7 +34,7 @@ func newHost(t *testing.T, objects blob.Store) *host {
 	h := &host{t: t, dir: t.TempDir()}
 	ring, err := chunkstore.NewKeyring(bytes.Repeat([]byte{1}, 32))
 	h.must(err)
-	h.vault, err = chunkstore.New(objects, ring, chunkstore.Config{Pause: time.Millisecond, Patience: time.Second})
+	h.vault, err = chunkstore.New(objects, ring, chunkstore.Config{RetryDelay: time.Millisecond, ReadTimeout: time.Second})
 	h.must(err)
 	kept, err := cache.Open(cache.Config{Dir: t.TempDir()})
 	h.must(err)
@@ -44,7 +44,7 @@ func newHost(t *testing.T, objects blob.Store) *host {
 	h.store, err = snapshot.Open(h.dir, all, "snapshots", "templates")
 	h.must(err)
 	h.depot, err = remote.New(remote.Deps{
-		Vault: h.vault, Cache: kept, Store: h.store,
+		Chunks: h.vault, Cache: kept, Store: h.store,
 		Clone: func(from, to string) error {
 			data, err := os.ReadFile(from)
 			return errors.Join(err, os.WriteFile(to, data, 0o600))
@@ -62,8 +62,8 @@ func (h *host) must(err error) {
 	}
 }
 
-// keep makes a snapshot whose memory is given; nil: it is partial, and nothing of the memory is there.
-func (h *host) keep(snap snapshot.Snapshot, memory []byte) {
+// commit makes a snapshot whose memory is given; nil: it is partial, and nothing of the memory is there.
+func (h *host) commit(snap snapshot.Snapshot, memory []byte) {
 	h.t.Helper()
 	d, err := h.store.Draft()
 	h.must(err)
@@ -71,7 +71,7 @@ func (h *host) keep(snap snapshot.Snapshot, memory []byte) {
 	h.must(os.WriteFile(path, memory, 0o600))
 	if memory == nil {
 		h.must(os.Truncate(path, size))
-		snap = snap.From([]byte("elsewhere"))
+		snap = snap.WithOrigin([]byte("elsewhere"))
 	}
 	h.must(os.WriteFile(d.DiskPath(), nil, 0o600))
 	h.must(os.Truncate(d.DiskPath(), 1<<20))
@@ -94,8 +94,8 @@ const size = 8 << 20
 
 var begin = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// grown is a template and what became of it, one after the other, each with some bytes more.
-func grown() (template snapshot.Snapshot, memories [4][]byte) {
+// templateAndMemories is a template and what became of it, one after the other, each with some bytes more.
+func templateAndMemories() (template snapshot.Snapshot, memories [4][]byte) {
 	memories[0] = blobtest.Content(1, size)
 	for i := 1; i < len(memories); i++ {
 		memories[i] = bytes.Clone(memories[i-1])
@@ -104,7 +104,7 @@ func grown() (template snapshot.Snapshot, memories [4][]byte) {
 	return snapshot.Snapshot{Ref: "templates/base/g1", Created: begin}, memories
 }
 
-func taken(name string, after int) snapshot.Snapshot {
+func userSnapshot(name string, after int) snapshot.Snapshot {
 	return snapshot.Snapshot{
 		Ref:     snapshot.Join("snapshots", name),
 		Machine: "m",
@@ -114,12 +114,12 @@ func taken(name string, after int) snapshot.Snapshot {
 }
 
 // What is pushed of a machine is what differs from the last of its snapshots that the store has.
-func TestDifferenceToTheLastOfTheMachine(t *testing.T) {
-	h := newHost(t, blobtest.Memory())
-	template, memory := grown()
-	h.keep(template, memory[0])
+func TestPushStoresDifferenceToLastSnapshotOfMachine(t *testing.T) {
+	h := newHost(t, blobtest.NewMemory())
+	template, memory := templateAndMemories()
+	h.commit(template, memory[0])
 	for i, name := range []string{"one", "two", "three"} {
-		h.keep(taken(name, i+1), memory[i+1])
+		h.commit(userSnapshot(name, i+1), memory[i+1])
 	}
 	h.push("one")
 	if got := h.push("three").Dirty; got > 2*410_000 || got < 2*390_000 {
@@ -139,7 +139,7 @@ func TestDifferenceToTheLastOfTheMachine(t *testing.T) {
 	// One that the store has no more is nothing to differ from.
 	h.must(h.depot.Delete(t.Context(), "ws", "three"))
 	h.must(h.depot.Delete(t.Context(), "ws", "two"))
-	h.keep(taken("four", 4), memory[3])
+	h.commit(userSnapshot("four", 4), memory[3])
 	h.push("four")
 	if m, err := h.vault.Open(t.Context(), "ws", "four"); err != nil || m.Parent != "one" {
 		t.Errorf("after others were deleted: %+v, %v; want one that differs from the first", m, err)
@@ -147,22 +147,22 @@ func TestDifferenceToTheLastOfTheMachine(t *testing.T) {
 }
 
 // What a host's templates consist of in the store it knows before anybody waits for that.
-func TestTemplatesAreKnown(t *testing.T) {
+func TestTemplateManifestsAreCached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		objects := blobtest.Break(blobtest.Memory(), nil)
+		objects := blobtest.NewFaulty(blobtest.NewMemory(), nil)
 		a, b := newHost(t, objects), newHost(t, objects)
-		template, memory := grown()
-		a.keep(template, memory[0])
-		b.keep(template, memory[0])
-		b.keep(snapshot.Snapshot{Ref: "templates/never/pushed", Created: begin}, memory[1])
-		a.keep(taken("one", 1), memory[1])
+		template, memory := templateAndMemories()
+		a.commit(template, memory[0])
+		b.commit(template, memory[0])
+		b.commit(snapshot.Snapshot{Ref: "templates/never/pushed", Created: begin}, memory[1])
+		a.commit(userSnapshot("one", 1), memory[1])
 		a.push("one")
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- b.depot.Run(ctx) }()
 		synctest.Wait()
 		before := objects.Count("get")
-		from, err := b.depot.Near(t.Context(), "ws", "one")
+		from, err := b.depot.OpenWithLocalBase(t.Context(), "ws", "one")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -176,13 +176,13 @@ func TestTemplatesAreKnown(t *testing.T) {
 
 // A host begins with what it has that is whole: the snapshot that another differs from, or else their template. What
 // is still coming itself is no beginning.
-func TestWhatIsHereIsNotFetched(t *testing.T) {
-	objects := blobtest.Memory()
+func TestLocalContentIsNotFetched(t *testing.T) {
+	objects := blobtest.NewMemory()
 	a := newHost(t, objects)
-	template, memory := grown()
-	a.keep(template, memory[0])
-	a.keep(taken("one", 1), memory[1])
-	a.keep(taken("two", 2), memory[2])
+	template, memory := templateAndMemories()
+	a.commit(template, memory[0])
+	a.commit(userSnapshot("one", 1), memory[1])
+	a.commit(userSnapshot("two", 2), memory[2])
 	a.push("one")
 	a.push("two")
 	for name, c := range map[string]struct {
@@ -198,12 +198,12 @@ func TestWhatIsHereIsNotFetched(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newHost(t, objects)
 			if c.template != nil {
-				b.keep(template, c.template)
+				b.commit(template, c.template)
 			}
 			if c.one != nil || c.partial {
-				b.keep(taken("one", 1), c.one)
+				b.commit(userSnapshot("one", 1), c.one)
 			}
-			from, err := b.depot.Near(t.Context(), "ws", "two")
+			from, err := b.depot.OpenWithLocalBase(t.Context(), "ws", "two")
 			b.must(err)
 			got := make([]byte, size)
 			b.must(from.Reader.ReadAt(t.Context(), "memory", got, 0))

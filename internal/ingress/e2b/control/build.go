@@ -24,7 +24,7 @@ import (
 // Builds are what this face needs of builds; build.Service has it.
 type Builds interface {
 	Reserve(ctx context.Context, p auth.Principal, req api.BuildRequest) (api.Build, error)
-	Launch(ctx context.Context, p auth.Principal, id api.BuildID, change func(*build.Spec)) error
+	StartReserved(ctx context.Context, p auth.Principal, id api.BuildID, change func(*build.Spec)) error
 	Get(ctx context.Context, p auth.Principal, id api.BuildID) (api.Build, error)
 	Logs(
 		ctx context.Context,
@@ -38,8 +38,8 @@ type Builds interface {
 	PutFiles(ctx context.Context, p auth.Principal, hash string, r io.Reader) error
 }
 
-// uploadLife is how long the address of an upload holds.
-const uploadLife = time.Hour
+// uploadTTL is how long the address of an upload holds.
+const uploadTTL = time.Hour
 
 // baseImage is what E2B's builder starts from when its user names nothing; baseTemplate stands in for it.
 const (
@@ -50,8 +50,8 @@ const (
 // maxLogs is how many entries of a log are answered at once.
 const maxLogs = 100
 
-// part answers /templates/aliases/{alias} and /templates/{id}/tags, which one pattern has to hold.
-func (s *Server) part(r *http.Request, p auth.Principal) (int, any, error) {
+// aliasOrTags answers /templates/aliases/{alias} and /templates/{id}/tags, which one pattern has to hold.
+func (s *Server) aliasOrTags(r *http.Request, p auth.Principal) (int, any, error) {
 	switch {
 	case r.PathValue("id") == "aliases":
 		r.SetPathValue("alias", r.PathValue("part"))
@@ -69,8 +69,8 @@ func (s *Server) builder() (Builds, error) {
 	return s.cfg.Builds, nil
 }
 
-// own takes the namespace off a name: that of the caller, who has one.
-func own(name string, p auth.Principal) string {
+// stripNamespace takes the namespace off a name: that of the caller, who has one.
+func stripNamespace(name string, p auth.Principal) string {
 	if space, rest, ok := strings.Cut(name, "/"); ok && space == string(p.Workspace) {
 		return rest
 	}
@@ -94,7 +94,7 @@ func (s *Server) newTemplate(r *http.Request, p auth.Principal) (int, any, error
 		err = decode(r, &in)
 	}
 	if err == nil {
-		err = ownTeam(in.TeamID, p)
+		err = checkTeam(in.TeamID, p)
 	}
 	if err == nil && in.MinFreeMB != nil {
 		err = api.Errorf(
@@ -108,7 +108,7 @@ func (s *Server) newTemplate(r *http.Request, p auth.Principal) (int, any, error
 	if in.Name == "" {
 		in.Name = in.Alias
 	}
-	name, tag := api.SplitTemplate(own(in.Name, p))
+	name, tag := api.SplitTemplate(stripNamespace(in.Name, p))
 	if tag != "" {
 		in.Tags = append(in.Tags, tag)
 	}
@@ -124,8 +124,8 @@ func (s *Server) newTemplate(r *http.Request, p auth.Principal) (int, any, error
 		"names": []string{string(p.Workspace) + "/" + name}, "tags": in.Tags, "aliases": []string{name}}, err
 }
 
-// fileLink answers where files of a hash are sent, unless they were.
-func (s *Server) fileLink(r *http.Request, p auth.Principal) (int, any, error) {
+// uploadLink answers where files of a hash are sent, unless they were.
+func (s *Server) uploadLink(r *http.Request, p auth.Principal) (int, any, error) {
 	b, err := s.builder()
 	if err != nil {
 		return 0, nil, err
@@ -139,7 +139,7 @@ func (s *Server) fileLink(r *http.Request, p auth.Principal) (int, any, error) {
 	if r.TLS != nil || r.Header.Get("X-Forwarded-Proto") == "https" {
 		scheme = "https"
 	}
-	ticket := s.ticket(string(p.Workspace), hash, time.Now().Add(uploadLife))
+	ticket := s.ticket(string(p.Workspace), hash, time.Now().Add(uploadTTL))
 	to := url.URL{
 		Scheme:   scheme,
 		Host:     r.Host,
@@ -161,16 +161,16 @@ func (s *Server) ticket(workspace, hash string, until time.Time) string {
 func (s *Server) upload(w http.ResponseWriter, r *http.Request) {
 	b, err := s.builder()
 	if err == nil {
-		err = s.takeFiles(r, b)
+		err = s.putFiles(r, b)
 	}
 	if err != nil {
-		fail(w, err)
+		writeError(w, err)
 		return
 	}
 	w.WriteHeader(http.StatusOK)
 }
 
-func (s *Server) takeFiles(r *http.Request, b Builds) error {
+func (s *Server) putFiles(r *http.Request, b Builds) error {
 	hash, ticket := r.PathValue("hash"), r.URL.Query().Get("ticket")
 	parts := strings.Split(ticket, ".")
 	if len(parts) != 3 {
@@ -233,8 +233,8 @@ func (s *Server) startBuild(r *http.Request, p auth.Principal) (int, any, error)
 	if strings.TrimSuffix(in.FromImage, ":latest") == baseImage {
 		in.FromImage, in.FromTemplate = "", baseTemplate
 	}
-	return http.StatusAccepted, nil, b.Launch(r.Context(), p, id, func(spec *build.Spec) {
-		spec.ImageRef, spec.FromTemplate, spec.OnBase = in.FromImage, own(in.FromTemplate, p), in.FromTemplate != ""
+	return http.StatusAccepted, nil, b.StartReserved(r.Context(), p, id, func(spec *build.Spec) {
+		spec.ImageRef, spec.FromTemplate, spec.OnBase = in.FromImage, stripNamespace(in.FromTemplate, p), in.FromTemplate != ""
 		spec.Start, spec.Ready, spec.NoCache = in.StartCmd, in.ReadyCmd, in.Force
 		if in.Registry != nil {
 			spec.Registry = &api.RegistryAuth{Username: in.Registry.Username, Password: in.Registry.Password}
@@ -255,8 +255,8 @@ type buildEntry struct {
 	Step      string    `json:"step,omitempty"`
 }
 
-// errEnough ends the reading of a log.
-var errEnough = errors.New("enough")
+// errStop ends the reading of a log.
+var errStop = errors.New("enough")
 
 func (s *Server) buildStatus(r *http.Request, p auth.Principal) (int, any, error) {
 	b, err := s.builder()
@@ -268,15 +268,15 @@ func (s *Server) buildStatus(r *http.Request, p auth.Principal) (int, any, error
 		return 0, nil, err
 	}
 	q := r.URL.Query()
-	offset, err := number(q, "logsOffset", 1<<40, 0)
+	offset, err := intParam(q, "logsOffset", 1<<40, 0)
 	if err != nil {
 		return 0, nil, err
 	}
-	limit, err := number(q, "limit", maxLogs, maxLogs)
+	limit, err := intParam(q, "limit", maxLogs, maxLogs)
 	if err != nil {
 		return 0, nil, err
 	}
-	least, err := levelOf(q)
+	least, err := parseLevel(q)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -287,7 +287,7 @@ func (s *Server) buildStatus(r *http.Request, p auth.Principal) (int, any, error
 	logs, entries := []string{}, []buildEntry{}
 	err = b.Logs(r.Context(), p, id, offset, false, func(l api.BuildLine) error {
 		if int64(len(entries)) == limit {
-			return errEnough
+			return errStop
 		}
 		if slices.Index(levels, l.Level) < least {
 			return nil
@@ -296,7 +296,7 @@ func (s *Server) buildStatus(r *http.Request, p auth.Principal) (int, any, error
 		entries = append(entries, buildEntry{Timestamp: l.Time, Message: l.Line, Level: l.Level, Step: l.Step})
 		return nil
 	})
-	if err != nil && !errors.Is(err, errEnough) {
+	if err != nil && !errors.Is(err, errStop) {
 		return 0, nil, err
 	}
 	out := map[string]any{
@@ -331,7 +331,7 @@ func (s *Server) assignTags(r *http.Request, p auth.Principal) (int, any, error)
 	if err := decode(r, &in); err != nil {
 		return 0, nil, err
 	}
-	name, tag := api.SplitTemplate(own(in.Target, p))
+	name, tag := api.SplitTemplate(stripNamespace(in.Target, p))
 	t, err := s.templates.Tag(r.Context(), p, name, api.TagRequest{Target: tag, Tags: in.Tags})
 	return http.StatusCreated, map[string]any{"buildID": t.Version, "tags": in.Tags}, err
 }
@@ -345,7 +345,7 @@ func (s *Server) removeTags(r *http.Request, p auth.Principal) (int, any, error)
 		return 0, nil, err
 	}
 	for _, tag := range in.Tags {
-		if err := s.templates.Untag(r.Context(), p, own(in.Name, p), tag); err != nil {
+		if err := s.templates.Untag(r.Context(), p, stripNamespace(in.Name, p), tag); err != nil {
 			return 0, nil, err
 		}
 	}
@@ -353,7 +353,7 @@ func (s *Server) removeTags(r *http.Request, p auth.Principal) (int, any, error)
 }
 
 func (s *Server) listTags(r *http.Request, p auth.Principal) (int, any, error) {
-	t, err := s.templates.Get(r.Context(), p, own(r.PathValue("id"), p))
+	t, err := s.templates.Get(r.Context(), p, stripNamespace(r.PathValue("id"), p))
 	out := []map[string]any{}
 	for _, v := range t.Versions {
 		for _, tag := range v.Tags {

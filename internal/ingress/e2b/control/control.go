@@ -39,7 +39,7 @@ type Sandboxes interface {
 	Stop(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
 	Wake(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
 	Resume(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
-	Fork(ctx context.Context, p auth.Principal, id api.SandboxID, req api.ForkRequest) (api.ForkAnswer, error)
+	Fork(ctx context.Context, p auth.Principal, id api.SandboxID, req api.ForkRequest) (api.ForkResponse, error)
 	SetLifecycle(
 		ctx context.Context,
 		p auth.Principal,
@@ -86,9 +86,9 @@ type Server struct {
 	templates Templates
 	keys      Keys
 	mux       *http.ServeMux
-	began     time.Time
+	started   time.Time
 	patterns  []string // of mux
-	past      *metricshistory.History
+	history   *metricshistory.History
 }
 
 // New makes a server; a short secret is an error.
@@ -102,8 +102,8 @@ func New(cfg Config, sandboxes Sandboxes, templates Templates, keys Keys) (*Serv
 		templates: templates,
 		keys:      keys,
 		mux:       http.NewServeMux(),
-		began:     time.Now().UTC(),
-		past:      cmp.Or(cfg.History, metricshistory.New(sandboxes)),
+		started:   time.Now().UTC(),
+		history:   cmp.Or(cfg.History, metricshistory.New(sandboxes)),
 	}
 	s.routes()
 	return s, nil
@@ -121,8 +121,8 @@ func (s *Server) handle(pattern string, h http.HandlerFunc) {
 // handler answers a request of a caller who is known: status and body, nil for none.
 type handler func(r *http.Request, p auth.Principal) (int, any, error)
 
-// Around answers the paths of this API and passes all others to next.
-func (s *Server) Around(next http.Handler) http.Handler {
+// Middleware answers the paths of this API and passes all others to next.
+func (s *Server) Middleware(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, pattern := s.mux.Handler(r); pattern == "" {
 			next.ServeHTTP(w, r)
@@ -132,9 +132,9 @@ func (s *Server) Around(next http.Handler) http.Handler {
 	})
 }
 
-// known finds out who calls before the route is asked. Keys are shown as X-API-Key or as a bearer token; old
+// authenticated finds out who calls before the route is asked. Keys are shown as X-API-Key or as a bearer token; old
 // clients insist on the form e2b_<hex>, which is taken for the key with the same digits.
-func (s *Server) known(rt route) http.HandlerFunc {
+func (s *Server) authenticated(rt route) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		token := r.Header.Get("X-API-Key")
 		if token == "" {
@@ -145,16 +145,16 @@ func (s *Server) known(rt route) http.HandlerFunc {
 		}
 		p, err := s.keys.Authenticate(r.Context(), token)
 		if err != nil {
-			fail(w, err)
+			writeError(w, err)
 			return
 		}
-		if err := rt.understands(r.URL.Query()); err != nil {
-			fail(w, err)
+		if err := rt.checkQuery(r.URL.Query()); err != nil {
+			writeError(w, err)
 			return
 		}
 		status, body, err := rt.handle(r, p)
 		if err != nil {
-			fail(w, err)
+			writeError(w, err)
 			return
 		}
 		if page, ok := body.(paged); ok {
@@ -165,7 +165,7 @@ func (s *Server) known(rt route) http.HandlerFunc {
 			w.WriteHeader(status)
 			return
 		}
-		reply(w, status, body)
+		writeJSON(w, status, body)
 	}
 }
 
@@ -234,21 +234,21 @@ func unsupported(what string) handler {
 	}
 }
 
-// fail answers an error in the protocol's shape. Retry-After must be a whole number, or clients do not
+// writeError answers an error in the protocol's shape. Retry-After must be a whole number, or clients do not
 // try again.
-func fail(w http.ResponseWriter, err error) {
+func writeError(w http.ResponseWriter, err error) {
 	e := api.AsError(err)
-	status := e.Code.Meaning().Status
+	status := e.Code.Info().Status
 	if e.Code == api.WrongState {
 		status = http.StatusConflict
 	}
 	if status == http.StatusTooManyRequests {
 		w.Header().Set("Retry-After", "1")
 	}
-	reply(w, status, map[string]any{"code": status, "message": e.Message, "error_code": string(e.Code)})
+	writeJSON(w, status, map[string]any{"code": status, "message": e.Message, "error_code": string(e.Code)})
 }
 
-func reply(w http.ResponseWriter, status int, body any) {
+func writeJSON(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	// A client that does not read its answer is gone.

@@ -69,7 +69,7 @@ func FuzzTicket(f *testing.F) {
 			strings.HasSuffix(good, parts[2]) {
 			return // the seed
 		}
-		if err := s.takeFiles(r, deaf{t: t}); err == nil {
+		if err := s.putFiles(r, deaf{t: t}); err == nil {
 			t.Errorf("%q, %q is taken", hash, ticket)
 		}
 	})
@@ -88,11 +88,11 @@ func FuzzLogQuery(f *testing.F) {
 		if err != nil {
 			return
 		}
-		q, err := logQueryOf(values)
+		q, err := parseLogQuery(values)
 		if err != nil {
 			return
 		}
-		if got := q.pick(all); len(got) > q.limit || q.limit > 10_000 {
+		if got := q.apply(all); len(got) > q.limit || q.limit > 10_000 {
 			t.Errorf("%q selects %d entries of at most %d", query, len(got), q.limit)
 		}
 	})
@@ -107,7 +107,7 @@ func FuzzFilter(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if got, err := filterOf(q); err == nil && (got.Limit < 1 || got.Limit > 100) {
+		if got, err := parseFilter(q); err == nil && (got.Limit < 1 || got.Limit > 100) {
 			t.Errorf("%q: a list of %d", query, got.Limit)
 		}
 	})

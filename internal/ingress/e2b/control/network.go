@@ -33,14 +33,14 @@ type rules struct {
 	} `json:"rules"`
 }
 
-// newRules replace all that was said before.
-type newRules struct {
+// networkUpdate replace all that was said before.
+type networkUpdate struct {
 	rules
 	Internet *bool `json:"allow_internet_access"`
 }
 
-// shown is the network of a sandbox as it is read.
-type shown struct {
+// networkResponse is the network of a sandbox as it is read.
+type networkResponse struct {
 	AllowOut []string `json:"allowOut,omitempty"`
 	DenyOut  []string `json:"denyOut,omitempty"`
 
@@ -53,7 +53,7 @@ type shown struct {
 // entry allows.
 func (r rules) policy(prefix string, internet *bool) (api.Network, error) {
 	var n api.Network
-	if err := r.refused(prefix); err != nil {
+	if err := r.checkSupported(prefix); err != nil {
 		return n, err
 	}
 	n.AllowOut = r.AllowOut
@@ -67,13 +67,13 @@ func (r rules) policy(prefix string, internet *bool) (api.Network, error) {
 		return n, api.Errorf(api.Invalid, "%sallowOut: closes nothing by itself; put %q into denyOut to block all other traffic", prefix, everything).
 			With("field", prefix+"allowOut")
 	}
-	return n, renamed(n.Validate(), prefix)
+	return n, translateField(n.Validate(), prefix)
 }
 
-// refused is an error for what would have to read or carry the guest's encrypted connections: this server passes
+// checkSupported is an error for what would have to read or carry the guest's encrypted connections: this server passes
 // them on as they are.
-func (r rules) refused(prefix string) error {
-	if !isNothing(r.EgressProxy) {
+func (r rules) checkSupported(prefix string) error {
+	if !isEmptyJSON(r.EgressProxy) {
 		return api.Errorf(api.Unsupported, "%segressProxy: connections leave from this host; leave it away, or set the proxy in the environment of the sandbox", prefix).
 			With("field", prefix+"egressProxy")
 	}
@@ -88,8 +88,8 @@ func (r rules) refused(prefix string) error {
 	return nil
 }
 
-// renamed gives an error about a field the name that the field has in this protocol.
-func renamed(err error, prefix string) error {
+// translateField gives an error about a field the name that the field has in this protocol.
+func translateField(err error, prefix string) error {
 	e, ok := errors.AsType[*api.Error](err)
 	if !ok {
 		return err
@@ -119,14 +119,14 @@ func (n *newSandbox) policy() (*api.Network, error) {
 		p.PrivatePorts = in.AllowPublicTraffic != nil && !*in.AllowPublicTraffic
 		p.PortHost, p.TLSPorts = in.MaskRequestHost, in.HTTPSPorts
 	}
-	if p.Plain() {
+	if p.IsDefault() {
 		return nil, nil
 	}
-	return &p, renamed(p.Validate(), "network.")
+	return &p, translateField(p.Validate(), "network.")
 }
 
 func (s *Server) setNetwork(r *http.Request, p auth.Principal) (int, any, error) {
-	var in newRules
+	var in networkUpdate
 	if err := decode(r, &in); err != nil {
 		return 0, nil, err
 	}
@@ -134,22 +134,22 @@ func (s *Server) setNetwork(r *http.Request, p auth.Principal) (int, any, error)
 	if err != nil {
 		return 0, nil, err
 	}
-	b, err := s.sandboxes.Get(r.Context(), p, idOf(r))
+	b, err := s.sandboxes.Get(r.Context(), p, sandboxID(r))
 	if err != nil {
 		return 0, nil, err
 	}
 	if old := b.Network; old != nil { // what concerns the ports is settled when a sandbox is made
 		n.PrivatePorts, n.PortHost, n.TLSPorts = old.PrivatePorts, old.PortHost, old.TLSPorts
 	}
-	_, err = s.sandboxes.SetNetwork(r.Context(), p, idOf(r), n)
+	_, err = s.sandboxes.SetNetwork(r.Context(), p, sandboxID(r), n)
 	return http.StatusNoContent, nil, err
 }
 
-func networkShown(n *api.Network) *shown {
+func newNetworkResponse(n *api.Network) *networkResponse {
 	if n == nil {
 		return nil
 	}
-	out := &shown{AllowOut: n.AllowOut, DenyOut: slices.Clone(n.DenyOut), MaskHost: n.PortHost, HTTPSPorts: n.TLSPorts}
+	out := &networkResponse{AllowOut: n.AllowOut, DenyOut: slices.Clone(n.DenyOut), MaskHost: n.PortHost, HTTPSPorts: n.TLSPorts}
 	if n.DenyOthers {
 		out.DenyOut = append(out.DenyOut, everything)
 	}

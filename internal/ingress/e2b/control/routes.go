@@ -19,9 +19,9 @@ type route struct {
 
 func (s *Server) routes() {
 	s.handle("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
-	for _, part := range []map[string]route{s.sandboxRoutes(), s.templateRoutes(), missingRoutes()} {
+	for _, part := range []map[string]route{s.sandboxRoutes(), s.templateRoutes(), unsupportedRoutes()} {
 		for pattern, rt := range part {
-			s.handle(pattern, s.known(rt))
+			s.handle(pattern, s.authenticated(rt))
 		}
 	}
 	s.handle("PUT /templates/uploads/{hash}", s.upload)
@@ -61,19 +61,19 @@ func (s *Server) templateRoutes() map[string]route {
 		"PATCH /v2/templates/{id}":                  {s.changeTemplate, ""},
 		"DELETE /templates/{id}":                    {s.deleteTemplate, ""},
 		"POST /v3/templates":                        {s.newTemplate, ""},
-		"GET /templates/{id}/files/{hash}":          {s.fileLink, ""},
+		"GET /templates/{id}/files/{hash}":          {s.uploadLink, ""},
 		"POST /v2/templates/{id}/builds/{build}":    {s.startBuild, ""},
 		"GET /templates/{id}/builds/{build}/status": {s.buildStatus, "logsOffset limit level"},
 		"GET /templates/{id}/builds/{build}/logs":   {s.buildStatus, "logsOffset limit level"},
 		"POST /templates/tags":                      {s.assignTags, ""},
 		"DELETE /templates/tags":                    {s.removeTags, ""},
-		"GET /templates/{id}/{part}":                {s.part, ""},
+		"GET /templates/{id}/{part}":                {s.aliasOrTags, ""},
 	}
 }
 
-// missing are the paths of the protocol that this server has nothing behind, by what they are about. They are
+// unsupportedPatterns are the paths of the protocol that this server has nothing behind, by what they are about. They are
 // refused by that name, so that nobody takes them for a wrong address.
-var missing = map[string][]string{
+var unsupportedPatterns = map[string][]string{
 	"volumes": {
 		"GET /volumes",
 		"POST /volumes",
@@ -92,9 +92,9 @@ var missing = map[string][]string{
 	"the older forms of template builds": {"POST /templates", "POST /v2/templates"},
 }
 
-func missingRoutes() map[string]route {
+func unsupportedRoutes() map[string]route {
 	out := map[string]route{}
-	for what, patterns := range missing {
+	for what, patterns := range unsupportedPatterns {
 		for _, pattern := range patterns {
 			out[pattern] = route{unsupported(what), "*"}
 		}
@@ -102,8 +102,8 @@ func missingRoutes() map[string]route {
 	return out
 }
 
-// understands refuses a query that says what the route would not look at.
-func (rt route) understands(q url.Values) error {
+// checkQuery refuses a query that says what the route would not look at.
+func (rt route) checkQuery(q url.Values) error {
 	if rt.query == "*" {
 		return nil
 	}
@@ -116,8 +116,8 @@ func (rt route) understands(q url.Values) error {
 	return nil
 }
 
-// ownTeam refuses to act for a team that is not the caller's. Clients name the one that they were told.
-func ownTeam(team string, p auth.Principal) error {
+// checkTeam refuses to act for a team that is not the caller's. Clients name the one that they were told.
+func checkTeam(team string, p auth.Principal) error {
 	if team != "" && team != string(p.Workspace) {
 		return api.Errorf(api.Forbidden, "teamID: the key is of team %s, not of %.60q", p.Workspace, team)
 	}

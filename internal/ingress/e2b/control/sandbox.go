@@ -48,8 +48,8 @@ type network struct {
 	rules
 }
 
-// isNothing tells whether a field was sent that says nothing.
-func isNothing(field json.RawMessage) bool {
+// isEmptyJSON tells whether a field was sent that says nothing.
+func isEmptyJSON(field json.RawMessage) bool {
 	switch strings.TrimSpace(string(field)) {
 	case "", "null", "{}", "[]":
 		return true
@@ -60,7 +60,7 @@ func isNothing(field json.RawMessage) bool {
 
 func (n *newSandbox) check() error {
 	for name, field := range map[string]json.RawMessage{"mcp": n.MCP, "iam": n.IAM, "volumeMounts": n.VolumeMounts} {
-		if !isNothing(field) {
+		if !isEmptyJSON(field) {
 			return api.Errorf(api.Unsupported, "%s is not supported by this server: leave it away", name).
 				With("field", name)
 		}
@@ -77,7 +77,7 @@ func (n *newSandbox) check() error {
 	return nil
 }
 
-func timeoutOf(given *int64, fallback int64) (int64, error) {
+func parseTimeout(given *int64, fallback int64) (int64, error) {
 	if given == nil {
 		return fallback, nil
 	}
@@ -103,7 +103,7 @@ func (s *Server) create(r *http.Request, p auth.Principal, fallback int64, secur
 	if err := n.check(); err != nil {
 		return 0, nil, err
 	}
-	timeout, err := timeoutOf(n.Timeout, fallback)
+	timeout, err := parseTimeout(n.Timeout, fallback)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -123,8 +123,8 @@ func (s *Server) create(r *http.Request, p auth.Principal, fallback int64, secur
 	}
 	never := int64(0)
 	req := api.CreateRequest{
-		TTLSeconds: &never, TimeoutSeconds: timeout, Metadata: marked(n.Metadata, marks), Env: n.EnvVars, Network: policy,
-		Surroundings: surroundings(n.TemplateID),
+		TTLSeconds: &never, TimeoutSeconds: timeout, Metadata: withMarkers(n.Metadata, marks), Env: n.EnvVars, Network: policy,
+		Injected: injected(n.TemplateID),
 	}
 	if n.AutoPause != nil && *n.AutoPause {
 		req.OnTimeout = api.TimeoutHibernate
@@ -144,7 +144,7 @@ func (s *Server) create(r *http.Request, p auth.Principal, fallback int64, secur
 	if err != nil {
 		return 0, nil, err
 	}
-	return http.StatusCreated, s.created(box), nil
+	return http.StatusCreated, s.sandboxResponse(box), nil
 }
 
 // Keys in a sandbox's metadata that this face puts there and does not show: madeKey marks a sandbox that
@@ -156,11 +156,11 @@ const (
 	resumeKey = "secret.e2b.resume."
 )
 
-func isMark(key string) bool {
+func isMarkerKey(key string) bool {
 	return key == madeKey || key == openKey || strings.HasPrefix(key, resumeKey)
 }
 
-func marked(metadata map[string]string, marks []string) map[string]string {
+func withMarkers(metadata map[string]string, marks []string) map[string]string {
 	out := map[string]string{}
 	for _, k := range marks {
 		out[k] = "1"
@@ -171,16 +171,16 @@ func marked(metadata map[string]string, marks []string) map[string]string {
 	return out
 }
 
-// Wakes says whether requests to a port wake a sandbox with this metadata. One that was made through this
+// WakesOnRequest says whether requests to a port wake a sandbox with this metadata. One that was made through this
 // face is woken by its clients only, unless it was made to resume by itself.
-func Wakes(metadata map[string]string) bool {
+func WakesOnRequest(metadata map[string]string) bool {
 	_, made := metadata[madeKey]
-	return !made || WokenFor(metadata) > 0
+	return !made || ResumeTimeout(metadata) > 0
 }
 
-// WokenFor is how many seconds a sandbox with this metadata has when a request wakes it, at least those that
+// ResumeTimeout is how many seconds a sandbox with this metadata has when a request wakes it, at least those that
 // connecting gives; 0 if requests do not wake it, or it was made through another face.
-func WokenFor(metadata map[string]string) int64 {
+func ResumeTimeout(metadata map[string]string) int64 {
 	for key := range metadata {
 		if text, ok := strings.CutPrefix(key, resumeKey); ok {
 			n, err := strconv.ParseInt(text, 10, 64)
@@ -193,10 +193,10 @@ func WokenFor(metadata map[string]string) int64 {
 	return 0
 }
 
-// surroundings are what programs in a sandbox of this protocol expect to find: variables, each as a file too.
-func surroundings(template string) *api.Surroundings {
-	s := &api.Surroundings{
-		Env:   map[string]string{"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": api.OwnID, "E2B_TEMPLATE_ID": template},
+// injected are what programs in a sandbox of this protocol expect to find: variables, each as a file too.
+func injected(template string) *api.Injected {
+	s := &api.Injected{
+		Env:   map[string]string{"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": api.SandboxIDPlaceholder, "E2B_TEMPLATE_ID": template},
 		Files: map[string]string{},
 	}
 	for name, value := range s.Env {
@@ -205,13 +205,13 @@ func surroundings(template string) *api.Surroundings {
 	return s
 }
 
-// IsOpen says whether the agent of a sandbox with this metadata answers without a token.
-func IsOpen(metadata map[string]string) bool {
+// IsAgentPublic says whether the agent of a sandbox with this metadata answers without a token.
+func IsAgentPublic(metadata map[string]string) bool {
 	_, open := metadata[openKey]
 	return open
 }
 
-type sandboxAnswer struct {
+type sandboxResponse struct {
 	TemplateID         string `json:"templateID"`
 	SandboxID          string `json:"sandboxID"`
 	ClientID           string `json:"clientID"`
@@ -224,12 +224,12 @@ type sandboxAnswer struct {
 // clientID is a field that clients require and use for nothing.
 const clientID = "pandastack"
 
-func (s *Server) created(b api.Sandbox) sandboxAnswer {
-	a := sandboxAnswer{
+func (s *Server) sandboxResponse(b api.Sandbox) sandboxResponse {
+	a := sandboxResponse{
 		TemplateID: b.Template, SandboxID: string(b.ID), ClientID: clientID,
 		EnvdVersion: s.cfg.AgentVersion, Domain: s.cfg.Domain,
 	}
-	if !IsOpen(b.Metadata) {
+	if !IsAgentPublic(b.Metadata) {
 		a.EnvdAccessToken = s.AccessToken(b.ID)
 	}
 	if isPrivate(b) {
@@ -238,7 +238,7 @@ func (s *Server) created(b api.Sandbox) sandboxAnswer {
 	return a
 }
 
-type listed struct {
+type sandboxInfo struct {
 	TemplateID  string            `json:"templateID"`
 	SandboxID   string            `json:"sandboxID"`
 	ClientID    string            `json:"clientID"`
@@ -251,11 +251,11 @@ type listed struct {
 	Metadata    map[string]string `json:"metadata"`
 	EnvdVersion string            `json:"envdVersion"`
 	// Of one sandbox alone.
-	EnvdAccessToken string     `json:"envdAccessToken,omitempty"`
-	Domain          string     `json:"domain,omitempty"`
-	Internet        *bool      `json:"allowInternetAccess,omitempty"`
-	Network         *shown     `json:"network,omitempty"`
-	Lifecycle       *lifecycle `json:"lifecycle,omitempty"`
+	EnvdAccessToken string           `json:"envdAccessToken,omitempty"`
+	Domain          string           `json:"domain,omitempty"`
+	Internet        *bool            `json:"allowInternetAccess,omitempty"`
+	Network         *networkResponse `json:"network,omitempty"`
+	Lifecycle       *lifecycle       `json:"lifecycle,omitempty"`
 }
 
 type lifecycle struct {
@@ -266,26 +266,26 @@ type lifecycle struct {
 // never stands for the end of a sandbox that has none: the protocol has no word for it.
 const never = 100 * 365 * 24 * time.Hour
 
-func (s *Server) listed(b api.Sandbox) listed {
-	l := listed{
+func (s *Server) sandboxInfo(b api.Sandbox) sandboxInfo {
+	l := sandboxInfo{
 		TemplateID: b.Template, SandboxID: string(b.ID), ClientID: clientID, StartedAt: b.CreatedAt,
 		EndAt: b.CreatedAt.Add(
 			never,
-		), State: stateOf(b.Status), CPUCount: b.CPU, MemoryMB: b.MemoryMB, DiskSizeMB: b.DiskMB,
+		), State: newState(b.Status), CPUCount: b.CPU, MemoryMB: b.MemoryMB, DiskSizeMB: b.DiskMB,
 		Metadata: map[string]string{}, EnvdVersion: s.cfg.AgentVersion,
 	}
 	if b.ExpiresAt != nil {
 		l.EndAt = *b.ExpiresAt
 	}
 	for k, v := range b.Metadata {
-		if !isMark(k) {
+		if !isMarkerKey(k) {
 			l.Metadata[k] = v
 		}
 	}
 	return l
 }
 
-func stateOf(st api.Status) string {
+func newState(st api.Status) string {
 	switch st {
 	case api.Paused, api.Hibernating, api.Hibernated:
 		return "paused"
@@ -294,36 +294,36 @@ func stateOf(st api.Status) string {
 	}
 }
 
-// live are the states of the service behind each state of the protocol.
-var live = map[string][]api.Status{
+// statusesOf are the states of the service behind each state of the protocol.
+var statusesOf = map[string][]api.Status{
 	"running": {api.Creating, api.Running, api.Waking},
 	"paused":  {api.Paused, api.Hibernating, api.Hibernated},
 }
 
 func (s *Server) listV1(r *http.Request, p auth.Principal) (int, any, error) {
-	f, err := filterOf(r.URL.Query())
+	f, err := parseFilter(r.URL.Query())
 	if err != nil {
 		return 0, nil, err
 	}
-	f.Statuses, f.Limit = live["running"], 0 // all: this list has no pages
+	f.Statuses, f.Limit = statusesOf["running"], 0 // all: this list has no pages
 	page, err := s.sandboxes.List(r.Context(), p, f)
 	if err != nil {
 		return 0, nil, err
 	}
-	return http.StatusOK, s.listing(page.Sandboxes), nil
+	return http.StatusOK, s.sandboxInfos(page.Sandboxes), nil
 }
 
-func (s *Server) listing(boxes []api.Sandbox) []listed {
-	out := []listed{}
+func (s *Server) sandboxInfos(boxes []api.Sandbox) []sandboxInfo {
+	out := []sandboxInfo{}
 	for _, b := range boxes {
-		out = append(out, s.listed(b))
+		out = append(out, s.sandboxInfo(b))
 	}
 	return out
 }
 
 func (s *Server) listV2(r *http.Request, p auth.Principal) (int, any, error) {
 	q := r.URL.Query()
-	f, err := filterOf(q)
+	f, err := parseFilter(q)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -332,7 +332,7 @@ func (s *Server) listV2(r *http.Request, p auth.Principal) (int, any, error) {
 		states = "running,paused"
 	}
 	for st := range strings.SplitSeq(states, ",") {
-		of, ok := live[st]
+		of, ok := statusesOf[st]
 		if !ok {
 			return 0, nil, api.Errorf(api.Invalid, "state: %.40q is not running or paused", st)
 		}
@@ -342,30 +342,30 @@ func (s *Server) listV2(r *http.Request, p auth.Principal) (int, any, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	running, err := s.running(r, p)
+	running, err := s.countRunning(r, p)
 	if err != nil {
 		return 0, nil, err
 	}
-	return http.StatusOK, paged{items: s.listing(page.Sandboxes), next: page.Next, running: running}, nil
+	return http.StatusOK, paged{items: s.sandboxInfos(page.Sandboxes), next: page.Next, running: running}, nil
 }
 
-// running counts the sandboxes of the caller that run, on all pages.
-func (s *Server) running(r *http.Request, p auth.Principal) (int, error) {
-	all, err := s.sandboxes.List(r.Context(), p, api.SandboxFilter{Statuses: live["running"]})
+// countRunning counts the sandboxes of the caller that run, on all pages.
+func (s *Server) countRunning(r *http.Request, p auth.Principal) (int, error) {
+	all, err := s.sandboxes.List(r.Context(), p, api.SandboxFilter{Statuses: statusesOf["running"]})
 	return len(all.Sandboxes), err
 }
 
-// decoded takes the second encoding off a name or value: published clients encode each by itself and then all
+// unescape takes the second encoding off a name or value: published clients encode each by itself and then all
 // together. What does not read as encoded twice was encoded once.
-func decoded(text string) string {
+func unescape(text string) string {
 	if inner, err := url.PathUnescape(text); err == nil {
 		return inner
 	}
 	return text
 }
 
-// filterOf reads what a list is narrowed by. metadata is a query string inside a value of the query.
-func filterOf(q url.Values) (api.SandboxFilter, error) {
+// parseFilter reads what a list is narrowed by. metadata is a query string inside a value of the query.
+func parseFilter(q url.Values) (api.SandboxFilter, error) {
 	f := api.SandboxFilter{Limit: 100, Cursor: q.Get("nextToken"), Template: q.Get("template")}
 	switch order := q.Get("order"); order {
 	case "", "desc":
@@ -395,26 +395,26 @@ func filterOf(q url.Values) (api.SandboxFilter, error) {
 		}
 		f.Metadata = map[string]string{}
 		for k := range inner {
-			f.Metadata[decoded(k)] = decoded(inner.Get(k))
+			f.Metadata[unescape(k)] = unescape(inner.Get(k))
 		}
 	}
 	return f, nil
 }
 
-func idOf(r *http.Request) api.SandboxID { return api.SandboxID(r.PathValue("id")) }
+func sandboxID(r *http.Request) api.SandboxID { return api.SandboxID(r.PathValue("id")) }
 
 func (s *Server) get(r *http.Request, p auth.Principal) (int, any, error) {
-	b, err := s.sandboxes.Get(r.Context(), p, idOf(r))
+	b, err := s.sandboxes.Get(r.Context(), p, sandboxID(r))
 	if err != nil {
 		return 0, nil, err
 	}
-	l := s.listed(b)
-	if !IsOpen(b.Metadata) {
+	l := s.sandboxInfo(b)
+	if !IsAgentPublic(b.Metadata) {
 		l.EnvdAccessToken = s.AccessToken(b.ID)
 	}
-	l.Domain, l.Internet, l.Network = s.cfg.Domain, &b.Egress, networkShown(b.Network)
-	l.Lifecycle = &lifecycle{OnTimeout: "kill", AutoResume: Wakes(b.Metadata)}
-	if b.OnTimeout.Rests() {
+	l.Domain, l.Internet, l.Network = s.cfg.Domain, &b.Egress, newNetworkResponse(b.Network)
+	l.Lifecycle = &lifecycle{OnTimeout: "kill", AutoResume: WakesOnRequest(b.Metadata)}
+	if b.OnTimeout.KeepsSandbox() {
 		l.Lifecycle.OnTimeout = "pause"
 	}
 	return http.StatusOK, l, nil
@@ -422,8 +422,8 @@ func (s *Server) get(r *http.Request, p auth.Principal) (int, any, error) {
 
 // kill answers not_found for a sandbox that ended already: clients turn that into "it was not there".
 func (s *Server) kill(r *http.Request, p auth.Principal) (int, any, error) {
-	if _, err := s.sandboxes.Get(r.Context(), p, idOf(r)); err != nil {
+	if _, err := s.sandboxes.Get(r.Context(), p, sandboxID(r)); err != nil {
 		return 0, nil, err
 	}
-	return http.StatusNoContent, nil, s.sandboxes.Delete(r.Context(), p, idOf(r))
+	return http.StatusNoContent, nil, s.sandboxes.Delete(r.Context(), p, sandboxID(r))
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/auth"
 )
 
-type templateAnswer struct {
+type templateResponse struct {
 	TemplateID    string     `json:"templateID"`
 	BuildID       string     `json:"buildID"`
 	CPUCount      int        `json:"cpuCount"`
@@ -28,11 +28,11 @@ type templateAnswer struct {
 	BuildStatus   string     `json:"buildStatus"`
 }
 
-func (s *Server) template(t api.Template) templateAnswer {
-	a := templateAnswer{
+func (s *Server) templateResponse(t api.Template) templateResponse {
+	a := templateResponse{
 		TemplateID: t.Name, BuildID: t.Name, CPUCount: t.CPU, MemoryMB: t.MemoryMB, DiskSizeMB: t.DiskMB,
 		Public: t.IsGlobal, Aliases: []string{t.Name}, Names: []string{t.Name}, EnvdVersion: s.cfg.AgentVersion, BuildStatus: "waiting",
-		CreatedAt: s.began, UpdatedAt: s.began, // a recipe comes with the program
+		CreatedAt: s.started, UpdatedAt: s.started, // a recipe comes with the program
 	}
 	if t.ID != "" {
 		a.TemplateID, a.BuildID, a.BuildCount = string(t.ID), string(t.Version), len(t.Versions)
@@ -55,25 +55,25 @@ func (s *Server) template(t api.Template) templateAnswer {
 }
 
 func (s *Server) listTemplates(r *http.Request, p auth.Principal) (int, any, error) {
-	if err := ownTeam(r.URL.Query().Get("teamID"), p); err != nil {
+	if err := checkTeam(r.URL.Query().Get("teamID"), p); err != nil {
 		return 0, nil, err
 	}
 	list, err := s.templates.List(r.Context(), p)
-	out := []templateAnswer{}
+	out := []templateResponse{}
 	for _, t := range list {
-		out = append(out, s.template(t))
+		out = append(out, s.templateResponse(t))
 	}
 	return http.StatusOK, out, err
 }
 
 func (s *Server) getTemplate(r *http.Request, p auth.Principal) (int, any, error) {
-	t, err := s.templates.Get(r.Context(), p, own(r.PathValue("id"), p))
-	return http.StatusOK, s.template(t), err
+	t, err := s.templates.Get(r.Context(), p, stripNamespace(r.PathValue("id"), p))
+	return http.StatusOK, s.templateResponse(t), err
 }
 
 func (s *Server) alias(r *http.Request, p auth.Principal) (int, any, error) {
-	t, err := s.templates.Get(r.Context(), p, own(r.PathValue("alias"), p))
-	return http.StatusOK, map[string]any{"templateID": s.template(t).TemplateID, "public": t.IsGlobal}, err
+	t, err := s.templates.Get(r.Context(), p, stripNamespace(r.PathValue("alias"), p))
+	return http.StatusOK, map[string]any{"templateID": s.templateResponse(t).TemplateID, "public": t.IsGlobal}, err
 }
 
 // changeTemplate answers a change of who may use a template: it stays its workspace's.
@@ -84,7 +84,7 @@ func (s *Server) changeTemplate(r *http.Request, p auth.Principal) (int, any, er
 	if err := decode(r, &in); err != nil {
 		return 0, nil, err
 	}
-	t, err := s.templates.Get(r.Context(), p, own(r.PathValue("id"), p))
+	t, err := s.templates.Get(r.Context(), p, stripNamespace(r.PathValue("id"), p))
 	if err != nil {
 		return 0, nil, err
 	}
@@ -94,14 +94,14 @@ func (s *Server) changeTemplate(r *http.Request, p auth.Principal) (int, any, er
 			"public: who may use a template is said when it is built, by the native API's field global",
 		)
 	}
-	return http.StatusOK, map[string]any{"names": s.template(t).Names}, nil
+	return http.StatusOK, map[string]any{"names": s.templateResponse(t).Names}, nil
 }
 
 // deleteTemplate deletes a built template, and is how the protocol deletes a snapshot.
 func (s *Server) deleteTemplate(r *http.Request, p auth.Principal) (int, any, error) {
 	id := r.PathValue("id")
 	if !strings.HasPrefix(id, "snp") {
-		return http.StatusNoContent, nil, s.templates.Delete(r.Context(), p, own(id, p))
+		return http.StatusNoContent, nil, s.templates.Delete(r.Context(), p, stripNamespace(id, p))
 	}
 	return http.StatusNoContent, nil, s.sandboxes.DeleteSnapshot(r.Context(), p, api.SnapshotID(id))
 }

@@ -33,8 +33,8 @@ import (
 
 const token = "agent-token"
 
-// world is the agent of one sandbox whose guest is a plain process of this machine.
-type world struct {
+// fixture is the agent of one sandbox whose guest is a plain process of this machine.
+type fixture struct {
 	url   string
 	guest guestapi.Guest
 	proc  processconnect.ProcessClient
@@ -50,7 +50,7 @@ func (w withToken) RoundTrip(r *http.Request) (*http.Response, error) {
 	return w.RoundTripper.RoundTrip(r)
 }
 
-func newWorld(t *testing.T, opts ...connect.ClientOption) *world {
+func newFixture(t *testing.T, opts ...connect.ClientOption) *fixture {
 	t.Helper()
 	b := agent.New(agent.Config{Reaper: process.NewReaper(false)})
 	t.Cleanup(b.Close)
@@ -60,7 +60,7 @@ func newWorld(t *testing.T, opts ...connect.ClientOption) *world {
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.Serve(w, r, target) }))
 	t.Cleanup(srv.Close)
 	c := &http.Client{Transport: withToken{http.DefaultTransport}}
-	return &world{
+	return &fixture{
 		url: srv.URL, guest: b, dir: t.TempDir(),
 		proc:  processconnect.NewProcessClient(c, srv.URL, opts...),
 		files: filesystemconnect.NewFilesystemClient(c, srv.URL, opts...),
@@ -71,18 +71,18 @@ func bash(command string) *pb.ProcessConfig {
 	return &pb.ProcessConfig{Cmd: "/bin/bash", Args: []string{"-c", command}}
 }
 
-// limit is how long anything here may take on a busy machine.
-const limit = time.Minute
+// testTimeout is how long anything here may take on a busy machine.
+const testTimeout = time.Minute
 
-type heard struct {
+type processOutput struct {
 	pid      uint32
 	out, err string
 	end      *pb.ProcessEvent_EndEvent
 }
 
-func listen(t *testing.T, stream *connect.ServerStreamForClient[pb.StartResponse], each func(h *heard)) (heard, error) {
+func collectOutput(t *testing.T, stream *connect.ServerStreamForClient[pb.StartResponse], each func(h *processOutput)) (processOutput, error) {
 	t.Helper()
-	var h heard
+	var h processOutput
 	for stream.Receive() {
 		switch e := stream.Msg().GetEvent().GetEvent().(type) {
 		case *pb.ProcessEvent_Start:
@@ -100,18 +100,18 @@ func listen(t *testing.T, stream *connect.ServerStreamForClient[pb.StartResponse
 	return h, stream.Err()
 }
 
-func (w *world) start(t *testing.T, ctx context.Context, req *pb.StartRequest, each func(h *heard)) (heard, error) {
+func (w *fixture) start(t *testing.T, ctx context.Context, req *pb.StartRequest, each func(h *processOutput)) (processOutput, error) {
 	t.Helper()
 	stream, err := w.proc.Start(ctx, connect.NewRequest(req))
 	if err != nil {
-		return heard{}, err
+		return processOutput{}, err
 	}
 	defer stream.Close()
-	return listen(t, stream, each)
+	return collectOutput(t, stream, each)
 }
 
-func within(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
+func testContext(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -119,16 +119,16 @@ func within(t *testing.T) context.Context {
 func TestProcess(t *testing.T) {
 	for name, opts := range map[string][]connect.ClientOption{"proto": nil, "json": {connect.WithProtoJSON()}} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, opts...)
-			h, err := w.start(t, within(t), &pb.StartRequest{Process: bash("echo out; echo err >&2; exit 3")}, nil)
+			w := newFixture(t, opts...)
+			h, err := w.start(t, testContext(t), &pb.StartRequest{Process: bash("echo out; echo err >&2; exit 3")}, nil)
 			if err != nil || h.out != "out\n" || h.err != "err\n" || h.end.GetExitCode() != 3 || h.pid == 0 {
 				t.Fatalf("heard %+v, %v", h, err)
 			}
-			h, err = w.start(t, within(t), &pb.StartRequest{Process: bash("kill -9 $$")}, nil)
+			h, err = w.start(t, testContext(t), &pb.StartRequest{Process: bash("kill -9 $$")}, nil)
 			if err != nil || h.end.GetExitCode() != -1 || h.end.GetExited() || h.end.GetStatus() != "signal: killed" {
 				t.Fatalf("killed: %+v, %v", h, err)
 			}
-			_, err = w.start(t, within(t), &pb.StartRequest{Process: &pb.ProcessConfig{Cmd: "/no/such/program"}}, nil)
+			_, err = w.start(t, testContext(t), &pb.StartRequest{Process: &pb.ProcessConfig{Cmd: "/no/such/program"}}, nil)
 			if connect.CodeOf(err) != connect.CodeInvalidArgument {
 				t.Fatalf("missing program: %v", err)
 			}
@@ -138,8 +138,8 @@ func TestProcess(t *testing.T) {
 
 // Input, size and signals come in requests of their own while the stream of the process is open.
 func TestInput(t *testing.T) {
-	w := newWorld(t)
-	ctx := within(t)
+	w := newFixture(t)
+	ctx := testContext(t)
 	sel := func(pid uint32) *pb.ProcessSelector {
 		return &pb.ProcessSelector{Selector: &pb.ProcessSelector_Pid{Pid: pid}}
 	}
@@ -148,7 +148,7 @@ func TestInput(t *testing.T) {
 		t,
 		ctx,
 		&pb.StartRequest{Process: bash("read a; echo got $a; read b || echo closed")},
-		func(h *heard) {
+		func(h *processOutput) {
 			var err error
 			switch {
 			case !sent:
@@ -169,7 +169,7 @@ func TestInput(t *testing.T) {
 
 	tag := "shell"
 	h, err = w.start(t, ctx, &pb.StartRequest{Process: bash("read a; stty size; read a"), Tag: &tag,
-		Pty: &pb.PTY{Size: &pb.PTY_Size{Rows: 20, Cols: 70}}}, func(h *heard) {
+		Pty: &pb.PTY{Size: &pb.PTY_Size{Rows: 20, Cols: 70}}}, func(h *processOutput) {
 		if h.pid == 0 || h.end != nil {
 			return
 		}
@@ -193,21 +193,21 @@ func TestInput(t *testing.T) {
 
 // The client's deadline is the command's: at its end the command and its children are killed.
 func TestDeadlineKills(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
 	_, err := w.start(t, ctx, &pb.StartRequest{Process: bash("sleep 1000 & sleep 1000")}, nil)
 	if connect.CodeOf(err) != connect.CodeDeadlineExceeded {
 		t.Fatalf("error %v, want deadline_exceeded", err)
 	}
-	gone(t, w)
+	waitProcessGone(t, w)
 }
 
-func gone(t *testing.T, w *world) {
+func waitProcessGone(t *testing.T, w *fixture) {
 	t.Helper()
-	end := time.Now().Add(limit)
+	end := time.Now().Add(testTimeout)
 	for {
-		list, err := w.proc.List(within(t), connect.NewRequest(&pb.ListRequest{}))
+		list, err := w.proc.List(testContext(t), connect.NewRequest(&pb.ListRequest{}))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -223,20 +223,20 @@ func gone(t *testing.T, w *world) {
 
 // A client that goes away does not end its command; a later one can connect to it and hears its end.
 func TestDisconnect(t *testing.T) {
-	w := newWorld(t)
-	ctx, cancel := context.WithCancel(within(t))
+	w := newFixture(t)
+	ctx, cancel := context.WithCancel(testContext(t))
 	var pid uint32
 	_, err := w.start(
 		t,
 		ctx,
 		&pb.StartRequest{Process: bash("read a; exit 5")},
-		func(h *heard) { pid = h.pid; cancel() },
+		func(h *processOutput) { pid = h.pid; cancel() },
 	)
 	if !errors.Is(err, context.Canceled) && connect.CodeOf(err) != connect.CodeCanceled {
 		t.Fatalf("error %v, want canceled", err)
 	}
 	sel := &pb.ProcessSelector{Selector: &pb.ProcessSelector_Pid{Pid: pid}}
-	stream, err := w.proc.Connect(within(t), connect.NewRequest(&pb.ConnectRequest{Process: sel}))
+	stream, err := w.proc.Connect(testContext(t), connect.NewRequest(&pb.ConnectRequest{Process: sel}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -244,7 +244,7 @@ func TestDisconnect(t *testing.T) {
 	var end *pb.ProcessEvent_EndEvent
 	for stream.Receive() {
 		if stream.Msg().GetEvent().GetStart() != nil {
-			in := w.proc.StreamInput(within(t))
+			in := w.proc.StreamInput(testContext(t))
 			_ = in.Send(
 				&pb.StreamInputRequest{
 					Event: &pb.StreamInputRequest_Start{Start: &pb.StreamInputRequest_StartEvent{Process: sel}},
@@ -268,8 +268,8 @@ func TestDisconnect(t *testing.T) {
 }
 
 func TestFilesystem(t *testing.T) {
-	w := newWorld(t)
-	ctx := within(t)
+	w := newFixture(t)
+	ctx := testContext(t)
 	made, err := w.files.MakeDir(ctx, connect.NewRequest(&fspb.MakeDirRequest{Path: w.dir + "/a/b"}))
 	if err != nil || made.Msg.GetEntry().GetType() != fspb.FileType_FILE_TYPE_DIRECTORY {
 		t.Fatalf("made %v, %v", made, err)
@@ -314,8 +314,8 @@ func TestFilesystem(t *testing.T) {
 }
 
 func TestWatchers(t *testing.T) {
-	w := newWorld(t)
-	ctx := within(t)
+	w := newFixture(t)
+	ctx := testContext(t)
 	stream, err := w.files.WatchDir(
 		ctx,
 		connect.NewRequest(&fspb.WatchDirRequest{Path: w.dir, Recursive: true, IncludeEntry: true}),
@@ -338,7 +338,7 @@ func TestWatchers(t *testing.T) {
 	if !stream.Receive() || stream.Msg().GetFilesystem().GetName() != "new" {
 		t.Fatalf("event %v, %v", stream.Msg(), stream.Err())
 	}
-	for end := time.Now().Add(limit); ; {
+	for end := time.Now().Add(testTimeout); ; {
 		got, err := w.files.GetWatcherEvents(ctx, connect.NewRequest(&fspb.GetWatcherEventsRequest{WatcherId: id}))
 		if err != nil {
 			t.Fatal(err)
@@ -361,7 +361,7 @@ func TestWatchers(t *testing.T) {
 	}
 }
 
-func (w *world) http(
+func (w *fixture) http(
 	t *testing.T,
 	method, path string,
 	q url.Values,
@@ -369,7 +369,7 @@ func (w *world) http(
 	body io.Reader,
 ) (int, string) {
 	t.Helper()
-	req, err := http.NewRequestWithContext(within(t), method, w.url+path+"?"+q.Encode(), body)
+	req, err := http.NewRequestWithContext(testContext(t), method, w.url+path+"?"+q.Encode(), body)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -389,7 +389,7 @@ func (w *world) http(
 }
 
 func TestFiles(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	file := w.dir + "/sub/f.bin"
 	data := bytes.Repeat([]byte{0, 255, '\n', 'x'}, 300_000)
 	auth := http.Header{"X-Access-Token": {token}}
@@ -449,7 +449,7 @@ func TestFiles(t *testing.T) {
 }
 
 func TestSignedURLs(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	file := w.dir + "/f"
 	until := time.Now().Add(time.Hour).Unix()
 	past := time.Now().Add(-time.Hour).Unix()
@@ -484,7 +484,7 @@ func TestSignedURLs(t *testing.T) {
 }
 
 func TestStrangers(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	for _, path := range []string{"/process.Process/List", "/filesystem.Filesystem/Stat", "/metrics", "/envs", "/files/compose"} {
 		method := "POST"
 		if path == "/metrics" || path == "/envs" {
@@ -505,11 +505,11 @@ func TestStrangers(t *testing.T) {
 }
 
 func TestMetadata(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	file := filepath.Join(w.dir, "noted")
 	post := func(h http.Header) (int, string) {
 		req, err := http.NewRequestWithContext(
-			within(t),
+			testContext(t),
 			http.MethodPost,
 			w.url+"/files?path="+url.QueryEscape(file),
 			strings.NewReader("x"),
@@ -549,7 +549,7 @@ func TestMetadata(t *testing.T) {
 		if status != tt.want {
 			t.Errorf("%s: %d %s", tt.name, status, body)
 		}
-		st, err := w.files.Stat(within(t), connect.NewRequest(&fspb.StatRequest{Path: file}))
+		st, err := w.files.Stat(testContext(t), connect.NewRequest(&fspb.StatRequest{Path: file}))
 		if err != nil || !maps.Equal(st.Msg.GetEntry().GetMetadata(), tt.has) {
 			t.Errorf("%s: %v, %v", tt.name, st, err)
 		}

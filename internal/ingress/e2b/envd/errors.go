@@ -10,9 +10,9 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// answers says how each answer of a guest is told to a client: the code of the RPC protocol and the
+// errorStatuses says how each answer of a guest is told to a client: the code of the RPC protocol and the
 // status of plain HTTP.
-var answers = []struct {
+var errorStatuses = []struct {
 	err    error
 	code   connect.Code
 	status int
@@ -35,7 +35,7 @@ func rpcError(err error) error {
 	if err == nil {
 		return nil
 	}
-	for _, a := range answers {
+	for _, a := range errorStatuses {
 		if errors.Is(err, a.err) {
 			return connect.NewError(a.code, err)
 		}
@@ -44,7 +44,7 @@ func rpcError(err error) error {
 }
 
 func failWith(w http.ResponseWriter, err error) {
-	for _, a := range answers {
+	for _, a := range errorStatuses {
 		if errors.Is(err, a.err) {
 			fail(w, a.status, err.Error())
 			return

@@ -32,13 +32,13 @@ func Sign(file, operation, user, token string, expiration *int64) string {
 	return "v1_" + base64.RawStdEncoding.EncodeToString(sum[:])
 }
 
-// mayUse lets a request for a file in by the access token or by a signature made for exactly it, and
+// authorizeFile lets a request for a file in by the access token or by a signature made for exactly it, and
 // answers why not.
-func mayUse(r *http.Request, file, operation string, now time.Time) error {
+func authorizeFile(r *http.Request, file, operation string, now time.Time) error {
 	t, q := targetOf(r.Context()), r.URL.Query()
 	given := q.Get("signature")
 	if given == "" {
-		if holdsToken(r) {
+		if hasToken(r) {
 			return nil
 		}
 		return errors.New("missing signature or access token")
@@ -65,7 +65,7 @@ func fileUser(r *http.Request) string {
 	if name := r.URL.Query().Get("username"); name != "" {
 		return name
 	}
-	return userOf(r.Header)
+	return requestUser(r.Header)
 }
 
 func (s *Server) download(w http.ResponseWriter, r *http.Request) {
@@ -74,11 +74,11 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusBadRequest, "path: is empty; give the path of a file")
 		return
 	}
-	if err := mayUse(r, file, "read", time.Now()); err != nil {
+	if err := authorizeFile(r, file, "read", time.Now()); err != nil {
 		fail(w, http.StatusUnauthorized, err.Error())
 		return
 	}
-	info, body, err := targetOf(r.Context()).Guest.Read(r.Context(), tilde(file), fileUser(r), 0, -1)
+	info, body, err := targetOf(r.Context()).Guest.Read(r.Context(), homeRelative(file), fileUser(r), 0, -1)
 	if err != nil {
 		failWith(w, err)
 		return
@@ -102,8 +102,8 @@ func contentType(name string) string {
 	return "application/octet-stream"
 }
 
-// written is what a client is told of each file it uploaded.
-type written struct {
+// uploadedFile is what a client is told of each file it uploaded.
+type uploadedFile struct {
 	Path string `json:"path"`
 	Name string `json:"name"`
 	Type string `json:"type"`
@@ -116,7 +116,7 @@ const maxParts = 10_000
 
 func (s *Server) upload(w http.ResponseWriter, r *http.Request) {
 	target := r.URL.Query().Get("path")
-	if err := mayUse(r, target, "write", time.Now()); err != nil {
+	if err := authorizeFile(r, target, "write", time.Now()); err != nil {
 		fail(w, http.StatusUnauthorized, err.Error())
 		return
 	}
@@ -137,14 +137,14 @@ func (s *Server) upload(w http.ResponseWriter, r *http.Request) {
 	case target == "":
 		fail(w, http.StatusBadRequest, "path: is empty; say where the file goes, or send multipart/form-data")
 	default:
-		if one, ok := s.put(w, r, target, size, body); ok {
-			reply(w, http.StatusOK, []written{one})
+		if one, ok := s.writeFile(w, r, target, size, body); ok {
+			reply(w, http.StatusOK, []uploadedFile{one})
 		}
 	}
 }
 
 func (s *Server) uploadParts(w http.ResponseWriter, r *http.Request, parts *multipart.Reader, target string) {
-	done := []written{}
+	done := []uploadedFile{}
 	for n := 0; ; n++ {
 		part, err := parts.NextPart()
 		if errors.Is(err, io.EOF) {
@@ -169,7 +169,7 @@ func (s *Server) uploadParts(w http.ResponseWriter, r *http.Request, parts *mult
 			}
 			name = target
 		}
-		one, ok := s.put(w, r, name, -1, part)
+		one, ok := s.writeFile(w, r, name, -1, part)
 		if !ok {
 			return
 		}
@@ -192,34 +192,34 @@ func partName(p *multipart.Part) string {
 	return params["filename"]
 }
 
-// put writes one file, and answers the request itself when that fails.
-func (s *Server) put(w http.ResponseWriter, r *http.Request, file string, size int64, body io.Reader) (written, bool) {
-	notes, err := metadataOf(r.Header)
+// writeFile writes one file, and answers the request itself when that fails.
+func (s *Server) writeFile(w http.ResponseWriter, r *http.Request, file string, size int64, body io.Reader) (uploadedFile, bool) {
+	notes, err := parseMetadata(r.Header)
 	if err != nil {
 		fail(w, http.StatusBadRequest, err.Error())
-		return written{}, false
+		return uploadedFile{}, false
 	}
 	opt := guestapi.WriteOptions{User: fileUser(r), Size: size, Metadata: notes}
-	from := &source{Reader: body}
-	info, err := targetOf(r.Context()).Guest.Write(r.Context(), tilde(file), opt, from)
+	from := &errorRecorder{Reader: body}
+	info, err := targetOf(r.Context()).Guest.Write(r.Context(), homeRelative(file), opt, from)
 	if from.err != nil {
 		fail(w, http.StatusBadRequest, "the body broke off or is not what its headers say: "+from.err.Error())
-		return written{}, false
+		return uploadedFile{}, false
 	}
 	if err != nil {
 		failWith(w, err)
-		return written{}, false
+		return uploadedFile{}, false
 	}
-	return written{Path: info.Path, Name: info.Name, Type: "file", Metadata: info.Metadata}, true
+	return uploadedFile{Path: info.Path, Name: info.Name, Type: "file", Metadata: info.Metadata}, true
 }
 
-// source remembers why a body could not be read to its end.
-type source struct {
+// errorRecorder remembers why a body could not be read to its end.
+type errorRecorder struct {
 	io.Reader
 	err error
 }
 
-func (s *source) Read(p []byte) (int, error) {
+func (s *errorRecorder) Read(p []byte) (int, error) {
 	n, err := s.Reader.Read(p)
 	if err != nil && !errors.Is(err, io.EOF) {
 		s.err = err
@@ -238,8 +238,8 @@ const (
 	metadataPrefix = len("user.e2b.")
 )
 
-// metadataOf reads the metadata of an upload: visible ASCII within the bounds.
-func metadataOf(h http.Header) (map[string]string, error) {
+// parseMetadata reads the metadata of an upload: visible ASCII within the bounds.
+func parseMetadata(h http.Header) (map[string]string, error) {
 	var notes map[string]string
 	total := 0
 	for name, values := range h {
@@ -290,36 +290,36 @@ func (s *Server) compose(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	ctx, g := r.Context(), targetOf(r.Context()).Guest
-	joined := &sources{open: func(i int) (io.ReadCloser, error) {
+	joined := &concatReader{open: func(i int) (io.ReadCloser, error) {
 		if i == len(req.Sources) {
 			return nil, io.EOF
 		}
-		_, body, err := g.Read(ctx, tilde(req.Sources[i]), req.User, 0, -1)
+		_, body, err := g.Read(ctx, homeRelative(req.Sources[i]), req.User, 0, -1)
 		return body, err
 	}}
 	defer joined.Close()
-	info, err := g.Write(ctx, tilde(req.Destination), guestapi.WriteOptions{User: req.User, Size: -1}, joined)
+	info, err := g.Write(ctx, homeRelative(req.Destination), guestapi.WriteOptions{User: req.User, Size: -1}, joined)
 	if err != nil {
 		failWith(w, err)
 		return
 	}
 	for _, src := range req.Sources {
-		if err := g.Remove(ctx, tilde(src), req.User, false); err != nil {
+		if err := g.Remove(ctx, homeRelative(src), req.User, false); err != nil {
 			failWith(w, fmt.Errorf("%s was written, but a source is left: %w", info.Path, err))
 			return
 		}
 	}
-	reply(w, http.StatusOK, written{Path: info.Path, Name: info.Name, Type: "file"})
+	reply(w, http.StatusOK, uploadedFile{Path: info.Path, Name: info.Name, Type: "file"})
 }
 
-// sources reads files one after the other, each opened when the one before has ended.
-type sources struct {
+// concatReader reads files one after the other, each opened when the one before has ended.
+type concatReader struct {
 	open func(i int) (io.ReadCloser, error)
 	next int
 	cur  io.ReadCloser
 }
 
-func (s *sources) Read(p []byte) (int, error) {
+func (s *concatReader) Read(p []byte) (int, error) {
 	for {
 		if s.cur == nil {
 			cur, err := s.open(s.next)
@@ -341,7 +341,7 @@ func (s *sources) Read(p []byte) (int, error) {
 	}
 }
 
-func (s *sources) Close() error {
+func (s *concatReader) Close() error {
 	if s.cur == nil {
 		return nil
 	}

@@ -19,25 +19,25 @@ type filesystem struct{ s *Server }
 
 var _ filesystemconnect.FilesystemHandler = (*filesystem)(nil)
 
-// tilde makes a path that begins at somebody's home one that the guest takes as relative to it.
-func tilde(p string) string {
+// homeRelative makes a path that begins at somebody's home one that the guest takes as relative to it.
+func homeRelative(p string) string {
 	if p == "~" || p == "~/" {
 		return "."
 	}
 	return strings.TrimPrefix(p, "~/")
 }
 
-func pathOf(p string) (string, error) {
+func parsePath(p string) (string, error) {
 	if p == "" {
 		return "", connect.NewError(
 			connect.CodeInvalidArgument,
 			errors.New("path: is empty; give a path, absolute or relative to the user's home"),
 		)
 	}
-	return tilde(p), nil
+	return homeRelative(p), nil
 }
 
-func entryOf(i guestapi.FileInfo) *pb.EntryInfo {
+func entryInfo(i guestapi.FileInfo) *pb.EntryInfo {
 	e := &pb.EntryInfo{
 		Name: i.Name, Path: i.Path, Size: i.Size, Mode: i.Mode & 0o7777, Owner: i.User, Group: i.Group,
 		ModifiedTime: timestamppb.New(i.Modified), Metadata: i.Metadata,
@@ -62,49 +62,49 @@ func (f *filesystem) Stat(
 	ctx context.Context,
 	req *connect.Request[pb.StatRequest],
 ) (*connect.Response[pb.StatResponse], error) {
-	p, err := pathOf(req.Msg.GetPath())
+	p, err := parsePath(req.Msg.GetPath())
 	if err != nil {
 		return nil, err
 	}
-	info, err := targetOf(ctx).Guest.Stat(ctx, p, userOf(req.Header()))
+	info, err := targetOf(ctx).Guest.Stat(ctx, p, requestUser(req.Header()))
 	if err != nil {
 		return nil, rpcError(err)
 	}
-	return connect.NewResponse(&pb.StatResponse{Entry: entryOf(info)}), nil
+	return connect.NewResponse(&pb.StatResponse{Entry: entryInfo(info)}), nil
 }
 
 func (f *filesystem) MakeDir(
 	ctx context.Context,
 	req *connect.Request[pb.MakeDirRequest],
 ) (*connect.Response[pb.MakeDirResponse], error) {
-	p, err := pathOf(req.Msg.GetPath())
+	p, err := parsePath(req.Msg.GetPath())
 	if err != nil {
 		return nil, err
 	}
-	info, err := targetOf(ctx).Guest.MakeDir(ctx, p, userOf(req.Header()))
+	info, err := targetOf(ctx).Guest.MakeDir(ctx, p, requestUser(req.Header()))
 	if err != nil {
 		return nil, rpcError(err)
 	}
-	return connect.NewResponse(&pb.MakeDirResponse{Entry: entryOf(info)}), nil
+	return connect.NewResponse(&pb.MakeDirResponse{Entry: entryInfo(info)}), nil
 }
 
 func (f *filesystem) Move(
 	ctx context.Context,
 	req *connect.Request[pb.MoveRequest],
 ) (*connect.Response[pb.MoveResponse], error) {
-	from, err := pathOf(req.Msg.GetSource())
+	from, err := parsePath(req.Msg.GetSource())
 	if err != nil {
 		return nil, err
 	}
-	to, err := pathOf(req.Msg.GetDestination())
+	to, err := parsePath(req.Msg.GetDestination())
 	if err != nil {
 		return nil, err
 	}
-	info, err := targetOf(ctx).Guest.Move(ctx, from, to, userOf(req.Header()))
+	info, err := targetOf(ctx).Guest.Move(ctx, from, to, requestUser(req.Header()))
 	if err != nil {
 		return nil, rpcError(err)
 	}
-	return connect.NewResponse(&pb.MoveResponse{Entry: entryOf(info)}), nil
+	return connect.NewResponse(&pb.MoveResponse{Entry: entryInfo(info)}), nil
 }
 
 // maxDepth bounds how deep one listing goes; the guest bounds how many entries it gives.
@@ -114,18 +114,18 @@ func (f *filesystem) ListDir(
 	ctx context.Context,
 	req *connect.Request[pb.ListDirRequest],
 ) (*connect.Response[pb.ListDirResponse], error) {
-	p, err := pathOf(req.Msg.GetPath())
+	p, err := parsePath(req.Msg.GetPath())
 	if err != nil {
 		return nil, err
 	}
 	depth := min(max(req.Msg.GetDepth(), 1), maxDepth)
-	list, err := targetOf(ctx).Guest.List(ctx, p, userOf(req.Header()), int(depth))
+	list, err := targetOf(ctx).Guest.List(ctx, p, requestUser(req.Header()), int(depth))
 	if err != nil {
 		return nil, rpcError(err)
 	}
 	out := &pb.ListDirResponse{}
 	for _, i := range list {
-		out.Entries = append(out.Entries, entryOf(i))
+		out.Entries = append(out.Entries, entryInfo(i))
 	}
 	return connect.NewResponse(out), nil
 }
@@ -134,17 +134,17 @@ func (f *filesystem) Remove(
 	ctx context.Context,
 	req *connect.Request[pb.RemoveRequest],
 ) (*connect.Response[pb.RemoveResponse], error) {
-	p, err := pathOf(req.Msg.GetPath())
+	p, err := parsePath(req.Msg.GetPath())
 	if err != nil {
 		return nil, err
 	}
-	err = targetOf(ctx).Guest.Remove(ctx, p, userOf(req.Header()), true)
+	err = targetOf(ctx).Guest.Remove(ctx, p, requestUser(req.Header()), true)
 	return connect.NewResponse(&pb.RemoveResponse{}), rpcError(err)
 }
 
-// watched opens a watcher on a directory and remembers what its events need.
-func watched(ctx context.Context, dir, user string, recursive, entries bool) (*watch, error) {
-	p, err := pathOf(dir)
+// openWatch opens a watcher on a directory and remembers what its events need.
+func openWatch(ctx context.Context, dir, user string, recursive, entries bool) (*watch, error) {
+	p, err := parsePath(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -186,7 +186,7 @@ func (w *watch) event(ctx context.Context, e guestapi.FileEvent) *pb.FilesystemE
 	}
 	if w.entries && e.Op != guestapi.OpRemove {
 		if info, err := w.target.Guest.Stat(ctx, path.Join(w.dir, e.Path), w.user); err == nil {
-			out.Entry = entryOf(info) // a file that is gone again has none: the event is told all the same
+			out.Entry = entryInfo(info) // a file that is gone again has none: the event is told all the same
 		}
 	}
 	return out
@@ -197,7 +197,7 @@ func (f *filesystem) WatchDir(
 	req *connect.Request[pb.WatchDirRequest],
 	out *connect.ServerStream[pb.WatchDirResponse],
 ) error {
-	w, err := watched(ctx, req.Msg.GetPath(), userOf(req.Header()), req.Msg.GetRecursive(), req.Msg.GetIncludeEntry())
+	w, err := openWatch(ctx, req.Msg.GetPath(), requestUser(req.Header()), req.Msg.GetRecursive(), req.Msg.GetIncludeEntry())
 	if err != nil {
 		return err
 	}

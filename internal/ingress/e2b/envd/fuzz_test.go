@@ -16,35 +16,35 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/e2b/envd"
 )
 
-// empty is a guest with no processes and files, that remembers where it was written to.
-type empty struct {
+// stubGuest is a guest with no processes and files, that remembers where it was written to.
+type stubGuest struct {
 	guestapi.Guest
 	written []string
 	read    bool
 }
 
-func (*empty) Start(context.Context, guestapi.ProcessSpec) (guestapi.Process, error) {
+func (*stubGuest) Start(context.Context, guestapi.ProcessSpec) (guestapi.Process, error) {
 	return nil, guestapi.ErrNotFound
 }
-func (*empty) Attach(context.Context, guestapi.ProcessRef, guestapi.Offsets) (guestapi.Process, error) {
+func (*stubGuest) Attach(context.Context, guestapi.ProcessRef, guestapi.Offsets) (guestapi.Process, error) {
 	return nil, guestapi.ErrNotFound
 }
-func (*empty) Processes(context.Context) ([]guestapi.ProcessInfo, error) { return nil, nil }
-func (*empty) Signal(context.Context, guestapi.ProcessRef, int, bool) error {
+func (*stubGuest) Processes(context.Context) ([]guestapi.ProcessInfo, error) { return nil, nil }
+func (*stubGuest) Signal(context.Context, guestapi.ProcessRef, int, bool) error {
 	return guestapi.ErrNotFound
 }
-func (*empty) Stat(context.Context, string, string) (guestapi.FileInfo, error) {
+func (*stubGuest) Stat(context.Context, string, string) (guestapi.FileInfo, error) {
 	return guestapi.FileInfo{}, guestapi.ErrNotFound
 }
-func (*empty) List(context.Context, string, string, int) ([]guestapi.FileInfo, error) {
+func (*stubGuest) List(context.Context, string, string, int) ([]guestapi.FileInfo, error) {
 	return nil, guestapi.ErrNotFound
 }
-func (e *empty) Read(context.Context, string, string, int64, int64) (guestapi.FileInfo, io.ReadCloser, error) {
+func (e *stubGuest) Read(context.Context, string, string, int64, int64) (guestapi.FileInfo, io.ReadCloser, error) {
 	e.read = true
 	return guestapi.FileInfo{}, nil, guestapi.ErrNotFound
 }
 
-func (e *empty) Write(
+func (e *stubGuest) Write(
 	_ context.Context,
 	path string,
 	opt guestapi.WriteOptions,
@@ -56,20 +56,20 @@ func (e *empty) Write(
 	e.written = append(e.written, path)
 	return guestapi.FileInfo{Path: path, Kind: guestapi.KindFile, Metadata: opt.Metadata}, nil
 }
-func (*empty) Move(context.Context, string, string, string) (guestapi.FileInfo, error) {
+func (*stubGuest) Move(context.Context, string, string, string) (guestapi.FileInfo, error) {
 	return guestapi.FileInfo{}, guestapi.ErrNotFound
 }
-func (*empty) Remove(context.Context, string, string, bool) error { return guestapi.ErrNotFound }
-func (*empty) MakeDir(context.Context, string, string) (guestapi.FileInfo, error) {
+func (*stubGuest) Remove(context.Context, string, string, bool) error { return guestapi.ErrNotFound }
+func (*stubGuest) MakeDir(context.Context, string, string) (guestapi.FileInfo, error) {
 	return guestapi.FileInfo{}, guestapi.ErrExists
 }
-func (*empty) Watch(context.Context, string, string, bool) (guestapi.Watcher, error) {
+func (*stubGuest) Watch(context.Context, string, string, bool) (guestapi.Watcher, error) {
 	return nil, guestapi.ErrNotFound
 }
 
-// ask sends one request to the agent of an empty guest.
-func ask(method, target string, h http.Header, body []byte) (*httptest.ResponseRecorder, *empty) {
-	g := &empty{}
+// serveRequest sends one request to the agent of an empty guest.
+func serveRequest(method, target string, h http.Header, body []byte) (*httptest.ResponseRecorder, *stubGuest) {
+	g := &stubGuest{}
 	s := envd.New()
 	defer s.Close()
 	r := httptest.NewRequest(method, "/", bytes.NewReader(body))
@@ -107,12 +107,12 @@ func FuzzConnect(f *testing.F) {
 			"X-Access-Token":     {token},
 			"Connect-Timeout-Ms": {"1000"},
 		}
-		w, g := ask(http.MethodPost, "/"+name, h, body)
+		w, g := serveRequest(http.MethodPost, "/"+name, h, body)
 		if w.Code < 200 || w.Code > 599 || len(g.written) > 0 || g.read {
 			t.Errorf("%s with %q: %d, wrote %v", name, body, w.Code, g.written)
 		}
 		h.Del("X-Access-Token")
-		if w, _ := ask(http.MethodPost, "/"+name, h, body); w.Code != http.StatusUnauthorized {
+		if w, _ := serveRequest(http.MethodPost, "/"+name, h, body); w.Code != http.StatusUnauthorized {
 			t.Errorf("%s without a token: %d", name, w.Code)
 		}
 	})
@@ -127,7 +127,7 @@ func FuzzUpload(f *testing.F) {
 			"Content-Type":   {"multipart/form-data; boundary=\"" + boundary + "\""},
 			"X-Access-Token": {token},
 		}
-		w, g := ask(http.MethodPost, "/files", h, []byte(body))
+		w, g := serveRequest(http.MethodPost, "/files", h, []byte(body))
 		if (w.Code == http.StatusOK) && len(g.written) == 0 || w.Code >= 500 {
 			t.Errorf("%q: %d %s, wrote %q", body, w.Code, w.Body, g.written)
 		}
@@ -148,7 +148,7 @@ func FuzzSignature(f *testing.F) {
 	f.Add("/a:read", "", "v1_", "1")
 	f.Fuzz(func(t *testing.T, file, user, signature, until string) {
 		q := url.Values{"path": {file}, "username": {user}, "signature": {signature}, "signature_expiration": {until}}
-		_, g := ask(http.MethodGet, "/files?"+q.Encode(), http.Header{}, nil)
+		_, g := serveRequest(http.MethodGet, "/files?"+q.Encode(), http.Header{}, nil)
 		n, err := strconv.ParseInt(until, 10, 64)
 		var given *int64
 		if err == nil {
@@ -169,7 +169,7 @@ func FuzzMetadata(f *testing.F) {
 	f.Add("K", strings.Repeat("v", 5000))
 	f.Fuzz(func(t *testing.T, key, value string) {
 		h := http.Header{"X-Access-Token": {token}, "X-Metadata-" + key: {value}}
-		w, g := ask(http.MethodPost, "/files?path=a", h, []byte("x"))
+		w, g := serveRequest(http.MethodPost, "/files?path=a", h, []byte("x"))
 		if w.Code == http.StatusOK && (key == "" || len(key)+len(value) > 4096 || len(g.written) != 1) ||
 			w.Code != http.StatusOK && len(g.written) > 0 {
 			t.Errorf("%q=%q: %d, wrote %v", key, value, w.Code, g.written)

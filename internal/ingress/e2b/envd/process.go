@@ -31,7 +31,7 @@ type processKey struct {
 // fromNow attaches behind all output so far: the protocol replays nothing.
 var fromNow = guestapi.Offsets{Stdout: math.MaxInt64, Stderr: math.MaxInt64, PTY: math.MaxInt64}
 
-func refOf(sel *pb.ProcessSelector) (guestapi.ProcessRef, error) {
+func parseSelector(sel *pb.ProcessSelector) (guestapi.ProcessRef, error) {
 	switch x := sel.GetSelector().(type) {
 	case *pb.ProcessSelector_Pid:
 		return guestapi.ProcessRef{PID: x.Pid}, nil
@@ -59,12 +59,12 @@ func (p *processes) List(
 		if i.Exit != nil {
 			continue
 		}
-		out.Processes = append(out.Processes, infoOf(i))
+		out.Processes = append(out.Processes, processInfo(i))
 	}
 	return connect.NewResponse(out), nil
 }
 
-func infoOf(i guestapi.ProcessInfo) *pb.ProcessInfo {
+func processInfo(i guestapi.ProcessInfo) *pb.ProcessInfo {
 	cfg := &pb.ProcessConfig{Envs: i.Env}
 	if len(i.Argv) > 0 {
 		cfg.Cmd, cfg.Args = i.Argv[0], i.Argv[1:]
@@ -81,7 +81,7 @@ func infoOf(i guestapi.ProcessInfo) *pb.ProcessInfo {
 	return info
 }
 
-func sizeOf(p *pb.PTY) (*guestapi.Size, error) {
+func parseSize(p *pb.PTY) (*guestapi.Size, error) {
 	if p == nil {
 		return nil, nil
 	}
@@ -95,7 +95,7 @@ func sizeOf(p *pb.PTY) (*guestapi.Size, error) {
 	return &guestapi.Size{Rows: uint16(rows), Cols: uint16(cols)}, nil
 }
 
-func specOf(req *pb.StartRequest, user string) (guestapi.ProcessSpec, error) {
+func processSpec(req *pb.StartRequest, user string) (guestapi.ProcessSpec, error) {
 	cfg := req.GetProcess()
 	if cfg.GetCmd() == "" {
 		return guestapi.ProcessSpec{}, connect.NewError(
@@ -103,14 +103,14 @@ func specOf(req *pb.StartRequest, user string) (guestapi.ProcessSpec, error) {
 			errors.New("process.cmd: is empty; name a program"),
 		)
 	}
-	size, err := sizeOf(req.GetPty())
+	size, err := parseSize(req.GetPty())
 	if err != nil {
 		return guestapi.ProcessSpec{}, err
 	}
 	return guestapi.ProcessSpec{
 		Argv: append(
 			[]string{cfg.GetCmd()},
-			cfg.GetArgs()...), Env: cfg.GetEnvs(), Dir: tilde(cfg.GetCwd()), User: user,
+			cfg.GetArgs()...), Env: cfg.GetEnvs(), Dir: homeRelative(cfg.GetCwd()), User: user,
 		Tag: req.GetTag(), Stdin: req.Stdin == nil || req.GetStdin(), PTY: size,
 	}, nil
 }
@@ -120,7 +120,7 @@ func (p *processes) Start(
 	req *connect.Request[pb.StartRequest],
 	out *connect.ServerStream[pb.StartResponse],
 ) error {
-	spec, err := specOf(req.Msg, userOf(req.Header()))
+	spec, err := processSpec(req.Msg, requestUser(req.Header()))
 	if err != nil {
 		return err
 	}
@@ -136,7 +136,7 @@ func (p *processes) Start(
 		}
 		return rpcError(err)
 	}
-	defer p.s.keep(t, proc)()
+	defer p.s.track(t, proc)()
 	return follow(ctx, t, proc, req.Header(), func(e *pb.ProcessEvent) error {
 		return out.Send(&pb.StartResponse{Event: e})
 	})
@@ -147,7 +147,7 @@ func (p *processes) Connect(
 	req *connect.Request[pb.ConnectRequest],
 	out *connect.ServerStream[pb.ConnectResponse],
 ) error {
-	ref, err := refOf(req.Msg.GetProcess())
+	ref, err := parseSelector(req.Msg.GetProcess())
 	if err != nil {
 		return err
 	}
@@ -156,15 +156,15 @@ func (p *processes) Connect(
 	if err != nil {
 		return rpcError(err)
 	}
-	defer p.s.keep(t, proc)()
+	defer p.s.track(t, proc)()
 	return follow(ctx, t, proc, req.Header(), func(e *pb.ProcessEvent) error {
 		return out.Send(&pb.ConnectResponse{Event: e})
 	})
 }
 
-// keep remembers the stream of a process, so that input finds it; the returned function forgets and
+// track remembers the stream of a process, so that input finds it; the returned function forgets and
 // closes it.
-func (s *Server) keep(t Target, proc guestapi.Process) func() {
+func (s *Server) track(t Target, proc guestapi.Process) func() {
 	key := processKey{t.ID, t.Generation, proc.PID()}
 	s.mu.Lock()
 	if _, taken := s.running[key]; !taken {
@@ -209,7 +209,7 @@ func follow(
 		case err != nil:
 			return rpcError(err)
 		}
-		if err := send(eventOf(e)); err != nil {
+		if err := send(processEvent(e)); err != nil {
 			return err
 		}
 		if e.Exit != nil {
@@ -262,9 +262,9 @@ func nextOrPing(
 
 var errPing = errors.New("time for a sign of life")
 
-func eventOf(e guestapi.Event) *pb.ProcessEvent {
+func processEvent(e guestapi.Event) *pb.ProcessEvent {
 	if e.Exit != nil {
-		return &pb.ProcessEvent{Event: &pb.ProcessEvent_End{End: endOf(*e.Exit)}}
+		return &pb.ProcessEvent{Event: &pb.ProcessEvent_End{End: endEvent(*e.Exit)}}
 	}
 	d := &pb.ProcessEvent_DataEvent{}
 	switch e.Stream {
@@ -278,8 +278,8 @@ func eventOf(e guestapi.Event) *pb.ProcessEvent {
 	return &pb.ProcessEvent{Event: &pb.ProcessEvent_Data{Data: d}}
 }
 
-// endOf: a process ended by a signal has exit code -1 and says which, as Go's os/exec has it.
-func endOf(x guestapi.Exit) *pb.ProcessEvent_EndEvent {
+// endEvent: a process ended by a signal has exit code -1 and says which, as Go's os/exec has it.
+func endEvent(x guestapi.Exit) *pb.ProcessEvent_EndEvent {
 	end := &pb.ProcessEvent_EndEvent{
 		ExitCode: int32(x.Code),
 		Exited:   true,
@@ -303,7 +303,7 @@ func endOf(x guestapi.Exit) *pb.ProcessEvent_EndEvent {
 
 // withProcess runs do on the stream of a process: the one that is open here, or one made for it.
 func (p *processes) withProcess(ctx context.Context, sel *pb.ProcessSelector, do func(guestapi.Process) error) error {
-	ref, err := refOf(sel)
+	ref, err := parseSelector(sel)
 	if err != nil {
 		return err
 	}
@@ -324,7 +324,7 @@ func (p *processes) Update(
 	ctx context.Context,
 	req *connect.Request[pb.UpdateRequest],
 ) (*connect.Response[pb.UpdateResponse], error) {
-	size, err := sizeOf(req.Msg.GetPty())
+	size, err := parseSize(req.Msg.GetPty())
 	if err != nil {
 		return nil, err
 	}
@@ -335,7 +335,7 @@ func (p *processes) Update(
 	return connect.NewResponse(&pb.UpdateResponse{}), err
 }
 
-func inputOf(in *pb.ProcessInput) []byte {
+func inputBytes(in *pb.ProcessInput) []byte {
 	if b := in.GetPty(); b != nil {
 		return b
 	}
@@ -347,7 +347,7 @@ func (p *processes) SendInput(
 	req *connect.Request[pb.SendInputRequest],
 ) (*connect.Response[pb.SendInputResponse], error) {
 	err := p.withProcess(ctx, req.Msg.GetProcess(), func(proc guestapi.Process) error {
-		_, err := proc.Write(inputOf(req.Msg.GetInput()))
+		_, err := proc.Write(inputBytes(req.Msg.GetInput()))
 		return err
 	})
 	return connect.NewResponse(&pb.SendInputResponse{}), err
@@ -374,7 +374,7 @@ func (p *processes) StreamInput(
 	err := p.withProcess(ctx, in.Msg().GetStart().GetProcess(), func(proc guestapi.Process) error {
 		for in.Receive() {
 			if data := in.Msg().GetData(); data != nil {
-				if _, err := proc.Write(inputOf(data.GetInput())); err != nil {
+				if _, err := proc.Write(inputBytes(data.GetInput())); err != nil {
 					return err
 				}
 			}
@@ -388,7 +388,7 @@ func (p *processes) SendSignal(
 	ctx context.Context,
 	req *connect.Request[pb.SendSignalRequest],
 ) (*connect.Response[pb.SendSignalResponse], error) {
-	ref, err := refOf(req.Msg.GetProcess())
+	ref, err := parseSelector(req.Msg.GetProcess())
 	if err != nil {
 		return nil, err
 	}

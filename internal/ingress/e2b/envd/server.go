@@ -67,18 +67,18 @@ func New() *Server {
 	}
 	opts := []connect.HandlerOption{connect.WithReadMaxBytes(maxMessage)}
 	path, h := processconnect.NewProcessHandler(&processes{s}, opts...)
-	s.mux.Handle(path, s.private(h))
+	s.mux.Handle(path, s.requireToken(h))
 	path, h = filesystemconnect.NewFilesystemHandler(&filesystem{s}, opts...)
-	s.mux.Handle(path, s.private(h))
+	s.mux.Handle(path, s.requireToken(h))
 	s.mux.HandleFunc(
 		"GET /health",
 		func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) },
 	)
-	s.mux.Handle("GET /metrics", s.private(http.HandlerFunc(s.metrics)))
-	s.mux.Handle("GET /envs", s.private(http.HandlerFunc(s.envs)))
+	s.mux.Handle("GET /metrics", s.requireToken(http.HandlerFunc(s.metrics)))
+	s.mux.Handle("GET /envs", s.requireToken(http.HandlerFunc(s.envs)))
 	s.mux.HandleFunc("GET /files", s.download)
 	s.mux.HandleFunc("POST /files", s.upload)
-	s.mux.Handle("POST /files/compose", s.private(http.HandlerFunc(s.compose)))
+	s.mux.Handle("POST /files/compose", s.requireToken(http.HandlerFunc(s.compose)))
 	s.mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { fail(w, http.StatusNotFound, "not found") })
 	return s
 }
@@ -107,10 +107,10 @@ func allowCORS(w http.ResponseWriter, r *http.Request) bool {
 	return true
 }
 
-// private lets only those in who show the sandbox's access token.
-func (s *Server) private(next http.Handler) http.Handler {
+// requireToken lets only those in who show the sandbox's access token.
+func (s *Server) requireToken(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !holdsToken(r) {
+		if !hasToken(r) {
 			fail(w, http.StatusUnauthorized, "invalid or missing access token: send it as X-Access-Token")
 			return
 		}
@@ -118,15 +118,15 @@ func (s *Server) private(next http.Handler) http.Handler {
 	})
 }
 
-func holdsToken(r *http.Request) bool {
+func hasToken(r *http.Request) bool {
 	want := targetOf(r.Context()).AccessToken
 	got := r.Header.Get("X-Access-Token")
 	return want == "" || subtle.ConstantTimeCompare([]byte(got), []byte(want)) == 1
 }
 
-// userOf is the user that a request is made for: the name of its basic authentication, whose password
+// requestUser is the user that a request is made for: the name of its basic authentication, whose password
 // says nothing, or "" for the sandbox's default user.
-func userOf(h http.Header) string {
+func requestUser(h http.Header) string {
 	r := http.Request{Header: h}
 	name, _, _ := r.BasicAuth()
 	return name

@@ -16,9 +16,9 @@ import (
 // Bounds of the watchers that clients poll: how many there may be in all, how many events each keeps
 // for a client that does not come, and how long one lives that nobody asks for.
 const (
-	maxWatchers   = 1024
-	maxKept       = 10_000
-	watcherUnused = time.Hour
+	maxWatchers        = 1024
+	maxPendingEvents   = 10_000
+	watcherIdleTimeout = time.Hour
 )
 
 // polledWatcher collects events between two questions of its client.
@@ -47,7 +47,7 @@ func (p *polledWatcher) run(ctx context.Context, w *watch) {
 		p.mu.Unlock()
 		ev := w.event(ctx, e)
 		p.mu.Lock()
-		if len(p.events) < maxKept {
+		if len(p.events) < maxPendingEvents {
 			p.events = append(p.events, ev)
 		}
 		p.mu.Unlock()
@@ -69,7 +69,7 @@ func (f *filesystem) CreateWatcher(
 	ctx context.Context,
 	req *connect.Request[pb.CreateWatcherRequest],
 ) (*connect.Response[pb.CreateWatcherResponse], error) {
-	w, err := watched(ctx, req.Msg.GetPath(), userOf(req.Header()), req.Msg.GetRecursive(), req.Msg.GetIncludeEntry())
+	w, err := openWatch(ctx, req.Msg.GetPath(), requestUser(req.Header()), req.Msg.GetRecursive(), req.Msg.GetIncludeEntry())
 	if err != nil {
 		return nil, err
 	}
@@ -91,7 +91,7 @@ func (f *filesystem) CreateWatcher(
 			errors.Join(fmt.Errorf("there are %d watchers; remove some", maxWatchers), w.from.Close()),
 		)
 	}
-	p.idle = time.AfterFunc(watcherUnused, func() { f.s.dropWatcher(name) })
+	p.idle = time.AfterFunc(watcherIdleTimeout, func() { f.s.dropWatcher(name) })
 	go p.run(life, w)
 	return connect.NewResponse(&pb.CreateWatcherResponse{WatcherId: name}), nil
 }
@@ -107,7 +107,7 @@ func (f *filesystem) GetWatcherEvents(
 			fmt.Errorf("watcher %q is not there", req.Msg.GetWatcherId()),
 		)
 	}
-	p.idle.Reset(watcherUnused)
+	p.idle.Reset(watcherIdleTimeout)
 	events, err := p.take()
 	if err != nil {
 		return nil, rpcError(err)

@@ -60,21 +60,23 @@ func (s *Server) Serve(w http.ResponseWriter, r *http.Request, t Target) {
 	s.mux.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), targetKey{}, t)))
 }
 
-// IsContexts tells whether a path is one of those that manage contexts and run nothing.
-func IsContexts(path string) bool {
+// IsContextPath tells whether a path is one of those that manage contexts and run nothing.
+func IsContextPath(path string) bool {
 	return path == "/contexts" || strings.HasPrefix(path, "/contexts/")
 }
 
-type contextAnswer struct {
+type contextResponse struct {
 	ID       string `json:"id"`
 	Language string `json:"language"`
 	Cwd      string `json:"cwd"`
 }
 
-func answerOf(c repl.Context) contextAnswer { return contextAnswer{c.ID, string(c.Language), c.Dir} }
+func toContextResponse(c repl.Context) contextResponse {
+	return contextResponse{c.ID, string(c.Language), c.Dir}
+}
 
-// begin starts a context, in the sandbox's own directory if none is named, and says where.
-func begin(ctx context.Context, g guestapi.Guest, l repl.Language, dir string) (repl.Context, error) {
+// createContext starts a context, in the sandbox's own directory if none is named, and says where.
+func createContext(ctx context.Context, g guestapi.Guest, l repl.Language, dir string) (repl.Context, error) {
 	c, err := repl.Create(ctx, g, l, dir, "")
 	if err != nil || dir != "" {
 		return c, err
@@ -131,12 +133,12 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request, t Target) {
 		fail(w, err)
 		return
 	}
-	c, err := begin(r.Context(), t.Guest, lang, req.Cwd)
+	c, err := createContext(r.Context(), t.Guest, lang, req.Cwd)
 	if err != nil {
 		fail(w, err)
 		return
 	}
-	reply(w, http.StatusCreated, answerOf(c))
+	reply(w, http.StatusCreated, toContextResponse(c))
 }
 
 // languageOf takes typescript for what it is run as: the annotations a cell has must be none.
@@ -153,9 +155,9 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request, t Target) {
 		fail(w, err)
 		return
 	}
-	out := []contextAnswer{}
+	out := []contextResponse{}
 	for _, c := range all {
-		out = append(out, answerOf(c))
+		out = append(out, toContextResponse(c))
 	}
 	reply(w, http.StatusOK, out)
 }
@@ -184,7 +186,7 @@ func (s *Server) restart(w http.ResponseWriter, r *http.Request, t Target) {
 		fail(w, err)
 		return
 	}
-	reply(w, http.StatusOK, answerOf(next))
+	reply(w, http.StatusOK, toContextResponse(next))
 }
 
 // contextFor finds the context of a request: the one it names, or the default one of its language.
@@ -193,7 +195,7 @@ func (s *Server) contextFor(r *http.Request, t Target, id, language string) (rep
 		return repl.Context{}, fmt.Errorf("%w: give context_id or language, not both", guestapi.ErrInvalid)
 	}
 	if id != "" && id != "default" {
-		return repl.Named(id)
+		return repl.ParseID(id)
 	}
 	lang, err := languageOf(language)
 	if err != nil {
@@ -217,19 +219,19 @@ func (s *Server) execute(w http.ResponseWriter, r *http.Request, t Target) {
 		fail(w, err)
 		return
 	}
-	out := &lines{w: w, flush: http.NewResponseController(w)}
+	out := &ndjsonWriter{w: w, flush: http.NewResponseController(w)}
 	_, err = s.runner.Run(
 		r.Context(),
 		t.ID,
 		t.Guest,
 		c,
-		repl.Cell{Code: req.Code, Env: req.Env, Begun: out.begin},
+		repl.Cell{Code: req.Code, Env: req.Env, OnStart: out.start},
 		out.event,
 	)
 	switch {
 	case err == nil:
 		err = out.send(map[string]any{"type": "end_of_execution"})
-	case !out.begun && (!errors.Is(err, repl.ErrEnded) || errors.Is(err, guestapi.ErrNotFound)):
+	case !out.started && (!errors.Is(err, repl.ErrEnded) || errors.Is(err, guestapi.ErrNotFound)):
 		fail(w, err)
 		return
 	default:
@@ -242,25 +244,25 @@ func (s *Server) execute(w http.ResponseWriter, r *http.Request, t Target) {
 	_ = err
 }
 
-// lines sends one JSON value a line, each at once.
-type lines struct {
-	w     http.ResponseWriter
-	flush *http.ResponseController
-	begun bool
+// ndjsonWriter sends one JSON value a line, each at once.
+type ndjsonWriter struct {
+	w       http.ResponseWriter
+	flush   *http.ResponseController
+	started bool
 }
 
-// begin sends the head of the answer. Clients measure the time of a cell from then on, so it must not wait until the
+// start sends the head of the answer. Clients measure the time of a cell from then on, so it must not wait until the
 // cell says something.
-func (l *lines) begin() {
+func (l *ndjsonWriter) start() {
 	l.w.Header().Set("Content-Type", "application/x-ndjson")
 	l.w.WriteHeader(http.StatusOK)
 	_ = l.flush.Flush() // a client that is gone is found out by the first line
-	l.begun = true
+	l.started = true
 }
 
-func (l *lines) send(v map[string]any) error {
-	if !l.begun {
-		l.begin()
+func (l *ndjsonWriter) send(v map[string]any) error {
+	if !l.started {
+		l.start()
 	}
 	if err := json.NewEncoder(l.w).Encode(v); err != nil {
 		return err
@@ -268,15 +270,15 @@ func (l *lines) send(v map[string]any) error {
 	return l.flush.Flush()
 }
 
-// forms gives the protocol's names for types of content.
-var forms = map[string]string{
+// resultFields gives the protocol's names for types of content.
+var resultFields = map[string]string{
 	"text/plain": "text", "text/html": "html", "text/markdown": "markdown", "image/svg+xml": "svg",
 	"image/png": "png", "image/jpeg": "jpeg", "application/pdf": "pdf", "text/latex": "latex",
 	"application/json": "json", "application/javascript": "javascript",
 	"application/vnd.pandastack.data+json": "data", "application/vnd.pandastack.chart+json": "chart",
 }
 
-func (l *lines) event(e repl.Event) error {
+func (l *ndjsonWriter) event(e repl.Event) error {
 	switch e.Kind {
 	case repl.Stdout, repl.Stderr:
 		return l.send(
@@ -294,7 +296,7 @@ func (l *lines) event(e repl.Event) error {
 	out := map[string]any{"type": "result", "is_main_result": e.Main}
 	extra := map[string]any{}
 	for kind, value := range e.Data {
-		if name := forms[kind]; name != "" {
+		if name := resultFields[kind]; name != "" {
 			out[name] = value
 		} else {
 			extra[kind] = value

@@ -22,13 +22,13 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/repl"
 )
 
-// world is the interpreter over the guest agent as a plain process of this machine.
-type world struct {
+// fixture is the interpreter over the guest agent as a plain process of this machine.
+type fixture struct {
 	t   *testing.T
 	url string
 }
 
-func newWorld(t *testing.T) *world {
+func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	if _, err := exec.LookPath("python3"); err != nil {
 		t.Skipf("probe program: python3 is not installed on this machine")
@@ -40,10 +40,10 @@ func newWorld(t *testing.T) *world {
 		s.Serve(w, r, interpreter.Target{ID: "sbx", Guest: g})
 	}))
 	t.Cleanup(srv.Close)
-	return &world{t, srv.URL}
+	return &fixture{t, srv.URL}
 }
 
-func (w *world) call(method, path, body string) (int, string) {
+func (w *fixture) call(method, path, body string) (int, string) {
 	w.t.Helper()
 	r, err := http.NewRequestWithContext(w.t.Context(), method, w.url+path, strings.NewReader(body))
 	if err != nil {
@@ -62,7 +62,7 @@ func (w *world) call(method, path, body string) (int, string) {
 }
 
 // run executes a cell and gives its lines.
-func (w *world) run(body string) []map[string]any {
+func (w *fixture) run(body string) []map[string]any {
 	w.t.Helper()
 	status, text := w.call("POST", "/execute", body)
 	if status != 200 {
@@ -91,7 +91,7 @@ func kinds(lines []map[string]any) string {
 
 // TestExecute: what a cell does comes line by line, and the last line says that it has ended.
 func TestExecute(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	if status, text := w.call("GET", "/health", ""); status != 200 || strings.TrimSpace(text) != `"OK"` {
 		t.Errorf("health: %d %s", status, text)
 	}
@@ -130,7 +130,7 @@ func TestExecute(t *testing.T) {
 
 // TestAnswerBegins: the head of the answer comes while a cell still says nothing: clients measure its time from then.
 func TestAnswerBegins(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	mark := filepath.Join(t.TempDir(), "go-on")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -162,7 +162,7 @@ func TestAnswerBegins(t *testing.T) {
 
 // TestContexts: contexts are made, listed, started anew under their ids, and ended.
 func TestContexts(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	var one struct{ ID, Language, Cwd string }
 	status, text := w.call("POST", "/contexts", `{"language":"python","cwd":"/tmp"}`)
 	if err := json.Unmarshal([]byte(text), &one); err != nil || status != 201 || one.ID == "" ||

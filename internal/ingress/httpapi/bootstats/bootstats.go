@@ -19,8 +19,8 @@ const (
 	modes = 16
 )
 
-// Book is what is remembered. Make one with New.
-type Book struct {
+// Recorder is what is remembered. Make one with New.
+type Recorder struct {
 	since time.Time
 
 	mu   sync.Mutex
@@ -35,12 +35,12 @@ type way struct {
 }
 
 // New begins a book at a time.
-func New(since time.Time) *Book {
-	return &Book{since: since, ways: map[string]*way{}}
+func New(since time.Time) *Recorder {
+	return &Recorder{since: since, ways: map[string]*way{}}
 }
 
-// Note adds a start that took so many milliseconds. One in a way without a name is left out.
-func (b *Book) Note(mode string, ms float64) {
+// Record adds a start that took so many milliseconds. One in a way without a name is left out.
+func (b *Recorder) Record(mode string, ms float64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	w := b.ways[mode]
@@ -60,20 +60,20 @@ func (b *Book) Note(mode string, ms float64) {
 }
 
 // Stats tells of all ways that were seen, by their names.
-func (b *Book) Stats() api.BootStats {
+func (b *Recorder) Stats() api.BootStats {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	out := api.BootStats{Since: b.since, Boots: []api.BootMode{}}
 	for mode, w := range b.ways {
 		sorted := slices.Sorted(slices.Values(w.times))
 		out.Boots = append(out.Boots, api.BootMode{BootMode: mode, Count: w.count, LastMS: w.last,
-			P50MS: rank(sorted, 50), P95MS: rank(sorted, 95), P99MS: rank(sorted, 99), MaxMS: rank(sorted, 100)})
+			P50MS: percentile(sorted, 50), P95MS: percentile(sorted, 95), P99MS: percentile(sorted, 99), MaxMS: percentile(sorted, 100)})
 	}
 	slices.SortFunc(out.Boots, func(a, b api.BootMode) int { return strings.Compare(a.BootMode, b.BootMode) })
 	return out
 }
 
-// rank gives the nearest-rank percentile of times in order, of which there is one at least.
-func rank(sorted []float64, percent int) float64 {
+// percentile gives the nearest-rank percentile of times in order, of which there is one at least.
+func percentile(sorted []float64, percent int) float64 {
 	return sorted[(len(sorted)*percent+99)/100-1]
 }

@@ -15,10 +15,10 @@ func TestStats(t *testing.T) {
 		t.Errorf("an empty book: %+v", s)
 	}
 	for i := range 100 {
-		b.Note("snapshot", float64(100-i))
+		b.Record("snapshot", float64(100-i))
 	}
-	b.Note("cold", 7)
-	b.Note("", 9)
+	b.Record("cold", 7)
+	b.Record("", 9)
 	want := []api.BootMode{
 		{BootMode: "cold", Count: 1, P50MS: 7, P95MS: 7, P99MS: 7, MaxMS: 7, LastMS: 7},
 		{BootMode: "snapshot", Count: 100, P50MS: 50, P95MS: 95, P99MS: 99, MaxMS: 100, LastMS: 1},
@@ -31,10 +31,10 @@ func TestStats(t *testing.T) {
 func TestBookIsBounded(t *testing.T) {
 	b := New(time.Unix(0, 0))
 	for i := range 3 * kept {
-		b.Note("fork", float64(i))
+		b.Record("fork", float64(i))
 	}
 	for i := range 2 * modes {
-		b.Note(fmt.Sprint("way", i), 1)
+		b.Record(fmt.Sprint("way", i), 1)
 	}
 	s := b.Stats()
 	if len(s.Boots) != modes || len(b.ways["fork"].times) != kept {

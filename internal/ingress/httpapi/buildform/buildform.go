@@ -45,11 +45,11 @@ func Read(r *http.Request, files Sink) (Build, error) {
 	var b Build
 	switch kind {
 	case "multipart/form-data":
-		err = multi(r, files, &b)
+		err = readMultipart(r, files, &b)
 	case "application/x-www-form-urlencoded":
-		err = encoded(r, &b)
+		err = readURLEncoded(r, &b)
 	case "application/json":
-		err = fromJSON(r, &b)
+		err = readJSON(r, &b)
 	default:
 		err = api.Errorf(api.Invalid, "Content-Type: %.60q is not a form or JSON", kind)
 	}
@@ -62,7 +62,7 @@ func Read(r *http.Request, files Sink) (Build, error) {
 	return b, nil
 }
 
-func fromJSON(r *http.Request, b *Build) error {
+func readJSON(r *http.Request, b *Build) error {
 	data, err := io.ReadAll(io.LimitReader(r.Body, 4*maxField+1))
 	if err != nil {
 		return err
@@ -78,7 +78,7 @@ func fromJSON(r *http.Request, b *Build) error {
 	return nil
 }
 
-func encoded(r *http.Request, b *Build) error {
+func readURLEncoded(r *http.Request, b *Build) error {
 	data, err := io.ReadAll(io.LimitReader(r.Body, 4*maxField+1))
 	if err != nil {
 		return err
@@ -96,7 +96,7 @@ func encoded(r *http.Request, b *Build) error {
 	}
 	for name, values := range again.PostForm {
 		for _, v := range values {
-			if err := b.set(name, v); err != nil {
+			if err := b.setField(name, v); err != nil {
 				return err
 			}
 		}
@@ -104,7 +104,7 @@ func encoded(r *http.Request, b *Build) error {
 	return nil
 }
 
-func multi(r *http.Request, files Sink, b *Build) error {
+func readMultipart(r *http.Request, files Sink, b *Build) error {
 	in, err := r.MultipartReader()
 	if err != nil {
 		return err
@@ -129,20 +129,20 @@ func multi(r *http.Request, files Sink, b *Build) error {
 				return api.Errorf(api.TooLarge, "%s: larger than %d bytes", part.FormName(), maxField).
 					With("field", part.FormName())
 			}
-			if err := b.set(part.FormName(), string(value)); err != nil {
+			if err := b.setField(part.FormName(), string(value)); err != nil {
 				return err
 			}
 			continue
 		}
-		if err := b.file(part, files); err != nil {
+		if err := b.readFile(part, files); err != nil {
 			return err
 		}
 	}
 }
 
-// file takes one file. A root file system and a context as one tar have names of their own; any other name is
+// readFile takes one file. A root file system and a context as one tar have names of their own; any other name is
 // a path in the context.
-func (b *Build) file(part *multipart.Part, files Sink) error {
+func (b *Build) readFile(part *multipart.Part, files Sink) error {
 	switch name := part.FormName(); {
 	case name == "rootfs" && b.Dockerfile == "":
 		b.Rootfs = true
@@ -154,8 +154,8 @@ func (b *Build) file(part *multipart.Part, files Sink) error {
 	}
 }
 
-// set reads one field.
-func (b *Build) set(name, value string) error {
+// setField reads one field.
+func (b *Build) setField(name, value string) error {
 	switch name {
 	case "name":
 		b.Name = value
@@ -194,15 +194,15 @@ func (b *Build) set(name, value string) error {
 		}
 		b.Args[key] = text
 	case "registry_server", "registry_username", "registry_password", "registry_token":
-		b.auth(name, value)
+		b.setRegistry(name, value)
 	case "kernel": // guests boot the kernel of the node
 	default:
-		return b.number(name, value)
+		return b.setNumber(name, value)
 	}
 	return nil
 }
 
-func (b *Build) auth(name, value string) {
+func (b *Build) setRegistry(name, value string) {
 	if b.Registry == nil {
 		b.Registry = &api.RegistryAuth{}
 	}
@@ -218,10 +218,10 @@ func (b *Build) auth(name, value string) {
 	}
 }
 
-// number reads a field that is a number, or yes or no.
-func (b *Build) number(name, value string) error {
+// setNumber reads a field that is a number, or yes or no.
+func (b *Build) setNumber(name, value string) error {
 	if field, ok := strings.CutPrefix(name, "limits."); ok {
-		return b.limit(field, name, value)
+		return b.setLimit(field, name, value)
 	}
 	numbers := map[string]*int{
 		"size_mb":      &b.SizeMB,
@@ -245,8 +245,8 @@ func (b *Build) number(name, value string) error {
 	return nil
 }
 
-// limit reads a field that is a limit of the template's sandboxes.
-func (b *Build) limit(field, name, value string) error {
+// setLimit reads a field that is a limit of the template's sandboxes.
+func (b *Build) setLimit(field, name, value string) error {
 	if b.Limits == nil {
 		b.Limits = &api.Limits{}
 	}

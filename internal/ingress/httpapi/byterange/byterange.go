@@ -43,9 +43,9 @@ func Parse(header string) (Range, bool) {
 	}
 }
 
-// Of gives where the range begins in a file of so many bytes, and how many it has there: 0 if it begins at the
+// Resolve gives where the range begins in a file of so many bytes, and how many it has there: 0 if it begins at the
 // end or behind it.
-func (r Range) Of(size int64) (offset, length int64) {
+func (r Range) Resolve(size int64) (offset, length int64) {
 	if r.suffix > 0 {
 		r.first, r.last = max(size-r.suffix, 0), -1
 	}

@@ -30,7 +30,7 @@ func TestRanges(t *testing.T) {
 			t.Errorf("%s: taken %v", tt.header, ok)
 			continue
 		}
-		if offset, length := r.Of(tt.size); ok && (offset != tt.offset || length != tt.length) {
+		if offset, length := r.Resolve(tt.size); ok && (offset != tt.offset || length != tt.length) {
 			t.Errorf("%s of %d: %d and %d, want %d and %d", tt.header, tt.size, offset, length, tt.offset, tt.length)
 		}
 	}
@@ -45,7 +45,7 @@ func FuzzParse(f *testing.F) {
 		if size = max(size, 0); !ok {
 			return
 		}
-		if offset, length := r.Of(size); offset < 0 || length < 0 || offset+length > size {
+		if offset, length := r.Resolve(size); offset < 0 || length < 0 || offset+length > size {
 			t.Errorf("%q of %d: %d and %d", header, size, offset, length)
 		}
 	})

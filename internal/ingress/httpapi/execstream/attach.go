@@ -44,25 +44,25 @@ func formatOffsets(o guestapi.Offsets) string {
 	return fmt.Sprintf("%d-%d-%d", o.Stdout, o.Stderr, o.PTY)
 }
 
-// follower sends the output of a process and knows how far it came.
-type follower struct {
+// attachStream sends the output of a process and knows how far it came.
+type attachStream struct {
 	sse  *SSE
 	at   guestapi.Offsets
-	text [3]Text // stdout, stderr, terminal
+	text [3]TextDecoder // stdout, stderr, terminal
 }
 
-// pieceSize bounds one event, in bytes of output: a client whose connection is cut again and again gets on by
+// maxChunkBytes bounds one event, in bytes of output: a client whose connection is cut again and again gets on by
 // whole events.
-const pieceSize = 4 << 10
+const maxChunkBytes = 4 << 10
 
-// take sends output. The event's id says where the text after it begins, so characters that are held back
+// send sends output. The event's id says where the text after it begins, so characters that are held back
 // are told again to a client that comes back.
-func (f *follower) take(ev guestapi.Event) error {
+func (f *attachStream) send(ev guestapi.Event) error {
 	i, at := f.place(ev.Stream)
 	for offset := ev.Offset; len(ev.Data) > 0; {
-		piece := ev.Data[:min(len(ev.Data), pieceSize)]
+		piece := ev.Data[:min(len(ev.Data), maxChunkBytes)]
 		ev.Data, offset = ev.Data[len(piece):], offset+int64(len(piece))
-		chunk := f.text[i].Take(piece)
+		chunk := f.text[i].Decode(piece)
 		*at = offset - int64(len(f.text[i].held))
 		if chunk == "" {
 			continue
@@ -74,7 +74,7 @@ func (f *follower) take(ev guestapi.Event) error {
 	return nil
 }
 
-func (f *follower) place(s guestapi.Stream) (int, *int64) {
+func (f *attachStream) place(s guestapi.Stream) (int, *int64) {
 	switch s {
 	case guestapi.StreamStderr:
 		return 1, &f.at.Stderr
@@ -86,7 +86,7 @@ func (f *follower) place(s guestapi.Stream) (int, *int64) {
 	return 0, &f.at.Stdout
 }
 
-func (f *follower) flush() {
+func (f *attachStream) flush() {
 	for i, s := range []guestapi.Stream{guestapi.StreamStdout, guestapi.StreamStderr, guestapi.StreamPTY} {
 		_, at := f.place(s)
 		*at += int64(len(f.text[i].held))
@@ -112,7 +112,7 @@ func AttachSSE(
 		return GuestError(err, "process")
 	}
 	defer p.Close() //nolint:errcheck // lets go of a process that goes on
-	f := &follower{sse: begin(), at: from}
+	f := &attachStream{sse: begin(), at: from}
 	defer f.sse.Close()
 	began := time.Now()
 	if err := f.sse.Event("start", api.ExecStarted{PID: p.PID()}); err != nil {
@@ -138,7 +138,7 @@ func AttachSSE(
 			_ = f.sse.Event("exit", exit) // as above
 			return nil
 		}
-		if err := f.take(ev); err != nil {
+		if err := f.send(ev); err != nil {
 			return nil //nolint:nilerr // the client is gone
 		}
 	}

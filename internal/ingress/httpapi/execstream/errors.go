@@ -16,7 +16,7 @@ var guestCodes = []struct {
 	{guestapi.ErrInvalid, api.Invalid, ""},
 	{guestapi.ErrNotFound, api.NotFound, ""},
 	{guestapi.ErrExists, api.Conflict, ""},
-	{guestapi.ErrPermission, api.Denied, "; name another user with user="},
+	{guestapi.ErrPermission, api.PermissionDenied, "; name another user with user="},
 	{guestapi.ErrNotDir, api.Invalid, ""},
 	{guestapi.ErrIsDir, api.Invalid, ""},
 	{guestapi.ErrNoSpace, api.NoSpace, "; delete files, or create a sandbox with a larger disk_mb"},

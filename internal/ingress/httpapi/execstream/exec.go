@@ -14,8 +14,8 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// killLimit bounds how long a kill may take whose client has gone.
-const killLimit = 10 * time.Second
+// killTimeout bounds how long a kill may take whose client has gone.
+const killTimeout = 10 * time.Second
 
 // Spec makes a process of a command of a client.
 func Spec(req api.ExecRequest) guestapi.ProcessSpec {
@@ -48,8 +48,8 @@ func Exec(ctx context.Context, g guestapi.Guest, req api.ExecRequest) (api.ExecR
 		return api.ExecResult{}, fail
 	}
 	res := api.ExecResult{
-		Stdout: valid(out.data), StdoutTruncated: out.over,
-		Stderr: valid(err.data), StderrTruncated: err.over,
+		Stdout: toValidUTF8(out.data), StdoutTruncated: out.over,
+		Stderr: toValidUTF8(err.data), StderrTruncated: err.over,
 		ExitCode: exit.Code, DurationMS: time.Since(began).Milliseconds(), PID: pid, OutOfMemory: exit.OutOfMemory,
 	}
 	if !exit.TimedOut {
@@ -88,7 +88,7 @@ func Background(ctx context.Context, g guestapi.Guest, req api.ExecRequest) (api
 func ToSSE(ctx context.Context, g guestapi.Guest, req api.ExecRequest, begin func() *SSE) error {
 	began := time.Now()
 	var sse *SSE
-	var out, errs Text
+	var out, errs TextDecoder
 	defer func() {
 		if sse != nil {
 			sse.Close()
@@ -104,9 +104,9 @@ func ToSSE(ctx context.Context, g guestapi.Guest, req api.ExecRequest, begin fun
 		func(pid uint32) error { sse = begin(); return sse.Event("start", api.ExecStarted{PID: pid}) },
 		func(s guestapi.Stream, p []byte) error {
 			if s == guestapi.StreamStderr {
-				return send(s, errs.Take(p))
+				return send(s, errs.Decode(p))
 			}
-			return send(s, out.Take(p))
+			return send(s, out.Decode(p))
 		})
 	if sse == nil {
 		return err
@@ -182,7 +182,7 @@ func drain(ctx context.Context, p guestapi.Process, sink func(guestapi.Stream, [
 // kill sends a signal to a process and all it started, although the client may have gone. An answer that
 // it has ended already is what was wanted.
 func kill(ctx context.Context, g guestapi.Guest, pid uint32, signal int) {
-	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), killLimit, errors.New("kill took too long"))
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), killTimeout, errors.New("kill took too long"))
 	defer cancel()
 	_ = g.Signal(ctx, guestapi.ProcessRef{PID: pid}, signal, true) // nobody is left to hear of it
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/execstream"
 )
 
-// patience bounds every wait of the tests.
-const patience = 60 * time.Second
+// testTimeout bounds every wait of the tests.
+const testTimeout = 60 * time.Second
 
 // guest runs processes that do what the test says.
 type guest struct {
@@ -173,15 +173,15 @@ var killed = guestapi.Event{Exit: &guestapi.Exit{Code: 137, Signal: 9, OutOfMemo
 
 func exit(code int) guestapi.Event { return guestapi.Event{Exit: &guestapi.Exit{Code: code}} }
 
-// until waits for a condition.
-func until(t *testing.T, what string, ok func() bool) {
+// waitUntil waits for a condition.
+func waitUntil(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(testTimeout)
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
 	for !ok() {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited %s for %s", patience, what)
+			t.Fatalf("waited %s for %s", testTimeout, what)
 		}
 		<-tick.C
 	}
@@ -362,7 +362,7 @@ func first(s, mark string) (string, bool) {
 // dial opens a WebSocket to a handler.
 func dial(t *testing.T, h http.HandlerFunc) *websocket.Conn {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	conn, _, err := websocket.Dial(ctx, serve(t, h), nil)
 	if err != nil {
@@ -372,16 +372,16 @@ func dial(t *testing.T, h http.HandlerFunc) *websocket.Conn {
 	return conn
 }
 
-func say(t *testing.T, c *websocket.Conn, kind websocket.MessageType, s string) {
+func send(t *testing.T, c *websocket.Conn, kind websocket.MessageType, s string) {
 	t.Helper()
 	if err := c.Write(t.Context(), kind, []byte(s)); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func hear(t *testing.T, c *websocket.Conn) string {
+func receive(t *testing.T, c *websocket.Conn) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	_, b, err := c.Read(ctx)
 	if err != nil {
@@ -420,8 +420,8 @@ func TestExecMux(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	say(t, c, websocket.MessageText, `{"id":1,"cmd":"hang"}`)
-	until(t, "the first command", func() bool { g.mu.Lock(); defer g.mu.Unlock(); return len(g.started) == 1 })
+	send(t, c, websocket.MessageText, `{"id":1,"cmd":"hang"}`)
+	waitUntil(t, "the first command", func() bool { g.mu.Lock(); defer g.mu.Unlock(); return len(g.started) == 1 })
 	for _, tt := range []struct {
 		send string
 		want []string
@@ -437,19 +437,19 @@ func TestExecMux(t *testing.T) {
 		{`{"id":"nobody","cancel":true}`, nil},
 		{`{"id":1,"cancel":true}`, []string{`{"id":1,"error":"command was canceled","code":"canceled"}`}},
 	} {
-		say(t, c, websocket.MessageText, tt.send)
+		send(t, c, websocket.MessageText, tt.send)
 		for _, want := range tt.want {
-			if got := hear(t, c); !strings.HasPrefix(got, want) {
+			if got := receive(t, c); !strings.HasPrefix(got, want) {
 				t.Errorf("after %s: got %s, want %s", tt.send, got, want)
 			}
 		}
 	}
-	say(t, c, websocket.MessageText, `{"id":9,"cmd":"left"}`)
-	until(t, "the last command", func() bool { g.mu.Lock(); defer g.mu.Unlock(); return len(g.procs) == 5 })
+	send(t, c, websocket.MessageText, `{"id":9,"cmd":"left"}`)
+	waitUntil(t, "the last command", func() bool { g.mu.Lock(); defer g.mu.Unlock(); return len(g.procs) == 5 })
 	c.CloseNow()
 	select {
 	case <-served:
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Fatal("the connection closed and its command was not killed")
 	}
 	if s := g.sent(); len(s) != 2 || s[0] != 9 || s[1] != 9 {
@@ -495,15 +495,15 @@ func TestTerminal(t *testing.T) {
 		{websocket.MessageText, "ls\n", "ls\n"},
 		{websocket.MessageText, "5", "5"},
 	} {
-		say(t, c, tt.kind, tt.send)
+		send(t, c, tt.kind, tt.send)
 		if tt.want != "" {
-			if got := hear(t, c); got != tt.want {
+			if got := receive(t, c); got != tt.want {
 				t.Errorf("after %q: got %q, want %q", tt.send, got, tt.want)
 			}
 		}
 	}
-	say(t, c, websocket.MessageBinary, "exit\n")
-	if got := hear(t, c); got != `{"exit":5,"type":"exit","code":5}` {
+	send(t, c, websocket.MessageBinary, "exit\n")
+	if got := receive(t, c); got != `{"exit":5,"type":"exit","code":5}` {
 		t.Errorf("last message %s", got)
 	}
 	if _, _, err := c.Read(t.Context()); websocket.CloseStatus(err) != websocket.StatusNormalClosure {
@@ -530,7 +530,7 @@ func TestTerminalIsHungUp(t *testing.T) {
 	c.CloseNow()
 	select {
 	case <-served:
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Fatal("the terminal lives on")
 	}
 	if s := g.sent(); len(s) != 1 || s[0] != 1 {
@@ -541,7 +541,7 @@ func TestTerminalIsHungUp(t *testing.T) {
 func TestSilentTerminalOnlyCloses(t *testing.T) {
 	p := proc(guestapi.Event{Stream: guestapi.StreamPTY, Data: []byte("bye")}, exit(3))
 	c, _, _ := terminal(t, execstream.Terminal{Silent: true}, p)
-	if got := hear(t, c); got != "bye" {
+	if got := receive(t, c); got != "bye" {
 		t.Errorf("got %q", got)
 	}
 	if kind, b, err := c.Read(t.Context()); websocket.CloseStatus(err) != websocket.StatusNormalClosure {
@@ -554,14 +554,14 @@ func TestSharedTerminalGoesOn(t *testing.T) {
 	p.echo = true
 	term := execstream.Terminal{Shared: "pair", Size: guestapi.Size{Rows: 9, Cols: 8}, ReadOnly: true}
 	c, g, served := terminal(t, term, p)
-	say(t, c, websocket.MessageText, `{"resize":{"rows":1,"cols":1}}`)
-	say(t, c, websocket.MessageBinary, "not typed")
+	send(t, c, websocket.MessageText, `{"resize":{"rows":1,"cols":1}}`)
+	send(t, c, websocket.MessageBinary, "not typed")
 	if err := c.Close(websocket.StatusNormalClosure, ""); err != nil {
 		t.Fatal(err)
 	}
 	select {
 	case <-served:
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Fatal("the viewer is not let go of")
 	}
 	if s := g.sent(); len(s) != 0 || g.started[0].Tag != "terminal:pair" {

@@ -88,8 +88,8 @@ func parse(data []byte) (input []byte, size *guestapi.Size) {
 	return data, nil
 }
 
-// exited is the last message of a terminal, in both forms that clients know.
-type exited struct {
+// exitMessage is the last message of a terminal, in both forms that clients know.
+type exitMessage struct {
 	Exit int    `json:"exit"`
 	Type string `json:"type"`
 	Code int    `json:"code"`
@@ -143,7 +143,7 @@ func (t Terminal) PTY(ctx context.Context, g guestapi.Guest, p guestapi.Process,
 	if err != nil && ctx.Err() != nil {
 		return
 	}
-	answer, stop := context.WithTimeoutCause(ctx, killLimit, errors.New("client does not read"))
+	answer, stop := context.WithTimeoutCause(ctx, killTimeout, errors.New("client does not read"))
 	defer stop()
 	switch {
 	case err != nil:
@@ -151,7 +151,7 @@ func (t Terminal) PTY(ctx context.Context, g guestapi.Guest, p guestapi.Process,
 	case exit.Error != "":
 		_ = s.send(answer, api.Errorf(api.Invalid, "terminal could not be started: %s", exit.Error))
 	case !t.Silent:
-		_ = s.send(answer, exited{Exit: exit.Code, Type: "exit", Code: exit.Code, OutOfMemory: exit.OutOfMemory})
+		_ = s.send(answer, exitMessage{Exit: exit.Code, Type: "exit", Code: exit.Code, OutOfMemory: exit.OutOfMemory})
 	}
 	_ = conn.Close(websocket.StatusNormalClosure, "") // nothing depends on the client's answer
 }

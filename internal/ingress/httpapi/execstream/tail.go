@@ -6,21 +6,21 @@ import "strings"
 // complete yet. It belongs to one goroutine.
 type Tail struct{ seen, part string }
 
-// Rest is the line that is not complete yet, or "".
-func (t *Tail) Rest() string { return t.part }
+// Partial is the line that is not complete yet, or "".
+func (t *Tail) Partial() string { return t.part }
 
 // Lines gives the whole lines that are new in now.
 func (t *Tail) Lines(now string) []string {
-	t.part += fresh(t.seen, now)
+	t.part += appended(t.seen, now)
 	t.seen = now
 	parts := strings.Split(t.part, "\n")
 	t.part = parts[len(parts)-1]
 	return parts[:len(parts)-1]
 }
 
-// fresh gives what was added between two looks at the end of a text that only grows and of which only
+// appended gives what was added between two looks at the end of a text that only grows and of which only
 // the end is kept: what follows the longest end of seen that now begins with.
-func fresh(seen, now string) string {
+func appended(seen, now string) string {
 	if seen == now {
 		return ""
 	}

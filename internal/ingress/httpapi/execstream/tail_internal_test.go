@@ -18,7 +18,7 @@ func TestFresh(t *testing.T) {
 		{"empty", "abc", "", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := fresh(tt.seen, tt.now); got != tt.want {
+			if got := appended(tt.seen, tt.now); got != tt.want {
 				t.Errorf("fresh(%q, %q) = %q, want %q", tt.seen, tt.now, got, tt.want)
 			}
 		})
@@ -39,7 +39,7 @@ func FuzzFresh(f *testing.F) {
 		if strings.HasPrefix(now, seen) {
 			want = now[len(seen):]
 		}
-		if got := fresh(seen, now); got != want {
+		if got := appended(seen, now); got != want {
 			t.Errorf("fresh(%q, %q) = %q, want %q", seen, now, got, want)
 		}
 	})

@@ -5,13 +5,13 @@ import (
 	"unicode/utf8"
 )
 
-// Text makes text of a stream of bytes that may be cut anywhere. A character that is not complete yet is
+// TextDecoder makes text of a stream of bytes that may be cut anywhere. A character that is not complete yet is
 // held back until the rest of it comes; bytes that are no UTF-8 become U+FFFD. The zero value is ready;
 // it is used by one goroutine.
-type Text struct{ held []byte }
+type TextDecoder struct{ held []byte }
 
-// Take adds bytes and gives the text that is complete now, perhaps "".
-func (t *Text) Take(p []byte) string {
+// Decode adds bytes and gives the text that is complete now, perhaps "".
+func (t *TextDecoder) Decode(p []byte) string {
 	if len(t.held) > 0 {
 		p = append(t.held, p...)
 		t.held = nil
@@ -29,18 +29,18 @@ func (t *Text) Take(p []byte) string {
 	if cut < len(p) {
 		t.held = append([]byte(nil), p[cut:]...)
 	}
-	return valid(p[:cut])
+	return toValidUTF8(p[:cut])
 }
 
 // Flush gives what is still held back; the stream has ended.
-func (t *Text) Flush() string {
-	s := valid(t.held)
+func (t *TextDecoder) Flush() string {
+	s := toValidUTF8(t.held)
 	t.held = nil
 	return s
 }
 
-// valid replaces every byte that is no UTF-8 by U+FFFD.
-func valid(p []byte) string {
+// toValidUTF8 replaces every byte that is no UTF-8 by U+FFFD.
+func toValidUTF8(p []byte) string {
 	if utf8.Valid(p) {
 		return string(p)
 	}

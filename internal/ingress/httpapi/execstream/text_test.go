@@ -13,10 +13,10 @@ func TestTextNeverSplitsACharacter(t *testing.T) {
 	const all = "aé€😀z\xff\xe2\x82b\xf0\x9f"
 	want := "aé€😀z\uFFFD\uFFFD\uFFFDb\uFFFD\uFFFD"
 	for size := 1; size <= len(all); size++ {
-		var x execstream.Text
+		var x execstream.TextDecoder
 		var got strings.Builder
 		for i := 0; i < len(all); i += size {
-			s := x.Take([]byte(all[i:min(i+size, len(all))]))
+			s := x.Decode([]byte(all[i:min(i+size, len(all))]))
 			if !utf8.ValidString(s) {
 				t.Fatalf("size %d: %q is no UTF-8", size, s)
 			}
@@ -36,8 +36,8 @@ func FuzzText(f *testing.F) {
 	f.Fuzz(func(t *testing.T, p []byte, a, b int) {
 		a, b = clamp(a, 0, len(p)), clamp(b, 0, len(p))
 		a, b = min(a, b), max(a, b)
-		var x execstream.Text
-		got := x.Take(p[:a]) + x.Take(p[a:b]) + x.Take(p[b:]) + x.Flush()
+		var x execstream.TextDecoder
+		got := x.Decode(p[:a]) + x.Decode(p[a:b]) + x.Decode(p[b:]) + x.Flush()
 		if !utf8.ValidString(got) {
 			t.Errorf("%q is no UTF-8", got)
 		}

@@ -94,8 +94,8 @@ type reply struct {
 
 var errCanceled = errors.New("command was canceled")
 
-// mux runs the commands of one connection.
-type mux struct {
+// commandMux runs the commands of one connection.
+type commandMux struct {
 	socket
 	guest    guestapi.Guest
 	defaults api.ExecRequest
@@ -109,7 +109,7 @@ type mux struct {
 // directory get those of defaults.
 func ExecMux(ctx context.Context, g guestapi.Guest, conn *websocket.Conn, defaults api.ExecRequest) error {
 	ctx, cancel := context.WithCancelCause(ctx)
-	m := &mux{socket: socket{conn: conn}, guest: g, defaults: defaults, running: map[string]context.CancelCauseFunc{}}
+	m := &commandMux{socket: socket{conn: conn}, guest: g, defaults: defaults, running: map[string]context.CancelCauseFunc{}}
 	defer conn.CloseNow() //nolint:errcheck // closed properly below, or lost
 	defer m.wg.Wait()
 	defer cancel(errors.New("connection ended"))
@@ -129,7 +129,7 @@ func ExecMux(ctx context.Context, g guestapi.Guest, conn *websocket.Conn, defaul
 }
 
 // handle takes one message. Only an error of writing to the client is returned.
-func (m *mux) handle(ctx context.Context, data []byte) error {
+func (m *commandMux) handle(ctx context.Context, data []byte) error {
 	var c command
 	if err := json.Unmarshal(data, &c); err != nil {
 		return m.fail(
@@ -181,9 +181,9 @@ func (m *mux) handle(ctx context.Context, data []byte) error {
 	return nil
 }
 
-func (m *mux) exec(ctx context.Context, cancel context.CancelCauseFunc, key string, c command) {
+func (m *commandMux) exec(ctx context.Context, cancel context.CancelCauseFunc, key string, c command) {
 	began := time.Now()
-	var out, errs Text
+	var out, errs TextDecoder
 	defer cancel(nil)
 	// Answers must reach the client of a command that was canceled, whose own context has ended.
 	answer := context.WithoutCancel(ctx)
@@ -200,9 +200,9 @@ func (m *mux) exec(ctx context.Context, cancel context.CancelCauseFunc, key stri
 		func(uint32) error { return nil },
 		func(s guestapi.Stream, p []byte) error {
 			if s == guestapi.StreamStderr {
-				return send(s, errs.Take(p))
+				return send(s, errs.Decode(p))
 			}
-			return send(s, out.Take(p))
+			return send(s, out.Decode(p))
 		},
 	)
 	// The id is free again before the client hears the end, so that it may be used at once.
@@ -225,12 +225,12 @@ func (m *mux) exec(ctx context.Context, cancel context.CancelCauseFunc, key stri
 	_ = m.send(answer, reply{ID: c.ID, Exit: &exit.Code, DurationMS: &took, OutOfMemory: exit.OutOfMemory})
 }
 
-func (m *mux) fail(ctx context.Context, id json.RawMessage, err error) error {
+func (m *commandMux) fail(ctx context.Context, id json.RawMessage, err error) error {
 	e := api.AsError(err)
 	if id == nil {
 		id = json.RawMessage("null")
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, killLimit, errors.New("client does not read"))
+	ctx, cancel := context.WithTimeoutCause(ctx, killTimeout, errors.New("client does not read"))
 	defer cancel()
 	return m.send(ctx, reply{ID: id, Error: e.Message, Code: e.Code})
 }

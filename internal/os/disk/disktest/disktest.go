@@ -21,9 +21,9 @@ import (
 )
 
 const (
-	prefix = "panda-disk-"
-	young  = "panda-new-" // a place that is not locked yet
-	owner  = "owner"      // the file in a place that is locked
+	prefix         = "panda-disk-"
+	unlockedPrefix = "panda-new-" // a place that is not locked yet
+	lockFile       = "owner"      // the file in a place that is locked
 )
 
 var swept sync.Once
@@ -32,20 +32,20 @@ var swept sync.Once
 // can be mounted.
 func Dir(t testing.TB, bytes int64) string {
 	t.Helper()
-	dir := filepath.Join(Place(t), "data")
-	if err := disk.MakeData(t.Context(), dir, bytes); err != nil {
+	dir := filepath.Join(MountDir(t), "data")
+	if err := disk.CreateDataDir(t.Context(), dir, bytes); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := disk.DropData(dir); err != nil {
+		if err := disk.RemoveDataDir(dir); err != nil {
 			t.Error(err)
 		}
 	})
 	return dir
 }
 
-// Stuff makes files in dir until its file system has room neither for content nor for another file.
-func Stuff(t testing.TB, dir string) {
+// FillUp makes files in dir until its file system has room neither for content nor for another file.
+func FillUp(t testing.TB, dir string) {
 	t.Helper()
 	f, err := os.Create(filepath.Join(dir, "stuff"))
 	if err != nil {
@@ -69,9 +69,9 @@ func Stuff(t testing.TB, dir string) {
 	}
 }
 
-// Place is an empty directory of the test. What is mounted below it and stays there when the test is killed goes with
+// MountDir is an empty directory of the test. What is mounted below it and stays there when the test is killed goes with
 // the next one. The test is skipped where nothing can be mounted.
-func Place(t testing.TB) string {
+func MountDir(t testing.TB) string {
 	t.Helper()
 	probetest.Need(t, probe.Config{}, probe.Root, probe.Loop, probe.Tools)
 	swept.Do(func() {
@@ -79,7 +79,7 @@ func Place(t testing.TB) string {
 			t.Error(err)
 		}
 	})
-	place, lock, err := take(os.TempDir())
+	place, lock, err := createLocked(os.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,14 +91,14 @@ func Place(t testing.TB) string {
 	return place
 }
 
-// take makes a place and locks it before anybody else can find it.
-func take(parent string) (place string, lock *os.File, err error) {
-	at, err := os.MkdirTemp(parent, young+"*")
+// createLocked makes a place and locks it before anybody else can find it.
+func createLocked(parent string) (place string, lock *os.File, err error) {
+	at, err := os.MkdirTemp(parent, unlockedPrefix+"*")
 	if err != nil {
 		return "", nil, err
 	}
-	place = filepath.Join(parent, prefix+strings.TrimPrefix(filepath.Base(at), young))
-	if lock, err = os.Create(filepath.Join(at, owner)); err == nil {
+	place = filepath.Join(parent, prefix+strings.TrimPrefix(filepath.Base(at), unlockedPrefix))
+	if lock, err = os.Create(filepath.Join(at, lockFile)); err == nil {
 		err = errors.Join(unix.Flock(int(lock.Fd()), unix.LOCK_EX), os.Chmod(at, 0o711), os.Rename(at, place))
 	}
 	if err != nil {
@@ -117,7 +117,7 @@ func Sweep(parent string) error {
 }
 
 func sweep(place string) error {
-	lock, err := os.Open(filepath.Join(place, owner))
+	lock, err := os.Open(filepath.Join(place, lockFile))
 	if errors.Is(err, os.ErrNotExist) { // it is being removed
 		return nil
 	}

@@ -18,8 +18,8 @@ import (
 // maxThreads bounds Scatter.
 const maxThreads = 64
 
-// serve is the process: it hands memory over and then does as told until its input ends.
-func serve(socket, bytes, page string) error {
+// serveCommands is the process: it hands memory over and then does as told until its input ends.
+func serveCommands(socket, bytes, page string) error {
 	size, err1 := strconv.Atoi(bytes)
 	pageSize, err2 := strconv.Atoi(page)
 	if err := errors.Join(err1, err2); err != nil {
@@ -50,7 +50,7 @@ func serve(socket, bytes, page string) error {
 	}
 	in := bufio.NewScanner(os.Stdin)
 	for in.Scan() {
-		answer, err := do(in.Text(), mem, pageSize)
+		answer, err := execute(in.Text(), mem, pageSize)
 		if err != nil {
 			answer = "error " + err.Error()
 		}
@@ -61,8 +61,8 @@ func serve(socket, bytes, page string) error {
 	return in.Err()
 }
 
-// do is one line.
-func do(line string, mem []byte, page int) (string, error) {
+// execute is one line.
+func execute(line string, mem []byte, page int) (string, error) {
 	var verb string
 	var off, length, extra int
 	if _, err := fmt.Sscan(line, &verb, &off, &length); err != nil {

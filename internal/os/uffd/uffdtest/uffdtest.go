@@ -74,8 +74,8 @@ func (p *Process) Kill() error {
 	return err
 }
 
-// ask sends a line and reads the answer.
-func (p *Process) ask(format string, args ...any) (string, error) {
+// request sends a line and reads the answer.
+func (p *Process) request(format string, args ...any) (string, error) {
 	if _, err := fmt.Fprintf(p.in, format+"\n", args...); err != nil {
 		return "", err
 	}
@@ -91,11 +91,11 @@ func (p *Process) ask(format string, args ...any) (string, error) {
 }
 
 // Sum reads length bytes from off on, page after page, and answers their SHA-256 in hexadecimal.
-func (p *Process) Sum(off, length int64) (string, error) { return p.ask("sum %d %d", off, length) }
+func (p *Process) Sum(off, length int64) (string, error) { return p.request("sum %d %d", off, length) }
 
 // Touch reads one byte of each page of a range, in order, and answers how long that took.
 func (p *Process) Touch(off, length int64) (time.Duration, error) {
-	line, err := p.ask("touch %d %d", off, length)
+	line, err := p.request("touch %d %d", off, length)
 	if err != nil {
 		return 0, err
 	}
@@ -104,7 +104,7 @@ func (p *Process) Touch(off, length int64) (time.Duration, error) {
 
 // Scatter is Touch from several threads at once, each with its own part of the range.
 func (p *Process) Scatter(off, length int64, threads int) (time.Duration, error) {
-	line, err := p.ask("scatter %d %d %d", off, length, threads)
+	line, err := p.request("scatter %d %d %d", off, length, threads)
 	if err != nil {
 		return 0, err
 	}
@@ -113,13 +113,13 @@ func (p *Process) Scatter(off, length int64, threads int) (time.Duration, error)
 
 // Write fills a range with one byte.
 func (p *Process) Write(off, length int64, with byte) error {
-	_, err := p.ask("write %d %d %d", off, length, with)
+	_, err := p.request("write %d %d %d", off, length, with)
 	return err
 }
 
 // Drop gives a range back to the kernel, as a balloon does. It returns when the pager read of it.
 func (p *Process) Drop(off, length int64) error {
-	_, err := p.ask("drop %d %d", off, length)
+	_, err := p.request("drop %d %d", off, length)
 	return err
 }
 
@@ -128,7 +128,7 @@ func Main() {
 	if len(os.Args) != 5 || os.Args[1] != mark {
 		return
 	}
-	if err := serve(os.Args[2], os.Args[3], os.Args[4]); err != nil && !errors.Is(err, io.EOF) {
+	if err := serveCommands(os.Args[2], os.Args[3], os.Args[4]); err != nil && !errors.Is(err, io.EOF) {
 		fmt.Fprintln(os.Stderr, "uffdtest:", err)
 		os.Exit(1)
 	}

@@ -32,7 +32,7 @@ func Main(ctx context.Context) {
 		os.Exit(exitArguments)
 	}
 	if jailer {
-		os.Exit(imprison(version, os.Args))
+		os.Exit(runJailer(version, os.Args))
 	}
 	os.Exit(run(ctx, version, os.Args))
 }

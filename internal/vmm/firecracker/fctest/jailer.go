@@ -17,26 +17,26 @@ import (
 // jailerName begins the name of the stand-in for the official jailer; the release follows.
 const jailerName = "jailer-v"
 
-// sentence is the jailer's command line.
-type sentence struct {
+// jailerArgs is the jailer's command line.
+type jailerArgs struct {
 	id, exec, base, netns, cgroups string
 	uid, gid                       int
 	faults                         uint32   // minor number of /dev/userfaultfd; 0: there is none
 	rest                           []string // for the monitor
 }
 
-// single are the arguments that may stand once and take a value.
-var single = []string{"id", "exec-file", "uid", "gid", "chroot-base-dir", "netns", "cgroup-version", "parent-cgroup"}
+// singleOptions are the arguments that may stand once and take a value.
+var singleOptions = []string{"id", "exec-file", "uid", "gid", "chroot-base-dir", "netns", "cgroup-version", "parent-cgroup"}
 
 // parseJailer reads the command line as the real program would. What the driver has no use for is refused
 // here, although the real program knows it: cgroups, daemons and pid namespaces.
-func parseJailer(args []string) (sentence, error) {
-	s := sentence{base: "/srv/jailer", cgroups: "1"}
+func parseJailer(args []string) (jailerArgs, error) {
+	s := jailerArgs{base: "/srv/jailer", cgroups: "1"}
 	have := map[string]string{}
 	for len(args) > 0 && args[0] != "--" {
 		name, ok := strings.CutPrefix(args[0], "--")
 		known := false
-		for _, n := range single {
+		for _, n := range singleOptions {
 			known = known || n == name
 		}
 		switch {
@@ -70,7 +70,7 @@ func parseJailer(args []string) (sentence, error) {
 	return s, errors.Join(errs[0], errs[1], s.check())
 }
 
-func (s sentence) check() error {
+func (s jailerArgs) check() error {
 	if len(s.id) < 1 || len(s.id) > 64 ||
 		strings.Trim(s.id, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-") != "" {
 		return fmt.Errorf("invalid instance ID %q", s.id)
@@ -102,8 +102,8 @@ func (s sentence) check() error {
 	return nil
 }
 
-// imprison becomes the monitor in its jail, in the order of the real program.
-func imprison(v fcapi.Version, args []string) int {
+// runJailer becomes the monitor in its jail, in the order of the real program.
+func runJailer(v fcapi.Version, args []string) int {
 	if len(args) == 2 && args[1] == "--version" {
 		fmt.Printf("Jailer v%s\n", v)
 		return exitOK
@@ -121,7 +121,7 @@ func imprison(v fcapi.Version, args []string) int {
 }
 
 // run ends in the monitor, or with an error.
-func (s sentence) run() error {
+func (s jailerArgs) run() error {
 	if err := unix.CloseRange(3, 1<<31-1, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return err
 	}
@@ -153,7 +153,7 @@ func (s sentence) run() error {
 	if err := s.enter(root); err != nil {
 		return err
 	}
-	if err := s.furnish(name); err != nil {
+	if err := s.makeDevice(name); err != nil {
 		return err
 	}
 	for _, do := range []func() error{
@@ -182,7 +182,7 @@ func (s sentence) run() error {
 }
 
 // enter goes into the namespaces and makes root the root.
-func (s sentence) enter(root string) error {
+func (s jailerArgs) enter(root string) error {
 	if s.netns != "" {
 		ns, err := os.Open(s.netns)
 		if err != nil {
@@ -217,8 +217,8 @@ func (s sentence) enter(root string) error {
 	return nil
 }
 
-// furnish makes directories, devices and the file of the process id. What is there already is an error.
-func (s sentence) furnish(name string) error {
+// makeDevice makes directories, devices and the file of the process id. What is there already is an error.
+func (s jailerArgs) makeDevice(name string) error {
 	for _, dir := range []string{"/", "/dev", "/dev/net", "/run"} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return err

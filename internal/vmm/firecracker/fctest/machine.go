@@ -338,7 +338,7 @@ func (m *monitor) act(_ string, body []byte) (any, error) {
 	m.guest.Pause(false)
 	m.phase = fcapi.StateRunning
 	if m.vsock != nil {
-		m.vsock.live(m.guest, guestPort(m.shape.Args), 3) // it takes a moment until a booted guest listens
+		m.vsock.guestStarted(m.guest, guestPort(m.shape.Args), 3) // it takes a moment until a booted guest listens
 	}
 	return nil, nil
 }
@@ -364,7 +364,7 @@ func (m *monitor) patchState(_ string, body []byte) (any, error) {
 	if s.State == "Paused" {
 		m.phase = fcapi.StatePaused
 		m.guest.Pause(true)
-		m.vsock.hold(true)
+		m.vsock.pause(true)
 		return nil, nil
 	}
 	return nil, m.resume(true)
@@ -382,9 +382,9 @@ func (m *monitor) resume(again bool) error {
 		m.vsock.reset() // the guest was told, when the snapshot was made, that its connections are gone
 	}
 	m.captured = false
-	m.vsock.hold(false)
+	m.vsock.pause(false)
 	if again && m.version.Major == 1 && m.version.Minor == 16 {
-		m.vsock.die() // these releases never let the host reach a guest again that was only paused
+		m.vsock.shutdown() // these releases never let the host reach a guest again that was only paused
 	}
 	return nil
 }

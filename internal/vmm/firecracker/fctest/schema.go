@@ -13,21 +13,21 @@ type field struct {
 	name  string
 	kind  string // "string", "int", "bool", "object", "list" of objects, "strings"
 	must  bool
-	minor int     // release 1.minor that it came with
-	inner []field // of an object, or of each member of a list
-	words []word  // what a string may be; nil: anything
+	minor int         // release 1.minor that it came with
+	inner []field     // of an object, or of each member of a list
+	words []enumValue // what a string may be; nil: anything
 }
 
-// word is one value of a string.
-type word struct {
+// enumValue is one value of a string.
+type enumValue struct {
 	text  string
 	minor int
 }
 
-func words(all ...string) []word {
-	var out []word
+func words(all ...string) []enumValue {
+	var out []enumValue
 	for _, w := range all {
-		out = append(out, word{text: w})
+		out = append(out, enumValue{text: w})
 	}
 	return out
 }
@@ -47,7 +47,7 @@ var machineFields = []field{
 		must: true,
 	}, {name: "mem_size_mib", kind: "int", must: true}, {name: "smt", kind: "bool"},
 	{name: "track_dirty_pages", kind: "bool"}, {name: "cpu_template", kind: "string"},
-	{name: "huge_pages", kind: "string", words: append(words("None", "2M"), word{"Transparent", 17})},
+	{name: "huge_pages", kind: "string", words: append(words("None", "2M"), enumValue{"Transparent", 17})},
 }
 
 var schemas = map[string][]field{
@@ -243,7 +243,7 @@ func (f field) check(v fcapi.Version, data []byte) error {
 	if err := json.Unmarshal(data, &s); err != nil {
 		return err
 	}
-	fits := func(w word) bool { return w.text == s && v.AtLeast(1, w.minor) }
+	fits := func(w enumValue) bool { return w.text == s && v.AtLeast(1, w.minor) }
 	if f.words != nil && !slices.ContainsFunc(f.words, fits) {
 		return fmt.Errorf("unknown variant `%s`", s)
 	}

@@ -183,9 +183,9 @@ func (m *monitor) restore(l fcapi.SnapshotLoad) error {
 	if err := m.openVsock(2); err != nil { // until the guest has heard that its connections are gone
 		return err
 	}
-	m.vsock.live(m.guest, guestPort(m.shape.Args), 2)
+	m.vsock.guestStarted(m.guest, guestPort(m.shape.Args), 2)
 	if m.version == (fcapi.Version{Major: 1, Minor: 16}) {
-		m.vsock.die() // this release never lets the host reach a restored guest
+		m.vsock.shutdown() // this release never lets the host reach a restored guest
 	}
 	return nil
 }

@@ -42,15 +42,15 @@ func (m *monitor) openVsock(deaf int) error {
 	return nil
 }
 
-func (v *vsock) live(g *fake.Guest, port, deaf int) {
+func (v *vsock) guestStarted(g *fake.Guest, port, deaf int) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.guest, v.port, v.deaf = g, port, deaf
 	v.cond.Broadcast()
 }
 
-// hold stops the program from looking at its sockets, or ends that.
-func (v *vsock) hold(still bool) {
+// pause stops the program from looking at its sockets, or ends that.
+func (v *vsock) pause(still bool) {
 	if v == nil {
 		return
 	}
@@ -60,7 +60,7 @@ func (v *vsock) hold(still bool) {
 	v.cond.Broadcast()
 }
 
-func (v *vsock) die() {
+func (v *vsock) shutdown() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.dead = true

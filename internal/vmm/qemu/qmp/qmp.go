@@ -38,14 +38,14 @@ type Event struct {
 
 // Client is one connection to a monitor.
 type Client struct {
-	conn   *net.UnixConn
-	events func(Event)
-	hello  *Call
-	id     string // of hello, by which its answer is known
-	done   chan struct{}
+	conn        *net.UnixConn
+	events      func(Event)
+	negotiation *Call
+	id          string // of hello, by which its answer is known
+	done        chan struct{}
 
 	mu      sync.Mutex
-	waiting []*Call // sent and not answered, in order
+	pending []*Call // sent and not answered, in order
 	err     error   // set before done is closed
 }
 
@@ -61,23 +61,23 @@ type Call struct {
 // in order, on the goroutine that reads; it must return soon and may be nil.
 func Open(conn *net.UnixConn, events func(Event)) *Client {
 	c := &Client{conn: conn, events: events, id: rand.Text(), done: make(chan struct{})}
-	c.hello = &Call{command: "qmp_capabilities", done: make(chan struct{})}
-	c.send(c.hello, request{Execute: c.hello.command, ID: c.id}, nil)
+	c.negotiation = &Call{command: "qmp_capabilities", done: make(chan struct{})}
+	c.send(c.negotiation, request{Execute: c.negotiation.command, ID: c.id}, nil)
 	go c.read()
 	return c
 }
 
-// Resume takes over conn to a monitor that has accepted the protocol on it already, and greets nobody again.
-func Resume(conn *net.UnixConn, events func(Event)) *Client {
+// OpenNegotiated takes over conn to a monitor that has accepted the protocol on it already, and greets nobody again.
+func OpenNegotiated(conn *net.UnixConn, events func(Event)) *Client {
 	c := &Client{conn: conn, events: events, done: make(chan struct{})}
-	c.hello = &Call{command: "qmp_capabilities", done: make(chan struct{})}
-	c.hello.finish(nil, nil)
+	c.negotiation = &Call{command: "qmp_capabilities", done: make(chan struct{})}
+	c.negotiation.finish(nil, nil)
 	go c.read()
 	return c
 }
 
 // Ready waits until QEMU has greeted and accepted the protocol.
-func (c *Client) Ready(ctx context.Context) error { return c.hello.Wait(ctx, nil) }
+func (c *Client) Ready(ctx context.Context) error { return c.negotiation.Wait(ctx, nil) }
 
 // Done is closed when the connection has ended; Err then says why.
 func (c *Client) Done() <-chan struct{} { return c.done }
@@ -134,7 +134,7 @@ func (c *Client) send(call *Call, r request, files []*os.File) {
 		call.finish(nil, errors.Join(ErrClosed, c.err))
 		return
 	}
-	c.waiting = append(c.waiting, call)
+	c.pending = append(c.pending, call)
 	if err := c.write(append(line, '\n'), files); err != nil {
 		// The reader sees the closed connection and answers all that wait.
 		_ = c.conn.Close()
@@ -198,8 +198,8 @@ func (c *Client) read() {
 	_ = c.conn.Close() // it is of no more use, whatever ended it
 	c.mu.Lock()
 	c.err = err
-	waiting := c.waiting
-	c.waiting = nil
+	waiting := c.pending
+	c.pending = nil
 	c.mu.Unlock()
 	for _, call := range waiting {
 		call.finish(nil, fmt.Errorf("%s: %w", call.command, errors.Join(ErrClosed, err)))
@@ -224,7 +224,7 @@ func (c *Client) consume(s *bufio.Scanner) error {
 			}
 		case m.greeting:
 		default:
-			if err := c.answer(m); err != nil {
+			if err := c.handleResponse(m); err != nil {
 				return err
 			}
 		}
@@ -232,18 +232,18 @@ func (c *Client) consume(s *bufio.Scanner) error {
 	return s.Err()
 }
 
-func (c *Client) answer(m message) error {
+func (c *Client) handleResponse(m message) error {
 	c.mu.Lock()
-	if len(c.waiting) == 0 {
+	if len(c.pending) == 0 {
 		c.mu.Unlock()
 		return errors.New("monitor answered what was not asked")
 	}
-	call := c.waiting[0]
-	if call == c.hello && m.id != c.id { // the last words to who was connected before
+	call := c.pending[0]
+	if call == c.negotiation && m.id != c.id { // the last words to who was connected before
 		c.mu.Unlock()
 		return nil
 	}
-	c.waiting = c.waiting[1:]
+	c.pending = c.pending[1:]
 	c.mu.Unlock()
 	if m.err != nil {
 		m.err.Command = call.command

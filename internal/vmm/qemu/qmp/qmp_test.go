@@ -44,18 +44,20 @@ func pair(t *testing.T, events func(Event)) (*Client, *net.UnixConn) {
 
 const greeting = `{"QMP": {"version": {"qemu": {"micro": 2, "minor": 0, "major": 10}}, "capabilities": []}}` + "\r\n"
 
-// accepted is QEMU's answer to the first command of c.
-func accepted(c *Client) string { return fmt.Sprintf(`{"return": {}, "id": %q}`+"\r\n", c.id) }
+// negotiationResponse is QEMU's answer to the first command of c.
+func negotiationResponse(c *Client) string {
+	return fmt.Sprintf(`{"return": {}, "id": %q}`+"\r\n", c.id)
+}
 
 // What QEMU was still at for an earlier connection is no answer to anything that is asked on this one.
-func TestLastWordsToAnother(t *testing.T) {
+func TestResponseToEarlierConnection(t *testing.T) {
 	c, qemu := pair(t, nil)
 	other, _ := pair(t, nil)
 	call := c.Send("query-status", nil)
 	fmt.Fprint(
 		qemu,
-		greeting+`{"return": {}}`+"\r\n"+accepted(other)+`{"error": {"class":"GenericError","desc":"late"}}`+"\n"+
-			accepted(c)+`{"return": {"status":"paused"}}`+"\n",
+		greeting+`{"return": {}}`+"\r\n"+negotiationResponse(other)+`{"error": {"class":"GenericError","desc":"late"}}`+"\n"+
+			negotiationResponse(c)+`{"return": {"status":"paused"}}`+"\n",
 	)
 	if err := c.Ready(t.Context()); err != nil {
 		t.Fatal(err)
@@ -77,7 +79,7 @@ func TestPipeline(t *testing.T) {
 			t.Fatalf("got %q, want %q", in.Text(), want)
 		}
 	}
-	fmt.Fprint(qemu, greeting+accepted(c)+`{"event":"RESUME","data":{"a":1},"timestamp":{}}`+"\n"+
+	fmt.Fprint(qemu, greeting+negotiationResponse(c)+`{"event":"RESUME","data":{"a":1},"timestamp":{}}`+"\n"+
 		`{"return": {"status":"running"}}`+"\n"+`{"error": {"class":"GenericError","desc":"no descriptor"}}`+"\n")
 	if err := c.Ready(t.Context()); err != nil {
 		t.Fatal(err)
@@ -134,7 +136,7 @@ func TestDescriptorIsPassed(t *testing.T) {
 	t.Fatal("no descriptor came")
 }
 
-func TestSilenceHasADeadline(t *testing.T) {
+func TestWaitHonorsDeadline(t *testing.T) {
 	c, _ := pair(t, nil)
 	why := errors.New("waited long enough")
 	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Millisecond, why)
@@ -144,7 +146,7 @@ func TestSilenceHasADeadline(t *testing.T) {
 	}
 }
 
-func TestEndAnswersAll(t *testing.T) {
+func TestCloseFailsPendingCalls(t *testing.T) {
 	for name, bytes := range map[string]string{
 		"closed":    greeting,
 		"rubbish":   "hello\n",
@@ -154,7 +156,7 @@ func TestEndAnswersAll(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c, qemu := pair(t, nil)
 			if name == "unasked" {
-				bytes = greeting + accepted(c) + bytes
+				bytes = greeting + negotiationResponse(c) + bytes
 			}
 			calls := []*Call{c.Send("stop", nil)}
 			if name != "unasked" {

@@ -1,6 +1,6 @@
 package tsc
 
-const has = true
+const supported = true
 
 // read answers the processor's time stamp counter, which guests see plus an offset.
 func read() uint64

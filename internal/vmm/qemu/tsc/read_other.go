@@ -2,6 +2,6 @@
 
 package tsc
 
-const has = false
+const supported = false
 
 func read() uint64 { return 0 }

@@ -53,7 +53,7 @@ func New() *Meter { return &Meter{start: take()} }
 // KHz answers the rate in kHz, 0 on a processor without one. The first call waits until window has
 // passed since the meter was made.
 func (t *Meter) KHz(ctx context.Context) (int64, error) {
-	if !has {
+	if !supported {
 		return 0, nil
 	}
 	t.mu.Lock()

@@ -1,0 +1,124 @@
+package twonode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/client"
+	"github.com/pandastack/pandastack/internal/host/blob"
+	"github.com/pandastack/pandastack/internal/lib/config"
+	"github.com/pandastack/pandastack/internal/node"
+	"github.com/pandastack/pandastack/internal/os/disk"
+)
+
+// runningNode is a node of this process.
+type runningNode struct {
+	*client.Client
+	dir   string
+	end   context.CancelFunc
+	ended chan error
+}
+
+// start starts a node called name below the directory of the pair, with the baked templates of the node that is
+// measured beside it. It begins with nothing else.
+func (p *Pair) start(
+	ctx context.Context,
+	name string,
+	store blob.Store,
+	change func(*config.Node),
+) (_ *runningNode, err error) {
+	cfg := *p.Config
+	cfg.DataDir = filepath.Join(p.dir, name)
+	if err := p.prepare(cfg.DataDir); err != nil {
+		return nil, fmt.Errorf("directory of node %s: %w", name, err)
+	}
+	cfg.Listen, cfg.PublicURL = "127.0.0.1:0", ""
+	cfg.TLS = config.TLS{}
+	cfg.VMM.Driver, cfg.VMM.Accelerator = p.Driver, p.Accelerator
+	cfg.Network.Prefix, cfg.Network.Range = prefixOf(cfg.Network.Prefix, name), ""
+	cfg.Network.Slots, cfg.Network.Ready = slots, 2
+	cfg.Objects = config.Objects{
+		Key:      filepath.Join(p.dir, "objects.key"),
+		CacheMiB: cfg.Objects.CacheMiB,
+		Timeout:  cfg.Objects.Timeout,
+	}
+	if change != nil {
+		change(&cfg)
+	}
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	n := &runningNode{dir: cfg.DataDir, end: end, ended: make(chan error, 1)}
+	ready := make(chan node.Ready, 1)
+	go func() {
+		n.ended <- node.Up(life, node.Options{
+			Config: &cfg, Version: p.Version, Log: p.Log, Store: store, Ready: func(r node.Ready) { ready <- r },
+		})
+	}()
+	select {
+	case r := <-ready:
+		if n.Client, err = client.New(r.URL, r.FirstKey); err != nil {
+			return nil, errors.Join(err, n.stop())
+		}
+		return n, nil
+	case err := <-n.ended:
+		end()
+		return nil, fmt.Errorf("node %s: %w", name, err)
+	case <-ctx.Done():
+		return nil, errors.Join(context.Cause(ctx), n.stop())
+	}
+}
+
+// slots is how many sandboxes a node of a pair can have.
+const slots = 16
+
+// prefixOf is what a node's names in the kernel begin with. Prefixes are short: names of interfaces are.
+func prefixOf(prefix, name string) string { return prefix[:min(len(prefix), 4)] + name }
+
+// stop ends a node and removes all it kept.
+func (n *runningNode) stop() error {
+	n.end()
+	return errors.Join(<-n.ended, os.RemoveAll(n.dir))
+}
+
+// prepare makes a node's directory with kernels and baked templates, which share their blocks with the originals.
+func (p *Pair) prepare(dir string) error {
+	if err := errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o711)); err != nil {
+		return err
+	}
+	if err := os.Symlink(filepath.Join(p.Config.DataDir, "kernel"), filepath.Join(dir, "kernel")); err != nil {
+		return err
+	}
+	from := filepath.Join(p.Config.DataDir, "templates", p.Template)
+	to := filepath.Join(dir, "templates", p.Template)
+	return filepath.WalkDir(from, func(path string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := e.Info()
+		if err != nil {
+			return err
+		}
+		inside, err := filepath.Rel(from, path)
+		if err != nil {
+			return err
+		}
+		copied := filepath.Join(to, inside)
+		if e.IsDir() {
+			return errors.Join(os.MkdirAll(copied, 0o711), os.Chmod(copied, info.Mode().Perm()))
+		}
+		return errors.Join(disk.Clone(path, copied), os.Chmod(copied, info.Mode().Perm()))
+	})
+}
+
+// sh runs a line that must end with 0.
+func (n *runningNode) sh(ctx context.Context, id api.SandboxID, line string) error {
+	res, err := n.Sandboxes.Exec(ctx, id, api.ExecRequest{Cmd: line, User: "root", TimeoutSeconds: 120})
+	if err == nil && res.ExitCode != 0 {
+		err = fmt.Errorf("%q ended with %d: %s", line, res.ExitCode, res.Stderr)
+	}
+	return err
+}

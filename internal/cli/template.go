@@ -1,0 +1,422 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/client"
+	"github.com/pandastack/pandastack/internal/lib/config"
+)
+
+func (a *app) template() *cobra.Command {
+	c := group(
+		"template",
+		"See, build and bake templates",
+		a.templateList(),
+		a.templateGet(),
+		a.templateBuild(),
+		a.templateBuilds(),
+		a.templateLogs(),
+		a.templateCancel(),
+		a.templateRetry(),
+		a.templateDelete(),
+		a.templateTag(),
+		a.templateBake(),
+	)
+	c.Aliases = []string{"tpl"}
+	return c
+}
+
+func (a *app) templateList() *cobra.Command {
+	return &cobra.Command{
+		Use:     "list",
+		Aliases: []string{"ls"},
+		Short:   "List templates",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			cl, err := a.dial()
+			if err != nil {
+				return err
+			}
+			list, err := cl.Templates.List(c.Context())
+			if err != nil {
+				return err
+			}
+			return a.print(list, func(w io.Writer) error {
+				rows := make([][]string, 0, len(list))
+				for _, t := range list {
+					rows = append(
+						rows,
+						[]string{
+							t.Name,
+							baked(t),
+							strconv.Itoa(t.CPU),
+							strconv.Itoa(t.MemoryMB) + " MiB",
+							strconv.Itoa(t.DiskMB) + " MiB",
+							diskUsage(t),
+							t.Description,
+						},
+					)
+				}
+				return table(w, []string{"NAME", "BAKED", "CPU", "MEMORY", "DISK", "TAKES", "DESCRIPTION"}, rows)
+			})
+		},
+	}
+}
+
+// diskUsage says how much of what a template seems to take it really does.
+func diskUsage(t api.Template) string {
+	if t.ApparentBytes == 0 {
+		return size(t.SizeBytes)
+	}
+	return size(t.SizeBytes) + " of " + size(t.ApparentBytes)
+}
+
+func baked(t api.Template) string {
+	switch {
+	case t.Bake != nil && t.Bake.State == "running":
+		return fmt.Sprintf("%s %d%%", t.Bake.Step, t.Bake.Percent)
+	case t.Baked:
+		return "yes"
+	case t.Bake != nil && t.Bake.State == "failed":
+		return "failed"
+	}
+	return "no"
+}
+
+func (a *app) templateGet() *cobra.Command {
+	return &cobra.Command{
+		Use:   "get NAME",
+		Short: "Show one template",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			cl, err := a.dial()
+			if err != nil {
+				return err
+			}
+			t, err := cl.Templates.Get(c.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			return a.print(t, func(w io.Writer) error {
+				fails := ""
+				if t.Bake != nil {
+					fails = t.Bake.Error
+				}
+				return facts(
+					w,
+					"name",
+					t.Name,
+					"description",
+					t.Description,
+					"baked",
+					baked(t),
+					"why not",
+					fails,
+					"size",
+					fmt.Sprintf(
+						"%d vCPU, %d MiB memory, %d MiB disk",
+						t.CPU,
+						t.MemoryMB,
+						t.DiskMB,
+					),
+					"data disks",
+					dataDisks(t.DataDisks),
+					"limits",
+					bounds(t.Limits),
+					"takes",
+					diskUsage(t),
+					"base",
+					t.Base,
+					"user",
+					t.User,
+					"workdir",
+					t.Workdir,
+					"tools",
+					strings.Join(t.Tools, ", "),
+				)
+			})
+		},
+	}
+}
+
+func dataDisks(disks []api.DataDisk) string {
+	var all []string
+	for _, d := range disks {
+		all = append(all, fmt.Sprintf("%s: %d MiB at %s", d.Name, d.SizeMB, d.MountPath))
+	}
+	return strings.Join(all, ", ")
+}
+
+func (a *app) templateBake() *cobra.Command {
+	var req api.BakeRequest
+	var noWait bool
+	c := &cobra.Command{
+		Use:   "bake NAME",
+		Short: "Make a template's image and snapshot",
+		Long:  "Make a template's image and snapshot, or join a bake under way, and wait for its end. One that is baked is left alone without --force.",
+		Args:  cobra.ExactArgs(1),
+	}
+	c.Flags().BoolVar(&req.Force, "force", false, "bake although it is baked")
+	c.Flags().BoolVar(&noWait, "no-wait", false, "only begin")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		cl, err := a.dial()
+		if err != nil {
+			return err
+		}
+		t, err := a.bake(c.Context(), cl, args[0], req, !noWait)
+		if c.Context().Err() != nil {
+			a.statusf("the node goes on with it; pandastack template bake %s follows it again", args[0])
+		}
+		if err != nil {
+			return err
+		}
+		return a.print(t, func(w io.Writer) error {
+			_, err := fmt.Fprintf(w, "%s: baked %s\n", t.Name, baked(t))
+			return err
+		})
+	}
+	return c
+}
+
+// bake begins to bake a template and, with wait, follows it to its end, showing how it goes.
+func (a *app) bake(
+	ctx context.Context,
+	cl *client.Client,
+	name string,
+	req api.BakeRequest,
+	wait bool,
+) (api.Template, error) {
+	if !wait {
+		return cl.Templates.Bake(ctx, name, req)
+	}
+	tell, baked := a.progress("bake "+name), false
+	t, err := cl.Templates.BakeAndWait(ctx, name, req, func(b api.Bake) {
+		baked = true
+		tell(b.Step, b.Percent)
+	})
+	switch {
+	case baked && err == nil:
+		tell("", 100)
+	case baked:
+		a.endLine()
+	}
+	return t, err
+}
+
+// progress shows steps on standard error: in place on a terminal, a line per step elsewhere.
+func (a *app) progress(what string) func(step string, percent int) {
+	_, screen := terminal(a.Stderr)
+	last, began := "", time.Now()
+	return func(step string, percent int) {
+		switch {
+		case a.json:
+		case screen && step == "":
+			fmt.Fprintf(a.Stderr, "\r\x1b[K%s: done in %s\n", what, time.Since(began).Round(time.Second))
+		case screen:
+			full := percent * 30 / 100
+			fmt.Fprintf(
+				a.Stderr,
+				"\r\x1b[K%s [%s%s] %3d%% %s",
+				what,
+				strings.Repeat("=", full),
+				strings.Repeat(" ", 30-full),
+				percent,
+				step,
+			)
+		case step != last:
+			if step == "" {
+				step = "done"
+			}
+			fmt.Fprintf(a.Stderr, "%s: %s (%d%%, %s)\n", what, step, percent, time.Since(began).Round(time.Second))
+		}
+		last = step
+	}
+}
+
+// endLine ends a line that progress showed in place.
+func (a *app) endLine() {
+	if _, screen := terminal(a.Stderr); screen && !a.json {
+		fmt.Fprintln(a.Stderr)
+	}
+}
+
+func (a *app) keys() *cobra.Command {
+	return group("key", "Make and revoke API keys", a.keyCreate(), a.keyList(), a.keyRevoke())
+}
+
+func (a *app) keyCreate() *cobra.Command {
+	var req api.TokenRequest
+	c := &cobra.Command{Use: "create", Short: "Make a key; it is shown this once", Args: cobra.NoArgs}
+	c.Flags().StringVar(&req.Label, "label", "", "a name for people")
+	c.Flags().IntVar(&req.ExpiresInDays, "expires-in-days", 0, "0 is never")
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		cl, err := a.dial()
+		if err != nil {
+			return err
+		}
+		k, err := cl.Tokens.Create(c.Context(), req)
+		if err != nil {
+			return err
+		}
+		return a.print(k, func(w io.Writer) error {
+			_, err := fmt.Fprintln(w, k.Token)
+			return err
+		})
+	}
+	return c
+}
+
+func (a *app) keyList() *cobra.Command {
+	return &cobra.Command{
+		Use:     "list",
+		Aliases: []string{"ls"},
+		Short:   "List keys",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			cl, err := a.dial()
+			if err != nil {
+				return err
+			}
+			list, err := cl.Tokens.List(c.Context())
+			if err != nil {
+				return err
+			}
+			return a.print(list, func(w io.Writer) error {
+				rows := make([][]string, 0, len(list))
+				for _, k := range list {
+					used := "never"
+					if k.LastUsedAt != nil {
+						used = age(*k.LastUsedAt, time.Now()) + " ago"
+					}
+					rows = append(rows, []string{k.Prefix, k.Label, age(k.CreatedAt, time.Now()), used})
+				}
+				return table(w, []string{"PREFIX", "LABEL", "AGE", "USED"}, rows)
+			})
+		},
+	}
+}
+
+func (a *app) keyRevoke() *cobra.Command {
+	return &cobra.Command{
+		Use:   "revoke PREFIX",
+		Short: "End a key at once",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			cl, err := a.dial()
+			if err != nil {
+				return err
+			}
+			if err := cl.Tokens.Revoke(c.Context(), args[0]); err != nil {
+				return err
+			}
+			a.statusf("%s revoked", args[0])
+			if a.json {
+				return writeJSON(a.Stdout, map[string]string{"revoked": args[0]})
+			}
+			return nil
+		},
+	}
+}
+
+func (a *app) me() *cobra.Command {
+	return &cobra.Command{
+		Use:   "me",
+		Short: "Show who the key belongs to",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			cl, err := a.dial()
+			if err != nil {
+				return err
+			}
+			m, err := cl.Me(c.Context())
+			if err != nil {
+				return err
+			}
+			return a.print(m, func(w io.Writer) error {
+				return facts(
+					w,
+					"workspace",
+					string(m.Workspace),
+					"user",
+					m.UserID,
+					"key",
+					m.TokenPrefix,
+					"role",
+					m.Role,
+					"server",
+					cl.URL(),
+				)
+			})
+		},
+	}
+}
+
+func (a *app) version() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Show the version of this program and of the node it speaks to",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			out := struct {
+				Version string       `json:"version"`
+				Node    *api.Version `json:"node,omitempty"`
+			}{Version: a.Version}
+			if cl, err := a.dial(); err == nil {
+				ctx, cancel := context.WithTimeout(c.Context(), time.Second)
+				defer cancel()
+				if v, err := cl.Version(ctx); err == nil {
+					out.Node = &v
+				}
+			}
+			return a.print(out, func(w io.Writer) error {
+				node := "none reached"
+				if v := out.Node; v != nil {
+					node = strings.TrimSpace(v.Version + " " + v.Driver + " " + v.Accel)
+				}
+				return facts(w, "pandastack", a.Version, "node", node)
+			})
+		},
+	}
+}
+
+func (a *app) config() *cobra.Command {
+	explain := &cobra.Command{
+		Use:   "explain",
+		Short: "Print every setting, its value and where that came from",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			l, err := a.node(nil)
+			if err != nil {
+				return err
+			}
+			if a.json {
+				type setting struct {
+					Path, Value, Origin, Doc string
+				}
+				all := map[string]setting{}
+				for _, f := range l.Fields() {
+					all[f.Path] = setting{f.Path, f.Text(), l.Origin[f.Path], f.Doc}
+				}
+				return writeJSON(a.Stdout, all)
+			}
+			return l.Explain(a.Stdout)
+		},
+	}
+	example := &cobra.Command{
+		Use:   "example",
+		Short: "Print a configuration file with every default",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			return config.Example(a.Stdout)
+		},
+	}
+	return group("config", "Explain the settings of the node on this machine", explain, example)
+}

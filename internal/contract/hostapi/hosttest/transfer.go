@@ -1,0 +1,108 @@
+package hosttest
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+)
+
+// Objects is an object store that simulated hosts share.
+type Objects struct {
+	mu        sync.Mutex
+	snapshots map[string]snapshot // by workspace and id; guarded by mu
+}
+
+// ShareObjects gives hosts one object store; a host without one answers ErrUnsupported.
+func ShareObjects(hosts ...*Host) *Objects {
+	o := &Objects{snapshots: map[string]snapshot{}}
+	for _, h := range hosts {
+		h.mu.Lock()
+		h.objects = o
+		h.mu.Unlock()
+	}
+	return o
+}
+
+// transfer does a move on a host that has an object store, with both locked.
+func (h *Host) transfer(ctx context.Context, op string, id hostapi.SnapshotID, do func(o *Objects) error) error {
+	return h.runOp(ctx, op, string(id), func() error {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if h.objects == nil {
+			return fmt.Errorf("%s %s: %w", op, id, hostapi.ErrUnsupported)
+		}
+		h.objects.mu.Lock()
+		defer h.objects.mu.Unlock()
+		return do(h.objects)
+	})
+}
+
+// PushSnapshot implements hostapi.Host.
+func (h *Host) PushSnapshot(
+	ctx context.Context,
+	workspace string,
+	id hostapi.SnapshotID,
+) (out hostapi.PushResult, err error) {
+	err = h.transfer(ctx, "pushsnapshot", id, func(o *Objects) error {
+		s, ok := h.snapshots[id]
+		if !ok {
+			return fmt.Errorf("snapshot %s: %w", id, hostapi.ErrNotFound)
+		}
+		out = hostapi.PushResult{Stored: s.Bytes, Took: time.Millisecond}
+		if _, there := o.snapshots[workspace+"/"+string(id)]; !there {
+			out.Bytes, out.Uploaded = s.Bytes, s.Bytes
+		}
+		o.snapshots[workspace+"/"+string(id)] = *s
+		return nil
+	})
+	return out, err
+}
+
+// PullSnapshot implements hostapi.Host.
+func (h *Host) PullSnapshot(
+	ctx context.Context,
+	workspace string,
+	id hostapi.SnapshotID,
+	labels map[string]string,
+) (out hostapi.PullResult, err error) {
+	err = h.transfer(ctx, "pullsnapshot", id, func(o *Objects) error {
+		if s, here := h.snapshots[id]; here {
+			out = hostapi.PullResult{Snapshot: s.Snapshot}
+			return nil
+		}
+		s, ok := o.snapshots[workspace+"/"+string(id)]
+		if !ok {
+			return fmt.Errorf("snapshot %s: %w", id, hostapi.ErrNotFound)
+		}
+		all := map[string]string{}
+		maps.Copy(all, s.Labels)
+		maps.Copy(all, labels)
+		s.Labels = all
+		h.snapshots[id] = &s
+		out = hostapi.PullResult{Snapshot: s.Snapshot, Env: maps.Clone(s.env), Fetched: s.Bytes, Took: time.Millisecond}
+		return nil
+	})
+	return out, err
+}
+
+// StreamSnapshot implements hostapi.Host.
+func (h *Host) StreamSnapshot(
+	ctx context.Context,
+	workspace string,
+	id hostapi.SnapshotID,
+	labels map[string]string,
+) (hostapi.PullResult, error) {
+	return h.PullSnapshot(ctx, workspace, id, labels)
+}
+
+// DeletePushed implements hostapi.Host.
+func (h *Host) DeletePushed(ctx context.Context, workspace string, id hostapi.SnapshotID) error {
+	return h.transfer(ctx, "deletepushed", id, func(o *Objects) error {
+		delete(o.snapshots, workspace+"/"+string(id))
+		return nil
+	})
+}

@@ -1,0 +1,117 @@
+package build
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/store"
+)
+
+// stateDeferred is of a build whose id is known and whose steps are not: E2B's builder asks for the id first.
+const stateDeferred = "waiting"
+
+// deferredTimeout is how long such a build waits for its steps.
+const deferredTimeout = 6 * time.Hour
+
+// Reserve makes a build that waits for Launch.
+func (s *Service) Reserve(ctx context.Context, p auth.Principal, req api.BuildRequest) (api.Build, error) {
+	if err := req.Validate(); err != nil {
+		return api.Build{}, err
+	}
+	template, _, err := s.templates.Claim(ctx, p, req.Name, req.Global)
+	if err != nil {
+		return api.Build{}, err
+	}
+	row := store.Build{
+		ID:        string(api.NewBuildID()),
+		Workspace: string(p.Workspace),
+		Template:  template.ID,
+		Name:      template.Name,
+		State:     stateDeferred,
+		Created:   store.Micros(time.Now()),
+	}
+	if row.Spec, err = (Spec{BuildRequest: req}).encode(); err != nil {
+		return api.Build{}, api.AsError(err)
+	}
+	err = s.db.Write(
+		ctx,
+		"build reserve",
+		func(ctx context.Context, tx *store.Tx) error { return tx.InsertBuild(ctx, &row) },
+	)
+	if err != nil {
+		return api.Build{}, api.AsError(err)
+	}
+	return view(row), nil
+}
+
+// StartReserved queues a build that waits, with what it is to make: change fills in the request that it was reserved
+// with. Its template gets a new version.
+func (s *Service) StartReserved(ctx context.Context, p auth.Principal, id api.BuildID, change func(*Spec)) error {
+	row, err := s.find(ctx, p, id)
+	if err != nil {
+		return err
+	}
+	if row.State != stateDeferred {
+		return api.Errorf(api.WrongState, "build %s was begun before", id)
+	}
+	spec, err := decodeSpec(row.Spec)
+	if err != nil {
+		return api.AsError(err)
+	}
+	change(&spec)
+	spec.Replace = true
+	if err := spec.check(); err != nil {
+		return err
+	}
+	if err := s.checkSource(ctx, p, spec); err != nil {
+		return err
+	}
+	row.State, row.Hash, row.Created = stateQueued, spec.hash(), store.Micros(time.Now())
+	if row.Spec, err = spec.encode(); err != nil {
+		return api.AsError(err)
+	}
+	if spec.Registry != nil {
+		s.mu.Lock()
+		s.secrets[row.ID] = spec.Registry
+		s.mu.Unlock()
+	}
+	err = s.db.Write(ctx, "build launch", func(ctx context.Context, tx *store.Tx) error {
+		if err := s.admit(ctx, tx, row, spec); err != nil {
+			return err
+		}
+		return tx.UpdateBuild(ctx, &row, []string{stateDeferred}, "state", "hash", "spec", "created")
+	})
+	if errors.Is(err, store.ErrNotFound) {
+		return api.Errorf(api.WrongState, "build %s was begun before", id)
+	}
+	if err != nil {
+		return asError(err)
+	}
+	s.notify()
+	return nil
+}
+
+// gcDeferred ends builds whose steps never came, and forgets templates that were only to be.
+func (s *Service) gcDeferred(ctx context.Context) error {
+	rows, err := s.db.Read().Builds(ctx, store.BuildQuery{States: []string{stateDeferred}})
+	if err != nil {
+		return err
+	}
+	var all error
+	for _, r := range rows {
+		if time.Since(store.Time(r.Created)) < deferredTimeout {
+			continue
+		}
+		err := s.db.Write(
+			ctx,
+			"build forget",
+			func(ctx context.Context, tx *store.Tx) error { return tx.DeleteBuild(ctx, r.ID) },
+		)
+		all = errors.Join(all, err, s.templates.Forget(ctx, r.Template), os.RemoveAll(s.dir("inputs", r.ID)))
+	}
+	return all
+}

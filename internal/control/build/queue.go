@@ -1,0 +1,434 @@
+package build
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/store"
+)
+
+// Start queues a build. input is what was uploaded for it, or nil; it belongs to the build from then on. When
+// the template is already what the build would make, or is being made so, that is answered instead, Reused.
+func (s *Service) Start(ctx context.Context, p auth.Principal, spec Spec, input *Upload) (api.Build, error) {
+	if p.Workspace == "" {
+		return api.Build{}, api.Errorf(api.Unauthenticated, "the caller has no workspace")
+	}
+	if err := spec.check(); err != nil {
+		return api.Build{}, err
+	}
+	if err := s.checkSource(ctx, p, spec); err != nil {
+		return api.Build{}, err
+	}
+	if input != nil {
+		digest, err := input.finish()
+		if err != nil {
+			return api.Build{}, api.AsError(err)
+		}
+		spec.Input = digest
+	}
+	var err error
+	if spec.Sources, err = s.resolveSources(ctx, p, spec); err != nil {
+		return api.Build{}, api.AsError(err)
+	}
+	template, made, err := s.templates.Claim(ctx, p, spec.Name, spec.Global)
+	if err != nil {
+		return api.Build{}, err
+	}
+	row := store.Build{
+		ID:        string(api.NewBuildID()),
+		Workspace: string(p.Workspace),
+		Template:  template.ID,
+		Name:      template.Name,
+		State:     stateQueued,
+		Hash:      spec.hash(),
+		Created:   store.Micros(time.Now()),
+	}
+	got, err := s.enqueue(ctx, row, spec, input)
+	if err != nil || got.ID != row.ID {
+		if made {
+			err = errors.Join(err, s.templates.Forget(ctx, template.ID))
+		}
+		if err != nil {
+			return api.Build{}, asError(err)
+		}
+		out := view(got)
+		out.Reused = true
+		return out, nil
+	}
+	return view(got), nil
+}
+
+// enqueue writes a build's inputs and row, or answers the build that made or makes the same.
+func (s *Service) enqueue(ctx context.Context, row store.Build, spec Spec, input *Upload) (_ store.Build, err error) {
+	if row.Spec, err = spec.encode(); err != nil {
+		return row, err
+	}
+	if input != nil {
+		if err := os.MkdirAll(s.dir("inputs", row.ID), 0o700); err != nil {
+			return row, wrapNoSpace(err)
+		}
+		defer func() {
+			if err != nil {
+				err = errors.Join(err, os.RemoveAll(s.dir("inputs", row.ID)))
+			}
+		}()
+		if err := input.moveTo(s.inputPath(row.ID)); err != nil {
+			return row, wrapNoSpace(err)
+		}
+	}
+	var same *store.Build
+	err = s.db.Write(ctx, "build enqueue", func(ctx context.Context, tx *store.Tx) (err error) {
+		if same, err = s.findEquivalent(ctx, tx, row, spec); err != nil || same != nil {
+			return err
+		}
+		if err := s.admit(ctx, tx, row, spec); err != nil {
+			return err
+		}
+		return tx.InsertBuild(ctx, &row)
+	})
+	if err != nil {
+		return row, err
+	}
+	if same != nil {
+		return *same, os.RemoveAll(s.dir("inputs", row.ID))
+	}
+	if spec.Registry != nil {
+		s.mu.Lock()
+		s.secrets[row.ID] = spec.Registry
+		s.mu.Unlock()
+	}
+	s.notify()
+	return row, nil
+}
+
+// findEquivalent finds the build that made, or is to make, what row would: of the same template and content. Of what may have
+// moved since, only one that has not ended makes the same.
+func (s *Service) findEquivalent(ctx context.Context, tx *store.Tx, row store.Build, spec Spec) (*store.Build, error) {
+	if spec.mutable() {
+		return nil, nil
+	}
+	states := []string{stateQueued, stateRunning, stateDone}
+	if slices.Contains(spec.Sources, unpinned) {
+		states = states[:2]
+	}
+	rows, err := tx.Builds(ctx, store.BuildQuery{Template: row.Template, Hash: row.Hash, States: states, Limit: 20})
+	if err != nil {
+		return nil, err
+	}
+	tags, err := tx.Tags(ctx, row.Template)
+	if err != nil {
+		return nil, err
+	}
+	wanted := spec.Tags
+	if len(wanted) == 0 {
+		wanted = []string{api.DefaultTag}
+	}
+	for i, r := range rows {
+		if r.State != stateDone {
+			return &rows[i], nil
+		}
+		all := true
+		for _, tag := range wanted {
+			all = all && slices.ContainsFunc(tags, func(t store.Tag) bool { return t.Tag == tag && t.Version == r.ID })
+		}
+		if all {
+			return &rows[i], nil
+		}
+	}
+	return nil, nil
+}
+
+// admit refuses a build beyond the workspace's bounds, or over a template that is not to be replaced.
+func (s *Service) admit(ctx context.Context, tx *store.Tx, row store.Build, spec Spec) error {
+	active, err := tx.Builds(ctx, store.BuildQuery{Workspace: row.Workspace, States: store.ActiveBuildStates})
+	if err != nil {
+		return err
+	}
+	if len(active) >= s.cfg.MaxQueued {
+		return api.Errorf(api.QuotaExceeded, "the workspace has %d builds that have not ended: wait, or cancel one", len(active)).
+			With("limit", s.cfg.MaxQueued)
+	}
+	if spec.Replace {
+		return nil
+	}
+	versions, err := tx.Versions(ctx, row.Template)
+	if err != nil {
+		return err
+	}
+	if len(versions) > 0 {
+		return api.Errorf(api.Conflict, "template %s exists: send replace=true to make a new version of it", row.Name)
+	}
+	if i := slices.IndexFunc(active, func(b store.Build) bool { return b.Template == row.Template }); i >= 0 {
+		return api.Errorf(
+			api.Conflict,
+			"build %s of template %s is under way: cancel it, or send replace=true to queue another",
+			active[i].ID,
+			row.Name,
+		)
+	}
+	return nil
+}
+
+func (s *Service) inputPath(build string) string { return s.dir("inputs", build, "input") }
+
+// checkSource refuses a source that the caller has not.
+func (s *Service) checkSource(ctx context.Context, p auth.Principal, spec Spec) error {
+	var err error
+	switch {
+	case spec.FromSnapshot != "":
+		_, err = s.sandboxes.Snapshot(ctx, p, spec.FromSnapshot)
+	case spec.FromTemplate != "":
+		var t api.Template
+		if t, err = s.templates.Resolve(ctx, p, spec.FromTemplate); err == nil && t.ID == "" && !spec.OnBase {
+			err = api.Errorf(
+				api.Unsupported,
+				"from_template: %s is a recipe of this server: build on it with a Dockerfile that begins with FROM %s",
+				t.Name,
+				t.Name,
+			)
+		}
+	case spec.ImageRef != "" && s.registry == nil:
+		err = api.Errorf(api.Unsupported, "image_ref: this server takes no images of registries")
+	}
+	for _, step := range spec.Steps {
+		if err != nil || step.Type != "COPY" {
+			continue
+		}
+		var there bool
+		if there, err = s.HasFiles(ctx, p, step.Files); err == nil && !there {
+			err = api.Errorf(api.Invalid, "steps: the files %s of a COPY were not uploaded", step.Files).
+				With("field", "steps")
+		}
+	}
+	if err == nil && spec.Limits != nil {
+		err = s.checkLimits(ctx, *spec.Limits)
+	}
+	if err != nil {
+		return api.AsError(err)
+	}
+	return nil
+}
+
+// checkLimits refuses limits that are wider than the host's.
+func (s *Service) checkLimits(ctx context.Context, l api.Limits) error {
+	has, err := s.host.Capacity(ctx)
+	if err != nil {
+		return err
+	}
+	err = hostapi.Limits(l).Check(has.Limits)
+	if which, ok := errors.AsType[*hostapi.LimitError](err); ok {
+		return api.Wrap(api.Invalid, err, err.Error()).With("field", "limits."+which.Field)
+	}
+	return err
+}
+
+// find reads a build of the caller's workspace.
+func (s *Service) find(ctx context.Context, p auth.Principal, id api.BuildID) (store.Build, error) {
+	row, err := s.db.Read().Build(ctx, string(id))
+	if errors.Is(err, store.ErrNotFound) || err == nil && row.Workspace != string(p.Workspace) {
+		return row, api.Errorf(api.NotFound, "build %s not found", id)
+	}
+	if err != nil {
+		return row, api.AsError(err)
+	}
+	return row, nil
+}
+
+// Get answers a build.
+func (s *Service) Get(ctx context.Context, p auth.Principal, id api.BuildID) (api.Build, error) {
+	row, err := s.find(ctx, p, id)
+	if err != nil {
+		return api.Build{}, err
+	}
+	return view(row), nil
+}
+
+// List answers the caller's builds, newest first, at most 500; with a name those of that template.
+func (s *Service) List(ctx context.Context, p auth.Principal, name string) ([]api.Build, error) {
+	rows, err := s.db.Read().Builds(ctx, store.BuildQuery{Workspace: string(p.Workspace), Limit: 500})
+	if err != nil {
+		return nil, api.AsError(err)
+	}
+	out := []api.Build{}
+	for _, r := range rows {
+		if name == "" || r.Name == name || r.Template == name {
+			out = append(out, view(r))
+		}
+	}
+	return out, nil
+}
+
+var errCancelled = api.Errorf(api.Canceled, "the build was cancelled")
+
+// Cancel ends a build that has not ended, and answers it. One under way ends a moment later; nothing of it is
+// left but the layers that were finished.
+func (s *Service) Cancel(ctx context.Context, p auth.Principal, id api.BuildID) (api.Build, error) {
+	row, err := s.find(ctx, p, id)
+	if err != nil {
+		return api.Build{}, err
+	}
+	s.mu.Lock()
+	a := s.active[row.ID]
+	s.mu.Unlock()
+	if a != nil {
+		a.stop(errCancelled)
+		select {
+		case <-a.done:
+		case <-ctx.Done():
+		}
+	}
+	row, err = s.find(ctx, p, id)
+	if err != nil || row.State == stateDone || row.State == stateFailed {
+		if err == nil && row.State == stateDone {
+			err = api.Errorf(api.WrongState, "build %s has ended: %s", id, row.State)
+		}
+		return view(row), err
+	}
+	was := row.State
+	row.State, row.Error, row.Code, row.Ended = stateFailed, errCancelled.Message, string(
+		api.Canceled,
+	), store.Micros(
+		time.Now(),
+	)
+	err = s.db.Write(ctx, "build cancel", func(ctx context.Context, tx *store.Tx) error {
+		return tx.UpdateBuild(ctx, &row, []string{was}, "state", "error", "code", "ended")
+	})
+	if errors.Is(err, store.ErrNotFound) {
+		return s.Cancel(ctx, p, id) // it went on meanwhile
+	}
+	if err != nil {
+		return api.Build{}, api.AsError(err)
+	}
+	return view(row), nil
+}
+
+// Retry queues a build that failed once more, as a new one with the same inputs. Credentials of a registry
+// have to be sent anew.
+func (s *Service) Retry(
+	ctx context.Context,
+	p auth.Principal,
+	id api.BuildID,
+	who *api.RegistryAuth,
+) (api.Build, error) {
+	old, err := s.find(ctx, p, id)
+	if err != nil {
+		return api.Build{}, err
+	}
+	if old.State != stateFailed {
+		return api.Build{}, api.Errorf(
+			api.WrongState,
+			"build %s is %s: only one that failed is tried again",
+			id,
+			view(old).Status,
+		)
+	}
+	spec, err := decodeSpec(old.Spec)
+	if err != nil {
+		return api.Build{}, api.AsError(err)
+	}
+	spec.Registry = who
+	if spec.Sources, err = s.resolveSources(ctx, p, spec); err != nil {
+		return api.Build{}, api.AsError(err)
+	}
+	var input *Upload
+	if spec.Input != "" {
+		if input, err = s.linkInput(old.ID); err != nil {
+			return api.Build{}, err
+		}
+		defer func() { _ = input.Close() }() // what is left of it is swept by Open
+	}
+	template, _, err := s.templates.Claim(ctx, p, old.Name, spec.Global)
+	if err != nil {
+		return api.Build{}, err
+	}
+	row := store.Build{
+		ID:        string(api.NewBuildID()),
+		Workspace: old.Workspace,
+		Template:  template.ID,
+		Name:      template.Name,
+		State:     stateQueued,
+		Hash:      spec.hash(),
+		Created:   store.Micros(time.Now()),
+	}
+	got, err := s.enqueue(ctx, row, spec, input)
+	if err != nil {
+		return api.Build{}, asError(err)
+	}
+	return view(got), nil
+}
+
+// linkInput makes an upload of the inputs of an earlier build.
+func (s *Service) linkInput(build string) (*Upload, error) {
+	path := s.dir("spool", "again"+string(api.NewBuildID()))
+	err := os.Link(s.inputPath(build), path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, api.Errorf(
+			api.Gone,
+			"the files of build %s are kept for %s after its end: send them again",
+			build,
+			s.cfg.KeepInputs,
+		)
+	}
+	if err != nil {
+		return nil, api.AsError(wrapNoSpace(err))
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, api.AsError(err)
+	}
+	return &Upload{f: f}, nil
+}
+
+// asError gives an error of ours as users see it.
+func asError(err error) error {
+	if e, ok := errors.AsType[*api.Error](err); ok {
+		return e
+	}
+	return api.AsError(err)
+}
+
+// view gives a row as users see it.
+func view(r store.Build) api.Build {
+	out := api.Build{
+		ID: api.BuildID(
+			r.ID,
+		), Name: r.Name, TemplateID: api.TemplateID(r.Template), Error: r.Error, Code: api.Code(r.Code), Step: r.Step,
+		StepsDone: r.Done, Steps: r.Steps, StepsCached: r.Cached, StartedAt: store.Time(r.Created), Bytes: r.Bytes,
+		OwnerWorkspace: api.Workspace(r.Workspace), Attempt: r.Attempt,
+	}
+	switch r.State {
+	case stateQueued, stateDeferred:
+		out.Status = api.BuildQueued
+	case stateDone:
+		out.Status = api.BuildDone
+	case stateFailed:
+		out.Status = api.BuildFailed
+	default:
+		out.Status = api.BuildRunning
+		if r.Step == publishStep {
+			out.Status = api.BuildBaking
+		}
+	}
+	if r.Started != 0 {
+		t := store.Time(r.Started)
+		out.RunsSince = &t
+	}
+	if r.Ended != 0 {
+		t := store.Time(r.Ended)
+		out.EndedAt = &t
+	}
+	if spec, err := decodeSpec(r.Spec); err == nil {
+		out.SizeMB, out.CPU, out.MemoryMB, out.ImageRef, out.Tags = spec.SizeMB, spec.CPU, spec.MemoryMB, spec.ImageRef, spec.Tags
+	}
+	return out
+}
+
+// stepName says where a build is, for people.
+func stepName(n, of int, text string) string { return fmt.Sprintf("%d/%d %s", n, of, text) }

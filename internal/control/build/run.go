@@ -1,0 +1,454 @@
+package build
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/store"
+	"github.com/pandastack/pandastack/internal/lib/cleanup"
+)
+
+// publishStep is the step in which a template is made of what the others left.
+const publishStep = "publish"
+
+// cleanupTimeout bounds what is done for a build after its context has ended.
+const cleanupTimeout = 2 * time.Minute
+
+// buildRun is a build under way. But for stop it belongs to one goroutine.
+type buildRun struct {
+	s         *Service
+	row       store.Build
+	spec      Spec
+	principal auth.Principal
+	log       *buildLog
+	done      chan struct{} // closed when nothing of it runs any more
+	stages    []stage
+	machines  int // of machines so far
+	contexts  *contextFiles
+	limits    *api.Limits     // of what it is made from, which stand unless the request says others
+	pruned    []store.Version // of the template, which the new one pushed out
+
+	mu     sync.Mutex
+	cancel context.CancelCauseFunc // guarded by mu
+	cause  error                   // stop came before the beginning; guarded by mu
+}
+
+func (s *Service) newRun(ctx context.Context, row store.Build) (*buildRun, error) {
+	j, err := openLog(ctx, s.db, row.ID)
+	if err != nil {
+		return nil, err
+	}
+	a := &buildRun{
+		s:         s,
+		row:       row,
+		log:       j,
+		done:      make(chan struct{}),
+		principal: auth.Principal{Workspace: api.Workspace(row.Workspace)},
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.active[row.ID] = a
+	close(s.activated)
+	s.activated = make(chan struct{})
+	return a, nil
+}
+
+// stop ends the attempt with a cause.
+func (a *buildRun) stop(cause error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.cause = cause
+	if a.cancel != nil {
+		a.cancel(cause)
+	}
+}
+
+// withDeadline gives the attempt its context.
+func (a *buildRun) withDeadline(ctx context.Context) (context.Context, context.CancelFunc) {
+	limit := a.s.cfg.BuildTimeout
+	ctx, free := context.WithTimeoutCause(ctx, limit, api.Errorf(api.Timeout, "the build took longer than %s", limit))
+	ctx, cancel := context.WithCancelCause(ctx)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.cancel = cancel
+	if a.cause != nil {
+		cancel(a.cause)
+	}
+	return ctx, func() {
+		cancel(nil)
+		free()
+	}
+}
+
+// execute builds, and writes how it went.
+func (s *Service) execute(parent context.Context, a *buildRun) {
+	ctx, end := a.withDeadline(parent)
+	defer end()
+	keeping, stopKeeping := context.WithCancel(context.WithoutCancel(ctx))
+	var kept sync.WaitGroup
+	kept.Go(func() { a.log.flushPeriodically(keeping) })
+	s.log.Info("build begins", "build", a.row.ID, "template", a.row.Name, "workspace", a.row.Workspace)
+	err := a.runAndClean(ctx)
+	stopKeeping()
+	kept.Wait()
+	firmly, free := context.WithTimeoutCause(
+		context.WithoutCancel(parent),
+		cleanupTimeout,
+		errors.New("the end of the build could not be written in time"),
+	)
+	defer free()
+	if parent.Err() != nil && err != nil {
+		err = a.requeue(firmly)
+	} else {
+		err = a.finish(firmly, err)
+	}
+	if err != nil {
+		s.log.Error(
+			"the end of a build could not be written; it is found by the next start",
+			"build",
+			a.row.ID,
+			"err",
+			err,
+		)
+	}
+	a.log.close()
+	s.mu.Lock()
+	delete(s.active, a.row.ID)
+	if a.row.State != stateQueued {
+		delete(s.secrets, a.row.ID)
+	}
+	s.mu.Unlock()
+	close(a.done)
+}
+
+// runAndClean builds and leaves nothing of it on the host but layers and, when it went well, the template.
+func (a *buildRun) runAndClean(ctx context.Context) (err error) {
+	var back cleanup.Stack
+	defer func() {
+		if err != nil && context.Cause(ctx) != nil {
+			err = context.Cause(ctx)
+		}
+		err = back.Settle(ctx, err)
+	}()
+	if err := a.s.cleanHost(ctx, a.row.ID); err != nil { // of an earlier attempt
+		return err
+	}
+	back.Push("clean the host", func(ctx context.Context) error { return a.s.cleanHost(ctx, a.row.ID) })
+	if a.spec, err = decodeSpec(a.row.Spec); err != nil {
+		return err
+	}
+	a.s.mu.Lock()
+	a.spec.Registry = a.s.secrets[a.row.ID]
+	a.s.mu.Unlock()
+	if a.row.Attempt > 1 {
+		a.log.append(
+			levelWarn,
+			"",
+			fmt.Sprintf("the node was restarted: attempt %d goes on from the last finished step", a.row.Attempt),
+		)
+	}
+	defer func() { err = errors.Join(err, a.contexts.close()) }()
+	return a.build(ctx)
+}
+
+// build is a build from its source to its template.
+func (a *buildRun) build(ctx context.Context) error {
+	from, about, err := a.prepareSource(ctx)
+	if err != nil {
+		return err
+	}
+	if err := a.onStep("source"); err != nil {
+		return err
+	}
+	if err := a.setStep(ctx, publishStep, false); err != nil {
+		return err
+	}
+	from.Name = hostapi.TemplateName(a.row.ID)
+	from.Labels = a.labels()
+	t, err := a.s.host.Publish(
+		ctx,
+		from,
+		func(step, line string) { a.log.append(levelInfo, publishStep+" "+step, line) },
+	)
+	if err != nil {
+		return a.publishError(err)
+	}
+	if err := a.onStep("publish"); err != nil {
+		return err
+	}
+	if err := a.commit(ctx, t, from, about); err != nil {
+		return err
+	}
+	a.cleanUp(ctx)
+	return nil
+}
+
+// cleanUp removes what there is of a build whose template stands, even if it is told to stop now. What cannot go
+// is swept later.
+func (a *buildRun) cleanUp(ctx context.Context) {
+	ctx, free := context.WithTimeoutCause(
+		context.WithoutCancel(ctx),
+		cleanupTimeout,
+		errors.New("a finished build could not be cleaned up in time"),
+	)
+	defer free()
+	err := errors.Join(a.s.templates.Drop(ctx, a.pruned), a.s.cleanMachines(ctx, a.row.ID), a.s.removeInputs(a.row.ID))
+	if err != nil {
+		a.s.log.Warn("a finished build could not be cleaned up now", "build", a.row.ID, "err", err)
+	}
+}
+
+func (a *buildRun) onStep(step string) error {
+	if a.s.cfg.OnStep == nil {
+		return nil
+	}
+	return a.s.cfg.OnStep(step)
+}
+
+// labels are on all that the build makes on the host.
+func (a *buildRun) labels() map[string]string {
+	return map[string]string{
+		hostapi.LabelKind: hostapi.KindBuild,
+		"build":           a.row.ID,
+		"workspace":       a.row.Workspace,
+		"store":           a.s.db.ID(),
+	}
+}
+
+// commit makes what was published a version of its template, in the transaction that ends the build.
+func (a *buildRun) commit(ctx context.Context, t hostapi.Template, from hostapi.Publish, base string) error {
+	now := store.Micros(time.Now())
+	v := store.Version{
+		ID:        a.row.ID,
+		Template:  a.row.Template,
+		Hash:      a.row.Hash,
+		Base:      base,
+		VCPUs:     t.VCPUs,
+		MemoryMiB: t.MemoryMiB,
+		DiskMiB:   t.DiskMiB,
+		Bytes:     t.Bytes,
+		User:      from.User,
+		Workdir:   from.Workdir,
+		Env:       from.Env,
+		Start:     from.Start,
+		Ready:     from.Ready,
+		Created:   now,
+	}
+	if l := cmp.Or(a.spec.Limits, a.limits); l != nil && !l.IsZero() {
+		data, err := json.Marshal(l)
+		if err != nil {
+			return err
+		}
+		v.Limits = string(data)
+	}
+	row := a.row
+	row.State, row.Step, row.Error, row.Code, row.Bytes, row.Ended = stateDone, "", "", "", t.Bytes, now
+	a.log.append(
+		levelInfo,
+		"",
+		fmt.Sprintf("template %s is ready: %d processors, %d MiB of memory, %d MiB of disk, %s on the host",
+			a.row.Name, t.VCPUs, t.MemoryMiB, t.DiskMiB, size(t.Bytes)),
+	)
+	if err := a.log.flush(ctx); err != nil {
+		return err
+	}
+	var old []store.Version
+	err := a.s.db.Write(ctx, "build commit", func(ctx context.Context, tx *store.Tx) (err error) {
+		if old, err = a.s.templates.Add(ctx, tx, v, a.spec.Tags); err != nil {
+			return err
+		}
+		if a.spec.Description != "" {
+			if err := tx.UpdateTemplate(ctx, &store.Template{ID: v.Template, Description: a.spec.Description}, "description"); err != nil {
+				return err
+			}
+		}
+		return tx.UpdateBuild(ctx, &row, []string{stateRunning})
+	})
+	if now, rerr := a.s.db.Read().Build(ctx, row.ID); err != nil && (rerr != nil || now.State != stateDone) {
+		return err
+	} // it was committed, whatever came after
+	a.row, a.pruned = row, old
+	return nil
+}
+
+func size(bytes int64) string { return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20)) }
+
+// setStep writes which step the build is at.
+func (a *buildRun) setStep(ctx context.Context, step string, cached bool) error {
+	if step == publishStep {
+		a.row.Done = a.row.Steps
+	} else if a.row.Step != "" {
+		a.row.Done++
+	}
+	if cached {
+		a.row.Cached++
+	}
+	a.row.Step = step
+	err := a.s.db.Write(ctx, "build step", func(ctx context.Context, tx *store.Tx) error {
+		return tx.UpdateBuild(ctx, &a.row, []string{stateRunning}, "step", "done", "steps", "cached")
+	})
+	if err != nil {
+		return err
+	}
+	return a.onStep("note")
+}
+
+// finish writes the end of a build that was not committed; one that was needs no more.
+func (a *buildRun) finish(ctx context.Context, err error) error {
+	if err == nil || a.row.State == stateDone {
+		return a.log.flush(ctx)
+	}
+	e, known := errors.AsType[*api.Error](err)
+	if !known {
+		e = hostError(err)
+	}
+	if e.Code == api.Internal {
+		a.s.log.Error("build failed", "build", a.row.ID, "err", err)
+	} else {
+		a.s.log.Info("build failed", "build", a.row.ID, "code", e.Code, "err", err)
+	}
+	a.log.append(levelError, a.row.Step, e.Message)
+	flush := a.log.flush(ctx)
+	row := a.row
+	row.State, row.Error, row.Code, row.Ended = stateFailed, e.Message, string(e.Code), store.Micros(time.Now())
+	werr := a.s.db.Write(ctx, "build end", func(ctx context.Context, tx *store.Tx) error {
+		return tx.UpdateBuild(
+			ctx,
+			&row,
+			[]string{stateRunning},
+			"state",
+			"error",
+			"code",
+			"ended",
+			"step",
+			"done",
+			"steps",
+			"cached",
+		)
+	})
+	if werr == nil {
+		a.row = row
+	}
+	return errors.Join(flush, werr)
+}
+
+// requeue gives a build that was interrupted back to the queue. A stop that was asked for counts as no attempt.
+func (a *buildRun) requeue(ctx context.Context) error {
+	a.log.append(levelWarn, a.row.Step, "the node stops: the build goes on when it starts again")
+	flush := a.log.flush(ctx)
+	row := a.row
+	row.State, row.Owner, row.Attempt, row.Step, row.Done, row.Cached = stateQueued, "", row.Attempt-1, "", 0, 0
+	err := a.s.db.Write(ctx, "build requeue", func(ctx context.Context, tx *store.Tx) error {
+		return tx.UpdateBuild(ctx, &row, []string{stateRunning}, "state", "owner", "attempt", "step", "done", "cached")
+	})
+	if err == nil {
+		a.row = row
+	}
+	return errors.Join(flush, err)
+}
+
+// publishError says what became of publishing in the words of users.
+func (a *buildRun) publishError(err error) error {
+	at, ok := errors.AsType[*hostapi.PublishError](err)
+	if !ok || hostCode(err) != api.Internal {
+		return hostError(err)
+	}
+	a.row.Step = publishStep + " " + at.Step
+	return api.Wrap(api.Invalid, err, fmt.Sprintf("publish, %s: %s", at.Step, at.Err))
+}
+
+var hostCodes = []struct {
+	err  error
+	code api.Code
+}{
+	{hostapi.ErrNoSpace, api.NoSpace}, {hostapi.ErrNoCapacity, api.NoCapacity}, {hostapi.ErrInvalid, api.Invalid},
+	{hostapi.ErrUnsupported, api.Unsupported}, {hostapi.ErrNotFound, api.NotFound}, {hostapi.ErrExists, api.Conflict},
+	{context.DeadlineExceeded, api.Timeout},
+}
+
+func hostCode(err error) api.Code {
+	for _, c := range hostCodes {
+		if errors.Is(err, c.err) {
+			return c.code
+		}
+	}
+	return api.Internal
+}
+
+// hostError gives an error of the host, or of ours, as users see it.
+func hostError(err error) *api.Error {
+	if e, ok := errors.AsType[*api.Error](err); ok {
+		return e
+	}
+	code := hostCode(err)
+	if code == api.Internal {
+		return api.Wrap(code, err, "the build failed by a fault of the server; its log has it")
+	}
+	text := err.Error()
+	if code == api.NoSpace {
+		text += ": delete templates, snapshots or sandboxes of the node that nobody needs, then try again"
+	}
+	return api.Wrap(code, err, text)
+}
+
+// cleanMachines destroys the machines of a build and removes its images.
+func (s *Service) cleanMachines(ctx context.Context, build string) error {
+	machines, err := s.host.List(ctx)
+	if err != nil {
+		return err
+	}
+	var all error
+	for _, m := range machines {
+		if m.Labels[hostapi.LabelKind] == hostapi.KindBuild && m.Labels["build"] == build {
+			all = errors.Join(all, s.host.Destroy(ctx, m.ID, "its build is over"))
+		}
+	}
+	images, err := s.host.Images(ctx)
+	if err != nil {
+		return errors.Join(all, err)
+	}
+	if slices.ContainsFunc(images, func(i hostapi.Image) bool { return i.ID == imageID(build) }) {
+		all = errors.Join(all, s.deleteImage(ctx, imageID(build)))
+	}
+	return errors.Join(all, s.deleteSnapshot(ctx, tempSnapshotID(build)))
+}
+
+// cleanHost removes all that a build that is not committed has on the host.
+func (s *Service) cleanHost(ctx context.Context, build string) error {
+	err := s.host.DeleteTemplate(ctx, hostapi.TemplateName(build))
+	if errors.Is(err, hostapi.ErrNotFound) {
+		err = nil
+	}
+	return errors.Join(err, s.cleanMachines(ctx, build))
+}
+
+func (s *Service) deleteImage(ctx context.Context, id hostapi.ImageID) error {
+	if err := s.host.DeleteImage(ctx, id); !errors.Is(err, hostapi.ErrNotFound) {
+		return err
+	}
+	return nil
+}
+
+func (s *Service) deleteSnapshot(ctx context.Context, id hostapi.SnapshotID) error {
+	if err := s.host.DeleteSnapshot(ctx, id); !errors.Is(err, hostapi.ErrNotFound) {
+		return err
+	}
+	return nil
+}
+
+// imageID and passingID name what a build has one of at most.
+func imageID(build string) hostapi.ImageID           { return hostapi.ImageID(build) }
+func tempSnapshotID(build string) hostapi.SnapshotID { return hostapi.SnapshotID("pas" + build) }
+
+// removeInputs removes the uploads of a build.
+func (s *Service) removeInputs(build string) error { return os.RemoveAll(s.dir("inputs", build)) }

@@ -1,0 +1,254 @@
+package sandbox_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/hostapi/hosttest"
+	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/sandbox"
+	"github.com/pandastack/pandastack/internal/control/store"
+	"github.com/pandastack/pandastack/internal/control/template"
+)
+
+// fixture is a control plane over a simulated host.
+type fixture struct {
+	*sandbox.Service
+	t     *testing.T
+	host  *hosttest.Host
+	db    *store.DB
+	path  string
+	fault func(op string, committed bool) error
+	cfg   sandbox.Config
+}
+
+var (
+	alice = auth.Principal{Workspace: "alice", KeyPrefix: "pds_a11ce000", Admin: true}
+	bob   = auth.Principal{Workspace: "bob", KeyPrefix: "pds_b0b00000"}
+)
+
+// empty is a store that nothing was written to: to make one takes most of a short test's time.
+var empty = sync.OnceValues(func() ([]byte, error) {
+	dir, err := os.MkdirTemp("", "sandbox-test")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "control.db")
+	db, err := store.Open(context.Background(), store.Config{DSN: path})
+	if err != nil {
+		return nil, err
+	}
+	if err := db.Close(); err != nil {
+		return nil, err
+	}
+	return os.ReadFile(path)
+})
+
+func newFixture(t *testing.T, change ...func(*sandbox.Config)) *fixture {
+	t.Helper()
+	data, err := empty()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "control.db")
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return newFixtureOn(t, path, change...)
+}
+
+// newFixtureOn is a world over a store of any engine.
+func newFixtureOn(t *testing.T, dsn string, change ...func(*sandbox.Config)) *fixture {
+	t.Helper()
+	w := &fixture{t: t, host: hosttest.New(), path: dsn, cfg: sandbox.Defaults()}
+	w.cfg.OrphanGrace = 0
+	for _, f := range change {
+		f(&w.cfg)
+	}
+	w.start()
+	t.Cleanup(func() {
+		w.host.Close()
+		if err := w.db.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return w
+}
+
+// start opens the store and makes a service, as a program that starts does.
+func (w *fixture) start() {
+	w.t.Helper()
+	db, err := store.Open(
+		context.WithoutCancel(w.t.Context()),
+		store.Config{DSN: w.path, Fault: func(op string, committed bool) error {
+			if w.fault != nil {
+				return w.fault(op, committed)
+			}
+			return nil
+		}},
+	)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	templates, err := template.New(w.host, db, template.BuiltinAliases())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	s, err := sandbox.New(
+		w.cfg,
+		sandbox.Deps{Store: db, Host: w.host, Templates: templates, Log: slog.New(slog.DiscardHandler)},
+	)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.db, w.Service = db, s
+}
+
+// restart is a program that was killed and started again.
+func (w *fixture) restart() {
+	w.t.Helper()
+	if err := w.db.Close(); err != nil {
+		w.t.Fatal(err)
+	}
+	w.start()
+}
+
+// run lets the service run until the test ends.
+func (w *fixture) run() {
+	ctx, cancel := context.WithCancel(w.t.Context())
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx) }()
+	w.t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			w.t.Errorf("run: %v", err)
+		}
+	})
+}
+
+func (w *fixture) create(p auth.Principal, req api.CreateRequest) api.Sandbox {
+	w.t.Helper()
+	s, err := w.Create(w.t.Context(), p, req)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return s
+}
+
+// exec runs a shell command and answers its output.
+func (w *fixture) exec(p auth.Principal, id api.SandboxID, cmd string) string {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), 30*time.Second)
+	defer cancel()
+	g, err := w.Guest(ctx, p, id)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	proc, err := g.Start(ctx, guestapi.ProcessSpec{Shell: cmd})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer proc.Close()
+	var out strings.Builder
+	for {
+		e, err := proc.Next(ctx)
+		if err == io.EOF {
+			return out.String()
+		}
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		out.Write(e.Data)
+	}
+}
+
+// status reads the state of a sandbox, Deleted when it is not there.
+func (w *fixture) status(p auth.Principal, id api.SandboxID) api.Status {
+	w.t.Helper()
+	s, err := w.Get(w.t.Context(), p, id)
+	if api.CodeOf(err) == api.NotFound {
+		return api.Deleted
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return s.Status
+}
+
+// until waits for a condition.
+func (w *fixture) until(what string, f func() bool) {
+	w.t.Helper()
+	deadline := time.After(60 * time.Second)
+	for !f() {
+		select {
+		case <-deadline:
+			w.t.Fatalf("%s: not within a minute", what)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// rows and machines by id, with their states.
+func (w *fixture) rows() (rows, machines map[string]string) {
+	w.t.Helper()
+	all, err := w.db.Read().Sandboxes(w.t.Context(), store.SandboxQuery{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	rows, machines = map[string]string{}, map[string]string{}
+	for _, r := range all {
+		rows[r.ID] = r.State
+	}
+	for _, m := range w.host.Machines() {
+		machines[string(m.ID)] = string(m.State)
+	}
+	return rows, machines
+}
+
+// agree tells whether store and host have the same sandboxes in the same states.
+func (w *fixture) agree() bool {
+	w.t.Helper()
+	rows, machines := w.rows()
+	return maps.Equal(rows, machines)
+}
+
+// clean checks that store and host agree, on the sandboxes that are named.
+func (w *fixture) clean(want ...api.SandboxID) {
+	w.t.Helper()
+	rows, machines := w.rows()
+	if !maps.Equal(rows, machines) {
+		w.t.Errorf("sandboxes %v, machines %v", rows, machines)
+	}
+	for _, id := range want {
+		if rows[string(id)] == "" {
+			w.t.Errorf("sandbox %s is lost", id)
+		}
+	}
+	if len(want) != len(rows) {
+		w.t.Errorf("%d sandboxes, want %d: %v", len(rows), len(want), rows)
+	}
+}
+
+func wantCode(t *testing.T, err error, want api.Code, what string) *api.Error {
+	t.Helper()
+	e, ok := errors.AsType[*api.Error](err)
+	if !ok || e.Code != want {
+		t.Errorf("%s: got %v (%s), want code %s", what, err, api.CodeOf(err), want)
+		return api.Errorf(api.Internal, "no such error")
+	}
+	return e
+}
+
+func p[T any](v T) *T { return &v }

@@ -1,0 +1,112 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/uptrace/bun"
+)
+
+// Tombstone is a row of tombstones: what is known of a sandbox that ended.
+type Tombstone struct {
+	bun.BaseModel `bun:"table:tombstones"`
+	Sandbox       string `bun:"sandbox,pk"`
+	Workspace     string `bun:"workspace"`
+	Template      string `bun:"template"`
+	Reason        string `bun:"reason"`
+	By            string `bun:"ended_by"`
+	Message       string `bun:"message"`
+	Created       int64  `bun:"created"`
+	Ended         int64  `bun:"ended"`
+	Metadata      Pairs  `bun:"metadata"`
+	Processes     string `bun:"processes"` // JSON
+	Console       string `bun:"console"`   // valid UTF-8 without zero bytes
+	Usage         string `bun:"usage"`     // JSON, "" for none
+}
+
+// PutTombstone adds a row; one that is there stays as it is.
+func (t *Tx) PutTombstone(ctx context.Context, s *Tombstone) error {
+	_, err := t.db.NewInsert().Model(s).On("CONFLICT (sandbox) DO NOTHING").Exec(ctx)
+	return err
+}
+
+// AmendTombstone writes reason, message and console of a row whose reason is still was; ErrNotFound if
+// there is none.
+func (t *Tx) AmendTombstone(ctx context.Context, s *Tombstone, was string) error {
+	res, err := t.db.NewUpdate().
+		Model(s).
+		Column("reason", "message", "console").
+		WherePK().
+		Where("reason = ?", was).
+		Exec(ctx)
+	return changed(res, err, "tombstone", s.Sandbox)
+}
+
+// Tombstone reads one row.
+func (t *Tx) Tombstone(ctx context.Context, sandbox string) (Tombstone, error) {
+	s := Tombstone{Sandbox: sandbox}
+	err := t.db.NewSelect().Model(&s).WherePK().Scan(ctx)
+	return s, notFound(err, "tombstone", sandbox)
+}
+
+// DeleteExpired removes the tombstones of before the given time with their events, at most 500, and the
+// idempotency keys and audit entries from before theirs. It answers how many tombstones went.
+func (t *Tx) DeleteExpired(ctx context.Context, tombstones, idempotency, audit int64) (int, error) {
+	var ids []string
+	err := t.db.NewSelect().
+		Model((*Tombstone)(nil)).
+		Column("sandbox").
+		Where("ended < ?", tombstones).
+		Limit(500).
+		Scan(ctx, &ids)
+	if err != nil {
+		return 0, err
+	}
+	if len(ids) > 0 {
+		if _, err := t.db.NewDelete().Model((*Event)(nil)).Where("sandbox IN (?)", bun.List(ids)).Exec(ctx); err != nil {
+			return 0, err
+		}
+		if _, err := t.db.NewDelete().Model((*Tombstone)(nil)).Where("sandbox IN (?)", bun.List(ids)).Exec(ctx); err != nil {
+			return 0, err
+		}
+	}
+	if _, err := t.db.NewDelete().Model((*Idempotency)(nil)).Where("created < ?", idempotency).Exec(ctx); err != nil {
+		return 0, err
+	}
+	_, err = t.db.NewDelete().Model((*Audit)(nil)).Where("at < ?", audit).Exec(ctx)
+	return len(ids), err
+}
+
+// Idempotency is a row of idempotency: the sandbox that a key of a workspace stands for.
+type Idempotency struct {
+	bun.BaseModel `bun:"table:idempotency"`
+	Workspace     string `bun:"workspace,pk"`
+	Name          string `bun:"name,pk"`
+	Hash          string `bun:"hash"` // of the request
+	Sandbox       string `bun:"sandbox"`
+	Created       int64  `bun:"created"`
+}
+
+// InsertIdempotency adds a row; ErrExists if the key is taken.
+func (t *Tx) InsertIdempotency(ctx context.Context, i *Idempotency) error {
+	res, err := t.db.NewInsert().Model(i).On("CONFLICT (workspace, name) DO NOTHING").Exec(ctx)
+	if err = changed(res, err, "idempotency key", i.Name); errors.Is(err, ErrNotFound) {
+		return fmt.Errorf("idempotency key %s: %w", i.Name, ErrExists)
+	}
+	return err
+}
+
+// Idempotency reads one row.
+func (t *Tx) Idempotency(ctx context.Context, workspace, name string) (Idempotency, error) {
+	i := Idempotency{Workspace: workspace, Name: name}
+	err := t.db.NewSelect().Model(&i).WherePK().Scan(ctx)
+	return i, notFound(err, "idempotency key", name)
+}
+
+// DeleteIdempotency frees a key, if it stands for that sandbox.
+func (t *Tx) DeleteIdempotency(ctx context.Context, workspace, name, sandbox string) error {
+	_, err := t.db.NewDelete().Model((*Idempotency)(nil)).
+		Where("workspace = ?", workspace).Where("name = ?", name).Where("sandbox = ?", sandbox).Exec(ctx)
+	return err
+}

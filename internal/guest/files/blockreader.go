@@ -1,0 +1,120 @@
+package files
+
+import (
+	"errors"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// pageSize is what blocks begin at multiples of; every disk's own blocks divide it.
+const pageSize = 4096
+
+// blockReader reads a large file block by block: what the kernel has in its cache from there, and all else past it, for
+// the same reasons as it is written (see directSize).
+type blockReader struct {
+	file  *os.File
+	block []byte // of directSize bytes, aligned to pages
+	have  []byte // of block: not yet handed out
+	at    int64  // where in the file what comes after have begins
+	left  int64  // bytes still to hand out
+	flags int    // O_DIRECT until something refused it
+	now   int    // flags of the file
+}
+
+// newBlockReader reads length bytes from offset, or fewer if the file ends before. It owns the file from now on.
+func newBlockReader(file *os.File, offset, length int64) (*blockReader, error) {
+	block, err := unix.Mmap(-1, 0, directSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return nil, fault(err)
+	}
+	return &blockReader{file: file, block: block, at: offset, left: length, flags: unix.O_DIRECT}, nil
+}
+
+func (w *blockReader) Close() error { return errors.Join(unix.Munmap(w.block), w.file.Close()) }
+
+func (w *blockReader) Read(b []byte) (int, error) {
+	piece, err := w.Next(len(b))
+	return copy(b, piece), err
+}
+
+// Next gives at most so many bytes of what comes next, without a copy. They are valid until the next call.
+func (w *blockReader) Next(most int) ([]byte, error) {
+	if w.left == 0 {
+		return nil, io.EOF
+	}
+	if len(w.have) == 0 {
+		if err := w.fill(); err != nil {
+			return nil, err
+		}
+	}
+	n := int(min(int64(len(w.have)), int64(most), w.left))
+	piece := w.have[:n]
+	w.have = w.have[n:]
+	w.left -= int64(n)
+	return piece, nil
+}
+
+// fill reads the block in which the next byte lies.
+func (w *blockReader) fill() error {
+	begin := w.at &^ (pageSize - 1)
+	flags := w.flags
+	if w.cached(begin) {
+		flags = 0
+	}
+	n, err := w.get(begin, flags)
+	if err != nil {
+		return fault(err)
+	}
+	end := begin + int64(n)
+	if end <= w.at {
+		return io.EOF
+	}
+	w.have, w.at = w.block[w.at-begin:n], end
+	return nil
+}
+
+// cached tells whether the kernel has something of the block in its cache; so it is where it cannot be asked.
+func (w *blockReader) cached(begin int64) bool {
+	if w.flags == 0 {
+		return true
+	}
+	var st unix.Cachestat_t
+	err := unix.Cachestat(
+		uint(w.file.Fd()),
+		&unix.CachestatRange{Off: uint64(begin), Len: uint64(len(w.block))},
+		&st,
+		0,
+	)
+	if err != nil {
+		w.flags = 0
+	}
+	return err != nil || st.Cache > 0
+}
+
+// get reads the block with the given flags of the file.
+func (w *blockReader) get(begin int64, flags int) (int, error) {
+	if flags != w.now {
+		_, err := unix.FcntlInt(w.file.Fd(), unix.F_SETFL, flags)
+		switch {
+		case errors.Is(err, unix.EINVAL) && flags != 0: // its file system has no direct reads
+			w.flags = 0
+		case err != nil:
+			return 0, err
+		default:
+			w.now = flags
+		}
+	}
+	for {
+		n, err := unix.Pread(int(w.file.Fd()), w.block, begin)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.EINVAL) && w.now != 0: // it says so only now
+			w.flags = 0
+			return w.get(begin, 0)
+		default:
+			return n, err
+		}
+	}
+}

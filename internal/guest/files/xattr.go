@@ -1,0 +1,78 @@
+package files
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+)
+
+// notePrefix begins the names of the extended attributes that hold a file's notes. It is that of E2B's agent,
+// so that programs in the guest find them where they look.
+const notePrefix = "user.e2b."
+
+// Bounds of notes, in bytes.
+const (
+	maxNoteName = 255 - len(notePrefix) // of the kernel's XATTR_NAME_MAX
+	maxNotes    = 64
+	maxNames    = 64 << 10 // of all extended attributes of a file, as the kernel has it
+)
+
+// setXattrs gives a new file its notes. A file system that has no extended attributes keeps none.
+func setXattrs(fd int, notes map[string]string) error {
+	total := 0
+	for name, value := range notes {
+		total += len(name) + len(value)
+		if name == "" || len(name) > maxNoteName || strings.IndexByte(name, 0) >= 0 || len(notes) > maxNotes ||
+			total > guestapi.MaxMetadata {
+			return fmt.Errorf("%w: metadata: %d names, or %.40q, are too much", guestapi.ErrInvalid, len(notes), name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(notes)) {
+		err := unix.Fsetxattr(fd, notePrefix+name, []byte(notes[name]), 0)
+		if errors.Is(err, unix.ENOTSUP) {
+			return nil
+		}
+		if err != nil {
+			return fault(fmt.Errorf("keep metadata: %w", err))
+		}
+	}
+	return nil
+}
+
+// xattrsOf reads the notes of a regular file; nil if it has none, or changes meanwhile. What is not within the
+// bounds was put there by another program and is left out.
+func xattrsOf(at string) map[string]string {
+	size, err := unix.Llistxattr(at, nil)
+	if err != nil || size <= 0 || size > maxNames {
+		return nil
+	}
+	list := make([]byte, size)
+	if size, err = unix.Llistxattr(at, list); err != nil {
+		return nil
+	}
+	var notes map[string]string
+	total := 0
+	for name := range strings.SplitSeq(string(list[:size]), "\x00") {
+		short, ours := strings.CutPrefix(name, notePrefix)
+		if !ours || short == "" || len(notes) == maxNotes {
+			continue
+		}
+		value := make([]byte, guestapi.MaxMetadata)
+		n, err := unix.Lgetxattr(at, name, value)
+		if err != nil || total+len(short)+n > guestapi.MaxMetadata {
+			continue
+		}
+		if notes == nil {
+			notes = map[string]string{}
+		}
+		total += len(short) + n
+		notes[short] = string(value[:n])
+	}
+	return notes
+}

@@ -1,0 +1,67 @@
+package guesttest
+
+import (
+	"errors"
+	"maps"
+	"path"
+	"strings"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+)
+
+// xattrs: metadata comes back from every question, is replaced as a whole, and goes with an overwrite.
+func xattrs(t *testing.T, e Env) {
+	ctx, g, name := Context(t), e.Guest, path.Join(e.Dir, "noted")
+	write := func(notes map[string]string) guestapi.FileInfo {
+		i, err := g.Write(
+			ctx,
+			name,
+			guestapi.WriteOptions{User: e.User, Size: 1, Metadata: notes},
+			strings.NewReader("x"),
+		)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return i
+	}
+	for _, want := range []map[string]string{{"author": "me", "empty": ""}, {"other": "2"}, nil} {
+		if i := write(want); !maps.Equal(i.Metadata, want) {
+			t.Errorf("written with %v: %v", want, i.Metadata)
+		}
+		i, err := g.Stat(ctx, name, e.User)
+		if err != nil || !maps.Equal(i.Metadata, want) {
+			t.Errorf("stat with %v: %v, %v", want, i.Metadata, err)
+		}
+		list, err := g.List(ctx, e.Dir, e.User, 1)
+		if err != nil || len(list) != 1 || !maps.Equal(list[0].Metadata, want) {
+			t.Errorf("list with %v: %+v, %v", want, list, err)
+		}
+	}
+	for _, bad := range []map[string]string{{"": "x"}, {"k": strings.Repeat("v", guestapi.MaxMetadata)}, {strings.Repeat("k", 250): "v"}} {
+		_, err := g.Write(
+			ctx,
+			name,
+			guestapi.WriteOptions{User: e.User, Size: 1, Metadata: bad},
+			strings.NewReader("y"),
+		)
+		if !errors.Is(err, guestapi.ErrInvalid) {
+			t.Errorf("metadata out of bounds: %v", err)
+		}
+	}
+	if got := get(t, e, name, 0, -1); string(got) != "x" {
+		t.Errorf("a refused write left %q", got)
+	}
+}
+
+// reopen: programs open their outputs by name, as any user.
+func reopen(t *testing.T, e Env) {
+	o := Exec(
+		t,
+		e.Guest,
+		guestapi.ProcessSpec{User: e.User, Shell: "echo out >/proc/self/fd/1; echo err >/proc/self/fd/2"},
+	)
+	if o.Exit.Code != 0 || o.Stdout != "out\n" || o.Stderr != "err\n" {
+		t.Errorf("got %+v", o)
+	}
+}

@@ -1,0 +1,175 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/host/bake"
+	"github.com/pandastack/pandastack/internal/host/blob"
+	"github.com/pandastack/pandastack/internal/host/chunkstore"
+	"github.com/pandastack/pandastack/internal/host/chunkstore/cache"
+	"github.com/pandastack/pandastack/internal/host/snapshot"
+	"github.com/pandastack/pandastack/internal/host/snapshot/remote"
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+// Objects is the object store that hosts share, as Deps give it. The caller closes both after Host.Close.
+type Objects struct {
+	Chunks *chunkstore.Store
+	Cache  *cache.Cache
+}
+
+// openRemote makes the depot, if there is an object store.
+func (h *Host) openRemote(store *snapshot.Store) error {
+	if h.deps.Objects == nil {
+		return nil
+	}
+	deps := remote.Deps{
+		Chunks: h.deps.Objects.Chunks, Cache: h.deps.Objects.Cache, Store: store,
+		Clone: h.deps.Machine.Disks.Clone, Public: h.isPublic, Log: h.deps.Log,
+	}
+	if f, ok := h.deps.Machine.Driver.(vmm.CompatibilityChecker); ok {
+		deps.Fits = f.CheckCompatible
+	}
+	if c, ok := h.deps.Machine.Driver.(vmm.CheckpointExporter); ok {
+		deps.Exporter = c
+	}
+	var err error
+	h.remote, err = remote.New(deps)
+	return err
+}
+
+// isPublic tells of templates that come with the program: every workspace has them.
+func (h *Host) isPublic(ref snapshot.Ref) bool {
+	for _, r := range h.cfg.Recipes {
+		if strings.HasPrefix(string(ref), string(snapshot.Join(bake.Area, string(r.Name)))+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+// checkTransfer checks what all moves have in common.
+func (h *Host) checkTransfer(op, workspace string, id hostapi.SnapshotID) (snapshot.Ref, error) {
+	if h.remote == nil {
+		return "", fmt.Errorf(
+			"%s snapshot %s: this host has no object store (objects.url): %w",
+			op,
+			id,
+			hostapi.ErrUnsupported,
+		)
+	}
+	if workspace == "" {
+		return "", fmt.Errorf("%s snapshot %s: no workspace is named: %w", op, id, hostapi.ErrInvalid)
+	}
+	return snapshotRef(id)
+}
+
+// transferError says what could not be moved, in the words of hostapi.
+func transferError(op string, id hostapi.SnapshotID, err error) error {
+	if err == nil {
+		return nil
+	}
+	kind := map[error]error{
+		snapshot.ErrNotFound: hostapi.ErrNotFound, snapshot.ErrRemoteBacked: hostapi.ErrWrongState, chunkstore.ErrNotFound: hostapi.ErrNotFound,
+		chunkstore.ErrWrongTenant: hostapi.ErrInvalid, chunkstore.ErrTampered: hostapi.ErrInvalid, chunkstore.ErrVersion: hostapi.ErrUnsupported,
+		blob.ErrNoSpace: hostapi.ErrNoSpace, syscall.ENOSPC: hostapi.ErrNoSpace,
+	}
+	err = fmt.Errorf("%s snapshot %s: %w", op, id, err)
+	for from, to := range kind {
+		if errors.Is(err, from) {
+			return fmt.Errorf("%w: %w", err, to)
+		}
+	}
+	if _, ok := errors.AsType[*vmm.MismatchError](err); ok {
+		return fmt.Errorf("%w: %w", err, hostapi.ErrUnsupported)
+	}
+	if _, ok := errors.AsType[*chunkstore.DamagedError](err); ok {
+		return fmt.Errorf("%w: %w", err, hostapi.ErrInvalid)
+	}
+	return err
+}
+
+// PushSnapshot implements hostapi.Host.
+func (h *Host) PushSnapshot(ctx context.Context, workspace string, id hostapi.SnapshotID) (hostapi.PushResult, error) {
+	ref, err := h.checkTransfer("push", workspace, id)
+	if err != nil {
+		return hostapi.PushResult{}, err
+	}
+	began := time.Now()
+	stats, err := h.remote.Push(ctx, chunkstore.Tenant(workspace), chunkstore.ID(id), ref)
+	if err != nil {
+		return hostapi.PushResult{}, transferError("push", id, err)
+	}
+	out := hostapi.PushResult{Bytes: stats.Dirty, Uploaded: stats.Uploaded, Stored: stats.Stored, Took: time.Since(began)}
+	h.deps.Log.Info(
+		"snapshot pushed",
+		"snapshot",
+		id,
+		"bytes",
+		out.Bytes,
+		"uploaded",
+		out.Uploaded,
+		"took",
+		out.Took,
+		stats.Phases.Attr(),
+	)
+	return out, nil
+}
+
+// pullResult is how a snapshot is told that was asked for at began.
+func pullResult(snap snapshot.Snapshot, began time.Time) hostapi.PullResult {
+	return hostapi.PullResult{
+		Snapshot: snapshotInfo(snap),
+		Env:      snap.Env,
+		User:     snap.User,
+		Workdir:  snap.Workdir,
+		Took:     time.Since(began),
+	}
+}
+
+// PullSnapshot implements hostapi.Host.
+func (h *Host) PullSnapshot(
+	ctx context.Context,
+	workspace string,
+	id hostapi.SnapshotID,
+	labels map[string]string,
+) (hostapi.PullResult, error) {
+	ref, err := h.checkTransfer("pull", workspace, id)
+	if err != nil {
+		return hostapi.PullResult{}, err
+	}
+	began := time.Now()
+	if snap, err := h.store.Get(ref); err == nil {
+		return pullResult(snap, began), nil
+	}
+	if err := h.machines.CheckDiskSpace("snapshot " + string(id)); err != nil {
+		return hostapi.PullResult{}, err
+	}
+	snap, stats, err := h.remote.Pull(ctx, chunkstore.Tenant(workspace), chunkstore.ID(id), ref, labels)
+	if err != nil {
+		return hostapi.PullResult{}, transferError("pull", id, err)
+	}
+	out := pullResult(snap, began)
+	out.Fetched = stats.Fetched
+	h.deps.Log.Info("snapshot pulled", "snapshot", id, "fetched", out.Fetched, "took", out.Took)
+	return out, nil
+}
+
+// DeletePushed implements hostapi.Host.
+func (h *Host) DeletePushed(ctx context.Context, workspace string, id hostapi.SnapshotID) error {
+	if _, err := h.checkTransfer("delete pushed", workspace, id); err != nil {
+		return err
+	}
+	space := chunkstore.Tenant(workspace)
+	err := errors.Join(
+		h.remote.Delete(ctx, space, chunkstore.ID(id)),
+		h.remote.Delete(ctx, space, traceID(chunkstore.ID(id))),
+	)
+	return transferError("delete pushed", id, err)
+}

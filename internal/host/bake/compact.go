@@ -1,0 +1,124 @@
+package bake
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/host/snapshot"
+)
+
+// scrubScript runs in the guest of a recipe, as root, after the check and before the warm-up: what the check has
+// left in memory is of no use to a sandbox, and free memory that is all zeros takes no space on disk.
+const scrubScript = `sync
+echo 3 > /proc/sys/vm/drop_caches
+free=$(sed -n 's/^MemFree: *\([0-9]*\) kB/\1/p' /proc/meminfo)
+dir=$(mktemp -d)
+mount -t tmpfs -o size=100% tmpfs "$dir"
+dd if=/dev/zero of="$dir/zeros" bs=1M count=$((free / 1024 - 48)) 2>/dev/null || true
+umount "$dir"
+rmdir "$dir"`
+
+// scrubMemory does so where the recipe is one of ours, whose root has what the script needs.
+func (b *Baker) scrubMemory(ctx context.Context, j *job, id hostapi.MachineID) error {
+	if j.recipe.spec == nil && j.recipe.Scrub {
+		if err := b.exec(ctx, j, id, scrubScript, "root"); err != nil {
+			return fmt.Errorf("scrub memory: %w", err)
+		}
+	}
+	return b.stepDone("scrub")
+}
+
+// apparentBytes is what a template's files seem to take, holes and shared blocks too, in bytes.
+func apparentBytes(s snapshot.Snapshot) int64 {
+	sum := int64(0)
+	for _, n := range s.DiskBytes() {
+		sum += n
+	}
+	for _, f := range s.Manifest.Files {
+		sum += f.Bytes
+	}
+	return sum
+}
+
+// compact makes a draft take as little space as it can while clones of it stay cheap: its disks in few extents,
+// no pages of zeros in its memory, and long runs shared with the other templates.
+func (b *Baker) compact(ctx context.Context, j *job, d *snapshot.Draft) error {
+	own, err := d.Disks()
+	if err != nil {
+		return err
+	}
+	if s := j.recipe.spec; s == nil ||
+		s.Image != "" { // else its disks go on sharing blocks with what they were made from
+		for _, path := range own {
+			if err := b.cfg.Rewrite(ctx, path, path+newSuffix); err != nil {
+				return fmt.Errorf("defragment the disk: %w", err)
+			}
+			if err := os.Rename(path+newSuffix, path); err != nil {
+				return err
+			}
+		}
+	}
+	disks, memories := b.otherTemplateFiles(j.recipe.Name)
+	if s := j.recipe.spec; s != nil && s.Image == "" { // looking for more takes longer than a rebuild may
+		disks, memories = nil, nil
+	}
+	for _, path := range own {
+		if err := b.shareBlocks(ctx, j, path, disks); err != nil {
+			return err
+		}
+	}
+	if err := b.punchHoles(ctx, d); err != nil {
+		return err
+	}
+	return filepath.WalkDir(d.ImageDir(), func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() {
+			return err
+		}
+		return b.shareBlocks(ctx, j, path, memories)
+	})
+}
+
+// otherTemplateFiles gives the files of the other templates that are baked.
+func (b *Baker) otherTemplateFiles(name hostapi.TemplateName) (disks, memories []string) {
+	for _, snap := range b.cfg.Store.List(Area) {
+		if filepath.Dir(string(snap.Ref)) == string(snapshot.Join(Area, string(name))) {
+			continue
+		}
+		disks = append(disks, snap.DiskPaths()...)
+		for _, f := range snap.Manifest.Files {
+			memories = append(memories, filepath.Join(snap.Image().Dir, f.Name))
+		}
+	}
+	return disks, memories
+}
+
+func (b *Baker) shareBlocks(ctx context.Context, j *job, path string, known []string) error {
+	if b.cfg.Share == nil || len(known) == 0 {
+		return nil
+	}
+	n, err := b.cfg.Share(ctx, path, known)
+	if err == nil && n > 0 {
+		j.log(fmt.Sprintf("%s shares %d MiB with other templates", filepath.Base(path), n>>20))
+	}
+	return err
+}
+
+// shareImageBlocks makes the images that are kept for later bakes take no more space than what differs from the
+// disks of the snapshot. It comes after the snapshot was measured: the images are not the template's size.
+func (b *Baker) shareImageBlocks(ctx context.Context, j *job, snap snapshot.Snapshot) error {
+	if b.cfg.Share == nil || j.recipe.spec != nil || j.recapture != "" {
+		return nil
+	}
+	from := recipeImages(b.imagePath(j.recipe), j.recipe.Disks)
+	_, err := b.cfg.Share(ctx, from.root, []string{snap.DiskPath()})
+	for i, d := range from.data {
+		if err == nil {
+			_, err = b.cfg.Share(ctx, d.Path, snap.DiskPaths()[i+1:i+2])
+		}
+	}
+	return err
+}

@@ -1,0 +1,89 @@
+package bake
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+)
+
+// startPublished starts what a published template is to have running and waits until it can be used.
+func (b *Baker) startPublished(ctx context.Context, j *job, id hostapi.MachineID) error {
+	spec := j.recipe.spec
+	if spec == nil {
+		return nil
+	}
+	if spec.Start == "" {
+		return errors.Join(b.waitPublishedReady(ctx, j, id), b.stepDone("serve"))
+	}
+	j.step("start")
+	j.log("start: " + spec.Start)
+	proc, err := b.startProcess(ctx, j, id, guestapi.ProcessSpec{Shell: spec.Start, User: spec.User, Tag: "start"})
+	if err != nil {
+		return err
+	}
+	defer proc.Close() // the program goes on
+	// Its output is read until it can be used; a program that failed ends the wait.
+	waiting, stop := context.WithCancelCause(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if err := follow(waiting, proc, j.log); err != nil && waiting.Err() == nil {
+			stop(fmt.Errorf("the start command failed: %w", err))
+		}
+	}()
+	err = b.waitPublishedReady(waiting, j, id)
+	if err == nil {
+		err = b.stepDone("serve")
+	}
+	if cause := context.Cause(waiting); err == nil && cause != nil {
+		err = cause // it failed although the check succeeded
+	}
+	stop(nil)
+	<-ended
+	return err
+}
+
+// waitPublishedReady asks the guest until the check of a published template succeeds. A start command without one has
+// to go on for a moment.
+func (b *Baker) waitPublishedReady(ctx context.Context, j *job, id hostapi.MachineID) error {
+	spec := j.recipe.spec
+	if spec.Ready == "" && spec.Start == "" {
+		return nil
+	}
+	j.step("ready")
+	limit := cmp.Or(spec.ReadyLimit, readyTimeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("it was not ready within %s", limit))
+	defer cancel()
+	if spec.Ready == "" {
+		pause := time.NewTimer(startGrace)
+		defer pause.Stop()
+		select {
+		case <-pause.C:
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	again := time.NewTicker(readyInterval)
+	defer again.Stop()
+	log := deduplicate(j.log)
+	for {
+		err := b.execLogged(ctx, j, id, spec.Ready, spec.User, log)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			if cause := context.Cause(ctx); !errors.Is(err, cause) {
+				return fmt.Errorf("%w: %w", cause, err)
+			}
+			return err
+		}
+	}
+}

@@ -1,0 +1,101 @@
+package bake
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+)
+
+// lastOutputTimeout bounds the wait for what a program that ended said.
+const lastOutputTimeout = 10 * time.Second
+
+// runStartCommands starts the programs that run on in the template.
+func (b *Baker) runStartCommands(ctx context.Context, j *job, id hostapi.MachineID) error {
+	for _, s := range j.recipe.Start {
+		j.log("start: " + s.Name)
+		guest, err := b.cfg.Machines.Guest(ctx, id)
+		if err != nil {
+			return err
+		}
+		proc, err := guest.Start(ctx, s.Spec)
+		if err == nil {
+			err = proc.Close()
+		}
+		if err != nil {
+			return fmt.Errorf("start %s: %w", s.Name, err)
+		}
+	}
+	return b.stepDone("start")
+}
+
+// checkStartCommands answers an error with its last words when a program of the template has ended: a snapshot without
+// it would be another template.
+func (b *Baker) checkStartCommands(ctx context.Context, j *job, id hostapi.MachineID) error {
+	for _, s := range j.recipe.Start {
+		if s.Spec.Tag == "" {
+			continue
+		}
+		guest, err := b.cfg.Machines.Guest(ctx, id)
+		if err != nil {
+			return err
+		}
+		list, err := guest.Processes(ctx)
+		if err != nil {
+			return err
+		}
+		if !isRunning(list, s.Spec.Tag) {
+			return fmt.Errorf("%s has ended%s", s.Name, lastOutputLine(ctx, guest, s.Spec.Tag))
+		}
+	}
+	return nil
+}
+
+func isRunning(list []guestapi.ProcessInfo, tag string) bool {
+	for _, p := range list {
+		if p.Tag == tag && p.Exit == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// lastOutputLine gives the last line of a program that ended, as the end of a sentence.
+func lastOutputLine(ctx context.Context, guest guestapi.Guest, tag string) string {
+	ctx, cancel := context.WithTimeoutCause(ctx, lastOutputTimeout, errors.New("the program's output took too long"))
+	defer cancel()
+	proc, err := guest.Attach(ctx, guestapi.ProcessRef{Tag: tag}, guestapi.Offsets{})
+	if err != nil {
+		return ""
+	}
+	defer proc.Close()
+	var lines lines
+	for {
+		ev, err := proc.Next(ctx)
+		if err == nil && ev.Exit == nil {
+			lines.add(ev.Data, func(string) {})
+			continue
+		}
+		lines.flush(func(string) {})
+		switch {
+		case err != nil && !errors.Is(err, io.EOF), lines.last == "":
+			return ""
+		}
+		return ": " + lines.last
+	}
+}
+
+// check runs the template's own proof.
+func (b *Baker) check(ctx context.Context, j *job, id hostapi.MachineID) error {
+	if j.recipe.Check != "" {
+		j.step("check")
+		if err := b.exec(ctx, j, id, j.recipe.Check, j.recipe.User); err != nil {
+			return fmt.Errorf("check of the template: %w", err)
+		}
+	}
+	return b.stepDone("check")
+}

@@ -1,0 +1,149 @@
+package chunkstore_test
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/host/blob/blobtest"
+	"github.com/pandastack/pandastack/internal/host/chunkstore"
+	"github.com/pandastack/pandastack/internal/host/chunkstore/cache"
+)
+
+// fixture is a store with a fault to choose, and a host's vault and cache over it.
+type fixture struct {
+	t       *testing.T
+	objects *blobtest.Faulty
+	ring    *chunkstore.Keyring
+	store   *chunkstore.Store
+	cache   *cache.Cache
+}
+
+// quickRetries is patience that a test can afford.
+var quickRetries = chunkstore.Config{RetryDelay: time.Millisecond, ReadTimeout: 200 * time.Millisecond}
+
+func newFixture(t *testing.T, cfg chunkstore.Config) *fixture {
+	t.Helper()
+	w := &fixture{t: t, objects: blobtest.NewFaulty(blobtest.NewMemory(), nil)}
+	w.ring = ring(t, 1)
+	w.store = w.newStore(w.ring, cfg)
+	w.cache = newCache(t, cache.Config{})
+	return w
+}
+
+func ring(t *testing.T, seed byte) *chunkstore.Keyring {
+	t.Helper()
+	r, err := chunkstore.NewKeyring(bytes.Repeat([]byte{seed}, 32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func (w *fixture) newStore(r *chunkstore.Keyring, cfg chunkstore.Config) *chunkstore.Store {
+	w.t.Helper()
+	v, err := chunkstore.New(w.objects, r, cfg)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { _ = v.Close() })
+	return v
+}
+
+func newCache(t *testing.T, cfg cache.Config) *cache.Cache {
+	t.Helper()
+	if cfg.Dir == "" {
+		cfg.Dir = filepath.Join(t.TempDir(), "cache")
+	}
+	c, err := cache.Open(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+// file writes a file and gives its path.
+func file(t *testing.T, data []byte) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "f")
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// content is n bytes that do not compress, of which about a quarter, in runs of some pages, are zero.
+func content(seed uint64, n int) []byte {
+	data := blobtest.Content(seed, n)
+	for page := 0; page*chunkstore.PageSize < n; page++ {
+		if (uint64(page)/7+seed)%4 == 0 {
+			clear(data[page*chunkstore.PageSize : min(n, (page+1)*chunkstore.PageSize)])
+		}
+	}
+	return data
+}
+
+func (w *fixture) push(in chunkstore.Push) (*chunkstore.Manifest, chunkstore.PushStats) {
+	w.t.Helper()
+	m, stats, err := w.store.Push(w.t.Context(), in)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return m, stats
+}
+
+// pushMemory pushes data as the file "memory".
+func (w *fixture) pushMemory(space chunkstore.Tenant, id chunkstore.ID, data []byte) *chunkstore.Manifest {
+	w.t.Helper()
+	m, _ := w.push(
+		chunkstore.Push{Tenant: space, ID: id, Files: []chunkstore.LocalFile{{Name: "memory", Path: file(w.t, data)}}},
+	)
+	return m
+}
+
+func (w *fixture) open(space chunkstore.Tenant, id chunkstore.ID) *chunkstore.Manifest {
+	w.t.Helper()
+	m, err := w.store.Open(w.t.Context(), space, id)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return m
+}
+
+// wantFile reads a file in pieces and all at once, through a cache and by a pull.
+func (w *fixture) wantFile(m *chunkstore.Manifest, name string, data []byte) {
+	w.t.Helper()
+	r := w.store.Reader(m, w.cache)
+	if n, ok := r.Size(name); !ok || n != int64(len(data)) {
+		w.t.Fatalf("size of %s: %d, %v; want %d", name, n, ok, len(data))
+	}
+	for _, step := range []int{100_001, 4096, len(data)} {
+		if step == 0 {
+			continue
+		}
+		for off := 0; off < len(data); off += step {
+			p := make([]byte, min(step, len(data)-off))
+			if err := r.ReadAt(w.t.Context(), name, p, int64(off)); err != nil {
+				w.t.Fatal(err)
+			}
+			if !bytes.Equal(p, data[off:off+len(p)]) {
+				w.t.Fatalf("%s: %d bytes from %d are not what was pushed", name, len(p), off)
+			}
+		}
+	}
+	dir := w.t.TempDir()
+	if _, err := r.Pull(w.t.Context(), dir, nil, nil); err != nil {
+		w.t.Fatal(err)
+	}
+	got, err := os.ReadFile(filepath.Join(dir, name))
+	if err != nil || !bytes.Equal(got, data) {
+		w.t.Fatalf("pulled %s: %d bytes, %v; want the %d that were pushed", name, len(got), err, len(data))
+	}
+}

@@ -1,0 +1,146 @@
+package chunkstore_test
+
+import (
+	"bytes"
+	"os"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/host/blob"
+	"github.com/pandastack/pandastack/internal/host/blob/blobtest"
+	"github.com/pandastack/pandastack/internal/host/chunkstore"
+)
+
+// What a snapshot shares with one that is whole on this host is read from there; the store is asked for the rest alone.
+func TestReadWithLocalBase(t *testing.T) {
+	w := newFixture(t, quickRetries)
+	before, after := parentAndChild()
+	path := file(t, before)
+	base := w.pushMemory(chunkstore.Common, "base", before)
+	m, _ := w.push(
+		chunkstore.Push{Tenant: "ws", ID: "fork", Files: []chunkstore.LocalFile{{Name: "memory", Path: file(t, after)}},
+			Parent: base, ParentFiles: map[string]string{"memory": path}},
+	)
+	r := w.store.Reader(m, w.cache)
+	if err := r.WithLocalBase(&chunkstore.Base{Manifest: base, Files: map[string]string{"memory": path}}); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	shared := int64(0)
+	for off := int64(0); off < int64(len(after)); {
+		here, n := r.LocalCopy("memory", off)
+		if n == 0 {
+			off += chunkstore.PageSize
+			continue
+		}
+		p := make([]byte, n)
+		if _, err := here.ReadAt(p, off); err != nil || !bytes.Equal(p, after[off:off+n]) {
+			t.Fatalf("%d bytes from %d that are said to be here are others (%v)", n, off, err)
+		}
+		shared, off = shared+n, off+n
+	}
+	if differs := int64(len(after)) - shared; differs > 3<<20+300_000 { // two MiB of which are zero
+		t.Errorf("%d bytes are not here, want the difference alone", differs)
+	}
+	w.objects.SetFaults(func(c blobtest.Call) blobtest.Fault {
+		if c.Op == "get" {
+			return blobtest.Fault{Err: blob.ErrDenied}
+		}
+		return blobtest.Fault{}
+	})
+	p := make([]byte, 1<<20)
+	if err := r.Prefetch(t.Context(), []chunkstore.Range{{File: "memory", Length: 1 << 20}}); err != nil {
+		t.Errorf("prefetch of what is here asks the store: %v", err)
+	}
+	if err := r.ReadAt(t.Context(), "memory", p, 0); err != nil || !bytes.Equal(p, after[:1<<20]) {
+		t.Errorf("a read of what is here: %v", err)
+	}
+	if err := r.ReadAt(t.Context(), "memory", p, 2<<20); err == nil {
+		t.Error("what differs was read without the store")
+	}
+	w.objects.SetFaults(nil)
+	for _, step := range []int{100_001, 4096, len(after)} {
+		for off := 0; off < len(after); off += step {
+			p := make([]byte, min(step, len(after)-off))
+			if err := r.ReadAt(t.Context(), "memory", p, int64(off)); err != nil ||
+				!bytes.Equal(p, after[off:off+len(p)]) {
+				t.Fatalf("%d bytes from %d are not what was pushed (%v)", len(p), off, err)
+			}
+		}
+	}
+}
+
+// A file that is not what its manifest says, or is gone, is an error before anything is read.
+func TestUnsuitableLocalBaseIsRefused(t *testing.T) {
+	w := newFixture(t, quickRetries)
+	data := blobtest.Content(1, 1<<20)
+	base := w.pushMemory("ws", "base", data)
+	m, _ := w.push(
+		chunkstore.Push{Tenant: "ws", ID: "fork", Files: []chunkstore.LocalFile{{Name: "memory", Path: file(t, data)}}},
+	)
+	gone := file(t, data)
+	if err := os.Remove(gone); err != nil {
+		t.Fatal(err)
+	}
+	for name, path := range map[string]string{"short": file(t, data[:len(data)-1]), "gone": gone} {
+		if err := w.store.Reader(m, w.cache).WithLocalBase(&chunkstore.Base{Manifest: base, Files: map[string]string{"memory": path}}); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+	r := w.store.Reader(m, w.cache)
+	if err := r.WithLocalBase(&chunkstore.Base{Manifest: base, Files: map[string]string{"other": gone}}); err != nil {
+		t.Error(err)
+	}
+	if _, n := r.LocalCopy("memory", 0); n != 0 {
+		t.Errorf("%d bytes are here of a file that the base does not have", n)
+	}
+	if err := r.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A file that a guest wrote lies on its disk and in its memory. It is sent once, whether its parts are stored as a whole
+// or packed, and all of it comes back.
+func TestEqualPagesOfAPushAreSentOnce(t *testing.T) {
+	w := newFixture(t, quickRetries)
+	old := blobtest.Content(1, 12<<20)
+	for name, n := range map[string]int{"packed": 900_000, "as-a-whole": 9 << 20} {
+		t.Run(name, func(t *testing.T) {
+			written := blobtest.Content(uint64(n), n)
+			memory, disk := bytes.Clone(old), bytes.Clone(old)
+			copy(disk[1<<20+4096:], written)
+			for page := 0; (page+1)*chunkstore.PageSize <= n; page++ { // where the guest's kernel had room
+				copy(
+					memory[(page^5)*chunkstore.PageSize:],
+					written[page*chunkstore.PageSize:(page+1)*chunkstore.PageSize],
+				)
+			}
+			base, _ := w.push(
+				chunkstore.Push{
+					Tenant: "ws",
+					ID:     chunkstore.ID("base" + name[:1]),
+					Files:  []chunkstore.LocalFile{{Name: "memory", Path: file(t, old)}, {Name: "disk", Path: file(t, old)}},
+				},
+			)
+			m, stats := w.push(chunkstore.Push{Tenant: "ws", ID: chunkstore.ID("next" + name[:1]),
+				Files: []chunkstore.LocalFile{
+					{Name: "memory", Path: file(t, memory)},
+					{Name: "disk", Path: file(t, disk)},
+				},
+				Parent: base, ParentFiles: map[string]string{"memory": file(t, old), "disk": file(t, old)}})
+			if most := int64(n) + 200_000; stats.Uploaded > most {
+				t.Errorf("%d bytes were sent, want %d at most", stats.Uploaded, most)
+			}
+			if least := int64(2*n) - 50_000; stats.DirtyBytes < least {
+				t.Errorf("%d bytes changed, want %d at least", stats.DirtyBytes, least)
+			}
+			for _, m := range []*chunkstore.Manifest{m, w.open("ws", m.ID)} {
+				w.wantFile(m, "memory", memory)
+				w.wantFile(m, "disk", disk)
+			}
+		})
+	}
+}

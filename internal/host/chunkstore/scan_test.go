@@ -1,0 +1,145 @@
+package chunkstore_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+
+	"github.com/pandastack/pandastack/internal/host/blob"
+	"github.com/pandastack/pandastack/internal/host/blob/blobtest"
+	"github.com/pandastack/pandastack/internal/host/chunkstore"
+)
+
+// All of a file comes, equal pages once for each place, and nothing of it stays in the host's cache.
+func TestScan(t *testing.T) {
+	w := newFixture(t, quickRetries)
+	data := content(3, 9<<20+100)
+	copy(data[5<<20:], data[:40<<10]) // equal pages, in another chunk
+	clear(data[2<<20 : 2<<20+200<<10])
+	m := w.pushMemory("ws", "a", data)
+	r := w.store.Reader(m, w.cache)
+	for range 2 { // the second time the cache has as little
+		var mu sync.Mutex
+		got, came := make([]byte, len(data)), 0
+		before := w.objects.Count("get")
+		err := r.Scan(t.Context(), "memory", nil, func(off int64, part []byte) (bool, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			came += copy(got[off:], part)
+			return false, nil
+		})
+		if err != nil || !bytes.Equal(got, data) {
+			t.Fatalf("what came is not what was pushed (%v)", err)
+		}
+		if came > len(data)-200<<10 {
+			t.Errorf("%d bytes came of a file with %d that are not zero", came, len(data)-200<<10)
+		}
+		if w.objects.Count("get") == before {
+			t.Error("it came from the cache")
+		}
+	}
+	full := errors.New("no space")
+	if err := r.Scan(t.Context(), "memory", nil, func(int64, []byte) (bool, error) { return false, full }); !errors.Is(
+		err,
+		full,
+	) {
+		t.Errorf("where it could not be put: %v", err)
+	}
+	if err := r.Scan(t.Context(), "other", nil, nil); err == nil {
+		t.Error("a file that is not there came")
+	}
+	w.objects.SetFaults(func(blobtest.Call) blobtest.Fault { return blobtest.Fault{Err: blob.ErrDenied} })
+	if err := r.Scan(t.Context(), "memory", nil, ignore); !errors.Is(err, blob.ErrDenied) {
+		t.Errorf("from a store that denies it: %v", err)
+	}
+}
+
+// ignore is done with what came.
+func ignore(int64, []byte) (kept bool, err error) { return false, nil }
+
+// What is kept stays as it came, while the memory of the rest is used for other content.
+func TestScanKeepsBuffers(t *testing.T) {
+	one := quickRetries
+	one.Parallel = 1 // the next request follows what was put before
+	w := newFixture(t, one)
+	data := content(3, 9<<20+100)
+	m := w.pushMemory("ws", "a", data)
+	type part struct {
+		off  int64
+		data []byte
+	}
+	var kept []part
+	n := 0
+	err := w.store.Reader(m, w.cache).Scan(t.Context(), "memory", nil, func(off int64, data []byte) (bool, error) {
+		if n++; n%2 == 0 {
+			return false, nil
+		}
+		kept = append(kept, part{off, data})
+		return true, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range kept {
+		if !bytes.Equal(p.data, data[p.off:p.off+int64(len(p.data))]) {
+			t.Errorf("what was kept at %d is something else by now", p.off)
+		}
+	}
+	if len(kept) < 3 {
+		t.Errorf("%d parts came that were kept", len(kept))
+	}
+}
+
+// Somebody else has most of the line until he needs it no more.
+func TestScanLeavesBandwidth(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := quickRetries
+		cfg.Parallel = 8
+		w := newFixture(t, cfg)
+		m := w.pushMemory("ws", "a", content(3, 24<<20))
+		var inside atomic.Int32
+		alone, on, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+		go func() {
+			ended <- w.store.Reader(m, w.cache).Scan(t.Context(), "memory", alone, func(int64, []byte) (bool, error) {
+				inside.Add(1)
+				<-on
+				return false, nil
+			})
+		}()
+		synctest.Wait()
+		if n := inside.Load(); n != 2 {
+			t.Errorf("%d of 8 at once while others read, want 2", n)
+		}
+		close(alone)
+		synctest.Wait()
+		if n := inside.Load(); n != 8 {
+			t.Errorf("%d of 8 at once when nobody else reads", n)
+		}
+		close(on)
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// What ends before it was begun is not taken for done, even if nothing that was under way failed by it.
+func TestScanReportsEndedContext(t *testing.T) {
+	w := newFixture(t, quickRetries)
+	m := w.pushMemory("ws", "a", content(3, 24<<20))
+	r := w.store.Reader(m, w.cache)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, do := range map[string]func() error{
+		"each":     func() error { return r.Scan(ctx, "memory", nil, ignore) },
+		"prefetch": func() error { return r.Prefetch(ctx, []chunkstore.Range{{File: "memory", Length: 24 << 20}}) },
+		"pull":     func() error { _, err := r.Pull(ctx, t.TempDir(), nil, nil); return err },
+	} {
+		if err := do(); !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: %v, want that it was canceled", name, err)
+		}
+	}
+}

@@ -1,0 +1,179 @@
+package chunkstore
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"runtime"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/host/blob"
+)
+
+// Config of a Vault. The zero value is right.
+type Config struct {
+	// Parallel bounds requests that one Push, Pull or Prefetch has under way; default 16.
+	Parallel int
+	// Attempts is how often a request is made before its failure is told; default 3.
+	Attempts int
+	// RetryDelay is before the second attempt, and doubles with each; default 50 ms.
+	RetryDelay time.Duration
+	// ReadTimeout bounds every attempt to read a part of a chunk; default 15 s.
+	ReadTimeout time.Duration
+	// Grace is for how long something is kept that nobody needs any more; default 72 h. A push may take
+	// half of that, and a machine that reads from the store may read a deleted manifest for so long.
+	Grace time.Duration
+	Log   *slog.Logger // may be nil
+}
+
+// Store keeps files in an object store. Close it when nothing of it is in use any more.
+type Store struct {
+	cfg     Config
+	objects blob.Store
+	ring    *Keyring
+	codec   codec
+	hedge   hedge // of parts of chunks
+	buffers bufferPool
+	log     *slog.Logger
+}
+
+// New makes a vault over a store, which stays the caller's.
+func New(store blob.Store, ring *Keyring, cfg Config) (*Store, error) {
+	c, err := newCodec()
+	if err != nil {
+		return nil, fmt.Errorf("chunk: %w", err)
+	}
+	cfg.Parallel = cmp.Or(cfg.Parallel, 16)
+	cfg.Attempts = cmp.Or(cfg.Attempts, 3)
+	cfg.RetryDelay = cmp.Or(cfg.RetryDelay, 50*time.Millisecond)
+	cfg.ReadTimeout = cmp.Or(cfg.ReadTimeout, 15*time.Second)
+	cfg.Grace = cmp.Or(cfg.Grace, 72*time.Hour)
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Store{cfg: cfg, objects: store, ring: ring, codec: c, log: cfg.Log}, nil
+}
+
+// Close frees what the vault keeps in memory.
+func (v *Store) Close() error {
+	v.codec.close()
+	return nil
+}
+
+func (v *Store) keys(s Tenant) *keys { return v.ring.keys(v.ring.tag(s)) }
+
+// isPermanent tells of an error that asking again does not mend.
+func isPermanent(err error) bool {
+	for _, e := range []error{blob.ErrNotFound, blob.ErrExists, blob.ErrNoSpace, blob.ErrDenied, blob.ErrKey} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// retry calls do until it succeeds, fails for good, or has failed as often as is allowed.
+func (v *Store) retry(ctx context.Context, do func(context.Context) error) error {
+	pause := v.cfg.RetryDelay
+	for n := 1; ; n++ {
+		err := do(ctx)
+		if err == nil || n == v.cfg.Attempts || isPermanent(err) || ctx.Err() != nil {
+			return err
+		}
+		v.log.Debug("object store asked again", "attempt", n, "err", err)
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return errors.Join(err, context.Cause(ctx))
+		}
+		pause *= 2
+	}
+}
+
+// getRange reads length bytes of an object from offset, exactly, into memory that was lent.
+func (v *Store) getRange(ctx context.Context, key string, offset, length int64) ([]byte, error) {
+	r, err := v.objects.Get(ctx, key, offset, length)
+	if err != nil {
+		return nil, err
+	}
+	data := v.buffers.get(int(length))[:length]
+	n, err := io.ReadFull(r, data)
+	if err == io.EOF || err == io.ErrUnexpectedEOF {
+		err = &DamagedError{key, fmt.Sprintf("the store gave %d bytes of %d", n, length)}
+	}
+	return data, errors.Join(err, r.Close())
+}
+
+// typicalManifest is what most manifests fit into, in bytes: they are read in large pieces.
+const typicalManifest = 128 << 10
+
+// getAll reads a whole object of no more than limit bytes.
+func (v *Store) getAll(ctx context.Context, key string, limit int64) ([]byte, error) {
+	r, err := v.objects.Get(ctx, key, 0, -1)
+	if err != nil {
+		return nil, err
+	}
+	data := bytes.NewBuffer(make([]byte, 0, typicalManifest))
+	_, err = data.ReadFrom(io.LimitReader(r, limit+1))
+	if err == nil && int64(data.Len()) > limit {
+		err = &DamagedError{key, fmt.Sprintf("it is larger than %d bytes", limit)}
+	}
+	return data.Bytes(), errors.Join(err, r.Close())
+}
+
+// Open reads a manifest and verifies it. It answers ErrNotFound, ErrWorkspace, ErrVersion or ErrTampered,
+// or what the store said.
+func (v *Store) Open(ctx context.Context, s Tenant, id ID) (*Manifest, error) {
+	r := v.keys(s).own
+	m, err := v.load(ctx, &r, id, r.manifestKey(id))
+	if err != nil {
+		return nil, fmt.Errorf("open manifest %s: %w", id, err)
+	}
+	m.Tenant = s
+	return m, nil
+}
+
+// load reads and verifies the manifest of an id that lies under key.
+func (v *Store) load(ctx context.Context, r *tenantKeys, id ID, key string) (*Manifest, error) {
+	if err := id.check(); err != nil {
+		return nil, err
+	}
+	var m *Manifest
+	err := v.retry(ctx, func(ctx context.Context) error {
+		data, err := v.getAll(ctx, key, maxManifest)
+		if err == nil {
+			m, err = parse(v.codec, r, id, data)
+		}
+		return err
+	})
+	if errors.Is(err, blob.ErrNotFound) {
+		return nil, fmt.Errorf("%w: %w", ErrNotFound, err)
+	}
+	return m, err
+}
+
+// Exists tells whether a manifest is there, without reading it.
+func (v *Store) Exists(ctx context.Context, s Tenant, id ID) (bool, error) {
+	r := v.keys(s).own
+	_, err := v.objects.Stat(ctx, r.manifestKey(id))
+	if errors.Is(err, blob.ErrNotFound) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// put stores data under key.
+func (v *Store) put(ctx context.Context, key string, data []byte) error {
+	return v.retry(ctx, func(ctx context.Context) error {
+		return v.objects.Put(ctx, key, bytes.NewReader(data), int64(len(data)))
+	})
+}
+
+// workers is how many processors one operation may keep busy.
+func (v *Store) workers() int { return max(2, runtime.GOMAXPROCS(0)) }

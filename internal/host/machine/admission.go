@@ -1,0 +1,156 @@
+package machine
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+)
+
+const mib = 1 << 20
+
+// HostMemory tells how much memory the host has, and how much of it can be taken without swapping.
+type HostMemory func() (total, available int64, err error)
+
+// ReadMeminfo is HostMemory of this computer.
+func ReadMeminfo() (total, available int64, err error) {
+	f, err := os.Open("/proc/meminfo")
+	if err != nil {
+		return 0, 0, err
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		fields := strings.Fields(lines.Text())
+		if len(fields) < 2 {
+			continue
+		}
+		kib, err := strconv.ParseInt(fields[1], 10, 64)
+		switch {
+		case fields[0] == "MemTotal:" && err == nil:
+			total = kib << 10
+		case fields[0] == "MemAvailable:" && err == nil:
+			available = kib << 10
+		}
+	}
+	if total == 0 || available == 0 {
+		return 0, 0, fmt.Errorf("/proc/meminfo tells neither MemTotal nor MemAvailable")
+	}
+	return total, available, nil
+}
+
+// Admission is by how much memory is promised. A machine is promised its guest's memory and the
+// monitor's overhead. Machines share the memory of the image they run on, so few ever take what they
+// are promised: of what a machine has not taken yet, Share is expected to be taken, and must be
+// available now beyond the reserve. All promises together stay within the host's memory times Overcommit.
+type Admission struct {
+	ReserveMiB  int     // of the host, never promised; default 768
+	OverheadMiB int     // of a monitor beside its guest's memory; default 48, as measured with QEMU
+	Share       float64 // default 0.2
+	Overcommit  float64 // default 4
+}
+
+func (a Admission) withDefaults() Admission {
+	if a.ReserveMiB == 0 {
+		a.ReserveMiB = 768
+	}
+	if a.OverheadMiB == 0 {
+		a.OverheadMiB = 48
+	}
+	if a.Share == 0 {
+		a.Share = 0.2
+	}
+	if a.Overcommit == 0 {
+		a.Overcommit = 4
+	}
+	return a
+}
+
+// reservation is the memory of one machine, in bytes.
+type reservation struct {
+	guest int64 // memory and overhead
+	used  int64 // of it as last measured
+}
+
+// ledger is what was promised to machines that live or are about to.
+type ledger struct {
+	adm  Admission
+	host HostMemory
+
+	mu           sync.Mutex
+	reservations map[hostapi.MachineID]reservation
+}
+
+// expectedGrowth is how much of a promise is still to be taken.
+func (a Admission) expectedGrowth(p reservation) int64 {
+	return max(0, int64(float64(p.guest)*a.Share)-p.used)
+}
+
+// unreserved answers how many bytes of guest memory (with overhead) may be promised on top of what is.
+func (a Admission) unreserved(total, available int64, promises map[hostapi.MachineID]reservation) int64 {
+	free := available - int64(a.ReserveMiB)*mib
+	sum := int64(0)
+	for _, p := range promises {
+		free -= a.expectedGrowth(p)
+		sum += p.guest
+	}
+	limit := int64(float64(total-int64(a.ReserveMiB)*mib)*a.Overcommit) - sum
+	return max(0, min(limit, int64(float64(free)/a.Share)))
+}
+
+// reserve promises memory to a machine, or answers ErrNoCapacity with the numbers. Promising anew to the
+// same machine is fine.
+func (l *ledger) reserve(id hostapi.MachineID, memoryMiB int) error {
+	total, available, err := l.host()
+	if err != nil {
+		return fmt.Errorf("admit machine %s: %w", id, err)
+	}
+	want := int64(memoryMiB+l.adm.OverheadMiB) * mib
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.reservations, id)
+	if room := l.adm.unreserved(total, available, l.reservations); want > room {
+		return fmt.Errorf("machine %s wants %d MiB of memory, and %d MiB may still be promised "+
+			"(%d MiB available of %d, %d machines, %d MiB reserved): %w", id, want/mib, room/mib,
+			available/mib, total/mib, len(l.reservations), l.adm.ReserveMiB, hostapi.ErrNoCapacity)
+	}
+	l.reservations[id] = reservation{guest: want}
+	return nil
+}
+
+// grant promises memory to a machine that has it already.
+func (l *ledger) grant(id hostapi.MachineID, memoryMiB int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.reservations[id] = reservation{guest: int64(memoryMiB+l.adm.OverheadMiB) * mib}
+}
+
+func (l *ledger) release(id hostapi.MachineID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.reservations, id)
+}
+
+// setUsed notes how much of its promise a machine has taken.
+func (l *ledger) setUsed(id hostapi.MachineID, bytes int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if p, ok := l.reservations[id]; ok {
+		p.used = bytes
+		l.reservations[id] = p
+	}
+}
+
+// free answers how much guest memory may still be promised, in MiB, and the host's in all.
+func (l *ledger) free() (freeMiB, totalMiB int, err error) {
+	total, available, err := l.host()
+	if err != nil {
+		return 0, 0, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return int(l.adm.unreserved(total, available, l.reservations) / mib), int(total / mib), nil
+}

@@ -1,0 +1,517 @@
+package machine_test
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/host/machine"
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+// fakeDriver is a computer's worth of monitors: it outlives managers, as processes do.
+type fakeDriver struct {
+	mu           sync.Mutex
+	monitors     map[string]*monitor // by directory
+	pids         int
+	fail         map[string]error // next call of an operation
+	unresponsive bool             // guests do not confirm who they are
+	prints       string           // on the console of every guest
+	crashes      error            // why monitors end once their guests run; nil: they do not
+	breaks       bool             // guest channels break once their guests run
+	// adoptErr is what Adopt answers, if not nil.
+	adoptErr    error
+	loads       int  // machines brought to life
+	noDiskRates bool // what goes through disks cannot be bounded
+	// mayRun is asked before the first instruction of every guest.
+	mayRun func(id string) error
+}
+
+// memory is what a guest has in memory, and what a capture copies.
+type memory struct {
+	Counter uint64
+	Frozen  bool
+	Who     guestapi.Identity
+}
+
+// monitor is one fake process and the guest in it.
+type monitor struct {
+	host *fakeDriver
+	spec vmm.Spec
+	pid  int
+	done chan struct{}
+
+	mu       sync.Mutex
+	alive    bool
+	err      error
+	image    *memory // prepared on it
+	loaded   chan struct{}
+	paused   bool
+	mem      memory
+	metadata string // who its guest is, before it ran
+
+	printed int // bytes of the console that were read
+}
+
+func newFakeDriver() *fakeDriver {
+	return &fakeDriver{monitors: map[string]*monitor{}, fail: map[string]error{}}
+}
+
+func (h *fakeDriver) failNext(op string, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.fail[op] = err
+}
+
+func (h *fakeDriver) takeFailure(op string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	err := h.fail[op]
+	delete(h.fail, op)
+	return err
+}
+
+func (h *fakeDriver) alive() map[string]*monitor {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	out := map[string]*monitor{}
+	for dir, m := range h.monitors {
+		out[dir] = m
+	}
+	return out
+}
+
+func (h *fakeDriver) monitorOf(id string) *monitor {
+	for _, m := range h.alive() {
+		if m.spec.ID == id {
+			return m
+		}
+	}
+	return nil
+}
+
+func (h *fakeDriver) Capabilities() vmm.Capabilities {
+	return vmm.Capabilities{
+		Name:        "test",
+		Version:     "1",
+		Accelerator: vmm.None,
+		Snapshot:    true,
+		LiveFork:    true,
+		HugePages:   true,
+		DiskRates:   !h.noDiskRates,
+	}
+}
+
+func (h *fakeDriver) spawn(spec vmm.Spec, image *memory) (*monitor, error) {
+	for _, d := range spec.Disks {
+		if _, err := os.Stat(d.Path); err != nil {
+			return nil, err
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.monitors[spec.Dir] != nil {
+		return nil, fmt.Errorf("a monitor runs in %s already", spec.Dir)
+	}
+	h.pids++
+	m := &monitor{
+		host:   h,
+		spec:   spec,
+		pid:    h.pids,
+		done:   make(chan struct{}),
+		loaded: make(chan struct{}),
+		alive:  true,
+		image:  image,
+	}
+	h.monitors[spec.Dir] = m
+	if spec.Confine.Enter != nil {
+		return m, spec.Confine.Enter(m.pid)
+	}
+	return m, nil
+}
+
+func (h *fakeDriver) Boot(_ context.Context, spec vmm.Spec) (vmm.Machine, error) {
+	if err := errors.Join(h.takeFailure("boot"), h.mayRun(spec.ID)); err != nil {
+		return nil, err
+	}
+	m, err := h.spawn(spec, nil)
+	if err != nil {
+		return nil, err
+	}
+	on, err := m.readCounter()
+	if err != nil {
+		return nil, err
+	}
+	m.run(memory{Counter: on})
+	return m, nil
+}
+
+func (h *fakeDriver) Prepare(_ context.Context, spec vmm.Spec, image vmm.Image) (vmm.Machine, error) {
+	if err := h.takeFailure("prepare"); err != nil {
+		return nil, err
+	}
+	mem, err := readMemory(image)
+	if err != nil {
+		return nil, err
+	}
+	return h.spawn(spec, mem)
+}
+
+func readMemory(image vmm.Image) (*memory, error) {
+	data, err := os.ReadFile(filepath.Join(image.Dir, "memory"))
+	if err != nil {
+		return nil, err
+	}
+	mem := new(memory)
+	return mem, json.Unmarshal(data, mem)
+}
+
+func (h *fakeDriver) Adopt(_ context.Context, spec vmm.Spec) (vmm.Machine, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.adoptErr != nil {
+		return nil, h.adoptErr
+	}
+	if m := h.monitors[spec.Dir]; m != nil {
+		m.spec.Disks = spec.Disks // whose rates may be others
+		return m, nil
+	}
+	return nil, vmm.ErrGone
+}
+
+func (h *fakeDriver) Kill(ctx context.Context, spec vmm.Spec) error {
+	h.mu.Lock()
+	m := h.monitors[spec.Dir]
+	h.mu.Unlock()
+	if m == nil {
+		return nil
+	}
+	return m.Kill(ctx)
+}
+
+func (m *monitor) run(mem memory) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.mem = mem
+	m.host.mu.Lock()
+	m.host.loads++
+	m.host.mu.Unlock()
+	close(m.loaded)
+}
+
+func (m *monitor) PID() int { return m.pid }
+
+// SetMetadata implements vmm.Identifier. What comes when the guest runs already is too late.
+func (m *monitor) SetMetadata(_ context.Context, document []byte) error {
+	if err := m.host.takeFailure("identify"); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	select {
+	case <-m.loaded:
+	default:
+		m.metadata = string(document)
+	}
+	return nil
+}
+
+// Dial gives a connection that only openLink understands.
+func (m *monitor) Dial(context.Context) (net.Conn, error) {
+	if err := m.host.takeFailure("dial"); err != nil {
+		return nil, err
+	}
+	here, _ := net.Pipe()
+	return &wire{Conn: here, to: m}, nil
+}
+
+type wire struct {
+	net.Conn
+	to *monitor
+}
+
+func (m *monitor) Load(_ context.Context, from vmm.Capture) error {
+	if err := errors.Join(m.host.takeFailure("load"), m.host.mayRun(m.spec.ID)); err != nil {
+		return err
+	}
+	mem := m.image
+	if from != nil {
+		c := from.(*capture)
+		if c.isClosed() {
+			return errors.New("load of a closed capture")
+		}
+		mem = &c.mem
+	}
+	if mem == nil {
+		return errors.New("load of a machine that was booted")
+	}
+	m.run(*mem)
+	return nil
+}
+
+func (m *monitor) Pause(context.Context) error {
+	if err := m.host.takeFailure("pause"); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.paused = true
+	return nil
+}
+
+func (m *monitor) Resume(context.Context) error {
+	select {
+	case <-m.loaded:
+	default:
+		return errors.New("resume of a monitor without a guest")
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.paused = false
+	return nil
+}
+
+func (m *monitor) Capture(context.Context) (vmm.Capture, error) {
+	if err := m.host.takeFailure("capture"); err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.paused || !m.mem.Frozen {
+		return nil, fmt.Errorf("capture of a machine that is paused=%v frozen=%v", m.paused, m.mem.Frozen)
+	}
+	return &capture{m: m, mem: m.mem}, nil
+}
+
+func (m *monitor) Usage() (vmm.Usage, error) {
+	return vmm.Usage{Started: time.Now().Add(-time.Second), CPU: time.Second, PSSBytes: 1 << 20}, nil
+}
+
+func (m *monitor) Kill(context.Context) error {
+	if err := m.host.takeFailure("kill"); err != nil {
+		return err
+	}
+	m.exit(nil)
+	return nil
+}
+
+// Console returns what the guest printed since the last call.
+func (m *monitor) Console(context.Context) ([]byte, error) {
+	m.host.mu.Lock()
+	all := m.host.prints
+	m.host.mu.Unlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.alive {
+		return nil, vmm.ErrGone
+	}
+	out := all[min(m.printed, len(all)):]
+	m.printed = len(all)
+	return []byte(out), nil
+}
+
+// exit ends the fake process.
+func (m *monitor) exit(err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.alive {
+		return
+	}
+	m.alive, m.err = false, err
+	m.host.mu.Lock()
+	delete(m.host.monitors, m.spec.Dir)
+	m.host.mu.Unlock()
+	close(m.done)
+}
+
+func (m *monitor) Done() <-chan struct{} { return m.done }
+
+func (m *monitor) Err() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.err
+}
+
+// readCounter reads the counter that the guest keeps on each of its disks.
+func (m *monitor) readCounter() (count uint64, err error) {
+	for i, d := range m.spec.Disks {
+		got, err := counterOn(d.Path)
+		if err != nil {
+			return 0, fmt.Errorf("read disk: %w", err)
+		}
+		if i > 0 && got != count {
+			return 0, fmt.Errorf("disk %d counts %d and the root disk %d: they are not of one moment", i, got, count)
+		}
+		count = got
+	}
+	return count, nil
+}
+
+// counterOn reads the counter on one disk, which is all that these guests write there.
+func counterOn(path string) (uint64, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	var data [8]byte
+	_, err = f.ReadAt(data[:], 0)
+	return binary.LittleEndian.Uint64(data[:]), errors.Join(err, f.Close())
+}
+
+// writeCounter writes the counter to every disk.
+func (m *monitor) writeCounter(count uint64) error {
+	for _, d := range m.spec.Disks {
+		f, err := os.OpenFile(d.Path, os.O_WRONLY, 0)
+		if err != nil {
+			return err
+		}
+		_, err = f.WriteAt(binary.LittleEndian.AppendUint64(nil, count), 0)
+		if err := errors.Join(err, f.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// count is the guest's program: it counts in memory and on disk, and finds out whether they belong
+// together.
+func (m *monitor) count() (uint64, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.alive || m.paused || m.mem.Frozen {
+		return 0, fmt.Errorf("guest stands still: alive=%v paused=%v frozen=%v", m.alive, m.paused, m.mem.Frozen)
+	}
+	on, err := m.readCounter()
+	if err != nil {
+		return 0, err
+	}
+	if on != m.mem.Counter {
+		return 0, fmt.Errorf("memory counts %d and disk %d: they are not of one moment", m.mem.Counter, on)
+	}
+	m.mem.Counter++
+	return m.mem.Counter, m.writeCounter(m.mem.Counter)
+}
+
+type capture struct {
+	m      *monitor
+	mem    memory
+	mu     sync.Mutex
+	closed bool
+}
+
+func (c *capture) DirtyBytes() int64 { return 1 }
+
+func (c *capture) isClosed() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.closed
+}
+
+func (c *capture) Save(_ context.Context, dir string) (vmm.Image, error) {
+	if err := c.m.host.takeFailure("save"); err != nil {
+		_ = os.WriteFile(filepath.Join(dir, "memory"), []byte("half"), 0o600)
+		return vmm.Image{}, err
+	}
+	data, err := json.Marshal(c.mem)
+	if err != nil {
+		return vmm.Image{}, err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "memory"), data, 0o600); err != nil {
+		return vmm.Image{}, err
+	}
+	return vmm.Image{Dir: dir, Manifest: vmm.Manifest{
+		Version: vmm.ManifestVersion, Driver: "test", Files: []vmm.File{{Name: "memory", Bytes: int64(len(data))}}}}, nil
+}
+
+func (c *capture) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	return nil
+}
+
+// link is the fake guest's channel. Only what machines need of it is there.
+type link struct {
+	guestapi.Guest
+	m     *monitor
+	hello machine.Handshake
+	done  chan struct{}
+	once  sync.Once
+}
+
+func openLink(_ context.Context, conn net.Conn, g machine.Handshake) (machine.Link, error) {
+	m := conn.(*wire).to
+	if err := m.host.takeFailure("link"); err != nil {
+		return nil, err
+	}
+	return &link{m: m, hello: g, done: make(chan struct{})}, nil
+}
+
+func (l *link) Ready(ctx context.Context) error {
+	select {
+	case <-l.m.loaded:
+	case <-l.m.done:
+		return guestapi.ErrLost
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	l.m.host.mu.Lock()
+	deaf, crashes, breaks := l.m.host.unresponsive, l.m.host.crashes, l.m.host.breaks
+	l.m.host.mu.Unlock()
+	if crashes != nil { // the channel breaks a moment before the end of the monitor is known
+		time.AfterFunc(20*time.Millisecond, func() { l.m.exit(crashes) })
+	}
+	if breaks || crashes != nil {
+		return fmt.Errorf("greet guest: %w", guestapi.ErrLost)
+	}
+	if deaf {
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
+	l.m.mu.Lock()
+	defer l.m.mu.Unlock()
+	if id := l.hello.Identity; id != nil {
+		l.m.mem.Who, l.m.mem.Frozen = *id, false
+	} else if l.m.mem.Who.Generation != l.hello.Generation {
+		return fmt.Errorf("guest of generation %d greeted as %d", l.m.mem.Who.Generation, l.hello.Generation)
+	}
+	return nil
+}
+
+func (l *link) Freeze(context.Context, bool) error {
+	if err := l.m.host.takeFailure("freeze"); err != nil {
+		return err
+	}
+	l.m.mu.Lock()
+	defer l.m.mu.Unlock()
+	l.m.mem.Frozen = true
+	return nil
+}
+
+func (l *link) Thaw(context.Context) error {
+	if err := l.m.host.takeFailure("thaw"); err != nil {
+		return err
+	}
+	l.m.mu.Lock()
+	defer l.m.mu.Unlock()
+	if l.m.paused {
+		return errors.New("thaw of a paused machine")
+	}
+	l.m.mem.Frozen = false
+	return nil
+}
+
+func (l *link) Close() error {
+	l.once.Do(func() { close(l.done) })
+	return nil
+}
+
+func (l *link) Done() <-chan struct{} { return l.done }

@@ -1,0 +1,377 @@
+package machine_test
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/host/machine"
+)
+
+// faultCase is one that is failed, and killed, after each of its steps.
+type faultCase struct {
+	name string
+	prep func(w *fixture)
+	do   func(w *fixture) error
+	// check looks at what is left when it failed, or when the process was killed in it.
+	check     func(w *fixture, killed bool)
+	retryable bool // a failure leaves something; asking again goes on
+}
+
+var faultCases = []faultCase{
+	{
+		name: "create",
+		prep: func(w *fixture) {},
+		do: func(w *fixture) error {
+			_, err := w.mgr.Create(w.t.Context(), hostapi.Create{ID: "b", Persistent: true, Egress: baseEgress}, base, "")
+			return err
+		},
+		check: func(w *fixture, killed bool) { w.wantRemovedOr("b", killed, 1) },
+	},
+	{
+		name: "boot",
+		prep: func(w *fixture) {},
+		do: func(w *fixture) error {
+			dir := filepath.Join(w.dir, string(base))
+			_, err := w.mgr.Boot(
+				w.t.Context(),
+				machine.Boot{ID: "b", Disk: filepath.Join(dir, "disk.img"), VCPUs: 1, MemoryMiB: 64,
+					Data: []machine.BootDisk{
+						{DataDisk: dataDisks[0], Path: filepath.Join(dir, "disk-data.img")},
+						{DataDisk: dataDisks[1], Path: filepath.Join(dir, "disk-more.img")},
+					}},
+			)
+			return err
+		},
+		check: func(w *fixture, _ bool) { w.wantRemovedOr("b", false, 0) },
+	},
+	{
+		name: "boot-on-ground",
+		prep: func(w *fixture) { w.makePreMount() },
+		do: func(w *fixture) error {
+			_, err := w.mgr.Boot(
+				w.t.Context(),
+				machine.Boot{
+					ID:        "b",
+					Disk:      filepath.Join(w.dir, string(base), "disk.img"),
+					VCPUs:     1,
+					MemoryMiB: 64,
+					From:      preMount,
+				},
+			)
+			return err
+		},
+		check: func(w *fixture, _ bool) { w.wantRemovedOr("b", false, 0) },
+	},
+	{
+		name: "fork",
+		prep: func(w *fixture) { w.create("a", true); w.count("a", 1) },
+		do: func(w *fixture) error {
+			got, err := w.mgr.Fork(
+				w.t.Context(),
+				hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "b"}, {ID: "c"}, {ID: "d"}}},
+			)
+			for _, f := range got {
+				err = errors.Join(err, f.Err)
+			}
+			return err
+		},
+		check: func(w *fixture, killed bool) {
+			w.count("a", 2)
+			for _, id := range []string{"b", "c", "d"} {
+				w.wantRemovedOr(id, true, 2)
+			}
+		},
+	},
+	{
+		name: "fork-of-booted",
+		prep: func(w *fixture) {
+			w.create("a", true)
+			w.count("a", 1)
+			w.must(w.mgr.Hibernate(w.t.Context(), "a"))
+			w.host.failNext("load", errors.New("lost"))
+			_, _ = w.mgr.Wake(w.t.Context(), "a")
+			_, err := w.mgr.Wake(w.t.Context(), "a")
+			w.must(err)
+		},
+		do: func(w *fixture) error {
+			got, err := w.mgr.Fork(
+				w.t.Context(),
+				hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "b"}, {ID: "c"}}},
+			)
+			for _, f := range got {
+				err = errors.Join(err, f.Err)
+			}
+			return err
+		},
+		check: func(w *fixture, killed bool) {
+			w.count("a", 2)
+			w.wantRemovedOr("b", true, 2)
+			w.wantRemovedOr("c", true, 2)
+		},
+	},
+	{
+		name: "snapshot",
+		prep: func(w *fixture) { w.create("a", true); w.count("a", 1) },
+		do: func(w *fixture) error {
+			_, err := w.mgr.TakeSnapshot(w.t.Context(), "a", "snapshots/s", nil, nil)
+			return err
+		},
+		check: func(w *fixture, killed bool) {
+			w.count("a", 2)
+			snap, err := w.store.Get("snapshots/s")
+			if err != nil {
+				return
+			}
+			if !killed {
+				w.t.Error("a snapshot is left of a failed operation")
+			}
+			_, err = w.mgr.Create(w.t.Context(), hostapi.Create{ID: "b"}, snap.Ref, "")
+			w.must(err)
+			w.count("b", 2)
+			w.destroy("b")
+			w.must(w.store.Delete(snap.Ref))
+		},
+	},
+	{
+		name:  "pause",
+		prep:  func(w *fixture) { w.create("a", true); w.count("a", 1) },
+		do:    func(w *fixture) error { return w.mgr.Pause(w.t.Context(), "a") },
+		check: func(w *fixture, _ bool) { w.count("a", 2) },
+	},
+	{
+		name:  "egress",
+		prep:  func(w *fixture) { w.create("a", true); w.count("a", 1) },
+		do:    func(w *fixture) error { return w.mgr.SetEgress(w.t.Context(), "a", otherEgress) },
+		check: func(w *fixture, killed bool) { w.count("a", 2); w.wantEgressOneOf("a", killed) },
+	},
+	{
+		name: "egress-asleep",
+		prep: hibernated,
+		do:   func(w *fixture) error { return w.mgr.SetEgress(w.t.Context(), "a", otherEgress) },
+		check: func(w *fixture, killed bool) {
+			w.wantEgressOneOf("a", killed)
+			_, err := w.mgr.Wake(w.t.Context(), "a")
+			w.must(err)
+			w.must(w.checkEgressInForce("a"))
+			w.count("a", 2)
+		},
+	},
+	{
+		name: "hibernate",
+		prep: func(w *fixture) { w.create("a", true); w.count("a", 1) },
+		do:   func(w *fixture) error { return w.mgr.Hibernate(w.t.Context(), "a") },
+		check: func(w *fixture, killed bool) {
+			mc, err := w.mgr.Get("a")
+			w.must(err)
+			if mc.State == hostapi.Hibernated {
+				_, err := w.mgr.Wake(w.t.Context(), "a")
+				w.must(err)
+			}
+			w.count("a", 2)
+		},
+	},
+	{
+		name:  "stop",
+		prep:  func(w *fixture) { w.create("a", true); w.count("a", 1) },
+		do:    func(w *fixture) error { return w.mgr.Stop(w.t.Context(), "a") },
+		check: wakeAndCount,
+	},
+	{
+		name:  "stop-asleep",
+		prep:  hibernated,
+		do:    func(w *fixture) error { return w.mgr.Stop(w.t.Context(), "a") },
+		check: wakeAndCount,
+	},
+	{
+		name: "wake",
+		prep: hibernated,
+		do:   func(w *fixture) error { _, err := w.mgr.Wake(w.t.Context(), "a"); return err },
+		check: func(w *fixture, _ bool) {
+			_, err := w.mgr.Wake(w.t.Context(), "a")
+			w.must(err)
+			w.count("a", 2)
+		},
+	},
+	{
+		name: "wake-of-failed",
+		prep: func(w *fixture) {
+			hibernated(w)
+			w.host.failNext("load", errors.New("lost"))
+			_, _ = w.mgr.Wake(w.t.Context(), "a")
+			w.wantState("a", hostapi.Failed)
+		},
+		do: func(w *fixture) error { _, err := w.mgr.Wake(w.t.Context(), "a"); return err },
+		check: func(w *fixture, _ bool) {
+			_, err := w.mgr.Wake(w.t.Context(), "a")
+			w.must(err)
+			w.count("a", 2)
+		},
+	},
+	{
+		name:      "destroy",
+		retryable: true,
+		prep:      func(w *fixture) { w.create("a", true) },
+		do:        func(w *fixture) error { return w.mgr.Destroy(w.t.Context(), "a", "test") },
+		check: func(w *fixture, killed bool) {
+			if _, err := w.mgr.Get("a"); killed && err == nil {
+				w.t.Error("a machine that was being destroyed is back")
+			}
+		},
+	},
+	{
+		name:      "destroy-asleep",
+		retryable: true,
+		prep:      hibernated,
+		do:        func(w *fixture) error { return w.mgr.Destroy(w.t.Context(), "a", "test") },
+		check: func(w *fixture, killed bool) {
+			if _, err := w.mgr.Get("a"); killed && err == nil {
+				w.t.Error("a machine that was being destroyed is back")
+			}
+		},
+	},
+}
+
+// otherEgress is a policy that tests change to.
+var otherEgress = hostapi.Egress{Deny: []string{"b.example"}}
+
+// wantEgressOneOf fails unless a machine has the policy it began with or, if it may, the other one.
+func (w *fixture) wantEgressOneOf(id string, may bool) {
+	w.t.Helper()
+	mc, err := w.mgr.Get(hostapi.MachineID(id))
+	w.must(err)
+	if !mc.Egress.Equal(baseEgress) && !(may && mc.Egress.Equal(otherEgress)) {
+		w.t.Errorf("machine %s has the policy %+v", id, mc.Egress)
+	}
+}
+
+func hibernated(w *fixture) {
+	w.create("a", true)
+	w.count("a", 1)
+	w.must(w.mgr.Hibernate(w.t.Context(), "a"))
+}
+
+// wantRemovedOr fails unless a machine is not there or, if it may, runs and counts on.
+func (w *fixture) wantRemovedOr(id string, may bool, count uint64) {
+	w.t.Helper()
+	_, err := w.mgr.Get(hostapi.MachineID(id))
+	if errors.Is(err, hostapi.ErrNotFound) {
+		return
+	}
+	if !may {
+		w.t.Errorf("machine %s is left", id)
+	}
+	w.count(id, count)
+}
+
+// failAt answers a hook that answers err at the nth step, once, and a function that tells how many there were.
+func failAt(nth int, err error) (hook func(op, step string) error, seen func() (int, string)) {
+	var mu sync.Mutex
+	count, where := 0, ""
+	hook = func(op, step string) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if count++; count-1 != nth {
+			return nil
+		}
+		where = op + "/" + step
+		return err
+	}
+	return hook, func() (int, string) { mu.Lock(); defer mu.Unlock(); return count, where }
+}
+
+var errInjected = errors.New("injected")
+
+// TestFailureAfterEveryStep lets every operation fail after each of its steps.
+func TestFailureAfterEveryStep(t *testing.T) {
+	for _, o := range append(lazyFaultCases(), faultCases...) {
+		t.Run(o.name, func(t *testing.T) {
+			for nth := 0; ; nth++ {
+				w := newFixture(t)
+				o.prep(w)
+				hook, seen := failAt(nth, errInjected)
+				w.onStep(hook)
+				err := o.do(w)
+				w.onStep(nil)
+				if total, _ := seen(); total <= nth {
+					w.must(err)
+					break
+				}
+				_, where := seen()
+				if !errors.Is(err, errInjected) {
+					t.Fatalf("after %s: error %v, want the injected one", where, err)
+				}
+				if !o.retryable {
+					w.checkNoLeftovers()
+				}
+				o.check(w, false)
+				w.destroyAll(where)
+			}
+		})
+	}
+}
+
+// TestKillAfterEveryStep kills the process after each step of every operation, and kills the recovery
+// after each of its own steps, too.
+func TestKillAfterEveryStep(t *testing.T) {
+	for _, o := range append(lazyFaultCases(), faultCases...) {
+		t.Run(o.name, func(t *testing.T) {
+			for nth := 0; ; nth++ {
+				for again := -1; ; again++ {
+					w := newFixture(t)
+					o.prep(w)
+					hook, seen := failAt(nth, machine.ErrAbandon)
+					w.onStep(hook)
+					err := o.do(w)
+					total, where := seen()
+					if total <= nth {
+						w.must(err)
+						w.stop()
+						return
+					}
+					if !errors.Is(err, machine.ErrAbandon) {
+						t.Fatalf("after %s: error %v, want ErrAbandon", where, err)
+					}
+					second, steps := failAt(again, machine.ErrAbandon)
+					w.restart(second)
+					w.onStep(nil)
+					w.checkNoLeftovers()
+					o.check(w, true)
+					w.destroyAll(fmt.Sprintf("%s and step %d of recovery", where, again))
+					// Killing every recovery anew after every step takes a while; a third of them is spread
+					// over all operations.
+					if total, _ := steps(); total <= again+1 || nth%3 != 0 {
+						break
+					}
+				}
+			}
+		})
+	}
+}
+
+// destroyAll destroys everything and fails if anything is left.
+func (w *fixture) destroyAll(where string) {
+	w.t.Helper()
+	for _, mc := range w.mgr.List() {
+		w.destroy(string(mc.ID))
+	}
+	w.checkEmpty()
+	w.stop()
+	if w.t.Failed() {
+		w.t.Fatalf("after %s", where)
+	}
+}
+
+// wakeAndCount: a machine that was to be stopped goes on where it was, in memory or on its disk.
+func wakeAndCount(w *fixture, _ bool) {
+	mc, err := w.mgr.Get("a")
+	w.must(err)
+	if mc.State == hostapi.Hibernated {
+		_, err := w.mgr.Wake(w.t.Context(), "a")
+		w.must(err)
+	}
+	w.count("a", 2)
+}

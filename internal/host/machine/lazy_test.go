@@ -1,0 +1,345 @@
+package machine_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/host/machine"
+	"github.com/pandastack/pandastack/internal/host/snapshot"
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+// remoteBase is a template that is not all on the host.
+const remoteBase = snapshot.Ref("templates/far/g1")
+
+// lazySnapshots serves partial snapshots; it ends with its manager.
+type lazySnapshots struct {
+	mu   sync.Mutex
+	open map[*lazySource]bool
+	hold bool // nothing becomes whole
+}
+
+// lazySource is one machine's.
+type lazySource struct {
+	s      *lazySnapshots
+	disks  []string
+	whole  chan struct{}
+	failed chan struct{}
+	err    error
+}
+
+func (s *lazySnapshots) Attach(_ context.Context, snap snapshot.Snapshot, _ string, disks []string) (machine.LazySource, error) {
+	if !snap.RemoteBacked() {
+		return nil, errors.New("attached to a snapshot that is whole")
+	}
+	from := snap.DiskPaths()
+	if len(from) != len(disks) {
+		return nil, errors.New("attached with another number of disks")
+	}
+	for i, disk := range disks {
+		if err := fillIn(from[i], disk); err != nil {
+			return nil, err
+		}
+	}
+	f := &lazySource{s: s, disks: disks, whole: make(chan struct{}), failed: make(chan struct{})}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.hold {
+		close(f.whole)
+	}
+	s.open[f] = true
+	return f, nil
+}
+
+// fillIn writes a snapshot's disk over the begin of a machine's.
+func fillIn(from, to string) error {
+	src, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	dst, err := os.OpenFile(to, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(dst, src)
+	return errors.Join(err, dst.Close())
+}
+
+func (s *lazySnapshots) CompleteDisks(_ context.Context, _ snapshot.Snapshot, disks []string) error {
+	var err error
+	for _, disk := range disks {
+		_, missing := os.Stat(disk)
+		err = errors.Join(err, missing)
+	}
+	return err
+}
+
+// left is how many machines are attached.
+func (s *lazySnapshots) left() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.open)
+}
+
+// fail fails every machine.
+func (s *lazySnapshots) fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for f := range s.open {
+		f.err = err
+		close(f.failed)
+	}
+}
+
+func (f *lazySource) Memory() vmm.Memory                         { return f }
+func (f *lazySource) File() string                               { return "" }
+func (f *lazySource) Serve(context.Context, *net.UnixConn) error { return nil }
+func (f *lazySource) DiskPaths() []string                        { return f.disks }
+func (f *lazySource) Complete() <-chan struct{}                  { return f.whole }
+func (f *lazySource) Failed() <-chan struct{}                    { return f.failed }
+func (f *lazySource) Err() error {
+	f.s.mu.Lock()
+	defer f.s.mu.Unlock()
+	return f.err
+}
+
+func (f *lazySource) WaitComplete(ctx context.Context) error {
+	select {
+	case <-f.whole:
+		return nil
+	case <-f.failed:
+		return f.Err()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (f *lazySource) Close(context.Context) error {
+	f.s.mu.Lock()
+	defer f.s.mu.Unlock()
+	delete(f.s.open, f)
+	return nil
+}
+
+// makeRemote makes the template that is not all there.
+func (w *fixture) makeRemote() {
+	w.t.Helper()
+	d, err := w.store.Draft()
+	w.must(err)
+	image, err := (&capture{mem: memory{Frozen: true}, m: &monitor{host: w.host}}).Save(w.t.Context(), d.ImageDir())
+	w.must(err)
+	w.makeDisks(d)
+	snap := snapshot.Snapshot{Ref: remoteBase, Template: "far", VCPUs: 1, MemoryMiB: 64, Data: dataDisks, Manifest: image.Manifest}
+	_, err = d.Commit(snap.WithOrigin([]byte("there")))
+	w.must(err)
+	w.must(w.store.Release(remoteBase))
+}
+
+func (w *fixture) createRemote(id string, keep bool) error {
+	_, err := w.mgr.Create(
+		w.t.Context(),
+		hostapi.Create{ID: hostapi.MachineID(id), Template: "far", Persistent: keep, Egress: baseEgress},
+		remoteBase,
+		"",
+	)
+	return err
+}
+
+// lazyFaultCases is what is done to machines that begin on a partial snapshot.
+func lazyFaultCases() []faultCase {
+	return []faultCase{
+		{
+			name: "create-streaming",
+			prep: func(w *fixture) { w.makeRemote() },
+			do:   func(w *fixture) error { return w.createRemote("b", true) },
+			check: func(w *fixture, killed bool) {
+				mc, err := w.mgr.Get("b")
+				if errors.Is(err, hostapi.ErrNotFound) {
+					return
+				}
+				if !killed || mc.State != hostapi.Failed || !strings.Contains(mc.Reason, "host agent ended") {
+					w.t.Errorf("machine b is %q (%s), killed %v", mc.State, mc.Reason, killed)
+				}
+			},
+		},
+		{
+			name: "wake-of-streamed",
+			prep: func(w *fixture) {
+				w.makeRemote()
+				w.lazy.hold = true
+				w.must(w.createRemote("b", true))
+				w.restart(nil)
+				w.wantState("b", hostapi.Failed)
+			},
+			do: func(w *fixture) error { _, err := w.mgr.Wake(w.t.Context(), "b"); return err },
+			check: func(w *fixture, _ bool) {
+				mc, err := w.mgr.Get("b")
+				w.must(err)
+				if mc.State == hostapi.Running {
+					return
+				}
+				if _, err := w.mgr.Wake(w.t.Context(), "b"); err != nil {
+					w.t.Errorf("woken again: %v", err)
+				}
+				if _, err := os.Stat(filepath.Join(w.dir, "machines", "b", "disk.partial")); !errors.Is(
+					err,
+					os.ErrNotExist,
+				) {
+					w.t.Errorf("the disk of a machine that was woken is not whole: %v", err)
+				}
+			},
+		},
+	}
+}
+
+func TestStreamingMachine(t *testing.T) {
+	w := newFixture(t)
+	w.makeRemote()
+	w.must(w.createRemote("a", false))
+	w.count("a", 1)
+	partial := filepath.Join(w.dir, "machines", "a", "disk.partial")
+	w.eventually(
+		"a disk that is whole is noted",
+		func() bool { _, err := os.Stat(partial); return errors.Is(err, os.ErrNotExist) },
+	)
+	w.must(w.store.MarkLocal(remoteBase))
+	got, err := w.mgr.Fork(t.Context(), hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "b"}}})
+	w.must(err)
+	w.must(got[0].Err)
+	w.count("b", 2)
+	w.destroy("a")
+	if n := w.lazy.left(); n != 0 {
+		t.Errorf("%d machines are still attached", n)
+	}
+	w.restart(nil) // a fork of a streaming machine does not need this process
+	w.count("b", 3)
+	w.destroy("b")
+	w.checkEmpty()
+}
+
+// Memory that is still coming is made of huge pages as far as the host keeps them ready: a machine has all of its
+// memory of them or none, and what one no longer needs the next may have.
+func TestHugePagesGoAsFarAsTheyAre(t *testing.T) {
+	w := newFixture(t)
+	w.makeRemote()
+	w.hugePages = 100 << 20 // for one machine of 64 MiB
+	create := func(id string, want bool) {
+		t.Helper()
+		w.must(w.createRemote(id, true))
+		if got := w.host.monitorOf(id).spec.HugePages; got != want {
+			t.Errorf("machine %s has huge pages: %v, want %v", id, got, want)
+		}
+	}
+	create("a", true)
+	create("b", false)
+	w.destroy("a")
+	create("c", true)
+	w.host.failNext("load", errors.New("refused"))
+	w.destroy("c")
+	if err := w.createRemote("d", false); err == nil {
+		t.Error("it was loaded")
+	}
+	create("e", true)
+	w.must(w.mgr.Hibernate(t.Context(), "e"))
+	create("f", true)
+	w.hugePages = 0
+	create("g", false)
+	for _, id := range []string{"b", "e", "f", "g"} {
+		w.destroy(id)
+	}
+	w.checkEmpty()
+}
+
+// A guest that can ask its monitor who it is finds that with its first instruction; a create whose monitor does not
+// take it is none.
+func TestIdentityIsToldFirst(t *testing.T) {
+	w := newFixture(t)
+	w.create("a", false)
+	got, err := w.mgr.Fork(
+		t.Context(),
+		hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "b", Hostname: "other"}}},
+	)
+	w.must(err)
+	w.must(got[0].Err)
+	for id, name := range map[string]string{"a": "a", "b": "other"} {
+		want := `{"latest":{"meta-data":{"hostname":"` + name + `","instance-id":"` + id + `","local-hostname":"` + name + `"}}}`
+		if told := w.host.monitorOf(id).metadata; told != want {
+			t.Errorf("the guest of %s finds %s, want %s", id, told, want)
+		}
+	}
+	w.host.failNext("identify", errors.New("refused"))
+	if _, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "c"}, base, ""); err == nil ||
+		!strings.Contains(err.Error(), "refused") {
+		t.Errorf("created: %v", err)
+	}
+	w.destroy("a")
+	w.destroy("b")
+	w.checkEmpty()
+}
+
+func TestCaptureWaitsForAll(t *testing.T) {
+	w := newFixture(t)
+	w.makeRemote()
+	w.lazy.hold = true
+	w.must(w.createRemote("a", true))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel() // so it is either not even its turn, or waits no more
+	if _, err := w.mgr.TakeSnapshot(ctx, "a", "snapshots/s", nil, nil); err == nil {
+		t.Error("a snapshot of it was taken")
+	}
+	if err := w.mgr.Hibernate(ctx, "a"); err == nil {
+		t.Error("it hibernated")
+	}
+	w.count("a", 1)
+	w.destroy("a")
+	w.checkEmpty()
+}
+
+func TestStarvedMachineFails(t *testing.T) {
+	for _, keep := range []bool{true, false} {
+		w := newFixture(t)
+		w.makeRemote()
+		w.lazy.hold = true
+		w.must(w.createRemote("a", keep))
+		w.lazy.fail(errors.New("the store is gone"))
+		w.eventually("the event", func() bool {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			for _, e := range w.events {
+				if e.Type == "died" && strings.Contains(e.Reason, "its snapshot does not come: the store is gone") {
+					return true
+				}
+			}
+			return false
+		})
+		if keep {
+			w.wantState("a", hostapi.Failed)
+		}
+		w.destroy("a")
+		w.checkEmpty()
+		if n := w.lazy.left(); n != 0 {
+			t.Errorf("%d machines are still attached", n)
+		}
+		w.stop()
+	}
+}
+
+func TestPartialSnapshotWithoutStreams(t *testing.T) {
+	w := newFixture(t)
+	w.makeRemote()
+	w.lazy = nil
+	w.restart(nil)
+	if err := w.createRemote("a", false); !errors.Is(err, hostapi.ErrUnsupported) {
+		t.Errorf("created: %v", err)
+	}
+	w.checkEmpty()
+}

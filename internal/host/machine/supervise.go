@@ -1,0 +1,217 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/host/snapshot"
+	"github.com/pandastack/pandastack/internal/lib/durable"
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+// measureEvery is how often the memory that machines have taken is measured: reading one monitor's maps
+// takes about a millisecond.
+const measureEvery = 20 * time.Second
+
+// monitorExit is the end of a monitor that somebody may have to hear of.
+type monitorExit struct {
+	mc *machine
+	vm vmm.Machine
+}
+
+// Run does what must be done without being asked for, until ctx ends: it looks after machines whose
+// monitor died, and measures memory. It returns when all it began has ended.
+func (m *Manager) Run(ctx context.Context) error {
+	var work sync.WaitGroup
+	defer func() {
+		work.Wait()
+		m.discardWarmUnless(ctx, func(*warmMonitor) bool { return false })
+	}()
+	tick := time.NewTicker(measureEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			for range len(m.unsynced) {
+				m.syncMachine(<-m.unsynced)
+			}
+			return nil
+		case d := <-m.exits:
+			work.Go(func() { m.handleExit(ctx, d) })
+		case vm := <-m.lazyFailures:
+			work.Go(func() { _ = vm.Kill(ctx) }) // its end is told, or asked for again by who destroys it
+		case dir := <-m.unsynced:
+			work.Go(func() { m.syncMachine(dir) })
+		case ref := <-m.warmRequests:
+			work.Go(func() { m.refillWarm(ctx, ref) })
+		case <-tick.C:
+			m.measure(ctx)
+			work.Go(func() { m.discardWarmUnless(ctx, warmStillUsable) })
+		}
+	}
+}
+
+// syncLater has a machine's record and disks made durable soon: by Run, or at once when Run is far behind.
+func (m *Manager) syncLater(dir string) {
+	select {
+	case m.unsynced <- dir:
+	default:
+		m.syncMachine(dir)
+	}
+}
+
+// syncMachine makes a machine's directory durable, unless it is gone by now.
+func (m *Manager) syncMachine(dir string) {
+	disks, err := filepath.Glob(filepath.Join(dir, snapshot.DiskPattern))
+	for _, path := range append(disks, filepath.Join(dir, recordFile)) {
+		err = errors.Join(err, durable.Sync(path))
+	}
+	err = errors.Join(err, durable.SyncDir(m.cfg.Dir))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		m.log.Error("machine not durable", "machine", filepath.Base(dir), "err", err)
+	}
+}
+
+// measure notes how much memory each machine has taken, for admission.
+func (m *Manager) measure(ctx context.Context) {
+	for _, mc := range m.List() {
+		if ctx.Err() != nil {
+			return
+		}
+		found := m.find(mc.ID)
+		if found == nil {
+			continue
+		}
+		found.mu.Lock()
+		vm := found.vm
+		found.mu.Unlock()
+		if vm == nil {
+			continue
+		}
+		if u, err := vm.Usage(); err == nil {
+			m.ledger.setUsed(mc.ID, u.PSSBytes)
+		}
+	}
+}
+
+// watch tells Run when the monitor of a machine ends.
+func (m *Manager) watch(mc *machine) {
+	vm, stream := mc.vm, mc.lazy
+	m.watchers.Go(func() {
+		if stream != nil {
+			m.watchLazy(mc, vm, stream)
+		}
+		select {
+		case <-vm.Done():
+		case <-m.closed:
+			return
+		}
+		select {
+		case m.exits <- monitorExit{mc, vm}:
+		case <-m.closed:
+		}
+	})
+}
+
+// watchLazy returns when nothing of a machine has to come any more, or the machine or Run ends. It has the
+// monitor of a machine ended that waits in vain.
+func (m *Manager) watchLazy(mc *machine, vm vmm.Machine, stream LazySource) {
+	select {
+	case <-stream.Complete():
+		m.markDisksComplete(mc)
+	case <-stream.Failed():
+	case <-vm.Done():
+		return
+	case <-m.closed:
+		return
+	}
+	select { // what is mapped and whole can still fail, with the host's disk
+	case <-stream.Failed():
+	case <-vm.Done():
+		return
+	case <-m.closed:
+		return
+	}
+	select {
+	case m.lazyFailures <- vm:
+	case <-m.closed:
+	}
+}
+
+// handleExit looks after a machine whose monitor ended, unless that was asked for: a kept one is failed and
+// keeps its disk, any other is removed.
+func (m *Manager) handleExit(ctx context.Context, d monitorExit) {
+	p := m.begin("death")
+	mc, err := p.lock(ctx, d.mc.id)
+	if err != nil {
+		return
+	}
+	defer func() { _ = p.end(ctx, err) }() // nothing is undone here
+	if mc != d.mc || mc.vm != d.vm || mc.rec.State == destroying {
+		return
+	}
+	reason := "the monitor ended"
+	if err := d.vm.Err(); err != nil {
+		reason = err.Error()
+	}
+	if mc.lazy != nil && mc.lazy.Err() != nil {
+		reason = "its snapshot does not come: " + mc.lazy.Err().Error()
+	}
+	oom := mc.cgroup != nil && mc.cgroup.OutOfMemory()
+	if oom {
+		reason = "out of memory: the monitor reached its limit on the host"
+	}
+	printed, _ := m.console(ctx, mc) // a dead monitor may answer nothing; what was read before is told
+	m.log.Warn("machine died", "machine", mc.id, "err", reason)
+	if mc.rec.Persistent {
+		err = m.setFailed(ctx, p, mc, reason)
+	} else {
+		err = m.remove(ctx, p, mc)
+	}
+	if err != nil {
+		m.log.Error("machine not looked after", "machine", mc.id, "err", err)
+	}
+	m.deps.Emit(
+		hostapi.Event{
+			Time:        time.Now().UTC(),
+			Machine:     mc.id,
+			Type:        "died",
+			Reason:      reason,
+			OutOfMemory: oom,
+			Console:     printed,
+		},
+	)
+}
+
+func (m *Manager) emit(mc *machine, kind, reason string) {
+	m.deps.Emit(hostapi.Event{Time: time.Now().UTC(), Machine: mc.id, Type: kind, Reason: reason})
+}
+
+// setFailed takes everything but the disk from a machine whose monitor is dead.
+func (m *Manager) setFailed(ctx context.Context, p *operation, mc *machine, reason string) error {
+	base, keep := mc.rec.Base, mc.rec.Base
+	if !m.disksIncomplete(mc) {
+		keep = ""
+	}
+	err := m.update(mc, surviveHost, func(in *record) {
+		in.State, in.Reason, in.Base, in.Slot, in.MAC, in.Before, in.Next = failed, reason, keep, -1, "", "", ""
+		in.Lazy = false
+	})
+	if err != nil {
+		return err
+	}
+	if err := p.done("intent"); err != nil {
+		return err
+	}
+	err = m.releaseResources(ctx, p, mc)
+	if base != keep && !p.abandoned {
+		err = errors.Join(err, m.deps.Store.Release(base))
+	}
+	m.ledger.release(mc.id)
+	return err
+}

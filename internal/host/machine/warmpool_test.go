@@ -1,0 +1,211 @@
+package machine_test
+
+import (
+	"errors"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/host/machine"
+)
+
+// newWarmFixture is a host that keeps one spare, with machine a, whose create asked for it.
+func newWarmFixture(t *testing.T) *fixture {
+	t.Helper()
+	w := newFixture(t)
+	w.warmMonitors = 1
+	w.restart(nil)
+	w.create("a", false)
+	w.waitWarm(2)
+	return w
+}
+
+// waitWarm waits until so many monitors run and one of them waits for a create: it is there before it is ready.
+func (w *fixture) waitWarm(monitors int) {
+	w.t.Helper()
+	w.eventually("a spare", func() bool { return len(w.host.alive()) == monitors && w.mgr.WarmMonitors() == 1 })
+}
+
+func usedWarm(mc hostapi.Machine) bool {
+	for _, p := range mc.Phases {
+		if p.Name == "assume" {
+			return true
+		}
+	}
+	return false
+}
+
+// countByPID lets the guest of a monitor count.
+func (w *fixture) countByPID(id string, want uint64) {
+	w.t.Helper()
+	mc, err := w.mgr.Get(hostapi.MachineID(id))
+	w.must(err)
+	for _, m := range w.host.alive() {
+		if m.PID() == mc.PID {
+			if got, err := m.count(); err != nil || got != want {
+				w.t.Fatalf("machine %s counts %d, %v; want %d", id, got, err, want)
+			}
+			return
+		}
+	}
+	w.t.Fatalf("machine %s has no monitor", id)
+}
+
+// checkCounts fails unless there is as much of everything as there are machines, and spares more.
+func (w *fixture) checkCounts(spares int) {
+	w.t.Helper()
+	want := len(w.mgr.List()) + spares
+	w.network.mu.Lock()
+	slots, found := len(w.network.taken), len(w.network.found)
+	w.network.mu.Unlock()
+	w.cgroups.mu.Lock()
+	groups := len(w.cgroups.names) + len(w.cgroups.found)
+	w.cgroups.mu.Unlock()
+	dirs := names(w.t, filepath.Join(w.dir, "machines"))
+	if got := len(w.host.alive()); got != want || slots != want || found != 0 || groups != want || len(dirs) != want {
+		w.t.Errorf(
+			"%d monitors, %d slots (%d unclaimed), %d groups, directories %v; want %d of each",
+			got,
+			slots,
+			found,
+			groups,
+			dirs,
+			want,
+		)
+	}
+}
+
+func TestSpareBecomesAMachine(t *testing.T) {
+	w := newWarmFixture(t)
+	w.checkCounts(1)
+	for i, id := range []string{"b", "c"} {
+		mc := w.create(id, false)
+		if !usedWarm(mc) {
+			t.Errorf("machine %s was not made of the spare: %v", id, mc.Phases)
+		}
+		if mc.State != hostapi.Running || mc.GuestIP == "" || mc.ID != hostapi.MachineID(id) {
+			t.Errorf("machine %+v", mc)
+		}
+		w.countByPID(id, 1)
+		w.waitWarm(3 + i)
+	}
+	got, err := w.mgr.Fork(t.Context(), hostapi.Fork{Parent: "b", Children: []hostapi.Child{{ID: "d"}}})
+	w.must(err)
+	w.must(got[0].Err)
+	w.countByPID("d", 2)
+	w.must(w.mgr.Hibernate(t.Context(), "c"))
+	_, err = w.mgr.Wake(t.Context(), "c")
+	w.must(err)
+	w.countByPID("c", 2)
+	for _, id := range []string{"a", "b", "c", "d"} {
+		w.destroy(id)
+	}
+	w.checkCounts(1)
+	w.stop()
+	w.checkCounts(0)
+	if free, total, err := w.mgr.Capacity(); err != nil || free < total {
+		t.Errorf("memory is still promised: %d of %d free, %v", free, total, err)
+	}
+	w.must(w.store.Delete(base))
+	if _, err := w.store.Get(base); err == nil {
+		t.Error("the template is still held")
+	}
+}
+
+// Kept machines and grown disks need a monitor of their own.
+func TestSpareIsNotForAll(t *testing.T) {
+	w := newWarmFixture(t)
+	if usedWarm(w.create("b", true)) {
+		t.Error("a kept machine was made of a spare")
+	}
+	mc, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "c", DiskMiB: 4}, base, "")
+	w.must(err)
+	if usedWarm(mc) {
+		t.Error("a machine with a grown disk was made of a spare")
+	}
+	w.checkCounts(1)
+}
+
+func TestSpareThatDiedIsNotUsed(t *testing.T) {
+	w := newWarmFixture(t)
+	for _, m := range w.host.alive() {
+		if mc, err := w.mgr.Get("a"); err == nil && m.PID() != mc.PID {
+			m.exit(errors.New("killed by somebody"))
+		}
+	}
+	if usedWarm(w.create("b", false)) {
+		t.Error("machine made of a dead spare")
+	}
+	w.countByPID("b", 1)
+	w.waitWarm(3)
+	w.checkCounts(1)
+}
+
+// A manager that is killed leaves its spare; the next one removes it and takes over what was made of one.
+func TestSpareAfterAKill(t *testing.T) {
+	w := newWarmFixture(t)
+	w.create("b", false)
+	w.countByPID("b", 1)
+	w.waitWarm(3)
+	w.onStep(func(op, step string) error {
+		if op == "spare" && step == "drop" {
+			return machine.ErrAbandon
+		}
+		return nil
+	})
+	w.restart(nil)
+	w.countByPID("b", 2)
+	w.checkCounts(0)
+	w.destroy("a")
+	w.destroy("b")
+	w.checkCounts(0)
+}
+
+// A create that fails, or is killed, after any step leaves neither the machine nor the spare it took.
+func TestCreateFromSpareAtEveryStep(t *testing.T) {
+	w := newWarmFixture(t)
+	var mu sync.Mutex
+	var steps []string
+	w.onStep(func(op, step string) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if op == "create" {
+			steps = append(steps, step)
+		}
+		return nil
+	})
+	w.create("b", false)
+	w.onStep(nil)
+	if len(steps) < 6 {
+		t.Fatalf("steps %v", steps)
+	}
+	for _, killed := range []bool{false, true} {
+		for _, at := range steps {
+			t.Run(at, func(t *testing.T) {
+				w := newWarmFixture(t)
+				fault := errors.New("fault")
+				if killed {
+					fault = machine.ErrAbandon
+				}
+				w.onStep(func(op, step string) error {
+					if op == "create" && step == at {
+						return fault
+					}
+					return nil
+				})
+				_, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "b"}, base, "")
+				if !errors.Is(err, fault) {
+					t.Fatalf("create answers %v, want the fault", err)
+				}
+				w.onStep(nil)
+				w.restart(nil)
+				if _, err := w.mgr.Get("b"); err == nil && !(killed && at == "record") {
+					t.Error("the machine is there")
+				}
+				w.checkCounts(0)
+				w.countByPID("a", 1)
+			})
+		}
+	}
+}

@@ -1,0 +1,120 @@
+package pager
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/pandastack/pandastack/internal/host/chunkstore"
+)
+
+// Filling asks for fillPiece bytes fillers times at once: enough to use a store that answers slowly, and
+// little enough that what a machine waits for comes soon.
+const (
+	hydratePieceBytes = 1 << 20
+	hydrateWorkers    = 4
+)
+
+// Hydrate writes all of a file into dst, which is empty or holds some of it already, and makes it durable.
+// Longer runs of zeros become holes, and what a file of this host has shares the blocks of that one. When it returned nil, dst is the file.
+// Room is asked before each piece; its error ends the fill.
+func (f *File) Hydrate(ctx context.Context, dst *os.File, room func() error) error {
+	if f.source == nil {
+		return fmt.Errorf("fill %s: it has no source", f.name)
+	}
+	if err := dst.Truncate(f.size); err != nil {
+		return fmt.Errorf("fill %s: %w", f.name, err)
+	}
+	g, each := errgroup.WithContext(ctx)
+	g.SetLimit(hydrateWorkers)
+	for at := int64(0); at < f.size && each.Err() == nil; {
+		if length, zero := f.source.RunAt(f.name, at); zero && length > 0 {
+			at += length
+			continue
+		}
+		if err := room(); err != nil {
+			g.Go(func() error { return err })
+			break
+		}
+		off, n := at, min(hydratePieceBytes-at%hydratePieceBytes, f.size-at)
+		if here, length := f.source.LocalCopy(f.name, at); length >= holeUnit {
+			n = length &^ (chunkstore.PageSize - 1)
+			g.Go(func() error { return cloneRange(dst, here, off, n) })
+		} else {
+			n = f.untilShared(off, n)
+			g.Go(func() error { return f.hydratePiece(each, dst, off, n) })
+		}
+		at += n
+	}
+	err := g.Wait()
+	if err == nil {
+		err = context.Cause(ctx)
+	}
+	if err == nil {
+		err = dst.Sync()
+	}
+	if err != nil {
+		return fmt.Errorf("fill %s: %w", f.name, err)
+	}
+	return nil
+}
+
+// holeUnit is the smallest run of zeros that stays a hole, and of what a file of this host has that is shared with it.
+const holeUnit = 64 << 10
+
+// RemoteRanges lists what of the file is neither zero nor in a file of this host, in order, up to most bytes; false: there is
+// more.
+func (f *File) RemoteRanges(most int64) (ranges []chunkstore.Range, all bool) {
+	for at := int64(0); f.source != nil && at < f.size; {
+		run, zero := f.source.RunAt(f.name, at)
+		if zero && run > 0 {
+			at += run
+			continue
+		}
+		if _, here := f.source.LocalCopy(f.name, at); here > 0 {
+			at += here
+			continue
+		}
+		n := min(chunkstore.PageSize-at%chunkstore.PageSize, f.size-at)
+		if most -= n; most < 0 {
+			return ranges, false
+		}
+		if last := len(ranges) - 1; last >= 0 && ranges[last].Offset+ranges[last].Length == at {
+			ranges[last].Length += n
+		} else {
+			ranges = append(ranges, chunkstore.Range{File: f.name, Offset: at, Length: n})
+		}
+		at += n
+	}
+	return ranges, true
+}
+
+// untilShared is how much of length bytes from off on there is before what is shared.
+func (f *File) untilShared(off, length int64) int64 {
+	for n := chunkstore.PageSize - off%chunkstore.PageSize; n < length; n += chunkstore.PageSize {
+		if _, here := f.source.LocalCopy(f.name, off+n); here >= holeUnit {
+			return n
+		}
+	}
+	return length
+}
+
+// hydratePiece writes one piece, and leaves out units of zeros.
+func (f *File) hydratePiece(ctx context.Context, dst *os.File, off, length int64) error {
+	buf := make([]byte, length)
+	if err := f.fetch(ctx, buf, off); err != nil {
+		return err
+	}
+	for at := int64(0); at < length; {
+		n := min(holeUnit-(off+at)%holeUnit, length-at)
+		if run, zero := f.source.RunAt(f.name, off+at); !zero || run < n {
+			if _, err := dst.WriteAt(buf[at:at+n], off+at); err != nil {
+				return err
+			}
+		}
+		at += n
+	}
+	return nil
+}

@@ -1,0 +1,309 @@
+package remote
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/pandastack/pandastack/internal/host/chunkstore"
+	"github.com/pandastack/pandastack/internal/host/snapshot"
+)
+
+// How far back is looked for a snapshot that the store has: in what one grew from, and among those of the same machine.
+const (
+	maxAncestors = 64
+	maxSiblings  = 4
+)
+
+// description is what a manifest says of a snapshot besides its content.
+type description struct {
+	snapshot.Snapshot
+	Root       chunkstore.ID `json:"root,omitempty"`   // as Stored.Root
+	Checkpoint []byte        `json:"parcel,omitempty"` // as Stored.Parcel
+}
+
+func describe(m *chunkstore.Manifest) (description, error) {
+	var d description
+	if err := json.Unmarshal(m.Meta, &d); err != nil {
+		return d, fmt.Errorf("manifest %s describes no snapshot: %w", m.ID, errors.Join(chunkstore.ErrVersion, err))
+	}
+	return d, nil
+}
+
+// rootOf is what a line in the store begins with that goes on from base.
+func rootOf(base *chunkstore.Base) chunkstore.ID {
+	if base == nil {
+		return ""
+	}
+	d, err := describe(base.Manifest)
+	if err != nil || d.Root == "" {
+		return base.Manifest.ID
+	}
+	return d.Root
+}
+
+// manifestCache keeps what bases of others consist of, the last ones that were used. A manifest never changes, and what is
+// made with one that was deleted meanwhile the vault refuses. All methods may be called at once.
+type manifestCache struct {
+	mu     sync.Mutex
+	recent []*chunkstore.Manifest // the last used last; guarded by mu
+}
+
+// maxCachedManifests bounds them: one of a template takes about a MiB.
+const maxCachedManifests = 8
+
+func (k *manifestCache) get(space chunkstore.Tenant, id chunkstore.ID) *chunkstore.Manifest {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	i := slices.IndexFunc(k.recent, func(m *chunkstore.Manifest) bool { return m.Tenant == space && m.ID == id })
+	if i < 0 {
+		return nil
+	}
+	m := k.recent[i]
+	k.recent = append(slices.Delete(k.recent, i, i+1), m)
+	return m
+}
+
+func (k *manifestCache) put(m *chunkstore.Manifest) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.recent = append(k.recent, m)
+	if len(k.recent) > maxCachedManifests {
+		k.recent = slices.Delete(k.recent, 0, 1)
+	}
+}
+
+// preloadTemplates reads the manifests of the host's own templates that the store has for all workspaces.
+func (d *Repository) preloadTemplates(ctx context.Context) error {
+	for _, t := range d.Store.List(templates) {
+		if !d.Public(t.Ref) {
+			continue
+		}
+		id, err := templateID(t)
+		if err == nil {
+			_, err = d.manifest(ctx, chunkstore.Common, id)
+		}
+		if err != nil && !errors.Is(err, chunkstore.ErrNotFound) {
+			return err
+		}
+	}
+	return nil
+}
+
+// manifest opens the manifest of a base.
+func (d *Repository) manifest(ctx context.Context, space chunkstore.Tenant, id chunkstore.ID) (*chunkstore.Manifest, error) {
+	if m := d.cached.get(space, id); m != nil {
+		return m, nil
+	}
+	m, err := d.Chunks.Open(ctx, space, id)
+	if err == nil {
+		d.cached.put(m)
+	}
+	return m, err
+}
+
+// pushBase gives what a snapshot is pushed as a difference to, with its files, which stay until release is called: the
+// last one of the same machine that the store has, or else the nearest that the machine grew from. A template
+// at the begin of that line is pushed for it. nil: there is none.
+func (d *Repository) pushBase(
+	ctx context.Context,
+	space chunkstore.Tenant,
+	snap snapshot.Snapshot,
+	stats *Stats,
+) (_ *chunkstore.Base, release func(), err error) {
+	for _, ref := range d.siblings(snap) {
+		base, release, _, err := d.candidate(ctx, space, ref, stats)
+		if err != nil || base != nil {
+			return base, release, err
+		}
+	}
+	at := snap.Base
+	for range maxAncestors {
+		if at == "" {
+			break
+		}
+		base, release, older, err := d.candidate(ctx, space, at, stats)
+		if err != nil || base != nil {
+			return base, release, err
+		}
+		at = older
+	}
+	return nil, func() {}, nil
+}
+
+// siblings lists the snapshots of the machine that snap is of which were taken before it, the last one first.
+func (d *Repository) siblings(snap snapshot.Snapshot) []snapshot.Ref {
+	if snap.Machine == "" || !strings.HasPrefix(string(snap.Ref), userSnapshots+"/") {
+		return nil
+	}
+	var all []snapshot.Snapshot
+	for _, s := range d.Store.List(userSnapshots) {
+		if s.Machine == snap.Machine && s.Ref != snap.Ref && s.Created.Before(snap.Created) && !s.RemoteBacked() {
+			all = append(all, s)
+		}
+	}
+	slices.SortFunc(all, func(a, b snapshot.Snapshot) int {
+		return cmp.Or(b.Created.Compare(a.Created), cmp.Compare(a.Ref, b.Ref))
+	})
+	var refs []snapshot.Ref
+	for _, s := range all[:min(len(all), maxSiblings)] {
+		refs = append(refs, s.Ref)
+	}
+	return refs
+}
+
+// candidate gives a snapshot of this host as a base if the store has it, or, of a template, comes to have it; else nil,
+// and what that one grew from.
+func (d *Repository) candidate(
+	ctx context.Context,
+	space chunkstore.Tenant,
+	ref snapshot.Ref,
+	stats *Stats,
+) (_ *chunkstore.Base, release func(), older snapshot.Ref, err error) {
+	none := func() {}
+	snap, release, err := d.acquire(ref)
+	if errors.Is(err, snapshot.ErrNotFound) {
+		return nil, none, "", nil
+	}
+	if err != nil {
+		return nil, none, "", err
+	}
+	m, err := d.ensureStored(ctx, space, snap, stats)
+	if m == nil || err != nil || snap.RemoteBacked() {
+		release()
+		return nil, none, snap.Base, err
+	}
+	base, err := d.newBase(m, snap)
+	if err != nil {
+		release()
+		return nil, none, "", err
+	}
+	return base, release, "", nil
+}
+
+// ensureStored gives the manifest of a snapshot that is in the store, or, of a template, comes to be in it. nil:
+// it is not.
+func (d *Repository) ensureStored(
+	ctx context.Context,
+	space chunkstore.Tenant,
+	snap snapshot.Snapshot,
+	stats *Stats,
+) (*chunkstore.Manifest, error) {
+	if strings.HasPrefix(string(snap.Ref), templates+"/") {
+		if d.Public(snap.Ref) {
+			space = chunkstore.Common
+		}
+		id, err := templateID(snap)
+		if err != nil {
+			return nil, err
+		}
+		m, err := d.lookup(ctx, space, id)
+		if m == nil && err == nil {
+			m, err = d.push(ctx, space, id, snap.Ref, stats)
+		}
+		return m, err
+	}
+	if snap.Anonymous {
+		return nil, nil
+	}
+	return d.lookup(ctx, space, chunkstore.ID(snap.Ref.Name()))
+}
+
+// lookup gives a manifest that is in the store now; nil: it is not.
+func (d *Repository) lookup(ctx context.Context, space chunkstore.Tenant, id chunkstore.ID) (*chunkstore.Manifest, error) {
+	if m := d.cached.get(space, id); m != nil {
+		there, err := d.Chunks.Exists(ctx, space, id)
+		if !there {
+			m = nil
+		}
+		return m, err
+	}
+	m, err := d.manifest(ctx, space, id)
+	if errors.Is(err, chunkstore.ErrNotFound) {
+		return nil, nil
+	}
+	return m, err
+}
+
+// localBase gives the snapshot of this host that has most of another in the store: the one that it was pushed as a
+// difference to, or else the template that their line begins with. Without it everything is fetched, so that is what
+// comes of any trouble with it.
+func (d *Repository) localBase(ctx context.Context, of Stored) (_ *chunkstore.Base, ref snapshot.Ref, release func()) {
+	m := of.Reader.Manifest()
+	if m.Parent == "" {
+		return nil, "", func() {}
+	}
+	if base, release := d.asLocalBase(ctx, m.Tenant, m.Parent, snapshot.Join(userSnapshots, string(m.Parent))); base != nil {
+		return base, snapshot.Join(userSnapshots, string(m.Parent)), release
+	}
+	for _, t := range d.Store.List(templates) {
+		id, err := templateID(t)
+		if err != nil || id != m.Parent && id != of.Root {
+			continue
+		}
+		space := m.Tenant
+		if d.Public(t.Ref) {
+			space = chunkstore.Common
+		}
+		if base, release := d.asLocalBase(ctx, space, id, t.Ref); base != nil {
+			return base, t.Ref, release
+		}
+	}
+	return nil, "", func() {}
+}
+
+// asLocalBase gives a snapshot of this host that is whole, and in the store under an id; nil: it is not.
+func (d *Repository) asLocalBase(
+	ctx context.Context,
+	space chunkstore.Tenant,
+	id chunkstore.ID,
+	ref snapshot.Ref,
+) (*chunkstore.Base, func()) {
+	snap, release, err := d.acquire(ref)
+	if err != nil {
+		return nil, nil
+	}
+	var base *chunkstore.Base
+	if !snap.RemoteBacked() {
+		var m *chunkstore.Manifest
+		if m, err = d.manifest(ctx, space, id); err == nil {
+			base, err = d.newBase(m, snap)
+		}
+	}
+	if base != nil && err == nil {
+		return base, release
+	}
+	d.Log.Debug("not read from what is here", "snapshot", ref, "partial", snap.RemoteBacked(), "err", err)
+	release()
+	return nil, nil
+}
+
+// templateID is how a template's snapshot is called in the store: it follows from its description.
+func templateID(snap snapshot.Snapshot) (chunkstore.ID, error) {
+	text, err := json.Marshal(snap)
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(text)
+	return chunkstore.ID("tpl" + hex.EncodeToString(sum[:20])), nil
+}
+
+// newBase is a snapshot of this host as something to make others from.
+func (d *Repository) newBase(m *chunkstore.Manifest, snap snapshot.Snapshot) (*chunkstore.Base, error) {
+	files, err := snap.Files()
+	if err != nil {
+		return nil, err
+	}
+	base := &chunkstore.Base{Manifest: m, Files: map[string]string{}, Clone: d.Clone}
+	for _, f := range files {
+		base.Files[f.Name] = f.Path
+	}
+	return base, nil
+}

@@ -1,0 +1,196 @@
+package remote_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/host/blob/blobtest"
+	"github.com/pandastack/pandastack/internal/host/chunkstore"
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+// learnt is a carrier whose images have what was learnt in a file of a directory, as a driver's do.
+type learnt struct {
+	kind    string // of host
+	origins int    // how often the content of the origin was asked for
+	near    string // of the last delivery
+	err     error  // of the last that was unpacked
+	before  func() // the content is asked for; may be nil
+}
+
+// withExporter gives a host a carrier.
+func (h *host) withExporter(kind string) *learnt {
+	l := &learnt{kind: kind}
+	h.depot.Exporter = l
+	return l
+}
+
+const bundlePath = "monitor/memo"
+
+func (l *learnt) ExportCheckpoint(_ context.Context, image vmm.Image) (*vmm.Checkpoint, error) {
+	f, err := os.Open(filepath.Join(image.Dir, bundlePath))
+	if err != nil {
+		return nil, nil
+	}
+	return &vmm.Checkpoint{Description: []byte(l.kind), Content: f}, nil
+}
+
+func (l *learnt) ImportCheckpoint(ctx context.Context, image vmm.Image, from vmm.CheckpointSource) error {
+	l.near, l.err = from.LocalBase, l.importBundle(ctx, image, from)
+	return l.err
+}
+
+func (l *learnt) importBundle(ctx context.Context, image vmm.Image, from vmm.CheckpointSource) error {
+	if string(from.Description) != l.kind {
+		return &vmm.MismatchError{Field: "kind", Image: string(from.Description), Host: l.kind}
+	}
+	path := filepath.Join(image.Dir, bundlePath)
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
+	if l.before != nil {
+		l.before()
+	}
+	if from.LocalBase == "" {
+		l.origins++
+		if err := write(ctx, true, path+".origin", from); err != nil {
+			return err
+		}
+	}
+	return write(ctx, false, path, from)
+}
+
+func write(ctx context.Context, origin bool, path string, from vmm.CheckpointSource) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	bytes, err := from.Fetch(ctx, origin, f)
+	if err == nil {
+		err = f.Truncate(bytes)
+	}
+	return errors.Join(err, f.Close())
+}
+
+// memory of what a snapshot's monitor learnt.
+func (h *host) writeBundle(name string, content []byte) {
+	h.t.Helper()
+	path := filepath.Join(h.dir, filepath.FromSlash(name), "image", bundlePath)
+	h.must(errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, content, 0o400)))
+}
+
+// What a monitor has learnt goes along with a snapshot to hosts of its kind, with what its line began with where that
+// is not there; and a snapshot comes without it wherever there is any trouble with it.
+func TestCheckpointTravelsWithSnapshot(t *testing.T) {
+	objects := blobtest.NewMemory()
+	a := newHost(t, objects)
+	a.withExporter("k")
+	template, memory := templateAndMemories()
+	a.commit(template, memory[0])
+	a.commit(userSnapshot("one", 1), memory[1])
+	a.commit(userSnapshot("plain", 2), memory[2])
+	whole, over := blobtest.Content(77, 5<<20), blobtest.Content(78, 300_000)
+	a.writeBundle("templates/base/g1", whole)
+	a.writeBundle("snapshots/one", over)
+	a.push("one")
+	a.push("plain")
+	for name, c := range map[string]struct {
+		kind     string
+		template bool
+		origins  int
+	}{
+		"no_template": {"k", false, 1}, "template": {"k", true, 0}, "another_kind": {"other", false, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newHost(t, objects)
+			l := b.withExporter(c.kind)
+			if c.template {
+				b.commit(template, memory[0])
+			}
+			snap, _, err := b.depot.Pull(t.Context(), "ws", "one", "snapshots/one", nil)
+			b.must(err)
+			if l.origins != c.origins || (l.near != "") != c.template {
+				t.Errorf("the origin was brought %d times, near was %q", l.origins, l.near)
+			}
+			got, err := os.ReadFile(filepath.Join(snap.Image().Dir, bundlePath))
+			if fits := c.kind == "k"; fits != (err == nil) || fits && !bytes.Equal(got, over) {
+				t.Errorf("got %d bytes, %v, unpacked with %v", len(got), err, l.err)
+			}
+			if c.origins > 0 {
+				if got, err := os.ReadFile(filepath.Join(snap.Image().Dir, bundlePath+".origin")); err != nil ||
+					!bytes.Equal(got, whole) {
+					t.Errorf("got %d bytes of the origin, %v", len(got), err)
+				}
+			}
+			files, err := snap.Files()
+			if b.must(err); len(files) != 2 {
+				t.Errorf("the snapshot has the files %v", files)
+			}
+		})
+	}
+	t.Run("nothing_learnt", func(t *testing.T) {
+		b := newHost(t, objects)
+		l := b.withExporter("k")
+		if _, _, err := b.depot.Pull(t.Context(), "ws", "plain", "snapshots/plain", nil); err != nil || l.err != nil ||
+			l.origins > 0 {
+			t.Errorf("got %v, unpacked with %v", err, l.err)
+		}
+	})
+	t.Run("another_workspace", func(t *testing.T) {
+		b := newHost(t, objects)
+		l := b.withExporter("k")
+		_, _, err := b.depot.Pull(t.Context(), "other", "one", "snapshots/one", nil)
+		if !errors.Is(err, chunkstore.ErrNotFound) || l.origins > 0 {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+// A parcel that does not come, or is not what was pushed, costs the snapshot nothing.
+func TestPullWithoutUsableCheckpoint(t *testing.T) {
+	for name, want := range map[string]struct {
+		fault blobtest.Fault
+		err   string
+	}{
+		"dead":  {blobtest.Fault{Err: errors.New("gone away")}, "gone away"},
+		"lying": {blobtest.Fault{Corrupt: func(data []byte) []byte { return make([]byte, len(data)) }}, "damaged"},
+		"short": {blobtest.Fault{Short: 100}, "damaged"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			faults := blobtest.NewFaulty(blobtest.NewMemory(), nil)
+			a := newHost(t, faults)
+			a.withExporter("k")
+			template, memory := templateAndMemories()
+			a.commit(template, memory[0])
+			a.commit(userSnapshot("one", 1), memory[1])
+			a.writeBundle("snapshots/one", blobtest.Content(78, 5<<20))
+			a.push("one")
+			b := newHost(t, faults)
+			l := b.withExporter("k")
+			b.commit(template, memory[0])
+			from, err := b.depot.OpenWithLocalBase(t.Context(), "ws", "one")
+			b.must(err)
+			b.must(from.Reader.Close())
+			var once bool
+			l.before = func() {
+				once = true
+				faults.SetFaults(func(c blobtest.Call) blobtest.Fault { return want.fault })
+			}
+			image := vmm.Image{Dir: t.TempDir()}
+			b.depot.ImportCheckpoint(t.Context(), from, image)
+			if !once || l.err == nil || !strings.Contains(l.err.Error(), want.err) {
+				t.Errorf("unpacked with %v", l.err)
+			}
+			faults.SetFaults(func(blobtest.Call) blobtest.Fault { return blobtest.Fault{} })
+			l.before = nil
+			if _, _, err := b.depot.Pull(t.Context(), "ws", "one", "snapshots/one", nil); err != nil || l.err != nil {
+				t.Errorf("pull: %v, unpacked with %v", err, l.err)
+			}
+		})
+	}
+}

@@ -1,0 +1,64 @@
+package snapshot_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/host/snapshot"
+)
+
+func TestRemoteBackedSnapshotBecomesLocal(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	s := open(t, dir)
+	snap := commit(t, s, snapshot.Snapshot{Ref: "snapshots/snp1", DiskMiB: 1}.WithOrigin([]byte("over there")))
+	if !snap.RemoteBacked() {
+		t.Error("committed whole")
+	}
+	s = open(t, dir) // another process
+	snap, err := s.Get("snapshots/snp1")
+	if err != nil || !snap.RemoteBacked() || string(snap.Origin()) != "over there" {
+		t.Fatalf("%+v, %v", snap, err)
+	}
+	list := s.AcquireRemoteBacked()
+	if len(list) != 1 || list[0].Ref != "snapshots/snp1" {
+		t.Fatalf("partial are %v", list)
+	}
+	if err := s.MarkLocal("snapshots/snp1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.MarkLocal("snapshots/snp1"); err != nil {
+		t.Errorf("complete twice: %v", err)
+	}
+	if err := s.MarkLocal("snapshots/snp2"); !errors.Is(err, snapshot.ErrNotFound) {
+		t.Errorf("complete what is not there: %v", err)
+	}
+	if err := s.Release("snapshots/snp1"); err != nil {
+		t.Error(err)
+	}
+	for _, s := range []*snapshot.Store{s, open(t, dir)} {
+		if snap, err := s.Get("snapshots/snp1"); err != nil || snap.RemoteBacked() || len(s.AcquireRemoteBacked()) != 0 {
+			t.Errorf("%+v, %v", snap, err)
+		}
+	}
+}
+
+// TestKilledMarkLocalIsRepeatable has the description written and the mark still there.
+func TestKilledMarkLocalIsRepeatable(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	s := open(t, dir)
+	commit(t, s, snapshot.Snapshot{Ref: "snapshots/snp1", DiskMiB: 1}.WithOrigin([]byte("over there")))
+	mark := filepath.Join(dir, "snapshots", "snp1", "partial")
+	if err := s.MarkLocal("snapshots/snp1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(mark, []byte("over there"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if snap, err := open(t, dir).Get("snapshots/snp1"); err != nil || !snap.RemoteBacked() {
+		t.Errorf("%+v, %v", snap, err)
+	}
+}

@@ -1,0 +1,735 @@
+package httpapi_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/contract/hostapi/hosttest"
+	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/metricshistory"
+	"github.com/pandastack/pandastack/internal/control/sandbox"
+	"github.com/pandastack/pandastack/internal/ingress/httpapi"
+	"github.com/pandastack/pandastack/internal/ingress/proxy"
+)
+
+// patience bounds every wait of the tests.
+const patience = 60 * time.Second
+
+// The keys of the tests: an admin and a member of one workspace, and a stranger's.
+const (
+	keyAdmin    = "pds_admin"
+	keyMember   = "pds_member"
+	keyStranger = "pds_stranger"
+)
+
+// keys knows the three callers.
+type keys struct{}
+
+func (keys) Authenticate(_ context.Context, token string) (auth.Principal, error) {
+	switch token {
+	case keyAdmin:
+		return auth.Principal{Workspace: "ours", KeyPrefix: "pds_admi", Admin: true}, nil
+	case keyMember:
+		return auth.Principal{Workspace: "ours", KeyPrefix: "pds_memb"}, nil
+	case keyStranger:
+		return auth.Principal{Workspace: "theirs", KeyPrefix: "pds_stra", Admin: true}, nil
+	}
+	return auth.Principal{}, api.Errorf(api.Unauthenticated, "the key does not hold")
+}
+
+func (keys) Create(_ context.Context, _ auth.Principal, r auth.KeyRequest) (auth.Key, string, error) {
+	k := auth.Key{Prefix: "pds_12345678", Label: r.Label, Admin: r.Admin, Created: time.Now()}
+	if r.Expires > 0 {
+		k.Expires = k.Created.Add(r.Expires)
+	}
+	return k, "pds_12345678901234567890123456789012", nil
+}
+
+func (keys) List(context.Context, auth.Principal) ([]auth.Key, error) {
+	return []auth.Key{{Prefix: "pds_admi", Label: "first", Created: time.Now()}}, nil
+}
+
+func (keys) Revoke(_ context.Context, _ auth.Principal, prefix string) error {
+	if prefix != "pds_admi" {
+		return api.Errorf(api.NotFound, "no key %s", prefix)
+	}
+	return nil
+}
+
+// templates knows one template, and one that is being baked.
+type templates struct{}
+
+var raw = api.Template{Name: "raw", Bake: &api.Bake{State: "running", Step: "rootfs", Percent: 12}}
+
+func (templates) List(context.Context, auth.Principal) ([]api.Template, error) {
+	return []api.Template{{Name: "base", Baked: true}}, nil
+}
+
+func (templates) Get(_ context.Context, _ auth.Principal, name string) (api.Template, error) {
+	if name == "raw" || name == "alias-of-raw" {
+		return raw, nil
+	}
+	if name != "base" {
+		return api.Template{}, api.Errorf(api.NotFound, "template %s not found", name)
+	}
+	return api.Template{Name: "base", Baked: true}, nil
+}
+
+func (t templates) Bake(ctx context.Context, p auth.Principal, name string, _ api.BakeRequest) (api.Template, error) {
+	return t.Get(ctx, p, name)
+}
+
+func (templates) Delete(context.Context, auth.Principal, string) error { return nil }
+
+func (t templates) Tag(ctx context.Context, p auth.Principal, name string, _ api.TagRequest) (api.Template, error) {
+	return t.Get(ctx, p, name)
+}
+
+func (templates) Untag(context.Context, auth.Principal, string, string) error { return nil }
+
+// boxes is a sandbox service over a simulated host: rows in a map, and no life of its own.
+type boxes struct {
+	host *hosttest.Host
+	dial func() (net.Conn, error) // of port 3000 in every sandbox, if set
+
+	began time.Time // since then guests are half busy
+
+	mu     sync.Mutex
+	rows   map[api.SandboxID]api.Sandbox
+	snaps  map[api.SnapshotID]api.Snapshot
+	byKey  map[string]api.SandboxID
+	logs   sandbox.Logs
+	events []sandbox.Event
+	more   chan struct{} // closed and made anew when there is another event
+	gone   bool          // the host does not answer
+}
+
+func (b *boxes) get(p auth.Principal, id api.SandboxID) (api.Sandbox, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	box, ok := b.rows[id]
+	if !ok || box.Workspace != p.Workspace {
+		return api.Sandbox{}, api.Errorf(api.NotFound, "sandbox %s not found", id)
+	}
+	return box, nil
+}
+
+func (b *boxes) set(box api.Sandbox) api.Sandbox {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.rows[box.ID] = box
+	return box
+}
+
+func (b *boxes) Create(ctx context.Context, p auth.Principal, req api.CreateRequest) (api.Sandbox, error) {
+	if strings.HasSuffix(req.Template, "raw") {
+		<-ctx.Done()
+		return api.Sandbox{}, api.AsError(context.Cause(ctx))
+	}
+	b.mu.Lock()
+	id, again := b.byKey[req.IdempotencyKey]
+	b.mu.Unlock()
+	if again && req.IdempotencyKey != "" {
+		return b.get(p, id)
+	}
+	id = api.NewSandboxID()
+	m, err := b.host.Create(
+		ctx,
+		hostapi.Create{ID: hostapi.MachineID(id), Template: "base", Hostname: string(id), Env: req.Env},
+	)
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	b.mu.Lock()
+	b.byKey[req.IdempotencyKey] = id
+	b.mu.Unlock()
+	return b.set(api.Sandbox{
+		ID: id, Template: "base", Status: api.Running, Workspace: p.Workspace, Metadata: req.Metadata,
+		BootMode: string(
+			m.BootMode,
+		), CreatedAt: time.Now().UTC(), Generation: m.Generation, FromSnapshot: req.FromSnapshot,
+	}), nil
+}
+
+func (b *boxes) List(_ context.Context, p auth.Principal, f api.SandboxFilter) (sandbox.Page, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var page sandbox.Page
+	for _, box := range b.rows {
+		ok := box.Workspace == p.Workspace && box.ID > api.SandboxID(f.Cursor)
+		for k, v := range f.Metadata {
+			ok = ok && box.Metadata[k] == v
+		}
+		ok = ok && (len(f.Statuses) == 0 || slices.Contains(f.Statuses, box.Status))
+		if ok {
+			page.Sandboxes = append(page.Sandboxes, box)
+		}
+	}
+	sortByID(page.Sandboxes)
+	if f.Limit > 0 && len(page.Sandboxes) > f.Limit {
+		page.Sandboxes = page.Sandboxes[:f.Limit]
+		page.Next = string(page.Sandboxes[f.Limit-1].ID)
+	}
+	return page, nil
+}
+
+func sortByID(list []api.Sandbox) {
+	for i := range list {
+		for j := i; j > 0 && list[j].ID < list[j-1].ID; j-- {
+			list[j], list[j-1] = list[j-1], list[j]
+		}
+	}
+}
+
+func (b *boxes) Get(_ context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error) {
+	return b.get(p, id)
+}
+
+func (b *boxes) Delete(ctx context.Context, p auth.Principal, id api.SandboxID) error {
+	if _, err := b.get(p, id); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	delete(b.rows, id)
+	b.mu.Unlock()
+	return b.host.Destroy(ctx, hostapi.MachineID(id), "test")
+}
+
+func (b *boxes) move(p auth.Principal, id api.SandboxID, to api.Status) (api.Sandbox, error) {
+	box, err := b.get(p, id)
+	if err != nil {
+		return box, err
+	}
+	box.Status = to
+	return b.set(box), nil
+}
+
+func (b *boxes) Pause(_ context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error) {
+	return b.move(p, id, api.Paused)
+}
+
+func (b *boxes) Resume(_ context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error) {
+	return b.move(p, id, api.Running)
+}
+
+func (b *boxes) Hibernate(_ context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error) {
+	return b.move(p, id, api.Hibernated)
+}
+
+func (b *boxes) Wake(_ context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error) {
+	return b.move(p, id, api.Running)
+}
+
+func (b *boxes) Lifecycle(_ context.Context, p auth.Principal, id api.SandboxID) (api.Lifecycle, error) {
+	box, err := b.get(p, id)
+	return api.Lifecycle{TTLSeconds: box.TTLSeconds, Persistent: box.Persistent}, err
+}
+
+func (b *boxes) SetLifecycle(
+	ctx context.Context,
+	p auth.Principal,
+	id api.SandboxID,
+	patch api.LifecyclePatch,
+) (api.Lifecycle, error) {
+	box, err := b.get(p, id)
+	if err != nil {
+		return api.Lifecycle{}, err
+	}
+	if patch.TTLSeconds != nil {
+		box.TTLSeconds = *patch.TTLSeconds
+	}
+	if patch.Persistent != nil {
+		box.Persistent = *patch.Persistent
+	}
+	b.set(box)
+	return b.Lifecycle(ctx, p, id)
+}
+
+func (b *boxes) Network(_ context.Context, p auth.Principal, id api.SandboxID) (api.Network, error) {
+	box, err := b.get(p, id)
+	if err != nil || box.Network == nil {
+		return api.Network{}, err
+	}
+	return *box.Network, nil
+}
+
+func (b *boxes) SetNetwork(_ context.Context, p auth.Principal, id api.SandboxID, n api.Network) (api.Network, error) {
+	if err := n.Validate(); err != nil {
+		return n, err
+	}
+	box, err := b.get(p, id)
+	if err != nil {
+		return n, err
+	}
+	box.Network = &n
+	b.set(box)
+	return n, nil
+}
+
+// portGuest is a guest whose port 3000 is a server of the test.
+type portGuest struct {
+	guestapi.Guest
+	dial func() (net.Conn, error)
+}
+
+func (g portGuest) DialPort(ctx context.Context, port uint16) (net.Conn, error) {
+	if port == 3000 && g.dial != nil {
+		return g.dial()
+	}
+	return g.Guest.DialPort(ctx, port)
+}
+
+func (b *boxes) GuestAndSandbox(ctx context.Context, p auth.Principal, id api.SandboxID) (guestapi.Guest, api.Sandbox, error) {
+	g, err := b.Guest(ctx, p, id)
+	if err != nil {
+		return nil, api.Sandbox{}, err
+	}
+	box, err := b.get(p, id)
+	return g, box, err
+}
+
+func (b *boxes) Guest(ctx context.Context, p auth.Principal, id api.SandboxID) (guestapi.Guest, error) {
+	box, err := b.get(p, id)
+	if err != nil {
+		return nil, err
+	}
+	if box.Status == api.Paused {
+		return nil, api.Errorf(api.WrongState, "the sandbox is paused: resume it")
+	}
+	g, err := b.host.Guest(ctx, hostapi.MachineID(id))
+	if err != nil {
+		return nil, err
+	}
+	return portGuest{g, b.dial}, nil
+}
+
+func (b *boxes) TakeSnapshot(
+	_ context.Context,
+	p auth.Principal,
+	id api.SandboxID,
+	req api.SnapshotRequest,
+) (api.Snapshot, error) {
+	if _, err := b.get(p, id); err != nil {
+		return api.Snapshot{}, err
+	}
+	s := api.Snapshot{
+		ID:        api.NewSnapshotID(),
+		SandboxID: id,
+		Workspace: p.Workspace,
+		Name:      req.Name,
+		CreatedAt: time.Now().UTC(),
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.snaps[s.ID] = s
+	return s, nil
+}
+
+func (b *boxes) Snapshots(_ context.Context, p auth.Principal, f api.SnapshotFilter) (sandbox.SnapshotPage, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var page sandbox.SnapshotPage
+	for _, s := range b.snaps {
+		if s.Workspace == p.Workspace && (f.SandboxID == "" || f.SandboxID == s.SandboxID) {
+			page.Snapshots = append(page.Snapshots, s)
+		}
+	}
+	return page, nil
+}
+
+func (b *boxes) Snapshot(_ context.Context, p auth.Principal, id api.SnapshotID) (api.Snapshot, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s, ok := b.snaps[id]
+	if !ok || s.Workspace != p.Workspace {
+		return api.Snapshot{}, api.Errorf(api.NotFound, "snapshot %s not found", id)
+	}
+	return s, nil
+}
+
+func (b *boxes) DeleteSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) error {
+	if _, err := b.Snapshot(ctx, p, id); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.snaps, id)
+	return nil
+}
+
+func (b *boxes) PushSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) (api.TransferResult, error) {
+	s, err := b.Snapshot(ctx, p, id)
+	return api.TransferResult{Snapshot: s, UploadedBytes: s.SizeBytes}, err
+}
+
+func (b *boxes) PullSnapshot(
+	ctx context.Context,
+	p auth.Principal,
+	id api.SnapshotID,
+	_ api.PullRequest,
+) (api.TransferResult, error) {
+	s, err := b.Snapshot(ctx, p, id)
+	return api.TransferResult{Snapshot: s}, err
+}
+
+func (b *boxes) DeletePushed(ctx context.Context, p auth.Principal, id api.SnapshotID) error {
+	_, err := b.Snapshot(ctx, p, id)
+	return err
+}
+
+func (b *boxes) child(p auth.Principal, parent api.SandboxID, metadata map[string]string) api.Sandbox {
+	return b.set(
+		api.Sandbox{
+			ID:        api.NewSandboxID(),
+			ParentID:  parent,
+			Status:    api.Running,
+			Workspace: p.Workspace,
+			Metadata:  metadata,
+		},
+	)
+}
+
+func (b *boxes) Fork(
+	_ context.Context,
+	p auth.Principal,
+	id api.SandboxID,
+	req api.ForkRequest,
+) (api.ForkResponse, error) {
+	if _, err := b.get(p, id); err != nil {
+		return api.ForkResponse{}, err
+	}
+	c := b.child(p, id, req.Metadata)
+	return api.ForkResponse{ParentID: id, Children: []api.Sandbox{c}, Sandbox: &c}, nil
+}
+
+func (b *boxes) ForkTree(
+	_ context.Context,
+	p auth.Principal,
+	id api.SandboxID,
+	req api.ForkTreeRequest,
+) (api.ForkTree, error) {
+	if _, err := b.get(p, id); err != nil {
+		return api.ForkTree{}, err
+	}
+	t := api.ForkTree{TreeID: api.NewTreeID(), ParentID: id}
+	for range req.Count {
+		t.Children = append(t.Children, b.child(p, id, map[string]string{"fork_tree_id": string(t.TreeID)}))
+	}
+	return t, nil
+}
+
+func (b *boxes) Promote(
+	_ context.Context,
+	p auth.Principal,
+	id api.SandboxID,
+	req api.PromoteRequest,
+) (api.Promotion, error) {
+	_, err := b.get(p, id)
+	return api.Promotion{
+		Winner:   id,
+		TreeID:   req.TreeID,
+		Deleted:  []api.SandboxID{},
+		Failures: map[api.SandboxID]string{},
+	}, err
+}
+
+func (b *boxes) Ports(_ context.Context, p auth.Principal, id api.SandboxID) ([]api.Port, error) {
+	_, err := b.get(p, id)
+	return []api.Port{{Port: 7, Listening: true, Source: api.PortDetected}}, err
+}
+
+func (b *boxes) DeclarePort(
+	_ context.Context,
+	p auth.Principal,
+	id api.SandboxID,
+	req api.PortRequest,
+) (api.Port, error) {
+	_, err := b.get(p, id)
+	return api.Port{Port: req.Port, Label: req.Label, Source: api.PortUser}, err
+}
+
+func (b *boxes) RemovePort(_ context.Context, p auth.Principal, id api.SandboxID, _ int) error {
+	_, err := b.get(p, id)
+	return err
+}
+
+func (b *boxes) Usage(_ context.Context, p auth.Principal, id api.SandboxID) (api.Usage, error) {
+	box, err := b.get(p, id)
+	if err != nil || box.Status == api.Hibernated {
+		return api.Usage{}, err
+	}
+	out := api.Usage{PID: 1, Threads: 3, UptimeSeconds: 20, HostCPUSeconds: 1.5, HostRSSBytes: 1 << 28}
+	if box.Status == api.Running {
+		up := time.Since(b.began).Seconds()
+		out.Guest = &api.GuestStats{
+			CPUs:              2,
+			CPUBusySeconds:    up,
+			UptimeSeconds:     up,
+			MemTotalBytes:     100,
+			MemAvailableBytes: 40,
+			DiskUsedBytes:     7,
+			NetRxBytes:        8,
+			NetTxBytes:        9,
+		}
+	}
+	return out, nil
+}
+
+func (b *boxes) Logs(_ context.Context, p auth.Principal, id api.SandboxID) (sandbox.Logs, error) {
+	_, err := b.get(p, id)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.logs, err
+}
+
+func (b *boxes) Events(
+	_ context.Context,
+	p auth.Principal,
+	id api.SandboxID,
+	q sandbox.EventQuery,
+) ([]sandbox.Event, error) {
+	if _, err := b.get(p, id); err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var list []sandbox.Event
+	for _, e := range b.events {
+		if e.Seq > q.After {
+			list = append(list, e)
+		}
+	}
+	if q.Tail > 0 && len(list) > q.Tail {
+		list = list[len(list)-q.Tail:]
+	}
+	return list, nil
+}
+
+func (b *boxes) FollowEvents(
+	ctx context.Context,
+	p auth.Principal,
+	id api.SandboxID,
+	q sandbox.EventQuery,
+	yield func(sandbox.Event) error,
+) error {
+	for {
+		b.mu.Lock()
+		more := b.more
+		b.mu.Unlock()
+		list, err := b.Events(ctx, p, id, q)
+		if err != nil {
+			return err
+		}
+		for _, e := range list {
+			if err := yield(e); err != nil {
+				return err
+			}
+			q = sandbox.EventQuery{After: e.Seq}
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-more:
+		}
+	}
+}
+
+// tell adds an event.
+func (b *boxes) tell(id api.SandboxID, kind string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.events = append(
+		b.events,
+		sandbox.Event{Seq: int64(len(b.events) + 1), Event: api.NewEvent(id, kind, time.Now().UTC(), nil)},
+	)
+	close(b.more)
+	b.more = make(chan struct{})
+}
+
+func (b *boxes) Capacity(ctx context.Context) (api.Capacity, error) {
+	b.mu.Lock()
+	gone := b.gone
+	b.mu.Unlock()
+	if gone {
+		return api.Capacity{}, io.ErrUnexpectedEOF
+	}
+	return api.Capacity{Driver: "fake", Isolation: "none", CPUs: 2}, ctx.Err()
+}
+
+func (b *boxes) Counts(context.Context) (map[api.Status]int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	n := map[api.Status]int{}
+	for _, box := range b.rows {
+		n[box.Status]++
+	}
+	return n, nil
+}
+
+// Open lets the edge find sandboxes again.
+func (b *boxes) Open(ctx context.Context, id string, _ func(proxy.Target) bool) (proxy.Target, error) {
+	p := auth.Principal{Workspace: "ours"}
+	g, err := b.Guest(ctx, p, api.SandboxID(id))
+	if err != nil {
+		return proxy.Target{}, proxy.ErrNotFound
+	}
+	box, err := b.get(p, api.SandboxID(id))
+	return proxy.Target{ID: id, Generation: box.Generation, Guest: g}, err
+}
+
+// fixture is a server over a simulated host.
+type fixture struct {
+	t     testing.TB
+	boxes *boxes
+	url   string
+	log   *bytes.Buffer // read it when the server is quiet
+	audit *recorder
+}
+
+func newFixture(t testing.TB) *fixture {
+	t.Helper()
+	host := hosttest.New()
+	t.Cleanup(host.Close)
+	b := &boxes{
+		began: time.Now().Add(-time.Minute),
+		host:  host, rows: map[api.SandboxID]api.Sandbox{}, snaps: map[api.SnapshotID]api.Snapshot{},
+		byKey: map[string]api.SandboxID{}, more: make(chan struct{}),
+	}
+	w := &fixture{t: t, boxes: b, log: &bytes.Buffer{}, audit: &recorder{}}
+	log := slog.New(slog.NewTextHandler(&locked{w: w.log}, nil))
+	door := proxy.New(b, nil, log)
+	t.Cleanup(door.Close)
+	s, err := httpapi.New(
+		httpapi.Config{Version: "1.2.3", PreviewKey: bytes.Repeat([]byte("k"), 32)},
+		httpapi.Deps{
+			Sandboxes:    b,
+			Templates:    templates{},
+			Keys:         keys{},
+			Proxy:        door,
+			UsageHistory: metricshistory.New(b),
+			Audit:        w.audit,
+			Log:          log,
+		},
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := httptest.NewServer(s)
+	t.Cleanup(srv.Close)
+	w.url = srv.URL
+	return w
+}
+
+// locked lets several goroutines write to one buffer.
+type locked struct {
+	mu sync.Mutex
+	w  io.Writer
+}
+
+func (l *locked) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.w.Write(p)
+}
+
+// answer is what a request got.
+type answer struct {
+	status int
+	header http.Header
+	body   string
+}
+
+// json reads the body, which must be JSON.
+func (a answer) json(t testing.TB, v any) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(a.body), v); err != nil {
+		t.Fatalf("answer %d %q is not JSON of the right form: %v", a.status, a.body, err)
+	}
+}
+
+// failed reads the error of an answer.
+func (a answer) failed(t testing.TB) api.Error {
+	t.Helper()
+	var e api.Error
+	a.json(t, &e)
+	if e.Message == "" || e.Code == "" || e.RequestID == "" || a.header.Get("Content-Type") != "application/json" {
+		t.Errorf("answer %d %q lacks error, code, request_id or its type", a.status, a.body)
+	}
+	if want := e.Code.Info().Status; a.status != want {
+		t.Errorf("status %d with code %s, want %d", a.status, e.Code, want)
+	}
+	return e
+}
+
+// request makes a request as the member, unless change says otherwise.
+func (w *fixture) request(method, path, body string, change ...func(*http.Request)) *http.Request {
+	w.t.Helper()
+	r, err := http.NewRequestWithContext(w.t.Context(), method, w.url+path, bytes.NewReader([]byte(body)))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	r.Header.Set("Authorization", "Bearer "+keyMember)
+	for _, c := range change {
+		c(r)
+	}
+	return r
+}
+
+func as(key string) func(*http.Request) {
+	return func(r *http.Request) {
+		if key == "" {
+			r.Header.Del("Authorization")
+		} else {
+			r.Header.Set("Authorization", "Bearer "+key)
+		}
+	}
+}
+
+func with(name, value string) func(*http.Request) {
+	return func(r *http.Request) { r.Header.Set(name, value) }
+}
+
+// do sends a request and reads all of the answer.
+func (w *fixture) do(method, path, body string, change ...func(*http.Request)) answer {
+	w.t.Helper()
+	res, err := http.DefaultClient.Do(w.request(method, path, body, change...))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer res.Body.Close()
+	data, err := io.ReadAll(res.Body)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return answer{res.StatusCode, res.Header, string(data)}
+}
+
+// create makes a sandbox of the member's workspace and gives its path.
+func (w *fixture) create() (api.SandboxID, string) {
+	w.t.Helper()
+	a := w.do("POST", "/v1/sandboxes", `{"template":"base"}`)
+	if a.status != http.StatusCreated {
+		w.t.Fatalf("create answered %d %s", a.status, a.body)
+	}
+	var box api.Sandbox
+	a.json(w.t, &box)
+	return box.ID, fmt.Sprintf("/v1/sandboxes/%s", box.ID)
+}
+
+// principal is the member.
+var principal = auth.Principal{Workspace: "ours"}

@@ -1,0 +1,297 @@
+package jail
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/lib/proc"
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+var _ vmm.Jail = (*Cgroup)(nil)
+
+// Start implements vmm.Jail: the process is in the group, within its limits.
+func (g *Cgroup) Start(cell vmm.JailSpec, argv []string, attr *syscall.ProcAttr) (pid int, err error) {
+	pid, err = g.start(cell, argv, attr)
+	if err != nil {
+		return 0, fmt.Errorf("jail %s: %w", g.name, err)
+	}
+	if err := g.restrict(pid); err != nil {
+		err = errors.Join(fmt.Errorf("jail %s: %w", g.name, err), syscall.Kill(pid, syscall.SIGKILL))
+		_, _ = syscall.Wait4(pid, nil, 0, nil) // it was killed on the line above
+		return 0, err
+	}
+	return pid, nil
+}
+
+// enterThread puts the calling thread, which must be a scratch one, into a group of version 1, where what it
+// starts begins: there is no moment in which that could start something outside. Version 2 knows no groups of
+// threads, and makes processes in groups instead. Until the thread has ended, shortly after its work, the group
+// cannot be removed.
+func (g *Cgroup) enterThread() error {
+	if g.manager.cfg.Hierarchy.Version == 2 {
+		return nil
+	}
+	for _, root := range g.manager.cfg.Hierarchy.roots() {
+		if err := writeControl(filepath.Join(g.dir(root), "tasks"), "0"); err != nil {
+			return fmt.Errorf("enter control group: %w", err)
+		}
+	}
+	return nil
+}
+
+func (g *Cgroup) start(cell vmm.JailSpec, argv []string, attr *syscall.ProcAttr) (pid int, err error) {
+	if err := checkSpec(cell, attr); err != nil {
+		return 0, err
+	}
+	ns, tree, err := g.manager.programs.root(cell)
+	if err != nil {
+		return 0, err
+	}
+	c := chrootBuilder{spec: cell, programs: tree}
+	defer func() { err = errors.Join(err, c.close()) }()
+	if err := c.open(); err != nil {
+		return 0, err
+	}
+	sys := *attr.Sys
+	inside := *attr
+	inside.Sys = &sys
+	if inside.Dir == "" {
+		inside.Dir = "/"
+	}
+	if g.manager.cfg.Hierarchy.Version == 2 {
+		dir, err := os.Open(g.dir(g.manager.cfg.Hierarchy.CPU))
+		if err != nil {
+			return 0, err
+		}
+		defer dir.Close()
+		sys.UseCgroupFD, sys.CgroupFD = true, int(dir.Fd())
+	}
+	// Descriptors that this process got from whoever started it are perhaps inherited; ours never are.
+	if err := unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return 0, fmt.Errorf("close-on-exec: %w", err)
+	}
+	err = onNewThread(func() error {
+		if err := g.enterThread(); err != nil {
+			return err
+		}
+		if cell.BootClockOffset != 0 {
+			if err := proc.EnterClock(cell.BootClockOffset); err != nil {
+				return err
+			}
+		}
+		if err := enterNamespace(ns); err != nil {
+			return err
+		}
+		if err := c.unshare(); err != nil {
+			return err
+		}
+		if err := runSteps(c.steps()); err != nil {
+			return err
+		}
+		if err := dropPrivileges(); err != nil {
+			return err
+		}
+		pid, err = syscall.ForkExec(cell.Program, argv, &inside)
+		if err != nil {
+			return fmt.Errorf("run %s: %w", cell.Program, err)
+		}
+		return nil
+	})
+	return pid, err
+}
+
+// checkSpec refuses what would be no jail.
+func checkSpec(cell vmm.JailSpec, attr *syscall.ProcAttr) error {
+	if attr.Sys == nil || attr.Sys.Credential == nil || attr.Sys.Credential.Uid == 0 || attr.Sys.Credential.Gid == 0 {
+		return errors.New("a jailed process needs a user and a group of its own")
+	}
+	for _, fd := range attr.Files {
+		var st unix.Stat_t
+		if err := unix.Fstat(int(fd), &st); err != nil {
+			return fmt.Errorf("inherited descriptor: %w", err)
+		}
+		if st.Mode&unix.S_IFMT == unix.S_IFDIR { // a way out
+			return errors.New("a directory is among the inherited descriptors")
+		}
+	}
+	for _, path := range append([]string{cell.Program}, cell.Data...) {
+		if !filepath.IsAbs(path) {
+			return fmt.Errorf("path %q is not absolute", path)
+		}
+	}
+	for _, b := range cell.Binds {
+		if !filepath.IsAbs(b.Target) || filepath.Clean(b.Target) != b.Target || b.Target == "/" {
+			return fmt.Errorf("bind at %q: not an absolute, clean path", b.Target)
+		}
+	}
+	for _, d := range cell.Devices {
+		if !knownDevice(d) {
+			return fmt.Errorf("device %s is not for jails", d)
+		}
+	}
+	return nil
+}
+
+// chrootBuilder is a cell in the making.
+type chrootBuilder struct {
+	spec     vmm.JailSpec
+	programs *programRoot
+	binds    []openBind
+}
+
+// openBind is a file or directory of the host as a mount that is nowhere yet.
+type openBind struct {
+	vmm.Bind
+	mount *os.File
+	dir   bool
+}
+
+// open takes hold of what the host gives. Inside, its paths mean nothing.
+func (c *chrootBuilder) open() error {
+	for _, b := range c.spec.Binds {
+		attributes := uint64(unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC)
+		if !b.Write {
+			attributes |= unix.MOUNT_ATTR_RDONLY
+		}
+		f, err := openDetached(b.Path, attributes)
+		if err != nil {
+			return fmt.Errorf("bind %w", err)
+		}
+		c.binds = append(c.binds, openBind{Bind: b, mount: f})
+		var st unix.Stat_t
+		if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+			return err
+		}
+		switch st.Mode & unix.S_IFMT {
+		case unix.S_IFDIR:
+			c.binds[len(c.binds)-1].dir = true
+		case unix.S_IFREG, unix.S_IFSOCK, unix.S_IFIFO:
+		default:
+			return fmt.Errorf("bind %s: not a file, socket or directory", b.Path)
+		}
+	}
+	return nil
+}
+
+func (c *chrootBuilder) close() error {
+	var all error
+	for _, b := range c.binds {
+		all = errors.Join(all, b.mount.Close())
+	}
+	return all
+}
+
+// unshare gives the calling thread namespaces of its own, the pid namespace to its first child.
+func (c *chrootBuilder) unshare() error {
+	flags := unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS
+	if c.spec.Netns == nil {
+		flags |= unix.CLONE_NEWNET
+	}
+	if err := unix.Unshare(flags); err != nil {
+		return fmt.Errorf("make namespaces: %w", err)
+	}
+	if c.spec.Netns == nil {
+		return nil
+	}
+	if err := unix.Setns(int(c.spec.Netns.Fd()), unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("enter network namespace: %w", err)
+	}
+	return nil
+}
+
+// steps build the cell's root directory in the copy of the prison that the calling thread is in, and go there.
+//
+// The root is a chroot below the root of the mount namespace, which holds nothing that is not in the cell as
+// well. A process in a chroot can make no user namespaces (user_namespaces(7)), so it never gets
+// capabilities, in whatever namespace, by which it could leave.
+func (c *chrootBuilder) steps() []step {
+	return []step{
+		{"name the host", func() error { return unix.Sethostname([]byte("jail")) }},
+		{"mount a root", func() error { return mountTmpfs(chrootDir, unix.MS_NODEV, "256") }},
+		{"go there", func() error { return unix.Chdir(chrootDir) }},
+		{"place programs", c.placeTree},
+		{"place files", c.placeBinds},
+		{"place devices", c.placeDevices},
+		{"close the root", func() error { return readOnly(chrootDir) }},
+		{"close the namespace", func() error { return readOnly("/") }},
+		{"change the root", func() error { return unix.Chroot(".") }},
+	}
+}
+
+// readOnly makes one mount read-only.
+func readOnly(path string) error {
+	return unix.MountSetattr(unix.AT_FDCWD, path, 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
+}
+
+// placeTree gives the root the names of the tree.
+func (c *chrootBuilder) placeTree() error {
+	for name, i := range c.programs.top {
+		if i.target != "" {
+			if err := unix.Symlink(i.target, name); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := mkdirs(name); err != nil {
+			return err
+		}
+		if err := unix.Mount(filepath.Join(c.programs.at, name), name, "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// makeMountPoint makes an empty file or directory, with the directories above it. path is below the root.
+func makeMountPoint(path string, dir bool) (string, error) {
+	path = strings.TrimPrefix(path, "/")
+	for i, r := range path {
+		if r == '/' {
+			if err := mkdirs(path[:i]); err != nil {
+				return "", err
+			}
+		}
+	}
+	if dir {
+		return path, mkdirs(path)
+	}
+	fd, err := unix.Open(path, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_CLOEXEC, 0o444)
+	if err != nil {
+		return "", err
+	}
+	return path, unix.Close(fd)
+}
+
+func (c *chrootBuilder) placeBinds() error {
+	for _, b := range c.binds {
+		at, err := makeMountPoint(b.Target, b.dir)
+		if err == nil {
+			err = unix.MoveMount(int(b.mount.Fd()), "", unix.AT_FDCWD, at, unix.MOVE_MOUNT_F_EMPTY_PATH)
+		}
+		if err != nil {
+			return fmt.Errorf("%s at %s: %w", b.Path, b.Target, err)
+		}
+	}
+	return nil
+}
+
+func (c *chrootBuilder) placeDevices() error {
+	for _, d := range c.spec.Devices {
+		at, err := makeMountPoint(d, false)
+		if err == nil {
+			err = unix.Mount(filepath.Join(devicesDir, deviceName(d)), at, "", unix.MS_BIND, "")
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", d, err)
+		}
+	}
+	return nil
+}

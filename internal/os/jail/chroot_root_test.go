@@ -1,0 +1,362 @@
+//go:build root
+
+package jail_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/lib/proc"
+	"github.com/pandastack/pandastack/internal/os/jail"
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+// shell is a script as a command. The shell is a program of the distribution, with libraries.
+func shell(script string, args ...string) proc.Command {
+	return proc.Command{Path: "/bin/sh", Args: append([]string{"-c", script, "sh"}, args...), Env: []string{"A=b"}}
+}
+
+func TestJailContents(t *testing.T) {
+	block := newFixture(t, "pnthold")
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	host := func(name string) string { return filepath.Join(dir, name) }
+	for _, err := range []error{
+		os.WriteFile(host("given"), []byte("from the host"), 0o644), os.Mkdir(host("out"), 0o700), os.Chown(host("out"), jailedUID, jailedUID),
+		os.WriteFile(host("disk"), []byte("old"), 0o600), os.Chown(host("disk"), jailedUID, jailedUID),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	cell := vmm.JailSpec{
+		Devices: []string{"/dev/null", "/dev/net/tun"},
+		Binds: []vmm.Bind{
+			{Path: host("given"), Target: "/in/deep/given"}, {Path: host("out"), Target: "/out", Write: true},
+			{Path: host("disk"), Target: "/disk", Write: true}, {Path: host("disk"), Target: "/fixed"},
+		},
+	}
+	script := `set -e
+		echo roots /*
+		echo given $(read line < /in/deep/given || echo $line)
+		echo pid $$
+		echo new > /out/file
+		echo new > /disk
+		echo gone > /dev/null
+		test -c /dev/net/tun
+		for closed in /in/deep/given /fixed /in/new /new /dev/new /bin/sh; do
+			if (echo x > $closed) 2>/dev/null; then echo $closed was written; fi
+		done`
+	exit, said := run(t, jailed(shell(script), block.group("hold", jail.Limits{PIDs: 32}), cell))
+	if exit.Code != 0 || exit.Signal != 0 {
+		t.Fatalf("%v: %s", exit, said)
+	}
+	lines := strings.Split(said, "\n")
+	if len(lines) != 3 || lines[1] != "given from the host" || lines[2] != "pid 1" {
+		t.Errorf("it said:\n%s", said)
+	}
+	roots := strings.Fields(lines[0])[1:]
+	for _, want := range []string{"/dev", "/disk", "/fixed", "/in", "/out"} {
+		if !slices.Contains(roots, want) {
+			t.Errorf("no %s among %v", want, roots)
+		}
+	}
+	for _, never := range []string{"/etc/passwd", "/home", "/proc", "/root", "/sys", "/tmp", "/var", "/run"} {
+		if slices.Contains(roots, never) {
+			t.Errorf("%s among %v", never, roots)
+		}
+	}
+	for path, want := range map[string]string{host("out/file"): "new\n", host("disk"): "new\n"} {
+		if data, err := os.ReadFile(path); err != nil || string(data) != want {
+			t.Errorf("%s holds %q, %v", path, data, err)
+		}
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(host("out/file"), &st); err != nil || st.Uid != jailedUID || st.Gid != jailedUID {
+		t.Errorf("its file is owned by %d:%d, %v", st.Uid, st.Gid, err)
+	}
+}
+
+// forkBombScript starts a hundred processes, which is more than a jail allows and no harm elsewhere.
+const forkBombScript = `i=0
+	while [ $i -lt 100 ]; do i=$((i+1)); (read line < $1) & all="$all $!"; echo $i; done
+	kill $all`
+
+func TestForkBomb(t *testing.T) {
+	const most = 24
+	fifo := filepath.Join(t.TempDir(), "fifo") // nobody ever writes into it
+	if err := unix.Mkfifo(fifo, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(fifo, jailedUID, jailedUID); err != nil {
+		t.Fatal(err)
+	}
+	if exit, said := run(t, shell(forkBombScript, fifo)); exit.Code != 0 {
+		t.Fatalf("not even possible outside: %v, %s", exit, said)
+	}
+	block := newFixture(t, "pntbomb")
+	g := block.group("bomb", jail.Limits{PIDs: most})
+	cell := vmm.JailSpec{Devices: []string{"/dev/null"}, Binds: []vmm.Bind{{Path: fifo, Target: "/fifo"}}}
+	exit, said := run(t, jailed(shell(forkBombScript, "/fifo"), g, cell))
+	if exit.Code == 0 || !strings.Contains(said, "Cannot fork") {
+		t.Errorf("%v: %s", exit, said)
+	}
+	if strings.Contains(said, fmt.Sprintf("\n%d\n", most)) {
+		t.Errorf("%d may be, and there were more: %s", most, said)
+	}
+	// With its first process all of the cell has ended.
+	await(t, "the cell is empty", func() (bool, error) {
+		s, err := g.Stats()
+		return s.PIDs == 0, err
+	})
+}
+
+func TestMemoryHog(t *testing.T) {
+	const bytes = 256 << 20
+	if exit, said := run(t, command(t, "hog", fmt.Sprint(bytes))); exit.Code != 0 {
+		t.Fatalf("not even possible outside: %v, %s", exit, said)
+	}
+	block := newFixture(t, "pnthog")
+	g := block.group("hog", jail.Limits{MemoryMax: 64 << 20, PIDs: 64})
+	exit, said := run(t, jailed(command(t, "hog", fmt.Sprint(bytes)), g, vmm.JailSpec{}))
+	if exit.Signal != syscall.SIGKILL {
+		t.Errorf("%v: %s", exit, said)
+	}
+	if s, err := g.Stats(); err != nil || s.OOMKills == 0 {
+		t.Errorf("nothing was killed for its memory: %+v, %v", s, err)
+	}
+}
+
+// TestJailsAreIsolated holds that two cells of one user, which is worse than what ever happens, are nothing to each
+// other.
+func TestJailsAreIsolated(t *testing.T) {
+	block := newFixture(t, "pntnext")
+	cell := vmm.JailSpec{}
+	first := background(t, jailed(command(t, "wait"), block.group("first", jail.Limits{PIDs: 64}), cell))
+	g := block.group("second", jail.Limits{PIDs: 64})
+	for _, try := range []string{"signal", "ptrace", "proc", "read-memory"} {
+		if exit, said := run(t, jailed(command(t, try, fmt.Sprint(first.PID())), g, cell)); exit.Code != 1 {
+			t.Errorf("%s: %v, %s", try, exit, said)
+		}
+	}
+	for _, kind := range []string{"mnt", "pid", "ipc", "uts", "net"} {
+		path := func(pid int) string { return fmt.Sprintf("/proc/%d/ns/%s", pid, kind) }
+		inside, err1 := os.Readlink(path(first.PID()))
+		outside, err2 := os.Readlink(path(os.Getpid()))
+		if err1 != nil || err2 != nil || inside == outside {
+			t.Errorf("namespace %s: %s inside, %s outside, %v, %v", kind, inside, outside, err1, err2)
+		}
+	}
+}
+
+// TestNetworkNamespace holds that a process can be put into a network namespace that somebody else made.
+func TestNetworkNamespace(t *testing.T) {
+	block := newFixture(t, "pntnet")
+	ns, err := os.Open("/proc/self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	p := background(t, jailed(command(t, "wait"), block.group("net", jail.Limits{PIDs: 64}), vmm.JailSpec{Netns: ns}))
+	inside, err1 := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", p.PID()))
+	outside, err2 := os.Readlink("/proc/self/ns/net")
+	if err1 != nil || err2 != nil || inside != outside {
+		t.Errorf("%s is not %s: %v, %v", inside, outside, err1, err2)
+	}
+}
+
+// TestStartRefuses fails a start at every step that can be made to fail, and looks for what is left.
+func TestStartRefuses(t *testing.T) {
+	block := newFixture(t, "pntrefuse")
+	g := block.group("refuse", jail.Limits{PIDs: 64})
+	dir := t.TempDir()
+	link, file := filepath.Join(dir, "link"), filepath.Join(dir, "file")
+	if err := os.WriteFile(file, []byte("no program"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("/etc", link); err != nil {
+		t.Fatal(err)
+	}
+	open, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
+	plain, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer plain.Close()
+	bind := func(path, at string) func(*proc.Command, *vmm.JailSpec) {
+		return func(_ *proc.Command, c *vmm.JailSpec) { c.Binds = []vmm.Bind{{Path: path, Target: at}} }
+	}
+	rows := []struct {
+		name, want string
+		change     func(*proc.Command, *vmm.JailSpec)
+	}{
+		{"root", "user and a group", func(c *proc.Command, _ *vmm.JailSpec) { c.UID = 0 }},
+		{"root-group", "user and a group", func(c *proc.Command, _ *vmm.JailSpec) { c.GID = 0 }},
+		{
+			"directory-inherited",
+			"directory is among",
+			func(c *proc.Command, _ *vmm.JailSpec) { c.Files = []*os.File{open} },
+		},
+		{"relative-data", "not absolute", func(_ *proc.Command, c *vmm.JailSpec) { c.Data = []string{"x"} }},
+		{"unclean-bind", "clean path", bind(file, "/a/../b")},
+		{"bind-over-root", "clean path", bind(file, "/")},
+		{"bind-missing", "no such file", bind(filepath.Join(dir, "none"), "/x")},
+		{"bind-link", "not a file, socket or directory", bind(link, "/x")},
+		{"bind-device", "not a file, socket or directory", bind("/dev/null", "/x")},
+		{"bind-among-programs", "read-only", bind(file, "/usr/x")},
+		{"strange-device", "not for jails", func(_ *proc.Command, c *vmm.JailSpec) { c.Devices = []string{"/dev/mem"} }},
+		{
+			"device-twice",
+			"exists",
+			func(_ *proc.Command, c *vmm.JailSpec) { c.Devices = []string{"/dev/null", "/dev/null"} },
+		},
+		{"no-network", "network namespace", func(_ *proc.Command, c *vmm.JailSpec) { c.Netns = plain }},
+		{"no-directory", "no such file", func(c *proc.Command, _ *vmm.JailSpec) { c.Dir = "/nowhere" }},
+	}
+	for _, r := range rows {
+		t.Run(r.name, func(t *testing.T) {
+			cmd, cell := shell("echo ran"), vmm.JailSpec{}
+			c := jailed(cmd, g, cell)
+			r.change(&c, &cell)
+			cell.Program = c.Path
+			c.Fork = func(_ string, argv []string, attr *syscall.ProcAttr) (int, error) { return g.Start(cell, argv, attr) }
+			p, err := proc.Start(c)
+			if err == nil {
+				_ = p.Kill(context.Background())
+				_ = p.Release()
+			}
+			if err == nil || !strings.Contains(err.Error(), r.want) {
+				t.Errorf("got %v, want one with %q", err, r.want)
+			}
+		})
+	}
+	t.Run("no-program", func(t *testing.T) {
+		_, err := g.Start(
+			vmm.JailSpec{Program: file},
+			[]string{"x"},
+			&syscall.ProcAttr{Sys: &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 7, Gid: 7}}},
+		)
+		if err == nil || !strings.Contains(err.Error(), "permission denied") {
+			t.Errorf("got %v", err)
+		}
+	})
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(mounts)) { // others of this host come and go
+		if strings.Contains(line, filepath.Dir(block.trees)) || strings.Contains(line, "pntrefuse") {
+			t.Errorf("the host has a mount more: %s", line)
+		}
+	}
+	await(t, "nothing runs", func() (bool, error) {
+		s, err := g.Stats()
+		return s.PIDs == 0, err
+	})
+	if os.Geteuid() != 0 {
+		t.Error("this process is not root any more")
+	}
+	if data, err := os.ReadFile("/proc/self/status"); err != nil || !strings.Contains(string(data), "NoNewPrivs:\t0") ||
+		!strings.Contains(string(data), "Seccomp:\t0") {
+		t.Errorf("this process gave up rights of its own: %v", err)
+	}
+}
+
+// TestStartsInItsCgroup holds the start of version 2 against a real hierarchy, even where its controllers are
+// taken by version 1.
+func TestStartsInItsCgroup(t *testing.T) {
+	const unified = "/sys/fs/cgroup/unified"
+	root := unified
+	if _, err := os.Stat(root + "/cgroup.procs"); err != nil {
+		root = "/sys/fs/cgroup"
+	}
+	if _, err := os.Stat(root + "/cgroup.controllers"); err != nil {
+		t.Skip("probe cgroups: version 2 is not mounted")
+	}
+	j, err := jail.New(jail.Config{
+		Hierarchy: jail.Hierarchy{
+			Version: 2,
+			CPU:     root,
+			Memory:  root,
+			PIDs:    root,
+			Account: root,
+		}, Prefix: "pntborn", ProgramsDir: t.TempDir(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(root, "pntborn", "m1")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	g, err := j.Adopt(testContext(t), "m1", jail.Limits{OpenFiles: 100})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := g.Destroy(context.Background()); err != nil {
+			t.Error(err)
+		}
+		if err := j.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	p := background(t, jailed(command(t, "wait"), g, vmm.JailSpec{}))
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", p.PID()))
+	if err != nil || !strings.Contains(string(data), "0::/pntborn/m1\n") {
+		t.Errorf("its groups: %s, %v", data, err)
+	}
+	limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", p.PID()))
+	if err != nil || !strings.Contains(strings.Join(strings.Fields(string(limits)), " "), "Max open files 100 100") {
+		t.Errorf("its limits: %s, %v", limits, err)
+	}
+}
+
+// TestDescriptors holds that a process has the descriptors that it was given and no other.
+func TestDescriptors(t *testing.T) {
+	block := newFixture(t, "pntfds")
+	g := block.group("fds", jail.Limits{PIDs: 64})
+	f, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	inheritable(t)
+	c := command(t, "wait")
+	c.Files = []*os.File{f}
+	p := background(t, jailed(c, g, vmm.JailSpec{}))
+	for fd, want := range map[int]string{0: "/dev/null", 1: "/memfd:log (deleted)", 2: "/memfd:log (deleted)", 3: "/dev/null"} {
+		if got, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", p.PID(), fd)); err != nil || got != want {
+			t.Errorf("descriptor %d is %q, %v", fd, got, err)
+		}
+	}
+	list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.PID()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range list {
+		target, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", p.PID(), e.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ours := strings.HasPrefix(target, "anon_inode:[event") || target == "/dev/null" ||
+			strings.HasPrefix(target, "/memfd:log")
+		if !ours { // the runtime of the prisoner makes the events
+			t.Errorf("descriptor %s is %s", e.Name(), target)
+		}
+	}
+}

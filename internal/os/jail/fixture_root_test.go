@@ -1,0 +1,183 @@
+//go:build root
+
+package jail_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/host/probe"
+	"github.com/pandastack/pandastack/internal/host/probe/probetest"
+	"github.com/pandastack/pandastack/internal/lib/proc"
+	"github.com/pandastack/pandastack/internal/os/jail"
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+// The test binary is what runs in the jails: with "prisoner" as its first argument it is one, and does what
+// the second names.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 2 && os.Args[1] == "prisoner" {
+		os.Exit(jailedMain(os.Args[2], os.Args[3:]))
+	}
+	os.Exit(m.Run())
+}
+
+// jailedMain answers 0 when what it tried was possible, 1 when it was not, and 2 when there is no such thing.
+func jailedMain(name string, args []string) int {
+	try, ok := escapeAttempts[name]
+	if !ok {
+		return 2
+	}
+	if err := try(args); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+const testTimeout = 60 * time.Second
+
+func testContext(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// fixture is a jail with groups for one test.
+type fixture struct {
+	t     testing.TB
+	jail  *jail.Manager
+	trees string
+}
+
+func newFixture(t testing.TB, prefix string) *fixture {
+	t.Helper()
+	probetest.Need(t, probe.Config{}, probe.Jail)
+	layout, err := jail.Probe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	trees := t.TempDir()
+	j, err := jail.New(jail.Config{Hierarchy: layout, Prefix: prefix, ProgramsDir: trees})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := j.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return &fixture{t, j, trees}
+}
+
+func (b *fixture) group(name string, limits jail.Limits) *jail.Cgroup {
+	b.t.Helper()
+	g, err := b.jail.Create(context.Background(), name, limits)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
+		defer cancel()
+		if err := g.Destroy(ctx); err != nil {
+			b.t.Error(err)
+		}
+	})
+	return g
+}
+
+const jailedUID = 1900000333
+
+// command is the prisoner's, outside of a jail.
+func command(t testing.TB, name string, args ...string) proc.Command {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Few threads, so that limits on processes can be small.
+	return proc.Command{Path: self, Args: append([]string{"prisoner", name}, args...), Env: []string{"GOMAXPROCS=1"}}
+}
+
+// jailed moves a command into a jail of g.
+func jailed(c proc.Command, g *jail.Cgroup, cell vmm.JailSpec) proc.Command {
+	c.UID, c.GID = jailedUID, jailedUID
+	cell.Program = c.Path
+	c.Fork = func(_ string, argv []string, attr *syscall.ProcAttr) (int, error) { return g.Start(cell, argv, attr) }
+	return c
+}
+
+// run answers how a command ended and what it printed.
+func run(t testing.TB, c proc.Command) (proc.Exit, string) {
+	t.Helper()
+	p, err := proc.Start(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Release()
+	select {
+	case <-p.Done():
+	case <-time.After(testTimeout):
+		_ = p.Kill(context.Background())
+		t.Fatalf("%v does not end; it printed %q", c.Args, p.Log())
+	}
+	return p.Exit(), strings.TrimSpace(p.Log())
+}
+
+// background starts a command that says "ready" and then waits, and ends it with the test.
+func background(t testing.TB, c proc.Command) *proc.Process {
+	t.Helper()
+	p, err := proc.Start(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Kill(context.Background()); err != nil {
+			t.Error(err)
+		}
+		_ = p.Release()
+	})
+	await(t, "ready", func() (bool, error) {
+		select {
+		case <-p.Done():
+			return false, fmt.Errorf("it ended: %v: %s", p.Exit(), p.Log())
+		default:
+			return strings.Contains(p.Log(), "ready"), nil
+		}
+	})
+	return p
+}
+
+// await asks again and again until cond is met.
+func await(t testing.TB, what string, cond func() (bool, error)) {
+	t.Helper()
+	end := time.Now().Add(testTimeout)
+	for tick := time.NewTicker(5 * time.Millisecond); ; <-tick.C {
+		ok, err := cond()
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		if ok {
+			tick.Stop()
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%s: not within %v", what, testTimeout)
+		}
+	}
+}
+
+func number(args []string, i int) (int, error) {
+	if i >= len(args) {
+		return 0, errors.New("argument missing")
+	}
+	return strconv.Atoi(args[i])
+}

@@ -1,0 +1,500 @@
+package checkpoint
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Options say what a process whose image is taken has to do with its surroundings.
+type Options struct {
+	// External is the inode of a file that is mapped and not part of the image; it is mapped whole.
+	External uint64
+	// Content is the file with the stored content that the process was made with; nil: it was not.
+	Content *os.File
+	// Base is the image that the process was made of, whose actions and filters are the process's still; nil: they
+	// are asked for.
+	Base *Checkpoint
+	// Role names what a descriptor of the process stands for. f is a descriptor of ours for the same open file,
+	// link what /proc shows. It is not asked for the roles that this package knows.
+	Role func(f *os.File, link string) (string, error)
+	// Buffer is memory that the content is read into if there is enough of it; the capture keeps it. With memory that
+	// is present the process stands still for less long.
+	Buffer []byte
+}
+
+// Capture is the image of a process and the content that differs from Options.Content.
+type Capture struct {
+	Checkpoint Checkpoint
+	spans      []Span
+	pages      [][]byte // content of spans
+
+	mapped  []byte        // where pages lie in a file; nil: they do not
+	pending []pendingSpan // while it is taken
+}
+
+// Bytes is how much content the capture holds.
+func (c *Capture) Bytes() int64 {
+	var n int64
+	for _, p := range c.pages {
+		n += int64(len(p))
+	}
+	return n
+}
+
+// Dump takes the image of a process, which goes on afterwards. The caller has made it stand still as far as
+// anything outside of it is concerned. ErrUnsupported: it cannot be done with this process. A process that ends
+// meanwhile is an error.
+func Dump(pid int, opt Options) (c *Capture, err error) {
+	if runtime.GOARCH != "amd64" {
+		return nil, ErrUnsupported
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // for ever: with the thread ends what it could have left traced
+		c, err = dump(pid, opt)
+	}()
+	<-done
+	if err != nil {
+		return nil, fmt.Errorf("take the image of process %d: %w", pid, err)
+	}
+	return c, nil
+}
+
+func dump(pid int, opt Options) (_ *Capture, err error) {
+	c := &Capture{}
+	if c.Checkpoint.Boot, err = BootID(); err != nil {
+		return nil, err
+	}
+	t, err := attach(pid, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, t.detach()) }()
+	restore, err := c.dumpThreads(t, opt.Base)
+	defer func() { err = errors.Join(err, restore()) }()
+	if err != nil {
+		return nil, err
+	}
+	if err := c.dumpSignals(t, opt.Base); err != nil {
+		return nil, err
+	}
+	if err := c.dumpLayout(t); err != nil {
+		return nil, err
+	}
+	if c.Checkpoint.FDs, err = dumpFDs(pid, opt.Role); err != nil {
+		return nil, err
+	}
+	return c, c.dumpMemory(t, opt)
+}
+
+// dumpThreads reads the registers. What it answers sets them again, since the threads are made to do calls.
+func (c *Capture) dumpThreads(t *tracee, base *Checkpoint) (restore func() error, err error) {
+	all := make([]Regs, len(t.tids))
+	for i, tid := range t.tids {
+		if err := getRegs(tid, &all[i]); err != nil {
+			return func() error { return nil }, err
+		}
+	}
+	restore = func() error {
+		var failed error
+		for i, tid := range t.tids {
+			r := all[i].restartSyscall()
+			failed = errors.Join(failed, setRegs(tid, &r))
+		}
+		return failed
+	}
+	if err := t.findSyscall(all); err != nil {
+		return restore, err
+	}
+	for i, tid := range t.tids {
+		th := Thread{Regs: all[i]}
+		if th.XSave, err = getState(tid); err != nil {
+			return restore, err
+		}
+		if th.SigMask, err = getMask(tid); err != nil {
+			return restore, err
+		}
+		if th.ClearTID, err = t.clearTIDAddress(tid, all[i], base); err != nil {
+			return restore, err
+		}
+		c.Checkpoint.Threads = append(c.Checkpoint.Threads, th)
+	}
+	return restore, nil
+}
+
+// clearTIDAddress is where the kernel clears a thread's id when it ends. The C library has it at one distance from what it
+// keeps of the thread, so that a thread like one of the image that the process was made of need not be asked.
+func (t *tracee) clearTIDAddress(tid int, r Regs, base *Checkpoint) (uint64, error) {
+	if base != nil {
+		for _, th := range base.Threads {
+			if th.Regs[rFSBase] == r[rFSBase] && th.ClearTID != 0 {
+				return th.ClearTID, nil
+			}
+		}
+	}
+	at := scratchAddress(r)
+	if _, err := t.syscall(tid, r, callPrctl, unix.PR_GET_TID_ADDRESS, at); err != nil {
+		return 0, err
+	}
+	return t.readWord(at)
+}
+
+// dumpSignals finds out what signals do and which calls are filtered.
+func (c *Capture) dumpSignals(t *tracee, base *Checkpoint) error {
+	if base != nil {
+		c.Checkpoint.SigActions, c.Checkpoint.Filters = base.SigActions, base.Filters
+		return nil
+	}
+	main := c.Checkpoint.Threads[0].Regs
+	at := scratchAddress(main)
+	for sig := 1; sig <= 64; sig++ {
+		if _, err := t.syscall(t.pid, main, callSigaction, uint64(sig), 0, at, sigsetBytes); err != nil {
+			return err
+		}
+		a := SigAction{Signal: sig}
+		if _, err := t.mem.ReadAt(a.Data[:], int64(at)); err != nil {
+			return err
+		}
+		if a.Data != ([kernelActionBytes]byte{}) {
+			c.Checkpoint.SigActions = append(c.Checkpoint.SigActions, a)
+		}
+	}
+	var err error
+	c.Checkpoint.Filters, err = seccompFilters(t.pid)
+	return err
+}
+
+// seccompFilters answers the filters of a stopped thread.
+func seccompFilters(tid int) ([][]byte, error) {
+	var all [][]byte
+	for {
+		f, err := getFilter(tid, len(all))
+		switch {
+		case err == unix.ENOENT || err == unix.EINVAL && len(all) == 0: // no more, or none at all
+			return all, nil
+		case err != nil:
+			return nil, fmt.Errorf("filters of thread %d: %w", tid, err)
+		}
+		if all = append(all, f); len(all) > maxFilters {
+			return nil, fmt.Errorf("%w: more than %d filters", ErrUnsupported, maxFilters)
+		}
+	}
+}
+
+// dumpLayout reads what the kernel knows of the address space besides its areas (proc_pid_stat(5)).
+func (c *Capture) dumpLayout(t *tracee) error {
+	data, err := os.ReadFile(procPath(t.pid, "stat"))
+	if err != nil {
+		return err
+	}
+	f := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
+	for i, field := range []int{26, 27, 45, 46, 47, 0, 28} {
+		if field == 0 {
+			continue
+		}
+		if len(f) <= field-3 {
+			return errors.New("process status is too short")
+		}
+		if c.Checkpoint.Layout[i], err = strconv.ParseUint(f[field-3], 10, 64); err != nil {
+			return err
+		}
+	}
+	c.Checkpoint.Layout[5], err = t.syscall(t.pid, c.Checkpoint.Threads[0].Regs, callBrk, 0)
+	return err
+}
+
+// dumpMemory describes the address space and reads what is nowhere else.
+func (c *Capture) dumpMemory(t *tracee, opt Options) error {
+	maps, err := readMaps(t.pid)
+	if err != nil {
+		return err
+	}
+	var content uint64
+	if opt.Content != nil {
+		d, err := statFile(opt.Content)
+		if err != nil {
+			return err
+		}
+		content, c.Checkpoint.Bytes = d.Inode, d.Bytes
+	}
+	if opt.Base != nil {
+		c.Checkpoint.Files = slices.Clone(opt.Base.Files)
+	}
+	own, err := privateSpans(t.pid, maps, opt.External)
+	if err != nil {
+		return err
+	}
+	for _, m := range maps {
+		if m.ofKernel() {
+			if m.name != "[vsyscall]" {
+				c.Checkpoint.KernelMappings = append(c.Checkpoint.KernelMappings, KernelMapping{m.name, m.start, m.end})
+			}
+			continue
+		}
+		if m.shared && m.prot&unix.PROT_WRITE != 0 || m.start < minAddress && m.start != argsAt || m.end > maxAddress {
+			return fmt.Errorf("%w: area %x-%x %s", ErrUnsupported, m.start, m.end, m.name)
+		}
+		if m.start == argsAt {
+			continue // of the vehicle that the process was made in; the next has its own
+		}
+		var mine []Span
+		mine, own = clip(own, m.start, m.end)
+		if err := c.dumpVMA(t, m, mine, opt.External, content); err != nil {
+			return fmt.Errorf("area %x-%x %s: %w", m.start, m.end, m.name, err)
+		}
+	}
+	return c.readPending(t, opt.Buffer)
+}
+
+// PrivateBytes answers how many bytes a capture of the process would hold, about: what the process has of its own beside
+// the file outside, as in Options.
+func PrivateBytes(pid int, outside uint64) (int64, error) {
+	maps, err := readMaps(pid)
+	if err != nil {
+		return 0, err
+	}
+	own, err := privateSpans(pid, maps, outside)
+	if err != nil {
+		return 0, err
+	}
+	var bytes uint64
+	for _, s := range own {
+		bytes += s.End - s.Start
+	}
+	return int64(bytes), nil
+}
+
+// privateSpans answers the pages that are the process's own, but for those of the file that is not part of the image.
+func privateSpans(pid int, maps []mapping, outside uint64) ([]Span, error) {
+	pagemap, err := os.Open(procPath(pid, "pagemap"))
+	if err != nil {
+		return nil, err
+	}
+	defer pagemap.Close()
+	var all []Span
+	at := uint64(minAddress)
+	upTo := func(end uint64) error {
+		own, err := scanPrivate(pagemap, at, end)
+		all = append(all, own...)
+		return err
+	}
+	for _, m := range maps {
+		if outside == 0 || m.inode != outside || m.start < at {
+			continue
+		}
+		if err := upTo(m.start); err != nil {
+			return nil, err
+		}
+		at = m.end
+	}
+	return all, upTo(maxAddress)
+}
+
+// clip takes from spans, which are in order, what lies from start to end; what lies before that is dropped.
+func clip(spans []Span, start, end uint64) (in, rest []Span) {
+	for len(spans) > 0 && spans[0].Start < end {
+		s := spans[0]
+		if s.End > start {
+			in = append(in, Span{max(s.Start, start), min(s.End, end)})
+		}
+		if s.End > end {
+			break
+		}
+		spans = spans[1:]
+	}
+	return in, spans
+}
+
+// dumpVMA adds one area. own are its pages that are the process's own.
+func (c *Capture) dumpVMA(t *tracee, m mapping, own []Span, outside, content uint64) error {
+	a := VMA{Start: m.start, End: m.end, Prot: m.prot, Backing: Zero, Stack: m.name == "[stack]"}
+	if m.inode != 0 && m.inode == outside {
+		a.Backing, a.Offset = External, m.offset
+		c.Checkpoint.VMAs = append(c.Checkpoint.VMAs, a)
+		return nil
+	}
+	switch {
+	case m.inode == 0:
+	case content != 0 && m.inode == content:
+		a.Backing, a.Offset = Stored, m.offset
+	case m.prot&unix.PROT_WRITE == 0 && len(own) == 0:
+		file, err := c.mappedFile(t, m)
+		if err != nil {
+			return err
+		}
+		if file >= 0 {
+			a.Backing, a.Offset, a.File = Mapped, m.offset, file
+			break
+		}
+		own = []Span{{m.start, m.end}}
+	case m.prot != 0:
+		own = []Span{{m.start, m.end}}
+	}
+	c.Checkpoint.VMAs = append(c.Checkpoint.VMAs, a)
+	for _, s := range own {
+		c.pending = append(c.pending, pendingSpan{s, a.Backing == Zero, m.prot&unix.PROT_READ != 0})
+	}
+	return nil
+}
+
+// pendingSpan is content that is to be read.
+type pendingSpan struct {
+	Span
+	zeros    bool // it lies over zeros: pages of zeros need not be kept
+	readable bool // by the process
+}
+
+// readPending keeps the content that is wanted. It lies in one piece of memory.
+func (c *Capture) readPending(t *tracee, room []byte) error {
+	var bytes uint64
+	for _, w := range c.pending {
+		bytes += w.End - w.Start
+	}
+	buf := room
+	if uint64(len(buf)) < bytes {
+		buf = make([]byte, bytes)
+	}
+	buf = buf[:bytes]
+	if err := c.readInto(t, buf); err != nil {
+		return err
+	}
+	for _, w := range c.pending {
+		n := w.End - w.Start
+		c.addPages(w.Start, buf[:n], w.zeros)
+		buf = buf[n:]
+	}
+	c.pending = nil
+	return nil
+}
+
+// readInto reads what is wanted into buf: what the process can read itself with few calls, the rest as its tracer.
+func (c *Capture) readInto(t *tracee, buf []byte) error {
+	for all := c.pending; len(all) > 0; {
+		var run []Span
+		var bytes uint64
+		for len(all) > len(run) && all[len(run)].readable {
+			run = append(run, all[len(run)].Span)
+			bytes += run[len(run)-1].End - run[len(run)-1].Start
+		}
+		all = all[len(run):]
+		if err := Read(t.pid, run, buf[:bytes]); err != nil {
+			return err
+		}
+		if buf = buf[bytes:]; len(all) == 0 {
+			break
+		}
+		n := all[0].End - all[0].Start
+		if _, err := t.mem.ReadAt(buf[:n], int64(all[0].Start)); err != nil {
+			return fmt.Errorf("content at %x: %w", all[0].Start, err)
+		}
+		buf, all = buf[n:], all[1:]
+	}
+	return nil
+}
+
+var zeroPage [pageSize]byte
+
+func (c *Capture) addPages(at uint64, buf []byte, zeros bool) {
+	for begin := 0; begin < len(buf); {
+		for zeros && begin < len(buf) && bytes.Equal(buf[begin:begin+pageSize], zeroPage[:]) {
+			begin += pageSize
+		}
+		end := begin
+		for end < len(buf) && !(zeros && bytes.Equal(buf[end:end+pageSize], zeroPage[:])) {
+			end += pageSize
+		}
+		if end > begin {
+			c.spans = append(c.spans, Span{at + uint64(begin), at + uint64(end)})
+			c.pages = append(c.pages, buf[begin:end])
+		}
+		begin = end
+	}
+}
+
+// mappedFile finds the host's file that an area is of, which must have the same content; -1: there is none. In a jail
+// programs are copies, found there by the paths that they have on the host.
+func (c *Capture) mappedFile(t *tracee, m mapping) (int, error) {
+	for i, known := range c.Checkpoint.Files {
+		if known.Inode == m.inode && known.Path == m.name {
+			return i, nil
+		}
+	}
+	root, err := os.Readlink(procPath(t.pid, "root"))
+	if err != nil {
+		return -1, err
+	}
+	if root == "/" {
+		root = ""
+	}
+	f, err := os.Open(strings.TrimPrefix(m.name, root))
+	if err != nil {
+		return -1, nil // its content is stored
+	}
+	defer f.Close()
+	d, err := statFile(f)
+	if err != nil {
+		return -1, err
+	}
+	if m.offset >= d.Bytes {
+		return -1, nil
+	}
+	if d.Inode != m.inode {
+		have, err := os.Open(fmt.Sprintf("/proc/%d/map_files/%x-%x", t.pid, m.start, m.end))
+		if err != nil {
+			return -1, err
+		}
+		defer have.Close()
+		if same, err := equalRange(f, have, m.offset, int64(m.end-m.start)); err != nil || !same {
+			return -1, err
+		}
+	}
+	for i, known := range c.Checkpoint.Files {
+		if known == d {
+			return i, nil
+		}
+	}
+	if len(c.Checkpoint.Files) >= maxFiles {
+		return -1, nil
+	}
+	c.Checkpoint.Files = append(c.Checkpoint.Files, d)
+	return len(c.Checkpoint.Files) - 1, nil
+}
+
+// equalRange compares a range of two files.
+func equalRange(a, b *os.File, offset, n int64) (bool, error) {
+	x, y := io.NewSectionReader(a, offset, n), io.NewSectionReader(b, offset, n)
+	bx, by := make([]byte, 1<<20), make([]byte, 1<<20)
+	for {
+		nx, errx := io.ReadFull(x, bx)
+		ny, erry := io.ReadFull(y, by)
+		if nx != ny || !bytes.Equal(bx[:nx], by[:ny]) {
+			return false, nil
+		}
+		switch {
+		case errx == io.EOF || errx == io.ErrUnexpectedEOF:
+			return true, nil
+		case errx != nil:
+			return false, errx
+		case erry != nil:
+			return false, erry
+		}
+	}
+}
+
+func statFile(f *os.File) (File, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return File{}, err
+	}
+	return File{Path: f.Name(), Bytes: st.Size, Modified: st.Mtim.Nano(), Inode: st.Ino}, nil
+}

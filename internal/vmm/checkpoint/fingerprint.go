@@ -1,0 +1,105 @@
+package checkpoint
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Fingerprint names what a process image depends on of the host besides files: the kernel's build and the code that it
+// maps into every process, and what programs can find out about the processor, by which they choose their own code. An
+// image is of use on another host, or after another boot, only where this is the same.
+func Fingerprint() (string, error) {
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return "", fmt.Errorf("fingerprint of this host: %w", err)
+	}
+	code, err := readVDSO()
+	if err != nil {
+		return "", fmt.Errorf("fingerprint of this host: %w", err)
+	}
+	text, err := os.ReadFile("/proc/cpuinfo")
+	if err != nil {
+		return "", fmt.Errorf("fingerprint of this host: %w", err)
+	}
+	return fingerprint(name, code, string(text)), nil
+}
+
+func fingerprint(name unix.Utsname, code []byte, cpus string) string {
+	h := sha256.New()
+	for _, part := range [][]byte{name.Release[:], name.Version[:], name.Machine[:], code} {
+		sum := sha256.Sum256(part)
+		h.Write(sum[:])
+	}
+	fmt.Fprint(h, cpuModels(cpus))
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// cpuModels are the lines of /proc/cpuinfo that say which processors there are, each kind once.
+func cpuModels(text string) string {
+	seen := map[string]bool{}
+	var out strings.Builder
+	for cpu := range strings.SplitSeq(text, "\n\n") {
+		var kind strings.Builder
+		for line := range strings.Lines(cpu) {
+			key, value, _ := strings.Cut(line, ":")
+			switch key = strings.TrimSpace(key); key {
+			case "vendor_id", "cpu family", "model", "stepping", "flags", "cache_alignment", "address sizes":
+				fmt.Fprintf(&kind, "%s=%s\n", key, strings.TrimSpace(value))
+			}
+		}
+		if k := kind.String(); k != "" && !seen[k] {
+			seen[k] = true
+			out.WriteString(k)
+		}
+	}
+	return out.String()
+}
+
+// maxVDSO bounds the kernel's code in a process: it is some pages.
+const maxVDSO = 1 << 20
+
+// readVDSO reads the code that the kernel maps into every process (vdso(7)), as it is in this one.
+func readVDSO() ([]byte, error) {
+	maps, err := readMaps(os.Getpid())
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range maps {
+		if m.name != "[vdso]" {
+			continue
+		}
+		if m.end-m.start > maxVDSO {
+			return nil, fmt.Errorf("the kernel's code has %d bytes", m.end-m.start)
+		}
+		mem, err := os.Open("/proc/self/mem")
+		if err != nil {
+			return nil, err
+		}
+		code := make([]byte, m.end-m.start)
+		_, err = mem.ReadAt(code, int64(m.start))
+		return code, errors.Join(err, mem.Close())
+	}
+	return nil, errors.New("the kernel maps no code into processes")
+}
+
+// StatFile answers what Image.Open compares of a file.
+func StatFile(path string) (File, error) {
+	// Paths come from other hosts too, and to open what is no file can wait for ever, or do something.
+	if st, err := os.Stat(path); err != nil {
+		return File{}, err
+	} else if !st.Mode().IsRegular() {
+		return File{}, fmt.Errorf("%s is no regular file", path)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return File{}, err
+	}
+	d, err := statFile(f)
+	return d, errors.Join(err, f.Close())
+}

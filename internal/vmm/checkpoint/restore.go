@@ -1,0 +1,497 @@
+package checkpoint
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Plan is what a vehicle becomes. Descriptors are given by their numbers in the vehicle.
+type Plan struct {
+	Checkpoint  *Checkpoint
+	Delta       *Capture // content over that of the image; nil: none. Its image is Image.
+	Content     int      // descriptor of the file with the stored content
+	External    int      // of the file that is mapped and not part of the image
+	NoReadahead bool     // each page of that file is read alone when it is touched, and nothing around it
+	Files       []int    // of Image.Files, in their order
+	Roles       map[string]int
+	// NewFDs are descriptors for EventRole (counters that are 0) and PollRole, each used once; at least as many as
+	// the image has.
+	NewFDs       map[string][]int
+	InheritedFDs int // how many descriptors the vehicle was started with, those below 3 included
+	// BeforeRun, if not nil, is called when all memory is in its place and nothing runs yet.
+	BeforeRun func() error
+	Name      string
+	Args      []string
+	Env       []string
+}
+
+// Stub is a process on its way to become another one.
+type Stub struct {
+	pid  int
+	work chan func()
+}
+
+// Attach takes hold of a process of Program, which has to be started already and was not attached to before. It
+// ends, without a chance to do anything, when the vehicle is closed before it became something.
+func Attach(pid int) *Stub {
+	v := &Stub{pid: pid, work: make(chan func())}
+	go func() {
+		runtime.LockOSThread() // for ever: a process that is traced ends with its tracer
+		for f := range v.work {
+			f()
+		}
+	}()
+	return v
+}
+
+// Close ends what the vehicle needed of ours. It is called once, and not while Become runs.
+func (v *Stub) Close() { close(v.work) }
+
+// IsStub tells whether a process is a vehicle that has not become anything.
+func IsStub(pid int) (bool, error) {
+	maps, err := readMaps(pid)
+	if err != nil {
+		return false, err
+	}
+	return len(maps) > 0 && maps[0].start == stubAt, nil
+}
+
+// Restore makes the process of a vehicle go on where that of the image stood. It is called once. When it fails
+// the process is of no use; the caller ends it. When ctx ends first the work goes on until the process has ended.
+func (v *Stub) Restore(ctx context.Context, p Plan) error {
+	if err := p.Checkpoint.Validate(); err != nil {
+		return err
+	}
+	done := make(chan error, 1)
+	v.work <- func() { done <- restoreProcess(v.pid, p) }
+	select {
+	case err := <-done:
+		if err != nil {
+			return fmt.Errorf("make a process of its image: %w", err)
+		}
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func restoreProcess(pid int, p Plan) (err error) {
+	t, err := attach(pid, optionClone)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			// Let go of, it would run on as it is: half made.
+			err = errors.Join(err, unix.Kill(pid, unix.SIGKILL))
+		}
+		err = errors.Join(err, t.detach())
+	}()
+	b := restorer{t: t, plan: p, table: syscallTable{at: tableAt}}
+	if err := b.prepareStub(); err != nil {
+		return err
+	}
+	if err := b.buildTable(); err != nil {
+		return err
+	}
+	if err := b.execute(); err != nil {
+		return err
+	}
+	return b.finish()
+}
+
+// restorer makes one process.
+type restorer struct {
+	t        *tracee
+	plan     Plan
+	stubRegs Regs // of the vehicle while it waits
+	table    syscallTable
+}
+
+// prepareStub makes sure that the process is a vehicle, and gives it memory for the table.
+func (b *restorer) prepareStub() error {
+	if err := getRegs(b.t.pid, &b.stubRegs); err != nil {
+		return err
+	}
+	if len(b.t.tids) != 1 || b.stubRegs[rRIP]&^(pageSize-1) != stubAt {
+		return errors.New("it is no vehicle")
+	}
+	state, err := getState(b.t.pid)
+	if err != nil {
+		return err
+	}
+	for _, th := range b.plan.Checkpoint.Threads {
+		if len(th.XSave) != len(state) {
+			return fmt.Errorf(
+				"the image has %d bytes of vector registers, and this processor %d",
+				len(th.XSave),
+				len(state),
+			)
+		}
+	}
+	b.t.syscallAt = stubAt + pauseLoop + 5
+	for _, m := range [][2]uint64{{tableAt, tableBytes}, {argsAt, argsBytes}} {
+		const flags = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_FIXED
+		if _, err := b.t.syscall(b.t.pid, b.stubRegs, callMmap, m[0], m[1], unix.PROT_READ|unix.PROT_WRITE, flags, ^uint64(0), 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// buildTable fills the table.
+func (b *restorer) buildTable() error {
+	for _, step := range []func() error{b.stageFDs, b.moveKernelMappings, b.mapVMAs, b.placeKernelMappings, b.setMM, b.restoreFDs, b.restoreSignals, b.createThreads} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	b.table.call(callCloseFrom, fdStage, 1<<32-1, 0)
+	return nil
+}
+
+// stageFDs moves what the vehicle was given out of the way.
+func (b *restorer) stageFDs() error {
+	for n := range b.plan.InheritedFDs {
+		b.table.call(callDup3, uint64(n), uint64(fdStage+n), unix.O_CLOEXEC)
+	}
+	b.table.call(callCloseFrom, 3, fdStage-1, 0)
+	return nil
+}
+
+func stagedFD(n int) uint64 { return uint64(fdStage + n) }
+
+// kernelMappings pairs the kernel's areas here with where they are in the image.
+func (b *restorer) kernelMappings() (here, there []KernelMapping, err error) {
+	maps, err := readMaps(b.t.pid)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, m := range maps {
+		if m.ofKernel() && m.name != "[vsyscall]" {
+			here = append(here, KernelMapping{m.name, m.start, m.end})
+		}
+	}
+	there = b.plan.Checkpoint.KernelMappings
+	same := len(here) == len(there)
+	for i := 0; same && i < len(here); i++ {
+		same = here[i].Name == there[i].Name && here[i].End-here[i].Start == there[i].End-there[i].Start
+	}
+	if !same {
+		return nil, nil, errors.New("the kernel's own areas are others than in the image")
+	}
+	return here, there, nil
+}
+
+const moveFlags = unix.MREMAP_MAYMOVE | unix.MREMAP_FIXED
+
+// moveKernelMappings takes the kernel's areas to where nothing else will be, and the vehicle's stack away.
+func (b *restorer) moveKernelMappings() error {
+	here, _, err := b.kernelMappings()
+	if err != nil {
+		return err
+	}
+	at := uint64(kernelMappingsAt)
+	for _, k := range here {
+		n := k.End - k.Start
+		if at+n > minAddress {
+			return errors.New("the kernel's own areas are too large")
+		}
+		b.table.call(callMremap, k.Start, n, n, moveFlags, at)
+		at += n
+	}
+	b.table.call(callMunmap, minAddress, maxAddress-minAddress)
+	return nil
+}
+
+// placeKernelMappings takes them to where they are in the image.
+func (b *restorer) placeKernelMappings() error {
+	at := uint64(kernelMappingsAt)
+	for _, k := range b.plan.Checkpoint.KernelMappings {
+		n := k.End - k.Start
+		b.table.call(callMremap, at, n, n, moveFlags, k.Start)
+		at += n
+	}
+	return nil
+}
+
+// stackBytes is how much memory the main thread's stack has at least: what the kernel gives by default.
+const stackBytes = 8 << 20
+
+func (b *restorer) mapVMAs() error {
+	im := b.plan.Checkpoint
+	const fixed = unix.MAP_PRIVATE | unix.MAP_FIXED | unix.MAP_NORESERVE
+	const nothing = ^uint64(0)
+	grown := false
+	for i, a := range im.VMAs {
+		n, prot := a.End-a.Start, uint64(a.Prot)
+		if a.Stack && !grown {
+			grown = true
+			low := max(minAddress, a.Start-min(a.Start, stackBytes))
+			if i > 0 {
+				low = max(low, im.VMAs[i-1].End+pageSize)
+			}
+			if low < a.Start {
+				b.table.call(callMmap, low, a.Start-low, prot, fixed|unix.MAP_ANONYMOUS, nothing, 0)
+			}
+		}
+		switch a.Backing {
+		case Zero:
+			b.table.call(callMmap, a.Start, n, prot, fixed|unix.MAP_ANONYMOUS, nothing, 0)
+		case Stored:
+			b.table.call(callMmap, a.Start, n, prot, fixed, stagedFD(b.plan.Content), uint64(a.Offset))
+		case External:
+			b.table.call(callMmap, a.Start, n, prot, fixed, stagedFD(b.plan.External), uint64(a.Offset))
+			if b.plan.NoReadahead {
+				b.table.call(callMadvise, a.Start, n, unix.MADV_RANDOM)
+			}
+		case Mapped:
+			if a.File >= len(b.plan.Files) {
+				return fmt.Errorf("file %d of the image is not there", a.File)
+			}
+			b.table.call(callMmap, a.Start, n, prot, fixed, stagedFD(b.plan.Files[a.File]), uint64(a.Offset))
+		default:
+			return fmt.Errorf("area with backing %q", a.Backing)
+		}
+	}
+	return nil
+}
+
+// setMM tells the kernel about the layout (prctl(2), PR_SET_MM), and what others shall see of the process.
+func (b *restorer) setMM() error {
+	var text []byte
+	for _, s := range append(slices.Clone(b.plan.Args), b.plan.Env...) {
+		text = append(append(text, s...), 0)
+	}
+	args := 0
+	for _, s := range b.plan.Args {
+		args += len(s) + 1
+	}
+	if len(text) > argsBytes {
+		return fmt.Errorf("%d bytes of arguments and environment, at most %d fit", len(text), argsBytes)
+	}
+	if _, err := b.t.mem.WriteAt(text, argsAt); err != nil {
+		return err
+	}
+	l := b.plan.Checkpoint.Layout
+	const setMM, mapMM, noFile = 35, 14, 1<<32 - 1
+	mm := []uint64{
+		l[0], l[1], l[2], l[3], l[4], l[5], l[6],
+		argsAt, argsAt + uint64(args), argsAt + uint64(args), argsAt + uint64(len(text)),
+		0, noFile << 32, // no auxiliary vector; the program's file stays
+	}
+	at := b.table.addWords(mm...)
+	b.table.call(callPrctl, setMM, mapMM, at, uint64(8*len(mm)), 0)
+	const setName = 15
+	name := b.table.addBytes(append([]byte(b.plan.Name[:min(len(b.plan.Name), 15)]), 0))
+	b.table.call(callPrctl, setName, name, 0, 0, 0)
+	return nil
+}
+
+// restoreFDs gives each number of the image what it stands for.
+func (b *restorer) restoreFDs() error {
+	fresh := maps.Clone(b.plan.NewFDs)
+	for _, fd := range b.plan.Checkpoint.FDs {
+		if fd.Number < 3 {
+			continue // as the vehicle has them
+		}
+		n, ok := b.plan.Roles[fd.Role]
+		if list := fresh[fd.Role]; len(list) > 0 {
+			n, fresh[fd.Role], ok = list[0], list[1:], true
+		}
+		if !ok {
+			return fmt.Errorf("nothing is there for descriptor %d, %s", fd.Number, fd.Role)
+		}
+		b.table.call(callDup3, stagedFD(n), uint64(fd.Number), unix.O_CLOEXEC)
+		if fd.NonBlocking {
+			b.table.call(callFcntl, uint64(fd.Number), unix.F_SETFL, unix.O_NONBLOCK)
+		}
+		if fd.Role == EventRole && fd.Value != 0 {
+			b.table.call(callWrite, uint64(fd.Number), b.table.addWords(fd.Value), 8)
+		}
+	}
+	return nil
+}
+
+// restoreSignals sets actions, and the filters that the vehicle does not have yet.
+func (b *restorer) restoreSignals() error {
+	for _, a := range b.plan.Checkpoint.SigActions {
+		if a.Signal == int(unix.SIGKILL) || a.Signal == int(unix.SIGSTOP) {
+			continue
+		}
+		b.table.call(callSigaction, uint64(a.Signal), b.table.addBytes(a.Data[:]), 0, sigsetBytes)
+	}
+	have, err := seccompFilters(b.t.pid)
+	if err != nil {
+		return err
+	}
+	all := b.plan.Checkpoint.Filters
+	if len(have) > len(all) {
+		return errors.New("the vehicle has more filters of system calls than the image")
+	}
+	b.table.call(callPrctl, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+	for _, f := range all[len(have):] {
+		if len(f) == 0 || len(f)%filterInstruction != 0 {
+			return errors.New("a filter of system calls is damaged")
+		}
+		code := b.table.addBytes(f)
+		prog := b.table.addWords(uint64(len(f)/filterInstruction), code)
+		b.table.call(callSeccomp, unix.SECCOMP_SET_MODE_FILTER, 0, prog)
+	}
+	return nil
+}
+
+func (b *restorer) createThreads() error {
+	// The very flags and arguments of the C library: filters compare them.
+	const flags = unix.CLONE_VM | unix.CLONE_FS | unix.CLONE_FILES | unix.CLONE_SIGHAND | unix.CLONE_THREAD |
+		unix.CLONE_SYSVSEM | unix.CLONE_SETTLS | unix.CLONE_PARENT_SETTID | unix.CLONE_CHILD_CLEARTID
+	for _, th := range b.plan.Checkpoint.Threads[1:] {
+		b.table.call(callClone, flags, tableAt+tableBytes-64, th.ClearTID, th.ClearTID, th.Regs[rFSBase])
+	}
+	return nil
+}
+
+// execute lets the vehicle do all that is in the table.
+func (b *restorer) execute() error {
+	raw, err := b.table.encode()
+	if err != nil {
+		return err
+	}
+	if _, err := b.t.mem.WriteAt(raw, tableAt); err != nil {
+		return err
+	}
+	r := b.stubRegs
+	r[rRIP], r[rRBX], r[rR12], r[rOrigRAX] = stubAt+syscallLoop, tableAt, uint64(len(b.table.calls)), notInSyscall
+	if err := setRegs(b.t.pid, &r); err != nil {
+		return err
+	}
+	for {
+		if _, err := ptrace(ptraceCont, b.t.pid, 0, 0); err != nil {
+			return err
+		}
+		ws, err := waitStopped(b.t.pid)
+		if err != nil {
+			return err
+		}
+		if int(ws)>>16 == eventClone {
+			tid, err := eventMessage(b.t.pid)
+			if err != nil {
+				return err
+			}
+			if _, err := waitStopped(int(tid)); err != nil {
+				return err
+			}
+			b.t.tids = append(b.t.tids, int(tid))
+			continue
+		}
+		if ws.StopSignal() != unix.SIGTRAP || int(ws)>>16 != 0 {
+			return fmt.Errorf("the vehicle stopped by %v", ws.StopSignal())
+		}
+		break
+	}
+	if _, err := b.t.mem.ReadAt(raw, tableAt); err != nil {
+		return err
+	}
+	return b.table.check(raw)
+}
+
+// finish writes what lies over the content, takes the vehicle's own memory away and sets the threads going.
+func (b *restorer) finish() error {
+	im := b.plan.Checkpoint
+	if b.plan.Delta != nil {
+		if err := b.writeDelta(b.plan.Delta.spans, b.plan.Delta.pages); err != nil {
+			return err
+		}
+	}
+	if b.plan.BeforeRun != nil {
+		if err := b.plan.BeforeRun(); err != nil {
+			return err
+		}
+	}
+	if len(b.t.tids) != len(im.Threads) {
+		return fmt.Errorf("%d threads of %d were started", len(b.t.tids), len(im.Threads))
+	}
+	all := make([]Regs, len(im.Threads))
+	for i, th := range im.Threads {
+		all[i] = th.Regs
+	}
+	if at := im.Threads[0].ClearTID; at != 0 { // what the kernel wrote for the others
+		var id [4]byte
+		inside, err := namespacePID(b.t.pid)
+		if err != nil {
+			return err
+		}
+		binary.LittleEndian.PutUint32(id[:], uint32(inside))
+		if _, err := b.t.mem.WriteAt(id[:], int64(at)); err != nil {
+			return err
+		}
+	}
+	if err := b.t.findSyscall(all); err != nil {
+		return err
+	}
+	for _, m := range [][2]uint64{{stubAt, pageSize}, {tableAt, tableBytes}} {
+		if _, err := b.t.syscall(b.t.pid, all[0], callMunmap, m[0], m[1]); err != nil {
+			return err
+		}
+	}
+	for i, th := range im.Threads {
+		tid, r := b.t.tids[i], th.Regs.restartSyscall()
+		if err := errors.Join(setState(tid, th.XSave), setMask(tid, th.SigMask), setRegs(tid, &r)); err != nil {
+			return fmt.Errorf("registers of thread %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+// writeDelta writes pages to where spans say: where the process can write itself with few calls, elsewhere as its tracer.
+func (b *restorer) writeDelta(spans []Span, pages [][]byte) error {
+	areas := b.plan.Checkpoint.VMAs
+	for len(spans) > 0 {
+		n := 0
+		for ; n < len(spans); n++ {
+			for len(areas) > 0 && areas[0].End <= spans[n].Start {
+				areas = areas[1:]
+			}
+			if len(areas) == 0 || areas[0].Start > spans[n].Start || areas[0].End < spans[n].End ||
+				areas[0].Prot&unix.PROT_WRITE == 0 {
+				break
+			}
+		}
+		if err := writePages(b.t.pid, spans[:n], pages[:n]); err != nil {
+			return err
+		}
+		if spans, pages = spans[n:], pages[n:]; len(spans) == 0 {
+			break
+		}
+		if _, err := b.t.mem.WriteAt(pages[0], int64(spans[0].Start)); err != nil {
+			return fmt.Errorf("content at %x: %w", spans[0].Start, err)
+		}
+		spans, pages = spans[1:], pages[1:]
+	}
+	return nil
+}
+
+// namespacePID is the id of a process in its own pid namespace (proc_pid_status(5)).
+func namespacePID(pid int) (int, error) {
+	data, err := os.ReadFile(procPath(pid, "status"))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(data)) {
+		if ids, ok := strings.CutPrefix(line, "NSpid:"); ok {
+			f := strings.Fields(ids)
+			return strconv.Atoi(f[len(f)-1])
+		}
+	}
+	return pid, nil
+}

@@ -1,0 +1,127 @@
+//go:build root
+
+package checkpoint_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/lib/proc"
+	"github.com/pandastack/pandastack/internal/vmm/checkpoint"
+)
+
+// A process with something that no image can hold is refused, and goes on as if nobody had looked.
+func TestDumpRefusesUnsupported(t *testing.T) {
+	const epilogue = `
+s = socket.socket(fileno=3)
+f = s.makefile("rw")
+for line in f:
+    print("still here", file=f, flush=True)
+`
+	for name, prologue := range map[string]string{
+		"shared_memory": "import socket, mmap\nm = mmap.mmap(-1, 4096)\n",
+		"epoll":         "import socket, select, os\nr, w = os.pipe()\ne = select.epoll()\ne.register(r)\n",
+		"timer":         "import socket, ctypes\nctypes.CDLL(None).timerfd_create(1, 0)\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, theirs := pair(t)
+			p := start(
+				t,
+				proc.Command{
+					Path:  "/usr/bin/python3",
+					Args:  []string{"-c", prologue + epilogue},
+					Files: []*os.File{theirs},
+				},
+			)
+			_ = theirs.Close()
+			if got := c.request(t, "x"); got != "still here" {
+				t.Fatal(got)
+			}
+			_, err := checkpoint.Dump(p.PID(), checkpoint.Options{Role: func(f *os.File, link string) (string, error) {
+				if strings.HasPrefix(link, "anon_inode:") {
+					return "", checkpoint.ErrUnsupported
+				}
+				return role(f, link)
+			}})
+			if !errors.Is(err, checkpoint.ErrUnsupported) {
+				t.Errorf("got %v", err)
+			}
+			if got := c.request(t, "x"); got != "still here" {
+				t.Fatal(got)
+			}
+		})
+	}
+}
+
+func TestDumpMissingProcess(t *testing.T) {
+	p := start(t, proc.Command{Path: "/bin/true"})
+	<-p.Done()
+	if _, err := checkpoint.Dump(p.PID(), checkpoint.Options{Role: role}); err == nil {
+		t.Error("an image of a process that has ended")
+	}
+}
+
+// What cannot become a process ends, and says why.
+func TestRestoreFails(t *testing.T) {
+	c, theirs := pair(t)
+	first := start(t, proc.Command{Path: "/usr/bin/python3", Args: []string{"-c", counterProgram}, Files: []*os.File{theirs}})
+	_ = theirs.Close()
+	c.request(t, "5")
+	im, _ := dumpProcess(t, first)
+	path := filepath.Join(t.TempDir(), "vehicle")
+	if err := os.WriteFile(path, checkpoint.StubProgram(), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	waiting := proc.Command{Path: path}
+	for name, c := range map[string]struct {
+		command proc.Command
+		plan    checkpoint.Plan
+	}{
+		"no_vehicle":    {proc.Command{Path: "/bin/sleep", Args: []string{"1000"}}, checkpoint.Plan{Checkpoint: &im}},
+		"no_files":      {waiting, checkpoint.Plan{Checkpoint: &im, InheritedFDs: 3}},
+		"no_content":    {waiting, checkpoint.Plan{Checkpoint: &im, InheritedFDs: 3, Files: make([]int, len(im.Files)), Content: 77}},
+		"long_names":    {waiting, checkpoint.Plan{Checkpoint: &im, InheritedFDs: 3, Files: make([]int, len(im.Files)), Env: []string{strings.Repeat("x", 5000)}}},
+		"before_failed": {waiting, checkpoint.Plan{Checkpoint: &im, InheritedFDs: 3, BeforeRun: func() error { return errors.New("no") }}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := start(t, c.command)
+			v := checkpoint.Attach(p.PID())
+			defer v.Close()
+			if err := v.Restore(t.Context(), c.plan); err == nil {
+				t.Fatal("it became something")
+			}
+			<-p.Done()
+		})
+	}
+	t.Run("kernel_areas", func(t *testing.T) {
+		other := im
+		other.KernelMappings = nil
+		p := start(t, waiting)
+		v := checkpoint.Attach(p.PID())
+		defer v.Close()
+		if err := v.Restore(t.Context(), checkpoint.Plan{Checkpoint: &other, InheritedFDs: 3}); err == nil ||
+			!strings.Contains(err.Error(), "kernel's own") {
+			t.Errorf("got %v", err)
+		}
+		<-p.Done()
+	})
+	t.Run("damaged", func(t *testing.T) {
+		other := im
+		other.Threads = nil
+		p := start(t, waiting)
+		v := checkpoint.Attach(p.PID())
+		defer v.Close()
+		if err := v.Restore(t.Context(), checkpoint.Plan{Checkpoint: &other}); err == nil {
+			t.Error("it became something")
+		}
+		if waits, err := checkpoint.IsStub(p.PID()); err != nil || !waits {
+			t.Errorf("it was touched: %v, %v", waits, err)
+		}
+	})
+	if got := c.request(t, "1"); got != "6" {
+		t.Errorf("the first went on with %s", got)
+	}
+}

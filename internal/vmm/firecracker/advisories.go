@@ -1,0 +1,120 @@
+package firecracker
+
+import (
+	"fmt"
+
+	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
+)
+
+// Severity is how much a known fault of a release matters to this driver.
+type Severity string
+
+// The weights of faults.
+const (
+	Refused Severity = "refused" // the driver does not use the release
+	Avoided Severity = "avoided" // the driver never does what leads to it
+	Noted   Severity = "noted"   // it remains
+)
+
+// Advisory is something known to be wrong in a release.
+type Advisory struct {
+	Severity Severity
+	Text     string
+}
+
+type versionedAdvisory struct {
+	Advisory
+	in func(v fcapi.Version) bool
+}
+
+func release(minor, patch int) fcapi.Version {
+	return fcapi.Version{Major: 1, Minor: minor, Patch: patch}
+}
+
+// between tells whether a release is from (with it) to (without it).
+func between(from, to fcapi.Version) func(fcapi.Version) bool {
+	return func(v fcapi.Version) bool { return v.Compare(from) >= 0 && v.Compare(to) < 0 }
+}
+
+var advisories = []versionedAdvisory{
+	{
+		Advisory{
+			Refused,
+			"it is older than 1.15.1: differences of memory over 3 GiB or of several pieces are written wrong",
+		},
+		between(fcapi.Version{}, release(15, 0)),
+	},
+	{
+		Advisory{
+			Refused,
+			"a root user of a guest can write outside its memory (CVE-2026-5747, only with PCI) and it is not maintained",
+		},
+		between(release(15, 0), release(15, 1)),
+	},
+	{Advisory{Refused, "the host cannot reach a guest any more that was restored"}, between(release(16, 0), release(16, 1))},
+	{
+		Advisory{
+			Refused,
+			"the host cannot reach a guest any more that was paused and resumed, so nothing could be forked",
+		},
+		between(release(16, 1), release(17, 0)),
+	},
+	{
+		Advisory{
+			Noted,
+			"the state of IA32_XSS is not part of snapshots: programs that use control-flow enforcement may fail after a restore",
+		},
+		between(fcapi.Version{}, release(16, 1)),
+	},
+	{
+		Advisory{Avoided, "CPU templates clear registers on hosts with Linux 6.18; none is used"},
+		between(fcapi.Version{}, release(17, 0)),
+	},
+	{Advisory{Avoided, "the kernel must be an ELF file; the tuned one is"}, between(fcapi.Version{}, release(17, 0))},
+}
+
+// Advisories answers what is known to be wrong in a release, the worst first.
+func Advisories(v fcapi.Version) []Advisory {
+	var all []Advisory
+	for _, k := range advisories {
+		if k.in(v) {
+			all = append(all, k.Advisory)
+		}
+	}
+	return all
+}
+
+// RefusedReleaseError says that a release is not used, and why.
+type RefusedReleaseError struct {
+	Version fcapi.Version
+	Why     string
+}
+
+func (e *RefusedReleaseError) Error() string {
+	return fmt.Sprintf(
+		"Firecracker %s is not used: %s; install 1.15.1 or a later 1.15, or 1.17 or newer",
+		e.Version,
+		e.Why,
+	)
+}
+
+// CheckRelease answers a *FaultyError for a release that this driver does not use.
+func CheckRelease(v fcapi.Version) error {
+	for _, f := range Advisories(v) {
+		if f.Severity == Refused {
+			return &RefusedReleaseError{v, f.Text}
+		}
+	}
+	if v.Major != 1 {
+		return &RefusedReleaseError{v, "only releases 1.x are known"}
+	}
+	return nil
+}
+
+// checkJailerRelease is the fault of the official jailer, which a node can do without.
+func checkJailerRelease(v fcapi.Version) error {
+	if v.Compare(release(13, 2)) < 0 || v.Compare(release(14, 0)) == 0 {
+		return fmt.Errorf("jailer %s follows symbolic links out of the jail (CVE-2026-1386)", v)
+	}
+	return nil
+}

@@ -1,0 +1,315 @@
+//go:build root
+
+package firecracker_test
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/firecracker"
+	"github.com/pandastack/pandastack/internal/vmm/firecracker/fctest"
+	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
+)
+
+// countRequests tells whether a machine's monitor was asked for something, and in which position.
+func countRequests(all []fctest.Request, op, part string) int {
+	for i, r := range all {
+		if r.Op == op && strings.Contains(r.Body, part) {
+			return i
+		}
+	}
+	return -1
+}
+
+// TestLoadIsOneRequest holds that a plain restore is one request, and a machine that needs more than its image
+// says is stopped while it is changed.
+func TestLoadIsOneRequest(t *testing.T) {
+	for _, release := range releases {
+		t.Run(release, func(t *testing.T) {
+			w := newFixture(t, release)
+			h := vmmtest.Bake(t, w.lab())
+			m := h.Restore(t)
+			all := w.requests(t, m.Spec.ID)
+			if len(all) != 1 || countRequests(all, "PUT /snapshot/load", `"resume_vm":true`) != 0 {
+				t.Errorf("a restore asked %v", all)
+			}
+			spec := w.chownFiles(t, h.Spec(t, h.Disk))
+			w.addHotplug(t, &spec)
+			n, err := h.Driver.Prepare(t.Context(), spec, h.Image)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := n.Load(t.Context(), nil); err != nil {
+				t.Fatal(err)
+			}
+			w.wantHotplug(t, h, spec, n)
+		})
+	}
+}
+
+// wantHotplug looks at what a machine with more than its image was given, and at what its own image is then.
+func (w *fixture) wantHotplug(t *testing.T, h *vmmtest.Host, spec vmm.Spec, n vmm.Machine) {
+	t.Helper()
+	all := w.requests(t, spec.ID)
+	last := -1
+	for _, want := range [][2]string{
+		{"PUT /snapshot/load", `"resume_vm":false`},
+		{"PATCH /drives/disk0", `"path_on_host":"disk0"`},
+		{"PATCH /drives/disk1", `"path_on_host":"disk1"`},
+		{"PATCH /hotplug/memory", `{"requested_size_mib":128}`},
+		{"PATCH /vm", "Resumed"},
+	} {
+		at := countRequests(all, want[0], want[1])
+		if at <= last {
+			t.Errorf("%s %s: at %d after %d of %v", want[0], want[1], at, last, all)
+		}
+		last = at
+	}
+	if countRequests(all, "PATCH /drives/disk1", `"bandwidth":{"size":1048576,"refill_time":1000}`) < 0 {
+		t.Errorf("the volume has no rate: %v", all)
+	}
+	if err := n.Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	image, _ := h.Save(t, &vmmtest.Machine{Machine: n, Spec: spec})
+	if m := image.Manifest; m.MemoryMiB != 192 || m.MaxMemoryMiB != 64+256 || m.Disks != 2 || m.MaxDisks != 3 ||
+		m.DiskBytes[1] != diskBytes {
+		t.Errorf("its image says %+v", m)
+	}
+	again := spec
+	again.ID, again.Dir = spec.ID+"x", spec.Dir+"x"
+	if err := os.Mkdir(again.Dir, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	o, err := h.Driver.Prepare(t.Context(), again, image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = o.Kill(t.Context()) }()
+	if err := o.Load(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.requests(t, again.ID); countRequests(got, "PATCH /hotplug/memory", "") >= 0 ||
+		countRequests(got, "PATCH /drives/disk0", "path_on_host") >= 0 ||
+		countRequests(got, "PATCH /drives/disk1", "bandwidth") < 0 {
+		t.Errorf("what the image has was asked for again, or its rates were not: %v", got)
+	}
+}
+
+// TestMetadataBeforeLoad holds that a guest with a network card finds who it is with its first instruction, whatever
+// machine it was a moment before: the monitor hears it before it loads, and no snapshot keeps it.
+func TestMetadataBeforeLoad(t *testing.T) {
+	for _, release := range releases {
+		t.Run(release, func(t *testing.T) {
+			w := newFixture(t, release)
+			w.spec.NIC = &vmm.NIC{Device: "test0", MAC: net.HardwareAddr{6, 0, 0, 0, 0, 1}}
+			h := vmmtest.Bake(t, w.lab())
+			one := h.Restore(t)
+			for _, m := range []*vmmtest.Machine{one, h.Restore(t), h.Fork(t, one, 1)[0]} {
+				all := w.requests(t, m.Spec.ID)
+				if at := countRequests(all, "PUT /mmds", `{"id":"`+m.Spec.ID+`"}`); at != 0 ||
+					countRequests(all, "PUT /snapshot/load", `"resume_vm":true`) != 1 {
+					t.Errorf("machine %s was told who it is at %d of %v", m.Spec.ID, at, all)
+				}
+			}
+		})
+	}
+}
+
+func TestHotplugLimits(t *testing.T) {
+	w := newFixture(t, "1.17.0")
+	h := vmmtest.Bake(t, w.lab())
+	for name, change := range map[string]func(*vmm.Spec){
+		"memory":      func(s *vmm.Spec) { s.MemoryMiB += 258 },
+		"odd_memory":  func(s *vmm.Spec) { s.MemoryMiB++ },
+		"less_memory": func(s *vmm.Spec) { s.MemoryMiB -= 2 },
+		"disks":       func(s *vmm.Spec) { s.Disks = append(s.Disks, s.Disks[0], s.Disks[0], s.Disks[0]) },
+		"read_only":   func(s *vmm.Spec) { s.Disks[0].ReadOnly = true },
+	} {
+		spec := h.Spec(t, h.Disk)
+		change(&spec)
+		var mismatch *vmm.MismatchError
+		if _, err := h.Driver.Prepare(t.Context(), spec, h.Image); !errors.As(err, &mismatch) {
+			t.Errorf("%s: got %v, want a mismatch", name, err)
+		}
+		w.nothingLeft(t, spec)
+	}
+	spec := h.Spec(t, h.Disk)
+	spec.HugePages = true
+	var unsupported *vmm.UnsupportedError
+	if _, err := h.Driver.Prepare(t.Context(), spec, h.Image); !errors.As(err, &unsupported) {
+		t.Errorf("huge pages of a file: got %v", err)
+	}
+}
+
+func TestRefusedReleases(t *testing.T) {
+	for _, release := range []string{"1.12.1", "1.15.0", "1.16.0", "1.16.2"} {
+		program := fctest.Install(t, release)
+		var faulty *firecracker.RefusedReleaseError
+		_, err := firecracker.New(
+			t.Context(),
+			firecracker.Config{Binary: program.Path, Dir: filepath.Join(t.TempDir(), "c")},
+		)
+		if !errors.As(err, &faulty) || faulty.Version.String() != release {
+			t.Errorf("%s: got %v, want that it is refused", release, err)
+		}
+	}
+	if _, err := firecracker.New(t.Context(), firecracker.Config{Binary: "/nonexistent/firecracker"}); !errors.Is(
+		err,
+		os.ErrNotExist,
+	) {
+		t.Errorf("got %v, want not exist", err)
+	}
+}
+
+// TestReclaim asks a guest for memory.
+func TestReclaim(t *testing.T) {
+	w := newFixture(t, "1.15.1")
+	h := vmmtest.Bake(t, w.lab())
+	m := h.Restore(t)
+	if err := m.Machine.(vmm.Reclaimer).Reclaim(t.Context(), 16); err != nil {
+		t.Error(err)
+	}
+	if all := w.requests(t, m.Spec.ID); countRequests(all, "PATCH /balloon", `{"amount_mib":16}`) < 0 {
+		t.Errorf("asked %v", all)
+	}
+	if err := m.Machine.(vmm.Reclaimer).Reclaim(t.Context(), 1<<20); err == nil {
+		t.Error("more than there is was reclaimed")
+	}
+}
+
+// A capture of which nobody knows how it ended is followed by a full one; one that is known by a difference.
+func TestCaptureAfterAdopt(t *testing.T) {
+	w := newFixture(t, "1.15.1")
+	h := vmmtest.Bake(t, w.lab())
+	for _, c := range []struct {
+		name   string
+		before func(dir string) error
+		kind   string
+		refuse bool
+	}{
+		{"known", func(string) error { return nil }, "Diff", false},
+		{"base_changed", func(dir string) error {
+			return errors.Join(os.Remove(filepath.Join(dir, "base")), os.WriteFile(filepath.Join(dir, "base"), nil, 0o600))
+		}, "", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := h.Restore(t)
+			if err := m.Pause(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(m.Link.Close(), h.Driver.(*firecracker.Driver).Close(), c.before(m.Spec.Dir)); err != nil {
+				t.Fatal(err)
+			}
+			h.Driver = w.open(t)
+			n, err := h.Driver.Adopt(t.Context(), m.Spec)
+			if c.refuse != (err != nil) {
+				t.Fatalf("got %v", err)
+			}
+			if err != nil {
+				return
+			}
+			got, err := n.Capture(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := got.Close(); err != nil {
+				t.Error(err)
+			}
+			if all := w.requests(t, m.Spec.ID); countRequests(all, "PUT /snapshot/create", c.kind) < 0 {
+				t.Errorf("asked %v", all)
+			}
+		})
+	}
+}
+
+// TestRatesAfterAdopt takes over machines that live, running and paused, with other rates than they have: the monitor is
+// told, and is told nothing where they are the same.
+func TestRatesAfterAdopt(t *testing.T) {
+	for _, release := range releases {
+		t.Run(release, func(t *testing.T) {
+			w := newFixture(t, release)
+			h := vmmtest.Bake(t, w.lab())
+			m := h.Restore(t)
+			if err := m.Link.Close(); err != nil {
+				t.Error(err)
+			}
+			adopt := func(rate vmm.Rate) vmm.Machine {
+				t.Helper()
+				spec := m.Spec
+				spec.Disks = slices.Clone(spec.Disks)
+				spec.Disks[0].Rate = rate
+				again, err := h.Driver.Adopt(t.Context(), spec)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return again
+			}
+			const free, bound = `"bandwidth":{"size":0,"refill_time":0}`, `"bandwidth":{"size":1048576,"refill_time":1000}`
+			adopt(vmm.Rate{})
+			if all := w.requests(t, m.Spec.ID); countRequests(all, "PATCH /drives/disk0", "") >= 0 {
+				t.Errorf("rates that it has were told to it: %v", all)
+			}
+			adopt(vmm.Rate{Bytes: 1 << 20})
+			all := w.requests(t, m.Spec.ID)
+			if countRequests(all, "PATCH /drives/disk0", bound) < 0 {
+				t.Errorf("asked %v", all)
+			}
+			adopt(vmm.Rate{Bytes: 1 << 20})
+			if more := w.requests(t, m.Spec.ID); count(more, "PATCH /drives/disk0") != 1 {
+				t.Errorf("rates that it has were told to it again: %v", more)
+			}
+			again := adopt(vmm.Rate{Bytes: 1 << 20})
+			if err := again.Pause(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			adopt(vmm.Rate{})
+			if more := w.requests(t, m.Spec.ID); countRequests(more, "PATCH /drives/disk0", free) < 0 {
+				t.Errorf("asked %v", more)
+			}
+		})
+	}
+}
+
+// count is how often op was asked for.
+func count(all []fctest.Request, op string) (n int) {
+	for _, r := range all {
+		if r.Op == op {
+			n++
+		}
+	}
+	return n
+}
+
+// TestCaptureTwice captures a machine twice while it stands still: the monitor makes one snapshot, machines go on from
+// both captures, also when the first is gone, and what ran meanwhile is in the next.
+func TestCaptureTwice(t *testing.T) {
+	w := newFixture(t, "1.17.0")
+	h := vmmtest.Bake(t, w.lab())
+	m := h.Restore(t)
+	m.Put(t, "/root/first", []byte("first"))
+	if err := errors.Join(m.Link.Freeze(t.Context(), true), m.Pause(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	one, disk1 := h.Save(t, m)
+	two, disk2 := h.Save(t, m)
+	if got := kinds(w.requests(t, m.Spec.ID)); got != "Diff " {
+		t.Errorf("the monitor made the snapshots %q, want one", got)
+	}
+	h.RestoreFrom(t, one, disk1).WantFile(t, "/root/first", []byte("first"))
+	h.RestoreFrom(t, two, disk2).WantFile(t, "/root/first", []byte("first"))
+	if err := errors.Join(m.Resume(t.Context()), m.Pause(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	three, disk3 := h.Save(t, m)
+	if got := kinds(w.requests(t, m.Spec.ID)); got != "Diff Diff " {
+		t.Errorf("the monitor made the snapshots %q, want a second after it ran", got)
+	}
+	h.RestoreFrom(t, three, disk3).WantFile(t, "/root/first", []byte("first"))
+}

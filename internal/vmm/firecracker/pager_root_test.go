@@ -1,0 +1,253 @@
+//go:build root
+
+package firecracker_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/host/probe/probetest"
+	"github.com/pandastack/pandastack/internal/os/uffd"
+	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
+)
+
+// memoryServer serves an image's memory from its file, page by page.
+type memoryServer struct {
+	path string
+
+	mu      sync.Mutex
+	served  int
+	removed map[uint64]bool // pages that were given back, by address
+	news    chan struct{}   // closed, and made anew, when events were answered
+	fail    chan error      // ends Serve
+}
+
+func newMemoryServer(image vmm.Image) *memoryServer {
+	return &memoryServer{
+		path: filepath.Join(image.Dir, "memory"), removed: map[uint64]bool{},
+		news: make(chan struct{}), fail: make(chan error, 1),
+	}
+}
+
+// wait waits until so many pages were given back: who gives them back goes on when the event is read,
+// which is before it is answered.
+func (p *memoryServer) wait(t *testing.T, removed int) {
+	t.Helper()
+	deadline := time.After(vmmtest.Timeout)
+	for {
+		p.mu.Lock()
+		got, news := len(p.removed), p.news
+		p.mu.Unlock()
+		if got == removed {
+			return
+		}
+		select {
+		case <-news:
+		case <-deadline:
+			t.Fatalf("%d pages were given back, want %d", got, removed)
+		}
+	}
+}
+
+func (p *memoryServer) File() string { return p.path }
+
+// Serve implements vmm.Memory.
+func (p *memoryServer) Serve(ctx context.Context, conn *net.UnixConn) (err error) {
+	defer conn.Close()
+	file, err := os.Open(p.path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	fd, regions, err := uffd.Receive(ctx, conn)
+	if err != nil {
+		return err
+	}
+	defer fd.Close()
+	bell, err := uffd.NewWaker()
+	if err != nil {
+		return err
+	}
+	defer bell.Close()
+	stop := context.AfterFunc(ctx, bell.Wake)
+	defer stop()
+	ended := make(chan struct{})
+	defer close(ended)
+	var why error
+	var mu sync.Mutex
+	go func() {
+		select {
+		case err := <-p.fail:
+			mu.Lock()
+			why = err
+			mu.Unlock()
+			bell.Wake()
+		case <-ended:
+		}
+	}()
+	peer, err := uffd.PeerOf(conn)
+	if err != nil {
+		return err
+	}
+	defer peer.Close()
+	reader := fd.Events()
+	for {
+		woken, err := fd.Wait(bell, peer, -1)
+		if err != nil {
+			return err
+		}
+		mu.Lock()
+		err = why
+		mu.Unlock()
+		if err != nil || woken.PeerClosed || ctx.Err() != nil {
+			return err
+		}
+		events, err := reader.Read(nil)
+		if err != nil {
+			return err
+		}
+		if err := p.handle(fd, regions, file, events); err != nil {
+			return err
+		}
+	}
+}
+
+func (p *memoryServer) handle(fd *uffd.FD, regions []uffd.Region, file *os.File, events []uffd.Event) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	defer func() {
+		close(p.news)
+		p.news = make(chan struct{})
+	}()
+	for _, e := range events {
+		for at := e.Start; e.Kind == uffd.Remove && at < e.End; at += uffd.Page {
+			p.removed[at] = true
+		}
+	}
+	for _, e := range events {
+		if e.Kind != uffd.Fault {
+			continue
+		}
+		at := e.Start &^ (regions[0].PageSize - 1)
+		page := make([]byte, regions[0].PageSize) // all regions have pages of one size
+		for _, r := range regions {
+			if at < r.Base || at >= r.Base+r.Size || p.removed[at] {
+				continue
+			}
+			if _, err := file.ReadAt(page, int64(at-r.Base+r.Offset)); err != nil {
+				return err
+			}
+		}
+		if _, err := fd.Copy(at, page); err != nil && !errors.Is(err, uffd.ErrExists) {
+			return err
+		}
+		p.served++
+	}
+	return nil
+}
+
+// TestPager restores machines whose memory comes through a userfaultfd, which the monitor makes and hands
+// over.
+func TestPager(t *testing.T) {
+	for _, release := range releases {
+		t.Run(release, func(t *testing.T) {
+			w := newFixture(t, release)
+			w.spec.Confine = vmm.Confine{} // a monitor of another user needs /dev/userfaultfd, which a jail has
+			h := vmmtest.Bake(t, w.lab())
+			memory := newMemoryServer(h.Image)
+			image := h.Image
+			image.Memory = memory
+			m := h.RestoreFrom(t, image, h.Disk)
+			if r := m.Run(t, "echo on"); r.Stdout != "on\n" {
+				t.Errorf("got %+v", r)
+			}
+			memory.mu.Lock()
+			if memory.served == 0 {
+				t.Error("no page was asked for")
+			}
+			memory.mu.Unlock()
+			if countRequests(
+				w.requests(t, m.Spec.ID),
+				"PUT /snapshot/load",
+				`"backend_type":"Uffd","backend_path":"uffd.sock"`,
+			) != 0 {
+				t.Errorf("asked %v", w.requests(t, m.Spec.ID))
+			}
+			m.Put(t, "/root/here", []byte("here"))
+			child := h.Fork(t, m, 1)[0] // which needs no pages served
+			child.WantFile(t, "/root/here", []byte("here"))
+			if err := m.Machine.(vmm.Reclaimer).Reclaim(t.Context(), 8); err != nil {
+				t.Fatal(err)
+			}
+			memory.wait(t, 8<<20/uffd.Page)
+			memory.fail <- errors.New("the store is gone")
+			select {
+			case <-m.Done():
+			case <-time.After(vmmtest.Timeout):
+				t.Fatal("the machine goes on without its memory")
+			}
+			if err := m.Err(); err == nil || !strings.Contains(err.Error(), "the store is gone") {
+				t.Errorf("it ended with %v", err)
+			}
+		})
+	}
+}
+
+// A machine whose memory is served ends with who served it, and is not adopted.
+func TestPagedMachineIsNotAdopted(t *testing.T) {
+	w := newFixture(t, "1.17.0")
+	w.spec.Confine = vmm.Confine{}
+	h := vmmtest.Bake(t, w.lab())
+	image := h.Image
+	image.Memory = newMemoryServer(h.Image)
+	m := h.RestoreFrom(t, image, h.Disk)
+	_ = m.Link.Close()
+	h.Lab.Abandon(t, h.Driver)
+	h.Driver = h.Lab.Open(t)
+	if _, err := h.Driver.Adopt(t.Context(), m.Spec); !errors.Is(err, vmm.ErrGone) {
+		t.Errorf("got %v, want that it is gone", err)
+	}
+	w.nothingLeft(t, m.Spec)
+}
+
+// TestHugePages holds what a monitor is asked for large pages, no following of small ones, and has machines run on
+// them: what is captured of one is whole.
+func TestHugePages(t *testing.T) {
+	probetest.HugePages(t, 16)
+	w := newFixture(t, "1.17.0")
+	w.spec.Confine = vmm.Confine{}
+	h := vmmtest.Bake(t, w.lab())
+	image := h.Image
+	memory := newMemoryServer(h.Image)
+	image.Memory = memory
+	h.Lab.Spec.HugePages = true
+	m := h.RestoreFrom(t, image, h.Disk)
+	if all := w.requests(t, m.Spec.ID); countRequests(
+		all,
+		"PUT /snapshot/load",
+		`"track_dirty_pages":false,"resume_vm":true,"huge_pages":"2M"`,
+	) != 0 {
+		t.Errorf("asked %v", all)
+	}
+	m.Put(t, "/root/here", []byte("here"))
+	memory.mu.Lock()
+	if memory.served == 0 || memory.served > 16 {
+		t.Errorf("%d pages were served, want few large ones", memory.served)
+	}
+	memory.mu.Unlock()
+	h.Lab.Spec.HugePages = false // of a file there are none
+	for _, child := range h.Fork(t, m, 2) {
+		child.WantFile(t, "/root/here", []byte("here"))
+	}
+	if err := m.Kill(t.Context()); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,308 @@
+package checkpointstore
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/lib/proc"
+	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/checkpoint"
+)
+
+// bundle is a process on its way to another host. Boot, inodes and times in Image mean nothing there.
+type bundle struct {
+	Format      int                   `json:"format"`
+	Fingerprint string                `json:"host"` // fingerprint of the host it was taken on
+	Process     checkpoint.Checkpoint `json:"image"`
+	FileHashes  []string              `json:"sums"` // of the files of Image
+	FDSet       int                   `json:"set"`
+	ContentHash string                `json:"sum"`            // of the content that the monitor was made with
+	Delta       []checkpoint.Span     `json:"over,omitempty"` // where what comes along, a checkpoint.Delta, lies over that
+	Full        bool                  `json:"whole"`          // what comes along is that content itself
+	Clock       time.Duration         `json:"clock"`          // of the monitor when it was packed, or later than it was taken
+}
+
+// bundleFormat names what a parcel means. Another is of no use.
+const bundleFormat = 2
+
+// Export makes a parcel of the process in an image's directory; nil: there is none.
+func (s *Store) Export(imageDir string) (*vmm.Checkpoint, error) {
+	p, err := s.Find(imageDir)
+	if p == nil || err != nil {
+		return nil, err
+	}
+	parcel, err := s.export(p)
+	if err != nil {
+		return nil, fmt.Errorf("pack the process of an image: %w", err)
+	}
+	return parcel, nil
+}
+
+func (s *Store) export(p *MonitorCheckpoint) (*vmm.Checkpoint, error) {
+	out := bundle{Format: bundleFormat, Fingerprint: s.host, Process: p.Process, FDSet: p.FDSet, Full: p.Base == nil}
+	out.Process.Boot = ""
+	now, err := hostUptime()
+	if err != nil {
+		return nil, err
+	}
+	out.Clock = now + p.ClockOffset
+	if out.FileHashes, err = s.hashes.ofFiles(p.Process.Files); err != nil {
+		return nil, err
+	}
+	if _, out.ContentHash, err = s.hashes.ofFile(p.contentPath); err != nil {
+		return nil, err
+	}
+	var content *os.File
+	if out.Full {
+		content, err = os.Open(p.contentPath)
+	} else {
+		content, out.Delta, err = s.encodeDelta(p)
+	}
+	if err != nil {
+		return nil, err
+	}
+	about, err := json.Marshal(out)
+	if err == nil && len(about) > vmm.MaxCheckpointDescription {
+		err = fmt.Errorf("its description has %d bytes", len(about))
+	}
+	if err != nil {
+		return nil, errors.Join(err, content.Close())
+	}
+	return &vmm.Checkpoint{Description: about, Content: content}, nil
+}
+
+// encodeDelta makes a file without a name of what a process holds besides its stored content.
+func (s *Store) encodeDelta(p *MonitorCheckpoint) (_ *os.File, spans []checkpoint.Span, err error) {
+	below, err := os.Open(p.contentPath)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer below.Close()
+	over, err := os.Open(p.deltaPath)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer over.Close()
+	f, err := os.OpenFile(filepath.Dir(s.stub), os.O_RDWR|unix.O_TMPFILE, 0o600)
+	if err != nil {
+		return nil, nil, err
+	}
+	w := bufio.NewWriterSize(f, 1<<20)
+	spans, err = checkpoint.NewXORDelta(&p.Process, p.Delta, below).Encode(w, over, p.Delta)
+	if err = errors.Join(err, w.Flush()); err != nil {
+		return nil, nil, errors.Join(err, f.Close())
+	}
+	return f, spans, nil
+}
+
+// parseBundle reads a description that came from elsewhere, and answers how large what comes along is.
+func parseBundle(about []byte) (*bundle, int64, error) {
+	if len(about) > vmm.MaxCheckpointDescription {
+		return nil, 0, fmt.Errorf("a description of %d bytes", len(about))
+	}
+	var p bundle
+	if err := json.Unmarshal(about, &p); err != nil {
+		return nil, 0, err
+	}
+	if p.Format != bundleFormat {
+		return nil, 0, fmt.Errorf("it is of format %d, want %d", p.Format, bundleFormat)
+	}
+	if err := p.Process.Validate(); err != nil {
+		return nil, 0, err
+	}
+	if len(p.FileHashes) != len(p.Process.Files) {
+		return nil, 0, fmt.Errorf("%d sums of %d files", len(p.FileHashes), len(p.Process.Files))
+	}
+	for _, sum := range append(slices.Clone(p.FileHashes), p.ContentHash) {
+		if len(sum) != 64 || strings.Trim(sum, "0123456789abcdef") != "" {
+			return nil, 0, fmt.Errorf("sum %q", sum)
+		}
+	}
+	if p.Clock < 0 || p.Clock > maxClock {
+		return nil, 0, fmt.Errorf("a clock at %v", p.Clock)
+	}
+	if p.Process.Bytes > maxContent {
+		return nil, 0, fmt.Errorf("%d bytes of content, at most %d", p.Process.Bytes, int64(maxContent))
+	}
+	if p.Full {
+		return &p, p.Process.Bytes, nil
+	}
+	bytes, err := checkpoint.DeltaBytes(p.Delta)
+	return &p, bytes, err
+}
+
+// maxContent bounds the content of a process that comes from elsewhere: a monitor's translations are at most 256 MiB.
+const maxContent = 1 << 30
+
+// maxClock bounds how long a host has run, or seems to have.
+const maxClock = 100 * 365 * 24 * time.Hour
+
+// hostUptime is how long this host has run.
+func hostUptime() (time.Duration, error) {
+	var now unix.Timespec
+	err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
+	return time.Duration(now.Nano()), err
+}
+
+// Import gives an image's directory the process of a parcel, as vmm.Carrier says.
+func (s *Store) Import(ctx context.Context, imageDir string, from vmm.CheckpointSource) error {
+	if err := s.importBundle(ctx, imageDir, from); err != nil {
+		return fmt.Errorf("unpack the process of an image: %w", err)
+	}
+	return nil
+}
+
+func (s *Store) importBundle(ctx context.Context, imageDir string, from vmm.CheckpointSource) (err error) {
+	in, bytes, err := parseBundle(from.Description)
+	if err != nil {
+		return err
+	}
+	if in.Fingerprint != s.host {
+		return &vmm.MismatchError{
+			Field: "kernel and processor",
+			Image: in.Fingerprint[:min(16, len(in.Fingerprint))],
+			Host:  s.host[:16],
+		}
+	}
+	near, err := s.localCheckpoint(from.LocalBase) // it knows sums
+	if err != nil {
+		return err
+	}
+	p := MonitorCheckpoint{Format: checkpointFormat, Process: in.Process, FDSet: in.FDSet, FileHashes: in.FileHashes, ContentHash: in.ContentHash, Delta: in.Delta}
+	p.Process.Boot = s.boot
+	if p.ClockOffset, err = s.clockOffset(ctx, in.Clock); err != nil {
+		return err
+	}
+	if p.Process.Files, err = s.localFiles(in.Process.Files, in.FileHashes); err != nil {
+		return err
+	}
+	dir := filepath.Join(imageDir, checkpointDir)
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		if errors.Is(err, fs.ErrExist) { // it was done before
+			return nil
+		}
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.RemoveAll(dir))
+		}
+	}()
+	if !in.Full {
+		if p.Base, err = s.baseContent(ctx, in.ContentHash, in.Process.Bytes, near, from); err != nil {
+			return err
+		}
+	}
+	own := filepath.Join(dir, contentName)
+	if err := p.fetchContent(ctx, own, bytes, from); err != nil {
+		return err
+	}
+	if in.Full {
+		if _, sum, err := s.hashes.ofFile(own); err != nil || sum != in.ContentHash {
+			return errors.Join(err, fmt.Errorf("the content that came has the sum %s, want %s", sum, in.ContentHash))
+		}
+	}
+	return p.write(dir)
+}
+
+// localFiles answers the files of this host that are what those of another host are, by path and content.
+func (s *Store) localFiles(files []checkpoint.File, want []string) ([]checkpoint.File, error) {
+	out := make([]checkpoint.File, len(files))
+	for i, f := range files {
+		if !filepath.IsAbs(f.Path) || filepath.Clean(f.Path) != f.Path {
+			return nil, fmt.Errorf("file %q", f.Path)
+		}
+		is, sum, err := s.hashes.ofFile(f.Path)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, &vmm.MismatchError{Field: f.Path, Image: want[i][:16], Host: "no such file"}
+		}
+		if err != nil {
+			return nil, err
+		}
+		if sum != want[i] {
+			return nil, &vmm.MismatchError{Field: f.Path, Image: want[i][:16], Host: sum[:16]}
+		}
+		out[i] = is
+	}
+	return out, nil
+}
+
+// clockOffset is how much longer this host must seem to have run for a monitor whose clock stood at then.
+func (s *Store) clockOffset(ctx context.Context, then time.Duration) (time.Duration, error) {
+	now, err := hostUptime()
+	if err != nil || then <= now {
+		return 0, err
+	}
+	if err := s.checkTimeNamespaces(ctx); err != nil {
+		return 0, &vmm.MismatchError{
+			Field: "clock",
+			Image: then.String(),
+			Host:  now.String() + ", and it cannot be set: " + err.Error(),
+		}
+	}
+	return then - now, nil
+}
+
+// checkTimeNamespaces finds out, by a process that only waits, whether processes here can have another clock than this one.
+func (s *Store) checkTimeNamespaces(ctx context.Context) error {
+	p, err := proc.Start(proc.Command{Path: s.stub, Fork: proc.ForkAhead(time.Second)})
+	if err != nil {
+		return err
+	}
+	here, err := os.Readlink("/proc/self/ns/time")
+	there, failed := os.Readlink(fmt.Sprintf("/proc/%d/ns/time", p.PID()))
+	if err == nil && failed == nil && here == there {
+		err = errors.New("a program that is run enters no namespace of clocks")
+	}
+	return errors.Join(err, failed, p.Kill(ctx), p.Release())
+}
+
+// fetchContent writes what comes with a parcel as a new file.
+func (p *MonitorCheckpoint) fetchContent(ctx context.Context, path string, bytes int64, from vmm.CheckpointSource) error {
+	if p.Base == nil {
+		return receive(path, bytes, func(f *os.File) (int64, error) { return from.Fetch(ctx, false, f) })
+	}
+	below, err := os.Open(p.Base.Path)
+	if err != nil {
+		return err
+	}
+	defer below.Close()
+	d := checkpoint.NewXORDelta(&p.Process, p.Delta, below)
+	return receive(path, bytes, func(f *os.File) (int64, error) { return from.Fetch(ctx, false, d.Decoder(f)) })
+}
+
+// receive makes a new file of that many bytes, which bring writes and nobody else. After an error the file may be there.
+func receive(path string, bytes int64, bring func(*os.File) (int64, error)) (err error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o400)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	came, err := bring(f)
+	if err != nil {
+		return err
+	}
+	if came != bytes {
+		return fmt.Errorf("%d bytes of content came, want %d", came, bytes)
+	}
+	return f.Truncate(bytes) // zeros at its end were not written
+}
+
+// localCheckpoint answers the process of an image of this host; nil: there is none.
+func (s *Store) localCheckpoint(dir string) (*MonitorCheckpoint, error) {
+	if dir == "" {
+		return nil, nil
+	}
+	return s.Find(dir)
+}

@@ -1,0 +1,139 @@
+package checkpointstore
+
+import (
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/vmm/checkpoint"
+)
+
+// What is in an image of a process is used only if all of it fits this host; else the image is restored by its
+// device state.
+func TestFind(t *testing.T) {
+	w, err := Open(filepath.Join(t.TempDir(), "qemu"), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st, err := os.Stat(w.stub); err != nil || st.Mode().Perm() != 0o755 {
+		t.Fatalf("vehicle: %v, %v", st, err)
+	}
+	for name, c := range map[string]struct {
+		spoil func(p *MonitorCheckpoint, dir string)
+		want  bool
+	}{
+		"whole":         {func(*MonitorCheckpoint, string) {}, true},
+		"other_boot":    {func(p *MonitorCheckpoint, _ string) { p.Process.Boot = "another" }, false},
+		"other_format":  {func(p *MonitorCheckpoint, _ string) { p.Format++ }, false},
+		"no_thread":     {func(p *MonitorCheckpoint, _ string) { p.Process.Threads = nil }, false},
+		"content_short": {func(p *MonitorCheckpoint, _ string) { p.Process.Bytes += 4096 }, false},
+		"program_changed": {func(p *MonitorCheckpoint, _ string) {
+			p.Process.Files = []checkpoint.File{{Path: "/proc/self/exe", Bytes: 1}}
+		}, false},
+		"program_gone": {func(p *MonitorCheckpoint, _ string) { p.Process.Files = []checkpoint.File{{Path: "/nonexistent"}} }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			image := t.TempDir()
+			dir := filepath.Join(image, checkpointDir)
+			if err := os.Mkdir(dir, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			p := MonitorCheckpoint{
+				Format:  checkpointFormat,
+				Process: checkpoint.Checkpoint{Boot: w.boot, Threads: make([]checkpoint.Thread, 1), Bytes: 4096},
+				FDSet:   2,
+			}
+			c.spoil(&p, dir)
+			data, err := json.Marshal(p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(dir, descriptionName), data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(dir, contentName), make([]byte, 4096), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			for range 2 { // the second time from what is kept
+				got, err := w.Find(image)
+				if err != nil || (got != nil) != c.want {
+					t.Fatalf("got %+v, %v", got, err)
+				}
+			}
+		})
+	}
+	t.Run("none", func(t *testing.T) {
+		if got, err := w.Find(t.TempDir()); got != nil || err != nil {
+			t.Errorf("got %v, %v", got, err)
+		}
+	})
+	t.Run("no_json", func(t *testing.T) {
+		image := t.TempDir()
+		if err := os.MkdirAll(filepath.Join(image, checkpointDir), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(image, checkpointDir, descriptionName), []byte("{"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := w.Find(image); got != nil || err != nil {
+			t.Errorf("got %v, %v", got, err)
+		}
+	})
+	var none *Store
+	if got, err := none.Find(t.TempDir()); got != nil || err != nil {
+		t.Errorf("without: got %v, %v", got, err)
+	}
+}
+
+// One call of the kernel reads a part of a large file ahead. All of it has to come.
+func TestReadAhead(t *testing.T) {
+	path := filepath.Join(t.TempDir(), contentName)
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	const bytes = 16 << 20
+	if _, err := f.Write(make([]byte, bytes)); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
+		t.Fatal(err)
+	}
+	cached := func() uint64 {
+		var have unix.Cachestat_t
+		err := unix.Cachestat(uint(f.Fd()), &unix.CachestatRange{}, &have, 0)
+		if errors.Is(err, unix.ENOSYS) {
+			t.Skip("probe cachestat: this kernel does not tell what is cached")
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return have.Cache
+	}
+	again := time.NewTicker(10 * time.Millisecond)
+	defer again.Stop()
+	deadline := time.After(time.Minute)
+	for {
+		if err := readAhead(path); err != nil { // the kernel may drop what it reads ahead
+			t.Fatal(err)
+		}
+		if cached() == bytes/4096 {
+			return
+		}
+		select {
+		case <-again.C:
+		case <-deadline:
+			t.Fatalf("%d of %d pages are read ahead", cached(), bytes/4096)
+		}
+	}
+}

@@ -1,0 +1,95 @@
+package qemu
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/vmm/checkpoint"
+)
+
+const pageSize = 4096
+
+// span is a run of pages, as offsets in the guest's memory.
+type span struct{ start, end int64 }
+
+func (s span) bytes() int64 { return s.end - s.start }
+
+func total(spans []span) int64 {
+	var n int64
+	for _, s := range spans {
+		n += s.bytes()
+	}
+	return n
+}
+
+// guestMemory is a guest's memory as a mapping in its monitor.
+type guestMemory struct {
+	pid   int
+	start uint64
+	bytes int64
+}
+
+// findGuestMemory looks for the mapping of the memory file in the monitor.
+func findGuestMemory(pid int, inode uint64, bytes int64) (guestMemory, error) {
+	start, err := checkpoint.FindMapped(pid, inode, bytes)
+	return guestMemory{pid, start, bytes}, err
+}
+
+// dirty answers the pages of a private mapping that are not the file's any more.
+func (r guestMemory) dirty() ([]span, error) {
+	own, err := checkpoint.PrivatePages(r.pid, r.start, r.start+uint64(r.bytes))
+	if err != nil {
+		return nil, err
+	}
+	spans := make([]span, len(own))
+	for i, s := range own {
+		spans[i] = span{int64(s.Start - r.start), int64(s.End - r.start)}
+	}
+	return spans, nil
+}
+
+// read copies the spans out of the monitor into buf, one behind the other.
+func (r guestMemory) read(spans []span, buf []byte) error {
+	return checkpoint.Read(r.pid, r.at(spans), buf)
+}
+
+// write copies buf into the spans of the monitor's memory.
+func (r guestMemory) write(spans []span, buf []byte) error {
+	return checkpoint.Write(r.pid, r.at(spans), buf)
+}
+
+// at answers where spans lie in the monitor.
+func (r guestMemory) at(spans []span) []checkpoint.Span {
+	out := make([]checkpoint.Span, len(spans))
+	for i, s := range spans {
+		out[i] = checkpoint.Span{Start: r.start + uint64(s.start), End: r.start + uint64(s.end)}
+	}
+	return out
+}
+
+// buffer is anonymous memory in huge pages, present before it is needed.
+type buffer struct{ mem []byte }
+
+// newBuffer maps bytes of memory and makes them present.
+func newBuffer(bytes int64) (*buffer, error) {
+	const huge = 2 << 20
+	bytes = (bytes + huge - 1) / huge * huge
+	mem, err := unix.Mmap(-1, 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return nil, fmt.Errorf("%d bytes for captured memory: %w", bytes, err)
+	}
+	// Both are advice: without them the copy itself makes the pages present.
+	_ = unix.Madvise(mem, unix.MADV_HUGEPAGE)
+	_ = unix.Madvise(mem, unix.MADV_POPULATE_WRITE)
+	return &buffer{mem}, nil
+}
+
+func (b *buffer) free() error {
+	if b == nil || b.mem == nil {
+		return nil
+	}
+	mem := b.mem
+	b.mem = nil
+	return unix.Munmap(mem)
+}

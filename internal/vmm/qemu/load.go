@@ -1,0 +1,262 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/pandastack/pandastack/internal/lib/proc"
+	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/checkpoint"
+	"github.com/pandastack/pandastack/internal/vmm/qemu/qmp"
+	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
+)
+
+// Load implements vmm.Machine.
+func (m *machine) Load(ctx context.Context, from vmm.Capture) error {
+	if m.Phase() != vmmproc.Prepared || !m.canLoad() {
+		return fmt.Errorf("load machine %s: it was loaded before", m.spec.ID)
+	}
+	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "load of the machine")
+	defer cancel()
+	var c *capture
+	known := m.manifest.DiskBytes
+	if from != nil {
+		var ok bool
+		if c, ok = from.(*capture); !ok {
+			return fmt.Errorf("load machine %s: the capture is another driver's", m.spec.ID)
+		}
+		known = c.manifest.DiskBytes
+	}
+	bring := m.loadDeviceState
+	if m.incoming == nil {
+		bring = m.restoreCheckpoint
+	}
+	if err := bring(ctx, c); err != nil {
+		return fmt.Errorf("load machine %s: %w", m.spec.ID, err)
+	}
+	m.SetPhase(vmmproc.Running)
+	m.state, m.manifest.DiskRates = nil, diskRates(m.spec.Disks)
+	if err := m.resizeDisks(ctx, known); err != nil {
+		return fmt.Errorf("load machine %s: %w", m.spec.ID, err)
+	}
+	return nil
+}
+
+// canLoad tells whether there is a way for a guest to come.
+func (m *machine) canLoad() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.incoming != nil || m.stub != nil
+}
+
+// loadDeviceState brings memory and device state into a monitor that has none: the image's, or a capture's.
+func (m *machine) loadDeviceState(ctx context.Context, from *capture) error {
+	if from != nil && from.state == nil {
+		return errors.New("the capture was taken for other machines")
+	}
+	if err := m.writeMemory(ctx, from); err != nil {
+		return err
+	}
+	if from != nil {
+		return m.sendState(ctx, from.state)
+	}
+	return m.sendState(ctx, m.state)
+}
+
+var errNotOfImage = errors.New("the capture was not taken on the image of this machine")
+
+// writeCapture writes a capture's pages into the monitor's memory, and before them what the image adds to that, where the
+// capture was taken over the image's own memory: its machine began when that was still coming.
+func (m *machine) writeCapture(ctx context.Context, c *capture, over *overlay) (err error) {
+	switch {
+	case c.key == (vmmproc.FileKey{}):
+		return errNotOfImage
+	case c.key == m.record.Memory || c.key == m.altMemory:
+	case over != nil && c.key == over.key:
+		if err := m.writeOverlay(ctx, over); err != nil {
+			return err
+		}
+	default:
+		return errNotOfImage
+	}
+	if err := c.Acquire(); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.Release()) }()
+	return m.writeSpans(ctx, c.spans, c.pages.bytes())
+}
+
+// writeOverlay writes what the image adds to the memory that is mapped.
+func (m *machine) writeOverlay(ctx context.Context, o *overlay) error {
+	pages, err := o.read() // while the monitor starts
+	if err != nil {
+		return err
+	}
+	return errors.Join(m.writeSpans(ctx, o.spans, pages.mem), pages.free())
+}
+
+// writeSpans puts pages into the monitor's memory.
+func (m *machine) writeSpans(ctx context.Context, spans []span, pages []byte) error {
+	// A greeting means that all of the machine is made, its memory too.
+	if err := m.WithExitReason(ctx, m.qmp.Ready(ctx)); err != nil {
+		return err
+	}
+	r, err := m.guestMemory()
+	if err != nil {
+		return m.WithExitReason(ctx, err)
+	}
+	return m.WithExitReason(ctx, r.write(spans, pages))
+}
+
+func (m *machine) guestMemory() (guestMemory, error) {
+	return findGuestMemory(m.PID(), m.record.mapped().Inode, int64(m.spec.MemoryMiB)<<20)
+}
+
+// sendState sends device state and waits until the guest runs.
+func (m *machine) sendState(ctx context.Context, state []byte) error {
+	m.mu.Lock()
+	in := m.incoming
+	m.incoming = nil
+	m.mu.Unlock()
+	if in == nil {
+		return m.WithExitReason(ctx, vmm.ErrGone)
+	}
+	defer in.Close()
+	if deadline, ok := ctx.Deadline(); ok {
+		if err := in.SetWriteDeadline(deadline); err != nil {
+			return err
+		}
+	}
+	if _, err := in.Write(state); err != nil {
+		return m.WithExitReason(ctx, errors.Join(qmp.ErrClosed, err))
+	}
+	if err := in.CloseWrite(); err != nil {
+		return m.WithExitReason(ctx, errors.Join(qmp.ErrClosed, err))
+	}
+	// The guest may run before the protocol is negotiated and events are told, hence the question.
+	status, err := m.status(ctx)
+	switch {
+	case err != nil:
+		return err
+	case status == "running":
+		return nil
+	case status != "inmigrate":
+		return fmt.Errorf("guest is %q after its state was loaded", status)
+	}
+	select {
+	case <-m.resumed:
+		return nil
+	case <-m.Done():
+		return m.WithExitReason(ctx, vmm.ErrGone)
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (m *machine) status(ctx context.Context) (string, error) {
+	var s struct {
+		Status string `json:"status"`
+	}
+	err := m.do(ctx, "query-status", nil, &s)
+	return s.Status, err
+}
+
+// resizeDisks tells the guest of disks that are larger than it knows.
+func (m *machine) resizeDisks(ctx context.Context, known []int64) error {
+	m.manifest.DiskBytes = m.record.DiskBytes
+	for i, bytes := range m.record.DiskBytes {
+		if i < len(known) && known[i] == bytes {
+			continue
+		}
+		args := map[string]any{"device": "d" + strconv.Itoa(i), "size": bytes}
+		if err := m.do(ctx, "block_resize", args, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Pause implements vmm.Machine. Unless Anticipate did, it first makes ready what a Capture needs, while
+// the guest still runs.
+func (m *machine) Pause(ctx context.Context) error {
+	switch m.Phase() {
+	case vmmproc.Paused:
+		return nil
+	case vmmproc.Prepared:
+		return fmt.Errorf("pause machine %s: it was not loaded", m.spec.ID)
+	}
+	if err := m.PreCapture(ctx); err != nil {
+		return err
+	}
+	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "pause of the machine")
+	defer cancel()
+	if err := m.do(ctx, "stop", nil, nil); err != nil {
+		return fmt.Errorf("pause machine %s: %w", m.spec.ID, err)
+	}
+	m.SetPhase(vmmproc.Paused)
+	return nil
+}
+
+// Resume implements vmm.Machine.
+func (m *machine) Resume(ctx context.Context) error {
+	switch m.Phase() {
+	case vmmproc.Running:
+		return nil
+	case vmmproc.Prepared:
+		return fmt.Errorf("resume machine %s: it was not loaded", m.spec.ID)
+	}
+	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "resumption of the machine")
+	defer cancel()
+	if err := m.do(ctx, "cont", nil, nil); err != nil {
+		return fmt.Errorf("resume machine %s: %w", m.spec.ID, err)
+	}
+	m.SetPhase(vmmproc.Running)
+	if err := m.dropPreparation(m.swapPrepared(nil)); err != nil {
+		return fmt.Errorf("resume machine %s: %w", m.spec.ID, err)
+	}
+	return nil
+}
+
+// adopt makes a machine of a monitor that an earlier process of ours started.
+func (d *Driver) adopt(
+	ctx context.Context,
+	spec vmm.Spec,
+	manifest vmm.Manifest,
+	r record,
+	p *proc.Process,
+) (_ *machine, err error) {
+	if waits, err := checkpoint.IsStub(p.PID()); err != nil || waits { // it would answer nothing
+		return nil, errors.Join(fmt.Errorf("it was never loaded: %w", vmm.ErrGone), err, p.Kill(ctx), p.Release())
+	}
+	m := newMachine(d, spec, manifest)
+	m.record = r
+	conn, err := vmmproc.Connect(ctx, spec.Dir, monitorSocket)
+	if err != nil {
+		return nil, errors.Join(err, p.Release())
+	}
+	m.qmp = qmp.Open(conn, m.event)
+	m.Watch(ctx, p)
+	ctx, cancel := d.monitors.WithTimeout(ctx, "answer of the monitor")
+	defer cancel()
+	status, err := m.status(ctx)
+	if err != nil {
+		m.Release()
+		return nil, err
+	}
+	switch status {
+	case "running":
+		m.SetPhase(vmmproc.Running)
+	case "paused":
+		m.SetPhase(vmmproc.Paused)
+	default:
+		// Never loaded, or the guest has ended: nobody can use it any more.
+		return nil, errors.Join(fmt.Errorf("guest is %q: %w", status, vmm.ErrGone), m.Kill(ctx))
+	}
+	if err := m.updateThrottles(ctx); err != nil {
+		m.Release()
+		return nil, err
+	}
+	return m, nil
+}

@@ -1,0 +1,69 @@
+//go:build vm
+
+package qemu_test
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/qemu"
+	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
+)
+
+// testRates holds when a machine's disk is held to its rate whatever the machine was made of: an image and a parent
+// that had another rate, or none.
+func testRates(t *testing.T, h *vmmtest.Host) {
+	bound := vmm.Rate{Bytes: 8 << 20, Ops: 500}
+	slow, fewer := h.WithRate(bound), h.WithRate(vmm.Rate{Ops: 100})
+	m := slow.Restore(t)
+	wantThrottles(t, m, bound)
+	began := time.Now()
+	if r := m.Run(t, "dd if=/dev/vda of=/dev/null iflag=direct bs=1M count=8"); r.Exit.Code != 0 {
+		t.Fatalf("got %+v", r)
+	}
+	// One request may go over the tenth of a second that is let through at once. A loaded host takes longer.
+	if took := time.Since(began); took < 700*time.Millisecond {
+		t.Errorf("8 MiB at 8 MiB a second took %v", took)
+	}
+	wantThrottles(t, slow.Fork(t, m, 1)[0], bound)
+	wantThrottles(t, fewer.Fork(t, m, 1)[0], vmm.Rate{Ops: 100})
+	wantThrottles(t, h.Fork(t, m, 1)[0], vmm.Rate{})
+	wantThrottles(t, m, bound)
+
+	if err := errors.Join(m.Link.Freeze(t.Context(), true), m.Pause(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	image, disk := slow.Save(t, m)
+	if !slices.Equal(image.Manifest.DiskRates, []vmm.Rate{bound}) {
+		t.Errorf("the image says %v", image.Manifest.DiskRates)
+	}
+	wantThrottles(t, slow.RestoreFrom(t, image, disk), bound)
+	free := h.RestoreFrom(t, image, disk)
+	wantThrottles(t, free, vmm.Rate{})
+	wantThrottles(t, fewer.Fork(t, free, 1)[0], vmm.Rate{Ops: 100})
+
+	if err := free.Link.Close(); err != nil {
+		t.Error(err)
+	}
+	for _, rate := range []vmm.Rate{bound, {Ops: 9}, {}} { // a machine that lives is taken over with other ones
+		spec := free.Spec
+		spec.Disks = slices.Clone(spec.Disks)
+		spec.Disks[0].Rate = rate
+		again, err := h.Driver.Adopt(t.Context(), spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantThrottles(t, &vmmtest.Machine{Machine: again}, rate)
+	}
+}
+
+func wantThrottles(t *testing.T, m *vmmtest.Machine, want vmm.Rate) {
+	t.Helper()
+	got, err := qemu.Throttled(t.Context(), m.Machine)
+	if err != nil || !slices.Equal(got, []vmm.Rate{want}) {
+		t.Errorf("disks are held to %v, %v, want %v", got, err, want)
+	}
+}
