@@ -102,11 +102,14 @@ func (h *Host) StreamSnapshot(
 	}
 	snap := from.Snapshot.WithLabels(labels)
 	snap.Base = ""
-	snap, err = h.lazy.Import(ctx, ref, snap, data, from.Reader, soon, func(ctx context.Context, dir string) {
-		defer begin()
-		brief, cancel := context.WithTimeoutCause(ctx, unpackLimit, errUnpack)
-		defer cancel()
-		h.remote.ImportCheckpoint(brief, from, vmm.Image{Dir: dir, Manifest: from.Snapshot.Manifest})
+	snap, err = h.lazy.Import(ctx, lazy.ImportParams{
+		Ref: ref, Snapshot: snap, Origin: data, Source: from.Reader, Prefetch: soon,
+		AddFiles: func(ctx context.Context, dir string) {
+			defer begin()
+			brief, cancel := context.WithTimeoutCause(ctx, unpackLimit, errUnpack)
+			defer cancel()
+			h.remote.ImportCheckpoint(brief, from, vmm.Image{Dir: dir, Manifest: from.Snapshot.Manifest})
+		},
 	})
 	if errors.Is(err, snapshot.ErrExists) { // somebody else began it meanwhile
 		snap, err = h.store.Get(ref)

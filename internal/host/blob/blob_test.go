@@ -16,6 +16,7 @@ import (
 	"github.com/johannesboyne/gofakes3/backend/s3mem"
 
 	"github.com/pandastack/pandastack/internal/host/blob"
+	"github.com/pandastack/pandastack/internal/host/blob/blobsuite"
 	"github.com/pandastack/pandastack/internal/host/blob/blobtest"
 )
 
@@ -34,7 +35,7 @@ func open(t *testing.T, url string, opt blob.Options) blob.Store {
 }
 
 func TestDirectory(t *testing.T) {
-	blobtest.Run(t, func(t *testing.T) blob.Store { return open(t, "file://"+t.TempDir(), blob.Options{}) })
+	blobsuite.Run(t, func(t *testing.T) blob.Store { return open(t, "file://"+t.TempDir(), blob.Options{}) })
 }
 
 func TestS3(t *testing.T) {
@@ -47,7 +48,7 @@ func TestS3(t *testing.T) {
 	t.Setenv("AWS_ACCESS_KEY_ID", "test")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "test")
 	var n atomic.Int64
-	blobtest.Run(t, func(t *testing.T) blob.Store {
+	blobsuite.Run(t, func(t *testing.T) blob.Store {
 		own := string(rune('a' + n.Add(1)))
 		return open(
 			t,
@@ -58,7 +59,7 @@ func TestS3(t *testing.T) {
 }
 
 func TestShapedAndFaultyStores(t *testing.T) {
-	blobtest.Run(t, func(t *testing.T) blob.Store {
+	blobsuite.Run(t, func(t *testing.T) blob.Store {
 		return blobtest.NewFaulty(
 			blobtest.NewShaped(open(t, "file://"+t.TempDir(), blob.Options{}), time.Microsecond, 1<<40),
 			nil,

@@ -21,7 +21,7 @@ import (
 	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/container"
 
 	"github.com/pandastack/pandastack/internal/host/blob"
-	"github.com/pandastack/pandastack/internal/host/blob/blobtest"
+	"github.com/pandastack/pandastack/internal/host/blob/blobsuite"
 )
 
 // Servers that speak what the services speak, built or installed for these tests.
@@ -129,7 +129,7 @@ func TestAzure(t *testing.T) {
 // suite runs blobtest, each test below a prefix of its own, over the store that a URL names.
 func suite(t *testing.T, url string) {
 	n := 0
-	blobtest.Run(t, func(t *testing.T) blob.Store {
+	blobsuite.Run(t, func(t *testing.T) blob.Store {
 		n++
 		return open(t, fmt.Sprintf("%sprefix=s%d/", url, n), blob.Options{})
 	})

@@ -8,9 +8,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/os/disk"
 )
 
 // Base is a manifest whose files are at hand, to make others from.
@@ -208,7 +209,7 @@ func (p *puller) chunk(ctx context.Context, index int) (done PullStats, err erro
 func (p *puller) write(h target, data []byte) error {
 	off, size := h.Page*PageSize, p.r.m.Files[h.file].Bytes
 	_, err := p.files[h.file].WriteAt(data[:min(int64(len(data)), size-off)], off)
-	if errors.Is(err, syscall.ENOSPC) {
+	if disk.IsNoSpace(err) {
 		return fmt.Errorf("no disk space to pull into: %w", err)
 	}
 	return err

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/host/chunkstore"
+	"github.com/pandastack/pandastack/internal/os/disk"
 )
 
 // Disk is a machine's own disk over a snapshot's that is still coming: what the machine wrote is in its own
@@ -197,7 +198,7 @@ func (d *Disk) clonePiece(base *os.File, from, to int64) error {
 	for at := from; at < to; {
 		n, mine := d.run(at, to)
 		if !mine {
-			if err := cloneRange(d.own, base, at, n); err != nil {
+			if err := disk.CloneRange(d.own, base, at, n); err != nil {
 				return err
 			}
 			d.mu.Lock()
@@ -207,20 +208,6 @@ func (d *Disk) clonePiece(base *os.File, from, to int64) error {
 			d.mu.Unlock()
 		}
 		at += n
-	}
-	return nil
-}
-
-// cloneRange makes dst have the blocks of src at off, of which the file system's blocks are whole.
-func cloneRange(dst, src *os.File, off, n int64) error {
-	arg := unix.FileCloneRange{
-		Src_fd:      int64(src.Fd()),
-		Src_offset:  uint64(off),
-		Src_length:  uint64(n),
-		Dest_offset: uint64(off),
-	}
-	if err := unix.IoctlFileCloneRange(int(dst.Fd()), &arg); err != nil {
-		return fmt.Errorf("share %d bytes at %d: %w", n, off, err)
 	}
 	return nil
 }
@@ -244,7 +231,7 @@ func HydrateFile(ctx context.Context, own, base *os.File) error {
 			return fmt.Errorf("complete disk: %w", err)
 		}
 		if data = min(data, info.Size()); data > at {
-			if err := cloneRange(own, base, at, data-at); err != nil {
+			if err := disk.CloneRange(own, base, at, data-at); err != nil {
 				return fmt.Errorf("complete disk: %w", err)
 			}
 		}

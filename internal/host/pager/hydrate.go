@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/pandastack/pandastack/internal/host/chunkstore"
+	"github.com/pandastack/pandastack/internal/os/disk"
 )
 
 // Filling asks for fillPiece bytes fillers times at once: enough to use a store that answers slowly, and
@@ -41,7 +42,7 @@ func (f *File) Hydrate(ctx context.Context, dst *os.File, room func() error) err
 		off, n := at, min(hydratePieceBytes-at%hydratePieceBytes, f.size-at)
 		if here, length := f.source.LocalCopy(f.name, at); length >= holeUnit {
 			n = length &^ (chunkstore.PageSize - 1)
-			g.Go(func() error { return cloneRange(dst, here, off, n) })
+			g.Go(func() error { return disk.CloneRange(dst, here, off, n) })
 		} else {
 			n = f.untilShared(off, n)
 			g.Go(func() error { return f.hydratePiece(each, dst, off, n) })

@@ -114,6 +114,31 @@ func CloneInto(src string, dst *os.File) error {
 	return clone(from, dst)
 }
 
+// CloneRange makes n bytes of dst at off share the blocks of src at the same offset.
+//
+// off is a multiple of the file system's block size, and so is n, except at the end of src. It returns
+// *NoReflinkError if the file system cannot share blocks.
+func CloneRange(dst, src *os.File, off, n int64) error {
+	arg := unix.FileCloneRange{
+		Src_fd: int64(src.Fd()), Src_offset: uint64(off), Src_length: uint64(n), Dest_offset: uint64(off),
+	}
+	for {
+		err := unix.IoctlFileCloneRange(int(dst.Fd()), &arg)
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(err, unix.EINTR):
+			continue
+		case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOTTY):
+			return &NoReflinkError{Dir: parent(dst.Name()), Type: fsType(dst)}
+		}
+		return fmt.Errorf("clone %d bytes at %d of %s to %s: %w", n, off, src.Name(), dst.Name(), err)
+	}
+}
+
+// IsNoSpace reports whether err says that a file system or a quota on it is full.
+func IsNoSpace(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
+
 func clone(from, to *os.File) error {
 	for {
 		err := unix.IoctlFileClone(int(to.Fd()), int(from.Fd()))

@@ -14,6 +14,7 @@ import (
 	"github.com/pandastack/pandastack/internal/host/pager"
 	"github.com/pandastack/pandastack/internal/host/pager/fusefs"
 	"github.com/pandastack/pandastack/internal/host/snapshot"
+	"github.com/pandastack/pandastack/internal/os/disk"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
@@ -297,12 +298,12 @@ func (s diskContent) WriteAt(ctx context.Context, p []byte, off int64) error {
 }
 
 func (s diskContent) failOn(ctx context.Context, err error) error {
-	if err != nil && ctx.Err() == nil && !noSpace(err) {
+	if err != nil && ctx.Err() == nil && !isGuestDiskError(err) {
 		s.a.fail(fmt.Errorf("disk: %w", err))
 	}
 	return err
 }
 
-func noSpace(err error) bool {
-	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EFBIG)
-}
+// isGuestDiskError reports whether the guest itself is to see an error: the host's disk is full, or the write
+// lies beyond the end of the guest's disk.
+func isGuestDiskError(err error) bool { return disk.IsNoSpace(err) || errors.Is(err, syscall.EFBIG) }

@@ -20,40 +20,50 @@ const smallBytes = 1 << 20
 // traceName is where a snapshot's directory keeps the trace.
 const traceName = "trace"
 
-// Import makes snap, as its host described it, a partial snapshot of this host under ref, and begins to bring
-// its content from source, which names the image's files as snap.Manifest does and the disks as
-// snapshot.DiskFiles. origin is what Config.Open finds source by. Source is taken over. Add, unless it is nil, puts into
-// the directory of the image what else belongs there, while the small files come and before a machine may start; its
-// context ends when they do not come. Soon is what was begun to be learnt of the snapshot, and is taken over too; nil: it
-// begins here. ErrExists: ref is taken. After an error nothing is left.
-func (m *Manager) Import(
-	ctx context.Context,
-	ref snapshot.Ref,
-	snap snapshot.Snapshot,
-	origin []byte,
-	source chunkstore.Source,
-	soon *PrefetchLoader,
-	add func(ctx context.Context, dir string),
-) (_ snapshot.Snapshot, err error) {
-	if soon == nil {
-		soon = m.LoadPrefetch(m.traceLoader(origin, ""))
+// ImportParams are the parameters of Import. All but Prefetch and AddFiles are required.
+type ImportParams struct {
+	// Ref is the name of the new snapshot on this host.
+	Ref snapshot.Ref
+	// Snapshot is the description that the snapshot's own host wrote.
+	Snapshot snapshot.Snapshot
+	// Origin is the value that Config.OpenSource later finds the source by.
+	Origin []byte
+	// Source holds the content: the files of Snapshot.Manifest, and the disks under the names of
+	// snapshot.DiskFiles. Import takes it over, also when it fails.
+	Source chunkstore.Source
+	// Prefetch is what LoadPrefetch began to load for this snapshot. Import takes it over, also when it
+	// fails. If it is nil, Import loads the trace itself.
+	Prefetch *PrefetchLoader
+	// AddFiles, unless it is nil, writes further files into the image's directory. It runs while the small
+	// files are downloaded, and no machine starts before it returns. Its context ends when the download fails.
+	AddFiles func(ctx context.Context, dir string)
+}
+
+// Import makes a snapshot of the object store a remote-backed snapshot of this host.
+//
+// It downloads the small files and starts to download the others in the background. It returns
+// snapshot.ErrExists if the name is taken. After an error nothing is left.
+func (m *Manager) Import(ctx context.Context, in ImportParams) (_ snapshot.Snapshot, err error) {
+	prefetch, source := in.Prefetch, in.Source
+	if prefetch == nil {
+		prefetch = m.LoadPrefetch(m.traceLoader(in.Origin, ""))
 	}
 	adopted := false
 	defer func() {
 		if !adopted {
-			soon.Close()
+			prefetch.Close()
 			err = errors.Join(err, closeSource(source))
 		}
 	}()
-	if len(origin) == 0 {
-		return snapshot.Snapshot{}, fmt.Errorf("stream %s: it has no origin", ref)
+	if len(in.Origin) == 0 {
+		return snapshot.Snapshot{}, fmt.Errorf("stream %s: it has no origin", in.Ref)
 	}
-	memory, err := memoryName(snap.Manifest)
+	memory, err := memoryName(in.Snapshot.Manifest)
 	if err != nil {
-		return snapshot.Snapshot{}, fmt.Errorf("stream %s: %w", ref, err)
+		return snapshot.Snapshot{}, fmt.Errorf("stream %s: %w", in.Ref, err)
 	}
 	size, _ := source.Size(memory)
-	soon.setMemory(memory, size)
+	prefetch.setMemory(memory, size)
 	draft, err := m.cfg.Store.Draft()
 	if err != nil {
 		return snapshot.Snapshot{}, err
@@ -63,30 +73,31 @@ func (m *Manager) Import(
 	defer stop()
 	var added sync.WaitGroup
 	added.Go(func() {
-		if add != nil {
-			add(adding, draft.ImageDir())
+		if in.AddFiles != nil {
+			in.AddFiles(adding, draft.ImageDir())
 		}
 	})
-	if err = createFiles(ctx, draft, snap, source); err != nil {
+	if err = createFiles(ctx, draft, in.Snapshot, source); err != nil {
 		stop()
 	}
 	added.Wait()
 	if err != nil {
-		return snapshot.Snapshot{}, fmt.Errorf("stream %s: %w", ref, err)
+		return snapshot.Snapshot{}, fmt.Errorf("stream %s: %w", in.Ref, err)
 	}
-	snap.Ref, snap.Anonymous = ref, false
-	snap, err = draft.Commit(snap.WithOrigin(origin))
+	snap := in.Snapshot
+	snap.Ref, snap.Anonymous = in.Ref, false
+	snap, err = draft.Commit(snap.WithOrigin(in.Origin))
 	if err != nil {
 		return snapshot.Snapshot{}, err
 	}
-	defer func() { err = errors.Join(err, m.cfg.Store.Release(ref)) }()
+	defer func() { err = errors.Join(err, m.cfg.Store.Release(in.Ref)) }()
 	err = snapshot.Check(snap)
 	if err == nil {
 		adopted = true
-		_, err = m.adopt(snap, source, soon)
+		_, err = m.adopt(snap, source, prefetch)
 	}
 	if err != nil {
-		return snapshot.Snapshot{}, errors.Join(fmt.Errorf("stream %s: %w", ref, err), m.cfg.Store.Delete(ref))
+		return snapshot.Snapshot{}, errors.Join(fmt.Errorf("stream %s: %w", in.Ref, err), m.cfg.Store.Delete(in.Ref))
 	}
 	return snap, nil
 }

@@ -166,9 +166,14 @@ func (h *host) remote() snapshot.Snapshot {
 	}
 }
 
+// params are the parameters of an import of snap from the host's source.
+func (h *host) params(snap snapshot.Snapshot) lazy.ImportParams {
+	return lazy.ImportParams{Ref: ref, Snapshot: snap, Origin: []byte("there"), Source: h.source}
+}
+
 func (h *host) importSnapshot() snapshot.Snapshot {
 	h.t.Helper()
-	snap, err := h.mgr.Import(h.t.Context(), ref, h.remote(), []byte("there"), h.source, nil, nil)
+	snap, err := h.mgr.Import(h.t.Context(), h.params(h.remote()))
 	h.must(err)
 	return snap
 }
@@ -541,21 +546,15 @@ func TestFailedImportCancelsExtraFiles(t *testing.T) {
 	remote := h.remote()
 	remote.DiskMiB++
 	added := errors.New("it went on")
-	_, err := h.mgr.Import(
-		t.Context(),
-		ref,
-		remote,
-		[]byte("there"),
-		h.source,
-		nil,
-		func(ctx context.Context, _ string) {
-			select {
-			case <-ctx.Done():
-				added = nil
-			case <-h.deadline().Done():
-			}
-		},
-	)
+	params := h.params(remote)
+	params.AddFiles = func(ctx context.Context, _ string) {
+		select {
+		case <-ctx.Done():
+			added = nil
+		case <-h.deadline().Done():
+		}
+	}
+	_, err := h.mgr.Import(t.Context(), params)
 	if err == nil || added != nil {
 		t.Errorf("begun: %v; what was added: %v", err, added)
 	}
@@ -582,7 +581,7 @@ func TestFailedImportLeavesNothing(t *testing.T) {
 		} else {
 			change(&remote)
 		}
-		if _, err := h.mgr.Import(t.Context(), ref, remote, []byte("there"), h.source, nil, nil); err == nil {
+		if _, err := h.mgr.Import(t.Context(), h.params(remote)); err == nil {
 			t.Errorf("%s: begun", name)
 		}
 		if change == nil {

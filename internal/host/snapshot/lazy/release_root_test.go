@@ -60,11 +60,12 @@ func TestSnapshotDeletedWhileRemoteBacked(t *testing.T) {
 // One whose trace does not come goes as well.
 func TestSnapshotDeletedWhileTraceLoads(t *testing.T) {
 	h := newHost(t, nil)
-	soon := h.mgr.LoadPrefetch(func(ctx context.Context) (lazy.Prefetch, error) {
+	params := h.params(h.remote())
+	params.Prefetch = h.mgr.LoadPrefetch(func(ctx context.Context) (lazy.Prefetch, error) {
 		<-ctx.Done()
 		return lazy.Prefetch{}, context.Cause(ctx)
 	})
-	_, err := h.mgr.Import(t.Context(), ref, h.remote(), []byte("there"), h.source, soon, nil)
+	_, err := h.mgr.Import(t.Context(), params)
 	h.must(err)
 	h.must(h.store.Delete(ref))
 	h.until("it goes", func() bool { return !h.held() })

@@ -1,17 +1,12 @@
-// Package blobtest is the suite that every object store passes, and stores that are slow, full, failing
-// or lying in ways that a test chooses.
-//
-// It knows stores by their interface alone. Its stores may be used by many goroutines at once.
-package blobtest
+// Package blobsuite is the test suite that every implementation of blob.Store passes.
+package blobsuite
 
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -19,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/pandastack/pandastack/internal/host/blob"
+	"github.com/pandastack/pandastack/internal/host/blob/blobtest"
 )
 
 // Run holds a store against what blob.Store promises. open gives an empty store for each test and
@@ -45,50 +41,9 @@ func Run(t *testing.T, open func(t *testing.T) blob.Store) {
 	}
 }
 
-// Content is bytes that do not compress and differ for each seed.
-func Content(seed uint64, n int) []byte {
-	var key [32]byte
-	binary.LittleEndian.PutUint64(key[:], seed)
-	data := make([]byte, n)
-	_, _ = rand.NewChaCha8(key).Read(data) // it never fails
-	return data
-}
-
-// Put stores data under key.
-func Put(t testing.TB, s blob.Store, key string, data []byte) {
-	t.Helper()
-	if err := s.Put(t.Context(), key, bytes.NewReader(data), int64(len(data))); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// Get reads a range of an object.
-func Get(ctx context.Context, s blob.Store, key string, offset, length int64) ([]byte, error) {
-	r, err := s.Get(ctx, key, offset, length)
-	if err != nil {
-		return nil, err
-	}
-	data, err := io.ReadAll(r)
-	return data, errors.Join(err, r.Close())
-}
-
-// Keys lists what a store holds.
-func Keys(t testing.TB, s blob.Store, prefix string) []string {
-	t.Helper()
-	var all []string
-	err := s.List(t.Context(), prefix, func(i blob.Info) error {
-		all = append(all, i.Key)
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return all
-}
-
 func want(t *testing.T, s blob.Store, key string, offset, length int64, data []byte) {
 	t.Helper()
-	got, err := Get(t.Context(), s, key, offset, length)
+	got, err := blobtest.Get(t.Context(), s, key, offset, length)
 	if err != nil || !bytes.Equal(got, data) {
 		t.Errorf("get %s from %d, %d bytes: %d bytes, %v; want %d", key, offset, length, len(got), err, len(data))
 	}
@@ -96,8 +51,8 @@ func want(t *testing.T, s blob.Store, key string, offset, length int64, data []b
 
 func getWhatWasPut(t *testing.T, s blob.Store) {
 	for i, n := range []int{0, 1, 4096, 6 << 20} {
-		key, data := fmt.Sprintf("a/b-%d", i), Content(uint64(i), n)
-		Put(t, s, key, data)
+		key, data := fmt.Sprintf("a/b-%d", i), blobtest.Content(uint64(i), n)
+		blobtest.Put(t, s, key, data)
 		want(t, s, key, 0, -1, data)
 		info, err := s.Stat(t.Context(), key)
 		if err != nil || info.Key != key || info.Bytes != int64(n) || info.Modified.IsZero() {
@@ -107,25 +62,25 @@ func getWhatWasPut(t *testing.T, s blob.Store) {
 }
 
 func ranges(t *testing.T, s blob.Store) {
-	data := Content(1, 300_000)
-	Put(t, s, "x", data)
+	data := blobtest.Content(1, 300_000)
+	blobtest.Put(t, s, "x", data)
 	want(t, s, "x", 0, 10, data[:10])
 	want(t, s, "x", 1000, 200_000, data[1000:201_000])
 	want(t, s, "x", 299_990, 10, data[299_990:])
 	want(t, s, "x", 299_990, 100, data[299_990:])
 	want(t, s, "x", 299_990, -1, data[299_990:])
 	want(t, s, "x", 5, 0, nil)
-	if got, err := Get(t.Context(), s, "x", 300_001, 10); err == nil {
+	if got, err := blobtest.Get(t.Context(), s, "x", 300_001, 10); err == nil {
 		t.Errorf("a range beyond the end answers %d bytes, want an error", len(got))
 	}
-	if got, err := Get(t.Context(), s, "x", -1, 10); err == nil {
+	if got, err := blobtest.Get(t.Context(), s, "x", -1, 10); err == nil {
 		t.Errorf("a negative offset answers %d bytes, want an error", len(got))
 	}
 }
 
 func putReplaces(t *testing.T, s blob.Store) {
-	Put(t, s, "x", []byte("first"))
-	Put(t, s, "x", []byte("2"))
+	blobtest.Put(t, s, "x", []byte("first"))
+	blobtest.Put(t, s, "x", []byte("2"))
 	want(t, s, "x", 0, -1, []byte("2"))
 }
 
@@ -134,7 +89,7 @@ func putIfAbsentOnce(t *testing.T, s blob.Store) {
 	var won atomic.Int32
 	for i := range 6 {
 		wg.Go(func() {
-			data := Content(uint64(i), 10_000)
+			data := blobtest.Content(uint64(i), 10_000)
 			err := s.PutIfAbsent(t.Context(), "x", bytes.NewReader(data), int64(len(data)))
 			switch {
 			case err == nil:
@@ -148,7 +103,7 @@ func putIfAbsentOnce(t *testing.T, s blob.Store) {
 	if won.Load() != 1 {
 		t.Errorf("%d of 6 conditional puts succeeded, want 1", won.Load())
 	}
-	before, err := Get(t.Context(), s, "x", 0, -1)
+	before, err := blobtest.Get(t.Context(), s, "x", 0, -1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +127,7 @@ func putNeedsAllBytes(t *testing.T, s blob.Store) {
 			t.Errorf("after put %s there is %+v, %v", name, info, err)
 		}
 	}
-	if all := Keys(t, s, ""); len(all) != 0 {
+	if all := blobtest.Keys(t, s, ""); len(all) != 0 {
 		t.Errorf("left behind: %v", all)
 	}
 }
@@ -182,9 +137,9 @@ type failing struct{ err error }
 func (f *failing) Read([]byte) (int, error) { return 0, f.err }
 
 func missing(t *testing.T, s blob.Store) {
-	Put(t, s, "a/b", []byte("x"))
+	blobtest.Put(t, s, "a/b", []byte("x"))
 	for _, key := range []string{"c", "a", "a/c", "a/b/c"} {
-		if _, err := Get(t.Context(), s, key, 0, 1); !errors.Is(err, blob.ErrNotFound) {
+		if _, err := blobtest.Get(t.Context(), s, key, 0, 1); !errors.Is(err, blob.ErrNotFound) {
 			t.Errorf("get %s: %v, want ErrNotFound", key, err)
 		}
 		_, err := s.Stat(t.Context(), key)
@@ -201,20 +156,20 @@ func missing(t *testing.T, s blob.Store) {
 func listInOrder(t *testing.T, s blob.Store) {
 	all := []string{"a-b", "a.c", "a/1", "a/10", "a/2/3", "ab", "b/a/c", "b/d"}
 	for i := range all {
-		Put(t, s, all[len(all)-1-i], Content(1, i))
+		blobtest.Put(t, s, all[len(all)-1-i], blobtest.Content(1, i))
 	}
 	for prefix, want := range map[string][]string{
 		"": all, "a": all[:6], "a/": all[2:5], "a/1": all[2:4], "b/a": all[6:7], "c": nil, "a/2/": all[4:5],
 	} {
-		if got := Keys(t, s, prefix); !slices.Equal(got, want) {
+		if got := blobtest.Keys(t, s, prefix); !slices.Equal(got, want) {
 			t.Errorf("list %q: %v, want %v", prefix, got, want)
 		}
 	}
 }
 
 func listStops(t *testing.T, s blob.Store) {
-	Put(t, s, "a", nil)
-	Put(t, s, "b", nil)
+	blobtest.Put(t, s, "a", nil)
+	blobtest.Put(t, s, "b", nil)
 	enough, n := errors.New("enough"), 0
 	err := s.List(t.Context(), "", func(blob.Info) error { n++; return enough })
 	if err != enough || n != 1 { // itself, not wrapped
@@ -223,14 +178,14 @@ func listStops(t *testing.T, s blob.Store) {
 }
 
 func deleteTwice(t *testing.T, s blob.Store) {
-	Put(t, s, "a/b", []byte("x"))
-	Put(t, s, "a/c", []byte("y"))
+	blobtest.Put(t, s, "a/b", []byte("x"))
+	blobtest.Put(t, s, "a/c", []byte("y"))
 	for range 2 {
 		if err := s.Delete(t.Context(), "a/b"); err != nil {
 			t.Error(err)
 		}
 	}
-	if got := Keys(t, s, ""); !slices.Equal(got, []string{"a/c"}) {
+	if got := blobtest.Keys(t, s, ""); !slices.Equal(got, []string{"a/c"}) {
 		t.Errorf("left are %v, want a/c", got)
 	}
 }
@@ -247,17 +202,17 @@ func keys(t *testing.T, s blob.Store) {
 }
 
 func endedContext(t *testing.T, s blob.Store) {
-	Put(t, s, "x", []byte("x"))
+	blobtest.Put(t, s, "x", []byte("x"))
 	why := errors.New("no longer wanted")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(why)
 	if err := s.Put(ctx, "y", strings.NewReader("y"), 1); !errors.Is(err, why) {
 		t.Errorf("put: %v, want the context's cause", err)
 	}
-	if _, err := Get(ctx, s, "x", 0, -1); !errors.Is(err, why) {
+	if _, err := blobtest.Get(ctx, s, "x", 0, -1); !errors.Is(err, why) {
 		t.Errorf("get: %v, want the context's cause", err)
 	}
-	if got := Keys(t, s, ""); !slices.Equal(got, []string{"x"}) {
+	if got := blobtest.Keys(t, s, ""); !slices.Equal(got, []string{"x"}) {
 		t.Errorf("there are %v, want x", got)
 	}
 }
@@ -265,7 +220,7 @@ func endedContext(t *testing.T, s blob.Store) {
 // atOnce reads an object while it is replaced: what is read is one or the other.
 func atOnce(t *testing.T, s blob.Store) {
 	a, b := bytes.Repeat([]byte("a"), 100_000), bytes.Repeat([]byte("b"), 100_000)
-	Put(t, s, "x", a)
+	blobtest.Put(t, s, "x", a)
 	var wg sync.WaitGroup
 	for i := range 4 {
 		wg.Go(func() {
@@ -281,7 +236,7 @@ func atOnce(t *testing.T, s blob.Store) {
 		})
 		wg.Go(func() {
 			for range 10 {
-				got, err := Get(t.Context(), s, "x", 0, -1)
+				got, err := blobtest.Get(t.Context(), s, "x", 0, -1)
 				if err != nil || !bytes.Equal(got, a) && !bytes.Equal(got, b) {
 					t.Errorf("get while it is replaced: %d bytes, %v", len(got), err)
 				}
