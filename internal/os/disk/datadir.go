@@ -16,13 +16,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ImagePath is where the XFS image of a data directory lies that cannot reflink by itself: beside it.
+// ImagePath returns the path of the XFS image of a data directory that cannot reflink: next to the directory.
 func ImagePath(dir string) string { return filepath.Clean(dir) + ".xfs" }
 
-// EnsureDataDir makes dir usable as a data directory: it exists, can clone files, and, where MakeData put
-// an XFS image beside it, that image is mounted. The function it answers unmounts what this call
-// mounted, and nothing else; it is never nil. A directory that cannot clone and has no image gives
-// *NoReflinkError.
+// EnsureDataDir makes dir usable as a data directory. Afterwards dir exists and can clone files. If
+// CreateDataDir put an XFS image next to dir, the image is mounted. The returned function unmounts what this
+// call mounted, and nothing else; it is never nil. EnsureDataDir returns *NoReflinkError for a directory that
+// cannot clone files and has no image.
 func EnsureDataDir(ctx context.Context, dir string) (release func(context.Context) error, err error) {
 	nothing := func(context.Context) error { return nil }
 	var back cleanup.Stack
@@ -52,8 +52,8 @@ func EnsureDataDir(ctx context.Context, dir string) (release func(context.Contex
 }
 
 // CreateDataDir makes a sparse XFS image of the given size for the data directory dir and mounts it there.
-// dir is empty or does not exist, and an image that is there already is mounted as it is. On an error
-// nothing is left that was not there before.
+// dir is empty or does not exist. An existing image is mounted as it is. After an error nothing is left that
+// was not there before.
 func CreateDataDir(ctx context.Context, dir string, bytes int64) (err error) {
 	var back cleanup.Stack
 	defer func() { err = back.Settle(ctx, err) }()
@@ -89,9 +89,8 @@ func CreateDataDir(ctx context.Context, dir string, bytes int64) (err error) {
 	return Probe(dir)
 }
 
-// RemoveDataDir takes away what MakeData made: the mount, the image with everything in it, and the then
-// empty directory. Nothing there is fine. While a process uses the directory it answers an error and
-// the image stays.
+// RemoveDataDir undoes CreateDataDir: it unmounts the image and removes it and the empty directory. It does
+// nothing if there is no image. While a process uses the directory it returns an error and keeps the image.
 func RemoveDataDir(dir string) error {
 	mounted, err := Mounted(dir)
 	if err != nil {
@@ -115,7 +114,7 @@ func RemoveDataDir(dir string) error {
 	return nil
 }
 
-// Mounted tells whether something is mounted on dir. A directory that does not exist is not.
+// Mounted reports whether something is mounted on dir. It returns false for a directory that does not exist.
 func Mounted(dir string) (bool, error) {
 	var st, up unix.Stat_t
 	err := unix.Stat(dir, &st)
@@ -154,13 +153,13 @@ func lastLine(out []byte) string {
 	return lines[len(lines)-1]
 }
 
-// mountImage attaches image to a loop device that frees itself when it is unmounted, and mounts it.
+// mountImage mounts image through a loop device that is freed when the image is unmounted.
 func mountImage(image, dir string) error {
 	loop, err := attachLoop(image)
 	if err != nil {
 		return fmt.Errorf("mount %s: %w", image, err)
 	}
-	// The mount holds the device from here on; without one, closing it frees it.
+	// The mount keeps the device from here on. Without a mount, closing the device frees it.
 	defer loop.Close()
 	if err := unix.Mount(loop.Name(), dir, "xfs", unix.MS_NOATIME|unix.MS_NODEV|unix.MS_NOSUID, ""); err != nil {
 		return fmt.Errorf("mount %s on %s: %w", image, dir, err)
@@ -168,7 +167,7 @@ func mountImage(image, dir string) error {
 	return nil
 }
 
-// maxAttachAttempts bounds how often a loop device is taken by somebody else between finding and claiming it.
+// maxAttachAttempts bounds how often another process may take a loop device between finding and claiming it.
 const maxAttachAttempts = 32
 
 func attachLoop(image string) (*os.File, error) {
@@ -205,11 +204,11 @@ func attachLoop(image string) (*os.File, error) {
 	return nil, errors.New("no loop device stays free long enough to be claimed")
 }
 
-// unmountTimeout is how long a busy mount is asked again: the last process that used it may be ending.
+// unmountTimeout is how long a busy unmount is retried: the last process that used the mount may be exiting.
 const unmountTimeout = 30 * time.Second
 
-// Unmount takes the file system off dir, and frees its loop device when it has one. Nothing mounted is
-// fine; one that is in use answers an error after half a minute.
+// Unmount unmounts the file system at dir and frees its loop device, if it has one. It does nothing if
+// nothing is mounted. It returns an error if the mount is still busy after 30 seconds.
 func Unmount(dir string) error {
 	deadline := time.Now().Add(unmountTimeout)
 	for {

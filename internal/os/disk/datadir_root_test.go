@@ -20,13 +20,13 @@ import (
 	"github.com/pandastack/pandastack/internal/host/probe/probetest"
 )
 
-// reflinkDir is a directory on an XFS image of its own, gone at the end of the test.
+// reflinkDir returns a directory on an XFS image of its own that is removed at the end of the test.
 func reflinkDir(t *testing.T) string {
 	t.Helper()
 	return disktest.Dir(t, 512<<20)
 }
 
-// A directory on a disk that is full is told so, and what to do.
+// Probe of a directory on a full disk returns an error that names the remedy.
 func TestProbeOnAFullDisk(t *testing.T) {
 	dir := reflinkDir(t)
 	disktest.FillUp(t, dir)
@@ -83,7 +83,7 @@ func TestEnsureDataDirMountsAndReleases(t *testing.T) {
 	if err := os.WriteFile(mark, []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// Mounted already: release leaves it.
+	// The image is mounted already, so release leaves it mounted.
 	release, err := disk.EnsureDataDir(t.Context(), dir)
 	if err != nil {
 		t.Fatal(err)
@@ -94,7 +94,7 @@ func TestEnsureDataDirMountsAndReleases(t *testing.T) {
 	if content(t, mark)[0] != 'x' {
 		t.Fatal("release of nothing unmounted")
 	}
-	// The file system is taken away by hand, as by a restart of the machine.
+	// The file system is unmounted by hand, as after a reboot.
 	if err := disk.Unmount(dir); err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +150,7 @@ func TestCreateDataDirFailureLeavesNothing(t *testing.T) {
 	}
 }
 
-// A copy that does not fit says so and leaves nothing, so that the space is free again.
+// A Rewrite that does not fit returns ENOSPC and leaves nothing, so that the space is free again.
 func TestRewriteOnFullDisk(t *testing.T) {
 	dir := reflinkDir(t)
 	src, dst := filepath.Join(t.TempDir(), "src"), filepath.Join(dir, "dst")

@@ -13,21 +13,22 @@ import (
 )
 
 const (
-	// shareBlock is the unit that file systems share, and that content is looked for in.
+	// dedupBlock is the unit that file systems share, and the unit in which Dedup looks for equal content.
 	dedupBlock = 4 << 10
-	// shareStride is how far apart blocks of the known files are that are remembered: a run that is worth
-	// sharing has many.
+	// dedupStride is the distance between the indexed blocks of a known file: a run worth sharing spans many.
 	dedupStride = 64 << 10
-	// shareLeast is the shortest run that is shared. Every run is an extent more, which every clone pays for.
+	// minDedupRun is the shortest run that is shared. Every run adds an extent, which makes every clone
+	// slower.
 	minDedupRun = 1 << 20
-	// shareMost is how much one call to the kernel shares: it compares the bytes under a lock.
+	// maxDedupCall is how much one call to the kernel shares: the kernel compares the bytes under a lock.
 	maxDedupCall = 16 << 20
 )
 
-// Dedup makes the file at path use the same blocks on disk as the known files, wherever a long run of its
-// content is in one of them too, at whatever offset. What a reader sees does not change: the kernel compares
-// before it shares. It answers how many bytes are shared now. Known files that are not there are left out.
-// They are read once, to their end.
+// Dedup makes the file at path share disk blocks with the known files where their content is equal. It shares
+// every long run of the file's content that one of the known files contains too, at any offset. The content
+// of the file does not change: the kernel compares the bytes before it shares the blocks. Dedup returns the
+// number of bytes that are shared now. It ignores known files that do not exist, and reads the others once,
+// completely.
 func Dedup(ctx context.Context, path string, known []string) (shared int64, err error) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
@@ -62,7 +63,7 @@ type deduper struct {
 	known  []*os.File
 	seed   maphash.Seed
 	blocks map[uint64]blockRef // by hash of the content
-	done   int64               // everything of the file before it has been looked at
+	done   int64               // the file has been searched up to this offset
 	shared int64
 	a, b   [dedupStride]byte
 }
@@ -75,7 +76,7 @@ func (s *deduper) close() error {
 	return err
 }
 
-// index remembers blocks of a file.
+// index adds blocks of a known file to the index.
 func (s *deduper) index(path string) error {
 	f, err := os.Open(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -102,7 +103,7 @@ func (s *deduper) index(path string) error {
 	})
 }
 
-// scan looks for known content in a range of the file, which ends where a hole begins.
+// scan searches a range of the file, which ends where a hole begins, for indexed content.
 func (s *deduper) scan(from, to int64) error {
 	buf := make([]byte, copyUnit)
 	for at := max(s.done, from); at+dedupBlock <= to; {
@@ -137,11 +138,11 @@ func (s *deduper) scan(from, to int64) error {
 	return nil
 }
 
-// dedupRun shares what begins with a known block and is long enough, and answers where it ends; offset if it is
-// too short.
+// dedupRun shares the run of equal content around an indexed block, if the run is long enough. It returns the
+// end of the run, or offset if the run is too short.
 func (s *deduper) dedupRun(p blockRef, offset, limit int64) (int64, error) {
 	from, known := offset, p.offset
-	// What lies between two remembered blocks before it may be equal too.
+	// The content between the previous indexed block and this one may be equal too.
 	for known >= dedupBlock && from-dedupBlock >= s.done && offset-from < dedupStride {
 		same, err := s.equalBytes(p.file, known-dedupBlock, from-dedupBlock, dedupBlock)
 		if err != nil {
@@ -172,7 +173,7 @@ func (s *deduper) dedupRun(p blockRef, offset, limit int64) (int64, error) {
 			return 0, err
 		}
 		if n == 0 {
-			break // somebody writes into one of them
+			break // another process writes to one of the files
 		}
 		at += n
 		s.shared += n
@@ -180,7 +181,7 @@ func (s *deduper) dedupRun(p blockRef, offset, limit int64) (int64, error) {
 	return end, nil
 }
 
-// equalBytes answers how many bytes of whole blocks are equal, at most n.
+// equalBytes returns how many bytes are equal, in whole blocks and at most n.
 func (s *deduper) equalBytes(known *os.File, a, b, n int64) (int64, error) {
 	x, y := s.a[:n], s.b[:n]
 	m, err := known.ReadAt(x, a)
@@ -197,7 +198,7 @@ func (s *deduper) equalBytes(known *os.File, a, b, n int64) (int64, error) {
 	return int64(equal), nil
 }
 
-// dedupe lets the kernel compare and share a range, and answers how much of it is shared.
+// dedupe has the kernel compare and share a range. It returns the number of bytes that are shared.
 func (s *deduper) dedupe(known *os.File, a, b, n int64) (int64, error) {
 	req := unix.FileDedupeRange{Src_offset: uint64(a), Src_length: uint64(n),
 		Info: []unix.FileDedupeRangeInfo{{Dest_fd: int64(s.to.Fd()), Dest_offset: uint64(b)}}}

@@ -12,8 +12,8 @@ import (
 	"github.com/pandastack/pandastack/internal/os/disk"
 )
 
-// Two images share long runs at offsets of their own; a reader sees what was there before, and what is not
-// equal is left alone.
+// Two images share long runs at different offsets. Their content does not change, and runs that differ are
+// not shared.
 func TestDedup(t *testing.T) {
 	dir := reflinkDir(t)
 	random := rand.New(rand.NewPCG(1, 2))

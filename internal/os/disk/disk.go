@@ -1,11 +1,11 @@
 // Package disk makes, clones and measures the raw image files that guests see as block devices.
 //
-// It owns reflinks, sparseness and the data directory's file system: where a directory cannot reflink
-// it makes an XFS image and mounts that. It does not know what is in an image nor who uses it.
+// It owns reflinks, sparseness and the data directory's file system: where a directory cannot reflink, it
+// makes an XFS image and mounts that. It does not know the content of an image nor its user.
 //
-// A clone shares every block with its source until one of them writes, and costs time for each extent
-// of the source: images that are cloned often are written by Rewrite, which leaves few extents.
-// Functions on different files may run at once; a source must not change while it is cloned unless its
+// A clone shares every block with its source until one of the two is written. Its cost grows with the number
+// of extents of the source, so images that are cloned often are written by Rewrite, which leaves few extents.
+// Functions on different files may run concurrently. A source must not change while it is cloned unless its
 // writer is stopped.
 package disk
 
@@ -18,10 +18,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NoReflinkError says that the file system of Dir cannot clone files.
+// NoReflinkError reports that the file system of Dir cannot clone files.
 type NoReflinkError struct {
 	Dir  string
-	Type string // the file system's name, or its magic number where we have no name
+	Type string // the file system's name, or its magic number if the name is unknown
 }
 
 func (e *NoReflinkError) Error() string {
@@ -32,7 +32,7 @@ func (e *NoReflinkError) Error() string {
 	)
 }
 
-// FullError says that not even a file of some KiB fits on the file system of Dir.
+// FullError reports that the file system of Dir has no room even for a file of some KiB.
 type FullError struct {
 	Dir string
 	Err error // unix.ENOSPC or unix.EDQUOT
@@ -48,8 +48,8 @@ func (e *FullError) Error() string {
 
 func (e *FullError) Unwrap() error { return e.Err }
 
-// Probe tells whether files below dir can be cloned, by cloning one. It answers *NoReflinkError when
-// not, *FullError when there is no room to try, and leaves nothing behind.
+// Probe checks whether files below dir can be cloned, by cloning one. It returns *NoReflinkError if they
+// cannot, and *FullError if there is no space to try. It leaves nothing behind.
 func Probe(dir string) (err error) {
 	defer func() {
 		for _, full := range []error{unix.ENOSPC, unix.EDQUOT} {
@@ -74,8 +74,8 @@ func Probe(dir string) (err error) {
 	return clone(src, dst)
 }
 
-// Clone makes dst, which must not exist, a copy of src that shares its blocks. The mode of dst is 0600.
-// It answers *NoReflinkError where the file system cannot; dst is then gone again.
+// Clone makes dst, which must not exist, a copy of src that shares its blocks. The mode of dst is 0600. Clone
+// returns *NoReflinkError if the file system cannot clone files, and removes dst again.
 func Clone(src, dst string) (err error) {
 	from, err := os.Open(src)
 	if err != nil {
@@ -92,8 +92,8 @@ func Clone(src, dst string) (err error) {
 	return nil
 }
 
-// CloneInto replaces the content of dst, an open file of the same size, by that of src. Whoever holds
-// dst's inode open sees the new content; pages of it in the page cache are dropped by the kernel.
+// CloneInto replaces the content of dst, an open file of the same size as src, with a clone of src. Processes
+// that have dst open see the new content: the kernel drops the old pages from the page cache.
 func CloneInto(src string, dst *os.File) error {
 	from, err := os.Open(src)
 	if err != nil {
@@ -154,7 +154,7 @@ func clone(from, to *os.File) error {
 	}
 }
 
-// Allocate makes path, which must not exist, an empty image of the given size that takes no space yet.
+// Allocate makes path, which must not exist, a sparse image of the given size.
 func Allocate(path string, bytes int64) error {
 	if bytes < 0 {
 		return fmt.Errorf("allocate %s: size %d is negative", path, bytes)
@@ -169,8 +169,8 @@ func Allocate(path string, bytes int64) error {
 	return nil
 }
 
-// Grow extends the image at path to the given size; the new end reads as zeros and takes no space. An
-// image is never made smaller: that is an error, and the image is untouched.
+// Grow extends the image at path to the given size; the new part reads as zeros and takes no space. It never
+// shrinks an image: a smaller size is an error and leaves the image unchanged.
 func Grow(path string, bytes int64) error {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -196,7 +196,7 @@ func Grow(path string, bytes int64) error {
 	return nil
 }
 
-// Remove deletes an image. One that is not there is fine.
+// Remove deletes an image. It returns nil if the image does not exist.
 func Remove(path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove disk: %w", err)

@@ -12,7 +12,7 @@ import (
 	"github.com/pandastack/pandastack/internal/os/disk"
 )
 
-// writePatches writes pieces of non-zero bytes into a sparse file.
+// writePatches makes a sparse file with blocks of non-zero bytes at the given offsets.
 func writePatches(t *testing.T, path string, size int64, at ...int64) []byte {
 	t.Helper()
 	want := make([]byte, size)
@@ -92,7 +92,7 @@ func TestPunchZero(t *testing.T) {
 func TestRewrite(t *testing.T) {
 	dir := t.TempDir()
 	src, dst := filepath.Join(dir, "src"), filepath.Join(dir, "dst")
-	// Forty pieces half a megabyte apart join; one far away stays apart.
+	// Forty blocks half a megabyte apart become one extent; a distant block stays separate.
 	var at []int64
 	for i := range int64(40) {
 		at = append(at, i*(512<<10))

@@ -9,15 +9,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Run is a part of a file, in bytes.
+// Run is a range of a file, in bytes.
 type Run struct{ From, To int64 }
 
-// Extents of which it cannot be told by their place what is in them: linux/fiemap.h.
+// extentUnreliable are the flags of extents whose physical offset says nothing about their content
+// (linux/fiemap.h).
 const extentUnreliable = 0x2 | 0x4 | 0x8 | 0x80 | 0x100 | 0x200 | 0x400 | 0x800
 
-// SharedRuns gives the runs, in order, in which two files have the same blocks on disk at the same offsets, so that
-// their content is the same and need not be read. It is a hint: none are given where the file system cannot tell.
-// Neither file may be written to meanwhile; what was written before becomes durable.
+// SharedRuns returns the ranges, in order, where two files have the same disk blocks at the same offsets. The
+// content of such ranges is equal and need not be read. The result is a hint: it is empty where the file
+// system does not report its extents. Neither file may be written meanwhile; earlier writes become durable.
 func SharedRuns(a, b *os.File) ([]Run, error) {
 	one, err := a.Stat()
 	if err != nil {
@@ -56,7 +57,7 @@ func SharedRuns(a, b *os.File) ([]Run, error) {
 	return runs, nil
 }
 
-// appendRun appends a run, to the last one if it goes on there.
+// appendRun appends a run, or extends the last one if r continues it.
 func appendRun(runs []Run, r Run) []Run {
 	if n := len(runs) - 1; n >= 0 && runs[n].To == r.From {
 		runs[n].To = r.To
@@ -65,7 +66,7 @@ func appendRun(runs []Run, r Run) []Run {
 	return append(runs, r)
 }
 
-// extentsOf lists where a file lies; nothing where the file system does not tell.
+// extentsOf returns the extents of a file, or none where the file system does not report them.
 func extentsOf(f *os.File) ([]extent, error) {
 	var all []extent
 	err := eachExtent(f, func(e extent) { all = append(all, e) })

@@ -12,7 +12,8 @@ import (
 	"github.com/pandastack/pandastack/internal/os/disk"
 )
 
-// A clone has the blocks of its original but for what was written to it, wherever that is, on disk or not yet.
+// A clone shares the blocks of its original except where it was written, whether or not the write is on disk
+// yet.
 func TestSharedRuns(t *testing.T) {
 	dir := reflinkDir(t)
 	const size = 4 << 20

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fsNames of file systems by the magic numbers of statfs(2).
+// fsNames maps the magic numbers of statfs(2) to names of file systems.
 var fsNames = map[int64]string{
 	unix.EXT4_SUPER_MAGIC:      "ext4",
 	unix.XFS_SUPER_MAGIC:       "xfs",
@@ -20,7 +20,7 @@ var fsNames = map[int64]string{
 	unix.FUSE_SUPER_MAGIC:      "fuse",
 }
 
-// Type names the file system that holds path: "xfs", "ext4", or its magic number in hexadecimal.
+// Type returns the name of the file system that holds path, such as "xfs", or else its magic number.
 func Type(path string) (string, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {
@@ -29,7 +29,7 @@ func Type(path string) (string, error) {
 	return typeName(&st), nil
 }
 
-// Free gives the bytes that can still be written below path, and the size of its file system.
+// Free returns the bytes that can still be written below path, and the size of its file system.
 func Free(path string) (free, total int64, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {

@@ -11,26 +11,26 @@ import (
 )
 
 const (
-	// punchUnit is the smallest run of zeros that becomes a hole: smaller ones would save little and
-	// add an extent each.
+	// punchUnit is the shortest run of zeros that becomes a hole: shorter ones save little and add an extent
+	// each.
 	punchUnit = 64 << 10
-	// pageUnit is a page of memory.
+	// pageBytes is the size of a page of memory.
 	pageBytes = 4 << 10
-	// joinGap is the largest hole that Rewrite fills with zeros so that its neighbours become one
-	// extent. A base image of 400 MiB grows by less than a tenth through it.
+	// maxJoinedGap is the largest hole that Rewrite fills with zeros to join its neighbours into one extent.
+	// It makes a base image of 400 MiB less than a tenth larger.
 	maxJoinedGap = 1 << 20
-	// copyUnit is how much is copied between two looks at the context.
+	// copyUnit is how much is copied between two checks of the context.
 	copyUnit = 1 << 20
 )
 
-// PunchZero turns runs of zeros in the image at path into holes and answers how many bytes that freed.
-// What a reader sees does not change.
+// PunchZero turns runs of zeros in the image at path into holes and returns how many bytes that freed. The
+// content of the image does not change.
 func PunchZero(ctx context.Context, path string) (freed int64, err error) {
 	return punch(ctx, path, punchUnit)
 }
 
-// PunchPages is PunchZero to the last page of zeros. It is for the memory of a machine that many are made
-// of: what is a hole there takes no space on disk and is read from nowhere.
+// PunchPages is PunchZero with the granularity of one page. It is for the memory of a machine that is
+// restored many times: a hole takes no disk space and causes no read.
 func PunchPages(ctx context.Context, path string) (freed int64, err error) {
 	return punch(ctx, path, pageBytes)
 }
@@ -117,9 +117,9 @@ func eachData(f *os.File, yield func(from, to int64) error) error {
 	}
 }
 
-// Rewrite copies src to dst, which must not exist, so that dst has the same content in as few extents
-// as possible: runs of zeros become holes, small holes are filled, and every piece is allocated whole
-// before it is written. What it wrote is on the medium when it returns. On an error dst is gone again.
+// Rewrite copies src to dst, which must not exist, with as few extents as possible. Runs of zeros become
+// holes, small holes are filled, and every piece is allocated as a whole before it is written. The copy is
+// durable when Rewrite returns. After an error dst does not exist.
 func Rewrite(ctx context.Context, src, dst string) (err error) {
 	from, err := os.Open(src)
 	if err != nil {
@@ -154,10 +154,10 @@ func Rewrite(ctx context.Context, src, dst string) (err error) {
 	return to.Sync()
 }
 
-// A piece is a byte range of an image.
+// piece is a byte range of an image.
 type piece struct{ from, to int64 }
 
-// pieces gives the parts of f that hold something other than zeros, joined over small gaps.
+// pieces returns the parts of f that are not all zeros, joined over small gaps.
 func pieces(ctx context.Context, f *os.File) ([]piece, error) {
 	var list []piece
 	buf := make([]byte, punchUnit)

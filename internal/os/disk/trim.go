@@ -9,14 +9,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// minTrimBytes is the shortest free range that Trim gives back, in bytes. What sandboxes leave is scattered and
-// is written again soon; what a template leaves is long.
+// minTrimBytes is the shortest free range that Trim returns. Space freed by sandboxes is scattered and soon
+// reused; space freed by a template is contiguous.
 const minTrimBytes = 1 << 20
 
-// Trim gives the space that is free in the XFS image of the data directory dir back to the file system that
-// the image lies on: what was removed a moment ago may come with the next call only. Without an image it does
-// nothing. It takes a second or so and hinders nobody meanwhile. A mount that discards by itself does the same
-// at every deletion, and makes making and removing a machine's disk several times slower.
+// Trim discards the free space in the XFS image of the data directory dir. The space goes back to the file
+// system that holds the image. Files removed only a moment ago may be covered by the next call. Trim does
+// nothing if there is no image. It takes about a second and does not block others. A mount with the option
+// discard would do the same at every deletion, and make creating and removing a machine's disk several times
+// slower.
 func Trim(dir string) error {
 	if _, err := os.Stat(ImagePath(dir)); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -29,7 +30,7 @@ func Trim(dir string) error {
 		return fmt.Errorf("trim data directory: %w", err)
 	}
 	defer f.Close()
-	if err := unix.Syncfs(int(f.Fd())); err != nil { // what was deleted is free only then
+	if err := unix.Syncfs(int(f.Fd())); err != nil { // deleted files are free only after that
 		return fmt.Errorf("trim %s: %w", dir, err)
 	}
 	if err := trim(f, minTrimBytes); err != nil {

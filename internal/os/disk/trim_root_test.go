@@ -14,7 +14,7 @@ import (
 	"github.com/pandastack/pandastack/internal/os/disk"
 )
 
-// What was deleted in the data directory is given back to the file system below it, and what is there stays.
+// Trim returns the space of deleted files to the file system below the image and keeps the other files.
 func TestTrim(t *testing.T) {
 	dir := reflinkDir(t)
 	data := make([]byte, 64<<20)
@@ -32,7 +32,7 @@ func TestTrim(t *testing.T) {
 	if err := os.Remove(gone); err != nil {
 		t.Fatal(err)
 	}
-	// Both file systems free what was removed in the background.
+	// Both file systems free the space of removed files in the background.
 	again := time.NewTicker(50 * time.Millisecond)
 	defer again.Stop()
 	limit := time.After(time.Minute)
@@ -59,7 +59,7 @@ func TestTrim(t *testing.T) {
 	}
 }
 
-// allocatedBytes is what a file takes on disk, in bytes.
+// allocatedBytes returns the bytes that a file takes on disk.
 func allocatedBytes(t *testing.T, path string) int64 {
 	t.Helper()
 	var st unix.Stat_t

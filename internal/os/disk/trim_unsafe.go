@@ -14,7 +14,7 @@ const fiTrim = 0xc0185879
 // trimRange is struct fstrim_range.
 type trimRange struct{ start, length, least uint64 }
 
-// trim discards the free ranges, of at least so many bytes, of the file system that dir is on.
+// trim discards the free ranges of at least that many bytes on the file system of dir.
 func trim(dir *os.File, least int64) error {
 	r := trimRange{length: ^uint64(0), least: uint64(least)}
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, dir.Fd(), fiTrim, uintptr(unsafe.Pointer(&r)))
