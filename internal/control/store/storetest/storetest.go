@@ -18,7 +18,7 @@ func Run(t *testing.T, open func(t *testing.T) *store.DB) {
 	for name, f := range map[string]func(*testing.T, *store.DB){
 		"sandbox": sandboxes, "filter": filters, "page": pages, "rollback": rollback, "writers": writers,
 		"event": events, "appenders": appenders, "snapshot": snapshots, "key": keys, "idempotency": idempotency, "ending": tombstones,
-		"port": ports, "audit": audits, "template": templates, "build": builds, "layer": layers, "setting": settings, "used": lastUses, "seen": lastSeen,
+		"port": ports, "audit": audits, "template": templates, "build": builds, "job": jobs, "layer": layers, "setting": settings, "used": lastUses, "seen": lastSeen,
 	} {
 		t.Run(name, func(t *testing.T) { f(t, open(t)) })
 	}
