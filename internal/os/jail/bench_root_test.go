@@ -12,8 +12,8 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// BenchmarkStart starts a program as another user within limits, with and without a jail by turns, until it
-// runs. The difference of the medians is what a jail adds to a create.
+// BenchmarkStart measures how long a program takes to start as another user within limits,
+// alternately with and without a jail. The difference of the medians is the cost of a jail.
 func BenchmarkStart(b *testing.B) {
 	block := newFixture(b, "pntcost")
 	g := block.group("cost", jail.Limits{PIDs: 256, OpenFiles: 1024})
@@ -27,7 +27,7 @@ func BenchmarkStart(b *testing.B) {
 			b.Fatal(err)
 		}
 		if enter {
-			_ = g.Enter(p.PID()) // it may have ended by now
+			_ = g.Enter(p.PID()) // the process may have exited already
 		}
 		took := time.Since(begin)
 		<-p.Done()

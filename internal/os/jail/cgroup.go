@@ -14,45 +14,45 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits bound what runs in a group. Zero leaves a thing without a limit.
+// Limits bound the processes in a cgroup. A zero field sets no limit.
 type Limits struct {
-	CPUWeight   int           // share of a busy processor, 1 to 10000, where 100 is an ordinary group's
-	CPUQuota    time.Duration // processor time per second of the clock; 2 s are two processors
-	MemoryMax   int64         // bytes, page cache included; nothing is swapped
-	PIDs        int           // processes and threads at once
+	CPUWeight   int           // share of a busy processor, 1 to 10000; the kernel's default is 100
+	CPUQuota    time.Duration // processor time per second of real time; 2 s are two processors
+	MemoryMax   int64         // bytes, including page cache; swap is not used
+	PIDs        int           // processes and threads at the same time
 	OpenFiles   int           // descriptors of each process that enters
-	OOMScoreAdj int           // of each process that enters, -1000 to 1000: the more, the sooner it dies when the host is out of memory
+	OOMScoreAdj int           // of each process that enters, -1000 to 1000; the highest is killed first
 }
 
-// Stats is what a group used.
+// Stats is the resource usage of a cgroup.
 type Stats struct {
-	Memory     int64 // bytes, now
-	MemoryPeak int64 // bytes, highest ever; 0: the kernel does not say
+	Memory     int64 // bytes in use
+	MemoryPeak int64 // maximum of Memory in bytes; 0 if the kernel does not report it
 	CPU        time.Duration
 	PIDs       int
-	OOMKills   int // processes that the kernel killed because the group was out of memory
+	OOMKills   int // processes that the kernel killed because the cgroup ran out of memory
 }
 
-// Cgroup is one control group.
+// Cgroup is one control group, with a jail for the processes that are started in it.
 type Cgroup struct {
 	manager *Manager
 	name    string
 	limits  Limits
 }
 
-// Name finds the group again after a restart.
+// Name returns the name by which the cgroup is found again after a restart.
 func (g *Cgroup) Name() string { return g.name }
 
 func (g *Cgroup) dir(root string) string { return filepath.Join(root, g.manager.cfg.Prefix, g.name) }
 
-const cpuPeriod = 100 * time.Millisecond // of CPUQuota, the kernel's default
+const cpuPeriod = 100 * time.Millisecond // for CPUQuota; the kernel's default
 
 type setting struct {
 	file, value string
-	optional    bool // some kernels do not have it
+	optional    bool // not all kernels have the file
 }
 
-// settings are the files to write for the limits; pure.
+// settings returns the control files to write for the limits.
 func settings(version int, l Limits) (cpu, memory, pids []setting) {
 	quota := strconv.FormatInt((l.CPUQuota * cpuPeriod / time.Second).Microseconds(), 10)
 	every := strconv.FormatInt(cpuPeriod.Microseconds(), 10)
@@ -70,7 +70,7 @@ func settings(version int, l Limits) (cpu, memory, pids []setting) {
 				setting{file: "memory.oom.group", value: "1", optional: true})
 		}
 	} else {
-		if l.CPUWeight > 0 { // 1024 shares are an ordinary group's
+		if l.CPUWeight > 0 { // the kernel's default is 1024 shares
 			cpu = append(cpu, setting{file: "cpu.shares", value: strconv.Itoa(max(2, l.CPUWeight*1024/100))})
 		}
 		if l.CPUQuota > 0 {
@@ -87,7 +87,7 @@ func settings(version int, l Limits) (cpu, memory, pids []setting) {
 	return cpu, memory, pids
 }
 
-// limit writes the limits.
+// limit writes the control files.
 func (g *Cgroup) limit() error {
 	lay := g.manager.cfg.Hierarchy
 	cpu, memory, pids := settings(lay.Version, g.limits)
@@ -112,8 +112,8 @@ func writeAll(dir string, list []setting) error {
 	return nil
 }
 
-// Enter puts a process with all its threads into the group and limits it. What it starts later is in the
-// group as well; what it started before is not.
+// Enter moves a process with all its threads into the cgroup and sets its process limits. Children
+// that it starts later are in the cgroup as well; earlier children are not.
 func (g *Cgroup) Enter(pid int) error {
 	for _, root := range g.manager.cfg.Hierarchy.roots() {
 		if err := writeControl(filepath.Join(g.dir(root), "cgroup.procs"), strconv.Itoa(pid)); err != nil {
@@ -123,9 +123,9 @@ func (g *Cgroup) Enter(pid int) error {
 	return g.restrict(pid)
 }
 
-// restrict sets the limits that a process has of its own.
+// restrict sets the limits that apply to a process instead of the cgroup.
 func (g *Cgroup) restrict(pid int) error {
-	limits := []rlimit{{"core", unix.RLIMIT_CORE, 0}} // memory of guests never goes to a core file
+	limits := []rlimit{{"core", unix.RLIMIT_CORE, 0}} // the memory of guests must never reach a core file
 	if n := uint64(g.limits.OpenFiles); n > 0 {
 		limits = append(limits, rlimit{"open files", unix.RLIMIT_NOFILE, n})
 	}
@@ -140,7 +140,7 @@ func (g *Cgroup) restrict(pid int) error {
 	return nil
 }
 
-// Stats reads what the group uses.
+// Stats returns the resource usage of the cgroup.
 func (g *Cgroup) Stats() (Stats, error) {
 	lay := g.manager.cfg.Hierarchy
 	r := statsReader{}
@@ -168,7 +168,7 @@ func (g *Cgroup) Stats() (Stats, error) {
 // statsReader reads numbers and keeps the first error.
 type statsReader struct{ err error }
 
-// number reads a file that holds one number or, with key, lines of a key and a number.
+// number reads a file that contains one number or, if key is set, lines of a key and a number.
 func (r *statsReader) number(dir, file, key string) int64 {
 	b, err := os.ReadFile(filepath.Join(dir, file))
 	if err != nil {
@@ -182,7 +182,7 @@ func (r *statsReader) number(dir, file, key string) int64 {
 	return n
 }
 
-// optional is number for a file that some kernels do not have.
+// optional is like number, for a file that not all kernels have.
 func (r *statsReader) optional(dir, file string) int64 {
 	if _, err := os.Stat(filepath.Join(dir, file)); errors.Is(err, fs.ErrNotExist) {
 		return 0
@@ -208,8 +208,8 @@ func field(text, key string) (int64, error) {
 	return 0, fmt.Errorf("no %s in it", key)
 }
 
-// Destroy kills what still runs in the group, waits until it has ended, and removes the group. It is legal
-// at any time and any number of times.
+// Destroy kills all processes in the cgroup, waits until they have exited, and removes the cgroup.
+// It may be called at any time and repeatedly.
 func (g *Cgroup) Destroy(ctx context.Context) error {
 	if err := g.killAndRemove(ctx); err != nil {
 		return fmt.Errorf("destroy control group %s: %w", g.name, err)

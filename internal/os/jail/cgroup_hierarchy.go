@@ -11,19 +11,19 @@ import (
 	"strings"
 )
 
-// ErrNoControl says that this host has no control groups that can be used.
+// ErrNoControl reports that this host has no usable control groups.
 var ErrNoControl = errors.New("no usable control groups")
 
-// Hierarchy is where the control groups of a host are.
+// Hierarchy is the location of a host's cgroup hierarchies.
 type Hierarchy struct {
-	Version int    // 1 or 2
-	CPU     string // directory of the hierarchy that limits processor time
+	Version int    // cgroup version, 1 or 2
+	CPU     string // directory of the hierarchy with the cpu controller
 	Memory  string
 	PIDs    string
-	Account string // hierarchy that counts processor time
+	Account string // directory of the hierarchy that accounts processor time (cpuacct)
 }
 
-// String says which control groups are used, for people.
+// String describes the hierarchy for people.
 func (l Hierarchy) String() string {
 	if l.Version == 2 {
 		return "cgroup v2 at " + l.CPU
@@ -31,7 +31,7 @@ func (l Hierarchy) String() string {
 	return fmt.Sprintf("cgroup v1 at %s, %s, %s", l.CPU, l.Memory, l.PIDs)
 }
 
-// roots lists the hierarchies, each once.
+// roots returns the hierarchies, each once.
 func (l Hierarchy) roots() []string {
 	var list []string
 	for _, r := range []string{l.CPU, l.Memory, l.PIDs, l.Account} {
@@ -42,7 +42,7 @@ func (l Hierarchy) roots() []string {
 	return list
 }
 
-// Probe finds the control groups of this host by its mounts and by what can be written there. The error
+// Probe finds the usable cgroups of this host by inspecting mounts and trying to write. The error
 // wraps ErrNoControl and says what is missing.
 func Probe() (Hierarchy, error) {
 	f, err := os.Open("/proc/self/mountinfo")
@@ -72,7 +72,8 @@ func Probe() (Hierarchy, error) {
 	return l, nil
 }
 
-// mounts reads mountinfo (proc_pid_mountinfo(5)): where version 2 is mounted, and each controller of version 1.
+// mounts reads mountinfo (proc_pid_mountinfo(5)). It returns the mount points of cgroup v2 and of
+// the cgroup v1 controllers.
 func mounts(r io.Reader) (unified string, v1 map[string]string, err error) {
 	v1 = map[string]string{}
 	lines := bufio.NewScanner(r)
@@ -99,12 +100,12 @@ func mounts(r io.Reader) (unified string, v1 map[string]string, err error) {
 	return unified, v1, lines.Err()
 }
 
-// unescape undoes the octal escapes of mountinfo.
+// unescape decodes the octal escapes of mountinfo.
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 
 var controllers = []string{"cpu", "memory", "pids"}
 
-// checkDelegation tells why groups below root cannot have the controllers; nil: they can.
+// checkDelegation returns why cgroups below root cannot use the controllers, or nil if they can.
 func checkDelegation(root string) error {
 	there, err := readFields(filepath.Join(root, "cgroup.controllers"))
 	if err != nil {
@@ -121,7 +122,7 @@ func checkDelegation(root string) error {
 	return checkWritable(root)
 }
 
-// delegate gives the groups below dir the controllers. Controllers that are on already are left alone.
+// delegate enables the controllers for the cgroups below dir, unless they are enabled already.
 func delegate(dir string) error {
 	file := filepath.Join(dir, "cgroup.subtree_control")
 	on, err := readFields(file)
@@ -140,7 +141,7 @@ func delegate(dir string) error {
 	return writeControl(file, strings.Join(missing, " "))
 }
 
-// checkWritable tells why no group can be made in dir; nil: one can.
+// checkWritable returns why no cgroup can be created in dir, or nil if one can.
 func checkWritable(dir string) error {
 	probe, err := os.MkdirTemp(dir, "probe")
 	if err != nil {
@@ -160,7 +161,7 @@ func readFields(file string) ([]string, error) {
 	return strings.Fields(string(b)), nil
 }
 
-// writeControl sets a value of the kernel's; unlike os.WriteFile it never makes a file.
+// writeControl writes a value to a control file. Unlike os.WriteFile it never creates a file.
 func writeControl(file, value string) error {
 	f, err := os.OpenFile(file, os.O_WRONLY, 0)
 	if err != nil {

@@ -14,11 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pollInterval is how long to wait where the kernel tells no end: between the death of a process and its leaving a
-// version 1 group, and for a version 2 group to become removable.
+// pollInterval is the time between attempts where the kernel sends no event: after a process of a
+// v1 cgroup has exited until it has left the cgroup, and until a v2 cgroup can be removed.
 const pollInterval = 5 * time.Millisecond
 
-// killAndRemove kills all in the group's directories and removes them. Directories that are not there are no error.
+// killAndRemove kills all processes in the cgroup and removes its directories. Missing directories
+// are not an error.
 func (g *Cgroup) killAndRemove(ctx context.Context) error {
 	for _, root := range g.manager.cfg.Hierarchy.roots() {
 		dir := g.dir(root)
@@ -44,7 +45,7 @@ func (g *Cgroup) killAndRemove(ctx context.Context) error {
 	return nil
 }
 
-// waitInterval waits for a lull, or for ctx to end; then the answer is its cause with why.
+// waitInterval waits for pollInterval. If ctx ends first, it returns the cause joined with why.
 func waitInterval(ctx context.Context, why error) error {
 	t := time.NewTimer(pollInterval)
 	defer t.Stop()
@@ -56,9 +57,9 @@ func waitInterval(ctx context.Context, why error) error {
 	}
 }
 
-// killAll kills until no process is in dir.
+// killAll kills processes until none is left in dir.
 func (g *Cgroup) killAll(ctx context.Context, dir string) error {
-	// A group that may start nothing more cannot outrun its killing.
+	// With this limit no process can fork faster than it is killed.
 	if err := writeControl(filepath.Join(dir, "pids.max"), "0"); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -92,17 +93,17 @@ func memberPIDs(dir string) ([]int, error) {
 		if err != nil {
 			return nil, fmt.Errorf("member %q of %s: %w", w, dir, err)
 		}
-		if pid > 0 && pid != os.Getpid() { // 0: of another pid namespace; ours: a thread of enterThread
+		if pid > 0 && pid != os.Getpid() { // 0: in another PID namespace; own ID: a thread in enterThread
 			pids = append(pids, pid)
 		}
 	}
 	return pids, nil
 }
 
-// killGroup kills a version 2 group as one, and waits until it is empty.
+// killGroup kills all processes of a v2 cgroup with cgroup.kill and waits until it is empty.
 func killGroup(ctx context.Context, dir string, pids []int) error {
 	err := writeControl(filepath.Join(dir, "cgroup.kill"), "1")
-	if errors.Is(err, fs.ErrNotExist) { // before Linux 5.14
+	if errors.Is(err, fs.ErrNotExist) { // Linux before 5.14
 		return killEach(ctx, dir, pids)
 	}
 	if err != nil {
@@ -111,13 +112,13 @@ func killGroup(ctx context.Context, dir string, pids []int) error {
 	return waitUnpopulated(ctx, dir)
 }
 
-// killEach kills processes that are members of dir and waits for their ends. A descriptor is taken before
-// membership is asked again, so that a number that went to another process meanwhile is left alone.
+// killEach kills the given members of dir and waits until they have exited. It opens pidfds before
+// it checks the membership again, so that a PID which was reused by another process is not killed.
 func killEach(ctx context.Context, dir string, pids []int) error {
 	fds := map[int]int{}
 	defer func() {
 		for _, fd := range fds {
-			_ = unix.Close(fd) // only read from
+			_ = unix.Close(fd) // the descriptors are only polled
 		}
 	}()
 	for _, pid := range pids {
@@ -148,7 +149,7 @@ func killEach(ctx context.Context, dir string, pids []int) error {
 	return waitInterval(ctx, fmt.Errorf("processes %v were killed", pids))
 }
 
-// waitUnpopulated waits until a version 2 group has no process, by the events of its file.
+// waitUnpopulated waits for the event that a v2 cgroup has no processes.
 func waitUnpopulated(ctx context.Context, dir string) error {
 	f, err := os.Open(filepath.Join(dir, "cgroup.events"))
 	if err != nil {
@@ -166,8 +167,8 @@ func waitUnpopulated(ctx context.Context, dir string) error {
 	})
 }
 
-// poll waits for an event on fd; with done, it waits until that says so, asking after each event. It looks
-// at ctx ten times a second, because poll(2) cannot.
+// poll waits for an event on fd. If done is not nil, poll checks it after each event and returns
+// once it is true. ctx is checked ten times a second, because poll(2) cannot wait for it.
 func poll(ctx context.Context, fd int, events int16, done func() (bool, error)) error {
 	for {
 		if done != nil {

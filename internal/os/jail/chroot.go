@@ -17,7 +17,7 @@ import (
 
 var _ vmm.Jail = (*Cgroup)(nil)
 
-// Start implements vmm.Jail: the process is in the group, within its limits.
+// Start implements vmm.Jail. The process starts in the cgroup and within its limits.
 func (g *Cgroup) Start(cell vmm.JailSpec, argv []string, attr *syscall.ProcAttr) (pid int, err error) {
 	pid, err = g.start(cell, argv, attr)
 	if err != nil {
@@ -31,10 +31,10 @@ func (g *Cgroup) Start(cell vmm.JailSpec, argv []string, attr *syscall.ProcAttr)
 	return pid, nil
 }
 
-// enterThread puts the calling thread, which must be a scratch one, into a group of version 1, where what it
-// starts begins: there is no moment in which that could start something outside. Version 2 knows no groups of
-// threads, and makes processes in groups instead. Until the thread has ended, shortly after its work, the group
-// cannot be removed.
+// enterThread moves the calling thread into a v1 cgroup. The thread must be one of onNewThread.
+// What it starts is in the cgroup from the beginning, so nothing can be started outside. With
+// cgroup v2, which has no cgroups of threads for these controllers, the process is created in its
+// cgroup instead. The cgroup cannot be removed until the thread has exited, shortly after its work.
 func (g *Cgroup) enterThread() error {
 	if g.manager.cfg.Hierarchy.Version == 2 {
 		return nil
@@ -74,7 +74,8 @@ func (g *Cgroup) start(cell vmm.JailSpec, argv []string, attr *syscall.ProcAttr)
 		defer dir.Close()
 		sys.UseCgroupFD, sys.CgroupFD = true, int(dir.Fd())
 	}
-	// Descriptors that this process got from whoever started it are perhaps inherited; ours never are.
+	// Descriptors that this process inherited may lack close-on-exec. Those that it opened never
+	// do.
 	if err := unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return 0, fmt.Errorf("close-on-exec: %w", err)
 	}
@@ -108,7 +109,7 @@ func (g *Cgroup) start(cell vmm.JailSpec, argv []string, attr *syscall.ProcAttr)
 	return pid, err
 }
 
-// checkSpec refuses what would be no jail.
+// checkSpec refuses requests that would weaken the jail.
 func checkSpec(cell vmm.JailSpec, attr *syscall.ProcAttr) error {
 	if attr.Sys == nil || attr.Sys.Credential == nil || attr.Sys.Credential.Uid == 0 || attr.Sys.Credential.Gid == 0 {
 		return errors.New("a jailed process needs a user and a group of its own")
@@ -118,7 +119,7 @@ func checkSpec(cell vmm.JailSpec, attr *syscall.ProcAttr) error {
 		if err := unix.Fstat(int(fd), &st); err != nil {
 			return fmt.Errorf("inherited descriptor: %w", err)
 		}
-		if st.Mode&unix.S_IFMT == unix.S_IFDIR { // a way out
+		if st.Mode&unix.S_IFMT == unix.S_IFDIR { // a process could leave the jail through it
 			return errors.New("a directory is among the inherited descriptors")
 		}
 	}
@@ -140,21 +141,21 @@ func checkSpec(cell vmm.JailSpec, attr *syscall.ProcAttr) error {
 	return nil
 }
 
-// chrootBuilder is a cell in the making.
+// chrootBuilder builds the root directory of one jail.
 type chrootBuilder struct {
 	spec     vmm.JailSpec
 	programs *programRoot
 	binds    []openBind
 }
 
-// openBind is a file or directory of the host as a mount that is nowhere yet.
+// openBind is a bind mount of a file or directory of the host that is not attached yet.
 type openBind struct {
 	vmm.Bind
 	mount *os.File
 	dir   bool
 }
 
-// open takes hold of what the host gives. Inside, its paths mean nothing.
+// open opens the files of the host, because their paths do not exist inside the jail.
 func (c *chrootBuilder) open() error {
 	for _, b := range c.spec.Binds {
 		attributes := uint64(unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC)
@@ -189,7 +190,8 @@ func (c *chrootBuilder) close() error {
 	return all
 }
 
-// unshare gives the calling thread namespaces of its own, the pid namespace to its first child.
+// unshare creates new namespaces for the calling thread. The PID namespace applies to its first
+// child.
 func (c *chrootBuilder) unshare() error {
 	flags := unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS
 	if c.spec.Netns == nil {
@@ -207,11 +209,12 @@ func (c *chrootBuilder) unshare() error {
 	return nil
 }
 
-// steps build the cell's root directory in the copy of the prison that the calling thread is in, and go there.
+// steps build the jail's root directory in the calling thread's copy of the program namespace, and
+// change into it.
 //
-// The root is a chroot below the root of the mount namespace, which holds nothing that is not in the cell as
-// well. A process in a chroot can make no user namespaces (user_namespaces(7)), so it never gets
-// capabilities, in whatever namespace, by which it could leave.
+// The root is a chroot below the root of the mount namespace, which contains nothing that is not in
+// the jail as well. A process in a chroot cannot create user namespaces (user_namespaces(7)). It
+// therefore never gets capabilities in any namespace with which it could escape.
 func (c *chrootBuilder) steps() []step {
 	return []step{
 		{"name the host", func() error { return unix.Sethostname([]byte("jail")) }},
@@ -231,7 +234,7 @@ func readOnly(path string) error {
 	return unix.MountSetattr(unix.AT_FDCWD, path, 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
 }
 
-// placeTree gives the root the names of the tree.
+// placeTree mounts the program root's files and directories into the jail's root.
 func (c *chrootBuilder) placeTree() error {
 	for name, i := range c.programs.top {
 		if i.target != "" {
@@ -250,7 +253,8 @@ func (c *chrootBuilder) placeTree() error {
 	return nil
 }
 
-// makeMountPoint makes an empty file or directory, with the directories above it. path is below the root.
+// makeMountPoint creates an empty file or directory and its parent directories. path is relative to
+// the root of the jail.
 func makeMountPoint(path string, dir bool) (string, error) {
 	path = strings.TrimPrefix(path, "/")
 	for i, r := range path {

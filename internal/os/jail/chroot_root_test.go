@@ -19,7 +19,7 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// shell is a script as a command. The shell is a program of the distribution, with libraries.
+// shell returns a command that runs a script. The shell is dynamically linked.
 func shell(script string, args ...string) proc.Command {
 	return proc.Command{Path: "/bin/sh", Args: append([]string{"-c", script, "sh"}, args...), Env: []string{"A=b"}}
 }
@@ -87,14 +87,15 @@ func TestJailContents(t *testing.T) {
 	}
 }
 
-// forkBombScript starts a hundred processes, which is more than a jail allows and no harm elsewhere.
+// forkBombScript starts a hundred processes. That exceeds the limit of a jail and is harmless
+// elsewhere.
 const forkBombScript = `i=0
 	while [ $i -lt 100 ]; do i=$((i+1)); (read line < $1) & all="$all $!"; echo $i; done
 	kill $all`
 
 func TestForkBomb(t *testing.T) {
 	const most = 24
-	fifo := filepath.Join(t.TempDir(), "fifo") // nobody ever writes into it
+	fifo := filepath.Join(t.TempDir(), "fifo") // has no writer
 	if err := unix.Mkfifo(fifo, 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +115,7 @@ func TestForkBomb(t *testing.T) {
 	if strings.Contains(said, fmt.Sprintf("\n%d\n", most)) {
 		t.Errorf("%d may be, and there were more: %s", most, said)
 	}
-	// With its first process all of the cell has ended.
+	// When process 1 of the jail exits, the kernel kills all others.
 	await(t, "the cell is empty", func() (bool, error) {
 		s, err := g.Stats()
 		return s.PIDs == 0, err
@@ -137,8 +138,8 @@ func TestMemoryHog(t *testing.T) {
 	}
 }
 
-// TestJailsAreIsolated holds that two cells of one user, which is worse than what ever happens, are nothing to each
-// other.
+// TestJailsAreIsolated checks that two jails cannot reach each other, even with the same user ID,
+// which never happens in production.
 func TestJailsAreIsolated(t *testing.T) {
 	block := newFixture(t, "pntnext")
 	cell := vmm.JailSpec{}
@@ -159,7 +160,7 @@ func TestJailsAreIsolated(t *testing.T) {
 	}
 }
 
-// TestNetworkNamespace holds that a process can be put into a network namespace that somebody else made.
+// TestNetworkNamespace checks that a process can be started in an existing network namespace.
 func TestNetworkNamespace(t *testing.T) {
 	block := newFixture(t, "pntnet")
 	ns, err := os.Open("/proc/self/ns/net")
@@ -175,7 +176,8 @@ func TestNetworkNamespace(t *testing.T) {
 	}
 }
 
-// TestStartRefuses fails a start at every step that can be made to fail, and looks for what is left.
+// TestStartRefuses makes a start fail at every possible step and checks that nothing is left
+// behind.
 func TestStartRefuses(t *testing.T) {
 	block := newFixture(t, "pntrefuse")
 	g := block.group("refuse", jail.Limits{PIDs: 64})
@@ -258,7 +260,7 @@ func TestStartRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for line := range strings.Lines(string(mounts)) { // others of this host come and go
+	for line := range strings.Lines(string(mounts)) { // other mounts of this host may change meanwhile
 		if strings.Contains(line, filepath.Dir(block.trees)) || strings.Contains(line, "pntrefuse") {
 			t.Errorf("the host has a mount more: %s", line)
 		}
@@ -276,8 +278,8 @@ func TestStartRefuses(t *testing.T) {
 	}
 }
 
-// TestStartsInItsCgroup holds the start of version 2 against a real hierarchy, even where its controllers are
-// taken by version 1.
+// TestStartsInItsCgroup checks the start in a real v2 hierarchy, even if its controllers are in use
+// by v1.
 func TestStartsInItsCgroup(t *testing.T) {
 	const unified = "/sys/fs/cgroup/unified"
 	root := unified
@@ -326,7 +328,7 @@ func TestStartsInItsCgroup(t *testing.T) {
 	}
 }
 
-// TestDescriptors holds that a process has the descriptors that it was given and no other.
+// TestDescriptors checks that a process inherits exactly the descriptors that it was given.
 func TestDescriptors(t *testing.T) {
 	block := newFixture(t, "pntfds")
 	g := block.group("fds", jail.Limits{PIDs: 64})
@@ -355,7 +357,7 @@ func TestDescriptors(t *testing.T) {
 		}
 		ours := strings.HasPrefix(target, "anon_inode:[event") || target == "/dev/null" ||
 			strings.HasPrefix(target, "/memfd:log")
-		if !ours { // the runtime of the prisoner makes the events
+		if !ours { // the test program's runtime opens an epoll instance and an eventfd
 			t.Errorf("descriptor %s is %s", e.Name(), target)
 		}
 	}

@@ -1,28 +1,30 @@
-// Package jail keeps monitor processes away from the host and within limits: control groups, users of their
-// own, resource limits, and jails.
+// Package jail isolates and limits monitor processes with cgroups, own user IDs, resource limits
+// and jails.
 //
-// It owns one control group per name below a group that carries the configured prefix, in the unified
-// hierarchy (version 2) where its cpu, memory and pids controllers can be used, otherwise in the three
-// hierarchies of version 1. Which of them is decided once, by Probe, and can be printed; there is no mixture.
-// It also owns a range of user ids that belong to nobody else, one for each index, and a directory with copies
-// of the programs that run in jails.
+// It owns one cgroup per name, below a parent cgroup with the configured prefix. It uses cgroup v2
+// if the cpu, memory and pids controllers are available there, and the three hierarchies of cgroup
+// v1 otherwise. Probe decides this once; the two versions are never mixed. The package also owns a
+// range of user IDs that no other process uses, one for each index, and a directory with copies of
+// the programs that run in jails.
 //
-// It must not know what runs in a group.
+// It must not know which programs run in a cgroup.
 //
 // # How a jail is made
 //
-// Nothing is run before the program itself: a thread of this process makes the namespaces, builds the root
-// directory in them, gives up rights, starts the program, and ends. Its mount namespace is a copy of one that
-// was made before and holds only copies of programs and device nodes (prison), so the mounts of the host cost
-// nothing and are never there. Files of a machine are mounts that are taken on the host and moved in.
+// No helper program runs before the program itself. A thread of this process creates the
+// namespaces, builds the root directory in them, drops its privileges, starts the program, and
+// exits. Its mount namespace is a copy of a prepared one, the program namespace, which contains
+// only copies of programs and device nodes. Therefore the number of mounts on the host does not
+// slow down a start, and none of them is ever visible in a jail. The files of a machine are
+// detached bind mounts, made on the host and attached in the jail.
 //
 // # Invariants
 //
-// A thread that entered a jail never runs anything else. No descriptor is inherited but those that were named.
-// A process is in its group, and in its jail, from its first instruction on; limits of open files follow a
-// moment later.
+// A thread that has entered a jail never runs anything else. A process inherits only the
+// descriptors that were passed explicitly. It is in its cgroup and its jail from its first
+// instruction on; only RLIMIT_NOFILE is set shortly afterwards.
 //
-// A Group's name is all that is needed to find it again after a restart: Adopt takes it over, Sweep removes
-// those that nobody took. Destroy ends what still runs in a group and waits for that. All methods may be
-// called at once from many goroutines.
+// The name of a cgroup is enough to find it after a restart: Adopt takes it over, and Sweep removes
+// the cgroups that were not adopted. Destroy kills all processes in a cgroup and waits until they
+// have exited. All methods may be called concurrently.
 package jail

@@ -20,12 +20,12 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// escapeAttempts are what a prisoner does. nil means that it was possible.
+// escapeAttempts are run inside a jail. They return nil if the attempt succeeded.
 var escapeAttempts = map[string]func(args []string) error{
 	"nothing": func([]string) error { return nil },
 	"wait": func([]string) error {
 		fmt.Println("ready")
-		return unix.Pause() // the runtime would take a select for a deadlock
+		return unix.Pause() // the Go runtime would report a blocked select as a deadlock
 	},
 	"hog": func(args []string) error {
 		return withPID(args, func(bytes int) error {
@@ -66,7 +66,7 @@ var escapeAttempts = map[string]func(args []string) error{
 	"user-clone": func([]string) error {
 		return runWith(os.Args[0], &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER})
 	},
-	// CLONE_NEWTIME makes the runtime use clone3(2), whose arguments no filter can read.
+	// CLONE_NEWTIME makes the runtime use clone3(2), whose arguments a seccomp filter cannot read.
 	"user-clone3": func([]string) error {
 		return runWith(os.Args[0], &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWTIME})
 	},
@@ -113,7 +113,7 @@ var escapeAttempts = map[string]func(args []string) error{
 				[]unix.RemoteIovec{{Base: 0x400000, Len: 1}},
 				0,
 			)
-			if errors.Is(err, unix.EFAULT) { // it was looked for
+			if errors.Is(err, unix.EFAULT) { // the kernel looked for it
 				return nil
 			}
 			return err
@@ -195,7 +195,8 @@ func closeFD(fd int, err error) error {
 	return err
 }
 
-// reached makes a system call without arguments, which the kernel refuses for that, if it gets there.
+// reached makes a system call with zero arguments. If the call reaches the kernel, it fails with
+// another error than EPERM.
 func reached(call uintptr) error {
 	_, _, errno := unix.Syscall(call, 0, 0, 0)
 	if errno == unix.EPERM || errno == unix.ENOSYS {
@@ -220,8 +221,8 @@ func dial(network, address string) error {
 	return err
 }
 
-// onScratch runs do on a thread of its own, which is the process's first one no more than by chance: a
-// prisoner ends right after.
+// onScratch runs do on a new thread. The process exits afterwards, so it does not matter if that is
+// the main thread.
 func onScratch(flags int, do func() error) error {
 	runtime.LockOSThread()
 	if flags != 0 {
@@ -232,7 +233,7 @@ func onScratch(flags int, do func() error) error {
 	return do()
 }
 
-// runAs runs a program that ends well if it is root's.
+// runAs runs a program that succeeds if it has root's rights.
 func runAs(path string) error { return runWith(path, &syscall.SysProcAttr{}) }
 
 func runWith(path string, sys *syscall.SysProcAttr) error {
@@ -270,10 +271,10 @@ func tracePID(pid int) error {
 	if err := unix.PtraceSeize(pid); err != nil {
 		return err
 	}
-	return nil // its end lets go
+	return nil // detached when the tracer exits
 }
 
-// wantRights tells what is left of rights to be had.
+// wantRights returns nil if the process has any privilege left.
 func wantRights() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var have [2]unix.CapUserData
@@ -306,13 +307,13 @@ type attempt struct {
 	name string
 	try  string
 	args []string
-	// inside are the arguments in a jail, where paths differ; nil: args.
+	// inside are the arguments inside a jail, if paths differ; nil: args.
 	inside []string
-	// alone says why there is no control outside; "": there is one.
+	// alone says why the attempt cannot be repeated outside a jail; "": it can.
 	alone string
 }
 
-// hostTargets is what there is to reach from a jail.
+// hostTargets are the files and processes of the host that the attempts try to reach.
 type hostTargets struct {
 	secret, work, device, setuid string
 	victim                       int
@@ -387,7 +388,7 @@ func self() string {
 	return path
 }
 
-// newHostTargets makes what there is to reach.
+// newHostTargets creates the targets.
 func newHostTargets(t *testing.T) hostTargets {
 	t.Helper()
 	dir := t.TempDir()
@@ -435,7 +436,8 @@ func newHostTargets(t *testing.T) hostTargets {
 	return o
 }
 
-// inheritable is a descriptor that a child would inherit, as one that a careless parent left open.
+// inheritable returns a descriptor without close-on-exec, as a careless parent process might leave
+// one open.
 func inheritable(t *testing.T) int {
 	t.Helper()
 	var p [2]int
@@ -450,15 +452,15 @@ func inheritable(t *testing.T) int {
 	return fd
 }
 
-// TestEscapes tries every way out, each from a jail, where it must fail, and from outside, where it must not:
-// else the attempt proves nothing.
+// TestEscapes runs every attempt in a jail, where it must fail, and outside, where it must succeed;
+// otherwise the attempt would prove nothing.
 func TestEscapes(t *testing.T) {
 	block := newFixture(t, "pntescape")
 	o := newHostTargets(t)
 	limits := jail.Limits{MemoryMax: 512 << 20, PIDs: 64, OpenFiles: 256}
 	for _, a := range escapes(o) {
 		t.Run(a.name, func(t *testing.T) {
-			if _, err := unix.FcntlInt(uintptr(o.fd), unix.F_SETFD, 0); err != nil { // a jail that was made closed it
+			if _, err := unix.FcntlInt(uintptr(o.fd), unix.F_SETFD, 0); err != nil { // starting a jail set close-on-exec
 				t.Fatal(err)
 			}
 			if a.alone == "" {

@@ -6,8 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dropPrivileges takes from the calling thread, and so from what it starts, what no monitor needs: new rights
-// through programs, capabilities, and system calls that only serve to attack the kernel.
+// dropPrivileges removes what no monitor needs from the calling thread and its future children:
+// gaining privileges by running programs, capabilities, and system calls that mainly widen the
+// kernel's attack surface.
 func dropPrivileges() error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("no new privileges: %w", err)
@@ -21,12 +22,12 @@ func dropPrivileges() error {
 	return nil
 }
 
-// dropCapabilities takes away all that a program could be given, and what a change of the user would keep.
-// What the thread still has, it needs to become another user; that clears it.
+// dropCapabilities clears the bounding set and the ambient set. The capabilities that the thread
+// still has are needed to change the user ID, which clears them.
 func dropCapabilities() error {
 	for c := uintptr(0); c <= 63; c++ {
 		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
-		if err == unix.EINVAL { // the kernel knows no more
+		if err == unix.EINVAL { // the kernel has no more capabilities
 			break
 		}
 		if err != nil {
@@ -39,19 +40,20 @@ func dropCapabilities() error {
 	return nil
 }
 
-// Offsets in struct seccomp_data (seccomp(2)), whose numbers are little-endian on every architecture that
-// this program runs on.
+// Offsets in struct seccomp_data (seccomp(2)). All supported architectures are little-endian.
 const (
 	dataNumber = 0
 	dataArch   = 4
 	dataArg0   = 16
 )
 
-// x32 is the bit of system call numbers of the x32 ABI, which shares its architecture with amd64.
+// x32 is the bit in system call numbers of the x32 ABI, which has the same architecture value as
+// amd64.
 const x32 = 0x40000000
 
-// filter is a program (bpf(2), classic) that denies system calls with EPERM, and sockets of every family but
-// AF_UNIX. A call of another architecture, where the numbers mean other calls, is denied.
+// filter returns a classic BPF program (bpf(2)) that denies the given system calls with EPERM, and
+// sockets of all families except AF_UNIX. It denies all calls of other architectures, whose numbers
+// have other meanings.
 func filter(denied []int, arch uint32) []unix.SockFilter {
 	const (
 		load = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS
@@ -81,7 +83,7 @@ func filter(denied []int, arch uint32) []unix.SockFilter {
 	return append(p, unix.SockFilter{Code: ret, K: allow})
 }
 
-// deniedEverywhere are the denied calls that every architecture has.
+// deniedEverywhere are the denied system calls that exist on every architecture.
 var deniedEverywhere = []int{
 	unix.SYS_ACCT, unix.SYS_ADD_KEY, unix.SYS_ADJTIMEX, unix.SYS_BPF, unix.SYS_CHROOT, unix.SYS_CLOCK_ADJTIME,
 	unix.SYS_CLOCK_SETTIME, unix.SYS_DELETE_MODULE, unix.SYS_FANOTIFY_INIT, unix.SYS_FINIT_MODULE, unix.SYS_FSCONFIG,

@@ -7,11 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// setFilter gives the calling thread a filter that it, and what it starts, never loses. It must have no new
-// privileges.
+// setFilter installs a seccomp filter for the calling thread and its future children. It cannot be
+// removed. The thread must have no_new_privs set.
 //
-// The kernel copies the program during the call, for which it stays where it is: it is kept alive, and is not on
-// a stack that could move, since its address is taken as that of a slice's first element.
+// Safety: the kernel copies the program during the call. The program is kept alive until then and
+// cannot move, because its address is taken from the first element of a slice that escapes to the
+// heap.
 func setFilter(program []unix.SockFilter) error {
 	p := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
 	err := unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&p)), 0, 0)

@@ -20,8 +20,8 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// The test binary is what runs in the jails: with "prisoner" as its first argument it is one, and does what
-// the second names.
+// TestMain runs the test binary as the program inside a jail if its first argument is "prisoner".
+// The second argument names an escape attempt.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 2 && os.Args[1] == "prisoner" {
 		os.Exit(jailedMain(os.Args[2], os.Args[3:]))
@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// jailedMain answers 0 when what it tried was possible, 1 when it was not, and 2 when there is no such thing.
+// jailedMain returns 0 if the attempt succeeded, 1 if it failed, and 2 if there is no such attempt.
 func jailedMain(name string, args []string) int {
 	try, ok := escapeAttempts[name]
 	if !ok {
@@ -51,7 +51,7 @@ func testContext(t *testing.T) context.Context {
 	return ctx
 }
 
-// fixture is a jail with groups for one test.
+// fixture is a Manager with the cgroups of one test.
 type fixture struct {
 	t     testing.TB
 	jail  *jail.Manager
@@ -96,7 +96,7 @@ func (b *fixture) group(name string, limits jail.Limits) *jail.Cgroup {
 
 const jailedUID = 1900000333
 
-// command is the prisoner's, outside of a jail.
+// command returns the command that runs an attempt outside a jail.
 func command(t testing.TB, name string, args ...string) proc.Command {
 	t.Helper()
 	self, err := os.Executable()
@@ -107,7 +107,7 @@ func command(t testing.TB, name string, args ...string) proc.Command {
 	return proc.Command{Path: self, Args: append([]string{"prisoner", name}, args...), Env: []string{"GOMAXPROCS=1"}}
 }
 
-// jailed moves a command into a jail of g.
+// jailed returns a command that runs in a jail of g.
 func jailed(c proc.Command, g *jail.Cgroup, cell vmm.JailSpec) proc.Command {
 	c.UID, c.GID = jailedUID, jailedUID
 	cell.Program = c.Path
@@ -115,7 +115,7 @@ func jailed(c proc.Command, g *jail.Cgroup, cell vmm.JailSpec) proc.Command {
 	return c
 }
 
-// run answers how a command ended and what it printed.
+// run returns how a command exited and what it printed.
 func run(t testing.TB, c proc.Command) (proc.Exit, string) {
 	t.Helper()
 	p, err := proc.Start(c)
@@ -132,7 +132,8 @@ func run(t testing.TB, c proc.Command) (proc.Exit, string) {
 	return p.Exit(), strings.TrimSpace(p.Log())
 }
 
-// background starts a command that says "ready" and then waits, and ends it with the test.
+// background starts a command that prints "ready" and waits. The command is killed at the end of
+// the test.
 func background(t testing.TB, c proc.Command) *proc.Process {
 	t.Helper()
 	p, err := proc.Start(c)
@@ -156,7 +157,7 @@ func background(t testing.TB, c proc.Command) *proc.Process {
 	return p
 }
 
-// await asks again and again until cond is met.
+// await polls until cond is true.
 func await(t testing.TB, what string, cond func() (bool, error)) {
 	t.Helper()
 	end := time.Now().Add(testTimeout)

@@ -15,58 +15,60 @@ import (
 	"syscall"
 )
 
-// ErrNoCgroup says that there is no such group to adopt.
+// ErrNoCgroup reports that the cgroup to adopt does not exist.
 var ErrNoCgroup = errors.New("no such control group")
 
-// Config says how a jail is to be.
+// Config configures a Manager.
 type Config struct {
 	Hierarchy Hierarchy // from Probe
-	Prefix    string    // name of the group that holds all of ours; "": "panda"
-	FirstUID  int       // first user and group id; 0: one that follows from Prefix, above 1900000000
-	UIDs      int       // how many; 0: 16384
-	// ProgramsDir is the directory that keeps copies of the programs that run in jails, on a file system that
-	// programs can run from; "": no process can be started in a jail.
+	Prefix    string    // name of the parent cgroup; "": "panda"
+	FirstUID  int       // first user and group ID; 0: derived from Prefix, at least 1900000000
+	UIDs      int       // number of user IDs; 0: 16384
+	// ProgramsDir is the directory for the copies of programs that run in jails. Its file system
+	// must allow running programs. If it is empty, no process can be started in a jail.
 	ProgramsDir string
 }
 
 const (
-	// Users lie in the part of the 31-bit ids that systemd's table of id ranges (systemd.io/UIDS-GIDS) leaves
-	// unused: above the containers' (ends at 1879048191), below the foreign ids (begin at 2147352576).
+	// The user IDs are in a part of the 31-bit range that systemd leaves unused
+	// (systemd.io/UIDS-GIDS): above those of containers, which end at 1879048191, and below foreign
+	// IDs, which start at 2147352576.
 	lowestUID   = 1900000000
 	highestUID  = 2147352575
 	defaultUIDs = 16384
-	// parentWeight is the share of all our groups together, where an ordinary group on the host has 100: the
-	// machines are what the host is for.
+	// parentWeight is the CPU weight of all our cgroups together. The kernel's default is 100.
+	// Running machines is the main purpose of the host.
 	parentWeight = 1000
 )
 
 var nameForm = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,62}$`)
 
-// firstUID gives each prefix its range of users, so that two jails on a host share none.
+// firstUID returns the first user ID of a prefix's own range, so that two Managers on a host
+// usually share no IDs.
 func firstUID(prefix string, uids int) int {
 	ranges := (highestUID - lowestUID + 1) / uids
 	if ranges < 1 {
 		return lowestUID
 	}
 	h := fnv.New64a()
-	_, _ = h.Write([]byte(prefix)) // it cannot fail
+	_, _ = h.Write([]byte(prefix)) // never fails
 	return lowestUID + int(h.Sum64()%uint64(ranges))*uids
 }
 
-// ErrUIDsInUse says that another process on this host has claimed the same users.
+// ErrUIDsInUse reports that another process on this host has claimed the same user IDs.
 var ErrUIDsInUse = errors.New("another process has jails with the same users")
 
-// Manager makes groups.
+// Manager creates cgroups and jails.
 type Manager struct {
 	cfg      Config
 	programs *programNamespace
-	claim    net.Listener // of Claim; nil: none
+	claim    net.Listener // held by ClaimUIDs; nil: none
 
 	mu     sync.Mutex
 	groups map[string]*Cgroup // +checklocks:mu
 }
 
-// New checks the configuration. It does not touch the host.
+// New returns a Manager after validating the configuration. It does not access the host.
 func New(c Config) (*Manager, error) {
 	if c.Prefix == "" {
 		c.Prefix = "panda"
@@ -88,11 +90,12 @@ func New(c Config) (*Manager, error) {
 	return &Manager{cfg: c, programs: &programNamespace{dir: c.ProgramsDir, roots: map[string]*programRoot{}}, groups: map[string]*Cgroup{}}, nil
 }
 
-// Hierarchy tells which control groups are used.
+// Hierarchy returns the cgroup hierarchies in use.
 func (j *Manager) Hierarchy() Hierarchy { return j.cfg.Hierarchy }
 
-// ClaimUIDs keeps the users of this jail from others that call it, as long as this process lives or until Close:
-// ErrUsersInUse. The claim is a socket name, so it holds among the processes of one network namespace.
+// ClaimUIDs reserves the user IDs until Close or until this process exits. It returns ErrUIDsInUse
+// if another process has reserved them. The reservation is a socket name and therefore applies to
+// the processes of one network namespace.
 func (j *Manager) ClaimUIDs() error {
 	l, err := net.Listen("unix", fmt.Sprintf("@jail-users-%d", j.cfg.FirstUID))
 	switch {
@@ -111,7 +114,7 @@ func (j *Manager) ClaimUIDs() error {
 	return nil
 }
 
-// User is the user and group id of an index, from 0: nobody else's.
+// User returns the user and group ID for an index, starting at 0. No other process uses these IDs.
 func (j *Manager) User(index int) (uid, gid int, err error) {
 	if index < 0 || index >= j.cfg.UIDs {
 		return 0, 0, fmt.Errorf("jail: no user id for index %d of %d", index, j.cfg.UIDs)
@@ -119,8 +122,8 @@ func (j *Manager) User(index int) (uid, gid int, err error) {
 	return j.cfg.FirstUID + index, j.cfg.FirstUID + index, nil
 }
 
-// Create makes the group called name with limits. A group of that name that nobody has in this process is a
-// remainder, and is destroyed first. After an error nothing of the group is left.
+// Create creates a cgroup with limits. A cgroup of the same name that this process does not own is
+// a leftover and is destroyed first. After an error no cgroup is left.
 func (j *Manager) Create(ctx context.Context, name string, limits Limits) (g *Cgroup, err error) {
 	if !nameForm.MatchString(name) {
 		return nil, fmt.Errorf("control group name %q is not made of a-z, 0-9 and -", name)
@@ -178,7 +181,8 @@ func (j *Manager) makeParent(root, dir string) error {
 	return writeAll(dir, weight)
 }
 
-// Adopt takes over a group that an earlier process made. ErrNoGroup: it is not there.
+// Adopt takes over a cgroup that an earlier process created. It returns ErrNoCgroup if there is
+// none.
 func (j *Manager) Adopt(_ context.Context, name string, limits Limits) (*Cgroup, error) {
 	if !nameForm.MatchString(name) {
 		return nil, fmt.Errorf("adopt control group %q: %w", name, ErrNoCgroup)
@@ -191,8 +195,8 @@ func (j *Manager) Adopt(_ context.Context, name string, limits Limits) (*Cgroup,
 	return j.reserve(name, limits)
 }
 
-// Sweep destroys the groups that are neither made nor adopted by this process, with all that runs in them,
-// and says how many there were.
+// Sweep destroys the cgroups that this process has neither created nor adopted, with all their
+// processes. It returns how many there were.
 func (j *Manager) Sweep(ctx context.Context) (int, error) {
 	found, err := j.leftovers()
 	if err != nil {
@@ -201,7 +205,7 @@ func (j *Manager) Sweep(ctx context.Context) (int, error) {
 	n := 0
 	for _, name := range found {
 		g, err2 := j.reserve(name, Limits{})
-		if err2 != nil { // owned
+		if err2 != nil { // in use by this process
 			continue
 		}
 		n++
@@ -230,8 +234,7 @@ func (j *Manager) leftovers() ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-// Close removes the group that held all of ours, once it is empty; while groups are left it stays, and so do
-// the processes in it.
+// Close removes the parent cgroup if it is empty. Otherwise the cgroups and their processes remain.
 func (j *Manager) Close() error {
 	all := j.programs.close()
 	if j.claim != nil {

@@ -47,7 +47,7 @@ func wantNoCgroups(t *testing.T, j *Manager) {
 	}
 }
 
-// startShell runs a shell script that begins only once it is told to, so that all it does is in the group.
+// startShell starts a shell that runs the script only after it has entered the cgroup.
 func startShell(t *testing.T, g *Cgroup, script string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("/bin/sh", "-c", "read go; "+script)
@@ -76,7 +76,7 @@ func TestDestroyKillsAll(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The shell itself never ends: its children may be killed before it.
+	// The shell itself never exits: its children may be killed before it.
 	cmd := startShell(t, g, "sleep 1000 & sleep 1000 & setsid sleep 1000 & while :; do sleep 1000; done")
 	if _, err := j.Create(ctx, "m1", Limits{}); err == nil {
 		t.Error("the same name was made twice")
@@ -115,7 +115,7 @@ func TestLimitsHold(t *testing.T) {
 	}
 	defer big.Destroy(ctx)
 	if err := startShell(t, big, "head -c 200000000 /dev/zero | tail -n 1 | wc -c").Wait(); err != nil {
-		t.Log(err) // the kernel chooses which process dies, the shell may live on
+		t.Log(err) // the kernel chooses which process to kill; the shell may survive
 	}
 	if s, err := big.Stats(); err != nil || s.OOMKills == 0 {
 		t.Errorf("nothing was killed for its memory: %+v, %v", s, err)
@@ -135,7 +135,7 @@ func TestSweepAndAdopt(t *testing.T) {
 	}
 	in, out := startShell(t, kept, "sleep 1000"), startShell(t, lost, "sleep 1000")
 
-	j := newManager(t, "pntsweep") // as after a restart
+	j := newManager(t, "pntsweep") // a new Manager, as after a restart
 	defer wantNoCgroups(t, j)
 	if _, err := j.Adopt(ctx, "nobody", Limits{}); !errors.Is(err, ErrNoCgroup) {
 		t.Errorf("adopted what is not there: %v", err)
@@ -158,8 +158,7 @@ func TestSweepAndAdopt(t *testing.T) {
 	}
 }
 
-// TestKillVersion2 holds the killing of version 2 against a real hierarchy even where its controllers are
-// taken by version 1.
+// TestKillVersion2 checks killing in a real v2 hierarchy, even if its controllers are in use by v1.
 func TestKillVersion2(t *testing.T) {
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {

@@ -59,7 +59,8 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// TestVersion2Files runs the file work of version 2 on plain files, which every host has.
+// TestVersion2Files checks the file operations for cgroup v2 on ordinary files, which work on every
+// host.
 func TestVersion2Files(t *testing.T) {
 	root := t.TempDir()
 	put := func(dir string, files map[string]string) {
@@ -129,8 +130,8 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-// Nodes that differ in their prefix share no users, and where two prefixes lead to the same ones the second is
-// refused.
+// TestUIDsOfTwoNodes checks that nodes with different prefixes share no user IDs, and that the
+// second of two prefixes with the same range is refused.
 func TestUIDsOfTwoNodes(t *testing.T) {
 	seen := map[int]string{}
 	for i := range 200 {
@@ -182,7 +183,7 @@ func TestUIDs(t *testing.T) {
 	}
 }
 
-// FuzzMounts reads what could stand in mountinfo: names of mounts are chosen by whoever mounts.
+// FuzzMounts parses arbitrary mountinfo, because anybody who may mount chooses the names.
 func FuzzMounts(f *testing.F) {
 	f.Add("30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n")
 	f.Add("30 23 0:26 / /sys/fs/cgroup/a\\040b rw shared:1 - cgroup cgroup rw,cpu,cpuacct\n")
@@ -195,7 +196,7 @@ func FuzzMounts(f *testing.F) {
 	})
 }
 
-// FuzzObject reads what is no program, or a damaged one.
+// FuzzObject parses files that are no ELF objects or damaged ones.
 func FuzzObject(f *testing.F) {
 	f.Add([]byte("\x7fELF\x02\x01\x01"))
 	f.Add([]byte("#!/bin/sh\n"))

@@ -15,33 +15,34 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// Names in the prison's root.
+// Directories in the root of the program namespace.
 const (
-	chrootDir   = "/cell"    // where a cell's root directory is mounted
+	chrootDir   = "/cell"    // mount point for the root directory of a jail
 	devicesDir  = "/devices" // device nodes
 	programsDir = "/trees"   // copies of programs, one directory each
 )
 
-// devices are all that a cell may have.
+// devices are all devices that a jail may have.
 var devices = []string{"/dev/kvm", "/dev/net/tun", "/dev/null", "/dev/urandom", "/dev/userfaultfd"}
 
-// programNamespace is a mount namespace that holds the copies of programs and device nodes and nothing of the host's.
-// Every cell begins as a copy of it, which takes no longer for a host with many mounts.
+// programNamespace is a mount namespace that contains copies of programs and device nodes, and no
+// mounts of the host. Every jail starts with a copy of it. Copying takes the same time on a host
+// with many mounts.
 type programNamespace struct {
-	dir string // directory of the host with the copies; "": no process can be jailed
+	dir string // directory of the copies on the host; "": no process can be jailed
 
 	mu    sync.Mutex
 	ns    *os.File                // +checklocks:mu; nil: not made yet
 	roots map[string]*programRoot // +checklocks:mu; by program and data
 }
 
-// programRoot is a copy of a program in the prison.
+// programRoot is a copy of a program with its files in the program namespace.
 type programRoot struct {
-	at  string               // in the prison
-	top map[string]planEntry // names in it
+	at  string               // path in the namespace
+	top map[string]planEntry // top-level names
 }
 
-// root answers the copy of a cell's program and data, and makes it if there is none.
+// root returns the copy of a jail's program and data, and creates it if necessary.
 func (p *programNamespace) root(cell vmm.JailSpec) (*os.File, *programRoot, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -77,7 +78,8 @@ func (p *programNamespace) root(cell vmm.JailSpec) (*os.File, *programRoot, erro
 	return p.ns, t, nil
 }
 
-// make makes the prison. Nobody but this process and those in it can reach it, and it ends with them.
+// make creates the mount namespace. Only this process and the processes in the namespace can reach
+// it, and it ends with them.
 func (p *programNamespace) make() (ns *os.File, err error) {
 	nodes, err := statDevices()
 	if err != nil {
@@ -110,7 +112,7 @@ func (p *programNamespace) make() (ns *os.File, err error) {
 	return ns, err
 }
 
-// openNamespace opens the mount namespace of the calling thread, which sees no /proc.
+// openNamespace opens the mount namespace of the calling thread, which has no /proc.
 func openNamespace() (*os.File, error) {
 	if err := unix.Mkdir("/proc", 0o755); err != nil {
 		return nil, err
@@ -125,7 +127,7 @@ func openNamespace() (*os.File, error) {
 	return os.NewFile(uintptr(fd), "jail"), nil
 }
 
-// step is one of a row of system calls.
+// step is one of a sequence of system calls.
 type step struct {
 	name string
 	do   func() error
@@ -153,7 +155,7 @@ func mkdirs(paths ...string) error {
 	return nil
 }
 
-// statDevices finds the numbers of the devices that this host has.
+// statDevices returns the device numbers of the devices that this host has.
 func statDevices() (map[string]uint64, error) {
 	nodes := map[string]uint64{}
 	for _, d := range devices {
@@ -174,21 +176,22 @@ func deviceName(path string) string {
 	return strings.ReplaceAll(strings.TrimPrefix(path, "/dev/"), "/", "-")
 }
 
-// makeDevices makes nodes that everybody may use: only cells that have one see it.
+// makeDevices creates device nodes that every user may open. Only jails that ask for a device see
+// its node.
 func makeDevices(nodes map[string]uint64) error {
 	for name, number := range nodes {
 		at := filepath.Join(devicesDir, name)
 		if err := unix.Mknod(at, unix.S_IFCHR|0o666, int(number)); err != nil {
 			return err
 		}
-		if err := unix.Chmod(at, 0o666); err != nil { // whatever the umask
+		if err := unix.Chmod(at, 0o666); err != nil { // regardless of the umask
 			return err
 		}
 	}
 	return nil
 }
 
-// mountInto mounts a directory of the host into the prison, read-only.
+// mountInto mounts a directory of the host into the namespace, read-only.
 func mountInto(ns *os.File, path, at string) error {
 	mount, err := openDetached(path, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
 	if err != nil {
@@ -206,7 +209,8 @@ func mountInto(ns *os.File, path, at string) error {
 	})
 }
 
-// enterNamespace moves the calling thread, which must be a scratch one, into a mount namespace.
+// enterNamespace moves the calling thread, which must be one of onNewThread, into a mount
+// namespace.
 func enterNamespace(ns *os.File) error {
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return fmt.Errorf("unshare: %w", err)
@@ -217,7 +221,8 @@ func enterNamespace(ns *os.File) error {
 	return nil
 }
 
-// openDetached answers a mount of a file or directory, not through a symbolic link, that is nowhere yet.
+// openDetached returns a detached bind mount of a file or directory. It does not follow a symbolic
+// link.
 func openDetached(path string, attributes uint64) (*os.File, error) {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)
 	if err != nil {
@@ -230,7 +235,7 @@ func openDetached(path string, attributes uint64) (*os.File, error) {
 	return f, nil
 }
 
-// close lets go of the prison; who is in it stays.
+// close closes the namespace. Processes in it keep it alive.
 func (p *programNamespace) close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -242,5 +247,5 @@ func (p *programNamespace) close() error {
 	return ns.Close()
 }
 
-// knownDevice tells whether a cell may ask for a device.
+// knownDevice reports whether a jail may ask for a device.
 func knownDevice(path string) bool { return slices.Contains(devices, path) }

@@ -6,15 +6,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// onNewThread runs do on a thread that ends with it, so that do may change what a thread has of its own:
-// namespaces, root directory, user, filter. New threads of the program come from others.
+// onNewThread runs do on an OS thread that exits afterwards. do may therefore change the attributes
+// of its thread: namespaces, root directory, user, seccomp filter. The Go runtime does not create
+// other threads from it.
 func onNewThread(do func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // for ever: the runtime ends the thread with its goroutine
+		runtime.LockOSThread() // never unlocked: the runtime ends the thread with its goroutine
 		if unix.Gettid() == unix.Getpid() {
-			// The first thread never ends, and is what others see as the process. Held here, it cannot be the
-			// next one's.
+			// The main thread cannot end, and it is the one that other processes see. While it is
+			// locked here, the new goroutine cannot run on it.
 			done <- onNewThread(do)
 			runtime.UnlockOSThread()
 			return

@@ -16,18 +16,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// planEntry is one name in a tree.
+// planEntry is one name in a program root.
 type planEntry struct {
-	mode   fs.FileMode // type bits; of a file, whether it is a program
+	mode   fs.FileMode // type bits; for a file also its execute bits
 	target string      // of a symbolic link
 	size   int64       // of a file
-	stamp  int64       // when a file was modified, nanoseconds
+	stamp  int64       // modification time of a file in nanoseconds
 }
 
-// plan is what a tree is to hold: absolute paths of this host.
+// plan lists the content of a program root by absolute path on the host.
 type plan map[string]planEntry
 
-// plan finds all that a program and its data need.
+// plan returns all files that a program and its data need.
 func (l *loader) plan(program string, data []string) (plan, error) {
 	p := plan{}
 	if err := p.add(program); err != nil {
@@ -52,7 +52,7 @@ func (l *loader) plan(program string, data []string) (plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(libraries) > 0 { // spares the loader a search
+	if len(libraries) > 0 { // saves the loader a search
 		if _, err := os.Stat("/etc/ld.so.cache"); err == nil {
 			libraries = append(libraries, "/etc/ld.so.cache")
 		}
@@ -65,7 +65,7 @@ func (l *loader) plan(program string, data []string) (plan, error) {
 	return p, nil
 }
 
-// regular lists the files at or below path; none where there is nothing.
+// regular returns the regular files at or below path, or none if path does not exist.
 func regular(path string) ([]string, error) {
 	real, err := filepath.EvalSymlinks(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -91,10 +91,11 @@ func regular(path string) ([]string, error) {
 	return files, err
 }
 
-// maxLinks is how many symbolic links a path may lead through, as in the kernel (path_resolution(7)).
+// maxLinks is the maximum number of symbolic links in a path, as in the kernel
+// (path_resolution(7)).
 const maxLinks = 40
 
-// add puts a file into the plan, with the directories and symbolic links that lead to it.
+// add adds a file with the directories and symbolic links that lead to it.
 func (p plan) add(path string) error {
 	if !filepath.IsAbs(path) {
 		return fmt.Errorf("path %q is not absolute", path)
@@ -152,7 +153,8 @@ func (p plan) paths() []string {
 	return all
 }
 
-// digest names the content of a tree: files that were not written since are the same.
+// digest identifies the content of a program root. Files with the same size and modification time
+// count as equal.
 func (p plan) digest() string {
 	sum := sha256.New()
 	for _, path := range p.paths() {
@@ -162,7 +164,7 @@ func (p plan) digest() string {
 	return hex.EncodeToString(sum.Sum(nil))[:24]
 }
 
-// top lists the names right below the root.
+// top returns the names directly below the root.
 func (p plan) top() map[string]planEntry {
 	all := map[string]planEntry{}
 	for path, i := range p {
@@ -173,16 +175,16 @@ func (p plan) top() map[string]planEntry {
 	return all
 }
 
-// keepRoots is how many copies stay in the directory of the trees: those of the programs in use, and of the
-// versions before them, which machines that were taken over may still run.
+// keepRoots is the number of copies to keep: those of the programs in use and of earlier versions,
+// which adopted machines may still run.
 const keepRoots = 4
 
-// build makes the copy in dir, unless it is there, and answers its place. What is there is whole, also after
-// a crash of the host. One call for a directory at a time.
+// build creates the copy below dir unless it exists, and returns its path. A copy is always
+// complete, even after a crash of the host. Only one call at a time may use a directory.
 func (p plan) build(dir string) (string, error) {
 	path := filepath.Join(dir, p.digest())
 	now := time.Now()
-	err := os.Chtimes(path, now, now) // the last ones used are kept
+	err := os.Chtimes(path, now, now) // the most recently used copies are kept
 	if !errors.Is(err, fs.ErrNotExist) {
 		return path, err
 	}
@@ -190,7 +192,7 @@ func (p plan) build(dir string) (string, error) {
 		return "", err
 	}
 	work := filepath.Join(dir, "new")
-	if err := os.RemoveAll(work); err != nil { // of a build that did not end
+	if err := os.RemoveAll(work); err != nil { // left by an interrupted build
 		return "", err
 	}
 	if err := os.Mkdir(work, 0o755); err != nil {
@@ -209,7 +211,7 @@ func (p plan) build(dir string) (string, error) {
 	return path, errors.Join(syncTree(dir), removeOldRoots(dir))
 }
 
-// syncTree makes all that was written to the file system of dir durable.
+// syncTree makes everything written to dir's file system durable.
 func syncTree(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -219,7 +221,7 @@ func syncTree(dir string) error {
 }
 
 func (p plan) fill(dir string) error {
-	for _, path := range p.paths() { // parents come first
+	for _, path := range p.paths() { // sorted: parents come first
 		to, i := filepath.Join(dir, path), p[path]
 		var err error
 		switch i.mode.Type() {
@@ -251,7 +253,8 @@ func copyFile(from, to string, mode fs.FileMode) error {
 	return errors.Join(err, dst.Chmod(mode), dst.Close())
 }
 
-// removeOldRoots removes all but the newest trees. Machines that run from one keep what they opened of it.
+// removeOldRoots removes all but the newest copies. Machines that run from a removed copy keep
+// their open files.
 func removeOldRoots(dir string) error {
 	list, err := os.ReadDir(dir)
 	if err != nil {

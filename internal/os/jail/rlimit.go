@@ -16,8 +16,9 @@ type rlimit struct {
 	value    uint64
 }
 
-// setLimits lowers resource limits of a process. Those of another user's process need CAP_SYS_RESOURCE
-// (prlimit(2)), which not every root has; where it is missing a thread that has become that user does it.
+// setLimits sets the resource limits of a process. For a process of another user this needs
+// CAP_SYS_RESOURCE (prlimit(2)), which root may lack in a container. Then a thread that has
+// switched to that user sets them.
 func setLimits(pid int, limits []rlimit) error {
 	err := prlimit(pid, limits)
 	if !errors.Is(err, unix.EPERM) {
@@ -34,7 +35,7 @@ func setLimits(pid int, limits []rlimit) error {
 	return onNewThread(func() error { return asUser(int(st.Uid), int(st.Gid), func() error { return prlimit(pid, limits) }) })
 }
 
-// asUser runs do with the credentials of another user, which this thread keeps.
+// asUser runs do with the credentials of another user. The thread keeps them.
 func asUser(uid, gid int, do func() error) error {
 	for _, set := range []struct {
 		call uintptr

@@ -13,7 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestLimitsOfAnotherUser holds limits on a process of another user, which not every root may set.
+// TestLimitsOfAnotherUser sets limits on a process of another user, for which root may lack the
+// capability.
 func TestLimitsOfAnotherUser(t *testing.T) {
 	cmd := exec.Command("/bin/sh", "-c", "read end")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1900000777, Gid: 1900000777}}

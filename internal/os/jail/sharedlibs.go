@@ -12,24 +12,25 @@ import (
 	"strings"
 )
 
-// loader finds the libraries of dynamically linked programs by the rules of ld.so(8), for programs that run
-// with no LD_ variables in their environment.
+// loader finds the libraries of dynamically linked programs by the rules of ld.so(8), for programs
+// without LD_ variables in their environment.
 type loader struct {
-	dirs []string // where libraries are that no object names a place for
+	dirs []string // default directories of libraries
 }
 
-// newLoader reads where this host keeps libraries.
+// newLoader reads the default directories of this host.
 func newLoader() (*loader, error) {
 	dirs, err := libraryDirs("/etc/ld.so.conf", 4)
 	if err != nil {
 		return nil, err
 	}
-	// What ld.so looks through at last; with the triplets that Debian builds into it.
+	// The built-in default directories of ld.so, including Debian's multiarch ones.
 	return &loader{append(dirs, "/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu",
 		"/usr/lib/aarch64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib")}, nil
 }
 
-// libraryDirs reads the directories that a configuration of ldconfig(8) names. No such file is none.
+// libraryDirs reads the directories in a configuration file of ldconfig(8). A missing file contains
+// none.
 func libraryDirs(file string, depth int) ([]string, error) {
 	f, err := os.Open(file)
 	if errors.Is(err, fs.ErrNotExist) || depth == 0 {
@@ -68,23 +69,23 @@ func libraryDirs(file string, depth int) ([]string, error) {
 	return dirs, lines.Err()
 }
 
-// object is what the loader needs to know of an ELF file.
+// object is the part of an ELF file that the loader needs.
 type object struct {
 	path    string
 	class   elf.Class
 	machine elf.Machine
 	interp  string
 	needed  []string
-	dirs    []string // RPATH or RUNPATH, with $ORIGIN resolved
-	rpath   bool     // dirs hold for what the needed ones need, too
+	dirs    []string // RPATH or RUNPATH, with $ORIGIN expanded
+	rpath   bool     // dirs also apply to the libraries of this object's libraries
 }
 
-// errNotELF says that a file is not an object.
+// errNotELF reports that a file is not an ELF object.
 var errNotELF = errors.New("not an ELF file")
 
 func readObject(path string) (object, error) {
 	f, err := elf.Open(path)
-	if _, bad := errors.AsType[*elf.FormatError](err); bad || errors.Is(err, io.EOF) { // or shorter than a header
+	if _, bad := errors.AsType[*elf.FormatError](err); bad || errors.Is(err, io.EOF) { // shorter than a header
 		return object{}, fmt.Errorf("%s: %w", path, errNotELF)
 	}
 	if err != nil {
@@ -125,14 +126,14 @@ func readObject(path string) (object, error) {
 	return o, nil
 }
 
-// closure answers the paths of all that the objects need to run, themselves left out. An object of needs
-// that is no ELF file needs nothing.
+// closure returns the paths of all files that the objects need, without the objects themselves.
+// Files that are not ELF need nothing.
 func (l *loader) closure(paths []string) ([]string, error) {
 	seen := map[string]bool{}
 	var found []string
 	type task struct {
 		path  string
-		rpath []string // of those that needed it
+		rpath []string // of the objects that need it
 	}
 	var queue []task
 	for _, p := range paths {
@@ -173,7 +174,7 @@ func (l *loader) closure(paths []string) ([]string, error) {
 	return found, nil
 }
 
-// find answers where a library that o needs is.
+// find returns the path of a library that o needs.
 func (l *loader) find(o object, name string, inherited []string) (string, error) {
 	if strings.Contains(name, "/") {
 		return name, nil

@@ -18,11 +18,12 @@ import (
 	"github.com/pandastack/pandastack/test/vmlab"
 )
 
-// version2Tests are the tests of this package that depend on the version of control groups.
-const version2Tests = "^(TestForkBomb|TestMemoryHog|TestBornInItsGroup|TestDestroyKillsAll|TestLimitsHold|TestSweepAndAdopt|TestKillVersionTwo)$"
+// version2Tests are the tests of this package that depend on the cgroup version.
+const version2Tests = "^(TestForkBomb|TestMemoryHog|TestStartsInItsCgroup|TestDestroyKillsAll|TestLimitsHold|" +
+	"TestSweepAndAdopt|TestKillVersion2)$"
 
-// TestVersion2 runs tests of this package as root on a machine that has control groups of version 2 alone, with
-// the controllers of memory and processes: a guest.
+// TestVersion2 runs tests of this package as root in a guest that has only cgroup v2, with the
+// memory and pids controllers.
 func TestVersion2(t *testing.T) {
 	l := vmlab.Open(t)
 	program := filepath.Join(t.TempDir(), "jail.test")

@@ -12,17 +12,17 @@ import (
 // messageBytes is the size of struct uffd_msg.
 const messageBytes = 32
 
-// Reader reads events. It belongs to one goroutine.
+// Reader reads events. Only one goroutine may use it.
 type Reader struct {
 	fd  *FD
 	buf [64 * messageBytes]byte
 }
 
-// Events makes a reader of f's events.
+// Events returns a reader for the events of f.
 func (f *FD) Events() *Reader { return &Reader{fd: f} }
 
-// Read appends to events those that are there now, and does not wait. io.EOF: the process that owns the
-// memory is gone.
+// Read appends the pending events to events and does not wait. It returns io.EOF if the process
+// that owns the memory has exited.
 func (r *Reader) Read(events []Event) ([]Event, error) {
 	for {
 		n, err := unix.Read(r.fd.fd, r.buf[:])
@@ -45,7 +45,7 @@ func (r *Reader) Read(events []Event) ([]Event, error) {
 	}
 }
 
-// appendEvents decodes messages. Kinds that nobody asked for are left out.
+// appendEvents decodes messages. It ignores kinds of events that are not in use.
 func appendEvents(events []Event, data []byte) ([]Event, error) {
 	if len(data)%messageBytes != 0 {
 		return events, fmt.Errorf("read page faults: a message of %d bytes", len(data)%messageBytes)

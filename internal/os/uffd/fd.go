@@ -7,23 +7,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Feature is a set of abilities that are asked for when a userfaultfd is made.
+// Feature is a set of userfaultfd features (UFFD_FEATURE_).
 type Feature uint64
 
 // From linux/userfaultfd.h.
 const (
-	EventRemove Feature = 1 << 3 // tell when memory is given back (MADV_DONTNEED, MADV_REMOVE)
-	HugePages   Feature = 1 << 4 // faults in memory of huge pages
+	EventRemove Feature = 1 << 3 // report memory that is given back (MADV_DONTNEED, MADV_REMOVE)
+	HugePages   Feature = 1 << 4 // faults in hugetlbfs memory
 	EventUnmap  Feature = 1 << 6
 )
 
-// Sizes of pages that faults are served in, in bytes.
+// Page sizes in bytes.
 const (
 	Page = 4 << 10
 	Huge = 2 << 20
 )
 
-// Kind says what happened.
+// Kind is the kind of an event.
 type Kind uint8
 
 // From linux/userfaultfd.h.
@@ -33,19 +33,19 @@ const (
 	Unmap  Kind = 0x16
 )
 
-// Event is one thing that happened in the other process. Addresses are that process's.
+// Event is one event of the other process. Addresses are those of that process.
 type Event struct {
 	Kind  Kind
-	Flags uint64 // of a fault: 1 for a write
-	Start uint64 // of a fault: the address itself, wherever in its page
-	End   uint64 // of a removal; 0 for a fault
+	Flags uint64 // page fault: 1 for a write
+	Start uint64 // page fault: the faulting address, not rounded to the page
+	End   uint64 // end of the removed range; 0 for a page fault
 }
 
-// FD is a userfaultfd. It is not used any more when Close is called.
+// FD is a userfaultfd. It must not be used after Close.
 type FD struct{ fd int }
 
-// New makes a userfaultfd for memory of this process, which faults in the kernel's own code reach, too. It
-// needs /dev/userfaultfd or the right to trace processes.
+// New creates a userfaultfd for the memory of this process, including faults in kernel mode. It
+// needs access to /dev/userfaultfd or CAP_SYS_PTRACE.
 func New(features Feature) (*FD, error) {
 	fd, err := openDevice()
 	if err != nil {
@@ -57,14 +57,15 @@ func New(features Feature) (*FD, error) {
 	return Open(fd), nil
 }
 
-// Open makes an FD of a descriptor that another process made, and owns it. It is an int and no os.File,
-// which would have to be blocking to give its number away.
+// Open returns an FD for a descriptor that another process created, and takes ownership. The FD
+// does not use os.File, whose Fd method would make the descriptor blocking.
 func Open(fd int) *FD { return &FD{fd} }
 
-// Close ends it. Memory that is still registered only with this descriptor reads as zeros from then on.
+// Close closes the userfaultfd. Missing pages that are registered only with it then read as zeros.
 func (f *FD) Close() error { return unix.Close(f.fd) }
 
-// Register has faults on missing pages of a range told. Start and length are multiples of its page size.
+// Register starts reporting faults on missing pages of a range. start and length must be multiples
+// of the page size.
 func (f *FD) Register(start, length uint64) error {
 	if err := register(f.fd, start, length); err != nil {
 		return fmt.Errorf("register %d bytes at %x: %w", length, start, err)
@@ -72,7 +73,7 @@ func (f *FD) Register(start, length uint64) error {
 	return nil
 }
 
-// Unregister lets faults of a range go their usual way again, and wakes who waits there.
+// Unregister stops reporting faults of a range and wakes the threads that wait there.
 func (f *FD) Unregister(start, length uint64) error {
 	if err := unregister(f.fd, start, length); err != nil {
 		return fmt.Errorf("unregister %d bytes at %x: %w", length, start, kernelError(err))
@@ -80,28 +81,29 @@ func (f *FD) Unregister(start, length uint64) error {
 	return nil
 }
 
-// Copy puts src at address to and wakes who waits there. It answers how many bytes it put: fewer than
-// len(src) when something stopped it there, and with none put, what that was. Of src only the length of a
-// multiple of the page size is legal.
+// Copy copies src to address to and wakes the threads that wait there. It returns the number of
+// bytes copied, which is less than len(src) if the copy stopped early. If nothing was copied, it
+// returns the error. len(src) must be a multiple of the page size.
 func (f *FD) Copy(to uint64, src []byte) (int64, error) {
 	n, err := copyPages(f.fd, to, src)
 	return progress(n, err)
 }
 
-// Zero fills a range with zeros and wakes who waits there, with the results of Copy. Huge pages cannot be
-// filled so.
+// Zero maps zero pages and wakes the threads that wait there. It returns the same values as Copy.
+// The kernel supports no huge pages here.
 func (f *FD) Zero(start, length uint64) (int64, error) {
 	n, err := zero(f.fd, start, length)
 	return progress(n, err)
 }
 
-// Continue maps pages that are in the page cache of shared memory already, with the results of Copy.
+// Continue maps pages of shared memory that are already in the page cache. It returns the same
+// values as Copy.
 func (f *FD) Continue(start, length uint64) (int64, error) {
 	n, err := continueRange(f.fd, start, length)
 	return progress(n, err)
 }
 
-// Wake wakes who waits for a page of a range.
+// Wake wakes the threads that wait for pages of a range.
 func (f *FD) Wake(start, length uint64) error {
 	if err := wake(f.fd, start, length); err != nil {
 		return fmt.Errorf("wake at %x: %w", start, kernelError(err))
@@ -111,12 +113,12 @@ func (f *FD) Wake(start, length uint64) error {
 
 func progress(n int64, err error) (int64, error) {
 	if n > 0 {
-		return n, nil // what stopped it shows in the next call, if it lasts
+		return n, nil // if the error persists, the next call returns it
 	}
 	return 0, kernelError(err)
 }
 
-// kernelError turns the kernel's errors into this package's.
+// kernelError maps errors of the kernel to those of this package.
 func kernelError(err error) error {
 	switch {
 	case errors.Is(err, unix.EAGAIN):

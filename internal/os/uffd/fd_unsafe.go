@@ -11,7 +11,7 @@ import (
 // From linux/userfaultfd.h.
 const (
 	uffdAPI         = 0xaa
-	ioctlNew        = 0xaa00 // on /dev/userfaultfd
+	ioctlNew        = 0xaa00 // for /dev/userfaultfd
 	ioctlAPI        = 0xc018aa3f
 	ioctlRegister   = 0xc020aa00
 	ioctlUnregister = 0x8010aa01
@@ -22,7 +22,7 @@ const (
 	registerMissing = 1
 )
 
-// openDevice answers a new descriptor, by the device and else by the system call.
+// openDevice returns a new userfaultfd, from the device or, if there is none, from the system call.
 func openDevice() (int, error) {
 	const flags = unix.O_CLOEXEC | unix.O_NONBLOCK
 	dev, err := unix.Open("/dev/userfaultfd", unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -71,7 +71,8 @@ func wake(fd int, start, length uint64) error {
 	return ioctl(fd, ioctlWake, unsafe.Pointer(&arg))
 }
 
-// copyPages is UFFDIO_COPY. The kernel reads src before the call returns and keeps no reference to it.
+// copyPages is UFFDIO_COPY. The kernel reads src before the call returns and keeps no reference to
+// it.
 func copyPages(fd int, to uint64, src []byte) (int64, error) {
 	if len(src) == 0 {
 		return 0, unix.EINVAL
@@ -81,7 +82,7 @@ func copyPages(fd int, to uint64, src []byte) (int64, error) {
 		done                   int64
 	}{dst: to, src: uint64(uintptr(unsafe.Pointer(&src[0]))), length: uint64(len(src))}
 	err := ioctl(fd, ioctlCopy, unsafe.Pointer(&arg))
-	runtime.KeepAlive(src) // its address is in arg, where the collector does not see it
+	runtime.KeepAlive(src) // the garbage collector does not see the address in arg
 	return arg.done, err
 }
 

@@ -13,16 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Region is one piece of a guest's memory.
+// Region is one contiguous part of a guest's memory.
 type Region struct {
-	Base     uint64 // address in the monitor
+	Base     uint64 // address in the monitor's address space
 	Size     uint64 // in bytes, a multiple of PageSize
-	Offset   uint64 // in the image of the memory
+	Offset   uint64 // in the memory file
 	PageSize uint64 // Page or Huge
 }
 
-// wireRegion is a region as Firecracker tells it. page_size_kib holds bytes, too, and stands alone before
-// version 1.12.
+// wireRegion is a region in Firecracker's message. page_size_kib also holds bytes; before version
+// 1.12 it is the only one of the two.
 type wireRegion struct {
 	Base        uint64 `json:"base_host_virt_addr"`
 	Size        uint64 `json:"size"`
@@ -31,16 +31,17 @@ type wireRegion struct {
 	PageSizeKiB uint64 `json:"page_size_kib"`
 }
 
-// Bounds of a handshake. A guest has a region below 3 GiB, one above 4 GiB and those for plugged memory.
+// Limits of a handshake. A guest has one region below 3 GiB, one above 4 GiB, and those of
+// hotplugged memory.
 const (
 	maxHandshake = 64 << 10
 	maxRegions   = 256
-	maxAddress   = 1 << 57 // of a process on any machine that this runs on
-	maxFiles     = 4       // more than one is refused, and closed
+	maxAddress   = 1 << 57 // end of the address space on every supported machine
+	maxFiles     = 4       // to receive and close superfluous descriptors, which are refused
 )
 
-// ParseRegions decodes what a monitor says of its memory and refuses what cannot be true: regions that
-// overlap in the monitor or in the image, other page sizes, addresses that no process has.
+// ParseRegions decodes a monitor's description of its memory. It refuses regions that overlap in
+// the monitor or in the memory file, unknown page sizes, and impossible addresses.
 func ParseRegions(data []byte) ([]Region, error) {
 	var wire []wireRegion
 	if err := json.Unmarshal(data, &wire); err != nil {
@@ -82,8 +83,9 @@ func (r Region) check() error {
 
 func overlap(a, b, sizeA, sizeB uint64) bool { return a < b+sizeB && b < a+sizeA }
 
-// Receive takes the handshake of a monitor: its userfaultfd, which the caller closes, and its memory. It
-// ends early with ctx's cause. The monitor keeps its end of conn open for as long as it lives.
+// Receive reads a monitor's handshake and returns its userfaultfd and memory regions. The caller
+// closes the userfaultfd. If ctx ends first, Receive returns its cause. The monitor keeps its end
+// of conn open until it exits.
 func Receive(ctx context.Context, conn *net.UnixConn) (_ *FD, _ []Region, err error) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })
 	defer func() {
@@ -96,7 +98,7 @@ func Receive(ctx context.Context, conn *net.UnixConn) (_ *FD, _ []Region, err er
 	var fds []int
 	defer func() {
 		for _, fd := range fds {
-			_ = unix.Close(fd) // never used: nothing is lost
+			_ = unix.Close(fd) // it was never used
 		}
 	}()
 	buf, control := make([]byte, maxHandshake), make([]byte, unix.CmsgSpace(maxFiles*4))
@@ -135,7 +137,7 @@ func Receive(ctx context.Context, conn *net.UnixConn) (_ *FD, _ []Region, err er
 	return Open(fd), regions, nil
 }
 
-// rights takes the descriptors out of a control message.
+// rights returns the descriptors in a control message.
 func rights(control []byte) (fds []int, err error) {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {
@@ -144,7 +146,7 @@ func rights(control []byte) (fds []int, err error) {
 	for i := range messages {
 		got, err := unix.ParseUnixRights(&messages[i])
 		if err != nil {
-			continue // of another kind
+			continue // another kind of message
 		}
 		for _, fd := range got {
 			unix.CloseOnExec(fd)
@@ -154,7 +156,8 @@ func rights(control []byte) (fds []int, err error) {
 	return fds, nil
 }
 
-// checkFD refuses a descriptor that is no userfaultfd: reading another one could block for ever.
+// checkFD refuses a descriptor that is not a userfaultfd, because reading from another one could
+// block forever.
 func checkFD(fd int) error {
 	name, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
 	if err != nil {
@@ -169,7 +172,7 @@ func checkFD(fd int) error {
 	return nil
 }
 
-// Send hands memory over as a monitor does.
+// Send performs the monitor's side of the handshake.
 func Send(conn *net.UnixConn, fd *FD, regions []Region) error {
 	wire := make([]wireRegion, len(regions))
 	for i, r := range regions {

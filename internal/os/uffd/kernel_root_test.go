@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// testProcess is a process with memory and what a pager has of it.
+// testProcess is a process whose memory the test serves, with the test's end of the handshake.
 type testProcess struct {
 	t      *testing.T
 	p      *uffdtest.Process
@@ -74,7 +74,7 @@ func startProcess(t *testing.T, size int64, page int) *testProcess {
 	return s
 }
 
-// next waits for events.
+// next waits for events and returns them.
 func (s *testProcess) next() []uffd.Event {
 	s.t.Helper()
 	for {
@@ -92,7 +92,7 @@ func (s *testProcess) next() []uffd.Event {
 	}
 }
 
-// inBackground runs what blocks until it is served, and answers what it ended with.
+// inBackground runs do, which blocks until a fault is served, and sends its result.
 func inBackground(do func() error) <-chan error {
 	done := make(chan error, 1)
 	go func() { done <- do() }()

@@ -20,7 +20,7 @@ func TestParseRegions(t *testing.T) {
 	for _, c := range []struct {
 		name, text string
 		want       []uffd.Region
-		wrong      string // in the error; "": none
+		wrong      string // part of the error; "": no error
 	}{
 		{"two", `[{"base_host_virt_addr":140000000000000,"size":3221225472,"offset":0,"page_size":4096,"page_size_kib":4096},
  {"base_host_virt_addr":140100000002049,"size":1073741824,"offset":3221225472,"page_size":4096,"page_size_kib":4096}]`, nil, "boundary"},
@@ -68,7 +68,7 @@ func FuzzParseRegions(f *testing.F) {
 	})
 }
 
-// pair is a connected pair of unix sockets.
+// pair returns two connected Unix sockets.
 func pair(t *testing.T) (a, b *net.UnixConn) {
 	t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unix"})
@@ -121,7 +121,7 @@ func TestReceiveRefuses(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), c.wrong) {
 				t.Errorf("%v, want %q in it", err, c.wrong)
 			}
-			_ = ours.Close() // a sender of too much stops
+			_ = ours.Close() // ends a sender of too much data
 			<-sent
 		})
 	}

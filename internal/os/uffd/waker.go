@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Waker ends waits from another goroutine. It is not used any more when Close is called.
+// Waker ends a Wait from another goroutine. It must not be used after Close.
 type Waker struct{ fd int }
 
-// NewWaker makes a bell.
+// NewWaker returns a new Waker.
 func NewWaker() (*Waker, error) {
 	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
@@ -21,24 +21,24 @@ func NewWaker() (*Waker, error) {
 	return &Waker{fd}, nil
 }
 
-// Wake ends the wait under way, or the next one.
+// Wake ends the current wait or, if there is none, the next one.
 func (b *Waker) Wake() {
-	_, _ = unix.Write(b.fd, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // fails only when it rang 2^64 times before
+	_, _ = unix.Write(b.fd, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // fails only after 2^64 calls without a wait
 }
 
-// drain makes a bell that rang silent again.
+// drain resets the waker.
 func (b *Waker) drain() {
 	var count [8]byte
-	_, _ = unix.Read(b.fd, count[:]) // it did not ring: nothing to read
+	_, _ = unix.Read(b.fd, count[:]) // fails only if Wake was not called
 }
 
-// Close ends the bell.
+// Close closes the waker.
 func (b *Waker) Close() error { return unix.Close(b.fd) }
 
-// Peer is the socket that a handshake came over: it tells when the other process ends.
+// Peer is the socket of a handshake, which shows when the other process exits.
 type Peer struct{ fd int }
 
-// PeerOf makes a Peer of a connection, which stays the caller's.
+// PeerOf returns a Peer for a connection. The caller keeps the connection.
 func PeerOf(conn *net.UnixConn) (*Peer, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -53,18 +53,19 @@ func PeerOf(conn *net.UnixConn) (*Peer, error) {
 	return &p, nil
 }
 
-// Close ends the peer, not the connection it was made of.
+// Close closes the peer, but not the connection.
 func (p *Peer) Close() error { return unix.Close(p.fd) }
 
-// WaitResult says what ended a wait; several may be true.
+// WaitResult says what ended a wait. Several fields may be true.
 type WaitResult struct {
-	Events     bool // there are some to read
+	Events     bool // events can be read
 	Woken      bool
-	PeerClosed bool // the other process closed its end of the socket, or said something on it
+	PeerClosed bool // the other process has closed its end of the socket, or has written to it
 }
 
-// Wait blocks the calling thread until there is an event, bell rings, peer (nil: none) leaves, or limit has
-// passed; negative: none. Of an end of the limit it tells nothing.
+// Wait blocks the calling thread until there is an event, waker is woken, peer closes, or limit has
+// passed. peer may be nil. A negative limit means no limit. If the limit has passed, all fields of
+// the result are false.
 func (f *FD) Wait(bell *Waker, peer *Peer, limit time.Duration) (WaitResult, error) {
 	fds := []unix.PollFd{
 		{Fd: int32(f.fd), Events: unix.POLLIN},
@@ -94,5 +95,5 @@ func (f *FD) Wait(bell *Waker, peer *Peer, limit time.Duration) (WaitResult, err
 	return w, nil
 }
 
-// Yield lets another thread have the processor, if one waits for it.
+// Yield lets another runnable thread use the processor.
 func Yield() { _, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0) } // it cannot fail

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Bounds on what is read of a process or of an image.
+// Limits on what is read from a process or a checkpoint.
 const (
 	maxThreads = 64
 	maxVMAs    = 8192
@@ -18,102 +18,103 @@ const (
 
 const pageSize = 4096
 
-// maxAddress is the end of a process's own addresses with four levels of page tables.
+// maxAddress is the end of the user address space with four levels of page tables.
 const maxAddress = 1<<47 - pageSize
 
-// ErrUnsupported says that a process holds what no image can: what goes on in the kernel on its behalf.
+// ErrUnsupported reports that a process has state in the kernel that no checkpoint can hold.
 var ErrUnsupported = errors.New("no image of this process can be taken")
 
-// Checkpoint describes a process. It holds no content of memory.
+// Checkpoint describes a process, without the content of its memory.
 type Checkpoint struct {
-	Boot           string          `json:"boot"`    // the kernel's id of the boot it was taken under
-	Threads        []Thread        `json:"threads"` // the first is the main one
-	VMAs           []VMA           `json:"areas"`   // by address
-	Files          []File          `json:"files"`   // of areas
+	Boot           string          `json:"boot"`    // the kernel's boot ID at the time of the dump
+	Threads        []Thread        `json:"threads"` // the main thread comes first
+	VMAs           []VMA           `json:"areas"`   // sorted by address
+	Files          []File          `json:"files"`   // mapped by VMAs
 	SigActions     []SigAction     `json:"actions"`
-	Filters        [][]byte        `json:"filters"` // the oldest first: struct sock_filter, packed
+	Filters        [][]byte        `json:"filters"` // seccomp filters, oldest first: packed struct sock_filter
 	FDs            []FD            `json:"fds"`
-	Layout         [7]uint64       `json:"layout"` // start and end of code, of data, of the break; start of the stack
-	Bytes          int64           `json:"bytes"`  // of the file with the stored content
+	Layout         [7]uint64       `json:"layout"` // start and end of code, of data and of the heap (brk); start of the stack
+	Bytes          int64           `json:"bytes"`  // size of the pages file
 	KernelMappings []KernelMapping `json:"kernel"`
 }
 
-// Thread is one thread, which stood in a system call.
+// Thread is one thread, stopped in a system call.
 type Thread struct {
 	Regs    Regs   `json:"regs"`
-	XSave   []byte `json:"state"` // floating point and vector registers, as XSAVE writes them
+	XSave   []byte `json:"state"` // floating-point and vector registers in the format of XSAVE
 	SigMask uint64 `json:"mask"`  // blocked signals
-	// ClearTID is where the kernel writes the id of the thread when it begins, and 0 when it ends.
+	// ClearTID is the address of the thread's ID: the kernel writes the ID there when the thread
+	// starts, and 0 when it exits.
 	ClearTID uint64 `json:"clear"`
 }
 
-// SigAction is what a signal does: struct sigaction of the kernel.
+// SigAction is what a signal does: the kernel's struct sigaction.
 type SigAction struct {
 	Signal int      `json:"signal"`
 	Data   [32]byte `json:"data"`
 }
 
-// Backing is where the content of an Area comes from.
+// Backing says where the content of a VMA comes from.
 type Backing string
 
-// The backings.
+// The kinds of backing.
 const (
-	Zero     Backing = "zero"    // nothing was there
-	Stored   Backing = "stored"  // the file with the stored content
-	Mapped   Backing = "mapped"  // a file of the host, unchanged
-	External Backing = "outside" // a file that whoever makes a process gives
+	Zero     Backing = "zero"    // anonymous memory without content
+	Stored   Backing = "stored"  // the pages file
+	Mapped   Backing = "mapped"  // an unmodified file of the host
+	External Backing = "outside" // a file that the caller of Restore passes
 )
 
-// VMA is a run of pages.
+// VMA is a virtual memory area.
 type VMA struct {
 	Start   uint64  `json:"start"`
 	End     uint64  `json:"end"`
-	Prot    int     `json:"prot"` // as for mmap(2)
+	Prot    int     `json:"prot"` // PROT_ flags of mmap(2)
 	Backing Backing `json:"backing"`
-	File    int     `json:"file,omitempty"`   // Mapped: index in Image.Files
-	Offset  int64   `json:"offset,omitempty"` // in the file
-	Stack   bool    `json:"stack,omitempty"`  // of the main thread, which grows down
+	File    int     `json:"file,omitempty"`   // if Backing is Mapped: index in Checkpoint.Files
+	Offset  int64   `json:"offset,omitempty"` // in the backing file
+	Stack   bool    `json:"stack,omitempty"`  // the stack of the main thread, which grows down
 }
 
-// KernelMapping is an area that the kernel itself gives to each process.
+// KernelMapping is a mapping that the kernel itself adds to every process.
 type KernelMapping struct {
 	Name  string `json:"name"` // "[vdso]"
 	Start uint64 `json:"start"`
 	End   uint64 `json:"end"`
 }
 
-// File is a file of the host with code or constants.
+// File identifies a file of the host that holds code or constants.
 type File struct {
 	Path     string `json:"path"`
 	Bytes    int64  `json:"bytes"`
-	Modified int64  `json:"modified"` // nanoseconds
+	Modified int64  `json:"modified"` // modification time in nanoseconds
 	Inode    uint64 `json:"inode"`
 }
 
-// FD is a descriptor of the process.
+// FD is a file descriptor of the process.
 type FD struct {
 	Number int    `json:"number"`
-	Role   string `json:"role"`            // as Options.Role named it, or one of the roles below
-	Value  uint64 `json:"value,omitempty"` // EventRole: the count; SignalRole: the signals
-	// NonBlocking: calls on it never wait (O_NONBLOCK).
+	Role   string `json:"role"`            // as returned by Options.Role, or one of the roles below
+	Value  uint64 `json:"value,omitempty"` // EventRole: the counter; SignalRole: the signal mask
+	// NonBlocking reports whether O_NONBLOCK is set.
 	NonBlocking bool `json:"non_blocking,omitempty"`
 }
 
-// Roles that this package knows and makes new files for.
+// Roles that this package handles itself.
 const (
 	EventRole  = "eventfd"
 	SignalRole = "signalfd"
-	PollRole   = "epoll" // that waits for nothing
+	PollRole   = "epoll" // an epoll instance that watches no file
 )
 
-// BootID is the kernel's id of this boot.
+// BootID returns the kernel's ID of the current boot.
 func BootID() (string, error) {
 	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	return strings.TrimSpace(string(data)), err
 }
 
-// Validate refuses an image that was damaged. An image that passes can still be nonsense: of that only the process
-// made from it suffers.
+// Validate returns an error if the checkpoint is damaged. A checkpoint that passes may still be
+// nonsense, but that affects only the process restored from it.
 func (im *Checkpoint) Validate() error {
 	switch {
 	case len(im.Threads) < 1 || len(im.Threads) > maxThreads:
@@ -157,7 +158,8 @@ func (im *Checkpoint) Validate() error {
 	return nil
 }
 
-// OpenFiles opens the files that the image's code comes from. An error means that one was changed or removed since.
+// OpenFiles opens the files that the checkpoint maps. It returns an error if one of them has
+// changed or was removed since the dump.
 func (im *Checkpoint) OpenFiles() (_ []*os.File, err error) {
 	var files []*os.File
 	defer func() {
@@ -182,7 +184,7 @@ func (im *Checkpoint) OpenFiles() (_ []*os.File, err error) {
 	return files, nil
 }
 
-// CheckFiles tells whether Open would succeed.
+// CheckFiles returns the error that OpenFiles would return.
 func (im *Checkpoint) CheckFiles() error {
 	files, err := im.OpenFiles()
 	return errors.Join(err, closeAll(files))

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Spans stay in order and apart, whatever a scan that goes on tells twice.
+// TestAppendSpan checks that spans stay sorted and disjoint when a continued scan repeats pages.
 func TestAppendSpan(t *testing.T) {
 	var got []Span
 	for _, s := range []Span{{0, 4096}, {4096, 8192}, {12288, 20480}, {16384, 20480}, {16384, 24576}, {24576, 24576}, {40960, 45056}} {
@@ -26,7 +26,7 @@ func TestAppendSpan(t *testing.T) {
 	}
 }
 
-// Both ways of asking the kernel tell the same of this very process.
+// TestPrivatePages checks that PAGEMAP_SCAN and /proc/PID/pagemap agree for this process.
 func TestPrivatePages(t *testing.T) {
 	const pages = 64
 	mem, err := unix.Mmap(-1, 0, pages*pageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
@@ -208,7 +208,7 @@ func TestValidateCheckpoint(t *testing.T) {
 	}
 }
 
-// Whatever passes the check can be turned into a table, or is refused.
+// FuzzCheckpoint checks that every valid checkpoint is either turned into a table or refused.
 func FuzzCheckpoint(f *testing.F) {
 	data, err := json.Marshal(validCheckpoint())
 	if err != nil {
@@ -230,7 +230,7 @@ func FuzzCheckpoint(f *testing.F) {
 	})
 }
 
-// Content that differs is found again at its place, whether it lies over content or over zeros.
+// TestSave checks that changed pages are read back, over stored content as well as over zeros.
 func TestSave(t *testing.T) {
 	dst, err := os.CreateTemp(t.TempDir(), "content")
 	if err != nil {
@@ -296,7 +296,7 @@ func TestMapDelta(t *testing.T) {
 	if err != nil || !bytes.Equal(slices.Concat(c.pages...), page) {
 		t.Fatalf("what was mapped is not what is there, %v", err)
 	}
-	for range 2 { // the second time there is nothing to do
+	for range 2 { // the second pass must not change anything
 		if err := c.Close(); err != nil {
 			t.Error(err)
 		}

@@ -20,7 +20,7 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/checkpoint"
 )
 
-// counterProgram is a program with three threads that counts what it is told, and answers the sum.
+// counterProgram has three threads. It adds the numbers that it receives and prints the sum.
 const counterProgram = `
 import socket, threading, queue, time
 q, out = queue.Queue(), queue.Queue()
@@ -49,7 +49,7 @@ for line in f:
     print(out.get(), file=f, flush=True)
 `
 
-// conn is our end of what a program talks over.
+// conn is this process's end of a connection to a test program.
 type conn struct {
 	net.Conn
 	r *bufio.Reader
@@ -105,10 +105,10 @@ func role(f *os.File, link string) (string, error) {
 	if strings.HasPrefix(link, "socket:") {
 		return "socket", nil
 	}
-	return "other", nil // what this test was started with and the program does not use
+	return "other", nil // inherited by the test and not used by the program
 }
 
-// dumpProcess is the image of a process of start, and its content.
+// dumpProcess returns the checkpoint of a process started by start, and its pages file.
 func dumpProcess(t *testing.T, p *proc.Process) (checkpoint.Checkpoint, *os.File) {
 	t.Helper()
 	taken, err := checkpoint.Dump(p.PID(), checkpoint.Options{Role: role})
@@ -126,7 +126,8 @@ func dumpProcess(t *testing.T, p *proc.Process) (checkpoint.Checkpoint, *os.File
 	return im, content
 }
 
-// newStub starts a process for an image, in another way than usual if it is told one, and lets it become one.
+// newStub starts a stub and restores a checkpoint into it. how, if given, starts the process
+// instead of fork and exec.
 func newStub(
 	t *testing.T,
 	im *checkpoint.Checkpoint,
@@ -168,7 +169,7 @@ func newStub(
 	return p, c
 }
 
-// fork makes a process, as proc.Command.Fork.
+// fork starts a process, like proc.Command.Fork.
 type fork = func(path string, argv []string, attr *syscall.ProcAttr) (int, error)
 
 // threadChurnProgram starts and ends threads all the time.
@@ -180,7 +181,8 @@ while True:
     for t in all: t.join()
 `
 
-// A thread that ends while the process is stopped does not matter; the process goes on.
+// TestDumpWhileThreadsExit checks that a dump tolerates exiting threads and lets the process
+// continue.
 func TestDumpWhileThreadsExit(t *testing.T) {
 	p := start(t, proc.Command{Path: "/usr/bin/python3", Args: []string{"-c", threadChurnProgram}, Env: []string{"PATH=/usr/bin"}})
 	limit := time.Now().Add(2 * time.Minute)
@@ -188,7 +190,7 @@ func TestDumpWhileThreadsExit(t *testing.T) {
 		_, err := checkpoint.Dump(p.PID(), checkpoint.Options{Role: role})
 		if err == nil {
 			taken++
-		} else if !errors.Is(err, checkpoint.ErrUnsupported) { // no thread of it may be in a system call
+		} else if !errors.Is(err, checkpoint.ErrUnsupported) { // at that moment no thread may have been in a system call
 			t.Fatal(err)
 		}
 		if time.Now().After(limit) {
@@ -247,7 +249,7 @@ func TestDumpAndRestore(t *testing.T) {
 			t.Fatalf("environment %q, %v", env, err)
 		}
 		d.request(t, "grow")
-		// A copy of the copy, with what it has added.
+		// A checkpoint of the restored process, with its changes.
 		again, err := checkpoint.Dump(q.PID(), checkpoint.Options{Role: role, Content: content, Base: &im})
 		if err != nil {
 			t.Fatal(err)

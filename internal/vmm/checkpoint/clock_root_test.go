@@ -12,8 +12,8 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/proc"
 )
 
-// clockProgram is a program with a thread that waits with a limit all the time, and answers the time since the host was
-// booted and how often that limit was over.
+// clockProgram has a thread that waits with a timeout in a loop. On request it prints the time
+// since boot and the number of timeouts.
 const clockProgram = `
 import socket, threading, time
 turns, wake = 0, threading.Condition()
@@ -31,9 +31,9 @@ for line in f:
     print(int(time.monotonic()), turns, file=f, flush=True)
 `
 
-// A process goes on where the clock has run on since its image was taken, if only by a month: what it waits for comes,
-// and not all the time. Where the clock says less than it did, what the process waits for would not come before
-// that time comes again.
+// TestRestoreWithTimeNamespace checks that timeouts work in a process restored where the clock
+// since boot is a month ahead: they expire, and not all at once. With a clock that is behind, the
+// process would wait until the clock has caught up.
 func TestRestoreWithTimeNamespace(t *testing.T) {
 	if _, err := os.Stat("/proc/self/ns/time"); err != nil {
 		t.Skip("probe time namespaces: this kernel has none")

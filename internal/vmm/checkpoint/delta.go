@@ -8,21 +8,23 @@ import (
 	"sort"
 )
 
-// XORDelta turns what SaveOver wrote into how it differs, bit by bit, from the stored content below it, and back. A process
-// changes a few bytes of most of the pages that it changes: the rest of them is zero then, which takes next to nothing
-// where it is compressed. Of 21 MB that a QEMU changed while its guest read and wrote 200 MB, 4.6 MB were left by zstd
-// without it, and 1.4 with it.
+// XORDelta encodes the pages of SaveDelta as their difference to the pages file, and decodes them.
+// The difference is a bitwise XOR. A process changes only a few bytes of most of the pages that it
+// changes. The other bytes become zero, which compresses to almost nothing: of 21 MB that a QEMU
+// process changed while its guest read and wrote 200 MB, zstd left 4.6 MB without XORDelta and 1.4
+// MB with it.
 type XORDelta struct {
 	base  io.ReaderAt
 	parts []part
 }
 
-// part is a piece of what SaveOver wrote that has something below. They come in order.
+// part is a range of the delta file with content in the base. Parts are sorted.
 type part struct{ at, bytes, base int64 }
 
 func (p part) end() int64 { return p.at + p.bytes }
 
-// NewXORDelta makes a delta of what SaveOver wrote with the image and these spans over its stored content below.
+// NewXORDelta returns an XORDelta for pages that SaveDelta wrote with this checkpoint and these
+// spans. The pages file is base.
 func NewXORDelta(im *Checkpoint, over []Span, below io.ReaderAt) *XORDelta {
 	d := &XORDelta{base: below}
 	at, areas := int64(0), im.VMAs
@@ -45,7 +47,8 @@ func NewXORDelta(im *Checkpoint, over []Span, below io.ReaderAt) *XORDelta {
 	return d
 }
 
-// xor makes dst of data, which lies at off, one from the other. They do not overlap.
+// xor sets dst to the XOR of data, which is at offset off of the delta file, and the base. The same
+// operation encodes and decodes. dst and data must not overlap.
 func (d *XORDelta) xor(dst, data []byte, off int64) error {
 	copy(dst, data)
 	end := off + int64(len(data))
@@ -61,16 +64,16 @@ func (d *XORDelta) xor(dst, data []byte, off int64) error {
 	return nil
 }
 
-// firstPartAfter answers the first part that ends behind an offset.
+// firstPartAfter returns the index of the first part that ends after off.
 func (d *XORDelta) firstPartAfter(off int64) int {
 	return sort.Search(len(d.parts), func(i int) bool { return d.parts[i].end() > off })
 }
 
-// pieceBytes is how much is turned at once.
+// pieceBytes is the number of bytes that are processed at once.
 const pieceBytes = 64 << 10
 
-// Encode writes how over, which SaveOver wrote with these spans, differs from what is below, and answers the spans of what
-// it wrote: pages that are as they are below are left out.
+// Encode writes the difference between the delta file over and the base, and returns the spans it
+// wrote. It leaves out pages that are equal to the base.
 func (d *XORDelta) Encode(w io.Writer, over io.ReaderAt, spans []Span) ([]Span, error) {
 	var out []Span
 	data, turned := make([]byte, pieceBytes), make([]byte, pieceBytes)
@@ -94,7 +97,8 @@ func (d *XORDelta) Encode(w io.Writer, over io.ReaderAt, spans []Span) ([]Span, 
 	return out, nil
 }
 
-// encodePages writes the pages of turned, which is of an address and an offset, that are not as below, and adds to spans.
+// encodePages writes the pages of turned that differ from the base and appends their spans. The
+// pages belong at address and come from offset off of the delta file.
 func (d *XORDelta) encodePages(w io.Writer, spans []Span, turned []byte, address uint64, off int64) ([]Span, error) {
 	for i := 0; i < len(turned); i += pageSize {
 		page, start := turned[i:i+pageSize], address+uint64(i)
@@ -113,14 +117,15 @@ func (d *XORDelta) encodePages(w io.Writer, spans []Span, turned []byte, address
 	return spans, nil
 }
 
-// covers tells whether the page at an offset has something below.
+// covers reports whether the page at off has content in the base.
 func (d *XORDelta) covers(off int64) bool {
 	i := d.firstPartAfter(off)
 	return i < len(d.parts) && d.parts[i].at <= off
 }
 
-// Decoder is where what Write wrote is written so that w comes to hold what it was made of. Pieces may come in any order, and
-// several at once; zeros need not come, since Write leaves none over content.
+// Decoder returns a writer that decodes the output of Encode and writes it to w. Pieces may come in
+// any order and concurrently. Zeros may be left out, because Encode writes no zero pages where the
+// base has content.
 func (d *XORDelta) Decoder(w io.WriterAt) io.WriterAt { return xorDecoder{d, w} }
 
 type xorDecoder struct {

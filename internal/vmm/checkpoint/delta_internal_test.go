@@ -12,8 +12,8 @@ type memory []byte
 
 func (m memory) WriteAt(p []byte, off int64) (int, error) { return copy(m[off:], p), nil }
 
-// What was written of a process as a difference to what is below is the same again, in whatever pieces it comes; pages that
-// are as below do not come at all, and of the others only what changed is not zero.
+// TestXORDelta checks that decoding returns what was encoded, in any order of pieces. Pages equal
+// to the base are not encoded, and in the others only the changed bytes are not zero.
 func TestXORDelta(t *testing.T) {
 	const start = 1 << 40
 	at := func(page int) uint64 { return start + uint64(page)*pageSize }
@@ -28,7 +28,7 @@ func TestXORDelta(t *testing.T) {
 	for i := range below {
 		below[i] = byte(random.Uint32())
 	}
-	stored := func(page int) []byte { // what is below a page; nil: nothing
+	stored := func(page int) []byte { // content of the base for a page; nil: none
 		switch {
 		case page < 40:
 			return below[(20+page)*pageSize:][:pageSize]
@@ -40,7 +40,7 @@ func TestXORDelta(t *testing.T) {
 	spans := []Span{{at(1), at(43)}, {at(50), at(51)}, {at(60), at(75)}}
 	equal := map[int]bool{1: true, 20: true, 21: true, 50: true, 69: true}
 	var over []byte
-	var want []Span // without what is equal
+	var want []Span // without the pages equal to the base
 	for _, s := range spans {
 		for page := int((s.Start - start) / pageSize); at(page) < s.End; page++ {
 			content := make([]byte, pageSize)
@@ -95,14 +95,14 @@ func TestXORDelta(t *testing.T) {
 	}
 }
 
-// cutShort is content that ends too early.
+// cutShort is a base that ends too early.
 type cutShort struct{}
 
 var errCut = errors.New("cut short")
 
 func (cutShort) ReadAt([]byte, int64) (int, error) { return 0, errCut }
 
-// Content that cannot be read is an error on both ways.
+// TestXORDeltaReadError checks that an unreadable base is an error for encoding and decoding.
 func TestXORDeltaReadError(t *testing.T) {
 	const start = 1 << 40
 	im := &Checkpoint{Bytes: pageSize, VMAs: []VMA{{Start: start, End: start + pageSize, Backing: Stored}}}

@@ -1,29 +1,34 @@
-// Package checkpoint takes the image of a process and makes processes of it that go on where it stood.
+// Package checkpoint dumps a running process and restores it into new processes, as CRIU does.
 //
-// It exists for one thing: a virtual machine monitor that translates guest code spends nearly all of the first
-// moments of a restored guest on translating what it translated for every guest before. A process made from the
-// image of a monitor begins with the translations of that one.
+// It exists for QEMU without KVM. QEMU translates guest code, and a restored guest spends nearly
+// all of its first moments waiting for translations that every guest before it needed as well. A
+// process restored from a checkpoint of a monitor starts with that monitor's translations.
 //
-// An Image is what the kernel would have to be told: threads with their registers, the areas of the address
-// space, signal actions, system call filters, and what each descriptor number stands for. The content of memory
-// is in a file beside it, of which every process maps its own copy, so it is read when it is touched and shared
-// until it is written. Program and libraries are mapped from their own files. What is behind descriptors is not
-// in the image: whoever makes a process gives it other files in the same roles.
+// A Checkpoint describes the state of the process in the kernel: the threads with their registers,
+// the virtual memory areas, the signal actions, the seccomp filters, and the role of each file
+// descriptor. The content of memory is in a file beside it, the pages file. Each restored process
+// maps the pages file privately, so a page is read when it is first touched and shared until it is
+// written. The program and its libraries are mapped from their own files. Open files are not part
+// of a checkpoint: the caller of Restore passes other files for the same roles.
 //
-// A process is made in a Vehicle, a program of some hundred bytes that waits. It is started like any program,
-// in whatever namespaces, user, group and jail its owner wants; what an image is made into has no more rights
-// than its vehicle had. This package then attaches to it, lets it replace its own address space by a table of
-// system calls, and starts the threads.
+// A process is restored into a Stub, a program of a few hundred bytes that waits. A stub is started
+// like any other program, in the namespaces, user, group and jail that its owner chooses, so a
+// restored process has no more rights than its stub. This package then attaches to the stub with
+// ptrace(2), makes it replace its own address space by running a table of system calls, and starts
+// the threads.
 //
-// An image fits hosts with the same Fingerprint: the kernel's own pages (vdso) are part of the address space, and
-// programs choose code by what the processor can do. The files that it maps are described as they are on one host;
-// whoever takes it to another makes sure that theirs have the same content. Clocks go on: a process waits until
-// moments of the clock since boot, so that must say as much as it did, or more. An image is a cache, never the only form of anything.
+// A checkpoint can be used on hosts with the same Fingerprint, because the kernel's own pages (the
+// vDSO) are part of the address space, and because programs choose code by the features of the
+// processor. The mapped files are described as they are on one host; a caller that takes a
+// checkpoint to another host makes sure that the files there have the same content. Clocks must not
+// go back: a process waits for points in time on the clock since boot, so after a restore that
+// clock must show at least the time that it showed at the dump. A checkpoint is a cache and never
+// the only copy of anything.
 //
-// Processes whose image is taken are not trusted. Everything that is read of them is bounded and checked, and
-// nothing of it is used but inside of the processes made from it. Only Linux on amd64 is supported; elsewhere
-// everything answers ErrUnsupported.
+// The dumped process is not trusted. Everything that is read from it is bounded and checked, and is
+// used only inside the processes restored from it. Only Linux on amd64 is supported; on other
+// architectures Dump returns ErrUnsupported.
 //
-// Addresses are chosen by the kernel at random for the process that an image is taken of, and are the same in
-// all processes of that image.
+// The kernel chose the addresses of the dumped process at random (ASLR). All processes restored
+// from one checkpoint have the same addresses.
 package checkpoint

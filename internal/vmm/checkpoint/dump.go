@@ -14,34 +14,36 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Options say what a process whose image is taken has to do with its surroundings.
+// Options say how a process is dumped.
 type Options struct {
-	// External is the inode of a file that is mapped and not part of the image; it is mapped whole.
+	// External is the inode of a mapped file that is not part of the checkpoint. The file is mapped
+	// as a whole.
 	External uint64
-	// Content is the file with the stored content that the process was made with; nil: it was not.
+	// Content is the pages file that the process was restored with, or nil if it was not restored.
 	Content *os.File
-	// Base is the image that the process was made of, whose actions and filters are the process's still; nil: they
-	// are asked for.
+	// Base is the checkpoint that the process was restored from. Its signal actions and filters are
+	// taken over instead of being read from the process. It may be nil.
 	Base *Checkpoint
-	// Role names what a descriptor of the process stands for. f is a descriptor of ours for the same open file,
-	// link what /proc shows. It is not asked for the roles that this package knows.
+	// Role returns the role of a descriptor. f is a descriptor of this process for the same open
+	// file, and link is the target of its link in /proc/PID/fd. Role is not called for the roles
+	// that this package handles itself.
 	Role func(f *os.File, link string) (string, error)
-	// Buffer is memory that the content is read into if there is enough of it; the capture keeps it. With memory that
-	// is present the process stands still for less long.
+	// Buffer receives the content if it is large enough; the capture keeps it. If its pages are
+	// already present, the process is stopped for a shorter time.
 	Buffer []byte
 }
 
-// Capture is the image of a process and the content that differs from Options.Content.
+// Capture is a checkpoint together with the pages that differ from Options.Content.
 type Capture struct {
 	Checkpoint Checkpoint
 	spans      []Span
 	pages      [][]byte // content of spans
 
-	mapped  []byte        // where pages lie in a file; nil: they do not
-	pending []pendingSpan // while it is taken
+	mapped  []byte        // mapping that holds pages; nil: they are in ordinary memory
+	pending []pendingSpan // only used during the dump
 }
 
-// Bytes is how much content the capture holds.
+// Bytes returns the size of the captured pages.
 func (c *Capture) Bytes() int64 {
 	var n int64
 	for _, p := range c.pages {
@@ -50,9 +52,9 @@ func (c *Capture) Bytes() int64 {
 	return n
 }
 
-// Dump takes the image of a process, which goes on afterwards. The caller has made it stand still as far as
-// anything outside of it is concerned. ErrUnsupported: it cannot be done with this process. A process that ends
-// meanwhile is an error.
+// Dump stops a process, captures its state and lets it continue. The caller makes sure that nothing
+// outside the process changes its state meanwhile. Dump returns ErrUnsupported if a checkpoint
+// cannot represent the process, and an error if the process exits.
 func Dump(pid int, opt Options) (c *Capture, err error) {
 	if runtime.GOARCH != "amd64" {
 		return nil, ErrUnsupported
@@ -60,7 +62,7 @@ func Dump(pid int, opt Options) (c *Capture, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // for ever: with the thread ends what it could have left traced
+		runtime.LockOSThread() // never unlocked: anything that is still traced ends with the thread
 		c, err = dump(pid, opt)
 	}()
 	<-done
@@ -97,7 +99,8 @@ func dump(pid int, opt Options) (_ *Capture, err error) {
 	return c, c.dumpMemory(t, opt)
 }
 
-// dumpThreads reads the registers. What it answers sets them again, since the threads are made to do calls.
+// dumpThreads reads the registers of all threads. Because the threads are then made to run system
+// calls, the caller must use restore to set the registers again.
 func (c *Capture) dumpThreads(t *tracee, base *Checkpoint) (restore func() error, err error) {
 	all := make([]Regs, len(t.tids))
 	for i, tid := range t.tids {
@@ -132,8 +135,9 @@ func (c *Capture) dumpThreads(t *tracee, base *Checkpoint) (restore func() error
 	return restore, nil
 }
 
-// clearTIDAddress is where the kernel clears a thread's id when it ends. The C library has it at one distance from what it
-// keeps of the thread, so that a thread like one of the image that the process was made of need not be asked.
+// clearTIDAddress returns the address at which the kernel clears the thread's ID when the thread
+// exits. The C library keeps that address at a fixed distance from the thread's other data, so the
+// address of a thread that also exists in base is known without a system call.
 func (t *tracee) clearTIDAddress(tid int, r Regs, base *Checkpoint) (uint64, error) {
 	if base != nil {
 		for _, th := range base.Threads {
@@ -149,7 +153,7 @@ func (t *tracee) clearTIDAddress(tid int, r Regs, base *Checkpoint) (uint64, err
 	return t.readWord(at)
 }
 
-// dumpSignals finds out what signals do and which calls are filtered.
+// dumpSignals reads the signal actions and the seccomp filters.
 func (c *Capture) dumpSignals(t *tracee, base *Checkpoint) error {
 	if base != nil {
 		c.Checkpoint.SigActions, c.Checkpoint.Filters = base.SigActions, base.Filters
@@ -174,13 +178,13 @@ func (c *Capture) dumpSignals(t *tracee, base *Checkpoint) error {
 	return err
 }
 
-// seccompFilters answers the filters of a stopped thread.
+// seccompFilters returns the filters of a stopped thread.
 func seccompFilters(tid int) ([][]byte, error) {
 	var all [][]byte
 	for {
 		f, err := getFilter(tid, len(all))
 		switch {
-		case err == unix.ENOENT || err == unix.EINVAL && len(all) == 0: // no more, or none at all
+		case err == unix.ENOENT || err == unix.EINVAL && len(all) == 0: // no more filters, or no filter at all
 			return all, nil
 		case err != nil:
 			return nil, fmt.Errorf("filters of thread %d: %w", tid, err)
@@ -191,7 +195,7 @@ func seccompFilters(tid int) ([][]byte, error) {
 	}
 }
 
-// dumpLayout reads what the kernel knows of the address space besides its areas (proc_pid_stat(5)).
+// dumpLayout reads the layout of the address space (proc_pid_stat(5)).
 func (c *Capture) dumpLayout(t *tracee) error {
 	data, err := os.ReadFile(procPath(t.pid, "stat"))
 	if err != nil {
@@ -213,7 +217,7 @@ func (c *Capture) dumpLayout(t *tracee) error {
 	return err
 }
 
-// dumpMemory describes the address space and reads what is nowhere else.
+// dumpMemory describes the address space and reads the pages that are in no file.
 func (c *Capture) dumpMemory(t *tracee, opt Options) error {
 	maps, err := readMaps(t.pid)
 	if err != nil {
@@ -245,7 +249,7 @@ func (c *Capture) dumpMemory(t *tracee, opt Options) error {
 			return fmt.Errorf("%w: area %x-%x %s", ErrUnsupported, m.start, m.end, m.name)
 		}
 		if m.start == argsAt {
-			continue // of the vehicle that the process was made in; the next has its own
+			continue // belongs to the stub that the process was restored into; the next stub has its own
 		}
 		var mine []Span
 		mine, own = clip(own, m.start, m.end)
@@ -256,8 +260,8 @@ func (c *Capture) dumpMemory(t *tracee, opt Options) error {
 	return c.readPending(t, opt.Buffer)
 }
 
-// PrivateBytes answers how many bytes a capture of the process would hold, about: what the process has of its own beside
-// the file outside, as in Options.
+// PrivateBytes estimates how many bytes a capture of the process would hold. It counts the private
+// pages outside the external file (see Options.External).
 func PrivateBytes(pid int, outside uint64) (int64, error) {
 	maps, err := readMaps(pid)
 	if err != nil {
@@ -274,7 +278,7 @@ func PrivateBytes(pid int, outside uint64) (int64, error) {
 	return int64(bytes), nil
 }
 
-// privateSpans answers the pages that are the process's own, but for those of the file that is not part of the image.
+// privateSpans returns the private pages, except those of the external file.
 func privateSpans(pid int, maps []mapping, outside uint64) ([]Span, error) {
 	pagemap, err := os.Open(procPath(pid, "pagemap"))
 	if err != nil {
@@ -300,7 +304,7 @@ func privateSpans(pid int, maps []mapping, outside uint64) ([]Span, error) {
 	return all, upTo(maxAddress)
 }
 
-// clip takes from spans, which are in order, what lies from start to end; what lies before that is dropped.
+// clip splits sorted spans: in is the part between start and end, rest is the part after end.
 func clip(spans []Span, start, end uint64) (in, rest []Span) {
 	for len(spans) > 0 && spans[0].Start < end {
 		s := spans[0]
@@ -315,7 +319,7 @@ func clip(spans []Span, start, end uint64) (in, rest []Span) {
 	return in, spans
 }
 
-// dumpVMA adds one area. own are its pages that are the process's own.
+// dumpVMA adds one VMA with its private pages.
 func (c *Capture) dumpVMA(t *tracee, m mapping, own []Span, outside, content uint64) error {
 	a := VMA{Start: m.start, End: m.end, Prot: m.prot, Backing: Zero, Stack: m.name == "[stack]"}
 	if m.inode != 0 && m.inode == outside {
@@ -347,14 +351,14 @@ func (c *Capture) dumpVMA(t *tracee, m mapping, own []Span, outside, content uin
 	return nil
 }
 
-// pendingSpan is content that is to be read.
+// pendingSpan is a range of pages still to be read.
 type pendingSpan struct {
 	Span
-	zeros    bool // it lies over zeros: pages of zeros need not be kept
-	readable bool // by the process
+	zeros    bool // anonymous memory: zero pages need not be kept
+	readable bool // by the process itself
 }
 
-// readPending keeps the content that is wanted. It lies in one piece of memory.
+// readPending reads all pending spans into one piece of memory.
 func (c *Capture) readPending(t *tracee, room []byte) error {
 	var bytes uint64
 	for _, w := range c.pending {
@@ -377,7 +381,8 @@ func (c *Capture) readPending(t *tracee, room []byte) error {
 	return nil
 }
 
-// readInto reads what is wanted into buf: what the process can read itself with few calls, the rest as its tracer.
+// readInto reads the pending spans into buf. It uses few calls for what the process can read
+// itself, and reads the rest through /proc/PID/mem.
 func (c *Capture) readInto(t *tracee, buf []byte) error {
 	for all := c.pending; len(all) > 0; {
 		var run []Span
@@ -421,8 +426,8 @@ func (c *Capture) addPages(at uint64, buf []byte, zeros bool) {
 	}
 }
 
-// mappedFile finds the host's file that an area is of, which must have the same content; -1: there is none. In a jail
-// programs are copies, found there by the paths that they have on the host.
+// mappedFile returns the index of the host file with the content that a VMA maps, or -1 if there is
+// no such file. In a jail the programs are copies, at the paths that they have on the host.
 func (c *Capture) mappedFile(t *tracee, m mapping) (int, error) {
 	for i, known := range c.Checkpoint.Files {
 		if known.Inode == m.inode && known.Path == m.name {
@@ -438,7 +443,7 @@ func (c *Capture) mappedFile(t *tracee, m mapping) (int, error) {
 	}
 	f, err := os.Open(strings.TrimPrefix(m.name, root))
 	if err != nil {
-		return -1, nil // its content is stored
+		return -1, nil // its content goes into the pages file
 	}
 	defer f.Close()
 	d, err := statFile(f)
@@ -470,7 +475,7 @@ func (c *Capture) mappedFile(t *tracee, m mapping) (int, error) {
 	return len(c.Checkpoint.Files) - 1, nil
 }
 
-// equalRange compares a range of two files.
+// equalRange reports whether a range of two files has the same content.
 func equalRange(a, b *os.File, offset, n int64) (bool, error) {
 	x, y := io.NewSectionReader(a, offset, n), io.NewSectionReader(b, offset, n)
 	bx, by := make([]byte, 1<<20), make([]byte, 1<<20)

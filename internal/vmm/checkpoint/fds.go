@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dumpFDs finds out what the descriptors of a process stand for.
+// dumpFDs returns the descriptors of a process with their roles.
 func dumpFDs(pid int, role func(*os.File, string) (string, error)) (_ []FD, err error) {
 	pidfd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
@@ -75,7 +75,7 @@ func dumpFD(pid, pidfd, n int, role func(*os.File, string) (string, error)) (FD,
 	return out, errors.Join(err, f.Close())
 }
 
-// checkEpollEmpty makes sure that an epoll descriptor has none to wait for.
+// checkEpollEmpty returns ErrUnsupported if an epoll descriptor watches any file.
 func checkEpollEmpty(pid, n int) error {
 	data, err := os.ReadFile(procPath(pid, "fdinfo/"+strconv.Itoa(n)))
 	if err != nil {
@@ -87,7 +87,7 @@ func checkEpollEmpty(pid, n int) error {
 	return nil
 }
 
-// fdInfo reads a number of /proc/PID/fdinfo (proc_pid_fdinfo(5)).
+// fdInfo reads a number from /proc/PID/fdinfo (proc_pid_fdinfo(5)).
 func fdInfo(pid, n int, key string, base int) (uint64, error) {
 	data, err := os.ReadFile(procPath(pid, "fdinfo/"+strconv.Itoa(n)))
 	if err != nil {

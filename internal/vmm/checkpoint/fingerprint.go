@@ -11,9 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Fingerprint names what a process image depends on of the host besides files: the kernel's build and the code that it
-// maps into every process, and what programs can find out about the processor, by which they choose their own code. An
-// image is of use on another host, or after another boot, only where this is the same.
+// Fingerprint identifies what a checkpoint depends on in this host, apart from files. These are the
+// kernel's build, the code that the kernel maps into every process (the vDSO), and the processor
+// features by which programs choose their code. A checkpoint can be used on another host, or after
+// another boot, only if the fingerprint is the same.
 func Fingerprint() (string, error) {
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {
@@ -40,7 +41,7 @@ func fingerprint(name unix.Utsname, code []byte, cpus string) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// cpuModels are the lines of /proc/cpuinfo that say which processors there are, each kind once.
+// cpuModels returns the lines of /proc/cpuinfo that identify the processor models, each model once.
 func cpuModels(text string) string {
 	seen := map[string]bool{}
 	var out strings.Builder
@@ -61,10 +62,10 @@ func cpuModels(text string) string {
 	return out.String()
 }
 
-// maxVDSO bounds the kernel's code in a process: it is some pages.
+// maxVDSO bounds the size of the vDSO, which has a few pages.
 const maxVDSO = 1 << 20
 
-// readVDSO reads the code that the kernel maps into every process (vdso(7)), as it is in this one.
+// readVDSO returns the vDSO (vdso(7)) of this process.
 func readVDSO() ([]byte, error) {
 	maps, err := readMaps(os.Getpid())
 	if err != nil {
@@ -88,9 +89,10 @@ func readVDSO() ([]byte, error) {
 	return nil, errors.New("the kernel maps no code into processes")
 }
 
-// StatFile answers what Image.Open compares of a file.
+// StatFile returns the identity of a file as Checkpoint.OpenFiles compares it.
 func StatFile(path string) (File, error) {
-	// Paths come from other hosts too, and to open what is no file can wait for ever, or do something.
+	// The path may come from another host. Opening something other than a regular file could block
+	// forever or have side effects.
 	if st, err := os.Stat(path); err != nil {
 		return File{}, err
 	} else if !st.Mode().IsRegular() {

@@ -10,7 +10,8 @@ import (
 const twoCPUs = "processor\t: 0\nvendor_id\t: A\nmodel\t\t: 1\nflags\t\t: avx sse\ncpu MHz\t\t: 1.5\n\n" +
 	"processor\t: 1\nvendor_id\t: A\nmodel\t\t: 1\nflags\t\t: avx sse\ncpu MHz\t\t: 2.5\n\n"
 
-// The fingerprint is of what programs can depend on, and of nothing that changes from moment to moment.
+// TestFingerprint checks that the fingerprint covers what programs depend on, and nothing that
+// changes over time.
 func TestFingerprint(t *testing.T) {
 	var name unix.Utsname
 	copy(name.Release[:], "6.1")

@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mapping is a line of /proc/PID/maps (proc_pid_maps(5)).
+// mapping is one line of /proc/PID/maps (proc_pid_maps(5)).
 type mapping struct {
 	start, end uint64
 	prot       int
 	shared     bool
 	offset     int64
 	inode      uint64
-	name       string // "" for memory without a file
+	name       string // "" for anonymous memory
 }
 
 func (m mapping) ofKernel() bool {
@@ -76,7 +76,8 @@ func parseMapping(line string) (mapping, error) {
 
 func procPath(pid int, name string) string { return "/proc/" + strconv.Itoa(pid) + "/" + name }
 
-// OpenMapped opens a file that a process has mapped, by its inode; it may have no name any more.
+// OpenMapped opens the file with the given inode that a process maps. The file may have been
+// unlinked.
 func OpenMapped(pid int, inode uint64) (*os.File, error) {
 	maps, err := readMaps(pid)
 	if err != nil {
@@ -90,8 +91,8 @@ func OpenMapped(pid int, inode uint64) (*os.File, error) {
 	return nil, fmt.Errorf("process %d maps no file with inode %d", pid, inode)
 }
 
-// FindMapped answers where a process has mapped the whole of a file, or its first bytes. The device number is not
-// compared: btrfs shows another one there than stat does.
+// FindMapped returns the address at which a process maps the first bytes of a file. The device
+// number is not compared, because btrfs shows another one in /proc/PID/maps than stat(2) returns.
 func FindMapped(pid int, inode uint64, bytes int64) (uint64, error) {
 	maps, err := readMaps(pid)
 	if err != nil {
@@ -104,7 +105,7 @@ func FindMapped(pid int, inode uint64, bytes int64) (uint64, error) {
 	return at, nil
 }
 
-// findMapped takes pieces that follow each other, in memory and file, for one mapping.
+// findMapped treats mappings that are adjacent both in memory and in the file as one mapping.
 func findMapped(maps []mapping, inode uint64, bytes int64) (uint64, bool) {
 	var start, end uint64
 	for _, m := range maps {

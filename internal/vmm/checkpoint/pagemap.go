@@ -9,11 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Span is a run of pages of a process, by address.
+// Span is a range of pages in a process, given by address.
 type Span struct{ Start, End uint64 }
 
-// PrivatePages answers the pages of a process from start to end that are its own: present or swapped, and of no file.
-// They come in order, and none lies next to another.
+// PrivatePages returns the private pages of a process between start and end. These are the
+// anonymous pages that are present or swapped out. The spans are sorted, and adjacent ones are
+// merged.
 func PrivatePages(pid int, start, end uint64) ([]Span, error) {
 	f, err := os.Open(procPath(pid, "pagemap"))
 	if err != nil {
@@ -30,15 +31,15 @@ func PrivatePages(pid int, start, end uint64) ([]Span, error) {
 func scanPrivate(pagemap *os.File, start, end uint64) ([]Span, error) {
 	spans, err := scanAll(pagemap, start, end)
 	if errors.Is(err, unix.ENOTTY) || errors.Is(err, unix.EINVAL) {
-		return readPagemap(pagemap, start, end) // of a kernel before 6.7
+		return readPagemap(pagemap, start, end) // Linux before 6.7 has no PAGEMAP_SCAN
 	}
 	return spans, err
 }
 
-// regionsAtOnce is how many regions one call is asked for.
+// regionsAtOnce is the number of regions requested by one PAGEMAP_SCAN call.
 const regionsAtOnce = 1024
 
-// scanAll uses PAGEMAP_SCAN.
+// scanAll finds the pages with PAGEMAP_SCAN.
 func scanAll(pagemap *os.File, start, end uint64) ([]Span, error) {
 	regions := make([]pageRegion, regionsAtOnce)
 	var spans []Span
@@ -65,7 +66,7 @@ const (
 	pagemapPresent = 1 << 63
 )
 
-// readPagemap reads one word a page.
+// readPagemap finds the pages by reading one word per page from /proc/PID/pagemap.
 func readPagemap(pagemap *os.File, start, end uint64) ([]Span, error) {
 	var spans []Span
 	buf := make([]byte, 64<<10)
@@ -84,8 +85,8 @@ func readPagemap(pagemap *os.File, start, end uint64) ([]Span, error) {
 	return spans, nil
 }
 
-// appendSpan puts s behind spans, which are in order. Where a scan goes on, the kernel may tell pages that
-// it told before: what overlaps the last span is left away.
+// appendSpan appends s to spans, which are sorted. When a scan is continued, the kernel may report
+// pages again that it has reported before, so appendSpan drops what overlaps the last span.
 func appendSpan(spans []Span, s Span) []Span {
 	n := len(spans)
 	if n > 0 {

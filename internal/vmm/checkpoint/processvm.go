@@ -6,23 +6,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// One system call moves at most maxRemote pieces (IOV_MAX) and maxMove bytes (the kernel's limit is 2 GiB).
+// One call transfers at most maxIovecs pieces (IOV_MAX) and maxTransfer bytes (the kernel's limit
+// is 2 GiB).
 const (
 	maxIovecs   = 1024
 	maxTransfer = 256 << 20
 )
 
-// Read copies spans of a process's memory, which it must be able to read itself, into buf, one behind the other.
+// Read copies spans of a process's memory into buf, one after the other. The process itself must be
+// able to read them.
 func Read(pid int, spans []Span, buf []byte) error {
 	return transfer(unix.ProcessVMReadv, pid, spans, buf)
 }
 
-// Write copies buf into spans of a process's memory, which it must be able to write itself.
+// Write copies buf into spans of a process's memory. The process itself must be able to write them.
 func Write(pid int, spans []Span, buf []byte) error {
 	return transfer(unix.ProcessVMWritev, pid, spans, buf)
 }
 
-// writePages writes pages to where spans say, one for one, where the process can write itself.
+// writePages writes each page to the span with the same index. The process itself must be able to
+// write there.
 func writePages(pid int, spans []Span, pages [][]byte) error {
 	local := make([]unix.Iovec, 0, min(len(spans), maxIovecs))
 	remote := make([]unix.RemoteIovec, 0, cap(local))

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// manySpans are more than one system call moves, in memory of this very process.
+// manySpans returns more spans of this process's memory than one system call transfers.
 func manySpans(t *testing.T) (mem []byte, spans []Span) {
 	t.Helper()
 	mem, err := unix.Mmap(-1, 0, 16<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
@@ -78,7 +78,7 @@ func TestTransferRefusesShortBuffer(t *testing.T) {
 	}
 }
 
-// A span that is larger than what one call moves is moved by several, without a hole.
+// TestTransferLargeSpan checks that several calls transfer a large span without a gap.
 func TestTransferLargeSpan(t *testing.T) {
 	const start, n = 1 << 40, 2*maxTransfer + pageSize
 	mem, err := unix.Mmap(-1, 0, n+pageSize, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)

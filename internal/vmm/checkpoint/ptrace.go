@@ -11,24 +11,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tracee is a process under the control of the calling thread, which alone may use it: ptrace(2) is of threads.
+// tracee is a process traced by the calling thread. Only that thread may use it, because ptrace(2)
+// works per thread.
 type tracee struct {
 	pid       int
-	tids      []int // stopped; the first is the main thread
+	tids      []int // stopped threads; the main thread comes first
 	mem       *os.File
-	syscallAt uint64 // address of an instruction SYSCALL in it
+	syscallAt uint64 // address of a SYSCALL instruction in the process
 
 	options uintptr
 }
 
-// maxTries is how often the threads of a process are listed that may be about to end.
+// maxTries bounds how often the threads of a process are listed while some of them are exiting.
 const maxTries = 100
 
-// errEnded says that a process ended while it was worked on.
+// errEnded reports that a process or thread exited while it was traced.
 var errEnded = errors.New("the process ended")
 
-// attach stops all threads of a process. They go on by detach; until then the process ends with the calling
-// thread. options are added to those of ptrace(2) that are always set.
+// attach stops all threads of a process until detach. If the calling thread exits before, the
+// process is killed. options are added to the ptrace(2) options that are always set.
 func attach(pid int, options uintptr) (_ *tracee, err error) {
 	t := &tracee{pid: pid, options: options | optionSysgood | optionExitKill}
 	defer func() {
@@ -40,7 +41,7 @@ func attach(pid int, options uintptr) (_ *tracee, err error) {
 		return nil, err
 	}
 	more := true
-	for tries := 0; more; tries++ { // until there is none that was started meanwhile
+	for tries := 0; more; tries++ { // until no new thread was started meanwhile
 		list, err := os.ReadDir(procPath(pid, "task"))
 		if err != nil {
 			return nil, err
@@ -54,7 +55,8 @@ func attach(pid int, options uintptr) (_ *tracee, err error) {
 			if len(t.tids) >= maxThreads {
 				return nil, fmt.Errorf("%w: more than %d threads", ErrUnsupported, maxThreads)
 			}
-			// A thread may end at any moment, and the process go on; of one that has all but ended, EPERM is told.
+			// A thread may exit at any time while the process continues. ptrace returns EPERM for a
+			// thread that has almost exited.
 			err = t.seize(tid)
 			if ends := errors.Is(err, errEnded) || err == unix.EPERM && tries < maxTries; err != nil && !ends {
 				return nil, err
@@ -66,7 +68,7 @@ func attach(pid int, options uintptr) (_ *tracee, err error) {
 	return t, err
 }
 
-// seize stops a thread. errEnded: it ended before.
+// seize stops a thread. It returns errEnded if the thread has exited.
 func (t *tracee) seize(tid int) error {
 	if _, err := ptrace(ptraceSeize, tid, 0, t.options); err == unix.ESRCH {
 		return errEnded
@@ -74,7 +76,7 @@ func (t *tracee) seize(tid int) error {
 		return err
 	}
 	t.tids = append(t.tids, tid)
-	// One that is about to end cannot be interrupted, and is waited for all the same.
+	// A thread that is about to exit cannot be interrupted, but must still be waited for.
 	if _, err := ptrace(ptraceInterrupt, tid, 0, 0); err != nil && err != unix.ESRCH {
 		return err
 	}
@@ -89,7 +91,8 @@ func (t *tracee) seize(tid int) error {
 		if ws.TrapCause() == eventStop || int(ws)>>16 == eventStop {
 			return nil
 		}
-		// A signal came first, and took the interruption away with it; it is delivered, and then the thread stops.
+		// A signal arrived first and replaced the interruption. Interrupt again and deliver the
+		// signal; then the thread stops.
 		if _, err := ptrace(ptraceInterrupt, tid, 0, 0); err != nil && err != unix.ESRCH {
 			return err
 		}
@@ -116,7 +119,7 @@ func waitStopped(tid int) (unix.WaitStatus, error) {
 	}
 }
 
-// detach lets all threads go.
+// detach lets all threads continue.
 func (t *tracee) detach() error {
 	var all error
 	for _, tid := range slices.Backward(t.tids) {
@@ -132,7 +135,8 @@ func (t *tracee) detach() error {
 	return all
 }
 
-// syscall makes a stopped thread, whose registers are r, do one system call, and leaves them as that left them.
+// syscall makes a stopped thread run one system call. r are its registers; afterwards they are as
+// the system call left them.
 func (t *tracee) syscall(tid int, r Regs, number uint64, args ...uint64) (uint64, error) {
 	r[rRIP], r[rRAX], r[rOrigRAX] = t.syscallAt, number, notInSyscall
 	for i, a := range args {
@@ -141,7 +145,7 @@ func (t *tracee) syscall(tid int, r Regs, number uint64, args ...uint64) (uint64
 	if err := setRegs(tid, &r); err != nil {
 		return 0, err
 	}
-	for range 2 { // to its begin, and to its end
+	for range 2 { // the entry and the exit of the system call
 		if _, err := ptrace(ptraceSyscall, tid, 0, 0); err != nil {
 			return 0, err
 		}
@@ -160,11 +164,12 @@ func (t *tracee) syscall(tid int, r Regs, number uint64, args ...uint64) (uint64
 	return r[rRAX], nil
 }
 
-// scratchAddress is an address below what a thread uses of its stack, behind the 128 bytes that it may use without
-// saying so (System V ABI, 3.2.2).
+// scratchAddress returns an address below the part of the stack that a thread uses, beyond the red
+// zone of 128 bytes (System V ABI, 3.2.2).
 func scratchAddress(r Regs) uint64 { return (r[rRSP] - 1024) &^ 63 }
 
-// findSyscall finds an instruction SYSCALL: right before where a thread stands that is in a call.
+// findSyscall finds a SYSCALL instruction, which directly precedes the instruction pointer of a
+// thread in a system call.
 func (t *tracee) findSyscall(all []Regs) error {
 	var code [syscallBytes]byte
 	for _, r := range all {

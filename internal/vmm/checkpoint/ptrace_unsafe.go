@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Requests of ptrace(2) that the standard library has no names for (linux/ptrace.h).
+// Constants of ptrace(2) that package unix does not define (linux/ptrace.h).
 const (
 	ptraceCont        = 7
 	ptraceGetRegs     = 12
@@ -87,7 +87,8 @@ func eventMessage(tid int) (uint64, error) {
 	return msg, err
 }
 
-// getFilter answers the filter that was installed as the index-last one; ENOENT when there are no more.
+// getFilter returns the seccomp filter with the given index. It returns ENOENT if there are no
+// more.
 func getFilter(tid, index int) ([]byte, error) {
 	n, err := ptrace(ptraceSeccomp, tid, uintptr(index), 0)
 	if err != nil {
@@ -120,8 +121,8 @@ type scanArg struct {
 	inverted, mask, anyOf, result                           uint64
 }
 
-// scan asks for private pages, present or swapped, from start to end. It answers how many regions it filled
-// and where it stopped.
+// scan finds private pages between start and end that are present or swapped out. It returns the
+// number of filled regions and the address at which it stopped.
 func scan(pagemap int, start, end uint64, regions []pageRegion) (int, uint64, error) {
 	arg := scanArg{
 		start: start, end: end, vec: uint64(uintptr(unsafe.Pointer(&regions[0]))), vecLen: uint64(len(regions)),

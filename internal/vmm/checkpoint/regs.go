@@ -1,6 +1,6 @@
 package checkpoint
 
-// Regs are the general registers of a thread on amd64: struct user_regs_struct (sys/user.h).
+// Regs are the general-purpose registers of a thread: struct user_regs_struct (sys/user.h).
 type Regs [27]uint64
 
 // Indexes in Regs.
@@ -20,13 +20,14 @@ const (
 	rFSBase  = 21
 )
 
-// arguments are the registers that a system call takes its arguments in (syscall(2)).
+// arguments are the registers that hold the arguments of a system call (syscall(2)).
 var arguments = [6]int{rRDI, rRSI, rRDX, rR10, rR8, rR9}
 
-// notInSyscall in the place of a call's number says that a thread is in none, so the kernel does not restart it.
+// notInSyscall as orig_rax says that the thread is in no system call, so that the kernel restarts
+// none.
 const notInSyscall = ^uint64(0)
 
-// The kernel's own errors with which an interrupted call asks to be begun again (linux/errno.h).
+// The kernel's internal errors of an interrupted call that is to be restarted (linux/errno.h).
 const (
 	restartSys     = 512
 	restartNoIntr  = 513
@@ -34,8 +35,8 @@ const (
 	restartByBlock = 516
 )
 
-// restartSyscall makes a thread that was interrupted in a system call begin that call again. One that has a time limit
-// gets all of its time again.
+// restartSyscall returns registers with which a thread repeats the system call that it was
+// interrupted in. A call with a timeout starts with its full timeout again.
 func (r Regs) restartSyscall() Regs {
 	if int64(r[rOrigRAX]) >= 0 {
 		switch -int64(r[rRAX]) {
@@ -48,10 +49,10 @@ func (r Regs) restartSyscall() Regs {
 	return r
 }
 
-// syscallBytes is the length of the instruction SYSCALL.
+// syscallBytes is the length of the SYSCALL instruction.
 const syscallBytes = 2
 
-// Numbers of system calls on amd64 (asm/unistd_64.h).
+// System call numbers on amd64 (asm/unistd_64.h).
 const (
 	callWrite     = 1
 	callMmap      = 9

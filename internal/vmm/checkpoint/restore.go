@@ -15,38 +15,38 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Plan is what a vehicle becomes. Descriptors are given by their numbers in the vehicle.
+// Plan says what to restore into a stub. Descriptors are given by their numbers in the stub.
 type Plan struct {
 	Checkpoint  *Checkpoint
-	Delta       *Capture // content over that of the image; nil: none. Its image is Image.
-	Content     int      // descriptor of the file with the stored content
-	External    int      // of the file that is mapped and not part of the image
-	NoReadahead bool     // each page of that file is read alone when it is touched, and nothing around it
-	Files       []int    // of Image.Files, in their order
+	Delta       *Capture // pages that replace those of the pages file, made for Checkpoint; may be nil
+	Content     int      // descriptor of the pages file
+	External    int      // descriptor of the external file
+	NoReadahead bool     // reads the external file one page at a time (MADV_RANDOM)
+	Files       []int    // descriptors of Checkpoint.Files, in the same order
 	Roles       map[string]int
-	// NewFDs are descriptors for EventRole (counters that are 0) and PollRole, each used once; at least as many as
-	// the image has.
+	// NewFDs are new eventfds (with counter 0) for EventRole and epoll instances for PollRole. Each
+	// is used once. There must be at least as many as the checkpoint has.
 	NewFDs       map[string][]int
-	InheritedFDs int // how many descriptors the vehicle was started with, those below 3 included
-	// BeforeRun, if not nil, is called when all memory is in its place and nothing runs yet.
+	InheritedFDs int // number of descriptors that the stub was started with, including 0 to 2
+	// BeforeRun, if not nil, is called after all memory is in place and before anything runs.
 	BeforeRun func() error
 	Name      string
 	Args      []string
 	Env       []string
 }
 
-// Stub is a process on its way to become another one.
+// Stub is a process that waits for a checkpoint to be restored into it.
 type Stub struct {
 	pid  int
 	work chan func()
 }
 
-// Attach takes hold of a process of Program, which has to be started already and was not attached to before. It
-// ends, without a chance to do anything, when the vehicle is closed before it became something.
+// Attach takes control of a running process of StubProgram, which must not have been attached to
+// before. If the stub is closed before a restore, the process is killed without running anything.
 func Attach(pid int) *Stub {
 	v := &Stub{pid: pid, work: make(chan func())}
 	go func() {
-		runtime.LockOSThread() // for ever: a process that is traced ends with its tracer
+		runtime.LockOSThread() // never unlocked: a traced process ends with its tracer
 		for f := range v.work {
 			f()
 		}
@@ -54,10 +54,11 @@ func Attach(pid int) *Stub {
 	return v
 }
 
-// Close ends what the vehicle needed of ours. It is called once, and not while Become runs.
+// Close releases the resources of the stub in this process. It must be called once, and not during
+// Restore.
 func (v *Stub) Close() { close(v.work) }
 
-// IsStub tells whether a process is a vehicle that has not become anything.
+// IsStub reports whether a process is a stub that nothing was restored into yet.
 func IsStub(pid int) (bool, error) {
 	maps, err := readMaps(pid)
 	if err != nil {
@@ -66,8 +67,9 @@ func IsStub(pid int) (bool, error) {
 	return len(maps) > 0 && maps[0].start == stubAt, nil
 }
 
-// Restore makes the process of a vehicle go on where that of the image stood. It is called once. When it fails
-// the process is of no use; the caller ends it. When ctx ends first the work goes on until the process has ended.
+// Restore restores a checkpoint into the stub, whose process then continues from the dump. It may
+// be called once. If it fails, the process is of no use and the caller must kill it. If ctx ends
+// first, the work continues until the process has exited.
 func (v *Stub) Restore(ctx context.Context, p Plan) error {
 	if err := p.Checkpoint.Validate(); err != nil {
 		return err
@@ -92,7 +94,7 @@ func restoreProcess(pid int, p Plan) (err error) {
 	}
 	defer func() {
 		if err != nil {
-			// Let go of, it would run on as it is: half made.
+			// Otherwise the process would run half restored once it is detached.
 			err = errors.Join(err, unix.Kill(pid, unix.SIGKILL))
 		}
 		err = errors.Join(err, t.detach())
@@ -110,15 +112,15 @@ func restoreProcess(pid int, p Plan) (err error) {
 	return b.finish()
 }
 
-// restorer makes one process.
+// restorer restores one process.
 type restorer struct {
 	t        *tracee
 	plan     Plan
-	stubRegs Regs // of the vehicle while it waits
+	stubRegs Regs // registers of the waiting stub
 	table    syscallTable
 }
 
-// prepareStub makes sure that the process is a vehicle, and gives it memory for the table.
+// prepareStub checks that the process is a stub and allocates memory in it for the table.
 func (b *restorer) prepareStub() error {
 	if err := getRegs(b.t.pid, &b.stubRegs); err != nil {
 		return err
@@ -149,7 +151,7 @@ func (b *restorer) prepareStub() error {
 	return nil
 }
 
-// buildTable fills the table.
+// buildTable fills the system call table.
 func (b *restorer) buildTable() error {
 	for _, step := range []func() error{b.stageFDs, b.moveKernelMappings, b.mapVMAs, b.placeKernelMappings, b.setMM, b.restoreFDs, b.restoreSignals, b.createThreads} {
 		if err := step(); err != nil {
@@ -160,7 +162,7 @@ func (b *restorer) buildTable() error {
 	return nil
 }
 
-// stageFDs moves what the vehicle was given out of the way.
+// stageFDs moves the inherited descriptors to high numbers.
 func (b *restorer) stageFDs() error {
 	for n := range b.plan.InheritedFDs {
 		b.table.call(callDup3, uint64(n), uint64(fdStage+n), unix.O_CLOEXEC)
@@ -171,7 +173,8 @@ func (b *restorer) stageFDs() error {
 
 func stagedFD(n int) uint64 { return uint64(fdStage + n) }
 
-// kernelMappings pairs the kernel's areas here with where they are in the image.
+// kernelMappings returns the kernel's mappings in the stub and in the checkpoint, in the same
+// order.
 func (b *restorer) kernelMappings() (here, there []KernelMapping, err error) {
 	maps, err := readMaps(b.t.pid)
 	if err != nil {
@@ -195,7 +198,8 @@ func (b *restorer) kernelMappings() (here, there []KernelMapping, err error) {
 
 const moveFlags = unix.MREMAP_MAYMOVE | unix.MREMAP_FIXED
 
-// moveKernelMappings takes the kernel's areas to where nothing else will be, and the vehicle's stack away.
+// moveKernelMappings moves the kernel's mappings out of the way and unmaps everything else,
+// including the stub's stack.
 func (b *restorer) moveKernelMappings() error {
 	here, _, err := b.kernelMappings()
 	if err != nil {
@@ -214,7 +218,7 @@ func (b *restorer) moveKernelMappings() error {
 	return nil
 }
 
-// placeKernelMappings takes them to where they are in the image.
+// placeKernelMappings moves the kernel's mappings to their addresses in the checkpoint.
 func (b *restorer) placeKernelMappings() error {
 	at := uint64(kernelMappingsAt)
 	for _, k := range b.plan.Checkpoint.KernelMappings {
@@ -225,7 +229,7 @@ func (b *restorer) placeKernelMappings() error {
 	return nil
 }
 
-// stackBytes is how much memory the main thread's stack has at least: what the kernel gives by default.
+// stackBytes is the minimum size of the main thread's stack: the kernel's default.
 const stackBytes = 8 << 20
 
 func (b *restorer) mapVMAs() error {
@@ -267,7 +271,8 @@ func (b *restorer) mapVMAs() error {
 	return nil
 }
 
-// setMM tells the kernel about the layout (prctl(2), PR_SET_MM), and what others shall see of the process.
+// setMM tells the kernel the layout of the address space (prctl(2), PR_SET_MM), and the name and
+// arguments that others see.
 func (b *restorer) setMM() error {
 	var text []byte
 	for _, s := range append(slices.Clone(b.plan.Args), b.plan.Env...) {
@@ -288,7 +293,7 @@ func (b *restorer) setMM() error {
 	mm := []uint64{
 		l[0], l[1], l[2], l[3], l[4], l[5], l[6],
 		argsAt, argsAt + uint64(args), argsAt + uint64(args), argsAt + uint64(len(text)),
-		0, noFile << 32, // no auxiliary vector; the program's file stays
+		0, noFile << 32, // no auxiliary vector; the executable file of the stub remains
 	}
 	at := b.table.addWords(mm...)
 	b.table.call(callPrctl, setMM, mapMM, at, uint64(8*len(mm)), 0)
@@ -298,12 +303,12 @@ func (b *restorer) setMM() error {
 	return nil
 }
 
-// restoreFDs gives each number of the image what it stands for.
+// restoreFDs gives each descriptor number of the checkpoint the file for its role.
 func (b *restorer) restoreFDs() error {
 	fresh := maps.Clone(b.plan.NewFDs)
 	for _, fd := range b.plan.Checkpoint.FDs {
 		if fd.Number < 3 {
-			continue // as the vehicle has them
+			continue // kept as the stub has them
 		}
 		n, ok := b.plan.Roles[fd.Role]
 		if list := fresh[fd.Role]; len(list) > 0 {
@@ -323,7 +328,8 @@ func (b *restorer) restoreFDs() error {
 	return nil
 }
 
-// restoreSignals sets actions, and the filters that the vehicle does not have yet.
+// restoreSignals sets the signal actions and adds the seccomp filters that the stub does not have
+// yet.
 func (b *restorer) restoreSignals() error {
 	for _, a := range b.plan.Checkpoint.SigActions {
 		if a.Signal == int(unix.SIGKILL) || a.Signal == int(unix.SIGSTOP) {
@@ -352,7 +358,8 @@ func (b *restorer) restoreSignals() error {
 }
 
 func (b *restorer) createThreads() error {
-	// The very flags and arguments of the C library: filters compare them.
+	// These are exactly the flags and arguments of the C library, because seccomp filters compare
+	// them.
 	const flags = unix.CLONE_VM | unix.CLONE_FS | unix.CLONE_FILES | unix.CLONE_SIGHAND | unix.CLONE_THREAD |
 		unix.CLONE_SYSVSEM | unix.CLONE_SETTLS | unix.CLONE_PARENT_SETTID | unix.CLONE_CHILD_CLEARTID
 	for _, th := range b.plan.Checkpoint.Threads[1:] {
@@ -361,7 +368,7 @@ func (b *restorer) createThreads() error {
 	return nil
 }
 
-// execute lets the vehicle do all that is in the table.
+// execute makes the stub run the table.
 func (b *restorer) execute() error {
 	raw, err := b.table.encode()
 	if err != nil {
@@ -405,7 +412,8 @@ func (b *restorer) execute() error {
 	return b.table.check(raw)
 }
 
-// finish writes what lies over the content, takes the vehicle's own memory away and sets the threads going.
+// finish writes the delta pages, unmaps the stub's own memory and sets the registers of the
+// threads, which run after the detach.
 func (b *restorer) finish() error {
 	im := b.plan.Checkpoint
 	if b.plan.Delta != nil {
@@ -425,7 +433,7 @@ func (b *restorer) finish() error {
 	for i, th := range im.Threads {
 		all[i] = th.Regs
 	}
-	if at := im.Threads[0].ClearTID; at != 0 { // what the kernel wrote for the others
+	if at := im.Threads[0].ClearTID; at != 0 { // for the other threads the kernel has written it
 		var id [4]byte
 		inside, err := namespacePID(b.t.pid)
 		if err != nil {
@@ -453,7 +461,8 @@ func (b *restorer) finish() error {
 	return nil
 }
 
-// writeDelta writes pages to where spans say: where the process can write itself with few calls, elsewhere as its tracer.
+// writeDelta writes pages to their spans. It uses few calls where the process itself can write, and
+// /proc/PID/mem elsewhere.
 func (b *restorer) writeDelta(spans []Span, pages [][]byte) error {
 	areas := b.plan.Checkpoint.VMAs
 	for len(spans) > 0 {
@@ -481,7 +490,7 @@ func (b *restorer) writeDelta(spans []Span, pages [][]byte) error {
 	return nil
 }
 
-// namespacePID is the id of a process in its own pid namespace (proc_pid_status(5)).
+// namespacePID returns the ID of a process in its own PID namespace (proc_pid_status(5)).
 func namespacePID(pid int) (int, error) {
 	data, err := os.ReadFile(procPath(pid, "status"))
 	if err != nil {

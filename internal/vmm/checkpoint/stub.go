@@ -5,27 +5,27 @@ import (
 	"encoding/binary"
 )
 
-// Where a vehicle has its own memory: below whatever a kernel chooses for a program.
+// Addresses of a stub's own memory, below any address that the kernel chooses for a program.
 const (
-	stubAt           = 0x100000 // the page with its program
-	tableAt          = 0x110000 // the table of calls and what they point to
+	stubAt           = 0x100000 // the page with the stub's program
+	tableAt          = 0x110000 // the table of system calls and the data that they point to
 	tableBytes       = 0x040000
-	argsAt           = 0x190000 // arguments and environment, which stay
+	argsAt           = 0x190000 // arguments and environment, which remain after the restore
 	argsBytes        = pageSize
-	kernelMappingsAt = 0x1a0000 // the kernel's own areas on their way
-	minAddress       = 0x200000 // what images hold lies above
+	kernelMappingsAt = 0x1a0000 // the kernel's own mappings while they are being moved
+	minAddress       = 0x200000 // everything in a checkpoint lies above
 )
 
-// fdStage is the number from which on the descriptors wait that a vehicle was started with.
+// fdStage is the first of the descriptor numbers that the inherited descriptors are moved to.
 const fdStage = 512
 
-// waiting is where in the vehicle's page its program begins, and calling where the loop over the table does.
+// Offsets in the stub's page: pauseLoop is its entry point, syscallLoop runs the system call table.
 const (
 	pauseLoop   = 0xb0
 	syscallLoop = 0xc0
 )
 
-// stubCode is the machine code of a vehicle.
+// stubCode is the machine code of a stub.
 var stubCode = [...]struct {
 	at   int
 	code []byte
@@ -35,7 +35,7 @@ var stubCode = [...]struct {
 		0x0f, 0x05, // syscall
 		0xeb, 0xf7, // jmp  back
 	}},
-	// rbx: the next entry of the table; r12: how many there are
+	// rbx: the next entry of the table; r12: the number of entries left
 	{syscallLoop, []byte{
 		0x48, 0x8b, 0x03, // mov  rax, [rbx]
 		0x48, 0x8b, 0x7b, 0x08, // mov  rdi, [rbx+8]
@@ -48,7 +48,7 @@ var stubCode = [...]struct {
 		0x48, 0x89, 0x43, 0x38, // mov  [rbx+56], rax
 		0x48, 0x83, 0xc3, 0x40, // add  rbx, 64
 		0x49, 0xff, 0xcc, // dec  r12
-		0x75, 0xd6, // jnz  the first
+		0x75, 0xd6, // jnz first instruction
 		0xcc, // int3
 	}},
 }
@@ -68,7 +68,8 @@ type elfSegment struct {
 	Offset, Vaddr, Paddr, Filesz, Memsz, Align uint64
 }
 
-// StubProgram answers the file of a vehicle: a static executable that waits until a signal ends it.
+// StubProgram returns the executable file of a stub, which waits until a signal ends it. It is a
+// static ELF executable.
 func StubProgram() []byte {
 	const (
 		executable, amd64, current = 2, 62, 1
@@ -93,7 +94,7 @@ func StubProgram() []byte {
 		Ident: [16]byte{0x7f, 'E', 'L', 'F', 2, 1, 1}, Type: executable, Machine: amd64, Version: current,
 		Entry: stubAt + pauseLoop, Phoff: 64, Ehsize: 64, Phentsize: 56, Phnum: uint16(len(segments)),
 	}
-	_ = binary.Write(&head, binary.LittleEndian, h) // to memory: it cannot fail
+	_ = binary.Write(&head, binary.LittleEndian, h) // writing to memory cannot fail
 	_ = binary.Write(&head, binary.LittleEndian, segments)
 	copy(page, head.Bytes())
 	for _, p := range stubCode {

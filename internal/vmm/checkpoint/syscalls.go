@@ -7,14 +7,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// syscallTable is the calls that a vehicle does one after the other, and the data that they point to.
+// syscallTable is the list of system calls that a stub runs, with the data that they point to.
 type syscallTable struct {
-	at    uint64 // its address
+	at    uint64 // its address in the stub
 	calls [][8]uint64
 	data  []byte
 }
 
-// dataAt is where in a table the data begins.
+// dataAt is the offset of the data in a table.
 const dataAt = tableBytes / 2
 
 func (t *syscallTable) call(number uint64, args ...uint64) {
@@ -23,7 +23,7 @@ func (t *syscallTable) call(number uint64, args ...uint64) {
 	t.calls = append(t.calls, entry)
 }
 
-// addBytes adds data and answers its address.
+// addBytes adds data and returns its address.
 func (t *syscallTable) addBytes(data []byte) uint64 {
 	at := t.at + dataAt + uint64(len(t.data))
 	t.data = append(t.data, data...)
@@ -41,7 +41,8 @@ func (t *syscallTable) addWords(w ...uint64) uint64 {
 	return t.addBytes(raw)
 }
 
-// encode lays out the table. A part of it at the end is left free.
+// encode returns the table as it is laid out in the stub's memory. The end of that memory stays
+// free.
 func (t *syscallTable) encode() ([]byte, error) {
 	if 64*len(t.calls) > dataAt || len(t.data) > dataAt-pageSize {
 		return nil, fmt.Errorf("%d calls and %d bytes of data do not fit", len(t.calls), len(t.data))
@@ -56,7 +57,7 @@ func (t *syscallTable) encode() ([]byte, error) {
 	return append(raw, t.data...), nil
 }
 
-// check finds a call that failed in a table that was done.
+// check returns an error for the first failed call in a table that has run.
 func (t *syscallTable) check(raw []byte) error {
 	for i, c := range t.calls {
 		v := int64(binary.LittleEndian.Uint64(raw[64*i+56:]))

@@ -13,7 +13,8 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/checkpoint"
 )
 
-// A process with something that no image can hold is refused, and goes on as if nobody had looked.
+// TestDumpRefusesUnsupported checks that Dump refuses a process with unsupported state and lets it
+// continue unchanged.
 func TestDumpRefusesUnsupported(t *testing.T) {
 	const epilogue = `
 s = socket.socket(fileno=3)
@@ -64,7 +65,7 @@ func TestDumpMissingProcess(t *testing.T) {
 	}
 }
 
-// What cannot become a process ends, and says why.
+// TestRestoreFails checks that a failed restore kills the process and returns the reason.
 func TestRestoreFails(t *testing.T) {
 	c, theirs := pair(t)
 	first := start(t, proc.Command{Path: "/usr/bin/python3", Args: []string{"-c", counterProgram}, Files: []*os.File{theirs}})

@@ -8,12 +8,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// gap is how many pages of zeros between two runs of content are rather mapped with them than apart: an area
-// costs more than the zeros, which are holes in the file.
+// gap is the largest run of zero pages between two runs of content that is stored along with them.
+// A separate VMA costs more than the zeros, which are holes in the file.
 const gap = 64 * pageSize
 
-// Save writes the content of the captured process into an empty file dst and answers the image that goes with
-// it. It is for a process that was made with none. Nothing is made durable: no image outlives its boot on its host.
+// Save writes the captured memory to the empty file dst and returns the checkpoint that refers to
+// it. It is for a process that was not restored from a checkpoint itself. The file is not synced,
+// because no checkpoint outlives the boot of its host.
 func (c *Capture) Save(dst *os.File) (Checkpoint, error) {
 	im := c.Checkpoint
 	w := pageWriter{dst: dst, end: im.Bytes, spans: c.spans, pages: c.pages}
@@ -30,16 +31,16 @@ func (c *Capture) Save(dst *os.File) (Checkpoint, error) {
 	return im, im.Validate()
 }
 
-// pageWriter lays content into a file.
+// pageWriter writes pages to a pages file.
 type pageWriter struct {
 	dst   *os.File
-	end   int64 // of the file
+	end   int64 // size of the file
 	spans []Span
-	pages [][]byte // of what is left
+	pages [][]byte // not written yet
 	areas []VMA
 }
 
-// writeVMA writes what belongs to an area, cut where content that is new begins and ends.
+// writeVMA writes the pages of a VMA and splits it where new content starts and ends.
 func (w *pageWriter) writeVMA(a VMA) error {
 	at := a.Start
 	for at < a.End {
@@ -65,7 +66,8 @@ func (w *pageWriter) writeVMA(a VMA) error {
 	return nil
 }
 
-// nextRun answers the next run of new content at or behind at, near ones taken together; from == to: none.
+// nextRun returns the next run of new content at or after at, with short gaps included. It returns
+// from == to if there is none.
 func (w *pageWriter) nextRun(at uint64, a VMA) (from, to uint64) {
 	if len(w.spans) == 0 || w.spans[0].Start >= a.End {
 		return a.End, a.End
@@ -90,7 +92,8 @@ func (w *pageWriter) writePages(from, to uint64, offset int64) error {
 	return nil
 }
 
-// addVMA appends a piece of an area; pieces of stored content that follow each other in memory and file are one.
+// addVMA appends a part of a VMA. Stored parts that are adjacent both in memory and in the file are
+// merged.
 func (w *pageWriter) addVMA(a VMA, from, to uint64, backing Backing, offset int64) {
 	piece := VMA{Start: from, End: to, Prot: a.Prot, Backing: backing, Stack: a.Stack}
 	switch backing {
@@ -111,7 +114,8 @@ func (w *pageWriter) addVMA(a VMA, from, to uint64, backing Backing, offset int6
 	w.areas = append(w.areas, piece)
 }
 
-// SaveDelta writes what differs from the content that the process was made with, and answers where that lies.
+// SaveDelta writes the pages that differ from the pages file of the process, and returns their
+// spans.
 func (c *Capture) SaveDelta(w io.Writer) ([]Span, error) {
 	for _, p := range c.pages {
 		if _, err := w.Write(p); err != nil {
@@ -121,8 +125,9 @@ func (c *Capture) SaveDelta(w io.Writer) ([]Span, error) {
 	return c.spans, nil
 }
 
-// MapDelta makes what SaveOver wrote into f usable as Plan.Over with that image, without a copy of its own: the kernel
-// takes it from where the file is in memory. The capture is closed after its use; f may be closed before.
+// MapDelta maps a file written by SaveDelta for use as Plan.Delta with the same checkpoint. It
+// copies nothing: the kernel reads the pages from the page cache. The caller closes the capture
+// after use; f may be closed before.
 func MapDelta(f *os.File, im *Checkpoint, spans []Span) (*Capture, error) {
 	bytes, err := DeltaBytes(spans)
 	if err != nil {
@@ -139,7 +144,8 @@ func MapDelta(f *os.File, im *Checkpoint, spans []Span) (*Capture, error) {
 	if bytes == 0 {
 		return c, nil
 	}
-	// What is there is read by the kernel alone, for which a page that cannot be read is an error and no signal.
+	// Only the kernel reads this memory. An unreadable page is an error for it, where a process
+	// would get SIGBUS.
 	if c.mapped, err = unix.Mmap(int(f.Fd()), 0, int(bytes), unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_POPULATE); err != nil {
 		return nil, fmt.Errorf("content of a process: %w", err)
 	}
@@ -151,7 +157,7 @@ func MapDelta(f *os.File, im *Checkpoint, spans []Span) (*Capture, error) {
 	return c, nil
 }
 
-// Close gives back what MapOver mapped. Nothing of the capture may be used any more.
+// Close unmaps what MapDelta mapped. The capture must not be used afterwards.
 func (c *Capture) Close() error {
 	mapped := c.mapped
 	c.mapped, c.pages = nil, nil
@@ -161,7 +167,8 @@ func (c *Capture) Close() error {
 	return unix.Munmap(mapped)
 }
 
-// DeltaBytes answers how much SaveOver wrote with these spans, and refuses those that it cannot have answered.
+// DeltaBytes returns how many bytes SaveDelta wrote for these spans. It returns an error for spans
+// that SaveDelta cannot have returned.
 func DeltaBytes(spans []Span) (int64, error) {
 	var bytes uint64
 	at := uint64(minAddress)
@@ -177,5 +184,5 @@ func DeltaBytes(spans []Span) (int64, error) {
 	return int64(bytes), nil
 }
 
-// maxDelta bounds what is mapped at once.
+// maxDelta bounds the size of one mapping.
 const maxDelta = 1 << 30

@@ -6,17 +6,17 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
 )
 
-// Severity is how much a known fault of a release matters to this driver.
+// Severity says what this driver does about a known fault of a release.
 type Severity string
 
-// The weights of faults.
+// The severities.
 const (
 	Refused Severity = "refused" // the driver does not use the release
-	Avoided Severity = "avoided" // the driver never does what leads to it
-	Noted   Severity = "noted"   // it remains
+	Avoided Severity = "avoided" // the driver never does what triggers the fault
+	Noted   Severity = "noted"   // the fault remains
 )
 
-// Advisory is something known to be wrong in a release.
+// Advisory is a known fault of some releases.
 type Advisory struct {
 	Severity Severity
 	Text     string
@@ -31,7 +31,7 @@ func release(minor, patch int) fcapi.Version {
 	return fcapi.Version{Major: 1, Minor: minor, Patch: patch}
 }
 
-// between tells whether a release is from (with it) to (without it).
+// between reports whether a release is at least from and older than to.
 func between(from, to fcapi.Version) func(fcapi.Version) bool {
 	return func(v fcapi.Version) bool { return v.Compare(from) >= 0 && v.Compare(to) < 0 }
 }
@@ -73,7 +73,7 @@ var advisories = []versionedAdvisory{
 	{Advisory{Avoided, "the kernel must be an ELF file; the tuned one is"}, between(fcapi.Version{}, release(17, 0))},
 }
 
-// Advisories answers what is known to be wrong in a release, the worst first.
+// Advisories returns the known faults of a release, with the refused ones first.
 func Advisories(v fcapi.Version) []Advisory {
 	var all []Advisory
 	for _, k := range advisories {
@@ -84,7 +84,7 @@ func Advisories(v fcapi.Version) []Advisory {
 	return all
 }
 
-// RefusedReleaseError says that a release is not used, and why.
+// RefusedReleaseError reports that a release is not used, and why.
 type RefusedReleaseError struct {
 	Version fcapi.Version
 	Why     string
@@ -98,7 +98,7 @@ func (e *RefusedReleaseError) Error() string {
 	)
 }
 
-// CheckRelease answers a *FaultyError for a release that this driver does not use.
+// CheckRelease returns a *RefusedReleaseError if this driver does not use the release.
 func CheckRelease(v fcapi.Version) error {
 	for _, f := range Advisories(v) {
 		if f.Severity == Refused {
@@ -111,7 +111,8 @@ func CheckRelease(v fcapi.Version) error {
 	return nil
 }
 
-// checkJailerRelease is the fault of the official jailer, which a node can do without.
+// checkJailerRelease returns an error if the jailer has a known vulnerability. It is separate from
+// CheckRelease because a node may run without the jailer.
 func checkJailerRelease(v fcapi.Version) error {
 	if v.Compare(release(13, 2)) < 0 || v.Compare(release(14, 0)) == 0 {
 		return fmt.Errorf("jailer %s follows symbolic links out of the jail (CVE-2026-1386)", v)

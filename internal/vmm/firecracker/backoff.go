@@ -10,18 +10,18 @@ import (
 
 func (m *machine) inDir(name string) string { return filepath.Join(m.spec.Dir, name) }
 
-// How long at most is waited between attempts to reach a monitor that starts, and a guest.
+// Maximum delays between attempts to connect to the API of a starting monitor, and to a guest.
 const (
 	apiRetryMax   = 5 * time.Millisecond
 	guestRetryMax = 50 * time.Millisecond
 )
 
-// backoff waits ever longer, up to a limit.
+// backoff doubles the delay between attempts up to a maximum.
 type backoff struct{ now, max time.Duration }
 
 func newBackoff(most time.Duration) *backoff { return &backoff{500 * time.Microsecond, most} }
 
-// next waits for the next attempt. It answers why there should be none.
+// next waits before the next attempt. It returns an error if there should be none.
 func (b *backoff) next(ctx, life context.Context) error {
 	t := time.NewTimer(b.now)
 	defer t.Stop()

@@ -15,8 +15,8 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
 )
 
-// TestBootRequests boots a machine and looks at all that its monitor was asked, in order: sources of
-// randomness, a balloon that reports free pages, room for memory and disks, rates, and disks that hear flushes.
+// TestBootRequests boots a machine and checks all requests in order: an entropy device, a balloon
+// with free page reporting, room for memory and disks, rate limits, and drives that honor flushes.
 func TestBootRequests(t *testing.T) {
 	w := newFixture(t, "1.15.1")
 	d := w.open(t)
@@ -54,7 +54,7 @@ func TestBootRequests(t *testing.T) {
 	}
 }
 
-// emptySpec is a machine with an empty disk, without limits of its monitor.
+// emptySpec returns a machine with an empty disk and without confinement.
 func (w *fixture) emptySpec(t *testing.T, id string) vmm.Spec {
 	t.Helper()
 	s := w.spec
@@ -66,8 +66,8 @@ func (w *fixture) emptySpec(t *testing.T, id string) vmm.Spec {
 	return s
 }
 
-// TestLeftoverFiles starts a machine where another one left sockets and files under the names that the monitor
-// binds and the driver makes.
+// TestLeftoverFiles starts a machine where sockets and files of another one exist under the names
+// that the monitor and the driver use.
 func TestLeftoverFiles(t *testing.T) {
 	w := newFixture(t, "1.17.0")
 	d := w.open(t)
@@ -96,8 +96,8 @@ func TestLeftoverFiles(t *testing.T) {
 	w.nothingLeft(t, s)
 }
 
-// TestColdCapturesAreFull captures a machine that was booted twice: of it nobody follows what it writes, so
-// nothing may be left out. A machine that was loaded writes differences.
+// TestColdCapturesAreFull captures a booted machine twice. It has no dirty page tracking, so both
+// captures must be full. A loaded machine gets diff snapshots.
 func TestColdCapturesAreFull(t *testing.T) {
 	w := newFixture(t, "1.17.0")
 	h := vmmtest.Bake(t, w.lab())
@@ -131,7 +131,7 @@ func TestColdCapturesAreFull(t *testing.T) {
 	}
 }
 
-// kinds are the captures of one machine.
+// kinds returns the snapshot types of one machine.
 func kinds(all []fctest.Request) string {
 	got := ""
 	for _, r := range all {

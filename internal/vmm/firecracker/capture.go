@@ -16,29 +16,30 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
-// capture is a machine at one moment: a whole memory file, and device state.
+// capture is the state of a machine at one moment: a complete memory file, and the device state.
 type capture struct {
 	vmmproc.RefCount
 	driver   *Driver
 	manifest vmm.Manifest
 	shape    shape
 	state    []byte
-	full     bool   // it is no difference: pages that are empty were written, too
-	path     string // of the memory
+	full     bool   // a full snapshot, in which zero pages were written as well
+	path     string // of the memory file
 }
 
 var _ vmm.Capture = (*capture)(nil)
 
-// DirtyBytes implements vmm.Capture: what the memory file shares with no other.
+// DirtyBytes implements vmm.Capture. It returns the size of the blocks that the memory file shares
+// with no other file.
 func (c *capture) DirtyBytes() int64 {
 	_, own, err := disk.Usage(c.path)
 	if err != nil {
-		return c.shape.memoryBytes() // the most there can be
+		return c.shape.memoryBytes() // the maximum
 	}
 	return own
 }
 
-// checkSpec holds a capture, which is whole, against the spec of a machine that shall go on from it.
+// checkSpec checks that a machine with this spec can be loaded from the capture.
 func (c *capture) checkSpec(spec vmm.Spec) error {
 	m := c.manifest
 	if m.VCPUs != spec.VCPUs || m.MemoryMiB != spec.MemoryMiB || m.Disks != len(spec.Disks) ||
@@ -48,7 +49,7 @@ func (c *capture) checkSpec(spec vmm.Spec) error {
 	return c.shape.check(spec, m)
 }
 
-// Save implements vmm.Capture. The memory file shares its blocks with the capture.
+// Save implements vmm.Capture. The image's memory file shares its blocks with the capture.
 func (c *capture) Save(ctx context.Context, dir string) (_ vmm.Image, err error) {
 	if err := c.Acquire(); err != nil {
 		return vmm.Image{}, err
@@ -80,8 +81,8 @@ func (c *capture) saveMemory(ctx context.Context, path string) error {
 	return errors.Join(f.Chmod(0o444), f.Sync(), f.Close())
 }
 
-// PreCapture implements vmm.Anticipator: it writes back what the disks have and copies the base of the next
-// capture, which takes the longer the more pieces it is in.
+// PreCapture implements vmm.PreCapturer. It flushes the disks and clones the base of the next
+// capture, which takes longer the more extents the file has.
 func (m *machine) PreCapture(ctx context.Context) error {
 	if m.Phase() == vmmproc.Prepared {
 		return fmt.Errorf("capture machine %s: it was not loaded", m.spec.ID)
@@ -108,8 +109,8 @@ func flushDisk(d vmm.Disk) error {
 	return errors.Join(unix.Fdatasync(int(f.Fd())), f.Close())
 }
 
-// cloneBase puts a copy of the base where the monitor will write what differs. Without a base it puts
-// nothing there.
+// cloneBase reflinks the base to the file into which Firecracker writes the dirty pages. Without a
+// base it does nothing.
 func (m *machine) cloneBase() error {
 	m.mu.Lock()
 	base := m.base
@@ -145,8 +146,8 @@ func (m *machine) Capture(ctx context.Context) (vmm.Capture, error) {
 	return c, nil
 }
 
-// capture asks for a snapshot and takes its files. While it is under way, and after it failed, no base is
-// known: which pages the monitor has forgotten by then nobody can tell.
+// capture creates a snapshot and takes its files. While it is in progress, and after a failure, no
+// base is known, because it is unknown which dirty pages Firecracker has already forgotten.
 func (m *machine) capture(ctx context.Context) (*capture, error) {
 	if m.last != nil {
 		return m.repeatCapture()
@@ -181,14 +182,14 @@ func (m *machine) capture(ctx context.Context) (*capture, error) {
 	return c, nil
 }
 
-// lastCapture is what a capture took of a machine that has not run since.
+// lastCapture is the result of a capture of a machine that has not run since.
 type lastCapture struct {
 	state []byte
 	full  bool
 }
 
-// repeatCapture is a capture of a machine that has not run since the last one. The monitor is not asked: the device
-// state of a second snapshot may differ from that of the first.
+// repeatCapture returns another capture of a machine that has not run since the last one. It
+// creates no second snapshot, whose device state could differ from the first one's.
 func (m *machine) repeatCapture() (*capture, error) {
 	c := m.newCapture(m.last.full)
 	c.state = m.last.state
@@ -205,12 +206,12 @@ func (m *machine) newCapture(full bool) *capture {
 	}
 	c.OnFree(
 		func() error { return os.Remove(c.path) },
-	) // machines that were loaded from it have names of their own for it
+	) // machines loaded from it have their own hard links
 	c.manifest.DiskBytes = m.record.DiskBytes
 	return c
 }
 
-// dropCapture removes the files of a capture that failed.
+// dropCapture removes the files of a failed capture.
 func (m *machine) dropCapture() error {
 	return errors.Join(os.RemoveAll(m.inRoot(captureMemory)), os.RemoveAll(m.inRoot(captureState)))
 }
@@ -222,8 +223,8 @@ func removeIfThere(path string) error {
 	return nil
 }
 
-// takeFiles takes what the monitor wrote out of its reach, makes it the base of the next capture, and notes
-// that.
+// takeFiles moves the snapshot's files out of the monitor's reach, makes the memory file the base
+// of the next capture, and records that.
 func (m *machine) takeFiles(c *capture) error {
 	if err := os.Rename(m.inRoot(captureMemory), c.path); err != nil {
 		return err

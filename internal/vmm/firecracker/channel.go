@@ -15,21 +15,21 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
-// maxPending bounds what is written before the guest can be reached, in bytes.
+// maxPending bounds the bytes that are written before the guest is connected.
 const maxPending = 1 << 20
 
-// channel is our end of the guest channel. It can be written to before there is a guest: that is kept and
-// sent first. Reading waits until the guest was reached.
+// channel is this process's end of the guest channel. It may be written before the guest is
+// connected: the data is kept and sent first. Reading waits for the connection.
 type channel struct {
-	ctx           context.Context // ends when the channel is closed or the monitor has ended
+	ctx           context.Context // canceled when the channel is closed or the monitor has exited
 	end           context.CancelFunc
 	ready         chan struct{} // closed when conn is set
-	deadlineMoved chan struct{} // told when a deadline was moved
+	deadlineMoved chan struct{} // receives a value when a deadline has changed
 
 	mu      sync.Mutex
 	conn    net.Conn
 	pending []byte
-	read    time.Time // deadlines until conn is set
+	read    time.Time // deadlines, used until conn is set
 	write   time.Time
 }
 
@@ -41,8 +41,8 @@ func newChannel(life context.Context) *channel {
 	return c
 }
 
-// attach gives the channel its connection, which it closes if it cannot be used. What was written early
-// goes first; while it does, more may be written.
+// attach sets the connection of the channel and closes it on failure. It sends the pending data
+// first; more data may be written meanwhile.
 func (c *channel) attach(conn net.Conn) error {
 	sent := 0
 	for {
@@ -74,7 +74,7 @@ func (c *channel) attach(conn net.Conn) error {
 	return nil
 }
 
-// waitConn answers the connection once there is one.
+// waitConn waits for the connection and returns it.
 func (c *channel) waitConn(deadline func() time.Time) (net.Conn, error) {
 	for {
 		c.mu.Lock()
@@ -127,7 +127,7 @@ func (c *channel) Write(p []byte) (int, error) {
 	return conn.Write(p)
 }
 
-// Close ends the channel.
+// Close closes the channel.
 func (c *channel) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -159,7 +159,7 @@ func (c *channel) set(read, write *time.Time) error {
 	}
 	select {
 	case c.deadlineMoved <- struct{}{}:
-	default: // whoever waits looks again anyway
+	default: // a waiting goroutine looks at the deadlines anyway
 	}
 	return nil
 }
@@ -170,7 +170,7 @@ func (c *channel) SetWriteDeadline(t time.Time) error { return c.set(nil, &t) }
 func (c *channel) LocalAddr() net.Addr                { return address{} }
 func (c *channel) RemoteAddr() net.Addr               { return address{} }
 
-// address is the guest's end.
+// address is the address of the guest's end.
 type address struct{}
 
 func (address) Network() string { return "vsock" }
@@ -199,18 +199,18 @@ func (m *machine) Dial(ctx context.Context) (net.Conn, error) {
 	return c, nil
 }
 
-// closeChannel ends the guest channel.
+// closeChannel closes the guest channel.
 func (m *machine) closeChannel() {
 	m.mu.Lock()
 	old := m.dialled
 	m.dialled = nil
 	m.mu.Unlock()
 	if old != nil {
-		_ = old.Close() // an end is what it is for
+		_ = old.Close() // closing an already broken connection is no error here
 	}
 }
 
-// connectChannel connects a channel, in a goroutine that lives no longer than it.
+// connectChannel connects a channel in a goroutine, which ends with the channel.
 func (m *machine) connectChannel(c *channel) {
 	m.helpers.Go(func() {
 		for wait := newBackoff(guestRetryMax); ; {
@@ -222,8 +222,8 @@ func (m *machine) connectChannel(c *channel) {
 				}
 				stop()
 			}
-			// A guest that boots does not listen yet, and one that was restored has first to hear that the
-			// connections it knew are gone: until then it is no error that nobody answers.
+			// Failed attempts are normal: a booting guest does not listen yet, and a restored one
+			// accepts connections only after it has handled the vsock transport reset.
 			if wait.next(c.ctx, m.lifetime) != nil {
 				return
 			}
@@ -231,7 +231,7 @@ func (m *machine) connectChannel(c *channel) {
 	})
 }
 
-// connectGuest makes one attempt.
+// connectGuest makes one attempt to connect.
 func (m *machine) connectGuest(ctx context.Context) (net.Conn, error) {
 	conn, err := vmmproc.Connect(ctx, m.root(), vsockSocket)
 	if err != nil {
@@ -245,14 +245,15 @@ func (m *machine) connectGuest(ctx context.Context) (net.Conn, error) {
 	return conn, nil
 }
 
-// connectTimeout bounds one attempt: a monitor that is paused does not answer.
+// connectTimeout bounds one attempt: a paused monitor does not respond.
 const connectTimeout = 2 * time.Second
 
-// maxAnswer bounds the line that answers a request for a connection: "OK" and a number of 32 bits.
+// maxAnswer bounds the response line, which is "OK" and a 32-bit number.
 const maxAnswer = 32
 
-// connectPort asks for a connection to a port of the guest. The request is one write, since the monitor reads but
-// once; the answer is read byte by byte, since what the guest says may follow at once.
+// connectPort connects to a port of the guest with Firecracker's vsock protocol ("CONNECT
+// <port>\n"). The request must be one write, because the monitor reads only once. The response is
+// read byte by byte, because data from the guest may follow directly.
 func connectPort(conn net.Conn, port int) error {
 	if err := conn.SetDeadline(time.Now().Add(connectTimeout)); err != nil {
 		return err

@@ -1,40 +1,47 @@
-// Package firecracker runs machines in Firecracker: stock binaries, asked over their API.
+// Package firecracker runs machines in unmodified Firecracker, controlled through its REST API.
 //
-// It owns monitor processes, what they are asked and in which order, what they leave in Spec.Dir, and the
-// format of images: memory (raw), state (the monitor's own file of device state), shape.json (what this
-// driver must know of the machine to restore it) and manifest.json. It must not know what runs in a guest,
-// what a disk holds, or how the network is made.
+// It owns the monitor processes (Firecracker), the requests to them and their order, and their
+// files in Spec.Dir. It also owns the format of images: memory (raw), state (Firecracker's snapshot
+// file, "vmstate"), shape.json (what this driver must know about a machine to restore it), and
+// manifest.json. It must not know what runs in a guest, what a disk contains, or how the network is
+// made.
 //
-// # Where a monitor lives
+// # The monitor's directory
 //
-// Spec.Dir holds one directory, root, that belongs to the monitor: it is its working directory and, in a
-// jail, all that it sees. In it everything has the same name in every machine (disk0, memory, v.sock): a
-// snapshot contains the paths of its drives and sockets, and a release opens them before anything can be
-// changed. So names are relative and fixed, files are hard links, and a restore is one request. Beside root
-// lie monitor.json and base, which the monitor cannot reach.
+// Spec.Dir contains a directory root, which belongs to the monitor. It is the monitor's working
+// directory and, in a jail, everything that the monitor can see. A Firecracker snapshot embeds the
+// paths of its drives and of the vsock's Unix socket, and /snapshot/load opens the drives before
+// any of them can be changed. Therefore all files in root have fixed, relative names (disk0,
+// memory, v.sock), the files of a machine are hard links, and a restore is a single request. The
+// files monitor.json and base lie beside root, where the monitor cannot reach them.
 //
 // # How a machine is started
 //
-//   - Boot: the machine is described request by request, and started.
-//   - Prepare: the process is started, and files are laid into root. Nothing is asked yet, because a
-//     monitor that was asked for anything of a boot refuses to load.
-//   - Load: one request, which resumes too. Only a machine that needs more than its snapshot says (a larger
-//     disk, a volume, more memory, rates) is loaded stopped, changed, and then resumed. Who the guest is
-//     (Identify) is said before: metadata is no part of a boot, and is there when the guest runs.
+//   - Boot: the driver configures the machine, one request per resource, and then starts it
+//     (InstanceStart).
+//   - Prepare: the driver starts the process and places the files in root. It sends no request yet,
+//     because Firecracker refuses /snapshot/load after any boot-specific request.
+//   - Load: one request, /snapshot/load with resume_vm. Only a machine that differs from its
+//     snapshot (a larger disk, a volume, more memory, rate limits) is loaded without resuming,
+//     changed, and then resumed. Metadata (SetMetadata) is sent before the load: PUT /mmds does not
+//     count as boot-specific, and so the guest can read its metadata from its first instruction on.
 //
 // # Capture
 //
-// The monitor writes what its guest changed into a file that shares all blocks with the memory that the
-// machine was started on (base), so the file is whole afterwards. It becomes the base of the next capture,
-// since the monitor forgets what it has written. While a capture is under way the record names no base: a
-// capture of which nobody knows how it ended is followed by a full one. Captures of a machine that was booted are
-// always full: what it writes is not followed.
+// A capture is a diff snapshot into a reflink of the memory file that the machine was started on
+// (the base). If the target exists with the right size, Firecracker writes only the dirty pages in
+// place, so the result is a complete memory file. It becomes the base of the next capture, because
+// Firecracker resets its dirty bitmap. While a capture is in progress the record names no base, so
+// that a capture with unknown outcome is followed by a full one. Captures of a machine that was
+// booted are always full, because it runs without dirty page tracking.
 //
-// A capture ends the guest channel: the guest is told that its connections are gone.
+// A capture closes the guest channel: Firecracker sends the guest a vsock transport reset, which
+// drops all its connections.
 //
 // # Invariants
 //
-// A file that a living machine's memory is mapped from is never written or cut. A directory has at most one
-// monitor, named in monitor.json or, if this process died before that was written, by its environment. No
-// machine gets PCI devices. A monitor that failed to load is never asked again.
+// A memory file that a running machine maps is never written or truncated. A directory has at most
+// one monitor. The monitor is named in monitor.json or, if this process died before it wrote that
+// file, identified by its environment. No machine has PCI devices. After a failed load the monitor
+// is never used again.
 package firecracker

@@ -16,20 +16,22 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
-// Config says which Firecracker runs machines and how.
+// Config configures a Driver.
 type Config struct {
 	Binary string // path; "": firecracker in PATH
-	// Jailer is the path of the official jailer, to be used in place of vmm.Confine.Jail; "": it is not used.
+	// Jailer is the path of Firecracker's jailer, which is then used instead of vmm.Confine.Jail.
+	// If it is empty, the jailer is not used.
 	Jailer string
-	// Dir is a directory of the driver's own on the file system of machines and images; captures lie in it.
-	// New empties it: no capture outlives the process that took it.
+	// Dir is the driver's directory for captures. It must be on the file system of machines and
+	// images. New empties it, because no capture outlives the process that made it.
 	Dir string
-	// HotplugMemoryMiB is how much memory can be added to machines that are booted here and to all that are
-	// restored from them; a multiple of 128. 0: none.
+	// HotplugMemoryMiB is the amount of memory that can be hotplugged into machines booted here and
+	// into all machines restored from them. It must be a multiple of 128; 0 means none.
 	HotplugMemoryMiB int
-	HotplugDisks     int  // likewise, disks
-	Console          bool // the guest's console goes to the monitor's log; it makes a restore slower
-	// Limit bounds each single wait for a monitor: its start, an answer, its end. 0: a minute.
+	HotplugDisks     int  // the same for disks
+	Console          bool // sends the guest's console to the monitor's log, which makes restores slower
+	// Limit bounds each wait for a monitor: for its start, a response, or its exit. 0 means one
+	// minute.
 	Limit time.Duration
 }
 
@@ -40,16 +42,16 @@ type Driver struct {
 	config   Config
 	version  fcapi.Version
 	cpu      string
-	groups   []uint32 // a monitor needs besides its own: the one that may use /dev/kvm
+	groups   []uint32 // supplementary groups of a monitor: the group of /dev/kvm
 	monitors *vmmproc.Registry
 
 	mu     sync.Mutex
-	serial int // of captures
+	serial int // number of captures so far
 }
 
 var _ vmm.Driver = (*Driver)(nil)
 
-// Find answers path and version of a Firecracker; binary is a path, or "" for the one in PATH.
+// Find returns the path and version of Firecracker. binary is a path, or "" for the one in PATH.
 func Find(ctx context.Context, binary string) (path string, v fcapi.Version, err error) {
 	if binary == "" {
 		binary = "firecracker"
@@ -72,11 +74,11 @@ func Find(ctx context.Context, binary string) (path string, v fcapi.Version, err
 	return path, v, nil
 }
 
-// versionLimit bounds the run of a program that only prints its version.
+// versionLimit bounds the run of a program that prints its version.
 const versionLimit = 20 * time.Second
 
-// New finds out which Firecracker there is. A release with faults that cannot be lived with is refused with
-// a *FaultyError. Whether KVM works is not looked at.
+// New returns a driver for the installed Firecracker. It refuses releases with unacceptable faults
+// with a *RefusedReleaseError. It does not check whether KVM works.
 func New(ctx context.Context, config Config) (*Driver, error) {
 	path, version, err := Find(ctx, config.Binary)
 	if err != nil {
@@ -134,7 +136,7 @@ func (d *Driver) sweep() error {
 	return nil
 }
 
-// captureName answers a path in the directory of captures that no other capture has.
+// captureName returns a new path in the directory of captures.
 func (d *Driver) captureName() string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -153,7 +155,8 @@ func (d *Driver) Capabilities() vmm.Capabilities {
 
 const driverName = "firecracker"
 
-// manifest describes what this host makes of spec. Sizes of disks are left to the caller.
+// manifest returns the manifest of a machine with this spec on this host. The caller sets
+// DiskBytes.
 func (d *Driver) manifest(spec vmm.Spec) vmm.Manifest {
 	return vmm.Manifest{
 		Version: vmm.ManifestVersion, Driver: driverName, VMM: d.version.String(), Accelerator: vmm.KVM,
@@ -183,8 +186,8 @@ func (d *Driver) Boot(ctx context.Context, spec vmm.Spec) (vmm.Machine, error) {
 	return m, nil
 }
 
-// Prepare implements vmm.Driver. It does not wait for the monitor: what goes wrong in its start is told
-// by Load.
+// Prepare implements vmm.Driver. It does not wait for the monitor; Load reports errors of its
+// start.
 func (d *Driver) Prepare(ctx context.Context, spec vmm.Spec, image vmm.Image) (vmm.Machine, error) {
 	if err := validate(spec); err != nil {
 		return nil, err
@@ -242,5 +245,5 @@ func (d *Driver) Adopt(ctx context.Context, spec vmm.Spec) (vmm.Machine, error) 
 // Kill implements vmm.Driver.
 func (d *Driver) Kill(ctx context.Context, spec vmm.Spec) error { return d.monitors.Kill(ctx, spec) }
 
-// Close lets go of all machines and leaves them running, for a later Adopt.
+// Close releases all machines and leaves them running, to be adopted later.
 func (d *Driver) Close() error { return d.monitors.Close() }

@@ -6,7 +6,7 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/proc"
 )
 
-// exitCodes are what Firecracker's exit codes mean.
+// exitCodes describes Firecracker's exit codes.
 var exitCodes = map[int]string{
 	0:   "the guest shut down, rebooted or crashed",
 	1:   "an error of the monitor",
@@ -23,7 +23,7 @@ var exitCodes = map[int]string{
 	157: "an illegal instruction",
 }
 
-// describeExit says why a monitor ended by itself.
+// describeExit says why a monitor exited on its own.
 func describeExit(exit proc.Exit) string {
 	if why, ok := exitCodes[exit.Code]; ok && exit.Known && exit.Signal == 0 && !exit.Killed {
 		return fmt.Sprintf("Firecracker exited with status %d: %s", exit.Code, why)

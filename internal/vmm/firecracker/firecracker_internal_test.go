@@ -64,7 +64,7 @@ func TestDescribeExit(t *testing.T) {
 	}
 }
 
-// pipe answers a channel's connection and the guest's end of it.
+// pipe returns a channel's connection and the guest's end of it.
 func pipe(t *testing.T) (ours, theirs net.Conn) {
 	t.Helper()
 	ours, theirs = net.Pipe()
@@ -137,7 +137,8 @@ func TestChannelBounds(t *testing.T) {
 	}
 }
 
-// A guest that takes a connection and reads nothing holds up the attempt alone.
+// TestChannelClosesWithoutGuest checks that a guest which accepts a connection but never reads
+// blocks only its own attempt.
 func TestChannelClosesWithoutGuest(t *testing.T) {
 	life, end := context.WithCancel(t.Context())
 	c := newChannel(life)
@@ -155,7 +156,7 @@ func TestChannelClosesWithoutGuest(t *testing.T) {
 	}
 }
 
-// response is a connection to a monitor that says something, whatever is asked.
+// response is a connection to a monitor that sends a fixed response to any request.
 type response struct {
 	net.Conn
 	r io.Reader
@@ -239,8 +240,8 @@ func TestShapeValidation(t *testing.T) {
 	}
 }
 
-// FuzzShape takes the shape of an image that a stranger wrote: what is accepted has room for the machine, and no more
-// drives than a monitor takes.
+// FuzzShape checks arbitrary shapes: an accepted one has room for the machine, and not more drives
+// than Firecracker supports.
 func FuzzShape(f *testing.F) {
 	f.Add([]byte(`{"base_mib":64,"more_mib":128,"read_only":[false,false],"device":"tap0","huge":true}`))
 	f.Add([]byte(`{"base_mib":-1,"more_mib":9223372036854775807,"read_only":null}`))

@@ -19,17 +19,17 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
 )
 
-// unprivilegedUID runs the monitors of these tests.
+// unprivilegedUID is the user of the monitors in these tests.
 const unprivilegedUID = 65534
 
-// releases are those that the driver is held against.
+// releases are the Firecracker releases that the driver is tested with.
 var releases = []string{"1.15.1", "1.17.0"}
 
-// reflinkDir is a directory on an XFS image of its own, gone at the end of the test.
+// reflinkDir returns a directory on a new XFS image, which is removed at the end of the test.
 func reflinkDir(t *testing.T) string {
 	t.Helper()
 	dir := disktest.Dir(t, 1<<30)
-	for at := dir; at != "/"; at = filepath.Dir(at) { // monitors of another user pass through
+	for at := dir; at != "/"; at = filepath.Dir(at) { // monitors of another user must be able to traverse it
 		if st, err := os.Stat(at); err == nil && st.Mode().Perm()&1 == 0 {
 			if err := os.Chmod(at, st.Mode().Perm()|0o111); err != nil {
 				t.Fatal(err)
@@ -39,7 +39,7 @@ func reflinkDir(t *testing.T) string {
 	return dir
 }
 
-// fixture is a fake Firecracker, a directory, and a driver's configuration.
+// fixture is a fake Firecracker with a directory and a driver configuration.
 type fixture struct {
 	program fctest.Program
 	dir     string
@@ -119,7 +119,7 @@ func (w *fixture) lab() vmmtest.Lab {
 	}
 }
 
-// TestMachines holds the driver to what package vmm promises, with each release.
+// TestMachines runs the driver test suite of package vmmtest with each release.
 func TestMachines(t *testing.T) {
 	for _, release := range releases {
 		t.Run(release, func(t *testing.T) {

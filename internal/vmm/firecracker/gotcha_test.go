@@ -7,12 +7,12 @@ import (
 	"testing"
 )
 
-// gotcha is something known to go wrong with Firecracker: either tests hold that it does not here, or no code
-// of this driver has the words that lead to it.
+// gotcha is a known pitfall of Firecracker. Either tests show that this driver avoids it, or the
+// driver's code does not contain the words that lead to it.
 type gotcha struct {
 	what  string
 	tests []string // "directory below internal: name"
-	never []string // in the code of the driver and of its client
+	never []string // words that the driver and its client must not contain
 }
 
 var gotchas = []gotcha{
@@ -136,7 +136,7 @@ var gotchas = []gotcha{
 	},
 	{"drives of other processes cannot be part of a snapshot", nil, []string{"vhost"}},
 	{"a snapshot of another processor or release", []string{"vmm/vmmtest: testMismatch"}, nil},
-	// Memory that is served.
+	// Served memory.
 	{"page_size_kib holds bytes", []string{"os/uffd: TestParseRegions"}, nil},
 	{
 		"removals are read before pages are copied",
@@ -155,7 +155,7 @@ var gotchas = []gotcha{
 		[]string{"vmm/firecracker: TestPager", "vmm/firecracker: TestPagedMachineIsNotAdopted"},
 		nil,
 	},
-	// The host and the guest's network, clock and kernel.
+	// The host, and the guest's network, clock and kernel.
 	{
 		"a guest without a driver gives no memory back, takes none, and repeats the random numbers of others",
 		[]string{"image/kernel: TestGuestsHaveTheirDevices"},
@@ -169,12 +169,12 @@ var gotchas = []gotcha{
 	{"the clock stands at the time of the snapshot", []string{"vmm/vmmtest: testClock"}, []string{"clock_realtime"}},
 }
 
-// TestGotchas holds that each has tests that are there, or that nothing leads to it.
+// TestGotchas checks that the named tests exist and that the forbidden words do not occur.
 func TestGotchas(t *testing.T) {
 	code := sources(
 		t,
 		[]string{".", "fcapi"},
-		func(name string) bool { return !strings.HasSuffix(name, "_test.go") && name != "fault.go" },
+		func(name string) bool { return !strings.HasSuffix(name, "_test.go") && name != "advisories.go" },
 	)
 	tests := map[string]string{}
 	for _, g := range gotchas {
@@ -198,7 +198,7 @@ func TestGotchas(t *testing.T) {
 	}
 }
 
-// sources answers the text of Go files, without comments of whole lines.
+// sources returns the text of Go files without comment lines.
 func sources(t *testing.T, dirs []string, want func(name string) bool) string {
 	t.Helper()
 	var all strings.Builder

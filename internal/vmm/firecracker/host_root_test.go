@@ -34,7 +34,7 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/firecracker/fctest"
 )
 
-// slotPool are network places that hold nothing, each with a number of its own.
+// slotPool returns network slots without a network, each with its own index.
 type slotPool struct {
 	integrationtest.Network
 	taken atomic.Int64
@@ -52,11 +52,11 @@ func (p *slotPool) Acquire(ctx context.Context, owner string) (machine.Slot, err
 
 func (p slot) Info() machine.SlotInfo {
 	at := p.Slot.Info()
-	at.Index, at.TapName = p.index, "test0" // which the fake takes for one
+	at.Index, at.TapName = p.index, "test0" // fctest accepts this name as a tap
 	return at
 }
 
-// cgroups are real control groups and jails.
+// cgroups are real cgroups and jails.
 type cgroups struct{ jail *jail.Manager }
 
 type cgroup struct{ *jail.Cgroup }
@@ -79,7 +79,7 @@ func (c cgroups) Sweep(ctx context.Context) error {
 	return err
 }
 
-// diskImages are disks on a file system that shares blocks.
+// diskImages are disks on a file system with reflinks.
 type diskImages struct{}
 
 func (diskImages) Clone(src, dst string) error              { return disk.Clone(src, dst) }
@@ -87,7 +87,7 @@ func (diskImages) CloneInto(src string, dst *os.File) error { return disk.CloneI
 func (diskImages) Allocate(path string, bytes int64) error  { return disk.Allocate(path, bytes) }
 func (diskImages) Grow(path string, bytes int64) error      { return disk.Grow(path, bytes) }
 
-// testHost is a host agent whose machines run in the fake, in jails, and which shares an object store.
+// testHost is a host agent whose machines run in the fake, in jails. Several share an object store.
 type testHost struct {
 	t    *testing.T
 	dir  string
@@ -103,7 +103,8 @@ func (s *testHost) must(err error) {
 	}
 }
 
-// newTestHost starts a host. With official, monitors start through the stand-in for the official jailer.
+// newTestHost starts a host agent. If official is set, monitors start through the fake of
+// Firecracker's jailer.
 func newTestHost(t *testing.T, name string, program fctest.Program, store *blobtest.Faulty, official bool) *testHost {
 	t.Helper()
 	probetest.Need(t, probe.Config{}, probe.CGroups)
@@ -193,7 +194,7 @@ func (s *testHost) start(driver vmm.Driver, objects *agent.Objects) {
 	s.t.Cleanup(s.stop)
 }
 
-// run runs a command in a guest and answers what it wrote.
+// run runs a command in a guest and returns its output.
 func (s *testHost) run(id hostapi.MachineID, shell string) string {
 	s.t.Helper()
 	guest, err := s.host.Guest(s.t.Context(), id)
@@ -212,7 +213,7 @@ func (s *testHost) run(id hostapi.MachineID, shell string) string {
 	}
 }
 
-// record is what the driver noted of a machine's monitor.
+// record returns the driver's record of a machine's monitor.
 func (s *testHost) record(id hostapi.MachineID) string {
 	s.t.Helper()
 	found, err := filepath.Glob(filepath.Join(s.dir, "data", "machines", string(id), "*", "monitor.json"))
@@ -224,7 +225,7 @@ func (s *testHost) record(id hostapi.MachineID) string {
 	return string(data)
 }
 
-// monitor answers the process of a machine's monitor.
+// monitor returns the process ID of a machine's monitor.
 func (s *testHost) monitor(id hostapi.MachineID) int {
 	s.t.Helper()
 	_, rest, _ := strings.Cut(s.record(id), `"pid":`)
@@ -234,7 +235,8 @@ func (s *testHost) monitor(id hostapi.MachineID) int {
 	return pid
 }
 
-// wantConfined holds that a monitor is another user, in another root and mount namespace than we.
+// wantConfined checks that a monitor runs as another user, with another root directory and mount
+// namespace than the test.
 func (s *testHost) wantConfined(id hostapi.MachineID) {
 	s.t.Helper()
 	proc := filepath.Join("/proc", strconv.Itoa(s.monitor(id)))
@@ -255,8 +257,8 @@ func (s *testHost) wantConfined(id hostapi.MachineID) {
 	}
 }
 
-// TestHosts moves a machine to a second host that has nothing of it: its memory comes through a real
-// userfaultfd, its disk through the view, and the monitor is in a jail.
+// TestHosts moves a machine to a second host that has none of its data. The memory is served
+// through a real userfaultfd, the disk through FUSE, and the monitor runs in a jail.
 func TestHosts(t *testing.T) {
 	if _, err := os.Stat("/dev/userfaultfd"); err != nil {
 		t.Skip("probe userfaultfd: its device is not there")
@@ -286,8 +288,8 @@ func TestHosts(t *testing.T) {
 	}
 }
 
-// TestHotplugMemory has a machine ask for more memory than its template has: it is plugged in after the restore, before the
-// guest runs, and goes along into its children.
+// TestHotplugMemory creates a machine with more memory than its template. The memory is plugged
+// after the restore and before the guest runs, and its children have it as well.
 func TestHotplugMemory(t *testing.T) {
 	program := fctest.Install(t, "1.15.1")
 	a := newTestHost(t, "fcamore", program, blobtest.NewFaulty(blobtest.NewMemory(), nil), false)
@@ -304,7 +306,7 @@ func TestHotplugMemory(t *testing.T) {
 	if forked[0].Machine.MemoryMiB != 128 {
 		t.Errorf("its child has %d MiB", forked[0].Machine.MemoryMiB)
 	}
-	for id, want := range map[hostapi.MachineID]bool{"plain": false, "large": true, "child": false} { // whose memory is the parent's
+	for id, want := range map[hostapi.MachineID]bool{"plain": false, "large": true, "child": false} { // a child has its parent's memory
 		log := a.requests(id)
 		at := strings.Index(log, "PATCH /hotplug/memory")
 		if plugged := at >= 0; plugged != want ||
@@ -318,7 +320,7 @@ func TestHotplugMemory(t *testing.T) {
 	a.nothingLeft()
 }
 
-// requests are what the monitor of a machine was asked, as it noted that in its jail.
+// requests returns the request log that the monitor wrote in its jail.
 func (s *testHost) requests(id hostapi.MachineID) string {
 	s.t.Helper()
 	found, err := filepath.Glob(filepath.Join(s.dir, "data", "machines", string(id), "*", "root", "requests.log"))
@@ -330,7 +332,7 @@ func (s *testHost) requests(id hostapi.MachineID) string {
 	return string(text)
 }
 
-// TestObjectStoreUnavailable starts a machine on a second host whose store does not answer any more.
+// TestObjectStoreUnavailable starts a machine on a second host whose object store does not respond.
 func TestObjectStoreUnavailable(t *testing.T) {
 	program := fctest.Install(t, "1.17.0")
 	store := blobtest.NewFaulty(blobtest.NewMemory(), nil)
@@ -345,7 +347,7 @@ func TestObjectStoreUnavailable(t *testing.T) {
 	b := newTestHost(t, "fcbgone", program, store, false)
 	gone := errors.New("the store is gone")
 	store.SetFaults(func(blobtest.Call) blobtest.Fault {
-		if _, err := os.Stat(filepath.Join(b.dir, "data", "snapshots", "snp1")); err == nil { // begun; all else comes at once
+		if _, err := os.Stat(filepath.Join(b.dir, "data", "snapshots", "snp1")); err == nil { // started; everything else is there immediately
 			return blobtest.Fault{Err: gone}
 		}
 		return blobtest.Fault{}
@@ -364,7 +366,7 @@ func TestObjectStoreUnavailable(t *testing.T) {
 	b.nothingLeft()
 }
 
-// testStreaming starts machines on a snapshot that another host pushed.
+// testStreaming starts machines on a snapshot that another host has pushed.
 func (s *testHost) testStreaming() {
 	t := s.t
 	t.Helper()
@@ -387,7 +389,7 @@ func (s *testHost) testStreaming() {
 	forked, err := s.host.Fork(
 		t.Context(),
 		hostapi.Fork{Parent: "child", Children: []hostapi.Child{{ID: "grand"}}},
-	) // all has come by then
+	) // everything is downloaded by then
 	s.must(err)
 	s.must(forked[0].Err)
 	if got := s.run("grand", "cat word"); got != "hello" {
@@ -404,7 +406,7 @@ func (s *testHost) testStreaming() {
 	}
 }
 
-// nothingLeft holds after all machines were destroyed.
+// nothingLeft checks the state after all machines were destroyed.
 func (s *testHost) nothingLeft() {
 	s.t.Helper()
 	for _, dir := range []string{"data/machines", "captures"} {

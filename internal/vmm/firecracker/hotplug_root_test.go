@@ -17,7 +17,7 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
 )
 
-// countRequests tells whether a machine's monitor was asked for something, and in which position.
+// countRequests returns the index of the first request with op and part, or -1.
 func countRequests(all []fctest.Request, op, part string) int {
 	for i, r := range all {
 		if r.Op == op && strings.Contains(r.Body, part) {
@@ -27,8 +27,8 @@ func countRequests(all []fctest.Request, op, part string) int {
 	return -1
 }
 
-// TestLoadIsOneRequest holds that a plain restore is one request, and a machine that needs more than its image
-// says is stopped while it is changed.
+// TestLoadIsOneRequest checks that a plain restore is one request, and that a machine which needs
+// more than its image is stopped while it is changed.
 func TestLoadIsOneRequest(t *testing.T) {
 	for _, release := range releases {
 		t.Run(release, func(t *testing.T) {
@@ -53,7 +53,7 @@ func TestLoadIsOneRequest(t *testing.T) {
 	}
 }
 
-// wantHotplug looks at what a machine with more than its image was given, and at what its own image is then.
+// wantHotplug checks a machine with hotplugged resources, and its own image.
 func (w *fixture) wantHotplug(t *testing.T, h *vmmtest.Host, spec vmm.Spec, n vmm.Machine) {
 	t.Helper()
 	all := w.requests(t, spec.ID)
@@ -102,8 +102,8 @@ func (w *fixture) wantHotplug(t *testing.T, h *vmmtest.Host, spec vmm.Spec, n vm
 	}
 }
 
-// TestMetadataBeforeLoad holds that a guest with a network card finds who it is with its first instruction, whatever
-// machine it was a moment before: the monitor hears it before it loads, and no snapshot keeps it.
+// TestMetadataBeforeLoad checks that a guest with a network card can read its own metadata from its
+// first instruction on. The metadata is set before the load and is not part of a snapshot.
 func TestMetadataBeforeLoad(t *testing.T) {
 	for _, release := range releases {
 		t.Run(release, func(t *testing.T) {
@@ -168,7 +168,7 @@ func TestRefusedReleases(t *testing.T) {
 	}
 }
 
-// TestReclaim asks a guest for memory.
+// TestReclaim requests memory from a guest.
 func TestReclaim(t *testing.T) {
 	w := newFixture(t, "1.15.1")
 	h := vmmtest.Bake(t, w.lab())
@@ -184,7 +184,8 @@ func TestReclaim(t *testing.T) {
 	}
 }
 
-// A capture of which nobody knows how it ended is followed by a full one; one that is known by a difference.
+// TestCaptureAfterAdopt checks that a capture with unknown outcome is followed by a full one, and
+// one with known outcome by a diff snapshot.
 func TestCaptureAfterAdopt(t *testing.T) {
 	w := newFixture(t, "1.15.1")
 	h := vmmtest.Bake(t, w.lab())
@@ -229,8 +230,8 @@ func TestCaptureAfterAdopt(t *testing.T) {
 	}
 }
 
-// TestRatesAfterAdopt takes over machines that live, running and paused, with other rates than they have: the monitor is
-// told, and is told nothing where they are the same.
+// TestRatesAfterAdopt adopts running and paused machines with other rate limits. The limits are
+// sent only if they differ.
 func TestRatesAfterAdopt(t *testing.T) {
 	for _, release := range releases {
 		t.Run(release, func(t *testing.T) {
@@ -277,7 +278,7 @@ func TestRatesAfterAdopt(t *testing.T) {
 	}
 }
 
-// count is how often op was asked for.
+// count returns the number of requests with the given op.
 func count(all []fctest.Request, op string) (n int) {
 	for _, r := range all {
 		if r.Op == op {
@@ -287,8 +288,9 @@ func count(all []fctest.Request, op string) (n int) {
 	return n
 }
 
-// TestCaptureTwice captures a machine twice while it stands still: the monitor makes one snapshot, machines go on from
-// both captures, also when the first is gone, and what ran meanwhile is in the next.
+// TestCaptureTwice captures a stopped machine twice. There must be only one snapshot. Machines can
+// be loaded from both captures, even after the first is closed, and the next capture contains later
+// changes.
 func TestCaptureTwice(t *testing.T) {
 	w := newFixture(t, "1.17.0")
 	h := vmmtest.Bake(t, w.lab())

@@ -12,34 +12,34 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
-// shapeName is a file of an image beside its memory, its state and its manifest.
+// shapeName is the file of an image that holds its shape.
 const shapeName = "shape.json"
 
-// machineFormat names the virtual hardware that Boot builds. Change it with every change there that a guest
-// can see and that shape does not tell: images of another format are refused.
+// machineFormat is the version of the virtual hardware that Boot configures. Change it with every
+// change that is visible to a guest and not part of shape. Images with another format are refused.
 const machineFormat = "firecracker-mmio-2"
 
-// Limits of what is read of an image or taken from a monitor. A state file is some tens of kilobytes;
-// Firecracker itself takes no more than 10 MiB.
+// Limits on files of an image and of a monitor. A snapshot file has some tens of KiB; Firecracker
+// itself accepts at most 10 MiB.
 const (
 	maxState = 10 << 20
 	maxShape = 64 << 10
 )
 
-// shape is what the manifest does not tell of a machine and its monitor must be asked about.
+// shape is what the driver must know about a snapshot in addition to the manifest.
 type shape struct {
-	BaseMiB    int `json:"base_mib"` // memory that it booted with
-	HotplugMiB int `json:"more_mib"` // that can be plugged in beyond
-	// ReadOnly has an entry for each drive, those that wait for a disk too.
+	BaseMiB    int `json:"base_mib"` // memory at boot
+	HotplugMiB int `json:"more_mib"` // hotpluggable memory (virtio-mem) in addition
+	// ReadOnly has one entry per drive, including those without a disk.
 	ReadOnly []bool `json:"read_only"`
-	Device   string `json:"device,omitempty"` // tap of its network card; "": none
-	Rates    bool   `json:"rates,omitempty"`  // some rate is held
-	Huge     bool   `json:"huge,omitempty"`   // its pages were of 2 MiB, which a load from a file must not take over
+	Device   string `json:"device,omitempty"` // tap of the network card; "": no network card
+	Rates    bool   `json:"rates,omitempty"`  // some rate limit is set
+	Huge     bool   `json:"huge,omitempty"`   // the guest's memory used 2 MiB pages, which must be overridden when loading from a file
 }
 
 func (s shape) memoryBytes() int64 { return int64(s.BaseMiB+s.HotplugMiB) << 20 }
 
-// newShape is what Boot makes of a spec.
+// newShape returns the shape of a machine that Boot creates.
 func (d *Driver) newShape(spec vmm.Spec) shape {
 	s := shape{BaseMiB: spec.MemoryMiB, HotplugMiB: d.config.HotplugMemoryMiB, Rates: hasRates(spec)}
 	for _, disk := range spec.Disks {
@@ -54,7 +54,7 @@ func (d *Driver) newShape(spec vmm.Spec) shape {
 	return s
 }
 
-// checkImage holds an image against this host and a spec, and answers the shape it tells.
+// checkImage checks an image against this host and a spec, and returns the image's shape.
 func (d *Driver) checkImage(spec vmm.Spec, image vmm.Image) (shape, error) {
 	want := d.manifest(spec)
 	m := image.Manifest
@@ -99,7 +99,7 @@ func (d *Driver) checkImage(spec vmm.Spec, image vmm.Image) (shape, error) {
 	return s, s.check(spec, m)
 }
 
-// check holds a shape, which an image tells, against the spec and the manifest.
+// check checks the shape of an image against a spec and the image's manifest.
 func (s shape) check(spec vmm.Spec, m vmm.Manifest) error {
 	if s.BaseMiB < 1 || s.HotplugMiB < 0 || s.BaseMiB > 1<<24 || s.HotplugMiB > 1<<24 || m.MemoryMiB < s.BaseMiB || s.BaseMiB+s.HotplugMiB < max(m.MemoryMiB, m.MaxMemoryMiB) ||
 		len(s.ReadOnly) < max(m.Disks, m.MaxDisks) ||
@@ -117,7 +117,8 @@ func (s shape) check(spec vmm.Spec, m vmm.Manifest) error {
 	return nil
 }
 
-// writeImage completes dir, which holds the memory; then all of it is durable.
+// writeImage completes an image in dir, which already holds the memory file. When it returns, all
+// files but the memory file are durable.
 func writeImage(dir string, m vmm.Manifest, s shape, state []byte) (vmm.Image, error) {
 	text, err := json.Marshal(s)
 	if err != nil {
@@ -132,7 +133,7 @@ func writeImage(dir string, m vmm.Manifest, s shape, state []byte) (vmm.Image, e
 	)
 }
 
-// openMemory opens the memory of an image and holds its size against the shape.
+// openMemory opens the memory file of an image and checks its size.
 func openMemory(image vmm.Image, s shape) (*os.File, error) {
 	f, err := os.Open(filepath.Join(image.Dir, vmmproc.MemoryName))
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
 )
 
-// useJail puts the monitors of a world into jails.
+// useJail makes the fixture start its monitors in jails.
 func useJail(t *testing.T, w *fixture) {
 	t.Helper()
 	probetest.Need(t, probe.Config{}, probe.CGroups)
@@ -56,7 +56,7 @@ func useJail(t *testing.T, w *fixture) {
 	w.spec.Confine.Jail = g
 }
 
-// TestMachinesInJail holds what a jail has to do with: the files of a machine, its sockets, its end.
+// TestMachinesInJail runs the tests that involve a jail: files, sockets, and the end of a machine.
 func TestMachinesInJail(t *testing.T) {
 	w := newFixture(t, "1.17.0")
 	useJail(t, w)
@@ -80,13 +80,13 @@ func TestMachinesInJail(t *testing.T) {
 	t.Run("disk_elsewhere", func(t *testing.T) { testDiskOnOtherFilesystem(t, w, h) })
 }
 
-// TestDiskOnOtherFilesystem is the same without a jail.
+// TestDiskOnOtherFilesystem runs testDiskOnOtherFilesystem without a jail.
 func TestDiskOnOtherFilesystem(t *testing.T) {
 	w := newFixture(t, "1.15.1")
 	testDiskOnOtherFilesystem(t, w, vmmtest.Bake(t, w.lab()))
 }
 
-// testDiskOnOtherFilesystem gives a machine a disk of another file system.
+// testDiskOnOtherFilesystem starts a machine with a disk on another file system.
 func testDiskOnOtherFilesystem(t *testing.T, w *fixture, h *vmmtest.Host) {
 	t.Helper()
 	spec := h.Spec(t, h.Disk)
@@ -109,7 +109,7 @@ func testDiskOnOtherFilesystem(t *testing.T, w *fixture, h *vmmtest.Host) {
 	w.nothingLeft(t, spec)
 }
 
-// tapIn makes a network namespace with a tap in it.
+// tapIn creates a tap in a new network namespace.
 func tapIn(t *testing.T, name string) *os.File {
 	t.Helper()
 	type result struct {
@@ -129,10 +129,10 @@ func tapIn(t *testing.T, name string) *os.File {
 	return r.ns
 }
 
-// TestNetwork starts monitors in the namespace of their tap, which they open by its name.
+// TestNetwork starts monitors in the network namespace of their tap, which they open by name.
 func TestNetwork(t *testing.T) {
 	for name, in := range map[string]func(*testing.T, *fixture){
-		// Without a jail a monitor needs rights to /dev/net/tun of its own.
+		// Without a jail, the monitor itself needs permission to open /dev/net/tun.
 		"plain":  func(_ *testing.T, w *fixture) { w.spec.Confine = vmm.Confine{} },
 		"jailed": useJail,
 	} {
@@ -144,7 +144,7 @@ func TestNetwork(t *testing.T) {
 				t.Fatal(err)
 			}
 			w.spec.NIC = &vmm.NIC{Device: "fctap0", Netns: tapIn(t, "fctap0"), MAC: mac}
-			h := vmmtest.Bake(t, w.lab()) // which ends its machine, so the tap is free again
+			h := vmmtest.Bake(t, w.lab()) // ends its machine, so the tap is free again
 			if r := h.Restore(t).Run(t, "echo on"); r.Stdout != "on\n" {
 				t.Errorf("got %+v", r)
 			}
@@ -156,14 +156,15 @@ func TestNetwork(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := m.Load(t.Context(), nil); err != nil { // under another name than its image says
+			if err := m.Load(t.Context(), nil); err != nil { // under another name than in the image
 				t.Error(err)
 			}
 		})
 	}
 }
 
-// newNamespace makes a namespace with a tap. Its thread ends with the goroutine that calls it.
+// newNamespace creates a network namespace with a tap. The calling thread must end with its
+// goroutine.
 func newNamespace(name string) (*os.File, error) {
 	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {

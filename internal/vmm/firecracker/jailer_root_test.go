@@ -15,7 +15,7 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
 )
 
-// TestOfficialJailer starts monitors through a strict stand-in of the official jailer.
+// TestOfficialJailer starts monitors through a strict fake of Firecracker's jailer.
 func TestOfficialJailer(t *testing.T) {
 	w := newFixture(t, "1.15.1")
 	w.program = fctest.InstallJailer(t, "1.15.1")

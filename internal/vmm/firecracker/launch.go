@@ -17,7 +17,7 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
-// Names in a monitor's directory. Those of drives and of the vsock are part of every snapshot.
+// Names in the monitor's directory. Snapshots embed those of the drives and the vsock.
 const (
 	apiSocket     = "api.sock"
 	vsockSocket   = "v.sock"
@@ -30,17 +30,18 @@ const (
 	initrdFile    = "initrd"
 )
 
-// driveName is the path of a drive, and its id.
+// driveName returns the path of a drive, which is also its drive_id.
 func driveName(i int) string { return "disk" + strconv.Itoa(i) }
 
 const (
 	maxDrives        = 32
-	placeholderBytes = 1 << 20 // of a drive that waits for a disk
+	placeholderBytes = 1 << 20 // of a drive without a disk
 )
 
 func (m *machine) inRoot(name string) string { return filepath.Join(m.root(), name) }
 
-// launch starts the monitor of a machine, in a directory that lay fills. It does not wait for the monitor.
+// launch starts the monitor of a machine. place creates the files in the monitor's directory.
+// launch does not wait for the monitor.
 func (m *machine) launch(ctx context.Context, lay func() error) (err error) {
 	dir := m.spec.Dir
 	if m.spec.NIC != nil && m.spec.NIC.Device == "" {
@@ -95,7 +96,7 @@ func (m *machine) chown(path string) error {
 	return nil
 }
 
-// link gives a file of the caller a second name in the monitor's directory.
+// link creates a hard link to one of the caller's files in the monitor's directory.
 func (m *machine) link(path, name string) error {
 	if err := os.Link(path, m.inRoot(name)); err != nil {
 		return fmt.Errorf("%w (files of a machine must lie on the file system of its directory)", err)
@@ -103,7 +104,8 @@ func (m *machine) link(path, name string) error {
 	return nil
 }
 
-// placeDrives puts the disks, and files that stand for disks to come, where the monitor looks for them.
+// placeDrives places the disks, and placeholders for disks to be hotplugged, where the monitor
+// expects them.
 func (m *machine) placeDrives() error {
 	for i := range m.record.Shape.ReadOnly {
 		if i < len(m.spec.Disks) {
@@ -119,9 +121,9 @@ func (m *machine) placeDrives() error {
 	return nil
 }
 
-// placeDisk gives a disk the name of its drive. One on another file system than the machine's directory, such as
-// one whose content is still coming, has no second name there: in a jail it is mounted under the name, and
-// without one it is linked to.
+// placeDisk gives a disk the name of its drive. A disk on another file system, such as one that is
+// still being downloaded, cannot be hard-linked. In a jail it is bind-mounted instead, and without
+// a jail it is a symbolic link.
 func (m *machine) placeDisk(i int) error {
 	disk := m.spec.Disks[i]
 	var file, root unix.Stat_t
@@ -144,7 +146,7 @@ func (m *machine) placeDisk(i int) error {
 	return nil
 }
 
-// placePlaceholder makes a file for a drive that waits for a disk.
+// placePlaceholder creates the file of a drive that has no disk yet.
 func (m *machine) placePlaceholder(i int) error {
 	path := m.inRoot(driveName(i))
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -154,7 +156,7 @@ func (m *machine) placePlaceholder(i int) error {
 	return errors.Join(f.Truncate(placeholderBytes), f.Close(), m.chown(path))
 }
 
-// placeBootFiles puts down what a kernel starts from.
+// placeBootFiles places the kernel and the initramfs.
 func (m *machine) placeBootFiles() error {
 	if err := m.copyIn(m.spec.Kernel, kernelFile); err != nil {
 		return err
@@ -175,11 +177,11 @@ func (m *machine) copyIn(path, name string) (err error) {
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(to, from) // which shares blocks where it can
+	_, err = io.Copy(to, from) // shares blocks where the file system supports it
 	return errors.Join(err, to.Close(), os.Chmod(m.inRoot(name), 0o444))
 }
 
-// placeImage checks an image and keeps what Load needs of it.
+// placeImage verifies an image and keeps what Load needs.
 func (m *machine) placeImage(image vmm.Image) (err error) {
 	if m.state, err = vmmproc.ReadChecked(image, vmmproc.StateName, maxState); err != nil {
 		return err
@@ -197,7 +199,8 @@ func (m *machine) placeImage(image vmm.Image) (err error) {
 	return m.setBase(memory.Name(), memory)
 }
 
-// setBase makes the file at path, open as f, what the next capture is a difference to. It keeps f.
+// setBase makes the file at path, opened as f, the base of the next capture. It takes ownership of
+// f.
 func (m *machine) setBase(path string, f *os.File) error {
 	key, err := vmmproc.KeyOf(f)
 	if err != nil {
@@ -219,7 +222,7 @@ func (m *machine) setBase(path string, f *os.File) error {
 	if err := os.Rename(name+".new", name); err != nil {
 		return err
 	}
-	// Renaming a name of a file over another name of the same file does nothing.
+	// rename(2) does nothing if both names are links to the same file.
 	if err := os.Remove(name + ".new"); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -244,7 +247,7 @@ func (m *machine) dropBase() error {
 	return err
 }
 
-// openBase opens the base that a record names, for a monitor that is adopted.
+// openBase opens the base named in the record of an adopted monitor.
 func (m *machine) openBase() error {
 	if m.record.Base == (vmmproc.FileKey{}) {
 		return nil

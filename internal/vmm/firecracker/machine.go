@@ -21,23 +21,23 @@ type machine struct {
 	*vmmproc.Process
 	driver      *Driver
 	spec        vmm.Spec
-	manifest    vmm.Manifest // of what runs
+	manifest    vmm.Manifest // of the running machine
 	record      record
 	api         *fcapi.Client
-	lifetime    context.Context    // ends when the monitor has ended, or was let go
-	endLifetime context.CancelFunc // of life
-	helpers     sync.WaitGroup     // goroutines that live with it
+	lifetime    context.Context    // canceled when the monitor has exited or is released
+	endLifetime context.CancelFunc // cancels lifetime
+	helpers     sync.WaitGroup     // goroutines that end with lifetime
 
-	// Used by the one caller at a time that vmm.Machine allows.
+	// vmm.Machine allows one caller at a time; only that caller uses these fields.
 	imageManifest vmm.Manifest // of the image it was prepared on
-	state         []byte       // of that image; nil once used
-	memory        vmm.Memory   // of that image; nil: its file
-	binds         []vmm.Bind   // disks that a jail must mount
-	baseCloned    bool         // a copy of base is ready for the next capture
-	last          *lastCapture // of the last capture, as long as the guest has not run since; else nil
+	state         []byte       // device state of that image; nil once used
+	memory        vmm.Memory   // of that image; nil: its memory file
+	binds         []vmm.Bind   // disks that must be bind-mounted in the jail
+	baseCloned    bool         // a clone of base exists for the next capture
+	last          *lastCapture // the last capture, if the guest has not run since; otherwise nil
 
 	mu      sync.Mutex
-	base    *os.File // the memory that the next capture is a difference to; nil: it will be full
+	base    *os.File // base of the next capture; nil: it will be full
 	dialled *channel // by the last Dial
 }
 
@@ -56,7 +56,7 @@ func newMachine(ctx context.Context, d *Driver, spec vmm.Spec, manifest vmm.Mani
 	return m
 }
 
-// dialAPI connects to the monitor, which may still be starting.
+// dialAPI connects to the API of the monitor, which may still be starting.
 func (m *machine) dialAPI(ctx context.Context) (net.Conn, error) {
 	for wait := newBackoff(apiRetryMax); ; {
 		conn, err := vmmproc.Connect(ctx, m.root(), apiSocket)
@@ -72,7 +72,7 @@ func (m *machine) dialAPI(ctx context.Context) (net.Conn, error) {
 	}
 }
 
-// disconnect ends all connections to the monitor and what lives with it.
+// disconnect closes all connections to the monitor and ends the goroutines.
 func (m *machine) disconnect() {
 	m.endLifetime()
 	m.mu.Lock()
@@ -83,13 +83,13 @@ func (m *machine) disconnect() {
 		_ = dialled.Close()
 	}
 	if base != nil {
-		_ = base.Close() // it was only read
+		_ = base.Close() // was only read
 	}
 	m.api.Close()
 	m.helpers.Wait()
 }
 
-// setPhase notes a phase; a guest that can run can be reached.
+// setPhase sets the phase. Once the guest can run, it also connects the channel.
 func (m *machine) setPhase(p vmmproc.Phase) {
 	m.mu.Lock()
 	was, waiting := m.SetPhase(p), m.dialled
@@ -99,7 +99,7 @@ func (m *machine) setPhase(p vmmproc.Phase) {
 	}
 }
 
-// adopt makes a machine of a monitor that an earlier process of ours started.
+// adopt initializes the machine for a monitor that an earlier host agent started.
 func (m *machine) adopt(ctx context.Context, p *proc.Process) error {
 	m.manifest.MaxMemoryMiB, m.manifest.MaxDisks = m.record.MaxMemoryMiB, m.record.MaxDisks
 	m.Watch(ctx, p)
@@ -122,7 +122,7 @@ func (m *machine) adopt(ctx context.Context, p *proc.Process) error {
 		m.setPhase(vmmproc.Running)
 	case fcapi.StatePaused:
 		m.setPhase(vmmproc.Paused)
-	default: // never loaded: nobody can use it any more
+	default: // it was never loaded and is of no use
 		return errors.Join(fmt.Errorf("guest is %q: %w", i.State, vmm.ErrGone), m.Kill(ctx))
 	}
 	if err := m.updateRateLimits(limit); err != nil {
@@ -132,7 +132,8 @@ func (m *machine) adopt(ctx context.Context, p *proc.Process) error {
 	return nil
 }
 
-// updateRateLimits gives a monitor that was taken over the bounds of its machine's disks, which may have changed meanwhile.
+// updateRateLimits sets the disk limits of an adopted machine, which may have changed while it was
+// not managed.
 func (m *machine) updateRateLimits(ctx context.Context) error {
 	held := diskRates(m.spec)
 	if slices.Equal(held, m.record.DiskRates) {

@@ -8,14 +8,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the official jailer finds in the directory that becomes its root is what its monitor has, with all that
-// is mounted below it. unmount takes away what is mounted here.
+// Firecracker's jailer makes a directory the root of its monitor, with everything mounted below it.
+// unmount removes these mounts.
 
-// jailerDevices is where the official jailer makes device nodes.
+// jailerDevices is the directory in which the jailer creates device nodes.
 const jailerDevices = "dev"
 
-// mountDevices makes a place for device nodes that can be opened: on the file system of machines, which may be
-// mounted without that right, they could not.
+// mountDevices mounts a tmpfs for device nodes. The file system of machines may be mounted with
+// nodev, where they could not be opened.
 func mountDevices(at string) error {
 	if err := os.Mkdir(at, 0o700); err != nil {
 		return err
@@ -26,7 +26,7 @@ func mountDevices(at string) error {
 	return nil
 }
 
-// mountFile mounts a file under another name.
+// mountFile bind-mounts a file under another name.
 func mountFile(path, at string, readOnly bool) error {
 	f, err := os.OpenFile(at, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -51,7 +51,7 @@ func mountFile(path, at string, readOnly bool) error {
 	return nil
 }
 
-// unmount takes away what was mounted in the directory of a monitor that has ended.
+// unmount unmounts everything in the directory of a monitor that has exited.
 func unmount(dir string) error {
 	root := filepath.Join(dir, rootDir, "*", "*", "root")
 	mounted, err := filepath.Glob(filepath.Join(root, "disk*"))
@@ -60,7 +60,8 @@ func unmount(dir string) error {
 	}
 	devices, err := filepath.Glob(filepath.Join(root, jailerDevices))
 	for _, at := range append(mounted, devices...) {
-		// EINVAL: nothing is mounted there. What the monitor put there is no link that is followed.
+		// EINVAL: not a mount point. The monitor may have placed symbolic links, which must not be
+		// followed.
 		if e := unix.Unmount(at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); e != nil && !errors.Is(e, unix.EINVAL) {
 			err = errors.Join(err, &os.PathError{Op: "unmount", Path: at, Err: e})
 		}

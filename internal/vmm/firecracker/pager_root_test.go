@@ -26,8 +26,8 @@ type memoryServer struct {
 	mu      sync.Mutex
 	served  int
 	removed map[uint64]bool // pages that were given back, by address
-	news    chan struct{}   // closed, and made anew, when events were answered
-	fail    chan error      // ends Serve
+	news    chan struct{}   // closed and replaced after events were handled
+	fail    chan error      // ends Serve with an error
 }
 
 func newMemoryServer(image vmm.Image) *memoryServer {
@@ -37,8 +37,8 @@ func newMemoryServer(image vmm.Image) *memoryServer {
 	}
 }
 
-// wait waits until so many pages were given back: who gives them back goes on when the event is read,
-// which is before it is answered.
+// wait waits until the given number of pages was given back. The guest continues when the event is
+// read, which is before it is handled.
 func (p *memoryServer) wait(t *testing.T, removed int) {
 	t.Helper()
 	deadline := time.After(vmmtest.Timeout)
@@ -137,7 +137,7 @@ func (p *memoryServer) handle(fd *uffd.FD, regions []uffd.Region, file *os.File,
 			continue
 		}
 		at := e.Start &^ (regions[0].PageSize - 1)
-		page := make([]byte, regions[0].PageSize) // all regions have pages of one size
+		page := make([]byte, regions[0].PageSize) // all regions have the same page size
 		for _, r := range regions {
 			if at < r.Base || at >= r.Base+r.Size || p.removed[at] {
 				continue
@@ -154,13 +154,13 @@ func (p *memoryServer) handle(fd *uffd.FD, regions []uffd.Region, file *os.File,
 	return nil
 }
 
-// TestPager restores machines whose memory comes through a userfaultfd, which the monitor makes and hands
-// over.
+// TestPager restores machines whose memory is served through a userfaultfd, which the monitor
+// creates and sends.
 func TestPager(t *testing.T) {
 	for _, release := range releases {
 		t.Run(release, func(t *testing.T) {
 			w := newFixture(t, release)
-			w.spec.Confine = vmm.Confine{} // a monitor of another user needs /dev/userfaultfd, which a jail has
+			w.spec.Confine = vmm.Confine{} // a monitor of another user needs access to /dev/userfaultfd, which a jail provides
 			h := vmmtest.Bake(t, w.lab())
 			memory := newMemoryServer(h.Image)
 			image := h.Image
@@ -182,7 +182,7 @@ func TestPager(t *testing.T) {
 				t.Errorf("asked %v", w.requests(t, m.Spec.ID))
 			}
 			m.Put(t, "/root/here", []byte("here"))
-			child := h.Fork(t, m, 1)[0] // which needs no pages served
+			child := h.Fork(t, m, 1)[0] // needs no served pages
 			child.WantFile(t, "/root/here", []byte("here"))
 			if err := m.Machine.(vmm.Reclaimer).Reclaim(t.Context(), 8); err != nil {
 				t.Fatal(err)
@@ -201,7 +201,8 @@ func TestPager(t *testing.T) {
 	}
 }
 
-// A machine whose memory is served ends with who served it, and is not adopted.
+// TestPagedMachineIsNotAdopted checks that a machine with served memory ends with the process that
+// served it, and is not adopted.
 func TestPagedMachineIsNotAdopted(t *testing.T) {
 	w := newFixture(t, "1.17.0")
 	w.spec.Confine = vmm.Confine{}
@@ -218,8 +219,8 @@ func TestPagedMachineIsNotAdopted(t *testing.T) {
 	w.nothingLeft(t, m.Spec)
 }
 
-// TestHugePages holds what a monitor is asked for large pages, no following of small ones, and has machines run on
-// them: what is captured of one is whole.
+// TestHugePages checks that huge pages are requested without dirty page tracking, that machines run
+// on them, and that their captures are complete.
 func TestHugePages(t *testing.T) {
 	probetest.HugePages(t, 16)
 	w := newFixture(t, "1.17.0")
@@ -243,7 +244,7 @@ func TestHugePages(t *testing.T) {
 		t.Errorf("%d pages were served, want few large ones", memory.served)
 	}
 	memory.mu.Unlock()
-	h.Lab.Spec.HugePages = false // of a file there are none
+	h.Lab.Spec.HugePages = false // not supported for memory from a file
 	for _, child := range h.Fork(t, m, 2) {
 		child.WantFile(t, "/root/here", []byte("here"))
 	}

@@ -15,29 +15,31 @@ import (
 
 // Names in Spec.Dir, beside the monitor's record.
 const (
-	rootDir  = "root" // the monitor's
-	baseFile = "base" // out of its reach: another name of the memory that its captures are a difference to
+	rootDir  = "root" // the monitor's directory
+	baseFile = "base" // hard link to the base of the next capture, out of the monitor's reach
 )
 
-// record is what a later process of ours has to know of a monitor.
+// record is what a later host agent must know about a monitor.
 type record struct {
 	Process proc.Identity `json:"process"`
 	Shape   shape         `json:"shape"`
-	// Base is the memory that the next capture is a difference to; zero: the next one must be full.
+	// Base identifies the base of the next capture. If it is zero, the next capture must be full.
 	Base vmmproc.FileKey `json:"base"`
-	// Cold: it was booted, and what it writes is not followed. The monitor would go by what is resident, where a
-	// page that was swapped out counts as unchanged; so all captures of it are full.
+	// Cold reports that the machine was booted and runs without dirty page tracking. A diff
+	// snapshot would then rely on mincore(2), for which a page that was swapped out is clean;
+	// therefore all captures of this machine are full.
 	Cold bool `json:"cold,omitempty"`
-	// Paged: its memory comes from a pager in the process that loaded it, and ends with that.
+	// Paged reports that a pager in the process that loaded the machine serves its memory. The
+	// machine cannot outlive that process.
 	Paged     bool    `json:"paged,omitempty"`
 	DiskBytes []int64 `json:"disk_bytes"` // as the guest knows them
-	// DiskRates are the bounds of its disks; nil: none.
+	// DiskRates are the rate limits of the disks, or nil if there are none.
 	DiskRates    []vmm.Rate `json:"disk_rates,omitempty"`
 	MaxMemoryMiB int        `json:"max_memory_mib,omitempty"`
 	MaxDisks     int        `json:"max_disks,omitempty"`
 }
 
-// removeFiles takes away what a monitor needed in dir.
+// removeFiles removes the monitor's files from dir.
 func removeFiles(dir string) error {
 	return errors.Join(
 		unmount(dir),
@@ -46,7 +48,8 @@ func removeFiles(dir string) error {
 	)
 }
 
-// openRegular opens a file that a monitor may have put there: a plain file and no link to another.
+// openRegular opens a file that a monitor may have replaced. It accepts only a regular file and
+// follows no symbolic link.
 func openRegular(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
 )
 
-// nothingLeft holds after the end of a machine, and of all captures.
+// nothingLeft checks the state after a machine has ended and all captures are closed.
 func (w *fixture) nothingLeft(t *testing.T, s vmm.Spec) {
 	t.Helper()
 	left, err := os.ReadDir(s.Dir)
@@ -39,8 +39,8 @@ func (w *fixture) nothingLeft(t *testing.T, s vmm.Spec) {
 	}
 }
 
-// operation is one that is made of requests. It is given what it needs, does its work in a machine of its
-// own, and answers that machine, even when it fails.
+// operation is an operation that consists of requests. It works on a machine of its own and returns
+// that machine, even after an error.
 type operation struct {
 	name string
 	do   func(t *testing.T, w *fixture, h *vmmtest.Host, s vmm.Spec) (vmm.Machine, error)
@@ -58,13 +58,13 @@ func restore(t *testing.T, _ *fixture, h *vmmtest.Host, s vmm.Spec) (vmm.Machine
 	return m, m.Load(t.Context(), nil)
 }
 
-// restoreMore is a restore that needs every kind of change.
+// restoreMore is a restore with every kind of change after the load.
 func restoreMore(t *testing.T, w *fixture, h *vmmtest.Host, s vmm.Spec) (vmm.Machine, error) {
 	w.addHotplug(t, &s)
 	return restore(t, w, h, s)
 }
 
-// addHotplug asks for a larger disk, a volume, rates and memory.
+// addHotplug requests a larger disk, a volume, rate limits and memory.
 func (w *fixture) addHotplug(t *testing.T, s *vmm.Spec) {
 	t.Helper()
 	volume := filepath.Join(filepath.Dir(w.config.Dir), s.ID+".volume")
@@ -92,7 +92,8 @@ func capture(t *testing.T, w *fixture, h *vmmtest.Host, s vmm.Spec) (vmm.Machine
 	return m, errors.Join(c.Close(), m.Resume(t.Context()))
 }
 
-// TestRequestFailures makes every request of every operation go wrong, in every way, and looks for what is left.
+// TestRequestFailures makes every request of every operation fail in every way, and checks that
+// nothing is left behind.
 func TestRequestFailures(t *testing.T) {
 	w := newFixture(t, "1.17.0")
 	h := vmmtest.Bake(t, w.lab())
@@ -120,7 +121,7 @@ func TestRequestFailures(t *testing.T) {
 	}
 }
 
-// requests are those of one machine without the starts of its monitors.
+// requests returns the requests of one machine, without the starts of its monitors.
 func (w *fixture) requests(t *testing.T, id string) []fctest.Request {
 	t.Helper()
 	var own []fctest.Request
@@ -132,7 +133,7 @@ func (w *fixture) requests(t *testing.T, id string) []fctest.Request {
 	return own
 }
 
-// chownFiles gives the disk of a new machine away, as its owner does.
+// chownFiles gives the disk of a new machine to the monitor's user.
 func (w *fixture) chownFiles(t *testing.T, s vmm.Spec) vmm.Spec {
 	t.Helper()
 	if err := os.Chown(s.Disks[0].Path, unprivilegedUID, unprivilegedUID); err != nil {
@@ -167,11 +168,11 @@ func (w *fixture) fault(t *testing.T, h *vmmtest.Host, op operation, request, ho
 	w.nothingLeft(t, spec)
 }
 
-// A monitor that never answers is given up after the limit.
+// TestMonitorHangs checks that a monitor which never responds is given up after the limit.
 func TestMonitorHangs(t *testing.T) {
 	w := newFixture(t, "1.17.0")
 	h := vmmtest.Bake(t, w.lab())
-	w.config.Limit = 3 * time.Second // which bounds the end of the monitor, too
+	w.config.Limit = 3 * time.Second // also bounds the wait for the monitor's exit
 	h.Driver = w.open(t)
 	spec := w.chownFiles(t, h.Spec(t, h.Disk))
 	w.program.Fail(t, fctest.Fault{ID: spec.ID, Op: "PUT /snapshot/load", Do: fctest.Hang})
@@ -202,14 +203,15 @@ func TestMonitorHangs(t *testing.T) {
 	w.nothingLeft(t, spec)
 }
 
-// slowDriver is a driver that waits as long as others do.
+// slowDriver returns a driver with the default limit.
 func (w *fixture) slowDriver(t *testing.T) vmm.Driver {
 	t.Helper()
 	w.config.Limit = vmmtest.Timeout
 	return w.open(t)
 }
 
-// A capture that failed leaves a machine that goes on, and whose next capture is whole.
+// TestCaptureAfterFailure checks that a machine continues after a failed capture and that its next
+// capture is complete.
 func TestCaptureAfterFailure(t *testing.T) {
 	w := newFixture(t, "1.15.1")
 	h := vmmtest.Bake(t, w.lab())
@@ -268,7 +270,7 @@ func TestFakePrograms(t *testing.T) {
 	if err := os.WriteFile(spec.Kernel, []byte("no ELF"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	m, err := d.Boot(t.Context(), spec) // 1.17 takes other kernels
+	m, err := d.Boot(t.Context(), spec) // 1.17 accepts other kernels
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -283,7 +285,7 @@ func TestFakePrograms(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Release()
-	if err := d.Kill(t.Context(), spec); err != nil { // whose record was never written
+	if err := d.Kill(t.Context(), spec); err != nil { // its record was never written
 		t.Fatal(err)
 	}
 	w.nothingLeft(t, spec)

@@ -13,21 +13,22 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
-// Memory that can be plugged in comes in slots on the host and in blocks to the guest.
+// Sizes for hotpluggable memory (virtio-mem): KVM memory slots on the host, and blocks in the
+// guest.
 const (
 	slotMiB  = 128
 	blockMiB = 2
 )
 
-// guestCID is the address of every guest; nothing else can see it.
+// guestCID is the vsock context ID of every guest. No other guest can see it.
 const guestCID = 3
 
 const networkID = "eth0"
 
-// ChannelPort is the port of its vsock on which the guest agent listens.
+// ChannelPort is the vsock port on which the guest agent listens.
 const ChannelPort = 5252
 
-// cmdline is what every guest kernel is told, before what the caller adds.
+// cmdline returns the kernel command line: what every guest needs, and then the caller's part.
 func (d *Driver) cmdline(more string) string {
 	words := []string{
 		"reboot=k", "panic=1", "i8042.noaux", "i8042.nomux", "i8042.dumbkbd", "swiotlb=noforce", "random.trust_cpu=on",
@@ -44,7 +45,7 @@ func (d *Driver) cmdline(more string) string {
 	return strings.Join(words, " ")
 }
 
-// step is one request.
+// step is one API request.
 type step func(context.Context) error
 
 func runSteps(ctx context.Context, steps []step) error {
@@ -56,7 +57,7 @@ func runSteps(ctx context.Context, steps []step) error {
 	return nil
 }
 
-// boot describes the machine to its monitor and starts it.
+// boot configures the machine and starts it.
 func (m *machine) boot(ctx context.Context) error {
 	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "start of the machine")
 	defer cancel()
@@ -77,7 +78,7 @@ func (m *machine) boot(ctx context.Context) error {
 	return errors.Join(os.RemoveAll(m.inRoot(kernelFile)), os.RemoveAll(m.inRoot(initrdFile)))
 }
 
-// bootSteps is all that is asked before a boot.
+// bootSteps returns the requests that configure the machine before InstanceStart.
 func (m *machine) bootSteps() []step {
 	spec, sh, api := m.spec, m.record.Shape, m.api
 	source := fcapi.BootSource{Kernel: kernelFile, Args: m.driver.cmdline(spec.Cmdline)}
@@ -101,8 +102,8 @@ func (m *machine) bootSteps() []step {
 		},
 	}
 	for i, readOnly := range sh.ReadOnly {
-		// A disk of a machine that need not survive a crash of the host may do so all the same: the way its
-		// flushes are treated cannot be changed after a restore, and its next owner may need them.
+		// All drives use Writeback, including volatile disks, which could use Unsafe. The cache
+		// type cannot be changed after a restore, and a machine restored from this one may need it.
 		d := fcapi.Drive{
 			ID: driveName(i), Path: driveName(i), Root: i == 0 && spec.Initramfs == "", ReadOnly: readOnly,
 			Cache: fcapi.CacheWriteback, Engine: "Sync",
@@ -139,7 +140,7 @@ func (m *machine) bootSteps() []step {
 	return steps
 }
 
-// diskRates are the bounds of disks; nil when none has any.
+// diskRates returns the rate limits of the disks, or nil if there are none.
 func diskRates(spec vmm.Spec) []vmm.Rate {
 	all := make([]vmm.Rate, len(spec.Disks))
 	some := false
@@ -159,7 +160,8 @@ func hasRates(spec vmm.Spec) bool {
 	return spec.NIC != nil && (spec.NIC.In != (vmm.Rate{}) || spec.NIC.Out != (vmm.Rate{}))
 }
 
-// limiter holds a rate over each second; no rate lets everything through.
+// limiter returns a rate limiter for a rate per second. Firecracker treats a bucket of size 0 as
+// unlimited.
 func limiter(r vmm.Rate) *fcapi.RateLimiter {
 	bucket := func(n int64) *fcapi.TokenBucket {
 		if n <= 0 {
@@ -185,7 +187,7 @@ func (m *machine) Load(ctx context.Context, from vmm.Capture) (err error) {
 
 func (m *machine) load(ctx context.Context, from vmm.Capture) error {
 	state := m.state
-	m.state = nil // a monitor that failed to load is never asked again
+	m.state = nil // a monitor is never used again after a failed load
 	loaded := m.imageManifest
 	if from != nil {
 		c, ok := from.(*capture)
@@ -195,7 +197,7 @@ func (m *machine) load(ctx context.Context, from vmm.Capture) error {
 		if err := c.Acquire(); err != nil {
 			return err
 		}
-		defer func() { _ = c.Release() }() // its files are removed with the directory at the latest
+		defer func() { _ = c.Release() }() // the files are removed with the directory of captures anyway
 		if err := m.useCapture(c); err != nil {
 			return err
 		}
@@ -216,8 +218,9 @@ func (m *machine) load(ctx context.Context, from vmm.Capture) error {
 	}
 	switch huge := memory.Type == fcapi.BackendUffd && m.spec.HugePages; {
 	case huge:
-		// Following single small pages would take the large ones apart; without it, what was used counts. Pages of
-		// this kind are never swapped out.
+		// Dirty page tracking works on 4 KiB pages and would split the huge pages. Without it
+		// Firecracker uses mincore(2), which is correct here because huge pages are never swapped
+		// out.
 		request.HugePages, request.TrackDirty, m.record.Shape.Huge = fcapi.PagesHuge, false, true
 	case m.record.Shape.Huge:
 		request.HugePages, m.record.Shape.Huge = fcapi.PagesSmall, false
@@ -237,7 +240,7 @@ func (m *machine) load(ctx context.Context, from vmm.Capture) error {
 	return errors.Join(os.RemoveAll(m.inRoot(stateFile)), os.RemoveAll(m.inRoot(memoryFile)))
 }
 
-// useCapture makes the memory of a capture what this machine starts on.
+// useCapture makes the memory file of a capture the base of this machine.
 func (m *machine) useCapture(c *capture) error {
 	if err := c.checkSpec(m.spec); err != nil {
 		return err
@@ -250,14 +253,15 @@ func (m *machine) useCapture(c *capture) error {
 	return m.setBase(c.path, f)
 }
 
-// memoryBackend arranges for the memory of a load. The image's own may be served page by page.
+// memoryBackend prepares the memory of a load. The image's own memory may be served page by page
+// through a userfaultfd.
 func (m *machine) memoryBackend(ctx context.Context, own bool) (fcapi.MemoryBackend, error) {
 	if !own || m.memory == nil {
 		m.mu.Lock()
 		base := m.base
 		m.mu.Unlock()
 		if base == nil {
-			return fcapi.MemoryBackend{}, vmm.ErrGone // hung up meanwhile
+			return fcapi.MemoryBackend{}, vmm.ErrGone // disconnected meanwhile
 		}
 		return fcapi.MemoryBackend{Type: fcapi.BackendFile, Path: memoryFile}, m.link(m.inDir(baseFile), memoryFile)
 	}
@@ -273,7 +277,8 @@ func (m *machine) memoryBackend(ctx context.Context, own bool) (fcapi.MemoryBack
 	return fcapi.MemoryBackend{Type: fcapi.BackendUffd, Path: pagerSocket}, nil
 }
 
-// servePages waits for the monitor's connection and has it served; the machine ends with that.
+// servePages accepts the monitor's connection and serves its page faults. If that ends first, the
+// machine is killed, because its vCPUs would hang on the next fault.
 func (m *machine) servePages(l *net.UnixListener) {
 	err := m.acceptPages(l)
 	select {
@@ -299,7 +304,7 @@ func (m *machine) acceptPages(l *net.UnixListener) error {
 	return m.memory.Serve(m.lifetime, conn)
 }
 
-// postLoadSteps are the requests for what this machine has beyond what its snapshot says.
+// postLoadSteps returns the requests for what this machine has beyond its snapshot.
 func (m *machine) postLoadSteps(loaded vmm.Manifest) []step {
 	var steps []step
 	api, sh := m.api, m.record.Shape
@@ -307,7 +312,7 @@ func (m *machine) postLoadSteps(loaded vmm.Manifest) []step {
 	for i, d := range m.spec.Disks {
 		p := fcapi.DrivePatch{ID: driveName(i)}
 		if i >= loaded.Disks || i >= len(loaded.DiskBytes) || loaded.DiskBytes[i] != m.record.DiskBytes[i] {
-			p.Path = driveName(i) // the same name: it is opened again, and the guest is told its size
+			p.Path = driveName(i) // the same path: Firecracker opens the file again and notifies the guest of its size
 		}
 		if rates {
 			p.Limiter = limiter(d.Rate)
@@ -365,7 +370,8 @@ func (m *machine) Resume(ctx context.Context) error {
 	return nil
 }
 
-// SetMetadata implements vmm.Identifier. A guest without a network card has nobody to ask.
+// SetMetadata implements vmm.MetadataSetter. A guest without a network card cannot reach the
+// metadata service.
 func (m *machine) SetMetadata(ctx context.Context, document []byte) error {
 	if m.spec.NIC == nil {
 		return nil
@@ -385,7 +391,7 @@ func (m *machine) Reclaim(ctx context.Context, mib int) error {
 	}
 	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "balloon of the machine")
 	defer cancel()
-	m.last = nil // the size of the balloon is part of the device state
+	m.last = nil // the balloon's size is part of the device state
 	if err := m.api.ResizeBalloon(ctx, mib); err != nil {
 		return fmt.Errorf("reclaim memory of machine %s: %w", m.spec.ID, m.WithExitReason(ctx, err))
 	}

@@ -18,16 +18,16 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
 )
 
-// jailDir is where a monitor in a jail of ours finds its directory.
+// jailDir is the path of the monitor's directory in one of our own jails.
 const jailDir = "/machine"
 
-// devices are what a monitor opens; what this host does not have, it does without.
+// devices are the devices that a monitor opens. Devices that this host lacks are left out.
 var devices = []string{"/dev/kvm", "/dev/net/tun", "/dev/urandom", "/dev/userfaultfd"}
 
-// arguments are those of the monitor, apart from its id.
+// arguments are the monitor's arguments apart from its ID.
 var arguments = []string{"--api-sock", apiSocket, "--level", "Warning"}
 
-// start makes the monitor's process: in a jail of ours, in the official one, or as it is.
+// start starts the monitor: in our own jail, with Firecracker's jailer, or without a jail.
 func (m *machine) start(mark string) (*proc.Process, error) {
 	d, confine := m.driver, m.spec.Confine
 	var netns *os.File
@@ -76,7 +76,7 @@ func existing(paths []string) []string {
 	return there
 }
 
-// forkInNetns starts a process in a network namespace.
+// forkInNetns returns a fork function that starts a process in a network namespace.
 func forkInNetns(netns *os.File) func(string, []string, *syscall.ProcAttr) (int, error) {
 	return func(path string, argv []string, attr *syscall.ProcAttr) (pid int, err error) {
 		done := make(chan struct{})
@@ -91,7 +91,8 @@ func forkInNetns(netns *os.File) func(string, []string, *syscall.ProcAttr) (int,
 			if err = unix.Setns(int(netns.Fd()), unix.CLONE_NEWNET); err == nil {
 				pid, err = syscall.ForkExec(path, argv, attr)
 			}
-			// The first thread of a process does not end with its goroutine, so the way back is tried before that.
+			// The main thread does not end with its goroutine, so try to restore its namespace
+			// first.
 			if unix.Setns(int(own.Fd()), unix.CLONE_NEWNET) == nil {
 				runtime.UnlockOSThread()
 			}
@@ -101,21 +102,22 @@ func forkInNetns(netns *os.File) func(string, []string, *syscall.ProcAttr) (int,
 	}
 }
 
-// jailerCommand is the command of the official jailer. It becomes the monitor, under the same process id. It drops
-// the environment, so a monitor of which no record was written is ended with its control group alone.
+// jailerCommand returns the command of Firecracker's jailer, which executes the monitor in the same
+// process. The jailer clears the environment. Therefore a monitor without a record is found only
+// through its cgroup.
 func (m *machine) jailerCommand(mark string, netns *os.File) proc.Command {
 	d, confine := m.driver, m.spec.Confine
 	args := []string{
 		"--id", m.spec.ID, "--exec-file", d.config.Binary, "--uid", strconv.Itoa(confine.UID), "--gid", strconv.Itoa(confine.GID),
 		"--chroot-base-dir", m.inDir(rootDir), "--cgroup-version", "2",
 	}
-	if netns != nil { // it closes what it inherits before it looks at the namespace
+	if netns != nil { // the jailer closes inherited descriptors before it opens the namespace
 		args = append(args, "--netns", fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), netns.Fd()))
 	}
 	return proc.Command{Path: d.config.Jailer, Args: append(append(args, "--"), arguments...), Env: []string{mark}}
 }
 
-// root is the monitor's directory. The official jailer says what it is called.
+// root returns the monitor's directory. With the jailer its path is <base>/<exec file>/<id>/root.
 func (m *machine) root() string {
 	if m.driver.config.Jailer == "" {
 		return m.inDir(rootDir)
@@ -123,7 +125,8 @@ func (m *machine) root() string {
 	return filepath.Join(m.inDir(rootDir), filepath.Base(m.driver.config.Binary), m.spec.ID, "root")
 }
 
-// CheckJailer holds the official jailer against the monitor's release.
+// CheckJailer returns an error if the jailer is not of the same release as Firecracker or must not
+// be used.
 func CheckJailer(ctx context.Context, path string, want fcapi.Version) error {
 	ctx, cancel := context.WithTimeout(ctx, versionLimit)
 	defer cancel()

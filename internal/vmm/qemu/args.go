@@ -9,11 +9,11 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// machineFormat names the virtual hardware that arguments builds. Change it with every change there that
-// a guest or its device state can see: images of another format are refused.
+// machineFormat is the version of the virtual hardware that arguments builds. Change it with every
+// change that is visible to a guest or its device state. Images with another format are refused.
 const machineFormat = "microvm-3"
 
-// machineName is what a manifest says of the hardware.
+// machineName returns the manifest's description of the virtual hardware.
 func machineName(acpi bool) string {
 	if acpi {
 		return machineFormat + " acpi"
@@ -21,14 +21,16 @@ func machineName(acpi bool) string {
 	return machineFormat
 }
 
-// translationMiB bounds QEMU's cache of translated code, which is memory beside the guest's. QEMU empties a cache
-// that is full, with all that a rehearsal left in it: that of the template base is 100 MiB.
+// translationMiB is the size of QEMU's translation cache (tb-size), which is memory beside the
+// guest's. QEMU flushes the whole cache when it is full, including the translations of the JIT
+// warm-up; those of the template base need 100 MiB.
 const translationMiB = 256
 
-// consoleBytes is how much of the guest's console is kept: the last of it, in the monitor.
+// consoleBytes is the size of the ring buffer for the guest's console in the monitor.
 const consoleBytes = 64 << 10
 
-// launchSpec is all that the command line depends on. Descriptors are numbers in the monitor; 0 is none.
+// launchSpec holds all parameters of the command line. Descriptors are numbers in the monitor; 0
+// means none.
 type launchSpec struct {
 	id        string
 	version   version
@@ -38,25 +40,26 @@ type launchSpec struct {
 	acpi      bool
 	monitor   int
 	channel   int
-	memory    string // path, in the monitor
-	incoming  int    // 0: Boot
+	memory    string // path in the monitor
+	incoming  int    // 0 for Boot
 	disks     []diskFD
 	tap       int
 	mac       net.HardwareAddr
-	kernel    string // path, in the monitor; so is the next
+	kernel    string // path in the monitor, as is initramfs
 	initramfs string
 	cmdline   string
 }
 
-// diskFD is a disk's descriptor for reading and, unless that is 0, one for writing too: QEMU opens a disk
-// for reading and again when a device wants to write, and takes of a set the descriptor of that mode.
+// diskFD holds a disk's read-only descriptor and, if not 0, a read-write descriptor. QEMU opens a
+// disk read-only first, and again when a device wants to write. From an fd set it takes the
+// descriptor with the requested access mode.
 type diskFD struct {
 	read, write int
 	volatile    bool
 	rate        vmm.Rate
 }
 
-// arguments is the command line of a monitor.
+// arguments returns the command line of a monitor.
 func (s launchSpec) arguments() []string {
 	args := []string{
 		"-name", s.id,
@@ -69,17 +72,17 @@ func (s launchSpec) arguments() []string {
 		"-smp", strconv.Itoa(s.vcpus),
 		"-m", strconv.Itoa(s.memoryMiB) + "M",
 		"-object", s.memoryBackend(),
-		// The state that Capture takes has no configuration section.
+		// The output of xen-save-devices-state, which Capture uses, has no configuration section.
 		"-global", "migration.send-configuration=off",
-		// A guest that ends stays long enough for its console to be read.
+		// When the guest exits, QEMU stays until its console is read.
 		"-action", "reboot=shutdown,shutdown=pause",
 		"-chardev", "socket,id=q,fd=" + strconv.Itoa(s.monitor) + ",server=on,wait=off",
 		"-mon", "chardev=q,mode=control",
 		"-chardev", "ringbuf,id=console,size=" + strconv.Itoa(consoleBytes),
 		"-serial", "chardev:console",
 		"-device", "virtio-serial-device,max_ports=2",
-		// We are connected before it listens. A connection that it took up after the devices were made, the
-		// guest would be told of in its first moments.
+		// This process connects before QEMU listens. If QEMU accepted the connection after creating
+		// the devices, it would notify the guest of it in the guest's first moments.
 		"-chardev", "socket,id=agent,fd=" + strconv.Itoa(s.channel) + ",server=on,wait=on",
 		"-device", "virtserialport,chardev=agent,name=agent.0",
 	}
@@ -104,8 +107,8 @@ func (s launchSpec) arguments() []string {
 			"-device", "virtio-blk-device,drive="+id)
 	}
 	if s.tap != 0 {
-		// A restored guest has moved nowhere that a neighbour could know of: it need not announce itself, which
-		// is some 2,000 blocks of its kernel's code to be translated.
+		// A restored guest keeps its network slot's addresses and need not announce itself.
+		// Announcing would require QEMU to translate about 2,000 blocks of guest kernel code.
 		args = append(args, "-netdev", "tap,id=n0,fd="+strconv.Itoa(s.tap),
 			"-device", "virtio-net-device,netdev=n0,guest_announce=off,mac="+s.mac.String())
 	}
@@ -126,9 +129,9 @@ func (s launchSpec) accelerator() string {
 	return "tcg,tb-size=" + strconv.Itoa(translationMiB)
 }
 
-// cpuModel is every feature there is, but for two that are a loss under translation. A guest that is told
-// that strings of bytes are moved and stored fast (ERMS, FSRM) clears pages and copies in steps of one byte,
-// each of which costs as much as one of eight: 10 ns a byte, measured.
+// cpuModel returns the model with all features except two that are slow under translation. With
+// ERMS or FSRM a guest clears and copies pages with byte-wise string instructions. Under TCG each
+// byte costs as much as a step of eight bytes: 10 ns, measured.
 func (s launchSpec) cpuModel() string {
 	if s.accel == vmm.KVM {
 		return "max"
@@ -148,15 +151,17 @@ func (s launchSpec) memoryBackend() string {
 	return m
 }
 
-// hasReadOnlyMemory tells whether QEMU can open a memory file read-only and map it privately with write
-// access. Older ones need a file they may write to, though they do not.
+// hasReadOnlyMemory reports whether QEMU can open a memory file read-only and map it privately with
+// write access. Older versions need a writable file, although they do not write to it.
 func (v version) hasReadOnlyMemory() bool { return v.atLeast(8, 2) }
 
-// kernelCmdline is what every guest kernel is told, before what the caller adds.
+// kernelCmdline returns the kernel command line: what every guest needs, and then the caller's
+// part.
 func kernelCmdline(tscKHz int64, more string) string {
 	words := []string{
 		"console=ttyS0", "reboot=t", "panic=-1", "no_timer_check",
-		// The counter is the host's: the guest has no clock to measure it by, and must not distrust it.
+		// The TSC is the host's. The guest has no clock to measure it with, and must not distrust
+		// it.
 		"tsc=reliable",
 	}
 	if tscKHz > 0 {
@@ -168,8 +173,8 @@ func kernelCmdline(tscKHz int64, more string) string {
 	return strings.Join(words, " ")
 }
 
-// fdPath names an inherited descriptor as a path: opening it needs rights on the file alone, on no
-// directory.
+// fdPath returns a path for an inherited descriptor. Opening it requires permission on the file but
+// on no directory.
 func fdPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 
 func onOff(b bool) string {

@@ -11,7 +11,7 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
 )
 
-// median reports the middle of all rounds in milliseconds: means are worth little on a shared machine.
+// median reports the median in milliseconds, because means say little on a shared machine.
 func median(b *testing.B, name string, all []time.Duration) {
 	b.Helper()
 	slices.Sort(all)
@@ -30,7 +30,7 @@ func execTrue(b *testing.B, m *vmmtest.Machine) {
 	}
 }
 
-// warmLab is a lab whose image has run what is measured.
+// warmLab returns a lab whose image has run the measured operation before.
 func warmLab(b *testing.B) vmmtest.Lab {
 	b.Helper()
 	l := lab(b)

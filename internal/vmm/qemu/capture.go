@@ -15,20 +15,20 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
-// preparation is what Capture needs and need not be made while the guest waits.
+// preparation holds what Capture needs and can be made while the guest still runs.
 type preparation struct {
 	state        stateFile
-	fdSet        int     // number of the set in which the monitor holds its end of state
-	pages        *buffer // nil: a cold machine
-	monitorPages *buffer // for what the monitor has besides; nil: it is not handed on
+	fdSet        int     // number of the fd set in which the monitor holds the other end of state
+	pages        *buffer // nil for a machine that was booted
+	monitorPages *buffer // for the monitor's private pages; nil if there will be no checkpoint
 }
 
-// slack is room for pages that a guest dirties between the estimate and its stop.
+// slack is room for pages that the guest dirties after the estimate and before it is stopped.
 const slack = 2 << 20
 
 var _ vmm.PreCapturer = (*machine)(nil)
 
-// PreCapture implements vmm.Anticipator.
+// PreCapture implements vmm.PreCapturer.
 func (m *machine) PreCapture(ctx context.Context) error {
 	if m.Phase() == vmmproc.Prepared {
 		return fmt.Errorf("capture machine %s: it was not loaded", m.spec.ID)
@@ -48,8 +48,8 @@ func (m *machine) PreCapture(ctx context.Context) error {
 	return m.dropPreparation(m.swapPrepared(p))
 }
 
-// swapPrepared keeps p for the next capture and answers what was kept before; p itself when the machine has
-// ended and nothing can be kept any more.
+// swapPrepared keeps p for the next capture and returns the previous preparation. If the machine
+// has ended, it keeps nothing and returns p.
 func (m *machine) swapPrepared(p *preparation) *preparation {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -61,18 +61,18 @@ func (m *machine) swapPrepared(p *preparation) *preparation {
 	return old
 }
 
-// dropPreparation frees a preparation, which may be nil, here and in the monitor.
+// dropPreparation frees a preparation, which may be nil, in this process and in the monitor.
 func (m *machine) dropPreparation(p *preparation) error {
 	if p == nil {
 		return nil
 	}
-	// Commands are answered in order; this one has nothing to tell.
+	// The result is not needed, and responses arrive in order.
 	m.qmp.Send("remove-fd", map[string]int{"fdset-id": p.fdSet})
 	return errors.Join(p.state.file.Close(), p.pages.free(), p.monitorPages.free())
 }
 
-// prepare writes back what can be, makes room for the pages that are dirty now, and gives the monitor a
-// file for its state.
+// prepare flushes the disks, allocates memory for the pages that are dirty now, and gives the
+// monitor a file for its device state.
 func (m *machine) prepare(ctx context.Context) (_ *preparation, err error) {
 	state, err := newStateFile()
 	if err != nil {
@@ -124,7 +124,7 @@ func (m *machine) prepare(ctx context.Context) (_ *preparation, err error) {
 	return p, nil
 }
 
-// dirtyBuffer makes a buffer for somewhat more than what is dirty now.
+// dirtyBuffer allocates a buffer for somewhat more than the pages that are dirty now.
 func (m *machine) dirtyBuffer() (*buffer, error) {
 	r, err := m.guestMemory()
 	if err != nil {
@@ -146,7 +146,7 @@ func flushDisk(d vmm.Disk) error {
 	if err != nil {
 		return err
 	}
-	if d.Volatile { // a clone needs its blocks written, and nobody needs them on the medium
+	if d.Volatile { // a clone needs the blocks allocated, but not on stable storage
 		const all = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER
 		return errors.Join(unix.SyncFileRange(int(f.Fd()), 0, 0, all), f.Close())
 	}
@@ -164,9 +164,10 @@ func (m *machine) Capture(ctx context.Context) (vmm.Capture, error) {
 
 var _ vmm.ForkCapturer = (*machine)(nil)
 
-// CaptureFor implements vmm.Brancher: a monitor that becomes another's process has its device state with that.
+// CaptureFor implements vmm.ForkCapturer. A checkpoint of the monitor contains the device state, so
+// that need not be saved if all targets are restore stubs.
 func (m *machine) CaptureFor(ctx context.Context, into []vmm.Machine) (vmm.Capture, error) {
-	state := m.record.Content == 0 // the process may turn out not to be one that can be taken
+	state := m.record.Content == 0 // the dump may fail the first time
 	for _, one := range into {
 		kid, ok := one.(*machine)
 		state = state || !ok || !kid.hasStub()
@@ -179,12 +180,12 @@ func (m *machine) CaptureFor(ctx context.Context, into []vmm.Machine) (vmm.Captu
 	return c, nil
 }
 
-// captureWith takes a capture, with device state or, where the process is all that is asked for, without.
+// captureWith makes a capture, with device state if state is true.
 func (m *machine) captureWith(ctx context.Context, state bool) (*capture, error) {
 	if m.Phase() != vmmproc.Paused {
 		return nil, fmt.Errorf("capture machine %s: it is not paused", m.spec.ID)
 	}
-	if err := m.PreCapture(ctx); err != nil { // a second capture, or an adopted machine that was paused
+	if err := m.PreCapture(ctx); err != nil { // for a second capture, or an adopted machine that was paused
 		return nil, err
 	}
 	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "capture of the machine")
@@ -204,8 +205,9 @@ func (m *machine) captureWith(ctx context.Context, state bool) (*capture, error)
 	return c, nil
 }
 
-// capture takes the memory and, meanwhile, the device state and then the process, while nothing goes through the
-// guest channel: saving device state writes nothing to the guest's memory. What it keeps of p is not in p afterwards.
+// capture copies the memory and, at the same time, saves the device state and then the monitor.
+// Meanwhile no data passes through the guest channel; saving device state does not modify guest
+// memory. capture takes the buffers that it keeps out of p.
 func (m *machine) capture(ctx context.Context, p *preparation, state bool) (_ *capture, err error) {
 	m.channelGate.Lock()
 	defer m.channelGate.Unlock()
@@ -218,7 +220,7 @@ func (m *machine) capture(ctx context.Context, p *preparation, state bool) (_ *c
 		return c, c.captureFile(filepath.Join(m.spec.Dir, memoryFile), m.spec.Dir)
 	}
 	memory := make(chan error, 1)
-	go func() { memory <- c.capturePages(m, p) }() // what it sets, the others do not
+	go func() { memory <- c.capturePages(m, p) }() // sets other fields than the calls below
 	if state {
 		err = m.captureState(ctx, c, p)
 	}
@@ -228,7 +230,7 @@ func (m *machine) capture(ctx context.Context, p *preparation, state bool) (_ *c
 	return c, errors.Join(err, <-memory)
 }
 
-// captureState takes the device state.
+// captureState saves the device state.
 func (m *machine) captureState(ctx context.Context, c *capture, p *preparation) (err error) {
 	args := map[string]any{"filename": "/dev/fdset/" + strconv.Itoa(p.fdSet), "live": false}
 	if err := m.qmp.Do(ctx, "xen-save-devices-state", args, nil); err != nil {
@@ -238,7 +240,8 @@ func (m *machine) captureState(ctx context.Context, c *capture, p *preparation) 
 	return err
 }
 
-// captureFile keeps the memory of a cold machine, which is a file: a reflink without a name.
+// captureFile captures the memory of a booted machine, which is a file, as a reflink without a
+// name.
 func (c *capture) captureFile(path, dir string) error {
 	src, err := os.Open(path)
 	if err != nil {
@@ -256,8 +259,8 @@ func (c *capture) captureFile(path, dir string) error {
 	return nil
 }
 
-// capturePages copies the private pages of a machine that stands on an image, and keeps that image's memory
-// open: the image may be removed meanwhile.
+// capturePages copies the private pages of a machine on an image, and keeps the image's memory file
+// open because the image may be removed.
 func (c *capture) capturePages(m *machine, p *preparation) error {
 	r, err := m.guestMemory()
 	if err != nil {
@@ -291,9 +294,9 @@ func (c *capture) capturePages(m *machine, p *preparation) error {
 	return nil
 }
 
-// openFullMemory opens the image's memory where a view of it is mapped, or it is where it was at the start, by the
-// path that a layer is described by; nil: there is no other way than through the mapping. All of it is there by
-// now: nobody captures a machine before.
+// openFullMemory opens the image's memory file if a view of it is mapped or if it still has its
+// original path, by which memory deltas refer to it. It returns nil if the file can only be opened
+// through the mapping. The file is complete by now, because machines are not captured before it is.
 func (m *machine) openFullMemory() (*os.File, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -311,7 +314,7 @@ func (m *machine) openFullMemory() (*os.File, error) {
 	return nil, errors.Join(err, f.Close())
 }
 
-// open answers the file behind the mapping, which may have no name any more.
+// open opens the mapped file, which may have been unlinked.
 func (r guestMemory) open() (*os.File, error) {
 	return os.Open(fmt.Sprintf("/proc/%d/map_files/%x-%x", r.pid, r.start, r.start+uint64(r.bytes)))
 }

@@ -18,30 +18,31 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
-// maxState bounds device state: it is about 12 KiB for one processor, and comes from QEMU, which is not
-// trusted.
+// maxState bounds the device state, which has about 12 KiB with one vCPU. It comes from QEMU, which
+// is not trusted.
 const maxState = 16 << 20
 
-// capture is a machine at one moment. Its memory is either base with pages over it, or whole.
+// capture is the state of a machine at one moment. Its memory is base with pages on top or, for a
+// booted machine, all in base.
 type capture struct {
 	vmmproc.RefCount
 	manifest vmm.Manifest
-	state    []byte // nil: it is for machines that become process
-	forkOnly bool   // it is for machines that are prepared, and not to be saved
+	state    []byte // nil: only for machines that restore monitor
+	forkOnly bool   // only for machines that are already prepared; cannot be saved
 
-	base  *os.File        // the image's memory; of a cold machine a private reflink of all of it
-	key   vmmproc.FileKey // of base, for machines that are started on it; zero for a cold machine
+	base  *os.File        // the image's memory file; for a booted machine a reflink of its memory
+	key   vmmproc.FileKey // identifies base for machines on the same image; zero for a booted machine
 	spans []span
 	pages *buffer
 
-	monitor      *checkpoint.Capture      // the monitor itself; nil: it is not in it
-	monitorPages *buffer                  // holds its content
-	content      *os.File                 // what process lies over; nil: nothing
-	contentFile  *checkpointstore.Content // what content is; nil: nothing
-	contentHash  string                   // of content; "": it is not known
-	store        *checkpointstore.Store   // where process is saved
-	clockOffset  time.Duration            // as process.Ahead
-	fdSet        int                      // as process.Set
+	monitor      *checkpoint.Capture      // dump of the monitor process; nil: none
+	monitorPages *buffer                  // holds the content of monitor
+	content      *os.File                 // pages file that monitor is a delta to; nil: none
+	contentFile  *checkpointstore.Content // identity of content; nil: none
+	contentHash  string                   // of content; "": not known
+	store        *checkpointstore.Store   // where monitor is saved
+	clockOffset  time.Duration            // as MonitorCheckpoint.ClockOffset
+	fdSet        int                      // as MonitorCheckpoint.FDSet
 }
 
 var _ vmm.Capture = (*capture)(nil)
@@ -53,7 +54,7 @@ func (c *capture) DirtyBytes() int64 {
 	return total(c.spans)
 }
 
-// newCapture is a capture that holds nothing yet.
+// newCapture returns an empty capture.
 func newCapture(m vmm.Manifest) *capture {
 	c := &capture{manifest: m}
 	c.OnFree(c.free)
@@ -70,8 +71,7 @@ func (c *capture) free() error {
 	return err
 }
 
-// Save writes a complete image into dir. The memory file shares all blocks of the base that are
-// unchanged.
+// Save writes a complete image into dir. The memory file shares all unchanged blocks with base.
 func (c *capture) Save(ctx context.Context, dir string) (_ vmm.Image, err error) {
 	if c.forkOnly {
 		return vmm.Image{}, errors.New("save image: the capture was taken to be loaded alone")
@@ -80,7 +80,7 @@ func (c *capture) Save(ctx context.Context, dir string) (_ vmm.Image, err error)
 		return vmm.Image{}, err
 	}
 	defer func() { err = errors.Join(err, c.Release()) }()
-	var memory errgroup.Group // beside the rest: most of its time goes until it is on the disk
+	var memory errgroup.Group // in parallel with the rest, because syncing it takes most of the time
 	memory.Go(func() error { return c.saveMemory(ctx, filepath.Join(dir, memoryFile)) })
 	defer func() {
 		if failed := memory.Wait(); failed != nil {
@@ -102,7 +102,7 @@ func (c *capture) Save(ctx context.Context, dir string) (_ vmm.Image, err error)
 func (c *capture) saveMemory(ctx context.Context, path string) (err error) {
 	mode := os.FileMode(0o444)
 	if v, err := parseVersion("version " + c.manifest.VMM); err != nil || !v.hasReadOnlyMemory() {
-		mode = 0o666 // such a QEMU insists on opening it for writing, as the machine's user
+		mode = 0o666 // such a QEMU opens it for writing, as the machine's user
 	}
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -135,7 +135,7 @@ func (b *buffer) bytes() []byte {
 	return b.mem
 }
 
-// reflink makes dst share all of src's blocks.
+// reflink makes dst share all blocks of src.
 func reflink(dst, src *os.File) error {
 	if err := unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())); err != nil {
 		return fmt.Errorf("reflink %s: %w; images need XFS or btrfs (pandastack setup makes one)", dst.Name(), err)
@@ -143,8 +143,8 @@ func reflink(dst, src *os.File) error {
 	return nil
 }
 
-// stateFile is a file in memory that the monitor writes its device state to. Its pages are charged to
-// the monitor that writes them.
+// stateFile is a memfd for the monitor's device state. Its pages are charged to the monitor, which
+// writes them.
 type stateFile struct{ file *os.File }
 
 func newStateFile() (stateFile, error) {
@@ -155,8 +155,8 @@ func newStateFile() (stateFile, error) {
 	return stateFile{os.NewFile(uintptr(fd), "state")}, nil
 }
 
-// writer answers a descriptor for writing alone: QEMU takes one from a set only if its mode is the one
-// it asks for.
+// writer returns a write-only descriptor: QEMU takes a descriptor from an fd set only if the access
+// mode matches.
 func (s stateFile) writer() (*os.File, error) {
 	return os.OpenFile(fdPath(int(s.file.Fd())), os.O_WRONLY, 0)
 }

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// channel is our end of the guest channel. While gate is held for writing no byte moves in either
-// direction, so QEMU finds nothing to put into guest memory. Whoever reads or writes then waits.
+// channel is this process's end of the guest channel. While gate is locked for writing, reads and
+// writes wait and no byte moves, so QEMU has nothing to copy into guest memory.
 type channel struct {
 	conn *net.UnixConn
 	raw  syscall.RawConn
@@ -53,8 +53,8 @@ func (c *channel) Write(p []byte) (int, error) {
 	return done, nil
 }
 
-// transfer does one system call that does not block, with the gate open, waiting in the runtime's poller
-// until it can be done.
+// transfer performs one non-blocking system call while gate is open. If the call cannot proceed,
+// transfer waits in the runtime's poller.
 func (c *channel) transfer(wait func(func(uintptr) bool) error, do func(fd int) (int, error)) (int, error) {
 	var n int
 	var opErr error

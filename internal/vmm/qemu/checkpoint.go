@@ -16,25 +16,26 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
-// An image may hold, besides memory and device state, the image of the monitor as a process at the same moment.
-// QEMU's translations are in it: a machine that is made of it has not to translate what a guest does first.
+// An image may contain, in addition to memory and device state, a checkpoint of the monitor process
+// at the same moment. It includes QEMU's translation cache, so a machine restored from it need not
+// translate what a guest runs first.
 var (
 	_ vmm.CheckpointStatus   = (*Driver)(nil)
 	_ vmm.CheckpointExporter = (*Driver)(nil)
 )
 
-// HasCheckpoint implements vmm.Rememberer.
+// HasCheckpoint implements vmm.CheckpointStatus.
 func (d *Driver) HasCheckpoint(image vmm.Image) (bool, error) {
 	p, err := d.checkpoints.Find(image.Dir)
 	return p != nil, err
 }
 
-// ExportCheckpoint implements vmm.Carrier.
+// ExportCheckpoint implements vmm.CheckpointExporter.
 func (d *Driver) ExportCheckpoint(_ context.Context, image vmm.Image) (*vmm.Checkpoint, error) {
 	return d.checkpoints.Export(image.Dir)
 }
 
-// ImportCheckpoint implements vmm.Carrier.
+// ImportCheckpoint implements vmm.CheckpointExporter.
 func (d *Driver) ImportCheckpoint(ctx context.Context, image vmm.Image, from vmm.CheckpointSource) error {
 	if d.checkpoints == nil {
 		return &vmm.MismatchError{Field: "process image", Image: "one", Host: "none is used"}
@@ -42,12 +43,12 @@ func (d *Driver) ImportCheckpoint(ctx context.Context, image vmm.Image, from vmm
 	return d.checkpoints.Import(ctx, image.Dir, from)
 }
 
-// logNoCheckpoint tells why the image of a monitor has no process in it.
+// logNoCheckpoint logs why an image gets no monitor checkpoint.
 func (d *Driver) logNoCheckpoint(err error) {
 	d.config.Log.Warn("machines of an image begin by their device state alone, which takes longer", "why", err)
 }
 
-// saveMonitor completes an image in dir with the process that was captured with it.
+// saveMonitor adds the monitor checkpoint to an image in dir.
 func (c *capture) saveMonitor(dir string) error {
 	if c.monitor == nil || c.content != nil && c.contentFile == nil {
 		return nil
@@ -57,23 +58,23 @@ func (c *capture) saveMonitor(dir string) error {
 
 // Roles of a monitor's descriptors.
 const (
-	roleNull   = "nothing" // /dev/null, and what is of no use to another process
+	roleNull   = "nothing" // /dev/null, and files that another monitor does not need
 	roleLog    = "log"
-	roleTap    = "tap " // and the size of the header before each packet, which monitor and tap agree on
+	roleTap    = "tap " // followed by the size of the virtio-net header, on which monitor and tap agree
 	roleMemory = "memory"
-	roleListen = "listen " // and the name of the socket, as in roleTalk
+	roleListen = "listen " // followed by the name of the socket, as for roleConn
 	roleConn   = "talk "
 	roleDisk   = "disk "
 	writable   = " writable"
 )
 
-// Numbers of devices (Documentation/admin-guide/devices.txt).
+// Device numbers (Documentation/admin-guide/devices.txt).
 var (
 	nullDevice = unix.Mkdev(1, 3)
 	tunDevice  = unix.Mkdev(10, 200)
 )
 
-// role names what a descriptor of the monitor stands for.
+// role returns the role of a descriptor of the monitor.
 func (m *machine) role(f *os.File, link string) (string, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
@@ -82,7 +83,7 @@ func (m *machine) role(f *os.File, link string) (string, error) {
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFSOCK:
 		return socketRole(f)
-	case unix.S_IFIFO: // of whoever started this program, and not closed
+	case unix.S_IFIFO: // inherited from the parent of this program and not closed
 		return roleNull, nil
 	case unix.S_IFCHR:
 		switch uint64(st.Rdev) {

@@ -19,16 +19,17 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
-// extraFDs is how many of such descriptors a monitor may have more than the one its image was taken of.
+// extraFDs is how many more eventfds and epoll instances a monitor may have than the one of the
+// image's checkpoint.
 const extraFDs = 4
 
-// stub is a monitor to be: what it was started with, by what it is for.
+// stub is a restore stub that will become a monitor, with the descriptors it was started with.
 type stub struct {
 	checkpoint *checkpointstore.MonitorCheckpoint
-	plan       checkpoint.Plan // without what is known only at Load
+	plan       checkpoint.Plan // the part that is known before Load
 }
 
-// openStub arranges for a process that becomes a monitor over the memory of an image, and starts nothing.
+// openStub opens the files of a stub for a monitor on the memory of an image. It starts nothing.
 func (m *machine) openStub(
 	ctx context.Context,
 	p *checkpointstore.MonitorCheckpoint,
@@ -36,7 +37,7 @@ func (m *machine) openStub(
 	given *inheritedFiles,
 ) (err error) {
 	v := &stub{checkpoint: p}
-	v.plan.Roles = map[string]int{roleNull: 0, roleLog: 1} // as every child of package proc has them
+	v.plan.Roles = map[string]int{roleNull: 0, roleLog: 1} // as package proc sets them up for every child
 	if err := m.openConnectedSockets(ctx, v, given); err != nil {
 		return err
 	}
@@ -82,7 +83,7 @@ func (m *machine) openStub(
 	return nil
 }
 
-// openConnectedSockets makes both sockets with a connection each, whose other ends are ours.
+// openConnectedSockets creates both sockets, each with one accepted connection to this process.
 func (m *machine) openConnectedSockets(ctx context.Context, v *stub, given *inheritedFiles) error {
 	var conns [2]*net.UnixConn
 	for i, name := range []string{monitorSocket, channelSocket} {
@@ -108,7 +109,7 @@ func (m *machine) openConnectedSockets(ctx context.Context, v *stub, given *inhe
 	return err
 }
 
-// openSpecialFDs makes what the kernel keeps no content of, or what this program knows the content of.
+// openSpecialFDs creates the descriptors whose content is known or is not part of a checkpoint.
 func (v *stub) openSpecialFDs(given *inheritedFiles) error {
 	count := map[string]int{checkpoint.EventRole: extraFDs, checkpoint.PollRole: extraFDs}
 	for _, fd := range v.checkpoint.Process.FDs {
@@ -145,7 +146,7 @@ func newSpecialFD(role string) (int, error) {
 	return unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 }
 
-// addDevices notes the numbers of what openDevices handed over.
+// addDevices adds the descriptors of openDevices to the plan.
 func (v *stub) addDevices(sh launchSpec, given *inheritedFiles) error {
 	for i, d := range sh.disks {
 		v.plan.Roles[diskRole(i, false)] = d.read
@@ -166,8 +167,8 @@ func (v *stub) addDevices(sh launchSpec, given *inheritedFiles) error {
 	return errors.New("the monitor in the image has no tap")
 }
 
-// restoreCheckpoint makes a prepared monitor of its vehicle and lets the guest run: as the image has both, or with a
-// capture's process as that was.
+// restoreCheckpoint restores a monitor into the stub and resumes the guest. The checkpoint is that
+// of the image or that of a capture.
 func (m *machine) restoreCheckpoint(ctx context.Context, from *capture) (err error) {
 	v := m.takeStub()
 	if v == nil {
@@ -201,12 +202,14 @@ func (m *machine) restoreCheckpoint(ctx context.Context, from *capture) (err err
 	}
 	p := checkpoint.Attach(m.PID())
 	defer p.Close()
-	// What was written to the guest already, QEMU puts into its memory as soon as it runs.
+	// Write the memory before QEMU runs: QEMU immediately copies data that was already sent to the
+	// guest into guest memory.
 	plan.BeforeRun = func() error { return m.writeMemory(ctx, from) }
 	if err := p.Restore(ctx, plan); err != nil {
 		return m.WithExitReason(ctx, err)
 	}
-	// What the monitor held for the state of the machine that it was is nothing now; nobody waits for the answer.
+	// The fd set for the device state of the earlier machine is not needed. Do not wait for the
+	// response.
 	m.qmp.Send("remove-fd", map[string]int{"fdset-id": set})
 	if err := m.setThrottles(ctx, held); err != nil {
 		return err
@@ -214,7 +217,7 @@ func (m *machine) restoreCheckpoint(ctx context.Context, from *capture) (err err
 	return m.do(ctx, "cont", nil, nil)
 }
 
-// writeMemory writes what the guest's memory is to hold besides that of the file which is mapped.
+// writeMemory writes what the guest's memory has in addition to the mapped file.
 func (m *machine) writeMemory(ctx context.Context, from *capture) error {
 	over := m.takeOverlay()
 	switch {
@@ -240,14 +243,14 @@ func (m *machine) takeStub() *stub {
 	return v
 }
 
-// keepsCheckpoint tells whether images of the machine have the monitor's process in them: it was made of one, or was
-// rehearsed.
+// keepsCheckpoint reports whether images of the machine include a monitor checkpoint. They do if
+// the monitor was restored from one or if the machine was warmed up.
 func (m *machine) keepsCheckpoint() bool {
 	return m.driver.checkpoints != nil && !m.record.Cold && (m.record.Content != 0 || m.markedForCheckpoint)
 }
 
-// captureMonitor takes the image of the monitor of a paused machine that hands it on. c keeps the content that it
-// lies over.
+// captureMonitor dumps the monitor of a paused machine, if its images include checkpoints. c keeps
+// the base pages file.
 func (m *machine) captureMonitor(c *capture, p *preparation) (err error) {
 	if !m.keepsCheckpoint() {
 		return nil
@@ -258,7 +261,7 @@ func (m *machine) captureMonitor(c *capture, p *preparation) (err error) {
 			return err
 		}
 		opt.Content = c.content
-		// Where the content has no name any more, images of the capture go without the process.
+		// If the pages file has been unlinked, images of this capture have no checkpoint.
 		if made, err := checkpointstore.ContentOf(m.record.ContentPath); err == nil &&
 			made.File.Inode == m.record.Content {
 			c.contentFile = made
@@ -274,14 +277,15 @@ func (m *machine) captureMonitor(c *capture, p *preparation) (err error) {
 		c.monitorPages, p.monitorPages = p.monitorPages, nil
 		return nil
 	}
-	if m.record.Content == 0 { // the first of its kind: machines of this image begin by their device state
+	if m.record.Content == 0 { // the first dump of this kind; machines of this image are restored from device state
 		m.driver.logNoCheckpoint(err)
 		return nil
 	}
 	return err
 }
 
-// openContent opens the content that the monitor was made with, which may have no name any more.
+// openContent opens the pages file that the monitor was restored with, which may have been
+// unlinked.
 func (m *machine) openContent() (*os.File, error) {
 	m.mu.Lock()
 	held := m.content
@@ -293,8 +297,8 @@ func (m *machine) openContent() (*os.File, error) {
 	return checkpoint.OpenMapped(m.PID(), m.record.Content)
 }
 
-// ensureConnected makes sure that somebody is at the other end of the guest channel: a monitor that waits for a
-// connection would, made again, not take up the one that it is given.
+// ensureConnected makes sure that the guest channel is connected. A monitor that waits for a
+// connection would, after a restore, not use the connection that it is given.
 func (m *machine) ensureConnected(ctx context.Context) error {
 	again := time.NewTicker(reconnectInterval)
 	defer again.Stop()
@@ -321,10 +325,10 @@ func (m *machine) ensureConnected(ctx context.Context) error {
 	}
 }
 
-// reconnectInterval is how long a monitor is given to take up a connection before it is asked again.
+// reconnectInterval is how long the monitor gets to accept a connection before the next check.
 const reconnectInterval = time.Millisecond
 
-// channelID is what the guest channel is called in the monitor.
+// channelID is the ID of the guest channel's chardev.
 const channelID = "agent"
 
 // redial connects to the guest channel for the next Dial.
@@ -344,5 +348,5 @@ func (m *machine) redial(ctx context.Context) error {
 
 var _ vmm.CheckpointMarker = (*machine)(nil)
 
-// MarkWarmedUp implements vmm.Rehearser.
+// MarkWarmedUp implements vmm.CheckpointMarker.
 func (m *machine) MarkWarmedUp() { m.markedForCheckpoint = true }

@@ -1,58 +1,69 @@
-// Package qemu runs machines in QEMU: the microvm machine type, virtio-mmio devices, stock binaries.
+// Package qemu runs machines in unmodified QEMU, as the microvm machine type with virtio-mmio
+// devices.
 //
-// It owns monitor processes, their command line, their sockets and what they leave in Spec.Dir, and the
-// format of images: memory (raw), state (device state without memory, as QEMU writes it),
-// perhaps layer.json and a directory process, and manifest.json. It must not know what runs in a guest, what a disk holds, or how the network is made.
+// It owns the monitor processes (QEMU), their command line, their sockets and their files in
+// Spec.Dir. It also owns the format of images: memory (raw), state (QEMU's device state without
+// memory), manifest.json, and optionally layer.json and a directory process. It must not know what
+// runs in a guest, what a disk contains, or how the network is made.
 //
 // # How a machine is started
 //
-// The monitor inherits descriptors for everything it uses: listening sockets for its monitor protocol
-// and for the guest channel, the memory file, the disks, the tap, and one end of a socket pair that its
-// device state will come through. It opens no path of ours, so it needs no access to any directory: in a
-// jail it is given its program, libraries, firmware, and its memory and kernel under fixed paths. A later process of ours
-// reaches it by connecting to the sockets again.
+// The monitor inherits descriptors for everything it uses: listening sockets for QMP and for the
+// guest channel, the memory file, the disks, the tap, and one end of a socket pair through which it
+// receives its device state. It opens none of our paths and therefore needs access to no directory.
+// In a jail it gets its program, libraries and firmware, and finds its memory file and kernel at
+// fixed paths. A later host agent reconnects to the sockets.
 //
-//   - Boot: memory is a new file in Spec.Dir, mapped shared, so that an image of it is a reflink.
-//   - Prepare: memory is the image's file, opened read-only and mapped privately. The monitor waits for
-//     device state on its socket pair. When this process dies before Load, the pair breaks and the
-//     monitor ends by itself.
-//   - Load: with a capture, its pages are written into the monitor's memory; then the state is sent.
+//   - Boot: the memory is a new file in Spec.Dir, mapped shared (share=on), so that an image of it
+//     is a reflink.
+//   - Prepare: the memory is the image's memory file, opened read-only and mapped privately
+//     (share=off). The monitor waits for device state on its socket pair (-incoming). If this
+//     process dies before Load, the socket pair breaks and the monitor exits.
+//   - Load: if there is a capture, its pages are written into the monitor's memory. Then the device
+//     state is sent.
 //
-// # Monitors made from images
+// # Restoring monitors from checkpoints
 //
-// QEMU without KVM translates what a guest runs, for each monitor anew. The image of a rehearsed machine therefore
-// also holds the monitor itself as a process (directory process, package ). Prepare then starts no
-// QEMU but a vehicle, which inherits the same descriptors and some for QEMU's own; Load makes a monitor of it,
-// whose guest is stopped and whose connections are made, and lets the guest go on. Captures of such a machine hold
-// the process too, so children of a fork begin with what their parent's monitor knows. Where the process does not
-// fit (another boot of the host, another QEMU) the same image is restored by its device state. To another host the
-// process goes as a parcel (parcel.go), and lies there over content of the other host (contents.go).
+// Without KVM, QEMU translates guest code (TCG), and every new monitor starts with an empty
+// translation cache. The image of a machine that was warmed up therefore also contains a checkpoint
+// of the monitor process (directory process, package checkpointstore). Prepare then starts a
+// restore stub instead of QEMU. The stub inherits the same descriptors, and some more for files
+// that QEMU opens itself. Load restores the checkpoint into the stub. The result is a monitor with
+// a stopped guest and open connections, which then resumes the guest. Captures of such a machine
+// include a checkpoint as well, so the children of a fork start with the translations of their
+// parent. If the checkpoint cannot be used here, because the host was rebooted or QEMU was
+// upgraded, the same image is restored from its device state. A checkpoint moves to another host as
+// a bundle (checkpointstore/export.go), which refers to a base pages file on that host
+// (checkpointstore/basecontent.go).
 //
-// # Images over images
+// # Memory deltas
 //
-// An image is whole: its memory file shares blocks with the memory it grew from and holds everything.
-// But a reflink shares no page cache, so a guest that starts on it waits for the disk. An image that
-// differs little therefore also says over which memory, and where it differs (layer.json). While that
-// memory is there, a machine maps it, and Load copies the difference in. An image that still streams lies over nothing:
-// all of the difference would have to come before its guest runs.
+// An image is always complete: its memory file contains everything and shares unchanged blocks with
+// the memory file it is derived from. But a reflink does not share page cache, so a guest on a new
+// memory file would wait for the disk. An image that differs little therefore also records its base
+// memory file and where it differs (layer.json). As long as the base exists, a machine maps the
+// base, and Load copies the difference into it. This is not done for memory that is still being
+// downloaded, because all of the difference would have to arrive before the guest runs.
 //
 // # Capture
 //
-// What differs from the image is exactly the private pages of the mapping (PAGEMAP_SCAN, or pagemap
-// before Linux 6.7), so nothing has to be tracked while a guest runs. The guest channel is held still
-// between the device state and the copy of the memory: QEMU moves bytes from its sockets into guest
-// memory even while the guest's processors are stopped.
+// The pages that differ from the image are exactly the private pages of the mapping (PAGEMAP_SCAN,
+// or /proc/PID/pagemap before Linux 6.7), so no dirty tracking is necessary while a guest runs. No
+// data may pass through the guest channel between saving the device state and copying the memory,
+// because QEMU moves bytes from its sockets into guest memory even while the vCPUs are stopped.
 //
-// Memory is never ballooned: releasing pages of a private mapping would punch holes into the image.
+// There is no balloon: releasing pages of a private mapping would punch holes into the image.
 //
 // # Invariants
 //
-// An image's files are never written after Save. A directory has at most one monitor, named in
-// monitor.json or, if this process died before that was written, by its environment. The device list
-// of a machine is a function of its Spec and of the manifest alone; machineFormat names the function.
+// The files of an image are never written after Save. A directory has at most one monitor. The
+// monitor is named in monitor.json or, if this process died before it wrote that file, identified
+// by its environment. The device list of a machine depends only on its Spec and the manifest;
+// machineFormat is the version of that mapping.
 //
 // # Kernels
 //
-// A kernel in ELF form is taken to find virtio devices on its command line, and is run without ACPI.
-// Any other (bzImage, as distributions ship) gets ACPI tables. The manifest records which.
+// An ELF kernel is expected to find its virtio devices on the kernel command line and runs without
+// ACPI. Other kernels (bzImage, as distributions ship it) get ACPI tables. The manifest records
+// which.
 package qemu

@@ -16,15 +16,16 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
-// Config says which QEMU runs machines and how.
+// Config configures a Driver.
 type Config struct {
-	Binary      string          // path of qemu-system-x86_64; "": where Debian puts it
+	Binary      string          // path of qemu-system-x86_64; "": the path in Debian
 	Accelerator vmm.Accelerator // vmm.TCG or vmm.KVM, as probed by the caller; "": TCG
-	// Dir is where the driver keeps what belongs to no machine. "": machines begin by their device state alone,
-	// never as processes made from the image of another.
+	// Dir is the directory for files that belong to no machine. If it is empty, machines are always
+	// restored from their device state and never from a monitor checkpoint.
 	Dir string
-	Log *slog.Logger // nil: nothing is told
-	// Limit bounds each single wait for a monitor: its start, an answer, its end. 0: a minute.
+	Log *slog.Logger // nil: no log
+	// Limit bounds each wait for a monitor: for its start, a response, or its exit. 0 means one
+	// minute.
 	Limit time.Duration
 }
 
@@ -38,15 +39,15 @@ type Driver struct {
 	config      Config
 	version     version
 	cpu         string
-	groups      []uint32               // a monitor needs besides its own: the one that may use /dev/kvm
-	checkpoints *checkpointstore.Store // nil: machines begin by their device state alone
+	groups      []uint32               // supplementary groups of a monitor: the group of /dev/kvm
+	checkpoints *checkpointstore.Store // nil: monitor checkpoints are not used
 	tsc         *tsc.Meter
 	monitors    *vmmproc.Registry
 }
 
 var _ vmm.Driver = (*Driver)(nil)
 
-// New finds out which QEMU there is. It fails where none is installed or it is too old.
+// New returns a driver for the installed QEMU. It fails if QEMU is missing or too old.
 func New(ctx context.Context, config Config) (*Driver, error) {
 	if runtime.GOARCH != "amd64" {
 		return nil, &vmm.UnsupportedError{Op: "run on " + runtime.GOARCH, Driver: "qemu"}
@@ -99,7 +100,8 @@ func (d *Driver) Capabilities() vmm.Capabilities {
 	}
 }
 
-// manifest describes what this host makes of spec. Machine and sizes of disks are left to the caller.
+// manifest returns the manifest of a machine with this spec on this host. The caller sets Machine
+// and DiskBytes.
 func (d *Driver) manifest(ctx context.Context, spec vmm.Spec) (vmm.Manifest, error) {
 	khz, err := d.tsc.KHz(ctx)
 	if err != nil {
@@ -137,8 +139,8 @@ func (d *Driver) Boot(ctx context.Context, spec vmm.Spec) (_ vmm.Machine, err er
 	return m, nil
 }
 
-// Prepare implements vmm.Driver. It does not wait for the monitor: what goes wrong in its start is told
-// by Load.
+// Prepare implements vmm.Driver. It does not wait for the monitor; Load reports errors of its
+// start.
 func (d *Driver) Prepare(ctx context.Context, spec vmm.Spec, image vmm.Image) (vmm.Machine, error) {
 	if err := validate(spec); err != nil {
 		return nil, err
@@ -210,5 +212,5 @@ func (d *Driver) Adopt(ctx context.Context, spec vmm.Spec) (vmm.Machine, error) 
 // Kill implements vmm.Driver.
 func (d *Driver) Kill(ctx context.Context, spec vmm.Spec) error { return d.monitors.Kill(ctx, spec) }
 
-// Close lets go of all machines and leaves them running, for a later Adopt.
+// Close releases all machines and leaves them running, to be adopted later.
 func (d *Driver) Close() error { return d.monitors.Close() }

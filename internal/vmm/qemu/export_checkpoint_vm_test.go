@@ -21,9 +21,9 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
 )
 
-// testExportImport holds when a machine's image, with the process that was packed with it, is made a machine by another
-// driver, which has never seen what the process lies over, on a host whose clock says less: its monitor and its guest go
-// on, and it can be forked.
+// testExportImport exports the image of a machine with its checkpoint and restores it with another
+// driver. That driver has never seen the base pages file, and its host's clock is behind. Monitor
+// and guest must continue, and the machine must be forkable.
 func testExportImport(t *testing.T, h *vmmtest.Host) {
 	m := h.Restore(t)
 	m.Put(t, "/dev/shm/word", []byte("far"))
@@ -119,13 +119,13 @@ func testExportImport(t *testing.T, h *vmmtest.Host) {
 	}
 }
 
-// mappedMemory is a memory that still comes, so each page of it is read alone.
+// mappedMemory is a vmm.Memory that is still being downloaded, so each page is read alone.
 type mappedMemory struct{ path string }
 
 func (a mappedMemory) File() string                               { return a.path }
 func (a mappedMemory) Serve(context.Context, *net.UnixConn) error { return errors.ErrUnsupported }
 
-// flagsOf answers the flags of a process's mapping of the memory of an image (proc_pid_smaps(5)).
+// flagsOf returns the flags of a process's mapping of an image's memory file (proc_pid_smaps(5)).
 func flagsOf(t *testing.T, pid int, dir string) string {
 	t.Helper()
 	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps", pid))

@@ -8,7 +8,7 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// Throttled asks the monitor of m what it holds its disks to.
+// Throttled returns the disk limits that the monitor of m applies.
 func Throttled(ctx context.Context, m vmm.Machine) ([]vmm.Rate, error) {
 	var blocks []struct {
 		Inserted struct {

@@ -14,7 +14,8 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/qemu"
 )
 
-// fakeQEMU makes a program that stands for QEMU: it tells its version, and else runs script.
+// fakeQEMU creates a program that acts as QEMU: it prints a version if asked, and otherwise runs
+// script.
 func fakeQEMU(t *testing.T, script string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "qemu")
@@ -46,7 +47,7 @@ func spec(t *testing.T) vmm.Spec {
 	return vmm.Spec{ID: "m1", Dir: dir, VCPUs: 1, MemoryMiB: 16, Kernel: kernel, Disks: []vmm.Disk{{Path: disk}}}
 }
 
-// nothingLeft holds after a failed start.
+// nothingLeft checks the state after a failed start.
 func nothingLeft(t *testing.T, s vmm.Spec) {
 	t.Helper()
 	left, err := filepath.Glob(filepath.Join(s.Dir, "*"))
@@ -156,7 +157,8 @@ func TestBadSpec(t *testing.T) {
 	}
 }
 
-// A monitor whose record was never written, because its starter died, is found by its mark.
+// TestKillOfUnrecordedMonitor kills a monitor whose starter died before it wrote the record. The
+// monitor is found by its marker.
 func TestKillOfUnrecordedMonitor(t *testing.T) {
 	s := spec(t)
 	p, err := proc.Start(

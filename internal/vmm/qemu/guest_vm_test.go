@@ -20,7 +20,7 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
 )
 
-// testGuestExit ends the guest by a key of its kernel's and looks for the reason.
+// testGuestExit ends the guest with a SysRq key and checks the reported reason.
 func testGuestExit(t *testing.T, h *vmmtest.Host, key, want string) {
 	m := h.Restore(t)
 	if _, err := m.Link.Start(t.Context(), guestapi.ProcessSpec{Shell: "echo " + key + " > /proc/sysrq-trigger"}); err != nil {
@@ -36,7 +36,8 @@ func testGuestExit(t *testing.T, h *vmmtest.Host, key, want string) {
 	}
 }
 
-// A guest that prints for ever costs the host nothing, and its last words are there.
+// testConsole checks that a guest which prints forever uses bounded memory, and that its last
+// output is available.
 func testConsole(t *testing.T, h *vmmtest.Host) {
 	m := h.Restore(t)
 	if r := m.Run(t, "seq 1 20000 > /dev/console; echo the end > /dev/console"); r.Exit.Code != 0 {
@@ -105,7 +106,8 @@ func testLargerDisk(t *testing.T, h *vmmtest.Host) {
 	}
 }
 
-// State that passes its checksum but is not whole ends the monitor with QEMU's own words.
+// testTruncatedState checks that truncated device state with a valid checksum ends the monitor with
+// QEMU's own message.
 func testTruncatedState(t *testing.T, h *vmmtest.Host) {
 	m := h.Restore(t)
 	if err := m.Pause(t.Context()); err != nil {
@@ -136,7 +138,8 @@ func testTruncatedState(t *testing.T, h *vmmtest.Host) {
 	}
 }
 
-// testNothingLeft holds when nothing of a machine stays in this process after its end, however it ended.
+// testNothingLeft checks that this process keeps nothing of a machine that has ended, in whatever
+// way.
 func testNothingLeft(t *testing.T, h *vmmtest.Host) {
 	round := func() {
 		m := h.Restore(t)
@@ -146,7 +149,7 @@ func testNothingLeft(t *testing.T, h *vmmtest.Host) {
 				t.Fatal(err)
 			}
 			if end == m {
-				if err := m.Pause(t.Context()); err != nil { // and no capture
+				if err := m.Pause(t.Context()); err != nil { // without a capture
 					t.Fatal(err)
 				}
 			}
@@ -201,8 +204,8 @@ func testNothingLeft(t *testing.T, h *vmmtest.Host) {
 	}
 }
 
-// A machine that was saved starts on the memory it grew from, or on its own when that is gone, and forks
-// of either hold every byte.
+// testMemDelta checks that a saved machine starts on its base memory file, or on its own file if
+// the base was removed, and that forks of both have every byte.
 func testMemDelta(t *testing.T, h *vmmtest.Host) {
 	m := h.Restore(t)
 	first := bytes.Repeat([]byte("first "), 100_000)
@@ -232,8 +235,9 @@ func testMemDelta(t *testing.T, h *vmmtest.Host) {
 	parent.WantFile(t, "/dev/shm/first", second)
 	woken.WantFile(t, "/dev/shm/first", first)
 	grandchild.WantFile(t, "/dev/shm/first", first)
-	// The memory is there again, but the machine stands on its own image's: a child of it, which lies over the other,
-	// is given what the image adds to that before what the machine has changed since.
+	// The base exists again, but this machine runs on its own memory file. A child of it that maps
+	// the base gets the memory delta of the image first, and then the pages that the machine has
+	// changed.
 	woken.Put(t, "/dev/shm/third", second)
 	late := h.Fork(t, woken, 1)[0]
 	late.WantFile(t, "/dev/shm/first", first)

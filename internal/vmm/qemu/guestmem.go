@@ -10,7 +10,7 @@ import (
 
 const pageSize = 4096
 
-// span is a run of pages, as offsets in the guest's memory.
+// span is a range of pages, given by offsets in the guest's memory.
 type span struct{ start, end int64 }
 
 func (s span) bytes() int64 { return s.end - s.start }
@@ -23,20 +23,20 @@ func total(spans []span) int64 {
 	return n
 }
 
-// guestMemory is a guest's memory as a mapping in its monitor.
+// guestMemory is the mapping of a guest's memory in its monitor.
 type guestMemory struct {
 	pid   int
 	start uint64
 	bytes int64
 }
 
-// findGuestMemory looks for the mapping of the memory file in the monitor.
+// findGuestMemory finds the mapping of the memory file in the monitor.
 func findGuestMemory(pid int, inode uint64, bytes int64) (guestMemory, error) {
 	start, err := checkpoint.FindMapped(pid, inode, bytes)
 	return guestMemory{pid, start, bytes}, err
 }
 
-// dirty answers the pages of a private mapping that are not the file's any more.
+// dirty returns the private pages of the mapping, which no longer are those of the file.
 func (r guestMemory) dirty() ([]span, error) {
 	own, err := checkpoint.PrivatePages(r.pid, r.start, r.start+uint64(r.bytes))
 	if err != nil {
@@ -49,7 +49,7 @@ func (r guestMemory) dirty() ([]span, error) {
 	return spans, nil
 }
 
-// read copies the spans out of the monitor into buf, one behind the other.
+// read copies the spans from the monitor into buf, one after the other.
 func (r guestMemory) read(spans []span, buf []byte) error {
 	return checkpoint.Read(r.pid, r.at(spans), buf)
 }
@@ -59,7 +59,7 @@ func (r guestMemory) write(spans []span, buf []byte) error {
 	return checkpoint.Write(r.pid, r.at(spans), buf)
 }
 
-// at answers where spans lie in the monitor.
+// at returns the addresses of the spans in the monitor.
 func (r guestMemory) at(spans []span) []checkpoint.Span {
 	out := make([]checkpoint.Span, len(spans))
 	for i, s := range spans {
@@ -68,10 +68,10 @@ func (r guestMemory) at(spans []span) []checkpoint.Span {
 	return out
 }
 
-// buffer is anonymous memory in huge pages, present before it is needed.
+// buffer is anonymous memory in huge pages that is populated in advance.
 type buffer struct{ mem []byte }
 
-// newBuffer maps bytes of memory and makes them present.
+// newBuffer maps and populates bytes of memory.
 func newBuffer(bytes int64) (*buffer, error) {
 	const huge = 2 << 20
 	bytes = (bytes + huge - 1) / huge * huge
@@ -79,7 +79,7 @@ func newBuffer(bytes int64) (*buffer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%d bytes for captured memory: %w", bytes, err)
 	}
-	// Both are advice: without them the copy itself makes the pages present.
+	// Both calls are optional: without them, copying populates the pages.
 	_ = unix.Madvise(mem, unix.MADV_HUGEPAGE)
 	_ = unix.Madvise(mem, unix.MADV_POPULATE_WRITE)
 	return &buffer{mem}, nil

@@ -15,8 +15,8 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
-// writeImage completes dir, which holds the memory, with state, layer (nil: none) and manifest; then all
-// of it is durable.
+// writeImage completes an image in dir, which already holds the memory file, with device state,
+// memory delta (may be nil) and manifest. When it returns, all of these are durable.
 func writeImage(dir string, m vmm.Manifest, state []byte, l *memDelta) (vmm.Image, error) {
 	parts := []vmmproc.Part{{Name: vmmproc.StateName, Data: state}}
 	if l != nil {
@@ -29,18 +29,18 @@ func writeImage(dir string, m vmm.Manifest, state []byte, l *memDelta) (vmm.Imag
 	return vmmproc.WriteImage(dir, m, int64(m.MemoryMiB)<<20, parts...)
 }
 
-// openedImage is an image ready to be mapped.
+// openedImage holds the open files of an image.
 type openedImage struct {
-	memory     *os.File        // to be mapped: the image's own, a view of it, or the one its layer lies over
-	key        vmmproc.FileKey // of the image's own memory, or the one its layer lies over
+	memory     *os.File        // to be mapped: the image's memory file, a view of it, or the base of its memory delta
+	key        vmmproc.FileKey // of the image's memory file or the base of its memory delta
 	mapped     vmmproc.FileKey // of memory
-	fullMemory *os.File        // what a capture of the machine lies over where that is not memory; nil: it is
-	altMemory  vmmproc.FileKey // a capture over this one fits, too; zero: none
-	overlay    *overlay        // what to add to memory; nil: nothing
+	fullMemory *os.File        // base of the machine's captures if that is not memory; otherwise nil
+	altMemory  vmmproc.FileKey // captures with this base fit as well; zero: none
+	overlay    *overlay        // to be copied into memory; nil: nothing
 	state      []byte
 }
 
-// close closes what is to be mapped and what stands for it.
+// close closes the memory files.
 func (o openedImage) close() error {
 	var all error
 	for _, f := range []*os.File{o.memory, o.fullMemory} {
@@ -51,7 +51,7 @@ func (o openedImage) close() error {
 	return all
 }
 
-// openImage checks the image's files and opens them.
+// openImage verifies and opens the files of an image.
 func openImage(image vmm.Image, writable bool) (o openedImage, err error) {
 	m := image.Manifest
 	if o.state, err = vmmproc.ReadChecked(image, vmmproc.StateName, maxState); err != nil {
@@ -77,7 +77,8 @@ func openImage(image vmm.Image, writable bool) (o openedImage, err error) {
 			return o, err
 		}
 	}
-	// What streams lies over nothing here: its difference would have to come first, all of it.
+	// Memory that is still being downloaded uses no memory delta: all of the delta would have to
+	// arrive first.
 	if _, ok := vmmproc.FileOf(m, memDeltaName); !ok || image.Memory != nil {
 		return o, nil
 	}
@@ -92,7 +93,7 @@ func openImage(image vmm.Image, writable bool) (o openedImage, err error) {
 	return o, o.useDelta(l, flags)
 }
 
-// openMemory opens a file of a known size; nil with an error.
+// openMemory opens a memory file and checks its size.
 func openMemory(path string, flags int, size int64) (*os.File, vmmproc.FileKey, error) {
 	f, err := os.OpenFile(path, flags, 0)
 	if err != nil {
@@ -109,9 +110,9 @@ func openMemory(path string, flags int, size int64) (*os.File, vmmproc.FileKey, 
 	return f, key, nil
 }
 
-// useDelta puts the memory below the layer in place of the image's own, if it is still there. If not, a
-// capture taken over it fits all the same: what it holds includes the layer, since a private page stays
-// private.
+// useDelta replaces the image's memory file by the base of its memory delta, if the base still
+// exists. If it does not, a capture with that base fits as well: it contains the delta, because a
+// page that is private stays private.
 func (o *openedImage) useDelta(l *memDelta, flags int) error {
 	below, err := l.open(flags)
 	if err != nil {
@@ -130,10 +131,11 @@ func (o *openedImage) useDelta(l *memDelta, flags int) error {
 	return nil
 }
 
-// tscTolerance is how far two measurements of the same counter may lie apart, in parts of a million.
+// tscTolerance is the allowed difference of two measurements of the same TSC, in parts per million.
 const tscTolerance = 500
 
-// checkManifest refuses an image that the monitor, as want describes it for this host and spec, could not restore.
+// checkManifest returns an error if an image cannot be restored. want describes this host and the
+// spec.
 func checkManifest(m, want vmm.Manifest) error {
 	str := strconv.Itoa
 	for _, f := range []struct{ field, image, host string }{
@@ -162,7 +164,7 @@ func checkManifest(m, want vmm.Manifest) error {
 	return nil
 }
 
-// isELF tells whether the kernel at path is in ELF form.
+// isELF reports whether a kernel is an ELF file.
 func isELF(f *os.File) (bool, error) {
 	magic := make([]byte, 4)
 	if _, err := f.ReadAt(magic, 0); err != nil {

@@ -9,16 +9,16 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// firmware are the files that QEMU may load into a machine of ours.
+// firmware are the files that QEMU may load for the microvm machine type.
 var firmware = []string{"qboot.rom", "bios-microvm.bin", "pvh.bin", "linuxboot_dma.bin", "kvmvapic.bin"}
 
-// jailDir is where a monitor in a jail finds files of its machine that it insists on opening by a path.
+// jailDir is the directory in a jail with the machine's files that QEMU opens by path.
 const jailDir = "/machine/"
 
-// jailSpec is what a monitor in a jail is given besides the descriptors that it inherits.
+// jailSpec returns what a monitor gets in a jail in addition to its inherited descriptors.
 func (d *Driver) jailSpec(binds []vmm.Bind) vmm.JailSpec {
 	c := vmm.JailSpec{Program: d.config.Binary, Binds: binds}
-	// Where Debian's build looks, and any build: beside its own programs.
+	// The directories of Debian's build, and that beside the program of any build.
 	for _, dir := range []string{"/usr/share/qemu", "/usr/share/seabios", filepath.Join(d.config.Binary, "../../share/qemu")} {
 		for _, name := range firmware {
 			c.Data = append(c.Data, filepath.Join(dir, name))
@@ -30,7 +30,7 @@ func (d *Driver) jailSpec(binds []vmm.Bind) vmm.JailSpec {
 	return c
 }
 
-// jailCommand makes command start in a jail, where there is one.
+// jailCommand makes command start in the jail, if there is one.
 func (d *Driver) jailCommand(
 	confine vmm.Confine,
 	binds []vmm.Bind,
@@ -43,7 +43,7 @@ func (d *Driver) jailCommand(
 		}
 		return command
 	}
-	command.Groups = nil // the devices of a jail are for everybody in it
+	command.Groups = nil // any user in a jail may open its devices
 	command.Fork = func(_ string, argv []string, attr *syscall.ProcAttr) (int, error) {
 		cell := vmm.JailSpec{Program: command.Path, Binds: binds}
 		if command.Path == d.config.Binary {

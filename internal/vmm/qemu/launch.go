@@ -20,21 +20,21 @@ import (
 // firstFD is the number of the first inherited descriptor.
 const firstFD = 3
 
-// inheritedFiles collects what a monitor inherits, and in a jail what else it finds there.
+// inheritedFiles collects the files that a monitor inherits, and the bind mounts of its jail.
 type inheritedFiles struct {
 	files  []*os.File
 	jailed bool
 	binds  []vmm.Bind
-	bound  []*os.File // behind binds, to be closed
+	bound  []*os.File // open files of binds, to be closed
 }
 
-// add hands f over and answers its number in the monitor.
+// add adds f and returns its descriptor number in the monitor.
 func (h *inheritedFiles) add(f *os.File) int {
 	h.files = append(h.files, f)
 	return firstFD + len(h.files) - 1
 }
 
-// open is add of a file that is opened for the purpose.
+// open opens a file and adds it.
 func (h *inheritedFiles) open(path string, flags int) (int, error) {
 	f, err := os.OpenFile(path, flags, 0)
 	if err != nil {
@@ -43,8 +43,8 @@ func (h *inheritedFiles) open(path string, flags int) (int, error) {
 	return h.add(f), nil
 }
 
-// path hands over a file that is opened by its path, and answers that path in the monitor. A jail has no
-// /proc by which a descriptor could be opened.
+// path adds a file that QEMU opens by path, and returns that path. A jail has no /proc through
+// which a descriptor could be opened.
 func (h *inheritedFiles) path(f *os.File, name string, write bool) string {
 	if !h.jailed {
 		return fdPath(h.add(f))
@@ -55,7 +55,7 @@ func (h *inheritedFiles) path(f *os.File, name string, write bool) string {
 	return at
 }
 
-// close closes our descriptors of all that was added except keep.
+// close closes all added files except keep.
 func (h *inheritedFiles) close(keep ...*os.File) error {
 	var all error
 	for _, f := range append(h.files, h.bound...) {
@@ -70,8 +70,8 @@ func (h *inheritedFiles) close(keep ...*os.File) error {
 	return all
 }
 
-// launch starts the monitor of a machine: with an image prepared for it, else stopped before its first
-// instruction. It does not wait for the monitor.
+// launch starts the monitor of a machine. With an image the monitor is prepared for Load; otherwise
+// it is stopped before the guest's first instruction. launch does not wait for the monitor.
 func (d *Driver) launch(
 	ctx context.Context,
 	spec vmm.Spec,
@@ -130,7 +130,7 @@ func (d *Driver) launch(
 	return m, nil
 }
 
-// openResources arranges for all that the monitor is given.
+// openResources opens everything that the monitor inherits.
 func (m *machine) openResources(ctx context.Context, image *vmm.Image, sh *launchSpec, given *inheritedFiles) error {
 	var p *checkpointstore.MonitorCheckpoint
 	if image != nil {
@@ -161,8 +161,8 @@ func (m *machine) openResources(ctx context.Context, image *vmm.Image, sh *launc
 	return m.openDevices(sh, given)
 }
 
-// openSockets makes the listeners and connects to them before anybody accepts, so nobody ever waits for
-// a monitor to listen.
+// openSockets creates the listening sockets and connects to them before the monitor accepts, so
+// that this process never has to wait until the monitor listens.
 func (m *machine) openSockets(ctx context.Context, sh *launchSpec, given *inheritedFiles) error {
 	var conns [2]*net.UnixConn
 	for i, name := range []string{monitorSocket, channelSocket} {
@@ -188,7 +188,7 @@ func (m *machine) openSockets(ctx context.Context, sh *launchSpec, given *inheri
 	return err
 }
 
-// openImage arranges for a monitor over the memory of an image.
+// openImage opens the files of a monitor on the memory of an image.
 func (m *machine) openImage(image vmm.Image, sh *launchSpec, given *inheritedFiles) error {
 	o, err := openImage(image, !m.driver.version.hasReadOnlyMemory())
 	if err != nil {
@@ -211,7 +211,7 @@ func (m *machine) openImage(image vmm.Image, sh *launchSpec, given *inheritedFil
 	return nil
 }
 
-// openBoot arranges for a monitor that starts a kernel in memory of its own.
+// openBoot opens the files of a monitor that boots a kernel in new memory.
 func (m *machine) openBoot(sh *launchSpec, given *inheritedFiles) error {
 	spec := m.spec
 	memory, err := os.OpenFile(filepath.Join(spec.Dir, memoryFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
@@ -264,7 +264,7 @@ func (m *machine) openBoot(sh *launchSpec, given *inheritedFiles) error {
 	return nil
 }
 
-// openDevices hands over disks and network card.
+// openDevices adds the disks and the network card.
 func (m *machine) openDevices(sh *launchSpec, given *inheritedFiles) error {
 	for _, disk := range m.spec.Disks {
 		fd := diskFD{volatile: disk.Volatile, rate: disk.Rate}

@@ -44,14 +44,15 @@ func (m *machine) Load(ctx context.Context, from vmm.Capture) error {
 	return nil
 }
 
-// canLoad tells whether there is a way for a guest to come.
+// canLoad reports whether the machine was not loaded yet.
 func (m *machine) canLoad() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.incoming != nil || m.stub != nil
 }
 
-// loadDeviceState brings memory and device state into a monitor that has none: the image's, or a capture's.
+// loadDeviceState restores memory and device state, from the image or from a capture, into a new
+// monitor.
 func (m *machine) loadDeviceState(ctx context.Context, from *capture) error {
 	if from != nil && from.state == nil {
 		return errors.New("the capture was taken for other machines")
@@ -67,8 +68,9 @@ func (m *machine) loadDeviceState(ctx context.Context, from *capture) error {
 
 var errNotOfImage = errors.New("the capture was not taken on the image of this machine")
 
-// writeCapture writes a capture's pages into the monitor's memory, and before them what the image adds to that, where the
-// capture was taken over the image's own memory: its machine began when that was still coming.
+// writeCapture writes a capture's pages into the monitor's memory. If the capture is based on the
+// image's own memory file, writeCapture writes the image's memory delta first. Such a capture is of
+// a machine that started while its memory was being downloaded.
 func (m *machine) writeCapture(ctx context.Context, c *capture, over *overlay) (err error) {
 	switch {
 	case c.key == (vmmproc.FileKey{}):
@@ -88,18 +90,18 @@ func (m *machine) writeCapture(ctx context.Context, c *capture, over *overlay) (
 	return m.writeSpans(ctx, c.spans, c.pages.bytes())
 }
 
-// writeOverlay writes what the image adds to the memory that is mapped.
+// writeOverlay writes the image's memory delta into the mapped memory.
 func (m *machine) writeOverlay(ctx context.Context, o *overlay) error {
-	pages, err := o.read() // while the monitor starts
+	pages, err := o.read() // in parallel with the monitor's start
 	if err != nil {
 		return err
 	}
 	return errors.Join(m.writeSpans(ctx, o.spans, pages.mem), pages.free())
 }
 
-// writeSpans puts pages into the monitor's memory.
+// writeSpans writes pages into the monitor's memory.
 func (m *machine) writeSpans(ctx context.Context, spans []span, pages []byte) error {
-	// A greeting means that all of the machine is made, its memory too.
+	// When QEMU has sent its greeting, the machine with its memory exists.
 	if err := m.WithExitReason(ctx, m.qmp.Ready(ctx)); err != nil {
 		return err
 	}
@@ -114,7 +116,7 @@ func (m *machine) guestMemory() (guestMemory, error) {
 	return findGuestMemory(m.PID(), m.record.mapped().Inode, int64(m.spec.MemoryMiB)<<20)
 }
 
-// sendState sends device state and waits until the guest runs.
+// sendState sends the device state and waits until the guest runs.
 func (m *machine) sendState(ctx context.Context, state []byte) error {
 	m.mu.Lock()
 	in := m.incoming
@@ -135,7 +137,7 @@ func (m *machine) sendState(ctx context.Context, state []byte) error {
 	if err := in.CloseWrite(); err != nil {
 		return m.WithExitReason(ctx, errors.Join(qmp.ErrClosed, err))
 	}
-	// The guest may run before the protocol is negotiated and events are told, hence the question.
+	// The guest may run before QMP is negotiated and events are sent, so ask for the status.
 	status, err := m.status(ctx)
 	switch {
 	case err != nil:
@@ -163,7 +165,7 @@ func (m *machine) status(ctx context.Context) (string, error) {
 	return s.Status, err
 }
 
-// resizeDisks tells the guest of disks that are larger than it knows.
+// resizeDisks notifies the guest of disks whose size differs from known.
 func (m *machine) resizeDisks(ctx context.Context, known []int64) error {
 	m.manifest.DiskBytes = m.record.DiskBytes
 	for i, bytes := range m.record.DiskBytes {
@@ -178,8 +180,8 @@ func (m *machine) resizeDisks(ctx context.Context, known []int64) error {
 	return nil
 }
 
-// Pause implements vmm.Machine. Unless Anticipate did, it first makes ready what a Capture needs, while
-// the guest still runs.
+// Pause implements vmm.Machine. Unless PreCapture was called, it makes the preparations for Capture
+// first, while the guest still runs.
 func (m *machine) Pause(ctx context.Context) error {
 	switch m.Phase() {
 	case vmmproc.Paused:
@@ -219,7 +221,7 @@ func (m *machine) Resume(ctx context.Context) error {
 	return nil
 }
 
-// adopt makes a machine of a monitor that an earlier process of ours started.
+// adopt returns the machine of a monitor that an earlier host agent started.
 func (d *Driver) adopt(
 	ctx context.Context,
 	spec vmm.Spec,
@@ -227,7 +229,7 @@ func (d *Driver) adopt(
 	r record,
 	p *proc.Process,
 ) (_ *machine, err error) {
-	if waits, err := checkpoint.IsStub(p.PID()); err != nil || waits { // it would answer nothing
+	if waits, err := checkpoint.IsStub(p.PID()); err != nil || waits { // a stub would never respond
 		return nil, errors.Join(fmt.Errorf("it was never loaded: %w", vmm.ErrGone), err, p.Kill(ctx), p.Release())
 	}
 	m := newMachine(d, spec, manifest)
@@ -251,7 +253,7 @@ func (d *Driver) adopt(
 	case "paused":
 		m.SetPhase(vmmproc.Paused)
 	default:
-		// Never loaded, or the guest has ended: nobody can use it any more.
+		// It was never loaded, or its guest has exited: the machine is of no use.
 		return nil, errors.Join(fmt.Errorf("guest is %q: %w", status, vmm.ErrGone), m.Kill(ctx))
 	}
 	if err := m.updateThrottles(ctx); err != nil {

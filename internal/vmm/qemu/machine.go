@@ -22,29 +22,29 @@ type machine struct {
 	*vmmproc.Process
 	driver      *Driver
 	spec        vmm.Spec
-	manifest    vmm.Manifest // of what runs; DiskBytes are the sizes that the guest knows
+	manifest    vmm.Manifest // DiskBytes are the sizes that the guest knows
 	record      record
 	qmp         *qmp.Client
-	channelGate sync.RWMutex  // held for writing while the guest channel must be still
-	resumed     chan struct{} // closed at the first RESUME
+	channelGate sync.RWMutex  // locked for writing while the guest channel must be silent
+	resumed     chan struct{} // closed at the first RESUME event
 
-	// Used by the one caller at a time that vmm.Machine allows.
-	incoming            *net.UnixConn   // way in of the device state; nil once used
-	state               []byte          // the image's own
-	markedForCheckpoint bool            // the next capture begins with what the monitor has learnt
-	altMemory           vmmproc.FileKey // another memory that a capture may have been taken over; zero: none
+	// vmm.Machine allows one caller at a time; only that caller uses these fields.
+	incoming            *net.UnixConn   // for sending the device state; nil once used
+	state               []byte          // of the image
+	markedForCheckpoint bool            // the next capture includes a monitor checkpoint
+	altMemory           vmmproc.FileKey // another possible base of a capture; zero: none
 
 	mu           sync.Mutex
-	restoredFrom *checkpointstore.MonitorCheckpoint // what the monitor was made of, where this program made it
-	content      *os.File                           // of made
-	fullMemory   *os.File                           // the image's own memory where a view of it is mapped; nil: it is mapped itself
-	overlay      *overlay                           // what the image adds to the mapped memory; nil: nothing, or used
-	prepared     *preparation                       // for the next capture; nil once over
-	ended        bool                               // ended or released
-	nextChannel  *channel                           // connected at the start, for the first Dial
+	restoredFrom *checkpointstore.MonitorCheckpoint // checkpoint that this process restored the monitor from
+	content      *os.File                           // pages file of restoredFrom
+	fullMemory   *os.File                           // the image's memory file if a view of it is mapped instead; otherwise nil
+	overlay      *overlay                           // the image's memory delta, until it is written; nil: none
+	prepared     *preparation                       // for the next capture; nil after the end
+	ended        bool                               // exited or released
+	nextChannel  *channel                           // connected in advance for the next Dial
 	dialled      *channel
 	resumeOK     bool  // resumed is closed
-	stub         *stub // a process that is to become the monitor; nil: it is one, or never was another
+	stub         *stub // the restore stub; nil after the restore and for machines without one
 }
 
 var _ vmm.Machine = (*machine)(nil)
@@ -58,7 +58,7 @@ func newMachine(d *Driver, spec vmm.Spec, manifest vmm.Manifest) *machine {
 	return m
 }
 
-// event runs on the monitor connection's reader.
+// event handles a QMP event. It runs on the reader goroutine of the connection.
 func (m *machine) event(e qmp.Event) {
 	switch e.Name {
 	case "RESUME":
@@ -73,10 +73,10 @@ func (m *machine) event(e qmp.Event) {
 	}
 }
 
-// guestExitLimit bounds the last words with a monitor whose guest has ended.
+// guestExitLimit bounds the time for the last commands to a monitor whose guest has exited.
 const guestExitLimit = 10 * time.Second
 
-// guestExited keeps the console of a guest that ended and says why it did.
+// guestExited saves the console of an exited guest and returns why it exited.
 func (m *machine) guestExited(ctx context.Context, data string) string {
 	ctx, cancel := context.WithTimeoutCause(ctx, guestExitLimit, errors.New("monitor does not end"))
 	defer cancel()
@@ -89,12 +89,12 @@ func (m *machine) guestExited(ctx context.Context, data string) string {
 		if tail := vmm.ConsoleTail(console); tail != "" {
 			reason += "; its console ends with: " + tail
 		}
-		_ = os.WriteFile(filepath.Join(m.spec.Dir, consoleFile), console, 0o600) // a help for people
+		_ = os.WriteFile(filepath.Join(m.spec.Dir, consoleFile), console, 0o600) // only a help for people
 	}
 	return reason
 }
 
-// disconnect ends all connections to the monitor.
+// disconnect closes all connections to the monitor and frees what belongs to the machine.
 func (m *machine) disconnect() {
 	m.mu.Lock()
 	spare, dialled, next := m.nextChannel, m.dialled, m.prepared
@@ -103,14 +103,14 @@ func (m *machine) disconnect() {
 	m.fullMemory, m.content = nil, nil
 	incoming := m.incoming
 	m.mu.Unlock()
-	_ = m.takeOverlay().close() // it was only read
+	_ = m.takeOverlay().close() // was only read
 	for _, f := range read {
 		if f != nil {
-			_ = f.Close() // only read, too
+			_ = f.Close() // was only read
 		}
 	}
 	if next != nil {
-		_ = m.dropPreparation(next) // memory that is not freed twice: nothing to do about an error
+		_ = m.dropPreparation(next) // unmapping memory fails only if it was unmapped before
 	}
 	for _, c := range []*channel{spare, dialled} {
 		if c != nil {
@@ -125,7 +125,7 @@ func (m *machine) disconnect() {
 	}
 }
 
-// takeOverlay answers the overlay once; nil is fine to close.
+// takeOverlay returns the overlay once. A nil overlay may be closed.
 func (m *machine) takeOverlay() *overlay {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -134,7 +134,7 @@ func (m *machine) takeOverlay() *overlay {
 	return o
 }
 
-// do is one command to the monitor.
+// do runs one QMP command.
 func (m *machine) do(ctx context.Context, command string, args, out any, files ...*os.File) error {
 	return m.WithExitReason(ctx, m.qmp.Do(ctx, command, args, out, files...))
 }
@@ -171,7 +171,7 @@ func (m *machine) Dial(ctx context.Context) (net.Conn, error) {
 	return fresh, nil
 }
 
-// connect makes a connection to the guest channel.
+// connect makes a new connection to the guest channel.
 func (m *machine) connect(ctx context.Context) (*channel, error) {
 	conn, err := vmmproc.Connect(ctx, m.spec.Dir, channelSocket)
 	if err != nil {
@@ -184,7 +184,7 @@ func (m *machine) connect(ctx context.Context) (*channel, error) {
 	return c, nil
 }
 
-// Console answers the last of what the guest printed since Console was asked the last time.
+// Console returns the end of what the guest has printed since the last call.
 func (m *machine) Console(ctx context.Context) ([]byte, error) {
 	var text string
 	err := m.do(ctx, "ringbuf-read", map[string]any{"device": "console", "size": consoleBytes}, &text)

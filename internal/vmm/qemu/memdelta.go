@@ -11,25 +11,27 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
-// memDeltaName is the file of an image that says which image it grew from, and where it differs.
+// memDeltaName is the file of an image that holds its memory delta.
 const memDeltaName = "layer.json"
 
-// maxMemDelta is up to how many bytes of difference a machine is started on the memory of the older image,
-// whose pages are in the page cache already and shared with other machines, and gets the difference
-// copied in. A larger difference is rather mapped than copied. A reflink shares blocks and no cache:
-// from it, the first touches of a guest go to the disk.
+// maxMemDelta is the largest delta in bytes for which a machine maps the base memory file. The
+// pages of the base are in the page cache already and shared with other machines; only the delta is
+// copied. A larger delta costs more to copy than mapping the image's own file, whose first accesses
+// go to the disk because a reflink shares blocks but no page cache.
 const maxMemDelta = 32 << 20
 
-// memDelta is an image's memory as what it adds to the memory of another image.
+// memDelta describes an image's memory as its difference to the memory file of another image, the
+// base.
 type memDelta struct {
-	Path     string          `json:"path"` // of the other memory, when this image was saved
+	Path     string          `json:"path"` // of the base when this image was saved
 	File     vmmproc.FileKey `json:"file"`
-	Modified int64           `json:"modified"` // nanoseconds; memory files are never written again
+	Modified int64           `json:"modified"` // in nanoseconds; memory files are never modified
 	Bytes    int64           `json:"bytes"`
 	Spans    [][2]int64      `json:"spans"`
 }
 
-// newMemDelta describes pages over base; nil where there is too much of them or base has no name any more.
+// newMemDelta returns a delta with the given spans. It returns nil if the delta is too large or if
+// base has no path any more.
 func newMemDelta(base *os.File, spans []span) (*memDelta, error) {
 	if total(spans) > maxMemDelta {
 		return nil, nil
@@ -42,7 +44,7 @@ func newMemDelta(base *os.File, spans []span) (*memDelta, error) {
 	if err := unix.Fstat(int(base.Fd()), &st); err != nil {
 		return nil, err
 	}
-	var named unix.Stat_t // a file opened through a mapping has the path that it has in its monitor's jail
+	var named unix.Stat_t // a file opened through /proc/PID/map_files has its path in the monitor's jail
 	if err := unix.Stat(path, &named); err != nil || named.Dev != st.Dev || named.Ino != st.Ino {
 		return nil, nil
 	}
@@ -58,7 +60,7 @@ func newMemDelta(base *os.File, spans []span) (*memDelta, error) {
 	return l, nil
 }
 
-// parseMemDelta reads a layer of a memory of the given size.
+// parseMemDelta decodes a delta for a memory of the given size.
 func parseMemDelta(data []byte, bytes int64) (*memDelta, error) {
 	var l memDelta
 	if err := json.Unmarshal(data, &l); err != nil {
@@ -82,11 +84,11 @@ func (l *memDelta) spans() []span {
 	return out
 }
 
-// open opens the memory that the layer lies over; nil when it is not there any more.
+// open opens the base, or returns nil if it no longer exists.
 func (l *memDelta) open(flags int) (*os.File, error) {
 	f, err := os.OpenFile(l.Path, flags, 0)
 	if err != nil {
-		return nil, nil // gone, moved or closed to us: the image is whole without it
+		return nil, nil // removed, moved or not accessible; the image is complete without it
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
@@ -99,14 +101,14 @@ func (l *memDelta) open(flags int) (*os.File, error) {
 	return f, nil
 }
 
-// overlay is the difference that a prepared machine still needs before its guest may live.
+// overlay is a memory delta that must be copied into a prepared machine before its guest runs.
 type overlay struct {
 	memory *os.File // of the image itself
 	key    vmmproc.FileKey
 	spans  []span
 }
 
-// read copies the difference out of the image.
+// read copies the delta from the image's memory file.
 func (o *overlay) read() (*buffer, error) {
 	b, err := newBuffer(total(o.spans))
 	if err != nil {

@@ -20,10 +20,11 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// newTapAndListener is a network namespace with a tap and a listener in it; it ends with its descriptors.
+// newTapAndListener returns a tap and a listener in a new network namespace, which exists as long
+// as one of them is open.
 func newTapAndListener(t *testing.T) (tap *os.File, l net.Listener) {
 	t.Helper()
-	runtime.LockOSThread() // never unlocked: the thread ends with the test and is in another namespace
+	runtime.LockOSThread() // never unlocked: the thread stays in another namespace and ends with the test
 	ns, err := netns.New()
 	if err != nil {
 		t.Fatal(err)
@@ -65,7 +66,8 @@ func newTapAndListener(t *testing.T) (tap *os.File, l net.Listener) {
 	return tap, l
 }
 
-// A machine reaches its gateway after boot, and a restored copy the gateway of another place.
+// TestNetwork checks that a machine reaches its gateway after boot, and that a restored copy
+// reaches the gateway of another network slot.
 func TestNetwork(t *testing.T) {
 	l := lab(t)
 	d := l.Open(t)
@@ -81,7 +83,8 @@ func TestNetwork(t *testing.T) {
 		return s
 	}
 	var image vmm.Image
-	// The third is made of the second's monitor, with a tap that no monitor has set up.
+	// The third machine is restored from a checkpoint of the second's monitor, with a tap that no
+	// QEMU has configured.
 	ids := []string{"first", "second", "third"}
 	for i, id := range ids {
 		t.Run(id, func(t *testing.T) {
@@ -144,7 +147,7 @@ func TestNetwork(t *testing.T) {
 	}
 }
 
-// waitForGuest lets the guest send word to the listener.
+// waitForGuest makes the guest send word to the listener.
 func waitForGuest(t *testing.T, link *guestlink.Link, listener net.Listener, word string) {
 	t.Helper()
 	p, err := link.Start(t.Context(), guestapi.ProcessSpec{Argv: []string{"/bin/bash", "-c",

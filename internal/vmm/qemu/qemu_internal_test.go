@@ -81,7 +81,7 @@ func TestParseVersion(t *testing.T) {
 	}
 }
 
-// A private mapping of a file in this very process stands for a guest's memory.
+// TestDirtyPages uses a private file mapping of the test process as a guest's memory.
 func TestDirtyPages(t *testing.T) {
 	const size = 8 << 20
 	f, err := os.CreateTemp(t.TempDir(), "memory")
@@ -100,7 +100,7 @@ func TestDirtyPages(t *testing.T) {
 	defer unix.Munmap(mem)
 	var sum byte
 	for i := 0; i < size; i += pageSize {
-		sum += mem[i] // present, and still the file's
+		sum += mem[i] // makes the page present, but it remains the file's
 	}
 	for _, page := range []int{0, 3, 4, 5, 2047} {
 		mem[page*pageSize+int(sum)%7]++

@@ -24,10 +24,10 @@ import (
 
 var binary = flag.String("qemu.binary", "", "QEMU to test (default: the installed one)")
 
-// unprivilegedUID runs the monitors of these tests.
+// unprivilegedUID is the user of the monitors in these tests.
 const unprivilegedUID = 65534
 
-// newJail is a jail for all monitors of a test program.
+// newJail returns a jail for the monitors of a test program.
 func newJail(t testing.TB, dir string) vmm.Jail {
 	t.Helper()
 	layout, err := jail.Probe()
@@ -109,7 +109,7 @@ func lab(t testing.TB) vmmtest.Lab {
 	}
 }
 
-// TestMachines runs what needs one baked image, which takes the longest to make.
+// TestMachines runs all tests on one baked image, because baking takes most of the time.
 func TestMachines(t *testing.T) {
 	h := vmmtest.Bake(t, lab(t))
 	t.Run("conformance", func(t *testing.T) {

@@ -15,12 +15,13 @@ import (
 const (
 	monitorSocket = "monitor.sock"
 	channelSocket = "agent.sock"
-	memoryFile    = vmmproc.MemoryName // also of an image
+	memoryFile    = vmmproc.MemoryName // also in an image
 	consoleFile   = "console.log"
 	kernelFile    = "kernel"
 )
 
-// listen makes a listening socket at dir/name, replacing an old one, for a monitor to inherit.
+// listen creates a listening socket at dir/name for a monitor to inherit. It replaces an existing
+// one.
 func listen(dir, name string) (*os.File, error) {
 	l, err := vmmproc.Listen(dir, name)
 	if err != nil {
@@ -30,7 +31,7 @@ func listen(dir, name string) (*os.File, error) {
 	return file, errors.Join(err, l.Close())
 }
 
-// socketPair answers our end as a connection and the monitor's as a file.
+// socketPair returns this process's end as a connection and the monitor's end as a file.
 func socketPair() (*net.UnixConn, *os.File, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
-// diskRates are the bounds of disks; nil when none has any.
+// diskRates returns the rate limits of the disks, or nil if there are none.
 func diskRates(disks []vmm.Disk) []vmm.Rate {
 	all := make([]vmm.Rate, len(disks))
 	for i, d := range disks {
@@ -22,7 +22,7 @@ func diskRates(disks []vmm.Disk) []vmm.Rate {
 	return all
 }
 
-// throttleOptions is what a drive's option says of its bounds.
+// throttleOptions returns the -drive options for a rate limit.
 func throttleOptions(r vmm.Rate) string {
 	text := ""
 	if r.Bytes > 0 {
@@ -34,8 +34,8 @@ func throttleOptions(r vmm.Rate) string {
 	return text
 }
 
-// setThrottles gives a monitor that was made of another the bounds of this machine's disks. held are those of the
-// other, which are usually the same: then there is nothing to say.
+// setThrottles sets this machine's disk limits in a monitor that was restored from another
+// monitor's checkpoint. held are the limits of that other machine, which are usually the same.
 func (m *machine) setThrottles(ctx context.Context, held []vmm.Rate) error {
 	for i, d := range m.spec.Disks {
 		var before vmm.Rate
@@ -54,7 +54,8 @@ func (m *machine) setThrottles(ctx context.Context, held []vmm.Rate) error {
 	return nil
 }
 
-// updateThrottles gives a monitor that was taken over the bounds of its machine's disks, which may have changed meanwhile.
+// updateThrottles sets the disk limits of an adopted machine, which may have changed while it was
+// not managed.
 func (m *machine) updateThrottles(ctx context.Context) error {
 	held := diskRates(m.spec.Disks)
 	if slices.Equal(held, m.record.DiskRates) {

@@ -13,8 +13,8 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
 )
 
-// testRates holds when a machine's disk is held to its rate whatever the machine was made of: an image and a parent
-// that had another rate, or none.
+// testRates checks that disk rate limits apply whatever the machine was made from: an image and a
+// parent with another limit or none.
 func testRates(t *testing.T, h *vmmtest.Host) {
 	bound := vmm.Rate{Bytes: 8 << 20, Ops: 500}
 	slow, fewer := h.WithRate(bound), h.WithRate(vmm.Rate{Ops: 100})
@@ -24,7 +24,7 @@ func testRates(t *testing.T, h *vmmtest.Host) {
 	if r := m.Run(t, "dd if=/dev/vda of=/dev/null iflag=direct bs=1M count=8"); r.Exit.Code != 0 {
 		t.Fatalf("got %+v", r)
 	}
-	// One request may go over the tenth of a second that is let through at once. A loaded host takes longer.
+	// One request may exceed the burst of a tenth of a second. A loaded host takes longer.
 	if took := time.Since(began); took < 700*time.Millisecond {
 		t.Errorf("8 MiB at 8 MiB a second took %v", took)
 	}
@@ -48,7 +48,7 @@ func testRates(t *testing.T, h *vmmtest.Host) {
 	if err := free.Link.Close(); err != nil {
 		t.Error(err)
 	}
-	for _, rate := range []vmm.Rate{bound, {Ops: 9}, {}} { // a machine that lives is taken over with other ones
+	for _, rate := range []vmm.Rate{bound, {Ops: 9}, {}} { // limits of a running machine that is adopted
 		spec := free.Spec
 		spec.Disks = slices.Clone(spec.Disks)
 		spec.Disks[0].Rate = rate

@@ -13,7 +13,7 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
-// version is QEMU's.
+// version is a version of QEMU.
 type version struct {
 	major, minor int
 	text         string // "10.0.2"
@@ -38,7 +38,7 @@ func parseVersion(out string) (version, error) {
 	return version{major, minor, m[1]}, err
 }
 
-// versionLimit bounds the run of a program that only prints its version.
+// versionLimit bounds the run of a program that prints its version.
 const versionLimit = 20 * time.Second
 
 func probeVersion(ctx context.Context, binary string) (version, error) {
@@ -62,8 +62,8 @@ func probeVersion(ctx context.Context, binary string) (version, error) {
 	return v, nil
 }
 
-// fingerprint names what a guest sees of the processor. Under TCG that is QEMU's own model and depends on
-// its version alone; under KVM it is the host's processor.
+// fingerprint identifies the processor that a guest sees. Under TCG this is QEMU's own model, which
+// depends only on its version. Under KVM it is the host's processor.
 func fingerprint(accel vmm.Accelerator) (string, error) {
 	if accel == vmm.TCG {
 		return "tcg-max", nil

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// HostCPU names the host's processor as a guest of KVM sees it: a guest that was captured on one host can go
-// on where the name is the same.
+// HostCPU identifies the host's processor as KVM shows it to a guest. A guest that was captured on
+// one host can be restored on a host with the same result.
 func HostCPU() (string, error) {
 	data, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {
@@ -19,13 +19,14 @@ func HostCPU() (string, error) {
 	return "host-" + hashCPU(string(data)), nil
 }
 
-// cpuLines tell one model and feature set from another, on amd64 and on arm64.
+// cpuLines are the lines of /proc/cpuinfo that distinguish models and feature sets, on amd64 and
+// arm64.
 var cpuLines = []string{
 	"vendor_id", "cpu family", "model", "model name", "stepping", "flags",
 	"CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision", "Features",
 }
 
-// hashCPU digests the lines of the first processor.
+// hashCPU hashes these lines of the first processor.
 func hashCPU(cpuinfo string) string {
 	first, _, _ := strings.Cut(cpuinfo, "\n\n")
 	sum := sha256.New()

@@ -15,25 +15,26 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// Files that images of every such driver have.
+// Names of the files that the images of all these drivers have.
 const (
 	MemoryName   = "memory"
 	StateName    = "state"
 	manifestName = "manifest.json"
 )
 
-// Part is a small file of an image, which is checked on every restore.
+// Part is a small file of an image. Its checksum is checked on every restore.
 type Part struct {
 	Name string
 	Data []byte
 }
 
-// WriteImage completes dir, which holds the memory of memoryBytes, with parts and a manifest; then all of it
-// is durable, apart from the memory.
+// WriteImage writes the parts and the manifest into dir, which already holds the memory file.
+// memoryBytes is the size of that file. When WriteImage returns, everything except the memory file
+// is durable.
 func WriteImage(dir string, m vmm.Manifest, memoryBytes int64, parts ...Part) (vmm.Image, error) {
 	m.Created = time.Now().UTC()
 	m.Files = []vmm.File{{Name: MemoryName, Bytes: memoryBytes}}
-	var writes errgroup.Group // each waits for the file system's log, and it is written for all of them together
+	var writes errgroup.Group // every write waits for a commit of the file system's journal; one commit serves them all
 	for _, p := range parts {
 		sum := sha256.Sum256(p.Data)
 		m.Files = append(m.Files, vmm.File{Name: p.Name, Bytes: int64(len(p.Data)), SHA256: hex.EncodeToString(sum[:])})
@@ -46,7 +47,7 @@ func WriteImage(dir string, m vmm.Manifest, memoryBytes int64, parts ...Part) (v
 	return vmm.Image{Dir: dir, Manifest: m}, nil
 }
 
-// FileOf finds a file in a manifest.
+// FileOf returns the entry for a file in a manifest.
 func FileOf(m vmm.Manifest, name string) (vmm.File, bool) {
 	for _, f := range m.Files {
 		if f.Name == name {
@@ -56,7 +57,8 @@ func FileOf(m vmm.Manifest, name string) (vmm.File, bool) {
 	return vmm.File{}, false
 }
 
-// ReadChecked reads a small file of an image, of at most limit bytes, and holds it against its checksum.
+// ReadChecked reads a small file of an image and verifies its checksum. limit is the maximum size
+// in bytes.
 func ReadChecked(image vmm.Image, name string, limit int64) ([]byte, error) {
 	path := filepath.Join(image.Dir, name)
 	f, err := os.Open(path)
@@ -75,7 +77,7 @@ func ReadChecked(image vmm.Image, name string, limit int64) ([]byte, error) {
 	return data, nil
 }
 
-// ReadBounded reads all of f; more than limit bytes are an error.
+// ReadBounded reads all of f. A file of more than limit bytes is an error.
 func ReadBounded(f *os.File, limit int64) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err == nil && int64(len(data)) > limit {

@@ -11,48 +11,49 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// Phase is where a machine is in its life.
+// Phase is the phase of a machine's lifecycle.
 type Phase string
 
 // The phases.
 const (
-	Prepared Phase = "prepared" // no guest is in it yet
+	Prepared Phase = "prepared" // the monitor has no guest yet
 	Running  Phase = "running"
 	Paused   Phase = "paused"
 )
 
-// Hooks are what a driver adds to the life of its machines.
+// Hooks are the driver's part in the lifecycle of a machine.
 type Hooks struct {
-	// Disconnect ends all connections to the monitor, and what lives with it. It is called when the monitor has
-	// ended, or is let go; perhaps twice.
+	// Disconnect closes all connections to the monitor and ends everything that depends on it. It
+	// is called when the monitor has exited or is released, and may be called twice.
 	Disconnect func()
-	// DescribeExit puts into words how a monitor ended by itself.
+	// DescribeExit describes for people how a monitor exited on its own.
 	DescribeExit func(proc.Exit) string
-	// ErrClosed is the error of a connection to the monitor that broke.
+	// ErrClosed is the error of a broken connection to the monitor.
 	ErrClosed error
-	// OnGuestExit is called in a goroutine of the life's own after Dying, while the monitor still runs; what it answers
-	// is why the machine ended. It may be nil for a driver that does not call Dying.
+	// OnGuestExit is called in a goroutine of its own after GuestExited, while the monitor still
+	// runs. It returns the reason why the machine ended. It may be nil if the driver does not call
+	// GuestExited.
 	OnGuestExit func(ctx context.Context, data string) (reason string)
 }
 
-// Process is the process of one machine. It is prepared at first.
+// Process is the monitor process of one machine. Its first phase is Prepared.
 type Process struct {
 	registry  *Registry
 	spec      vmm.Spec
 	hooks     Hooks
-	proc      *proc.Process // set by Begin
-	done      chan struct{} // closed when the monitor has ended
+	proc      *proc.Process // set by Watch
+	done      chan struct{} // closed when the monitor has exited
 	detached  chan struct{} // closed by Release
-	guestExit chan string   // the guest ended itself
+	guestExit chan string   // receives the data of GuestExited
 
 	mu       sync.Mutex
 	phase    Phase
-	err      error  // why it ended; valid once done is closed
-	reason   string // why we ended it, apart from Kill
+	err      error  // why the monitor exited; valid once done is closed
+	reason   string // why this package killed it, except for Kill
 	released bool
 }
 
-// New is the life of a machine whose monitor is to be started or adopted.
+// New returns a Process for a monitor that is about to be started or adopted.
 func (s *Registry) New(spec vmm.Spec, hooks Hooks) *Process {
 	return &Process{
 		registry: s, spec: spec, hooks: hooks, phase: Prepared,
@@ -60,15 +61,16 @@ func (s *Registry) New(spec vmm.Spec, hooks Hooks) *Process {
 	}
 }
 
-// Watch makes the machine known and watches its monitor, beyond the end of ctx. It takes p over. Methods
-// that look at the monitor are right from here on.
+// Watch registers the process and watches it until it exits, even after ctx has ended. It takes
+// ownership of p. Methods that inspect the monitor may be called after Watch.
 func (l *Process) Watch(ctx context.Context, p *proc.Process) {
 	l.proc = p
 	l.registry.add(l)
 	go l.wait(context.WithoutCancel(ctx))
 }
 
-// GuestExited says that the guest has ended and the monitor has not. The first data counts.
+// GuestExited reports that the guest has exited while the monitor still runs. Only the first call
+// counts.
 func (l *Process) GuestExited(data string) {
 	select {
 	case l.guestExit <- data:
@@ -76,7 +78,7 @@ func (l *Process) GuestExited(data string) {
 	}
 }
 
-// wait waits for the end of the monitor, and ends it when the guest has ended.
+// wait waits for the monitor to exit, and kills it once the guest has exited.
 func (l *Process) wait(ctx context.Context) {
 	select {
 	case <-l.proc.Done():
@@ -94,14 +96,15 @@ func (l *Process) wait(ctx context.Context) {
 	l.err = l.exitError()
 	l.mu.Unlock()
 	l.hooks.Disconnect()
-	// Before the machine is forgotten: until then nobody starts another in its directory.
-	_ = l.registry.clear(l.spec.Dir) // the directory is the caller's and may be gone already
-	_ = l.proc.Release()             // its own end is known; a close that fails leaves nothing to do
+	// Clean up before the machine is forgotten: until then no other monitor is started in its
+	// directory.
+	_ = l.registry.clear(l.spec.Dir) // the caller owns the directory and may have removed it
+	_ = l.proc.Release()             // the exit is known already; a failed close leaves nothing to do
 	l.registry.forget(l)
 	close(l.done)
 }
 
-// exitError says why the monitor ended; nil after Kill. l.mu is held.
+// exitError returns the reason why the monitor exited, or nil after Kill. The caller holds l.mu.
 func (l *Process) exitError() error {
 	if l.reason != "" {
 		return errors.New(l.reason)
@@ -117,17 +120,17 @@ func (l *Process) exitError() error {
 	return errors.New(text)
 }
 
-// Fail ends the monitor for a reason that Err will tell, unless there was one before.
+// Fail kills the monitor. Err then returns reason, unless there was an earlier one.
 func (l *Process) Fail(reason string) {
 	l.mu.Lock()
 	if l.reason == "" {
 		l.reason = reason
 	}
 	l.mu.Unlock()
-	_ = l.proc.Signal(syscall.SIGKILL) // if this fails the monitor has ended, which is waited for
+	_ = l.proc.Signal(syscall.SIGKILL) // this fails only if the monitor has exited, and wait handles that
 }
 
-// Release lets the monitor go on without us. Twice is fine.
+// Release stops watching the monitor and leaves it running. It may be called twice.
 func (l *Process) Release() {
 	l.mu.Lock()
 	was := l.released
@@ -139,10 +142,11 @@ func (l *Process) Release() {
 	close(l.detached)
 	l.registry.forget(l)
 	l.hooks.Disconnect()
-	_ = l.proc.Release() // our descriptors of it: nothing is lost when closing one fails
+	_ = l.proc.Release() // closes only descriptors of this process; a failed close loses nothing
 }
 
-// Discard kills after a failed start. One that ended by itself is none, since the error of the start says so.
+// Discard kills the monitor after a failed start. It does nothing if the monitor has exited,
+// because the error of the start reports that.
 func (l *Process) Discard(ctx context.Context) error {
 	select {
 	case <-l.done:
@@ -173,7 +177,8 @@ func (l *Process) PID() int { return l.proc.PID() }
 // Done implements vmm.Machine.
 func (l *Process) Done() <-chan struct{} { return l.done }
 
-// Exited is closed when the process has ended, a moment before Done: Err says nothing yet.
+// Exited is closed when the process has exited. This is shortly before Done, and Err is not valid
+// yet.
 func (l *Process) Exited() <-chan struct{} { return l.proc.Done() }
 
 // Err implements vmm.Machine.
@@ -192,14 +197,14 @@ func (l *Process) Usage() (vmm.Usage, error) {
 	return vmm.Usage(u), err
 }
 
-// Phase tells the phase.
+// Phase returns the current phase.
 func (l *Process) Phase() Phase {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.phase
 }
 
-// SetPhase notes a phase and answers the one before.
+// SetPhase sets the phase and returns the previous one.
 func (l *Process) SetPhase(to Phase) (from Phase) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -207,15 +212,15 @@ func (l *Process) SetPhase(to Phase) (from Phase) {
 	return from
 }
 
-// WithExitReason turns err into vmm.ErrGone with the reason of the monitor's end when that has ended meanwhile; else it
-// answers err.
+// WithExitReason explains an error by the exit of the monitor. If the monitor has exited, it
+// returns vmm.ErrGone together with the reason; otherwise it returns err.
 func (l *Process) WithExitReason(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
 	broken := errors.Is(err, l.hooks.ErrClosed)
 	if broken {
-		// The connection breaks a moment before the end of the process is known.
+		// The connection breaks shortly before the exit of the process is known.
 		select {
 		case <-l.done:
 		case <-ctx.Done():
@@ -230,7 +235,7 @@ func (l *Process) WithExitReason(ctx context.Context, err error) error {
 	switch why := l.Err(); {
 	case why == nil:
 		return vmm.ErrGone
-	case broken || errors.Is(err, vmm.ErrGone): // which say nothing more
+	case broken || errors.Is(err, vmm.ErrGone): // these errors add no information
 		return fmt.Errorf("%w: %w", vmm.ErrGone, why)
 	default:
 		return fmt.Errorf("%w: %w: %w", vmm.ErrGone, why, err)

@@ -13,12 +13,12 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/proc"
 )
 
-// RecordFile is the record of a monitor in the directory of its machine.
+// RecordFile is the name of a monitor's record in the directory of its machine.
 const RecordFile = "monitor.json"
 
-// WriteRecord puts into dir what a later process of ours has to know of a monitor: whole, but not durably,
-// since no monitor outlives a crash of the host. A record is a struct that has the monitor's proc.Identity
-// as "process".
+// WriteRecord writes what a later host agent must know about a monitor to dir. The write is atomic
+// but not durable, because no monitor survives a crash of the host. The record must be a struct
+// with the monitor's proc.Identity as JSON field "process".
 func WriteRecord(dir string, record any) error {
 	data, err := json.Marshal(record)
 	if err != nil {
@@ -31,7 +31,8 @@ func WriteRecord(dir string, record any) error {
 	return os.Rename(path+".new", path)
 }
 
-// ReadRecord answers false where there is none, or one that a crash of the host left unreadable.
+// ReadRecord reads a record. It returns false if there is none or if a crash of the host has left
+// it unreadable.
 func ReadRecord(dir string, record any) (bool, error) {
 	err := durable.ReadJSON(filepath.Join(dir, RecordFile), record)
 	var access *fs.PathError
@@ -44,7 +45,7 @@ func ReadRecord(dir string, record any) (bool, error) {
 	return false, nil
 }
 
-// recordedProcess answers the process that the record in dir names, whichever driver wrote it.
+// recordedProcess returns the process named in dir's record, regardless of which driver wrote it.
 func recordedProcess(dir string) (proc.Identity, bool, error) {
 	var fields map[string]json.RawMessage
 	ok, err := ReadRecord(dir, &fields)
@@ -53,13 +54,14 @@ func recordedProcess(dir string) (proc.Identity, bool, error) {
 	}
 	var id proc.Identity
 	if err := json.Unmarshal(fields["process"], &id); err != nil {
-		return proc.Identity{}, false, nil // as unreadable as none
+		return proc.Identity{}, false, nil // unreadable counts as missing
 	}
 	return id, true, nil
 }
 
-// Marker is the environment variable that every monitor is started with: it names the directory of its
-// machine. It finds monitors that were started just before this program died, before their record was written.
+// Marker returns the environment variable by which a monitor is found. Every monitor has it; its
+// value is the directory of the machine. It finds monitors of a host agent that died before it
+// wrote their record.
 func Marker(dir string) (string, error) {
 	abs, err := filepath.Abs(dir)
 	if err != nil {
@@ -68,7 +70,8 @@ func Marker(dir string) (string, error) {
 	return "PANDASTACK_MONITOR=" + abs, nil
 }
 
-// findMonitors finds who belongs to dir: the one of its record, or without one whoever carries its mark.
+// findMonitors returns the monitors of dir: the recorded one or, without a record, every process
+// with the marker.
 func findMonitors(dir string) ([]proc.Identity, error) {
 	id, ok, err := recordedProcess(dir)
 	if err != nil {
@@ -84,7 +87,7 @@ func findMonitors(dir string) ([]proc.Identity, error) {
 	return proc.Find(mark)
 }
 
-// Remove takes the record and the named files out of dir. What is not there is no error.
+// Remove removes the record and the named files from dir. Missing files are not an error.
 func Remove(dir string, names ...string) error {
 	var all error
 	for _, name := range append([]string{RecordFile, RecordFile + ".new"}, names...) {
@@ -95,13 +98,13 @@ func Remove(dir string, names ...string) error {
 	return all
 }
 
-// FileKey names a file, whatever it is called, for as long as something holds it.
+// FileKey identifies a file by device and inode. It is valid as long as the inode is in use.
 type FileKey struct {
 	Device uint64 `json:"device"`
 	Inode  uint64 `json:"inode"`
 }
 
-// KeyOf names an open file.
+// KeyOf returns the key of an open file.
 func KeyOf(f *os.File) (FileKey, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {

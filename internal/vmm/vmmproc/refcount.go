@@ -5,19 +5,20 @@ import (
 	"sync"
 )
 
-// RefCount counts what is done with a capture, whose memory stays while something is done. The zero Uses needs
-// OnFree before it is used.
+// RefCount counts the operations that use a capture, and frees it after the last one. Call OnFree
+// before using a zero RefCount.
 type RefCount struct {
 	mu    sync.Mutex
-	free  func() error // nil once called
-	users int          // operations under way; Close waits for nobody, the last one frees
+	free  func() error // nil once it was called
+	users int          // operations in progress; Close does not wait for them, the last one frees
 	ended bool
 }
 
-// OnFree sets what frees the capture.
+// OnFree sets the function that frees the capture.
 func (u *RefCount) OnFree(free func() error) { u.free = free }
 
-// Acquire keeps the capture for one operation, which ends with Let. It fails after Close.
+// Acquire keeps the capture alive for one operation, which must end with Release. It fails after
+// Close.
 func (u *RefCount) Acquire() error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -36,7 +37,7 @@ func (u *RefCount) Release() error {
 	return u.freeLocked()
 }
 
-// Close frees the capture, at once or when the last operation under way has ended. Twice is fine.
+// Close frees the capture, either now or when the last operation ends. It may be called twice.
 func (u *RefCount) Close() error {
 	u.mu.Lock()
 	defer u.mu.Unlock()

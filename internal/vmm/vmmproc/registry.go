@@ -12,7 +12,7 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// Registry is the monitors of one driver.
+// Registry holds the monitors of one driver.
 type Registry struct {
 	limit time.Duration
 	clear func(dir string) error
@@ -21,20 +21,20 @@ type Registry struct {
 	processes map[string]*Process // by directory
 }
 
-// NewRegistry is an empty set. Limit bounds each single wait for a monitor; clear removes what a monitor needed in
-// the directory of its machine, and is no error where there is nothing.
+// NewRegistry returns an empty registry. limit bounds each wait for a monitor. clear removes the
+// monitor's files from a machine directory and must succeed if there are none.
 func NewRegistry(limit time.Duration, clear func(dir string) error) *Registry {
 	return &Registry{limit: limit, clear: clear, processes: map[string]*Process{}}
 }
 
-// WithTimeout bounds one wait for a monitor; what is for the error.
+// WithTimeout bounds one wait for a monitor. what names the operation in the error.
 func (s *Registry) WithTimeout(ctx context.Context, what string) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, s.limit, fmt.Errorf("%s took over %v", what, s.limit))
 }
 
-// Adopt finds the monitor that an earlier process of ours, or this one, started in dir, reads its record and
-// lets go of whatever Life it has here. The caller takes the process over. vmm.ErrGone when there is none any
-// more; what it left is removed then.
+// Adopt finds the monitor that runs in dir, reads its record and releases the Process that this
+// registry may have for it. The caller owns the returned process. If the monitor has exited, Adopt
+// removes its files and returns vmm.ErrGone.
 func (s *Registry) Adopt(dir string, record any) (*proc.Process, error) {
 	ok, err := ReadRecord(dir, record)
 	if err != nil {
@@ -83,7 +83,7 @@ func (s *Registry) Kill(ctx context.Context, spec vmm.Spec) error {
 	return s.clear(spec.Dir)
 }
 
-// Close lets go of all monitors and leaves them running, for a later Adopt.
+// Close releases all monitors and leaves them running, to be adopted later.
 func (s *Registry) Close() error {
 	s.mu.Lock()
 	all := make([]*Process, 0, len(s.processes))
@@ -109,7 +109,7 @@ func (s *Registry) add(l *Process) {
 	s.processes[filepath.Clean(l.spec.Dir)] = l
 }
 
-// forget drops l unless its directory has another machine by now.
+// forget removes l, unless its directory already belongs to another machine.
 func (s *Registry) forget(l *Process) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -12,12 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FDPath names an open descriptor of this process as a path: opening it needs rights on the file alone, on no
-// directory.
+// FDPath returns a path for an open descriptor of this process. Opening it requires permission on
+// the file but on no directory.
 func FDPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 
-// withShortPath calls do with a path to name in dir that is short however long dir's is: socket addresses hold
-// 107 bytes (unix(7)).
+// withShortPath calls do with a short path for dir/name, however long dir is. A socket address
+// holds at most 107 bytes (unix(7)).
 func withShortPath(dir, name string, do func(path string) error) error {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -26,7 +26,8 @@ func withShortPath(dir, name string, do func(path string) error) error {
 	return errors.Join(do(FDPath(int(d.Fd()))+"/"+name), d.Close())
 }
 
-// Listen makes a listening socket at dir/name, replacing an old one. Closing it leaves the name.
+// Listen creates a listening socket at dir/name and replaces an existing one. Closing the listener
+// does not remove the name.
 func Listen(dir, name string) (l *net.UnixListener, err error) {
 	err = withShortPath(dir, name, func(path string) error {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -43,8 +44,8 @@ func Listen(dir, name string) (l *net.UnixListener, err error) {
 	return l, nil
 }
 
-// Connect reaches the listener at dir/name, which need not accept yet. The directory may be the monitor's:
-// what lies there under that name must be a socket and no link to one of the host's.
+// Connect connects to the listener at dir/name, which need not accept yet. Because the monitor may
+// own the directory, Connect accepts only a socket and no link to a socket of the host.
 func Connect(ctx context.Context, dir, name string) (conn *net.UnixConn, err error) {
 	err = withShortPath(dir, name, func(path string) (err error) {
 		fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
@@ -64,7 +65,7 @@ func Connect(ctx context.Context, dir, name string) (conn *net.UnixConn, err err
 		if err != nil {
 			return err
 		}
-		conn = c.(*net.UnixConn) // by the network that was dialled
+		conn = c.(*net.UnixConn) // a Dialer returns this type for network unix
 		return nil
 	})
 	if err != nil {

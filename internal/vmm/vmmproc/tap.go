@@ -8,12 +8,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the guest's kernels of ours accept, and QEMU asks of a tap for them (linux/if_tun.h): packets without a sum,
-// and larger ones than the network takes.
+// offloads are those that our guest kernels accept and that QEMU therefore enables on a tap
+// (linux/if_tun.h): packets without checksum and TCP segmentation (TUN_F_CSUM, TUN_F_TSO4,
+// TUN_F_TSO6, TUN_F_TSO_ECN).
 const offloads = 0x01 | 0x02 | 0x04 | 0x08
 
-// SetUpTap does to a tap what a monitor does to it when it starts and its guest finds the card. header is the size,
-// in bytes, of what precedes each packet, as text.
+// SetUpTap configures a tap as QEMU does when its guest initializes the network card. header is the
+// size in bytes of the virtio-net header before each packet, in decimal.
 func SetUpTap(tap *os.File, header string) error {
 	size, err := strconv.Atoi(header)
 	if err != nil {

@@ -46,7 +46,7 @@ func TestRecord(t *testing.T) {
 	if id, ok, err := recordedProcess(dir); id != want.Process || !ok || err != nil {
 		t.Errorf("whose: got %+v, %v, %v", id, ok, err)
 	}
-	// What a crash of the host may leave of a file that was not synced.
+	// A crash of the host may leave an unsynced file empty.
 	if err := os.Truncate(filepath.Join(dir, RecordFile), 0); err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +55,7 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-// A monitor may put a link to a socket of the host where its own is looked for.
+// TestConnectFollowsNoLink checks that a monitor cannot redirect Connect to a socket of the host.
 func TestConnectFollowsNoLink(t *testing.T) {
 	dir := t.TempDir()
 	l, err := net.Listen("unix", filepath.Join(dir, "host.sock"))
@@ -76,13 +76,14 @@ func TestConnectFollowsNoLink(t *testing.T) {
 	_ = c.Close()
 }
 
-// Socket addresses hold 107 bytes, and directories of machines may be longer.
+// TestSocketInLongDirectory checks that directories may be longer than a socket address (107
+// bytes).
 func TestSocketInLongDirectory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), strings.Repeat("long", 50))
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // the second replaces what the first left
+	for range 2 { // the second round replaces the socket of the first
 		l, err := Listen(dir, "api.sock")
 		if err != nil {
 			t.Fatal(err)
@@ -97,7 +98,7 @@ func TestSocketInLongDirectory(t *testing.T) {
 	}
 }
 
-// Captures are freed when they were closed and nobody uses them any more, and once.
+// TestRefCount checks that a capture is freed once, after Close and after its last use.
 func TestRefCount(t *testing.T) {
 	freed := 0
 	var u RefCount
@@ -139,7 +140,7 @@ func TestImageFiles(t *testing.T) {
 
 var errClosed = errors.New("connection closed")
 
-// newTestProcess starts a script as the monitor of a machine.
+// newTestProcess starts a shell script as the monitor of a machine.
 func newTestProcess(t *testing.T, s *Registry, dir, script string) (*Process, *int) {
 	t.Helper()
 	mark, err := Marker(dir)
@@ -182,7 +183,7 @@ func newTestRegistry() *Registry {
 	return NewRegistry(time.Minute, func(dir string) error { return Remove(dir) })
 }
 
-// nothingLeft holds after the end of a life.
+// nothingLeft checks the state after a monitor has exited.
 func nothingLeft(t *testing.T, s *Registry, dir string) {
 	t.Helper()
 	left, err := os.ReadDir(dir)
@@ -240,7 +241,7 @@ func TestProcessExit(t *testing.T) {
 func TestWithExitReason(t *testing.T) {
 	s, dir := newTestRegistry(), t.TempDir()
 	l, _ := newTestProcess(t, s, dir, "read x; exit 3")
-	await(t, l) // its input is empty
+	await(t, l) // the script reads from empty input
 	other := errors.New("refused")
 	for _, err := range []error{errClosed, vmm.ErrGone, other} {
 		if got := l.WithExitReason(t.Context(), err); !errors.Is(got, vmm.ErrGone) ||
@@ -261,7 +262,8 @@ func TestWithExitReason(t *testing.T) {
 	}
 }
 
-// A monitor goes on without us, is adopted by another set, and killed by a third that knows nothing.
+// TestAdopt releases a monitor, adopts it in a second registry, and kills it from a third, which
+// does not know it.
 func TestAdopt(t *testing.T) {
 	one, two, three, dir := newTestRegistry(), newTestRegistry(), newTestRegistry(), t.TempDir()
 	l, hung := newTestProcess(t, one, dir, "exec sleep 1000")

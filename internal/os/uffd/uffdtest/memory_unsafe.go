@@ -8,7 +8,8 @@ import (
 	"github.com/pandastack/pandastack/internal/os/uffd"
 )
 
-// memory maps private memory, at a boundary of its pages, and answers its address too. It is never unmapped.
+// memory maps private memory aligned to its page size, and returns its address as well. The memory
+// is never unmapped.
 func memory(size, page int) ([]byte, uint64, error) {
 	flags := unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_NORESERVE
 	if page == uffd.Huge {

@@ -15,10 +15,11 @@ import (
 	"github.com/pandastack/pandastack/internal/os/uffd"
 )
 
-// maxThreads bounds Scatter.
+// maxThreads bounds the threads of Scatter.
 const maxThreads = 64
 
-// serveCommands is the process: it hands memory over and then does as told until its input ends.
+// serveCommands is the main function of the process. It sends the handshake and then executes
+// commands until its input ends.
 func serveCommands(socket, bytes, page string) error {
 	size, err1 := strconv.Atoi(bytes)
 	pageSize, err2 := strconv.Atoi(page)
@@ -44,7 +45,7 @@ func serveCommands(socket, bytes, page string) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close() // kept until the end, by which the pager knows of it
+	defer conn.Close() // open until the process exits, which is how the pager notices the exit
 	if err := uffd.Send(conn, fd, []uffd.Region{{Base: base, Size: uint64(size), PageSize: uint64(pageSize)}}); err != nil {
 		return err
 	}
@@ -61,7 +62,7 @@ func serveCommands(socket, bytes, page string) error {
 	return in.Err()
 }
 
-// execute is one line.
+// execute runs one command.
 func execute(line string, mem []byte, page int) (string, error) {
 	var verb string
 	var off, length, extra int
@@ -98,7 +99,7 @@ func execute(line string, mem []byte, page int) (string, error) {
 	return "", fmt.Errorf("%q is no verb", verb)
 }
 
-// touched keeps what was read from being optimized away.
+// touched keeps the compiler from removing the reads.
 var touched struct {
 	sync.Mutex
 	sum int

@@ -1,11 +1,11 @@
-// Package uffdtest is a process whose memory another process serves, for tests and measurements: what a
-// monitor is to a pager, without a guest.
+// Package uffdtest starts processes whose memory is served by a pager, for tests and benchmarks.
+// Such a process is to a pager what a monitor is, but it has no guest.
 //
-// A program calls Main first thing; in a process that Start made of it, Main does what it is told and does
-// not return. The process maps memory, makes a userfaultfd for it, hands it over at a socket, and then
-// touches, writes and gives back memory line by line.
+// The program calls Main first. In a process started by Start, Main executes commands and does not
+// return. The process maps memory, creates a userfaultfd for it, and sends it to a socket. It then
+// reads, writes and drops memory on command.
 //
-// A Process belongs to one goroutine.
+// Only one goroutine may use a Process.
 package uffdtest
 
 import (
@@ -21,24 +21,25 @@ import (
 	"time"
 )
 
-// mark is the first argument of a process that is told what to do.
+// mark is the first argument of a process started by Start.
 const mark = "uffdtest-process"
 
-// Options say what memory a process has.
+// Options describe the memory of a process.
 type Options struct {
-	Socket   string // of the pager
+	Socket   string // path of the pager's socket
 	Bytes    int64
 	PageSize int // uffd.Page or uffd.Huge
 }
 
-// Process is a process with memory that somebody else serves.
+// Process is a process whose memory another process serves.
 type Process struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
 	out *bufio.Reader
 }
 
-// Start starts a process, of this program, that hands its memory over at o.Socket. It returns before that.
+// Start runs this program as a new process that sends its memory to o.Socket. It does not wait for
+// the handshake.
 func Start(ctx context.Context, o Options) (*Process, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -61,20 +62,20 @@ func Start(ctx context.Context, o Options) (*Process, error) {
 	return p, nil
 }
 
-// PID is the process's.
+// PID returns the process ID.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Kill ends it, whatever it waits for, and waits for its end.
+// Kill kills the process, even if it is blocked on a fault, and waits for it to exit.
 func (p *Process) Kill() error {
 	err := p.cmd.Process.Kill()
 	if errors.Is(err, os.ErrProcessDone) {
 		err = nil
 	}
-	_ = p.cmd.Wait() // it was killed, which is told as an error
+	_ = p.cmd.Wait() // returns an error because the process was killed
 	return err
 }
 
-// request sends a line and reads the answer.
+// request sends a command and returns the response.
 func (p *Process) request(format string, args ...any) (string, error) {
 	if _, err := fmt.Fprintf(p.in, format+"\n", args...); err != nil {
 		return "", err
@@ -90,10 +91,10 @@ func (p *Process) request(format string, args ...any) (string, error) {
 	return line, nil
 }
 
-// Sum reads length bytes from off on, page after page, and answers their SHA-256 in hexadecimal.
+// Sum reads length bytes from off on, page by page, and returns their SHA-256 in hexadecimal.
 func (p *Process) Sum(off, length int64) (string, error) { return p.request("sum %d %d", off, length) }
 
-// Touch reads one byte of each page of a range, in order, and answers how long that took.
+// Touch reads one byte of each page of a range, in order, and returns the time that took.
 func (p *Process) Touch(off, length int64) (time.Duration, error) {
 	line, err := p.request("touch %d %d", off, length)
 	if err != nil {
@@ -102,7 +103,7 @@ func (p *Process) Touch(off, length int64) (time.Duration, error) {
 	return time.ParseDuration(line)
 }
 
-// Scatter is Touch from several threads at once, each with its own part of the range.
+// Scatter is like Touch, but reads from several threads, each with its own part of the range.
 func (p *Process) Scatter(off, length int64, threads int) (time.Duration, error) {
 	line, err := p.request("scatter %d %d %d", off, length, threads)
 	if err != nil {
@@ -117,13 +118,14 @@ func (p *Process) Write(off, length int64, with byte) error {
 	return err
 }
 
-// Drop gives a range back to the kernel, as a balloon does. It returns when the pager read of it.
+// Drop gives a range back to the kernel (MADV_DONTNEED), as a balloon does. It returns once the
+// pager has read the event.
 func (p *Process) Drop(off, length int64) error {
 	_, err := p.request("drop %d %d", off, length)
 	return err
 }
 
-// Main does nothing in a process that Start did not make.
+// Main runs the commands in a process started by Start. In any other process it does nothing.
 func Main() {
 	if len(os.Args) != 5 || os.Args[1] != mark {
 		return
@@ -135,7 +137,7 @@ func Main() {
 	os.Exit(0)
 }
 
-// dial connects to the pager.
+// dial connects to the pager's socket.
 func dial(socket string) (*net.UnixConn, error) {
 	return net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
 }

@@ -13,24 +13,24 @@ import (
 	"sync"
 )
 
-// maxAnswer bounds an answer in bytes; the largest real one is some kilobytes.
+// maxAnswer bounds a response in bytes. The largest real one has a few KiB.
 const maxAnswer = 1 << 20
 
-// FaultError is a request that Firecracker refused.
+// FaultError is an error response of Firecracker.
 type FaultError struct {
-	Op     string // "PUT /snapshot/load"
+	Op     string // such as "PUT /snapshot/load"
 	Status int
-	Fault  string // its words, printable and short
+	Fault  string // fault_message, made printable and short
 }
 
 func (e *FaultError) Error() string {
 	return fmt.Sprintf("%s: refused with status %d: %s", e.Op, e.Status, e.Fault)
 }
 
-// NewerError is a request that needs a newer release than the one that runs.
+// NewerError reports that a request needs a newer release of Firecracker.
 type NewerError struct {
 	Op    string
-	Field string // "" for the request itself
+	Field string // "" for the whole request
 	Since Version
 	Have  Version
 }
@@ -43,18 +43,18 @@ func (e *NewerError) Error() string {
 	return fmt.Sprintf("%s needs Firecracker %s; this is %s", what, e.Since, e.Have)
 }
 
-// ErrClosed says that the connection broke while a request was under way, or that there was none: the
-// monitor has most likely ended.
+// ErrClosed reports that the connection broke during a request or could not be made. Most likely
+// the monitor has exited.
 var ErrClosed = errors.New("the monitor's API does not answer")
 
-// Client asks one monitor.
+// Client is an API client for one monitor.
 type Client struct {
 	http    *http.Client
 	version Version
-	mu      sync.Mutex // held for each request
+	mu      sync.Mutex // held during each request
 }
 
-// New gives a client of a monitor of the given release, which dial connects to.
+// New returns a client for a monitor of the given release. dial connects to the monitor.
 func New(version Version, dial func(ctx context.Context) (net.Conn, error)) *Client {
 	return &Client{version: version, http: &http.Client{Transport: &http.Transport{
 		DialContext:        func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
@@ -62,10 +62,10 @@ func New(version Version, dial func(ctx context.Context) (net.Conn, error)) *Cli
 	}}}
 }
 
-// Close ends the connection; the monitor goes on.
+// Close closes the connection. The monitor continues.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// since is the release that a field or a request came with.
+// since is the release that introduced a field or a request.
 type since struct {
 	used  bool
 	field string
@@ -93,7 +93,7 @@ func (c *Client) do(ctx context.Context, method, path string, body, out any, fie
 		if err != nil {
 			return err
 		}
-		payload = bytes.NewReader(data) // whose length is known: Firecracker reads no chunks
+		payload = bytes.NewReader(data) // has a known length: Firecracker does not support chunked encoding
 	}
 	req, err := http.NewRequestWithContext(ctx, method, "http://firecracker"+path, payload)
 	if err != nil {
@@ -120,7 +120,7 @@ func (c *Client) do(ctx context.Context, method, path string, body, out any, fie
 	return decode(op, answer.StatusCode, data, out)
 }
 
-// broken is the error of a request without an answer.
+// broken returns the error of a request without a response.
 func (c *Client) broken(ctx context.Context, op string, err error) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("%s: %w", op, context.Cause(ctx))
@@ -128,7 +128,7 @@ func (c *Client) broken(ctx context.Context, op string, err error) error {
 	return fmt.Errorf("%s: %w: %w", op, ErrClosed, err)
 }
 
-// decode turns an answer into an error or into out.
+// decode decodes a response into out or an error.
 func decode(op string, status int, data []byte, out any) error {
 	if status < 200 || status > 299 {
 		var f struct {
@@ -148,7 +148,7 @@ func decode(op string, status int, data []byte, out any) error {
 	return nil
 }
 
-// printable makes what a monitor says fit for a log line.
+// printable makes text from a monitor safe for logs.
 func printable(s string) string {
 	const most = 400
 	var b strings.Builder

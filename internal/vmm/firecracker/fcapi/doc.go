@@ -1,11 +1,12 @@
-// Package fcapi speaks Firecracker's API: requests and answers over its unix socket.
+// Package fcapi is a client for Firecracker's REST API over its Unix socket.
 //
-// It owns the words of the API, which release knows which of them, and one connection. It must not know
-// why anything is asked, in which order, or what a machine is.
+// It owns the requests and their fields, the releases that introduced them, and one connection. It
+// must not know why or in which order requests are made, or what a machine is.
 //
-// Firecracker refuses a request that has a field it does not know. So a request that needs a newer release
-// is refused here, by name, and nothing is left out silently.
+// Firecracker refuses requests with unknown fields (deny_unknown_fields). Therefore a request that
+// needs a newer release is refused by name before it is sent, and no field is dropped silently.
 //
-// What the other end says is bounded and not trusted: a guest that broke out of its machine may speak there.
-// A Client may be used from many goroutines; the requests are made one after the other, as Firecracker would.
+// Responses are bounded and not trusted, because a guest that has escaped from its machine may send
+// them. A Client may be used from many goroutines. Requests are made one after the other, which is
+// also how Firecracker handles them.
 package fcapi

@@ -16,7 +16,7 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
 )
 
-// answering gives a client whose monitor reads one request and answers with raw bytes.
+// answering returns a client whose monitor reads one request and responds with raw.
 func answering(t *testing.T, v fcapi.Version, raw string) (*fcapi.Client, *string) {
 	t.Helper()
 	seen := new(string)
@@ -44,7 +44,7 @@ func answer(status, body string) string {
 
 const noContent = "HTTP/1.1 204 \r\nServer: Firecracker API\r\nConnection: keep-alive\r\n\r\n"
 
-// TestBodies holds every request against the API's own words.
+// TestBodies compares every request with the JSON of the API documentation.
 func TestBodies(t *testing.T) {
 	limit := &fcapi.RateLimiter{Bandwidth: &fcapi.TokenBucket{Size: 1000, RefillMillis: 1000}}
 	for _, c := range []struct {
@@ -195,7 +195,8 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// FuzzAnswer feeds a client whatever a monitor could say: it must answer, and say something printable.
+// FuzzAnswer sends arbitrary responses to a client, which must return, with a printable error if
+// any.
 func FuzzAnswer(f *testing.F) {
 	f.Add([]byte("HTTP/1.1 200 \r\nContent-Length: 2\r\n\r\n{}"))
 	f.Add([]byte("HTTP/1.1 400 \r\nContent-Length: 21\r\n\r\n{\"fault_message\":\"a\"}"))

@@ -1,21 +1,21 @@
 package fcapi
 
-// BootSource is what a guest starts from. Paths are the monitor's.
+// BootSource is the kernel to boot. Paths are those of the monitor.
 type BootSource struct {
 	Kernel string `json:"kernel_image_path"`
 	Initrd string `json:"initrd_path,omitempty"`
 	Args   string `json:"boot_args,omitempty"`
 }
 
-// The sizes of the pages that guest memory is made of.
+// Page sizes of guest memory.
 const (
 	PagesSmall    = "None"
 	PagesHuge     = "2M"
-	PagesMerged   = "Transparent" // since 1.17
-	PagesSnapshot = "Snapshot"    // on load, since 1.17: as the snapshot says
+	PagesMerged   = "Transparent" // transparent huge pages; since 1.17
+	PagesSnapshot = "Snapshot"    // on load, since 1.17: as in the snapshot
 )
 
-// MachineConfig is the shape of a machine.
+// MachineConfig is the configuration of vCPUs and memory.
 type MachineConfig struct {
 	VCPUs      int    `json:"vcpu_count"`
 	MemoryMiB  int    `json:"mem_size_mib"`
@@ -24,13 +24,13 @@ type MachineConfig struct {
 	HugePages  string `json:"huge_pages,omitempty"`
 }
 
-// How a drive treats the guest's flushes.
+// Cache types: how a drive treats flush requests of the guest.
 const (
-	CacheUnsafe    = "Unsafe"    // they are not heard
-	CacheWriteback = "Writeback" // they wait for the medium
+	CacheUnsafe    = "Unsafe"    // ignores flushes
+	CacheWriteback = "Writeback" // syncs the file on a flush
 )
 
-// Drive is a disk.
+// Drive is a block device.
 type Drive struct {
 	ID       string       `json:"drive_id"`
 	Path     string       `json:"path_on_host"`
@@ -41,20 +41,20 @@ type Drive struct {
 	Limiter  *RateLimiter `json:"rate_limiter,omitempty"`
 }
 
-// DrivePatch changes a disk while its guest lives. What is not set stays.
+// DrivePatch changes a drive of a running machine. Unset fields are not changed.
 type DrivePatch struct {
 	ID      string       `json:"drive_id"`
 	Path    string       `json:"path_on_host,omitempty"`
 	Limiter *RateLimiter `json:"rate_limiter,omitempty"`
 }
 
-// TokenBucket lets Size through in RefillMillis; a bucket of size 0 lets everything through.
+// TokenBucket allows Size units per RefillMillis. A size of 0 means no limit.
 type TokenBucket struct {
 	Size         int64 `json:"size"`
 	RefillMillis int64 `json:"refill_time"`
 }
 
-// RateLimiter bounds bytes and operations.
+// RateLimiter limits bytes and operations.
 type RateLimiter struct {
 	Bandwidth *TokenBucket `json:"bandwidth,omitempty"`
 	Ops       *TokenBucket `json:"ops,omitempty"`
@@ -69,25 +69,25 @@ type NetworkInterface struct {
 	Out    *RateLimiter `json:"tx_rate_limiter,omitempty"`
 }
 
-// NetworkPatch changes the limits of a network card. What is not set stays.
+// NetworkPatch changes the rate limits of a network interface. Unset fields are not changed.
 type NetworkPatch struct {
 	ID  string       `json:"iface_id"`
 	In  *RateLimiter `json:"rx_rate_limiter,omitempty"`
 	Out *RateLimiter `json:"tx_rate_limiter,omitempty"`
 }
 
-// Vsock is the guest's socket to the host.
+// Vsock is a vsock device.
 type Vsock struct {
-	CID  uint32 `json:"guest_cid"` // 3 or more
+	CID  uint32 `json:"guest_cid"` // at least 3
 	Path string `json:"uds_path"`
 }
 
-// Entropy is a source of randomness.
+// Entropy is an entropy device.
 type Entropy struct {
 	Limiter *RateLimiter `json:"rate_limiter,omitempty"`
 }
 
-// Balloon takes memory from a guest and gives it back.
+// Balloon is a memory balloon.
 type Balloon struct {
 	MiB          int  `json:"amount_mib"`
 	DeflateOnOOM bool `json:"deflate_on_oom"`
@@ -95,24 +95,24 @@ type Balloon struct {
 	Reporting    bool `json:"free_page_reporting,omitempty"` // since 1.14
 }
 
-// BalloonSize is how much a balloon takes.
+// BalloonSize is the target size of a balloon.
 type BalloonSize struct {
 	MiB int `json:"amount_mib"`
 }
 
-// HotplugMemory is memory that can be plugged in while the guest lives. Since 1.14.
+// HotplugMemory is a device for memory hotplug. Since 1.14.
 type HotplugMemory struct {
 	TotalMiB int `json:"total_size_mib"`
 	SlotMiB  int `json:"slot_size_mib,omitempty"`
 	BlockMiB int `json:"block_size_mib,omitempty"`
 }
 
-// HotplugSize is how much of it shall be there.
+// HotplugSize is the requested amount of hotplugged memory.
 type HotplugSize struct {
 	RequestedMiB int `json:"requested_size_mib"`
 }
 
-// HotplugStatus is how much of it is there.
+// HotplugStatus is the state of a memory hotplug device.
 type HotplugStatus struct {
 	TotalMiB     int `json:"total_size_mib"`
 	SlotMiB      int `json:"slot_size_mib"`
@@ -121,41 +121,41 @@ type HotplugStatus struct {
 	RequestedMiB int `json:"requested_size_mib"`
 }
 
-// MetadataTokens is the version of the metadata service that answers those alone who fetched a token.
+// MetadataTokens is version 2 of the metadata service, which requires a session token.
 const MetadataTokens = "V2"
 
-// MetadataService answers the guest at an address that never leaves the monitor.
+// MetadataService configures the metadata service (MMDS), whose traffic never leaves the monitor.
 type MetadataService struct {
 	Version  string   `json:"version"`
-	Networks []string `json:"network_interfaces"` // ids of cards
+	Networks []string `json:"network_interfaces"` // interface IDs
 }
 
-// The kinds of snapshots.
+// Snapshot types.
 const (
 	SnapshotFull = "Full"
-	SnapshotDiff = "Diff" // into a file of the right size, only what changed is written
+	SnapshotDiff = "Diff" // writes only dirty pages, in place if the file exists with the right size
 )
 
-// SnapshotCreate writes a paused machine into two files.
+// SnapshotCreate is a request to write a snapshot into two files.
 type SnapshotCreate struct {
 	Type   string `json:"snapshot_type"`
 	State  string `json:"snapshot_path"`
 	Memory string `json:"mem_file_path"`
 }
 
-// The kinds of memory a machine can be loaded over.
+// Memory backends of a load.
 const (
 	BackendFile = "File"
 	BackendUffd = "Uffd"
 )
 
-// MemoryBackend is where the memory of a loaded machine comes from.
+// MemoryBackend is the source of a restored machine's memory.
 type MemoryBackend struct {
 	Type string `json:"backend_type"`
 	Path string `json:"backend_path"`
 }
 
-// SnapshotLoad makes a machine of a snapshot.
+// SnapshotLoad is a request to restore a snapshot.
 type SnapshotLoad struct {
 	State      string            `json:"snapshot_path"`
 	Memory     MemoryBackend     `json:"mem_backend"`
@@ -165,20 +165,20 @@ type SnapshotLoad struct {
 	HugePages  string            `json:"huge_pages,omitempty"`        // since 1.17
 }
 
-// NetworkOverride puts a network card on another tap than its snapshot says.
+// NetworkOverride connects a network interface to another tap than in the snapshot.
 type NetworkOverride struct {
 	ID     string `json:"iface_id"`
 	Device string `json:"host_dev_name"`
 }
 
-// The states of an instance.
+// Instance states.
 const (
 	StateNone    = "Not started"
 	StateRunning = "Running"
 	StatePaused  = "Paused"
 )
 
-// Instance is what a monitor says of itself.
+// Instance is the description of a monitor.
 type Instance struct {
 	ID      string `json:"id"`
 	State   string `json:"state"`

@@ -12,8 +12,8 @@ type Version struct{ Major, Minor, Patch int }
 
 var versionWords = regexp.MustCompile(`v?([0-9]{1,4})\.([0-9]{1,4})\.([0-9]{1,4})`)
 
-// ParseVersion finds the first version in a text such as what `firecracker --version` prints. A suffix
-// ("-dev") is not looked at.
+// ParseVersion returns the first version in a text such as the output of `firecracker --version`.
+// It ignores a suffix such as "-dev".
 func ParseVersion(text string) (Version, error) {
 	m := versionWords.FindStringSubmatch(text)
 	if m == nil {
@@ -21,17 +21,18 @@ func ParseVersion(text string) (Version, error) {
 	}
 	var v Version
 	for i, to := range []*int{&v.Major, &v.Minor, &v.Patch} {
-		*to, _ = strconv.Atoi(m[i+1]) // digits by the expression
+		*to, _ = strconv.Atoi(m[i+1]) // the expression matches only digits
 	}
 	return v, nil
 }
 
-// Compare is negative for an older v, 0 for the same, positive for a newer one.
+// Compare returns a negative number if v is older than w, 0 if they are equal, and a positive
+// number if v is newer.
 func (v Version) Compare(w Version) int {
 	return cmp.Or(cmp.Compare(v.Major, w.Major), cmp.Compare(v.Minor, w.Minor), cmp.Compare(v.Patch, w.Patch))
 }
 
-// AtLeast tells whether v is major.minor or newer.
+// AtLeast reports whether v is at least major.minor.
 func (v Version) AtLeast(major, minor int) bool { return v.Compare(Version{major, minor, 0}) >= 0 }
 
 func (v Version) String() string { return fmt.Sprintf("%d.%d.%d", v.Major, v.Minor, v.Patch) }

@@ -20,21 +20,21 @@ type monitor struct {
 	settings settings
 	dir      string          // of the program
 	ctx      context.Context // of the process
-	over     chan int        // its exit code
+	over     chan int        // receives the exit code
 
-	mu         sync.Mutex // held for each request
+	mu         sync.Mutex // held during each request
 	phase      string     // fcapi.StateNone, StateRunning or StatePaused
-	configured bool       // something was set that forbids a load
-	fatal      bool       // the request that is answered ends the process
+	configured bool       // a boot-specific resource was set, which forbids a load
+	fatal      bool       // an error of the current request ends the process
 	shape      shape
 	memory     memory
 	guest      *fake.Guest
 	vsock      *vsock
 	captured   bool            // a snapshot was made since the last resume
-	metadata   json.RawMessage // what the guest is answered; never part of a snapshot
+	metadata   json.RawMessage // content of the metadata service; never part of a snapshot
 }
 
-// fault is a refused request.
+// fault is an error response.
 type fault struct {
 	status int
 	text   string
@@ -44,7 +44,7 @@ func (f fault) Error() string { return f.text }
 
 func bad(format string, args ...any) error { return fault{400, fmt.Sprintf(format, args...)} }
 
-// ServeHTTP answers one request, in the order they come, as the real program's one thread does.
+// ServeHTTP handles one request at a time, like the single API thread of Firecracker.
 func (m *monitor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -74,12 +74,12 @@ func (m *monitor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	m.answer(w, out, err)
 	if m.fatal {
-		_ = http.NewResponseController(w).Flush() // the process ends next
+		_ = http.NewResponseController(w).Flush() // the process exits next
 		m.exit(exitGeneric)
 	}
 }
 
-// body reads a request's body by the rules of the real server.
+// body reads the body of a request by the rules of Firecracker's HTTP server.
 func (m *monitor) body(r *http.Request) ([]byte, error) {
 	switch {
 	case len(r.TransferEncoding) > 0:
@@ -115,16 +115,16 @@ func (m *monitor) answer(w http.ResponseWriter, out any, err error) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(out) // the client may be gone
+	_ = json.NewEncoder(w).Encode(out) // the client may have disconnected
 }
 
-// route is one request.
+// route handles one kind of request.
 type route struct {
 	when func(*monitor) error
 	do   func(m *monitor, id string, body []byte) (any, error)
 }
 
-// handle finds and does a request.
+// handle finds the route of a request and runs it.
 func (m *monitor) handle(method, path string, body []byte) (any, error) {
 	op, id := method+" "+path, ""
 	for _, prefix := range []string{"/drives/", "/network-interfaces/"} {
@@ -152,7 +152,7 @@ func (m *monitor) handle(method, path string, body []byte) (any, error) {
 	return r.do(m, id, body)
 }
 
-// The order of requests.
+// The states in which requests are allowed.
 
 func preBoot(m *monitor) error {
 	if m.phase != fcapi.StateNone {

@@ -1,19 +1,20 @@
-// Package fctest is a strict Firecracker without a virtual machine: a program of its own that a test starts
-// in Firecracker's place.
+// Package fctest is a strict fake of Firecracker without a virtual machine. It is a separate
+// program that tests start instead of Firecracker.
 //
-// It owns what a driver can do wrong: the command line, the routes and the fields that each release knows,
-// the order in which requests are allowed, the limits of requests, the files of snapshots and when they may
-// be written, the paths that a snapshot opens again, the way to the guest's sockets before and after a
-// restore, the handshake over a userfaultfd, and exit codes. Guest memory is a real mapping; the guest in it
-// is one of package fake, whose state lies in that memory, so that a restore really reads it. It must not
-// know the driver.
+// It checks everything that a driver can do wrong: the command line, the routes and fields of each
+// release, the order of requests, their limits, the files of snapshots and when they may be
+// written, the paths that a snapshot opens again, connections to guest sockets before and after a
+// restore, the userfaultfd handshake, and exit codes. Guest memory is a real mapping. The guest is
+// that of package fake; its state is stored in this memory, so that a restore really reads it. The
+// package must not know the driver.
 //
-// A test binary becomes the program: its TestMain calls Main first, which returns when it was not started
-// as one. Install puts the program into a directory of the test; there is one for every release. Beside the
-// program lie faults.json, which a test writes with Fail to make a request go wrong, and requests.log, which
-// tells every start and every request in order; in a jail, that lies in the directory of the monitor.
+// The program is the test binary itself: its TestMain calls Main first, which returns if the
+// process was not started as Firecracker. Install puts the program of one release into a directory
+// of the test. Beside it are two files: faults.json, which Fail writes to make requests fail, and
+// requests.log, which lists all starts and requests in order. In a jail the log is in the monitor's
+// directory.
 //
-// InstallJailer puts a strict stand-in for the official jailer beside it: its command line, its refusals, what it
-// does in which order, and what it expects to find. Control groups and daemons, which the driver leaves to
-// others, it does not know.
+// InstallJailer adds a strict fake of Firecracker's jailer: its command line, its refusals, the
+// order of its steps, and the files it expects. It does not support cgroups and daemonizing, which
+// the driver does not use.
 package fctest

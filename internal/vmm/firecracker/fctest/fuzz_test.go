@@ -10,7 +10,7 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
 )
 
-// said is a connection on which something was said.
+// said is a connection with received data.
 type said struct {
 	net.Conn
 	io.Reader
@@ -18,7 +18,8 @@ type said struct {
 
 func (s said) Read(p []byte) (int, error) { return s.Reader.Read(p) }
 
-// FuzzParsers gives bodies to every request's schema, and lines to the ways in beside the API.
+// FuzzParsers parses arbitrary bodies with every schema, and arbitrary lines with the other
+// parsers.
 func FuzzParsers(f *testing.F) {
 	f.Add([]byte("CONNECT 5252\n"))
 	f.Add(

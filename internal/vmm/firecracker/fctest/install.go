@@ -14,10 +14,10 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
 )
 
-// name begins the name of the program; the release follows.
+// name is the prefix of the program's name; the release follows.
 const name = "firecracker-v"
 
-// Main is one of the programs, if this process was started as one, and ends the process then.
+// Main runs one of the fake programs and exits if this process was started as one.
 func Main(ctx context.Context) {
 	jailer := false
 	release, ok := strings.CutPrefix(filepath.Base(os.Args[0]), name)
@@ -40,11 +40,11 @@ func Main(ctx context.Context) {
 // Program is an installed fake.
 type Program struct {
 	Path   string
-	Jailer string // of InstallJailer
+	Jailer string // set by InstallJailer
 }
 
-// Install puts a fake of the given release ("1.15.1") into a new directory of the test, which is open to
-// every user. Beside a name for the running program nothing is copied.
+// Install puts a fake of the given release (such as "1.15.1") into a new directory of the test,
+// which every user may access. The program is a hard link if possible.
 func Install(t testing.TB, release string) Program {
 	t.Helper()
 	dir := t.TempDir()
@@ -57,7 +57,7 @@ func Install(t testing.TB, release string) Program {
 	}
 	p := Program{Path: filepath.Join(dir, name+release)}
 	if err := os.Link(self, p.Path); err != nil {
-		// Another file system.
+		// The directory is on another file system.
 		data, err := os.ReadFile(self)
 		if err != nil {
 			t.Fatal(err)
@@ -69,9 +69,9 @@ func Install(t testing.TB, release string) Program {
 	return p
 }
 
-// InstallJailer is Install with a jailer of the same release beside it. The program is a copy then: the jailer
-// starts none that has two names, and brings nothing into the jail but the program. So the test is skipped if
-// the program, which is the test's, needs shared libraries.
+// InstallJailer is like Install and adds a jailer of the same release. The program is a copy,
+// because the jailer refuses one with several hard links. The jail contains no other files, so the
+// test is skipped if the test binary needs shared libraries.
 func InstallJailer(t testing.TB, release string) Program {
 	t.Helper()
 	p := Install(t, release)
@@ -101,22 +101,22 @@ func InstallJailer(t testing.TB, release string) Program {
 	return p
 }
 
-// What a request that goes wrong does.
+// How a request fails.
 const (
-	Refuse = "refuse" // it is answered with an error, and nothing is done
-	Die    = "die"    // the program ends before it is done, as by a bad system call
-	Cut    = "cut"    // it is done, and the program ends without an answer
-	Hang   = "hang"   // it is never answered
+	Refuse = "refuse" // error response without any effect
+	Die    = "die"    // the program exits before the request, as after a forbidden system call
+	Cut    = "cut"    // the request is done, and the program exits without responding
+	Hang   = "hang"   // the program never responds
 )
 
-// Fault makes one request of one machine go wrong.
+// Fault makes one request of one machine fail.
 type Fault struct {
-	ID string `json:"id"` // of the machine; "": of any
-	Op string `json:"op"` // "PUT /snapshot/load"
+	ID string `json:"id"` // of the machine; "": any
+	Op string `json:"op"` // such as "PUT /snapshot/load"
 	Do string `json:"do"`
 }
 
-// Fail makes requests go wrong from now on; without faults none does.
+// Fail makes requests fail from now on. Without faults, none fails.
 func (p Program) Fail(t testing.TB, faults ...Fault) {
 	t.Helper()
 	data, err := json.Marshal(faults)
@@ -128,14 +128,14 @@ func (p Program) Fail(t testing.TB, faults ...Fault) {
 	}
 }
 
-// Request is one line of what the program was asked.
+// Request is one entry of the request log.
 type Request struct {
 	ID   string `json:"id"`
-	Op   string `json:"op"` // "start" for the start of the program, whose Body is its command line
+	Op   string `json:"op"` // "start" for the start of the program, with the command line as Body
 	Body string `json:"body,omitempty"`
 }
 
-// Requests answers all starts and requests so far, of all machines.
+// Requests returns all starts and requests so far, of all machines.
 func (p Program) Requests(t testing.TB) []Request {
 	t.Helper()
 	data, err := os.ReadFile(p.beside(requestsName))

@@ -14,22 +14,22 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
 )
 
-// jailerName begins the name of the stand-in for the official jailer; the release follows.
+// jailerName is the prefix of the fake jailer's name; the release follows.
 const jailerName = "jailer-v"
 
-// jailerArgs is the jailer's command line.
+// jailerArgs are the jailer's arguments.
 type jailerArgs struct {
 	id, exec, base, netns, cgroups string
 	uid, gid                       int
-	faults                         uint32   // minor number of /dev/userfaultfd; 0: there is none
+	faults                         uint32   // minor number of /dev/userfaultfd; 0: none
 	rest                           []string // for the monitor
 }
 
-// singleOptions are the arguments that may stand once and take a value.
+// singleOptions are the options that take a value and may be given once.
 var singleOptions = []string{"id", "exec-file", "uid", "gid", "chroot-base-dir", "netns", "cgroup-version", "parent-cgroup"}
 
-// parseJailer reads the command line as the real program would. What the driver has no use for is refused
-// here, although the real program knows it: cgroups, daemons and pid namespaces.
+// parseJailer parses the command line like the real jailer. It refuses the options that the driver
+// does not use, although the real jailer knows them: cgroups, daemonizing and PID namespaces.
 func parseJailer(args []string) (jailerArgs, error) {
 	s := jailerArgs{base: "/srv/jailer", cgroups: "1"}
 	have := map[string]string{}
@@ -79,7 +79,7 @@ func (s jailerArgs) check() error {
 		return fmt.Errorf("cgroup version %s is not there", s.cgroups)
 	}
 	for _, a := range s.rest {
-		if a == "--id" { // the jailer passes it itself, and the monitor takes it once
+		if a == "--id" { // the jailer adds it itself, and the monitor accepts it only once
 			return errors.New("the argument --id was provided more than once")
 		}
 	}
@@ -102,7 +102,7 @@ func (s jailerArgs) check() error {
 	return nil
 }
 
-// runJailer becomes the monitor in its jail, in the order of the real program.
+// runJailer executes the monitor in its jail, in the order of the real jailer.
 func runJailer(v fcapi.Version, args []string) int {
 	if len(args) == 2 && args[1] == "--version" {
 		fmt.Printf("Jailer v%s\n", v)
@@ -113,14 +113,14 @@ func runJailer(v fcapi.Version, args []string) int {
 		fmt.Fprintln(os.Stderr, "Jailer error: arguments:", err)
 		return exitGeneric
 	}
-	runtime.LockOSThread() // namespaces and the root are the thread's, and the monitor gets those of the one that starts it
+	runtime.LockOSThread() // namespaces and the root directory are those of the thread, which then executes the monitor
 	if err := s.run(); err != nil {
 		fmt.Fprintln(os.Stderr, "Jailer error:", err)
 	}
 	return exitGeneric
 }
 
-// run ends in the monitor, or with an error.
+// run executes the monitor or returns an error.
 func (s jailerArgs) run() error {
 	if err := unix.CloseRange(3, 1<<31-1, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return err
@@ -181,7 +181,7 @@ func (s jailerArgs) run() error {
 	return unix.Exec(argv[0], argv, nil)
 }
 
-// enter goes into the namespaces and makes root the root.
+// enter enters the namespaces and changes the root directory.
 func (s jailerArgs) enter(root string) error {
 	if s.netns != "" {
 		ns, err := os.Open(s.netns)
@@ -191,7 +191,7 @@ func (s jailerArgs) enter(root string) error {
 		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("join %s: %w", s.netns, err)
 		}
-		_ = ns.Close() // it was only joined
+		_ = ns.Close() // was only used to join the namespace
 	}
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 2048, Max: 2048}); err != nil {
 		return err
@@ -217,7 +217,7 @@ func (s jailerArgs) enter(root string) error {
 	return nil
 }
 
-// makeDevice makes directories, devices and the file of the process id. What is there already is an error.
+// makeDevice creates the directories, device nodes and the PID file. It is an error if one exists.
 func (s jailerArgs) makeDevice(name string) error {
 	for _, dir := range []string{"/", "/dev", "/dev/net", "/run"} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {

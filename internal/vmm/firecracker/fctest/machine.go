@@ -12,25 +12,25 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
 )
 
-// shape is all of a machine that a snapshot keeps, apart from its memory.
+// shape is everything that a snapshot contains, apart from memory.
 type shape struct {
 	VCPUs     int
 	MemoryMiB int
 	HugePages string
 	Kernel    string
 	Args      string
-	Track     bool `json:"-"` // never part of a snapshot
+	Track     bool `json:"-"` // not part of a snapshot
 	Drives    []fcapi.Drive
-	Sectors   []int64 // as the guest knows them
+	Sectors   []int64 // sizes that the guest knows
 	Networks  []fcapi.NetworkInterface
 	Vsock     *fcapi.Vsock
 	Entropy   bool
 	Balloon   *fcapi.Balloon
 	Hotplug   *fcapi.HotplugStatus
-	Metadata  []string // network cards that reach the metadata service
+	Metadata  []string // interfaces with access to the metadata service
 }
 
-// bytes is the size of guest memory, with all that can be plugged in.
+// bytes returns the size of guest memory including hotpluggable memory.
 func (s shape) bytes() int64 {
 	mib := s.MemoryMiB
 	if s.Hotplug != nil {
@@ -59,7 +59,7 @@ func (m *monitor) putBoot(_ string, body []byte) (any, error) {
 		if err != nil {
 			return nil, bad("The kernel file cannot be opened: %v", err)
 		}
-		_ = f.Close() // only looked for
+		_ = f.Close() // was only opened to check that it exists
 	}
 	m.shape.Kernel, m.shape.Args = b.Kernel, b.Args
 	return nil, nil
@@ -77,7 +77,8 @@ func (m *monitor) putMachine(_ string, body []byte) (any, error) {
 	return nil, nil
 }
 
-// openDrive opens the file of a drive as the device would, uses it, and answers its size in sectors.
+// openDrive opens the file of a drive like the device would, uses it, and returns its size in
+// sectors.
 func openDrive(d fcapi.Drive) (int64, error) {
 	flags := os.O_RDWR
 	if d.ReadOnly {
@@ -98,7 +99,8 @@ func openDrive(d fcapi.Drive) (int64, error) {
 	return st.Size() / 512, nil
 }
 
-// use does to a drive what a guest does that changes nothing: it reads both ends, and writes one of them again.
+// use accesses a drive like a guest, without changing it: it reads both ends and writes one of them
+// back.
 func use(f *os.File, readOnly bool, size int64) error {
 	buf := make([]byte, min(size, 4096))
 	if _, err := f.ReadAt(buf, size-int64(len(buf))); err != nil {
@@ -158,7 +160,7 @@ func (m *monitor) patchDrive(id string, body []byte) (any, error) {
 	return nil, bad("Unable to patch the block device: %s not found", id)
 }
 
-// attach opens the tap of a network card as the device would.
+// attach opens the tap of a network interface like the device would.
 func attach(n fcapi.NetworkInterface) error {
 	if n.MAC != "" {
 		if _, err := net.ParseMAC(n.MAC); err != nil {
@@ -301,7 +303,7 @@ func (m *monitor) getHotplug(string, []byte) (any, error) {
 	return *m.shape.Hotplug, nil
 }
 
-// channelArgument tells the guest on which port it shall listen.
+// channelArgument is the kernel parameter with the port on which the guest listens.
 const channelArgument = "pandastack.channel=vsock:"
 
 func (m *monitor) act(_ string, body []byte) (any, error) {
@@ -338,16 +340,16 @@ func (m *monitor) act(_ string, body []byte) (any, error) {
 	m.guest.Pause(false)
 	m.phase = fcapi.StateRunning
 	if m.vsock != nil {
-		m.vsock.guestStarted(m.guest, guestPort(m.shape.Args), 3) // it takes a moment until a booted guest listens
+		m.vsock.guestStarted(m.guest, guestPort(m.shape.Args), 3) // a booted guest does not listen immediately
 	}
 	return nil, nil
 }
 
-// guestPort finds the port that the guest was told to listen on; 0 for none.
+// guestPort returns the port in the kernel command line, or 0 if there is none.
 func guestPort(args string) int {
 	for word := range strings.FieldsSeq(args) {
 		if n, ok := strings.CutPrefix(word, channelArgument); ok {
-			port, _ := strconv.Atoi(n) // 0 is none
+			port, _ := strconv.Atoi(n) // 0 if it is invalid
 			return port
 		}
 	}
@@ -370,7 +372,7 @@ func (m *monitor) patchState(_ string, body []byte) (any, error) {
 	return nil, m.resume(true)
 }
 
-// resume lets the guest go on; again says that it ran in this process before.
+// resume resumes the guest. again reports that it ran in this process before.
 func (m *monitor) resume(again bool) error {
 	was := m.phase
 	m.phase = fcapi.StateRunning
@@ -379,12 +381,12 @@ func (m *monitor) resume(again bool) error {
 		return nil
 	}
 	if again && was == fcapi.StatePaused && m.captured {
-		m.vsock.reset() // the guest was told, when the snapshot was made, that its connections are gone
+		m.vsock.reset() // at the snapshot, the guest got a transport reset
 	}
 	m.captured = false
 	m.vsock.pause(false)
 	if again && m.version.Major == 1 && m.version.Minor == 16 {
-		m.vsock.shutdown() // these releases never let the host reach a guest again that was only paused
+		m.vsock.shutdown() // in these releases the host cannot reach a guest after pause and resume
 	}
 	return nil
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
 )
 
-// Exit codes of the real program.
+// Exit codes of Firecracker.
 const (
 	exitOK        = 0
 	exitGeneric   = 1
@@ -34,14 +34,14 @@ const (
 	requestsName = "requests.log"
 )
 
-// settings is the command line.
+// settings are the arguments of the program.
 type settings struct {
 	socket, id      string
 	payload         int
 	version, snapVs bool
 }
 
-// parse reads the command line as the real program would: what it does not know is an error.
+// parse parses the command line like Firecracker, which refuses unknown arguments.
 func parse(v fcapi.Version, args []string) (settings, error) {
 	s := settings{}
 	f := flag.NewFlagSet("firecracker", flag.ContinueOnError)
@@ -82,7 +82,7 @@ func parse(v fcapi.Version, args []string) (settings, error) {
 	return s, nil
 }
 
-// run is the life of the program.
+// run is the main function of the fake.
 func run(ctx context.Context, v fcapi.Version, args []string) int {
 	s, err := parse(v, args)
 	if err != nil {
@@ -123,15 +123,15 @@ func run(ctx context.Context, v fcapi.Version, args []string) int {
 	return <-m.over
 }
 
-// exit ends the program once what is under way was answered.
+// exit ends the program after the current response.
 func (m *monitor) exit(code int) {
 	select {
 	case m.over <- code:
-	default: // it is ending already
+	default: // it is already exiting
 	}
 }
 
-// note writes what happens into the log beside the program.
+// note appends an entry to the request log.
 func (m *monitor) note(op, body string) error {
 	line, err := json.Marshal(Request{m.settings.id, op, body})
 	if err != nil {
@@ -139,7 +139,8 @@ func (m *monitor) note(op, body string) error {
 	}
 	f, err := os.OpenFile(filepath.Join(m.dir, requestsName), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o666)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) || errors.Is(err, unix.EROFS) {
-		// In a jail, where the test's directory is not: then beside the machine's other files.
+		// In a jail, the test's directory does not exist; then the log is in the monitor's
+		// directory.
 		f, err = os.OpenFile(requestsName, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o666)
 	}
 	if err != nil {
@@ -149,7 +150,7 @@ func (m *monitor) note(op, body string) error {
 	return errors.Join(err, f.Close())
 }
 
-// fault tells what a request shall do instead of what it should.
+// fault returns how a request is to fail, or "".
 func (m *monitor) fault(op string) string {
 	data, err := os.ReadFile(filepath.Join(m.dir, faultsName))
 	if err != nil {
@@ -167,10 +168,10 @@ func (m *monitor) fault(op string) string {
 	return ""
 }
 
-// maxConnections is how many the API serves at once.
+// maxConnections is the maximum number of connections to the API.
 const maxConnections = 10
 
-// limited refuses connections beyond a number.
+// limited is a listener that refuses connections beyond a limit.
 type limited struct {
 	net.Listener
 	free chan struct{}
@@ -194,7 +195,7 @@ func (l *limited) Accept() (net.Conn, error) {
 		case <-l.free:
 			return &counted{Conn: c, free: l.free}, nil
 		default:
-			_ = c.Close() // as the real one refuses it
+			_ = c.Close() // Firecracker refuses it as well
 		}
 	}
 }

@@ -14,18 +14,18 @@ import (
 
 const pageBytes = 4096
 
-// memory is the guest's, really mapped.
+// memory is the guest's memory, in a real mapping.
 type memory struct {
 	mem     []byte
 	kind    string         // "fresh", fcapi.BackendFile or fcapi.BackendUffd
 	touched map[int64]bool // pages used since the start
 	dirty   map[int64]bool // pages written since the last snapshot
-	file    *os.File       // that it is mapped from
-	was     unix.Stat_t    // of file, when it was mapped
-	faults  *uffd          // open while the machine lives
+	file    *os.File       // the mapped file
+	was     unix.Stat_t    // file's attributes when it was mapped
+	faults  *uffd          // open until the machine ends
 }
 
-// guestAt is where the guest's own state lies.
+// guestAt is the address of the fake guest's state.
 const guestAt = 1 << 20
 
 func (m *memory) begin(kind string, mem []byte) {
@@ -33,7 +33,7 @@ func (m *memory) begin(kind string, mem []byte) {
 	m.touched, m.dirty = map[int64]bool{}, map[int64]bool{}
 }
 
-// fresh makes the memory of a machine that boots.
+// fresh creates the memory of a booted machine.
 func (m *memory) fresh(s shape) error {
 	flags := unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_NORESERVE
 	if s.HugePages == fcapi.PagesHuge {
@@ -47,7 +47,7 @@ func (m *memory) fresh(s shape) error {
 	return nil
 }
 
-// restore makes the memory of a machine that is loaded.
+// restore creates the memory of a restored machine.
 func (m *memory) restore(s shape, b fcapi.MemoryBackend) error {
 	if b.Type == fcapi.BackendUffd {
 		if err := m.fresh(s); err != nil {
@@ -86,7 +86,7 @@ func (m *memory) restore(s shape, b fcapi.MemoryBackend) error {
 	return nil
 }
 
-// changed tells whether the file below the mapping was written or cut since it was mapped.
+// changed reports whether the mapped file was written or truncated.
 func (m *memory) changed() bool {
 	if m.file == nil {
 		return false
@@ -96,7 +96,7 @@ func (m *memory) changed() bool {
 	return err != nil || now.Size != m.was.Size || now.Mtim != m.was.Mtim
 }
 
-// put writes the guest's state into its memory: of each page only if it differs.
+// put writes the guest's state into memory. It writes only pages that differ.
 func (m *memory) put(data []byte) error {
 	if int64(len(data)) > int64(len(m.mem))-guestAt {
 		return bad("the guest of %d bytes does not fit its memory", len(data))
@@ -125,14 +125,14 @@ func (m *memory) get(n int64) ([]byte, error) {
 	return bytes.Clone(m.mem[guestAt : guestAt+n]), nil
 }
 
-// release gives bytes at the end of memory back, as a balloon does.
+// release gives bytes at the end of memory back to the host, like a balloon.
 func (m *memory) release(n int64) error {
 	if n == 0 {
 		return nil
 	}
 	part := m.mem[int64(len(m.mem))-n:]
 	if m.kind == fcapi.BackendFile {
-		return nil // the real one maps fresh memory over it
+		return nil // Firecracker maps new memory there
 	}
 	if err := unix.Madvise(part, unix.MADV_DONTNEED); err != nil {
 		return bad("cannot discard memory: %v", err)
@@ -140,8 +140,8 @@ func (m *memory) release(n int64) error {
 	return nil
 }
 
-// save writes the memory file of a snapshot. A file of the right size is written in place; any other is
-// made anew.
+// save writes the memory file of a snapshot. A file of the right size is written in place; any
+// other is replaced.
 func (m *memory) save(path string, full, tracked bool) (err error) {
 	size := int64(len(m.mem))
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
@@ -161,7 +161,7 @@ func (m *memory) save(path string, full, tracked bool) (err error) {
 	pages := m.dirty
 	if !tracked {
 		pages = m.touched
-		full = full || m.kind == fcapi.BackendFile // all that is resident counts, and all may be
+		full = full || m.kind == fcapi.BackendFile // mincore(2) counts page cache as resident, so all pages may be
 	}
 	if full {
 		_, err = io.NewOffsetWriter(f, 0).Write(m.mem)

@@ -13,12 +13,12 @@ type field struct {
 	name  string
 	kind  string // "string", "int", "bool", "object", "list" of objects, "strings"
 	must  bool
-	minor int         // release 1.minor that it came with
-	inner []field     // of an object, or of each member of a list
-	words []enumValue // what a string may be; nil: anything
+	minor int         // minor version of release 1.x that introduced it
+	inner []field     // members of an object, or of each element of a list
+	words []enumValue // allowed strings; nil: any
 }
 
-// enumValue is one value of a string.
+// enumValue is one allowed value of a string.
 type enumValue struct {
 	text  string
 	minor int
@@ -179,8 +179,8 @@ var schemas = map[string][]field{
 	},
 }
 
-// check holds a body against what a release knows: unknown members, missing ones, wrong kinds and unknown
-// words are refused.
+// check validates a body for a release. It refuses unknown members, missing members, wrong types
+// and unknown values.
 func check(v fcapi.Version, fields []field, data []byte) error {
 	var have map[string]json.RawMessage
 	if err := json.Unmarshal(data, &have); err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
 )
 
-// snapshotVersion is the format of a release's snapshots.
+// snapshotVersion returns the snapshot format of a release.
 func snapshotVersion(v fcapi.Version) string {
 	formats := []string{12: "6.0.0", 13: "8.0.0", 14: "8.0.0", 15: "9.0.0", 16: "10.0.0", 17: "11.0.0"}
 	if v.Minor < len(formats) && formats[v.Minor] != "" {
@@ -21,17 +21,17 @@ func snapshotVersion(v fcapi.Version) string {
 	return "5.0.0"
 }
 
-// maxStateBytes bounds a state file, as the real program does.
+// maxStateBytes bounds a state file, as in Firecracker.
 const maxStateBytes = 10 << 20
 
 const stateMagic = "fctest-state"
 
-// stateFile is what a state file holds; a checksum follows it.
+// stateFile is the content of a state file; a checksum follows it.
 type stateFile struct {
 	Magic   string
 	Version string
 	Shape   shape
-	Bytes   int64 // of the guest, in its memory
+	Bytes   int64 // size of the guest's state in memory
 }
 
 func sum(data []byte) uint64 { return crc64.Checksum(data, crc64.MakeTable(crc64.ISO)) }
@@ -78,7 +78,7 @@ func (m *monitor) create(_ string, body []byte) (any, error) {
 		return nil, bad("%v", err)
 	}
 	if m.memory.changed() {
-		m.exit(exitBus) // somebody wrote or cut the file that this machine's memory is mapped from
+		m.exit(exitBus) // the memory file that this machine maps was written or truncated
 		<-m.ctx.Done()
 	}
 	for _, d := range m.shape.Drives {
@@ -123,7 +123,7 @@ func (m *monitor) load(_ string, body []byte) (any, error) {
 	if l.MemoryFile != "" {
 		l.Memory = fcapi.MemoryBackend{Type: fcapi.BackendFile, Path: l.MemoryFile}
 	}
-	m.fatal = true // from here on this process is of no use when it fails
+	m.fatal = true // from here on an error ends the process
 	if err := m.restore(l.SnapshotLoad); err != nil {
 		return nil, bad("Load snapshot error: %v", err)
 	}
@@ -135,7 +135,7 @@ func (m *monitor) load(_ string, body []byte) (any, error) {
 	return nil, nil
 }
 
-// restore makes the machine of a snapshot, in the order of the real program.
+// restore restores the machine of a snapshot, in the order of Firecracker.
 func (m *monitor) restore(l fcapi.SnapshotLoad) error {
 	s, err := readState(l.State)
 	if err != nil {
@@ -180,12 +180,12 @@ func (m *monitor) restore(l fcapi.SnapshotLoad) error {
 	if m.shape.Vsock == nil {
 		return nil
 	}
-	if err := m.openVsock(2); err != nil { // until the guest has heard that its connections are gone
+	if err := m.openVsock(2); err != nil { // until the guest has handled the transport reset
 		return err
 	}
 	m.vsock.guestStarted(m.guest, guestPort(m.shape.Args), 2)
 	if m.version == (fcapi.Version{Major: 1, Minor: 16}) {
-		m.vsock.shutdown() // this release never lets the host reach a restored guest
+		m.vsock.shutdown() // in this release the host cannot reach a restored guest
 	}
 	return nil
 }

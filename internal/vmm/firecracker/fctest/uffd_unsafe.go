@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The calls of userfaultfd(2) and tun; the sizes of their arguments are part of the numbers.
+// The ioctls of userfaultfd(2) and tun. The numbers include the sizes of their arguments.
 const (
 	uffdNew          = 0xaa00
 	uffdAPI          = 0xc018aa3f
@@ -26,14 +26,14 @@ const (
 	interfaceNameMax = 16
 )
 
-// uffd is a userfaultfd over guest memory and the connection it was handed over on.
+// uffd is a userfaultfd for guest memory, with the connection of its handshake.
 type uffd struct {
 	file *os.File
 	conn net.Conn
 }
 
-// region tells the handler where guest memory lies. The last member has bytes in it, too, as the real
-// program has it.
+// region describes guest memory in the handshake. The last member holds bytes as well, as in
+// Firecracker.
 type region struct {
 	Base    uint64 `json:"base_host_virt_addr"`
 	Size    int64  `json:"size"`
@@ -42,7 +42,7 @@ type region struct {
 	PageKiB int64  `json:"page_size_kib"`
 }
 
-// handOver makes a userfaultfd over mem and sends it to the handler that listens at path.
+// handOver creates a userfaultfd for mem and sends it to the handler that listens at path.
 func handOver(mem []byte, page int64, path string) (*uffd, error) {
 	fd, err := newUffd()
 	if err != nil {
@@ -53,7 +53,8 @@ func handOver(mem []byte, page int64, path string) (*uffd, error) {
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, uffdAPI, uintptr(unsafe.Pointer(&api))); errno != 0 {
 		return nil, errors.Join(fmt.Errorf("userfaultfd API: %w", errno), u.file.Close())
 	}
-	// mem is a mapping that the collector does not know, so its address is good for as long as it is mapped.
+	// The garbage collector does not manage this mapping, so its address stays valid until it is
+	// unmapped.
 	base := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem))))
 	register := [4]uint64{base, uint64(len(mem)), uffdModeMissing, 0}
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, uffdRegister, uintptr(unsafe.Pointer(&register))); errno != 0 {
@@ -74,8 +75,8 @@ func handOver(mem []byte, page int64, path string) (*uffd, error) {
 	return u, nil
 }
 
-// newUffd makes a userfaultfd through its device, or without one by its system call, which needs a
-// privilege.
+// newUffd creates a userfaultfd with /dev/userfaultfd or, if there is none, the system call, which
+// needs a privilege.
 func newUffd() (uintptr, error) {
 	const flags = unix.O_CLOEXEC | unix.O_NONBLOCK
 	if dev, err := unix.Open("/dev/userfaultfd", unix.O_RDWR|unix.O_CLOEXEC, 0); err == nil {
@@ -92,8 +93,8 @@ func newUffd() (uintptr, error) {
 	return fd, nil
 }
 
-// attachTap opens a tap as a network card does. It stays open as long as this process lives. Names that
-// begin with "test" stand for taps of tests that cannot make one.
+// attachTap opens a tap like a network device. The tap stays open until this process exits. Names
+// with the prefix "test" stand for taps in tests that cannot create one.
 func attachTap(name string) error {
 	if len(name) >= 4 && name[:4] == "test" {
 		return nil
@@ -101,8 +102,8 @@ func attachTap(name string) error {
 	if len(name) >= interfaceNameMax {
 		return unix.EINVAL
 	}
-	if _, err := net.InterfaceByName(name); err != nil && !errors.Is(err, unix.EPERM) { // which a jail answers
-		return err // the real program would make one; a driver must have made it before
+	if _, err := net.InterfaceByName(name); err != nil && !errors.Is(err, unix.EPERM) { // EPERM in a jail
+		return err // Firecracker would create it; the driver must have done so before
 	}
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/fake"
 )
 
-// vsock is the way from the host to the guest's sockets.
+// vsock is the vsock device: the host's way to the guest's sockets.
 type vsock struct {
 	m *monitor
 	l net.Listener
@@ -21,15 +21,15 @@ type vsock struct {
 	mu    sync.Mutex
 	cond  *sync.Cond
 	guest *fake.Guest
-	port  int  // that the guest listens on
-	deaf  int  // connections that are dropped until the guest can be reached
-	still bool // the program is paused and looks at no socket
+	port  int  // on which the guest listens
+	deaf  int  // number of connections to drop until the guest can be reached
+	still bool // the program is paused and handles no sockets
 	dead  bool
-	conn  net.Conn      // of the guest's present host
-	ended chan struct{} // closed when the guest has let go of conn
+	conn  net.Conn      // current connection of the guest
+	ended chan struct{} // closed when the guest has finished with conn
 }
 
-// openVsock binds the socket, which must not be there yet.
+// openVsock binds the socket, which must not exist yet.
 func (m *monitor) openVsock(deaf int) error {
 	l, err := net.Listen("unix", m.shape.Vsock.Path)
 	if err != nil {
@@ -49,7 +49,7 @@ func (v *vsock) guestStarted(g *fake.Guest, port, deaf int) {
 	v.cond.Broadcast()
 }
 
-// pause stops the program from looking at its sockets, or ends that.
+// pause stops or resumes the handling of sockets.
 func (v *vsock) pause(still bool) {
 	if v == nil {
 		return
@@ -69,7 +69,7 @@ func (v *vsock) shutdown() {
 	}
 }
 
-// reset makes the guest forget its connections. The host hears of that when it sends something.
+// reset drops the guest's connections. The host notices when it sends something.
 func (v *vsock) reset() {
 	v.mu.Lock()
 	conn, ended := v.conn, v.ended
@@ -78,12 +78,12 @@ func (v *vsock) reset() {
 	if conn == nil {
 		return
 	}
-	_ = conn.SetReadDeadline(time.Unix(1, 0)) // it ends the guest's reading
+	_ = conn.SetReadDeadline(time.Unix(1, 0)) // ends the guest's pending read
 	go func() {
 		<-ended
 		_ = conn.SetReadDeadline(time.Time{})
 		var one [1]byte
-		_, _ = conn.Read(one[:]) // whatever it is, nobody is there
+		_, _ = conn.Read(one[:]) // any data; the connection is dead
 		_ = conn.Close()
 	}()
 }
@@ -103,7 +103,7 @@ func (v *vsock) accept() {
 	}
 }
 
-// request reads "CONNECT <port>\n", which must come at once.
+// request reads "CONNECT <port>\n", which must arrive at once.
 func request(conn net.Conn) (int, error) {
 	buf := make([]byte, 64)
 	n, err := conn.Read(buf)
@@ -139,14 +139,14 @@ func (v *vsock) serve(conn net.Conn) {
 	guest := v.guest
 	v.mu.Unlock()
 	if old != nil {
-		_ = old.Close() // the guest serves the newest
+		_ = old.Close() // the guest serves the newest connection
 	}
 	if ended != nil {
 		<-ended
 	}
 	defer close(mine)
 	if _, err := fmt.Fprintf(conn, "OK %d\n", 1<<30); err == nil {
-		_ = guest.Serve(v.m.ctx, struct{ net.Conn }{conn}) // its end is no error of the guest
+		_ = guest.Serve(v.m.ctx, struct{ net.Conn }{conn}) // its end is not an error of the guest
 	}
 	v.mu.Lock()
 	kept := v.conn != conn

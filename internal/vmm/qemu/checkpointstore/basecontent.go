@@ -14,15 +14,15 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// Contents that came from other hosts lie in a directory for this boot of the host, each under its sum, and serve
-// every image that lies over one. The oldest go when there are too many: images over one that is gone begin by their
-// device state.
+// Pages files from other hosts are kept in one directory per boot of the host, named by their hash.
+// Each serves all images whose checkpoint is a delta to it. If there are too many, the oldest are
+// removed. Images whose base was removed are restored from their device state.
 const (
-	contentDirPrefix = "contents-" // and the id of the boot
+	contentDirPrefix = "contents-" // followed by the boot ID
 	maxContents      = 8
 )
 
-// openContentDir makes the directory of contents, and removes those of other boots.
+// openContentDir creates the directory of pages files and removes those of earlier boots.
 func openContentDir(dir, boot string) (string, error) {
 	name := contentDirPrefix + boot
 	list, err := os.ReadDir(dir)
@@ -40,7 +40,8 @@ func openContentDir(dir, boot string) (string, error) {
 	return store, os.MkdirAll(store, 0o700)
 }
 
-// baseContent finds the content with a sum on this host, or brings it: that of near, or one that came before.
+// baseContent returns the pages file with the given hash. It uses the file of near or one that was
+// fetched earlier, and otherwise fetches it.
 func (s *Store) baseContent(
 	ctx context.Context,
 	sum string,
@@ -81,11 +82,11 @@ func (s *Store) contentOfSize(path string, bytes int64) (*Content, error) {
 	return ContentOf(path)
 }
 
-// fetchBase fetches a content, and keeps it only if it is the one that is wanted: whoever names the same sum later gets
-// this file.
+// fetchBase fetches a pages file and verifies its hash, because all later checkpoints with this
+// hash will use the file.
 func (s *Store) fetchBase(ctx context.Context, path, sum string, bytes int64, from vmm.CheckpointSource) (err error) {
 	part := path + ".part"
-	if err := os.RemoveAll(part); err != nil { // of a process of ours that was killed
+	if err := os.RemoveAll(part); err != nil { // left by a killed process
 		return err
 	}
 	defer func() {
@@ -110,7 +111,7 @@ func (s *Store) fetchBase(ctx context.Context, path, sum string, bytes int64, fr
 	return os.Rename(part, path)
 }
 
-// evict removes the oldest contents but keep. Machines that were made with one have it open.
+// evict removes the oldest pages files except keep. Machines that use one have it open.
 func (s *Store) evict(keep string) error {
 	list, err := os.ReadDir(s.contentDir)
 	if err != nil {

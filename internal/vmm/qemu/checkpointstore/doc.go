@@ -1,10 +1,13 @@
-// Package checkpointstore keeps images of monitors as processes beside the images of their machines, and takes them to other hosts.
+// Package checkpointstore stores monitor checkpoints in VM images and moves them between hosts.
 //
-// It owns the directory process in an image's directory (a description, and the content of memory or what differs from
-// that of another image), the program of vehicles, contents that came from other hosts, and the format of parcels. It
-// must not know what a monitor is, what its descriptors stand for, or where parcels travel.
+// It owns the directory process in an image's directory. That directory holds a description and the
+// content of memory, which is either a complete pages file or a delta to the pages file of another
+// image. The package also owns the restore stub's executable, the pages files that came from other
+// hosts, and the format of checkpoint bundles. It must not know what a monitor is, what the roles
+// of its descriptors mean, or how bundles are transferred.
 //
-// What lies in an image's directory is of this host and of this boot of it, and is never written again once its
-// description is there. A parcel is of every host that is the same in all that the process depends on; it comes from another
-// host, was made by a monitor that ran a guest, and is checked as such.
+// A stored checkpoint is valid on this host until the next boot. It is never written again once its
+// description exists. A bundle is valid on every host with the same fingerprint. It comes from
+// another host, where it was made from a monitor that ran an untrusted guest, and is validated
+// accordingly.
 package checkpointstore

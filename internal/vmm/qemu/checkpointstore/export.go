@@ -20,23 +20,24 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/checkpoint"
 )
 
-// bundle is a process on its way to another host. Boot, inodes and times in Image mean nothing there.
+// bundle is the description of a checkpoint in transfer. The boot ID, inodes and times in Process
+// are meaningless on another host.
 type bundle struct {
 	Format      int                   `json:"format"`
-	Fingerprint string                `json:"host"` // fingerprint of the host it was taken on
+	Fingerprint string                `json:"host"` // of the host of the dump
 	Process     checkpoint.Checkpoint `json:"image"`
-	FileHashes  []string              `json:"sums"` // of the files of Image
+	FileHashes  []string              `json:"sums"` // of Process.Files
 	FDSet       int                   `json:"set"`
-	ContentHash string                `json:"sum"`            // of the content that the monitor was made with
-	Delta       []checkpoint.Span     `json:"over,omitempty"` // where what comes along, a checkpoint.Delta, lies over that
-	Full        bool                  `json:"whole"`          // what comes along is that content itself
-	Clock       time.Duration         `json:"clock"`          // of the monitor when it was packed, or later than it was taken
+	ContentHash string                `json:"sum"`            // of the pages file that the monitor was restored with
+	Delta       []checkpoint.Span     `json:"over,omitempty"` // spans of the content, an XORDelta to that pages file
+	Full        bool                  `json:"whole"`          // the content is that pages file itself
+	Clock       time.Duration         `json:"clock"`          // the monitor's clock since boot at the export, which is after the dump
 }
 
-// bundleFormat names what a parcel means. Another is of no use.
+// bundleFormat is the version of the bundle format. Other versions are refused.
 const bundleFormat = 2
 
-// Export makes a parcel of the process in an image's directory; nil: there is none.
+// Export returns the checkpoint of an image as a bundle, or nil if the image has none.
 func (s *Store) Export(imageDir string) (*vmm.Checkpoint, error) {
 	p, err := s.Find(imageDir)
 	if p == nil || err != nil {
@@ -82,7 +83,7 @@ func (s *Store) export(p *MonitorCheckpoint) (*vmm.Checkpoint, error) {
 	return &vmm.Checkpoint{Description: about, Content: content}, nil
 }
 
-// encodeDelta makes a file without a name of what a process holds besides its stored content.
+// encodeDelta writes the checkpoint's XORDelta to an unnamed file.
 func (s *Store) encodeDelta(p *MonitorCheckpoint) (_ *os.File, spans []checkpoint.Span, err error) {
 	below, err := os.Open(p.contentPath)
 	if err != nil {
@@ -106,7 +107,8 @@ func (s *Store) encodeDelta(p *MonitorCheckpoint) (_ *os.File, spans []checkpoin
 	return f, spans, nil
 }
 
-// parseBundle reads a description that came from elsewhere, and answers how large what comes along is.
+// parseBundle decodes and validates a description from another host. It also returns the size of
+// the content.
 func parseBundle(about []byte) (*bundle, int64, error) {
 	if len(about) > vmm.MaxCheckpointDescription {
 		return nil, 0, fmt.Errorf("a description of %d bytes", len(about))
@@ -142,20 +144,21 @@ func parseBundle(about []byte) (*bundle, int64, error) {
 	return &p, bytes, err
 }
 
-// maxContent bounds the content of a process that comes from elsewhere: a monitor's translations are at most 256 MiB.
+// maxContent bounds the content of a checkpoint from another host. QEMU's translation cache has at
+// most 256 MiB.
 const maxContent = 1 << 30
 
-// maxClock bounds how long a host has run, or seems to have.
+// maxClock bounds the clock since boot.
 const maxClock = 100 * 365 * 24 * time.Hour
 
-// hostUptime is how long this host has run.
+// hostUptime returns the time on this host's clock since boot.
 func hostUptime() (time.Duration, error) {
 	var now unix.Timespec
 	err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
 	return time.Duration(now.Nano()), err
 }
 
-// Import gives an image's directory the process of a parcel, as vmm.Carrier says.
+// Import adds the checkpoint of a bundle to an image, as vmm.CheckpointExporter specifies.
 func (s *Store) Import(ctx context.Context, imageDir string, from vmm.CheckpointSource) error {
 	if err := s.importBundle(ctx, imageDir, from); err != nil {
 		return fmt.Errorf("unpack the process of an image: %w", err)
@@ -175,7 +178,7 @@ func (s *Store) importBundle(ctx context.Context, imageDir string, from vmm.Chec
 			Host:  s.host[:16],
 		}
 	}
-	near, err := s.localCheckpoint(from.LocalBase) // it knows sums
+	near, err := s.localCheckpoint(from.LocalBase) // adds its hashes to s.hashes
 	if err != nil {
 		return err
 	}
@@ -189,7 +192,7 @@ func (s *Store) importBundle(ctx context.Context, imageDir string, from vmm.Chec
 	}
 	dir := filepath.Join(imageDir, checkpointDir)
 	if err := os.Mkdir(dir, 0o700); err != nil {
-		if errors.Is(err, fs.ErrExist) { // it was done before
+		if errors.Is(err, fs.ErrExist) { // already imported
 			return nil
 		}
 		return err
@@ -216,7 +219,8 @@ func (s *Store) importBundle(ctx context.Context, imageDir string, from vmm.Chec
 	return p.write(dir)
 }
 
-// localFiles answers the files of this host that are what those of another host are, by path and content.
+// localFiles returns the files of this host with the same paths and content as the given files of
+// another host.
 func (s *Store) localFiles(files []checkpoint.File, want []string) ([]checkpoint.File, error) {
 	out := make([]checkpoint.File, len(files))
 	for i, f := range files {
@@ -238,7 +242,8 @@ func (s *Store) localFiles(files []checkpoint.File, want []string) ([]checkpoint
 	return out, nil
 }
 
-// clockOffset is how much longer this host must seem to have run for a monitor whose clock stood at then.
+// clockOffset returns how far the clock of a restored monitor must be ahead of this host's clock,
+// given the monitor's clock then.
 func (s *Store) clockOffset(ctx context.Context, then time.Duration) (time.Duration, error) {
 	now, err := hostUptime()
 	if err != nil || then <= now {
@@ -254,7 +259,7 @@ func (s *Store) clockOffset(ctx context.Context, then time.Duration) (time.Durat
 	return then - now, nil
 }
 
-// checkTimeNamespaces finds out, by a process that only waits, whether processes here can have another clock than this one.
+// checkTimeNamespaces starts a stub to find out whether this host supports time namespaces.
 func (s *Store) checkTimeNamespaces(ctx context.Context) error {
 	p, err := proc.Start(proc.Command{Path: s.stub, Fork: proc.ForkAhead(time.Second)})
 	if err != nil {
@@ -268,7 +273,7 @@ func (s *Store) checkTimeNamespaces(ctx context.Context) error {
 	return errors.Join(err, failed, p.Kill(ctx), p.Release())
 }
 
-// fetchContent writes what comes with a parcel as a new file.
+// fetchContent writes the content of a bundle to a new file.
 func (p *MonitorCheckpoint) fetchContent(ctx context.Context, path string, bytes int64, from vmm.CheckpointSource) error {
 	if p.Base == nil {
 		return receive(path, bytes, func(f *os.File) (int64, error) { return from.Fetch(ctx, false, f) })
@@ -282,7 +287,7 @@ func (p *MonitorCheckpoint) fetchContent(ctx context.Context, path string, bytes
 	return receive(path, bytes, func(f *os.File) (int64, error) { return from.Fetch(ctx, false, d.Decoder(f)) })
 }
 
-// receive makes a new file of that many bytes, which bring writes and nobody else. After an error the file may be there.
+// receive creates a file that fetch writes, and checks its size. After an error the file may exist.
 func receive(path string, bytes int64, bring func(*os.File) (int64, error)) (err error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o400)
 	if err != nil {
@@ -296,10 +301,10 @@ func receive(path string, bytes int64, bring func(*os.File) (int64, error)) (err
 	if came != bytes {
 		return fmt.Errorf("%d bytes of content came, want %d", came, bytes)
 	}
-	return f.Truncate(bytes) // zeros at its end were not written
+	return f.Truncate(bytes) // trailing zeros were not written
 }
 
-// localCheckpoint answers the process of an image of this host; nil: there is none.
+// localCheckpoint returns the checkpoint of an image on this host, or nil if there is none.
 func (s *Store) localCheckpoint(dir string) (*MonitorCheckpoint, error) {
 	if dir == "" {
 		return nil, nil

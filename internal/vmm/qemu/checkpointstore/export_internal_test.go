@@ -19,13 +19,13 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/checkpoint"
 )
 
-// storePair is two hosts in one: an image that is packed, and where it is unpacked.
+// storePair is an exporting and an importing host on one machine.
 type storePair struct {
 	*testing.T
 	from, to *Store
-	program  string // a file that the processes map
-	origin   string // directory of an image whose process is whole
-	image    string // of one whose process lies over that
+	program  string // a file that the checkpoints map
+	origin   string // directory of an image whose checkpoint has a complete pages file
+	image    string // directory of an image whose checkpoint is a delta to it
 }
 
 const overStart = 1 << 40
@@ -53,7 +53,7 @@ func (p *storePair) must(err error) {
 	}
 }
 
-// save writes a process into an image: its own content, over base unless that is nil.
+// save writes a checkpoint into an image: its own content, as a delta to base unless base is nil.
 func (p *storePair) save(image string, bytes int, base *Content) {
 	p.Helper()
 	file, err := checkpoint.StatFile(p.program)
@@ -86,7 +86,7 @@ func (p *storePair) export(image string) *vmm.Checkpoint {
 	return parcel
 }
 
-// deliver is how what was packed of the image comes.
+// deliver returns a source for the exported bundle of the image.
 func (p *storePair) deliver() vmm.CheckpointSource {
 	own, origin := p.export(p.image), p.export(p.origin)
 	return vmm.CheckpointSource{Description: own.Description, Fetch: func(_ context.Context, first bool, to io.WriterAt) (int64, error) {
@@ -98,7 +98,7 @@ func (p *storePair) deliver() vmm.CheckpointSource {
 	}}
 }
 
-// A process goes along with its image, over the content that is here already or comes, too.
+// TestImport imports a checkpoint whose base exists on this host, and one whose base is fetched.
 func TestImport(t *testing.T) {
 	for name, near := range map[string]bool{"near": true, "far": false} {
 		t.Run(name, func(t *testing.T) {
@@ -111,7 +111,7 @@ func TestImport(t *testing.T) {
 				}
 				return bring(ctx, origin, to)
 			}
-			if near { // the other host has the template with what it has learnt
+			if near { // the other host has a checkpoint of the template
 				here, whole := t.TempDir(), p.export(p.origin)
 				p.must(
 					p.to.Import(
@@ -127,9 +127,9 @@ func TestImport(t *testing.T) {
 				)
 				from.LocalBase = here
 			}
-			for range 2 { // the second image finds the content
+			for range 2 { // the second image finds the base
 				dir := t.TempDir()
-				for range 2 { // and the second time all is there
+				for range 2 { // the second import does nothing
 					p.must(p.to.Import(t.Context(), dir, from))
 				}
 				got, err := p.to.Find(dir)
@@ -149,7 +149,8 @@ func TestImport(t *testing.T) {
 	}
 }
 
-// What was packed on a host whose clock says more than this one's gets a clock that goes on from there.
+// TestImportWithLaterClock checks that a checkpoint from a host whose clock is ahead gets a clock
+// offset.
 func TestImportWithLaterClock(t *testing.T) {
 	p := newStorePair(t)
 	from := p.deliver()
@@ -178,12 +179,12 @@ func (p *storePair) editBundle(about []byte, change func(*bundle)) []byte {
 	return out
 }
 
-// What does not fit, or is not what was packed, leaves the image as it was, and nothing else behind.
+// TestImportRefuses checks that a refused bundle leaves the image unchanged and no other files.
 func TestImportRefuses(t *testing.T) {
 	dead := errors.New("the store is dead")
 	for name, c := range map[string]struct {
 		about  func(*bundle)
-		bring  contentSource // what comes in place of what should
+		bring  contentSource // replaces the real content
 		before func(p *storePair)
 		want   string
 	}{
@@ -250,7 +251,8 @@ func TestImportRefuses(t *testing.T) {
 	}
 }
 
-// contentSource writes something else than what should come, and answers how much; nothing: what should come does.
+// contentSource writes something other than the real content and returns how much. If it is nil,
+// the real content is used.
 type contentSource func(origin bool, to io.WriterAt) (int64, error)
 
 func truncatedSource(origin bool) contentSource {
@@ -273,7 +275,8 @@ func failingSource(origin bool, with error) contentSource {
 	}
 }
 
-// Contents of other boots go when the driver is made, and the oldest when there are too many.
+// TestContentsAreBounded checks that pages files of earlier boots are removed by Open, and the
+// oldest if there are too many.
 func TestContentsAreBounded(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "qemu")
 	old := filepath.Join(dir, contentDirPrefix+"another")
@@ -300,7 +303,7 @@ func TestContentsAreBounded(t *testing.T) {
 	}
 }
 
-// FuzzBundle holds when nothing that comes from elsewhere is taken for more than it is.
+// FuzzBundle checks that arbitrary descriptions are refused or used within their limits.
 func FuzzBundle(f *testing.F) {
 	f.Add(
 		[]byte(
@@ -326,7 +329,7 @@ func FuzzBundle(f *testing.F) {
 		if p.Full {
 			return
 		}
-		// What comes with it is put over a content of the size that it says, and nothing else is read.
+		// Decode the content over a base of the declared size; nothing else may be read.
 		below := io.NewSectionReader(zeros{}, 0, p.Process.Bytes)
 		to := checkpoint.NewXORDelta(&p.Process, p.Delta, below).Decoder(io.NewOffsetWriter(discard{}, 0))
 		if _, err := to.WriteAt(make([]byte, min(bytes, 1<<20)), max(0, bytes-1<<20)); err != nil {

@@ -11,13 +11,14 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/checkpoint"
 )
 
-// fileHashes are the SHA-256 of files, which are read once as long as they stay the same. All methods may be called at once.
+// fileHashes caches the SHA-256 of files as long as they are unchanged. All methods may be called
+// concurrently.
 type fileHashes struct {
 	mu    sync.Mutex
 	known map[checkpoint.File]string // guarded by mu
 }
 
-// maxHashes bounds how many are kept: a monitor consists of some fifty files.
+// maxHashes bounds the cache. A monitor maps about fifty files.
 const maxHashes = 4096
 
 func newFileHashes() *fileHashes { return &fileHashes{known: map[checkpoint.File]string{}} }
@@ -38,7 +39,7 @@ func (s *fileHashes) put(f checkpoint.File, sum string) {
 	s.known[f] = sum
 }
 
-// add takes the sums over that are written down with a process, which fits this host.
+// add adds the hashes stored with a checkpoint, which must be valid on this host.
 func (s *fileHashes) add(p *MonitorCheckpoint) error {
 	if len(p.FileHashes) == len(p.Process.Files) {
 		for i, f := range p.Process.Files {
@@ -55,7 +56,7 @@ func (s *fileHashes) add(p *MonitorCheckpoint) error {
 	return err
 }
 
-// ofFiles answers the sums of files that are as they are described.
+// ofFiles returns the hashes of files. It fails if a file is not as described.
 func (s *fileHashes) ofFiles(files []checkpoint.File) ([]string, error) {
 	out := make([]string, len(files))
 	for i, want := range files {
@@ -71,7 +72,7 @@ func (s *fileHashes) ofFiles(files []checkpoint.File) ([]string, error) {
 	return out, nil
 }
 
-// ofFile answers what a file is now, and its sum.
+// ofFile returns the identity and the hash of a file.
 func (s *fileHashes) ofFile(path string) (checkpoint.File, string, error) {
 	is, err := checkpoint.StatFile(path)
 	if err != nil {
@@ -96,7 +97,7 @@ func (s *fileHashes) ofFile(path string) (checkpoint.File, string, error) {
 	return is, sum, nil
 }
 
-// hashFile answers the SHA-256 of a file's content, in hexadecimal.
+// hashFile returns the SHA-256 of a file in hexadecimal.
 func hashFile(f *os.File) (string, error) {
 	st, err := f.Stat()
 	if err != nil {

@@ -19,76 +19,78 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
-// An image may hold, besides memory and device state, the image of the monitor as a process at the same moment.
-// QEMU's translations are in it: a machine that is made of it has not to translate what a guest does first.
+// An image may contain, in addition to memory and device state, a checkpoint of the monitor process
+// at the same moment. It includes QEMU's translation cache, so a machine restored from it need not
+// translate what a guest runs first.
 const (
-	checkpointDir   = "process" // in the image's directory; what is in it is of this host, and of this boot of it
+	checkpointDir   = "process" // in the image's directory; valid on this host and for this boot
 	descriptionName = "process.json"
 	contentName     = "content"
 	stubName        = "vehicle"
 )
 
-// checkpointFormat names what a description means. Another is of no use.
+// checkpointFormat is the version of the description. Other versions are ignored.
 const checkpointFormat = 2
 
-// maxDescription bounds the description of a process.
+// maxDescription bounds the size of a description.
 const maxDescription = 4 << 20
 
-// MonitorCheckpoint is the image of a monitor.
+// MonitorCheckpoint is a stored checkpoint of a monitor.
 type MonitorCheckpoint struct {
 	Format  int                   `json:"format"`
 	Process checkpoint.Checkpoint `json:"image"`
-	// FDSet is the set of descriptors in which the monitor held the file for its device state.
+	// FDSet is the fd set with the file for the monitor's device state.
 	FDSet int `json:"set"`
-	// ClockOffset is how much longer than it has the host must seem to have run by the clock of monitors that are made: the
-	// one in the image had seen a later time on another host. A clock goes forward only.
+	// ClockOffset is how far the clock since boot of restored monitors must be ahead of this host's
+	// clock. It is set if the checkpoint came from a host whose clock was ahead, because a clock
+	// must not go back.
 	ClockOffset time.Duration `json:"ahead,omitempty"`
-	// FileHashes are the SHA-256 of the files of Image, and Sum that of the content with which the monitor was made, in
-	// hexadecimal; "": not known here.
+	// FileHashes are the SHA-256 hashes of Process.Files in hexadecimal. ContentHash is the hash of
+	// the pages file that the monitor was restored with. They are empty if unknown.
 	FileHashes  []string `json:"sums,omitempty"`
 	ContentHash string   `json:"sum,omitempty"`
-	// Delta is where the content lies that differs from that of Base, whose own the monitor was made with.
+	// Delta are the spans of the content if it is a delta to Base.
 	Delta []checkpoint.Span `json:"over,omitempty"`
-	Base  *Content          `json:"base,omitempty"` // nil: the content beside this is all
+	Base  *Content          `json:"base,omitempty"` // nil: the content is a complete pages file
 
-	contentPath string // path of the file with the stored content
-	deltaPath   string // path of what differs from it; "": nothing
+	contentPath string // path of the pages file
+	deltaPath   string // path of the delta to it; "": none
 }
 
-// Content names stored content for as long as nobody takes it away.
+// Content identifies a pages file as long as it is not removed.
 type Content struct {
 	Path     string          `json:"path"`
 	File     vmmproc.FileKey `json:"file"`
-	Modified int64           `json:"modified"` // nanoseconds
+	Modified int64           `json:"modified"` // modification time in nanoseconds
 }
 
-// Store makes monitors from images of monitors.
+// Store stores the monitor checkpoints of images. All methods may be called concurrently.
 type Store struct {
 	stub       string
 	boot       string
 	host       string // fingerprint
-	contentDir string // directory of contents that came from other hosts
+	contentDir string // directory of pages files from other hosts
 	log        *slog.Logger
 
 	hashes  *fileHashes
-	fetchMu sync.Mutex // held while contents are brought
+	fetchMu sync.Mutex // held while a pages file is fetched
 
 	mu         sync.Mutex
-	cache      map[string]cacheEntry    // by directory of the process's image; guarded by mu
-	prefetched map[vmmproc.FileKey]bool // contents that were read ahead; guarded by mu
+	cache      map[string]cacheEntry    // by checkpoint directory; guarded by mu
+	prefetched map[vmmproc.FileKey]bool // pages files that were read ahead; guarded by mu
 }
 
-// cacheEntry is a description that was read.
+// cacheEntry is a description that was read before.
 type cacheEntry struct {
 	key        vmmproc.FileKey
 	modified   int64
 	checkpoint *MonitorCheckpoint
 }
 
-// maxKnown bounds how many descriptions are kept.
+// maxKnown bounds the number of cached descriptions.
 const maxKnown = 64
 
-// Open makes a store that keeps what belongs to no image in dir, among it the program of vehicles.
+// Open returns a store. dir is for files that belong to no image, such as the stub's executable.
 func Open(dir string, log *slog.Logger) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o711); err != nil {
 		return nil, err
@@ -113,11 +115,11 @@ func Open(dir string, log *slog.Logger) (*Store, error) {
 	return s, durable.WriteFile(s.stub, checkpoint.StubProgram(), 0o755)
 }
 
-// Stub is the path of the program of vehicles.
+// Stub returns the path of the restore stub's executable.
 func (s *Store) Stub() string { return s.stub }
 
-// Find answers the process in an image's directory; nil when there is none that can be used now: it is of
-// another boot, or a program it was made of has changed. Without a store there is none.
+// Find returns the checkpoint of an image. It returns nil if there is none or if it cannot be used,
+// because the host was rebooted or a mapped program has changed. A nil Store has no checkpoints.
 func (s *Store) Find(imageDir string) (*MonitorCheckpoint, error) {
 	if s == nil {
 		return nil, nil
@@ -149,8 +151,8 @@ func (s *Store) Find(imageDir string) (*MonitorCheckpoint, error) {
 	return p, nil
 }
 
-// find is Find of an open description, which is as the known one says if there is one; cold: its content was not read
-// ahead.
+// find returns the checkpoint described by an open file, from the cache if possible. cold reports
+// that its pages file was not read ahead yet.
 func (s *Store) find(dir string, f *os.File, is cacheEntry, bytes int64) (_ *MonitorCheckpoint, cold bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -177,10 +179,12 @@ func (s *Store) find(dir string, f *os.File, is cacheEntry, bytes int64) (_ *Mon
 	return is.checkpoint, cold, nil
 }
 
-// readAheadBytes is how much the kernel reads ahead at least for one call, however much it is asked for.
+// readAheadBytes is the size of one read-ahead request; the kernel reads only a limited part of a
+// larger one.
 const readAheadBytes = 2 << 20
 
-// readAhead has the kernel read stored content: a monitor soon touches most of it, here and there. It waits for none of that.
+// readAhead asks the kernel to read a pages file without waiting. A monitor soon touches most of
+// it, in random order.
 func readAhead(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -199,7 +203,8 @@ func readAhead(path string) error {
 	return nil
 }
 
-// baseExists tells whether the content of a process that was found before is there still; nil is none, and stays none.
+// baseExists reports whether the base of a cached checkpoint still exists. p may be nil, for a
+// directory without a usable checkpoint; that does not change.
 func (p *MonitorCheckpoint) baseExists() bool {
 	if p == nil || p.Base == nil {
 		return true
@@ -208,7 +213,7 @@ func (p *MonitorCheckpoint) baseExists() bool {
 	return err == nil && *base == *p.Base
 }
 
-// load reads the description of a process and holds it against this host. An error says why it is of no use here.
+// load reads a description and checks that the checkpoint can be used on this host.
 func (s *Store) load(f *os.File, bytes int64, content string) (*MonitorCheckpoint, error) {
 	if bytes > maxDescription {
 		return nil, fmt.Errorf("%s has %d bytes", descriptionName, bytes)
@@ -249,7 +254,7 @@ func (s *Store) load(f *os.File, bytes int64, content string) (*MonitorCheckpoin
 	return &p, s.hashes.add(&p)
 }
 
-// checkSize makes sure of the size of a file with stored content.
+// checkSize checks the size of a pages file.
 func checkSize(path string, bytes int64) error {
 	st, err := os.Stat(path)
 	if err != nil {
@@ -261,8 +266,8 @@ func checkSize(path string, bytes int64) error {
 	return nil
 }
 
-// Save writes the process that was captured with an image into the image's directory. as says what is known of it
-// besides: its Set, Ahead, Base and Sum.
+// Save adds the checkpoint captured with an image to the image's directory. The fields FDSet,
+// ClockOffset, Base and ContentHash of as are given by the caller.
 func (s *Store) Save(imageDir string, as MonitorCheckpoint, from *checkpoint.Capture) (err error) {
 	at := filepath.Join(imageDir, checkpointDir)
 	if err := os.Mkdir(at, 0o700); err != nil {
@@ -290,8 +295,8 @@ func (s *Store) Save(imageDir string, as MonitorCheckpoint, from *checkpoint.Cap
 	return as.write(at)
 }
 
-// write makes the description of a process in its directory. Not durably: it is of use in this boot of the host
-// alone.
+// write writes the description. It need not be durable, because it is valid only until the next
+// boot.
 func (p *MonitorCheckpoint) write(dir string) error {
 	data, err := json.Marshal(p)
 	if err != nil {
@@ -304,7 +309,7 @@ func (p *MonitorCheckpoint) write(dir string) error {
 	return os.Rename(part, filepath.Join(dir, descriptionName))
 }
 
-// ContentOf names the content that a file holds.
+// ContentOf returns the identity of a pages file.
 func ContentOf(path string) (*Content, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
@@ -313,10 +318,11 @@ func ContentOf(path string) (*Content, error) {
 	return &Content{path, vmmproc.FileKey{Device: uint64(st.Dev), Inode: st.Ino}, st.Mtim.Nano()}, nil
 }
 
-// ContentPath is the path of the file with the stored content.
+// ContentPath returns the path of the pages file.
 func (p *MonitorCheckpoint) ContentPath() string { return p.contentPath }
 
-// OpenDelta is what a process holds besides its stored content, to be closed; nil: nothing.
+// OpenDelta returns the pages that differ from the pages file, or nil if there are none. The caller
+// closes the capture.
 func (p *MonitorCheckpoint) OpenDelta() (_ *checkpoint.Capture, err error) {
 	if p.deltaPath == "" {
 		return nil, nil

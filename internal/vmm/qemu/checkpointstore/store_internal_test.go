@@ -14,8 +14,8 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/checkpoint"
 )
 
-// What is in an image of a process is used only if all of it fits this host; else the image is restored by its
-// device state.
+// TestFind checks that a checkpoint is used only if everything fits this host. Otherwise the image
+// is restored from its device state.
 func TestFind(t *testing.T) {
 	w, err := Open(filepath.Join(t.TempDir(), "qemu"), slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -60,7 +60,7 @@ func TestFind(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(dir, contentName), make([]byte, 4096), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			for range 2 { // the second time from what is kept
+			for range 2 { // the second time from the cache
 				got, err := w.Find(image)
 				if err != nil || (got != nil) != c.want {
 					t.Fatalf("got %+v, %v", got, err)
@@ -91,7 +91,8 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// One call of the kernel reads a part of a large file ahead. All of it has to come.
+// TestReadAhead checks that a large file is read ahead completely, although one request reads only
+// a part.
 func TestReadAhead(t *testing.T) {
 	path := filepath.Join(t.TempDir(), contentName)
 	f, err := os.Create(path)
@@ -124,7 +125,7 @@ func TestReadAhead(t *testing.T) {
 	defer again.Stop()
 	deadline := time.After(time.Minute)
 	for {
-		if err := readAhead(path); err != nil { // the kernel may drop what it reads ahead
+		if err := readAhead(path); err != nil { // the kernel may drop pages that it has read ahead
 			t.Fatal(err)
 		}
 		if cached() == bytes/4096 {

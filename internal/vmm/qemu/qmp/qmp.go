@@ -16,21 +16,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxLine bounds one message of QEMU. The largest that is asked for is a console of 64 KiB, escaped.
+// maxLine bounds one message of QEMU. The largest expected one is an escaped console of 64 KiB.
 const maxLine = 1 << 20
 
-// writeLimit bounds how long QEMU may leave a command unread once its socket buffer is full.
+// writeLimit bounds how long a write may block on a full socket buffer.
 const writeLimit = 20 * time.Second
 
-// ErrClosed says that the connection ended before the answer.
+// ErrClosed reports that the connection ended before the response.
 var ErrClosed = errors.New("monitor connection ended")
 
-// Error is QEMU's refusal of a command.
+// Error is an error response to a command.
 type Error struct{ Command, Class, Desc string }
 
 func (e *Error) Error() string { return fmt.Sprintf("%s: %s", e.Command, e.Desc) }
 
-// Event is something QEMU tells unasked.
+// Event is an asynchronous event of QEMU.
 type Event struct {
 	Name string
 	Data json.RawMessage
@@ -41,15 +41,15 @@ type Client struct {
 	conn        *net.UnixConn
 	events      func(Event)
 	negotiation *Call
-	id          string // of hello, by which its answer is known
+	id          string // ID of the negotiation command and its response
 	done        chan struct{}
 
 	mu      sync.Mutex
-	pending []*Call // sent and not answered, in order
+	pending []*Call // sent but without response, in order
 	err     error   // set before done is closed
 }
 
-// Call is a command on its way.
+// Call is a command in progress.
 type Call struct {
 	command string
 	done    chan struct{}
@@ -57,8 +57,8 @@ type Call struct {
 	err     error
 }
 
-// Open takes over conn and begins negotiation without waiting for it. events is called for each event,
-// in order, on the goroutine that reads; it must return soon and may be nil.
+// Open starts the negotiation on conn and does not wait for it. The client owns conn. events is
+// called for each event in order, on the reader goroutine; it must return soon and may be nil.
 func Open(conn *net.UnixConn, events func(Event)) *Client {
 	c := &Client{conn: conn, events: events, id: rand.Text(), done: make(chan struct{})}
 	c.negotiation = &Call{command: "qmp_capabilities", done: make(chan struct{})}
@@ -67,7 +67,7 @@ func Open(conn *net.UnixConn, events func(Event)) *Client {
 	return c
 }
 
-// OpenNegotiated takes over conn to a monitor that has accepted the protocol on it already, and greets nobody again.
+// OpenNegotiated is like Open for a connection on which the protocol is already negotiated.
 func OpenNegotiated(conn *net.UnixConn, events func(Event)) *Client {
 	c := &Client{conn: conn, events: events, done: make(chan struct{})}
 	c.negotiation = &Call{command: "qmp_capabilities", done: make(chan struct{})}
@@ -76,13 +76,13 @@ func OpenNegotiated(conn *net.UnixConn, events func(Event)) *Client {
 	return c
 }
 
-// Ready waits until QEMU has greeted and accepted the protocol.
+// Ready waits until the protocol is negotiated.
 func (c *Client) Ready(ctx context.Context) error { return c.negotiation.Wait(ctx, nil) }
 
-// Done is closed when the connection has ended; Err then says why.
+// Done is closed when the connection has ended; Err then returns the reason.
 func (c *Client) Done() <-chan struct{} { return c.done }
 
-// Err is the reason of the end, nil before it and after Close.
+// Err returns why the connection ended. It returns nil before that and after Close.
 func (c *Client) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -92,7 +92,8 @@ func (c *Client) Err() error {
 	return c.err
 }
 
-// Close ends the connection and waits for its reader. QEMU goes on and accepts another connection.
+// Close closes the connection and waits for the reader goroutine. QEMU continues and accepts
+// another connection.
 func (c *Client) Close() error {
 	err := c.conn.Close()
 	<-c.done
@@ -102,20 +103,20 @@ func (c *Client) Close() error {
 	return err
 }
 
-// Do sends a command and waits for its answer, which is decoded into out unless that is nil.
+// Do sends a command and waits for the response. It decodes the result into out unless out is nil.
 func (c *Client) Do(ctx context.Context, command string, args, out any, files ...*os.File) error {
 	return c.Send(command, args, files...).Wait(ctx, out)
 }
 
-// Send sends a command with its arguments (nil: none) and descriptors, and returns at once. Files may
-// be closed when it has returned. An error is told by the Call.
+// Send sends a command and returns immediately. args may be nil. The files are passed as
+// descriptors and may be closed afterwards. Errors are returned by Call.Wait.
 func (c *Client) Send(command string, args any, files ...*os.File) *Call {
 	call := &Call{command: command, done: make(chan struct{})}
 	c.send(call, request{Execute: command, Arguments: args}, files)
 	return call
 }
 
-// request is a command as QEMU reads it.
+// request is the JSON form of a command.
 type request struct {
 	Execute   string `json:"execute"`
 	Arguments any    `json:"arguments,omitempty"`
@@ -136,7 +137,7 @@ func (c *Client) send(call *Call, r request, files []*os.File) {
 	}
 	c.pending = append(c.pending, call)
 	if err := c.write(append(line, '\n'), files); err != nil {
-		// The reader sees the closed connection and answers all that wait.
+		// The reader then fails all pending calls.
 		_ = c.conn.Close()
 	}
 }
@@ -161,8 +162,8 @@ func (c *Client) write(line []byte, files []*os.File) error {
 	return err
 }
 
-// Wait waits for the answer and decodes it into out unless that is nil. When ctx ends first the
-// command may still be carried out.
+// Wait waits for the response and decodes the result into out unless out is nil. If ctx ends first,
+// QEMU may still execute the command.
 func (call *Call) Wait(ctx context.Context, out any) error {
 	select {
 	case <-call.done:
@@ -187,7 +188,7 @@ func (call *Call) finish(result json.RawMessage, err error) {
 	close(call.done)
 }
 
-// read handles messages until the connection ends, then answers everybody who waits.
+// read handles messages until the connection ends, then fails all pending calls.
 func (c *Client) read() {
 	s := bufio.NewScanner(c.conn)
 	s.Buffer(make([]byte, 0, 4096), maxLine)
@@ -195,7 +196,7 @@ func (c *Client) read() {
 	if err == nil {
 		err = errors.New("monitor closed the connection")
 	}
-	_ = c.conn.Close() // it is of no more use, whatever ended it
+	_ = c.conn.Close() // the connection is of no further use
 	c.mu.Lock()
 	c.err = err
 	waiting := c.pending
@@ -239,7 +240,7 @@ func (c *Client) handleResponse(m message) error {
 		return errors.New("monitor answered what was not asked")
 	}
 	call := c.pending[0]
-	if call == c.negotiation && m.id != c.id { // the last words to who was connected before
+	if call == c.negotiation && m.id != c.id { // a response to an earlier connection
 		c.mu.Unlock()
 		return nil
 	}
@@ -254,7 +255,7 @@ func (c *Client) handleResponse(m message) error {
 	return nil
 }
 
-// message is one line of QEMU: a greeting, an event, an error or a result.
+// message is one line from QEMU: a greeting, an event, an error or a result.
 type message struct {
 	greeting bool
 	event    string

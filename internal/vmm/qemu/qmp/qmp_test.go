@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pair is a client and the end a test plays QEMU on.
+// pair returns a client and the connection on which the test acts as QEMU.
 func pair(t *testing.T, events func(Event)) (*Client, *net.UnixConn) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -44,12 +44,13 @@ func pair(t *testing.T, events func(Event)) (*Client, *net.UnixConn) {
 
 const greeting = `{"QMP": {"version": {"qemu": {"micro": 2, "minor": 0, "major": 10}}, "capabilities": []}}` + "\r\n"
 
-// negotiationResponse is QEMU's answer to the first command of c.
+// negotiationResponse returns QEMU's response to the first command of c.
 func negotiationResponse(c *Client) string {
 	return fmt.Sprintf(`{"return": {}, "id": %q}`+"\r\n", c.id)
 }
 
-// What QEMU was still at for an earlier connection is no answer to anything that is asked on this one.
+// TestResponseToEarlierConnection checks that a late response to an earlier connection is not taken
+// for a response on this one.
 func TestResponseToEarlierConnection(t *testing.T) {
 	c, qemu := pair(t, nil)
 	other, _ := pair(t, nil)

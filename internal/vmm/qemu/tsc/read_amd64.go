@@ -2,5 +2,5 @@ package tsc
 
 const supported = true
 
-// read answers the processor's time stamp counter, which guests see plus an offset.
+// read returns the time stamp counter of the processor. Guests see it plus an offset.
 func read() uint64

@@ -1,5 +1,5 @@
-// Package tsc measures how fast this processor's time stamp counter runs. A guest that is translated sees that counter
-// plus an offset, and is told its rate when it boots.
+// Package tsc measures the frequency of this processor's time stamp counter (TSC). A guest under
+// TCG sees the TSC plus an offset, and gets its frequency on the kernel command line.
 package tsc
 
 import (
@@ -16,7 +16,7 @@ type sample struct {
 	ns  int64
 }
 
-// take reads both clocks as close together as a few tries can.
+// take reads both clocks as close together as possible in a few attempts.
 func take() sample {
 	var best sample
 	least := ^uint64(0)
@@ -35,11 +35,11 @@ func take() sample {
 	return best
 }
 
-// window is how far two samples must lie apart: reading them is good to about 100 ns, so the rate to
-// one part in a million.
+// window is the minimum time between two samples. A sample is accurate to about 100 ns, so the
+// frequency is accurate to one part in a million.
 const window = 100 * time.Millisecond
 
-// Meter measures the rate of the time stamp counter once. All methods may be called at once.
+// Meter measures the TSC frequency once. All methods may be called concurrently.
 type Meter struct {
 	start sample
 
@@ -47,11 +47,11 @@ type Meter struct {
 	khz int64
 }
 
-// New is a meter that begins to measure now.
+// New returns a Meter that starts to measure now.
 func New() *Meter { return &Meter{start: take()} }
 
-// KHz answers the rate in kHz, 0 on a processor without one. The first call waits until window has
-// passed since the meter was made.
+// KHz returns the frequency in kHz, or 0 on a processor without TSC. The first call waits until
+// window has passed since New.
 func (t *Meter) KHz(ctx context.Context) (int64, error) {
 	if !supported {
 		return 0, nil
