@@ -28,8 +28,9 @@ import (
 	"github.com/pandastack/pandastack/internal/host/agent"
 	"github.com/pandastack/pandastack/internal/host/bake"
 	"github.com/pandastack/pandastack/internal/host/machine"
-	"github.com/pandastack/pandastack/internal/ingress/gate"
+	"github.com/pandastack/pandastack/internal/ingress/e2b"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi"
+	"github.com/pandastack/pandastack/internal/ingress/proxy"
 	"github.com/pandastack/pandastack/internal/ingress/repl"
 	"github.com/pandastack/pandastack/internal/vmm/fake"
 )
@@ -121,23 +122,25 @@ func (w *World) start() {
 	w.must(err)
 	past := metricshistory.New(boxes)
 	runner := &repl.Runner{}
-	doors, err := gate.New(
-		gate.Config{Domain: "localhost", Secret: bytes.Repeat([]byte("a"), 32), History: past},
-		boxes,
-		templates,
-		keys,
-		runner,
-		log,
+	e2bAPI, err := e2b.New(
+		e2b.Config{Domain: "localhost", Secret: bytes.Repeat([]byte("a"), 32), History: past},
+		boxes, templates, keys, runner,
 	)
 	w.must(err)
-	w.later(doors.Close)
+	w.later(e2bAPI.Close)
+	ports := proxy.New(proxy.Config{
+		Resolver:    proxy.NewSandboxResolver(boxes, e2bAPI.SandboxConfig(nil)),
+		HideHeaders: e2b.HiddenHeaders(),
+		Log:         log,
+	})
+	w.later(ports.Close)
 	v1, err := httpapi.New(
 		httpapi.Config{Version: "test", PreviewKey: bytes.Repeat([]byte("k"), 32)},
 		httpapi.Deps{
 			Sandboxes:    boxes,
 			Templates:    templates,
 			Keys:         keys,
-			Proxy:        doors.Edge(),
+			Proxy:        ports,
 			Cells:        runner,
 			UsageHistory: past,
 			Log:          log,
@@ -152,7 +155,7 @@ func (w *World) start() {
 	w.must(boxes.Reconcile(ctx))
 	w.live(boxes.Run)
 	w.live(past.Run)
-	srv := httptest.NewServer(doors.Middleware(v1))
+	srv := httptest.NewServer(ports.Middleware(e2bAPI.Middleware(v1)))
 	w.later(srv.Close)
 	w.URL = srv.URL
 	w.Client, err = client.New(w.URL, w.Key)

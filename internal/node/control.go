@@ -22,8 +22,9 @@ import (
 	"github.com/pandastack/pandastack/internal/control/sandbox"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/control/template"
-	"github.com/pandastack/pandastack/internal/ingress/gate"
+	"github.com/pandastack/pandastack/internal/ingress/e2b"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi"
+	"github.com/pandastack/pandastack/internal/ingress/proxy"
 	"github.com/pandastack/pandastack/internal/ingress/repl"
 	"github.com/pandastack/pandastack/internal/lib/durable"
 )
@@ -112,32 +113,29 @@ func (n *node) faces(f faces) (http.Handler, error) {
 		domain = u.Host // with a port, if it is not the usual one: clients put the domain behind names of their own
 	}
 	runner := &repl.Runner{}
-	doors, err := gate.New(
-		gate.Config{
-			Domain:     domain,
-			Builds:     f.builds,
-			Secret:     derive(f.secret, "agent"),
-			PreviewKey: derive(f.secret, "preview"),
-			History:    f.past,
-		},
-		f.boxes,
-		f.templates,
-		f.keys,
-		runner,
-		n.Log,
+	previewKey := derive(f.secret, "preview")
+	e2bAPI, err := e2b.New(
+		e2b.Config{Domain: domain, Builds: f.builds, Secret: derive(f.secret, "agent"), History: f.past},
+		f.boxes, f.templates, f.keys, runner,
 	)
 	if err != nil {
 		return nil, err
 	}
-	n.back.Push("close the doors of sandboxes", func(context.Context) error { doors.Close(); return nil })
+	n.back.Push("close E2B's agent", func(context.Context) error { e2bAPI.Close(); return nil })
+	ports := proxy.New(proxy.Config{
+		Resolver:    proxy.NewSandboxResolver(f.boxes, e2bAPI.SandboxConfig(previewKey)),
+		HideHeaders: e2b.HiddenHeaders(),
+		Log:         n.Log,
+	})
+	n.back.Push("close connections to sandboxes", func(context.Context) error { ports.Close(); return nil })
 	v1, err := httpapi.New(
-		httpapi.Config{Version: n.Version, PublicURL: n.Config.PublicURL, PreviewKey: derive(f.secret, "preview")},
+		httpapi.Config{Version: n.Version, PublicURL: n.Config.PublicURL, PreviewKey: previewKey},
 		httpapi.Deps{
 			Sandboxes:    f.boxes,
 			Templates:    f.templates,
 			Builds:       f.builds,
 			Keys:         f.keys,
-			Proxy:        doors.Edge(),
+			Proxy:        ports,
 			Cells:        runner,
 			Audit:        f.log,
 			UsageHistory: f.past,
@@ -148,7 +146,7 @@ func (n *node) faces(f faces) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	return doors.Middleware(v1), nil
+	return ports.Middleware(e2bAPI.Middleware(v1)), nil
 }
 
 // secretBytes is the length of the secret of an installation.

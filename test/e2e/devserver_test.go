@@ -22,6 +22,7 @@ import (
 
 	"github.com/coder/websocket"
 
+	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
 )
@@ -79,10 +80,15 @@ func (loopback) DialPort(ctx context.Context, port uint16) (net.Conn, error) {
 	return nil, fmt.Errorf("%w: %w", guestapi.ErrRefused, errors.Join(errs...))
 }
 
+// oneSandbox resolves every host name of a sandbox to the loopback guest.
 type oneSandbox struct{}
 
-func (oneSandbox) Open(context.Context, string, func(proxy.Target) bool) (proxy.Target, error) {
-	return proxy.Target{ID: "sbxdev", Generation: 1, Guest: loopback{}}, nil
+func (oneSandbox) Resolve(r *http.Request) (proxy.Route, error) {
+	a, ok, err := proxy.AddressOfHost(r)
+	if !ok {
+		return proxy.Route{}, proxy.ErrNoRoute
+	}
+	return proxy.Route{Address: a, Sandbox: api.Sandbox{ID: "sbxdev", Generation: 1}, Guest: loopback{}}, err
 }
 
 // TestDevServers: development servers answer through the edge as they come, pages and sockets, although they
@@ -96,7 +102,7 @@ func TestDevServers(t *testing.T) {
 	if err := tools.install(t.Context(), place); err != nil {
 		t.Fatal(err)
 	}
-	e := proxy.New(oneSandbox{}, nil, slog.New(slog.DiscardHandler))
+	e := proxy.New(proxy.Config{Resolver: oneSandbox{}, Log: slog.New(slog.DiscardHandler)})
 	t.Cleanup(e.Close)
 	front := httptest.NewServer(e.Middleware(http.NotFoundHandler()))
 	t.Cleanup(front.Close)

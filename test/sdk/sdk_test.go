@@ -61,13 +61,6 @@ func (h *host) Destroy(ctx context.Context, id hostapi.MachineID, cause string) 
 	return h.Host.Destroy(ctx, id, cause)
 }
 
-// nobody opens no sandboxes: preview hosts are not what is tested here.
-type nobody struct{}
-
-func (nobody) Open(context.Context, string, func(proxy.Target) bool) (proxy.Target, error) {
-	return proxy.Target{}, proxy.ErrNotFound
-}
-
 // serve starts the whole control plane and gives its address and an admin's key. With SDK_TEST_API and
 // SDK_TEST_KEY set the tests drive that node instead, with whatever machines it has.
 func serve(t *testing.T) (address, key string) {
@@ -93,15 +86,15 @@ func serve(t *testing.T) (address, key string) {
 	var running sync.WaitGroup
 	running.Go(func() { _ = boxes.Run(run) }) // ends with its context
 	t.Cleanup(func() { stop(); running.Wait() })
-	door := proxy.New(nobody{}, nil, log)
-	t.Cleanup(door.Close)
+	ports := proxy.New(proxy.Config{Log: log})
+	t.Cleanup(ports.Close)
 	face, err := httpapi.New(
 		httpapi.Config{Version: "test", PreviewKey: bytes.Repeat([]byte("k"), 32)},
 		httpapi.Deps{
 			Sandboxes:    boxes,
 			Templates:    templates,
 			Keys:         keys,
-			Proxy:        door,
+			Proxy:        ports,
 			UsageHistory: metricshistory.New(boxes),
 			Log:          log,
 		},

@@ -57,21 +57,24 @@ func (s *Service) OpenForIngress(
 	ctx context.Context,
 	id api.SandboxID,
 	admit func(auth.Principal, api.Sandbox) error,
-) (_ guestapi.Guest, err error) {
+) (_ guestapi.Guest, _ api.Sandbox, err error) {
 	defer s.finishVerb("guest", time.Now(), &err)
 	r, err := s.db.Read().Sandbox(ctx, string(id))
 	if errors.Is(err, store.ErrNotFound) {
-		return nil, api.Errorf(api.NotFound, "sandbox %.60q is not there", id)
+		return nil, api.Sandbox{}, api.Errorf(api.NotFound, "sandbox %.60q is not there", id)
 	}
 	if err != nil {
-		return nil, api.AsError(err)
+		return nil, api.Sandbox{}, api.AsError(err)
 	}
 	p := auth.Principal{Workspace: api.Workspace(r.Workspace)}
 	if err := admit(p, s.view(&r)); err != nil {
-		return nil, err
+		return nil, api.Sandbox{}, err
 	}
-	g, _, err := s.openGuestRow(ctx, p, r)
-	return g, err
+	g, r, err := s.openGuestRow(ctx, p, r)
+	if err != nil {
+		return nil, api.Sandbox{}, err
+	}
+	return g, s.view(&r), nil
 }
 
 // Guest is the inside of a sandbox. A hibernated one is woken first, one under way is waited for, a

@@ -26,7 +26,7 @@ func TestOpenForIngress(t *testing.T) {
 		{s.ID, nil, "", api.Running},
 	} {
 		asked := false
-		g, err := w.OpenForIngress(t.Context(), c.id, func(p auth.Principal, b api.Sandbox) error {
+		g, _, err := w.OpenForIngress(t.Context(), c.id, func(p auth.Principal, b api.Sandbox) error {
 			asked = true
 			if p.Workspace != alice.Workspace || b.ID != s.ID || b.Status != api.Hibernated {
 				t.Errorf("admit was asked about %s, %s, in the name of %s", b.ID, b.Status, p.Workspace)

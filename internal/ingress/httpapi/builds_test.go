@@ -91,10 +91,10 @@ func newBuilder(t *testing.T) (*fixture, *hosttest.Host) {
 		}
 	})
 	w := &fixture{t: t, boxes: &boxes{host: h}}
-	door := proxy.New(w.boxes, nil, log)
-	t.Cleanup(door.Close)
+	ports := proxy.New(proxy.Config{Log: log})
+	t.Cleanup(ports.Close)
 	s, err := httpapi.New(httpapi.Config{PreviewKey: bytes.Repeat([]byte("k"), 32)},
-		httpapi.Deps{Sandboxes: own, Templates: tpl, Builds: b, Keys: keys{}, Proxy: door, Log: log})
+		httpapi.Deps{Sandboxes: own, Templates: tpl, Builds: b, Keys: keys{}, Proxy: ports, Log: log})
 	fail(err)
 	srv := httptest.NewServer(s)
 	t.Cleanup(srv.Close)

@@ -581,17 +581,6 @@ func (b *boxes) Counts(context.Context) (map[api.Status]int, error) {
 	return n, nil
 }
 
-// Open lets the edge find sandboxes again.
-func (b *boxes) Open(ctx context.Context, id string, _ func(proxy.Target) bool) (proxy.Target, error) {
-	p := auth.Principal{Workspace: "ours"}
-	g, err := b.Guest(ctx, p, api.SandboxID(id))
-	if err != nil {
-		return proxy.Target{}, proxy.ErrNotFound
-	}
-	box, err := b.get(p, api.SandboxID(id))
-	return proxy.Target{ID: id, Generation: box.Generation, Guest: g}, err
-}
-
 // fixture is a server over a simulated host.
 type fixture struct {
 	t     testing.TB
@@ -612,15 +601,15 @@ func newFixture(t testing.TB) *fixture {
 	}
 	w := &fixture{t: t, boxes: b, log: &bytes.Buffer{}, audit: &recorder{}}
 	log := slog.New(slog.NewTextHandler(&locked{w: w.log}, nil))
-	door := proxy.New(b, nil, log)
-	t.Cleanup(door.Close)
+	ports := proxy.New(proxy.Config{Log: log})
+	t.Cleanup(ports.Close)
 	s, err := httpapi.New(
 		httpapi.Config{Version: "1.2.3", PreviewKey: bytes.Repeat([]byte("k"), 32)},
 		httpapi.Deps{
 			Sandboxes:    b,
 			Templates:    templates{},
 			Keys:         keys{},
-			Proxy:        door,
+			Proxy:        ports,
 			UsageHistory: metricshistory.New(b),
 			Audit:        w.audit,
 			Log:          log,

@@ -120,11 +120,7 @@ func forward(rq *request, p auth.Principal, id api.SandboxID, port uint16) error
 	if rq.s.deps.Proxy == nil {
 		return api.Errorf(api.Unsupported, "this server forwards to no ports")
 	}
-	g, err := rq.s.deps.Sandboxes.Guest(rq.r.Context(), p, id)
-	if err != nil {
-		return err
-	}
-	box, err := rq.s.deps.Sandboxes.Get(rq.r.Context(), p, id)
+	g, box, err := rq.s.deps.Sandboxes.GuestAndSandbox(rq.r.Context(), p, id)
 	if err != nil {
 		return err
 	}
@@ -141,11 +137,11 @@ func forward(rq *request, p auth.Principal, id api.SandboxID, port uint16) error
 	if list := r.Header.Values("Sec-Websocket-Protocol"); len(list) > 0 {
 		r.Header["Sec-Websocket-Protocol"] = withoutBearer(list)
 	}
-	t := proxy.Target{ID: string(id), Generation: box.Generation, Guest: g}
-	if n := box.Network; n != nil {
-		t.MaskHost, t.TLSPorts = n.PortHost, n.TLSPorts
-	}
-	rq.s.deps.Proxy.Forward(rq.w, r, t, port)
+	rq.s.deps.Proxy.Forward(rq.w, r, proxy.Route{
+		Address: proxy.Address{Sandbox: string(id), Port: port},
+		Sandbox: box,
+		Guest:   g,
+	})
 	return nil
 }
 

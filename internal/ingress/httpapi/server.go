@@ -135,7 +135,7 @@ type UsageHistory interface {
 
 // Forwarder passes a request to a port of a sandbox; *proxy.Edge is one.
 type Forwarder interface {
-	Forward(w http.ResponseWriter, r *http.Request, t proxy.Target, port uint16)
+	Forward(w http.ResponseWriter, r *http.Request, rt proxy.Route)
 }
 
 // Server answers /v1. Make one with New.

@@ -10,33 +10,31 @@ import (
 	"strings"
 )
 
-// Address is what a request is for: a port of a sandbox.
+// Address names a port of a sandbox.
 type Address struct {
 	Sandbox string // lower-case letters and digits
 	Port    uint16
 }
 
-// maxID bounds the id in a host name: a DNS label has at most 63 bytes, and the port takes some.
+// maxID bounds the id in a host name: a DNS label has at most 63 bytes, and the port takes some of them.
 const maxID = 57
 
-// errMalformed wraps what is wrong with a host name or header that is meant for a sandbox.
-var errMalformed = errors.New("malformed address of a sandbox")
+// ErrMalformed is wrapped by errors about host names or headers that are meant for a sandbox.
+var ErrMalformed = errors.New("malformed address of a sandbox")
 
-// AddressOf says which port of which sandbox a request is for. It answers false for a request that is not
-// for a sandbox at all, and an error for one that is, but badly.
+// Addresser reads the address of a sandbox's port from a request.
 //
-// A sandbox is addressed by the left-most label of the host, <port>-<id>, optionally followed by more
-// that begins with a dash, or, on a bare address, localhost or a host that begins with "sandbox.", by the
-// headers E2b-Sandbox-Id and E2b-Sandbox-Port.
-func AddressOf(r *http.Request) (Address, bool, error) {
-	host := hostname(r.Host)
-	if id, port := r.Header.Get("E2b-Sandbox-Id"), r.Header.Get("E2b-Sandbox-Port"); id != "" && port != "" &&
-		isSharedHost(host) {
-		p, err := parseAddress(port, id)
-		return p, true, err
-	}
+// It returns false if the request is not for a sandbox at all, and an error that wraps ErrMalformed if the request is
+// for one but names it wrongly.
+type Addresser func(r *http.Request) (Address, bool, error)
+
+// AddressOfHost is the Addresser of host names: their left-most label is <port>-<id>.
+//
+// More may follow the id behind another dash. A name without a domain and an IP address name no sandbox.
+func AddressOfHost(r *http.Request) (Address, bool, error) {
+	host := Hostname(r.Host)
 	label, domain, dotted := strings.Cut(host, ".")
-	if !dotted || domain == "" || !startsWithDigit(label) || isAddress(host) {
+	if !dotted || domain == "" || !startsWithDigit(label) || IsIP(host) {
 		return Address{}, false, nil
 	}
 	port, id, ok := strings.Cut(label, "-")
@@ -44,11 +42,12 @@ func AddressOf(r *http.Request) (Address, bool, error) {
 		return Address{}, false, nil
 	}
 	id, _, _ = strings.Cut(id, "-")
-	p, err := parseAddress(port, id)
-	return p, true, err
+	a, err := ParseAddress(port, id)
+	return a, true, err
 }
 
-func hostname(hostport string) string {
+// Hostname returns the lower-case host of hostport without port, brackets and trailing dot.
+func Hostname(hostport string) string {
 	host := hostport
 	if h, _, err := net.SplitHostPort(hostport); err == nil {
 		host = h
@@ -56,29 +55,27 @@ func hostname(hostport string) string {
 	return strings.ToLower(strings.TrimSuffix(strings.Trim(host, "[]"), "."))
 }
 
-func isSharedHost(host string) bool {
-	return host == "localhost" || isAddress(host) || strings.HasPrefix(host, "sandbox.")
-}
-
-func isAddress(host string) bool {
+// IsIP reports whether host is an IP address.
+func IsIP(host string) bool {
 	_, err := netip.ParseAddr(host)
 	return err == nil
 }
 
 func startsWithDigit(s string) bool { return s != "" && s[0] >= '0' && s[0] <= '9' }
 
-func parseAddress(port, id string) (Address, error) {
+// ParseAddress returns the address with the given port and id, or an error that wraps ErrMalformed.
+func ParseAddress(port, id string) (Address, error) {
 	n, err := strconv.ParseUint(port, 10, 16)
 	if err != nil || n == 0 {
-		return Address{}, fmt.Errorf("%w: port %.20q is not a number from 1 to 65535", errMalformed, port)
+		return Address{}, fmt.Errorf("%w: port %.20q is not a number from 1 to 65535", ErrMalformed, port)
 	}
 	if !IsID(id) {
-		return Address{}, fmt.Errorf("%w: id %.80q is not made of lower-case letters and digits", errMalformed, id)
+		return Address{}, fmt.Errorf("%w: id %.80q is not made of lower-case letters and digits", ErrMalformed, id)
 	}
 	return Address{Sandbox: id, Port: uint16(n)}, nil
 }
 
-// IsID says whether text has the form of a sandbox id.
+// IsID reports whether text has the form of a sandbox id.
 func IsID(text string) bool {
 	if text == "" || len(text) > maxID {
 		return false

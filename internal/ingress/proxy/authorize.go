@@ -8,86 +8,117 @@ import (
 	"time"
 )
 
-// TrafficHeader carries the token that opens the ports of a private sandbox.
-const TrafficHeader = "e2b-traffic-access-token"
-
-// PreviewName is the parameter of an address, and the cookie, that carries a signed preview. A browser that
-// opens an address with it is given the cookie and sent to the same address without it.
+// PreviewName is the query parameter, and the cookie, that carries a signed preview.
+//
+// A browser that opens a URL with the parameter gets the cookie and is redirected to the same URL without it.
 const PreviewName = "pandastack_preview"
 
 func equal(got, want string) bool { return subtle.ConstantTimeCompare([]byte(got), []byte(want)) == 1 }
 
-// how a request may pass.
-type pass int
+// access is what opens the ports of private sandboxes. The zero value opens none.
+type access struct {
+	policy     Policy
+	previewKey []byte
+}
+
+// trafficToken returns the token of the policy and its header; both are empty without one.
+func (rt Route) trafficToken() (header, token string) {
+	if rt.access.policy == nil {
+		return "", ""
+	}
+	return rt.access.policy.TrafficToken(rt.Sandbox.ID)
+}
+
+// grant is why a request may reach a port.
+type grant int
 
 const (
-	passNone pass = iota
-	passFree      // by nothing, or by what the program inside does not see
-	passLink      // by a preview in its address
+	grantNone grant = iota
+	grantFree       // the port is public, or the credential is in a header that programs do not see
+	grantLink       // a preview in the URL
 )
 
-func (t Target) passOf(r *http.Request, port uint16) pass {
-	if t.TrafficToken == "" || equal(r.Header.Get(TrafficHeader), t.TrafficToken) {
-		return passFree
+func (rt Route) grantOf(r *http.Request) grant {
+	if !isPrivate(rt.Sandbox) {
+		return grantFree
 	}
-	if cookie, err := r.Cookie(PreviewName); err == nil && t.covers(cookie.Value, r, port) {
-		return passFree
+	if header, token := rt.trafficToken(); token != "" && equal(r.Header.Get(header), token) {
+		return grantFree
 	}
-	if strings.Contains(r.URL.RawQuery, PreviewName+"=") && t.covers(r.URL.Query().Get(PreviewName), r, port) {
-		return passLink
+	if cookie, err := r.Cookie(PreviewName); err == nil && rt.previewAllows(cookie.Value, r) {
+		return grantFree
 	}
-	return passNone
+	if strings.Contains(r.URL.RawQuery, PreviewName+"=") && rt.previewAllows(r.URL.Query().Get(PreviewName), r) {
+		return grantLink
+	}
+	return grantNone
 }
 
-// covers tells whether a signed preview lets a request in.
-func (t Target) covers(token string, r *http.Request, port uint16) bool {
-	v, err := OpenPreview(t.PreviewKey, token, time.Now())
-	return err == nil && v.Sandbox == t.ID && v.Port == int(port) && v.Allows(r.URL.Path)
+// previewAllows reports whether a signed preview covers the port and path of a request.
+func (rt Route) previewAllows(token string, r *http.Request) bool {
+	v, err := OpenPreview(rt.access.previewKey, token, time.Now())
+	return err == nil && v.Sandbox == rt.Address.Sandbox && v.Port == int(rt.Address.Port) && v.Allows(r.URL.Path)
 }
 
-// Admit lets a request pass that may reach the sandbox's ports, without what opened them; any other it answers
-// itself. A preview in the address of a page is put into a cookie.
-func (t Target) Admit(w http.ResponseWriter, r *http.Request, port uint16) (*http.Request, bool) {
-	if t.TrafficToken == "" {
+// mayWake reports whether r may wake the sandbox, if it is private: r has what opens the port or the port's service.
+func (rt Route) mayWake(r *http.Request) bool {
+	return rt.grantOf(r) != grantNone || rt.Service != nil && rt.Service.MayWake(r, rt.Sandbox)
+}
+
+// Authorize returns the request to forward, without the credential of a preview, if r may reach the port.
+//
+// It returns false if it has answered r itself: with an error, or with the redirect that replaces a preview in the URL
+// of a page by a cookie.
+func (rt Route) Authorize(w http.ResponseWriter, r *http.Request) (*http.Request, bool) {
+	if !isPrivate(rt.Sandbox) {
 		return r, true
 	}
-	how := t.passOf(r, port)
-	if how == passNone {
-		writeError(w, r, http.StatusForbidden, errorBody{Sandbox: t.ID,
-			Message: "this sandbox is private: send its traffic access token in the header " + TrafficHeader})
+	how := rt.grantOf(r)
+	if how == grantNone {
+		writeError(w, r, http.StatusForbidden, errorBody{Sandbox: rt.Address.Sandbox, Message: rt.privateMessage()})
 		return nil, false
 	}
 	out := r.Clone(r.Context())
 	dropPreviewCookie(out.Header)
-	if how != passLink {
+	if how != grantLink {
 		return out, true
 	}
-	q := out.URL.Query()
-	token := q.Get(PreviewName)
+	token := out.URL.Query().Get(PreviewName)
 	out.URL.RawQuery = withoutPreview(out.URL.RawQuery)
 	if r.Method != http.MethodGet && r.Method != http.MethodHead || r.Header.Get("Upgrade") != "" {
 		return out, true
 	}
-	// Pages in frames of other sites are the usual case of a preview, so the cookie goes with them where the
-	// connection is private.
+	redirectWithCookie(w, out, token)
+	return nil, false
+}
+
+func (rt Route) privateMessage() string {
+	if header, token := rt.trafficToken(); token != "" {
+		return "this sandbox is private: send its traffic access token in the header " + header
+	}
+	return "this sandbox is private: open it by a preview address"
+}
+
+// redirectWithCookie sends a browser to the URL of r with the preview in a cookie.
+//
+// Most previews are frames in pages of other sites, so the cookie is sent from there too if the connection is TLS.
+func redirectWithCookie(w http.ResponseWriter, r *http.Request, token string) {
 	site := http.SameSiteLaxMode
 	if r.TLS != nil {
 		site = http.SameSiteNoneMode
 	}
-	http.SetCookie(
-		w,
-		&http.Cookie{Name: PreviewName, Value: token, Path: "/", HttpOnly: true, Secure: r.TLS != nil, SameSite: site},
-	)
+	http.SetCookie(w, &http.Cookie{
+		Name: PreviewName, Value: token, Path: "/", HttpOnly: true, Secure: r.TLS != nil, SameSite: site,
+	})
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("Referrer-Policy", "no-referrer")
-	to := *out.URL
+	to := *r.URL
 	to.Scheme, to.Host = "", ""
-	to.Path, to.RawPath = "/"+strings.TrimLeft(to.Path, "/"), "" // not another host
+	to.Path, to.RawPath = "/"+strings.TrimLeft(to.Path, "/"), "" // "//x" would be another host
 	http.Redirect(w, r, to.String(), http.StatusFound)
-	return nil, false
 }
 
-// withoutPreview takes the preview out of a query and leaves all else as it is.
+// withoutPreview removes the preview from a query and keeps the rest as it is.
 func withoutPreview(query string) string {
 	parts := slices.DeleteFunc(
 		strings.Split(query, "&"),
@@ -96,7 +127,7 @@ func withoutPreview(query string) string {
 	return strings.Join(parts, "&")
 }
 
-// dropPreviewCookie takes the preview out of the cookies that a program inside sees.
+// dropPreviewCookie removes the preview from the cookies that a program inside sees.
 func dropPreviewCookie(h http.Header) {
 	var kept []string
 	for _, line := range h.Values("Cookie") {

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// errorBody is what a client is told when a request did not reach a program.
+// errorBody is the body of a response to a request that did not reach a program.
 type errorBody struct {
 	Sandbox string `json:"sandboxId,omitempty"`
 	Port    int    `json:"port,omitempty"`
@@ -16,15 +16,14 @@ type errorBody struct {
 	Code    int    `json:"code"`
 }
 
-// writeError tells a program in JSON and a person in a page.
+// writeError sends b as JSON, or as an HTML page to a client that accepts one.
 func writeError(w http.ResponseWriter, r *http.Request, status int, b errorBody) {
 	b.Code = status
 	w.Header().Set("Cache-Control", "no-store")
 	if !strings.Contains(r.Header.Get("Accept"), "text/html") {
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(status)
-		// A client that does not read its answer is gone.
-		_ = json.NewEncoder(w).Encode(b)
+		_ = json.NewEncoder(w).Encode(b) // the client may have closed the connection
 		return
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
 )
 
@@ -80,16 +81,12 @@ func TestPrivatePorts(t *testing.T) {
 				"in " + r.RequestURI + " cookie=" + r.Header.Get(
 					"Cookie",
 				) + " token=" + r.Header.Get(
-					proxy.TrafficHeader,
+					trafficHeader,
 				),
 			),
 		)
 	}))
-	w.boxes.mu.Lock()
-	box := w.boxes.set["sbxa"]
-	box.TrafficToken, box.PreviewKey = "opens", previewKey
-	w.boxes.set["sbxa"] = box
-	w.boxes.mu.Unlock()
+	w.boxes.change("sbxa", func(b *running) { b.Network = &api.Network{PrivatePorts: true} })
 	sign := func(change func(*proxy.Preview)) string {
 		v := proxy.Preview{
 			Sandbox:   "sbxa",
@@ -113,9 +110,9 @@ func TestPrivatePorts(t *testing.T) {
 		status     int
 		want       string
 	}{
-		{"nothing", "/", nil, 403, proxy.TrafficHeader},
-		{"wrong token", "/", []string{proxy.TrafficHeader, "open"}, 403, proxy.TrafficHeader},
-		{"token", "/q?a=b", []string{proxy.TrafficHeader, "opens"}, 200, "in /q?a=b cookie= token="},
+		{"nothing", "/", nil, 403, trafficHeader},
+		{"wrong token", "/", []string{trafficHeader, "secre"}, 403, trafficHeader},
+		{"token", "/q?a=b", []string{trafficHeader, "secret"}, 200, "in /q?a=b cookie= token="},
 		{"cookie", "/a/x", cookie(sign(nil)), 200, "in /a/x cookie=x=1; y=2 token="},
 		{"cookie of another path", "/b", cookie(sign(nil)), 403, ""},
 		{"cookie of another port", "/a", cookie(sign(func(v *proxy.Preview) { v.Port = 3001 })), 403, ""},

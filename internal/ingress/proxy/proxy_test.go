@@ -13,10 +13,13 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/coder/websocket"
 
+	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
 )
 
@@ -27,15 +30,21 @@ type guest struct {
 	dials *counter
 }
 
+// counter counts what happens in several goroutines.
 type counter struct {
 	mu sync.Mutex
 	n  int
 }
 
-func (c *counter) add() int {
+func (c *counter) add() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.n++
+}
+
+func (c *counter) count() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	return c.n
 }
 
@@ -49,26 +58,93 @@ func (g *guest) DialPort(ctx context.Context, port uint16) (net.Conn, error) {
 	return d.DialContext(ctx, "tcp", addr)
 }
 
-type sandboxes struct {
-	mu  sync.Mutex
-	set map[string]proxy.Target
-	err error
+// running is a sandbox of the tests and its guest.
+type running struct {
+	api.Sandbox
+	guest guestapi.Guest
 }
 
-func (s *sandboxes) Open(_ context.Context, id string, _ func(proxy.Target) bool) (proxy.Target, error) {
+// sandboxes implements proxy.Sandboxes over a map by id.
+type sandboxes struct {
+	mu    sync.Mutex
+	set   map[string]running
+	err   error
+	opens int // calls of OpenForIngress
+}
+
+func (s *sandboxes) OpenForIngress(
+	_ context.Context,
+	id api.SandboxID,
+	admit func(auth.Principal, api.Sandbox) error,
+) (guestapi.Guest, api.Sandbox, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.opens++
 	if s.err != nil {
-		return proxy.Target{}, s.err
+		return nil, api.Sandbox{}, s.err
 	}
-	t, ok := s.set[id]
+	b, ok := s.set[string(id)]
 	if !ok {
-		return proxy.Target{}, proxy.ErrNotFound
+		return nil, api.Sandbox{}, api.Errorf(api.NotFound, "no sandbox %s", id)
 	}
-	return t, nil
+	if err := admit(auth.Principal{Workspace: "ours"}, b.Sandbox); err != nil {
+		return nil, api.Sandbox{}, err
+	}
+	b.Status = api.Running
+	s.set[string(id)] = b
+	return b.guest, b.Sandbox, nil
 }
 
-// fixture is an edge before a sandbox "sbxa" whose port 3000 is inside.
+func (s *sandboxes) SetLifecycle(
+	_ context.Context,
+	_ auth.Principal,
+	id api.SandboxID,
+	patch api.LifecyclePatch,
+) (api.Lifecycle, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.set[string(id)]
+	end := time.Now().Add(time.Duration(*patch.TimeoutSeconds) * time.Second)
+	b.ExpiresAt = &end
+	s.set[string(id)] = b
+	return api.Lifecycle{}, nil
+}
+
+// change replaces the sandbox with the given id.
+func (s *sandboxes) change(id string, by func(*running)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.set[id]
+	by(&b)
+	s.set[id] = b
+}
+
+// trafficHeader carries the token of testPolicy.
+const trafficHeader = "Test-Traffic-Token"
+
+// testPolicy has one token for all private sandboxes. A sandbox with metadata "asleep" is woken by no request, and every
+// other one runs for 100 seconds once it was woken.
+type testPolicy struct{}
+
+func (testPolicy) TrafficToken(api.SandboxID) (header, token string) { return trafficHeader, "secret" }
+
+func (testPolicy) WakesOnRequest(b api.Sandbox) bool {
+	_, asleep := b.Metadata["asleep"]
+	return !asleep
+}
+
+func (testPolicy) ResumeTimeout(api.Sandbox) int64 { return 100 }
+
+// testService serves a port on the host. The header Knock wakes private sandboxes.
+type testService struct{}
+
+func (testService) MayWake(r *http.Request, _ api.Sandbox) bool { return r.Header.Get("Knock") != "" }
+
+func (testService) ServeRoute(w http.ResponseWriter, _ *http.Request, rt proxy.Route) {
+	io.WriteString(w, "agent of "+rt.Address.Sandbox)
+}
+
+// fixture is a proxy before a sandbox "sbxa", whose port 3000 is a server of the test.
 type fixture struct {
 	url   string
 	boxes *sandboxes
@@ -79,16 +155,21 @@ func newFixture(t *testing.T, inside http.Handler) *fixture {
 	t.Helper()
 	program := httptest.NewServer(inside)
 	t.Cleanup(program.Close)
-	w := &fixture{boxes: &sandboxes{set: map[string]proxy.Target{}}, dials: &counter{}}
+	w := &fixture{boxes: &sandboxes{set: map[string]running{}}, dials: &counter{}}
 	g := &guest{ports: map[uint16]string{3000: program.Listener.Addr().String()}, dials: w.dials}
-	w.boxes.set["sbxa"] = proxy.Target{ID: "sbxa", Generation: 1, Guest: g}
-	services := map[uint16]proxy.Service{
-		49983: func(rw http.ResponseWriter, _ *http.Request, tg proxy.Target) { io.WriteString(rw, "agent of "+tg.ID) },
-	}
-	e := proxy.New(w.boxes, services, slog.New(slog.DiscardHandler))
-	t.Cleanup(e.Close)
-	api := http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { io.WriteString(rw, "api") })
-	front := httptest.NewServer(e.Middleware(api))
+	w.boxes.set["sbxa"] = running{api.Sandbox{ID: "sbxa", Status: api.Running, Generation: 1}, g}
+	p := proxy.New(proxy.Config{
+		Resolver: proxy.NewSandboxResolver(w.boxes, proxy.SandboxConfig{
+			Services:   map[uint16]proxy.Service{49983: testService{}},
+			Policy:     testPolicy{},
+			PreviewKey: previewKey,
+		}),
+		HideHeaders: []string{trafficHeader},
+		Log:         slog.New(slog.DiscardHandler),
+	})
+	t.Cleanup(p.Close)
+	next := http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { io.WriteString(rw, "api") })
+	front := httptest.NewServer(p.Middleware(next))
 	t.Cleanup(front.Close)
 	w.url = front.URL
 	return w
@@ -152,7 +233,7 @@ func (w *fixture) visit(t *testing.T, host, path string, header ...string) (int,
 
 func echoRequest(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintf(w, "host=%s origin=%s forwarded=%s token=%q uri=%s", r.Host, r.Header.Get("Origin"),
-		r.Header.Get("X-Forwarded-Host"), r.Header.Get(proxy.TrafficHeader), r.RequestURI)
+		r.Header.Get("X-Forwarded-Host"), r.Header.Get(trafficHeader), r.RequestURI)
 }
 
 // TestTLSInside: a port that speaks TLS is spoken to in it, by HTTP/1.1 and HTTP/2, whatever its certificate says.
@@ -167,7 +248,9 @@ func TestTLSInside(t *testing.T) {
 		inside.StartTLS()
 		t.Cleanup(inside.Close)
 		g := &guest{ports: map[uint16]string{3443: inside.Listener.Addr().String()}, dials: w.dials}
-		w.boxes.set["sbxt"] = proxy.Target{ID: "sbxt", Generation: 1, Guest: g, TLSPorts: []int{3443}}
+		w.boxes.set["sbxt"] = running{api.Sandbox{
+			ID: "sbxt", Status: api.Running, Generation: 1, Network: &api.Network{TLSPorts: []int{3443}},
+		}, g}
 		want := map[bool]string{false: "tls=true proto=1 host=localhost:3443 origin=https://localhost:3443", true: "tls=true proto=2 host=localhost:3443 origin=https://localhost:3443"}[h2]
 		if status, text := w.get(t, "3443-sbxt.test", "/", "Origin", "https://3443-sbxt.test"); status != 200 ||
 			!strings.HasPrefix(text, want) {
@@ -179,7 +262,7 @@ func TestTLSInside(t *testing.T) {
 func TestAnswers(t *testing.T) {
 	w := newFixture(t, http.HandlerFunc(echoRequest))
 	private := w.boxes.set["sbxa"]
-	private.ID, private.TrafficToken, private.MaskHost = "sbxp", "secret", "app.test:${PORT}"
+	private.ID, private.Network = "sbxp", &api.Network{PrivatePorts: true, PortHost: "app.test:${PORT}"}
 	w.boxes.set["sbxp"] = private
 	for _, c := range []struct {
 		name, host, path string
@@ -199,10 +282,10 @@ func TestAnswers(t *testing.T) {
 		{name: "closed-port", host: "4000-sbxa.test", path: "/", status: 502,
 			want: `{"sandboxId":"sbxa","port":4000,"message":"The sandbox is running but port is not open","code":502}`},
 		{name: "private-without", host: "3000-sbxp.test", path: "/", status: 403,
-			want: `{"sandboxId":"sbxp","message":"this sandbox is private: send its traffic access token in the header e2b-traffic-access-token","code":403}`},
-		{name: "private-wrong", host: "3000-sbxp.test", path: "/", header: []string{proxy.TrafficHeader, "secre"}, status: 403,
-			want: `{"sandboxId":"sbxp","message":"this sandbox is private: send its traffic access token in the header e2b-traffic-access-token","code":403}`},
-		{name: "private-with", host: "3000-sbxp.test", path: "/", header: []string{proxy.TrafficHeader, "secret"}, status: 200,
+			want: `{"sandboxId":"sbxp","message":"this sandbox is private: send its traffic access token in the header Test-Traffic-Token","code":403}`},
+		{name: "private-wrong", host: "3000-sbxp.test", path: "/", header: []string{trafficHeader, "secre"}, status: 403,
+			want: `{"sandboxId":"sbxp","message":"this sandbox is private: send its traffic access token in the header Test-Traffic-Token","code":403}`},
+		{name: "private-with", host: "3000-sbxp.test", path: "/", header: []string{trafficHeader, "secret"}, status: 200,
 			want: `host=app.test:3000 origin= forwarded=3000-sbxp.test token="" uri=/`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -227,25 +310,66 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// A connection that was kept must not be used for the next generation of a machine.
+// TestConnectionsEndWithGeneration checks that a pooled connection is not used for the machine's next generation, and
+// that a request looks its sandbox up once, whether it needs a connection or not.
 func TestConnectionsEndWithGeneration(t *testing.T) {
 	w := newFixture(t, http.HandlerFunc(echoRequest))
 	for range 3 {
 		w.get(t, "3000-sbxa.test", "/")
 	}
-	if n := w.dials.add() - 1; n != 1 {
-		t.Fatalf("%d connections for three requests one after the other, want 1", n)
+	if got := w.dials.count(); got != 1 {
+		t.Fatalf("three requests in a row dialled %d connections, want 1", got)
 	}
-	w.boxes.mu.Lock()
-	next := w.boxes.set["sbxa"]
-	next.Generation = 2
-	w.boxes.set["sbxa"] = next
-	w.boxes.mu.Unlock()
+	w.boxes.change("sbxa", func(b *running) { b.Generation = 2 })
 	if status, _ := w.get(t, "3000-sbxa.test", "/"); status != http.StatusOK {
-		t.Fatalf("status %d after the restore, want 200", status)
+		t.Fatalf("status after the restore = %d, want 200", status)
 	}
-	if n := w.dials.add() - 1; n != 3 { // one more, and the counting above
-		t.Errorf("%d connections and counts, want 3: the old connection was used", n)
+	if got := w.dials.count(); got != 2 {
+		t.Errorf("%d connections after the restore, want 2: the old connection was used", got)
+	}
+	if w.boxes.opens != 4 {
+		t.Errorf("four requests looked the sandbox up %d times, want 4", w.boxes.opens)
+	}
+}
+
+// TestWake checks which requests wake a sandbox, and that it then has the end that the policy wants.
+func TestWake(t *testing.T) {
+	w := newFixture(t, http.HandlerFunc(echoRequest))
+	for _, c := range []struct {
+		name, host string
+		asleep     bool // the policy forbids to wake it
+		private    bool
+		header     []string
+		wakes      bool
+	}{
+		{name: "public", host: "3000-sbxa.test", wakes: true},
+		{name: "forbidden-by-policy", host: "3000-sbxa.test", asleep: true},
+		{name: "private-without-token", host: "3000-sbxa.test", private: true},
+		{name: "private-with-wrong-token", host: "3000-sbxa.test", private: true, header: []string{trafficHeader, "x"}},
+		{name: "private-with-token", host: "3000-sbxa.test", private: true, header: []string{trafficHeader, "secret"},
+			wakes: true},
+		{name: "private-service", host: "49983-sbxa.test", private: true},
+		{name: "private-service-with-its-credential", host: "49983-sbxa.test", private: true,
+			header: []string{"Knock", "1"}, wakes: true},
+		{name: "credential-of-another-port", host: "3000-sbxa.test", private: true, header: []string{"Knock", "1"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w.boxes.change("sbxa", func(b *running) {
+				b.Status, b.ExpiresAt, b.Metadata = api.Hibernated, nil, nil
+				b.Network = &api.Network{PrivatePorts: c.private}
+				if c.asleep {
+					b.Metadata = map[string]string{"asleep": "1"}
+				}
+			})
+			want := map[bool]int{true: http.StatusOK, false: http.StatusBadGateway}[c.wakes]
+			if status, text := w.get(t, c.host, "/", c.header...); status != want {
+				t.Errorf("got %d %s, want %d", status, text, want)
+			}
+			b := w.boxes.set["sbxa"]
+			if woken := b.Status == api.Running; woken != c.wakes || (b.ExpiresAt != nil) != c.wakes {
+				t.Errorf("then the sandbox is %s and ends at %v, want woken %v", b.Status, b.ExpiresAt, c.wakes)
+			}
+		})
 	}
 }
 

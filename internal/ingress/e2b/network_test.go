@@ -1,4 +1,4 @@
-package gate_test
+package e2b_test
 
 import (
 	"encoding/json"
@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
-	"github.com/pandastack/pandastack/internal/ingress/proxy"
+	"github.com/pandastack/pandastack/internal/ingress/e2b"
 )
 
 // reaches gives the policy of a sandbox's machine.
@@ -150,11 +150,11 @@ func TestPrivatePorts(t *testing.T) {
 		return status, text
 	}
 	for _, port := range []int{3000, 49999} {
-		if status, text := reach(port, "", ""); status != 403 || !strings.Contains(text, proxy.TrafficHeader) {
+		if status, text := reach(port, "", ""); status != 403 || !strings.Contains(text, e2b.TrafficHeader) {
 			t.Errorf("port %d without a token: %d %s", port, status, text)
 		}
 	}
-	if status, text := reach(49999, proxy.TrafficHeader, made.TrafficAccessToken); status != 200 {
+	if status, text := reach(49999, e2b.TrafficHeader, made.TrafficAccessToken); status != 200 {
 		t.Errorf("contexts with the token: %d %s", status, text)
 	}
 	if status, _ := reach(49983, "", ""); status != 404 {
@@ -165,8 +165,8 @@ func TestPrivatePorts(t *testing.T) {
 		name, token string
 		wakes       bool
 	}{
-		{3000, "", "", false}, {3000, proxy.TrafficHeader, "wrong", false}, {49999, "", "", false}, {49983, "", "", false},
-		{49983, "X-Access-Token", "wrong", false}, {49983, "X-Access-Token", made.EnvdAccessToken, true}, {3000, proxy.TrafficHeader, made.TrafficAccessToken, true},
+		{3000, "", "", false}, {3000, e2b.TrafficHeader, "wrong", false}, {49999, "", "", false}, {49983, "", "", false},
+		{49983, "X-Access-Token", "wrong", false}, {49983, "X-Access-Token", made.EnvdAccessToken, true}, {3000, e2b.TrafficHeader, made.TrafficAccessToken, true},
 	} {
 		w.must(204, "POST", path+"/pause", "")
 		status, text := reach(knock.port, knock.name, knock.token)

@@ -1,4 +1,4 @@
-package gate_test
+package e2b_test
 
 import (
 	"errors"

@@ -1,4 +1,4 @@
-package gate_test
+package e2b_test
 
 import (
 	"bytes"
@@ -23,9 +23,10 @@ import (
 	"github.com/pandastack/pandastack/internal/control/sandbox"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/control/template"
+	"github.com/pandastack/pandastack/internal/ingress/e2b"
 	pb "github.com/pandastack/pandastack/internal/ingress/e2b/envd/proto/process"
 	"github.com/pandastack/pandastack/internal/ingress/e2b/envd/proto/process/processconnect"
-	"github.com/pandastack/pandastack/internal/ingress/gate"
+	"github.com/pandastack/pandastack/internal/ingress/proxy"
 	"github.com/pandastack/pandastack/internal/ingress/repl"
 )
 
@@ -68,19 +69,21 @@ func newFixture(t *testing.T) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g, err := gate.New(
-		gate.Config{Domain: domain, Secret: bytes.Repeat([]byte{7}, 32)},
-		service,
-		templates,
-		keys,
-		&repl.Runner{},
-		log,
+	p, err := e2b.New(
+		e2b.Config{Domain: domain, Secret: bytes.Repeat([]byte{7}, 32)},
+		service, templates, keys, &repl.Runner{},
 	)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(g.Close)
-	srv := httptest.NewServer(g.Middleware(http.NotFoundHandler()))
+	t.Cleanup(p.Close)
+	ports := proxy.New(proxy.Config{
+		Resolver:    proxy.NewSandboxResolver(service, p.SandboxConfig(nil)),
+		HideHeaders: e2b.HiddenHeaders(),
+		Log:         log,
+	})
+	t.Cleanup(ports.Close)
+	srv := httptest.NewServer(ports.Middleware(p.Middleware(http.NotFoundHandler())))
 	t.Cleanup(srv.Close)
 	return &fixture{t: t, url: srv.URL, key: key, host: host, keys: keys, boxes: service}
 }

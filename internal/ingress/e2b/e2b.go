@@ -1,0 +1,179 @@
+// Package e2b serves E2B's protocol: its control API, and its agent and code interpreter on reserved ports of sandboxes.
+//
+// It joins the packages control, envd and interpreter with package proxy: it adds E2B's rules to those of ports (access
+// and traffic tokens, sandboxes that requests do not wake, addresses in headers). The generic proxy knows none of them.
+// All requests may run at once.
+package e2b
+
+import (
+	"crypto/subtle"
+	"net/http"
+	"strings"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/control/metricshistory"
+	"github.com/pandastack/pandastack/internal/ingress/e2b/control"
+	"github.com/pandastack/pandastack/internal/ingress/e2b/envd"
+	"github.com/pandastack/pandastack/internal/ingress/e2b/interpreter"
+	"github.com/pandastack/pandastack/internal/ingress/proxy"
+	"github.com/pandastack/pandastack/internal/ingress/repl"
+)
+
+// Headers of requests to ports of sandboxes.
+const (
+	TrafficHeader = "e2b-traffic-access-token" // the token that opens the ports of a private sandbox
+	accessHeader  = "X-Access-Token"           // the token of the agent
+	sandboxHeader = "E2b-Sandbox-Id"           // with portHeader the address of a request to a shared host
+	portHeader    = "E2b-Sandbox-Port"
+)
+
+// HiddenHeaders returns the headers that programs in sandboxes must not see.
+func HiddenHeaders() []string { return []string{TrafficHeader, sandboxHeader, portHeader} }
+
+// Config configures a Protocol. Domain, Secret, Builds and History are as in control.Config.
+type Config struct {
+	Domain  string
+	Secret  []byte
+	Builds  control.Builds
+	History *metricshistory.History
+}
+
+// Protocol serves E2B's protocol. Make one with New.
+type Protocol struct {
+	control     *control.Server
+	agent       *envd.Server
+	interpreter *interpreter.Server
+}
+
+// New returns a Protocol. runner runs code cells and may be shared with other APIs.
+func New(
+	cfg Config,
+	sandboxes control.Sandboxes,
+	templates control.Templates,
+	keys control.Keys,
+	runner *repl.Runner,
+) (*Protocol, error) {
+	c, err := control.New(control.Config{
+		Domain:       cfg.Domain,
+		AgentVersion: envd.Version,
+		Secret:       cfg.Secret,
+		Builds:       cfg.Builds,
+		History:      cfg.History,
+	}, sandboxes, templates, keys)
+	if err != nil {
+		return nil, err
+	}
+	return &Protocol{control: c, agent: envd.New(), interpreter: interpreter.New(runner)}, nil
+}
+
+// Close ends watchers of files and streams of input.
+func (p *Protocol) Close() { p.agent.Close() }
+
+// Middleware serves the paths of the control API and passes all other requests to next.
+func (p *Protocol) Middleware(next http.Handler) http.Handler { return p.control.Middleware(next) }
+
+// SandboxConfig returns how ports of sandboxes are resolved by the rules of this protocol and of our own.
+//
+// previewKey is as in proxy.SandboxConfig.
+func (p *Protocol) SandboxConfig(previewKey []byte) proxy.SandboxConfig {
+	return proxy.SandboxConfig{
+		Addressers: []proxy.Addresser{AddressOfHeaders, proxy.AddressOfHost},
+		Services:   map[uint16]proxy.Service{envd.Port: agentService{p}, interpreter.Port: interpreterService{p}},
+		Policy:     p,
+		PreviewKey: previewKey,
+	}
+}
+
+// AddressOfHeaders is the proxy.Addresser of the headers E2b-Sandbox-Id and E2b-Sandbox-Port.
+//
+// They count only on hosts that name no sandbox themselves: localhost, IP addresses and names that begin with "sandbox.".
+func AddressOfHeaders(r *http.Request) (proxy.Address, bool, error) {
+	id, port := r.Header.Get(sandboxHeader), r.Header.Get(portHeader)
+	if id == "" || port == "" || !isSharedHost(proxy.Hostname(r.Host)) {
+		return proxy.Address{}, false, nil
+	}
+	a, err := proxy.ParseAddress(port, id)
+	return a, true, err
+}
+
+func isSharedHost(host string) bool {
+	return host == "localhost" || proxy.IsIP(host) || strings.HasPrefix(host, "sandbox.")
+}
+
+// TrafficToken implements proxy.Policy.
+func (p *Protocol) TrafficToken(id api.SandboxID) (header, token string) {
+	return TrafficHeader, p.control.TrafficToken(id)
+}
+
+// WakesOnRequest implements proxy.Policy. Clients of this protocol connect to a sandbox that sleeps, unless they made it
+// to resume by itself.
+func (*Protocol) WakesOnRequest(b api.Sandbox) bool { return control.WakesOnRequest(b.Metadata) }
+
+// ResumeTimeout implements proxy.Policy.
+func (*Protocol) ResumeTimeout(b api.Sandbox) int64 { return control.ResumeTimeout(b.Metadata) }
+
+// accessToken returns the token of a sandbox's agent, "" if the agent needs none.
+func (p *Protocol) accessToken(b api.Sandbox) string {
+	if control.IsAgentPublic(b.Metadata) {
+		return ""
+	}
+	return p.control.AccessToken(b.ID)
+}
+
+func showsToken(r *http.Request, want string) bool {
+	return subtle.ConstantTimeCompare([]byte(r.Header.Get(accessHeader)), []byte(want)) == 1
+}
+
+// mayWake reports whether r shows the agent's token or, in the address of a file, a signature, which the agent checks.
+func (p *Protocol) mayWake(r *http.Request, b api.Sandbox) bool {
+	token := p.accessToken(b)
+	return token != "" && (showsToken(r, token) || r.URL.Query().Has("signature"))
+}
+
+// agentService serves the port of the agent.
+type agentService struct{ *Protocol }
+
+// MayWake implements proxy.Service.
+func (s agentService) MayWake(r *http.Request, b api.Sandbox) bool { return s.mayWake(r, b) }
+
+// ServeRoute implements proxy.Service. The agent checks its own token; one without a token is a port like any other.
+func (s agentService) ServeRoute(w http.ResponseWriter, r *http.Request, rt proxy.Route) {
+	token := s.accessToken(rt.Sandbox)
+	if token == "" {
+		var ok bool
+		if r, ok = rt.Authorize(w, r); !ok {
+			return
+		}
+	}
+	s.agent.Serve(w, r, envd.Target{
+		ID:          rt.Address.Sandbox,
+		Generation:  rt.Sandbox.Generation,
+		Guest:       rt.Guest,
+		AccessToken: token,
+		User:        rt.Sandbox.User,
+	})
+}
+
+// interpreterService serves the port of the code interpreter.
+type interpreterService struct{ *Protocol }
+
+// MayWake implements proxy.Service.
+func (s interpreterService) MayWake(r *http.Request, b api.Sandbox) bool { return s.mayWake(r, b) }
+
+// ServeRoute implements proxy.Service. Running code needs the agent's token, since code can do as much as the agent.
+//
+// Published clients show no token when they list, create and delete contexts. That reads nothing and runs nothing, so
+// the rule for ports suffices there.
+func (s interpreterService) ServeRoute(w http.ResponseWriter, r *http.Request, rt proxy.Route) {
+	r, ok := rt.Authorize(w, r)
+	if !ok {
+		return
+	}
+	token := s.accessToken(rt.Sandbox)
+	needed := r.Header.Get(accessHeader) != "" || !interpreter.IsContextPath(r.URL.Path)
+	if token != "" && needed && !showsToken(r, token) {
+		http.Error(w, "invalid or missing access token: send it as X-Access-Token", http.StatusUnauthorized)
+		return
+	}
+	s.interpreter.Serve(w, r, interpreter.Target{ID: rt.Address.Sandbox, Guest: rt.Guest})
+}

@@ -1,0 +1,76 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"net/http"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+)
+
+// Errors of a Resolver.
+var (
+	ErrNoRoute  = errors.New("the request names nothing that this resolver knows")
+	ErrNotFound = errors.New("the sandbox was not found")
+)
+
+// Resolver finds the route of a request. All requests may resolve at once.
+type Resolver interface {
+	// Resolve returns the route that serves r. It wakes a sandbox if r may wake it; many requests that wait for one
+	// sandbox wake it once.
+	//
+	// The error wraps ErrNoRoute if r is for somebody else, ErrMalformed if r names its target wrongly, and
+	// ErrNotFound if the target does not exist, or sleeps and r may not wake it. With the latter two the route
+	// carries the address alone.
+	Resolve(r *http.Request) (Route, error)
+}
+
+// Route is a port of a running sandbox, as one request found it.
+//
+// The zero value of every other field than Address, Sandbox and Guest is safe: a private sandbox then lets nobody in.
+type Route struct {
+	Address Address
+	Sandbox api.Sandbox    // its Generation is the one that Guest belongs to
+	Guest   guestapi.Guest // connections to ports are dialled through it
+	Service Service        // serves the port on this host; nil: a program in the guest does
+
+	access access
+}
+
+// Service serves a port on this host, in the place of a program in the guest.
+type Service interface {
+	// MayWake reports whether r carries a credential of the service's own that lets r wake the private sandbox b.
+	// The service checks the credential again when it serves the request.
+	MayWake(r *http.Request, b api.Sandbox) bool
+	// ServeRoute answers r. The service decides who is let in; Route.Authorize has the rule for ports.
+	ServeRoute(w http.ResponseWriter, r *http.Request, rt Route)
+}
+
+// Policy is what another protocol adds to the rules of sandboxes that were made through it.
+type Policy interface {
+	// TrafficToken returns the token that opens all ports of a private sandbox, and the header that carries it.
+	TrafficToken(id api.SandboxID) (header, token string)
+	// WakesOnRequest reports whether a request to a port wakes the sandbox.
+	WakesOnRequest(b api.Sandbox) bool
+	// ResumeTimeout returns for how many seconds a sandbox without an end runs once a request has woken it; 0: no end.
+	ResumeTimeout(b api.Sandbox) int64
+}
+
+// noPolicy adds nothing: every sandbox wakes, and no token opens private ports.
+type noPolicy struct{}
+
+func (noPolicy) TrafficToken(api.SandboxID) (header, token string) { return "", "" }
+func (noPolicy) WakesOnRequest(api.Sandbox) bool                   { return true }
+func (noPolicy) ResumeTimeout(api.Sandbox) int64                   { return 0 }
+
+// isPrivate reports whether the ports of a sandbox need a credential.
+func isPrivate(b api.Sandbox) bool { return b.Network != nil && b.Network.PrivatePorts }
+
+// routeKey is the key of a request's route in its context, where the transport's dialer finds it.
+type routeKey struct{}
+
+func routeOf(ctx context.Context) (Route, bool) {
+	rt, ok := ctx.Value(routeKey{}).(Route)
+	return rt, ok
+}
