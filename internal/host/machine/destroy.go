@@ -14,24 +14,24 @@ import (
 // Destroy brings a machine to its end, whatever state it is in. A machine that is not there is fine.
 // When it fails, asking again goes on where it stopped. cause is for the log.
 func (m *Manager) Destroy(ctx context.Context, id hostapi.MachineID, cause string) (err error) {
-	p := m.begin("destroy")
-	defer func() { err = p.end(ctx, err) }()
-	mc, err := p.lock(ctx, id)
+	op := m.begin("destroy")
+	defer func() { err = op.end(ctx, err) }()
+	mc, err := op.lock(ctx, id)
 	if errors.Is(err, hostapi.ErrNotFound) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	if err := m.remove(ctx, p, mc); err != nil {
+	if err := m.remove(ctx, op, mc); err != nil {
 		return fmt.Errorf("destroy machine %s: %w", id, err)
 	}
-	m.log.Info("machine destroyed", "machine", id, "took", p.phases.Total(), "cause", cause, p.phases.Attr())
+	m.log.Info("machine destroyed", "machine", id, "took", op.phases.Total(), "cause", cause, op.phases.Attr())
 	return nil
 }
 
 // remove removes all that belongs to a machine that the caller owns.
-func (m *Manager) remove(ctx context.Context, p *operation, mc *machine) error {
+func (m *Manager) remove(ctx context.Context, op *operation, mc *machine) error {
 	ctx, cancel := context.WithTimeoutCause(
 		context.WithoutCancel(ctx),
 		cleanupTimeout,
@@ -43,10 +43,10 @@ func (m *Manager) remove(ctx context.Context, p *operation, mc *machine) error {
 		// process it finds out by itself.
 		m.log.Warn("end of machine not recorded", "machine", mc.id, "err", err)
 	}
-	if err := p.done("intent"); err != nil {
+	if err := op.done("intent"); err != nil {
 		return err
 	}
-	if err := m.releaseResources(ctx, p, mc); err != nil {
+	if err := m.releaseResources(ctx, op, mc); err != nil {
 		return err
 	}
 	if err := m.removeDir(mc); err != nil {
@@ -58,7 +58,7 @@ func (m *Manager) remove(ctx context.Context, p *operation, mc *machine) error {
 		}
 	}
 	m.forget(mc)
-	return p.done("remove")
+	return op.done("remove")
 }
 
 // removeDir removes a machine's files. A kept machine must not come back after a crash of the host; of
@@ -76,7 +76,7 @@ func (m *Manager) removeDir(mc *machine) error {
 
 // releaseResources takes a machine's monitor, group and network place from it. It is right when some are gone. What
 // it could not give back it still has, so that strip may be called again.
-func (m *Manager) releaseResources(ctx context.Context, p *operation, mc *machine) error {
+func (m *Manager) releaseResources(ctx context.Context, op *operation, mc *machine) error {
 	m.closeLink(mc)
 	if vm := mc.vm; vm != nil {
 		if err := vm.Kill(ctx); err != nil {
@@ -84,33 +84,33 @@ func (m *Manager) releaseResources(ctx context.Context, p *operation, mc *machin
 		}
 		mc.set(func() { mc.vm = nil })
 	}
-	all := p.done("kill")
-	if !p.abandoned {
+	all := op.done("kill")
+	if !op.abandoned {
 		all = errors.Join(all, m.closeLazy(ctx, mc))
 	}
-	if group := mc.cgroup; group != nil && !p.abandoned {
+	if group := mc.cgroup; group != nil && !op.abandoned {
 		if err := group.Destroy(ctx); err != nil {
 			all = errors.Join(all, fmt.Errorf("destroy the group: %w", err))
 		} else {
 			mc.set(func() { mc.cgroup = nil })
-			all = errors.Join(all, p.done("group"))
+			all = errors.Join(all, op.done("group"))
 		}
 	}
-	if slot := mc.slot; slot != nil && !p.abandoned {
+	if slot := mc.slot; slot != nil && !op.abandoned {
 		if err := slot.Release(ctx); err != nil {
 			all = errors.Join(all, fmt.Errorf("give the network slot back: %w", err))
 		} else {
 			mc.set(func() { mc.slot = nil })
-			all = errors.Join(all, p.done("slot"))
+			all = errors.Join(all, op.done("slot"))
 		}
 	}
 	return all
 }
 
 // releaseLeftovers takes from a machine at rest what an earlier strip could not.
-func (m *Manager) releaseLeftovers(ctx context.Context, p *operation, mc *machine) error {
+func (m *Manager) releaseLeftovers(ctx context.Context, op *operation, mc *machine) error {
 	if mc.vm == nil && mc.cgroup == nil && mc.slot == nil {
 		return nil
 	}
-	return m.releaseResources(ctx, p, mc)
+	return m.releaseResources(ctx, op, mc)
 }

@@ -16,9 +16,10 @@
 //   - The memory that a machine left behind when it hibernated is marked used, durably, before the
 //     machine runs again. It is never restored a second time over a newer disk.
 //
-// How a machine will start is decided by choose, which is pure; the operations then follow it step by
-// step, each step with its way back. Config.OnStep sees every step, so that tests can fail or abandon an
-// operation after each of them.
+// planStart, which has no side effects, decides how a machine starts: create, fork, wake, cold boot and warm
+// start take their steps from one list (admit, provision, prepare, start, load, confirm, publish). A launch
+// performs them; each step registers its cleanup as soon as it has acquired something. Config.OnStep sees
+// every step, so that tests can fail or abandon an operation after each of them.
 //
 // All methods of a Manager may be called at once.
 package machine

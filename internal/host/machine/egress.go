@@ -14,9 +14,9 @@ func (m *Manager) SetEgress(ctx context.Context, id hostapi.MachineID, policy ho
 	if err := m.deps.Network.CheckEgress(policy); err != nil {
 		return fmt.Errorf("set the egress policy of machine %s: %w", id, err)
 	}
-	p := m.begin("egress")
-	defer func() { err = p.end(ctx, err) }()
-	mc, err := p.lock(ctx, id)
+	op := m.begin("egress")
+	defer func() { err = op.end(ctx, err) }()
+	mc, err := op.lock(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -24,33 +24,33 @@ func (m *Manager) SetEgress(ctx context.Context, id hostapi.MachineID, policy ho
 		return err
 	}
 	before := mc.rec.Egress
-	p.cleanup.Push("record", func(context.Context) error {
+	op.cleanup.Push("record", func(context.Context) error {
 		return m.update(mc, surviveHost, func(in *record) { in.Egress = before })
 	})
 	if err := m.update(mc, surviveHost, func(in *record) { in.Egress = policy }); err != nil {
 		return err
 	}
-	if err := p.done("record"); err != nil {
+	if err := op.done("record"); err != nil {
 		return err
 	}
 	if mc.slot != nil {
-		if err := m.applyNewEgress(ctx, p, mc, before, policy); err != nil {
+		if err := m.applyNewEgress(ctx, op, mc, before, policy); err != nil {
 			return fmt.Errorf("set the egress policy of machine %s: %w", id, err)
 		}
 	}
-	p.cleanup.Forget()
-	p.logPhases(mc, false)
+	op.cleanup.Forget()
+	op.logPhases(mc, false)
 	return nil
 }
 
 // applyNewEgress puts a policy in force on a machine's slot.
-func (m *Manager) applyNewEgress(ctx context.Context, p *operation, mc *machine, before, policy hostapi.Egress) error {
+func (m *Manager) applyNewEgress(ctx context.Context, op *operation, mc *machine, before, policy hostapi.Egress) error {
 	if err := mc.slot.SetEgress(ctx, policy); err != nil {
 		return err
 	}
-	p.cleanup.Push(
+	op.cleanup.Push(
 		"set the former egress policy",
 		func(ctx context.Context) error { return mc.slot.SetEgress(ctx, before) },
 	)
-	return p.done("apply")
+	return op.done("apply")
 }

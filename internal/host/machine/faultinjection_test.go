@@ -375,3 +375,31 @@ func wakeAndCount(w *fixture, _ bool) {
 	}
 	w.count("a", 2)
 }
+
+// TestFaultCasesCoverEveryStep checks that the operations that are failed and killed after each of their steps have,
+// together, all steps of all starts.
+func TestFaultCasesCoverEveryStep(t *testing.T) {
+	var mu sync.Mutex
+	seen := map[string]bool{}
+	note := func(_, step string) error {
+		mu.Lock()
+		defer mu.Unlock()
+		seen[step] = true
+		return nil
+	}
+	for _, c := range append(lazyFaultCases(), faultCases...) {
+		w := newFixture(t)
+		c.prep(w)
+		w.onStep(note)
+		w.must(c.do(w))
+		w.stop()
+	}
+	w := newWarmFixture(t)
+	w.onStep(note) // TestCreateFromSpareAtEveryStep fails this one
+	w.create("b", false)
+	for _, step := range machine.StartSteps() {
+		if !seen[step] {
+			t.Errorf("no fault case has step %s", step)
+		}
+	}
+}

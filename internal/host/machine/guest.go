@@ -32,7 +32,7 @@ func (m *Manager) Guest(ctx context.Context, id hostapi.MachineID) (guestapi.Gue
 	if err != nil {
 		return nil, err
 	}
-	defer func() { <-mc.busy }()
+	defer mc.unlock()
 	if err := mc.requireState("enter", running); err != nil {
 		return nil, err
 	}
@@ -163,7 +163,7 @@ func (m *Manager) Console(ctx context.Context, id hostapi.MachineID) ([]byte, er
 	if err != nil {
 		return nil, err
 	}
-	defer func() { <-mc.busy }()
+	defer mc.unlock()
 	return m.console(ctx, mc)
 }
 

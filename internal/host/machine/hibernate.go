@@ -39,9 +39,9 @@ func (m *Manager) TakeSnapshot(
 	change func(*snapshot.Snapshot),
 	finish func(context.Context, *snapshot.Draft) error,
 ) (_ snapshot.Snapshot, err error) {
-	p := m.begin("snapshot")
-	defer func() { err = p.end(ctx, err) }()
-	mc, err := p.lock(ctx, id)
+	op := m.begin("snapshot")
+	defer func() { err = op.end(ctx, err) }()
+	mc, err := op.lock(ctx, id)
 	if err != nil {
 		return snapshot.Snapshot{}, err
 	}
@@ -51,7 +51,7 @@ func (m *Manager) TakeSnapshot(
 	if can := m.deps.Driver.Capabilities(); !can.Snapshot {
 		return snapshot.Snapshot{}, unsupported("snapshot", can)
 	}
-	if err := m.waitLocal(ctx, p, mc); err != nil {
+	if err := m.waitLocal(ctx, op, mc); err != nil {
 		return snapshot.Snapshot{}, err
 	}
 	if _, err := m.deps.Store.Get(ref); err == nil {
@@ -62,17 +62,17 @@ func (m *Manager) TakeSnapshot(
 	if change != nil {
 		change(&snap)
 	}
-	snap, err = m.storeSnapshot(ctx, p, mc, snap, finish)
+	snap, err = m.storeSnapshot(ctx, op, mc, snap, finish)
 	if err != nil {
 		return snapshot.Snapshot{}, fmt.Errorf("snapshot machine %s: %w", mc.id, wrapStoreError(err))
 	}
-	p.cleanup.Forget()
-	p.logPhases(mc, false)
+	op.cleanup.Forget()
+	op.logPhases(mc, false)
 	return snap, m.deps.Store.Release(ref)
 }
 
 // storeSnapshot stores one moment of a machine, held once.
-func (m *Manager) storeSnapshot(ctx context.Context, p *operation, mc *machine, snap snapshot.Snapshot,
+func (m *Manager) storeSnapshot(ctx context.Context, op *operation, mc *machine, snap snapshot.Snapshot,
 	finish func(context.Context, *snapshot.Draft) error) (snapshot.Snapshot, error) {
 	if err := m.requireSpace("a snapshot of machine "+string(mc.id), mc.rec.MemoryMiB); err != nil {
 		return snap, err
@@ -81,27 +81,27 @@ func (m *Manager) storeSnapshot(ctx context.Context, p *operation, mc *machine, 
 	if err != nil {
 		return snap, err
 	}
-	p.cleanup.Push("discard draft", func(context.Context) error { return draft.Discard() })
-	if err := p.done("draft"); err != nil {
+	op.cleanup.Push("discard draft", func(context.Context) error { return draft.Discard() })
+	if err := op.done("draft"); err != nil {
 		return snap, err
 	}
-	capture, err := m.captureStopped(ctx, p, mc, captureRequest{mc.vm.Capture, func() error { return m.cloneIntoDraft(mc, draft) }, "share"})
+	capture, err := m.captureStopped(ctx, op, mc, captureRequest{mc.vm.Capture, func() error { return m.cloneIntoDraft(mc, draft) }})
 	if err != nil {
 		return snap, err
 	}
-	p.cleanup.Push("free capture", func(context.Context) error { return capture.Close() })
-	if err := m.save(ctx, p, capture, draft, &snap); err != nil {
+	op.cleanup.Push("free capture", func(context.Context) error { return capture.Close() })
+	if err := m.save(ctx, op, capture, draft, &snap); err != nil {
 		return snap, err
 	}
 	if finish != nil {
 		if err := finish(ctx, draft); err != nil {
 			return snap, err
 		}
-		if err := p.done("finish"); err != nil {
+		if err := op.done("finish"); err != nil {
 			return snap, err
 		}
 	}
-	if err := m.commit(p, draft, &snap); err != nil {
+	if err := m.commit(op, draft, &snap); err != nil {
 		return snap, err
 	}
 	return snap, capture.Close()
@@ -110,7 +110,7 @@ func (m *Manager) storeSnapshot(ctx context.Context, p *operation, mc *machine, 
 // save writes a capture into a draft.
 func (m *Manager) save(
 	ctx context.Context,
-	p *operation,
+	op *operation,
 	capture vmm.Capture,
 	draft *snapshot.Draft,
 	snap *snapshot.Snapshot,
@@ -120,24 +120,24 @@ func (m *Manager) save(
 		return fmt.Errorf("save memory: %w", err)
 	}
 	snap.Manifest = image.Manifest
-	return p.done("save")
+	return op.done("save")
 }
 
 // commit makes a draft a snapshot.
-func (m *Manager) commit(p *operation, draft *snapshot.Draft, snap *snapshot.Snapshot) error {
+func (m *Manager) commit(op *operation, draft *snapshot.Draft, snap *snapshot.Snapshot) error {
 	got, err := draft.Commit(*snap)
 	if err != nil {
 		return err
 	}
 	*snap = got
-	p.cleanup.Push("delete snapshot", func(context.Context) error {
+	op.cleanup.Push("delete snapshot", func(context.Context) error {
 		var err error
 		if !got.Anonymous {
 			err = m.deps.Store.Delete(got.Ref)
 		}
 		return errors.Join(err, m.deps.Store.Release(got.Ref))
 	})
-	return p.done("commit")
+	return op.done("commit")
 }
 
 // MarkWarmedUp says that a running machine's guest did what those of its next snapshot will do first. Where
@@ -147,7 +147,7 @@ func (m *Manager) MarkWarmedUp(ctx context.Context, id hostapi.MachineID) error 
 	if err != nil {
 		return err
 	}
-	defer func() { <-mc.busy }()
+	defer mc.unlock()
 	if err := mc.requireState("rehearse", running, paused); err != nil {
 		return err
 	}
@@ -161,9 +161,9 @@ func (m *Manager) MarkWarmedUp(ctx context.Context, id hostapi.MachineID) error 
 // stay where they are, and its monitor ends. A hibernated machine is fine. When it fails the machine goes
 // on as it was.
 func (m *Manager) Hibernate(ctx context.Context, id hostapi.MachineID) (err error) {
-	p := m.begin("hibernate")
-	defer func() { err = p.end(ctx, err) }()
-	mc, err := p.lock(ctx, id)
+	op := m.begin("hibernate")
+	defer func() { err = op.end(ctx, err) }()
+	mc, err := op.lock(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -171,68 +171,68 @@ func (m *Manager) Hibernate(ctx context.Context, id hostapi.MachineID) (err erro
 		return err
 	}
 	if mc.rec.State == hibernated {
-		return m.releaseLeftovers(ctx, p, mc)
+		return m.releaseLeftovers(ctx, op, mc)
 	}
 	if can := m.deps.Driver.Capabilities(); !can.Snapshot {
 		return unsupported("hibernate", can)
 	}
-	if err := m.waitLocal(ctx, p, mc); err != nil {
+	if err := m.waitLocal(ctx, op, mc); err != nil {
 		return err
 	}
 	if err := m.requireSpace("hibernating machine "+string(id), mc.rec.MemoryMiB); err != nil {
 		return err
 	}
 	old := mc.rec.Base
-	if err := m.hibernate(ctx, p, mc); err != nil {
+	if err := m.hibernate(ctx, op, mc); err != nil {
 		return fmt.Errorf("hibernate machine %s: %w", id, wrapNoSpace(err))
 	}
-	return m.releaseAtRest(ctx, p, mc, old, "asleep")
+	return m.releaseAtRest(ctx, op, mc, old, "asleep")
 }
 
 // releaseAtRest frees what a machine that is at rest does not need: there is no way back but Wake. old is the image that
 // it ran on.
-func (m *Manager) releaseAtRest(ctx context.Context, p *operation, mc *machine, old snapshot.Ref, step string) error {
-	p.cleanup.Forget()
-	err := p.done(step)
-	if p.abandoned {
+func (m *Manager) releaseAtRest(ctx context.Context, op *operation, mc *machine, old snapshot.Ref, step string) error {
+	op.cleanup.Forget()
+	err := op.done(step)
+	if op.abandoned {
 		return err
 	}
-	err = errors.Join(err, m.releaseResources(ctx, p, mc))
-	if p.abandoned {
+	err = errors.Join(err, m.releaseResources(ctx, op, mc))
+	if op.abandoned {
 		return err
 	}
 	if old != "" {
 		err = errors.Join(err, m.deps.Store.Release(old))
 	}
 	m.ledger.release(mc.id)
-	p.logPhases(mc, false)
+	op.logPhases(mc, false)
 	return err
 }
 
 // hibernate writes the image that a machine sleeps in and records, durably, that it does. Undone, the image
 // goes first, then the record says that the machine runs, and only then does it run: at no moment can a
 // crash find a running machine beside an image that it would be restored from.
-func (m *Manager) hibernate(ctx context.Context, p *operation, mc *machine) error {
+func (m *Manager) hibernate(ctx context.Context, op *operation, mc *machine) error {
 	before, base := mc.rec.State, mc.rec.Base
 	if before == running {
-		if err := m.quiesce(ctx, p, mc, false); err != nil {
+		if err := m.quiesce(ctx, op, mc, false); err != nil {
 			return err
 		}
-		p.cleanup.Push("go on", func(ctx context.Context) error { return m.resume(ctx, mc) })
+		op.cleanup.Push("go on", func(ctx context.Context) error { return m.resume(ctx, mc) })
 	}
 	snap := describe(mc)
 	snap.Ref, snap.Anonymous = snapshot.Join(snapshotArea, fmt.Sprintf("%s-g%d", mc.id, mc.rec.Generation)), true
-	p.cleanup.Push("record", func(context.Context) error {
+	op.cleanup.Push("record", func(context.Context) error {
 		return m.update(mc, surviveHost, func(in *record) { in.State, in.Before, in.Next, in.Base = before, "", "", base })
 	})
 	err := m.update(mc, surviveProcess, func(in *record) { in.State, in.Before, in.Next = hibernating, before, snap.Ref })
 	if err != nil {
 		return err
 	}
-	if err := p.done("intent"); err != nil {
+	if err := op.done("intent"); err != nil {
 		return err
 	}
-	if err := m.saveHibernation(ctx, p, mc, &snap); err != nil {
+	if err := m.saveHibernation(ctx, op, mc, &snap); err != nil {
 		return err
 	}
 	return m.update(mc, surviveProcess, func(in *record) {
@@ -243,29 +243,29 @@ func (m *Manager) hibernate(ctx context.Context, p *operation, mc *machine) erro
 // saveHibernation captures a machine that stands still and stores the image. While it is written, the disks
 // and the intent, which names the image to come, are made durable: with the image's commit the machine
 // is asleep whatever happens to the host.
-func (m *Manager) saveHibernation(ctx context.Context, p *operation, mc *machine, snap *snapshot.Snapshot) error {
+func (m *Manager) saveHibernation(ctx context.Context, op *operation, mc *machine, snap *snapshot.Snapshot) error {
 	draft, err := m.deps.Store.Draft()
 	if err != nil {
 		return err
 	}
-	p.cleanup.Push("discard draft", func(context.Context) error { return draft.Discard() })
+	op.cleanup.Push("discard draft", func(context.Context) error { return draft.Discard() })
 	capture, err := mc.vm.Capture(ctx)
 	if err != nil {
 		return fmt.Errorf("capture: %w", err)
 	}
-	p.cleanup.Push("free capture", func(context.Context) error { return capture.Close() })
-	if err := p.done("capture"); err != nil {
+	op.cleanup.Push("free capture", func(context.Context) error { return capture.Close() })
+	if err := op.done("capture"); err != nil {
 		return err
 	}
 	var disk errgroup.Group
 	disk.Go(func() error {
 		return errors.Join(mc.syncDisks(), durable.Sync(filepath.Join(mc.dir, recordFile)))
 	})
-	err = m.save(ctx, p, capture, draft, snap)
+	err = m.save(ctx, op, capture, draft, snap)
 	if err := errors.Join(err, disk.Wait()); err != nil {
 		return err
 	}
-	if err := m.commit(p, draft, snap); err != nil {
+	if err := m.commit(op, draft, snap); err != nil {
 		return err
 	}
 	return capture.Close()

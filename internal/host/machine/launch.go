@@ -2,52 +2,186 @@ package machine
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/host/snapshot"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// cleanupTimeout bounds what is done for a machine after the caller of an operation went away.
+// cleanupTimeout bounds what is done for a machine after the caller of an operation has left.
 const cleanupTimeout = time.Minute
 
-// makeDirectory makes a machine's directory and writes its intent, before anything else is taken for it.
-func (m *Manager) makeDirectory(p *operation, mc *machine) error {
+// launch brings one machine to life by the steps of a plan. Create, Fork, Wake, Boot and the warm pool all use it.
+type launch struct {
+	m    *Manager
+	op   *operation
+	plan startPlan
+	todo []step
+
+	rec      record            // of the machine that admit makes
+	mc       *machine          // nil until admit, unless the machine exists already
+	snap     snapshot.Snapshot // that prepare starts a monitor over; acquired
+	disks    []string          // files to clone the disks from, in the guest's order
+	warm     *warmMonitor      // that adopt takes over
+	capture  vmm.Capture       // that load loads; nil: the image's own state
+	argument string            // added to the kernel's command line by boot
+	consumed bool              // the machine cannot return to where it started from
+}
+
+// stepFuncs has the function of every step. A function acquires one thing and registers its cleanup.
+var stepFuncs = map[step]func(*launch, context.Context) error{
+	stepAdmit:     (*launch).admit,
+	stepRepair:    (*launch).repair,
+	stepDirectory: (*launch).makeDirectory,
+	stepAdopt:     (*launch).adopt,
+	stepEgress:    func(l *launch, ctx context.Context) error { return l.m.applyEgress(ctx, l.mc) },
+	stepSlot:      (*launch).acquireSlot,
+	stepCgroup:    (*launch).createCgroup,
+	stepDisks:     (*launch).makeDisks,
+	stepStream:    func(l *launch, ctx context.Context) error { return l.m.attachLazy(ctx, l.op, l.mc, l.snap) },
+	stepPrepare:   (*launch).prepare,
+	stepWaking:    (*launch).recordWaking,
+	stepConsume:   (*launch).consumeImage,
+	stepBoot:      (*launch).boot,
+	stepStart:     (*launch).start,
+	stepLoad:      (*launch).load,
+	stepConfirm:   (*launch).confirm,
+	stepPublish: func(l *launch, _ context.Context) error {
+		return l.m.update(l.mc, surviveProcess, func(in *record) { in.State, in.Reason = running, "" })
+	},
+}
+
+// newLaunch returns a launch that has done no step of its plan.
+func (m *Manager) newLaunch(op *operation, plan startPlan) *launch {
+	return &launch{m: m, op: op, plan: plan, todo: plan.steps}
+}
+
+// run performs the steps of the plan that are left, through the step last. When that publishes the machine, the
+// machine is watched from then on.
+func (l *launch) run(ctx context.Context, last step) (err error) {
+	defer func() {
+		if l.mc != nil {
+			err = l.mc.wrapStreamError(err)
+		}
+	}()
+	for len(l.todo) > 0 {
+		s := l.todo[0]
+		l.todo = l.todo[1:]
+		if s == stepStart { // from here on the guest reads what the stream serves
+			fed, cancel := l.mc.withStreamFailure(ctx)
+			defer cancel()
+			ctx = fed
+		}
+		if err := stepFuncs[s](l, ctx); err != nil {
+			return err
+		}
+		if err := l.op.done(string(s)); err != nil {
+			return err
+		}
+		if s == stepPublish {
+			l.m.published(l.mc)
+		}
+		if s == last {
+			return nil
+		}
+	}
+	return nil
+}
+
+// published watches a machine that runs. Run makes the record of a persistent machine durable a moment later: a crash
+// of the host ends every machine, and what it can lose is one that was made in this moment.
+func (m *Manager) published(mc *machine) {
+	m.watch(mc)
+	if mc.rec.Persistent {
+		m.syncLater(mc.dir)
+	}
+}
+
+// acquireSnapshot acquires a snapshot for the operation and checks its files.
+func (m *Manager) acquireSnapshot(op *operation, ref snapshot.Ref) (snapshot.Snapshot, error) {
+	snap, err := m.deps.Store.Acquire(ref)
+	if err != nil {
+		return snapshot.Snapshot{}, wrapStoreError(err)
+	}
+	op.cleanup.Push("release snapshot", func(context.Context) error { return m.deps.Store.Release(ref) })
+	return snap, snapshot.Check(snap)
+}
+
+// admit reserves memory for the machine. A new one is put into the list first; the operation owns it.
+func (l *launch) admit(context.Context) error {
+	m, op := l.m, l.op
+	if l.mc != nil {
+		mc := l.mc
+		if err := m.ledger.reserve(mc.id, mc.rec.MemoryMiB); err != nil {
+			return err
+		}
+		op.cleanup.Push("release memory", func(context.Context) error { m.ledger.release(mc.id); return nil })
+		return nil
+	}
+	mc, err := m.insert(l.rec)
+	if err != nil {
+		return err
+	}
+	op.owned = append(op.owned, mc)
+	op.cleanup.Push("forget machine", func(context.Context) error { m.forget(mc); return nil })
+	l.mc = mc
+	if err := m.requireSpace(fmt.Sprintf("machine %s", mc.id), 0); err != nil {
+		return err
+	}
+	return m.ledger.reserve(mc.id, mc.rec.MemoryMiB) // forget releases it
+}
+
+// repair makes a machine at rest ready to start: it has no monitor, and its disks are complete.
+func (l *launch) repair(ctx context.Context) error {
+	if err := l.m.releaseLeftovers(ctx, l.op, l.mc); err != nil {
+		return err
+	}
+	if err := l.m.completeDisks(ctx, l.op, l.mc); err != nil {
+		return err
+	}
+	return os.MkdirAll(filepath.Join(l.mc.dir, monitorDir), 0o711)
+}
+
+// makeDirectory makes a machine's directory and writes its record, before anything else is acquired for it.
+func (l *launch) makeDirectory(context.Context) error {
+	mc := l.mc
 	if err := os.Mkdir(mc.dir, 0o711); errors.Is(err, os.ErrExist) {
-		return fmt.Errorf(
-			"machine %s: its directory holds a machine that could not be taken over: %w",
-			mc.id,
-			hostapi.ErrExists,
-		)
+		return fmt.Errorf("machine %s: its directory holds a machine that could not be taken over: %w",
+			mc.id, hostapi.ErrExists)
 	} else if err != nil {
 		return wrapNoSpace(fmt.Errorf("make directory of machine %s: %w", mc.id, err))
 	}
-	p.cleanup.Push("remove directory", func(context.Context) error { return os.RemoveAll(mc.dir) })
+	l.op.cleanup.Push("remove directory", func(context.Context) error { return os.RemoveAll(mc.dir) })
 	if err := os.Mkdir(filepath.Join(mc.dir, monitorDir), 0o711); err != nil {
 		return wrapNoSpace(fmt.Errorf("make directory of machine %s: %w", mc.id, err))
 	}
-	if err := m.writeRecord(mc, surviveProcess, mc.rec); err != nil {
-		return err
-	}
-	return p.done("intent")
+	return l.m.writeRecord(mc, surviveProcess, mc.rec)
 }
 
-// acquireHostResources takes a place in the network and a group for a machine.
-func (m *Manager) acquireHostResources(ctx context.Context, p *operation, mc *machine) error {
+// adopt gives the machine what its warm monitor has, and records that.
+func (l *launch) adopt(context.Context) error {
+	mc, from := l.mc, l.warm.mc
+	mc.set(func() {
+		mc.vm, mc.slot, mc.cgroup = from.vm, from.slot, from.cgroup
+		mc.rec.Slot, mc.rec.MAC = from.rec.Slot, from.rec.MAC
+	})
+	return l.m.writeRecord(mc, surviveProcess, mc.rec)
+}
+
+// acquireSlot acquires a network slot and applies the machine's egress policy and rates to it.
+func (l *launch) acquireSlot(ctx context.Context) error {
+	m, mc := l.m, l.mc
 	slot, err := m.deps.Network.Acquire(ctx, mc.rec.resourceName())
 	if err != nil {
-		return fmt.Errorf("take a network slot: %w", err)
+		return fmt.Errorf("acquire a network slot: %w", err)
 	}
-	p.cleanup.Push("give slot", func(ctx context.Context) error {
+	l.op.cleanup.Push("release slot", func(ctx context.Context) error {
 		mc.set(func() { mc.slot = nil })
 		return slot.Release(ctx)
 	})
@@ -55,32 +189,43 @@ func (m *Manager) acquireHostResources(ctx context.Context, p *operation, mc *ma
 	if err := m.applyEgress(ctx, mc); err != nil {
 		return err
 	}
-	if err := m.applyNetworkRates(ctx, mc); err != nil {
-		return err
-	}
-	if err := p.done("slot"); err != nil {
-		return err
-	}
-	group, err := m.deps.Cgroups.Create(ctx, mc.rec.resourceName(), m.limits(mc))
+	return m.applyNetworkRates(ctx, mc)
+}
+
+// createCgroup creates the cgroup that the monitor will be in.
+func (l *launch) createCgroup(ctx context.Context) error {
+	mc := l.mc
+	group, err := l.m.deps.Cgroups.Create(ctx, mc.rec.resourceName(), l.m.limits(mc))
 	if err != nil {
-		return fmt.Errorf("make a group: %w", err)
+		return fmt.Errorf("create a cgroup: %w", err)
 	}
-	p.cleanup.Push("destroy group", func(ctx context.Context) error {
+	l.op.cleanup.Push("destroy cgroup", func(ctx context.Context) error {
 		mc.set(func() { mc.cgroup = nil })
 		return group.Destroy(ctx)
 	})
 	mc.set(func() { mc.cgroup = group })
-	return p.done("group")
+	return nil
 }
 
+// limits returns the limits of a machine's cgroup. A fork's capture and the translator's buffers come on top of the
+// guest's memory: the limit is there to contain a broken monitor, not to squeeze a sound one.
 func (m *Manager) limits(mc *machine) Limits {
 	over := m.ledger.adm.OverheadMiB
-	// A fork's capture and the translator's buffers come on top; the limit is there to contain a broken
-	// monitor, not to squeeze a sound one.
 	return Limits{VCPUs: mc.rec.VCPUs, MemoryBytes: int64(mc.rec.MemoryMiB+4*over+256) * mib}
 }
 
-// applyEgress opens or closes a machine's way to the outside as it was asked for.
+// makeDisks gives the machine the disks that its plan says. The directory's cleanup removes them.
+func (l *launch) makeDisks(context.Context) error {
+	if l.plan.disks == disksClone {
+		return l.m.cloneDisks(l.mc, l.disks, l.plan)
+	}
+	if err := l.m.allocateDisks(l.mc); err != nil || l.plan.disks != disksLazy {
+		return err
+	}
+	return markDisksIncomplete(l.mc)
+}
+
+// applyEgress applies a machine's egress policy to its slot. A slot that was just acquired allows all.
 func (m *Manager) applyEgress(ctx context.Context, mc *machine) error {
 	if mc.rec.Egress.IsZero() {
 		return nil
@@ -91,30 +236,13 @@ func (m *Manager) applyEgress(ctx context.Context, mc *machine) error {
 	return nil
 }
 
-// spec is what a machine's monitor is made of.
-func (m *Manager) spec(mc *machine) vmm.Spec {
-	s := vmm.Spec{
-		ID: mc.rec.resourceName(), Dir: filepath.Join(mc.dir, monitorDir), VCPUs: mc.rec.VCPUs, MemoryMiB: mc.rec.MemoryMiB,
-		Disks: mc.diskSpecs(diskRate(mc.rec.Limits.ClampTo(m.cfg.Limits))),
+// prepare starts a monitor without a guest over the image of the snapshot.
+func (l *launch) prepare(ctx context.Context) error {
+	m, mc := l.m, l.mc
+	image := l.snap.Image()
+	if mc.lazy != nil {
+		image.Memory = mc.lazy.Memory()
 	}
-	if mc.rec.Slot >= 0 {
-		s.Confine.UID, s.Confine.GID = m.cfg.Owner(mc.rec.Slot)
-	}
-	if mac, err := net.ParseMAC(mc.rec.MAC); err == nil {
-		s.NIC = &vmm.NIC{MAC: mac}
-	}
-	if mc.slot != nil && s.NIC != nil {
-		place := mc.slot.Info()
-		s.NIC.Tap, s.NIC.Device, s.NIC.Netns = place.Tap, place.TapName, place.Netns
-	}
-	if mc.cgroup != nil {
-		s.Confine.Enter, s.Confine.Jail = mc.cgroup.Enter, mc.cgroup.Jail()
-	}
-	return s
-}
-
-// prepare starts a monitor without a guest over an image.
-func (m *Manager) prepare(ctx context.Context, p *operation, mc *machine, image vmm.Image) error {
 	if err := m.chownFiles(mc); err != nil {
 		return err
 	}
@@ -124,35 +252,68 @@ func (m *Manager) prepare(ctx context.Context, p *operation, mc *machine, image 
 	if err != nil {
 		return fmt.Errorf("prepare a monitor: %w", err)
 	}
-	m.attachMonitor(p, mc, vm)
-	return p.done("prepare")
+	l.attachMonitor(vm)
+	return nil
 }
 
-func (m *Manager) attachMonitor(p *operation, mc *machine, vm vmm.Machine) {
-	p.cleanup.Push("kill monitor", func(ctx context.Context) error {
+// boot starts a monitor that boots the guest cold from the machine's disks.
+func (l *launch) boot(ctx context.Context) error {
+	m, mc := l.m, l.mc
+	kernel, err := m.cfg.Kernel(ctx)
+	if err != nil {
+		return err
+	}
+	if err := m.chownFiles(mc); err != nil {
+		return err
+	}
+	spec := m.spec(mc)
+	spec.Kernel, spec.Initramfs = kernel.Kernel, kernel.Initramfs
+	spec.Cmdline = strings.TrimSpace(kernel.Cmdline + " " + l.argument)
+	vm, err := m.deps.Driver.Boot(ctx, spec)
+	if err != nil {
+		return fmt.Errorf("boot: %w", err)
+	}
+	l.attachMonitor(vm)
+	return nil
+}
+
+// attachMonitor registers the cleanup of a monitor and makes it the machine's.
+func (l *launch) attachMonitor(vm vmm.Machine) {
+	mc := l.mc
+	l.op.cleanup.Push("kill monitor", func(ctx context.Context) error {
 		mc.set(func() { mc.vm = nil })
 		return vm.Kill(ctx)
 	})
 	mc.set(func() { mc.vm = vm })
 }
 
-// chownFiles gives a machine's files to the user that runs its monitor.
-func (m *Manager) chownFiles(mc *machine) error {
-	err := m.chown(mc, filepath.Join(mc.dir, monitorDir))
-	for _, path := range mc.diskPaths() {
-		err = errors.Join(err, m.chown(mc, path))
+// recordWaking records that the guest may run from here on, for a process that finds the machine alive. A machine
+// that boots has no memory to return to.
+func (l *launch) recordWaking(context.Context) error {
+	l.consumed = l.plan.image == ""
+	return l.m.update(l.mc, surviveProcess, func(in *record) {
+		in.State, in.BootMode, in.Reason, in.Lazy = waking, l.plan.mode, "", false
+		in.Generation++
+	})
+}
+
+// consumeImage records, durably, that the image the machine hibernated in may never be restored again. This comes
+// before the first instruction of the guest.
+func (l *launch) consumeImage(context.Context) error {
+	if err := l.m.deps.Store.MarkConsumed(l.plan.image); err != nil {
+		return wrapNoSpace(err)
 	}
-	if err != nil {
-		return fmt.Errorf("give the files of machine %s away: %w", mc.id, err)
-	}
+	l.consumed = true
 	return nil
 }
 
-// handshake opens the guest channel and writes who the guest is to become. The guest reads it when it runs. One
-// that boots has mounts, which may be nil, to do.
-func (m *Manager) handshake(ctx context.Context, p *operation, mc *machine, grow bool, mounts []guestapi.Mount) error {
-	id := identity(mc, grow)
-	id.Mounts = mounts
+// start opens the guest channel and sends the identity, which the guest reads as soon as it runs.
+func (l *launch) start(ctx context.Context) error {
+	mc := l.mc
+	id := identity(mc, l.plan.growFS)
+	if l.plan.method.guestBoots() {
+		id.Mounts = mc.mounts()
+	}
 	if vm, ok := mc.vm.(vmm.MetadataSetter); ok {
 		if err := vm.SetMetadata(ctx, metadata(id)); err != nil {
 			return err
@@ -162,124 +323,22 @@ func (m *Manager) handshake(ctx context.Context, p *operation, mc *machine, grow
 	if err != nil {
 		return fmt.Errorf("dial the guest: %w", err)
 	}
-	link, err := m.deps.Link(ctx, conn, Handshake{Generation: mc.rec.Generation, Identity: &id})
+	link, err := l.m.deps.Link(ctx, conn, Handshake{Generation: mc.rec.Generation, Identity: &id})
 	if err != nil {
-		return errors.Join(fmt.Errorf("greet the guest: %w", err), conn.Close())
+		return errors.Join(fmt.Errorf("open the guest channel: %w", err), conn.Close())
 	}
-	p.cleanup.Push("close link", func(context.Context) error {
+	l.op.cleanup.Push("close link", func(context.Context) error {
 		mc.set(func() { mc.link = nil })
 		return link.Close()
 	})
 	mc.set(func() { mc.link = link })
-	return p.done("greet")
+	return nil
 }
 
-// identity is who a machine's guest becomes: entropy that no other has, and the time of this moment.
-func identity(mc *machine, grow bool) guestapi.Identity {
-	entropy := make([]byte, 64)
-	_, _ = rand.Read(entropy) // never fails: it ends the program instead
-	id := guestapi.Identity{
-		MachineID: string(mc.id), Hostname: mc.rec.Hostname, Generation: mc.rec.Generation, Entropy: entropy,
-		Env: mc.rec.Env, User: mc.rec.User, DiskGrow: grow,
+// load loads the guest's state and lets it run.
+func (l *launch) load(ctx context.Context) error {
+	if err := l.mc.vm.Load(ctx, l.capture); err != nil {
+		return fmt.Errorf("load: %w", err)
 	}
-	if mc.slot != nil {
-		network := mc.slot.Info().Guest
-		id.Network = &network
-	}
-	for name, content := range mc.rec.Files {
-		if id.Files == nil {
-			id.Files = make(map[string][]byte, len(mc.rec.Files))
-		}
-		id.Files[name] = []byte(content)
-	}
-	id.Time = time.Now()
-	return id
-}
-
-// metadata is what of an identity programs find that know the metadata services of clouds, under the names there.
-func metadata(id guestapi.Identity) []byte {
-	own := map[string]string{"instance-id": id.MachineID, "local-hostname": id.Hostname, "hostname": id.Hostname}
-	text, _ := json.Marshal(map[string]any{"latest": map[string]any{"meta-data": own}}) // strings alone
-	return text
-}
-
-// confirm waits until the guest has confirmed its identity, for at most limit. Its error ends with what the guest
-// printed last.
-func (m *Manager) confirm(ctx context.Context, p *operation, mc *machine, limit time.Duration) error {
-	late := fmt.Errorf("the guest did not confirm its identity within %s", limit)
-	limited, cancel := context.WithTimeoutCause(ctx, limit, late)
-	defer cancel()
-	if err := waitReady(limited, mc.vm, mc.link); err != nil {
-		return m.withConsole(ctx, mc, err)
-	}
-	return p.done("ready")
-}
-
-// consoleLimit bounds the wait for the console of a machine that failed to start.
-const consoleLimit = 5 * time.Second
-
-// withConsole adds what the guest printed last to the error of a start, unless the caller has gone away or the
-// driver put it there. Without a console it returns err.
-func (m *Manager) withConsole(ctx context.Context, mc *machine, err error) error {
-	if ctx.Err() != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, consoleLimit)
-	defer cancel()
-	printed, _ := m.console(ctx, mc) // a monitor that has ended returns what was read before
-	tail := vmm.ConsoleTail(printed)
-	if tail == "" || strings.Contains(err.Error(), tail) {
-		return err
-	}
-	return fmt.Errorf("%w; the guest's console ends with: %s", err, tail)
-}
-
-// endLimit bounds the wait for the end of a monitor whose guest channel broke: the channel ends first.
-const endLimit = 2 * time.Second
-
-// waitReady waits for a link, the death of its monitor, or the end of ctx, whichever is first. If the guest channel
-// breaks because the monitor ends, the error is that of the monitor.
-func waitReady(ctx context.Context, vm vmm.Machine, link Link) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	answer := make(chan error, 1)
-	go func() { answer <- link.Ready(ctx) }()
-	select {
-	case err := <-answer:
-		if err != nil && context.Cause(ctx) != nil {
-			return context.Cause(ctx)
-		}
-		if errors.Is(err, guestapi.ErrLost) && endsWithin(ctx, vm, endLimit) {
-			return ended(vm)
-		}
-		return err
-	case <-vm.Done():
-		dead := ended(vm)
-		cancel(dead)
-		<-answer
-		return dead
-	}
-}
-
-// endsWithin reports whether a monitor ends within limit and before ctx does.
-func endsWithin(ctx context.Context, vm vmm.Machine, limit time.Duration) bool {
-	select {
-	case <-vm.Done():
-		return true
-	case <-time.After(limit):
-	case <-ctx.Done():
-	}
-	return false
-}
-
-// ended returns the error of a machine whose monitor has ended.
-func ended(vm vmm.Machine) error {
-	return fmt.Errorf("the monitor ended: %w", cmpErr(vm.Err(), vmm.ErrGone))
-}
-
-func cmpErr(a, b error) error {
-	if a != nil {
-		return a
-	}
-	return b
+	return nil
 }

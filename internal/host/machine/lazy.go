@@ -39,56 +39,41 @@ type LazySource interface {
 	Close(ctx context.Context) error // when the monitor has ended
 }
 
-// partialFile is in a machine's directory while its disks are not whole.
-const partialFile = "disk.partial"
+// incompleteFile is in a machine's directory while its disks are not whole.
+const incompleteFile = "disk.partial"
 
 // streamReason is told of machines whose memory was served by a process of ours that ended.
 const streamReason = "the host agent ended, which brought the memory of this machine here piece by piece"
 
-// attachLazy gives a new machine empty disks over a partial snapshot's, and its memory.
-func (m *Manager) attachLazy(
-	ctx context.Context,
-	p *operation,
-	mc *machine,
-	snap snapshot.Snapshot,
-	how startPlan,
-) (vmm.Image, error) {
-	image := snap.Image()
-	if m.deps.Lazy == nil {
-		return image, fmt.Errorf("snapshot %s is not all on this host: %w", snap.Ref, hostapi.ErrUnsupported)
-	}
-	if err := m.allocateDisks(mc, how); err != nil {
-		return image, err
-	}
-	err := durable.Replace(filepath.Join(mc.dir, partialFile), nil, 0o600)
-	for _, path := range mc.diskPaths() {
+// markDisksIncomplete notes that a new machine's disks lack what its snapshot has.
+func markDisksIncomplete(mc *machine) error {
+	err := durable.Replace(filepath.Join(mc.dir, incompleteFile), nil, 0o600)
+	for _, path := range mc.ownDiskPaths() {
 		err = errors.Join(err, os.Chmod(path, 0o600))
 	}
+	return err
+}
+
+// attachLazy attaches a new machine, whose disks are empty, to a snapshot that is not yet downloaded.
+func (m *Manager) attachLazy(ctx context.Context, op *operation, mc *machine, snap snapshot.Snapshot) error {
+	if m.deps.Lazy == nil {
+		return fmt.Errorf("snapshot %s is not all on this host: %w", snap.Ref, hostapi.ErrUnsupported)
+	}
+	source, err := m.deps.Lazy.Attach(ctx, snap, mc.rec.resourceName(), mc.ownDiskPaths())
 	if err != nil {
-		return image, err
+		return fmt.Errorf("begin to stream %s: %w", snap.Ref, err)
 	}
-	if err := p.done("disk"); err != nil {
-		return image, err
-	}
-	stream, err := m.deps.Lazy.Attach(ctx, snap, mc.rec.resourceName(), mc.diskPaths())
-	if err != nil {
-		return image, fmt.Errorf("begin to stream %s: %w", snap.Ref, err)
-	}
-	p.cleanup.Push("end stream", func(ctx context.Context) error {
+	op.cleanup.Push("end stream", func(ctx context.Context) error {
 		mc.set(func() { mc.lazy = nil })
-		return stream.Close(ctx)
+		return source.Close(ctx)
 	})
-	mc.set(func() { mc.lazy = stream })
-	image.Memory = stream.Memory()
-	if err := m.reserveHugePages(p, mc); err != nil {
-		return image, err
-	}
-	return image, p.done("stream")
+	mc.set(func() { mc.lazy = source })
+	return m.reserveHugePages(op, mc)
 }
 
 // reserveHugePages has a machine's memory made of huge pages, if those that the host keeps ready suffice for all of it beside
 // all of the other machines': a monitor that finds none when it touches its memory is killed.
-func (m *Manager) reserveHugePages(p *operation, mc *machine) error {
+func (m *Manager) reserveHugePages(op *operation, mc *machine) error {
 	if m.cfg.HugeMemory == nil || !m.deps.Driver.Capabilities().HugePages {
 		return nil
 	}
@@ -102,7 +87,7 @@ func (m *Manager) reserveHugePages(p *operation, mc *machine) error {
 		left -= promised
 	}
 	if all := int64(mc.rec.MemoryMiB) * mib; all <= left {
-		p.cleanup.Push("give huge pages back", func(context.Context) error { m.releaseHugePages(mc); return nil })
+		op.cleanup.Push("give huge pages back", func(context.Context) error { m.releaseHugePages(mc); return nil })
 		m.huge[mc] = all
 	}
 	return nil
@@ -123,14 +108,14 @@ func (m *Manager) releaseHugePages(mc *machine) {
 }
 
 // waitLocal waits until all that a machine started on is on this host: it can be captured then.
-func (m *Manager) waitLocal(ctx context.Context, p *operation, mc *machine) error {
+func (m *Manager) waitLocal(ctx context.Context, op *operation, mc *machine) error {
 	if mc.lazy == nil {
 		return nil
 	}
 	if err := mc.lazy.WaitComplete(ctx); err != nil {
 		return fmt.Errorf("machine %s is not all on this host yet: %w", mc.id, err)
 	}
-	return p.done("whole")
+	return op.done("whole")
 }
 
 // withStreamFailure is a context that ends when what a machine starts on does not come.
@@ -175,19 +160,19 @@ func (m *Manager) closeLazy(ctx context.Context, mc *machine) error {
 
 // markDisksComplete notes that a machine's disks are whole.
 func (m *Manager) markDisksComplete(mc *machine) {
-	if err := os.Remove(filepath.Join(mc.dir, partialFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := os.Remove(filepath.Join(mc.dir, incompleteFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		m.log.Error("disk that is whole not noted", "machine", mc.id, "err", err)
 	}
 }
 
 // disksIncomplete says whether a machine's disks may lack what its snapshot has.
 func (m *Manager) disksIncomplete(mc *machine) bool {
-	_, err := os.Stat(filepath.Join(mc.dir, partialFile))
+	_, err := os.Stat(filepath.Join(mc.dir, incompleteFile))
 	return err == nil
 }
 
 // completeDisks makes the disks of a failed machine whole, and lets go of the snapshot it began on.
-func (m *Manager) completeDisks(ctx context.Context, p *operation, mc *machine) error {
+func (m *Manager) completeDisks(ctx context.Context, op *operation, mc *machine) error {
 	if !m.disksIncomplete(mc) {
 		return nil
 	}
@@ -199,7 +184,7 @@ func (m *Manager) completeDisks(ctx context.Context, p *operation, mc *machine) 
 	if err != nil {
 		return wrapStoreError(err)
 	}
-	err = m.deps.Lazy.CompleteDisks(ctx, snap, mc.diskPaths())
+	err = m.deps.Lazy.CompleteDisks(ctx, snap, mc.ownDiskPaths())
 	if err := errors.Join(err, m.deps.Store.Release(base)); err != nil {
 		return fmt.Errorf("complete the disks: %w", err)
 	}
@@ -210,5 +195,5 @@ func (m *Manager) completeDisks(ctx context.Context, p *operation, mc *machine) 
 	if err := m.deps.Store.Release(base); err != nil {
 		return err
 	}
-	return p.done("rescue")
+	return op.done("rescue")
 }

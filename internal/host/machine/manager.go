@@ -204,7 +204,7 @@ func (m *Manager) SetPersistent(ctx context.Context, id hostapi.MachineID, keep 
 	if err != nil {
 		return err
 	}
-	defer func() { <-mc.busy }()
+	defer mc.unlock()
 	return m.update(mc, surviveHost, func(in *record) { in.Persistent = keep })
 }
 
@@ -250,11 +250,14 @@ func (m *Manager) lock(ctx context.Context, id hostapi.MachineID) (*machine, err
 		return nil, fmt.Errorf("wait for machine %s: %w", id, context.Cause(ctx))
 	}
 	if mc.removed {
-		<-mc.busy
+		mc.unlock()
 		return nil, notFound(id)
 	}
 	return mc, nil
 }
+
+// unlock ends the caller's ownership of a machine.
+func (mc *machine) unlock() { <-mc.busy }
 
 // insert puts a new machine, owned by the caller, into the list; ErrExists when its id is taken.
 func (m *Manager) insert(in record) (*machine, error) {

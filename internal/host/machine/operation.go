@@ -10,63 +10,66 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/obs"
 )
 
-// operation is one operation under way: its way back, and where its time went.
+// operation is one call that changes machines: its cleanups, its phases and the machines that it owns.
 type operation struct {
 	m         *Manager
-	op        string
+	name      string
 	cleanup   cleanup.Stack
 	phases    *obs.Phases
-	abandoned bool // abandoned: nothing more may be done or undone
+	abandoned bool // nothing more may be done or undone
 	owned     []*machine
 }
 
-func (m *Manager) begin(op string) *operation { return &operation{m: m, op: op, phases: obs.Start()} }
+func (m *Manager) begin(name string) *operation {
+	return &operation{m: m, name: name, phases: obs.Start()}
+}
 
-// done ends a step. A test may fail the operation here.
-func (p *operation) done(step string) error {
-	p.phases.Done(step)
-	if p.m.cfg.OnStep == nil {
+// done ends a step. Config.OnStep can fail the operation here.
+func (op *operation) done(step string) error {
+	op.phases.Done(step)
+	if op.m.cfg.OnStep == nil {
 		return nil
 	}
-	if err := p.m.cfg.OnStep(p.op, step); err != nil {
-		p.abandoned = p.abandoned || errors.Is(err, ErrAbandon)
-		return fmt.Errorf("%s: after step %s: %w", p.op, step, err)
+	if err := op.m.cfg.OnStep(op.name, step); err != nil {
+		op.abandoned = op.abandoned || errors.Is(err, ErrAbandon)
+		return fmt.Errorf("%s: after step %s: %w", op.name, step, err)
 	}
 	return nil
 }
 
-// lock makes the operation the owner of a machine until its end.
-func (p *operation) lock(ctx context.Context, id hostapi.MachineID) (*machine, error) {
-	mc, err := p.m.lock(ctx, id)
+// lock makes the operation the owner of a machine until the operation ends.
+func (op *operation) lock(ctx context.Context, id hostapi.MachineID) (*machine, error) {
+	mc, err := op.m.lock(ctx, id)
 	if err == nil {
-		p.owned = append(p.owned, mc)
+		op.owned = append(op.owned, mc)
 	}
 	return mc, err
 }
 
-// end settles the operation: undone when err is not nil, unless it was abandoned. Then it leaves the
-// machines it owned.
-func (p *operation) end(ctx context.Context, err error) error {
-	if p.abandoned {
-		p.cleanup.Forget()
+// end ends the operation and gives up the machines that it owned. If err is not nil and the operation was not
+// abandoned, its cleanups run first.
+func (op *operation) end(ctx context.Context, err error) error {
+	if op.abandoned {
+		op.cleanup.Forget()
 	} else {
-		err = p.cleanup.Settle(ctx, err)
+		err = op.cleanup.Settle(ctx, err)
 	}
-	for _, mc := range p.owned {
-		<-mc.busy
+	for _, mc := range op.owned {
+		mc.unlock()
 	}
-	p.owned = nil
+	op.owned = nil
 	return err
 }
 
-// logPhases notes on a machine, and in the log, where the time of an operation went.
-func (p *operation) logPhases(mc *machine, boot bool) {
-	total := p.phases.Total()
+// logPhases stores the phases of the operation in a machine and logs them. If the operation started the machine, its
+// total is the machine's boot time.
+func (op *operation) logPhases(mc *machine, started bool) {
+	total := op.phases.Total()
 	mc.set(func() {
-		mc.phases = p.phases.List()
-		if boot {
+		mc.phases = op.phases.List()
+		if started {
 			mc.boot = total
 		}
 	})
-	p.m.log.Info("machine "+p.op, "machine", mc.id, "took", total, p.phases.Attr())
+	op.m.log.Info("machine "+op.name, "machine", mc.id, "took", total, op.phases.Attr())
 }

@@ -8,31 +8,31 @@ import (
 
 // Pause stops a running machine: its workload, then its processors. A paused machine is fine.
 func (m *Manager) Pause(ctx context.Context, id hostapi.MachineID) (err error) {
-	p := m.begin("pause")
-	defer func() { err = p.end(ctx, err) }()
-	mc, err := p.lock(ctx, id)
+	op := m.begin("pause")
+	defer func() { err = op.end(ctx, err) }()
+	mc, err := op.lock(ctx, id)
 	if err != nil {
 		return err
 	}
 	if err := mc.requireState("pause", running, paused); err != nil || mc.rec.State == paused {
 		return err
 	}
-	if err := m.quiesce(ctx, p, mc, false); err != nil {
+	if err := m.quiesce(ctx, op, mc, false); err != nil {
 		return err
 	}
-	p.cleanup.Push("go on", func(ctx context.Context) error { return m.resume(ctx, mc) })
+	op.cleanup.Push("go on", func(ctx context.Context) error { return m.resume(ctx, mc) })
 	if err := m.update(mc, surviveProcess, func(in *record) { in.State = paused }); err != nil {
 		return err
 	}
-	p.logPhases(mc, false)
+	op.logPhases(mc, false)
 	return nil
 }
 
 // Resume lets a paused machine go on. A running machine is fine.
 func (m *Manager) Resume(ctx context.Context, id hostapi.MachineID) (err error) {
-	p := m.begin("resume")
-	defer func() { err = p.end(ctx, err) }()
-	mc, err := p.lock(ctx, id)
+	op := m.begin("resume")
+	defer func() { err = op.end(ctx, err) }()
+	mc, err := op.lock(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -42,12 +42,12 @@ func (m *Manager) Resume(ctx context.Context, id hostapi.MachineID) (err error) 
 	if err := m.resume(ctx, mc); err != nil {
 		return err
 	}
-	if err := p.done("resume"); err != nil {
+	if err := op.done("resume"); err != nil {
 		return err
 	}
 	if err := m.update(mc, surviveProcess, func(in *record) { in.State = running }); err != nil {
 		return err
 	}
-	p.logPhases(mc, false)
+	op.logPhases(mc, false)
 	return nil
 }

@@ -9,28 +9,32 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// captureRequest is what is taken of a machine that stands still.
+// captureRequest says what captureStopped takes of a machine.
 type captureRequest struct {
 	memory func(context.Context) (vmm.Capture, error)
-	disk   func() error // at the same time
-	step   string       // that disk is
+	disks  func() error // clones the disks, at the same time
 }
 
-// captureStopped takes a moment of a machine, which stands still for it. Afterwards the machine goes on in the state it was in, whatever
-// failed. The caller closes the capture.
-func (m *Manager) captureStopped(ctx context.Context, p *operation, mc *machine, what captureRequest) (capture vmm.Capture, err error) {
-	if a, ok := mc.vm.(vmm.PreCapturer); ok && mc.rec.State != paused {
-		if err := a.PreCapture(ctx); err != nil {
+// captureStopped stops a machine, captures it and lets it continue in the state that it was in, whatever failed.
+// The caller closes the capture.
+func (m *Manager) captureStopped(
+	ctx context.Context,
+	op *operation,
+	mc *machine,
+	what captureRequest,
+) (capture vmm.Capture, err error) {
+	if vm, ok := mc.vm.(vmm.PreCapturer); ok && mc.rec.State != paused {
+		if err := vm.PreCapture(ctx); err != nil {
 			return nil, err
 		}
 	}
 	began := time.Now()
 	if mc.rec.State != paused {
-		if err := m.quiesce(ctx, p, mc, false); err != nil {
+		if err := m.quiesce(ctx, op, mc, false); err != nil {
 			return nil, err
 		}
 		defer func() {
-			if p.abandoned {
+			if op.abandoned {
 				return
 			}
 			if back := m.resume(ctx, mc); back != nil {
@@ -42,29 +46,29 @@ func (m *Manager) captureStopped(ctx context.Context, p *operation, mc *machine,
 			}
 			took := time.Since(began)
 			mc.set(func() { mc.pause = took })
-			p.phases.Done("resume")
+			op.phases.Done("resume")
 		}()
 	}
-	disk := make(chan error, 1)
-	go func() { disk <- what.disk() }()
+	cloned := make(chan error, 1)
+	go func() { cloned <- what.disks() }()
 	taken, err := what.memory(ctx)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("capture: %w", err), <-disk)
+		return nil, errors.Join(fmt.Errorf("capture: %w", err), <-cloned)
 	}
-	err = errors.Join(p.done("capture"), <-disk)
+	err = errors.Join(op.done("capture"), <-cloned)
 	if err == nil {
-		err = p.done(what.step)
+		err = op.done("clone")
 	}
-	if err != nil && !p.abandoned {
+	if err != nil && !op.abandoned {
 		return nil, errors.Join(err, taken.Close())
 	}
 	return taken, err
 }
 
-// quiesce stops a running machine: first what its user runs, so that no request is half done, then its
-// processors. Nothing needs to be written to its disk, since its memory is of the same moment. When that
-// fails the machine goes on.
-func (m *Manager) quiesce(ctx context.Context, p *operation, mc *machine, sync bool) error {
+// quiesce stops a running machine: first its workload, so that no request is half done, then its processors.
+// Nothing needs to be written to the disks, since the memory is of the same moment; with sync the guest writes its
+// file systems out all the same. When quiesce fails the machine continues.
+func (m *Manager) quiesce(ctx context.Context, op *operation, mc *machine, sync bool) error {
 	link, err := m.ensureLink(ctx, mc)
 	if err != nil {
 		return err
@@ -77,25 +81,25 @@ func (m *Manager) quiesce(ctx context.Context, p *operation, mc *machine, sync b
 	defer cancel()
 	err = link.Freeze(freeze, sync)
 	if err == nil {
-		err = p.done("freeze")
+		err = op.done("freeze")
 	}
 	if err == nil {
 		if err = mc.vm.Pause(ctx); err == nil {
-			err = p.done("pause")
+			err = op.done("pause")
 		}
 	}
-	if err == nil || p.abandoned {
+	if err == nil || op.abandoned {
 		return err
 	}
 	return errors.Join(fmt.Errorf("stop machine %s: %w", mc.id, err), m.resume(ctx, mc))
 }
 
-// resume lets a machine that was halted, wholly or in part, go on. It does so when ctx has ended, too.
+// resume lets a machine that quiesce stopped, wholly or in part, continue. It does so even if ctx has ended.
 func (m *Manager) resume(ctx context.Context, mc *machine) error {
 	ctx, cancel := context.WithTimeoutCause(
 		context.WithoutCancel(ctx),
 		cleanupTimeout,
-		errors.New("the machine did not go on in time"),
+		errors.New("the machine did not continue in time"),
 	)
 	defer cancel()
 	if err := mc.vm.Resume(ctx); err != nil {
@@ -106,7 +110,7 @@ func (m *Manager) resume(ctx context.Context, mc *machine) error {
 		err = link.Thaw(ctx)
 	}
 	if err != nil && ctx.Err() == nil {
-		// The channel may be what failed: greet anew, and ask again.
+		// The channel may be what failed: open it again and repeat the request.
 		if link, err = m.reopenLink(ctx, mc); err == nil {
 			err = link.Thaw(ctx)
 		}

@@ -68,20 +68,20 @@ func (m *Manager) recoverDir(ctx context.Context, name string) (err error) {
 	if err != nil {
 		return m.recoverRemnant(ctx, name, err)
 	}
-	p := m.begin("recover")
+	op := m.begin("recover")
 	mc, err := m.insert(in)
 	if err != nil {
 		return err
 	}
-	p.owned = append(p.owned, mc)
-	defer func() { err = p.end(ctx, err) }()
+	op.owned = append(op.owned, mc)
+	defer func() { err = op.end(ctx, err) }()
 	if in.Base != "" && in.State != creating {
 		if _, err := m.deps.Store.Acquire(in.Base); err != nil {
 			m.log.Warn("image of a machine is missing", "machine", mc.id, "snapshot", in.Base, "err", err)
 			mc.set(func() { mc.rec.Base = "" })
 		}
 	}
-	if err := m.recoverMachine(ctx, p, mc); err != nil {
+	if err := m.recoverMachine(ctx, op, mc); err != nil {
 		return fmt.Errorf("machine %s: %w", mc.id, err)
 	}
 	return nil
@@ -106,45 +106,45 @@ func (m *Manager) recoverRemnant(ctx context.Context, name string, why error) er
 
 // recoverMachine decides by what was written down last. A machine that was being made is removed, one
 // that was being removed is removed; one that lives is taken over.
-func (m *Manager) recoverMachine(ctx context.Context, p *operation, mc *machine) error {
+func (m *Manager) recoverMachine(ctx context.Context, op *operation, mc *machine) error {
 	switch {
 	case mc.rec.Ephemeral, mc.rec.State == creating, mc.rec.State == destroying:
 		if mc.rec.State == creating {
 			mc.set(func() { mc.rec.Base = "" })
 		}
-		return m.removeLeftover(ctx, p, mc)
+		return m.removeLeftover(ctx, op, mc)
 	case mc.rec.State == hibernated, mc.rec.State == waking && mc.rec.Base != "" && !m.imageConsumed(mc):
-		return m.recoverHibernated(ctx, p, mc)
+		return m.recoverHibernated(ctx, op, mc)
 	case mc.rec.State == hibernating:
 		if _, err := m.deps.Store.Get(mc.rec.Next); err == nil {
-			return m.finishHibernation(ctx, p, mc)
+			return m.finishHibernation(ctx, op, mc)
 		}
 		before := mc.rec.Before
 		if err := m.update(mc, surviveHost, func(in *record) { in.State, in.Before, in.Next = before, "", "" }); err != nil {
 			return err
 		}
-		return m.adopt(ctx, p, mc)
+		return m.adopt(ctx, op, mc)
 	case mc.rec.State == failed:
-		return m.killLeftover(ctx, p, mc)
+		return m.killLeftover(ctx, op, mc)
 	default: // running, paused, waking
-		return m.adopt(ctx, p, mc)
+		return m.adopt(ctx, op, mc)
 	}
 }
 
 // killLeftover ends a monitor that a machine without one should not have, and gives its slot back.
-func (m *Manager) killLeftover(ctx context.Context, p *operation, mc *machine) error {
+func (m *Manager) killLeftover(ctx context.Context, op *operation, mc *machine) error {
 	if err := m.deps.Driver.Kill(ctx, m.spec(mc)); err != nil {
 		return fmt.Errorf("kill: %w", err)
 	}
-	return p.done("kill")
+	return op.done("kill")
 }
 
 // removeLeftover removes a machine of which only the directory is known.
-func (m *Manager) removeLeftover(ctx context.Context, p *operation, mc *machine) error {
-	if err := m.killLeftover(ctx, p, mc); err != nil {
+func (m *Manager) removeLeftover(ctx context.Context, op *operation, mc *machine) error {
+	if err := m.killLeftover(ctx, op, mc); err != nil {
 		return err
 	}
-	return m.remove(ctx, p, mc)
+	return m.remove(ctx, op, mc)
 }
 
 // imageConsumed says whether the image of a machine's sleep was restored before.
@@ -155,8 +155,8 @@ func (m *Manager) imageConsumed(mc *machine) bool {
 
 // recoverHibernated leaves a machine asleep, also one whose guest had not begun to run again, or says that it
 // lost its memory.
-func (m *Manager) recoverHibernated(ctx context.Context, p *operation, mc *machine) error {
-	if err := m.killLeftover(ctx, p, mc); err != nil {
+func (m *Manager) recoverHibernated(ctx context.Context, op *operation, mc *machine) error {
+	if err := m.killLeftover(ctx, op, mc); err != nil {
 		return err
 	}
 	if mc.rec.State == hibernated && mc.rec.Base == "" { // it was stopped
@@ -173,12 +173,12 @@ func (m *Manager) recoverHibernated(ctx context.Context, p *operation, mc *machi
 		reason = "the host ended just after it woke: its memory is lost"
 	}
 	mc.set(func() { mc.rec.State = waking }) // the only way from hibernated to failed
-	return m.setFailed(ctx, p, mc, reason)
+	return m.setFailed(ctx, op, mc, reason)
 }
 
 // finishHibernation ends a hibernation whose image is complete: the machine has not run since.
-func (m *Manager) finishHibernation(ctx context.Context, p *operation, mc *machine) error {
-	if err := m.killLeftover(ctx, p, mc); err != nil {
+func (m *Manager) finishHibernation(ctx context.Context, op *operation, mc *machine) error {
+	if err := m.killLeftover(ctx, op, mc); err != nil {
 		return err
 	}
 	old, next := mc.rec.Base, mc.rec.Next
@@ -197,33 +197,33 @@ func (m *Manager) finishHibernation(ctx context.Context, p *operation, mc *machi
 		}
 	}
 	if m.imageConsumed(mc) { // it woke since, and a crash of the host lost the record of that
-		return m.recoverHibernated(ctx, p, mc)
+		return m.recoverHibernated(ctx, op, mc)
 	}
 	m.emit(mc, "hibernated", "it was going to sleep when the host agent ended")
-	return p.done("asleep")
+	return op.done("asleep")
 }
 
 // adopt takes over a machine that lives. One whose monitor is gone is failed or removed.
-func (m *Manager) adopt(ctx context.Context, p *operation, mc *machine) error {
+func (m *Manager) adopt(ctx context.Context, op *operation, mc *machine) error {
 	if mc.rec.Lazy {
-		return m.handleLost(ctx, p, mc, streamReason)
+		return m.handleLost(ctx, op, mc, streamReason)
 	}
 	vm, err := m.deps.Driver.Adopt(ctx, m.spec(mc))
 	if errors.Is(err, vmm.ErrGone) {
-		return m.handleLost(ctx, p, mc, lostReason)
+		return m.handleLost(ctx, op, mc, lostReason)
 	}
 	if err != nil {
-		return m.handleLost(ctx, p, mc, "the host agent could not take it over: "+err.Error())
+		return m.handleLost(ctx, op, mc, "the host agent could not take it over: "+err.Error())
 	}
 	mc.set(func() { mc.vm = vm })
 	m.ledger.grant(mc.id, mc.rec.MemoryMiB)
 	if err := m.adoptHostResources(ctx, mc); err != nil {
-		return m.handleLost(ctx, p, mc, err.Error())
+		return m.handleLost(ctx, op, mc, err.Error())
 	}
-	if err := p.done("adopt"); err != nil {
+	if err := op.done("adopt"); err != nil {
 		return err
 	}
-	if err := m.resumeAdopted(ctx, p, mc); err != nil {
+	if err := m.resumeAdopted(ctx, op, mc); err != nil {
 		return err
 	}
 	if mc.vm == nil {
@@ -231,7 +231,7 @@ func (m *Manager) adopt(ctx context.Context, p *operation, mc *machine) error {
 	}
 	m.watch(mc)
 	m.emit(mc, "adopted", "")
-	return p.done("revive")
+	return op.done("revive")
 }
 
 func (m *Manager) adoptHostResources(ctx context.Context, mc *machine) error {
@@ -260,19 +260,19 @@ func (m *Manager) adoptHostResources(ctx context.Context, mc *machine) error {
 // resumeAdopted lets an adopted machine go on. Whatever stood still for a fork or snapshot when the process
 // died goes on; what its user paused stays so. A machine that was waking never confirmed who it is, so
 // it is told again, or it has failed.
-func (m *Manager) resumeAdopted(ctx context.Context, p *operation, mc *machine) error {
+func (m *Manager) resumeAdopted(ctx context.Context, op *operation, mc *machine) error {
 	switch mc.rec.State {
 	case paused:
 		return mc.vm.Pause(ctx)
 	case waking:
 		if err := mc.vm.Resume(ctx); err != nil {
-			return m.handleLost(ctx, p, mc, "wake: "+err.Error())
+			return m.handleLost(ctx, op, mc, "wake: "+err.Error())
 		}
 		mc.set(func() { mc.rec.Generation++ })
 		id := identity(mc, false)
 		g := Handshake{Generation: mc.rec.Generation, Identity: &id, Resync: true}
 		if _, err := m.redial(ctx, mc, g, m.cfg.ReadyTimeout); err != nil {
-			return m.handleLost(ctx, p, mc, "wake: "+err.Error())
+			return m.handleLost(ctx, op, mc, "wake: "+err.Error())
 		}
 		return m.update(mc, surviveProcess, func(in *record) { in.State = running })
 	default:
@@ -285,16 +285,16 @@ func (m *Manager) resumeAdopted(ctx context.Context, p *operation, mc *machine) 
 }
 
 // handleLost looks after a machine that cannot be taken over.
-func (m *Manager) handleLost(ctx context.Context, p *operation, mc *machine, reason string) error {
+func (m *Manager) handleLost(ctx context.Context, op *operation, mc *machine, reason string) error {
 	m.log.Warn("machine lost", "machine", mc.id, "err", reason)
-	if err := m.killLeftover(ctx, p, mc); err != nil {
+	if err := m.killLeftover(ctx, op, mc); err != nil {
 		return err
 	}
 	var err error
 	if mc.rec.Persistent || mc.rec.State == waking {
-		err = m.setFailed(ctx, p, mc, reason)
+		err = m.setFailed(ctx, op, mc, reason)
 	} else {
-		err = m.remove(ctx, p, mc)
+		err = m.remove(ctx, op, mc)
 	}
 	m.emit(mc, "lost", reason)
 	return err

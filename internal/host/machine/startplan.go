@@ -2,104 +2,232 @@ package machine
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// startMethod is the way a machine comes to life.
+// startMethod names where a machine's first state comes from.
 type startMethod string
 
 const (
-	methodRestore      startMethod = "restore" // a snapshot's memory, with a clone of its disk
-	methodFork         startMethod = "fork"    // a capture of the parent, on the image that the parent runs on
-	methodForkViaImage startMethod = "copy"    // a capture of the parent, saved as an image first: the parent runs on none
-	methodWake         startMethod = "wake"    // the image of its sleep, with its own disk
-	methodColdBoot     startMethod = "boot"    // its own disk alone
+	methodRestore      startMethod = "restore"  // the memory of a snapshot, with clones of its disks
+	methodFork         startMethod = "fork"     // a capture of the parent, on the image that the parent runs on
+	methodForkViaImage startMethod = "copy"     // a capture of the parent, saved as an image: the parent runs on none
+	methodWake         startMethod = "wake"     // the image the machine hibernated in, with its own disks
+	methodReboot       startMethod = "reboot"   // its own disks alone: a cold boot
+	methodColdBoot     startMethod = "boot"     // clones of disk images alone: a cold boot
+	methodPreMount     startMethod = "premount" // a pre-mount snapshot, with clones of disk images
 )
 
-// startRequest is what is known when a machine shall come to life.
+// guestBoots reports whether the guest mounts its disks itself, as in a cold boot.
+func (s startMethod) guestBoots() bool {
+	return s == methodReboot || s == methodColdBoot || s == methodPreMount
+}
+
+// step is one step of bringing a machine to life. Each acquires one thing and registers its cleanup.
+type step string
+
+// The steps, in the order in which they run. Every start takes a part of them.
+const (
+	stepAdmit     step = "admit"     // put the machine into the list, reserve memory and disk space
+	stepRepair    step = "repair"    // release what an earlier stop could not, complete the disks
+	stepDirectory step = "directory" // make the machine's directory and write its record
+	stepAdopt     step = "adopt"     // take over a warm monitor with its directory, slot, cgroup and disks
+	stepEgress    step = "egress"    // apply the egress policy to an adopted slot
+	stepSlot      step = "slot"      // acquire a network slot, with its egress policy and rates
+	stepCgroup    step = "cgroup"    // make the cgroup of the monitor
+	stepDisks     step = "disks"     // clone or allocate the disks
+	stepStream    step = "stream"    // attach to a snapshot that is not yet downloaded
+	stepPrepare   step = "prepare"   // start a monitor over an image, without a guest in it
+	stepWaking    step = "waking"    // record that the guest may run from here on
+	stepConsume   step = "consume"   // mark the hibernation image used, durably
+	stepBoot      step = "boot"      // start a monitor that boots the guest cold
+	stepStart     step = "start"     // open the guest channel and send the identity
+	stepLoad      step = "load"      // load the guest's state and let it run
+	stepConfirm   step = "confirm"   // wait until the guest has confirmed its identity
+	stepPublish   step = "publish"   // record that the machine runs
+)
+
+// Parts of step lists that several starts have in common.
+var (
+	provisionSteps = []step{stepDirectory, stepSlot, stepCgroup, stepDisks}
+	adoptSteps     = []step{stepAdopt, stepEgress}
+	loadSteps      = []step{stepStart, stepLoad, stepConfirm, stepPublish}
+	bootSteps      = []step{stepBoot, stepStart, stepConfirm, stepPublish}
+)
+
+// diskSource says where the disks of a machine come from.
+type diskSource string
+
+const (
+	disksKeep  diskSource = "own"    // the machine has them already
+	disksClone diskSource = "clone"  // clones of other files
+	disksEmpty diskSource = "empty"  // allocated; the parent's are cloned into them while it is stopped
+	disksLazy  diskSource = "remote" // allocated; reads of what the machine did not write come from the stream
+)
+
+// startOp is the operation that starts a machine.
+type startOp string
+
+const (
+	opCreate startOp = "create"
+	opFork   startOp = "fork"
+	opWake   startOp = "wake"
+	opBoot   startOp = "boot"
+)
+
+// startRequest is what planStart needs to know.
 type startRequest struct {
-	op      string       // "create", "fork" or "wake"
-	image   snapshot.Ref // create: the snapshot; fork: what the parent runs on; wake: what it sleeps in
-	haveMiB int          // of disk, in the snapshot, parent or machine
-	askMiB  int          // of disk; 0: what there is
+	op      startOp
+	image   snapshot.Ref // create, boot: the snapshot; fork: what the parent runs on; wake: the hibernation image
+	remote  bool         // part of the image is not yet downloaded
+	haveMiB int          // size of the root disk in the snapshot, parent, machine or disk image
+	askMiB  int          // requested size of the root disk; 0: as it is
 	kernel  bool         // a kernel to boot with is configured
 	memory  memoryRequest
 }
 
-// memoryRequest is how much memory a new machine shall have, in MiB.
+// memoryRequest is how much memory a new machine is to have, in MiB.
 type memoryRequest struct {
 	have int // in the snapshot
 	most int // that a machine made from it can have
-	ask  int // 0: what there is
+	ask  int // 0: as in the snapshot
 }
 
-// startPlan is how a machine will come to life: a value to print, test and follow.
+// startPlan says how a machine comes to life. It is a value: it can be printed and tested.
 type startPlan struct {
-	method  startMethod
-	image   snapshot.Ref
-	mode    hostapi.BootMode
-	diskMiB int
-	grow    bool // the disk, and the guest's file system in it
-	memory  int  // MiB, of a new machine
+	method    startMethod
+	image     snapshot.Ref
+	mode      hostapi.BootMode
+	disks     diskSource
+	diskMiB   int
+	growDisk  bool // the root disk is made larger than its source
+	growFS    bool // the guest grows the file system of its root disk to the disk
+	memoryMiB int  // of a new machine; 0: as in the request
+	steps     []step
 }
 
+// String returns the plan in one line: the method, its parameters and the steps.
 func (s startPlan) String() string {
-	text := fmt.Sprintf("%s disk=%dMiB", s.method, s.diskMiB)
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s disk=%dMiB,%s", s.method, s.diskMiB, s.disks)
 	if s.image != "" {
-		text += " image=" + string(s.image)
+		fmt.Fprintf(&b, " image=%s", s.image)
 	}
-	if s.grow {
-		text += " grow"
+	if s.growDisk {
+		b.WriteString(" grow")
 	}
-	if s.memory != 0 {
-		text += fmt.Sprintf(" memory=%dMiB", s.memory)
+	if s.memoryMiB != 0 {
+		fmt.Fprintf(&b, " memory=%dMiB", s.memoryMiB)
 	}
-	return text
+	b.WriteString(":")
+	for _, step := range s.steps {
+		b.WriteString(" " + string(step))
+	}
+	return b.String()
 }
 
-// planStart says how a machine will come to life. It touches nothing. There is one way for each case and
-// no second one to try when it fails.
-func planStart(w startRequest, can vmm.Capabilities) (startPlan, error) {
-	if w.askMiB != 0 && w.askMiB < w.haveMiB {
+// planStart returns how a machine comes to life. It has no side effects. Each case has one method and no
+// second one to try when that fails.
+func planStart(r startRequest, can vmm.Capabilities) (startPlan, error) {
+	if r.op != opBoot && r.askMiB != 0 && r.askMiB < r.haveMiB {
 		return startPlan{}, fmt.Errorf(
-			"a disk of %d MiB is smaller than the %d MiB it is made from: %w",
-			w.askMiB,
-			w.haveMiB,
-			hostapi.ErrInvalid,
-		)
+			"disk of %d MiB is smaller than the %d MiB of its source; ask for at least that: %w",
+			r.askMiB, r.haveMiB, hostapi.ErrInvalid)
 	}
-	memory, err := w.memory.plan(can)
+	memory, err := r.memory.plan(can)
 	if err != nil {
 		return startPlan{}, err
 	}
-	s := startPlan{image: w.image, diskMiB: max(w.askMiB, w.haveMiB), grow: w.askMiB > w.haveMiB, memory: memory}
-	switch {
-	case w.op == "wake" && w.image == "" && !w.kernel:
-		return startPlan{}, fmt.Errorf("boot a machine from its disk: no kernel is configured: %w", hostapi.ErrUnsupported)
-	case w.op == "wake" && w.image == "":
-		s.method, s.mode = methodColdBoot, hostapi.BootCold
-	case !can.Snapshot:
-		return startPlan{}, unsupported(w.op, can)
-	case w.op == "wake":
-		s.method, s.mode = methodWake, hostapi.BootWake
-	case w.op == "fork" && !can.LiveFork:
-		return startPlan{}, unsupported("fork live", can)
-	case w.op == "fork" && w.image == "":
-		s.method, s.mode = methodForkViaImage, hostapi.BootFork
-	case w.op == "fork":
-		s.method, s.mode = methodFork, hostapi.BootFork
-	case w.image == "":
-		return startPlan{}, fmt.Errorf("a machine is made from a snapshot, and none is named: %w", hostapi.ErrInvalid)
-	default:
-		s.method, s.mode = methodRestore, hostapi.BootSnapshot
+	s := startPlan{
+		image: r.image, diskMiB: max(r.askMiB, r.haveMiB), growDisk: r.askMiB > r.haveMiB, memoryMiB: memory,
 	}
+	if s.method, s.mode, err = r.chooseMethod(can); err != nil {
+		return startPlan{}, err
+	}
+	s.growFS = s.growDisk || s.method.guestBoots()
+	s.disks = s.method.diskSource(r.remote)
+	s.steps = s.method.steps(r.remote)
 	return s, nil
 }
 
-// plan says how much memory a new machine has: more comes in pairs of MiB.
+// chooseMethod returns the only method for a request, or why there is none.
+func (r startRequest) chooseMethod(can vmm.Capabilities) (startMethod, hostapi.BootMode, error) {
+	boots := r.image == "" && (r.op == opWake || r.op == opBoot)
+	switch {
+	case boots && !r.kernel:
+		return "", "", fmt.Errorf("boot a machine from its disk: no kernel is configured: %w", hostapi.ErrUnsupported)
+	case boots && r.op == opWake:
+		return methodReboot, hostapi.BootCold, nil
+	case boots:
+		return methodColdBoot, hostapi.BootCold, nil
+	case !can.Snapshot:
+		return "", "", unsupported(string(r.op), can)
+	case r.op == opWake:
+		return methodWake, hostapi.BootWake, nil
+	case r.op == opBoot:
+		return methodPreMount, hostapi.BootCold, nil
+	case r.op == opFork && !can.LiveFork:
+		return "", "", unsupported("fork live", can)
+	case r.op == opFork && r.image == "":
+		return methodForkViaImage, hostapi.BootFork, nil
+	case r.op == opFork:
+		return methodFork, hostapi.BootFork, nil
+	case r.image == "":
+		return "", "", fmt.Errorf("no snapshot is named to make the machine from: %w", hostapi.ErrInvalid)
+	default:
+		return methodRestore, hostapi.BootSnapshot, nil
+	}
+}
+
+// diskSource returns where a machine that starts by the method gets its disks.
+func (s startMethod) diskSource(remote bool) diskSource {
+	switch {
+	case s == methodWake || s == methodReboot:
+		return disksKeep
+	case s == methodFork:
+		return disksEmpty
+	case remote:
+		return disksLazy
+	default:
+		return disksClone
+	}
+}
+
+// steps returns the steps of a start by the method.
+func (s startMethod) steps(remote bool) []step {
+	admit, prepare := []step{stepAdmit}, []step{stepPrepare}
+	switch s {
+	case methodWake:
+		return slices.Concat(admit, []step{stepRepair, stepSlot, stepCgroup, stepPrepare, stepWaking, stepConsume}, loadSteps)
+	case methodReboot:
+		return slices.Concat(admit, []step{stepRepair, stepSlot, stepCgroup, stepWaking}, bootSteps)
+	case methodColdBoot:
+		return slices.Concat(admit, provisionSteps, bootSteps)
+	}
+	if remote {
+		prepare = []step{stepStream, stepPrepare}
+	}
+	return slices.Concat(admit, provisionSteps, prepare, loadSteps)
+}
+
+// withWarmMonitor returns the plan for a start that adopts a warm monitor instead of preparing one.
+func (s startPlan) withWarmMonitor() startPlan {
+	s.steps = slices.Concat([]step{stepAdmit}, adoptSteps, loadSteps)
+	return s
+}
+
+// forWarmMonitor returns the plan that makes a warm monitor: all of a restore but the machine and its guest.
+func (s startPlan) forWarmMonitor() startPlan {
+	s.steps = slices.Concat(provisionSteps, []step{stepPrepare})
+	return s
+}
+
+// plan returns how much memory a new machine has. Memory beyond the snapshot's comes in pairs of MiB.
 func (w memoryRequest) plan(can vmm.Capabilities) (int, error) {
 	most, ask := w.have, w.ask
 	if can.MemoryHotplug {
@@ -112,13 +240,8 @@ func (w memoryRequest) plan(can vmm.Capabilities) (int, error) {
 		ask += (ask - w.have) % 2
 	}
 	if ask < w.have || ask > most {
-		return 0, fmt.Errorf(
-			"memory of %d MiB was asked for, and machines made from this can have %d to %d MiB here: %w",
-			w.ask,
-			w.have,
-			most,
-			hostapi.ErrInvalid,
-		)
+		return 0, fmt.Errorf("memory of %d MiB was asked for, and machines made from this can have %d to %d MiB here: %w",
+			w.ask, w.have, most, hostapi.ErrInvalid)
 	}
 	return ask, nil
 }

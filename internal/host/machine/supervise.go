@@ -146,12 +146,12 @@ func (m *Manager) watchLazy(mc *machine, vm vmm.Machine, stream LazySource) {
 // handleExit looks after a machine whose monitor ended, unless that was asked for: a kept one is failed and
 // keeps its disk, any other is removed.
 func (m *Manager) handleExit(ctx context.Context, d monitorExit) {
-	p := m.begin("death")
-	mc, err := p.lock(ctx, d.mc.id)
+	op := m.begin("death")
+	mc, err := op.lock(ctx, d.mc.id)
 	if err != nil {
 		return
 	}
-	defer func() { _ = p.end(ctx, err) }() // nothing is undone here
+	defer func() { _ = op.end(ctx, err) }() // nothing is undone here
 	if mc != d.mc || mc.vm != d.vm || mc.rec.State == destroying {
 		return
 	}
@@ -169,9 +169,9 @@ func (m *Manager) handleExit(ctx context.Context, d monitorExit) {
 	printed, _ := m.console(ctx, mc) // a dead monitor may answer nothing; what was read before is told
 	m.log.Warn("machine died", "machine", mc.id, "err", reason)
 	if mc.rec.Persistent {
-		err = m.setFailed(ctx, p, mc, reason)
+		err = m.setFailed(ctx, op, mc, reason)
 	} else {
-		err = m.remove(ctx, p, mc)
+		err = m.remove(ctx, op, mc)
 	}
 	if err != nil {
 		m.log.Error("machine not looked after", "machine", mc.id, "err", err)
@@ -193,7 +193,7 @@ func (m *Manager) emit(mc *machine, kind, reason string) {
 }
 
 // setFailed takes everything but the disk from a machine whose monitor is dead.
-func (m *Manager) setFailed(ctx context.Context, p *operation, mc *machine, reason string) error {
+func (m *Manager) setFailed(ctx context.Context, op *operation, mc *machine, reason string) error {
 	base, keep := mc.rec.Base, mc.rec.Base
 	if !m.disksIncomplete(mc) {
 		keep = ""
@@ -205,11 +205,11 @@ func (m *Manager) setFailed(ctx context.Context, p *operation, mc *machine, reas
 	if err != nil {
 		return err
 	}
-	if err := p.done("intent"); err != nil {
+	if err := op.done("intent"); err != nil {
 		return err
 	}
-	err = m.releaseResources(ctx, p, mc)
-	if base != keep && !p.abandoned {
+	err = m.releaseResources(ctx, op, mc)
+	if base != keep && !op.abandoned {
 		err = errors.Join(err, m.deps.Store.Release(base))
 	}
 	m.ledger.release(mc.id)

@@ -15,20 +15,20 @@ import (
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 )
 
-// warmMaxAge is how long a spare waits for a create that needs it.
+// warmMaxAge is how long a warm monitor waits for a create that can use it.
 const warmMaxAge = 10 * time.Minute
 
-// warmMonitor is a monitor that waits over a template's memory, with a directory, a place in the network, a group
-// and a disk: all of a machine but a guest. Nothing runs in it and nothing is loaded. A create from the
-// template makes a machine of it, whose directory, group and monitor keep the spare's name.
+// warmMonitor is a monitor prepared over a template's memory, with a directory, a network slot, a cgroup and disks:
+// all of a machine but the guest. No guest state is loaded and nothing runs in it. A create from the template makes
+// a machine of it, whose directory, cgroup and monitor keep the name of the warm monitor.
 type warmMonitor struct {
 	ref  snapshot.Ref
 	mc   *machine   // in no list
-	op   *operation // its way back
+	op   *operation // with its cleanups
 	made time.Time
 }
 
-// requestWarm asks Run for a spare over a snapshot that a machine was just made from.
+// requestWarm asks Run for a warm monitor of a snapshot that a machine was just made from.
 func (m *Manager) requestWarm(ref snapshot.Ref) {
 	if m.cfg.WarmMonitors == 0 {
 		return
@@ -39,50 +39,33 @@ func (m *Manager) requestWarm(ref snapshot.Ref) {
 	}
 }
 
-// canUseWarm says whether a machine can be made of a spare of its template: disks of kept machines are
-// opened in another way, a grown disk is another disk, and a spare is held to the host's limits alone.
-func canUseWarm(req hostapi.Create, how startPlan) bool {
-	return req.Snapshot == "" && !req.Persistent && !how.grow && req.Limits == (hostapi.Limits{})
+// canUseWarm reports whether a machine can be made of a warm monitor of its template. Disks of persistent machines
+// are opened in another way, a larger disk is another disk, and a warm monitor has the host's limits and the
+// snapshot's memory.
+func canUseWarm(req hostapi.Create, snap snapshot.Snapshot, plan startPlan) bool {
+	return req.Snapshot == "" && !req.Persistent && req.Limits == (hostapi.Limits{}) &&
+		!plan.growDisk && plan.memoryMiB == snap.MemoryMiB && !snap.RemoteBacked()
 }
 
-// takeWarm gives the caller the spare over a snapshot, nil when none lives.
+// takeWarm gives the caller the warm monitor of a snapshot, or nil if there is none that runs.
 func (m *Manager) takeWarm(ctx context.Context, ref snapshot.Ref) *warmMonitor {
 	m.mu.Lock()
-	s := m.warm[ref]
+	w := m.warm[ref]
 	delete(m.warm, ref)
 	m.mu.Unlock()
-	if s == nil {
+	if w == nil {
 		return nil
 	}
 	select {
-	case <-s.mc.vm.Done():
-		m.discardWarm(ctx, s, fmt.Errorf("its monitor ended: %w", cmpErr(s.mc.vm.Err(), errWarmNotNeeded)))
+	case <-w.mc.vm.Done():
+		m.discardWarm(ctx, w, fmt.Errorf("its monitor ended: %w", cmp.Or(w.mc.vm.Err(), errWarmNotNeeded)))
 		return nil
 	default:
-		return s
+		return w
 	}
 }
 
-// adoptWarm makes a new machine of a spare: the machine has what the spare had, and its record says so.
-func (m *Manager) adoptWarm(ctx context.Context, p *operation, mc *machine, s *warmMonitor) error {
-	p.cleanup.Push("remove what was ready", s.op.cleanup.Unwind)
-	mc.set(func() {
-		mc.vm, mc.slot, mc.cgroup = s.mc.vm, s.mc.slot, s.mc.cgroup
-		mc.rec.Slot, mc.rec.MAC = s.mc.rec.Slot, s.mc.rec.MAC
-	})
-	if err := m.writeRecord(mc, surviveProcess, mc.rec); err != nil {
-		return err
-	}
-	if err := p.done("intent"); err != nil {
-		return err
-	}
-	if err := m.applyEgress(ctx, mc); err != nil {
-		return err
-	}
-	return p.done("assume")
-}
-
-// refillWarm prepares a spare over a snapshot, unless there is one. It runs in Run alone, one at a time.
+// refillWarm prepares a warm monitor of a snapshot, unless there is one. Run alone calls it; one call works at a time.
 func (m *Manager) refillWarm(ctx context.Context, ref snapshot.Ref) {
 	m.warmMu.Lock()
 	defer m.warmMu.Unlock()
@@ -92,18 +75,18 @@ func (m *Manager) refillWarm(ctx context.Context, ref snapshot.Ref) {
 	if have || ctx.Err() != nil {
 		return
 	}
-	s, err := m.prepareWarm(ctx, ref)
+	w, err := m.prepareWarm(ctx, ref)
 	if err != nil {
-		m.log.Warn("no spare monitor", "snapshot", ref, "err", err)
+		m.log.Warn("warm monitor not prepared", "snapshot", ref, "err", err)
 		return
 	}
 	m.mu.Lock()
-	m.warm[ref] = s
+	m.warm[ref] = w
 	var oldest *warmMonitor
 	if len(m.warm) > m.cfg.WarmMonitors {
 		all := make([]*warmMonitor, 0, len(m.warm))
-		for _, s := range m.warm {
-			all = append(all, s)
+		for _, w := range m.warm {
+			all = append(all, w)
 		}
 		oldest = slices.MinFunc(all, func(a, b *warmMonitor) int { return a.made.Compare(b.made) })
 		delete(m.warm, oldest.ref)
@@ -114,36 +97,39 @@ func (m *Manager) refillWarm(ctx context.Context, ref snapshot.Ref) {
 	}
 }
 
-// prepareWarm makes one spare.
+// prepareWarm makes one warm monitor.
 func (m *Manager) prepareWarm(ctx context.Context, ref snapshot.Ref) (_ *warmMonitor, err error) {
-	p := m.begin("spare")
+	op := m.begin("warm")
 	defer func() {
 		if err != nil {
-			err = p.end(ctx, err)
+			err = op.end(ctx, err)
 		}
 	}()
-	snap, err := m.deps.Store.Acquire(ref)
+	snap, err := m.acquireSnapshot(op, ref)
 	if err != nil {
-		return nil, wrapStoreError(err)
-	}
-	p.cleanup.Push("release snapshot", func(context.Context) error { return m.deps.Store.Release(ref) })
-	if err := snapshot.Check(snap); err != nil {
 		return nil, err
 	}
-	if err := m.requireSpace("a spare monitor", 0); err != nil {
+	if err := m.requireSpace("a warm monitor", 0); err != nil {
 		return nil, err
 	}
-	if err := p.done("hold"); err != nil {
+	plan, err := planStart(startRequest{
+		op: opCreate, image: ref, haveMiB: snap.DiskMiB, memory: memoryRequest{have: snap.MemoryMiB},
+	}, m.deps.Driver.Capabilities())
+	if err != nil {
 		return nil, err
 	}
-	mc := m.newUnlisted(snap)
-	if err := m.provision(ctx, p, mc, snap, startPlan{method: methodRestore, diskMiB: snap.DiskMiB}); err != nil {
+	if err := op.done("acquire"); err != nil {
 		return nil, err
 	}
-	return &warmMonitor{ref: ref, mc: mc, op: p, made: time.Now()}, nil
+	l := m.newLaunch(op, plan.forWarmMonitor())
+	l.mc, l.snap, l.disks = m.newUnlisted(snap), snap, snap.DiskPaths()
+	if err := l.run(ctx, stepPrepare); err != nil {
+		return nil, err
+	}
+	return &warmMonitor{ref: ref, mc: l.mc, op: op, made: time.Now()}, nil
 }
 
-// newUnlisted is a machine in the making that is in no list. A record of it removes it at the next Recover.
+// newUnlisted returns a machine that is in no list. If a record of it is left behind, the next Recover removes it.
 func (m *Manager) newUnlisted(snap snapshot.Snapshot) *machine {
 	var raw [10]byte
 	_, _ = rand.Read(raw[:]) // never fails: it ends the program instead
@@ -154,43 +140,43 @@ func (m *Manager) newUnlisted(snap snapshot.Snapshot) *machine {
 	}}
 }
 
-// errWarmNotNeeded is why a spare goes that nothing is wrong with.
+// errWarmNotNeeded is why a sound warm monitor is discarded.
 var errWarmNotNeeded = errors.New("it is not needed any more")
 
-// discardWarm removes a spare that is in no list any more.
-func (m *Manager) discardWarm(ctx context.Context, s *warmMonitor, why error) {
-	m.log.Debug("spare monitor removed", "snapshot", s.ref, "err", why)
-	if err := s.op.done("drop"); err != nil && s.op.abandoned {
+// discardWarm removes a warm monitor that is no longer in the pool.
+func (m *Manager) discardWarm(ctx context.Context, w *warmMonitor, why error) {
+	m.log.Debug("warm monitor removed", "snapshot", w.ref, "err", why)
+	if err := w.op.done("discard"); err != nil && w.op.abandoned {
 		return
 	}
-	if err := s.op.cleanup.Unwind(ctx); err != nil {
-		m.log.Error("spare monitor not removed", "machine", s.mc.id, "err", err)
+	if err := w.op.cleanup.Unwind(ctx); err != nil {
+		m.log.Error("warm monitor not removed", "machine", w.mc.id, "err", err)
 	}
 }
 
-// discardWarmUnless removes the spares that keep refuses.
+// discardWarmUnless removes the warm monitors for which keep returns false.
 func (m *Manager) discardWarmUnless(ctx context.Context, keep func(*warmMonitor) bool) {
-	var gone []*warmMonitor
+	var discarded []*warmMonitor
 	m.mu.Lock()
-	for ref, s := range m.warm {
-		if !keep(s) {
-			gone = append(gone, s)
+	for ref, w := range m.warm {
+		if !keep(w) {
+			discarded = append(discarded, w)
 			delete(m.warm, ref)
 		}
 	}
 	m.mu.Unlock()
-	slices.SortFunc(gone, func(a, b *warmMonitor) int { return cmp.Compare(a.mc.id, b.mc.id) })
-	for _, s := range gone {
-		m.discardWarm(ctx, s, errWarmNotNeeded)
+	slices.SortFunc(discarded, func(a, b *warmMonitor) int { return cmp.Compare(a.mc.id, b.mc.id) })
+	for _, w := range discarded {
+		m.discardWarm(ctx, w, errWarmNotNeeded)
 	}
 }
 
-// warmStillUsable says whether a spare may wait on: its monitor lives and it has not waited for long.
-func warmStillUsable(s *warmMonitor) bool {
+// warmStillUsable reports whether a warm monitor may wait on: it runs and has not waited for too long.
+func warmStillUsable(w *warmMonitor) bool {
 	select {
-	case <-s.mc.vm.Done():
+	case <-w.mc.vm.Done():
 		return false
 	default:
-		return time.Since(s.made) < warmMaxAge
+		return time.Since(w.made) < warmMaxAge
 	}
 }

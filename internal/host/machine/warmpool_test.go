@@ -29,7 +29,7 @@ func (w *fixture) waitWarm(monitors int) {
 
 func usedWarm(mc hostapi.Machine) bool {
 	for _, p := range mc.Phases {
-		if p.Name == "assume" {
+		if p.Name == "adopt" {
 			return true
 		}
 	}
@@ -149,7 +149,7 @@ func TestSpareAfterAKill(t *testing.T) {
 	w.countByPID("b", 1)
 	w.waitWarm(3)
 	w.onStep(func(op, step string) error {
-		if op == "spare" && step == "drop" {
+		if op == "warm" && step == "discard" {
 			return machine.ErrAbandon
 		}
 		return nil
@@ -200,7 +200,7 @@ func TestCreateFromSpareAtEveryStep(t *testing.T) {
 				}
 				w.onStep(nil)
 				w.restart(nil)
-				if _, err := w.mgr.Get("b"); err == nil && !(killed && at == "record") {
+				if _, err := w.mgr.Get("b"); err == nil && !(killed && at == "publish") {
 					t.Error("the machine is there")
 				}
 				w.checkCounts(0)
