@@ -64,7 +64,7 @@ test-memory: prepare ## boot guests of many memory sizes on every installed kern
 	$(call released,$(SUDO) tools/test.sh memory)
 
 bench: prepare ## measure a node over HTTP: a table, and .cache/bench.json
-	$(call released,$(SUDO) env PANDASTACK_BUILD_INSECURE=127.0.0.1:7893 $(PANDASTACK) bench --output .cache/bench.json)
+	$(call released,$(SUDO) env PANDASTACK_BUILD_INSECURE_REGISTRIES=127.0.0.1:7893 $(PANDASTACK) bench --output .cache/bench.json)
 
 demo: prepare ## the main job in front of you: create, run, fork live, hibernate, wake
 	$(call released,$(SUDO) $(PANDASTACK) demo)

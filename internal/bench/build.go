@@ -90,7 +90,7 @@ func (r *run) follow(ctx context.Context, id api.BuildID) (layer time.Time, err 
 // importImage measures how long an image of 500 MB takes from a registry in this process onto the node's disk.
 func (r *run) importImage(ctx context.Context) (err error) {
 	if r.Registry == "" {
-		return errors.New("build.insecure of the node names no address of this machine where a registry could listen")
+		return errors.New("build.insecure_registries of the node names no address of this machine where a registry could listen")
 	}
 	l, err := net.Listen("tcp", r.Registry)
 	if err != nil {

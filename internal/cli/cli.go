@@ -177,7 +177,14 @@ func (a *app) node(flags map[string]string) (*config.Loaded, error) {
 	if err != nil {
 		return nil, local(err)
 	}
-	return config.Load(config.Sources{File: a.file, Env: a.Env, Flags: all, Dir: dir})
+	l, err := config.Load(config.Sources{File: a.file, Env: a.Env, Flags: all, WorkDir: dir})
+	if err != nil {
+		return nil, err
+	}
+	for _, w := range l.Warnings {
+		fmt.Fprintln(a.Stderr, "pandastack: warning: "+w)
+	}
+	return l, nil
 }
 
 // dial makes a client of the API.

@@ -123,10 +123,10 @@ func TestCompletion(t *testing.T) {
 func TestRelativePaths(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)
-	code, out, errs := run(t, []string{"PANDASTACK_OBJECTS_KEY=keys/master"}, "config", "explain", "--data-dir", "data")
+	code, out, errs := run(t, []string{"PANDASTACK_OBJECT_STORE_KEY=keys/master"}, "config", "explain", "--data-dir", "data")
 	for _, want := range []string{
 		"data_dir = \"" + filepath.Join(dir, "data") + "\"\n    from --data-dir\n",
-		"objects.key = \"" + filepath.Join(dir, "keys/master") + "\"\n    from PANDASTACK_OBJECTS_KEY\n",
+		"object_store.key = \"" + filepath.Join(dir, "keys/master") + "\"\n    from PANDASTACK_OBJECT_STORE_KEY\n",
 	} {
 		if code != 0 || !strings.Contains(out, want) {
 			t.Errorf("exit %d, %s\n%s\nwant %s", code, errs, out, want)

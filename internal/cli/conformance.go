@@ -107,7 +107,7 @@ func monitor(
 		}
 		return func(ctx context.Context, dir string) (vmm.Driver, error) {
 			return firecracker.New(ctx, firecracker.Config{
-				Binary: c.Firecracker, Jailer: c.Jailer, Dir: dir, HotplugMemoryMiB: c.MoreMemory, HotplugDisks: c.MoreDisks,
+				Binary: c.Firecracker, Jailer: c.Jailer, Dir: dir, HotplugMemoryMiB: c.HotplugMemoryMiB, HotplugDisks: c.HotplugDisks,
 			})
 		}, nil
 	}

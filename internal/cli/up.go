@@ -19,17 +19,24 @@ import (
 	"github.com/pandastack/pandastack/internal/node"
 )
 
-// settings adds a flag for every setting of a node but data_dir, which all commands have, and gives a
-// function that answers those that were set.
+// settings adds a flag for every setting of a node except data_dir, which all commands have. Settings that were renamed
+// keep a hidden flag of the old name. The function that settings returns gives the flags that were set.
 func settings(f *pflag.FlagSet) func() map[string]string {
 	fields := (&config.Node{}).Fields()
 	for _, field := range fields {
 		if field.Path == "data_dir" {
 			continue
 		}
-		f.String(field.Flag(), field.Default, field.Doc)
-		if field.Kind == "yes or no" {
-			f.Lookup(field.Flag()).NoOptDefVal = "true"
+		for _, name := range []string{field.Flag(), field.OldFlag()} {
+			if name == "" {
+				continue
+			}
+			f.String(name, field.Default, field.Doc)
+			flag := f.Lookup(name)
+			flag.Hidden = name == field.OldFlag()
+			if field.Kind == "yes or no" {
+				flag.NoOptDefVal = "true"
+			}
 		}
 	}
 	return func() map[string]string {
@@ -37,6 +44,9 @@ func settings(f *pflag.FlagSet) func() map[string]string {
 		for _, field := range fields {
 			if flag := f.Lookup(field.Flag()); flag != nil && flag.Changed {
 				set[field.Path] = flag.Value.String()
+			}
+			if flag := f.Lookup(field.OldFlag()); flag != nil && flag.Changed {
+				set[field.Was] = flag.Value.String()
 			}
 		}
 		return set

@@ -38,7 +38,7 @@ func (n *node) builds(
 		build.Config{
 			Dir:           n.path("builds"),
 			Parallel:      c.Parallel,
-			StepTimeout:   c.Step,
+			StepTimeout:   c.StepTimeout,
 			MaxLayerBytes: int64(c.LayersGiB) << 30,
 			MemoryMiB:     c.MemoryMiB,
 			MaxQueued:     c.QueueLimit,

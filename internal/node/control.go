@@ -50,8 +50,8 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	}
 	cfg := sandbox.Defaults()
 	set := n.Config.Sandbox
-	cfg.DefaultTemplate, cfg.DefaultTTL, cfg.MaxSandboxes = set.Template, set.TTL, set.Max
-	cfg.IdleHibernate, cfg.TombstoneRetention = set.IdleHibernate, set.KeepEndings
+	cfg.DefaultTemplate, cfg.DefaultTTL, cfg.MaxSandboxes = set.Template, set.TTL, set.MaxPerWorkspace
+	cfg.IdleHibernate, cfg.TombstoneRetention = set.IdleHibernate, set.TombstoneRetention
 	registry, observe, err := n.metrics(host)
 	if err != nil {
 		return nil, "", err

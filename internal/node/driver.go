@@ -23,7 +23,7 @@ func (n *node) driver(ctx context.Context) (vmm.Driver, error) {
 	c := n.Config.VMM
 	if choice.Driver == probe.FirecrackerDriver {
 		d, err := firecracker.New(ctx, firecracker.Config{
-			Binary: c.Firecracker, Jailer: c.Jailer, Dir: n.path("captures"), HotplugMemoryMiB: c.MoreMemory, HotplugDisks: c.MoreDisks,
+			Binary: c.Firecracker, Jailer: c.Jailer, Dir: n.path("captures"), HotplugMemoryMiB: c.HotplugMemoryMiB, HotplugDisks: c.HotplugDisks,
 		})
 		if err != nil {
 			return nil, fmt.Errorf("start with Firecracker: %w", err)

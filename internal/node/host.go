@@ -83,7 +83,7 @@ func (n *node) network(ctx context.Context) (*netslot.Pool, error) {
 		return nil, err
 	}
 	set := netslot.Config{
-		Prefix: c.Prefix, Range: addresses, Slots: c.Slots, Ready: c.Ready, Allow: allowed, Resolvers: resolvers, Logger: n.Log,
+		Prefix: c.Prefix, Range: addresses, Slots: c.Slots, Ready: c.PrewarmedSlots, Allow: allowed, Resolvers: resolvers, Logger: n.Log,
 		In: machine.LineBytes(n.Config.Limits.NetworkIn), Out: machine.LineBytes(n.Config.Limits.NetworkOut),
 	}
 	if c.LogEgress {
@@ -154,7 +154,7 @@ func (n *node) confine() (*jail.Manager, error) {
 // owner gives the user that runs the monitor of a network place.
 func (n *node) owner(j *jail.Manager) func(slot int) (uid, gid int) {
 	return func(slot int) (int, int) {
-		if n.Config.VMM.Unconfined {
+		if n.Config.VMM.DisableJail {
 			return 0, 0
 		}
 		uid, gid, err := j.User(slot)
@@ -234,7 +234,7 @@ func (n *node) host(ctx context.Context) (*agent.Host, error) {
 	host, err := agent.New(agent.Config{
 		DataDir: n.Config.DataDir, Recipes: recipes,
 		Machine: machine.Config{
-			WarmMonitors:   n.Config.Sandbox.Spares,
+			WarmMonitors:   n.Config.Sandbox.WarmMonitors,
 			DiskReserveMiB: c.DiskReserveMiB,
 			Limits:         n.limits(),
 			Admission:      machine.Admission{ReserveMiB: c.MemoryReserveMiB},
@@ -250,7 +250,7 @@ func (n *node) host(ctx context.Context) (*agent.Host, error) {
 		Machine: machine.Deps{
 			Driver:  driver,
 			Network: network{pool, n.hand(driver, cell)},
-			Cgroups: groups{cell, n.Config.VMM.Unconfined},
+			Cgroups: groups{cell, n.Config.VMM.DisableJail},
 			Disks:   disks{},
 			Link:    openLink,
 		},
@@ -273,8 +273,8 @@ func (n *node) host(ctx context.Context) (*agent.Host, error) {
 func (n *node) limits() hostapi.Limits {
 	l := n.Config.Limits
 	return hostapi.Limits{
-		DiskMiB:        l.DiskMiB,
-		DiskOps:        l.DiskOps,
+		DiskMiB:        l.DiskMiBPerSecond,
+		DiskOps:        l.DiskIOPS,
 		NetworkInMbit:  l.NetworkIn,
 		NetworkOutMbit: l.NetworkOut,
 	}

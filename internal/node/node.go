@@ -31,7 +31,7 @@ type Options struct {
 	Log     *slog.Logger
 	// Ready is called once, when the node answers. It must not wait.
 	Ready func(Ready)
-	// Store is used in place of the object store that objects.url names, and stays the caller's; nil: that one.
+	// Store is used in place of the object store that object_store.url names, and stays the caller's; nil: that one.
 	Store blob.Store
 }
 
@@ -70,7 +70,7 @@ func Up(ctx context.Context, opt Options) error {
 
 // stop ends everything in reverse order, within the configured limit.
 func (n *node) stop(ctx context.Context) error {
-	return n.back.UnwindWithin(ctx, n.Config.Lifecycle.Stop)
+	return n.back.UnwindWithin(ctx, n.Config.Lifecycle.ShutdownTimeout)
 }
 
 // run starts the life of a component. Its end before stop is asked for ends the node. The component's

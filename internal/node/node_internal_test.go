@@ -197,7 +197,7 @@ func TestComponentFails(t *testing.T) {
 // TestStopIsBounded has a component that does not end: the stop names it when its time is over.
 func TestStopIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		n := newNode(t, "PANDASTACK_LIFECYCLE_STOP=7s")
+		n := newNode(t, "PANDASTACK_LIFECYCLE_SHUTDOWN_TIMEOUT=7s")
 		release := make(chan struct{})
 		n.run(t.Context(), "stubborn", func(context.Context) error { <-release; return nil })
 		began := time.Now()
@@ -293,7 +293,7 @@ func TestObjects(t *testing.T) {
 	if o, err := newNode(t).objects(t.Context()); o != nil || err != nil {
 		t.Errorf("without a store: %v, %v", o, err)
 	}
-	n := newNode(t, "PANDASTACK_OBJECTS_URL=file://"+filepath.Join(t.TempDir(), "store"))
+	n := newNode(t, "PANDASTACK_OBJECT_STORE_URL=file://"+filepath.Join(t.TempDir(), "store"))
 	o, err := n.objects(t.Context())
 	if err != nil || o == nil || o.Chunks == nil || o.Cache == nil {
 		t.Errorf("%+v, %v", o, err)

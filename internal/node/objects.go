@@ -13,7 +13,7 @@ import (
 
 // objects opens the object store that hosts share; nil: none is configured.
 func (n *node) objects(ctx context.Context) (*agent.Objects, error) {
-	c := n.Config.Objects
+	c := n.Config.ObjectStore
 	store := n.Store
 	if store == nil && c.URL == "" {
 		return nil, nil
@@ -21,14 +21,14 @@ func (n *node) objects(ctx context.Context) (*agent.Objects, error) {
 	if store == nil {
 		opened, err := blob.Open(ctx, c.URL, blob.Options{Timeout: c.Timeout})
 		if err != nil {
-			return nil, fmt.Errorf("objects.url: %w", err)
+			return nil, fmt.Errorf("object_store.url: %w", err)
 		}
 		n.back.Push("close object store", func(context.Context) error { return opened.Close() })
 		store = opened
 	}
 	ring, err := chunkstore.OpenKeyring(cmp.Or(c.Key, n.path("objects.key")))
 	if err != nil {
-		return nil, fmt.Errorf("objects.key: %w", err)
+		return nil, fmt.Errorf("object_store.key: %w", err)
 	}
 	vault, err := chunkstore.New(store, ring, chunkstore.Config{Log: n.Log})
 	if err != nil {

@@ -106,7 +106,7 @@ func TestPublishedClients(t *testing.T) {
 			t.Skipf("probe %s: it is not installed on this machine", name)
 		}
 	}
-	t.Setenv("PANDASTACK_TEST_SPARES", "2")
+	t.Setenv("PANDASTACK_TEST_WARM_MONITORS", "2")
 	installed := installAll(t)
 	port := freePort(t)
 	public := net.JoinHostPort("panda.test", port) // as names.cjs and the tunnel have it

@@ -83,10 +83,10 @@ type node struct {
 // environment of every program that the tests start. No monitor waits for a create, so that those that
 // run can be counted; TestTour and the published client have them as by default.
 func environment(dir string) []string {
-	spares := cmp.Or(os.Getenv("PANDASTACK_TEST_SPARES"), "0")
+	spares := cmp.Or(os.Getenv("PANDASTACK_TEST_WARM_MONITORS"), "0")
 	return append(
 		os.Environ(),
-		"PANDASTACK_SANDBOX_SPARES="+spares,
+		"PANDASTACK_SANDBOX_WARM_MONITORS="+spares,
 		"PANDASTACK_DATA_DIR="+dir,
 		"PANDASTACK_NETWORK_PREFIX="+prefix(dir),
 		"PANDASTACK_LISTEN=127.0.0.1:0",

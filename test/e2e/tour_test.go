@@ -14,7 +14,7 @@ import (
 
 // TestTour walks through every verb of the command line on a real node.
 func TestTour(t *testing.T) {
-	t.Setenv("PANDASTACK_TEST_SPARES", "2")
+	t.Setenv("PANDASTACK_TEST_WARM_MONITORS", "2")
 	dir := dataDir(t)
 	n := start(t, dir)
 	n.bake("mini")

@@ -13,12 +13,12 @@ import (
 // jailCost measures creates on a node whose monitors are jailed and on one whose monitors are not, by turns.
 func (p *Pair) jailCost(ctx context.Context, s *bench.Sheet) (err error) {
 	// Without monitors that wait: what the jail costs would be paid before the create.
-	in, err := p.start(ctx, "a", nil, func(c *config.Node) { c.Sandbox.Spares = 0 })
+	in, err := p.start(ctx, "a", nil, func(c *config.Node) { c.Sandbox.WarmMonitors = 0 })
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, in.stop()) }()
-	out, err := p.start(ctx, "b", nil, func(c *config.Node) { c.Sandbox.Spares, c.VMM.Unconfined = 0, true })
+	out, err := p.start(ctx, "b", nil, func(c *config.Node) { c.Sandbox.WarmMonitors, c.VMM.DisableJail = 0, true })
 	if err != nil {
 		return err
 	}

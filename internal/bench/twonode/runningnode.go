@@ -40,12 +40,12 @@ func (p *Pair) start(
 	cfg.Listen, cfg.PublicURL = "127.0.0.1:0", ""
 	cfg.TLS = config.TLS{}
 	cfg.VMM.Driver, cfg.VMM.Accelerator = p.Driver, p.Accelerator
-	cfg.Network.Prefix, cfg.Network.Range = prefixOf(cfg.Network.Prefix, name), ""
-	cfg.Network.Slots, cfg.Network.Ready = slots, 2
-	cfg.Objects = config.Objects{
+	cfg.Network.Prefix, cfg.Network.CIDR = prefixOf(cfg.Network.Prefix, name), ""
+	cfg.Network.Slots, cfg.Network.PrewarmedSlots = slots, 2
+	cfg.ObjectStore = config.ObjectStore{
 		Key:      filepath.Join(p.dir, "objects.key"),
-		CacheMiB: cfg.Objects.CacheMiB,
-		Timeout:  cfg.Objects.Timeout,
+		CacheMiB: cfg.ObjectStore.CacheMiB,
+		Timeout:  cfg.ObjectStore.Timeout,
 	}
 	if change != nil {
 		change(&cfg)

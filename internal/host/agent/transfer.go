@@ -58,7 +58,7 @@ func (h *Host) isPublic(ref snapshot.Ref) bool {
 func (h *Host) checkTransfer(op, workspace string, id hostapi.SnapshotID) (snapshot.Ref, error) {
 	if h.remote == nil {
 		return "", fmt.Errorf(
-			"%s snapshot %s: this host has no object store (objects.url): %w",
+			"%s snapshot %s: this host has no object store (object_store.url): %w",
 			op,
 			id,
 			hostapi.ErrUnsupported,

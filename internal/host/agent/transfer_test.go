@@ -167,7 +167,7 @@ func TestTransfersAreRefused(t *testing.T) {
 		"pull-unknown":     {func() error { _, err := f.b.host.PullSnapshot(t.Context(), "ws", "nope", nil); return err }, hostapi.ErrNotFound, ""},
 		"pull-of-others":   {func() error { _, err := f.b.host.PullSnapshot(t.Context(), "other", "snp1", nil); return err }, hostapi.ErrNotFound, ""},
 		"other-master-key": {func() error { _, err := stranger.host.PullSnapshot(t.Context(), "ws", "snp1", nil); return err }, hostapi.ErrNotFound, ""},
-		"no-store":         {func() error { _, err := newFixture(t).host.PushSnapshot(t.Context(), "ws", "snp1"); return err }, hostapi.ErrUnsupported, "objects.url"},
+		"no-store":         {func() error { _, err := newFixture(t).host.PushSnapshot(t.Context(), "ws", "snp1"); return err }, hostapi.ErrUnsupported, "object_store.url"},
 	} {
 		err := c.do()
 		if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {

@@ -10,40 +10,39 @@ import (
 	"strings"
 )
 
-// Client is how the command line reaches a node.
+// Client holds the address and key with which a client reaches a node.
 type Client struct {
 	URL    string
 	Key    string
 	Origin string // where the address came from, for messages
 }
 
-// ClientSources are where the address and key come from, the first that has one winning: flags,
-// environment, the user's file (~/.config/pandastack/config.json), and the file that a node on this
-// machine leaves in its data directory for root.
+// ClientSources are the places that the address and key come from, in this order: flags, environment, the user's file
+// (~/.config/pandastack/config.json), and the file that a node on this machine leaves in its data directory for root.
 type ClientSources struct {
 	URL, Key string // flags
 	Env      []string
 	DataDir  string
 }
 
-// nodeFile is what a node leaves for the command line on the same machine, readable by its owner only.
+// nodeFile is the file that a node leaves for the command line on the same machine, readable by its owner only.
 const nodeFile = "client.json"
 
-// NodeFile is the path of the file that a node leaves for the command line, below its data directory.
+// NodeFile returns the path of the file that a node leaves for the command line, below its data directory.
 func NodeFile(dataDir string) string { return filepath.Join(dataDir, nodeFile) }
 
-// NodeAccess is the content of that file.
+// NodeAccess is the content of the file NodeFile.
 type NodeAccess struct {
 	APIURL string `json:"api_url"`
 	APIKey string `json:"api_key,omitempty"`
 	TLSURL string `json:"tls_url,omitempty"` // the API over TLS
-	CAFile string `json:"ca_file,omitempty"` // of the node's own authority, which clients have to trust
+	CAFile string `json:"ca_file,omitempty"` // certificate of the node's own authority, which clients have to trust
 }
 
-// DefaultURL is where a node listens when nobody says otherwise.
+// DefaultURL is the address of a node with default settings.
 const DefaultURL = "http://127.0.0.1:7700"
 
-// LoadClient finds the address and key. A file that is not there is fine, one that cannot be read is not.
+// LoadClient finds the address and key. A missing file is no error; a malformed file is one.
 func LoadClient(src ClientSources) (Client, error) {
 	env := environment(src.Env)
 	c := Client{URL: src.URL, Key: src.Key, Origin: "--api"}
@@ -90,7 +89,7 @@ func sameServer(api, apiURL string) error {
 	)
 }
 
-// UserFile is the path of the user's own file, empty when there is no home.
+// UserFile returns the path of the user's own file, or "" if the environment names no home directory.
 func UserFile(env []string) string {
 	e := environment(env)
 	dir := e["XDG_CONFIG_HOME"]
@@ -103,7 +102,7 @@ func UserFile(env []string) string {
 	return filepath.Join(dir, "pandastack", "config.json")
 }
 
-// readClientFile understands the spellings that published clients write.
+// readClientFile reads a file in any of the spellings that published clients write.
 func readClientFile(path string) (url, key string, err error) {
 	if path == "" {
 		return "", "", nil
@@ -117,7 +116,7 @@ func readClientFile(path string) (url, key string, err error) {
 	}
 	var m map[string]any
 	if err := json.Unmarshal(data, &m); err != nil {
-		return "", "", fmt.Errorf("%s is not the JSON object it should be: %w", path, err)
+		return "", "", fmt.Errorf("%s is not a JSON object: %w", path, err)
 	}
 	first := func(names ...string) string {
 		for _, n := range names {
@@ -130,8 +129,8 @@ func readClientFile(path string) (url, key string, err error) {
 	return first("api_url", "apiUrl"), first("api_key", "apiKey", "token"), nil
 }
 
-// DataDir is the data directory that flags and environment name, for commands that need nothing else. It may be
-// relative to the working directory.
+// DataDir returns the data directory that the flag or the environment names, or the default. It may be a path relative
+// to the working directory.
 func DataDir(flag string, env []string) string {
 	if flag != "" {
 		return flag

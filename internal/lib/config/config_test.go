@@ -42,7 +42,7 @@ func TestDefaultsAreValid(t *testing.T) {
 }
 
 func TestPrecedence(t *testing.T) {
-	file := write(t, "node.yaml", "log:\n  level: warn\n  format: json\nsandbox:\n  ttl: 5m\nnetwork: {ready: 2}\n")
+	file := write(t, "node.yaml", "log:\n  level: warn\n  format: json\nsandbox:\n  ttl: 5m\nnetwork: {prewarmed_slots: 2}\n")
 	l, err := config.Load(config.Sources{
 		File:  file,
 		Env:   []string{"PANDASTACK_LOG_LEVEL=debug", "PANDASTACK_SANDBOX_TTL=6m", "OTHER=1"},
@@ -51,7 +51,7 @@ func TestPrecedence(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if l.Log.Format != "json" || l.Log.Level != "debug" || l.Sandbox.TTL != 7*time.Minute || l.Network.Ready != 2 {
+	if l.Log.Format != "json" || l.Log.Level != "debug" || l.Sandbox.TTL != 7*time.Minute || l.Network.PrewarmedSlots != 2 {
 		t.Errorf("loaded %+v", l.Node)
 	}
 	for path, want := range map[string]string{
@@ -68,27 +68,81 @@ func TestPrecedence(t *testing.T) {
 	}
 }
 
+// TestOldNames checks that every renamed setting is accepted under its old name in each source, with a warning that
+// names the new one, and that both names together are refused.
+func TestOldNames(t *testing.T) {
+	values := map[string]string{"text": "", "number": "3", "yes or no": "true", "duration": "48h"}
+	renamed := 0
+	for _, f := range (&config.Node{}).Fields() {
+		if f.Was == "" {
+			continue
+		}
+		renamed++
+		value := values[f.Kind]
+		switch f.Path {
+		case "network.cidr":
+			value = "10.1.0.0/16"
+		case "object_store.url":
+			value = "file:///objects"
+		case "object_store.key":
+			value = "/key"
+		case "build.insecure_registries":
+			value = "localhost:5000"
+		case "object_store.cache_mib", "vmm.hotplug_memory_mib":
+			value = "1280"
+		}
+		section, name, _ := strings.Cut(f.Was, ".")
+		envName := "PANDASTACK_" + strings.ToUpper(strings.ReplaceAll(f.Was, ".", "_"))
+		for source, src := range map[string]config.Sources{
+			"file": {File: write(t, "node.yaml", section+":\n  "+name+": "+value+"\n")},
+			"env":  {Env: []string{envName + "=" + value}},
+			"flag": {Flags: map[string]string{f.Was: value}},
+		} {
+			l, err := config.Load(src)
+			if err != nil {
+				t.Errorf("%s in %s: %v", f.Was, source, err)
+				continue
+			}
+			for _, loaded := range l.Fields() {
+				if loaded.Path == f.Path && loaded.Text() != value && loaded.Text() != value+"0m0s" {
+					t.Errorf("%s in %s: got %s = %q, want %q", f.Was, source, f.Path, loaded.Text(), value)
+				}
+			}
+			if len(l.Warnings) != 1 || !strings.Contains(l.Warnings[0], "is now called") {
+				t.Errorf("%s in %s: got warnings %q, want one that names %s", f.Was, source, l.Warnings, f.Path)
+			}
+		}
+		_, err := config.Load(config.Sources{Flags: map[string]string{f.Was: value, f.Path: value}})
+		if want := "--" + f.Flag() + " is set under its old name"; err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s under both names: got error %v, want %q", f.Path, err, want)
+		}
+	}
+	if renamed == 0 {
+		t.Error("got no renamed setting, want some")
+	}
+}
+
 func TestAllProblemsAtOnce(t *testing.T) {
 	file := write(
 		t,
 		"node.yaml",
-		"colour: red\nlog:\n  level: loud\nnetwork:\n  slots: many\n  range: 10.0.0.0/29\n  allow: 10.1.0.0/16, there\n  resolvers: 9.9.9.9,here\n  prefix: Way-too-long\nlimits:\n  disk_mib: -1\n  network_out_mbit: 2000000\nlisten: here\n",
+		"colour: red\nlog:\n  level: loud\nnetwork:\n  slots: many\n  cidr: 10.0.0.0/29\n  allow: 10.1.0.0/16, there\n  resolvers: 9.9.9.9,here\n  prefix: Way-too-long\nlimits:\n  disk_mib_per_s: -1\n  network_out_mbit: 2000000\nlisten: here\n",
 	)
-	_, err := config.Load(config.Sources{File: file, Env: []string{"PANDASTACK_LIFECYCLE_STOP=soon"}})
+	_, err := config.Load(config.Sources{File: file, Env: []string{"PANDASTACK_LIFECYCLE_SHUTDOWN_TIMEOUT=soon"}})
 	if err == nil {
 		t.Fatal("no error")
 	}
 	for _, want := range []string{
-		"limits.disk_mib: -1 is too small", "limits.network_out_mbit: 2000000 is more than 1000000",
-		"colour: there is no setting of this name (" + file + " line 1)",
+		"limits.disk_mib_per_s: -1 is too small", "limits.network_out_mbit: 2000000 is more than 1000000",
+		"colour: unknown setting (" + file + " line 1)",
 		`log.level: "loud" is not one of debug, info, warn, error`,
 		`network.slots (` + file + ` line 5): "many" is not a whole number`,
-		"network.range: 10.0.0.0/29 has room for 2 sandboxes",
+		"network.cidr: 10.0.0.0/29 has room for 2 sandboxes",
 		`network.allow: "there" is not an IPv4 network`,
-		`network.resolvers: "here" is not an address`,
+		`network.resolvers: "here" is not an IP address`,
 		`network.prefix: "Way-too-long" is not`,
 		`listen: "here" is not an address and port`,
-		`lifecycle.stop (PANDASTACK_LIFECYCLE_STOP): "soon" is not a duration`,
+		`lifecycle.shutdown_timeout (PANDASTACK_LIFECYCLE_SHUTDOWN_TIMEOUT): "soon" is not a duration`,
 	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("error lacks %q:\n%v", want, err)
@@ -98,8 +152,8 @@ func TestAllProblemsAtOnce(t *testing.T) {
 
 func TestBadFiles(t *testing.T) {
 	for _, tt := range []struct{ name, text, want string }{
-		{"list", "- a\n", "settings are written as name: value"},
-		{"nested-list", "log: [a]\n", "a list cannot stand here"},
+		{"list", "- a\n", "write settings as name: value"},
+		{"nested-list", "log: [a]\n", "a list is not allowed here"},
 		{"broken", "log: {\n", "node.yaml"},
 		{"twice", "listen: 127.0.0.1:1\nlisten: 127.0.0.1:2\n", "listen"},
 	} {

@@ -12,22 +12,30 @@ import (
 // Field is one setting.
 type Field struct {
 	Path    string // as in the file: log.level
+	Was     string // path in the previous release, if the setting was renamed; empty otherwise
 	Kind    string // text, number, yes or no, duration
 	Default string
 	Doc     string
-	path    string // "file", or "program", which may also be a name to be looked up; empty for what is no path
+	path    string // "file", or "program", which may also be a name to search in PATH; empty if the value is no path
 	value   reflect.Value
 }
 
-// Env is the setting's environment variable.
-func (f Field) Env() string {
-	return "PANDASTACK_" + strings.ToUpper(strings.ReplaceAll(f.Path, ".", "_"))
+// Env returns the name of the setting's environment variable.
+func (f Field) Env() string { return envName(f.Path) }
+
+// Flag returns the name of the setting's flag, without dashes.
+func (f Field) Flag() string { return flagName(f.Path) }
+
+// OldFlag returns the name that the setting's flag had in the previous release, or "" if it was not renamed.
+func (f Field) OldFlag() string { return flagName(f.Was) }
+
+func envName(path string) string {
+	return "PANDASTACK_" + strings.ToUpper(strings.ReplaceAll(path, ".", "_"))
 }
 
-// Flag is the setting's flag, without dashes.
-func (f Field) Flag() string { return strings.NewReplacer(".", "-", "_", "-").Replace(f.Path) }
+func flagName(path string) string { return strings.NewReplacer(".", "-", "_", "-").Replace(path) }
 
-// Text is the current value in the form that every source uses.
+// Text returns the current value in the form that every source uses.
 func (f Field) Text() string {
 	if d, ok := f.value.Interface().(time.Duration); ok {
 		return d.String()
@@ -35,7 +43,7 @@ func (f Field) Text() string {
 	return fmt.Sprint(f.value.Interface())
 }
 
-// set reads text into the setting.
+// set parses text into the setting.
 func (f Field) set(text string) error {
 	switch f.Kind {
 	case "text":
@@ -62,8 +70,8 @@ func (f Field) set(text string) error {
 	return nil
 }
 
-// below gives text, if it is a relative path, as a path below dir.
-func (f Field) below(dir, text string) string {
+// resolvePath returns text as a path below dir if the setting is a path and text is relative.
+func (f Field) resolvePath(dir, text string) string {
 	if dir == "" || text == "" || filepath.IsAbs(text) || f.path == "" ||
 		f.path == "program" && !strings.Contains(text, "/") {
 		return text
@@ -71,7 +79,7 @@ func (f Field) below(dir, text string) string {
 	return filepath.Join(dir, text)
 }
 
-// Fields lists the settings of n in the order of the struct, each bound to its place in n.
+// Fields returns the settings of n in the order of the struct, each bound to its field of n.
 func (n *Node) Fields() []Field { return fields(reflect.ValueOf(n).Elem(), "") }
 
 func fields(v reflect.Value, prefix string) []Field {
@@ -83,17 +91,15 @@ func fields(v reflect.Value, prefix string) []Field {
 			all = append(all, fields(value, path+".")...)
 			continue
 		}
-		all = append(
-			all,
-			Field{
-				Path:    path,
-				Kind:    kind(value),
-				Default: t.Tag.Get("default"),
-				Doc:     t.Tag.Get("doc"),
-				path:    t.Tag.Get("path"),
-				value:   value,
-			},
-		)
+		all = append(all, Field{
+			Path:    path,
+			Was:     t.Tag.Get("was"),
+			Kind:    kind(value),
+			Default: t.Tag.Get("default"),
+			Doc:     settingDocs[path],
+			path:    t.Tag.Get("path"),
+			value:   value,
+		})
 	}
 	return all
 }

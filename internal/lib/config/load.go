@@ -11,64 +11,96 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// Sources are where settings come from besides the defaults.
+// Sources are the places that settings come from besides the defaults.
 type Sources struct {
-	File  string            // path of a YAML file; empty: none
-	Env   []string          // as os.Environ gives it
-	Flags map[string]string // by the path of the setting; only those that were given
-	Dir   string            // the working directory, below which relative paths of variables and flags lie; empty leaves them as they are
+	File    string            // path of a YAML file; empty if there is none
+	Env     []string          // in the form of os.Environ
+	Flags   map[string]string // flags that were given, by the current or old path of the setting
+	WorkDir string            // base of relative paths in the environment and in flags; empty leaves them unchanged
 }
 
-// Loaded is a configuration with the origin of each value, by path: "default", the file's path and line,
-// the variable, or the flag.
+// Loaded is a configuration with the origin of each value.
 type Loaded struct {
 	Node
-	Origin map[string]string
+	Origin   map[string]string // by path: "default", the file's path and line, the variable, or the flag
+	Warnings []string          // one for each old name that was used
 }
 
-// Load reads all sources and validates the result. The error joins every problem that was found.
+// loader collects values and problems.
+type loader struct {
+	*Loaded
+	workDir  string
+	problems []error
+}
+
+// Load reads all sources and validates the result. The error joins all problems that were found.
 func Load(src Sources) (*Loaded, error) {
-	l := &Loaded{Origin: map[string]string{}}
-	byPath := map[string]Field{}
-	var problems []error
-	take := func(f Field, text, origin string) {
-		if err := f.set(text); err != nil {
-			problems = append(problems, fmt.Errorf("%s (%s): %w", f.Path, origin, err))
-			return
-		}
-		l.Origin[f.Path] = origin
-	}
+	l := &loader{Loaded: &Loaded{Origin: map[string]string{}}, workDir: src.WorkDir}
 	for _, f := range l.Fields() {
-		byPath[f.Path] = f
-		take(f, f.Default, "default")
+		l.set(f, f.Default, "default")
 	}
 	fromFile, err := readFile(src.File)
-	problems = append(problems, err)
-	for _, path := range slices.Sorted(maps.Keys(fromFile)) {
-		v := fromFile[path]
-		f, ok := byPath[path]
-		if !ok {
-			problems = append(problems, fmt.Errorf("%s: there is no setting of this name (%s)", path, v.origin))
-			continue
-		}
-		take(f, v.text, v.origin)
-	}
+	l.problems = append(l.problems, err)
 	env := environment(src.Env)
 	for _, f := range l.Fields() {
-		if text, ok := env[f.Env()]; ok {
-			take(f, f.below(src.Dir, text), f.Env())
-		}
-		if text, ok := src.Flags[f.Path]; ok {
-			take(f, f.below(src.Dir, text), "--"+f.Flag())
-		}
+		l.take(f, func(path string) (string, string, bool) {
+			v, ok := fromFile[path]
+			return v.text, v.origin, ok
+		}, func(path string) string { return path })
+		delete(fromFile, f.Path)
+		delete(fromFile, f.Was)
+		l.take(f, func(path string) (string, string, bool) {
+			text, ok := env[envName(path)]
+			return f.resolvePath(l.workDir, text), envName(path), ok
+		}, envName)
+		l.take(f, func(path string) (string, string, bool) {
+			text, ok := src.Flags[path]
+			return f.resolvePath(l.workDir, text), "--" + flagName(path), ok
+		}, func(path string) string { return "--" + flagName(path) })
 	}
-	problems = append(problems, l.Validate())
-	if err := errors.Join(problems...); err != nil {
+	for _, path := range slices.Sorted(maps.Keys(fromFile)) {
+		l.problems = append(l.problems, fmt.Errorf("%s: unknown setting (%s)", path, fromFile[path].origin))
+	}
+	l.problems = append(l.problems, l.Validate())
+	if err := errors.Join(l.problems...); err != nil {
 		return nil, fmt.Errorf("configuration: %w", err)
 	}
-	return l, nil
+	return l.Loaded, nil
 }
 
+// take sets a field from one source, under its current name or the one of the previous release. find looks a path up in
+// the source; name returns what the source calls a path.
+func (l *loader) take(f Field, find func(path string) (text, origin string, ok bool), name func(path string) string) {
+	text, origin, ok := find(f.Path)
+	if f.Was != "" {
+		old, oldOrigin, oldOK := find(f.Was)
+		switch {
+		case ok && oldOK:
+			l.problems = append(l.problems, fmt.Errorf("%s is set under its old name %s as well (%s); remove the old one",
+				name(f.Path), name(f.Was), oldOrigin))
+			return
+		case oldOK:
+			text, origin, ok = old, oldOrigin, true
+			warning := fmt.Sprintf("%s is now called %s; the old name will stop working in the next release", name(f.Was),
+				name(f.Path))
+			l.Warnings = append(l.Warnings, warning)
+		}
+	}
+	if ok {
+		l.set(f, text, origin)
+	}
+}
+
+// set parses the value of a field and records its origin.
+func (l *loader) set(f Field, text, origin string) {
+	if err := f.set(text); err != nil {
+		l.problems = append(l.problems, fmt.Errorf("%s (%s): %w", f.Path, origin, err))
+		return
+	}
+	l.Origin[f.Path] = origin
+}
+
+// environment parses the form of os.Environ.
 func environment(env []string) map[string]string {
 	m := map[string]string{}
 	for _, e := range env {
@@ -79,9 +111,10 @@ func environment(env []string) map[string]string {
 	return m
 }
 
+// fileValue is a scalar of the configuration file; origin is the file's path and the line.
 type fileValue struct{ text, origin string }
 
-// readFile flattens a YAML file into paths and scalars.
+// readFile returns the scalars of a YAML file by path.
 func readFile(path string) (map[string]fileValue, error) {
 	if path == "" {
 		return nil, nil
@@ -103,7 +136,7 @@ func readFile(path string) (map[string]fileValue, error) {
 
 func flatten(n *yaml.Node, file, prefix string, out map[string]fileValue) error {
 	if n.Kind != yaml.MappingNode {
-		return fmt.Errorf("%s line %d: settings are written as name: value", file, n.Line)
+		return fmt.Errorf("%s line %d: write settings as name: value", file, n.Line)
 	}
 	var problems []error
 	for i := 0; i+1 < len(n.Content); i += 2 {
@@ -118,7 +151,7 @@ func flatten(n *yaml.Node, file, prefix string, out map[string]fileValue) error 
 		case yaml.MappingNode:
 			problems = append(problems, flatten(value, file, path+".", out))
 		default:
-			problems = append(problems, fmt.Errorf("%s: a list cannot stand here (%s line %d)", path, file, key.Line))
+			problems = append(problems, fmt.Errorf("%s: a list is not allowed here (%s line %d)", path, file, key.Line))
 		}
 	}
 	return errors.Join(problems...)

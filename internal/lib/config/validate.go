@@ -15,8 +15,7 @@ import (
 	"time"
 )
 
-// Validate reports every setting that cannot be right, with what would be. It looks at nothing outside
-// of n.
+// Validate returns an error that joins every invalid setting, each with a valid example. It looks only at n.
 func (n *Node) Validate() error {
 	var all []error
 	bad := func(path, format string, args ...any) {
@@ -45,7 +44,7 @@ func (n *Node) Validate() error {
 		bad("tls.cert", "a certificate and its key come together: set both tls.cert and tls.key, or neither")
 	}
 	if n.TLS.Cert != "" && n.TLS.Listen == "" {
-		bad("tls.listen", "is empty, so the certificate of tls.cert is of no use")
+		bad("tls.listen", "is empty, so tls.cert has no effect; set it, for example to :443")
 	}
 	if u, err := url.Parse(n.PublicURL); n.PublicURL != "" &&
 		(err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
@@ -54,11 +53,11 @@ func (n *Node) Validate() error {
 	oneOf("log.level", n.Log.Level, "debug", "info", "warn", "error")
 	oneOf("log.format", n.Log.Format, "text", "json")
 	oneOf("vmm.driver", n.VMM.Driver, "auto", "firecracker", "qemu")
-	atLeast("vmm.more_memory_mib", n.VMM.MoreMemory, 0)
-	if n.VMM.MoreMemory%128 != 0 {
-		bad("vmm.more_memory_mib", "%d is not a multiple of 128", n.VMM.MoreMemory)
+	atLeast("vmm.hotplug_memory_mib", n.VMM.HotplugMemoryMiB, 0)
+	if n.VMM.HotplugMemoryMiB%128 != 0 {
+		bad("vmm.hotplug_memory_mib", "%d is not a multiple of 128", n.VMM.HotplugMemoryMiB)
 	}
-	atLeast("vmm.more_disks", n.VMM.MoreDisks, 0)
+	atLeast("vmm.hotplug_disks", n.VMM.HotplugDisks, 0)
 	oneOf("vmm.accelerator", n.VMM.Accelerator, "auto", "kvm", "tcg")
 	atLeast("capacity.memory_mib", n.Capacity.MemoryMiB, 0)
 	atLeast("capacity.memory_reserve_mib", n.Capacity.MemoryReserveMiB, 0)
@@ -68,60 +67,60 @@ func (n *Node) Validate() error {
 		path  string
 		value int
 	}{
-		{"limits.disk_mib", n.Limits.DiskMiB}, {"limits.disk_ops", n.Limits.DiskOps},
+		{"limits.disk_mib_per_s", n.Limits.DiskMiBPerSecond}, {"limits.disk_iops", n.Limits.DiskIOPS},
 		{"limits.network_in_mbit", n.Limits.NetworkIn}, {"limits.network_out_mbit", n.Limits.NetworkOut},
 	} {
 		atLeast(l.path, l.value, 0)
-		if l.value > mostLimit {
-			bad(l.path, "%d is more than %d; use 0 for no bound", l.value, mostLimit)
+		if l.value > maxLimit {
+			bad(l.path, "%d is more than %d; use 0 for unlimited", l.value, maxLimit)
 		}
 	}
 	n.validateNetwork(bad, atLeast)
-	if n.Sandbox.Spares < 0 || n.Sandbox.Spares > 64 {
-		bad("sandbox.spares", "%d is not from 0 to 64", n.Sandbox.Spares)
+	if n.Sandbox.WarmMonitors < 0 || n.Sandbox.WarmMonitors > 64 {
+		bad("sandbox.warm_monitors", "%d is not from 0 to 64", n.Sandbox.WarmMonitors)
 	}
 	if n.Sandbox.TTL < 0 {
 		bad("sandbox.ttl", "%v is negative; use 0s for never", n.Sandbox.TTL)
 	}
-	atLeast("sandbox.max", n.Sandbox.Max, 0)
+	atLeast("sandbox.max_per_workspace", n.Sandbox.MaxPerWorkspace, 0)
 	if n.Sandbox.IdleHibernate < 0 {
 		bad("sandbox.idle_hibernate", "%v is negative; use 0s for never", n.Sandbox.IdleHibernate)
 	}
-	if n.Sandbox.KeepEndings < leastEndings {
-		bad("sandbox.keep_endings", "%v is too short; use %v or more", n.Sandbox.KeepEndings, leastEndings)
+	if n.Sandbox.TombstoneRetention < minTombstoneRetention {
+		bad("sandbox.tombstone_retention", "%v is too short; use %v or more", n.Sandbox.TombstoneRetention, minTombstoneRetention)
 	}
 	n.validateObjects(bad, atLeast)
-	if n.Lifecycle.Stop <= 0 {
-		bad("lifecycle.stop", "%v leaves no time to stop", n.Lifecycle.Stop)
+	if n.Lifecycle.ShutdownTimeout <= 0 {
+		bad("lifecycle.shutdown_timeout", "%v leaves no time to stop; use a positive duration", n.Lifecycle.ShutdownTimeout)
 	}
 	return errors.Join(all...)
 }
 
 func (n *Node) validateObjects(bad func(string, string, ...any), atLeast func(string, int, int)) {
-	if u, err := url.Parse(n.Objects.URL); n.Objects.URL != "" &&
+	if u, err := url.Parse(n.ObjectStore.URL); n.ObjectStore.URL != "" &&
 		(err != nil || !slices.Contains([]string{"file", "s3", "gs", "azblob"}, u.Scheme)) {
-		bad("objects.url", "%q begins with none of file://, s3://, gs://, azblob://", n.Objects.URL)
+		bad("object_store.url", "%q does not begin with file://, s3://, gs:// or azblob://", n.ObjectStore.URL)
 	}
-	if n.Objects.Key != "" && !filepath.IsAbs(n.Objects.Key) {
-		bad("objects.key", "%q is not an absolute path", n.Objects.Key)
+	if n.ObjectStore.Key != "" && !filepath.IsAbs(n.ObjectStore.Key) {
+		bad("object_store.key", "%q is not an absolute path", n.ObjectStore.Key)
 	}
-	atLeast("objects.cache_mib", n.Objects.CacheMiB, 64)
-	if n.Objects.Timeout <= 0 {
-		bad("objects.timeout", "%v leaves no time to answer", n.Objects.Timeout)
+	atLeast("object_store.cache_mib", n.ObjectStore.CacheMiB, 64)
+	if n.ObjectStore.Timeout <= 0 {
+		bad("object_store.timeout", "%v leaves no time for a request; use a positive duration", n.ObjectStore.Timeout)
 	}
 }
 
 func (n *Node) validateNetwork(bad func(string, string, ...any), atLeast func(string, int, int)) {
 	atLeast("network.slots", n.Network.Slots, 1)
-	atLeast("network.ready", n.Network.Ready, 0)
-	if n.Network.Ready > n.Network.Slots {
-		bad("network.ready", "%d are more than the %d of network.slots", n.Network.Ready, n.Network.Slots)
+	atLeast("network.prewarmed_slots", n.Network.PrewarmedSlots, 0)
+	if n.Network.PrewarmedSlots > n.Network.Slots {
+		bad("network.prewarmed_slots", "%d is more than the %d of network.slots", n.Network.PrewarmedSlots, n.Network.Slots)
 	}
 	if !namePrefix.MatchString(n.Network.Prefix) {
-		bad("network.prefix", "%q is not 1 to 8 of a-z and 0-9 that begin with a letter", n.Network.Prefix)
+		bad("network.prefix", "%q is not 1 to 8 characters of a-z and 0-9 that begin with a letter", n.Network.Prefix)
 	}
 	if _, err := n.Network.Addresses(); err != nil {
-		bad("network.range", "%v", err)
+		bad("network.cidr", "%v", err)
 	}
 	if _, err := n.Network.Allowed(); err != nil {
 		bad("network.allow", "%v", err)
@@ -137,40 +136,40 @@ func (n *Node) validateNetwork(bad func(string, string, ...any), atLeast func(st
 	}
 }
 
-// mostLimit is beyond what any device does, and far from what 64 bits hold.
-const mostLimit = 1_000_000
+// maxLimit is more than any device achieves, and small enough not to overflow 64 bits in bytes.
+const maxLimit = 1_000_000
 
-// leastEndings is how long it is always known why a sandbox ended.
-const leastEndings = 24 * time.Hour
+// minTombstoneRetention is the time for which the API promises to return why a sandbox ended.
+const minTombstoneRetention = 24 * time.Hour
 
 var namePrefix = regexp.MustCompile(`^[a-z][a-z0-9]{0,7}$`)
 
-// Agent is the path of the guest agent's program: GuestAgent, or the one beside this program.
+// Agent returns the path of the guest agent: GuestAgent if it is set, else pandastack-guest beside this program.
 func (n *Node) Agent() string {
 	const name = "pandastack-guest"
 	if n.GuestAgent != "" {
 		return n.GuestAgent
 	}
 	self, err := os.Executable()
-	if err != nil { // then nothing is beside it either, and whoever opens the file says so
+	if err != nil { // the open of the relative path will fail with a clear error
 		return name
 	}
 	return filepath.Join(filepath.Dir(self), name)
 }
 
-// Addresses reads Range; the zero prefix when it is empty.
+// Addresses parses CIDR. It returns the zero prefix if CIDR is empty.
 func (n Network) Addresses() (netip.Prefix, error) {
-	if n.Range == "" {
+	if n.CIDR == "" {
 		return netip.Prefix{}, nil
 	}
-	p, err := netip.ParsePrefix(n.Range)
+	p, err := netip.ParsePrefix(n.CIDR)
 	switch {
 	case err != nil || !p.Addr().Is4() || p != p.Masked() || p.Bits() > 30:
-		return netip.Prefix{}, fmt.Errorf("%q is not an IPv4 network such as 10.213.0.0/16", n.Range)
+		return netip.Prefix{}, fmt.Errorf("%q is not an IPv4 network such as 10.213.0.0/16", n.CIDR)
 	case n.Slots > 1<<(30-p.Bits()):
 		return netip.Prefix{}, fmt.Errorf(
-			"%s has room for %d sandboxes, and network.slots asks for %d",
-			n.Range,
+			"%s has room for %d sandboxes, but network.slots is %d",
+			n.CIDR,
 			1<<(30-p.Bits()),
 			n.Slots,
 		)
@@ -178,7 +177,7 @@ func (n Network) Addresses() (netip.Prefix, error) {
 	return p, nil
 }
 
-// Allowed reads Allow.
+// Allowed parses Allow.
 func (n Network) Allowed() ([]netip.Prefix, error) {
 	var all []netip.Prefix
 	for _, text := range list(n.Allow) {
@@ -191,7 +190,7 @@ func (n Network) Allowed() ([]netip.Prefix, error) {
 	return all, nil
 }
 
-// Servers reads Resolvers; the port is 53 where none is given.
+// Servers parses Resolvers. The port is 53 unless one is given.
 func (n Network) Servers() ([]netip.AddrPort, error) {
 	var all []netip.AddrPort
 	for _, text := range list(n.Resolvers) {
@@ -201,17 +200,17 @@ func (n Network) Servers() ([]netip.AddrPort, error) {
 		}
 		a, err := netip.ParseAddrPort(text)
 		if err != nil {
-			return nil, fmt.Errorf("%q is not an address", text)
+			return nil, fmt.Errorf("%q is not an IP address, with or without a port", text)
 		}
 		all = append(all, a)
 	}
 	return all, nil
 }
 
-// Values reads Params.
+// Values parses Params.
 func (t Templates) Values() (map[string]string, error) { return pairs(t.Params) }
 
-// Names reads Aliases: other name to name.
+// Names parses Aliases. It returns the template of each alias.
 func (t Templates) Names() (map[string]string, error) { return pairs(t.Aliases) }
 
 func pairs(text string) (map[string]string, error) {
@@ -219,7 +218,7 @@ func pairs(text string) (map[string]string, error) {
 	for _, one := range list(text) {
 		key, value, ok := strings.Cut(one, "=")
 		if _, twice := all[key]; !ok || key == "" || twice {
-			return nil, fmt.Errorf("%q is not a name and a value such as a=b, or is there twice", one)
+			return nil, fmt.Errorf("%q is not a name and a value such as a=b, or is set twice", one)
 		}
 		all[key] = value
 	}
