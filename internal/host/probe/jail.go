@@ -9,7 +9,6 @@ import (
 	"syscall"
 
 	"github.com/pandastack/pandastack/internal/os/jail"
-	"github.com/pandastack/pandastack/internal/vmm"
 )
 
 // jailed runs a program in a jail as monitors are run.
@@ -63,7 +62,7 @@ func runJailed(j *jail.Manager, g *jail.Cgroup) error {
 	}
 	defer null.Close()
 	const program = "/bin/true"
-	pid, err := g.Start(vmm.JailSpec{Program: program}, []string{program}, &syscall.ProcAttr{
+	pid, err := g.Start(jail.Spec{Program: program}, []string{program}, &syscall.ProcAttr{
 		Files: []uintptr{null.Fd(), null.Fd(), null.Fd()},
 		Sys:   &syscall.SysProcAttr{Setsid: true, Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}},
 	})

@@ -9,7 +9,6 @@ import (
 
 	"github.com/pandastack/pandastack/internal/lib/proc"
 	"github.com/pandastack/pandastack/internal/os/jail"
-	"github.com/pandastack/pandastack/internal/vmm"
 )
 
 // BenchmarkStart measures how long a program takes to start as another user within limits,
@@ -19,7 +18,7 @@ func BenchmarkStart(b *testing.B) {
 	g := block.group("cost", jail.Limits{PIDs: 256, OpenFiles: 1024})
 	plain := shell("exit 0")
 	plain.UID, plain.GID = jailedUID, jailedUID
-	inside := jailed(shell("exit 0"), g, vmm.JailSpec{})
+	inside := jailed(shell("exit 0"), g, jail.Spec{})
 	measure := func(c proc.Command, enter bool) time.Duration {
 		begin := time.Now()
 		p, err := proc.Start(c)

@@ -12,14 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/lib/proc"
-	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-var _ vmm.Jail = (*Cgroup)(nil)
-
 // Start implements vmm.Jail. The process starts in the cgroup and within its limits.
-func (g *Cgroup) Start(cell vmm.JailSpec, argv []string, attr *syscall.ProcAttr) (pid int, err error) {
-	pid, err = g.start(cell, argv, attr)
+func (g *Cgroup) Start(spec Spec, argv []string, attr *syscall.ProcAttr) (pid int, err error) {
+	pid, err = g.start(spec, argv, attr)
 	if err != nil {
 		return 0, fmt.Errorf("jail %s: %w", g.name, err)
 	}
@@ -47,15 +44,15 @@ func (g *Cgroup) enterThread() error {
 	return nil
 }
 
-func (g *Cgroup) start(cell vmm.JailSpec, argv []string, attr *syscall.ProcAttr) (pid int, err error) {
-	if err := checkSpec(cell, attr); err != nil {
+func (g *Cgroup) start(spec Spec, argv []string, attr *syscall.ProcAttr) (pid int, err error) {
+	if err := checkSpec(spec, attr); err != nil {
 		return 0, err
 	}
-	ns, tree, err := g.manager.programs.root(cell)
+	ns, tree, err := g.manager.programs.root(spec)
 	if err != nil {
 		return 0, err
 	}
-	c := chrootBuilder{spec: cell, programs: tree}
+	c := chrootBuilder{spec: spec, programs: tree}
 	defer func() { err = errors.Join(err, c.close()) }()
 	if err := c.open(); err != nil {
 		return 0, err
@@ -83,8 +80,8 @@ func (g *Cgroup) start(cell vmm.JailSpec, argv []string, attr *syscall.ProcAttr)
 		if err := g.enterThread(); err != nil {
 			return err
 		}
-		if cell.BootClockOffset != 0 {
-			if err := proc.EnterClock(cell.BootClockOffset); err != nil {
+		if spec.BootClockOffset != 0 {
+			if err := proc.EnterClock(spec.BootClockOffset); err != nil {
 				return err
 			}
 		}
@@ -100,9 +97,9 @@ func (g *Cgroup) start(cell vmm.JailSpec, argv []string, attr *syscall.ProcAttr)
 		if err := dropPrivileges(); err != nil {
 			return err
 		}
-		pid, err = syscall.ForkExec(cell.Program, argv, &inside)
+		pid, err = syscall.ForkExec(spec.Program, argv, &inside)
 		if err != nil {
-			return fmt.Errorf("run %s: %w", cell.Program, err)
+			return fmt.Errorf("run %s: %w", spec.Program, err)
 		}
 		return nil
 	})
@@ -110,7 +107,7 @@ func (g *Cgroup) start(cell vmm.JailSpec, argv []string, attr *syscall.ProcAttr)
 }
 
 // checkSpec refuses requests that would weaken the jail.
-func checkSpec(cell vmm.JailSpec, attr *syscall.ProcAttr) error {
+func checkSpec(spec Spec, attr *syscall.ProcAttr) error {
 	if attr.Sys == nil || attr.Sys.Credential == nil || attr.Sys.Credential.Uid == 0 || attr.Sys.Credential.Gid == 0 {
 		return errors.New("a jailed process needs a user and a group of its own")
 	}
@@ -123,17 +120,17 @@ func checkSpec(cell vmm.JailSpec, attr *syscall.ProcAttr) error {
 			return errors.New("a directory is among the inherited descriptors")
 		}
 	}
-	for _, path := range append([]string{cell.Program}, cell.Data...) {
+	for _, path := range append([]string{spec.Program}, spec.Data...) {
 		if !filepath.IsAbs(path) {
 			return fmt.Errorf("path %q is not absolute", path)
 		}
 	}
-	for _, b := range cell.Binds {
+	for _, b := range spec.Binds {
 		if !filepath.IsAbs(b.Target) || filepath.Clean(b.Target) != b.Target || b.Target == "/" {
 			return fmt.Errorf("bind at %q: not an absolute, clean path", b.Target)
 		}
 	}
-	for _, d := range cell.Devices {
+	for _, d := range spec.Devices {
 		if !knownDevice(d) {
 			return fmt.Errorf("device %s is not for jails", d)
 		}
@@ -143,14 +140,14 @@ func checkSpec(cell vmm.JailSpec, attr *syscall.ProcAttr) error {
 
 // chrootBuilder builds the root directory of one jail.
 type chrootBuilder struct {
-	spec     vmm.JailSpec
+	spec     Spec
 	programs *programRoot
 	binds    []openBind
 }
 
 // openBind is a bind mount of a file or directory of the host that is not attached yet.
 type openBind struct {
-	vmm.Bind
+	Bind
 	mount *os.File
 	dir   bool
 }

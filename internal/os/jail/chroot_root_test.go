@@ -16,7 +16,6 @@ import (
 
 	"github.com/pandastack/pandastack/internal/lib/proc"
 	"github.com/pandastack/pandastack/internal/os/jail"
-	"github.com/pandastack/pandastack/internal/vmm"
 )
 
 // shell returns a command that runs a script. The shell is dynamically linked.
@@ -39,9 +38,9 @@ func TestJailContents(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	cell := vmm.JailSpec{
+	spec := jail.Spec{
 		Devices: []string{"/dev/null", "/dev/net/tun"},
-		Binds: []vmm.Bind{
+		Binds: []jail.Bind{
 			{Path: host("given"), Target: "/in/deep/given"}, {Path: host("out"), Target: "/out", Write: true},
 			{Path: host("disk"), Target: "/disk", Write: true}, {Path: host("disk"), Target: "/fixed"},
 		},
@@ -57,7 +56,7 @@ func TestJailContents(t *testing.T) {
 		for closed in /in/deep/given /fixed /in/new /new /dev/new /bin/sh; do
 			if (echo x > $closed) 2>/dev/null; then echo $closed was written; fi
 		done`
-	exit, said := run(t, jailed(shell(script), block.group("hold", jail.Limits{PIDs: 32}), cell))
+	exit, said := run(t, jailed(shell(script), block.group("hold", jail.Limits{PIDs: 32}), spec))
 	if exit.Code != 0 || exit.Signal != 0 {
 		t.Fatalf("%v: %s", exit, said)
 	}
@@ -107,8 +106,8 @@ func TestForkBomb(t *testing.T) {
 	}
 	block := newFixture(t, "pntbomb")
 	g := block.group("bomb", jail.Limits{PIDs: most})
-	cell := vmm.JailSpec{Devices: []string{"/dev/null"}, Binds: []vmm.Bind{{Path: fifo, Target: "/fifo"}}}
-	exit, said := run(t, jailed(shell(forkBombScript, "/fifo"), g, cell))
+	spec := jail.Spec{Devices: []string{"/dev/null"}, Binds: []jail.Bind{{Path: fifo, Target: "/fifo"}}}
+	exit, said := run(t, jailed(shell(forkBombScript, "/fifo"), g, spec))
 	if exit.Code == 0 || !strings.Contains(said, "Cannot fork") {
 		t.Errorf("%v: %s", exit, said)
 	}
@@ -116,7 +115,7 @@ func TestForkBomb(t *testing.T) {
 		t.Errorf("%d may be, and there were more: %s", most, said)
 	}
 	// When process 1 of the jail exits, the kernel kills all others.
-	await(t, "the cell is empty", func() (bool, error) {
+	await(t, "all processes of the jail have exited", func() (bool, error) {
 		s, err := g.Stats()
 		return s.PIDs == 0, err
 	})
@@ -129,7 +128,7 @@ func TestMemoryHog(t *testing.T) {
 	}
 	block := newFixture(t, "pnthog")
 	g := block.group("hog", jail.Limits{MemoryMax: 64 << 20, PIDs: 64})
-	exit, said := run(t, jailed(command(t, "hog", fmt.Sprint(bytes)), g, vmm.JailSpec{}))
+	exit, said := run(t, jailed(command(t, "hog", fmt.Sprint(bytes)), g, jail.Spec{}))
 	if exit.Signal != syscall.SIGKILL {
 		t.Errorf("%v: %s", exit, said)
 	}
@@ -142,11 +141,11 @@ func TestMemoryHog(t *testing.T) {
 // which never happens in production.
 func TestJailsAreIsolated(t *testing.T) {
 	block := newFixture(t, "pntnext")
-	cell := vmm.JailSpec{}
-	first := background(t, jailed(command(t, "wait"), block.group("first", jail.Limits{PIDs: 64}), cell))
+	spec := jail.Spec{}
+	first := background(t, jailed(command(t, "wait"), block.group("first", jail.Limits{PIDs: 64}), spec))
 	g := block.group("second", jail.Limits{PIDs: 64})
 	for _, try := range []string{"signal", "ptrace", "proc", "read-memory"} {
-		if exit, said := run(t, jailed(command(t, try, fmt.Sprint(first.PID())), g, cell)); exit.Code != 1 {
+		if exit, said := run(t, jailed(command(t, try, fmt.Sprint(first.PID())), g, spec)); exit.Code != 1 {
 			t.Errorf("%s: %v, %s", try, exit, said)
 		}
 	}
@@ -168,7 +167,7 @@ func TestNetworkNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ns.Close()
-	p := background(t, jailed(command(t, "wait"), block.group("net", jail.Limits{PIDs: 64}), vmm.JailSpec{Netns: ns}))
+	p := background(t, jailed(command(t, "wait"), block.group("net", jail.Limits{PIDs: 64}), jail.Spec{Netns: ns}))
 	inside, err1 := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", p.PID()))
 	outside, err2 := os.Readlink("/proc/self/ns/net")
 	if err1 != nil || err2 != nil || inside != outside {
@@ -199,43 +198,43 @@ func TestStartRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer plain.Close()
-	bind := func(path, at string) func(*proc.Command, *vmm.JailSpec) {
-		return func(_ *proc.Command, c *vmm.JailSpec) { c.Binds = []vmm.Bind{{Path: path, Target: at}} }
+	bind := func(path, at string) func(*proc.Command, *jail.Spec) {
+		return func(_ *proc.Command, c *jail.Spec) { c.Binds = []jail.Bind{{Path: path, Target: at}} }
 	}
 	rows := []struct {
 		name, want string
-		change     func(*proc.Command, *vmm.JailSpec)
+		change     func(*proc.Command, *jail.Spec)
 	}{
-		{"root", "user and a group", func(c *proc.Command, _ *vmm.JailSpec) { c.UID = 0 }},
-		{"root-group", "user and a group", func(c *proc.Command, _ *vmm.JailSpec) { c.GID = 0 }},
+		{"root", "user and a group", func(c *proc.Command, _ *jail.Spec) { c.UID = 0 }},
+		{"root-group", "user and a group", func(c *proc.Command, _ *jail.Spec) { c.GID = 0 }},
 		{
 			"directory-inherited",
 			"directory is among",
-			func(c *proc.Command, _ *vmm.JailSpec) { c.Files = []*os.File{open} },
+			func(c *proc.Command, _ *jail.Spec) { c.Files = []*os.File{open} },
 		},
-		{"relative-data", "not absolute", func(_ *proc.Command, c *vmm.JailSpec) { c.Data = []string{"x"} }},
+		{"relative-data", "not absolute", func(_ *proc.Command, c *jail.Spec) { c.Data = []string{"x"} }},
 		{"unclean-bind", "clean path", bind(file, "/a/../b")},
 		{"bind-over-root", "clean path", bind(file, "/")},
 		{"bind-missing", "no such file", bind(filepath.Join(dir, "none"), "/x")},
 		{"bind-link", "not a file, socket or directory", bind(link, "/x")},
 		{"bind-device", "not a file, socket or directory", bind("/dev/null", "/x")},
 		{"bind-among-programs", "read-only", bind(file, "/usr/x")},
-		{"strange-device", "not for jails", func(_ *proc.Command, c *vmm.JailSpec) { c.Devices = []string{"/dev/mem"} }},
+		{"strange-device", "not for jails", func(_ *proc.Command, c *jail.Spec) { c.Devices = []string{"/dev/mem"} }},
 		{
 			"device-twice",
 			"exists",
-			func(_ *proc.Command, c *vmm.JailSpec) { c.Devices = []string{"/dev/null", "/dev/null"} },
+			func(_ *proc.Command, c *jail.Spec) { c.Devices = []string{"/dev/null", "/dev/null"} },
 		},
-		{"no-network", "network namespace", func(_ *proc.Command, c *vmm.JailSpec) { c.Netns = plain }},
-		{"no-directory", "no such file", func(c *proc.Command, _ *vmm.JailSpec) { c.Dir = "/nowhere" }},
+		{"no-network", "network namespace", func(_ *proc.Command, c *jail.Spec) { c.Netns = plain }},
+		{"no-directory", "no such file", func(c *proc.Command, _ *jail.Spec) { c.Dir = "/nowhere" }},
 	}
 	for _, r := range rows {
 		t.Run(r.name, func(t *testing.T) {
-			cmd, cell := shell("echo ran"), vmm.JailSpec{}
-			c := jailed(cmd, g, cell)
-			r.change(&c, &cell)
-			cell.Program = c.Path
-			c.Fork = func(_ string, argv []string, attr *syscall.ProcAttr) (int, error) { return g.Start(cell, argv, attr) }
+			cmd, spec := shell("echo ran"), jail.Spec{}
+			c := jailed(cmd, g, spec)
+			r.change(&c, &spec)
+			spec.Program = c.Path
+			c.Fork = func(_ string, argv []string, attr *syscall.ProcAttr) (int, error) { return g.Start(spec, argv, attr) }
 			p, err := proc.Start(c)
 			if err == nil {
 				_ = p.Kill(context.Background())
@@ -248,7 +247,7 @@ func TestStartRefuses(t *testing.T) {
 	}
 	t.Run("no-program", func(t *testing.T) {
 		_, err := g.Start(
-			vmm.JailSpec{Program: file},
+			jail.Spec{Program: file},
 			[]string{"x"},
 			&syscall.ProcAttr{Sys: &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 7, Gid: 7}}},
 		)
@@ -317,7 +316,7 @@ func TestStartsInItsCgroup(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	p := background(t, jailed(command(t, "wait"), g, vmm.JailSpec{}))
+	p := background(t, jailed(command(t, "wait"), g, jail.Spec{}))
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", p.PID()))
 	if err != nil || !strings.Contains(string(data), "0::/pntborn/m1\n") {
 		t.Errorf("its groups: %s, %v", data, err)
@@ -340,7 +339,7 @@ func TestDescriptors(t *testing.T) {
 	inheritable(t)
 	c := command(t, "wait")
 	c.Files = []*os.File{f}
-	p := background(t, jailed(c, g, vmm.JailSpec{}))
+	p := background(t, jailed(c, g, jail.Spec{}))
 	for fd, want := range map[int]string{0: "/dev/null", 1: "/memfd:log (deleted)", 2: "/memfd:log (deleted)", 3: "/dev/null"} {
 		if got, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", p.PID(), fd)); err != nil || got != want {
 			t.Errorf("descriptor %d is %q, %v", fd, got, err)

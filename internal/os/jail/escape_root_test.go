@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/os/jail"
-	"github.com/pandastack/pandastack/internal/vmm"
 )
 
 // escapeAttempts are run inside a jail. They return nil if the attempt succeeded.
@@ -478,8 +477,8 @@ func TestEscapes(t *testing.T) {
 			}
 			b := *block
 			b.t = t
-			cell := vmm.JailSpec{Binds: []vmm.Bind{{Path: o.work, Target: "/room", Write: true}}}
-			exit, said := run(t, jailed(command(t, a.try, args...), b.group("escape", limits), cell))
+			spec := jail.Spec{Binds: []jail.Bind{{Path: o.work, Target: "/room", Write: true}}}
+			exit, said := run(t, jailed(command(t, a.try, args...), b.group("escape", limits), spec))
 			t.Logf("%v: %s", exit, said)
 			if !exit.Known || exit.Signal != 0 || exit.Code != 1 {
 				t.Errorf("it was possible: %v, %q", exit, said)

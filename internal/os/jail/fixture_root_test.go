@@ -17,7 +17,6 @@ import (
 	"github.com/pandastack/pandastack/internal/host/probe/probetest"
 	"github.com/pandastack/pandastack/internal/lib/proc"
 	"github.com/pandastack/pandastack/internal/os/jail"
-	"github.com/pandastack/pandastack/internal/vmm"
 )
 
 // TestMain runs the test binary as the program inside a jail if its first argument is "prisoner".
@@ -108,10 +107,10 @@ func command(t testing.TB, name string, args ...string) proc.Command {
 }
 
 // jailed returns a command that runs in a jail of g.
-func jailed(c proc.Command, g *jail.Cgroup, cell vmm.JailSpec) proc.Command {
+func jailed(c proc.Command, g *jail.Cgroup, spec jail.Spec) proc.Command {
 	c.UID, c.GID = jailedUID, jailedUID
-	cell.Program = c.Path
-	c.Fork = func(_ string, argv []string, attr *syscall.ProcAttr) (int, error) { return g.Start(cell, argv, attr) }
+	spec.Program = c.Path
+	c.Fork = func(_ string, argv []string, attr *syscall.ProcAttr) (int, error) { return g.Start(spec, argv, attr) }
 	return c
 }
 

@@ -11,8 +11,6 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/pandastack/pandastack/internal/vmm"
 )
 
 // Directories in the root of the program namespace.
@@ -43,10 +41,10 @@ type programRoot struct {
 }
 
 // root returns the copy of a jail's program and data, and creates it if necessary.
-func (p *programNamespace) root(cell vmm.JailSpec) (*os.File, *programRoot, error) {
+func (p *programNamespace) root(spec Spec) (*os.File, *programRoot, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	key := strings.Join(append([]string{cell.Program}, cell.Data...), "\x00")
+	key := strings.Join(append([]string{spec.Program}, spec.Data...), "\x00")
 	if t := p.roots[key]; t != nil {
 		return p.ns, t, nil
 	}
@@ -57,7 +55,7 @@ func (p *programNamespace) root(cell vmm.JailSpec) (*os.File, *programRoot, erro
 	if err != nil {
 		return nil, nil, err
 	}
-	content, err := l.plan(cell.Program, cell.Data)
+	content, err := l.plan(spec.Program, spec.Data)
 	if err != nil {
 		return nil, nil, err
 	}

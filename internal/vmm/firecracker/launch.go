@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/lib/cleanup"
+	"github.com/pandastack/pandastack/internal/os/jail"
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
@@ -142,7 +143,7 @@ func (m *machine) placeDisk(i int) error {
 	case m.spec.Confine.Jail == nil:
 		return os.Symlink(disk.Path, m.inRoot(driveName(i)))
 	}
-	m.binds = append(m.binds, vmm.Bind{Path: disk.Path, Target: jailDir + "/" + driveName(i), Write: !disk.ReadOnly})
+	m.binds = append(m.binds, jail.Bind{Path: disk.Path, Target: jailDir + "/" + driveName(i), Write: !disk.ReadOnly})
 	return nil
 }
 

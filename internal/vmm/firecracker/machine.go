@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"github.com/pandastack/pandastack/internal/lib/proc"
+	"github.com/pandastack/pandastack/internal/os/jail"
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
 	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
@@ -32,7 +33,7 @@ type machine struct {
 	imageManifest vmm.Manifest // of the image it was prepared on
 	state         []byte       // device state of that image; nil once used
 	memory        vmm.Memory   // of that image; nil: its memory file
-	binds         []vmm.Bind   // disks that must be bind-mounted in the jail
+	binds         []jail.Bind  // disks that must be bind-mounted in the jail
 	baseCloned    bool         // a clone of base exists for the next capture
 	last          *lastCapture // the last capture, if the guest has not run since; otherwise nil
 

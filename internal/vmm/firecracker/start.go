@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/lib/proc"
-	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/os/jail"
 	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
 )
 
@@ -43,12 +43,12 @@ func (m *machine) start(mark string) (*proc.Process, error) {
 		cmd = m.jailerCommand(mark, netns)
 	case confine.Jail != nil:
 		cmd.Dir = jailDir
-		cell := vmm.JailSpec{
-			Program: d.config.Binary, Binds: append([]vmm.Bind{{Path: m.root(), Target: jailDir, Write: true}}, m.binds...),
+		spec := jail.Spec{
+			Program: d.config.Binary, Binds: append([]jail.Bind{{Path: m.root(), Target: jailDir, Write: true}}, m.binds...),
 			Devices: existing(devices), Netns: netns,
 		}
 		cmd.Fork = func(_ string, argv []string, attr *syscall.ProcAttr) (int, error) {
-			return confine.Jail.Start(cell, argv, attr)
+			return confine.Jail.Start(spec, argv, attr)
 		}
 		return proc.Start(cmd)
 	case netns != nil:

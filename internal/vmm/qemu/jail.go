@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pandastack/pandastack/internal/lib/proc"
+	"github.com/pandastack/pandastack/internal/os/jail"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
@@ -16,8 +17,8 @@ var firmware = []string{"qboot.rom", "bios-microvm.bin", "pvh.bin", "linuxboot_d
 const jailDir = "/machine/"
 
 // jailSpec returns what a monitor gets in a jail in addition to its inherited descriptors.
-func (d *Driver) jailSpec(binds []vmm.Bind) vmm.JailSpec {
-	c := vmm.JailSpec{Program: d.config.Binary, Binds: binds}
+func (d *Driver) jailSpec(binds []jail.Bind) jail.Spec {
+	c := jail.Spec{Program: d.config.Binary, Binds: binds}
 	// The directories of Debian's build, and that beside the program of any build.
 	for _, dir := range []string{"/usr/share/qemu", "/usr/share/seabios", filepath.Join(d.config.Binary, "../../share/qemu")} {
 		for _, name := range firmware {
@@ -33,7 +34,7 @@ func (d *Driver) jailSpec(binds []vmm.Bind) vmm.JailSpec {
 // jailCommand makes command start in the jail, if there is one.
 func (d *Driver) jailCommand(
 	confine vmm.Confine,
-	binds []vmm.Bind,
+	binds []jail.Bind,
 	command proc.Command,
 	ahead time.Duration,
 ) proc.Command {
@@ -45,12 +46,12 @@ func (d *Driver) jailCommand(
 	}
 	command.Groups = nil // any user in a jail may open its devices
 	command.Fork = func(_ string, argv []string, attr *syscall.ProcAttr) (int, error) {
-		cell := vmm.JailSpec{Program: command.Path, Binds: binds}
+		spec := jail.Spec{Program: command.Path, Binds: binds}
 		if command.Path == d.config.Binary {
-			cell = d.jailSpec(binds)
+			spec = d.jailSpec(binds)
 		}
-		cell.BootClockOffset = ahead
-		return confine.Jail.Start(cell, argv, attr)
+		spec.BootClockOffset = ahead
+		return confine.Jail.Start(spec, argv, attr)
 	}
 	return command
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/pandastack/pandastack/internal/lib/cleanup"
 	"github.com/pandastack/pandastack/internal/lib/proc"
+	"github.com/pandastack/pandastack/internal/os/jail"
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/qemu/checkpointstore"
 	"github.com/pandastack/pandastack/internal/vmm/qemu/qmp"
@@ -24,7 +25,7 @@ const firstFD = 3
 type inheritedFiles struct {
 	files  []*os.File
 	jailed bool
-	binds  []vmm.Bind
+	binds  []jail.Bind
 	bound  []*os.File // open files of binds, to be closed
 }
 
@@ -51,7 +52,7 @@ func (h *inheritedFiles) path(f *os.File, name string, write bool) string {
 	}
 	at := jailDir + name
 	h.bound = append(h.bound, f)
-	h.binds = append(h.binds, vmm.Bind{Path: f.Name(), Target: at, Write: write})
+	h.binds = append(h.binds, jail.Bind{Path: f.Name(), Target: at, Write: write})
 	return at
 }
 
