@@ -10,6 +10,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/build"
 	"github.com/pandastack/pandastack/internal/control/build/registry"
+	"github.com/pandastack/pandastack/internal/control/job"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/control/template"
@@ -19,10 +20,11 @@ import (
 // cachedImages is how much of pulled images is kept for the next build on them, in bytes.
 const cachedImages = 4 << 30
 
-// builds makes the service that builds templates, and takes up what an earlier node left of it.
+// builds makes the service that builds templates and registers it with the job queue.
 func (n *node) builds(
 	ctx context.Context,
 	db *store.DB,
+	jobs *job.Queue,
 	host hostapi.Host,
 	templates *template.Service,
 	boxes *sandbox.Service,
@@ -43,7 +45,7 @@ func (n *node) builds(
 			MemoryMiB:     c.MemoryMiB,
 			MaxQueued:     c.QueueLimit,
 		},
-		build.Deps{Store: db, Host: host, Templates: templates, Sandboxes: boxes, Registry: images, Log: n.Log},
+		build.Deps{Store: db, Jobs: jobs, Host: host, Templates: templates, Sandboxes: boxes, Registry: images, Log: n.Log},
 	)
 	if err != nil {
 		return nil, err

@@ -18,6 +18,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/audit"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/build"
+	"github.com/pandastack/pandastack/internal/control/job"
 	"github.com/pandastack/pandastack/internal/control/metricshistory"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
 	"github.com/pandastack/pandastack/internal/control/store"
@@ -63,7 +64,11 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	if err != nil {
 		return nil, "", err
 	}
-	builds, err := n.builds(ctx, db, host, templates, boxes)
+	jobs, err := job.New(job.Config{Exclusive: !db.Shared()}, db, n.Log)
+	if err != nil {
+		return nil, "", err
+	}
+	builds, err := n.builds(ctx, db, jobs, host, templates, boxes)
 	if err != nil {
 		return nil, "", err
 	}
@@ -89,6 +94,7 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	}
 	n.run(ctx, "audit log", log.Run)
 	n.run(ctx, "sandboxes", boxes.Run)
+	n.run(ctx, "jobs", jobs.Run)
 	n.run(ctx, "builds", builds.Run)
 	n.run(ctx, "history", past.Run)
 	return handler, first, nil

@@ -75,15 +75,16 @@ func (s *Service) StartReserved(ctx context.Context, p auth.Principal, id api.Bu
 		return api.AsError(err)
 	}
 	if spec.Registry != nil {
-		s.mu.Lock()
-		s.secrets[row.ID] = spec.Registry
-		s.mu.Unlock()
+		s.setSecret(row.ID, spec.Registry)
 	}
 	err = s.db.Write(ctx, "build launch", func(ctx context.Context, tx *store.Tx) error {
 		if err := s.admit(ctx, tx, row, spec); err != nil {
 			return err
 		}
-		return tx.UpdateBuild(ctx, &row, []string{stateDeferred}, "state", "hash", "spec", "created")
+		if err := tx.UpdateBuild(ctx, &row, []string{stateDeferred}, "state", "hash", "spec", "created"); err != nil {
+			return err
+		}
+		return s.enqueueJob(ctx, tx, row, 0)
 	})
 	if errors.Is(err, store.ErrNotFound) {
 		return api.Errorf(api.WrongState, "build %s was begun before", id)
@@ -91,7 +92,7 @@ func (s *Service) StartReserved(ctx context.Context, p auth.Principal, id api.Bu
 	if err != nil {
 		return asError(err)
 	}
-	s.notify()
+	s.jobs.Notify()
 	return nil
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi/hosttest"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/build"
+	"github.com/pandastack/pandastack/internal/control/job"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/control/template"
@@ -102,6 +103,11 @@ func (w *fixture) start() {
 	if w.boxes, err = sandbox.New(sandbox.Defaults(), sandbox.Deps{Store: w.db, Host: w.h, Templates: w.templates, Log: slog.New(slog.DiscardHandler)}); err != nil {
 		w.t.Fatal(err)
 	}
+	log := slog.New(slog.DiscardHandler)
+	jobs, err := job.New(job.Config{Exclusive: true}, w.db, log)
+	if err != nil {
+		w.t.Fatal(err)
+	}
 	found := w.registry
 	if found == nil {
 		found = w
@@ -110,11 +116,12 @@ func (w *fixture) start() {
 		w.cfg,
 		build.Deps{
 			Store:     w.db,
+			Jobs:      jobs,
 			Host:      w.h,
 			Templates: w.templates,
 			Sandboxes: w.boxes,
 			Registry:  found,
-			Log:       slog.New(slog.DiscardHandler),
+			Log:       log,
 		},
 	)
 	if err == nil {
@@ -124,12 +131,13 @@ func (w *fixture) start() {
 		w.t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
+	done := make(chan error, 2)
 	go func() { done <- w.Run(ctx) }()
+	go func() { done <- jobs.Run(ctx) }()
 	w.interrupt = cancel
 	w.stop = sync.OnceFunc(func() {
 		cancel()
-		if err := <-done; err != nil {
+		if err := errors.Join(<-done, <-done); err != nil {
 			w.t.Error(err)
 		}
 	})

@@ -8,42 +8,17 @@ import (
 	"slices"
 	"time"
 
-	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
-// recover queues again what a process that is gone was building.
-func (s *Service) recover(ctx context.Context) error {
-	rows, err := s.db.Read().Builds(ctx, store.BuildQuery{States: []string{stateRunning}})
-	if err != nil {
-		return err
-	}
-	for _, row := range rows {
-		if s.db.Shared() && row.Owner != s.instance && time.Since(store.Time(row.Started)) < s.cfg.BuildTimeout {
-			continue // another process on the same store may be at it
-		}
-		row.State, row.Owner, row.Step, row.Done, row.Cached = stateQueued, "", "", 0, 0
-		columns := []string{"state", "owner", "step", "done", "cached"}
-		if row.Attempt >= s.cfg.MaxAttempts {
-			row.State, row.Ended, row.Code = stateFailed, store.Micros(time.Now()), string(api.Unavailable)
-			row.Error = "the node was restarted in the middle of the build too often: try it again"
-			columns = append(columns, "ended", "code", "error")
-		}
-		err := s.db.Write(ctx, "build recover", func(ctx context.Context, tx *store.Tx) error {
-			return tx.UpdateBuild(ctx, &row, []string{stateRunning}, columns...)
-		})
-		if err != nil && !errors.Is(err, store.ErrNotFound) {
-			return err
-		}
-	}
-	return nil
-}
-
 // collectGarbage removes what is not needed any more. What cannot be removed now is tried again.
 func (s *Service) collectGarbage(ctx context.Context) {
+	s.collecting.Lock()
+	defer s.collecting.Unlock()
 	for what, do := range map[string]func(context.Context) error{
 		"builds": s.gcBuilds, "inputs": s.gcInputs, "layers": s.gcLayers, "host": s.gcHost, "waiting": s.gcDeferred,
+		"jobs": s.adopt,
 	} {
 		if err := do(ctx); err != nil && ctx.Err() == nil {
 			s.log.Warn("what builds left could not be removed now", "what", what, "err", err)

@@ -31,6 +31,8 @@ const (
 type buildLog struct {
 	db    *store.DB
 	build string
+	// written, if not nil, is called in the transaction that writes lines, with the number of the last one.
+	written func(ctx context.Context, tx *store.Tx, last int64) error
 
 	writing sync.Mutex // held while lines are written, and taken before mu
 
@@ -99,11 +101,12 @@ func (j *buildLog) flush(ctx context.Context) error {
 	batch := j.unwritten[:min(len(j.unwritten), logPage)]
 	j.mu.Unlock()
 	for len(batch) > 0 {
-		err := j.db.Write(
-			ctx,
-			"build log",
-			func(ctx context.Context, tx *store.Tx) error { return tx.AppendBuildLines(ctx, batch) },
-		)
+		err := j.db.Write(ctx, "build log", func(ctx context.Context, tx *store.Tx) error {
+			if err := tx.AppendBuildLines(ctx, batch); err != nil || j.written == nil {
+				return err
+			}
+			return j.written(ctx, tx, batch[len(batch)-1].Seq)
+		})
 		if err != nil {
 			return err
 		}

@@ -83,6 +83,9 @@ func (s *Service) enqueue(ctx context.Context, row store.Build, spec Spec, input
 			return row, wrapNoSpace(err)
 		}
 	}
+	if spec.Registry != nil { // before a worker can see the build
+		s.setSecret(row.ID, spec.Registry)
+	}
 	var same *store.Build
 	err = s.db.Write(ctx, "build enqueue", func(ctx context.Context, tx *store.Tx) (err error) {
 		if same, err = s.findEquivalent(ctx, tx, row, spec); err != nil || same != nil {
@@ -91,21 +94,33 @@ func (s *Service) enqueue(ctx context.Context, row store.Build, spec Spec, input
 		if err := s.admit(ctx, tx, row, spec); err != nil {
 			return err
 		}
-		return tx.InsertBuild(ctx, &row)
+		if err := tx.InsertBuild(ctx, &row); err != nil {
+			return err
+		}
+		return s.enqueueJob(ctx, tx, row, 0)
 	})
+	if err != nil || same != nil {
+		s.setSecret(row.ID, nil)
+	}
 	if err != nil {
 		return row, err
 	}
 	if same != nil {
 		return *same, os.RemoveAll(s.dir("inputs", row.ID))
 	}
-	if spec.Registry != nil {
-		s.mu.Lock()
-		s.secrets[row.ID] = spec.Registry
-		s.mu.Unlock()
-	}
-	s.notify()
+	s.jobs.Notify()
 	return row, nil
+}
+
+// setSecret remembers the credentials that a build needs, or forgets them if who is nil. They are never stored.
+func (s *Service) setSecret(build string, who *api.RegistryAuth) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if who == nil {
+		delete(s.secrets, build)
+		return
+	}
+	s.secrets[build] = who
 }
 
 // findEquivalent finds the build that made, or is to make, what row would: of the same template and content. Of what may have
@@ -267,41 +282,35 @@ func (s *Service) List(ctx context.Context, p auth.Principal, name string) ([]ap
 
 var errCancelled = api.Errorf(api.Canceled, "the build was cancelled")
 
-// Cancel ends a build that has not ended, and answers it. One under way ends a moment later; nothing of it is
-// left but the layers that were finished.
+// Cancel ends a build that has not ended, and returns it. Of a build under way only its finished layers stay.
 func (s *Service) Cancel(ctx context.Context, p auth.Principal, id api.BuildID) (api.Build, error) {
 	row, err := s.find(ctx, p, id)
 	if err != nil {
 		return api.Build{}, err
 	}
-	s.mu.Lock()
-	a := s.active[row.ID]
-	s.mu.Unlock()
-	if a != nil {
-		a.stop(errCancelled)
-		select {
-		case <-a.done:
-		case <-ctx.Done():
+	if slices.Contains(store.ActiveBuildStates, row.State) {
+		if _, err := s.jobs.Cancel(ctx, row.ID); err != nil && !errors.Is(err, store.ErrNotFound) {
+			return api.Build{}, api.AsError(err)
+		}
+		if row, err = s.find(ctx, p, id); err != nil {
+			return api.Build{}, err
 		}
 	}
-	row, err = s.find(ctx, p, id)
-	if err != nil || row.State == stateDone || row.State == stateFailed {
-		if err == nil && row.State == stateDone {
-			err = api.Errorf(api.WrongState, "build %s has ended: %s", id, row.State)
-		}
-		return view(row), err
+	switch row.State {
+	case stateFailed:
+		return view(row), nil
+	case stateDone:
+		return view(row), api.Errorf(api.WrongState, "build %s has ended: %s", id, row.State)
 	}
+	// The build has no job: it is deferred, or a version of this program without a job queue runs it.
 	was := row.State
-	row.State, row.Error, row.Code, row.Ended = stateFailed, errCancelled.Message, string(
-		api.Canceled,
-	), store.Micros(
-		time.Now(),
-	)
+	row.State, row.Error, row.Code = stateFailed, errCancelled.Message, string(errCancelled.Code)
+	row.Ended = store.Micros(time.Now())
 	err = s.db.Write(ctx, "build cancel", func(ctx context.Context, tx *store.Tx) error {
 		return tx.UpdateBuild(ctx, &row, []string{was}, "state", "error", "code", "ended")
 	})
 	if errors.Is(err, store.ErrNotFound) {
-		return s.Cancel(ctx, p, id) // it went on meanwhile
+		return s.Cancel(ctx, p, id) // its state has changed meanwhile
 	}
 	if err != nil {
 		return api.Build{}, api.AsError(err)

@@ -2,6 +2,7 @@ package build_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/build"
+	"github.com/pandastack/pandastack/internal/control/store"
 )
 
 // createGate holds the machines of builds back until it is opened.
@@ -372,4 +374,48 @@ func TestBuildGC(t *testing.T) {
 	if got := w.readFile("a0", "/none"); strings.Contains(got, "template") {
 		t.Errorf("a sandbox of what is left: %s", got)
 	}
+}
+
+// TestBuildsOfEarlierVersion starts on a store whose builds have no jobs: a program without a job queue wrote it.
+func TestBuildsOfEarlierVersion(t *testing.T) {
+	f := newFixture(t, func(c *build.Config) { c.MaxAttempts = 3 })
+	f.blockCreates()
+	ids := map[string]api.BuildID{}
+	for n, name := range []string{"queued", "running", "lost"} {
+		ids[name] = f.enqueue(echoSpec(name, n), nil).ID
+	}
+	f.stop()
+	f.h.SetHook(nil)
+	err := f.db.Write(t.Context(), "test", func(ctx context.Context, tx *store.Tx) error {
+		var all error
+		for name, id := range ids {
+			row := store.Build{ID: string(id), State: "queued", Owner: "earlier", Step: "1/2", Done: 1}
+			if name != "queued" {
+				row.State, row.Attempt, row.Started = "running", 1, 1
+			}
+			if name == "lost" {
+				row.Attempt = 3
+			}
+			all = errors.Join(all, tx.DeleteJob(ctx, string(id)),
+				tx.UpdateBuild(ctx, &row, []string{"queued"}, "state", "owner", "attempt", "started", "step", "done"))
+		}
+		return all
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.start()
+	for name, want := range map[string]api.Build{
+		"queued":  {Status: api.BuildDone, Attempt: 1},
+		"running": {Status: api.BuildDone, Attempt: 2},
+		"lost":    {Status: api.BuildFailed, Attempt: 3, Code: api.Unavailable},
+	} {
+		got, log := f.wait(ids[name])
+		if got.Status != want.Status || got.Attempt != want.Attempt || got.Code != want.Code {
+			t.Errorf("build %s: got %s after %d attempts, code %q; want %s after %d, code %q\n%s",
+				name, got.Status, got.Attempt, got.Code, want.Status, want.Attempt, want.Code, log)
+		}
+	}
+	f.CollectGarbage(t.Context())
+	f.checkClean(2)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/job"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/lib/cleanup"
 )
@@ -24,9 +25,10 @@ const publishStep = "publish"
 // cleanupTimeout bounds what is done for a build after its context has ended.
 const cleanupTimeout = 2 * time.Minute
 
-// buildRun is a build under way. But for stop it belongs to one goroutine.
+// buildRun is one attempt of a build. It belongs to one goroutine.
 type buildRun struct {
 	s         *Service
+	lease     *job.Lease
 	row       store.Build
 	spec      Spec
 	principal auth.Principal
@@ -37,21 +39,30 @@ type buildRun struct {
 	contexts  *contextFiles
 	limits    *api.Limits     // of what it is made from, which stand unless the request says others
 	pruned    []store.Version // of the template, which the new one pushed out
-
-	mu     sync.Mutex
-	cancel context.CancelCauseFunc // guarded by mu
-	cause  error                   // stop came before the beginning; guarded by mu
 }
 
-func (s *Service) newRun(ctx context.Context, row store.Build) (*buildRun, error) {
-	j, err := openLog(ctx, s.db, row.ID)
+// newRun makes the run of a leased build and lists it as active.
+func (s *Service) newRun(ctx context.Context, lease *job.Lease) (*buildRun, error) {
+	row, err := s.db.Read().Build(ctx, lease.Job().ID)
+	if errors.Is(err, store.ErrNotFound) {
+		return nil, job.Permanent(err)
+	}
 	if err != nil {
 		return nil, err
 	}
+	if row.State != stateRunning {
+		return nil, job.Permanent(fmt.Errorf("build %s is %s", row.ID, row.State))
+	}
+	log, err := openLog(ctx, s.db, row.ID)
+	if err != nil {
+		return nil, err
+	}
+	log.written = lease.SetLogPosition
 	a := &buildRun{
 		s:         s,
+		lease:     lease,
 		row:       row,
-		log:       j,
+		log:       log,
 		done:      make(chan struct{}),
 		principal: auth.Principal{Workspace: api.Workspace(row.Workspace)},
 	}
@@ -63,72 +74,48 @@ func (s *Service) newRun(ctx context.Context, row store.Build) (*buildRun, error
 	return a, nil
 }
 
-// stop ends the attempt with a cause.
-func (a *buildRun) stop(cause error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.cause = cause
-	if a.cancel != nil {
-		a.cancel(cause)
+// close ends the record of the run.
+func (a *buildRun) close() {
+	a.log.close()
+	a.s.mu.Lock()
+	delete(a.s.active, a.row.ID)
+	if a.row.State != stateQueued {
+		delete(a.s.secrets, a.row.ID)
 	}
+	a.s.mu.Unlock()
+	close(a.done)
 }
 
-// withDeadline gives the attempt its context.
-func (a *buildRun) withDeadline(ctx context.Context) (context.Context, context.CancelFunc) {
-	limit := a.s.cfg.BuildTimeout
-	ctx, free := context.WithTimeoutCause(ctx, limit, api.Errorf(api.Timeout, "the build took longer than %s", limit))
-	ctx, cancel := context.WithCancelCause(ctx)
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.cancel = cancel
-	if a.cause != nil {
-		cancel(a.cause)
+// execute runs one attempt of a build and writes its outcome. It implements job.Worker.Run.
+func (s *Service) execute(parent context.Context, lease *job.Lease) error {
+	a, err := s.newRun(parent, lease)
+	if err != nil {
+		return err
 	}
-	return ctx, func() {
-		cancel(nil)
-		free()
-	}
-}
-
-// execute builds, and writes how it went.
-func (s *Service) execute(parent context.Context, a *buildRun) {
-	ctx, end := a.withDeadline(parent)
-	defer end()
-	keeping, stopKeeping := context.WithCancel(context.WithoutCancel(ctx))
-	var kept sync.WaitGroup
-	kept.Go(func() { a.log.flushPeriodically(keeping) })
+	defer a.close()
+	limit := s.cfg.BuildTimeout
+	ctx, free := context.WithTimeoutCause(parent, limit, api.Errorf(api.Timeout, "the build took longer than %s", limit))
+	defer free()
+	flushing, stopFlushing := context.WithCancel(context.WithoutCancel(ctx))
+	var flushed sync.WaitGroup
+	flushed.Go(func() { a.log.flushPeriodically(flushing) })
 	s.log.Info("build begins", "build", a.row.ID, "template", a.row.Name, "workspace", a.row.Workspace)
-	err := a.runAndClean(ctx)
-	stopKeeping()
-	kept.Wait()
-	firmly, free := context.WithTimeoutCause(
+	err = a.runAndClean(ctx)
+	stopFlushing()
+	flushed.Wait()
+	final, freeFinal := context.WithTimeoutCause(
 		context.WithoutCancel(parent),
 		cleanupTimeout,
 		errors.New("the end of the build could not be written in time"),
 	)
-	defer free()
-	if parent.Err() != nil && err != nil {
-		err = a.requeue(firmly)
-	} else {
-		err = a.finish(firmly, err)
+	defer freeFinal()
+	switch cause := context.Cause(parent); {
+	case err != nil && errors.Is(cause, job.ErrLeaseLost):
+		return cause // the build belongs to another process
+	case err != nil && errors.Is(cause, job.ErrShutdown):
+		return a.requeue(final)
 	}
-	if err != nil {
-		s.log.Error(
-			"the end of a build could not be written; it is found by the next start",
-			"build",
-			a.row.ID,
-			"err",
-			err,
-		)
-	}
-	a.log.close()
-	s.mu.Lock()
-	delete(s.active, a.row.ID)
-	if a.row.State != stateQueued {
-		delete(s.secrets, a.row.ID)
-	}
-	s.mu.Unlock()
-	close(a.done)
+	return a.finish(final, err)
 }
 
 // runAndClean builds and leaves nothing of it on the host but layers and, when it went well, the template.
@@ -154,7 +141,7 @@ func (a *buildRun) runAndClean(ctx context.Context) (err error) {
 		a.log.append(
 			levelWarn,
 			"",
-			fmt.Sprintf("the node was restarted: attempt %d goes on from the last finished step", a.row.Attempt),
+			fmt.Sprintf("attempt %d of the build continues after the last finished step", a.row.Attempt),
 		)
 	}
 	defer func() { err = errors.Join(err, a.contexts.close()) }()
@@ -272,11 +259,17 @@ func (a *buildRun) commit(ctx context.Context, t hostapi.Template, from hostapi.
 				return err
 			}
 		}
+		if err := a.lease.Complete(ctx, tx, nil); err != nil {
+			return err
+		}
 		return tx.UpdateBuild(ctx, &row, []string{stateRunning})
 	})
+	if errors.Is(err, job.ErrLeaseLost) {
+		return err
+	}
 	if now, rerr := a.s.db.Read().Build(ctx, row.ID); err != nil && (rerr != nil || now.State != stateDone) {
 		return err
-	} // it was committed, whatever came after
+	} // the transaction may have been committed although its commit returned an error
 	a.row, a.pruned = row, old
 	return nil
 }
@@ -295,6 +288,9 @@ func (a *buildRun) setStep(ctx context.Context, step string, cached bool) error 
 	}
 	a.row.Step = step
 	err := a.s.db.Write(ctx, "build step", func(ctx context.Context, tx *store.Tx) error {
+		if err := a.lease.SetProgress(ctx, tx, step); err != nil {
+			return err
+		}
 		return tx.UpdateBuild(ctx, &a.row, []string{stateRunning}, "step", "done", "steps", "cached")
 	})
 	if err != nil {
@@ -307,6 +303,9 @@ func (a *buildRun) setStep(ctx context.Context, step string, cached bool) error 
 func (a *buildRun) finish(ctx context.Context, err error) error {
 	if err == nil || a.row.State == stateDone {
 		return a.log.flush(ctx)
+	}
+	if errors.Is(err, job.ErrCancelled) {
+		err = errCancelled
 	}
 	e, known := errors.AsType[*api.Error](err)
 	if !known {
@@ -322,19 +321,11 @@ func (a *buildRun) finish(ctx context.Context, err error) error {
 	row := a.row
 	row.State, row.Error, row.Code, row.Ended = stateFailed, e.Message, string(e.Code), store.Micros(time.Now())
 	werr := a.s.db.Write(ctx, "build end", func(ctx context.Context, tx *store.Tx) error {
-		return tx.UpdateBuild(
-			ctx,
-			&row,
-			[]string{stateRunning},
-			"state",
-			"error",
-			"code",
-			"ended",
-			"step",
-			"done",
-			"steps",
-			"cached",
-		)
+		if err := a.lease.Fail(ctx, tx, e); err != nil {
+			return err
+		}
+		return tx.UpdateBuild(ctx, &row, []string{stateRunning},
+			"state", "error", "code", "ended", "step", "done", "steps", "cached")
 	})
 	if werr == nil {
 		a.row = row
@@ -349,6 +340,9 @@ func (a *buildRun) requeue(ctx context.Context) error {
 	row := a.row
 	row.State, row.Owner, row.Attempt, row.Step, row.Done, row.Cached = stateQueued, "", row.Attempt-1, "", 0, 0
 	err := a.s.db.Write(ctx, "build requeue", func(ctx context.Context, tx *store.Tx) error {
+		if err := a.lease.Release(ctx, tx); err != nil {
+			return err
+		}
 		return tx.UpdateBuild(ctx, &row, []string{stateRunning}, "state", "owner", "attempt", "step", "done", "cached")
 	})
 	if err == nil {

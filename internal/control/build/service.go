@@ -3,20 +3,19 @@ package build
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/job"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/image/dockerfile"
 )
@@ -96,6 +95,7 @@ type Registry interface {
 // Deps are the components a Service stands on. All but Registry are required.
 type Deps struct {
 	Store     *store.DB
+	Jobs      *job.Queue // runs the builds; New registers their worker
 	Host      hostapi.Host
 	Templates Templates
 	Sandboxes Sandboxes
@@ -107,13 +107,14 @@ type Deps struct {
 type Service struct {
 	cfg       Config
 	db        *store.DB
+	jobs      *job.Queue
 	host      hostapi.Host
 	templates Templates
 	sandboxes Sandboxes
 	registry  Registry
 	log       *slog.Logger
-	instance  string
-	wake      chan struct{}
+
+	collecting sync.Mutex // held by collectGarbage, so that it runs once at a time; taken before mu
 
 	mu        sync.Mutex
 	active    map[string]*buildRun         // by build; guarded by mu
@@ -122,21 +123,23 @@ type Service struct {
 	orphans   map[string]time.Time         // when what nobody owns was seen first; guarded by mu
 }
 
-// New makes a service; it touches nothing.
+// New makes a service and registers its worker with the job queue; it does not touch the store.
 func New(cfg Config, deps Deps) (*Service, error) {
-	if cfg.Dir == "" || deps.Store == nil || deps.Host == nil || deps.Templates == nil || deps.Sandboxes == nil ||
-		deps.Log == nil {
-		return nil, errors.New("build: directory, store, host, templates, sandboxes and log are required")
+	if cfg.Dir == "" || deps.Store == nil || deps.Jobs == nil || deps.Host == nil || deps.Templates == nil ||
+		deps.Sandboxes == nil || deps.Log == nil {
+		return nil, errors.New("build: directory, store, jobs, host, templates, sandboxes and log are required")
 	}
-	return &Service{
-		cfg: cfg.withDefaults(), db: deps.Store, host: deps.Host, templates: deps.Templates, sandboxes: deps.Sandboxes,
-		registry: deps.Registry, log: deps.Log, instance: strings.ToLower(rand.Text()), wake: make(chan struct{}, 1),
-		active: map[string]*buildRun{}, activated: make(chan struct{}), secrets: map[string]*api.RegistryAuth{}, orphans: map[string]time.Time{},
-	}, nil
+	s := &Service{
+		cfg: cfg.withDefaults(), db: deps.Store, jobs: deps.Jobs, host: deps.Host, templates: deps.Templates,
+		sandboxes: deps.Sandboxes, registry: deps.Registry, log: deps.Log, active: map[string]*buildRun{},
+		activated: make(chan struct{}), secrets: map[string]*api.RegistryAuth{}, orphans: map[string]time.Time{},
+	}
+	deps.Jobs.Register(s.worker())
+	return s, nil
 }
 
-// Open makes the directory ready and takes back what an earlier process left: builds that were under way are
-// queued again, or fail when that happened too often. Call it before Run and before any verb.
+// Open prepares the directory, and enqueues jobs for builds of an earlier version that had none. Call it before the
+// job queue runs and before any other method.
 func (s *Service) Open(ctx context.Context) error {
 	if err := os.RemoveAll(s.dir("spool")); err != nil {
 		return fmt.Errorf("builds: %w", err)
@@ -146,98 +149,23 @@ func (s *Service) Open(ctx context.Context) error {
 			return fmt.Errorf("builds: %w", err)
 		}
 	}
-	return s.recover(ctx)
+	return s.adopt(ctx)
 }
 
 func (s *Service) dir(names ...string) string {
 	return filepath.Join(append([]string{s.cfg.Dir}, names...)...)
 }
 
-// notify lets Run look for work.
-func (s *Service) notify() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
-}
-
-// Run builds what is queued, and removes what is not needed any more, until ctx ends. Builds under way are
-// interrupted then and queued again.
+// Run removes what is not needed any more, until ctx ends. The job queue runs the builds themselves.
 func (s *Service) Run(ctx context.Context) error {
-	var work sync.WaitGroup
-	defer work.Wait()
-	slots := make(chan struct{}, s.cfg.Parallel)
 	tick := time.NewTicker(s.cfg.GCInterval)
 	defer tick.Stop()
-	work.Go(func() { s.collectGarbage(ctx) })
 	for {
-		s.startQueued(ctx, &work, slots)
+		s.collectGarbage(ctx)
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-s.wake:
 		case <-tick.C:
-			work.Go(func() { s.collectGarbage(ctx) })
 		}
 	}
-}
-
-// startQueued starts as many queued builds as may run.
-func (s *Service) startQueued(ctx context.Context, work *sync.WaitGroup, slots chan struct{}) {
-	for ctx.Err() == nil {
-		select {
-		case slots <- struct{}{}:
-		default:
-			return
-		}
-		a, err := s.claim(ctx)
-		if err != nil && ctx.Err() == nil {
-			s.log.Warn("the queue of builds could not be read; it is tried again", "err", err)
-		}
-		if a == nil {
-			<-slots
-			return
-		}
-		work.Go(func() {
-			defer func() {
-				<-slots
-				s.notify()
-			}()
-			s.execute(ctx, a)
-		})
-	}
-}
-
-// claim takes the oldest build whose workspace may have one more run.
-func (s *Service) claim(ctx context.Context) (*buildRun, error) {
-	rows, err := s.db.Read().Builds(ctx, store.BuildQuery{States: store.ActiveBuildStates})
-	if err != nil {
-		return nil, err
-	}
-	running := map[string]int{}
-	for _, r := range rows {
-		if r.State == stateRunning {
-			running[r.Workspace]++
-		}
-	}
-	for i := len(rows) - 1; i >= 0; i-- {
-		row := rows[i]
-		if row.State != stateQueued || running[row.Workspace] >= s.cfg.PerWorkspace {
-			continue
-		}
-		row.State, row.Owner, row.Attempt, row.Started = stateRunning, s.instance, row.Attempt+1, store.Micros(
-			time.Now(),
-		)
-		err := s.db.Write(ctx, "build begin", func(ctx context.Context, tx *store.Tx) error {
-			return tx.UpdateBuild(ctx, &row, []string{stateQueued}, "state", "owner", "attempt", "started")
-		})
-		if errors.Is(err, store.ErrNotFound) {
-			continue // it was cancelled, or another process took it
-		}
-		if err != nil {
-			return nil, err
-		}
-		return s.newRun(ctx, row)
-	}
-	return nil, nil
 }

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -22,6 +23,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/contract/hostapi/hosttest"
 	"github.com/pandastack/pandastack/internal/control/build"
+	"github.com/pandastack/pandastack/internal/control/job"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/control/template"
@@ -77,16 +79,19 @@ func newBuilder(t *testing.T) (*fixture, *hosttest.Host) {
 	fail(err)
 	own, err := sandbox.New(sandbox.Defaults(), sandbox.Deps{Store: db, Host: h, Templates: tpl, Log: log})
 	fail(err)
+	jobs, err := job.New(job.Config{Exclusive: true}, db, log)
+	fail(err)
 	b, err := build.New(build.Config{Dir: filepath.Join(dir, "builds"), GCInterval: time.Hour},
-		build.Deps{Store: db, Host: h, Templates: tpl, Sandboxes: own, Registry: oneImage{}, Log: log})
+		build.Deps{Store: db, Jobs: jobs, Host: h, Templates: tpl, Sandboxes: own, Registry: oneImage{}, Log: log})
 	fail(err)
 	fail(b.Open(t.Context()))
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
+	done := make(chan error, 2)
 	go func() { done <- b.Run(ctx) }()
+	go func() { done <- jobs.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
-		if err := <-done; err != nil {
+		if err := errors.Join(<-done, <-done); err != nil {
 			t.Error(err)
 		}
 	})
