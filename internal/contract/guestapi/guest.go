@@ -101,6 +101,19 @@ const (
 // Offsets count bytes of output since the start of a process.
 type Offsets struct{ Stdout, Stderr, PTY int64 }
 
+// Of returns the offset of a stream, to read or to set; nil if there is no such stream.
+func (o *Offsets) Of(s Stream) *int64 {
+	switch s {
+	case StreamStdout:
+		return &o.Stdout
+	case StreamStderr:
+		return &o.Stderr
+	case StreamPTY:
+		return &o.PTY
+	}
+	return nil
+}
+
 // Exit is how a process ended.
 type Exit struct {
 	Code     int  // 128+signal for a signal, as shells have it
