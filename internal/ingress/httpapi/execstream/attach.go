@@ -8,6 +8,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestexec"
 )
 
 // Process describes a process to a client.
@@ -44,26 +45,26 @@ func formatOffsets(o guestapi.Offsets) string {
 	return fmt.Sprintf("%d-%d-%d", o.Stdout, o.Stderr, o.PTY)
 }
 
-// attachStream sends the output of a process and knows how far it came.
+// attachStream sends the output of a process and tracks up to which offset it was sent.
 type attachStream struct {
 	sse  *SSE
-	at   guestapi.Offsets
-	text [3]TextDecoder // stdout, stderr, terminal
+	at   guestapi.Offsets // where the text of the next event begins
+	text map[guestapi.Stream]*TextDecoder
 }
 
-// maxChunkBytes bounds one event, in bytes of output: a client whose connection is cut again and again gets on by
-// whole events.
+// maxChunkBytes bounds the output in one event. A client whose connection is cut again and again makes progress
+// by whole events.
 const maxChunkBytes = 4 << 10
 
-// send sends output. The event's id says where the text after it begins, so characters that are held back
-// are told again to a client that comes back.
+// send sends output. The id of an event is the offset behind its text, so a client that resumes gets the
+// characters that were still incomplete.
 func (f *attachStream) send(ev guestapi.Event) error {
-	i, at := f.place(ev.Stream)
+	text, at := f.decoder(ev.Stream), f.at.Of(ev.Stream)
 	for offset := ev.Offset; len(ev.Data) > 0; {
 		piece := ev.Data[:min(len(ev.Data), maxChunkBytes)]
 		ev.Data, offset = ev.Data[len(piece):], offset+int64(len(piece))
-		chunk := f.text[i].Decode(piece)
-		*at = offset - int64(len(f.text[i].held))
+		chunk := text.Decode(piece)
+		*at = offset - int64(len(text.held))
 		if chunk == "" {
 			continue
 		}
@@ -74,32 +75,32 @@ func (f *attachStream) send(ev guestapi.Event) error {
 	return nil
 }
 
-func (f *attachStream) place(s guestapi.Stream) (int, *int64) {
-	switch s {
-	case guestapi.StreamStderr:
-		return 1, &f.at.Stderr
-	case guestapi.StreamPTY:
-		return 2, &f.at.PTY
-	case guestapi.StreamStdout:
-		return 0, &f.at.Stdout
+func (f *attachStream) decoder(s guestapi.Stream) *TextDecoder {
+	if f.text == nil {
+		f.text = map[guestapi.Stream]*TextDecoder{}
 	}
-	return 0, &f.at.Stdout
+	if f.text[s] == nil {
+		f.text[s] = &TextDecoder{}
+	}
+	return f.text[s]
 }
 
+// flush sends what is left of incomplete characters when the process has exited.
 func (f *attachStream) flush() {
-	for i, s := range []guestapi.Stream{guestapi.StreamStdout, guestapi.StreamStderr, guestapi.StreamPTY} {
-		_, at := f.place(s)
-		*at += int64(len(f.text[i].held))
-		if rest := f.text[i].Flush(); rest != "" {
+	for _, s := range []guestapi.Stream{guestapi.StreamStdout, guestapi.StreamStderr, guestapi.StreamPTY} {
+		text := f.decoder(s)
+		*f.at.Of(s) += int64(len(text.held))
+		if rest := text.Flush(); rest != "" {
 			_ = f.sse.ID(formatOffsets(f.at), streamName(s), api.ExecChunk{Chunk: rest}) // the client may be gone
 		}
 	}
 }
 
-// AttachSSE follows a process from the given offsets: events start, stdout and stderr, then exit or
-// error. Every chunk has an id from which the stream can be taken up again without loss, as long as the
-// guest keeps the output. The process goes on when the client goes away. Failures to attach are returned
-// before anything was sent; begin makes the event stream.
+// AttachSSE follows a process from the given offsets: events start, stdout and stderr, then exit or error.
+//
+// Every chunk has an id from which the stream can be resumed without loss, as long as the guest keeps the output.
+// The process continues when the client goes away. A failure to attach is returned before anything was sent;
+// begin makes the event stream.
 func AttachSSE(
 	ctx context.Context,
 	g guestapi.Guest,
@@ -107,39 +108,34 @@ func AttachSSE(
 	from guestapi.Offsets,
 	begin func() *SSE,
 ) error {
-	p, err := g.Attach(ctx, ref, from)
-	if err != nil {
+	f := &attachStream{at: from}
+	defer func() {
+		if f.sse != nil {
+			f.sse.Close()
+		}
+	}()
+	began := time.Now()
+	exit, err := guestexec.Attach(ctx, g, ref, from, guestexec.Sink{
+		Started: func(pid uint32) error {
+			f.sse = begin()
+			return f.sse.Event("start", api.ExecStarted{PID: pid})
+		},
+		Output: f.send,
+	})
+	if f.sse == nil {
 		return GuestError(err, "process")
 	}
-	defer p.Close() //nolint:errcheck // lets go of a process that goes on
-	f := &attachStream{sse: begin(), at: from}
-	defer f.sse.Close()
-	began := time.Now()
-	if err := f.sse.Event("start", api.ExecStarted{PID: p.PID()}); err != nil {
-		return nil //nolint:nilerr // the client is gone
+	if err != nil { // incomplete characters are sent to the client if it resumes
+		_ = f.sse.Event("error", api.AsError(GuestError(err, "process"))) // the client may be gone
+		return nil
 	}
-	for {
-		ev, err := p.Next(ctx)
-		switch {
-		case err != nil: // what is held back is told to a client that comes back
-			_ = f.sse.Event("error", api.AsError(GuestError(err, "process"))) // the client may be gone
-			return nil
-		case ev.Exit != nil:
-			f.flush()
-			took := ev.Exit.Wall
-			if took == 0 {
-				took = time.Since(began)
-			}
-			exit := api.ExecExit{
-				ExitCode:    ev.Exit.Code,
-				DurationMS:  took.Milliseconds(),
-				OutOfMemory: ev.Exit.OutOfMemory,
-			}
-			_ = f.sse.Event("exit", exit) // as above
-			return nil
-		}
-		if err := f.send(ev); err != nil {
-			return nil //nolint:nilerr // the client is gone
-		}
+	f.flush()
+	took := exit.Wall
+	if took == 0 {
+		took = time.Since(began)
 	}
+	_ = f.sse.Event("exit", api.ExecExit{ // the client may be gone
+		ExitCode: exit.Code, DurationMS: took.Milliseconds(), OutOfMemory: exit.OutOfMemory,
+	})
+	return nil
 }

@@ -3,19 +3,13 @@ package execstream
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"strconv"
-	"sync"
-	"syscall"
-	"time"
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestexec"
 )
-
-// killTimeout bounds how long a kill may take whose client has gone.
-const killTimeout = 10 * time.Second
 
 // Spec makes a process of a command of a client.
 func Spec(req api.ExecRequest) guestapi.ProcessSpec {
@@ -30,29 +24,22 @@ func Spec(req api.ExecRequest) guestapi.ProcessSpec {
 	}
 }
 
-// Exec runs a command to its end and gives all of its output. A command that ran out of time is the
-// error timeout, which carries what it had printed; one that could not be started is invalid. When ctx
-// ends, the command and all it started are killed.
+// Exec runs a command until it exits and returns all of its output, up to api.MaxOutput bytes of each stream.
+//
+// A command that ran out of time is the error timeout, which carries the output so far; one that could not be
+// started is the error invalid. When ctx ends, the command and everything it started are killed.
 func Exec(ctx context.Context, g guestapi.Guest, req api.ExecRequest) (api.ExecResult, error) {
-	began := time.Now()
-	var out, err bounded
-	exit, pid, fail := run(ctx, g, req, func(uint32) error { return nil }, func(s guestapi.Stream, p []byte) error {
-		if s == guestapi.StreamStderr {
-			err.add(p)
-		} else {
-			out.add(p)
-		}
-		return nil
-	})
-	if fail != nil {
-		return api.ExecResult{}, fail
+	limit := guestexec.Limit{Bytes: api.MaxOutput}
+	run, err := guestexec.Run(ctx, g, execCommand(req), guestexec.Limits{Stdout: limit, Stderr: limit})
+	if err := commandError(run.Status, err); err != nil {
+		return api.ExecResult{}, err
 	}
 	res := api.ExecResult{
-		Stdout: toValidUTF8(out.data), StdoutTruncated: out.over,
-		Stderr: toValidUTF8(err.data), StderrTruncated: err.over,
-		ExitCode: exit.Code, DurationMS: time.Since(began).Milliseconds(), PID: pid, OutOfMemory: exit.OutOfMemory,
+		Stdout: toValidUTF8(run.Stdout.Data), StdoutTruncated: run.Stdout.Truncated,
+		Stderr: toValidUTF8(run.Stderr.Data), StderrTruncated: run.Stderr.Truncated,
+		ExitCode: run.Exit.Code, DurationMS: run.Took.Milliseconds(), PID: run.PID, OutOfMemory: run.Exit.OutOfMemory,
 	}
-	if !exit.TimedOut {
+	if !run.Exit.TimedOut {
 		return res, nil
 	}
 	return res, timeout(req).With("stdout", res.Stdout).With("stderr", res.Stderr).
@@ -83,108 +70,92 @@ func Background(ctx context.Context, g guestapi.Guest, req api.ExecRequest) (api
 }
 
 // ToSSE runs a command and sends its output as events: start, then stdout and stderr with chunks of whole
-// characters, then exit, or error. Failures to start are returned before anything was sent; begin makes
-// the event stream.
+// characters, then exit, or error.
+//
+// A failure to start the command is returned before anything was sent; begin makes the event stream.
 func ToSSE(ctx context.Context, g guestapi.Guest, req api.ExecRequest, begin func() *SSE) error {
-	began := time.Now()
 	var sse *SSE
-	var out, errs TextDecoder
 	defer func() {
 		if sse != nil {
 			sse.Close()
 		}
 	}()
-	send := func(s guestapi.Stream, text string) error {
-		if text == "" {
-			return nil
-		}
+	out := textSink{send: func(s guestapi.Stream, text string) error {
 		return sse.Event(streamName(s), api.ExecChunk{Chunk: text})
-	}
-	exit, _, err := run(ctx, g, req,
-		func(pid uint32) error { sse = begin(); return sse.Event("start", api.ExecStarted{PID: pid}) },
-		func(s guestapi.Stream, p []byte) error {
-			if s == guestapi.StreamStderr {
-				return send(s, errs.Decode(p))
-			}
-			return send(s, out.Decode(p))
-		})
+	}}
+	run, err := guestexec.Stream(ctx, g, execCommand(req), guestexec.Sink{
+		Started: func(pid uint32) error { sse = begin(); return sse.Event("start", api.ExecStarted{PID: pid}) },
+		Output:  out.output,
+	})
+	err = commandError(run, err)
 	if sse == nil {
 		return err
 	}
-	if err == nil && exit.TimedOut {
+	if err == nil && run.Exit.TimedOut {
 		err = timeout(req)
 	}
-	// From here on the client has its answer: what cannot be sent to it is nobody's to know.
-	_ = send(guestapi.StreamStdout, out.Flush())
-	_ = send(guestapi.StreamStderr, errs.Flush())
+	_ = out.flush() // from here on a client that cannot be written to is gone, and needs nothing
 	if err != nil {
 		_ = sse.Event("error", api.AsError(err))
 		return nil
 	}
-	_ = sse.Event(
-		"exit",
-		api.ExecExit{ExitCode: exit.Code, DurationMS: time.Since(began).Milliseconds(), OutOfMemory: exit.OutOfMemory},
-	)
+	_ = sse.Event("exit", api.ExecExit{
+		ExitCode: run.Exit.Code, DurationMS: run.Took.Milliseconds(), OutOfMemory: run.Exit.OutOfMemory,
+	})
 	return nil
 }
 
-// run starts a command, tells its pid, gives its output to sink and answers how it ended. When ctx ends
-// or a function answers an error, the command is killed.
-func run(ctx context.Context, g guestapi.Guest, req api.ExecRequest, started func(pid uint32) error,
-	sink func(guestapi.Stream, []byte) error) (guestapi.Exit, uint32, error) {
-	p, err := g.Start(ctx, Spec(req))
+// execCommand is the program of a client's command, with its input.
+func execCommand(req api.ExecRequest) guestexec.Command {
+	cmd := guestexec.Command{Spec: Spec(req)}
+	if req.Stdin != nil {
+		cmd.Input = func(_ context.Context, w io.Writer) error {
+			_, err := io.WriteString(w, *req.Stdin)
+			return err
+		}
+	}
+	return cmd
+}
+
+// commandError translates what guestexec returned about a client's command; nil if the command was executed.
+// A command that does not read its input to the end is no error.
+func commandError(st guestexec.Status, err error) error {
 	if err != nil {
-		return guestapi.Exit{}, 0, GuestError(err, "command")
+		return GuestError(err, "command")
 	}
-	var feeding sync.WaitGroup
-	defer feeding.Wait()
-	defer p.Close() //nolint:errcheck // the process has ended or is being killed
-	err = started(p.PID())
-	if err == nil && req.Stdin != nil {
-		feeding.Go(func() {
-			// A program that does not read its input to the end is no error.
-			_, _ = io.WriteString(p, *req.Stdin)
-			_ = p.CloseInput()
-		})
+	if st.Exit.Error != "" {
+		return api.Errorf(api.Invalid, "command could not be started: %s", st.Exit.Error)
 	}
-	var exit *guestapi.Exit
-	if err == nil {
-		exit, err = drain(ctx, p, sink)
-	}
-	switch {
-	case err != nil:
-		kill(ctx, g, p.PID(), int(syscall.SIGKILL))
-		return guestapi.Exit{}, p.PID(), GuestError(err, "command")
-	case exit.Error != "":
-		return guestapi.Exit{}, p.PID(), api.Errorf(api.Invalid, "command could not be started: %s", exit.Error)
-	}
-	return *exit, p.PID(), nil
+	return nil
 }
 
-// drain follows a process until its exit.
-func drain(ctx context.Context, p guestapi.Process, sink func(guestapi.Stream, []byte) error) (*guestapi.Exit, error) {
-	for {
-		ev, err := p.Next(ctx)
-		switch {
-		case errors.Is(err, io.EOF):
-			return nil, fmt.Errorf("process ended without an exit: %w", guestapi.ErrLost)
-		case err != nil:
-			return nil, err
-		case ev.Exit != nil:
-			return ev.Exit, nil
-		}
-		if err := sink(ev.Stream, ev.Data); err != nil {
-			return nil, err
-		}
-	}
+// textSink sends the output of a command as text of whole characters.
+type textSink struct {
+	out, err TextDecoder
+	send     func(s guestapi.Stream, text string) error // is never called with ""
 }
 
-// kill sends a signal to a process and all it started, although the client may have gone. An answer that
-// it has ended already is what was wanted.
-func kill(ctx context.Context, g guestapi.Guest, pid uint32, signal int) {
-	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), killTimeout, errors.New("kill took too long"))
-	defer cancel()
-	_ = g.Signal(ctx, guestapi.ProcessRef{PID: pid}, signal, true) // nobody is left to hear of it
+func (t *textSink) output(e guestapi.Event) error {
+	d := &t.out
+	if e.Stream == guestapi.StreamStderr {
+		d = &t.err
+	}
+	if text := d.Decode(e.Data); text != "" {
+		return t.send(e.Stream, text)
+	}
+	return nil
+}
+
+// flush sends the incomplete characters that were held back.
+func (t *textSink) flush() error {
+	var err error
+	if text := t.out.Flush(); text != "" {
+		err = t.send(guestapi.StreamStdout, text)
+	}
+	if text := t.err.Flush(); text != "" {
+		err = errors.Join(err, t.send(guestapi.StreamStderr, text))
+	}
+	return err
 }
 
 // timeout is what a command is told that ran longer than its client wanted. The text is known to the
@@ -202,17 +173,4 @@ func streamName(s guestapi.Stream) string {
 		return "stdout"
 	}
 	return "stdout"
-}
-
-// bounded keeps the first api.MaxOutput bytes.
-type bounded struct {
-	data []byte
-	over bool
-}
-
-func (b *bounded) add(p []byte) {
-	if room := api.MaxOutput - len(b.data); len(p) > room {
-		p, b.over = p[:room], true
-	}
-	b.data = append(b.data, p...)
 }

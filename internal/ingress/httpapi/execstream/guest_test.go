@@ -84,6 +84,8 @@ type process struct {
 	hang   bool
 	echo   bool // what is typed comes back; "exit\n" ends it
 
+	echoed int64 // bytes; used by the one who follows
+
 	once  sync.Once
 	dead  chan struct{}
 	typed chan string
@@ -94,7 +96,15 @@ type process struct {
 	sizes []guestapi.Size
 }
 
+// proc gives events at offsets that follow from their lengths.
 func proc(events ...guestapi.Event) *process {
+	var at guestapi.Offsets
+	for i, e := range events {
+		if e.Exit == nil {
+			events[i].Offset = *at.Of(e.Stream)
+			*at.Of(e.Stream) += int64(len(e.Data))
+		}
+	}
 	return &process{events: events, dead: make(chan struct{}), typed: make(chan string, 100)}
 }
 
@@ -135,7 +145,8 @@ func (p *process) Next(ctx context.Context) (guestapi.Event, error) {
 		if s == "exit\n" {
 			return guestapi.Event{Exit: &guestapi.Exit{Code: 5}}, nil
 		}
-		return guestapi.Event{Stream: guestapi.StreamPTY, Data: []byte(s)}, nil
+		p.echoed += int64(len(s))
+		return guestapi.Event{Stream: guestapi.StreamPTY, Offset: p.echoed - int64(len(s)), Data: []byte(s)}, nil
 	case <-p.dead:
 		return guestapi.Event{Exit: &guestapi.Exit{Code: 137, Signal: 9}}, nil
 	}

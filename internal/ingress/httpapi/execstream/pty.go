@@ -10,6 +10,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestexec"
 )
 
 // shell is what runs in a terminal when the client names no command.
@@ -134,16 +135,17 @@ func (t Terminal) PTY(ctx context.Context, g guestapi.Guest, p guestapi.Process,
 	defer cancel(errors.New("terminal ended"))
 	s.keepAlive(ctx, cancel)
 	s.wg.Go(func() { cancel(t.input(ctx, p, conn)) })
-	exit, err := drain(ctx, p, func(_ guestapi.Stream, b []byte) error {
-		return conn.Write(ctx, websocket.MessageBinary, b)
-	})
+	exit, err := guestexec.Follow(ctx, p, guestexec.Sink{Output: func(e guestapi.Event) error {
+		return conn.Write(ctx, websocket.MessageBinary, e.Data)
+	}})
 	if err != nil && t.Shared == "" {
-		kill(ctx, g, p.PID(), int(syscall.SIGHUP))
+		// The client is gone or gets the error of the terminal: nothing depends on this one.
+		_ = guestexec.Signal(ctx, g, guestapi.ProcessRef{PID: p.PID()}, int(syscall.SIGHUP))
 	}
 	if err != nil && ctx.Err() != nil {
 		return
 	}
-	answer, stop := context.WithTimeoutCause(ctx, killTimeout, errors.New("client does not read"))
+	answer, stop := context.WithTimeoutCause(ctx, replyTimeout, errors.New("client does not read"))
 	defer stop()
 	switch {
 	case err != nil:

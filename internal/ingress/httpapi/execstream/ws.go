@@ -12,12 +12,15 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestexec"
 )
 
 // Bounds of a WebSocket.
 const (
 	maxMessage  = 4 << 20 // bytes of one message of a client
 	maxCommands = 64      // in flight on one connection
+
+	replyTimeout = 10 * time.Second // for the last message to a client
 )
 
 // Accept turns a request into a WebSocket. protocols are the subprotocols the server speaks. Any origin
@@ -182,47 +185,32 @@ func (m *commandMux) handle(ctx context.Context, data []byte) error {
 }
 
 func (m *commandMux) exec(ctx context.Context, cancel context.CancelCauseFunc, key string, c command) {
-	began := time.Now()
-	var out, errs TextDecoder
 	defer cancel(nil)
-	// Answers must reach the client of a command that was canceled, whose own context has ended.
-	answer := context.WithoutCancel(ctx)
-	send := func(s guestapi.Stream, text string) error {
-		if text == "" {
-			return nil
-		}
+	out := textSink{send: func(s guestapi.Stream, text string) error {
 		return m.send(ctx, reply{ID: c.ID, Stream: streamName(s), Data: text})
-	}
-	exit, _, err := run(
-		ctx,
-		m.guest,
-		c.ExecRequest,
-		func(uint32) error { return nil },
-		func(s guestapi.Stream, p []byte) error {
-			if s == guestapi.StreamStderr {
-				return send(s, errs.Decode(p))
-			}
-			return send(s, out.Decode(p))
-		},
-	)
-	// The id is free again before the client hears the end, so that it may be used at once.
+	}}
+	run, err := guestexec.Stream(ctx, m.guest, execCommand(c.ExecRequest), guestexec.Sink{Output: out.output})
+	err = commandError(run, err)
+	// The id is free again before the client reads of the end, so that the client may use it at once.
 	m.mu.Lock()
 	delete(m.running, key)
 	m.mu.Unlock()
-	if err == nil && exit.TimedOut {
+	if err == nil && run.Exit.TimedOut {
 		err = timeout(c.ExecRequest)
 	}
-	_ = send(guestapi.StreamStdout, out.Flush()) // a client that is gone needs none
-	_ = send(guestapi.StreamStderr, errs.Flush())
+	_ = out.flush() // fails only for a client that canceled the command or is gone
+	// The end must reach the client of a command that was canceled, whose own context has ended.
+	ctx, canceled := context.WithoutCancel(ctx), errors.Is(context.Cause(ctx), errCanceled)
 	if err != nil {
-		if errors.Is(context.Cause(ctx), errCanceled) {
+		if canceled {
 			err = api.Wrap(api.Canceled, err, "command was canceled")
 		}
-		_ = m.fail(answer, c.ID, err)
+		_ = m.fail(ctx, c.ID, err) // fails only for a client that is gone, which the reader notices
 		return
 	}
-	took := time.Since(began).Milliseconds()
-	_ = m.send(answer, reply{ID: c.ID, Exit: &exit.Code, DurationMS: &took, OutOfMemory: exit.OutOfMemory})
+	took := run.Took.Milliseconds()
+	// Fails only for a client that is gone, which the reader notices.
+	_ = m.send(ctx, reply{ID: c.ID, Exit: &run.Exit.Code, DurationMS: &took, OutOfMemory: run.Exit.OutOfMemory})
 }
 
 func (m *commandMux) fail(ctx context.Context, id json.RawMessage, err error) error {
@@ -230,7 +218,7 @@ func (m *commandMux) fail(ctx context.Context, id json.RawMessage, err error) er
 	if id == nil {
 		id = json.RawMessage("null")
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, killTimeout, errors.New("client does not read"))
+	ctx, cancel := context.WithTimeoutCause(ctx, replyTimeout, errors.New("client does not read"))
 	defer cancel()
 	return m.send(ctx, reply{ID: id, Error: e.Message, Code: e.Code})
 }
