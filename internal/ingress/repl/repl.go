@@ -14,8 +14,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
-	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -23,6 +21,7 @@ import (
 	"time"
 
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestexec"
 )
 
 // Language of a context.
@@ -250,10 +249,10 @@ func Find(ctx context.Context, g guestapi.Guest, id string) (Context, error) {
 	return Context{}, fmt.Errorf("context %.60q: %w", id, guestapi.ErrNotFound)
 }
 
-// Close ends a context and all that its cells started, and answers when it has ended.
+// Close ends a context and everything that its cells started, and returns when it has exited.
 func Close(ctx context.Context, g guestapi.Guest, c Context) error {
 	ref := guestapi.ProcessRef{Tag: contextTag(c.Language, c.ID)}
-	proc, err := g.Attach(ctx, ref, fromNow)
+	proc, err := g.Attach(ctx, ref, guestexec.FromNow)
 	if err != nil {
 		return err
 	}
@@ -263,15 +262,8 @@ func Close(ctx context.Context, g guestapi.Guest, c Context) error {
 	}
 	wait, cancel := context.WithTimeoutCause(ctx, interruptTimeout, errors.New("the context does not end"))
 	defer cancel()
-	for {
-		e, err := proc.Next(wait)
-		if errors.Is(err, io.EOF) || e.Exit != nil {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-	}
+	_, err = guestexec.Follow(wait, proc, guestexec.Sink{})
+	return err
 }
 
 // Runner runs cells and makes those of one context wait for each other. Its zero value is ready.
@@ -347,13 +339,11 @@ func (r *Runner) acquireTurn(ctx context.Context, key string) (func(), error) {
 	}
 }
 
-// fromNow attaches behind what earlier cells printed.
-var fromNow = guestapi.Offsets{Stdout: math.MaxInt64, Stderr: math.MaxInt64, PTY: math.MaxInt64}
-
-// grace is how long an interrupted cell has to end before its context is killed, and insist how long before it is
-// interrupted again: a signal that comes before its cell has begun finds nothing to end.
 const (
-	interruptTimeout  = 10 * time.Second
+	// interruptTimeout is how long an interrupted cell has to end before its context is killed.
+	interruptTimeout = 10 * time.Second
+	// interruptInterval is how long it has before it is interrupted again: a signal that arrives before the cell
+	// runs has nothing to end.
 	interruptInterval = 2 * time.Second
 )
 
@@ -384,151 +374,126 @@ func (r *Runner) Run(
 	if err := r.checkNotEnded(key(sandbox, c)); err != nil {
 		return Outcome{}, err
 	}
-	proc, err := g.Attach(ctx, guestapi.ProcessRef{Tag: contextTag(c.Language, c.ID)}, fromNow)
+	proc, err := g.Attach(ctx, guestapi.ProcessRef{Tag: contextTag(c.Language, c.ID)}, guestexec.FromNow)
 	if err != nil {
 		return Outcome{}, err
 	}
 	defer proc.Close()
 	began := time.Now()
-	talk := newProtocol(c.Language)
-	if _, err := proc.Write(talk.request(cell)); err != nil {
+	e := &execution{guest: g, proc: proc, protocol: newProtocol(c.Language), yield: yield}
+	if _, err := proc.Write(e.protocol.request(cell)); err != nil {
 		return Outcome{}, fmt.Errorf("%w: %w: %w", ErrEnded, guestapi.ErrNotFound, err)
 	}
 	if cell.OnStart != nil {
 		cell.OnStart()
 	}
-	out, err := follow(ctx, g, proc, talk, cell.Timeout, yield)
+	out, err := e.run(ctx, cell.Timeout)
 	out.Took = time.Since(began)
 	return out, err
 }
 
 var errCellTimeout = errors.New("the time of the cell is over")
 
-// follow reads until the cell has ended.
-func follow(
-	ctx context.Context,
-	g guestapi.Guest,
-	proc guestapi.Process,
-	talk protocol,
-	limit time.Duration,
-	yield func(Event) error,
-) (Outcome, error) {
+// execution is one cell that a context runs.
+type execution struct {
+	guest    guestapi.Guest
+	proc     guestapi.Process // of the context
+	protocol protocol
+	yield    func(Event) error
+	heard    bool // the context's driver has printed something: it is ready for signals
+	code     int  // of the cell, once it has ended
+}
+
+// errStop ends the reading of a context that lives on.
+var errStop = errors.New("enough was read")
+
+// read reads what the context prints until the cell has ended. failed is the first error of the protocol or of
+// yield; err says why nothing more can be read, ErrEnded if the context's process has exited.
+func (e *execution) read(ctx context.Context) (ended bool, failed, err error) {
+	_, err = guestexec.Follow(ctx, e.proc, guestexec.Sink{Output: func(ev guestapi.Event) error {
+		e.heard = e.heard || ev.Stream == guestapi.StreamStdout && len(ev.Data) > 0
+		if e.code, ended, failed = e.protocol.handle(ev, e.yield); ended || failed != nil {
+			return errStop
+		}
+		return nil
+	}})
+	switch {
+	case err == nil:
+		return false, nil, ErrEnded
+	case errors.Is(err, errStop):
+		return ended && failed == nil, failed, nil
+	}
+	return false, nil, err
+}
+
+// run reads until the cell has ended, and interrupts it when its time is over, ctx ends or yield fails.
+func (e *execution) run(ctx context.Context, timeout time.Duration) (Outcome, error) {
 	wait, stop := ctx, context.CancelFunc(func() {})
-	if limit > 0 {
-		wait, stop = context.WithTimeoutCause(ctx, limit, errCellTimeout)
+	if timeout > 0 {
+		wait, stop = context.WithTimeoutCause(ctx, timeout, errCellTimeout)
 	}
 	defer stop()
-	heard := false // of the context's program
-	for {
-		e, err := proc.Next(wait)
-		if err == nil && e.Exit == nil {
-			heard = heard || e.Stream == guestapi.StreamStdout && len(e.Data) > 0
-			code, ended, perr := talk.handle(e, yield)
-			if perr == nil && !ended {
-				continue
-			}
-			if perr == nil {
-				return Outcome{Code: code}, nil
-			}
-			err = perr
-		}
-		switch {
-		case e.Exit != nil, errors.Is(err, io.EOF):
-			return Outcome{}, fmt.Errorf("%w%s", ErrEnded, talk.lastOutput())
-		case wait.Err() != nil && context.Cause(wait) == errCellTimeout:
-			code, err := interrupt(ctx, g, proc, talk, heard, yield)
-			return Outcome{Code: code, Interrupted: true}, err
-		default:
-			_, stuck := interrupt(ctx, g, proc, talk, heard, func(Event) error { return nil })
-			return Outcome{Interrupted: true}, errors.Join(err, stuck)
-		}
+	ended, failed, err := e.read(wait)
+	switch {
+	case ended:
+		return Outcome{Code: e.code}, nil
+	case errors.Is(err, ErrEnded):
+		return Outcome{}, fmt.Errorf("%w%s", ErrEnded, e.protocol.lastOutput())
+	case wait.Err() != nil && context.Cause(wait) == errCellTimeout:
+		code, err := e.interrupt(ctx)
+		return Outcome{Code: code, Interrupted: true}, err
+	default:
+		e.yield = func(Event) error { return nil }
+		_, stuck := e.interrupt(ctx)
+		return Outcome{Interrupted: true}, errors.Join(failed, err, stuck)
 	}
 }
 
-// waitInterrupted follows an interrupted cell until it has ended, or it is time to insist: then neither ended nor err is set.
-// An error without an end says that its context is gone.
-func waitInterrupted(
-	ctx context.Context,
-	proc guestapi.Process,
-	talk protocol,
-	yield func(Event) error,
-) (code int, ended bool, err error) {
-	try, stop := context.WithTimeoutCause(ctx, interruptInterval, errCellTimeout)
-	defer stop()
-	for {
-		e, err := proc.Next(try)
-		switch {
-		case err == nil && e.Exit != nil:
-			return 0, false, ErrEnded
-		case err != nil && try.Err() != nil:
-			return 0, false, nil
-		case err != nil:
-			return 0, false, err
-		}
-		if code, ended, err := talk.handle(e, yield); ended || err != nil {
-			return code, true, err
-		}
+// interrupt ends the cell and keeps its context; if the cell does not end, it kills both.
+func (e *execution) interrupt(ctx context.Context) (int, error) {
+	if !e.heard {
+		waitDriverReady(ctx, e.guest, e.proc.PID())
 	}
-}
-
-// waitDriverReady waits until a context's program has begun to talk, as it does once a signal does not end it any more. One that was
-// started by an earlier release may have said nothing yet: then it is taken for awake after a while. So is one that cannot
-// be asked, since whatever is the matter with it the next who asks is told.
-func waitDriverReady(ctx context.Context, g guestapi.Guest, pid uint32) {
-	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), interruptTimeout, errCellTimeout)
+	limited, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), interruptTimeout, errCellTimeout)
 	defer cancel()
-	proc, err := g.Attach(
-		ctx,
-		guestapi.ProcessRef{PID: pid},
-		guestapi.Offsets{Stderr: math.MaxInt64, PTY: math.MaxInt64},
-	)
-	if err != nil {
-		return
-	}
-	defer proc.Close()
-	for {
-		e, err := proc.Next(ctx)
-		if err != nil || e.Exit != nil || e.Stream == guestapi.StreamStdout {
-			return
-		}
-	}
-}
-
-// interrupt ends the cell that runs and keeps its context, or kills both. Heard tells that its program is known to be awake.
-func interrupt(
-	ctx context.Context,
-	g guestapi.Guest,
-	proc guestapi.Process,
-	talk protocol,
-	heard bool,
-	yield func(Event) error,
-) (int, error) {
-	if !heard {
-		waitDriverReady(ctx, g, proc.PID())
-	}
-	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), interruptTimeout, errCellTimeout)
-	defer cancel()
-	ref := guestapi.ProcessRef{PID: proc.PID()}
-	for first := true; ctx.Err() == nil; first = false {
-		if err := g.Signal(ctx, ref, int(syscall.SIGINT), true); err != nil {
+	ref := guestapi.ProcessRef{PID: e.proc.PID()}
+	for first := true; limited.Err() == nil; first = false {
+		if err := e.guest.Signal(limited, ref, int(syscall.SIGINT), true); err != nil {
 			if first {
 				return 0, err
 			}
 			break
 		}
-		code, ended, err := waitInterrupted(ctx, proc, talk, yield)
-		if ended {
-			return code, err
+		try, stop := context.WithTimeoutCause(limited, interruptInterval, errCellTimeout)
+		ended, failed, err := e.read(try)
+		again := try.Err() != nil
+		stop()
+		if ended || failed != nil {
+			return e.code, failed
 		}
-		if err != nil {
+		if errors.Is(err, ErrEnded) || !again {
 			break
 		}
 	}
-	last, stop := context.WithTimeoutCause(context.WithoutCancel(ctx), interruptTimeout, errCellTimeout)
-	defer stop()
-	err := g.Signal(last, ref, int(syscall.SIGKILL), true)
-	if errors.Is(err, guestapi.ErrNotFound) {
-		err = nil
-	}
+	err := guestexec.Signal(ctx, e.guest, ref, int(syscall.SIGKILL))
 	return 0, errors.Join(fmt.Errorf("%w: the cell could not be interrupted", ErrEnded), err)
+}
+
+// waitDriverReady waits until a context's driver has printed something: from then on a signal does not end it.
+//
+// The driver of an earlier release may have printed nothing, so the wait is bounded. Errors are not returned: the
+// next request to the guest meets the same.
+func waitDriverReady(ctx context.Context, g guestapi.Guest, pid uint32) {
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), interruptTimeout, errCellTimeout)
+	defer cancel()
+	from := guestexec.FromNow
+	from.Stdout = 0
+	_, _ = guestexec.Attach(ctx, g, guestapi.ProcessRef{PID: pid}, from, guestexec.Sink{
+		Output: func(e guestapi.Event) error {
+			if e.Stream == guestapi.StreamStdout {
+				return errStop
+			}
+			return nil
+		},
+	})
 }

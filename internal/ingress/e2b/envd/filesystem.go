@@ -192,6 +192,9 @@ func (w *watch) event(ctx context.Context, e guestapi.FileEvent) *pb.FilesystemE
 	return out
 }
 
+// errPing is the cause of a wait for events that ended because it is time for a keep-alive.
+var errPing = errors.New("time for a keep-alive")
+
 func (f *filesystem) WatchDir(
 	ctx context.Context,
 	req *connect.Request[pb.WatchDirRequest],

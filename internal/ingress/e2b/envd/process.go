@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"net/http"
 	"strconv"
@@ -14,6 +13,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestexec"
 	pb "github.com/pandastack/pandastack/internal/ingress/e2b/envd/proto/process"
 	"github.com/pandastack/pandastack/internal/ingress/e2b/envd/proto/process/processconnect"
 )
@@ -27,9 +27,6 @@ type processKey struct {
 	generation uint64
 	pid        uint32
 }
-
-// fromNow attaches behind all output so far: the protocol replays nothing.
-var fromNow = guestapi.Offsets{Stdout: math.MaxInt64, Stderr: math.MaxInt64, PTY: math.MaxInt64}
 
 func parseSelector(sel *pb.ProcessSelector) (guestapi.ProcessRef, error) {
 	switch x := sel.GetSelector().(type) {
@@ -152,7 +149,7 @@ func (p *processes) Connect(
 		return err
 	}
 	t := targetOf(ctx)
-	proc, err := t.Guest.Attach(ctx, ref, fromNow)
+	proc, err := t.Guest.Attach(ctx, ref, guestexec.FromNow)
 	if err != nil {
 		return rpcError(err)
 	}
@@ -182,51 +179,50 @@ func (s *Server) track(t Target, proc guestapi.Process) func() {
 	}
 }
 
-// follow sends what a process says until it ends, the caller leaves (the process goes on), or the
-// caller's deadline passes (the process and its children are killed: the deadline is the command's).
+// errNotSent marks an error of sending to the client, which needs no translation.
+type errNotSent struct{ error }
+
+// follow sends the events of a process until the process exits or the client goes away, which the process
+// survives. When the client's deadline passes, the process and its children are killed: the deadline is the
+// command's.
 func follow(
 	ctx context.Context,
 	t Target,
 	proc guestapi.Process,
 	h http.Header,
-	send func(*pb.ProcessEvent) error,
+	sendEvent func(*pb.ProcessEvent) error,
 ) error {
-	pid := proc.PID()
-	if err := send(&pb.ProcessEvent{Event: &pb.ProcessEvent_Start{Start: &pb.ProcessEvent_StartEvent{Pid: pid}}}); err != nil {
-		return err
+	send := func(e *pb.ProcessEvent) error {
+		if err := sendEvent(e); err != nil {
+			return errNotSent{err}
+		}
+		return nil
 	}
-	for {
-		e, err := nextOrPing(ctx, proc, pingEvery(h), send)
-		switch {
-		case errors.Is(err, io.EOF):
-			return nil
-		case errors.Is(ctx.Err(), context.DeadlineExceeded):
-			kill(ctx, t, pid)
-			return connect.NewError(
-				connect.CodeDeadlineExceeded,
-				errors.New("the command did not end in time and was killed"),
-			)
-		case err != nil:
-			return rpcError(err)
-		}
-		if err := send(processEvent(e)); err != nil {
-			return err
-		}
-		if e.Exit != nil {
-			return nil
-		}
+	exit, err := guestexec.Follow(ctx, proc, guestexec.Sink{
+		Started: func(pid uint32) error {
+			return send(&pb.ProcessEvent{Event: &pb.ProcessEvent_Start{Start: &pb.ProcessEvent_StartEvent{Pid: pid}}})
+		},
+		Output:    func(e guestapi.Event) error { return send(dataEvent(e)) },
+		IdleAfter: pingEvery(h),
+		Idle: func() error {
+			return send(&pb.ProcessEvent{Event: &pb.ProcessEvent_Keepalive{Keepalive: &pb.ProcessEvent_KeepAlive{}}})
+		},
+	})
+	if err == nil {
+		return sendEvent(&pb.ProcessEvent{Event: &pb.ProcessEvent_End{End: endEvent(exit)}})
 	}
-}
-
-func kill(ctx context.Context, t Target, pid uint32) {
-	ctx, cancel := context.WithTimeoutCause(
-		context.WithoutCancel(ctx),
-		10*time.Second,
-		errors.New("kill took too long"),
-	)
-	defer cancel()
-	// The guest kills the command a second later by itself: nothing more can be done here.
-	_ = t.Guest.Signal(ctx, guestapi.ProcessRef{PID: pid}, int(syscall.SIGKILL), true)
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		// If this fails, the guest kills a command that Start began a second later.
+		_ = guestexec.Signal(ctx, t.Guest, guestapi.ProcessRef{PID: proc.PID()}, int(syscall.SIGKILL))
+		return connect.NewError(
+			connect.CodeDeadlineExceeded,
+			errors.New("the command did not end in time and was killed"),
+		)
+	}
+	if e, ok := errors.AsType[errNotSent](err); ok {
+		return e.error
+	}
+	return rpcError(err)
 }
 
 // defaultPing keeps connections through proxies alive, in seconds.
@@ -240,32 +236,7 @@ func pingEvery(h http.Header) time.Duration {
 	return time.Duration(n) * time.Second
 }
 
-func nextOrPing(
-	ctx context.Context,
-	proc guestapi.Process,
-	every time.Duration,
-	send func(*pb.ProcessEvent) error,
-) (guestapi.Event, error) {
-	for {
-		wait, cancel := context.WithTimeoutCause(ctx, every, errPing)
-		e, err := proc.Next(wait)
-		quiet := err != nil && context.Cause(wait) == errPing
-		cancel()
-		if !quiet {
-			return e, err
-		}
-		if err := send(&pb.ProcessEvent{Event: &pb.ProcessEvent_Keepalive{Keepalive: &pb.ProcessEvent_KeepAlive{}}}); err != nil {
-			return guestapi.Event{}, err
-		}
-	}
-}
-
-var errPing = errors.New("time for a sign of life")
-
-func processEvent(e guestapi.Event) *pb.ProcessEvent {
-	if e.Exit != nil {
-		return &pb.ProcessEvent{Event: &pb.ProcessEvent_End{End: endEvent(*e.Exit)}}
-	}
+func dataEvent(e guestapi.Event) *pb.ProcessEvent {
 	d := &pb.ProcessEvent_DataEvent{}
 	switch e.Stream {
 	case guestapi.StreamStderr:
@@ -312,7 +283,7 @@ func (p *processes) withProcess(ctx context.Context, sel *pb.ProcessSelector, do
 	proc := p.s.running[processKey{t.ID, t.Generation, ref.PID}]
 	p.s.mu.Unlock()
 	if proc == nil {
-		if proc, err = t.Guest.Attach(ctx, ref, fromNow); err != nil {
+		if proc, err = t.Guest.Attach(ctx, ref, guestexec.FromNow); err != nil {
 			return rpcError(err)
 		}
 		defer proc.Close()
