@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/host/machine"
 	"github.com/pandastack/pandastack/internal/host/snapshot"
@@ -222,50 +220,6 @@ func (b *Baker) boot(ctx context.Context, j *job, back *cleanup.Stack, id hostap
 	return b.stepDone("ready")
 }
 
-// waitReady asks the guest until the recipe's check succeeds.
-func (b *Baker) waitReady(ctx context.Context, j *job, id hostapi.MachineID) error {
-	if j.recipe.Ready == "" {
-		return nil
-	}
-	ctx, cancel := context.WithTimeoutCause(
-		ctx,
-		readyTimeout,
-		fmt.Errorf("the guest was not ready within %s", readyTimeout),
-	)
-	defer cancel()
-	again := time.NewTicker(readyInterval)
-	defer again.Stop()
-	log := deduplicate(j.log)
-	for {
-		err := b.execLogged(ctx, j, id, j.recipe.Ready, "root", log)
-		if err == nil {
-			return nil
-		}
-		if ended := b.checkStartCommands(ctx, j, id); ended != nil && ctx.Err() == nil {
-			return ended // nothing will be ready any more
-		}
-		select {
-		case <-again.C:
-		case <-ctx.Done():
-			if cause := context.Cause(ctx); !errors.Is(err, cause) {
-				return fmt.Errorf("%w: %w", cause, err)
-			}
-			return err
-		}
-	}
-}
-
-// deduplicate passes on what it has not passed on before: what is asked again and again mostly answers the same.
-func deduplicate(log func(string)) func(string) {
-	said := map[string]bool{}
-	return func(line string) {
-		if !said[line] && len(said) < 1000 {
-			said[line] = true
-			log(line)
-		}
-	}
-}
-
 // warmUp runs what the recipe wants to be hot when a machine is restored.
 func (b *Baker) warmUp(ctx context.Context, j *job, id hostapi.MachineID) error {
 	if err := b.scrubMemory(ctx, j, id); err != nil {
@@ -285,91 +239,6 @@ func (b *Baker) warmUp(ctx context.Context, j *job, id hostapi.MachineID) error 
 		return err
 	}
 	return b.stepDone("warm")
-}
-
-// exec runs a command in the guest; its output goes to the log.
-func (b *Baker) exec(ctx context.Context, j *job, id hostapi.MachineID, command, user string) error {
-	return b.execLogged(ctx, j, id, command, user, j.log)
-}
-
-// execLogged runs a command in the guest and tells log what it prints.
-func (b *Baker) execLogged(ctx context.Context, j *job, id hostapi.MachineID, command, user string, log func(string)) error {
-	proc, err := b.startProcess(ctx, j, id, guestapi.ProcessSpec{Shell: command, User: user, Timeout: commandTimeout})
-	if err != nil {
-		return err
-	}
-	defer proc.Close()
-	return follow(ctx, proc, log)
-}
-
-// startProcess starts a program in the guest, of a published template where its user would find himself.
-func (b *Baker) startProcess(
-	ctx context.Context,
-	j *job,
-	id hostapi.MachineID,
-	spec guestapi.ProcessSpec,
-) (guestapi.Process, error) {
-	guest, err := b.cfg.Machines.Guest(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	if j.recipe.spec != nil {
-		spec.Dir = j.recipe.Workdir
-	}
-	return guest.Start(ctx, spec)
-}
-
-// follow reads a program's output into log until it ends; one that did not end well is an error.
-func follow(ctx context.Context, proc guestapi.Process, log func(string)) error {
-	var lines lines
-	defer lines.flush(log)
-	for {
-		ev, err := proc.Next(ctx)
-		switch {
-		case errors.Is(err, io.EOF):
-			return errors.New("the command ended without saying how")
-		case err != nil:
-			return err
-		case ev.Exit == nil:
-			lines.add(ev.Data, log)
-		case ev.Exit.Error != "":
-			return errors.New(ev.Exit.Error)
-		case ev.Exit.Code != 0:
-			lines.flush(log)
-			return fmt.Errorf("the command answered %d: %s", ev.Exit.Code, lines.last)
-		default:
-			return nil
-		}
-	}
-}
-
-// maxLine bounds a line of a guest's output.
-const maxLine = 1000
-
-// lines cuts a guest's output into lines for a log.
-type lines struct {
-	part []byte
-	last string
-}
-
-func (l *lines) add(data []byte, log func(string)) {
-	for _, c := range data {
-		if c == '\n' || len(l.part) == maxLine {
-			l.flush(log)
-		}
-		if c >= ' ' && c != 0x7f || c == '\t' {
-			l.part = append(l.part, c)
-		}
-	}
-}
-
-func (l *lines) flush(log func(string)) {
-	if len(l.part) == 0 {
-		return
-	}
-	l.last = strings.ToValidUTF8(string(l.part), "?")
-	l.part = l.part[:0]
-	log(l.last)
 }
 
 // capture puts the warm machine into the store as the template's newest generation, and takes the

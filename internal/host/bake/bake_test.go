@@ -327,6 +327,9 @@ func (g *guest) Attach(_ context.Context, ref guestapi.ProcessRef, _ guestapi.Of
 		{Stream: guestapi.StreamStderr, Data: []byte("no port for " + ref.Tag)}, {Exit: &guestapi.Exit{Code: 1}}}}, nil
 }
 
+// Signal finds no process: all have exited.
+func (g *guest) Signal(context.Context, guestapi.ProcessRef, int, bool) error { return guestapi.ErrNotFound }
+
 type process struct {
 	guestapi.Process
 	events []guestapi.Event
@@ -341,6 +344,7 @@ func (p *process) Next(context.Context) (guestapi.Event, error) {
 	return ev, nil
 }
 
+func (p *process) PID() uint32  { return 1 }
 func (p *process) Close() error { return nil }
 
 // checkNothingLeft fails unless exactly so many generations are there and nothing half-made.
@@ -552,7 +556,7 @@ func TestFailingCommandIsTold(t *testing.T) {
 	w := newFixture(t)
 	w.exits["warm two"] = []int{3}
 	_, _, err := w.baker.Ensure(t.Context(), "base")
-	if err == nil || !strings.Contains(err.Error(), `warm "warm two": the command answered 3: and more`) {
+	if err == nil || !strings.Contains(err.Error(), `warm "warm two": the command exited with status 3: and more`) {
 		t.Errorf("ensure: %v", err)
 	}
 	w.checkNothingLeft(0)
@@ -565,7 +569,7 @@ func TestFailingCheckIsTold(t *testing.T) {
 	w := newFixture(t)
 	w.exits["check it"] = []int{7}
 	if _, _, err := w.baker.Ensure(t.Context(), "base"); err == nil ||
-		!strings.Contains(err.Error(), "check of the template: the command answered 7") {
+		!strings.Contains(err.Error(), "check of the template: the command exited with status 7") {
 		t.Errorf("ensure: %v", err)
 	}
 	w.checkNothingLeft(0)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestexec"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/lib/cleanup"
 )
@@ -202,11 +203,7 @@ func (b *Baker) exerciseGuest(ctx context.Context, j *job, id hostapi.MachineID)
 	var deeds []func() error
 	for _, argv := range [][]string{{"/bin/true"}, {"/bin/echo", "ready"}} {
 		deeds = append(deeds, func() error {
-			proc, err := b.startProcess(ctx, j, id, guestapi.ProcessSpec{Argv: argv, User: user, Timeout: commandTimeout})
-			if err != nil {
-				return fmt.Errorf("%s: %w", argv[0], err)
-			}
-			if err := errors.Join(follow(ctx, proc, j.log), proc.Close()); err != nil {
+			if err := b.execLogged(ctx, j, id, guestapi.ProcessSpec{Argv: argv, User: user}, j.log); err != nil {
 				return fmt.Errorf("%s: %w", argv[0], err)
 			}
 			return nil
@@ -270,21 +267,9 @@ func exerciseFiles(ctx context.Context, guest guestapi.Guest) error {
 
 // exerciseTerminal runs a shell in a terminal for a moment.
 func exerciseTerminal(ctx context.Context, guest guestapi.Guest, user string) error {
-	proc, err := guest.Start(ctx, guestapi.ProcessSpec{
-		Argv: []string{
-			"/bin/sh",
-			"-c",
-			"true",
-		}, User: user, PTY: &guestapi.Size{Rows: 24, Cols: 80}, Timeout: commandTimeout,
-	})
-	if err != nil {
-		return err
-	}
-	defer proc.Close()
-	for {
-		ev, err := proc.Next(ctx)
-		if err != nil || ev.Exit != nil {
-			return err
-		}
-	}
+	_, err := guestexec.Stream(ctx, guest, guestexec.Command{Spec: guestapi.ProcessSpec{
+		Argv: []string{"/bin/sh", "-c", "true"}, User: user, PTY: &guestapi.Size{Rows: 24, Cols: 80},
+		Timeout: commandTimeout,
+	}, Overtime: exitGrace}, guestexec.Sink{})
+	return err
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 )
 
-// logLines is how much of a bake's log is kept.
-const logLines = 200
+// maxLogLines is how much of a bake's log is kept.
+const maxLogLines = 200
 
 // stepPercent of the whole that is done when a step begins, in percent, as measured with the template base.
 var stepPercent = map[string]int{
@@ -92,7 +92,7 @@ func (j *job) log(line string) {
 	j.mu.Lock()
 	step := j.bake.Step
 	j.bake.Log = append(j.bake.Log, line)
-	if n := len(j.bake.Log) - logLines; n > 0 {
+	if n := len(j.bake.Log) - maxLogLines; n > 0 {
 		j.bake.Log = slices.Delete(j.bake.Log, 0, n)
 	}
 	j.mu.Unlock()

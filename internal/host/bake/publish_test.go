@@ -111,7 +111,7 @@ func TestPublishStart(t *testing.T) {
 	var at *hostapi.PublishError
 	_, err := w.baker.Publish(t.Context(), spec, source(t), nil)
 	if !errors.As(err, &at) || at.Step != "ready" ||
-		!strings.Contains(err.Error(), "the start command failed: the command answered 4") {
+		!strings.Contains(err.Error(), "the start command failed: the command exited with status 4") {
 		t.Errorf("a start command that fails: %v", err)
 	}
 	w.checkNothingLeft(1)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestexec"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 )
 
@@ -22,17 +23,28 @@ func (b *Baker) startPublished(ctx context.Context, j *job, id hostapi.MachineID
 	}
 	j.step("start")
 	j.log("start: " + spec.Start)
-	proc, err := b.startProcess(ctx, j, id, guestapi.ProcessSpec{Shell: spec.Start, User: spec.User, Tag: "start"})
+	guest, start, err := b.prepareExec(ctx, j, id,
+		guestapi.ProcessSpec{Shell: spec.Start, User: spec.User, Tag: "start"})
 	if err != nil {
 		return err
 	}
-	defer proc.Close() // the program goes on
+	proc, err := guest.Start(ctx, start)
+	if err != nil {
+		return err
+	}
+	defer proc.Close() // the program continues
 	// Its output is read until it can be used; a program that failed ends the wait.
 	waiting, stop := context.WithCancelCause(ctx)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		if err := follow(waiting, proc, j.log); err != nil && waiting.Err() == nil {
+		out := logLines(j.log)
+		exit, err := guestexec.Follow(waiting, proc, outputTo(out))
+		out.Flush()
+		if err == nil {
+			err = exitError(exit, out)
+		}
+		if err != nil && waiting.Err() == nil {
 			stop(fmt.Errorf("the start command failed: %w", err))
 		}
 	}()
@@ -73,7 +85,7 @@ func (b *Baker) waitPublishedReady(ctx context.Context, j *job, id hostapi.Machi
 	defer again.Stop()
 	log := deduplicate(j.log)
 	for {
-		err := b.execLogged(ctx, j, id, spec.Ready, spec.User, log)
+		err := b.execLogged(ctx, j, id, guestapi.ProcessSpec{Shell: spec.Ready, User: spec.User}, log)
 		if err == nil {
 			return nil
 		}
@@ -84,6 +96,50 @@ func (b *Baker) waitPublishedReady(ctx context.Context, j *job, id hostapi.Machi
 				return fmt.Errorf("%w: %w", cause, err)
 			}
 			return err
+		}
+	}
+}
+
+// waitReady asks the guest until the recipe's check succeeds.
+func (b *Baker) waitReady(ctx context.Context, j *job, id hostapi.MachineID) error {
+	if j.recipe.Ready == "" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeoutCause(
+		ctx,
+		readyTimeout,
+		fmt.Errorf("the guest was not ready within %s", readyTimeout),
+	)
+	defer cancel()
+	again := time.NewTicker(readyInterval)
+	defer again.Stop()
+	log := deduplicate(j.log)
+	for {
+		err := b.execLogged(ctx, j, id, guestapi.ProcessSpec{Shell: j.recipe.Ready, User: "root"}, log)
+		if err == nil {
+			return nil
+		}
+		if ended := b.checkStartCommands(ctx, j, id); ended != nil && ctx.Err() == nil {
+			return ended // nothing will be ready any more
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			if cause := context.Cause(ctx); !errors.Is(err, cause) {
+				return fmt.Errorf("%w: %w", cause, err)
+			}
+			return err
+		}
+	}
+}
+
+// deduplicate passes on what it has not passed on before: what is asked again and again mostly answers the same.
+func deduplicate(log func(string)) func(string) {
+	said := map[string]bool{}
+	return func(line string) {
+		if !said[line] && len(said) < 1000 {
+			said[line] = true
+			log(line)
 		}
 	}
 }

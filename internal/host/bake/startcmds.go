@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestexec"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 )
 
@@ -64,29 +64,17 @@ func isRunning(list []guestapi.ProcessInfo, tag string) bool {
 	return false
 }
 
-// lastOutputLine gives the last line of a program that ended, as the end of a sentence.
+// lastOutputLine returns the last line of a program that exited, as the end of a sentence; "" if there is none.
 func lastOutputLine(ctx context.Context, guest guestapi.Guest, tag string) string {
 	ctx, cancel := context.WithTimeoutCause(ctx, lastOutputTimeout, errors.New("the program's output took too long"))
 	defer cancel()
-	proc, err := guest.Attach(ctx, guestapi.ProcessRef{Tag: tag}, guestapi.Offsets{})
-	if err != nil {
+	out := logLines(nil)
+	_, err := guestexec.Attach(ctx, guest, guestapi.ProcessRef{Tag: tag}, guestapi.Offsets{}, outputTo(out))
+	out.Flush()
+	if err != nil || len(out.Last()) == 0 {
 		return ""
 	}
-	defer proc.Close()
-	var lines lines
-	for {
-		ev, err := proc.Next(ctx)
-		if err == nil && ev.Exit == nil {
-			lines.add(ev.Data, func(string) {})
-			continue
-		}
-		lines.flush(func(string) {})
-		switch {
-		case err != nil && !errors.Is(err, io.EOF), lines.last == "":
-			return ""
-		}
-		return ": " + lines.last
-	}
+	return ": " + out.Last()[0]
 }
 
 // check runs the template's own proof.

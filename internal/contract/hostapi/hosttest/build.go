@@ -226,7 +226,7 @@ func runBuildCommands(ctx context.Context, req hostapi.Publish, in *guestState, 
 				return &hostapi.PublishError{Step: step, Err: err}
 			}
 			if ev.Exit != nil && ev.Exit.Code != 0 {
-				return &hostapi.PublishError{Step: step, Err: fmt.Errorf("the command answered %d", ev.Exit.Code)}
+				return &hostapi.PublishError{Step: step, Err: fmt.Errorf("the command exited with status %d", ev.Exit.Code)}
 			}
 			if ev.Exit != nil {
 				return nil
