@@ -328,7 +328,9 @@ func (g *guest) Attach(_ context.Context, ref guestapi.ProcessRef, _ guestapi.Of
 }
 
 // Signal finds no process: all have exited.
-func (g *guest) Signal(context.Context, guestapi.ProcessRef, int, bool) error { return guestapi.ErrNotFound }
+func (g *guest) Signal(context.Context, guestapi.ProcessRef, int, bool) error {
+	return guestapi.ErrNotFound
+}
 
 type process struct {
 	guestapi.Process
