@@ -1,8 +1,8 @@
 //go:debug updatemaxprocs=0
 //go:debug containermaxprocs=0
 
-// Command pandastack-guest is the guest agent: the first process of a machine, started by the kernel as
-// /init of the initramfs. In a machine it can be run once more, by /proc/1/exe, to pack and unpack files.
+// Command pandastack-guest is the guest agent: the first process of a machine, started by the kernel as /init of the
+// initramfs. Inside a machine it can also be run through /proc/1/exe to pack and unpack files.
 package main
 
 import (
@@ -14,8 +14,8 @@ import (
 	"github.com/pandastack/pandastack/internal/guest/archive"
 )
 
-// The settings above: the number of processors does not change, and to look whether it did costs time in a
-// machine that was just restored.
+// The go:debug settings above switch off updates of GOMAXPROCS: the number of processors does not change, and
+// checking for a change costs time in a machine that was just restored.
 func main() { os.Exit(run(context.Background())) }
 
 func run(ctx context.Context) int {

@@ -23,26 +23,29 @@ import (
 // PortName is the name of the virtio-serial port that is the guest channel.
 const PortName = "agent.0"
 
-// What of a machine's memory stays with the agent and the kernel when the workload takes all it can.
+// reservedBytes is how much memory stays with the agent and the kernel when the workload takes all it can.
 const reservedBytes = 24 << 20
 
-// Open files of the agent and, unless they change it, of all processes: fs/file.c allows a million by default.
+// openFiles is the limit of open files of the agent and, unless they change it, of all processes. fs/file.c allows a
+// million by default.
 const openFiles, maxOpenFiles = 1 << 16, 1 << 20
 
-// growHeap takes memory and gives it back to Go's heap, so that no first use in a restored machine has to
-// ask the kernel for more.
+// growHeap allocates memory and returns it to Go's heap, so that the first request in a restored machine does not
+// have to ask the kernel for more.
 func growHeap() {
 	runtime.KeepAlive(make([]byte, 4<<20))
 	runtime.GC()
 }
 
-// Run is the life of the first process of a machine, from the initramfs on. It returns only when it
-// cannot go on; then the machine must end.
+// Run runs the first process of a machine, starting in the initramfs. It returns only on an error that it cannot
+// recover from; then the machine must end.
 func Run(ctx context.Context) error {
-	debug.SetGCPercent(200) // the heap is small; collecting it costs a restored machine more than memory
+	debug.SetGCPercent(
+		200,
+	) // the heap is small: in a restored machine, collecting it costs more than the memory is worth
 	growHeap()
 	limit := syscall.Rlimit{Cur: openFiles, Max: maxOpenFiles}
-	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil { // and processes inherit it
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil { // processes inherit the limit
 		return fmt.Errorf("set limit of open files: %w", err)
 	}
 	if err := initd.Signals(); err != nil {
@@ -75,8 +78,8 @@ func Run(ctx context.Context) error {
 	return <-failed
 }
 
-// wake readies a machine that waited for its root to mount it: the file system notes the time, and what is made
-// from here on may want entropy of its own.
+// wake prepares a machine that waited for its root device to mount that device. It comes first, because the file
+// system records the time, and later steps may need entropy that no other copy of the machine has.
 func wake(id guestapi.Identity) error {
 	var sys system.Linux
 	if err := sys.AddEntropy(id.Entropy); err != nil {
@@ -88,8 +91,8 @@ func wake(id guestapi.Identity) error {
 	return initd.WaitForRootSize()
 }
 
-// settle takes the root file system and makes the machine on it. What looks after its processes runs for as long
-// as the machine lives, and tells failed if it ends.
+// settle mounts the root file system and returns the backend of the machine on it. The reaper runs for as long as the
+// machine lives; its error goes to failed.
 func settle(failed chan<- error) (guestapi.Backend, error) {
 	device, err := initd.Root()
 	if err != nil {
@@ -106,7 +109,7 @@ func settle(failed chan<- error) (guestapi.Backend, error) {
 	return b, nil
 }
 
-// channel opens the guest channel, and answers how hosts are served over it.
+// channel opens the guest channel and returns the function that serves hosts over it.
 func channel(ctx context.Context, b guestapi.Backend) (serveHosts func() error, err error) {
 	number, err := initd.SocketPort()
 	if err != nil {
@@ -153,10 +156,11 @@ func machine(device string) (*Backend, *process.Reaper, error) {
 	}), reaper, nil
 }
 
-// limits leave the agent enough to answer while the workload takes everything.
+// limits returns the limits of the workload. They leave the agent enough to reply while the workload uses everything
+// else.
 func limits() system.Limits {
 	var l system.Limits
-	b, _ := os.ReadFile("/proc/sys/kernel/threads-max") // unknown is no limit
+	b, _ := os.ReadFile("/proc/sys/kernel/threads-max") // without the file there is no limit
 	if n, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil {
 		l.Pids = n - n/8
 	}
@@ -167,7 +171,7 @@ func limits() system.Limits {
 	return l
 }
 
-// serve answers one host after the other.
+// serve serves one host after the other over a virtio-serial port.
 func serve(ctx context.Context, port *initd.Port, b guestapi.Backend) error {
 	s := server.New(b)
 	for {

@@ -1,7 +1,7 @@
 // Package agent is the guest agent: a guestapi.Backend for the machine it runs in.
 //
-// It puts together the processes, files, ports and identity of a machine and decides nothing itself. It
-// does not know the channel by which it is asked. All methods may be called at once.
+// It combines the processes, files, ports and identity of a machine and contains no logic of its own. It does not
+// know the channel that requests come over. All methods are safe for concurrent use.
 package agent
 
 import (
@@ -17,15 +17,15 @@ import (
 	"github.com/pandastack/pandastack/internal/guest/system"
 )
 
-// Config of a Backend.
+// Config configures a Backend.
 type Config struct {
 	System   system.System
-	Workload system.Workload // what Freeze stops
-	Cgroup   int             // open directory that processes begin in; 0: none
+	Workload system.Workload // stopped by Freeze
+	Cgroup   int             // open directory of the cgroup that processes start in; 0: none
 	Reaper   *process.Reaper
 }
 
-// Backend answers for one machine.
+// Backend serves guest requests in the machine it runs in.
 type Backend struct {
 	processes *process.Table
 	files     files.Files
@@ -44,7 +44,7 @@ func New(cfg Config) *Backend {
 	return b
 }
 
-// Close kills all processes it started.
+// Close kills all processes that the backend started.
 func (b *Backend) Close() { b.processes.Close() }
 
 // Start implements guestapi.Guest.

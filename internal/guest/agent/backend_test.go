@@ -36,7 +36,7 @@ func channel(t *testing.T) (host, guest net.Conn) {
 	return ends[0], ends[1]
 }
 
-// open runs the real backend in this process, which changes nothing of this machine but a directory.
+// open runs the real backend in this process. It changes nothing of this machine but a directory.
 func open(t *testing.T) guesttest.Env {
 	t.Helper()
 	b := agent.New(agent.Config{System: &system.Linux{}, Workload: system.Unfrozen{}, Reaper: process.NewReaper(false)})
@@ -63,10 +63,10 @@ func open(t *testing.T) guesttest.Env {
 	return guesttest.Env{Guest: l, Dir: t.TempDir(), User: me.Username}
 }
 
-func TestRealBackend(t *testing.T) { guesttest.Full(t, open) }
+func TestBackend(t *testing.T) { guesttest.Full(t, open) }
 
-// A program that resets a connection ends it on the host too, though the host has not ended its own
-// direction: it waits for an answer.
+// TestResetReachesTheHost checks that a program that resets a connection ends it on the host too, although the host
+// has not ended its own direction and waits for a reply.
 func TestResetReachesTheHost(t *testing.T) {
 	e := open(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -82,7 +82,7 @@ func TestResetReachesTheHost(t *testing.T) {
 			return
 		}
 		_, _ = c.Read(make([]byte, 1))
-		_ = c.(*net.TCPConn).SetLinger(0) // what is unread resets the connection too
+		_ = c.(*net.TCPConn).SetLinger(0) // unread data makes the close a reset too
 		_ = c.Close()
 	}()
 	c, err := e.Guest.DialPort(t.Context(), uint16(l.Addr().(*net.TCPAddr).Port))

@@ -7,14 +7,14 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// deferredRoot is the backend of a machine that has booted and has no root yet. It is captured so, and each machine
-// made of that capture takes the root that its own disk holds.
+// deferredRoot is the backend of a machine that has booted but has not mounted a root file system. The machine is
+// captured in that state, and each machine made from the capture mounts the root on its own disk.
 //
-// A Restore before the first Freeze is of the machine that waits, and changes nothing. One after it is of a copy:
-// it gives the machine its root, and everything else from then on is the machine's own. Until then all but
-// Freeze, Thaw and Restore fails, since there is nothing to answer from.
+// A Restore before the first Freeze concerns the waiting machine itself and changes nothing. A Restore after it
+// concerns a copy: it mounts the root, and from then on the machine's own backend handles every request. Until then
+// every request except Freeze, Thaw and Restore fails, since there is no file system to serve it from.
 type deferredRoot struct {
-	guestapi.Backend // nil until the machine has its root; set by the Restore that nothing else runs beside
+	guestapi.Backend // nil until the machine has its root; set by Restore, while no other request runs
 	begin            func(id guestapi.Identity) (guestapi.Backend, error)
 
 	mu     sync.Mutex

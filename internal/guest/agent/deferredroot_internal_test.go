@@ -8,7 +8,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// rooted notes what a machine with a root is asked.
+// rooted is the backend of a machine with a root. It records the calls.
 type rooted struct {
 	guestapi.Backend
 	asked []string
@@ -29,7 +29,7 @@ func (r *rooted) Restore(_ context.Context, id guestapi.Identity) error {
 	return nil
 }
 
-func TestWaitingMachineTakesItsRootBehindACapture(t *testing.T) {
+func TestDeferredRootMountsAfterACapture(t *testing.T) {
 	var r rooted
 	var roots []string
 	var fail error
@@ -44,17 +44,17 @@ func TestWaitingMachineTakesItsRootBehindACapture(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	must(w.Restore(ctx, guestapi.Identity{MachineID: "one"})) // of the machine that waits
+	must(w.Restore(ctx, guestapi.Identity{MachineID: "one"})) // concerns the machine that waits
 	must(w.Freeze(ctx, false))
-	must(w.Thaw(ctx)) // behind its capture it waits on
+	must(w.Thaw(ctx)) // after its capture it still waits
 	must(w.Restore(ctx, guestapi.Identity{MachineID: "one"}))
 	if len(roots) != 0 {
-		t.Fatalf("it took a root as %v", roots)
+		t.Fatalf("it mounted a root as %v before a restore", roots)
 	}
 	must(w.Freeze(ctx, false))
 	fail = errors.New("no disk")
 	if err := w.Restore(ctx, guestapi.Identity{MachineID: "two"}); !errors.Is(err, fail) {
-		t.Errorf("without a disk: %v", err)
+		t.Errorf("Restore without a disk: got error %v", err)
 	}
 	fail = nil
 	must(w.Restore(ctx, guestapi.Identity{MachineID: "two"}))
@@ -63,11 +63,11 @@ func TestWaitingMachineTakesItsRootBehindACapture(t *testing.T) {
 	must(w.Restore(ctx, guestapi.Identity{MachineID: "three"}))
 	want := []string{"restore two", "freeze", "thaw", "restore three"}
 	if len(roots) != 2 || len(r.asked) != len(want) {
-		t.Fatalf("roots as %v, asked %v", roots, r.asked)
+		t.Fatalf("got roots %v, calls %v", roots, r.asked)
 	}
 	for i := range want {
 		if r.asked[i] != want[i] {
-			t.Errorf("asked %v, want %v", r.asked, want)
+			t.Errorf("got calls %v, want %v", r.asked, want)
 		}
 	}
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/pandastack/pandastack/test/vmlab"
 )
 
-// nobody runs the monitors of these tests.
+// User 65534 runs the monitors of these tests.
 const nobody = 65534
 
 // bake makes the image of a machine that runs this tree's guest agent.
@@ -57,7 +57,7 @@ func bake(t *testing.T) *vmmtest.Host {
 	})
 }
 
-// TestRealGuest runs the whole suite in a machine that was restored, then what only a machine can show.
+// TestRealGuest runs the whole suite in a restored machine, then the tests that need a machine.
 func TestRealGuest(t *testing.T) {
 	h := bake(t)
 	m := h.Restore(t)
@@ -73,7 +73,8 @@ func TestRealGuest(t *testing.T) {
 		})
 	})
 	t.Run("root cannot end the first process", func(t *testing.T) {
-		script := "for i in 1 2 3 4 5 6 7 8 9 10; do s=1; while [ $s -le 64 ]; do kill -$s 1; s=$((s+1)); done; done; echo alive"
+		script := "for i in 1 2 3 4 5 6 7 8 9 10; do s=1; while [ $s -le 64 ]; do kill -$s 1; " +
+			"s=$((s+1)); done; done; echo alive"
 		if o := guesttest.Exec(t, m.Link, guestapi.ProcessSpec{Shell: script}); o.Stdout != "alive\n" {
 			t.Errorf("got %+v", o)
 		}
@@ -83,15 +84,17 @@ func TestRealGuest(t *testing.T) {
 	})
 	t.Run("orphans are collected", func(t *testing.T) {
 		o := guesttest.Exec(t, m.Link, guestapi.ProcessSpec{Shell: "for i in 1 2 3 4 5; do (true & ); done; " +
-			"until [ $(cat /proc/[0-9]*/stat 2>/dev/null | grep -c ' Z 1 ') = 0 ]; do sleep 0.1; done", Timeout: time.Minute})
+			"until [ $(cat /proc/[0-9]*/stat 2>/dev/null | grep -c ' Z 1 ') = 0 ]; do " +
+			"sleep 0.1; done", Timeout: time.Minute})
 		if o.Exit.Code != 0 {
 			t.Errorf("got %+v", o)
 		}
 	})
-	t.Run("nobody is interrupted for who wakes up", func(t *testing.T) {
+	t.Run("a process that wakes up preempts no other", func(t *testing.T) {
 		const batch = "3\n" // SCHED_BATCH; field 41 of proc_pid_stat(5)
 		o := guesttest.Exec(t, m.Link, guestapi.ProcessSpec{
-			Shell: "for s in /proc/1/task/*/stat /proc/self/stat; do sed 's/.*) //' $s | cut -d' ' -f39; done | sort -u",
+			Shell: "for s in /proc/1/task/*/stat /proc/self/stat; do sed 's/.*) //' $s | cut -d' ' -f39; done " +
+				"| sort -u",
 		})
 		if o.Stdout != batch {
 			t.Errorf("got policies %+v", o)
@@ -100,7 +103,7 @@ func TestRealGuest(t *testing.T) {
 	t.Run("two copies share nothing", func(t *testing.T) { hazards(t, h, m) })
 }
 
-// hazards is the table of what two machines from one image must not share, and what must hold in each.
+// hazards checks the values that two machines from one image must not share, and that must hold in each.
 func hazards(t *testing.T, h *vmmtest.Host, one *vmmtest.Machine) {
 	two := h.Restore(t)
 	for hazard, script := range map[string]string{
@@ -123,7 +126,7 @@ func hazards(t *testing.T, h *vmmtest.Host, one *vmmtest.Machine) {
 		o := guesttest.Exec(t, m.Link, guestapi.ProcessSpec{Shell: "date +%s"})
 		at, err := strconv.ParseInt(strings.TrimSpace(o.Stdout), 10, 64)
 		if err != nil || at < before-30 || at > time.Now().Unix()+30 {
-			t.Errorf("clock: %d, %v, here it is %d", at, err, before)
+			t.Errorf("clock: got %d, %v, want at least %d", at, err, before)
 		}
 	}
 }

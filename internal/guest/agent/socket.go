@@ -7,8 +7,8 @@ import (
 	"github.com/pandastack/pandastack/internal/guest/server"
 )
 
-// serveSockets answers the newest connection that accept gives, and ends the one before it. How a
-// connection ends is no error: after a restore all are gone, and the host makes another.
+// serveSockets serves the newest connection that accept returns, and closes the one before it. The end of a
+// connection is not an error: after a restore all connections are broken, and the host opens another.
 func serveSockets(ctx context.Context, accept func() (io.ReadWriteCloser, error), s *server.Server) error {
 	end, served := func() {}, make(chan struct{})
 	close(served)
@@ -19,11 +19,12 @@ func serveSockets(ctx context.Context, accept func() (io.ReadWriteCloser, error)
 		if err != nil {
 			return err
 		}
+		// The connection is replaced; its end is no error.
 		end, served = func() { _ = conn.Close() }, make(chan struct{})
 		go func() {
 			defer close(served)
-			_ = s.Serve(ctx, conn)
-			_ = conn.Close() // nobody is at its other end any more
+			_ = s.Serve(ctx, conn) // a broken connection is normal after a restore: the host connects again
+			_ = conn.Close()       // the host has ended its side
 		}()
 	}
 }

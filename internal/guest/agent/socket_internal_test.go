@@ -14,12 +14,12 @@ import (
 	"github.com/pandastack/pandastack/internal/host/guestlink"
 )
 
-// willing is a backend that becomes whoever it is told to be.
+// willing is a backend on which every Restore succeeds.
 type willing struct{ guestapi.Backend }
 
 func (willing) Restore(context.Context, guestapi.Identity) error { return nil }
 
-// The newest host is served, whatever became of those before.
+// TestServeSockets checks that the newest host is served, whatever happened to earlier ones.
 func TestServeSockets(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -52,13 +52,13 @@ func TestServeSockets(t *testing.T) {
 			select {
 			case <-last.Done():
 			case <-ctx.Done():
-				t.Fatal("the host before is still served")
+				t.Fatal("the earlier host is still served")
 			}
 		}
 		last = link
 	}
 	close(conns)
 	if err := <-failed; !errors.Is(err, over) {
-		t.Errorf("got %v", err)
+		t.Errorf("serveSockets: got error %v", err)
 	}
 }

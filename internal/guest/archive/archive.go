@@ -1,10 +1,11 @@
-// Package archive carries files in and out of a guest as tar streams: what COPY of a build does at its end in
-// the machine. It is the other use of the guest agent's program, as `pack`, `unpack` and `sync`, run in the
-// guest like any program, so that an image without a tar of its own can be built on.
+// Package archive copies files into and out of a guest as tar streams. It is the guest's side of the COPY instruction
+// of an image build. The guest agent's program runs it as `pack`, `unpack` and `sync`, like any other program in the
+// guest, so that a build works on images that have no tar.
 //
-// In a stream, "d/<path>" is what a copied directory holds and "f/<name>" a copied file by itself: how
-// COPY treats the two differs. The package trusts neither stream: it bounds names and refuses paths that
-// leave the destination by dots. Links that the guest's own files make are the guest's business.
+// In a stream, entries "d/<path>" are the content of a copied directory, and "f/<name>" is a single copied file: COPY
+// treats the two differently. The package does not trust a stream: it limits the length of names and refuses paths
+// that leave the destination through "..". It follows links that exist in the guest, which are the guest's own
+// choice.
 package archive
 
 import (
@@ -24,7 +25,7 @@ import (
 	"github.com/pandastack/pandastack/internal/guest/passwd"
 )
 
-// Main runs one of the verbs and answers the exit code of the process.
+// Main runs one of the verbs and returns the exit code of the process.
 func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	var err error
 	switch args[0] {
@@ -32,10 +33,10 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		err = unpackMain(args[1:], stdin)
 	case "pack":
 		err = Pack(stdout, args[1:])
-	case "sync": // what a later boot from the disk alone shall find
+	case "sync": // so that a later boot from the disk alone finds the files
 		unix.Sync()
 	default:
-		err = fmt.Errorf("%q is not a verb of this program", args[0])
+		err = fmt.Errorf("unknown verb %q: want pack, unpack or sync", args[0])
 	}
 	if err != nil {
 		fmt.Fprintln(stderr, args[0]+":", err)
@@ -44,7 +45,7 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// Verb tells whether the text is one that Main knows.
+// Verb reports whether the text is a verb of Main.
 func Verb(text string) bool { return text == "pack" || text == "unpack" || text == "sync" }
 
 func unpackMain(args []string, stdin io.Reader) error {
@@ -58,13 +59,13 @@ func unpackMain(args []string, stdin io.Reader) error {
 		return err
 	}
 	if set.NArg() != 0 {
-		return fmt.Errorf("what is %q?", set.Arg(0))
+		return fmt.Errorf("unexpected argument %q", set.Arg(0))
 	}
 	return Unpack(stdin, opt)
 }
 
-// Pack writes what the patterns name, absolute paths with wildcards of package path/filepath, to w.
-// A pattern that nothing matches is an error.
+// Pack writes the files that match the patterns to w as a tar stream. Patterns are absolute paths with wildcards of
+// package path/filepath. A pattern without a match is an error.
 func Pack(w io.Writer, patterns []string) error {
 	out := tar.NewWriter(w)
 	for _, p := range patterns {
@@ -86,7 +87,7 @@ func Pack(w io.Writer, patterns []string) error {
 }
 
 func packOne(out *tar.Writer, name string) error {
-	info, err := os.Stat(name) // a named link is followed, as COPY does
+	info, err := os.Stat(name) // a symbolic link that is named is followed, as by COPY
 	if err != nil {
 		return err
 	}
@@ -113,7 +114,7 @@ func packOne(out *tar.Writer, name string) error {
 	})
 }
 
-// packFile writes one entry; sockets and devices are left out.
+// packFile writes one entry. It omits sockets and devices.
 func packFile(out *tar.Writer, from, name string) error {
 	info, err := os.Lstat(from)
 	if err != nil {
@@ -149,7 +150,7 @@ func packFile(out *tar.Writer, from, name string) error {
 	return nil
 }
 
-// owner reads "user", "user:group" or numbers against the accounts below root.
+// owner resolves "user" or "user:group", names or numbers, with the user database below root.
 func owner(root, text string) (uid, gid int, err error) {
 	user, group, both := strings.Cut(text, ":")
 	db := passwd.Database{Root: strings.TrimSuffix(root, "/")}

@@ -50,7 +50,7 @@ func tree(t *testing.T, dir string) []string {
 	return out
 }
 
-// me is who runs the test, so that it needs no root.
+// me returns the owner that runs the test, so that the test needs no root.
 func me() string { return itoa(os.Getuid()) + ":" + itoa(os.Getgid()) }
 
 func itoa(n int) string {
@@ -72,15 +72,27 @@ func TestPackAndUnpack(t *testing.T) {
 	for name, tc := range map[string]struct {
 		patterns []string
 		dest     string
-		have     string // a directory that is there before
+		have     string // a directory that exists before
 		chmod    string
 		want     []string
 	}{
-		"directory-gives-its-contents": {[]string{"dir"}, "/new/app", "", "", []string{"new/app/a -rw-r----- A", "new/app/link -> a", "new/app/sub/b -rwxr-xr-x B"}},
-		"file-becomes-dest":            {[]string{"one.txt"}, "/x/name", "", "", []string{"x/name -rw------- 1"}},
-		"file-into-slash":              {[]string{"one.txt"}, "/x/", "", "0644", []string{"x/one.txt -rw-r--r-- 1"}},
-		"file-into-directory":          {[]string{"one.txt"}, "/y", "y", "", []string{"y/one.txt -rw------- 1"}},
-		"wildcard":                     {[]string{"*.txt"}, "/z/", "", "", []string{"z/one.txt -rw------- 1", "z/two.txt -rw------- 2"}},
+		"contents of a directory": {
+			[]string{"dir"},
+			"/new/app",
+			"",
+			"",
+			[]string{"new/app/a -rw-r----- A", "new/app/link -> a", "new/app/sub/b -rwxr-xr-x B"},
+		},
+		"file-becomes-dest":   {[]string{"one.txt"}, "/x/name", "", "", []string{"x/name -rw------- 1"}},
+		"file-into-slash":     {[]string{"one.txt"}, "/x/", "", "0644", []string{"x/one.txt -rw-r--r-- 1"}},
+		"file-into-directory": {[]string{"one.txt"}, "/y", "y", "", []string{"y/one.txt -rw------- 1"}},
+		"wildcard": {
+			[]string{"*.txt"},
+			"/z/",
+			"",
+			"",
+			[]string{"z/one.txt -rw------- 1", "z/two.txt -rw------- 2"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var stream bytes.Buffer
@@ -97,7 +109,10 @@ func TestPackAndUnpack(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if err := archive.Unpack(&stream, archive.Options{Root: root, Dest: tc.dest, Chown: me(), Chmod: tc.chmod}); err != nil {
+			if err := archive.Unpack(
+				&stream,
+				archive.Options{Root: root, Dest: tc.dest, Chown: me(), Chmod: tc.chmod},
+			); err != nil {
 				t.Fatal(err)
 			}
 			if got := tree(t, root); !slices.Equal(got, tc.want) {
@@ -107,7 +122,7 @@ func TestPackAndUnpack(t *testing.T) {
 	}
 	if err := archive.Pack(io.Discard, []string{filepath.Join(src, "none*")}); err == nil ||
 		!strings.Contains(err.Error(), "no such file") {
-		t.Errorf("nothing matches: %v", err)
+		t.Errorf("Pack of a pattern without a match: got error %v, want no such file", err)
 	}
 }
 
@@ -146,20 +161,40 @@ func tarOf(t testing.TB, entries ...entry) []byte {
 	return out.Bytes()
 }
 
-func TestRefused(t *testing.T) {
+func TestUnpackRefusesBadStreams(t *testing.T) {
 	for name, tc := range map[string]struct {
 		opt  archive.Options
 		from []entry
 		want string
 	}{
-		"escape":        {archive.Options{Dest: "/d"}, []entry{{name: "d/../../x", data: "x"}}, "leads out"},
-		"absolute":      {archive.Options{Dest: "/d"}, []entry{{name: "/etc/x", data: "x"}}, "leads out"},
-		"other-kind":    {archive.Options{Dest: "/d"}, []entry{{name: "x", data: "x"}}, "kind of stream"},
+		"path leaves the archive": {
+			archive.Options{Dest: "/d"},
+			[]entry{{name: "d/../../x", data: "x"}},
+			"leads out",
+		},
+		"absolute path": {
+			archive.Options{Dest: "/d"},
+			[]entry{{name: "/etc/x", data: "x"}},
+			"leads out",
+		},
+		"neither d nor f": {
+			archive.Options{Dest: "/d"},
+			[]entry{{name: "x", data: "x"}},
+			"neither d/<path> nor f/<name>",
+		},
 		"relative-dest": {archive.Options{Dest: "d"}, nil, "absolute"},
 		"no-user":       {archive.Options{Dest: "/d", Chown: "nobody-here"}, nil, "chown"},
 		"no-mode":       {archive.Options{Dest: "/d", Chmod: "rwx"}, nil, "octal"},
-		"several":       {archive.Options{Dest: "/d"}, []entry{{name: "f/a", data: "x"}, {name: "f/b", data: "x"}}, "slash"},
-		"link-out":      {archive.Options{Dest: "/d/"}, []entry{{name: "d/l", kind: tar.TypeLink, link: "../x"}}, "leads out"},
+		"several files to one name": {
+			archive.Options{Dest: "/d"},
+			[]entry{{name: "f/a", data: "x"}, {name: "f/b", data: "x"}},
+			"slash",
+		},
+		"hard link leaves the archive": {
+			archive.Options{Dest: "/d/"},
+			[]entry{{name: "d/l", kind: tar.TypeLink, link: "../x"}},
+			"leads out",
+		},
 	} {
 		root := t.TempDir()
 		tc.opt.Root = root
@@ -168,18 +203,19 @@ func TestRefused(t *testing.T) {
 		}
 		err := archive.Unpack(bytes.NewReader(tarOf(t, tc.from...)), tc.opt)
 		if err == nil || !strings.Contains(err.Error(), tc.want) {
-			t.Errorf("%s: %v, want %q", name, err, tc.want)
+			t.Errorf("%s: got error %v, want one that contains %q", name, err, tc.want)
 		}
 	}
 }
 
-// The stream comes from the host's users by way of the host: whatever it holds must not crash the program
-// or write outside of the destination.
+// FuzzUnpack checks that no stream crashes the program or makes it write outside of the destination: streams come
+// from users, through the host.
 func FuzzUnpack(f *testing.F) {
 	f.Add(tarOf(f, entry{name: "d/a", data: "x"}, entry{name: "f/b", data: "y"}))
 	f.Add(tarOf(f, entry{name: "d/../../x", data: "x"}))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		for r := tar.NewReader(bytes.NewReader(data)); ; { // in a guest a link leads where it leads; here it must not
+		// In a guest the target of a link is the guest's choice; here it must not leave the test directory.
+		for r := tar.NewReader(bytes.NewReader(data)); ; {
 			h, err := r.Next()
 			if err != nil {
 				break

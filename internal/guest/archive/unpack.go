@@ -12,19 +12,19 @@ import (
 	"strings"
 )
 
-// Options of Unpack.
+// Options are the options of Unpack.
 type Options struct {
-	Root  string // "/" but in tests
-	Dest  string // absolute; with a slash at its end it is a directory
-	Chown string // "user", "user:group", names or numbers; "": as in the stream
+	Root  string // "/" except in tests
+	Dest  string // absolute; a trailing slash makes it a directory
+	Chown string // "user" or "user:group", names or numbers; "": as in the stream
 	Chmod string // octal; "": as in the stream
 }
 
-// MaxName bounds the length of a path in a stream, in bytes.
+// MaxName is the maximum length of a path in a stream, in bytes.
 const MaxName = 4096
 
-// Unpack puts what a stream of Pack's form holds below opt.Dest. It ends with the stream's first fault, and
-// keeps what it has written until then.
+// Unpack extracts a stream written by Pack to opt.Dest. It stops at the first error and keeps the files it has
+// written by then.
 func Unpack(r io.Reader, opt Options) error {
 	if !path.IsAbs(opt.Dest) || strings.ContainsRune(opt.Dest, 0) {
 		return fmt.Errorf("destination %q is not an absolute path", opt.Dest)
@@ -41,7 +41,7 @@ type unpacker struct {
 	dest     string
 	uid, gid int
 	mode     int64 // -1: as in the stream
-	single   bool  // a file was written to dest itself
+	single   bool  // a file was written as dest itself
 }
 
 func (u *unpacker) prepare() (err error) {
@@ -61,7 +61,7 @@ func (u *unpacker) prepare() (err error) {
 	return nil
 }
 
-// makeDirs makes a directory with its parents; those that it makes belong to the owner that was asked for.
+// makeDirs makes a directory with its parents. The directories it makes belong to the requested owner.
 func (u *unpacker) makeDirs(dir string) error {
 	if info, err := os.Stat(dir); err == nil {
 		if !info.IsDir() {
@@ -80,7 +80,7 @@ func (u *unpacker) makeDirs(dir string) error {
 	return errors.Join(os.Chmod(dir, 0o755), os.Lchown(dir, u.uid, u.gid))
 }
 
-// entries hands each entry of an archive, with a clean relative name, to put.
+// entries passes each entry of an archive, with a clean relative name, to put.
 func (u *unpacker) entries(in *tar.Reader, put func(h *tar.Header, r io.Reader) error) error {
 	for {
 		h, err := in.Next()
@@ -88,7 +88,7 @@ func (u *unpacker) entries(in *tar.Reader, put func(h *tar.Header, r io.Reader) 
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("read the archive: %w", err)
+			return fmt.Errorf("read archive: %w", err)
 		}
 		name := path.Clean(h.Name)
 		if len(name) > MaxName || !filepath.IsLocal(name) || strings.ContainsRune(name, 0) {
@@ -101,7 +101,7 @@ func (u *unpacker) entries(in *tar.Reader, put func(h *tar.Header, r io.Reader) 
 	}
 }
 
-// stream puts one entry of a stream of Pack's form.
+// stream extracts one entry of a stream written by Pack.
 func (u *unpacker) stream(h *tar.Header, r io.Reader) error {
 	kind, rest, _ := strings.Cut(h.Name, "/")
 	switch {
@@ -112,22 +112,22 @@ func (u *unpacker) stream(h *tar.Header, r io.Reader) error {
 	case kind == "f" && rest != "" && !strings.Contains(rest, "/"):
 		return u.file(rest, h, r)
 	}
-	return errors.New("is not an entry of this kind of stream")
+	return errors.New("entry is neither d/<path> nor f/<name>")
 }
 
-// file puts a file that was named by itself: into dest if that is a directory, else as dest.
+// file extracts a single copied file: into dest if that is a directory, otherwise as dest.
 func (u *unpacker) file(name string, h *tar.Header, r io.Reader) error {
 	if info, err := os.Stat(u.dest); err == nil && info.IsDir() {
 		return u.put(filepath.Join(u.dest, name), h, r)
 	}
 	if u.single {
-		return fmt.Errorf("several files cannot become %s: end the destination with a slash", u.opt.Dest)
+		return fmt.Errorf("cannot copy several files to %s: end the destination with a slash", u.opt.Dest)
 	}
 	u.single = true
 	return u.put(u.dest, h, r)
 }
 
-// put writes one entry at a path of the host's form.
+// put extracts one entry to the path to.
 func (u *unpacker) put(to string, h *tar.Header, r io.Reader) error {
 	if err := u.makeDirs(filepath.Dir(to)); err != nil {
 		return err
@@ -174,7 +174,7 @@ func tarMode(mode int64) os.FileMode {
 			(os.ModeSetuid|os.ModeSetgid|os.ModeSticky)
 }
 
-// clear removes what a new file takes the place of; a directory stays, and is an error.
+// clear removes the file that a new one replaces. A directory stays, and is an error.
 func clear(to string) error {
 	info, err := os.Lstat(to)
 	if errors.Is(err, os.ErrNotExist) {
@@ -184,7 +184,7 @@ func clear(to string) error {
 		return err
 	}
 	if info.IsDir() {
-		return errors.New("a directory is in its place")
+		return errors.New("a directory with this name exists")
 	}
 	return os.Remove(to)
 }

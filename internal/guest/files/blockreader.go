@@ -8,22 +8,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pageSize is what blocks begin at multiples of; every disk's own blocks divide it.
+// pageSize is the alignment of blocks in a file. The block size of every disk divides it.
 const pageSize = 4096
 
-// blockReader reads a large file block by block: what the kernel has in its cache from there, and all else past it, for
-// the same reasons as it is written (see directSize).
+// blockReader reads a large file block by block: from the kernel's page cache what is cached, and everything else
+// with O_DIRECT, for the same reasons as for writes (see directSize).
 type blockReader struct {
 	file  *os.File
 	block []byte // of directSize bytes, aligned to pages
-	have  []byte // of block: not yet handed out
-	at    int64  // where in the file what comes after have begins
-	left  int64  // bytes still to hand out
-	flags int    // O_DIRECT until something refused it
-	now   int    // flags of the file
+	have  []byte // part of block that was not yet returned
+	at    int64  // offset in the file of the byte after have
+	left  int64  // bytes still to return
+	flags int    // O_DIRECT until the file system refuses it
+	now   int    // current flags of the file
 }
 
-// newBlockReader reads length bytes from offset, or fewer if the file ends before. It owns the file from now on.
+// newBlockReader returns a reader of length bytes from offset, or fewer if the file ends before. The reader owns the
+// file.
 func newBlockReader(file *os.File, offset, length int64) (*blockReader, error) {
 	block, err := unix.Mmap(-1, 0, directSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
@@ -39,7 +40,7 @@ func (w *blockReader) Read(b []byte) (int, error) {
 	return copy(b, piece), err
 }
 
-// Next gives at most so many bytes of what comes next, without a copy. They are valid until the next call.
+// Next returns at most so many of the next bytes, without a copy. They are valid until the next call.
 func (w *blockReader) Next(most int) ([]byte, error) {
 	if w.left == 0 {
 		return nil, io.EOF
@@ -56,7 +57,7 @@ func (w *blockReader) Next(most int) ([]byte, error) {
 	return piece, nil
 }
 
-// fill reads the block in which the next byte lies.
+// fill reads the block that contains the next byte.
 func (w *blockReader) fill() error {
 	begin := w.at &^ (pageSize - 1)
 	flags := w.flags
@@ -75,7 +76,7 @@ func (w *blockReader) fill() error {
 	return nil
 }
 
-// cached tells whether the kernel has something of the block in its cache; so it is where it cannot be asked.
+// cached reports whether part of the block is in the kernel's page cache. It returns true if the kernel cannot say.
 func (w *blockReader) cached(begin int64) bool {
 	if w.flags == 0 {
 		return true
@@ -98,7 +99,7 @@ func (w *blockReader) get(begin int64, flags int) (int, error) {
 	if flags != w.now {
 		_, err := unix.FcntlInt(w.file.Fd(), unix.F_SETFL, flags)
 		switch {
-		case errors.Is(err, unix.EINVAL) && flags != 0: // its file system has no direct reads
+		case errors.Is(err, unix.EINVAL) && flags != 0: // the file system has no direct reads
 			w.flags = 0
 		case err != nil:
 			return 0, err
@@ -110,7 +111,7 @@ func (w *blockReader) get(begin int64, flags int) (int, error) {
 		n, err := unix.Pread(int(w.file.Fd()), w.block, begin)
 		switch {
 		case errors.Is(err, unix.EINTR):
-		case errors.Is(err, unix.EINVAL) && w.now != 0: // it says so only now
+		case errors.Is(err, unix.EINVAL) && w.now != 0: // some file systems refuse direct reads only here
 			w.flags = 0
 			return w.get(begin, 0)
 		default:

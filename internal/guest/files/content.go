@@ -18,7 +18,7 @@ import (
 
 func timeOf(ts unix.Timespec) time.Time { return time.Unix(ts.Unix()) }
 
-// Read opens a regular file. The returned description is of what is read, through symbolic links.
+// Read opens a regular file. The returned description is that of the content, through symbolic links.
 func (f *Files) Read(
 	_ context.Context,
 	p, user string,
@@ -80,8 +80,10 @@ func (f *Files) readable(file *os.File, at string, offset int64) (guestapi.FileI
 	return i, err
 }
 
-// Write puts a stream at p, whole or not at all: it is written beside and then renamed over what is
-// there. A last symbolic link is followed. Mode 0 keeps the mode of an existing file.
+// Write replaces the file at p by the content of a stream, either completely or not at all.
+//
+// It writes a temporary file in the same directory and renames it over p. If p is a symbolic link, its target is
+// replaced. Mode 0 keeps the mode of an existing file.
 func (f *Files) Write(
 	ctx context.Context,
 	p string,
@@ -110,7 +112,8 @@ func (f *Files) Write(
 	return describe(at, f.Users.Names())
 }
 
-// destination is the path to replace and the mode it gets; mode 0: it cannot be replaced.
+// destination returns the path to replace and the mode of the new file; mode 0 means that the file cannot be
+// replaced.
 func destination(at string, mode uint32) (string, uint32, error) {
 	st, err := os.Stat(at)
 	if errors.Is(err, unix.ENOENT) {
@@ -141,7 +144,7 @@ func destination(at string, mode uint32) (string, uint32, error) {
 	return at, max(mode&0o7777, 0o400), nil
 }
 
-// realPath follows last symbolic links.
+// realPath resolves symbolic links at the end of a path.
 func realPath(at string) (string, error) {
 	for range 40 {
 		to, err := os.Readlink(at)
@@ -159,12 +162,12 @@ func realPath(at string) (string, error) {
 	return "", fmt.Errorf("%w: too many symbolic links", guestapi.ErrInvalid)
 }
 
-// fresh is what a written file is to be.
+// fresh describes a file that is about to be written.
 type fresh struct {
 	mode  uint32
 	owner *passwd.User
 	notes map[string]string
-	size  int64 // < 0: not known
+	size  int64 // < 0: unknown
 }
 
 func replace(ctx context.Context, at string, as fresh, r io.Reader) (err error) {
@@ -174,8 +177,8 @@ func replace(ctx context.Context, at string, as fresh, r io.Reader) (err error) 
 	}
 	defer func() {
 		if err != nil {
-			_ = file.Close()           // it is thrown away
-			_ = os.Remove(file.Name()) // the error at hand says more
+			_ = file.Close()           // it is discarded
+			_ = os.Remove(file.Name()) // the first error says more
 		}
 	}()
 	if err := store(ctx, file, r, as.size); err != nil {
@@ -204,12 +207,12 @@ func writeThrough(ctx context.Context, at string, r io.Reader) error {
 	return errors.Join(copyAll(ctx, file, r), file.Close())
 }
 
-// pieces is a source that hands out what it has without a copy. In a guest every copy is emulated.
+// pieces is a source that returns its content without a copy. Without KVM every copy in a guest is emulated.
 type pieces interface {
 	Next() ([]byte, error) // the caller owns the bytes
 }
 
-// reads are the pieces of any other source, in one buffer.
+// reads adapts any other source to pieces, with one buffer.
 type reads struct {
 	r   io.Reader
 	buf []byte
@@ -218,7 +221,7 @@ type reads struct {
 func (s *reads) Next() ([]byte, error) {
 	n, err := s.r.Read(s.buf)
 	if n > 0 {
-		err = nil // it comes again
+		err = nil // the next Read returns it again
 	}
 	return s.buf[:n], err
 }

@@ -10,22 +10,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// directSize is how many bytes go to the disk at once, and from how many on a file is written past the kernel's
-// cache. Without KVM a page that goes through the cache costs more than to receive it; and a large file that
-// was just uploaded would take the memory of a small machine. A block takes the disk a moment in which the sender
-// goes on as far as its credit (mux.Window) and the device's own buffers go, about as far as this.
+// directSize is how many bytes a direct write has, and the file size from which on files are written past the
+// kernel's page cache. Without KVM, a page that goes through the cache costs more than receiving it, and a large
+// upload would fill the memory of a small machine. While the disk writes a block, the sender can continue for as long
+// as its credit (mux.Window) and the device's buffers last, which is about as much as a block.
 const directSize = 512 << 10
 
-// store writes a stream into a new file, of size bytes if that is not negative.
+// store writes a stream into a new file; size is its length, negative if unknown.
 func store(ctx context.Context, file *os.File, r io.Reader, size int64) error {
 	if size >= 0 && size < directSize {
 		return copyAll(ctx, file, r)
 	}
 	block, err := unix.Mmap(-1, 0, directSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
-		return fault(fmt.Errorf("take memory for writing: %w", err))
+		return fault(fmt.Errorf("allocate memory for writing: %w", err))
 	}
-	defer func() { _ = unix.Munmap(block) }() // of our own making
+	defer func() { _ = unix.Munmap(block) }() // the mapping is our own
 	b := &blocks{file: file, block: block, flags: unix.O_DIRECT}
 	if err := copyAll(ctx, b, r); err != nil {
 		return err
@@ -33,16 +33,16 @@ func store(ctx context.Context, file *os.File, r io.Reader, size int64) error {
 	return b.flush()
 }
 
-// blocks writes a file in whole blocks from its beginning, past the kernel's cache where its file system can.
+// blocks writes a file in whole blocks from its beginning, past the page cache if its file system supports that.
 type blocks struct {
 	file  *os.File
 	block []byte // of directSize bytes, aligned to pages
 	used  int    // bytes of block that are not yet written
-	flags int    // O_DIRECT until the file system refused it
-	now   int    // flags of the file
+	flags int    // O_DIRECT until the file system refuses it
+	now   int    // current flags of the file
 }
 
-// Write implements io.Writer. What does not fill a block waits for flush.
+// Write implements io.Writer. It buffers an incomplete block until flush.
 func (b *blocks) Write(p []byte) (int, error) {
 	done := 0
 	for done < len(p) {
@@ -59,7 +59,7 @@ func (b *blocks) Write(p []byte) (int, error) {
 	return done, nil
 }
 
-// flush writes the end of the file, which need not be as long as the disk's blocks.
+// flush writes the end of the file, which need not fill a block of the disk.
 func (b *blocks) flush() error {
 	if b.used == 0 {
 		return nil
@@ -73,7 +73,7 @@ func (b *blocks) put(flags int) error {
 		return err
 	}
 	n, err := b.file.Write(b.block[:b.used])
-	if n == 0 && b.now != 0 && errors.Is(err, unix.EINVAL) { // it says so only now
+	if n == 0 && b.now != 0 && errors.Is(err, unix.EINVAL) { // some file systems refuse direct writes only here
 		b.flags = 0
 		return b.put(0)
 	}
@@ -81,7 +81,7 @@ func (b *blocks) put(flags int) error {
 	return err
 }
 
-// become sets the flags of the file. A file system that has no direct writes is not asked again.
+// become sets the flags of the file. It does not try again on a file system without direct writes.
 func (b *blocks) become(flags int) error {
 	if flags == b.now {
 		return nil

@@ -1,8 +1,8 @@
 // Package files reads, writes and watches files for the guest agent.
 //
-// It owns nothing but the temporary files of writes that go on. Relative paths begin at the home of the
-// user in question, who also owns what is made; access is not checked against that user, since whoever
-// asks holds the whole machine. Whatever it answers is bounded. All functions may be called at once.
+// It owns nothing but the temporary files of writes in progress. Relative paths start at the home directory of the
+// user of the request, who also owns the files it makes. Access is not checked against that user, since a caller
+// controls the whole machine. The size of every result is limited. All functions are safe for concurrent use.
 package files
 
 import (
@@ -26,14 +26,14 @@ const (
 	maxWatches = 8192 // directories of one watcher
 )
 
-// Files is the files of one machine.
+// Files accesses the files of one machine.
 type Files struct {
 	Users passwd.Database
-	// DefaultUser is the user that "" stands for.
+	// DefaultUser returns the user of a request that names none.
 	DefaultUser func() string
 }
 
-// locate finds the user and the absolute path.
+// locate returns the absolute path and the user of a request.
 func (f *Files) locate(p, user string) (string, passwd.User, error) {
 	if p == "" || strings.IndexByte(p, 0) >= 0 || len(p) > guestapi.MaxPath {
 		return "", passwd.User{}, fmt.Errorf("%w: path", guestapi.ErrInvalid)
@@ -48,7 +48,7 @@ func (f *Files) locate(p, user string) (string, passwd.User, error) {
 	return u.Resolve(p), u, nil
 }
 
-// fault gives a system's error its kind.
+// fault wraps an error of the system with the matching error of guestapi.
 func fault(err error) error {
 	if err == nil {
 		return nil
@@ -57,11 +57,21 @@ func fault(err error) error {
 		errno unix.Errno
 		kind  error
 	}{
-		{unix.ENOENT, guestapi.ErrNotFound}, {unix.EEXIST, guestapi.ErrExists}, {unix.ENOTDIR, guestapi.ErrNotDir},
-		{unix.EISDIR, guestapi.ErrIsDir}, {unix.ENOSPC, guestapi.ErrNoSpace}, {unix.EDQUOT, guestapi.ErrNoSpace},
-		{unix.EFBIG, guestapi.ErrNoSpace}, {unix.EACCES, guestapi.ErrPermission}, {unix.EPERM, guestapi.ErrPermission},
-		{unix.EROFS, guestapi.ErrPermission}, {unix.EBUSY, guestapi.ErrPermission}, {unix.ENOTEMPTY, guestapi.ErrInvalid},
-		{unix.ELOOP, guestapi.ErrInvalid}, {unix.ENAMETOOLONG, guestapi.ErrInvalid}, {unix.EINVAL, guestapi.ErrInvalid},
+		{unix.ENOENT, guestapi.ErrNotFound},
+		{unix.EEXIST, guestapi.ErrExists},
+		{unix.ENOTDIR, guestapi.ErrNotDir},
+		{unix.EISDIR, guestapi.ErrIsDir},
+		{unix.ENOSPC, guestapi.ErrNoSpace},
+		{unix.EDQUOT, guestapi.ErrNoSpace},
+		{unix.EFBIG, guestapi.ErrNoSpace},
+		{unix.EACCES, guestapi.ErrPermission},
+		{unix.EPERM, guestapi.ErrPermission},
+		{unix.EROFS, guestapi.ErrPermission},
+		{unix.EBUSY, guestapi.ErrPermission},
+		{unix.ENOTEMPTY, guestapi.ErrInvalid},
+		{unix.ELOOP, guestapi.ErrInvalid},
+		{unix.ENAMETOOLONG, guestapi.ErrInvalid},
+		{unix.EINVAL, guestapi.ErrInvalid},
 		{unix.EXDEV, guestapi.ErrInvalid},
 	} {
 		if errors.Is(err, k.errno) {
@@ -71,7 +81,7 @@ func fault(err error) error {
 	return err
 }
 
-// describe looks at one file, not following it.
+// describe returns the description of one file. It does not follow symbolic links.
 func describe(at string, names *passwd.Names) (guestapi.FileInfo, error) {
 	var st unix.Stat_t
 	if err := unix.Lstat(at, &st); err != nil {
@@ -97,12 +107,12 @@ func describe(at string, names *passwd.Names) (guestapi.FileInfo, error) {
 		i.Kind = guestapi.KindDir
 	case unix.S_IFLNK:
 		i.Kind = guestapi.KindSymlink
-		i.Target, _ = os.Readlink(at) // gone since is a link to nothing
+		i.Target, _ = os.Readlink(at) // a link that was removed meanwhile has no target
 	}
 	return i, nil
 }
 
-// Stat describes a file, not following a last symbolic link.
+// Stat describes a file. It does not follow a symbolic link at the end of the path.
 func (f *Files) Stat(_ context.Context, p, user string) (guestapi.FileInfo, error) {
 	at, _, err := f.locate(p, user)
 	if err != nil {
@@ -111,7 +121,8 @@ func (f *Files) Stat(_ context.Context, p, user string) (guestapi.FileInfo, erro
 	return describe(at, f.Users.Names())
 }
 
-// List describes what is in a directory, down to depth; depth 1 and less is the directory's own entries.
+// List describes the entries of a directory, down to depth levels. A depth of 1 or less lists only the directory's
+// own entries.
 func (f *Files) List(ctx context.Context, p, user string, depth int) ([]guestapi.FileInfo, error) {
 	at, _, err := f.locate(p, user)
 	if err != nil {
@@ -134,7 +145,7 @@ func (l *lister) walk(ctx context.Context, dir string, depth int) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		if errors.Is(err, unix.ENOENT) && len(l.all) > 0 {
-			return nil // it went away while others were listed
+			return nil // removed while the others were listed
 		}
 		return fault(err)
 	}
@@ -144,7 +155,7 @@ func (l *lister) walk(ctx context.Context, dir string, depth int) error {
 		}
 		at := path.Join(dir, e.Name())
 		if len(at) > guestapi.MaxPath {
-			continue // nobody could ask for it either
+			continue // no request could name it either
 		}
 		i, err := describe(at, l.names)
 		if errors.Is(err, guestapi.ErrNotFound) {
@@ -154,7 +165,11 @@ func (l *lister) walk(ctx context.Context, dir string, depth int) error {
 			return err
 		}
 		if len(l.all) == maxEntries {
-			return fmt.Errorf("%w: more than %d entries; list less at once", guestapi.ErrInvalid, maxEntries)
+			return fmt.Errorf(
+				"%w: more than %d entries: list a smaller directory or depth",
+				guestapi.ErrInvalid,
+				maxEntries,
+			)
 		}
 		l.all = append(l.all, i)
 		if i.Kind == guestapi.KindDir && depth > 1 {
@@ -166,7 +181,7 @@ func (l *lister) walk(ctx context.Context, dir string, depth int) error {
 	return nil
 }
 
-// Move renames a file or directory, making missing parents.
+// Move renames a file or directory. It makes missing parents.
 func (f *Files) Move(_ context.Context, from, to, user string) (guestapi.FileInfo, error) {
 	old, u, err := f.locate(from, user)
 	if err != nil {
@@ -188,7 +203,7 @@ func (f *Files) Move(_ context.Context, from, to, user string) (guestapi.FileInf
 	return describe(at, f.Users.Names())
 }
 
-// Remove removes a file or directory; one that is not empty only if recursive.
+// Remove removes a file or directory. A directory that is not empty needs recursive.
 func (f *Files) Remove(_ context.Context, p, user string, recursive bool) error {
 	at, _, err := f.locate(p, user)
 	if err != nil {
@@ -224,7 +239,7 @@ func (f *Files) MakeDir(_ context.Context, p, user string) (guestapi.FileInfo, e
 	return describe(at, f.Users.Names())
 }
 
-// makeDirs makes dir with its parents; those that are made belong to u.
+// makeDirs makes dir with its parents. The directories it makes belong to u.
 func makeDirs(dir string, u *passwd.User) error {
 	err := os.Mkdir(dir, 0o755)
 	if errors.Is(err, unix.ENOENT) && dir != "/" {
@@ -245,7 +260,7 @@ func makeDirs(dir string, u *passwd.User) error {
 	return own(dir, u)
 }
 
-// own gives a new file to its user. Where this program is not root, it has the right owner already.
+// own gives a new file to its user. If this program is not root, the file has the right owner already.
 func own(at string, u *passwd.User) error {
 	if os.Getuid() != 0 {
 		return nil

@@ -14,7 +14,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// TestFullDisk: a large file that does not fit is ErrNoSpace and leaves nothing.
+// TestFullDisk checks that a large file that does not fit returns ErrNoSpace and leaves nothing behind.
 func TestFullDisk(t *testing.T) {
 	f, _ := open(t)
 	dir := t.TempDir()
@@ -33,9 +33,9 @@ func TestFullDisk(t *testing.T) {
 		bytes.NewReader(make([]byte, 2<<20)),
 	)
 	if !errors.Is(err, guestapi.ErrNoSpace) {
-		t.Errorf("got %v, want %v", err, guestapi.ErrNoSpace)
+		t.Errorf("Write to a full disk: got error %v, want %v", err, guestapi.ErrNoSpace)
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 0 {
-		t.Errorf("left behind: %v, %v", entries, err)
+		t.Errorf("after the write: got entries %v, %v, want none", entries, err)
 	}
 }

@@ -34,9 +34,9 @@ func open(t *testing.T) (*Files, string) {
 	return &Files{Users: passwd.Database{Root: root}, DefaultUser: func() string { return "panda" }}, home
 }
 
-func TestWhatIsMadeBelongsToItsUser(t *testing.T) {
+func TestNewFilesBelongToTheUser(t *testing.T) {
 	if os.Getuid() != 0 {
-		t.Skip("probe root: files are given away by root alone")
+		t.Skip("probe root: only root can change the owner of a file")
 	}
 	f, home := open(t)
 	if _, err := f.Write(t.Context(), "a/b", guestapi.WriteOptions{Mode: 0o640}, strings.NewReader("x")); err != nil {
@@ -56,7 +56,7 @@ func TestWhatIsMadeBelongsToItsUser(t *testing.T) {
 	}
 }
 
-func TestWriteKeepsTheModeAndLeavesNothingElse(t *testing.T) {
+func TestWriteKeepsModeAndLeavesNoTemporaryFile(t *testing.T) {
 	f, home := open(t)
 	name := path.Join(home, "script")
 	if err := os.WriteFile(name, []byte("old"), 0o600); err != nil {
@@ -73,10 +73,10 @@ func TestWriteKeepsTheModeAndLeavesNothingElse(t *testing.T) {
 	}
 	broken := io.MultiReader(strings.NewReader("half"), brokenReader{})
 	if _, err := f.Write(t.Context(), name, guestapi.WriteOptions{}, broken); err == nil {
-		t.Error("no error")
+		t.Error("Write from a broken reader: got no error")
 	}
 	if entries, err := os.ReadDir(home); err != nil || len(entries) != 1 {
-		t.Errorf("left behind: %v, %v", entries, err)
+		t.Errorf("after a failed write: got entries %v, %v, want the file alone", entries, err)
 	}
 }
 
@@ -107,32 +107,38 @@ func TestOddPaths(t *testing.T) {
 		err  error
 		want error
 	}{
-		"nothing":       {read(""), guestapi.ErrInvalid},
-		"zero byte":     {read("a\x00b"), guestapi.ErrInvalid},
-		"too long":      {read("/" + strings.Repeat("x", 5000)), guestapi.ErrInvalid},
-		"long name":     {write("/tmp/" + strings.Repeat("x", 300)), guestapi.ErrInvalid},
-		"read a loop":   {read("loop"), guestapi.ErrInvalid},
-		"write a loop":  {write("loop"), guestapi.ErrInvalid},
-		"read a pipe":   {read("pipe"), guestapi.ErrInvalid},
-		"under a file":  {write("pipe/x"), guestapi.ErrNotDir},
-		"to directory":  {write(home), guestapi.ErrIsDir},
-		"remove root":   {f.Remove(t.Context(), "/", "", true), guestapi.ErrPermission},
-		"no such user":  {func() error { _, err := f.Stat(t.Context(), "/", "nobody-here"); return err }(), guestapi.ErrNotFound},
-		"offset before": {func() error { _, _, err := f.Read(t.Context(), "/etc/passwd", "", -1, 1); return err }(), guestapi.ErrInvalid},
+		"nothing":      {read(""), guestapi.ErrInvalid},
+		"zero byte":    {read("a\x00b"), guestapi.ErrInvalid},
+		"too long":     {read("/" + strings.Repeat("x", 5000)), guestapi.ErrInvalid},
+		"long name":    {write("/tmp/" + strings.Repeat("x", 300)), guestapi.ErrInvalid},
+		"read a loop":  {read("loop"), guestapi.ErrInvalid},
+		"write a loop": {write("loop"), guestapi.ErrInvalid},
+		"read a pipe":  {read("pipe"), guestapi.ErrInvalid},
+		"under a file": {write("pipe/x"), guestapi.ErrNotDir},
+		"to directory": {write(home), guestapi.ErrIsDir},
+		"remove root":  {f.Remove(t.Context(), "/", "", true), guestapi.ErrPermission},
+		"no such user": {
+			func() error { _, err := f.Stat(t.Context(), "/", "nobody-here"); return err }(),
+			guestapi.ErrNotFound,
+		},
+		"offset before": {
+			func() error { _, _, err := f.Read(t.Context(), "/etc/passwd", "", -1, 1); return err }(),
+			guestapi.ErrInvalid,
+		},
 	} {
 		if !errors.Is(c.err, c.want) {
 			t.Errorf("%s: %v, want %v", name, c.err, c.want)
 		}
 	}
 	if err := write("/dev/null"); err != nil {
-		t.Errorf("a device is written through: %v", err)
+		t.Errorf("write to a device: %v", err)
 	}
 	if st, err := os.Stat("/dev/null"); err != nil || st.Mode().IsRegular() {
-		t.Errorf("a device was replaced: %v, %v", st, err)
+		t.Errorf("after a write to a device: got %v, %v, want a device", st, err)
 	}
 }
 
-// FuzzEvents: no bytes make the parser of changes panic or hang.
+// FuzzEvents checks that no bytes make the parser of inotify events panic or loop forever.
 func FuzzEvents(f *testing.F) {
 	one := binary.NativeEndian.AppendUint32(nil, 1)
 	one = binary.NativeEndian.AppendUint32(one, unix.IN_CREATE)
@@ -156,8 +162,9 @@ func FuzzEvents(f *testing.F) {
 	})
 }
 
-// TestContentOfEveryLength: files around the size at which writes become direct, of known, unknown and wrong
-// size, in pieces that fit no block, hold what was sent, on file systems with and without direct writes.
+// TestContentOfEveryLength checks that files around the size at which writes become direct hold the content that was
+// sent: with known, unknown and wrong sizes, in pieces that do not match a block, on file systems with and without
+// direct writes.
 func TestContentOfEveryLength(t *testing.T) {
 	f, home := open(t)
 	dirs := []string{home}
@@ -170,27 +177,36 @@ func TestContentOfEveryLength(t *testing.T) {
 		content[i] = byte(i>>12) ^ byte(i*7)
 	}
 	for _, dir := range dirs {
-		for _, n := range []int{0, 1, 4096, directSize - 1, directSize, directSize + 1, 2*directSize + 4096, len(content)} {
+		for _, n := range []int{
+			0, 1, 4096, directSize - 1, directSize, directSize + 1, 2*directSize + 4096, len(content),
+		} {
 			for _, size := range []int64{-1, int64(n), 0, 5, 1 << 40} {
 				name := path.Join(dir, "file")
 				from := pieced{bytes.NewReader(content[:n]), 33333}
 				i, err := f.Write(t.Context(), name, guestapi.WriteOptions{Size: size}, from)
 				if err != nil || i.Size != int64(n) {
-					t.Fatalf("%s: %d bytes said to be %d: %+v, %v", dir, n, size, i, err)
+					t.Fatalf("%s: Write of %d bytes with size %d: got %+v, %v", dir, n, size, i, err)
 				}
 				if got, err := os.ReadFile(name); err != nil || !bytes.Equal(got, content[:n]) {
-					t.Fatalf("%s: %d bytes said to be %d: %d other bytes came back, %v", dir, n, size, len(got), err)
+					t.Fatalf(
+						"%s: Write of %d bytes with size %d: read back %d other bytes, %v",
+						dir,
+						n,
+						size,
+						len(got),
+						err,
+					)
 				}
 			}
 		}
 		if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
-			t.Errorf("left behind: %v, %v", entries, err)
+			t.Errorf("after the writes: got entries %v, %v, want none", entries, err)
 		}
 	}
 }
 
-// TestReadOfEveryPart: what is read of a file around the size at which reads become direct is what is there, from
-// any offset and for any length, in the kernel's cache or not, as a whole and in pieces.
+// TestReadOfEveryPart checks reads of a file around the size at which reads become direct: from any offset, of any
+// length, with the content in the page cache or not, as a whole and in pieces.
 func TestReadOfEveryPart(t *testing.T) {
 	f, home := open(t)
 	content := make([]byte, 3*directSize+5000)
@@ -207,31 +223,36 @@ func TestReadOfEveryPart(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer file.Close()
-		if err := errors.Join(file.Sync(), unix.Fadvise(int(file.Fd()), from, to-from, unix.FADV_DONTNEED)); err != nil {
+		if err := errors.Join(
+			file.Sync(), unix.Fadvise(int(file.Fd()), from, to-from, unix.FADV_DONTNEED),
+		); err != nil {
 			t.Fatal(err)
 		}
 	}
 	size := int64(len(content))
-	for _, offset := range []int64{0, 1, 4095, 4096, directSize - 1, directSize, 2*directSize + 17, size - directSize, size - 1, size, size + 1} {
+	for _, offset := range []int64{
+		0, 1, 4095, 4096, directSize - 1, directSize, 2*directSize + 17, size - directSize, size - 1, size,
+		size + 1,
+	} {
 		for _, length := range []int64{-1, 0, 1, directSize, directSize + 1, size, 1 << 40} {
-			forget(directSize, 2*directSize) // the rest stays where it is
+			forget(directSize, 2*directSize) // the rest stays in the page cache
 			if length == size {
 				forget(0, size)
 			}
 			_, r, err := f.Read(t.Context(), name, "", offset, length)
 			if err != nil {
-				t.Fatalf("%d bytes from %d: %v", length, offset, err)
+				t.Fatalf("Read of %d bytes from %d: %v", length, offset, err)
 			}
 			got, err := io.ReadAll(r)
 			if err := errors.Join(err, r.Close()); err != nil {
-				t.Fatalf("%d bytes from %d: %v", length, offset, err)
+				t.Fatalf("reading %d bytes from %d: %v", length, offset, err)
 			}
 			want := content[min(offset, size):]
 			if length >= 0 && length < int64(len(want)) {
 				want = want[:length]
 			}
 			if !bytes.Equal(got, want) {
-				t.Errorf("%d bytes from %d: %d others came", length, offset, len(got))
+				t.Errorf("Read of %d bytes from %d: got %d bytes that differ", length, offset, len(got))
 			}
 		}
 	}

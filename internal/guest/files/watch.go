@@ -21,8 +21,8 @@ import (
 const watchMask = unix.IN_CREATE | unix.IN_MODIFY | unix.IN_ATTRIB | unix.IN_DELETE | unix.IN_MOVED_FROM |
 	unix.IN_MOVED_TO | unix.IN_DELETE_SELF | unix.IN_ONLYDIR
 
-// watcher is a guestapi.Watcher. It has no goroutine: what Next does not take waits in the kernel, whose
-// queue is bounded.
+// watcher is a guestapi.Watcher. It has no goroutine: changes that Next has not read wait in the kernel, whose queue
+// is bounded.
 type watcher struct {
 	root      string
 	recursive bool
@@ -32,11 +32,11 @@ type watcher struct {
 	mu     sync.Mutex     // held by Next
 	dirs   map[int]string // watch number to path below root; "" is root
 	buf    []byte
-	unread []byte // events read and not yet looked at
+	unread []byte // events read and not yet parsed
 	queue  []guestapi.FileEvent
 }
 
-// Watch tells changes under a directory from now on.
+// Watch reports changes below a directory from now on.
 func (f *Files) Watch(_ context.Context, p, user string, recursive bool) (guestapi.Watcher, error) {
 	at, _, err := f.locate(p, user)
 	if err != nil {
@@ -64,21 +64,21 @@ func (f *Files) Watch(_ context.Context, p, user string, recursive bool) (guesta
 	return w, nil
 }
 
-// add watches a directory and, if recursive, those below. With tell, what is found in it is told as made,
-// since it was made before anybody watched.
-func (w *watcher) add(dir string, tell bool) error {
+// add watches a directory and, if recursive, the directories below. With report set, the entries it finds are
+// reported as created, since they may have been created before the watch existed.
+func (w *watcher) add(dir string, report bool) error {
 	if len(w.dirs) >= maxWatches {
 		return fmt.Errorf("%w: more than %d directories to watch", guestapi.ErrBusy, maxWatches)
 	}
 	var wd int
 	var err error
-	if gone := w.raw.Control(func(fd uintptr) {
+	if closed := w.raw.Control(func(fd uintptr) {
 		wd, err = unix.InotifyAddWatch(int(fd), path.Join(w.root, dir), watchMask)
-	}); gone != nil {
-		return fmt.Errorf("watch %s: %w", dir, gone)
+	}); closed != nil {
+		return fmt.Errorf("watch %s: %w", dir, closed)
 	}
 	if errors.Is(err, unix.ENOENT) && dir != "" || errors.Is(err, unix.ENOTDIR) && dir != "" {
-		return nil // gone already
+		return nil // removed already
 	}
 	if err != nil {
 		return fmt.Errorf("watch %s: %w", dir, fault(err))
@@ -93,11 +93,11 @@ func (w *watcher) add(dir string, tell bool) error {
 	}
 	for _, e := range entries {
 		sub := path.Join(dir, e.Name())
-		if tell {
+		if report {
 			w.deliver(guestapi.OpCreate, sub)
 		}
 		if e.IsDir() {
-			if err := w.add(sub, tell); err != nil {
+			if err := w.add(sub, report); err != nil {
 				return err
 			}
 		}
@@ -115,7 +115,8 @@ func (w *watcher) deliver(op guestapi.FileOp, p string) {
 func (w *watcher) Next(ctx context.Context) (guestapi.FileEvent, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	stop := context.AfterFunc(ctx, func() { _ = w.file.SetReadDeadline(time.Unix(1, 0)) }) // closed has woken it
+	// Fails only on a closed file, whose reader returns anyway.
+	stop := context.AfterFunc(ctx, func() { _ = w.file.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	for {
 		if len(w.queue) > 0 {
@@ -132,7 +133,7 @@ func (w *watcher) Next(ctx context.Context) (guestapi.FileEvent, error) {
 		}
 		n, err := w.file.Read(w.buf)
 		if ctx.Err() != nil {
-			_ = w.file.SetReadDeadline(time.Time{}) // for the next call; closed needs none
+			_ = w.file.SetReadDeadline(time.Time{}) // for the next call; a closed file needs none
 			return guestapi.FileEvent{}, context.Cause(ctx)
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) { // left over from an earlier call
@@ -145,9 +146,9 @@ func (w *watcher) Next(ctx context.Context) (guestapi.FileEvent, error) {
 	}
 }
 
-const eventSize = 16 // of struct inotify_event without its name
+const eventSize = 16 // size of struct inotify_event without its name
 
-// event takes one event off what was read.
+// event parses one event of the bytes read.
 func (w *watcher) event() {
 	b := w.unread
 	if len(b) < eventSize || len(b) < eventSize+int(binary.NativeEndian.Uint32(b[12:])) {
@@ -168,7 +169,7 @@ func (w *watcher) event() {
 		return
 	}
 	if !known || name == "" {
-		return // of the directory itself, which its parent tells too
+		return // concerns the directory itself, which its parent reports too
 	}
 	w.change(mask, path.Join(dir, name))
 }
@@ -179,7 +180,7 @@ func (w *watcher) change(mask uint32, p string) {
 	case mask&unix.IN_CREATE != 0, mask&unix.IN_MOVED_TO != 0:
 		w.deliver(guestapi.OpCreate, p)
 		if sub && w.add(p, true) != nil {
-			w.deliver(guestapi.OpOverflow, "") // changes below will not be seen
+			w.deliver(guestapi.OpOverflow, "") // changes below will be missed
 		}
 	case mask&unix.IN_MODIFY != 0:
 		w.deliver(guestapi.OpWrite, p)
@@ -195,17 +196,18 @@ func (w *watcher) change(mask uint32, p string) {
 	}
 }
 
-// leave stops watching a directory that was moved away, and those below.
+// leave stops watching a directory that was moved away, and the directories below it.
 func (w *watcher) leave(dir string) {
 	for wd, at := range w.dirs {
 		if at == dir || strings.HasPrefix(at, dir+"/") {
+			// Neither call fails in a way that matters: the watch or the whole watcher may have ended already.
 			_ = w.raw.Control(func(fd uintptr) {
-				_, _ = unix.InotifyRmWatch(int(fd), uint32(wd)) // gone is as good
+				_, _ = unix.InotifyRmWatch(int(fd), uint32(wd))
 			})
 			delete(w.dirs, wd)
 		}
 	}
 }
 
-// Close ends the watcher and a Next that waits.
+// Close closes the watcher and ends a Next in progress.
 func (w *watcher) Close() error { return w.file.Close() }

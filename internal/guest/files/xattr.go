@@ -12,25 +12,30 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// notePrefix begins the names of the extended attributes that hold a file's notes. It is that of E2B's agent,
-// so that programs in the guest find them where they look.
+// notePrefix begins the names of the extended attributes that hold a file's metadata. It is the prefix of E2B's
+// agent, so that programs in the guest find them where they expect them.
 const notePrefix = "user.e2b."
 
-// Bounds of notes, in bytes.
+// Limits of metadata.
 const (
-	maxNoteName = 255 - len(notePrefix) // of the kernel's XATTR_NAME_MAX
+	maxNoteName = 255 - len(notePrefix) // the kernel's XATTR_NAME_MAX
 	maxNotes    = 64
-	maxNames    = 64 << 10 // of all extended attributes of a file, as the kernel has it
+	maxNames    = 64 << 10 // the kernel's limit of all names of a file, in bytes
 )
 
-// setXattrs gives a new file its notes. A file system that has no extended attributes keeps none.
+// setXattrs stores the metadata of a new file. It stores nothing on a file system without extended attributes.
 func setXattrs(fd int, notes map[string]string) error {
 	total := 0
 	for name, value := range notes {
 		total += len(name) + len(value)
 		if name == "" || len(name) > maxNoteName || strings.IndexByte(name, 0) >= 0 || len(notes) > maxNotes ||
 			total > guestapi.MaxMetadata {
-			return fmt.Errorf("%w: metadata: %d names, or %.40q, are too much", guestapi.ErrInvalid, len(notes), name)
+			return fmt.Errorf(
+				"%w: metadata: %d names, or the value of %.40q, exceed the limits",
+				guestapi.ErrInvalid,
+				len(notes),
+				name,
+			)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(notes)) {
@@ -39,14 +44,14 @@ func setXattrs(fd int, notes map[string]string) error {
 			return nil
 		}
 		if err != nil {
-			return fault(fmt.Errorf("keep metadata: %w", err))
+			return fault(fmt.Errorf("store metadata: %w", err))
 		}
 	}
 	return nil
 }
 
-// xattrsOf reads the notes of a regular file; nil if it has none, or changes meanwhile. What is not within the
-// bounds was put there by another program and is left out.
+// xattrsOf reads the metadata of a regular file; nil if it has none, or changes meanwhile. It skips attributes that
+// exceed the limits, which another program must have set.
 func xattrsOf(at string) map[string]string {
 	size, err := unix.Llistxattr(at, nil)
 	if err != nil || size <= 0 || size > maxNames {

@@ -15,17 +15,17 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// Env is where a suite runs.
+// Env is the environment that a suite runs in.
 type Env struct {
 	Guest guestapi.Guest
 	Dir   string // an existing directory of the guest that the suite may fill
-	User  string // who owns what it makes
+	User  string // owner of the files that the suite makes
 }
 
-// patience is how long anything may take on a busy machine.
+// patience is how long any operation may take on a busy machine.
 const patience = time.Minute
 
-// Context is a test's context with a deadline that only a fault reaches.
+// Context returns the test's context with a deadline that only a fault reaches.
 func Context(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(t.Context(), patience, errors.New("test took too long"))
@@ -33,7 +33,7 @@ func Context(t *testing.T) context.Context {
 	return ctx
 }
 
-// Output is what a process wrote, and how it ended.
+// Output is the output of a process and its exit.
 type Output struct {
 	Stdout, Stderr, PTY string
 	Exit                guestapi.Exit
@@ -53,7 +53,7 @@ func Collect(t *testing.T, ctx context.Context, p guestapi.Process) Output {
 		case e.Exit != nil:
 			o.Exit = *e.Exit
 			if _, err := p.Next(ctx); err != io.EOF {
-				t.Fatalf("after the exit: %v, want EOF", err)
+				t.Fatalf("Next after the exit: got error %v, want EOF", err)
 			}
 			return o
 		case e.Stream == guestapi.StreamStdout:
@@ -77,7 +77,7 @@ func Exec(t *testing.T, g guestapi.Guest, spec guestapi.ProcessSpec) Output {
 	return Collect(t, ctx, p)
 }
 
-// Basic is what guests in memory do too.
+// Basic runs the tests that every guest must pass, including guests in memory.
 func Basic(t *testing.T, open func(t *testing.T) Env) {
 	for _, c := range []struct {
 		name string
@@ -95,7 +95,7 @@ func Basic(t *testing.T, open func(t *testing.T) Env) {
 func exitCodes(t *testing.T, e Env) {
 	for cmd, want := range map[string]int{"true": 0, "false": 1, "exit 7": 7} {
 		if o := Exec(t, e.Guest, guestapi.ProcessSpec{Shell: cmd}); o.Exit.Code != want || o.Exit.Signal != 0 {
-			t.Errorf("%s: %+v, want code %d", cmd, o.Exit, want)
+			t.Errorf("%s: got exit %+v, want code %d", cmd, o.Exit, want)
 		}
 	}
 }
@@ -116,7 +116,7 @@ func input(t *testing.T, e Env) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := strings.Repeat("0123456789abcdef", 20<<10) // more than any buffer on the way
+	want := strings.Repeat("0123456789abcdef", 20<<10) // more than any buffer holds
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() {
@@ -131,7 +131,7 @@ func input(t *testing.T, e Env) {
 		t.Errorf("got %d bytes and %+v, want %d bytes", len(o.Stdout), o.Exit, len(want))
 	}
 	if o := Exec(t, e.Guest, guestapi.ProcessSpec{Argv: []string{"cat"}}); o.Stdout != "" || o.Exit.Code != 0 {
-		t.Errorf("without input: %+v", o)
+		t.Errorf("without input: got %+v", o)
 	}
 }
 
@@ -148,7 +148,7 @@ func workingDirectory(t *testing.T, e Env) {
 	}
 	_, err := e.Guest.Start(Context(t), guestapi.ProcessSpec{Shell: "pwd", Dir: e.Dir + "/none"})
 	if !errors.Is(err, guestapi.ErrNotFound) {
-		t.Errorf("missing directory: %v", err)
+		t.Errorf("missing directory: got error %v", err)
 	}
 }
 
@@ -181,7 +181,7 @@ func attach(t *testing.T, e Env) {
 		err,
 		guestapi.ErrNotFound,
 	) {
-		t.Errorf("attach to nothing: %v", err)
+		t.Errorf("attach to a process that does not exist: got error %v", err)
 	}
 }
 
@@ -195,7 +195,7 @@ func signal(t *testing.T, e Env) {
 		err,
 		guestapi.ErrExists,
 	) {
-		t.Errorf("same tag: %v", err)
+		t.Errorf("start with a tag in use: got error %v", err)
 	}
 	all, err := e.Guest.Processes(ctx)
 	if err != nil {
@@ -215,7 +215,7 @@ func signal(t *testing.T, e Env) {
 		t.Errorf("got %+v", o.Exit)
 	}
 	if err := e.Guest.Signal(ctx, guestapi.ProcessRef{PID: p.PID()}, 15, false); !errors.Is(err, guestapi.ErrNotFound) {
-		t.Errorf("signal to what has ended: %v", err)
+		t.Errorf("signal to a process that has ended: got error %v", err)
 	}
 }
 
@@ -257,10 +257,10 @@ func notAProgram(t *testing.T, e Env) {
 		err,
 		guestapi.ErrNotFound,
 	) {
-		t.Errorf("missing program: %v", err)
+		t.Errorf("missing program: got error %v", err)
 	}
 	if _, err := e.Guest.Start(ctx, guestapi.ProcessSpec{}); !errors.Is(err, guestapi.ErrInvalid) {
-		t.Errorf("nothing to run: %v", err)
+		t.Errorf("spec without a program: got error %v", err)
 	}
 }
 
@@ -298,22 +298,22 @@ func fileContent(t *testing.T, e Env) {
 	for _, size := range []int{0, 5, 32 << 10, 1<<20 + 3} {
 		want := bytes.Repeat([]byte("bamboo!"), size/7+1)[:size]
 		if i := put(t, e, name, want); i.Size != int64(size) || i.Path != name || i.Kind != guestapi.KindFile {
-			t.Errorf("wrote %d bytes: %+v", size, i)
+			t.Errorf("Write of %d bytes: got %+v", size, i)
 		}
 		if got := get(t, e, name, 0, -1); !bytes.Equal(got, want) {
-			t.Errorf("read %d bytes of %d", len(got), size)
+			t.Errorf("Read: got %d bytes, want the %d written", len(got), size)
 		}
 	}
 	put(t, e, name, []byte("0123456789"))
 	if got := get(t, e, name, 3, 4); string(got) != "3456" {
-		t.Errorf("a part: %q", got)
+		t.Errorf("Read of a part: got %q, want 3456", got)
 	}
 	broken := io.MultiReader(strings.NewReader("half"), failing{})
 	if _, err := e.Guest.Write(Context(t), name, guestapi.WriteOptions{User: e.User, Size: -1}, broken); err == nil {
-		t.Error("a source that fails: no error")
+		t.Error("Write from a failing source: got no error")
 	}
 	if got := get(t, e, name, 0, -1); string(got) != "0123456789" {
-		t.Errorf("half a write left %q", got)
+		t.Errorf("after a failed write: got %q, want the old content", got)
 	}
 }
 
@@ -338,22 +338,22 @@ func fileTree(t *testing.T, e Env) {
 		return strings.Join(s, " ")
 	}
 	if got := names(1); got != "a b" {
-		t.Errorf("depth 1: %s", got)
+		t.Errorf("List with depth 1: got %s", got)
 	}
 	if got := names(3); got != "a b b/c b/d b/d/e" {
-		t.Errorf("depth 3: %s", got)
+		t.Errorf("List with depth 3: got %s", got)
 	}
 	if i, err := g.Move(ctx, path.Join(e.Dir, "b/d/e"), path.Join(e.Dir, "f/e"), e.User); err != nil || i.Size != 5 {
-		t.Errorf("move: %+v, %v", i, err)
+		t.Errorf("Move: got %+v, %v", i, err)
 	}
 	if i, err := g.MakeDir(ctx, path.Join(e.Dir, "x/y"), e.User); err != nil || i.Kind != guestapi.KindDir {
-		t.Errorf("make directory: %+v, %v", i, err)
+		t.Errorf("MakeDir: got %+v, %v", i, err)
 	}
 	if err := g.Remove(ctx, path.Join(e.Dir, "b"), e.User, true); err != nil {
-		t.Errorf("remove: %v", err)
+		t.Errorf("Remove: %v", err)
 	}
 	if got := names(2); got != "a f f/e x x/y" {
-		t.Errorf("at last: %s", got)
+		t.Errorf("after Move, MakeDir and Remove: got %s", got)
 	}
 }
 
@@ -370,18 +370,38 @@ func fileFaults(t *testing.T, e Env) {
 		do   func() error
 		want error
 	}{
-		{"stat nothing", func() error { _, err := g.Stat(ctx, none, e.User); return err }, guestapi.ErrNotFound},
-		{"read nothing", func() error { _, _, err := g.Read(ctx, none, e.User, 0, -1); return err }, guestapi.ErrNotFound},
-		{"read directory", func() error { _, _, err := g.Read(ctx, dir, e.User, 0, -1); return err }, guestapi.ErrIsDir},
-		{"list nothing", func() error { _, err := g.List(ctx, none, e.User, 1); return err }, guestapi.ErrNotFound},
-		{"list file", func() error { _, err := g.List(ctx, file, e.User, 1); return err }, guestapi.ErrNotDir},
-		{"make again", func() error { _, err := g.MakeDir(ctx, dir, e.User); return err }, guestapi.ErrExists},
-		{"remove nothing", func() error { return g.Remove(ctx, none, e.User, true) }, guestapi.ErrNotFound},
-		{"remove full", func() error { return g.Remove(ctx, dir, e.User, false) }, guestapi.ErrInvalid},
-		{"move nothing", func() error { _, err := g.Move(ctx, none, file, e.User); return err }, guestapi.ErrNotFound},
+		{"stat a missing file", func() error { _, err := g.Stat(ctx, none, e.User); return err }, guestapi.ErrNotFound},
+		{
+			"read a missing file",
+			func() error { _, _, err := g.Read(ctx, none, e.User, 0, -1); return err },
+			guestapi.ErrNotFound,
+		},
+		{
+			"read directory",
+			func() error { _, _, err := g.Read(ctx, dir, e.User, 0, -1); return err },
+			guestapi.ErrIsDir,
+		},
+		{
+			"list a missing directory",
+			func() error { _, err := g.List(ctx, none, e.User, 1); return err },
+			guestapi.ErrNotFound,
+		},
+		{"list a file", func() error { _, err := g.List(ctx, file, e.User, 1); return err }, guestapi.ErrNotDir},
+		{
+			"make an existing directory",
+			func() error { _, err := g.MakeDir(ctx, dir, e.User); return err },
+			guestapi.ErrExists,
+		},
+		{"remove a missing file", func() error { return g.Remove(ctx, none, e.User, true) }, guestapi.ErrNotFound},
+		{"remove a full directory", func() error { return g.Remove(ctx, dir, e.User, false) }, guestapi.ErrInvalid},
+		{
+			"move a missing file",
+			func() error { _, err := g.Move(ctx, none, file, e.User); return err },
+			guestapi.ErrNotFound,
+		},
 	} {
 		if err := c.do(); !errors.Is(err, c.want) {
-			t.Errorf("%s: %v, want %v", c.name, err, c.want)
+			t.Errorf("%s: got error %v, want %v", c.name, err, c.want)
 		}
 	}
 }
@@ -407,10 +427,10 @@ func freezeThaw(t *testing.T, e Env) {
 		t.Fatal(err)
 	}
 	if err := g.Signal(ctx, guestapi.ProcessRef{PID: p.PID()}, 9, false); !errors.Is(err, guestapi.ErrNotFound) {
-		t.Errorf("killed again: %v", err)
+		t.Errorf("signal to a killed process: got error %v, want ErrNotFound", err)
 	}
 	if o := Collect(t, ctx, p); o.Exit.Signal != 9 {
-		t.Errorf("stream from before the freeze: %+v", o)
+		t.Errorf("stream opened before the freeze: got %+v", o)
 	}
 }
 

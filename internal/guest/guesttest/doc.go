@@ -1,5 +1,4 @@
-// Package guesttest is what every guest must do: one suite for the real backend, for guests in memory and
-// for guests in machines.
+// Package guesttest is a conformance suite for guests: the real backend, guests in memory and guests in machines.
 //
-// Basic needs no more than files and a shell that knows a few words; Full needs a Linux user space.
+// Basic needs no more than files and a shell with a few commands; Full needs a Linux user space.
 package guesttest

@@ -12,16 +12,24 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// Full is what guests with a Linux user space do. It includes Basic.
+// Full runs Basic and the tests of guests with a Linux user space.
 func Full(t *testing.T, open func(t *testing.T) Env) {
 	Basic(t, open)
 	for _, c := range []struct {
 		name string
 		run  func(*testing.T, Env)
 	}{
-		{"terminal", terminal}, {"deadline kills the group", groupDeadline}, {"background child", background},
-		{"much output unattended", unattended}, {"much output attended", attended}, {"input to nobody", blockedInput},
-		{"watch", watch}, {"port", port}, {"symbolic links", symlinks}, {"metadata of files", xattrs}, {"outputs by name", reopen},
+		{"terminal", terminal},
+		{"deadline kills the group", groupDeadline},
+		{"background child", background},
+		{"much output without a follower", unattended},
+		{"much output with a follower", attended},
+		{"input that no process reads", blockedInput},
+		{"watch", watch},
+		{"port", port},
+		{"symbolic links", symlinks},
+		{"metadata of files", xattrs},
+		{"outputs by name", reopen},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.run(t, open(t)) })
 	}
@@ -54,11 +62,11 @@ func groupDeadline(t *testing.T, e Env) {
 	}
 	Exec(t, e.Guest, guestapi.ProcessSpec{Shell: "sleep 5"})
 	if _, err := e.Guest.Stat(Context(t), mark, e.User); !errors.Is(err, guestapi.ErrNotFound) {
-		t.Errorf("a child of the group lived on: %v", err)
+		t.Errorf("a child of the group outlived the deadline: stat: %v", err)
 	}
 }
 
-// background: the exit does not wait for a child that keeps the output open, and the child is not hurt.
+// background checks that the exit does not wait for a child that keeps the output open, and that the child survives.
 func background(t *testing.T, e Env) {
 	mark := path.Join(e.Dir, "written")
 	script := "(sleep 1; echo late; echo later; touch " + mark + ") & echo early"
@@ -66,14 +74,15 @@ func background(t *testing.T, e Env) {
 	if o.Stdout != "early\n" || o.Exit.Code != 0 {
 		t.Errorf("got %+v", o)
 	}
-	if o := Exec(t, e.Guest, guestapi.ProcessSpec{Shell: "until test -e " + mark + "; do sleep 0.1; done", Timeout: patience}); o.Exit.Code != 0 {
-		t.Errorf("the child did not live on: %+v", o.Exit)
+	wait := "until test -e " + mark + "; do sleep 0.1; done"
+	if o := Exec(t, e.Guest, guestapi.ProcessSpec{Shell: wait, Timeout: patience}); o.Exit.Code != 0 {
+		t.Errorf("the child did not survive: %+v", o.Exit)
 	}
 }
 
 const muchBytes = 3_000_000
 
-// unattended: with nobody attached the program does not wait, and the end of its output is kept.
+// unattended checks that a program without a follower does not wait, and that the end of its output is kept.
 func unattended(t *testing.T, e Env) {
 	ctx := Context(t)
 	script := "read go; yes 0123456 | head -c " + strconv.Itoa(muchBytes) + "; echo; echo end"
@@ -111,15 +120,15 @@ func unattended(t *testing.T, e Env) {
 	}
 }
 
-// attended: whoever is attached loses nothing, however much it is.
+// attended checks that a follower loses no output, however much there is.
 func attended(t *testing.T, e Env) {
 	o := Exec(t, e.Guest, guestapi.ProcessSpec{Shell: "yes 0123456 | head -c " + strconv.Itoa(muchBytes)})
 	if len(o.Stdout) != muchBytes || strings.Trim(o.Stdout, "0123456\n") != "" {
-		t.Errorf("got %d bytes", len(o.Stdout))
+		t.Errorf("got %d bytes, or bytes that were not written", len(o.Stdout))
 	}
 }
 
-// blockedInput: letting go of a process ends a write that nobody reads.
+// blockedInput checks that closing a process ends a write that no process reads.
 func blockedInput(t *testing.T, e Env) {
 	ctx := Context(t)
 	p, err := e.Guest.Start(ctx, guestapi.ProcessSpec{Argv: []string{"sleep", "600"}, Stdin: true})
@@ -142,10 +151,10 @@ func blockedInput(t *testing.T, e Env) {
 	select {
 	case err := <-done:
 		if err == nil {
-			t.Error("write went well")
+			t.Error("write succeeded, want an error")
 		}
 	case <-ctx.Done():
-		t.Error("write still waits")
+		t.Error("write still waits after Close")
 	}
 	if err := e.Guest.Signal(ctx, guestapi.ProcessRef{PID: p.PID()}, 9, true); err != nil {
 		t.Error(err)
@@ -159,17 +168,28 @@ func watch(t *testing.T, e Env) {
 		t.Fatal(err)
 	}
 	defer func() { _ = w.Close() }()
-	// What happens in a new directory before it is watched is not seen but by what it leaves; so the
+	// Changes in a new directory before it is watched are missed; only the files they leave are reported. So the
+	// second step waits for the first.
 	// second step waits for the first.
 	for _, step := range []struct {
 		script string
 		want   []guestapi.FileEvent
 	}{
-		{"mkdir -p sub/deep", []guestapi.FileEvent{{Op: guestapi.OpCreate, Path: "sub"}, {Op: guestapi.OpCreate, Path: "sub/deep"}}},
-		{"echo x > sub/deep/file && chmod 600 sub/deep/file && mv sub/deep/file sub/other && rm sub/other && echo y > last",
-			[]guestapi.FileEvent{{Op: guestapi.OpCreate, Path: "sub/deep/file"}, {Op: guestapi.OpWrite, Path: "sub/deep/file"},
-				{Op: guestapi.OpChmod, Path: "sub/deep/file"}, {Op: guestapi.OpRename, Path: "sub/deep/file"},
-				{Op: guestapi.OpCreate, Path: "sub/other"}, {Op: guestapi.OpRemove, Path: "sub/other"}, {Op: guestapi.OpWrite, Path: "last"}}},
+		{"mkdir -p sub/deep", []guestapi.FileEvent{
+			{Op: guestapi.OpCreate, Path: "sub"},
+			{Op: guestapi.OpCreate, Path: "sub/deep"},
+		}},
+		{"echo x > sub/deep/file && chmod 600 sub/deep/file && mv sub/deep/file sub/other && rm sub/other && " +
+			"echo y > last",
+			[]guestapi.FileEvent{
+				{Op: guestapi.OpCreate, Path: "sub/deep/file"},
+				{Op: guestapi.OpWrite, Path: "sub/deep/file"},
+				{Op: guestapi.OpChmod, Path: "sub/deep/file"},
+				{Op: guestapi.OpRename, Path: "sub/deep/file"},
+				{Op: guestapi.OpCreate, Path: "sub/other"},
+				{Op: guestapi.OpRemove, Path: "sub/other"},
+				{Op: guestapi.OpWrite, Path: "last"},
+			}},
 	} {
 		Exec(t, e.Guest, guestapi.ProcessSpec{Shell: step.script, Dir: e.Dir})
 		for _, want := range step.want {
@@ -181,7 +201,7 @@ func watch(t *testing.T, e Env) {
 		}
 	}
 	if _, err := e.Guest.Watch(ctx, path.Join(e.Dir, "last"), e.User, false); !errors.Is(err, guestapi.ErrNotDir) {
-		t.Errorf("watch a file: %v", err)
+		t.Errorf("Watch of a file: got error %v", err)
 	}
 }
 
@@ -190,7 +210,7 @@ func symlinks(t *testing.T, e Env) {
 	Exec(t, e.Guest, guestapi.ProcessSpec{Shell: "ln -s real link", Dir: e.Dir})
 	i, err := e.Guest.Stat(Context(t), path.Join(e.Dir, "link"), e.User)
 	if err != nil || i.Kind != guestapi.KindSymlink || i.Target != "real" {
-		t.Errorf("stat: %+v, %v", i, err)
+		t.Errorf("Stat of a link: got %+v, %v", i, err)
 	}
 	put(t, e, path.Join(e.Dir, "link"), []byte("22"))
 	if got := get(t, e, path.Join(e.Dir, "real"), 0, -1); string(got) != "22" {

@@ -10,8 +10,8 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// server is a program that listens on a free port, tells it, and sends back in capitals what it got when
-// the other side has ended its direction.
+// server is a program that listens on a free port and prints it. It sends back in capitals all it received once the
+// other side has ended its direction.
 const server = `
 import socket
 s = socket.create_server(("127.0.0.1", 0))
@@ -56,7 +56,7 @@ func port(t *testing.T, e Env) {
 				strings.HasPrefix(q.Program, "python3")
 	}
 	if err != nil || !found {
-		t.Errorf("port %d is not among %+v: %v", number, all, err)
+		t.Errorf("Ports: port %d is not among %+v: %v", number, all, err)
 	}
 	want := strings.Repeat("bamboo ", 100_000)
 	c, err := e.Guest.DialPort(ctx, uint16(number))
@@ -72,9 +72,9 @@ func port(t *testing.T, e Env) {
 	}
 	got, err := io.ReadAll(c)
 	if err != nil || string(got) != strings.ToUpper(want) {
-		t.Errorf("got %d bytes of %d: %v", len(got), len(want), err)
+		t.Errorf("got %d bytes of %d, or other bytes: %v", len(got), len(want), err)
 	}
 	if _, err := e.Guest.DialPort(ctx, 1); !errors.Is(err, guestapi.ErrRefused) {
-		t.Errorf("port of nobody: %v", err)
+		t.Errorf("DialPort of a closed port: got error %v", err)
 	}
 }

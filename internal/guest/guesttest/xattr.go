@@ -10,7 +10,8 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// xattrs: metadata comes back from every question, is replaced as a whole, and goes with an overwrite.
+// xattrs checks that every call returns a file's metadata, that a write replaces it as a whole, and that an overwrite
+// without metadata removes it.
 func xattrs(t *testing.T, e Env) {
 	ctx, g, name := Context(t), e.Guest, path.Join(e.Dir, "noted")
 	write := func(notes map[string]string) guestapi.FileInfo {
@@ -27,18 +28,22 @@ func xattrs(t *testing.T, e Env) {
 	}
 	for _, want := range []map[string]string{{"author": "me", "empty": ""}, {"other": "2"}, nil} {
 		if i := write(want); !maps.Equal(i.Metadata, want) {
-			t.Errorf("written with %v: %v", want, i.Metadata)
+			t.Errorf("Write with metadata %v: got %v", want, i.Metadata)
 		}
 		i, err := g.Stat(ctx, name, e.User)
 		if err != nil || !maps.Equal(i.Metadata, want) {
-			t.Errorf("stat with %v: %v, %v", want, i.Metadata, err)
+			t.Errorf("Stat with metadata %v: got %v, %v", want, i.Metadata, err)
 		}
 		list, err := g.List(ctx, e.Dir, e.User, 1)
 		if err != nil || len(list) != 1 || !maps.Equal(list[0].Metadata, want) {
-			t.Errorf("list with %v: %+v, %v", want, list, err)
+			t.Errorf("List with metadata %v: got %+v, %v", want, list, err)
 		}
 	}
-	for _, bad := range []map[string]string{{"": "x"}, {"k": strings.Repeat("v", guestapi.MaxMetadata)}, {strings.Repeat("k", 250): "v"}} {
+	for _, bad := range []map[string]string{
+		{"": "x"},
+		{"k": strings.Repeat("v", guestapi.MaxMetadata)},
+		{strings.Repeat("k", 250): "v"},
+	} {
 		_, err := g.Write(
 			ctx,
 			name,
@@ -46,7 +51,7 @@ func xattrs(t *testing.T, e Env) {
 			strings.NewReader("y"),
 		)
 		if !errors.Is(err, guestapi.ErrInvalid) {
-			t.Errorf("metadata out of bounds: %v", err)
+			t.Errorf("metadata out of range: got error %v", err)
 		}
 	}
 	if got := get(t, e, name, 0, -1); string(got) != "x" {
@@ -54,7 +59,7 @@ func xattrs(t *testing.T, e Env) {
 	}
 }
 
-// reopen: programs open their outputs by name, as any user.
+// reopen checks that programs of any user can open their outputs by name.
 func reopen(t *testing.T, e Env) {
 	o := Exec(
 		t,

@@ -1,6 +1,6 @@
-// Package initd is what the first process of a machine does before it is the guest agent: file systems,
-// kernel modules, the switch from the initramfs into the root file system, signals, and the device of the
-// guest channel.
+// Package initd contains the steps of the first process of a machine before it becomes the guest agent: mounting file
+// systems, loading kernel modules, switching from the initramfs to the root file system, setting signal actions, and
+// opening the device of the guest channel.
 //
 // It owns nothing afterwards. It must run once, in the first process; nothing here is safe elsewhere.
 package initd
@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Modules is the directory of kernel modules in the initramfs. Its file "order" names them, with their
-// checksums, in the order in which they are loaded.
+// Modules is the directory of kernel modules in the initramfs. Its file "order" lists their checksums and names in
+// load order.
 const Modules = "/modules"
 
 // devicePatience is how many milliseconds a device may take to appear.
@@ -30,7 +30,7 @@ type mount struct {
 	data                 string
 }
 
-// Devices prepares the initramfs: the kernel's file systems, and the modules that its devices need.
+// Devices mounts the kernel's file systems and loads the modules of the initramfs.
 func Devices() error {
 	for _, m := range []mount{
 		{"proc", "/proc", "proc", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, ""},
@@ -44,8 +44,8 @@ func Devices() error {
 	return loadModules(Modules)
 }
 
-// Root mounts the root device that the command line names as pandastack.root (or /dev/vda), and makes it the
-// root directory of this process. It returns the device. Devices comes first.
+// Root mounts the root device, makes it the root directory of this process and returns the device. The kernel command
+// line names the device as pandastack.root; the default is /dev/vda. Call Devices first.
 func Root() (device string, err error) {
 	device = argument("pandastack.root", "/dev/vda")
 	if !await(func() bool { return unix.Access(device, unix.F_OK) == nil }) {
@@ -55,12 +55,12 @@ func Root() (device string, err error) {
 	if err := (mount{device, root, "ext4", unix.MS_NOATIME, ""}).do(); err != nil {
 		return "", err
 	}
-	_ = os.RemoveAll(Modules) // only to give its memory back
-	_ = os.Remove("/init")    // as above; this program lives on without its name
+	_ = os.RemoveAll(Modules) // frees the memory of the modules
+	_ = os.Remove("/init")    // as above; this program runs on without its name
 	return device, enter(root)
 }
 
-// do mounts, over a directory that it makes if it must. What is mounted already stays.
+// do mounts m and makes the target directory if needed. A target that is already mounted is left as it is.
 func (m mount) do() error {
 	if err := os.MkdirAll(m.target, 0o755); err != nil {
 		return fmt.Errorf("make %s: %w", m.target, err)
@@ -91,7 +91,7 @@ func enter(dir string) error {
 	return nil
 }
 
-// Mounts makes what a root file system expects to be there when its programs run.
+// Mounts creates the mounts, links and directories that programs expect in a root file system.
 func Mounts() error {
 	const plain = unix.MS_NOSUID | unix.MS_NODEV
 	for _, m := range []mount{
@@ -112,7 +112,7 @@ func Mounts() error {
 	}
 	for _, dir := range []string{"/tmp", "/run/lock"} {
 		if err := os.Mkdir(dir, 0o777); err != nil {
-			continue // it is there, with a mode of its own
+			continue // the directory exists, with a mode of its own
 		}
 		if err := os.Chmod(dir, 0o777|os.ModeSticky); err != nil {
 			return fmt.Errorf("make %s: %w", dir, err)
@@ -121,8 +121,8 @@ func Mounts() error {
 	return nil
 }
 
-// BootID binds a file of our own over the kernel's boot id, which restored copies would share, and
-// returns it open.
+// BootID binds a file over the kernel's boot ID and returns that file open. Restored copies of a machine would
+// otherwise share one boot ID.
 func BootID() (int, error) {
 	const kernel, own = "/proc/sys/kernel/random/boot_id", "/run/pandastack/boot_id"
 	id, err := os.ReadFile(kernel)
@@ -145,23 +145,25 @@ func BootID() (int, error) {
 	return fd, nil
 }
 
-// DisableRouterAdvertisements has the kernel not look for IPv6 routers on a link: there are none, and a machine that was just
-// restored would spend its first moments on it. A kernel without IPv6 does not either.
+// DisableRouterAdvertisements stops the kernel from looking for IPv6 routers on a link. The network has none, and the
+// search would take time in a machine that was just restored. It ignores errors: a kernel without IPv6 does not look
+// for routers either.
 func DisableRouterAdvertisements(link string) {
 	for _, of := range []string{"default", link} {
 		for _, setting := range []string{"accept_ra", "router_solicitations"} {
-			_ = os.WriteFile(path.Join("/proc/sys/net/ipv6/conf", of, setting), []byte("0"), 0) // as said
+			// Fails only in a kernel without IPv6.
+			_ = os.WriteFile(path.Join("/proc/sys/net/ipv6/conf", of, setting), []byte("0"), 0)
 		}
 	}
 }
 
-// OwnFiles are what Own binds in a machine.
+// OwnFiles are the files that the agent passes to BindInMemory.
 var OwnFiles = []string{"/etc/hostname", "/etc/hosts", "/etc/machine-id"}
 
-// BindInMemory binds files of our own in memory, with the present content, over those of the root file system that
-// every restore writes, and returns them open by path: a write to a disk's file system costs a machine
-// that was just restored many times as much. What is written to them does not reach the disk. As in
-// containers, they can be written but not replaced or removed.
+// BindInMemory binds in-memory copies over the files at paths and returns them open by path. Every restore writes
+// these files, and in a machine that was just restored a write to a file system on disk costs many times as much as
+// one in memory. Changes do not reach the disk. As in containers, programs can write the files but not replace or
+// remove them.
 func BindInMemory(paths []string) (map[string]int, error) {
 	open := make(map[string]int, len(paths))
 	for _, name := range paths {
@@ -185,7 +187,7 @@ func bindInMemory(name string) (int, error) {
 		mode = st.Mode().Perm()
 	}
 	if errors.Is(err, unix.ENOENT) {
-		_ = os.Remove(name) // a link to nowhere: nothing can be bound over it
+		_ = os.Remove(name) // a dangling symbolic link: no file can be bound over it
 		if err = os.MkdirAll(path.Dir(name), 0o755); err == nil {
 			err = os.WriteFile(name, nil, mode)
 		}
@@ -202,8 +204,8 @@ func bindInMemory(name string) (int, error) {
 	return unix.Open(mine, unix.O_RDWR|unix.O_CLOEXEC, 0)
 }
 
-// WaitForRootSize waits until a root device is as large as the file system on it: a machine that waited for its disk
-// hears of the disk's size a moment later.
+// WaitForRootSize waits until the root device is as large as the file system on it. A machine that waited for its
+// disk learns the disk's size a moment later.
 func WaitForRootSize() error {
 	device := argument("pandastack.root", "/dev/vda")
 	var problem error
@@ -217,8 +219,8 @@ func WaitForRootSize() error {
 	return problem
 }
 
-// fits tells whether a device is as large as the ext4 file system on it, by its superblock
-// (Documentation/filesystems/ext4/super.rst). What holds no ext4 fits: mounting it says what is wrong.
+// fits reports whether a device is as large as the ext4 file system on it, by its superblock
+// (Documentation/filesystems/ext4/super.rst). A device without ext4 fits: mounting it returns the error.
 func fits(device string) (_ bool, err error) {
 	fd, err := unix.Open(device, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -236,12 +238,12 @@ func fits(device string) (_ bool, err error) {
 	return uint64(size) >= superblock(b).bytes(), nil
 }
 
-// Where an ext4 superblock lies on its device.
+// superblockAt is where an ext4 superblock starts on its device.
 const superblockAt, superblockBytes = 1024, 1024
 
 type superblock [superblockBytes]byte
 
-// bytes is the size of the file system; 0 where there is none.
+// bytes returns the size of the file system; 0 if the superblock is not valid.
 func (b superblock) bytes() uint64 {
 	const blocksLow, logBlock, magic, features, blocksHigh = 0x4, 0x18, 0x38, 0x60, 0x150
 	const ext4, wide, maxLogBlock = 0xef53, 0x80, 6
@@ -256,15 +258,15 @@ func (b superblock) bytes() uint64 {
 	return blocks << (10 + log)
 }
 
-// Flag tells whether a word stands on the kernel's command line.
+// Flag reports whether the kernel command line contains a word.
 func Flag(name string) bool {
-	line, _ := os.ReadFile("/proc/cmdline") // an empty one has no words
+	line, _ := os.ReadFile("/proc/cmdline") // an empty command line has no words
 	return slices.Contains(strings.Fields(string(line)), name)
 }
 
-// argument finds name=value on the kernel's command line.
+// argument returns the value of name=value on the kernel command line, or otherwise.
 func argument(name, otherwise string) string {
-	line, _ := os.ReadFile("/proc/cmdline") // an empty one has no arguments
+	line, _ := os.ReadFile("/proc/cmdline") // an empty command line has no arguments
 	for f := range strings.FieldsSeq(string(line)) {
 		if value, ok := strings.CutPrefix(f, name+"="); ok {
 			return value
@@ -273,14 +275,14 @@ func argument(name, otherwise string) string {
 	return otherwise
 }
 
-// await looks for something every few milliseconds; false if it does not come.
+// await polls a condition every few milliseconds. It returns false if the condition stays false for devicePatience.
 func await(there func() bool) bool {
 	const step = 2
 	for waited := 0; !there(); waited += step {
 		if waited > devicePatience {
 			return false
 		}
-		_, _ = unix.Poll(nil, step) // only to let time pass
+		_, _ = unix.Poll(nil, step) // sleeps
 	}
 	return true
 }

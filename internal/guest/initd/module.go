@@ -24,8 +24,8 @@ type module struct {
 	sum  uint32 // CRC-32C of its file
 }
 
-// A damageError reports that the initramfs is not as it was built. The memory it was loaded into may have been
-// overwritten before the kernel unpacked it.
+// A damageError reports that the initramfs differs from the one that was built. The memory it was loaded into may
+// have been overwritten before the kernel unpacked it.
 type damageError struct{ file, why string }
 
 func (e *damageError) Error() string {
@@ -33,8 +33,8 @@ func (e *damageError) Error() string {
 		"it was overwritten in memory, or built by another version of pandastack", e.file, e.why)
 }
 
-// parseOrder parses the file "order": a line "checksum name" for each module, and a last line with the checksum
-// of the lines before it. file is its path, for errors.
+// parseOrder parses the file "order": a line "checksum name" for each module, and a last line with the checksum of
+// the lines before it. Errors name the path file.
 func parseOrder(file string, order []byte) ([]module, error) {
 	const sumDigits = 8
 	end := len(order) - sumDigits - 1

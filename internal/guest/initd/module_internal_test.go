@@ -49,7 +49,7 @@ func TestOpenModule(t *testing.T) {
 	content := strings.Repeat("module", 1000)
 	sum := crc32.Checksum([]byte(content), castagnoli)
 	for name, c := range map[string]struct{ content, err string }{
-		"whole":   {content: content},
+		"intact":  {content: content},
 		"changed": {content: strings.Replace(content, "e", "\x00", 1), err: fmt.Sprintf("not %08x", sum)},
 		"cut":     {content: content[:100], err: fmt.Sprintf("not %08x", sum)},
 		"missing": {err: "it is missing"},

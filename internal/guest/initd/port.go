@@ -9,12 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Port is the device of the guest channel. Calls never wait in the kernel but by the runtime's poller: with one
-// processor, whatever a request set going would wait until the runtime takes the processor away from a call that
-// waits, which it finds out by looking every 20 µs, at the price of a timer interrupt and two switches each.
+// Port is the device of the guest channel. Its calls wait in the runtime's poller, never in the kernel: with one
+// processor, the goroutines that a request wakes would wait until the runtime takes the processor from a thread
+// blocked in a system call. The runtime notices such a thread by polling every 20 µs, which costs a timer interrupt
+// and two context switches each time.
 type Port struct{ file *os.File }
 
-// OpenPort opens the virtio-serial port of the given name, and waits until it is there.
+// OpenPort opens the virtio-serial port of the given name, and waits until the port exists.
 func OpenPort(name string) (*Port, error) {
 	var device string
 	if !await(func() bool { device = findPort(name); return device != "" }) {
@@ -29,9 +30,9 @@ func OpenPort(name string) (*Port, error) {
 
 func findPort(name string) string {
 	const class = "/sys/class/virtio-ports"
-	entries, _ := os.ReadDir(class) // not there before the first port is
+	entries, _ := os.ReadDir(class) // the class does not exist before the first port
 	for _, e := range entries {
-		b, _ := os.ReadFile(path.Join(class, e.Name(), "name")) // a port may have none
+		b, _ := os.ReadFile(path.Join(class, e.Name(), "name")) // a port may have no name
 		device := "/dev/" + e.Name()
 		if strings.TrimSpace(string(b)) == name && unix.Access(device, unix.F_OK) == nil {
 			return device
@@ -40,14 +41,14 @@ func findPort(name string) string {
 	return ""
 }
 
-// Read implements io.Reader. io.EOF says that no host is connected.
+// Read implements io.Reader. It returns io.EOF while no host is connected.
 func (p *Port) Read(b []byte) (int, error) { return p.file.Read(b) }
 
 // Write implements io.Writer. It waits while no host is connected.
 func (p *Port) Write(b []byte) (int, error) { return p.file.Write(b) }
 
-// Connected returns when a host is connected. A read would answer at once, and polling tells a hang-up at
-// once; only a write waits. So it writes 8 zero bytes, which mean nothing on this channel.
+// Connected returns when a host is connected. A read would return at once, and so would a poll for a hang-up; only a
+// write waits. So Connected writes 8 zero bytes, which have no meaning on this channel.
 func (p *Port) Connected() error {
 	var noop [8]byte
 	if _, err := p.Write(noop[:]); err != nil {

@@ -9,17 +9,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Batch has this program, and all that it starts, scheduled as SCHED_BATCH (sched(7)): who wakes up waits until who
-// runs sleeps or has used up its slice, instead of interrupting it. A program that begins or ends wakes the agent
-// several times, and each time that the two take turns the address space is exchanged for another. Without KVM each
-// exchange costs a third of a millisecond, since QEMU forgets where pages are; to run `true` took thirteen of them and
-// takes seven. A program is free to choose another policy.
+// Batch schedules this program and all processes it starts as SCHED_BATCH. A process that wakes up then waits until
+// the running one sleeps or has used its time slice, instead of preempting it (sched(7)). A program that starts or
+// ends wakes the agent several times, and each time the two take turns the kernel switches address spaces. Without
+// KVM each switch costs a third of a millisecond, since QEMU drops its translations of pages: running `true` took
+// thirteen switches and now takes seven. A program is free to choose another policy.
 //
-// It comes after Devices, and before whatever needs many threads.
+// Call Batch after Devices, and before the program needs many threads.
 func Batch() error {
 	policy := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_BATCH}
 	known := map[string]bool{}
-	for { // a thread has the policy of the one that made it, so it is over when a round finds none that is new
+	// A thread inherits the policy of the thread that created it, so the work is done when a round finds no new thread.
+	for {
 		threads, err := os.ReadDir("/proc/self/task")
 		if err != nil {
 			return fmt.Errorf("list threads: %w", err)

@@ -8,20 +8,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Signals takes away what root in the machine could end its first process by. The kernel spares such a
-// process signals that it left at their default action, but not while its first thread blocks them, as
-// the runtime does for moments (kernel/signal.c, sig_ignored and complete_signal). So they are ignored.
-// Programs begin with the default actions all the same: the runtime sets those back for every signal that
-// it once had a handler for.
+// Signals keeps root in the machine from ending its first process by a signal. The kernel does not deliver signals
+// that are at their default action to such a process, except while its first thread blocks them, as the runtime does
+// for short moments (kernel/signal.c, sig_ignored and complete_signal). So these signals are ignored. Programs still
+// start with the default actions: the runtime resets every signal for which it once had a handler.
 //
-// Signals that do nothing by default, or stop, which the first process never does, get their default
-// action; so does that of children, since ignoring it would lose their exits. Faults keep their handlers,
-// which turn them into panics; those that others send are received, and dropped.
+// Signals whose default action is to do nothing or to stop, which never happens to the first process, keep that
+// action. So does SIGCHLD, since ignoring it would lose the exits of children. Faults keep their handlers, which turn
+// them into panics; those sent by other processes are received and dropped.
 //
-// The runtime cannot interrupt loops by signals any more; none here runs long.
+// The runtime can no longer preempt loops by signals; no loop here runs long.
 func Signals() error {
 	faults := []os.Signal{unix.SIGSEGV, unix.SIGBUS, unix.SIGFPE, unix.SIGILL, unix.SIGTRAP}
-	signal.Notify(make(chan os.Signal, 1), faults...) // a full channel drops what comes
+	signal.Notify(make(chan os.Signal, 1), faults...) // a full channel drops further signals
 	harmless := []unix.Signal{
 		unix.SIGCHLD,
 		unix.SIGCONT,

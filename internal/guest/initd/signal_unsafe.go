@@ -8,14 +8,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The values of the first word of the kernel's struct sigaction that are no handlers.
+// Values of the first word of the kernel's struct sigaction that are not handlers.
 const (
 	actionDefault uint64 = 0
 	actionIgnore  uint64 = 1
 )
 
-// setAction sets the action of a signal behind the runtime's back. The rest of struct sigaction is zero
-// whatever the machine's layout, at most 32 bytes.
+// setAction sets the action of a signal without the runtime's knowledge. The rest of struct sigaction is zero on
+// every architecture, and the struct has at most 32 bytes.
 func setAction(s unix.Signal, act uint64) error {
 	const maskSize = 8
 	var action [32]byte

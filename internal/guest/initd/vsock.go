@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SocketPort tells the port of the machine's vsock on which the command line (pandastack.channel) asks for
-// the guest channel; 0: the channel is a virtio-serial port.
+// SocketPort returns the vsock port of the guest channel. The kernel command line names it as
+// pandastack.channel=vsock:PORT. 0 means that the channel is a virtio-serial port.
 func SocketPort() (uint32, error) {
 	text := argument("pandastack.channel", "")
 	if text == "" {
@@ -20,15 +20,15 @@ func SocketPort() (uint32, error) {
 	number, ok := strings.CutPrefix(text, "vsock:")
 	port, err := strconv.ParseUint(number, 10, 31)
 	if !ok || err != nil || port == 0 {
-		return 0, fmt.Errorf("pandastack.channel=%s is not understood", text)
+		return 0, fmt.Errorf("pandastack.channel=%s is not of the form vsock:PORT", text)
 	}
 	return uint32(port), nil
 }
 
-// Listener takes connections of the host.
+// Listener accepts vsock connections from the host.
 type Listener struct{ fd int }
 
-// Listen makes a Listener on a port of the machine's vsock, and waits until there is a device for it.
+// Listen returns a Listener on a vsock port. It waits until the machine has a vsock device.
 func Listen(port uint32) (*Listener, error) {
 	var fd int
 	var err error
@@ -49,7 +49,7 @@ func Listen(port uint32) (*Listener, error) {
 	return &Listener{fd}, nil
 }
 
-// Accept waits for the next connection of the host. Those of others are dropped.
+// Accept waits for the next connection from the host. It drops connections from other peers.
 func (l *Listener) Accept() (*os.File, error) {
 	for {
 		fd, from, err := unix.Accept4(l.fd, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
@@ -62,6 +62,6 @@ func (l *Listener) Accept() (*os.File, error) {
 		if a, ok := from.(*unix.SockaddrVM); ok && a.CID == unix.VMADDR_CID_HOST {
 			return os.NewFile(uintptr(fd), "vsock"), nil
 		}
-		_ = unix.Close(fd) // nothing was said on it
+		_ = unix.Close(fd) // no data was exchanged
 	}
 }

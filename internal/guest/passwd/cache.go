@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Cache is a Database that remembers who was looked up last, for as long as neither file of it changes:
-// most processes of a machine are of one user. Its methods may be called at once.
+// Cache is a Database that remembers the last user it looked up, as long as neither file changes. Most processes of a
+// machine run as one user. Its methods are safe for concurrent use.
 type Cache struct {
 	Database
 
@@ -17,14 +17,14 @@ type Cache struct {
 	user  User
 }
 
-// identity tells whether a file is still the one it was.
+// identity identifies a version of a file.
 type identity struct {
 	dev, ino   uint64
 	size       int64
 	mtim, ctim unix.Timespec
 }
 
-// Lookup is Database.Lookup.
+// Lookup is like Database.Lookup.
 func (l *Cache) Lookup(name string) (User, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -40,7 +40,8 @@ func (l *Cache) Lookup(name string) (User, error) {
 	return u, err
 }
 
-// identities answers those of both files; false where one cannot be told, as of a file that is not there.
+// identities returns the identities of both files. known is false if one cannot be read, for example because the file
+// does not exist.
 func (l *Cache) identities() (now [2]identity, known bool) {
 	for i, name := range []string{"/etc/passwd", "/etc/group"} {
 		var st unix.Stat_t

@@ -1,7 +1,7 @@
 // Package passwd looks up users and groups of the root file system it runs in.
 //
-// It reads /etc/passwd and /etc/group itself, without cgo, anew each time: users come and go. It holds
-// nothing and may be used by many goroutines.
+// It reads /etc/passwd and /etc/group itself, without cgo, and reads them again for each lookup, because programs add
+// and remove users. It holds no state and is safe for concurrent use.
 package passwd
 
 import (
@@ -27,7 +27,7 @@ type User struct {
 	Shell  string
 }
 
-// Resolve makes p absolute: "~" and what is relative begins at the user's home.
+// Resolve makes p absolute. "~" and relative paths start at the user's home directory.
 func (u *User) Resolve(p string) string {
 	switch {
 	case p == "~" || strings.HasPrefix(p, "~/"):
@@ -38,11 +38,11 @@ func (u *User) Resolve(p string) string {
 	return path.Join(u.Home, p)
 }
 
-// Database finds users. Root is "" but in tests.
+// Database finds users. Root is empty except in tests.
 type Database struct{ Root string }
 
-// Lookup finds a user by name or number; "" is root. A number without an entry is a user of its own, with
-// home /. guestapi.ErrNotFound otherwise.
+// Lookup finds a user by name or number; "" is root. A number without an entry is a user with home directory /. If no
+// user matches, the error is guestapi.ErrNotFound.
 func (d Database) Lookup(name string) (User, error) {
 	if name == "" {
 		name = "root"
@@ -99,7 +99,7 @@ func (d Database) groups(user string) ([]uint32, error) {
 	return ids, nil
 }
 
-// Group finds a group's number by name or number; a number needs no entry. It tells whether there is one.
+// Group returns the number of a group given by name or number, and whether the group exists. A number needs no entry.
 func (d Database) Group(name string) (uint32, bool) {
 	if id, ok := parseID(name); ok {
 		return id, true
@@ -112,7 +112,7 @@ func (d Database) Group(name string) (uint32, bool) {
 	return 0, false
 }
 
-// Names turns numbers into names, reading each file once.
+// Names maps user and group IDs to names. It reads each file once.
 type Names struct {
 	d             Database
 	users, groups map[uint32]string
@@ -121,7 +121,7 @@ type Names struct {
 // Names returns a new table of names.
 func (d Database) Names() *Names { return &Names{d: d} }
 
-// User is the name of uid, or the number as text.
+// User returns the name of uid, or the number as text.
 func (n *Names) User(uid uint32) string {
 	if n.users == nil {
 		n.users = n.d.ids("/etc/passwd")
@@ -129,7 +129,7 @@ func (n *Names) User(uid uint32) string {
 	return name(n.users, uid)
 }
 
-// Group is the name of gid, or the number as text.
+// Group returns the name of gid, or the number as text.
 func (n *Names) Group(gid uint32) string {
 	if n.groups == nil {
 		n.groups = n.d.ids("/etc/group")
@@ -144,7 +144,7 @@ func name(names map[uint32]string, id uint32) string {
 	return strconv.FormatUint(uint64(id), 10)
 }
 
-// ids reads name and number of each line; a file that cannot be read has no names.
+// ids returns the names of a file by number; none if the file cannot be read.
 func (d Database) ids(file string) map[uint32]string {
 	m := make(map[uint32]string)
 	b, _ := d.read(file)
@@ -162,11 +162,11 @@ func (d Database) ids(file string) map[uint32]string {
 	return m
 }
 
-// maxFile bounds what is read of a file of users.
+// maxFile is the maximum size of a database file, in bytes.
 const maxFile = 1 << 20
 
-// read answers nothing for a file that does not exist: an image without users has root. It does without
-// os.File, whose cost a machine feels that was just restored.
+// read returns the content of a file; nothing for one that does not exist, since an image without users has root. It
+// does not use os.File, whose cost is noticeable in a machine that was just restored.
 func (d Database) read(file string) ([]byte, error) {
 	fd, err := unix.Open(d.Root+file, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err == unix.ENOENT {
@@ -175,7 +175,7 @@ func (d Database) read(file string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", file, err)
 	}
-	defer func() { _ = unix.Close(fd) }() // it was only read
+	defer func() { _ = unix.Close(fd) }() // the file was only read
 	b := make([]byte, 0, 4<<10)
 	for len(b) < maxFile {
 		b = slices.Grow(b, 1<<10)

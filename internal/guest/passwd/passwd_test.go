@@ -14,8 +14,9 @@ func database(t *testing.T) Database {
 	t.Helper()
 	d := Database{Root: t.TempDir()}
 	for name, content := range map[string]string{
-		"passwd": "root:x:0:0:root:/root:/bin/bash\nuser:x:1000:1001:A, B:/home/user:/bin/zsh\nbare:x:7:7:::\nbroken:x\n:x:a:b:c:d:e\n",
-		"group":  "root:x:0:\nuser:x:1001:\nsudo:x:27:user\nwheel:x:28:other,user\nusers:x:29:users,auser\n",
+		"passwd": "root:x:0:0:root:/root:/bin/bash\nuser:x:1000:1001:A, B:/home/user:/bin/zsh\n" +
+			"bare:x:7:7:::\nbroken:x\n:x:a:b:c:d:e\n",
+		"group": "root:x:0:\nuser:x:1001:\nsudo:x:27:user\nwheel:x:28:other,user\nusers:x:29:users,auser\n",
 	} {
 		if err := os.MkdirAll(path.Join(d.Root, "etc"), 0o755); err != nil {
 			t.Fatal(err)
@@ -40,25 +41,27 @@ func TestLookup(t *testing.T) {
 		got, err := d.Lookup(name)
 		if err != nil || got.Name != want.Name || got.UID != want.UID || got.GID != want.GID || got.Home != want.Home ||
 			got.Shell != want.Shell || !slices.Equal(got.Groups, want.Groups) {
-			t.Errorf("%q: %+v, %v, want %+v", name, got, err, want)
+			t.Errorf("Lookup(%q) = %+v, %v, want %+v", name, got, err, want)
 		}
 	}
 	for _, name := range []string{"nobody", "broken", "-1", "99999999999"} {
 		if _, err := d.Lookup(name); !errors.Is(err, guestapi.ErrNotFound) {
-			t.Errorf("%q: %v", name, err)
+			t.Errorf("Lookup(%q): got error %v, want ErrNotFound", name, err)
 		}
 	}
 	if u, err := (Database{Root: t.TempDir()}).Lookup(""); err != nil || u.Home != "/" {
-		t.Errorf("root of an image without users: %+v, %v", u, err)
+		t.Errorf("Lookup of the default user without a database: got %+v, %v, want root", u, err)
 	}
 }
 
 func TestResolve(t *testing.T) {
 	u := User{Home: "/home/user"}
-	for in, want := range map[string]string{"": "/home/user", "a/b": "/home/user/a/b", "~": "/home/user", "~/x": "/home/user/x",
-		"/a/../b": "/b", "~x": "/home/user/~x", "../y": "/home/y"} {
+	for in, want := range map[string]string{
+		"": "/home/user", "a/b": "/home/user/a/b", "~": "/home/user", "~/x": "/home/user/x",
+		"/a/../b": "/b", "~x": "/home/user/~x", "../y": "/home/y",
+	} {
 		if got := u.Resolve(in); got != want {
-			t.Errorf("%q: %q, want %q", in, got, want)
+			t.Errorf("Resolve(%q) = %q, want %q", in, got, want)
 		}
 	}
 }
@@ -66,11 +69,11 @@ func TestResolve(t *testing.T) {
 func TestNames(t *testing.T) {
 	n := database(t).Names()
 	if n.User(1000) != "user" || n.Group(27) != "sudo" || n.User(5) != "5" || n.Group(5) != "5" {
-		t.Errorf("%s %s %s %s", n.User(1000), n.Group(27), n.User(5), n.Group(5))
+		t.Errorf("got names %s %s %s %s", n.User(1000), n.Group(27), n.User(5), n.Group(5))
 	}
 }
 
-// FuzzLookup: no /etc/passwd of a guest makes the parser panic or find a user of another name.
+// FuzzLookup checks that no /etc/passwd of a guest makes the parser panic or find a user of another name.
 func FuzzLookup(f *testing.F) {
 	f.Add("user:x:1:1::/h:/s\n", "g:x:2:user\n", "user")
 	f.Fuzz(func(t *testing.T, passwd, group, name string) {
@@ -80,7 +83,7 @@ func FuzzLookup(f *testing.F) {
 		_ = os.WriteFile(path.Join(d.Root, "etc/group"), []byte(group), 0o644)
 		u, err := d.Lookup(name)
 		if _, number := parseID(name); err == nil && name != "" && !number && u.Name != name {
-			t.Errorf("%q found %+v", name, u)
+			t.Errorf("Lookup(%q) found %+v", name, u)
 		}
 		_ = d.Names().User(1)
 	})

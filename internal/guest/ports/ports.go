@@ -1,6 +1,6 @@
-// Package ports finds what listens in the guest, and connects to it.
+// Package ports lists the listening TCP ports of the guest and connects to them.
 //
-// It reads /proc and holds nothing. All functions may be called at once.
+// It reads /proc and holds no state. All functions are safe for concurrent use.
 package ports
 
 import (
@@ -23,14 +23,14 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// maxPorts bounds a listing, maxProcesses the search for who listens.
+// maxPorts limits a listing; maxProcesses limits the search for the processes that listen.
 const (
 	maxPorts     = 4096
 	maxProcesses = 4096
 	dialLimit    = 10 * time.Second
 )
 
-// Ports looks at one machine. Proc is its /proc.
+// Ports lists and dials the ports of one machine. Proc is its /proc.
 type Ports struct{ Proc string }
 
 type listener struct {
@@ -39,7 +39,7 @@ type listener struct {
 	inode string
 }
 
-// List tells all listening TCP ports, each address once.
+// List returns all listening TCP ports, each address once.
 func (p Ports) List(context.Context) ([]guestapi.Port, error) {
 	all, err := p.listeners()
 	if err != nil {
@@ -71,7 +71,7 @@ func (p Ports) listeners() ([]listener, error) {
 	return all, nil
 }
 
-// parse takes the listening sockets out of /proc/net/tcp or tcp6; what it does not understand it skips.
+// parse appends the listening sockets of /proc/net/tcp or tcp6 to all. It skips lines it cannot parse.
 func parse(all []listener, b []byte) []listener {
 	for line := range bytes.Lines(b) {
 		f := bytes.Fields(line)
@@ -95,7 +95,7 @@ func parse(all []listener, b []byte) []listener {
 	return all
 }
 
-// parseAddr reads an address as the kernel prints it: words of 4 bytes in the order of the machine.
+// parseAddr parses an address as the kernel prints it: words of 4 bytes in the byte order of the machine.
 func parseAddr(s string) (netip.Addr, bool) {
 	b, err := hex.DecodeString(s)
 	if err != nil || len(b) != 4 && len(b) != 16 {
@@ -108,12 +108,12 @@ func parseAddr(s string) (netip.Addr, bool) {
 	return addr, ok
 }
 
-// owners finds the process of each listener, as far as it can be seen.
+// owners finds the process of each listener, as far as it is visible.
 func (p Ports) owners(all []listener) {
 	if len(all) == 0 {
 		return
 	}
-	entries, _ := os.ReadDir(p.Proc) // without it nobody is known
+	entries, _ := os.ReadDir(p.Proc) // without /proc no owner is known
 	seen := 0
 	for _, e := range entries {
 		pid, err := strconv.ParseUint(e.Name(), 10, 32)
@@ -129,7 +129,7 @@ func (p Ports) owners(all []listener) {
 
 func (p Ports) ownedBy(pid uint32, all []listener) {
 	dir := path.Join(p.Proc, strconv.Itoa(int(pid)))
-	fds, _ := os.ReadDir(path.Join(dir, "fd")) // it may have ended
+	fds, _ := os.ReadDir(path.Join(dir, "fd")) // the process may have ended
 	for _, fd := range fds {
 		to, _ := os.Readlink(path.Join(dir, "fd", fd.Name()))
 		inode, ok := strings.CutPrefix(to, "socket:[")
@@ -146,8 +146,8 @@ func (p Ports) ownedBy(pid uint32, all []listener) {
 	}
 }
 
-// Dial connects to a port on loopback, IPv4 first; if nothing answers there, on the address that
-// something listens on.
+// Dial connects to a port on loopback, IPv4 first. If both connections fail, it tries the other addresses that a
+// program listens on.
 func (p Ports) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 	if port == 0 {
 		return nil, fmt.Errorf("%w: port 0", guestapi.ErrInvalid)

@@ -14,9 +14,10 @@ const table = `  sl  local_address rem_address   st tx_queue rx_queue tr tm->whe
    4: nonsense:0016 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4246 1 0 100 0 0 10 0
 `
 
-const table6 = `   0: 00000000000000000000000000000000:1F91 00000000000000000000000000000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 77 1 0 100 0 0 10 0
-   1: 00000000000000000000000001000000:0BB8 00000000000000000000000000000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 78 1 0 100 0 0 10 0
-`
+const table6 = "   0: 00000000000000000000000000000000:1F91 00000000000000000000000000000000:0000 0A " +
+	"00000000:00000000 00:00000000 00000000  1000        0 77 1 0 100 0 0 10 0\n" +
+	"   1: 00000000000000000000000001000000:0BB8 00000000000000000000000000000000:0000 0A " +
+	"00000000:00000000 00:00000000 00000000  1000        0 78 1 0 100 0 0 10 0\n"
 
 func TestParse(t *testing.T) {
 	all := parse(parse(nil, []byte(table)), []byte(table6))
@@ -26,16 +27,16 @@ func TestParse(t *testing.T) {
 		inode string
 	}{{8080, "127.0.0.1", "4242"}, {22, "0.0.0.0", "4243"}, {8081, "::", "77"}, {3000, "::1", "78"}}
 	if len(all) != len(want) {
-		t.Fatalf("got %+v", all)
+		t.Fatalf("parse: got %+v", all)
 	}
 	for i, w := range want {
 		if g := all[i]; g.port.Port != w.port || g.port.Address != w.addr || g.inode != w.inode {
-			t.Errorf("%d: got %+v, want %+v", i, g, w)
+			t.Errorf("listener %d: got %+v, want %+v", i, g, w)
 		}
 	}
 }
 
-// TestListAndDial on an address that is neither loopback's first nor unspecified.
+// TestListAndDial listens on an address that is neither 127.0.0.1 nor unspecified.
 func TestListAndDial(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.2:0")
 	if err != nil {
@@ -53,7 +54,7 @@ func TestListAndDial(t *testing.T) {
 		found = found || q.Port == port && q.Address == "127.0.0.2" && int(q.PID) == os.Getpid() && q.Program != ""
 	}
 	if !found {
-		t.Errorf("port %d is not among %+v", port, all)
+		t.Errorf("List: port %d is not among %+v", port, all)
 	}
 	c, err := p.Dial(t.Context(), port)
 	if err != nil {
@@ -62,14 +63,14 @@ func TestListAndDial(t *testing.T) {
 	_ = c.Close()
 }
 
-// FuzzParse: nothing that /proc may say makes a port that is not one.
+// FuzzParse checks that no content of /proc yields an invalid port.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(table))
 	f.Add([]byte(table6))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		for _, l := range parse(nil, b) {
 			if !l.addr.IsValid() || l.port.Address != l.addr.String() {
-				t.Errorf("got %+v", l)
+				t.Errorf("parse: got %+v", l)
 			}
 		}
 	})

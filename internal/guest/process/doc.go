@@ -1,14 +1,14 @@
 // Package process runs programs for the guest agent and keeps their output.
 //
-// It owns the processes it started, their pipes and terminals, and what it keeps of those that ended. It
-// does not know who asks or over what channel.
+// It owns the processes it started, their pipes and terminals, and the output and exit of processes that ended
+// lately. It does not know its callers or the channel they use.
 //
 // # Output
 //
-// Of each stream the last RingSize bytes are kept. While somebody is attached, nothing that one of them
-// has not yet taken is overwritten: the program waits. While nobody is, the oldest bytes give way and the
-// program never waits. A process has ended when its own process has: what its children that live on write
-// afterwards is read and dropped, so that they are not stopped by a closed pipe.
+// The package keeps the last RingSize bytes of each stream. While a follower is attached, bytes that a follower has
+// not read yet are not overwritten: the program waits. Without a follower, new bytes replace the oldest and the
+// program never waits. A process ends when its own process exits: later output of children that live on is read and
+// dropped, so that a closed pipe does not stop them.
 //
 // # Groups
 //
@@ -16,6 +16,6 @@
 //
 // # Concurrency
 //
-// All methods may be called at once. A process has a goroutine for each of its output streams, which ends
-// when nobody can write to the stream any more. One Reaper collects all children.
+// All methods are safe for concurrent use. A process has a goroutine for each of its output streams, which ends when
+// no process can write to the stream. One Reaper collects all children.
 package process

@@ -13,21 +13,21 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// follower is a guestapi.Process: somebody's view of a process.
+// follower is a guestapi.Process: one caller's view of a process.
 type follower struct {
 	p    *Process
-	news chan struct{} // holds a token when there is something new
+	news chan struct{} // holds a token when there is news
 	done chan struct{} // closed with the follower
-	buf  []byte        // of the goroutine in Next
-	over bool          // the exit was told; of the goroutine in Next
+	buf  []byte        // used by the goroutine in Next
+	over bool          // Next returned the exit; used by the goroutine in Next
 
 	// Guarded by p.mu.
-	at     guestapi.Offsets // of what was taken last
-	next   guestapi.Offsets // of what comes next
+	at     guestapi.Offsets // offsets of the last output the caller has taken
+	next   guestapi.Offsets // offsets of the next output
 	closed bool
 }
 
-// follow attaches a follower. What Next hands out counts as taken at the next call of Next.
+// follow attaches a follower. Output that Next returns counts as taken at the next call of Next.
 func (p *Process) follow(from guestapi.Offsets) *follower {
 	f := &follower{p: p, news: make(chan struct{}, 1), done: make(chan struct{}), at: from, next: from}
 	p.mu.Lock()
@@ -62,7 +62,7 @@ func (f *follower) Next(ctx context.Context) (guestapi.Event, error) {
 	}
 }
 
-// look takes what there is.
+// look returns the next event, if there is one.
 func (f *follower) look() (guestapi.Event, bool) {
 	p := f.p
 	p.mu.Lock()
@@ -86,7 +86,7 @@ func (f *follower) look() (guestapi.Event, bool) {
 	return guestapi.Event{}, false
 }
 
-// took tells the pumps that there may be room. The caller holds p.mu.
+// took wakes the output readers, since the ring may have room. The caller holds p.mu.
 func (f *follower) took() {
 	for _, o := range f.p.outputs {
 		select {
@@ -115,7 +115,7 @@ func (f *follower) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	p.writing = nil
 	if f.closed {
-		_ = file.SetWriteDeadline(time.Time{}) // what Close did is not meant for others
+		_ = file.SetWriteDeadline(time.Time{}) // the deadline set by Close concerns no other writer
 	}
 	p.mu.Unlock()
 	if err != nil {
@@ -127,7 +127,7 @@ func (f *follower) Write(b []byte) (int, error) {
 func (f *follower) CloseInput() error {
 	p := f.p
 	if p.pty != nil {
-		_, err := f.Write([]byte{4}) // end of transmission; the terminal makes it the end of the input
+		_, err := f.Write([]byte{4}) // end of transmission; the terminal turns it into the end of the input
 		return err
 	}
 	p.input.Lock()
@@ -178,7 +178,7 @@ func (f *follower) Close() error {
 	delete(p.followers, f)
 	f.took()
 	if p.writing == f {
-		_ = p.stdin.SetWriteDeadline(time.Unix(1, 0)) // wakes the writer; closed has woken it
+		_ = p.stdin.SetWriteDeadline(time.Unix(1, 0)) // wakes the writer; it fails only if the file is closed
 	}
 	return nil
 }

@@ -14,7 +14,7 @@ func TestKilledForMemory(t *testing.T) {
 		{"3,339,5140900,-;" + words, true},
 		{"3,339,5140900,-,caller=T1;" + words + "\n SUBSYSTEM=x\n", true},
 		{"3,339,5140900,-;Memory cgroup out of memory: Killed process 42 (a)", true},
-		{"12,339,5140900,-;" + words, false}, // a program of the guest wrote it
+		{"12,339,5140900,-;" + words, false}, // written by a program in the guest
 		{"3,339,5140900,-;Out of memory: Killed process 421 (python3)", false},
 		{"3,339,5140900,-;Out of memory: Killed process 4 (42 (x)", false},
 		{"3,339,5140900,-;x\n" + words, false},
@@ -25,11 +25,11 @@ func TestKilledForMemory(t *testing.T) {
 		{"", false},
 	} {
 		if got := killedForMemory([]byte(c.record), 42); got != c.want {
-			t.Errorf("%q: got %v", c.record, got)
+			t.Errorf("killedForMemory(%q) = %v", c.record, got)
 		}
 	}
 	if outOfMemory(filepath.Join(t.TempDir(), "none"), 42) {
-		t.Error("without a log it is told")
+		t.Error("outOfMemory returned true without a log")
 	}
 }
 
@@ -37,7 +37,7 @@ func FuzzKilledForMemory(f *testing.F) {
 	f.Add([]byte("3,339,5140900,-;Out of memory: Killed process 42 (x)"))
 	f.Fuzz(func(t *testing.T, record []byte) {
 		if killedForMemory(record, 42) && len(record) < len("0;Out of memory: Killed process 42 (") {
-			t.Errorf("%q was taken", record)
+			t.Errorf("killedForMemory(%q) = true", record)
 		}
 	})
 }

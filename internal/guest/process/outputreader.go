@@ -16,15 +16,15 @@ type output struct {
 	stream guestapi.Stream
 	file   *os.File
 	ring   ring          // guarded by p.mu
-	done   bool          // nothing more will be kept; guarded by p.mu
-	room   chan struct{} // holds a token when a follower took something
+	done   bool          // no more output will be kept; guarded by p.mu
+	room   chan struct{} // holds a token when a follower took output
 }
 
 const readSize = 32 << 10
 
-// readAll reads until nobody can write any more.
+// readAll reads until no process can write any more.
 func (o *output) readAll() {
-	defer func() { _ = o.file.Close() }() // it was only read
+	defer func() { _ = o.file.Close() }() // the file was only read
 	buf := make([]byte, 4<<10)
 	for {
 		n, err := o.file.Read(buf)
@@ -50,7 +50,7 @@ func (o *output) readAll() {
 	o.finish()
 }
 
-// drain takes what the process had written when it ended.
+// drain reads the output that was left when the process ended.
 func (o *output) drain(buf []byte) {
 	raw, err := o.file.SyscallConn()
 	if err != nil {
@@ -58,7 +58,7 @@ func (o *output) drain(buf []byte) {
 	}
 	for n := 1; n > 0; {
 		n = 0
-		_ = raw.Control(func(fd uintptr) { n, err = unix.Read(int(fd), buf) }) // a closed file has nothing
+		_ = raw.Control(func(fd uintptr) { n, err = unix.Read(int(fd), buf) }) // a closed file has no output
 		if n > 0 {
 			o.keep(buf[:n])
 		} else if err == unix.EINTR {
@@ -67,7 +67,7 @@ func (o *output) drain(buf []byte) {
 	}
 }
 
-// discard reads what children of an ended process write, so that they are not stopped by it.
+// discard reads the output of children of an ended process, so that a full pipe does not stop them.
 func (o *output) discard(buf []byte) {
 	for {
 		if _, err := o.file.Read(buf[:1<<10]); err != nil {
@@ -97,7 +97,7 @@ func (o *output) keep(data []byte) {
 	}
 }
 
-// finish says that no more will be kept.
+// finish records that no more output will be kept.
 func (o *output) finish() {
 	p := o.p
 	p.mu.Lock()

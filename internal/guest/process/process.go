@@ -19,9 +19,9 @@ type Process struct {
 	dir  string
 	user string
 
-	input sync.Mutex // held while somebody writes
+	input sync.Mutex // held during a write
 
-	// mu is held from before the process is made until all below is set.
+	// mu is held from before the process starts until all fields below are set.
 	mu      sync.Mutex
 	pid     int
 	started time.Time
@@ -30,16 +30,16 @@ type Process struct {
 	pty     *os.File // also the input; nil: pipes
 	stdin   *os.File // nil: none
 
-	writing   *follower // who writes
+	writing   *follower // the follower that writes
 	followers map[*follower]struct{}
-	ended     *guestapi.Exit // the process ended, output may still come
-	exit      *guestapi.Exit // all output was kept too
-	left      bool           // it is not among those that run any more
+	ended     *guestapi.Exit // the process ended; more output may follow
+	exit      *guestapi.Exit // the process ended and all output was kept
+	left      bool           // the table no longer lists it as running
 	gone      chan struct{}  // closed when left becomes true
 	timedOut  bool
 }
 
-// slowest is the least offset that some follower has not yet taken. The caller holds mu.
+// slowest returns the lowest offset that some follower has not taken yet. The caller holds mu.
 func (p *Process) slowest(stream guestapi.Stream) (at int64, attached bool) {
 	for f := range p.followers {
 		if off := *offset(&f.at, stream); !attached || off < at {
@@ -49,7 +49,7 @@ func (p *Process) slowest(stream guestapi.Stream) (at int64, attached bool) {
 	return at, attached
 }
 
-// wake tells all followers that there is something new. The caller holds mu.
+// wake notifies all followers of news. The caller holds mu.
 func (p *Process) wake() {
 	for f := range p.followers {
 		select {
@@ -59,7 +59,7 @@ func (p *Process) wake() {
 	}
 }
 
-// settle publishes the exit as soon as all output was kept. The caller holds mu.
+// settle publishes the exit once all output was kept. The caller holds mu.
 func (p *Process) settle() {
 	if !p.left || p.exit != nil {
 		return
@@ -88,7 +88,7 @@ func (p *Process) onExit(s status) {
 	exit.OutOfMemory = exit.Signal == int(unix.SIGKILL) && !p.timedOut && outOfMemory(kernelLog, p.pid)
 	p.ended = exit
 	p.mu.Unlock()
-	p.t.ended(p) // whoever hears of the exit may use the tag again
+	p.t.ended(p) // a caller that sees the exit may use the tag again
 	p.mu.Lock()
 	p.left = true
 	close(p.gone)
@@ -100,17 +100,18 @@ func (p *Process) onExit(s status) {
 	}
 	if late {
 		for _, o := range p.outputs {
-			_ = o.file.SetReadDeadline(time.Unix(1, 0)) // wakes the pump, which drains; closed has drained
+			// Wakes the output reader, which drains; a closed file is drained already.
+			_ = o.file.SetReadDeadline(time.Unix(1, 0))
 		}
 	}
 }
 
-// expire kills the group because the deadline passed.
+// expire kills the process group at the deadline.
 func (p *Process) expire() {
 	p.mu.Lock()
 	p.timedOut = p.ended == nil
 	p.mu.Unlock()
-	_ = p.t.cfg.Reaper.signal(p.pid, unix.SIGKILL, true) // gone is as good
+	_ = p.t.cfg.Reaper.signal(p.pid, unix.SIGKILL, true) // fails if the group has ended already
 }
 
 func (p *Process) running() bool {
@@ -136,7 +137,7 @@ func (p *Process) info() guestapi.ProcessInfo {
 	}
 }
 
-// offset is the field of o that belongs to stream.
+// offset returns the field of o for stream.
 func offset(o *guestapi.Offsets, stream guestapi.Stream) *int64 {
 	switch stream {
 	case guestapi.StreamStdout:

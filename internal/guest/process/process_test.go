@@ -51,19 +51,19 @@ func run(t *testing.T, tb *Table, spec guestapi.ProcessSpec) (string, guestapi.E
 	}
 }
 
-// TestTagIsFreeAtTheExit: who has heard that a process ended may give its tag to another at once.
+// TestTagIsFreeAtTheExit checks that a caller that saw the exit of a process can use its tag at once.
 func TestTagIsFreeAtTheExit(t *testing.T) {
 	tb := table(t, Config{})
 	for range 100 {
 		if _, exit := run(t, tb, guestapi.ProcessSpec{Argv: []string{"true"}, Tag: "one"}); exit.Code != 0 {
-			t.Fatalf("it ended with %+v", exit)
+			t.Fatalf("process exited with %+v", exit)
 		}
 	}
 }
 
 func TestUserAndEnvironment(t *testing.T) {
 	if os.Getuid() != 0 {
-		t.Skip("probe root: only root becomes somebody else")
+		t.Skip("probe root: only root can switch to another user")
 	}
 	d := passwd.Database{Root: t.TempDir()}
 	if err := os.Mkdir(d.Root+"/etc", 0o755); err != nil {
@@ -89,15 +89,15 @@ func TestHoldRefusesNewProcesses(t *testing.T) {
 	tb := table(t, Config{})
 	tb.Hold()
 	if _, err := tb.Start(within(t), guestapi.ProcessSpec{Shell: "true"}); !errors.Is(err, guestapi.ErrBusy) {
-		t.Errorf("got %v", err)
+		t.Errorf("Start while held: got error %v, want ErrBusy", err)
 	}
 	tb.Release()
 	if _, exit := run(t, tb, guestapi.ProcessSpec{Shell: "true"}); exit.Code != 0 {
-		t.Errorf("got %+v", exit)
+		t.Errorf("after Release: got exit %+v", exit)
 	}
 }
 
-func TestNonsenseIsRefused(t *testing.T) {
+func TestStartRefusesInvalidSpecs(t *testing.T) {
 	tb := table(t, Config{})
 	for name, spec := range map[string]guestapi.ProcessSpec{
 		"both":      {Argv: []string{"true"}, Shell: "true"},
@@ -109,22 +109,22 @@ func TestNonsenseIsRefused(t *testing.T) {
 		"long tag":  {Shell: "true", Tag: strings.Repeat("x", 1000)},
 	} {
 		if _, err := tb.Start(within(t), spec); !errors.Is(err, guestapi.ErrInvalid) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: got error %v", name, err)
 		}
 	}
 	if _, err := tb.Start(within(t), guestapi.ProcessSpec{Argv: []string{"/etc/passwd"}}); !errors.Is(
 		err,
 		guestapi.ErrPermission,
 	) {
-		t.Errorf("no program: %v", err)
+		t.Errorf("missing program: got error %v", err)
 	}
 	if err := tb.Signal(within(t), guestapi.ProcessRef{PID: 1}, 9, false); !errors.Is(err, guestapi.ErrNotFound) {
-		t.Errorf("a process of somebody else: %v", err)
+		t.Errorf("PID of a process outside the table: got error %v", err)
 	}
 }
 
-// TestOnlySoManyAreKept of those that ended.
-func TestOnlySoManyAreKept(t *testing.T) {
+// TestEndedProcessesAreBounded checks that the table keeps a limited number of ended processes.
+func TestEndedProcessesAreBounded(t *testing.T) {
 	tb := table(t, Config{})
 	for range maxEnded + 5 {
 		run(t, tb, guestapi.ProcessSpec{Shell: "echo x"})
@@ -137,14 +137,14 @@ func TestOnlySoManyAreKept(t *testing.T) {
 		if len(all) == maxEnded {
 			return
 		}
-		if len(all) > maxEnded+1 { // the last one may still be on its way
-			t.Fatalf("%d are kept", len(all))
+		if len(all) > maxEnded+1 { // the last one may not be counted yet
+			t.Fatalf("table keeps %d ended processes", len(all))
 		}
 	}
 }
 
-// TestOutputOfManyIsBounded: what is kept of all together stays in the budget.
-func TestOutputOfManyIsBounded(t *testing.T) {
+// TestTotalOutputIsBounded checks that the output kept of all processes stays within the budget.
+func TestTotalOutputIsBounded(t *testing.T) {
 	tb := table(t, Config{OutputBytes: 64 << 10})
 	for range 8 {
 		out, _ := run(t, tb, guestapi.ProcessSpec{Shell: "yes 0123456 | head -c 200000"})

@@ -10,30 +10,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// status is how a child ended.
+// status describes how a child ended.
 type status struct {
 	wait unix.WaitStatus
 	cpu  time.Duration
 }
 
-// Reaper starts children and collects them. Its lock orders fork, reaping and signals, so that a signal
-// never reaches a process that took the number of one that has gone.
+// Reaper starts children and collects them. Its lock orders forks, reaping and signals, so that a signal never
+// reaches a process that reuses the PID of a collected one.
 type Reaper struct {
 	orphans bool
 
 	mu       sync.Mutex
 	children map[int]func(status) // guarded by mu
-	started  chan struct{}        // holds a token when there is a new child
+	started  chan struct{}        // holds a token when a child was started
 	wg       sync.WaitGroup
 }
 
-// NewReaper returns a reaper. With orphans it collects every child of this program, also those that it
-// did not start, as the first process must: then Run must run, and nothing else may wait for children.
+// NewReaper returns a reaper.
+//
+// With orphans it collects every child of this program, including those it did not start, as the first process must.
+// Run must then be running, and no other code may wait for children.
 func NewReaper(orphans bool) *Reaper {
 	return &Reaper{orphans: orphans, children: make(map[int]func(status)), started: make(chan struct{}, 1)}
 }
 
-// start has fork make a child, and calls ended once when it has ended.
+// start makes a child with fork, and calls ended once when the child has ended.
 func (r *Reaper) start(fork func() (int, error), ended func(status)) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -49,14 +51,14 @@ func (r *Reaper) start(fork func() (int, error), ended func(status)) (int, error
 		}
 		return pid, nil
 	}
-	r.wg.Go(func() { _ = r.collect(unix.P_PID, pid) }) // no such child: somebody else took it
+	r.wg.Go(func() { _ = r.collect(unix.P_PID, pid) }) // fails if another waiter collected the child
 	return pid, nil
 }
 
-// Run collects children until it cannot any more. It is for a reaper of orphans.
+// Run collects children until an error occurs. It is for a reaper of orphans.
 //
-// It lets everybody else go first each time: to wait for children keeps a processor from the runtime until that
-// takes it away, which it finds out by looking, and whoever is to tell of the exit would wait as long.
+// It yields before each wait. A wait for children occupies a processor until the runtime takes it away, which the
+// runtime does only when it polls; the goroutine that reports the exit would wait as long.
 func (r *Reaper) Run() error {
 	for {
 		runtime.Gosched()
@@ -71,7 +73,7 @@ func (r *Reaper) Run() error {
 	}
 }
 
-// collect waits until a child has ended, and takes it with all that have ended too.
+// collect waits until a child has ended, and collects it with all others that have ended.
 func (r *Reaper) collect(kind, id int) error {
 	pid, err := peekChild(kind, id)
 	for err == unix.EINTR {
@@ -98,7 +100,8 @@ func (r *Reaper) collect(kind, id int) error {
 	return nil
 }
 
-// signal sends to a child that was not yet collected, or to its group. ESRCH if it was.
+// signal sends a signal to a child that was not collected yet, or to its group. It returns ESRCH if the child was
+// collected.
 func (r *Reaper) signal(pid int, sig unix.Signal, group bool) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// peekChild waits until a child has ended, without taking it, and returns its number.
+// peekChild waits until a child has ended, without collecting it, and returns its PID.
 func peekChild(kind, id int) (int, error) {
 	var info unix.Siginfo
 	if err := unix.Waitid(kind, id, &info, unix.WEXITED|unix.WNOWAIT, nil); err != nil {

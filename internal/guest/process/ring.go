@@ -2,12 +2,12 @@ package process
 
 import "sync/atomic"
 
-// RingSize is how many bytes are kept of a stream, at most.
+// RingSize is the maximum number of bytes kept of a stream.
 const RingSize = 512 << 10
 
 const ringMin = 4 << 10
 
-// budget bounds what all rings hold together; a ring that cannot grow any more keeps less.
+// budget limits the bytes of all rings together. A ring that cannot grow keeps less.
 type budget struct{ left atomic.Int64 }
 
 func (b *budget) take(n int64) bool {
@@ -27,7 +27,7 @@ type ring struct {
 	start, end int64
 }
 
-// room is how many bytes can be put without losing any from keep on.
+// room returns how many bytes fit without overwriting any from offset keep on.
 func (r *ring) room(keep int64) int {
 	keep = max(keep, r.start)
 	free := RingSize - int(r.end-keep)
@@ -37,12 +37,12 @@ func (r *ring) room(keep int64) int {
 	return free
 }
 
-// full says that the ring has its final size.
+// full reports whether the ring has its final size.
 func (r *ring) full() bool {
 	return len(r.buf) == RingSize || len(r.buf) > 0 && r.budget.left.Load() < int64(len(r.buf))
 }
 
-// put appends p and forgets from the start what has no place any more.
+// put appends p. It overwrites the oldest bytes when the ring is full.
 func (r *ring) put(p []byte) {
 	for len(r.buf) < RingSize && int(r.end-r.start)+len(p) > len(r.buf) && r.grow() {
 		continue
@@ -62,7 +62,7 @@ func (r *ring) put(p []byte) {
 func (r *ring) grow() bool {
 	size := max(ringMin, 2*len(r.buf))
 	if more := int64(size - len(r.buf)); len(r.buf) == 0 {
-		r.budget.give(-more) // the least is always kept
+		r.budget.give(-more) // the smallest ring is always allowed
 	} else if !r.budget.take(more) {
 		return false
 	}
@@ -76,7 +76,8 @@ func (r *ring) grow() bool {
 	return true
 }
 
-// get copies bytes from offset at on, and says at which offset they begin: later if those are gone.
+// get copies bytes starting at offset at, and returns the offset of the first: a later one if the ring no longer has
+// those bytes.
 func (r *ring) get(p []byte, at int64) (n int, from int64) {
 	at = max(at, r.start)
 	if at >= r.end {
@@ -86,7 +87,7 @@ func (r *ring) get(p []byte, at int64) (n int, from int64) {
 	return copy(p, r.buf[i:min(len(r.buf), i+int(r.end-at))]), at
 }
 
-// free gives all memory back.
+// free returns all memory to the budget.
 func (r *ring) free() {
 	r.budget.give(int64(len(r.buf)))
 	r.buf, r.start = nil, r.end

@@ -12,7 +12,7 @@ func newRing(total int64) *ring {
 	return r
 }
 
-// all reads everything that is kept.
+// all reads all bytes that are kept.
 func all(r *ring) (b []byte, from int64) {
 	from = r.start
 	buf := make([]byte, 1000)
@@ -26,7 +26,7 @@ func all(r *ring) (b []byte, from int64) {
 	}
 }
 
-// TestRingKeepsTheEnd against a slice that keeps everything.
+// TestRingKeepsTheEnd compares a ring with a slice that keeps all bytes.
 func TestRingKeepsTheEnd(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	r := newRing(1 << 30)
@@ -49,20 +49,20 @@ func TestRingKeepsTheEnd(t *testing.T) {
 	huge := bytes.Repeat([]byte("x"), 3*RingSize)
 	r.put(huge)
 	if kept, _ := all(r); len(kept) != RingSize {
-		t.Errorf("of a huge piece %d bytes are kept", len(kept))
+		t.Errorf("after a piece larger than the ring: %d bytes are kept", len(kept))
 	}
 }
 
-// TestRingsShareABudget: when it is spent, rings stay small and still work.
+// TestRingsShareABudget checks that rings stay small and still work when the budget is used up.
 func TestRingsShareABudget(t *testing.T) {
 	r := newRing(20 << 10)
 	r.put(make([]byte, 1<<20))
 	if len(r.buf) > 24<<10 || r.room(r.end) != len(r.buf) || r.room(r.start) != 0 {
-		t.Errorf("%d bytes long, room %d and %d", len(r.buf), r.room(r.end), r.room(r.start))
+		t.Errorf("ring of %d bytes has room for %d and %d", len(r.buf), r.room(r.end), r.room(r.start))
 	}
 	r.free()
 	if left := r.budget.left.Load(); left != 20<<10 {
-		t.Errorf("%d bytes of the budget came back", left)
+		t.Errorf("after free: %d bytes of the budget are left", left)
 	}
 	if n, _ := r.get(make([]byte, 1), 0); n != 0 {
 		t.Error("a freed ring keeps something")

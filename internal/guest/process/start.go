@@ -29,13 +29,13 @@ type launch struct {
 	timeout time.Duration
 }
 
-// plan resolves a spec without making anything.
+// plan resolves a spec without side effects.
 func (t *Table) plan(spec *guestapi.ProcessSpec) (*launch, error) {
 	if (len(spec.Argv) == 0) == (spec.Shell == "") {
 		return nil, fmt.Errorf("%w: exactly one of argv and shell must be set", guestapi.ErrInvalid)
 	}
 	if len(spec.Tag) > maxTag || spec.Timeout < 0 {
-		return nil, fmt.Errorf("%w: tag or timeout", guestapi.ErrInvalid)
+		return nil, fmt.Errorf("%w: tag or timeout is out of range", guestapi.ErrInvalid)
 	}
 	t.mu.Lock()
 	name, defaults := spec.User, t.env
@@ -65,7 +65,7 @@ func (t *Table) plan(spec *guestapi.ProcessSpec) (*launch, error) {
 	return l, err
 }
 
-// shell is the command line of the shell contract.
+// shell returns the command line of a shell command, as the guest API defines it.
 func shell(spec *guestapi.ProcessSpec) []string {
 	if !spec.Login {
 		return []string{"/bin/sh", "-c", spec.Shell}
@@ -89,7 +89,8 @@ func environment(u *passwd.User, terminal bool, more ...map[string]string) map[s
 	return env
 }
 
-// workdir is where a process begins. A home that does not exist is /; another directory must exist.
+// workdir returns the directory a process starts in. A home directory that does not exist becomes /; any other
+// directory must exist.
 func workdir(u *passwd.User, dir string) (string, error) {
 	at := u.Resolve(dir)
 	var st unix.Stat_t
@@ -108,7 +109,7 @@ func workdir(u *passwd.User, dir string) (string, error) {
 // lookup finds a program as a shell does.
 func lookup(name, search, dir string) (string, error) {
 	if strings.IndexByte(name, 0) >= 0 || name == "" {
-		return "", fmt.Errorf("%w: name of a program", guestapi.ErrInvalid)
+		return "", fmt.Errorf("%w: program name is empty or contains a zero byte", guestapi.ErrInvalid)
 	}
 	if strings.Contains(name, "/") {
 		if path.IsAbs(name) {
@@ -135,7 +136,7 @@ func isProgram(p string) bool {
 	return unix.Stat(p, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Mode&0o111 != 0
 }
 
-// start makes the process with its pipes or terminal.
+// start starts the process with its pipes or terminal.
 func (p *Process) start(l *launch) error {
 	pl := stdio{owner: &l.user}
 	defer pl.closeChild()

@@ -11,12 +11,12 @@ import (
 	"github.com/pandastack/pandastack/internal/guest/passwd"
 )
 
-// stdio is the files of a process that is about to be made. Descriptors are 0 where there is none.
+// stdio holds the files of a process that is about to start. Descriptors that do not exist are 0.
 type stdio struct {
-	owner *passwd.User // of the pipes: programs open /dev/stderr anew
+	owner *passwd.User // owner of the pipes: programs open /dev/stderr by name
 
-	child [3]uintptr // what the process gets
-	owned []int      // of ours, to be closed once the process has them
+	child [3]uintptr // descriptors of the process
+	owned []int      // descriptors to close once the process has its own
 	in    *os.File
 	pty   *os.File
 	out   []*output
@@ -37,7 +37,7 @@ func (pl *stdio) closeParent() {
 	}
 }
 
-// pipe makes a pipe whose end for us does not block.
+// pipe makes a pipe whose end on this side does not block.
 func (pl *stdio) pipe(ours int, name string) (*os.File, uintptr, error) {
 	var fds [2]int
 	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
@@ -81,7 +81,7 @@ func (pl *stdio) pipes(stdin bool) error {
 	return err
 }
 
-// terminal makes a pseudo terminal that belongs to the user.
+// terminal makes a pseudo-terminal that belongs to the user.
 func (pl *stdio) terminal(l *launch) error {
 	master, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/pandastack/pandastack/internal/guest/passwd"
 )
 
-// The bounds of a table.
+// Limits of a table.
 const (
 	maxRunning = 512
 	maxEnded   = 64
@@ -22,31 +22,31 @@ const (
 	killWait   = 20 * time.Second
 )
 
-// Config of a table.
+// Config configures a table.
 type Config struct {
 	Reaper *Reaper
 	Users  passwd.Database
-	// Cgroup is an open directory of a version 2 hierarchy that every process begins in; 0: none.
+	// Cgroup is an open directory of a version 2 cgroup that every process starts in; 0: none.
 	Cgroup int
-	// OutputBytes bounds what is kept of all outputs together; 0: 32 MiB.
+	// OutputBytes limits the output kept of all processes together; 0: 32 MiB.
 	OutputBytes int64
 }
 
-// Table is the processes of one machine.
+// Table holds the processes of one machine.
 type Table struct {
 	cfg    Config
 	users  passwd.Cache
 	budget budget
 
-	wg sync.WaitGroup // of those who read output
+	wg sync.WaitGroup // the goroutines that read output
 
-	forks sync.Mutex // held while a process is made
-	held  bool       // no process may be made now; guarded by forks
+	forks sync.Mutex // held while a process is forked
+	held  bool       // no process may be started; guarded by forks
 
 	mu      sync.Mutex
 	running map[int]*Process
-	tags    map[string]*Process // of running ones
-	late    []*ended            // oldest first
+	tags    map[string]*Process // of running processes
+	late    []*ended            // ended processes, oldest first
 	env     map[string]string
 	user    string
 }
@@ -78,29 +78,29 @@ func (t *Table) SetDefaults(env map[string]string, user string) {
 	t.env, t.user = env, user
 }
 
-// DefaultUser is the user that "" stands for.
+// DefaultUser returns the user of processes whose spec names none.
 func (t *Table) DefaultUser() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.user
 }
 
-// Hold waits until no process is being made and refuses new ones until Release: a process that is made
-// in a frozen control group would hold up this whole program.
+// Hold refuses new processes until Release. It waits until no process is being forked: a fork into a frozen cgroup
+// would block the whole program.
 func (t *Table) Hold() {
 	t.forks.Lock()
 	defer t.forks.Unlock()
 	t.held = true
 }
 
-// Release ends what Hold began.
+// Release ends the effect of Hold.
 func (t *Table) Release() {
 	t.forks.Lock()
 	defer t.forks.Unlock()
 	t.held = false
 }
 
-// Start runs a program; see guestapi.Guest. A program that cannot be run is an error, with no process.
+// Start runs a program; see guestapi.Guest. If the program cannot be run, Start returns an error and no process.
 func (t *Table) Start(_ context.Context, spec guestapi.ProcessSpec) (guestapi.Process, error) {
 	l, err := t.plan(&spec)
 	if err != nil {
@@ -122,12 +122,12 @@ func (t *Table) Start(_ context.Context, spec guestapi.ProcessSpec) (guestapi.Pr
 	return p.begin(), nil
 }
 
-// begin makes a started process known, follows it and reads its output.
+// begin adds a started process to the table, follows it and reads its output.
 func (p *Process) begin() *follower {
 	t := p.t
 	f := p.follow(guestapi.Offsets{})
 	t.mu.Lock()
-	if p.running() { // else it has been entered among the ended
+	if p.running() { // otherwise it is listed among the ended processes
 		t.running[p.pid] = p
 		if p.spec.Tag != "" {
 			t.tags[p.spec.Tag] = p
@@ -152,7 +152,7 @@ func (t *Table) admit(tag string) error {
 	return nil
 }
 
-// ended moves a process to those that ended.
+// ended moves a process to the list of ended ones.
 func (t *Table) ended(p *Process) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -166,7 +166,7 @@ func (t *Table) ended(p *Process) {
 	t.purge()
 }
 
-// purge forgets those that ended long ago, or are too many. The caller holds mu.
+// purge forgets processes that ended long ago, or are too many. The caller holds mu.
 func (t *Table) purge() {
 	n := max(0, len(t.late)-maxEnded)
 	for n < len(t.late) && time.Since(t.late[n].when) > keepEnded {
@@ -178,12 +178,12 @@ func (t *Table) purge() {
 	t.late = slices.Delete(t.late, 0, n)
 }
 
-// forget gives the output's memory back as soon as nobody follows any more.
+// forget frees the memory of the output once the process has no follower.
 func (p *Process) forget() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.followers) > 0 || p.exit == nil {
-		return // the garbage collector sees to it
+		return // the garbage collector frees it later
 	}
 	for _, o := range p.outputs {
 		o.ring.free()
@@ -217,7 +217,7 @@ func (t *Table) Attach(_ context.Context, ref guestapi.ProcessRef, from guestapi
 	return p.follow(from), nil
 }
 
-// Processes lists those that run and those that ended lately.
+// Processes lists the running processes and those that ended lately.
 func (t *Table) Processes(context.Context) ([]guestapi.ProcessInfo, error) {
 	t.mu.Lock()
 	t.purge()
@@ -237,7 +237,7 @@ func (t *Table) Processes(context.Context) ([]guestapi.ProcessInfo, error) {
 	return infos, nil
 }
 
-// Signal sends to a process or its group; see guestapi.Guest.
+// Signal sends a signal to a process or its group; see guestapi.Guest.
 func (t *Table) Signal(ctx context.Context, ref guestapi.ProcessRef, signal int, group bool) error {
 	p, err := t.find(ref)
 	if err != nil {
@@ -258,8 +258,8 @@ func (t *Table) Signal(ctx context.Context, ref guestapi.ProcessRef, signal int,
 	return fmt.Errorf("signal process: %w", err)
 }
 
-// awaitEnd waits until a process that was killed is not among those that run any more, at most killWait: one
-// that waits for a device does not end before the device answers.
+// awaitEnd waits until a killed process is no longer listed as running, for at most killWait. A process that waits
+// for a device does not end before the device responds.
 func (p *Process) awaitEnd(ctx context.Context) error {
 	timer := time.NewTimer(killWait)
 	defer timer.Stop()
@@ -272,7 +272,7 @@ func (p *Process) awaitEnd(ctx context.Context) error {
 	return nil
 }
 
-// Close kills the groups of all processes and returns when nobody reads their output any more.
+// Close kills the groups of all processes and returns when all readers of their output have ended.
 func (t *Table) Close() {
 	t.Hold()
 	t.mu.Lock()
@@ -285,13 +285,13 @@ func (t *Table) Close() {
 	}
 	t.mu.Unlock()
 	for _, p := range all {
-		_ = t.cfg.Reaper.signal(p.pid, unix.SIGKILL, true) // gone is as good
+		_ = t.cfg.Reaper.signal(p.pid, unix.SIGKILL, true) // fails if the group has ended already
 		p.abandon()
 	}
 	t.wg.Wait()
 }
 
-// abandon lets go of all followers and output.
+// abandon closes all followers and output files of a process.
 func (p *Process) abandon() {
 	p.mu.Lock()
 	var all []*follower
@@ -300,7 +300,7 @@ func (p *Process) abandon() {
 	}
 	p.mu.Unlock()
 	for _, f := range all {
-		_ = f.Close() // it never fails
+		_ = f.Close() // never fails
 	}
 	for _, o := range p.outputs {
 		_ = o.file.Close() // ends its reader

@@ -26,13 +26,13 @@ func (r *request) freeze(ctx context.Context) error {
 	return r.st.SendLast(ctx, guestapi.AppendStatus(nil, nil))
 }
 
-// confirm notes how a Thaw or Restore went, and lets those go on that wait for it.
+// confirm records the result of a Thaw or Restore, and releases the requests that wait for it.
 func (r *request) confirm(err error) {
 	s := r.h.s
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if r.session != s.session {
-		return // the host that asked has gone, and another has greeted
+		return // the host that asked has disconnected, and another has connected
 	}
 	if err == nil {
 		s.frozen, s.here = false, false

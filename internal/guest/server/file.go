@@ -60,7 +60,7 @@ func (r *request) read(ctx context.Context, q guestapi.FileRequest) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = content.Close() }() // it was only read
+	defer func() { _ = content.Close() }() // the content was only read
 	if err := r.begin(ctx, guestapi.AppendFileInfo(nil, &info)); err != nil {
 		return err
 	}
@@ -84,12 +84,12 @@ func (r *request) read(ctx context.Context, q guestapi.FileRequest) error {
 	}
 }
 
-// pieces is content that hands out what it has without a copy. In a guest every copy is emulated.
+// pieces is content that returns its bytes without a copy. Without KVM every copy in a guest is emulated.
 type pieces interface {
 	Next(most int) ([]byte, error) // the bytes are valid until the next call
 }
 
-// reads are the pieces of any other content, in one buffer.
+// reads adapts any other content to pieces, with one buffer.
 type reads struct {
 	r   io.Reader
 	buf []byte
@@ -105,7 +105,7 @@ func (r *request) watch(ctx context.Context, q guestapi.FileRequest) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = w.Close() }() // nothing is lost by it
+	defer func() { _ = w.Close() }() // a watcher holds no data to lose
 	if err := r.begin(ctx, nil); err != nil {
 		return err
 	}
@@ -123,7 +123,7 @@ func (r *request) watch(ctx context.Context, q guestapi.FileRequest) error {
 	}
 }
 
-// messages is what the host sends as a reader. It ends well only when the host said that all was sent.
+// messages reads the content that the host sends. It returns io.EOF only if the host marked the end.
 type messages struct {
 	ctx  context.Context // of the request
 	r    *request
@@ -142,7 +142,7 @@ func (m *messages) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// Next gives what comes next without a copy, at least one byte. The caller owns it.
+// Next returns the next content without a copy, at least one byte. The caller owns it.
 func (m *messages) Next() ([]byte, error) {
 	if rest := m.rest; len(rest) > 0 {
 		m.rest = nil

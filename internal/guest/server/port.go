@@ -12,7 +12,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// drain bounds how long a program may take to read what was sent before the host closed a connection.
+// drain limits how long a program may take to read the data sent before the host closed a connection.
 const drain = 5 * time.Second
 
 func (r *request) ports(ctx context.Context) error {
@@ -27,7 +27,7 @@ func (r *request) ports(ctx context.Context) error {
 	return r.answer(ctx, b)
 }
 
-// dial connects and copies in both directions until both have ended, or either broke.
+// dial connects to a port and copies in both directions until both have ended, or either fails.
 func (r *request) dial(ctx context.Context) (err error) {
 	port, err := guestapi.ParseDial(r.body)
 	if err != nil {
@@ -41,18 +41,19 @@ func (r *request) dial(ctx context.Context) (err error) {
 	var up sync.WaitGroup
 	defer func() {
 		if err != nil {
-			// The host may have nothing more to say and wait for an answer: it must hear of the end now.
+			// The host may have sent all it has and wait for a reply, so the upload must end now.
 			stopUp(err)
 		}
 		up.Wait()
 		stopUp(nil)
-		_ = c.Close() // both directions are over
+		_ = c.Close() // both directions have ended
 	}()
 	if err := r.begin(ctx, nil); err != nil {
 		return err
 	}
 	up.Go(func() { r.upload(ctx, c) })
 	stop := context.AfterFunc(ctx, func() {
+		// Neither call fails in a way that matters: a closed connection has woken its reader.
 		_ = c.SetReadDeadline(time.Now()) // wakes the reader below
 		_ = c.SetWriteDeadline(time.Now().Add(drain))
 	})
@@ -81,7 +82,7 @@ func (r *request) download(ctx context.Context, c net.Conn) error {
 	}
 }
 
-// upload copies until the host ends its direction, then ends the connection's.
+// upload copies data until the host ends its direction, then closes that direction of the connection.
 func (r *request) upload(ctx context.Context, c net.Conn) {
 	for {
 		message, err := r.st.Recv(ctx)
@@ -93,7 +94,7 @@ func (r *request) upload(ctx context.Context, c net.Conn) {
 		}
 		half, ok := c.(interface{ CloseWrite() error })
 		if errors.Is(err, io.EOF) && ok {
-			_ = half.CloseWrite() // the program has gone, or hears of it
+			_ = half.CloseWrite() // fails if the program has closed the connection already
 		} else {
 			_ = c.Close() // wakes the reader
 		}

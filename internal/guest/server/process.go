@@ -12,7 +12,8 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// process starts or attaches, then sends events and takes input until the exit or until the host lets go.
+// process starts a program or attaches to one, then sends events and takes input until the exit, or until the host
+// detaches.
 func (r *request) process(ctx context.Context) error {
 	p, err := r.open(ctx)
 	if err != nil {
@@ -22,10 +23,11 @@ func (r *request) process(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer func() {
 		cancel(nil)
-		late := time.AfterFunc(drain, func() { _ = p.Close() }) // ends a Write that nobody reads
-		input.Wait()                                            // what the host sent before it let go is delivered
+		late := time.AfterFunc(drain, func() { _ = p.Close() }) // ends a Write that no process reads
+		// Deliver the input that the host sent before it detached.
+		input.Wait()
 		late.Stop()
-		_ = p.Close() // the stream is over whatever it answers
+		_ = p.Close() // detaches; the stream has ended, so an error has no receiver
 	}()
 	if err := r.begin(ctx, guestapi.AppendPID(nil, p.PID())); err != nil {
 		return err
@@ -63,7 +65,7 @@ func (r *request) open(ctx context.Context) (guestapi.Process, error) {
 	return r.h.s.backend.Attach(ctx, q.Ref, q.From)
 }
 
-// output sends an event in messages that are not too long.
+// output sends an event in messages of limited size.
 func (r *request) output(ctx context.Context, e guestapi.Event) error {
 	for len(e.Data) > 0 {
 		part := e
@@ -77,8 +79,8 @@ func (r *request) output(ctx context.Context, e guestapi.Event) error {
 	return nil
 }
 
-// input gives the process what the host sends, until the stream or the process ends. What a process does
-// not take any more is dropped.
+// input passes the host's input to the process, until the stream or the process ends. Input that the process cannot
+// take any more is dropped.
 func (r *request) input(ctx context.Context, p guestapi.Process) {
 	for {
 		message, err := r.st.Recv(ctx)
@@ -88,9 +90,9 @@ func (r *request) input(ctx context.Context, p guestapi.Process) {
 		switch {
 		case len(message) == 0:
 		case guestapi.InputKind(message[0]) == guestapi.InputData:
-			_, _ = p.Write(message[1:]) // a program that closed its input says so by what it does next
+			_, _ = p.Write(message[1:]) // the error is the program's choice: it closed its input
 		case guestapi.InputKind(message[0]) == guestapi.InputEnd:
-			_ = p.CloseInput() // closed already is as good
+			_ = p.CloseInput() // closed already
 		}
 	}
 }
@@ -107,7 +109,7 @@ func (r *request) processes(ctx context.Context) error {
 	return r.answer(ctx, b)
 }
 
-// toProcess sends a signal or a new size.
+// toProcess sends a signal or a new terminal size.
 func (r *request) toProcess(ctx context.Context) error {
 	q, err := guestapi.ParseProcessRequest(r.body)
 	if err != nil {

@@ -1,14 +1,14 @@
-// Package server is the guest's end of the guest channel: it answers requests from a guestapi.Backend.
+// Package server is the guest's end of the guest channel: it serves requests with a guestapi.Backend.
 //
-// It owns the sessions and which requests may be made when; it does not know how anything is done. A
+// It owns the sessions and decides which requests are allowed when; it does not know how a request is carried out. A
 // panic in one request fails that request alone.
 //
-// After a greeting with another generation than the last one confirmed, the machine is somebody else's
-// copy: all requests but Restore are refused until a Restore went well, those behind a Restore wait for
-// it. So it is after a Restore that failed, whatever the generation. The same holds for Thaw when the workload was frozen in an earlier session. Requests that arrive
-// frozen in the session that froze them wait for its Thaw.
+// If a host connects with a generation other than the last confirmed one, the machine is a copy of another: the
+// server refuses all requests except Restore until a Restore succeeds. Requests that arrive behind a Restore wait for
+// it. The same holds after a Restore that failed, whatever the generation, and for Thaw if the workload was frozen in
+// an earlier session. Requests that arrive while the workload is frozen by the same session wait for its Thaw.
 //
-// Every request runs in a goroutine of its own, which Serve waits for.
+// Every request runs in a goroutine of its own. Serve waits for all of them.
 package server
 
 import (
@@ -22,31 +22,31 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/mux"
 )
 
-// chunk is how many bytes of content a message carries: what a virtio-serial port writes at once.
+// chunk is how many bytes of content a message carries: the amount a virtio-serial port writes at once.
 const chunk = 32 << 10
 
-// Server answers requests from one backend, over one channel after the other.
+// Server serves requests with one backend, over one channel after the other.
 type Server struct {
 	backend guestapi.Backend
 
 	mu         sync.Mutex
-	session    int    // number of the session that goes on
+	session    int    // number of the current session
 	generation uint64 // last confirmed
-	greeted    uint64 // of the session that goes on
-	foreign    bool   // greeted with another generation, and not yet restored
-	unsure     bool   // a restore began, and none went well since
+	greeted    uint64 // generation of the current session
+	foreign    bool   // the host's generation differs, and no restore has succeeded yet
+	unsure     bool   // a restore began, and none has succeeded since
 	frozen     bool
 	here       bool  // frozen in this session
 	gate       *gate // nil: open
 }
 
-// gate is what requests wait for while the machine is frozen or being restored.
+// gate blocks requests while the machine is frozen or being restored.
 type gate struct {
-	open chan struct{} // closed when it is decided
-	err  error         // read after open
+	open chan struct{} // closed when the outcome is known
+	err  error         // valid once open is closed
 }
 
-// New returns a server of backend. The machine counts as confirmed with generation 0, and not frozen.
+// New returns a server of backend. The machine starts as confirmed with generation 0, and not frozen.
 func New(backend guestapi.Backend) *Server { return &Server{backend: backend} }
 
 // Serve is New(backend).Serve(ctx, rw).
@@ -54,13 +54,14 @@ func Serve(ctx context.Context, rw io.ReadWriter, backend guestapi.Backend) erro
 	return New(backend).Serve(ctx, rw)
 }
 
-// Serve answers requests over rw until it ends; the end of what can be read is no error. When ctx ends,
-// rw is closed if it is an io.Closer. It returns after all requests have ended. Only one call may run
-// at a time; processes and what was confirmed live on to the next.
+// Serve serves requests over rw until rw ends, which is not an error.
+//
+// When ctx ends, Serve closes rw if it is an io.Closer. It returns after all requests have ended. Only one call may
+// run at a time. Processes and the confirmed generation last beyond the call.
 func (s *Server) Serve(ctx context.Context, rw io.ReadWriter) error {
 	c, ok := rw.(io.Closer)
 	if ok {
-		stop := context.AfterFunc(ctx, func() { _ = c.Close() }) // reading ends by it, whatever it answers
+		stop := context.AfterFunc(ctx, func() { _ = c.Close() }) // ends the read below, even if it fails
 		defer stop()
 	}
 	h := &handler{s: s, ctx: ctx, g: mux.NewGuest(rw), idle: make(chan *request), over: make(chan struct{})}
@@ -77,16 +78,16 @@ func (s *Server) Serve(ctx context.Context, rw io.ReadWriter) error {
 	return nil
 }
 
-// handler is one channel.
+// handler handles one channel.
 type handler struct {
 	s   *Server
 	g   *mux.Guest
-	ctx context.Context // of Serve
+	ctx context.Context // context of Serve
 	wg  sync.WaitGroup
 
-	idle    chan *request // to goroutines that wait for one
-	waiting atomic.Int32  // their number
-	over    chan struct{} // closed when there will be no more requests
+	idle    chan *request // passes requests to goroutines that wait for one
+	waiting atomic.Int32  // number of those goroutines
+	over    chan struct{} // closed when no more requests will come
 }
 
 // Hello implements mux.Handler.
@@ -100,7 +101,7 @@ func (h *handler) Hello(hello mux.Hello) {
 	s.foreign = hello.Generation != s.generation || s.unsure
 }
 
-// leave ends what the last session was waiting for.
+// leave ends the wait of requests of the last session.
 func (s *Server) leave() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -108,7 +109,7 @@ func (s *Server) leave() {
 	s.settle(guestapi.ErrLost)
 }
 
-// settle decides the gate. The caller holds mu.
+// settle opens the gate with the outcome err. The caller holds mu.
 func (s *Server) settle(err error) {
 	if s.gate != nil {
 		s.gate.err = err
@@ -117,7 +118,7 @@ func (s *Server) settle(err error) {
 	}
 }
 
-// admit says whether a request may be made, and what it must wait for first.
+// admit reports whether a request is allowed, and the gate it must wait for first.
 func (s *Server) admit(op guestapi.Op) (wait *gate, session int, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -176,11 +177,11 @@ func (h *handler) Stream(st *mux.Stream, first []byte) {
 	}
 }
 
-// maxIdle is how many goroutines wait for another request. They have their stacks already, and growing
-// a new one costs a machine that was just restored more than the request.
+// maxIdle is how many goroutines wait for another request. Their stacks have grown already; in a machine that was
+// just restored, growing a new stack costs more than the request.
 const maxIdle = 4
 
-// work runs a request, then others as long as few wait for one.
+// work runs a request, then others as long as few goroutines wait for one.
 func (h *handler) work(r *request) {
 	for r != nil {
 		r.run()
@@ -195,7 +196,7 @@ func (h *handler) work(r *request) {
 	}
 }
 
-// request is one request and its answer.
+// request is one request and its reply.
 type request struct {
 	h       *handler
 	st      *mux.Stream
@@ -260,7 +261,7 @@ func (r *request) ready(ctx context.Context) error {
 	return nil
 }
 
-// serve dispatches.
+// serve dispatches the request to its handler.
 func (r *request) serve(ctx context.Context) error {
 	switch r.op {
 	case guestapi.OpStart, guestapi.OpAttach:
@@ -288,7 +289,7 @@ func (r *request) serve(ctx context.Context) error {
 	return fmt.Errorf("%w: operation %d", guestapi.ErrInvalid, r.op)
 }
 
-// answer sends a whole answer: success and body, in as many messages as it takes.
+// answer sends a whole reply: success and body, in as many messages as it takes.
 func (r *request) answer(ctx context.Context, body []byte) error {
 	b := append(guestapi.AppendStatus(make([]byte, 0, 1+len(body)), nil), body...)
 	for len(b) > chunk {
@@ -300,7 +301,7 @@ func (r *request) answer(ctx context.Context, body []byte) error {
 	return r.st.SendFin(ctx, b)
 }
 
-// begin sends the first message of an answer that goes on.
+// begin sends the first message of a reply that consists of several.
 func (r *request) begin(ctx context.Context, body []byte) error {
 	return r.st.Send(ctx, append(guestapi.AppendStatus(nil, nil), body...))
 }

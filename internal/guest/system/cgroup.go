@@ -15,38 +15,43 @@ import (
 // Cgroup is a version 2 control group that holds the workload.
 type Cgroup struct {
 	dir    string
-	fd     int // of the directory, to begin processes in
+	fd     int // the open directory, to start processes in
 	freeze int // cgroup.freeze
 	events int // cgroup.events
 }
 
-// Limits of a group; 0 is none. A kernel that cannot keep one of them does without.
+// Limits are the resource limits of a cgroup; 0 is none. A limit that the kernel does not support is ignored.
 type Limits struct {
 	Pids        int
 	MemoryBytes int64
 }
 
-// OpenCgroup makes the group called name below parent, a mounted version 2 hierarchy.
+// OpenCgroup creates the cgroup name below parent, a mounted version 2 hierarchy.
 func OpenCgroup(parent, name string, limits Limits) (*Cgroup, error) {
 	g := &Cgroup{dir: path.Join(parent, name)}
 	if err := os.Mkdir(g.dir, 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
 		return nil, fmt.Errorf("make control group: %w", err)
 	}
 	for _, c := range []string{"pids", "memory"} {
-		_ = write(path.Join(parent, "cgroup.subtree_control"), "+"+c) // a kernel may lack either
+		_ = write(path.Join(parent, "cgroup.subtree_control"), "+"+c) // a kernel may lack either controller
 	}
 	if limits.Pids > 0 {
-		_ = write(path.Join(g.dir, "pids.max"), strconv.Itoa(limits.Pids)) // as above
+		_ = write(path.Join(g.dir, "pids.max"), strconv.Itoa(limits.Pids)) // the kernel may lack the controller
 	}
 	if limits.MemoryBytes > 0 {
-		_ = write(path.Join(g.dir, "memory.max"), strconv.FormatInt(limits.MemoryBytes, 10)) // as above
+		// The kernel may lack the controller.
+		_ = write(path.Join(g.dir, "memory.max"), strconv.FormatInt(limits.MemoryBytes, 10))
 	}
 	var err error
 	for _, one := range []struct {
 		fd   *int
 		name string
 		mode int
-	}{{&g.fd, ".", unix.O_RDONLY | unix.O_DIRECTORY}, {&g.freeze, "cgroup.freeze", unix.O_WRONLY}, {&g.events, "cgroup.events", unix.O_RDONLY}} {
+	}{
+		{&g.fd, ".", unix.O_RDONLY | unix.O_DIRECTORY},
+		{&g.freeze, "cgroup.freeze", unix.O_WRONLY},
+		{&g.events, "cgroup.events", unix.O_RDONLY},
+	} {
 		if *one.fd, err = unix.Open(path.Join(g.dir, one.name), one.mode|unix.O_CLOEXEC, 0); err != nil {
 			return nil, fmt.Errorf("open control group: %s: %w", one.name, err)
 		}
@@ -63,13 +68,13 @@ func write(file, content string) error {
 	return errors.Join(err, unix.Close(fd))
 }
 
-// FD is an open directory of the group, for processes to begin in. It stays open.
+// FD returns an open directory of the cgroup, for processes to start in. It stays open.
 func (g *Cgroup) FD() int { return g.fd }
 
-// Freeze stops all processes of the group, and returns when they have stopped.
+// Freeze stops all processes of the cgroup, and returns when they have stopped.
 func (g *Cgroup) Freeze(ctx context.Context) error { return g.set(ctx, "1") }
 
-// Thaw lets them go on.
+// Thaw lets the processes of the cgroup run again.
 func (g *Cgroup) Thaw(ctx context.Context) error { return g.set(ctx, "0") }
 
 func (g *Cgroup) set(ctx context.Context, state string) error {
@@ -96,10 +101,10 @@ func (g *Cgroup) set(ctx context.Context, state string) error {
 	}
 }
 
-// pollMillis is how often a wait looks whether anybody still wants it.
+// pollMillis is how often a wait checks whether its context has ended.
 const pollMillis = 100
 
-// Remove removes the group; it must be empty. For tests.
+// Remove removes the cgroup, which must be empty. It is for tests.
 func (g *Cgroup) Remove() error {
 	for _, fd := range []int{g.fd, g.freeze, g.events} {
 		_ = unix.Close(fd) // nothing was written
@@ -107,7 +112,7 @@ func (g *Cgroup) Remove() error {
 	return unix.Rmdir(g.dir)
 }
 
-// Unfrozen is a workload that cannot be frozen: that of an agent that is not a machine's first process.
+// Unfrozen is a Workload that cannot be frozen. It is for an agent that is not the first process of a machine.
 type Unfrozen struct{}
 
 // Freeze does nothing.

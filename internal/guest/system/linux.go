@@ -16,16 +16,17 @@ import (
 
 // Linux is the System of a running kernel.
 type Linux struct {
-	// BootID is an open file that is bound over /proc/sys/kernel/random/boot_id; 0: none, and SetBootID
+	// BootID is an open file that is bound over /proc/sys/kernel/random/boot_id. If it is 0, SetBootID does nothing.
 	// does nothing.
 	BootID int
-	// Root is the block device of the root file system; "": it cannot grow.
+	// Root is the block device of the root file system. If it is empty, the file system cannot grow.
 	Root string
 	// Link is the name of the network card.
 	Link string
-	// Random is an open /dev/urandom; 0: it is opened every time.
+	// Random is an open /dev/urandom. If it is 0, the file is opened for each use.
 	Random int
-	// Files are open for reading and writing, by the path that they are bound over: these are read and
+	// Files are files open for reading and writing, by the path that they are bound over. They are read and written
+	// in place.
 	// written in place.
 	Files map[string]int
 }
@@ -56,8 +57,8 @@ func (*Linux) SetClock(t time.Time) error {
 // SetHostname implements System.
 func (*Linux) SetHostname(name string) error { return setHostname([]byte(name)) }
 
-// ReadFile implements System. It reads small files only, without what os.File costs a machine that was
-// just restored.
+// ReadFile implements System. It reads small files only, without the cost of os.File, which is noticeable in a
+// machine that was just restored.
 func (l *Linux) ReadFile(name string) ([]byte, error) {
 	if fd, open := l.Files[name]; open {
 		return readOpen(fd, name)
@@ -66,11 +67,11 @@ func (l *Linux) ReadFile(name string) ([]byte, error) {
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: name, Err: err}
 	}
-	defer func() { _ = unix.Close(fd) }() // it was only read
+	defer func() { _ = unix.Close(fd) }() // the file was only read
 	return readOpen(fd, name)
 }
 
-// readOpen reads all of an open file that does not wait.
+// readOpen reads all of an open file that never blocks.
 func readOpen(fd int, name string) ([]byte, error) {
 	b := make([]byte, 0, 1<<10)
 	for {
@@ -90,10 +91,11 @@ func readOpen(fd int, name string) ([]byte, error) {
 	}
 }
 
-// WriteFile implements System. It writes in place, which is all that a file of a frozen machine needs,
-// and replaces symbolic links. It shortens a file only afterwards: ext4 writes a file that was cut to
-// nothing and written again to the disk at once (ext4(5), auto_da_alloc), which takes long. Files that
-// are open keep their mode.
+// WriteFile implements System. It writes in place, which suffices for the files of a frozen machine, and replaces
+// symbolic links.
+//
+// It truncates a file only after writing: ext4 flushes a file that was truncated to nothing and written again
+// (ext4(5), auto_da_alloc), which takes long. Open files keep their mode.
 func (l *Linux) WriteFile(name string, content []byte, mode uint32) error {
 	if fd, open := l.Files[name]; open {
 		if err := rewrite(fd, content); err != nil {
@@ -129,8 +131,7 @@ func chmod(fd int, mode uint32) error {
 	return unix.Fchmod(fd, mode)
 }
 
-// rewrite replaces the content of an open file. The end is asked for by seeking, which costs less than
-// fstat.
+// rewrite replaces the content of an open file. It finds the end by seeking, which costs less than fstat.
 func rewrite(fd int, content []byte) error {
 	for at := 0; at < len(content); {
 		n, err := pwrite(fd, content[at:], int64(at))
@@ -187,8 +188,10 @@ func (l *Linux) GrowRoot() error {
 	return nil
 }
 
-// sizes are the bytes of a disk and the blocks of the ext4 file system on it, which its superblock tells:
-// Documentation/filesystems/ext4/super.rst, s_blocks_count. Statfs leaves out what ext4 itself needs.
+// sizes returns the bytes of a disk and the blocks of the ext4 file system on it.
+//
+// It reads the superblock (Documentation/filesystems/ext4/super.rst, s_blocks_count), since statfs leaves out the
+// blocks that ext4 itself needs.
 func sizes(dev int) (disk int, blocks uint64, err error) {
 	disk, err = unix.IoctlGetInt(dev, unix.BLKGETSIZE64)
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// unified finds a mounted version 2 hierarchy.
+// unified returns a mounted version 2 cgroup hierarchy.
 func unified(t *testing.T) string {
 	t.Helper()
 	for _, dir := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
@@ -32,7 +32,7 @@ func unified(t *testing.T) string {
 	return ""
 }
 
-// TestGroupFreezes: a process of a frozen group does nothing, and goes on when it is thawed.
+// TestGroupFreezes checks that a process of a frozen cgroup stops, and continues when the cgroup is thawed.
 func TestGroupFreezes(t *testing.T) {
 	g, err := OpenCgroup(unified(t), fmt.Sprintf("guest-test-%d", os.Getpid()), Limits{})
 	if err != nil {
@@ -68,7 +68,7 @@ func TestGroupFreezes(t *testing.T) {
 		before := size()
 		<-time.After(50 * time.Millisecond)
 		if size() != before {
-			t.Error("a frozen process goes on")
+			t.Error("a process of a frozen cgroup still runs")
 		}
 		if err := g.Thaw(t.Context()); err != nil {
 			t.Fatal(err)
@@ -76,16 +76,16 @@ func TestGroupFreezes(t *testing.T) {
 		for limit := time.After(time.Minute); size() == before; {
 			select {
 			case <-limit:
-				t.Fatal("a thawed process does not go on")
+				t.Fatal("a process of a thawed cgroup does not run")
 			case <-time.After(time.Millisecond):
 			}
 		}
 	}
 }
 
-// TestNetworkIsConfigured in a network namespace of its own.
+// TestNetworkIsConfigured configures a card in a network namespace of its own.
 func TestNetworkIsConfigured(t *testing.T) {
-	runtime.LockOSThread() // and never unlocked: the thread ends with the test, and its namespace with it
+	runtime.LockOSThread() // never unlocked: the thread ends with the test, and its namespace with it
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		t.Skipf("probe netns: %v", err)
 	}
@@ -112,16 +112,16 @@ func TestNetworkIsConfigured(t *testing.T) {
 	if addr := ip("-4", "addr", "show", "dev", "eth0"); !strings.Contains(addr, "192.168.241.2/29") ||
 		strings.Contains(addr, "10.9.9.9") ||
 		!strings.Contains(addr, "mtu 1400") {
-		t.Errorf("addresses:\n%s", addr)
+		t.Errorf("got addresses:\n%s", addr)
 	}
 	if route := ip("route"); !strings.Contains(route, "default via 192.168.241.1 dev eth0") {
-		t.Errorf("routes:\n%s", route)
+		t.Errorf("got routes:\n%s", route)
 	}
 	if err := LinkUp("lo"); err != nil {
 		t.Error(err)
 	}
 	if lo, err := net.InterfaceByName("lo"); err != nil || lo.Flags&net.FlagUp == 0 {
-		t.Errorf("lo: %+v, %v", lo, err)
+		t.Errorf("LinkUp(lo): got %+v, %v", lo, err)
 	}
 }
 
@@ -148,6 +148,6 @@ func TestWriteFileReplacesLinks(t *testing.T) {
 	kept, _ := os.ReadFile(target)
 	st, err := os.Lstat(link)
 	if string(b) != "x" || string(kept) != "kept" || err != nil || st.Mode() != 0o400 {
-		t.Errorf("%q, %q, %v, %v", b, kept, st.Mode(), err)
+		t.Errorf("got content %q, link target %q, mode %v, error %v", b, kept, st.Mode(), err)
 	}
 }

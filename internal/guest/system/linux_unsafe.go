@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ioctl calls with a pointer to the first byte of arg.
+// ioctl makes an ioctl call with a pointer to the first byte of arg.
 func ioctl(fd int, request uintptr, arg []byte) error {
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(unsafe.Pointer(unsafe.SliceData(arg))))
 	return asError(errno)
 }
 
-// The calls below do not wait, and keep Go's scheduler out: a thread that it takes the processor from
-// during a call, and the one it wakes instead, cost a machine that was just restored more than the call.
+// The calls below do not block and bypass Go's scheduler. If the scheduler took the processor from the thread during
+// a call and woke another, that would cost a machine that was just restored more than the call.
 
 func pread(fd int, b []byte, at int64) (int, error) {
 	return direct(unix.SYS_PREAD64, uintptr(fd), unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b)), uintptr(at))
@@ -51,7 +51,7 @@ func setRealtime(ts *unix.Timespec) error {
 	return asError(errno)
 }
 
-// direct makes a call whose second argument is a pointer.
+// direct makes a system call whose second argument is a pointer.
 func direct(call, fd uintptr, p unsafe.Pointer, third, fourth uintptr) (int, error) {
 	n, _, errno := unix.RawSyscall6(call, fd, uintptr(p), third, fourth, 0, 0)
 	return int(n), asError(errno)
@@ -64,14 +64,16 @@ func asError(errno unix.Errno) error {
 	return nil
 }
 
-// addEntropy gives the kernel's generator b, and has it reseed: random.c, RNDADDENTROPY takes the number
-// of bits and of bytes, then the bytes.
+// addEntropy adds b to the kernel's random number generator and makes it reseed. RNDADDENTROPY of random.c takes the
+// number of bits and of bytes, then the bytes.
 func addEntropy(fd int, b []byte) error {
 	arg := make([]byte, 8, 8+len(b))
 	binary.NativeEndian.PutUint32(arg, uint32(8*len(b)))
 	binary.NativeEndian.PutUint32(arg[4:], uint32(len(b)))
 	arg = append(arg, b...)
-	if _, _, errno := unix.RawSyscall(unix.SYS_IOCTL, uintptr(fd), unix.RNDADDENTROPY, uintptr(unsafe.Pointer(unsafe.SliceData(arg)))); errno != 0 {
+	_, _, errno := unix.RawSyscall(unix.SYS_IOCTL, uintptr(fd), unix.RNDADDENTROPY,
+		uintptr(unsafe.Pointer(unsafe.SliceData(arg))))
+	if errno != 0 {
 		return fmt.Errorf("add entropy: %w", errno)
 	}
 	if _, _, errno := unix.RawSyscall(unix.SYS_IOCTL, uintptr(fd), unix.RNDRESEEDCRNG, 0); errno != 0 {

@@ -11,7 +11,7 @@ import (
 // diskPatience is how many milliseconds a disk may take to appear.
 const diskPatience = 30_000
 
-// mountFlags are the options that the kernel takes as flags; it reads all others as text.
+// mountFlags are the mount options that the kernel takes as flags. It takes all others as text.
 var mountFlags = map[string]uintptr{
 	"defaults": 0, "rw": 0, "ro": unix.MS_RDONLY, "noatime": unix.MS_NOATIME, "nodiratime": unix.MS_NODIRATIME,
 	"relatime": unix.MS_RELATIME, "lazytime": unix.MS_LAZYTIME, "nodev": unix.MS_NODEV, "nosuid": unix.MS_NOSUID,
@@ -25,7 +25,7 @@ func (*Linux) Mount(device, dir string, options []string) error {
 		if waited > diskPatience {
 			return fmt.Errorf("disk %s does not appear", device)
 		}
-		_, _ = unix.Poll(nil, step) // only to let time pass
+		_, _ = unix.Poll(nil, step) // sleeps
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make %s: %w", dir, err)
@@ -49,7 +49,7 @@ func (*Linux) Mount(device, dir string, options []string) error {
 	return nil
 }
 
-// mounted tells whether what is at dir is on a device.
+// mounted reports whether the file system at dir is on a device.
 func mounted(device, dir string) bool {
 	var dev, at unix.Stat_t
 	return unix.Stat(device, &dev) == nil && unix.Stat(dir, &at) == nil && dev.Rdev == at.Dev

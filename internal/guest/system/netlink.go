@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// message is a netlink request under construction. The kernel's byte order is the machine's.
+// message is a netlink request under construction, in the machine's byte order.
 type message []byte
 
 func newMessage(kind, flags uint16) message {
@@ -33,7 +33,7 @@ func (m *message) attribute(kind uint16, value []byte) {
 	}
 }
 
-// configure gives a card its address as the only one of its family, its default route and MTU.
+// configure gives a card its address as the only one of its family, a default route and the MTU.
 func configure(link string, n Network) error {
 	card, err := net.InterfaceByName(link)
 	if err != nil {
@@ -43,7 +43,7 @@ func configure(link string, n Network) error {
 	if err != nil {
 		return fmt.Errorf("open netlink: %w", err)
 	}
-	defer func() { _ = unix.Close(fd) }() // every answer was read
+	defer func() { _ = unix.Close(fd) }() // every reply was read
 	if err := removeOthers(fd, card, n.Address); err != nil {
 		return err
 	}
@@ -62,7 +62,7 @@ func configure(link string, n Network) error {
 	return nil
 }
 
-// removeOthers removes addresses of the same family that the card should not have.
+// removeOthers removes all other addresses of the same family from the card.
 func removeOthers(fd int, card *net.Interface, keep netip.Prefix) error {
 	have, err := card.Addrs()
 	if err != nil {
@@ -120,7 +120,7 @@ func defaultRoute(index int, gateway netip.Addr) message {
 	return m
 }
 
-// request sends m and waits for the kernel's answer to it.
+// request sends m and waits for the kernel's reply to it.
 func request(fd int, m message) error {
 	binary.NativeEndian.PutUint32(m, uint32(len(m)))
 	if err := unix.Sendto(fd, m, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
@@ -132,7 +132,7 @@ func request(fd int, m message) error {
 		return err
 	}
 	if n < unix.NLMSG_HDRLEN+4 || binary.NativeEndian.Uint16(buf[4:]) != unix.NLMSG_ERROR {
-		return fmt.Errorf("netlink answered %d bytes", n)
+		return fmt.Errorf("netlink reply has %d bytes, too few for an acknowledgement", n)
 	}
 	if code := int32(binary.NativeEndian.Uint32(buf[unix.NLMSG_HDRLEN:])); code != 0 {
 		return unix.Errno(-code)
@@ -150,6 +150,6 @@ func LinkUp(name string) error {
 	if err != nil {
 		return fmt.Errorf("open netlink: %w", err)
 	}
-	defer func() { _ = unix.Close(fd) }() // every answer was read
+	defer func() { _ = unix.Close(fd) }() // every reply was read
 	return request(fd, linkUp(card.Index, 0))
 }

@@ -14,11 +14,11 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// tick is the unit of /proc/stat: USER_HZ, which is 100 on all Linux that we know.
+// tick is the unit of /proc/stat, USER_HZ: 100 per second on all known Linux systems.
 const tick = 10 * time.Millisecond
 
-// Stats reads the machine's numbers from proc, its /proc, and of the file system at root. A number that
-// the kernel does not tell is 0.
+// Stats reads the machine's statistics from proc, its /proc, and from the file system at root. A number that the
+// kernel does not report is 0.
 func Stats(proc, root string) (guestapi.Stats, error) {
 	s := guestapi.Stats{CPUs: runtime.NumCPU(), Time: time.Now()}
 	mem, err := os.ReadFile(path.Join(proc, "meminfo"))
@@ -33,7 +33,7 @@ func Stats(proc, root string) (guestapi.Stats, error) {
 	s.DiskTotal = int64(fs.Blocks) * fs.Bsize
 	s.DiskUsed = int64(fs.Blocks-fs.Bfree) * fs.Bsize
 	read := func(name string) string {
-		b, _ := os.ReadFile(path.Join(proc, name)) // a kernel without it says nothing
+		b, _ := os.ReadFile(path.Join(proc, name)) // a kernel without the file reports nothing
 		return string(b)
 	}
 	s.CPUBusy = busy(read("stat"))
@@ -68,7 +68,7 @@ func memory(s *guestapi.Stats, text string) {
 	}
 }
 
-// busy adds up the first line of /proc/stat without idle and iowait.
+// busy returns the time of the first line of /proc/stat without idle and iowait.
 func busy(text string) time.Duration {
 	line, _, _ := strings.Cut(text, "\n")
 	var sum int64
@@ -82,7 +82,7 @@ func busy(text string) time.Duration {
 	return time.Duration(sum) * tick
 }
 
-// traffic adds up all devices but loopback.
+// traffic returns the bytes of all devices except loopback.
 func traffic(text string) (rx, tx int64) {
 	for line := range strings.Lines(text) {
 		name, rest, ok := strings.Cut(line, ":")

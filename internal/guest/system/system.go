@@ -1,11 +1,10 @@
-// Package system makes a machine the one it is meant to be, freezes and thaws its workload, and tells its
-// numbers.
+// Package system gives a machine its identity, freezes and thaws its workload, and reports its statistics.
 //
-// It owns the machine's identity and the control group of the workload. It touches the system only
-// through System, so that its order of steps can be tested anywhere.
+// It owns the machine's identity and the cgroup of the workload. It accesses the system only through System, so that
+// the order of its steps can be tested anywhere.
 //
-// Restore is fail closed: the first step that fails ends it, and the workload stays frozen. What a step
-// finds as it should be it leaves alone, since every write costs a restored machine time.
+// Restore fails closed: the first step that fails ends it, and the workload stays frozen. A step changes nothing that
+// is as it should be, since every write costs a restored machine time.
 //
 // Methods are called one at a time; Restore, Freeze and Thaw take a lock for it.
 package system
@@ -27,51 +26,52 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// System is what a machine's identity is made of. Paths are absolute.
+// System is the set of operations that make up a machine's identity. Paths are absolute.
 type System interface {
 	AddEntropy(b []byte) error // mixes b in, credits it, and reseeds at once
 	SetClock(t time.Time) error
 	SetHostname(name string) error
 	ReadFile(path string) ([]byte, error)
-	// WriteFile replaces what is at path by a file with the given mode; it makes missing parents.
+	// WriteFile replaces the file at path by one with the given content and mode. It makes missing parents.
 	WriteFile(path string, content []byte, mode uint32) error
 	SetBootID(id string) error
 	SetNetwork(n Network) error
-	GrowRoot() error // to the size of its disk, which may be the size it has
-	// Mount mounts the ext4 file system of a disk, which may take a moment to appear, over a directory that is
+	GrowRoot() error // grows to the size of its disk, which may be the current size
+	// Mount mounts the ext4 file system of a disk over a directory, which it makes if it is missing. The disk may
+	// take a moment to appear. A disk that is already mounted there is not an error.
 	// made if it is missing. One that is mounted there already is fine.
 	Mount(device, dir string, options []string) error
 	Sync()
 }
 
-// Network is a guestapi.Network, checked.
+// Network is a guestapi.Network that was validated.
 type Network struct {
 	Address netip.Prefix
 	Gateway netip.Addr // not valid: none
-	MTU     int        // 0: as it is
+	MTU     int        // 0: unchanged
 }
 
-// Workload freezes and thaws all processes but the agent.
+// Workload freezes and thaws all processes except the agent.
 type Workload interface {
 	Freeze(ctx context.Context) error
 	Thaw(ctx context.Context) error
 }
 
-// Forks can be held while the workload is frozen.
+// Forks stops the start of processes while the workload is frozen.
 type Forks interface {
 	Hold()
 	Release()
 	SetDefaults(env map[string]string, user string)
 }
 
-// Control is the identity of one machine.
+// Control restores, freezes and thaws one machine.
 type Control struct {
 	sys      System
 	workload Workload
 	forks    Forks
 
 	mu   sync.Mutex
-	last guestapi.Identity // restored
+	last guestapi.Identity // as restored
 }
 
 // New returns the control of a machine that has no identity yet.
@@ -79,7 +79,7 @@ func New(sys System, workload Workload, forks Forks) *Control {
 	return &Control{sys: sys, workload: workload, forks: forks}
 }
 
-// Freeze stops the workload; see guestapi.Guest. When it fails the workload goes on.
+// Freeze stops the workload; see guestapi.Guest. If it fails, the workload continues to run.
 func (c *Control) Freeze(ctx context.Context, sync bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -95,7 +95,7 @@ func (c *Control) Freeze(ctx context.Context, sync bool) error {
 	return nil
 }
 
-// Thaw lets the workload go on.
+// Thaw lets the workload run again.
 func (c *Control) Thaw(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -110,7 +110,7 @@ func (c *Control) thaw(ctx context.Context) error {
 	return nil
 }
 
-// Restore makes the machine the one of id and thaws the workload; see guestapi.Backend.
+// Restore gives the machine the identity id and thaws the workload; see guestapi.Backend.
 func (c *Control) Restore(ctx context.Context, id guestapi.Identity) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -123,7 +123,7 @@ func (c *Control) Restore(ctx context.Context, id guestapi.Identity) error {
 	}
 	for _, step := range steps {
 		if err := step.do(&id); err != nil {
-			c.last = guestapi.Identity{} // nobody knows what holds now
+			c.last = guestapi.Identity{} // the state is unknown after a failure
 			return fmt.Errorf("set %s: %w", step.name, err)
 		}
 	}
@@ -162,7 +162,7 @@ func (c *Control) hostname(id *guestapi.Identity) error {
 	if err := c.sys.WriteFile("/etc/hostname", []byte(id.Hostname+"\n"), 0o644); err != nil {
 		return err
 	}
-	old, _ := c.sys.ReadFile("/etc/hosts") // none is as good as an empty one
+	old, _ := c.sys.ReadFile("/etc/hosts") // a missing file counts as empty
 	return c.sys.WriteFile("/etc/hosts", hosts(string(old), id.Hostname), 0o644)
 }
 
@@ -177,7 +177,7 @@ func validHostname(s string) bool {
 	return len(s) <= 63
 }
 
-// hosts keeps what is in /etc/hosts but for the line of the machine itself.
+// hosts returns the content of /etc/hosts with the line of the machine itself replaced.
 func hosts(old, name string) []byte {
 	const mine = "127.0.1.1"
 	var b strings.Builder
@@ -202,14 +202,14 @@ func (c *Control) machineID(id *guestapi.Identity) error {
 	return c.sys.WriteFile("/etc/machine-id", []byte(MachineID(id.MachineID)+"\n"), 0o444)
 }
 
-// MachineID is the content of /etc/machine-id of a machine: 32 hexadecimal digits.
+// MachineID returns the content of /etc/machine-id for a machine: 32 hexadecimal digits.
 func MachineID(machine string) string {
 	h := fnv.New128a()
 	_, _ = h.Write([]byte("pandastack " + machine)) // a hash never fails
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// bootID makes a random one of the entropy that the host sent for it, so that no two copies share it.
+// bootID sets a random boot ID, made from the entropy that the host sent for it, so that no two copies share one.
 func (c *Control) bootID(id *guestapi.Identity) error {
 	if len(id.Entropy) == 0 {
 		return nil
@@ -265,7 +265,8 @@ func (c *Control) disk(id *guestapi.Identity) error {
 	return c.sys.GrowRoot()
 }
 
-// mounts puts the disks beside the root disk where they belong. Without them programs would write where it is lost.
+// mounts mounts the disks other than the root disk. Without them programs would write to the root disk, where the
+// data is lost.
 func (c *Control) mounts(id *guestapi.Identity) error {
 	for _, m := range id.Mounts {
 		if m.Disk < 1 || m.Disk > 'z'-'a' || !path.IsAbs(m.Dir) || path.Clean(m.Dir) == "/" {

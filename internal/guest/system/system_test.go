@@ -97,34 +97,35 @@ func identity() guestapi.Identity {
 func TestRestoreDoesEveryStep(t *testing.T) {
 	f, c := newFake()
 	if err := c.Freeze(t.Context(), true); err != nil || !f.frozen || !f.held {
-		t.Fatalf("freeze: %v, %+v", err, f)
+		t.Fatalf("Freeze: got error %v, state %+v", err, f)
 	}
 	if err := c.Restore(t.Context(), identity()); err != nil {
 		t.Fatal(err)
 	}
 	want := []string{"freeze", "sync", "entropy 64", "clock 1795000000", "hostname panda-1", "write /etc/hostname 644",
 		"write /etc/hosts 644", "write /etc/machine-id 444", "boot id", "network 192.168.241.2/29 192.168.241.1 1400",
-		"write /etc/resolv.conf 644", "grow", "mount /dev/vdb /data [noatime]", "mount /dev/vdc /more []", "write /run/token 644", "thaw"}
+		"write /etc/resolv.conf 644", "grow", "mount /dev/vdb /data [noatime]", "mount /dev/vdc /more []",
+		"write /run/token 644", "thaw"}
 	if !slices.Equal(f.steps, want) {
-		t.Errorf("steps\n%q, want\n%q", f.steps, want)
+		t.Errorf("got steps\n%q, want\n%q", f.steps, want)
 	}
 	if f.frozen || f.held || f.user != "user" || f.env["A"] != "b" {
-		t.Errorf("afterwards: %+v", f)
+		t.Errorf("after the restore: got state %+v", f)
 	}
 	if f.files["/etc/hosts"] != "127.0.0.1 localhost\n10.0.0.1 mine\n127.0.1.1\tpanda-1\n" ||
 		f.files["/etc/resolv.conf"] != "nameserver 9.9.9.9\n" {
-		t.Errorf("files: %q", f.files)
+		t.Errorf("got files %q", f.files)
 	}
 	if !regexp.MustCompile(`^[0-9a-f]{32}\n$`).MatchString(f.files["/etc/machine-id"]) {
-		t.Errorf("machine id %q", f.files["/etc/machine-id"])
+		t.Errorf("got machine ID %q", f.files["/etc/machine-id"])
 	}
 	if !regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`).
 		MatchString(f.bootID[0]) {
-		t.Errorf("boot id %q", f.bootID[0])
+		t.Errorf("got boot ID %q", f.bootID[0])
 	}
 }
 
-// TestHazards walks the table of what two copies of one machine must not share.
+// TestHazards checks every value that two copies of one machine must not share.
 func TestHazards(t *testing.T) {
 	f, c := newFake()
 	first, second := identity(), identity()
@@ -157,12 +158,12 @@ func TestHazards(t *testing.T) {
 	}
 	for _, step := range f.steps {
 		if strings.HasPrefix(step, "network") || strings.HasPrefix(step, "write /etc") {
-			t.Errorf("a machine that woke as itself paid for %q", step)
+			t.Errorf("a restore as the same machine repeated step %q", step)
 		}
 	}
 }
 
-// TestRestoreFailsClosed: whichever step fails, the workload does not go on.
+// TestRestoreFailsClosed checks that the workload stays frozen, whichever step fails.
 func TestRestoreFailsClosed(t *testing.T) {
 	for _, step := range []string{"entropy", "clock", "hostname", "write /etc/hostname", "write /etc/hosts",
 		"write /etc/machine-id", "boot id", "network", "write /etc/resolv.conf", "grow", "write /run/token", "thaw"} {
@@ -172,19 +173,19 @@ func TestRestoreFailsClosed(t *testing.T) {
 		}
 		f.failAt = step
 		if err := c.Restore(t.Context(), identity()); err == nil {
-			t.Errorf("%s failed, and restore did not", step)
+			t.Errorf("step %s failed, but Restore returned no error", step)
 		}
 		if !f.frozen || !f.held {
-			t.Errorf("%s failed, and the workload goes on", step)
+			t.Errorf("step %s failed, but the workload runs", step)
 		}
 		f.failAt = ""
 		if err := c.Restore(t.Context(), identity()); err != nil || f.frozen || f.held {
-			t.Errorf("again after %s: %v, %+v", step, err, f)
+			t.Errorf("second Restore after a failure of %s: got error %v, state %+v", step, err, f)
 		}
 	}
 }
 
-func TestRestoreRefusesNonsense(t *testing.T) {
+func TestRestoreRefusesInvalidIdentities(t *testing.T) {
 	for name, spoil := range map[string]func(*guestapi.Identity){
 		"host name":  func(i *guestapi.Identity) { i.Hostname = "a b" },
 		"long name":  func(i *guestapi.Identity) { i.Hostname = strings.Repeat("x", 64) },
@@ -199,7 +200,7 @@ func TestRestoreRefusesNonsense(t *testing.T) {
 		spoil(&id)
 		_ = c.Freeze(t.Context(), false)
 		if err := c.Restore(t.Context(), id); !errors.Is(err, guestapi.ErrInvalid) || !f.frozen {
-			t.Errorf("%s: %v, frozen %v", name, err, f.frozen)
+			t.Errorf("%s: got error %v, frozen %v", name, err, f.frozen)
 		}
 	}
 }
@@ -208,7 +209,7 @@ func TestFreezeThatFailsThaws(t *testing.T) {
 	f, c := newFake()
 	f.failAt = "freeze"
 	if err := c.Freeze(t.Context(), true); err == nil || f.frozen || f.held {
-		t.Errorf("%v, %+v", err, f)
+		t.Errorf("got error %v, state %+v", err, f)
 	}
 }
 
@@ -216,12 +217,12 @@ func TestStatsOfThisMachine(t *testing.T) {
 	s, err := Stats("/proc", "/")
 	if err != nil || s.MemTotal < 1<<20 || s.MemAvailable <= 0 || s.DiskTotal <= 0 || s.CPUBusy <= 0 || s.Uptime <= 0 ||
 		s.Processes <= 0 {
-		t.Errorf("%+v, %v", s, err)
+		t.Errorf("Stats: got %+v, %v", s, err)
 	}
 }
 
-// TestNothingIsTakenForGrantedAfterAFailure: what a failed restore may have changed is set again.
-func TestNothingIsTakenForGrantedAfterAFailure(t *testing.T) {
+// TestStateIsUnknownAfterAFailure checks that a restore sets again every value that a failed one may have changed.
+func TestStateIsUnknownAfterAFailure(t *testing.T) {
 	f, c := newFake()
 	first, second := identity(), identity()
 	second.Hostname = "panda-2"
@@ -230,10 +231,10 @@ func TestNothingIsTakenForGrantedAfterAFailure(t *testing.T) {
 	}
 	f.failAt = "boot id"
 	if err := c.Restore(t.Context(), second); err == nil {
-		t.Fatal("restore went well")
+		t.Fatal("Restore succeeded, want an error")
 	}
 	f.failAt, f.steps = "", nil
 	if err := c.Restore(t.Context(), first); err != nil || !slices.Contains(f.steps, "hostname panda-1") {
-		t.Errorf("%v, steps %q", err, f.steps)
+		t.Errorf("second Restore: got error %v, steps %q", err, f.steps)
 	}
 }
