@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"reflect"
 	"strconv"
 	"strings"
 
@@ -33,94 +32,6 @@ type Builds interface {
 	) error
 	Cancel(ctx context.Context, p auth.Principal, id api.BuildID) (api.Build, error)
 	Retry(ctx context.Context, p auth.Principal, id api.BuildID, who *api.RegistryAuth) (api.Build, error)
-}
-
-func templateRoutes() []route {
-	const tag, one, builds = "templates", "/v1/templates/{template}", "/v1/templates/builds"
-	return []route{
-		{"GET", "/v1/templates", user, tag, "List templates", nil, jsonOut(200, listTemplates), false},
-		{
-			"POST",
-			"/v1/templates/build",
-			user,
-			tag,
-			"Build a template; also a multipart form with the files of a context, or rootfs",
-			nil,
-			bound{
-				in:     reflect.TypeFor[api.BuildRequest](),
-				out:    reflect.TypeFor[api.Build](),
-				status: 202,
-				handle: startBuild,
-			},
-			false,
-		},
-		{
-			"POST",
-			boxes + "/{sandbox}/bake-image",
-			user,
-			tag,
-			"Make a template of a sandbox's disk; 202 if that takes longer than the caller waits",
-			nil,
-			bound{
-				in:     reflect.TypeFor[api.BakeImageRequest](),
-				out:    reflect.TypeFor[api.BakedImage](),
-				status: 201,
-				handle: bakeImage,
-			},
-			false,
-		},
-		{
-			"GET",
-			builds,
-			user,
-			tag,
-			"List builds, newest first",
-			[]param{{"template", "string", "Only of this template."}},
-			jsonOut(200, listBuilds),
-			false,
-		},
-		{"GET", builds + "/{build}", user, tag, "Get a build", nil, jsonOut(200, getBuild), false},
-		{
-			"GET",
-			builds + "/{build}/logs",
-			user,
-			tag,
-			"What a build says; events line, then done; Last-Event-ID goes on where a stream was cut",
-			[]param{
-				{
-					"follow",
-					"string",
-					"1: until the build has ended.",
-				}, {"after", "integer", "Only lines with higher numbers."}},
-			raw(sse, buildLogs),
-			false,
-		},
-		{"POST", builds + "/{build}/cancel", user, tag, "End a build", nil, jsonOut(200, cancelBuild), false},
-		{
-			"POST",
-			builds + "/{build}/retry",
-			user,
-			tag,
-			"Build once more what failed",
-			nil,
-			jsonInOut(202, retryBuild),
-			false,
-		},
-		{"GET", one, user, tag, "Get a template; name:tag is a version of it", nil, jsonOut(200, getTemplate), false},
-		{"DELETE", one, user, tag, "Delete a built template; its sandboxes go on", nil, noContent(deleteTemplate), false},
-		{"POST", one + "/tags", user, tag, "Let tags mean a version", nil, jsonInOut(200, putTags), false},
-		{"DELETE", one + "/tags/{tag}", user, tag, "Remove a tag", nil, noContent(removeTag), false},
-		{
-			"POST",
-			one + "/bake",
-			user,
-			tag,
-			"Begin to bake a template, or join a bake",
-			nil,
-			jsonInOut(202, bakeTemplate),
-			false,
-		},
-	}
 }
 
 func (rq *request) builds() (Builds, error) {
