@@ -12,6 +12,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/metricshistory"
+	"github.com/pandastack/pandastack/internal/control/sandbox"
 	"github.com/pandastack/pandastack/internal/ingress/e2b/control"
 	"github.com/pandastack/pandastack/internal/ingress/e2b/envd"
 	"github.com/pandastack/pandastack/internal/ingress/e2b/interpreter"
@@ -48,7 +49,7 @@ type Protocol struct {
 // New returns a Protocol. runner runs code cells and may be shared with other APIs.
 func New(
 	cfg Config,
-	sandboxes control.Sandboxes,
+	sandboxes *sandbox.Service,
 	templates control.Templates,
 	keys control.Keys,
 	runner *repl.Runner,

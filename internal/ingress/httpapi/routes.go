@@ -69,7 +69,9 @@ func del(pattern, summary string, e endpoint, query ...param) route {
 	return newRoute(http.MethodDelete, pattern, summary, e, query)
 }
 
-func anyMethod(pattern, summary string, e endpoint) route { return newRoute("", pattern, summary, e, nil) }
+func anyMethod(pattern, summary string, e endpoint) route {
+	return newRoute("", pattern, summary, e, nil)
+}
 
 // withAccess changes who may call a route.
 func withAccess(a access, rt route) route {

@@ -23,37 +23,10 @@ import (
 	"time"
 
 	"github.com/pandastack/pandastack/api"
-	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/metricshistory"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
 )
-
-// Sandboxes are the verbs that this face needs; sandbox.Service has them.
-type Sandboxes interface {
-	Create(ctx context.Context, p auth.Principal, req api.CreateRequest) (api.Sandbox, error)
-	List(ctx context.Context, p auth.Principal, f api.SandboxFilter) (sandbox.Page, error)
-	Get(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
-	Delete(ctx context.Context, p auth.Principal, id api.SandboxID) error
-	Hibernate(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
-	Stop(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
-	Wake(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
-	Resume(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
-	Fork(ctx context.Context, p auth.Principal, id api.SandboxID, req api.ForkRequest) (api.ForkResponse, error)
-	SetLifecycle(
-		ctx context.Context,
-		p auth.Principal,
-		id api.SandboxID,
-		patch api.LifecyclePatch,
-	) (api.Lifecycle, error)
-	SetNetwork(ctx context.Context, p auth.Principal, id api.SandboxID, n api.Network) (api.Network, error)
-	TakeSnapshot(ctx context.Context, p auth.Principal, id api.SandboxID, req api.SnapshotRequest) (api.Snapshot, error)
-	Snapshots(ctx context.Context, p auth.Principal, f api.SnapshotFilter) (sandbox.SnapshotPage, error)
-	DeleteSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) error
-	Logs(ctx context.Context, p auth.Principal, id api.SandboxID) (sandbox.Logs, error)
-	Guest(ctx context.Context, p auth.Principal, id api.SandboxID) (guestapi.Guest, error)
-	Usage(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Usage, error)
-}
 
 // Templates are what this face needs of templates; template.Service has it.
 type Templates interface {
@@ -82,7 +55,7 @@ type Config struct {
 // Server answers the control API.
 type Server struct {
 	cfg       Config
-	sandboxes Sandboxes
+	sandboxes *sandbox.Service
 	templates Templates
 	keys      Keys
 	mux       *http.ServeMux
@@ -92,7 +65,7 @@ type Server struct {
 }
 
 // New makes a server; a short secret is an error.
-func New(cfg Config, sandboxes Sandboxes, templates Templates, keys Keys) (*Server, error) {
+func New(cfg Config, sandboxes *sandbox.Service, templates Templates, keys Keys) (*Server, error) {
 	if len(cfg.Secret) < 32 {
 		return nil, fmt.Errorf("e2bapi: the secret has %d bytes, at least 32 are needed", len(cfg.Secret))
 	}
