@@ -45,7 +45,7 @@ func (n *node) driver(ctx context.Context) (vmm.Driver, error) {
 
 // hand says who opens taps by their names; nil for a driver that is given them open.
 func (n *node) hand(driver vmm.Driver, cell *jail.Manager) func(slot int) (uid, gid int) {
-	if !driver.Capabilities().OpensTapByName {
+	if !driver.Capabilities().NIC.OpensTapByName {
 		return nil
 	}
 	return n.owner(cell)

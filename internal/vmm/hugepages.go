@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// HugePageBytes is the size of the pages of Spec.HugePages.
+// HugePageBytes is the size of the pages that Spec.HugePages asks for.
 const HugePageBytes = 2 << 20
 
-// ReadHugePages tells how many bytes of huge pages this host keeps ready, in use or not.
+// ReadHugePages returns how many bytes of huge pages this host reserves, in use or not.
 func ReadHugePages() (int64, error) {
 	text, err := os.ReadFile("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
 	if err != nil {

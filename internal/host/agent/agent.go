@@ -117,7 +117,7 @@ func (h *Host) Open(ctx context.Context) error {
 	baker, err := bake.New(bake.Config{
 		Dir: filepath.Join(h.cfg.DataDir, "bake"), Recipes: h.cfg.Recipes, Machines: machines, Store: store,
 		Platform: h.deps.Platform, Rewrite: h.deps.Rewrite, Clone: deps.Disks.Clone, Log: h.deps.Log,
-		Share: h.deps.Share, PunchPages: h.deps.PunchPages, JITWarmup: deps.Driver.Capabilities().Checkpoints, IsWarmedUp: checkpointStatus(deps.Driver),
+		Share: h.deps.Share, PunchPages: h.deps.PunchPages, JITWarmup: deps.Driver.Capabilities().Capture.Checkpoints, IsWarmedUp: checkpointStatus(deps.Driver),
 	})
 	if err != nil {
 		return err

@@ -105,8 +105,8 @@ func (h *fakeDriver) Capabilities() vmm.Capabilities {
 		Accelerator: vmm.None,
 		Snapshot:    true,
 		LiveFork:    true,
-		HugePages:   true,
-		DiskRates:   !h.noDiskRates,
+		Memory:      vmm.MemoryFeatures{HugePages: true},
+		Disks:       vmm.DiskFeatures{Rates: !h.noDiskRates},
 	}
 }
 

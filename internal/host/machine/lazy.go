@@ -74,7 +74,7 @@ func (m *Manager) attachLazy(ctx context.Context, op *operation, mc *machine, sn
 // reserveHugePages has a machine's memory made of huge pages, if those that the host keeps ready suffice for all of it beside
 // all of the other machines': a monitor that finds none when it touches its memory is killed.
 func (m *Manager) reserveHugePages(op *operation, mc *machine) error {
-	if m.cfg.HugeMemory == nil || !m.deps.Driver.Capabilities().HugePages {
+	if m.cfg.HugeMemory == nil || !m.deps.Driver.Capabilities().Memory.HugePages {
 		return nil
 	}
 	left, err := m.cfg.HugeMemory()

@@ -21,7 +21,7 @@ func (m *Manager) checkLimits(l hostapi.Limits) error {
 	if err := l.Check(m.cfg.Limits); err != nil {
 		return err
 	}
-	if c := m.deps.Driver.Capabilities(); diskRate(l) != (vmm.Rate{}) && !c.DiskRates {
+	if c := m.deps.Driver.Capabilities(); diskRate(l) != (vmm.Rate{}) && !c.Disks.Rates {
 		return unsupported("bound what goes through disks", c)
 	}
 	return nil

@@ -130,7 +130,7 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 		deps.Disks == nil || deps.Store == nil || deps.Link == nil {
 		return nil, errors.New("machine: directory, driver, network, groups, disks, store and link are required")
 	}
-	if c := deps.Driver.Capabilities(); diskRate(cfg.Limits) != (vmm.Rate{}) && !c.DiskRates {
+	if c := deps.Driver.Capabilities(); diskRate(cfg.Limits) != (vmm.Rate{}) && !c.Disks.Rates {
 		return nil, fmt.Errorf(
 			"machine: %w",
 			&vmm.UnsupportedError{Op: "bound what goes through disks", Driver: c.Name},

@@ -172,7 +172,6 @@ func (m *Manager) recoverHibernated(ctx context.Context, op *operation, mc *mach
 	if mc.rec.Base != "" {
 		reason = "the host ended just after it woke: its memory is lost"
 	}
-	mc.set(func() { mc.rec.State = waking }) // the only way from hibernated to failed
 	return m.setFailed(ctx, op, mc, reason)
 }
 

@@ -230,7 +230,7 @@ func (s startPlan) forWarmMonitor() startPlan {
 // plan returns how much memory a new machine has. Memory beyond the snapshot's comes in pairs of MiB.
 func (w memoryRequest) plan(can vmm.Capabilities) (int, error) {
 	most, ask := w.have, w.ask
-	if can.MemoryHotplug {
+	if can.Memory.Hotplug {
 		most = max(w.have, w.most)
 	}
 	switch {

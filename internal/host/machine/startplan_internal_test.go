@@ -12,7 +12,7 @@ import (
 func TestPlanStart(t *testing.T) {
 	all := vmm.Capabilities{Name: "all", Snapshot: true, LiveFork: true}
 	none := vmm.Capabilities{Name: "none"}
-	more := vmm.Capabilities{Name: "more", Snapshot: true, MemoryHotplug: true}
+	more := vmm.Capabilities{Name: "more", Snapshot: true, Memory: vmm.MemoryFeatures{Hotplug: true}}
 	const (
 		provisioned = "admit directory slot cgroup disks "
 		loaded      = "prepare start load confirm publish"

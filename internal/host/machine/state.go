@@ -28,7 +28,7 @@ var transitions = map[state][]state{
 	running:     {paused, hibernating, failed, destroying},
 	paused:      {running, hibernating, failed, destroying},
 	hibernating: {hibernated, running, paused, failed, destroying},
-	hibernated:  {waking, destroying},
+	hibernated:  {waking, failed, destroying},
 	waking:      {running, hibernated, failed, destroying},
 	failed:      {waking, destroying},
 	destroying:  {},

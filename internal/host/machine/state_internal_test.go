@@ -11,7 +11,7 @@ func TestStatePairs(t *testing.T) {
 	want := []string{
 		"creating>destroying", "creating>running",
 		"failed>destroying", "failed>waking",
-		"hibernated>destroying", "hibernated>waking",
+		"hibernated>destroying", "hibernated>failed", "hibernated>waking",
 		"hibernating>destroying", "hibernating>failed", "hibernating>hibernated", "hibernating>paused", "hibernating>running",
 		"paused>destroying", "paused>failed", "paused>hibernating", "paused>running",
 		"running>destroying", "running>failed", "running>hibernating", "running>paused",

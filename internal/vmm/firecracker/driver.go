@@ -148,8 +148,11 @@ func (d *Driver) captureName() string {
 func (d *Driver) Capabilities() vmm.Capabilities {
 	return vmm.Capabilities{
 		Name: driverName, Version: d.version.String(), Accelerator: vmm.KVM, Isolation: "microvm",
-		Snapshot: true, LiveFork: true, CaptureClosesChannel: true, OpensTapByName: true, ServesPageFaults: true, DiskRates: true, NICRates: true, HugePages: d.version.AtLeast(1, 17),
-		MemoryHotplug: true, DiskHotplug: true,
+		Snapshot: true, LiveFork: true,
+		Capture: vmm.CaptureFeatures{ClosesChannel: true},
+		Memory:  vmm.MemoryFeatures{ServesPageFaults: true, HugePages: d.version.AtLeast(1, 17), Hotplug: true},
+		Disks:   vmm.DiskFeatures{Rates: true, Hotplug: true},
+		NIC:     vmm.NICFeatures{OpensTapByName: true, Rates: true},
 	}
 }
 

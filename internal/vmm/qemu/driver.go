@@ -96,7 +96,9 @@ func New(ctx context.Context, config Config) (*Driver, error) {
 func (d *Driver) Capabilities() vmm.Capabilities {
 	return vmm.Capabilities{
 		Name: "qemu", Version: d.version.text, Format: machineFormat, Accelerator: d.config.Accelerator,
-		Isolation: "microvm", Snapshot: true, LiveFork: true, Checkpoints: d.checkpoints != nil, DiskRates: true,
+		Isolation: "microvm", Snapshot: true, LiveFork: true,
+		Capture: vmm.CaptureFeatures{Checkpoints: d.checkpoints != nil},
+		Disks:   vmm.DiskFeatures{Rates: true},
 	}
 }
 

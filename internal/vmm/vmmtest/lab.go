@@ -382,7 +382,7 @@ func (h *Host) ForkStep(t TB, m *Machine, n int, paused func(time.Duration)) []*
 // rejoin opens the channel of a machine that was captured, where a capture cuts it.
 func (h *Host) rejoin(t TB, m *Machine) {
 	t.Helper()
-	if h.Driver.Capabilities().CaptureClosesChannel {
+	if h.Driver.Capabilities().Capture.ClosesChannel {
 		must(t, m.Link.Close())
 		h.resync(t, m)
 	}

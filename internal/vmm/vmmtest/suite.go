@@ -142,7 +142,7 @@ func testProcessesLiveOn(t TB, h *Host) {
 	defer p.Close()
 	echo(t, p, "one\n")
 	child := h.Fork(t, parent, 1)[0]
-	if h.Driver.Capabilities().CaptureClosesChannel {
+	if h.Driver.Capabilities().Capture.ClosesChannel {
 		must(t, p.Close())
 		p, err = parent.Link.Attach(t.Context(), guestapi.ProcessRef{Tag: "echoer"}, guestapi.Offsets{Stdout: 4})
 		must(t, err)

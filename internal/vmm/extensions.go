@@ -1,0 +1,50 @@
+package vmm
+
+import "context"
+
+// CompatibilityChecker is a Driver that can decide from a manifest alone whether Prepare would accept an image.
+type CompatibilityChecker interface {
+	// CheckCompatible returns nil or a *MismatchError. It starts nothing.
+	CheckCompatible(ctx context.Context, m Manifest) error
+}
+
+// PreCapturer is a Machine that can do part of the work of a capture while its guest still runs.
+// The guest is stopped for less time then. A call pays right before a guest's workload is frozen; it is optional.
+type PreCapturer interface {
+	PreCapture(ctx context.Context) error
+}
+
+// ForkCapturer is a Machine that captures less, and stops its guest for less time, for machines that are known.
+type ForkCapturer interface {
+	// CaptureFor is Capture for machines that are already prepared. The capture cannot be loaded into others, nor be
+	// saved.
+	CaptureFor(ctx context.Context, into []Machine) (Capture, error)
+}
+
+// CheckpointMarker is a Machine whose monitor has state worth keeping in an image, such as a translator's code.
+type CheckpointMarker interface {
+	// MarkWarmedUp says that the guest has done what the machines of its next image will do first. That image gets a
+	// checkpoint of the monitor.
+	MarkWarmedUp()
+}
+
+// CheckpointStatus is a Driver of CheckpointMarkers.
+type CheckpointStatus interface {
+	// HasCheckpoint reports whether an image has a checkpoint of its monitor that can be used: an image may have
+	// none, or one of an earlier boot of the host.
+	HasCheckpoint(image Image) (bool, error)
+}
+
+// Reclaimer is a Machine whose guest can be asked to return memory while it runs.
+type Reclaimer interface {
+	// Reclaim asks the guest to do without mib MiB in total; 0 gives all of it back to the guest. A guest may
+	// refuse: this is a request and no limit.
+	Reclaim(ctx context.Context, mib int) error
+}
+
+// MetadataSetter is a Machine whose guest can query its monitor for metadata, as guests of clouds do.
+type MetadataSetter interface {
+	// SetMetadata sets the document that the guest gets: a JSON object, which replaces the one before. If it is set
+	// before Load, the guest finds it with its first instruction.
+	SetMetadata(ctx context.Context, document []byte) error
+}
