@@ -2,9 +2,9 @@ package vmm
 
 import "context"
 
-// CompatibilityChecker is a Driver that can decide from a manifest alone whether Prepare would accept an image.
+// CompatibilityChecker is a Driver that can check a manifest without starting a monitor.
 type CompatibilityChecker interface {
-	// CheckCompatible returns nil or a *MismatchError. It starts nothing.
+	// CheckCompatible returns nil if Prepare would accept an image with the manifest, or else a *MismatchError.
 	CheckCompatible(ctx context.Context, m Manifest) error
 }
 
@@ -14,14 +14,15 @@ type PreCapturer interface {
 	PreCapture(ctx context.Context) error
 }
 
-// ForkCapturer is a Machine that captures less, and stops its guest for less time, for machines that are known.
+// ForkCapturer is a Machine whose captures are smaller when the machines to load them are known.
+// The guest is stopped for less time.
 type ForkCapturer interface {
 	// CaptureFor is Capture for machines that are already prepared. The capture cannot be loaded into others, nor be
 	// saved.
 	CaptureFor(ctx context.Context, into []Machine) (Capture, error)
 }
 
-// CheckpointMarker is a Machine whose monitor has state worth keeping in an image, such as a translator's code.
+// CheckpointMarker is a Machine whose monitor has state worth keeping, such as translated code.
 type CheckpointMarker interface {
 	// MarkWarmedUp says that the guest has done what the machines of its next image will do first. That image gets a
 	// checkpoint of the monitor.

@@ -75,6 +75,7 @@ var ErrGone = errors.New("monitor has ended")
 // MismatchError says why an image cannot be restored on this host.
 type MismatchError struct{ Field, Image, Host string }
 
+// Error implements error.
 func (e *MismatchError) Error() string {
 	return fmt.Sprintf("image does not fit this host: %s is %q in the image and %q here; "+
 		"bake the template again on this host", e.Field, e.Image, e.Host)
@@ -83,4 +84,5 @@ func (e *MismatchError) Error() string {
 // UnsupportedError says that a driver does not support an operation.
 type UnsupportedError struct{ Op, Driver string }
 
+// Error implements error.
 func (e *UnsupportedError) Error() string { return fmt.Sprintf("driver %s cannot %s", e.Driver, e.Op) }
