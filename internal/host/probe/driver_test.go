@@ -93,8 +93,8 @@ func TestJailerRow(t *testing.T) {
 		words string
 	}{
 		"fits":   {"Jailer v1.17.0", probe.OK, "1.17.0"},
-		"other":  {"Jailer v1.16.0", probe.Fail, "does not fit"},
-		"faulty": {"Jailer v1.14.0", probe.Fail, "does not fit"},
+		"other":  {"Jailer v1.16.0", probe.Fail, "does not match"},
+		"faulty": {"Jailer v1.14.0", probe.Fail, "does not match"},
 		"none":   {"hello", probe.Fail, "no version"},
 	} {
 		c := monitors(t, "1.17.0", speaks)
@@ -138,10 +138,10 @@ func TestFirecrackerRow(t *testing.T) {
 		"1.12.0": {probe.Warn, "it is older than 1.15.1"},
 		"1.14.3": {probe.Warn, "it is older than 1.15.1"},
 		"1.15.0": {probe.Warn, "CVE-2026-5747"},
-		"1.15.1": {probe.Warn, "noted: the state of IA32_XSS"},
-		"1.16.0": {probe.Warn, "the host cannot reach a guest any more that was restored"},
-		"1.16.1": {probe.Warn, "the host cannot reach a guest any more that was paused and resumed"},
-		"1.16.2": {probe.Warn, "paused and resumed"},
+		"1.15.1": {probe.Warn, "noted: IA32_XSS"},
+		"1.16.0": {probe.Warn, "vsock connections to a restored guest fail"},
+		"1.16.1": {probe.Warn, "vsock connections to a guest fail after pause and resume"},
+		"1.16.2": {probe.Warn, "after pause and resume"},
 		"1.15.2": {probe.Warn, "avoided: CPU templates"},
 		"1.17.0": {probe.OK, ""},
 	} {

@@ -145,7 +145,7 @@ func delegate(dir string) error {
 func checkWritable(dir string) error {
 	probe, err := os.MkdirTemp(dir, "probe")
 	if err != nil {
-		return fmt.Errorf("make control group: %w", err)
+		return fmt.Errorf("create control group: %w", err)
 	}
 	if err := os.Remove(probe); err != nil {
 		return fmt.Errorf("remove control group: %w", err)

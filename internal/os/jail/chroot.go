@@ -109,7 +109,7 @@ func (g *Cgroup) start(spec Spec, argv []string, attr *syscall.ProcAttr) (pid in
 // checkSpec refuses requests that would weaken the jail.
 func checkSpec(spec Spec, attr *syscall.ProcAttr) error {
 	if attr.Sys == nil || attr.Sys.Credential == nil || attr.Sys.Credential.Uid == 0 || attr.Sys.Credential.Gid == 0 {
-		return errors.New("a jailed process needs a user and a group of its own")
+		return errors.New("a jailed process needs its own user and group ID, other than 0")
 	}
 	for _, fd := range attr.Files {
 		var st unix.Stat_t
@@ -117,7 +117,7 @@ func checkSpec(spec Spec, attr *syscall.ProcAttr) error {
 			return fmt.Errorf("inherited descriptor: %w", err)
 		}
 		if st.Mode&unix.S_IFMT == unix.S_IFDIR { // a process could leave the jail through it
-			return errors.New("a directory is among the inherited descriptors")
+			return errors.New("an inherited descriptor is a directory, through which the jail could be left")
 		}
 	}
 	for _, path := range append([]string{spec.Program}, spec.Data...) {
@@ -127,12 +127,12 @@ func checkSpec(spec Spec, attr *syscall.ProcAttr) error {
 	}
 	for _, b := range spec.Binds {
 		if !filepath.IsAbs(b.Target) || filepath.Clean(b.Target) != b.Target || b.Target == "/" {
-			return fmt.Errorf("bind at %q: not an absolute, clean path", b.Target)
+			return fmt.Errorf("bind target %q: not an absolute, clean path", b.Target)
 		}
 	}
 	for _, d := range spec.Devices {
 		if !knownDevice(d) {
-			return fmt.Errorf("device %s is not for jails", d)
+			return fmt.Errorf("device %s is not allowed in jails", d)
 		}
 	}
 	return nil
@@ -195,7 +195,7 @@ func (c *chrootBuilder) unshare() error {
 		flags |= unix.CLONE_NEWNET
 	}
 	if err := unix.Unshare(flags); err != nil {
-		return fmt.Errorf("make namespaces: %w", err)
+		return fmt.Errorf("create namespaces: %w", err)
 	}
 	if c.spec.Netns == nil {
 		return nil
@@ -214,14 +214,14 @@ func (c *chrootBuilder) unshare() error {
 // therefore never gets capabilities in any namespace with which it could escape.
 func (c *chrootBuilder) steps() []step {
 	return []step{
-		{"name the host", func() error { return unix.Sethostname([]byte("jail")) }},
-		{"mount a root", func() error { return mountTmpfs(chrootDir, unix.MS_NODEV, "256") }},
-		{"go there", func() error { return unix.Chdir(chrootDir) }},
-		{"place programs", c.placeTree},
-		{"place files", c.placeBinds},
-		{"place devices", c.placeDevices},
-		{"close the root", func() error { return readOnly(chrootDir) }},
-		{"close the namespace", func() error { return readOnly("/") }},
+		{"set the host name", func() error { return unix.Sethostname([]byte("jail")) }},
+		{"mount the root directory", func() error { return mountTmpfs(chrootDir, unix.MS_NODEV, "256") }},
+		{"change into the root directory", func() error { return unix.Chdir(chrootDir) }},
+		{"mount the programs", c.placeTree},
+		{"mount the files", c.placeBinds},
+		{"mount the devices", c.placeDevices},
+		{"make the root read-only", func() error { return readOnly(chrootDir) }},
+		{"make the namespace read-only", func() error { return readOnly("/") }},
 		{"change the root", func() error { return unix.Chroot(".") }},
 	}
 }

@@ -58,31 +58,31 @@ func TestJailContents(t *testing.T) {
 		done`
 	exit, said := run(t, jailed(shell(script), block.group("hold", jail.Limits{PIDs: 32}), spec))
 	if exit.Code != 0 || exit.Signal != 0 {
-		t.Fatalf("%v: %s", exit, said)
+		t.Fatalf("program in the jail: %v, output %s", exit, said)
 	}
 	lines := strings.Split(said, "\n")
 	if len(lines) != 3 || lines[1] != "given from the host" || lines[2] != "pid 1" {
-		t.Errorf("it said:\n%s", said)
+		t.Errorf("got output:\n%s\nwant 3 lines, the last two \"given from the host\" and \"pid 1\"", said)
 	}
 	roots := strings.Fields(lines[0])[1:]
 	for _, want := range []string{"/dev", "/disk", "/fixed", "/in", "/out"} {
 		if !slices.Contains(roots, want) {
-			t.Errorf("no %s among %v", want, roots)
+			t.Errorf("got root directory %v, want %s in it", roots, want)
 		}
 	}
 	for _, never := range []string{"/etc/passwd", "/home", "/proc", "/root", "/sys", "/tmp", "/var", "/run"} {
 		if slices.Contains(roots, never) {
-			t.Errorf("%s among %v", never, roots)
+			t.Errorf("got root directory %v, want no %s in it", roots, never)
 		}
 	}
 	for path, want := range map[string]string{host("out/file"): "new\n", host("disk"): "new\n"} {
 		if data, err := os.ReadFile(path); err != nil || string(data) != want {
-			t.Errorf("%s holds %q, %v", path, data, err)
+			t.Errorf("%s contains %q, %v; want %q", path, data, err, want)
 		}
 	}
 	var st unix.Stat_t
 	if err := unix.Stat(host("out/file"), &st); err != nil || st.Uid != jailedUID || st.Gid != jailedUID {
-		t.Errorf("its file is owned by %d:%d, %v", st.Uid, st.Gid, err)
+		t.Errorf("the jail's file is owned by %d:%d, %v; want %d", st.Uid, st.Gid, err, jailedUID)
 	}
 }
 
@@ -102,7 +102,7 @@ func TestForkBomb(t *testing.T) {
 		t.Fatal(err)
 	}
 	if exit, said := run(t, shell(forkBombScript, fifo)); exit.Code != 0 {
-		t.Fatalf("not even possible outside: %v, %s", exit, said)
+		t.Fatalf("outside the jail got %v, output %s; want success", exit, said)
 	}
 	block := newFixture(t, "pntbomb")
 	g := block.group("bomb", jail.Limits{PIDs: most})
@@ -112,7 +112,7 @@ func TestForkBomb(t *testing.T) {
 		t.Errorf("%v: %s", exit, said)
 	}
 	if strings.Contains(said, fmt.Sprintf("\n%d\n", most)) {
-		t.Errorf("%d may be, and there were more: %s", most, said)
+		t.Errorf("got more processes than the limit of %d: %s", most, said)
 	}
 	// When process 1 of the jail exits, the kernel kills all others.
 	await(t, "all processes of the jail have exited", func() (bool, error) {
@@ -124,7 +124,7 @@ func TestForkBomb(t *testing.T) {
 func TestMemoryHog(t *testing.T) {
 	const bytes = 256 << 20
 	if exit, said := run(t, command(t, "hog", fmt.Sprint(bytes))); exit.Code != 0 {
-		t.Fatalf("not even possible outside: %v, %s", exit, said)
+		t.Fatalf("outside the jail got %v, output %s; want success", exit, said)
 	}
 	block := newFixture(t, "pnthog")
 	g := block.group("hog", jail.Limits{MemoryMax: 64 << 20, PIDs: 64})
@@ -133,7 +133,7 @@ func TestMemoryHog(t *testing.T) {
 		t.Errorf("%v: %s", exit, said)
 	}
 	if s, err := g.Stats(); err != nil || s.OOMKills == 0 {
-		t.Errorf("nothing was killed for its memory: %+v, %v", s, err)
+		t.Errorf("Stats() = %+v, %v; want OOM kills", s, err)
 	}
 }
 
@@ -146,7 +146,7 @@ func TestJailsAreIsolated(t *testing.T) {
 	g := block.group("second", jail.Limits{PIDs: 64})
 	for _, try := range []string{"signal", "ptrace", "proc", "read-memory"} {
 		if exit, said := run(t, jailed(command(t, try, fmt.Sprint(first.PID())), g, spec)); exit.Code != 1 {
-			t.Errorf("%s: %v, %s", try, exit, said)
+			t.Errorf("%s: got %v, output %s; want status 1", try, exit, said)
 		}
 	}
 	for _, kind := range []string{"mnt", "pid", "ipc", "uts", "net"} {
@@ -154,7 +154,7 @@ func TestJailsAreIsolated(t *testing.T) {
 		inside, err1 := os.Readlink(path(first.PID()))
 		outside, err2 := os.Readlink(path(os.Getpid()))
 		if err1 != nil || err2 != nil || inside == outside {
-			t.Errorf("namespace %s: %s inside, %s outside, %v, %v", kind, inside, outside, err1, err2)
+			t.Errorf("namespace %s is %s inside and %s outside (%v, %v), want different ones", kind, inside, outside, err1, err2)
 		}
 	}
 }
@@ -171,7 +171,7 @@ func TestNetworkNamespace(t *testing.T) {
 	inside, err1 := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", p.PID()))
 	outside, err2 := os.Readlink("/proc/self/ns/net")
 	if err1 != nil || err2 != nil || inside != outside {
-		t.Errorf("%s is not %s: %v, %v", inside, outside, err1, err2)
+		t.Errorf("got network namespace %s, want %s (%v, %v)", inside, outside, err1, err2)
 	}
 }
 
@@ -205,11 +205,11 @@ func TestStartRefuses(t *testing.T) {
 		name, want string
 		change     func(*proc.Command, *jail.Spec)
 	}{
-		{"root", "user and a group", func(c *proc.Command, _ *jail.Spec) { c.UID = 0 }},
-		{"root-group", "user and a group", func(c *proc.Command, _ *jail.Spec) { c.GID = 0 }},
+		{"root", "user and group ID", func(c *proc.Command, _ *jail.Spec) { c.UID = 0 }},
+		{"root-group", "user and group ID", func(c *proc.Command, _ *jail.Spec) { c.GID = 0 }},
 		{
 			"directory-inherited",
-			"directory is among",
+			"is a directory",
 			func(c *proc.Command, _ *jail.Spec) { c.Files = []*os.File{open} },
 		},
 		{"relative-data", "not absolute", func(_ *proc.Command, c *jail.Spec) { c.Data = []string{"x"} }},
@@ -219,7 +219,7 @@ func TestStartRefuses(t *testing.T) {
 		{"bind-link", "not a file, socket or directory", bind(link, "/x")},
 		{"bind-device", "not a file, socket or directory", bind("/dev/null", "/x")},
 		{"bind-among-programs", "read-only", bind(file, "/usr/x")},
-		{"strange-device", "not for jails", func(_ *proc.Command, c *jail.Spec) { c.Devices = []string{"/dev/mem"} }},
+		{"strange-device", "not allowed in jails", func(_ *proc.Command, c *jail.Spec) { c.Devices = []string{"/dev/mem"} }},
 		{
 			"device-twice",
 			"exists",
@@ -241,7 +241,7 @@ func TestStartRefuses(t *testing.T) {
 				_ = p.Release()
 			}
 			if err == nil || !strings.Contains(err.Error(), r.want) {
-				t.Errorf("got %v, want one with %q", err, r.want)
+				t.Errorf("Start() = %v, want an error with %q", err, r.want)
 			}
 		})
 	}
@@ -261,19 +261,19 @@ func TestStartRefuses(t *testing.T) {
 	}
 	for line := range strings.Lines(string(mounts)) { // other mounts of this host may change meanwhile
 		if strings.Contains(line, filepath.Dir(block.trees)) || strings.Contains(line, "pntrefuse") {
-			t.Errorf("the host has a mount more: %s", line)
+			t.Errorf("left a mount on the host: %s", line)
 		}
 	}
-	await(t, "nothing runs", func() (bool, error) {
+	await(t, "no process is left", func() (bool, error) {
 		s, err := g.Stats()
 		return s.PIDs == 0, err
 	})
 	if os.Geteuid() != 0 {
-		t.Error("this process is not root any more")
+		t.Error("the test process has lost its root user ID")
 	}
 	if data, err := os.ReadFile("/proc/self/status"); err != nil || !strings.Contains(string(data), "NoNewPrivs:\t0") ||
 		!strings.Contains(string(data), "Seccomp:\t0") {
-		t.Errorf("this process gave up rights of its own: %v", err)
+		t.Errorf("the test process has lost privileges of its own: %v", err)
 	}
 }
 
@@ -319,11 +319,11 @@ func TestStartsInItsCgroup(t *testing.T) {
 	p := background(t, jailed(command(t, "wait"), g, jail.Spec{}))
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", p.PID()))
 	if err != nil || !strings.Contains(string(data), "0::/pntborn/m1\n") {
-		t.Errorf("its groups: %s, %v", data, err)
+		t.Errorf("got cgroups %s, %v; want pntborn/m1", data, err)
 	}
 	limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", p.PID()))
 	if err != nil || !strings.Contains(strings.Join(strings.Fields(string(limits)), " "), "Max open files 100 100") {
-		t.Errorf("its limits: %s, %v", limits, err)
+		t.Errorf("got limits %s, %v; want 100 open files", limits, err)
 	}
 }
 
@@ -342,7 +342,7 @@ func TestDescriptors(t *testing.T) {
 	p := background(t, jailed(c, g, jail.Spec{}))
 	for fd, want := range map[int]string{0: "/dev/null", 1: "/memfd:log (deleted)", 2: "/memfd:log (deleted)", 3: "/dev/null"} {
 		if got, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", p.PID(), fd)); err != nil || got != want {
-			t.Errorf("descriptor %d is %q, %v", fd, got, err)
+			t.Errorf("descriptor %d is %q, %v; want %q", fd, got, err, want)
 		}
 	}
 	list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.PID()))
@@ -357,7 +357,7 @@ func TestDescriptors(t *testing.T) {
 		ours := strings.HasPrefix(target, "anon_inode:[event") || target == "/dev/null" ||
 			strings.HasPrefix(target, "/memfd:log")
 		if !ours { // the test program's runtime opens an epoll instance and an eventfd
-			t.Errorf("descriptor %s is %s", e.Name(), target)
+			t.Errorf("got unexpected descriptor %s: %s", e.Name(), target)
 		}
 	}
 }

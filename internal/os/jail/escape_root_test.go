@@ -128,7 +128,7 @@ var escapeAttempts = map[string]func(args []string) error{
 	"others": func([]string) error {
 		list, err := filepath.Glob("/proc/[0-9]*")
 		if len(list) < 2 {
-			return fmt.Errorf("only %v, %v", list, err)
+			return fmt.Errorf("found only %v, %v", list, err)
 		}
 		return err
 	},
@@ -167,14 +167,14 @@ var escapeAttempts = map[string]func(args []string) error{
 	"host-name": func([]string) error {
 		name, err := os.Hostname()
 		if name == "jail" {
-			err = errors.New("it is the jail's")
+			err = errors.New("the host name is that of the jail")
 		}
 		return err
 	},
 	"rights": func([]string) error { return wantRights() },
 	"environment": func([]string) error {
 		if env := os.Environ(); len(env) < 2 {
-			return fmt.Errorf("only %q", env)
+			return fmt.Errorf("found only %q", env)
 		}
 		return nil
 	},
@@ -253,14 +253,14 @@ func runWith(path string, sys *syscall.SysProcAttr) error {
 		return err
 	}
 	if status.ExitStatus() != 0 {
-		return fmt.Errorf("it ended with status %d", status.ExitStatus())
+		return fmt.Errorf("the program exited with status %d", status.ExitStatus())
 	}
 	return nil
 }
 
 func wantRoot() error {
 	if id := os.Geteuid(); id != 0 {
-		return fmt.Errorf("user %d", id)
+		return fmt.Errorf("the effective user ID is %d", id)
 	}
 	return nil
 }
@@ -298,7 +298,7 @@ func wantRights() error {
 	if private != 1 || filtered != unix.SECCOMP_MODE_FILTER || len(groups) != 0 {
 		return nil
 	}
-	return errors.New("none")
+	return errors.New("no privilege is left")
 }
 
 // attempt is one way out of a jail.
@@ -465,7 +465,7 @@ func TestEscapes(t *testing.T) {
 			if a.alone == "" {
 				if exit, said := run(t, command(t, a.try, a.args...)); !exit.Known || exit.Code != 0 ||
 					exit.Signal != 0 {
-					t.Errorf("not even possible outside: %v, %q", exit, said)
+					t.Errorf("outside the jail got %v, output %q; want success", exit, said)
 				}
 			}
 			if _, err := unix.FcntlInt(uintptr(o.fd), unix.F_SETFD, 0); err != nil {
@@ -481,7 +481,7 @@ func TestEscapes(t *testing.T) {
 			exit, said := run(t, jailed(command(t, a.try, args...), b.group("escape", limits), spec))
 			t.Logf("%v: %s", exit, said)
 			if !exit.Known || exit.Signal != 0 || exit.Code != 1 {
-				t.Errorf("it was possible: %v, %q", exit, said)
+				t.Errorf("in the jail got %v, output %q; want status 1", exit, said)
 			}
 		})
 	}

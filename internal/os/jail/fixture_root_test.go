@@ -126,7 +126,7 @@ func run(t testing.TB, c proc.Command) (proc.Exit, string) {
 	case <-p.Done():
 	case <-time.After(testTimeout):
 		_ = p.Kill(context.Background())
-		t.Fatalf("%v does not end; it printed %q", c.Args, p.Log())
+		t.Fatalf("%v has not exited; output %q", c.Args, p.Log())
 	}
 	return p.Exit(), strings.TrimSpace(p.Log())
 }
@@ -148,7 +148,7 @@ func background(t testing.TB, c proc.Command) *proc.Process {
 	await(t, "ready", func() (bool, error) {
 		select {
 		case <-p.Done():
-			return false, fmt.Errorf("it ended: %v: %s", p.Exit(), p.Log())
+			return false, fmt.Errorf("the program has exited: %v: %s", p.Exit(), p.Log())
 		default:
 			return strings.Contains(p.Log(), "ready"), nil
 		}
@@ -170,7 +170,7 @@ func await(t testing.TB, what string, cond func() (bool, error)) {
 			return
 		}
 		if time.Now().After(end) {
-			t.Fatalf("%s: not within %v", what, testTimeout)
+			t.Fatalf("timeout after %[2]v: %[1]s", what, testTimeout)
 		}
 	}
 }

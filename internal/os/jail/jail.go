@@ -56,7 +56,7 @@ func firstUID(prefix string, uids int) int {
 }
 
 // ErrUIDsInUse reports that another process on this host has claimed the same user IDs.
-var ErrUIDsInUse = errors.New("another process has jails with the same users")
+var ErrUIDsInUse = errors.New("another process uses the same range of user IDs for jails")
 
 // Manager creates cgroups and jails.
 type Manager struct {
@@ -85,7 +85,7 @@ func New(c Config) (*Manager, error) {
 	case !nameForm.MatchString(c.Prefix):
 		return nil, fmt.Errorf("jail: prefix %q is not made of a-z, 0-9 and -", c.Prefix)
 	case c.FirstUID < 1 || c.UIDs < 1 || c.FirstUID+c.UIDs > 1<<31-1:
-		return nil, fmt.Errorf("jail: user ids from %d, %d of them, are not possible", c.FirstUID, c.UIDs)
+		return nil, fmt.Errorf("jail: %[2]d user IDs from %[1]d on are out of range", c.FirstUID, c.UIDs)
 	}
 	return &Manager{cfg: c, programs: &programNamespace{dir: c.ProgramsDir, roots: map[string]*programRoot{}}, groups: map[string]*Cgroup{}}, nil
 }
@@ -117,7 +117,7 @@ func (j *Manager) ClaimUIDs() error {
 // User returns the user and group ID for an index, starting at 0. No other process uses these IDs.
 func (j *Manager) User(index int) (uid, gid int, err error) {
 	if index < 0 || index >= j.cfg.UIDs {
-		return 0, 0, fmt.Errorf("jail: no user id for index %d of %d", index, j.cfg.UIDs)
+		return 0, 0, fmt.Errorf("jail: no user ID for index %d: there are %d", index, j.cfg.UIDs)
 	}
 	return j.cfg.FirstUID + index, j.cfg.FirstUID + index, nil
 }
@@ -133,7 +133,7 @@ func (j *Manager) Create(ctx context.Context, name string, limits Limits) (g *Cg
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("make control group %s: %w", name, err), g.Destroy(context.WithoutCancel(ctx)))
+			err = errors.Join(fmt.Errorf("create control group %s: %w", name, err), g.Destroy(context.WithoutCancel(ctx)))
 			g = nil
 		}
 	}()
@@ -156,7 +156,7 @@ func (j *Manager) reserve(name string, limits Limits) (*Cgroup, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.groups[name] != nil {
-		return nil, fmt.Errorf("control group %s is there already", name)
+		return nil, fmt.Errorf("control group %s already exists", name)
 	}
 	g := &Cgroup{manager: j, name: name, limits: limits}
 	j.groups[name] = g

@@ -42,7 +42,7 @@ func wantNoCgroups(t *testing.T, j *Manager) {
 	}
 	for _, r := range j.cfg.Hierarchy.roots() {
 		if _, err := os.Stat(filepath.Join(r, j.cfg.Prefix)); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s/%s is left: %v", r, j.cfg.Prefix, err)
+			t.Errorf("cgroup %s/%s exists (%v), want it removed", r, j.cfg.Prefix, err)
 		}
 	}
 }
@@ -79,10 +79,10 @@ func TestDestroyKillsAll(t *testing.T) {
 	// The shell itself never exits: its children may be killed before it.
 	cmd := startShell(t, g, "sleep 1000 & sleep 1000 & setsid sleep 1000 & while :; do sleep 1000; done")
 	if _, err := j.Create(ctx, "m1", Limits{}); err == nil {
-		t.Error("the same name was made twice")
+		t.Error("Create succeeded for an existing name, want an error")
 	}
 	if s, err := g.Stats(); err != nil || s.PIDs < 1 {
-		t.Errorf("stats %+v, %v", s, err)
+		t.Errorf("Stats() = %+v, %v; want at least 1 process", s, err)
 	}
 	for range 2 {
 		if err := g.Destroy(ctx); err != nil {
@@ -90,7 +90,7 @@ func TestDestroyKillsAll(t *testing.T) {
 		}
 	}
 	if err := cmd.Wait(); err == nil {
-		t.Error("the process ended by itself")
+		t.Error("the process exited with success, want it killed")
 	}
 }
 
@@ -104,10 +104,10 @@ func TestLimitsHold(t *testing.T) {
 	}
 	defer g.Destroy(ctx)
 	if err := startShell(t, g, `test "$(ulimit -n)" = 100 && test "$(ulimit -c)" = 0`).Wait(); err != nil {
-		t.Errorf("resource limits do not hold: %v", err)
+		t.Errorf("shell with 100 open files and no core file: %v", err)
 	}
 	if err := startShell(t, g, "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 100 & done; wait").Wait(); err == nil {
-		t.Error("12 processes were started where 8 may be")
+		t.Error("12 processes were started, want at most 8")
 	}
 	big, err := j.Create(ctx, "m2", Limits{MemoryMax: 32 << 20})
 	if err != nil {
@@ -118,7 +118,7 @@ func TestLimitsHold(t *testing.T) {
 		t.Log(err) // the kernel chooses which process to kill; the shell may survive
 	}
 	if s, err := big.Stats(); err != nil || s.OOMKills == 0 {
-		t.Errorf("nothing was killed for its memory: %+v, %v", s, err)
+		t.Errorf("Stats() = %+v, %v; want OOM kills", s, err)
 	}
 }
 
@@ -137,21 +137,21 @@ func TestSweepAndAdopt(t *testing.T) {
 
 	j := newManager(t, "pntsweep") // a new Manager, as after a restart
 	defer wantNoCgroups(t, j)
-	if _, err := j.Adopt(ctx, "nobody", Limits{}); !errors.Is(err, ErrNoCgroup) {
-		t.Errorf("adopted what is not there: %v", err)
+	if _, err := j.Adopt(ctx, "missing", Limits{}); !errors.Is(err, ErrNoCgroup) {
+		t.Errorf("Adopt of a missing cgroup = %v, want ErrNoCgroup", err)
 	}
 	g, err := j.Adopt(ctx, "kept", Limits{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if n, err := j.Sweep(ctx); n != 1 || err != nil {
-		t.Errorf("swept %d, %v", n, err)
+		t.Errorf("Sweep() = %d, %v; want 1, nil", n, err)
 	}
 	if err := out.Wait(); err == nil {
-		t.Error("the lost process ended by itself")
+		t.Error("the process in the swept cgroup exited with success, want it killed")
 	}
 	if _, err := os.Stat("/proc/" + strconv.Itoa(in.Process.Pid)); err != nil {
-		t.Errorf("the kept process: %v", err)
+		t.Errorf("the process in the adopted cgroup is gone: %v", err)
 	}
 	if err := g.Destroy(ctx); err != nil {
 		t.Fatal(err)
@@ -189,7 +189,7 @@ func TestKillVersion2(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := cmd.Wait(); err == nil {
-		t.Error("the process ended by itself")
+		t.Error("the process exited with success, want it killed")
 	}
 }
 
@@ -208,7 +208,7 @@ func TestCreateReplacesLeftover(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := cmd.Wait(); err == nil {
-		t.Error("the remainder lived on")
+		t.Error("the process in the leftover cgroup exited with success, want it killed")
 	}
 	if err := again.Destroy(ctx); err != nil {
 		t.Fatal(err)

@@ -23,12 +23,12 @@ broken line
 func TestMounts(t *testing.T) {
 	unified, v1, err := mounts(strings.NewReader(mixed))
 	if err != nil || unified != "/sys/fs/cgroup/unified" {
-		t.Fatalf("unified %q, %v", unified, err)
+		t.Fatalf("got cgroup v2 at %q, %v; want /sys/fs/cgroup/unified", unified, err)
 	}
 	want := map[string]string{"cpu": "/sys/fs/cgroup/cpu and", "cpuacct": "/sys/fs/cgroup/cpu and",
 		"memory": "/sys/fs/cgroup/memory", "pids": "/sys/fs/cgroup/pids"}
 	if !reflect.DeepEqual(v1, want) {
-		t.Errorf("version 1: %v", v1)
+		t.Errorf("got cgroup v1 controllers %v, want %v", v1, want)
 	}
 }
 
@@ -83,7 +83,7 @@ func TestVersion2Files(t *testing.T) {
 	}
 	if b, err := os.ReadFile(filepath.Join(root, "cgroup.subtree_control")); err != nil ||
 		!strings.Contains(string(b), "+pids") {
-		t.Errorf("subtree_control: %q, %v", b, err)
+		t.Errorf("subtree_control is %q, %v; want the missing controllers", b, err)
 	}
 	j, err := New(Config{Hierarchy: Hierarchy{Version: 2, CPU: root, Memory: root, PIDs: root, Account: root}})
 	if err != nil {
@@ -99,12 +99,12 @@ func TestVersion2Files(t *testing.T) {
 		t.Fatal(err)
 	}
 	if b, err := os.ReadFile(filepath.Join(g.dir(root), "memory.max")); err != nil || string(b) != "4096" {
-		t.Errorf("memory.max: %q, %v", b, err)
+		t.Errorf("memory.max is %q, %v; want 4096", b, err)
 	}
 	s, err := g.Stats()
 	want := Stats{Memory: 8192, MemoryPeak: 9000, CPU: 1500 * time.Microsecond, PIDs: 2, OOMKills: 2}
 	if err != nil || s != want {
-		t.Errorf("stats %+v, %v", s, err)
+		t.Errorf("Stats() = %+v, %v; want %+v", s, err, want)
 	}
 }
 
@@ -114,7 +114,7 @@ func TestCheckDelegation(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := checkDelegation(root); err == nil || !strings.Contains(err.Error(), "no controller cpu") {
-		t.Errorf("got %v", err)
+		t.Errorf("checkDelegation() = %v, want an error about the cpu controller", err)
 	}
 }
 
@@ -122,11 +122,11 @@ func TestNewRefuses(t *testing.T) {
 	v1 := Hierarchy{Version: 1, CPU: "/c", Memory: "/m", PIDs: "/p", Account: "/a"}
 	for _, c := range []Config{{}, {Hierarchy: v1, Prefix: "../x"}, {Hierarchy: v1, FirstUID: -1}, {Hierarchy: v1, FirstUID: 1 << 31}} {
 		if _, err := New(c); err == nil {
-			t.Errorf("%+v was taken", c)
+			t.Errorf("New(%+v) succeeded, want an error", c)
 		}
 	}
 	if _, err := New(Config{}); !errors.Is(err, ErrNoControl) {
-		t.Errorf("no layout: %v", err)
+		t.Errorf("New without hierarchy = %v, want ErrNoControl", err)
 	}
 }
 
@@ -138,12 +138,12 @@ func TestUIDsOfTwoNodes(t *testing.T) {
 		prefix := fmt.Sprintf("node%d", i)
 		first := firstUID(prefix, defaultUIDs)
 		if first < lowestUID || first+defaultUIDs-1 > highestUID || (first-lowestUID)%defaultUIDs != 0 {
-			t.Errorf("%s has users from %d", prefix, first)
+			t.Errorf("prefix %s has user IDs from %d, want an aligned range between %d and %d", prefix, first, lowestUID, highestUID)
 		}
 		seen[first] = prefix
 	}
 	if len(seen) < 190 { // of 15,000 ranges
-		t.Errorf("200 prefixes have %d ranges", len(seen))
+		t.Errorf("200 prefixes have %d different ranges, want at least 190", len(seen))
 	}
 	j := make([]*Manager, 3)
 	for i, c := range []Config{{Prefix: "one", FirstUID: 77000}, {Prefix: "two", FirstUID: 77000}, {Prefix: "three"}} {
@@ -158,13 +158,13 @@ func TestUIDsOfTwoNodes(t *testing.T) {
 	}
 	if err := j[1].ClaimUIDs(); !errors.Is(err, ErrUIDsInUse) ||
 		!strings.Contains(err.Error(), "prefix two, users 77000 to") {
-		t.Errorf("the same users twice: got %v", err)
+		t.Errorf("second ClaimUIDs of a range = %v, want an error with the range", err)
 	}
 	if err := j[0].Close(); err != nil {
 		t.Fatal(err)
 	}
 	if err := errors.Join(j[1].ClaimUIDs(), j[1].Close(), j[2].Close()); err != nil {
-		t.Errorf("after the first closed: %v", err)
+		t.Errorf("ClaimUIDs after the first Close: %v", err)
 	}
 }
 
@@ -174,11 +174,11 @@ func TestUIDs(t *testing.T) {
 		t.Fatal(err)
 	}
 	if uid, gid, err := j.User(1); uid != 5001 || gid != 5001 || err != nil {
-		t.Errorf("index 1: %d, %d, %v", uid, gid, err)
+		t.Errorf("User(1) = %d, %d, %v; want 5001, 5001, nil", uid, gid, err)
 	}
 	for _, i := range []int{-1, 2} {
 		if _, _, err := j.User(i); err == nil {
-			t.Errorf("index %d has a user", i)
+			t.Errorf("User(%d) succeeded, want an error", i)
 		}
 	}
 }
@@ -191,7 +191,7 @@ func FuzzMounts(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		unified, v1, err := mounts(strings.NewReader(text))
 		if err == nil && !strings.Contains(text, "cgroup") && (unified != "" || len(v1) != 0) {
-			t.Errorf("%q has %q and %v", text, unified, v1)
+			t.Errorf("mounts(%q) = %q, %v; want no cgroups", text, unified, v1)
 		}
 	})
 }
@@ -206,7 +206,7 @@ func FuzzObject(f *testing.F) {
 			t.Fatal(err)
 		}
 		if o, err := readObject(path); err == nil && len(o.interp) > 4096 {
-			t.Errorf("interpreter %q", o.interp)
+			t.Errorf("got an interpreter of %d bytes, want at most 4096", len(o.interp))
 		}
 	})
 }

@@ -49,7 +49,7 @@ func (p *programNamespace) root(spec Spec) (*os.File, *programRoot, error) {
 		return p.ns, t, nil
 	}
 	if p.dir == "" {
-		return nil, nil, errors.New("no directory for copies of programs")
+		return nil, nil, errors.New("no directory is configured for copies of programs")
 	}
 	l, err := newLoader()
 	if err != nil {
@@ -65,12 +65,12 @@ func (p *programNamespace) root(spec Spec) (*os.File, *programRoot, error) {
 	}
 	if p.ns == nil {
 		if p.ns, err = p.make(); err != nil {
-			return nil, nil, fmt.Errorf("make a namespace for jails: %w", err)
+			return nil, nil, fmt.Errorf("create the program namespace: %w", err)
 		}
 	}
 	t := &programRoot{filepath.Join(programsDir, strconv.Itoa(len(p.roots))), content.top()}
 	if err := mountInto(p.ns, path, t.at); err != nil {
-		return nil, nil, fmt.Errorf("bring %s into the namespace for jails: %w", path, err)
+		return nil, nil, fmt.Errorf("mount %s in the program namespace: %w", path, err)
 	}
 	p.roots[key] = t
 	return p.ns, t, nil
@@ -89,17 +89,17 @@ func (p *programNamespace) make() (ns *os.File, err error) {
 		}
 		steps := []step{
 			{
-				"leave the host's mounts alone",
+				"make the mounts private",
 				func() error { return unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "") },
 			},
-			{"mount a root", func() error { return mountTmpfs(p.dir, unix.MS_NODEV, "16") }},
-			{"go there", func() error { return unix.Chdir(p.dir) }},
+			{"mount the root directory", func() error { return mountTmpfs(p.dir, unix.MS_NODEV, "16") }},
+			{"change into the root directory", func() error { return unix.Chdir(p.dir) }},
 			{"change the root", func() error { return unix.PivotRoot(".", ".") }},
-			{"leave the old root", func() error { return unix.Unmount(".", unix.MNT_DETACH) }},
-			{"go to the new root", func() error { return unix.Chdir("/") }},
-			{"make directories", func() error { return mkdirs(chrootDir, devicesDir, programsDir) }},
-			{"mount a place for devices", func() error { return mountTmpfs(devicesDir, 0, "16") }},
-			{"make devices", func() error { return makeDevices(nodes) }},
+			{"unmount the old root", func() error { return unix.Unmount(".", unix.MNT_DETACH) }},
+			{"change into the new root", func() error { return unix.Chdir("/") }},
+			{"create the directories", func() error { return mkdirs(chrootDir, devicesDir, programsDir) }},
+			{"mount a directory for devices", func() error { return mountTmpfs(devicesDir, 0, "16") }},
+			{"create the devices", func() error { return makeDevices(nodes) }},
 		}
 		if err := runSteps(steps); err != nil {
 			return err
@@ -214,7 +214,7 @@ func enterNamespace(ns *os.File) error {
 		return fmt.Errorf("unshare: %w", err)
 	}
 	if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNS); err != nil {
-		return fmt.Errorf("enter the namespace for jails: %w", err)
+		return fmt.Errorf("enter the program namespace: %w", err)
 	}
 	return nil
 }

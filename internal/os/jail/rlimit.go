@@ -43,7 +43,7 @@ func asUser(uid, gid int, do func() error) error {
 	}{{unix.SYS_SETRESGID, gid}, {unix.SYS_SETRESUID, uid}} {
 		id := uintptr(set.id)
 		if _, _, errno := unix.RawSyscall(set.call, id, id, id); errno != 0 {
-			return fmt.Errorf("become user %d: %w", uid, errno)
+			return fmt.Errorf("switch to user %d: %w", uid, errno)
 		}
 	}
 	return do()

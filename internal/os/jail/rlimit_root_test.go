@@ -38,10 +38,10 @@ func TestLimitsOfAnotherUser(t *testing.T) {
 	}
 	for _, want := range []string{"Max core file size 0 0", "Max open files 77 77"} {
 		if !strings.Contains(strings.Join(strings.Fields(string(data)), " "), want) {
-			t.Errorf("limits lack %q:\n%s", want, data)
+			t.Errorf("got limits:\n%s\nwant %q", data, want)
 		}
 	}
 	if os.Geteuid() != 0 {
-		t.Error("this process is not root any more")
+		t.Error("the test process has lost its root user ID")
 	}
 }

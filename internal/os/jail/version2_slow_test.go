@@ -30,7 +30,7 @@ func TestVersion2(t *testing.T) {
 	build := exec.Command("go", "test", "-c", "-vet=off", "-tags", "root", "-ldflags", "-s -w", "-o", program, ".")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
+		t.Fatalf("build the test program: %v\n%s", err, out)
 	}
 	data, err := os.ReadFile(program)
 	if err != nil {
@@ -64,12 +64,12 @@ func TestVersion2(t *testing.T) {
 	controllers, _, _ := strings.Cut(r.Stdout, "\n")
 	for _, want := range []string{"memory", "pids"} {
 		if !strings.Contains(" "+controllers+" ", " "+want+" ") {
-			t.Errorf("the guest's controllers are %q, without %s", controllers, want)
+			t.Errorf("the guest has the controllers %q, want %s", controllers, want)
 		}
 	}
 	if r.Exit.Code != 0 || strings.Count(r.Stdout, "--- PASS: Test") != strings.Count(version2Tests, "Test") ||
 		strings.Contains(r.Stdout, "--- SKIP") {
-		t.Errorf("the tests ended with %+v", r.Exit)
+		t.Errorf("the tests in the guest exited with %+v, want all passed and none skipped", r.Exit)
 	}
 	if err := errors.Join(m.Link.Close(), m.Kill(context.WithoutCancel(t.Context()))); err != nil {
 		t.Error(err)

@@ -20,7 +20,7 @@ import "errors"
 
 // Errors of Copy, Zero and Continue, for use with errors.Is.
 var (
-	ErrAgain  = errors.New("events wait to be read first")
-	ErrExists = errors.New("the page is there already")
-	ErrGone   = errors.New("the memory or its process is gone")
+	ErrAgain  = errors.New("pending events must be read first")
+	ErrExists = errors.New("the page is already present")
+	ErrGone   = errors.New("the memory or its process no longer exists")
 )

@@ -8,11 +8,11 @@ func FuzzAppendEvents(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		events, err := appendEvents(nil, data)
 		if err == nil && len(events) > len(data)/messageBytes {
-			t.Fatalf("%d events of %d bytes", len(events), len(data))
+			t.Fatalf("got %d events from %d bytes", len(events), len(data))
 		}
 		for _, e := range events {
 			if e.Kind != Fault && e.Kind != Remove && e.Kind != Unmap {
-				t.Fatalf("told of %v", e)
+				t.Fatalf("got event of unknown kind %v", e)
 			}
 		}
 	})

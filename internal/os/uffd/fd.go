@@ -49,10 +49,10 @@ type FD struct{ fd int }
 func New(features Feature) (*FD, error) {
 	fd, err := openDevice()
 	if err != nil {
-		return nil, fmt.Errorf("make a userfaultfd: %w", err)
+		return nil, fmt.Errorf("create a userfaultfd: %w", err)
 	}
 	if err := api(fd, uint64(features)); err != nil {
-		return nil, errors.Join(fmt.Errorf("make a userfaultfd: %w", err), unix.Close(fd))
+		return nil, errors.Join(fmt.Errorf("create a userfaultfd: %w", err), unix.Close(fd))
 	}
 	return Open(fd), nil
 }

@@ -48,7 +48,7 @@ func ParseRegions(data []byte) ([]Region, error) {
 		return nil, fmt.Errorf("memory regions: %w", err)
 	}
 	if len(wire) == 0 || len(wire) > maxRegions {
-		return nil, fmt.Errorf("memory regions: %d of them", len(wire))
+		return nil, fmt.Errorf("%d memory regions: want 1 to %d", len(wire), maxRegions)
 	}
 	out := make([]Region, 0, len(wire))
 	for _, w := range wire {
@@ -61,7 +61,7 @@ func ParseRegions(data []byte) ([]Region, error) {
 		}
 		for _, o := range out {
 			if overlap(r.Base, o.Base, r.Size, o.Size) || overlap(r.Offset, o.Offset, r.Size, o.Size) {
-				return nil, fmt.Errorf("memory regions: one at %x overlaps one at %x", r.Base, o.Base)
+				return nil, fmt.Errorf("memory region at %x overlaps the one at %x", r.Base, o.Base)
 			}
 		}
 		out = append(out, r)
@@ -72,11 +72,11 @@ func ParseRegions(data []byte) ([]Region, error) {
 func (r Region) check() error {
 	switch {
 	case r.PageSize != Page && r.PageSize != Huge:
-		return fmt.Errorf("memory region at %x: pages of %d bytes", r.Base, r.PageSize)
+		return fmt.Errorf("memory region at %x: page size %d is not supported", r.Base, r.PageSize)
 	case r.Size == 0 || r.Size >= maxAddress || r.Base >= maxAddress || r.Offset >= maxAddress:
-		return fmt.Errorf("memory region at %x: %d bytes at offset %d", r.Base, r.Size, r.Offset)
+		return fmt.Errorf("memory region at %x: size %d or offset %d is out of range", r.Base, r.Size, r.Offset)
 	case (r.Base|r.Size|r.Offset)%r.PageSize != 0:
-		return fmt.Errorf("memory region at %x: not at a boundary of its pages", r.Base)
+		return fmt.Errorf("memory region at %x: not aligned to its page size", r.Base)
 	}
 	return nil
 }
@@ -105,7 +105,7 @@ func Receive(ctx context.Context, conn *net.UnixConn) (_ *FD, _ []Region, err er
 	for {
 		n, cn, _, _, err := conn.ReadMsgUnix(buf, control)
 		if err != nil {
-			return nil, nil, fmt.Errorf("receive memory: %w", err)
+			return nil, nil, fmt.Errorf("receive memory handshake: %w", err)
 		}
 		got, err := rights(control[:cn])
 		fds = append(fds, got...)
@@ -113,10 +113,10 @@ func Receive(ctx context.Context, conn *net.UnixConn) (_ *FD, _ []Region, err er
 			return nil, nil, err
 		}
 		if n == 0 {
-			return nil, nil, fmt.Errorf("receive memory: %w", io.ErrUnexpectedEOF)
+			return nil, nil, fmt.Errorf("receive memory handshake: %w", io.ErrUnexpectedEOF)
 		}
 		if data = append(data, buf[:n]...); len(data) > maxHandshake {
-			return nil, nil, fmt.Errorf("receive memory: more than %d bytes", maxHandshake)
+			return nil, nil, fmt.Errorf("receive memory handshake: more than %d bytes", maxHandshake)
 		}
 		if len(fds) > 0 && json.Valid(data) {
 			break
@@ -127,7 +127,7 @@ func Receive(ctx context.Context, conn *net.UnixConn) (_ *FD, _ []Region, err er
 		return nil, nil, err
 	}
 	if len(fds) != 1 {
-		return nil, nil, fmt.Errorf("receive memory: %d descriptors, not one", len(fds))
+		return nil, nil, fmt.Errorf("receive memory handshake: got %d descriptors, want 1", len(fds))
 	}
 	fd := fds[0]
 	if err := checkFD(fd); err != nil {
@@ -141,7 +141,7 @@ func Receive(ctx context.Context, conn *net.UnixConn) (_ *FD, _ []Region, err er
 func rights(control []byte) (fds []int, err error) {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {
-		return nil, fmt.Errorf("receive memory: %w", err)
+		return nil, fmt.Errorf("receive memory handshake: %w", err)
 	}
 	for i := range messages {
 		got, err := unix.ParseUnixRights(&messages[i])
@@ -161,13 +161,13 @@ func rights(control []byte) (fds []int, err error) {
 func checkFD(fd int) error {
 	name, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
 	if err != nil {
-		return fmt.Errorf("receive memory: %w", err)
+		return fmt.Errorf("receive memory handshake: %w", err)
 	}
 	if name != "anon_inode:[userfaultfd]" {
-		return fmt.Errorf("receive memory: the descriptor is %q, not a userfaultfd", name)
+		return fmt.Errorf("receive memory handshake: the descriptor is %q, not a userfaultfd", name)
 	}
 	if err := unix.SetNonblock(fd, true); err != nil {
-		return fmt.Errorf("receive memory: %w", err)
+		return fmt.Errorf("receive memory handshake: %w", err)
 	}
 	return nil
 }
@@ -183,7 +183,7 @@ func Send(conn *net.UnixConn, fd *FD, regions []Region) error {
 		return err
 	}
 	if _, _, err := conn.WriteMsgUnix(data, unix.UnixRights(fd.fd), nil); err != nil {
-		return fmt.Errorf("hand memory over: %w", err)
+		return fmt.Errorf("send memory handshake: %w", err)
 	}
 	return nil
 }

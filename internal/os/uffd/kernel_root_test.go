@@ -61,7 +61,7 @@ func startProcess(t *testing.T, size int64, page int) *testProcess {
 		t.Fatal(err)
 	}
 	if len(regions) != 1 || regions[0].Size != uint64(size) || regions[0].PageSize != uint64(page) {
-		t.Fatalf("regions %+v", regions)
+		t.Fatalf("got regions %+v, want one of %d bytes with pages of %d", regions, size, page)
 	}
 	s.fd, s.region, s.events = fd, regions[0], fd.Events()
 	if s.bell, err = uffd.NewWaker(); err != nil {
@@ -80,7 +80,7 @@ func (s *testProcess) next() []uffd.Event {
 	for {
 		w, err := s.fd.Wait(s.bell, s.peer, -1)
 		if err != nil || w.PeerClosed {
-			s.t.Fatalf("woken %+v, %v", w, err)
+			s.t.Fatalf("Wait() = %+v, %v; want events", w, err)
 		}
 		events, err := s.events.Read(nil)
 		if err != nil {
@@ -107,7 +107,7 @@ func wantDone(t *testing.T, done <-chan error) {
 			t.Fatal(err)
 		}
 	case <-time.After(time.Minute):
-		t.Fatal("the process is not served")
+		t.Fatal("the process is still blocked after a minute")
 	}
 }
 
@@ -118,26 +118,26 @@ func TestFaultsOfAnotherProcess(t *testing.T) {
 	done := inBackground(func() (err error) { got, err = s.p.Sum(uffd.Page, uffd.Page); return err })
 	events := s.next()
 	if len(events) != 1 || events[0].Kind != uffd.Fault || events[0].Start&^(uffd.Page-1) != s.region.Base+uffd.Page {
-		t.Fatalf("events %+v of memory at %x", events, s.region.Base)
+		t.Fatalf("got events %+v, want a fault in page 1 of memory at %x", events, s.region.Base)
 	}
 	if n, err := s.fd.Copy(s.region.Base+uffd.Page, page); n != uffd.Page || err != nil {
 		t.Fatal(n, err)
 	}
 	wantDone(t, done)
 	if want := fmt.Sprintf("%x", sha256.Sum256(page)); got != want {
-		t.Errorf("read %s, not %s", got, want)
+		t.Errorf("the process read %s, want %s", got, want)
 	}
 	if _, err := s.fd.Copy(s.region.Base+uffd.Page, page); !errors.Is(err, uffd.ErrExists) {
-		t.Errorf("a second copy: %v", err)
+		t.Errorf("second Copy of a page = %v, want ErrExists", err)
 	}
 	if n, err := s.fd.Copy(s.region.Base, bytes.Repeat(page, 3)); n != uffd.Page || err != nil {
-		t.Errorf("a copy that meets a page: %d, %v", n, err)
+		t.Errorf("Copy up to a present page = %d, %v; want %d, nil", n, err, uffd.Page)
 	}
 	if n, err := s.fd.Zero(s.region.Base+2*uffd.Page, 2*uffd.Page); n != 2*uffd.Page || err != nil {
-		t.Errorf("zeros: %d, %v", n, err)
+		t.Errorf("Zero() = %d, %v; want %d, nil", n, err, 2*uffd.Page)
 	}
 	if _, err := s.fd.Copy(s.region.Base+s.region.Size, page); !errors.Is(err, uffd.ErrGone) {
-		t.Errorf("a copy beyond the memory: %v", err)
+		t.Errorf("Copy beyond the memory = %v, want ErrGone", err)
 	}
 	if err := s.fd.Wake(s.region.Base, s.region.Size); err != nil {
 		t.Error(err)
@@ -157,16 +157,16 @@ func TestRemoveEventBeforeCopy(t *testing.T) {
 		t.Fatal(w, err)
 	}
 	if _, err := s.fd.Copy(s.region.Base+uffd.Page, page); !errors.Is(err, uffd.ErrAgain) {
-		t.Errorf("a copy before the removal was read: %v", err)
+		t.Errorf("Copy before the remove event was read = %v, want ErrAgain", err)
 	}
 	events, err := s.events.Read(nil)
 	if err != nil || len(events) != 1 ||
 		events[0] != (uffd.Event{Kind: uffd.Remove, Start: s.region.Base, End: s.region.Base + uffd.Page}) {
-		t.Fatalf("%+v, %v", events, err)
+		t.Fatalf("Read() = %+v, %v; want one remove event", events, err)
 	}
 	wantDone(t, done)
 	if n, err := s.fd.Copy(s.region.Base+uffd.Page, page); n != uffd.Page || err != nil {
-		t.Errorf("afterwards: %d, %v", n, err)
+		t.Errorf("Copy after the remove event = %d, %v; want %d, nil", n, err, uffd.Page)
 	}
 }
 
@@ -185,7 +185,7 @@ func TestProcessExit(t *testing.T) {
 		}
 	}
 	if _, err := s.fd.Copy(s.region.Base, make([]byte, uffd.Page)); !errors.Is(err, uffd.ErrGone) {
-		t.Errorf("a copy into a process that is gone: %v", err)
+		t.Errorf("Copy into an exited process = %v, want ErrGone", err)
 	}
 }
 
@@ -194,7 +194,7 @@ func TestWakerEndsWait(t *testing.T) {
 	done := inBackground(func() error {
 		w, err := s.fd.Wait(s.bell, s.peer, -1)
 		if err == nil && !w.Woken {
-			err = fmt.Errorf("woken by %+v", w)
+			err = fmt.Errorf("wait ended with %+v, want Woken", w)
 		}
 		return err
 	})
@@ -210,13 +210,13 @@ func TestHugePages(t *testing.T) {
 	done := inBackground(func() (err error) { got, err = s.p.Sum(uffd.Huge+12345, 8); return err })
 	events := s.next()
 	if events[0].Start&^(uffd.Huge-1) != s.region.Base+uffd.Huge {
-		t.Fatalf("events %+v", events)
+		t.Fatalf("got events %+v, want one fault in page 1", events)
 	}
 	if n, err := s.fd.Copy(s.region.Base+uffd.Huge, data); n != uffd.Huge || err != nil {
 		t.Fatal(n, err)
 	}
 	wantDone(t, done)
 	if want := fmt.Sprintf("%x", sha256.Sum256(data[12345:12353])); got != want {
-		t.Errorf("read %s, not %s", got, want)
+		t.Errorf("the process read %s, want %s", got, want)
 	}
 }

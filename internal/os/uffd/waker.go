@@ -16,7 +16,7 @@ type Waker struct{ fd int }
 func NewWaker() (*Waker, error) {
 	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
-		return nil, fmt.Errorf("make an event descriptor: %w", err)
+		return nil, fmt.Errorf("create an eventfd: %w", err)
 	}
 	return &Waker{fd}, nil
 }

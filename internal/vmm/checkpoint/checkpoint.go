@@ -22,7 +22,7 @@ const pageSize = 4096
 const maxAddress = 1<<47 - pageSize
 
 // ErrUnsupported reports that a process has state in the kernel that no checkpoint can hold.
-var ErrUnsupported = errors.New("no image of this process can be taken")
+var ErrUnsupported = errors.New("this process cannot be checkpointed")
 
 // Checkpoint describes a process, without the content of its memory.
 type Checkpoint struct {
@@ -118,41 +118,41 @@ func BootID() (string, error) {
 func (im *Checkpoint) Validate() error {
 	switch {
 	case len(im.Threads) < 1 || len(im.Threads) > maxThreads:
-		return fmt.Errorf("process image: %d threads", len(im.Threads))
+		return fmt.Errorf("checkpoint has %d threads", len(im.Threads))
 	case len(im.VMAs) > maxVMAs || len(im.Files) > maxFiles || len(im.FDs) > maxFDs || len(im.Filters) > maxFilters:
-		return errors.New("process image: too much of something")
+		return errors.New("checkpoint has too many areas, files, descriptors or filters")
 	case im.Bytes < 0 || im.Bytes%pageSize != 0:
-		return fmt.Errorf("process image: %d bytes of content", im.Bytes)
+		return fmt.Errorf("checkpoint has a pages file of %d bytes", im.Bytes)
 	}
 	at := uint64(minAddress)
 	for _, a := range im.VMAs {
 		bytes := int64(a.End - a.Start)
 		switch {
 		case a.Start < at || a.End <= a.Start || a.End > maxAddress || a.Start%pageSize != 0 || a.End%pageSize != 0:
-			return fmt.Errorf("process image: area %x-%x is out of order or range", a.Start, a.End)
+			return fmt.Errorf("checkpoint area %x-%x is not sorted, not aligned or out of range", a.Start, a.End)
 		case a.Offset < 0 || a.Offset%pageSize != 0 || a.Prot&^7 != 0:
 			return fmt.Errorf(
-				"process image: area %x-%x has offset %d and protection %d",
+				"checkpoint area %x-%x has invalid offset %d or protection %d",
 				a.Start,
 				a.End,
 				a.Offset,
 				a.Prot,
 			)
 		case a.Backing == Stored && (a.Offset > im.Bytes || bytes > im.Bytes-a.Offset):
-			return fmt.Errorf("process image: area %x-%x lies behind the content", a.Start, a.End)
+			return fmt.Errorf("checkpoint area %x-%x is beyond the end of the pages file", a.Start, a.End)
 		case a.Backing == Mapped && (a.File < 0 || a.File >= len(im.Files)):
-			return fmt.Errorf("process image: area %x-%x is of an unknown file", a.Start, a.End)
+			return fmt.Errorf("checkpoint area %x-%x refers to an unknown file", a.Start, a.End)
 		}
 		at = a.End
 	}
 	for _, fd := range im.FDs {
 		if fd.Number < 0 || fd.Number >= fdStage {
-			return fmt.Errorf("process image: descriptor %d", fd.Number)
+			return fmt.Errorf("checkpoint has descriptor %d, which is out of range", fd.Number)
 		}
 	}
 	for _, t := range im.Threads {
 		if len(t.XSave) > maxState {
-			return fmt.Errorf("process image: %d bytes of registers", len(t.XSave))
+			return fmt.Errorf("checkpoint has %d bytes of vector registers", len(t.XSave))
 		}
 	}
 	return nil
@@ -178,7 +178,7 @@ func (im *Checkpoint) OpenFiles() (_ []*os.File, err error) {
 			return nil, err
 		}
 		if have != want {
-			return nil, fmt.Errorf("%s was changed since the process image was taken", want.Path)
+			return nil, fmt.Errorf("%s has changed since the checkpoint was made", want.Path)
 		}
 	}
 	return files, nil

@@ -201,8 +201,8 @@ func TestValidateCheckpoint(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			im := validCheckpoint()
 			spoil(im)
-			if err := im.Validate(); err == nil || !strings.Contains(err.Error(), "process image") {
-				t.Errorf("got %v", err)
+			if err := im.Validate(); err == nil || !strings.Contains(err.Error(), "checkpoint ") {
+				t.Errorf("Validate() = %v, want an error about the checkpoint", err)
 			}
 		})
 	}

@@ -57,7 +57,7 @@ func (d *XORDelta) xor(dst, data []byte, off int64) error {
 		from, to := max(p.at, off), min(p.end(), end)
 		piece := dst[from-off : to-off]
 		if _, err := d.base.ReadAt(piece, p.base+from-p.at); err != nil {
-			return fmt.Errorf("read the content below: %w", err)
+			return fmt.Errorf("read the base pages file: %w", err)
 		}
 		subtle.XORBytes(piece, piece, data[from-off:to-off])
 	}
@@ -82,7 +82,7 @@ func (d *XORDelta) Encode(w io.Writer, over io.ReaderAt, spans []Span) ([]Span, 
 		for from := s.Start; from < s.End; {
 			n := min(s.End-from, pieceBytes)
 			if _, err := over.ReadAt(data[:n], at); err != nil {
-				return nil, fmt.Errorf("read the content of a process: %w", err)
+				return nil, fmt.Errorf("read the checkpoint's pages: %w", err)
 			}
 			if err := d.xor(turned[:n], data[:n], at); err != nil {
 				return nil, err

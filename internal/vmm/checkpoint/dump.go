@@ -67,7 +67,7 @@ func Dump(pid int, opt Options) (c *Capture, err error) {
 	}()
 	<-done
 	if err != nil {
-		return nil, fmt.Errorf("take the image of process %d: %w", pid, err)
+		return nil, fmt.Errorf("dump process %d: %w", pid, err)
 	}
 	return c, nil
 }
@@ -187,7 +187,7 @@ func seccompFilters(tid int) ([][]byte, error) {
 		case err == unix.ENOENT || err == unix.EINVAL && len(all) == 0: // no more filters, or no filter at all
 			return all, nil
 		case err != nil:
-			return nil, fmt.Errorf("filters of thread %d: %w", tid, err)
+			return nil, fmt.Errorf("seccomp filters of thread %d: %w", tid, err)
 		}
 		if all = append(all, f); len(all) > maxFilters {
 			return nil, fmt.Errorf("%w: more than %d filters", ErrUnsupported, maxFilters)
@@ -207,7 +207,7 @@ func (c *Capture) dumpLayout(t *tracee) error {
 			continue
 		}
 		if len(f) <= field-3 {
-			return errors.New("process status is too short")
+			return errors.New("/proc/PID/stat has too few fields")
 		}
 		if c.Checkpoint.Layout[i], err = strconv.ParseUint(f[field-3], 10, 64); err != nil {
 			return err

@@ -82,7 +82,7 @@ func checkEpollEmpty(pid, n int) error {
 		return err
 	}
 	if strings.Contains(string(data), "tfd:") {
-		return fmt.Errorf("%w: it waits by epoll", ErrUnsupported)
+		return fmt.Errorf("%w: it has files in an epoll instance", ErrUnsupported)
 	}
 	return nil
 }
@@ -98,5 +98,5 @@ func fdInfo(pid, n int, key string, base int) (uint64, error) {
 			return strconv.ParseUint(strings.TrimSpace(v), base, 64)
 		}
 	}
-	return 0, fmt.Errorf("%w: it does not tell its %s", ErrUnsupported, key)
+	return 0, fmt.Errorf("%w: its fdinfo has no %s", ErrUnsupported, key)
 }

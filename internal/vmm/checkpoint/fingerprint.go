@@ -76,7 +76,7 @@ func readVDSO() ([]byte, error) {
 			continue
 		}
 		if m.end-m.start > maxVDSO {
-			return nil, fmt.Errorf("the kernel's code has %d bytes", m.end-m.start)
+			return nil, fmt.Errorf("the vDSO has %d bytes", m.end-m.start)
 		}
 		mem, err := os.Open("/proc/self/mem")
 		if err != nil {
@@ -86,7 +86,7 @@ func readVDSO() ([]byte, error) {
 		_, err = mem.ReadAt(code, int64(m.start))
 		return code, errors.Join(err, mem.Close())
 	}
-	return nil, errors.New("the kernel maps no code into processes")
+	return nil, errors.New("the kernel provides no vDSO")
 }
 
 // StatFile returns the identity of a file as Checkpoint.OpenFiles compares it.
@@ -96,7 +96,7 @@ func StatFile(path string) (File, error) {
 	if st, err := os.Stat(path); err != nil {
 		return File{}, err
 	} else if !st.Mode().IsRegular() {
-		return File{}, fmt.Errorf("%s is no regular file", path)
+		return File{}, fmt.Errorf("%s is not a regular file", path)
 	}
 	f, err := os.Open(path)
 	if err != nil {

@@ -45,7 +45,7 @@ func writePages(pid int, spans []Span, pages [][]byte) error {
 			return fmt.Errorf("memory of process %d: %w", pid, err)
 		}
 		if got != want {
-			return fmt.Errorf("memory of process %d: moved %d of %d bytes", pid, got, want)
+			return fmt.Errorf("memory of process %d: transferred %d of %d bytes", pid, got, want)
 		}
 		spans, pages = spans[n:], pages[n:]
 	}
@@ -72,7 +72,7 @@ func transfer(call vectorCall, pid int, spans []Span, buf []byte) error {
 			return nil
 		}
 		if uint64(len(buf)) < want {
-			return fmt.Errorf("memory of process %d: %d bytes of room for %d", pid, len(buf), want)
+			return fmt.Errorf("memory of process %d: the buffer has %d bytes, want %d", pid, len(buf), want)
 		}
 		local := unix.Iovec{Base: &buf[0]}
 		local.SetLen(int(want))
@@ -81,7 +81,7 @@ func transfer(call vectorCall, pid int, spans []Span, buf []byte) error {
 			return fmt.Errorf("memory of process %d: %w", pid, err)
 		}
 		if uint64(n) != want {
-			return fmt.Errorf("memory of process %d: moved %d of %d bytes", pid, n, want)
+			return fmt.Errorf("memory of process %d: transferred %d of %d bytes", pid, n, want)
 		}
 		buf = buf[want:]
 	}

@@ -26,7 +26,7 @@ type tracee struct {
 const maxTries = 100
 
 // errEnded reports that a process or thread exited while it was traced.
-var errEnded = errors.New("the process ended")
+var errEnded = errors.New("the process has exited")
 
 // attach stops all threads of a process until detach. If the calling thread exits before, the
 // process is killed. options are added to the ptrace(2) options that are always set.
@@ -182,7 +182,7 @@ func (t *tracee) findSyscall(all []Regs) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%w: no thread stands in a system call", ErrUnsupported)
+	return fmt.Errorf("%w: no thread is in a system call", ErrUnsupported)
 }
 
 func (t *tracee) readWord(at uint64) (uint64, error) {

@@ -79,7 +79,7 @@ func (v *Stub) Restore(ctx context.Context, p Plan) error {
 	select {
 	case err := <-done:
 		if err != nil {
-			return fmt.Errorf("make a process of its image: %w", err)
+			return fmt.Errorf("restore process: %w", err)
 		}
 		return nil
 	case <-ctx.Done():
@@ -126,7 +126,7 @@ func (b *restorer) prepareStub() error {
 		return err
 	}
 	if len(b.t.tids) != 1 || b.stubRegs[rRIP]&^(pageSize-1) != stubAt {
-		return errors.New("it is no vehicle")
+		return errors.New("the process is not a restore stub")
 	}
 	state, err := getState(b.t.pid)
 	if err != nil {
@@ -135,7 +135,7 @@ func (b *restorer) prepareStub() error {
 	for _, th := range b.plan.Checkpoint.Threads {
 		if len(th.XSave) != len(state) {
 			return fmt.Errorf(
-				"the image has %d bytes of vector registers, and this processor %d",
+				"the checkpoint has %d bytes of vector registers, this processor has %d",
 				len(th.XSave),
 				len(state),
 			)
@@ -191,7 +191,7 @@ func (b *restorer) kernelMappings() (here, there []KernelMapping, err error) {
 		same = here[i].Name == there[i].Name && here[i].End-here[i].Start == there[i].End-there[i].Start
 	}
 	if !same {
-		return nil, nil, errors.New("the kernel's own areas are others than in the image")
+		return nil, nil, errors.New("the kernel's mappings differ from those in the checkpoint")
 	}
 	return here, there, nil
 }
@@ -209,7 +209,7 @@ func (b *restorer) moveKernelMappings() error {
 	for _, k := range here {
 		n := k.End - k.Start
 		if at+n > minAddress {
-			return errors.New("the kernel's own areas are too large")
+			return errors.New("the kernel's mappings are too large")
 		}
 		b.table.call(callMremap, k.Start, n, n, moveFlags, at)
 		at += n
@@ -261,11 +261,11 @@ func (b *restorer) mapVMAs() error {
 			}
 		case Mapped:
 			if a.File >= len(b.plan.Files) {
-				return fmt.Errorf("file %d of the image is not there", a.File)
+				return fmt.Errorf("file %d of the checkpoint is missing", a.File)
 			}
 			b.table.call(callMmap, a.Start, n, prot, fixed, stagedFD(b.plan.Files[a.File]), uint64(a.Offset))
 		default:
-			return fmt.Errorf("area with backing %q", a.Backing)
+			return fmt.Errorf("area with unknown backing %q", a.Backing)
 		}
 	}
 	return nil
@@ -315,7 +315,7 @@ func (b *restorer) restoreFDs() error {
 			n, fresh[fd.Role], ok = list[0], list[1:], true
 		}
 		if !ok {
-			return fmt.Errorf("nothing is there for descriptor %d, %s", fd.Number, fd.Role)
+			return fmt.Errorf("no file for descriptor %d with role %q", fd.Number, fd.Role)
 		}
 		b.table.call(callDup3, stagedFD(n), uint64(fd.Number), unix.O_CLOEXEC)
 		if fd.NonBlocking {
@@ -343,12 +343,12 @@ func (b *restorer) restoreSignals() error {
 	}
 	all := b.plan.Checkpoint.Filters
 	if len(have) > len(all) {
-		return errors.New("the vehicle has more filters of system calls than the image")
+		return errors.New("the restore stub has more seccomp filters than the checkpoint")
 	}
 	b.table.call(callPrctl, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 	for _, f := range all[len(have):] {
 		if len(f) == 0 || len(f)%filterInstruction != 0 {
-			return errors.New("a filter of system calls is damaged")
+			return errors.New("a seccomp filter is damaged")
 		}
 		code := b.table.addBytes(f)
 		prog := b.table.addWords(uint64(len(f)/filterInstruction), code)
@@ -402,7 +402,7 @@ func (b *restorer) execute() error {
 			continue
 		}
 		if ws.StopSignal() != unix.SIGTRAP || int(ws)>>16 != 0 {
-			return fmt.Errorf("the vehicle stopped by %v", ws.StopSignal())
+			return fmt.Errorf("the restore stub was stopped by %v", ws.StopSignal())
 		}
 		break
 	}
@@ -427,7 +427,7 @@ func (b *restorer) finish() error {
 		}
 	}
 	if len(b.t.tids) != len(im.Threads) {
-		return fmt.Errorf("%d threads of %d were started", len(b.t.tids), len(im.Threads))
+		return fmt.Errorf("only %d of %d threads were created", len(b.t.tids), len(im.Threads))
 	}
 	all := make([]Regs, len(im.Threads))
 	for i, th := range im.Threads {

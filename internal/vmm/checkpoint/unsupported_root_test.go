@@ -81,7 +81,7 @@ func TestRestoreFails(t *testing.T) {
 		command proc.Command
 		plan    checkpoint.Plan
 	}{
-		"no_vehicle":    {proc.Command{Path: "/bin/sleep", Args: []string{"1000"}}, checkpoint.Plan{Checkpoint: &im}},
+		"no_stub":       {proc.Command{Path: "/bin/sleep", Args: []string{"1000"}}, checkpoint.Plan{Checkpoint: &im}},
 		"no_files":      {waiting, checkpoint.Plan{Checkpoint: &im, InheritedFDs: 3}},
 		"no_content":    {waiting, checkpoint.Plan{Checkpoint: &im, InheritedFDs: 3, Files: make([]int, len(im.Files)), Content: 77}},
 		"long_names":    {waiting, checkpoint.Plan{Checkpoint: &im, InheritedFDs: 3, Files: make([]int, len(im.Files)), Env: []string{strings.Repeat("x", 5000)}}},
@@ -92,19 +92,19 @@ func TestRestoreFails(t *testing.T) {
 			v := checkpoint.Attach(p.PID())
 			defer v.Close()
 			if err := v.Restore(t.Context(), c.plan); err == nil {
-				t.Fatal("it became something")
+				t.Fatal("Restore succeeded, want an error")
 			}
 			<-p.Done()
 		})
 	}
-	t.Run("kernel_areas", func(t *testing.T) {
+	t.Run("other_kernel_mappings", func(t *testing.T) {
 		other := im
 		other.KernelMappings = nil
 		p := start(t, waiting)
 		v := checkpoint.Attach(p.PID())
 		defer v.Close()
 		if err := v.Restore(t.Context(), checkpoint.Plan{Checkpoint: &other, InheritedFDs: 3}); err == nil ||
-			!strings.Contains(err.Error(), "kernel's own") {
+			!strings.Contains(err.Error(), "kernel's mappings") {
 			t.Errorf("got %v", err)
 		}
 		<-p.Done()

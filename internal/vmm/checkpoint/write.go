@@ -21,12 +21,12 @@ func (c *Capture) Save(dst *os.File) (Checkpoint, error) {
 	im.VMAs = nil
 	for _, a := range c.Checkpoint.VMAs {
 		if err := w.writeVMA(a); err != nil {
-			return Checkpoint{}, fmt.Errorf("save the content of a process: %w", err)
+			return Checkpoint{}, fmt.Errorf("write the checkpoint's pages: %w", err)
 		}
 	}
 	im.VMAs, im.Bytes = w.areas, w.end
 	if err := dst.Truncate(im.Bytes); err != nil {
-		return Checkpoint{}, fmt.Errorf("save the content of a process: %w", err)
+		return Checkpoint{}, fmt.Errorf("write the checkpoint's pages: %w", err)
 	}
 	return im, im.Validate()
 }
@@ -119,7 +119,7 @@ func (w *pageWriter) addVMA(a VMA, from, to uint64, backing Backing, offset int6
 func (c *Capture) SaveDelta(w io.Writer) ([]Span, error) {
 	for _, p := range c.pages {
 		if _, err := w.Write(p); err != nil {
-			return nil, fmt.Errorf("save the content of a process: %w", err)
+			return nil, fmt.Errorf("write the checkpoint's pages: %w", err)
 		}
 	}
 	return c.spans, nil
@@ -138,7 +138,7 @@ func MapDelta(f *os.File, im *Checkpoint, spans []Span) (*Capture, error) {
 		return nil, err
 	}
 	if st.Size() != bytes {
-		return nil, fmt.Errorf("content of a process: %s has %d bytes, want %d", f.Name(), st.Size(), bytes)
+		return nil, fmt.Errorf("checkpoint delta %s has %d bytes, want %d", f.Name(), st.Size(), bytes)
 	}
 	c := &Capture{Checkpoint: *im, spans: spans}
 	if bytes == 0 {
@@ -147,7 +147,7 @@ func MapDelta(f *os.File, im *Checkpoint, spans []Span) (*Capture, error) {
 	// Only the kernel reads this memory. An unreadable page is an error for it, where a process
 	// would get SIGBUS.
 	if c.mapped, err = unix.Mmap(int(f.Fd()), 0, int(bytes), unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_POPULATE); err != nil {
-		return nil, fmt.Errorf("content of a process: %w", err)
+		return nil, fmt.Errorf("map checkpoint delta: %w", err)
 	}
 	rest := c.mapped
 	for _, s := range spans {
@@ -174,12 +174,12 @@ func DeltaBytes(spans []Span) (int64, error) {
 	at := uint64(minAddress)
 	for _, s := range spans {
 		if s.Start < at || s.End <= s.Start || s.End > maxAddress || s.Start%pageSize != 0 || s.End%pageSize != 0 {
-			return 0, fmt.Errorf("content at %x-%x is out of order or range", s.Start, s.End)
+			return 0, fmt.Errorf("checkpoint span %x-%x is not sorted, not aligned or out of range", s.Start, s.End)
 		}
 		bytes, at = bytes+s.End-s.Start, s.End
 	}
 	if bytes > maxDelta {
-		return 0, fmt.Errorf("%d bytes of content, at most %d", bytes, uint64(maxDelta))
+		return 0, fmt.Errorf("%d bytes of pages, at most %d are allowed", bytes, uint64(maxDelta))
 	}
 	return int64(bytes), nil
 }

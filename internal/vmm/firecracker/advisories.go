@@ -40,37 +40,37 @@ var advisories = []versionedAdvisory{
 	{
 		Advisory{
 			Refused,
-			"it is older than 1.15.1: differences of memory over 3 GiB or of several pieces are written wrong",
+			"it is older than 1.15.1: diff snapshots of more than 3 GiB or several memory slots are corrupt",
 		},
 		between(fcapi.Version{}, release(15, 0)),
 	},
 	{
 		Advisory{
 			Refused,
-			"a root user of a guest can write outside its memory (CVE-2026-5747, only with PCI) and it is not maintained",
+			"guest root can write out of bounds (CVE-2026-5747, only with PCI), and the release is not maintained",
 		},
 		between(release(15, 0), release(15, 1)),
 	},
-	{Advisory{Refused, "the host cannot reach a guest any more that was restored"}, between(release(16, 0), release(16, 1))},
+	{Advisory{Refused, "vsock connections to a restored guest fail"}, between(release(16, 0), release(16, 1))},
 	{
 		Advisory{
 			Refused,
-			"the host cannot reach a guest any more that was paused and resumed, so nothing could be forked",
+			"vsock connections to a guest fail after pause and resume, so machines could not be forked",
 		},
 		between(release(16, 1), release(17, 0)),
 	},
 	{
 		Advisory{
 			Noted,
-			"the state of IA32_XSS is not part of snapshots: programs that use control-flow enforcement may fail after a restore",
+			"IA32_XSS is not saved in snapshots: programs with control-flow enforcement may fail after a restore",
 		},
 		between(fcapi.Version{}, release(16, 1)),
 	},
 	{
-		Advisory{Avoided, "CPU templates clear registers on hosts with Linux 6.18; none is used"},
+		Advisory{Avoided, "CPU templates clear MSRs on hosts with Linux 6.18; the driver uses none"},
 		between(fcapi.Version{}, release(17, 0)),
 	},
-	{Advisory{Avoided, "the kernel must be an ELF file; the tuned one is"}, between(fcapi.Version{}, release(17, 0))},
+	{Advisory{Avoided, "the kernel must be an ELF file, as the tuned kernel is"}, between(fcapi.Version{}, release(17, 0))},
 }
 
 // Advisories returns the known faults of a release, with the refused ones first.
@@ -106,7 +106,7 @@ func CheckRelease(v fcapi.Version) error {
 		}
 	}
 	if v.Major != 1 {
-		return &RefusedReleaseError{v, "only releases 1.x are known"}
+		return &RefusedReleaseError{v, "only releases 1.x are supported"}
 	}
 	return nil
 }

@@ -44,7 +44,7 @@ func (c *capture) checkSpec(spec vmm.Spec) error {
 	m := c.manifest
 	if m.VCPUs != spec.VCPUs || m.MemoryMiB != spec.MemoryMiB || m.Disks != len(spec.Disks) ||
 		m.NIC != (spec.NIC != nil) {
-		return errors.New("the capture is of a machine of another shape")
+		return errors.New("the capture's machine has other vCPUs, memory, disks or network card")
 	}
 	return c.shape.check(spec, m)
 }
@@ -85,7 +85,7 @@ func (c *capture) saveMemory(ctx context.Context, path string) error {
 // capture, which takes longer the more extents the file has.
 func (m *machine) PreCapture(ctx context.Context) error {
 	if m.Phase() == vmmproc.Prepared {
-		return fmt.Errorf("capture machine %s: it was not loaded", m.spec.ID)
+		return fmt.Errorf("capture machine %s: it has not been loaded", m.spec.ID)
 	}
 	for _, d := range m.spec.Disks {
 		if err := flushDisk(d); err != nil {

@@ -265,18 +265,18 @@ func connectPort(conn net.Conn, port int) error {
 	for {
 		var one [1]byte
 		if _, err := conn.Read(one[:]); err != nil {
-			return fmt.Errorf("nobody listens on port %d of the guest: %w", port, err)
+			return fmt.Errorf("connect to vsock port %d of the guest: %w", port, err)
 		}
 		if one[0] == '\n' {
 			break
 		}
 		if line = append(line, one[0]); len(line) == maxAnswer {
-			return fmt.Errorf("answer to a request for a connection: %q is too long", line)
+			return fmt.Errorf("response to a vsock connection request: %q is too long", line)
 		}
 	}
 	number, ok := strings.CutPrefix(string(line), "OK ")
 	if _, err := strconv.ParseUint(number, 10, 32); !ok || err != nil {
-		return fmt.Errorf("answer to a request for a connection: %q", line)
+		return fmt.Errorf("invalid response to a vsock connection request: %q", line)
 	}
 	return nil
 }

@@ -89,7 +89,7 @@ func New(ctx context.Context, config Config) (*Driver, error) {
 	}
 	if config.HotplugMemoryMiB < 0 || config.HotplugMemoryMiB%slotMiB != 0 || config.HotplugDisks < 0 {
 		return nil, fmt.Errorf(
-			"firecracker: %d MiB more memory and %d more disks: multiples of %d MiB, and no negative numbers",
+			"firecracker: hotplug memory of %d MiB and %d hotplug disks: want a multiple of %d MiB, and no negative numbers",
 			config.HotplugMemoryMiB,
 			config.HotplugDisks,
 			slotMiB,
@@ -119,7 +119,7 @@ func New(ctx context.Context, config Config) (*Driver, error) {
 // sweep empties the directory of captures.
 func (d *Driver) sweep() error {
 	if d.config.Dir == "" {
-		return errors.New("firecracker: no directory for captures")
+		return errors.New("firecracker: no directory is configured for captures")
 	}
 	if err := os.MkdirAll(d.config.Dir, 0o711); err != nil {
 		return err
@@ -174,7 +174,7 @@ func (d *Driver) Boot(ctx context.Context, spec vmm.Spec) (vmm.Machine, error) {
 		return nil, err
 	}
 	if spec.Kernel == "" || len(spec.Disks) == 0 && spec.Initramfs == "" {
-		return nil, errors.New("boot: a kernel and a disk or an initramfs are needed")
+		return nil, errors.New("boot: the machine needs a kernel, and a disk or an initramfs")
 	}
 	m := newMachine(ctx, d, spec, d.manifest(spec), d.newShape(spec))
 	err := m.launch(ctx, m.placeBootFiles)
@@ -213,15 +213,15 @@ func (d *Driver) Prepare(ctx context.Context, spec vmm.Spec, image vmm.Image) (v
 func validate(spec vmm.Spec) error {
 	switch {
 	case spec.ID == "" || spec.Dir == "":
-		return errors.New("machine needs an id and a directory")
+		return errors.New("machine needs an ID and a directory")
 	case spec.VCPUs < 1 || spec.VCPUs > 32 || spec.MemoryMiB < 16:
-		return fmt.Errorf("machine %s: %d processors and %d MiB are not possible", spec.ID, spec.VCPUs, spec.MemoryMiB)
+		return fmt.Errorf("machine %s: %d vCPUs and %d MiB of memory are out of range", spec.ID, spec.VCPUs, spec.MemoryMiB)
 	case len(spec.ID) > 60:
-		return fmt.Errorf("machine id %q is too long", spec.ID)
+		return fmt.Errorf("machine ID %q is too long", spec.ID)
 	}
 	for _, r := range spec.ID {
 		if !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-') {
-			return fmt.Errorf("machine id %q: letters and digits only", spec.ID)
+			return fmt.Errorf("machine ID %q: only letters, digits and hyphens are allowed", spec.ID)
 		}
 	}
 	return nil

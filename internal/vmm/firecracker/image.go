@@ -104,7 +104,7 @@ func (s shape) check(spec vmm.Spec, m vmm.Manifest) error {
 	if s.BaseMiB < 1 || s.HotplugMiB < 0 || s.BaseMiB > 1<<24 || s.HotplugMiB > 1<<24 || m.MemoryMiB < s.BaseMiB || s.BaseMiB+s.HotplugMiB < max(m.MemoryMiB, m.MaxMemoryMiB) ||
 		len(s.ReadOnly) < max(m.Disks, m.MaxDisks) ||
 		len(s.ReadOnly) > maxDrives {
-		return errors.New("the shape of the image is damaged")
+		return errors.New("the image's shape.json is damaged")
 	}
 	for i, disk := range spec.Disks {
 		if disk.ReadOnly != s.ReadOnly[i] {

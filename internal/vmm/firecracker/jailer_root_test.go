@@ -58,7 +58,7 @@ func TestOfficialJailer(t *testing.T) {
 		}
 		w.config.Jailer = fctest.InstallJailer(t, "1.17.0").Jailer
 		if _, err := firecracker.New(t.Context(), w.config); err == nil ||
-			!strings.Contains(err.Error(), "does not fit") {
+			!strings.Contains(err.Error(), "does not match") {
 			t.Errorf("a jailer of another release: got %v", err)
 		}
 	})

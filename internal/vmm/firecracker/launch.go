@@ -46,7 +46,7 @@ func (m *machine) inRoot(name string) string { return filepath.Join(m.root(), na
 func (m *machine) launch(ctx context.Context, lay func() error) (err error) {
 	dir := m.spec.Dir
 	if m.spec.NIC != nil && m.spec.NIC.Device == "" {
-		return errors.New("network card without the name of a tap")
+		return errors.New("network card without a tap name")
 	}
 	if err := removeFiles(dir); err != nil {
 		return err
@@ -57,7 +57,7 @@ func (m *machine) launch(ctx context.Context, lay func() error) (err error) {
 	if err := os.MkdirAll(m.root(), 0o700); err != nil {
 		return err
 	}
-	back.Push("close what was opened", func(context.Context) error { m.disconnect(); return nil })
+	back.Push("close connections", func(context.Context) error { m.disconnect(); return nil })
 	if err := lay(); err != nil {
 		return err
 	}
@@ -100,7 +100,7 @@ func (m *machine) chown(path string) error {
 // link creates a hard link to one of the caller's files in the monitor's directory.
 func (m *machine) link(path, name string) error {
 	if err := os.Link(path, m.inRoot(name)); err != nil {
-		return fmt.Errorf("%w (files of a machine must lie on the file system of its directory)", err)
+		return fmt.Errorf("%w (a machine's files must be on the file system of its directory)", err)
 	}
 	return nil
 }
@@ -189,7 +189,7 @@ func (m *machine) placeImage(image vmm.Image) (err error) {
 	}
 	if m.spec.HugePages && (m.memory == nil || !m.driver.version.AtLeast(1, 17)) {
 		return &vmm.UnsupportedError{
-			Op:     "use huge pages for memory that is not served, or before 1.17",
+			Op:     "use huge pages for memory that is not served by a pager, or before Firecracker 1.17",
 			Driver: driverName,
 		}
 	}
@@ -218,7 +218,7 @@ func (m *machine) setBase(path string, f *os.File) error {
 	}
 	name := filepath.Join(m.spec.Dir, baseFile)
 	if err := os.Link(path, name+".new"); err != nil {
-		return fmt.Errorf("%w (images must lie on the file system of machines)", err)
+		return fmt.Errorf("%w (images must be on the file system of machines)", err)
 	}
 	if err := os.Rename(name+".new", name); err != nil {
 		return err
@@ -259,7 +259,7 @@ func (m *machine) openBase() error {
 	}
 	key, err := vmmproc.KeyOf(f)
 	if err == nil && key != m.record.Base {
-		err = errors.New("the memory that the machine was started on was changed for another")
+		err = errors.New("the base memory file of the machine was replaced")
 	}
 	if err != nil {
 		return errors.Join(err, f.Close())

@@ -81,7 +81,7 @@ func (m *machine) disconnect() {
 	m.dialled, m.base = nil, nil
 	m.mu.Unlock()
 	if dialled != nil {
-		_ = dialled.Close()
+		_ = dialled.Close() // closes only this process's end
 	}
 	if base != nil {
 		_ = base.Close() // was only read
@@ -105,13 +105,13 @@ func (m *machine) adopt(ctx context.Context, p *proc.Process) error {
 	m.manifest.MaxMemoryMiB, m.manifest.MaxDisks = m.record.MaxMemoryMiB, m.record.MaxDisks
 	m.Watch(ctx, p)
 	if m.record.Paged {
-		return errors.Join(fmt.Errorf("its memory came from a pager that has ended: %w", vmm.ErrGone), m.Kill(ctx))
+		return errors.Join(fmt.Errorf("its memory was served by a pager that has exited: %w", vmm.ErrGone), m.Kill(ctx))
 	}
 	if err := m.openBase(); err != nil {
 		m.Release()
 		return err
 	}
-	limit, cancel := m.driver.monitors.WithTimeout(ctx, "answer of the monitor")
+	limit, cancel := m.driver.monitors.WithTimeout(ctx, "response of the monitor")
 	defer cancel()
 	i, err := m.api.Instance(limit)
 	if err != nil {
@@ -142,7 +142,7 @@ func (m *machine) updateRateLimits(ctx context.Context) error {
 	}
 	for i, d := range m.spec.Disks {
 		if err := m.api.ChangeDrive(ctx, fcapi.DrivePatch{ID: driveName(i), Limiter: limiter(d.Rate)}); err != nil {
-			return fmt.Errorf("bound disk %d: %w", i, err)
+			return fmt.Errorf("set rate limit of disk %d: %w", i, err)
 		}
 	}
 	m.record.DiskRates, m.record.Shape.Rates = held, hasRates(m.spec)

@@ -57,7 +57,7 @@ func openRegular(path string) (*os.File, error) {
 	}
 	st, err := f.Stat()
 	if err == nil && !st.Mode().IsRegular() {
-		err = &fs.PathError{Op: "open", Path: path, Err: errors.New("not a plain file")}
+		err = &fs.PathError{Op: "open", Path: path, Err: errors.New("not a regular file")}
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())

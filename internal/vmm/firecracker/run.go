@@ -175,7 +175,7 @@ func limiter(r vmm.Rate) *fcapi.RateLimiter {
 // Load implements vmm.Machine.
 func (m *machine) Load(ctx context.Context, from vmm.Capture) (err error) {
 	if m.Phase() != vmmproc.Prepared || m.state == nil {
-		return fmt.Errorf("load machine %s: it was loaded before", m.spec.ID)
+		return fmt.Errorf("load machine %s: it has already been loaded", m.spec.ID)
 	}
 	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "load of the machine")
 	defer cancel()
@@ -192,7 +192,7 @@ func (m *machine) load(ctx context.Context, from vmm.Capture) error {
 	if from != nil {
 		c, ok := from.(*capture)
 		if !ok || c.driver != m.driver {
-			return errors.New("the capture is another driver's")
+			return errors.New("the capture was made by another driver")
 		}
 		if err := c.Acquire(); err != nil {
 			return err
@@ -289,9 +289,9 @@ func (m *machine) servePages(l *net.UnixListener) {
 	default:
 	}
 	if err == nil {
-		err = errors.New("it ended")
+		err = errors.New("the pager exited")
 	}
-	m.Fail("its memory is not served any more: " + err.Error())
+	m.Fail("its memory is no longer served: " + err.Error())
 }
 
 func (m *machine) acceptPages(l *net.UnixListener) error {
@@ -341,7 +341,7 @@ func (m *machine) Pause(ctx context.Context) error {
 	case vmmproc.Paused:
 		return nil
 	case vmmproc.Prepared:
-		return fmt.Errorf("pause machine %s: it was not loaded", m.spec.ID)
+		return fmt.Errorf("pause machine %s: it has not been loaded", m.spec.ID)
 	}
 	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "pause of the machine")
 	defer cancel()
@@ -358,7 +358,7 @@ func (m *machine) Resume(ctx context.Context) error {
 	case vmmproc.Running:
 		return nil
 	case vmmproc.Prepared:
-		return fmt.Errorf("resume machine %s: it was not loaded", m.spec.ID)
+		return fmt.Errorf("resume machine %s: it has not been loaded", m.spec.ID)
 	}
 	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "resumption of the machine")
 	defer cancel()
@@ -379,7 +379,7 @@ func (m *machine) SetMetadata(ctx context.Context, document []byte) error {
 	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "metadata of the machine")
 	defer cancel()
 	if err := m.api.SetMetadata(ctx, document); err != nil {
-		return fmt.Errorf("identify machine %s: %w", m.spec.ID, m.WithExitReason(ctx, err))
+		return fmt.Errorf("set metadata of machine %s: %w", m.spec.ID, m.WithExitReason(ctx, err))
 	}
 	return nil
 }
@@ -387,7 +387,7 @@ func (m *machine) SetMetadata(ctx context.Context, document []byte) error {
 // Reclaim implements vmm.Reclaimer.
 func (m *machine) Reclaim(ctx context.Context, mib int) error {
 	if m.Phase() == vmmproc.Prepared {
-		return fmt.Errorf("reclaim memory of machine %s: it was not loaded", m.spec.ID)
+		return fmt.Errorf("reclaim memory of machine %s: it has not been loaded", m.spec.ID)
 	}
 	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "balloon of the machine")
 	defer cancel()

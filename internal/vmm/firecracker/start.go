@@ -139,7 +139,7 @@ func CheckJailer(ctx context.Context, path string, want fcapi.Version) error {
 		return fmt.Errorf("run %s --version: %w", path, err)
 	}
 	if v != want {
-		return fmt.Errorf("jailer %s does not fit Firecracker %s", v, want)
+		return fmt.Errorf("jailer %s does not match Firecracker %s", v, want)
 	}
 	return checkJailerRelease(v)
 }

@@ -31,7 +31,7 @@ var _ vmm.PreCapturer = (*machine)(nil)
 // PreCapture implements vmm.PreCapturer.
 func (m *machine) PreCapture(ctx context.Context) error {
 	if m.Phase() == vmmproc.Prepared {
-		return fmt.Errorf("capture machine %s: it was not loaded", m.spec.ID)
+		return fmt.Errorf("capture machine %s: it has not been loaded", m.spec.ID)
 	}
 	m.mu.Lock()
 	ready := m.prepared != nil

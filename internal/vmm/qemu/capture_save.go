@@ -74,7 +74,7 @@ func (c *capture) free() error {
 // Save writes a complete image into dir. The memory file shares all unchanged blocks with base.
 func (c *capture) Save(ctx context.Context, dir string) (_ vmm.Image, err error) {
 	if c.forkOnly {
-		return vmm.Image{}, errors.New("save image: the capture was taken to be loaded alone")
+		return vmm.Image{}, errors.New("save image: the capture was made for forks only and cannot be saved")
 	}
 	if err := c.Acquire(); err != nil {
 		return vmm.Image{}, err
@@ -150,7 +150,7 @@ type stateFile struct{ file *os.File }
 func newStateFile() (stateFile, error) {
 	fd, err := unix.MemfdCreate("state", unix.MFD_CLOEXEC)
 	if err != nil {
-		return stateFile{}, fmt.Errorf("make state file: %w", err)
+		return stateFile{}, fmt.Errorf("create state file: %w", err)
 	}
 	return stateFile{os.NewFile(uintptr(fd), "state")}, nil
 }

@@ -38,14 +38,14 @@ func (d *Driver) ExportCheckpoint(_ context.Context, image vmm.Image) (*vmm.Chec
 // ImportCheckpoint implements vmm.CheckpointExporter.
 func (d *Driver) ImportCheckpoint(ctx context.Context, image vmm.Image, from vmm.CheckpointSource) error {
 	if d.checkpoints == nil {
-		return &vmm.MismatchError{Field: "process image", Image: "one", Host: "none is used"}
+		return &vmm.MismatchError{Field: "monitor checkpoint", Image: "present", Host: "disabled"}
 	}
 	return d.checkpoints.Import(ctx, image.Dir, from)
 }
 
 // logNoCheckpoint logs why an image gets no monitor checkpoint.
 func (d *Driver) logNoCheckpoint(err error) {
-	d.config.Log.Warn("machines of an image begin by their device state alone, which takes longer", "why", err)
+	d.config.Log.Warn("image has no monitor checkpoint; restores from its device state take longer", "why", err)
 }
 
 // saveMonitor adds the monitor checkpoint to an image in dir.
@@ -92,7 +92,7 @@ func (m *machine) role(f *os.File, link string) (string, error) {
 		case tunDevice:
 			header, err := unix.IoctlGetInt(int(f.Fd()), unix.TUNGETVNETHDRSZ)
 			if err != nil {
-				return "", fmt.Errorf("size of headers of the tap: %w", err)
+				return "", fmt.Errorf("header size of the tap: %w", err)
 			}
 			return roleTap + strconv.Itoa(header), nil
 		}
@@ -109,11 +109,11 @@ func socketRole(f *os.File) (string, error) {
 	}
 	local, ok := name.(*unix.SockaddrUnix)
 	if !ok {
-		return "", fmt.Errorf("%w: a socket of another kind", checkpoint.ErrUnsupported)
+		return "", fmt.Errorf("%w: it has a socket that is not a Unix socket", checkpoint.ErrUnsupported)
 	}
 	base := filepath.Base(local.Name)
 	if base != monitorSocket && base != channelSocket {
-		return "", fmt.Errorf("%w: a socket called %q", checkpoint.ErrUnsupported, local.Name)
+		return "", fmt.Errorf("%w: it has a socket with the unknown name %q", checkpoint.ErrUnsupported, local.Name)
 	}
 	listens, err := unix.GetsockoptInt(int(f.Fd()), unix.SOL_SOCKET, unix.SO_ACCEPTCONN)
 	if err != nil {

@@ -164,7 +164,7 @@ func (v *stub) addDevices(sh launchSpec, given *inheritedFiles) error {
 			return vmmproc.SetUpTap(given.files[sh.tap-firstFD], size)
 		}
 	}
-	return errors.New("the monitor in the image has no tap")
+	return errors.New("the checkpointed monitor has no tap")
 }
 
 // restoreCheckpoint restores a monitor into the stub and resumes the guest. The checkpoint is that
@@ -185,7 +185,7 @@ func (m *machine) restoreCheckpoint(ctx context.Context, from *capture) (err err
 		}
 	} else {
 		if from.monitor == nil {
-			return errors.New("the capture holds no process, and the image of this machine does")
+			return errors.New("the capture has no monitor checkpoint, but this machine needs one")
 		}
 		plan.Checkpoint, plan.Delta, set, held = &from.monitor.Checkpoint, from.monitor, from.fdSet, from.manifest.DiskRates
 	}

@@ -122,7 +122,7 @@ func (d *Driver) Boot(ctx context.Context, spec vmm.Spec) (_ vmm.Machine, err er
 		return nil, err
 	}
 	if spec.Kernel == "" || len(spec.Disks) == 0 && spec.Initramfs == "" {
-		return nil, errors.New("boot: a kernel and a disk or an initramfs are needed")
+		return nil, errors.New("boot: the machine needs a kernel, and a disk or an initramfs")
 	}
 	manifest, err := d.manifest(ctx, spec)
 	if err != nil {
@@ -177,13 +177,13 @@ func (d *Driver) CheckCompatible(ctx context.Context, m vmm.Manifest) error {
 func validate(spec vmm.Spec) error {
 	switch {
 	case spec.ID == "" || spec.Dir == "":
-		return errors.New("machine needs an id and a directory")
+		return errors.New("machine needs an ID and a directory")
 	case spec.VCPUs < 1 || spec.MemoryMiB < 16:
-		return fmt.Errorf("machine %s: %d processors and %d MiB are too little", spec.ID, spec.VCPUs, spec.MemoryMiB)
+		return fmt.Errorf("machine %s: %d vCPUs and %d MiB of memory are too few", spec.ID, spec.VCPUs, spec.MemoryMiB)
 	}
 	for _, r := range spec.ID {
 		if !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_') {
-			return fmt.Errorf("machine id %q: letters and digits only", spec.ID)
+			return fmt.Errorf("machine ID %q: only letters, digits, hyphens and underscores are allowed", spec.ID)
 		}
 	}
 	return nil

@@ -16,7 +16,7 @@ import (
 // Load implements vmm.Machine.
 func (m *machine) Load(ctx context.Context, from vmm.Capture) error {
 	if m.Phase() != vmmproc.Prepared || !m.canLoad() {
-		return fmt.Errorf("load machine %s: it was loaded before", m.spec.ID)
+		return fmt.Errorf("load machine %s: it has already been loaded", m.spec.ID)
 	}
 	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "load of the machine")
 	defer cancel()
@@ -25,7 +25,7 @@ func (m *machine) Load(ctx context.Context, from vmm.Capture) error {
 	if from != nil {
 		var ok bool
 		if c, ok = from.(*capture); !ok {
-			return fmt.Errorf("load machine %s: the capture is another driver's", m.spec.ID)
+			return fmt.Errorf("load machine %s: the capture was made by another driver", m.spec.ID)
 		}
 		known = c.manifest.DiskBytes
 	}
@@ -55,7 +55,7 @@ func (m *machine) canLoad() bool {
 // monitor.
 func (m *machine) loadDeviceState(ctx context.Context, from *capture) error {
 	if from != nil && from.state == nil {
-		return errors.New("the capture was taken for other machines")
+		return errors.New("the capture was made for other machines")
 	}
 	if err := m.writeMemory(ctx, from); err != nil {
 		return err
@@ -66,7 +66,7 @@ func (m *machine) loadDeviceState(ctx context.Context, from *capture) error {
 	return m.sendState(ctx, m.state)
 }
 
-var errNotOfImage = errors.New("the capture was not taken on the image of this machine")
+var errNotOfImage = errors.New("the capture was not made on the image of this machine")
 
 // writeCapture writes a capture's pages into the monitor's memory. If the capture is based on the
 // image's own memory file, writeCapture writes the image's memory delta first. Such a capture is of
@@ -187,7 +187,7 @@ func (m *machine) Pause(ctx context.Context) error {
 	case vmmproc.Paused:
 		return nil
 	case vmmproc.Prepared:
-		return fmt.Errorf("pause machine %s: it was not loaded", m.spec.ID)
+		return fmt.Errorf("pause machine %s: it has not been loaded", m.spec.ID)
 	}
 	if err := m.PreCapture(ctx); err != nil {
 		return err
@@ -207,7 +207,7 @@ func (m *machine) Resume(ctx context.Context) error {
 	case vmmproc.Running:
 		return nil
 	case vmmproc.Prepared:
-		return fmt.Errorf("resume machine %s: it was not loaded", m.spec.ID)
+		return fmt.Errorf("resume machine %s: it has not been loaded", m.spec.ID)
 	}
 	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "resumption of the machine")
 	defer cancel()
@@ -240,7 +240,7 @@ func (d *Driver) adopt(
 	}
 	m.qmp = qmp.Open(conn, m.event)
 	m.Watch(ctx, p)
-	ctx, cancel := d.monitors.WithTimeout(ctx, "answer of the monitor")
+	ctx, cancel := d.monitors.WithTimeout(ctx, "response of the monitor")
 	defer cancel()
 	status, err := m.status(ctx)
 	if err != nil {

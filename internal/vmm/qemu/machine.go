@@ -78,7 +78,7 @@ const guestExitLimit = 10 * time.Second
 
 // guestExited saves the console of an exited guest and returns why it exited.
 func (m *machine) guestExited(ctx context.Context, data string) string {
-	ctx, cancel := context.WithTimeoutCause(ctx, guestExitLimit, errors.New("monitor does not end"))
+	ctx, cancel := context.WithTimeoutCause(ctx, guestExitLimit, errors.New("monitor does not exit"))
 	defer cancel()
 	reason := "guest shut itself down"
 	if strings.Contains(data, "guest-reset") || strings.Contains(data, "guest-panic") {
@@ -114,14 +114,14 @@ func (m *machine) disconnect() {
 	}
 	for _, c := range []*channel{spare, dialled} {
 		if c != nil {
-			_ = c.Close()
+			_ = c.Close() // the monitor is gone or released; nothing is lost
 		}
 	}
 	if incoming != nil {
-		_ = incoming.Close()
+		_ = incoming.Close() // without it, a monitor that waits for state exits
 	}
 	if m.qmp != nil {
-		_ = m.qmp.Close()
+		_ = m.qmp.Close() // closes only this process's end
 	}
 }
 

@@ -69,7 +69,7 @@ func parseMemDelta(data []byte, bytes int64) (*memDelta, error) {
 	at := int64(0)
 	for _, s := range l.Spans {
 		if s[0] < at || s[1] <= s[0] || s[1] > bytes || s[0]%pageSize != 0 || s[1]%pageSize != 0 {
-			return nil, fmt.Errorf("%s: span %v is not within the memory, or not behind the one before", memDeltaName, s)
+			return nil, fmt.Errorf("%s: span %v is not sorted, not aligned or out of range", memDeltaName, s)
 		}
 		at = s[1]
 	}

@@ -35,7 +35,7 @@ func listen(dir, name string) (*os.File, error) {
 func socketPair() (*net.UnixConn, *os.File, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, nil, fmt.Errorf("make socket pair: %w", err)
+		return nil, nil, fmt.Errorf("create socket pair: %w", err)
 	}
 	ours, theirs := os.NewFile(uintptr(fds[0]), "state"), os.NewFile(uintptr(fds[1]), "state")
 	conn, err := net.FileConn(ours)

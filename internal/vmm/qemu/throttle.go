@@ -48,7 +48,7 @@ func (m *machine) setThrottles(ctx context.Context, held []vmm.Rate) error {
 		args := map[string]any{"device": "d" + strconv.Itoa(i), "bps": max(0, d.Rate.Bytes), "bps_rd": 0, "bps_wr": 0,
 			"iops": max(0, d.Rate.Ops), "iops_rd": 0, "iops_wr": 0}
 		if err := m.do(ctx, "block_set_io_throttle", args, nil); err != nil {
-			return fmt.Errorf("bound disk %d: %w", i, err)
+			return fmt.Errorf("set rate limit of disk %d: %w", i, err)
 		}
 	}
 	return nil

@@ -72,7 +72,7 @@ func ReadChecked(image vmm.Image, name string, limit int64) ([]byte, error) {
 	}
 	want, _ := FileOf(image.Manifest, name)
 	if sum := sha256.Sum256(data); hex.EncodeToString(sum[:]) != want.SHA256 {
-		return nil, fmt.Errorf("%s is damaged: its checksum is not the manifest's", path)
+		return nil, fmt.Errorf("%s is damaged: its checksum differs from the manifest's", path)
 	}
 	return data, nil
 }

@@ -158,7 +158,7 @@ func (l *Process) Discard(ctx context.Context) error {
 
 // Kill implements vmm.Machine.
 func (l *Process) Kill(ctx context.Context) error {
-	ctx, cancel := l.registry.WithTimeout(ctx, "end of the monitor")
+	ctx, cancel := l.registry.WithTimeout(ctx, "exit of the monitor")
 	defer cancel()
 	if err := l.proc.Kill(ctx); err != nil {
 		return fmt.Errorf("kill machine %s: %w", l.spec.ID, err)

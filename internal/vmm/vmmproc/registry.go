@@ -66,7 +66,7 @@ func (s *Registry) Kill(ctx context.Context, spec vmm.Spec) error {
 	if err != nil {
 		return fmt.Errorf("kill machine %s: %w", spec.ID, err)
 	}
-	ctx, cancel := s.WithTimeout(ctx, "end of the monitor")
+	ctx, cancel := s.WithTimeout(ctx, "exit of the monitor")
 	defer cancel()
 	for _, id := range ids {
 		p, err := proc.Adopt(id)

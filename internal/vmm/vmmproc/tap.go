@@ -18,10 +18,10 @@ const offloads = 0x01 | 0x02 | 0x04 | 0x08
 func SetUpTap(tap *os.File, header string) error {
 	size, err := strconv.Atoi(header)
 	if err != nil {
-		return fmt.Errorf("headers of the tap: %w", err)
+		return fmt.Errorf("header size of the tap: %w", err)
 	}
 	if err := unix.IoctlSetPointerInt(int(tap.Fd()), unix.TUNSETVNETHDRSZ, size); err != nil {
-		return fmt.Errorf("size of headers of the tap: %w", err)
+		return fmt.Errorf("header size of the tap: %w", err)
 	}
 	if err := unix.IoctlSetInt(int(tap.Fd()), unix.TUNSETOFFLOAD, offloads); err != nil {
 		return fmt.Errorf("offloads of the tap: %w", err)

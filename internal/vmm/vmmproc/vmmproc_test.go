@@ -175,7 +175,7 @@ func await(t *testing.T, l *Process) {
 	select {
 	case <-l.Done():
 	case <-time.After(time.Minute):
-		t.Fatal("the monitor does not end")
+		t.Fatal("the monitor has not exited after a minute")
 	}
 }
 

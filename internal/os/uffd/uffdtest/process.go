@@ -96,7 +96,7 @@ func execute(line string, mem []byte, page int) (string, error) {
 	case "drop":
 		return "ok", unix.Madvise(part, unix.MADV_DONTNEED)
 	}
-	return "", fmt.Errorf("%q is no verb", verb)
+	return "", fmt.Errorf("unknown command %q", verb)
 }
 
 // touched keeps the compiler from removing the reads.

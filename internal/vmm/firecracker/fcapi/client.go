@@ -45,7 +45,7 @@ func (e *NewerError) Error() string {
 
 // ErrClosed reports that the connection broke during a request or could not be made. Most likely
 // the monitor has exited.
-var ErrClosed = errors.New("the monitor's API does not answer")
+var ErrClosed = errors.New("the monitor's API does not respond")
 
 // Client is an API client for one monitor.
 type Client struct {
@@ -115,7 +115,7 @@ func (c *Client) do(ctx context.Context, method, path string, body, out any, fie
 		return c.broken(ctx, op, err)
 	}
 	if len(data) > maxAnswer {
-		return fmt.Errorf("%s: the answer is longer than %d bytes", op, maxAnswer)
+		return fmt.Errorf("%s: the response is longer than %d bytes", op, maxAnswer)
 	}
 	return decode(op, answer.StatusCode, data, out)
 }
@@ -143,7 +143,7 @@ func decode(op string, status int, data []byte, out any) error {
 		return nil
 	}
 	if err := json.Unmarshal(data, out); err != nil {
-		return fmt.Errorf("%s: answer %s: %w", op, printable(string(data)), err)
+		return fmt.Errorf("%s: response %s: %w", op, printable(string(data)), err)
 	}
 	return nil
 }

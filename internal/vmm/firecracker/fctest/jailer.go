@@ -76,7 +76,7 @@ func (s jailerArgs) check() error {
 		return fmt.Errorf("invalid instance ID %q", s.id)
 	}
 	if s.cgroups != "2" {
-		return fmt.Errorf("cgroup version %s is not there", s.cgroups)
+		return fmt.Errorf("cgroup version %s is not available", s.cgroups)
 	}
 	for _, a := range s.rest {
 		if a == "--id" { // the jailer adds it itself, and the monitor accepts it only once
@@ -95,7 +95,7 @@ func (s jailerArgs) check() error {
 	case !filepath.IsAbs(s.exec), !st.Mode().IsRegular():
 		return fmt.Errorf("%s is not a file", s.exec)
 	case raw.Nlink > 1:
-		return fmt.Errorf("%s has several names", s.exec)
+		return fmt.Errorf("%s has several hard links", s.exec)
 	case !strings.Contains(filepath.Base(s.exec), "firecracker"):
 		return fmt.Errorf("the name of %s must contain firecracker", s.exec)
 	}
@@ -203,12 +203,12 @@ func (s jailerArgs) enter(root string) error {
 		{"unshare", func() error { return unix.Unshare(unix.CLONE_NEWNS) }},
 		{"slave", func() error { return unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, "") }},
 		{"bind", func() error { return unix.Mount(root, root, "", unix.MS_BIND|unix.MS_REC, "") }},
-		{"go there", func() error { return unix.Chdir(root) }},
-		{"make a place for the old root", func() error { return unix.Mkdir("old_root", 0o700) }},
+		{"change into the root directory", func() error { return unix.Chdir(root) }},
+		{"create a directory for the old root", func() error { return unix.Mkdir("old_root", 0o700) }},
 		{"pivot", func() error { return unix.PivotRoot(".", "old_root") }},
-		{"go to the root", func() error { return unix.Chdir("/") }},
-		{"leave the old root", func() error { return unix.Unmount("old_root", unix.MNT_DETACH) }},
-		{"remove its place", func() error { return unix.Rmdir("old_root") }},
+		{"change into the root", func() error { return unix.Chdir("/") }},
+		{"unmount the old root", func() error { return unix.Unmount("old_root", unix.MNT_DETACH) }},
+		{"remove the directory of the old root", func() error { return unix.Rmdir("old_root") }},
 	} {
 		if err := do.do(); err != nil {
 			return fmt.Errorf("%s: %w", do.name, err)

@@ -46,7 +46,7 @@ func TestJailerCommandLine(t *testing.T) {
 		{"no_value", "--netns " + good, "requires a value"},
 		{"id_again", good + " --id m1", "more than once"},
 		{"other_name", strings.Replace(good, exec, other, 1), "must contain firecracker"},
-		{"two_names", strings.Replace(good, exec, two, 1), "several names"},
+		{"two_names", strings.Replace(good, exec, two, 1), "several hard links"},
 		{"link", strings.Replace(good, exec, link, 1), "not a file"},
 		{"relative", strings.Replace(good, exec, "firecracker", 1), "no such file"},
 	} {

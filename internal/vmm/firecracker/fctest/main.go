@@ -66,14 +66,14 @@ func parse(v fcapi.Version, args []string) (settings, error) {
 	for _, a := range args[1:] {
 		if strings.HasPrefix(a, "-") && !strings.HasPrefix(a, "--") ||
 			strings.Contains(a, "=") && strings.HasPrefix(a, "--") {
-			return s, fmt.Errorf("argument %q: long names only, and values apart", a)
+			return s, fmt.Errorf("argument %q: only long names with separate values are supported", a)
 		}
 	}
 	if err := f.Parse(args[1:]); err != nil {
 		return s, err
 	}
 	if f.NArg() != 0 {
-		return s, fmt.Errorf("argument %q is too much", f.Arg(0))
+		return s, fmt.Errorf("unexpected argument %q", f.Arg(0))
 	}
 	if len(s.id) < 1 || len(s.id) > 64 ||
 		strings.Trim(s.id, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-") != "" {

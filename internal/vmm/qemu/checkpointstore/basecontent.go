@@ -63,7 +63,7 @@ func (s *Store) baseContent(
 		return nil, err
 	}
 	if err := s.fetchBase(ctx, path, sum, bytes, from); err != nil {
-		return nil, fmt.Errorf("bring the content that it lies over: %w", err)
+		return nil, fmt.Errorf("fetch the base pages file: %w", err)
 	}
 	if err := s.evict(path); err != nil {
 		return nil, err
@@ -77,7 +77,7 @@ func (s *Store) contentOfSize(path string, bytes int64) (*Content, error) {
 		return nil, err
 	}
 	if st.Size() != bytes {
-		return nil, fmt.Errorf("the content that it lies over has %d bytes, want %d", st.Size(), bytes)
+		return nil, fmt.Errorf("the base pages file has %d bytes, want %d", st.Size(), bytes)
 	}
 	return ContentOf(path)
 }
@@ -106,7 +106,7 @@ func (s *Store) fetchBase(ctx context.Context, path, sum string, bytes int64, fr
 		return err
 	}
 	if have != sum {
-		return fmt.Errorf("it has the sum %s, want %s", have, sum)
+		return fmt.Errorf("it has the hash %s, want %s", have, sum)
 	}
 	return os.Rename(part, path)
 }

@@ -45,7 +45,7 @@ func (s *Store) Export(imageDir string) (*vmm.Checkpoint, error) {
 	}
 	parcel, err := s.export(p)
 	if err != nil {
-		return nil, fmt.Errorf("pack the process of an image: %w", err)
+		return nil, fmt.Errorf("export monitor checkpoint: %w", err)
 	}
 	return parcel, nil
 }
@@ -75,7 +75,7 @@ func (s *Store) export(p *MonitorCheckpoint) (*vmm.Checkpoint, error) {
 	}
 	about, err := json.Marshal(out)
 	if err == nil && len(about) > vmm.MaxCheckpointDescription {
-		err = fmt.Errorf("its description has %d bytes", len(about))
+		err = fmt.Errorf("the description has %d bytes, want at most %d", len(about), vmm.MaxCheckpointDescription)
 	}
 	if err != nil {
 		return nil, errors.Join(err, content.Close())
@@ -111,31 +111,31 @@ func (s *Store) encodeDelta(p *MonitorCheckpoint) (_ *os.File, spans []checkpoin
 // the content.
 func parseBundle(about []byte) (*bundle, int64, error) {
 	if len(about) > vmm.MaxCheckpointDescription {
-		return nil, 0, fmt.Errorf("a description of %d bytes", len(about))
+		return nil, 0, fmt.Errorf("the description has %d bytes", len(about))
 	}
 	var p bundle
 	if err := json.Unmarshal(about, &p); err != nil {
 		return nil, 0, err
 	}
 	if p.Format != bundleFormat {
-		return nil, 0, fmt.Errorf("it is of format %d, want %d", p.Format, bundleFormat)
+		return nil, 0, fmt.Errorf("it has format %d, want %d", p.Format, bundleFormat)
 	}
 	if err := p.Process.Validate(); err != nil {
 		return nil, 0, err
 	}
 	if len(p.FileHashes) != len(p.Process.Files) {
-		return nil, 0, fmt.Errorf("%d sums of %d files", len(p.FileHashes), len(p.Process.Files))
+		return nil, 0, fmt.Errorf("%d hashes for %d files", len(p.FileHashes), len(p.Process.Files))
 	}
 	for _, sum := range append(slices.Clone(p.FileHashes), p.ContentHash) {
 		if len(sum) != 64 || strings.Trim(sum, "0123456789abcdef") != "" {
-			return nil, 0, fmt.Errorf("sum %q", sum)
+			return nil, 0, fmt.Errorf("invalid hash %q", sum)
 		}
 	}
 	if p.Clock < 0 || p.Clock > maxClock {
-		return nil, 0, fmt.Errorf("a clock at %v", p.Clock)
+		return nil, 0, fmt.Errorf("clock %v is out of range", p.Clock)
 	}
 	if p.Process.Bytes > maxContent {
-		return nil, 0, fmt.Errorf("%d bytes of content, at most %d", p.Process.Bytes, int64(maxContent))
+		return nil, 0, fmt.Errorf("%d bytes of pages, at most %d are allowed", p.Process.Bytes, int64(maxContent))
 	}
 	if p.Full {
 		return &p, p.Process.Bytes, nil
@@ -161,7 +161,7 @@ func hostUptime() (time.Duration, error) {
 // Import adds the checkpoint of a bundle to an image, as vmm.CheckpointExporter specifies.
 func (s *Store) Import(ctx context.Context, imageDir string, from vmm.CheckpointSource) error {
 	if err := s.importBundle(ctx, imageDir, from); err != nil {
-		return fmt.Errorf("unpack the process of an image: %w", err)
+		return fmt.Errorf("import monitor checkpoint: %w", err)
 	}
 	return nil
 }
@@ -213,7 +213,7 @@ func (s *Store) importBundle(ctx context.Context, imageDir string, from vmm.Chec
 	}
 	if in.Full {
 		if _, sum, err := s.hashes.ofFile(own); err != nil || sum != in.ContentHash {
-			return errors.Join(err, fmt.Errorf("the content that came has the sum %s, want %s", sum, in.ContentHash))
+			return errors.Join(err, fmt.Errorf("the received pages file has the hash %s, want %s", sum, in.ContentHash))
 		}
 	}
 	return p.write(dir)
@@ -225,7 +225,7 @@ func (s *Store) localFiles(files []checkpoint.File, want []string) ([]checkpoint
 	out := make([]checkpoint.File, len(files))
 	for i, f := range files {
 		if !filepath.IsAbs(f.Path) || filepath.Clean(f.Path) != f.Path {
-			return nil, fmt.Errorf("file %q", f.Path)
+			return nil, fmt.Errorf("file path %q is not absolute and clean", f.Path)
 		}
 		is, sum, err := s.hashes.ofFile(f.Path)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -268,7 +268,7 @@ func (s *Store) checkTimeNamespaces(ctx context.Context) error {
 	here, err := os.Readlink("/proc/self/ns/time")
 	there, failed := os.Readlink(fmt.Sprintf("/proc/%d/ns/time", p.PID()))
 	if err == nil && failed == nil && here == there {
-		err = errors.New("a program that is run enters no namespace of clocks")
+		err = errors.New("a new process does not enter its time namespace")
 	}
 	return errors.Join(err, failed, p.Kill(ctx), p.Release())
 }
@@ -299,7 +299,7 @@ func receive(path string, bytes int64, bring func(*os.File) (int64, error)) (err
 		return err
 	}
 	if came != bytes {
-		return fmt.Errorf("%d bytes of content came, want %d", came, bytes)
+		return fmt.Errorf("received %d bytes of content, want %d", came, bytes)
 	}
 	return f.Truncate(bytes) // trailing zeros were not written
 }

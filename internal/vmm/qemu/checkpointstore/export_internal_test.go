@@ -181,7 +181,7 @@ func (p *storePair) editBundle(about []byte, change func(*bundle)) []byte {
 
 // TestImportRefuses checks that a refused bundle leaves the image unchanged and no other files.
 func TestImportRefuses(t *testing.T) {
-	dead := errors.New("the store is dead")
+	dead := errors.New("the store is unavailable")
 	for name, c := range map[string]struct {
 		about  func(*bundle)
 		bring  contentSource // replaces the real content
@@ -194,21 +194,21 @@ func TestImportRefuses(t *testing.T) {
 		"pipe": {before: func(p *storePair) {
 			p.must(os.Remove(p.program))
 			p.must(unix.Mkfifo(p.program, 0o600))
-		}, want: "is no regular file"},
-		"another_format": {about: func(in *bundle) { in.Format++ }, want: "format 3, want 2"},
-		"no_thread":      {about: func(in *bundle) { in.Process.Threads = nil }, want: "0 threads"},
-		"sums_missing":   {about: func(in *bundle) { in.FileHashes = nil }, want: "0 sums of 1 files"},
-		"sum_is_a_path":  {about: func(in *bundle) { in.ContentHash = strings.Repeat("../", 21) + "x" }, want: "sum "},
-		"relative_path":  {about: func(in *bundle) { in.Process.Files[0].Path = "a/../b" }, want: `file "a/../b"`},
-		"too_large":      {about: func(in *bundle) { in.Process.Bytes = 2 << 30 }, want: "at most"},
-		"spans_overlap":  {about: func(in *bundle) { in.Delta = append(in.Delta, in.Delta...) }, want: "out of order"},
-		"clock":          {about: func(in *bundle) { in.Clock = -1 }, want: "a clock at"},
-		"own_cut":        {bring: truncatedSource(false), want: "bytes of content came"},
-		"own_dead":       {bring: failingSource(false, dead), want: dead.Error()},
-		"below_cut":      {bring: truncatedSource(true), want: "bytes of content came"},
-		"below_dead":     {bring: failingSource(true, dead), want: dead.Error()},
-		"below_lies":     {bring: func(bool, io.WriterAt) (int64, error) { return 4096, nil }, want: "it has the sum"},
-		"whole_lies":     {about: func(in *bundle) { in.Full, in.Delta, in.Process.Bytes = true, nil, 2*4096 }, want: "the content that came has the sum"},
+		}, want: "is not a regular file"},
+		"another_format":       {about: func(in *bundle) { in.Format++ }, want: "format 3, want 2"},
+		"no_thread":            {about: func(in *bundle) { in.Process.Threads = nil }, want: "0 threads"},
+		"hashes_missing":       {about: func(in *bundle) { in.FileHashes = nil }, want: "0 hashes for 1 files"},
+		"hash_is_a_path":       {about: func(in *bundle) { in.ContentHash = strings.Repeat("../", 21) + "x" }, want: "invalid hash "},
+		"relative_path":        {about: func(in *bundle) { in.Process.Files[0].Path = "a/../b" }, want: `file path "a/../b"`},
+		"too_large":            {about: func(in *bundle) { in.Process.Bytes = 2 << 30 }, want: "at most"},
+		"spans_overlap":        {about: func(in *bundle) { in.Delta = append(in.Delta, in.Delta...) }, want: "not sorted"},
+		"clock":                {about: func(in *bundle) { in.Clock = -1 }, want: "out of range"},
+		"content_truncated":    {bring: truncatedSource(false), want: "bytes of content, want"},
+		"content_unavailable":  {bring: failingSource(false, dead), want: dead.Error()},
+		"base_truncated":       {bring: truncatedSource(true), want: "bytes of content, want"},
+		"base_unavailable":     {bring: failingSource(true, dead), want: dead.Error()},
+		"base_differs":         {bring: func(bool, io.WriterAt) (int64, error) { return 4096, nil }, want: "it has the hash"},
+		"full_content_differs": {about: func(in *bundle) { in.Full, in.Delta, in.Process.Bytes = true, nil, 2*4096 }, want: "the received pages file has the hash"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newStorePair(t)

@@ -65,7 +65,7 @@ func (s *fileHashes) ofFiles(files []checkpoint.File) ([]string, error) {
 			return nil, err
 		}
 		if have != want {
-			return nil, fmt.Errorf("%s was changed meanwhile", want.Path)
+			return nil, fmt.Errorf("%s has changed meanwhile", want.Path)
 		}
 		out[i] = sum
 	}
@@ -104,7 +104,7 @@ func hashFile(f *os.File) (string, error) {
 		return "", err
 	}
 	if !st.Mode().IsRegular() {
-		return "", fmt.Errorf("%s is no regular file", f.Name())
+		return "", fmt.Errorf("%s is not a regular file", f.Name())
 	}
 	h := sha256.New()
 	if _, err := io.Copy(h, io.NewSectionReader(f, 0, st.Size())); err != nil {

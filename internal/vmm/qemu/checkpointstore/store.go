@@ -140,12 +140,12 @@ func (s *Store) Find(imageDir string) (*MonitorCheckpoint, error) {
 	key := vmmproc.FileKey{Device: uint64(st.Dev), Inode: st.Ino}
 	p, cold, err := s.find(dir, f, cacheEntry{key: key, modified: st.Mtim.Nano()}, st.Size)
 	if err != nil {
-		s.log.Warn("the process in an image cannot be used", "image", imageDir, "why", err)
+		s.log.Warn("monitor checkpoint of an image cannot be used", "image", imageDir, "why", err)
 		return nil, nil
 	}
 	if cold {
 		if err := readAhead(p.contentPath); err != nil {
-			s.log.Warn("the process in an image is not read ahead", "image", imageDir, "why", err)
+			s.log.Warn("monitor checkpoint of an image was not read ahead", "image", imageDir, "why", err)
 		}
 	}
 	return p, nil
@@ -227,13 +227,13 @@ func (s *Store) load(f *os.File, bytes int64, content string) (*MonitorCheckpoin
 		return nil, err
 	}
 	if p.Format != checkpointFormat {
-		return nil, fmt.Errorf("it is of format %d, want %d", p.Format, checkpointFormat)
+		return nil, fmt.Errorf("it has format %d, want %d", p.Format, checkpointFormat)
 	}
 	if err := p.Process.Validate(); err != nil {
 		return nil, err
 	}
 	if p.Process.Boot != s.boot {
-		return nil, errors.New("it is of another boot of this host")
+		return nil, errors.New("it was made before the last boot of this host")
 	}
 	if p.Base != nil {
 		base, err := ContentOf(p.Base.Path)
@@ -241,7 +241,7 @@ func (s *Store) load(f *os.File, bytes int64, content string) (*MonitorCheckpoin
 			return nil, err
 		}
 		if *base != *p.Base {
-			return nil, fmt.Errorf("%s is another file now", base.Path)
+			return nil, fmt.Errorf("%s was replaced", base.Path)
 		}
 		p.deltaPath, p.contentPath = content, base.Path
 	}

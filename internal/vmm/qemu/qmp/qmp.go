@@ -171,14 +171,14 @@ func (call *Call) Wait(ctx context.Context, out any) error {
 		select {
 		case <-call.done:
 		case <-ctx.Done():
-			return fmt.Errorf("monitor does not answer %s: %w", call.command, context.Cause(ctx))
+			return fmt.Errorf("monitor does not respond to %s: %w", call.command, context.Cause(ctx))
 		}
 	}
 	if call.err != nil || out == nil {
 		return call.err
 	}
 	if err := json.Unmarshal(call.result, out); err != nil {
-		return fmt.Errorf("answer to %s: %w", call.command, err)
+		return fmt.Errorf("response to %s: %w", call.command, err)
 	}
 	return nil
 }
@@ -237,7 +237,7 @@ func (c *Client) handleResponse(m message) error {
 	c.mu.Lock()
 	if len(c.pending) == 0 {
 		c.mu.Unlock()
-		return errors.New("monitor answered what was not asked")
+		return errors.New("monitor sent a response without a command")
 	}
 	call := c.pending[0]
 	if call == c.negotiation && m.id != c.id { // a response to an earlier connection
@@ -289,5 +289,5 @@ func parse(line []byte) (message, error) {
 	case w.Return != nil:
 		return message{id: w.ID, data: w.Return}, nil
 	}
-	return message{}, errors.New("monitor message is neither greeting, event, answer nor error")
+	return message{}, errors.New("monitor message is neither greeting, event, response nor error")
 }
