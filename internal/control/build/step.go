@@ -14,6 +14,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestexec"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/image/dockerfile"
 )
@@ -200,34 +201,40 @@ type execOptions struct {
 	stdout  io.Writer                                    // nil: the log
 }
 
-// exec runs a program in the guest to its end. One that fails is an error with the end of its output.
+// exitGrace is how long a machine may take to report the end of a program whose timeout has passed.
+const exitGrace = time.Minute
+
+// exec runs a program in the guest until it exits. A program that fails is an error with the end of its output.
 func (b *buildMachine) exec(ctx context.Context, t execOptions, spec guestapi.ProcessSpec) error {
 	spec.Timeout = t.timeout
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	proc, err := b.guest.Start(ctx, spec)
-	if err != nil {
-		return stepError(t.title, err.Error())
+	out := guestexec.Lines{
+		Max: maxLine, Keep: tailLines,
+		Emit: func(text string) { b.a.log.append(levelInfo, t.title, text) },
 	}
-	fed := make(chan error, 1)
-	go func() {
-		var err error
-		if t.stdin != nil {
-			to := bufio.NewWriterSize(proc, 64<<10)
-			err = t.stdin(ctx, to)
-			err = errors.Join(err, to.Flush(), proc.CloseInput())
+	cmd := guestexec.Command{Spec: spec, Overtime: exitGrace}
+	if t.stdin != nil {
+		cmd.Input = func(ctx context.Context, w io.Writer) error {
+			to := bufio.NewWriterSize(w, 64<<10)
+			return errors.Join(t.stdin(ctx, to), to.Flush())
 		}
-		fed <- err
-	}()
-	exit, tail, err := b.follow(ctx, t, proc)
-	cancel(errors.New("the program has ended"))
-	err = errors.Join(err, proc.Close()) // frees a writer that the program no longer reads
-	ferr := <-fed
+	}
+	st, err := guestexec.Stream(ctx, b.guest, cmd, guestexec.Sink{Output: func(e guestapi.Event) error {
+		if t.stdout != nil && e.Stream == guestapi.StreamStdout {
+			_, err := t.stdout.Write(e.Data)
+			return err
+		}
+		out.Add(e.Data)
+		return nil
+	}})
+	out.Flush()
+	exit, tail := st.Exit, outputTail(out.Last())
 	switch {
+	case err != nil && st.PID == 0 && ctx.Err() == nil:
+		return stepError(t.title, err.Error())
 	case err != nil:
 		return err
-	case stdinError(ferr) != nil:
-		return stdinError(ferr)
+	case stdinError(st.InputErr) != nil:
+		return stdinError(st.InputErr)
 	case exit.TimedOut:
 		return api.Errorf(api.Timeout, "step %s: it took longer than %s%s", t.title, t.timeout, tail).
 			With("step", t.title)
@@ -236,9 +243,9 @@ func (b *buildMachine) exec(ctx context.Context, t execOptions, spec guestapi.Pr
 	case exit.OutOfMemory:
 		return stepError(t.title, "its machine has no memory left"+tail)
 	case exit.Code != 0:
-		return stepError(t.title, fmt.Sprintf("it answered %d%s", exit.Code, tail))
+		return stepError(t.title, fmt.Sprintf("it exited with status %d%s", exit.Code, tail))
 	}
-	return ferr
+	return st.InputErr
 }
 
 // stdinError picks out of an error of feeding a program what is to blame for more than that it ended early.
@@ -255,33 +262,6 @@ func stdinError(err error) error {
 	return nil
 }
 
-// follow reads a program's output to its end.
-func (b *buildMachine) follow(ctx context.Context, t execOptions, proc guestapi.Process) (guestapi.Exit, string, error) {
-	out := lineSplitter{emit: func(text string) { b.a.log.append(levelInfo, t.title, text) }}
-	defer out.flush()
-	for {
-		ev, err := proc.Next(ctx)
-		switch {
-		case errors.Is(err, io.EOF):
-			return guestapi.Exit{}, "", errors.New("a program ended without saying how")
-		case err != nil:
-			if cause := context.Cause(ctx); cause != nil {
-				err = cause
-			}
-			return guestapi.Exit{}, "", err
-		case ev.Exit != nil:
-			out.flush()
-			return *ev.Exit, out.tail(), nil
-		case t.stdout != nil && ev.Stream == guestapi.StreamStdout:
-			if _, err := t.stdout.Write(ev.Data); err != nil {
-				return guestapi.Exit{}, "", err
-			}
-		default:
-			out.add(ev.Data)
-		}
-	}
-}
-
 // snapshot syncs the guest's disk and keeps the machine's moment as a snapshot.
 func (b *buildMachine) snapshot(ctx context.Context, id hostapi.SnapshotID) error {
 	if err := b.exec(ctx, execOptions{title: "sync", timeout: 10 * time.Minute}, guestapi.ProcessSpec{Argv: []string{agent, "sync"}, User: "root", Dir: "/"}); err != nil {
@@ -293,46 +273,9 @@ func (b *buildMachine) snapshot(ctx context.Context, id hostapi.SnapshotID) erro
 	return b.a.onStep("snapshot")
 }
 
-// lineSplitter cuts output into lines and keeps the last.
-type lineSplitter struct {
-	emit func(string)
-	part []byte
-	last []string
-}
-
-func (l *lineSplitter) add(data []byte) {
-	for _, c := range data {
-		switch {
-		case c == '\n', len(l.part) >= maxLine:
-			l.flush()
-			if c != '\n' {
-				l.part = append(l.part, c)
-			}
-		case c == '\r': // progress bars write over themselves
-			if len(l.part) > 0 {
-				l.flush()
-			}
-		case c >= ' ' && c != 0x7f || c == '\t':
-			l.part = append(l.part, c)
-		}
-	}
-}
-
-func (l *lineSplitter) flush() {
-	if len(l.part) == 0 {
-		return
-	}
-	text := strings.ToValidUTF8(string(l.part), "?")
-	l.part = l.part[:0]
-	l.emit(text)
-	if l.last = append(l.last, text); len(l.last) > tailLines {
-		l.last = l.last[1:]
-	}
-}
-
-// tail is the end of the output as the end of a message.
-func (l *lineSplitter) tail() string {
-	text := strings.Join(l.last, "\n")
+// outputTail formats the last lines of an output as the end of a message.
+func outputTail(lines []string) string {
+	text := strings.Join(lines, "\n")
 	if n := len(text) - tailBytes; n > 0 {
 		text = "..." + strings.ToValidUTF8(text[n:], "")
 	}
