@@ -7,48 +7,62 @@ import (
 	"time"
 )
 
-// WaitForRootArgument is a word on the kernel's command line. The guest agent then boots as far as it can without a root
-// file system and waits: the first Restore behind a Freeze, of a machine made of a capture of it, has it mount
-// the root that the machine's disk holds. Until then it answers Freeze, Thaw and Restore alone.
+// WaitForRootArgument is a word on the kernel's command line that makes the guest agent wait for its root.
+//
+// The agent then boots as far as it can without a root file system. A machine restored from a capture of it mounts
+// the root that its own disk holds at the first Restore after a Freeze. Until then the agent serves only Freeze,
+// Thaw and Restore.
 const WaitForRootArgument = "pandastack.wait"
 
-// Guest is a machine's inside as the host sees it. guestlink implements it over the guest channel; the
-// fake driver's guest answers the same. All methods may be called at once; each ends early with the
-// context's cause when ctx ends. What the guest says is checked and bounded before it is returned, but
-// it is a guest's word: nothing here can be trusted to be true.
+// Guest is the inside of a machine as the host sees it.
+//
+// Package guestlink implements it over the guest channel, and the guest of the fake driver in memory. All methods
+// may be called at once. Each returns early with the context's cause when ctx ends. What a guest sends is checked
+// and bounded before it is returned, but nothing guarantees that it is true.
 type Guest interface {
-	// Start runs a program. The process goes on when the returned stream is closed.
+	ProcessManager
+	FileSystem
+	PortDialer
+
+	// Freeze stops the workload, syncs the file systems if sync is set, and quiesces the channel: after it has
+	// returned neither side writes until Thaw, or until a restored copy is greeted.
+	Freeze(ctx context.Context, sync bool) error
+	Thaw(ctx context.Context) error
+	Stats(ctx context.Context) (Stats, error)
+}
+
+// ProcessManager is the part of a Guest that runs processes. Package guestexec is the client of it.
+type ProcessManager interface {
+	// Start runs a program. The process continues when the returned stream is closed.
 	Start(ctx context.Context, spec ProcessSpec) (Process, error)
-	// Attach follows a process that runs or ended lately, from the given offsets of its output. What
-	// the guest no longer keeps is skipped; Event.Offset shows it.
+	// Attach follows a process that runs or has exited lately, from the given offsets of its output. Output that
+	// the guest no longer keeps is skipped, which Event.Offset shows.
 	Attach(ctx context.Context, ref ProcessRef, from Offsets) (Process, error)
 	Processes(ctx context.Context) ([]ProcessInfo, error)
-	// Signal sends to the process, or with group to its whole group. ErrNotFound when it has ended. SIGKILL
-	// answers when the process has ended, so that who kills finds it gone; after 20 seconds it answers though
-	// the kernel has not ended it yet.
+	// Signal sends a signal to a process, or to its group if group is set. It returns ErrNotFound if the process
+	// has exited. For SIGKILL it waits until the process has exited, for at most 20 seconds.
 	Signal(ctx context.Context, ref ProcessRef, signal int, group bool) error
+}
 
-	// Paths are absolute, or relative to the home of the user in question.
+// FileSystem is the part of a Guest that works on files. Paths are absolute, or relative to the user's home.
+type FileSystem interface {
 	Stat(ctx context.Context, path, user string) (FileInfo, error)
 	List(ctx context.Context, path, user string, depth int) ([]FileInfo, error) // depth 1: the directory itself
 	// Read streams a file from offset; length < 0 is all of it. The reader must be closed.
 	Read(ctx context.Context, path, user string, offset, length int64) (FileInfo, io.ReadCloser, error)
-	// Write puts a stream at path, whole or not at all, making missing parents.
+	// Write replaces the file at path with a stream, wholly or not at all, and makes missing parents.
 	Write(ctx context.Context, path string, opt WriteOptions, r io.Reader) (FileInfo, error)
 	Move(ctx context.Context, from, to, user string) (FileInfo, error)
 	Remove(ctx context.Context, path, user string, recursive bool) error
-	MakeDir(ctx context.Context, path, user string) (FileInfo, error) // with parents; ErrExists if it is there
+	MakeDir(ctx context.Context, path, user string) (FileInfo, error) // with parents; ErrExists if it exists
 	Watch(ctx context.Context, path, user string, recursive bool) (Watcher, error)
+}
 
+// PortDialer is the part of a Guest that reaches the servers in it.
+type PortDialer interface {
 	Ports(ctx context.Context) ([]Port, error) // listening TCP ports
 	// DialPort connects to a TCP port of the guest, on loopback or whatever address it listens on.
 	DialPort(ctx context.Context, port uint16) (net.Conn, error)
-
-	// Freeze stops the workload, syncs file systems if sync, and quiesces the channel: after it returned
-	// neither side writes until Thaw, or until a restored copy is greeted anew.
-	Freeze(ctx context.Context, sync bool) error
-	Thaw(ctx context.Context) error
-	Stats(ctx context.Context) (Stats, error)
 }
 
 // ProcessSpec is a program to run. Exactly one of Argv and Shell is set.
@@ -65,7 +79,7 @@ type ProcessSpec struct {
 	Timeout time.Duration     // 0: none; else the whole group is killed and Exit.TimedOut set
 }
 
-// Size is a terminal's.
+// Size is the size of a terminal in characters.
 type Size struct{ Rows, Cols uint16 }
 
 // ProcessRef names a process: by pid, or if Tag is set by tag.
@@ -88,7 +102,7 @@ type ProcessInfo struct {
 	Exit    *Exit // nil: running
 }
 
-// Stream tells where bytes came from.
+// Stream is an output of a process.
 type Stream uint8
 
 // The streams of a process; with a terminal all output is StreamPTY.
@@ -119,8 +133,8 @@ type Exit struct {
 	Code     int  // 128+signal for a signal, as shells have it
 	Signal   int  // 0: it exited
 	TimedOut bool // killed because ProcessSpec.Timeout passed
-	// OutOfMemory: the guest's kernel killed it because the machine had no memory left. Of a process that another
-	// one started, who waits for that is told nothing but the signal.
+	// OutOfMemory is set if the guest's kernel killed the process because the machine had no memory left. Of a
+	// process that another one started, the parent sees only the signal.
 	OutOfMemory bool
 	Error       string // why it could not be started at all, else ""
 	CPU         time.Duration
@@ -138,15 +152,15 @@ type Event struct {
 // Process is a started or attached process.
 type Process interface {
 	PID() uint32
-	// Next waits for what comes next. After the exit event it answers io.EOF.
+	// Next waits for the next event. After the exit event it returns io.EOF.
 	Next(ctx context.Context) (Event, error)
 	Write(p []byte) (int, error) // to stdin or the terminal; blocks while the program does not read
 	CloseInput() error
 	Resize(ctx context.Context, size Size) error
-	Close() error // lets go of the process, which goes on
+	Close() error // closes the stream; the process continues
 }
 
-// FileKind is what a path holds.
+// FileKind is the type of a file.
 type FileKind uint8
 
 // The kinds of files.
@@ -169,7 +183,7 @@ type FileInfo struct {
 	User     string // name, or the number as text
 	Group    string
 	Modified time.Time
-	Metadata map[string]string // notes kept with the file; see WriteOptions
+	Metadata map[string]string // kept with the file; see WriteOptions
 }
 
 // WriteOptions of a file to write.
@@ -177,8 +191,8 @@ type WriteOptions struct {
 	User string // owner of what is made
 	Mode uint32 // 0: 0644, or what the file has
 	Size int64  // bytes to come if known, else -1
-	// Metadata are notes to keep with the file, in its extended attributes user.e2b.<name>: a write replaces
-	// all that there were. At most MaxMetadata bytes; a file system without extended attributes keeps none.
+	// Metadata is kept with the file, in its extended attributes user.e2b.<name>. A write replaces all of it. It
+	// has at most MaxMetadata bytes; a file system without extended attributes keeps none.
 	Metadata map[string]string
 }
 
@@ -191,18 +205,18 @@ type FileEvent struct {
 // FileOp is what happened to a file.
 type FileOp uint8
 
-// The changes a Watcher tells.
+// The changes that a Watcher reports.
 const (
 	OpCreate FileOp = 1
 	OpWrite  FileOp = 2
 	OpRemove FileOp = 3
 	OpRename FileOp = 4
 	OpChmod  FileOp = 5
-	// OpOverflow says that changes were lost; look at everything again.
+	// OpOverflow means that changes were lost: look at everything again.
 	OpOverflow FileOp = 6
 )
 
-// Watcher tells changes under a directory.
+// Watcher reports changes below a directory.
 type Watcher interface {
 	Next(ctx context.Context) (FileEvent, error)
 	Close() error
@@ -216,7 +230,7 @@ type Port struct {
 	Program string
 }
 
-// Identity is what a machine becomes after every boot and restore, before its workload goes on.
+// Identity is what a machine becomes after every boot and restore, before its workload continues.
 type Identity struct {
 	MachineID  string // id of the machine: the guest's /etc/machine-id is derived from it
 	Hostname   string
@@ -227,18 +241,18 @@ type Identity struct {
 	Env        map[string]string // the sandbox's own environment, for every process started from now on
 	User       string            // default user of processes and files; "": root
 	DiskGrow   bool              // grow the root file system to its disk
-	Files      map[string][]byte // small files to put, by path; anybody may read them
-	Mounts     []Mount           // disks to mount before the workload goes on; of a machine that was booted alone
+	Files      map[string][]byte // small files to write, by path; every user may read them
+	Mounts     []Mount           // disks to mount before the workload continues; only after a boot, not a restore
 }
 
-// Mount is a disk of the machine with an ext4 file system, and where that belongs.
+// Mount is a disk of the machine with an ext4 file system, and where to mount it.
 type Mount struct {
 	Disk    int      // 1 is the disk behind the root disk, /dev/vdb
 	Dir     string   // absolute path; made if it is missing
 	Options []string // as of mount(8): "noatime", "nosuid", "commit=30", ...
 }
 
-// Network is the guest's end.
+// Network is the guest's end of its network.
 type Network struct {
 	Address string // "192.168.241.2/29"
 	Gateway string
@@ -259,10 +273,10 @@ type Stats struct {
 	Time                              time.Time
 }
 
-// Backend is what the guest end of the protocol serves: a Guest, and what only the host agent may ask.
+// Backend is what the guest's end of the protocol serves: a Guest, and what only the host agent may request.
 type Backend interface {
 	Guest
-	// Restore makes the machine the one of id: entropy, clock, host name, machine id, network, then its
-	// workload goes on. It is asked after every boot and restore and answers only when all of it holds.
+	// Restore makes the machine the one of id: entropy, clock, host name, machine id, network; then its workload
+	// continues. The host requests it after every boot and restore. It returns when all of that is done.
 	Restore(ctx context.Context, id Identity) error
 }
