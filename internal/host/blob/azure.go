@@ -16,6 +16,6 @@ func openAzure(ctx context.Context, u *url.URL) (Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.upload = true // its writer, asked to store what the service refuses, ends the program
+	b.upload = true // the writer of this client panics if the service rejects the object
 	return b, nil
 }

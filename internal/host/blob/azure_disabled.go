@@ -9,5 +9,5 @@ import (
 )
 
 func openAzure(context.Context, *url.URL) (Store, error) {
-	return nil, errors.New("this program was built without Azure; build it with the tag azure")
+	return nil, errors.New("this program was built without Azure; build it with -tags azure")
 }

@@ -1,13 +1,12 @@
 // Package blob keeps objects under keys: in a directory, or in a bucket of S3, Google Cloud Storage or Azure.
 //
-// It owns how each service is reached, how long a call may take and what its errors mean. It does not
-// know what an object holds. Every store passes the suite in blobtest.
+// It owns the access to each service, the time limits of calls and the meaning of errors. It does not know
+// what an object holds. Every store passes the suite in package blobsuite.
 //
-// Objects are immutable by convention: whoever writes a key twice writes the same content. A reader sees
-// an object whole or not at all, also while it is written. After Put returned nil the object is stored
-// for good.
+// Objects are immutable by convention: all writers of a key write the same content. A reader sees a complete
+// object or none, also while the object is written. After Put has returned nil the object is durable.
 //
-// All methods of a Store may be called at once.
+// All methods of a Store may be called concurrently.
 package blob
 
 import (
@@ -22,47 +21,51 @@ import (
 // with no empty, "." or ".." part between slashes.
 type Store interface {
 	// Get reads length bytes of an object from offset on; a negative length reads to its end. The caller
-	// closes the reader. A range that reaches beyond the end gives what there is; one that begins beyond
-	// the end is an error. ErrNotFound: there is no such object.
+	// closes the reader. A range that reaches beyond the end of the object is cut there; one that begins
+	// beyond the end is an error. Get returns ErrNotFound if the object does not exist.
 	Get(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error)
-	// Put stores size bytes of r under key, over what was there.
+	// Put stores size bytes of r under key and replaces an existing object.
 	Put(ctx context.Context, key string, r io.Reader, size int64) error
-	// PutIfAbsent is Put when there is no such object, and else answers ErrExists. Of several at once one
-	// succeeds.
+	// PutIfAbsent is Put for a new object. It returns ErrExists if the object exists. Of several concurrent
+	// calls one succeeds.
 	PutIfAbsent(ctx context.Context, key string, r io.Reader, size int64) error
+	// Stat describes an object. It returns ErrNotFound if the object does not exist.
 	Stat(ctx context.Context, key string) (Info, error)
-	// List calls yield for every object whose key begins with prefix, in the order of keys, until yield
-	// answers an error, which it returns.
+	// List calls yield for every object whose key begins with prefix, in the order of keys. It stops at the
+	// first error of yield and returns it.
 	List(ctx context.Context, prefix string, yield func(Info) error) error
-	// Delete removes an object; one that is not there is fine.
+	// Delete removes an object. It returns nil if the object does not exist.
 	Delete(ctx context.Context, key string) error
 	Close() error
 }
 
-// Info tells of an object.
+// Info describes an object.
 type Info struct {
 	Key      string
 	Bytes    int64
 	Modified time.Time // by the store's clock
 }
 
-// What a Store answers, compared with errors.Is; the wrapping *Error says of what.
+// Errors of a Store, to be compared with errors.Is. The *Error that wraps them names the operation and the
+// key.
 var (
 	ErrNotFound = errors.New("no such object")
-	ErrExists   = errors.New("object exists already")
+	ErrExists   = errors.New("object already exists")
 	ErrNoSpace  = errors.New("the object store is full")
 	ErrDenied   = errors.New("the object store denies access")
-	ErrTimeout  = errors.New("the object store did not answer in time")
-	ErrKey      = errors.New("not a key of an object")
+	ErrTimeout  = errors.New("the object store did not respond in time")
+	ErrKey      = errors.New("invalid object key")
 )
 
-// Error says which operation on which object failed.
+// Error is the failure of an operation on an object.
 type Error struct {
 	Op  string // "get", "put", "stat", "list", "delete"
 	Key string // or prefix
 	Err error
 }
 
+// Error implements error.
 func (e *Error) Error() string { return fmt.Sprintf("object store: %s %s: %v", e.Op, e.Key, e.Err) }
 
+// Unwrap returns the cause, such as ErrNotFound.
 func (e *Error) Unwrap() error { return e.Err }

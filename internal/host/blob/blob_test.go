@@ -87,7 +87,7 @@ func TestURLsAreRefused(t *testing.T) {
 	}
 }
 
-// A service that takes a request and never answers costs the timeout, and is told as that.
+// A service that accepts a request and never replies costs the timeout, and the error is ErrTimeout.
 func TestSilentService(t *testing.T) {
 	stop := make(chan struct{})
 	server := httptest.NewServer(silent(stop))
@@ -111,7 +111,7 @@ func TestSilentService(t *testing.T) {
 	}
 }
 
-// What a killed writer left is invisible, and goes when it is old.
+// The file of a killed writer is invisible and is removed when it is old.
 func TestDirectoryAfterAKill(t *testing.T) {
 	root := t.TempDir()
 	s := open(t, "file://"+root, blob.Options{})
@@ -153,7 +153,7 @@ func TestDirectoryLeavesNoRemnants(t *testing.T) {
 	}
 }
 
-// silent takes requests and answers none before stop is closed.
+// silent is a server that accepts requests and replies to none before stop is closed.
 func silent(stop chan struct{}) http.Handler {
 	return http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		select {

@@ -16,7 +16,8 @@ import (
 // bucket keeps objects in a service.
 type bucket struct {
 	b *blob.Bucket
-	// upload: the service's client reads what it stores by itself, and stores nothing when that fails.
+	// upload is set if the service's client must read the content itself; it then stores nothing if reading
+	// fails.
 	upload bool
 }
 
@@ -31,7 +32,7 @@ func openBucket(ctx context.Context, o opener, u *url.URL) (*bucket, error) {
 	query.Del("prefix")
 	plain.RawQuery = query.Encode()
 	if prefix != "" && (checkKey(strings.TrimSuffix(prefix, "/")) != nil || !strings.HasSuffix(prefix, "/")) {
-		return nil, fmt.Errorf("prefix %q is not names that end with slashes", prefix)
+		return nil, fmt.Errorf("prefix %q is not a valid key followed by a slash", prefix)
 	}
 	b, err := o.OpenBucketURL(ctx, &plain)
 	if err != nil {
@@ -47,7 +48,7 @@ func openS3(ctx context.Context, u *url.URL) (Store, error) {
 	return openBucket(ctx, &s3blob.URLOpener{}, u)
 }
 
-// bucketError translates what a service says.
+// bucketError translates an error of a service.
 func bucketError(err error) error {
 	if err == nil {
 		return nil
@@ -65,7 +66,7 @@ func bucketError(err error) error {
 	return fmt.Errorf("%w: %w", kind, err)
 }
 
-// statusError knows what the library has no code for.
+// statusError translates HTTP statuses for which the library has no code.
 func statusError(err error) error {
 	answer, ok := errors.AsType[interface {
 		error
@@ -77,17 +78,18 @@ func statusError(err error) error {
 	switch answer.HTTPStatusCode() {
 	case 507:
 		return ErrNoSpace
-	case 409, 412: // also: somebody writes the same object right now
+	case 409, 412: // 409 also means that another client writes the same object right now
 		return ErrExists
 	}
 	return nil
 }
 
+// Get implements Store.
 func (b *bucket) Get(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error) {
-	if length == 0 { // which no service can be asked for
+	if length == 0 { // no service accepts an empty range
 		info, err := b.Stat(ctx, key)
 		if err == nil && offset > info.Bytes {
-			err = fmt.Errorf("offset %d is beyond the end at %d", offset, info.Bytes)
+			err = fmt.Errorf("offset %d is beyond the object's end at %d", offset, info.Bytes)
 		}
 		return io.NopCloser(strings.NewReader("")), err
 	}
@@ -98,10 +100,12 @@ func (b *bucket) Get(ctx context.Context, key string, offset, length int64) (io.
 	return r, nil
 }
 
+// Put implements Store.
 func (b *bucket) Put(ctx context.Context, key string, r io.Reader, size int64) error {
 	return b.put(ctx, key, r, size, false)
 }
 
+// PutIfAbsent implements Store.
 func (b *bucket) PutIfAbsent(ctx context.Context, key string, r io.Reader, size int64) error {
 	return b.put(ctx, key, r, size, true)
 }
@@ -110,7 +114,8 @@ func (b *bucket) put(ctx context.Context, key string, r io.Reader, size int64, a
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	opt := &blob.WriterOptions{
-		// One request for all that this program stores: parts cost one each, and a condition needs it.
+		// One request for every object that this program stores: parts cost one request each, and a condition
+		// needs a single request.
 		BufferSize: 16 << 20, ContentType: "application/octet-stream", IfNotExist: absent,
 	}
 	if b.upload {
@@ -121,7 +126,7 @@ func (b *bucket) put(ctx context.Context, key string, r io.Reader, size int64, a
 		return bucketError(err)
 	}
 	if _, err := io.Copy(w, &exactReader{r, size}); err != nil {
-		cancel() // Close would store what was written so far
+		cancel() // Close would store the part that was written so far
 		return errors.Join(bucketError(err), ignoreCancel(w.Close()))
 	}
 	return bucketError(w.Close())
@@ -134,6 +139,7 @@ func ignoreCancel(err error) error {
 	return err
 }
 
+// Stat implements Store.
 func (b *bucket) Stat(ctx context.Context, key string) (Info, error) {
 	a, err := b.b.Attributes(ctx, key)
 	if err != nil {
@@ -142,6 +148,7 @@ func (b *bucket) Stat(ctx context.Context, key string) (Info, error) {
 	return Info{Key: key, Bytes: a.Size, Modified: a.ModTime}, nil
 }
 
+// List implements Store.
 func (b *bucket) List(ctx context.Context, prefix string, yield func(Info) error) error {
 	for it := b.b.List(&blob.ListOptions{Prefix: prefix}); ; {
 		o, err := it.Next(ctx)
@@ -157,6 +164,7 @@ func (b *bucket) List(ctx context.Context, prefix string, yield func(Info) error
 	}
 }
 
+// Delete implements Store.
 func (b *bucket) Delete(ctx context.Context, key string) error {
 	err := b.b.Delete(ctx, key)
 	if gcerrors.Code(err) == gcerrors.NotFound {
@@ -165,4 +173,5 @@ func (b *bucket) Delete(ctx context.Context, key string) error {
 	return bucketError(err)
 }
 
+// Close implements Store.
 func (b *bucket) Close() error { return b.b.Close() }

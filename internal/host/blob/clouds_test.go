@@ -24,15 +24,15 @@ import (
 	"github.com/pandastack/pandastack/internal/host/blob/blobsuite"
 )
 
-// Servers that speak what the services speak, built or installed for these tests.
+// Servers that implement the services' interfaces, built or installed for these tests.
 const (
 	s3Server     = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 	googleServer = "github.com/fsouza/fake-gcs-server@v1.52.3"
 	azureServer  = "azurite@3.37.0"
 )
 
-// TestS3OfAnotherServer runs the suite against an S3 server that has nothing to do with the one that the quick tests
-// use. It keeps objects in files.
+// TestS3OfAnotherServer runs the suite against an S3 server unrelated to the one of the quick tests. It keeps
+// objects in files.
 func TestS3OfAnotherServer(t *testing.T) {
 	program, at, files := install(t, s3Server), freePort(t), t.TempDir()
 	if err := os.Mkdir(filepath.Join(files, "things"), 0o700); err != nil {
@@ -74,7 +74,7 @@ func TestGoogle(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = res.Body.Close() // nothing of it is read
+	_ = res.Body.Close() // the body is not read
 	if res.StatusCode != http.StatusOK {
 		t.Fatalf("make a bucket: %s", res.Status)
 	}
@@ -126,7 +126,7 @@ func TestAzure(t *testing.T) {
 	suite(t, "azblob://things?protocol=http&localemu=true&domain="+url.QueryEscape(at)+"&")
 }
 
-// suite runs blobtest, each test below a prefix of its own, over the store that a URL names.
+// suite runs blobsuite over the store that a URL names, each test below a prefix of its own.
 func suite(t *testing.T, url string) {
 	n := 0
 	blobsuite.Run(t, func(t *testing.T) blob.Store {
@@ -161,11 +161,11 @@ func serve(t *testing.T, program string, args ...string) {
 		if err := server.Process.Kill(); err != nil {
 			t.Error(err)
 		}
-		_ = server.Wait() // it was killed, which is told as an error
+		_ = server.Wait() // the server was killed, which Wait reports as an error
 	})
 }
 
-// freePort is an address on this machine that nobody listens on.
+// freePort returns an address of this machine that has no listener.
 func freePort(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -178,7 +178,7 @@ func freePort(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// waitForServer waits until somebody speaks HTTP at a URL.
+// waitForServer waits until a server speaks HTTP at a URL.
 func waitForServer(t *testing.T, url string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errors.New("no answer within a minute"))
@@ -190,7 +190,7 @@ func waitForServer(t *testing.T, url string) {
 		}
 		res, err := http.DefaultClient.Do(req)
 		if err == nil {
-			_ = res.Body.Close() // nothing of it is read
+			_ = res.Body.Close() // the body is not read
 			return
 		}
 		if ctx.Err() != nil {

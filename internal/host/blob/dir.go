@@ -18,14 +18,14 @@ import (
 	"github.com/pandastack/pandastack/internal/os/disk"
 )
 
-// dir keeps objects as files below a directory, which several hosts may share. It is written here and not
-// taken from the library because that one does not wait for the disk. No key may be a directory of
-// another.
+// dir keeps objects as files below a directory, which several hosts may share. The library's own directory
+// store does not sync files to the disk. No key may be a directory of another.
 type dir struct{ root string }
 
 const (
 	incoming = ".new" // below the root: objects that are being written
-	// stale is when a file in incoming has no writer any more. A write has a limit far below.
+	// staleAfter is the age from which a file in incoming has no writer any more. The time limit of a write
+	// is far shorter.
 	staleAfter = 24 * time.Hour
 )
 
@@ -41,7 +41,7 @@ func openDir(root string) (*dir, error) {
 	for _, e := range list {
 		info, err := e.Info()
 		if err != nil || time.Since(info.ModTime()) < staleAfter {
-			continue // gone meanwhile, or being written
+			continue // removed meanwhile, or being written
 		}
 		if err := os.Remove(filepath.Join(d.root, incoming, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
@@ -52,7 +52,7 @@ func openDir(root string) (*dir, error) {
 
 func (d *dir) path(key string) string { return filepath.Join(d.root, filepath.FromSlash(key)) }
 
-// dirError translates what the file system says.
+// dirError translates an error of the file system.
 func dirError(err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EISDIR):
@@ -67,6 +67,7 @@ func dirError(err error) error {
 	return err
 }
 
+// Get implements Store.
 func (d *dir) Get(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error) {
 	f, err := os.Open(d.path(key))
 	if err != nil {
@@ -77,7 +78,7 @@ func (d *dir) Get(ctx context.Context, key string, offset, length int64) (io.Rea
 		err = ErrNotFound
 	}
 	if err == nil && offset > info.Size() {
-		err = fmt.Errorf("offset %d is beyond the end at %d", offset, info.Size())
+		err = fmt.Errorf("offset %d is beyond the object's end at %d", offset, info.Size())
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
@@ -95,6 +96,7 @@ type section struct {
 	f   *os.File
 }
 
+// Read implements io.Reader.
 func (s *section) Read(p []byte) (int, error) {
 	if err := context.Cause(s.ctx); err != nil {
 		return 0, err
@@ -102,17 +104,20 @@ func (s *section) Read(p []byte) (int, error) {
 	return s.r.Read(p)
 }
 
+// Close implements io.Closer.
 func (s *section) Close() error { return s.f.Close() }
 
+// Put implements Store.
 func (d *dir) Put(ctx context.Context, key string, r io.Reader, size int64) error {
 	return d.store(ctx, key, r, size, os.Rename)
 }
 
+// PutIfAbsent implements Store.
 func (d *dir) PutIfAbsent(ctx context.Context, key string, r io.Reader, size int64) error {
 	return d.store(ctx, key, r, size, os.Link)
 }
 
-// store writes an object aside and then gives it its name by place.
+// store writes an object to a temporary file and then calls place to give the file its name.
 func (d *dir) store(
 	ctx context.Context,
 	key string,
@@ -125,7 +130,7 @@ func (d *dir) store(
 		return dirError(err)
 	}
 	defer func() {
-		if gone := os.Remove(f.Name()); !errors.Is(gone, fs.ErrNotExist) { // by rename it is gone already
+		if gone := os.Remove(f.Name()); !errors.Is(gone, fs.ErrNotExist) { // a rename has moved it already
 			err = errors.Join(err, gone)
 		}
 	}()
@@ -163,6 +168,7 @@ func makeDirs(path, root string) error {
 	return durable.SyncDir(filepath.Dir(path))
 }
 
+// Stat implements Store.
 func (d *dir) Stat(_ context.Context, key string) (Info, error) {
 	info, err := os.Stat(d.path(key))
 	if err != nil {
@@ -174,11 +180,12 @@ func (d *dir) Stat(_ context.Context, key string) (Info, error) {
 	return Info{Key: key, Bytes: info.Size(), Modified: info.ModTime()}, nil
 }
 
+// List implements Store.
 func (d *dir) List(ctx context.Context, prefix string, yield func(Info) error) error {
 	return d.walk(ctx, "", prefix, yield)
 }
 
-// walk goes through what lies below key in, which is "" or ends with a slash.
+// walk visits the objects below the key in, which is "" or ends with a slash.
 func (d *dir) walk(ctx context.Context, in, prefix string, yield func(Info) error) error {
 	list, err := os.ReadDir(d.path(in))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -218,6 +225,7 @@ func (d *dir) walk(ctx context.Context, in, prefix string, yield func(Info) erro
 	return nil
 }
 
+// Delete implements Store.
 func (d *dir) Delete(_ context.Context, key string) error {
 	err := os.Remove(d.path(key))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
@@ -226,4 +234,5 @@ func (d *dir) Delete(_ context.Context, key string) error {
 	return dirError(err)
 }
 
+// Close implements Store.
 func (d *dir) Close() error { return nil }

@@ -11,7 +11,7 @@ import (
 )
 
 func openGCS(ctx context.Context, u *url.URL) (Store, error) {
-	if u.Query().Get("anonymous") == "true" { // nobody's credentials are asked for
+	if u.Query().Get("anonymous") == "true" { // no credentials are needed or looked for
 		return openBucket(ctx, &gcsblob.URLOpener{}, u)
 	}
 	credentials, err := gcp.DefaultCredentials(ctx)

@@ -9,5 +9,5 @@ import (
 )
 
 func openGCS(context.Context, *url.URL) (Store, error) {
-	return nil, errors.New("this program was built without Google Cloud Storage; build it with the tag gcs")
+	return nil, errors.New("this program was built without Google Cloud Storage; build it with -tags gcs")
 }

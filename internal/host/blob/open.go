@@ -12,17 +12,17 @@ import (
 
 // Options of a store.
 type Options struct {
-	// Timeout bounds every call but List, reading what Get answers included, and every step of a List;
-	// default 60 s.
+	// Timeout bounds every call but List, including the reading of an object after Get, and every step of a
+	// List; default 60 s.
 	Timeout time.Duration
 }
 
-// Open opens the store that a URL names. It answers before anything is asked of a service, so one that
-// cannot be reached shows in the first call.
+// Open opens the store that a URL names. It makes no request to the service, so an unreachable service shows
+// in the first call.
 //
-//	file:///path                     a directory, made if it is not there
+//	file:///path                     a directory, created if it does not exist
 //	s3://bucket?region=...           S3; endpoint=URL&use_path_style=true for other servers
-//	gs://bucket                      Google Cloud Storage, in builds with the tag gcs; anonymous=true for nobody's credentials
+//	gs://bucket                      Google Cloud Storage, in builds with the tag gcs; anonymous=true without credentials
 //	azblob://container               Azure, in builds with the tag azure
 //
 // Credentials come from where the service's own tools look for them. prefix=a/ puts all keys below a/.
@@ -35,7 +35,7 @@ func Open(ctx context.Context, rawURL string, opt Options) (Store, error) {
 	switch u.Scheme {
 	case "file":
 		if u.Host != "" || u.RawQuery != "" || !strings.HasPrefix(u.Path, "/") {
-			return nil, fmt.Errorf("object store: %q is not file:// and an absolute path", rawURL)
+			return nil, fmt.Errorf("object store: %q: want file:// and an absolute path", rawURL)
 		}
 		inner, err = openDir(u.Path)
 	case "s3":
@@ -45,7 +45,10 @@ func Open(ctx context.Context, rawURL string, opt Options) (Store, error) {
 	case "azblob":
 		inner, err = openAzure(ctx, u)
 	default:
-		return nil, fmt.Errorf("object store: %q begins with none of file://, s3://, gs://, azblob://", rawURL)
+		return nil, fmt.Errorf(
+			"object store: %q: want a URL that begins with file://, s3://, gs:// or azblob://",
+			rawURL,
+		)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("object store: %w", err)
@@ -56,7 +59,7 @@ func Open(ctx context.Context, rawURL string, opt Options) (Store, error) {
 	return &checkedStore{inner: inner, timeout: opt.Timeout}, nil
 }
 
-// checkKey refuses what some store could not keep, or would keep elsewhere.
+// checkKey rejects keys that some store could not keep, or would keep under another name.
 func checkKey(key string) error {
 	if key == "" || len(key) > 512 {
 		return ErrKey
@@ -69,7 +72,8 @@ func checkKey(key string) error {
 	return nil
 }
 
-// checkedStore is what every store has in common: keys are checked, calls end in time, errors say of what.
+// checkedStore adds what all stores share: keys are checked, calls have a time limit, errors name the
+// operation and the key.
 type checkedStore struct {
 	inner   Store
 	timeout time.Duration
@@ -79,7 +83,8 @@ func (g *checkedStore) limit(ctx context.Context) (context.Context, context.Canc
 	return context.WithTimeoutCause(ctx, g.timeout, ErrTimeout)
 }
 
-// wrapError gives an error its place. What the end of ctx brought about is told as that.
+// wrapError adds the operation and the key to an error. If ctx has ended, the cause of that replaces the
+// error.
 func wrapError(ctx context.Context, op, key string, err error) error {
 	if err == nil {
 		return nil
@@ -90,6 +95,7 @@ func wrapError(ctx context.Context, op, key string, err error) error {
 	return &Error{Op: op, Key: key, Err: err}
 }
 
+// Get implements Store.
 func (g *checkedStore) Get(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error) {
 	if err := checkKey(key); err != nil {
 		return nil, &Error{"get", key, err}
@@ -106,14 +112,15 @@ func (g *checkedStore) Get(ctx context.Context, key string, offset, length int64
 	return &body{ctx: ctx, cancel: cancel, key: key, r: r}, nil
 }
 
-// body is an object while it is read.
+// body is the reader of an object.
 type body struct {
-	ctx    context.Context // of the call that opened it; its end ends the reading
+	ctx    context.Context // of the call that opened it: reading ends with that context
 	cancel context.CancelFunc
 	key    string
 	r      io.ReadCloser
 }
 
+// Read implements io.Reader.
 func (b *body) Read(p []byte) (int, error) {
 	n, err := b.r.Read(p)
 	if err != nil && err != io.EOF {
@@ -122,15 +129,18 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// Close implements io.Closer.
 func (b *body) Close() error {
 	defer b.cancel()
 	return wrapError(b.ctx, "get", b.key, b.r.Close())
 }
 
+// Put implements Store.
 func (g *checkedStore) Put(ctx context.Context, key string, r io.Reader, size int64) error {
 	return g.put(ctx, key, r, size, g.inner.Put)
 }
 
+// PutIfAbsent implements Store.
 func (g *checkedStore) PutIfAbsent(ctx context.Context, key string, r io.Reader, size int64) error {
 	return g.put(ctx, key, r, size, g.inner.PutIfAbsent)
 }
@@ -145,6 +155,7 @@ func (g *checkedStore) put(ctx context.Context, key string, r io.Reader, size in
 	return wrapError(ctx, "put", key, put(ctx, key, r, size))
 }
 
+// Stat implements Store.
 func (g *checkedStore) Stat(ctx context.Context, key string) (Info, error) {
 	if err := checkKey(key); err != nil {
 		return Info{}, &Error{"stat", key, err}
@@ -155,8 +166,10 @@ func (g *checkedStore) Stat(ctx context.Context, key string) (Info, error) {
 	return info, wrapError(ctx, "stat", key, err)
 }
 
+// List implements Store.
 func (g *checkedStore) List(ctx context.Context, prefix string, yield func(Info) error) error {
-	// The store has its time anew with every object; how long the caller takes with one is its own affair.
+	// The time limit starts again with every object. The time that the caller takes for an object does not
+	// count.
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	slow := time.AfterFunc(g.timeout, func() { cancel(ErrTimeout) })
@@ -174,6 +187,7 @@ func (g *checkedStore) List(ctx context.Context, prefix string, yield func(Info)
 	return wrapError(ctx, "list", prefix, err)
 }
 
+// Delete implements Store.
 func (g *checkedStore) Delete(ctx context.Context, key string) error {
 	if err := checkKey(key); err != nil {
 		return &Error{"delete", key, err}
@@ -183,22 +197,24 @@ func (g *checkedStore) Delete(ctx context.Context, key string) error {
 	return wrapError(ctx, "delete", key, g.inner.Delete(ctx, key))
 }
 
+// Close implements Store.
 func (g *checkedStore) Close() error { return g.inner.Close() }
 
-// exactReader reads size bytes and not one more or less.
+// exactReader reads size bytes and reports an error if there are more or fewer.
 type exactReader struct {
 	r    io.Reader
 	left int64
 }
 
+// Read implements io.Reader.
 func (e *exactReader) Read(p []byte) (int, error) {
 	n, err := e.r.Read(p)
 	e.left -= int64(n)
 	switch {
 	case e.left < 0:
-		return n, errors.New("there is more to store than was announced")
+		return n, errors.New("the content is longer than the announced size")
 	case err == io.EOF && e.left > 0:
-		return n, fmt.Errorf("there are %d bytes less to store than were announced", e.left)
+		return n, fmt.Errorf("the content is %d bytes shorter than the announced size", e.left)
 	}
 	return n, err
 }

@@ -245,7 +245,10 @@ func TestManifestsAreRefused(t *testing.T) {
 	if _, err := w.store.Open(t.Context(), "other", "a"); !errors.Is(err, chunkstore.ErrWrongTenant) {
 		t.Errorf("manifest of another workspace: %v, want ErrWorkspace", err)
 	}
-	if _, err := w.newStore(ring(t, 2), quickRetries).Open(t.Context(), "ws", "a"); !errors.Is(err, chunkstore.ErrNotFound) {
+	if _, err := w.newStore(ring(t, 2), quickRetries).Open(t.Context(), "ws", "a"); !errors.Is(
+		err,
+		chunkstore.ErrNotFound,
+	) {
 		t.Errorf("open with another master key: %v, want ErrNotFound", err)
 	}
 }

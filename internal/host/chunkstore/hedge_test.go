@@ -45,7 +45,9 @@ func hedged(t *testing.T, n int, do func(t *testing.T, w *fixture, r *chunkstore
 // One read of many that is not answered is made again, and the other is ended.
 func TestLateReadIsMadeTwice(t *testing.T) {
 	hedged(t, 60, func(t *testing.T, w *fixture, r *chunkstore.Reader, data []byte) {
-		w.objects.SetFaults(func(c blobtest.Call) blobtest.Fault { return blobtest.Fault{Hang: c.Op == "get" && c.N == 0} })
+		w.objects.SetFaults(
+			func(c blobtest.Call) blobtest.Fault { return blobtest.Fault{Hang: c.Op == "get" && c.N == 0} },
+		)
 		began := time.Now()
 		p := make([]byte, 4096)
 		if err := r.ReadAt(t.Context(), "memory", p, 10<<20); err != nil {

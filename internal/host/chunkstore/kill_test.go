@@ -97,7 +97,12 @@ func TestHostKilledDuringAPush(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer store.Close()
-			w := &fixture{t: t, objects: blobtest.NewFaulty(store, nil), ring: ring(t, 1), cache: newCache(t, cache.Config{})}
+			w := &fixture{
+				t:       t,
+				objects: blobtest.NewFaulty(store, nil),
+				ring:    ring(t, 1),
+				cache:   newCache(t, cache.Config{}),
+			}
 			w.store = w.newStore(w.ring, quickRetries)
 			if _, err := w.store.Open(t.Context(), "ws", "a"); !errors.Is(err, chunkstore.ErrNotFound) {
 				t.Errorf("open after the kill: %v, want ErrNotFound", err)

@@ -122,7 +122,10 @@ func TestEqualPagesOfAPushAreSentOnce(t *testing.T) {
 				chunkstore.Push{
 					Tenant: "ws",
 					ID:     chunkstore.ID("base" + name[:1]),
-					Files:  []chunkstore.LocalFile{{Name: "memory", Path: file(t, old)}, {Name: "disk", Path: file(t, old)}},
+					Files: []chunkstore.LocalFile{
+						{Name: "memory", Path: file(t, old)},
+						{Name: "disk", Path: file(t, old)},
+					},
 				},
 			)
 			m, stats := w.push(chunkstore.Push{Tenant: "ws", ID: chunkstore.ID("next" + name[:1]),

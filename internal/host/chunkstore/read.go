@@ -151,7 +151,13 @@ func (r *Reader) fetcher(c Chunk) cache.Fetch {
 var errReadTimeout = fmt.Errorf("%w: a part of a chunk took too long", blob.ErrTimeout)
 
 // fetch reads frames from the store and verifies them. Their pages are in out if it has room for them and slack.
-func (v *Store) fetch(ctx context.Context, r *tenantKeys, c Chunk, first, count int, out []byte) (pages []byte, err error) {
+func (v *Store) fetch(
+	ctx context.Context,
+	r *tenantKeys,
+	c Chunk,
+	first, count int,
+	out []byte,
+) (pages []byte, err error) {
 	key := r.chunkKey(c.Name)
 	offset, length := c.span(first, count)
 	err = v.retry(ctx, func(ctx context.Context) error {

@@ -12,12 +12,12 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// maxHashedBytes bounds the files whose content is checked before every restore: device states are tens of
-// KiB, and a MiB is hashed in about a millisecond.
+// maxHashedBytes bounds the files whose content is checked before every restore. Device states are tens of
+// KiB, and hashing a MiB takes about a millisecond.
 const maxHashedBytes = 1 << 20
 
-// Check says whether a snapshot's files are what was stored, as far as that can be told in about a
-// millisecond: the size of every file, and the content of small ones. It answers a *DamagedError.
+// Check verifies a snapshot's files as far as that takes about a millisecond. It compares the size of every
+// file and the content of small ones. The error is a *DamagedError.
 func Check(snap Snapshot) error {
 	for _, f := range snap.Manifest.Files {
 		if err := snap.checkFile(f, f.Bytes <= maxHashedBytes); err != nil {
@@ -27,8 +27,8 @@ func Check(snap Snapshot) error {
 	return snap.checkDisks()
 }
 
-// Verify is Check with the content of every file whose sum is known, which reads all of the memory. It
-// ends early with the context's cause.
+// Verify is Check for the content of all files with a known checksum, which reads all of the memory. It
+// returns early with the cause of ctx if ctx ends.
 func Verify(ctx context.Context, snap Snapshot) error {
 	for _, f := range snap.Manifest.Files {
 		if err := context.Cause(ctx); err != nil {
@@ -69,7 +69,7 @@ func (s Snapshot) checkFile(want vmm.File, sum bool) error {
 		return s.damaged(want.Name, "%v", err)
 	}
 	if hex.EncodeToString(h.Sum(nil)) != want.SHA256 {
-		return s.damaged(want.Name, "its content changed")
+		return s.damaged(want.Name, "content does not match its checksum")
 	}
 	return nil
 }

@@ -11,53 +11,63 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// DataDisk is a disk of a machine beside its root disk. The first is the guest's second disk, and so on.
+// DataDisk is a disk of a machine besides its root disk. The first one is the guest's second disk, and so on.
 type DataDisk struct {
-	Name    string   `json:"name"` // its own among the machine's: a lower-case letter, then those and digits, at most 16
+	// unique in the machine: a lower-case letter, then lower-case letters and digits, at most 16
+	Name    string   `json:"name"`
 	MiB     int      `json:"mib"`
-	Mount   string   `json:"mount"`             // where the guest has its file system, ext4; an absolute path
-	Options []string `json:"options,omitempty"` // of mounting it
+	Mount   string   `json:"mount"`             // absolute path where the guest mounts its ext4 file system
+	Options []string `json:"options,omitempty"` // mount options
 }
 
-// MaxDataDisks is how many data disks a machine may have.
+// MaxDataDisks is the largest number of data disks of a machine.
 const MaxDataDisks = 8
 
-// CheckDataDisks answers ErrInvalid, with what is wrong, for disks that no machine could have.
+// CheckDataDisks returns an ErrInvalid that names the problem if no machine could have these disks.
 func CheckDataDisks(disks []DataDisk) error {
 	for _, d := range disks {
 		if d.MiB < 1 {
-			return fmt.Errorf("data disk %q of %d MiB: %w", d.Name, d.MiB, ErrInvalid)
+			return fmt.Errorf("data disk %q: size of %d MiB is less than 1 MiB: %w", d.Name, d.MiB, ErrInvalid)
 		}
 	}
 	return checkNamesAndMounts(disks)
 }
 
-// checkNamesAndMounts is CheckDataDisks of disks whose sizes are not known yet.
+// checkNamesAndMounts is CheckDataDisks for disks whose sizes are not known yet.
 func checkNamesAndMounts(disks []DataDisk) error {
 	if len(disks) > MaxDataDisks {
-		return fmt.Errorf("%d data disks, and at most %d are possible: %w", len(disks), MaxDataDisks, ErrInvalid)
+		return fmt.Errorf("%d data disks, more than the limit of %d: %w", len(disks), MaxDataDisks, ErrInvalid)
 	}
 	names := map[string]bool{}
 	for _, d := range disks {
 		letters := strings.Trim(d.Name, "abcdefghijklmnopqrstuvwxyz0123456789") == ""
 		if d.Name == "" || len(d.Name) > 16 || !letters || d.Name[0] <= '9' || names[d.Name] {
-			return fmt.Errorf("data disk %q: %w", d.Name, ErrInvalid)
+			return fmt.Errorf(
+				"data disk %q: name is taken, or not a lower-case letter and up to 15 lower-case letters and digits: %w",
+				d.Name,
+				ErrInvalid,
+			)
 		}
 		names[d.Name] = true
 		if !path.IsAbs(d.Mount) || path.Clean(d.Mount) != d.Mount || d.Mount == "/" {
-			return fmt.Errorf("data disk %s at %q: %w", d.Name, d.Mount, ErrInvalid)
+			return fmt.Errorf(
+				"data disk %s: mount point %q is not a clean absolute path below /: %w",
+				d.Name,
+				d.Mount,
+				ErrInvalid,
+			)
 		}
 	}
 	return nil
 }
 
-// File is what the disk is called among a snapshot's files. No file of an image has such a name.
+// File returns the name of the disk among a snapshot's files. No file of an image has such a name.
 func (d DataDisk) File() string { return "disk-" + d.Name + ".img" }
 
-// DiskPattern is what all of DiskFiles match, and nothing else of ours.
+// DiskPattern matches the names that DiskFiles returns, and no other file of ours.
 const DiskPattern = "disk*.img"
 
-// DiskFiles names the files of a machine's disks, in the guest's order: the root disk, then data disks.
+// DiskFiles returns the file names of a machine's disks: the root disk, then the data disks in order.
 func DiskFiles(data []DataDisk) []string {
 	files := []string{diskFile}
 	for _, d := range data {
@@ -66,7 +76,7 @@ func DiskFiles(data []DataDisk) []string {
 	return files
 }
 
-// DiskPaths are DiskFiles in a directory.
+// DiskPaths returns the paths of DiskFiles in a directory.
 func DiskPaths(dir string, data []DataDisk) []string {
 	paths := DiskFiles(data)
 	for i := range paths {
@@ -75,8 +85,8 @@ func DiskPaths(dir string, data []DataDisk) []string {
 	return paths
 }
 
-// DiskPaths are the raw images of all disks of a snapshot that has any, in the guest's order. They must not be
-// written to.
+// DiskPaths returns the raw images of all disks of a snapshot, in the guest's order. It returns nil for a
+// snapshot without disks. The images must not be written.
 func (s Snapshot) DiskPaths() []string {
 	if !s.Disk {
 		return nil
@@ -84,7 +94,7 @@ func (s Snapshot) DiskPaths() []string {
 	return DiskPaths(s.dir, s.Data)
 }
 
-// DiskBytes is the size of each of DiskPaths.
+// DiskBytes returns the sizes of the disks in DiskPaths.
 func (s Snapshot) DiskBytes() []int64 {
 	if !s.Disk {
 		return nil
@@ -96,19 +106,19 @@ func (s Snapshot) DiskBytes() []int64 {
 	return sizes
 }
 
-// DiskPaths is where the images of disks belong: the root disk's, then those of data.
+// DiskPaths returns the paths for the images of a draft's disks: the root disk, then the data disks.
 func (d *Draft) DiskPaths(data []DataDisk) []string { return DiskPaths(d.dir, data) }
 
-// Disks are the images of disks that are in the draft, in no order.
+// Disks returns the paths of the disk images that the draft contains, in no order.
 func (d *Draft) Disks() ([]string, error) { return filepath.Glob(filepath.Join(d.dir, DiskPattern)) }
 
-// finishDisks measures a draft's disks, whose sizes it writes down, and has them made durable. A data disk that is missing is an error.
+// finishDisks records the sizes of a draft's disks and makes them durable. A missing data disk is an error.
 func (d *Draft) finishDisks(snap *Snapshot, syncs *errgroup.Group) error {
 	if _, err := os.Stat(d.DiskPath()); err != nil {
 		if snap.Disk {
 			return err
 		}
-		return nil // the disks stay with the machine, which sleeps
+		return nil // the disks stay with the machine, which hibernates
 	}
 	snap.Disk, snap.Data = true, slices.Clone(snap.Data)
 	for i, path := range d.DiskPaths(snap.Data) {

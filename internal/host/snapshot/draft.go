@@ -13,58 +13,58 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/durable"
 )
 
-// Draft is a snapshot in the making: a directory to fill with an image and a disk. It ends with Commit
-// or Discard; a draft that a killed process left is removed by Open.
+// Draft is a snapshot being made: a directory to be filled with an image and disks. It ends with Commit or
+// Discard. Open removes drafts that a killed process left.
 type Draft struct {
 	store *Store
 	dir   string
 }
 
-// Draft begins a snapshot.
+// Draft starts a new snapshot.
 func (s *Store) Draft() (*Draft, error) {
 	dir, err := os.MkdirTemp(filepath.Join(s.root, draftsDir), "d")
 	if err != nil {
-		return nil, fmt.Errorf("begin a snapshot: %w", err)
+		return nil, fmt.Errorf("create snapshot: %w", err)
 	}
 	d := &Draft{store: s, dir: dir}
 	if err := errors.Join(os.Chmod(dir, 0o711), os.Mkdir(d.ImageDir(), 0o711)); err != nil {
-		return nil, errors.Join(fmt.Errorf("begin a snapshot: %w", err), d.Discard())
+		return nil, errors.Join(fmt.Errorf("create snapshot: %w", err), d.Discard())
 	}
 	return d, nil
 }
 
-// ImageDir is an empty directory for the driver to save into.
+// ImageDir returns an empty directory for the driver to save into.
 func (d *Draft) ImageDir() string { return filepath.Join(d.dir, imageDir) }
 
-// DiskPath is where the disk's image belongs, if the snapshot has one.
+// DiskPath returns the path for the image of the root disk, if the snapshot has one.
 func (d *Draft) DiskPath() string { return filepath.Join(d.dir, diskFile) }
 
 // Discard removes the draft. After Commit it does nothing.
 func (d *Draft) Discard() error { return os.RemoveAll(d.dir) }
 
-// Commit makes the draft the snapshot that snap describes, durably, and answers it held once. Before it
-// returned nil nothing is to be seen of it. ErrExists when the name is taken.
+// Commit durably turns the draft into the snapshot that snap describes, and acquires it once. The snapshot is
+// invisible until Commit returns nil. Commit returns ErrExists if the name is taken.
 func (d *Draft) Commit(snap Snapshot) (Snapshot, error) {
 	if err := snap.Ref.check(); err != nil {
 		return Snapshot{}, err
 	}
 	if err := checkNamesAndMounts(snap.Data); err != nil {
-		return Snapshot{}, fmt.Errorf("commit %s: %w", snap.Ref, err)
+		return Snapshot{}, fmt.Errorf("commit snapshot %s: %w", snap.Ref, err)
 	}
 	s := d.store
 	to := filepath.Join(s.root, filepath.FromSlash(string(snap.Ref)))
 	snap.Version = Version
 	if err := d.finish(&snap); err != nil {
-		return Snapshot{}, fmt.Errorf("commit %s: %w", snap.Ref, err)
+		return Snapshot{}, fmt.Errorf("commit snapshot %s: %w", snap.Ref, err)
 	}
 	if err := os.MkdirAll(filepath.Dir(to), 0o711); err != nil {
-		return Snapshot{}, fmt.Errorf("commit %s: %w", snap.Ref, err)
+		return Snapshot{}, fmt.Errorf("commit snapshot %s: %w", snap.Ref, err)
 	}
 	if err := s.reserve(snap.Ref); err != nil {
 		return Snapshot{}, err
 	}
 	if err := errors.Join(os.Rename(d.dir, to), durable.SyncDir(filepath.Dir(to))); err != nil {
-		return Snapshot{}, errors.Join(fmt.Errorf("commit %s: %w", snap.Ref, err), s.abortCommit(snap.Ref, to))
+		return Snapshot{}, errors.Join(fmt.Errorf("commit snapshot %s: %w", snap.Ref, err), s.abortCommit(snap.Ref, to))
 	}
 	snap.dir = to
 	s.mu.Lock()
@@ -73,7 +73,7 @@ func (d *Draft) Commit(snap Snapshot) (Snapshot, error) {
 	return snap, nil
 }
 
-// reserve takes a name, so that the slow part of a commit needs no lock.
+// reserve takes a name, so that the slow part of a commit does not need the lock.
 func (s *Store) reserve(ref Ref) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -84,7 +84,7 @@ func (s *Store) reserve(ref Ref) error {
 	return nil
 }
 
-// abortCommit ends a commit whose rename failed, or was done and could not be made durable.
+// abortCommit ends a commit whose rename failed or could not be made durable.
 func (s *Store) abortCommit(ref Ref, dir string) error {
 	s.mu.Lock()
 	delete(s.entries, ref)
@@ -97,7 +97,7 @@ func (d *Draft) finish(snap *Snapshot) (err error) {
 	if snap.Bytes, err = d.store.ownBytes(d.dir); err != nil {
 		return err
 	}
-	var syncs errgroup.Group // all at once: the file system's log is written for all of them together
+	var syncs errgroup.Group // all at once: the file system writes its log once for all of them
 	defer func() { err = errors.Join(err, syncs.Wait()) }()
 	if err := d.finishDisks(snap, &syncs); err != nil {
 		return err
@@ -132,7 +132,7 @@ func syncFile(path string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// allocatedBytes is the Measure used without a better one.
+// allocatedBytes is the default Measure.
 func allocatedBytes(path string) (apparent, own int64, err error) {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// FuzzMeta reads what a snapshot says of itself, which may have come from another host or a damaged disk: nothing
-// outside of its directory is looked at, and what does not fit is damage.
+// FuzzMeta reads a snapshot's description, which may come from another host or a damaged disk. Nothing
+// outside of its directory is read, and a description that does not fit is reported as damage.
 func FuzzMeta(f *testing.F) {
 	f.Add(
 		[]byte(

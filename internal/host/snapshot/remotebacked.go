@@ -11,14 +11,15 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/durable"
 )
 
-// MarkLocal says that all content of a partial snapshot is in its files now, durably; they must not be
-// written to any more. One that is whole is fine. ErrNotFound when there is no such snapshot.
+// MarkLocal durably records that the files of a remote-backed snapshot now hold all its content. The files
+// must not be written any more. MarkLocal does nothing for a local snapshot. It returns ErrNotFound if the
+// snapshot does not exist.
 func (s *Store) MarkLocal(ref Ref) error {
 	s.mu.Lock()
 	e := s.entries[ref]
 	if e == nil || e.err != nil {
 		s.mu.Unlock()
-		return fmt.Errorf("complete %s: %w", ref, ErrNotFound)
+		return fmt.Errorf("mark snapshot %s as local: %w", ref, ErrNotFound)
 	}
 	snap, dir := e.snap, e.dir
 	s.mu.Unlock()
@@ -35,17 +36,17 @@ func (s *Store) MarkLocal(ref Ref) error {
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("complete %s: %w", ref, err)
+		return fmt.Errorf("mark snapshot %s as local: %w", ref, err)
 	}
 	data, err := json.MarshalIndent(snap, "", "  ")
 	if err != nil {
-		return fmt.Errorf("complete %s: %w", ref, err)
+		return fmt.Errorf("mark snapshot %s as local: %w", ref, err)
 	}
 	if err := durable.WriteFile(filepath.Join(dir, metaFile), data, 0o600); err != nil {
-		return fmt.Errorf("complete %s: %w", ref, err)
+		return fmt.Errorf("mark snapshot %s as local: %w", ref, err)
 	}
 	if err := errors.Join(os.Remove(filepath.Join(dir, originFile)), durable.SyncDir(dir)); err != nil {
-		return fmt.Errorf("complete %s: %w", ref, err)
+		return fmt.Errorf("mark snapshot %s as local: %w", ref, err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -53,8 +54,8 @@ func (s *Store) MarkLocal(ref Ref) error {
 	return nil
 }
 
-// AcquireRemoteBacked gives the partial snapshots that are held or not deleted, in no order. Each is held once for the
-// caller, who releases it.
+// AcquireRemoteBacked returns the remote-backed snapshots that are in use or not deleted, in no order. It
+// acquires each of them once; the caller releases them.
 func (s *Store) AcquireRemoteBacked() []Snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -39,13 +39,14 @@ func TestRemoteBackedSnapshotBecomesLocal(t *testing.T) {
 		t.Error(err)
 	}
 	for _, s := range []*snapshot.Store{s, open(t, dir)} {
-		if snap, err := s.Get("snapshots/snp1"); err != nil || snap.RemoteBacked() || len(s.AcquireRemoteBacked()) != 0 {
+		if snap, err := s.Get("snapshots/snp1"); err != nil || snap.RemoteBacked() ||
+			len(s.AcquireRemoteBacked()) != 0 {
 			t.Errorf("%+v, %v", snap, err)
 		}
 	}
 }
 
-// TestKilledMarkLocalIsRepeatable has the description written and the mark still there.
+// MarkLocal is repeated after a kill between the writing of the description and the removal of the origin.
 func TestKilledMarkLocalIsRepeatable(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -23,7 +23,7 @@ func open(t *testing.T, dir string) *snapshot.Store {
 	return s
 }
 
-// commit makes a snapshot with a memory file, a small state file and a disk, and lets go of it.
+// commit makes a snapshot with a memory file, a small state file and a disk, and releases it.
 func commit(t *testing.T, s *snapshot.Store, snap snapshot.Snapshot) snapshot.Snapshot {
 	t.Helper()
 	d, err := s.Draft()
@@ -164,7 +164,7 @@ func TestHeldFilesOutliveDeletion(t *testing.T) {
 			if err := s.Delete(snap.Ref); !errors.Is(err, snapshot.ErrNotFound) {
 				t.Errorf("second delete: %v, want ErrNotFound", err)
 			}
-			if anew { // the hold is lost and taken anew by whoever finds the machine
+			if anew { // the reference is lost, and acquired again when the machine is found
 				s = open(t, dir)
 				if _, err := s.Acquire(snap.Ref); err != nil {
 					t.Fatal(err)
@@ -280,7 +280,7 @@ func TestUnreadableSnapshotIsKeptAndCanBeDeleted(t *testing.T) {
 	}
 }
 
-// TestUpdateSize measures a snapshot that took less on its own when it was made than it does now.
+// UpdateSize measures a snapshot whose own size has grown since it was made.
 func TestUpdateSize(t *testing.T) {
 	dir, own := t.TempDir(), int64(0)
 	open := func() *snapshot.Store {
@@ -293,7 +293,7 @@ func TestUpdateSize(t *testing.T) {
 	}
 	s := open()
 	snap := commit(t, s, snapshot.Snapshot{Ref: "snapshots/one"})
-	own = 10 // of each file, its description too
+	own = 10 // of each file, the description included
 	for _, row := range []struct{ least, want int64 }{{0, 40}, {100, 100}} {
 		if err := s.UpdateSize(snap.Ref, row.least); err != nil {
 			t.Fatal(err)

@@ -21,13 +21,13 @@ const (
 	draftsDir    = "drafts"
 	metaFile     = "snapshot.json"
 	removedFile  = "removed"
-	originFile   = "partial" // of partial snapshots: their origin
+	originFile   = "partial" // of remote-backed snapshots: their origin
 	consumedFile = "spent"   // of anonymous snapshots: one byte, written in place
 	imageDir     = "image"
 	diskFile     = "disk.img"
 )
 
-// Measure tells how large a file is and how much of the disk nobody else shares with it.
+// Measure returns the size of a file and how many of its bytes on disk no other file shares.
 type Measure func(path string) (apparent, own int64, err error)
 
 // Store is the set of snapshots below one directory.
@@ -35,11 +35,11 @@ type Store struct {
 	root     string
 	areas    []string
 	measure  Measure
-	released chan struct{} // as Spared says; has room for one
+	released chan struct{} // see Released; has room for one
 
 	mu        sync.Mutex
 	entries   map[Ref]*entry
-	gcEnabled bool // Collect was called: files may go as soon as nobody holds them
+	gcEnabled bool // GC was called: files are removed with the last reference
 }
 
 type entry struct {
@@ -47,12 +47,12 @@ type entry struct {
 	dir     string
 	refs    int
 	removed bool
-	err     error // why there is no snapshot to answer: it is damaged, or being made
+	err     error // why the snapshot cannot be returned: it is damaged, or being made
 }
 
-// Open reads the snapshots in the given areas of root and removes drafts that an earlier process left
-// behind. A snapshot whose description cannot be read is kept, answers a *DamagedError and can be
-// deleted. measure may be nil; sizes are then those of all blocks, shared or not.
+// Open reads the snapshots in the given areas of root and removes drafts that an earlier process left. A
+// snapshot whose description cannot be read is kept; Get returns a *DamagedError for it, and it can be
+// deleted. measure may be nil: sizes then count all blocks, shared or not.
 func Open(root string, measure Measure, areas ...string) (*Store, error) {
 	if measure == nil {
 		measure = allocatedBytes
@@ -77,8 +77,7 @@ func Open(root string, measure Measure, areas ...string) (*Store, error) {
 	return s, nil
 }
 
-// scan finds snapshots below dir at any depth and leaves alone what is not one: other packages keep
-// files beside them.
+// scan finds snapshots below dir at any depth. It ignores everything else: other packages keep files there.
 func (s *Store) scan(dir string) error {
 	if err := durable.Sweep(dir); err != nil {
 		return err
@@ -144,26 +143,26 @@ func read(dir string, ref Ref) (Snapshot, error) {
 	return snap, nil
 }
 
-// notConsumed is what the mark of an anonymous snapshot holds until Spend.
+// notConsumed is the content of an anonymous snapshot's mark until MarkConsumed.
 const notConsumed = '0'
 
-// MarkConsumed notes, durably, that the state in an anonymous snapshot was used and may not be used again; its
-// memory still serves those that hold it. It overwrites one byte in place, which costs one write and no
-// change of the file system's own records.
+// MarkConsumed durably records that the state of an anonymous snapshot must not be restored again. Its memory
+// still serves the holders of references. MarkConsumed overwrites one byte in place, which costs one write
+// and no change of the file system's metadata.
 func (s *Store) MarkConsumed(ref Ref) error {
 	s.mu.Lock()
 	e := s.entries[ref]
 	s.mu.Unlock()
 	if e == nil || e.err != nil || !e.snap.Anonymous {
-		return fmt.Errorf("spend %s: %w", ref, ErrNotFound)
+		return fmt.Errorf("mark snapshot %s as consumed: %w", ref, ErrNotFound)
 	}
 	f, err := os.OpenFile(filepath.Join(e.dir, consumedFile), os.O_WRONLY, 0)
 	if err != nil {
-		return fmt.Errorf("spend %s: %w", ref, err)
+		return fmt.Errorf("mark snapshot %s as consumed: %w", ref, err)
 	}
 	_, err = f.WriteAt([]byte{'1'}, 0)
 	if err := errors.Join(err, unix.Fdatasync(int(f.Fd())), f.Close()); err != nil {
-		return fmt.Errorf("spend %s: %w", ref, err)
+		return fmt.Errorf("mark snapshot %s as consumed: %w", ref, err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -171,7 +170,7 @@ func (s *Store) MarkConsumed(ref Ref) error {
 	return nil
 }
 
-// Get answers a snapshot that exists and is not deleted, else ErrNotFound.
+// Get returns a snapshot. It returns ErrNotFound if the snapshot does not exist or is deleted.
 func (s *Store) Get(ref Ref) (Snapshot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -182,7 +181,7 @@ func (s *Store) Get(ref Ref) (Snapshot, error) {
 	return e.snap, e.err
 }
 
-// List gives the snapshots of an area that are neither deleted nor anonymous, oldest first.
+// List returns the snapshots of an area that are neither deleted nor anonymous, oldest first.
 func (s *Store) List(area string) []Snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -198,7 +197,7 @@ func (s *Store) List(area string) []Snapshot {
 	return out
 }
 
-// Acquire answers a snapshot, deleted or not, and keeps its files until Release is called as often.
+// Acquire returns a snapshot, deleted or not, and keeps its files until a matching Release.
 func (s *Store) Acquire(ref Ref) (Snapshot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -213,13 +212,13 @@ func (s *Store) Acquire(ref Ref) (Snapshot, error) {
 	return e.snap, nil
 }
 
-// Release lets go of a hold. The last one takes a deleted or anonymous snapshot's files with it.
+// Release gives up a reference. With the last one the files of a deleted or anonymous snapshot are removed.
 func (s *Store) Release(ref Ref) error {
 	s.mu.Lock()
 	e := s.entries[ref]
 	if e == nil || e.refs == 0 {
 		s.mu.Unlock()
-		return fmt.Errorf("release %s: not held", ref)
+		return fmt.Errorf("release snapshot %s: it is not acquired", ref)
 	}
 	e.refs--
 	s.notifyReleased(e)
@@ -228,8 +227,8 @@ func (s *Store) Release(ref Ref) error {
 	return s.removeFiles(gone)
 }
 
-// Delete takes a snapshot from the list, durably; its files go when nobody holds it. ErrNotFound when it
-// is not there or deleted already.
+// Delete durably removes a snapshot from the list. Its files are removed with the last reference. It returns
+// ErrNotFound if the snapshot does not exist or is deleted already.
 func (s *Store) Delete(ref Ref) error {
 	s.mu.Lock()
 	e := s.entries[ref]
@@ -240,7 +239,7 @@ func (s *Store) Delete(ref Ref) error {
 	if e.refs > 0 || !s.gcEnabled {
 		if err := markDeleted(e.dir); err != nil {
 			s.mu.Unlock()
-			return fmt.Errorf("delete %s: %w", ref, err)
+			return fmt.Errorf("delete snapshot %s: %w", ref, err)
 		}
 	}
 	e.removed = true
@@ -250,8 +249,9 @@ func (s *Store) Delete(ref Ref) error {
 	return s.removeFiles(gone)
 }
 
-// markDeleted notes in a snapshot's directory, durably, that it is deleted. That is a second name for a file that is there, since
-// the disk may be full when somebody deletes to make room: it takes no block.
+// markDeleted durably records in a snapshot's directory that the snapshot is deleted. The mark is a hard link
+// to an existing file: it takes no block, since the disk may be full when a user deletes snapshots to make
+// room.
 func markDeleted(dir string) error {
 	err := os.Link(filepath.Join(dir, metaFile), filepath.Join(dir, removedFile))
 	if err != nil && !errors.Is(err, fs.ErrExist) {
@@ -260,22 +260,22 @@ func markDeleted(dir string) error {
 	return durable.SyncDir(dir)
 }
 
-// Released gives something after a deleted snapshot is held by one holder less, or a held one was deleted: who only holds
-// snapshots for others looks at Needed then. There is one reader.
+// Released receives a value when a deleted snapshot loses a reference or a referenced one is deleted. A
+// component that holds references only on behalf of others then calls InUse. The channel is for one reader.
 func (s *Store) Released() <-chan struct{} { return s.released }
 
-// notifyReleased tells the reader of Spared. The caller holds s.mu.
+// notifyReleased wakes the reader of Released. The caller holds s.mu.
 func (s *Store) notifyReleased(e *entry) {
 	if !e.removed || e.refs == 0 {
 		return
 	}
 	select {
 	case s.released <- struct{}{}:
-	default: // it will look anyway
+	default: // the reader has a value waiting
 	}
 }
 
-// InUse tells whether a snapshot is there and not deleted, or held more often than holds.
+// InUse reports whether a snapshot exists and is not deleted, or has more than holds references.
 func (s *Store) InUse(ref Ref, holds int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -283,8 +283,8 @@ func (s *Store) InUse(ref Ref, holds int) bool {
 	return e != nil && (!e.removed || e.refs > holds)
 }
 
-// GC removes the files of all snapshots that are deleted or anonymous and that nobody holds, and
-// from now on such files go at once. Call it when everything in use is held.
+// GC removes the files of all unreferenced snapshots that are deleted or anonymous. From then on such files
+// are removed at once. Call it when everything in use is acquired.
 func (s *Store) GC() error {
 	s.mu.Lock()
 	s.gcEnabled = true
@@ -296,7 +296,7 @@ func (s *Store) GC() error {
 	return s.removeFiles(gone)
 }
 
-// dropIfUnused forgets an entry whose files may go and answers their directories. The caller holds s.mu.
+// dropIfUnused removes an entry whose files may go and returns their directories. The caller holds s.mu.
 func (s *Store) dropIfUnused(ref Ref, e *entry) []string {
 	if !s.gcEnabled || e.refs > 0 || !e.removed && !e.snap.Anonymous {
 		return nil
@@ -305,9 +305,10 @@ func (s *Store) dropIfUnused(ref Ref, e *entry) []string {
 	return []string{e.dir}
 }
 
-// UpdateSize measures anew what a snapshot takes of the host's disk on its own, durably: what it shared with a machine
-// that has ended is its own. It is least bytes or more, for what the snapshot shares with files that are there for
-// it. ErrNotFound when it is not there or deleted.
+// UpdateSize measures again how much of the host's disk is the snapshot's own, and stores it durably. Blocks
+// that the snapshot shared with a machine that has ended are now its own. The result is at least least bytes,
+// for blocks that it shares with files kept on its behalf. UpdateSize returns ErrNotFound if the snapshot
+// does not exist or is deleted.
 func (s *Store) UpdateSize(ref Ref, least int64) error {
 	snap, err := s.Get(ref)
 	if err != nil {
@@ -319,7 +320,7 @@ func (s *Store) UpdateSize(ref Ref, least int64) error {
 		err = durable.WriteJSON(filepath.Join(snap.dir, metaFile), snap)
 	}
 	if err != nil {
-		return fmt.Errorf("weigh %s: %w", ref, err)
+		return fmt.Errorf("update size of snapshot %s: %w", ref, err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -329,7 +330,7 @@ func (s *Store) UpdateSize(ref Ref, least int64) error {
 	return nil
 }
 
-// ownBytes sums up what the files below a directory take on their own.
+// ownBytes returns how many bytes of the files below a directory no other file shares.
 func (s *Store) ownBytes(dir string) (bytes int64, err error) {
 	err = filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 		if err != nil || !e.Type().IsRegular() {

@@ -51,9 +51,9 @@ func EnsureDataDir(ctx context.Context, dir string) (release func(context.Contex
 	return release, nil
 }
 
-// CreateDataDir makes a sparse XFS image of the given size for the data directory dir and mounts it there.
-// dir is empty or does not exist. An existing image is mounted as it is. After an error nothing is left that
-// was not there before.
+// CreateDataDir makes a sparse XFS image for the data directory dir and mounts it there. bytes is the size of
+// the image. dir is empty or does not exist. An existing image is mounted as it is. After an error nothing is
+// left that was not there before.
 func CreateDataDir(ctx context.Context, dir string, bytes int64) (err error) {
 	var back cleanup.Stack
 	defer func() { err = back.Settle(ctx, err) }()
@@ -71,7 +71,7 @@ func CreateDataDir(ctx context.Context, dir string, bytes int64) (err error) {
 		return errors.Join(
 			err,
 			fmt.Errorf(
-				"data directory %s is not empty, an image mounted there would hide what it holds; move it away first",
+				"data directory %s is not empty, and an image mounted there would hide its files; move them away first",
 				dir,
 			),
 		)
@@ -125,7 +125,7 @@ func Mounted(dir string) (bool, error) {
 		err = unix.Stat(filepath.Join(dir, ".."), &up)
 	}
 	if err != nil {
-		return false, fmt.Errorf("look for a mount on %s: %w", dir, err)
+		return false, fmt.Errorf("check for a mount on %s: %w", dir, err)
 	}
 	return st.Dev != up.Dev || st.Ino == up.Ino, nil
 }
@@ -201,7 +201,7 @@ func attachLoop(image string) (*os.File, error) {
 			return nil, fmt.Errorf("configure %s: %w", loop.Name(), err)
 		}
 	}
-	return nil, errors.New("no loop device stays free long enough to be claimed")
+	return nil, errors.New("every free loop device was taken by another process first; try again")
 }
 
 // unmountTimeout is how long a busy unmount is retried: the last process that used the mount may be exiting.
@@ -217,7 +217,7 @@ func Unmount(dir string) error {
 			return nil
 		}
 		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
-			return fmt.Errorf("unmount %s: %w; a process still uses it", dir, err)
+			return fmt.Errorf("unmount %s: %w; stop the processes that use it", dir, err)
 		}
 		<-time.After(100 * time.Millisecond)
 	}

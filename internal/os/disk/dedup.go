@@ -32,21 +32,21 @@ const (
 func Dedup(ctx context.Context, path string, known []string) (shared int64, err error) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
-		return 0, fmt.Errorf("share blocks: %w", err)
+		return 0, fmt.Errorf("deduplicate: %w", err)
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	s := &deduper{ctx: ctx, to: f, seed: maphash.MakeSeed(), blocks: map[uint64]blockRef{}}
 	defer func() { err = errors.Join(err, s.close()) }()
 	for _, k := range known {
 		if err := s.index(k); err != nil {
-			return 0, fmt.Errorf("share blocks: %w", err)
+			return 0, fmt.Errorf("deduplicate: %w", err)
 		}
 	}
 	if len(s.blocks) == 0 {
 		return 0, nil
 	}
 	if err := eachData(f, s.scan); err != nil {
-		return s.shared, fmt.Errorf("share blocks of %s: %w", path, err)
+		return s.shared, fmt.Errorf("deduplicate %s: %w", path, err)
 	}
 	return s.shared, nil
 }

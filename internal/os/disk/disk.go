@@ -24,9 +24,11 @@ type NoReflinkError struct {
 	Type string // the file system's name, or its magic number if the name is unknown
 }
 
+// Error implements error.
 func (e *NoReflinkError) Error() string {
 	return fmt.Sprintf(
-		"%s is on %s, which cannot clone files (reflink); run `pandastack setup` to put an XFS image there, or choose a directory on XFS or btrfs",
+		"%s is on %s, which cannot clone files (reflink); "+
+			"run `pandastack setup` to put an XFS image there, or choose a directory on XFS or btrfs",
 		e.Dir,
 		e.Type,
 	)
@@ -38,14 +40,17 @@ type FullError struct {
 	Err error // unix.ENOSPC or unix.EDQUOT
 }
 
+// Error implements error.
 func (e *FullError) Error() string {
 	return fmt.Sprintf(
-		"the file system of %s is full (%v); enlarge it, as docs/operations.md says under \"Disk full\", and delete snapshots or sandboxes then",
+		"the file system of %s is full (%v); "+
+			"enlarge it (see \"Disk full\" in docs/operations.md), then delete snapshots or sandboxes",
 		e.Dir,
 		e.Err,
 	)
 }
 
+// Unwrap returns the error of the system call.
 func (e *FullError) Unwrap() error { return e.Err }
 
 // Probe checks whether files below dir can be cloned, by cloning one. It returns *NoReflinkError if they
@@ -181,7 +186,7 @@ func Grow(path string, bytes int64) error {
 	}
 	if bytes < info.Size() {
 		return fmt.Errorf(
-			"grow disk %s: it has %d bytes, and %d are fewer; a disk only grows",
+			"grow disk %s: it cannot shrink from %d to %d bytes",
 			path,
 			info.Size(),
 			bytes,

@@ -16,8 +16,8 @@ type Run struct{ From, To int64 }
 // (linux/fiemap.h).
 const extentUnreliable = 0x2 | 0x4 | 0x8 | 0x80 | 0x100 | 0x200 | 0x400 | 0x800
 
-// SharedRuns returns the ranges, in order, where two files have the same disk blocks at the same offsets. The
-// content of such ranges is equal and need not be read. The result is a hint: it is empty where the file
+// SharedRuns returns the ranges where two files have the same disk blocks at the same offsets. The ranges are
+// in order. Their content is equal and need not be read. The result is a hint: it is empty where the file
 // system does not report its extents. Neither file may be written meanwhile; earlier writes become durable.
 func SharedRuns(a, b *os.File) ([]Run, error) {
 	one, err := a.Stat()
@@ -74,7 +74,7 @@ func extentsOf(f *os.File) ([]extent, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("where %s lies: %w", f.Name(), err)
+		return nil, fmt.Errorf("read extents of %s: %w", f.Name(), err)
 	}
 	return all, nil
 }

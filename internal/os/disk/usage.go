@@ -8,9 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Usage measures the image at path, in bytes: apparent is the size a guest sees, own is what removing
-// the file would free, that is what no clone shares. The time it takes grows with the number of
-// extents. Where the file system does not tell what is shared, own is everything allocated.
+// Usage measures the image at path, in bytes. apparent is the size that a guest sees. own is the space that
+// removing the file would free, that is, the blocks that no clone shares. The time that Usage takes grows
+// with the number of extents. Where the file system does not report shared blocks, own is everything
+// allocated.
 func Usage(path string) (apparent, own int64, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -35,7 +36,7 @@ func Usage(path string) (apparent, own int64, err error) {
 	return st.Size, own, nil
 }
 
-// Extents counts the contiguous pieces the file at path consists of: the measure of what a clone costs.
+// Extents counts the contiguous pieces of the file at path. The cost of a clone grows with them.
 func Extents(path string) (int, error) {
 	f, err := os.Open(path)
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 	"github.com/pandastack/pandastack/internal/host/blob/blobtest"
 )
 
-// Run holds a store against what blob.Store promises. open gives an empty store for each test and
-// registers its end.
+// Run tests a store against the contract of blob.Store. open returns an empty store for each test and closes
+// it with t.Cleanup.
 func Run(t *testing.T, open func(t *testing.T) blob.Store) {
 	for _, c := range []struct {
 		name string
@@ -172,7 +172,7 @@ func listStops(t *testing.T, s blob.Store) {
 	blobtest.Put(t, s, "b", nil)
 	enough, n := errors.New("enough"), 0
 	err := s.List(t.Context(), "", func(blob.Info) error { n++; return enough })
-	if err != enough || n != 1 { // itself, not wrapped
+	if err != enough || n != 1 { // the error itself, not wrapped
 		t.Errorf("list: %v after %d, want the error of yield after 1", err, n)
 	}
 }
@@ -217,7 +217,7 @@ func endedContext(t *testing.T, s blob.Store) {
 	}
 }
 
-// atOnce reads an object while it is replaced: what is read is one or the other.
+// atOnce reads an object while it is replaced: each read returns one of the two contents.
 func atOnce(t *testing.T, s blob.Store) {
 	a, b := bytes.Repeat([]byte("a"), 100_000), bytes.Repeat([]byte("b"), 100_000)
 	blobtest.Put(t, s, "x", a)

@@ -22,12 +22,12 @@ type TB interface {
 	Fatal(args ...any)
 }
 
-// Content is bytes that do not compress and differ for each seed.
+// Content returns n bytes that do not compress and differ for each seed.
 func Content(seed uint64, n int) []byte {
 	var key [32]byte
 	binary.LittleEndian.PutUint64(key[:], seed)
 	data := make([]byte, n)
-	_, _ = rand.NewChaCha8(key).Read(data) // it never fails
+	_, _ = rand.NewChaCha8(key).Read(data) // never fails
 	return data
 }
 
@@ -49,7 +49,7 @@ func Get(ctx context.Context, s blob.Store, key string, offset, length int64) ([
 	return data, errors.Join(err, r.Close())
 }
 
-// Keys lists what a store holds.
+// Keys lists the keys in a store.
 func Keys(t TB, s blob.Store, prefix string) []string {
 	t.Helper()
 	var all []string

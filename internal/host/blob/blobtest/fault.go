@@ -14,18 +14,20 @@ type Call struct {
 	Op             string // "get", "put", "stat", "list", "delete"
 	Key            string // or prefix
 	Offset, Length int64  // of a get
-	N              int    // how many requests of this Op came before
+	N              int    // number of earlier requests of this Op
 }
 
-// Fault is what happens to a call. The zero value is nothing.
+// Fault is the effect on a call. The zero value has none.
 type Fault struct {
-	Err     error                    // the answer; a put that fails stores nothing
-	Hang    bool                     // no answer before the end of the caller's context
-	Short   int64                    // a get ends after so many bytes, as if that were all; with Hang: then it hangs
-	Corrupt func(data []byte) []byte // a get gives this instead of the data
+	Err  error // returned by the call; a put that fails stores nothing
+	Hang bool  // no reply before the caller's context ends
+	// a get ends after that many bytes, as if that were the object; with Hang it hangs there
+	Short   int64
+	Corrupt func(data []byte) []byte // changes the data that a get returns
 }
 
-// Faulty is a store that does to a call what Decide says. It decides on one call at a time.
+// Faulty is a store that fails calls as the function given to SetFaults decides. The function decides on one
+// call at a time.
 type Faulty struct {
 	blob.Store
 
@@ -34,19 +36,19 @@ type Faulty struct {
 	count  map[string]int   // guarded by mu
 }
 
-// NewFaulty makes a store faulty. decide may be nil: nothing happens until Decide.
+// NewFaulty makes a faulty store over s. If decide is nil, no call fails before SetFaults.
 func NewFaulty(s blob.Store, decide func(Call) Fault) *Faulty {
 	return &Faulty{Store: s, decide: decide, count: map[string]int{}}
 }
 
-// SetFaults changes what happens to calls from now on, and counts anew.
+// SetFaults changes the effect on calls from now on and resets the counts.
 func (f *Faulty) SetFaults(decide func(Call) Fault) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.decide, f.count = decide, map[string]int{}
 }
 
-// Count is how many requests of an Op there were.
+// Count returns the number of requests of an Op.
 func (f *Faulty) Count(op string) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -14,7 +14,7 @@ import (
 	"github.com/pandastack/pandastack/internal/host/blob"
 )
 
-// MemoryStore is a store in memory, whose objects a test may make older.
+// MemoryStore is a store in memory. Tests can make its objects older.
 type MemoryStore struct {
 	mu      sync.Mutex
 	objects map[string]memObject // guarded by mu
@@ -26,7 +26,7 @@ type memObject struct {
 	at   time.Time
 }
 
-// NewMemory makes a store in memory. Keys are not checked by it.
+// NewMemory makes a store in memory. It does not check keys.
 func NewMemory() *MemoryStore { return &MemoryStore{objects: map[string]memObject{}} }
 
 // Age makes everything in the store older.
@@ -51,7 +51,7 @@ func (m *MemoryStore) Get(ctx context.Context, key string, offset, length int64)
 	case !ok:
 		return nil, &blob.Error{Op: "get", Key: key, Err: blob.ErrNotFound}
 	case offset < 0 || offset > size:
-		return nil, &blob.Error{Op: "get", Key: key, Err: errors.New("offset is not in the object")}
+		return nil, &blob.Error{Op: "get", Key: key, Err: errors.New("offset is beyond the object's end")}
 	case length < 0 || length > size-offset:
 		length = size - offset
 	}
@@ -71,7 +71,7 @@ func (m *MemoryStore) PutIfAbsent(ctx context.Context, key string, r io.Reader, 
 func (m *MemoryStore) put(ctx context.Context, key string, r io.Reader, size int64, absent bool) error {
 	data, err := io.ReadAll(r)
 	if err == nil && int64(len(data)) != size {
-		err = errors.New("size is not what was announced")
+		err = errors.New("the content does not have the announced size")
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -10,8 +10,8 @@ import (
 	"github.com/pandastack/pandastack/internal/host/blob"
 )
 
-// Shaped is a store behind a line: every request waits for the latency once, and all bytes, in and out,
-// share the bandwidth. It counts.
+// Shaped is a store behind a simulated network link, and counts requests and bytes. Every request waits for
+// the latency once, and all bytes, in and out, share the bandwidth.
 type Shaped struct {
 	blob.Store
 	latency   time.Duration
@@ -21,16 +21,16 @@ type Shaped struct {
 	Read, Written      atomic.Int64 // bytes of objects
 
 	mu     sync.Mutex
-	idleAt time.Time // when the line has carried all it was given; guarded by mu
+	idleAt time.Time // when the link has transmitted everything it was given; guarded by mu
 }
 
-// NewShaped puts a line before a store. perSecond is in bytes, 0 is no limit: 5 ms and 125_000_000 are a store
-// in the same city on 1 Gbit/s.
+// NewShaped puts a simulated link before a store. perSecond is the bandwidth in bytes; 0 means no limit. 5 ms
+// and 125_000_000 resemble a store in the same city on 1 Gbit/s.
 func NewShaped(s blob.Store, latency time.Duration, perSecond int64) *Shaped {
 	return &Shaped{Store: s, latency: latency, perSecond: perSecond}
 }
 
-// wait waits until t, or the end of ctx.
+// wait waits until t or until ctx ends.
 func wait(ctx context.Context, t time.Time) error {
 	d := time.Until(t)
 	if d <= 0 {
@@ -51,7 +51,7 @@ func (s *Shaped) request(ctx context.Context, kind *atomic.Int64) error {
 	return wait(ctx, time.Now().Add(s.latency))
 }
 
-// transmit waits until the line has carried n more bytes.
+// transmit waits until the link has transmitted n more bytes.
 func (s *Shaped) transmit(ctx context.Context, n int) error {
 	if s.perSecond == 0 {
 		return nil

@@ -18,11 +18,11 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// attachment is what one machine has of an image.
+// attachment is the use of an image by one machine.
 type attachment struct {
 	i     *image
 	trace pager.Trace
-	disks []*attachedDisk // in the order of the snapshot's
+	disks []*attachedDisk // in the order of the snapshot's disks
 
 	localDone chan struct{}
 	failed    chan struct{}
@@ -37,7 +37,7 @@ type attachment struct {
 type attachedDisk struct {
 	own     *os.File
 	disk    *pager.Disk
-	mounted *fusefs.File // nil: not shown yet
+	mounted *fusefs.File // nil until it is mounted
 }
 
 var (
@@ -45,7 +45,8 @@ var (
 	_ vmm.Memory         = (*attachment)(nil)
 )
 
-// Attach implements machine.Streams. What the trace of the snapshot names begins to come at once.
+// Attach implements machine.LazySnapshots. It also starts the prefetch of the disk ranges in the snapshot's
+// trace.
 func (m *Manager) Attach(
 	ctx context.Context,
 	snap snapshot.Snapshot,
@@ -70,9 +71,9 @@ func (m *Manager) Attach(
 		return nil, err
 	}
 	m.mu.Lock()
-	if m.images[snap.Ref] != i { // it became whole and was let go of in this moment
+	if m.images[snap.Ref] != i { // it became local and was released just now
 		m.mu.Unlock()
-		return nil, fmt.Errorf("snapshot %s is whole by now: ask again", snap.Ref)
+		return nil, fmt.Errorf("snapshot %s has just become local; try again", snap.Ref)
 	}
 	if err := a.mountDisks(owner); err != nil {
 		m.mu.Unlock()
@@ -100,7 +101,7 @@ func (m *Manager) Attach(
 // openDisks opens the machine's own disks.
 func (a *attachment) openDisks(paths []string) error {
 	if len(paths) != len(a.i.disks) {
-		return fmt.Errorf("%d disks on a snapshot with %d", len(paths), len(a.i.disks))
+		return fmt.Errorf("%d disks for a snapshot with %d", len(paths), len(a.i.disks))
 	}
 	for n, path := range paths {
 		own, err := os.OpenFile(path, os.O_RDWR, 0)
@@ -116,7 +117,7 @@ func (a *attachment) openDisks(paths []string) error {
 	return nil
 }
 
-// mountDisks puts the disks into the view as the monitor of owner has them. The manager's lock is held.
+// mountDisks mounts the disks for the monitor of owner. The caller holds the manager's lock.
 func (a *attachment) mountDisks(owner string) (err error) {
 	for n, d := range a.disks {
 		name := "disk~" + owner
@@ -130,7 +131,7 @@ func (a *attachment) mountDisks(owner string) (err error) {
 	return nil
 }
 
-// closeDisks ends what open and show began.
+// closeDisks undoes openDisks and mountDisks.
 func (a *attachment) closeDisks() (err error) {
 	for _, d := range a.disks {
 		if d.mounted != nil {
@@ -141,7 +142,7 @@ func (a *attachment) closeDisks() (err error) {
 	return err
 }
 
-// hydrate makes the machine's disks whole with the snapshot's, which are.
+// hydrate makes the machine's disks complete with the snapshot's disks, which are local.
 func (a *attachment) hydrate(ctx context.Context) {
 	a.hydrateMu.Lock()
 	defer a.hydrateMu.Unlock()
@@ -157,7 +158,7 @@ func (a *attachment) hydrate(ctx context.Context) {
 	default:
 	}
 	if err := a.hydrateDisks(ctx); err != nil {
-		a.i.m.cfg.Log.Error("disk of a machine not made whole", "snapshot", a.i.snap.Ref, "err", err)
+		a.i.m.cfg.Log.Error("disk of a machine not completed", "snapshot", a.i.snap.Ref, "err", err)
 		a.fail(fmt.Errorf("disk: %w", err))
 		return
 	}
@@ -180,7 +181,7 @@ func (a *attachment) hydrateDisks(ctx context.Context) error {
 	return nil
 }
 
-// fail notes why the machine cannot go on. The first reason stays.
+// fail records why the machine cannot continue. Only the first reason counts.
 func (a *attachment) fail(err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -190,10 +191,10 @@ func (a *attachment) fail(err error) {
 	}
 }
 
-// Memory implements machine.Stream.
+// Memory implements machine.LazySource.
 func (a *attachment) Memory() vmm.Memory { return a }
 
-// File implements vmm.Memory. What the trace names is put into the kernel's cache of it.
+// File implements vmm.Memory. It also populates the kernel's page cache with the pages in the trace.
 func (a *attachment) File() string {
 	i := a.i
 	i.populate.Do(func() {
@@ -201,11 +202,16 @@ func (a *attachment) File() string {
 			return
 		}
 		i.startPrefetch(func(ctx context.Context) {
-			if _, err := os.Stat(i.mounted.Path()); err != nil { // the kernel keeps what it knows a file for
+			if _, err := os.Stat(i.mounted.Path()); err != nil { // the kernel keeps pages only of files that it knows
 				return
 			}
 			i.memory.ZeroRanges(a.trace, maxWorkingSet, i.mounted.Populate)
-			i.memory.Prefetch(ctx, i.prefetch.deliver(ctx, i.mounted.Populate), chunkstore.FrameSize, i.mounted.Populate)
+			i.memory.Prefetch(
+				ctx,
+				i.prefetch.deliver(ctx, i.mounted.Populate),
+				chunkstore.FrameSize,
+				i.mounted.Populate,
+			)
 		})
 	})
 	return i.mounted.Path()
@@ -220,7 +226,7 @@ func (a *attachment) Serve(ctx context.Context, conn *net.UnixConn) error {
 	return err
 }
 
-// DiskPaths implements machine.Stream.
+// DiskPaths implements machine.LazySource.
 func (a *attachment) DiskPaths() []string {
 	paths := make([]string, len(a.disks))
 	for n, d := range a.disks {
@@ -229,10 +235,10 @@ func (a *attachment) DiskPaths() []string {
 	return paths
 }
 
-// Complete implements machine.Stream.
+// Complete implements machine.LazySource.
 func (a *attachment) Complete() <-chan struct{} { return a.localDone }
 
-// WaitComplete implements machine.Stream.
+// WaitComplete implements machine.LazySource.
 func (a *attachment) WaitComplete(ctx context.Context) error {
 	if err := a.i.waitLocal(ctx); err != nil {
 		return err
@@ -247,17 +253,17 @@ func (a *attachment) WaitComplete(ctx context.Context) error {
 	}
 }
 
-// Failed implements machine.Stream.
+// Failed implements machine.LazySource.
 func (a *attachment) Failed() <-chan struct{} { return a.failed }
 
-// Err implements machine.Stream.
+// Err implements machine.LazySource.
 func (a *attachment) Err() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.err
 }
 
-// Close implements machine.Stream.
+// Close implements machine.LazySource.
 func (a *attachment) Close(context.Context) error {
 	a.mu.Lock()
 	was := a.closed
@@ -272,7 +278,7 @@ func (a *attachment) Close(context.Context) error {
 	a.i.mu.Lock()
 	delete(a.i.users, a)
 	a.i.mu.Unlock()
-	a.hydrateMu.Lock() // the files are not closed under it
+	a.hydrateMu.Lock() // hydrate must not use closed files
 	var err error
 	for _, d := range a.disks {
 		err = errors.Join(err, d.own.Close())
@@ -282,21 +288,24 @@ func (a *attachment) Close(context.Context) error {
 	return err
 }
 
-// diskContent is a machine's disk as its monitor has it. A read or write that fails for want of content fails
-// the machine; one that the host's disk has no space for is the guest's to see.
+// diskContent is a machine's disk as its monitor sees it. A read or write that fails because content is
+// missing fails the machine. If the host's disk is full, the guest gets the error.
 type diskContent struct {
 	*pager.Disk
 	a *attachment
 }
 
+// ReadAt implements fusefs.Content.
 func (s diskContent) ReadAt(ctx context.Context, p []byte, off int64) error {
 	return s.failOn(ctx, s.Disk.ReadAt(ctx, p, off))
 }
 
+// WriteAt implements fusefs.Writable.
 func (s diskContent) WriteAt(ctx context.Context, p []byte, off int64) error {
 	return s.failOn(ctx, s.Disk.WriteAt(ctx, p, off))
 }
 
+// failOn fails the machine for an error that the guest does not get, and returns the error.
 func (s diskContent) failOn(ctx context.Context, err error) error {
 	if err != nil && ctx.Err() == nil && !isGuestDiskError(err) {
 		s.a.fail(fmt.Errorf("disk: %w", err))
@@ -304,6 +313,6 @@ func (s diskContent) failOn(ctx context.Context, err error) error {
 	return err
 }
 
-// isGuestDiskError reports whether the guest itself is to see an error: the host's disk is full, or the write
-// lies beyond the end of the guest's disk.
+// isGuestDiskError reports whether the guest gets the error: the host's disk is full, or the write lies
+// beyond the end of the guest's disk.
 func isGuestDiskError(err error) bool { return disk.IsNoSpace(err) || errors.Is(err, syscall.EFBIG) }

@@ -1,26 +1,26 @@
-// Package lazy lets machines start on snapshots that are still coming from the object store.
+// Package lazy starts machines on snapshots whose content is still being downloaded from the object store.
 //
-// It owns the view that shows their content as files, what each machine has of it, the recording and replay
-// of traces, and the making whole in the background. It must not know how content is stored (a chunkstore.Source
-// gives it), what a machine is, nor who asked for it.
+// It owns the mount that presents the content as files, the use of a snapshot by each machine, the recording
+// and prefetching of traces, and the download in the background (hydration). It does not know how content is
+// stored (a chunkstore.Source reads it), what a machine is, nor who asked for it.
 //
-// # Life of a partial snapshot
+// # Life of a remote-backed snapshot
 //
-//	Begin ---> partial in the snapshot store, small files here ---> filled in the background ---> whole
-//	              Attach, Attach ...                                 (after what machines wait for)
+//	Import ---> remote-backed, small files local ---> hydrated in the background ---> local
+//	               Attach, Attach ...                  (after what machines wait for)
 //
-// The large files, memory and disk, exist from the start with their size and inode, so that what a capture
-// of a machine lies over is the same file before and after. Until they are whole, monitors read the memory
-// through a mapped view or have faults answered, and each machine has a disk of its own over the
-// snapshot's, also through the view. When the files are whole, everything reads from them, the machines'
-// disks share their blocks, and the next restore needs nothing of this package.
+// The large files, memory and disks, exist from the start with their size and inode, so that a capture of a
+// machine refers to the same file before and after hydration. Until they are local, monitors map the memory
+// through the mount or have their page faults handled, and each machine has a disk of its own on top of the
+// snapshot's disk, also through the mount. When the files are local, everything is read from them, the
+// machines' disks share their blocks, and the next restore does not need this package.
 //
 // # What ends a machine
 //
-// Content that somebody waits for and that does not come within the limit fails every machine attached to the
-// snapshot, with the reason. A background fill that fails is tried again. When this process dies, the view
-// dies with it and machines that still use it end at the next touch of what they do not have; their disks
-// can be made whole later by Rescue.
+// If content that a machine waits for does not arrive within the read timeout, all machines attached to the
+// snapshot fail with the reason. A failed hydration is retried. When this process dies, the mount dies with
+// it, and a machine that still uses it ends when it touches missing content; CompleteDisks can make its disks
+// complete later.
 //
-// All methods may be called at once.
+// All methods may be called concurrently.
 package lazy

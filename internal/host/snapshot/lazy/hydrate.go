@@ -12,13 +12,13 @@ import (
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 )
 
-// Pauses between fills that fail.
+// Pauses between hydrations that fail.
 const (
 	minRetryDelay = time.Second
 	maxRetryDelay = 30 * time.Second
 )
 
-// hydrate makes the snapshot whole, however often it fails.
+// hydrate makes the snapshot local, with as many attempts as that takes.
 func (i *image) hydrate(ctx context.Context) {
 	if !i.waitSettled(ctx) {
 		return
@@ -30,13 +30,13 @@ func (i *image) hydrate(ctx context.Context) {
 		i.attempt, i.attemptErr = make(chan struct{}), err
 		i.mu.Unlock()
 		if err == nil {
-			i.m.cfg.Log.Info("snapshot is whole", "snapshot", i.snap.Ref)
+			i.m.cfg.Log.Info("snapshot downloaded", "snapshot", i.snap.Ref)
 			break
 		}
 		if ctx.Err() != nil {
 			return
 		}
-		i.m.cfg.Log.Warn("snapshot is not whole yet", "snapshot", i.snap.Ref, "err", err)
+		i.m.cfg.Log.Warn("snapshot not downloaded yet, retrying", "snapshot", i.snap.Ref, "err", err)
 		timer := time.NewTimer(pause)
 		select {
 		case <-timer.C:
@@ -48,7 +48,8 @@ func (i *image) hydrate(ctx context.Context) {
 	i.m.tasks.Go(func() { i.m.releaseIfIdle(i) })
 }
 
-// waitSettled waits until machines have what they need first, or somebody hurries. False: ctx ended.
+// waitSettled waits until machines have what they need first, or a caller waits for the whole snapshot. It
+// returns false if ctx ended.
 func (i *image) waitSettled(ctx context.Context) bool {
 	for {
 		i.mu.Lock()
@@ -73,7 +74,7 @@ func (i *image) waitSettled(ctx context.Context) bool {
 	}
 }
 
-// markLocal notes that a new image is whole already.
+// markLocal records that a new image is local already.
 func (i *image) markLocal() error {
 	name, err := memoryName(i.snap.Manifest)
 	if err == nil {
@@ -90,7 +91,7 @@ func (i *image) markLocal() error {
 	return nil
 }
 
-// hydrateOnce brings all of the memory and the disks here, then makes the machines' disks whole.
+// hydrateOnce downloads all of the memory and the disks, then makes the machines' disks complete.
 func (i *image) hydrateOnce(ctx context.Context) error {
 	name, err := memoryName(i.snap.Manifest)
 	if err != nil {
@@ -112,7 +113,7 @@ func (i *image) hydrateOnce(ctx context.Context) error {
 		return err
 	}
 	i.mu.Lock()
-	i.completed = true // whoever attaches from here on does it themselves
+	i.completed = true // from here on Attach hydrates the disks of a new machine itself
 	var all []*attachment
 	for a := range i.users {
 		all = append(all, a)
@@ -133,7 +134,8 @@ func hydrateFile(ctx context.Context, f *pager.File, path string, room func() er
 	return errors.Join(f.Hydrate(ctx, dst, room), dst.Close())
 }
 
-// waitLocal waits until the snapshot is whole. It answers why when an attempt, begun before or after, fails.
+// waitLocal waits until the snapshot is local. It returns the error of an attempt that fails meanwhile, even
+// one that began before the call.
 func (i *image) waitLocal(ctx context.Context) error {
 	i.urgentOnce.Do(func() { close(i.urgent) })
 	i.mu.Lock()
@@ -144,7 +146,7 @@ func (i *image) waitLocal(ctx context.Context) error {
 		return nil
 	case <-attempt:
 	case <-ctx.Done():
-		return fmt.Errorf("wait for all of snapshot %s: %w", i.snap.Ref, context.Cause(ctx))
+		return fmt.Errorf("wait for the download of snapshot %s: %w", i.snap.Ref, context.Cause(ctx))
 	case <-i.ctx.Done():
 	}
 	select {
@@ -157,14 +159,14 @@ func (i *image) waitLocal(ctx context.Context) error {
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	return fmt.Errorf("bring all of snapshot %s here: %w", i.snap.Ref, i.attemptErr)
+	return fmt.Errorf("download snapshot %s: %w", i.snap.Ref, i.attemptErr)
 }
 
-// CompleteDisks implements machine.Streams.
+// CompleteDisks implements machine.LazySnapshots.
 func (m *Manager) CompleteDisks(ctx context.Context, snap snapshot.Snapshot, disks []string) error {
 	bases := snap.DiskPaths()
 	if len(disks) != len(bases) {
-		return fmt.Errorf("%d disks of a snapshot with %d", len(disks), len(bases))
+		return fmt.Errorf("%d disks for a snapshot with %d", len(disks), len(bases))
 	}
 	if snap.RemoteBacked() {
 		i, err := m.image(ctx, snap)

@@ -17,35 +17,36 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/durable"
 )
 
-// image is one snapshot that streams, or that machines still use which began so. It holds the snapshot.
+// image is a snapshot that is remote-backed, or was when its current machines started. It holds a reference
+// to the snapshot.
 type image struct {
 	m        *Manager
 	snap     snapshot.Snapshot
 	source   chunkstore.Source
 	memory   *pager.File
-	disks    []*pager.File // in the order of the snapshot's
+	disks    []*pager.File // in the order of the snapshot's disks
 	mounted  *fusefs.File  // the memory
 	populate sync.Once
 
-	ctx    context.Context // of what brings content, which free ends
+	ctx    context.Context // of the tasks that read content; close cancels it
 	cancel context.CancelCauseFunc
-	work   sync.WaitGroup // and waits for
+	work   sync.WaitGroup // the tasks; close waits for them
 
 	prefetch   *PrefetchLoader
-	urgent     chan struct{} // closed when somebody waits for all of it
+	urgent     chan struct{} // closed when a caller waits for the whole snapshot
 	urgentOnce sync.Once
-	localDone  chan struct{} // closed when all of it is here
+	localDone  chan struct{} // closed when the snapshot is local
 
-	recording atomic.Bool // what machines use is recorded
+	recording atomic.Bool // a Recorder is set
 
 	mu            sync.Mutex
 	users         map[*attachment]bool
-	prefetching   int           // under way
-	lastActivity  time.Time     // when the last machine began, or its replay ended
-	recordStarted bool          // a recording is under way, or was
-	attempt       chan struct{} // closed when the fill under way ended
-	attemptErr    error         // of the last fill that ended
-	completed     bool          // disks of machines are made whole by whoever attaches
+	prefetching   int           // running prefetches
+	lastActivity  time.Time     // when the last machine started, or its prefetch ended
+	recordStarted bool          // a recording has started
+	attempt       chan struct{} // closed when the current hydration attempt ends
+	attemptErr    error         // of the last attempt
+	completed     bool          // Attach hydrates the disks of new machines
 }
 
 func newImage(
@@ -81,7 +82,7 @@ func newImage(
 	return i, nil
 }
 
-// close ends what an image has. No machine uses it.
+// close releases the resources of an image that no machine uses.
 func (i *image) close() error {
 	i.cancel(errDeleted)
 	i.prefetch.Close()
@@ -94,7 +95,8 @@ func (i *image) close() error {
 	return errors.Join(err, closeSource(i.source), i.m.cfg.Store.Release(i.snap.Ref))
 }
 
-// idle says that nobody needs the image any more: it is whole, or its snapshot was deleted and nobody but it holds that.
+// idle reports whether the image is unused: no machine is attached, and it is local, or its snapshot was
+// deleted and has no other reference.
 func (i *image) idle() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -106,7 +108,7 @@ func (i *image) idle() bool {
 	}
 }
 
-// fail fails every machine that is attached.
+// fail fails every attached machine.
 func (i *image) fail(err error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -115,11 +117,11 @@ func (i *image) fail(err error) {
 	}
 }
 
-// maxDifference is how much a snapshot may differ from what is here so that all of the difference comes at once, memory
-// first: it is less than what one second of a usual line carries, and machines use most of it soon.
+// maxDifference is the largest difference between a snapshot and the local base that is downloaded at once,
+// memory first. It is less than a usual link transfers in one second, and machines use most of it soon.
 const maxDifference = 64 << 20
 
-// prefetchDifference brings the difference, if it is small.
+// prefetchDifference downloads the difference to the local base if it is small.
 func (i *image) prefetchDifference(ctx context.Context) {
 	ranges := i.traceRanges()
 	for _, file := range append([]*pager.File{i.memory}, i.disks...) {
@@ -129,10 +131,10 @@ func (i *image) prefetchDifference(ctx context.Context) {
 		}
 		ranges = append(ranges, differ...)
 	}
-	_ = i.source.Prefetch(ctx, ranges) // who needs it asks for it again, and is told why it does not come
+	_ = i.source.Prefetch(ctx, ranges) // a read that needs the content tries again and reports the error
 }
 
-// traceRanges is what the trace names of the files that there are and does not come with it.
+// traceRanges returns the ranges of the trace that exist and do not arrive with the working set.
 func (i *image) traceRanges() []chunkstore.Range {
 	var known []chunkstore.Range
 	for _, r := range i.prefetch.rest {
@@ -146,7 +148,7 @@ func (i *image) traceRanges() []chunkstore.Range {
 
 func (i *image) tracePath() string { return filepath.Join(i.snap.Dir(), traceName) }
 
-// run runs what brings content until it ends, or free ends it.
+// run runs a task that reads content until it ends or close cancels it.
 func (i *image) run(do func()) {
 	i.work.Add(1)
 	i.m.tasks.Go(func() {
@@ -155,7 +157,7 @@ func (i *image) run(do func()) {
 	})
 }
 
-// startPrefetch runs do, which brings content that a trace names; the fill waits for it.
+// startPrefetch runs do, which downloads content named in a trace; hydration waits for it.
 func (i *image) startPrefetch(do func(context.Context)) {
 	i.mu.Lock()
 	i.prefetching++
@@ -170,7 +172,7 @@ func (i *image) startPrefetch(do func(context.Context)) {
 	})
 }
 
-// record notes what the first machine uses, for a while, and keeps it.
+// record records what the first machine uses for a while, and saves the trace.
 func (i *image) record(known pager.Trace) {
 	i.mu.Lock()
 	first := !i.recordStarted
@@ -194,7 +196,7 @@ func (i *image) record(known pager.Trace) {
 	})
 }
 
-// setRecorder has all uses recorded; nil: not any more.
+// setRecorder sets the recorder of all files; nil ends the recording.
 func (i *image) setRecorder(notes *pager.Recorder) {
 	i.recording.Store(notes != nil)
 	i.memory.SetRecorder(notes)
@@ -203,11 +205,11 @@ func (i *image) setRecorder(notes *pager.Recorder) {
 	}
 }
 
-// minNewPart is how much of what is known must be new so that it is kept anew with content: each time all of that
-// is read, and what comes behind what the store has already is sent.
+// minNewPart is one over the part of a known trace that must be new so that the trace is saved again with its
+// working set: each save reads all of that content and uploads what is not in the store yet.
 const minNewPart = 64
 
-// saveTrace stores a trace, if it learned anything.
+// saveTrace saves a trace if it has new ranges.
 func (i *image) saveTrace(known, fresh pager.Trace) {
 	if len(fresh) == 0 || i.prefetch.bytes > 0 && fresh.Bytes() < known.Bytes()/minNewPart {
 		return
@@ -218,11 +220,11 @@ func (i *image) saveTrace(known, fresh pager.Trace) {
 		err = i.publishTrace(data)
 	}
 	if err != nil {
-		i.m.cfg.Log.Warn("trace of a snapshot not kept", "snapshot", i.snap.Ref, "err", err)
+		i.m.cfg.Log.Warn("trace of a snapshot not saved", "snapshot", i.snap.Ref, "err", err)
 		return
 	}
 	i.m.cfg.Log.Info(
-		"trace of a snapshot kept",
+		"trace of a snapshot saved",
 		"snapshot",
 		i.snap.Ref,
 		"bytes",
@@ -232,7 +234,7 @@ func (i *image) saveTrace(known, fresh pager.Trace) {
 	)
 }
 
-// publishTrace keeps a trace where all hosts find it, with what it names first of the memory.
+// publishTrace saves a trace and its working set in the store that all hosts share.
 func (i *image) publishTrace(data []byte) error {
 	trace, err := pager.DecodeTrace(data) // as others will read it
 	if err != nil {
@@ -249,15 +251,17 @@ func (i *image) publishTrace(data []byte) error {
 	return err
 }
 
-// memoryContent is the memory as monitors map it. A read that fails fails the machines.
+// memoryContent is the memory as monitors map it. A failed read fails the machines.
 type memoryContent struct {
 	*pager.File
 	i *image
 }
 
-// Recording implements fusefs.Mapped: what is brought in around a page is not seen to be used, and would be missing next time.
+// Recording implements fusefs.Mapped. While a trace is recorded, nothing is read around a page: use of such
+// content would not be recorded, and it would be missing from the trace.
 func (s memoryContent) Recording() bool { return s.i.recording.Load() }
 
+// ReadAt implements fusefs.Content.
 func (s memoryContent) ReadAt(ctx context.Context, p []byte, off int64) error {
 	err := s.File.ReadAt(ctx, p, off)
 	if err != nil && ctx.Err() == nil {

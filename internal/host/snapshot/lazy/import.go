@@ -13,11 +13,11 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// smallBytes is up to how large a file is fetched before a snapshot may be used: device states are tens of
-// KiB. Such files are checked by their content before every restore.
+// smallBytes is the largest size of the files that are downloaded before a snapshot may be used: device
+// states are tens of KiB. The content of such files is checked before every restore.
 const smallBytes = 1 << 20
 
-// traceName is where a snapshot's directory keeps the trace.
+// traceName is the name of the trace in a snapshot's directory.
 const traceName = "trace"
 
 // ImportParams are the parameters of Import. All but Prefetch and AddFiles are required.
@@ -41,8 +41,8 @@ type ImportParams struct {
 
 // Import makes a snapshot of the object store a remote-backed snapshot of this host.
 //
-// It downloads the small files and starts to download the others in the background. It returns
-// snapshot.ErrExists if the name is taken. After an error nothing is left.
+// It downloads the small files and hydrates the others in the background. It returns snapshot.ErrExists if
+// the name is taken. After an error nothing is left.
 func (m *Manager) Import(ctx context.Context, in ImportParams) (_ snapshot.Snapshot, err error) {
 	prefetch, source := in.Prefetch, in.Source
 	if prefetch == nil {
@@ -56,11 +56,11 @@ func (m *Manager) Import(ctx context.Context, in ImportParams) (_ snapshot.Snaps
 		}
 	}()
 	if len(in.Origin) == 0 {
-		return snapshot.Snapshot{}, fmt.Errorf("stream %s: it has no origin", in.Ref)
+		return snapshot.Snapshot{}, fmt.Errorf("import snapshot %s: origin is missing", in.Ref)
 	}
 	memory, err := memoryName(in.Snapshot.Manifest)
 	if err != nil {
-		return snapshot.Snapshot{}, fmt.Errorf("stream %s: %w", in.Ref, err)
+		return snapshot.Snapshot{}, fmt.Errorf("import snapshot %s: %w", in.Ref, err)
 	}
 	size, _ := source.Size(memory)
 	prefetch.setMemory(memory, size)
@@ -82,7 +82,7 @@ func (m *Manager) Import(ctx context.Context, in ImportParams) (_ snapshot.Snaps
 	}
 	added.Wait()
 	if err != nil {
-		return snapshot.Snapshot{}, fmt.Errorf("stream %s: %w", in.Ref, err)
+		return snapshot.Snapshot{}, fmt.Errorf("import snapshot %s: %w", in.Ref, err)
 	}
 	snap := in.Snapshot
 	snap.Ref, snap.Anonymous = in.Ref, false
@@ -97,21 +97,24 @@ func (m *Manager) Import(ctx context.Context, in ImportParams) (_ snapshot.Snaps
 		_, err = m.adopt(snap, source, prefetch)
 	}
 	if err != nil {
-		return snapshot.Snapshot{}, errors.Join(fmt.Errorf("stream %s: %w", in.Ref, err), m.cfg.Store.Delete(in.Ref))
+		return snapshot.Snapshot{}, errors.Join(
+			fmt.Errorf("import snapshot %s: %w", in.Ref, err),
+			m.cfg.Store.Delete(in.Ref),
+		)
 	}
 	return snap, nil
 }
 
-// createFiles makes a draft's files: small ones with their content, large ones with their size.
+// createFiles makes the files of a draft: small ones with their content, large ones with their size.
 func createFiles(ctx context.Context, draft *snapshot.Draft, snap snapshot.Snapshot, source chunkstore.Source) error {
 	var small []chunkstore.Range
 	for _, f := range snap.Manifest.Files {
 		if f.Name == "" || filepath.Base(f.Name) != f.Name {
-			return fmt.Errorf("file name %q", f.Name)
+			return fmt.Errorf("invalid file name %q", f.Name)
 		}
 		size, ok := source.Size(f.Name)
 		if !ok || size != f.Bytes {
-			return fmt.Errorf("%s has %d bytes in the object store, and should have %d", f.Name, size, f.Bytes)
+			return fmt.Errorf("%s has %d bytes in the object store, want %d", f.Name, size, f.Bytes)
 		}
 		if f.Bytes > smallBytes {
 			if err := createSparse(filepath.Join(draft.ImageDir(), f.Name), f.Bytes, 0o444); err != nil {
@@ -134,7 +137,7 @@ func createFiles(ctx context.Context, draft *snapshot.Draft, snap snapshot.Snaps
 		}
 	}
 	if !snap.Disk {
-		return errors.New("a snapshot without a disk is not streamed")
+		return errors.New("a snapshot without a disk cannot be imported")
 	}
 	if err := snapshot.CheckDataDisks(snap.Data); err != nil {
 		return err
@@ -144,7 +147,7 @@ func createFiles(ctx context.Context, draft *snapshot.Draft, snap snapshot.Snaps
 		size, ok := source.Size(filepath.Base(path))
 		if !ok || size != sizes[i] {
 			return fmt.Errorf(
-				"its %s has %d bytes in the object store, and should have %d MiB",
+				"%s has %d bytes in the object store, want %d MiB",
 				filepath.Base(path),
 				size,
 				sizes[i]>>20,
@@ -166,7 +169,8 @@ func createSparse(path string, bytes int64, mode os.FileMode) error {
 	return errors.Join(f.Truncate(bytes), f.Chmod(mode), f.Close())
 }
 
-// memoryName is which of an image's files is the memory. It has room for what a machine may be given beyond.
+// memoryName returns the name of the memory among an image's files. Its size includes the memory that can be
+// added.
 func memoryName(m vmm.Manifest) (string, error) {
 	size := int64(max(m.MemoryMiB, m.MaxMemoryMiB)) << 20
 	for _, f := range m.Files {

@@ -30,7 +30,7 @@ import (
 
 const ref = snapshot.Ref("snapshots/snp1")
 
-// host is a host with a snapshot in the store that it does not have.
+// host is a host and a snapshot in the store that the host does not have.
 type host struct {
 	t          *testing.T
 	dir        string
@@ -44,12 +44,12 @@ type host struct {
 	cfg        func(*lazy.Config)
 }
 
-// fakePrefetchStore is where hosts keep traces together.
+// fakePrefetchStore is the store of traces that hosts share.
 type fakePrefetchStore struct {
 	mu    sync.Mutex
 	data  []byte
 	pages []byte
-	fail  error // of the pages
+	fail  error // of reading the pages
 	saved int
 	kept  chan struct{}
 }
@@ -64,7 +64,8 @@ func (t *fakePrefetchStore) Load(context.Context, []byte) (lazy.Prefetch, error)
 	return of, nil
 }
 
-// load gives the pages that are not zero one by one, the last one first. What is not kept is something else afterwards.
+// load passes the pages that are not zero one by one, the last one first. It overwrites data that is not
+// kept.
 func (t *fakePrefetchStore) load(_ context.Context, put func(off int64, data []byte) bool) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -101,7 +102,12 @@ func (t *fakePrefetchStore) Save(_ context.Context, _, trace []byte, pages *os.F
 
 func newHost(t *testing.T, cfg func(*lazy.Config)) *host {
 	t.Helper()
-	h := &host{t: t, dir: disktest.Dir(t, 512<<20), cfg: cfg, prefetches: &fakePrefetchStore{kept: make(chan struct{}, 1)}}
+	h := &host{
+		t:          t,
+		dir:        disktest.Dir(t, 512<<20),
+		cfg:        cfg,
+		prefetches: &fakePrefetchStore{kept: make(chan struct{}, 1)},
+	}
 	h.memory = pagertest.Pattern(16<<20, func(page int) bool { return page%5 == 4 })
 	h.disk = pagertest.Pattern(8<<20, func(page int) bool { return page%300 > 200 })
 	h.data = pagertest.Pattern(4<<20, func(page int) bool { return page%7 == 3 })
@@ -120,7 +126,7 @@ func (h *host) must(err error) {
 	}
 }
 
-// start starts what a host agent has.
+// start starts the components of a host agent.
 func (h *host) start() {
 	h.t.Helper()
 	var err error
@@ -153,7 +159,7 @@ func (h *host) stop() {
 	}
 }
 
-// remote is the snapshot as the host that took it described it.
+// remote returns the description of the snapshot by its own host.
 func (h *host) remote() snapshot.Snapshot {
 	sum := sha256.Sum256([]byte("state"))
 	return snapshot.Snapshot{
@@ -178,7 +184,7 @@ func (h *host) importSnapshot() snapshot.Snapshot {
 	return snap
 }
 
-// attach is a machine with its disks; the data disk is dataOf its root disk.
+// attach attaches a machine with its disks. The data disk is at dataOf the root disk's path.
 func (h *host) attach(snap snapshot.Snapshot, name string) (machine.LazySource, string) {
 	h.t.Helper()
 	path := filepath.Join(h.dir, name)
@@ -267,7 +273,7 @@ func TestRemoteBackedSnapshotBecomesLocal(t *testing.T) {
 	copy(want[54321:], mark)
 	h.same(a.DiskPaths()[0], want)
 	h.same(a.Memory().File(), h.memory)
-	late, latePath := h.attach(snap, "c") // decided before it was whole
+	late, latePath := h.attach(snap, "c") // attached before the snapshot was local
 	h.must(late.WaitComplete(h.deadline()))
 	h.same(latePath, append(bytes.Clone(h.disk), make([]byte, 1<<20)...))
 	for _, s := range []machine.LazySource{a, b, late} {
@@ -280,7 +286,7 @@ func TestRemoteBackedSnapshotBecomesLocal(t *testing.T) {
 	}
 }
 
-// touch reads a page of a machine's memory at each of some offsets.
+// touch reads a page of a machine's memory at each offset.
 func (h *host) touch(s machine.LazySource, offsets []int64) {
 	h.t.Helper()
 	f, err := os.Open(s.Memory().File())
@@ -297,7 +303,8 @@ func (h *host) touch(s machine.LazySource, offsets []int64) {
 	h.must(f.Close())
 }
 
-// recordTrace answers what is kept of a machine that used its memory at some offsets while that was recorded.
+// recordTrace returns the traces saved by a machine whose memory was touched at some offsets during the
+// recording.
 func recordTrace(t *testing.T, offsets []int64) *fakePrefetchStore {
 	t.Helper()
 	for record := 2 * time.Second; ; record *= 4 {
@@ -318,7 +325,7 @@ func recordTrace(t *testing.T, offsets []int64) *fakePrefetchStore {
 			}
 		}
 		h.must(a.Close(t.Context()))
-		if soon { // else the computer was too busy, and the record may have ended before
+		if soon { // otherwise the computer was too busy, and the recording may have ended before
 			h.prefetches.mu.Lock()
 			defer h.prefetches.mu.Unlock()
 			return &fakePrefetchStore{data: h.prefetches.data, pages: h.prefetches.pages, kept: make(chan struct{}, 1)}
@@ -338,7 +345,7 @@ func TestTraceIsSharedAndPrefetched(t *testing.T) {
 		<-time.After(time.Millisecond)
 	}
 	asked := h.source.Prefetched()
-	inOrder, behind := false, false // what the trace names; the rest of a difference that is small
+	inOrder, behind := false, false // content in the trace; the rest of a small difference
 	for i := 1; i < len(asked); i++ {
 		inOrder = inOrder || asked[i-1].Offset == offsets[0] && asked[i].Offset == offsets[1]
 	}
@@ -356,8 +363,8 @@ func TestTraceIsSharedAndPrefetched(t *testing.T) {
 	h.must(s.Close(t.Context()))
 }
 
-// What machines use first of the memory comes with the trace, in one piece, and is not asked of the store: the machine
-// that the trace was recorded of read page by page, so nothing else is in it.
+// The working set is loaded with the trace, in one piece, and not read from the source. The recorded machine
+// read page by page, so the working set has nothing else.
 func TestWorkingSetIsLoadedWithTrace(t *testing.T) {
 	offsets := []int64{9 << 20, 3 << 20, 9<<20 + 64<<10, 5 << 20}
 	of := recordTrace(t, offsets)
@@ -387,7 +394,7 @@ func TestWorkingSetIsLoadedWithTrace(t *testing.T) {
 	h.must(a.Close(t.Context()))
 }
 
-// What is zero of that is in the kernel's cache as well, and nobody is asked for it when a machine comes to it.
+// Zero pages of the working set are in the page cache too, so a machine that touches them causes no read.
 func TestZeroRangesOfTraceArePopulated(t *testing.T) {
 	h := newHost(t, nil)
 	offsets := []int64{4 * 4096, 9 * 4096, 1004 * 4096} // each fifth page is zero
@@ -395,7 +402,7 @@ func TestZeroRangesOfTraceArePopulated(t *testing.T) {
 	h.prefetches.data, h.prefetches.pages = of.data, of.pages
 	a, _ := h.attach(h.importSnapshot(), "a")
 	path := a.Memory().File()
-	f, err := os.Open(path) // as a monitor has it: the kernel keeps what somebody uses
+	f, err := os.Open(path) // like a monitor: the kernel keeps pages of files that are open
 	h.must(err)
 	defer f.Close()
 	h.until("the zeros that the trace names are in the kernel's cache", func() bool {
@@ -406,7 +413,7 @@ func TestZeroRangesOfTraceArePopulated(t *testing.T) {
 	h.must(a.Close(t.Context()))
 }
 
-// Content that does not come, or does not fit its trace, is brought from where the snapshot lies.
+// Working-set content that is missing or does not fit its trace is read from the source.
 func TestBrokenWorkingSetIsReadFromSource(t *testing.T) {
 	offsets := []int64{9 << 20, 3 << 20}
 	of := recordTrace(t, offsets)
@@ -434,7 +441,7 @@ func TestBrokenWorkingSetIsReadFromSource(t *testing.T) {
 	}
 }
 
-// until waits for what another goroutine does soon.
+// until waits for another goroutine.
 func (h *host) until(what string, is func() bool) {
 	h.t.Helper()
 	ctx := h.deadline()
@@ -506,7 +513,7 @@ func TestFailedHydrationIsRetried(t *testing.T) {
 		t.Errorf("nobody waited for it, and the machine failed: %v", s.Err())
 	}
 	h.source.SetFail(nil)
-	for s.WaitComplete(h.deadline()) != nil { // an attempt that began before may fail yet
+	for s.WaitComplete(h.deadline()) != nil { // an attempt that began before may still fail
 		h.must(h.deadline().Err())
 	}
 	h.must(s.Close(t.Context()))
@@ -540,7 +547,7 @@ func TestRestartedAgentResumesHydration(t *testing.T) {
 	h.same(dataOf(path), data)
 }
 
-// What else belongs to an image is not waited for when the image does not come.
+// A failing import cancels AddFiles instead of waiting for it.
 func TestFailedImportCancelsExtraFiles(t *testing.T) {
 	h := newHost(t, nil)
 	remote := h.remote()

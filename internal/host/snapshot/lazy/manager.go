@@ -20,50 +20,51 @@ import (
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 )
 
-// PrefetchStore keeps what machines use first of a snapshot where all hosts find it.
+// PrefetchStore keeps the traces of snapshots, and their working sets, where all hosts find them.
 type PrefetchStore interface {
-	// Load answers what is known of a snapshot; nothing without an error: nothing is.
+	// Load returns what is stored for a snapshot. It returns a zero Prefetch and no error if that is nothing.
 	Load(ctx context.Context, origin []byte) (Prefetch, error)
-	// Save keeps an encoded trace in place of an earlier one and, unless pages is nil, the memory that it names first:
-	// all that pages holds. The file stays the caller's.
+	// Save stores an encoded trace, replacing an earlier one. Unless pages is nil, it also stores the content
+	// of pages: the working set, the part of the memory that the trace names first. The file stays the
+	// caller's.
 	Save(ctx context.Context, origin, trace []byte, pages *os.File) error
 }
 
-// Config of a Manager. Dir, Store and Open are required.
+// Config configures a Manager. Dir, Store and OpenSource are required.
 type Config struct {
-	Dir   string // the view is mounted here
+	Dir   string // mount point of the files
 	Store *snapshot.Store
-	// OpenSource gives the content behind an origin that Begin was given, perhaps by an earlier process. A source that is
-	// an io.Closer is closed when it is needed no more.
+	// OpenSource opens the content of an origin given to Import, perhaps by an earlier process. A source that
+	// is an io.Closer is closed when it is not needed any more.
 	OpenSource  func(ctx context.Context, origin []byte) (chunkstore.Source, error)
 	Prefetches  PrefetchStore // nil: traces stay on this host
-	CheckSpace  func() error  // says when the disk is too full for more of what comes; nil: it never is
+	CheckSpace  func() error  // returns an error if the disk has too little space for more content; nil: no check
 	RecordTime  time.Duration // how long uses are recorded after a start; default 10 s
-	SettleTime  time.Duration // how long nothing but what is needed is fetched after a start; default 2 s
+	SettleTime  time.Duration // how long hydration waits after a start; default 2 s
 	ReadTimeout time.Duration // of one read; default 30 s
 	Log         *slog.Logger
 }
 
-// Manager is all that streams on one host.
+// Manager owns all remote-backed snapshots of one host.
 type Manager struct {
 	cfg    Config
-	ctx    context.Context // of what goes on in the background
+	ctx    context.Context // of the background tasks
 	cancel context.CancelCauseFunc
 	tasks  sync.WaitGroup
 
 	mu     sync.Mutex
 	closed bool
-	fs     *fusefs.FS // nil: nothing was streamed yet
+	fs     *fusefs.FS // nil until the first snapshot needs it
 	images map[snapshot.Ref]*image
 }
 
 var _ machine.LazySnapshots = (*Manager)(nil)
 
-// New makes a manager, until Close. It removes a view that an earlier process left, and mounts none before
-// it is needed.
+// New makes a manager that runs until Close. It removes the mount that an earlier process left. The first
+// snapshot that needs a mount makes one.
 func New(ctx context.Context, cfg Config) (*Manager, error) {
 	if cfg.Dir == "" || cfg.Store == nil || cfg.OpenSource == nil {
-		return nil, errors.New("stream: directory, store and source are required")
+		return nil, errors.New("lazy: Dir, Store and OpenSource are required")
 	}
 	cfg.RecordTime = cmp.Or(cfg.RecordTime, 10*time.Second)
 	cfg.SettleTime = cmp.Or(cfg.SettleTime, 2*time.Second)
@@ -80,20 +81,20 @@ func New(ctx context.Context, cfg Config) (*Manager, error) {
 	return &Manager{cfg: cfg, ctx: ctx, cancel: cancel, images: map[snapshot.Ref]*image{}}, nil
 }
 
-// Resume goes on with the snapshots that an earlier process left partial. What cannot be opened now is logged
-// and stays partial: it is tried again when a machine is to start on it.
+// Resume continues the hydration of snapshots that an earlier process left remote-backed. It logs snapshots
+// that cannot be opened now; they stay remote-backed and are opened again when a machine starts on them.
 func (m *Manager) Resume(ctx context.Context) {
 	for _, snap := range m.cfg.Store.AcquireRemoteBacked() {
 		if _, err := m.image(ctx, snap); err != nil {
-			m.cfg.Log.Warn("partial snapshot not resumed", "snapshot", snap.Ref, "err", err)
+			m.cfg.Log.Warn("hydration of a snapshot not resumed", "snapshot", snap.Ref, "err", err)
 		}
 		if err := m.cfg.Store.Release(snap.Ref); err != nil {
-			m.cfg.Log.Warn("partial snapshot not released", "snapshot", snap.Ref, "err", err)
+			m.cfg.Log.Warn("snapshot not released", "snapshot", snap.Ref, "err", err)
 		}
 	}
 }
 
-// Close ends everything and takes the view away. Machines that are still attached are lost.
+// Close stops all tasks and unmounts the files. Machines that are still attached are lost.
 func (m *Manager) Close() error {
 	m.mu.Lock()
 	m.closed = true
@@ -119,7 +120,8 @@ func (m *Manager) Close() error {
 	return all
 }
 
-// ensureMounted answers the view, and mounts it the first time; from then on there may be something to forget. m.mu is held.
+// ensureMounted returns the mount and makes it the first time. It then also starts releaseDeleted. The caller
+// holds m.mu.
 func (m *Manager) ensureMounted() (*fusefs.FS, error) {
 	if m.fs != nil {
 		return m.fs, nil
@@ -134,11 +136,12 @@ func (m *Manager) ensureMounted() (*fusefs.FS, error) {
 }
 
 var (
-	errClosed  = errors.New("streaming has ended on this host")
-	errDeleted = errors.New("the snapshot was deleted, and no machine uses it")
+	errClosed  = errors.New("the manager of remote-backed snapshots is closed")
+	errDeleted = errors.New("the snapshot was deleted and no machine uses it")
 )
 
-// releaseDeleted lets go of what was deleted and nobody needs any more, until the manager is closed.
+// releaseDeleted releases images of deleted snapshots that are not used any more, until the manager is
+// closed.
 func (m *Manager) releaseDeleted() {
 	for {
 		select {
@@ -155,7 +158,7 @@ func (m *Manager) releaseDeleted() {
 	}
 }
 
-// image answers what there is of a partial snapshot, and begins with it if need be.
+// image returns the image of a remote-backed snapshot and opens it if necessary.
 func (m *Manager) image(ctx context.Context, snap snapshot.Snapshot) (*image, error) {
 	m.mu.Lock()
 	i := m.images[snap.Ref]
@@ -165,7 +168,7 @@ func (m *Manager) image(ctx context.Context, snap snapshot.Snapshot) (*image, er
 	}
 	source, err := m.cfg.OpenSource(ctx, snap.Origin())
 	if err != nil {
-		return nil, fmt.Errorf("open what %s consists of: %w", snap.Ref, err)
+		return nil, fmt.Errorf("open the content of snapshot %s: %w", snap.Ref, err)
 	}
 	name, err := memoryName(snap.Manifest)
 	if err != nil {
@@ -177,7 +180,7 @@ func (m *Manager) image(ctx context.Context, snap snapshot.Snapshot) (*image, er
 	return m.adopt(snap, source, of)
 }
 
-// closeSource closes a source that has an end.
+// closeSource closes a source if it is an io.Closer.
 func closeSource(source chunkstore.Source) error {
 	if c, ok := source.(io.Closer); ok {
 		return c.Close()
@@ -185,7 +188,8 @@ func closeSource(source chunkstore.Source) error {
 	return nil
 }
 
-// adopt makes an image of a partial snapshot, which it holds, and has it filled. It takes source and lesson over.
+// adopt makes an image of a remote-backed snapshot, acquires the snapshot, and starts its hydration. It takes
+// over source and of.
 func (m *Manager) adopt(snap snapshot.Snapshot, source chunkstore.Source, of *PrefetchLoader) (_ *image, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -212,7 +216,7 @@ func (m *Manager) adopt(snap snapshot.Snapshot, source chunkstore.Source, of *Pr
 		return nil, err
 	}
 	i, err = newImage(m, fs, snap, source, of)
-	if err == nil && !now.RemoteBacked() { // it became so after the caller looked
+	if err == nil && !now.RemoteBacked() { // it became local after the caller looked
 		if err = i.markLocal(); err != nil {
 			i.cancel(err)
 			i.mounted.Remove()
@@ -224,7 +228,7 @@ func (m *Manager) adopt(snap snapshot.Snapshot, source chunkstore.Source, of *Pr
 	m.images[snap.Ref] = i
 	if now.RemoteBacked() {
 		i.startPrefetch(func(ctx context.Context) {
-			<-of.done // what it brings is part of the difference
+			<-of.done // the content that it delivers is part of the difference
 			i.prefetchDifference(ctx)
 		})
 		i.run(func() { i.hydrate(i.ctx) })
@@ -232,7 +236,8 @@ func (m *Manager) adopt(snap snapshot.Snapshot, source chunkstore.Source, of *Pr
 	return i, nil
 }
 
-// releaseIfIdle lets go of an image that nobody needs any more. What brings its content must not call it, since it is waited for.
+// releaseIfIdle closes an image that is not used any more. A task of the image must not call it, since it
+// waits for the tasks.
 func (m *Manager) releaseIfIdle(i *image) {
 	m.mu.Lock()
 	idle := m.images[i.snap.Ref] == i && i.idle()
@@ -244,6 +249,6 @@ func (m *Manager) releaseIfIdle(i *image) {
 		return
 	}
 	if err := i.close(); err != nil {
-		m.cfg.Log.Warn("stream not freed", "snapshot", i.snap.Ref, "err", err)
+		m.cfg.Log.Warn("snapshot image not closed", "snapshot", i.snap.Ref, "err", err)
 	}
 }

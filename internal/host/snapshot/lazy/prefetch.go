@@ -13,58 +13,65 @@ import (
 	"github.com/pandastack/pandastack/internal/host/pager"
 )
 
-// Prefetch is what machines that used a snapshot taught of it.
+// Prefetch is what earlier machines on a snapshot used first: a trace, and perhaps its working set.
 type Prefetch struct {
-	Trace []byte // encoded; empty: there is none
-	// Bytes is how much of the memory was kept with it: what the trace names first, in that order. 0: nothing.
+	Trace []byte // encoded; empty if there is none
+	// Bytes is the size of the stored working set: the first ranges of the trace in the memory, in order. 0
+	// if none is stored.
 	Bytes int64
-	// Pages gives put all of that which is not zero, with where in it data lies. Put is called by several goroutines at
-	// once, and tells whether it keeps data. nil: nothing was kept.
+	// Pages passes all of the working set that is not zero to put, with the offset of data in the working
+	// set. It calls put concurrently; put reports whether it keeps data. Pages is nil if no working set is
+	// stored.
 	Pages func(ctx context.Context, put func(off int64, data []byte) (kept bool)) error
 }
 
-// maxWorkingSet bounds what is kept of a snapshot's memory with its trace, and what of that waits in this process for
-// somebody who takes it. A machine that uses more at once fetches the rest where the snapshot lies.
+// maxWorkingSet bounds the part of a snapshot's memory that is stored with its trace, and how much of it this
+// process holds until a machine uses it. A machine that uses more at once reads the rest from the source.
 const maxWorkingSet = 64 << 20
 
-// TraceTimeout bounds how long a start may wait for a trace that it could do without.
+// TraceTimeout bounds how long a start waits for a trace, which is only a hint.
 const TraceTimeout = time.Second
 
-// PrefetchLoader is a Lesson on its way, which may begin to come before anything else is known of its snapshot.
+// PrefetchLoader loads a Prefetch. It may start before anything else is known about the snapshot.
 type PrefetchLoader struct {
 	stop   context.CancelFunc
-	memory chan memoryFile // of what it is about; told once
-	loaded chan struct{}   // closed when the next four do not change any more
+	memory chan memoryFile // the memory that the prefetch is for; sent once
+	loaded chan struct{}   // closed when the next four fields are final
 	trace  pager.Trace
-	rest   pager.Trace      // of the trace: what does not come with the lesson
-	bytes  int64            // that come with it
-	set    pager.WorkingSet // of what comes
-	done   chan struct{}    // closed when no more comes, and the trace is known; then the next does not change any more
-	err    error            // why not all of it came
+	rest   pager.Trace      // the part of the trace that the working set does not contain
+	bytes  int64            // size of the working set
+	set    pager.WorkingSet // which memory it is
+	done   chan struct{}    // closed when no more content arrives and the trace is known; then err is final
+	err    error            // why the working set is incomplete
 
 	mu      sync.Mutex
-	sink    func(off int64, data []byte) // who takes what comes; nil: nobody yet
-	pending []piece                      // what came before that
-	closed  bool                         // nobody will
+	sink    func(off int64, data []byte) // receives the working set; nil until deliver sets it
+	pending []piece                      // arrived before sink was set
+	closed  bool                         // the working set is not needed any more
 }
 
-// memoryFile is the memory that a lesson is about.
+// memoryFile is the memory that a prefetch is for.
 type memoryFile struct {
 	file string
 	size int64
 }
 
-// piece is a part of what comes, by where in it that lies.
+// piece is a part of the working set, at an offset in it.
 type piece struct {
 	off  int64
 	data []byte
 }
 
-// LoadPrefetch begins to load what is known of a snapshot that is to be begun, with the memory that was kept. It is given to
-// Begin, or closed. What comes waits in memory for whoever takes it.
+// LoadPrefetch starts to load the trace and working set of a snapshot that is to be imported. Pass the loader
+// to Import, or close it. Content that arrives stays in memory until a machine uses it.
 func (m *Manager) LoadPrefetch(load func(context.Context) (Prefetch, error)) *PrefetchLoader {
 	ctx, cancel := context.WithCancel(m.ctx)
-	l := &PrefetchLoader{stop: cancel, memory: make(chan memoryFile, 1), loaded: make(chan struct{}), done: make(chan struct{})}
+	l := &PrefetchLoader{
+		stop:   cancel,
+		memory: make(chan memoryFile, 1),
+		loaded: make(chan struct{}),
+		done:   make(chan struct{}),
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
@@ -94,13 +101,13 @@ func (m *Manager) LoadPrefetch(load func(context.Context) (Prefetch, error)) *Pr
 		}
 		l.split(ctx, of.Bytes, of.Pages != nil)
 		if l.err = <-came; l.err != nil && ctx.Err() == nil {
-			m.cfg.Log.Warn("what machines use first did not come in one piece", "err", l.err)
+			m.cfg.Log.Warn("working set of a snapshot incomplete", "err", l.err)
 		}
 	})
 	return l
 }
 
-// split holds what comes against the memory it is of.
+// split divides the trace into the working set and the rest once the size of the memory is known.
 func (l *PrefetchLoader) split(ctx context.Context, bytes int64, comes bool) {
 	defer close(l.loaded)
 	l.rest = l.trace
@@ -118,7 +125,7 @@ func (l *PrefetchLoader) split(ctx context.Context, bytes int64, comes bool) {
 	l.Close()
 }
 
-// receive gives on what came, or keeps it until somebody takes it.
+// receive forwards a piece to the sink, or keeps it until there is one.
 func (l *PrefetchLoader) receive(off int64, data []byte) (kept bool) {
 	l.mu.Lock()
 	put := l.sink
@@ -132,8 +139,9 @@ func (l *PrefetchLoader) receive(off int64, data []byte) (kept bool) {
 	return kept
 }
 
-// deliver gives put what comes with the lesson, until all of it came or ctx ends, and answers what of the trace does
-// not come so. Only the first who asks gets it; with a nil put nobody does.
+// deliver passes the working set to put until all of it has arrived or ctx ends. It returns the part of the
+// trace that the working set does not contain. Only the first caller gets the working set; a nil put discards
+// it.
 func (l *PrefetchLoader) deliver(ctx context.Context, put func(off int64, data []byte)) pager.Trace {
 	if _, err := l.waitLoaded(ctx); err != nil {
 		return nil
@@ -165,7 +173,7 @@ func (l *PrefetchLoader) deliver(ctx context.Context, put func(off int64, data [
 	return l.rest
 }
 
-// Close ends what still comes and frees what nobody took.
+// Close stops loading and frees the content that was not used.
 func (l *PrefetchLoader) Close() {
 	l.stop()
 	l.mu.Lock()
@@ -173,10 +181,10 @@ func (l *PrefetchLoader) Close() {
 	l.closed, l.pending = true, nil
 }
 
-// setMemory says what memory the lesson is of, before anybody waits for it.
+// setMemory says which memory the prefetch is for. It is called once, before any other method waits.
 func (l *PrefetchLoader) setMemory(file string, size int64) { l.memory <- memoryFile{file, size} }
 
-// waitLoaded waits for the trace.
+// waitLoaded waits for the trace and returns it.
 func (l *PrefetchLoader) waitLoaded(ctx context.Context) (pager.Trace, error) {
 	select {
 	case <-l.loaded:
@@ -186,7 +194,8 @@ func (l *PrefetchLoader) waitLoaded(ctx context.Context) (pager.Trace, error) {
 	}
 }
 
-// traceLoader finds what is known: from path, a file beside the snapshot, else from where all hosts keep it.
+// traceLoader returns a function that loads the trace from path, a file in the snapshot's directory, or else
+// from the shared store.
 func (m *Manager) traceLoader(origin []byte, path string) func(context.Context) (Prefetch, error) {
 	return func(ctx context.Context) (Prefetch, error) {
 		ctx, cancel := context.WithTimeout(ctx, TraceTimeout)
@@ -202,7 +211,7 @@ func (m *Manager) traceLoader(origin []byte, path string) func(context.Context) 
 	}
 }
 
-// workingSet gives what a trace names first of the memory as a file without a name; nil: that is nothing.
+// workingSet returns the working set of a trace as an unnamed file, or nil if it is empty.
 func (i *image) workingSet(trace pager.Trace) (pages *os.File, err error) {
 	size := i.memory.Size()
 	name, err := memoryName(i.snap.Manifest)
@@ -215,11 +224,11 @@ func (i *image) workingSet(trace pager.Trace) (pages *os.File, err error) {
 	}
 	fd, err := unix.MemfdCreate("pages", unix.MFD_CLOEXEC)
 	if err != nil {
-		return nil, fmt.Errorf("keep what was used first: %w", err)
+		return nil, fmt.Errorf("save working set: %w", err)
 	}
 	pages = os.NewFile(uintptr(fd), "pages")
 	if err := i.memory.WriteWorkingSet(i.m.ctx, c, pages); err != nil {
-		return nil, errors.Join(fmt.Errorf("keep what was used first: %w", err), pages.Close())
+		return nil, errors.Join(fmt.Errorf("save working set: %w", err), pages.Close())
 	}
 	return pages, nil
 }

@@ -20,8 +20,8 @@ func (h *host) held() bool {
 	return err == nil
 }
 
-// A snapshot that is deleted before all of it is here goes soon, and one that a machine uses when that ends: with a
-// store that does not answer and on a disk on which nothing fits any more, too.
+// A deleted snapshot is released soon, and one that a machine uses when the machine ends: also with an
+// unresponsive store and on a full disk.
 func TestSnapshotDeletedWhileRemoteBacked(t *testing.T) {
 	for name, c := range map[string]struct{ machine, dead, full bool }{
 		"unused": {}, "in_use": {machine: true}, "dead": {dead: true}, "dead_in_use": {machine: true, dead: true},
@@ -57,7 +57,7 @@ func TestSnapshotDeletedWhileRemoteBacked(t *testing.T) {
 	}
 }
 
-// One whose trace does not come goes as well.
+// A deleted snapshot is released although its trace does not load.
 func TestSnapshotDeletedWhileTraceLoads(t *testing.T) {
 	h := newHost(t, nil)
 	params := h.params(h.remote())
@@ -71,7 +71,7 @@ func TestSnapshotDeletedWhileTraceLoads(t *testing.T) {
 	h.until("it goes", func() bool { return !h.held() })
 }
 
-// A deleted snapshot stays for a machine that only holds it: it may have to finish its disk.
+// A deleted snapshot stays while a machine holds a reference: its disk may have to be completed.
 func TestDeletedSnapshotStaysWhileHeld(t *testing.T) {
 	h := newHost(t, nil)
 	snap := h.importSnapshot()
@@ -81,7 +81,7 @@ func TestDeletedSnapshotStaysWhileHeld(t *testing.T) {
 	h.must(h.store.Delete(ref))
 	h.must(s.Close(t.Context()))
 	other, _ := h.attach(snap, "b")
-	h.must(other.WaitComplete(h.deadline())) // all of it can still be had
+	h.must(other.WaitComplete(h.deadline())) // the whole snapshot is still available
 	h.must(other.Close(t.Context()))
 	if !h.held() {
 		t.Error("it is gone although it is held")
@@ -90,7 +90,7 @@ func TestDeletedSnapshotStaysWhileHeld(t *testing.T) {
 	h.until("it goes", func() bool { return !h.held() })
 }
 
-// What is missing is not brought where too little of the disk would be left, and is brought when there is room again.
+// Hydration stops while the disk has too little space, and continues when there is room again.
 func TestHydrateStopsOnLowDiskSpace(t *testing.T) {
 	full := errors.New("the disk is as full as it may be")
 	var room atomic.Bool
@@ -110,7 +110,7 @@ func TestHydrateStopsOnLowDiskSpace(t *testing.T) {
 		t.Errorf("the machine failed: %v", s.Err())
 	}
 	room.Store(true)
-	for s.WaitComplete(h.deadline()) != nil { // an attempt that began before may fail yet
+	for s.WaitComplete(h.deadline()) != nil { // an attempt that began before may still fail
 		h.must(h.deadline().Err())
 	}
 	h.must(s.Close(t.Context()))

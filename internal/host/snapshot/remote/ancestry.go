@@ -16,17 +16,18 @@ import (
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 )
 
-// How far back is looked for a snapshot that the store has: in what one grew from, and among those of the same machine.
+// Bounds of the search for a base that is in the store: how many ancestors, and how many earlier snapshots of
+// the same machine, are examined.
 const (
 	maxAncestors = 64
 	maxSiblings  = 4
 )
 
-// description is what a manifest says of a snapshot besides its content.
+// description is the part of a manifest that describes the snapshot.
 type description struct {
 	snapshot.Snapshot
-	Root       chunkstore.ID `json:"root,omitempty"`   // as Stored.Root
-	Checkpoint []byte        `json:"parcel,omitempty"` // as Stored.Parcel
+	Root       chunkstore.ID `json:"root,omitempty"`   // see Stored.Root
+	Checkpoint []byte        `json:"parcel,omitempty"` // see Stored.Checkpoint
 }
 
 func describe(m *chunkstore.Manifest) (description, error) {
@@ -37,7 +38,7 @@ func describe(m *chunkstore.Manifest) (description, error) {
 	return d, nil
 }
 
-// rootOf is what a line in the store begins with that goes on from base.
+// rootOf returns the first manifest of the ancestry that continues from base.
 func rootOf(base *chunkstore.Base) chunkstore.ID {
 	if base == nil {
 		return ""
@@ -49,14 +50,14 @@ func rootOf(base *chunkstore.Base) chunkstore.ID {
 	return d.Root
 }
 
-// manifestCache keeps what bases of others consist of, the last ones that were used. A manifest never changes, and what is
-// made with one that was deleted meanwhile the vault refuses. All methods may be called at once.
+// manifestCache holds the manifests of the bases that were used last. A manifest never changes, and the store
+// rejects a push whose parent was deleted. All methods may be called concurrently.
 type manifestCache struct {
 	mu     sync.Mutex
-	recent []*chunkstore.Manifest // the last used last; guarded by mu
+	recent []*chunkstore.Manifest // least recently used first; guarded by mu
 }
 
-// maxCachedManifests bounds them: one of a template takes about a MiB.
+// maxCachedManifests bounds the cache: the manifest of a template takes about a MiB.
 const maxCachedManifests = 8
 
 func (k *manifestCache) get(space chunkstore.Tenant, id chunkstore.ID) *chunkstore.Manifest {
@@ -80,7 +81,7 @@ func (k *manifestCache) put(m *chunkstore.Manifest) {
 	}
 }
 
-// preloadTemplates reads the manifests of the host's own templates that the store has for all workspaces.
+// preloadTemplates reads the manifests of the host's own templates that are in the store for all workspaces.
 func (d *Repository) preloadTemplates(ctx context.Context) error {
 	for _, t := range d.Store.List(templates) {
 		if !d.Public(t.Ref) {
@@ -98,7 +99,11 @@ func (d *Repository) preloadTemplates(ctx context.Context) error {
 }
 
 // manifest opens the manifest of a base.
-func (d *Repository) manifest(ctx context.Context, space chunkstore.Tenant, id chunkstore.ID) (*chunkstore.Manifest, error) {
+func (d *Repository) manifest(
+	ctx context.Context,
+	space chunkstore.Tenant,
+	id chunkstore.ID,
+) (*chunkstore.Manifest, error) {
 	if m := d.cached.get(space, id); m != nil {
 		return m, nil
 	}
@@ -109,9 +114,9 @@ func (d *Repository) manifest(ctx context.Context, space chunkstore.Tenant, id c
 	return m, err
 }
 
-// pushBase gives what a snapshot is pushed as a difference to, with its files, which stay until release is called: the
-// last one of the same machine that the store has, or else the nearest that the machine grew from. A template
-// at the begin of that line is pushed for it. nil: there is none.
+// pushBase chooses the snapshot that snap is pushed as a difference to. It returns the last snapshot of the
+// same machine that is in the store, or else the nearest ancestor that is; a template among the ancestors is
+// pushed first. The files of the base stay until release is called. The base is nil if there is none.
 func (d *Repository) pushBase(
 	ctx context.Context,
 	space chunkstore.Tenant,
@@ -138,7 +143,7 @@ func (d *Repository) pushBase(
 	return nil, func() {}, nil
 }
 
-// siblings lists the snapshots of the machine that snap is of which were taken before it, the last one first.
+// siblings lists the earlier snapshots of the machine that snap was taken of, the last one first.
 func (d *Repository) siblings(snap snapshot.Snapshot) []snapshot.Ref {
 	if snap.Machine == "" || !strings.HasPrefix(string(snap.Ref), userSnapshots+"/") {
 		return nil
@@ -159,8 +164,8 @@ func (d *Repository) siblings(snap snapshot.Snapshot) []snapshot.Ref {
 	return refs
 }
 
-// candidate gives a snapshot of this host as a base if the store has it, or, of a template, comes to have it; else nil,
-// and what that one grew from.
+// candidate returns a snapshot of this host as a base, if it is in the store. It pushes a template that is
+// not. Otherwise it returns nil and the snapshot that this one derives from.
 func (d *Repository) candidate(
 	ctx context.Context,
 	space chunkstore.Tenant,
@@ -188,8 +193,8 @@ func (d *Repository) candidate(
 	return base, release, "", nil
 }
 
-// ensureStored gives the manifest of a snapshot that is in the store, or, of a template, comes to be in it. nil:
-// it is not.
+// ensureStored returns the manifest of a snapshot. It pushes a template that is not in the store. It returns
+// nil for another snapshot that is not.
 func (d *Repository) ensureStored(
 	ctx context.Context,
 	space chunkstore.Tenant,
@@ -216,8 +221,12 @@ func (d *Repository) ensureStored(
 	return d.lookup(ctx, space, chunkstore.ID(snap.Ref.Name()))
 }
 
-// lookup gives a manifest that is in the store now; nil: it is not.
-func (d *Repository) lookup(ctx context.Context, space chunkstore.Tenant, id chunkstore.ID) (*chunkstore.Manifest, error) {
+// lookup returns a manifest if it is in the store now, or nil.
+func (d *Repository) lookup(
+	ctx context.Context,
+	space chunkstore.Tenant,
+	id chunkstore.ID,
+) (*chunkstore.Manifest, error) {
 	if m := d.cached.get(space, id); m != nil {
 		there, err := d.Chunks.Exists(ctx, space, id)
 		if !there {
@@ -232,9 +241,8 @@ func (d *Repository) lookup(ctx context.Context, space chunkstore.Tenant, id chu
 	return m, err
 }
 
-// localBase gives the snapshot of this host that has most of another in the store: the one that it was pushed as a
-// difference to, or else the template that their line begins with. Without it everything is fetched, so that is what
-// comes of any trouble with it.
+// localBase returns the snapshot of this host that shares most content with a stored one: its parent, or else
+// the template that both derive from. Any failure means no base, and that everything is downloaded.
 func (d *Repository) localBase(ctx context.Context, of Stored) (_ *chunkstore.Base, ref snapshot.Ref, release func()) {
 	m := of.Reader.Manifest()
 	if m.Parent == "" {
@@ -259,7 +267,8 @@ func (d *Repository) localBase(ctx context.Context, of Stored) (_ *chunkstore.Ba
 	return nil, "", func() {}
 }
 
-// asLocalBase gives a snapshot of this host that is whole, and in the store under an id; nil: it is not.
+// asLocalBase returns a snapshot of this host as a base if it is local and in the store under the given id,
+// or nil.
 func (d *Repository) asLocalBase(
 	ctx context.Context,
 	space chunkstore.Tenant,
@@ -280,12 +289,12 @@ func (d *Repository) asLocalBase(
 	if base != nil && err == nil {
 		return base, release
 	}
-	d.Log.Debug("not read from what is here", "snapshot", ref, "partial", snap.RemoteBacked(), "err", err)
+	d.Log.Debug("no local base", "snapshot", ref, "remote_backed", snap.RemoteBacked(), "err", err)
 	release()
 	return nil, nil
 }
 
-// templateID is how a template's snapshot is called in the store: it follows from its description.
+// templateID returns the id of a template's snapshot in the store, which follows from its description.
 func templateID(snap snapshot.Snapshot) (chunkstore.ID, error) {
 	text, err := json.Marshal(snap)
 	if err != nil {
@@ -295,7 +304,7 @@ func templateID(snap snapshot.Snapshot) (chunkstore.ID, error) {
 	return chunkstore.ID("tpl" + hex.EncodeToString(sum[:20])), nil
 }
 
-// newBase is a snapshot of this host as something to make others from.
+// newBase makes a base of a snapshot of this host.
 func (d *Repository) newBase(m *chunkstore.Manifest, snap snapshot.Snapshot) (*chunkstore.Base, error) {
 	files, err := snap.Files()
 	if err != nil {

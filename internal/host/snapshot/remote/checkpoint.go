@@ -13,14 +13,14 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// checkpointFile is the content of what goes along with a snapshot for hosts that are like the one it was taken on, among the
-// snapshot's files. No file of an image is called so.
+// checkpointFile is the name, among the snapshot's files, of the content of the checkpoint bundle, which is
+// for hosts like the one that took the snapshot. No file of an image has this name.
 const checkpointFile = "parcel"
 
 func notCheckpoint(name string) bool { return name != checkpointFile }
 
-// exportCheckpoint makes what goes along with a snapshot, which it does without where there is any trouble: nil. Done is called after
-// its use.
+// exportCheckpoint exports the checkpoint bundle of a snapshot. It returns nil after any failure: the
+// snapshot is then pushed without one. The caller calls done after using the bundle.
 func (d *Repository) exportCheckpoint(ctx context.Context, snap snapshot.Snapshot) (_ *vmm.Checkpoint, done func()) {
 	done = func() {}
 	if d.Exporter == nil {
@@ -28,20 +28,21 @@ func (d *Repository) exportCheckpoint(ctx context.Context, snap snapshot.Snapsho
 	}
 	p, err := d.Exporter.ExportCheckpoint(ctx, snap.Image())
 	if err != nil {
-		d.Log.Warn("snapshot is pushed without what its monitor has learnt", "snapshot", snap.Ref, "err", err)
+		d.Log.Warn("snapshot is pushed without its checkpoint bundle", "snapshot", snap.Ref, "err", err)
 		return nil, done
 	}
 	if p == nil {
 		return nil, done
 	}
-	return p, func() { _ = p.Content.Close() } // it was only read
+	return p, func() { _ = p.Content.Close() } // the file was only read
 }
 
-// fdPath is where this process finds a file that it has open, whatever became of its name (proc_pid_fd(5)).
+// fdPath returns the path of an open file of this process, even if the file has no name any more
+// (proc_pid_fd(5)).
 func fdPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 
-// ImportCheckpoint gives an image of this host, which came from a snapshot in the object store, what went along with that for
-// hosts like this one. Nobody relies on it, so trouble is logged: machines of the image are ready later then.
+// ImportCheckpoint adds the checkpoint bundle of a stored snapshot to an image of this host. It only logs
+// failures: without the bundle, machines of the image take longer to be ready.
 func (d *Repository) ImportCheckpoint(ctx context.Context, from Stored, image vmm.Image) {
 	if d.Exporter == nil {
 		return
@@ -52,16 +53,22 @@ func (d *Repository) ImportCheckpoint(ctx context.Context, from Stored, image vm
 	switch _, other := errors.AsType[*vmm.MismatchError](err); {
 	case other:
 		d.Log.Info(
-			"machines of a snapshot begin by their device state: it is of another kind of host",
+			"checkpoint bundle of a snapshot is for another kind of host; its machines start more slowly",
 			"snapshot",
 			id,
 			"why",
 			err,
 		)
 	case err != nil:
-		d.Log.Warn("machines of a snapshot begin by their device state, which takes longer", "snapshot", id, "why", err)
+		d.Log.Warn(
+			"checkpoint bundle of a snapshot not imported; its machines start more slowly",
+			"snapshot",
+			id,
+			"why",
+			err,
+		)
 	case there:
-		d.Log.Info("a snapshot came with what its monitor has learnt", "snapshot", id, "took", time.Since(began))
+		d.Log.Info("checkpoint bundle of a snapshot imported", "snapshot", id, "took", time.Since(began))
 	}
 }
 
@@ -69,7 +76,7 @@ func (d *Repository) importCheckpoint(ctx context.Context, from Stored, image vm
 	if len(from.Checkpoint) == 0 {
 		return false, nil
 	}
-	r := d.Chunks.Reader(from.Reader.Manifest(), d.Cache) // the other may be closed meanwhile
+	r := d.Chunks.Reader(from.Reader.Manifest(), d.Cache) // the caller's reader may be closed meanwhile
 	near, release := d.localBaseImage(ctx, from)
 	defer release()
 	return true, d.Exporter.ImportCheckpoint(
@@ -92,7 +99,7 @@ func (d *Repository) importCheckpoint(ctx context.Context, from Stored, image vm
 	)
 }
 
-// localBaseImage is the directory of the image of this host that has most of a stored snapshot; "": there is none.
+// localBaseImage returns the image directory of the local base of a stored snapshot, or "" if there is none.
 func (d *Repository) localBaseImage(ctx context.Context, from Stored) (dir string, release func()) {
 	_, ref, release := d.localBase(ctx, from)
 	if ref == "" {
@@ -105,10 +112,11 @@ func (d *Repository) localBaseImage(ctx context.Context, from Stored) (dir strin
 	return snap.Image().Dir, release
 }
 
-// rootReader reads what a snapshot's line begins with in the store: of its own space, or one that all workspaces read.
+// rootReader reads the root of a snapshot's ancestry. The root belongs to the snapshot's own tenant or to
+// Common.
 func (d *Repository) rootReader(ctx context.Context, of Stored) (*chunkstore.Reader, error) {
 	if of.Root == "" {
-		return nil, errors.New("its line begins with itself")
+		return nil, errors.New("the snapshot is the root of its ancestry")
 	}
 	m, err := d.manifest(ctx, of.Reader.Manifest().Tenant, of.Root)
 	if errors.Is(err, chunkstore.ErrNotFound) {
@@ -120,11 +128,11 @@ func (d *Repository) rootReader(ctx context.Context, of Stored) (*chunkstore.Rea
 	return d.Chunks.Reader(m, d.Cache), nil
 }
 
-// fetchCheckpoint writes the content of a parcel, and answers of how many bytes it is.
+// fetchCheckpoint writes the content of a checkpoint bundle to to and returns its size in bytes.
 func fetchCheckpoint(ctx context.Context, r *chunkstore.Reader, to io.WriterAt) (int64, error) {
 	size, ok := r.Size(checkpointFile)
 	if !ok {
-		return 0, fmt.Errorf("nothing went along with %s", r.Manifest().ID)
+		return 0, fmt.Errorf("snapshot %s has no checkpoint bundle", r.Manifest().ID)
 	}
 	return size, r.Scan(ctx, checkpointFile, nil, func(off int64, data []byte) (kept bool, err error) {
 		_, err = to.WriteAt(data, off)

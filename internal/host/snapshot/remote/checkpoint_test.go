@@ -14,16 +14,16 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// learnt is a carrier whose images have what was learnt in a file of a directory, as a driver's do.
+// learnt is a CheckpointExporter that keeps an image's bundle in a file of a directory, as a driver does.
 type learnt struct {
 	kind    string // of host
-	origins int    // how often the content of the origin was asked for
-	near    string // of the last delivery
-	err     error  // of the last that was unpacked
-	before  func() // the content is asked for; may be nil
+	origins int    // how often the content of the root was read
+	near    string // LocalBase of the last import
+	err     error  // of the last import
+	before  func() // called before the content is read; may be nil
 }
 
-// withExporter gives a host a carrier.
+// withExporter gives a host an exporter of bundles for hosts of that kind.
 func (h *host) withExporter(kind string) *learnt {
 	l := &learnt{kind: kind}
 	h.depot.Exporter = l
@@ -77,15 +77,15 @@ func write(ctx context.Context, origin bool, path string, from vmm.CheckpointSou
 	return errors.Join(err, f.Close())
 }
 
-// memory of what a snapshot's monitor learnt.
+// writeBundle writes the checkpoint bundle of a snapshot's image.
 func (h *host) writeBundle(name string, content []byte) {
 	h.t.Helper()
 	path := filepath.Join(h.dir, filepath.FromSlash(name), "image", bundlePath)
 	h.must(errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, content, 0o400)))
 }
 
-// What a monitor has learnt goes along with a snapshot to hosts of its kind, with what its line began with where that
-// is not there; and a snapshot comes without it wherever there is any trouble with it.
+// A checkpoint bundle travels with its snapshot to hosts of the same kind, with the root of the ancestry
+// where that is missing. After any failure the snapshot arrives without it.
 func TestCheckpointTravelsWithSnapshot(t *testing.T) {
 	objects := blobtest.NewMemory()
 	a := newHost(t, objects)
@@ -151,7 +151,7 @@ func TestCheckpointTravelsWithSnapshot(t *testing.T) {
 	})
 }
 
-// A parcel that does not come, or is not what was pushed, costs the snapshot nothing.
+// A bundle that is missing or damaged does not affect the snapshot.
 func TestPullWithoutUsableCheckpoint(t *testing.T) {
 	for name, want := range map[string]struct {
 		fault blobtest.Fault

@@ -7,7 +7,7 @@ import (
 	"github.com/pandastack/pandastack/internal/host/chunkstore"
 )
 
-// FuzzDescribe reads what a manifest says of a snapshot.
+// FuzzDescribe decodes a manifest's description of a snapshot.
 func FuzzDescribe(f *testing.F) {
 	f.Add([]byte(`{"version":1,"ref":"snapshots/a","root":"tplx","manifest":{"files":[{"name":"memory","bytes":4}]}}`))
 	f.Add([]byte(`[]`))

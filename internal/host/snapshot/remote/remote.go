@@ -1,15 +1,15 @@
-// Package remote keeps snapshots in the object store that hosts share, and brings them back.
+// Package remote pushes snapshots into the object store that hosts share, and pulls them from there.
 //
-// It owns what a snapshot is in terms of chunks: which files belong to it, what it is stored as a
-// difference to, who may read it, and whether it can be restored on this host. How content is stored
-// package remote knows; how a machine is started from it the machine manager.
+// It owns the mapping of snapshots to chunks: which files belong to a snapshot, which snapshot it is stored
+// as a difference to, who may read it, and whether this host can restore it. Package chunkstore owns the
+// storage of content; the machine manager starts machines.
 //
-// A snapshot is pushed into the space of its workspace under its own name. Templates that come with the
-// program hold nothing of anybody, and are pushed into the common space, once, on the way; every other
-// template is pushed for each workspace that uses it. Names of templates there follow from their
-// description, so that two hosts never take one's for the other's.
+// A snapshot is pushed for the tenant of its workspace, under its own name. Templates that come with the
+// program contain no data of a workspace. They are pushed for chunkstore.Common, once, when a snapshot
+// derives from them; every other template is pushed for each workspace that uses it. The id of a template
+// follows from its description, so that different templates of two hosts have different ids.
 //
-// All methods of a Depot may be called at once.
+// All methods of a Repository may be called concurrently.
 package remote
 
 import (
@@ -32,18 +32,20 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// Deps are what a Depot works with. All but Fits, Carrier, Public and Log are required.
+// Deps are the dependencies of a Repository. All but CheckManifest, Exporter, Public and Log are required.
 type Deps struct {
 	Chunks *chunkstore.Store
 	Cache  *cache.Cache
 	Store  *snapshot.Store // of this host
 	// Clone makes a file that shares its blocks with another.
 	Clone func(from, to string) error
-	// Fits tells whether an image can be restored on this host; nil: every one is tried.
+	// CheckManifest returns an error if this host cannot restore an image. If it is nil, every image is
+	// tried.
 	Fits func(ctx context.Context, m vmm.Manifest) error
-	// Exporter takes along what monitors have learnt; nil: nothing of that kind is.
+	// Exporter exports and imports checkpoint bundles. If it is nil, snapshots travel without them.
 	Exporter vmm.CheckpointExporter
-	// Public tells of a snapshot that holds nothing of any workspace; nil: none does.
+	// Public reports whether a snapshot contains no data of any workspace. If it is nil, no snapshot is
+	// public.
 	Public func(ref snapshot.Ref) bool
 	Log    *slog.Logger
 }
@@ -54,10 +56,10 @@ type Repository struct {
 	cached manifestCache
 }
 
-// New makes a depot; it touches nothing.
+// New makes a Repository. It makes no request.
 func New(deps Deps) (*Repository, error) {
 	if deps.Chunks == nil || deps.Cache == nil || deps.Store == nil || deps.Clone == nil {
-		return nil, errors.New("depot: vault, cache, store and clone are required")
+		return nil, errors.New("remote: Chunks, Cache, Store and Clone are required")
 	}
 	if deps.Fits == nil {
 		deps.Fits = func(context.Context, vmm.Manifest) error { return nil }
@@ -71,29 +73,30 @@ func New(deps Deps) (*Repository, error) {
 	return &Repository{Deps: deps}, nil
 }
 
-// Areas of the host's snapshots: what it baked, and what users took.
+// Areas of the host's snapshots: baked templates, and snapshots taken by users.
 const (
 	templates     = "templates"
 	userSnapshots = "snapshots"
 )
 
-// Stats tell what a push or pull had to do, in bytes, and of a push where its time went.
+// Stats are the bytes that a push or pull handled, and the phases of a push.
 type Stats struct {
 	Phases   *obs.Phases
-	Dirty    int64 // content that the store did not have
+	Dirty    int64 // content that was not in the store
 	Uploaded int64
-	Stored   int64 // that the snapshot takes, shared content included
+	Stored   int64 // size of the snapshot in the store, shared content included
 	Fetched  int64
 }
 
-// gcInterval is between two collections. What is removed is days old, so more often is of no use.
+// gcInterval is the time between two garbage collections. Removed objects are days old, so a shorter one is
+// of no use.
 const gcInterval = 6 * time.Hour
 
-// Run collects what nobody needs in the object store, now and then, until ctx ends. It begins with what the templates of
-// this host consist of there: the first snapshot that comes would wait for that.
+// Run collects garbage in the object store at intervals until ctx ends. First it reads the manifests of this
+// host's templates, which otherwise the first push would wait for.
 func (d *Repository) Run(ctx context.Context) error {
 	if err := d.preloadTemplates(ctx); err != nil && ctx.Err() == nil {
-		d.Log.Warn("templates of this host not looked up in the object store", "err", err)
+		d.Log.Warn("manifests of templates not loaded from the object store", "err", err)
 	}
 	ticks := time.NewTicker(gcInterval)
 	defer ticks.Stop()
@@ -105,16 +108,21 @@ func (d *Repository) Run(ctx context.Context) error {
 		}
 		done, err := d.Chunks.GC(ctx)
 		if err != nil && ctx.Err() == nil {
-			d.Log.Warn("object store not collected", "err", err)
+			d.Log.Warn("garbage collection of the object store failed", "err", err)
 		}
 		if done.Chunks > 0 {
-			d.Log.Info("object store collected", "chunks", done.Chunks, "bytes", done.Bytes)
+			d.Log.Info("garbage of the object store collected", "chunks", done.Chunks, "bytes", done.Bytes)
 		}
 	}
 }
 
-// Push stores a snapshot of this host, under id, for a space. One that is there already is fine.
-func (d *Repository) Push(ctx context.Context, space chunkstore.Tenant, id chunkstore.ID, ref snapshot.Ref) (Stats, error) {
+// Push stores a snapshot of this host for a tenant, under id. It does nothing if the id exists.
+func (d *Repository) Push(
+	ctx context.Context,
+	space chunkstore.Tenant,
+	id chunkstore.ID,
+	ref snapshot.Ref,
+) (Stats, error) {
 	stats := Stats{Phases: obs.Start()}
 	m, err := d.push(ctx, space, id, ref, &stats)
 	if err != nil {
@@ -142,14 +150,14 @@ func (d *Repository) push(
 	}
 	defer release()
 	if snap.RemoteBacked() {
-		return nil, fmt.Errorf("push %s: %w", ref, snapshot.ErrRemoteBacked)
+		return nil, fmt.Errorf("push snapshot %s: %w", ref, snapshot.ErrRemoteBacked)
 	}
 	if err := snapshot.Check(snap); err != nil {
 		return nil, err
 	}
 	base, let, err := d.pushBase(ctx, space, snap, stats)
 	if err != nil {
-		return nil, fmt.Errorf("push what %s grew from: %w", ref, err)
+		return nil, fmt.Errorf("push base of snapshot %s: %w", ref, err)
 	}
 	defer let()
 	stats.Phases.Done("base")
@@ -167,7 +175,7 @@ func (d *Repository) push(
 	stats.Phases.Done("send")
 	stats.Dirty += sent.DirtyBytes
 	stats.Uploaded += sent.Uploaded
-	if errors.Is(err, chunkstore.ErrExists) { // somebody else pushed it meanwhile
+	if errors.Is(err, chunkstore.ErrExists) { // pushed concurrently
 		return d.Chunks.Open(ctx, space, id)
 	}
 	if err == nil {
@@ -176,7 +184,7 @@ func (d *Repository) push(
 	return m, err
 }
 
-// pushContents is what of a snapshot is pushed, whose line in the store begins with root, with a parcel, unless that is nil.
+// pushContents lists what is pushed of a snapshot. root is the root of its ancestry; checkpoint may be nil.
 func pushContents(snap snapshot.Snapshot, root chunkstore.ID, parcel *vmm.Checkpoint) (chunkstore.Push, error) {
 	about := description{Snapshot: snap, Root: root}
 	if parcel != nil {
@@ -200,7 +208,7 @@ func pushContents(snap snapshot.Snapshot, root chunkstore.ID, parcel *vmm.Checkp
 	return in, nil
 }
 
-// acquire gives a snapshot whose files stay until release is called.
+// acquire returns a snapshot whose files stay until release is called.
 func (d *Repository) acquire(ref snapshot.Ref) (_ snapshot.Snapshot, release func(), err error) {
 	snap, err := d.Store.Acquire(ref)
 	if err != nil {
@@ -213,23 +221,24 @@ func (d *Repository) acquire(ref snapshot.Ref) (_ snapshot.Snapshot, release fun
 	}, nil
 }
 
-// Delete removes a snapshot from the object store; one that is not there is fine.
+// Delete removes a snapshot from the object store. It returns nil if the snapshot does not exist.
 func (d *Repository) Delete(ctx context.Context, space chunkstore.Tenant, id chunkstore.ID) error {
 	return d.Chunks.Delete(ctx, space, id)
 }
 
 // Stored is a snapshot in the object store.
 type Stored struct {
-	Snapshot snapshot.Snapshot // as it was on its host; Ref, Base and Bytes mean nothing here
-	// Root is what its line begins with in the store, a template's as a rule; "": with itself.
+	Snapshot snapshot.Snapshot // as described by its host; Ref, Base and Bytes have no meaning here
+	// Root is the first snapshot of its ancestry in the store, usually a template; "" if it is the first
+	// itself.
 	Root chunkstore.ID
-	// Checkpoint is the description of what goes along with it for hosts like the one it was taken on; empty: nothing does.
+	// Checkpoint is the description of its checkpoint bundle; empty if it has none.
 	Checkpoint []byte
-	Reader     *chunkstore.Reader // of its files: snapshot.DiskFiles, and those of Snapshot.Manifest
+	Reader     *chunkstore.Reader // of its files: snapshot.DiskFiles, and the files of Snapshot.Manifest
 }
 
-// Open reads what a snapshot in the object store is, verifies that, and makes sure that it can be restored
-// on this host, as far as that can be told from its description: a *vmm.MismatchError says why not.
+// Open reads and verifies the description of a stored snapshot. It returns a *vmm.MismatchError if the
+// description shows that this host cannot restore the snapshot.
 func (d *Repository) Open(ctx context.Context, space chunkstore.Tenant, id chunkstore.ID) (Stored, error) {
 	m, err := d.Chunks.Open(ctx, space, id)
 	if err != nil {
@@ -259,11 +268,16 @@ func (d *Repository) Open(ctx context.Context, space chunkstore.Tenant, id chunk
 	if err := d.Fits(ctx, snap.Manifest); err != nil {
 		return Stored{}, fmt.Errorf("snapshot %s: %w", id, err)
 	}
-	return Stored{Snapshot: snap, Root: told.Root, Checkpoint: told.Checkpoint, Reader: d.Chunks.Reader(m, d.Cache)}, nil
+	return Stored{
+		Snapshot:   snap,
+		Root:       told.Root,
+		Checkpoint: told.Checkpoint,
+		Reader:     d.Chunks.Reader(m, d.Cache),
+	}, nil
 }
 
-// OpenWithLocalBase is Open whose reader takes what the snapshot shares with one of this host from there. The caller closes the
-// reader.
+// OpenWithLocalBase is Open with a reader that takes content from a snapshot of this host if it can. The
+// caller closes the reader.
 func (d *Repository) OpenWithLocalBase(ctx context.Context, space chunkstore.Tenant, id chunkstore.ID) (Stored, error) {
 	from, err := d.Open(ctx, space, id)
 	if err != nil {
@@ -277,8 +291,8 @@ func (d *Repository) OpenWithLocalBase(ctx context.Context, space chunkstore.Ten
 	return from, from.Reader.WithLocalBase(base)
 }
 
-// Pull makes a snapshot of the object store one of this host, under ref and with labels over those it has. One that is here already is fine.
-// What it shares with a snapshot of this host is shared on the disk, too.
+// Pull downloads a snapshot of the object store to this host, under ref and with labels added. It does
+// nothing if ref exists. Content that a local snapshot has too shares its disk blocks.
 func (d *Repository) Pull(
 	ctx context.Context,
 	space chunkstore.Tenant,
@@ -320,7 +334,7 @@ func (d *Repository) Pull(
 		}
 	}
 	snap, err = draft.Commit(snap)
-	if errors.Is(err, snapshot.ErrExists) { // pulled by somebody else meanwhile
+	if errors.Is(err, snapshot.ErrExists) { // pulled concurrently
 		snap, err = d.Store.Get(ref)
 		return snap, stats, err
 	}

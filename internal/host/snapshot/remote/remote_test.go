@@ -20,13 +20,13 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// host is one host's snapshots and what it sees of the object store.
+// host is one host with its snapshots and its view of the object store.
 type host struct {
 	t     *testing.T
 	store *snapshot.Store
 	vault *chunkstore.Store
 	depot *remote.Repository
-	dir   string // of the store
+	dir   string // of the snapshot store
 }
 
 func newHost(t *testing.T, objects blob.Store) *host {
@@ -34,12 +34,17 @@ func newHost(t *testing.T, objects blob.Store) *host {
 	h := &host{t: t, dir: t.TempDir()}
 	ring, err := chunkstore.NewKeyring(bytes.Repeat([]byte{1}, 32))
 	h.must(err)
-	h.vault, err = chunkstore.New(objects, ring, chunkstore.Config{RetryDelay: time.Millisecond, ReadTimeout: time.Second})
+	h.vault, err = chunkstore.New(
+		objects,
+		ring,
+		chunkstore.Config{RetryDelay: time.Millisecond, ReadTimeout: time.Second},
+	)
 	h.must(err)
 	kept, err := cache.Open(cache.Config{Dir: t.TempDir()})
 	h.must(err)
 	t.Cleanup(func() { h.must(errors.Join(kept.Close(), h.vault.Close())) })
-	// Descriptions hold what snapshots take; two hosts that have the same template have the same number in it.
+	// Descriptions contain the sizes of snapshots. Two hosts that have the same template must have the same
+	// size in it.
 	all := func(path string) (apparent, own int64, err error) { return size, size, nil }
 	h.store, err = snapshot.Open(h.dir, all, "snapshots", "templates")
 	h.must(err)
@@ -62,7 +67,8 @@ func (h *host) must(err error) {
 	}
 }
 
-// commit makes a snapshot whose memory is given; nil: it is partial, and nothing of the memory is there.
+// commit makes a snapshot with the given memory; nil makes it remote-backed, without any content of the
+// memory.
 func (h *host) commit(snap snapshot.Snapshot, memory []byte) {
 	h.t.Helper()
 	d, err := h.store.Draft()
@@ -94,7 +100,8 @@ const size = 8 << 20
 
 var begin = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// templateAndMemories is a template and what became of it, one after the other, each with some bytes more.
+// templateAndMemories returns a template and the successive memories of its machine, each with some more
+// bytes.
 func templateAndMemories() (template snapshot.Snapshot, memories [4][]byte) {
 	memories[0] = blobtest.Content(1, size)
 	for i := 1; i < len(memories); i++ {
@@ -113,7 +120,7 @@ func userSnapshot(name string, after int) snapshot.Snapshot {
 	}
 }
 
-// What is pushed of a machine is what differs from the last of its snapshots that the store has.
+// A push stores the difference to the last snapshot of the machine that is in the store.
 func TestPushStoresDifferenceToLastSnapshotOfMachine(t *testing.T) {
 	h := newHost(t, blobtest.NewMemory())
 	template, memory := templateAndMemories()
@@ -136,7 +143,7 @@ func TestPushStoresDifferenceToLastSnapshotOfMachine(t *testing.T) {
 			t.Errorf("%s differs from %q in a line from %q, want from %q", name, m.Parent, from.Root, parent)
 		}
 	}
-	// One that the store has no more is nothing to differ from.
+	// A snapshot that was deleted from the store is no base.
 	h.must(h.depot.Delete(t.Context(), "ws", "three"))
 	h.must(h.depot.Delete(t.Context(), "ws", "two"))
 	h.commit(userSnapshot("four", 4), memory[3])
@@ -146,7 +153,7 @@ func TestPushStoresDifferenceToLastSnapshotOfMachine(t *testing.T) {
 	}
 }
 
-// What a host's templates consist of in the store it knows before anybody waits for that.
+// The manifests of a host's templates are loaded before a push needs them.
 func TestTemplateManifestsAreCached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		objects := blobtest.NewFaulty(blobtest.NewMemory(), nil)
@@ -174,8 +181,8 @@ func TestTemplateManifestsAreCached(t *testing.T) {
 	})
 }
 
-// A host begins with what it has that is whole: the snapshot that another differs from, or else their template. What
-// is still coming itself is no beginning.
+// A pull starts from a local snapshot: the parent, or else the common template. A remote-backed snapshot is
+// no base.
 func TestLocalContentIsNotFetched(t *testing.T) {
 	objects := blobtest.NewMemory()
 	a := newHost(t, objects)

@@ -1,8 +1,9 @@
 // Package disktest gives tests a directory on a file system that shares blocks.
 //
-// It owns the places where such tests mount: each belongs to one test, goes with it, and is held by a lock. A place
-// whose test was killed is found by that, and the next test that needs one takes it away. It must not know what
-// lies in a place.
+// It owns the directories where such tests mount file systems. Each directory belongs to one test, is removed
+// at the test's end, and is protected by a lock. If the test was killed, the lock is free: the next test that
+// needs such a directory finds the old one by that and removes it. The package does not know what a directory
+// holds.
 package disktest
 
 import (
@@ -22,14 +23,14 @@ import (
 
 const (
 	prefix         = "panda-disk-"
-	unlockedPrefix = "panda-new-" // a place that is not locked yet
-	lockFile       = "owner"      // the file in a place that is locked
+	unlockedPrefix = "panda-new-" // a directory that is not locked yet
+	lockFile       = "owner"      // the lock file in such a directory
 )
 
 var swept sync.Once
 
-// Dir is an empty directory of the test on an XFS image of its own, of so many bytes. The test is skipped where none
-// can be mounted.
+// Dir returns an empty directory of the test on an XFS image of its own, of the given size. The test is
+// skipped if no image can be mounted.
 func Dir(t testing.TB, bytes int64) string {
 	t.Helper()
 	dir := filepath.Join(MountDir(t), "data")
@@ -58,7 +59,7 @@ func FillUp(t testing.TB, dir string) {
 			at += n
 		}
 	}
-	for err == nil { // file systems keep some room for files that they have not made yet
+	for err == nil { // file systems reserve some space for new files
 		var one *os.File
 		if one, err = os.CreateTemp(dir, "stuff-"); err == nil {
 			err = one.Close()
@@ -69,8 +70,9 @@ func FillUp(t testing.TB, dir string) {
 	}
 }
 
-// MountDir is an empty directory of the test. What is mounted below it and stays there when the test is killed goes with
-// the next one. The test is skipped where nothing can be mounted.
+// MountDir returns an empty directory of the test, below which the test may mount file systems. If the test
+// is killed, the next test that calls MountDir unmounts and removes them. The test is skipped if it cannot
+// mount.
 func MountDir(t testing.TB) string {
 	t.Helper()
 	probetest.Need(t, probe.Config{}, probe.Root, probe.Loop, probe.Tools)
@@ -91,7 +93,7 @@ func MountDir(t testing.TB) string {
 	return place
 }
 
-// createLocked makes a place and locks it before anybody else can find it.
+// createLocked makes a directory and locks it before another process can find it.
 func createLocked(parent string) (place string, lock *os.File, err error) {
 	at, err := os.MkdirTemp(parent, unlockedPrefix+"*")
 	if err != nil {
@@ -107,7 +109,7 @@ func createLocked(parent string) (place string, lock *os.File, err error) {
 	return place, lock, nil
 }
 
-// Sweep takes the places below parent away whose tests have ended without that.
+// Sweep removes the directories below parent whose tests ended without removing them.
 func Sweep(parent string) error {
 	places, err := filepath.Glob(filepath.Join(parent, prefix+"*"))
 	for _, place := range places {
@@ -118,14 +120,14 @@ func Sweep(parent string) error {
 
 func sweep(place string) error {
 	lock, err := os.Open(filepath.Join(place, lockFile))
-	if errors.Is(err, os.ErrNotExist) { // it is being removed
+	if errors.Is(err, os.ErrNotExist) { // another process removes it
 		return nil
 	}
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
-	if unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil { // its test runs
+	if unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil { // its test is running
 		return nil
 	}
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
@@ -138,7 +140,7 @@ func sweep(place string) error {
 			below = append(below, f[4])
 		}
 	}
-	for i := len(below) - 1; i >= 0; i-- { // the newest first: it may lie on another
+	for i := len(below) - 1; i >= 0; i-- { // the newest first: one may be mounted on another
 		err = errors.Join(err, unix.Unmount(below[i], unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW))
 	}
 	if err != nil {

@@ -14,10 +14,10 @@ import (
 	"github.com/pandastack/pandastack/internal/os/disk/disktest"
 )
 
-// killedEnv makes this test wait, in a directory of its own, to be killed.
+// killedEnv makes this test wait, in a directory of its own, until it is killed.
 const killedEnv = "DISKTEST_KILLED"
 
-// A test that is killed leaves a mount, which the next one takes away; that of a test which runs stays.
+// A killed test leaves a mount, which the next test removes. The mount of a running test stays.
 func TestKilledTestLeavesNothingForLong(t *testing.T) {
 	if os.Getenv(killedEnv) != "" {
 		fmt.Println("\nat", disktest.Dir(t, 512<<20))
@@ -63,7 +63,7 @@ func TestKilledTestLeavesNothingForLong(t *testing.T) {
 	if err := killed.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = killed.Wait() // it was killed
+	_ = killed.Wait() // the process was killed
 	sweep()
 	if _, err := os.Stat(filepath.Dir(left)); mounted(t, left) || !os.IsNotExist(err) {
 		t.Errorf("what a killed test left is there: %v", err)
