@@ -106,7 +106,7 @@ func (h *Host) Open(ctx context.Context) error {
 		deps.Lazy = h.lazy
 	}
 	if h.deps.Objects != nil {
-		cfg.ReclaimSpace = h.deps.Objects.Cache.Give
+		cfg.ReclaimSpace = h.deps.Objects.Cache.Evict
 	}
 	cfg.Dir = filepath.Join(h.cfg.DataDir, "machines")
 	deps.Store, deps.Emit, deps.Log = store, h.hub.emit, h.deps.Log

@@ -69,8 +69,8 @@ func TestShapedAndFaultyStores(t *testing.T) {
 
 func TestURLsAreRefused(t *testing.T) {
 	for url, why := range map[string]string{
-		"":                        "begins with none of",
-		"http://example.com/x":    "begins with none of",
+		"":                        "want a URL that begins with",
+		"http://example.com/x":    "want a URL that begins with",
 		"file://host/x":           "absolute path",
 		"file:x":                  "absolute path",
 		"file:///x?y=1":           "absolute path",

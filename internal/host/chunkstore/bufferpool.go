@@ -2,16 +2,17 @@ package chunkstore
 
 import "sync"
 
-// bufferBytes is what every loan has room for: one request of a prefetch.
+// bufferBytes is the capacity of every pooled buffer: one request of a prefetch.
 const bufferBytes = prefetchFrames*(FrameSize+overhead) + slack
 
-// bufferPool lends memory for the content of requests, which are many and of one size: what the kernel has never given to
-// this process costs more to touch than to decompress into. The zero value is ready.
+// bufferPool reuses the memory for the content of requests, which are many and of one size. Touching fresh
+// pages from the kernel costs more than decompressing into them. The zero value is ready for use.
 type bufferPool struct{ free sync.Pool }
 
-// get gives an empty slice with room for size bytes. It is given back, or left to the garbage collector.
+// get returns an empty slice with room for size bytes. The caller returns it with put, or leaves it to the
+// garbage collector.
 func (l *bufferPool) get(size int) []byte {
-	if size > bufferBytes || size < bufferBytes/4 { // whoever keeps a little does not keep much
+	if size > bufferBytes || size < bufferBytes/4 { // do not keep a large buffer for a small content
 		return make([]byte, 0, size)
 	}
 	if b, ok := l.free.Get().(*[bufferBytes]byte); ok {
@@ -20,7 +21,7 @@ func (l *bufferPool) get(size int) []byte {
 	return new([bufferBytes]byte)[:0]
 }
 
-// put takes what was lent and nobody uses any more.
+// put returns a buffer that is not used any more.
 func (l *bufferPool) put(b []byte) {
 	if cap(b) == bufferBytes {
 		l.free.Put((*[bufferBytes]byte)(b[:bufferBytes]))

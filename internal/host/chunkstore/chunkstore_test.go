@@ -36,7 +36,7 @@ func TestPushAndRead(t *testing.T) {
 	}
 }
 
-// What is to be dense takes less room than the same otherwise, and is the same when it is read.
+// Content pushed with HighCompression takes less space and reads back unchanged.
 func TestHighCompression(t *testing.T) {
 	w := newFixture(t, chunkstore.Config{})
 	program, err := os.Executable()
@@ -113,7 +113,7 @@ func TestOnlyTheDifferenceIsUploaded(t *testing.T) {
 			if stats.DirtyBytes != dirty {
 				t.Errorf("%d bytes told as dirty, want %d", stats.DirtyBytes, dirty)
 			}
-			// A manifest of some KiB comes on top; of a difference worth the name it is next to nothing.
+			// A manifest of some KiB is added; compared with a real difference it is next to nothing.
 			if limit := dirty + dirty/5 + 16<<10; stats.Uploaded > limit {
 				t.Errorf("%d bytes uploaded for %d dirty ones", stats.Uploaded, dirty)
 			}
@@ -124,7 +124,7 @@ func TestOnlyTheDifferenceIsUploaded(t *testing.T) {
 	}
 }
 
-// A line of forks: every page is read from one place, and the parents may go.
+// In a chain of forks every page is read from one place, and the parents may be deleted.
 func TestForkOfAForkNeedsNoParent(t *testing.T) {
 	w := newFixture(t, chunkstore.Config{})
 	data := content(1, 10<<20)
@@ -235,7 +235,7 @@ func TestManifestsAreRefused(t *testing.T) {
 	if _, err := w.store.Open(t.Context(), "other", "a"); !errors.Is(err, chunkstore.ErrNotFound) {
 		t.Errorf("open in another workspace: %v, want ErrNotFound", err)
 	}
-	// Somebody who can write to the store gives one workspace the manifest of another.
+	// An attacker who can write to the store gives a workspace the manifest of another.
 	w.pushMemory("other", "a", content(3, 1<<20))
 	for _, k := range blobtest.Keys(t, w.objects, "w/") {
 		if strings.HasSuffix(k, "/m/a") && k != key {
@@ -388,7 +388,8 @@ func TestNeighboursAreOneRequest(t *testing.T) {
 	}
 }
 
-// parentAndChild is a file, and what it was changed into: written over, cleared, filled where it was clear, and longer.
+// parentAndChild returns a file and a changed version of it: overwritten, cleared, filled where it was clear,
+// and longer.
 func parentAndChild() (before, after []byte) {
 	before = blobtest.Content(1, 12<<20)
 	clear(before[5<<20 : 6<<20])

@@ -19,51 +19,51 @@ import (
 	"github.com/pandastack/pandastack/internal/os/disk"
 )
 
-// pageKind is what became of a page.
+// pageKind is how a page compares with the parent's page.
 type pageKind byte
 
 const (
 	zero    pageKind = iota
 	same             // as in the parent, and not zero
-	changed          // and not zero
+	changed          // not as in the parent, and not zero
 )
 
-// part is up to a chunk's worth of a file, compared.
+// part is up to a chunk's worth of a file, compared with the parent.
 type part struct {
-	page   int64 // first, of the file
+	page   int64 // first page, in the file
 	kinds  []pageKind
-	data   int // pages that are not zero
-	dirty  int // pages that changed
+	data   int // number of pages that are not zero
+	dirty  int // number of pages that changed
 	bytes  []byte
 	sums   []pageSum        // of pages that changed
-	buffer *[ChunkSize]byte // behind bytes; nil: there are none
+	buffer *[ChunkSize]byte // underlies bytes; nil if there are none
 }
 
-// pageSum tells pages apart.
+// pageSum identifies the content of a page.
 type pageSum [sha256.Size]byte
 
 func (p part) pages(first, count int) []byte {
 	return p.bytes[first*PageSize : (first+count)*PageSize]
 }
 
-// fileDiff is of a file with the one it grew from.
+// fileDiff compares a file with its version in the parent.
 type fileDiff struct {
-	file, parent     *os.File // parent may be nil: all is new
+	file, parent     *os.File // parent may be nil: everything is new
 	size, parentSize int64
-	same             []disk.Run // of both files, without reading them
-	free             sync.Pool  // of *[ChunkSize]byte, behind parts that were yielded
+	same             []disk.Run // of both files, known from their extents
+	free             sync.Pool  // of *[ChunkSize]byte, from parts that yield has finished with
 }
 
-// ownChunk is how many of a part's pages must be new so that it gets a chunk of its own, by which equal
-// parts of other files are found; below that they are packed with others. The rest of such a part is
-// stored anew with them, so a difference grows by an eighth at most.
+// ownChunk reports whether enough of a part's pages are new to store the part in a chunk of its own, by which
+// equal parts of other files are found. Otherwise its pages share chunks with those of other parts. The
+// unchanged pages of such a part are stored again, so a difference grows by an eighth at most.
 func (p part) ownChunk() bool { return p.dirty >= 64 && p.dirty*8 >= p.data*7 }
 
-// parts compares the parts of the file, several at once, and gives them to yield in order, one at a time, each until
-// yield returns. Parts of zeros alone are left out.
+// parts compares the parts of the file concurrently and passes them to yield in order, one at a time. Parts
+// without content are left out.
 func (c *fileDiff) parts(ctx context.Context, workers int, yield func(part) error) error {
 	g, ctx := errgroup.WithContext(ctx)
-	// A part is known by its place in the queue, so order and bound of what is in memory are the same thing.
+	// The position in the queue gives a part its order, and the length of the queue bounds the memory in use.
 	queue := make(chan chan part, workers)
 	g.Go(func() error {
 		defer close(queue)
@@ -93,7 +93,7 @@ func (c *fileDiff) parts(ctx context.Context, workers int, yield func(part) erro
 		for slot := range queue {
 			p, ok := <-slot
 			if !ok {
-				return nil // whoever closed it has told why
+				return nil // the goroutine that closed it returns the error
 			}
 			if p.data != 0 {
 				if err := yield(p); err != nil {
@@ -109,14 +109,15 @@ func (c *fileDiff) parts(ctx context.Context, workers int, yield func(part) erro
 	return g.Wait()
 }
 
-// skip moves off, the begin of a part, over parts that are holes of the file. empty: nothing follows.
+// skip moves off, the start of a part, over parts that are holes in the file. It returns empty if nothing
+// follows.
 func (c *fileDiff) skip(off *int64) (empty bool, err error) {
 	at, err := unix.Seek(int(c.file.Fd()), *off, unix.SEEK_DATA)
 	if errors.Is(err, unix.ENXIO) {
 		return true, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("look for holes in %s: %w", c.file.Name(), err)
+		return false, fmt.Errorf("find holes in %s: %w", c.file.Name(), err)
 	}
 	*off = max(*off, at/ChunkSize*ChunkSize)
 	return false, nil
@@ -124,12 +125,12 @@ func (c *fileDiff) skip(off *int64) (empty bool, err error) {
 
 var zeroPage [PageSize]byte // never written
 
-// compare tells what became of a part's pages. It reads both files where they may differ.
+// compare determines the kinds of a part's pages. It reads both files where they may differ.
 func (c *fileDiff) compare(off int64) (part, error) {
 	size := min(ChunkSize, c.size-off)
 	pages := int(pagesOf(size))
 	p := part{page: off / PageSize, kinds: make([]pageKind, pages)}
-	// Of pages that lie on the same blocks some may be zero. The parent's manifest has nothing for these.
+	// Some pages in shared blocks may be zero. The parent's manifest has no extents for them.
 	for i := range c.sameByBlocks(off, size) {
 		p.kinds[i] = same
 		p.data++
@@ -163,7 +164,7 @@ func (c *fileDiff) compare(off int64) (part, error) {
 			p.sums[i] = sha256.Sum256(p.pages(i, 1))
 		}
 	}
-	if p.ownChunk() { // what is the same goes with it
+	if p.ownChunk() { // unchanged pages are stored with it
 		if _, err := c.file.ReadAt(p.bytes[:size], off); err != nil {
 			return part{}, readError(c.file, err)
 		}
@@ -171,7 +172,7 @@ func (c *fileDiff) compare(off int64) (part, error) {
 	return p, nil
 }
 
-// sameByBlocks gives the pages of a part that are the same as the parent's by where they lie.
+// sameByBlocks yields the pages of a part that are the same as the parent's because they share disk blocks.
 func (c *fileDiff) sameByBlocks(off, size int64) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		i, _ := slices.BinarySearchFunc(
@@ -191,7 +192,7 @@ func (c *fileDiff) sameByBlocks(off, size int64) iter.Seq[int] {
 	}
 }
 
-// comparePages reads count pages of a part, from first on, in both files and tells their kinds.
+// comparePages reads count pages of a part from both files and determines their kinds.
 func (c *fileDiff) comparePages(p *part, off int64, first, count int) error {
 	at := off + int64(first)*PageSize
 	size := min(int64(count)*PageSize, c.size-at)
@@ -210,7 +211,7 @@ func (c *fileDiff) comparePages(p *part, off int64, first, count int) error {
 		page := p.pages(first+i, 1)
 		switch {
 		case bytes.Equal(page, zeroPage[:]):
-			continue // which all kinds are at first
+			continue // all kinds are zero at first
 		case (i+1)*PageSize <= len(old) && bytes.Equal(page, old[i*PageSize:(i+1)*PageSize]):
 			p.kinds[first+i] = same
 		default:
@@ -224,7 +225,7 @@ func (c *fileDiff) comparePages(p *part, off int64, first, count int) error {
 
 func readError(f *os.File, err error) error {
 	if err == io.EOF || err == io.ErrUnexpectedEOF {
-		return fmt.Errorf("%s became shorter while it was read", f.Name())
+		return fmt.Errorf("%s was truncated while it was read", f.Name())
 	}
 	return err
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/pandastack/pandastack/internal/os/disk"
 )
 
-// What is known to be the same without reading it changes how a comparison is made, not what comes of it.
+// Known shared runs change how files are compared, and not the result.
 func TestComparisonWithKnownRuns(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	const pages = 2*chunkPages + 100
@@ -33,7 +33,8 @@ func TestComparisonWithKnownRuns(t *testing.T) {
 		}
 		var runs []disk.Run
 		for page := range pages {
-			if from := int64(page * PageSize); kept[page] && random.IntN(10) > 0 { // nobody has to know all
+			// the runs need not cover all unchanged pages
+			if from := int64(page * PageSize); kept[page] && random.IntN(10) > 0 {
 				if n := len(runs) - 1; n >= 0 && runs[n].To == from {
 					runs[n].To += PageSize
 				} else {

@@ -9,27 +9,27 @@ import (
 	"time"
 )
 
-// Bounds of manifests. The largest machine there could be stays far below.
+// Bounds of manifests, far above those of the largest possible machine.
 const (
 	maxManifest = 64 << 20 // bytes, before compression
 	maxFile     = 1 << 46
 	maxName     = 255
 )
 
-// checkName refuses what would leave the directory that files are pulled into.
+// checkName rejects names that would leave the directory that files are pulled into.
 func checkName(name string) error {
 	if name == "" || len(name) > maxName || name[0] == '.' ||
 		strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") != "" {
-		return fmt.Errorf("file name %q", name)
+		return fmt.Errorf("invalid file name %q", name)
 	}
 	return nil
 }
 
-// pages is how many pages a file of so many bytes has.
+// pagesOf returns the number of pages of a file with that many bytes.
 func pagesOf(bytes int64) int64 { return (bytes + PageSize - 1) / PageSize }
 
-// encode writes the part of a manifest that is sealed. Numbers are varints, each the difference to what
-// it most likely is.
+// encode writes the part of a manifest that is sealed. Numbers are varints of the difference to their most
+// likely value.
 func (m *Manifest) encode() []byte {
 	b := binary.AppendVarint(nil, m.Created.UnixNano())
 	text := func(s string) {
@@ -70,7 +70,7 @@ func (m *Manifest) encode() []byte {
 	return b
 }
 
-// manifestDecoder takes a manifest apart. After the first error it gives zeros.
+// manifestDecoder decodes a manifest. After the first error it returns zeros.
 type manifestDecoder struct {
 	b   []byte
 	err error
@@ -86,25 +86,25 @@ func (r *manifestDecoder) fail(format string, args ...any) {
 func (r *manifestDecoder) number(low, high int64) int64 {
 	n, used := binary.Varint(r.b)
 	if used <= 0 {
-		r.fail("it ends early")
+		r.fail("manifest is truncated")
 		return 0
 	}
 	r.b = r.b[used:]
 	if n < low || n > high {
-		r.fail("%d is not from %d to %d", n, low, high)
+		r.fail("%d is not in the range from %d to %d", n, low, high)
 		return 0
 	}
 	return n
 }
 
-// count reads how many things follow that take at least size bytes each.
+// count reads the number of following items, each of which takes at least size bytes.
 func (r *manifestDecoder) count(size int) int {
 	return int(r.number(0, int64(len(r.b)/size)))
 }
 
 func (r *manifestDecoder) bytes(n int) []byte {
 	if n > len(r.b) {
-		r.fail("it ends early")
+		r.fail("manifest is truncated")
 		return make([]byte, n)
 	}
 	out := r.b[:n]
@@ -115,14 +115,14 @@ func (r *manifestDecoder) bytes(n int) []byte {
 func (r *manifestDecoder) text() string {
 	n, used := binary.Uvarint(r.b)
 	if used <= 0 || n > uint64(len(r.b)-used) {
-		r.fail("it ends early")
+		r.fail("manifest is truncated")
 		return ""
 	}
 	r.b = r.b[used:]
 	return string(r.bytes(int(n)))
 }
 
-// decode reads what encode wrote, and checks all that reading files relies on.
+// decode reads the output of encode and checks everything that readers of files rely on.
 func (m *Manifest) decode(b []byte) error {
 	r := &manifestDecoder{b: b}
 	m.Created = time.Unix(0, r.number(math.MinInt64, math.MaxInt64)).UTC()
@@ -142,13 +142,13 @@ func (m *Manifest) decode(b []byte) error {
 	for i := range m.Files {
 		f := r.file(m.Chunks)
 		if seen[f.Name] && r.err == nil {
-			r.fail("there are two files %q", f.Name)
+			r.fail("duplicate file %q", f.Name)
 		}
 		seen[f.Name] = true
 		m.Files[i] = f
 	}
 	if r.err == nil && len(r.b) != 0 {
-		return errors.New("there is something behind its end")
+		return errors.New("unexpected data after the manifest")
 	}
 	return r.err
 }
@@ -183,11 +183,11 @@ func (r *manifestDecoder) file(chunks []Chunk) File {
 		case r.err != nil:
 			return f
 		case e.Page+int64(e.Count) > pagesOf(f.Bytes):
-			r.fail("file %s has %d bytes and an extent behind them", f.Name, f.Bytes)
+			r.fail("file %s of %d bytes has an extent beyond its end", f.Name, f.Bytes)
 		case e.Chunk < 0 || e.Chunk >= len(chunks):
-			r.fail("file %s lies in chunk %d of %d", f.Name, e.Chunk, len(chunks))
+			r.fail("file %s refers to chunk %d of %d", f.Name, e.Chunk, len(chunks))
 		case e.At < 0 || e.At+e.Count > chunks[e.Chunk].Pages:
-			r.fail("file %s lies in pages %d to %d of %d", f.Name, e.At, e.At+e.Count, chunks[e.Chunk].Pages)
+			r.fail("file %s refers to pages %d to %d of %d", f.Name, e.At, e.At+e.Count, chunks[e.Chunk].Pages)
 		}
 		f.Extents[i], last = e, e
 	}

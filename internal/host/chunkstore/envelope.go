@@ -9,13 +9,13 @@ import (
 	"fmt"
 )
 
-// magic begins every manifest in the store. Behind it: version (1 byte), tag of the space, length of the
-// id (1 byte), the id, a nonce, the sealed content, and an HMAC of all that.
+// magic begins every manifest in the store. After it come the version (1 byte), the tenant's tag, the length
+// of the id (1 byte), the id, a nonce, the sealed content, and an HMAC of all that.
 const magic = "PSMF"
 
 const headBytes = len(magic) + 1 + tagBytes + 1
 
-// envelope writes a manifest as it lies in the store.
+// envelope encodes a manifest as it is stored.
 func (m *Manifest) envelope(c codec, r *tenantKeys) ([]byte, error) {
 	body := m.encode()
 	if len(body) > maxManifest {
@@ -38,18 +38,18 @@ func (m *Manifest) envelope(c codec, r *tenantKeys) ([]byte, error) {
 
 func (r *tenantKeys) signature(data []byte) []byte {
 	h := hmac.New(sha256.New, r.signKey)
-	_, _ = h.Write(data) // a hash takes everything
+	_, _ = h.Write(data) // a hash accepts any input
 	return h.Sum(nil)
 }
 
-// parse reads the manifest of an id, after it has verified it. It answers an error that is ErrWorkspace,
-// ErrVersion or ErrTampered and says more.
+// parse verifies and decodes the manifest of an id. Its errors wrap ErrWrongTenant, ErrVersion or
+// ErrTampered.
 func parse(c codec, r *tenantKeys, id ID, data []byte) (*Manifest, error) {
 	if len(data) < headBytes || string(data[:len(magic)]) != magic {
-		return nil, fmt.Errorf("%w: it does not begin as one", ErrTampered)
+		return nil, fmt.Errorf("%w: wrong magic number", ErrTampered)
 	}
 	if v := data[len(magic)]; v != Version {
-		return nil, fmt.Errorf("%w: format %d, not %d", ErrVersion, v, Version)
+		return nil, fmt.Errorf("%w: version %d, want %d", ErrVersion, v, Version)
 	}
 	if !bytes.Equal(data[len(magic)+1:headBytes-1], r.tag[:]) {
 		return nil, ErrWrongTenant
@@ -57,13 +57,13 @@ func parse(c codec, r *tenantKeys, id ID, data []byte) (*Manifest, error) {
 	end := len(data) - sha256.Size
 	head := headBytes + int(data[headBytes-1])
 	if end < head+nonceBytes+gcmTagBytes {
-		return nil, fmt.Errorf("%w: it is cut short", ErrTampered)
+		return nil, fmt.Errorf("%w: it is truncated", ErrTampered)
 	}
 	if !hmac.Equal(data[end:], r.signature(data[:end])) {
-		return nil, fmt.Errorf("%w: its signature does not fit", ErrTampered)
+		return nil, fmt.Errorf("%w: wrong signature", ErrTampered)
 	}
 	if got := ID(data[headBytes:head]); got != id {
-		return nil, fmt.Errorf("%w: it is the manifest of %q", ErrTampered, got)
+		return nil, fmt.Errorf("%w: it is the manifest %q", ErrTampered, got)
 	}
 	gcm, err := newAEAD(r.manifestSecret)
 	if err != nil {
@@ -71,7 +71,7 @@ func parse(c codec, r *tenantKeys, id ID, data []byte) (*Manifest, error) {
 	}
 	packed, err := gcm.Open(nil, data[head:head+nonceBytes], data[head+nonceBytes:end], data[:head])
 	if err != nil {
-		return nil, fmt.Errorf("%w: its content is not what was sealed", ErrTampered)
+		return nil, fmt.Errorf("%w: its content fails authentication", ErrTampered)
 	}
 	body, err := c.unpackAny(packed)
 	if err != nil {
@@ -84,14 +84,14 @@ func parse(c codec, r *tenantKeys, id ID, data []byte) (*Manifest, error) {
 	return m, nil
 }
 
-// unpackAny is unpack for content of any size within the bounds of manifests.
+// unpackAny is unpack for content of any size up to maxManifest.
 func (c codec) unpackAny(packed []byte) ([]byte, error) {
 	if len(packed) == 0 || packed[0] != zstdFrame {
 		return c.unpack(nil, packed, max(0, len(packed)-1))
 	}
 	body, err := c.dec.DecodeAll(packed[1:], nil)
 	if err != nil || len(body) > maxManifest {
-		return nil, errors.Join(errors.New("it cannot be decompressed"), err)
+		return nil, errors.Join(errors.New("decompress manifest"), err)
 	}
 	return body, nil
 }

@@ -6,10 +6,10 @@ import (
 	"slices"
 )
 
-// end is the page behind an extent.
+// end returns the page after an extent.
 func (e Extent) end() int64 { return e.Page + int64(e.Count) }
 
-// first is the index of the first extent that ends behind page.
+// first returns the index of the first extent that ends after page.
 func (f File) first(page int64) int {
 	i, _ := slices.BinarySearchFunc(f.Extents, page, func(e Extent, page int64) int {
 		return cmp.Compare(e.end(), page+1)
@@ -17,7 +17,7 @@ func (f File) first(page int64) int {
 	return i
 }
 
-// within gives the parts of extents that lie in pages from first on and before end.
+// within yields the parts of extents in the pages from first up to end.
 func (f File) within(first, end int64) iter.Seq[Extent] {
 	return func(yield func(Extent) bool) {
 		if first >= end {
@@ -40,7 +40,8 @@ func (f File) within(first, end int64) iter.Seq[Extent] {
 	}
 }
 
-// cut gives the part of an extent in pages from first on and before end, which lie in it; none when there are no pages.
+// cut returns the part of an extent in the pages from first up to end, which are inside it, or nothing if
+// there are no such pages.
 func (e Extent) cut(first, end int64) []Extent {
 	if first >= end {
 		return nil
@@ -48,8 +49,8 @@ func (e Extent) cut(first, end int64) []Extent {
 	return []Extent{{Page: first, Count: int(end - first), Chunk: e.Chunk, At: e.At + int(first-e.Page)}}
 }
 
-// shared gives the parts of an extent of a manifest's file that another manifest's file was has in the same place of
-// the same chunk: they are the same content.
+// shared yields the parts of an extent of m that the file was of another manifest has at the same position of
+// the same chunk: their content is equal.
 func shared(m *Manifest, e Extent, was File, of *Manifest) iter.Seq[Extent] {
 	return func(yield func(Extent) bool) {
 		name := m.Chunks[e.Chunk].Name

@@ -24,7 +24,7 @@ func flip(data []byte) []byte {
 	return out
 }
 
-// What a store may do to a read, once and for good, and what comes of it.
+// Faults of a store in a read, once and permanently, and the results.
 func TestReadsFromABadStore(t *testing.T) {
 	broken := errors.New("broken")
 	var damaged *chunkstore.DamagedError
@@ -63,7 +63,7 @@ func TestReadsFromABadStore(t *testing.T) {
 			if n := w.cache.Stats(); n.Bytes != 0 {
 				t.Errorf("the cache holds %d bytes of what was never right", n.Bytes)
 			}
-			// The same once in a while costs another request, unless asking again cannot help.
+			// The same fault once in a while costs another request, unless a retry cannot help.
 			asked := map[blobtest.Call]bool{} // guarded by the store's lock
 			w.objects.SetFaults(func(call blobtest.Call) blobtest.Fault {
 				call.N = 0
@@ -85,7 +85,7 @@ func TestReadsFromABadStore(t *testing.T) {
 	}
 }
 
-// One who waits for a slow store and goes away leaves the others their answer.
+// A caller that gives up on a slow store does not disturb the others.
 func TestCanceledReadDoesNotFailOthers(t *testing.T) {
 	w := newFixture(t, chunkstore.Config{})
 	data := blobtest.Content(1, 1<<20)
@@ -116,7 +116,8 @@ func TestCanceledReadDoesNotFailOthers(t *testing.T) {
 	}
 }
 
-// A push that fails at any request leaves no manifest, and the next one succeeds and finds what is there.
+// A push that fails at any request leaves no manifest, and the next one succeeds and reuses the stored
+// chunks.
 func TestPushThatFailsAtEveryRequest(t *testing.T) {
 	data := content(1, 9<<20)
 	in := chunkstore.Push{
@@ -171,7 +172,7 @@ func TestPushThatFailsAtEveryRequest(t *testing.T) {
 	}
 }
 
-// A store that is slow once, or whose answer is lost, costs another request.
+// A request that is slow once, or whose reply is lost, costs another request.
 func TestPushRetriesFailedRequests(t *testing.T) {
 	w := newFixture(t, quickRetries)
 	w.objects.SetFaults(func(c blobtest.Call) blobtest.Fault {
@@ -184,7 +185,7 @@ func TestPushRetriesFailedRequests(t *testing.T) {
 	w.wantFile(w.pushMemory("ws", "a", data), "memory", data)
 }
 
-// lostReplyStore stores and then says it failed.
+// lostReplyStore stores an object and then returns an error.
 type lostReplyStore struct {
 	blob.Store
 	left int
@@ -227,7 +228,7 @@ func TestParentDeletedDuringPush(t *testing.T) {
 	}
 	gone := func(rest func(string) bool) func(c blobtest.Call) blobtest.Fault {
 		return func(c blobtest.Call) blobtest.Fault {
-			if c.Op == "put" && strings.Contains(c.Key, "/c/") { // the difference: now it goes
+			if c.Op == "put" && strings.Contains(c.Key, "/c/") { // the difference: the parent is deleted now
 				for _, k := range blobtest.Keys(t, w.objects.Store, "w/") {
 					if rest(k) {
 						if err := w.objects.Store.Delete(t.Context(), k); err != nil {
@@ -272,7 +273,7 @@ func TestGC(t *testing.T) {
 		t.Fatal(err)
 	}
 	mem.Age(2 * time.Hour)
-	collect(0) // the fork needs all of it but its own pages, which lie in chunks that it needs, too
+	collect(0) // the fork needs all of it but its own pages, and those are in chunks that it needs
 	w.wantFile(m, "memory", fork)
 	if err := w.store.Delete(t.Context(), "ws", "fork"); err != nil {
 		t.Fatal(err)
@@ -289,7 +290,7 @@ func TestGC(t *testing.T) {
 	}
 }
 
-// What a killed push left goes after the grace, and not before.
+// The chunks of a killed push are removed after the grace period, and not before.
 func TestGCAfterKilledPush(t *testing.T) {
 	w := newFixture(t, chunkstore.Config{Grace: time.Hour, Attempts: 1})
 	mem, _ := w.objects.Store.(*blobtest.MemoryStore)
@@ -308,7 +309,7 @@ func TestGCAfterKilledPush(t *testing.T) {
 	if got, err := w.store.GC(t.Context()); err != nil || got.Chunks != 0 || got.Kept != 2 {
 		t.Errorf("collected %+v, %v; want 2 kept", got, err)
 	}
-	// Found again when they are half as old as what goes, chunks are stored anew, and so are young.
+	// Chunks found again at half of the grace period are stored again and so become young.
 	mem.Age(40 * time.Minute)
 	m, stats := w.push(in)
 	if stats.Reused != 0 {
@@ -357,7 +358,7 @@ func TestGCKeepsTenantsWithUnreadableManifests(t *testing.T) {
 	}
 }
 
-// A cache that is damaged, or takes nothing, costs requests and never gives anything wrong.
+// A cache that is damaged, or stores nothing, costs requests and never returns wrong content.
 func TestReadsThroughABadCache(t *testing.T) {
 	data := content(1, 5<<20)
 	for name, harm := range map[string]func(t *testing.T, dir string){
@@ -393,12 +394,12 @@ func TestReadsThroughABadCache(t *testing.T) {
 			w.cache = newCache(t, cache.Config{Dir: dir, Files: 1})
 			m := w.pushMemory("ws", "a", data)
 			w.wantFile(m, "memory", data)
-			if name != "bytes-changed" { // what is open was checked
+			if name != "bytes-changed" { // the frames of an open file are verified already
 				harm(t, dir)
 				w.wantFile(m, "memory", data)
 			}
 			if name == "file-instead" {
-				return // which the next start refuses
+				return // the next start rejects it
 			}
 			harmAgain := newCache(t, cache.Config{Dir: dir})
 			harm(t, dir)
@@ -419,7 +420,7 @@ func forEachFile(t *testing.T, dir string, do func(*os.File) error) {
 	for _, path := range list {
 		f, err := os.OpenFile(path, os.O_RDWR, 0)
 		if err != nil {
-			continue // harmed already
+			continue // damaged already
 		}
 		if err := errors.Join(do(f), f.Close()); err != nil {
 			t.Fatal(err)

@@ -12,7 +12,7 @@ import (
 	"github.com/pandastack/pandastack/internal/host/chunkstore/cache"
 )
 
-// fixture is a store with a fault to choose, and a host's vault and cache over it.
+// fixture is an object store with selectable faults, and a host's chunk store and cache on top.
 type fixture struct {
 	t       *testing.T
 	objects *blobtest.Faulty
@@ -21,7 +21,7 @@ type fixture struct {
 	cache   *cache.Cache
 }
 
-// quickRetries is patience that a test can afford.
+// quickRetries has delays that are short enough for a test.
 var quickRetries = chunkstore.Config{RetryDelay: time.Millisecond, ReadTimeout: 200 * time.Millisecond}
 
 func newFixture(t *testing.T, cfg chunkstore.Config) *fixture {
@@ -69,7 +69,7 @@ func newCache(t *testing.T, cfg cache.Config) *cache.Cache {
 	return c
 }
 
-// file writes a file and gives its path.
+// file writes a file and returns its path.
 func file(t *testing.T, data []byte) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "f")
@@ -79,7 +79,7 @@ func file(t *testing.T, data []byte) string {
 	return path
 }
 
-// content is n bytes that do not compress, of which about a quarter, in runs of some pages, are zero.
+// content returns n bytes that do not compress. About a quarter of them, in runs of some pages, are zero.
 func content(seed uint64, n int) []byte {
 	data := blobtest.Content(seed, n)
 	for page := 0; page*chunkstore.PageSize < n; page++ {
@@ -117,7 +117,7 @@ func (w *fixture) open(space chunkstore.Tenant, id chunkstore.ID) *chunkstore.Ma
 	return m
 }
 
-// wantFile reads a file in pieces and all at once, through a cache and by a pull.
+// wantFile compares a file with data: read in pieces and at once, through a cache and by a pull.
 func (w *fixture) wantFile(m *chunkstore.Manifest, name string, data []byte) {
 	w.t.Helper()
 	r := w.store.Reader(m, w.cache)

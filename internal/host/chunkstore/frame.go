@@ -15,21 +15,21 @@ const (
 	chunkFrames = ChunkSize / FrameSize
 
 	nonceBytes  = 12
-	gcmTagBytes = 16 // that the cipher adds
-	// overhead is what a frame takes beside its content, compressed or not.
+	gcmTagBytes = 16 // added by the cipher
+	// overhead is the size of a stored frame without its content.
 	overhead = nonceBytes + 1 + gcmTagBytes
-	// slack is what a decompressor may write behind the content if there is room, instead of looking at each copy how
-	// long it is (zstd's compressedBlockOverAlloc): a tenth of its time, measured with programs.
+	// slack is the room after the content that lets the decompressor skip its check of the length of each
+	// copy (zstd's compressedBlockOverAlloc): a tenth of its time, measured with programs.
 	slack = 16
 )
 
-// How the content of a frame is written.
+// Encodings of a frame's content.
 const (
 	plainFrame = 0
 	zstdFrame  = 1
 )
 
-// codec compresses. Both halves may be used by many goroutines at once.
+// codec compresses and decompresses. Its methods may be called concurrently.
 type codec struct {
 	enc  *zstd.Encoder
 	high *zstd.Encoder
@@ -39,12 +39,12 @@ type codec struct {
 func newCodec() (codec, error) {
 	enc, err1 := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderCRC(false))
 	dense, err2 := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedDefault), zstd.WithEncoderCRC(false))
-	// The bound holds for manifests, too; frames are held to their own size afterwards.
+	// The bound is that of manifests. The size of a frame is checked afterwards.
 	dec, err3 := zstd.NewReader(nil, zstd.WithDecoderMaxMemory(maxManifest), zstd.WithDecoderConcurrency(0))
 	return codec{enc, dense, dec}, errors.Join(err1, err2, err3)
 }
 
-// level is the codec whose pack makes content small rather than soon, or the other way round.
+// level returns the codec with high or fast compression.
 func (c codec) level(dense bool) codec {
 	if dense {
 		c.enc = c.high
@@ -57,7 +57,7 @@ func (c codec) close() {
 	c.dec.Close()
 }
 
-// pack gives the content of a frame: compressed if that saves anything.
+// pack encodes the content of a frame, compressed if that saves anything.
 func (c codec) pack(data []byte) []byte {
 	out := c.enc.EncodeAll(data, append(make([]byte, 0, len(data)+64), zstdFrame))
 	if len(out) <= len(data) {
@@ -66,11 +66,11 @@ func (c codec) pack(data []byte) []byte {
 	return append(append(out[:0], plainFrame), data...)
 }
 
-// unpack is the reverse: it appends the content of a frame of size bytes to out. It is fastest where out has room for
-// slack bytes more.
+// unpack appends the decoded content of a frame of size bytes to out. It is fastest if out has room for slack
+// bytes more.
 func (c codec) unpack(out, packed []byte, size int) ([]byte, error) {
 	if len(packed) == 0 {
-		return nil, errors.New("a frame is empty")
+		return nil, errors.New("frame is empty")
 	}
 	before := len(out)
 	switch data := packed[1:]; packed[0] {
@@ -79,28 +79,28 @@ func (c codec) unpack(out, packed []byte, size int) ([]byte, error) {
 	case zstdFrame:
 		var err error
 		if out, err = c.dec.DecodeAll(data, out); err != nil {
-			return nil, fmt.Errorf("a frame cannot be decompressed: %w", err)
+			return nil, fmt.Errorf("decompress frame: %w", err)
 		}
 	default:
-		return nil, fmt.Errorf("a frame is of the unknown kind %d", packed[0])
+		return nil, fmt.Errorf("frame has the unknown encoding %d", packed[0])
 	}
 	if len(out)-before != size {
-		return nil, fmt.Errorf("a frame has %d bytes, not %d", len(out)-before, size)
+		return nil, fmt.Errorf("frame has %d bytes, want %d", len(out)-before, size)
 	}
 	return out, nil
 }
 
-// frameBytes is the size of a frame before compression.
+// frameBytes returns the size of a frame before compression.
 func (c Chunk) frameBytes(i int) int {
 	return min(FrameSize, c.Pages*PageSize-i*FrameSize)
 }
 
-// pagesBytes is the size of some frames before compression.
+// pagesBytes returns the size of several frames before compression.
 func (c Chunk) pagesBytes(first, count int) int {
 	return min(count*FrameSize, c.Pages*PageSize-first*FrameSize)
 }
 
-// span is where frames lie in the stored object.
+// span returns the position of frames in the stored object.
 func (c Chunk) span(first, count int) (offset, length int64) {
 	for i, n := range c.Frames[:first+count] {
 		if i < first {
@@ -112,7 +112,7 @@ func (c Chunk) span(first, count int) (offset, length int64) {
 	return offset, length
 }
 
-// additionalData says what a frame is sealed as, so that none passes for another.
+// additionalData returns the data that a frame is authenticated with, so that no frame passes for another.
 func additionalData(n Name, frame, pages int) []byte {
 	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(n[:], uint32(frame)), uint32(pages))
 }
@@ -140,8 +140,8 @@ func seal(c codec, r *tenantKeys, pages []byte) (Chunk, []byte, error) {
 	return out, object, nil
 }
 
-// open gives the pages of frames from what the store gave for them, which is overwritten. They are in out if it has
-// room for them and slack.
+// open decrypts and decompresses frames. It overwrites stored. The pages are in out if that has room for them
+// and slack.
 func open(c codec, r *tenantKeys, ch Chunk, first, count int, stored, out []byte) ([]byte, error) {
 	gcm, err := r.aead(ch.Name)
 	if err != nil {
@@ -153,20 +153,20 @@ func open(c codec, r *tenantKeys, ch Chunk, first, count int, stored, out []byte
 	out = out[:0]
 	for i := first; i < first+count; i++ {
 		if len(stored) < ch.Frames[i] {
-			return nil, errors.New("a frame is cut short")
+			return nil, errors.New("frame is truncated")
 		}
 		nonce, sealed := stored[:nonceBytes], stored[nonceBytes:ch.Frames[i]]
 		stored = stored[ch.Frames[i]:]
 		packed, err := gcm.Open(sealed[:0], nonce, sealed, additionalData(ch.Name, i, ch.Pages))
 		if err != nil {
-			return nil, fmt.Errorf("frame %d of %d is not what was sealed", i, len(ch.Frames))
+			return nil, fmt.Errorf("frame %d of %d fails authentication", i, len(ch.Frames))
 		}
 		if out, err = c.unpack(out, packed, ch.frameBytes(i)); err != nil {
 			return nil, err
 		}
 	}
 	if len(stored) != 0 {
-		return nil, fmt.Errorf("there are %d bytes too many", len(stored))
+		return nil, fmt.Errorf("%d bytes too many", len(stored))
 	}
 	return out, nil
 }

@@ -30,7 +30,7 @@ func sample() *Manifest {
 		}}
 }
 
-// What is decoded is sound, and says the same when it is encoded again.
+// A decoded manifest is valid, and is equal after it is encoded and decoded again.
 func FuzzManifest(f *testing.F) {
 	f.Add(sample().encode())
 	f.Add((&Manifest{}).encode())
@@ -68,7 +68,8 @@ func FuzzEnvelope(f *testing.F) {
 	f.Add([]byte(magic))
 	f.Add(good[:headBytes+1])
 	f.Fuzz(func(t *testing.T, data []byte) {
-		// What was signed differs from process to process, and the fuzzer runs in several: so it is what it says that counts.
+		// Signed manifests differ between processes, and the fuzzer runs several, so the decoded content is
+		// compared.
 		if m, err := parse(c, r, "a", data); err == nil && !bytes.Equal(m.encode(), sample().encode()) {
 			t.Fatal("something that nobody signed was taken for a manifest")
 		}

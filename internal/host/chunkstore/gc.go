@@ -12,7 +12,7 @@ import (
 	"github.com/pandastack/pandastack/internal/host/blob"
 )
 
-// checkParent answers ErrNotFound for a manifest whose chunks a collection may have removed.
+// checkParent returns ErrNotFound if garbage collection may have removed chunks of a manifest.
 func (v *Store) checkParent(ctx context.Context, m *Manifest) error {
 	r := v.keys(m.Tenant).own
 	var err error
@@ -27,7 +27,8 @@ func (v *Store) checkParent(ctx context.Context, m *Manifest) error {
 	return err
 }
 
-// putManifest stores a manifest where none is. An attempt whose answer was lost counts.
+// putManifest stores a new manifest. It succeeds if an earlier attempt stored the manifest and its reply was
+// lost.
 func (v *Store) putManifest(ctx context.Context, key string, data []byte) error {
 	err := v.retry(ctx, func(ctx context.Context) error {
 		return v.objects.PutIfAbsent(ctx, key, bytes.NewReader(data), int64(len(data)))
@@ -40,9 +41,9 @@ func (v *Store) putManifest(ctx context.Context, key string, data []byte) error 
 	return err
 }
 
-// Delete removes a manifest; one that is not there is fine. Its chunks stay for the grace at least:
-// machines may read from them, and pushes may rely on them. Then Collect removes those that nobody else
-// needs.
+// Delete removes a manifest. It returns nil if the manifest does not exist. Its chunks stay for the grace
+// period at least: machines may read from them, and pushes may rely on them. Then GC removes the chunks that
+// no other manifest needs.
 func (v *Store) Delete(ctx context.Context, s Tenant, id ID) error {
 	if err := id.check(); err != nil {
 		return fmt.Errorf("delete manifest: %w", err)
@@ -64,42 +65,42 @@ func (v *Store) Delete(ctx context.Context, s Tenant, id ID) error {
 	return nil
 }
 
-// GCStats tells what a collection removed.
+// GCStats describes a garbage collection.
 type GCStats struct {
 	Chunks int
-	Bytes  int64 // of chunks
-	Kept   int   // chunks that stay
+	Bytes  int64 // of the removed chunks
+	Kept   int   // chunks that were kept
 }
 
-// GC removes chunks that no manifest has named for the grace, of all spaces. It may run on several
-// hosts at once, beside everything else. Where a manifest cannot be read nothing of its space and of
-// Common is removed, and the error says so.
+// GC removes chunks, of all tenants, that no manifest has named for the grace period. It may run on several
+// hosts concurrently with everything else. If a manifest cannot be read, GC removes nothing of its tenant and
+// of Common, and returns an error.
 //
-// It is safe because a chunk goes only when it is older than the grace at the begin of the collection and
-// no manifest of that time names it, while a push that relies on a chunk it found either finds it younger
-// than half of that, or stores it again, or has a parent that is kept for the grace, and itself takes less
-// than half of the grace.
+// It is safe because it removes only chunks that were older than the grace period when the collection began
+// and that no manifest of that time names. A push that relies on a chunk found in the store finds it younger
+// than half the grace period, or stores it again, or has a parent that is kept for the grace period; and the
+// push itself takes less than half of it.
 func (v *Store) GC(ctx context.Context) (GCStats, error) {
 	c := collector{v: v, cutoff: time.Now().Add(-v.cfg.Grace), needed: map[chunkRef]bool{}, unreadable: map[tag]bool{}}
 	err := v.objects.List(ctx, "w/", func(i blob.Info) error { c.classify(i); return nil })
 	if err != nil {
-		return GCStats{}, fmt.Errorf("collect chunks: %w", err)
+		return GCStats{}, fmt.Errorf("garbage collection of chunks: %w", err)
 	}
 	unread := c.mark(ctx)
 	done, err := c.sweep(ctx)
 	if err = errors.Join(unread, err); err != nil {
-		err = fmt.Errorf("collect chunks: %w", err)
+		err = fmt.Errorf("garbage collection of chunks: %w", err)
 	}
 	return done, err
 }
 
-// chunkRef is where a chunk lies.
+// chunkRef identifies a chunk of a tenant.
 type chunkRef struct {
 	tag  tag
 	name Name
 }
 
-// storedObject is one object in the store that a collection looks at.
+// storedObject is an object in the store.
 type storedObject struct {
 	blob.Info
 	tag  tag
@@ -113,10 +114,10 @@ type collector struct {
 	manifests  []storedObject
 	chunks     []storedObject
 	needed     map[chunkRef]bool
-	unreadable map[tag]bool // spaces of which not all is known
+	unreadable map[tag]bool // tenants with manifests that could not be read
 }
 
-// classify takes an object into account. What is not ours is left alone.
+// classify records an object. It ignores objects that are not ours.
 func (c *collector) classify(i blob.Info) {
 	parts := strings.SplitN(i.Key, "/", 4)
 	if len(parts) != 4 {
@@ -136,7 +137,7 @@ func (c *collector) classify(i blob.Info) {
 	}
 }
 
-// mark finds out what is needed.
+// mark determines the chunks that are needed.
 func (c *collector) mark(ctx context.Context) error {
 	common := c.v.ring.tag(Common)
 	var all error
@@ -168,7 +169,7 @@ func (c *collector) mark(ctx context.Context) error {
 	return all
 }
 
-// sweep removes what is not needed.
+// sweep removes the chunks that are not needed.
 func (c *collector) sweep(ctx context.Context) (GCStats, error) {
 	var done GCStats
 	for _, o := range c.chunks {
@@ -177,7 +178,7 @@ func (c *collector) sweep(ctx context.Context) (GCStats, error) {
 			done.Kept++
 			continue
 		}
-		// It may have been stored again since the list was made.
+		// It may have been stored again since the listing.
 		now, err := c.v.objects.Stat(ctx, o.Key)
 		if err == nil && now.Modified.Equal(o.Modified) {
 			err = c.v.objects.Delete(ctx, o.Key)
@@ -198,7 +199,7 @@ func (c *collector) sweep(ctx context.Context) (GCStats, error) {
 	return done, nil
 }
 
-// chunkRef tells which chunk an object is; false for one that is none.
+// chunkRef returns the chunk that an object is, or false if it is none.
 func (o storedObject) chunkRef() (chunkRef, bool) {
 	name, err := hex.DecodeString(strings.Replace(o.rest, "/", "", 1))
 	if err != nil || len(name) != len(Name{}) {

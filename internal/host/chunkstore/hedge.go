@@ -8,25 +8,27 @@ import (
 	"time"
 )
 
-// A read that takes longer than nearly all lately is made a second time, and whichever answers first counts.
+// A read that takes longer than nearly all recent ones is repeated, and the first response is used.
 const (
-	hedgeWindow     = 128                   // reads that are looked back at
-	hedgeMinSamples = 16                    // of them, before any read is made twice
-	hedgeMinDelay   = 10 * time.Millisecond // no read is late before that, or a quarter after nearly all have come
-	hedgeShare      = 0.05                  // of second reads among all
-	hedgeBurst      = 4                     // second reads that may have been saved up
+	hedgeWindow     = 128 // number of recent reads that are considered
+	hedgeMinSamples = 16  // reads before the first repetition
+	// a read is late only after that, and a quarter after the time of nearly all others
+	hedgeMinDelay = 10 * time.Millisecond
+	hedgeShare    = 0.05 // repetitions per read
+	hedgeBurst    = 4    // repetitions that may be saved up
 )
 
-// hedge knows how long reads took lately and how many may be made twice. All methods may be called at once.
+// hedge tracks the durations of recent reads and how many reads may be repeated. All methods may be called
+// concurrently.
 type hedge struct {
 	mu     sync.Mutex
-	took   []time.Duration // the last ones that were answered, a ring; guarded by mu
-	next   int             // place of the oldest in a full ring; guarded by mu
-	tokens float64         // second reads that may be made; guarded by mu
-	hedged int64           // second reads that were made; guarded by mu
+	took   []time.Duration // durations of the last reads, a ring; guarded by mu
+	next   int             // index of the oldest in a full ring; guarded by mu
+	tokens float64         // repetitions that are allowed now; guarded by mu
+	hedged int64           // repetitions so far; guarded by mu
 }
 
-// start notes a read, and tells after how long it is late; false: it never is.
+// start counts a read and returns the time after which it is late, or false if there is none.
 func (h *hedge) start() (late time.Duration, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -39,7 +41,7 @@ func (h *hedge) start() (late time.Duration, ok bool) {
 	return max(hedgeMinDelay, nearly+nearly/4), true
 }
 
-// observe notes how long a read took.
+// observe records the duration of a read.
 func (h *hedge) observe(took time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -51,7 +53,7 @@ func (h *hedge) observe(took time.Duration) {
 	h.next = (h.next + 1) % hedgeWindow
 }
 
-// allow tells whether a read may be made twice, and counts it.
+// allow reports whether a read may be repeated, and counts the repetition.
 func (h *hedge) allow() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -63,8 +65,8 @@ func (h *hedge) allow() bool {
 	return true
 }
 
-// read calls get, and once more when it is late. The answer that is not needed is cancelled and waited for.
-// An error counts when no other call is under way.
+// read calls get, and calls it again if it is late. It cancels the call that is not needed and waits for it.
+// An error counts only if no other call is running.
 func (h *hedge) read(ctx context.Context, get func(context.Context) ([]byte, error)) ([]byte, error) {
 	late, ok := h.start()
 	if !ok {
@@ -112,5 +114,5 @@ func (h *hedge) read(ctx context.Context, get func(context.Context) ([]byte, err
 	}
 }
 
-// errSuperseded ends a read whose answer came from another.
-var errSuperseded = errors.New("another read of the same was answered first")
+// errSuperseded cancels a read when its repetition, or the original, has finished.
+var errSuperseded = errors.New("another read of the same content finished first")

@@ -12,10 +12,10 @@ import (
 	"github.com/pandastack/pandastack/internal/host/chunkstore"
 )
 
-// noTimeout waits long for every read: a store that stands still is noticed by a second read alone.
+// noTimeout waits long for every read: only a second read notices that a store stalls.
 var noTimeout = chunkstore.Config{Attempts: 1, ReadTimeout: time.Hour}
 
-// seedHedge reads n frames, each with a request of its own, so that it is known how long a read takes.
+// seedHedge reads n frames, each with a request of its own, so that the usual duration is known.
 func seedHedge(t *testing.T, r *chunkstore.Reader, n int) {
 	t.Helper()
 	for i := range n {
@@ -25,7 +25,7 @@ func seedHedge(t *testing.T, r *chunkstore.Reader, n int) {
 	}
 }
 
-// hedged runs do over a store that answers a read after 20 ms, of which n were made.
+// hedged runs do over a store that replies to a read after 20 ms, after n such reads.
 func hedged(t *testing.T, n int, do func(t *testing.T, w *fixture, r *chunkstore.Reader, data []byte)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFixture(t, noTimeout)
@@ -42,7 +42,7 @@ func hedged(t *testing.T, n int, do func(t *testing.T, w *fixture, r *chunkstore
 	})
 }
 
-// One read of many that is not answered is made again, and the other is ended.
+// One read of many that gets no reply is repeated, and the original is canceled.
 func TestLateReadIsMadeTwice(t *testing.T) {
 	hedged(t, 60, func(t *testing.T, w *fixture, r *chunkstore.Reader, data []byte) {
 		w.objects.SetFaults(
@@ -65,7 +65,7 @@ func TestLateReadIsMadeTwice(t *testing.T) {
 	})
 }
 
-// Half of an answer is no answer, and a second read that fails says nothing of the first.
+// A reply that stalls halfway is repeated, and a repetition that fails does not fail the original.
 func TestStalledReadIsMadeTwice(t *testing.T) {
 	hedged(t, 60, func(t *testing.T, w *fixture, r *chunkstore.Reader, data []byte) {
 		w.objects.SetFaults(func(c blobtest.Call) blobtest.Fault {
@@ -81,7 +81,7 @@ func TestStalledReadIsMadeTwice(t *testing.T) {
 	})
 }
 
-// A store that stands still as a whole is not asked for everything twice.
+// If the whole store stalls, not every read is repeated.
 func TestSecondReadsAreFew(t *testing.T) {
 	hedged(t, 60, func(t *testing.T, w *fixture, r *chunkstore.Reader, _ []byte) {
 		var asked atomic.Int64
@@ -99,14 +99,14 @@ func TestSecondReadsAreFew(t *testing.T) {
 			})
 		}
 		all.Wait()
-		// 60 and 40 reads may save up five second ones, and no more than four at a time.
+		// 60 and 40 reads may save up five repetitions, and no more than four at a time.
 		if n := asked.Load(); n <= reads || n > reads+5 {
 			t.Errorf("%d requests for %d reads", n, reads)
 		}
 	})
 }
 
-// Before it is known how long a read takes none is made twice.
+// No read is repeated before the usual duration is known.
 func TestFirstReadsAreMadeOnce(t *testing.T) {
 	hedged(t, 3, func(t *testing.T, w *fixture, r *chunkstore.Reader, _ []byte) {
 		w.objects.SetFaults(func(blobtest.Call) blobtest.Fault { return blobtest.Fault{Hang: true} })

@@ -20,19 +20,19 @@ import (
 // keyBytes is the size of every key.
 const keyBytes = 32
 
-// Keyring holds the master key, which all others derive from. Hosts that share an object store share it.
-// Who has it can read and forge everything in the store; without it nothing can be read again.
+// Keyring holds the master key, from which all others derive. Hosts that share an object store share it. The
+// master key allows reading and forging everything in the store; without it nothing can be read again.
 type Keyring struct{ master []byte }
 
-// OpenKeyring reads the master key from a file of 64 hexadecimal digits, which it makes when there is
-// none. A file that others may read is refused.
+// OpenKeyring reads the master key from a file of 64 hexadecimal digits. It makes the file if it does not
+// exist, and rejects one that other users may read.
 func OpenKeyring(path string) (*Keyring, error) {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		fresh := make([]byte, keyBytes)
 		_, _ = rand.Read(fresh) // never fails: it ends the program instead
 		if err := durable.WriteFile(path, []byte(hex.EncodeToString(fresh)+"\n"), 0o600); err != nil {
-			return nil, fmt.Errorf("make the master key of the object store: %w", err)
+			return nil, fmt.Errorf("create master key of the object store: %w", err)
 		}
 		info, err = os.Lstat(path)
 	}
@@ -60,20 +60,21 @@ func OpenKeyring(path string) (*Keyring, error) {
 	return &Keyring{master}, nil
 }
 
-// NewKeyring makes a ring of a master key of 32 bytes.
+// NewKeyring makes a keyring of a master key of 32 bytes.
 func NewKeyring(master []byte) (*Keyring, error) {
 	if len(master) != keyBytes {
-		return nil, fmt.Errorf("master key of the object store: %d bytes, not %d", len(master), keyBytes)
+		return nil, fmt.Errorf("master key of the object store: it has %d bytes, want %d", len(master), keyBytes)
 	}
 	return &Keyring{master}, nil
 }
 
-// tagBytes is the size of what stands for a workspace in the store.
+// tagBytes is the size of a tenant's tag.
 const tagBytes = 16
 
-// tag stands for a workspace in the store: who does not have the master key cannot tell whose it is.
+// tag stands for a tenant in the store. Only the master key reveals which one it is.
 type tag [tagBytes]byte
 
+// String implements fmt.Stringer.
 func (t tag) String() string { return hex.EncodeToString(t[:]) }
 
 // derive is HKDF with SHA-256. It cannot fail for keys of this size.
@@ -85,16 +86,16 @@ func derive(secret []byte, purpose string) []byte {
 	return key
 }
 
-// tag of a space. No workspace is named "", so none has the tag of Common.
+// tag returns the tag of a tenant. No workspace is named "", so none has the tag of Common.
 func (k *Keyring) tag(s Tenant) tag {
 	return tag(derive(k.master, "tag of "+string(s))[:tagBytes])
 }
 
-// tenantKeys is the keys of one workspace, or of what is common to all.
+// tenantKeys are the keys of one tenant.
 type tenantKeys struct {
 	tag                       tag
 	nameKey, sealKey, signKey []byte
-	manifestSecret            []byte // of manifests
+	manifestSecret            []byte // encrypts manifests
 }
 
 func (k *Keyring) tenantKeys(t tag) tenantKeys {
@@ -108,7 +109,7 @@ func (k *Keyring) tenantKeys(t tag) tenantKeys {
 	}
 }
 
-// keys are what a manifest of one space needs: its own, and those of what is common. They are immutable.
+// keys are the keys for a tenant's manifests: its own, and those of Common. They are immutable.
 type keys struct {
 	own, common tenantKeys
 }
@@ -117,7 +118,7 @@ func (k *Keyring) keys(t tag) *keys {
 	return &keys{own: k.tenantKeys(t), common: k.tenantKeys(k.tag(Common))}
 }
 
-// of is the realm that a chunk lies in.
+// of returns the keys for a chunk.
 func (k *keys) of(common bool) *tenantKeys {
 	if common {
 		return &k.common
@@ -125,20 +126,20 @@ func (k *keys) of(common bool) *tenantKeys {
 	return &k.own
 }
 
-// name is a chunk's: of its content, and of the sizes its frames have in the store, so that one name
-// never stands for objects that are laid out differently.
+// name returns the name of a chunk. It depends on the content and on the stored sizes of the frames, so that
+// one name never stands for objects with different layouts.
 func (r *tenantKeys) name(pages []byte, frames []int) Name {
 	h := hmac.New(sha256.New, r.nameKey)
 	var sizes []byte
 	for _, n := range frames {
 		sizes = fmt.Appendf(sizes, "%d,", n)
 	}
-	_, _ = fmt.Fprintf(h, "%d %s\n", len(pages), sizes) // a hash takes everything
+	_, _ = fmt.Fprintf(h, "%d %s\n", len(pages), sizes) // a hash accepts any input
 	_, _ = h.Write(pages)
 	return Name(h.Sum(nil))
 }
 
-// aead is the cipher of one chunk.
+// aead returns the cipher of one chunk.
 func (r *tenantKeys) aead(n Name) (cipher.AEAD, error) {
 	return newAEAD(derive(r.sealKey, "chunk "+n.String()))
 }
@@ -159,12 +160,12 @@ func (r *tenantKeys) chunkKey(n Name) string {
 
 func (r *tenantKeys) manifestKey(id ID) string { return "w/" + r.tag.String() + "/m/" + string(id) }
 
-// deletedKey is where a manifest is kept for a while after it was deleted: see Collect.
+// deletedKey is the key of a manifest for some time after its deletion: see GC.
 func (r *tenantKeys) deletedKey(id ID) string { return "w/" + r.tag.String() + "/d/" + string(id) }
 
 func (id ID) check() error {
 	if id == "" || len(id) > 64 || strings.Trim(string(id), "abcdefghijklmnopqrstuvwxyz0123456789") != "" {
-		return fmt.Errorf("%q is not 1 to 64 lower-case letters and digits", string(id))
+		return fmt.Errorf("invalid id %q: want 1 to 64 lower-case letters and digits", string(id))
 	}
 	return nil
 }

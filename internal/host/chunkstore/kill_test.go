@@ -20,8 +20,8 @@ import (
 	"github.com/pandastack/pandastack/internal/host/chunkstore/cache"
 )
 
-// pushEnv makes the test binary push the file "memory" of the directory it names into the store beside it, a
-// chunk for each line that it reads. It says "chunk" when it is about to store one.
+// pushEnv names a directory. It makes the test binary push the directory's file "memory" into the store next
+// to it, a chunk for each line that it reads. It prints "chunk" before it stores one.
 const pushEnv = "PANDASTACK_TEST_PUSH"
 
 func TestMain(m *testing.M) {
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// reportingStore is a store that asks before it stores anything.
+// reportingStore reports before each object that it stores, and waits.
 type reportingStore struct {
 	blob.Store
 	next *bufio.Scanner
@@ -81,8 +81,8 @@ func pushFor(dir string) error {
 	return err
 }
 
-// A host that is killed at any point of a push leaves nothing that another host sees, and the next push finds what
-// it stored.
+// A host killed at any point of a push leaves nothing that another host sees, and the next push reuses the
+// stored chunks.
 func TestHostKilledDuringAPush(t *testing.T) {
 	data := content(1, 13<<20) // four chunks and a manifest
 	for stored := range 5 {
@@ -130,7 +130,7 @@ func TestHostKilledDuringAPush(t *testing.T) {
 	}
 }
 
-// killPush has another process push, and kills it when it is about to store the next thing after so many chunks.
+// killPush runs a push in another process, and kills it before it stores an object, after that many chunks.
 func killPush(t *testing.T, dir string, stored int) {
 	t.Helper()
 	self, err := os.Executable()
@@ -162,5 +162,5 @@ func killPush(t *testing.T, dir string, stored int) {
 	if err := cmd.Process.Kill(); err != nil {
 		t.Error(err)
 	}
-	_ = cmd.Wait() // it was killed, which is told as an error
+	_ = cmd.Wait() // the process was killed, which Wait reports as an error
 }

@@ -6,12 +6,13 @@ import (
 	"os"
 )
 
-// localChunk is the chunk of an extent, in a Reader alone, whose pages lie in a file of this host at the place that
-// they have in the file that is read.
+// localChunk is the chunk of an extent, in a Reader only, whose pages are in a file of this host, at the same
+// offset as in the file that is read.
 const localChunk = -1
 
-// WithLocalBase has the reader take what its files share with those of base from base's files, which stay as they are until
-// Close. Of those it asks neither the cache nor the store. It is called before the reader is used, once.
+// WithLocalBase makes the reader take content shared with base from the files of base. It uses neither the
+// cache nor the store for that content. The files must stay unchanged until Close. WithLocalBase is called
+// once, before the reader is used.
 func (r *Reader) WithLocalBase(base *Base) error {
 	for name, f := range r.files {
 		was, ok := base.Manifest.File(name)
@@ -20,7 +21,7 @@ func (r *Reader) WithLocalBase(base *Base) error {
 		}
 		if err := r.useLocalBase(f, was, base); err != nil {
 			return errors.Join(
-				fmt.Errorf("read %s with what is here of %s: %w", r.m.ID, base.Manifest.ID, err),
+				fmt.Errorf("read %s with local base %s: %w", r.m.ID, base.Manifest.ID, err),
 				r.Close(),
 			)
 		}
@@ -39,7 +40,7 @@ func (r *Reader) useLocalBase(f, was File, base *Base) error {
 		return err
 	}
 	if info.Size() != was.Bytes {
-		return fmt.Errorf("%s has %d bytes, and %d in its manifest", file.Name(), info.Size(), was.Bytes)
+		return fmt.Errorf("%s has %d bytes, want %d as in its manifest", file.Name(), info.Size(), was.Bytes)
 	}
 	var all []Extent
 	for _, e := range f.Extents {
@@ -47,7 +48,7 @@ func (r *Reader) useLocalBase(f, was File, base *Base) error {
 		for same := range shared(r.m, e, was, base.Manifest) {
 			same.Count = int(
 				min(same.end(), was.Bytes/PageSize) - same.Page,
-			) // what is beyond whole pages is not in the file
+			) // a partial last page is not taken from the file
 			if same.Count <= 0 {
 				break
 			}
@@ -80,7 +81,7 @@ func (r *Reader) LocalCopy(file string, off int64) (*os.File, int64) {
 	return r.local[file], min(end*PageSize, f.Bytes) - off
 }
 
-// Close lets go of what Near opened. A reader without that needs no end.
+// Close closes the files that WithLocalBase opened. Other readers need no Close.
 func (r *Reader) Close() error {
 	var all error
 	for _, f := range r.local {

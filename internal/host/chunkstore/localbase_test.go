@@ -10,7 +10,7 @@ import (
 	"github.com/pandastack/pandastack/internal/host/chunkstore"
 )
 
-// What a snapshot shares with one that is whole on this host is read from there; the store is asked for the rest alone.
+// Content shared with a local snapshot is read from its files, and only the rest from the store.
 func TestReadWithLocalBase(t *testing.T) {
 	w := newFixture(t, quickRetries)
 	before, after := parentAndChild()
@@ -73,7 +73,7 @@ func TestReadWithLocalBase(t *testing.T) {
 	}
 }
 
-// A file that is not what its manifest says, or is gone, is an error before anything is read.
+// A missing file, or one that does not match its manifest, is an error before anything is read.
 func TestUnsuitableLocalBaseIsRefused(t *testing.T) {
 	w := newFixture(t, quickRetries)
 	data := blobtest.Content(1, 1<<20)
@@ -102,8 +102,8 @@ func TestUnsuitableLocalBaseIsRefused(t *testing.T) {
 	}
 }
 
-// A file that a guest wrote lies on its disk and in its memory. It is sent once, whether its parts are stored as a whole
-// or packed, and all of it comes back.
+// Content that a guest wrote is on its disk and in its memory. It is sent once, whether its parts are stored
+// as whole chunks or packed, and reads back completely.
 func TestEqualPagesOfAPushAreSentOnce(t *testing.T) {
 	w := newFixture(t, quickRetries)
 	old := blobtest.Content(1, 12<<20)
@@ -112,7 +112,7 @@ func TestEqualPagesOfAPushAreSentOnce(t *testing.T) {
 			written := blobtest.Content(uint64(n), n)
 			memory, disk := bytes.Clone(old), bytes.Clone(old)
 			copy(disk[1<<20+4096:], written)
-			for page := 0; (page+1)*chunkstore.PageSize <= n; page++ { // where the guest's kernel had room
+			for page := 0; (page+1)*chunkstore.PageSize <= n; page++ { // where the guest's kernel found free memory
 				copy(
 					memory[(page^5)*chunkstore.PageSize:],
 					written[page*chunkstore.PageSize:(page+1)*chunkstore.PageSize],

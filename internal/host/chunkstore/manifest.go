@@ -9,30 +9,31 @@ import (
 	"time"
 )
 
-// Version is the format of manifests and chunks written by this program; others are refused.
+// Version is the format of manifests and chunks. Other versions are rejected.
 const Version = 1
 
-// ID names a manifest within its workspace: 1 to 64 lower-case letters and digits.
+// ID is the name of a tenant's manifest: 1 to 64 lower-case letters and digits.
 type ID string
 
-// Name is a chunk's: a keyed hash of its content. Who does not hold the workspace's key can neither
-// compute it nor learn from it.
+// Name is the name of a chunk: a keyed hash of its content. Without the tenant's key the name can neither be
+// computed nor reveals anything.
 type Name [32]byte
 
+// String implements fmt.Stringer.
 func (n Name) String() string { return hex.EncodeToString(n[:]) }
 
-// Manifest says what a set of files consists of. It is immutable.
+// Manifest describes a set of files and their chunks. It is immutable.
 type Manifest struct {
 	ID      ID
 	Tenant  Tenant
-	Parent  ID // it was pushed as a difference to; "": none. Reading needs nothing of the parent
+	Parent  ID // the manifest it was pushed as a difference to, or ""; readers do not need the parent
 	Created time.Time
-	Meta    json.RawMessage // of whoever owns the files; not understood here
-	Chunks  []Chunk         // all that the files lie in
+	Meta    json.RawMessage // the owner's description of the files; opaque here
+	Chunks  []Chunk         // all chunks of the files
 	Files   []File
 }
 
-// File answers the file of a name.
+// File returns the file with that name.
 func (m *Manifest) File(name string) (File, bool) {
 	i := slices.IndexFunc(m.Files, func(f File) bool { return f.Name == name })
 	if i < 0 {
@@ -41,7 +42,8 @@ func (m *Manifest) File(name string) (File, bool) {
 	return m.Files[i], true
 }
 
-// Stored is how many bytes all chunks of the manifest take in the store, those of its parents included.
+// Stored returns the size of all chunks of the manifest in the store, in bytes. Chunks that it shares with
+// its parents are included.
 func (m *Manifest) Stored() int64 {
 	n := int64(0)
 	for _, c := range m.Chunks {
@@ -50,22 +52,22 @@ func (m *Manifest) Stored() int64 {
 	return n
 }
 
-// Tenant is whose a manifest is: the name of a workspace, or Common.
+// Tenant is the owner of a manifest: the name of a workspace, or Common.
 type Tenant string
 
-// Common holds what every workspace may read, such as templates. A manifest of a workspace may use chunks
-// of it; the reverse cannot be.
+// Common owns content that every workspace may read, such as templates. A manifest of a workspace may use
+// chunks of Common, and not the other way round.
 const Common Tenant = ""
 
 // Chunk is one object. Its size before compression is Pages * PageSize.
 type Chunk struct {
 	Name   Name
-	Common bool // it lies in Common, and not in the manifest's own space
+	Common bool // it belongs to Common, not to the manifest's own tenant
 	Pages  int
 	Frames []int // stored bytes of each frame, in order
 }
 
-// Stored is the size of the object in bytes.
+// Stored returns the size of the object in bytes.
 func (c Chunk) Stored() int64 {
 	n := int64(0)
 	for _, f := range c.Frames {
@@ -74,43 +76,44 @@ func (c Chunk) Stored() int64 {
 	return n
 }
 
-// File is one file. Pages of no extent are zero; the last page may reach beyond Bytes.
+// File is one file. Pages outside all extents are zero; the last page may reach beyond Bytes.
 type File struct {
-	Name    string // no path
+	Name    string // without a directory
 	Bytes   int64
 	Mode    uint32   // permission bits
-	Extents []Extent // by Page, apart from each other
+	Extents []Extent // ordered by Page, without overlap
 }
 
-// Extent says where pages of a file lie.
+// Extent maps a run of a file's pages to a chunk.
 type Extent struct {
-	Page  int64 // first, of the file
-	Count int   // of pages
+	Page  int64 // first page, in the file
+	Count int   // number of pages
 	Chunk int   // index in Manifest.Chunks
 	At    int   // first page in the chunk
 }
 
-// PushStats tell what a push had to do.
+// PushStats describes a push.
 type PushStats struct {
-	DirtyBytes int64 // of pages that are not zero and not as in the parent
-	Chunks     int   // that hold them
-	Reused     int   // of these, how many were in the store already
-	Uploaded   int64 // bytes sent to the store, manifest included
+	DirtyBytes int64 // in pages that are neither zero nor as in the parent
+	Chunks     int   // chunks for those pages
+	Reused     int   // chunks that were in the store already
+	Uploaded   int64 // bytes sent to the store, including the manifest
 }
 
-// What this package answers, compared with errors.Is.
+// Errors of this package, to be compared with errors.Is.
 var (
 	ErrNotFound    = errors.New("no such manifest in the object store")
-	ErrExists      = errors.New("manifest exists already")
+	ErrExists      = errors.New("manifest already exists")
 	ErrWrongTenant = errors.New("manifest belongs to another workspace, or was made with another master key")
-	ErrVersion     = errors.New("manifest has a format that this program does not read")
+	ErrVersion     = errors.New("manifest has a format that this program cannot read")
 	ErrTampered    = errors.New("manifest was changed after it was signed")
 )
 
-// DamagedError says which object is not what was pushed. Nothing of it was used.
+// DamagedError names an object that is not what was pushed. None of its content was used.
 type DamagedError struct {
 	Object  string // key in the store, or path in the cache
 	Problem string
 }
 
+// Error implements error.
 func (e *DamagedError) Error() string { return fmt.Sprintf("%s is damaged: %s", e.Object, e.Problem) }

@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// parallel does something for each of all, some at once and in their order, until one of them fails or ctx ends. It
-// answers why not all was done.
+// parallel calls do for each of all, in order and some concurrently, until one call fails or ctx ends. It
+// returns an error if not all were done.
 func parallel[T any](ctx context.Context, atOnce int, all []T, do func(ctx context.Context, n int, of T) error) error {
 	g, within := errgroup.WithContext(ctx)
 	g.SetLimit(atOnce)
@@ -20,5 +20,5 @@ func parallel[T any](ctx context.Context, atOnce int, all []T, do func(ctx conte
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	return context.Cause(ctx) // those under way may have ended well all the same
+	return context.Cause(ctx) // running calls may have succeeded although ctx ended
 }

@@ -14,23 +14,24 @@ import (
 	"github.com/pandastack/pandastack/internal/os/disk"
 )
 
-// Base is a manifest whose files are at hand, to make others from.
+// Base is a manifest whose files are on this host, to derive others from.
 type Base struct {
 	Manifest *Manifest
-	Files    map[string]string // path by name; they are not changed
-	// Clone makes a file that shares its blocks with another, as cheap as that is here.
+	Files    map[string]string // path by name; the files are not changed
+	// Clone makes a file that shares its blocks with another.
 	Clone func(from, to string) error
 }
 
-// PullStats tells what a pull had to do.
+// PullStats describes a pull.
 type PullStats struct {
 	Bytes   int64 // written, of pages that are not zero
 	Fetched int64 // read from the store, compressed
 }
 
-// Pull writes all files, or those that wanted tells of unless it is nil, into dir, an existing directory that has none of them; the caller makes
-// them durable. What is zero takes no space. With base, files begin as clones of its files, and only what differs is fetched and
-// written. It takes what the cache has, and adds nothing to it. After an error the files are gone.
+// Pull writes the files of the manifest into dir. If wanted is not nil, Pull writes only the files for which
+// it returns true. dir exists and has none of the files. The caller makes them durable. Pages of zeros take
+// no space. With a base, files start as clones of its files, and only the difference is downloaded and
+// written. Pull reads from the cache and adds nothing to it. After an error the files are removed.
 func (r *Reader) Pull(
 	ctx context.Context,
 	dir string,
@@ -61,7 +62,7 @@ func (r *Reader) Pull(
 	return done, nil
 }
 
-// target is where pages of a chunk go.
+// target is a place that pages of a chunk are written to.
 type target struct {
 	file int
 	Extent
@@ -71,10 +72,10 @@ type puller struct {
 	r        *Reader
 	files    []*os.File
 	targets  map[int][]target // by chunk
-	perChunk []PullStats      // by worker's task
+	perChunk []PullStats      // statistics of each chunk
 }
 
-// close closes the files, and removes them if asked to.
+// close closes the files, and removes them if remove is set.
 func (p *puller) close(remove bool) (err error) {
 	for _, f := range p.files {
 		if f == nil {
@@ -88,7 +89,7 @@ func (p *puller) close(remove bool) (err error) {
 	return err
 }
 
-// createFile makes a file and notes what is to be written into it.
+// createFile makes a file and records what must be written into it.
 func (p *puller) createFile(i int, f File, path string, base *Base) (err error) {
 	var was File
 	if base != nil && base.Files[f.Name] != "" {
@@ -96,7 +97,7 @@ func (p *puller) createFile(i int, f File, path string, base *Base) (err error) 
 	}
 	if was.Name != "" {
 		if err := base.Clone(base.Files[f.Name], path); err != nil {
-			return fmt.Errorf("begin with a clone: %w", err)
+			return fmt.Errorf("clone local base: %w", err)
 		}
 	}
 	flags := os.O_RDWR
@@ -124,7 +125,7 @@ func (p *puller) createFile(i int, f File, path string, base *Base) (err error) 
 	return punch(file, was, next, pagesOf(f.Bytes))
 }
 
-// punch makes pages zero that are not in a file that begins as a clone of was.
+// punch clears pages of a file that started as a clone of was.
 func punch(file *os.File, was File, from, to int64) error {
 	for e := range was.within(from, to) {
 		err := unix.Fallocate(
@@ -134,13 +135,13 @@ func punch(file *os.File, was File, from, to int64) error {
 			int64(e.Count)*PageSize,
 		)
 		if err != nil {
-			return fmt.Errorf("make a hole in %s: %w", file.Name(), err)
+			return fmt.Errorf("punch hole in %s: %w", file.Name(), err)
 		}
 	}
 	return nil
 }
 
-// differ gives what of an extent is not in the file it begins as a clone of.
+// differ returns the parts of an extent that the clone does not have.
 func (p *puller) differ(e Extent, was File, base *Base) []Extent {
 	if was.Name == "" {
 		return []Extent{e}
@@ -154,7 +155,7 @@ func (p *puller) differ(e Extent, was File, base *Base) []Extent {
 	return append(all, e.cut(next, e.end())...)
 }
 
-// fill writes what is to be written, chunk by chunk.
+// fill writes the recorded content, chunk by chunk.
 func (p *puller) fill(ctx context.Context) error {
 	chunks := make([]int, 0, len(p.targets))
 	for i := range p.targets {
@@ -168,7 +169,7 @@ func (p *puller) fill(ctx context.Context) error {
 	})
 }
 
-// chunk writes the pages of one chunk. Frames that the cache lacks are fetched, neighbours at once.
+// chunk writes the pages of one chunk. It fetches runs of frames that are not in the cache.
 func (p *puller) chunk(ctx context.Context, index int) (done PullStats, err error) {
 	c := p.r.m.Chunks[index]
 	homes := p.targets[index]
@@ -210,7 +211,7 @@ func (p *puller) write(h target, data []byte) error {
 	off, size := h.Page*PageSize, p.r.m.Files[h.file].Bytes
 	_, err := p.files[h.file].WriteAt(data[:min(int64(len(data)), size-off)], off)
 	if disk.IsNoSpace(err) {
-		return fmt.Errorf("no disk space to pull into: %w", err)
+		return fmt.Errorf("disk is full: %w", err)
 	}
 	return err
 }

@@ -15,28 +15,31 @@ import (
 	"github.com/pandastack/pandastack/internal/os/disk"
 )
 
-// Push is what to put into the store.
+// Push are the parameters of Store.Push.
 type Push struct {
 	Tenant Tenant
 	ID     ID
-	Meta   json.RawMessage // kept in the manifest, encrypted
+	Meta   json.RawMessage // stored in the manifest, encrypted
 	Files  []LocalFile
-	// Parent is a manifest whose content is at hand in ParentFiles, by name: only what differs is stored.
-	// It is of the same space or of Common. The caller vouches that the files are what was pushed.
+	// Parent is a manifest whose files are in ParentFiles, by name: only the difference is stored. It belongs
+	// to the same tenant or to Common. The caller guarantees that the files are unchanged since they were
+	// pushed.
 	Parent      *Manifest
 	ParentFiles map[string]string
-	// HighCompression is for what is read soon and often: twice the time goes into packing it, and programs take 6 % less.
+	// HighCompression is for content that is read soon and often. It doubles the time of compression and
+	// makes programs 6 % smaller.
 	HighCompression bool
 }
 
 // LocalFile is a file to push. It must not change meanwhile.
 type LocalFile struct{ Name, Path string }
 
-// Push stores files and answers their manifest. Nothing of a push is to be seen before it is whole: the
-// manifest is stored last. After an error, or a kill, chunks may be left that no manifest names; the next
-// push of the same files finds them, or Collect removes them.
+// Push stores files and returns their manifest. The push is invisible until it is complete: the manifest is
+// stored last. An error or a kill may leave chunks that no manifest names; the next push of the same files
+// reuses them, or GC removes them.
 //
-// ErrExists: there is a manifest of this id. ErrNotFound: the parent was deleted meanwhile, push without.
+// Push returns ErrExists if the id exists, and ErrNotFound if the parent was deleted meanwhile: then push
+// again without a parent.
 func (v *Store) Push(ctx context.Context, in Push) (_ *Manifest, stats PushStats, err error) {
 	began := time.Now()
 	p := &pusher{
@@ -80,7 +83,7 @@ func (v *Store) Push(ctx context.Context, in Push) (_ *Manifest, stats PushStats
 	return p.m, p.stats, nil
 }
 
-// pusher is one push under way. One goroutine goes through the files; uploads have their own.
+// pusher is one running push. One goroutine reads the files; uploads have their own.
 type pusher struct {
 	v    *Store
 	in   Push
@@ -90,41 +93,41 @@ type pusher struct {
 	up    *errgroup.Group
 	upCtx context.Context
 
-	inherited map[Name]int // index in m.Chunks of those taken over from the parent
+	inherited map[Name]int // index in m.Chunks of the chunks taken over from the parent
 
-	pack *openChunk               // of pages that have no chunk yet
+	pack *openChunk               // collects pages that have no chunk yet
 	seen map[pageSum]pageLocation // pages that this push stores
 
 	mu    sync.Mutex
 	stats PushStats     // guarded by mu
-	sent  map[Name]bool // chunks that this push looks after; guarded by mu
+	sent  map[Name]bool // chunks that this push stores; guarded by mu
 }
 
-// openChunk is pages that become a chunk.
+// openChunk collects pages that become a chunk.
 type openChunk struct {
 	pages   []byte
-	extents []extentRef // where they belong
-	index   int         // in m.Chunks, when it is stored; until then -1
+	extents []extentRef // the extents that refer to it
+	index   int         // in m.Chunks when it is stored; -1 before
 }
 
 func newOpenChunk(pages int) *openChunk {
 	return &openChunk{pages: make([]byte, 0, pages*PageSize), index: -1}
 }
 
-// extentRef is where a run of pages of a pack belongs: an extent of a file whose chunk is not known yet.
+// extentRef is an extent of a file whose chunk is not known yet.
 type extentRef struct{ file, extent int }
 
-// pageLocation is where a page is stored.
+// pageLocation is the place where a page is stored.
 type pageLocation struct {
 	pack *openChunk
-	at   int // page of it
+	at   int // index of the page in pack
 }
 
-// maxSeen bounds how many pages are remembered: a file that was written lies on the disk and in the guest's memory, and
-// is stored once.
+// maxSeen bounds the number of remembered pages. They serve content that is both on the disk and in the
+// guest's memory, to store it once.
 const maxSeen = 1 << 18
 
-// check refuses what cannot be pushed before anything is stored.
+// check rejects an impossible push before anything is stored.
 func (p *pusher) check(ctx context.Context) error {
 	if err := p.in.ID.check(); err != nil {
 		return err
@@ -160,7 +163,7 @@ func (p *pusher) check(ctx context.Context) error {
 	return g.Wait()
 }
 
-// finish stores the manifest, when all it names is in the store for sure.
+// finish stores the manifest after making sure that everything it names is in the store.
 func (p *pusher) finish(ctx context.Context, began time.Time) error {
 	if parent := p.in.Parent; parent != nil {
 		if err := p.v.checkParent(ctx, parent); err != nil {
@@ -169,7 +172,7 @@ func (p *pusher) finish(ctx context.Context, began time.Time) error {
 	}
 	if took := time.Since(began); took > p.v.cfg.Grace/2 {
 		return fmt.Errorf(
-			"it took %v, and after %v a collection may have removed what it relies on",
+			"it took %v, and after %v garbage collection may have removed chunks that it uses; push again",
 			took,
 			p.v.cfg.Grace/2,
 		)
@@ -188,7 +191,7 @@ func (p *pusher) finish(ctx context.Context, began time.Time) error {
 	return nil
 }
 
-// addFile maps one file, and stores those of its pages that the store lacks.
+// addFile maps one file, and stores its pages that the store lacks.
 func (p *pusher) addFile(ctx context.Context, l LocalFile) (err error) {
 	f, err := os.Open(l.Path)
 	if err != nil {
@@ -200,14 +203,14 @@ func (p *pusher) addFile(ctx context.Context, l LocalFile) (err error) {
 		return err
 	}
 	if !info.Mode().IsRegular() || info.Size() > maxFile {
-		return fmt.Errorf("%s is not a file that can be pushed", l.Path)
+		return fmt.Errorf("%s is too large, or not a regular file", l.Path)
 	}
 	c := &fileDiff{file: f, size: info.Size()}
 	var old File
 	if p.in.Parent != nil {
 		if was, ok := p.in.Parent.File(l.Name); ok && p.in.ParentFiles[l.Name] != "" {
 			if c.parent, err = os.Open(p.in.ParentFiles[l.Name]); err != nil {
-				return fmt.Errorf("file of the parent: %w", err)
+				return fmt.Errorf("open file of the parent: %w", err)
 			}
 			defer c.parent.Close()
 			old = was
@@ -268,7 +271,8 @@ func (p *pusher) addPart(index int, old File, part part) error {
 	return nil
 }
 
-// mostlyStored tells whether enough of a part's changed pages is stored already so that it is not stored as a whole.
+// mostlyStored reports whether so many changed pages of a part are stored already that the part gets no chunk
+// of its own.
 func (p *pusher) mostlyStored(part part) bool {
 	n := 0
 	for i, k := range part.kinds {
@@ -281,7 +285,7 @@ func (p *pusher) mostlyStored(part part) bool {
 	return n*8 >= part.dirty
 }
 
-// addChanged maps changed pages to where this push has stored the same, or puts them into a pack.
+// addChanged maps changed pages to equal pages of this push, or adds them to an open chunk.
 func (p *pusher) addChanged(index int, part part, page, count int, into *openChunk) {
 	for end := page + count; page < end; {
 		first, known := p.seen[part.sums[page]]
@@ -305,14 +309,14 @@ func (p *pusher) addChanged(index int, part part, page, count int, into *openChu
 	}
 }
 
-// addPages puts pages of a file, from one on, into a pack.
+// addPages adds pages of a file, starting at page, to an open chunk.
 func (p *pusher) addPages(index int, page int64, into *openChunk, pages []byte) {
 	e := Extent{Page: page, Count: len(pages) / PageSize, At: len(into.pages) / PageSize}
 	into.pages = append(into.pages, pages...)
 	p.addExtent(index, e, into)
 }
 
-// addExtent gives a file an extent in a pack.
+// addExtent adds an extent in an open chunk to a file.
 func (p *pusher) addExtent(index int, e Extent, in *openChunk) {
 	f := &p.m.Files[index]
 	e.Chunk = in.index
@@ -322,7 +326,7 @@ func (p *pusher) addExtent(index int, e Extent, in *openChunk) {
 	}
 }
 
-// inherit maps pages to where the parent has them.
+// inherit maps pages to the chunks of the parent.
 func (p *pusher) inherit(f *File, old File, page int64, count int) {
 	for e := range old.within(page, page+int64(count)) {
 		c := p.in.Parent.Chunks[e.Chunk]
@@ -337,7 +341,7 @@ func (p *pusher) inherit(f *File, old File, page int64, count int) {
 	}
 }
 
-// addChunk puts a chunk into the manifest and gives its index. Uploads write to earlier ones meanwhile.
+// addChunk adds a chunk to the manifest and returns its index. Meanwhile uploads set earlier ones.
 func (p *pusher) addChunk(c Chunk) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -345,14 +349,14 @@ func (p *pusher) addChunk(c Chunk) int {
 	return len(p.m.Chunks) - 1
 }
 
-// flush gives the packed pages a chunk.
+// flush stores the open chunk and starts another.
 func (p *pusher) flush() error {
 	full := p.pack
 	p.pack = newOpenChunk(chunkPages)
 	return p.store(full)
 }
 
-// store begins to seal and upload a pack as a chunk, and notes where its pages belong.
+// store seals an open chunk and uploads it in the background, and completes the extents of its pages.
 func (p *pusher) store(full *openChunk) error {
 	if len(full.pages) == 0 {
 		return nil
@@ -385,8 +389,8 @@ func (p *pusher) store(full *openChunk) error {
 	return nil
 }
 
-// upload stores a chunk unless the store has it. One that is so old that a collection may be about to
-// remove it is stored again, which makes it young.
+// upload stores a chunk unless it is in the store. It stores a chunk again if that is so old that garbage
+// collection may be about to remove it, which makes the chunk young.
 func (p *pusher) upload(c Chunk, object []byte) error {
 	key := p.keys.own.chunkKey(c.Name)
 	info, err := p.v.objects.Stat(p.upCtx, key)

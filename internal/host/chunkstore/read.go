@@ -14,19 +14,19 @@ import (
 	"github.com/pandastack/pandastack/internal/host/chunkstore/cache"
 )
 
-// Reader is the Source of one manifest.
+// Reader reads the files of one manifest. It is a Source.
 type Reader struct {
 	v     *Store
 	m     *Manifest
 	keys  *keys
 	cache *cache.Cache
 	files map[string]File
-	local map[string]*os.File // what Near opened, by name
+	local map[string]*os.File // opened by WithLocalBase, by name
 }
 
 var _ Source = (*Reader)(nil)
 
-// Reader reads the files of a manifest that Open or Push gave, through the host's cache.
+// Reader returns a reader of a manifest, from Open or Push, that uses the host's cache.
 func (v *Store) Reader(m *Manifest, c *cache.Cache) *Reader {
 	r := &Reader{v: v, m: m, keys: v.keys(m.Tenant), cache: c, files: map[string]File{}, local: map[string]*os.File{}}
 	for _, f := range m.Files {
@@ -35,7 +35,7 @@ func (v *Store) Reader(m *Manifest, c *cache.Cache) *Reader {
 	return r
 }
 
-// Manifest is what the reader reads.
+// Manifest returns the manifest of the reader's files.
 func (r *Reader) Manifest() *Manifest { return r.m }
 
 // Size implements Source.
@@ -67,7 +67,7 @@ func (r *Reader) RunAt(file string, off int64) (length int64, zero bool) {
 	return min(end*PageSize, f.Bytes) - off, zero
 }
 
-// object is how the cache knows a chunk. Names of two spaces never meet: they are keyed hashes.
+// object returns the cache's identity of a chunk. Names of two tenants never collide: they are keyed hashes.
 func object(c Chunk) cache.Object {
 	return cache.Object{ID: c.Name.String(), Bytes: c.Pages * PageSize}
 }
@@ -76,7 +76,7 @@ func object(c Chunk) cache.Object {
 func (r *Reader) ReadAt(ctx context.Context, file string, p []byte, off int64) error {
 	f, ok := r.files[file]
 	if !ok || off < 0 || off+int64(len(p)) > f.Bytes {
-		return fmt.Errorf("read %d bytes of %s from %d: it has %d", len(p), file, off, f.Bytes)
+		return fmt.Errorf("read %d bytes of %s at %d: beyond its end at %d", len(p), file, off, f.Bytes)
 	}
 	if len(p) == 0 {
 		return nil
@@ -85,7 +85,7 @@ func (r *Reader) ReadAt(ctx context.Context, file string, p []byte, off int64) e
 	for _, x := range r.pieces(f, p, off) {
 		if x.chunk == localChunk {
 			if _, err := r.local[file].ReadAt(x.into, int64(x.at)); err != nil {
-				return fmt.Errorf("read what %s has of this host: %w", file, err)
+				return fmt.Errorf("read local copy of %s: %w", file, err)
 			}
 			continue
 		}
@@ -104,14 +104,14 @@ func (r *Reader) ReadAt(ctx context.Context, file string, p []byte, off int64) e
 	return g.Wait()
 }
 
-// piece is a part of what was asked for that lies in one place.
+// piece is a part of a request whose content is in one place.
 type piece struct {
-	chunk, at int // where: in bytes of the chunk, or of the file that is here
+	chunk, at int // in bytes of the chunk, or of the local file
 	into      []byte
 }
 
-// pieces finds what to read, and fills the rest with zeros. Runs that are neighbours in the file and in
-// the chunk are one.
+// pieces finds the content to read and fills the rest with zeros. It joins runs that are adjacent in the file
+// and in the chunk.
 func (r *Reader) pieces(f File, p []byte, off int64) []piece {
 	var all []piece
 	end, done := off+int64(len(p)), off
@@ -140,7 +140,7 @@ func (r *Reader) fill(ctx context.Context, index int, pieces []cache.Piece) erro
 	return r.cache.Fill(ctx, object(c), pieces, r.fetcher(c))
 }
 
-// fetcher fetches frames of a chunk.
+// fetcher returns the function that fetches frames of a chunk.
 func (r *Reader) fetcher(c Chunk) cache.Fetch {
 	return func(ctx context.Context, first, count int) ([]byte, error) {
 		return r.v.fetch(ctx, r.keys.of(c.Common), c, first, count, nil)
@@ -148,9 +148,10 @@ func (r *Reader) fetcher(c Chunk) cache.Fetch {
 }
 
 // errReadTimeout is the cause of an attempt that took too long.
-var errReadTimeout = fmt.Errorf("%w: a part of a chunk took too long", blob.ErrTimeout)
+var errReadTimeout = fmt.Errorf("%w: the request for a part of a chunk took too long", blob.ErrTimeout)
 
-// fetch reads frames from the store and verifies them. Their pages are in out if it has room for them and slack.
+// fetch reads frames from the store and verifies them. Their pages are in out if it has room for them and
+// slack.
 func (v *Store) fetch(
 	ctx context.Context,
 	r *tenantKeys,
@@ -177,7 +178,7 @@ func (v *Store) fetch(
 		return nil
 	})
 	if errors.Is(err, blob.ErrNotFound) {
-		err = errors.Join(&DamagedError{key, "the store has it no more"}, err)
+		err = errors.Join(&DamagedError{key, "object is missing from the store"}, err)
 	}
 	return pages, err
 }
@@ -197,11 +198,11 @@ func (r *Reader) Prefetch(ctx context.Context, ranges []Range) error {
 	})
 }
 
-// prefetchFrames bounds one request of a prefetch: 1 MiB before compression, so that several are under
-// way also for one chunk.
+// prefetchFrames bounds one request of a prefetch to 1 MiB before compression, so that one chunk takes
+// several concurrent requests.
 const prefetchFrames = 8
 
-// framesOf lists the frames behind ranges, each once, in the order of their first use, neighbours joined.
+// framesOf lists the frames of ranges, each once, in the order of their first use, and joins adjacent ones.
 func (r *Reader) framesOf(ranges []Range) ([]frameRun, error) {
 	type place struct{ chunk, frame int }
 	seen := map[place]bool{}
@@ -209,7 +210,7 @@ func (r *Reader) framesOf(ranges []Range) ([]frameRun, error) {
 	for _, x := range ranges {
 		f, ok := r.files[x.File]
 		if !ok || x.Offset < 0 || x.Length < 0 || x.Offset > f.Bytes-x.Length {
-			return nil, fmt.Errorf("prefetch %d bytes of %s from %d: it has %d", x.Length, x.File, x.Offset, f.Bytes)
+			return nil, fmt.Errorf("prefetch %d bytes of %s at %d: beyond its end at %d", x.Length, x.File, x.Offset, f.Bytes)
 		}
 		for e := range f.within(x.Offset/PageSize, pagesOf(x.Offset+x.Length)) {
 			if e.Chunk == localChunk {

@@ -5,17 +5,18 @@ import (
 	"fmt"
 )
 
-// backgroundShare is one over the part of the requests under way that Each has while others read. Measured where monitors are
-// restored from the store over 1 Gbit/s with 5 ms of latency: with an eighth the line is idle between what the others ask
-// for, and with more than a quarter they wait.
+// backgroundShare is one over the part of the concurrent requests that Scan has while others read. It was
+// measured with monitors restored from the store over 1 Gbit/s with 5 ms of latency: with an eighth the link
+// is idle between the requests of the others, and with more than a quarter they wait.
 const backgroundShare = 4
 
-// Scan gives put all of a file's content that is not zero, as it comes: the begin of the file first, as far as the
-// store answers in order. Put is called by several goroutines at once, and tells whether it keeps data, which is used
-// for other content otherwise; pages that are equal come once for each place. Nothing of it goes into the host's cache.
-// After an error, which may be put's, some of it was given.
+// Scan passes all content of a file that is not zero to put.
 //
-// Until alone is closed somebody else reads what is needed sooner, and has most of the line; nil: nobody does.
+// The order is that of the file as far as the store responds in order. Scan calls put concurrently. put reports
+// whether it keeps data, which is otherwise reused. Equal pages are passed once for each position. Scan does not
+// use the host's cache. After an error, which may be put's, part of the content was passed.
+//
+// Until alone is closed, other readers have priority and most of the bandwidth. If alone is nil, there are none.
 func (r *Reader) Scan(
 	ctx context.Context,
 	file string,
@@ -24,7 +25,7 @@ func (r *Reader) Scan(
 ) error {
 	f, ok := r.files[file]
 	if !ok {
-		return fmt.Errorf("read %s: there is no such file in %s", file, r.m.ID)
+		return fmt.Errorf("scan %s: no such file in %s", file, r.m.ID)
 	}
 	all, err := r.framesOf([]Range{{File: file, Length: f.Bytes}})
 	if err != nil {
@@ -33,7 +34,7 @@ func (r *Reader) Scan(
 	homes := map[int][]Extent{} // by chunk
 	for _, e := range f.Extents {
 		if e.Chunk == localChunk {
-			return fmt.Errorf("read %s: parts of it are on this host", file)
+			return fmt.Errorf("scan %s: the reader has a local base", file)
 		}
 		homes[e.Chunk] = append(homes[e.Chunk], e)
 	}
@@ -69,7 +70,8 @@ func (r *Reader) Scan(
 	})
 }
 
-// throttle waits until one of few requests may be made, or until there is nobody to leave room to. Done ends the request.
+// throttle waits for one of the few request slots, or until alone is closed. The caller calls done after the
+// request.
 func throttle(ctx context.Context, few chan struct{}, alone <-chan struct{}) (done func()) {
 	none := func() {}
 	if alone == nil {

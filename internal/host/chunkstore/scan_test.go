@@ -14,7 +14,7 @@ import (
 	"github.com/pandastack/pandastack/internal/host/chunkstore"
 )
 
-// All of a file comes, equal pages once for each place, and nothing of it stays in the host's cache.
+// A scan passes the whole file, equal pages once for each position, and leaves nothing in the cache.
 func TestScan(t *testing.T) {
 	w := newFixture(t, quickRetries)
 	data := content(3, 9<<20+100)
@@ -22,7 +22,7 @@ func TestScan(t *testing.T) {
 	clear(data[2<<20 : 2<<20+200<<10])
 	m := w.pushMemory("ws", "a", data)
 	r := w.store.Reader(m, w.cache)
-	for range 2 { // the second time the cache has as little
+	for range 2 { // the second time the cache is just as empty
 		var mu sync.Mutex
 		got, came := make([]byte, len(data)), 0
 		before := w.objects.Count("get")
@@ -58,13 +58,13 @@ func TestScan(t *testing.T) {
 	}
 }
 
-// ignore is done with what came.
+// ignore does not keep the data.
 func ignore(int64, []byte) (kept bool, err error) { return false, nil }
 
-// What is kept stays as it came, while the memory of the rest is used for other content.
+// Data that put keeps stays unchanged, while other buffers are reused.
 func TestScanKeepsBuffers(t *testing.T) {
 	one := quickRetries
-	one.Parallel = 1 // the next request follows what was put before
+	one.Parallel = 1 // the next request starts after the last data was passed
 	w := newFixture(t, one)
 	data := content(3, 9<<20+100)
 	m := w.pushMemory("ws", "a", data)
@@ -94,7 +94,7 @@ func TestScanKeepsBuffers(t *testing.T) {
 	}
 }
 
-// Somebody else has most of the line until he needs it no more.
+// Other readers have most of the bandwidth until alone is closed.
 func TestScanLeavesBandwidth(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := quickRetries
@@ -126,7 +126,7 @@ func TestScanLeavesBandwidth(t *testing.T) {
 	})
 }
 
-// What ends before it was begun is not taken for done, even if nothing that was under way failed by it.
+// A scan whose context has ended reports an error even if no running request failed.
 func TestScanReportsEndedContext(t *testing.T) {
 	w := newFixture(t, quickRetries)
 	m := w.pushMemory("ws", "a", content(3, 24<<20))

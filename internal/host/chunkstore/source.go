@@ -5,11 +5,11 @@ import (
 	"os"
 )
 
-// Sizes of the format, in bytes. Another size is another format version.
+// Sizes of the format, in bytes. Other sizes need another version of the format.
 const (
-	PageSize  = 4 << 10   // of what is compared, left out when zero, and mapped
-	FrameSize = 128 << 10 // of what is compressed, sealed, fetched, verified and cached
-	ChunkSize = 4 << 20   // of an object before compression, at most
+	PageSize  = 4 << 10   // unit that is compared, left out when zero, and mapped
+	FrameSize = 128 << 10 // unit that is compressed, sealed, fetched, verified and cached
+	ChunkSize = 4 << 20   // largest object before compression
 )
 
 // Range is a part of a file.
@@ -18,22 +18,22 @@ type Range struct {
 	Offset, Length int64 // in bytes
 }
 
-// Source gives the content of the files of one manifest, wherever it lies. All methods may be called at
-// once. An error is final for that call and says what is wrong: a *DamagedError when the store or the
-// cache gave bytes that are not what was pushed, else the store's. A call that is repeated asks anew.
+// Source reads the files of one manifest. All methods may be called concurrently. A call does not retry after
+// it has returned an error: a *DamagedError if the store or the cache returned bytes that are not what was
+// pushed, else the store's error. Calling again makes new requests.
 type Source interface {
-	// Size of a file in bytes; false when there is no such file.
+	// Size returns the size of a file in bytes, or false if the file does not exist.
 	Size(file string) (int64, bool)
-	// ReadAt fills p with the file's content from off on, all of it or an error. What is not in the cache
-	// is fetched: as many frames at once as there are, neighbours in one request.
+	// ReadAt fills p with the file's content from off on, or returns an error. It fetches content that is not
+	// in the cache: all frames concurrently, adjacent ones in one request.
 	ReadAt(ctx context.Context, file string, p []byte, off int64) error
-	// RunAt tells what lies at off: for how many bytes from there on the file is of one kind, and whether
-	// these are zeros that cost nothing to read. At the end of the file, and beyond, length is 0.
+	// RunAt returns the length of the run at off that is all zeros or all content. Zeros cost nothing to
+	// read. length is 0 at the end of the file and beyond.
 	RunAt(file string, off int64) (length int64, zero bool)
-	// LocalCopy gives a file of this host that has, from off on, the same content at the same offsets, and for how many
-	// bytes; 0: none is known. It is read only, and stays the source's.
+	// LocalCopy returns a file of this host that has the same content as file from off on, at the same
+	// offsets, and the number of such bytes, or 0. The file is read-only and stays the source's.
 	LocalCopy(file string, off int64) (here *os.File, length int64)
-	// Prefetch brings ranges into the cache and returns when they are there, in the order given as far as
-	// the store answers in order. Nobody has to call it.
+	// Prefetch reads ranges into the cache, in order as far as the store responds in order, and returns when
+	// they are there. It is optional.
 	Prefetch(ctx context.Context, ranges []Range) error
 }

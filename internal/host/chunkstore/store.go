@@ -14,23 +14,23 @@ import (
 	"github.com/pandastack/pandastack/internal/host/blob"
 )
 
-// Config of a Vault. The zero value is right.
+// Config configures a Store. The zero value has working defaults.
 type Config struct {
-	// Parallel bounds requests that one Push, Pull or Prefetch has under way; default 16.
+	// Parallel bounds the concurrent requests of one Push, Pull or Prefetch; default 16.
 	Parallel int
-	// Attempts is how often a request is made before its failure is told; default 3.
+	// Attempts is how often a request is made before its error is returned; default 3.
 	Attempts int
-	// RetryDelay is before the second attempt, and doubles with each; default 50 ms.
+	// RetryDelay is the pause before the second attempt; it doubles with each attempt; default 50 ms.
 	RetryDelay time.Duration
 	// ReadTimeout bounds every attempt to read a part of a chunk; default 15 s.
 	ReadTimeout time.Duration
-	// Grace is for how long something is kept that nobody needs any more; default 72 h. A push may take
-	// half of that, and a machine that reads from the store may read a deleted manifest for so long.
+	// Grace is how long garbage is kept; default 72 h. A push may take half of that, and a machine may read
+	// from a deleted manifest for that long.
 	Grace time.Duration
 	Log   *slog.Logger // may be nil
 }
 
-// Store keeps files in an object store. Close it when nothing of it is in use any more.
+// Store keeps files in an object store. Close it when it is not used any more.
 type Store struct {
 	cfg     Config
 	objects blob.Store
@@ -41,11 +41,11 @@ type Store struct {
 	log     *slog.Logger
 }
 
-// New makes a vault over a store, which stays the caller's.
+// New makes a Store over an object store, which stays the caller's.
 func New(store blob.Store, ring *Keyring, cfg Config) (*Store, error) {
 	c, err := newCodec()
 	if err != nil {
-		return nil, fmt.Errorf("chunk: %w", err)
+		return nil, fmt.Errorf("create chunk store: %w", err)
 	}
 	cfg.Parallel = cmp.Or(cfg.Parallel, 16)
 	cfg.Attempts = cmp.Or(cfg.Attempts, 3)
@@ -58,7 +58,7 @@ func New(store blob.Store, ring *Keyring, cfg Config) (*Store, error) {
 	return &Store{cfg: cfg, objects: store, ring: ring, codec: c, log: cfg.Log}, nil
 }
 
-// Close frees what the vault keeps in memory.
+// Close frees the memory of the codec.
 func (v *Store) Close() error {
 	v.codec.close()
 	return nil
@@ -66,7 +66,7 @@ func (v *Store) Close() error {
 
 func (v *Store) keys(s Tenant) *keys { return v.ring.keys(v.ring.tag(s)) }
 
-// isPermanent tells of an error that asking again does not mend.
+// isPermanent reports whether a retry cannot help against an error.
 func isPermanent(err error) bool {
 	for _, e := range []error{blob.ErrNotFound, blob.ErrExists, blob.ErrNoSpace, blob.ErrDenied, blob.ErrKey} {
 		if errors.Is(err, e) {
@@ -76,7 +76,7 @@ func isPermanent(err error) bool {
 	return false
 }
 
-// retry calls do until it succeeds, fails for good, or has failed as often as is allowed.
+// retry calls do until it succeeds, fails permanently, or has used all attempts.
 func (v *Store) retry(ctx context.Context, do func(context.Context) error) error {
 	pause := v.cfg.RetryDelay
 	for n := 1; ; n++ {
@@ -84,7 +84,7 @@ func (v *Store) retry(ctx context.Context, do func(context.Context) error) error
 		if err == nil || n == v.cfg.Attempts || isPermanent(err) || ctx.Err() != nil {
 			return err
 		}
-		v.log.Debug("object store asked again", "attempt", n, "err", err)
+		v.log.Debug("request to the object store retried", "attempt", n, "err", err)
 		timer := time.NewTimer(pause)
 		select {
 		case <-timer.C:
@@ -96,7 +96,7 @@ func (v *Store) retry(ctx context.Context, do func(context.Context) error) error
 	}
 }
 
-// getRange reads length bytes of an object from offset, exactly, into memory that was lent.
+// getRange reads exactly length bytes of an object from offset into a pooled buffer.
 func (v *Store) getRange(ctx context.Context, key string, offset, length int64) ([]byte, error) {
 	r, err := v.objects.Get(ctx, key, offset, length)
 	if err != nil {
@@ -105,15 +105,15 @@ func (v *Store) getRange(ctx context.Context, key string, offset, length int64) 
 	data := v.buffers.get(int(length))[:length]
 	n, err := io.ReadFull(r, data)
 	if err == io.EOF || err == io.ErrUnexpectedEOF {
-		err = &DamagedError{key, fmt.Sprintf("the store gave %d bytes of %d", n, length)}
+		err = &DamagedError{key, fmt.Sprintf("the store returned %d of %d bytes", n, length)}
 	}
 	return data, errors.Join(err, r.Close())
 }
 
-// typicalManifest is what most manifests fit into, in bytes: they are read in large pieces.
+// typicalManifest is a size in bytes that most manifests stay below. The first buffer for a manifest has it.
 const typicalManifest = 128 << 10
 
-// getAll reads a whole object of no more than limit bytes.
+// getAll reads an object of at most limit bytes.
 func (v *Store) getAll(ctx context.Context, key string, limit int64) ([]byte, error) {
 	r, err := v.objects.Get(ctx, key, 0, -1)
 	if err != nil {
@@ -122,13 +122,13 @@ func (v *Store) getAll(ctx context.Context, key string, limit int64) ([]byte, er
 	data := bytes.NewBuffer(make([]byte, 0, typicalManifest))
 	_, err = data.ReadFrom(io.LimitReader(r, limit+1))
 	if err == nil && int64(data.Len()) > limit {
-		err = &DamagedError{key, fmt.Sprintf("it is larger than %d bytes", limit)}
+		err = &DamagedError{key, fmt.Sprintf("object is larger than %d bytes", limit)}
 	}
 	return data.Bytes(), errors.Join(err, r.Close())
 }
 
-// Open reads a manifest and verifies it. It answers ErrNotFound, ErrWorkspace, ErrVersion or ErrTampered,
-// or what the store said.
+// Open reads a manifest and verifies it. It returns ErrNotFound, ErrWrongTenant, ErrVersion, ErrTampered, or
+// the store's error.
 func (v *Store) Open(ctx context.Context, s Tenant, id ID) (*Manifest, error) {
 	r := v.keys(s).own
 	m, err := v.load(ctx, &r, id, r.manifestKey(id))
@@ -139,7 +139,7 @@ func (v *Store) Open(ctx context.Context, s Tenant, id ID) (*Manifest, error) {
 	return m, nil
 }
 
-// load reads and verifies the manifest of an id that lies under key.
+// load reads and verifies the manifest with the given id at key.
 func (v *Store) load(ctx context.Context, r *tenantKeys, id ID, key string) (*Manifest, error) {
 	if err := id.check(); err != nil {
 		return nil, err
@@ -158,7 +158,7 @@ func (v *Store) load(ctx context.Context, r *tenantKeys, id ID, key string) (*Ma
 	return m, err
 }
 
-// Exists tells whether a manifest is there, without reading it.
+// Exists reports whether a manifest exists, without reading it.
 func (v *Store) Exists(ctx context.Context, s Tenant, id ID) (bool, error) {
 	r := v.keys(s).own
 	_, err := v.objects.Stat(ctx, r.manifestKey(id))
@@ -175,5 +175,5 @@ func (v *Store) put(ctx context.Context, key string, data []byte) error {
 	})
 }
 
-// workers is how many processors one operation may keep busy.
+// workers returns how many processors one operation may use.
 func (v *Store) workers() int { return max(2, runtime.GOMAXPROCS(0)) }

@@ -14,47 +14,49 @@ import (
 	"github.com/pandastack/pandastack/internal/os/disk"
 )
 
-// Disk is a machine's own disk over a snapshot's that is still coming: what the machine wrote is in its own
-// file, the rest is the snapshot's. Own becomes whole by Complete, and is a plain disk image then.
+// Disk is a machine's own disk on top of a snapshot's disk that is still being downloaded. Pages that the
+// machine wrote are in its own file, the others in the snapshot's. Hydrate completes the own file, which then
+// is a plain disk image.
 //
-// Until then a page of the own file is the machine's if, and only if, it is no hole. So a later process
-// can make the file whole, too.
+// Until then, a page of the own file is the machine's if and only if it is not a hole. So a later process can
+// complete the file, too.
 //
-// All methods may be called at once.
+// All methods may be called concurrently.
 type Disk struct {
 	base *File
 	own  *os.File
 	size int64
 
-	// hydrateMu is held for reading by whoever writes to the own file, for writing by Complete while it moves a
-	// piece. Nobody waits for the base with it. Reads need no lock: what Complete moves is the same bytes.
+	// hydrateMu is held for reading while the own file is written, and for writing while Hydrate clones a
+	// piece. No goroutine waits for the base while holding it. Reads need no lock: Hydrate clones the same
+	// bytes.
 	hydrateMu sync.RWMutex
-	pages     [64]sync.Mutex // of partial writes, by page
+	pages     [64]sync.Mutex // held for partial writes, by page
 	mu        sync.Mutex
 	written   bits // pages that are in the own file
 	local     atomic.Bool
 }
 
-// NewDisk makes a disk of own, which has the disk's size, at least base's, and holds nothing yet. The disk
-// closes neither.
+// NewDisk makes a disk of own, an empty file of the disk's size, which is at least base's. The disk closes
+// neither file.
 func NewDisk(base *File, own *os.File) (*Disk, error) {
 	info, err := own.Stat()
 	if err != nil {
 		return nil, err
 	}
 	if info.Size() < base.size || info.Size()%chunkstore.PageSize != 0 {
-		return nil, fmt.Errorf("disk %s has %d bytes, and is over one of %d", own.Name(), info.Size(), base.size)
+		return nil, fmt.Errorf("disk %s has %d bytes, less than its base of %d or not whole pages", own.Name(), info.Size(), base.size)
 	}
 	return &Disk{base: base, own: own, size: info.Size()}, nil
 }
 
-// Size is the disk's, in bytes.
+// Size returns the size of the disk in bytes.
 func (d *Disk) Size() int64 { return d.size }
 
-// IsLocal says that the own file is all of the disk.
+// IsLocal reports whether the own file is the complete disk.
 func (d *Disk) IsLocal() bool { return d.local.Load() }
 
-// isOwn says whether a page is in the own file. Pages beyond the base are, as zeros.
+// isOwn reports whether a page is in the own file. Pages beyond the base are, as zeros.
 func (d *Disk) isOwn(page int64) bool {
 	if d.local.Load() || page*chunkstore.PageSize >= d.base.size {
 		return true
@@ -64,7 +66,7 @@ func (d *Disk) isOwn(page int64) bool {
 	return d.written.has(page)
 }
 
-// run is how many bytes from off on, up to end, are of the same owner.
+// run returns how many bytes from off up to end are in the same file.
 func (d *Disk) run(off, end int64) (n int64, mine bool) {
 	page := off / chunkstore.PageSize
 	mine = d.isOwn(page)
@@ -75,7 +77,7 @@ func (d *Disk) run(off, end int64) (n int64, mine bool) {
 	return min(at, end) - off, mine
 }
 
-// ReadAt fills p from off on. What lies beyond the end is zero.
+// ReadAt fills p from off on. Bytes beyond the end of the disk are zero.
 func (d *Disk) ReadAt(ctx context.Context, p []byte, off int64) error {
 	if over := off + int64(len(p)) - d.size; over > 0 {
 		over = min(over, int64(len(p)))
@@ -98,10 +100,10 @@ func (d *Disk) ReadAt(ctx context.Context, p []byte, off int64) error {
 	return nil
 }
 
-// WriteAt writes p at off, all within the disk. It is as durable as a write to a file: Sync makes it so.
+// WriteAt writes p at off, within the disk. Sync makes the write durable.
 func (d *Disk) WriteAt(ctx context.Context, p []byte, off int64) error {
 	if off < 0 || off+int64(len(p)) > d.size {
-		return fmt.Errorf("write %d bytes at %d of a disk of %d: %w", len(p), off, d.size, unix.EFBIG)
+		return fmt.Errorf("write %d bytes at %d: beyond the end of the disk at %d: %w", len(p), off, d.size, unix.EFBIG)
 	}
 	for len(p) > 0 {
 		within := off % chunkstore.PageSize
@@ -117,8 +119,8 @@ func (d *Disk) WriteAt(ctx context.Context, p []byte, off int64) error {
 	return nil
 }
 
-// write writes whole pages, or a part of one page, of which the rest is fetched first. Whole pages lock
-// nothing: who writes the same page twice at once has no right to an order.
+// write writes whole pages, or a part of one page, whose other bytes it reads first. It takes no lock for
+// whole pages: concurrent writes of one page have no defined order.
 func (d *Disk) write(ctx context.Context, p []byte, off int64) error {
 	if len(p)%chunkstore.PageSize == 0 {
 		return d.store(p, off, nil)
@@ -138,7 +140,7 @@ func (d *Disk) write(ctx context.Context, p []byte, off int64) error {
 	return d.store(p, off, full)
 }
 
-// store puts p into the own file, or full, the page around it, if the page is not there yet.
+// store writes p to the own file, or full, the page around it, if the page is not in the own file yet.
 func (d *Disk) store(p []byte, off int64, full []byte) error {
 	d.hydrateMu.RLock()
 	defer d.hydrateMu.RUnlock()
@@ -159,7 +161,7 @@ func (d *Disk) store(p []byte, off int64, full []byte) error {
 	return nil
 }
 
-// Sync makes what was written durable. Its file is not closed meanwhile, whoever wants to.
+// Sync makes earlier writes durable. The descriptor stays valid meanwhile, even if the file is closed.
 func (d *Disk) Sync() error {
 	raw, err := d.own.SyscallConn()
 	if err != nil {
@@ -170,23 +172,23 @@ func (d *Disk) Sync() error {
 	return errors.Join(err, synced)
 }
 
-// clonePieceBytes is how much Complete moves while nobody else reads or writes.
+// clonePieceBytes is how much Hydrate clones while writers wait.
 const clonePieceBytes = 4 << 20
 
-// Hydrate makes the own file whole with the blocks of base, the snapshot's disk as a file that is whole, on
-// the same file system: it shares them, and copies nothing. Then the own file is durable and base is not
-// needed any more.
+// Hydrate completes the own file with the blocks of base, the snapshot's disk as a local file. Both are on
+// the same file system: Hydrate shares blocks and copies nothing. Afterwards the own file is durable and base
+// is not needed any more.
 func (d *Disk) Hydrate(ctx context.Context, base *os.File) error {
 	for at := int64(0); at < d.base.size; at += clonePieceBytes {
 		if err := context.Cause(ctx); err != nil {
-			return fmt.Errorf("complete disk: %w", err)
+			return fmt.Errorf("hydrate disk: %w", err)
 		}
 		if err := d.clonePiece(base, at, min(at+clonePieceBytes, d.base.size)); err != nil {
-			return fmt.Errorf("complete disk: %w", err)
+			return fmt.Errorf("hydrate disk: %w", err)
 		}
 	}
 	if err := d.own.Sync(); err != nil {
-		return fmt.Errorf("complete disk: %w", err)
+		return fmt.Errorf("hydrate disk: %w", err)
 	}
 	d.local.Store(true)
 	return nil
@@ -212,34 +214,34 @@ func (d *Disk) clonePiece(base *os.File, from, to int64) error {
 	return nil
 }
 
-// HydrateFile makes own, which an earlier process left in a Disk over base, whole: what is a hole in it gets
-// the blocks of base, the snapshot's disk as a file that is whole.
+// HydrateFile completes own, the own file of an earlier process's Disk over base. Holes of own get the blocks
+// of base, the snapshot's disk as a local file.
 func HydrateFile(ctx context.Context, own, base *os.File) error {
 	info, err := base.Stat()
 	if err != nil {
-		return fmt.Errorf("complete disk: %w", err)
+		return fmt.Errorf("hydrate disk: %w", err)
 	}
 	for at := int64(0); at < info.Size(); {
 		if err := context.Cause(ctx); err != nil {
-			return fmt.Errorf("complete disk: %w", err)
+			return fmt.Errorf("hydrate disk: %w", err)
 		}
 		data, err := unix.Seek(int(own.Fd()), at, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) {
 			data, err = info.Size(), nil
 		}
 		if err != nil {
-			return fmt.Errorf("complete disk: %w", err)
+			return fmt.Errorf("hydrate disk: %w", err)
 		}
 		if data = min(data, info.Size()); data > at {
 			if err := disk.CloneRange(own, base, at, data-at); err != nil {
-				return fmt.Errorf("complete disk: %w", err)
+				return fmt.Errorf("hydrate disk: %w", err)
 			}
 		}
 		if data == info.Size() {
 			break
 		}
 		if at, err = unix.Seek(int(own.Fd()), data, unix.SEEK_HOLE); err != nil {
-			return fmt.Errorf("complete disk: %w", err)
+			return fmt.Errorf("hydrate disk: %w", err)
 		}
 	}
 	return own.Sync()

@@ -16,7 +16,7 @@ import (
 	"github.com/pandastack/pandastack/internal/os/disk/disktest"
 )
 
-// base writes what a snapshot's disk is, whole.
+// base writes the complete disk of a snapshot.
 func base(t *testing.T, dir string, data []byte) *os.File {
 	t.Helper()
 	path := filepath.Join(dir, "base")
@@ -55,7 +55,7 @@ func TestDiskHydrate(t *testing.T) {
 	}
 }
 
-// TestHydrateFileAfterRestart has the first one end at any moment, with what it wrote in the file.
+// The first process ends at any moment, with its writes in the file.
 func TestHydrateFileAfterRestart(t *testing.T) {
 	dir := disktest.Dir(t, 512<<20)
 	data := pagertest.Pattern(16<<20, func(page int) bool { return page%300 > 200 })
@@ -78,7 +78,7 @@ func TestHydrateFileAfterRestart(t *testing.T) {
 	}
 }
 
-// What a file of this host has is neither asked for nor written: the filled file shares its blocks.
+// Content of a local copy is neither fetched nor written: the hydrated file shares its blocks.
 func TestHydrateSharesLocalContent(t *testing.T) {
 	dir := disktest.Dir(t, 512<<20)
 	data := pagertest.Pattern(8<<20, func(page int) bool { return page%300 > 200 })

@@ -15,7 +15,7 @@ import (
 	"github.com/pandastack/pandastack/internal/host/pager/pagertest"
 )
 
-// newDisk is a disk over data, somewhat larger.
+// newDisk returns a disk over data, somewhat larger.
 func newDisk(t *testing.T, dir string, data []byte) (*pager.Disk, *pager.File, *os.File) {
 	t.Helper()
 	base, err := pager.NewFile(pagertest.New(map[string][]byte{"disk.img": data}), "disk.img", 0)
@@ -37,7 +37,7 @@ func newDisk(t *testing.T, dir string, data []byte) (*pager.Disk, *pager.File, *
 	return d, base, own
 }
 
-// writeRandomly reads and writes d at random and answers what it holds then.
+// writeRandomly reads and writes d at random and returns its expected content.
 func writeRandomly(t *testing.T, d *pager.Disk, data []byte, seed uint64, rounds int) []byte {
 	t.Helper()
 	want := append(bytes.Clone(data), make([]byte, 1<<20)...)
@@ -82,7 +82,7 @@ func TestDiskReadsItsWrites(t *testing.T) {
 	}
 }
 
-// TestSectorsOfOnePage has sectors of the same pages written at once.
+// Sectors of the same pages are written concurrently.
 func TestSectorsOfOnePage(t *testing.T) {
 	t.Parallel()
 	data := pagertest.Pattern(1<<20, nil)

@@ -1,25 +1,27 @@
-// Package pager gives machines the content of a snapshot that is not all on this host yet: it answers page
-// faults of monitors, keeps a machine's disk over one that is still coming, records what machines use
-// first, brings that in ahead the next time, and makes the rest local in the background.
+// Package pager gives machines the content of a snapshot that is still being downloaded.
 //
-// It owns no file but those it is told to fill, and no format but that of traces. It must not know
-// machines, snapshots' descriptions or the object store; where bytes come from is a chunkstore.Source's
-// business, how a kernel asks for them package uffd's and package view's.
+// It handles page faults of monitors, keeps a machine's disk on top of the snapshot's, records which content
+// machines use first, prefetches that content the next time, and downloads the rest in the background
+// (hydration).
+//
+// It owns only the files that it is given for hydration, and only the format of traces. It does not know
+// machines, descriptions of snapshots or the object store: a chunkstore.Source reads the content, and
+// packages uffd and fusefs handle the kernel's requests.
 //
 // # Order
 //
-// What somebody waits for comes first; then what a trace says will be needed, in the order of its use;
-// then the rest. When all of a file is local, reads go there and the Source is not asked again.
+// Content that a machine waits for comes first; then the content of a trace, in the order of its use; then
+// the rest. When all of a file is local, it is read there and the Source is not used any more.
 //
-// # Memory that was given back
+// # Removed memory
 //
-// A range that a monitor removed reads as zeros from then on, and never as the snapshot's bytes. A removal
-// is read and noted under a lock that every fill holds while it fills, so no fill that was decided
-// before it lands after it.
+// A range that a monitor removed (MADV_DONTNEED, balloon) reads as zeros from then on, and never as the
+// snapshot's bytes. Removals are read and recorded under a lock that every installation of pages holds, so an
+// installation that was decided before a removal cannot take effect after it.
 //
 // # Failure
 //
-// A read that a Source cannot answer within the limit fails. Serve then ends with the reason, and a
-// Disk answers it to whoever reads: the machine is failed by its owner and nobody hangs. A Fill that fails
-// may be begun again.
+// A read fails if the Source does not deliver within the timeout. Serve then returns the reason, and a Disk
+// returns it to the reader: the owner fails the machine, and nothing hangs. A failed Hydrate may be called
+// again.
 package pager

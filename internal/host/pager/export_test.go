@@ -5,7 +5,7 @@ import (
 	"hash/crc32"
 )
 
-// FixChecksum gives data the checksum of a trace.
+// FixChecksum replaces the checksum of an encoded trace with the right one.
 func FixChecksum(data []byte) []byte {
 	if len(data) < 4 {
 		return data

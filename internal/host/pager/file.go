@@ -14,16 +14,15 @@ import (
 	"github.com/pandastack/pandastack/internal/host/chunkstore"
 )
 
-// readTimeout bounds one read of what is not here, retries included: a store that says nothing for so long
-// is dead for whoever waits.
+// readTimeout is the default limit of one read of remote content, including retries. A store that does not
+// respond for that long counts as dead.
 const readTimeout = 30 * time.Second
 
-// maxDamagedReads is how often content that fails its check is asked for: another copy of an object may be
-// sound.
+// maxDamagedReads is how often content that fails its verification is read: another replica may be intact.
 const maxDamagedReads = 3
 
-// File is one file of a snapshot: of a Source until it is whole on this host's disk, and then from there.
-// All methods may be called at once.
+// File is one file of a snapshot. It is read from a Source until it is local. All methods may be called
+// concurrently.
 type File struct {
 	name     string
 	size     int64
@@ -32,15 +31,15 @@ type File struct {
 	local    atomic.Pointer[mapping]
 	recorder atomic.Pointer[Recorder]
 
-	missed atomic.Int64 // bytes that were asked of the source
+	missed atomic.Int64 // bytes that were read from the source
 
 	mu        sync.Mutex
-	fetched   bits // frames that were asked of the source, and came; guarded by mu
+	fetched   bits // frames that were read from the source; guarded by mu
 	readahead readahead
 }
 
-// mapping is a local file, open and mapped. Only the kernel may read mem, on our behalf: it tells of a
-// disk that fails with an error, where this program would end. The last user frees it.
+// mapping is a local file, open and mapped. Only the kernel may read mem, as the source of a copy: it returns
+// an error if the disk fails, while this program would be killed. The last user unmaps it.
 type mapping struct {
 	file   *os.File
 	mem    []byte
@@ -49,11 +48,11 @@ type mapping struct {
 	closed bool
 }
 
-// NewFile makes a File of a source's. limit bounds one read; 0: 30 s.
+// NewFile makes a File of a source's file. timeout bounds one read; 0 means 30 s.
 func NewFile(source chunkstore.Source, name string, limit time.Duration) (*File, error) {
 	size, ok := source.Size(name)
 	if !ok {
-		return nil, fmt.Errorf("file %s: there is none in the manifest", name)
+		return nil, fmt.Errorf("file %s: not in the manifest", name)
 	}
 	if limit == 0 {
 		limit = readTimeout
@@ -61,7 +60,7 @@ func NewFile(source chunkstore.Source, name string, limit time.Duration) (*File,
 	return &File{name: name, size: size, source: source, timeout: limit}, nil
 }
 
-// OpenLocal makes a File of one that is whole on this host's disk.
+// OpenLocal makes a File of a local file.
 func OpenLocal(path string) (*File, error) {
 	f := &File{name: path, timeout: readTimeout}
 	if err := f.SetLocal(path); err != nil {
@@ -71,19 +70,19 @@ func OpenLocal(path string) (*File, error) {
 	return f, nil
 }
 
-// Size is the file's, in bytes.
+// Size returns the size of the file in bytes.
 func (f *File) Size() int64 { return f.size }
 
-// MissedBytes is how many bytes were asked of the source so far.
+// MissedBytes returns how many bytes were read from the source so far.
 func (f *File) MissedBytes() int64 { return f.missed.Load() }
 
-// SetRecorder has every use noted in r from now on; nil: none.
+// SetRecorder makes r record every use from now on; nil ends that.
 func (f *File) SetRecorder(r *Recorder) { f.recorder.Store(r) }
 
-// IsLocal says whether all of the file is on this host's disk.
+// IsLocal reports whether the file is completely on this host's disk.
 func (f *File) IsLocal() bool { return f.local.Load() != nil }
 
-// SetLocal has all reads go to the file at path from now on. It must be whole and never change.
+// SetLocal makes all reads go to the file at path from now on. It must be complete and never change.
 func (f *File) SetLocal(path string) error {
 	file, err := os.Open(path)
 	if err != nil {
@@ -105,7 +104,7 @@ func (f *File) mapFile(file *os.File) (*mapping, error) {
 		return nil, err
 	}
 	if f.source != nil && info.Size() != f.size || info.Size() == 0 {
-		return nil, fmt.Errorf("%s has %d bytes, not %d", file.Name(), info.Size(), f.size)
+		return nil, fmt.Errorf("%s has %d bytes, want %d", file.Name(), info.Size(), f.size)
 	}
 	mem, err := unix.Mmap(int(file.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
@@ -114,8 +113,8 @@ func (f *File) mapFile(file *os.File) (*mapping, error) {
 	return &mapping{file: file, mem: mem}, nil
 }
 
-// Close ends what is brought in around misses, and frees what SetLocal took when reads under way have ended. Nothing
-// is read afterwards.
+// Close stops readahead and unmaps the local file once running reads have finished. The file must not be read
+// afterwards.
 func (f *File) Close() error {
 	f.readahead.stop(&f.mu)
 	if m := f.local.Load(); m != nil {
@@ -124,7 +123,7 @@ func (f *File) Close() error {
 	return nil
 }
 
-// acquireLocal answers the local memory for one use; nil: it is not local, or closed.
+// acquireLocal returns the local mapping for one use, or nil if the file is not local or closed.
 func (f *File) acquireLocal() *mapping {
 	m := f.local.Load()
 	if m == nil {
@@ -162,7 +161,7 @@ func (m *mapping) freeLocked() error {
 	return errors.Join(unix.Munmap(mem), m.file.Close())
 }
 
-// RunAt tells what lies at off, as chunkstore.Source does. Of a file that was local from the start it knows nothing.
+// RunAt is chunkstore.Source.RunAt. A file that was local from the start reports one run of content.
 func (f *File) RunAt(off int64) (length int64, zero bool) {
 	if f.source == nil {
 		return max(0, f.size-off), false
@@ -170,8 +169,8 @@ func (f *File) RunAt(off int64) (length int64, zero bool) {
 	return f.source.RunAt(f.name, off)
 }
 
-// ReadAt fills p from off on. What lies beyond the end is zero. It fails when the content does not come
-// within the limit, or is not what was stored.
+// ReadAt fills p from off on. Bytes beyond the end of the file are zero. It fails if the content does not
+// arrive within the timeout, or is not what was stored.
 func (f *File) ReadAt(ctx context.Context, p []byte, off int64) error {
 	if over := off + int64(len(p)) - f.size; over > 0 {
 		over = min(over, int64(len(p)))
@@ -199,7 +198,7 @@ func (f *File) fetch(ctx context.Context, p []byte, off int64) error {
 	limit, cancel := context.WithTimeoutCause(
 		ctx,
 		f.timeout,
-		fmt.Errorf("the object store did not give it within %v", f.timeout),
+		fmt.Errorf("the object store did not deliver the content within %v", f.timeout),
 	)
 	defer cancel()
 	var err error
@@ -219,7 +218,7 @@ func (f *File) fetch(ctx context.Context, p []byte, off int64) error {
 	return fmt.Errorf("read %d bytes at %d of %s: %w", len(p), off, f.name, err)
 }
 
-// markFetched notes frames that came: they are in the host's cache.
+// markFetched records frames that were read: they are in the host's cache.
 func (f *File) markFetched(off, length int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -228,7 +227,7 @@ func (f *File) markFetched(off, length int64) {
 	}
 }
 
-// IsCached says whether a read of a range is answered without waiting for the store, as far as is known.
+// IsCached reports whether, as far as is known, a range can be read without waiting for the store.
 func (f *File) IsCached(off, length int64) bool {
 	if f.IsLocal() {
 		return true
@@ -259,7 +258,7 @@ func (f *File) wasFetched(n int64) bool {
 	return f.fetched.has(n)
 }
 
-// ReadAhead is ReadAt of what nobody waits for: it is not noted as a use.
+// ReadAhead is ReadAt for content that no machine waits for: it is not recorded as a use.
 func (f *File) ReadAhead(ctx context.Context, p []byte, off int64) error {
 	if m := f.acquireLocal(); m != nil {
 		_, err := m.file.ReadAt(p, off)

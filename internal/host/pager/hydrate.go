@@ -11,22 +11,22 @@ import (
 	"github.com/pandastack/pandastack/internal/os/disk"
 )
 
-// Filling asks for fillPiece bytes fillers times at once: enough to use a store that answers slowly, and
-// little enough that what a machine waits for comes soon.
+// Hydration reads hydratePieceBytes bytes in each of hydrateWorkers concurrent requests: enough to use a
+// store with high latency, and little enough not to delay the content that machines wait for.
 const (
 	hydratePieceBytes = 1 << 20
 	hydrateWorkers    = 4
 )
 
-// Hydrate writes all of a file into dst, which is empty or holds some of it already, and makes it durable.
-// Longer runs of zeros become holes, and what a file of this host has shares the blocks of that one. When it returned nil, dst is the file.
-// Room is asked before each piece; its error ends the fill.
+// Hydrate writes the whole file to dst, which is empty or holds a part of it, and makes it durable. Long runs
+// of zeros become holes, and content of a local copy shares the blocks of that file. After a nil error dst is
+// the complete file. Hydrate calls room before each piece and stops at its first error.
 func (f *File) Hydrate(ctx context.Context, dst *os.File, room func() error) error {
 	if f.source == nil {
-		return fmt.Errorf("fill %s: it has no source", f.name)
+		return fmt.Errorf("hydrate %s: it has no source", f.name)
 	}
 	if err := dst.Truncate(f.size); err != nil {
-		return fmt.Errorf("fill %s: %w", f.name, err)
+		return fmt.Errorf("hydrate %s: %w", f.name, err)
 	}
 	g, each := errgroup.WithContext(ctx)
 	g.SetLimit(hydrateWorkers)
@@ -57,16 +57,17 @@ func (f *File) Hydrate(ctx context.Context, dst *os.File, room func() error) err
 		err = dst.Sync()
 	}
 	if err != nil {
-		return fmt.Errorf("fill %s: %w", f.name, err)
+		return fmt.Errorf("hydrate %s: %w", f.name, err)
 	}
 	return nil
 }
 
-// holeUnit is the smallest run of zeros that stays a hole, and of what a file of this host has that is shared with it.
+// holeUnit is the shortest run of zeros that stays a hole, and the shortest run of a local copy that is
+// shared.
 const holeUnit = 64 << 10
 
-// RemoteRanges lists what of the file is neither zero nor in a file of this host, in order, up to most bytes; false: there is
-// more.
+// RemoteRanges lists the parts of the file that are neither zero nor in a local copy, in order. It returns
+// false if they exceed most bytes.
 func (f *File) RemoteRanges(most int64) (ranges []chunkstore.Range, all bool) {
 	for at := int64(0); f.source != nil && at < f.size; {
 		run, zero := f.source.RunAt(f.name, at)
@@ -92,7 +93,7 @@ func (f *File) RemoteRanges(most int64) (ranges []chunkstore.Range, all bool) {
 	return ranges, true
 }
 
-// untilShared is how much of length bytes from off on there is before what is shared.
+// untilShared returns how many of length bytes from off on come before a run of a local copy.
 func (f *File) untilShared(off, length int64) int64 {
 	for n := chunkstore.PageSize - off%chunkstore.PageSize; n < length; n += chunkstore.PageSize {
 		if _, here := f.source.LocalCopy(f.name, off+n); here >= holeUnit {
@@ -102,7 +103,7 @@ func (f *File) untilShared(off, length int64) int64 {
 	return length
 }
 
-// hydratePiece writes one piece, and leaves out units of zeros.
+// hydratePiece writes one piece, except for units of zeros.
 func (f *File) hydratePiece(ctx context.Context, dst *os.File, off, length int64) error {
 	buf := make([]byte, length)
 	if err := f.fetch(ctx, buf, off); err != nil {

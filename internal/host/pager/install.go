@@ -8,10 +8,10 @@ import (
 	"github.com/pandastack/pandastack/internal/os/uffd"
 )
 
-// zeros is what huge pages of zeros are copied from. It is never written.
+// zeros is the source of zeroed huge pages. It is never written.
 var zeros [uffd.Huge]byte
 
-// window is a part of a region that is filled at once: offsets in the region.
+// window is a part of a region that is installed at once, as offsets in the region.
 type window struct {
 	region   uffd.Region
 	from, to uint64
@@ -19,19 +19,19 @@ type window struct {
 
 func (w window) bytes() uint64 { return w.to - w.from }
 
-// alignedWindow is the window of the given size (a power of two) around an offset.
+// alignedWindow returns the window of the given size (a power of two) around an offset.
 func alignedWindow(r uffd.Region, at, size uint64) window {
 	size = max(size, r.PageSize)
 	from := at &^ (size - 1)
 	return window{r, from, min(from+size, r.Size)}
 }
 
-// sequential follows a monitor that goes through its memory in order: each fault right behind the last window
-// gets a window twice as large.
+// sequential detects a monitor that touches its memory in order: each fault directly after the last window
+// gets a window of twice the size.
 type sequential struct {
-	maxBytes uint64 // bytes of a window
-	next     uint64 // address behind the last window
-	size     uint64 // of that one
+	maxBytes uint64 // largest window, in bytes
+	next     uint64 // address after the last window
+	size     uint64 // size of the last window
 }
 
 func (k *sequential) window(r uffd.Region, off, size uint64) window {
@@ -43,11 +43,11 @@ func (k *sequential) window(r uffd.Region, off, size uint64) window {
 	return w
 }
 
-// fault answers one fault: at once where the content is here, else by somebody who fetches it.
+// fault resolves one fault: at once if the content is local, else after fetching it.
 func (s *server) fault(ctx context.Context, at uint64) {
 	r, ok := s.region(at)
 	if !ok {
-		s.retryLater(at, fmt.Errorf("a fault at %x, which is not in the memory that was handed over", at))
+		s.retryLater(at, fmt.Errorf("fault at %x, outside of the monitor's registered memory", at))
 		return
 	}
 	off := (at - r.Base) &^ (r.PageSize - 1)
@@ -73,14 +73,15 @@ func (s *server) fault(ctx context.Context, at uint64) {
 	s.fetch(ctx, at, w)
 }
 
-// isRemoved says whether a page was given back by the monitor.
+// isRemoved reports whether the monitor removed a page.
 func (s *server) isRemoved(r uffd.Region, off uint64) bool {
 	s.installMu.RLock()
 	defer s.installMu.RUnlock()
 	return s.removed[r.Base].has(int64(off / r.PageSize))
 }
 
-// fetch has a window fetched and filled, unless somebody does already: who fetches it fills the fault, too.
+// fetch fetches a window and installs it. If the window is being fetched already, that fetch also resolves
+// this fault.
 func (s *server) fetch(ctx context.Context, at uint64, w window) {
 	key := w.region.Base + w.from
 	s.mu.Lock()
@@ -107,8 +108,8 @@ func (s *server) fetch(ctx context.Context, at uint64, w window) {
 	})
 }
 
-// install fills a window with data, nil: zeros, except for pages that were given back, which become zero, and
-// pages that are there. A window that cannot be filled now is tried again by the loop.
+// install installs a window with data, or zeros if data is nil. Removed pages become zero, and present pages
+// stay. The loop tries again if the window cannot be installed now.
 func (s *server) install(at uint64, w window, data []byte) {
 	s.installMu.RLock()
 	defer s.installMu.RUnlock()
@@ -133,7 +134,7 @@ func (s *server) install(at uint64, w window, data []byte) {
 			s.retryLater(at, nil)
 			return
 		case errors.Is(err, uffd.ErrGone):
-			return // unmapped since, or the monitor has ended: its socket tells
+			return // unmapped since, or the monitor has ended, which its socket reports
 		case err != nil:
 			s.retryLater(at, err)
 			return
@@ -142,7 +143,7 @@ func (s *server) install(at uint64, w window, data []byte) {
 	}
 }
 
-// installRange fills from..to of a region with src, nil: zeros. Pages that are there already stay.
+// installRange installs from..to of a region with src, or zeros if src is nil. Present pages stay.
 func (s *server) installRange(r uffd.Region, from, to uint64, src []byte) error {
 	for at := from; at < to; {
 		var n int64
@@ -157,13 +158,13 @@ func (s *server) installRange(r uffd.Region, from, to uint64, src []byte) error 
 		}
 		switch {
 		case errors.Is(err, uffd.ErrExists):
-			// Who waits for it may have come just before it was filled.
+			// A thread may have faulted just before the page was installed.
 			if err := s.fd.Wake(r.Base+at, r.PageSize); err != nil {
 				return err
 			}
 			at += r.PageSize
 		case err != nil:
-			return fmt.Errorf("fill %d bytes at %d: %w", to-at, r.Offset+at, err)
+			return fmt.Errorf("install %d bytes at %d: %w", to-at, r.Offset+at, err)
 		default:
 			at += uint64(n)
 		}

@@ -22,7 +22,8 @@ import (
 	"github.com/pandastack/pandastack/internal/os/uffd/uffdtest"
 )
 
-// pagerProcessArg is the first argument of the test binary as a pager that serves one process at a socket.
+// pagerProcessArg is the first argument of the test binary that makes it a pager serving one process at a
+// socket.
 const pagerProcessArg = "pager-process"
 
 const killedSize = 8 << 20
@@ -45,8 +46,8 @@ func pagerProcess(socket string) error {
 	return f.Serve(context.Background(), conn, pager.ServeOptions{})
 }
 
-// When the pager is killed, what is in place stays and can be used. Whoever waits for the rest stands still, says
-// nothing, and can be killed: that is what its owner does when the pager ends.
+// When the pager is killed, installed pages remain usable. A thread that faults on another page blocks
+// silently and can be killed, which the owner of the process does when its pager ends.
 func TestPagerKilled(t *testing.T) {
 	probetest.Need(t, probe.Config{}, probe.Root, probe.Userfaultfd)
 	self, err := os.Executable()
@@ -78,7 +79,7 @@ func TestPagerKilled(t *testing.T) {
 	if err := served.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = served.Wait() // it was killed, which is told as an error
+	_ = served.Wait() // the process was killed, which Wait reports as an error
 	if got, err := p.Sum(0, killedSize/4); err != nil || got != want {
 		t.Errorf("what was in place: %s, %v; want %s", got, err, want)
 	}

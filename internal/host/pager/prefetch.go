@@ -9,12 +9,12 @@ import (
 	"github.com/pandastack/pandastack/internal/os/uffd"
 )
 
-// prefetchWorkers is how many pieces of a trace are put in place at once. What comes from the store is asked for
-// all together before; this many keep a processor busy.
+// prefetchWorkers is how many pieces of a trace are installed concurrently. The store is asked for all of
+// them together before; this many keep a processor busy.
 const prefetchWorkers = 4
 
-// pieces is what a trace says of one file, of end bytes, in whole pieces of grain bytes, each once and in
-// order of the first use.
+// pieces returns the parts of one file in a trace as whole pieces of grain bytes below end, each once and in
+// the order of the first use.
 func (t Trace) pieces(file string, grain, end int64) []chunkstore.Range {
 	var out []chunkstore.Range
 	var seen bits
@@ -32,9 +32,10 @@ func (t Trace) pieces(file string, grain, end int64) []chunkstore.Range {
 	return out
 }
 
-// Prefetch brings what a trace says of this file here and gives it to put piece by piece, in the order of the
-// trace as far as the store answers in order. Pieces are grain bytes, a power of two. It returns when all is done, ctx ended, or the source failed,
-// which is no failure of anything: what is missing is asked for again when it is needed. put may be nil.
+// Prefetch reads the content of this file that is in a trace and passes it to put piece by piece. The order
+// is that of the trace as far as the store responds in order. Pieces have grain bytes, a power of two. put
+// may be nil. Prefetch returns when everything is read, ctx ended, or the source failed. A failure needs no
+// report: missing content is read again when it is needed.
 func (f *File) Prefetch(ctx context.Context, trace Trace, grain int64, put func(off int64, data []byte)) {
 	pieces := trace.pieces(f.name, grain, f.size)
 	if len(pieces) == 0 || f.source == nil {
@@ -43,7 +44,7 @@ func (f *File) Prefetch(ctx context.Context, trace Trace, grain int64, put func(
 	var work sync.WaitGroup
 	defer work.Wait()
 	if !f.IsLocal() {
-		work.Go(func() { _ = f.source.Prefetch(ctx, pieces) }) // a read that needs it says what is wrong
+		work.Go(func() { _ = f.source.Prefetch(ctx, pieces) }) // a read that needs the content reports the error
 	}
 	if put == nil {
 		return
@@ -72,8 +73,8 @@ func (f *File) Prefetch(ctx context.Context, trace Trace, grain int64, put func(
 	}
 }
 
-// ZeroRanges gives put what a trace names of this file that is zero, up to limit bytes of it, which is in whole pages. No
-// store has to be asked for that, so it is not among what comes with a trace.
+// ZeroRanges passes the zero pages of this file that are in a trace to put, up to limit bytes. limit is in
+// whole pages. Zeros need no request to the store, so they are not part of a working set.
 func (f *File) ZeroRanges(trace Trace, limit int64, put func(off int64, data []byte)) {
 	var zeros [chunkstore.FrameSize]byte
 	for _, r := range trace {
@@ -96,7 +97,7 @@ func (f *File) ZeroRanges(trace Trace, limit int64, put func(off int64, data []b
 	}
 }
 
-// prefetch fills what is known to be asked for before it is.
+// prefetch installs the content of the trace before the monitor touches it.
 func (s *server) prefetch(ctx context.Context) {
 	put := func(off int64, data []byte) {
 		for _, r := range s.regions {

@@ -7,24 +7,25 @@ import (
 	"github.com/pandastack/pandastack/internal/host/chunkstore"
 )
 
-// A store's answer takes some milliseconds however little is asked for, and whoever missed a page soon misses its
-// neighbours. So the first miss in a part of a file brings all of that part in, behind what is waited for.
+// A request to the store takes some milliseconds however small it is, and a process that missed a page soon
+// touches its neighbours. So the first miss in a part of a file reads the whole part, with lower priority
+// than the page itself.
 const (
-	readaheadBytes = 1 << 20 // of a part: a request for it takes about twice as long as one for a page
-	maxReadaheads  = 16      // that are brought in at once; a miss beyond brings in what it needs alone
+	readaheadBytes = 1 << 20 // size of a part: a request for it takes about twice as long as one for a page
+	maxReadaheads  = 16      // concurrent readaheads; a miss beyond that reads only the page
 )
 
-// readahead is what is brought in around misses. File.mu guards all of it but work.
+// readahead is the state of reading around misses. File.mu guards all of it but work.
 type readahead struct {
 	work     sync.WaitGroup
-	started  bits // parts that were brought in, or are being
+	started  bits // parts that were read, or are being read
 	inFlight int
 	stopped  bool
-	ctx      context.Context // of the work, from the first miss on
+	ctx      context.Context // of the work, made at the first miss
 	cancel   context.CancelFunc
 }
 
-// readAround begins to bring in the part around an offset, unless that was begun before.
+// readAround starts to read the part around an offset, unless that was done before.
 func (f *File) readAround(ctx context.Context, off int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -43,7 +44,7 @@ func (f *File) readAround(ctx context.Context, off int64) {
 		limit, cancel := context.WithTimeout(a.ctx, f.timeout)
 		defer cancel()
 		err := f.source.Prefetch(limit, []chunkstore.Range{{File: f.name, Offset: from, Length: length}})
-		if err == nil { // else whoever needs it asks for it, and is told why
+		if err == nil { // otherwise a read that needs the content reports the error
 			f.markFetched(from, length)
 		}
 		f.mu.Lock()
@@ -52,7 +53,7 @@ func (f *File) readAround(ctx context.Context, off int64) {
 	})
 }
 
-// stop ends the work and waits for that. mu is the file's.
+// stop cancels the work and waits for it. mu is the file's.
 func (a *readahead) stop(mu *sync.Mutex) {
 	mu.Lock()
 	a.stopped = true

@@ -9,7 +9,7 @@ import (
 	"github.com/pandastack/pandastack/internal/host/pager/pagertest"
 )
 
-// The first miss in a part of a file has all of the part brought in, once; what is a use of what is here, does not.
+// The first miss in a part of a file reads the whole part, once. Reads of cached content do not.
 func TestMissReadsAhead(t *testing.T) {
 	const size = 5<<19 + 4096 // two parts and a half
 	source := pagertest.New(map[string][]byte{"memory": pagertest.Pattern(size, nil)})
@@ -23,7 +23,7 @@ func TestMissReadsAhead(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := f.Close(); err != nil { // which waits
+	if err := f.Close(); err != nil { // waits for readahead
 		t.Fatal(err)
 	}
 	got := source.Prefetched()

@@ -13,62 +13,63 @@ import (
 	"github.com/pandastack/pandastack/internal/os/uffd"
 )
 
-// ServeOptions shape how faults are answered. The zero value is right.
+// ServeOptions control how faults are resolved. The zero value has working defaults.
 type ServeOptions struct {
-	// FaultAround is how much is put in place at once around a missing page, in bytes, a power of two; 0: 64 KiB,
-	// and more where a monitor goes through its memory in order. A larger one makes fewer faults and takes
-	// more memory.
+	// FaultAround is how many bytes are installed at once around a missing page, a power of two. The default
+	// 0 means 64 KiB, and more for a monitor that touches its memory in order. A larger value causes fewer
+	// faults and takes more memory.
 	FaultAround int64
-	// Prefetch gives put, at once and from several goroutines, what it has of the file's content itself, and answers what
-	// else is to be brought in ahead; nil: nothing is. Put is nil where memory is filled in larger pages than content
-	// is kept in.
+	// Prefetch passes the content that it has itself, the working set, to put, concurrently, and returns the
+	// trace of the content to read ahead. It may be nil. put is nil if the monitor's pages are larger than
+	// the units in which content is kept.
 	Prefetch func(ctx context.Context, put func(off int64, data []byte)) Trace
 }
 
 const (
 	defaultFaultAround = 64 << 10
 	maxFaultAround     = 4 << 20
-	// maxStreak is the most that is put ahead of a monitor that goes through its memory in order.
+	// maxSequential is the largest window for a monitor that touches its memory in order.
 	maxSequential = 512 << 10
-	// zeroAround is the same where there are zeros, which cost no memory.
+	// zeroFaultAround is the window for zeros, which cost no memory.
 	zeroFaultAround = 256 << 10
-	// handshakeLimit is how long a monitor may take to hand its memory over.
+	// handshakeTimeout is how long a monitor may take to hand its memory over.
 	handshakeTimeout = 10 * time.Second
-	// fetches bounds what is asked of a source at once for one monitor.
+	// maxFetches bounds the concurrent requests to a source for one monitor.
 	maxFetches = 64
 )
 
-// server answers the faults of one monitor.
+// server resolves the faults of one monitor.
 type server struct {
 	file       *File
 	opt        ServeOptions
 	fd         *uffd.FD
 	regions    []uffd.Region
 	waker      *uffd.Waker
-	sequential sequential // of the loop
+	sequential sequential // used by the loop only
 
-	// installMu is held for reading by whoever fills, from the look at gone until the fill is done, and for
-	// writing by the loop while it reads events and notes removals.
+	// installMu is held for reading by goroutines that install pages, from the look at removed until the
+	// pages are installed. The loop holds it for writing while it reads events and records removals.
 	installMu sync.RWMutex
-	removed   map[uint64]bits // by region's base: pages that were given back
+	removed   map[uint64]bits // removed pages, by the region's base
 
 	mu       sync.Mutex
 	fetching map[uint64]bool // addresses of windows that are being fetched
-	retry    []uint64        // faults to look at again when events were read
-	err      error           // why no more is served
+	retry    []uint64        // faults to resolve again after reading events
+	err      error           // why the service ended
 	slots    chan struct{}
 	work     sync.WaitGroup
 }
 
-// Serve takes a monitor's memory over conn, which it closes, and answers its faults with the content of
-// f, until the monitor ends or ctx does: then it returns nil. An error says why faults are not answered any
-// more; the monitor stands still from then on and must be ended.
+// Serve receives a monitor's memory over conn and resolves its faults with the content of f.
+//
+// It closes conn. It returns nil when the monitor ends or ctx does. After an error faults are not resolved any
+// more: the monitor blocks and must be ended.
 func (f *File) Serve(ctx context.Context, conn *net.UnixConn, opt ServeOptions) (err error) {
 	defer func() { err = errors.Join(err, conn.Close()) }()
 	limit, cancel := context.WithTimeoutCause(
 		ctx,
 		handshakeTimeout,
-		errors.New("the monitor did not hand its memory over in time"),
+		errors.New("the monitor did not send its userfaultfd in time"),
 	)
 	fd, regions, err := uffd.Receive(limit, conn)
 	cancel()
@@ -101,24 +102,24 @@ func (f *File) Serve(ctx context.Context, conn *net.UnixConn, opt ServeOptions) 
 	return nil
 }
 
-// check holds the regions against the file.
+// check compares the regions with the file.
 func (s *server) check() error {
 	s.sequential.maxBytes = uint64(s.opt.FaultAround)
 	if s.opt.FaultAround == 0 {
 		s.opt.FaultAround, s.sequential.maxBytes = defaultFaultAround, maxSequential
 	}
 	if a := s.opt.FaultAround; a < uffd.Page || a > maxFaultAround || a&(a-1) != 0 {
-		return fmt.Errorf("%d bytes around a page are not a power of two from %d to %d", a, uffd.Page, maxFaultAround)
+		return fmt.Errorf("FaultAround of %d bytes is not a power of two from %d to %d", a, uffd.Page, maxFaultAround)
 	}
 	for _, r := range s.regions {
 		if r.Offset+r.Size > uint64(s.file.size) {
-			return fmt.Errorf("a region reaches to %d and the image has %d bytes", r.Offset+r.Size, s.file.size)
+			return fmt.Errorf("memory region ends at %d, beyond the image of %d bytes", r.Offset+r.Size, s.file.size)
 		}
 	}
 	return nil
 }
 
-// run is Serve with everything made. It returns when all it began has ended.
+// run serves with everything set up. It returns when everything that it started has ended.
 func (s *server) run(parent context.Context, peer *uffd.Peer) error {
 	ctx, cancel := context.WithCancel(parent)
 	rung := make(chan struct{})
@@ -129,7 +130,7 @@ func (s *server) run(parent context.Context, peer *uffd.Peer) error {
 	defer s.work.Wait()
 	defer cancel()
 	defer func() {
-		if !stop() { // it rings, and the bell is closed next
+		if !stop() { // the waker is being used and is closed next
 			<-rung
 		}
 	}()
@@ -137,22 +138,23 @@ func (s *server) run(parent context.Context, peer *uffd.Peer) error {
 		s.work.Go(func() { s.prefetch(ctx) })
 	}
 	ended := make(chan error, 1)
-	go func() { // a thread of its own: it blocks in the kernel for most of its life
+	go func() { // a thread of its own: it blocks in the kernel most of the time
 		runtime.LockOSThread()
 		ended <- s.loop(ctx, peer)
 	}()
 	return <-ended
 }
 
-// spins is how often the loop looks for the next event before it sleeps: whoever was just answered often faults
-// again at once, and to be woken takes longer than to answer. In between others may have the processor.
+// spins is how often the loop polls for the next event before it sleeps. A thread whose fault was resolved
+// often faults again at once, and waking up takes longer than resolving a fault. The loop yields the
+// processor between polls.
 const spins = 16
 
-// loop reads events and answers them, until the monitor is gone or ctx ends.
+// loop reads events and resolves faults, until the monitor or ctx ends.
 func (s *server) loop(ctx context.Context, peer *uffd.Peer) error {
 	reader := s.fd.Events()
 	var events []uffd.Event
-	left := 0 // looks before it sleeps
+	left := 0 // polls before it sleeps
 	for {
 		again, err := s.pending()
 		if err != nil {
@@ -191,8 +193,8 @@ func (s *server) loop(ctx context.Context, peer *uffd.Peer) error {
 	}
 }
 
-// retryAfter is how long the loop waits for an event where a fill has to be tried again: whoever removes
-// memory needs a moment after its event was read.
+// retryAfter is how long the loop waits for an event if an installation must be retried: a thread that
+// removes memory continues only some time after its event was read.
 const retryAfter = time.Millisecond
 
 func pollTimeout(again []uint64) time.Duration {
@@ -202,7 +204,7 @@ func pollTimeout(again []uint64) time.Duration {
 	return -1
 }
 
-// pending answers what ended the service, else the faults to look at again.
+// pending returns the error that ended the service, or else the faults to resolve again.
 func (s *server) pending() ([]uint64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -211,7 +213,7 @@ func (s *server) pending() ([]uint64, error) {
 	return again, s.err
 }
 
-// read reads all events there are and notes removals before any fault is looked at: events may come out of
+// read reads all pending events and records removals before any fault is resolved: events may arrive out of
 // order.
 func (s *server) read(reader *uffd.Reader, events []uffd.Event) ([]uffd.Event, error) {
 	s.installMu.Lock()
@@ -231,7 +233,7 @@ func (s *server) read(reader *uffd.Reader, events []uffd.Event) ([]uffd.Event, e
 	return events, err
 }
 
-// retryLater has a fault looked at again, or with an error ends the service.
+// retryLater schedules a fault to be resolved again, or ends the service with an error.
 func (s *server) retryLater(at uint64, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// process is a process whose memory is served, and how the service ended.
+// process is a process whose memory is served.
 type process struct {
 	*uffdtest.Process
 	t     testing.TB
@@ -79,7 +79,7 @@ func serve(t testing.TB, f *pager.File, size int64, page int, opt pager.ServeOpt
 	return g
 }
 
-// end waits for the end of the service and answers why it ended.
+// end waits for the end of the service and returns its error.
 func (g *process) end() error {
 	g.t.Helper()
 	select {
@@ -103,7 +103,7 @@ func (g *process) wantMemory(want []byte, off int) {
 	}
 }
 
-// enoughSpace is a disk with room.
+// enoughSpace is a space check that always succeeds.
 func enoughSpace() error { return nil }
 
 func file(t testing.TB, source chunkstore.Source, limit time.Duration) *pager.File {
@@ -135,8 +135,8 @@ func TestServeAll(t *testing.T) {
 	}
 }
 
-// TestServesHugePages has memory of pages of 2 MiB served: each whole, those without content as zeros, those that
-// were given back as zeros, too, and from the store as from the file that has come.
+// Memory in pages of 2 MiB is served: pages with content, pages without as zeros, removed pages as zeros;
+// from the store and from a local file.
 func TestServesHugePages(t *testing.T) {
 	probetest.HugePages(t, 8)
 	data := pagertest.Pattern(8<<20, func(page int) bool { return page < 512 || page%3 == 0 })
@@ -203,7 +203,7 @@ func TestRemovedMemoryIsZero(t *testing.T) {
 	g.wantMemory(want, 0)
 }
 
-// TestRemovalDuringAFetch has a page removed between the question for its content and the answer.
+// A page is removed while its content is being fetched.
 func TestRemovalDuringAFetch(t *testing.T) {
 	data := pagertest.Pattern(1<<20, nil)
 	source := pagertest.New(map[string][]byte{"memory": data})
@@ -252,7 +252,7 @@ func TestTraceIsPrefetched(t *testing.T) {
 	}
 }
 
-// What comes with a trace is put in place, and the source is not asked for it. A piece may reach beyond the memory.
+// The working set of a trace is installed without reading the source. A piece may reach beyond the memory.
 func TestWorkingSetIsInstalled(t *testing.T) {
 	data := pagertest.Pattern(2<<20, holes)
 	source := pagertest.New(map[string][]byte{"memory": data})
@@ -261,7 +261,7 @@ func TestWorkingSetIsInstalled(t *testing.T) {
 		Prefetch: func(_ context.Context, put func(int64, []byte)) pager.Trace {
 			defer close(placed)
 			put(1<<20, append(bytes.Clone(data[1<<20:]), make([]byte, 8<<10)...))
-			put(4<<20, make([]byte, 8<<10)) // nowhere
+			put(4<<20, make([]byte, 8<<10)) // outside of the memory
 			return nil
 		},
 	})
@@ -273,7 +273,7 @@ func TestWorkingSetIsInstalled(t *testing.T) {
 	g.wantMemory(data[:1<<20], 0)
 }
 
-// await waits for what another goroutine does soon.
+// await waits for another goroutine.
 func await(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)
@@ -377,7 +377,7 @@ func TestLocalFileServes(t *testing.T) {
 	g.wantMemory(data, 0)
 }
 
-// staticTrace is a trace that comes without content.
+// staticTrace returns a trace without a working set.
 func staticTrace(t pager.Trace) func(context.Context, func(int64, []byte)) pager.Trace {
 	return func(context.Context, func(int64, []byte)) pager.Trace { return t }
 }

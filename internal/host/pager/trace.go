@@ -11,11 +11,12 @@ import (
 	"github.com/pandastack/pandastack/internal/host/chunkstore"
 )
 
-// Trace is what a machine used of a snapshot's files after its restore, in the order of the first use. It
-// is a hint: a wrong one costs time and nothing else.
+// Trace is what a machine used of a snapshot's files after a restore, in the order of the first use. It is a
+// hint: a wrong trace only costs time.
 type Trace []chunkstore.Range
 
-// Bounds of a trace. A machine that uses more than maxTracePages of a file soon is better off with all.
+// Bounds of a trace. A machine that soon uses more than maxTracePages of a file is better off with the whole
+// file.
 const (
 	traceMagic     = "PTRC1"
 	maxTraceFiles  = 8
@@ -25,9 +26,9 @@ const (
 	MaxTraceBytes  = 1 << 20 // of an encoded trace
 )
 
-var errTrace = errors.New("not a trace of this format")
+var errTrace = errors.New("not a valid trace")
 
-// Bytes is how much a trace covers.
+// Bytes returns how many bytes a trace covers.
 func (t Trace) Bytes() int64 {
 	n := int64(0)
 	for _, r := range t {
@@ -36,11 +37,11 @@ func (t Trace) Bytes() int64 {
 	return n
 }
 
-// Encode writes a trace: some five bytes a range. Ranges beyond what Decode reads are left out.
+// Encode encodes a trace, in about five bytes per range. It omits ranges beyond the bounds of DecodeTrace.
 func (t Trace) Encode() []byte {
 	var files []string
 	var body []byte
-	ends := map[string]int64{} // page behind the last range, by file
+	ends := map[string]int64{} // page after the last range, by file
 	count := 0
 	for _, r := range t {
 		i := slices.Index(files, r.File)
@@ -71,15 +72,15 @@ func (t Trace) Encode() []byte {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// DecodeTrace reads what Encode wrote. Ranges lie at boundaries of pages, and may overlap or be of files that
-// a reader does not have.
+// DecodeTrace decodes the output of Encode. Ranges are aligned to pages. They may overlap, and name files
+// that the reader does not have.
 func DecodeTrace(data []byte) (Trace, error) {
 	if len(data) < len(traceMagic)+5 || len(data) > MaxTraceBytes || string(data[:len(traceMagic)]) != traceMagic {
 		return nil, errTrace
 	}
 	body, sum := data[:len(data)-4], binary.BigEndian.Uint32(data[len(data)-4:])
 	if crc32.Checksum(body, castagnoli) != sum {
-		return nil, fmt.Errorf("%w: its checksum is wrong", errTrace)
+		return nil, fmt.Errorf("%w: wrong checksum", errTrace)
 	}
 	d := decoder{data: body[len(traceMagic):]}
 	files := make([]string, d.byte())
@@ -120,7 +121,7 @@ func DecodeTrace(data []byte) (Trace, error) {
 	return trace, nil
 }
 
-// decoder takes values off data; bad says that one was not there.
+// decoder takes values off data. bad is set if one was missing.
 type decoder struct {
 	data []byte
 	bad  bool
@@ -157,7 +158,7 @@ func (d *decoder) varint() int64 {
 	return v + int64(d.skip(n))
 }
 
-// skip drops n bytes, and answers 0.
+// skip drops n bytes and returns 0.
 func (d *decoder) skip(n int) int {
 	if n <= 0 {
 		d.bad = true
@@ -167,7 +168,7 @@ func (d *decoder) skip(n int) int {
 	return 0
 }
 
-// Recorder notes what is used first. All methods may be called at once.
+// Recorder records what is used first. All methods may be called concurrently.
 type Recorder struct {
 	mu      sync.Mutex
 	seen    map[string]bits
@@ -175,7 +176,7 @@ type Recorder struct {
 	stopped bool
 }
 
-// NewRecorder begins with what is known already: it is not noted again, and Trace leaves it out.
+// NewRecorder makes a recorder that ignores uses of the content in known.
 func NewRecorder(known Trace) *Recorder {
 	r := &Recorder{seen: map[string]bits{}}
 	for _, k := range known {
@@ -185,7 +186,7 @@ func NewRecorder(known Trace) *Recorder {
 	return r
 }
 
-// Record records the use of a range, of which parts may have been noted before.
+// Record records the use of a range, parts of which may have been recorded before.
 func (r *Recorder) Record(file string, off, length int64) {
 	if r == nil || off < 0 || length <= 0 {
 		return
@@ -211,7 +212,7 @@ func (r *Recorder) Record(file string, off, length int64) {
 	r.seen[file] = seen
 }
 
-// Stop answers what was noted, and ends the recording.
+// Stop ends the recording and returns the trace.
 func (r *Recorder) Stop() Trace {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -224,7 +225,7 @@ type bits []uint64
 
 func (b bits) has(n int64) bool { return n>>6 < int64(len(b)) && b[n>>6]&(1<<(n&63)) != 0 }
 
-// with is b with n, which may be in place.
+// with returns b with n added. It may modify b.
 func (b bits) with(n int64) bits {
 	if grow := n>>6 + 1 - int64(len(b)); grow > 0 {
 		b = append(b, make([]uint64, grow)...)

@@ -38,8 +38,8 @@ func TestTraceRoundTrip(t *testing.T) {
 func TestRecorder(t *testing.T) {
 	t.Parallel()
 	r := pager.NewRecorder(pager.Trace{{File: "memory", Offset: 0, Length: 8192}})
-	r.Record("memory", 4096, 12288) // begins with a page that is known
-	r.Record("memory", 16384, 4096) // right behind
+	r.Record("memory", 4096, 12288) // begins with a known page
+	r.Record("memory", 16384, 4096) // directly after the last range
 	r.Record("memory", 8000, 10)
 	r.Record("disk.img", 100, 1)
 	r.Record("memory", 1<<20, 0)
@@ -65,7 +65,7 @@ func FuzzDecodeTrace(f *testing.F) {
 	)
 	f.Add(pager.Trace{}.Encode())
 	f.Fuzz(func(t *testing.T, data []byte) {
-		// The checksum is no secret: whoever writes a trace makes it right.
+		// The checksum is no secret: the author of a trace can make it right.
 		for _, data := range [][]byte{data, pager.FixChecksum(data)} {
 			trace, err := pager.DecodeTrace(data)
 			if err != nil {

@@ -8,15 +8,15 @@ import (
 	"github.com/pandastack/pandastack/internal/host/chunkstore"
 )
 
-// WorkingSet is what of one file a trace names, one range after the other, so that it can be kept in one piece and come
-// in one go.
+// WorkingSet is the part of a trace in one file. Its ranges form a sequence that can be stored in one piece.
 type WorkingSet struct {
 	ranges []chunkstore.Range
-	ends   []int64 // of each range in the sequence, in bytes
+	ends   []int64 // ends of the ranges in the sequence, in bytes
 }
 
-// SplitWorkingSet splits a trace: up to limit bytes of what it names first of a file of size bytes, and the rest, in which
-// are the other files. Limit is in whole pages.
+// SplitWorkingSet splits a trace into a working set and the rest. The working set has the first ranges in
+// file, which has size bytes, up to limit bytes, a multiple of the page size. The rest includes the ranges of
+// other files.
 func (t Trace) SplitWorkingSet(file string, size, limit int64) (c WorkingSet, rest Trace) {
 	for _, r := range t {
 		if r.File != file {
@@ -39,7 +39,7 @@ func (t Trace) SplitWorkingSet(file string, size, limit int64) (c WorkingSet, re
 	return c, rest
 }
 
-// Bytes is how much it is.
+// Bytes returns the size of the working set.
 func (c WorkingSet) Bytes() int64 {
 	if len(c.ends) == 0 {
 		return 0
@@ -47,7 +47,7 @@ func (c WorkingSet) Bytes() int64 {
 	return c.ends[len(c.ends)-1]
 }
 
-// Scatter gives put the parts of data, which lies at off in the sequence, with where in the file they belong.
+// Scatter passes the parts of data to put, with their offsets in the file. data starts at off in the sequence.
 func (c WorkingSet) Scatter(off int64, data []byte, put func(off int64, data []byte)) {
 	for i := sort.Search(len(c.ends), func(i int) bool { return c.ends[i] > off }); i < len(c.ends) && len(data) > 0; i++ {
 		inside := off - (c.ends[i] - c.ranges[i].Length)
@@ -57,10 +57,10 @@ func (c WorkingSet) Scatter(off int64, data []byte, put func(off int64, data []b
 	}
 }
 
-// workingSetRead is how much of a file is read at once to be kept.
+// workingSetRead is how much of a file is read at once for a working set.
 const workingSetRead = 1 << 20
 
-// WriteWorkingSet writes to w what c names of the file. It is no use of it.
+// WriteWorkingSet writes the content of the working set c to w. That is not recorded as a use.
 func (f *File) WriteWorkingSet(ctx context.Context, c WorkingSet, w io.Writer) error {
 	buf := make([]byte, workingSetRead)
 	for _, r := range c.ranges {

@@ -12,7 +12,7 @@ import (
 
 const pg = chunkstore.PageSize
 
-// What a trace names that is zero is known without a store, each page once, and within its limit.
+// Zero pages in a trace are known without the store, and passed once, up to the limit.
 func TestZeroRanges(t *testing.T) {
 	t.Parallel()
 	const size = 64*pg - 100
@@ -88,7 +88,7 @@ func TestWorkingSet(t *testing.T) {
 		if err := f.WriteWorkingSet(t.Context(), c, &kept); err != nil || int64(kept.Len()) != c.Bytes() {
 			t.Fatalf("kept %d bytes, %v", kept.Len(), err)
 		}
-		// However it is cut, each page comes to its place.
+		// The pages arrive at their offsets however the content is cut.
 		for _, step := range []int{pg, 3 * pg, 1 << 20} {
 			pages := 0
 			for at := 0; at < kept.Len(); at += step {

@@ -23,21 +23,21 @@ const (
 	maxFrames = maxObject / Frame
 )
 
-// Config of a Cache.
+// Config configures a Cache.
 type Config struct {
-	Dir   string       // made if it is not there; nothing else may use it
-	Bytes int64        // of frames that are kept; default 4 GiB
-	Files int          // that are open at most while nobody reads them; default 256
+	Dir   string       // made if it does not exist; not shared with anything else
+	Bytes int64        // limit of the cached frames; default 4 GiB
+	Files int          // limit of the files kept open without readers; default 256
 	Log   *slog.Logger // may be nil
 }
 
-// Object is what frames belong to.
+// Object identifies the object that frames belong to.
 type Object struct {
 	ID    string // 8 to 128 lower-case letters and digits
 	Bytes int    // size
 }
 
-// frame is the size of frame i.
+// frame returns the size of frame i.
 func (o Object) frame(i int) int { return min(Frame, o.Bytes-i*Frame) }
 
 func (o Object) frames() int { return (o.Bytes + Frame - 1) / Frame }
@@ -45,21 +45,21 @@ func (o Object) frames() int { return (o.Bytes + Frame - 1) / Frame }
 func (o Object) check() error {
 	if len(o.ID) < 8 || len(o.ID) > 128 || strings.Trim(o.ID, "abcdefghijklmnopqrstuvwxyz0123456789") != "" ||
 		o.Bytes < 1 || o.Bytes > maxObject {
-		return fmt.Errorf("cache: object %q of %d bytes", o.ID, o.Bytes)
+		return fmt.Errorf("cache: invalid object %q of %d bytes", o.ID, o.Bytes)
 	}
 	return nil
 }
 
-// Fetch gives the content of count frames of an object from first on.
+// Fetch returns the content of count frames of an object, starting at frame first.
 type Fetch func(ctx context.Context, first, count int) ([]byte, error)
 
-// Stats count since Open.
+// Stats are the current size and the counters since Open.
 type Stats struct {
-	Bytes, Objects int64 // kept now
-	Hits, Misses   int64 // frames found, and fetched
+	Bytes, Objects int64 // in the cache now
+	Hits, Misses   int64 // frames that were found, and that were fetched
 	Evicted        int64 // objects
-	Damaged        int64 // frames or files that were not what was written
-	NotStored      int64 // frames that could not be kept
+	Damaged        int64 // frames or files that failed verification
+	NotStored      int64 // frames that could not be stored
 }
 
 // Cache is a directory of frames.
@@ -69,29 +69,28 @@ type Cache struct {
 
 	mu        sync.Mutex
 	entries   map[string]*entry          // guarded by mu
-	lru       list.List                  // of *entry, used last first; guarded by mu
+	lru       list.List                  // of *entry, most recently used first; guarded by mu
 	bytes     int64                      // guarded by mu
 	flights   map[frameKey]*flight       // guarded by mu
-	opened    list.List                  // of *entry whose file is open, used last first; guarded by mu
+	opened    list.List                  // of *entry whose file is open, most recently used first; guarded by mu
 	memory    map[frameKey]*list.Element // guarded by mu
-	memoryLRU list.List                  // of *held, used last first; guarded by mu
+	memoryLRU list.List                  // of *memoryFrame, most recently used first; guarded by mu
 
 	hits, misses, evicted, damaged, notStored atomic.Int64
 }
 
-// entry is one object. All but io is guarded by Cache.mu; a file that is open stays so while there are
-// users.
+// entry is one object. Cache.mu guards all fields but io. An open file stays open while the entry has users.
 type entry struct {
 	id       string
 	path     string
-	lruElem  *list.Element // in Cache.order
-	openElem *list.Element // in Cache.opened, while file is there
+	lruElem  *list.Element // in Cache.lru
+	openElem *list.Element // in Cache.opened while file is set
 	users    int
-	loaded   bool   // claim is known: the file was opened once
-	verified uint64 // of the frames in claim those that were checked
+	loaded   bool   // marked is known: the file was opened once
+	verified uint64 // the frames in marked that were verified
 	marked   uint64 // frames that have a checksum
 	bytes    int64
-	removed  bool // it is in the cache no more
+	removed  bool // it is not in the cache any more
 	file     *os.File
 
 	io sync.Mutex // held while the file is opened
@@ -105,10 +104,10 @@ type frameKey struct {
 // flight is a frame that is being fetched.
 type flight struct {
 	done chan struct{}
-	err  error // before done is closed
+	err  error // set before done is closed
 }
 
-// maxMemoryFrames are given from memory when the directory does not take them.
+// maxMemoryFrames is how many frames are kept in memory if the directory cannot store them.
 const maxMemoryFrames = 128
 
 // memoryFrame is a frame in memory.
@@ -117,8 +116,8 @@ type memoryFrame struct {
 	data []byte
 }
 
-// Open takes over what is in the directory. A directory that cannot be used at all is an error; files of
-// ours that are damaged are removed.
+// Open opens the cache in a directory with the objects that it holds. It returns an error if the directory
+// cannot be used at all. It removes damaged files of the cache.
 func Open(cfg Config) (*Cache, error) {
 	cfg.Bytes = cmp.Or(cfg.Bytes, 4<<30)
 	cfg.Files = cmp.Or(cfg.Files, 256)
@@ -142,7 +141,7 @@ func Open(cfg Config) (*Cache, error) {
 	return c, nil
 }
 
-// scan finds what is in the directory.
+// scan finds the objects in the directory.
 func (c *Cache) scan() error {
 	files, err := os.ReadDir(c.cfg.Dir)
 	if err != nil {
@@ -153,13 +152,13 @@ func (c *Cache) scan() error {
 	for _, f := range files {
 		info, err := f.Info()
 		if err != nil || (Object{f.Name(), 1}).check() != nil {
-			continue // gone, or not ours
+			continue // removed meanwhile, or not a file of the cache
 		}
 		e := &entry{id: f.Name(), path: filepath.Join(c.cfg.Dir, f.Name()), bytes: allocatedBytes(info)}
 		if !info.Mode().IsRegular() || info.Size() != fileBytes {
 			c.damaged.Add(1)
 			if err := os.RemoveAll(e.path); err != nil {
-				c.log.Warn("not removed from the cache", "file", e.path, "err", err)
+				c.log.Warn("cache file not removed", "file", e.path, "err", err)
 			}
 			continue
 		}
@@ -175,7 +174,7 @@ func (c *Cache) scan() error {
 	return nil
 }
 
-// Stats tells what the cache holds and did.
+// Stats returns the size and the counters of the cache.
 func (c *Cache) Stats() Stats {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -183,7 +182,7 @@ func (c *Cache) Stats() Stats {
 		Evicted: c.evicted.Load(), Damaged: c.damaged.Load(), NotStored: c.notStored.Load()}
 }
 
-// Close closes all files. Nobody may use the cache any more.
+// Close closes all files. The cache must not be used any more.
 func (c *Cache) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -197,8 +196,8 @@ func (c *Cache) Close() error {
 	return all
 }
 
-// acquire gives the entry of an object, for one more user, and makes it the one used last. With make false it
-// is nil when there is none.
+// acquire returns the entry of an object, with one more user and as the most recently used one. It returns
+// nil if there is none and create is not set.
 func (c *Cache) acquire(o Object, create bool) *entry {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -220,7 +219,7 @@ func (c *Cache) acquire(o Object, create bool) *entry {
 	return e
 }
 
-// release ends what use began.
+// release undoes acquire.
 func (c *Cache) release(e *entry) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -229,14 +228,14 @@ func (c *Cache) release(e *entry) {
 	case e.users > 0:
 	case e.removed:
 		c.closeFile(e)
-	case e.marked == 0 && (e.loaded || e.bytes == 0): // nothing came of it
+	case e.marked == 0 && (e.loaded || e.bytes == 0): // no frame was stored
 		c.remove(e)
 	}
 	c.enforceLimits()
 }
 
-// remove takes an entry out of the cache, with its file, at once: whoever wants the object next begins
-// anew. Those who use the entry keep its open file until they leave. The caller holds mu.
+// remove removes an entry and its file at once: the next use of the object starts a new entry. Current users
+// keep the open file until they release the entry. The caller holds mu.
 func (c *Cache) remove(e *entry) {
 	if e.removed {
 		return
@@ -249,25 +248,25 @@ func (c *Cache) remove(e *entry) {
 		c.closeFile(e)
 	}
 	if err := os.RemoveAll(e.path); err != nil {
-		c.log.Warn("not removed from the cache", "file", e.path, "err", err)
+		c.log.Warn("cache file not removed", "file", e.path, "err", err)
 	}
 }
 
-// closeFile closes an entry's file. The caller holds mu, and nobody uses the entry.
+// closeFile closes an entry's file. The caller holds mu, and the entry has no users.
 func (c *Cache) closeFile(e *entry) {
 	if e.file == nil {
 		return
 	}
 	if err := e.file.Close(); err != nil {
-		c.log.Warn("file of the cache not closed", "file", e.path, "err", err)
+		c.log.Warn("cache file not closed", "file", e.path, "err", err)
 	}
 	e.file = nil
 	c.opened.Remove(e.openElem)
 }
 
-// Give gives back disk space, bytes of it or all there is, beginning with what was used longest ago, and answers how
-// much. What somebody uses stays.
-func (c *Cache) Give(bytes int64) int64 {
+// Evict frees disk space by removing the least recently used objects. It stops after that many bytes, and
+// returns how many it freed. Objects in use stay.
+func (c *Cache) Evict(bytes int64) int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	before := c.bytes
@@ -275,7 +274,7 @@ func (c *Cache) Give(bytes int64) int64 {
 	return before - c.bytes
 }
 
-// evictTo has no more than bytes kept, as far as nobody uses what would go. The caller holds mu.
+// evictTo removes unused objects until at most that many bytes are left. The caller holds mu.
 func (c *Cache) evictTo(bytes int64) {
 	for at := c.lru.Back(); at != nil && c.bytes > bytes; {
 		e, ok := at.Value.(*entry)
@@ -287,7 +286,7 @@ func (c *Cache) evictTo(bytes int64) {
 	}
 }
 
-// enforceLimits brings the cache within its bounds, as far as nobody uses what would go. The caller holds mu.
+// enforceLimits removes and closes unused objects until the cache is within its limits. The caller holds mu.
 func (c *Cache) enforceLimits() {
 	c.evictTo(c.cfg.Bytes)
 	for at := c.opened.Back(); at != nil && c.opened.Len() > c.cfg.Files; {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// opened is an empty cache, closed with the test.
+// opened returns an empty cache that is closed with the test.
 func opened(t *testing.T) *Cache {
 	t.Helper()
 	c, err := Open(Config{Dir: t.TempDir()})
@@ -21,7 +21,7 @@ func opened(t *testing.T) *Cache {
 	return c
 }
 
-// Whoever found no file of an object, and tells of it only after others have filled one, takes nothing away.
+// A reader that found no file, and reports that after others have filled one, removes nothing.
 func TestStaleNotExistKeepsNewEntry(t *testing.T) {
 	c := opened(t)
 	o, data := Object{"object0001", 100}, bytes.Repeat([]byte("x"), 100)
@@ -45,7 +45,7 @@ func TestStaleNotExistKeepsNewEntry(t *testing.T) {
 	}
 }
 
-// A file that somebody removes while it is closed is noticed, and its frames are fetched anew.
+// A file that is removed while it is closed is noticed, and its frames are fetched again.
 func TestRemovedFile(t *testing.T) {
 	c := opened(t)
 	o, data := Object{"object0001", 100}, bytes.Repeat([]byte("x"), 100)

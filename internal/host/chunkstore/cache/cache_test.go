@@ -29,7 +29,7 @@ func open(t *testing.T, cfg cache.Config) *cache.Cache {
 	return c
 }
 
-// object is one of n bytes whose content follows from its number.
+// object returns an object of n bytes whose content follows from its number.
 func object(i, n int) (cache.Object, []byte) {
 	var head [1024]byte
 	for at := range head {
@@ -43,7 +43,7 @@ func object(i, n int) (cache.Object, []byte) {
 	return cache.Object{ID: fmt.Sprintf("object%04d", i), Bytes: n}, data
 }
 
-// source serves an object and counts.
+// source serves an object and counts the calls.
 func source(data []byte, calls *atomic.Int64) cache.Fetch {
 	return func(_ context.Context, first, count int) ([]byte, error) {
 		calls.Add(1)
@@ -154,7 +154,7 @@ func TestErrorIsShared(t *testing.T) {
 	fill(t, c, o, data, source(data, &calls))
 }
 
-// fillFour has four objects of one frame kept, of which the first was used last.
+// fillFour stores four objects of one frame each. The first is the most recently used one.
 func fillFour(t *testing.T, c *cache.Cache, calls *atomic.Int64) {
 	t.Helper()
 	for i := range 4 {
@@ -165,12 +165,13 @@ func fillFour(t *testing.T, c *cache.Cache, calls *atomic.Int64) {
 	fill(t, c, first, data, failingFetch(t))
 }
 
-// What is given back is what was used longest ago, and no more than that; what is gone is fetched again.
+// Evict removes the least recently used objects and no more than necessary. Removed objects are fetched
+// again.
 func TestEvict(t *testing.T) {
 	c := open(t, cache.Config{Dir: t.TempDir()})
 	var calls atomic.Int64
 	fillFour(t, c, &calls)
-	if got := c.Give(cache.Frame + 1); got != 2*cache.Frame || c.Stats().Bytes != 2*cache.Frame {
+	if got := c.Evict(cache.Frame + 1); got != 2*cache.Frame || c.Stats().Bytes != 2*cache.Frame {
 		t.Errorf("gave %d, and %+v is there", got, c.Stats())
 	}
 	first, data := object(0, cache.Frame)
@@ -180,7 +181,7 @@ func TestEvict(t *testing.T) {
 	if calls.Load() != 5 {
 		t.Errorf("%d fetches, want 5", calls.Load())
 	}
-	if got := c.Give(1 << 40); got != 3*cache.Frame || c.Stats().Objects != 0 {
+	if got := c.Evict(1 << 40); got != 3*cache.Frame || c.Stats().Objects != 0 {
 		t.Errorf("gave %d, and %+v is there", got, c.Stats())
 	}
 }
@@ -204,13 +205,13 @@ func TestLeastRecentlyUsedGoesFirst(t *testing.T) {
 	if files, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(files) != 3 {
 		t.Errorf("files: %v, %v; want 3", files, err)
 	}
-	// One object larger than all there may be is given all the same.
+	// An object larger than the limit is served all the same.
 	big, lots := object(9, 4<<20)
 	fill(t, c, big, lots, source(lots, &calls))
 	if s := c.Stats(); s.Bytes > 4*cache.Frame {
 		t.Errorf("there is %+v", s)
 	}
-	// And a smaller bound holds from the start on.
+	// A smaller limit is enforced from the start on.
 	var n atomic.Int64
 	for i := range 4 {
 		o, data := object(i, cache.Frame)
@@ -221,7 +222,7 @@ func TestLeastRecentlyUsedGoesFirst(t *testing.T) {
 	}
 }
 
-// What a crash leaves: data without its checksum, and checksums without their data.
+// A crash leaves data without checksum, and checksums without data.
 func TestFramesOfACrashDoNotCount(t *testing.T) {
 	dir := t.TempDir()
 	o, data := object(1, 4*cache.Frame)
@@ -264,8 +265,7 @@ func TestOddRequestsAreRefused(t *testing.T) {
 	}
 }
 
-// Everything at once, over a cache that is too small and files that go: what is read is
-// right, always.
+// Concurrent use of a cache that is too small while files are removed: every read returns the right content.
 func TestModel(t *testing.T) {
 	dir := t.TempDir()
 	c := open(t, cache.Config{Dir: dir, Bytes: 12 * cache.Frame, Files: 2})
@@ -288,7 +288,7 @@ func TestModel(t *testing.T) {
 				}
 				switch r.IntN(20) {
 				case 0:
-					_ = os.Remove(filepath.Join(dir, o.ID)) // it may be gone
+					_ = os.Remove(filepath.Join(dir, o.ID)) // it may be removed already
 				case 1:
 					ctx, cancel := context.WithCancel(t.Context())
 					cancel()

@@ -11,8 +11,8 @@ import (
 	"syscall"
 )
 
-// A file has room for the largest object, and behind it a word for each frame: 4 bytes that say that
-// there is one, and a CRC-32C of its place, size and content.
+// A file has space for the largest object, and after it a mark for each frame: 4 bytes of markMagic, and a
+// CRC-32C of the frame's position, size and content.
 const (
 	fileBytes = maxObject + 8*maxFrames
 	markMagic = 0x50534631
@@ -20,7 +20,7 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// frameMark is what stands in the file for a frame that is there.
+// frameMark returns the mark of a frame that is present.
 func frameMark(i int, data []byte) [8]byte {
 	var w [8]byte
 	binary.LittleEndian.PutUint32(w[:], markMagic)
@@ -30,7 +30,7 @@ func frameMark(i int, data []byte) [8]byte {
 	return w
 }
 
-// allocatedBytes is about how many bytes of frames a file holds.
+// allocatedBytes returns about how many bytes of frames a file holds.
 func allocatedBytes(info fs.FileInfo) int64 {
 	if st, ok := info.Sys().(*syscall.Stat_t); ok {
 		return min(st.Blocks*512, maxObject)
@@ -38,8 +38,9 @@ func allocatedBytes(info fs.FileInfo) int64 {
 	return maxObject
 }
 
-// handle gives an entry's file, opened and looked through. The caller uses the entry. fs.ErrNotExist: there is no
-// file yet, or the entry is in the cache no more. Any other error says that the file cannot be used.
+// handle returns an entry's file, open and with its marks read. The caller is a user of the entry. It returns
+// fs.ErrNotExist if there is no file yet, or the entry was removed. After any other error the file cannot be
+// used.
 func (c *Cache) handle(e *entry, create bool) (*os.File, error) {
 	e.io.Lock()
 	defer e.io.Unlock()
@@ -73,7 +74,7 @@ func (c *Cache) handle(e *entry, create bool) (*os.File, error) {
 		return nil, errors.Join(fs.ErrNotExist, file.Close())
 	}
 	e.file, e.openElem = file, c.opened.PushFront(e)
-	// What was checked before it was closed may have changed since.
+	// Frames verified before the file was closed may have changed since.
 	e.loaded, e.marked, e.verified = true, claim, 0
 	size := int64(bits.OnesCount64(claim)) * Frame
 	c.bytes += size - e.bytes
@@ -81,7 +82,7 @@ func (c *Cache) handle(e *entry, create bool) (*os.File, error) {
 	return file, nil
 }
 
-// readMarks tells which frames a file says it has; a new file is given its size.
+// readMarks returns the frames that are marked as present in a file. It gives a new file its size.
 func readMarks(file *os.File) (claim uint64, err error) {
 	info, err := file.Stat()
 	if err != nil {
@@ -105,17 +106,18 @@ func readMarks(file *os.File) (claim uint64, err error) {
 	return claim, nil
 }
 
-// errFileRemoved says that somebody removed a file that held frames. It is told from a file that is not there yet while
-// nobody can make one: by the time that the caller hears of it there may be one, with frames of somebody else.
-var errFileRemoved = errors.New("file of the cache was removed")
+// errFileRemoved reports that another process removed a file that held frames. It is detected while e.io is
+// held, so that it cannot be confused with a file that does not exist yet: when the caller sees the error,
+// another user may have made a new file.
+var errFileRemoved = errors.New("cache file was removed")
 
-// errFileSize says that somebody changed the size of a file.
-var errFileSize = fmt.Errorf("file of the cache does not have %d bytes", fileBytes)
+// errFileSize reports that another process changed the size of a file.
+var errFileSize = fmt.Errorf("cache file does not have %d bytes", fileBytes)
 
-// errChecksum says that a frame is not what was written.
-var errChecksum = errors.New("it does not fit its checksum")
+// errChecksum reports that a frame is not what was written.
+var errChecksum = errors.New("content does not match its checksum")
 
-// verify reads a frame that its file claims to have and holds it against its checksum.
+// verify reads a frame that is marked as present and compares it with its checksum.
 func verify(file *os.File, o Object, i int) ([]byte, error) {
 	data := make([]byte, o.frame(i))
 	var got [8]byte
@@ -131,13 +133,13 @@ func verify(file *os.File, o Object, i int) ([]byte, error) {
 	return data, nil
 }
 
-// storeFrames writes frames that were fetched, from first on, into an entry's file. The checksums come last.
+// storeFrames writes fetched frames into an entry's file. It writes the checksums last.
 func (c *Cache) storeFrames(e *entry, o Object, first, count int, data []byte) error {
 	file, err := c.handle(e, true)
 	if err != nil {
 		return err
 	}
-	// One that was cut would grow again, with zeros where frames were checked before.
+	// A truncated file would grow again, with zeros in frames that were verified before.
 	if info, err := file.Stat(); err != nil || info.Size() != fileBytes {
 		c.discard(e, errFileSize)
 		return errFileSize
@@ -170,7 +172,7 @@ func (c *Cache) storeFrames(e *entry, o Object, first, count int, data []byte) e
 	return nil
 }
 
-// storeInMemory keeps frames in memory that the directory did not take.
+// storeInMemory keeps frames in memory that the directory could not store.
 func (c *Cache) storeInMemory(o Object, first, count int, data []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

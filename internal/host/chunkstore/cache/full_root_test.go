@@ -11,7 +11,7 @@ import (
 	"github.com/pandastack/pandastack/internal/host/chunkstore/cache"
 )
 
-// A directory without room costs requests, and what is read is right.
+// A full directory costs requests, and reads return the right content.
 func TestFullDirectory(t *testing.T) {
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {

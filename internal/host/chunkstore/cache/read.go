@@ -8,7 +8,8 @@ import (
 	"os"
 )
 
-// Read fills p with the content of an object from off on if all of it is in the cache.
+// Read fills p with the content of an object from off on if all of it is in the cache. It reports whether it
+// did.
 func (c *Cache) Read(o Object, off int, p []byte) bool {
 	if o.check() != nil || off < 0 || off+len(p) > o.Bytes {
 		return false
@@ -20,7 +21,7 @@ func (c *Cache) Read(o Object, off int, p []byte) bool {
 	return c.copy(e, o, off, p)
 }
 
-// copy is Read for one who uses the entry, which may be nil.
+// copy is Read for a user of the entry, which may be nil.
 func (c *Cache) copy(e *entry, o Object, off int, p []byte) bool {
 	for len(p) > 0 {
 		i, at := off/Frame, off%Frame
@@ -34,21 +35,20 @@ func (c *Cache) copy(e *entry, o Object, off int, p []byte) bool {
 	return true
 }
 
-// Piece is a part of an object that somebody wants.
+// Piece is a requested part of an object.
 type Piece struct {
 	Off  int // in the object
 	Into []byte
 }
 
-// maxFillAttempts bounds how often a frame goes from memory between its fetch and its use.
+// maxFillAttempts bounds how often a frame may be dropped from memory between its fetch and its use.
 const maxFillAttempts = 4
 
-// Fill is Read, of several pieces in the order of their places, that fetches what is missing, as Ensure
-// does.
+// Fill reads several pieces, ordered by offset, and fetches missing frames as Ensure does.
 func (c *Cache) Fill(ctx context.Context, o Object, pieces []Piece, fetch Fetch) error {
 	for _, x := range pieces {
 		if x.Off < 0 || x.Off+len(x.Into) > o.Bytes {
-			return fmt.Errorf("cache: %d bytes from %d of %d", len(x.Into), x.Off, o.Bytes)
+			return fmt.Errorf("cache: %d bytes at %d exceed the object of %d bytes", len(x.Into), x.Off, o.Bytes)
 		}
 	}
 	e, err := c.openEntry(o)
@@ -71,10 +71,10 @@ func (c *Cache) Fill(ctx context.Context, o Object, pieces []Piece, fetch Fetch)
 			return err
 		}
 	}
-	return fmt.Errorf("cache: frames of %s go faster than they can be read", o.ID)
+	return fmt.Errorf("cache: frames of %s are evicted before they can be read", o.ID)
 }
 
-// ensureAll ensures the frames of pieces; those of pieces that are neighbours at once.
+// ensureAll ensures the frames of pieces, with one call for adjacent pieces.
 func (c *Cache) ensureAll(ctx context.Context, e *entry, o Object, pieces []Piece, fetch Fetch) error {
 	first, end := 0, 0
 	for _, x := range pieces {
@@ -92,7 +92,7 @@ func (c *Cache) ensureAll(ctx context.Context, e *entry, o Object, pieces []Piec
 	return c.ensure(ctx, e, o, first, end-first, fetch)
 }
 
-// read copies from a frame in an entry's file, from at on.
+// read copies from a frame in an entry's file, starting at offset at in the frame.
 func (c *Cache) read(e *entry, o Object, i, at int, p []byte) bool {
 	if e == nil {
 		return false
@@ -131,12 +131,12 @@ func (c *Cache) read(e *entry, o Object, i, at int, p []byte) bool {
 	return false
 }
 
-// dropFrame forgets a frame that is not what was written.
+// dropFrame removes a frame that is not what was written.
 func (c *Cache) dropFrame(e *entry, file *os.File, i int, why error) {
 	c.damaged.Add(1)
-	c.log.Warn("frame of the cache is damaged", "file", e.path, "frame", i, "err", why)
+	c.log.Warn("cached frame is damaged", "file", e.path, "frame", i, "err", why)
 	if _, err := file.WriteAt(make([]byte, 8), maxObject+8*int64(i)); err != nil {
-		c.log.Warn("damaged frame of the cache stays", "file", e.path, "frame", i, "err", err)
+		c.log.Warn("damaged frame not removed from the cache", "file", e.path, "frame", i, "err", err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -148,21 +148,21 @@ func (c *Cache) dropFrame(e *entry, file *os.File, i int, why error) {
 	e.marked &^= 1 << i
 }
 
-// discard gives an entry up whose file cannot be used.
+// discard removes an entry whose file cannot be used.
 func (c *Cache) discard(e *entry, why error) {
 	if errors.Is(why, fs.ErrNotExist) {
-		return // there is no file yet, or others gave it up before
+		return // there is no file yet, or another user removed it before
 	}
 	c.damaged.Add(1)
-	c.log.Warn("file of the cache given up", "file", e.path, "err", why)
+	c.log.Warn("unusable cache file discarded", "file", e.path, "err", why)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.remove(e)
 }
 
-// Ensure brings frames of an object into the cache: those that are missing are fetched, neighbours in
-// one call of fetch, by one of all who want them. It returns when all are there, or with the first
-// error of a fetch. Its own failure to keep them is none: then Read gives them for a while.
+// Ensure fetches the missing frames of a range into the cache, adjacent ones in one call of fetch. Of several
+// concurrent callers one fetches a frame. Ensure returns when all frames are there, or the first error of a
+// fetch. A failure to store frames is no error: Read then serves them from memory for a while.
 func (c *Cache) Ensure(ctx context.Context, o Object, first, count int, fetch Fetch) error {
 	e, err := c.openEntry(o)
 	if err != nil {
@@ -172,7 +172,7 @@ func (c *Cache) Ensure(ctx context.Context, o Object, first, count int, fetch Fe
 	return c.ensure(ctx, e, o, first, count, fetch)
 }
 
-// openEntry gives an object's entry, for one more user, with a file that can be used or none.
+// openEntry acquires an object's entry, with a usable file or none.
 func (c *Cache) openEntry(o Object) (*entry, error) {
 	if err := o.check(); err != nil {
 		return nil, err
@@ -188,13 +188,13 @@ func (c *Cache) openEntry(o Object) (*entry, error) {
 
 func (c *Cache) ensure(ctx context.Context, e *entry, o Object, first, count int, fetch Fetch) error {
 	if first < 0 || count < 0 || first+count > o.frames() {
-		return fmt.Errorf("cache: frames %d to %d of %d", first, first+count, o.frames())
+		return fmt.Errorf("cache: frames %d to %d exceed the object of %d frames", first, first+count, o.frames())
 	}
 	for i := first; i < first+count; {
 		n, theirs := c.startFetch(e, o, i, first+count-i)
 		switch {
 		case theirs != nil:
-			// Whatever came of it is looked at anew.
+			// The result is looked up again.
 			if err := waitFlight(ctx, theirs); err != nil {
 				return err
 			}
@@ -210,7 +210,7 @@ func (c *Cache) ensure(ctx context.Context, e *entry, o Object, first, count int
 	return nil
 }
 
-// waitFlight waits for a fetch of somebody else. That one giving up says nothing of the frame.
+// waitFlight waits for another caller's fetch. If that caller gave up, this is no error.
 func waitFlight(ctx context.Context, f *flight) error {
 	select {
 	case <-f.done:
@@ -223,11 +223,11 @@ func waitFlight(ctx context.Context, f *flight) error {
 	}
 }
 
-// errFetchCanceled is the end of a fetch whose caller went away.
-var errFetchCanceled = errors.New("the caller that fetched it went away")
+// errFetchCanceled is the result of a fetch whose caller went away.
+var errFetchCanceled = errors.New("the caller that fetched the frame went away")
 
-// startFetch takes it on to fetch up to limit frames from i on, which are missing and that nobody fetches;
-// 0: frame i is there. theirs: somebody fetches frame i.
+// startFetch claims up to limit frames, starting at frame i, that are missing and not being fetched. It
+// returns 0 if frame i is there, and theirs if another caller is fetching frame i.
 func (c *Cache) startFetch(e *entry, o Object, i, limit int) (n int, theirs *flight) {
 	for ; n < limit; n++ {
 		if c.has(e, o, i+n) {
@@ -250,7 +250,7 @@ func (c *Cache) startFetch(e *entry, o Object, i, limit int) (n int, theirs *fli
 	return n, nil
 }
 
-// has tells whether a frame is there, and sound.
+// has reports whether a valid frame is there.
 func (c *Cache) has(e *entry, o Object, i int) bool {
 	if c.readFromMemory(o, i, 0, nil) {
 		return true
@@ -261,20 +261,20 @@ func (c *Cache) has(e *entry, o Object, i int) bool {
 	return checked || claimed && c.read(e, o, i, 0, nil)
 }
 
-// fetch fetches frames that were claimed, and tells those who wait.
+// fetch fetches claimed frames and wakes the waiting callers.
 func (c *Cache) fetch(ctx context.Context, e *entry, o Object, first, count int, fetch Fetch) error {
 	data, err := fetch(ctx, first, count)
 	if err == nil {
 		want := min(count*Frame, o.Bytes-first*Frame)
 		if len(data) != want {
-			err = fmt.Errorf("cache: %d bytes were fetched, not %d", len(data), want)
+			err = fmt.Errorf("cache: fetch returned %d bytes, want %d", len(data), want)
 		}
 	}
 	if err == nil {
 		c.misses.Add(int64(count))
 		if bad := c.storeFrames(e, o, first, count, data); bad != nil {
 			c.notStored.Add(int64(count))
-			c.log.Warn("frames not kept in the cache", "file", e.path, "err", bad)
+			c.log.Warn("frames not stored in the cache", "file", e.path, "err", bad)
 			c.storeInMemory(o, first, count, data)
 		}
 	}

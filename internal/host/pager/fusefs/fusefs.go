@@ -1,20 +1,19 @@
-// Package fusefs shows content that this process has as files that others can open and map: one FUSE file
-// system, mounted at one directory.
+// Package fusefs presents content of this process as files that other processes can open and map.
 //
-// It owns the mount and the answers to the kernel. It must not know where content comes from, nor what a
-// file is for.
+// It owns one FUSE file system, mounted at one directory, and the replies to the kernel. It does not know
+// where content comes from, nor what a file is for.
 //
-// A file that is mapped is read by the kernel in windows, larger than what was asked for: a monitor advises
-// huge pages, and then a fault reads 2 to 4 MiB. A window costs nothing where the content is here, and a
-// transfer where it is not. So a read of more than one page is refused once if its content is not here; the
-// kernel then asks for exactly the page that somebody waits for, and is answered. Programs never see
-// the refusal. What lies around such a page, or one that a monitor asked for alone, in the same window is put into the
-// kernel's cache afterwards, so that nobody waits for more than a page, and not every page is asked for on its own.
+// The kernel reads a mapped file in windows larger than the request: a monitor advises huge pages, and then a
+// fault reads 2 to 4 MiB. That is free where the content is cached, and a download where it is not. So a read
+// of more than one page whose content is not cached is refused once; the kernel then asks for exactly the
+// page that a thread waits for, and gets it. Programs never see the refusal. Afterwards the rest of the
+// window around such a page, or around a page that was requested alone, is put into the kernel's page cache.
+// So threads wait for one page at most, and not every page costs a request.
 //
-// When the process of a mount dies, opens and reads answer ENOTCONN and touches of mappings SIGBUS: nobody
-// hangs. Mount removes what a dead process left at its directory.
+// When the process of a mount dies, opens and reads fail with ENOTCONN and accesses to mappings with SIGBUS:
+// nothing hangs. Mount removes what a dead process left at its directory.
 //
-// All methods may be called at once.
+// All methods may be called concurrently.
 package fusefs
 
 import (
@@ -32,33 +31,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Content is what a file shows.
+// Content is the content of a file.
 type Content interface {
-	// Size is fixed, in bytes.
+	// Size returns the size in bytes, which never changes.
 	Size() int64
-	// ReadAt fills p from off on. An error is EIO to whoever reads.
+	// ReadAt fills p from off on. The reader of the file sees an error as EIO.
 	ReadAt(ctx context.Context, p []byte, off int64) error
 }
 
-// Mapped is Content that never changes and is kept in the kernel's cache.
+// Mapped is Content that never changes and stays in the kernel's page cache.
 type Mapped interface {
 	Content
-	// IsCached says whether a read of a range is answered without waiting.
+	// IsCached reports whether a range can be read without waiting.
 	IsCached(off, length int64) bool
-	// Recording says that nothing is to be brought in now but what somebody asks for.
+	// Recording reports whether only requested pages may be read now.
 	Recording() bool
-	// ReadAhead is ReadAt of what nobody has asked for.
+	// ReadAhead is ReadAt for content that was not requested.
 	ReadAhead(ctx context.Context, p []byte, off int64) error
 }
 
-// Writable is Content that is written to, and not kept in the kernel's cache.
+// Writable is Content that can be written and is not cached by the kernel.
 type Writable interface {
 	Content
 	WriteAt(ctx context.Context, p []byte, off int64) error
 	Sync() error
 }
 
-// FS is a mounted view.
+// FS is a mounted file system.
 type FS struct {
 	dir    string
 	server *fuse.Server
@@ -73,42 +72,44 @@ type FS struct {
 }
 
 const (
-	// readBytes is the most the kernel asks for in one request: a window.
+	// windowBytes is the size of a window, the most that the kernel reads in one request.
 	windowBytes = 128 << 10
-	// warmers put windows into the kernel's cache; of more than maxAround that wait the rest is left out.
+	// populateWorkers put windows into the kernel's page cache. At most maxQueued windows wait; further ones
+	// are dropped.
 	populateWorkers = 2
 	maxQueued       = 256
 )
 
-// populateRequest is a window to be put into the kernel's cache.
+// populateRequest is a window to be put into the kernel's page cache.
 type populateRequest struct {
 	node   *node
 	window int64
 }
 
-// Mount mounts a view without files at dir, which is made if need be, until Close. It needs the right to mount. Whoever
-// reaches dir may open its files: keep strangers away by the rights of the directories above.
+// Mount mounts an empty file system at dir until Close. It makes dir if necessary. Mounting needs privileges.
+// Every user who can reach dir may open its files: restrict access by the permissions of the parent
+// directories.
 func Mount(ctx context.Context, dir string) (*FS, error) {
-	life := time.Hour // of what the kernel knows of names and sizes: they never change
+	life := time.Hour // how long the kernel keeps names and sizes, which never change
 	if err := Unmount(dir); err != nil {
 		return nil, err
 	}
 	if err := os.MkdirAll(dir, 0o711); err != nil {
-		return nil, fmt.Errorf("mount a view: %w", err)
+		return nil, fmt.Errorf("mount FUSE file system: %w", err)
 	}
 	root := &fs.Inode{}
 	server, err := fs.Mount(dir, root, &fs.Options{
 		MountOptions: fuse.MountOptions{
 			AllowOther: true, DirectMountStrict: true, FsName: "pandastack", Name: "pandastack",
 			MaxWrite: windowBytes, MaxReadAhead: windowBytes, DisableXAttrs: true, EnableLocks: false,
-			// A monitor's reads may all wait for the store, and others must not wait for them.
+			// All reads of a monitor may wait for the store, and those of others must not wait for them.
 			MaxBackground: 512, ExplicitDataCacheControl: true,
 		},
 		EntryTimeout: &life, AttrTimeout: &life,
 		RootStableAttr: &fs.StableAttr{Ino: 1},
 	})
 	if err != nil {
-		return nil, fmt.Errorf("mount a view at %s: %w", dir, err)
+		return nil, fmt.Errorf("mount FUSE file system at %s: %w", dir, err)
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	v := &FS{
@@ -125,8 +126,8 @@ func Mount(ctx context.Context, dir string) (*FS, error) {
 	return v, nil
 }
 
-// populate puts windows into the kernel's cache until ctx ends. It runs beside the answers: the kernel locks a
-// page from its question to the answer, and storing a page waits for its lock.
+// populate puts windows into the kernel's page cache until ctx ends. It runs apart from the replies: the
+// kernel locks a page from its request to the reply, and storing a page waits for the lock.
 func (v *FS) populate(ctx context.Context) {
 	buf := make([]byte, windowBytes)
 	for {
@@ -137,14 +138,14 @@ func (v *FS) populate(ctx context.Context) {
 			off := a.window * windowBytes
 			data := buf[:min(windowBytes, a.node.content.Size()-off)]
 			if a.node.mapped.ReadAhead(ctx, data, off) == nil {
-				_ = a.node.WriteCache(off, data) // nobody has it open any more
+				_ = a.node.WriteCache(off, data) // the file may be closed everywhere by now
 			}
 		}
 	}
 }
 
-// Unmount takes a view away that is mounted at dir, by whomever; without one it does nothing. Files that are
-// open or mapped go on to be answered while their process lives.
+// Unmount unmounts what is mounted at dir, also by another process. It does nothing if nothing is mounted.
+// Open and mapped files work as long as the process that serves them lives.
 func Unmount(dir string) error {
 	for range 16 { // one could be mounted over another
 		err := unix.Unmount(dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
@@ -155,61 +156,62 @@ func Unmount(dir string) error {
 			return fmt.Errorf("unmount %s: %w", dir, err)
 		}
 	}
-	return fmt.Errorf("unmount %s: it is mounted too often", dir)
+	return fmt.Errorf("unmount %s: too many mounts on top of each other", dir)
 }
 
-// Close takes the view away. Reads that wait are ended, and mappings of its files cannot be used any more.
+// Close unmounts the file system. It ends waiting reads; mappings of its files become unusable.
 func (v *FS) Close() error {
 	if err := Unmount(v.dir); err != nil {
 		return err
 	}
 	defer v.work.Wait()
 	v.cancel()
-	// The connection ends with its last file; whoever still has one open is cut off.
+	// The connection lives as long as a file is open. This cuts off the processes that have one open.
 	if err := v.server.Unmount(); err != nil && !errors.Is(err, syscall.EINVAL) {
 		return fmt.Errorf("unmount %s: %w", v.dir, err)
 	}
 	return nil
 }
 
-// File is one file of a view.
+// File is one file of the file system.
 type File struct {
 	fs   *FS
 	name string
 	node *node
 }
 
-// Add makes a file of content, which is Mapped or Written; another is read-only and not cached.
+// Add makes a file. Content that is neither Mapped nor Writable is read-only and not cached.
 func (v *FS) Add(ctx context.Context, name string, content Content) (*File, error) {
 	if name == "" || filepath.Base(name) != name {
-		return nil, fmt.Errorf("view: %q is no name of a file", name)
+		return nil, fmt.Errorf("add file: invalid name %q", name)
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.files[name] {
-		return nil, fmt.Errorf("view: %s: %w", name, os.ErrExist)
+		return nil, fmt.Errorf("add file %s: %w", name, os.ErrExist)
 	}
 	n := &node{content: content, queue: v.queue}
 	n.mapped, _ = content.(Mapped)
 	n.writable, _ = content.(Writable)
 	child := v.root.NewPersistentInode(ctx, n, fs.StableAttr{Mode: fuse.S_IFREG})
 	if !v.root.AddChild(name, child, false) {
-		return nil, fmt.Errorf("view: %s: %w", name, os.ErrExist)
+		return nil, fmt.Errorf("add file %s: %w", name, os.ErrExist)
 	}
 	v.files[name] = true
 	return &File{v, name, n}, nil
 }
 
-// Path is where the file is to be opened.
+// Path returns the path of the file.
 func (f *File) Path() string { return filepath.Join(f.fs.dir, f.name) }
 
-// Populate puts content into the kernel's cache, so that nobody has to ask for it. Off and the length of data are
-// multiples of a page, but for the end of the file. Without anybody who has the file open it may do nothing.
+// Populate puts content into the kernel's page cache, so that no process has to request it. off and the
+// length of data are multiples of the page size, except at the end of the file. Populate may do nothing if no
+// process has the file open.
 func (f *File) Populate(off int64, data []byte) {
 	_ = f.node.WriteCache(off, data)
 }
 
-// Remove takes the file's name away. Who has it open is answered as before.
+// Remove removes the file's name. Processes that have it open can still use it.
 func (f *File) Remove() {
 	f.fs.mu.Lock()
 	defer f.fs.mu.Unlock()
@@ -218,5 +220,5 @@ func (f *File) Remove() {
 	}
 	delete(f.fs.files, f.name)
 	f.fs.root.RmChild(f.name)
-	_ = f.fs.root.NotifyEntry(f.name) // nobody knows it: nothing to forget
+	_ = f.fs.root.NotifyEntry(f.name) // fails if the kernel does not know the name, which then needs no invalidation
 }

@@ -27,7 +27,8 @@ import (
 	"github.com/pandastack/pandastack/internal/host/probe/probetest"
 )
 
-// TestMain is also the programs that open and map files: a process must not map what it serves itself.
+// TestMain also implements the processes that open and map files: a process must not map files that it
+// serves.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 2 && os.Args[1] == "mapper" {
 		if err := mapFile(os.Args[2], os.Args[3]); err != nil {
@@ -45,7 +46,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// mapFile maps a file privately and sums the pages it is told of, until its input ends.
+// mapFile maps a file privately and sums the pages named on its input.
 func mapFile(path, how string) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -75,14 +76,14 @@ func mapFile(path, how string) error {
 	return nil
 }
 
-// content is bytes with holes in what is here.
+// content is a Mapped with some frames cached.
 type content struct {
 	data      []byte
 	fail      error
 	recording atomic.Bool
 
 	mu    sync.Mutex
-	here  map[int64]bool // frames
+	here  map[int64]bool // cached frames
 	asked int64
 	reads int
 }
@@ -233,8 +234,8 @@ func TestMappedWithHugePages(t *testing.T) {
 	}
 }
 
-// A monitor that reads page by page waits for a page alone. What lies around it comes by itself, unless that is not
-// wanted.
+// A monitor that reads page by page waits for single pages. The pages around them are populated in the
+// background, unless a recording forbids it.
 func TestPageByPage(t *testing.T) {
 	c := newContent(8 << 20)
 	f, err := mount(t).Add(t.Context(), "memory", c)
@@ -242,7 +243,7 @@ func TestPageByPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := start(t, "mapper", f.Path(), "random").ready()
-	// asks says how often the content was asked for when a page is touched.
+	// asks returns how often content is read when a page is touched.
 	asks := func(window, page int) int {
 		t.Helper()
 		_, before := c.fetched()
@@ -265,7 +266,7 @@ func TestPageByPage(t *testing.T) {
 			t.Fatal("what lies around a page does not come by itself")
 		}
 		asks(window, 0)
-		<-time.After(time.Millisecond << window) // a little more patience each time
+		<-time.After(time.Millisecond << window) // wait longer each time
 		if asks(window, 1) == 0 {
 			break
 		}
@@ -315,7 +316,7 @@ func TestReadErrorKillsMappingProcess(t *testing.T) {
 	}
 }
 
-// serve is a process that serves a file until it is killed.
+// serve runs a process that serves a file until it is killed.
 func serve(dir string) error {
 	v, err := fusefs.Mount(context.Background(), dir)
 	if err != nil {

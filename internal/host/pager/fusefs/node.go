@@ -10,18 +10,18 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// node answers for one file.
+// node is the inode of one file.
 type node struct {
 	fs.Inode
 	content  Content
-	mapped   Mapped   // nil: not
-	writable Writable // nil: not
+	mapped   Mapped   // nil if the content is not Mapped
+	writable Writable // nil if the content is not Writable
 
 	queue chan<- populateRequest
 
 	mu      sync.Mutex
-	refused map[int64]bool // windows, by number
-	queued  map[int64]bool // windows that were, or wait to be
+	refused map[int64]bool // windows whose first large read was refused
+	queued  map[int64]bool // windows that were populated, or are queued
 }
 
 var (
@@ -47,7 +47,7 @@ func (n *node) Getattr(_ context.Context, _ fs.FileHandle, out *fuse.AttrOut) sy
 	return 0
 }
 
-// Setattr implements fs.NodeSetattrer: a size that is the size already is fine.
+// Setattr implements fs.NodeSetattrer. It accepts only the current size.
 func (n *node) Setattr(ctx context.Context, h fs.FileHandle, in *fuse.SetAttrIn, out *fuse.AttrOut) syscall.Errno {
 	if size, ok := in.GetSize(); ok && size != uint64(n.content.Size()) {
 		return syscall.EPERM
@@ -85,7 +85,7 @@ func (n *node) Read(ctx context.Context, _ fs.FileHandle, dest []byte, off int64
 	return fuse.ReadResultData(dest), 0
 }
 
-// refuse says whether a read is one that the kernel makes without anybody waiting for all of it.
+// refuse reports whether to refuse a read that no thread waits for completely.
 func (n *node) refuse(off, length int64) bool {
 	if n.mapped == nil || length <= page || n.mapped.IsCached(off, length) {
 		return false
@@ -106,7 +106,7 @@ func (n *node) refuse(off, length int64) bool {
 	return fresh
 }
 
-// queuePopulate has the rest of a window, of which a page was asked for, put into the kernel's cache, once.
+// queuePopulate queues the rest of a window, of which a page was read, for the kernel's page cache, once.
 func (n *node) queuePopulate(window int64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -119,7 +119,7 @@ func (n *node) queuePopulate(window int64) {
 	select {
 	case n.queue <- populateRequest{n, window}:
 		n.queued[window] = true
-	default: // page by page, then
+	default: // the queue is full: the window is read page by page
 	}
 }
 
@@ -148,7 +148,8 @@ func (n *node) Fsync(context.Context, fs.FileHandle, uint32) syscall.Errno {
 	return 0
 }
 
-// errnoOf is the error number of an operation on the host's disk, which a guest's disk may run full of, too.
+// errnoOf returns the error number of an operation on the host's disk, such as ENOSPC, which the guest then
+// sees.
 func errnoOf(err error) syscall.Errno {
 	var no syscall.Errno
 	if errors.As(err, &no) && no != 0 {

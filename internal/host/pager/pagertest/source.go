@@ -1,4 +1,6 @@
-// Package pagertest is a chunkstore.Source in memory for tests, which can be slow, fail, stand still and count.
+// Package pagertest has a chunkstore.Source in memory that can be slow, fail, block, and count its calls.
+//
+// It is for tests and for the benchmark of the shipped program, so it does not import testing.
 package pagertest
 
 import (
@@ -10,15 +12,15 @@ import (
 	"github.com/pandastack/pandastack/internal/host/chunkstore"
 )
 
-// Source is a chunkstore.Source in memory. All methods may be called at once.
+// Source is a chunkstore.Source in memory. All methods may be called concurrently.
 type Source struct {
 	files map[string][]byte
 
 	mu           sync.Mutex
 	delay        time.Duration
 	fail         func(file string, off int64) error
-	blocked      chan struct{} // reads wait until it is closed; nil: they do not
-	fetchedBytes int64         // bytes of frames that were not asked for before
+	blocked      chan struct{} // reads wait until it is closed; nil if they do not wait
+	fetchedBytes int64         // bytes of frames, each counted once
 	reads        int
 	prefetched   []chunkstore.Range
 	frames       map[string]map[int64]bool
@@ -34,21 +36,21 @@ func New(files map[string][]byte) *Source {
 	return &Source{files: files, frames: map[string]map[int64]bool{}}
 }
 
-// SetDelay makes every read of what was not read before take as long.
+// SetDelay sets how long a read of frames takes that were not read before.
 func (s *Source) SetDelay(d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.delay = d
 }
 
-// SetFail has fail decide about every read; nil: none fails.
+// SetFail sets a function that returns the error of each read; nil: no read fails.
 func (s *Source) SetFail(fail func(file string, off int64) error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.fail = fail
 }
 
-// Block has reads wait until goOn is called, or their context ends.
+// Block makes reads wait until goOn is called or their context ends.
 func (s *Source) Block() (goOn func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -64,14 +66,14 @@ func (s *Source) Block() (goOn func()) {
 	})
 }
 
-// Fetched is how many bytes were fetched, in frames, and how many reads there were.
+// Fetched returns how many bytes were read, in whole frames, and how many reads there were.
 func (s *Source) Fetched() (bytes int64, reads int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.fetchedBytes, s.reads
 }
 
-// Prefetched is what Prefetch was told.
+// Prefetched returns the ranges passed to Prefetch.
 func (s *Source) Prefetched() []chunkstore.Range {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -117,7 +119,7 @@ func (s *Source) ReadAt(ctx context.Context, file string, p []byte, off int64) e
 	return nil
 }
 
-// count counts a read and says whether a frame of it is new. s.mu is held.
+// count counts a read and reports whether one of its frames is new. The caller holds s.mu.
 func (s *Source) count(file string, off, length int64) (fresh bool) {
 	s.reads++
 	seen := s.frames[file]
@@ -157,7 +159,7 @@ func isZeroPage(data []byte, at int64) bool {
 	return true
 }
 
-// SetLocalCopy says what Here answers of every file, for offsets from from on and before to; nothing is here at first.
+// SetLocalCopy makes LocalCopy return here for every file, at offsets in [from, to). Initially there is none.
 func (s *Source) SetLocalCopy(here *os.File, from, to int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -174,7 +176,7 @@ func (s *Source) LocalCopy(_ string, off int64) (*os.File, int64) {
 	return s.localCopy, s.localTo - off
 }
 
-// Prefetch implements chunkstore.Source: it only remembers.
+// Prefetch implements chunkstore.Source. It only records the ranges.
 func (s *Source) Prefetch(_ context.Context, ranges []chunkstore.Range) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -182,7 +184,7 @@ func (s *Source) Prefetch(_ context.Context, ranges []chunkstore.Range) error {
 	return nil
 }
 
-// Pattern is size bytes of which every page is told from every other, and pages that hole names are zero.
+// Pattern returns size bytes in which all pages differ. Pages for which hole is true are zero.
 func Pattern(size int, hole func(page int) bool) []byte {
 	data := make([]byte, size)
 	for at := 0; at < size; at += 8 {
