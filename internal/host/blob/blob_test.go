@@ -82,7 +82,7 @@ func TestURLsAreRefused(t *testing.T) {
 	} {
 		_, err := blob.Open(t.Context(), url, blob.Options{})
 		if err == nil || !strings.Contains(err.Error(), why) {
-			t.Errorf("%q: %v, want %q", url, err, why)
+			t.Errorf("Open(%q): %v, want an error with %q", url, err, why)
 		}
 	}
 }
@@ -106,7 +106,7 @@ func TestSilentService(t *testing.T) {
 		"delete": func() error { return s.Delete(t.Context(), "x") },
 	} {
 		if err := call(); !errors.Is(err, blob.ErrTimeout) {
-			t.Errorf("%s: %v, want ErrTimeout", name, err)
+			t.Errorf("%s: got %v, want ErrTimeout", name, err)
 		}
 	}
 }
@@ -120,11 +120,11 @@ func TestDirectoryAfterAKill(t *testing.T) {
 		t.Fatal(err)
 	}
 	if all := blobtest.Keys(t, s, ""); len(all) != 0 {
-		t.Errorf("a file that is being written is listed: %v", all)
+		t.Errorf("keys while an object is written = %v, want none", all)
 	}
 	open(t, "file://"+root, blob.Options{})
 	if _, err := os.Stat(left); err != nil {
-		t.Errorf("a file that may be being written was removed: %v", err)
+		t.Errorf("Open removed a file that may be being written: %v", err)
 	}
 	old := time.Now().Add(-48 * time.Hour)
 	if err := os.Chtimes(left, old, old); err != nil {
@@ -132,7 +132,7 @@ func TestDirectoryAfterAKill(t *testing.T) {
 	}
 	open(t, "file://"+root, blob.Options{})
 	if _, err := os.Stat(left); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("an old remnant is still there: %v", err)
+		t.Errorf("old file of a killed writer: stat = %v, want fs.ErrNotExist", err)
 	}
 }
 
@@ -149,7 +149,7 @@ func TestDirectoryLeavesNoRemnants(t *testing.T) {
 	cancel()
 	_ = s.Put(ctx, "d", strings.NewReader("x"), 1)
 	if list, err := os.ReadDir(filepath.Join(root, ".new")); err != nil || len(list) != 0 {
-		t.Errorf("left behind: %v, %v", list, err)
+		t.Errorf("temporary files = %v, %v; want none", list, err)
 	}
 }
 

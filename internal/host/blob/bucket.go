@@ -55,7 +55,8 @@ func bucketError(err error) error {
 	}
 	kind := map[gcerrors.ErrorCode]error{
 		gcerrors.NotFound: ErrNotFound, gcerrors.AlreadyExists: ErrExists, gcerrors.FailedPrecondition: ErrExists,
-		gcerrors.PermissionDenied: ErrDenied, gcerrors.ResourceExhausted: ErrNoSpace, gcerrors.DeadlineExceeded: ErrTimeout,
+		gcerrors.PermissionDenied: ErrDenied, gcerrors.ResourceExhausted: ErrNoSpace,
+		gcerrors.DeadlineExceeded: ErrTimeout,
 	}[gcerrors.Code(err)]
 	if kind == nil {
 		kind = statusError(err)

@@ -76,7 +76,7 @@ func TestGoogle(t *testing.T) {
 	}
 	_ = res.Body.Close() // the body is not read
 	if res.StatusCode != http.StatusOK {
-		t.Fatalf("make a bucket: %s", res.Status)
+		t.Fatalf("create bucket: got status %s, want 200", res.Status)
 	}
 	t.Setenv("STORAGE_EMULATOR_HOST", at)
 	suite(t, "gs://things?anonymous=true&")
@@ -85,7 +85,7 @@ func TestGoogle(t *testing.T) {
 // TestAzure runs the suite against a server of Azure's interface.
 func TestAzure(t *testing.T) {
 	if _, err := exec.LookPath("npm"); err != nil {
-		t.Skip("probe npm: it is not installed, and Azure's stand-in comes with it")
+		t.Skip("probe npm: npm is not installed, and the test server for Azure needs it")
 	}
 	dir := t.TempDir()
 	get := exec.CommandContext(

@@ -22,7 +22,7 @@ type Options struct {
 //
 //	file:///path                     a directory, created if it does not exist
 //	s3://bucket?region=...           S3; endpoint=URL&use_path_style=true for other servers
-//	gs://bucket                      Google Cloud Storage, in builds with the tag gcs; anonymous=true without credentials
+//	gs://bucket                      Google Cloud Storage, with the build tag gcs; anonymous=true without credentials
 //	azblob://container               Azure, in builds with the tag azure
 //
 // Credentials come from where the service's own tools look for them. prefix=a/ puts all keys below a/.

@@ -28,7 +28,7 @@ func TestPushAndRead(t *testing.T) {
 	pushed, _ := w.push(in)
 	opened := w.open("ws", "snp1")
 	if string(opened.Meta) != `{"a":1}` || opened.Parent != "" || !opened.Created.Equal(pushed.Created) {
-		t.Errorf("opened %+v, pushed %+v", opened, pushed)
+		t.Errorf("Open = %+v, want %+v as pushed", opened, pushed)
 	}
 	for name, data := range files {
 		w.wantFile(pushed, name, data)
@@ -63,7 +63,12 @@ func TestHighCompression(t *testing.T) {
 		stored[dense] = m.Stored()
 	}
 	if stored[true] >= stored[false]*98/100 {
-		t.Errorf("%d bytes of %d, and dense %d", stored[false], len(data), stored[true])
+		t.Errorf(
+			"stored %d bytes of %d, and %d with high compression; want at least 2 %% less",
+			stored[false],
+			len(data),
+			stored[true],
+		)
 	}
 }
 
@@ -81,7 +86,9 @@ func TestOnlyTheDifferenceIsUploaded(t *testing.T) {
 		"one-chunk-anew": {func(d []byte) { copy(d[8<<20:12<<20], blobtest.Content(77, 4<<20)) }, 4 << 20},
 		"one-byte":       {func(d []byte) { d[5<<20] ^= 1 }, 4096},
 		"zeroed":         {func(d []byte) { clear(d[3<<20 : 9<<20]) }, 0},
-		"most-of-a-part": {func(d []byte) { copy(d[4<<20:8<<20-400<<10], blobtest.Content(7, 4<<20-400<<10)) }, 4<<20 - 400<<10},
+		"most-of-a-part": {func(d []byte) {
+			copy(d[4<<20:8<<20-400<<10], blobtest.Content(7, 4<<20-400<<10))
+		}, 4<<20 - 400<<10},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newFixture(t, chunkstore.Config{})
@@ -99,7 +106,7 @@ func TestOnlyTheDifferenceIsUploaded(t *testing.T) {
 				}
 			}
 			if c.dirty != 0 && c.dirty != dirty {
-				t.Fatalf("%d bytes are dirty, want %d", dirty, c.dirty)
+				t.Fatalf("the change makes %d bytes dirty, want %d", dirty, c.dirty)
 			}
 			m, stats := w.push(
 				chunkstore.Push{
@@ -111,11 +118,11 @@ func TestOnlyTheDifferenceIsUploaded(t *testing.T) {
 				},
 			)
 			if stats.DirtyBytes != dirty {
-				t.Errorf("%d bytes told as dirty, want %d", stats.DirtyBytes, dirty)
+				t.Errorf("DirtyBytes = %d, want %d", stats.DirtyBytes, dirty)
 			}
 			// A manifest of some KiB is added; compared with a real difference it is next to nothing.
 			if limit := dirty + dirty/5 + 16<<10; stats.Uploaded > limit {
-				t.Errorf("%d bytes uploaded for %d dirty ones", stats.Uploaded, dirty)
+				t.Errorf("uploaded %d bytes for %d dirty bytes, want about as many", stats.Uploaded, dirty)
 			}
 			t.Logf("uploaded %d for %d dirty", stats.Uploaded, dirty)
 			w.wantFile(m, "memory", after)
@@ -160,19 +167,19 @@ func TestEqualContentIsStoredOnceInAWorkspace(t *testing.T) {
 		},
 	)
 	if again.Reused != 2 || again.Chunks != 2 || again.Uploaded > 8<<10 {
-		t.Errorf("second push: %+v, want 2 chunks reused and a manifest uploaded", again)
+		t.Errorf("second push = %+v, want 2 chunks reused and only a manifest uploaded", again)
 	}
 	_, other := w.push(
 		chunkstore.Push{Tenant: "other", ID: "b", Files: []chunkstore.LocalFile{{Name: "memory", Path: file(t, data)}}},
 	)
 	if other.Reused != 0 || other.Uploaded < 8<<20 {
-		t.Errorf("push of another workspace: %+v, want nothing reused", other)
+		t.Errorf("push of another workspace = %+v, want nothing reused", other)
 	}
 	names := map[string]bool{}
 	for _, key := range blobtest.Keys(t, w.objects, "w/") {
 		parts := strings.SplitN(key, "/c/", 2)
 		if len(parts) == 2 && names[parts[1]] {
-			t.Errorf("chunk %s has one name in two workspaces", parts[1])
+			t.Errorf("chunk %s has the same name in two workspaces", parts[1])
 		}
 		names[parts[len(parts)-1]] = true
 	}
@@ -194,7 +201,7 @@ func TestStoredObjectsRevealNothing(t *testing.T) {
 		stored := get(t, w, key)
 		for _, s := range [][]byte{secret, []byte("workspacename"), []byte("memory")} {
 			if bytes.Contains(stored, s) || strings.Contains(key, string(s)) {
-				t.Errorf("%s tells %q", key, s)
+				t.Errorf("object %s reveals %q", key, s)
 			}
 		}
 	}
@@ -227,13 +234,13 @@ func TestManifestsAreRefused(t *testing.T) {
 	} {
 		blobtest.Put(t, w.objects, key, c.data)
 		if _, err := w.store.Open(t.Context(), "ws", "a"); !errors.Is(err, c.want) {
-			t.Errorf("%s: %v, want %v", name, err, c.want)
+			t.Errorf("Open of a manifest that is %s: got %v, want %v", name, err, c.want)
 		}
 	}
 	blobtest.Put(t, w.objects, key, good)
 	w.open("ws", "a")
 	if _, err := w.store.Open(t.Context(), "other", "a"); !errors.Is(err, chunkstore.ErrNotFound) {
-		t.Errorf("open in another workspace: %v, want ErrNotFound", err)
+		t.Errorf("Open in another workspace: got %v, want ErrNotFound", err)
 	}
 	// An attacker who can write to the store gives a workspace the manifest of another.
 	w.pushMemory("other", "a", content(3, 1<<20))
@@ -243,13 +250,13 @@ func TestManifestsAreRefused(t *testing.T) {
 		}
 	}
 	if _, err := w.store.Open(t.Context(), "other", "a"); !errors.Is(err, chunkstore.ErrWrongTenant) {
-		t.Errorf("manifest of another workspace: %v, want ErrWorkspace", err)
+		t.Errorf("Open of another workspace's manifest: got %v, want ErrWrongTenant", err)
 	}
 	if _, err := w.newStore(ring(t, 2), quickRetries).Open(t.Context(), "ws", "a"); !errors.Is(
 		err,
 		chunkstore.ErrNotFound,
 	) {
-		t.Errorf("open with another master key: %v, want ErrNotFound", err)
+		t.Errorf("Open with another master key: got %v, want ErrNotFound", err)
 	}
 }
 
@@ -260,7 +267,7 @@ func manifestKey(t *testing.T, w *fixture, suffix string) string {
 			return k
 		}
 	}
-	t.Fatalf("no object ends with %s", suffix)
+	t.Fatalf("no object has a key that ends with %s", suffix)
 	return ""
 }
 
@@ -289,29 +296,35 @@ func TestPushIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	one := []chunkstore.LocalFile{{Name: "memory", Path: path}}
+	push := func(tenant chunkstore.Tenant, parent *chunkstore.Manifest) chunkstore.Push {
+		return chunkstore.Push{Tenant: tenant, ID: "b", Files: one, Parent: parent}
+	}
+	pushFile := func(name, path string) chunkstore.Push {
+		return chunkstore.Push{Tenant: "ws", ID: "b", Files: []chunkstore.LocalFile{{Name: name, Path: path}}}
+	}
 	for name, c := range map[string]struct {
 		in   chunkstore.Push
 		want error
 	}{
 		"taken":                 {chunkstore.Push{Tenant: "ws", ID: "a", Files: one}, chunkstore.ErrExists},
-		"parent-of-others":      {chunkstore.Push{Tenant: "other", ID: "b", Files: one, Parent: parent}, chunkstore.ErrWrongTenant},
-		"common-over-workspace": {chunkstore.Push{Tenant: chunkstore.Common, ID: "b", Files: one, Parent: parent}, chunkstore.ErrWrongTenant},
-		"parent-gone":           {chunkstore.Push{Tenant: "ws", ID: "b", Files: one, Parent: gone}, chunkstore.ErrNotFound},
+		"parent-of-others":      {push("other", parent), chunkstore.ErrWrongTenant},
+		"common-over-workspace": {push(chunkstore.Common, parent), chunkstore.ErrWrongTenant},
+		"parent-deleted":        {push("ws", gone), chunkstore.ErrNotFound},
 		"id":                    {chunkstore.Push{Tenant: "ws", ID: "../b", Files: one}, nil},
-		"file-name":             {chunkstore.Push{Tenant: "ws", ID: "b", Files: []chunkstore.LocalFile{{Name: "../x", Path: path}}}, nil},
-		"file-missing":          {chunkstore.Push{Tenant: "ws", ID: "b", Files: []chunkstore.LocalFile{{Name: "x", Path: path + "x"}}}, fs.ErrNotExist},
-		"file-is-directory":     {chunkstore.Push{Tenant: "ws", ID: "b", Files: []chunkstore.LocalFile{{Name: "x", Path: t.TempDir()}}}, nil},
+		"file-name":             {pushFile("../x", path), nil},
+		"file-missing":          {pushFile("x", path+"x"), fs.ErrNotExist},
+		"file-is-directory":     {pushFile("x", t.TempDir()), nil},
 		"other-parent-file": {chunkstore.Push{Tenant: "ws", ID: "b", Files: one, Parent: common,
 			ParentFiles: map[string]string{"memory": file(t, []byte("short"))}}, nil},
 	} {
 		_, _, err := w.store.Push(t.Context(), c.in)
 		if err == nil || c.want != nil && !errors.Is(err, c.want) {
-			t.Errorf("%s: %v, want %v", name, err, c.want)
+			t.Errorf("Push, %s: got %v, want %v", name, err, c.want)
 		}
 	}
 	for _, k := range blobtest.Keys(t, w.objects, "w/") {
 		if strings.HasSuffix(k, "/m/b") {
-			t.Errorf("a refused push left %s", k)
+			t.Errorf("a rejected push left %s", k)
 		}
 	}
 }
@@ -324,33 +337,33 @@ func TestRunsAndRanges(t *testing.T) {
 	for off < int64(len(data)) {
 		n, zero := r.RunAt("memory", off)
 		if n <= 0 {
-			t.Fatalf("run at %d has %d bytes", off, n)
+			t.Fatalf("RunAt(%d) = %d bytes, want a positive length", off, n)
 		}
 		for page := off; page < off+n; page += chunkstore.PageSize {
 			end := min(page+chunkstore.PageSize, int64(len(data)))
 			if is := bytes.Equal(data[page:end], make([]byte, end-page)); is != zero {
-				t.Fatalf("page at %d is zero: %v, and its run says %v", page, is, zero)
+				t.Fatalf("page at %d is zero: %v, but RunAt reports %v", page, is, zero)
 			}
 		}
 		off += n
 	}
 	for _, at := range []int64{-1, off, off + 1} {
 		if n, _ := r.RunAt("memory", at); n != 0 {
-			t.Errorf("run at %d has %d bytes, want none", at, n)
+			t.Errorf("RunAt(%d) = %d bytes, want 0", at, n)
 		}
 	}
 	p := make([]byte, 10)
 	for _, at := range []int64{-1, off - 9, off} {
 		if err := r.ReadAt(t.Context(), "memory", p, at); err == nil {
-			t.Errorf("read at %d: no error", at)
+			t.Errorf("ReadAt(%d): got nil, want an error", at)
 		}
 	}
 	if err := r.ReadAt(t.Context(), "none", p, 0); err == nil {
-		t.Error("read of a file that is not there: no error")
+		t.Error("ReadAt of a missing file: got nil, want an error")
 	}
 	for _, x := range []chunkstore.Range{{"none", 0, 1}, {"memory", -1, 1}, {"memory", 0, off + 1}, {"memory", 1, -1}} {
 		if err := r.Prefetch(t.Context(), []chunkstore.Range{x}); err == nil {
-			t.Errorf("prefetch %v: no error", x)
+			t.Errorf("Prefetch(%v): got nil, want an error", x)
 		}
 	}
 }
@@ -360,18 +373,19 @@ func TestPrefetchedIsReadWithoutTheStore(t *testing.T) {
 	data := content(1, 9<<20)
 	m := w.pushMemory("ws", "a", data)
 	r := w.store.Reader(m, w.cache)
-	if err := r.Prefetch(t.Context(), []chunkstore.Range{{"memory", 4 << 20, 2 << 20}, {"memory", 0, int64(len(data))}}); err != nil {
+	ranges := []chunkstore.Range{{"memory", 4 << 20, 2 << 20}, {"memory", 0, int64(len(data))}}
+	if err := r.Prefetch(t.Context(), ranges); err != nil {
 		t.Fatal(err)
 	}
 	w.objects.SetFaults(func(blobtest.Call) blobtest.Fault { return blobtest.Fault{Err: errors.New("touched")} })
 	for _, r := range []*chunkstore.Reader{r, w.store.Reader(m, w.cache)} {
 		p := make([]byte, len(data))
 		if err := r.ReadAt(t.Context(), "memory", p, 0); err != nil || !bytes.Equal(p, data) {
-			t.Errorf("read after a prefetch: %v", err)
+			t.Errorf("ReadAt after a prefetch: %v, or wrong content", err)
 		}
 	}
 	if n := w.objects.Count("get"); n != 0 {
-		t.Errorf("%d requests to the store, want 0", n)
+		t.Errorf("got %d requests to the store, want 0", n)
 	}
 }
 
@@ -384,7 +398,7 @@ func TestNeighboursAreOneRequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := w.objects.Count("get"); n != 1 {
-		t.Errorf("a MiB took %d requests, want 1", n)
+		t.Errorf("reading a MiB took %d requests, want 1", n)
 	}
 }
 
@@ -422,13 +436,13 @@ func TestPullOverABase(t *testing.T) {
 	}
 	got, err := os.ReadFile(filepath.Join(dir, "memory"))
 	if err != nil || !bytes.Equal(got, after) {
-		t.Errorf("pulled %d bytes, %v; not what was pushed", len(got), err)
+		t.Errorf("pulled %d bytes, %v; want the content that was pushed", len(got), err)
 	}
 	if done.Bytes > 1<<20+200_000 || done.Fetched > 1<<20+400_000 {
-		t.Errorf("pulled %+v, want the difference alone", done)
+		t.Errorf("Pull = %+v, want only the difference", done)
 	}
 	if data, err := os.ReadFile(path); err != nil || !bytes.Equal(data, before) {
-		t.Error("the base was changed")
+		t.Error("Pull changed the base")
 	}
 }
 
@@ -445,21 +459,23 @@ func TestKeyring(t *testing.T) {
 		t.Fatal(err)
 	}
 	if again, err := os.ReadFile(path); err != nil || !bytes.Equal(again, first) {
-		t.Errorf("the key changed: %v", err)
+		t.Errorf("the second OpenKeyring changed the key file: %v", err)
 	}
 	if err := os.Chmod(path, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := chunkstore.OpenKeyring(path); err == nil || !strings.Contains(err.Error(), "0600") {
-		t.Errorf("a key that all may read: %v, want a refusal", err)
+		t.Errorf("OpenKeyring of a file that all may read: got %v, want an error with 0600", err)
 	}
-	for name, text := range map[string]string{"short": "abcd", "empty": "", "other": strings.Repeat("z", 64), "long": strings.Repeat("a", 2000)} {
+	for name, text := range map[string]string{
+		"short": "abcd", "empty": "", "other": strings.Repeat("z", 64), "long": strings.Repeat("a", 2000),
+	} {
 		bad := filepath.Join(t.TempDir(), name)
 		if err := os.WriteFile(bad, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := chunkstore.OpenKeyring(bad); err == nil {
-			t.Errorf("%s: no error", name)
+			t.Errorf("OpenKeyring, %s: got nil, want an error", name)
 		}
 	}
 }

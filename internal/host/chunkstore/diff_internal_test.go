@@ -60,13 +60,13 @@ func TestComparisonWithKnownRuns(t *testing.T) {
 				content, was := next[page*PageSize:end], old[page*PageSize:end]
 				switch {
 				case k == zero && !bytes.Equal(content, zeroPage[:len(content)]):
-					t.Fatalf("%d dirty: page %d is said to be zero", dirty, page)
+					t.Fatalf("%d dirty: page %d has content, got kind zero", dirty, page)
 				case k == same && !bytes.Equal(content, was):
-					t.Fatalf("%d dirty: page %d is said to be the same", dirty, page)
+					t.Fatalf("%d dirty: page %d differs from the parent's, got kind same", dirty, page)
 				case k == changed && !bytes.Equal(p.pages(i, 1)[:len(content)], content):
-					t.Fatalf("%d dirty: page %d changed and is not given", dirty, page)
+					t.Fatalf("%d dirty: page %d changed, got other content", dirty, page)
 				case k == changed && bytes.Equal(content, was) && (page+1)*PageSize <= len(old):
-					t.Fatalf("%d dirty: page %d is said to have changed", dirty, page)
+					t.Fatalf("%d dirty: page %d is unchanged, got kind changed", dirty, page)
 				}
 			}
 			if p.ownChunk() {
@@ -75,7 +75,7 @@ func TestComparisonWithKnownRuns(t *testing.T) {
 					to := min(from+PageSize, len(next))
 					if k != zero && !bytes.Equal(p.pages(i, 1)[:to-from], next[from:to]) {
 						t.Fatalf(
-							"%d dirty: page %d of a part that is stored as a whole is not given",
+							"%d dirty: page %d of a part with its own chunk: got other content",
 							dirty,
 							from/PageSize,
 						)

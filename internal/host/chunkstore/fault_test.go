@@ -24,22 +24,34 @@ func flip(data []byte) []byte {
 	return out
 }
 
+// isTimeout reports whether err says that the store did not respond in time.
+func isTimeout(err error) bool { return errors.Is(err, blob.ErrTimeout) }
+
+// isDamaged reports whether err says that content is damaged.
+func isDamaged(err error) bool {
+	_, ok := errors.AsType[*chunkstore.DamagedError](err)
+	return ok
+}
+
 // Faults of a store in a read, once and permanently, and the results.
 func TestReadsFromABadStore(t *testing.T) {
 	broken := errors.New("broken")
-	var damaged *chunkstore.DamagedError
 	for name, c := range map[string]struct {
 		fault blobtest.Fault
 		check func(error) bool
 	}{
 		"failing":     {blobtest.Fault{Err: broken}, func(err error) bool { return errors.Is(err, broken) }},
-		"hanging":     {blobtest.Fault{Hang: true}, func(err error) bool { return errors.Is(err, blob.ErrTimeout) }},
-		"stalling":    {blobtest.Fault{Hang: true, Short: 100}, func(err error) bool { return errors.Is(err, blob.ErrTimeout) }},
-		"wrong-bytes": {blobtest.Fault{Corrupt: flip}, func(err error) bool { return errors.As(err, &damaged) }},
-		"zeros":       {blobtest.Fault{Corrupt: func(d []byte) []byte { return make([]byte, len(d)) }}, func(err error) bool { return errors.As(err, &damaged) }},
-		"short":       {blobtest.Fault{Short: 100}, func(err error) bool { return errors.As(err, &damaged) }},
-		"gone":        {blobtest.Fault{Err: blob.ErrNotFound}, func(err error) bool { return errors.As(err, &damaged) && errors.Is(err, blob.ErrNotFound) }},
-		"denied":      {blobtest.Fault{Err: blob.ErrDenied}, func(err error) bool { return errors.Is(err, blob.ErrDenied) }},
+		"hanging":     {blobtest.Fault{Hang: true}, isTimeout},
+		"stalling":    {blobtest.Fault{Hang: true, Short: 100}, isTimeout},
+		"wrong-bytes": {blobtest.Fault{Corrupt: flip}, isDamaged},
+		"zeros":       {blobtest.Fault{Corrupt: func(d []byte) []byte { return make([]byte, len(d)) }}, isDamaged},
+		"short":       {blobtest.Fault{Short: 100}, isDamaged},
+		"gone": {blobtest.Fault{Err: blob.ErrNotFound}, func(err error) bool {
+			return isDamaged(err) && errors.Is(err, blob.ErrNotFound)
+		}},
+		"denied": {blobtest.Fault{Err: blob.ErrDenied}, func(err error) bool {
+			return errors.Is(err, blob.ErrDenied)
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newFixture(t, quickRetries)
@@ -48,20 +60,20 @@ func TestReadsFromABadStore(t *testing.T) {
 			w.objects.SetFaults(func(blobtest.Call) blobtest.Fault { return c.fault })
 			p := make([]byte, len(data))
 			if err := r.ReadAt(t.Context(), "memory", p, 0); !c.check(err) {
-				t.Errorf("read: %v", err)
+				t.Errorf("ReadAt: got %v, want the error of the case", err)
 			}
 			if err := r.Prefetch(t.Context(), []chunkstore.Range{{File: "memory", Length: 4 << 20}}); !c.check(err) {
-				t.Errorf("prefetch: %v", err)
+				t.Errorf("Prefetch: got %v, want the error of the case", err)
 			}
 			dir := t.TempDir()
 			if _, err := r.Pull(t.Context(), dir, nil, nil); !c.check(err) {
-				t.Errorf("pull: %v", err)
+				t.Errorf("Pull: got %v, want the error of the case", err)
 			}
 			if list, err := os.ReadDir(dir); err != nil || len(list) != 0 {
-				t.Errorf("a failed pull left %v, %v", list, err)
+				t.Errorf("files after a failed pull = %v, %v; want none", list, err)
 			}
 			if n := w.cache.Stats(); n.Bytes != 0 {
-				t.Errorf("the cache holds %d bytes of what was never right", n.Bytes)
+				t.Errorf("the cache holds %d bytes, want none of the damaged content", n.Bytes)
 			}
 			// The same fault once in a while costs another request, unless a retry cannot help.
 			asked := map[blobtest.Call]bool{} // guarded by the store's lock
@@ -79,7 +91,7 @@ func TestReadsFromABadStore(t *testing.T) {
 				}
 			}
 			if !bytes.Equal(p, data) {
-				t.Error("what was read is not what was pushed")
+				t.Error("read other content than was pushed")
 			}
 		})
 	}
@@ -109,10 +121,10 @@ func TestCanceledReadDoesNotFailOthers(t *testing.T) {
 	go func() { second <- r.ReadAt(t.Context(), "memory", p, 0) }()
 	cancel(why)
 	if err := <-first; !errors.Is(err, why) {
-		t.Errorf("the one who went away got %v", err)
+		t.Errorf("canceled read: got %v, want the context's cause", err)
 	}
 	if err := <-second; err != nil || !bytes.Equal(p, data[:4096]) {
-		t.Errorf("the other got %v", err)
+		t.Errorf("concurrent read: got %v, want the content", err)
 	}
 }
 
@@ -132,7 +144,7 @@ func TestPushThatFailsAtEveryRequest(t *testing.T) {
 	probe.push(in)
 	puts, stats := probe.objects.Count("put"), probe.objects.Count("stat")
 	if puts < 4 || stats < 4 {
-		t.Fatalf("a push makes %d puts and %d stats: this test is of no use", puts, stats)
+		t.Fatalf("a push makes %d puts and %d stats, want at least 4 each for this test", puts, stats)
 	}
 	for name, c := range map[string]struct {
 		op    string
@@ -156,16 +168,16 @@ func TestPushThatFailsAtEveryRequest(t *testing.T) {
 					return blobtest.Fault{}
 				})
 				if _, _, err := w.store.Push(t.Context(), in); !errors.Is(err, c.want) {
-					t.Fatalf("%s fails from %d on: %v, want %v", c.op, n, err, c.want)
+					t.Fatalf("Push with %s failing from request %d on: got %v, want %v", c.op, n, err, c.want)
 				}
 				if _, err := w.store.Open(t.Context(), "ws", "a"); !errors.Is(err, chunkstore.ErrNotFound) {
-					t.Fatalf("after a push that failed: %v, want ErrNotFound", err)
+					t.Fatalf("Open after a failed push: got %v, want ErrNotFound", err)
 				}
 			}
 			w.objects.SetFaults(nil)
 			m, again := w.push(in)
 			if again.Reused == 0 && c.op == "put" {
-				t.Error("what failed pushes stored was not found")
+				t.Error("Push reused no chunk of the failed pushes")
 			}
 			w.wantFile(m, "memory", data)
 		})
@@ -207,8 +219,9 @@ func TestPutManifestWithLostReply(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer v.Close()
-	if _, _, err := v.Push(t.Context(), chunkstore.Push{Tenant: "ws", ID: "a", Files: []chunkstore.LocalFile{{Name: "memory", Path: file(t, content(1, 5000))}}}); err != nil {
-		t.Errorf("push: %v", err)
+	files := []chunkstore.LocalFile{{Name: "memory", Path: file(t, content(1, 5000))}}
+	if _, _, err := v.Push(t.Context(), chunkstore.Push{Tenant: "ws", ID: "a", Files: files}); err != nil {
+		t.Errorf("Push with a lost reply: got %v, want nil", err)
 	}
 	w.open("ws", "a")
 }
@@ -242,7 +255,7 @@ func TestParentDeletedDuringPush(t *testing.T) {
 	}
 	w.objects.SetFaults(gone(func(k string) bool { return strings.HasSuffix(k, "/p") }))
 	if _, _, err := w.store.Push(t.Context(), in); !errors.Is(err, chunkstore.ErrNotFound) {
-		t.Errorf("push over a parent that is collected: %v, want ErrNotFound", err)
+		t.Errorf("Push over a collected parent: got %v, want ErrNotFound", err)
 	}
 }
 
@@ -250,13 +263,13 @@ func TestGC(t *testing.T) {
 	w := newFixture(t, chunkstore.Config{Grace: time.Hour})
 	mem, ok := w.objects.Store.(*blobtest.MemoryStore)
 	if !ok {
-		t.Fatal("not in memory")
+		t.Fatal("the object store is not a MemoryStore")
 	}
 	collect := func(want int) {
 		t.Helper()
 		got, err := w.store.GC(t.Context())
 		if err != nil || got.Chunks != want {
-			t.Errorf("collected %+v, %v; want %d chunks", got, err, want)
+			t.Errorf("GC = %+v, %v; want %d chunks removed", got, err, want)
 		}
 	}
 	base, fork := blobtest.Content(1, 8<<20), blobtest.Content(1, 8<<20)
@@ -279,14 +292,14 @@ func TestGC(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := w.store.Open(t.Context(), "ws", "fork"); !errors.Is(err, chunkstore.ErrNotFound) {
-		t.Errorf("open after delete: %v, want ErrNotFound", err)
+		t.Errorf("Open after Delete: got %v, want ErrNotFound", err)
 	}
 	collect(0) // deleted a moment ago
 	w.wantFile(m, "memory", fork)
 	mem.Age(2 * time.Hour)
 	collect(3)
 	if left := blobtest.Keys(t, w.objects, ""); len(left) != 0 {
-		t.Errorf("left behind: %v", left)
+		t.Errorf("objects after the last GC = %v, want none", left)
 	}
 }
 
@@ -303,21 +316,21 @@ func TestGCAfterKilledPush(t *testing.T) {
 	})
 	in := chunkstore.Push{Tenant: "ws", ID: "a", Files: []chunkstore.LocalFile{{Name: "memory", Path: file(t, data)}}}
 	if _, _, err := w.store.Push(t.Context(), in); err == nil {
-		t.Fatal("no error")
+		t.Fatal("Push with a full store: got nil, want an error")
 	}
 	w.objects.SetFaults(nil)
 	if got, err := w.store.GC(t.Context()); err != nil || got.Chunks != 0 || got.Kept != 2 {
-		t.Errorf("collected %+v, %v; want 2 kept", got, err)
+		t.Errorf("GC = %+v, %v; want 2 chunks kept", got, err)
 	}
 	// Chunks found again at half of the grace period are stored again and so become young.
 	mem.Age(40 * time.Minute)
 	m, stats := w.push(in)
 	if stats.Reused != 0 {
-		t.Errorf("%d old chunks were taken as they are", stats.Reused)
+		t.Errorf("Push reused %d old chunks, want none", stats.Reused)
 	}
 	mem.Age(40 * time.Minute)
 	if got, err := w.store.GC(t.Context()); err != nil || got.Chunks != 0 {
-		t.Errorf("collected %+v, %v; want nothing", got, err)
+		t.Errorf("GC = %+v, %v; want no chunk removed", got, err)
 	}
 	w.wantFile(m, "memory", data)
 }
@@ -338,10 +351,10 @@ func TestGCKeepsTenantsWithUnreadableManifests(t *testing.T) {
 	mem.Age(2 * time.Hour)
 	before := len(blobtest.Keys(t, w.objects, ""))
 	if _, err := w.store.GC(t.Context()); !errors.Is(err, chunkstore.ErrTampered) {
-		t.Errorf("collect: %v, want ErrTampered", err)
+		t.Errorf("GC with a damaged manifest: got %v, want ErrTampered", err)
 	}
 	if after := len(blobtest.Keys(t, w.objects, "")); after != before {
-		t.Errorf("%d objects of %d are left", after, before)
+		t.Errorf("got %d objects after GC, want all %d", after, before)
 	}
 	broken := errors.New("broken")
 	for _, op := range []string{"list", "get", "stat", "delete"} {
@@ -353,7 +366,7 @@ func TestGCKeepsTenantsWithUnreadableManifests(t *testing.T) {
 		})
 		got, err := w.store.GC(t.Context())
 		if err == nil || got.Chunks != 0 {
-			t.Errorf("%s fails: collected %+v, %v", op, got, err)
+			t.Errorf("GC with failing %s: removed %+v, %v; want an error and nothing removed", op, got, err)
 		}
 	}
 }
@@ -368,7 +381,9 @@ func TestReadsThroughABadCache(t *testing.T) {
 		"cut": func(t *testing.T, dir string) {
 			forEachFile(t, dir, func(f *os.File) error { return f.Truncate(100_000) })
 		},
-		"emptied": func(t *testing.T, dir string) { forEachFile(t, dir, func(f *os.File) error { return f.Truncate(0) }) },
+		"emptied": func(t *testing.T, dir string) {
+			forEachFile(t, dir, func(f *os.File) error { return f.Truncate(0) })
+		},
 		"removed": func(t *testing.T, dir string) {
 			forEachFile(t, dir, func(f *os.File) error { return os.Remove(f.Name()) })
 		},

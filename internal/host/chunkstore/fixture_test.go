@@ -122,7 +122,7 @@ func (w *fixture) wantFile(m *chunkstore.Manifest, name string, data []byte) {
 	w.t.Helper()
 	r := w.store.Reader(m, w.cache)
 	if n, ok := r.Size(name); !ok || n != int64(len(data)) {
-		w.t.Fatalf("size of %s: %d, %v; want %d", name, n, ok, len(data))
+		w.t.Fatalf("Size(%q) = %d, %v; want %d", name, n, ok, len(data))
 	}
 	for _, step := range []int{100_001, 4096, len(data)} {
 		if step == 0 {
@@ -134,7 +134,7 @@ func (w *fixture) wantFile(m *chunkstore.Manifest, name string, data []byte) {
 				w.t.Fatal(err)
 			}
 			if !bytes.Equal(p, data[off:off+len(p)]) {
-				w.t.Fatalf("%s: %d bytes from %d are not what was pushed", name, len(p), off)
+				w.t.Fatalf("%s: %d bytes at %d: got other content than was pushed", name, len(p), off)
 			}
 		}
 	}
@@ -144,6 +144,6 @@ func (w *fixture) wantFile(m *chunkstore.Manifest, name string, data []byte) {
 	}
 	got, err := os.ReadFile(filepath.Join(dir, name))
 	if err != nil || !bytes.Equal(got, data) {
-		w.t.Fatalf("pulled %s: %d bytes, %v; want the %d that were pushed", name, len(got), err, len(data))
+		w.t.Fatalf("pulled %s: %d bytes, %v; want the %d bytes that were pushed", name, len(got), err, len(data))
 	}
 }

@@ -44,7 +44,7 @@ func FuzzManifest(f *testing.F) {
 			for _, e := range file.Extents {
 				if e.Page < last || e.end() > pagesOf(file.Bytes) || e.Chunk >= len(m.Chunks) || e.At < 0 ||
 					e.At+e.Count > m.Chunks[e.Chunk].Pages {
-					t.Fatalf("extent %+v of %+v", e, file)
+					t.Fatalf("decode accepted extent %+v of %+v", e, file)
 				}
 				last = e.end()
 			}
@@ -53,7 +53,7 @@ func FuzzManifest(f *testing.F) {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(again.encode(), m.encode()) {
-			t.Fatal("encoded twice it is not the same")
+			t.Fatal("decoding and encoding changed the manifest")
 		}
 	})
 }
@@ -71,7 +71,7 @@ func FuzzEnvelope(f *testing.F) {
 		// Signed manifests differ between processes, and the fuzzer runs several, so the decoded content is
 		// compared.
 		if m, err := parse(c, r, "a", data); err == nil && !bytes.Equal(m.encode(), sample().encode()) {
-			t.Fatal("something that nobody signed was taken for a manifest")
+			t.Fatal("parse accepted a manifest that was not signed")
 		}
 	})
 }
@@ -93,7 +93,7 @@ func FuzzFrames(f *testing.F) {
 		got, err := open(c, r, ch, first, count, bytes.Clone(data), nil)
 		if from := first * FrameSize; err == nil &&
 			!bytes.Equal(got, pages[from:min(len(pages), from+count*FrameSize)]) {
-			t.Fatal("something that nobody sealed was taken for frames")
+			t.Fatal("open accepted frames that were not sealed")
 		}
 	})
 }
@@ -108,7 +108,7 @@ func FuzzUnpack(f *testing.F) {
 			return
 		}
 		if out, err := c.unpack(make([]byte, 0, size+slack), data, size); err == nil && len(out) != size {
-			t.Fatalf("%d bytes, not %d", len(out), size)
+			t.Fatalf("unpack = %d bytes, want %d", len(out), size)
 		}
 	})
 }

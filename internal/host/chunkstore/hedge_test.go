@@ -54,13 +54,13 @@ func TestLateReadIsMadeTwice(t *testing.T) {
 			t.Fatal(err)
 		}
 		if took := time.Since(began); took != 45*time.Millisecond {
-			t.Errorf("it took %v of a clock on which a read takes 20 ms", took)
+			t.Errorf("the read took %v, want 45 ms where a usual read takes 20 ms", took)
 		}
 		if !bytes.Equal(p, data[10<<20:10<<20+4096]) {
-			t.Error("what was read is not what was pushed")
+			t.Error("read other content than was pushed")
 		}
 		if n := w.objects.Count("get"); n != 2 {
-			t.Errorf("%d requests, not 2", n)
+			t.Errorf("got %d requests, want 2", n)
 		}
 	})
 }
@@ -76,7 +76,7 @@ func TestStalledReadIsMadeTwice(t *testing.T) {
 		})
 		p := make([]byte, 4096)
 		if err := r.ReadAt(t.Context(), "memory", p, 10<<20); err != nil || !bytes.Equal(p, data[10<<20:10<<20+4096]) {
-			t.Errorf("read: %v", err)
+			t.Errorf("ReadAt: %v, or wrong content", err)
 		}
 	})
 }
@@ -93,15 +93,16 @@ func TestSecondReadsAreFew(t *testing.T) {
 		const reads = 40
 		for i := range reads {
 			all.Go(func() {
-				if err := r.ReadAt(t.Context(), "memory", make([]byte, 4096), int64(64+i)*chunkstore.FrameSize); err == nil {
-					t.Error("a store that stands still answered")
+				off := int64(64+i) * chunkstore.FrameSize
+				if err := r.ReadAt(t.Context(), "memory", make([]byte, 4096), off); err == nil {
+					t.Error("ReadAt of a stalled store: got nil, want an error")
 				}
 			})
 		}
 		all.Wait()
 		// 60 and 40 reads may save up five repetitions, and no more than four at a time.
 		if n := asked.Load(); n <= reads || n > reads+5 {
-			t.Errorf("%d requests for %d reads", n, reads)
+			t.Errorf("got %d requests for %d reads, want one to five more than reads", n, reads)
 		}
 	})
 }
@@ -111,10 +112,10 @@ func TestFirstReadsAreMadeOnce(t *testing.T) {
 	hedged(t, 3, func(t *testing.T, w *fixture, r *chunkstore.Reader, _ []byte) {
 		w.objects.SetFaults(func(blobtest.Call) blobtest.Fault { return blobtest.Fault{Hang: true} })
 		if err := r.ReadAt(t.Context(), "memory", make([]byte, 4096), 10<<20); err == nil {
-			t.Error("a store that stands still answered")
+			t.Error("ReadAt of a stalled store: got nil, want an error")
 		}
 		if n := w.objects.Count("get"); n != 1 {
-			t.Errorf("%d requests, not 1", n)
+			t.Errorf("got %d requests, want 1", n)
 		}
 	})
 }

@@ -105,15 +105,15 @@ func TestHostKilledDuringAPush(t *testing.T) {
 			}
 			w.store = w.newStore(w.ring, quickRetries)
 			if _, err := w.store.Open(t.Context(), "ws", "a"); !errors.Is(err, chunkstore.ErrNotFound) {
-				t.Errorf("open after the kill: %v, want ErrNotFound", err)
+				t.Errorf("Open after the kill: got %v, want ErrNotFound", err)
 			}
 			for _, key := range blobtest.Keys(t, store, "") {
 				if !strings.Contains(key, "/c/") {
-					t.Errorf("there is %s", key)
+					t.Errorf("object %s is left, want only chunks", key)
 				}
 			}
 			if done, err := w.store.GC(t.Context()); err != nil || done.Chunks != 0 {
-				t.Errorf("a collection meanwhile removed %d chunks, %v", done.Chunks, err)
+				t.Errorf("GC during a push removed %d chunks, %v; want none", done.Chunks, err)
 			}
 			m, again := w.push(
 				chunkstore.Push{
@@ -123,7 +123,7 @@ func TestHostKilledDuringAPush(t *testing.T) {
 				},
 			)
 			if again.Reused != stored {
-				t.Errorf("%d chunks were found, %d were stored", again.Reused, stored)
+				t.Errorf("Push reused %d chunks, want the %d that were stored", again.Reused, stored)
 			}
 			w.wantFile(m, "memory", data)
 		})
@@ -150,14 +150,14 @@ func killPush(t *testing.T, dir string, stored int) {
 	said := bufio.NewScanner(out)
 	for range stored {
 		if !said.Scan() || said.Text() != "chunk" {
-			t.Errorf("the push said %q", said.Text())
+			t.Errorf("the push process printed %q, want \"chunk\"", said.Text())
 		}
 		if _, err := fmt.Fprintln(in); err != nil {
 			t.Error(err)
 		}
 	}
 	if !said.Scan() {
-		t.Error("the push ended")
+		t.Error("the push process ended early")
 	}
 	if err := cmd.Process.Kill(); err != nil {
 		t.Error(err)

@@ -38,12 +38,12 @@ func TestReadWithLocalBase(t *testing.T) {
 		}
 		p := make([]byte, n)
 		if _, err := here.ReadAt(p, off); err != nil || !bytes.Equal(p, after[off:off+n]) {
-			t.Fatalf("%d bytes from %d that are said to be here are others (%v)", n, off, err)
+			t.Fatalf("%d bytes at %d: local copy has other content (%v)", n, off, err)
 		}
 		shared, off = shared+n, off+n
 	}
 	if differs := int64(len(after)) - shared; differs > 3<<20+300_000 { // two MiB of which are zero
-		t.Errorf("%d bytes are not here, want the difference alone", differs)
+		t.Errorf("%d bytes are not local, want only the difference", differs)
 	}
 	w.objects.SetFaults(func(c blobtest.Call) blobtest.Fault {
 		if c.Op == "get" {
@@ -53,13 +53,13 @@ func TestReadWithLocalBase(t *testing.T) {
 	})
 	p := make([]byte, 1<<20)
 	if err := r.Prefetch(t.Context(), []chunkstore.Range{{File: "memory", Length: 1 << 20}}); err != nil {
-		t.Errorf("prefetch of what is here asks the store: %v", err)
+		t.Errorf("Prefetch of local content made a request: %v", err)
 	}
 	if err := r.ReadAt(t.Context(), "memory", p, 0); err != nil || !bytes.Equal(p, after[:1<<20]) {
-		t.Errorf("a read of what is here: %v", err)
+		t.Errorf("ReadAt of local content: %v, or wrong content", err)
 	}
 	if err := r.ReadAt(t.Context(), "memory", p, 2<<20); err == nil {
-		t.Error("what differs was read without the store")
+		t.Error("ReadAt of the difference without the store: got nil, want an error")
 	}
 	w.objects.SetFaults(nil)
 	for _, step := range []int{100_001, 4096, len(after)} {
@@ -67,7 +67,7 @@ func TestReadWithLocalBase(t *testing.T) {
 			p := make([]byte, min(step, len(after)-off))
 			if err := r.ReadAt(t.Context(), "memory", p, int64(off)); err != nil ||
 				!bytes.Equal(p, after[off:off+len(p)]) {
-				t.Fatalf("%d bytes from %d are not what was pushed (%v)", len(p), off, err)
+				t.Fatalf("%d bytes at %d: got other content than was pushed (%v)", len(p), off, err)
 			}
 		}
 	}
@@ -86,8 +86,9 @@ func TestUnsuitableLocalBaseIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, path := range map[string]string{"short": file(t, data[:len(data)-1]), "gone": gone} {
-		if err := w.store.Reader(m, w.cache).WithLocalBase(&chunkstore.Base{Manifest: base, Files: map[string]string{"memory": path}}); err == nil {
-			t.Errorf("%s: no error", name)
+		local := &chunkstore.Base{Manifest: base, Files: map[string]string{"memory": path}}
+		if err := w.store.Reader(m, w.cache).WithLocalBase(local); err == nil {
+			t.Errorf("WithLocalBase, %s: got nil, want an error", name)
 		}
 	}
 	r := w.store.Reader(m, w.cache)
@@ -95,7 +96,7 @@ func TestUnsuitableLocalBaseIsRefused(t *testing.T) {
 		t.Error(err)
 	}
 	if _, n := r.LocalCopy("memory", 0); n != 0 {
-		t.Errorf("%d bytes are here of a file that the base does not have", n)
+		t.Errorf("LocalCopy = %d bytes of a file that the base does not have, want 0", n)
 	}
 	if err := r.Close(); err != nil {
 		t.Error(err)
@@ -135,10 +136,10 @@ func TestEqualPagesOfAPushAreSentOnce(t *testing.T) {
 				},
 				Parent: base, ParentFiles: map[string]string{"memory": file(t, old), "disk": file(t, old)}})
 			if most := int64(n) + 200_000; stats.Uploaded > most {
-				t.Errorf("%d bytes were sent, want %d at most", stats.Uploaded, most)
+				t.Errorf("uploaded %d bytes, want at most %d", stats.Uploaded, most)
 			}
 			if least := int64(2*n) - 50_000; stats.DirtyBytes < least {
-				t.Errorf("%d bytes changed, want %d at least", stats.DirtyBytes, least)
+				t.Errorf("DirtyBytes = %d, want at least %d", stats.DirtyBytes, least)
 			}
 			for _, m := range []*chunkstore.Manifest{m, w.open("ws", m.ID)} {
 				w.wantFile(m, "memory", memory)

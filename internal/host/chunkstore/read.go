@@ -210,7 +210,8 @@ func (r *Reader) framesOf(ranges []Range) ([]frameRun, error) {
 	for _, x := range ranges {
 		f, ok := r.files[x.File]
 		if !ok || x.Offset < 0 || x.Length < 0 || x.Offset > f.Bytes-x.Length {
-			return nil, fmt.Errorf("prefetch %d bytes of %s at %d: beyond its end at %d", x.Length, x.File, x.Offset, f.Bytes)
+			return nil, fmt.Errorf("prefetch %d bytes of %s at %d: beyond its end at %d",
+				x.Length, x.File, x.Offset, f.Bytes)
 		}
 		for e := range f.within(x.Offset/PageSize, pagesOf(x.Offset+x.Length)) {
 			if e.Chunk == localChunk {

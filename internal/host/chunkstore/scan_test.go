@@ -33,13 +33,13 @@ func TestScan(t *testing.T) {
 			return false, nil
 		})
 		if err != nil || !bytes.Equal(got, data) {
-			t.Fatalf("what came is not what was pushed (%v)", err)
+			t.Fatalf("Scan: got other content than was pushed (%v)", err)
 		}
 		if came > len(data)-200<<10 {
-			t.Errorf("%d bytes came of a file with %d that are not zero", came, len(data)-200<<10)
+			t.Errorf("Scan passed %d bytes, want at most the %d that are not zero", came, len(data)-200<<10)
 		}
 		if w.objects.Count("get") == before {
-			t.Error("it came from the cache")
+			t.Error("Scan made no request, so it used the cache")
 		}
 	}
 	full := errors.New("no space")
@@ -47,14 +47,14 @@ func TestScan(t *testing.T) {
 		err,
 		full,
 	) {
-		t.Errorf("where it could not be put: %v", err)
+		t.Errorf("Scan with a failing put: got %v, want its error", err)
 	}
 	if err := r.Scan(t.Context(), "other", nil, nil); err == nil {
-		t.Error("a file that is not there came")
+		t.Error("Scan of a missing file: got nil, want an error")
 	}
 	w.objects.SetFaults(func(blobtest.Call) blobtest.Fault { return blobtest.Fault{Err: blob.ErrDenied} })
 	if err := r.Scan(t.Context(), "memory", nil, ignore); !errors.Is(err, blob.ErrDenied) {
-		t.Errorf("from a store that denies it: %v", err)
+		t.Errorf("Scan of a store that denies access: got %v, want ErrDenied", err)
 	}
 }
 
@@ -86,11 +86,11 @@ func TestScanKeepsBuffers(t *testing.T) {
 	}
 	for _, p := range kept {
 		if !bytes.Equal(p.data, data[p.off:p.off+int64(len(p.data))]) {
-			t.Errorf("what was kept at %d is something else by now", p.off)
+			t.Errorf("kept data at %d was overwritten", p.off)
 		}
 	}
 	if len(kept) < 3 {
-		t.Errorf("%d parts came that were kept", len(kept))
+		t.Errorf("put kept %d parts, want at least 3", len(kept))
 	}
 }
 
@@ -112,12 +112,12 @@ func TestScanLeavesBandwidth(t *testing.T) {
 		}()
 		synctest.Wait()
 		if n := inside.Load(); n != 2 {
-			t.Errorf("%d of 8 at once while others read, want 2", n)
+			t.Errorf("got %d of 8 concurrent requests while others read, want 2", n)
 		}
 		close(alone)
 		synctest.Wait()
 		if n := inside.Load(); n != 8 {
-			t.Errorf("%d of 8 at once when nobody else reads", n)
+			t.Errorf("got %d of 8 concurrent requests with no other reader, want 8", n)
 		}
 		close(on)
 		if err := <-ended; err != nil {
@@ -139,7 +139,7 @@ func TestScanReportsEndedContext(t *testing.T) {
 		"pull":     func() error { _, err := r.Pull(ctx, t.TempDir(), nil, nil); return err },
 	} {
 		if err := do(); !errors.Is(err, context.Canceled) {
-			t.Errorf("%s: %v, want that it was canceled", name, err)
+			t.Errorf("%s: got %v, want context.Canceled", name, err)
 		}
 	}
 }

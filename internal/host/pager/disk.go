@@ -45,7 +45,8 @@ func NewDisk(base *File, own *os.File) (*Disk, error) {
 		return nil, err
 	}
 	if info.Size() < base.size || info.Size()%chunkstore.PageSize != 0 {
-		return nil, fmt.Errorf("disk %s has %d bytes, less than its base of %d or not whole pages", own.Name(), info.Size(), base.size)
+		return nil, fmt.Errorf("disk %s has %d bytes, less than its base of %d or not whole pages",
+			own.Name(), info.Size(), base.size)
 	}
 	return &Disk{base: base, own: own, size: info.Size()}, nil
 }

@@ -25,11 +25,12 @@ func base(t *testing.T, dir string, data []byte) *os.File {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = f.Close() })
-	if err := file(t, pagertest.New(map[string][]byte{"memory": data}), 0).Hydrate(t.Context(), f, enoughSpace); err != nil {
+	from := file(t, pagertest.New(map[string][]byte{"memory": data}), 0)
+	if err := from.Hydrate(t.Context(), f, enoughSpace); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, data) {
-		t.Fatalf("the filled file is another: %v", err)
+		t.Fatalf("hydrated file: %v, or wrong content", err)
 	}
 	return f
 }
@@ -47,11 +48,11 @@ func TestDiskHydrate(t *testing.T) {
 	}
 	work.Wait()
 	if !d.IsLocal() {
-		t.Error("a complete disk is not whole")
+		t.Error("IsLocal() of a hydrated disk = false, want true")
 	}
 	got, err := os.ReadFile(own.Name())
 	if err != nil || !bytes.Equal(got, want) {
-		t.Errorf("the file is not the disk: %v", err)
+		t.Errorf("own file of a hydrated disk: %v, or wrong content", err)
 	}
 }
 
@@ -65,7 +66,7 @@ func TestHydrateFileAfterRestart(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := d.Hydrate(ended, whole); err == nil {
-		t.Error("completed although its context had ended")
+		t.Error("Hydrate with an ended context: got nil, want an error")
 	}
 	for range 2 {
 		if err := pager.HydrateFile(t.Context(), own, whole); err != nil {
@@ -73,7 +74,7 @@ func TestHydrateFileAfterRestart(t *testing.T) {
 		}
 		got, err := os.ReadFile(own.Name())
 		if err != nil || !bytes.Equal(got, want) {
-			t.Fatalf("the file is not the disk: %v", err)
+			t.Fatalf("own file after HydrateFile: %v, or wrong content", err)
 		}
 	}
 }
@@ -96,16 +97,16 @@ func TestHydrateSharesLocalContent(t *testing.T) {
 	defer f.Close()
 	whole := file(t, source, 0)
 	if !whole.IsCached(from, to-from) || whole.IsCached(0, 4096) {
-		t.Error("what is here is told to be missing, or the reverse")
+		t.Error("IsCached: want true for the local copy and false elsewhere")
 	}
 	if err := whole.Hydrate(t.Context(), f, enoughSpace); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, changed) {
-		t.Fatalf("the filled file is another (%v)", err)
+		t.Fatalf("hydrated file: wrong content (%v)", err)
 	}
 	if asked, _ := source.Fetched(); asked > int64(len(data))-(to-from)+2*128<<10 {
-		t.Errorf("%d bytes were asked for, want those that are not here", asked)
+		t.Errorf("Hydrate fetched %d bytes, want only those outside of the local copy", asked)
 	}
 	same, err := disk.SharedRuns(f, here)
 	if err != nil {
@@ -116,6 +117,6 @@ func TestHydrateSharesLocalContent(t *testing.T) {
 		shared += r.To - r.From
 	}
 	if shared < (to-from)/2 { // a third of it is holes
-		t.Errorf("%d bytes are shared, want what is here", shared)
+		t.Errorf("%d bytes are shared, want those of the local copy", shared)
 	}
 }

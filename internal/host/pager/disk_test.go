@@ -59,7 +59,7 @@ func writeRandomly(t *testing.T, d *pager.Disk, data []byte, seed uint64, rounds
 			t.Fatal(err)
 		}
 		if !bytes.Equal(p, want[off:off+n]) {
-			t.Fatalf("%d bytes at %d are not what was written", n, off)
+			t.Fatalf("%d bytes at %d: got other content than was written", n, off)
 		}
 	}
 	return want
@@ -72,10 +72,10 @@ func TestDiskReadsItsWrites(t *testing.T) {
 	want := writeRandomly(t, d, data, 7, 2000)
 	got := make([]byte, len(want)+100)
 	if err := d.ReadAt(t.Context(), got, 0); err != nil || !bytes.Equal(got[:len(want)], want) {
-		t.Errorf("all of it is not what was written: %v", err)
+		t.Errorf("ReadAt of the whole disk: %v, or wrong content", err)
 	}
 	if err := d.WriteAt(t.Context(), make([]byte, 8192), d.Size()-4096); !errors.Is(err, unix.EFBIG) {
-		t.Errorf("a write beyond the end: %v", err)
+		t.Errorf("WriteAt beyond the end: got %v, want EFBIG", err)
 	}
 	if err := d.Sync(); err != nil {
 		t.Error(err)
@@ -91,7 +91,8 @@ func TestSectorsOfOnePage(t *testing.T) {
 	for sector := range 8 {
 		work.Go(func() {
 			for page := range 64 {
-				if err := d.WriteAt(t.Context(), bytes.Repeat([]byte{byte(sector + 1)}, 512), int64(page*4096+sector*512)); err != nil {
+				data := bytes.Repeat([]byte{byte(sector + 1)}, 512)
+				if err := d.WriteAt(t.Context(), data, int64(page*4096+sector*512)); err != nil {
 					t.Error(err)
 				}
 			}
@@ -104,7 +105,7 @@ func TestSectorsOfOnePage(t *testing.T) {
 	}
 	for i, b := range got {
 		if want := byte(i%4096/512 + 1); b != want {
-			t.Fatalf("byte %d is %d, not %d", i, b, want)
+			t.Fatalf("byte %d = %d, want %d", i, b, want)
 		}
 	}
 }

@@ -65,7 +65,7 @@ func TestPagerKilled(t *testing.T) {
 	}
 	said := bufio.NewScanner(out)
 	if !said.Scan() || said.Text() != "ready" {
-		t.Fatalf("the pager said %q", said.Text())
+		t.Fatalf("the pager printed %q, want \"ready\"", said.Text())
 	}
 	p, err := uffdtest.Start(ctx, uffdtest.Options{Socket: socket, Bytes: killedSize, PageSize: uffd.Page})
 	if err != nil {
@@ -81,7 +81,7 @@ func TestPagerKilled(t *testing.T) {
 	}
 	_ = served.Wait() // the process was killed, which Wait reports as an error
 	if got, err := p.Sum(0, killedSize/4); err != nil || got != want {
-		t.Errorf("what was in place: %s, %v; want %s", got, err, want)
+		t.Errorf("installed pages: got sum %s, %v; want %s", got, err, want)
 	}
 	waits := make(chan error, 1)
 	go func() {
@@ -89,9 +89,9 @@ func TestPagerKilled(t *testing.T) {
 		waits <- err
 	}()
 	if err := p.Kill(); err != nil {
-		t.Errorf("a process that waits for a dead pager is not to be killed: %v", err)
+		t.Errorf("kill of a process that waits for a dead pager: %v", err)
 	}
 	if err := <-waits; err == nil {
-		t.Error("memory that nobody served was read")
+		t.Error("read of a page that no pager serves: got nil, want an error")
 	}
 }

@@ -33,6 +33,6 @@ func TestMissReadsAhead(t *testing.T) {
 		{File: "memory", Offset: 2 << 20, Length: 1<<19 + 4096},
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("brought in %v, want %v", got, want)
+		t.Errorf("prefetched %v, want %v", got, want)
 	}
 }

@@ -73,7 +73,7 @@ func serve(t testing.TB, f *pager.File, size int64, page int, opt pager.ServeOpt
 		select {
 		case <-g.ended:
 		case <-time.After(time.Minute):
-			t.Error("the service did not end")
+			t.Error("Serve did not return within a minute")
 		}
 	})
 	return g
@@ -87,7 +87,7 @@ func (g *process) end() error {
 		g.ended <- err
 		return err
 	case <-time.After(time.Minute):
-		g.t.Fatal("the service did not end")
+		g.t.Fatal("Serve did not return within a minute")
 		return nil
 	}
 }
@@ -99,7 +99,7 @@ func (g *process) wantMemory(want []byte, off int) {
 		g.t.Fatal(err)
 	}
 	if sum := fmt.Sprintf("%x", sha256.Sum256(want)); got != sum {
-		g.t.Errorf("%d bytes at %d are not what they should be", len(want), off)
+		g.t.Errorf("%d bytes at %d have the wrong content", len(want), off)
 	}
 }
 
@@ -130,7 +130,7 @@ func TestServeAll(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := g.end(); err != nil {
-			t.Errorf("a monitor that ended: %v", err)
+			t.Errorf("Serve after the monitor ended: got %v, want nil", err)
 		}
 	}
 }
@@ -149,7 +149,7 @@ func TestServesHugePages(t *testing.T) {
 		uffd.Huge,
 		pager.ServeOptions{Prefetch: func(_ context.Context, put func(int64, []byte)) pager.Trace {
 			if put != nil {
-				t.Error("pages of 4 KiB are taken for memory of larger ones")
+				t.Error("Prefetch of a region with huge pages: got a put function, want nil")
 			}
 			return pager.Trace{{File: "memory", Offset: 6 << 20, Length: uffd.Page}}
 		}},
@@ -235,7 +235,7 @@ func TestTraceIsPrefetched(t *testing.T) {
 	}
 	trace := notes.Stop()
 	if len(trace) == 0 || trace[0].Offset != 5<<20 {
-		t.Fatalf("trace %v", trace)
+		t.Fatalf("trace = %v, want it to start at 5 MiB", trace)
 	}
 	again := pagertest.New(map[string][]byte{"memory": data})
 	f = file(t, again, 0)
@@ -244,11 +244,15 @@ func TestTraceIsPrefetched(t *testing.T) {
 		g.wantMemory(data[off:off+64<<10], off)
 	}
 	if asked, _ := again.Fetched(); asked > trace.Bytes()+3*chunkstore.FrameSize {
-		t.Errorf("%d bytes were asked for with a trace of %d", asked, trace.Bytes())
+		t.Errorf(
+			"fetched %d bytes with a trace of %d, want no more than the trace and some frames",
+			asked,
+			trace.Bytes(),
+		)
 	}
 	await(t, "what the trace names is asked for", func() bool { return len(again.Prefetched()) > 0 })
 	if ahead := again.Prefetched(); ahead[0].Offset != 5<<20 {
-		t.Errorf("ahead was asked for %v", ahead)
+		t.Errorf("prefetched %v, want the start of the trace first", ahead)
 	}
 }
 
@@ -268,7 +272,7 @@ func TestWorkingSetIsInstalled(t *testing.T) {
 	<-placed
 	g.wantMemory(data[1<<20:], 1<<20)
 	if _, reads := source.Fetched(); reads > 0 {
-		t.Errorf("the source was read %d times", reads)
+		t.Errorf("the source was read %d times, want 0", reads)
 	}
 	g.wantMemory(data[:1<<20], 0)
 }
@@ -282,7 +286,7 @@ func await(t *testing.T, what string, holds func() bool) {
 		select {
 		case <-tick.C:
 		case <-limit:
-			t.Fatalf("not within a minute: %s", what)
+			t.Fatalf("condition not met within a minute: %s", what)
 		}
 	}
 }
@@ -297,9 +301,11 @@ func TestUnreachableStoreEndsServe(t *testing.T) {
 		{"failing", func(s *pagertest.Source) {
 			s.SetFail(func(string, int64) error { return errors.New("connection refused") })
 		}, "connection refused"},
-		{"standing still", func(s *pagertest.Source) { s.Block() }, "did not give it within 200ms"},
+		{"standing still", func(s *pagertest.Source) { s.Block() }, "did not deliver the content within 200ms"},
 		{"lying", func(s *pagertest.Source) {
-			s.SetFail(func(string, int64) error { return &chunkstore.DamagedError{Object: "chunk x", Problem: "other bytes"} })
+			s.SetFail(func(string, int64) error {
+				return &chunkstore.DamagedError{Object: "chunk x", Problem: "other bytes"}
+			})
 		}, "chunk x is damaged: other bytes"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -311,7 +317,7 @@ func TestUnreachableStoreEndsServe(t *testing.T) {
 			go func() { _, _ = g.Touch(2<<20, uffd.Page) }()
 			err := g.end()
 			if err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("ended with %v, want %q", err, c.want)
+				t.Errorf("Serve = %v, want an error with %q", err, c.want)
 			}
 		})
 	}
@@ -329,7 +335,7 @@ func TestDamagedReadIsRetried(t *testing.T) {
 	})
 	buf := make([]byte, 4096)
 	if err := file(t, source, 0).ReadAt(t.Context(), buf, 0); err != nil || buf[0] != data[0] {
-		t.Errorf("a second copy that is sound: %v", err)
+		t.Errorf("ReadAt with an intact second copy: %v, or wrong content", err)
 	}
 }
 
@@ -343,15 +349,15 @@ func TestServeStopsCleanly(t *testing.T) {
 	go func() { _, _ = g.Touch(0, uffd.Page) }()
 	g.stop()
 	if err := g.end(); err != nil {
-		t.Errorf("stopped with %v", err)
+		t.Errorf("Serve of an ended context = %v, want nil", err)
 	}
 }
 
 func TestRegionBeyondFileIsRefused(t *testing.T) {
 	f := file(t, pagertest.New(map[string][]byte{"memory": make([]byte, 1<<20)}), 0)
 	g := serve(t, f, 2<<20, uffd.Page, pager.ServeOptions{})
-	if err := g.end(); err == nil || !strings.Contains(err.Error(), "image has 1048576 bytes") {
-		t.Errorf("ended with %v", err)
+	if err := g.end(); err == nil || !strings.Contains(err.Error(), "image of 1048576 bytes") {
+		t.Errorf("Serve = %v, want an error with the size of the image", err)
 	}
 }
 

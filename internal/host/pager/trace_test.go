@@ -18,19 +18,19 @@ func TestTraceRoundTrip(t *testing.T) {
 	data := want.Encode()
 	got, err := pager.DecodeTrace(data)
 	if err != nil || !reflect.DeepEqual(got, want) {
-		t.Fatalf("%v, %v", got, err)
+		t.Fatalf("DecodeTrace = %v, %v; want the encoded trace", got, err)
 	}
 	if got.Bytes() != 8192+4096+4096+1<<20 {
-		t.Errorf("it covers %d bytes", got.Bytes())
+		t.Errorf("Bytes() = %d, want the sum of the ranges", got.Bytes())
 	}
 	for i := range data {
 		bad := slices.Clone(data)
 		bad[i] ^= 0x10
 		if _, err := pager.DecodeTrace(bad); err == nil {
-			t.Errorf("byte %d changed, and nobody noticed", i)
+			t.Errorf("DecodeTrace with byte %d changed: got nil, want an error", i)
 		}
 		if _, err := pager.DecodeTrace(data[:i]); err == nil {
-			t.Errorf("cut to %d bytes, and nobody noticed", i)
+			t.Errorf("DecodeTrace of the first %d bytes: got nil, want an error", i)
 		}
 	}
 }
@@ -46,11 +46,11 @@ func TestRecorder(t *testing.T) {
 	r.Record("memory", -1, 10)
 	want := pager.Trace{{File: "memory", Offset: 8192, Length: 12288}, {File: "disk.img", Offset: 0, Length: 4096}}
 	if got := r.Stop(); !reflect.DeepEqual(got, want) {
-		t.Errorf("recorded %v, not %v", got, want)
+		t.Errorf("trace = %v, want %v", got, want)
 	}
 	r.Record("memory", 1<<20, 4096)
 	if got := r.Stop(); len(got) != 2 {
-		t.Errorf("recorded after the end: %v", got)
+		t.Errorf("trace after Stop = %v, want 2 ranges", got)
 	}
 	var none *pager.Recorder
 	none.Record("memory", 0, 1)
@@ -74,12 +74,12 @@ func FuzzDecodeTrace(f *testing.F) {
 			for _, r := range trace {
 				if r.Offset < 0 || r.Length <= 0 || r.Offset+r.Length < r.Offset ||
 					(r.Offset|r.Length)%chunkstore.PageSize != 0 {
-					t.Fatalf("range %+v", r)
+					t.Fatalf("DecodeTrace accepted range %+v", r)
 				}
 			}
 			again, err := pager.DecodeTrace(trace.Encode())
 			if err != nil || len(again) != len(trace) {
-				t.Fatalf("%v became %v, %v", trace, again, err)
+				t.Fatalf("trace %v became %v, %v after encoding", trace, again, err)
 			}
 		}
 	})

@@ -49,7 +49,8 @@ func (c WorkingSet) Bytes() int64 {
 
 // Scatter passes the parts of data to put, with their offsets in the file. data starts at off in the sequence.
 func (c WorkingSet) Scatter(off int64, data []byte, put func(off int64, data []byte)) {
-	for i := sort.Search(len(c.ends), func(i int) bool { return c.ends[i] > off }); i < len(c.ends) && len(data) > 0; i++ {
+	first := sort.Search(len(c.ends), func(i int) bool { return c.ends[i] > off })
+	for i := first; i < len(c.ends) && len(data) > 0; i++ {
 		inside := off - (c.ends[i] - c.ranges[i].Length)
 		n := min(int64(len(data)), c.ranges[i].Length-inside)
 		put(c.ranges[i].Offset+inside, data[:n])

@@ -39,15 +39,15 @@ func TestZeroRanges(t *testing.T) {
 		f.ZeroRanges(trace, limit, func(off int64, data []byte) {
 			got = append(got, [2]int64{off, int64(len(data))})
 			if !bytes.Equal(data, memory[off:off+int64(len(data))]) {
-				t.Errorf("%d bytes at %d are not zero", len(data), off)
+				t.Errorf("ZeroRanges passed %d bytes at %d that are not zero", len(data), off)
 			}
 		})
 		if !reflect.DeepEqual(got, want) {
-			t.Errorf("limit %d: %v, want %v", limit, got, want)
+			t.Errorf("limit %d: ZeroRanges passed %v, want %v", limit, got, want)
 		}
 	}
 	if asked, _ := source.Fetched(); asked != 0 {
-		t.Errorf("%d bytes were asked of the store", asked)
+		t.Errorf("fetched %d bytes, want none", asked)
 	}
 }
 
@@ -72,7 +72,7 @@ func TestWorkingSet(t *testing.T) {
 		c, rest := trace.SplitWorkingSet("memory", size, limit)
 		if c.Bytes() != want.bytes || !reflect.DeepEqual(rest, want.rest) {
 			t.Errorf(
-				"limit %d: %d bytes and %v are left, want %d and %v",
+				"limit %d: got %d bytes and the rest %v, want %d and %v",
 				limit/pg,
 				c.Bytes(),
 				rest,
@@ -86,7 +86,7 @@ func TestWorkingSet(t *testing.T) {
 		}
 		var kept bytes.Buffer
 		if err := f.WriteWorkingSet(t.Context(), c, &kept); err != nil || int64(kept.Len()) != c.Bytes() {
-			t.Fatalf("kept %d bytes, %v", kept.Len(), err)
+			t.Fatalf("WriteWorkingSet wrote %d bytes, %v; want the whole working set", kept.Len(), err)
 		}
 		// The pages arrive at their offsets however the content is cut.
 		for _, step := range []int{pg, 3 * pg, 1 << 20} {
@@ -95,12 +95,12 @@ func TestWorkingSet(t *testing.T) {
 				c.Scatter(int64(at), kept.Bytes()[at:min(at+step, kept.Len())], func(off int64, data []byte) {
 					pages += len(data) / pg
 					if !bytes.Equal(data, memory[off:off+int64(len(data))]) {
-						t.Errorf("limit %d, steps of %d: %d bytes at %d are others", limit/pg, step, len(data), off)
+						t.Errorf("limit %d, steps of %d: %d bytes at %d are wrong", limit/pg, step, len(data), off)
 					}
 				})
 			}
 			if int64(pages)*pg != c.Bytes() {
-				t.Errorf("limit %d, steps of %d: %d pages came", limit/pg, step, pages)
+				t.Errorf("limit %d, steps of %d: got %d pages, want all", limit/pg, step, pages)
 			}
 		}
 		c.Scatter(c.Bytes(), make([]byte, pg), func(int64, []byte) { t.Error("what is beyond has a place") })

@@ -43,7 +43,7 @@ func checkNamesAndMounts(disks []DataDisk) error {
 		letters := strings.Trim(d.Name, "abcdefghijklmnopqrstuvwxyz0123456789") == ""
 		if d.Name == "" || len(d.Name) > 16 || !letters || d.Name[0] <= '9' || names[d.Name] {
 			return fmt.Errorf(
-				"data disk %q: name is taken, or not a lower-case letter and up to 15 lower-case letters and digits: %w",
+				"data disk %q: name is taken, or not a lower-case letter and up to 15 such letters and digits: %w",
 				d.Name,
 				ErrInvalid,
 			)

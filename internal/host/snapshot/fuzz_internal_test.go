@@ -12,14 +12,19 @@ import (
 func FuzzMeta(f *testing.F) {
 	f.Add(
 		[]byte(
-			`{"version":1,"ref":"snapshots/a","vcpus":1,"memory_mib":64,"disk_mib":8,"disk":true,"manifest":{"files":[{"name":"memory","bytes":4}]}}`,
+			`{"version":1,"ref":"snapshots/a","vcpus":1,"memory_mib":64,"disk_mib":8,"disk":true,` +
+				`"manifest":{"files":[{"name":"memory","bytes":4}]}}`,
 		),
 	)
 	f.Add([]byte(`{"version":1,"ref":"snapshots/a","anonymous":true}`))
 	f.Add([]byte(`{"version":1,"ref":"snapshots/a","manifest":{"files":[{"name":"../../secret","bytes":6}]}}`))
 	dir := f.TempDir()
 	place := filepath.Join(dir, "snapshots", "a")
-	if err := errors.Join(os.MkdirAll(filepath.Join(place, imageDir), 0o700), os.WriteFile(filepath.Join(dir, "secret"), []byte("secret"), 0o600)); err != nil {
+	err := errors.Join(
+		os.MkdirAll(filepath.Join(place, imageDir), 0o700),
+		os.WriteFile(filepath.Join(dir, "secret"), []byte("secret"), 0o600),
+	)
+	if err != nil {
 		f.Fatal(err)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -30,14 +35,14 @@ func FuzzMeta(f *testing.F) {
 		var damaged *DamagedError
 		if err != nil {
 			if !errors.As(err, &damaged) {
-				t.Errorf("%q: %v", data, err)
+				t.Errorf("read(%q): got %v, want a DamagedError", data, err)
 			}
 			return
 		}
 		if err := Check(snap); err == nil && len(snap.Manifest.Files) > 0 {
-			t.Errorf("files that are not there are sound: %+v", snap.Manifest.Files)
+			t.Errorf("Check accepted missing files: %+v", snap.Manifest.Files)
 		} else if err != nil && !errors.As(err, &damaged) {
-			t.Errorf("%q: %v", data, err)
+			t.Errorf("read(%q): got %v, want nil or a DamagedError", data, err)
 		}
 	})
 }

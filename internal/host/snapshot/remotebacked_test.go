@@ -15,25 +15,25 @@ func TestRemoteBackedSnapshotBecomesLocal(t *testing.T) {
 	s := open(t, dir)
 	snap := commit(t, s, snapshot.Snapshot{Ref: "snapshots/snp1", DiskMiB: 1}.WithOrigin([]byte("over there")))
 	if !snap.RemoteBacked() {
-		t.Error("committed whole")
+		t.Error("RemoteBacked() after Commit = false, want true")
 	}
 	s = open(t, dir) // another process
 	snap, err := s.Get("snapshots/snp1")
 	if err != nil || !snap.RemoteBacked() || string(snap.Origin()) != "over there" {
-		t.Fatalf("%+v, %v", snap, err)
+		t.Fatalf("snapshot = %+v, %v; want it remote-backed with its origin", snap, err)
 	}
 	list := s.AcquireRemoteBacked()
 	if len(list) != 1 || list[0].Ref != "snapshots/snp1" {
-		t.Fatalf("partial are %v", list)
+		t.Fatalf("AcquireRemoteBacked() = %v, want snapshots/snp1", list)
 	}
 	if err := s.MarkLocal("snapshots/snp1"); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.MarkLocal("snapshots/snp1"); err != nil {
-		t.Errorf("complete twice: %v", err)
+		t.Errorf("second MarkLocal: got %v, want nil", err)
 	}
 	if err := s.MarkLocal("snapshots/snp2"); !errors.Is(err, snapshot.ErrNotFound) {
-		t.Errorf("complete what is not there: %v", err)
+		t.Errorf("MarkLocal of a missing snapshot: got %v, want ErrNotFound", err)
 	}
 	if err := s.Release("snapshots/snp1"); err != nil {
 		t.Error(err)
@@ -41,7 +41,7 @@ func TestRemoteBackedSnapshotBecomesLocal(t *testing.T) {
 	for _, s := range []*snapshot.Store{s, open(t, dir)} {
 		if snap, err := s.Get("snapshots/snp1"); err != nil || snap.RemoteBacked() ||
 			len(s.AcquireRemoteBacked()) != 0 {
-			t.Errorf("%+v, %v", snap, err)
+			t.Errorf("snapshot = %+v, %v; want it local", snap, err)
 		}
 	}
 }
@@ -60,6 +60,6 @@ func TestKilledMarkLocalIsRepeatable(t *testing.T) {
 		t.Fatal(err)
 	}
 	if snap, err := open(t, dir).Get("snapshots/snp1"); err != nil || !snap.RemoteBacked() {
-		t.Errorf("%+v, %v", snap, err)
+		t.Errorf("snapshot after a killed MarkLocal = %+v, %v; want it remote-backed", snap, err)
 	}
 }

@@ -76,16 +76,16 @@ func TestCommitIsFoundAgain(t *testing.T) {
 	for _, s := range []*snapshot.Store{s, open(t, dir)} {
 		got, err := s.Get(made.Ref)
 		if err != nil || got.VCPUs != 2 || got.Labels["a"] != "b" || got.DiskMiB != 1 || !got.Disk || got.Bytes == 0 {
-			t.Errorf("got %+v, %v", got, err)
+			t.Errorf("Get = %+v, %v; want the committed snapshot", got, err)
 		}
 		if err := snapshot.Verify(t.Context(), got); err != nil {
 			t.Error(err)
 		}
 		if list := s.List("templates/base"); len(list) != 1 {
-			t.Errorf("list %v, want one", list)
+			t.Errorf("List(templates/base) = %v, want one snapshot", list)
 		}
 		if list := s.List("snapshots"); len(list) != 0 {
-			t.Errorf("list %v of another area, want none", list)
+			t.Errorf("List of another area = %v, want none", list)
 		}
 	}
 }
@@ -100,19 +100,21 @@ func TestDraftsAreSwept(t *testing.T) {
 	write(t, d.DiskPath(), nil)
 	open(t, dir)
 	if left := files(t, dir); len(left) != 0 {
-		t.Errorf("left behind: %v", left)
+		t.Errorf("files = %v, want none", left)
 	}
 }
 
 func TestNamesAreRefused(t *testing.T) {
 	s := open(t, t.TempDir())
-	for _, ref := range []snapshot.Ref{"", "a", "snapshots/", "snapshots/../x", "/snapshots/a", "snapshots/.x", "drafts/a", "snapshots/A b"} {
+	for _, ref := range []snapshot.Ref{
+		"", "a", "snapshots/", "snapshots/../x", "/snapshots/a", "snapshots/.x", "drafts/a", "snapshots/A b",
+	} {
 		d, err := s.Draft()
 		if err != nil {
 			t.Fatal(err)
 		}
 		if _, err := d.Commit(snapshot.Snapshot{Ref: ref}); !errors.Is(err, snapshot.ErrInvalid) {
-			t.Errorf("%q: %v, want ErrInvalid", ref, err)
+			t.Errorf("Commit(%q): got %v, want ErrInvalid", ref, err)
 		}
 	}
 }
@@ -142,7 +144,7 @@ func TestNameIsTakenOnce(t *testing.T) {
 	}
 	wg.Wait()
 	if won != 1 {
-		t.Errorf("%d commits of one name, want 1", won)
+		t.Errorf("%d commits of one name succeeded, want 1", won)
 	}
 }
 
@@ -159,10 +161,10 @@ func TestHeldFilesOutliveDeletion(t *testing.T) {
 				t.Fatal(err)
 			}
 			if _, err := s.Get(snap.Ref); !errors.Is(err, snapshot.ErrNotFound) {
-				t.Errorf("get: %v, want ErrNotFound", err)
+				t.Errorf("Get of a deleted snapshot: got %v, want ErrNotFound", err)
 			}
 			if err := s.Delete(snap.Ref); !errors.Is(err, snapshot.ErrNotFound) {
-				t.Errorf("second delete: %v, want ErrNotFound", err)
+				t.Errorf("second Delete: got %v, want ErrNotFound", err)
 			}
 			if anew { // the reference is lost, and acquired again when the machine is found
 				s = open(t, dir)
@@ -174,16 +176,16 @@ func TestHeldFilesOutliveDeletion(t *testing.T) {
 				}
 			}
 			if err := snapshot.Verify(t.Context(), snap); err != nil {
-				t.Errorf("files of a held snapshot: %v", err)
+				t.Errorf("Verify of an acquired snapshot: got %v, want nil", err)
 			}
 			if err := s.Release(snap.Ref); err != nil {
 				t.Fatal(err)
 			}
 			if left := files(t, dir); len(left) != 0 {
-				t.Errorf("left behind: %v", left)
+				t.Errorf("files = %v, want none", left)
 			}
 			if err := s.Release(snap.Ref); err == nil {
-				t.Error("a hold was released twice")
+				t.Error("Release without a reference: got nil, want an error")
 			}
 		})
 	}
@@ -194,19 +196,19 @@ func TestAnonymousLivesWhileHeld(t *testing.T) {
 	s := open(t, dir)
 	snap := commit(t, s, snapshot.Snapshot{Ref: "snapshots/x", Anonymous: true})
 	if list := s.List("snapshots"); len(list) != 0 {
-		t.Errorf("list %v, want none", list)
+		t.Errorf("List = %v, want none", list)
 	}
 	if err := s.Release(snap.Ref); err != nil {
 		t.Fatal(err)
 	}
 	if len(files(t, dir)) == 0 {
-		t.Error("collected before Collect was called")
+		t.Error("files were removed before GC was called")
 	}
 	if err := s.GC(); err != nil {
 		t.Fatal(err)
 	}
 	if left := files(t, dir); len(left) != 0 {
-		t.Errorf("left behind: %v", left)
+		t.Errorf("files = %v, want none", left)
 	}
 }
 
@@ -216,12 +218,12 @@ func TestConsumedIsDurable(t *testing.T) {
 	snap := commit(t, s, snapshot.Snapshot{Ref: "snapshots/x", Anonymous: true})
 	named := commit(t, s, snapshot.Snapshot{Ref: "snapshots/y"})
 	if err := s.MarkConsumed(named.Ref); !errors.Is(err, snapshot.ErrNotFound) {
-		t.Errorf("spend of a named snapshot: %v, want ErrNotFound", err)
+		t.Errorf("MarkConsumed of a named snapshot: got %v, want ErrNotFound", err)
 	}
 	for _, want := range []bool{false, true} {
 		for _, s := range []*snapshot.Store{s, open(t, dir)} {
 			if got, err := s.Get(snap.Ref); err != nil || got.Consumed() != want {
-				t.Errorf("spent %v, %v; want %v", got.Consumed(), err, want)
+				t.Errorf("Consumed() = %v, %v; want %v", got.Consumed(), err, want)
 			}
 		}
 		if err := s.MarkConsumed(snap.Ref); err != nil {
@@ -235,7 +237,9 @@ func TestDamageIsFound(t *testing.T) {
 		"state-changed": func(t *testing.T, s snapshot.Snapshot) {
 			write(t, filepath.Join(s.Image().Dir, "state"), []byte("stade"))
 		},
-		"memory-short": func(t *testing.T, s snapshot.Snapshot) { write(t, filepath.Join(s.Image().Dir, "memory"), []byte("x")) },
+		"memory-short": func(t *testing.T, s snapshot.Snapshot) {
+			write(t, filepath.Join(s.Image().Dir, "memory"), []byte("x"))
+		},
 		"memory-gone": func(t *testing.T, s snapshot.Snapshot) {
 			if err := os.Remove(filepath.Join(s.Image().Dir, "memory")); err != nil {
 				t.Fatal(err)
@@ -251,7 +255,7 @@ func TestDamageIsFound(t *testing.T) {
 			harm(t, snap)
 			var damaged *snapshot.DamagedError
 			if err := snapshot.Check(snap); !errors.As(err, &damaged) {
-				t.Errorf("check: %v, want a DamagedError", err)
+				t.Errorf("Check: got %v, want a DamagedError", err)
 			}
 		})
 	}
@@ -264,10 +268,10 @@ func TestUnreadableSnapshotIsKeptAndCanBeDeleted(t *testing.T) {
 	s := open(t, dir)
 	var damaged *snapshot.DamagedError
 	if _, err := s.Get(snap.Ref); !errors.As(err, &damaged) {
-		t.Errorf("get: %v, want a DamagedError", err)
+		t.Errorf("Get: got %v, want a DamagedError", err)
 	}
 	if _, err := s.Acquire(snap.Ref); !errors.As(err, &damaged) {
-		t.Errorf("hold: %v, want a DamagedError", err)
+		t.Errorf("Acquire: got %v, want a DamagedError", err)
 	}
 	if err := s.GC(); err != nil {
 		t.Fatal(err)
@@ -276,7 +280,7 @@ func TestUnreadableSnapshotIsKeptAndCanBeDeleted(t *testing.T) {
 		t.Fatal(err)
 	}
 	if left := files(t, dir); len(left) != 0 {
-		t.Errorf("left behind: %v", left)
+		t.Errorf("files = %v, want none", left)
 	}
 }
 
@@ -300,7 +304,7 @@ func TestUpdateSize(t *testing.T) {
 		}
 		for _, s := range []*snapshot.Store{s, open()} {
 			if got, err := s.Get(snap.Ref); err != nil || got.Bytes != row.want || len(got.Manifest.Files) != 2 {
-				t.Errorf("it weighs %d, want %d: %+v, %v", got.Bytes, row.want, got, err)
+				t.Errorf("Bytes = %d, want %d: %+v, %v", got.Bytes, row.want, got, err)
 			}
 		}
 	}
@@ -308,6 +312,6 @@ func TestUpdateSize(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := s.UpdateSize(snap.Ref, 0); !errors.Is(err, snapshot.ErrNotFound) {
-		t.Errorf("a deleted one: %v", err)
+		t.Errorf("UpdateSize of a deleted snapshot: got %v, want ErrNotFound", err)
 	}
 }

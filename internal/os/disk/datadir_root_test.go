@@ -33,7 +33,7 @@ func TestProbeOnAFullDisk(t *testing.T) {
 	var full *disk.FullError
 	if err := disk.Probe(dir); !errors.As(err, &full) || !errors.Is(err, unix.ENOSPC) ||
 		!strings.Contains(err.Error(), "enlarge it") {
-		t.Errorf("got %v", err)
+		t.Errorf("Probe on a full disk: got %v, want a FullError with the remedy", err)
 	}
 }
 
@@ -45,11 +45,11 @@ func TestCloneShares(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(content(t, dst), want) {
-		t.Error("clone differs")
+		t.Error("clone has other content than its source")
 	}
 	for _, p := range []string{src, dst} {
 		if apparent, own, err := disk.Usage(p); err != nil || apparent != 16<<20 || own != 0 {
-			t.Errorf("%s measures %d, %d, %v; want all of it shared", filepath.Base(p), apparent, own, err)
+			t.Errorf("Usage(%s) = %d, %d, %v; want 16 MiB, all of it shared", filepath.Base(p), apparent, own, err)
 		}
 	}
 	f, err := os.OpenFile(dst, os.O_RDWR, 0)
@@ -64,16 +64,16 @@ func TestCloneShares(t *testing.T) {
 		t.Error("writing the clone changed its source")
 	}
 	if _, own, err := disk.Usage(dst); err != nil || own == 0 {
-		t.Errorf("written clone owns %d bytes, %v", own, err)
+		t.Errorf("Usage of a written clone: own = %d, %v; want more than 0", own, err)
 	}
 	if err := disk.Clone(src, dst); !errors.Is(err, fs.ErrExist) {
-		t.Errorf("cloned over an image: %v", err)
+		t.Errorf("Clone to an existing image: got %v, want fs.ErrExist", err)
 	}
 	if err := disk.CloneInto(src, f); err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(content(t, dst), want) {
-		t.Error("clone into an open image differs")
+		t.Error("CloneInto an open image: wrong content")
 	}
 }
 
@@ -92,7 +92,7 @@ func TestEnsureDataDirMountsAndReleases(t *testing.T) {
 		t.Fatal(err)
 	}
 	if content(t, mark)[0] != 'x' {
-		t.Fatal("release of nothing unmounted")
+		t.Fatal("the release of EnsureDataDir without a mount unmounted the directory")
 	}
 	// The file system is unmounted by hand, as after a reboot.
 	if err := disk.Unmount(dir); err != nil {
@@ -103,13 +103,13 @@ func TestEnsureDataDirMountsAndReleases(t *testing.T) {
 		t.Fatal(err)
 	}
 	if content(t, mark)[0] != 'x' {
-		t.Fatal("another image was mounted")
+		t.Fatal("EnsureDataDir mounted another image")
 	}
 	if err := release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if mounted, err := disk.Mounted(dir); err != nil || mounted {
-		t.Errorf("still mounted: %v, %v", mounted, err)
+		t.Errorf("Mounted() = %v, %v; want false", mounted, err)
 	}
 	loops, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	if err != nil {
@@ -117,7 +117,7 @@ func TestEnsureDataDirMountsAndReleases(t *testing.T) {
 	}
 	for _, l := range loops {
 		if b, err := os.ReadFile(l); err == nil && strings.TrimSpace(string(b)) == disk.ImagePath(dir) {
-			t.Errorf("%s still holds the image", l)
+			t.Errorf("loop device %s still has the image", l)
 		}
 	}
 }
@@ -129,10 +129,10 @@ func TestCreateDataDirRefusesToHideFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := disk.CreateDataDir(t.Context(), dir, 512<<20); err == nil {
-		t.Error("mounted over files")
+		t.Error("CreateDataDir of a directory with files: got nil, want an error")
 	}
 	if _, err := os.Stat(disk.ImagePath(dir)); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("an image stayed: %v", err)
+		t.Errorf("stat of the image = %v, want fs.ErrNotExist", err)
 	}
 }
 
@@ -140,13 +140,13 @@ func TestCreateDataDirFailureLeavesNothing(t *testing.T) {
 	probetest.Need(t, probe.Config{}, probe.Root, probe.Loop, probe.Tools)
 	dir := filepath.Join(t.TempDir(), "data")
 	if err := disk.CreateDataDir(t.Context(), dir, 1<<20); err == nil { // too small for XFS
-		t.Error("made a file system of 1 MiB")
+		t.Error("CreateDataDir of 1 MiB: got nil, want an error")
 	}
 	if _, err := os.Stat(disk.ImagePath(dir)); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("an image stayed: %v", err)
+		t.Errorf("stat of the image = %v, want fs.ErrNotExist", err)
 	}
 	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the directory stayed: %v", err)
+		t.Errorf("stat of the directory = %v, want fs.ErrNotExist", err)
 	}
 }
 
@@ -158,9 +158,9 @@ func TestRewriteOnFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := disk.Rewrite(t.Context(), src, dst); !errors.Is(err, unix.ENOSPC) {
-		t.Errorf("error %v, want no space", err)
+		t.Errorf("Rewrite on a full disk: got %v, want ENOSPC", err)
 	}
 	if _, err := os.Stat(dst); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("half an image stayed: %v", err)
+		t.Errorf("stat of the partial copy = %v, want fs.ErrNotExist", err)
 	}
 }

@@ -43,18 +43,18 @@ func TestDedup(t *testing.T) {
 		t.Fatal(err)
 	}
 	if want := int64(len(long)); shared != want {
-		t.Errorf("%d bytes are shared, want the %d of the long run and not the short one", shared, want)
+		t.Errorf("Dedup shared %d bytes, want %d: the long run and not the short one", shared, want)
 	}
 	for path, want := range map[string][]byte{a: known, b: image} {
 		if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, want) {
-			t.Errorf("%s has changed: %v", path, err)
+			t.Errorf("%s changed: %v", path, err)
 		}
 	}
 	_, own, err := disk.Usage(b)
 	if err != nil || own > int64(len(image)-len(long)) {
-		t.Errorf("the image has %d bytes of its own, want at most %d: %v", own, len(image)-len(long), err)
+		t.Errorf("image has %d bytes of its own, want at most %d: %v", own, len(image)-len(long), err)
 	}
 	if again, err := disk.Dedup(t.Context(), b, []string{a}); err != nil || again != shared {
-		t.Errorf("again: %d, %v", again, err)
+		t.Errorf("second Dedup = %d, %v; want the same size", again, err)
 	}
 }

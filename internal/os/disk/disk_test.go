@@ -51,22 +51,22 @@ func TestAllocateAndGrow(t *testing.T) {
 	}
 	apparent, own, err := disk.Usage(path)
 	if err != nil || apparent != 64<<20 || own > 1<<20 {
-		t.Errorf("empty image of 64 MiB measures %d, %d, %v", apparent, own, err)
+		t.Errorf("Usage of an empty image of 64 MiB = %d, %d, %v; want no blocks", apparent, own, err)
 	}
 	if err := disk.Allocate(path, 1); !errors.Is(err, fs.ErrExist) {
-		t.Errorf("allocated over an image: %v, want fs.ErrExist", err)
+		t.Errorf("Allocate of an existing image: got %v, want fs.ErrExist", err)
 	}
 	if err := disk.Grow(path, 65<<20); err != nil {
 		t.Fatal(err)
 	}
 	if err := disk.Grow(path, 64<<20); err == nil {
-		t.Error("an image was made smaller")
+		t.Error("Grow to a smaller size: got nil, want an error")
 	}
 	if apparent, _, _ := disk.Usage(path); apparent != 65<<20 {
-		t.Errorf("grown image has %d bytes, want %d", apparent, 65<<20)
+		t.Errorf("size after Grow = %d, want %d", apparent, 65<<20)
 	}
 	if err := disk.Allocate(filepath.Join(t.TempDir(), "n"), -1); err == nil {
-		t.Error("allocated a negative size")
+		t.Error("Allocate of a negative size: got nil, want an error")
 	}
 }
 
@@ -78,14 +78,14 @@ func TestPunchZero(t *testing.T) {
 	}
 	freed, err := disk.PunchZero(t.Context(), path)
 	if err != nil || freed < 7<<20 {
-		t.Errorf("freed %d bytes, %v; want most of 8 MiB", freed, err)
+		t.Errorf("PunchZero freed %d bytes, %v; want most of 8 MiB", freed, err)
 	}
 	if !bytes.Equal(content(t, path), want) {
-		t.Error("content changed")
+		t.Error("PunchZero changed the content")
 	}
 	again, err := disk.PunchZero(t.Context(), path)
 	if err != nil || again != 0 {
-		t.Errorf("second time freed %d, %v; want nothing", again, err)
+		t.Errorf("second PunchZero freed %d bytes, %v; want 0", again, err)
 	}
 }
 
@@ -102,7 +102,7 @@ func TestRewrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(content(t, dst), want) {
-		t.Error("content differs")
+		t.Error("Rewrite changed the content")
 	}
 	before, err := disk.Extents(src)
 	if err != nil {
@@ -110,10 +110,10 @@ func TestRewrite(t *testing.T) {
 	}
 	after, err := disk.Extents(dst)
 	if err != nil || after >= before {
-		t.Errorf("%d extents became %d, %v", before, after, err)
+		t.Errorf("Rewrite of %d extents made %d, %v; want fewer", before, after, err)
 	}
 	if _, own, _ := disk.Usage(dst); own > 32<<20 {
-		t.Errorf("rewritten image takes %d bytes: the large hole was filled", own)
+		t.Errorf("rewritten image takes %d bytes, want the large hole to stay", own)
 	}
 }
 
@@ -125,10 +125,10 @@ func TestRewriteCancelledLeavesNothing(t *testing.T) {
 	cause := errors.New("enough")
 	cancel(cause)
 	if err := disk.Rewrite(ctx, src, dst); !errors.Is(err, cause) {
-		t.Errorf("error %v, want the cause", err)
+		t.Errorf("Rewrite with an ended context: got %v, want its cause", err)
 	}
 	if _, err := os.Stat(dst); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("half an image stayed: %v", err)
+		t.Errorf("stat of the partial copy = %v, want fs.ErrNotExist", err)
 	}
 }
 
@@ -143,7 +143,7 @@ func TestCloneRefusesOtherSize(t *testing.T) {
 	}
 	defer f.Close()
 	if err := disk.CloneInto(src, f); err == nil {
-		t.Error("cloned into an image of another size")
+		t.Error("CloneInto an image of another size: got nil, want an error")
 	}
 }
 
@@ -151,10 +151,10 @@ func TestCloneFailureLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
 	err := disk.Clone(filepath.Join(dir, "none"), filepath.Join(dir, "dst"))
 	if !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("error %v, want fs.ErrNotExist", err)
+		t.Errorf("Clone of a missing image: got %v, want fs.ErrNotExist", err)
 	}
 	if entries, _ := os.ReadDir(dir); len(entries) != 0 {
-		t.Errorf("left behind: %v", entries)
+		t.Errorf("files = %v, want none", entries)
 	}
 }
 
@@ -166,6 +166,6 @@ func TestProbeLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if entries, _ := os.ReadDir(dir); len(entries) != 0 {
-		t.Errorf("left behind: %v", entries)
+		t.Errorf("files = %v, want none", entries)
 	}
 }

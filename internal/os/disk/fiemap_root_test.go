@@ -29,7 +29,7 @@ func TestSharedRuns(t *testing.T) {
 		t.Helper()
 		got, err := disk.SharedRuns(a, b)
 		if err != nil || !slices.Equal(got, want) {
-			t.Errorf("same blocks: %v, %v; want %v", got, err, want)
+			t.Errorf("SharedRuns = %v, %v; want %v", got, err, want)
 		}
 	}
 	same(disk.Run{From: 0, To: size})

@@ -44,7 +44,7 @@ func TestTrim(t *testing.T) {
 		case <-again.C:
 		case <-limit:
 			t.Fatalf(
-				"the image takes %d bytes, and took %d with %d more in it",
+				"image takes %d bytes after Trim, want much less than the %d with %d more bytes in it",
 				allocatedBytes(t, disk.ImagePath(dir)),
 				full,
 				len(data),
@@ -52,10 +52,10 @@ func TestTrim(t *testing.T) {
 		}
 	}
 	if got := content(t, kept); string(got) != string(data[:8<<20]) {
-		t.Error("what is there has changed")
+		t.Error("Trim changed a file")
 	}
 	if err := disk.Trim(t.TempDir()); err != nil {
-		t.Errorf("a directory without an image: %v", err)
+		t.Errorf("Trim of a directory without an image: got %v, want nil", err)
 	}
 }
 

@@ -45,7 +45,15 @@ func want(t *testing.T, s blob.Store, key string, offset, length int64, data []b
 	t.Helper()
 	got, err := blobtest.Get(t.Context(), s, key, offset, length)
 	if err != nil || !bytes.Equal(got, data) {
-		t.Errorf("get %s from %d, %d bytes: %d bytes, %v; want %d", key, offset, length, len(got), err, len(data))
+		t.Errorf(
+			"Get(%q, %d, %d) = %d bytes, %v; want %d bytes as written",
+			key,
+			offset,
+			length,
+			len(got),
+			err,
+			len(data),
+		)
 	}
 }
 
@@ -56,7 +64,7 @@ func getWhatWasPut(t *testing.T, s blob.Store) {
 		want(t, s, key, 0, -1, data)
 		info, err := s.Stat(t.Context(), key)
 		if err != nil || info.Key != key || info.Bytes != int64(n) || info.Modified.IsZero() {
-			t.Errorf("stat %s: %+v, %v; want %d bytes", key, info, err, n)
+			t.Errorf("Stat(%q) = %+v, %v; want %d bytes", key, info, err, n)
 		}
 	}
 }
@@ -71,10 +79,10 @@ func ranges(t *testing.T, s blob.Store) {
 	want(t, s, "x", 299_990, -1, data[299_990:])
 	want(t, s, "x", 5, 0, nil)
 	if got, err := blobtest.Get(t.Context(), s, "x", 300_001, 10); err == nil {
-		t.Errorf("a range beyond the end answers %d bytes, want an error", len(got))
+		t.Errorf("Get beyond the end = %d bytes, want an error", len(got))
 	}
 	if got, err := blobtest.Get(t.Context(), s, "x", -1, 10); err == nil {
-		t.Errorf("a negative offset answers %d bytes, want an error", len(got))
+		t.Errorf("Get at a negative offset = %d bytes, want an error", len(got))
 	}
 }
 
@@ -95,20 +103,20 @@ func putIfAbsentOnce(t *testing.T, s blob.Store) {
 			case err == nil:
 				won.Add(1)
 			case !errors.Is(err, blob.ErrExists):
-				t.Errorf("put if absent: %v, want ErrExists", err)
+				t.Errorf("PutIfAbsent of an existing object: got %v, want ErrExists", err)
 			}
 		})
 	}
 	wg.Wait()
 	if won.Load() != 1 {
-		t.Errorf("%d of 6 conditional puts succeeded, want 1", won.Load())
+		t.Errorf("%d of 6 concurrent PutIfAbsent succeeded, want 1", won.Load())
 	}
 	before, err := blobtest.Get(t.Context(), s, "x", 0, -1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := s.PutIfAbsent(t.Context(), "x", strings.NewReader("y"), 1); !errors.Is(err, blob.ErrExists) {
-		t.Errorf("put if absent: %v, want ErrExists", err)
+		t.Errorf("PutIfAbsent of an existing object: got %v, want ErrExists", err)
 	}
 	want(t, s, "x", 0, -1, before)
 }
@@ -121,14 +129,14 @@ func putNeedsAllBytes(t *testing.T, s blob.Store) {
 		"broken": io.MultiReader(strings.NewReader("12345"), &failing{broken}),
 	} {
 		if err := s.Put(t.Context(), name, r, 10); err == nil {
-			t.Errorf("put %s: no error", name)
+			t.Errorf("Put of %s content: got nil, want an error", name)
 		}
 		if info, err := s.Stat(t.Context(), name); !errors.Is(err, blob.ErrNotFound) {
-			t.Errorf("after put %s there is %+v, %v", name, info, err)
+			t.Errorf("Stat after a failed put of %s content = %+v, %v; want ErrNotFound", name, info, err)
 		}
 	}
 	if all := blobtest.Keys(t, s, ""); len(all) != 0 {
-		t.Errorf("left behind: %v", all)
+		t.Errorf("keys after failed puts = %v, want none", all)
 	}
 }
 
@@ -140,15 +148,15 @@ func missing(t *testing.T, s blob.Store) {
 	blobtest.Put(t, s, "a/b", []byte("x"))
 	for _, key := range []string{"c", "a", "a/c", "a/b/c"} {
 		if _, err := blobtest.Get(t.Context(), s, key, 0, 1); !errors.Is(err, blob.ErrNotFound) {
-			t.Errorf("get %s: %v, want ErrNotFound", key, err)
+			t.Errorf("Get(%q): got %v, want ErrNotFound", key, err)
 		}
 		_, err := s.Stat(t.Context(), key)
 		if !errors.Is(err, blob.ErrNotFound) {
-			t.Errorf("stat %s: %v, want ErrNotFound", key, err)
+			t.Errorf("Stat(%q): got %v, want ErrNotFound", key, err)
 		}
 		var told *blob.Error
 		if !errors.As(err, &told) || told.Key != key || told.Op != "stat" {
-			t.Errorf("stat %s: %v does not say of what", key, err)
+			t.Errorf("Stat(%q): got %v, want a *blob.Error with the operation and the key", key, err)
 		}
 	}
 }
@@ -162,7 +170,7 @@ func listInOrder(t *testing.T, s blob.Store) {
 		"": all, "a": all[:6], "a/": all[2:5], "a/1": all[2:4], "b/a": all[6:7], "c": nil, "a/2/": all[4:5],
 	} {
 		if got := blobtest.Keys(t, s, prefix); !slices.Equal(got, want) {
-			t.Errorf("list %q: %v, want %v", prefix, got, want)
+			t.Errorf("List(%q) = %v, want %v", prefix, got, want)
 		}
 	}
 }
@@ -173,7 +181,7 @@ func listStops(t *testing.T, s blob.Store) {
 	enough, n := errors.New("enough"), 0
 	err := s.List(t.Context(), "", func(blob.Info) error { n++; return enough })
 	if err != enough || n != 1 { // the error itself, not wrapped
-		t.Errorf("list: %v after %d, want the error of yield after 1", err, n)
+		t.Errorf("List = %v after %d objects, want the error of yield after 1", err, n)
 	}
 }
 
@@ -186,17 +194,19 @@ func deleteTwice(t *testing.T, s blob.Store) {
 		}
 	}
 	if got := blobtest.Keys(t, s, ""); !slices.Equal(got, []string{"a/c"}) {
-		t.Errorf("left are %v, want a/c", got)
+		t.Errorf("keys = %v, want a/c", got)
 	}
 }
 
 func keys(t *testing.T, s blob.Store) {
-	for _, key := range []string{"", "/", "/a", "a/", "a//b", "..", "a/../b", "./a", ".a", "A", "a b", "ä", strings.Repeat("a", 513)} {
+	for _, key := range []string{
+		"", "/", "/a", "a/", "a//b", "..", "a/../b", "./a", ".a", "A", "a b", "ä", strings.Repeat("a", 513),
+	} {
 		if err := s.Put(t.Context(), key, strings.NewReader(""), 0); !errors.Is(err, blob.ErrKey) {
-			t.Errorf("put %q: %v, want ErrKey", key, err)
+			t.Errorf("Put(%q): got %v, want ErrKey", key, err)
 		}
 		if _, err := s.Get(t.Context(), key, 0, -1); !errors.Is(err, blob.ErrKey) {
-			t.Errorf("get %q: %v, want ErrKey", key, err)
+			t.Errorf("Get(%q): got %v, want ErrKey", key, err)
 		}
 	}
 }
@@ -207,13 +217,13 @@ func endedContext(t *testing.T, s blob.Store) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(why)
 	if err := s.Put(ctx, "y", strings.NewReader("y"), 1); !errors.Is(err, why) {
-		t.Errorf("put: %v, want the context's cause", err)
+		t.Errorf("Put with an ended context: got %v, want its cause", err)
 	}
 	if _, err := blobtest.Get(ctx, s, "x", 0, -1); !errors.Is(err, why) {
-		t.Errorf("get: %v, want the context's cause", err)
+		t.Errorf("Get with an ended context: got %v, want its cause", err)
 	}
 	if got := blobtest.Keys(t, s, ""); !slices.Equal(got, []string{"x"}) {
-		t.Errorf("there are %v, want x", got)
+		t.Errorf("keys = %v, want x", got)
 	}
 }
 
@@ -238,7 +248,7 @@ func atOnce(t *testing.T, s blob.Store) {
 			for range 10 {
 				got, err := blobtest.Get(t.Context(), s, "x", 0, -1)
 				if err != nil || !bytes.Equal(got, a) && !bytes.Equal(got, b) {
-					t.Errorf("get while it is replaced: %d bytes, %v", len(got), err)
+					t.Errorf("Get during a put = %d bytes, %v; want one of the two contents", len(got), err)
 				}
 			}
 		})

@@ -28,7 +28,7 @@ func TestStaleNotExistKeepsNewEntry(t *testing.T) {
 	reader, keeper := c.acquire(o, true), c.acquire(o, true)
 	_, missing := c.handle(reader, false)
 	if missing == nil {
-		t.Fatal("there is a file before anything was kept")
+		t.Fatal("handle of a new entry: got nil, want fs.ErrNotExist")
 	}
 	if err := c.storeFrames(keeper, o, 0, 1, data); err != nil {
 		t.Fatal(err)
@@ -38,10 +38,10 @@ func TestStaleNotExistKeepsNewEntry(t *testing.T) {
 	c.release(keeper)
 	got := make([]byte, len(data))
 	if !c.Read(o, 0, got) || !bytes.Equal(got, data) {
-		t.Error("what was kept is gone")
+		t.Error("Read of a stored object = false or other content, want the content")
 	}
 	if s := c.Stats(); s.Objects != 1 || s.Damaged != 0 {
-		t.Errorf("there is %+v, want one object and no damage", s)
+		t.Errorf("Stats() = %+v, want one object and no damage", s)
 	}
 }
 
@@ -61,10 +61,10 @@ func TestRemovedFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	if c.Read(o, 0, make([]byte, 1)) {
-		t.Error("a removed file was read")
+		t.Error("Read of a removed file = true, want false")
 	}
 	if s := c.Stats(); s.Objects != 0 || s.Bytes != 0 || s.Damaged != 1 {
-		t.Errorf("there is %+v, want nothing and one damage", s)
+		t.Errorf("Stats() = %+v, want an empty cache and one damage", s)
 	}
 	e = c.acquire(o, true)
 	defer c.release(e)

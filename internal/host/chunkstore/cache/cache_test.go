@@ -53,7 +53,7 @@ func source(data []byte, calls *atomic.Int64) cache.Fetch {
 
 func failingFetch(t *testing.T) cache.Fetch {
 	return func(context.Context, int, int) ([]byte, error) {
-		t.Error("fetched")
+		t.Error("unexpected fetch")
 		return nil, errors.New("fetched")
 	}
 }
@@ -65,7 +65,7 @@ func fill(t *testing.T, c *cache.Cache, o cache.Object, data []byte, fetch cache
 		t.Fatal(err)
 	}
 	if !bytes.Equal(p, data) {
-		t.Fatalf("object %s is not what was fetched", o.ID)
+		t.Fatalf("object %s: got other content than was fetched", o.ID)
 	}
 }
 
@@ -76,13 +76,13 @@ func TestFetchedOnceAlsoAfterARestart(t *testing.T) {
 	for i, n := range []int{1, 4096, cache.Frame, cache.Frame + 1, 4 << 20} {
 		o, data := object(i, n)
 		if c.Read(o, 0, make([]byte, 1)) {
-			t.Errorf("object %d is there before it was fetched", i)
+			t.Errorf("Read of object %d before its fetch = true, want false", i)
 		}
 		fill(t, c, o, data, source(data, &calls))
 		fill(t, c, o, data, failingFetch(t))
 	}
 	if calls.Load() != 5 {
-		t.Errorf("%d fetches, want 5", calls.Load())
+		t.Errorf("got %d fetches, want 5", calls.Load())
 	}
 	c = open(t, cache.Config{Dir: dir})
 	for i, n := range []int{1, 4096, cache.Frame, cache.Frame + 1, 4 << 20} {
@@ -105,13 +105,14 @@ func TestOnlyMissingFramesAreFetched(t *testing.T) {
 		}
 	}
 	if text := fmt.Sprint(got); text != "[3+1 7+2 0+3 4+3 9+1]" {
-		t.Errorf("fetched %s", text)
+		t.Errorf("got fetches %s, want [3+1 7+2 0+3 4+3 9+1]", text)
 	}
 	a, b := make([]byte, 100), make([]byte, 100)
-	if err := c.Fill(t.Context(), o, []cache.Piece{{Off: 50, Into: a}, {Off: 9 * cache.Frame, Into: b}}, failingFetch(t)); err != nil ||
+	pieces := []cache.Piece{{Off: 50, Into: a}, {Off: 9 * cache.Frame, Into: b}}
+	if err := c.Fill(t.Context(), o, pieces, failingFetch(t)); err != nil ||
 		!bytes.Equal(a, data[50:150]) ||
 		!bytes.Equal(b, data[9*cache.Frame:9*cache.Frame+100]) {
-		t.Errorf("two pieces: %v", err)
+		t.Errorf("Fill of two pieces: %v, or wrong content", err)
 	}
 }
 
@@ -131,7 +132,7 @@ func TestManyWantOneFrame(t *testing.T) {
 	close(start)
 	wg.Wait()
 	if calls.Load() > 3 || calls.Load() < 1 {
-		t.Errorf("%d fetches of 3 frames, want each once", calls.Load())
+		t.Errorf("got %d fetches of 3 frames, want each frame once", calls.Load())
 	}
 }
 
@@ -142,14 +143,14 @@ func TestErrorIsShared(t *testing.T) {
 	var calls atomic.Int64
 	fail := func(context.Context, int, int) ([]byte, error) { calls.Add(1); return nil, broken }
 	if err := c.Ensure(t.Context(), o, 0, 1, fail); !errors.Is(err, broken) {
-		t.Errorf("ensure: %v", err)
+		t.Errorf("Ensure: got %v, want the error of the fetch", err)
 	}
 	short := func(context.Context, int, int) ([]byte, error) { return data[1:], nil }
 	if err := c.Ensure(t.Context(), o, 0, 1, short); err == nil {
-		t.Error("a fetch that gives too little: no error")
+		t.Error("Ensure with a short fetch: got nil, want an error")
 	}
 	if s := c.Stats(); s.Bytes != 0 || s.Objects != 0 {
-		t.Errorf("after failures there is %+v", s)
+		t.Errorf("Stats() after failures = %+v, want an empty cache", s)
 	}
 	fill(t, c, o, data, source(data, &calls))
 }
@@ -172,17 +173,17 @@ func TestEvict(t *testing.T) {
 	var calls atomic.Int64
 	fillFour(t, c, &calls)
 	if got := c.Evict(cache.Frame + 1); got != 2*cache.Frame || c.Stats().Bytes != 2*cache.Frame {
-		t.Errorf("gave %d, and %+v is there", got, c.Stats())
+		t.Errorf("Evict freed %d bytes and left %+v, want the two least recently used frames freed", got, c.Stats())
 	}
 	first, data := object(0, cache.Frame)
 	fill(t, c, first, data, failingFetch(t))
 	second, data := object(1, cache.Frame)
 	fill(t, c, second, data, source(data, &calls))
 	if calls.Load() != 5 {
-		t.Errorf("%d fetches, want 5", calls.Load())
+		t.Errorf("got %d fetches, want 5", calls.Load())
 	}
 	if got := c.Evict(1 << 40); got != 3*cache.Frame || c.Stats().Objects != 0 {
-		t.Errorf("gave %d, and %+v is there", got, c.Stats())
+		t.Errorf("Evict freed %d bytes and left %+v, want everything freed", got, c.Stats())
 	}
 }
 
@@ -196,20 +197,20 @@ func TestLeastRecentlyUsedGoesFirst(t *testing.T) {
 	for i, want := range []bool{true, false, false, true} {
 		o, _ := object(i, cache.Frame)
 		if got := c.Read(o, 0, make([]byte, 1)); got != want {
-			t.Errorf("object %d is there: %v, want %v", i, got, want)
+			t.Errorf("Read of object %d = %v, want %v", i, got, want)
 		}
 	}
 	if s := c.Stats(); s.Bytes != 4*cache.Frame || s.Evicted != 2 || s.Objects != 3 {
-		t.Errorf("there is %+v", s)
+		t.Errorf("Stats() = %+v, want 3 objects of 4 frames and 2 evicted", s)
 	}
 	if files, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(files) != 3 {
-		t.Errorf("files: %v, %v; want 3", files, err)
+		t.Errorf("files = %v, %v; want 3", files, err)
 	}
 	// An object larger than the limit is served all the same.
 	big, lots := object(9, 4<<20)
 	fill(t, c, big, lots, source(lots, &calls))
 	if s := c.Stats(); s.Bytes > 4*cache.Frame {
-		t.Errorf("there is %+v", s)
+		t.Errorf("Stats() = %+v, want at most 4 frames", s)
 	}
 	// A smaller limit is enforced from the start on.
 	var n atomic.Int64
@@ -218,7 +219,7 @@ func TestLeastRecentlyUsedGoesFirst(t *testing.T) {
 		fill(t, c, o, data, source(data, &n))
 	}
 	if s := open(t, cache.Config{Dir: dir, Bytes: 1}).Stats(); s.Bytes != 0 || s.Objects != 0 {
-		t.Errorf("after a start with room for nothing there is %+v", s)
+		t.Errorf("Stats() after Open with a limit of 1 byte = %+v, want an empty cache", s)
 	}
 }
 
@@ -241,7 +242,7 @@ func TestFramesOfACrashDoNotCount(t *testing.T) {
 	calls.Store(0)
 	fill(t, c, o, data, source(data, &calls))
 	if s := c.Stats(); calls.Load() == 0 || s.Misses != 2 || s.Damaged != 1 {
-		t.Errorf("%d fetches, %+v; want 2 frames fetched anew", calls.Load(), s)
+		t.Errorf("got %d fetches, %+v; want 2 frames fetched again and one damage", calls.Load(), s)
 	}
 }
 
@@ -257,11 +258,11 @@ func TestOddRequestsAreRefused(t *testing.T) {
 		"beyond":   c.Fill(t.Context(), o, []cache.Piece{{Off: 999, Into: make([]byte, 2)}}, failingFetch(t)),
 	} {
 		if err == nil {
-			t.Errorf("%s: no error", name)
+			t.Errorf("%s: got nil, want an error", name)
 		}
 	}
 	if c.Read(o, 999, make([]byte, 2)) || c.Read(o, -1, make([]byte, 1)) {
-		t.Error("read beyond an object")
+		t.Error("Read outside of an object = true, want false")
 	}
 }
 
@@ -283,7 +284,7 @@ func TestModel(t *testing.T) {
 					return
 				}
 				if !bytes.Equal(p, data[off:off+len(p)]) {
-					t.Errorf("%s: %d bytes from %d are wrong", o.ID, len(p), off)
+					t.Errorf("%s: %d bytes at %d are wrong", o.ID, len(p), off)
 					return
 				}
 				switch r.IntN(20) {
@@ -305,7 +306,7 @@ func TestModel(t *testing.T) {
 	}
 	wg.Wait()
 	if s := c.Stats(); s.Bytes > 12*cache.Frame {
-		t.Errorf("there is %+v", s)
+		t.Errorf("Stats() = %+v, want at most 12 frames", s)
 	}
 }
 
@@ -324,7 +325,7 @@ func BenchmarkRead4K(b *testing.B) {
 	b.SetBytes(4096)
 	for i := 0; b.Loop(); i++ {
 		if !c.Read(o, i%1024*4096, p) {
-			b.Fatal("not there")
+			b.Fatal("Read of a cached object = false, want true")
 		}
 	}
 }

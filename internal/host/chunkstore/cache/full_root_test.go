@@ -15,7 +15,7 @@ import (
 func TestFullDirectory(t *testing.T) {
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {
-		t.Skip("probe mount: no tmpfs can be mounted:", err)
+		t.Skip("probe mount: cannot mount a tmpfs:", err)
 	}
 	t.Cleanup(func() {
 		if err := unix.Unmount(dir, 0); err != nil {
@@ -35,6 +35,6 @@ func TestFullDirectory(t *testing.T) {
 		}
 	}
 	if s := c.Stats(); s.NotStored == 0 || s.Bytes > 1<<20 {
-		t.Errorf("there is %+v; want frames that could not be kept", s)
+		t.Errorf("Stats() = %+v, want frames that were not stored and at most 1 MiB", s)
 	}
 }

@@ -186,7 +186,7 @@ func (p *program) line() string {
 	p.t.Helper()
 	line, err := p.out.ReadString('\n')
 	if err != nil {
-		p.t.Fatalf("a program ended with %q, %v", line, err)
+		p.t.Fatalf("the program ended with %q, %v", line, err)
 	}
 	return strings.TrimSpace(line)
 }
@@ -218,19 +218,19 @@ func TestMappedWithHugePages(t *testing.T) {
 	for i := range 16 {
 		off := (i*3+1)<<20 + 5*4096
 		if got, want := p.sum(off, 4096), fmt.Sprintf("%x", sha256.Sum256(c.data[off:off+4096])); got != want {
-			t.Fatalf("page at %d: %s, not %s", off, got, want)
+			t.Fatalf("page at %d: got sum %s, want %s", off, got, want)
 		}
 	}
 	asked, reads := c.fetched()
 	t.Logf("16 pages: %d KiB asked for in %d reads", asked>>10, reads)
 	if asked > 16*frame*2 {
-		t.Errorf("16 pages in as many windows cost %d KiB", asked>>10)
+		t.Errorf("16 pages in different windows fetched %d KiB, want at most two frames each", asked>>10)
 	}
 	if got, want := p.sum(0, len(c.data)), fmt.Sprintf("%x", sha256.Sum256(c.data)); got != want {
-		t.Errorf("all of it: %s, not %s", got, want)
+		t.Errorf("whole mapping: got sum %s, want %s", got, want)
 	}
 	if data, err := os.ReadFile(f.Path()); err != nil || !bytes.Equal(data, c.data) {
-		t.Errorf("read in full: %d bytes, %v", len(data), err)
+		t.Errorf("ReadFile = %d bytes, %v; want the content", len(data), err)
 	}
 }
 
@@ -249,7 +249,7 @@ func TestPageByPage(t *testing.T) {
 		_, before := c.fetched()
 		off := window*frame + page*4096
 		if got, want := p.sum(off, 4096), fmt.Sprintf("%x", sha256.Sum256(c.data[off:off+4096])); got != want {
-			t.Fatalf("page at %d: %s, not %s", off, got, want)
+			t.Fatalf("page at %d: got sum %s, want %s", off, got, want)
 		}
 		_, reads := c.fetched()
 		return reads - before
@@ -257,13 +257,13 @@ func TestPageByPage(t *testing.T) {
 	c.recording.Store(true)
 	for page := range 8 {
 		if n := asks(0, page); n != 1 {
-			t.Errorf("page %d of a window had to be asked for %d times", page, n)
+			t.Errorf("page %d of a window: got %d reads, want 1", page, n)
 		}
 	}
 	c.recording.Store(false)
 	for window := 1; ; window++ {
 		if window == 14 {
-			t.Fatal("what lies around a page does not come by itself")
+			t.Fatal("the window around a page is not populated")
 		}
 		asks(window, 0)
 		<-time.After(time.Millisecond << window) // wait longer each time
@@ -285,10 +285,10 @@ func TestPopulatedPagesAreNotRead(t *testing.T) {
 		f.Populate(int64(off), c.data[off:off+frame])
 	}
 	if got, want := p.sum(0, len(c.data)), fmt.Sprintf("%x", sha256.Sum256(c.data)); got != want {
-		t.Errorf("read %s, not %s", got, want)
+		t.Errorf("got sum %s, want %s", got, want)
 	}
 	if asked, reads := c.fetched(); reads != 0 {
-		t.Errorf("%d KiB were asked for in %d reads", asked>>10, reads)
+		t.Errorf("%d KiB were fetched in %d reads, want none", asked>>10, reads)
 	}
 }
 
@@ -301,18 +301,18 @@ func TestReadErrorKillsMappingProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.ReadFile(f.Path()); !errors.Is(err, syscall.EIO) {
-		t.Errorf("a read ended with %v", err)
+		t.Errorf("read of failing content: got %v, want EIO", err)
 	}
 	p := start(t, "mapper", f.Path(), "huge").ready()
 	if _, err := fmt.Fprintln(p.in, 0, 8); err != nil {
 		t.Fatal(err)
 	}
 	if line, err := p.out.ReadString('\n'); err == nil {
-		t.Fatalf("a mapping told %q", line)
+		t.Fatalf("reading a mapping of failing content printed %q, want the process killed", line)
 	}
 	_ = p.cmd.Wait()
 	if p.cmd.ProcessState.Success() {
-		t.Errorf("a program that touches what is not there: %v", p.cmd.ProcessState)
+		t.Errorf("program that touches failing content: got %v, want it killed", p.cmd.ProcessState)
 	}
 }
 
@@ -341,25 +341,25 @@ func TestServerKilled(t *testing.T) {
 	}
 	_ = server.cmd.Wait()
 	if got := p.sum(0, 4096); got != want {
-		t.Errorf("a page that was there: %s, not %s", got, want)
+		t.Errorf("cached page after the server was killed: got sum %s, want %s", got, want)
 	}
 	if _, err := fmt.Fprintln(p.in, 4<<20, 4096); err != nil {
 		t.Fatal(err)
 	}
 	if line, err := p.out.ReadString('\n'); err == nil {
-		t.Fatalf("a page that was not there: %q", line)
+		t.Fatalf("page of a dead file system: got %q, want the process killed", line)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "memory")); !errors.Is(err, syscall.ENOTCONN) {
-		t.Errorf("a dead view answers %v", err)
+		t.Errorf("stat of a dead file system: got %v, want ENOTCONN", err)
 	}
 	v, err := fusefs.Mount(t.Context(), dir)
 	if err != nil {
-		t.Fatalf("mount over a dead view: %v", err)
+		t.Fatalf("Mount over a dead file system: %v", err)
 	}
 	if err := v.Close(); err != nil {
 		t.Error(err)
 	}
 	if list, err := os.ReadDir(dir); err != nil || len(list) != 0 {
-		t.Errorf("after the end of all views: %v, %v", list, err)
+		t.Errorf("directory after Close = %v, %v; want it empty", list, err)
 	}
 }

@@ -75,7 +75,8 @@ func newImage(
 		i.disks = append(i.disks, disk)
 	}
 	i.ctx, i.cancel = context.WithCancelCause(m.ctx)
-	if i.mounted, err = fs.Add(m.ctx, strings.ReplaceAll(string(snap.Ref), "/", "~"), memoryContent{i.memory, i}); err != nil {
+	i.mounted, err = fs.Add(m.ctx, strings.ReplaceAll(string(snap.Ref), "/", "~"), memoryContent{i.memory, i})
+	if err != nil {
 		i.cancel(err)
 		return nil, err
 	}

@@ -155,7 +155,7 @@ func (h *host) stop() {
 	h.must(h.mgr.Close())
 	if list, err := os.ReadDir(filepath.Join(h.dir, "stream")); err != nil && !errors.Is(err, os.ErrNotExist) ||
 		len(list) != 0 {
-		h.t.Errorf("the view is still there: %v, %v", list, err)
+		h.t.Errorf("mount point after Close = %v, %v; want it empty", list, err)
 	}
 }
 
@@ -163,7 +163,8 @@ func (h *host) stop() {
 func (h *host) remote() snapshot.Snapshot {
 	sum := sha256.Sum256([]byte("state"))
 	return snapshot.Snapshot{
-		Version: 1, Ref: "snapshots/other", VCPUs: 1, MemoryMiB: len(h.memory) >> 20, DiskMiB: len(h.disk) >> 20, Disk: true,
+		Version: 1, Ref: "snapshots/other", VCPUs: 1,
+		MemoryMiB: len(h.memory) >> 20, DiskMiB: len(h.disk) >> 20, Disk: true,
 		Data: []snapshot.DataDisk{{Name: "data", MiB: len(h.data) >> 20, Mount: "/data"}},
 		Manifest: vmm.Manifest{MemoryMiB: len(h.memory) >> 20, Files: []vmm.File{
 			{Name: "memory", Bytes: int64(len(h.memory))},
@@ -215,7 +216,7 @@ func (h *host) same(path string, want []byte) {
 	got, err := os.ReadFile(path)
 	h.must(err)
 	if !bytes.Equal(got, want) {
-		h.t.Errorf("%s is not what it should be", path)
+		h.t.Errorf("%s: wrong content", path)
 	}
 }
 
@@ -231,16 +232,16 @@ func TestRemoteBackedSnapshotBecomesLocal(t *testing.T) {
 	h := newHost(t, nil)
 	snap := h.importSnapshot()
 	if !snap.RemoteBacked() {
-		t.Fatal("it is whole at once")
+		t.Fatal("RemoteBacked() after Import = false, want true")
 	}
 	if asked, _ := h.source.Fetched(); asked > chunkstore.FrameSize {
-		t.Errorf("%d bytes were fetched to begin", asked)
+		t.Errorf("Import fetched %d bytes, want at most a frame", asked)
 	}
 	a, pathA := h.attach(snap, "a")
 	b, pathB := h.attach(snap, "b")
 	h.same(a.Memory().File(), h.memory)
 	if a.Memory().File() != b.Memory().File() {
-		t.Error("two machines of one snapshot do not share its pages")
+		t.Error("two machines of one snapshot have different memory files, want one")
 	}
 	want := append(bytes.Clone(h.disk), make([]byte, 1<<20)...)
 	h.same(b.DiskPaths()[0], want)
@@ -266,7 +267,7 @@ func TestRemoteBackedSnapshotBecomesLocal(t *testing.T) {
 	h.same(filepath.Join(snap.Image().Dir, "memory"), h.memory)
 	h.same(snap.DiskPath(), h.disk)
 	if now, err := h.store.Get(ref); err != nil || now.RemoteBacked() {
-		t.Errorf("%+v, %v", now, err)
+		t.Errorf("snapshot = %+v, %v; want it local", now, err)
 	}
 	h.source.SetFail(func(string, int64) error { return errors.New("the store must not be asked any more") })
 	h.write(a.DiskPaths()[0], mark, 54321)
@@ -282,7 +283,7 @@ func TestRemoteBackedSnapshotBecomesLocal(t *testing.T) {
 	h.must(h.store.Delete(ref))
 	h.must(h.store.GC())
 	if _, err := os.Stat(snap.Dir()); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a deleted snapshot that nobody uses is still there: %v", err)
+		t.Errorf("directory of a deleted, unused snapshot: stat = %v, want os.ErrNotExist", err)
 	}
 }
 
@@ -297,7 +298,7 @@ func (h *host) touch(s machine.LazySource, offsets []int64) {
 		_, err = f.ReadAt(buf, off)
 		h.must(err)
 		if !bytes.Equal(buf, h.memory[off:off+4096]) {
-			h.t.Errorf("at %d is something else", off)
+			h.t.Errorf("memory at %d: wrong content", off)
 		}
 	}
 	h.must(f.Close())
@@ -318,10 +319,10 @@ func recordTrace(t *testing.T, offsets []int64) *fakePrefetchStore {
 			select {
 			case <-h.prefetches.kept:
 			case <-h.deadline().Done():
-				t.Fatal("no trace was kept")
+				t.Fatal("no trace was saved")
 			}
 			if _, err := os.Stat(filepath.Join(snap.Dir(), "trace")); err != nil {
-				t.Errorf("the trace is not beside the snapshot: %v", err)
+				t.Errorf("trace in the snapshot's directory: %v", err)
 			}
 		}
 		h.must(a.Close(t.Context()))
@@ -340,7 +341,8 @@ func TestTraceIsSharedAndPrefetched(t *testing.T) {
 	s, _ := h.attach(h.importSnapshot(), "a")
 	_ = s.Memory().File()
 	ctx := h.deadline()
-	for asked := int64(0); asked < 2*chunkstore.FrameSize || len(h.source.Prefetched()) < 3; asked, _ = h.source.Fetched() {
+	fetched := int64(0)
+	for ; fetched < 2*chunkstore.FrameSize || len(h.source.Prefetched()) < 3; fetched, _ = h.source.Fetched() {
 		h.must(ctx.Err())
 		<-time.After(time.Millisecond)
 	}
@@ -350,7 +352,7 @@ func TestTraceIsSharedAndPrefetched(t *testing.T) {
 		inOrder = inOrder || asked[i-1].Offset == offsets[0] && asked[i].Offset == offsets[1]
 	}
 	if !inOrder {
-		t.Errorf("ahead was asked for %v", asked)
+		t.Errorf("prefetched %v, want the trace in order", asked)
 	}
 	for !behind {
 		h.must(ctx.Err())
@@ -374,7 +376,7 @@ func TestWorkingSetIsLoadedWithTrace(t *testing.T) {
 		want = append(want, h.memory[off:off+4096]...)
 	}
 	if !bytes.Equal(of.pages, want) {
-		t.Fatalf("%d bytes of the memory were kept, and not what was used", len(of.pages))
+		t.Fatalf("the working set has %d bytes and wrong content", len(of.pages))
 	}
 	last := offsets[3]
 	lastFrame := chunkstore.Range{
@@ -447,10 +449,22 @@ func (h *host) until(what string, is func() bool) {
 	ctx := h.deadline()
 	for !is() {
 		if ctx.Err() != nil {
-			h.t.Fatalf("never: %s", what)
+			h.t.Fatalf("condition not met: %s", what)
 		}
 		<-time.After(time.Millisecond)
 	}
+}
+
+// readMemory reads a machine's memory.
+func readMemory(_ *host, s machine.LazySource) error {
+	_, err := os.ReadFile(s.Memory().File())
+	return err
+}
+
+// readDisk reads a machine's root disk.
+func readDisk(_ *host, s machine.LazySource) error {
+	_, err := os.ReadFile(s.DiskPaths()[0])
+	return err
 }
 
 func TestUnreachableStoreFailsMachine(t *testing.T) {
@@ -462,15 +476,17 @@ func TestUnreachableStoreFailsMachine(t *testing.T) {
 	}{
 		{"failing, memory", func(s *pagertest.Source) {
 			s.SetFail(func(string, int64) error { return errors.New("connection refused") })
-		}, func(_ *host, s machine.LazySource) error { _, err := os.ReadFile(s.Memory().File()); return err }, "memory: "},
+		}, readMemory, "memory: "},
 		{"failing, disk", func(s *pagertest.Source) {
 			s.SetFail(func(string, int64) error { return errors.New("connection refused") })
-		}, func(_ *host, s machine.LazySource) error { _, err := os.ReadFile(s.DiskPaths()[0]); return err }, "connection refused"},
+		}, readDisk, "connection refused"},
 		{"slow", func(s *pagertest.Source) { s.Block() },
-			func(_ *host, s machine.LazySource) error { _, err := os.ReadFile(s.DiskPaths()[0]); return err }, "did not give it within 300ms"},
+			readDisk, "did not deliver the content within 300ms"},
 		{"lying", func(s *pagertest.Source) {
-			s.SetFail(func(string, int64) error { return &chunkstore.DamagedError{Object: "chunk x", Problem: "other bytes"} })
-		}, func(_ *host, s machine.LazySource) error { _, err := os.ReadFile(s.Memory().File()); return err }, "chunk x is damaged"},
+			s.SetFail(func(string, int64) error {
+				return &chunkstore.DamagedError{Object: "chunk x", Problem: "other bytes"}
+			})
+		}, readMemory, "chunk x is damaged"},
 		{"writing a part of a page", func(s *pagertest.Source) {
 			s.SetFail(func(string, int64) error { return errors.New("connection refused") })
 		}, func(_ *host, s machine.LazySource) error {
@@ -487,15 +503,15 @@ func TestUnreachableStoreFailsMachine(t *testing.T) {
 			s, _ := h.attach(h.importSnapshot(), "a")
 			c.spoil(h.source)
 			if err := c.use(h, s); !errors.Is(err, unix.EIO) {
-				t.Errorf("who asks for it is answered %v", err)
+				t.Errorf("access: got %v, want EIO", err)
 			}
 			select {
 			case <-s.Failed():
 			case <-h.deadline().Done():
-				t.Fatal("the machine does not fail")
+				t.Fatal("the machine did not fail")
 			}
 			if err := s.Err(); err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("it fails with %v, not %q", err, c.want)
+				t.Errorf("Err() = %v, want an error with %q", err, c.want)
 			}
 			h.must(s.Close(t.Context()))
 		})
@@ -507,10 +523,10 @@ func TestFailedHydrationIsRetried(t *testing.T) {
 	s, _ := h.attach(h.importSnapshot(), "a")
 	h.source.SetFail(func(string, int64) error { return errors.New("bad gateway") })
 	if err := s.WaitComplete(h.deadline()); err == nil || !strings.Contains(err.Error(), "bad gateway") {
-		t.Errorf("a fill that fails: %v", err)
+		t.Errorf("WaitComplete: got %v, want the error of the hydration", err)
 	}
 	if s.Err() != nil {
-		t.Errorf("nobody waited for it, and the machine failed: %v", s.Err())
+		t.Errorf("failed hydration without a waiting read failed the machine: %v", s.Err())
 	}
 	h.source.SetFail(nil)
 	for s.WaitComplete(h.deadline()) != nil { // an attempt that began before may still fail
@@ -540,7 +556,7 @@ func TestRestartedAgentResumesHydration(t *testing.T) {
 	h.same(path, want)
 	h.same(dataOf(path), data)
 	if snap, err = h.store.Get(ref); err != nil || snap.RemoteBacked() {
-		t.Fatalf("%+v, %v", snap, err)
+		t.Fatalf("snapshot = %+v, %v; want it local", snap, err)
 	}
 	h.must(h.mgr.CompleteDisks(h.deadline(), snap, []string{path, dataOf(path)}))
 	h.same(path, want)
@@ -563,7 +579,7 @@ func TestFailedImportCancelsExtraFiles(t *testing.T) {
 	}
 	_, err := h.mgr.Import(t.Context(), params)
 	if err == nil || added != nil {
-		t.Errorf("begun: %v; what was added: %v", err, added)
+		t.Errorf("Import = %v, AddFiles: %v; want an error and AddFiles canceled", err, added)
 	}
 }
 
@@ -589,7 +605,7 @@ func TestFailedImportLeavesNothing(t *testing.T) {
 			change(&remote)
 		}
 		if _, err := h.mgr.Import(t.Context(), h.params(remote)); err == nil {
-			t.Errorf("%s: begun", name)
+			t.Errorf("Import, %s: got nil, want an error", name)
 		}
 		if change == nil {
 			h.must(h.store.Delete(ref))
@@ -598,10 +614,10 @@ func TestFailedImportLeavesNothing(t *testing.T) {
 			h.start()
 		}
 		if _, err := h.store.Get(ref); !errors.Is(err, snapshot.ErrNotFound) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("Get after a failed import, %s: got %v, want ErrNotFound", name, err)
 		}
 		if list, err := os.ReadDir(filepath.Join(h.dir, "drafts")); err != nil || len(list) != 0 {
-			t.Errorf("%s: drafts %v, %v", name, list, err)
+			t.Errorf("drafts after a failed import, %s = %v, %v; want none", name, list, err)
 		}
 	}
 }

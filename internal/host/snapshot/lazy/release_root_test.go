@@ -37,7 +37,7 @@ func TestSnapshotDeletedWhileRemoteBacked(t *testing.T) {
 				if c.dead {
 					h.source.SetFail(func(string, int64) error { return errors.New("bad gateway") })
 					if err := s.WaitComplete(h.deadline()); err == nil {
-						t.Error("all of it is here")
+						t.Error("WaitComplete: got nil, want an error")
 					}
 				}
 			}
@@ -46,12 +46,12 @@ func TestSnapshotDeletedWhileRemoteBacked(t *testing.T) {
 			}
 			h.must(h.store.Delete(ref))
 			if c.machine && !h.held() {
-				t.Error("it is gone although a machine uses it")
+				t.Error("the snapshot was released while a machine uses it")
 			}
 			end()
 			h.until("it goes", func() bool { return !h.held() })
 			if _, err := h.store.Get(ref); !errors.Is(err, snapshot.ErrNotFound) {
-				t.Errorf("got %v", err)
+				t.Errorf("Get of a deleted snapshot: got %v, want ErrNotFound", err)
 			}
 		})
 	}
@@ -84,7 +84,7 @@ func TestDeletedSnapshotStaysWhileHeld(t *testing.T) {
 	h.must(other.WaitComplete(h.deadline())) // the whole snapshot is still available
 	h.must(other.Close(t.Context()))
 	if !h.held() {
-		t.Error("it is gone although it is held")
+		t.Error("the snapshot was released while it is acquired")
 	}
 	h.must(h.store.Release(ref))
 	h.until("it goes", func() bool { return !h.held() })
@@ -104,7 +104,7 @@ func TestHydrateStopsOnLowDiskSpace(t *testing.T) {
 	})
 	s, _ := h.attach(h.importSnapshot(), "a")
 	if err := s.WaitComplete(h.deadline()); !errors.Is(err, full) {
-		t.Errorf("got %v", err)
+		t.Errorf("WaitComplete: got %v, want the error of CheckSpace", err)
 	}
 	if s.Err() != nil {
 		t.Errorf("the machine failed: %v", s.Err())

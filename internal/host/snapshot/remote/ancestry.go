@@ -248,8 +248,9 @@ func (d *Repository) localBase(ctx context.Context, of Stored) (_ *chunkstore.Ba
 	if m.Parent == "" {
 		return nil, "", func() {}
 	}
-	if base, release := d.asLocalBase(ctx, m.Tenant, m.Parent, snapshot.Join(userSnapshots, string(m.Parent))); base != nil {
-		return base, snapshot.Join(userSnapshots, string(m.Parent)), release
+	parent := snapshot.Join(userSnapshots, string(m.Parent))
+	if base, release := d.asLocalBase(ctx, m.Tenant, m.Parent, parent); base != nil {
+		return base, parent, release
 	}
 	for _, t := range d.Store.List(templates) {
 		id, err := templateID(t)

@@ -115,21 +115,21 @@ func TestCheckpointTravelsWithSnapshot(t *testing.T) {
 			snap, _, err := b.depot.Pull(t.Context(), "ws", "one", "snapshots/one", nil)
 			b.must(err)
 			if l.origins != c.origins || (l.near != "") != c.template {
-				t.Errorf("the origin was brought %d times, near was %q", l.origins, l.near)
+				t.Errorf("the root was read %d times and LocalBase was %q, want otherwise", l.origins, l.near)
 			}
 			got, err := os.ReadFile(filepath.Join(snap.Image().Dir, bundlePath))
 			if fits := c.kind == "k"; fits != (err == nil) || fits && !bytes.Equal(got, over) {
-				t.Errorf("got %d bytes, %v, unpacked with %v", len(got), err, l.err)
+				t.Errorf("bundle = %d bytes, %v; import: %v", len(got), err, l.err)
 			}
 			if c.origins > 0 {
 				if got, err := os.ReadFile(filepath.Join(snap.Image().Dir, bundlePath+".origin")); err != nil ||
 					!bytes.Equal(got, whole) {
-					t.Errorf("got %d bytes of the origin, %v", len(got), err)
+					t.Errorf("root's bundle = %d bytes, %v; want the pushed content", len(got), err)
 				}
 			}
 			files, err := snap.Files()
 			if b.must(err); len(files) != 2 {
-				t.Errorf("the snapshot has the files %v", files)
+				t.Errorf("files of the pulled snapshot = %v, want 2", files)
 			}
 		})
 	}
@@ -138,7 +138,7 @@ func TestCheckpointTravelsWithSnapshot(t *testing.T) {
 		l := b.withExporter("k")
 		if _, _, err := b.depot.Pull(t.Context(), "ws", "plain", "snapshots/plain", nil); err != nil || l.err != nil ||
 			l.origins > 0 {
-			t.Errorf("got %v, unpacked with %v", err, l.err)
+			t.Errorf("bundle: got %v, import: %v; want none", err, l.err)
 		}
 	})
 	t.Run("another_workspace", func(t *testing.T) {
@@ -146,7 +146,7 @@ func TestCheckpointTravelsWithSnapshot(t *testing.T) {
 		l := b.withExporter("k")
 		_, _, err := b.depot.Pull(t.Context(), "other", "one", "snapshots/one", nil)
 		if !errors.Is(err, chunkstore.ErrNotFound) || l.origins > 0 {
-			t.Errorf("got %v", err)
+			t.Errorf("pull of a deleted snapshot: got %v, want ErrNotFound", err)
 		}
 	})
 }
@@ -184,12 +184,12 @@ func TestPullWithoutUsableCheckpoint(t *testing.T) {
 			image := vmm.Image{Dir: t.TempDir()}
 			b.depot.ImportCheckpoint(t.Context(), from, image)
 			if !once || l.err == nil || !strings.Contains(l.err.Error(), want.err) {
-				t.Errorf("unpacked with %v", l.err)
+				t.Errorf("import: got %v, want the error of the case", l.err)
 			}
 			faults.SetFaults(func(blobtest.Call) blobtest.Fault { return blobtest.Fault{} })
 			l.before = nil
 			if _, _, err := b.depot.Pull(t.Context(), "ws", "one", "snapshots/one", nil); err != nil || l.err != nil {
-				t.Errorf("pull: %v, unpacked with %v", err, l.err)
+				t.Errorf("Pull: %v, import: %v; want no errors", err, l.err)
 			}
 		})
 	}

@@ -14,10 +14,10 @@ func FuzzDescribe(f *testing.F) {
 	f.Fuzz(func(t *testing.T, meta []byte) {
 		m := &chunkstore.Manifest{ID: "a", Meta: meta}
 		if _, err := describe(m); err != nil && !errors.Is(err, chunkstore.ErrVersion) {
-			t.Errorf("%q: %v", meta, err)
+			t.Errorf("describe(%q): got %v, want nil or ErrVersion", meta, err)
 		}
 		if rootOf(&chunkstore.Base{Manifest: m}) == "" {
-			t.Errorf("%q begins with nothing", meta)
+			t.Errorf("rootOf(%q) = \"\", want an id", meta)
 		}
 	})
 }

@@ -130,17 +130,17 @@ func TestPushStoresDifferenceToLastSnapshotOfMachine(t *testing.T) {
 	}
 	h.push("one")
 	if got := h.push("three").Dirty; got > 2*410_000 || got < 2*390_000 {
-		t.Errorf("what the store did not have of the third is %d bytes, want what came since the first", got)
+		t.Errorf("third snapshot: %d dirty bytes, want the changes since the first", got)
 	}
 	if got := h.push("two").Dirty; got > 410_000 || got < 390_000 {
-		t.Errorf("what the store did not have of the second is %d bytes, want what came since the first", got)
+		t.Errorf("second snapshot: %d dirty bytes, want the changes since the first", got)
 	}
 	for name, parent := range map[string]chunkstore.ID{"one": "tpl", "two": "one", "three": "one"} {
 		from, err := h.depot.Open(t.Context(), "ws", chunkstore.ID(name))
 		h.must(err)
 		if m := from.Reader.Manifest(); !strings.HasPrefix(string(m.Parent), string(parent)) ||
 			!strings.HasPrefix(string(from.Root), "tpl") {
-			t.Errorf("%s differs from %q in a line from %q, want from %q", name, m.Parent, from.Root, parent)
+			t.Errorf("%s: parent = %q, root = %q; want parent %q", name, m.Parent, from.Root, parent)
 		}
 	}
 	// A snapshot that was deleted from the store is no base.
@@ -149,7 +149,7 @@ func TestPushStoresDifferenceToLastSnapshotOfMachine(t *testing.T) {
 	h.commit(userSnapshot("four", 4), memory[3])
 	h.push("four")
 	if m, err := h.vault.Open(t.Context(), "ws", "four"); err != nil || m.Parent != "one" {
-		t.Errorf("after others were deleted: %+v, %v; want one that differs from the first", m, err)
+		t.Errorf("manifest after others were deleted = %+v, %v; want the first snapshot as parent", m, err)
 	}
 }
 
@@ -174,7 +174,7 @@ func TestTemplateManifestsAreCached(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n := objects.Count("get") - before; n != 1 {
-			t.Errorf("%d reads to learn what a snapshot is and shares with its template, want that of its manifest", n)
+			t.Errorf("got %d reads before a pull, want 1: the snapshot's manifest", n)
 		}
 		stop()
 		b.must(errors.Join(from.Reader.Close(), <-ended))
@@ -216,16 +216,16 @@ func TestLocalContentIsNotFetched(t *testing.T) {
 			b.must(from.Reader.ReadAt(t.Context(), "memory", got, 0))
 			b.must(from.Reader.Close())
 			if !bytes.Equal(got, memory[2]) {
-				t.Error("what was read near is not what was pushed")
+				t.Error("reader with a local base: got other content than was pushed")
 			}
 			snap, stats, err := b.depot.Pull(t.Context(), "ws", "two", "snapshots/two", nil)
 			b.must(err)
 			got, err = os.ReadFile(filepath.Join(snap.Image().Dir, "memory"))
 			if err != nil || !bytes.Equal(got, memory[2]) {
-				t.Errorf("what was pulled is not what was pushed (%v)", err)
+				t.Errorf("pulled memory: wrong content (%v)", err)
 			}
 			if stats.Fetched > c.most {
-				t.Errorf("%d bytes were fetched, want %d at most", stats.Fetched, c.most)
+				t.Errorf("fetched %d bytes, want at most %d", stats.Fetched, c.most)
 			}
 		})
 	}

@@ -43,7 +43,7 @@ func TestKilledTestLeavesNothingForLong(t *testing.T) {
 	for buf := make([]byte, 4096); left == ""; {
 		n, err := out.Read(buf)
 		if err != nil {
-			t.Fatalf("it said %q, %v", said, err)
+			t.Fatalf("the killed test printed %q, %v", said, err)
 		}
 		said += string(buf[:n])
 		if _, after, ok := strings.Cut(said, "at "); ok && strings.Contains(after, "\n") {
@@ -58,7 +58,7 @@ func TestKilledTestLeavesNothingForLong(t *testing.T) {
 	}
 	sweep()
 	if !mounted(t, left) || !mounted(t, own) {
-		t.Errorf("%s or %s is not mounted while its test runs", left, own)
+		t.Errorf("%s or %s is not mounted, want both while their tests run", left, own)
 	}
 	if err := killed.Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -66,10 +66,10 @@ func TestKilledTestLeavesNothingForLong(t *testing.T) {
 	_ = killed.Wait() // the process was killed
 	sweep()
 	if _, err := os.Stat(filepath.Dir(left)); mounted(t, left) || !os.IsNotExist(err) {
-		t.Errorf("what a killed test left is there: %v", err)
+		t.Errorf("directory of a killed test: stat = %v, want it removed", err)
 	}
 	if !mounted(t, own) {
-		t.Error("what is in use was taken away")
+		t.Error("the mount of a running test was removed")
 	}
 }
 
