@@ -18,8 +18,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 )
 
-// declaredCodes reads the constants of type Code from the source, so that a new code cannot be left out
-// of the table.
+// declaredCodes returns the constants of type Code in the source, so that a new code cannot be left out of the table.
 func declaredCodes(t *testing.T) []api.Code {
 	t.Helper()
 	f, err := parser.ParseFile(token.NewFileSet(), "errors.go", nil, 0)
@@ -53,22 +52,22 @@ func TestCodeTableIsTotal(t *testing.T) {
 	for _, m := range api.Codes() {
 		seen[m.Code]++
 		if m.Status < 400 || m.Status > 599 || m.Exit < 1 || m.Exit > 255 || m.Summary == "" {
-			t.Errorf("%s means %+v: status, exit code or summary is missing", m.Code, m)
+			t.Errorf("%s has info %+v, want status, exit code and summary", m.Code, m)
 		}
 		if got := m.Code.Info(); got != m {
-			t.Errorf("Meaning of %s = %+v, want %+v", m.Code, got, m)
+			t.Errorf("Code(%q).Info() = %+v, want %+v", m.Code, got, m)
 		}
 	}
 	for _, c := range declared {
 		if seen[c] != 1 {
-			t.Errorf("code %s is %d times in the table, want once", c, seen[c])
+			t.Errorf("the table has code %s %d times, want once", c, seen[c])
 		}
 	}
 	if len(seen) != len(declared) {
 		t.Errorf("table has %d codes, source declares %d", len(seen), len(declared))
 	}
 	if got := api.Code("nonsense").Info().Code; got != api.Internal {
-		t.Errorf("an unknown code means %s, want internal", got)
+		t.Errorf("Info of an unknown code = %s, want internal", got)
 	}
 }
 
@@ -79,12 +78,13 @@ func TestErrorOnTheWire(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := `{"error":"no room: short write","code":"no_capacity","request_id":"reqx","retryable":true,"details":{"free_mib":12}}`
+	want := `{"error":"no room: short write","code":"no_capacity","request_id":"reqx","retryable":true,` +
+		`"details":{"free_mib":12}}`
 	if string(b) != want {
 		t.Errorf("body = %s\nwant   %s", b, want)
 	}
 	if !errors.Is(e, io.ErrShortWrite) {
-		t.Error("the cause is lost")
+		t.Error("the error does not wrap its cause")
 	}
 }
 
@@ -107,7 +107,7 @@ func TestAsError(t *testing.T) {
 		})
 	}
 	if msg := api.AsError(errors.New("secret /path")).Message; strings.Contains(msg, "secret") {
-		t.Errorf("message %q tells the cause", msg)
+		t.Errorf("message %q reveals the cause", msg)
 	}
 }
 
@@ -117,9 +117,11 @@ func TestIDs(t *testing.T) {
 		t.Errorf("ids %q and %q: want two different valid ones", a, b)
 	}
 	if n := len("65535-" + string(a)); n > 63 {
-		t.Errorf("%d letters do not fit in a DNS label", n)
+		t.Errorf("a port and an id have %d letters, want at most the 63 of a DNS label", n)
 	}
-	for _, s := range []string{"", "sbx", string(a) + "x", "sbx-" + string(a)[4:], "SBX" + string(a)[3:], "../" + string(a)[3:]} {
+	for _, s := range []string{
+		"", "sbx", string(a) + "x", "sbx-" + string(a)[4:], "SBX" + string(a)[3:], "../" + string(a)[3:],
+	} {
 		if _, err := api.ParseSandboxID(s); api.CodeOf(err) != api.NotFound {
 			t.Errorf("ParseSandboxID(%q) = %v, want not_found", s, err)
 		}
@@ -132,14 +134,14 @@ func TestStatusTable(t *testing.T) {
 			t.Errorf("%s is not in the table", s)
 		}
 		if s != api.Stopping && s != api.Deleted && !s.CanBecome(api.Stopping) {
-			t.Errorf("%s cannot become stopping, but DELETE is legal in every state", s)
+			t.Errorf("%s cannot become stopping, want yes: DELETE is legal in every state", s)
 		}
 		if s.CanBecome(s) {
-			t.Errorf("%s can become itself", s)
+			t.Errorf("%s can become itself, want no", s)
 		}
 		for _, next := range api.Statuses() {
 			if s == api.Deleted && s.CanBecome(next) {
-				t.Errorf("deleted can become %s", next)
+				t.Errorf("deleted can become %s, want no", next)
 			}
 		}
 	}
@@ -149,6 +151,7 @@ type validator interface{ Validate() error }
 
 func TestValidateNamesTheField(t *testing.T) {
 	neg, big := int64(-1), int64(1<<40)
+	allow := func(entry string) *api.Network { return &api.Network{AllowOut: []string{entry}, DenyOthers: true} }
 	many := map[string]string{}
 	for i := range 300 {
 		many[fmt.Sprint("K", i)] = "v"
@@ -178,12 +181,16 @@ func TestValidateNamesTheField(t *testing.T) {
 		{"create-env-bytes", &api.CreateRequest{Env: map[string]string{"A": strings.Repeat("x", 1<<18)}}, "env"},
 		{"create-metadata-many", &api.CreateRequest{Metadata: many}, "metadata"},
 		{"create-metadata-reserved", &api.CreateRequest{Metadata: map[string]string{"kind": "x"}}, "metadata.kind"},
-		{"create-metadata-long", &api.CreateRequest{Metadata: map[string]string{"a": strings.Repeat("x", 5000)}}, "metadata.a"},
+		{"create-metadata-long", &api.CreateRequest{
+			Metadata: map[string]string{"a": strings.Repeat("x", 5000)},
+		}, "metadata.a"},
 		{"create-key", &api.CreateRequest{IdempotencyKey: strings.Repeat("x", 256)}, "Idempotency-Key"},
-		{"create-network", &api.CreateRequest{Network: &api.Network{AllowOut: []string{"a.example"}, DenyOthers: true}}, ""},
-		{"create-network-and-egress", &api.CreateRequest{Egress: new(bool), Network: &api.Network{AllowOut: []string{"a.example"}, DenyOthers: true}}, "egress"},
-		{"create-network-allow", &api.CreateRequest{Network: &api.Network{AllowOut: []string{"a.example"}}}, "network.deny_others"},
-		{"create-network-entry", &api.CreateRequest{Network: &api.Network{AllowOut: []string{"a.example/x"}, DenyOthers: true}}, "network.allow_out"},
+		{"create-network", &api.CreateRequest{Network: allow("a.example")}, ""},
+		{"create-network-and-egress", &api.CreateRequest{Egress: new(bool), Network: allow("a.example")}, "egress"},
+		{"create-network-allow", &api.CreateRequest{
+			Network: &api.Network{AllowOut: []string{"a.example"}},
+		}, "network.deny_others"},
+		{"create-network-entry", &api.CreateRequest{Network: allow("a.example/x")}, "network.allow_out"},
 		{"network-open", &api.Network{}, ""},
 		{"network-ipv6", &api.Network{DenyOut: []string{"::1"}}, "deny_out"},
 		{"exec-empty", &api.ExecRequest{}, "cmd"},
@@ -220,7 +227,7 @@ func TestValidateNamesTheField(t *testing.T) {
 			err := tt.req.Validate()
 			if tt.field == "" {
 				if err != nil {
-					t.Fatalf("refused: %v", err)
+					t.Fatalf("Validate() = %v, want nil", err)
 				}
 				return
 			}
@@ -233,12 +240,9 @@ func TestValidateNamesTheField(t *testing.T) {
 	}
 }
 
-func TestValidatePutsDefaults(t *testing.T) {
-	f, tree, tok, p := &api.ForkRequest{}, &api.ForkTreeRequest{}, &api.TokenRequest{
-		Name: "n",
-	}, &api.PreviewRequest{
-		Port: 1,
-	}
+func TestValidateSetsDefaults(t *testing.T) {
+	f, tree := &api.ForkRequest{}, &api.ForkTreeRequest{}
+	tok, p := &api.TokenRequest{Name: "n"}, &api.PreviewRequest{Port: 1}
 	for _, v := range []validator{f, tree, tok, p} {
 		if err := v.Validate(); err != nil {
 			t.Fatal(err)
@@ -249,15 +253,18 @@ func TestValidatePutsDefaults(t *testing.T) {
 	}
 }
 
-var update = flag.Bool("update", false, "write the page of error codes anew")
+var update = flag.Bool("update", false, "write the page of error codes")
 
-// TestErrorPage holds docs/errors.md against the table.
+// TestErrorPage compares docs/errors.md with the table.
 func TestErrorPage(t *testing.T) {
 	const page = "../docs/errors.md"
 	var b strings.Builder
 	b.WriteString(
-		"# Error codes\n\nEvery answer of the API that is not 2xx is JSON of this form; programs compare `code`, never `error`:\n\n" +
-			"```json\n{\"error\":\"sandbox ... not found\",\"code\":\"not_found\",\"request_id\":\"req...\",\"retryable\":false,\"details\":{}}\n```\n\n" +
+		"# Error codes\n\n" +
+			"Every response of the API that is not 2xx is JSON of this form; programs compare `code`, never `error`:\n\n" +
+			"```json\n" +
+			`{"error":"sandbox ... not found","code":"not_found","request_id":"req...","retryable":false,"details":{}}` +
+			"\n```\n\n" +
 			"`go test ./api -run ErrorPage -update` writes this page from the table in `api/errors.go`.\n\n" +
 			"| code | HTTP status | exit code of the command line | retry | meaning |\n|---|---:|---:|---|---|\n",
 	)
@@ -278,6 +285,6 @@ func TestErrorPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	if string(got) != b.String() {
-		t.Error("docs/errors.md is not what the table says: run go test ./api -run ErrorPage -update")
+		t.Error("docs/errors.md differs from the table: run go test ./api -run ErrorPage -update")
 	}
 }

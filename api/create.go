@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Bounds of what a create may carry.
+// Bounds of a create request.
 const (
 	MaxMetadata      = 64        // pairs
 	MaxMetadataValue = 4 << 10   // bytes
@@ -17,43 +17,51 @@ const (
 	MaxTTLSeconds    = 365 * 24 * 3600
 )
 
-// CreateRequest asks for a sandbox: POST /v1/sandboxes. With FromSnapshot the template is ignored, since
-// the published SDKs always send one.
+// CreateRequest asks for a sandbox: POST /v1/sandboxes.
+//
+// With FromSnapshot the template is ignored, since the published SDKs always send one.
 type CreateRequest struct {
-	Template       string            `json:"template,omitempty" doc:"Name of a template; the server's default if absent."`
-	FromSnapshot   SnapshotID        `json:"from_snapshot,omitempty" doc:"Restore this snapshot instead of a template."`
-	TTLSeconds     *int64            `json:"ttl_seconds,omitempty" doc:"Delete after so long without use; 0 is never; absent is the server's default."`
-	TimeoutSeconds int64             `json:"timeout_seconds,omitempty" doc:"End it so long after creation, used or not, as on_timeout says; 0 is never."`
-	OnTimeout      OnTimeout         `json:"on_timeout,omitempty" enum:"delete,hibernate,stop," doc:"What happens when timeout_seconds have passed; delete if absent."`
-	Persistent     bool              `json:"persistent,omitempty" doc:"Never reaped for being idle; hibernated, not lost, when the node stops."`
-	Metadata       map[string]string `json:"metadata,omitempty"`
-	Env            map[string]string `json:"env,omitempty" doc:"Environment of every process in the sandbox."`
-	User           string            `json:"user,omitempty" doc:"Default user of commands and files; the template's if absent."`
-	Workdir        string            `json:"workdir,omitempty" doc:"Default working directory of commands; absolute."`
-	DiskMB         int               `json:"disk_mb,omitempty" doc:"At least so much root disk in MiB; a disk can grow, not shrink."`
-	DiskGB         int               `json:"disk_gb,omitempty" doc:"The same in GiB."`
-	CPU            int               `json:"cpu,omitempty" doc:"Must be what the template has, if sent: templates own their size."`
-	MemoryMB       int               `json:"memory_mb,omitempty" doc:"At least what the template has, in MiB; more where the host's monitor can add memory. 0 is as much."`
-	Egress         *bool             `json:"egress,omitempty" doc:"false: no connection leaves the sandbox; short for network with deny_others. Absent is true."`
-	Network        *Network          `json:"network,omitempty" doc:"What the sandbox may reach; everything if absent."`
-	Limits         *Limits           `json:"limits,omitempty" doc:"What it may move each second, tighter than the server's limits; the template's or the snapshot's if absent."`
-	Volumes        []VolumeMount     `json:"volumes,omitempty" doc:"Not supported by this server: must be empty."`
+	Template     string     `json:"template,omitempty" doc:"Name of a template; the server's default if absent."`
+	FromSnapshot SnapshotID `json:"from_snapshot,omitempty" doc:"Restore this snapshot instead of a template."`
 
-	// IdempotencyKey is the Idempotency-Key header: the same key in a workspace answers the same sandbox.
+	TTLSeconds *int64 `json:"ttl_seconds,omitempty" doc:"Delete after this time without use; 0: never."`
+
+	TimeoutSeconds int64 `json:"timeout_seconds,omitempty" doc:"End this long after creation, used or not; 0: never."`
+
+	OnTimeout  OnTimeout `json:"on_timeout,omitempty" enum:"delete,hibernate,stop," doc:"Default: delete."`
+	Persistent bool      `json:"persistent,omitempty" doc:"Never deleted when idle; hibernated when the node stops."`
+
+	Metadata map[string]string `json:"metadata,omitempty"`
+	Env      map[string]string `json:"env,omitempty" doc:"Environment of every process in the sandbox."`
+	User     string            `json:"user,omitempty" doc:"Default user of commands and files."`
+	Workdir  string            `json:"workdir,omitempty" doc:"Default working directory of commands; absolute."`
+
+	DiskMB   int `json:"disk_mb,omitempty" doc:"Minimum root disk in MiB; a disk can grow, not shrink."`
+	DiskGB   int `json:"disk_gb,omitempty" doc:"The same in GiB."`
+	CPU      int `json:"cpu,omitempty" doc:"Must be the template's, if sent: templates own their size."`
+	MemoryMB int `json:"memory_mb,omitempty" doc:"At least the template's, in MiB; more if the monitor can add memory."`
+
+	Egress  *bool         `json:"egress,omitempty" doc:"false: no outbound connections, like network with deny_others."`
+	Network *Network      `json:"network,omitempty" doc:"What the sandbox may reach; everything if absent."`
+	Limits  *Limits       `json:"limits,omitempty" doc:"I/O limits, tighter than the server's; default: the source's."`
+	Volumes []VolumeMount `json:"volumes,omitempty" doc:"Not supported by this server: must be empty."`
+
+	// IdempotencyKey is the Idempotency-Key header: the same key in a workspace returns the same sandbox.
 	IdempotencyKey string `json:"-"`
-	// Injected are what the face that the request came through promises to programs in the sandbox; nil: nothing.
+	// Injected is what the protocol of the request promises to programs in the sandbox; nil: nothing.
 	Injected *Injected `json:"-"`
 }
 
-// Injected are variables and small files that programs find in a sandbox, its forks, and what is made from its
-// snapshots, each with its own: OwnID in a value stands for the id of the sandbox that has it. They go before
-// variables of the same name that a user gave.
+// Injected is variables and small files that programs find in a sandbox and everything made from it.
+//
+// Forks and sandboxes from its snapshots have them too, with their own values: SandboxIDPlaceholder in a value becomes
+// the id of the sandbox. They take precedence over variables of the user with the same name.
 type Injected struct {
 	Env   map[string]string `json:"env,omitempty"`
-	Files map[string]string `json:"files,omitempty"` // content by absolute path; anybody inside may read them
+	Files map[string]string `json:"files,omitempty"` // content by absolute path, readable by every user inside
 }
 
-// SandboxIDPlaceholder stands for a sandbox's own id in the values of Surroundings.
+// SandboxIDPlaceholder stands for a sandbox's own id in the values of Injected.
 const SandboxIDPlaceholder = "${SANDBOX_ID}"
 
 // VolumeMount names a volume to attach.
@@ -68,10 +76,10 @@ var (
 	userName     = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$|^[0-9]{1,10}$`)
 )
 
-// reservedMetadata metadata keys belong to the control plane.
+// reservedMetadata are the metadata keys of the control plane.
 var reservedMetadata = []string{"workspace", "kind", "app.id"}
 
-// Validate checks the request by itself: whether the template exists and such is for others to say.
+// Validate checks the request on its own. It does not check whether the template or snapshot exists.
 func (r *CreateRequest) Validate() error {
 	switch {
 	case r.Template != "" && !validTemplateRef(r.Template):
@@ -133,13 +141,14 @@ func (r *CreateRequest) validateNetwork() error {
 	if r.Egress != nil && !*r.Egress && len(r.Network.AllowOut) > 0 {
 		return invalid(
 			"egress",
-			"false lets nothing out, but network.allow_out names what may be reached: leave egress out and set network.deny_others",
+			"false lets nothing out, but network.allow_out names what may be reached: "+
+				"leave egress out and set network.deny_others",
 		)
 	}
 	return r.Network.validate("network.")
 }
 
-// NetworkPolicy gives what the sandbox may reach, out of Egress and Network together.
+// NetworkPolicy returns what the sandbox may reach, from Egress and Network together.
 func (r *CreateRequest) NetworkPolicy() Network {
 	var n Network
 	if r.Network != nil {
@@ -149,7 +158,7 @@ func (r *CreateRequest) NetworkPolicy() Network {
 	return n
 }
 
-// ValidTemplateName tells whether a text can be a template's name.
+// ValidTemplateName reports whether s has the form of a template's name.
 func ValidTemplateName(s string) bool { return templateName.MatchString(s) }
 
 func validTemplateRef(s string) bool {
@@ -157,13 +166,13 @@ func validTemplateRef(s string) bool {
 	return ValidTemplateName(name) && (tag == "" || ValidTemplateName(tag))
 }
 
-// SplitTemplate cuts "name:tag" in two; the tag of a name alone is "".
+// SplitTemplate splits "name:tag". The tag of a name alone is "".
 func SplitTemplate(s string) (name, tag string) {
 	name, tag, _ = strings.Cut(s, ":")
 	return name, tag
 }
 
-// MinDiskMiB gives the least root disk asked for in MiB, 0 for the template's.
+// MinDiskMiB returns the minimum root disk in MiB that was requested, 0 for the template's.
 func (r *CreateRequest) MinDiskMiB() int { return max(r.DiskMB, r.DiskGB*1024) }
 
 func validateMetadata(m map[string]string) error {
@@ -205,7 +214,7 @@ func validateEnv(field string, env map[string]string) error {
 	return nil
 }
 
-// invalid names the field in message and details.
+// invalid returns an error that names the field in its message and details.
 func invalid(field, format string, args ...any) *Error {
 	e := Errorf(Invalid, format, args...)
 	e.Message = field + ": " + e.Message

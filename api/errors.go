@@ -10,51 +10,51 @@ import (
 // Code is a stable word for what went wrong. Programs compare codes, never messages.
 type Code string
 
-// The codes. Table gives each its HTTP status, exit code, and whether to try again.
+// The codes. Codes returns the HTTP status and exit code of each, and whether to retry.
 const (
-	Invalid          Code = "invalid"            // the request is wrong and stays wrong
-	Unauthenticated  Code = "unauthenticated"    // no key, or one that does not hold
-	Forbidden        Code = "forbidden"          // the key holds but may not do this
+	Invalid          Code = "invalid"            // the request is wrong and will not succeed later
+	Unauthenticated  Code = "unauthenticated"    // no key, or an invalid one
+	Forbidden        Code = "forbidden"          // the key is valid but may not do this
 	PermissionDenied Code = "permission_denied"  // the user in the sandbox may not do this
-	NotFound         Code = "not_found"          // not there, or not the caller's
-	NotAllowed       Code = "method_not_allowed" // the path is there, the method is not
+	NotFound         Code = "not_found"          // does not exist, or belongs to another workspace
+	NotAllowed       Code = "method_not_allowed" // the path exists, the method does not
 	Conflict         Code = "conflict"           // exists already, or in use
 	WrongState       Code = "wrong_state"        // not possible in the sandbox's state
-	Gone             Code = "gone"               // was there and has ended
+	Gone             Code = "gone"               // existed and has ended
 	TooLarge         Code = "too_large"          // over a bound that the message names
-	// RangeNotSatisfiable answers a Range header that lies beyond the end of a file.
+	// RangeNotSatisfiable is for a Range header beyond the end of a file.
 	RangeNotSatisfiable Code = "range_not_satisfiable"
 	QuotaExceeded       Code = "quota_exceeded" // over what the workspace may have
 	Unsupported         Code = "unsupported"    // this server cannot do it
-	Timeout             Code = "timeout"        // a deadline of the caller's passed
-	Canceled            Code = "canceled"       // the caller went away
+	Timeout             Code = "timeout"        // a deadline of the caller has passed
+	Canceled            Code = "canceled"       // the caller closed the request
 	NoCapacity          Code = "no_capacity"    // no host has room now
-	NoSpace             Code = "no_space"       // no disk space for it
-	Unreachable         Code = "unreachable"    // nothing answers on that port of the sandbox
-	Unavailable         Code = "unavailable"    // not now: starting, stopping, or a host is away
-	Internal            Code = "internal"       // our fault; the request id finds it in the log
+	NoSpace             Code = "no_space"       // not enough disk space
+	Unreachable         Code = "unreachable"    // nothing listens on that port of the sandbox
+	Unavailable         Code = "unavailable"    // not now: starting, stopping, or a host is unreachable
+	Internal            Code = "internal"       // a fault of the server; the request id finds it in the log
 )
 
 // CodeInfo is what a code means to clients.
 type CodeInfo struct {
 	Code      Code
 	Status    int    // HTTP
-	Exit      int    // of the command line
-	Retryable bool   // the same request may go well later
+	Exit      int    // exit code of the command line
+	Retryable bool   // the same request may succeed later
 	Summary   string // for the reference page
 }
 
-// codeTable is the one place where codes get their meaning. It must hold every code once.
+// codeTable is the single definition of what codes mean. It must contain every code once.
 var codeTable = []CodeInfo{
 	{Invalid, http.StatusBadRequest, 2, false, "The request is wrong; the message names the field and the remedy."},
-	{Unauthenticated, http.StatusUnauthorized, 3, false, "No key was sent, or one that does not hold."},
+	{Unauthenticated, http.StatusUnauthorized, 3, false, "No key was sent, or an invalid one."},
 	{Forbidden, http.StatusForbidden, 4, false, "The key may not do this."},
 	{PermissionDenied, http.StatusBadRequest, 4, false, "The user inside the sandbox may not do this; the key may."},
-	{NotFound, http.StatusNotFound, 5, false, "It is not there, or belongs to another workspace."},
+	{NotFound, http.StatusNotFound, 5, false, "It does not exist, or belongs to another workspace."},
 	{NotAllowed, http.StatusMethodNotAllowed, 2, false, "The path exists, the method does not."},
 	{Conflict, http.StatusConflict, 6, false, "It exists already or is in use."},
 	{WrongState, http.StatusConflict, 7, false, "Not possible in the state the sandbox is in."},
-	{Gone, http.StatusGone, 5, false, "It was there and has ended."},
+	{Gone, http.StatusGone, 5, false, "It existed and has ended."},
 	{TooLarge, http.StatusRequestEntityTooLarge, 2, false, "Larger than the bound in the message."},
 	{
 		RangeNotSatisfiable,
@@ -65,19 +65,19 @@ var codeTable = []CodeInfo{
 	},
 	{QuotaExceeded, http.StatusTooManyRequests, 8, true, "More than the workspace may have at once."},
 	{Unsupported, http.StatusNotImplemented, 9, false, "This server cannot do it."},
-	{Timeout, http.StatusGatewayTimeout, 124, false, "A deadline the caller set has passed."},
-	{Canceled, 499, 130, false, "The caller went away before the answer."},
+	{Timeout, http.StatusGatewayTimeout, 124, false, "A deadline of the caller has passed."},
+	{Canceled, 499, 130, false, "The caller closed the request before the response."},
 	{NoCapacity, http.StatusServiceUnavailable, 10, true, "No host has room for it now."},
 	{NoSpace, http.StatusInsufficientStorage, 10, false, "There is not enough disk space."},
-	{Unreachable, http.StatusBadGateway, 11, true, "Nothing answers on that port of the sandbox."},
-	{Unavailable, http.StatusServiceUnavailable, 12, true, "Not possible now; try again."},
+	{Unreachable, http.StatusBadGateway, 11, true, "Nothing listens on that port of the sandbox."},
+	{Unavailable, http.StatusServiceUnavailable, 12, true, "Not possible now; retry."},
 	{Internal, http.StatusInternalServerError, 1, false, "A fault of the server; the log has it under the request id."},
 }
 
-// Codes lists all codes with their meaning, in the order of the reference page.
+// Codes returns all codes and what they mean, in the order of the reference page.
 func Codes() []CodeInfo { return append([]CodeInfo(nil), codeTable...) }
 
-// Info gives what a code means. A text that is no code means what Internal means.
+// Info returns what a code means. An unknown code means what Internal means.
 func (c Code) Info() CodeInfo {
 	for _, m := range codeTable {
 		if m.Code == c {
@@ -89,7 +89,7 @@ func (c Code) Info() CodeInfo {
 
 func (Code) internal() CodeInfo { return codeTable[len(codeTable)-1] }
 
-// CodeOfStatus gives the code that an HTTP status means when the body does not say.
+// CodeOfStatus returns the code of an HTTP status, for responses whose body has none.
 func CodeOfStatus(status int) Code {
 	for _, m := range codeTable {
 		if m.Status == status {
@@ -102,25 +102,26 @@ func CodeOfStatus(status int) Code {
 	return Internal
 }
 
-// Error is what crosses a process or reaches a user, and the body of every answer that is not 2xx.
-// Message is one line for people. The wrapped cause is never sent.
+// Error is an error that crosses a process boundary or reaches a user.
+//
+// It is the body of every response that is not 2xx. Message is one line for people. The wrapped cause is never sent.
 type Error struct {
-	Message   string         `json:"error" doc:"What went wrong and how to mend it, for people."`
+	Message   string         `json:"error" doc:"What went wrong and how to fix it, for people."`
 	Code      Code           `json:"code" doc:"A stable word for programs."`
 	RequestID RequestID      `json:"request_id,omitempty" doc:"Finds the request in the server's log."`
-	Retryable bool           `json:"retryable" doc:"The same request may go well later."`
+	Retryable bool           `json:"retryable" doc:"The same request may succeed later."`
 	Details   map[string]any `json:"details,omitempty" doc:"Facts beside the message, such as partial output."`
 
 	cause error
 }
 
-// Errorf makes an error. A %w in the format is kept as the cause and shown.
+// Errorf returns an error. The cause of a %w in the format is shown and can be unwrapped.
 func Errorf(code Code, format string, args ...any) *Error {
 	err := fmt.Errorf(format, args...)
 	return &Error{Message: err.Error(), Code: code, Retryable: code.Info().Retryable, cause: errors.Unwrap(err)}
 }
 
-// Wrap makes an error with a message for the user and a cause for the log.
+// Wrap returns an error with a message for the user and a cause for the log.
 func Wrap(code Code, cause error, message string) *Error {
 	return &Error{Message: message, Code: code, Retryable: code.Info().Retryable, cause: cause}
 }
@@ -134,14 +135,16 @@ func (e *Error) With(key string, value any) *Error {
 	return e
 }
 
-// Error is the message.
+// Error returns the message.
 func (e *Error) Error() string { return e.Message }
 
-// Unwrap is the cause, nil if there is none or if the error came over the wire.
+// Unwrap returns the cause, nil if there is none or the error was received from a server.
 func (e *Error) Unwrap() error { return e.cause }
 
-// AsError finds the *Error in err or makes one: the end of a context is timeout or canceled, everything
-// else internal, with a message that tells nothing. It answers nil for nil.
+// AsError returns the *Error in err, or a new one, and nil for nil.
+//
+// The end of a context becomes timeout or canceled. Everything else becomes internal, with a message that reveals
+// nothing.
 func AsError(err error) *Error {
 	if err == nil {
 		return nil
@@ -158,7 +161,7 @@ func AsError(err error) *Error {
 	return Wrap(Internal, err, "internal error; the server's log has it under this request id")
 }
 
-// CodeOf gives the code of an error, "" for nil.
+// CodeOf returns the code of an error, "" for nil.
 func CodeOf(err error) Code {
 	if err == nil {
 		return ""

@@ -6,26 +6,30 @@ import (
 	"time"
 )
 
-// MaxOutput bounds each of stdout and stderr that a synchronous exec gives back, in bytes. What comes
-// after is dropped and the result marked truncated; streams have no bound.
+// MaxOutput bounds stdout and stderr of a synchronous exec, each in bytes.
+//
+// Further output is dropped and the result is marked truncated. Streams are not bounded.
 const MaxOutput = 16 << 20
 
-// maxCommand bounds a command line.
+// maxCommand bounds a command line, in bytes.
 const maxCommand = 1 << 20
 
 // ExecRequest is a command: POST /v1/sandboxes/{id}/exec and exec/stream.
 type ExecRequest struct {
-	Cmd            string            `json:"cmd" doc:"Run by a shell in the sandbox."`
-	TimeoutSeconds float64           `json:"timeout_seconds,omitempty" doc:"Kill the command and all it started after so long; 0 is never."`
-	Env            map[string]string `json:"env,omitempty" doc:"On top of the sandbox's own."`
-	Cwd            string            `json:"cwd,omitempty" doc:"Working directory; the sandbox's default if absent."`
-	User           string            `json:"user,omitempty" doc:"Name or number; the sandbox's default if absent."`
-	Stdin          *string           `json:"stdin,omitempty" doc:"Given to the command; absent is an empty input."`
-	Background     bool              `json:"background,omitempty" doc:"Answer at once with the pid; the command goes on."`
-	Tag            string            `json:"tag,omitempty" doc:"A name to find the process by; unique among running ones."`
+	Cmd string `json:"cmd" doc:"Run by a shell in the sandbox."`
+
+	TimeoutSeconds float64 `json:"timeout_seconds,omitempty" doc:"Kill the command after this time; 0: never."`
+
+	Env   map[string]string `json:"env,omitempty" doc:"Added to the sandbox's own."`
+	Cwd   string            `json:"cwd,omitempty" doc:"Working directory; the sandbox's default if absent."`
+	User  string            `json:"user,omitempty" doc:"Name or number; the sandbox's default if absent."`
+	Stdin *string           `json:"stdin,omitempty" doc:"Input of the command; empty if absent."`
+
+	Background bool   `json:"background,omitempty" doc:"Return the pid at once; the command keeps running."`
+	Tag        string `json:"tag,omitempty" doc:"A name to find the process by; unique among running ones."`
 }
 
-// Validate checks the request by itself.
+// Validate checks the request on its own.
 func (r *ExecRequest) Validate() error {
 	switch {
 	case r.Cmd == "":
@@ -46,21 +50,21 @@ func (r *ExecRequest) Validate() error {
 	return validateEnv("env", r.Env)
 }
 
-// Timeout is TimeoutSeconds as a duration, 0 for none.
+// Timeout returns TimeoutSeconds as a duration, 0 for none.
 func (r *ExecRequest) Timeout() time.Duration {
 	return time.Duration(r.TimeoutSeconds * float64(time.Second))
 }
 
 // ExecResult is how a command ended. With Background only PID is set.
 type ExecResult struct {
-	Stdout          string `json:"stdout" doc:"Bytes that are no UTF-8 come as U+FFFD; use a file or a stream for binary output."`
+	Stdout          string `json:"stdout" doc:"Invalid UTF-8 becomes U+FFFD; use a file or a stream for binary output."`
 	Stderr          string `json:"stderr"`
 	ExitCode        int    `json:"exit_code" doc:"128 plus the signal for a command that was killed."`
 	DurationMS      int64  `json:"duration_ms"`
 	PID             uint32 `json:"pid,omitempty"`
-	StdoutTruncated bool   `json:"stdout_truncated,omitempty" doc:"There was more than the server gives back at once."`
+	StdoutTruncated bool   `json:"stdout_truncated,omitempty" doc:"There was more output than the server returns."`
 	StderrTruncated bool   `json:"stderr_truncated,omitempty"`
-	OutOfMemory     bool   `json:"out_of_memory,omitempty" doc:"The machine had no memory left, and its kernel killed the command."`
+	OutOfMemory     bool   `json:"out_of_memory,omitempty" doc:"The kernel of the guest killed it: out of memory."`
 }
 
 // Process is a command that runs or ended lately: GET /v1/sandboxes/{id}/processes.
@@ -75,16 +79,16 @@ type Process struct {
 	Running   bool      `json:"running"`
 	ExitCode  *int      `json:"exit_code,omitempty"`
 
-	OutOfMemory bool `json:"out_of_memory,omitempty" doc:"The machine had no memory left, and its kernel killed the command."`
+	OutOfMemory bool `json:"out_of_memory,omitempty" doc:"The kernel of the guest killed it: out of memory."`
 }
 
 // SignalRequest sends a signal: POST /v1/sandboxes/{id}/processes/{pid}/signal.
 type SignalRequest struct {
 	Signal int  `json:"signal,omitempty" doc:"15 if absent."`
-	Group  bool `json:"group,omitempty" doc:"To everything the process started as well."`
+	Group  bool `json:"group,omitempty" doc:"Also to every process that it started."`
 }
 
-// Validate checks the request and puts the default signal.
+// Validate checks the request and sets the default signal.
 func (r *SignalRequest) Validate() error {
 	if r.Signal == 0 {
 		r.Signal = 15
@@ -97,13 +101,13 @@ func (r *SignalRequest) Validate() error {
 
 // ExecChunk is the data of the stdout and stderr events of exec/stream.
 type ExecChunk struct {
-	Chunk string `json:"chunk" doc:"Whole UTF-8 characters."`
+	Chunk string `json:"chunk" doc:"Complete UTF-8 characters."`
 }
 
 // ExecExit is the data of the exit event of exec/stream.
 type ExecExit struct {
 	ExitCode    int   `json:"exit_code"`
-	OutOfMemory bool  `json:"out_of_memory,omitempty" doc:"The machine had no memory left, and its kernel killed the command."`
+	OutOfMemory bool  `json:"out_of_memory,omitempty" doc:"The kernel of the guest killed it: out of memory."`
 	DurationMS  int64 `json:"duration_ms"`
 }
 

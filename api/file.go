@@ -14,13 +14,13 @@ type FileEntry struct {
 	Group       string `json:"group"`
 }
 
-// DirListing is what GET /v1/sandboxes/{id}/fs/dir answers.
+// DirListing is the response of GET /v1/sandboxes/{id}/fs/dir.
 type DirListing struct {
 	Path    string      `json:"path"`
 	Entries []FileEntry `json:"entries"`
 }
 
-// FileWritten is what PUT /v1/sandboxes/{id}/fs answers.
+// FileWritten is the response of PUT /v1/sandboxes/{id}/fs.
 type FileWritten struct {
 	Path  string `json:"path"`
 	Bytes int64  `json:"bytes"`
@@ -32,7 +32,7 @@ type MakeDirRequest struct {
 	User string `json:"user,omitempty"`
 }
 
-// Validate checks the request by itself.
+// Validate checks the request on its own.
 func (r *MakeDirRequest) Validate() error { return ValidatePath("path", r.Path) }
 
 // MoveRequest renames a file or directory: POST /v1/sandboxes/{id}/fs/move.
@@ -42,7 +42,7 @@ type MoveRequest struct {
 	User string `json:"user,omitempty"`
 }
 
-// Validate checks the request by itself.
+// Validate checks the request on its own.
 func (r *MoveRequest) Validate() error {
 	if err := ValidatePath("from", r.From); err != nil {
 		return err
@@ -50,7 +50,7 @@ func (r *MoveRequest) Validate() error {
 	return ValidatePath("to", r.To)
 }
 
-// ValidatePath checks a path in a sandbox: there is one, without zero bytes, of at most 4095 bytes.
+// ValidatePath checks that a path in a sandbox has 1 to 4095 bytes, none of them zero.
 func ValidatePath(field, path string) error {
 	switch {
 	case path == "":

@@ -7,18 +7,19 @@ import (
 	"strings"
 )
 
-// Ids are a kind prefix and twenty lower-case letters and digits with a hundred random bits, so that
-// they fit in a DNS label beside a port and cannot be guessed.
+// Ids are a prefix for the kind and twenty lower-case letters and digits with a hundred random bits.
+//
+// They fit in a DNS label beside a port and cannot be guessed.
 type (
 	SandboxID  string // "sbx..."
 	SnapshotID string // "snp..."
 	TreeID     string // "tre...": the children of one fork tree
 	TemplateID string // "tpl...": a template that was built
 	BuildID    string // "bld...": a build, and the version of a template that it made
-	Workspace  string // who owns things: a slug of letters, digits and dashes
+	Workspace  string // owner of resources: a slug of letters, digits and dashes
 )
 
-// RequestID names one request in answers and logs: "req...".
+// RequestID names one request in responses and logs: "req...".
 type RequestID string
 
 // idLetters has no padding and only lower-case letters and digits.
@@ -30,28 +31,28 @@ func newID(prefix string) string {
 	return prefix + idLetters.EncodeToString(b[:])[:20]
 }
 
-// NewSandboxID makes an id that nobody has.
+// NewSandboxID returns a new random id.
 func NewSandboxID() SandboxID { return SandboxID(newID("sbx")) }
 
-// NewSnapshotID makes an id that nobody has.
+// NewSnapshotID returns a new random id.
 func NewSnapshotID() SnapshotID { return SnapshotID(newID("snp")) }
 
-// NewTreeID makes an id that nobody has.
+// NewTreeID returns a new random id.
 func NewTreeID() TreeID { return TreeID(newID("tre")) }
 
-// NewTemplateID makes an id that nobody has.
+// NewTemplateID returns a new random id.
 func NewTemplateID() TemplateID { return TemplateID(newID("tpl")) }
 
-// NewBuildID makes an id that nobody has.
+// NewBuildID returns a new random id.
 func NewBuildID() BuildID { return BuildID(newID("bld")) }
 
-// Valid tells whether the text can be a template's id; it says nothing about whether there is one.
+// Valid reports whether id has the form of a template's id, not whether the template exists.
 func (id TemplateID) Valid() bool { return validID(string(id), "tpl") }
 
-// Valid tells whether the text can be a build's id; it says nothing about whether there is one.
+// Valid reports whether id has the form of a build's id, not whether the build exists.
 func (id BuildID) Valid() bool { return validID(string(id), "bld") }
 
-// ParseBuildID reads an id from a path. What cannot be an id answers not_found.
+// ParseBuildID reads an id from a path. The error of a malformed id is not_found.
 func ParseBuildID(s string) (BuildID, error) {
 	if id := BuildID(s); id.Valid() {
 		return id, nil
@@ -59,13 +60,13 @@ func ParseBuildID(s string) (BuildID, error) {
 	return "", Errorf(NotFound, "build %s not found: ids look like bld and 20 letters and digits", quote(s))
 }
 
-// NewRequestID makes an id that nobody has.
+// NewRequestID returns a new random id.
 func NewRequestID() RequestID { return RequestID(newID("req")) }
 
-// Valid tells whether the text can be a sandbox's id; it says nothing about whether there is one.
+// Valid reports whether id has the form of a sandbox's id, not whether the sandbox exists.
 func (id SandboxID) Valid() bool { return validID(string(id), "sbx") }
 
-// Valid tells whether the text can be a snapshot's id; it says nothing about whether there is one.
+// Valid reports whether id has the form of a snapshot's id, not whether the snapshot exists.
 func (id SnapshotID) Valid() bool { return validID(string(id), "snp") }
 
 func validID(s, prefix string) bool {
@@ -80,8 +81,9 @@ func validID(s, prefix string) bool {
 	return true
 }
 
-// ParseSandboxID reads an id from a path or a host name. What cannot be an id answers not_found, as an
-// id that nobody has does.
+// ParseSandboxID reads an id from a path or a host name.
+//
+// The error of a malformed id is not_found, like that of an id that does not exist.
 func ParseSandboxID(s string) (SandboxID, error) {
 	if id := SandboxID(s); id.Valid() {
 		return id, nil
@@ -89,7 +91,7 @@ func ParseSandboxID(s string) (SandboxID, error) {
 	return "", Errorf(NotFound, "sandbox %s not found: ids look like sbx and 20 letters and digits", quote(s))
 }
 
-// ParseSnapshotID reads an id from a path or query. What cannot be an id answers not_found.
+// ParseSnapshotID reads an id from a path or query. The error of a malformed id is not_found.
 func ParseSnapshotID(s string) (SnapshotID, error) {
 	if id := SnapshotID(s); id.Valid() {
 		return id, nil
@@ -97,7 +99,7 @@ func ParseSnapshotID(s string) (SnapshotID, error) {
 	return "", Errorf(NotFound, "snapshot %s not found: ids look like snp and 20 letters and digits", quote(s))
 }
 
-// quote bounds text of a client before it goes into a message.
+// quote quotes and shortens text of a client for a message.
 func quote(s string) string {
 	if len(s) > 60 {
 		s = s[:60] + "..."

@@ -10,43 +10,45 @@ import (
 // MaxNetworkEntries bounds each list of a Network.
 const MaxNetworkEntries = 1024
 
-// Network says what a sandbox may reach: PUT /v1/sandboxes/{id}/network replaces it as a whole. What
-// AllowOut names is allowed, whatever DenyOut says; then what DenyOut names is denied; the rest is denied if
-// DenyOthers. The zero value allows all. Private and reserved ranges, IPv6 and mail stay closed whatever it says.
+// Network is what a sandbox may reach. PUT /v1/sandboxes/{id}/network replaces all of it.
+//
+// AllowOut is allowed, whatever DenyOut says; then DenyOut is denied; the rest is denied if DenyOthers is set. An
+// entry *.example.com does not include example.com itself. The zero value allows everything. Private and reserved
+// ranges, IPv6 and mail are always denied.
 type Network struct {
-	AllowOut   []string `json:"allow_out,omitempty" doc:"What may be reached: IPv4 addresses, networks (198.51.100.0/24), domains, or all domains below one (*.example.com, which is not example.com itself)."`
-	DenyOut    []string `json:"deny_out,omitempty" doc:"What may not be reached, in the same words; allow_out goes before it."`
-	DenyOthers bool     `json:"deny_others,omitempty" doc:"true: what neither list names may not be reached."`
-	// PrivatePorts is about the other direction: who reaches the sandbox.
-	PrivatePorts bool `json:"private_ports,omitempty" doc:"true: the sandbox's ports are reached only with a key, a signed preview address or its traffic token; its id alone opens nothing."`
-	// PortHost and TLSPorts are about how programs inside are spoken to.
-	PortHost string `json:"port_host,omitempty" doc:"Host that programs on the sandbox's ports see in requests, with ${PORT} in the place of the port; localhost:${PORT} if absent."`
-	TLSPorts []int  `json:"tls_ports,omitempty" doc:"Ports on which programs inside speak TLS themselves; their certificates are not checked."`
+	AllowOut   []string `json:"allow_out,omitempty" doc:"Allowed: IPv4 addresses, networks, domains, or *.example.com."`
+	DenyOut    []string `json:"deny_out,omitempty" doc:"Denied, in the same forms; allow_out takes precedence."`
+	DenyOthers bool     `json:"deny_others,omitempty" doc:"true: destinations in neither list are denied."`
+	// PrivatePorts is about the other direction: who reaches the sandbox. If it is set, its id alone opens nothing.
+	PrivatePorts bool `json:"private_ports,omitempty" doc:"true: ports need a key, a preview or the traffic token."`
+	// PortHost and TLSPorts are about requests to programs inside.
+	PortHost string `json:"port_host,omitempty" doc:"Host that programs see in requests; default: localhost:${PORT}."`
+	TLSPorts []int  `json:"tls_ports,omitempty" doc:"Ports on which programs speak TLS; certificates are not checked."`
 }
 
-// PortVariable stands for the number of the port in PortHost, and MaxTLSPorts bounds TLSPorts.
+// PortVariable stands for the number of the port in PortHost. MaxTLSPorts bounds TLSPorts.
 const (
 	PortVariable = "${PORT}"
 	MaxTLSPorts  = 64
 )
 
-// portHost is the form of PortHost once the variable is a number: a name or address, and a port.
+// portHost is the form of PortHost after the variable was replaced: a name or address, and a port.
 var portHost = regexp.MustCompile(`^[A-Za-z0-9._-]{1,253}(:[0-9]{1,5})?$`)
 
-// IsDefault tells whether it says nothing at all.
+// IsDefault reports whether no field is set.
 func (n Network) IsDefault() bool {
 	return n.AllowsAll() && !n.PrivatePorts && n.PortHost == "" && len(n.TLSPorts) == 0
 }
 
-// AllowsAll tells whether the policy allows to reach all.
+// AllowsAll reports whether everything may be reached.
 func (n Network) AllowsAll() bool {
 	return len(n.AllowOut) == 0 && len(n.DenyOut) == 0 && !n.DenyOthers
 }
 
-// BlocksAll tells whether nothing may be reached.
+// BlocksAll reports whether nothing may be reached.
 func (n Network) BlocksAll() bool { return n.DenyOthers && len(n.AllowOut) == 0 }
 
-// Equal tells whether two policies say the same in the same words.
+// Equal reports whether two policies have the same fields.
 func (n Network) Equal(o Network) bool {
 	return n.DenyOthers == o.DenyOthers && n.PrivatePorts == o.PrivatePorts && slices.Equal(n.AllowOut, o.AllowOut) &&
 		slices.Equal(n.DenyOut, o.DenyOut) &&
@@ -54,8 +56,10 @@ func (n Network) Equal(o Network) bool {
 		slices.Equal(n.TLSPorts, o.TLSPorts)
 }
 
-// Validate checks every entry. An allow_out that would change nothing, because all is allowed anyway, is an
-// error too: who wrote it meant to close the rest.
+// Validate checks every entry.
+//
+// An allow_out that changes nothing, because everything is allowed anyway, is an error too: its author meant to close
+// the rest.
 func (n *Network) Validate() error { return n.validate("") }
 
 func (n *Network) validate(prefix string) error {
@@ -106,12 +110,13 @@ func (n *Network) validatePorts(prefix string) error {
 	return nil
 }
 
-// hostLabel is one label of a host name, in lower case, with underscores let through, as they are in use.
+// hostLabel is one label of a host name in lower case. Underscores are allowed, since they are in use.
 var hostLabel = regexp.MustCompile(`^[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?$`)
 
-// entryError says what is wrong with an entry; "" is nothing.
+// entryError returns what is wrong with an entry, "" for nothing.
 func entryError(e string) string {
-	const form = "is not an IPv4 address, a network such as 198.51.100.0/24, or a domain such as example.com or *.example.com"
+	const form = "is not an IPv4 address, a network such as 198.51.100.0/24, " +
+		"or a domain such as example.com or *.example.com"
 	if a, err := netip.ParseAddr(e); err == nil {
 		return familyError(a)
 	}

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Where a port is known from.
+// How a port became known.
 const (
 	PortUser     = "user"     // declared by the user
 	PortDetected = "detected" // a program listens on it
@@ -18,7 +18,7 @@ type Port struct {
 	Listening bool   `json:"listening"`
 	Source    string `json:"source" enum:"user,detected"`
 	ProxyURL  string `json:"proxy_url" doc:"Path on this server that reaches the port."`
-	Program   string `json:"program,omitempty" doc:"That listens, by the guest's word."`
+	Program   string `json:"program,omitempty" doc:"Program that listens, as the guest reports it."`
 }
 
 // PortRequest declares a port: POST /v1/sandboxes/{id}/ports.
@@ -27,7 +27,7 @@ type PortRequest struct {
 	Label string `json:"label,omitempty"`
 }
 
-// Validate checks the request by itself.
+// Validate checks the request on its own.
 func (r *PortRequest) Validate() error {
 	if err := ValidatePort("port", r.Port); err != nil {
 		return err
@@ -56,10 +56,10 @@ type PreviewRequest struct {
 	Paths      []string `json:"paths,omitempty" doc:"Only paths with one of these prefixes; all if absent."`
 }
 
-// maxPreviewSeconds bounds how long a signed preview address holds: a week.
+// maxPreviewSeconds bounds the lifetime of a signed preview address: a week.
 const maxPreviewSeconds = 604800
 
-// Validate checks the request and puts the default life time.
+// Validate checks the request and sets the default lifetime.
 func (r *PreviewRequest) Validate() error {
 	if r.TTLSeconds == 0 {
 		r.TTLSeconds = 3600

@@ -5,15 +5,16 @@ import "time"
 // MaxCode bounds the code of one cell, in bytes.
 const MaxCode = 4 << 20
 
-// ReplSessionRequest starts a context that keeps variables from cell to cell: POST
-// /v1/sandboxes/{id}/repl/sessions.
+// ReplSessionRequest starts a context that keeps variables from cell to cell.
+//
+// POST /v1/sandboxes/{id}/repl/sessions.
 type ReplSessionRequest struct {
 	Language string `json:"language,omitempty" doc:"python if absent; GET /v1/repl/languages lists all."`
 	Cwd      string `json:"cwd,omitempty" doc:"Working directory; the user's home if absent."`
 	User     string `json:"user,omitempty" doc:"Name or number; the sandbox's default if absent."`
 }
 
-// Validate checks the request by itself.
+// Validate checks the request on its own.
 func (r *ReplSessionRequest) Validate() error {
 	if r.User != "" && !userName.MatchString(r.User) {
 		return invalid("user", "%s is not a user name or number", quote(r.User))
@@ -33,11 +34,11 @@ type ReplSession struct {
 // ReplCell is code to run: POST /v1/sandboxes/{id}/repl/sessions/{session}/run.
 type ReplCell struct {
 	Code      string            `json:"code"`
-	TimeoutMS int64             `json:"timeout_ms,omitempty" doc:"Interrupt the cell after so long and keep the context; 0 is never."`
-	Env       map[string]string `json:"env,omitempty" doc:"For this cell alone."`
+	TimeoutMS int64             `json:"timeout_ms,omitempty" doc:"Interrupt the cell after this time; 0: never."`
+	Env       map[string]string `json:"env,omitempty" doc:"For this cell only."`
 }
 
-// Validate checks the request by itself.
+// Validate checks the request on its own.
 func (r *ReplCell) Validate() error {
 	switch {
 	case r.Code == "":
@@ -56,7 +57,7 @@ type ReplOnce struct {
 	ReplCell
 }
 
-// ReplResult is what a cell did. ExitCode and Exit are the same.
+// ReplResult is the result of a cell. ExitCode and Exit are the same.
 type ReplResult struct {
 	Language   string              `json:"language"`
 	Stdout     string              `json:"stdout"`
@@ -65,10 +66,10 @@ type ReplResult struct {
 	Exit       int                 `json:"exit"`
 	Error      string              `json:"error,omitempty" doc:"The traceback of a cell that failed."`
 	DurationMS int64               `json:"duration_ms"`
-	Results    []map[string]string `json:"results" doc:"Each in its forms by media type; binary ones in base64."`
+	Results    []map[string]string `json:"results" doc:"Each in several forms by media type; binary ones in base64."`
 }
 
-// ReplLanguages is what GET /v1/repl/languages answers.
+// ReplLanguages is the response of GET /v1/repl/languages.
 type ReplLanguages struct {
 	Languages []string `json:"languages"`
 }

@@ -18,13 +18,13 @@ const (
 	Failed      Status = "failed"
 )
 
-// Statuses lists all states.
+// Statuses returns all states.
 func Statuses() []Status {
 	return []Status{Creating, Running, Paused, Hibernating, Hibernated, Waking, Stopping, Deleted, Failed}
 }
 
-// transitions is the one table of moves. Every state but the last may move to stopping, for DELETE is legal
-// in all of them, and every state that can go wrong may move to failed.
+// transitions is the single table of transitions. Every state but the last may change to stopping, for DELETE is legal
+// in all of them, and every state that can go wrong may change to failed.
 var transitions = map[Status][]Status{
 	Creating:    {Running, Failed, Stopping},
 	Running:     {Paused, Hibernating, Failed, Stopping},
@@ -37,8 +37,8 @@ var transitions = map[Status][]Status{
 	Deleted:     {},
 }
 
-// CanBecome tells whether a sandbox may move from s to next. Staying is not a move.
+// CanBecome reports whether a sandbox may change from s to next. No state changes to itself.
 func (s Status) CanBecome(next Status) bool { return slices.Contains(transitions[s], next) }
 
-// Valid tells whether s is a state.
+// Valid reports whether s is a state.
 func (s Status) Valid() bool { _, ok := transitions[s]; return ok }

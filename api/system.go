@@ -2,25 +2,25 @@ package api
 
 import "time"
 
-// Health is what GET /healthz and /readyz answer.
+// Health is the response of GET /healthz and /readyz.
 type Health struct {
 	Status  string            `json:"status" enum:"ok,degraded"`
-	Checks  map[string]string `json:"checks,omitempty" doc:"Name to ok or what is wrong."`
+	Checks  map[string]string `json:"checks,omitempty" doc:"By name: ok, or what is wrong."`
 	Version string            `json:"version,omitempty"`
 }
 
-// Version is what GET /version answers.
+// Version is the response of GET /version.
 type Version struct {
 	Version   string `json:"version"`
 	Commit    string `json:"commit,omitempty"`
 	GoVersion string `json:"go_version"`
 	API       string `json:"api"`
-	Driver    string `json:"driver,omitempty" doc:"What runs the machines."`
+	Driver    string `json:"driver,omitempty" doc:"The monitor that runs the machines."`
 	Isolation string `json:"isolation,omitempty"`
 	Accel     string `json:"accelerator,omitempty"`
 }
 
-// Capacity is what GET /v1/capacity answers.
+// Capacity is the response of GET /v1/capacity.
 type Capacity struct {
 	Driver        string `json:"driver"`
 	DriverVersion string `json:"driver_version"`
@@ -28,16 +28,16 @@ type Capacity struct {
 	Isolation     string `json:"isolation"`
 	CPUs          int    `json:"cpus"`
 	MemoryMB      int    `json:"memory_mb"`
-	MemoryFreeMB  int    `json:"memory_free_mb" doc:"That may still be promised to sandboxes."`
+	MemoryFreeMB  int    `json:"memory_free_mb" doc:"Memory that can still be promised to sandboxes."`
 	DiskMB        int    `json:"disk_mb"`
 	DiskFreeMB    int    `json:"disk_free_mb"`
 	Sandboxes     int    `json:"sandboxes"`
 	Running       int    `json:"running"`
 }
 
-// BootStats is what GET /stats/boot answers: how fast machines of sandboxes started lately.
+// BootStats is the response of GET /stats/boot: how fast machines of sandboxes started lately.
 type BootStats struct {
-	Since time.Time  `json:"since" doc:"When counting began: the start of the server."`
+	Since time.Time  `json:"since" doc:"Start of the count: the start of the server."`
 	Boots []BootMode `json:"boots" doc:"By the way of starting."`
 }
 
@@ -52,11 +52,11 @@ type BootMode struct {
 	LastMS   float64 `json:"last_ms"`
 }
 
-// Overview is what GET /v1/metrics/overview answers: what the workspace of the key has.
+// Overview is the response of GET /v1/metrics/overview: what the workspace of the key has.
 type Overview struct {
 	Workspace     Workspace      `json:"workspace"`
 	Sandboxes     int            `json:"sandboxes"`
-	ByStatus      map[Status]int `json:"by_status" doc:"How many sandboxes are in each state that any is in."`
+	ByStatus      map[Status]int `json:"by_status" doc:"Number of sandboxes by state; states without any are left out."`
 	CPUs          int            `json:"cpus" doc:"Virtual processors of running and paused sandboxes."`
 	MemoryMB      int            `json:"memory_mb" doc:"Memory of running and paused sandboxes, in MiB."`
 	DiskMB        int            `json:"disk_mb" doc:"Root disks of all sandboxes, in MiB."`
@@ -64,8 +64,9 @@ type Overview struct {
 	SnapshotBytes int64          `json:"snapshot_bytes"`
 }
 
-// Event is something that happened to a sandbox: GET /v1/sandboxes/{id}/events. Time and Timestamp, and
-// Payload and Data, are the same under both names clients know.
+// Event is something that happened to a sandbox: GET /v1/sandboxes/{id}/events.
+//
+// Time and Timestamp are the same, and so are Payload and Data: clients know both names.
 type Event struct {
 	Time      time.Time      `json:"time"`
 	Timestamp time.Time      `json:"timestamp"`
@@ -75,7 +76,7 @@ type Event struct {
 	Data      map[string]any `json:"data"`
 }
 
-// NewEvent makes an event that happened at t.
+// NewEvent returns an event that happened at t.
 func NewEvent(id SandboxID, kind string, t time.Time, payload map[string]any) Event {
 	if payload == nil {
 		payload = map[string]any{}
@@ -93,7 +94,7 @@ const (
 	EventWoken          = "sandbox.woken"
 	EventForked         = "sandbox.forked"
 	EventSnapshot       = "sandbox.snapshot"
-	EventNetwork        = "sandbox.network" // what it may reach was changed
+	EventNetwork        = "sandbox.network" // its network policy was changed
 	EventDeleted        = "sandbox.deleted"
 	EventFailed         = "sandbox.failed"
 	EventForkTree       = "fork_tree.completed"
@@ -102,7 +103,7 @@ const (
 	EventMachineAdopted = "vm.adopted"
 )
 
-// EventList is what GET /v1/sandboxes/{id}/events answers.
+// EventList is the response of GET /v1/sandboxes/{id}/events.
 type EventList struct {
 	Events []Event `json:"events"`
 }
@@ -110,17 +111,17 @@ type EventList struct {
 // AuditEntry is one call that changed something, or was refused: GET /v1/audit.
 type AuditEntry struct {
 	Time      time.Time `json:"time"`
-	Key       string    `json:"key" doc:"Prefix of the key it was made with."`
+	Key       string    `json:"key" doc:"Prefix of the caller's key."`
 	Action    string    `json:"action" doc:"Method and path pattern."`
-	Target    string    `json:"target,omitempty" doc:"Id of what it was done to."`
+	Target    string    `json:"target,omitempty" doc:"Id of the resource."`
 	Outcome   string    `json:"outcome" doc:"ok, or the code of the error."`
 	Remote    string    `json:"remote" doc:"Address of the caller."`
 	RequestID RequestID `json:"request_id"`
 	TookMS    float64   `json:"took_ms"`
 }
 
-// AuditList is what GET /v1/audit answers, newest first.
+// AuditList is the response of GET /v1/audit, newest first.
 type AuditList struct {
 	Entries []AuditEntry `json:"entries"`
-	Since   *time.Time   `json:"since,omitempty" doc:"As asked for."`
+	Since   *time.Time   `json:"since,omitempty" doc:"As requested."`
 }

@@ -2,9 +2,9 @@ package api
 
 import "time"
 
-// Token is an API key as it may be shown: GET /v1/me/tokens.
+// Token is an API key without its secret: GET /v1/me/tokens.
 type Token struct {
-	Prefix     string     `json:"prefix" doc:"The first letters of the key, which name it."`
+	Prefix     string     `json:"prefix" doc:"The first letters of the key, which identify it."`
 	Label      string     `json:"label"`
 	Name       string     `json:"name" doc:"The same as label."`
 	Admin      bool       `json:"admin" doc:"May manage keys and the node."`
@@ -13,16 +13,16 @@ type Token struct {
 	LastUsedAt *time.Time `json:"last_used_at,omitempty"`
 }
 
-// TokenList is what GET /v1/me/tokens answers.
+// TokenList is the response of GET /v1/me/tokens.
 type TokenList struct {
 	Items []Token `json:"items"`
 }
 
-// TokenRequest makes a key: POST /v1/me/tokens. Old clients send name instead of label.
+// TokenRequest creates a key: POST /v1/me/tokens. Old clients send name instead of label.
 type TokenRequest struct {
 	Label         string `json:"label,omitempty"`
 	Name          string `json:"name,omitempty" doc:"The same as label."`
-	ExpiresInDays int    `json:"expires_in_days,omitempty" doc:"0 is never."`
+	ExpiresInDays int    `json:"expires_in_days,omitempty" doc:"0: never."`
 	Admin         bool   `json:"admin,omitempty" doc:"May manage keys and the node."`
 }
 
@@ -40,7 +40,7 @@ func (r *TokenRequest) Validate() error {
 	return nil
 }
 
-// TokenCreated is a new key. Token is shown this once.
+// TokenCreated is a new key. Token is shown only once.
 type TokenCreated struct {
 	Token     string     `json:"token"`
 	Prefix    string     `json:"prefix"`
@@ -51,7 +51,7 @@ type TokenCreated struct {
 	ExpiresAt *time.Time `json:"expires_at,omitempty"`
 }
 
-// Me is who the caller is: GET /v1/me.
+// Me is the caller: GET /v1/me.
 type Me struct {
 	UserID       string    `json:"user_id"`
 	Email        string    `json:"email"`
@@ -69,7 +69,7 @@ type OrgChoice struct {
 	OrgID Workspace `json:"org_id"`
 }
 
-// Validate checks the request by itself.
+// Validate checks the request on its own.
 func (r *OrgChoice) Validate() error {
 	if r.OrgID == "" {
 		return invalid("org_id", "is missing: name a workspace, as GET /v1/orgs lists them")
