@@ -21,9 +21,9 @@ func kill(t *testing.T, pid int) {
 	}
 }
 
-// TestKilledAgent kills a host agent, a process of its own, with machines running, asleep and paused.
+// TestKilledHostAgent kills a host agent, a process of its own, with machines running, asleep and paused.
 // The next one takes over all of them.
-func TestKilledAgent(t *testing.T) {
+func TestKilledHostAgent(t *testing.T) {
 	l := host(t)
 	var ids []hostapi.MachineID
 	for i := range 4 {

@@ -41,9 +41,9 @@ while True:
     c.close()
 ' >/dev/null 2>&1 &`
 
-// TestWalls lets a guest try what it must never reach: the host, another guest, metadata, private
+// TestNetworkIsolation lets a guest try what it must never reach: the host, another guest, metadata, private
 // ranges. The host reaches the guest.
-func TestWalls(t *testing.T) {
+func TestNetworkIsolation(t *testing.T) {
 	l := host(t)
 	a := l.create(t, hostapi.Create{ID: "wall1"})
 	b := l.create(t, hostapi.Create{ID: "wall2"})

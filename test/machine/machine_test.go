@@ -187,7 +187,7 @@ func TestSnapshotAndManyFromIt(t *testing.T) {
 	}
 }
 
-func TestTenSleeps(t *testing.T) {
+func TestTenHibernations(t *testing.T) {
 	l := host(t)
 	l.create(t, hostapi.Create{ID: "sleep0", Persistent: true})
 	l.run(t, "sleep0", "mkdir -p /mem && mount -t tmpfs tmpfs /mem && : > /mem/all && : > /root/all")
@@ -221,7 +221,7 @@ func TestTenSleeps(t *testing.T) {
 	}
 }
 
-func TestDeathKeepsTheDisk(t *testing.T) {
+func TestMonitorExitKeepsTheDisk(t *testing.T) {
 	l := host(t)
 	mc := l.create(t, hostapi.Create{ID: "death0", Persistent: true})
 	l.run(t, "death0", "echo kept > /root/file; sync")

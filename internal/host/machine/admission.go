@@ -13,7 +13,7 @@ import (
 
 const mib = 1 << 20
 
-// HostMemory tells how much memory the host has, and how much of it can be taken without swapping.
+// HostMemory returns how much memory the host has, and how much of it can be used without swapping.
 type HostMemory func() (total, available int64, err error)
 
 // ReadMeminfo is HostMemory of this computer.
@@ -37,17 +37,18 @@ func ReadMeminfo() (total, available int64, err error) {
 		}
 	}
 	if total == 0 || available == 0 {
-		return 0, 0, fmt.Errorf("/proc/meminfo tells neither MemTotal nor MemAvailable")
+		return 0, 0, fmt.Errorf("/proc/meminfo lacks MemTotal or MemAvailable")
 	}
 	return total, available, nil
 }
 
-// Admission is by how much memory is promised. A machine is promised its guest's memory and the
-// monitor's overhead. Machines share the memory of the image they run on, so few ever take what they
-// are promised: of what a machine has not taken yet, Share is expected to be taken, and must be
-// available now beyond the reserve. All promises together stay within the host's memory times Overcommit.
+// Admission decides by the reserved memory whether a machine may start.
+// A machine reserves its guest's memory and the monitor's overhead. Machines share the memory of the image that they
+// run on, so few ever use what they reserved: Share of a reservation is expected to be used, and the part of that
+// which is not used yet must be available now beyond the reserve. All reservations together stay within the host's
+// memory times Overcommit.
 type Admission struct {
-	ReserveMiB  int     // of the host, never promised; default 768
+	ReserveMiB  int     // of the host, never given to machines; default 768
 	OverheadMiB int     // of a monitor beside its guest's memory; default 48, as measured with QEMU
 	Share       float64 // default 0.2
 	Overcommit  float64 // default 4
@@ -72,10 +73,10 @@ func (a Admission) withDefaults() Admission {
 // reservation is the memory of one machine, in bytes.
 type reservation struct {
 	guest int64 // memory and overhead
-	used  int64 // of it as last measured
+	used  int64 // of that, as last measured
 }
 
-// ledger is what was promised to machines that live or are about to.
+// ledger has the reservations of machines that run or are being started.
 type ledger struct {
 	adm  Admission
 	host HostMemory
@@ -84,12 +85,12 @@ type ledger struct {
 	reservations map[hostapi.MachineID]reservation
 }
 
-// expectedGrowth is how much of a promise is still to be taken.
+// expectedGrowth returns how much more of a reservation is expected to be used.
 func (a Admission) expectedGrowth(p reservation) int64 {
 	return max(0, int64(float64(p.guest)*a.Share)-p.used)
 }
 
-// unreserved answers how many bytes of guest memory (with overhead) may be promised on top of what is.
+// unreserved returns how many bytes of guest memory (with overhead) can still be reserved.
 func (a Admission) unreserved(total, available int64, promises map[hostapi.MachineID]reservation) int64 {
 	free := available - int64(a.ReserveMiB)*mib
 	sum := int64(0)
@@ -101,8 +102,8 @@ func (a Admission) unreserved(total, available int64, promises map[hostapi.Machi
 	return max(0, min(limit, int64(float64(free)/a.Share)))
 }
 
-// reserve promises memory to a machine, or answers ErrNoCapacity with the numbers. Promising anew to the
-// same machine is fine.
+// reserve reserves memory for a machine, or returns ErrNoCapacity with the numbers. A second reservation of a machine
+// replaces the first.
 func (l *ledger) reserve(id hostapi.MachineID, memoryMiB int) error {
 	total, available, err := l.host()
 	if err != nil {
@@ -113,7 +114,7 @@ func (l *ledger) reserve(id hostapi.MachineID, memoryMiB int) error {
 	defer l.mu.Unlock()
 	delete(l.reservations, id)
 	if room := l.adm.unreserved(total, available, l.reservations); want > room {
-		return fmt.Errorf("machine %s wants %d MiB of memory, and %d MiB may still be promised "+
+		return fmt.Errorf("machine %s needs %d MiB of memory, and %d MiB can still be reserved "+
 			"(%d MiB available of %d, %d machines, %d MiB reserved): %w", id, want/mib, room/mib,
 			available/mib, total/mib, len(l.reservations), l.adm.ReserveMiB, hostapi.ErrNoCapacity)
 	}
@@ -121,7 +122,7 @@ func (l *ledger) reserve(id hostapi.MachineID, memoryMiB int) error {
 	return nil
 }
 
-// grant promises memory to a machine that has it already.
+// grant reserves memory for a machine that has it already.
 func (l *ledger) grant(id hostapi.MachineID, memoryMiB int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -134,7 +135,7 @@ func (l *ledger) release(id hostapi.MachineID) {
 	delete(l.reservations, id)
 }
 
-// setUsed notes how much of its promise a machine has taken.
+// setUsed records how much of its reservation a machine uses.
 func (l *ledger) setUsed(id hostapi.MachineID, bytes int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -144,7 +145,7 @@ func (l *ledger) setUsed(id hostapi.MachineID, bytes int64) {
 	}
 }
 
-// free answers how much guest memory may still be promised, in MiB, and the host's in all.
+// free returns how much guest memory can still be reserved and the host's total, in MiB.
 func (l *ledger) free() (freeMiB, totalMiB int, err error) {
 	total, available, err := l.host()
 	if err != nil {

@@ -23,27 +23,27 @@ func testLedger(totalMiB, availableMiB int64) *ledger {
 	}
 }
 
-func TestAdmissionByWhatIsAvailable(t *testing.T) {
-	l := testLedger(100000, 3000) // 2000 MiB may be taken, half of each promise of 1000 is expected to be
+func TestAdmissionByAvailableMemory(t *testing.T) {
+	l := testLedger(100000, 3000) // 2000 MiB can be used, and half of each reservation of 1000 is expected to be
 	for _, id := range []hostapi.MachineID{"a", "b", "c", "d"} {
 		checkErr(t, l.reserve(id, 900), nil)
 	}
 	err := l.reserve("e", 900)
 	checkErr(t, err, hostapi.ErrNoCapacity)
-	if !strings.Contains(err.Error(), "wants 1000 MiB") ||
-		!strings.Contains(err.Error(), "0 MiB may still be promised") {
-		t.Errorf("error %q lacks the numbers", err)
+	if !strings.Contains(err.Error(), "needs 1000 MiB") ||
+		!strings.Contains(err.Error(), "0 MiB can still be reserved") {
+		t.Errorf("error = %q, want the numbers in it", err)
 	}
-	checkErr(t, l.reserve("a", 900), nil) // again is fine
-	l.setUsed("a", 500*mib)               // taken: what is available has it already
+	checkErr(t, l.reserve("a", 900), nil) // replaces the first
+	l.setUsed("a", 500*mib)               // used: it is not in the available memory any more
 	checkErr(t, l.reserve("e", 900), nil)
 	l.release("b")
 	checkErr(t, l.reserve("f", 900), nil)
 	checkErr(t, l.reserve("g", 1), hostapi.ErrNoCapacity)
 }
 
-func TestAdmissionByWhatIsPromised(t *testing.T) {
-	l := testLedger(2000, 100000) // of 1000 MiB twice
+func TestAdmissionByReservedMemory(t *testing.T) {
+	l := testLedger(2000, 100000) // 1000 MiB, twice
 	checkErr(t, l.reserve("a", 900), nil)
 	l.grant("b", 900)
 	checkErr(t, l.reserve("c", 1), hostapi.ErrNoCapacity)

@@ -21,8 +21,10 @@ func TestFailedBootTellsConsole(t *testing.T) {
 		lost bool
 	}{
 		"timeout": {
-			set:  func(h *fakeDriver) { h.unresponsive, h.prints = true, lastWords+"\r\n"+noise+"\x1b]0;title\a\n" },
-			want: []string{"did not confirm its identity", "the guest's console ends with: " + lastWords, `\x1b]0;title\a`},
+			set: func(h *fakeDriver) { h.unresponsive, h.prints = true, lastWords+"\r\n"+noise+"\x1b]0;title\a\n" },
+			want: []string{
+				"did not confirm its identity", "the guest's console ends with: " + lastWords, `\x1b]0;title\a`,
+			},
 		},
 		"channel_breaks": {
 			set:  func(h *fakeDriver) { h.breaks, h.prints = true, lastWords+"\n" },

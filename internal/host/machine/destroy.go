@@ -11,8 +11,8 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/durable"
 )
 
-// Destroy brings a machine to its end, whatever state it is in. A machine that is not there is fine.
-// When it fails, asking again goes on where it stopped. cause is for the log.
+// Destroy ends a machine, whatever state it is in. A machine that does not exist is no error.
+// If it fails, another call continues where it stopped. cause is for the log.
 func (m *Manager) Destroy(ctx context.Context, id hostapi.MachineID, cause string) (err error) {
 	op := m.begin("destroy")
 	defer func() { err = op.end(ctx, err) }()
@@ -30,7 +30,7 @@ func (m *Manager) Destroy(ctx context.Context, id hostapi.MachineID, cause strin
 	return nil
 }
 
-// remove removes all that belongs to a machine that the caller owns.
+// remove removes everything that belongs to a machine that the caller owns.
 func (m *Manager) remove(ctx context.Context, op *operation, mc *machine) error {
 	ctx, cancel := context.WithTimeoutCause(
 		context.WithoutCancel(ctx),
@@ -39,8 +39,7 @@ func (m *Manager) remove(ctx context.Context, op *operation, mc *machine) error 
 	)
 	defer cancel()
 	if err := m.update(mc, surviveProcess, func(in *record) { in.State = destroying }); err != nil {
-		// Even a full disk must not keep a machine alive: what the record would have told the next
-		// process it finds out by itself.
+		// Even a full disk must not keep a machine alive: the next process finds out without the record.
 		m.log.Warn("end of machine not recorded", "machine", mc.id, "err", err)
 	}
 	if err := op.done("intent"); err != nil {
@@ -54,15 +53,15 @@ func (m *Manager) remove(ctx context.Context, op *operation, mc *machine) error 
 	}
 	if base := mc.rec.Base; base != "" {
 		if err := m.deps.Store.Release(base); err != nil {
-			m.log.Warn("image not released", "machine", mc.id, "snapshot", base, "err", err)
+			m.log.Warn("snapshot not released", "machine", mc.id, "snapshot", base, "err", err)
 		}
 	}
 	m.forget(mc)
 	return op.done("remove")
 }
 
-// removeDir removes a machine's files. A kept machine must not come back after a crash of the host; of
-// others a crash leaves nothing that Recover would take for alive.
+// removeDir removes a machine's files. A persistent machine must not come back after a crash of the host; of
+// others a crash leaves nothing that Recover would take over.
 func (m *Manager) removeDir(mc *machine) error {
 	if mc.rec.Persistent {
 		return durable.RemoveAll(mc.dir)
@@ -74,8 +73,8 @@ func (m *Manager) removeDir(mc *machine) error {
 	return os.RemoveAll(gone)
 }
 
-// releaseResources takes a machine's monitor, group and network place from it. It is right when some are gone. What
-// it could not give back it still has, so that strip may be called again.
+// releaseResources releases a machine's monitor, stream, cgroup and network slot, as far as it has them. The machine
+// keeps what could not be released, so that releaseResources may be called again.
 func (m *Manager) releaseResources(ctx context.Context, op *operation, mc *machine) error {
 	m.closeLink(mc)
 	if vm := mc.vm; vm != nil {
@@ -90,15 +89,15 @@ func (m *Manager) releaseResources(ctx context.Context, op *operation, mc *machi
 	}
 	if group := mc.cgroup; group != nil && !op.abandoned {
 		if err := group.Destroy(ctx); err != nil {
-			all = errors.Join(all, fmt.Errorf("destroy the group: %w", err))
+			all = errors.Join(all, fmt.Errorf("destroy the cgroup: %w", err))
 		} else {
 			mc.set(func() { mc.cgroup = nil })
-			all = errors.Join(all, op.done("group"))
+			all = errors.Join(all, op.done("cgroup"))
 		}
 	}
 	if slot := mc.slot; slot != nil && !op.abandoned {
 		if err := slot.Release(ctx); err != nil {
-			all = errors.Join(all, fmt.Errorf("give the network slot back: %w", err))
+			all = errors.Join(all, fmt.Errorf("release the network slot: %w", err))
 		} else {
 			mc.set(func() { mc.slot = nil })
 			all = errors.Join(all, op.done("slot"))
@@ -107,7 +106,7 @@ func (m *Manager) releaseResources(ctx context.Context, op *operation, mc *machi
 	return all
 }
 
-// releaseLeftovers takes from a machine at rest what an earlier strip could not.
+// releaseLeftovers releases what an earlier stop of a machine at rest could not.
 func (m *Manager) releaseLeftovers(ctx context.Context, op *operation, mc *machine) error {
 	if mc.vm == nil && mc.cgroup == nil && mc.slot == nil {
 		return nil

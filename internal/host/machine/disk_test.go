@@ -12,22 +12,23 @@ import (
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 )
 
-// mounted are the mounts of data.
+// mounted are the mounts of dataDisks.
 var mounted = []guestapi.Mount{{Disk: 1, Dir: "/data", Options: []string{"noatime"}}, {Disk: 2, Dir: "/more"}}
 
-// TestDataDisksGoAlong: every machine of a template has its own copies of the data disks, of the moment of its
-// memory, and what is taken of a machine has them too.
-func TestDataDisksGoAlong(t *testing.T) {
+// TestDataDisksAreCloned checks that every machine of a template has its own copies of the data disks, of the same
+// moment as its memory, and that its snapshots have them too.
+func TestDataDisksAreCloned(t *testing.T) {
 	w := newFixture(t)
 	mc := w.create("a", true)
-	if want := []hostapi.DataDisk{{Name: "data", SizeMiB: 1, Mount: "/data"}, {Name: "more", SizeMiB: 1, Mount: "/more"}}; !reflect.DeepEqual(
-		mc.Disks,
-		want,
-	) {
-		t.Errorf("its disks are %+v", mc.Disks)
+	want := []hostapi.DataDisk{
+		{Name: "data", SizeMiB: 1, Mount: "/data"},
+		{Name: "more", SizeMiB: 1, Mount: "/more"},
+	}
+	if !reflect.DeepEqual(mc.Disks, want) {
+		t.Errorf("disks of machine a = %+v, want %+v", mc.Disks, want)
 	}
 	if got := w.host.monitorOf("a").mem.Who.Mounts; got != nil {
-		t.Errorf("a restored guest is to mount %v", got)
+		t.Errorf("a restored guest got mounts %v, want none", got)
 	}
 	w.count("a", 1)
 	_, err := w.mgr.TakeSnapshot(t.Context(), "a", "snapshots/s", nil, nil)
@@ -36,7 +37,7 @@ func TestDataDisksGoAlong(t *testing.T) {
 	snap, err := w.store.Get("snapshots/s")
 	w.must(err)
 	if !reflect.DeepEqual(snap.Data, dataDisks) || len(snap.DiskPaths()) != 3 {
-		t.Errorf("the snapshot has %+v", snap.Data)
+		t.Errorf("data disks of the snapshot = %+v, want %+v", snap.Data, dataDisks)
 	}
 	_, err = w.mgr.Create(t.Context(), hostapi.Create{ID: "b", Persistent: true}, "snapshots/s", "")
 	w.must(err)
@@ -45,9 +46,9 @@ func TestDataDisksGoAlong(t *testing.T) {
 	w.must(w.mgr.Stop(t.Context(), "b"))
 	_, err = w.mgr.Wake(t.Context(), "b")
 	w.must(err)
-	w.count("b", 3) // a guest that boots counts on from its disks
+	w.count("b", 3) // a guest that boots continues with the counter on its disks
 	if got := w.host.monitorOf("b").mem.Who.Mounts; !reflect.DeepEqual(got, mounted) {
-		t.Errorf("a guest that boots is to mount %v", got)
+		t.Errorf("a guest that boots got mounts %v, want %v", got, mounted)
 	}
 	w.destroy("a")
 	w.destroy("b")
@@ -55,7 +56,7 @@ func TestDataDisksGoAlong(t *testing.T) {
 	w.checkEmpty()
 }
 
-// TestBootWithDataDisks: disks that are booted with are cloned too, and ones that cannot be are refused.
+// TestBootWithDataDisks checks that a cold boot clones data disks and refuses invalid ones.
 func TestBootWithDataDisks(t *testing.T) {
 	w := newFixture(t)
 	dir := filepath.Join(w.dir, string(base))
@@ -74,24 +75,24 @@ func TestBootWithDataDisks(t *testing.T) {
 		bad := disk
 		change(&bad)
 		if _, err := boot(bad); err == nil {
-			t.Errorf("%s: booted", name)
+			t.Errorf("boot with a bad %s of a disk: got no error", name)
 		}
 	}
 	if _, err := boot(disk, disk); err == nil {
-		t.Error("booted with two disks of one name")
+		t.Error("boot with two disks of one name: got no error")
 	}
 	w.checkEmpty()
 	_, err := boot(disk)
 	w.must(err)
 	w.count("b", 1)
 	if got := w.host.monitorOf("b").mem.Who.Mounts; !reflect.DeepEqual(got, mounted[:1]) {
-		t.Errorf("it is to mount %v", got)
+		t.Errorf("mounts of machine b = %v, want %v", got, mounted[:1])
 	}
 	w.destroy("b")
 	w.checkEmpty()
 }
 
-// TestOldRecordsHaveNoDataDisks: a snapshot that was written before there were data disks is a snapshot.
+// TestOldRecordsHaveNoDataDisks creates a machine from a snapshot whose description has no data disks.
 func TestOldRecordsHaveNoDataDisks(t *testing.T) {
 	w := newFixture(t)
 	d, err := w.store.Draft()
@@ -105,7 +106,7 @@ func TestOldRecordsHaveNoDataDisks(t *testing.T) {
 	mc, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "a"}, "snapshots/old", "")
 	w.must(err)
 	if mc.Disks != nil {
-		t.Errorf("it has %v", mc.Disks)
+		t.Errorf("disks = %v, want none", mc.Disks)
 	}
 	w.count("a", 1)
 	w.destroy("a")

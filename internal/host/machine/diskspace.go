@@ -10,7 +10,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 )
 
-// FreeSpace tells the size of the file system that holds dir and what is free on it, in bytes.
+// FreeSpace returns the size of the file system that holds dir and its free space, in bytes.
 type FreeSpace func(dir string) (total, free int64, err error)
 
 // StatFS is FreeSpace of this computer.
@@ -22,10 +22,10 @@ func StatFS(dir string) (total, free int64, err error) {
 	return int64(st.Blocks) * st.Bsize, int64(st.Bavail) * st.Bsize, nil
 }
 
-// CheckDiskSpace answers ErrNoSpace with the numbers when less than the reserve is free.
+// CheckDiskSpace returns ErrNoSpace, with the numbers, if less than the reserve is free.
 func (m *Manager) CheckDiskSpace(what string) error { return m.requireSpace(what, 0) }
 
-// requireSpace answers ErrNoSpace with the numbers unless mib MiB fit beside the reserve.
+// requireSpace returns ErrNoSpace, with the numbers, unless needMiB MiB fit beside the reserve.
 func (m *Manager) requireSpace(what string, needMiB int) error {
 	_, free, err := m.cfg.FreeSpace(m.cfg.Dir)
 	if err != nil {
@@ -37,7 +37,8 @@ func (m *Manager) requireSpace(what string, needMiB int) error {
 	}
 	if free < need {
 		return fmt.Errorf("%s needs %d MiB of disk with %d MiB in reserve, and %d MiB are free in %s; "+
-			"delete snapshots or sandboxes: %w", what, needMiB, m.cfg.DiskReserveMiB, free/mib, m.cfg.Dir, hostapi.ErrNoSpace)
+			"delete snapshots or sandboxes: %w",
+			what, needMiB, m.cfg.DiskReserveMiB, free/mib, m.cfg.Dir, hostapi.ErrNoSpace)
 	}
 	return nil
 }

@@ -7,9 +7,9 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 )
 
-// SetEgress changes what a machine may reach, in any state: the record first, durably, then the machine's
-// place in the network, if it has one. A process that ends between the two leaves it to the next one, which
-// puts in force what is recorded. When it fails both are as before.
+// SetEgress changes the egress policy of a machine, in any state.
+// It changes the record first, durably, then the machine's network slot, if it has one. If the process ends between
+// the two, the next one applies the policy that is recorded. After an error both are as before.
 func (m *Manager) SetEgress(ctx context.Context, id hostapi.MachineID, policy hostapi.Egress) (err error) {
 	if err := m.deps.Network.CheckEgress(policy); err != nil {
 		return fmt.Errorf("set the egress policy of machine %s: %w", id, err)
@@ -20,7 +20,8 @@ func (m *Manager) SetEgress(ctx context.Context, id hostapi.MachineID, policy ho
 	if err != nil {
 		return err
 	}
-	if err := mc.requireState("set the egress policy of", running, paused, hibernating, hibernated, waking, failed); err != nil {
+	err = mc.requireState("set the egress policy of", running, paused, hibernating, hibernated, waking, failed)
+	if err != nil {
 		return err
 	}
 	before := mc.rec.Egress
@@ -43,13 +44,13 @@ func (m *Manager) SetEgress(ctx context.Context, id hostapi.MachineID, policy ho
 	return nil
 }
 
-// applyNewEgress puts a policy in force on a machine's slot.
+// applyNewEgress applies a policy to a machine's slot.
 func (m *Manager) applyNewEgress(ctx context.Context, op *operation, mc *machine, before, policy hostapi.Egress) error {
 	if err := mc.slot.SetEgress(ctx, policy); err != nil {
 		return err
 	}
 	op.cleanup.Push(
-		"set the former egress policy",
+		"set the previous egress policy",
 		func(ctx context.Context) error { return mc.slot.SetEgress(ctx, before) },
 	)
 	return op.done("apply")

@@ -10,22 +10,22 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 )
 
-// wantEgress fails unless a machine's policy is recorded and, where it lives, in force.
+// wantEgress fails unless a machine's policy is recorded and, if the machine runs, applied.
 func (w *fixture) wantEgress(id string, want hostapi.Egress) {
 	w.t.Helper()
 	mc, err := w.mgr.Get(hostapi.MachineID(id))
 	w.must(err)
 	if !mc.Egress.Equal(want) {
-		w.t.Errorf("machine %s has the policy %+v, want %+v", id, mc.Egress, want)
+		w.t.Errorf("egress policy of machine %s = %+v, want %+v", id, mc.Egress, want)
 	}
 	if mc.State == hostapi.Running || mc.State == hostapi.Paused {
 		w.must(w.checkEgressInForce(id))
 	}
 }
 
-// TestEgressFollowsTheMachine holds the policy on every way to life; that it is in force before the guest
-// runs, the monitors of this world check themselves.
-func TestEgressFollowsTheMachine(t *testing.T) {
+// TestEgressAtEveryStart checks the policy after every kind of start. The fake monitors check that it applies before
+// the guest runs.
+func TestEgressAtEveryStart(t *testing.T) {
 	w := newFixture(t)
 	ctx := t.Context()
 	w.create("a", true)
@@ -37,7 +37,7 @@ func TestEgressFollowsTheMachine(t *testing.T) {
 
 	w.must(w.mgr.SetEgress(ctx, "a", otherEgress))
 	w.wantEgress("a", otherEgress)
-	w.wantEgress("b", baseEgress) // of its own
+	w.wantEgress("b", baseEgress) // its own policy
 	w.must(w.mgr.Pause(ctx, "b"))
 	w.must(w.mgr.SetEgress(ctx, "b", hostapi.Egress{}))
 	w.wantEgress("b", hostapi.Egress{})
@@ -59,7 +59,7 @@ func TestEgressFollowsTheMachine(t *testing.T) {
 	w.destroyAll("everything")
 }
 
-func TestEgressThatCannotBe(t *testing.T) {
+func TestInvalidEgress(t *testing.T) {
 	w := newFixture(t)
 	ctx := t.Context()
 	bad := hostapi.Egress{Allow: []string{"bad"}}
@@ -67,28 +67,31 @@ func TestEgressThatCannotBe(t *testing.T) {
 		err,
 		hostapi.ErrInvalid,
 	) {
-		t.Errorf("create: %v, want ErrInvalid", err)
+		t.Errorf("create: got %v, want ErrInvalid", err)
 	}
 	w.create("a", true)
 	if err := w.mgr.SetEgress(ctx, "a", bad); !errors.Is(err, hostapi.ErrInvalid) {
-		t.Errorf("change: %v, want ErrInvalid", err)
+		t.Errorf("change: got %v, want ErrInvalid", err)
 	}
 	if err := w.mgr.SetEgress(ctx, "none", otherEgress); !errors.Is(err, hostapi.ErrNotFound) {
-		t.Errorf("of no machine: %v, want ErrNotFound", err)
+		t.Errorf("change of a missing machine: got %v, want ErrNotFound", err)
 	}
 	w.network.failNext(errInjected)
 	if err := w.mgr.SetEgress(ctx, "a", otherEgress); !errors.Is(err, errInjected) {
-		t.Errorf("change that the network refuses: %v", err)
+		t.Errorf("change that the network refuses: got %v, want the injected error", err)
 	}
 	w.wantEgress("a", baseEgress)
 	w.network.failNext(errInjected)
-	if _, err := w.mgr.Create(ctx, hostapi.Create{ID: "b", Egress: baseEgress}, base, ""); !errors.Is(err, errInjected) {
-		t.Errorf("create that the network refuses: %v", err)
+	if _, err := w.mgr.Create(ctx, hostapi.Create{ID: "b", Egress: baseEgress}, base, ""); !errors.Is(
+		err,
+		errInjected,
+	) {
+		t.Errorf("create that the network refuses: got %v, want the injected error", err)
 	}
 	w.destroyAll("refusals")
 }
 
-// TestAdoptionWithoutPolicy holds that a machine whose policy cannot be set again does not go on.
+// TestAdoptionWithoutPolicy checks that a machine fails if its policy cannot be applied again.
 func TestAdoptionWithoutPolicy(t *testing.T) {
 	w := newFixture(t)
 	w.create("a", true)
@@ -101,7 +104,7 @@ func TestAdoptionWithoutPolicy(t *testing.T) {
 	w.destroyAll("adoption")
 }
 
-// TestRecordOfNoEgress reads a record that knows nothing but all or nothing.
+// TestRecordOfNoEgress reads an old record, which allows everything or nothing.
 func TestRecordOfNoEgress(t *testing.T) {
 	w := newFixture(t)
 	w.create("a", true)

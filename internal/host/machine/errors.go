@@ -8,7 +8,7 @@ import (
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 )
 
-// wrapStoreError gives an error of the snapshot store the word that a host answers with.
+// wrapStoreError wraps an error of the snapshot store in the error of the contract that corresponds to it.
 func wrapStoreError(err error) error {
 	switch {
 	case errors.Is(err, snapshot.ErrNotFound):

@@ -17,25 +17,25 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// fakeDriver is a computer's worth of monitors: it outlives managers, as processes do.
+// fakeDriver is a driver and all monitors of a host. It outlives managers, as processes do.
 type fakeDriver struct {
 	mu           sync.Mutex
 	monitors     map[string]*monitor // by directory
 	pids         int
-	fail         map[string]error // next call of an operation
-	unresponsive bool             // guests do not confirm who they are
+	fail         map[string]error // of the next call of an operation
+	unresponsive bool             // guests do not confirm their identity
 	prints       string           // on the console of every guest
 	crashes      error            // why monitors end once their guests run; nil: they do not
 	breaks       bool             // guest channels break once their guests run
-	// adoptErr is what Adopt answers, if not nil.
+	// adoptErr is the error of Adopt, if not nil.
 	adoptErr    error
-	loads       int  // machines brought to life
-	noDiskRates bool // what goes through disks cannot be bounded
-	// mayRun is asked before the first instruction of every guest.
+	loads       int  // guests that were started
+	noDiskRates bool // the driver cannot limit the rate of disks
+	// mayRun is called before the first instruction of every guest; an error stops it.
 	mayRun func(id string) error
 }
 
-// memory is what a guest has in memory, and what a capture copies.
+// memory is the memory of a guest, which a capture copies.
 type memory struct {
 	Counter uint64
 	Frozen  bool
@@ -52,11 +52,11 @@ type monitor struct {
 	mu       sync.Mutex
 	alive    bool
 	err      error
-	image    *memory // prepared on it
+	image    *memory // that it was prepared on
 	loaded   chan struct{}
 	paused   bool
 	mem      memory
-	metadata string // who its guest is, before it ran
+	metadata string // that was set before the guest ran
 
 	printed int // bytes of the console that were read
 }
@@ -181,7 +181,7 @@ func (h *fakeDriver) Adopt(_ context.Context, spec vmm.Spec) (vmm.Machine, error
 		return nil, h.adoptErr
 	}
 	if m := h.monitors[spec.Dir]; m != nil {
-		m.spec.Disks = spec.Disks // whose rates may be others
+		m.spec.Disks = spec.Disks // whose rates may differ
 		return m, nil
 	}
 	return nil, vmm.ErrGone
@@ -209,7 +209,7 @@ func (m *monitor) run(mem memory) {
 
 func (m *monitor) PID() int { return m.pid }
 
-// SetMetadata implements vmm.Identifier. What comes when the guest runs already is too late.
+// SetMetadata implements vmm.MetadataSetter. A document that comes when the guest runs already is ignored.
 func (m *monitor) SetMetadata(_ context.Context, document []byte) error {
 	if err := m.host.takeFailure("identify"); err != nil {
 		return err
@@ -224,7 +224,7 @@ func (m *monitor) SetMetadata(_ context.Context, document []byte) error {
 	return nil
 }
 
-// Dial gives a connection that only openLink understands.
+// Dial returns a connection that only openLink understands.
 func (m *monitor) Dial(context.Context) (net.Conn, error) {
 	if err := m.host.takeFailure("dial"); err != nil {
 		return nil, err
@@ -348,7 +348,12 @@ func (m *monitor) readCounter() (count uint64, err error) {
 			return 0, fmt.Errorf("read disk: %w", err)
 		}
 		if i > 0 && got != count {
-			return 0, fmt.Errorf("disk %d counts %d and the root disk %d: they are not of one moment", i, got, count)
+			return 0, fmt.Errorf(
+				"disk %d counts %d and the root disk %d: they are not of the same moment",
+				i,
+				got,
+				count,
+			)
 		}
 		count = got
 	}
@@ -381,20 +386,19 @@ func (m *monitor) writeCounter(count uint64) error {
 	return nil
 }
 
-// count is the guest's program: it counts in memory and on disk, and finds out whether they belong
-// together.
+// count is the guest's program: it increments a counter in memory and on disk, and fails if the two differ.
 func (m *monitor) count() (uint64, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.alive || m.paused || m.mem.Frozen {
-		return 0, fmt.Errorf("guest stands still: alive=%v paused=%v frozen=%v", m.alive, m.paused, m.mem.Frozen)
+		return 0, fmt.Errorf("guest is stopped: alive=%v paused=%v frozen=%v", m.alive, m.paused, m.mem.Frozen)
 	}
 	on, err := m.readCounter()
 	if err != nil {
 		return 0, err
 	}
 	if on != m.mem.Counter {
-		return 0, fmt.Errorf("memory counts %d and disk %d: they are not of one moment", m.mem.Counter, on)
+		return 0, fmt.Errorf("memory counts %d and disk %d: they are not of the same moment", m.mem.Counter, on)
 	}
 	m.mem.Counter++
 	return m.mem.Counter, m.writeCounter(m.mem.Counter)
@@ -428,7 +432,9 @@ func (c *capture) Save(_ context.Context, dir string) (vmm.Image, error) {
 		return vmm.Image{}, err
 	}
 	return vmm.Image{Dir: dir, Manifest: vmm.Manifest{
-		Version: vmm.ManifestVersion, Driver: "test", Files: []vmm.File{{Name: "memory", Bytes: int64(len(data))}}}}, nil
+		Version: vmm.ManifestVersion, Driver: "test",
+		Files: []vmm.File{{Name: "memory", Bytes: int64(len(data))}},
+	}}, nil
 }
 
 func (c *capture) Close() error {
@@ -438,7 +444,7 @@ func (c *capture) Close() error {
 	return nil
 }
 
-// link is the fake guest's channel. Only what machines need of it is there.
+// link is the fake guest's channel. It has only the methods that machines need.
 type link struct {
 	guestapi.Guest
 	m     *monitor
@@ -481,7 +487,7 @@ func (l *link) Ready(ctx context.Context) error {
 	if id := l.hello.Identity; id != nil {
 		l.m.mem.Who, l.m.mem.Frozen = *id, false
 	} else if l.m.mem.Who.Generation != l.hello.Generation {
-		return fmt.Errorf("guest of generation %d greeted as %d", l.m.mem.Who.Generation, l.hello.Generation)
+		return fmt.Errorf("handshake with generation %[2]d, and the guest has generation %[1]d", l.m.mem.Who.Generation, l.hello.Generation)
 	}
 	return nil
 }

@@ -11,14 +11,14 @@ import (
 	"github.com/pandastack/pandastack/internal/host/machine"
 )
 
-// faultCase is one that is failed, and killed, after each of its steps.
+// faultCase is an operation that tests fail, and abandon, after each of its steps.
 type faultCase struct {
 	name string
 	prep func(w *fixture)
 	do   func(w *fixture) error
-	// check looks at what is left when it failed, or when the process was killed in it.
+	// check checks the state after the operation failed, or after the process was killed in it.
 	check     func(w *fixture, killed bool)
-	retryable bool // a failure leaves something; asking again goes on
+	retryable bool // a failure leaves something; the next call continues
 }
 
 var faultCases = []faultCase{
@@ -26,7 +26,12 @@ var faultCases = []faultCase{
 		name: "create",
 		prep: func(w *fixture) {},
 		do: func(w *fixture) error {
-			_, err := w.mgr.Create(w.t.Context(), hostapi.Create{ID: "b", Persistent: true, Egress: baseEgress}, base, "")
+			_, err := w.mgr.Create(
+				w.t.Context(),
+				hostapi.Create{ID: "b", Persistent: true, Egress: baseEgress},
+				base,
+				"",
+			)
 			return err
 		},
 		check: func(w *fixture, killed bool) { w.wantRemovedOr("b", killed, 1) },
@@ -127,7 +132,7 @@ var faultCases = []faultCase{
 				return
 			}
 			if !killed {
-				w.t.Error("a snapshot is left of a failed operation")
+				w.t.Error("a failed operation left a snapshot")
 			}
 			_, err = w.mgr.Create(w.t.Context(), hostapi.Create{ID: "b"}, snap.Ref, "")
 			w.must(err)
@@ -218,7 +223,7 @@ var faultCases = []faultCase{
 		do:        func(w *fixture) error { return w.mgr.Destroy(w.t.Context(), "a", "test") },
 		check: func(w *fixture, killed bool) {
 			if _, err := w.mgr.Get("a"); killed && err == nil {
-				w.t.Error("a machine that was being destroyed is back")
+				w.t.Error("a machine that was being destroyed exists again")
 			}
 		},
 	},
@@ -229,7 +234,7 @@ var faultCases = []faultCase{
 		do:        func(w *fixture) error { return w.mgr.Destroy(w.t.Context(), "a", "test") },
 		check: func(w *fixture, killed bool) {
 			if _, err := w.mgr.Get("a"); killed && err == nil {
-				w.t.Error("a machine that was being destroyed is back")
+				w.t.Error("a machine that was being destroyed exists again")
 			}
 		},
 	},
@@ -238,13 +243,13 @@ var faultCases = []faultCase{
 // otherEgress is a policy that tests change to.
 var otherEgress = hostapi.Egress{Deny: []string{"b.example"}}
 
-// wantEgressOneOf fails unless a machine has the policy it began with or, if it may, the other one.
+// wantEgressOneOf fails unless a machine has baseEgress or, if it may, otherEgress.
 func (w *fixture) wantEgressOneOf(id string, may bool) {
 	w.t.Helper()
 	mc, err := w.mgr.Get(hostapi.MachineID(id))
 	w.must(err)
 	if !mc.Egress.Equal(baseEgress) && !(may && mc.Egress.Equal(otherEgress)) {
-		w.t.Errorf("machine %s has the policy %+v", id, mc.Egress)
+		w.t.Errorf("egress policy of machine %s = %+v, want the first or, with %v, the other", id, mc.Egress, may)
 	}
 }
 
@@ -254,7 +259,7 @@ func hibernated(w *fixture) {
 	w.must(w.mgr.Hibernate(w.t.Context(), "a"))
 }
 
-// wantRemovedOr fails unless a machine is not there or, if it may, runs and counts on.
+// wantRemovedOr fails unless a machine does not exist or, if it may, runs with the given count.
 func (w *fixture) wantRemovedOr(id string, may bool, count uint64) {
 	w.t.Helper()
 	_, err := w.mgr.Get(hostapi.MachineID(id))
@@ -262,12 +267,13 @@ func (w *fixture) wantRemovedOr(id string, may bool, count uint64) {
 		return
 	}
 	if !may {
-		w.t.Errorf("machine %s is left", id)
+		w.t.Errorf("machine %s exists, want it removed", id)
 	}
 	w.count(id, count)
 }
 
-// failAt answers a hook that answers err at the nth step, once, and a function that tells how many there were.
+// failAt returns a hook that returns err at the nth step, and a function that returns how many steps there were and
+// which one that was.
 func failAt(nth int, err error) (hook func(op, step string) error, seen func() (int, string)) {
 	var mu sync.Mutex
 	count, where := 0, ""
@@ -285,7 +291,7 @@ func failAt(nth int, err error) (hook func(op, step string) error, seen func() (
 
 var errInjected = errors.New("injected")
 
-// TestFailureAfterEveryStep lets every operation fail after each of its steps.
+// TestFailureAfterEveryStep fails every operation after each of its steps.
 func TestFailureAfterEveryStep(t *testing.T) {
 	for _, o := range append(lazyFaultCases(), faultCases...) {
 		t.Run(o.name, func(t *testing.T) {
@@ -341,8 +347,7 @@ func TestKillAfterEveryStep(t *testing.T) {
 					w.checkNoLeftovers()
 					o.check(w, true)
 					w.destroyAll(fmt.Sprintf("%s and step %d of recovery", where, again))
-					// Killing every recovery anew after every step takes a while; a third of them is spread
-					// over all operations.
+					// Killing every recovery after every one of its steps takes too long; this kills a third of them.
 					if total, _ := steps(); total <= again+1 || nth%3 != 0 {
 						break
 					}
@@ -365,7 +370,7 @@ func (w *fixture) destroyAll(where string) {
 	}
 }
 
-// wakeAndCount: a machine that was to be stopped goes on where it was, in memory or on its disk.
+// wakeAndCount checks that a machine that was to be stopped continues with its memory or with its disk.
 func wakeAndCount(w *fixture, _ bool) {
 	mc, err := w.mgr.Get("a")
 	w.must(err)
@@ -395,7 +400,7 @@ func TestFaultCasesCoverEveryStep(t *testing.T) {
 		w.stop()
 	}
 	w := newWarmFixture(t)
-	w.onStep(note) // TestCreateFromSpareAtEveryStep fails this one
+	w.onStep(note) // TestCreateFromWarmMonitorAtEveryStep fails this one
 	w.create("b", false)
 	for _, step := range machine.StartSteps() {
 		if !seen[step] {

@@ -43,7 +43,7 @@ func (w *fixture) makeDisks(d *snapshot.Draft) {
 // baseEgress is the egress policy of the machines that tests begin with.
 var baseEgress = hostapi.Egress{Allow: []string{"a.example", "192.0.2.0/24"}, DenyOthers: true}
 
-// fixture is a host with a manager that can be killed and started anew.
+// fixture is a host with fake monitors, network and cgroups, and a manager that can be killed and started again.
 type fixture struct {
 	t            *testing.T
 	dir          string
@@ -51,11 +51,11 @@ type fixture struct {
 	network      *network
 	cgroups      *cgroups
 	hook         atomic.Pointer[func(op, step string) error]
-	free         int64          // bytes of disk that are told to be free
-	reclaimable  int64          // of what could go
-	hugePages    int64          // bytes of huge pages that are told to be ready
+	free         int64          // bytes of disk that FreeSpace returns
+	reclaimable  int64          // bytes that ReclaimSpace can free
+	hugePages    int64          // bytes that HugeMemory returns
 	lazy         *lazySnapshots // nil: none
-	warmMonitors int            // that the manager keeps; read by boot
+	warmMonitors int            // that the manager may keep; read by boot
 	limits       hostapi.Limits // of every machine; read by boot
 	patient      time.Duration  // BootTimeout; 0: the default; read by boot
 
@@ -88,22 +88,29 @@ func newFixture(t *testing.T) *fixture {
 	w.must(err)
 	w.makeDisks(d)
 	_, err = d.Commit(
-		snapshot.Snapshot{Ref: base, Template: "base", VCPUs: 1, MemoryMiB: 64, Data: dataDisks, Manifest: image.Manifest},
+		snapshot.Snapshot{
+			Ref:       base,
+			Template:  "base",
+			VCPUs:     1,
+			MemoryMiB: 64,
+			Data:      dataDisks,
+			Manifest:  image.Manifest,
+		},
 	)
 	w.must(err)
 	w.must(w.store.Release(base))
 	return w
 }
 
-// reclaimSpace gives up to spare bytes back.
+// reclaimSpace frees up to reclaimable bytes.
 func (w *fixture) reclaimSpace(bytes int64) int64 {
 	given := min(bytes, w.reclaimable)
 	w.free, w.reclaimable = w.free+given, w.reclaimable-given
 	return given
 }
 
-// memoryDir is a directory in memory where there is one: machines are recorded durably, and these tests
-// record thousands.
+// memoryDir returns a directory in memory if possible: records of machines are written durably, and these tests write
+// thousands.
 func memoryDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "machine-test-")
@@ -118,7 +125,7 @@ func memoryDir(t *testing.T) string {
 	return dir
 }
 
-// boot starts a manager over what is there. An abandoned recovery is tried again.
+// boot starts a manager over the existing state. It repeats an abandoned recovery.
 func (w *fixture) boot() {
 	w.t.Helper()
 	var err error
@@ -171,7 +178,7 @@ func (w *fixture) boot() {
 	running.Go(func() { _ = w.mgr.Run(ctx) })
 }
 
-// restart ends the manager as a signal would, and starts another whose steps are told to step.
+// restart ends the manager as a signal would, and starts another that calls step after each step.
 func (w *fixture) restart(step func(op, step string) error) {
 	w.t.Helper()
 	w.stop()
@@ -179,7 +186,7 @@ func (w *fixture) restart(step func(op, step string) error) {
 	w.boot()
 }
 
-// onStep has every step told to a function; nil is none.
+// onStep sets the function that is called after every step; nil: none.
 func (w *fixture) onStep(hook func(op, step string) error) {
 	if hook == nil {
 		w.hook.Store(nil)
@@ -218,7 +225,7 @@ func (w *fixture) destroy(id string) {
 	w.must(w.mgr.Destroy(w.t.Context(), hostapi.MachineID(id), "test"))
 }
 
-// count lets a machine's guest count, in memory and on disk, and fails when they are of two moments.
+// count increments the counters of a machine's guest, in memory and on disk, and fails if they differ or are not want.
 func (w *fixture) count(id string, want uint64) {
 	w.t.Helper()
 	m := w.host.monitorOf(id)
@@ -239,19 +246,19 @@ func (w *fixture) wantState(id string, want hostapi.State) {
 	}
 }
 
-// eventually waits for a condition that other goroutines bring about.
+// eventually waits until a condition holds.
 func (w *fixture) eventually(what string, holds func() bool) {
 	w.t.Helper()
 	deadline := time.Now().Add(time.Minute)
 	for !holds() {
 		if time.Now().After(deadline) {
-			w.t.Fatalf("waited in vain: %s", what)
+			w.t.Fatalf("timeout waiting until %s", what)
 		}
 		<-time.After(time.Millisecond)
 	}
 }
 
-// checkNoLeftovers fails unless all that is on the host belongs to a machine in the list.
+// checkNoLeftovers fails unless everything on the host belongs to a machine in the list.
 func (w *fixture) checkNoLeftovers() {
 	w.t.Helper()
 	live, dirs := map[string]bool{}, []string{}
@@ -263,12 +270,12 @@ func (w *fixture) checkNoLeftovers() {
 	}
 	for _, m := range w.host.alive() {
 		if !live[m.spec.ID] {
-			w.t.Errorf("monitor of %s is left", m.spec.ID)
+			w.t.Errorf("monitor of %s is left over", m.spec.ID)
 		}
 	}
 	for id := range live {
 		if w.host.monitorOf(id) == nil {
-			w.t.Errorf("machine %s lives without a monitor", id)
+			w.t.Errorf("machine %s has no monitor", id)
 		}
 	}
 	w.network.check(w.t, live)
@@ -280,15 +287,15 @@ func (w *fixture) checkNoLeftovers() {
 	w.cgroups.check(w.t, live)
 	slices.Sort(dirs)
 	if got := names(w.t, filepath.Join(w.dir, "machines")); !slices.Equal(got, dirs) {
-		w.t.Errorf("machines' directories %v, want %v", got, dirs)
+		w.t.Errorf("directories of machines = %v, want %v", got, dirs)
 	}
 	if got := names(w.t, filepath.Join(w.dir, "drafts")); len(got) != 0 {
-		w.t.Errorf("drafts are left: %v", got)
+		w.t.Errorf("drafts = %v, want none", got)
 	}
 }
 
-// checkEgressInForce answers an error unless a machine's policy is in force on its slot. The machine is found by the
-// name of its monitor: a spare's, if it was made of one.
+// checkEgressInForce returns an error unless a machine's policy applies to its slot. id is the name of its monitor:
+// that of a warm monitor, if the machine was made of one.
 func (w *fixture) checkEgressInForce(id string) error {
 	var record struct {
 		ID hostapi.MachineID `json:"id"`
@@ -302,23 +309,23 @@ func (w *fixture) checkEgressInForce(id string) error {
 		return err
 	}
 	if got, ok := w.network.policy(id); !ok || !got.Equal(mc.Egress) {
-		return fmt.Errorf("machine %s is to have %+v, in force is %+v (%v)", id, mc.Egress, got, ok)
+		return fmt.Errorf("egress policy of machine %s = %+v (%v), want %+v", id, got, ok, mc.Egress)
 	}
 	return nil
 }
 
-// checkEmpty fails unless nothing but the template is there.
+// checkEmpty fails unless the host has nothing but the template.
 func (w *fixture) checkEmpty() {
 	w.t.Helper()
 	w.checkNoLeftovers()
 	if list := w.mgr.List(); len(list) != 0 {
-		w.t.Errorf("machines are left: %v", list)
+		w.t.Errorf("machines = %v, want none", list)
 	}
 	if got := names(w.t, filepath.Join(w.dir, "snapshots")); len(got) != 0 {
-		w.t.Errorf("snapshots are left: %v", got)
+		w.t.Errorf("snapshots = %v, want none", got)
 	}
 	if free, total, err := w.mgr.Capacity(); err != nil || free < total {
-		w.t.Errorf("memory is still promised: %d of %d free, %v", free, total, err)
+		w.t.Errorf("capacity = %d of %d MiB free, %v; want all", free, total, err)
 	}
 }
 
@@ -335,13 +342,13 @@ func names(t *testing.T, dir string) []string {
 	return out
 }
 
-// network hands out fake places; it outlives managers.
+// network is a fake machine.Network; it outlives managers.
 type network struct {
 	mu    sync.Mutex
 	taken map[int]string
 	found map[int]string // of an earlier manager, not adopted
 	rules map[int]hostapi.Egress
-	mute  map[int]bool     // adopted, and its policy not set since
+	mute  map[int]bool     // adopted, and no policy set since
 	rates map[int][2]int64 // in, out; a slot without has the host's
 	fail  error            // of the next policy set
 }
@@ -407,11 +414,11 @@ func (n *network) check(t *testing.T, live map[string]bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if len(n.taken) != len(live) || len(n.found) != 0 {
-		t.Errorf("slots %v taken, %v found, want those of %v", n.taken, n.found, live)
+		t.Errorf("slots taken = %v, found = %v, want those of %v", n.taken, n.found, live)
 	}
 	for _, owner := range n.taken {
 		if !live[owner] {
-			t.Errorf("slot of %s is left", owner)
+			t.Errorf("slot of %s is left over", owner)
 		}
 	}
 }
@@ -434,7 +441,7 @@ func (n *network) failNext(err error) {
 	n.fail = err
 }
 
-// policy is what is in force for owner; false: nothing is, or its names are not answered.
+// policy returns the policy of owner's slot; false: there is none, or its names are not resolved.
 func (n *network) policy(owner string) (hostapi.Egress, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -465,7 +472,7 @@ func (p *slot) SetRates(_ context.Context, in, out int64) error {
 	return nil
 }
 
-// ratesOf are those of owner's slot.
+// ratesOf returns the rates of owner's slot.
 func (n *network) ratesOf(owner string) [2]int64 {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -481,7 +488,7 @@ func (p *slot) Release(context.Context) error {
 	p.net.mu.Lock()
 	defer p.net.mu.Unlock()
 	if p.net.taken[p.index] == "" {
-		return fmt.Errorf("slot %d given twice", p.index)
+		return fmt.Errorf("slot %d released twice", p.index)
 	}
 	delete(p.net.taken, p.index)
 	return nil
@@ -516,7 +523,7 @@ func (g *cgroups) Adopt(ctx context.Context, name string, l machine.Limits) (mac
 	delete(g.found, name)
 	g.mu.Unlock()
 	if !found {
-		return nil, fmt.Errorf("no group %s", name)
+		return nil, fmt.Errorf("no cgroup %s", name)
 	}
 	return g.Create(ctx, name, l)
 }
@@ -538,7 +545,7 @@ func (g *cgroups) check(t *testing.T, live map[string]bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if len(g.names) != len(live) || len(g.found) != 0 {
-		t.Errorf("groups %v, want those of %v", g.names, live)
+		t.Errorf("cgroups = %v, want those of %v", g.names, live)
 	}
 }
 
@@ -558,8 +565,7 @@ func (g *cgroup) Destroy(context.Context) error {
 	return nil
 }
 
-// pageDisks makes disks on any file system.
-// copies are of the first page, where guests write; the rest is a hole.
+// pageDisks makes disks on any file system. Copies are of the first page, where guests write; the rest is a hole.
 type pageDisks struct{}
 
 const page = 4096

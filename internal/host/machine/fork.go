@@ -161,7 +161,9 @@ func (m *Manager) forkLive(
 		disks:  func() error { return m.cloneIntoChildren(parent, children) },
 	}
 	if vm, ok := parent.vm.(vmm.ForkCapturer); ok {
-		what.memory = func(ctx context.Context) (vmm.Capture, error) { return vm.CaptureFor(ctx, childMonitors(children)) }
+		what.memory = func(ctx context.Context) (vmm.Capture, error) {
+			return vm.CaptureFor(ctx, childMonitors(children))
+		}
 	}
 	capture, err := m.captureStopped(ctx, op, parent, what)
 	if err != nil {

@@ -13,10 +13,10 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 )
 
-// relinkTimeout is how long a guest may take to answer on a channel that is opened anew.
+// relinkTimeout is how long a guest may take to reply on a channel that is opened again.
 const relinkTimeout = 15 * time.Second
 
-// Guest answers the inside of a running machine, for one generation of it.
+// Guest returns the guest of a running machine, for one generation of it.
 func (m *Manager) Guest(ctx context.Context, id hostapi.MachineID) (guestapi.Guest, error) {
 	mc := m.find(id)
 	if mc == nil {
@@ -28,7 +28,7 @@ func (m *Manager) Guest(ctx context.Context, id hostapi.MachineID) (guestapi.Gue
 	if in.State == running && linkOpen(link) {
 		return link, nil
 	}
-	mc, err := m.lock(ctx, id) // whatever is under way ends first
+	mc, err := m.lock(ctx, id) // the operation in progress ends first
 	if err != nil {
 		return nil, err
 	}
@@ -51,7 +51,7 @@ func linkOpen(link Link) bool {
 	}
 }
 
-// ensureLink answers a machine's link, opened anew when it was lost. The caller owns the machine.
+// ensureLink returns a machine's link, opened again if it was lost. The caller owns the machine.
 func (m *Manager) ensureLink(ctx context.Context, mc *machine) (Link, error) {
 	if linkOpen(mc.link) {
 		return mc.link, nil
@@ -74,7 +74,7 @@ func (m *Manager) redial(ctx context.Context, mc *machine, g Handshake, limit ti
 		return nil, guestapi.ErrLost
 	}
 	m.closeLink(mc)
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, errors.New("the guest did not answer in time"))
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, errors.New("the guest did not reply in time"))
 	defer cancel()
 	conn, err := mc.vm.Dial(ctx)
 	if err != nil {
@@ -91,8 +91,7 @@ func (m *Manager) redial(ctx context.Context, mc *machine, g Handshake, limit ti
 	return link, nil
 }
 
-// closeLink closes a machine's link if there is one. An error of closing says nothing that matters: the
-// link is gone either way.
+// closeLink closes a machine's link, if it has one. An error is only logged: the link is closed either way.
 func (m *Manager) closeLink(mc *machine) {
 	if mc.link == nil {
 		return
@@ -103,13 +102,13 @@ func (m *Manager) closeLink(mc *machine) {
 	mc.set(func() { mc.link = nil })
 }
 
-// cpuSample is a machine's processor time when it was last asked for.
+// cpuSample is a machine's processor time at the last call of Usage.
 type cpuSample struct {
 	cpu time.Duration
 	at  time.Time
 }
 
-// Usage answers what a running or paused machine's monitor takes of the host.
+// Usage returns the resources that the monitor of a running or paused machine uses on the host.
 func (m *Manager) Usage(_ context.Context, id hostapi.MachineID) (hostapi.Usage, error) {
 	mc := m.find(id)
 	if mc == nil {
@@ -144,20 +143,19 @@ func (m *Manager) Usage(_ context.Context, id hostapi.MachineID) (hostapi.Usage,
 	return out, nil
 }
 
-// consoleFile is where a driver leaves what the guest of a dead monitor printed, in the monitor's
-// directory.
+// consoleFile is the file in the monitor's directory where a driver leaves what the guest printed.
 const consoleFile = "console.log"
 
-// consoleBytes is how much of its end Console answers.
+// consoleBytes bounds the result of Console.
 const consoleBytes = 64 << 10
 
-// console is what drivers can do whose monitors keep what the guest's kernel prints: it answers what was
-// printed since it was asked last.
+// console is a vmm.Machine whose monitor keeps what the guest's kernel prints. Console returns what was printed since
+// the last call.
 type console interface {
 	Console(ctx context.Context) ([]byte, error)
 }
 
-// Console answers the end of what the guest's kernel printed, at most 64 KiB.
+// Console returns the end of what the guest's kernel printed, at most 64 KiB.
 func (m *Manager) Console(ctx context.Context, id hostapi.MachineID) ([]byte, error) {
 	mc, err := m.lock(ctx, id)
 	if err != nil {
@@ -167,7 +165,7 @@ func (m *Manager) Console(ctx context.Context, id hostapi.MachineID) ([]byte, er
 	return m.console(ctx, mc)
 }
 
-// console answers for a machine that was entered.
+// console is Console of a machine that the caller owns.
 func (m *Manager) console(ctx context.Context, mc *machine) ([]byte, error) {
 	if vm, ok := mc.vm.(console); ok {
 		more, err := vm.Console(ctx)

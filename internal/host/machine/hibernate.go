@@ -15,11 +15,11 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// snapshotArea holds users' snapshots and, anonymous, the images that machines sleep in. Users' names have
-// no dash, so they never meet.
+// snapshotArea holds users' snapshots and, anonymous, the images that machines hibernate in. Users' names have no
+// dash, so the two never collide.
 const snapshotArea = "snapshots"
 
-// describe says what a snapshot of a machine is of.
+// describe returns the description of a snapshot of a machine.
 func describe(mc *machine) snapshot.Snapshot {
 	in := mc.rec
 	return snapshot.Snapshot{
@@ -29,9 +29,9 @@ func describe(mc *machine) snapshot.Snapshot {
 	}
 }
 
-// TakeSnapshot puts one moment of a running or paused machine, memory and disks, into the store under
-// ref. The machine goes on in its state. finish, which may be nil, may work on the draft before it is
-// committed; change, which may be nil, on its description.
+// TakeSnapshot stores memory and disks of one moment of a running or paused machine under ref.
+// The machine continues in its state. change, which may be nil, can change the description of the snapshot; finish,
+// which may be nil, the draft before it is committed.
 func (m *Manager) TakeSnapshot(
 	ctx context.Context,
 	id hostapi.MachineID,
@@ -71,7 +71,7 @@ func (m *Manager) TakeSnapshot(
 	return snap, m.deps.Store.Release(ref)
 }
 
-// storeSnapshot stores one moment of a machine, held once.
+// storeSnapshot stores one moment of a machine. The snapshot is acquired once.
 func (m *Manager) storeSnapshot(ctx context.Context, op *operation, mc *machine, snap snapshot.Snapshot,
 	finish func(context.Context, *snapshot.Draft) error) (snapshot.Snapshot, error) {
 	if err := m.requireSpace("a snapshot of machine "+string(mc.id), mc.rec.MemoryMiB); err != nil {
@@ -85,7 +85,12 @@ func (m *Manager) storeSnapshot(ctx context.Context, op *operation, mc *machine,
 	if err := op.done("draft"); err != nil {
 		return snap, err
 	}
-	capture, err := m.captureStopped(ctx, op, mc, captureRequest{mc.vm.Capture, func() error { return m.cloneIntoDraft(mc, draft) }})
+	capture, err := m.captureStopped(
+		ctx,
+		op,
+		mc,
+		captureRequest{mc.vm.Capture, func() error { return m.cloneIntoDraft(mc, draft) }},
+	)
 	if err != nil {
 		return snap, err
 	}
@@ -123,7 +128,7 @@ func (m *Manager) save(
 	return op.done("save")
 }
 
-// commit makes a draft a snapshot.
+// commit turns a draft into a snapshot.
 func (m *Manager) commit(op *operation, draft *snapshot.Draft, snap *snapshot.Snapshot) error {
 	got, err := draft.Commit(*snap)
 	if err != nil {
@@ -140,15 +145,15 @@ func (m *Manager) commit(op *operation, draft *snapshot.Draft, snap *snapshot.Sn
 	return op.done("commit")
 }
 
-// MarkWarmedUp says that a running machine's guest did what those of its next snapshot will do first. Where
-// monitors learn nothing from that it does nothing.
+// MarkWarmedUp says that a machine's guest has done what machines of its next snapshot do first.
+// The snapshot then gets a checkpoint of the monitor. With a driver without checkpoints the call has no effect.
 func (m *Manager) MarkWarmedUp(ctx context.Context, id hostapi.MachineID) error {
 	mc, err := m.lock(ctx, id)
 	if err != nil {
 		return err
 	}
 	defer mc.unlock()
-	if err := mc.requireState("rehearse", running, paused); err != nil {
+	if err := mc.requireState("mark warmed up", running, paused); err != nil {
 		return err
 	}
 	if vm, ok := mc.vm.(vmm.CheckpointMarker); ok {
@@ -157,9 +162,8 @@ func (m *Manager) MarkWarmedUp(ctx context.Context, id hostapi.MachineID) error 
 	return nil
 }
 
-// Hibernate puts a running or paused machine to rest: memory and device state into an image, its disks
-// stay where they are, and its monitor ends. A hibernated machine is fine. When it fails the machine goes
-// on as it was.
+// Hibernate saves a running or paused machine into an image and ends its monitor.
+// Its disks stay where they are. A hibernated machine is left as it is. If Hibernate fails, the machine continues.
 func (m *Manager) Hibernate(ctx context.Context, id hostapi.MachineID) (err error) {
 	op := m.begin("hibernate")
 	defer func() { err = op.end(ctx, err) }()
@@ -186,11 +190,11 @@ func (m *Manager) Hibernate(ctx context.Context, id hostapi.MachineID) (err erro
 	if err := m.hibernate(ctx, op, mc); err != nil {
 		return fmt.Errorf("hibernate machine %s: %w", id, wrapNoSpace(err))
 	}
-	return m.releaseAtRest(ctx, op, mc, old, "asleep")
+	return m.releaseAtRest(ctx, op, mc, old, "hibernated")
 }
 
-// releaseAtRest frees what a machine that is at rest does not need: there is no way back but Wake. old is the image that
-// it ran on.
+// releaseAtRest releases what a machine at rest does not need; only Wake starts it again. old is the image that it ran
+// on.
 func (m *Manager) releaseAtRest(ctx context.Context, op *operation, mc *machine, old snapshot.Ref, step string) error {
 	op.cleanup.Forget()
 	err := op.done(step)
@@ -209,23 +213,31 @@ func (m *Manager) releaseAtRest(ctx context.Context, op *operation, mc *machine,
 	return err
 }
 
-// hibernate writes the image that a machine sleeps in and records, durably, that it does. Undone, the image
-// goes first, then the record says that the machine runs, and only then does it run: at no moment can a
-// crash find a running machine beside an image that it would be restored from.
+// hibernate writes the image that a machine hibernates in and records, durably, that it does. Its cleanups remove the
+// image first, then record that the machine runs, and let it run only then: a crash never leaves a running machine
+// beside an image that it would be restored from.
 func (m *Manager) hibernate(ctx context.Context, op *operation, mc *machine) error {
 	before, base := mc.rec.State, mc.rec.Base
 	if before == running {
 		if err := m.quiesce(ctx, op, mc, false); err != nil {
 			return err
 		}
-		op.cleanup.Push("go on", func(ctx context.Context) error { return m.resume(ctx, mc) })
+		op.cleanup.Push("resume", func(ctx context.Context) error { return m.resume(ctx, mc) })
 	}
 	snap := describe(mc)
 	snap.Ref, snap.Anonymous = snapshot.Join(snapshotArea, fmt.Sprintf("%s-g%d", mc.id, mc.rec.Generation)), true
 	op.cleanup.Push("record", func(context.Context) error {
-		return m.update(mc, surviveHost, func(in *record) { in.State, in.Before, in.Next, in.Base = before, "", "", base })
+		return m.update(
+			mc,
+			surviveHost,
+			func(in *record) { in.State, in.Before, in.Next, in.Base = before, "", "", base },
+		)
 	})
-	err := m.update(mc, surviveProcess, func(in *record) { in.State, in.Before, in.Next = hibernating, before, snap.Ref })
+	err := m.update(
+		mc,
+		surviveProcess,
+		func(in *record) { in.State, in.Before, in.Next = hibernating, before, snap.Ref },
+	)
 	if err != nil {
 		return err
 	}
@@ -240,9 +252,8 @@ func (m *Manager) hibernate(ctx context.Context, op *operation, mc *machine) err
 	})
 }
 
-// saveHibernation captures a machine that stands still and stores the image. While it is written, the disks
-// and the intent, which names the image to come, are made durable: with the image's commit the machine
-// is asleep whatever happens to the host.
+// saveHibernation captures a stopped machine and stores the image. Meanwhile the disks and the record, which names
+// the image, are made durable: once the image is committed the machine is hibernated whatever happens to the host.
 func (m *Manager) saveHibernation(ctx context.Context, op *operation, mc *machine, snap *snapshot.Snapshot) error {
 	draft, err := m.deps.Store.Draft()
 	if err != nil {

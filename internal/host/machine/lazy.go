@@ -13,39 +13,39 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// LazySnapshots serves partial snapshots to machines that start before all of it is on this host.
+// LazySnapshots serves snapshots that are not yet downloaded to machines that start on them.
 type LazySnapshots interface {
-	// Attach arranges for the machine owner to start on a partial snapshot. disks are its own disks, in the
-	// order of the snapshot's: empty files of at least their size.
+	// Attach prepares the machine owner to start on a snapshot that is not yet downloaded. disks are its own disks,
+	// in the order of the snapshot's: empty files of at least their size.
 	Attach(ctx context.Context, snap snapshot.Snapshot, owner string, disks []string) (LazySource, error)
-	// CompleteDisks makes the disks of a machine whole that an earlier process served, with what the machine wrote.
-	// It waits until the snapshot's disks are here.
+	// CompleteDisks completes the disks of a machine that an earlier process served, keeping what the machine wrote.
+	// It waits until the snapshot's disks are downloaded.
 	CompleteDisks(ctx context.Context, snap snapshot.Snapshot, disks []string) error
 }
 
-// LazySource is what one machine has of a partial snapshot.
+// LazySource serves a snapshot that is not yet downloaded to one machine.
 type LazySource interface {
 	Memory() vmm.Memory
-	// DiskPaths are what its monitor uses as its disks: what it writes goes to its own, the rest is the snapshot's.
+	// DiskPaths are the disks for the monitor: writes go to the machine's own, reads of the rest to the snapshot's.
 	DiskPaths() []string
-	// Complete is closed when the snapshot is whole and the machine's own disks are all of its disks. What the
-	// monitor has mapped and open goes on to be served.
+	// Complete is closed when the snapshot is downloaded and the machine's own disks are complete. Files that the
+	// monitor has mapped and open continue to be served.
 	Complete() <-chan struct{}
-	// WaitComplete waits for that. It answers why when an attempt to bring all of it here fails.
+	// WaitComplete waits for that. It returns the error of a download of everything that failed.
 	WaitComplete(ctx context.Context) error
-	// Failed is closed when something that the monitor waited for does not come. Err then says why.
+	// Failed is closed when a download that the monitor waits for has failed. Err then returns why.
 	Failed() <-chan struct{}
 	Err() error
-	Close(ctx context.Context) error // when the monitor has ended
+	Close(ctx context.Context) error // called when the monitor has ended
 }
 
-// incompleteFile is in a machine's directory while its disks are not whole.
+// incompleteFile exists in a machine's directory while its disks are incomplete.
 const incompleteFile = "disk.partial"
 
-// streamReason is told of machines whose memory was served by a process of ours that ended.
-const streamReason = "the host agent ended, which brought the memory of this machine here piece by piece"
+// streamReason is the reason of machines that ended because the process that served their memory did.
+const streamReason = "the host agent ended while it was downloading the memory of this machine"
 
-// markDisksIncomplete notes that a new machine's disks lack what its snapshot has.
+// markDisksIncomplete records that a new machine's disks lack content of its snapshot.
 func markDisksIncomplete(mc *machine) error {
 	err := durable.Replace(filepath.Join(mc.dir, incompleteFile), nil, 0o600)
 	for _, path := range mc.ownDiskPaths() {
@@ -57,7 +57,7 @@ func markDisksIncomplete(mc *machine) error {
 // attachLazy attaches a new machine, whose disks are empty, to a snapshot that is not yet downloaded.
 func (m *Manager) attachLazy(ctx context.Context, op *operation, mc *machine, snap snapshot.Snapshot) error {
 	if m.deps.Lazy == nil {
-		return fmt.Errorf("snapshot %s is not all on this host: %w", snap.Ref, hostapi.ErrUnsupported)
+		return fmt.Errorf("snapshot %s is not completely downloaded to this host: %w", snap.Ref, hostapi.ErrUnsupported)
 	}
 	source, err := m.deps.Lazy.Attach(ctx, snap, mc.rec.resourceName(), mc.ownDiskPaths())
 	if err != nil {
@@ -71,8 +71,8 @@ func (m *Manager) attachLazy(ctx context.Context, op *operation, mc *machine, sn
 	return m.reserveHugePages(op, mc)
 }
 
-// reserveHugePages has a machine's memory made of huge pages, if those that the host keeps ready suffice for all of it beside
-// all of the other machines': a monitor that finds none when it touches its memory is killed.
+// reserveHugePages makes a machine's memory of huge pages, if the host has enough of them ready for all of it beside
+// all of the other machines': the kernel kills a monitor that finds none when it touches its memory.
 func (m *Manager) reserveHugePages(op *operation, mc *machine) error {
 	if m.cfg.HugeMemory == nil || !m.deps.Driver.Capabilities().Memory.HugePages {
 		return nil
@@ -87,38 +87,38 @@ func (m *Manager) reserveHugePages(op *operation, mc *machine) error {
 		left -= promised
 	}
 	if all := int64(mc.rec.MemoryMiB) * mib; all <= left {
-		op.cleanup.Push("give huge pages back", func(context.Context) error { m.releaseHugePages(mc); return nil })
+		op.cleanup.Push("release huge pages", func(context.Context) error { m.releaseHugePages(mc); return nil })
 		m.huge[mc] = all
 	}
 	return nil
 }
 
-// usesHugePages says whether a machine's memory is made of huge pages.
+// usesHugePages reports whether a machine's memory is made of huge pages.
 func (m *Manager) usesHugePages(mc *machine) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.huge[mc] > 0
 }
 
-// releaseHugePages notes that a machine needs no huge pages any more.
+// releaseHugePages records that a machine needs no huge pages any more.
 func (m *Manager) releaseHugePages(mc *machine) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.huge, mc)
 }
 
-// waitLocal waits until all that a machine started on is on this host: it can be captured then.
+// waitLocal waits until everything that a machine started on is downloaded: it can be captured then.
 func (m *Manager) waitLocal(ctx context.Context, op *operation, mc *machine) error {
 	if mc.lazy == nil {
 		return nil
 	}
 	if err := mc.lazy.WaitComplete(ctx); err != nil {
-		return fmt.Errorf("machine %s is not all on this host yet: %w", mc.id, err)
+		return fmt.Errorf("machine %s is not completely downloaded to this host yet: %w", mc.id, err)
 	}
-	return op.done("whole")
+	return op.done("download")
 }
 
-// withStreamFailure is a context that ends when what a machine starts on does not come.
+// withStreamFailure returns a context that ends when a download fails that the machine waits for.
 func (mc *machine) withStreamFailure(ctx context.Context) (context.Context, context.CancelFunc) {
 	if mc.lazy == nil {
 		return ctx, func() {}
@@ -137,15 +137,15 @@ func (mc *machine) withStreamFailure(ctx context.Context) (context.Context, cont
 	return ctx, func() { cancel(nil); <-done }
 }
 
-// wrapStreamError is err, with why the machine's content did not come if it did not.
+// wrapStreamError adds to err why a download that the machine waited for failed, if one did.
 func (mc *machine) wrapStreamError(err error) error {
 	if err == nil || mc.lazy == nil || mc.lazy.Err() == nil {
 		return err
 	}
-	return fmt.Errorf("its snapshot does not come: %w (%w)", mc.lazy.Err(), err)
+	return fmt.Errorf("download of its snapshot failed: %w (%w)", mc.lazy.Err(), err)
 }
 
-// closeLazy ends a machine's stream; its monitor has ended.
+// closeLazy detaches a machine, whose monitor has ended, from its lazy source.
 func (m *Manager) closeLazy(ctx context.Context, mc *machine) error {
 	if mc.lazy == nil {
 		return nil
@@ -158,27 +158,28 @@ func (m *Manager) closeLazy(ctx context.Context, mc *machine) error {
 	return nil
 }
 
-// markDisksComplete notes that a machine's disks are whole.
+// markDisksComplete records that a machine's disks are complete.
 func (m *Manager) markDisksComplete(mc *machine) {
 	if err := os.Remove(filepath.Join(mc.dir, incompleteFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
-		m.log.Error("disk that is whole not noted", "machine", mc.id, "err", err)
+		m.log.Error("complete disk not recorded", "machine", mc.id, "err", err)
 	}
 }
 
-// disksIncomplete says whether a machine's disks may lack what its snapshot has.
+// disksIncomplete reports whether a machine's disks may lack content of its snapshot.
 func (m *Manager) disksIncomplete(mc *machine) bool {
 	_, err := os.Stat(filepath.Join(mc.dir, incompleteFile))
 	return err == nil
 }
 
-// completeDisks makes the disks of a failed machine whole, and lets go of the snapshot it began on.
+// completeDisks completes the disks of a failed machine and releases the snapshot that it began on.
 func (m *Manager) completeDisks(ctx context.Context, op *operation, mc *machine) error {
 	if !m.disksIncomplete(mc) {
 		return nil
 	}
 	base := mc.rec.Base
 	if m.deps.Lazy == nil || base == "" {
-		return fmt.Errorf("the disk is not all here, and neither is what it began as: %w", hostapi.ErrUnsupported)
+		return fmt.Errorf("the disk is incomplete, and the snapshot that it began on is missing: %w",
+			hostapi.ErrUnsupported)
 	}
 	snap, err := m.deps.Store.Acquire(base)
 	if err != nil {
@@ -195,5 +196,5 @@ func (m *Manager) completeDisks(ctx context.Context, op *operation, mc *machine)
 	if err := m.deps.Store.Release(base); err != nil {
 		return err
 	}
-	return op.done("rescue")
+	return op.done("complete")
 }

@@ -3,6 +3,7 @@ package machine_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -17,17 +18,17 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// remoteBase is a template that is not all on the host.
+// remoteBase is a template that is not yet downloaded.
 const remoteBase = snapshot.Ref("templates/far/g1")
 
-// lazySnapshots serves partial snapshots; it ends with its manager.
+// lazySnapshots is a fake of machine.LazySnapshots; it ends with its manager.
 type lazySnapshots struct {
 	mu   sync.Mutex
 	open map[*lazySource]bool
-	hold bool // nothing becomes whole
+	hold bool // no download completes
 }
 
-// lazySource is one machine's.
+// lazySource is the source of one machine.
 type lazySource struct {
 	s      *lazySnapshots
 	disks  []string
@@ -36,7 +37,12 @@ type lazySource struct {
 	err    error
 }
 
-func (s *lazySnapshots) Attach(_ context.Context, snap snapshot.Snapshot, _ string, disks []string) (machine.LazySource, error) {
+func (s *lazySnapshots) Attach(
+	_ context.Context,
+	snap snapshot.Snapshot,
+	_ string,
+	disks []string,
+) (machine.LazySource, error) {
 	if !snap.RemoteBacked() {
 		return nil, errors.New("attached to a snapshot that is whole")
 	}
@@ -59,7 +65,7 @@ func (s *lazySnapshots) Attach(_ context.Context, snap snapshot.Snapshot, _ stri
 	return f, nil
 }
 
-// fillIn writes a snapshot's disk over the begin of a machine's.
+// fillIn copies a snapshot's disk over the beginning of a machine's.
 func fillIn(from, to string) error {
 	src, err := os.Open(from)
 	if err != nil {
@@ -83,14 +89,14 @@ func (s *lazySnapshots) CompleteDisks(_ context.Context, _ snapshot.Snapshot, di
 	return err
 }
 
-// left is how many machines are attached.
+// left returns how many machines are attached.
 func (s *lazySnapshots) left() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.open)
 }
 
-// fail fails every machine.
+// fail fails the download of every machine.
 func (s *lazySnapshots) fail(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -130,7 +136,7 @@ func (f *lazySource) Close(context.Context) error {
 	return nil
 }
 
-// makeRemote makes the template that is not all there.
+// makeRemote makes remoteBase.
 func (w *fixture) makeRemote() {
 	w.t.Helper()
 	d, err := w.store.Draft()
@@ -138,7 +144,14 @@ func (w *fixture) makeRemote() {
 	image, err := (&capture{mem: memory{Frozen: true}, m: &monitor{host: w.host}}).Save(w.t.Context(), d.ImageDir())
 	w.must(err)
 	w.makeDisks(d)
-	snap := snapshot.Snapshot{Ref: remoteBase, Template: "far", VCPUs: 1, MemoryMiB: 64, Data: dataDisks, Manifest: image.Manifest}
+	snap := snapshot.Snapshot{
+		Ref:       remoteBase,
+		Template:  "far",
+		VCPUs:     1,
+		MemoryMiB: 64,
+		Data:      dataDisks,
+		Manifest:  image.Manifest,
+	}
 	_, err = d.Commit(snap.WithOrigin([]byte("there")))
 	w.must(err)
 	w.must(w.store.Release(remoteBase))
@@ -154,7 +167,7 @@ func (w *fixture) createRemote(id string, keep bool) error {
 	return err
 }
 
-// lazyFaultCases is what is done to machines that begin on a partial snapshot.
+// lazyFaultCases returns the fault cases of machines that start on a snapshot that is not yet downloaded.
 func lazyFaultCases() []faultCase {
 	return []faultCase{
 		{
@@ -167,7 +180,12 @@ func lazyFaultCases() []faultCase {
 					return
 				}
 				if !killed || mc.State != hostapi.Failed || !strings.Contains(mc.Reason, "host agent ended") {
-					w.t.Errorf("machine b is %q (%s), killed %v", mc.State, mc.Reason, killed)
+					w.t.Errorf(
+						"machine b is %q (%s) with killed %v, want it removed or, if killed, failed",
+						mc.State,
+						mc.Reason,
+						killed,
+					)
 				}
 			},
 		},
@@ -188,13 +206,13 @@ func lazyFaultCases() []faultCase {
 					return
 				}
 				if _, err := w.mgr.Wake(w.t.Context(), "b"); err != nil {
-					w.t.Errorf("woken again: %v", err)
+					w.t.Errorf("second wake: %v", err)
 				}
 				if _, err := os.Stat(filepath.Join(w.dir, "machines", "b", "disk.partial")); !errors.Is(
 					err,
 					os.ErrNotExist,
 				) {
-					w.t.Errorf("the disk of a machine that was woken is not whole: %v", err)
+					w.t.Errorf("disk.partial of a machine that was woken: got %v, want ErrNotExist", err)
 				}
 			},
 		},
@@ -218,17 +236,17 @@ func TestStreamingMachine(t *testing.T) {
 	w.count("b", 2)
 	w.destroy("a")
 	if n := w.lazy.left(); n != 0 {
-		t.Errorf("%d machines are still attached", n)
+		t.Errorf("%d machines are attached, want 0", n)
 	}
-	w.restart(nil) // a fork of a streaming machine does not need this process
+	w.restart(nil) // a fork of a streaming machine does not need the process that served it
 	w.count("b", 3)
 	w.destroy("b")
 	w.checkEmpty()
 }
 
-// Memory that is still coming is made of huge pages as far as the host keeps them ready: a machine has all of its
-// memory of them or none, and what one no longer needs the next may have.
-func TestHugePagesGoAsFarAsTheyAre(t *testing.T) {
+// TestHugePagesAreReserved checks that memory which is not yet downloaded is made of huge pages while the host has
+// enough of them: a machine has all of its memory of them or none, and the next can have those of one that ended.
+func TestHugePagesAreReserved(t *testing.T) {
 	w := newFixture(t)
 	w.makeRemote()
 	w.hugePages = 100 << 20 // for one machine of 64 MiB
@@ -246,7 +264,7 @@ func TestHugePagesGoAsFarAsTheyAre(t *testing.T) {
 	w.host.failNext("load", errors.New("refused"))
 	w.destroy("c")
 	if err := w.createRemote("d", false); err == nil {
-		t.Error("it was loaded")
+		t.Error("create with a failing load: got no error")
 	}
 	create("e", true)
 	w.must(w.mgr.Hibernate(t.Context(), "e"))
@@ -259,9 +277,9 @@ func TestHugePagesGoAsFarAsTheyAre(t *testing.T) {
 	w.checkEmpty()
 }
 
-// A guest that can ask its monitor who it is finds that with its first instruction; a create whose monitor does not
-// take it is none.
-func TestIdentityIsToldFirst(t *testing.T) {
+// TestMetadataIsSetBeforeLoad checks that a guest finds its metadata with its first instruction, and that a create
+// fails if the monitor does not accept it.
+func TestMetadataIsSetBeforeLoad(t *testing.T) {
 	w := newFixture(t)
 	w.create("a", false)
 	got, err := w.mgr.Fork(
@@ -271,51 +289,52 @@ func TestIdentityIsToldFirst(t *testing.T) {
 	w.must(err)
 	w.must(got[0].Err)
 	for id, name := range map[string]string{"a": "a", "b": "other"} {
-		want := `{"latest":{"meta-data":{"hostname":"` + name + `","instance-id":"` + id + `","local-hostname":"` + name + `"}}}`
+		want := fmt.Sprintf(
+			`{"latest":{"meta-data":{"hostname":%q,"instance-id":%q,"local-hostname":%q}}}`, name, id, name)
 		if told := w.host.monitorOf(id).metadata; told != want {
-			t.Errorf("the guest of %s finds %s, want %s", id, told, want)
+			t.Errorf("metadata of machine %s = %s, want %s", id, told, want)
 		}
 	}
 	w.host.failNext("identify", errors.New("refused"))
 	if _, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "c"}, base, ""); err == nil ||
 		!strings.Contains(err.Error(), "refused") {
-		t.Errorf("created: %v", err)
+		t.Errorf("create: got %v, want another error", err)
 	}
 	w.destroy("a")
 	w.destroy("b")
 	w.checkEmpty()
 }
 
-func TestCaptureWaitsForAll(t *testing.T) {
+func TestCaptureWaitsForDownload(t *testing.T) {
 	w := newFixture(t)
 	w.makeRemote()
 	w.lazy.hold = true
 	w.must(w.createRemote("a", true))
 	ctx, cancel := context.WithCancel(t.Context())
-	cancel() // so it is either not even its turn, or waits no more
+	cancel() // so the operation ends while it waits
 	if _, err := w.mgr.TakeSnapshot(ctx, "a", "snapshots/s", nil, nil); err == nil {
-		t.Error("a snapshot of it was taken")
+		t.Error("snapshot before the download is complete: got no error")
 	}
 	if err := w.mgr.Hibernate(ctx, "a"); err == nil {
-		t.Error("it hibernated")
+		t.Error("hibernate before the download is complete: got no error")
 	}
 	w.count("a", 1)
 	w.destroy("a")
 	w.checkEmpty()
 }
 
-func TestStarvedMachineFails(t *testing.T) {
+func TestFailedDownloadFailsMachine(t *testing.T) {
 	for _, keep := range []bool{true, false} {
 		w := newFixture(t)
 		w.makeRemote()
 		w.lazy.hold = true
 		w.must(w.createRemote("a", keep))
-		w.lazy.fail(errors.New("the store is gone"))
+		w.lazy.fail(errors.New("no store"))
 		w.eventually("the event", func() bool {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			for _, e := range w.events {
-				if e.Type == "died" && strings.Contains(e.Reason, "its snapshot does not come: the store is gone") {
+				if e.Type == "died" && strings.Contains(e.Reason, "download of its snapshot failed: no store") {
 					return true
 				}
 			}
@@ -327,19 +346,19 @@ func TestStarvedMachineFails(t *testing.T) {
 		w.destroy("a")
 		w.checkEmpty()
 		if n := w.lazy.left(); n != 0 {
-			t.Errorf("%d machines are still attached", n)
+			t.Errorf("%d machines are attached, want 0", n)
 		}
 		w.stop()
 	}
 }
 
-func TestPartialSnapshotWithoutStreams(t *testing.T) {
+func TestRemoteBackedSnapshotWithoutStreaming(t *testing.T) {
 	w := newFixture(t)
 	w.makeRemote()
 	w.lazy = nil
 	w.restart(nil)
 	if err := w.createRemote("a", false); !errors.Is(err, hostapi.ErrUnsupported) {
-		t.Errorf("created: %v", err)
+		t.Errorf("create: got %v, want another error", err)
 	}
 	w.checkEmpty()
 }

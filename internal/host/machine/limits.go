@@ -8,33 +8,33 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// LineBytes is what a line of so many Mbit/s carries in a second.
+// LineBytes returns how many bytes per second are mbit Mbit/s.
 func LineBytes(mbit int) int64 { return int64(mbit) * 1e6 / 8 }
 
-// diskRate is how limits bound each disk.
+// diskRate returns the rate of each disk under limits.
 func diskRate(l hostapi.Limits) vmm.Rate {
 	return vmm.Rate{Bytes: int64(l.DiskMiB) * mib, Ops: int64(l.DiskOps)}
 }
 
-// checkLimits refuses limits that a machine here cannot have.
+// checkLimits returns an error for limits that a machine on this host cannot have.
 func (m *Manager) checkLimits(l hostapi.Limits) error {
 	if err := l.Check(m.cfg.Limits); err != nil {
 		return err
 	}
 	if c := m.deps.Driver.Capabilities(); diskRate(l) != (vmm.Rate{}) && !c.Disks.Rates {
-		return unsupported("bound what goes through disks", c)
+		return unsupported("limit the rate of disks", c)
 	}
 	return nil
 }
 
-// applyNetworkRates bounds what goes through a machine's slot, which has the host's bounds, as the machine asked for.
+// applyNetworkRates applies a machine's own network limits to its slot, which has the host's.
 func (m *Manager) applyNetworkRates(ctx context.Context, mc *machine) error {
 	l := mc.rec.Limits
 	if l.NetworkInMbit == 0 && l.NetworkOutMbit == 0 {
 		return nil
 	}
 	if err := mc.slot.SetRates(ctx, LineBytes(l.NetworkInMbit), LineBytes(l.NetworkOutMbit)); err != nil {
-		return fmt.Errorf("bound the network: %w", err)
+		return fmt.Errorf("limit the network rate: %w", err)
 	}
 	return nil
 }

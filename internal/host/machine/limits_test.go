@@ -11,9 +11,9 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// The bounds of the host hold for every disk of every machine, however it came to be, and those of a later
-// process for what starts in it.
-func TestDisksAreBounded(t *testing.T) {
+// TestDiskRates checks that the host's limits apply to every disk of every machine, however it was started, and that
+// those of a later process apply to machines that start in it.
+func TestDiskRates(t *testing.T) {
 	w := newFixture(t)
 	w.limits = hostapi.Limits{DiskMiB: 1, DiskOps: 100}
 	w.restart(nil)
@@ -22,19 +22,19 @@ func TestDisksAreBounded(t *testing.T) {
 		for _, id := range ids {
 			disks := w.host.monitorOf(id).spec.Disks
 			if len(disks) != 1+len(dataDisks) {
-				t.Errorf("machine %s has %d disks", id, len(disks))
+				t.Errorf("machine %s has %d disks, want %d", id, len(disks), 1+len(dataDisks))
 			}
 			for i, d := range disks {
-				if want := (vmm.Rate{Bytes: int64(w.limits.DiskMiB) << 20, Ops: int64(w.limits.DiskOps)}); d.Rate != want {
-					t.Errorf("disk %d of machine %s is held to %+v, want %+v", i, id, d.Rate, want)
+				want := vmm.Rate{Bytes: int64(w.limits.DiskMiB) << 20, Ops: int64(w.limits.DiskOps)}
+				if d.Rate != want {
+					t.Errorf("rate of disk %d of machine %s = %+v, want %+v", i, id, d.Rate, want)
 				}
 			}
 		}
 	}
 	w.create("a", true)
-	if _, err := w.mgr.Fork(t.Context(), hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "b"}, {ID: "c"}}}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := w.mgr.Fork(t.Context(), hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "b"}, {ID: "c"}}})
+	w.must(err)
 	check("a", "b", "c")
 	w.must(w.mgr.Hibernate(t.Context(), "a"))
 	w.limits = hostapi.Limits{DiskOps: 5}
@@ -49,20 +49,29 @@ func TestDisksAreBounded(t *testing.T) {
 	w.checkEmpty()
 }
 
-// A host that is to bound disks does not begin with a driver that cannot.
-func TestBoundsNeedADriverThatHoldsThem(t *testing.T) {
+// TestDiskRatesNeedDriverSupport checks that New refuses disk limits with a driver that cannot enforce them.
+func TestDiskRatesNeedDriverSupport(t *testing.T) {
 	w := newFixture(t)
 	h := newFakeDriver()
 	h.noDiskRates = true
-	_, err := machine.New(machine.Config{Dir: filepath.Join(w.dir, "other"), Limits: hostapi.Limits{DiskOps: 1}},
-		machine.Deps{Driver: h, Network: w.network, Cgroups: w.cgroups, Disks: pageDisks{}, Store: w.store, Link: openLink})
+	_, err := machine.New(
+		machine.Config{Dir: filepath.Join(w.dir, "other"), Limits: hostapi.Limits{DiskOps: 1}},
+		machine.Deps{
+			Driver:  h,
+			Network: w.network,
+			Cgroups: w.cgroups,
+			Disks:   pageDisks{},
+			Store:   w.store,
+			Link:    openLink,
+		},
+	)
 	if _, ok := errors.AsType[*vmm.UnsupportedError](err); !ok {
-		t.Errorf("got %v", err)
+		t.Errorf("New with disk limits: got %v, want an UnsupportedError", err)
 	}
 }
 
-// A machine's own limits hold from its first moment on and in all that it becomes: a fork, a sleeper that woke, a
-// machine that another process took over; and those of the host beside them.
+// TestOwnLimits checks that a machine's own limits apply from its start on, beside those of the host: also to a fork,
+// after a wake, and after another process took the machine over.
 func TestOwnLimits(t *testing.T) {
 	w := newFixture(t)
 	w.limits = hostapi.Limits{DiskMiB: 10, DiskOps: 100, NetworkInMbit: 80}
@@ -72,18 +81,19 @@ func TestOwnLimits(t *testing.T) {
 		t.Helper()
 		got, err := w.mgr.Get(hostapi.MachineID(id))
 		if err != nil || got.Limits != own {
-			t.Errorf("machine %s has %+v, %v; want %+v", id, got.Limits, err, own)
+			t.Errorf("limits of machine %s = %+v, %v; want %+v", id, got.Limits, err, own)
 		}
 		for i, d := range w.host.monitorOf(id).spec.Disks {
 			if d.Rate != rate {
-				t.Errorf("disk %d of machine %s is held to %+v, want %+v", i, id, d.Rate, rate)
+				t.Errorf("rate of disk %d of machine %s = %+v, want %+v", i, id, d.Rate, rate)
 			}
 		}
 		if got := w.network.ratesOf(id); got != [2]int64{in, out} {
-			t.Errorf("the network of machine %s is held to %v, want %d and %d", id, got, in, out)
+			t.Errorf("network rates of machine %s = %v, want %d and %d", id, got, in, out)
 		}
 	}
-	if _, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "a", Template: "base", Persistent: true, Limits: own}, base, ""); err != nil {
+	req := hostapi.Create{ID: "a", Template: "base", Persistent: true, Limits: own}
+	if _, err := w.mgr.Create(t.Context(), req, base, ""); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := w.mgr.Fork(t.Context(), hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "b"}}}); err != nil {
@@ -94,7 +104,7 @@ func TestOwnLimits(t *testing.T) {
 	check("b", held, 1_000_000, 2_000_000)
 	w.limits = hostapi.Limits{DiskMiB: 1}
 	w.restart(nil)
-	check("a", vmm.Rate{Bytes: 1 << 20}, 1_000_000, 2_000_000) // taken over: the host is stricter now
+	check("a", vmm.Rate{Bytes: 1 << 20}, 1_000_000, 2_000_000) // taken over by a host with stricter limits
 	w.must(w.mgr.Hibernate(t.Context(), "a"))
 	if _, err := w.mgr.Wake(t.Context(), "a"); err != nil {
 		t.Fatal(err)
@@ -106,19 +116,20 @@ func TestOwnLimits(t *testing.T) {
 	w.checkEmpty()
 }
 
-// Limits that are wider than the host's, or none at all, are refused before anything is made.
+// TestWideLimits checks that limits above the host's, or invalid ones, are refused before anything is made.
 func TestWideLimits(t *testing.T) {
 	w := newFixture(t)
 	w.limits = hostapi.Limits{DiskMiB: 10, DiskOps: 100, NetworkInMbit: 80, NetworkOutMbit: 80}
 	w.restart(nil)
 	for field, l := range map[string]hostapi.Limits{
-		"disk_mib": {DiskMiB: 11}, "disk_ops": {DiskOps: 101}, "network_in_mbit": {NetworkInMbit: 81}, "network_out_mbit": {NetworkOutMbit: -1},
+		"disk_mib": {DiskMiB: 11}, "disk_ops": {DiskOps: 101},
+		"network_in_mbit": {NetworkInMbit: 81}, "network_out_mbit": {NetworkOutMbit: -1},
 	} {
 		_, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "a", Template: "base", Limits: l}, base, "")
 		which, ok := errors.AsType[*hostapi.LimitError](err)
 		if !ok || !errors.Is(err, hostapi.ErrInvalid) || which.Field != field ||
 			!strings.Contains(err.Error(), "use ") {
-			t.Errorf("%+v: got %v", l, err)
+			t.Errorf("create with limits %+v: got %v, want a LimitError of %s", l, err, field)
 		}
 	}
 	w.checkEmpty()

@@ -16,19 +16,19 @@ import (
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 )
 
-func TestLifeOfAMachine(t *testing.T) {
+func TestMachineLifecycle(t *testing.T) {
 	w := newFixture(t)
 	mc := w.create("a", false)
 	if mc.State != hostapi.Running || mc.BootMode != hostapi.BootSnapshot || mc.Boot <= 0 || mc.GuestIP == "" ||
 		mc.Template != "base" || mc.PID == 0 || len(mc.Phases) == 0 || mc.Generation != 1 {
-		t.Errorf("machine %+v", mc)
+		t.Errorf("created machine = %+v, want a running one of template base with all fields", mc)
 	}
 	w.count("a", 1)
 	w.must(w.mgr.Pause(t.Context(), "a"))
 	w.must(w.mgr.Pause(t.Context(), "a"))
 	w.wantState("a", hostapi.Paused)
 	if _, err := w.mgr.Guest(t.Context(), "a"); !errors.Is(err, hostapi.ErrWrongState) {
-		t.Errorf("guest of a paused machine: %v, want ErrWrongState", err)
+		t.Errorf("guest of a paused machine: got %v, want ErrWrongState", err)
 	}
 	w.must(w.mgr.Resume(t.Context(), "a"))
 	w.must(w.mgr.Resume(t.Context(), "a"))
@@ -37,10 +37,10 @@ func TestLifeOfAMachine(t *testing.T) {
 		t.Error(err)
 	}
 	if u, err := w.mgr.Usage(t.Context(), "a"); err != nil || u.CPU == 0 || u.CPUPercent <= 0 {
-		t.Errorf("usage %+v, %v", u, err)
+		t.Errorf("usage = %+v, %v; want processor time", u, err)
 	}
 	if out, err := w.mgr.Console(t.Context(), "a"); err != nil || len(out) != 0 {
-		t.Errorf("console %q, %v", out, err)
+		t.Errorf("console = %q, %v; want an empty one", out, err)
 	}
 	w.checkNoLeftovers()
 	w.destroy("a")
@@ -55,10 +55,10 @@ func TestIdentityOfRestoredGuests(t *testing.T) {
 	w.create("b", false)
 	a, b := w.host.monitorOf("a").mem.Who, w.host.monitorOf("b").mem.Who
 	if len(a.Entropy) != 64 || bytes.Equal(a.Entropy, b.Entropy) {
-		t.Error("entropy is not fresh for each")
+		t.Error("entropy of two machines: got the same or no 64 bytes, want fresh ones")
 	}
 	if a.MachineID != "a" || a.Hostname != "a" || a.Time.Before(before) || a.Network == nil || a.DiskGrow {
-		t.Errorf("identity %+v", a)
+		t.Errorf("identity = %+v, want that of machine a", a)
 	}
 	w.must(w.mgr.Hibernate(t.Context(), "a"))
 	if _, err := w.mgr.Wake(t.Context(), "a"); err != nil {
@@ -66,7 +66,7 @@ func TestIdentityOfRestoredGuests(t *testing.T) {
 	}
 	again := w.host.monitorOf("a").mem.Who
 	if again.Generation != a.Generation+1 || bytes.Equal(again.Entropy, a.Entropy) || !again.Time.After(a.Time) {
-		t.Errorf("identity after waking %+v", again)
+		t.Errorf("identity after a wake = %+v, want a new generation, entropy and time", again)
 	}
 }
 
@@ -108,10 +108,10 @@ func TestRefusals(t *testing.T) {
 	}
 	w.must(w.mgr.Hibernate(t.Context(), "a"))
 	if err := fork("a", "b"); !errors.Is(err, hostapi.ErrWrongState) {
-		t.Errorf("fork of a hibernated machine: %v", err)
+		t.Errorf("fork of a hibernated machine: got %v, want ErrWrongState", err)
 	}
 	if err := w.mgr.Pause(t.Context(), "a"); !errors.Is(err, hostapi.ErrWrongState) {
-		t.Errorf("pause of a hibernated machine: %v", err)
+		t.Errorf("pause of a hibernated machine: got %v, want ErrWrongState", err)
 	}
 	w.checkNoLeftovers()
 	w.destroy("a")
@@ -131,18 +131,18 @@ func TestForkTree(t *testing.T) {
 			for i := range 16 {
 				req.Children = append(req.Children, hostapi.Child{ID: hostapi.MachineID(fmt.Sprintf("k%d", i))})
 			}
-			req.Children = append(req.Children, hostapi.Child{ID: "a"}) // one cannot be
+			req.Children = append(req.Children, hostapi.Child{ID: "a"}) // this one fails
 			got, err := w.mgr.Fork(t.Context(), req)
 			w.must(err)
 			w.wantState("a", state)
 			for i, f := range got[:16] {
 				if f.Err != nil || f.Machine.Parent != "a" || f.Machine.BootMode != hostapi.BootFork {
-					t.Errorf("child %d: %+v, %v", i, f.Machine, f.Err)
+					t.Errorf("child %d = %+v, %v; want a forked machine", i, f.Machine, f.Err)
 				}
 				w.count(string(f.Machine.ID), 2)
 			}
 			if !errors.Is(got[16].Err, hostapi.ErrExists) {
-				t.Errorf("child with its parent's id: %v", got[16].Err)
+				t.Errorf("child with its parent's id: got %v, want ErrExists", got[16].Err)
 			}
 			w.must(w.mgr.Resume(t.Context(), "a"))
 			w.count("a", 2)
@@ -157,8 +157,8 @@ func TestForkTree(t *testing.T) {
 	}
 }
 
-// TestParentGoesOn fails every part of a fork that the parent takes part in.
-func TestParentGoesOn(t *testing.T) {
+// TestParentContinuesAfterFailedFork fails every part of a fork that involves the parent.
+func TestParentContinuesAfterFailedFork(t *testing.T) {
 	for _, op := range []string{"freeze", "pause", "capture", "thaw", "load", "prepare", "link"} {
 		t.Run(op, func(t *testing.T) {
 			w := newFixture(t)
@@ -167,12 +167,13 @@ func TestParentGoesOn(t *testing.T) {
 			w.host.failNext(op, errors.New("not today"))
 			got, err := w.mgr.Fork(t.Context(), hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "b"}}})
 			if healed := op == "thaw"; healed != (err == nil && got[0].Err == nil) {
-				t.Errorf("fork: %+v, %v", got, err)
+				t.Errorf("fork with a failing %s: got %+v, %v", op, got, err)
 			}
 			w.count("a", 2)
 			w.checkNoLeftovers()
-			if _, err := w.mgr.Fork(t.Context(), hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "c"}}}); err != nil {
-				t.Error(err)
+			_, err = w.mgr.Fork(t.Context(), hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "c"}}})
+			if err != nil {
+				t.Errorf("second fork: %v", err)
 			}
 			w.count("a", 3)
 			w.count("c", 3)
@@ -180,7 +181,7 @@ func TestParentGoesOn(t *testing.T) {
 	}
 }
 
-func TestChainOfForksAndSleeps(t *testing.T) {
+func TestChainOfForksAndHibernations(t *testing.T) {
 	w := newFixture(t)
 	w.create("m0", false)
 	count := uint64(0)
@@ -188,7 +189,7 @@ func TestChainOfForksAndSleeps(t *testing.T) {
 		id, next := fmt.Sprintf("m%d", i), fmt.Sprintf("m%d", i+1)
 		count++
 		w.count(id, count)
-		if i%2 == 0 { // what woke runs on the image that it slept in, and its children with it
+		if i%2 == 0 { // after a wake the machine runs on the image it hibernated in, as do its children
 			w.must(w.mgr.Hibernate(t.Context(), hostapi.MachineID(id)))
 			_, err := w.mgr.Wake(t.Context(), hostapi.MachineID(id))
 			w.must(err)
@@ -214,7 +215,7 @@ func TestSnapshotOutlivesItsMachineAndItsName(t *testing.T) {
 	snap, err := w.mgr.TakeSnapshot(t.Context(), "a", "snapshots/s", nil, nil)
 	w.must(err)
 	if _, err := w.mgr.TakeSnapshot(t.Context(), "a", "snapshots/s", nil, nil); !errors.Is(err, hostapi.ErrExists) {
-		t.Errorf("second snapshot of one name: %v", err)
+		t.Errorf("second snapshot of one name: got %v, want ErrExists", err)
 	}
 	w.count("a", 2)
 	w.destroy("a")
@@ -232,7 +233,7 @@ func TestSnapshotOutlivesItsMachineAndItsName(t *testing.T) {
 	w.checkEmpty()
 }
 
-func TestTenSleeps(t *testing.T) {
+func TestTenHibernations(t *testing.T) {
 	w := newFixture(t)
 	w.create("a", true)
 	for i := range uint64(10) {
@@ -247,10 +248,10 @@ func TestTenSleeps(t *testing.T) {
 		mc, err := w.mgr.Wake(t.Context(), "a")
 		w.must(err)
 		if mc.Generation != i+2 || mc.BootMode != hostapi.BootWake {
-			t.Errorf("woken machine %+v", mc)
+			t.Errorf("machine after wake %d = %+v, want a new generation and boot mode wake", i, mc)
 		}
 		if got := names(t, filepath.Join(w.dir, "snapshots")); len(got) != 1 {
-			t.Errorf("images %v, want the one it runs on", got)
+			t.Errorf("images = %v, want only the one that it runs on", got)
 		}
 	}
 	w.count("a", 11)
@@ -258,8 +259,8 @@ func TestTenSleeps(t *testing.T) {
 	w.checkEmpty()
 }
 
-// TestSleepIsUsedOnce is about the worst a host can do: restore old memory over a newer disk.
-func TestSleepIsUsedOnce(t *testing.T) {
+// TestHibernationImageIsUsedOnce checks that old memory is never restored over a newer disk.
+func TestHibernationImageIsUsedOnce(t *testing.T) {
 	w := newFixture(t)
 	w.create("a", true)
 	w.count("a", 1)
@@ -269,7 +270,7 @@ func TestSleepIsUsedOnce(t *testing.T) {
 	w.count("a", 2)
 	w.host.monitorOf("a").exit(errors.New("power"))
 	w.eventually(
-		"the death is seen",
+		"the exit is handled",
 		func() bool { mc, err := w.mgr.Get("a"); return err == nil && mc.State == hostapi.Failed },
 	)
 	w.restart(nil)
@@ -280,7 +281,7 @@ func TestSleepIsUsedOnce(t *testing.T) {
 		t.Errorf("boot mode %q, want cold", mc.BootMode)
 	}
 	w.count("a", 3)
-	// What booted cold runs on no image; it can be forked and put to sleep all the same.
+	// A machine that booted cold runs on no image; it can be forked and hibernated all the same.
 	_, err = w.mgr.Fork(t.Context(), hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "b"}, {ID: "c"}}})
 	w.must(err)
 	w.count("b", 4)
@@ -302,13 +303,13 @@ func TestTwoWakesMakeOneMachine(t *testing.T) {
 	for range 8 {
 		wg.Go(func() {
 			if mc, err := w.mgr.Wake(t.Context(), "a"); err != nil || mc.State != hostapi.Running {
-				t.Errorf("wake: %+v, %v", mc, err)
+				t.Errorf("wake = %+v, %v; want a running machine", mc, err)
 			}
 		})
 	}
 	wg.Wait()
 	if got := w.host.loads - before; got != 1 {
-		t.Errorf("%d machines came to life, want 1", got)
+		t.Errorf("%d guests were started, want 1", got)
 	}
 	w.count("a", 1)
 	w.checkNoLeftovers()
@@ -321,7 +322,7 @@ func TestFailedWakeCanBeTriedAgain(t *testing.T) {
 	w.must(w.mgr.Hibernate(t.Context(), "a"))
 	w.host.failNext("prepare", errors.New("no monitor today"))
 	if _, err := w.mgr.Wake(t.Context(), "a"); err == nil {
-		t.Fatal("no error")
+		t.Fatal("got no error, want the injected one")
 	}
 	w.checkNoLeftovers()
 	w.wantState("a", hostapi.Hibernated)
@@ -332,7 +333,7 @@ func TestFailedWakeCanBeTriedAgain(t *testing.T) {
 	w.must(w.mgr.Hibernate(t.Context(), "a"))
 	w.host.failNext("load", errors.New("lost on the way"))
 	if _, err := w.mgr.Wake(t.Context(), "a"); err == nil {
-		t.Fatal("no error")
+		t.Fatal("got no error, want the injected one")
 	}
 	w.checkNoLeftovers()
 	w.wantState("a", hostapi.Failed)
@@ -343,14 +344,14 @@ func TestFailedWakeCanBeTriedAgain(t *testing.T) {
 	w.checkEmpty()
 }
 
-func TestDeath(t *testing.T) {
+func TestMonitorExit(t *testing.T) {
 	w := newFixture(t)
 	w.create("kept", true)
 	w.create("other", false)
 	w.create("full", true)
 	w.host.monitorOf("kept").exit(errors.New("signal 11"))
 	w.host.monitorOf("other").exit(errors.New("signal 11"))
-	w.eventually("the deaths are seen", func() bool {
+	w.eventually("the exits are handled", func() bool {
 		_, err := w.mgr.Get("other")
 		mc, _ := w.mgr.Get("kept")
 		return errors.Is(err, hostapi.ErrNotFound) && mc.State == hostapi.Failed && mc.Reason == "signal 11"
@@ -359,16 +360,16 @@ func TestDeath(t *testing.T) {
 	w.cgroups.oom = true
 	w.cgroups.mu.Unlock()
 	w.host.monitorOf("full").exit(errors.New("signal 9"))
-	w.eventually("the reason is seen", func() bool {
+	w.eventually("the reason is recorded", func() bool {
 		mc, _ := w.mgr.Get("full")
 		return mc.State == hostapi.Failed && mc.Reason == "out of memory: the monitor reached its limit on the host"
 	})
-	w.eventually("the events are told", func() bool {
+	w.eventually("the events are emitted", func() bool {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		return len(w.events) == 3 && w.events[0].Type == "died"
 	})
-	w.eventually("all is given back", func() bool { return len(names(t, filepath.Join(w.dir, "machines"))) == 2 })
+	w.eventually("everything is released", func() bool { return len(names(t, filepath.Join(w.dir, "machines"))) == 2 })
 	w.destroy("kept")
 	w.destroy("full")
 	w.checkEmpty()
@@ -391,7 +392,10 @@ func TestFullDiskLeavesNothing(t *testing.T) {
 	w.create("a", true)
 	w.count("a", 1)
 	for name, do := range map[string]func() error{
-		"snapshot":  func() error { _, err := w.mgr.TakeSnapshot(t.Context(), "a", "snapshots/s", nil, nil); return err },
+		"snapshot": func() error {
+			_, err := w.mgr.TakeSnapshot(t.Context(), "a", "snapshots/s", nil, nil)
+			return err
+		},
 		"hibernate": func() error { return w.mgr.Hibernate(t.Context(), "a") },
 	} {
 		w.host.failNext("save", fmt.Errorf("write: %w", syscall.ENOSPC))
@@ -415,19 +419,19 @@ func TestFullDiskLeavesNothing(t *testing.T) {
 	w.checkEmpty()
 }
 
-// What can be had again makes room for a machine, and no more of it goes than that needs.
-func TestSpaceIsGivenBack(t *testing.T) {
+// TestDiskSpaceIsReclaimed checks that a create reclaims disk space, and no more of it than it needs.
+func TestDiskSpaceIsReclaimed(t *testing.T) {
 	w := newFixture(t)
 	w.create("a", true)
 	w.free = 64 << 20
 	w.reclaimable = 1 << 30
 	w.create("b", true)
 	if want := int64(1<<30 - (256-64)<<20); w.reclaimable != want {
-		t.Errorf("%d MiB are left of what could go, want %d", w.reclaimable>>20, want>>20)
+		t.Errorf("%d MiB are left to reclaim, want %d", w.reclaimable>>20, want>>20)
 	}
 	w.free, w.reclaimable = 64<<20, 1
 	if _, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "c"}, base, ""); !errors.Is(err, hostapi.ErrNoSpace) {
-		t.Errorf("create where too little can go: %v, want ErrNoSpace", err)
+		t.Errorf("create with too little to reclaim: got %v, want ErrNoSpace", err)
 	}
 	w.destroy("a")
 	w.destroy("b")
@@ -446,13 +450,14 @@ func TestDamagedSnapshotIsRefused(t *testing.T) {
 	w.checkEmpty()
 }
 
-func TestRemnants(t *testing.T) {
+func TestRecoverUnknownDirectories(t *testing.T) {
 	w := newFixture(t)
 	w.create("a", true)
 	w.stop()
 	machines := filepath.Join(w.dir, "machines")
 	for name, intent := range map[string]string{
-		"empty": "", "older": `{"version":0}`, "newer": `{"version":1,"id":"newer","unknown":true}`, "mixed": `{"version":1,"id":"a"}`,
+		"empty": "", "older": `{"version":0}`, "newer": `{"version":1,"id":"newer","unknown":true}`,
+		"mixed": `{"version":1,"id":"a"}`,
 	} {
 		w.must(os.MkdirAll(filepath.Join(machines, name), 0o711))
 		w.must(os.WriteFile(filepath.Join(machines, name, "machine.json"), []byte(intent), 0o600))
@@ -461,13 +466,13 @@ func TestRemnants(t *testing.T) {
 	w.must(os.MkdirAll(filepath.Join(machines, "none", "vm"), 0o711))
 	w.boot()
 	if got, want := names(t, machines), []string{"a", "mixed", "newer", "older"}; !slices.Equal(got, want) {
-		t.Errorf("directories %v, want %v: what is not understood is left alone, what never was is removed", got, want)
+		t.Errorf("directories = %v, want %v: unknown records are left alone, empty ones removed", got, want)
 	}
 	if list := w.mgr.List(); len(list) != 1 {
-		t.Errorf("machines %v, want one", list)
+		t.Errorf("machines = %v, want one", list)
 	}
 	if _, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "older"}, base, ""); !errors.Is(err, hostapi.ErrExists) {
-		t.Errorf("create over what was left alone: %v, want ErrExists", err)
+		t.Errorf("create over a directory that was left alone: got %v, want ErrExists", err)
 	}
 	if _, err := os.Stat(filepath.Join(machines, "older", "disk.img")); err != nil {
 		t.Error(err)
@@ -475,13 +480,13 @@ func TestRemnants(t *testing.T) {
 	w.count("a", 1)
 }
 
-func TestMachineThatCannotBeTakenOver(t *testing.T) {
+func TestFailedAdoption(t *testing.T) {
 	w := newFixture(t)
 	w.create("a", true)
 	w.create("b", false)
 	w.count("a", 1)
 	w.stop()
-	w.host.adoptErr = errors.New("it talks nonsense")
+	w.host.adoptErr = errors.New("bad reply")
 	w.boot()
 	w.host.adoptErr = nil
 	w.wantState("a", hostapi.Failed)
@@ -501,7 +506,7 @@ func TestDestroyConverges(t *testing.T) {
 	w.create("a", true)
 	w.host.failNext("kill", errors.New("it will not die"))
 	if err := w.mgr.Destroy(t.Context(), "a", "test"); err == nil {
-		t.Fatal("no error")
+		t.Fatal("got no error, want the injected one")
 	}
 	w.destroy("a")
 	w.checkEmpty()

@@ -19,50 +19,50 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// Config is the plain part of what a Manager needs. Dir is required.
+// Config has the settings of a Manager. Dir is required.
 type Config struct {
 	// Dir holds the machines' directories, on the file system of the snapshots.
 	Dir string
-	// Parallel bounds the machines that come to life at once in one fork, or are taken over at once;
+	// Parallel bounds the machines of one fork that are started at once, and those that are taken over at once;
 	// default: twice the processors, at least 4.
 	Parallel int
-	// WarmMonitors is how many monitors without a guest may wait for creates, one for each template that was
-	// used lately; 0: none.
+	// WarmMonitors bounds the warm monitors, one for each template that was used lately; 0: none.
 	WarmMonitors int
 	// ReadyTimeout is how long a restored guest may take to confirm its identity; default 30 s.
 	ReadyTimeout time.Duration
-	// BootTimeout is the same for a guest that boots cold; default 3 min.
+	// BootTimeout is the same for a guest that boots; default 3 min.
 	BootTimeout time.Duration
 	// FreezeTimeout is how long a guest may take to stop its workload; default 15 s.
 	FreezeTimeout time.Duration
-	// SyncTimeout is how much longer it may take when its file systems are written out first; default 2 min.
+	// SyncTimeout is added to that if the guest writes its file systems out first; default 2 min.
 	SyncTimeout time.Duration
-	// DiskReserveMiB stays free on the disk whatever is asked for; default 256.
+	// DiskReserveMiB stays free on the disk; default 256.
 	DiskReserveMiB int
-	// Limits hold for every machine, from the moment in which it starts or is taken over. Those of disks need a driver
-	// that holds them; those of the network are the slots' already, and say what machines may ask for.
+	// Limits apply to every machine, from its start or adoption. Those of disks need a driver that enforces them;
+	// those of the network the slots have already, and machines may not ask for more.
 	Limits     hostapi.Limits
 	Admission  Admission
 	HostMemory HostMemory // default ReadMeminfo
 	FreeSpace  FreeSpace  // default StatFS
-	// ReclaimSpace gives back so many bytes of the disk that hold what can be had again, and answers how many; nil: there are none.
+	// ReclaimSpace frees up to so many bytes of disk that hold content which can be downloaded again, and returns
+	// how many; nil: there are none.
 	ReclaimSpace func(bytes int64) int64
-	// HugeMemory tells how many bytes of pages of 2 MiB the host keeps ready, of which the memory of machines that
-	// stream is made where a driver can; nil: of none.
+	// HugeMemory returns how many bytes of pages of 2 MiB the host has ready. The memory of machines that stream is
+	// made of them if the driver can; nil: never.
 	HugeMemory func() (int64, error)
-	// Owner gives the user and group that runs the monitor in a network place; nil: our own.
+	// Owner returns the user and group that runs the monitor in a network slot; nil: our own.
 	Owner func(slot int) (uid, gid int)
-	// Kernel is what a machine boots cold with; nil: none can.
+	// Kernel returns the kernel to boot with; nil: no machine can boot.
 	Kernel func(ctx context.Context) (Kernel, error)
-	// OnStep, for tests, is called after every step of every operation. An error fails the operation
-	// there; one that is ErrAbandon leaves everything as it is, as a kill of this process would.
+	// OnStep, for tests, is called after every step of every operation. An error fails the operation there; with
+	// ErrAbandon everything stays as it is, as after a kill of this process.
 	OnStep func(op, step string) error
 }
 
-// ErrAbandon from Config.OnStep ends an operation without its way back.
+// ErrAbandon from Config.OnStep ends an operation without its cleanups.
 var ErrAbandon = errors.New("operation abandoned")
 
-// Deps are the other components a Manager works with. All are required but Streams, Log and Emit.
+// Deps are the other components that a Manager works with. All are required but Lazy, Log and Emit.
 type Deps struct {
 	Driver  vmm.Driver
 	Network Network
@@ -70,10 +70,10 @@ type Deps struct {
 	Disks   Disks
 	Store   *snapshot.Store
 	Link    OpenLink
-	// Lazy serves snapshots that are not all on this host; nil: machines cannot start on such.
+	// Lazy serves snapshots that are not yet downloaded; nil: machines cannot start on them.
 	Lazy LazySnapshots
 	Log  *slog.Logger
-	// Emit is told what happened to machines without being asked for. It must not wait.
+	// Emit is called for events that no caller asked for. It must not wait.
 	Emit func(hostapi.Event)
 }
 
@@ -85,37 +85,37 @@ type Manager struct {
 	ledger *ledger
 
 	exits        chan monitorExit
-	lazyFailures chan vmm.Machine // monitors whose content does not come
+	lazyFailures chan vmm.Machine // monitors that wait for a download that failed
 	unsynced     chan string      // directories of machines whose record is not durable yet
 	closed       chan struct{}
 	close        sync.Once
 	watchers     sync.WaitGroup
 
-	warmRequests chan snapshot.Ref // spares to make
-	warmMu       sync.Mutex        // held while one is made
+	warmRequests chan snapshot.Ref // warm monitors to prepare
+	warmMu       sync.Mutex        // held while one is prepared
 
 	mu       sync.Mutex
 	machines map[hostapi.MachineID]*machine
 	warm     map[snapshot.Ref]*warmMonitor // guarded by mu
-	huge     map[*machine]int64            // bytes of huge pages that were promised; guarded by mu
+	huge     map[*machine]int64            // bytes of huge pages that are reserved; guarded by mu
 }
 
-// machine is one machine. Whoever holds busy owns it: it alone changes the fields, under mu so that
-// others may read them.
+// machine is one machine. The holder of busy owns it: it alone changes the fields, under mu so that others may read
+// them.
 type machine struct {
 	id        hostapi.MachineID
 	dir       string
-	ephemeral bool // as the intent has it; never changes
+	ephemeral bool // as in the record; never changes
 	busy      chan struct{}
 
 	mu        sync.Mutex
 	rec       record
-	removed   bool // destroyed, or never came to be
+	removed   bool // destroyed, or never published
 	vm        vmm.Machine
 	link      Link
 	slot      Slot
 	cgroup    Cgroup
-	lazy      LazySource // of a machine that began on a partial snapshot
+	lazy      LazySource // of a machine that began on a snapshot that was not yet downloaded
 	boot      time.Duration
 	pause     time.Duration
 	phases    []obs.Phase
@@ -124,16 +124,16 @@ type machine struct {
 	consoleTail []byte
 }
 
-// New makes a manager; it touches nothing yet.
+// New returns a manager. It does not touch the host yet.
 func New(cfg Config, deps Deps) (*Manager, error) {
 	if cfg.Dir == "" || deps.Driver == nil || deps.Network == nil || deps.Cgroups == nil ||
 		deps.Disks == nil || deps.Store == nil || deps.Link == nil {
-		return nil, errors.New("machine: directory, driver, network, groups, disks, store and link are required")
+		return nil, errors.New("machine: directory, driver, network, cgroups, disks, store and link are required")
 	}
 	if c := deps.Driver.Capabilities(); diskRate(cfg.Limits) != (vmm.Rate{}) && !c.Disks.Rates {
 		return nil, fmt.Errorf(
 			"machine: %w",
-			&vmm.UnsupportedError{Op: "bound what goes through disks", Driver: c.Name},
+			&vmm.UnsupportedError{Op: "limit the rate of disks", Driver: c.Name},
 		)
 	}
 	cfg.Parallel = cmp.Or(cfg.Parallel, max(4, 2*runtime.NumCPU()))
@@ -169,7 +169,7 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 	}, nil
 }
 
-// Get answers a machine.
+// Get returns a machine.
 func (m *Manager) Get(id hostapi.MachineID) (hostapi.Machine, error) {
 	mc := m.find(id)
 	if mc == nil {
@@ -178,7 +178,7 @@ func (m *Manager) Get(id hostapi.MachineID) (hostapi.Machine, error) {
 	return mc.view(), nil
 }
 
-// List answers all machines but those that Boot made, oldest first.
+// List returns all machines but ephemeral ones, oldest first.
 func (m *Manager) List() []hostapi.Machine {
 	m.mu.Lock()
 	all := make([]*machine, 0, len(m.machines))
@@ -198,7 +198,7 @@ func (m *Manager) List() []hostapi.Machine {
 	return out
 }
 
-// SetPersistent says whether a machine's disk outlives its monitor.
+// SetPersistent sets whether a machine's disks outlive its monitor.
 func (m *Manager) SetPersistent(ctx context.Context, id hostapi.MachineID, keep bool) error {
 	mc, err := m.lock(ctx, id)
 	if err != nil {
@@ -208,11 +208,11 @@ func (m *Manager) SetPersistent(ctx context.Context, id hostapi.MachineID, keep 
 	return m.update(mc, surviveHost, func(in *record) { in.Persistent = keep })
 }
 
-// Capacity answers how much guest memory may still be promised and how much the host has, in MiB.
+// Capacity returns how much guest memory can still be reserved and how much the host has, in MiB.
 func (m *Manager) Capacity() (freeMiB, totalMiB int, err error) { return m.ledger.free() }
 
-// Close stops watching and lets go of the guests' channels. The machines live on and are found by the
-// Recover of the next Manager. No operation may be under way.
+// Close stops watching machines and closes the guest channels. The machines continue to run, and the Recover of the
+// next Manager finds them. No operation may be in progress.
 func (m *Manager) Close() error {
 	m.close.Do(func() { close(m.closed) })
 	m.watchers.Wait()
@@ -237,8 +237,7 @@ func (m *Manager) find(id hostapi.MachineID) *machine {
 	return m.machines[id]
 }
 
-// lock makes the caller the owner of a machine until it receives from busy. It waits for other
-// operations.
+// lock waits for other operations on a machine and makes the caller its owner until unlock.
 func (m *Manager) lock(ctx context.Context, id hostapi.MachineID) (*machine, error) {
 	mc := m.find(id)
 	if mc == nil {
@@ -259,7 +258,7 @@ func (m *Manager) lock(ctx context.Context, id hostapi.MachineID) (*machine, err
 // unlock ends the caller's ownership of a machine.
 func (mc *machine) unlock() { <-mc.busy }
 
-// insert puts a new machine, owned by the caller, into the list; ErrExists when its id is taken.
+// insert puts a new machine, owned by the caller, into the list. It returns ErrExists if the id is taken.
 func (m *Manager) insert(in record) (*machine, error) {
 	if !validID(string(in.ID)) {
 		return nil, fmt.Errorf(
@@ -281,7 +280,7 @@ func (m *Manager) insert(in record) (*machine, error) {
 	return mc, nil
 }
 
-// forget takes a machine, owned by the caller, out of the list.
+// forget removes a machine, owned by the caller, from the list.
 func (m *Manager) forget(mc *machine) {
 	m.mu.Lock()
 	delete(m.machines, mc.id)
@@ -306,14 +305,15 @@ func (mc *machine) set(change func()) {
 	change()
 }
 
-// view is what others see of a machine.
+// view returns a machine as the contract describes it.
 func (mc *machine) view() hostapi.Machine {
 	mc.mu.Lock()
 	defer mc.mu.Unlock()
 	in := mc.rec
 	out := hostapi.Machine{
 		ID: in.ID, State: publicState[in.State], Template: in.Template, Snapshot: in.Snapshot, Parent: in.Parent,
-		VCPUs: in.VCPUs, MemoryMiB: in.MemoryMiB, DiskMiB: in.DiskMiB, Disks: dataDisks(in.Data), Generation: in.Generation,
+		VCPUs: in.VCPUs, MemoryMiB: in.MemoryMiB, DiskMiB: in.DiskMiB,
+		Disks: dataDisks(in.Data), Generation: in.Generation,
 		BootMode: in.BootMode, Boot: mc.boot, Pause: mc.pause, Created: in.Created, Persistent: in.Persistent,
 		Egress: in.Egress, Limits: in.Limits, Labels: in.Labels, Reason: in.Reason,
 	}

@@ -6,7 +6,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 )
 
-// Pause stops a running machine: its workload, then its processors. A paused machine is fine.
+// Pause stops a running machine: its workload, then its processors. A paused machine stays so.
 func (m *Manager) Pause(ctx context.Context, id hostapi.MachineID) (err error) {
 	op := m.begin("pause")
 	defer func() { err = op.end(ctx, err) }()
@@ -20,7 +20,7 @@ func (m *Manager) Pause(ctx context.Context, id hostapi.MachineID) (err error) {
 	if err := m.quiesce(ctx, op, mc, false); err != nil {
 		return err
 	}
-	op.cleanup.Push("go on", func(ctx context.Context) error { return m.resume(ctx, mc) })
+	op.cleanup.Push("resume", func(ctx context.Context) error { return m.resume(ctx, mc) })
 	if err := m.update(mc, surviveProcess, func(in *record) { in.State = paused }); err != nil {
 		return err
 	}
@@ -28,7 +28,7 @@ func (m *Manager) Pause(ctx context.Context, id hostapi.MachineID) (err error) {
 	return nil
 }
 
-// Resume lets a paused machine go on. A running machine is fine.
+// Resume lets a paused machine continue. A running machine is left as it is.
 func (m *Manager) Resume(ctx context.Context, id hostapi.MachineID) (err error) {
 	op := m.begin("resume")
 	defer func() { err = op.end(ctx, err) }()

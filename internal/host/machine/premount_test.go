@@ -12,10 +12,10 @@ import (
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 )
 
-// preMount is the snapshot of a machine that waits for a disk.
+// preMount is the pre-mount snapshot of these tests.
 const preMount = snapshot.Ref("templates/ground/g1")
 
-// makePreMount makes it.
+// makePreMount makes preMount.
 func (w *fixture) makePreMount() {
 	w.t.Helper()
 	_, err := w.mgr.Boot(
@@ -30,14 +30,14 @@ func (w *fixture) makePreMount() {
 	)
 	w.must(err)
 	if line := w.host.monitorOf("g").spec.Cmdline; line != guestapi.WaitForRootArgument {
-		w.t.Errorf("a machine that waits boots with %q", line)
+		w.t.Errorf("kernel command line of a machine that waits = %q, want %q", line, guestapi.WaitForRootArgument)
 	}
 	_, err = w.mgr.TakeSnapshot(w.t.Context(), "g", preMount, nil, nil)
 	w.must(err)
 	w.destroy("g")
 }
 
-func TestBootOnGround(t *testing.T) {
+func TestBootFromPreMount(t *testing.T) {
 	w := newFixture(t)
 	disk := filepath.Join(w.dir, string(base), "disk.img")
 	boot := machine.Boot{
@@ -51,31 +51,31 @@ func TestBootOnGround(t *testing.T) {
 		Listed:    true,
 	}
 	if _, err := w.mgr.Boot(t.Context(), boot); !errors.Is(err, hostapi.ErrNotFound) {
-		t.Fatalf("boot on a ground that is not there: %v", err)
+		t.Fatalf("boot from a missing pre-mount snapshot: got %v, want ErrNotFound", err)
 	}
 	w.makePreMount()
 	mc, err := w.mgr.Boot(t.Context(), boot)
 	w.must(err)
 	if mc.State != hostapi.Running || mc.BootMode != hostapi.BootCold {
-		t.Errorf("machine %+v", mc)
+		t.Errorf("machine = %+v, want it running with boot mode cold", mc)
 	}
 	m := w.host.monitorOf("b")
 	if m.spec.Kernel != "" || m.mem.Who.User != "me" || m.mem.Who.Env["A"] != "1" || !m.mem.Who.DiskGrow ||
 		len(m.mem.Who.Entropy) == 0 {
-		t.Errorf("booted with %+v as %+v", m.spec, m.mem.Who)
+		t.Errorf("booted with %+v and identity %+v, want no kernel and the identity of the request", m.spec, m.mem.Who)
 	}
 	w.count("b", 1)
-	// The ground may go while machines run on it; the next process finds them and it.
+	// The snapshot can be deleted while machines run on it; the next process finds both.
 	w.must(w.store.Delete(preMount))
 	held := filepath.Join(w.dir, string(preMount))
 	w.restart(nil)
 	w.count("b", 2)
 	if _, err := os.Stat(held); err != nil {
-		t.Errorf("the files that a machine runs on: %v", err)
+		t.Errorf("files of the snapshot that a machine runs on: %v", err)
 	}
 	w.destroy("b")
 	if _, err := os.Stat(held); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a ground that nobody needs is left: %v", err)
+		t.Errorf("files of a deleted snapshot without users: got %v, want ErrNotExist", err)
 	}
 	w.checkEmpty()
 }

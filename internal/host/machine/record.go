@@ -11,52 +11,57 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/durable"
 )
 
-// Names in a machine's directory, beside those of its disks, which are a snapshot's. The monitor keeps its own files in monitorDir.
+// Names in a machine's directory, beside those of its disks, which are a snapshot's. The monitor has monitorDir to
+// itself.
 const (
 	recordFile = "machine.json"
 	monitorDir = "vm"
 )
 
-// recordVersion is the format of machine.json; a machine of another is left alone and reported.
+// recordVersion is the format of machine.json; a machine with another is left alone and reported.
 const recordVersion = 1
 
-// record is what is written down about a machine: enough to take it over or to remove it.
+// record is the durable description of a machine: enough to take it over or to remove it.
 type record struct {
 	Version      int                  `json:"version"`
 	ID           hostapi.MachineID    `json:"id"`
-	ResourceName string               `json:"rig,omitempty"` // name of its directory, group and monitor; "": the id
+	ResourceName string               `json:"rig,omitempty"` // name of its directory, cgroup and monitor; "": the id
 	State        state                `json:"state"`
 	Before       state                `json:"before,omitempty"` // with hibernating: running or paused
 	Template     hostapi.TemplateName `json:"template,omitempty"`
 	Snapshot     hostapi.SnapshotID   `json:"snapshot,omitempty"`
 	Parent       hostapi.MachineID    `json:"parent,omitempty"`
-	Base         snapshot.Ref         `json:"base,omitempty"` // whose memory it runs on, or sleeps in; held; "": booted cold
-	Next         snapshot.Ref         `json:"next,omitempty"` // with hibernating: the image being made
-	VCPUs        int                  `json:"vcpus"`
-	MemoryMiB    int                  `json:"memory_mib"`
-	DiskMiB      int                  `json:"disk_mib"`
-	Data         []snapshot.DataDisk  `json:"data,omitempty"` // disks beside the root disk
-	Slot         int                  `json:"slot"`           // -1: none
-	MAC          string               `json:"mac,omitempty"`
-	Hostname     string               `json:"hostname"`
-	Env          map[string]string    `json:"env,omitempty"`
-	Files        map[string]string    `json:"files,omitempty"` // of the guest's identity
-	User         string               `json:"user,omitempty"`
-	Workdir      string               `json:"workdir,omitempty"`
-	Persistent   bool                 `json:"keep"`
-	Egress       hostapi.Egress       `json:"egress,omitzero"`
-	Limits       hostapi.Limits       `json:"limits,omitzero"`
-	NoEgress     bool                 `json:"no_egress,omitempty"` // read alone: Egress denies the others
-	Lazy         bool                 `json:"stream,omitempty"`    // its monitor needs this process: it began on a partial snapshot
-	Ephemeral    bool                 `json:"scratch,omitempty"`   // of no use to another process: Recover removes it
-	Labels       map[string]string    `json:"labels,omitempty"`
-	Generation   uint64               `json:"generation"`
-	BootMode     hostapi.BootMode     `json:"boot_mode,omitempty"`
-	Created      time.Time            `json:"created"`
-	Reason       string               `json:"reason,omitempty"`
+	// Base is the image that the machine runs on or hibernates in, acquired; "": it booted cold.
+	Base snapshot.Ref `json:"base,omitempty"`
+	// Next is, with hibernating, the image that is being made.
+	Next       snapshot.Ref        `json:"next,omitempty"`
+	VCPUs      int                 `json:"vcpus"`
+	MemoryMiB  int                 `json:"memory_mib"`
+	DiskMiB    int                 `json:"disk_mib"`
+	Data       []snapshot.DataDisk `json:"data,omitempty"` // disks beside the root disk
+	Slot       int                 `json:"slot"`           // -1: none
+	MAC        string              `json:"mac,omitempty"`
+	Hostname   string              `json:"hostname"`
+	Env        map[string]string   `json:"env,omitempty"`
+	Files      map[string]string   `json:"files,omitempty"` // of the guest's identity
+	User       string              `json:"user,omitempty"`
+	Workdir    string              `json:"workdir,omitempty"`
+	Persistent bool                `json:"keep"`
+	Egress     hostapi.Egress      `json:"egress,omitzero"`
+	Limits     hostapi.Limits      `json:"limits,omitzero"`
+	// NoEgress is read from old records alone: Egress denies the others.
+	NoEgress bool `json:"no_egress,omitempty"`
+	// Lazy: it began on a snapshot that was not yet downloaded, so its monitor needs this process.
+	Lazy       bool              `json:"stream,omitempty"`
+	Ephemeral  bool              `json:"scratch,omitempty"` // of no use to a later process: Recover removes it
+	Labels     map[string]string `json:"labels,omitempty"`
+	Generation uint64            `json:"generation"`
+	BootMode   hostapi.BootMode  `json:"boot_mode,omitempty"`
+	Created    time.Time         `json:"created"`
+	Reason     string            `json:"reason,omitempty"`
 }
 
-// resourceName is the name of a machine's directory, group and monitor.
+// resourceName returns the name of a machine's directory, cgroup and monitor.
 func (in record) resourceName() string {
 	if in.ResourceName != "" {
 		return in.ResourceName
@@ -64,18 +69,17 @@ func (in record) resourceName() string {
 	return string(in.ID)
 }
 
-// durability says what an intent must survive.
+// durability says what a record must survive.
 type durability bool
 
 const (
-	// ofProcess: it survives the death of this process, which is enough where the death of the whole
-	// host takes the machine with it.
+	// surviveProcess: the end of this process, which is enough where the end of the host ends the machine too.
 	surviveProcess durability = false
-	// ofHost: it survives the death of the host.
+	// surviveHost: a crash of the host.
 	surviveHost durability = true
 )
 
-// update changes a machine's intent: on disk first, then in memory. The caller owns the machine.
+// update changes a machine's record: on disk first, then in memory. The caller owns the machine.
 func (m *Manager) update(mc *machine, sure durability, change func(*record)) error {
 	next := mc.rec
 	change(&next)

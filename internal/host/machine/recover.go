@@ -14,12 +14,12 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// lostReason is told of machines whose monitor ended while no host agent ran.
+// lostReason is the reason of machines whose monitor ended while no host agent ran.
 const lostReason = "the monitor ended while the host agent was not running"
 
-// Recover takes over what an earlier process left: machines that live go on, operations that were under
-// way are finished or undone, and everything that belongs to no machine is removed: monitors, network
-// places, groups, images, files. Call it once, before anything else.
+// Recover takes over what an earlier process left. Call it once, before anything else.
+// Machines that run continue, operations that were in progress are finished or undone, and everything that belongs
+// to no machine is removed: monitors, network slots, cgroups, images, files.
 func (m *Manager) Recover(ctx context.Context) error {
 	if err := os.MkdirAll(m.cfg.Dir, 0o711); err != nil {
 		return fmt.Errorf("recover machines: %w", err)
@@ -44,13 +44,13 @@ func (m *Manager) Recover(ctx context.Context) error {
 	return m.sweep(ctx)
 }
 
-// sweep removes what belongs to no machine.
+// sweep removes everything that belongs to no machine.
 func (m *Manager) sweep(ctx context.Context) error {
 	if err := m.deps.Network.Sweep(ctx); err != nil {
 		return fmt.Errorf("sweep network slots: %w", err)
 	}
 	if err := m.deps.Cgroups.Sweep(ctx); err != nil {
-		return fmt.Errorf("sweep groups: %w", err)
+		return fmt.Errorf("sweep cgroups: %w", err)
 	}
 	if err := m.deps.Store.GC(); err != nil {
 		return fmt.Errorf("collect snapshots: %w", err)
@@ -58,7 +58,7 @@ func (m *Manager) sweep(ctx context.Context) error {
 	return nil
 }
 
-// recoverDir looks after one directory below the machines'.
+// recoverDir recovers the machine in one directory.
 func (m *Manager) recoverDir(ctx context.Context, name string) (err error) {
 	dir := filepath.Join(m.cfg.Dir, name)
 	in, err := readRecord(dir)
@@ -87,9 +87,9 @@ func (m *Manager) recoverDir(ctx context.Context, name string) (err error) {
 	return nil
 }
 
-// recoverRemnant looks after a directory whose intent cannot be used. Without an intent, or with the empty
-// one that a crash of the host leaves, it never became a machine and is removed. Anything else may be a
-// kept machine that another version of this program understands: its files are left alone.
+// recoverRemnant handles a directory whose record cannot be used. Without a record, or with the empty one that a
+// crash of the host leaves, it never became a machine and is removed. Anything else may be a persistent machine of
+// another version of this program: its files are left alone.
 func (m *Manager) recoverRemnant(ctx context.Context, name string, why error) error {
 	dir := filepath.Join(m.cfg.Dir, name)
 	if err := m.deps.Driver.Kill(ctx, vmm.Spec{ID: name, Dir: filepath.Join(dir, monitorDir)}); err != nil {
@@ -104,8 +104,8 @@ func (m *Manager) recoverRemnant(ctx context.Context, name string, why error) er
 	return os.RemoveAll(dir)
 }
 
-// recoverMachine decides by what was written down last. A machine that was being made is removed, one
-// that was being removed is removed; one that lives is taken over.
+// recoverMachine decides by the record. A machine that was being made or removed is removed; one that runs is taken
+// over.
 func (m *Manager) recoverMachine(ctx context.Context, op *operation, mc *machine) error {
 	switch {
 	case mc.rec.Ephemeral, mc.rec.State == creating, mc.rec.State == destroying:
@@ -120,7 +120,8 @@ func (m *Manager) recoverMachine(ctx context.Context, op *operation, mc *machine
 			return m.finishHibernation(ctx, op, mc)
 		}
 		before := mc.rec.Before
-		if err := m.update(mc, surviveHost, func(in *record) { in.State, in.Before, in.Next = before, "", "" }); err != nil {
+		err := m.update(mc, surviveHost, func(in *record) { in.State, in.Before, in.Next = before, "", "" })
+		if err != nil {
 			return err
 		}
 		return m.adopt(ctx, op, mc)
@@ -131,7 +132,7 @@ func (m *Manager) recoverMachine(ctx context.Context, op *operation, mc *machine
 	}
 }
 
-// killLeftover ends a monitor that a machine without one should not have, and gives its slot back.
+// killLeftover ends the monitor, if any, of a machine that must not have one.
 func (m *Manager) killLeftover(ctx context.Context, op *operation, mc *machine) error {
 	if err := m.deps.Driver.Kill(ctx, m.spec(mc)); err != nil {
 		return fmt.Errorf("kill: %w", err)
@@ -147,14 +148,14 @@ func (m *Manager) removeLeftover(ctx context.Context, op *operation, mc *machine
 	return m.remove(ctx, op, mc)
 }
 
-// imageConsumed says whether the image of a machine's sleep was restored before.
+// imageConsumed reports whether the image that a machine hibernated in was restored before.
 func (m *Manager) imageConsumed(mc *machine) bool {
 	snap, err := m.deps.Store.Get(mc.rec.Base)
 	return err == nil && snap.Consumed()
 }
 
-// recoverHibernated leaves a machine asleep, also one whose guest had not begun to run again, or says that it
-// lost its memory.
+// recoverHibernated leaves a machine hibernated if it was, or was being woken and its guest has not run yet.
+// Otherwise the machine has lost its memory and is failed.
 func (m *Manager) recoverHibernated(ctx context.Context, op *operation, mc *machine) error {
 	if err := m.killLeftover(ctx, op, mc); err != nil {
 		return err
@@ -168,9 +169,9 @@ func (m *Manager) recoverHibernated(ctx context.Context, op *operation, mc *mach
 		}
 		return m.update(mc, surviveHost, func(in *record) { in.State, in.Slot, in.MAC = hibernated, -1, "" })
 	}
-	reason := "the image it slept in is missing or damaged"
+	reason := "the image it hibernated in is missing or damaged"
 	if mc.rec.Base != "" {
-		reason = "the host ended just after it woke: its memory is lost"
+		reason = "the host crashed just after it was woken: its memory is lost"
 	}
 	return m.setFailed(ctx, op, mc, reason)
 }
@@ -195,14 +196,14 @@ func (m *Manager) finishHibernation(ctx context.Context, op *operation, mc *mach
 			return err
 		}
 	}
-	if m.imageConsumed(mc) { // it woke since, and a crash of the host lost the record of that
+	if m.imageConsumed(mc) { // it was woken since, and a crash of the host lost the record of that
 		return m.recoverHibernated(ctx, op, mc)
 	}
-	m.emit(mc, "hibernated", "it was going to sleep when the host agent ended")
-	return op.done("asleep")
+	m.emit(mc, "hibernated", "it was being hibernated when the host agent ended")
+	return op.done("hibernated")
 }
 
-// adopt takes over a machine that lives. One whose monitor is gone is failed or removed.
+// adopt takes over a machine that runs. One whose monitor has ended is failed or removed.
 func (m *Manager) adopt(ctx context.Context, op *operation, mc *machine) error {
 	if mc.rec.Lazy {
 		return m.handleLost(ctx, op, mc, streamReason)
@@ -239,7 +240,7 @@ func (m *Manager) adoptHostResources(ctx context.Context, mc *machine) error {
 		return fmt.Errorf("adopt network slot %d: %w", mc.rec.Slot, err)
 	}
 	mc.set(func() { mc.slot = slot })
-	// Always: the record may be newer than what the earlier process put in force.
+	// Always: the record may be newer than the policy that the earlier process applied.
 	if err := slot.SetEgress(ctx, mc.rec.Egress); err != nil {
 		return fmt.Errorf("set the egress policy: %w", err)
 	}
@@ -248,17 +249,17 @@ func (m *Manager) adoptHostResources(ctx context.Context, mc *machine) error {
 	}
 	group, err := m.deps.Cgroups.Adopt(ctx, mc.rec.resourceName(), m.limits(mc))
 	if err != nil {
-		// The machine is worth more than its limits, which the kernel may well still hold.
-		m.log.Warn("group not adopted", "machine", mc.id, "err", err)
+		// The machine is worth more than its limits, which the kernel may well still enforce.
+		m.log.Warn("cgroup not adopted", "machine", mc.id, "err", err)
 		return nil
 	}
 	mc.set(func() { mc.cgroup = group })
 	return nil
 }
 
-// resumeAdopted lets an adopted machine go on. Whatever stood still for a fork or snapshot when the process
-// died goes on; what its user paused stays so. A machine that was waking never confirmed who it is, so
-// it is told again, or it has failed.
+// resumeAdopted lets an adopted machine continue if it was stopped for a fork or snapshot when the process ended;
+// what its user paused stays paused. A machine that was waking never confirmed its identity: it gets one again, or
+// is failed.
 func (m *Manager) resumeAdopted(ctx context.Context, op *operation, mc *machine) error {
 	switch mc.rec.State {
 	case paused:
@@ -276,14 +277,14 @@ func (m *Manager) resumeAdopted(ctx context.Context, op *operation, mc *machine)
 		return m.update(mc, surviveProcess, func(in *record) { in.State = running })
 	default:
 		if err := m.resume(ctx, mc); err != nil {
-			// It lives, and may yet answer: Guest asks it again.
-			m.log.Warn("adopted machine does not answer", "machine", mc.id, "err", err)
+			// It runs and may reply later: Guest tries again.
+			m.log.Warn("adopted machine does not reply", "machine", mc.id, "err", err)
 		}
 		return nil
 	}
 }
 
-// handleLost looks after a machine that cannot be taken over.
+// handleLost fails or removes a machine that cannot be taken over.
 func (m *Manager) handleLost(ctx context.Context, op *operation, mc *machine, reason string) error {
 	m.log.Warn("machine lost", "machine", mc.id, "err", reason)
 	if err := m.killLeftover(ctx, op, mc); err != nil {

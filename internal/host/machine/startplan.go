@@ -203,7 +203,11 @@ func (s startMethod) steps(remote bool) []step {
 	admit, prepare := []step{stepAdmit}, []step{stepPrepare}
 	switch s {
 	case methodWake:
-		return slices.Concat(admit, []step{stepRepair, stepSlot, stepCgroup, stepPrepare, stepWaking, stepConsume}, loadSteps)
+		return slices.Concat(
+			admit,
+			[]step{stepRepair, stepSlot, stepCgroup, stepPrepare, stepWaking, stepConsume},
+			loadSteps,
+		)
 	case methodReboot:
 		return slices.Concat(admit, []step{stepRepair, stepSlot, stepCgroup, stepWaking}, bootSteps)
 	case methodColdBoot:
@@ -240,8 +244,13 @@ func (w memoryRequest) plan(can vmm.Capabilities) (int, error) {
 		ask += (ask - w.have) % 2
 	}
 	if ask < w.have || ask > most {
-		return 0, fmt.Errorf("memory of %d MiB was asked for, and machines made from this can have %d to %d MiB here: %w",
-			w.ask, w.have, most, hostapi.ErrInvalid)
+		return 0, fmt.Errorf(
+			"memory of %d MiB was asked for, and machines made from this can have %d to %d MiB here: %w",
+			w.ask,
+			w.have,
+			most,
+			hostapi.ErrInvalid,
+		)
 	}
 	return ask, nil
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 )
 
-// state is what an intent says of a machine. It is finer than hostapi.State: it also tells what was
-// under way when the process that wrote it was killed.
+// state is the state of a machine in its record. It is finer than hostapi.State: it also says which operation was in
+// progress when the process that wrote it was killed.
 type state string
 
 const (
@@ -17,12 +17,12 @@ const (
 	paused      state = "paused"
 	hibernating state = "hibernating"
 	hibernated  state = "hibernated"
-	waking      state = "waking" // it may run if the image of its sleep, if any, is spent
-	failed      state = "failed" // its monitor is dead, its disk is kept
+	waking      state = "waking" // its guest may run if the image it hibernated in, if any, is consumed
+	failed      state = "failed" // its monitor has ended, its disks are kept
 	destroying  state = "destroying"
 )
 
-// transitions is every change of state that is possible.
+// transitions lists every possible change of state.
 var transitions = map[state][]state{
 	creating:    {running, destroying},
 	running:     {paused, hibernating, failed, destroying},
@@ -36,7 +36,7 @@ var transitions = map[state][]state{
 
 func (s state) canBecome(to state) bool { return s == to || slices.Contains(transitions[s], to) }
 
-// publicState is how a state is told outside. A machine on its way is shown as what it was.
+// publicState is the state that the contract has for each. A machine in transition is shown as what it was.
 var publicState = map[state]hostapi.State{
 	creating:    hostapi.Creating,
 	running:     hostapi.Running,
@@ -48,7 +48,7 @@ var publicState = map[state]hostapi.State{
 	destroying:  hostapi.Failed,
 }
 
-// requireState answers ErrWrongState unless the machine is in one of the given states.
+// requireState returns ErrWrongState unless the machine is in one of the given states.
 func (mc *machine) requireState(op string, any ...state) error {
 	if slices.Contains(any, mc.rec.State) {
 		return nil

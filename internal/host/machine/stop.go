@@ -8,9 +8,9 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 )
 
-// Stop puts a running machine to rest without its memory: the guest writes its file systems out, and its monitor
-// ends. Wake boots from its disks anew. A hibernated machine forgets its memory; one without is fine. When it fails
-// the machine goes on as it was.
+// Stop ends the monitor of a running machine after its guest has written its file systems out.
+// The memory is lost; Wake boots from the disks. A hibernated machine loses its memory too. If Stop fails, the
+// machine continues as it was.
 func (m *Manager) Stop(ctx context.Context, id hostapi.MachineID) (err error) {
 	op := m.begin("stop")
 	defer func() { err = op.end(ctx, err) }()
@@ -37,20 +37,25 @@ func (m *Manager) Stop(ctx context.Context, id hostapi.MachineID) (err error) {
 	return m.releaseAtRest(ctx, op, mc, old, "stopped")
 }
 
-// shutDown halts a running machine with its disks whole and records, durably, that it rests without memory.
+// shutDown stops a running machine with complete disks and records, durably, that it is at rest without memory.
 func (m *Manager) shutDown(ctx context.Context, op *operation, mc *machine) error {
 	base := mc.rec.Base
 	if err := m.quiesce(ctx, op, mc, true); err != nil {
 		return err
 	}
-	op.cleanup.Push("go on", func(ctx context.Context) error { return m.resume(ctx, mc) })
+	op.cleanup.Push("resume", func(ctx context.Context) error { return m.resume(ctx, mc) })
 	if err := mc.syncDisks(); err != nil {
 		return err
 	}
 	op.cleanup.Push("record", func(context.Context) error {
-		return m.update(mc, surviveHost, func(in *record) { in.State, in.Before, in.Next, in.Base = running, "", "", base })
+		return m.update(
+			mc,
+			surviveHost,
+			func(in *record) { in.State, in.Before, in.Next, in.Base = running, "", "", base },
+		)
 	})
-	if err := m.update(mc, surviveProcess, func(in *record) { in.State, in.Before, in.Next = hibernating, running, "" }); err != nil {
+	err := m.update(mc, surviveProcess, func(in *record) { in.State, in.Before, in.Next = hibernating, running, "" })
+	if err != nil {
 		return err
 	}
 	if err := op.done("intent"); err != nil {
@@ -61,7 +66,7 @@ func (m *Manager) shutDown(ctx context.Context, op *operation, mc *machine) erro
 	})
 }
 
-// forgetMemory leaves a hibernated machine its disks alone.
+// forgetMemory removes the image that a machine hibernates in.
 func (m *Manager) forgetMemory(ctx context.Context, op *operation, mc *machine) error {
 	if err := m.releaseLeftovers(ctx, op, mc); err != nil {
 		return err
@@ -74,7 +79,7 @@ func (m *Manager) forgetMemory(ctx context.Context, op *operation, mc *machine) 
 		return err
 	}
 	op.cleanup.Forget()
-	err := op.done("forgotten")
+	err := op.done("forget")
 	if op.abandoned {
 		return err
 	}

@@ -14,18 +14,18 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// measureEvery is how often the memory that machines have taken is measured: reading one monitor's maps
-// takes about a millisecond.
+// measureEvery is how often the memory of machines is measured: reading one monitor's maps takes about a
+// millisecond.
 const measureEvery = 20 * time.Second
 
-// monitorExit is the end of a monitor that somebody may have to hear of.
+// monitorExit is the end of a monitor.
 type monitorExit struct {
 	mc *machine
 	vm vmm.Machine
 }
 
-// Run does what must be done without being asked for, until ctx ends: it looks after machines whose
-// monitor died, and measures memory. It returns when all it began has ended.
+// Run handles the ends of monitors, prepares warm monitors and measures memory until ctx ends.
+// It returns when everything that it began has ended.
 func (m *Manager) Run(ctx context.Context) error {
 	var work sync.WaitGroup
 	defer func() {
@@ -44,7 +44,7 @@ func (m *Manager) Run(ctx context.Context) error {
 		case d := <-m.exits:
 			work.Go(func() { m.handleExit(ctx, d) })
 		case vm := <-m.lazyFailures:
-			work.Go(func() { _ = vm.Kill(ctx) }) // its end is told, or asked for again by who destroys it
+			work.Go(func() { _ = vm.Kill(ctx) }) // its exit is handled, or Destroy tries again
 		case dir := <-m.unsynced:
 			work.Go(func() { m.syncMachine(dir) })
 		case ref := <-m.warmRequests:
@@ -56,7 +56,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	}
 }
 
-// syncLater has a machine's record and disks made durable soon: by Run, or at once when Run is far behind.
+// syncLater makes a machine's record and disks durable soon: in Run, or at once if Run is far behind.
 func (m *Manager) syncLater(dir string) {
 	select {
 	case m.unsynced <- dir:
@@ -65,7 +65,7 @@ func (m *Manager) syncLater(dir string) {
 	}
 }
 
-// syncMachine makes a machine's directory durable, unless it is gone by now.
+// syncMachine makes a machine's directory durable, unless it was removed.
 func (m *Manager) syncMachine(dir string) {
 	disks, err := filepath.Glob(filepath.Join(dir, snapshot.DiskPattern))
 	for _, path := range append(disks, filepath.Join(dir, recordFile)) {
@@ -77,7 +77,7 @@ func (m *Manager) syncMachine(dir string) {
 	}
 }
 
-// measure notes how much memory each machine has taken, for admission.
+// measure records how much memory each machine uses, for admission.
 func (m *Manager) measure(ctx context.Context) {
 	for _, mc := range m.List() {
 		if ctx.Err() != nil {
@@ -99,7 +99,7 @@ func (m *Manager) measure(ctx context.Context) {
 	}
 }
 
-// watch tells Run when the monitor of a machine ends.
+// watch reports the end of a machine's monitor to Run.
 func (m *Manager) watch(mc *machine) {
 	vm, stream := mc.vm, mc.lazy
 	m.watchers.Go(func() {
@@ -118,8 +118,8 @@ func (m *Manager) watch(mc *machine) {
 	})
 }
 
-// watchLazy returns when nothing of a machine has to come any more, or the machine or Run ends. It has the
-// monitor of a machine ended that waits in vain.
+// watchLazy returns when everything is downloaded for a machine, or the machine or Run ends. It has the monitor
+// ended of a machine that waits for a download that failed.
 func (m *Manager) watchLazy(mc *machine, vm vmm.Machine, stream LazySource) {
 	select {
 	case <-stream.Complete():
@@ -130,7 +130,7 @@ func (m *Manager) watchLazy(mc *machine, vm vmm.Machine, stream LazySource) {
 	case <-m.closed:
 		return
 	}
-	select { // what is mapped and whole can still fail, with the host's disk
+	select { // files that are mapped and complete can still fail, with the host's disk
 	case <-stream.Failed():
 	case <-vm.Done():
 		return
@@ -143,15 +143,15 @@ func (m *Manager) watchLazy(mc *machine, vm vmm.Machine, stream LazySource) {
 	}
 }
 
-// handleExit looks after a machine whose monitor ended, unless that was asked for: a kept one is failed and
-// keeps its disk, any other is removed.
+// handleExit handles a monitor that ended, unless an operation ended it: a persistent machine is failed and keeps
+// its disks, any other is removed.
 func (m *Manager) handleExit(ctx context.Context, d monitorExit) {
 	op := m.begin("death")
 	mc, err := op.lock(ctx, d.mc.id)
 	if err != nil {
 		return
 	}
-	defer func() { _ = op.end(ctx, err) }() // nothing is undone here
+	defer func() { _ = op.end(ctx, err) }() // there are no cleanups here
 	if mc != d.mc || mc.vm != d.vm || mc.rec.State == destroying {
 		return
 	}
@@ -160,13 +160,13 @@ func (m *Manager) handleExit(ctx context.Context, d monitorExit) {
 		reason = err.Error()
 	}
 	if mc.lazy != nil && mc.lazy.Err() != nil {
-		reason = "its snapshot does not come: " + mc.lazy.Err().Error()
+		reason = "download of its snapshot failed: " + mc.lazy.Err().Error()
 	}
 	oom := mc.cgroup != nil && mc.cgroup.OutOfMemory()
 	if oom {
 		reason = "out of memory: the monitor reached its limit on the host"
 	}
-	printed, _ := m.console(ctx, mc) // a dead monitor may answer nothing; what was read before is told
+	printed, _ := m.console(ctx, mc) // a monitor that has ended may reply no more; what was read before is used
 	m.log.Warn("machine died", "machine", mc.id, "err", reason)
 	if mc.rec.Persistent {
 		err = m.setFailed(ctx, op, mc, reason)
@@ -174,7 +174,7 @@ func (m *Manager) handleExit(ctx context.Context, d monitorExit) {
 		err = m.remove(ctx, op, mc)
 	}
 	if err != nil {
-		m.log.Error("machine not looked after", "machine", mc.id, "err", err)
+		m.log.Error("monitor exit not handled", "machine", mc.id, "err", err)
 	}
 	m.deps.Emit(
 		hostapi.Event{
@@ -192,7 +192,7 @@ func (m *Manager) emit(mc *machine, kind, reason string) {
 	m.deps.Emit(hostapi.Event{Time: time.Now().UTC(), Machine: mc.id, Type: kind, Reason: reason})
 }
 
-// setFailed takes everything but the disk from a machine whose monitor is dead.
+// setFailed records that a machine is failed and releases everything but its disks.
 func (m *Manager) setFailed(ctx context.Context, op *operation, mc *machine, reason string) error {
 	base, keep := mc.rec.Base, mc.rec.Base
 	if !m.disksIncomplete(mc) {

@@ -10,7 +10,7 @@ import (
 	"github.com/pandastack/pandastack/internal/host/machine"
 )
 
-// newWarmFixture is a host that keeps one spare, with machine a, whose create asked for it.
+// newWarmFixture returns a fixture with one warm monitor and machine a, whose create requested it.
 func newWarmFixture(t *testing.T) *fixture {
 	t.Helper()
 	w := newFixture(t)
@@ -21,10 +21,13 @@ func newWarmFixture(t *testing.T) *fixture {
 	return w
 }
 
-// waitWarm waits until so many monitors run and one of them waits for a create: it is there before it is ready.
+// waitWarm waits until so many monitors run and one of them is in the pool: it runs a moment before.
 func (w *fixture) waitWarm(monitors int) {
 	w.t.Helper()
-	w.eventually("a spare", func() bool { return len(w.host.alive()) == monitors && w.mgr.WarmMonitors() == 1 })
+	w.eventually(
+		"there is a warm monitor",
+		func() bool { return len(w.host.alive()) == monitors && w.mgr.WarmMonitors() == 1 },
+	)
 }
 
 func usedWarm(mc hostapi.Machine) bool {
@@ -36,7 +39,7 @@ func usedWarm(mc hostapi.Machine) bool {
 	return false
 }
 
-// countByPID lets the guest of a monitor count.
+// countByPID is count for a machine that was made of a warm monitor.
 func (w *fixture) countByPID(id string, want uint64) {
 	w.t.Helper()
 	mc, err := w.mgr.Get(hostapi.MachineID(id))
@@ -52,7 +55,7 @@ func (w *fixture) countByPID(id string, want uint64) {
 	w.t.Fatalf("machine %s has no monitor", id)
 }
 
-// checkCounts fails unless there is as much of everything as there are machines, and spares more.
+// checkCounts fails unless the host has as much of everything as machines and warm monitors.
 func (w *fixture) checkCounts(spares int) {
 	w.t.Helper()
 	want := len(w.mgr.List()) + spares
@@ -76,16 +79,16 @@ func (w *fixture) checkCounts(spares int) {
 	}
 }
 
-func TestSpareBecomesAMachine(t *testing.T) {
+func TestWarmMonitorBecomesAMachine(t *testing.T) {
 	w := newWarmFixture(t)
 	w.checkCounts(1)
 	for i, id := range []string{"b", "c"} {
 		mc := w.create(id, false)
 		if !usedWarm(mc) {
-			t.Errorf("machine %s was not made of the spare: %v", id, mc.Phases)
+			t.Errorf("machine %s was not made of the warm monitor: phases %v", id, mc.Phases)
 		}
 		if mc.State != hostapi.Running || mc.GuestIP == "" || mc.ID != hostapi.MachineID(id) {
-			t.Errorf("machine %+v", mc)
+			t.Errorf("machine = %+v, want %s running", mc, id)
 		}
 		w.countByPID(id, 1)
 		w.waitWarm(3 + i)
@@ -105,45 +108,46 @@ func TestSpareBecomesAMachine(t *testing.T) {
 	w.stop()
 	w.checkCounts(0)
 	if free, total, err := w.mgr.Capacity(); err != nil || free < total {
-		t.Errorf("memory is still promised: %d of %d free, %v", free, total, err)
+		t.Errorf("capacity = %d of %d MiB free, %v; want all", free, total, err)
 	}
 	w.must(w.store.Delete(base))
 	if _, err := w.store.Get(base); err == nil {
-		t.Error("the template is still held")
+		t.Error("the template is still acquired after its warm monitor ended")
 	}
 }
 
-// Kept machines and grown disks need a monitor of their own.
-func TestSpareIsNotForAll(t *testing.T) {
+// TestWarmMonitorIsNotForAll checks that persistent machines and larger disks get a monitor of their own.
+func TestWarmMonitorIsNotForAll(t *testing.T) {
 	w := newWarmFixture(t)
 	if usedWarm(w.create("b", true)) {
-		t.Error("a kept machine was made of a spare")
+		t.Error("a persistent machine was made of a warm monitor")
 	}
 	mc, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "c", DiskMiB: 4}, base, "")
 	w.must(err)
 	if usedWarm(mc) {
-		t.Error("a machine with a grown disk was made of a spare")
+		t.Error("a machine with a larger disk was made of a warm monitor")
 	}
 	w.checkCounts(1)
 }
 
-func TestSpareThatDiedIsNotUsed(t *testing.T) {
+func TestWarmMonitorThatEndedIsNotUsed(t *testing.T) {
 	w := newWarmFixture(t)
 	for _, m := range w.host.alive() {
 		if mc, err := w.mgr.Get("a"); err == nil && m.PID() != mc.PID {
-			m.exit(errors.New("killed by somebody"))
+			m.exit(errors.New("killed"))
 		}
 	}
 	if usedWarm(w.create("b", false)) {
-		t.Error("machine made of a dead spare")
+		t.Error("a machine was made of a warm monitor that had ended")
 	}
 	w.countByPID("b", 1)
 	w.waitWarm(3)
 	w.checkCounts(1)
 }
 
-// A manager that is killed leaves its spare; the next one removes it and takes over what was made of one.
-func TestSpareAfterAKill(t *testing.T) {
+// TestWarmMonitorAfterKill checks that the next manager removes the warm monitor of one that was killed, and takes over
+// the machine that was made of another.
+func TestWarmMonitorAfterKill(t *testing.T) {
 	w := newWarmFixture(t)
 	w.create("b", false)
 	w.countByPID("b", 1)
@@ -162,8 +166,9 @@ func TestSpareAfterAKill(t *testing.T) {
 	w.checkCounts(0)
 }
 
-// A create that fails, or is killed, after any step leaves neither the machine nor the spare it took.
-func TestCreateFromSpareAtEveryStep(t *testing.T) {
+// TestCreateFromWarmMonitorAtEveryStep checks that a create that fails, or is killed, after any step leaves neither the
+// machine nor the warm monitor that it took.
+func TestCreateFromWarmMonitorAtEveryStep(t *testing.T) {
 	w := newWarmFixture(t)
 	var mu sync.Mutex
 	var steps []string
@@ -178,7 +183,7 @@ func TestCreateFromSpareAtEveryStep(t *testing.T) {
 	w.create("b", false)
 	w.onStep(nil)
 	if len(steps) < 6 {
-		t.Fatalf("steps %v", steps)
+		t.Fatalf("steps of a create = %v, want at least 6", steps)
 	}
 	for _, killed := range []bool{false, true} {
 		for _, at := range steps {
@@ -196,12 +201,12 @@ func TestCreateFromSpareAtEveryStep(t *testing.T) {
 				})
 				_, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "b"}, base, "")
 				if !errors.Is(err, fault) {
-					t.Fatalf("create answers %v, want the fault", err)
+					t.Fatalf("create: got %v, want the injected error", err)
 				}
 				w.onStep(nil)
 				w.restart(nil)
 				if _, err := w.mgr.Get("b"); err == nil && !(killed && at == "publish") {
-					t.Error("the machine is there")
+					t.Error("the machine exists after a failed create")
 				}
 				w.checkCounts(0)
 				w.countByPID("a", 1)
