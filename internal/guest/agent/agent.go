@@ -59,14 +59,14 @@ func Run(ctx context.Context) error {
 	}
 	failed := make(chan error, 2)
 	var b guestapi.Backend = &deferredRoot{begin: func(id guestapi.Identity) (guestapi.Backend, error) {
-		if err := wake(id); err != nil {
+		if err := prepareRoot(id); err != nil {
 			return nil, err
 		}
-		return settle(failed)
+		return mountRoot(failed)
 	}}
 	if !initd.Flag(guestapi.WaitForRootArgument) {
 		var err error
-		if b, err = settle(failed); err != nil {
+		if b, err = mountRoot(failed); err != nil {
 			return err
 		}
 	}
@@ -78,9 +78,9 @@ func Run(ctx context.Context) error {
 	return <-failed
 }
 
-// wake prepares a machine that waited for its root device to mount that device. It comes first, because the file
+// prepareRoot prepares a machine that waited for its root device to mount that device. It comes first, because the file
 // system records the time, and later steps may need entropy that no other copy of the machine has.
-func wake(id guestapi.Identity) error {
+func prepareRoot(id guestapi.Identity) error {
 	var sys system.Linux
 	if err := sys.AddEntropy(id.Entropy); err != nil {
 		return fmt.Errorf("set entropy: %w", err)
@@ -91,9 +91,10 @@ func wake(id guestapi.Identity) error {
 	return initd.WaitForRootSize()
 }
 
-// settle mounts the root file system and returns the backend of the machine on it. The reaper runs for as long as the
+// mountRoot mounts the root file system and returns the backend of the machine on it. The reaper runs for as long as
+// the
 // machine lives; its error goes to failed.
-func settle(failed chan<- error) (guestapi.Backend, error) {
+func mountRoot(failed chan<- error) (guestapi.Backend, error) {
 	device, err := initd.Root()
 	if err != nil {
 		return nil, err

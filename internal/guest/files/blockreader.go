@@ -28,7 +28,7 @@ type blockReader struct {
 func newBlockReader(file *os.File, offset, length int64) (*blockReader, error) {
 	block, err := unix.Mmap(-1, 0, directSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
-		return nil, fault(err)
+		return nil, classify(err)
 	}
 	return &blockReader{file: file, block: block, at: offset, left: length, flags: unix.O_DIRECT}, nil
 }
@@ -66,7 +66,7 @@ func (w *blockReader) fill() error {
 	}
 	n, err := w.get(begin, flags)
 	if err != nil {
-		return fault(err)
+		return classify(err)
 	}
 	end := begin + int64(n)
 	if end <= w.at {

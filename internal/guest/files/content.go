@@ -33,7 +33,7 @@ func (f *Files) Read(
 	}
 	file, err := os.OpenFile(at, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
-		return guestapi.FileInfo{}, nil, fault(err)
+		return guestapi.FileInfo{}, nil, classify(err)
 	}
 	i, err := f.readable(file, at, offset)
 	if err != nil {
@@ -60,7 +60,7 @@ type part struct {
 func (f *Files) readable(file *os.File, at string, offset int64) (guestapi.FileInfo, error) {
 	st, err := file.Stat()
 	if err != nil {
-		return guestapi.FileInfo{}, fault(err)
+		return guestapi.FileInfo{}, classify(err)
 	}
 	switch {
 	case st.IsDir():
@@ -70,7 +70,7 @@ func (f *Files) readable(file *os.File, at string, offset int64) (guestapi.FileI
 	}
 	if offset > 0 {
 		if _, err := file.Seek(offset, io.SeekStart); err != nil {
-			return guestapi.FileInfo{}, fault(err)
+			return guestapi.FileInfo{}, classify(err)
 		}
 	}
 	i, err := describe(at, f.Users.Names())
@@ -104,7 +104,7 @@ func (f *Files) Write(
 	if mode == 0 { // a device or pipe
 		err = writeThrough(ctx, target, r)
 	} else {
-		err = replace(ctx, target, fresh{mode: mode, owner: &u, notes: opt.Metadata, size: opt.Size}, r)
+		err = replace(ctx, target, newFile{mode: mode, owner: &u, notes: opt.Metadata, size: opt.Size}, r)
 	}
 	if err != nil {
 		return guestapi.FileInfo{}, err
@@ -123,7 +123,7 @@ func destination(at string, mode uint32) (string, uint32, error) {
 		return at, mode & 0o7777, nil
 	}
 	if err != nil {
-		return "", 0, fault(err)
+		return "", 0, classify(err)
 	}
 	if st.IsDir() {
 		return "", 0, fmt.Errorf("%s: %w", at, guestapi.ErrIsDir)
@@ -137,7 +137,7 @@ func destination(at string, mode uint32) (string, uint32, error) {
 	if mode == 0 {
 		var raw unix.Stat_t
 		if err := unix.Stat(at, &raw); err != nil {
-			return "", 0, fault(err)
+			return "", 0, classify(err)
 		}
 		mode = raw.Mode & 0o7777
 	}
@@ -152,7 +152,7 @@ func realPath(at string) (string, error) {
 			return at, nil
 		}
 		if err != nil {
-			return "", fault(err)
+			return "", classify(err)
 		}
 		if !path.IsAbs(to) {
 			to = path.Join(path.Dir(at), to)
@@ -162,18 +162,18 @@ func realPath(at string) (string, error) {
 	return "", fmt.Errorf("%w: too many symbolic links", guestapi.ErrInvalid)
 }
 
-// fresh describes a file that is about to be written.
-type fresh struct {
+// newFile describes a file that is about to be written.
+type newFile struct {
 	mode  uint32
 	owner *passwd.User
 	notes map[string]string
 	size  int64 // < 0: unknown
 }
 
-func replace(ctx context.Context, at string, as fresh, r io.Reader) (err error) {
+func replace(ctx context.Context, at string, as newFile, r io.Reader) (err error) {
 	file, err := os.CreateTemp(path.Dir(at), ".pandastack-*")
 	if err != nil {
-		return fault(err)
+		return classify(err)
 	}
 	defer func() {
 		if err != nil {
@@ -184,25 +184,25 @@ func replace(ctx context.Context, at string, as fresh, r io.Reader) (err error) 
 	if err := store(ctx, file, r, as.size); err != nil {
 		return err
 	}
-	if err := own(file.Name(), as.owner); err != nil {
+	if err := chown(file.Name(), as.owner); err != nil {
 		return err
 	}
 	if err := unix.Fchmod(int(file.Fd()), as.mode); err != nil {
-		return fault(err)
+		return classify(err)
 	}
 	if err := setXattrs(int(file.Fd()), as.notes); err != nil {
 		return err
 	}
 	if err := file.Close(); err != nil {
-		return fault(err)
+		return classify(err)
 	}
-	return fault(os.Rename(file.Name(), at))
+	return classify(os.Rename(file.Name(), at))
 }
 
 func writeThrough(ctx context.Context, at string, r io.Reader) error {
 	file, err := os.OpenFile(at, os.O_WRONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
-		return fault(err)
+		return classify(err)
 	}
 	return errors.Join(copyAll(ctx, file, r), file.Close())
 }
@@ -240,7 +240,7 @@ func copyAll(ctx context.Context, w io.Writer, r io.Reader) error {
 			return fmt.Errorf("receive content: %w", err)
 		}
 		if _, err := w.Write(piece); err != nil {
-			return fault(err)
+			return classify(err)
 		}
 		if ctx.Err() != nil {
 			return context.Cause(ctx)

@@ -23,18 +23,18 @@ func store(ctx context.Context, file *os.File, r io.Reader, size int64) error {
 	}
 	block, err := unix.Mmap(-1, 0, directSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
-		return fault(fmt.Errorf("allocate memory for writing: %w", err))
+		return classify(fmt.Errorf("allocate memory for writing: %w", err))
 	}
 	defer func() { _ = unix.Munmap(block) }() // the mapping is our own
-	b := &blocks{file: file, block: block, flags: unix.O_DIRECT}
+	b := &blockWriter{file: file, block: block, flags: unix.O_DIRECT}
 	if err := copyAll(ctx, b, r); err != nil {
 		return err
 	}
 	return b.flush()
 }
 
-// blocks writes a file in whole blocks from its beginning, past the page cache if its file system supports that.
-type blocks struct {
+// blockWriter writes a file in whole blocks from its beginning, past the page cache if its file system supports that.
+type blockWriter struct {
 	file  *os.File
 	block []byte // of directSize bytes, aligned to pages
 	used  int    // bytes of block that are not yet written
@@ -43,7 +43,7 @@ type blocks struct {
 }
 
 // Write implements io.Writer. It buffers an incomplete block until flush.
-func (b *blocks) Write(p []byte) (int, error) {
+func (b *blockWriter) Write(p []byte) (int, error) {
 	done := 0
 	for done < len(p) {
 		n := copy(b.block[b.used:], p[done:])
@@ -60,16 +60,16 @@ func (b *blocks) Write(p []byte) (int, error) {
 }
 
 // flush writes the end of the file, which need not fill a block of the disk.
-func (b *blocks) flush() error {
+func (b *blockWriter) flush() error {
 	if b.used == 0 {
 		return nil
 	}
-	return fault(b.put(0))
+	return classify(b.put(0))
 }
 
 // put writes the block with the given flags of the file.
-func (b *blocks) put(flags int) error {
-	if err := b.become(flags); err != nil {
+func (b *blockWriter) put(flags int) error {
+	if err := b.setFlags(flags); err != nil {
 		return err
 	}
 	n, err := b.file.Write(b.block[:b.used])
@@ -81,8 +81,8 @@ func (b *blocks) put(flags int) error {
 	return err
 }
 
-// become sets the flags of the file. It does not try again on a file system without direct writes.
-func (b *blocks) become(flags int) error {
+// setFlags sets the flags of the file. It does not try again on a file system without direct writes.
+func (b *blockWriter) setFlags(flags int) error {
 	if flags == b.now {
 		return nil
 	}

@@ -48,8 +48,8 @@ func (f *Files) locate(p, user string) (string, passwd.User, error) {
 	return u.Resolve(p), u, nil
 }
 
-// fault wraps an error of the system with the matching error of guestapi.
-func fault(err error) error {
+// classify wraps an error of the system with the matching error of guestapi.
+func classify(err error) error {
 	if err == nil {
 		return nil
 	}
@@ -85,7 +85,7 @@ func fault(err error) error {
 func describe(at string, names *passwd.Names) (guestapi.FileInfo, error) {
 	var st unix.Stat_t
 	if err := unix.Lstat(at, &st); err != nil {
-		return guestapi.FileInfo{}, fault(&fs.PathError{Op: "stat", Path: at, Err: err})
+		return guestapi.FileInfo{}, classify(&fs.PathError{Op: "stat", Path: at, Err: err})
 	}
 	i := guestapi.FileInfo{
 		Path:  at,
@@ -147,7 +147,7 @@ func (l *lister) walk(ctx context.Context, dir string, depth int) error {
 		if errors.Is(err, unix.ENOENT) && len(l.all) > 0 {
 			return nil // removed while the others were listed
 		}
-		return fault(err)
+		return classify(err)
 	}
 	for _, e := range entries {
 		if err := ctx.Err(); err != nil {
@@ -198,7 +198,7 @@ func (f *Files) Move(_ context.Context, from, to, user string) (guestapi.FileInf
 		return guestapi.FileInfo{}, err
 	}
 	if err := os.Rename(old, at); err != nil {
-		return guestapi.FileInfo{}, fault(err)
+		return guestapi.FileInfo{}, classify(err)
 	}
 	return describe(at, f.Users.Names())
 }
@@ -216,9 +216,9 @@ func (f *Files) Remove(_ context.Context, p, user string, recursive bool) error 
 		return err
 	}
 	if recursive {
-		return fault(os.RemoveAll(at))
+		return classify(os.RemoveAll(at))
 	}
-	return fault(os.Remove(at))
+	return classify(os.Remove(at))
 }
 
 // MakeDir makes a directory with its parents.
@@ -255,15 +255,15 @@ func makeDirs(dir string, u *passwd.User) error {
 		return nil
 	}
 	if err != nil {
-		return fault(err)
+		return classify(err)
 	}
-	return own(dir, u)
+	return chown(dir, u)
 }
 
-// own gives a new file to its user. If this program is not root, the file has the right owner already.
-func own(at string, u *passwd.User) error {
+// chown gives a new file to its user. If this program is not root, the file has the right owner already.
+func chown(at string, u *passwd.User) error {
 	if os.Getuid() != 0 {
 		return nil
 	}
-	return fault(os.Lchown(at, int(u.UID), int(u.GID)))
+	return classify(os.Lchown(at, int(u.UID), int(u.GID)))
 }

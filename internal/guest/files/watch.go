@@ -44,7 +44,7 @@ func (f *Files) Watch(_ context.Context, p, user string, recursive bool) (guesta
 	}
 	st, err := os.Stat(at)
 	if err != nil {
-		return nil, fault(err)
+		return nil, classify(err)
 	}
 	if !st.IsDir() {
 		return nil, fmt.Errorf("%s: %w", at, guestapi.ErrNotDir)
@@ -81,7 +81,7 @@ func (w *watcher) add(dir string, report bool) error {
 		return nil // removed already
 	}
 	if err != nil {
-		return fmt.Errorf("watch %s: %w", dir, fault(err))
+		return fmt.Errorf("watch %s: %w", dir, classify(err))
 	}
 	w.dirs[wd] = dir
 	if !w.recursive {
@@ -89,7 +89,7 @@ func (w *watcher) add(dir string, report bool) error {
 	}
 	entries, err := os.ReadDir(path.Join(w.root, dir))
 	if err != nil && dir == "" {
-		return fault(err)
+		return classify(err)
 	}
 	for _, e := range entries {
 		sub := path.Join(dir, e.Name())
@@ -140,7 +140,7 @@ func (w *watcher) Next(ctx context.Context) (guestapi.FileEvent, error) {
 			err = w.file.SetReadDeadline(time.Time{})
 		}
 		if err != nil {
-			return guestapi.FileEvent{}, fault(err)
+			return guestapi.FileEvent{}, classify(err)
 		}
 		w.unread = w.buf[:n]
 	}

@@ -12,15 +12,15 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// notePrefix begins the names of the extended attributes that hold a file's metadata. It is the prefix of E2B's
+// xattrPrefix begins the names of the extended attributes that hold a file's metadata. It is the prefix of E2B's
 // agent, so that programs in the guest find them where they expect them.
-const notePrefix = "user.e2b."
+const xattrPrefix = "user.e2b."
 
 // Limits of metadata.
 const (
-	maxNoteName = 255 - len(notePrefix) // the kernel's XATTR_NAME_MAX
-	maxNotes    = 64
-	maxNames    = 64 << 10 // the kernel's limit of all names of a file, in bytes
+	maxXattrName = 255 - len(xattrPrefix) // the kernel's XATTR_NAME_MAX
+	maxMetadata  = 64
+	maxNames     = 64 << 10 // the kernel's limit of all names of a file, in bytes
 )
 
 // setXattrs stores the metadata of a new file. It stores nothing on a file system without extended attributes.
@@ -28,7 +28,7 @@ func setXattrs(fd int, notes map[string]string) error {
 	total := 0
 	for name, value := range notes {
 		total += len(name) + len(value)
-		if name == "" || len(name) > maxNoteName || strings.IndexByte(name, 0) >= 0 || len(notes) > maxNotes ||
+		if name == "" || len(name) > maxXattrName || strings.IndexByte(name, 0) >= 0 || len(notes) > maxMetadata ||
 			total > guestapi.MaxMetadata {
 			return fmt.Errorf(
 				"%w: metadata: %d names, or the value of %.40q, exceed the limits",
@@ -39,12 +39,12 @@ func setXattrs(fd int, notes map[string]string) error {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(notes)) {
-		err := unix.Fsetxattr(fd, notePrefix+name, []byte(notes[name]), 0)
+		err := unix.Fsetxattr(fd, xattrPrefix+name, []byte(notes[name]), 0)
 		if errors.Is(err, unix.ENOTSUP) {
 			return nil
 		}
 		if err != nil {
-			return fault(fmt.Errorf("store metadata: %w", err))
+			return classify(fmt.Errorf("store metadata: %w", err))
 		}
 	}
 	return nil
@@ -64,8 +64,8 @@ func xattrsOf(at string) map[string]string {
 	var notes map[string]string
 	total := 0
 	for name := range strings.SplitSeq(string(list[:size]), "\x00") {
-		short, ours := strings.CutPrefix(name, notePrefix)
-		if !ours || short == "" || len(notes) == maxNotes {
+		short, ours := strings.CutPrefix(name, xattrPrefix)
+		if !ours || short == "" || len(notes) == maxMetadata {
 			continue
 		}
 		value := make([]byte, guestapi.MaxMetadata)

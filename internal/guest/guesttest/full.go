@@ -170,7 +170,6 @@ func watch(t *testing.T, e Env) {
 	defer func() { _ = w.Close() }()
 	// Changes in a new directory before it is watched are missed; only the files they leave are reported. So the
 	// second step waits for the first.
-	// second step waits for the first.
 	for _, step := range []struct {
 		script string
 		want   []guestapi.FileEvent

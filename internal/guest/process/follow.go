@@ -15,11 +15,11 @@ import (
 
 // follower is a guestapi.Process: one caller's view of a process.
 type follower struct {
-	p    *Process
-	news chan struct{} // holds a token when there is news
-	done chan struct{} // closed with the follower
-	buf  []byte        // used by the goroutine in Next
-	over bool          // Next returned the exit; used by the goroutine in Next
+	p      *Process
+	news   chan struct{} // holds a token when there is news
+	done   chan struct{} // closed with the follower
+	buf    []byte        // used by the goroutine in Next
+	exited bool          // Next returned the exit; used by the goroutine in Next
 
 	// Guarded by p.mu.
 	at     guestapi.Offsets // offsets of the last output the caller has taken
@@ -43,13 +43,13 @@ func (p *Process) follow(from guestapi.Offsets) *follower {
 func (f *follower) PID() uint32 { return uint32(f.p.pid) }
 
 func (f *follower) Next(ctx context.Context) (guestapi.Event, error) {
-	if f.over {
+	if f.exited {
 		return guestapi.Event{}, io.EOF
 	}
 	for {
 		e, ok := f.look()
 		if ok {
-			f.over = e.Exit != nil
+			f.exited = e.Exit != nil
 			return e, nil
 		}
 		select {
@@ -75,19 +75,19 @@ func (f *follower) look() (guestapi.Event, bool) {
 		n, from := o.ring.get(f.buf, *offset(&f.at, o.stream))
 		if n > 0 {
 			*offset(&f.next, o.stream) = from + int64(n)
-			f.took()
+			f.consumed()
 			return guestapi.Event{Stream: o.stream, Offset: from, Data: f.buf[:n]}, true
 		}
 	}
 	if p.exit != nil {
 		return guestapi.Event{Exit: p.exit}, true
 	}
-	f.took()
+	f.consumed()
 	return guestapi.Event{}, false
 }
 
-// took wakes the output readers, since the ring may have room. The caller holds p.mu.
-func (f *follower) took() {
+// consumed wakes the output readers, since the ring may have room. The caller holds p.mu.
+func (f *follower) consumed() {
 	for _, o := range f.p.outputs {
 		select {
 		case o.room <- struct{}{}:
@@ -176,7 +176,7 @@ func (f *follower) Close() error {
 	f.closed = true
 	close(f.done)
 	delete(p.followers, f)
-	f.took()
+	f.consumed()
 	if p.writing == f {
 		_ = p.stdin.SetWriteDeadline(time.Unix(1, 0)) // wakes the writer; it fails only if the file is closed
 	}

@@ -88,7 +88,7 @@ func (o *output) keep(data []byte) {
 		if n > 0 {
 			o.ring.put(data[:n])
 			data = data[n:]
-			p.wake()
+			p.notifyFollowers()
 		}
 		p.mu.Unlock()
 		if n == 0 {
@@ -103,5 +103,5 @@ func (o *output) finish() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	o.done = true
-	p.settle()
+	p.publishExit()
 }

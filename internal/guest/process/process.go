@@ -34,7 +34,7 @@ type Process struct {
 	followers map[*follower]struct{}
 	ended     *guestapi.Exit // the process ended; more output may follow
 	exit      *guestapi.Exit // the process ended and all output was kept
-	left      bool           // the table no longer lists it as running
+	reaped    bool           // the table no longer lists it as running
 	gone      chan struct{}  // closed when left becomes true
 	timedOut  bool
 }
@@ -49,8 +49,8 @@ func (p *Process) slowest(stream guestapi.Stream) (at int64, attached bool) {
 	return at, attached
 }
 
-// wake notifies all followers of news. The caller holds mu.
-func (p *Process) wake() {
+// notifyFollowers notifies all followers of news. The caller holds mu.
+func (p *Process) notifyFollowers() {
 	for f := range p.followers {
 		select {
 		case f.news <- struct{}{}:
@@ -59,9 +59,9 @@ func (p *Process) wake() {
 	}
 }
 
-// settle publishes the exit once all output was kept. The caller holds mu.
-func (p *Process) settle() {
-	if !p.left || p.exit != nil {
+// publishExit publishes the exit once all output was kept. The caller holds mu.
+func (p *Process) publishExit() {
+	if !p.reaped || p.exit != nil {
 		return
 	}
 	for _, o := range p.outputs {
@@ -70,7 +70,7 @@ func (p *Process) settle() {
 		}
 	}
 	p.exit = p.ended
-	p.wake()
+	p.notifyFollowers()
 }
 
 // onExit is called by the reaper when the process has ended.
@@ -90,9 +90,9 @@ func (p *Process) onExit(s status) {
 	p.mu.Unlock()
 	p.t.ended(p) // a caller that sees the exit may use the tag again
 	p.mu.Lock()
-	p.left = true
+	p.reaped = true
 	close(p.gone)
-	p.settle()
+	p.publishExit()
 	late := p.exit == nil
 	p.mu.Unlock()
 	if p.stdin != nil && p.pty == nil {

@@ -43,12 +43,12 @@ type Table struct {
 	forks sync.Mutex // held while a process is forked
 	held  bool       // no process may be started; guarded by forks
 
-	mu      sync.Mutex
-	running map[int]*Process
-	tags    map[string]*Process // of running processes
-	late    []*ended            // ended processes, oldest first
-	env     map[string]string
-	user    string
+	mu        sync.Mutex
+	running   map[int]*Process
+	tags      map[string]*Process // of running processes
+	endedList []*ended            // ended processes, oldest first
+	env       map[string]string
+	user      string
 }
 
 type ended struct {
@@ -162,20 +162,20 @@ func (t *Table) ended(p *Process) {
 	if t.tags[p.spec.Tag] == p {
 		delete(t.tags, p.spec.Tag)
 	}
-	t.late = append(t.late, &ended{p, time.Now()})
+	t.endedList = append(t.endedList, &ended{p, time.Now()})
 	t.purge()
 }
 
 // purge forgets processes that ended long ago, or are too many. The caller holds mu.
 func (t *Table) purge() {
-	n := max(0, len(t.late)-maxEnded)
-	for n < len(t.late) && time.Since(t.late[n].when) > keepEnded {
+	n := max(0, len(t.endedList)-maxEnded)
+	for n < len(t.endedList) && time.Since(t.endedList[n].when) > keepEnded {
 		n++
 	}
-	for _, e := range t.late[:n] {
+	for _, e := range t.endedList[:n] {
 		e.p.forget()
 	}
-	t.late = slices.Delete(t.late, 0, n)
+	t.endedList = slices.Delete(t.endedList, 0, n)
 }
 
 // forget frees the memory of the output once the process has no follower.
@@ -200,7 +200,7 @@ func (t *Table) find(ref guestapi.ProcessRef) (*Process, error) {
 	if p := t.running[int(ref.PID)]; p != nil && ref.Tag == "" {
 		return p, nil
 	}
-	for _, e := range slices.Backward(t.late) {
+	for _, e := range slices.Backward(t.endedList) {
 		if ref.Tag == "" && e.p.pid == int(ref.PID) || ref.Tag != "" && e.p.spec.Tag == ref.Tag {
 			return e.p, nil
 		}
@@ -222,7 +222,7 @@ func (t *Table) Processes(context.Context) ([]guestapi.ProcessInfo, error) {
 	t.mu.Lock()
 	t.purge()
 	var all []*Process
-	for _, e := range t.late {
+	for _, e := range t.endedList {
 		all = append(all, e.p)
 	}
 	for _, p := range t.running {
@@ -280,7 +280,7 @@ func (t *Table) Close() {
 	for _, p := range t.running {
 		all = append(all, p)
 	}
-	for _, e := range t.late {
+	for _, e := range t.endedList {
 		all = append(all, e.p)
 	}
 	t.mu.Unlock()

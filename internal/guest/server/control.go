@@ -14,12 +14,12 @@ func (r *request) freeze(ctx context.Context) error {
 	}
 	s := r.h.s
 	s.mu.Lock()
-	s.frozen, s.here = true, true
+	s.frozen, s.frozenHere = true, true
 	s.mu.Unlock()
 	if err := s.backend.Freeze(ctx, sync); err != nil {
 		s.mu.Lock()
 		s.frozen = false
-		s.settle(nil)
+		s.openGate(nil)
 		s.mu.Unlock()
 		return err
 	}
@@ -35,12 +35,12 @@ func (r *request) confirm(err error) {
 		return // the host that asked has disconnected, and another has connected
 	}
 	if err == nil {
-		s.frozen, s.here = false, false
+		s.frozen, s.frozenHere = false, false
 		if r.op == guestapi.OpRestore {
-			s.foreign, s.unsure, s.generation = false, false, s.greeted
+			s.unrestored, s.restoreFailed, s.generation = false, false, s.greeted
 		}
 	}
-	s.settle(err)
+	s.openGate(err)
 }
 
 func (r *request) thaw(ctx context.Context) error {

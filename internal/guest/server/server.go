@@ -29,15 +29,15 @@ const chunk = 32 << 10
 type Server struct {
 	backend guestapi.Backend
 
-	mu         sync.Mutex
-	session    int    // number of the current session
-	generation uint64 // last confirmed
-	greeted    uint64 // generation of the current session
-	foreign    bool   // the host's generation differs, and no restore has succeeded yet
-	unsure     bool   // a restore began, and none has succeeded since
-	frozen     bool
-	here       bool  // frozen in this session
-	gate       *gate // nil: open
+	mu            sync.Mutex
+	session       int    // number of the current session
+	generation    uint64 // last confirmed
+	greeted       uint64 // generation of the current session
+	unrestored    bool   // the host's generation differs, and no restore has succeeded yet
+	restoreFailed bool   // a restore began, and none has succeeded since
+	frozen        bool
+	frozenHere    bool  // frozen in this session
+	gate          *gate // nil: open
 }
 
 // gate blocks requests while the machine is frozen or being restored.
@@ -64,10 +64,10 @@ func (s *Server) Serve(ctx context.Context, rw io.ReadWriter) error {
 		stop := context.AfterFunc(ctx, func() { _ = c.Close() }) // ends the read below, even if it fails
 		defer stop()
 	}
-	h := &handler{s: s, ctx: ctx, g: mux.NewGuest(rw), idle: make(chan *request), over: make(chan struct{})}
+	h := &handler{s: s, ctx: ctx, g: mux.NewGuest(rw), idle: make(chan *request), done: make(chan struct{})}
 	err := h.g.Serve(h)
-	s.leave()
-	close(h.over)
+	s.endSession()
+	close(h.done)
 	h.wg.Wait()
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -87,30 +87,30 @@ type handler struct {
 
 	idle    chan *request // passes requests to goroutines that wait for one
 	waiting atomic.Int32  // number of those goroutines
-	over    chan struct{} // closed when no more requests will come
+	done    chan struct{} // closed when no more requests will come
 }
 
 // Hello implements mux.Handler.
 func (h *handler) Hello(hello mux.Hello) {
 	s := h.s
-	s.leave()
+	s.endSession()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.session++
 	s.greeted = hello.Generation
-	s.foreign = hello.Generation != s.generation || s.unsure
+	s.unrestored = hello.Generation != s.generation || s.restoreFailed
 }
 
-// leave ends the wait of requests of the last session.
-func (s *Server) leave() {
+// endSession ends the wait of requests of the last session.
+func (s *Server) endSession() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.here = false
-	s.settle(guestapi.ErrLost)
+	s.frozenHere = false
+	s.openGate(guestapi.ErrLost)
 }
 
-// settle opens the gate with the outcome err. The caller holds mu.
-func (s *Server) settle(err error) {
+// openGate opens the gate with the outcome err. The caller holds mu.
+func (s *Server) openGate(err error) {
 	if s.gate != nil {
 		s.gate.err = err
 		close(s.gate.open)
@@ -128,21 +128,21 @@ func (s *Server) admit(op guestapi.Op) (wait *gate, session int, err error) {
 
 func (s *Server) gateFor(op guestapi.Op) (*gate, error) {
 	if op == guestapi.OpRestore {
-		s.foreign, s.unsure = true, true
+		s.unrestored, s.restoreFailed = true, true
 	}
 	switch {
-	case op == guestapi.OpRestore, op == guestapi.OpThaw && !s.foreign:
+	case op == guestapi.OpRestore, op == guestapi.OpThaw && !s.unrestored:
 		if s.gate == nil {
 			s.gate = &gate{open: make(chan struct{})}
 		}
 		return nil, nil
 	case s.gate != nil:
 		return s.gate, nil
-	case s.foreign:
+	case s.unrestored:
 		return nil, fmt.Errorf("%w: the machine is not yet restored", guestapi.ErrBusy)
 	case op == guestapi.OpFreeze, op == guestapi.OpStats, !s.frozen:
 		return nil, nil
-	case s.here:
+	case s.frozenHere:
 		s.gate = &gate{open: make(chan struct{})}
 		return s.gate, nil
 	}
@@ -189,7 +189,7 @@ func (h *handler) work(r *request) {
 		if h.waiting.Add(1) <= maxIdle {
 			select {
 			case r = <-h.idle:
-			case <-h.over:
+			case <-h.done:
 			}
 		}
 		h.waiting.Add(-1)

@@ -17,7 +17,6 @@ import (
 // Linux is the System of a running kernel.
 type Linux struct {
 	// BootID is an open file that is bound over /proc/sys/kernel/random/boot_id. If it is 0, SetBootID does nothing.
-	// does nothing.
 	BootID int
 	// Root is the block device of the root file system. If it is empty, the file system cannot grow.
 	Root string
@@ -27,7 +26,6 @@ type Linux struct {
 	Random int
 	// Files are files open for reading and writing, by the path that they are bound over. They are read and written
 	// in place.
-	// written in place.
 	Files map[string]int
 }
 

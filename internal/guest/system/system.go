@@ -39,7 +39,6 @@ type System interface {
 	GrowRoot() error // grows to the size of its disk, which may be the current size
 	// Mount mounts the ext4 file system of a disk over a directory, which it makes if it is missing. The disk may
 	// take a moment to appear. A disk that is already mounted there is not an error.
-	// made if it is missing. One that is mounted there already is fine.
 	Mount(device, dir string, options []string) error
 	Sync()
 }

@@ -9,9 +9,9 @@ import (
 	"github.com/miekg/dns"
 )
 
-// restricted answers a question under a policy by name. What it answers holds addresses of IPv4 alone, and
-// no service binding, whose keys would hide from us which server a TLS connection is for.
-func (r *Resolver) restricted(ctx context.Context, q dns.Question, reply *dns.Msg, names Names) *dns.Msg {
+// answerFiltered resolves a question under a policy with names. The reply contains IPv4 addresses alone, and no service
+// bindings, whose keys would hide the server of a TLS connection from the proxy.
+func (r *Resolver) answerFiltered(ctx context.Context, q dns.Question, reply *dns.Msg, names Names) *dns.Msg {
 	name := plainName(q.Name)
 	if !names.AllowName(name) {
 		reply.Rcode = dns.RcodeNameError
@@ -52,7 +52,7 @@ func (r *Resolver) restricted(ctx context.Context, q dns.Question, reply *dns.Ms
 	return reply
 }
 
-// addressOf is the IPv4 address of an answer record.
+// addressOf returns the IPv4 address of an answer record.
 func addressOf(rr dns.RR) (netip.Addr, bool) {
 	v, ok := rr.(*dns.A)
 	if !ok {

@@ -10,7 +10,7 @@ import (
 	"github.com/miekg/dns"
 )
 
-// DNSServer answers one guest's questions on two sockets. It owns the sockets and its goroutines.
+// DNSServer resolves one guest's questions on two sockets. It owns the sockets and its goroutines.
 type DNSServer struct {
 	resolver *Resolver
 	packets  net.PacketConn
@@ -24,8 +24,8 @@ type DNSServer struct {
 	names Names
 }
 
-// ServeDNS starts a server that answers with r what comes by packets and listener, until Close. names
-// decides on each question; nil: every name may be asked.
+// ServeDNS starts a server that resolves questions with r, until Close. It reads them from packets and listener.
+// names decides on each question; nil: every name is allowed.
 func ServeDNS(ctx context.Context, r *Resolver, packets net.PacketConn, listener net.Listener, names Names) *DNSServer {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	s := &DNSServer{resolver: r, packets: packets, listener: listener, cancel: cancel, names: names,
@@ -35,7 +35,7 @@ func ServeDNS(ctx context.Context, r *Resolver, packets net.PacketConn, listener
 	return s
 }
 
-// SetNames changes who decides, from the next question on.
+// SetNames replaces the filter for names, from the next question on.
 func (s *DNSServer) SetNames(names Names) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -48,7 +48,7 @@ func (s *DNSServer) decider() Names {
 	return s.names
 }
 
-// Close ends the server and everything it has begun, and waits for that.
+// Close ends the server with all its goroutines, and waits for them.
 func (s *DNSServer) Close() error {
 	s.cancel(errors.New("resolver closed"))
 	err := errors.Join(s.packets.Close(), s.listener.Close())
@@ -64,7 +64,7 @@ func (s *DNSServer) datagrams(ctx context.Context) {
 			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
 				return
 			}
-			continue // an ICMP error for an earlier answer
+			continue // an ICMP error for an earlier reply
 		}
 		m := new(dns.Msg)
 		if m.Unpack(buf[:n]) != nil || m.Response {
@@ -73,7 +73,7 @@ func (s *DNSServer) datagrams(ctx context.Context) {
 		select {
 		case s.slots <- struct{}{}:
 		default:
-			continue // the guest asks faster than it is answered; it will ask again
+			continue // more questions than the limit; the guest will ask again
 		}
 		s.wg.Go(func() {
 			defer func() { <-s.slots }()
@@ -85,7 +85,7 @@ func (s *DNSServer) datagrams(ctx context.Context) {
 			}
 			reply.Truncate(size)
 			if wire, err := reply.Pack(); err == nil {
-				_, _ = s.packets.WriteTo(wire, from) // a lost answer is asked for again
+				_, _ = s.packets.WriteTo(wire, from) // the guest asks again for a lost reply
 			}
 		})
 	}
@@ -119,7 +119,7 @@ func (s *DNSServer) streams(ctx context.Context) {
 	}
 }
 
-// stream answers the questions of one connection, one after the other.
+// stream replies to the questions of one connection, one after the other.
 func (s *DNSServer) stream(ctx context.Context, c net.Conn) {
 	defer c.Close()
 	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })

@@ -10,61 +10,61 @@ import (
 	"time"
 )
 
-// Bounds of what a guest may learn.
+// Limits of the addresses that a guest may learn.
 const (
-	minStay      = 15 * time.Minute // an address stays open at least this long after its name was asked for
+	minStay      = 15 * time.Minute // an address stays open at least this long after its name was resolved
 	maxStay      = 24 * time.Hour
 	maxAddresses = 4096 // learned pairs of name and address
 )
 
 // Kinds of decisions.
 const (
-	KindName    = "name"    // a name was asked for
+	KindName    = "name"    // a name was to be resolved
 	KindTLS     = "tls"     // a TLS connection named its server
 	KindHTTP    = "http"    // an HTTP request named its host
 	KindTCP     = "tcp"     // a connection of another protocol, or without a name
-	KindPackets = "packets" // packets that the kernel refused, some since the last of this kind
-	KindRefused = "refused" // where one of those was to go
+	KindPackets = "packets" // packets refused by the kernel since the last decision of this kind
+	KindRefused = "refused" // the destination of one such packet
 )
 
-// Decision is one answer to a guest, for a log.
+// Decision is one decision about a guest's traffic, for a log.
 type Decision struct {
 	Kind    string
 	Name    string         // "": none was given
-	Address netip.AddrPort // where the guest wanted to connect; zero for KindName
+	Address netip.AddrPort // the destination; zero for KindName
 	// Protocol of KindRefused: "tcp", "udp", "icmp", or its number.
 	Protocol string
 	Verdict  Verdict
 	Reason   string // why a connection is denied although its name is allowed; "" otherwise
-	Packets  uint64 // of KindPackets: how many
+	Packets  uint64 // the number of packets, for KindPackets
 }
 
-// EnforcerConfig says how a guard works.
+// EnforcerConfig configures an Enforcer.
 type EnforcerConfig struct {
-	Closed []netip.Prefix // what is reachable under no policy
-	// Open lets connections to addresses through to the proxy, for so long. It is called before the guest
-	// hears of them. May be nil.
+	Closed []netip.Prefix // ranges that no policy opens
+	// Open lets connections to addresses pass to the proxy, for the given time. It is called before the guest learns
+	// the addresses. May be nil.
 	Open func(ctx context.Context, addrs []netip.Addr, stay time.Duration) error
-	// Decided hears every decision; it must not block. May be nil.
+	// Decided is called with every decision; it must not block. May be nil.
 	Decided func(Decision)
 }
 
-// Enforcer holds the rules of one guest and what addresses it learned by which name.
+// Enforcer applies the rules of one guest and records which addresses it learned by which name.
 type Enforcer struct {
 	cfg EnforcerConfig
 
 	mu      sync.Mutex
 	rules   *Rules                              // +checklocks:mu
-	learned map[string]map[netip.Addr]time.Time // +checklocks:mu; until when
-	count   int                                 // +checklocks:mu; pairs in learned
+	learned map[string]map[netip.Addr]time.Time // until when
+	count   int                                 // pairs in learned
 }
 
-// NewEnforcer makes a guard with rules.
+// NewEnforcer returns an enforcer of rules.
 func NewEnforcer(cfg EnforcerConfig, rules *Rules) *Enforcer {
 	return &Enforcer{cfg: cfg, rules: rules, learned: map[string]map[netip.Addr]time.Time{}}
 }
 
-// SetRules changes the rules, from the next decision on. What was learned by names that are still allowed is kept.
+// SetRules changes the rules, from the next decision on. Addresses learned by names that are still allowed are kept.
 func (g *Enforcer) SetRules(rules *Rules) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -102,7 +102,7 @@ func (g *Enforcer) decide(d Decision) bool {
 	return d.Verdict.Allowed && d.Reason == ""
 }
 
-// AllowName tells whether the guest may know the addresses of a name.
+// AllowName reports whether the guest may resolve a name.
 func (g *Enforcer) AllowName(name string) bool {
 	g.mu.Lock()
 	v := g.rules.Name(name)
@@ -110,8 +110,13 @@ func (g *Enforcer) AllowName(name string) bool {
 	return g.decide(Decision{Kind: KindName, Name: name, Verdict: v})
 }
 
-// Learned opens what of addrs may be reached for connections by name, and gives that.
-func (g *Enforcer) Learned(ctx context.Context, name string, addrs []netip.Addr, ttl time.Duration) ([]netip.Addr, error) {
+// Learned opens the permitted addresses of addrs for connections by name, and returns them.
+func (g *Enforcer) Learned(
+	ctx context.Context,
+	name string,
+	addrs []netip.Addr,
+	ttl time.Duration,
+) ([]netip.Addr, error) {
 	usable := slices.DeleteFunc(slices.Clone(addrs), g.isClosed)
 	if len(usable) == 0 {
 		return nil, nil
@@ -132,8 +137,8 @@ func (g *Enforcer) isClosed(a netip.Addr) bool {
 	return !a.Is4() || slices.ContainsFunc(g.cfg.Closed, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// errTooMany says that a guest learned more than is kept for it.
-var errTooMany = errors.New("too many addresses by name")
+// errTooMany means that a guest learned more addresses than the limit.
+var errTooMany = errors.New("too many addresses learned by name")
 
 func (g *Enforcer) remember(name string, addrs []netip.Addr, stay time.Duration) error {
 	g.mu.Lock()
@@ -161,7 +166,7 @@ func (g *Enforcer) remember(name string, addrs []netip.Addr, stay time.Duration)
 	return nil
 }
 
-// expire forgets what is over. The caller holds mu.
+// expire forgets expired addresses. The caller holds mu.
 func (g *Enforcer) expire(now time.Time) {
 	for name, addrs := range g.learned {
 		for a, until := range addrs {
@@ -176,18 +181,18 @@ func (g *Enforcer) expire(now time.Time) {
 	}
 }
 
-// AllowConn decides on a connection to an address that said, by kind, that it is for name; "": it did not say.
+// AllowConn decides on a connection that names its server as kind describes; name "" means no name.
 func (g *Enforcer) AllowConn(kind, name string, to netip.AddrPort) bool {
 	return g.decide(g.connection(kind, name, to))
 }
 
-// StillAllowed is AllowConn for a connection that is there, under rules that changed. It is not logged when allowed.
+// StillAllowed is AllowConn for an existing connection, after the rules changed. It does not log allowed ones.
 func (g *Enforcer) StillAllowed(kind, name string, to netip.AddrPort) bool {
 	d := g.connection(kind, name, to)
 	return d.Verdict.Allowed && d.Reason == "" || g.decide(d)
 }
 
-// mayConnect tells whether any connection to an address could be allowed. It is not logged.
+// mayConnect reports whether any connection to an address could be allowed. It is not logged.
 func (g *Enforcer) mayConnect(to netip.AddrPort) bool {
 	d := g.connection(KindTCP, "", to)
 	return d.Verdict.Allowed && d.Reason == ""
@@ -202,7 +207,7 @@ func (g *Enforcer) connection(kind, name string, to netip.AddrPort) Decision {
 		return d
 	}
 	if d.Verdict = g.rules.Address(to.Addr()); d.Verdict.Allowed && d.Verdict.Rule != "" {
-		return d // its address is allowed by an entry: no name is asked
+		return d // an entry allows its address: no name is needed
 	}
 	byAddress := d.Verdict
 	if name == "" {
@@ -211,7 +216,7 @@ func (g *Enforcer) connection(kind, name string, to netip.AddrPort) Decision {
 	d.Verdict = g.rules.Name(name)
 	switch {
 	case !d.Verdict.Allowed:
-	case d.Verdict.Rule != "": // by an entry: then it must be the name's own address
+	case d.Verdict.Rule != "": // allowed by an entry: then it must be the name's own address
 		if !g.learned[name][to.Addr()].After(time.Now()) {
 			d.Reason = "the address was not handed out for this name"
 		}
@@ -221,8 +226,8 @@ func (g *Enforcer) connection(kind, name string, to netip.AddrPort) Decision {
 	return d
 }
 
-// unnamed decides on a connection that names nothing: of a protocol of its own it is allowed where its address
-// was handed out for any name, but web connections must name their server when names are what is allowed.
+// unnamed decides on a connection that names no server. Other protocols are allowed to addresses learned from any
+// name, but web connections must name their server if the policy allows names.
 func (g *Enforcer) unnamed(d Decision, byAddress Verdict) Decision {
 	if byAddress.Allowed {
 		return d
@@ -241,5 +246,5 @@ func (g *Enforcer) unnamed(d Decision, byAddress Verdict) Decision {
 	return d
 }
 
-// mustName tells whether a port is one of the web's.
+// mustName reports whether a port is one of the web's.
 func mustName(port uint16) bool { return port == 80 || port == 443 }

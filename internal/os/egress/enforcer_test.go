@@ -34,8 +34,8 @@ func TestConnectionsUnderAnAllowList(t *testing.T) {
 		{KindTLS, "a.com", "1.1.1.1:443", true},
 		{KindTLS, "a.com", "1.1.1.1:8443", true},
 		{KindTLS, "x.b.com", "2.2.2.2:443", true},
-		{KindTLS, "x.b.com", "1.1.1.1:443", false}, // not its address
-		{KindTLS, "y.b.com", "2.2.2.2:443", false}, // never asked for
+		{KindTLS, "x.b.com", "1.1.1.1:443", false}, // not the name's address
+		{KindTLS, "y.b.com", "2.2.2.2:443", false}, // never resolved
 		{KindTLS, "evil.com", "1.1.1.1:443", false},
 		{KindTLS, "", "1.1.1.1:443", false},
 		{KindTLS, "", "1.1.1.1:8443", false},
@@ -45,12 +45,12 @@ func TestConnectionsUnderAnAllowList(t *testing.T) {
 		{KindTCP, "", "1.1.1.1:443", false},
 		{KindTCP, "", "1.1.1.1:22", true},
 		{KindTCP, "", "3.3.3.3:22", false},
-		{KindTLS, "", "9.9.9.9:443", true}, // by its address
+		{KindTLS, "", "9.9.9.9:443", true}, // allowed by its address
 		{KindTLS, "a.com", "10.2.2.2:443", false},
-		{KindTCP, "", "10.1.1.1:22", false}, // closed whatever the policy says
+		{KindTCP, "", "10.1.1.1:22", false}, // closed under every policy
 	} {
 		if got := g.AllowConn(c.kind, c.name, to(c.to)); got != c.want {
-			t.Errorf("%s %q to %s: %v", c.kind, c.name, c.to, got)
+			t.Errorf("AllowConn(%s, %q, %s) = %v", c.kind, c.name, c.to, got)
 		}
 	}
 }
@@ -72,31 +72,31 @@ func TestConnectionsUnderADenyList(t *testing.T) {
 		{KindTLS, "a.com", "6.6.6.6:443", false},
 	} {
 		if got := g.AllowConn(c.kind, c.name, to(c.to)); got != c.want {
-			t.Errorf("%s %q to %s: %v", c.kind, c.name, c.to, got)
+			t.Errorf("AllowConn(%s, %q, %s) = %v", c.kind, c.name, c.to, got)
 		}
 	}
 }
 
-func TestWhatWasLearnedExpires(t *testing.T) {
+func TestLearnedAddressesExpire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewEnforcer(EnforcerConfig{}, compile(t, Policy{Allow: []string{"a.com", "b.com"}, DenyOthers: true}))
 		learn(t, g, "a.com", time.Second, "1.1.1.1")
 		learn(t, g, "b.com", 2*time.Hour, "2.2.2.2")
 		<-time.After(minStay - time.Second)
 		if !g.AllowConn(KindTLS, "a.com", to("1.1.1.1:443")) {
-			t.Error("closed too early")
+			t.Error("address was closed too early")
 		}
 		<-time.After(2 * time.Second)
 		if g.AllowConn(KindTLS, "a.com", to("1.1.1.1:443")) {
-			t.Error("never closed")
+			t.Error("address was never closed")
 		}
 		known, stay := g.Known()
 		if len(known) != 1 || known[0].String() != "2.2.2.2" || stay <= time.Hour {
-			t.Errorf("known %v for %s", known, stay)
+			t.Errorf("Known: got %v for %s", known, stay)
 		}
 		g.SetRules(compile(t, Policy{Allow: []string{"a.com"}, DenyOthers: true}))
 		if known, _ := g.Known(); len(known) != 0 {
-			t.Errorf("known after the name was taken out: %v", known)
+			t.Errorf("Known after the name was removed: got %v", known)
 		}
 	})
 }
@@ -109,11 +109,11 @@ func TestLearnedIsBounded(t *testing.T) {
 		}
 		one := []netip.Addr{netip.MustParseAddr("2.2.2.2")}
 		if _, err := g.Learned(context.Background(), "more.com", one, 0); err == nil {
-			t.Error("more than the bound was learned")
+			t.Error("Learned beyond the limit: got no error")
 		}
 		<-time.After(minStay + time.Second)
 		if _, err := g.Learned(context.Background(), "more.com", one, 0); err != nil {
-			t.Errorf("after the others expired: %v", err)
+			t.Errorf("Learned after the others expired: got error %v", err)
 		}
 	})
 }

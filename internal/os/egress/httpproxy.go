@@ -19,8 +19,8 @@ import (
 
 const maxRequestHeader = 64 << 10
 
-// serveHTTP passes on the requests of a connection that began with first, each by itself: the host of every
-// one is asked for, not of the first alone.
+// serveHTTP proxies the requests of a connection whose first bytes are first. It checks the host of every request,
+// not of the first alone.
 func (c *conn) serveHTTP(first []byte) {
 	ended := make(chan struct{})
 	end := sync.OnceFunc(func() { c.cancel(nil); close(ended) })
@@ -42,7 +42,7 @@ func (c *conn) serveHTTP(first []byte) {
 		ErrorLog:          slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
 		BaseContext:       func(net.Listener) context.Context { return c.ctx },
 		ConnState: func(_ net.Conn, s http.ConnState) {
-			if s == http.StateClosed { // its last handler has returned; an upgraded one ends with its handler
+			if s == http.StateClosed { // its last handler has returned; an upgraded connection ends with its handler
 				end()
 			}
 		},
@@ -52,8 +52,8 @@ func (c *conn) serveHTTP(first []byte) {
 	<-ended
 }
 
-// handler checks each request and passes it to the server that the guest connected to. It calls end when a
-// request that took the whole connection, as WebSockets do, is over.
+// handler checks each request and proxies it to the server that the guest connected to. It calls end after a request
+// that took over the connection, as WebSockets do.
 func (c *conn) handler(transport http.RoundTripper, end func()) http.Handler {
 	target := &url.URL{Scheme: "http", Host: c.to.String()}
 	proxy := &httputil.ReverseProxy{
@@ -63,7 +63,7 @@ func (c *conn) handler(transport http.RoundTripper, end func()) http.Handler {
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.Out.URL.Scheme, r.Out.URL.Host = target.Scheme, target.Host
 			r.Out.Host = r.In.Host
-			for k, v := range r.In.Header { // what the guest says of forwarding is the guest's
+			for k, v := range r.In.Header { // keep the guest's own forwarding headers
 				if strings.HasPrefix(k, "X-Forwarded-") || k == "Forwarded" {
 					r.Out.Header[k] = v
 				}
@@ -78,7 +78,7 @@ func (c *conn) handler(transport http.RoundTripper, end func()) http.Handler {
 			http.Error(w, "The egress policy does not allow this request.", http.StatusForbidden)
 			return
 		}
-		t := &taken{ResponseWriter: w}
+		t := &hijackTracker{ResponseWriter: w}
 		proxy.ServeHTTP(t, r)
 		if t.over {
 			end()
@@ -86,23 +86,23 @@ func (c *conn) handler(transport http.RoundTripper, end func()) http.Handler {
 	})
 }
 
-// taken notes whether the connection was taken over.
-type taken struct {
+// hijackTracker records whether the connection was taken over.
+type hijackTracker struct {
 	http.ResponseWriter
 	over bool
 }
 
-// Unwrap lets http.ResponseController find what the writer can.
-func (t *taken) Unwrap() http.ResponseWriter { return t.ResponseWriter }
+// Unwrap lets http.ResponseController find the writer's abilities.
+func (t *hijackTracker) Unwrap() http.ResponseWriter { return t.ResponseWriter }
 
-// Hijack gives the connection away.
-func (t *taken) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+// Hijack takes over the connection.
+func (t *hijackTracker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	c, rw, err := http.NewResponseController(t.ResponseWriter).Hijack()
 	t.over = err == nil
 	return c, rw, err
 }
 
-// hostName is the host that a request is for, as policies spell it; "" for an address or none.
+// hostName returns the host of a request, as policies spell it; "" for an address or none.
 func hostName(r *http.Request) (string, error) {
 	host := r.Host
 	if h, _, err := net.SplitHostPort(host); err == nil {
@@ -116,28 +116,28 @@ func hostName(r *http.Request) (string, error) {
 	}
 	name := strings.ToLower(strings.TrimSuffix(host, "."))
 	if !validName(name) {
-		return "", errors.New("host is no name")
+		return "", errors.New("host is not a valid name")
 	}
 	return name, nil
 }
 
-// prefixed is a connection of which something was read already.
+// prefixed is a connection whose first bytes were read already.
 type prefixed struct {
 	net.Conn
 	rest io.Reader
 }
 
-// Read gives what was read already, then the rest.
+// Read returns the bytes that were read already, then the rest.
 func (p *prefixed) Read(b []byte) (int, error) { return p.rest.Read(b) }
 
-// oneConn is a listener that gives one connection and ends with a context.
+// oneConn is a listener that accepts one connection and ends with a context.
 type oneConn struct {
 	ctx  context.Context // of the connection
 	mu   sync.Mutex
-	conn net.Conn // +checklocks:mu; nil once given
+	conn net.Conn // nil once accepted
 }
 
-// Accept gives the connection once, then waits for the end.
+// Accept returns the connection once, then waits for the end.
 func (l *oneConn) Accept() (net.Conn, error) {
 	l.mu.Lock()
 	c := l.conn
@@ -153,5 +153,5 @@ func (l *oneConn) Accept() (net.Conn, error) {
 // Close does nothing: the connection's owner closes it.
 func (l *oneConn) Close() error { return nil }
 
-// Addr is the connection's local address, of no use to anybody.
+// Addr returns a placeholder; its value is not used.
 func (l *oneConn) Addr() net.Addr { return &net.TCPAddr{} }

@@ -8,28 +8,30 @@ import (
 	"strings"
 )
 
-// Policy says what a guest may reach. What Allow names is allowed, whatever Deny says; of the rest, what Deny
-// names is denied; and what neither names is denied if DenyOthers, otherwise allowed. An entry is an IPv4
-// address ("198.51.100.7"), a network ("198.51.100.0/24"), a domain ("example.com"), or all domains below
-// one ("*.example.com", which is not example.com itself). The zero Policy allows all. Reserved ranges,
-// IPv6 and mail stay closed under every policy.
+// Policy describes which destinations a guest may reach.
+//
+// Destinations that Allow names are allowed, whatever Deny contains; of the rest, those that Deny names are denied;
+// and those that neither names are denied if DenyOthers, otherwise allowed. An entry is an IPv4 address
+// ("198.51.100.7"), a network ("198.51.100.0/24"), a domain ("example.com"), or all domains below one
+// ("*.example.com", which does not include example.com itself). The zero Policy allows all. Reserved ranges, IPv6 and
+// mail stay closed under every policy.
 type Policy struct {
 	Allow      []string `json:"allow,omitempty"`
 	Deny       []string `json:"deny,omitempty"`
 	DenyOthers bool     `json:"deny_others,omitempty"`
 }
 
-// maxEntries bounds each list of a policy; a guest's rules are a few sets in the kernel.
+// maxEntries limits each list of a policy; a guest's rules are a few sets in the kernel.
 const maxEntries = 1024
 
-// Rules is a policy, checked and made ready for questions. It does not change, and may be used at once.
+// Rules is a compiled policy. It is immutable and safe for concurrent use.
 type Rules struct {
 	allowNets, denyNets   []netip.Prefix
 	allowNames, denyNames nameSet
 	denyOthers            bool
 }
 
-// Compile checks a policy. The error lists every entry that is not possible.
+// Compile validates and compiles a policy. The error lists every invalid entry.
 func Compile(p Policy) (*Rules, error) {
 	r := &Rules{denyOthers: p.DenyOthers, allowNames: newNameSet(), denyNames: newNameSet()}
 	var all error
@@ -64,11 +66,11 @@ func Compile(p Policy) (*Rules, error) {
 	return r, nil
 }
 
-// parseEntry reads one entry: a network, or a name with or without "*.".
+// parseEntry parses one entry: a network, or a name with or without "*.".
 func parseEntry(e string) (netip.Prefix, string, error) {
 	if a, err := netip.ParseAddr(e); err == nil {
 		if !a.Is4() {
-			return netip.Prefix{}, "", errors.New("only IPv4 can be reached")
+			return netip.Prefix{}, "", errors.New("IPv6 is not supported: use an IPv4 address")
 		}
 		return netip.PrefixFrom(a, 32), "", nil
 	}
@@ -78,7 +80,7 @@ func parseEntry(e string) (netip.Prefix, string, error) {
 			return netip.Prefix{}, "", errors.New("not an address, a network or a domain")
 		}
 		if !p.Addr().Is4() {
-			return netip.Prefix{}, "", errors.New("only IPv4 can be reached")
+			return netip.Prefix{}, "", errors.New("IPv6 is not supported: use an IPv4 network")
 		}
 		return p.Masked(), "", nil
 	}
@@ -91,8 +93,8 @@ func parseEntry(e string) (netip.Prefix, string, error) {
 	return netip.Prefix{}, name, nil
 }
 
-// validName tells whether name is a host name of RFC 1123, in lower case, with underscores let through, as
-// they are in use, and not an address.
+// validName reports whether name is a host name of RFC 1123 in lower case and not an address. Underscores are
+// allowed, as they are in use.
 func validName(name string) bool {
 	if len(name) == 0 || len(name) > 253 {
 		return false
@@ -115,7 +117,7 @@ func validName(name string) bool {
 	) // no top-level domain is a number
 }
 
-// nameSet is names and endings of names.
+// nameSet is a set of names and suffixes of names.
 type nameSet struct {
 	exact map[string]bool
 	below map[string]bool // without the "*."
@@ -131,7 +133,7 @@ func (s nameSet) add(name string) {
 	s.exact[name] = true
 }
 
-// match gives the entry that a name falls under, "" for none.
+// match returns the entry that matches a name, "" if none.
 func (s nameSet) match(name string) string {
 	if s.exact[name] {
 		return name
@@ -150,13 +152,13 @@ func (s nameSet) match(name string) string {
 
 func (s nameSet) empty() bool { return len(s.exact) == 0 && len(s.below) == 0 }
 
-// Verdict is the answer of the rules.
+// Verdict is a decision of the rules.
 type Verdict struct {
 	Allowed bool
-	Rule    string // the entry that decided; "": what holds for the others
+	Rule    string // the entry that decided; "": the default for other destinations
 }
 
-// Name decides on a name, in lower case and without a dot at its end.
+// Name decides on a name, in lower case and without a trailing dot.
 func (r *Rules) Name(name string) Verdict {
 	if e := r.allowNames.match(name); e != "" {
 		return Verdict{true, e}
@@ -167,7 +169,7 @@ func (r *Rules) Name(name string) Verdict {
 	return Verdict{Allowed: !r.denyOthers}
 }
 
-// Address decides on an address that no name is known for.
+// Address decides on an address without a known name.
 func (r *Rules) Address(a netip.Addr) Verdict {
 	for _, l := range []struct {
 		nets    []netip.Prefix
@@ -180,29 +182,29 @@ func (r *Rules) Address(a netip.Addr) Verdict {
 	return Verdict{Allowed: !r.denyOthers}
 }
 
-// AllowsAll tells whether everything is allowed.
+// AllowsAll reports whether everything is allowed.
 func (r *Rules) AllowsAll() bool {
 	return !r.denyOthers && len(r.denyNets) == 0 && r.denyNames.empty()
 }
 
-// DeniesAll tells whether nothing is allowed.
+// DeniesAll reports whether nothing is allowed.
 func (r *Rules) DeniesAll() bool {
 	return r.denyOthers && len(r.allowNets) == 0 && r.allowNames.empty()
 }
 
-// ByName tells whether names decide anything: then connections must be looked into.
+// ByName reports whether the rules contain names: then connections must be inspected.
 func (r *Rules) ByName() bool { return !r.allowNames.empty() || !r.denyNames.empty() }
 
-// AllowsNames tells whether some names are allowed by an entry.
+// AllowsNames reports whether an entry allows a name.
 func (r *Rules) AllowsNames() bool { return !r.allowNames.empty() }
 
-// DeniesNames tells whether some names are denied by an entry.
+// DeniesNames reports whether an entry denies a name.
 func (r *Rules) DeniesNames() bool { return !r.denyNames.empty() }
 
-// DeniesOthers tells what holds for what no entry names.
+// DeniesOthers reports whether destinations without an entry are denied.
 func (r *Rules) DeniesOthers() bool { return r.denyOthers }
 
-// Networks gives the networks that entries allow and deny.
+// Networks returns the networks that entries allow and deny.
 func (r *Rules) Networks() (allow, deny []netip.Prefix) {
 	return slices.Clone(r.allowNets), slices.Clone(r.denyNets)
 }

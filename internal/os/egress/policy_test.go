@@ -26,25 +26,33 @@ func TestPolicyDecides(t *testing.T) {
 	}{
 		{Policy{}, "+a.b +x", "+1.1.1.1"},
 		{Policy{DenyOthers: true}, "-a.b", "-1.1.1.1"},
-		{only, "+example.com -www.example.com -example.org +a.example.org +a.b.example.org -xexample.org -com -evil.com", "+198.51.100.9 -198.51.101.9"},
-		{but, "-evil.com -www.evil.com +good.evil.com -bad.good.evil.com +example.com +notevil.com", "-8.8.8.8 +8.8.4.4"},
+		{
+			only,
+			"+example.com -www.example.com -example.org +a.example.org +a.b.example.org -xexample.org -com -evil.com",
+			"+198.51.100.9 -198.51.101.9",
+		},
+		{
+			but,
+			"-evil.com -www.evil.com +good.evil.com -bad.good.evil.com +example.com +notevil.com",
+			"-8.8.8.8 +8.8.4.4",
+		},
 		{Policy{Allow: []string{"*.com"}, DenyOthers: true}, "+a.com +b.a.com -com -a.org", ""},
 	} {
 		r := compile(t, c.policy)
 		for _, w := range strings.Fields(c.names) {
 			if v := r.Name(w[1:]); v.Allowed != (w[0] == '+') {
-				t.Errorf("%+v: name %s: %+v", c.policy, w[1:], v)
+				t.Errorf("%+v: Name(%s) = %+v", c.policy, w[1:], v)
 			}
 		}
 		for _, w := range strings.Fields(c.numbers) {
 			if v := r.Address(netip.MustParseAddr(w[1:])); v.Allowed != (w[0] == '+') {
-				t.Errorf("%+v: address %s: %+v", c.policy, w[1:], v)
+				t.Errorf("%+v: Address(%s) = %+v", c.policy, w[1:], v)
 			}
 		}
 	}
 }
 
-func TestPolicyIsDescribed(t *testing.T) {
+func TestRulesDescribePolicy(t *testing.T) {
 	type flags struct{ open, shut, byName, others bool }
 	for _, c := range []struct {
 		policy Policy
@@ -59,22 +67,25 @@ func TestPolicyIsDescribed(t *testing.T) {
 	} {
 		r := compile(t, c.policy)
 		if got := (flags{r.AllowsAll(), r.DeniesAll(), r.ByName(), r.DeniesOthers()}); got != c.want {
-			t.Errorf("%+v: %+v, want %+v", c.policy, got, c.want)
+			t.Errorf("%+v: got %+v, want %+v", c.policy, got, c.want)
 		}
 	}
 }
 
-func TestPolicyRefused(t *testing.T) {
-	for _, e := range []string{"", "*", "*.", ".", "a..b", "*.*.com", "a.*.com", "-a.com", "a-.com", "1.2.3", "1.2.3.4.5", "1.2.3.4/33",
-		"fe80::1", "fd00::/8", "a b.com", "http://a.com", "a.com:443", "münchen.de", strings.Repeat("a", 64) + ".com", strings.Repeat("a.", 127) + "com", "999"} {
+func TestInvalidPolicies(t *testing.T) {
+	for _, e := range []string{
+		"", "*", "*.", ".", "a..b", "*.*.com", "a.*.com", "-a.com", "a-.com", "1.2.3", "1.2.3.4.5", "1.2.3.4/33",
+		"fe80::1", "fd00::/8", "a b.com", "http://a.com", "a.com:443", "münchen.de",
+		strings.Repeat("a", 64) + ".com", strings.Repeat("a.", 127) + "com", "999",
+	} {
 		if r, err := Compile(Policy{Allow: []string{"fine.com", e}}); err == nil {
-			t.Errorf("%q was taken: %+v", e, r)
+			t.Errorf("Compile with entry %q = %+v, want an error", e, r)
 		} else if !strings.Contains(err.Error(), fmt.Sprintf("%q", e)) {
-			t.Errorf("%q: the error does not name it: %v", e, err)
+			t.Errorf("entry %q: the error does not name it: %v", e, err)
 		}
 	}
 	if _, err := Compile(Policy{Deny: make([]string, maxEntries+1)}); err == nil {
-		t.Error("too many entries were taken")
+		t.Error("Compile of too many entries: got no error")
 	}
 }
 
@@ -90,7 +101,7 @@ func FuzzPolicy(f *testing.F) {
 		if v := r.Name(name); v.Allowed {
 			end := strings.TrimPrefix(strings.ToLower(strings.TrimSuffix(entry, ".")), "*")
 			if name != end && !strings.HasSuffix(name, end) {
-				t.Errorf("%q lets %q through", entry, name)
+				t.Errorf("entry %q allows %q", entry, name)
 			}
 		}
 	})

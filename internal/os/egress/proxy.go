@@ -10,23 +10,23 @@ import (
 	"time"
 )
 
-// Bounds of the proxy.
+// Limits of the proxy.
 const (
-	maxConns   = 512              // of one guest at once; more are refused
-	helloLimit = 15 * time.Second // for a web client to say what it wants
+	maxConns   = 512              // connections of one guest at once; more are refused
+	helloLimit = 15 * time.Second // for a web client to send its request
 	dialLimit  = 30 * time.Second
 )
 
-// ProxyConfig says how a proxy works.
+// ProxyConfig configures a proxy.
 type ProxyConfig struct {
 	Guard *Enforcer
-	// Original tells where the guest wanted to connect, before the connection was turned to the proxy.
+	// Original returns the destination of a connection before it was redirected to the proxy.
 	Original func(net.Conn) (netip.AddrPort, error)
-	// Dial connects to where the guest wanted, from the guest's place in the network.
+	// Dial connects to the destination from the guest's network namespace.
 	Dial func(ctx context.Context, to netip.AddrPort) (net.Conn, error)
 }
 
-// Proxy looks into one guest's connections, and passes on those that the guard allows. It owns its listener,
+// Proxy inspects one guest's connections, and passes on those that the enforcer allows. It owns its listener,
 // connections and goroutines.
 type Proxy struct {
 	cfg      ProxyConfig
@@ -46,7 +46,7 @@ func ServeProxy(ctx context.Context, l net.Listener, cfg ProxyConfig) *Proxy {
 	return p
 }
 
-// Close ends the proxy with all its connections, and waits for that.
+// Close ends the proxy with all its connections, and waits for them.
 func (p *Proxy) Close() error {
 	p.cancel(errors.New("proxy closed"))
 	err := p.listener.Close()
@@ -54,13 +54,13 @@ func (p *Proxy) Close() error {
 	return err
 }
 
-// Recheck ends the connections that the guard's rules do not allow any more.
+// Recheck ends the connections that the rules no longer allow.
 func (p *Proxy) Recheck() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for c := range p.conns {
 		if kind, name := c.claim(); kind != "" && !p.cfg.Guard.StillAllowed(kind, name, c.to) {
-			c.cancel(errors.New("not allowed any more"))
+			c.cancel(errors.New("no longer allowed by the egress policy"))
 		}
 	}
 }
@@ -72,7 +72,7 @@ func (p *Proxy) accept(ctx context.Context) {
 			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
 				return
 			}
-			continue // the client went away meanwhile, or descriptors are short
+			continue // the client disconnected, or file descriptors are short
 		}
 		c := p.admit(ctx, client)
 		if c == nil {
@@ -114,11 +114,11 @@ type conn struct {
 	proxy  *Proxy
 	client net.Conn
 	to     netip.AddrPort
-	ctx    context.Context // of the connection: ends it
+	ctx    context.Context // of the connection: its end ends the connection
 	cancel context.CancelCauseFunc
 
 	mu         sync.Mutex
-	kind, name string // what was allowed; kind "": nothing yet
+	kind, name string // as allowed; kind "": not yet
 }
 
 func (c *conn) claim() (kind, name string) {
@@ -127,7 +127,7 @@ func (c *conn) claim() (kind, name string) {
 	return c.kind, c.name
 }
 
-// allowed asks the guard, and keeps what was claimed for later rules.
+// allowed asks the enforcer, and records the claim for later rules.
 func (c *conn) allowed(kind, name string) bool {
 	if !c.proxy.cfg.Guard.AllowConn(kind, name, c.to) {
 		return false
@@ -149,7 +149,7 @@ func (c *conn) serve() {
 	c.serveOther()
 }
 
-// serveWeb passes on a connection to a port of the web: nothing is dialled before the client said what it wants.
+// serveWeb proxies a connection to a port of the web: it dials nothing before the client named its server.
 func (c *conn) serveWeb() {
 	if c.client.SetReadDeadline(time.Now().Add(helloLimit)) != nil {
 		return
@@ -176,8 +176,8 @@ func (c *conn) serveWeb() {
 	c.splice(server)
 }
 
-// serveOther passes on a connection to any other port. The server may be the one that speaks first; what the
-// client sends first is looked into whenever it comes.
+// serveOther proxies a connection to any other port. The server may speak first; the client's first bytes are
+// inspected whenever they come.
 func (c *conn) serveOther() {
 	if !c.proxy.cfg.Guard.mayConnect(c.to) {
 		c.allowed(KindTCP, "") // for the log
@@ -188,16 +188,16 @@ func (c *conn) serveOther() {
 		return
 	}
 	defer server.Close()
-	back := c.answers(server)
+	back := c.copyBack(server)
 	first, found := peek(c.client)
 	if found.err != nil {
 		return
 	}
 	if found.kind == KindHTTP {
 		if server.SetReadDeadline(time.Unix(1, 0)) != nil || <-back > 0 {
-			return // no web server: those do not speak first
+			return // not a web server: those do not speak first
 		}
-		_ = server.Close() // dialled again, request by request
+		_ = server.Close() // dialled again for each request
 		c.serveHTTP(first)
 		return
 	}
@@ -207,14 +207,14 @@ func (c *conn) serveOther() {
 	if _, err := server.Write(first); err != nil {
 		return
 	}
-	c.forward(server, back)
+	c.copyBoth(server, back)
 }
 
-// splice passes on what both sides say, until both have ended.
-func (c *conn) splice(server net.Conn) { c.forward(server, c.answers(server)) }
+// splice copies in both directions, until both have ended.
+func (c *conn) splice(server net.Conn) { c.copyBoth(server, c.copyBack(server)) }
 
-// answers passes on what the server says, in a goroutine that then sends how many bytes there were.
-func (c *conn) answers(server net.Conn) <-chan int64 {
+// copyBack copies the server's data to the client, in a goroutine that then sends the number of bytes.
+func (c *conn) copyBack(server net.Conn) <-chan int64 {
 	back := make(chan int64, 1)
 	c.proxy.wg.Go(func() {
 		n, err := io.Copy(c.client, server)
@@ -226,8 +226,8 @@ func (c *conn) answers(server net.Conn) <-chan int64 {
 	return back
 }
 
-// forward passes on what the client says, and returns when the answers have ended as well.
-func (c *conn) forward(server net.Conn, back <-chan int64) {
+// copyBoth copies the client's data to the server, and returns when the other direction has ended as well.
+func (c *conn) copyBoth(server net.Conn, back <-chan int64) {
 	if _, err := io.Copy(server, c.client); err != nil {
 		return
 	}
@@ -238,16 +238,17 @@ func (c *conn) forward(server net.Conn, back <-chan int64) {
 	}
 }
 
-// closeWrite tells the other end that nothing more comes; if that fails, the connection is gone already.
+// closeWrite ends the direction towards c. An error means that the connection is broken already.
 func closeWrite(c net.Conn) {
 	if half, ok := c.(interface{ CloseWrite() error }); ok {
 		_ = half.CloseWrite()
 	}
 }
 
-// dial connects to where the guest wanted; the connection ends with c.
+// dial connects to the destination; the connection ends with c.
 func (c *conn) dial() (net.Conn, error) {
-	ctx, cancel := context.WithTimeoutCause(c.ctx, dialLimit, errors.New("server did not answer"))
+	ctx, cancel := context.WithTimeoutCause(c.ctx, dialLimit,
+		errors.New("server did not accept the connection in time"))
 	defer cancel()
 	server, err := c.proxy.cfg.Dial(ctx, c.to)
 	if err == nil {

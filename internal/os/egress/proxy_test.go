@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// proxied is a proxy on loopback. Whoever dials it wants to go to want; it goes to the server in truth.
+// proxied is a proxy on loopback. Connections to it have the destination want, but go to a test server.
 type proxied struct {
 	t     *testing.T
 	guard *Enforcer
@@ -66,7 +66,7 @@ func (p *proxied) dial() net.Conn {
 
 var onlyA = Policy{Allow: []string{"a.com"}, DenyOthers: true}
 
-func TestProxyHoldsTLSAgainstItsName(t *testing.T) {
+func TestProxyChecksTLSServerName(t *testing.T) {
 	srv := httptest.NewTLSServer(
 		http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") }),
 	)
@@ -88,20 +88,20 @@ func TestProxyHoldsTLSAgainstItsName(t *testing.T) {
 		return string(b), err
 	}
 	if got, err := get("a.com"); got != "hello" || err != nil {
-		t.Errorf("the allowed name: %q, %v", got, err)
+		t.Errorf("allowed name: got %q, %v", got, err)
 	}
 	before := p.dials.Load()
 	for _, name := range []string{"evil.com", "1.2.3.4"} { // the second sends no name
 		if got, err := get(name); err == nil {
-			t.Errorf("%s passed: %q", name, got)
+			t.Errorf("denied name %s: got %q", name, got)
 		}
 	}
 	if p.dials.Load() != before {
-		t.Error("the server was dialled for a name that is not allowed")
+		t.Error("proxy dialled the server for a denied name")
 	}
 }
 
-func TestProxyHoldsEveryRequestAgainstItsHost(t *testing.T) {
+func TestProxyChecksEveryRequestHost(t *testing.T) {
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		b, _ := io.ReadAll(r.Body)
 		fmt.Fprintf(w, "%s %s %s %s", r.Method, r.Host, r.Header.Get("X-Forwarded-For"), b)
@@ -114,7 +114,10 @@ func TestProxyHoldsEveryRequestAgainstItsHost(t *testing.T) {
 		r := bufio.NewReader(c)
 		for _, step := range []struct{ request, answer string }{
 			{"GET / HTTP/1.1\r\nHost: a.com\r\n\r\n", "GET a.com  "},
-			{"POST /x HTTP/1.1\r\nHost: A.com:80\r\nX-Forwarded-For: me\r\nContent-Length: 4\r\n\r\nbody", "POST A.com:80 me body"},
+			{
+				"POST /x HTTP/1.1\r\nHost: A.com:80\r\nX-Forwarded-For: me\r\nContent-Length: 4\r\n\r\nbody",
+				"POST A.com:80 me body",
+			},
 			{"GET / HTTP/1.1\r\nHost: evil.com\r\n\r\n", ""},
 		} {
 			if _, err := c.Write([]byte(step.request)); err != nil {
@@ -130,16 +133,16 @@ func TestProxyHoldsEveryRequestAgainstItsHost(t *testing.T) {
 			}
 			if step.answer == "" && resp.StatusCode != http.StatusForbidden ||
 				step.answer != "" && string(b) != step.answer {
-				t.Errorf("%s: %q: %d %q", want, step.request, resp.StatusCode, b)
+				t.Errorf("%s: request %q: got status %d, body %q", want, step.request, resp.StatusCode, b)
 			}
 		}
 		if _, err := r.ReadByte(); err == nil {
-			t.Error("the connection lives on after a request that is not allowed")
+			t.Error("the connection survived a denied request")
 		}
 	}
 }
 
-func TestProxyRefusesWhatHidesItsHost(t *testing.T) {
+func TestProxyRefusesHiddenHosts(t *testing.T) {
 	srv := httptest.NewServer(
 		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "leaked") }),
 	)
@@ -162,12 +165,12 @@ func TestProxyRefusesWhatHidesItsHost(t *testing.T) {
 		}
 		b, _ := io.ReadAll(c)
 		if strings.Contains(string(b), "leaked") || strings.HasPrefix(string(b), "HTTP/1.1 200") {
-			t.Errorf("%q: %q", request, b)
+			t.Errorf("request %q: got %q", request, b)
 		}
 	}
 }
 
-// lineServer is a server that speaks first, then answers lines.
+// lineServer is a server that speaks first, then echoes lines.
 func lineServer(t *testing.T) net.Listener {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -218,7 +221,7 @@ func TestProxyLetsTheServerSpeakFirst(t *testing.T) {
 	}
 	say("", "bye")
 
-	// A client that waits and then says TLS is looked into all the same.
+	// A client that waits and then speaks TLS is inspected all the same.
 	late := p.dial()
 	lr := bufio.NewReader(late)
 	if _, err := lr.ReadString('\n'); err != nil {
@@ -228,9 +231,9 @@ func TestProxyLetsTheServerSpeakFirst(t *testing.T) {
 		t.Fatal(err)
 	}
 	if b, _ := io.ReadAll(lr); len(b) > 0 {
-		t.Errorf("answered %q", b)
+		t.Errorf("TLS after a wait: got reply %q", b)
 	}
-	// And so is one that says HTTP to a server that spoke first: it is no web server.
+	// So is a client that speaks HTTP to a server that spoke first, which is not a web server.
 	web := p.dial()
 	wr := bufio.NewReader(web)
 	if _, err := wr.ReadString('\n'); err != nil {
@@ -238,7 +241,7 @@ func TestProxyLetsTheServerSpeakFirst(t *testing.T) {
 	}
 	fmt.Fprint(web, "GET / HTTP/1.1\r\nHost: evil.com\r\n\r\n")
 	if b, _ := io.ReadAll(wr); len(b) > 0 {
-		t.Errorf("answered %q", b)
+		t.Errorf("HTTP to a server that spoke first: got reply %q", b)
 	}
 }
 
@@ -266,14 +269,14 @@ func TestProxyPassesUpgrades(t *testing.T) {
 	r := bufio.NewReader(c)
 	resp, err := http.ReadResponse(r, nil)
 	if err != nil || resp.StatusCode != http.StatusSwitchingProtocols {
-		t.Fatalf("%v, %v", resp, err)
+		t.Fatalf("got response %v, %v", resp, err)
 	}
 	fmt.Fprint(c, "ping\n")
 	if got, err := r.ReadString('\n'); got != "echo ping\n" {
-		t.Errorf("%q, %v", got, err)
+		t.Errorf("got %q, %v", got, err)
 	}
 	if _, err := r.ReadByte(); !errors.Is(err, io.EOF) {
-		t.Errorf("the end: %v", err)
+		t.Errorf("after the end: got error %v, want EOF", err)
 	}
 }
 
@@ -297,12 +300,12 @@ func TestRecheckEndsConnections(t *testing.T) {
 	p.proxy.Recheck()
 	fmt.Fprintln(c, "y")
 	if got, err := r.ReadString('\n'); got != "you said y\n" {
-		t.Errorf("a connection that is still allowed: %q, %v", got, err)
+		t.Errorf("connection that is still allowed: got %q, %v", got, err)
 	}
 	p.guard.SetRules(compile(t, Policy{Allow: []string{"b.com"}, DenyOthers: true}))
 	p.proxy.Recheck()
 	if b, _ := io.ReadAll(r); len(b) > 0 {
-		t.Errorf("after the name was taken out: %q", b)
+		t.Errorf("connection of a removed name: got %q", b)
 	}
 }
 
@@ -315,7 +318,7 @@ func TestProxyIsBounded(t *testing.T) {
 	one := []byte{0}
 	more := p.dial() // accepted last, and refused
 	if _, err := more.Read(one); err == nil || isTimeout(err) {
-		t.Errorf("a connection too many: %v", err)
+		t.Errorf("connection beyond the limit: got error %v", err)
 	}
 	for _, c := range open {
 		c.Close()

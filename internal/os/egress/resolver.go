@@ -11,40 +11,39 @@ import (
 	"github.com/miekg/dns"
 )
 
-// Bounds of the resolver.
+// Limits of the resolver.
 const (
-	askTimeout   = 3 * time.Second // for one upstream
+	askTimeout   = 3 * time.Second // for one upstream resolver
 	answerLimit  = 8 * time.Second // for one question altogether
 	inFlight     = 64              // questions of one guest at once; more are dropped
 	connections  = 8               // TCP connections of one guest at once
 	perConn      = 128             // questions on one connection
 	idle         = 10 * time.Second
-	udpSize      = 1232 // what we announce upstream, the size of the DNS flag day 2020
-	plainUDPSize = 512  // RFC 1035, for askers without EDNS
+	udpSize      = 1232 // announced upstream, the size of the DNS flag day 2020
+	plainUDPSize = 512  // RFC 1035, for clients without EDNS
 )
 
-// Resolver asks upstream resolvers on behalf of guests. All methods may be called at once.
+// Resolver queries upstream resolvers on behalf of guests. All methods are safe for concurrent use.
 type Resolver struct {
 	// Dial opens a connection to an upstream resolver from the host's network.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// Upstreams gives the resolvers to ask, best first.
+	// Upstreams returns the resolvers to query, best first.
 	Upstreams func() ([]netip.AddrPort, error)
 }
 
-// Names decides what a guest may ask, and hears what it was told.
+// Names decides which names a guest may resolve, and records the addresses it learned.
 type Names interface {
-	// AllowName tells whether the guest may know the addresses of name, which is in lower case and ends
-	// without a dot.
+	// AllowName reports whether the guest may resolve name, which is in lower case without a trailing dot.
 	AllowName(name string) bool
-	// Learned is called before the guest hears that name has these IPv4 addresses, and gives those of them
-	// that the guest may hear. An error keeps the answer back.
+	// Learned is called before the guest learns that name has these IPv4 addresses. It returns those that the guest
+	// may learn. After an error the guest gets no reply.
 	Learned(ctx context.Context, name string, addrs []netip.Addr, ttl time.Duration) ([]netip.Addr, error)
 }
 
-// errQuestion says that a message is not a question that can be answered.
+// errQuestion means that a message is not a question that can be resolved.
 var errQuestion = errors.New("not a plain question")
 
-// question checks a guest's message and gives what it asks: one name, in class IN.
+// question validates a guest's message and returns its question: one name, in class IN.
 func question(m *dns.Msg) (dns.Question, error) {
 	if m.Response || m.Opcode != dns.OpcodeQuery || len(m.Question) != 1 || m.Question[0].Qclass != dns.ClassINET {
 		return dns.Question{}, errQuestion
@@ -52,7 +51,7 @@ func question(m *dns.Msg) (dns.Question, error) {
 	return m.Question[0], nil
 }
 
-// answer gives the reply for a guest's message. It never returns nil.
+// answer returns the reply to a guest's message. It never returns nil.
 func (r *Resolver) answer(ctx context.Context, m *dns.Msg, names Names) *dns.Msg {
 	reply := new(dns.Msg)
 	q, err := question(m)
@@ -72,7 +71,7 @@ func (r *Resolver) answer(ctx context.Context, m *dns.Msg, names Names) *dns.Msg
 		return reply
 	}
 	if names != nil {
-		return r.restricted(ctx, q, reply, names)
+		return r.answerFiltered(ctx, q, reply, names)
 	}
 	got, err := r.ask(ctx, q)
 	if err != nil {
@@ -83,7 +82,7 @@ func (r *Resolver) answer(ctx context.Context, m *dns.Msg, names Names) *dns.Msg
 	return reply
 }
 
-// ask sends a question upstream, as a new message that holds nothing else of the guest's.
+// ask sends a question upstream, as a new message that contains nothing else of the guest's.
 func (r *Resolver) ask(ctx context.Context, q dns.Question) (*dns.Msg, error) {
 	ups, err := r.Upstreams()
 	if err != nil {
@@ -110,7 +109,7 @@ func (r *Resolver) ask(ctx context.Context, q dns.Question) (*dns.Msg, error) {
 }
 
 func (r *Resolver) askOne(ctx context.Context, up netip.AddrPort, q dns.Question, network string) (*dns.Msg, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, askTimeout, fmt.Errorf("resolver %s did not answer", up))
+	ctx, cancel := context.WithTimeoutCause(ctx, askTimeout, fmt.Errorf("no reply from resolver %s", up))
 	defer cancel()
 	c, err := r.Dial(ctx, network, up.String())
 	if err != nil {
@@ -128,7 +127,8 @@ func (r *Resolver) askOne(ctx context.Context, up netip.AddrPort, q dns.Question
 			return nil, fmt.Errorf("ask resolver %s: %w", up, err)
 		}
 	}
-	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) }) // an early end of ctx ends the read
+	// An early end of ctx ends the read. A closed connection fails in the read.
+	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	if err := conn.WriteMsg(m); err != nil {
 		return nil, fmt.Errorf("ask resolver %s: %w", up, err)
@@ -136,9 +136,9 @@ func (r *Resolver) askOne(ctx context.Context, up netip.AddrPort, q dns.Question
 	for {
 		got, err := conn.ReadMsg()
 		if err != nil {
-			return nil, fmt.Errorf("answer of resolver %s: %w", up, err)
+			return nil, fmt.Errorf("reply of resolver %s: %w", up, err)
 		}
-		// Anything else on a connected socket is late, or somebody's guess.
+		// Any other message on a connected socket is late or forged.
 		if got.Id == m.Id && got.Response && len(got.Question) == 1 && sameQuestion(got.Question[0], q) {
 			return got, nil
 		}
@@ -149,7 +149,7 @@ func sameQuestion(a, b dns.Question) bool {
 	return a.Qtype == b.Qtype && a.Qclass == b.Qclass && plainName(a.Name) == plainName(b.Name)
 }
 
-// plainName is a DNS name as policies spell it: lower case, without the last dot.
+// plainName returns a DNS name as policies spell it: lower case, without the trailing dot.
 func plainName(name string) string {
 	name = dns.CanonicalName(name)
 	if len(name) > 0 && name[len(name)-1] == '.' {

@@ -20,7 +20,7 @@ const patience = 60 * time.Second
 func bothSockets(t testing.TB) (net.PacketConn, net.Listener) {
 	t.Helper()
 	var last error
-	for range 100 { // the port of one protocol may be taken in the other
+	for range 100 { // the port of one protocol may be in use by the other
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)
@@ -36,7 +36,7 @@ func bothSockets(t testing.TB) (net.PacketConn, net.Listener) {
 	return nil, nil
 }
 
-// upstream is a resolver on loopback that answers by handle, over UDP and TCP.
+// upstream is a resolver on loopback that replies with handle, over UDP and TCP.
 func upstream(t testing.TB, handle func(*dns.Msg) *dns.Msg) *Resolver {
 	t.Helper()
 	pc, l := bothSockets(t)
@@ -100,10 +100,10 @@ func TestQuestionsThatAreNotForwarded(t *testing.T) {
 	} {
 		got := r.answer(testContext(t), c.m, nil)
 		if got.Rcode != c.want || len(got.Answer) > 0 || got.Id != c.m.Id || !got.Response {
-			t.Errorf("%v: %v", c.m.Question, got)
+			t.Errorf("answer(%v) = %v", c.m.Question, got)
 		}
 		if _, err := got.Pack(); err != nil {
-			t.Errorf("%v: %v", c.m.Question, err)
+			t.Errorf("%v: got error %v", c.m.Question, err)
 		}
 	}
 }
@@ -122,12 +122,12 @@ func TestForwardedAsANewMessage(t *testing.T) {
 	m.Extra = append(m.Extra, extra)
 	got := r.answer(testContext(t), m, nil)
 	if len(got.Answer) != 1 || got.Id != m.Id {
-		t.Fatalf("answer %v", got)
+		t.Fatalf("got answer %v", got)
 	}
 	if seen := <-heard; seen.Id == m.Id || seen.CheckingDisabled || len(seen.Extra) != 1 ||
 		len(seen.IsEdns0().Option) > 0 ||
 		seen.IsEdns0().Do() {
-		t.Errorf("upstream saw the guest's message: %v", seen)
+		t.Errorf("upstream received the guest's message: %v", seen)
 	}
 }
 
@@ -144,11 +144,11 @@ func TestAskOverTCPWhenTruncated(t *testing.T) {
 		return a
 	})
 	if got := r.answer(testContext(t), asked("a.com.", dns.TypeA), nil); len(got.Answer) != 100 {
-		t.Errorf("%d answers", len(got.Answer))
+		t.Errorf("got %d answers", len(got.Answer))
 	}
 }
 
-func TestNextUpstreamIsAsked(t *testing.T) {
+func TestNextUpstreamIsQueried(t *testing.T) {
 	good := upstream(t, func(m *dns.Msg) *dns.Msg { return records4(m, "a.com. 60 IN A 1.2.3.4") })
 	ups, err := good.Upstreams()
 	if err != nil {
@@ -163,7 +163,7 @@ func TestNextUpstreamIsAsked(t *testing.T) {
 		return append([]netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:53")}, ups...), nil
 	}}
 	if got := r.answer(testContext(t), asked("a.com.", dns.TypeA), nil); len(got.Answer) != 1 {
-		t.Errorf("answer %v", got)
+		t.Errorf("got answer %v", got)
 	}
 }
 
@@ -193,10 +193,10 @@ func TestRestrictedAnswers(t *testing.T) {
 	}, compile(t, Policy{Allow: []string{"a.com"}, DenyOthers: true}))
 	got := r.answer(testContext(t), asked("A.com.", dns.TypeA), g)
 	if len(got.Answer) != 2 || got.Answer[1].(*dns.A).A.String() != "1.2.3.4" {
-		t.Errorf("answer %v", got)
+		t.Errorf("got answer %v", got)
 	}
 	if len(opened) != 1 || opened[0].String() != "1.2.3.4" {
-		t.Errorf("opened %v", opened)
+		t.Errorf("got opened addresses %v", opened)
 	}
 	for _, c := range []struct {
 		name   string
@@ -213,16 +213,16 @@ func TestRestrictedAnswers(t *testing.T) {
 	} {
 		got := r.answer(testContext(t), asked(c.name, c.kind), g)
 		if got.Rcode != c.rcode || len(got.Answer) != c.amount {
-			t.Errorf("%s %s: %v", c.name, dns.TypeToString[c.kind], got)
+			t.Errorf("%s %s: got %v", c.name, dns.TypeToString[c.kind], got)
 		}
 	}
 	if !slices.ContainsFunc(decisions, func(d Decision) bool { return d.Name == "evil.com" && !d.Verdict.Allowed }) {
-		t.Errorf("decisions %v", decisions)
+		t.Errorf("got decisions %v", decisions)
 	}
 	g.cfg.Open = func(context.Context, []netip.Addr, time.Duration) error { return errors.New("kernel says no") }
 	if got := r.answer(testContext(t), asked("a.com.", dns.TypeA), g); got.Rcode != dns.RcodeServerFailure ||
 		len(got.Answer) > 0 {
-		t.Errorf("handed out what could not be opened: %v", got)
+		t.Errorf("answer contains addresses that were not opened: %v", got)
 	}
 }
 
@@ -251,7 +251,7 @@ func TestDNSServerServesAndCloses(t *testing.T) {
 		client := &dns.Client{Net: c.network, Timeout: patience}
 		got, _, err := client.Exchange(asked("a.com.", dns.TypeA), pc.LocalAddr().String())
 		if err != nil || got.Truncated != c.cut || !c.cut && len(got.Answer) != 100 {
-			t.Errorf("%s: %v", c.network, err)
+			t.Errorf("%s: got error %v", c.network, err)
 		}
 	}
 	open, err := net.Dial("tcp", l.Addr().String())
@@ -263,7 +263,7 @@ func TestDNSServerServesAndCloses(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := net.Dial("tcp", l.Addr().String()); err == nil {
-		t.Error("still listens")
+		t.Error("the server listens after Close")
 	}
 }
 
@@ -271,7 +271,7 @@ func TestUpstreamsOfAFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "resolv.conf")
 	f := NewFile(path)
 	if _, err := f.Upstreams(); err == nil {
-		t.Error("a file that is not there has resolvers")
+		t.Error("Upstreams of a missing file: got no error")
 	}
 	for _, c := range []struct {
 		text string
@@ -290,12 +290,12 @@ func TestUpstreamsOfAFile(t *testing.T) {
 			text = append(text, a.String())
 		}
 		if err != nil || !slices.Equal(text, c.want) {
-			t.Errorf("%q: %v, %v", c.text, text, err)
+			t.Errorf("file %q: got %v, %v", c.text, text, err)
 		}
 	}
 }
 
-// FuzzAnswer holds the resolver against any message of a guest, without an upstream.
+// FuzzAnswer checks the resolver with any message of a guest, without an upstream.
 func FuzzAnswer(f *testing.F) {
 	for _, m := range []*dns.Msg{asked("a.com.", dns.TypeA), asked("b.com.", dns.TypeHTTPS), asked(".", dns.TypeANY)} {
 		wire, err := m.Pack()
@@ -319,11 +319,11 @@ func FuzzAnswer(f *testing.F) {
 		asking = 0
 		got := r.answer(context.Background(), m, g)
 		if asking > 0 && (len(m.Question) != 1 || plainName(m.Question[0].Name) != "a.com") {
-			t.Errorf("asked upstream for %v", m.Question)
+			t.Errorf("upstream was queried for %v", m.Question)
 		}
 		got.Truncate(plainUDPSize)
 		if _, err := got.Pack(); err != nil {
-			return // names that cannot be written again get no answer
+			return // names that cannot be encoded again get no reply
 		}
 	})
 }

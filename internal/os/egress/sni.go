@@ -6,13 +6,13 @@ import (
 	"strings"
 )
 
-// maxHello bounds a ClientHello with its record headers; those of browsers with post-quantum keys have 2 KiB.
+// maxHello limits a ClientHello with its record headers; those of browsers with post-quantum keys have 2 KiB.
 const maxHello = 32 << 10
 
 var (
-	// errShort says that more bytes are needed to tell.
+	// errShort means that more bytes are needed.
 	errShort = errors.New("not complete yet")
-	// errNotTLS says that the bytes are not the beginning of a TLS connection.
+	// errNotTLS means that the bytes are not the beginning of a TLS connection.
 	errNotTLS = errors.New("not TLS")
 )
 
@@ -29,16 +29,16 @@ const (
 	maxSessionIDSize = 32
 )
 
-// serverName reads the first bytes of a TLS connection and gives the server name in its ClientHello, in lower
-// case; "": it names none. errShort: more bytes are needed. errNotTLS: another protocol. Another error: a
-// ClientHello that is not as it must be, or that could be read in two ways.
+// serverName parses the first bytes of a TLS connection and returns the server name in its ClientHello, in lower
+// case; "" if it has none. The error is errShort if more bytes are needed, and errNotTLS for another protocol. Any
+// other error means a ClientHello that is malformed or ambiguous.
 func serverName(b []byte) (string, error) {
 	message, err := handshake(b)
 	if err != nil {
 		return "", err
 	}
 	if message[0] != handshakeHello {
-		return "", errors.New("first message is no ClientHello")
+		return "", errors.New("first message is not a ClientHello")
 	}
 	p := parser{b: message[handshakeHeader:]}
 	p.skip(helloFixed)
@@ -60,7 +60,7 @@ func serverName(b []byte) (string, error) {
 	return nameIn(extensions)
 }
 
-// nameIn looks for the server name among extensions.
+// nameIn returns the server name among extensions.
 func nameIn(p parser) (string, error) {
 	name, seen := "", false
 	for len(p.b) > 0 && !p.bad {
@@ -83,7 +83,7 @@ func nameIn(p parser) (string, error) {
 		}
 		name = strings.ToLower(string(host))
 		if !validName(name) {
-			return "", fmt.Errorf("server name %q is no host name", name)
+			return "", fmt.Errorf("server name %q is not a valid host name", name)
 		}
 	}
 	if p.bad {
@@ -92,7 +92,7 @@ func nameIn(p parser) (string, error) {
 	return name, nil
 }
 
-// handshake joins records until the first handshake message is there as a whole.
+// handshake joins records until the first handshake message is complete.
 func handshake(b []byte) ([]byte, error) {
 	var message []byte
 	for rest := b; ; {
@@ -127,7 +127,7 @@ func handshake(b []byte) ([]byte, error) {
 	}
 }
 
-// short is errShort while there may be more.
+// short returns errShort while more bytes may follow.
 func short(b []byte) error {
 	if len(b) >= maxHello {
 		return errors.New("ClientHello is too long")
@@ -135,7 +135,7 @@ func short(b []byte) error {
 	return errShort
 }
 
-// parser takes bytes from the front; bad once there were too few.
+// parser takes bytes from the front; bad is set once there were too few.
 type parser struct {
 	b   []byte
 	bad bool
@@ -158,5 +158,5 @@ func (p *parser) number(size int) (n int) {
 	return n
 }
 
-// vector takes bytes that have their length, of size bytes, in front.
+// vector takes bytes that follow their length, a number of size bytes.
 func (p *parser) vector(size int) []byte { return p.skip(p.number(size)) }

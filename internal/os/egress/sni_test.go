@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// clientHello is what Go's client sends first, for a server name.
+// clientHello returns the first message of Go's TLS client, for a server name.
 func clientHello(t testing.TB, name string) []byte {
 	t.Helper()
 	client, server := net.Pipe()
@@ -34,7 +34,7 @@ func clientHello(t testing.TB, name string) []byte {
 	}
 }
 
-// records cuts the handshake message of a hello into records of at most size bytes.
+// records splits the handshake message of a hello into records of at most size bytes.
 func records(hello []byte, size int) []byte {
 	message := hello[recordHeader:]
 	var out []byte
@@ -47,25 +47,25 @@ func records(hello []byte, size int) []byte {
 	return out
 }
 
-func TestHelloName(t *testing.T) {
+func TestServerName(t *testing.T) {
 	hello := clientHello(t, "Www.Example.com")
 	for _, size := range []int{1, 3, 4, 5, 100, 16384} {
 		cut := records(hello, size)
 		if name, err := serverName(cut); name != "www.example.com" || err != nil {
-			t.Errorf("records of %d: %q, %v", size, name, err)
+			t.Errorf("records of %d bytes: got %q, %v", size, name, err)
 		}
 		for n := 0; n < len(cut); n += 1 + len(cut)/97 {
 			if _, err := serverName(cut[:n]); !errors.Is(err, errShort) {
-				t.Fatalf("records of %d, %d bytes: %v", size, n, err)
+				t.Fatalf("records of %d bytes, first %d bytes: got error %v", size, n, err)
 			}
 		}
 	}
 	if name, err := serverName(clientHello(t, "192.0.2.1")); name != "" || err != nil { // addresses are not sent
-		t.Errorf("without a name: %q, %v", name, err)
+		t.Errorf("hello without a name: got %q, %v", name, err)
 	}
 }
 
-// nameExtension is a server name extension with its header.
+// nameExtension returns a server name extension with its header.
 func nameExtension(hosts ...string) []byte {
 	var list []byte
 	for _, h := range hosts {
@@ -75,7 +75,7 @@ func nameExtension(hosts ...string) []byte {
 	return append([]byte{0, 0, byte((n + 2) >> 8), byte(n + 2), byte(n >> 8), byte(n)}, list...)
 }
 
-// built is a ClientHello with the given extensions.
+// built returns a ClientHello with the given extensions.
 func built(extensions ...[]byte) []byte {
 	var ext []byte
 	for _, e := range extensions {
@@ -89,9 +89,9 @@ func built(extensions ...[]byte) []byte {
 	return records(append(make([]byte, recordHeader), message...), 16384)
 }
 
-func TestHelloRefused(t *testing.T) {
+func TestInvalidHellos(t *testing.T) {
 	if name, err := serverName(built(nameExtension("a.com"))); name != "a.com" || err != nil {
-		t.Fatalf("the builder's own: %q, %v", name, err)
+		t.Fatalf("valid hello: got %q, %v", name, err)
 	}
 	for what, b := range map[string][]byte{
 		"two extensions":   built(nameExtension("a.com"), nameExtension("b.com")),
@@ -107,7 +107,7 @@ func TestHelloRefused(t *testing.T) {
 	} {
 		name, err := serverName(b)
 		if err == nil || errors.Is(err, errShort) {
-			t.Errorf("%s: %q, %v", what, name, err)
+			t.Errorf("%s: got %q, %v", what, name, err)
 		}
 	}
 }
@@ -144,7 +144,7 @@ func TestSniff(t *testing.T) {
 			got = "error"
 		}
 		if got != c.kind {
-			t.Errorf("%.30q (end %v): %q, want %q (%v)", c.bytes, c.end, got, c.kind, f.err)
+			t.Errorf("sniff(%.30q, %v) = %q, want %q (%v)", c.bytes, c.end, got, c.kind, f.err)
 		}
 	}
 }
@@ -159,10 +159,10 @@ func FuzzSniff(f *testing.F) {
 		for _, end := range []bool{false, true} {
 			found, ok := sniff(b, end)
 			if end && !ok && len(b) > 0 {
-				t.Error("undecided at the end")
+				t.Error("sniff was undecided at the end")
 			}
 			if found.name != "" && !validName(found.name) {
-				t.Errorf("name %q", found.name)
+				t.Errorf("got name %q", found.name)
 			}
 		}
 	})

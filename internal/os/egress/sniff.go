@@ -7,17 +7,17 @@ import (
 	"net"
 )
 
-// maxRequestLine bounds the first line of an HTTP request.
+// maxRequestLine limits the first line of an HTTP request.
 const maxRequestLine = 16 << 10
 
-// sniffed is what the first bytes of a connection say.
+// sniffed describes the first bytes of a connection.
 type sniffed struct {
 	kind string
 	name string
-	err  error // the connection ended, or is not to be passed on
+	err  error // the connection ended, or must not be proxied
 }
 
-// peek reads the first bytes that a client sends until they tell what they begin.
+// peek reads a client's first bytes until the protocol is known.
 func peek(c net.Conn) ([]byte, sniffed) {
 	var b []byte
 	buf := make([]byte, 4096)
@@ -35,7 +35,7 @@ func peek(c net.Conn) ([]byte, sniffed) {
 	}
 }
 
-// sniff tells what b begins; false: more bytes are needed. With end there are no more.
+// sniff detects the protocol that b begins; false: more bytes are needed. end means that no more will come.
 func sniff(b []byte, end bool) (sniffed, bool) {
 	name, err := serverName(b)
 	switch {
@@ -52,8 +52,8 @@ func sniff(b []byte, end bool) (sniffed, bool) {
 	return sniffHTTP(b, end)
 }
 
-// sniffHTTP tells whether b begins with the request line of HTTP, by its form alone: servers route by the
-// host of requests with methods that nobody knows, too.
+// sniffHTTP reports whether b begins with an HTTP request line, by its form alone: servers route requests by host
+// even if the method is unknown.
 func sniffHTTP(b []byte, end bool) (sniffed, bool) {
 	other := sniffed{kind: KindTCP}
 	line := bytes.TrimLeft(b, "\r\n") // some servers skip empty lines
@@ -84,7 +84,7 @@ func sniffHTTP(b []byte, end bool) (sniffed, bool) {
 	return sniffed{err: errors.New("HTTP/2 without TLS hides its hosts")}, true
 }
 
-// isToken tells whether c may stand in an HTTP method (RFC 9110, 5.6.2).
+// isToken reports whether c is allowed in an HTTP method (RFC 9110, 5.6.2).
 func isToken(c byte) bool {
 	switch {
 	case c >= '0' && c <= '9', c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z':

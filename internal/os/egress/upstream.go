@@ -11,8 +11,8 @@ import (
 	"github.com/miekg/dns"
 )
 
-// File gives the resolvers of a file in the form of resolv.conf(5), and reads it anew when it changes. Its
-// methods may be called at once.
+// File reads resolvers from a file in the format of resolv.conf(5), again whenever the file changes. Its methods are
+// safe for concurrent use.
 type File struct {
 	path string
 
@@ -22,7 +22,7 @@ type File struct {
 	servers []netip.AddrPort
 }
 
-// NewFile makes a File of path. It does not read it.
+// NewFile returns a File of path. It does not read it.
 func NewFile(path string) *File { return &File{path: path} }
 
 // Upstreams lists the resolvers, best first.

@@ -10,7 +10,7 @@ import (
 )
 
 func BenchmarkSlot(b *testing.B) {
-	w := newWorld(b)
+	w := newFixture(b)
 	ctx := context.Background()
 	b.Run("build and demolish", func(b *testing.B) {
 		p := w.pool(nil)

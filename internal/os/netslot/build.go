@@ -17,14 +17,14 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/cleanup"
 )
 
-// linkName is the name of the host's end of a slot, and of its namespace.
+// linkName returns the name of the host's end of a slot, which is also that of its namespace.
 func (p *Pool) linkName(index int) string { return p.cfg.Prefix + "-" + strconv.Itoa(index) }
 
-// build makes slot number index from nothing: namespace, links, rules, resolver. After an error nothing of
-// it is left.
+// build makes slot number index from scratch: namespace, links, rules, resolver. After an error nothing of it is
+// left.
 func (p *Pool) build(ctx context.Context, index int) (s *Slot, err error) {
 	name := p.linkName(index)
-	hostIP, guestIP := place(p.cfg.Range, index)
+	hostIP, guestIP := slotAddresses(p.cfg.Range, index)
 	s = p.newSlot(index)
 	var back cleanup.Stack
 	defer func() {
@@ -39,7 +39,7 @@ func (p *Pool) build(ctx context.Context, index int) (s *Slot, err error) {
 		}
 		back.Push("remove namespace", func(context.Context) error { return removeNamespace(name) })
 		defer ns.Close()
-		back.Push("close slot", func(context.Context) error { return errors.Join(s.denyAll(), s.closeKernel()) })
+		back.Push("close slot", func(context.Context) error { return errors.Join(s.closeFiles(), s.closeKernel()) })
 		back.Push("remove link", func(context.Context) error { return p.removeLink(name) })
 		if err := p.provision(ctx, s, hostIP, guestIP); err != nil {
 			return err
@@ -61,9 +61,9 @@ func (p *Pool) build(ctx context.Context, index int) (s *Slot, err error) {
 	return s, err
 }
 
-// waitUp waits until one end of a pair, in the calling thread's namespace, carries packets. The kernel makes it do
-// so a little after the other end came up, and drops what is sent before: a guest would lose its first packet,
-// and with it a second. After two seconds it is left at that.
+// waitUp waits until one end of a pair, in the calling thread's namespace, carries packets. The kernel enables it a
+// little after the other end comes up, and drops packets until then: a guest would lose its first packet, and with it
+// a second. After two seconds waitUp returns without an error.
 func waitUp(ctx context.Context, name string) error {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -119,7 +119,7 @@ func (p *Pool) provision(ctx context.Context, s *Slot, hostIP, guestIP netip.Add
 func namespaceSettings() error {
 	for _, s := range []struct{ name, value string }{
 		{"net/ipv4/ip_forward", "1"},
-		{"net/ipv4/conf/all/arp_ignore", "1"}, // answer for the address of the link asked on, no other
+		{"net/ipv4/conf/all/arp_ignore", "1"}, // reply only for the address of the link that was asked
 		{"net/ipv4/conf/all/send_redirects", "0"},
 		{"net/ipv4/conf/default/send_redirects", "0"},
 	} {
@@ -135,8 +135,8 @@ func namespaceSettings() error {
 	return nil
 }
 
-// innerLinks makes the link to the host and gives both links their addresses and neighbours. The guest is
-// a fixed neighbour: packets to it need no ARP, and none of its ARP answers is believed.
+// innerLinks makes the link to the host and configures the addresses and neighbours of both links. The guest is a
+// fixed neighbour: packets to it need no ARP, and its own ARP replies are not trusted.
 func (p *Pool) innerLinks(index int, hostIP, guestIP netip.Addr) error {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -192,7 +192,7 @@ func addr(p netip.Prefix) *netlink.Addr {
 	return &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), 32)}}
 }
 
-// hostEnd sets up the host's end of a slot, from a thread in the host's namespace.
+// hostEnd configures the host's end of a slot, from a thread in the host's namespace.
 func hostEnd(name string, hostIP netip.Addr) error {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -216,15 +216,15 @@ func hostEnd(name string, hostIP netip.Addr) error {
 		return err
 	}
 	if err := h.AddrAdd(link, addr(netip.PrefixFrom(hostIP, slotBits))); err != nil {
-		return fmt.Errorf("address link %s: %w", name, err)
+		return fmt.Errorf("set address of link %s: %w", name, err)
 	}
 	if err := h.LinkSetUp(link); err != nil {
-		return fmt.Errorf("raise link %s: %w", name, err)
+		return fmt.Errorf("bring up link %s: %w", name, err)
 	}
 	return nil
 }
 
-// removeLink removes the host's end of a slot and with it the other. None of that name is no error.
+// removeLink removes the host's end of a slot and with it the other end. It is not an error if no link has the name.
 func (p *Pool) removeLink(name string) error {
 	return within(p.host, func() error {
 		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
@@ -246,16 +246,17 @@ func (p *Pool) removeLink(name string) error {
 	})
 }
 
-// destroyNamespace removes all of a slot, whatever is there of it.
+// destroyNamespace removes all of a slot, as far as it exists.
 func (p *Pool) destroyNamespace(s *Slot) error {
 	name := p.linkName(s.Index)
-	return errors.Join(s.denyAll(), s.closeKernel(), p.forgetHostFlows(name), p.removeLink(name), removeNamespace(name))
+	return errors.Join(s.closeFiles(), s.closeKernel(), p.forgetHostFlows(name), p.removeLink(name),
+		removeNamespace(name))
 }
 
-// renew makes a slot that was used fit for another owner: its tap is opened anew, its connections
-// forgotten, its rules those of the beginning. A *BusyError: the former monitor still holds the tap.
+// renew prepares a used slot for another owner: it opens the tap again, forgets its connections and resets its rules.
+// The error is a *BusyError if the former monitor still holds the tap.
 func (p *Pool) renew(ctx context.Context, s *Slot) error {
-	if err := s.denyAll(); err != nil {
+	if err := s.closeFiles(); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -284,19 +285,20 @@ func (p *Pool) renew(ctx context.Context, s *Slot) error {
 		err = p.forgetHostFlows(p.linkName(s.Index))
 	}
 	if err != nil {
-		return fmt.Errorf("renew slot %d: %w", s.Index, errors.Join(err, s.denyAll()))
+		return fmt.Errorf("renew slot %d: %w", s.Index, errors.Join(err, s.closeFiles()))
 	}
 	return nil
 }
 
-// reset gives a slot that was used the rules of a new one and forgets its connections. A slot that another
-// process made gets all of them, as they may be those of another version; otherwise only what changes in a
-// slot's life is set, because the kernel waits long for the end of hooks.
+// reset gives a used slot the rules of a new one and forgets its connections. A slot made by another process gets all
+// rules, since they may be those of another version. Otherwise only rules that change during use are set, because the
+// kernel takes long to remove hooks.
 func (p *Pool) reset(s *Slot) func(*kernel) error {
 	return func(k *kernel) error {
 		if s.adopted {
-			hostIP, _ := place(p.cfg.Range, s.Index)
-			if err := k.rules.Replace(slotRules(p.closed, hostIP, s.GuestIP, openRules(), learned{}, p.cfg.Decided != nil)); err != nil {
+			hostIP, _ := slotAddresses(p.cfg.Range, s.Index)
+			rules := slotRules(p.closed, hostIP, s.GuestIP, openRules(), learned{}, p.cfg.Decided != nil)
+			if err := k.rules.Replace(rules); err != nil {
 				return err
 			}
 		} else {

@@ -12,7 +12,7 @@ import (
 	"github.com/pandastack/pandastack/internal/os/egress"
 )
 
-// The identity that is the same in every slot.
+// The guest's addresses, which are the same in every slot.
 var (
 	guestAddress = netip.MustParsePrefix("192.168.241.2/29")
 	gateway      = netip.MustParseAddr("192.168.241.1")
@@ -27,30 +27,32 @@ const (
 	maxSlots     = 16384
 	defaultMTU   = 1500
 	defaultReady = 4
-	upLimit      = 2 * time.Second // for a link to come up
+	upLimit      = 2 * time.Second // how long a link may take to come up
 )
 
-// Config says how a pool is to be. The zero value of each field has a meaning.
+// Config configures a pool. The zero value of each field selects a default.
 type Config struct {
-	Prefix    string           // begins all names, 1 to 8 of a-z and 0-9; "": "panda"
-	Range     netip.Prefix     // IPv4, /16 or smaller, for the slots' /30s; zero: the first candidate free on this host
-	Slots     int              // most slots at once; 0: as many as Range holds, at most 16384
-	Ready     int              // how many Run keeps prepared; 0: 4
-	Namespace string           // path of the network namespace that is the host; "": the process's own
-	Uplinks   []string         // links by which guests may leave; empty: those with a default route at Open
-	Allow     []netip.Prefix   // reserved ranges that guests may reach all the same
-	Resolvers []netip.AddrPort // upstream resolvers; empty: those of /etc/resolv.conf, read anew when it changes
-	// In and Out bound what goes to and comes from the guest of each slot, in bytes a second; 0: no bound.
+	Prefix    string         // begins all names, 1 to 8 of a-z and 0-9; "": "panda"
+	Range     netip.Prefix   // IPv4, /16 or smaller, for the slots' /30s; zero: the first candidate unused on this host
+	Slots     int            // maximum number of slots; 0: as many as Range holds, at most 16384
+	Ready     int            // how many slots Run keeps prepared; 0: 4
+	Namespace string         // path of the host's network namespace; "": the process's own
+	Uplinks   []string       // links by which guests may leave; empty: those with a default route at Open
+	Allow     []netip.Prefix // reserved ranges that guests may reach nevertheless
+	// Upstream resolvers; empty: those of /etc/resolv.conf, which is read again when it changes.
+	Resolvers []netip.AddrPort
+	// In and Out limit the traffic to and from the guest of each slot, in bytes a second; 0: no limit.
 	In, Out int64
 	Logger  *slog.Logger // nil: silent
-	// Decided hears what the policies of slots decide on names and connections. It must not block. May be nil.
+	// Decided is called with each decision of the slots' policies on names and connections. It must not block. May be
+	// nil.
 	Decided func(owner string, index int, d egress.Decision)
 }
 
 var prefixForm = regexp.MustCompile(`^[a-z][a-z0-9]{0,7}$`)
 
-// candidates are tried in order when no range is configured. They are far from the ranges that routers,
-// container engines and cloud networks take by default.
+// candidates are tried in order if no range is configured. They are far from the default ranges of routers, container
+// engines and cloud networks.
 var candidates = []netip.Prefix{
 	netip.MustParsePrefix("10.213.0.0/16"),
 	netip.MustParsePrefix("10.187.0.0/16"),
@@ -59,25 +61,26 @@ var candidates = []netip.Prefix{
 	netip.MustParsePrefix("172.29.0.0/16"),
 }
 
-// complete checks c and fills in the defaults that need no look at the host.
+// complete validates c and fills in the defaults that do not depend on the host.
 func (c Config) complete() (Config, error) {
 	var all error
 	if c.Prefix == "" {
 		c.Prefix = "panda"
 	}
 	if !prefixForm.MatchString(c.Prefix) {
-		all = errors.Join(all, fmt.Errorf("prefix %q is not 1 to 8 of a-z and 0-9, beginning with a letter", c.Prefix))
+		all = errors.Join(all,
+			fmt.Errorf("prefix %q must have 1 to 8 characters of a-z and 0-9 and begin with a letter", c.Prefix))
 	}
 	if c.Range.IsValid() &&
 		(!c.Range.Addr().Is4() || c.Range.Bits() < 16 || c.Range.Bits() > slotBits || c.Range != c.Range.Masked()) {
-		all = errors.Join(all, fmt.Errorf("range %s is not an IPv4 network between /16 and /30", c.Range))
+		all = errors.Join(all, fmt.Errorf("range %s must be an IPv4 network between /16 and /30", c.Range))
 	}
 	if c.Slots < 0 || c.Slots > maxSlots || c.Ready < 0 {
 		all = errors.Join(all, fmt.Errorf("slots %d and ready %d must be from 0 to %d", c.Slots, c.Ready, maxSlots))
 	}
 	for _, rate := range []int64{c.In, c.Out} {
 		if rate != 0 && rate < leastRate {
-			all = errors.Join(all, fmt.Errorf("rate %d is below %d bytes a second", rate, leastRate))
+			all = errors.Join(all, fmt.Errorf("rate %d is below the minimum of %d bytes a second", rate, leastRate))
 		}
 	}
 	for _, p := range c.Allow {
@@ -97,25 +100,26 @@ func (c Config) complete() (Config, error) {
 	return c, all
 }
 
-// RangeError says that no addresses are left for the slots.
+// RangeError reports that no unused range is left for the slots.
 type RangeError struct {
-	Wanted netip.Prefix // what was configured; zero: every candidate was taken
-	By     netip.Prefix // the route or address of the host that is in the way
+	Wanted netip.Prefix // the configured range; zero: every candidate was in use
+	By     netip.Prefix // the route or address of the host that overlaps
 }
 
+// Error implements error.
 func (e *RangeError) Error() string {
 	if !e.Wanted.IsValid() {
 		return fmt.Sprintf(
-			"all default ranges for slots are in use on this host (the last by %s); configure another one",
+			"all default ranges for slots are in use on this host (the last by %s); configure another range",
 			e.By,
 		)
 	}
-	return fmt.Sprintf("range %s for slots is in use on this host by %s; configure another one", e.Wanted, e.By)
+	return fmt.Sprintf("range %s for slots is in use on this host by %s; configure another range", e.Wanted, e.By)
 }
 
-// chooseRange gives the range for slots. inUse are the host's routes and addresses without those of slots
-// of ours; left are host addresses of slots that an earlier process left, whose range is kept. A route to a larger
-// network around a range is no hindrance: the slots' own routes are more exact.
+// chooseRange returns the range for slots. inUse are the host's routes and addresses without those of its own slots;
+// left are host addresses of slots that an earlier process left, whose range is kept. A route to a larger network
+// around a range is no obstacle: the slots' own routes are more specific.
 func chooseRange(wanted netip.Prefix, inUse []netip.Prefix, left []netip.Addr) (netip.Prefix, error) {
 	list := candidates
 	if wanted.IsValid() {
@@ -130,7 +134,7 @@ func chooseRange(wanted netip.Prefix, inUse []netip.Prefix, left []netip.Addr) (
 			return c, nil
 		}
 	}
-	if !by.IsValid() { // what was left lies elsewhere and will be removed
+	if !by.IsValid() { // the slots that were left lie in another range and will be removed
 		return chooseRange(wanted, inUse, nil)
 	}
 	return netip.Prefix{}, &RangeError{Wanted: wanted, By: by}
@@ -145,8 +149,8 @@ func unusableReason(c netip.Prefix, inUse []netip.Prefix) netip.Prefix {
 	return netip.Prefix{}
 }
 
-// place is where slot number index lies in the range: its host's end and its guest's address.
-func place(r netip.Prefix, index int) (host, guest netip.Addr) {
+// slotAddresses returns the addresses of slot number index in the range: its host's end and its guest's address.
+func slotAddresses(r netip.Prefix, index int) (host, guest netip.Addr) {
 	base := r.Addr().As4()
 	n := uint32(base[0])<<24 | uint32(base[1])<<16 | uint32(base[2])<<8 | uint32(base[3])
 	n += uint32(index)<<(32-slotBits) + 1
@@ -156,5 +160,5 @@ func place(r netip.Prefix, index int) (host, guest netip.Addr) {
 	return at(n), at(n + 1)
 }
 
-// room is how many slots the range holds.
-func room(r netip.Prefix) int { return 1 << (slotBits - r.Bits()) }
+// capacity returns how many slots the range holds.
+func capacity(r netip.Prefix) int { return 1 << (slotBits - r.Bits()) }

@@ -10,14 +10,14 @@ import (
 	"github.com/pandastack/pandastack/internal/os/nft"
 )
 
-// lookRefused is how often the counters of what the kernel refused are read.
-const lookRefused = 5 * time.Second
+// dropInterval is how often the counters of refused packets are read.
+const dropInterval = 5 * time.Second
 
-// watchDrops tells how many packets of guests the kernel refused, until ctx ends. The rules answer such
-// packets by themselves; where they were to go is told by a teller, of at most so many a second.
+// watchDrops reports how many packets of guests the kernel refused, until ctx ends. The rules in the kernel reply to
+// such packets; a dropLog reports their destinations, for a limited number a second.
 func (p *Pool) watchDrops(ctx context.Context) error {
 	seen := map[*Slot]uint64{}
-	tick := time.NewTicker(lookRefused)
+	tick := time.NewTicker(dropInterval)
 	defer tick.Stop()
 	for {
 		select {
@@ -29,12 +29,12 @@ func (p *Pool) watchDrops(ctx context.Context) error {
 	}
 }
 
-// reportDrops compares the counters of the slots in use with what was seen last, and gives what is seen now.
+// reportDrops compares the counters of the slots in use with those seen last, and returns the new ones.
 func (p *Pool) reportDrops(ctx context.Context, seen map[*Slot]uint64) map[*Slot]uint64 {
 	now := map[*Slot]uint64{}
 	for s, owner := range p.taken() {
-		n, err := s.dropReport()
-		if err != nil { // it is being given back, or was made before there was a counter
+		n, err := s.droppedPackets()
+		if err != nil { // the slot is being released, or was made before the counter existed
 			p.cfg.Logger.DebugContext(ctx, "refused packets not counted", "slot", s.Index, "err", err)
 			continue
 		}
@@ -46,13 +46,13 @@ func (p *Pool) reportDrops(ctx context.Context, seen map[*Slot]uint64) map[*Slot
 	return now
 }
 
-// dropLog tells where packets of one slot were to go that the kernel refused.
+// dropLog reports the destinations of packets of one slot that the kernel refused.
 type dropLog struct {
 	log  *nft.Log
 	done chan struct{} // closed when its goroutine has ended
 }
 
-// openDropLog listens in the namespace of the calling thread, which is that of a slot.
+// openDropLog opens the log in the namespace of the calling thread, which is that of a slot.
 func (p *Pool) openDropLog(index int) (*dropLog, error) {
 	log, err := nft.OpenLog(logGroup)
 	if err != nil {
@@ -65,7 +65,7 @@ func (p *Pool) openDropLog(index int) (*dropLog, error) {
 			all, err := t.log.Next()
 			if err != nil {
 				if !errors.Is(err, os.ErrClosed) {
-					p.cfg.Logger.Warn("refused packets are not told any more", "slot", index, "err", err)
+					p.cfg.Logger.Warn("log of refused packets ended", "slot", index, "err", err)
 				}
 				return
 			}
@@ -87,7 +87,7 @@ func (t *dropLog) close() error {
 	return err
 }
 
-// taken gives the slots in use and their owners.
+// taken returns the slots in use and their owners.
 func (p *Pool) taken() map[*Slot]string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -100,11 +100,11 @@ func (p *Pool) taken() map[*Slot]string {
 	return all
 }
 
-func (s *Slot) dropReport() (n uint64, err error) {
+func (s *Slot) droppedPackets() (n uint64, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.given {
-		return 0, ErrGiven
+	if s.released {
+		return 0, ErrReleased
 	}
 	err = s.rulesFrom(func(k *kernel) error {
 		n, err = k.rules.Counted(slotTable, chainRefuse)

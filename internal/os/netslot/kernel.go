@@ -13,14 +13,14 @@ import (
 	"github.com/pandastack/pandastack/internal/os/nft"
 )
 
-// kernel is this process's ways into one namespace's netfilter, which last. To close such a socket can take
+// kernel holds this process's long-lived connections to netfilter in one namespace. Closing such a socket can take
 // the kernel tens of milliseconds, so it is done once.
 type kernel struct {
 	rules *nft.Conn
 	flows *flows
 }
 
-// openKernel opens the ways into the namespace of the calling thread.
+// openKernel opens the connections for the namespace of the calling thread.
 func openKernel() (*kernel, error) {
 	rules, err := nft.Open()
 	if err != nil {
@@ -41,7 +41,7 @@ func (k *kernel) close() error {
 // ctaMarkMask is CTA_MARK_MASK of linux/netfilter/nfnetlink_conntrack.h.
 const ctaMarkMask = 21
 
-// flows is the memory of connections of one namespace.
+// flows is the connection tracking table of one namespace.
 type flows struct{ handle *nl.SocketHandle }
 
 func openFlows() (*flows, error) {
@@ -54,11 +54,11 @@ func openFlows() (*flows, error) {
 
 func (f *flows) close() { f.handle.Close() }
 
-// forgetAll forgets all connections.
+// forgetAll removes all tracked connections.
 func (f *flows) forgetAll() error { return f.forget(nil) }
 
-// forgetMarked forgets the connections with a mark. The kernel picks them out itself: to list them all would
-// be a walk through the connections of every namespace.
+// forgetMarked removes the tracked connections with a mark. The kernel selects them itself: listing them would walk
+// through the connections of every namespace.
 func (f *flows) forgetMarked(mark uint32) error {
 	value := binary.BigEndian.AppendUint32(nil, mark)
 	mask := []byte{0xff, 0xff, 0xff, 0xff}
@@ -78,8 +78,8 @@ func (f *flows) forget(which []*nl.RtAttr) error {
 	return nil
 }
 
-// rulesFrom lets do change the rules and connections of the slot's namespace. After an error the ways in are
-// opened anew by the next call: what the kernel still has to say on the old ones belongs to nobody.
+// rulesFrom lets do change the rules and connections of the slot's namespace. After an error the next call opens new
+// connections to netfilter, since replies that the kernel still sends on the old ones belong to no request.
 func (s *Slot) rulesFrom(do func(*kernel) error) error {
 	s.kernelMu.Lock()
 	defer s.kernelMu.Unlock()
@@ -100,7 +100,7 @@ func (s *Slot) rulesFrom(do func(*kernel) error) error {
 	return err
 }
 
-// closeKernel closes the ways into the slot's namespace, if they are open.
+// closeKernel closes the connections to netfilter in the slot's namespace, if they are open.
 func (s *Slot) closeKernel() error {
 	s.kernelMu.Lock()
 	defer s.kernelMu.Unlock()
@@ -112,7 +112,8 @@ func (s *Slot) closeKernel() error {
 	return err
 }
 
-// forgetHostFlows forgets the host's connections with the slot behind a link. None of that name is no error.
+// forgetHostFlows removes the host's tracked connections with the slot behind a link. It is not an error if no link
+// has the name.
 func (p *Pool) forgetHostFlows(link string) error {
 	return within(p.host, func() error {
 		l, err := netlink.LinkByName(link)

@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// namespaces is where named network namespaces are mounted; ip-netns(8) looks there as well.
+// namespaces is the directory where named network namespaces are mounted, as for ip-netns(8).
 const namespaces = "/run/netns"
 
-// onThread runs do on a thread of its own, which do may move into other network namespaces. The thread
-// goes back to where it was; should that be refused, it ends with its goroutine.
+// onThread runs do on a thread of its own, which do may move into other network namespaces. The thread returns to its
+// own namespace; if that fails, it ends with its goroutine.
 func onThread(do func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -56,7 +56,7 @@ func enter(ns *os.File) error {
 	return nil
 }
 
-// makeNamespace makes a network namespace with a name and leaves the calling thread, which must be locked, in it.
+// makeNamespace makes a named network namespace and leaves the calling thread, which must be locked, in it.
 func makeNamespace(name string) (*os.File, error) {
 	if err := os.MkdirAll(namespaces, 0o755); err != nil {
 		return nil, fmt.Errorf("make directory for namespaces: %w", err)
@@ -66,7 +66,7 @@ func makeNamespace(name string) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make namespace: %w", err)
 	}
-	_ = f.Close() // an empty file, only a place to mount on
+	_ = f.Close() // an empty file, only a mount point
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return nil, errors.Join(fmt.Errorf("make namespace %s: %w", name, err), os.Remove(path))
 	}
@@ -76,7 +76,8 @@ func makeNamespace(name string) (*os.File, error) {
 	return os.Open(path)
 }
 
-// removeNamespace takes the name away; the namespace ends with its last user. None of that name is no error.
+// removeNamespace removes the name; the namespace ends with its last user. It is not an error if no namespace has the
+// name.
 func removeNamespace(name string) error {
 	path := filepath.Join(namespaces, name)
 	err := unix.Unmount(path, unix.MNT_DETACH)
@@ -89,7 +90,7 @@ func removeNamespace(name string) error {
 	return nil
 }
 
-// sysctl sets a kernel setting, "net/ipv4/ip_forward", in the namespace of the calling thread.
+// sysctl sets a kernel setting such as "net/ipv4/ip_forward" in the namespace of the calling thread.
 func sysctl(name, value string) error {
 	if err := os.WriteFile(filepath.Join("/proc/sys", name), []byte(value), 0); err != nil {
 		return fmt.Errorf("set %s to %s: %w", name, value, err)

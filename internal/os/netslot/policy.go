@@ -19,7 +19,7 @@ import (
 // soOriginalDst is SO_ORIGINAL_DST of linux/netfilter_ipv4.h.
 const soOriginalDst = 80
 
-// openRules are those of a slot that no policy was set for. The empty policy is always possible.
+// openRules returns the rules of a slot without a policy. The empty policy always compiles.
 func openRules() *egress.Rules {
 	r, err := egress.Compile(egress.Policy{})
 	if err != nil {
@@ -28,16 +28,17 @@ func openRules() *egress.Rules {
 	return r
 }
 
-// SetEgress opens or closes the way out, at once and for connections that are there already: it sets the
-// policy that allows all, or nothing. What the host itself dials is not touched. A new slot is open.
+// SetEgress opens or closes all egress, at once and for existing connections too. It sets the policy that allows
+// everything, or nothing. Connections that the host opens are not affected. A new slot is open.
 func (s *Slot) SetEgress(ctx context.Context, on bool) error {
 	return s.SetPolicy(ctx, egress.Policy{DenyOthers: !on})
 }
 
-// SetPolicy changes what the guest may reach, at once. The kernel takes the new rules in one transaction;
-// connections that they do not allow any more end. After an error the old policy holds. With names in it,
-// the guest's TCP connections to the addresses of allowed names pass through a proxy in this process, which
-// holds the names in them against the policy: they end with this process.
+// SetPolicy changes which destinations the guest may reach, at once.
+//
+// The kernel loads the new rules in one transaction; connections that they do not allow end. After an error the old
+// policy holds. If the policy contains names, the guest's TCP connections to the addresses of allowed names pass
+// through a proxy in this process, which checks the names in them against the policy: they end with this process.
 func (s *Slot) SetPolicy(ctx context.Context, policy egress.Policy) error {
 	rules, err := egress.Compile(policy)
 	if err != nil {
@@ -45,11 +46,11 @@ func (s *Slot) SetPolicy(ctx context.Context, policy egress.Policy) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.given {
-		return fmt.Errorf("set policy of slot %d: %w", s.Index, ErrGiven)
+	if s.released {
+		return fmt.Errorf("set policy of slot %d: %w", s.Index, ErrReleased)
 	}
-	if s.guard == nil && len(policy.Allow) == 0 && rules.AllowsAll() {
-		return nil // a slot without a policy is open: its connections are left alone
+	if s.enforcer == nil && len(policy.Allow) == 0 && rules.AllowsAll() {
+		return nil // a slot without a policy is open: its connections are kept
 	}
 	if err := s.apply(ctx, rules); err != nil {
 		return fmt.Errorf("set policy of slot %d: %w", s.Index, err)
@@ -59,20 +60,21 @@ func (s *Slot) SetPolicy(ctx context.Context, policy egress.Policy) error {
 
 // apply puts rules in force. The caller holds mu.
 func (s *Slot) apply(ctx context.Context, rules *egress.Rules) error {
-	if s.guard == nil {
-		s.guard, s.rules = s.newEnforcer(openRules()), openRules()
+	if s.enforcer == nil {
+		s.enforcer, s.rules = s.newEnforcer(openRules()), openRules()
 	}
 	before := s.rules
-	// What both the old and the new rules deny is never open meanwhile: names first, then the kernel.
-	s.guard.SetRules(rules)
-	s.names.SetNames(s.decisionLogger(rules))
+	// Destinations that both the old and the new rules deny must never be open in between: names first, then the
+	// kernel.
+	s.enforcer.SetRules(rules)
+	s.names.SetNames(s.nameFilter(rules))
 	var err error
 	if rules.ByName() && s.proxy == nil {
 		err = s.inside(func() error { return s.startProxy(ctx) })
 	}
 	if err == nil {
 		var known learned
-		known.addrs, known.stay = s.guard.Known()
+		known.addrs, known.stay = s.enforcer.Known()
 		sets, chains := policyRules(rules, known)
 		err = s.rulesFrom(func(k *kernel) error {
 			if err := k.rules.Update(slotTable, sets, chains); err != nil {
@@ -82,8 +84,8 @@ func (s *Slot) apply(ctx context.Context, rules *egress.Rules) error {
 		})
 	}
 	if err != nil {
-		s.guard.SetRules(before)
-		s.names.SetNames(s.decisionLogger(before))
+		s.enforcer.SetRules(before)
+		s.names.SetNames(s.nameFilter(before))
 		return err
 	}
 	s.rules = rules
@@ -97,12 +99,12 @@ func (s *Slot) apply(ctx context.Context, rules *egress.Rules) error {
 	return err
 }
 
-// decisionLogger is who decides on names; nobody while all are allowed.
-func (s *Slot) decisionLogger(rules *egress.Rules) egress.Names {
+// nameFilter returns the filter for names; nil while all names are allowed.
+func (s *Slot) nameFilter(rules *egress.Rules) egress.Names {
 	if rules.AllowsAll() {
 		return nil
 	}
-	return s.guard
+	return s.enforcer
 }
 
 func (s *Slot) newEnforcer(rules *egress.Rules) *egress.Enforcer {
@@ -132,15 +134,15 @@ func (p *Pool) ownerOf(index int) string {
 // startProxy opens the slot's proxy on its gateway address, from a thread in its namespace. The caller holds mu.
 func (s *Slot) startProxy(ctx context.Context) error {
 	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "tcp4", net.JoinHostPort(gateway.String(), strconv.Itoa(peekPort)))
+	l, err := lc.Listen(ctx, "tcp4", net.JoinHostPort(gateway.String(), strconv.Itoa(proxyPort)))
 	if err != nil {
 		return fmt.Errorf("listen for connections: %w", err)
 	}
-	s.proxy = egress.ServeProxy(ctx, l, egress.ProxyConfig{Guard: s.guard, Original: originalDest, Dial: s.dialOut})
+	s.proxy = egress.ServeProxy(ctx, l, egress.ProxyConfig{Guard: s.enforcer, Original: originalDest, Dial: s.dialOut})
 	return nil
 }
 
-// dialOut connects from the slot's namespace, so that the host's walls hold for it as for the guest.
+// dialOut connects from the slot's namespace, so that the host's rules apply as they do for the guest.
 func (s *Slot) dialOut(ctx context.Context, to netip.AddrPort) (c net.Conn, err error) {
 	err = s.inside(func() error {
 		var d net.Dialer
@@ -150,7 +152,7 @@ func (s *Slot) dialOut(ctx context.Context, to netip.AddrPort) (c net.Conn, err 
 	return c, err
 }
 
-// originalDest asks the kernel where a connection was to go before it was turned here.
+// originalDest returns the destination of a connection before it was redirected to the proxy.
 func originalDest(c net.Conn) (to netip.AddrPort, err error) {
 	tcp, ok := c.(*net.TCPConn)
 	if !ok {
@@ -160,7 +162,7 @@ func originalDest(c net.Conn) (to netip.AddrPort, err error) {
 	if err != nil {
 		return to, err
 	}
-	var request *unix.IPv6Mreq // of a size that holds struct sockaddr_in: family, port, address
+	var request *unix.IPv6Mreq // large enough for struct sockaddr_in: family, port, address
 	controlErr := raw.Control(func(fd uintptr) {
 		request, err = unix.GetsockoptIPv6Mreq(int(fd), unix.SOL_IP, soOriginalDst)
 	})
@@ -171,7 +173,7 @@ func originalDest(c net.Conn) (to netip.AddrPort, err error) {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[4:8])), uint16(b[2])<<8|uint16(b[3])), nil
 }
 
-// resume starts what an earlier process ran for an adopted slot.
+// resume starts the resolver and proxy that an earlier process ran for an adopted slot.
 func (s *Slot) resume(ctx context.Context) error {
 	return s.inside(func() error {
 		mode, err := nft.Names(slotTable, setMode)
@@ -190,8 +192,8 @@ func (s *Slot) resume(ctx context.Context) error {
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.guard, s.rules = s.newEnforcer(shut), shut
-		s.names.SetNames(s.guard)
+		s.enforcer, s.rules = s.newEnforcer(shut), shut
+		s.names.SetNames(s.enforcer)
 		return nil
 	})
 }

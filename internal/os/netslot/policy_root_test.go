@@ -22,14 +22,14 @@ import (
 	"github.com/pandastack/pandastack/internal/os/egress"
 )
 
-// Two sites on one address, as behind a content network, and one elsewhere.
+// Two sites share one address, as behind a content delivery network; a third has its own.
 const (
 	shared = public
 	other  = "93.184.216.99"
 )
 
-// web runs TLS and plain web servers in the internet that say which host they were asked for.
-func (w *world) web(addr string, tlsPorts, plainPorts []int) {
+// web runs TLS and plain web servers in the internet. They reply with the host name of the request.
+func (w *fixture) web(addr string, tlsPorts, plainPorts []int) {
 	w.t.Helper()
 	h := http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		name := r.Host
@@ -59,7 +59,7 @@ func (w *world) web(addr string, tlsPorts, plainPorts []int) {
 	}
 }
 
-// fetch asks for a site from a namespace; address and name are told apart, as an attacker would.
+// fetch requests a site from a namespace. Address and name are separate, as an attacker would use them.
 func fetch(ns *os.File, scheme, addr, name string, limit time.Duration) (string, error) {
 	client := &http.Client{Timeout: limit, Transport: &http.Transport{
 		DisableKeepAlives: true,
@@ -85,9 +85,9 @@ func fetch(ns *os.File, scheme, addr, name string, limit time.Duration) (string,
 	return string(b), err
 }
 
-// policed is a world with sites, and a guest in a slot.
-type policed struct {
-	*world
+// policyFixture is a test network with sites, and a guest in a slot.
+type policyFixture struct {
+	*fixture
 	pool *Pool
 	slot *Slot
 	g    *guest
@@ -96,12 +96,12 @@ type policed struct {
 	decisions []egress.Decision
 }
 
-func newPoliced(t *testing.T) *policed {
+func newPolicyFixture(t *testing.T) *policyFixture {
 	t.Helper()
-	w := &policed{world: newWorldWith(t, other)}
+	w := &policyFixture{fixture: newFixtureWith(t, other)}
 	w.web(shared, []int{443, 8443}, []int{8080})
 	w.web(other, []int{443}, nil)
-	w.world.names(
+	w.fixture.names(
 		map[string]string{
 			"good.test.":     shared,
 			"evil.test.":     shared,
@@ -110,7 +110,7 @@ func newPoliced(t *testing.T) *policed {
 			"inside.test.":   "10.9.9.9 " + shared,
 		},
 	)
-	w.pool = w.world.pool(func(c *Config) {
+	w.pool = w.fixture.pool(func(c *Config) {
 		c.Decided = func(_ string, _ int, d egress.Decision) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
@@ -126,13 +126,13 @@ func newPoliced(t *testing.T) *policed {
 	return w
 }
 
-func (w *policed) set(p egress.Policy) {
+func (w *policyFixture) set(p egress.Policy) {
 	w.t.Helper()
 	w.must(w.slot.SetPolicy(context.Background(), p))
 }
 
-// look asks for a name and gives its addresses.
-func (w *policed) look(name string) []string {
+// look asks for a name and returns its addresses.
+func (w *policyFixture) look(name string) []string {
 	w.t.Helper()
 	m, err := ask(w.g.ns, "udp", w.slot.DNS.String(), name+".", dns.TypeA)
 	w.must(err)
@@ -145,35 +145,37 @@ func (w *policed) look(name string) []string {
 	return list
 }
 
-func (w *policed) gets(scheme, addr, name string) {
+func (w *policyFixture) gets(scheme, addr, name string) {
 	w.t.Helper()
 	if got, err := fetch(w.g.ns, scheme, addr, name, patience); err != nil || got != "site "+name {
-		w.t.Errorf("%s://%s at %s: %q, %v", scheme, name, addr, got, err)
+		w.t.Errorf("%s://%s at %s: got %q, %v", scheme, name, addr, got, err)
 	}
 }
 
-func (w *policed) getsNot(scheme, addr, name string) {
+func (w *policyFixture) getsNot(scheme, addr, name string) {
 	w.t.Helper()
 	if got, err := fetch(w.g.ns, scheme, addr, name, 4*impatience); err == nil {
-		w.t.Errorf("%s://%s at %s answered %q", scheme, name, addr, got)
+		w.t.Errorf("%s://%s at %s: got reply %q, want none", scheme, name, addr, got)
 	}
 }
 
 func TestOnlyAllowedNamesAreReached(t *testing.T) {
-	w := newPoliced(t)
+	w := newPolicyFixture(t)
 	w.set(egress.Policy{Allow: []string{"good.test", "*.wild.test", "inside.test"}, DenyOthers: true})
 
 	w.getsNot("https", shared+":443", "good.test") // never asked for: a raw address
 	if got := w.look("good.test"); !slices.Equal(got, []string{shared}) {
-		t.Fatalf("good.test is %v", got)
+		t.Fatalf("addresses of good.test: got %v", got)
 	}
-	for _, name := range []string{"evil.test", "far.test", "wild.test", "c2VjcmV0.tunnel.evil.test", "good.test.evil.test"} {
+	for _, name := range []string{
+		"evil.test", "far.test", "wild.test", "c2VjcmV0.tunnel.evil.test", "good.test.evil.test",
+	} {
 		if got := w.look(name); len(got) > 0 {
-			t.Errorf("%s was answered: %v", name, got)
+			t.Errorf("denied name %s: got addresses %v", name, got)
 		}
 	}
 	if got := w.look("inside.test"); !slices.Equal(got, []string{shared}) {
-		t.Errorf("a private address was handed out: %v", got)
+		t.Errorf("resolver returned a private address: %v", got)
 	}
 	w.gets("https", shared+":443", "good.test")
 	w.gets("https", shared+":8443", "good.test")
@@ -205,13 +207,13 @@ func TestOnlyAllowedNamesAreReached(t *testing.T) {
 		{Kind: egress.KindHTTP, Name: "evil.test", Address: netip.MustParseAddrPort(shared + ":8080")},
 	} {
 		if !slices.Contains(w.decisions, want) {
-			t.Errorf("not told: %+v", want)
+			t.Errorf("decision not reported: %+v", want)
 		}
 	}
 }
 
 func TestOtherResolversAndQUICAreClosed(t *testing.T) {
-	w := newPoliced(t)
+	w := newPolicyFixture(t)
 	got := w.datagrams(shared + ":443")
 	names := w.datagrams(shared + ":53")
 	ntp := w.datagrams(shared + ":123")
@@ -221,45 +223,45 @@ func TestOtherResolversAndQUICAreClosed(t *testing.T) {
 		w.send(w.g.ns, "192.168.241.2", shared+":"+port, "to "+port)
 	}
 	select {
-	case <-ntp: // sent last on the same way
+	case <-ntp: // sent last on the same path
 	case <-time.After(patience):
 		t.Fatal("a datagram to the address of an allowed name did not arrive")
 	}
 	select {
 	case text := <-got:
-		t.Errorf("QUIC passed: %q", text)
+		t.Errorf("QUIC packet passed: %q", text)
 	case text := <-names:
-		t.Errorf("a question to another resolver passed: %q", text)
+		t.Errorf("question to another resolver passed: %q", text)
 	default:
 	}
 	if m, err := askWithin(impatience, w.g.ns, "tcp", shared, "good.test.", dns.TypeA); err == nil {
-		t.Errorf("another resolver answered: %v", m)
+		t.Errorf("another resolver replied: %v", m)
 	}
 }
 
 func TestDeniedNamesAreNotReached(t *testing.T) {
-	w := newPoliced(t)
+	w := newPolicyFixture(t)
 	unseen, _, err := dial(w.g.ns, shared, 80, patience)
 	w.must(err)
 	defer unseen.Close()
 	w.must(echo(unseen, patience))
 	w.set(egress.Policy{Deny: []string{"evil.test", other}})
 	if echo(unseen, impatience) == nil {
-		t.Error("a web connection that nobody looked into lived on")
+		t.Error("a web connection that the proxy did not inspect survived the policy")
 	}
 	w.gets("https", shared+":443", "good.test")
 	w.getsNot("https", shared+":443", "evil.test")
 	w.getsNot("https", other+":443", "far.test")
 	if got := w.look("evil.test"); len(got) > 0 {
-		t.Errorf("evil.test is %v", got)
+		t.Errorf("addresses of evil.test: got %v, want none", got)
 	}
 	if got := w.look("good.test"); len(got) != 1 {
-		t.Errorf("good.test is %v", got)
+		t.Errorf("addresses of good.test: got %v", got)
 	}
 }
 
 func TestPolicyChangesLive(t *testing.T) {
-	w := newPoliced(t)
+	w := newPolicyFixture(t)
 	w.serve(w.internet, shared, 7777)
 	conn := func() net.Conn {
 		c, _, err := dial(w.g.ns, shared, 7777, patience)
@@ -271,16 +273,16 @@ func TestPolicyChangesLive(t *testing.T) {
 	direct := conn()
 	w.set(egress.Policy{Allow: []string{"good.test", "far.test"}, DenyOthers: true})
 	if echo(direct, impatience) == nil {
-		t.Error("a connection to a raw address lived on")
+		t.Error("a connection to a raw address survived the policy")
 	}
 	w.look("good.test")
 	byName := conn()
 	w.set(egress.Policy{Allow: []string{"good.test"}, DenyOthers: true})
-	w.must(echo(byName, patience)) // still allowed, not cut
-	conn()                         // and its address is still open
+	w.must(echo(byName, patience)) // still allowed, so not cut
+	conn()                         // its address is still open
 	w.set(egress.Policy{Allow: []string{"far.test"}, DenyOthers: true})
 	if echo(byName, impatience) == nil {
-		t.Error("a connection by a name that was taken out lived on")
+		t.Error("a connection by a removed name survived")
 	}
 	w.reachesNone(w.g.ns, shared+":7777")
 	w.set(egress.Policy{Allow: []string{shared}, DenyOthers: true})
@@ -288,43 +290,43 @@ func TestPolicyChangesLive(t *testing.T) {
 	w.set(egress.Policy{})
 	conn()
 	if got := w.look("evil.test"); len(got) != 1 {
-		t.Errorf("after all was opened evil.test is %v", got)
+		t.Errorf("after egress was opened: addresses of evil.test: got %v", got)
 	}
 	if err := w.slot.SetPolicy(context.Background(), egress.Policy{Allow: []string{"not a name"}}); err == nil {
-		t.Error("a policy that is not possible was taken")
+		t.Error("SetPolicy of an invalid policy: got no error")
 	}
 	conn()
 }
 
 func TestPolicyEndsWithItsOwner(t *testing.T) {
-	w := newPoliced(t)
+	w := newPolicyFixture(t)
 	w.set(egress.Policy{Allow: []string{"good.test"}, DenyOthers: true})
 	w.look("good.test")
 	w.give(w.pool, w.slot, w.g)
 	w.slot = w.take(w.pool)
 	w.g = w.guest(w.slot, "pntgb")
 	if got := w.look("evil.test"); len(got) != 1 {
-		t.Errorf("the next owner's names are held against the former's policy: %v", got)
+		t.Errorf("the former owner's policy applies to the next owner: got %v", got)
 	}
 	w.reaches(w.g.ns, shared, 80)
 }
 
 func TestAdoptedPolicyStaysClosed(t *testing.T) {
 	ctx := context.Background()
-	w := newPoliced(t)
+	w := newPolicyFixture(t)
 	w.set(egress.Policy{Allow: []string{"good.test"}, DenyOthers: true})
 	w.look("good.test")
 	w.must(w.slot.proxy.Close())
 	w.slot.proxy = nil
 	w.abandon(w.pool, w.slot)
 	before := w.slot
-	w.pool = w.world.pool(nil)
+	w.pool = w.fixture.pool(nil)
 	var err error
 	w.slot, err = w.pool.Adopt(ctx, "test", before.Index)
 	w.must(err)
-	w.slot.Tap = before.Tap // the test is the monitor: given back with the slot
+	w.slot.Tap = before.Tap // the test is the monitor: released with the slot
 	if got := w.look("good.test"); len(got) > 0 {
-		t.Errorf("answered before the policy is known: %v", got)
+		t.Errorf("resolver replied before the policy was set: %v", got)
 	}
 	w.getsNot("https", shared+":443", "evil.test")
 	w.set(egress.Policy{Allow: []string{"good.test"}, DenyOthers: true})
@@ -333,11 +335,11 @@ func TestAdoptedPolicyStaysClosed(t *testing.T) {
 	w.getsNot("https", shared+":443", "evil.test")
 }
 
-// TestAdoptedOpenSlotIsLeftAlone holds that an open slot is adopted without a change to its connections, and
-// that one whose entries change nothing is not taken for open.
+// TestAdoptedOpenSlotIsLeftAlone checks that an open slot is adopted without a change to its connections, and that a
+// slot with a policy of ineffective entries does not count as open.
 func TestAdoptedOpenSlotIsLeftAlone(t *testing.T) {
 	ctx := context.Background()
-	w := newPoliced(t)
+	w := newPolicyFixture(t)
 	adopt := func() {
 		before := w.slot
 		if before.proxy != nil {
@@ -345,38 +347,38 @@ func TestAdoptedOpenSlotIsLeftAlone(t *testing.T) {
 			before.proxy = nil
 		}
 		w.abandon(w.pool, before)
-		w.pool = w.world.pool(nil)
+		w.pool = w.fixture.pool(nil)
 		var err error
 		w.slot, err = w.pool.Adopt(ctx, "test", before.Index)
 		w.must(err)
-		w.slot.Tap = before.Tap // the test is the monitor: given back with the slot
+		w.slot.Tap = before.Tap // the test is the monitor: released with the slot
 	}
 	adopt()
 	w.set(egress.Policy{})
-	if w.slot.guard != nil {
-		t.Error("the rules of an open slot were set again")
+	if w.slot.enforcer != nil {
+		t.Error("Adopt set the rules of an open slot again")
 	}
 	if got := w.look("evil.test"); len(got) != 1 {
-		t.Errorf("evil.test is %v", got)
+		t.Errorf("addresses of evil.test: got %v", got)
 	}
 	w.set(egress.Policy{Allow: []string{"good.test"}})
 	adopt()
 	if got := w.look("good.test"); len(got) > 0 {
-		t.Errorf("answered before the policy is known: %v", got)
+		t.Errorf("resolver replied before the policy was set: %v", got)
 	}
 	w.set(egress.Policy{})
 	w.look("good.test")
 	w.gets("https", shared+":443", "good.test")
 }
 
-// TestRefusedPacketsAreTold: what the kernel refuses by itself is counted and told to whoever hears decisions.
-func TestRefusedPacketsAreTold(t *testing.T) {
-	w := newPoliced(t)
+// TestRefusedPacketsAreCounted checks that packets refused by the kernel are counted and reported to Decided.
+func TestRefusedPacketsAreCounted(t *testing.T) {
+	w := newPolicyFixture(t)
 	w.set(egress.Policy{DenyOthers: true})
 	seen := w.pool.reportDrops(t.Context(), nil)
 	w.getsNot("https", other+":443", "far.test")
 	seen = w.pool.reportDrops(t.Context(), seen)
-	counted := func() (times int, packets uint64) { // where each was to go is told later, by another
+	counted := func() (times int, packets uint64) { // destinations are reported later, by the drop log
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		for _, d := range w.decisions {
@@ -388,17 +390,17 @@ func TestRefusedPacketsAreTold(t *testing.T) {
 	}
 	before, told := counted()
 	if told == 0 || seen[w.slot] != told {
-		t.Errorf("%d refused packets were told, the counter says %d", told, seen[w.slot])
+		t.Errorf("reported %d refused packets, the counter says %d", told, seen[w.slot])
 	}
 	w.pool.reportDrops(t.Context(), seen)
 	if after, _ := counted(); after != before {
-		t.Errorf("told again, %d times", after-before)
+		t.Errorf("reported again, %d times", after-before)
 	}
 }
 
-// TestRefusedConnectionsAreTold: of what the kernel refuses by itself it is told where it was to go.
-func TestRefusedConnectionsAreTold(t *testing.T) {
-	w := newPoliced(t)
+// TestRefusedDestinationsAreReported checks that destinations of packets refused by the kernel are reported.
+func TestRefusedDestinationsAreReported(t *testing.T) {
+	w := newPolicyFixture(t)
 	w.set(egress.Policy{DenyOthers: true})
 	w.getsNot("https", other+":443", "far.test")
 	want := netip.MustParseAddrPort(other + ":443")
@@ -414,7 +416,7 @@ func TestRefusedConnectionsAreTold(t *testing.T) {
 			return
 		}
 		if time.Now().After(end) {
-			t.Fatalf("not told of %v in a minute: %s", want, all)
+			t.Fatalf("%v was not reported within a minute: got %s", want, all)
 		}
 		<-time.After(20 * time.Millisecond)
 	}

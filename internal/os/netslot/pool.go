@@ -13,26 +13,26 @@ import (
 	"github.com/pandastack/pandastack/internal/os/egress"
 )
 
-// ErrFull says that all slots are taken.
+// ErrFull means that all slots are in use.
 var ErrFull = errors.New("no network slot is free")
 
-// ErrNoSlot says that there is no such slot to adopt.
+// ErrNoSlot means that no slot with this index can be adopted.
 var ErrNoSlot = errors.New("no such network slot")
 
-// ErrGiven says that a slot is used by one who has given it back.
-var ErrGiven = errors.New("network slot was given back")
+// ErrReleased means that a slot is used after its release.
+var ErrReleased = errors.New("network slot was given back")
 
-// ErrInUse says that another process has a pool of the same prefix open on this host.
+// ErrInUse means that another process has a pool of the same prefix open on this host.
 var ErrInUse = errors.New("another process has these network slots open")
 
-// state is where a slot is in its life.
+// state is the state of a slot.
 type state int
 
 const (
 	building state = iota // one goroutine makes, renews or removes it
-	ready                 // may be taken
+	ready                 // may be acquired
 	taken                 // belongs to an owner
-	used                  // given back, not yet renewed: its tap was held
+	used                  // released, not yet renewed: its tap was held
 	found                 // left by an earlier process, neither adopted nor swept
 )
 
@@ -40,19 +40,19 @@ type entry struct {
 	slot  *Slot
 	state state
 	owner string
-	turn  uint64 // of those ready, the lowest is taken first
+	turn  uint64 // of ready slots, the lowest is acquired first
 }
 
-// Pool hands out slots.
+// Pool manages the slots of a host.
 type Pool struct {
-	cfg       Config // Range is set by Open, and does not change after
+	cfg       Config // Range is set by Open and does not change after
 	host      *os.File
 	closed    []netip.Prefix
 	mtu       int
 	flows     *flows        // the host's
-	lock      net.Listener  // says to other processes that the pool is open
-	rangeLock net.Listener  // keeps the range; nil before it is chosen
-	nudge     chan struct{} // one token: Run has something to look at
+	lock      net.Listener  // marks the pool as open for other processes
+	rangeLock net.Listener  // reserves the range; nil before it is chosen
+	nudge     chan struct{} // one token: Run has work
 
 	resolver *egress.Resolver
 
@@ -62,7 +62,7 @@ type Pool struct {
 	turns uint64         // +checklocks:mu
 }
 
-// New checks the configuration. It does not touch the host.
+// New validates the configuration. It does not touch the host.
 func New(c Config) (*Pool, error) {
 	c, err := c.complete()
 	if err != nil {
@@ -73,11 +73,11 @@ func New(c Config) (*Pool, error) {
 	return p, nil
 }
 
-// Range is where the slots' addresses lie; valid after Open.
+// Range returns the range of the slots' addresses; valid after Open.
 func (p *Pool) Range() netip.Prefix { return p.cfg.Range }
 
-// Acquire gives a slot to owner, a word for logs. A prepared one is given at once; without one it is prepared
-// in the call. ErrFull: all are taken.
+// Acquire returns a slot for owner, a word for logs. It returns a prepared slot at once; without one it prepares a
+// slot in the call. The error is ErrFull if all slots are in use.
 func (p *Pool) Acquire(ctx context.Context, owner string) (*Slot, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, context.Cause(ctx)
@@ -91,12 +91,12 @@ func (p *Pool) Acquire(ctx context.Context, owner string) (*Slot, error) {
 		return nil, err
 	}
 	s, err := p.build(ctx, index)
-	p.settle(index, s, taken, owner)
+	p.finishBuild(index, s, taken, owner)
 	return s, err
 }
 
-// pick takes the slot that is ready for the longest time, nil if there is none: the kernel brings up the link
-// of one that was just renewed a little later.
+// pick returns the slot that has been ready for the longest time, nil if none is: the kernel brings up the link of a
+// slot a little after its renewal.
 func (p *Pool) pick(owner string) *Slot {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -114,14 +114,14 @@ func (p *Pool) pick(owner string) *Slot {
 	return e.slot
 }
 
-// claim reserves the lowest index that nothing has.
+// claim reserves the lowest unused index.
 func (p *Pool) claim() (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.open {
 		return 0, errors.New("network slots: the pool is not open")
 	}
-	for i := range min(p.cfg.Slots, room(p.cfg.Range)) {
+	for i := range min(p.cfg.Slots, capacity(p.cfg.Range)) {
 		if p.slots[i] == nil {
 			p.slots[i] = &entry{state: building}
 			return i, nil
@@ -130,8 +130,8 @@ func (p *Pool) claim() (int, error) {
 	return 0, ErrFull
 }
 
-// settle ends the building of a slot: with s nil its index is free again.
-func (p *Pool) settle(index int, s *Slot, to state, owner string) {
+// finishBuild ends the preparation of a slot. If s is nil, its index is free again.
+func (p *Pool) finishBuild(index int, s *Slot, to state, owner string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if s == nil {
@@ -142,8 +142,8 @@ func (p *Pool) settle(index int, s *Slot, to state, owner string) {
 	p.slots[index] = &entry{slot: s, state: to, owner: owner, turn: p.turns}
 }
 
-// move takes slot number index from one state to another, if it is in the first.
-func (p *Pool) move(index int, from, to state) (*Slot, bool) {
+// changeState changes the state of slot number index from from to to, if it is in from.
+func (p *Pool) changeState(index int, from, to state) (*Slot, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	e := p.slots[index]
@@ -154,29 +154,32 @@ func (p *Pool) move(index int, from, to state) (*Slot, bool) {
 	return e.slot, true
 }
 
-// Adopt gives owner a slot that an earlier process had taken and whose machine lives on. Tap is nil. Its
-// rules in the kernel are as they were. Where they were not those of an open slot, no name is answered until
-// SetPolicy or SetEgress is called again. ErrNoSlot: Open has not found it, or it is adopted already.
+// Adopt gives owner a slot that an earlier process had acquired and whose machine is still running.
+//
+// Its Tap is nil. Its rules in the kernel are unchanged. If they were not those of an open slot, the resolver refuses
+// all names until SetPolicy or SetEgress is called. The error is ErrNoSlot if Open did not find the slot, or if it
+// was adopted already.
 func (p *Pool) Adopt(ctx context.Context, owner string, index int) (*Slot, error) {
-	s, ok := p.move(index, found, building)
+	s, ok := p.changeState(index, found, building)
 	if !ok {
 		return nil, fmt.Errorf("adopt slot %d: %w", index, ErrNoSlot)
 	}
-	err := s.inside(func() error { return p.rates().set(false) }) // those of the earlier process may have been others
+	err := s.inside(func() error { return p.rates().set(false) }) // the earlier process may have set others
 	if err == nil {
 		err = s.resume(ctx)
 	}
 	if err != nil {
-		p.settle(index, s, found, "")
+		p.finishBuild(index, s, found, "")
 		return nil, fmt.Errorf("adopt slot %d: %w", index, err)
 	}
-	p.settle(index, s, taken, owner)
+	p.finishBuild(index, s, taken, owner)
 	return s, nil
 }
 
-// Release takes a slot back. The monitor process must have ended: otherwise the answer is a *BusyError, and
-// the pool renews the slot by itself once the tap is free; the caller owns it no longer in any case. A slot
-// that was given back already is no error.
+// Release takes a slot back; the caller no longer owns it, whatever the result.
+//
+// The monitor process must have ended. Otherwise the error is a *BusyError, and the pool renews the slot itself once
+// the tap is free. Releasing a slot twice is not an error.
 func (p *Pool) Release(ctx context.Context, s *Slot) error {
 	if s == nil {
 		return nil
@@ -192,12 +195,12 @@ func (p *Pool) Release(ctx context.Context, s *Slot) error {
 		return nil
 	}
 	s.mu.Lock()
-	s.given = true
+	s.released = true
 	s.mu.Unlock()
 	return p.putBack(ctx, s)
 }
 
-// putBack renews a slot in state building, or removes it when enough are ready.
+// putBack renews a slot in state building, or removes it if enough slots are ready.
 func (p *Pool) putBack(ctx context.Context, s *Slot) error {
 	defer p.wake()
 	if p.count(ready) >= 2*p.cfg.Ready {
@@ -207,23 +210,23 @@ func (p *Pool) putBack(ctx context.Context, s *Slot) error {
 	var busy *BusyError
 	switch {
 	case err == nil:
-		// Whoever had the slot keeps a pointer to it; the next owner gets another one.
-		p.settle(s.Index, s.isClean(), ready, "")
+		// The former owner keeps a pointer to the old value; the next owner gets a new one.
+		p.finishBuild(s.Index, s.successor(), ready, "")
 	case errors.As(err, &busy):
-		p.settle(s.Index, s, used, "")
-	default: // something of it was damaged: a new one will be built
+		p.finishBuild(s.Index, s, used, "")
+	default: // part of it was damaged: Run builds a new slot
 		err = errors.Join(err, p.remove(s))
 	}
 	return err
 }
 
-// remove demolishes a slot in state building and frees its index. What could not be removed keeps the index.
+// remove removes a slot in state building and frees its index. If removal fails, the index stays in use.
 func (p *Pool) remove(s *Slot) error {
 	if err := p.destroyNamespace(s); err != nil {
-		p.settle(s.Index, s, used, "")
+		p.finishBuild(s.Index, s, used, "")
 		return fmt.Errorf("remove slot %d: %w", s.Index, err)
 	}
-	p.settle(s.Index, nil, building, "")
+	p.finishBuild(s.Index, nil, building, "")
 	return nil
 }
 
@@ -238,8 +241,8 @@ func (p *Pool) count(st state) (n int) {
 	return n
 }
 
-// in lists the indexes in a state, lowest first.
-func (p *Pool) in(st state) []int {
+// inState lists the indexes of slots in a state, lowest first.
+func (p *Pool) inState(st state) []int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var list []int

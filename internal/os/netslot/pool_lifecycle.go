@@ -20,11 +20,11 @@ import (
 	"github.com/pandastack/pandastack/internal/os/nft"
 )
 
-// retry is how long Run waits before it looks again at slots whose tap was held.
+// retry is how long Run waits before it tries again to renew slots whose tap was held.
 const retry = 2 * time.Second
 
-// Open chooses the range, finds what an earlier process left, and puts up the host's rules. Slots found
-// can be adopted until Sweep. A *RangeError: no addresses are free.
+// Open chooses the range, finds the slots of an earlier process, and loads the host's rules. Slots it finds can be
+// adopted until Sweep. The error is a *RangeError if no unused range is left.
 func (p *Pool) Open(ctx context.Context) (err error) {
 	if p.host, err = openHost(p.cfg.Namespace); err != nil {
 		return err
@@ -63,7 +63,7 @@ func (p *Pool) Open(ctx context.Context) (err error) {
 	return nil
 }
 
-// claimPrefix keeps other processes from these slots for as long as this one lives.
+// claimPrefix reserves the prefix against other processes for as long as this one lives.
 func (p *Pool) claimPrefix() (err error) {
 	if p.lock, err = lockName(p.cfg.Prefix); errors.Is(err, unix.EADDRINUSE) {
 		return fmt.Errorf("prefix %s: %w", p.cfg.Prefix, ErrInUse)
@@ -71,7 +71,7 @@ func (p *Pool) claimPrefix() (err error) {
 	return err
 }
 
-// unlock gives the prefix and the range free.
+// unlock releases the prefix and the range.
 func (p *Pool) unlock() error {
 	err := p.lock.Close()
 	if p.rangeLock != nil {
@@ -80,8 +80,8 @@ func (p *Pool) unlock() error {
 	return err
 }
 
-// lockName takes a socket name, which is unique in the namespace of the calling thread, leaves no file, and
-// ends with the process. unix.EADDRINUSE: another one has it.
+// lockName binds a socket name, which is unique in the namespace of the calling thread, leaves no file, and ends with
+// the process. The error is unix.EADDRINUSE if another process has bound it.
 func lockName(name string) (net.Listener, error) {
 	l, err := net.Listen("unix", "@netslot-"+name)
 	if err != nil {
@@ -90,7 +90,7 @@ func lockName(name string) (net.Listener, error) {
 	return l, nil
 }
 
-// claimRange chooses the range, and keeps from it the pools of other prefixes that may not have a slot yet.
+// claimRange chooses the range and reserves it against pools of other prefixes that may not have a slot yet.
 func (p *Pool) claimRange(inUse []netip.Prefix, ours []netip.Addr) error {
 	for {
 		r, err := chooseRange(p.cfg.Range, inUse, ours)
@@ -121,7 +121,7 @@ func openHost(path string) (*os.File, error) {
 	return f, nil
 }
 
-// leftoverNamespaces lists the indexes of slots of which a namespace or a link is there.
+// leftoverNamespaces lists the indexes of slots of which a namespace or a link exists.
 func (p *Pool) leftoverNamespaces() ([]int, error) {
 	files, err := os.ReadDir(namespaces)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -209,12 +209,12 @@ func (p *Pool) hostPrefixes() (inUse []netip.Prefix, ours []netip.Addr, err erro
 	return inUse, ours, nil
 }
 
-// Sweep removes the slots that Open found and nobody adopted, and says how many.
+// Sweep removes the slots that Open found and that were not adopted, and returns their number.
 func (p *Pool) Sweep(context.Context) (int, error) {
 	var all error
 	n := 0
-	for _, index := range p.in(found) {
-		s, ok := p.move(index, found, building)
+	for _, index := range p.inState(found) {
+		s, ok := p.changeState(index, found, building)
 		if !ok {
 			continue
 		}
@@ -228,8 +228,8 @@ func (p *Pool) Sweep(context.Context) (int, error) {
 	return n, all
 }
 
-// Run keeps slots prepared and follows the host's uplinks until ctx ends. What goes wrong is logged and tried
-// again: Take reports it to whoever needs a slot.
+// Run keeps slots prepared and follows the host's uplinks until ctx ends. It logs errors and tries again: Acquire
+// returns them to a caller that needs a slot.
 func (p *Pool) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	moved := make(chan struct{}, 1)
@@ -268,13 +268,13 @@ func (p *Pool) loop(ctx context.Context, moved <-chan struct{}) error {
 	}
 }
 
-// maintain renews what was given back and prepares what is missing; again: something is left to be tried later.
+// maintain renews released slots and prepares missing ones. It returns true if some must be tried again later.
 func (p *Pool) maintain(ctx context.Context) (again bool) {
-	for _, index := range p.in(used) {
+	for _, index := range p.inState(used) {
 		if ctx.Err() != nil {
 			return false
 		}
-		if s, ok := p.move(index, used, building); ok && p.putBack(ctx, s) != nil {
+		if s, ok := p.changeState(index, used, building); ok && p.putBack(ctx, s) != nil {
 			again = true
 		}
 	}
@@ -284,7 +284,7 @@ func (p *Pool) maintain(ctx context.Context) (again bool) {
 			return again
 		}
 		s, err := p.build(ctx, index)
-		p.settle(index, s, ready, "")
+		p.finishBuild(index, s, ready, "")
 		if err != nil {
 			p.cfg.Logger.WarnContext(ctx, "network slot not prepared", "err", err)
 			return true
@@ -293,8 +293,8 @@ func (p *Pool) maintain(ctx context.Context) (again bool) {
 	return again
 }
 
-// Close removes all slots but those taken and, when none is left, the host's rules and switches. Run must
-// have returned. The taken slots work on without their resolver; another pool may adopt them.
+// Close removes all slots except those in use and, if none is left, the host's rules and settings. Run must have
+// returned. The slots in use continue to work without their resolver; another pool may adopt them.
 func (p *Pool) Close(context.Context) error {
 	p.mu.Lock()
 	wasOpen := p.open
@@ -305,18 +305,18 @@ func (p *Pool) Close(context.Context) error {
 	}
 	var all error
 	for _, st := range []state{ready, used, found} {
-		for _, index := range p.in(st) {
-			if s, ok := p.move(index, st, building); ok {
+		for _, index := range p.inState(st) {
+			if s, ok := p.changeState(index, st, building); ok {
 				all = errors.Join(all, p.remove(s))
 			}
 		}
 	}
-	left := p.in(taken)
+	left := p.inState(taken)
 	for _, index := range left {
 		p.mu.Lock()
 		s := p.slots[index].slot
 		p.mu.Unlock()
-		all = errors.Join(all, s.denyAll(), s.closeKernel())
+		all = errors.Join(all, s.closeFiles(), s.closeKernel())
 	}
 	if len(left) == 0 && all == nil {
 		all = within(p.host, p.restoreHost)
@@ -325,7 +325,7 @@ func (p *Pool) Close(context.Context) error {
 	return errors.Join(all, p.unlock(), p.host.Close())
 }
 
-// restoreHost takes back what prepareHost did, on a thread in the host's namespace.
+// restoreHost reverts the changes of prepareHost, on a thread in the host's namespace.
 func (p *Pool) restoreHost() error {
 	switched, err := nft.Names(p.cfg.Prefix, setSwitched)
 	if errors.Is(err, nft.ErrNoTable) {
@@ -338,7 +338,7 @@ func (p *Pool) restoreHost() error {
 	if err != nil {
 		return fmt.Errorf("read ip_forward: %w", err)
 	}
-	if strings.TrimSpace(string(global)) == "0" { // on: somebody else wants all links to forward
+	if strings.TrimSpace(string(global)) == "0" { // otherwise another program wants all links to forward
 		others, err := p.externallyChanged()
 		if err != nil {
 			return err

@@ -21,7 +21,7 @@ import (
 )
 
 func TestGuestReachesTheInternetAndNothingElse(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.serve(w.host, "0.0.0.0", 8080)
 	p := w.pool(nil)
 	defer w.closePool(p)
@@ -33,12 +33,12 @@ func TestGuestReachesTheInternetAndNothingElse(t *testing.T) {
 	w.serve(gb.ns, "192.168.241.2", 9000)
 
 	if saw := w.reaches(ga.ns, public, 80); netip.MustParseAddrPort(saw).Addr().String() != "198.100.1.2" {
-		t.Errorf("the internet saw %s, not the host's uplink", saw)
+		t.Errorf("the internet saw source %s, want the host's uplink", saw)
 	}
 	w.reaches(w.host, a.GuestIP.String(), 9000)
 	w.reaches(w.host, b.GuestIP.String(), 9000)
 
-	hostA, _ := place(p.Range(), a.Index)
+	hostA, _ := slotAddresses(p.Range(), a.Index)
 	var closed []string
 	for _, to := range append(everywhere[1:], "198.100.1.2", hostA.String(), "192.168.241.1", a.GuestIP.String()) {
 		closed = append(closed, to+":80", to+":8080")
@@ -48,24 +48,24 @@ func TestGuestReachesTheInternetAndNothingElse(t *testing.T) {
 }
 
 func TestCloseLeavesNothing(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	p := w.pool(nil)
 	s := w.take(p)
 	w.must(p.Release(context.Background(), s))
 	w.closePool(p)
 	if left := w.leftovers(); len(left) > 0 {
-		t.Errorf("left behind: %v", left)
+		t.Errorf("after Close: got leftovers %v, want none", left)
 	}
 	w.must(within(w.host, func() error {
 		if ok, err := nft.Exists(testPrefix); err != nil || ok {
-			t.Errorf("nft table is there: %v, %v", ok, err)
+			t.Errorf("nft table after Close: exists %v, error %v", ok, err)
 		}
 		return nil
 	}))
 }
 
 func TestAllowedRangeIsReached(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	p := w.pool(func(c *Config) {
 		c.Allow = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("169.254.0.0/16")}
 	})
@@ -80,7 +80,7 @@ func TestAllowedRangeIsReached(t *testing.T) {
 }
 
 func TestSpoofedSourcesAreDropped(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	got := w.datagrams(public + ":7000")
 	p := w.pool(nil)
 	defer w.closePool(p)
@@ -88,8 +88,10 @@ func TestSpoofedSourcesAreDropped(t *testing.T) {
 	g := w.guest(a, "pntga")
 	defer w.give(p, a, g)
 	defer w.give(p, b, nil)
-	host, _ := place(p.Range(), a.Index)
-	for _, from := range []string{"192.168.241.3", b.GuestIP.String(), a.GuestIP.String(), host.String(), "198.100.1.2", "8.8.8.8"} {
+	host, _ := slotAddresses(p.Range(), a.Index)
+	for _, from := range []string{
+		"192.168.241.3", b.GuestIP.String(), a.GuestIP.String(), host.String(), "198.100.1.2", "8.8.8.8",
+	} {
 		w.must(within(g.ns, func() error { return configure(tapName, from+"/32") }))
 		w.send(g.ns, from, public+":7000", "spoofed "+from)
 	}
@@ -97,10 +99,10 @@ func TestSpoofedSourcesAreDropped(t *testing.T) {
 	select {
 	case text := <-got: // datagrams on one path keep their order
 		if text != "honest" {
-			t.Errorf("the internet heard %q", text)
+			t.Errorf("the internet received %q", text)
 		}
 	case <-time.After(patience):
-		t.Fatal("an honest datagram did not arrive")
+		t.Fatal("a datagram with the right source did not arrive")
 	}
 	setMAC := func(mac string) {
 		w.must(within(g.ns, func() error {
@@ -116,7 +118,7 @@ func TestSpoofedSourcesAreDropped(t *testing.T) {
 				return err
 			}
 			return netlink.NeighSet(&netlink.Neigh{LinkIndex: link.Attrs().Index, State: netlink.NUD_PERMANENT,
-				IP: a.Gateway.AsSlice(), HardwareAddr: tapMAC}) // nothing waits for ARP
+				IP: a.Gateway.AsSlice(), HardwareAddr: tapMAC}) // without ARP
 		}))
 	}
 	setMAC("02:fc:00:00:00:77")
@@ -126,16 +128,16 @@ func TestSpoofedSourcesAreDropped(t *testing.T) {
 	select {
 	case text := <-got:
 		if text != "honest again" {
-			t.Errorf("the internet heard %q", text)
+			t.Errorf("the internet received %q", text)
 		}
 	case <-time.After(patience):
-		t.Fatal("an honest datagram did not arrive")
+		t.Fatal("a datagram with the right source did not arrive")
 	}
 	w.reaches(g.ns, public, 80)
 }
 
 func TestIPv6IsClosed(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	p := w.pool(nil)
 	defer w.closePool(p)
 	s := w.take(p)
@@ -151,14 +153,15 @@ func TestIPv6IsClosed(t *testing.T) {
 			for _, a := range addrs {
 				link, err := netlink.LinkByIndex(a.LinkIndex)
 				if err == nil &&
-					(strings.HasPrefix(link.Attrs().Name, testPrefix) || link.Attrs().Name == tapName || link.Attrs().Name == innerName) {
+					(strings.HasPrefix(link.Attrs().Name, testPrefix) ||
+						link.Attrs().Name == tapName || link.Attrs().Name == innerName) {
 					t.Errorf("%s has an IPv6 address: %s", name, a)
 				}
 			}
 			return err
 		}))
 	}
-	// Even a slot that had an address would not answer: give it one, and a server.
+	// Even a slot with an address must not reply: give it one, and a server.
 	w.must(s.inside(func() error {
 		if err := sysctl("net/ipv6/conf/tap0/disable_ipv6", "0"); err != nil {
 			return err
@@ -181,8 +184,8 @@ func TestIPv6IsClosed(t *testing.T) {
 	w.reachesNone(g.ns, "[fd00:1::1]:8080")
 }
 
-func TestManyTakeGiveCyclesLeaveNothing(t *testing.T) {
-	w := newWorld(t)
+func TestManyAcquireReleaseCyclesLeaveNothing(t *testing.T) {
+	w := newFixture(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	goroutines := runtime.NumGoroutine()
@@ -204,19 +207,19 @@ func TestManyTakeGiveCyclesLeaveNothing(t *testing.T) {
 	w.must(<-done)
 	w.closePool(p)
 	if left := w.leftovers(); len(left) > 0 {
-		t.Errorf("left behind: %v", left)
+		t.Errorf("after the cycles: got leftovers %v, want none", left)
 	}
 	w.until("all goroutines end", func() bool { return runtime.NumGoroutine() <= goroutines })
 	w.until("all files are closed", func() bool { return openFiles(t) <= files+2 }) // the runtime opens its poller once
 	tasks, err := os.ReadDir("/proc/self/task")
 	w.must(err)
 	if len(tasks) > 100 {
-		t.Errorf("%d threads", len(tasks))
+		t.Errorf("got %d threads", len(tasks))
 	}
 	for _, task := range tasks { // no thread is left in a namespace of a slot
 		if got, err := os.Readlink("/proc/self/task/" + task.Name() + "/ns/net"); err == nil {
 			if home, err := os.Readlink("/proc/self/ns/net"); err != nil || got != home {
-				t.Errorf("thread %s is in %s, not in %s: %v", task.Name(), got, home, err)
+				t.Errorf("thread %s is in namespace %s, want %s: %v", task.Name(), got, home, err)
 			}
 		}
 	}
@@ -232,7 +235,7 @@ func openFiles(t *testing.T) int {
 }
 
 // abandon leaves a pool as a killed process would: its sockets closed, its kernel state in place.
-func (w *world) abandon(p *Pool, slots ...*Slot) {
+func (w *fixture) abandon(p *Pool, slots ...*Slot) {
 	w.t.Helper()
 	for _, s := range slots {
 		w.must(s.names.Close())
@@ -246,7 +249,7 @@ func (w *world) abandon(p *Pool, slots ...*Slot) {
 
 func TestAnotherPoolAdoptsAndSweeps(t *testing.T) {
 	ctx := context.Background()
-	w := newWorld(t)
+	w := newFixture(t)
 	w.names(map[string]string{"example.test.": public})
 	dead := w.pool(nil)
 	kept, lost := w.take(dead), w.take(dead)
@@ -259,39 +262,39 @@ func TestAnotherPoolAdoptsAndSweeps(t *testing.T) {
 	second, err := New(dead.cfg)
 	w.must(err)
 	if err := second.Open(ctx); !errors.Is(err, ErrInUse) {
-		t.Fatalf("a second pool of the same prefix: %v", err)
+		t.Fatalf("second pool of the same prefix: got error %v, want ErrInUse", err)
 	}
 	w.abandon(dead, kept, lost)
 
 	p := w.pool(nil)
 	defer w.closePool(p)
 	if p.Range() != dead.Range() {
-		t.Errorf("range %s became %s", dead.Range(), p.Range())
+		t.Errorf("the range changed from %s to %s", dead.Range(), p.Range())
 	}
 	s, err := p.Adopt(ctx, "test", kept.Index)
 	w.must(err)
 	if _, err := p.Adopt(ctx, "test", kept.Index); !errors.Is(err, ErrNoSlot) {
-		t.Errorf("adopted twice: %v", err)
+		t.Errorf("second Adopt: got error %v, want ErrNoSlot", err)
 	}
 	if _, err := p.Adopt(ctx, "test", 4000); !errors.Is(err, ErrNoSlot) {
-		t.Errorf("adopted what is not there: %v", err)
+		t.Errorf("Adopt of an unknown slot: got error %v, want ErrNoSlot", err)
 	}
 	if n, err := p.Sweep(ctx); n != 1 || err != nil {
-		t.Errorf("swept %d, %v", n, err)
+		t.Errorf("Sweep: got %d, %v", n, err)
 	}
 	w.must(echo(alive, patience))
 	w.reaches(g.ns, public, 80)
 	w.reaches(w.host, s.GuestIP.String(), 9000)
 	if got, err := ask(g.ns, "udp", s.DNS.String(), "example.test.", dns.TypeA); err != nil || len(got.Answer) != 1 {
-		t.Errorf("names after adoption: %v, %v", got, err)
+		t.Errorf("name after adoption: got %v, %v", got, err)
 	}
 
 	var busy *BusyError
 	if err := p.Release(ctx, s); !errors.As(err, &busy) || busy.Index != s.Index {
-		t.Errorf("given back while its tap is held: %v", err)
+		t.Errorf("Release while the tap is held: got error %v, want a *BusyError", err)
 	}
-	if err := s.SetEgress(ctx, false); !errors.Is(err, ErrGiven) {
-		t.Errorf("used after it was given back: %v", err)
+	if err := s.SetEgress(ctx, false); !errors.Is(err, ErrReleased) {
+		t.Errorf("use after Release: got error %v, want ErrReleased", err)
 	}
 	g.stop()
 	w.must(kept.Tap.Close())
@@ -299,14 +302,14 @@ func TestAnotherPoolAdoptsAndSweeps(t *testing.T) {
 	run, cancel := context.WithCancel(ctx)
 	done := make(chan error, 1)
 	go func() { done <- p.Run(run) }()
-	w.until("the slot is renewed", func() bool { return len(p.in(used)) == 0 && p.count(ready) > 0 })
+	w.until("the slot is renewed", func() bool { return len(p.inState(used)) == 0 && p.count(ready) > 0 })
 	cancel()
 	w.must(<-done)
 }
 
 func TestReusedSlotRemembersNothing(t *testing.T) {
 	ctx := context.Background()
-	w := newWorld(t)
+	w := newFixture(t)
 	p := w.pool(nil)
 	defer w.closePool(p)
 	s := w.take(p)
@@ -319,7 +322,7 @@ func TestReusedSlotRemembersNothing(t *testing.T) {
 	w.give(p, s, g)
 	again := w.take(p)
 	if again.Index != s.Index || again == s {
-		t.Fatalf("got slot %d, want the same place %d as another value", again.Index, s.Index)
+		t.Fatalf("got slot %d, want slot %d as another value", again.Index, s.Index)
 	}
 	for name, inside := range map[string]func(func() error) error{
 		"slot": again.inside,
@@ -330,7 +333,7 @@ func TestReusedSlotRemembersNothing(t *testing.T) {
 			for _, f := range flows {
 				for _, ip := range []net.IP{f.Forward.SrcIP, f.Forward.DstIP, f.Reverse.SrcIP, f.Reverse.DstIP} {
 					if ip.Equal(s.GuestIP.AsSlice()) || ip.Equal(s.Address.Addr().AsSlice()) {
-						t.Errorf("%s remembers %s", name, f)
+						t.Errorf("%s still tracks connection %s", name, f)
 					}
 				}
 			}
@@ -342,15 +345,15 @@ func TestReusedSlotRemembersNothing(t *testing.T) {
 	w.give(p, again, g2)
 }
 
-func TestForwardingIsGivenBack(t *testing.T) {
-	w := newWorld(t)
+func TestForwardingIsReset(t *testing.T) {
+	w := newFixture(t)
 	w.must(within(w.host, func() error { return sysctl("net/ipv4/ip_forward", "0") }))
 	first := w.pool(nil)
 	if !w.forwards() {
 		t.Error("the uplink does not forward")
 	}
 	w.abandon(first)
-	p := w.pool(nil) // a second process knows what the first one switched
+	p := w.pool(nil) // a second process knows which links the first one changed
 	w.closePool(p)
 	if w.forwards() {
 		t.Error("the uplink still forwards")
@@ -359,14 +362,14 @@ func TestForwardingIsGivenBack(t *testing.T) {
 	w.must(within(w.host, func() error { return sysctl("net/ipv4/ip_forward", "1") }))
 	w.closePool(p)
 	if !w.forwards() {
-		t.Error("forwarding that somebody else turned on was turned off")
+		t.Error("forwarding that another program turned on was turned off")
 	}
 }
 
 func TestTwoPoolsShareAHost(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.must(within(w.host, func() error { return sysctl("net/ipv4/ip_forward", "0") }))
-	w.must(within(w.host, func() error { // a table of somebody else
+	w.must(within(w.host, func() error { // another program's table
 		return nft.Replace(nft.Table{Name: "other", Sets: []nft.Set{{Name: "x", IsNames: true}}})
 	}))
 	p := w.pool(nil)
@@ -384,7 +387,7 @@ func TestTwoPoolsShareAHost(t *testing.T) {
 		}
 	}()
 	if p.Range().Overlaps(q.Range()) {
-		t.Fatalf("both have %s", p.Range())
+		t.Fatalf("both pools have range %s", p.Range())
 	}
 	a, b := w.take(p), w.take(q)
 	ga, gb := w.guest(a, "pntga"), w.guest(b, "pntgb")
@@ -399,12 +402,12 @@ func TestTwoPoolsShareAHost(t *testing.T) {
 	w.must(err)
 	var taken *RangeError
 	if err := third.Open(context.Background()); !errors.As(err, &taken) {
-		t.Errorf("a third pool in the second's range: %v", err)
+		t.Errorf("third pool in the second's range: got error %v, want a *RangeError", err)
 	}
 }
 
 func TestUplinksAreFollowed(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	gateway := &netlink.Route{Gw: net.ParseIP("198.100.1.1")}
 	w.must(within(w.host, func() error {
 		return netlink.RouteDel(
@@ -431,8 +434,8 @@ func TestUplinksAreFollowed(t *testing.T) {
 	})
 }
 
-func TestNamesAreAnsweredOnTheGateway(t *testing.T) {
-	w := newWorld(t)
+func TestGatewayResolvesNames(t *testing.T) {
+	w := newFixture(t)
 	w.names(map[string]string{"example.test.": public})
 	p := w.pool(nil)
 	defer w.closePool(p)
@@ -442,18 +445,18 @@ func TestNamesAreAnsweredOnTheGateway(t *testing.T) {
 	for _, network := range []string{"udp", "tcp"} {
 		got, err := ask(g.ns, network, s.DNS.String(), "example.test.", dns.TypeA)
 		if err != nil || len(got.Answer) != 1 || got.Answer[0].(*dns.A).A.String() != public {
-			t.Errorf("by %s: %v, %v", network, got, err)
+			t.Errorf("over %s: got %v, %v", network, got, err)
 		}
 	}
 	got, err := ask(g.ns, "udp", s.DNS.String(), "nowhere.test.", dns.TypeA)
 	if err != nil || got.Rcode != dns.RcodeNameError {
-		t.Errorf("unknown name: %v, %v", got, err)
+		t.Errorf("unknown name: got %v, %v", got, err)
 	}
 }
 
 func TestEgressSwitchesLive(t *testing.T) {
 	ctx := context.Background()
-	w := newWorld(t)
+	w := newFixture(t)
 	w.names(map[string]string{"example.test.": public})
 	p := w.pool(nil)
 	defer w.closePool(p)
@@ -477,7 +480,7 @@ func TestEgressSwitchesLive(t *testing.T) {
 	w.reachesNone(g.ns, public+":80")
 	if got, err := ask(g.ns, "udp", s.DNS.String(), "example.test.", dns.TypeA); err != nil ||
 		got.Rcode != dns.RcodeNameError {
-		t.Errorf("a name with egress off: %v, %v", got, err)
+		t.Errorf("a name with egress off: got %v, %v", got, err)
 	}
 	w.must(echo(fromHost, patience))
 	w.reaches(w.host, s.GuestIP.String(), 9000)
@@ -486,9 +489,10 @@ func TestEgressSwitchesLive(t *testing.T) {
 	w.reaches(g.ns, public, 80)
 }
 
-// A monitor that opens the tap itself finds it as it was made, and the slot is fit for another afterwards.
-func TestHandedTapIsOpenedByItsName(t *testing.T) {
-	w := newWorld(t)
+// TestSharedTapIsOpenedByName checks that a monitor that opens the tap itself finds it as it was made, and that the
+// slot can be used again afterwards.
+func TestSharedTapIsOpenedByName(t *testing.T) {
+	w := newFixture(t)
 	p := w.pool(nil)
 	defer w.closePool(p)
 	s := w.take(p)
@@ -502,14 +506,14 @@ func TestHandedTapIsOpenedByItsName(t *testing.T) {
 			return err
 		}
 		if link.Attrs().HardwareAddr.String() != tapMAC.String() {
-			t.Errorf("the tap's address is %s", link.Attrs().HardwareAddr)
+			t.Errorf("tap has hardware address %s", link.Attrs().HardwareAddr)
 		}
 		tap, err = openTap() // as a monitor does
 		return err
 	}))
 	var busy *BusyError
 	if err := p.Release(context.Background(), s); !errors.As(err, &busy) {
-		t.Errorf("given back while it is open: got %v", err)
+		t.Errorf("Release while the tap is open: got error %v, want a *BusyError", err)
 	}
 	w.must(tap.Close())
 	w.must(p.Release(context.Background(), s))

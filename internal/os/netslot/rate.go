@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bounds of what may go through a slot at once beyond its rate, and of what waits there, in bytes. What comes
-// when as much waits is dropped, as on a line of that rate.
+// Limits of the bytes that may pass a slot at once beyond its rate, and that may wait in it. Packets beyond that are
+// dropped, as on a line of that rate.
 const (
 	leastBurst = 128 << 10
 	mostBurst  = 8 << 20
@@ -17,17 +17,18 @@ const (
 	mostQueue  = 32 << 20
 )
 
-// leastRate is the lowest bound, in bytes a second: the kernel counts the time for a burst in 32 bits.
+// leastRate is the lowest limit, in bytes a second: the kernel counts the time for a burst in 32 bits.
 const leastRate = 1 << 10
 
-// rates bound what goes to and comes from a guest, in bytes a second; 0: all there is.
+// rates limits the traffic to and from a guest, in bytes a second; 0: no limit.
 type rates struct{ in, out int64 }
 
-// rates are those of every slot.
+// rates returns the limits of every slot.
 func (p *Pool) rates() rates { return rates{p.cfg.In, p.cfg.Out} }
 
-// SetRates bounds what goes to and comes from the guest, in bytes a second, until the slot is given back. 0, or more
-// than the pool's bound, is that. What waited in the slot is dropped. ErrGiven: the slot was given back.
+// SetRates limits the traffic to and from the guest, in bytes a second, until the slot is released. 0, or more than
+// the pool's limit, selects the pool's limit. Packets that waited in the slot are dropped. The error is ErrReleased
+// if the slot was released.
 func (s *Slot) SetRates(in, out int64) error {
 	all := s.pool.rates()
 	r := rates{tighter(in, all.in), tighter(out, all.out)}
@@ -38,10 +39,10 @@ func (s *Slot) SetRates(in, out int64) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.given {
-		return fmt.Errorf("slot %d: %w", s.Index, ErrGiven)
+	if s.released {
+		return fmt.Errorf("slot %d: %w", s.Index, ErrReleased)
 	}
-	s.bounded = true // also if it fails half way
+	s.bounded = true // even if setting it fails half way
 	return s.inside(func() error { return r.set(false) })
 }
 
@@ -52,9 +53,9 @@ func tighter(asked, pool int64) int64 {
 	return asked
 }
 
-// set bounds what goes through the slot in whose namespace the calling thread is. Nothing that waited for a former
-// owner is left. fresh: nothing was ever set there. What leaves by tap0 goes to the guest, what leaves by veth0
-// comes from it.
+// set limits the traffic of the slot in whose namespace the calling thread is. No packets of a former owner are left.
+// fresh means that no limit was ever set there. Traffic that leaves by tap0 goes to the guest; traffic that leaves by
+// veth0 comes from it.
 func (r rates) set(fresh bool) error {
 	if fresh && r == (rates{}) {
 		return nil
@@ -76,26 +77,26 @@ func (r rates) set(fresh bool) error {
 		}
 		if !fresh {
 			if err := h.QdiscDel(bucket(root, leastRate)); err != nil && !unset(err) {
-				return fmt.Errorf("unbind the rate of %s: %w", name, err)
+				return fmt.Errorf("remove rate limit of %s: %w", name, err)
 			}
 		}
 		if rate == 0 {
 			continue
 		}
 		if err := h.QdiscAdd(bucket(root, rate)); err != nil {
-			return fmt.Errorf("bound the rate of %s: %w; the kernel needs sch_tbf (CONFIG_NET_SCH_TBF)", name, err)
+			return fmt.Errorf("limit rate of %s: %w; the kernel needs sch_tbf (CONFIG_NET_SCH_TBF)", name, err)
 		}
 	}
 	return nil
 }
 
-// unset tells whether a bound could not be taken away because there is none: the kernel has no such queue, another
-// one, or none at all.
+// unset reports whether err means that there was no limit to remove: the kernel has no such queue, another one, or
+// none at all.
 func unset(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)
 }
 
-// bucket lets rate bytes a second through, and a tenth of a second's at once.
+// bucket returns a token bucket of rate bytes a second, with a burst of a tenth of a second.
 func bucket(at netlink.QdiscAttrs, rate int64) *netlink.Tbf {
 	burst := uint32(min(max(rate/10, leastBurst), mostBurst))
 	queue := uint32(min(max(rate/5, leastQueue), mostQueue))

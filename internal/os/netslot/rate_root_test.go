@@ -12,15 +12,15 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// What a slot lets through takes as long as its rate says, in either direction. A loaded machine takes longer,
-// never less.
+// TestRates checks that traffic takes as long as the slot's rate implies, in either direction. A loaded machine takes
+// longer, never less.
 func TestRates(t *testing.T) {
 	const (
 		rate  = 1 << 20
 		bytes = 1 << 20
 		least = (bytes - leastBurst) * time.Second / rate
 	)
-	w := newWorld(t)
+	w := newFixture(t)
 	for name, change := range map[string]func(*Config){
 		"from the guest": func(c *Config) { c.Out = rate },
 		"to the guest":   func(c *Config) { c.In = rate },
@@ -36,7 +36,7 @@ func TestRates(t *testing.T) {
 			defer c.Close()
 			began := time.Now()
 			w.must(c.SetDeadline(began.Add(patience)))
-			// The server sends back what it gets: the slower direction counts.
+			// The server sends back all it gets: the slower direction counts.
 			go func() { _, _ = c.Write(make([]byte, bytes)) }() // a failure shows in the read
 			if _, err := io.CopyN(io.Discard, c, bytes); err != nil {
 				t.Fatal(err)
@@ -48,16 +48,17 @@ func TestRates(t *testing.T) {
 	}
 }
 
-// A slot keeps its bounds when it is used again, and one that is adopted gets those of the new process.
+// TestRatesOfLaterOwners checks that a slot keeps its limits when it is used again, and that an adopted slot gets
+// those of the new process.
 func TestRatesOfLaterOwners(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	first := w.pool(func(c *Config) { c.In, c.Out = 1<<20, 2<<20 })
 	s := w.take(first)
 	w.hasRates(s, 1<<20, 2<<20)
 	w.must(first.Release(context.Background(), s))
 	s = w.take(first)
 	w.hasRates(s, 1<<20, 2<<20)
-	w.must(s.Tap.Close()) // as if a monitor had it: the pool lets go of the slot without ending it
+	w.must(s.Tap.Close()) // as if a monitor held it: the pool drops the slot without ending it
 	s.Tap = nil
 	w.closePool(first)
 
@@ -78,13 +79,14 @@ func TestRatesOfLaterOwners(t *testing.T) {
 	}
 	w.closePool(p)
 	if left := w.leftovers(); len(left) > 0 {
-		t.Errorf("left behind: %v", left)
+		t.Errorf("after Close: got leftovers %v, want none", left)
 	}
 }
 
-// A slot may have bounds of its own, never wider than the pool's, and its next owner has the pool's.
+// TestRatesOfASlot checks that a slot may have limits of its own, never above the pool's, and that its next owner has
+// the pool's.
 func TestRatesOfASlot(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	p := w.pool(func(c *Config) { c.In = 4 << 20 })
 	defer w.closePool(p)
 	s := w.take(p)
@@ -94,23 +96,23 @@ func TestRatesOfASlot(t *testing.T) {
 	w.must(s.SetRates(1<<20, 0))
 	w.hasRates(s, 1<<20, 0)
 	if err := s.SetRates(leastRate-1, 0); err == nil {
-		t.Error("a rate that the kernel cannot hold was taken")
+		t.Error("SetRates below the minimum: got no error")
 	}
 	w.must(s.SetRates(1<<20, 3<<20))
 	index := s.Index
 	w.must(p.Release(context.Background(), s))
-	if err := s.SetRates(1<<20, 0); !errors.Is(err, ErrGiven) {
-		t.Errorf("given back: got %v", err)
+	if err := s.SetRates(1<<20, 0); !errors.Is(err, ErrReleased) {
+		t.Errorf("SetRates after Release: got error %v, want ErrReleased", err)
 	}
 	if s = w.take(p); s.Index != index {
-		t.Fatalf("slot %d came instead of %d, the only one that is ready", s.Index, index)
+		t.Fatalf("got slot %d, want %d, the only one that is ready", s.Index, index)
 	}
 	w.hasRates(s, 4<<20, 0)
 	w.must(p.Release(context.Background(), s))
 }
 
-// hasRates compares the bounds in the kernel; 0 is none.
-func (w *world) hasRates(s *Slot, in, out uint64) {
+// hasRates checks the limits in the kernel; 0 is none.
+func (w *fixture) hasRates(s *Slot, in, out uint64) {
 	w.t.Helper()
 	want := map[string]uint64{tapName: in, innerName: out}
 	w.must(s.inside(func() error {
@@ -130,7 +132,7 @@ func (w *world) hasRates(s *Slot, in, out uint64) {
 				}
 			}
 			if got != rate {
-				w.t.Errorf("%s lets %d bytes a second through, want %d", name, got, rate)
+				w.t.Errorf("%s has a limit of %d bytes a second, want %d", name, got, rate)
 			}
 		}
 		return nil

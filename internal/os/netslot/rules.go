@@ -22,22 +22,22 @@ const (
 	dotPort  = 853 // DNS over TLS and over QUIC
 	webPort  = 80
 	tlsPort  = 443
-	// peekPort is where the proxy listens on the gateway address, when names decide.
-	peekPort = 15001
-	// learnedStay is the default of the set, whose elements have their own times.
-	learnedStay = time.Hour
+	// proxyPort is where the proxy listens on the gateway address, if the policy contains names.
+	proxyPort = 15001
+	// learnedTTL is the default timeout of the set, whose elements have their own.
+	learnedTTL = time.Hour
 )
 
-// Marks of connections, by which they are forgotten.
+// Marks of connections, by which they are selected for removal.
 const (
-	markGuest = 1          // in a slot: the guest began it
-	markBase  = 0x50000000 // on the host: of a slot, with the number of its link
+	markGuest = 1          // in a slot: opened by the guest
+	markBase  = 0x50000000 // on the host: of a slot, with the index of its link
 )
 
-// Of a slot's packets that the kernel refuses, so many a second are told to this group of its log, by each rule.
+// Each rule logs at most logsPerSecond refused packets a second to this group of the slot's log.
 const (
-	logGroup  = 1
-	toldEvery = 20
+	logGroup      = 1
+	logsPerSecond = 20
 )
 
 // Names in the tables.
@@ -54,7 +54,7 @@ const (
 	setAllow     = "allow"
 	setDeny      = "deny"
 	setLearned   = "learned"
-	setMode      = "mode" // tells a later process what the slot's resolver may answer
+	setMode      = "mode" // tells a later process which names the slot's resolver may resolve
 	modeOpen     = "open"
 	modeRules    = "rules"
 )
@@ -78,14 +78,14 @@ var reserved = []netip.Prefix{
 	netip.MustParsePrefix("240.0.0.0/4"),
 }
 
-// closed is what no guest reaches, less what the operator opened. The slots' own range and the metadata
-// range stay closed whatever the operator opened.
+// closed returns the ranges that no guest reaches, without those that the operator opened. The slots' own range and
+// the metadata range stay closed in any case.
 func closed(allow []netip.Prefix, slots netip.Prefix) []netip.Prefix {
 	metadata := netip.MustParsePrefix("169.254.0.0/16")
 	return nft.Merge(append(nft.Subtract(reserved, allow), slots, metadata))
 }
 
-// hostRules is the table on the host: the second wall around the slots, and the way out.
+// hostRules returns the table on the host: a second check of the slots' traffic, and the way out.
 func hostRules(c Config, uplinks, switched []string) nft.Table {
 	slots := c.Prefix + "-*"
 	from, to := nft.InIface(slots), nft.OutIface(slots)
@@ -130,21 +130,20 @@ func hostRules(c Config, uplinks, switched []string) nft.Table {
 		}}
 }
 
-// slotRules is the table in a slot's namespace. Only what comes from the host's own end of the slot is let
-// in as the beginning of a connection: an answer from the internet that no connection is known for is not. With told,
-// what is refused is told to the log.
+// slotRules returns the table in a slot's namespace. Only the host's own end of the slot may open connections to the
+// guest: a reply from the internet without a known connection may not. If logged is set, refused packets are logged.
 func slotRules(
 	closed []netip.Prefix,
 	hostIP, guestIP netip.Addr,
 	rules *egress.Rules,
 	known learned,
-	told bool,
+	logged bool,
 ) nft.Table {
-	tell := func(of ...nft.Term) []nft.Rule { // with who listens: where to, of some packets a second
-		if !told {
+	log := func(of ...nft.Term) []nft.Rule { // if a reader exists: log the destinations of some packets a second
+		if !logged {
 			return nil
 		}
-		return []nft.Rule{append(of, nft.AtMost(toldEvery), nft.ToLog(logGroup))}
+		return []nft.Rule{append(of, nft.AtMost(logsPerSecond), nft.ToLog(logGroup))}
 	}
 	tap, veth := nft.InIface(tapName), nft.InIface(innerName)
 	toTap, toVeth := nft.OutIface(tapName), nft.OutIface(innerName)
@@ -160,7 +159,7 @@ func slotRules(
 			{
 				Name: "guard",
 				Base: base("filter", "prerouting", priorityRaw, false),
-				Rules: append(tell(tap, nft.IPv6()), []nft.Rule{
+				Rules: append(log(tap, nft.IPv6()), []nft.Rule{
 					{nft.IPv6(), nft.Drop()},
 					{tap, nft.EtherSourceNot(guestMAC), nft.Drop()},
 					{tap, nft.SourceNot(guest), nft.Drop()},
@@ -169,7 +168,7 @@ func slotRules(
 			{Name: "input", Base: base("filter", "input", priorityFilter, true), Rules: append([]nft.Rule{
 				{tap, nft.Dest(one(gateway)), nft.Jump(chainNames)},
 				{veth, nft.Tracked(nft.Established | nft.Related), nft.Reply(), nft.Accept()}, // to the proxy
-			}, tell(tap)...)},
+			}, log(tap)...)},
 			{Name: "output", Base: base("filter", "output", priorityFilter, false), Rules: []nft.Rule{
 				{nft.IPv6(), nft.Drop()},
 			}},
@@ -182,13 +181,13 @@ func slotRules(
 			}},
 			{Name: "arrive", Base: base("nat", "prerouting", priorityDNAT, false), Rules: []nft.Rule{
 				{veth, nft.Source(one(hostIP)), nft.Dest(one(guestIP)), nft.DNAT(guestAddress.Addr())},
-				{tap, nft.MarkTracked(markGuest)}, // of new connections: others do not come here
+				{tap, nft.MarkTracked(markGuest)}, // new connections only: others do not come here
 				{tap, nft.Jump(chainPeek)},
 			}},
 			{Name: "leave", Base: base("nat", "postrouting", prioritySNAT, false), Rules: []nft.Rule{
 				{toVeth, nft.Source(guest), nft.SNAT(guestIP)},
 			}},
-			{Name: chainRefuse, Rules: append(append([]nft.Rule{{nft.Count()}}, tell()...), []nft.Rule{
+			{Name: chainRefuse, Rules: append(append([]nft.Rule{{nft.Count()}}, log()...), []nft.Rule{
 				{nft.Protocol("tcp"), nft.RejectTCP()},
 				{nft.Reject()},
 			}...)},
@@ -201,9 +200,9 @@ type learned struct {
 	stay  time.Duration
 }
 
-// policyRules are the sets and chains of a slot that change with its policy: what the guest may begin, which
-// connections the proxy looks into, which answers come back, and what this process hears on the gateway.
-// What is refused is answered, so that programs in the guest do not wait.
+// policyRules returns the sets and chains of a slot that change with its policy: the connections that the guest may
+// open, those that the proxy inspects, the replies that may return, and the packets that this process receives on the
+// gateway. Refused packets get a reply, so that programs in the guest do not wait.
 func policyRules(rules *egress.Rules, known learned) ([]nft.Set, []nft.Chain) {
 	refuse := nft.Jump(chainRefuse)
 	allow, deny := rules.Networks()
@@ -215,7 +214,7 @@ func policyRules(rules *egress.Rules, known learned) ([]nft.Set, []nft.Chain) {
 		{Name: setMode, IsNames: true, Names: []string{mode}},
 		{Name: setAllow, Prefixes: nft.Merge(allow)},
 		{Name: setDeny, Prefixes: nft.Merge(deny)},
-		{Name: setLearned, Timeout: max(known.stay, learnedStay), Addrs: known.addrs},
+		{Name: setLearned, Timeout: max(known.stay, learnedTTL), Addrs: known.addrs},
 	}
 	answers := nft.Chain{Name: chainAnswers, Rules: []nft.Rule{{nft.Accept()}}}
 	if rules.DeniesAll() {
@@ -228,7 +227,9 @@ func policyRules(rules *egress.Rules, known learned) ([]nft.Set, []nft.Chain) {
 		{nft.DestIn(setAllow), nft.Accept()},
 	}
 	if rules.ByName() {
-		for _, t := range []nft.Term{nft.UDP(tlsPort), nft.UDP(dnsPort), nft.TCP(dnsPort), nft.UDP(dotPort), nft.TCP(dotPort)} {
+		for _, t := range []nft.Term{
+			nft.UDP(tlsPort), nft.UDP(dnsPort), nft.TCP(dnsPort), nft.UDP(dotPort), nft.TCP(dotPort),
+		} {
 			out = append(out, nft.Rule{t, refuse})
 		}
 	}
@@ -242,21 +243,21 @@ func policyRules(rules *egress.Rules, known learned) ([]nft.Set, []nft.Chain) {
 	} else {
 		out = append(out, nft.Rule{nft.Accept()})
 	}
-	return sets, []nft.Chain{{Name: chainEgress, Rules: out}, answers, namesChain(), peekChain(rules)}
+	return sets, []nft.Chain{{Name: chainEgress, Rules: out}, answers, namesChain(), proxyChain(rules)}
 }
 
-// namesChain lets the guest speak to the resolver, and to the proxy where its connections were turned to it.
+// namesChain lets the guest reach the resolver, and the proxy if its connections were redirected to it.
 func namesChain() nft.Chain {
 	return nft.Chain{Name: chainNames, Rules: []nft.Rule{
 		{nft.UDP(dnsPort), nft.Accept()},
 		{nft.TCP(dnsPort), nft.Accept()},
-		{nft.TCP(peekPort), nft.Translated(), nft.Accept()},
+		{nft.TCP(proxyPort), nft.Translated(), nft.Accept()},
 	}}
 }
 
-// peekChain turns connections to the proxy: those to addresses that were handed out for allowed names, and
-// those of the web, where names are denied.
-func peekChain(rules *egress.Rules) nft.Chain {
+// proxyChain redirects connections to the proxy: those to addresses learned from allowed names and, if names are
+// denied, those to the ports of the web.
+func proxyChain(rules *egress.Rules) nft.Chain {
 	c := nft.Chain{Name: chainPeek}
 	if !rules.ByName() {
 		return c
@@ -266,12 +267,12 @@ func peekChain(rules *egress.Rules) nft.Chain {
 		c.Rules = append(c.Rules, nft.Rule{nft.TCP(port), nft.Return()})
 	}
 	if rules.AllowsNames() {
-		c.Rules = append(c.Rules, nft.Rule{nft.DestIn(setLearned), nft.Protocol("tcp"), nft.Redirect(peekPort)})
+		c.Rules = append(c.Rules, nft.Rule{nft.DestIn(setLearned), nft.Protocol("tcp"), nft.Redirect(proxyPort)})
 	}
 	c.Rules = append(c.Rules, nft.Rule{nft.DestIn(setDeny), nft.Return()})
 	if !rules.DeniesOthers() && rules.DeniesNames() {
 		for _, port := range []uint16{webPort, tlsPort} {
-			c.Rules = append(c.Rules, nft.Rule{nft.TCP(port), nft.Redirect(peekPort)})
+			c.Rules = append(c.Rules, nft.Rule{nft.TCP(port), nft.Redirect(proxyPort)})
 		}
 	}
 	return c

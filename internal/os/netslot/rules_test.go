@@ -27,7 +27,7 @@ func golden(t *testing.T, name, got string) {
 		t.Fatal(err)
 	}
 	if got != string(want) {
-		t.Errorf("%s is not what is printed (run with -update after a look):\n%s", path, got)
+		t.Errorf("%s differs from the printed rules (check them, then run with -update):\n%s", path, got)
 	}
 }
 
@@ -45,7 +45,7 @@ func TestRulesPrinted(t *testing.T) {
 		t.Fatal(err)
 	}
 	golden(t, "host.nft", hostRules(c, []string{"eth0", "wlan0"}, []string{"eth0"}).String())
-	host, guest := place(c.Range, 5)
+	host, guest := slotAddresses(c.Range, 5)
 	shut := closed(c.Allow, c.Range)
 	for name, policy := range map[string]egress.Policy{
 		"open": {},
@@ -62,35 +62,38 @@ func TestRulesPrinted(t *testing.T) {
 	}
 }
 
-func TestClosedCannotBeOpenedWhereItMatters(t *testing.T) {
+func TestClosedRangesCannotAllBeOpened(t *testing.T) {
 	slots := netip.MustParsePrefix("10.213.0.0/16")
 	list := closed(prefixes("0.0.0.0/0"), slots)
-	for addr, want := range map[string]bool{"10.213.4.4": true, "169.254.169.254": true, "10.1.1.1": false, "8.8.8.8": false} {
+	for addr, want := range map[string]bool{
+		"10.213.4.4": true, "169.254.169.254": true, "10.1.1.1": false, "8.8.8.8": false,
+	} {
 		got := false
 		for _, p := range list {
 			got = got || p.Contains(netip.MustParseAddr(addr))
 		}
 		if got != want {
-			t.Errorf("%s closed: %v, want %v", addr, got, want)
+			t.Errorf("closed(%s) = %v, want %v", addr, got, want)
 		}
 	}
 	if all := closed(nil, slots); len(nft.Subtract(reserved, all)) > 0 {
-		t.Errorf("without exceptions something reserved is open: %v", nft.Subtract(reserved, all))
+		t.Errorf("without exceptions reserved ranges are open: %v", nft.Subtract(reserved, all))
 	}
 }
 
 func TestPlace(t *testing.T) {
 	r := netip.MustParsePrefix("10.213.0.0/16")
 	for index, want := range map[int][2]string{
-		0: {"10.213.0.1", "10.213.0.2"}, 1: {"10.213.0.5", "10.213.0.6"}, 64: {"10.213.1.1", "10.213.1.2"}, maxSlots - 1: {"10.213.255.253", "10.213.255.254"},
+		0: {"10.213.0.1", "10.213.0.2"}, 1: {"10.213.0.5", "10.213.0.6"},
+		64: {"10.213.1.1", "10.213.1.2"}, maxSlots - 1: {"10.213.255.253", "10.213.255.254"},
 	} {
-		host, guest := place(r, index)
+		host, guest := slotAddresses(r, index)
 		if host.String() != want[0] || guest.String() != want[1] {
-			t.Errorf("slot %d: %s, %s", index, host, guest)
+			t.Errorf("addresses of slot %d: got %s, %s", index, host, guest)
 		}
 	}
-	if room(r) != maxSlots || room(netip.MustParsePrefix("10.0.0.0/30")) != 1 {
-		t.Errorf("room is %d and %d", room(r), room(netip.MustParsePrefix("10.0.0.0/30")))
+	if capacity(r) != maxSlots || capacity(netip.MustParsePrefix("10.0.0.0/30")) != 1 {
+		t.Errorf("got capacities %d and %d", capacity(r), capacity(netip.MustParsePrefix("10.0.0.0/30")))
 	}
 }
 
@@ -104,35 +107,52 @@ func TestChooseRange(t *testing.T) {
 		left   []netip.Addr
 		want   netip.Prefix
 	}{
-		"a free host":                   {want: candidates[0]},
-		"a wide route is no hindrance":  {inUse: prefixes("10.0.0.0/8", "0.0.0.0/0"), want: candidates[0]},
-		"a narrow route":                {inUse: prefixes("10.213.7.0/24"), want: second},
-		"the same route":                {inUse: prefixes("10.213.0.0/16"), want: second},
-		"an address":                    {inUse: prefixes("10.213.0.9/32"), want: second},
-		"what was left keeps its place": {inUse: prefixes("10.213.7.0/24"), left: addr("10.213.0.1"), want: candidates[0]},
-		"what was left in the second":   {left: addr("10.187.0.1"), want: second},
-		"what was left lies elsewhere":  {left: addr("10.3.0.1"), want: candidates[0]},
-		"wanted":                        {wanted: netip.MustParsePrefix("10.3.0.0/20"), want: netip.MustParsePrefix("10.3.0.0/20")},
-		"wanted, other slots left":      {wanted: netip.MustParsePrefix("10.3.0.0/20"), left: addr("10.213.0.1"), want: netip.MustParsePrefix("10.3.0.0/20")},
-		"wanted, in use":                {wanted: netip.MustParsePrefix("10.3.0.0/20"), inUse: prefixes("10.3.1.1/32"), want: none},
-		"all in use":                    {inUse: candidates, want: none},
+		"a free host":                  {want: candidates[0]},
+		"a wide route is no hindrance": {inUse: prefixes("10.0.0.0/8", "0.0.0.0/0"), want: candidates[0]},
+		"a narrow route":               {inUse: prefixes("10.213.7.0/24"), want: second},
+		"the same route":               {inUse: prefixes("10.213.0.0/16"), want: second},
+		"an address":                   {inUse: prefixes("10.213.0.9/32"), want: second},
+		"range of slots left is kept": {
+			inUse: prefixes("10.213.7.0/24"),
+			left:  addr("10.213.0.1"),
+			want:  candidates[0],
+		},
+		"what was left in the second":  {left: addr("10.187.0.1"), want: second},
+		"what was left lies elsewhere": {left: addr("10.3.0.1"), want: candidates[0]},
+		"wanted": {
+			wanted: netip.MustParsePrefix("10.3.0.0/20"),
+			want:   netip.MustParsePrefix("10.3.0.0/20"),
+		},
+		"wanted, other slots left": {
+			wanted: netip.MustParsePrefix("10.3.0.0/20"),
+			left:   addr("10.213.0.1"),
+			want:   netip.MustParsePrefix("10.3.0.0/20"),
+		},
+		"wanted, in use": {
+			wanted: netip.MustParsePrefix("10.3.0.0/20"),
+			inUse:  prefixes("10.3.1.1/32"),
+			want:   none,
+		},
+		"all in use": {inUse: candidates, want: none},
 	} {
 		got, err := chooseRange(c.wanted, c.inUse, c.left)
 		var in *RangeError
 		if got != c.want || (c.want == none) != errors.As(err, &in) {
-			t.Errorf("%s: %v, %v", name, got, err)
+			t.Errorf("%s: got %v, %v", name, got, err)
 		}
 	}
 }
 
-func TestConfigRefused(t *testing.T) {
+func TestInvalidConfigs(t *testing.T) {
 	for _, c := range []Config{
 		{Prefix: "Panda"}, {Prefix: "nine9nine"}, {Prefix: "a-b"}, {Prefix: "1a"},
-		{Range: netip.MustParsePrefix("10.0.0.0/8")}, {Range: netip.MustParsePrefix("fd00::/20")}, {Range: netip.MustParsePrefix("10.0.0.1/16")},
+		{Range: netip.MustParsePrefix("10.0.0.0/8")},
+		{Range: netip.MustParsePrefix("fd00::/20")},
+		{Range: netip.MustParsePrefix("10.0.0.1/16")},
 		{Slots: -1}, {Slots: maxSlots + 1}, {Ready: -1}, {Allow: prefixes("fd00::/8")},
 	} {
 		if _, err := New(c); err == nil {
-			t.Errorf("%+v was taken", c)
+			t.Errorf("New(%+v): got no error", c)
 		}
 	}
 	if _, err := New(Config{}); err != nil {

@@ -11,9 +11,9 @@ import (
 	"github.com/pandastack/pandastack/internal/os/egress"
 )
 
-// Slot is one network place. Its fields do not change while it is taken.
+// Slot is one network slot. Its exported fields do not change while it is in use.
 type Slot struct {
-	Index   int          // from 0; finds the slot again after a restart
+	Index   int          // from 0; identifies the slot after a restart
 	GuestIP netip.Addr   // where the host reaches the guest
 	Address netip.Prefix // the guest's own address, the same in every slot
 	Gateway netip.Addr   // the guest's gateway
@@ -21,29 +21,29 @@ type Slot struct {
 	MAC     net.HardwareAddr
 	MTU     int
 	TapName string
-	// Tap is the guest's link, to be given to one monitor process; it stays open here until the slot is
-	// given back. Nil in an adopted slot, whose monitor holds it.
+	// Tap is the guest's link, for one monitor process; it stays open here until the slot is released. It is nil in
+	// an adopted slot, whose monitor holds it.
 	Tap *os.File
 
 	pool    *Pool
 	adopted bool // made by an earlier process
 
-	kernelMu sync.Mutex // taken after mu where both are
+	kernelMu sync.Mutex // taken after mu if both are
 	kernel   *kernel    // +checklocks:kernelMu; nil while none is open
 
-	mu    sync.Mutex        // guards what follows, and orders changes of the slot's rules
-	names *egress.DNSServer // the resolver; nil when it does not listen
-	told  *dropLog          // nil when nobody hears what is refused
-	guard *egress.Enforcer  // what the resolver and the proxy ask; nil before the first policy
-	rules *egress.Rules     // what the guard holds; nil with it
-	proxy *egress.Proxy     // nil while names decide nothing
-	given bool              // back to the pool: the place may be another owner's
-	// bounded: it had rates of its own.
+	mu       sync.Mutex        // guards the fields below, and orders changes of the slot's rules
+	names    *egress.DNSServer // the resolver; nil when it does not listen
+	drops    *dropLog          // nil if Config.Decided is nil
+	enforcer *egress.Enforcer  // decides for the resolver and the proxy; nil before the first policy
+	rules    *egress.Rules     // the rules of the enforcer; nil with it
+	proxy    *egress.Proxy     // nil while the policy contains no names
+	released bool              // released to the pool: the network slot may belong to another owner
+	// bounded means that the slot had rates of its own.
 	bounded bool
 }
 
 func (p *Pool) newSlot(index int) *Slot {
-	_, guest := place(p.cfg.Range, index)
+	_, guest := slotAddresses(p.cfg.Range, index)
 	return &Slot{Index: index, GuestIP: guest, Address: guestAddress, Gateway: gateway, DNS: gateway,
 		MAC: append(net.HardwareAddr(nil), guestMAC...), MTU: p.mtu, TapName: tapName, pool: p}
 }
@@ -58,8 +58,8 @@ func (s *Slot) inside(do func() error) error {
 	return within(ns, do)
 }
 
-// denyAll closes what this process holds of a slot: the tap and the resolver.
-func (s *Slot) denyAll() error {
+// closeFiles closes the files that this process holds of a slot: the tap and the sockets of resolver, proxy and log.
+func (s *Slot) closeFiles() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var err error
@@ -67,15 +67,15 @@ func (s *Slot) denyAll() error {
 		err = s.proxy.Close()
 		s.proxy = nil
 	}
-	if s.told != nil {
-		err = errors.Join(err, s.told.close())
-		s.told = nil
+	if s.drops != nil {
+		err = errors.Join(err, s.drops.close())
+		s.drops = nil
 	}
 	if s.names != nil {
 		err = errors.Join(err, s.names.Close())
 		s.names = nil
 	}
-	s.guard, s.rules = nil, nil
+	s.enforcer, s.rules = nil, nil
 	if s.Tap != nil {
 		if e := s.Tap.Close(); e != nil && !errors.Is(e, os.ErrClosed) {
 			err = errors.Join(err, e)
@@ -94,20 +94,20 @@ func (s *Slot) listen(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.names = n
-	if s.pool.cfg.Decided == nil || s.told != nil {
+	if s.pool.cfg.Decided == nil || s.drops != nil {
 		return nil
 	}
-	s.told, err = s.pool.openDropLog(s.Index)
+	s.drops, err = s.pool.openDropLog(s.Index)
 	return err
 }
 
-// isClean is the same place as another value, so that a former owner's pointer is of no use any more.
-func (s *Slot) isClean() *Slot {
+// successor moves the slot to a new value, so that a former owner's pointer can no longer affect it.
+func (s *Slot) successor() *Slot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := s.pool.newSlot(s.Index)
-	n.Tap, n.names, n.told = s.Tap, s.names, s.told
-	s.Tap, s.names, s.told = nil, nil, nil
+	n.Tap, n.names, n.drops = s.Tap, s.names, s.drops
+	s.Tap, s.names, s.drops = nil, nil, nil
 	s.kernelMu.Lock()
 	defer s.kernelMu.Unlock()
 	n.kernel, s.kernel = s.kernel, nil

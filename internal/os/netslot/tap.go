@@ -8,16 +8,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// BusyError says that the tap of a slot is still held by another process: the monitor of the machine that
-// had the slot has not ended. The slot can be given back again once it has.
+// BusyError reports that another process still holds the tap of a slot. It is the monitor of the machine that used
+// the slot. The slot can be released again once the monitor has ended.
 type BusyError struct{ Index int }
 
+// Error implements error.
 func (e *BusyError) Error() string {
 	return fmt.Sprintf("tap of slot %d is still held by its former monitor process", e.Index)
 }
 
-// openTap opens tap0 in the namespace of the calling thread, making it if need be. The device outlives its
-// descriptor, so that its addresses and neighbours are set up once. unix.EBUSY: another process holds it.
+// openTap opens tap0 in the namespace of the calling thread, and makes it if needed. The device outlives its
+// descriptor, so that its addresses and neighbours are set up once. The error is unix.EBUSY if another process holds
+// it.
 func openTap() (*os.File, error) {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -32,8 +34,10 @@ func openTap() (*os.File, error) {
 	return os.NewFile(uintptr(fd), tapName), nil
 }
 
-// ShareTap lets go of the tap, for a monitor of user uid that opens it itself by TapName, in the namespace that
-// Hand answers, open; the caller closes that. What was set of the tap stays.
+// ShareTap closes the tap for a monitor of user uid that opens it itself.
+//
+// The monitor opens it by TapName in the namespace that ShareTap returns open, which the caller closes. The settings
+// of the tap stay.
 func (s *Slot) ShareTap(uid int) (*os.File, error) {
 	s.mu.Lock()
 	tap := s.Tap
@@ -42,7 +46,7 @@ func (s *Slot) ShareTap(uid int) (*os.File, error) {
 	if tap != nil {
 		err := unix.IoctlSetInt(int(tap.Fd()), unix.TUNSETOWNER, uid)
 		if err := errors.Join(err, tap.Close()); err != nil {
-			return nil, fmt.Errorf("let go of %s: %w", tapName, err)
+			return nil, fmt.Errorf("close %s: %w", tapName, err)
 		}
 	}
 	return openInside(s.pool.linkName(s.Index))

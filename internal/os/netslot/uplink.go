@@ -16,7 +16,7 @@ import (
 	"github.com/pandastack/pandastack/internal/os/nft"
 )
 
-// followUplinks calls changed at once, and whenever the default routes of the host changed, until ctx ends.
+// followUplinks calls changed at once, and after every change of the host's default routes, until ctx ends.
 func (p *Pool) followUplinks(ctx context.Context, changed func()) error {
 	host := netns.NsHandle(p.host.Fd())
 	for ctx.Err() == nil {
@@ -25,8 +25,8 @@ func (p *Pool) followUplinks(ctx context.Context, changed func()) error {
 		if err != nil {
 			return fmt.Errorf("follow routes: %w", err)
 		}
-		changed()                // for what happened before
-		for u := range updates { // ends with ctx, or when the kernel had more to tell than fits its buffer
+		changed()                // for changes before the subscription
+		for u := range updates { // ends with ctx, or when the kernel's buffer overflowed
 			if u.Table == unix.RT_TABLE_MAIN && (u.Dst == nil || u.Dst.IP.IsUnspecified()) {
 				changed()
 			}
@@ -35,15 +35,15 @@ func (p *Pool) followUplinks(ctx context.Context, changed func()) error {
 	return nil
 }
 
-// setUplinks looks for the uplinks and opens the way out by them, on a thread in the host's namespace. rules
-// loads the new names into the kernel. Links that did not forward are made to, once it is written down, in
-// the kernel, that they did not.
+// setUplinks finds the uplinks and opens the way out by them, on a thread in the host's namespace. rules loads the
+// new names into the kernel. setUplinks enables forwarding on links that did not forward, after the kernel's rules
+// record that they did not.
 func (p *Pool) setUplinks(rules func(uplinks, switched []string) error) error {
 	uplinks, mtu, err := p.findUplinks()
 	if err != nil {
 		return err
 	}
-	if p.mtu == 0 { // slots keep the one they were made for; packets that are too big are reported to guests
+	if p.mtu == 0 { // existing slots keep their MTU; packets that are too big are reported to guests
 		p.mtu = mtu
 	}
 	switched, err := nft.Names(p.cfg.Prefix, setSwitched)
@@ -74,8 +74,8 @@ func (p *Pool) setUplinks(rules func(uplinks, switched []string) error) error {
 	return nil
 }
 
-// externallyChanged lists the links that pools of other prefixes on this host made forward. Whichever pool is
-// the last to close turns them off.
+// externallyChanged lists the links on which pools of other prefixes on this host enabled forwarding. The last pool
+// to close disables it.
 func (p *Pool) externallyChanged() ([]string, error) {
 	tables, err := nft.Tables()
 	if err != nil {
@@ -87,7 +87,7 @@ func (p *Pool) externallyChanged() ([]string, error) {
 			continue
 		}
 		names, err := nft.Names(t, setSwitched)
-		if err != nil { // somebody else's table, of whatever kind, or gone meanwhile: not of a pool
+		if err != nil { // another program's table, of any kind, or removed meanwhile: not of a pool
 			continue
 		}
 		all = append(all, names...)
@@ -109,8 +109,8 @@ func (p *Pool) refreshUplinks() error {
 
 func forwarding(link string) string { return filepath.Join("net/ipv4/conf", link, "forwarding") }
 
-// findUplinks gives the links that guests may leave by, and the MTU that all of them take. A host without
-// a default route has none: its guests reach nothing.
+// findUplinks returns the links that guests may leave by, and their lowest MTU. A host without a default route has
+// none: its guests reach nothing.
 func (p *Pool) findUplinks() ([]string, int, error) {
 	names := slices.Clone(p.cfg.Uplinks)
 	if len(names) == 0 {
@@ -142,7 +142,7 @@ func (p *Pool) findUplinks() ([]string, int, error) {
 	return names, mtu, nil
 }
 
-// notForwarding lists the links that do not forward yet.
+// notForwarding lists the links that do not forward.
 func notForwarding(links []string) ([]string, error) {
 	var off []string
 	for _, name := range links {

@@ -13,10 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNoTable says that a table is not there, ErrNoSet that it has no such set.
 var (
+	// ErrNoTable means that the table does not exist.
 	ErrNoTable = errors.New("no such nft table")
-	ErrNoSet   = errors.New("no such nft set")
+	// ErrNoSet means that the table has no such set.
+	ErrNoSet = errors.New("no such nft set")
 )
 
 var hooks = map[string]*nftables.ChainHook{
@@ -31,10 +32,11 @@ func kernelTable(name string) *nftables.Table {
 	return &nftables.Table{Name: name, Family: nftables.TableFamilyINet}
 }
 
-// Conn is a lasting way into the rules of one namespace: the one that the thread was in that opened it, from
-// whatever thread it is used later. It spares the closing of a socket after each change, for which the kernel
-// waits until nobody can see the old rules any more. Its methods may be called at once. After an error it is
-// of no more use but to be closed.
+// Conn is a long-lived netlink connection to the rules of one network namespace.
+//
+// The namespace is that of the thread that opened it, whichever thread uses it later. A Conn avoids closing a socket
+// after each change, for which the kernel waits until no packet uses the old rules. Its methods are safe for
+// concurrent use. After an error a Conn can only be closed.
 type Conn struct {
 	mu sync.Mutex
 	c  *nftables.Conn // +checklocks:mu
@@ -56,22 +58,22 @@ func (c *Conn) Close() error {
 	return c.c.CloseLasting()
 }
 
-// Replace puts t in the place of the table of its name, or makes it, in one batch.
+// Replace creates table t, or replaces the table of its name, in one batch.
 func (c *Conn) Replace(t Table) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return replace(c.c, t)
 }
 
-// Update gives sets and chains of a table that is there new content, in one batch. Sets and chains that
-// the table does not have yet are made.
+// Update replaces the content of sets and chains of an existing table, in one batch. It creates sets and chains that
+// the table does not have.
 func (c *Conn) Update(table string, sets []Set, chains []Chain) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return change(c.c, table, sets, chains)
+	return update(c.c, table, sets, chains)
 }
 
-// Counted sums what the counters of a chain have counted, in packets.
+// Counted returns the packets counted by all counters of a chain.
 func (c *Conn) Counted(table, chain string) (uint64, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -91,8 +93,8 @@ func (c *Conn) Counted(table, chain string) (uint64, error) {
 	return n, nil
 }
 
-// AddAddresses puts single IPv4 addresses into a set with Timeout, each for its own time; one that is
-// there already stays for the new time.
+// AddAddresses adds IPv4 addresses to a set with Timeout, each for the given time. The time of an address that is in
+// the set already starts again.
 func (c *Conn) AddAddresses(table, set string, addrs []netip.Addr, stay time.Duration) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -114,12 +116,12 @@ func Update(table string, sets []Set, chains []Chain) error {
 	if err != nil {
 		return fmt.Errorf("open netfilter: %w", err)
 	}
-	return change(c, table, sets, chains)
+	return update(c, table, sets, chains)
 }
 
 func replace(c *nftables.Conn, t Table) error {
 	kt := kernelTable(t.Name)
-	c.AddTable(kt) // so that the deletion finds one
+	c.AddTable(kt) // so that the deletion succeeds
 	c.DelTable(kt)
 	c.AddTable(kt)
 	for i, s := range t.Sets {
@@ -129,7 +131,7 @@ func replace(c *nftables.Conn, t Table) error {
 			return fmt.Errorf("nft set %s: %w", s.Name, err)
 		}
 	}
-	for _, ch := range t.Chains { // all before the rules, which may jump forward
+	for _, ch := range t.Chains { // all chains before the rules, which may jump forward
 		c.AddChain(ch.kernel(kt))
 	}
 	for _, ch := range t.Chains {
@@ -141,7 +143,7 @@ func replace(c *nftables.Conn, t Table) error {
 	return nil
 }
 
-func change(c *nftables.Conn, table string, sets []Set, chains []Chain) error {
+func update(c *nftables.Conn, table string, sets []Set, chains []Chain) error {
 	kt := kernelTable(table)
 	for i, s := range sets {
 		ks := s.kernel(kt)
@@ -173,8 +175,10 @@ func addAddresses(c *nftables.Conn, table, set string, addrs []netip.Addr, stay 
 	kt := kernelTable(table)
 	s := Set{Name: set, Timeout: stay, Addrs: addrs}
 	ks, elements := s.kernel(kt), s.elements()
-	// An element's time is only renewed by taking it out, which must find it: so it is added first.
-	for _, step := range []func(*nftables.Set, []nftables.SetElement) error{c.SetAddElements, c.SetDeleteElements, c.SetAddElements} {
+	// An element's time starts again only if it is removed and added, and removing requires that it exists: so it is
+	// added first.
+	steps := []func(*nftables.Set, []nftables.SetElement) error{c.SetAddElements, c.SetDeleteElements, c.SetAddElements}
+	for _, step := range steps {
 		if err := step(ks, elements); err != nil {
 			return fmt.Errorf("nft set %s: %w", set, err)
 		}
@@ -185,7 +189,7 @@ func addAddresses(c *nftables.Conn, table, set string, addrs []netip.Addr, stay 
 	return nil
 }
 
-// Delete removes a table with all that is in it. A table that is not there is no error.
+// Delete removes a table with its content. It is not an error if the table does not exist.
 func Delete(table string) error {
 	if ok, err := Exists(table); err != nil || !ok {
 		return err
@@ -201,7 +205,7 @@ func Delete(table string) error {
 	return nil
 }
 
-// Exists tells whether a table of this name is there.
+// Exists reports whether a table of this name exists.
 func Exists(table string) (bool, error) {
 	all, err := Tables()
 	return slices.Contains(all, table), err
@@ -224,7 +228,7 @@ func Tables() ([]string, error) {
 	return names, nil
 }
 
-// Names reads the interface names in a set. ErrNoTable, ErrNoSet: there is no such one.
+// Names returns the interface names in a set. The error is ErrNoTable or ErrNoSet if there is none.
 func Names(table, set string) ([]string, error) {
 	if ok, err := Exists(table); err != nil {
 		return nil, err
@@ -254,8 +258,8 @@ func Names(table, set string) ([]string, error) {
 	return names, nil
 }
 
-// kernel is the set for the library. Whoever adds it gives it an ID, unique in the batch: the library would
-// count in a variable that goroutines share without a lock.
+// kernel returns the set for the library. The caller that adds it gives it an ID, unique in the batch: the library
+// would count in a variable that goroutines share without a lock.
 func (s Set) kernel(t *nftables.Table) *nftables.Set {
 	ks := &nftables.Set{Table: t, Name: s.Name, KeyType: nftables.TypeIPAddr}
 	switch {

@@ -23,25 +23,25 @@ const (
 	attrMode    = 2
 	attrAtOnce  = 5
 
-	logSnap    = 128     // bytes of a packet that are told
-	logMessage = 1 << 16 // bytes that are read at once
+	logSnap    = 128     // bytes of a packet that are logged
+	logMessage = 1 << 16 // bytes per read
 )
 
-// Logged is what a packet said of itself that a rule with Log told.
+// Logged describes a packet that a rule with ToLog logged.
 type Logged struct {
 	Protocol string         // "tcp", "udp", "icmp", or its number
-	To       netip.AddrPort // port 0 where the protocol has none
+	To       netip.AddrPort // port 0 if the protocol has none
 }
 
-// Log hears what rules with Log tell in one namespace. Close ends a Next that waits; otherwise it is used by one
-// goroutine.
+// Log reads the packets that rules with ToLog log in one namespace. Close ends a Next in progress; otherwise one
+// goroutine uses a Log.
 type Log struct {
 	f   *os.File
 	buf []byte
 }
 
-// OpenLog listens to a group in the namespace of the calling thread. Nobody else may listen to it. The caller closes
-// it.
+// OpenLog opens a log group in the namespace of the calling thread. A group has one reader at most. The caller closes
+// the Log.
 func OpenLog(group uint16) (*Log, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -54,9 +54,9 @@ func OpenLog(group uint16) (*Log, error) {
 	return l, nil
 }
 
-// bind asks for the packets of a group, each at once, and reads the kernel's answer.
+// bind subscribes to the packets of a group, each at once, and reads the kernel's reply.
 func (l *Log) bind(group uint16) error {
-	m := binary.NativeEndian.AppendUint32(nil, 0) // the length, when it is known
+	m := binary.NativeEndian.AppendUint32(nil, 0) // the length, set below
 	m = binary.NativeEndian.AppendUint16(m, logConfig)
 	m = binary.NativeEndian.AppendUint16(m, unix.NLM_F_REQUEST|unix.NLM_F_ACK)
 	m = append(m, make([]byte, 8)...) // number and port, which the kernel repeats
@@ -75,7 +75,7 @@ func (l *Log) bind(group uint16) error {
 	}
 	answer := l.buf[:n]
 	if n < 20 || binary.NativeEndian.Uint16(answer[4:]) != unix.NLMSG_ERROR {
-		return errors.New("the kernel did not answer")
+		return errors.New("no reply from the kernel")
 	}
 	if code := int32(binary.NativeEndian.Uint32(answer[16:])); code != 0 {
 		return unix.Errno(-code)
@@ -93,7 +93,8 @@ func appendAttr(m []byte, kind uint16, data []byte) []byte {
 	return m
 }
 
-// Next waits for packets. What came faster than it was read is lost. After Close it answers os.ErrClosed.
+// Next waits for packets. Packets that arrive faster than they are read are lost. After Close it returns
+// os.ErrClosed.
 func (l *Log) Next() ([]Logged, error) {
 	for {
 		n, err := l.f.Read(l.buf)
@@ -109,11 +110,11 @@ func (l *Log) Next() ([]Logged, error) {
 	}
 }
 
-// Close stops to listen.
+// Close stops the log.
 func (l *Log) Close() error { return l.f.Close() }
 
-// parseLog reads netlink messages, which the kernel wrote, around packets, which a guest wrote. What it does not
-// understand it passes over.
+// parseLog parses netlink messages, written by the kernel, around packets, written by a guest. It skips what it
+// cannot parse.
 func parseLog(b []byte) []Logged {
 	var all []Logged
 	for len(b) >= 16 {
@@ -132,7 +133,7 @@ func parseLog(b []byte) []Logged {
 	return all
 }
 
-// payloadOf finds the attribute that is the packet.
+// payloadOf returns the attribute that holds the packet.
 func payloadOf(attrs []byte) []byte {
 	for len(attrs) >= 4 {
 		length := int(binary.NativeEndian.Uint16(attrs))
@@ -147,7 +148,7 @@ func payloadOf(attrs []byte) []byte {
 	return nil
 }
 
-// parsePacket reads where a packet goes.
+// parsePacket parses the destination of a packet.
 func parsePacket(b []byte) (Logged, bool) {
 	switch {
 	case len(b) >= 20 && b[0]>>4 == 4:

@@ -45,18 +45,24 @@ func TestParseLog(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			got := parseLog(append(message(tt.packet), message(tt.packet)...))
 			if len(got) != 2 || got[0] != tt.want || got[1] != tt.want {
-				t.Errorf("got %v, want two of %v", got, tt.want)
+				t.Errorf("parseLog: got %v, want two of %v", got, tt.want)
 			}
 		})
 	}
-	for name, b := range map[string][]byte{"empty": nil, "short": {1, 2, 3}, "no packet": message(nil), "half a header": message([]byte{0x46, 0}), "length beyond the end": message(ip4(6, 0))[:30]} {
+	for name, b := range map[string][]byte{
+		"empty":                 nil,
+		"short":                 {1, 2, 3},
+		"no packet":             message(nil),
+		"half a header":         message([]byte{0x46, 0}),
+		"length beyond the end": message(ip4(6, 0))[:30],
+	} {
 		if got := parseLog(b); len(got) != 0 {
-			t.Errorf("%s gives %v", name, got)
+			t.Errorf("parseLog of %s: got %v, want nothing", name, got)
 		}
 	}
 }
 
-// FuzzLog: no bytes make the parser panic, and what it tells is whole.
+// FuzzLog checks that no bytes make the parser panic, and that the packets it returns are complete.
 func FuzzLog(f *testing.F) {
 	f.Add(message(ip4(6, 0, 0, 1, 1, 187)))
 	f.Add(message(ip4(17, 15, 0, 1, 0, 53)))
@@ -64,7 +70,7 @@ func FuzzLog(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		for _, p := range parseLog(b) {
 			if !p.To.IsValid() || p.Protocol == "" {
-				t.Errorf("told of %+v", p)
+				t.Errorf("parseLog: got %+v", p)
 			}
 		}
 	})

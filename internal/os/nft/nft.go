@@ -1,14 +1,14 @@
-// Package nft describes netfilter tables as plain values, prints them, and puts them into the kernel.
+// Package nft describes netfilter tables as plain values, prints them, and loads them into the kernel.
 //
-// It owns the vocabulary: a Table holds Sets and Chains, a Chain holds Rules, a Rule is a list of Terms.
-// Every Term carries both its text and its kernel expressions, so what String prints, in the words of
-// nft(8), is what Replace and Update load. All tables are of family inet.
+// A Table holds Sets and Chains, a Chain holds Rules, and a Rule is a list of Terms. Every Term carries both its text
+// and its kernel expressions, so what String prints, in the syntax of nft(8), is what Replace and Update load. All
+// tables are of family inet.
 //
-// It must not know what the rules are for. It holds no state of its own.
+// The package does not know what the rules are for. It holds no state of its own.
 //
-// Replace, Update, Delete and the readers, other than the methods of Conn, work on the network namespace of the calling thread: callers
-// that mean another namespace lock their goroutine to a thread there first. Each of them is one netlink
-// batch, which the kernel takes or refuses as a whole; packets see the old rules or the new, never a mix.
+// Except for the methods of Conn, Replace, Update, Delete and the readers work on the network namespace of the
+// calling thread: callers that mean another namespace lock their goroutine to a thread in it first. Each call is one
+// netlink batch, which the kernel accepts or refuses as a whole; packets see the old rules or the new, never a mix.
 package nft
 
 import (
@@ -28,32 +28,32 @@ type Table struct {
 // Set is a named set of a table: either IPv4 prefixes or interface names.
 type Set struct {
 	Name     string
-	Prefixes []netip.Prefix // IPv4, sorted, apart from each other (see Merge)
+	Prefixes []netip.Prefix // IPv4, sorted, not overlapping (see Merge)
 	Names    []string       // interface names; then Prefixes is empty and IsNames is true
 	IsNames  bool
-	Timeout  time.Duration // above zero: single addresses, which leave after this time
+	Timeout  time.Duration // above zero: single addresses, which expire after this time
 	Addrs    []netip.Addr  // of a set with Timeout
 }
 
-// Chain is a list of rules; with Base it hangs on a hook of the kernel, without it is jumped to.
+// Chain is a list of rules. With Base it is attached to a hook of the kernel; without, rules jump to it.
 type Chain struct {
 	Name  string
 	Base  *Base
 	Rules []Rule
 }
 
-// Base says where in the kernel a chain hangs.
+// Base describes where a chain is attached in the kernel.
 type Base struct {
 	Type     string // "filter" or "nat"
 	Hook     string // "prerouting", "input", "forward", "output" or "postrouting"
 	Priority int
-	Drop     bool // policy: what no rule decides is dropped, otherwise accepted
+	Drop     bool // policy: packets that no rule decides are dropped, otherwise accepted
 }
 
-// Rule is a list of terms; all matches must hold for the last term, the verdict, to be carried out.
+// Rule is a list of terms. If all matches hold, the last term, the verdict, applies.
 type Rule []Term
 
-// String is the table in the words of nft(8).
+// String returns the table in the syntax of nft(8).
 func (t Table) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "table inet %s {\n", t.Name)
@@ -67,7 +67,7 @@ func (t Table) String() string {
 	return b.String()
 }
 
-// String is the set in the words of nft(8).
+// String returns the set in the syntax of nft(8).
 func (s Set) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "\tset %s {\n", s.Name)
@@ -103,7 +103,7 @@ func (s Set) String() string {
 	return b.String()
 }
 
-// String is the chain in the words of nft(8).
+// String returns the chain in the syntax of nft(8).
 func (c Chain) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "\tchain %s {\n", c.Name)
@@ -128,7 +128,7 @@ func (c Chain) String() string {
 	return b.String()
 }
 
-// String is the rule in the words of nft(8).
+// String returns the rule in the syntax of nft(8).
 func (r Rule) String() string {
 	words := make([]string, len(r))
 	for i, t := range r {

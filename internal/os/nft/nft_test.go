@@ -27,12 +27,12 @@ func TestMergeAndSubtract(t *testing.T) {
 		{nil, prefixes("11.0.0.0/8"), nil},
 	} {
 		if got := Subtract(c.list, c.holes); fmt.Sprint(got) != fmt.Sprint(c.want) {
-			t.Errorf("%v less %v is %v, want %v", c.list, c.holes, got, c.want)
+			t.Errorf("Subtract(%v, %v) = %v, want %v", c.list, c.holes, got, c.want)
 		}
 	}
 }
 
-// FuzzSubtract holds the prefix arithmetic against asking single addresses.
+// FuzzSubtract compares the prefix arithmetic with lookups of single addresses.
 func FuzzSubtract(f *testing.F) {
 	f.Add(uint32(0x0a000000), 8, uint32(0x0a010000), 16, uint32(0x0a010203))
 	f.Add(uint32(0), 0, uint32(0xffffffff), 32, uint32(0xffffffff))
@@ -46,7 +46,7 @@ func FuzzSubtract(f *testing.F) {
 			got = got || q.Contains(at(x))
 		}
 		if want := p.Contains(at(x)) && !hole.Contains(at(x)); got != want {
-			t.Errorf("%s less %s holds %s: %v", p, hole, at(x), got)
+			t.Errorf("%s without %s contains %s: %v", p, hole, at(x), got)
 		}
 	})
 }
@@ -54,6 +54,6 @@ func FuzzSubtract(f *testing.F) {
 func TestElementsOfIntervals(t *testing.T) {
 	e := Set{Prefixes: prefixes("10.0.0.0/8", "224.0.0.0/3")}.elements()
 	if len(e) != 3 || !e[1].IntervalEnd || e[1].Key[0] != 11 || e[2].IntervalEnd {
-		t.Errorf("elements %+v: want two beginnings and the end of the first", e)
+		t.Errorf("got elements %+v, want two beginnings and the end of the first", e)
 	}
 }

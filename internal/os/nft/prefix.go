@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// after is the address behind the last one of p; not valid when p ends at 255.255.255.255.
+// after returns the address after the last one of p; not valid if p ends at 255.255.255.255.
 func after(p netip.Prefix) netip.Addr {
 	last := p.Masked().Addr().As4()
 	for bit := p.Bits(); bit < 32; bit++ {
@@ -14,8 +14,8 @@ func after(p netip.Prefix) netip.Addr {
 	return netip.AddrFrom4(last).Next()
 }
 
-// Merge makes of any IPv4 prefixes a list fit for a Set: masked, sorted, none inside another, and
-// neighbours joined where they make up a larger prefix.
+// Merge turns IPv4 prefixes into a list that fits a Set. The result is masked and sorted, without overlaps, and
+// adjacent prefixes are joined where they form a larger one.
 func Merge(prefixes []netip.Prefix) []netip.Prefix {
 	all := make([]netip.Prefix, len(prefixes))
 	for i, p := range prefixes {
@@ -37,7 +37,7 @@ func Merge(prefixes []netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// join folds the end of a sorted list as long as its last two are the halves of one prefix.
+// join merges the end of a sorted list while its last two prefixes are the halves of one.
 func join(list []netip.Prefix) []netip.Prefix {
 	for n := len(list); n > 1; n = len(list) {
 		a, b := list[n-2], list[n-1]
@@ -53,7 +53,7 @@ func join(list []netip.Prefix) []netip.Prefix {
 	return list
 }
 
-// Subtract is what of the prefixes in list lies in none of holes, merged.
+// Subtract returns the parts of the prefixes in list that are in none of holes, merged.
 func Subtract(list, holes []netip.Prefix) []netip.Prefix {
 	rest := Merge(list)
 	for _, h := range holes {
@@ -66,7 +66,7 @@ func Subtract(list, holes []netip.Prefix) []netip.Prefix {
 	return Merge(rest)
 }
 
-// without is p less hole, as prefixes.
+// without returns p without hole, as prefixes.
 func without(p, hole netip.Prefix) []netip.Prefix {
 	switch {
 	case !p.Overlaps(hole):

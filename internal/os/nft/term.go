@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reg is the register that all terms use; none leaves a value in it for the next.
+// reg is the register that all terms use. No term leaves a value in it for the next.
 const reg = unix.NFT_REG_1
 
 // Offsets into the headers, from RFC 791, RFC 9293 and Ethernet II.
@@ -28,7 +28,7 @@ const (
 // CTState is a set of connection tracking states.
 type CTState uint32
 
-// The states a packet can be in, to be combined.
+// Connection tracking states of a packet, which can be combined.
 const (
 	Invalid     = CTState(expr.CtStateBitINVALID)
 	Established = CTState(expr.CtStateBitESTABLISHED)
@@ -39,7 +39,7 @@ const (
 // statusDNAT is IPS_DST_NAT of linux/netfilter/nf_conntrack_common.h.
 const statusDNAT = 1 << 5
 
-// Term is one match or verdict of a rule: its text, and the kernel's expressions for it.
+// Term is one match or verdict of a rule: its text, and its kernel expressions.
 type Term struct {
 	text  string
 	exprs []expr.Any
@@ -55,7 +55,7 @@ func payload(base expr.PayloadBase, offset, size uint32) expr.Any {
 	return &expr.Payload{DestRegister: reg, Base: base, Offset: offset, Len: size}
 }
 
-// name16 is an interface name as the kernel compares it; a trailing "*" stands for any ending.
+// name16 returns an interface name as the kernel compares it. A trailing "*" stands for any ending.
 func name16(name string) []byte {
 	if begin, ok := strings.CutSuffix(name, "*"); ok {
 		return []byte(begin)
@@ -65,12 +65,12 @@ func name16(name string) []byte {
 	return b
 }
 
-// InIface matches packets that came in by an interface; a trailing "*" in name stands for any ending.
+// InIface matches packets that arrive on an interface. A trailing "*" in name stands for any ending.
 func InIface(name string) Term {
 	return Term{fmt.Sprintf("iifname %q", name), []expr.Any{meta(expr.MetaKeyIIFNAME), cmp(expr.CmpOpEq, name16(name))}}
 }
 
-// OutIface matches packets that leave by an interface; a trailing "*" in name stands for any ending.
+// OutIface matches packets that leave by an interface. A trailing "*" in name stands for any ending.
 func OutIface(name string) Term {
 	return Term{fmt.Sprintf("oifname %q", name), []expr.Any{meta(expr.MetaKeyOIFNAME), cmp(expr.CmpOpEq, name16(name))}}
 }
@@ -96,7 +96,7 @@ func protocolFamily(p byte) []expr.Any {
 // IPv6 matches all packets of IP version 6.
 func IPv6() Term { return Term{"meta nfproto ipv6", protocolFamily(unix.NFPROTO_IPV6)} }
 
-// EtherSourceNot matches frames that come from another hardware address than mac.
+// EtherSourceNot matches frames from another hardware address than mac.
 func EtherSourceNot(mac net.HardwareAddr) Term {
 	return Term{"ether saddr != " + mac.String(), []expr.Any{
 		payload(expr.PayloadBaseLLHeader, etherSource, 6), cmp(expr.CmpOpNeq, mac)}}
@@ -180,7 +180,7 @@ func ctBits(key expr.CtKey, bits uint32) []expr.Any {
 // Translated matches packets of connections whose destination was translated when they began.
 func Translated() Term { return Term{"ct status dnat", ctBits(expr.CtKeySTATUS, statusDNAT)} }
 
-// Original matches packets that go the way the first packet of their connection went.
+// Original matches packets in the direction of the first packet of their connection.
 func Original() Term {
 	return Term{
 		"ct direction original",
@@ -188,7 +188,7 @@ func Original() Term {
 	}
 }
 
-// Reply matches packets that go against the way the first packet of their connection went.
+// Reply matches packets against the direction of the first packet of their connection.
 func Reply() Term {
 	return Term{
 		"ct direction reply",
@@ -196,7 +196,7 @@ func Reply() Term {
 	}
 }
 
-// MarkTracked gives the packet's connection a mark.
+// MarkTracked sets the mark of the packet's connection.
 func MarkTracked(mark uint32) Term {
 	return Term{fmt.Sprintf("ct mark set 0x%08x", mark), []expr.Any{
 		&expr.Immediate{Register: reg, Data: binaryutil.NativeEndian.PutUint32(mark)},
@@ -204,16 +204,16 @@ func MarkTracked(mark uint32) Term {
 	}}
 }
 
-// markMask is the part of an interface's number that goes into a mark.
+// markMask is the part of an interface index that goes into a mark.
 const markMask = 0x00ffffff
 
-// IfaceMark is the mark that MarkByIn and MarkByOut give for an interface's number.
+// IfaceMark returns the mark that MarkByIn and MarkByOut set for an interface index.
 func IfaceMark(base uint32, index int) uint32 { return uint32(index)&markMask ^ base }
 
-// MarkByIn gives the packet's connection a mark made of base and the number of the interface it came in by.
+// MarkByIn marks the packet's connection with base and the index of its input interface.
 func MarkByIn(base uint32) Term { return markBy("iif", expr.MetaKeyIIF, base) }
 
-// MarkByOut gives the packet's connection a mark made of base and the number of the interface it leaves by.
+// MarkByOut marks the packet's connection with base and the index of its output interface.
 func MarkByOut(base uint32) Term { return markBy("oif", expr.MetaKeyOIF, base) }
 
 func markBy(word string, key expr.MetaKey, base uint32) Term {
@@ -225,7 +225,7 @@ func markBy(word string, key expr.MetaKey, base uint32) Term {
 	}}
 }
 
-// ClampMSS lowers the segment size announced by a TCP SYN to what the route takes.
+// ClampMSS lowers the segment size announced by a TCP SYN to the MTU of the route.
 func ClampMSS() Term {
 	return Term{"tcp flags syn tcp option maxseg size set rt mtu", []expr.Any{
 		meta(expr.MetaKeyL4PROTO), cmp(expr.CmpOpEq, []byte{unix.IPPROTO_TCP}),
@@ -238,10 +238,10 @@ func ClampMSS() Term {
 	}}
 }
 
-// Count keeps the number of packets and bytes that came this far in the rule.
+// Count counts the packets and bytes that reach this term of the rule.
 func Count() Term { return Term{"counter", []expr.Any{&expr.Counter{}}} }
 
-// AtMost lets so many packets a second go on in the rule, and a burst of as many as two seconds have.
+// AtMost continues the rule for at most so many packets a second, with a burst of two seconds' worth.
 func AtMost(perSecond uint32) Term {
 	return Term{fmt.Sprintf("limit rate %d/second burst %d packets", perSecond, 2*perSecond), []expr.Any{
 		&expr.Limit{
@@ -252,7 +252,7 @@ func AtMost(perSecond uint32) Term {
 		}}}
 }
 
-// ToLog tells who listens to a group of the log of the beginning of the packet, which goes on.
+// ToLog sends the beginning of the packet to a log group. The packet continues.
 func ToLog(group uint16) Term {
 	return Term{fmt.Sprintf("log group %d snaplen %d queue-threshold 1", group, logSnap), []expr.Any{
 		&expr.Log{
@@ -263,29 +263,29 @@ func ToLog(group uint16) Term {
 		}}}
 }
 
-// Accept ends the evaluation of the hook's chain: the packet goes on.
+// Accept ends the evaluation of the hook's chain: the packet continues.
 func Accept() Term { return Term{"accept", []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}} }
 
-// Drop ends the packet.
+// Drop drops the packet.
 func Drop() Term { return Term{"drop", []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}}} }
 
-// RejectTCP ends a TCP segment and answers with a reset. The rule must match TCP before.
+// RejectTCP drops a TCP segment and replies with a reset. The rule must match TCP before.
 func RejectTCP() Term {
 	return Term{"reject with tcp reset", []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}}
 }
 
-// Reject ends the packet and answers that it is not allowed.
+// Reject drops the packet and replies that it is prohibited.
 func Reject() Term {
 	return Term{"reject with icmpx admin-prohibited", []expr.Any{
 		&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED}}}
 }
 
-// Jump goes on in another chain of the table, and comes back when that one decides nothing.
+// Jump continues in another chain of the table, and returns if that chain decides nothing.
 func Jump(chain string) Term {
 	return Term{"jump " + chain, []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: chain}}}
 }
 
-// Return goes back to the chain that jumped here.
+// Return returns to the chain that jumped here.
 func Return() Term { return Term{"return", []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}} }
 
 func translate(word string, kind expr.NATType, to netip.Addr) Term {
@@ -296,16 +296,16 @@ func translate(word string, kind expr.NATType, to netip.Addr) Term {
 	}}
 }
 
-// DNAT rewrites the destination address; the port stays.
+// DNAT rewrites the destination address. The port stays the same.
 func DNAT(to netip.Addr) Term { return translate("dnat", expr.NATTypeDestNAT, to) }
 
-// SNAT rewrites the source address; the port stays where it can.
+// SNAT rewrites the source address. The port stays the same where possible.
 func SNAT(to netip.Addr) Term { return translate("snat", expr.NATTypeSourceNAT, to) }
 
-// Masquerade rewrites the source address to the one of the outgoing interface.
+// Masquerade rewrites the source address to that of the outgoing interface.
 func Masquerade() Term { return Term{"masquerade", []expr.Any{&expr.Masq{}}} }
 
-// Redirect sends the packet to a port of this namespace, on the address of the interface it came by.
+// Redirect sends the packet to a port of this namespace, on the address of the input interface.
 func Redirect(port uint16) Term {
 	return Term{fmt.Sprintf("redirect to :%d", port), []expr.Any{
 		&expr.Immediate{Register: reg, Data: binaryutil.BigEndian.PutUint16(port)},

@@ -26,19 +26,19 @@ import (
 
 const (
 	patience   = 60 * time.Second        // for what must happen
-	impatience = 1500 * time.Millisecond // for what must not
+	impatience = 1500 * time.Millisecond // for what must not happen
 	public     = "93.184.216.34"
 	testPrefix = "pnt"
 )
 
-// world is a host and an internet of its own: nothing of it leaves the machine.
-type world struct {
+// fixture is a test network: a host and an internet in network namespaces. No packet leaves the machine.
+type fixture struct {
 	t        testing.TB
 	host     *os.File
 	internet *os.File
 }
 
-// everywhere are the addresses that the internet of the test has: servers that a guest may and may not reach.
+// everywhere lists the addresses of the test's internet: servers that a guest may and may not reach.
 var everywhere = []string{
 	public,
 	"10.9.9.9",
@@ -50,16 +50,16 @@ var everywhere = []string{
 	"203.0.113.7",
 }
 
-func newWorld(t testing.TB) *world {
+func newFixture(t testing.TB) *fixture {
 	t.Helper()
-	return newWorldWith(t)
+	return newFixtureWith(t)
 }
 
-// newWorldWith is a world whose internet has more addresses, without servers.
-func newWorldWith(t testing.TB, more ...string) *world {
+// newFixtureWith is newFixture with more addresses in its internet, without servers.
+func newFixtureWith(t testing.TB, more ...string) *fixture {
 	t.Helper()
 	probetest.Need(t, probe.Config{}, probe.Network)
-	w := &world{t: t}
+	w := &fixture{t: t}
 	w.internet = w.namespace("pntnet", nil)
 	w.host = w.namespace("pnthost", func() error {
 		attrs := netlink.NewLinkAttrs()
@@ -91,7 +91,7 @@ func newWorldWith(t testing.TB, more ...string) *world {
 	return w
 }
 
-func (w *world) must(err error) {
+func (w *fixture) must(err error) {
 	w.t.Helper()
 	if err != nil {
 		w.t.Fatal(err)
@@ -99,7 +99,7 @@ func (w *world) must(err error) {
 }
 
 // namespace makes a namespace that ends with the test, with lo up.
-func (w *world) namespace(name string, fill func() error) *os.File {
+func (w *fixture) namespace(name string, fill func() error) *os.File {
 	w.t.Helper()
 	var ns *os.File
 	w.must(removeNamespace(name))
@@ -138,8 +138,8 @@ func configure(name, address string) error {
 	return netlink.LinkSetUp(link)
 }
 
-// serve answers every TCP connection with the peer's address, and echoes lines after that.
-func (w *world) serve(ns *os.File, addr string, port int) {
+// serve sends the peer's address on every TCP connection, and echoes lines after that.
+func (w *fixture) serve(ns *os.File, addr string, port int) {
 	w.t.Helper()
 	var l net.Listener
 	w.must(within(ns, func() (err error) {
@@ -183,18 +183,18 @@ func line(c net.Conn, limit time.Duration) (string, error) {
 	return strings.TrimSpace(string(buf)), err
 }
 
-func (w *world) reaches(ns *os.File, addr string, port int) string {
+func (w *fixture) reaches(ns *os.File, addr string, port int) string {
 	w.t.Helper()
 	c, saw, err := dial(ns, addr, port, patience)
 	if err != nil {
-		w.t.Fatalf("%s:%d must be reached: %v", addr, port, err)
+		w.t.Fatalf("%s:%d: got error %v, want a connection", addr, port, err)
 	}
 	c.Close()
 	return saw
 }
 
-// reachesNone tries all addresses at once and reports those that answer.
-func (w *world) reachesNone(ns *os.File, addrs ...string) {
+// reachesNone dials all addresses at once and reports those that accept.
+func (w *fixture) reachesNone(ns *os.File, addrs ...string) {
 	w.t.Helper()
 	var wg sync.WaitGroup
 	for _, a := range addrs {
@@ -203,7 +203,7 @@ func (w *world) reachesNone(ns *os.File, addrs ...string) {
 			c, saw, err := dial(ns, to.Addr().String(), int(to.Port()), impatience)
 			if err == nil {
 				c.Close()
-				w.t.Errorf("%s must not be reached, but it answered %q", a, saw)
+				w.t.Errorf("%s: got reply %q, want no connection", a, saw)
 			}
 		})
 	}
@@ -211,7 +211,7 @@ func (w *world) reachesNone(ns *os.File, addrs ...string) {
 }
 
 // until waits for a condition.
-func (w *world) until(what string, ok func() bool) {
+func (w *fixture) until(what string, ok func() bool) {
 	w.t.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -219,14 +219,14 @@ func (w *world) until(what string, ok func() bool) {
 	for !ok() {
 		select {
 		case <-end:
-			w.t.Fatalf("did not happen: %s", what)
+			w.t.Fatalf("timeout: want %s", what)
 		case <-tick.C:
 		}
 	}
 }
 
-// datagrams is a UDP server in the internet that tells what it got.
-func (w *world) datagrams(addr string) <-chan string {
+// datagrams is a UDP server in the internet that reports the datagrams it receives.
+func (w *fixture) datagrams(addr string) <-chan string {
 	w.t.Helper()
 	var pc net.PacketConn
 	w.must(within(w.internet, func() (err error) {
@@ -249,7 +249,7 @@ func (w *world) datagrams(addr string) <-chan string {
 }
 
 // send sends a datagram with a source address of the sender's choice.
-func (w *world) send(ns *os.File, from, to, text string) {
+func (w *fixture) send(ns *os.File, from, to, text string) {
 	w.t.Helper()
 	w.must(within(ns, func() error {
 		d := net.Dialer{LocalAddr: &net.UDPAddr{IP: net.ParseIP(from)}}
@@ -263,7 +263,7 @@ func (w *world) send(ns *os.File, from, to, text string) {
 	}))
 }
 
-func (w *world) pool(change func(*Config)) *Pool {
+func (w *fixture) pool(change func(*Config)) *Pool {
 	w.t.Helper()
 	c := Config{Prefix: testPrefix, Namespace: filepath.Join(namespaces, "pnthost"), Ready: 1,
 		Resolvers: []netip.AddrPort{netip.MustParseAddrPort("10.9.9.9:53")}}
@@ -276,12 +276,12 @@ func (w *world) pool(change func(*Config)) *Pool {
 	return p
 }
 
-func (w *world) closePool(p *Pool) {
+func (w *fixture) closePool(p *Pool) {
 	w.t.Helper()
 	w.must(p.Close(context.Background()))
 }
 
-func (w *world) take(p *Pool) *Slot {
+func (w *fixture) take(p *Pool) *Slot {
 	w.t.Helper()
 	s, err := p.Acquire(context.Background(), "test")
 	w.must(err)
@@ -294,7 +294,7 @@ type guest struct {
 	stop func()
 }
 
-func (w *world) guest(s *Slot, name string) *guest {
+func (w *fixture) guest(s *Slot, name string) *guest {
 	w.t.Helper()
 	var outer *os.File
 	ns := w.namespace(name, func() (err error) {
@@ -323,8 +323,8 @@ func (w *world) guest(s *Slot, name string) *guest {
 	return g
 }
 
-// polled is a duplicate whose reads end when it is closed.
-func polled(w *world, f *os.File) *os.File {
+// polled returns a duplicate of f whose reads end when it is closed.
+func polled(w *fixture, f *os.File) *os.File {
 	w.t.Helper()
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	w.must(err)
@@ -345,8 +345,8 @@ func frames(to, from *os.File) {
 	}
 }
 
-// leftovers lists what carries the prefix of the test's pool.
-func (w *world) leftovers() []string {
+// leftovers lists namespaces, links and tables with the prefix of the test's pool.
+func (w *fixture) leftovers() []string {
 	w.t.Helper()
 	var list []string
 	files, err := os.ReadDir(namespaces)
@@ -379,7 +379,7 @@ func echo(c net.Conn, limit time.Duration) error {
 }
 
 // names runs a resolver in the internet, at a private address that only the host may reach.
-func (w *world) names(table map[string]string) {
+func (w *fixture) names(table map[string]string) {
 	w.t.Helper()
 	h := dns.HandlerFunc(func(rw dns.ResponseWriter, m *dns.Msg) {
 		r := new(dns.Msg).SetReply(m)
@@ -415,12 +415,12 @@ func (w *world) names(table map[string]string) {
 	}
 }
 
-// ask asks a resolver that must answer from a namespace, as a guest's library would.
+// ask queries a resolver, which must reply, from a namespace, as a guest's library would.
 func ask(ns *os.File, network, server, name string, kind uint16) (*dns.Msg, error) {
 	return askWithin(patience, ns, network, server, name, kind)
 }
 
-// askWithin is ask with a limit, for a resolver that must not answer.
+// askWithin is ask with a limit, for a resolver that must not reply.
 func askWithin(limit time.Duration, ns *os.File, network, server, name string, kind uint16) (*dns.Msg, error) {
 	var c net.Conn
 	err := within(ns, func() (err error) {
@@ -440,8 +440,8 @@ func askWithin(limit time.Duration, ns *os.File, network, server, name string, k
 	return conn.ReadMsg()
 }
 
-// give ends the guest of a slot and gives the slot back.
-func (w *world) give(p *Pool, s *Slot, g *guest) {
+// give ends the guest of a slot and releases the slot.
+func (w *fixture) give(p *Pool, s *Slot, g *guest) {
 	w.t.Helper()
 	if g != nil {
 		g.stop()
@@ -449,8 +449,8 @@ func (w *world) give(p *Pool, s *Slot, g *guest) {
 	w.must(p.Release(context.Background(), s))
 }
 
-// forwards tells whether the host's uplink forwards.
-func (w *world) forwards() (yes bool) {
+// forwards reports whether the host's uplink forwards.
+func (w *fixture) forwards() (yes bool) {
 	w.t.Helper()
 	w.must(within(w.host, func() error {
 		b, err := os.ReadFile("/proc/sys/net/ipv4/conf/up0/forwarding")
