@@ -22,7 +22,7 @@ func TestAppendSpan(t *testing.T) {
 	}
 	want := []Span{{0, 8192}, {12288, 24576}, {40960, 45056}}
 	if !slices.Equal(got, want) {
-		t.Errorf("spans %v, want %v", got, want)
+		t.Errorf("got spans %v, want %v", got, want)
 	}
 }
 
@@ -48,7 +48,7 @@ func TestPrivatePages(t *testing.T) {
 	}
 	got, err := PrivatePages(os.Getpid(), start, start+pages*pageSize)
 	if err != nil || !slices.Equal(got, want) {
-		t.Errorf("got %x, %v, want %x", got, err, want)
+		t.Errorf("PrivatePages() = %x, %v; want %x", got, err, want)
 	}
 	pagemap, err := os.Open("/proc/self/pagemap")
 	if err != nil {
@@ -56,7 +56,7 @@ func TestPrivatePages(t *testing.T) {
 	}
 	defer pagemap.Close()
 	if got, err := readPagemap(pagemap, start, start+pages*pageSize); err != nil || !slices.Equal(got, want) {
-		t.Errorf("without the ioctl: got %x, %v, want %x", got, err, want)
+		t.Errorf("readPagemap() = %x, %v; want %x", got, err, want)
 	}
 }
 
@@ -66,15 +66,15 @@ func TestStubProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	if f.Entry != stubAt+pauseLoop || f.Machine != elf.EM_X86_64 || len(f.Progs) != 2 {
-		t.Errorf("got %+v", f.FileHeader)
+		t.Errorf("got ELF header %+v and %d segments, want an amd64 executable with 2", f.FileHeader, len(f.Progs))
 	}
 	if libs, err := f.ImportedLibraries(); err != nil || len(libs) != 0 {
-		t.Errorf("libraries %v, %v", libs, err)
+		t.Errorf("ImportedLibraries() = %v, %v; want none", libs, err)
 	}
 	// The loop ends with a jump to its first instruction.
 	loop := stubCode[1].code
 	if jump := int8(loop[len(loop)-2]); len(loop)-1+int(jump) != 0 {
-		t.Errorf("the jump goes to byte %d of the loop", len(loop)-1+int(jump))
+		t.Errorf("the jump goes to byte %d of the loop, want 0", len(loop)-1+int(jump))
 	}
 }
 
@@ -158,7 +158,7 @@ func FuzzParseMaps(f *testing.F) {
 	f.Add("0-1 rwxp 0 0:0 0")
 	f.Fuzz(func(t *testing.T, text string) {
 		if all, err := parseMaps(text); err == nil && len(all) > maxVMAs {
-			t.Errorf("%d areas", len(all))
+			t.Errorf("got %d areas, want at most %d", len(all), maxVMAs)
 		}
 	})
 }
@@ -225,7 +225,7 @@ func FuzzCheckpoint(f *testing.F) {
 			return
 		}
 		if raw, err := b.table.encode(); err == nil && len(raw) > tableBytes {
-			t.Errorf("a table of %d bytes", len(raw))
+			t.Errorf("got a table of %d bytes, want at most %d", len(raw), tableBytes)
 		}
 	})
 }
@@ -263,22 +263,22 @@ func TestSave(t *testing.T) {
 		{Start: base + 501*pageSize, End: base + 1000*pageSize, Prot: 3, Backing: Zero},
 	}
 	if !slices.Equal(got.VMAs, want) || got.Bytes != 4*pageSize {
-		t.Errorf("got %+v, %d bytes", got.VMAs, got.Bytes)
+		t.Errorf("got areas %+v and %d bytes, want %+v and %d", got.VMAs, got.Bytes, want, 4*pageSize)
 	}
 	data, err := os.ReadFile(dst.Name())
 	if err != nil || !bytes.Equal(data, slices.Concat(page(1), page(0), page(2), page(3))) {
-		t.Errorf("content differs, %v", err)
+		t.Errorf("the pages file differs from the saved pages (%v)", err)
 	}
 }
 
 func TestClip(t *testing.T) {
 	in, rest := clip([]Span{{0, 10}, {20, 40}, {50, 60}}, 5, 30)
 	if !slices.Equal(in, []Span{{5, 10}, {20, 30}}) || !slices.Equal(rest, []Span{{20, 40}, {50, 60}}) {
-		t.Errorf("got %v, %v", in, rest)
+		t.Errorf("clip() = %v, %v; want [{5 10} {20 30}], [{20 40} {50 60}]", in, rest)
 	}
 	in, rest = clip(rest, 30, 40)
 	if !slices.Equal(in, []Span{{30, 40}}) || !slices.Equal(rest, []Span{{50, 60}}) {
-		t.Errorf("got %v, %v", in, rest)
+		t.Errorf("clip() = %v, %v; want [{5 10} {20 30}], [{20 40} {50 60}]", in, rest)
 	}
 }
 

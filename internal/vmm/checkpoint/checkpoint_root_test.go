@@ -81,7 +81,7 @@ func (c *conn) request(t *testing.T, line string) string {
 	}
 	answer, err := c.r.ReadString('\n')
 	if err != nil {
-		t.Fatalf("answer to %q: %v", line, err)
+		t.Fatalf("response to %q: %v", line, err)
 	}
 	return strings.TrimSpace(answer)
 }
@@ -136,7 +136,7 @@ func newStub(
 	fork ...fork,
 ) (*proc.Process, *conn) {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "vehicle")
+	path := filepath.Join(t.TempDir(), "stub")
 	if err := os.WriteFile(path, checkpoint.StubProgram(), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -164,7 +164,7 @@ func newStub(
 	v := checkpoint.Attach(p.PID())
 	defer v.Close()
 	if err := v.Restore(t.Context(), plan); err != nil {
-		t.Fatal(err, p.Tail(5))
+		t.Fatalf("Restore: %v; output %s", err, p.Tail(5))
 	}
 	return p, c
 }
@@ -194,12 +194,12 @@ func TestDumpWhileThreadsExit(t *testing.T) {
 			t.Fatal(err)
 		}
 		if time.Now().After(limit) {
-			t.Fatalf("%d images of 40 were taken; the last error: %v", taken, err)
+			t.Fatalf("got %d of 40 dumps; the last error: %v", taken, err)
 		}
 	}
 	select {
 	case <-p.Done():
-		t.Error("the process ended")
+		t.Error("the process has exited, want it running")
 	default:
 	}
 }
@@ -217,14 +217,14 @@ func TestDumpAndRestore(t *testing.T) {
 	)
 	_ = theirs.Close()
 	if got := c.request(t, "5"); got != "5" {
-		t.Fatal(got)
+		t.Fatalf("got sum %s, want 5", got)
 	}
 	taken, err := checkpoint.Dump(p.PID(), checkpoint.Options{Role: role})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got := c.request(t, "2"); got != "7" {
-		t.Fatalf("the process itself went on with %s", got)
+		t.Fatalf("the dumped process continued with sum %s, want 7", got)
 	}
 	path := filepath.Join(t.TempDir(), "content")
 	content, err := os.Create(path)
@@ -239,14 +239,14 @@ func TestDumpAndRestore(t *testing.T) {
 	for range 3 {
 		q, d := newStub(t, &im, nil, content)
 		if got := d.request(t, "10"); got != "15" {
-			t.Fatalf("a copy went on with %s", got)
+			t.Fatalf("the restored process continued with sum %s, want 15", got)
 		}
 		if got := d.request(t, "time"); got != "True 127" {
-			t.Fatalf("a copy says %s", got)
+			t.Fatalf("the restored process responded %s, want True 127", got)
 		}
 		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", q.PID()))
 		if err != nil || string(env) != "WHO=me\x00" {
-			t.Fatalf("environment %q, %v", env, err)
+			t.Fatalf("got environment %q, %v; want WHO=me", env, err)
 		}
 		d.request(t, "grow")
 		// A checkpoint of the restored process, with its changes.
@@ -254,7 +254,7 @@ func TestDumpAndRestore(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Logf("difference %d KiB", again.Bytes()>>10)
+		t.Logf("delta of %d KiB", again.Bytes()>>10)
 		stored, err := os.CreateTemp(t.TempDir(), "over")
 		if err != nil {
 			t.Fatal(err)
@@ -274,13 +274,13 @@ func TestDumpAndRestore(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := e.request(t, "100"); got != "115" {
-			t.Fatalf("a copy of a copy went on with %s", got)
+			t.Fatalf("the second restored process continued with sum %s, want 115", got)
 		}
 		if got := d.request(t, "1"); got != "16" {
-			t.Fatalf("the copy went on with %s", got)
+			t.Fatalf("the first restored process continued with sum %s, want 16", got)
 		}
 	}
 	if got := c.request(t, "1"); got != "8" {
-		t.Fatalf("the first went on with %s", got)
+		t.Fatalf("the dumped process continued with sum %s, want 8", got)
 	}
 }

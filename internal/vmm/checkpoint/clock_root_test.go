@@ -56,10 +56,10 @@ func TestRestoreWithTimeNamespace(t *testing.T) {
 			_, d := newStub(t, &im, nil, content, proc.ForkAhead(time.Duration(shift)*time.Second))
 			now, turns := clockReport(t, d)
 			if wrong := now - here - shift; wrong < -5 || wrong > 300 {
-				t.Fatalf("its clock says %d s, and the one here %d: that is not shifted by %d", now, here, shift)
+				t.Fatalf("the process's clock is at %d s and the host's at %d s, want them %d s apart", now, here, shift)
 			}
 			if turns > before+1000 {
-				t.Errorf("%d turns at once", turns-before)
+				t.Errorf("got %d timeouts at once, want at most 1000", turns-before)
 			}
 			for limit := time.Now().Add(30 * time.Second); ; {
 				_, later := clockReport(t, d)
@@ -67,7 +67,7 @@ func TestRestoreWithTimeNamespace(t *testing.T) {
 					break
 				}
 				if time.Now().After(limit) {
-					t.Fatalf("the thread does not go on: %d turns, then %d", turns, later)
+					t.Fatalf("got %d timeouts and later %d, want the thread to continue", turns, later)
 				}
 			}
 		})

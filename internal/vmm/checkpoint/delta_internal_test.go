@@ -59,11 +59,11 @@ func TestXORDelta(t *testing.T) {
 	var packed bytes.Buffer
 	got, err := NewXORDelta(im, spans, bytes.NewReader(below)).Encode(&packed, bytes.NewReader(over), spans)
 	if err != nil || len(got) != len(want) {
-		t.Fatalf("got the spans %x, %v, want %x", got, err, want)
+		t.Fatalf("Encode() = %x, %v; want %x", got, err, want)
 	}
 	for i, s := range got {
 		if s != want[i] {
-			t.Errorf("got the span %x, want %x", s, want[i])
+			t.Errorf("got span %x, want %x", s, want[i])
 		}
 	}
 	pages := len(over)/pageSize - len(equal)
@@ -78,7 +78,7 @@ func TestXORDelta(t *testing.T) {
 	for _, i := range random.Perm(len(cuts) - 1) {
 		if n, err := to.WriteAt(packed.Bytes()[cuts[i]:cuts[i+1]], int64(cuts[i])); err != nil ||
 			n != cuts[i+1]-cuts[i] {
-			t.Fatalf("wrote %d bytes, %v", n, err)
+			t.Fatalf("WriteAt() = %d, %v; want %d, nil", n, err, cuts[i+1]-cuts[i])
 		}
 	}
 	rest := over
@@ -86,7 +86,7 @@ func TestXORDelta(t *testing.T) {
 		for page := int((s.Start - start) / pageSize); at(page) < s.End; page++ {
 			if !equal[page] {
 				if !bytes.Equal(back[:pageSize], rest[:pageSize]) {
-					t.Errorf("page %d is not what it was", page)
+					t.Errorf("decoded page %d differs from the encoded one", page)
 				}
 				back = back[pageSize:]
 			}
@@ -109,13 +109,13 @@ func TestXORDeltaReadError(t *testing.T) {
 	spans := []Span{{start, start + pageSize}}
 	page := bytes.NewReader(make([]byte, pageSize))
 	if _, err := NewXORDelta(im, spans, cutShort{}).Encode(&bytes.Buffer{}, page, spans); !errors.Is(err, errCut) {
-		t.Errorf("got %v", err)
+		t.Errorf("Encode() = %v, want the read error", err)
 	}
 	if _, err := NewXORDelta(im, spans, page).Encode(&bytes.Buffer{}, cutShort{}, spans); !errors.Is(err, errCut) {
-		t.Errorf("got %v", err)
+		t.Errorf("Encode() = %v, want the read error", err)
 	}
 	if n, err := NewXORDelta(im, spans, cutShort{}).Decoder(make(memory, pageSize)).WriteAt(make([]byte, 10), 5); n != 0 ||
 		!errors.Is(err, errCut) {
-		t.Errorf("wrote %d bytes, %v", n, err)
+		t.Errorf("WriteAt() = %d, %v; want the read error", n, err)
 	}
 }

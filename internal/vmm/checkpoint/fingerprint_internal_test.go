@@ -17,10 +17,10 @@ func TestFingerprint(t *testing.T) {
 	copy(name.Release[:], "6.1")
 	want := fingerprint(name, []byte("code"), twoCPUs)
 	if got := fingerprint(name, []byte("code"), strings.ReplaceAll(twoCPUs, ".5", ".7")); got != want {
-		t.Error("it depends on the rate of the moment")
+		t.Error("the fingerprint depends on the current clock rate")
 	}
 	if got := fingerprint(name, []byte("code"), twoCPUs[:len(twoCPUs)/2]); got != want {
-		t.Error("it depends on the number of processors")
+		t.Error("the fingerprint depends on the number of processors")
 	}
 	other := name
 	copy(other.Version[:], "#2")
@@ -30,7 +30,7 @@ func TestFingerprint(t *testing.T) {
 		"model":    fingerprint(name, []byte("code"), strings.ReplaceAll(twoCPUs, ": 1\nflags", ": 2\nflags")),
 	} {
 		if got == want {
-			t.Errorf("it does not depend on the %s", what)
+			t.Errorf("the fingerprint does not depend on the %s", what)
 		}
 	}
 	one, err := Fingerprint()
@@ -38,6 +38,6 @@ func TestFingerprint(t *testing.T) {
 		t.Fatal(err)
 	}
 	if two, err := Fingerprint(); err != nil || one != two || len(one) != 64 {
-		t.Errorf("this host is %q and %q, %v", one, two, err)
+		t.Errorf("Fingerprint() = %q and then %q, %v; want the same hash", one, two, err)
 	}
 }

@@ -67,14 +67,14 @@ func TestTransferManySpans(t *testing.T) {
 func TestTransferRefusesShortBuffer(t *testing.T) {
 	_, spans := manySpans(t)
 	if err := Read(os.Getpid(), spans, make([]byte, 100)); err == nil {
-		t.Error("read into too little room")
+		t.Error("Read into a short buffer succeeded, want an error")
 	}
 	nothing := []Span{{pageSize, 2 * pageSize}}
 	if err := Read(os.Getpid(), nothing, make([]byte, pageSize)); err == nil {
-		t.Error("read what is not mapped")
+		t.Error("Read of unmapped memory succeeded, want an error")
 	}
 	if err := writePages(os.Getpid(), nothing, [][]byte{make([]byte, pageSize)}); err == nil {
-		t.Error("wrote what is not mapped")
+		t.Error("writePages to unmapped memory succeeded, want an error")
 	}
 }
 
@@ -99,6 +99,6 @@ func TestTransferLargeSpan(t *testing.T) {
 	}
 	want := fmt.Sprintf("0+%x %x+%x %x+%x %x+%x ", maxTransfer, maxTransfer, maxTransfer, 2*maxTransfer, pageSize, 2*n, pageSize)
 	if got.String() != want {
-		t.Errorf("moved %s, want %s", got.String(), want)
+		t.Errorf("transferred %s, want %s", got.String(), want)
 	}
 }

@@ -39,7 +39,7 @@ for line in f:
 			)
 			_ = theirs.Close()
 			if got := c.request(t, "x"); got != "still here" {
-				t.Fatal(got)
+				t.Fatalf("got response %q, want \"still here\"", got)
 			}
 			_, err := checkpoint.Dump(p.PID(), checkpoint.Options{Role: func(f *os.File, link string) (string, error) {
 				if strings.HasPrefix(link, "anon_inode:") {
@@ -48,10 +48,10 @@ for line in f:
 				return role(f, link)
 			}})
 			if !errors.Is(err, checkpoint.ErrUnsupported) {
-				t.Errorf("got %v", err)
+				t.Errorf("got error %v, want ErrUnsupported or the kernel's mappings", err)
 			}
 			if got := c.request(t, "x"); got != "still here" {
-				t.Fatal(got)
+				t.Fatalf("got response %q, want \"still here\"", got)
 			}
 		})
 	}
@@ -61,7 +61,7 @@ func TestDumpMissingProcess(t *testing.T) {
 	p := start(t, proc.Command{Path: "/bin/true"})
 	<-p.Done()
 	if _, err := checkpoint.Dump(p.PID(), checkpoint.Options{Role: role}); err == nil {
-		t.Error("an image of a process that has ended")
+		t.Error("Dump of an exited process succeeded, want an error")
 	}
 }
 
@@ -105,7 +105,7 @@ func TestRestoreFails(t *testing.T) {
 		defer v.Close()
 		if err := v.Restore(t.Context(), checkpoint.Plan{Checkpoint: &other, InheritedFDs: 3}); err == nil ||
 			!strings.Contains(err.Error(), "kernel's mappings") {
-			t.Errorf("got %v", err)
+			t.Errorf("got error %v, want ErrUnsupported or the kernel's mappings", err)
 		}
 		<-p.Done()
 	})
@@ -116,13 +116,13 @@ func TestRestoreFails(t *testing.T) {
 		v := checkpoint.Attach(p.PID())
 		defer v.Close()
 		if err := v.Restore(t.Context(), checkpoint.Plan{Checkpoint: &other}); err == nil {
-			t.Error("it became something")
+			t.Error("Restore of a damaged checkpoint succeeded, want an error")
 		}
 		if waits, err := checkpoint.IsStub(p.PID()); err != nil || !waits {
-			t.Errorf("it was touched: %v, %v", waits, err)
+			t.Errorf("IsStub() = %v, %v; want true, nil", waits, err)
 		}
 	})
 	if got := c.request(t, "1"); got != "6" {
-		t.Errorf("the first went on with %s", got)
+		t.Errorf("the dumped process continued with sum %s, want 6", got)
 	}
 }

@@ -49,7 +49,7 @@ func TestBootRequests(t *testing.T) {
 		{"PUT /actions", "InstanceStart"},
 	} {
 		if i >= len(all) || all[i].Op != want.op || !strings.Contains(all[i].Body, want.body) {
-			t.Errorf("request %d of %v is not %s with %s", i, all, want.op, want.body)
+			t.Errorf("request %d of %v: want %s with %s", i, all, want.op, want.body)
 		}
 	}
 }
@@ -126,7 +126,7 @@ func TestColdCapturesAreFull(t *testing.T) {
 	}
 	for id, want := range map[string]string{"cold": "Full Full ", warm.Spec.ID: "Diff Diff "} {
 		if got := kinds(w.requests(t, id)); got != want {
-			t.Errorf("captures of %s are %s, want %s", id, got, want)
+			t.Errorf("got snapshots %s of machine %s, want %s", got, id, want)
 		}
 	}
 }

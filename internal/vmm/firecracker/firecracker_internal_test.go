@@ -34,10 +34,10 @@ func TestCheckRelease(t *testing.T) {
 		}
 	}
 	if f := Advisories(fcapi.Version{Major: 1, Minor: 15, Patch: 1}); len(f) == 0 || f[0].Severity == Refused {
-		t.Errorf("1.15.1: got %v, want what is to be noted", f)
+		t.Errorf("Advisories(1.15.1) = %v, want only ones that do not refuse it", f)
 	}
 	for _, f := range Advisories(fcapi.Version{Major: 1, Minor: 17}) {
-		t.Errorf("1.17.0: got %+v", f)
+		t.Errorf("Advisories(1.17.0) has %+v, want none", f)
 	}
 }
 
@@ -56,11 +56,11 @@ func TestCheckJailerRelease(t *testing.T) {
 func TestDescribeExit(t *testing.T) {
 	for code, want := range map[int]string{148: "system call", 149: "bus error", 0: "the guest", 77: "status 77"} {
 		if got := describeExit(proc.Exit{Known: true, Code: code}); !strings.Contains(got, want) {
-			t.Errorf("%d: got %q", code, got)
+			t.Errorf("describeExit(%d) = %q, want %q in it", code, got, want)
 		}
 	}
 	if got := describeExit(proc.Exit{Known: true, Signal: 9}); !strings.Contains(got, "out of memory") {
-		t.Errorf("got %q", got)
+		t.Errorf("describeExit(SIGKILL) = %q, want a hint at the OOM killer", got)
 	}
 }
 
@@ -85,7 +85,7 @@ func TestChannelSendsPendingWrites(t *testing.T) {
 	go func() { attached <- c.attach(ours) }()
 	got := make([]byte, 8)
 	if _, err := io.ReadFull(theirs, got); err != nil || string(got) != "one two " {
-		t.Fatalf("got %q, %v", got, err)
+		t.Fatalf("the guest received %q, %v; want \"one two \"", got, err)
 	}
 	if err := <-attached; err != nil {
 		t.Fatal(err)
@@ -93,7 +93,7 @@ func TestChannelSendsPendingWrites(t *testing.T) {
 	go func() { _, _ = theirs.Write([]byte("hello")) }()
 	answer := make([]byte, 5)
 	if _, err := io.ReadFull(c, answer); err != nil || string(answer) != "hello" {
-		t.Errorf("got %q, %v", answer, err)
+		t.Errorf("Read() = %q, %v; want \"hello\"", answer, err)
 	}
 }
 
@@ -106,10 +106,10 @@ func TestChannelBounds(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := c.Write([]byte("x")); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("write beyond what is kept: got %v", err)
+		t.Errorf("Write beyond maxPending = %v, want ErrDeadlineExceeded", err)
 	}
 	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("read: got %v", err)
+		t.Errorf("Read() = %v, want ErrDeadlineExceeded", err)
 	}
 	if err := c.SetDeadline(time.Time{}); err != nil {
 		t.Fatal(err)
@@ -123,14 +123,14 @@ func TestChannelBounds(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := <-read; !errors.Is(err, net.ErrClosed) {
-		t.Errorf("read of a closed channel: got %v", err)
+		t.Errorf("Read of a closed channel = %v, want net.ErrClosed", err)
 	}
 	if _, err := c.Write([]byte("x")); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("write to a closed channel: got %v", err)
+		t.Errorf("Write to a closed channel = %v, want net.ErrClosed", err)
 	}
 	ours, _ := pipe(t)
 	if c.attach(ours) == nil {
-		t.Error("a closed channel took a connection")
+		t.Error("attach to a closed channel succeeded, want an error")
 	}
 	if err := c.Close(); err != nil {
 		t.Error(err)
@@ -152,7 +152,7 @@ func TestChannelClosesWithoutGuest(t *testing.T) {
 	go func() { attached <- c.attach(ours) }()
 	end()
 	if err := <-attached; err == nil {
-		t.Error("it was attached")
+		t.Error("attach succeeded without a reader, want an error")
 	}
 }
 
@@ -172,11 +172,11 @@ func TestConnectPort(t *testing.T) {
 		t.Fatal(err)
 	}
 	if left, _ := io.ReadAll(rest); string(left) != "first bytes" {
-		t.Errorf("what the guest said is %q", left)
+		t.Errorf("got %q from the guest, want \"first bytes\"", left)
 	}
 	for _, said := range []string{"", "OK\n", "OK x\n", "NO 1\n", "OK 99999999999\n", strings.Repeat("O", 1000), "OK 1"} {
 		if connectPort(response{r: strings.NewReader(said)}, 5252) == nil {
-			t.Errorf("%q was taken", said)
+			t.Errorf("connectPort accepted the response %q", said)
 		}
 	}
 }
@@ -188,10 +188,10 @@ func FuzzConnectPort(f *testing.F) {
 		r := bytes.NewReader(said)
 		err := connectPort(response{r: r}, 1)
 		if used := len(said) - r.Len(); used > maxAnswer {
-			t.Errorf("read %d bytes", used)
+			t.Errorf("connectPort read %d bytes, want at most %d", used, maxAnswer)
 		}
 		if err == nil && !bytes.HasPrefix(said, []byte("OK ")) {
-			t.Errorf("%q was taken", said)
+			t.Errorf("connectPort accepted the response %q", said)
 		}
 	})
 }
@@ -204,7 +204,7 @@ func TestOpenRegular(t *testing.T) {
 	}
 	for _, path := range []string{link, dir, filepath.Join(dir, "none")} {
 		if f, err := openRegular(path); err == nil {
-			t.Errorf("%s was opened", path)
+			t.Errorf("openRegular(%s) succeeded, want an error", path)
 			_ = f.Close()
 		}
 	}
@@ -235,7 +235,7 @@ func TestShapeValidation(t *testing.T) {
 		s := good
 		change(&s)
 		if s.check(spec, m) == nil {
-			t.Errorf("%s was taken", name)
+			t.Errorf("%s: check() = nil, want an error", name)
 		}
 	}
 }
@@ -256,7 +256,7 @@ func FuzzShape(f *testing.F) {
 		}
 		if n := len(s.ReadOnly); n < m.MaxDisks || n > maxDrives || s.memoryBytes() < 192<<20 ||
 			s.memoryBytes() > 1<<46 {
-			t.Errorf("taken: %+v, %d bytes", s, s.memoryBytes())
+			t.Errorf("check accepted %+v with %d bytes", s, s.memoryBytes())
 		}
 	})
 }

@@ -179,11 +179,11 @@ func TestGotchas(t *testing.T) {
 	tests := map[string]string{}
 	for _, g := range gotchas {
 		if len(g.tests)+len(g.never) == 0 {
-			t.Errorf("%s: nothing holds it", g.what)
+			t.Errorf("%s: no test and no forbidden word is named", g.what)
 		}
 		for _, word := range g.never {
 			if strings.Contains(code, word) {
-				t.Errorf("%s: the driver says %q", g.what, word)
+				t.Errorf("%s: the driver contains %q, want it absent", g.what, word)
 			}
 		}
 		for _, test := range g.tests {
@@ -192,7 +192,7 @@ func TestGotchas(t *testing.T) {
 				tests[dir] = sources(t, []string{filepath.Join("../..", dir)}, func(string) bool { return true })
 			}
 			if !strings.Contains(tests[dir], "func "+name) && !strings.Contains(tests[dir], `"`+name+`"`) {
-				t.Errorf("%s: %s is not there", g.what, test)
+				t.Errorf("%s: test %s does not exist", g.what, test)
 			}
 		}
 	}
@@ -205,7 +205,7 @@ func sources(t *testing.T, dirs []string, want func(name string) bool) string {
 	for _, dir := range dirs {
 		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
 		if err != nil || len(files) == 0 {
-			t.Fatal(dir, err)
+			t.Fatalf("%s: got Go files %v, %v; want some", dir, files, err)
 		}
 		for _, path := range files {
 			if !want(filepath.Base(path)) || filepath.Base(path) == "gotcha_test.go" {

@@ -218,7 +218,7 @@ func (s *testHost) record(id hostapi.MachineID) string {
 	s.t.Helper()
 	found, err := filepath.Glob(filepath.Join(s.dir, "data", "machines", string(id), "*", "monitor.json"))
 	if err != nil || len(found) != 1 {
-		s.t.Fatalf("records of %s: %v, %v", id, found, err)
+		s.t.Fatalf("got records %[2]v of machine %[1]s, %[3]v; want one", id, found, err)
 	}
 	data, err := os.ReadFile(found[0])
 	s.must(err)
@@ -243,17 +243,17 @@ func (s *testHost) wantConfined(id hostapi.MachineID) {
 	st, err := os.Stat(proc)
 	s.must(err)
 	if raw, ok := st.Sys().(*syscall.Stat_t); !ok || raw.Uid == 0 {
-		s.t.Error("the monitor is root")
+		s.t.Error("the monitor runs as root")
 	}
 	ours, err := os.Readlink("/proc/self/ns/mnt")
 	s.must(err)
 	theirs, err := os.Readlink(filepath.Join(proc, "ns/mnt"))
 	s.must(err)
 	if ours == theirs {
-		s.t.Error("the monitor sees the host's mounts")
+		s.t.Error("the monitor is in the host's mount namespace")
 	}
 	if _, err := os.Stat(filepath.Join(proc, "root/usr/bin")); err == nil {
-		s.t.Error("the monitor sees the host's files")
+		s.t.Error("the monitor can access the host's /usr/bin")
 	}
 }
 
@@ -261,7 +261,7 @@ func (s *testHost) wantConfined(id hostapi.MachineID) {
 // through a real userfaultfd, the disk through FUSE, and the monitor runs in a jail.
 func TestHosts(t *testing.T) {
 	if _, err := os.Stat("/dev/userfaultfd"); err != nil {
-		t.Skip("probe userfaultfd: its device is not there")
+		t.Skip("probe userfaultfd: /dev/userfaultfd does not exist")
 	}
 	for name, official := range map[string]bool{"jail": false, "jailer": true} {
 		t.Run(name, func(t *testing.T) {
@@ -304,14 +304,14 @@ func TestHotplugMemory(t *testing.T) {
 	a.must(err)
 	a.must(forked[0].Err)
 	if forked[0].Machine.MemoryMiB != 128 {
-		t.Errorf("its child has %d MiB", forked[0].Machine.MemoryMiB)
+		t.Errorf("the child has %d MiB, want 128", forked[0].Machine.MemoryMiB)
 	}
 	for id, want := range map[hostapi.MachineID]bool{"plain": false, "large": true, "child": false} { // a child has its parent's memory
 		log := a.requests(id)
 		at := strings.Index(log, "PATCH /hotplug/memory")
 		if plugged := at >= 0; plugged != want ||
 			want && (!strings.Contains(log, `requested_size_mib\":64`) || at > strings.Index(log, "PATCH /vm")) {
-			t.Errorf("of machine %s was asked:\n%s", id, log)
+			t.Errorf("got requests of machine %s:\n%s\nwant memory plugged before the resume: %v", id, log, want)
 		}
 	}
 	for _, id := range []hostapi.MachineID{"child", "large", "plain"} {
@@ -325,7 +325,7 @@ func (s *testHost) requests(id hostapi.MachineID) string {
 	s.t.Helper()
 	found, err := filepath.Glob(filepath.Join(s.dir, "data", "machines", string(id), "*", "root", "requests.log"))
 	if err != nil || len(found) != 1 {
-		s.t.Fatalf("logs of %s: %v, %v", id, found, err)
+		s.t.Fatalf("got logs %[2]v of machine %[1]s, %[3]v; want one", id, found, err)
 	}
 	text, err := os.ReadFile(found[0])
 	s.must(err)
@@ -345,7 +345,7 @@ func TestObjectStoreUnavailable(t *testing.T) {
 	a.must(err)
 	a.stop()
 	b := newTestHost(t, "fcbgone", program, store, false)
-	gone := errors.New("the store is gone")
+	gone := errors.New("the store is unavailable")
 	store.SetFaults(func(blobtest.Call) blobtest.Fault {
 		if _, err := os.Stat(filepath.Join(b.dir, "data", "snapshots", "snp1")); err == nil { // started; everything else is there immediately
 			return blobtest.Fault{Err: gone}
@@ -356,7 +356,7 @@ func TestObjectStoreUnavailable(t *testing.T) {
 	b.must(err)
 	if _, err := b.host.Create(t.Context(), hostapi.Create{ID: "child", Snapshot: "snp1"}); err == nil ||
 		!strings.Contains(err.Error(), gone.Error()) {
-		t.Errorf("got %v, want why", err)
+		t.Errorf("Create() = %v, want the error of the store", err)
 	}
 	b.nothingLeft()
 	store.SetFaults(nil)
@@ -375,16 +375,16 @@ func (s *testHost) testStreaming() {
 	_, err = s.host.Create(t.Context(), hostapi.Create{ID: "child", Snapshot: "snp1"})
 	s.must(err)
 	if got := s.run("child", "cat word"); got != "hello" {
-		t.Errorf("the machine says %q", got)
+		t.Errorf("the machine printed %q, want \"hello\"", got)
 	}
 	if r := s.record("child"); !strings.Contains(r, `"paged":true`) {
-		t.Errorf("its memory was not served: %s", r)
+		t.Errorf("got record %s, want paged memory", r)
 	}
 	s.wantConfined("child")
 	mounts, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(s.monitor("child")), "mountinfo"))
 	s.must(err)
 	if !strings.Contains(string(mounts), "disk0") || !strings.Contains(string(mounts), "- fuse") {
-		t.Errorf("its disk is not the view's:\n%s", mounts)
+		t.Errorf("got mounts:\n%s\nwant a FUSE mount for disk0", mounts)
 	}
 	forked, err := s.host.Fork(
 		t.Context(),
@@ -393,13 +393,13 @@ func (s *testHost) testStreaming() {
 	s.must(err)
 	s.must(forked[0].Err)
 	if got := s.run("grand", "cat word"); got != "hello" {
-		t.Errorf("its child says %q", got)
+		t.Errorf("the child printed %q, want \"hello\"", got)
 	}
 	if r := s.record("grand"); strings.Contains(r, `"paged":true`) {
-		t.Errorf("what is all here was served: %s", r)
+		t.Errorf("got record %s of the child, want memory that is not paged", r)
 	}
 	if got := s.run("child", "cat word"); got != "hello" {
-		t.Errorf("the machine says %q after it was forked", got)
+		t.Errorf("after the fork the machine printed %q, want \"hello\"", got)
 	}
 	for _, id := range []hostapi.MachineID{"child", "grand"} {
 		s.must(s.host.Destroy(t.Context(), id, "test"))
@@ -412,14 +412,14 @@ func (s *testHost) nothingLeft() {
 	for _, dir := range []string{"data/machines", "captures"} {
 		left, err := os.ReadDir(filepath.Join(s.dir, dir))
 		if err != nil || len(left) != 0 {
-			s.t.Errorf("%s holds %v, %v", dir, left, err)
+			s.t.Errorf("%s contains %v, %v; want nothing", dir, left, err)
 		}
 	}
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	s.must(err)
 	for line := range strings.Lines(string(mounts)) {
 		if strings.Contains(line, s.dir+"/data/machines") {
-			s.t.Errorf("still mounted: %s", line)
+			s.t.Errorf("got leftover mount %s", line)
 		}
 	}
 }

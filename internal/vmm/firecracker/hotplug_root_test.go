@@ -37,7 +37,7 @@ func TestLoadIsOneRequest(t *testing.T) {
 			m := h.Restore(t)
 			all := w.requests(t, m.Spec.ID)
 			if len(all) != 1 || countRequests(all, "PUT /snapshot/load", `"resume_vm":true`) != 0 {
-				t.Errorf("a restore asked %v", all)
+				t.Errorf("got requests %v of a restore, want one load that resumes", all)
 			}
 			spec := w.chownFiles(t, h.Spec(t, h.Disk))
 			w.addHotplug(t, &spec)
@@ -67,12 +67,12 @@ func (w *fixture) wantHotplug(t *testing.T, h *vmmtest.Host, spec vmm.Spec, n vm
 	} {
 		at := countRequests(all, want[0], want[1])
 		if at <= last {
-			t.Errorf("%s %s: at %d after %d of %v", want[0], want[1], at, last, all)
+			t.Errorf("%s with %s is at %d of %v, want it after %d", want[0], want[1], at, all, last)
 		}
 		last = at
 	}
 	if countRequests(all, "PATCH /drives/disk1", `"bandwidth":{"size":1048576,"refill_time":1000}`) < 0 {
-		t.Errorf("the volume has no rate: %v", all)
+		t.Errorf("got requests %v, want a rate limit of the volume", all)
 	}
 	if err := n.Pause(t.Context()); err != nil {
 		t.Fatal(err)
@@ -80,7 +80,7 @@ func (w *fixture) wantHotplug(t *testing.T, h *vmmtest.Host, spec vmm.Spec, n vm
 	image, _ := h.Save(t, &vmmtest.Machine{Machine: n, Spec: spec})
 	if m := image.Manifest; m.MemoryMiB != 192 || m.MaxMemoryMiB != 64+256 || m.Disks != 2 || m.MaxDisks != 3 ||
 		m.DiskBytes[1] != diskBytes {
-		t.Errorf("its image says %+v", m)
+		t.Errorf("got manifest %+v, want the hotplugged memory and disk", m)
 	}
 	again := spec
 	again.ID, again.Dir = spec.ID+"x", spec.Dir+"x"
@@ -98,7 +98,7 @@ func (w *fixture) wantHotplug(t *testing.T, h *vmmtest.Host, spec vmm.Spec, n vm
 	if got := w.requests(t, again.ID); countRequests(got, "PATCH /hotplug/memory", "") >= 0 ||
 		countRequests(got, "PATCH /drives/disk0", "path_on_host") >= 0 ||
 		countRequests(got, "PATCH /drives/disk1", "bandwidth") < 0 {
-		t.Errorf("what the image has was asked for again, or its rates were not: %v", got)
+		t.Errorf("got requests %v, want only the rate limits that the image lacks", got)
 	}
 }
 
@@ -115,7 +115,7 @@ func TestMetadataBeforeLoad(t *testing.T) {
 				all := w.requests(t, m.Spec.ID)
 				if at := countRequests(all, "PUT /mmds", `{"id":"`+m.Spec.ID+`"}`); at != 0 ||
 					countRequests(all, "PUT /snapshot/load", `"resume_vm":true`) != 1 {
-					t.Errorf("machine %s was told who it is at %d of %v", m.Spec.ID, at, all)
+					t.Errorf("machine %s: metadata is at %d of %v, want it directly before the load", m.Spec.ID, at, all)
 				}
 			}
 		})
@@ -136,7 +136,7 @@ func TestHotplugLimits(t *testing.T) {
 		change(&spec)
 		var mismatch *vmm.MismatchError
 		if _, err := h.Driver.Prepare(t.Context(), spec, h.Image); !errors.As(err, &mismatch) {
-			t.Errorf("%s: got %v, want a mismatch", name, err)
+			t.Errorf("%s: Prepare() = %v, want a MismatchError", name, err)
 		}
 		w.nothingLeft(t, spec)
 	}
@@ -144,7 +144,7 @@ func TestHotplugLimits(t *testing.T) {
 	spec.HugePages = true
 	var unsupported *vmm.UnsupportedError
 	if _, err := h.Driver.Prepare(t.Context(), spec, h.Image); !errors.As(err, &unsupported) {
-		t.Errorf("huge pages of a file: got %v", err)
+		t.Errorf("Prepare with huge pages from a file = %v, want an UnsupportedError", err)
 	}
 }
 
@@ -157,14 +157,14 @@ func TestRefusedReleases(t *testing.T) {
 			firecracker.Config{Binary: program.Path, Dir: filepath.Join(t.TempDir(), "c")},
 		)
 		if !errors.As(err, &faulty) || faulty.Version.String() != release {
-			t.Errorf("%s: got %v, want that it is refused", release, err)
+			t.Errorf("%s: New() = %v, want a RefusedReleaseError", release, err)
 		}
 	}
 	if _, err := firecracker.New(t.Context(), firecracker.Config{Binary: "/nonexistent/firecracker"}); !errors.Is(
 		err,
 		os.ErrNotExist,
 	) {
-		t.Errorf("got %v, want not exist", err)
+		t.Errorf("New() = %v, want not exist", err)
 	}
 }
 
@@ -177,10 +177,10 @@ func TestReclaim(t *testing.T) {
 		t.Error(err)
 	}
 	if all := w.requests(t, m.Spec.ID); countRequests(all, "PATCH /balloon", `{"amount_mib":16}`) < 0 {
-		t.Errorf("asked %v", all)
+		t.Errorf("got requests %v, want another one", all)
 	}
 	if err := m.Machine.(vmm.Reclaimer).Reclaim(t.Context(), 1<<20); err == nil {
-		t.Error("more than there is was reclaimed")
+		t.Error("Reclaim of more than the memory succeeded, want an error")
 	}
 }
 
@@ -211,7 +211,7 @@ func TestCaptureAfterAdopt(t *testing.T) {
 			h.Driver = w.open(t)
 			n, err := h.Driver.Adopt(t.Context(), m.Spec)
 			if c.refuse != (err != nil) {
-				t.Fatalf("got %v", err)
+				t.Fatalf("Capture() = %v, want an error: %v", err, c.refuse)
 			}
 			if err != nil {
 				return
@@ -224,7 +224,7 @@ func TestCaptureAfterAdopt(t *testing.T) {
 				t.Error(err)
 			}
 			if all := w.requests(t, m.Spec.ID); countRequests(all, "PUT /snapshot/create", c.kind) < 0 {
-				t.Errorf("asked %v", all)
+				t.Errorf("got requests %v, want another one", all)
 			}
 		})
 	}
@@ -255,16 +255,16 @@ func TestRatesAfterAdopt(t *testing.T) {
 			const free, bound = `"bandwidth":{"size":0,"refill_time":0}`, `"bandwidth":{"size":1048576,"refill_time":1000}`
 			adopt(vmm.Rate{})
 			if all := w.requests(t, m.Spec.ID); countRequests(all, "PATCH /drives/disk0", "") >= 0 {
-				t.Errorf("rates that it has were told to it: %v", all)
+				t.Errorf("got requests %v, want none for unchanged rates", all)
 			}
 			adopt(vmm.Rate{Bytes: 1 << 20})
 			all := w.requests(t, m.Spec.ID)
 			if countRequests(all, "PATCH /drives/disk0", bound) < 0 {
-				t.Errorf("asked %v", all)
+				t.Errorf("got requests %v, want another one", all)
 			}
 			adopt(vmm.Rate{Bytes: 1 << 20})
 			if more := w.requests(t, m.Spec.ID); count(more, "PATCH /drives/disk0") != 1 {
-				t.Errorf("rates that it has were told to it again: %v", more)
+				t.Errorf("got requests %v, want no second one for unchanged rates", more)
 			}
 			again := adopt(vmm.Rate{Bytes: 1 << 20})
 			if err := again.Pause(t.Context()); err != nil {
@@ -272,7 +272,7 @@ func TestRatesAfterAdopt(t *testing.T) {
 			}
 			adopt(vmm.Rate{})
 			if more := w.requests(t, m.Spec.ID); countRequests(more, "PATCH /drives/disk0", free) < 0 {
-				t.Errorf("asked %v", more)
+				t.Errorf("got requests %v, want one that removes the limit", more)
 			}
 		})
 	}
@@ -302,7 +302,7 @@ func TestCaptureTwice(t *testing.T) {
 	one, disk1 := h.Save(t, m)
 	two, disk2 := h.Save(t, m)
 	if got := kinds(w.requests(t, m.Spec.ID)); got != "Diff " {
-		t.Errorf("the monitor made the snapshots %q, want one", got)
+		t.Errorf("got snapshots %q, want one", got)
 	}
 	h.RestoreFrom(t, one, disk1).WantFile(t, "/root/first", []byte("first"))
 	h.RestoreFrom(t, two, disk2).WantFile(t, "/root/first", []byte("first"))
@@ -311,7 +311,7 @@ func TestCaptureTwice(t *testing.T) {
 	}
 	three, disk3 := h.Save(t, m)
 	if got := kinds(w.requests(t, m.Spec.ID)); got != "Diff Diff " {
-		t.Errorf("the monitor made the snapshots %q, want a second after it ran", got)
+		t.Errorf("got snapshots %q, want a second one after the machine ran", got)
 	}
 	h.RestoreFrom(t, three, disk3).WantFile(t, "/root/first", []byte("first"))
 }

@@ -69,12 +69,12 @@ func TestMachinesInJail(t *testing.T) {
 	}
 	t.Run("pages", func(t *testing.T) {
 		if _, err := os.Stat("/dev/userfaultfd"); err != nil {
-			t.Skip("probe userfaultfd: its device is not there")
+			t.Skip("probe userfaultfd: /dev/userfaultfd does not exist")
 		}
 		image := h.Image
 		image.Memory = newMemoryServer(h.Image)
 		if r := h.RestoreFrom(t, image, h.Disk).Run(t, "echo on"); r.Stdout != "on\n" {
-			t.Errorf("got %+v", r)
+			t.Errorf("got %+v, want output \"on\"", r)
 		}
 	})
 	t.Run("disk_elsewhere", func(t *testing.T) { testDiskOnOtherFilesystem(t, w, h) })
@@ -146,7 +146,7 @@ func TestNetwork(t *testing.T) {
 			w.spec.NIC = &vmm.NIC{Device: "fctap0", Netns: tapIn(t, "fctap0"), MAC: mac}
 			h := vmmtest.Bake(t, w.lab()) // ends its machine, so the tap is free again
 			if r := h.Restore(t).Run(t, "echo on"); r.Stdout != "on\n" {
-				t.Errorf("got %+v", r)
+				t.Errorf("got %+v, want output \"on\"", r)
 			}
 			spec := w.chownFiles(t, h.Spec(t, h.Disk))
 			nic := *spec.NIC

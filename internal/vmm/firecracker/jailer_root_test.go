@@ -39,7 +39,7 @@ func TestOfficialJailer(t *testing.T) {
 			filepath.Join(m.Spec.Dir, "root", "firecracker-v1.15.1", m.Spec.ID, "root", "requests.log"),
 		)
 		if err != nil || len(logs) != 1 {
-			t.Fatalf("logs %v, %v", logs, err)
+			t.Fatalf("got logs %v, %v; want one", logs, err)
 		}
 		text, err := os.ReadFile(logs[0])
 		if err != nil {
@@ -47,19 +47,19 @@ func TestOfficialJailer(t *testing.T) {
 		}
 		want := "--id " + m.Spec.ID + " --start-time-us 1 --start-time-cpu-us 1 --parent-cpu-time-us 1 --api-sock api.sock --level Warning"
 		if !strings.Contains(string(text), want) {
-			t.Errorf("the monitor was started with %s, want %s", text, want)
+			t.Errorf("got log %s, want a start with %s", text, want)
 		}
 	})
 	t.Run("not_started", func(t *testing.T) {
 		w.config.Jailer = "/bin/false"
 		if _, err := firecracker.New(t.Context(), w.config); err == nil ||
 			!strings.Contains(err.Error(), "/bin/false --version") {
-			t.Errorf("a program that is no jailer: got %v", err)
+			t.Errorf("New with /bin/false as jailer = %v, want an error", err)
 		}
 		w.config.Jailer = fctest.InstallJailer(t, "1.17.0").Jailer
 		if _, err := firecracker.New(t.Context(), w.config); err == nil ||
 			!strings.Contains(err.Error(), "does not match") {
-			t.Errorf("a jailer of another release: got %v", err)
+			t.Errorf("New with a jailer of another release = %v, want an error", err)
 		}
 	})
 }

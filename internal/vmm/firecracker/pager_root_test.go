@@ -52,7 +52,7 @@ func (p *memoryServer) wait(t *testing.T, removed int) {
 		select {
 		case <-news:
 		case <-deadline:
-			t.Fatalf("%d pages were given back, want %d", got, removed)
+			t.Fatalf("got %d removed pages, want %d", got, removed)
 		}
 	}
 }
@@ -167,11 +167,11 @@ func TestPager(t *testing.T) {
 			image.Memory = memory
 			m := h.RestoreFrom(t, image, h.Disk)
 			if r := m.Run(t, "echo on"); r.Stdout != "on\n" {
-				t.Errorf("got %+v", r)
+				t.Errorf("got %+v, want output \"on\"", r)
 			}
 			memory.mu.Lock()
 			if memory.served == 0 {
-				t.Error("no page was asked for")
+				t.Error("no page was served, want some")
 			}
 			memory.mu.Unlock()
 			if countRequests(
@@ -179,7 +179,7 @@ func TestPager(t *testing.T) {
 				"PUT /snapshot/load",
 				`"backend_type":"Uffd","backend_path":"uffd.sock"`,
 			) != 0 {
-				t.Errorf("asked %v", w.requests(t, m.Spec.ID))
+				t.Errorf("got requests %v, want one load with a userfaultfd", w.requests(t, m.Spec.ID))
 			}
 			m.Put(t, "/root/here", []byte("here"))
 			child := h.Fork(t, m, 1)[0] // needs no served pages
@@ -188,14 +188,14 @@ func TestPager(t *testing.T) {
 				t.Fatal(err)
 			}
 			memory.wait(t, 8<<20/uffd.Page)
-			memory.fail <- errors.New("the store is gone")
+			memory.fail <- errors.New("the store is unavailable")
 			select {
 			case <-m.Done():
 			case <-time.After(vmmtest.Timeout):
-				t.Fatal("the machine goes on without its memory")
+				t.Fatal("the machine still runs without its pager")
 			}
-			if err := m.Err(); err == nil || !strings.Contains(err.Error(), "the store is gone") {
-				t.Errorf("it ended with %v", err)
+			if err := m.Err(); err == nil || !strings.Contains(err.Error(), "the store is unavailable") {
+				t.Errorf("Err() = %v, want the error of the pager", err)
 			}
 		})
 	}
@@ -214,7 +214,7 @@ func TestPagedMachineIsNotAdopted(t *testing.T) {
 	h.Lab.Abandon(t, h.Driver)
 	h.Driver = h.Lab.Open(t)
 	if _, err := h.Driver.Adopt(t.Context(), m.Spec); !errors.Is(err, vmm.ErrGone) {
-		t.Errorf("got %v, want that it is gone", err)
+		t.Errorf("Adopt() = %v, want ErrGone", err)
 	}
 	w.nothingLeft(t, m.Spec)
 }
@@ -236,12 +236,12 @@ func TestHugePages(t *testing.T) {
 		"PUT /snapshot/load",
 		`"track_dirty_pages":false,"resume_vm":true,"huge_pages":"2M"`,
 	) != 0 {
-		t.Errorf("asked %v", all)
+		t.Errorf("got requests %v, want a load with huge pages and without dirty page tracking", all)
 	}
 	m.Put(t, "/root/here", []byte("here"))
 	memory.mu.Lock()
 	if memory.served == 0 || memory.served > 16 {
-		t.Errorf("%d pages were served, want few large ones", memory.served)
+		t.Errorf("%d pages were served, want 1 to 16", memory.served)
 	}
 	memory.mu.Unlock()
 	h.Lab.Spec.HugePages = false // not supported for memory from a file

@@ -26,16 +26,16 @@ func (w *fixture) nothingLeft(t *testing.T, s vmm.Spec) {
 	}
 	for _, e := range left {
 		if e.Name() != "disk" {
-			t.Errorf("machine %s left %s", s.ID, e.Name())
+			t.Errorf("got leftover file %[2]s of machine %[1]s, want none", s.ID, e.Name())
 		}
 	}
 	ids, err := proc.Find("PANDASTACK_MONITOR=" + s.Dir)
 	if err != nil || len(ids) != 0 {
-		t.Errorf("processes left: %v, %v", ids, err)
+		t.Errorf("got leftover processes %v, %v; want none", ids, err)
 	}
 	captures, err := os.ReadDir(w.config.Dir)
 	if err != nil || len(captures) != 0 {
-		t.Errorf("captures left: %v, %v", captures, err)
+		t.Errorf("got leftover captures %v, %v; want none", captures, err)
 	}
 }
 
@@ -110,7 +110,7 @@ func TestRequestFailures(t *testing.T) {
 			w.nothingLeft(t, spec)
 			requests := w.requests(t, spec.ID)
 			if len(requests) == 0 {
-				t.Fatal("it asked for nothing")
+				t.Fatal("got no requests, want some")
 			}
 			for _, r := range requests {
 				for _, how := range []string{fctest.Refuse, fctest.Die, fctest.Cut} {
@@ -149,16 +149,16 @@ func (w *fixture) fault(t *testing.T, h *vmmtest.Host, op operation, request, ho
 	defer w.program.Fail(t)
 	m, err := op.do(t, w, h, spec)
 	if err == nil {
-		t.Errorf("%s: %s went well", request, how)
+		t.Errorf("%s: %s succeeded, want an error", request, how)
 	}
 	if how != fctest.Refuse && !errors.Is(err, vmm.ErrGone) {
-		t.Errorf("%s: %s: got %v, want that the monitor has ended", request, how, err)
+		t.Errorf("%s: %s: got error %v, want ErrGone", request, how, err)
 	}
 	if how == fctest.Die && !strings.Contains(err.Error(), "status 148: a system call") {
-		t.Errorf("%s: %s: got %v, want the reason", request, how, err)
+		t.Errorf("%s: %s: got error %v, want the exit status", request, how, err)
 	}
 	if how == fctest.Refuse && !strings.Contains(err.Error(), "refused by the test") {
-		t.Errorf("%s: %s: got %v, want the monitor's words", request, how, err)
+		t.Errorf("%s: %s: got error %v, want the fault message", request, how, err)
 	}
 	if m != nil {
 		if err := m.Kill(t.Context()); err != nil {
@@ -178,7 +178,7 @@ func TestMonitorHangs(t *testing.T) {
 	w.program.Fail(t, fctest.Fault{ID: spec.ID, Op: "PUT /snapshot/load", Do: fctest.Hang})
 	m, err := restore(t, w, h, spec)
 	if err == nil || !strings.Contains(err.Error(), "took over") {
-		t.Errorf("got %v, want a deadline", err)
+		t.Errorf("got error %v, want a timeout", err)
 	}
 	if err := m.Kill(t.Context()); err != nil {
 		t.Error(err)
@@ -195,7 +195,7 @@ func TestMonitorHangs(t *testing.T) {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 300*time.Millisecond, why)
 	defer cancel()
 	if err := m.Load(ctx, nil); !errors.Is(err, why) {
-		t.Errorf("got %v, want the caller's reason", err)
+		t.Errorf("Load() = %v, want the cause of the context", err)
 	}
 	if err := m.Kill(t.Context()); err != nil {
 		t.Error(err)
@@ -222,7 +222,7 @@ func TestCaptureAfterFailure(t *testing.T) {
 		t.Fatal(err)
 	}
 	if c, err := m.Capture(t.Context()); err == nil {
-		t.Error("it went well", c.Close())
+		t.Error("Capture succeeded, want an error", c.Close())
 	}
 	w.program.Fail(t)
 	if err := m.Resume(t.Context()); err != nil {
@@ -240,7 +240,7 @@ func TestCaptureAfterFailure(t *testing.T) {
 		}
 	}
 	if kinds != `"Diff" "Full" ` {
-		t.Errorf("captures were %s", kinds)
+		t.Errorf("got snapshots %s, want a diff and a full one", kinds)
 	}
 }
 
@@ -252,18 +252,18 @@ func TestFakePrograms(t *testing.T) {
 	spec.ID, spec.Dir, spec.Confine = "m1", dir, vmm.Confine{}
 	spec.Disks = []vmm.Disk{{Path: filepath.Join(w.dir, "none")}}
 	if _, err := d.Boot(t.Context(), spec); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("no disk: got %v", err)
+		t.Errorf("Boot without its disk = %v, want not exist", err)
 	}
 	w.nothingLeft(t, spec)
 	boom := errors.New("boom")
 	spec.Disks, spec.Confine.Enter = nil, func(int) error { return boom }
 	if _, err := d.Boot(t.Context(), spec); !errors.Is(err, boom) {
-		t.Errorf("no limits: got %v", err)
+		t.Errorf("Boot() = %v, want the error of Enter", err)
 	}
 	w.nothingLeft(t, spec)
 	spec.Confine.Enter, spec.NIC = nil, &vmm.NIC{}
 	if _, err := d.Boot(t.Context(), spec); err == nil {
-		t.Error("a network card without a tap was taken")
+		t.Error("Boot with a network card without tap succeeded, want an error")
 	}
 	w.nothingLeft(t, spec)
 	spec.NIC = nil

@@ -98,12 +98,12 @@ func testExportImport(t *testing.T, h *vmmtest.Host) {
 		t.Helper()
 		n.WantFile(t, "/dev/shm/word", []byte("far"))
 		if r := n.Run(t, "read a b < /proc/uptime; sleep 0.3; read c d < /proc/uptime; [ ${c%.*}${c#*.} -gt ${a%.*}${a#*.} ] && [ ${c%.*} -lt 3600 ] && echo goes on"); r.Stdout != "goes on\n" {
-			t.Errorf("the guest's clock: %+v", r)
+			t.Errorf("the guest's clock did not advance: %+v", r)
 		}
 		mine, err := os.Readlink("/proc/self/ns/time")
 		its, failed := os.Readlink(fmt.Sprintf("/proc/%d/ns/time", n.PID()))
 		if err != nil || failed != nil || mine == its {
-			t.Errorf("the monitor has the host's clock: %s and %s, %v, %v", mine, its, err, failed)
+			t.Errorf("the monitor is in time namespace %s (%v) and the test in %s (%v), want different ones", its, failed, mine, err)
 		}
 	}
 	check(n)
@@ -115,7 +115,7 @@ func testExportImport(t *testing.T, h *vmmtest.Host) {
 	n = far.Restore(t)
 	check(n)
 	if flags := flagsOf(t, n.PID(), there.Dir); !strings.Contains(flags, " rr ") {
-		t.Errorf("the monitor's mapping of the memory has the flags%s", flags)
+		t.Errorf("the monitor's memory mapping has the flags%s, want rr (random read)", flags)
 	}
 }
 
@@ -135,7 +135,7 @@ func flagsOf(t *testing.T, pid int, dir string) string {
 	_, rest, found := strings.Cut(string(maps), dir+"/memory\n")
 	_, rest, there := strings.Cut(rest, "VmFlags:")
 	if !found || !there {
-		t.Fatal("the monitor does not map the memory")
+		t.Fatal("the monitor does not map the memory file")
 	}
 	flags, _, _ := strings.Cut(rest, "\n")
 	return flags + " "

@@ -52,18 +52,18 @@ func nothingLeft(t *testing.T, s vmm.Spec) {
 	t.Helper()
 	left, err := filepath.Glob(filepath.Join(s.Dir, "*"))
 	if err != nil || len(left) != 0 {
-		t.Errorf("files left: %v, %v", left, err)
+		t.Errorf("got leftover files %v, %v; want none", left, err)
 	}
 	ids, err := proc.Find("PANDASTACK_MONITOR=" + s.Dir)
 	if err != nil || len(ids) != 0 {
-		t.Errorf("processes left: %v, %v", ids, err)
+		t.Errorf("got leftover processes %v, %v; want none", ids, err)
 	}
 }
 
 func TestNoQEMU(t *testing.T) {
 	_, err := qemu.New(t.Context(), qemu.Config{Binary: "/nonexistent/qemu"})
 	if !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "pandastack setup") {
-		t.Errorf("got %v, want what to do about it", err)
+		t.Errorf("New() = %v, want an error with the remedy", err)
 	}
 	old := filepath.Join(t.TempDir(), "qemu")
 	if err := os.WriteFile(old, []byte("#!/bin/sh\necho 'QEMU emulator version 5.2.0'\n"), 0o755); err != nil {
@@ -71,7 +71,7 @@ func TestNoQEMU(t *testing.T) {
 	}
 	if _, err := qemu.New(t.Context(), qemu.Config{Binary: old}); err == nil ||
 		!strings.Contains(err.Error(), "too old") {
-		t.Errorf("got %v, want too old", err)
+		t.Errorf("New() = %v, want an error that QEMU is too old", err)
 	}
 }
 
@@ -81,7 +81,7 @@ func TestMonitorEndsAtOnce(t *testing.T) {
 	_, err := d.Boot(t.Context(), s)
 	if !errors.Is(err, vmm.ErrGone) || !strings.Contains(err.Error(), "status 1") ||
 		!strings.Contains(err.Error(), "cannot set up") {
-		t.Errorf("got %v, want status and words of the monitor", err)
+		t.Errorf("Boot() = %v, want the monitor's exit status and message", err)
 	}
 	nothingLeft(t, s)
 }
@@ -91,7 +91,7 @@ func TestMonitorNeverAnswers(t *testing.T) {
 	s := spec(t)
 	_, err := d.Boot(t.Context(), s)
 	if err == nil || !strings.Contains(err.Error(), "took over") {
-		t.Errorf("got %v, want a deadline", err)
+		t.Errorf("Boot() = %v, want a timeout", err)
 	}
 	nothingLeft(t, s)
 }
@@ -103,7 +103,7 @@ func TestCallerGivesUp(t *testing.T) {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 200*time.Millisecond, why)
 	defer cancel()
 	if _, err := d.Boot(ctx, s); !errors.Is(err, why) {
-		t.Errorf("got %v, want the caller's reason", err)
+		t.Errorf("Boot() = %v, want the cause of the context", err)
 	}
 	nothingLeft(t, s)
 }
@@ -119,7 +119,7 @@ func TestMissingFiles(t *testing.T) {
 			s := spec(t)
 			change(&s)
 			if _, err := d.Boot(t.Context(), s); !errors.Is(err, os.ErrNotExist) {
-				t.Errorf("got %v, want not exist", err)
+				t.Errorf("Boot() = %v, want not exist", err)
 			}
 			nothingLeft(t, s)
 		})
@@ -132,7 +132,7 @@ func TestConfineFails(t *testing.T) {
 	boom := errors.New("boom")
 	s.Confine.Enter = func(int) error { return boom }
 	if _, err := d.Boot(t.Context(), s); !errors.Is(err, boom) {
-		t.Errorf("got %v, want the failure", err)
+		t.Errorf("Boot() = %v, want the error of Enter", err)
 	}
 	nothingLeft(t, s)
 }
@@ -150,7 +150,7 @@ func TestBadSpec(t *testing.T) {
 			s := spec(t)
 			change(&s)
 			if _, err := d.Boot(t.Context(), s); err == nil {
-				t.Error("it was started")
+				t.Error("Boot succeeded, want an error")
 			}
 			nothingLeft(t, s)
 		})
@@ -175,7 +175,7 @@ func TestKillOfUnrecordedMonitor(t *testing.T) {
 	select {
 	case <-p.Done():
 	case <-time.After(time.Minute):
-		t.Fatal("it lives")
+		t.Fatal("the monitor still runs after a minute, want it killed")
 	}
 	nothingLeft(t, s)
 	if err := d.Kill(t.Context(), s); err != nil {

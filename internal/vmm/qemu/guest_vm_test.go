@@ -24,15 +24,15 @@ import (
 func testGuestExit(t *testing.T, h *vmmtest.Host, key, want string) {
 	m := h.Restore(t)
 	if _, err := m.Link.Start(t.Context(), guestapi.ProcessSpec{Shell: "echo " + key + " > /proc/sysrq-trigger"}); err != nil {
-		t.Logf("the guest was gone before it answered: %v", err)
+		t.Logf("the guest ended before it responded: %v", err)
 	}
 	select {
 	case <-m.Done():
 	case <-time.After(vmmtest.Timeout):
-		t.Fatal("the machine lives")
+		t.Fatal("the machine still runs, want it ended")
 	}
 	if err := m.Err(); err == nil || !strings.Contains(err.Error(), want) {
-		t.Errorf("got %v, want %q in it", err, want)
+		t.Errorf("Err() = %v, want an error with %q", err, want)
 	}
 }
 
@@ -47,7 +47,7 @@ func testConsole(t *testing.T, h *vmmtest.Host) {
 		Console(context.Context) ([]byte, error)
 	}).Console(t.Context())
 	if err != nil || len(text) > 64<<10 || !strings.Contains(string(text), "the end") {
-		t.Errorf("got %d bytes of console, %v", len(text), err)
+		t.Errorf("got %d bytes of console, %v; want at most 64 KiB with the last line", len(text), err)
 	}
 	files, err := os.ReadDir(m.Spec.Dir)
 	if err != nil {
@@ -56,7 +56,7 @@ func testConsole(t *testing.T, h *vmmtest.Host) {
 	for _, f := range files {
 		i, err := f.Info()
 		if err != nil || f.Name() != "disk" && i.Size() > 1<<20 {
-			t.Errorf("%s has %d bytes, %v", f.Name(), i.Size(), err)
+			t.Errorf("%s has %d bytes, %v; want at most 1 MiB", f.Name(), i.Size(), err)
 		}
 	}
 }
@@ -129,12 +129,12 @@ func testTruncatedState(t *testing.T, h *vmmtest.Host) {
 	n := h.Prepare(t, image, disk)
 	err = n.Load(t.Context(), nil)
 	if err == nil || !strings.Contains(err.Error(), "QEMU exited") {
-		t.Errorf("got %v, want the words of QEMU", err)
+		t.Errorf("Load() = %v, want QEMU's message", err)
 	}
 	select {
 	case <-n.Done():
 	case <-time.After(vmmtest.Timeout):
-		t.Error("the monitor lives")
+		t.Error("the monitor still runs, want it ended")
 	}
 }
 
@@ -215,7 +215,7 @@ func testMemDelta(t *testing.T, h *vmmtest.Host) {
 	}
 	image, disk := h.Save(t, m)
 	if _, err := os.Stat(image.Dir + "/layer.json"); err != nil {
-		t.Fatalf("a small difference was not saved as a layer: %v", err)
+		t.Fatalf("the image has no memory delta: %v", err)
 	}
 	parent := h.RestoreFrom(t, image, disk)
 	parent.WantFile(t, "/dev/shm/first", first)
@@ -254,6 +254,6 @@ func testMemDelta(t *testing.T, h *vmmtest.Host) {
 	}
 	defer c.Close()
 	if err := stranger.Load(t.Context(), c); err == nil {
-		t.Error("a capture was loaded over a memory it was not taken on")
+		t.Error("Load of a capture of another image succeeded, want an error")
 	}
 }

@@ -165,7 +165,7 @@ func waitForGuest(t *testing.T, link *guestlink.Link, listener net.Listener, wor
 	}
 	defer c.Close()
 	if got, err := io.ReadAll(c); err != nil || string(got) != word+"\n" {
-		t.Errorf("got %q, %v", got, err)
+		t.Errorf("got %q, %v; want %q", got, err, word)
 	}
 }
 

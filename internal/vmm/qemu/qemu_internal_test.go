@@ -73,11 +73,11 @@ func TestParseVersion(t *testing.T) {
 	} {
 		got, err := parseVersion(c.text)
 		if got != c.want || (err == nil) != c.ok {
-			t.Errorf("%q: got %+v, %v", c.text, got, err)
+			t.Errorf("parseVersion(%q) = %+v, %v; want %+v", c.text, got, err, c.want)
 		}
 	}
 	if !(version{10, 0, ""}).atLeast(8, 2) || (version{8, 1, ""}).atLeast(8, 2) || !(version{8, 2, ""}).atLeast(8, 2) {
-		t.Error("versions are compared wrongly")
+		t.Error("atLeast(8, 2) is wrong for 10.0, 8.1 or 8.2")
 	}
 }
 
@@ -116,7 +116,7 @@ func TestDirtyPages(t *testing.T) {
 	want := []span{{0, 1 * pageSize}, {3 * pageSize, 6 * pageSize}, {2047 * pageSize, 2048 * pageSize}}
 	got, err := r.dirty()
 	if err != nil || !slices.Equal(got, want) {
-		t.Errorf("got %v, %v, want %v", got, err, want)
+		t.Errorf("dirty() = %v, %v; want %v", got, err, want)
 	}
 	buf, err := newBuffer(total(got))
 	if err != nil {
@@ -149,13 +149,13 @@ func TestCheckManifest(t *testing.T) {
 	near := good
 	near.TSCkHz += 100
 	if err := checkManifest(near, good); err != nil {
-		t.Errorf("the same counter measured again is refused: %v", err)
+		t.Errorf("TSC frequency within the tolerance: got %v, want nil", err)
 	}
 	far := good
 	far.TSCkHz *= 2
 	var mismatch *vmm.MismatchError
 	if err := checkManifest(far, good); !errors.As(err, &mismatch) || mismatch.Field != "tsc_khz" {
-		t.Errorf("another counter: got %v", err)
+		t.Errorf("TSC frequency beyond the tolerance: got %v, want a mismatch of tsc_khz", err)
 	}
 }
 
@@ -176,7 +176,7 @@ func TestParseMemDelta(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			l, err := parseMemDelta([]byte(`{"path":"/x","spans":`+c.spans+`}`), 1<<20)
 			if (err == nil) != c.ok {
-				t.Errorf("got %+v, %v", l, err)
+				t.Errorf("parseMemDelta() = %+v, %v; want success: %v", l, err, c.ok)
 			}
 		})
 	}
@@ -194,11 +194,11 @@ func TestMemDeltaOfChangedFile(t *testing.T) {
 	defer f.Close()
 	l, err := newMemDelta(f, []span{{0, 4096}})
 	if err != nil || l == nil {
-		t.Fatalf("got %v, %v", l, err)
+		t.Fatalf("newMemDelta() = %v, %v; want a delta", l, err)
 	}
 	same, err := l.open(os.O_RDONLY)
 	if err != nil || same == nil {
-		t.Fatalf("got %v, %v, want the file", same, err)
+		t.Fatalf("open() = %v, %v; want the file", same, err)
 	}
 	if err := same.Close(); err != nil {
 		t.Fatal(err)
@@ -207,19 +207,19 @@ func TestMemDeltaOfChangedFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	if other, err := l.open(os.O_RDONLY); other != nil || err != nil {
-		t.Errorf("a changed file: got %v, %v", other, err)
+		t.Errorf("open() of a changed file = %v, %v; want nil, nil", other, err)
 	}
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
 	if gone, err := l.open(os.O_RDONLY); gone != nil || err != nil {
-		t.Errorf("a removed file: got %v, %v", gone, err)
+		t.Errorf("open() of a removed file = %v, %v; want nil, nil", gone, err)
 	}
 	if l, err := newMemDelta(f, nil); l != nil || err != nil {
-		t.Errorf("over a removed file: got %v, %v", l, err)
+		t.Errorf("newMemDelta() on a removed file = %v, %v; want nil, nil", l, err)
 	}
 	if l, err := newMemDelta(f, []span{{0, maxMemDelta + 4096}}); l != nil || err != nil {
-		t.Errorf("too much: got %v, %v", l, err)
+		t.Errorf("newMemDelta() with too many pages = %v, %v; want nil, nil", l, err)
 	}
 }
 
@@ -228,7 +228,7 @@ func FuzzParseMemDelta(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		l, err := parseMemDelta(data, 1<<20)
 		if err == nil && total(l.spans()) > 1<<20 {
-			t.Errorf("%q holds more than the memory", data)
+			t.Errorf("parseMemDelta(%q) has more pages than the memory", data)
 		}
 	})
 }

@@ -26,7 +26,7 @@ func testRates(t *testing.T, h *vmmtest.Host) {
 	}
 	// One request may exceed the burst of a tenth of a second. A loaded host takes longer.
 	if took := time.Since(began); took < 700*time.Millisecond {
-		t.Errorf("8 MiB at 8 MiB a second took %v", took)
+		t.Errorf("reading 8 MiB at 8 MiB/s took %v, want at least 700ms", took)
 	}
 	wantThrottles(t, slow.Fork(t, m, 1)[0], bound)
 	wantThrottles(t, fewer.Fork(t, m, 1)[0], vmm.Rate{Ops: 100})
@@ -38,7 +38,7 @@ func testRates(t *testing.T, h *vmmtest.Host) {
 	}
 	image, disk := slow.Save(t, m)
 	if !slices.Equal(image.Manifest.DiskRates, []vmm.Rate{bound}) {
-		t.Errorf("the image says %v", image.Manifest.DiskRates)
+		t.Errorf("got disk rates %v in the image, want %v", image.Manifest.DiskRates, bound)
 	}
 	wantThrottles(t, slow.RestoreFrom(t, image, disk), bound)
 	free := h.RestoreFrom(t, image, disk)
@@ -64,6 +64,6 @@ func wantThrottles(t *testing.T, m *vmmtest.Machine, want vmm.Rate) {
 	t.Helper()
 	got, err := qemu.Throttled(t.Context(), m.Machine)
 	if err != nil || !slices.Equal(got, []vmm.Rate{want}) {
-		t.Errorf("disks are held to %v, %v, want %v", got, err, want)
+		t.Errorf("Throttled() = %v, %v; want %v", got, err, want)
 	}
 }

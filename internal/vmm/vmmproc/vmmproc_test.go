@@ -18,17 +18,17 @@ import (
 func TestHashCPU(t *testing.T) {
 	one := "processor\t: 0\nvendor_id\t: A\nflags\t: fpu sse\ncpu MHz\t: 1\n\nprocessor\t: 1\nflags\t: none\n"
 	if hashCPU(one) != hashCPU(strings.ReplaceAll(one, "MHz\t: 1", "MHz\t: 2")) {
-		t.Error("the clock rate of the moment changes the fingerprint")
+		t.Error("hashCPU depends on the current clock rate")
 	}
 	if hashCPU(one) == hashCPU(strings.ReplaceAll(one, "sse", "avx")) {
-		t.Error("another feature set has the same fingerprint")
+		t.Error("hashCPU does not depend on the feature flags")
 	}
 }
 
 func TestRecord(t *testing.T) {
 	dir := t.TempDir()
 	if ok, err := ReadRecord(dir, &struct{}{}); ok || err != nil {
-		t.Errorf("no record: got %v, %v", ok, err)
+		t.Errorf("ReadRecord() without a record = %v, %v; want false, nil", ok, err)
 	}
 	type record struct {
 		Process proc.Identity `json:"process"`
@@ -41,17 +41,17 @@ func TestRecord(t *testing.T) {
 	}
 	ok, err := ReadRecord(dir, &got)
 	if !ok || err != nil || got.Process != want.Process || !slices.Equal(got.Disks, want.Disks) {
-		t.Errorf("got %+v, %v, %v", got, ok, err)
+		t.Errorf("ReadRecord() = %+v, %v, %v; want %+v", got, ok, err, want)
 	}
 	if id, ok, err := recordedProcess(dir); id != want.Process || !ok || err != nil {
-		t.Errorf("whose: got %+v, %v, %v", id, ok, err)
+		t.Errorf("recordedProcess() = %+v, %v, %v; want %+v", id, ok, err, want.Process)
 	}
 	// A crash of the host may leave an unsynced file empty.
 	if err := os.Truncate(filepath.Join(dir, RecordFile), 0); err != nil {
 		t.Fatal(err)
 	}
 	if ok, err := ReadRecord(dir, &got); ok || err != nil {
-		t.Errorf("an empty record is taken for one: %v", err)
+		t.Errorf("ReadRecord() of an empty file = %v, %v; want false, nil", ok, err)
 	}
 }
 
@@ -67,7 +67,7 @@ func TestConnectFollowsNoLink(t *testing.T) {
 		t.Fatal(err)
 	}
 	if c, err := Connect(t.Context(), dir, "guest.sock"); err == nil {
-		t.Error("the link was followed", c.Close())
+		t.Error("Connect followed a symbolic link", c.Close())
 	}
 	c, err := Connect(t.Context(), dir, "host.sock")
 	if err != nil {
@@ -104,13 +104,13 @@ func TestRefCount(t *testing.T) {
 	var u RefCount
 	u.OnFree(func() error { freed++; return nil })
 	if err := errors.Join(u.Acquire(), u.Acquire(), u.Release(), u.Close()); err != nil || freed != 0 {
-		t.Fatalf("in use: freed %d times, %v", freed, err)
+		t.Fatalf("freed %d times while in use (%v), want 0", freed, err)
 	}
 	if u.Acquire() == nil {
-		t.Error("a closed capture was used")
+		t.Error("Acquire after Close succeeded, want an error")
 	}
 	if err := errors.Join(u.Release(), u.Close()); err != nil || freed != 1 {
-		t.Errorf("freed %d times, %v", freed, err)
+		t.Errorf("freed %d times (%v), want 1", freed, err)
 	}
 }
 
@@ -121,20 +121,20 @@ func TestImageFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	if f, ok := FileOf(image.Manifest, MemoryName); !ok || f.Bytes != 4096 || f.SHA256 != "" {
-		t.Errorf("memory: got %+v, %v", f, ok)
+		t.Errorf("FileOf(memory) = %+v, %v; want 4096 bytes without hash", f, ok)
 	}
 	if data, err := ReadChecked(image, StateName, 5); err != nil || string(data) != "state" {
-		t.Errorf("got %q, %v", data, err)
+		t.Errorf("ReadChecked() = %q, %v; want \"state\"", data, err)
 	}
 	if _, err := ReadChecked(image, StateName, 4); err == nil {
-		t.Error("more than the limit was read")
+		t.Error("ReadChecked of more than the limit succeeded, want an error")
 	}
 	path := filepath.Join(dir, StateName)
 	if err := errors.Join(os.Chmod(path, 0o600), os.WriteFile(path, []byte("other"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := ReadChecked(image, StateName, 5); err == nil || !strings.Contains(err.Error(), "damaged") {
-		t.Errorf("other content: got %v", err)
+		t.Errorf("ReadChecked() of changed content = %v, want an error that it is damaged", err)
 	}
 }
 
@@ -188,13 +188,13 @@ func nothingLeft(t *testing.T, s *Registry, dir string) {
 	t.Helper()
 	left, err := os.ReadDir(dir)
 	if err != nil || len(left) != 0 {
-		t.Errorf("left %v, %v", left, err)
+		t.Errorf("got leftover files %v, %v; want none", left, err)
 	}
 	if s.find(dir) != nil {
-		t.Error("the set still knows it")
+		t.Error("the registry still has the process")
 	}
 	if ids, err := findMonitors(dir); err != nil || len(ids) != 0 {
-		t.Errorf("processes left: %v, %v", ids, err)
+		t.Errorf("got leftover processes %v, %v; want none", ids, err)
 	}
 }
 
@@ -222,17 +222,17 @@ func TestProcessExit(t *testing.T) {
 				got = err.Error()
 			}
 			if got != c.want || *hung != 1 {
-				t.Errorf("ended with %q after %d hang-ups, want %q", got, *hung, c.want)
+				t.Errorf("got exit reason %q after %d calls of Disconnect, want %q after 1", got, *hung, c.want)
 			}
 			nothingLeft(t, s, dir)
 			if err := errors.Join(l.Kill(t.Context()), l.Discard(t.Context())); err != nil {
-				t.Errorf("kill of a dead one: %v", err)
+				t.Errorf("Kill of an exited process = %v, want nil", err)
 			}
 			if _, err := l.Usage(); !errors.Is(err, vmm.ErrGone) {
-				t.Errorf("usage of a dead one: %v", err)
+				t.Errorf("Usage of an exited process = %v, want ErrGone", err)
 			}
 			if _, err := s.Adopt(dir, &struct{}{}); !errors.Is(err, vmm.ErrGone) {
-				t.Errorf("adoption of a dead one: %v", err)
+				t.Errorf("Adopt of an exited process = %v, want ErrGone", err)
 			}
 		})
 	}
@@ -247,15 +247,15 @@ func TestWithExitReason(t *testing.T) {
 		if got := l.WithExitReason(t.Context(), err); !errors.Is(got, vmm.ErrGone) ||
 			!strings.Contains(got.Error(), "status 3") ||
 			errors.Is(got, other) != (err == other) {
-			t.Errorf("%v: got %v", err, got)
+			t.Errorf("WithExitReason(%v) = %v", err, got)
 		}
 	}
 	if l.WithExitReason(t.Context(), nil) != nil {
-		t.Error("no error became one")
+		t.Error("WithExitReason(nil) is not nil")
 	}
 	m, _ := newTestProcess(t, s, dir, "exec sleep 1000")
 	if got := m.WithExitReason(t.Context(), other); got != other {
-		t.Errorf("of one that lives: got %v", got)
+		t.Errorf("WithExitReason() of a running process = %v, want the error itself", got)
 	}
 	if err := m.Kill(t.Context()); err != nil {
 		t.Fatal(err)
@@ -268,7 +268,7 @@ func TestAdopt(t *testing.T) {
 	one, two, three, dir := newTestRegistry(), newTestRegistry(), newTestRegistry(), t.TempDir()
 	l, hung := newTestProcess(t, one, dir, "exec sleep 1000")
 	if err := one.Close(); err != nil || *hung != 1 || one.find(dir) != nil {
-		t.Fatal(err, *hung)
+		t.Fatalf("Close() = %v with %d calls of Disconnect, want nil with 1 and no process left", err, *hung)
 	}
 	l.Release()
 	var r struct {
@@ -276,11 +276,11 @@ func TestAdopt(t *testing.T) {
 	}
 	p, err := two.Adopt(dir, &r)
 	if err != nil || r.Process != p.Identity() {
-		t.Fatal(r, err)
+		t.Fatalf("Adopt() read record %+v, %v; want that of the process", r, err)
 	}
 	m, _ := watchTestProcess(t, two, dir, p)
 	if m.PID() != l.PID() || m.Phase() != Prepared || m.SetPhase(Running) != Prepared || m.Phase() != Running {
-		t.Errorf("process %d instead of %d, or in a wrong phase", m.PID(), l.PID())
+		t.Errorf("got process %d in phase %v, want process %d in phase %v", m.PID(), m.Phase(), l.PID(), Running)
 	}
 	if err := three.Kill(t.Context(), vmm.Spec{ID: "m1", Dir: dir}); err != nil {
 		t.Fatal(err)

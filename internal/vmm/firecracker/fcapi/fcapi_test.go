@@ -133,10 +133,10 @@ func TestGates(t *testing.T) {
 			var newer *fcapi.NewerError
 			if err := c.call(t.Context(), client); !errors.As(err, &newer) || newer.Field != c.field ||
 				newer.Have != c.have {
-				t.Errorf("got %v, want that %q is newer", err, c.field)
+				t.Errorf("got error %v, want a NewerError for %q", err, c.field)
 			}
 			if *seen != "" {
-				t.Errorf("it was sent all the same: %s", *seen)
+				t.Errorf("sent %s, want nothing", *seen)
 			}
 		})
 	}
@@ -149,7 +149,7 @@ func TestAnswers(t *testing.T) {
 	if err := client.Pause(t.Context()); !errors.As(err, &fault) || fault.Status != 400 ||
 		fault.Fault != "it  is not" ||
 		fault.Op != "PATCH /vm" {
-		t.Errorf("got %#v, %v", fault, err)
+		t.Errorf("Pause() = %v, want the fault message", err)
 	}
 	client, _ = answering(t, old, answer("200 ", `{"id":"m1","state":"Paused","vmm_version":"1.15.1","app_name":"FC"}`))
 	if i, err := client.Instance(t.Context()); err != nil || i.State != fcapi.StatePaused || i.ID != "m1" {
@@ -157,11 +157,11 @@ func TestAnswers(t *testing.T) {
 	}
 	client, _ = answering(t, old, "")
 	if err := client.Pause(t.Context()); !errors.Is(err, fcapi.ErrClosed) {
-		t.Errorf("no answer: got %v, want closed", err)
+		t.Errorf("Pause() without a response = %v, want ErrClosed", err)
 	}
 	client, _ = answering(t, old, "HTTP/1.1 200 \r\n\r\n"+strings.Repeat("x", 2<<20))
 	if _, err := client.Instance(t.Context()); err == nil || !strings.Contains(err.Error(), "longer") {
-		t.Errorf("an endless answer: got %v", err)
+		t.Errorf("Instance() with an endless response = %v, want an error about its length", err)
 	}
 	hanging := fcapi.New(old, func(context.Context) (net.Conn, error) {
 		ours, theirs := net.Pipe()
@@ -172,7 +172,7 @@ func TestAnswers(t *testing.T) {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 10*time.Millisecond, why)
 	defer cancel()
 	if err := hanging.Pause(ctx); !errors.Is(err, why) {
-		t.Errorf("a monitor that does not answer: got %v, want the caller's reason", err)
+		t.Errorf("Pause() of a hanging monitor = %v, want the cause of the context", err)
 	}
 }
 
@@ -181,17 +181,17 @@ func TestVersions(t *testing.T) {
 		"Firecracker v1.15.1\n\n2026 exiting": "1.15.1", "1.17.0-dev": "1.17.0", "Firecracker v1.9.0": "1.9.0",
 	} {
 		if v, err := fcapi.ParseVersion(text); err != nil || v.String() != want {
-			t.Errorf("%q: got %v, %v", text, v, err)
+			t.Errorf("ParseVersion(%q) = %v, %v; want %s", text, v, err, want)
 		}
 	}
 	for _, text := range []string{"", "Firecracker", "v1.2", "99999.1.1x"} {
 		if v, err := fcapi.ParseVersion(text); err == nil && v.Major == 99999 || err == nil && text != "99999.1.1x" {
-			t.Errorf("%q: got %v", text, v)
+			t.Errorf("ParseVersion(%q) = %v, want an error", text, v)
 		}
 	}
 	a, b := fcapi.Version{Major: 1, Minor: 9}, fcapi.Version{Major: 1, Minor: 10}
 	if a.Compare(b) >= 0 || b.AtLeast(1, 11) || !b.AtLeast(1, 10) {
-		t.Error("1.9 is older than 1.10")
+		t.Error("1.9 does not compare as older than 1.10")
 	}
 }
 
@@ -221,7 +221,7 @@ func FuzzAnswer(f *testing.F) {
 			text += fault.Fault
 		}
 		if strings.ContainsFunc(text, func(r rune) bool { return r < ' ' }) || len(text) > 4000 {
-			t.Errorf("not printable: %q", text)
+			t.Errorf("got error %q, want printable text", text)
 		}
 		if data, err := json.Marshal(text); err != nil || len(data) == 0 {
 			t.Error(err)

@@ -33,20 +33,20 @@ func FuzzParsers(f *testing.F) {
 			v := fcapi.Version{Major: 1, Minor: minor}
 			for op, fields := range schemas {
 				if check(v, fields, data) == nil && !bytes.Contains(data, []byte("{")) {
-					t.Errorf("%s took %q", op, data)
+					t.Errorf("%s accepted %q", op, data)
 				}
 			}
 			if s, err := parse(v, append([]string{"firecracker"}, strings.Fields(string(data))...)); err == nil &&
 				len(s.id) > 64 {
-				t.Errorf("the id %q was taken", s.id)
+				t.Errorf("parse accepted the ID %q", s.id)
 			}
 		}
 		if port, err := request(said{Reader: bytes.NewReader(data)}); err == nil &&
 			!bytes.HasPrefix(data, []byte("CONNECT ")) {
-			t.Errorf("%q was taken for a request for port %d", data, port)
+			t.Errorf("request accepted %q as a connection to port %d", data, port)
 		}
 		if s, err := parseJailer(strings.Fields(string(data))); err == nil && s.id == "" {
-			t.Errorf("%q was taken", data)
+			t.Errorf("parseJailer accepted %q", data)
 		}
 	})
 }

@@ -53,10 +53,10 @@ func TestJailerCommandLine(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			s, err := parseJailer(strings.Fields(c.line))
 			if c.want == "" && (err != nil || s.uid != 7 || s.gid != 8 || s.base != "/srv/jailer" || len(s.rest) != 2) {
-				t.Errorf("got %+v, %v", s, err)
+				t.Errorf("parseJailer() = %+v, %v; want success", s, err)
 			}
 			if c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
-				t.Errorf("got %v, want %q", err, c.want)
+				t.Errorf("parseJailer() = %v, want an error with %q", err, c.want)
 			}
 		})
 	}

@@ -138,12 +138,12 @@ func TestImport(t *testing.T) {
 				}
 				for path, want := range map[string]int{got.contentPath: 4096, got.deltaPath: 2 * 4096} {
 					if data, err := os.ReadFile(path); err != nil || !bytes.Equal(data, testContent(want)) {
-						t.Errorf("%s: %d bytes, %v", path, len(data), err)
+						t.Errorf("%s contains %d bytes, %v; want test content of %d bytes", path, len(data), err, want)
 					}
 				}
 			}
 			if want := map[bool]int{true: 0, false: 1}[near]; brought != want {
-				t.Errorf("the content below was brought %d times, want %d", brought, want)
+				t.Errorf("the base was fetched %d times, want %d", brought, want)
 			}
 		})
 	}
@@ -160,7 +160,7 @@ func TestImportWithLaterClock(t *testing.T) {
 	dir := t.TempDir()
 	err = p.to.Import(t.Context(), dir, from)
 	if other, ok := errors.AsType[*vmm.MismatchError](err); ok && other.Field == "clock" {
-		t.Skipf("probe time namespaces: a process cannot have another clock here: %v", err)
+		t.Skipf("probe time namespaces: time namespaces are not supported: %v", err)
 	}
 	p.must(err)
 	got, err := p.to.Find(dir)
@@ -231,21 +231,21 @@ func TestImportRefuses(t *testing.T) {
 			dir := t.TempDir()
 			err := p.to.Import(t.Context(), dir, from)
 			if err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Fatalf("got %v, want %q in it", err, c.want)
+				t.Fatalf("Import() = %v, want an error with %q", err, c.want)
 			}
 			for _, place := range []string{dir, p.to.contentDir} {
 				left, err := os.ReadDir(place)
 				if err != nil || place == dir && len(left) > 0 {
-					t.Errorf("left in %s: %v, %v", place, left, err)
+					t.Errorf("%s contains %v, %v; want nothing", place, left, err)
 				}
 				for _, e := range left {
 					if strings.HasSuffix(e.Name(), ".part") {
-						t.Errorf("left: %s", e.Name())
+						t.Errorf("got leftover file %s, want none", e.Name())
 					}
 				}
 			}
 			if got, err := p.to.Find(dir); got != nil || err != nil {
-				t.Errorf("found %+v, %v", got, err)
+				t.Errorf("Find() = %+v, %v; want nil, nil", got, err)
 			}
 		})
 	}
@@ -288,7 +288,7 @@ func TestContentsAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(old); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("contents of another boot: %v", err)
+		t.Errorf("pages file of an earlier boot: Stat() = %v, want not exist", err)
 	}
 	for i := range maxContents + 3 {
 		path := filepath.Join(w.contentDir, string(rune('a'+i)))
@@ -299,7 +299,7 @@ func TestContentsAreBounded(t *testing.T) {
 	}
 	left, err := os.ReadDir(w.contentDir)
 	if err != nil || len(left) != maxContents || left[0].Name() != "d" {
-		t.Errorf("left: %v, %v", left, err)
+		t.Errorf("got pages files %v, %v; want the %d newest", left, err, maxContents)
 	}
 }
 
@@ -324,7 +324,7 @@ func FuzzBundle(f *testing.F) {
 		}
 		if bytes < 0 || bytes > maxContent || p.Process.Validate() != nil || len(p.FileHashes) != len(p.Process.Files) ||
 			filepath.Base(p.ContentHash) != p.ContentHash {
-			t.Errorf("%d bytes, %+v", bytes, p)
+			t.Errorf("parseBundle accepted %d bytes for %+v", bytes, p)
 		}
 		if p.Full {
 			return
@@ -333,7 +333,7 @@ func FuzzBundle(f *testing.F) {
 		below := io.NewSectionReader(zeros{}, 0, p.Process.Bytes)
 		to := checkpoint.NewXORDelta(&p.Process, p.Delta, below).Decoder(io.NewOffsetWriter(discard{}, 0))
 		if _, err := to.WriteAt(make([]byte, min(bytes, 1<<20)), max(0, bytes-1<<20)); err != nil {
-			t.Errorf("%v: %+v", err, p)
+			t.Errorf("decode for %+v: %v", p, err)
 		}
 	})
 }

@@ -22,7 +22,7 @@ func TestFind(t *testing.T) {
 		t.Fatal(err)
 	}
 	if st, err := os.Stat(w.stub); err != nil || st.Mode().Perm() != 0o755 {
-		t.Fatalf("vehicle: %v, %v", st, err)
+		t.Fatalf("restore stub: Stat() = %v, %v; want an executable file", st, err)
 	}
 	for name, c := range map[string]struct {
 		spoil func(p *MonitorCheckpoint, dir string)
@@ -63,14 +63,14 @@ func TestFind(t *testing.T) {
 			for range 2 { // the second time from the cache
 				got, err := w.Find(image)
 				if err != nil || (got != nil) != c.want {
-					t.Fatalf("got %+v, %v", got, err)
+					t.Fatalf("Find() = %+v, %v; want a checkpoint: %v", got, err, c.want)
 				}
 			}
 		})
 	}
 	t.Run("none", func(t *testing.T) {
 		if got, err := w.Find(t.TempDir()); got != nil || err != nil {
-			t.Errorf("got %v, %v", got, err)
+			t.Errorf("Find() = %v, %v; want nil, nil", got, err)
 		}
 	})
 	t.Run("no_json", func(t *testing.T) {
@@ -82,12 +82,12 @@ func TestFind(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got, err := w.Find(image); got != nil || err != nil {
-			t.Errorf("got %v, %v", got, err)
+			t.Errorf("Find() = %v, %v; want nil, nil", got, err)
 		}
 	})
 	var none *Store
 	if got, err := none.Find(t.TempDir()); got != nil || err != nil {
-		t.Errorf("without: got %v, %v", got, err)
+		t.Errorf("Find() of a nil store = %v, %v; want nil, nil", got, err)
 	}
 }
 
@@ -114,7 +114,7 @@ func TestReadAhead(t *testing.T) {
 		var have unix.Cachestat_t
 		err := unix.Cachestat(uint(f.Fd()), &unix.CachestatRange{}, &have, 0)
 		if errors.Is(err, unix.ENOSYS) {
-			t.Skip("probe cachestat: this kernel does not tell what is cached")
+			t.Skip("probe cachestat: this kernel cannot report cached pages")
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -134,7 +134,7 @@ func TestReadAhead(t *testing.T) {
 		select {
 		case <-again.C:
 		case <-deadline:
-			t.Fatalf("%d of %d pages are read ahead", cached(), bytes/4096)
+			t.Fatalf("got %d pages read ahead, want %d", cached(), bytes/4096)
 		}
 	}
 }

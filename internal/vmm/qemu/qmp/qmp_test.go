@@ -95,7 +95,7 @@ func TestPipeline(t *testing.T) {
 		t.Errorf("got %v, want a refusal of getfd", err)
 	}
 	if e := <-seen; e.Name != "RESUME" || string(e.Data) != `{"a":1}` {
-		t.Errorf("got event %+v", e)
+		t.Errorf("got event %+v, want RESUME", e)
 	}
 }
 
@@ -124,7 +124,7 @@ func TestDescriptorIsPassed(t *testing.T) {
 		}
 		fds, err := unix.ParseUnixRights(&msgs[0])
 		if err != nil || len(fds) != 1 {
-			t.Fatalf("got %v, %v, want one descriptor", fds, err)
+			t.Fatalf("got descriptors %v, %v; want one", fds, err)
 		}
 		if buf[0] != '{' {
 			t.Errorf("descriptor came with %q, want the first byte of its command", buf)
@@ -134,7 +134,7 @@ func TestDescriptorIsPassed(t *testing.T) {
 		}
 		return
 	}
-	t.Fatal("no descriptor came")
+	t.Fatal("got no descriptor, want one")
 }
 
 func TestWaitHonorsDeadline(t *testing.T) {
@@ -143,7 +143,7 @@ func TestWaitHonorsDeadline(t *testing.T) {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Millisecond, why)
 	defer cancel()
 	if err := c.Do(ctx, "stop", nil, nil); !errors.Is(err, why) || !strings.Contains(err.Error(), "stop") {
-		t.Errorf("got %v", err)
+		t.Errorf("Do() = %v, want the cause of the context and the command", err)
 	}
 }
 
@@ -170,19 +170,19 @@ func TestCloseFailsPendingCalls(t *testing.T) {
 			select {
 			case <-c.Done():
 			case <-time.After(time.Minute):
-				t.Fatal("connection did not end")
+				t.Fatal("the connection has not ended after a minute")
 			}
 			if c.Err() == nil {
-				t.Error("no reason given")
+				t.Error("Err() = nil, want the reason")
 			}
 			for _, call := range calls {
 				err := call.Wait(t.Context(), nil)
 				if name != "unasked" && !errors.Is(err, ErrClosed) {
-					t.Errorf("got %v, want ErrClosed", err)
+					t.Errorf("Wait() = %v, want ErrClosed", err)
 				}
 			}
 			if err := c.Do(t.Context(), "cont", nil, nil); !errors.Is(err, ErrClosed) {
-				t.Errorf("afterwards: got %v, want ErrClosed", err)
+				t.Errorf("Do() after the end = %v, want ErrClosed", err)
 			}
 		})
 	}
@@ -196,7 +196,7 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, line []byte) {
 		m, err := parse(line)
 		if err == nil && !m.greeting && m.event == "" && m.err == nil && m.data == nil {
-			t.Errorf("%q was taken for nothing", line)
+			t.Errorf("parse(%q) returned an empty message without error", line)
 		}
 	})
 }

@@ -3,7 +3,7 @@ package tsc
 import "testing"
 
 func TestRate(t *testing.T) {
-	if got := rate(sample{1000, 0}, sample{1000 + 2_445_424_000, 1e9}); got != 2445424 {
+	if got := rate(sample{1000, 0}, sample{1000 + 2_445_424_000, 1e9}); got != 2_445_424 {
 		t.Errorf("got %d kHz", got)
 	}
 	m := New()
@@ -15,6 +15,6 @@ func TestRate(t *testing.T) {
 		t.Errorf("got %d kHz", first)
 	}
 	if again, _ := m.KHz(t.Context()); again != first {
-		t.Errorf("measured twice: %d and %d", first, again)
+		t.Errorf("second KHz() = %d, want %d as before", again, first)
 	}
 }
