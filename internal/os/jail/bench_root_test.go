@@ -14,8 +14,8 @@ import (
 // BenchmarkStart measures how long a program takes to start as another user within limits,
 // alternately with and without a jail. The difference of the medians is the cost of a jail.
 func BenchmarkStart(b *testing.B) {
-	block := newFixture(b, "pntcost")
-	g := block.group("cost", jail.Limits{PIDs: 256, OpenFiles: 1024})
+	f := newFixture(b, "pntcost")
+	g := f.group("cost", jail.Limits{PIDs: 256, OpenFiles: 1024})
 	plain := shell("exit 0")
 	plain.UID, plain.GID = jailedUID, jailedUID
 	inside := jailed(shell("exit 0"), g, jail.Spec{})

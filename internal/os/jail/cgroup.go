@@ -89,12 +89,12 @@ func settings(version int, l Limits) (cpu, memory, pids []setting) {
 
 // limit writes the control files.
 func (g *Cgroup) limit() error {
-	lay := g.manager.cfg.Hierarchy
-	cpu, memory, pids := settings(lay.Version, g.limits)
+	h := g.manager.cfg.Hierarchy
+	cpu, memory, pids := settings(h.Version, g.limits)
 	for _, part := range []struct {
 		root string
 		list []setting
-	}{{lay.CPU, cpu}, {lay.Memory, memory}, {lay.PIDs, pids}} {
+	}{{h.CPU, cpu}, {h.Memory, memory}, {h.PIDs, pids}} {
 		if err := writeAll(g.dir(part.root), part.list); err != nil {
 			return err
 		}
@@ -142,10 +142,10 @@ func (g *Cgroup) restrict(pid int) error {
 
 // Stats returns the resource usage of the cgroup.
 func (g *Cgroup) Stats() (Stats, error) {
-	lay := g.manager.cfg.Hierarchy
+	h := g.manager.cfg.Hierarchy
 	r := statsReader{}
-	if lay.Version == 2 {
-		d := g.dir(lay.CPU)
+	if h.Version == 2 {
+		d := g.dir(h.CPU)
 		s := Stats{
 			Memory:     r.number(d, "memory.current", ""),
 			MemoryPeak: r.optional(d, "memory.peak"),
@@ -156,11 +156,11 @@ func (g *Cgroup) Stats() (Stats, error) {
 		return s, r.err
 	}
 	s := Stats{
-		Memory:     r.number(g.dir(lay.Memory), "memory.usage_in_bytes", ""),
-		MemoryPeak: r.optional(g.dir(lay.Memory), "memory.max_usage_in_bytes"),
-		CPU:        time.Duration(r.number(g.dir(lay.Account), "cpuacct.usage", "")),
-		PIDs:       int(r.number(g.dir(lay.PIDs), "pids.current", "")),
-		OOMKills:   int(r.number(g.dir(lay.Memory), "memory.oom_control", "oom_kill")),
+		Memory:     r.number(g.dir(h.Memory), "memory.usage_in_bytes", ""),
+		MemoryPeak: r.optional(g.dir(h.Memory), "memory.max_usage_in_bytes"),
+		CPU:        time.Duration(r.number(g.dir(h.Account), "cpuacct.usage", "")),
+		PIDs:       int(r.number(g.dir(h.PIDs), "pids.current", "")),
+		OOMKills:   int(r.number(g.dir(h.Memory), "memory.oom_control", "oom_kill")),
 	}
 	return s, r.err
 }

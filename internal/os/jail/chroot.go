@@ -48,11 +48,11 @@ func (g *Cgroup) start(spec Spec, argv []string, attr *syscall.ProcAttr) (pid in
 	if err := checkSpec(spec, attr); err != nil {
 		return 0, err
 	}
-	ns, tree, err := g.manager.programs.root(spec)
+	ns, root, err := g.manager.programs.root(spec)
 	if err != nil {
 		return 0, err
 	}
-	c := chrootBuilder{spec: spec, programs: tree}
+	c := chrootBuilder{spec: spec, programs: root}
 	defer func() { err = errors.Join(err, c.close()) }()
 	if err := c.open(); err != nil {
 		return 0, err

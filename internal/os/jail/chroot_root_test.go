@@ -24,7 +24,7 @@ func shell(script string, args ...string) proc.Command {
 }
 
 func TestJailContents(t *testing.T) {
-	block := newFixture(t, "pnthold")
+	f := newFixture(t, "pnthold")
 	dir := t.TempDir()
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
@@ -56,13 +56,13 @@ func TestJailContents(t *testing.T) {
 		for closed in /in/deep/given /fixed /in/new /new /dev/new /bin/sh; do
 			if (echo x > $closed) 2>/dev/null; then echo $closed was written; fi
 		done`
-	exit, said := run(t, jailed(shell(script), block.group("hold", jail.Limits{PIDs: 32}), spec))
+	exit, output := run(t, jailed(shell(script), f.group("hold", jail.Limits{PIDs: 32}), spec))
 	if exit.Code != 0 || exit.Signal != 0 {
-		t.Fatalf("program in the jail: %v, output %s", exit, said)
+		t.Fatalf("program in the jail: %v, output %s", exit, output)
 	}
-	lines := strings.Split(said, "\n")
+	lines := strings.Split(output, "\n")
 	if len(lines) != 3 || lines[1] != "given from the host" || lines[2] != "pid 1" {
-		t.Errorf("got output:\n%s\nwant 3 lines, the last two \"given from the host\" and \"pid 1\"", said)
+		t.Errorf("got output:\n%s\nwant 3 lines, the last two \"given from the host\" and \"pid 1\"", output)
 	}
 	roots := strings.Fields(lines[0])[1:]
 	for _, want := range []string{"/dev", "/disk", "/fixed", "/in", "/out"} {
@@ -101,18 +101,18 @@ func TestForkBomb(t *testing.T) {
 	if err := os.Chown(fifo, jailedUID, jailedUID); err != nil {
 		t.Fatal(err)
 	}
-	if exit, said := run(t, shell(forkBombScript, fifo)); exit.Code != 0 {
-		t.Fatalf("outside the jail got %v, output %s; want success", exit, said)
+	if exit, output := run(t, shell(forkBombScript, fifo)); exit.Code != 0 {
+		t.Fatalf("outside the jail got %v, output %s; want success", exit, output)
 	}
-	block := newFixture(t, "pntbomb")
-	g := block.group("bomb", jail.Limits{PIDs: most})
+	f := newFixture(t, "pntbomb")
+	g := f.group("bomb", jail.Limits{PIDs: most})
 	spec := jail.Spec{Devices: []string{"/dev/null"}, Binds: []jail.Bind{{Path: fifo, Target: "/fifo"}}}
-	exit, said := run(t, jailed(shell(forkBombScript, "/fifo"), g, spec))
-	if exit.Code == 0 || !strings.Contains(said, "Cannot fork") {
-		t.Errorf("%v: %s", exit, said)
+	exit, output := run(t, jailed(shell(forkBombScript, "/fifo"), g, spec))
+	if exit.Code == 0 || !strings.Contains(output, "Cannot fork") {
+		t.Errorf("%v: %s", exit, output)
 	}
-	if strings.Contains(said, fmt.Sprintf("\n%d\n", most)) {
-		t.Errorf("got more processes than the limit of %d: %s", most, said)
+	if strings.Contains(output, fmt.Sprintf("\n%d\n", most)) {
+		t.Errorf("got more processes than the limit of %d: %s", most, output)
 	}
 	// When process 1 of the jail exits, the kernel kills all others.
 	await(t, "all processes of the jail have exited", func() (bool, error) {
@@ -123,14 +123,14 @@ func TestForkBomb(t *testing.T) {
 
 func TestMemoryHog(t *testing.T) {
 	const bytes = 256 << 20
-	if exit, said := run(t, command(t, "hog", fmt.Sprint(bytes))); exit.Code != 0 {
-		t.Fatalf("outside the jail got %v, output %s; want success", exit, said)
+	if exit, output := run(t, command(t, "hog", fmt.Sprint(bytes))); exit.Code != 0 {
+		t.Fatalf("outside the jail got %v, output %s; want success", exit, output)
 	}
-	block := newFixture(t, "pnthog")
-	g := block.group("hog", jail.Limits{MemoryMax: 64 << 20, PIDs: 64})
-	exit, said := run(t, jailed(command(t, "hog", fmt.Sprint(bytes)), g, jail.Spec{}))
+	f := newFixture(t, "pnthog")
+	g := f.group("hog", jail.Limits{MemoryMax: 64 << 20, PIDs: 64})
+	exit, output := run(t, jailed(command(t, "hog", fmt.Sprint(bytes)), g, jail.Spec{}))
 	if exit.Signal != syscall.SIGKILL {
-		t.Errorf("%v: %s", exit, said)
+		t.Errorf("%v: %s", exit, output)
 	}
 	if s, err := g.Stats(); err != nil || s.OOMKills == 0 {
 		t.Errorf("Stats() = %+v, %v; want OOM kills", s, err)
@@ -140,13 +140,13 @@ func TestMemoryHog(t *testing.T) {
 // TestJailsAreIsolated checks that two jails cannot reach each other, even with the same user ID,
 // which never happens in production.
 func TestJailsAreIsolated(t *testing.T) {
-	block := newFixture(t, "pntnext")
+	f := newFixture(t, "pntnext")
 	spec := jail.Spec{}
-	first := background(t, jailed(command(t, "wait"), block.group("first", jail.Limits{PIDs: 64}), spec))
-	g := block.group("second", jail.Limits{PIDs: 64})
+	first := background(t, jailed(command(t, "wait"), f.group("first", jail.Limits{PIDs: 64}), spec))
+	g := f.group("second", jail.Limits{PIDs: 64})
 	for _, try := range []string{"signal", "ptrace", "proc", "read-memory"} {
-		if exit, said := run(t, jailed(command(t, try, fmt.Sprint(first.PID())), g, spec)); exit.Code != 1 {
-			t.Errorf("%s: got %v, output %s; want status 1", try, exit, said)
+		if exit, output := run(t, jailed(command(t, try, fmt.Sprint(first.PID())), g, spec)); exit.Code != 1 {
+			t.Errorf("%s: got %v, output %s; want status 1", try, exit, output)
 		}
 	}
 	for _, kind := range []string{"mnt", "pid", "ipc", "uts", "net"} {
@@ -161,13 +161,13 @@ func TestJailsAreIsolated(t *testing.T) {
 
 // TestNetworkNamespace checks that a process can be started in an existing network namespace.
 func TestNetworkNamespace(t *testing.T) {
-	block := newFixture(t, "pntnet")
+	f := newFixture(t, "pntnet")
 	ns, err := os.Open("/proc/self/ns/net")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer ns.Close()
-	p := background(t, jailed(command(t, "wait"), block.group("net", jail.Limits{PIDs: 64}), jail.Spec{Netns: ns}))
+	p := background(t, jailed(command(t, "wait"), f.group("net", jail.Limits{PIDs: 64}), jail.Spec{Netns: ns}))
 	inside, err1 := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", p.PID()))
 	outside, err2 := os.Readlink("/proc/self/ns/net")
 	if err1 != nil || err2 != nil || inside != outside {
@@ -178,8 +178,8 @@ func TestNetworkNamespace(t *testing.T) {
 // TestStartRefuses makes a start fail at every possible step and checks that nothing is left
 // behind.
 func TestStartRefuses(t *testing.T) {
-	block := newFixture(t, "pntrefuse")
-	g := block.group("refuse", jail.Limits{PIDs: 64})
+	f := newFixture(t, "pntrefuse")
+	g := f.group("refuse", jail.Limits{PIDs: 64})
 	dir := t.TempDir()
 	link, file := filepath.Join(dir, "link"), filepath.Join(dir, "file")
 	if err := os.WriteFile(file, []byte("no program"), 0o644); err != nil {
@@ -260,7 +260,7 @@ func TestStartRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for line := range strings.Lines(string(mounts)) { // other mounts of this host may change meanwhile
-		if strings.Contains(line, filepath.Dir(block.trees)) || strings.Contains(line, "pntrefuse") {
+		if strings.Contains(line, filepath.Dir(f.programsDir)) || strings.Contains(line, "pntrefuse") {
 			t.Errorf("left a mount on the host: %s", line)
 		}
 	}

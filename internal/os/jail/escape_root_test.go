@@ -242,7 +242,7 @@ func runWith(path string, sys *syscall.SysProcAttr) error {
 	}
 	pid, err := syscall.ForkExec(
 		path,
-		[]string{path, "prisoner", what},
+		[]string{path, "jailed", what},
 		&syscall.ProcAttr{Env: []string{"GOMAXPROCS=1"}, Files: []uintptr{0, 1, 2}, Sys: sys},
 	)
 	if err != nil {
@@ -454,7 +454,7 @@ func inheritable(t *testing.T) int {
 // TestEscapes runs every attempt in a jail, where it must fail, and outside, where it must succeed;
 // otherwise the attempt would prove nothing.
 func TestEscapes(t *testing.T) {
-	block := newFixture(t, "pntescape")
+	f := newFixture(t, "pntescape")
 	o := newHostTargets(t)
 	limits := jail.Limits{MemoryMax: 512 << 20, PIDs: 64, OpenFiles: 256}
 	for _, a := range escapes(o) {
@@ -463,9 +463,9 @@ func TestEscapes(t *testing.T) {
 				t.Fatal(err)
 			}
 			if a.alone == "" {
-				if exit, said := run(t, command(t, a.try, a.args...)); !exit.Known || exit.Code != 0 ||
+				if exit, output := run(t, command(t, a.try, a.args...)); !exit.Known || exit.Code != 0 ||
 					exit.Signal != 0 {
-					t.Errorf("outside the jail got %v, output %q; want success", exit, said)
+					t.Errorf("outside the jail got %v, output %q; want success", exit, output)
 				}
 			}
 			if _, err := unix.FcntlInt(uintptr(o.fd), unix.F_SETFD, 0); err != nil {
@@ -475,13 +475,13 @@ func TestEscapes(t *testing.T) {
 			if a.inside != nil {
 				args = a.inside
 			}
-			b := *block
+			b := *f
 			b.t = t
 			spec := jail.Spec{Binds: []jail.Bind{{Path: o.work, Target: "/room", Write: true}}}
-			exit, said := run(t, jailed(command(t, a.try, args...), b.group("escape", limits), spec))
-			t.Logf("%v: %s", exit, said)
+			exit, output := run(t, jailed(command(t, a.try, args...), b.group("escape", limits), spec))
+			t.Logf("%v: %s", exit, output)
 			if !exit.Known || exit.Signal != 0 || exit.Code != 1 {
-				t.Errorf("in the jail got %v, output %q; want status 1", exit, said)
+				t.Errorf("in the jail got %v, output %q; want status 1", exit, output)
 			}
 		})
 	}

@@ -19,10 +19,10 @@ import (
 	"github.com/pandastack/pandastack/internal/os/jail"
 )
 
-// TestMain runs the test binary as the program inside a jail if its first argument is "prisoner".
+// TestMain runs the test binary as the program inside a jail if its first argument is "jailed".
 // The second argument names an escape attempt.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 2 && os.Args[1] == "prisoner" {
+	if len(os.Args) > 2 && os.Args[1] == "jailed" {
 		os.Exit(jailedMain(os.Args[2], os.Args[3:]))
 	}
 	os.Exit(m.Run())
@@ -52,9 +52,9 @@ func testContext(t *testing.T) context.Context {
 
 // fixture is a Manager with the cgroups of one test.
 type fixture struct {
-	t     testing.TB
-	jail  *jail.Manager
-	trees string
+	t           testing.TB
+	jail        *jail.Manager
+	programsDir string
 }
 
 func newFixture(t testing.TB, prefix string) *fixture {
@@ -64,8 +64,8 @@ func newFixture(t testing.TB, prefix string) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	trees := t.TempDir()
-	j, err := jail.New(jail.Config{Hierarchy: layout, Prefix: prefix, ProgramsDir: trees})
+	programsDir := t.TempDir()
+	j, err := jail.New(jail.Config{Hierarchy: layout, Prefix: prefix, ProgramsDir: programsDir})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +74,7 @@ func newFixture(t testing.TB, prefix string) *fixture {
 			t.Error(err)
 		}
 	})
-	return &fixture{t, j, trees}
+	return &fixture{t, j, programsDir}
 }
 
 func (b *fixture) group(name string, limits jail.Limits) *jail.Cgroup {
@@ -103,7 +103,7 @@ func command(t testing.TB, name string, args ...string) proc.Command {
 		t.Fatal(err)
 	}
 	// Few threads, so that limits on processes can be small.
-	return proc.Command{Path: self, Args: append([]string{"prisoner", name}, args...), Env: []string{"GOMAXPROCS=1"}}
+	return proc.Command{Path: self, Args: append([]string{"jailed", name}, args...), Env: []string{"GOMAXPROCS=1"}}
 }
 
 // jailed returns a command that runs in a jail of g.

@@ -31,7 +31,7 @@ type testProcess struct {
 	fd     *uffd.FD
 	region uffd.Region
 	events *uffd.Reader
-	bell   *uffd.Waker
+	waker  *uffd.Waker
 	peer   *uffd.Peer
 }
 
@@ -64,13 +64,13 @@ func startProcess(t *testing.T, size int64, page int) *testProcess {
 		t.Fatalf("got regions %+v, want one of %d bytes with pages of %d", regions, size, page)
 	}
 	s.fd, s.region, s.events = fd, regions[0], fd.Events()
-	if s.bell, err = uffd.NewWaker(); err != nil {
+	if s.waker, err = uffd.NewWaker(); err != nil {
 		t.Fatal(err)
 	}
 	if s.peer, err = uffd.PeerOf(conn); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _, _, _ = fd.Close(), s.bell.Close(), s.peer.Close() })
+	t.Cleanup(func() { _, _, _ = fd.Close(), s.waker.Close(), s.peer.Close() })
 	return s
 }
 
@@ -78,7 +78,7 @@ func startProcess(t *testing.T, size int64, page int) *testProcess {
 func (s *testProcess) next() []uffd.Event {
 	s.t.Helper()
 	for {
-		w, err := s.fd.Wait(s.bell, s.peer, -1)
+		w, err := s.fd.Wait(s.waker, s.peer, -1)
 		if err != nil || w.PeerClosed {
 			s.t.Fatalf("Wait() = %+v, %v; want events", w, err)
 		}
@@ -152,7 +152,7 @@ func TestRemoveEventBeforeCopy(t *testing.T) {
 		t.Fatal(err)
 	}
 	done := inBackground(func() error { return s.p.Drop(0, uffd.Page) })
-	w, err := s.fd.Wait(s.bell, s.peer, -1)
+	w, err := s.fd.Wait(s.waker, s.peer, -1)
 	if err != nil || !w.Events {
 		t.Fatal(w, err)
 	}
@@ -176,7 +176,7 @@ func TestProcessExit(t *testing.T) {
 		t.Fatal(err)
 	}
 	for {
-		w, err := s.fd.Wait(s.bell, s.peer, -1)
+		w, err := s.fd.Wait(s.waker, s.peer, -1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -192,13 +192,13 @@ func TestProcessExit(t *testing.T) {
 func TestWakerEndsWait(t *testing.T) {
 	s := startProcess(t, 64<<10, uffd.Page)
 	done := inBackground(func() error {
-		w, err := s.fd.Wait(s.bell, s.peer, -1)
+		w, err := s.fd.Wait(s.waker, s.peer, -1)
 		if err == nil && !w.Woken {
 			err = fmt.Errorf("wait ended with %+v, want Woken", w)
 		}
 		return err
 	})
-	s.bell.Wake()
+	s.waker.Wake()
 	wantDone(t, done)
 }
 

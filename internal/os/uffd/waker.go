@@ -66,10 +66,10 @@ type WaitResult struct {
 // Wait blocks the calling thread until there is an event, waker is woken, peer closes, or limit has
 // passed. peer may be nil. A negative limit means no limit. If the limit has passed, all fields of
 // the result are false.
-func (f *FD) Wait(bell *Waker, peer *Peer, limit time.Duration) (WaitResult, error) {
+func (f *FD) Wait(waker *Waker, peer *Peer, limit time.Duration) (WaitResult, error) {
 	fds := []unix.PollFd{
 		{Fd: int32(f.fd), Events: unix.POLLIN},
-		{Fd: int32(bell.fd), Events: unix.POLLIN},
+		{Fd: int32(waker.fd), Events: unix.POLLIN},
 		{Fd: -1},
 	}
 	if peer != nil {
@@ -90,7 +90,7 @@ func (f *FD) Wait(bell *Waker, peer *Peer, limit time.Duration) (WaitResult, err
 	}
 	w := WaitResult{Events: fds[0].Revents != 0, Woken: fds[1].Revents != 0, PeerClosed: fds[2].Revents != 0}
 	if w.Woken {
-		bell.drain()
+		waker.drain()
 	}
 	return w, nil
 }

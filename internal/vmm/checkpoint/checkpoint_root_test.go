@@ -111,7 +111,7 @@ func role(f *os.File, link string) (string, error) {
 // dumpProcess returns the checkpoint of a process started by start, and its pages file.
 func dumpProcess(t *testing.T, p *proc.Process) (checkpoint.Checkpoint, *os.File) {
 	t.Helper()
-	taken, err := checkpoint.Dump(p.PID(), checkpoint.Options{Role: role})
+	capture, err := checkpoint.Dump(p.PID(), checkpoint.Options{Role: role})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +119,7 @@ func dumpProcess(t *testing.T, p *proc.Process) (checkpoint.Checkpoint, *os.File
 	if err != nil {
 		t.Fatal(err)
 	}
-	im, err := taken.Save(content)
+	im, err := capture.Save(content)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +131,7 @@ func dumpProcess(t *testing.T, p *proc.Process) (checkpoint.Checkpoint, *os.File
 func newStub(
 	t *testing.T,
 	im *checkpoint.Checkpoint,
-	over *checkpoint.Capture,
+	delta *checkpoint.Capture,
 	content *os.File,
 	fork ...fork,
 ) (*proc.Process, *conn) {
@@ -145,15 +145,15 @@ func newStub(
 	if err != nil {
 		t.Fatal(err)
 	}
-	plan := checkpoint.Plan{Checkpoint: im, Delta: over, Name: "copy", Args: []string{"a copy"}, Env: []string{"WHO=me"}}
-	given := []*os.File{theirs, content}
+	plan := checkpoint.Plan{Checkpoint: im, Delta: delta, Name: "copy", Args: []string{"a copy"}, Env: []string{"WHO=me"}}
+	inherited := []*os.File{theirs, content}
 	plan.Roles, plan.Content = map[string]int{"socket": 3, "other": 0}, 4
 	for _, f := range files {
-		given = append(given, f)
-		plan.Files = append(plan.Files, 2+len(given))
+		inherited = append(inherited, f)
+		plan.Files = append(plan.Files, 2+len(inherited))
 	}
-	plan.InheritedFDs = 3 + len(given)
-	cmd := proc.Command{Path: path, Files: given}
+	plan.InheritedFDs = 3 + len(inherited)
+	cmd := proc.Command{Path: path, Files: inherited}
 	for _, f := range fork {
 		cmd.Fork = f
 	}
@@ -161,9 +161,9 @@ func newStub(
 	for _, f := range append(files, theirs) {
 		_ = f.Close()
 	}
-	v := checkpoint.Attach(p.PID())
-	defer v.Close()
-	if err := v.Restore(t.Context(), plan); err != nil {
+	stub := checkpoint.Attach(p.PID())
+	defer stub.Close()
+	if err := stub.Restore(t.Context(), plan); err != nil {
 		t.Fatalf("Restore: %v; output %s", err, p.Tail(5))
 	}
 	return p, c
@@ -186,15 +186,15 @@ while True:
 func TestDumpWhileThreadsExit(t *testing.T) {
 	p := start(t, proc.Command{Path: "/usr/bin/python3", Args: []string{"-c", threadChurnProgram}, Env: []string{"PATH=/usr/bin"}})
 	limit := time.Now().Add(2 * time.Minute)
-	for taken := 0; taken < 40; {
+	for capture := 0; capture < 40; {
 		_, err := checkpoint.Dump(p.PID(), checkpoint.Options{Role: role})
 		if err == nil {
-			taken++
+			capture++
 		} else if !errors.Is(err, checkpoint.ErrUnsupported) { // at that moment no thread may have been in a system call
 			t.Fatal(err)
 		}
 		if time.Now().After(limit) {
-			t.Fatalf("got %d of 40 dumps; the last error: %v", taken, err)
+			t.Fatalf("got %d of 40 dumps; the last error: %v", capture, err)
 		}
 	}
 	select {
@@ -219,7 +219,7 @@ func TestDumpAndRestore(t *testing.T) {
 	if got := c.request(t, "5"); got != "5" {
 		t.Fatalf("got sum %s, want 5", got)
 	}
-	taken, err := checkpoint.Dump(p.PID(), checkpoint.Options{Role: role})
+	capture, err := checkpoint.Dump(p.PID(), checkpoint.Options{Role: role})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -231,11 +231,11 @@ func TestDumpAndRestore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	im, err := taken.Save(content)
+	im, err := capture.Save(content)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d threads, %d areas, %d files, %d MiB", len(im.Threads), len(im.VMAs), len(im.Files), taken.Bytes()>>20)
+	t.Logf("%d threads, %d areas, %d files, %d MiB", len(im.Threads), len(im.VMAs), len(im.Files), capture.Bytes()>>20)
 	for range 3 {
 		q, d := newStub(t, &im, nil, content)
 		if got := d.request(t, "10"); got != "15" {

@@ -25,10 +25,10 @@ func (p part) end() int64 { return p.at + p.bytes }
 
 // NewXORDelta returns an XORDelta for pages that SaveDelta wrote with this checkpoint and these
 // spans. The pages file is base.
-func NewXORDelta(im *Checkpoint, over []Span, below io.ReaderAt) *XORDelta {
-	d := &XORDelta{base: below}
+func NewXORDelta(im *Checkpoint, delta []Span, base io.ReaderAt) *XORDelta {
+	d := &XORDelta{base: base}
 	at, areas := int64(0), im.VMAs
-	for _, s := range over {
+	for _, s := range delta {
 		for len(areas) > 0 && areas[0].End <= s.Start {
 			areas = areas[1:]
 		}
@@ -74,14 +74,14 @@ const pieceBytes = 64 << 10
 
 // Encode writes the difference between the delta file over and the base, and returns the spans it
 // wrote. It leaves out pages that are equal to the base.
-func (d *XORDelta) Encode(w io.Writer, over io.ReaderAt, spans []Span) ([]Span, error) {
+func (d *XORDelta) Encode(w io.Writer, delta io.ReaderAt, spans []Span) ([]Span, error) {
 	var out []Span
 	data, turned := make([]byte, pieceBytes), make([]byte, pieceBytes)
 	at := int64(0)
 	for _, s := range spans {
 		for from := s.Start; from < s.End; {
 			n := min(s.End-from, pieceBytes)
-			if _, err := over.ReadAt(data[:n], at); err != nil {
+			if _, err := delta.ReadAt(data[:n], at); err != nil {
 				return nil, fmt.Errorf("read the checkpoint's pages: %w", err)
 			}
 			if err := d.xor(turned[:n], data[:n], at); err != nil {

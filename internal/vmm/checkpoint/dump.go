@@ -234,7 +234,7 @@ func (c *Capture) dumpMemory(t *tracee, opt Options) error {
 	if opt.Base != nil {
 		c.Checkpoint.Files = slices.Clone(opt.Base.Files)
 	}
-	own, err := privateSpans(t.pid, maps, opt.External)
+	private, err := privateSpans(t.pid, maps, opt.External)
 	if err != nil {
 		return err
 	}
@@ -252,7 +252,7 @@ func (c *Capture) dumpMemory(t *tracee, opt Options) error {
 			continue // belongs to the stub that the process was restored into; the next stub has its own
 		}
 		var mine []Span
-		mine, own = clip(own, m.start, m.end)
+		mine, private = clip(private, m.start, m.end)
 		if err := c.dumpVMA(t, m, mine, opt.External, content); err != nil {
 			return fmt.Errorf("area %x-%x %s: %w", m.start, m.end, m.name, err)
 		}
@@ -262,24 +262,24 @@ func (c *Capture) dumpMemory(t *tracee, opt Options) error {
 
 // PrivateBytes estimates how many bytes a capture of the process would hold. It counts the private
 // pages outside the external file (see Options.External).
-func PrivateBytes(pid int, outside uint64) (int64, error) {
+func PrivateBytes(pid int, external uint64) (int64, error) {
 	maps, err := readMaps(pid)
 	if err != nil {
 		return 0, err
 	}
-	own, err := privateSpans(pid, maps, outside)
+	private, err := privateSpans(pid, maps, external)
 	if err != nil {
 		return 0, err
 	}
 	var bytes uint64
-	for _, s := range own {
+	for _, s := range private {
 		bytes += s.End - s.Start
 	}
 	return int64(bytes), nil
 }
 
 // privateSpans returns the private pages, except those of the external file.
-func privateSpans(pid int, maps []mapping, outside uint64) ([]Span, error) {
+func privateSpans(pid int, maps []mapping, external uint64) ([]Span, error) {
 	pagemap, err := os.Open(procPath(pid, "pagemap"))
 	if err != nil {
 		return nil, err
@@ -288,12 +288,12 @@ func privateSpans(pid int, maps []mapping, outside uint64) ([]Span, error) {
 	var all []Span
 	at := uint64(minAddress)
 	upTo := func(end uint64) error {
-		own, err := scanPrivate(pagemap, at, end)
-		all = append(all, own...)
+		private, err := scanPrivate(pagemap, at, end)
+		all = append(all, private...)
 		return err
 	}
 	for _, m := range maps {
-		if outside == 0 || m.inode != outside || m.start < at {
+		if external == 0 || m.inode != external || m.start < at {
 			continue
 		}
 		if err := upTo(m.start); err != nil {
@@ -320,9 +320,9 @@ func clip(spans []Span, start, end uint64) (in, rest []Span) {
 }
 
 // dumpVMA adds one VMA with its private pages.
-func (c *Capture) dumpVMA(t *tracee, m mapping, own []Span, outside, content uint64) error {
+func (c *Capture) dumpVMA(t *tracee, m mapping, private []Span, external, content uint64) error {
 	a := VMA{Start: m.start, End: m.end, Prot: m.prot, Backing: Zero, Stack: m.name == "[stack]"}
-	if m.inode != 0 && m.inode == outside {
+	if m.inode != 0 && m.inode == external {
 		a.Backing, a.Offset = External, m.offset
 		c.Checkpoint.VMAs = append(c.Checkpoint.VMAs, a)
 		return nil
@@ -331,7 +331,7 @@ func (c *Capture) dumpVMA(t *tracee, m mapping, own []Span, outside, content uin
 	case m.inode == 0:
 	case content != 0 && m.inode == content:
 		a.Backing, a.Offset = Stored, m.offset
-	case m.prot&unix.PROT_WRITE == 0 && len(own) == 0:
+	case m.prot&unix.PROT_WRITE == 0 && len(private) == 0:
 		file, err := c.mappedFile(t, m)
 		if err != nil {
 			return err
@@ -340,12 +340,12 @@ func (c *Capture) dumpVMA(t *tracee, m mapping, own []Span, outside, content uin
 			a.Backing, a.Offset, a.File = Mapped, m.offset, file
 			break
 		}
-		own = []Span{{m.start, m.end}}
+		private = []Span{{m.start, m.end}}
 	case m.prot != 0:
-		own = []Span{{m.start, m.end}}
+		private = []Span{{m.start, m.end}}
 	}
 	c.Checkpoint.VMAs = append(c.Checkpoint.VMAs, a)
-	for _, s := range own {
+	for _, s := range private {
 		c.pending = append(c.pending, pendingSpan{s, a.Backing == Zero, m.prot&unix.PROT_READ != 0})
 	}
 	return nil
@@ -359,12 +359,12 @@ type pendingSpan struct {
 }
 
 // readPending reads all pending spans into one piece of memory.
-func (c *Capture) readPending(t *tracee, room []byte) error {
+func (c *Capture) readPending(t *tracee, buffer []byte) error {
 	var bytes uint64
 	for _, w := range c.pending {
 		bytes += w.End - w.Start
 	}
-	buf := room
+	buf := buffer
 	if uint64(len(buf)) < bytes {
 		buf = make([]byte, bytes)
 	}

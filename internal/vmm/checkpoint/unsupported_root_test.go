@@ -72,26 +72,26 @@ func TestRestoreFails(t *testing.T) {
 	_ = theirs.Close()
 	c.request(t, "5")
 	im, _ := dumpProcess(t, first)
-	path := filepath.Join(t.TempDir(), "vehicle")
+	path := filepath.Join(t.TempDir(), "stub")
 	if err := os.WriteFile(path, checkpoint.StubProgram(), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	waiting := proc.Command{Path: path}
+	stubCommand := proc.Command{Path: path}
 	for name, c := range map[string]struct {
 		command proc.Command
 		plan    checkpoint.Plan
 	}{
 		"no_stub":       {proc.Command{Path: "/bin/sleep", Args: []string{"1000"}}, checkpoint.Plan{Checkpoint: &im}},
-		"no_files":      {waiting, checkpoint.Plan{Checkpoint: &im, InheritedFDs: 3}},
-		"no_content":    {waiting, checkpoint.Plan{Checkpoint: &im, InheritedFDs: 3, Files: make([]int, len(im.Files)), Content: 77}},
-		"long_names":    {waiting, checkpoint.Plan{Checkpoint: &im, InheritedFDs: 3, Files: make([]int, len(im.Files)), Env: []string{strings.Repeat("x", 5000)}}},
-		"before_failed": {waiting, checkpoint.Plan{Checkpoint: &im, InheritedFDs: 3, BeforeRun: func() error { return errors.New("no") }}},
+		"no_files":      {stubCommand, checkpoint.Plan{Checkpoint: &im, InheritedFDs: 3}},
+		"no_content":    {stubCommand, checkpoint.Plan{Checkpoint: &im, InheritedFDs: 3, Files: make([]int, len(im.Files)), Content: 77}},
+		"long_names":    {stubCommand, checkpoint.Plan{Checkpoint: &im, InheritedFDs: 3, Files: make([]int, len(im.Files)), Env: []string{strings.Repeat("x", 5000)}}},
+		"before_failed": {stubCommand, checkpoint.Plan{Checkpoint: &im, InheritedFDs: 3, BeforeRun: func() error { return errors.New("no") }}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := start(t, c.command)
-			v := checkpoint.Attach(p.PID())
-			defer v.Close()
-			if err := v.Restore(t.Context(), c.plan); err == nil {
+			stub := checkpoint.Attach(p.PID())
+			defer stub.Close()
+			if err := stub.Restore(t.Context(), c.plan); err == nil {
 				t.Fatal("Restore succeeded, want an error")
 			}
 			<-p.Done()
@@ -100,10 +100,10 @@ func TestRestoreFails(t *testing.T) {
 	t.Run("other_kernel_mappings", func(t *testing.T) {
 		other := im
 		other.KernelMappings = nil
-		p := start(t, waiting)
-		v := checkpoint.Attach(p.PID())
-		defer v.Close()
-		if err := v.Restore(t.Context(), checkpoint.Plan{Checkpoint: &other, InheritedFDs: 3}); err == nil ||
+		p := start(t, stubCommand)
+		stub := checkpoint.Attach(p.PID())
+		defer stub.Close()
+		if err := stub.Restore(t.Context(), checkpoint.Plan{Checkpoint: &other, InheritedFDs: 3}); err == nil ||
 			!strings.Contains(err.Error(), "kernel's mappings") {
 			t.Errorf("got error %v, want ErrUnsupported or the kernel's mappings", err)
 		}
@@ -112,14 +112,14 @@ func TestRestoreFails(t *testing.T) {
 	t.Run("damaged", func(t *testing.T) {
 		other := im
 		other.Threads = nil
-		p := start(t, waiting)
-		v := checkpoint.Attach(p.PID())
-		defer v.Close()
-		if err := v.Restore(t.Context(), checkpoint.Plan{Checkpoint: &other}); err == nil {
+		p := start(t, stubCommand)
+		stub := checkpoint.Attach(p.PID())
+		defer stub.Close()
+		if err := stub.Restore(t.Context(), checkpoint.Plan{Checkpoint: &other}); err == nil {
 			t.Error("Restore of a damaged checkpoint succeeded, want an error")
 		}
-		if waits, err := checkpoint.IsStub(p.PID()); err != nil || !waits {
-			t.Errorf("IsStub() = %v, %v; want true, nil", waits, err)
+		if isStub, err := checkpoint.IsStub(p.PID()); err != nil || !isStub {
+			t.Errorf("IsStub() = %v, %v; want true, nil", isStub, err)
 		}
 	})
 	if got := c.request(t, "1"); got != "6" {

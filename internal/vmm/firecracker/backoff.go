@@ -22,14 +22,14 @@ type backoff struct{ now, max time.Duration }
 func newBackoff(most time.Duration) *backoff { return &backoff{500 * time.Microsecond, most} }
 
 // next waits before the next attempt. It returns an error if there should be none.
-func (b *backoff) next(ctx, life context.Context) error {
+func (b *backoff) next(ctx, lifetime context.Context) error {
 	t := time.NewTimer(b.now)
 	defer t.Stop()
 	b.now = min(2*b.now, b.max)
 	select {
 	case <-ctx.Done():
 		return context.Cause(ctx)
-	case <-life.Done():
+	case <-lifetime.Done():
 		return vmm.ErrGone
 	case <-t.C:
 		return nil

@@ -35,9 +35,9 @@ type channel struct {
 
 var _ net.Conn = (*channel)(nil)
 
-func newChannel(life context.Context) *channel {
+func newChannel(lifetime context.Context) *channel {
 	c := &channel{ready: make(chan struct{}), deadlineMoved: make(chan struct{}, 1)}
-	c.ctx, c.end = context.WithCancel(life)
+	c.ctx, c.end = context.WithCancel(lifetime)
 	return c
 }
 

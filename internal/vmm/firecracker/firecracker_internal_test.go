@@ -140,8 +140,8 @@ func TestChannelBounds(t *testing.T) {
 // TestChannelClosesWithoutGuest checks that a guest which accepts a connection but never reads
 // blocks only its own attempt.
 func TestChannelClosesWithoutGuest(t *testing.T) {
-	life, end := context.WithCancel(t.Context())
-	c := newChannel(life)
+	lifetime, end := context.WithCancel(t.Context())
+	c := newChannel(lifetime)
 	if _, err := c.Write([]byte("never read")); err != nil {
 		t.Fatal(err)
 	}

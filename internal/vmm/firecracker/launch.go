@@ -43,7 +43,7 @@ func (m *machine) inRoot(name string) string { return filepath.Join(m.root(), na
 
 // launch starts the monitor of a machine. place creates the files in the monitor's directory.
 // launch does not wait for the monitor.
-func (m *machine) launch(ctx context.Context, lay func() error) (err error) {
+func (m *machine) launch(ctx context.Context, place func() error) (err error) {
 	dir := m.spec.Dir
 	if m.spec.NIC != nil && m.spec.NIC.Device == "" {
 		return errors.New("network card without a tap name")
@@ -58,7 +58,7 @@ func (m *machine) launch(ctx context.Context, lay func() error) (err error) {
 		return err
 	}
 	back.Push("close connections", func(context.Context) error { m.disconnect(); return nil })
-	if err := lay(); err != nil {
+	if err := place(); err != nil {
 		return err
 	}
 	if err := m.placeDrives(); err != nil {

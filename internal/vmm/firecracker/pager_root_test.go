@@ -72,12 +72,12 @@ func (p *memoryServer) Serve(ctx context.Context, conn *net.UnixConn) (err error
 		return err
 	}
 	defer fd.Close()
-	bell, err := uffd.NewWaker()
+	waker, err := uffd.NewWaker()
 	if err != nil {
 		return err
 	}
-	defer bell.Close()
-	stop := context.AfterFunc(ctx, bell.Wake)
+	defer waker.Close()
+	stop := context.AfterFunc(ctx, waker.Wake)
 	defer stop()
 	ended := make(chan struct{})
 	defer close(ended)
@@ -89,7 +89,7 @@ func (p *memoryServer) Serve(ctx context.Context, conn *net.UnixConn) (err error
 			mu.Lock()
 			why = err
 			mu.Unlock()
-			bell.Wake()
+			waker.Wake()
 		case <-ended:
 		}
 	}()
@@ -100,14 +100,14 @@ func (p *memoryServer) Serve(ctx context.Context, conn *net.UnixConn) (err error
 	defer peer.Close()
 	reader := fd.Events()
 	for {
-		woken, err := fd.Wait(bell, peer, -1)
+		result, err := fd.Wait(waker, peer, -1)
 		if err != nil {
 			return err
 		}
 		mu.Lock()
 		err = why
 		mu.Unlock()
-		if err != nil || woken.PeerClosed || ctx.Err() != nil {
+		if err != nil || result.PeerClosed || ctx.Err() != nil {
 			return err
 		}
 		events, err := reader.Read(nil)

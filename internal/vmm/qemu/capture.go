@@ -169,8 +169,8 @@ var _ vmm.ForkCapturer = (*machine)(nil)
 func (m *machine) CaptureFor(ctx context.Context, into []vmm.Machine) (vmm.Capture, error) {
 	state := m.record.Content == 0 // the dump may fail the first time
 	for _, one := range into {
-		kid, ok := one.(*machine)
-		state = state || !ok || !kid.hasStub()
+		child, ok := one.(*machine)
+		state = state || !ok || !child.hasStub()
 	}
 	c, err := m.captureWith(ctx, state)
 	if err != nil {

@@ -34,18 +34,18 @@ func (m *machine) openStub(
 	ctx context.Context,
 	p *checkpointstore.MonitorCheckpoint,
 	image vmm.Image,
-	given *inheritedFiles,
+	inherited *inheritedFiles,
 ) (err error) {
 	v := &stub{checkpoint: p}
 	v.plan.Roles = map[string]int{roleNull: 0, roleLog: 1} // as package proc sets them up for every child
-	if err := m.openConnectedSockets(ctx, v, given); err != nil {
+	if err := m.openConnectedSockets(ctx, v, inherited); err != nil {
 		return err
 	}
 	o, err := openImage(image, false)
 	if err != nil {
 		return err
 	}
-	v.plan.External = given.add(o.memory)
+	v.plan.External = inherited.add(o.memory)
 	v.plan.Roles[roleMemory] = v.plan.External
 	v.plan.NoReadahead = image.Memory != nil
 	if m.record.MemoryPath, err = filepath.Abs(cmp.Or(o.fullMemory, o.memory).Name()); err != nil {
@@ -58,7 +58,7 @@ func (m *machine) openStub(
 	if err != nil {
 		return err
 	}
-	v.plan.Content = given.add(content)
+	v.plan.Content = inherited.add(content)
 	key, err := vmmproc.KeyOf(content)
 	if err != nil {
 		return err
@@ -74,9 +74,9 @@ func (m *machine) openStub(
 		return err
 	}
 	for _, f := range files {
-		v.plan.Files = append(v.plan.Files, given.add(f))
+		v.plan.Files = append(v.plan.Files, inherited.add(f))
 	}
-	if err := v.openSpecialFDs(given); err != nil {
+	if err := v.openSpecialFDs(inherited); err != nil {
 		return err
 	}
 	m.stub = v
@@ -84,14 +84,14 @@ func (m *machine) openStub(
 }
 
 // openConnectedSockets creates both sockets, each with one accepted connection to this process.
-func (m *machine) openConnectedSockets(ctx context.Context, v *stub, given *inheritedFiles) error {
+func (m *machine) openConnectedSockets(ctx context.Context, v *stub, inherited *inheritedFiles) error {
 	var conns [2]*net.UnixConn
 	for i, name := range []string{monitorSocket, channelSocket} {
 		l, err := listen(m.spec.Dir, name)
 		if err != nil {
 			return err
 		}
-		v.plan.Roles[roleListen+name] = given.add(l)
+		v.plan.Roles[roleListen+name] = inherited.add(l)
 		if conns[i], err = vmmproc.Connect(ctx, m.spec.Dir, name); err != nil {
 			return err
 		}
@@ -102,7 +102,7 @@ func (m *machine) openConnectedSockets(ctx context.Context, v *stub, given *inhe
 		if err != nil {
 			return errors.Join(err, conns[i].Close())
 		}
-		v.plan.Roles[roleConn+name] = given.add(os.NewFile(uintptr(fd), name))
+		v.plan.Roles[roleConn+name] = inherited.add(os.NewFile(uintptr(fd), name))
 	}
 	var err error
 	m.nextChannel, err = newChannel(conns[1], &m.channelGate)
@@ -110,7 +110,7 @@ func (m *machine) openConnectedSockets(ctx context.Context, v *stub, given *inhe
 }
 
 // openSpecialFDs creates the descriptors whose content is known or is not part of a checkpoint.
-func (v *stub) openSpecialFDs(given *inheritedFiles) error {
+func (v *stub) openSpecialFDs(inherited *inheritedFiles) error {
 	count := map[string]int{checkpoint.EventRole: extraFDs, checkpoint.PollRole: extraFDs}
 	for _, fd := range v.checkpoint.Process.FDs {
 		switch fd.Role {
@@ -123,7 +123,7 @@ func (v *stub) openSpecialFDs(given *inheritedFiles) error {
 			if err != nil {
 				return err
 			}
-			v.plan.Roles[checkpoint.SignalRole] = given.add(os.NewFile(uintptr(n), "signals"))
+			v.plan.Roles[checkpoint.SignalRole] = inherited.add(os.NewFile(uintptr(n), "signals"))
 		}
 	}
 	v.plan.NewFDs = map[string][]int{}
@@ -133,7 +133,7 @@ func (v *stub) openSpecialFDs(given *inheritedFiles) error {
 			if err != nil {
 				return err
 			}
-			v.plan.NewFDs[role] = append(v.plan.NewFDs[role], given.add(os.NewFile(uintptr(fd), role)))
+			v.plan.NewFDs[role] = append(v.plan.NewFDs[role], inherited.add(os.NewFile(uintptr(fd), role)))
 		}
 	}
 	return nil
@@ -147,21 +147,21 @@ func newSpecialFD(role string) (int, error) {
 }
 
 // addDevices adds the descriptors of openDevices to the plan.
-func (v *stub) addDevices(sh launchSpec, given *inheritedFiles) error {
+func (v *stub) addDevices(sh launchSpec, inherited *inheritedFiles) error {
 	for i, d := range sh.disks {
 		v.plan.Roles[diskRole(i, false)] = d.read
 		if d.write != 0 {
 			v.plan.Roles[diskRole(i, true)] = d.write
 		}
 	}
-	v.plan.InheritedFDs = firstFD + len(given.files)
+	v.plan.InheritedFDs = firstFD + len(inherited.files)
 	if sh.tap == 0 {
 		return nil
 	}
 	for _, fd := range v.checkpoint.Process.FDs {
 		if size, ok := strings.CutPrefix(fd.Role, roleTap); ok {
 			v.plan.Roles[fd.Role] = sh.tap
-			return vmmproc.SetUpTap(given.files[sh.tap-firstFD], size)
+			return vmmproc.SetUpTap(inherited.files[sh.tap-firstFD], size)
 		}
 	}
 	return errors.New("the checkpointed monitor has no tap")

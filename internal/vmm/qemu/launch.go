@@ -87,19 +87,19 @@ func (d *Driver) launch(
 	back.Push("remove files", func(context.Context) error { return removeFiles(spec.Dir) })
 
 	m := newMachine(d, spec, manifest)
-	given := inheritedFiles{jailed: spec.Confine.Jail != nil}
+	inherited := inheritedFiles{jailed: spec.Confine.Jail != nil}
 	keep := []*os.File{}
 	if spec.NIC != nil {
 		keep = append(keep, spec.NIC.Tap)
 	}
-	defer func() { err = errors.Join(err, given.close(keep...)) }()
+	defer func() { err = errors.Join(err, inherited.close(keep...)) }()
 	back.Push("close connections", func(context.Context) error { m.disconnect(); return nil })
 
 	sh := launchSpec{
 		id: spec.ID, version: d.version, accel: d.config.Accelerator,
 		vcpus: spec.VCPUs, memoryMiB: spec.MemoryMiB,
 	}
-	if err := m.openResources(ctx, image, &sh, &given); err != nil {
+	if err := m.openResources(ctx, image, &sh, &inherited); err != nil {
 		return nil, err
 	}
 	mark, err := vmmproc.Marker(spec.Dir)
@@ -107,13 +107,13 @@ func (d *Driver) launch(
 		return nil, err
 	}
 	command := proc.Command{
-		Path: d.config.Binary, Args: sh.arguments(), Env: []string{mark}, Files: given.files,
+		Path: d.config.Binary, Args: sh.arguments(), Env: []string{mark}, Files: inherited.files,
 		UID: spec.Confine.UID, GID: spec.Confine.GID, Groups: d.groups,
 	}
 	if m.stub != nil {
 		command.Path, command.Args = d.checkpoints.Stub(), nil
 	}
-	p, err := proc.Start(d.jailCommand(spec.Confine, given.binds, command, m.record.ClockOffset))
+	p, err := proc.Start(d.jailCommand(spec.Confine, inherited.binds, command, m.record.ClockOffset))
 	if err != nil {
 		return nil, err
 	}
@@ -132,7 +132,7 @@ func (d *Driver) launch(
 }
 
 // openResources opens everything that the monitor inherits.
-func (m *machine) openResources(ctx context.Context, image *vmm.Image, sh *launchSpec, given *inheritedFiles) error {
+func (m *machine) openResources(ctx context.Context, image *vmm.Image, sh *launchSpec, inherited *inheritedFiles) error {
 	var p *checkpointstore.MonitorCheckpoint
 	if image != nil {
 		var err error
@@ -141,37 +141,37 @@ func (m *machine) openResources(ctx context.Context, image *vmm.Image, sh *launc
 		}
 	}
 	if p != nil {
-		if err := m.openStub(ctx, p, *image, given); err != nil {
+		if err := m.openStub(ctx, p, *image, inherited); err != nil {
 			return err
 		}
-		if err := m.openDevices(sh, given); err != nil {
+		if err := m.openDevices(sh, inherited); err != nil {
 			return err
 		}
-		return m.stub.addDevices(*sh, given)
+		return m.stub.addDevices(*sh, inherited)
 	}
-	if err := m.openSockets(ctx, sh, given); err != nil {
+	if err := m.openSockets(ctx, sh, inherited); err != nil {
 		return err
 	}
 	open := m.openBoot
 	if image != nil {
-		open = func(sh *launchSpec, given *inheritedFiles) error { return m.openImage(*image, sh, given) }
+		open = func(sh *launchSpec, inherited *inheritedFiles) error { return m.openImage(*image, sh, inherited) }
 	}
-	if err := open(sh, given); err != nil {
+	if err := open(sh, inherited); err != nil {
 		return err
 	}
-	return m.openDevices(sh, given)
+	return m.openDevices(sh, inherited)
 }
 
 // openSockets creates the listening sockets and connects to them before the monitor accepts, so
 // that this process never has to wait until the monitor listens.
-func (m *machine) openSockets(ctx context.Context, sh *launchSpec, given *inheritedFiles) error {
+func (m *machine) openSockets(ctx context.Context, sh *launchSpec, inherited *inheritedFiles) error {
 	var conns [2]*net.UnixConn
 	for i, name := range []string{monitorSocket, channelSocket} {
 		l, err := listen(m.spec.Dir, name)
 		if err != nil {
 			return err
 		}
-		fd := given.add(l)
+		fd := inherited.add(l)
 		if i == 0 {
 			sh.monitor = fd
 		} else {
@@ -190,12 +190,12 @@ func (m *machine) openSockets(ctx context.Context, sh *launchSpec, given *inheri
 }
 
 // openImage opens the files of a monitor on the memory of an image.
-func (m *machine) openImage(image vmm.Image, sh *launchSpec, given *inheritedFiles) error {
+func (m *machine) openImage(image vmm.Image, sh *launchSpec, inherited *inheritedFiles) error {
 	o, err := openImage(image, !m.driver.version.hasReadOnlyMemory())
 	if err != nil {
 		return err
 	}
-	sh.memory = given.path(o.memory, memoryFile, !m.driver.version.hasReadOnlyMemory())
+	sh.memory = inherited.path(o.memory, memoryFile, !m.driver.version.hasReadOnlyMemory())
 	if m.record.MemoryPath, err = filepath.Abs(cmp.Or(o.fullMemory, o.memory).Name()); err != nil {
 		return err
 	}
@@ -204,7 +204,7 @@ func (m *machine) openImage(image vmm.Image, sh *launchSpec, given *inheritedFil
 	if err != nil {
 		return err
 	}
-	sh.incoming = given.add(theirs)
+	sh.incoming = inherited.add(theirs)
 	m.incoming, m.state = ours, o.state
 	m.record.Memory, m.record.Mapped = o.key, o.mapped
 	sh.acpi = image.Manifest.Machine == machineName(true)
@@ -213,13 +213,13 @@ func (m *machine) openImage(image vmm.Image, sh *launchSpec, given *inheritedFil
 }
 
 // openBoot opens the files of a monitor that boots a kernel in new memory.
-func (m *machine) openBoot(sh *launchSpec, given *inheritedFiles) error {
+func (m *machine) openBoot(sh *launchSpec, inherited *inheritedFiles) error {
 	spec := m.spec
 	memory, err := os.OpenFile(filepath.Join(spec.Dir, memoryFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
-	sh.memory = given.path(memory, memoryFile, true)
+	sh.memory = inherited.path(memory, memoryFile, true)
 	if err := memory.Truncate(int64(spec.MemoryMiB) << 20); err != nil {
 		return err
 	}
@@ -250,13 +250,13 @@ func (m *machine) openBoot(sh *launchSpec, given *inheritedFiles) error {
 		}
 		kernel = placed
 	}
-	sh.kernel = given.path(kernel, kernelFile, false)
+	sh.kernel = inherited.path(kernel, kernelFile, false)
 	if spec.Initramfs != "" {
 		f, err := os.Open(spec.Initramfs)
 		if err != nil {
 			return err
 		}
-		sh.initramfs = given.path(f, "initramfs", false)
+		sh.initramfs = inherited.path(f, "initramfs", false)
 	}
 	sh.acpi = !tuned
 	sh.cmdline = kernelCmdline(m.manifest.TSCkHz, spec.Cmdline)
@@ -266,20 +266,20 @@ func (m *machine) openBoot(sh *launchSpec, given *inheritedFiles) error {
 }
 
 // openDevices adds the disks and the network card.
-func (m *machine) openDevices(sh *launchSpec, given *inheritedFiles) error {
+func (m *machine) openDevices(sh *launchSpec, inherited *inheritedFiles) error {
 	for _, disk := range m.spec.Disks {
 		fd := diskFD{volatile: disk.Volatile, rate: disk.Rate}
 		var err error
-		if fd.read, err = given.open(disk.Path, os.O_RDONLY); err != nil {
+		if fd.read, err = inherited.open(disk.Path, os.O_RDONLY); err != nil {
 			return err
 		}
 		if !disk.ReadOnly {
-			if fd.write, err = given.open(disk.Path, os.O_RDWR); err != nil {
+			if fd.write, err = inherited.open(disk.Path, os.O_RDWR); err != nil {
 				return err
 			}
 		}
 		sh.disks = append(sh.disks, fd)
-		st, err := given.files[len(given.files)-1].Stat()
+		st, err := inherited.files[len(inherited.files)-1].Stat()
 		if err != nil {
 			return err
 		}
@@ -289,7 +289,7 @@ func (m *machine) openDevices(sh *launchSpec, given *inheritedFiles) error {
 		if nic.Tap == nil {
 			return errors.New("network card without an open tap")
 		}
-		sh.tap, sh.mac = given.add(nic.Tap), nic.MAC
+		sh.tap, sh.mac = inherited.add(nic.Tap), nic.MAC
 	}
 	return nil
 }

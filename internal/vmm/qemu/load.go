@@ -21,24 +21,24 @@ func (m *machine) Load(ctx context.Context, from vmm.Capture) error {
 	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "load of the machine")
 	defer cancel()
 	var c *capture
-	known := m.manifest.DiskBytes
+	knownSizes := m.manifest.DiskBytes
 	if from != nil {
 		var ok bool
 		if c, ok = from.(*capture); !ok {
 			return fmt.Errorf("load machine %s: the capture was made by another driver", m.spec.ID)
 		}
-		known = c.manifest.DiskBytes
+		knownSizes = c.manifest.DiskBytes
 	}
-	bring := m.loadDeviceState
+	load := m.loadDeviceState
 	if m.incoming == nil {
-		bring = m.restoreCheckpoint
+		load = m.restoreCheckpoint
 	}
-	if err := bring(ctx, c); err != nil {
+	if err := load(ctx, c); err != nil {
 		return fmt.Errorf("load machine %s: %w", m.spec.ID, err)
 	}
 	m.SetPhase(vmmproc.Running)
 	m.state, m.manifest.DiskRates = nil, diskRates(m.spec.Disks)
-	if err := m.resizeDisks(ctx, known); err != nil {
+	if err := m.resizeDisks(ctx, knownSizes); err != nil {
 		return fmt.Errorf("load machine %s: %w", m.spec.ID, err)
 	}
 	return nil
@@ -71,13 +71,13 @@ var errNotOfImage = errors.New("the capture was not made on the image of this ma
 // writeCapture writes a capture's pages into the monitor's memory. If the capture is based on the
 // image's own memory file, writeCapture writes the image's memory delta first. Such a capture is of
 // a machine that started while its memory was being downloaded.
-func (m *machine) writeCapture(ctx context.Context, c *capture, over *overlay) (err error) {
+func (m *machine) writeCapture(ctx context.Context, c *capture, delta *overlay) (err error) {
 	switch {
 	case c.key == (vmmproc.FileKey{}):
 		return errNotOfImage
 	case c.key == m.record.Memory || c.key == m.altMemory:
-	case over != nil && c.key == over.key:
-		if err := m.writeOverlay(ctx, over); err != nil {
+	case delta != nil && c.key == delta.key:
+		if err := m.writeOverlay(ctx, delta); err != nil {
 			return err
 		}
 	default:
@@ -166,10 +166,10 @@ func (m *machine) status(ctx context.Context) (string, error) {
 }
 
 // resizeDisks notifies the guest of disks whose size differs from known.
-func (m *machine) resizeDisks(ctx context.Context, known []int64) error {
+func (m *machine) resizeDisks(ctx context.Context, knownSizes []int64) error {
 	m.manifest.DiskBytes = m.record.DiskBytes
 	for i, bytes := range m.record.DiskBytes {
-		if i < len(known) && known[i] == bytes {
+		if i < len(knownSizes) && knownSizes[i] == bytes {
 			continue
 		}
 		args := map[string]any{"device": "d" + strconv.Itoa(i), "size": bytes}

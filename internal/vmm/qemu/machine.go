@@ -97,7 +97,7 @@ func (m *machine) guestExited(ctx context.Context, data string) string {
 // disconnect closes all connections to the monitor and frees what belongs to the machine.
 func (m *machine) disconnect() {
 	m.mu.Lock()
-	spare, dialled, next := m.nextChannel, m.dialled, m.prepared
+	nextChannel, dialled, next := m.nextChannel, m.dialled, m.prepared
 	m.nextChannel, m.dialled, m.prepared, m.ended = nil, nil, nil, true
 	read := []*os.File{m.fullMemory, m.content}
 	m.fullMemory, m.content = nil, nil
@@ -112,7 +112,7 @@ func (m *machine) disconnect() {
 	if next != nil {
 		_ = m.dropPreparation(next) // unmapping memory fails only if it was unmapped before
 	}
-	for _, c := range []*channel{spare, dialled} {
+	for _, c := range []*channel{nextChannel, dialled} {
 		if c != nil {
 			_ = c.Close() // the monitor is gone or released; nothing is lost
 		}

@@ -40,29 +40,29 @@ func openContentDir(dir, boot string) (string, error) {
 	return store, os.MkdirAll(store, 0o700)
 }
 
-// baseContent returns the pages file with the given hash. It uses the file of near or one that was
+// baseContent returns the pages file with the given hash. It uses the file of local or one that was
 // fetched earlier, and otherwise fetches it.
 func (s *Store) baseContent(
 	ctx context.Context,
-	sum string,
+	hash string,
 	bytes int64,
-	near *MonitorCheckpoint,
+	local *MonitorCheckpoint,
 	from vmm.CheckpointSource,
 ) (*Content, error) {
-	if near != nil {
-		if _, have, err := s.hashes.ofFile(near.contentPath); err == nil && have == sum {
-			return s.contentOfSize(near.contentPath, bytes)
+	if local != nil {
+		if _, have, err := s.hashes.ofFile(local.contentPath); err == nil && have == hash {
+			return s.contentOfSize(local.contentPath, bytes)
 		}
 	}
 	s.fetchMu.Lock()
 	defer s.fetchMu.Unlock()
-	path := filepath.Join(s.contentDir, sum)
+	path := filepath.Join(s.contentDir, hash)
 	if _, err := os.Stat(path); err == nil {
 		return s.contentOfSize(path, bytes)
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	if err := s.fetchBase(ctx, path, sum, bytes, from); err != nil {
+	if err := s.fetchBase(ctx, path, hash, bytes, from); err != nil {
 		return nil, fmt.Errorf("fetch the base pages file: %w", err)
 	}
 	if err := s.evict(path); err != nil {
@@ -84,7 +84,7 @@ func (s *Store) contentOfSize(path string, bytes int64) (*Content, error) {
 
 // fetchBase fetches a pages file and verifies its hash, because all later checkpoints with this
 // hash will use the file.
-func (s *Store) fetchBase(ctx context.Context, path, sum string, bytes int64, from vmm.CheckpointSource) (err error) {
+func (s *Store) fetchBase(ctx context.Context, path, hash string, bytes int64, from vmm.CheckpointSource) (err error) {
 	part := path + ".part"
 	if err := os.RemoveAll(part); err != nil { // left by a killed process
 		return err
@@ -105,8 +105,8 @@ func (s *Store) fetchBase(ctx context.Context, path, sum string, bytes int64, fr
 	if err := errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	if have != sum {
-		return fmt.Errorf("it has the hash %s, want %s", have, sum)
+	if have != hash {
+		return fmt.Errorf("it has the hash %s, want %s", have, hash)
 	}
 	return os.Rename(part, path)
 }

@@ -43,11 +43,11 @@ func (s *Store) Export(imageDir string) (*vmm.Checkpoint, error) {
 	if p == nil || err != nil {
 		return nil, err
 	}
-	parcel, err := s.export(p)
+	exported, err := s.export(p)
 	if err != nil {
 		return nil, fmt.Errorf("export monitor checkpoint: %w", err)
 	}
-	return parcel, nil
+	return exported, nil
 }
 
 func (s *Store) export(p *MonitorCheckpoint) (*vmm.Checkpoint, error) {
@@ -73,34 +73,34 @@ func (s *Store) export(p *MonitorCheckpoint) (*vmm.Checkpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	about, err := json.Marshal(out)
-	if err == nil && len(about) > vmm.MaxCheckpointDescription {
-		err = fmt.Errorf("the description has %d bytes, want at most %d", len(about), vmm.MaxCheckpointDescription)
+	description, err := json.Marshal(out)
+	if err == nil && len(description) > vmm.MaxCheckpointDescription {
+		err = fmt.Errorf("the description has %d bytes, want at most %d", len(description), vmm.MaxCheckpointDescription)
 	}
 	if err != nil {
 		return nil, errors.Join(err, content.Close())
 	}
-	return &vmm.Checkpoint{Description: about, Content: content}, nil
+	return &vmm.Checkpoint{Description: description, Content: content}, nil
 }
 
 // encodeDelta writes the checkpoint's XORDelta to an unnamed file.
 func (s *Store) encodeDelta(p *MonitorCheckpoint) (_ *os.File, spans []checkpoint.Span, err error) {
-	below, err := os.Open(p.contentPath)
+	base, err := os.Open(p.contentPath)
 	if err != nil {
 		return nil, nil, err
 	}
-	defer below.Close()
-	over, err := os.Open(p.deltaPath)
+	defer base.Close()
+	delta, err := os.Open(p.deltaPath)
 	if err != nil {
 		return nil, nil, err
 	}
-	defer over.Close()
+	defer delta.Close()
 	f, err := os.OpenFile(filepath.Dir(s.stub), os.O_RDWR|unix.O_TMPFILE, 0o600)
 	if err != nil {
 		return nil, nil, err
 	}
 	w := bufio.NewWriterSize(f, 1<<20)
-	spans, err = checkpoint.NewXORDelta(&p.Process, p.Delta, below).Encode(w, over, p.Delta)
+	spans, err = checkpoint.NewXORDelta(&p.Process, p.Delta, base).Encode(w, delta, p.Delta)
 	if err = errors.Join(err, w.Flush()); err != nil {
 		return nil, nil, errors.Join(err, f.Close())
 	}
@@ -109,12 +109,12 @@ func (s *Store) encodeDelta(p *MonitorCheckpoint) (_ *os.File, spans []checkpoin
 
 // parseBundle decodes and validates a description from another host. It also returns the size of
 // the content.
-func parseBundle(about []byte) (*bundle, int64, error) {
-	if len(about) > vmm.MaxCheckpointDescription {
-		return nil, 0, fmt.Errorf("the description has %d bytes", len(about))
+func parseBundle(description []byte) (*bundle, int64, error) {
+	if len(description) > vmm.MaxCheckpointDescription {
+		return nil, 0, fmt.Errorf("the description has %d bytes", len(description))
 	}
 	var p bundle
-	if err := json.Unmarshal(about, &p); err != nil {
+	if err := json.Unmarshal(description, &p); err != nil {
 		return nil, 0, err
 	}
 	if p.Format != bundleFormat {
@@ -126,9 +126,9 @@ func parseBundle(about []byte) (*bundle, int64, error) {
 	if len(p.FileHashes) != len(p.Process.Files) {
 		return nil, 0, fmt.Errorf("%d hashes for %d files", len(p.FileHashes), len(p.Process.Files))
 	}
-	for _, sum := range append(slices.Clone(p.FileHashes), p.ContentHash) {
-		if len(sum) != 64 || strings.Trim(sum, "0123456789abcdef") != "" {
-			return nil, 0, fmt.Errorf("invalid hash %q", sum)
+	for _, hash := range append(slices.Clone(p.FileHashes), p.ContentHash) {
+		if len(hash) != 64 || strings.Trim(hash, "0123456789abcdef") != "" {
+			return nil, 0, fmt.Errorf("invalid hash %q", hash)
 		}
 	}
 	if p.Clock < 0 || p.Clock > maxClock {
@@ -178,7 +178,7 @@ func (s *Store) importBundle(ctx context.Context, imageDir string, from vmm.Chec
 			Host:  s.host[:16],
 		}
 	}
-	near, err := s.localCheckpoint(from.LocalBase) // adds its hashes to s.hashes
+	local, err := s.localCheckpoint(from.LocalBase) // adds its hashes to s.hashes
 	if err != nil {
 		return err
 	}
@@ -203,7 +203,7 @@ func (s *Store) importBundle(ctx context.Context, imageDir string, from vmm.Chec
 		}
 	}()
 	if !in.Full {
-		if p.Base, err = s.baseContent(ctx, in.ContentHash, in.Process.Bytes, near, from); err != nil {
+		if p.Base, err = s.baseContent(ctx, in.ContentHash, in.Process.Bytes, local, from); err != nil {
 			return err
 		}
 	}
@@ -212,8 +212,8 @@ func (s *Store) importBundle(ctx context.Context, imageDir string, from vmm.Chec
 		return err
 	}
 	if in.Full {
-		if _, sum, err := s.hashes.ofFile(own); err != nil || sum != in.ContentHash {
-			return errors.Join(err, fmt.Errorf("the received pages file has the hash %s, want %s", sum, in.ContentHash))
+		if _, hash, err := s.hashes.ofFile(own); err != nil || hash != in.ContentHash {
+			return errors.Join(err, fmt.Errorf("the received pages file has the hash %s, want %s", hash, in.ContentHash))
 		}
 	}
 	return p.write(dir)
@@ -227,15 +227,15 @@ func (s *Store) localFiles(files []checkpoint.File, want []string) ([]checkpoint
 		if !filepath.IsAbs(f.Path) || filepath.Clean(f.Path) != f.Path {
 			return nil, fmt.Errorf("file path %q is not absolute and clean", f.Path)
 		}
-		is, sum, err := s.hashes.ofFile(f.Path)
+		is, hash, err := s.hashes.ofFile(f.Path)
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, &vmm.MismatchError{Field: f.Path, Image: want[i][:16], Host: "no such file"}
 		}
 		if err != nil {
 			return nil, err
 		}
-		if sum != want[i] {
-			return nil, &vmm.MismatchError{Field: f.Path, Image: want[i][:16], Host: sum[:16]}
+		if hash != want[i] {
+			return nil, &vmm.MismatchError{Field: f.Path, Image: want[i][:16], Host: hash[:16]}
 		}
 		out[i] = is
 	}
@@ -278,28 +278,28 @@ func (p *MonitorCheckpoint) fetchContent(ctx context.Context, path string, bytes
 	if p.Base == nil {
 		return receive(path, bytes, func(f *os.File) (int64, error) { return from.Fetch(ctx, false, f) })
 	}
-	below, err := os.Open(p.Base.Path)
+	base, err := os.Open(p.Base.Path)
 	if err != nil {
 		return err
 	}
-	defer below.Close()
-	d := checkpoint.NewXORDelta(&p.Process, p.Delta, below)
+	defer base.Close()
+	d := checkpoint.NewXORDelta(&p.Process, p.Delta, base)
 	return receive(path, bytes, func(f *os.File) (int64, error) { return from.Fetch(ctx, false, d.Decoder(f)) })
 }
 
 // receive creates a file that fetch writes, and checks its size. After an error the file may exist.
-func receive(path string, bytes int64, bring func(*os.File) (int64, error)) (err error) {
+func receive(path string, bytes int64, fetch func(*os.File) (int64, error)) (err error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o400)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	came, err := bring(f)
+	received, err := fetch(f)
 	if err != nil {
 		return err
 	}
-	if came != bytes {
-		return fmt.Errorf("received %d bytes of content, want %d", came, bytes)
+	if received != bytes {
+		return fmt.Errorf("received %d bytes of content, want %d", received, bytes)
 	}
 	return f.Truncate(bytes) // trailing zeros were not written
 }

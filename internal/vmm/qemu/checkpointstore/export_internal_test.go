@@ -78,12 +78,12 @@ func testContent(n int) []byte { return bytes.Repeat([]byte{byte(n >> 10)}, n) }
 
 func (p *storePair) export(image string) *vmm.Checkpoint {
 	p.Helper()
-	parcel, err := p.from.Export(image)
-	if err != nil || parcel == nil {
-		p.Fatalf("got %v, %v", parcel, err)
+	exported, err := p.from.Export(image)
+	if err != nil || exported == nil {
+		p.Fatalf("got %v, %v", exported, err)
 	}
-	p.Cleanup(func() { p.must(parcel.Content.Close()) })
-	return parcel
+	p.Cleanup(func() { p.must(exported.Content.Close()) })
+	return exported
 }
 
 // deliver returns a source for the exported bundle of the image.
@@ -100,18 +100,18 @@ func (p *storePair) deliver() vmm.CheckpointSource {
 
 // TestImport imports a checkpoint whose base exists on this host, and one whose base is fetched.
 func TestImport(t *testing.T) {
-	for name, near := range map[string]bool{"near": true, "far": false} {
+	for name, local := range map[string]bool{"near": true, "far": false} {
 		t.Run(name, func(t *testing.T) {
 			p := newStorePair(t)
-			from, brought := p.deliver(), 0
-			bring := from.Fetch
+			from, fetched := p.deliver(), 0
+			fetch := from.Fetch
 			from.Fetch = func(ctx context.Context, origin bool, to io.WriterAt) (int64, error) {
 				if origin {
-					brought++
+					fetched++
 				}
-				return bring(ctx, origin, to)
+				return fetch(ctx, origin, to)
 			}
-			if near { // the other host has a checkpoint of the template
+			if local { // the other host has a checkpoint of the template
 				here, whole := t.TempDir(), p.export(p.origin)
 				p.must(
 					p.to.Import(
@@ -120,7 +120,7 @@ func TestImport(t *testing.T) {
 						vmm.CheckpointSource{
 							Description: whole.Description,
 							Fetch: func(ctx context.Context, _ bool, to io.WriterAt) (int64, error) {
-								return bring(ctx, true, to)
+								return fetch(ctx, true, to)
 							},
 						},
 					),
@@ -142,8 +142,8 @@ func TestImport(t *testing.T) {
 					}
 				}
 			}
-			if want := map[bool]int{true: 0, false: 1}[near]; brought != want {
-				t.Errorf("the base was fetched %d times, want %d", brought, want)
+			if want := map[bool]int{true: 0, false: 1}[local]; fetched != want {
+				t.Errorf("the base was fetched %d times, want %d", fetched, want)
 			}
 		})
 	}
@@ -169,10 +169,10 @@ func TestImportWithLaterClock(t *testing.T) {
 	}
 }
 
-func (p *storePair) editBundle(about []byte, change func(*bundle)) []byte {
+func (p *storePair) editBundle(description []byte, change func(*bundle)) []byte {
 	p.Helper()
 	var in bundle
-	p.must(json.Unmarshal(about, &in))
+	p.must(json.Unmarshal(description, &in))
 	change(&in)
 	out, err := json.Marshal(in)
 	p.must(err)
@@ -219,14 +219,14 @@ func TestImportRefuses(t *testing.T) {
 			if c.before != nil {
 				c.before(p)
 			}
-			bring := from.Fetch
+			fetch := from.Fetch
 			from.Fetch = func(ctx context.Context, origin bool, to io.WriterAt) (int64, error) {
 				if c.bring != nil {
 					if n, err := c.bring(origin, to); n > 0 || err != nil {
 						return n, err
 					}
 				}
-				return bring(ctx, origin, to)
+				return fetch(ctx, origin, to)
 			}
 			dir := t.TempDir()
 			err := p.to.Import(t.Context(), dir, from)
@@ -317,8 +317,8 @@ func FuzzBundle(f *testing.F) {
 			) + `","over":[{"Start":1099511627776,"End":1099511631872}],"clock":5}`,
 		),
 	)
-	f.Fuzz(func(t *testing.T, about []byte) {
-		p, bytes, err := parseBundle(about)
+	f.Fuzz(func(t *testing.T, description []byte) {
+		p, bytes, err := parseBundle(description)
 		if err != nil {
 			return
 		}

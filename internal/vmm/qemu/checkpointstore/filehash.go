@@ -26,17 +26,17 @@ func newFileHashes() *fileHashes { return &fileHashes{known: map[checkpoint.File
 func (s *fileHashes) get(f checkpoint.File) (string, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	sum, ok := s.known[f]
-	return sum, ok
+	hash, ok := s.known[f]
+	return hash, ok
 }
 
-func (s *fileHashes) put(f checkpoint.File, sum string) {
+func (s *fileHashes) put(f checkpoint.File, hash string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.known) >= maxHashes {
 		clear(s.known)
 	}
-	s.known[f] = sum
+	s.known[f] = hash
 }
 
 // add adds the hashes stored with a checkpoint, which must be valid on this host.
@@ -60,41 +60,41 @@ func (s *fileHashes) add(p *MonitorCheckpoint) error {
 func (s *fileHashes) ofFiles(files []checkpoint.File) ([]string, error) {
 	out := make([]string, len(files))
 	for i, want := range files {
-		have, sum, err := s.ofFile(want.Path)
+		have, hash, err := s.ofFile(want.Path)
 		if err != nil {
 			return nil, err
 		}
 		if have != want {
 			return nil, fmt.Errorf("%s has changed meanwhile", want.Path)
 		}
-		out[i] = sum
+		out[i] = hash
 	}
 	return out, nil
 }
 
 // ofFile returns the identity and the hash of a file.
 func (s *fileHashes) ofFile(path string) (checkpoint.File, string, error) {
-	is, err := checkpoint.StatFile(path)
+	file, err := checkpoint.StatFile(path)
 	if err != nil {
-		return is, "", err
+		return file, "", err
 	}
-	if sum, ok := s.get(is); ok {
-		return is, sum, nil
+	if hash, ok := s.get(file); ok {
+		return file, hash, nil
 	}
 	f, err := os.Open(path)
 	if err != nil {
-		return is, "", err
+		return file, "", err
 	}
 	defer f.Close()
-	sum, err := hashFile(f)
+	hash, err := hashFile(f)
 	if err != nil {
-		return is, "", err
+		return file, "", err
 	}
-	if now, err := checkpoint.StatFile(path); err != nil || now != is {
-		return is, "", fmt.Errorf("%s is being changed: %v", path, err)
+	if now, err := checkpoint.StatFile(path); err != nil || now != file {
+		return file, "", fmt.Errorf("%s is being changed: %v", path, err)
 	}
-	s.put(is, sum)
-	return is, sum, nil
+	s.put(file, hash)
+	return file, hash, nil
 }
 
 // hashFile returns the SHA-256 of a file in hexadecimal.
