@@ -154,7 +154,14 @@ func TestJailsAreIsolated(t *testing.T) {
 		inside, err1 := os.Readlink(path(first.PID()))
 		outside, err2 := os.Readlink(path(os.Getpid()))
 		if err1 != nil || err2 != nil || inside == outside {
-			t.Errorf("namespace %s is %s inside and %s outside (%v, %v), want different ones", kind, inside, outside, err1, err2)
+			t.Errorf(
+				"namespace %s is %s inside and %s outside (%v, %v), want different ones",
+				kind,
+				inside,
+				outside,
+				err1,
+				err2,
+			)
 		}
 	}
 }
@@ -219,7 +226,11 @@ func TestStartRefuses(t *testing.T) {
 		{"bind-link", "not a file, socket or directory", bind(link, "/x")},
 		{"bind-device", "not a file, socket or directory", bind("/dev/null", "/x")},
 		{"bind-among-programs", "read-only", bind(file, "/usr/x")},
-		{"strange-device", "not allowed in jails", func(_ *proc.Command, c *jail.Spec) { c.Devices = []string{"/dev/mem"} }},
+		{
+			"strange-device",
+			"not allowed in jails",
+			func(_ *proc.Command, c *jail.Spec) { c.Devices = []string{"/dev/mem"} },
+		},
 		{
 			"device-twice",
 			"exists",

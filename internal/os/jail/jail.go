@@ -87,7 +87,11 @@ func New(c Config) (*Manager, error) {
 	case c.FirstUID < 1 || c.UIDs < 1 || c.FirstUID+c.UIDs > 1<<31-1:
 		return nil, fmt.Errorf("jail: %[2]d user IDs from %[1]d on are out of range", c.FirstUID, c.UIDs)
 	}
-	return &Manager{cfg: c, programs: &programNamespace{dir: c.ProgramsDir, roots: map[string]*programRoot{}}, groups: map[string]*Cgroup{}}, nil
+	return &Manager{
+		cfg:      c,
+		programs: &programNamespace{dir: c.ProgramsDir, roots: map[string]*programRoot{}},
+		groups:   map[string]*Cgroup{},
+	}, nil
 }
 
 // Hierarchy returns the cgroup hierarchies in use.
@@ -133,7 +137,10 @@ func (j *Manager) Create(ctx context.Context, name string, limits Limits) (g *Cg
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("create control group %s: %w", name, err), g.Destroy(context.WithoutCancel(ctx)))
+			err = errors.Join(
+				fmt.Errorf("create control group %s: %w", name, err),
+				g.Destroy(context.WithoutCancel(ctx)),
+			)
 			g = nil
 		}
 	}()

@@ -138,7 +138,13 @@ func TestUIDsOfTwoNodes(t *testing.T) {
 		prefix := fmt.Sprintf("node%d", i)
 		first := firstUID(prefix, defaultUIDs)
 		if first < lowestUID || first+defaultUIDs-1 > highestUID || (first-lowestUID)%defaultUIDs != 0 {
-			t.Errorf("prefix %s has user IDs from %d, want an aligned range between %d and %d", prefix, first, lowestUID, highestUID)
+			t.Errorf(
+				"prefix %s has user IDs from %d, want an aligned range between %d and %d",
+				prefix,
+				first,
+				lowestUID,
+				highestUID,
+			)
 		}
 		seen[first] = prefix
 	}

@@ -32,7 +32,9 @@ func setLimits(pid int, limits []rlimit) error {
 	if !ok {
 		return err
 	}
-	return onNewThread(func() error { return asUser(int(st.Uid), int(st.Gid), func() error { return prlimit(pid, limits) }) })
+	return onNewThread(
+		func() error { return asUser(int(st.Uid), int(st.Gid), func() error { return prlimit(pid, limits) }) },
+	)
 }
 
 // asUser runs do with the credentials of another user. The thread keeps them.

@@ -94,7 +94,8 @@ func TestRestartSyscall(t *testing.T) {
 			var r Regs
 			r[rRIP], r[rOrigRAX], r[rRAX] = 1000, uint64(c.call), uint64(c.result)
 			got := r.restartSyscall()
-			if (got[rRIP] == 998) != c.back || (got[rRAX] == uint64(c.call)) != c.restarted || got[rOrigRAX] != notInSyscall {
+			if (got[rRIP] == 998) != c.back || (got[rRAX] == uint64(c.call)) != c.restarted ||
+				got[rOrigRAX] != notInSyscall {
 				t.Errorf("got %+v", got)
 			}
 		})

@@ -145,7 +145,13 @@ func newStub(
 	if err != nil {
 		t.Fatal(err)
 	}
-	plan := checkpoint.Plan{Checkpoint: im, Delta: delta, Name: "copy", Args: []string{"a copy"}, Env: []string{"WHO=me"}}
+	plan := checkpoint.Plan{
+		Checkpoint: im,
+		Delta:      delta,
+		Name:       "copy",
+		Args:       []string{"a copy"},
+		Env:        []string{"WHO=me"},
+	}
 	inherited := []*os.File{theirs, content}
 	plan.Roles, plan.Content = map[string]int{"socket": 3, "other": 0}, 4
 	for _, f := range files {
@@ -184,7 +190,14 @@ while True:
 // TestDumpWhileThreadsExit checks that a dump tolerates exiting threads and lets the process
 // continue.
 func TestDumpWhileThreadsExit(t *testing.T) {
-	p := start(t, proc.Command{Path: "/usr/bin/python3", Args: []string{"-c", threadChurnProgram}, Env: []string{"PATH=/usr/bin"}})
+	p := start(
+		t,
+		proc.Command{
+			Path: "/usr/bin/python3",
+			Args: []string{"-c", threadChurnProgram},
+			Env:  []string{"PATH=/usr/bin"},
+		},
+	)
 	limit := time.Now().Add(2 * time.Minute)
 	for capture := 0; capture < 40; {
 		_, err := checkpoint.Dump(p.PID(), checkpoint.Options{Role: role})

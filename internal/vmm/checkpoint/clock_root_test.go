@@ -56,7 +56,12 @@ func TestRestoreWithTimeNamespace(t *testing.T) {
 			_, d := newStub(t, &im, nil, content, proc.ForkAhead(time.Duration(shift)*time.Second))
 			now, turns := clockReport(t, d)
 			if wrong := now - here - shift; wrong < -5 || wrong > 300 {
-				t.Fatalf("the process's clock is at %d s and the host's at %d s, want them %d s apart", now, here, shift)
+				t.Fatalf(
+					"the process's clock is at %d s and the host's at %d s, want them %d s apart",
+					now,
+					here,
+					shift,
+				)
 			}
 			if turns > before+1000 {
 				t.Errorf("got %d timeouts at once, want at most 1000", turns-before)

@@ -97,7 +97,16 @@ func TestTransferLargeSpan(t *testing.T) {
 	if err := transfer(call, 1, spans, mem); err != nil {
 		t.Fatal(err)
 	}
-	want := fmt.Sprintf("0+%x %x+%x %x+%x %x+%x ", maxTransfer, maxTransfer, maxTransfer, 2*maxTransfer, pageSize, 2*n, pageSize)
+	want := fmt.Sprintf(
+		"0+%x %x+%x %x+%x %x+%x ",
+		maxTransfer,
+		maxTransfer,
+		maxTransfer,
+		2*maxTransfer,
+		pageSize,
+		2*n,
+		pageSize,
+	)
 	if got.String() != want {
 		t.Errorf("transferred %s, want %s", got.String(), want)
 	}

@@ -68,7 +68,10 @@ func TestDumpMissingProcess(t *testing.T) {
 // TestRestoreFails checks that a failed restore kills the process and returns the reason.
 func TestRestoreFails(t *testing.T) {
 	c, theirs := pair(t)
-	first := start(t, proc.Command{Path: "/usr/bin/python3", Args: []string{"-c", counterProgram}, Files: []*os.File{theirs}})
+	first := start(
+		t,
+		proc.Command{Path: "/usr/bin/python3", Args: []string{"-c", counterProgram}, Files: []*os.File{theirs}},
+	)
 	_ = theirs.Close()
 	c.request(t, "5")
 	im, _ := dumpProcess(t, first)

@@ -70,7 +70,10 @@ var advisories = []versionedAdvisory{
 		Advisory{Avoided, "CPU templates clear MSRs on hosts with Linux 6.18; the driver uses none"},
 		between(fcapi.Version{}, release(17, 0)),
 	},
-	{Advisory{Avoided, "the kernel must be an ELF file, as the tuned kernel is"}, between(fcapi.Version{}, release(17, 0))},
+	{
+		Advisory{Avoided, "the kernel must be an ELF file, as the tuned kernel is"},
+		between(fcapi.Version{}, release(17, 0)),
+	},
 }
 
 // Advisories returns the known faults of a release, with the refused ones first.

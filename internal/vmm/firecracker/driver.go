@@ -215,7 +215,12 @@ func validate(spec vmm.Spec) error {
 	case spec.ID == "" || spec.Dir == "":
 		return errors.New("machine needs an ID and a directory")
 	case spec.VCPUs < 1 || spec.VCPUs > 32 || spec.MemoryMiB < 16:
-		return fmt.Errorf("machine %s: %d vCPUs and %d MiB of memory are out of range", spec.ID, spec.VCPUs, spec.MemoryMiB)
+		return fmt.Errorf(
+			"machine %s: %d vCPUs and %d MiB of memory are out of range",
+			spec.ID,
+			spec.VCPUs,
+			spec.MemoryMiB,
+		)
 	case len(spec.ID) > 60:
 		return fmt.Errorf("machine ID %q is too long", spec.ID)
 	}

@@ -115,7 +115,12 @@ func TestMetadataBeforeLoad(t *testing.T) {
 				all := w.requests(t, m.Spec.ID)
 				if at := countRequests(all, "PUT /mmds", `{"id":"`+m.Spec.ID+`"}`); at != 0 ||
 					countRequests(all, "PUT /snapshot/load", `"resume_vm":true`) != 1 {
-					t.Errorf("machine %s: metadata is at %d of %v, want it directly before the load", m.Spec.ID, at, all)
+					t.Errorf(
+						"machine %s: metadata is at %d of %v, want it directly before the load",
+						m.Spec.ID,
+						at,
+						all,
+					)
 				}
 			}
 		})

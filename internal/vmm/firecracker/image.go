@@ -101,7 +101,8 @@ func (d *Driver) checkImage(spec vmm.Spec, image vmm.Image) (shape, error) {
 
 // check checks the shape of an image against a spec and the image's manifest.
 func (s shape) check(spec vmm.Spec, m vmm.Manifest) error {
-	if s.BaseMiB < 1 || s.HotplugMiB < 0 || s.BaseMiB > 1<<24 || s.HotplugMiB > 1<<24 || m.MemoryMiB < s.BaseMiB || s.BaseMiB+s.HotplugMiB < max(m.MemoryMiB, m.MaxMemoryMiB) ||
+	if s.BaseMiB < 1 || s.HotplugMiB < 0 || s.BaseMiB > 1<<24 || s.HotplugMiB > 1<<24 || m.MemoryMiB < s.BaseMiB ||
+		s.BaseMiB+s.HotplugMiB < max(m.MemoryMiB, m.MaxMemoryMiB) ||
 		len(s.ReadOnly) < max(m.Disks, m.MaxDisks) ||
 		len(s.ReadOnly) > maxDrives {
 		return errors.New("the image's shape.json is damaged")

@@ -51,7 +51,10 @@ var (
 
 func newMachine(ctx context.Context, d *Driver, spec vmm.Spec, manifest vmm.Manifest, s shape) *machine {
 	m := &machine{driver: d, spec: spec, manifest: manifest, record: record{Shape: s, DiskRates: diskRates(spec)}}
-	m.Process = d.monitors.New(spec, vmmproc.Hooks{Disconnect: m.disconnect, DescribeExit: describeExit, ErrClosed: fcapi.ErrClosed})
+	m.Process = d.monitors.New(
+		spec,
+		vmmproc.Hooks{Disconnect: m.disconnect, DescribeExit: describeExit, ErrClosed: fcapi.ErrClosed},
+	)
 	m.lifetime, m.endLifetime = context.WithCancel(context.WithoutCancel(ctx))
 	m.api = fcapi.New(d.version, m.dialAPI)
 	return m

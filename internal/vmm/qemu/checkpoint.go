@@ -53,7 +53,16 @@ func (c *capture) saveMonitor(dir string) error {
 	if c.monitor == nil || c.content != nil && c.contentFile == nil {
 		return nil
 	}
-	return c.store.Save(dir, checkpointstore.MonitorCheckpoint{FDSet: c.fdSet, ClockOffset: c.clockOffset, Base: c.contentFile, ContentHash: c.contentHash}, c.monitor)
+	return c.store.Save(
+		dir,
+		checkpointstore.MonitorCheckpoint{
+			FDSet:       c.fdSet,
+			ClockOffset: c.clockOffset,
+			Base:        c.contentFile,
+			ContentHash: c.contentHash,
+		},
+		c.monitor,
+	)
 }
 
 // Roles of a monitor's descriptors.

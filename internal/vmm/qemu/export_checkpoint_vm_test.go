@@ -78,13 +78,16 @@ func testExportImport(t *testing.T, h *vmmtest.Host) {
 	err = d.ImportCheckpoint(
 		t.Context(),
 		there,
-		vmm.CheckpointSource{Description: parcel.Description, Fetch: func(_ context.Context, first bool, to io.WriterAt) (int64, error) {
-			from := parcel
-			if first {
-				from = origin
-			}
-			return io.Copy(io.NewOffsetWriter(to, 0), io.NewSectionReader(from.Content, 0, math.MaxInt64))
-		}},
+		vmm.CheckpointSource{
+			Description: parcel.Description,
+			Fetch: func(_ context.Context, first bool, to io.WriterAt) (int64, error) {
+				from := parcel
+				if first {
+					from = origin
+				}
+				return io.Copy(io.NewOffsetWriter(to, 0), io.NewSectionReader(from.Content, 0, math.MaxInt64))
+			},
+		},
 	)
 	if err != nil {
 		t.Fatal(err)
@@ -103,7 +106,13 @@ func testExportImport(t *testing.T, h *vmmtest.Host) {
 		mine, err := os.Readlink("/proc/self/ns/time")
 		its, failed := os.Readlink(fmt.Sprintf("/proc/%d/ns/time", n.PID()))
 		if err != nil || failed != nil || mine == its {
-			t.Errorf("the monitor is in time namespace %s (%v) and the test in %s (%v), want different ones", its, failed, mine, err)
+			t.Errorf(
+				"the monitor is in time namespace %s (%v) and the test in %s (%v), want different ones",
+				its,
+				failed,
+				mine,
+				err,
+			)
 		}
 	}
 	check(n)

@@ -132,7 +132,12 @@ func (d *Driver) launch(
 }
 
 // openResources opens everything that the monitor inherits.
-func (m *machine) openResources(ctx context.Context, image *vmm.Image, sh *launchSpec, inherited *inheritedFiles) error {
+func (m *machine) openResources(
+	ctx context.Context,
+	image *vmm.Image,
+	sh *launchSpec,
+	inherited *inheritedFiles,
+) error {
 	var p *checkpointstore.MonitorCheckpoint
 	if image != nil {
 		var err error

@@ -35,7 +35,11 @@ func newJail(t testing.TB, dir string) vmm.Jail {
 		t.Fatal(err)
 	}
 	j, err := jail.New(
-		jail.Config{Hierarchy: layout, Prefix: fmt.Sprintf("pntqemu%d", os.Getpid()), ProgramsDir: filepath.Join(dir, "jail")},
+		jail.Config{
+			Hierarchy:   layout,
+			Prefix:      fmt.Sprintf("pntqemu%d", os.Getpid()),
+			ProgramsDir: filepath.Join(dir, "jail"),
+		},
 	)
 	if err != nil {
 		t.Fatal(err)

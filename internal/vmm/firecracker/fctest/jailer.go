@@ -26,7 +26,16 @@ type jailerArgs struct {
 }
 
 // singleOptions are the options that take a value and may be given once.
-var singleOptions = []string{"id", "exec-file", "uid", "gid", "chroot-base-dir", "netns", "cgroup-version", "parent-cgroup"}
+var singleOptions = []string{
+	"id",
+	"exec-file",
+	"uid",
+	"gid",
+	"chroot-base-dir",
+	"netns",
+	"cgroup-version",
+	"parent-cgroup",
+}
 
 // parseJailer parses the command line like the real jailer. It refuses the options that the driver
 // does not use, although the real jailer knows them: cgroups, daemonizing and PID namespaces.

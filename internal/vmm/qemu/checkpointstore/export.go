@@ -75,7 +75,11 @@ func (s *Store) export(p *MonitorCheckpoint) (*vmm.Checkpoint, error) {
 	}
 	description, err := json.Marshal(out)
 	if err == nil && len(description) > vmm.MaxCheckpointDescription {
-		err = fmt.Errorf("the description has %d bytes, want at most %d", len(description), vmm.MaxCheckpointDescription)
+		err = fmt.Errorf(
+			"the description has %d bytes, want at most %d",
+			len(description),
+			vmm.MaxCheckpointDescription,
+		)
 	}
 	if err != nil {
 		return nil, errors.Join(err, content.Close())
@@ -182,7 +186,14 @@ func (s *Store) importBundle(ctx context.Context, imageDir string, from vmm.Chec
 	if err != nil {
 		return err
 	}
-	p := MonitorCheckpoint{Format: checkpointFormat, Process: in.Process, FDSet: in.FDSet, FileHashes: in.FileHashes, ContentHash: in.ContentHash, Delta: in.Delta}
+	p := MonitorCheckpoint{
+		Format:      checkpointFormat,
+		Process:     in.Process,
+		FDSet:       in.FDSet,
+		FileHashes:  in.FileHashes,
+		ContentHash: in.ContentHash,
+		Delta:       in.Delta,
+	}
 	p.Process.Boot = s.boot
 	if p.ClockOffset, err = s.clockOffset(ctx, in.Clock); err != nil {
 		return err
@@ -213,7 +224,10 @@ func (s *Store) importBundle(ctx context.Context, imageDir string, from vmm.Chec
 	}
 	if in.Full {
 		if _, hash, err := s.hashes.ofFile(own); err != nil || hash != in.ContentHash {
-			return errors.Join(err, fmt.Errorf("the received pages file has the hash %s, want %s", hash, in.ContentHash))
+			return errors.Join(
+				err,
+				fmt.Errorf("the received pages file has the hash %s, want %s", hash, in.ContentHash),
+			)
 		}
 	}
 	return p.write(dir)
@@ -274,7 +288,12 @@ func (s *Store) checkTimeNamespaces(ctx context.Context) error {
 }
 
 // fetchContent writes the content of a bundle to a new file.
-func (p *MonitorCheckpoint) fetchContent(ctx context.Context, path string, bytes int64, from vmm.CheckpointSource) error {
+func (p *MonitorCheckpoint) fetchContent(
+	ctx context.Context,
+	path string,
+	bytes int64,
+	from vmm.CheckpointSource,
+) error {
 	if p.Base == nil {
 		return receive(path, bytes, func(f *os.File) (int64, error) { return from.Fetch(ctx, false, f) })
 	}

@@ -89,13 +89,16 @@ func (p *storePair) export(image string) *vmm.Checkpoint {
 // deliver returns a source for the exported bundle of the image.
 func (p *storePair) deliver() vmm.CheckpointSource {
 	own, origin := p.export(p.image), p.export(p.origin)
-	return vmm.CheckpointSource{Description: own.Description, Fetch: func(_ context.Context, first bool, to io.WriterAt) (int64, error) {
-		from := own
-		if first {
-			from = origin
-		}
-		return io.Copy(io.NewOffsetWriter(to, 0), io.NewSectionReader(from.Content, 0, 1<<20))
-	}}
+	return vmm.CheckpointSource{
+		Description: own.Description,
+		Fetch: func(_ context.Context, first bool, to io.WriterAt) (int64, error) {
+			from := own
+			if first {
+				from = origin
+			}
+			return io.Copy(io.NewOffsetWriter(to, 0), io.NewSectionReader(from.Content, 0, 1<<20))
+		},
+	}
 }
 
 // TestImport imports a checkpoint whose base exists on this host, and one whose base is fetched.
@@ -322,7 +325,8 @@ func FuzzBundle(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if bytes < 0 || bytes > maxContent || p.Process.Validate() != nil || len(p.FileHashes) != len(p.Process.Files) ||
+		if bytes < 0 || bytes > maxContent || p.Process.Validate() != nil ||
+			len(p.FileHashes) != len(p.Process.Files) ||
 			filepath.Base(p.ContentHash) != p.ContentHash {
 			t.Errorf("parseBundle accepted %d bytes for %+v", bytes, p)
 		}

@@ -57,8 +57,12 @@ func TestResponseToEarlierConnection(t *testing.T) {
 	call := c.Send("query-status", nil)
 	fmt.Fprint(
 		qemu,
-		greeting+`{"return": {}}`+"\r\n"+negotiationResponse(other)+`{"error": {"class":"GenericError","desc":"late"}}`+"\n"+
-			negotiationResponse(c)+`{"return": {"status":"paused"}}`+"\n",
+		greeting+`{"return": {}}`+"\r\n"+negotiationResponse(
+			other,
+		)+`{"error": {"class":"GenericError","desc":"late"}}`+"\n"+
+			negotiationResponse(
+				c,
+			)+`{"return": {"status":"paused"}}`+"\n",
 	)
 	if err := c.Ready(t.Context()); err != nil {
 		t.Fatal(err)
