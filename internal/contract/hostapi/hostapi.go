@@ -20,6 +20,10 @@ type (
 	TemplateName string
 )
 
+// HostID names a host: "hst" and lower-case letters and digits. It is made with the host's data directory and
+// stays with it.
+type HostID string
+
 // State of a machine on its host.
 type State string
 
@@ -107,6 +111,7 @@ type ForkResult struct {
 // Machine is one machine as its host sees it.
 type Machine struct {
 	ID         MachineID
+	Host       HostID
 	State      State
 	Template   TemplateName // where its lineage began
 	Snapshot   SnapshotID   // it was created from, if any
@@ -148,6 +153,7 @@ type Phase struct {
 // Snapshot is a machine at rest: memory, device state and disk of one moment.
 type Snapshot struct {
 	ID        SnapshotID
+	Host      HostID
 	Machine   MachineID
 	Template  TemplateName
 	VCPUs     int
@@ -161,6 +167,7 @@ type Snapshot struct {
 // Template is one that this host knows.
 type Template struct {
 	Name          TemplateName
+	Host          HostID
 	Description   string
 	Base          string
 	VCPUs         int
@@ -194,6 +201,7 @@ type Bake struct {
 
 // Capacity is what a host has and has promised.
 type Capacity struct {
+	Host                                    HostID
 	Driver, Version, Accelerator, Isolation string
 	Format                                  string // of the virtual hardware: a snapshot of another is not restored here
 	VCPUs                                   int
@@ -219,6 +227,7 @@ type Usage struct {
 // Event tells what happened to a machine without being asked for.
 type Event struct {
 	Time    time.Time
+	Host    HostID
 	Machine MachineID
 	Type    string // "died", "adopted", "hibernated", "lost"
 	Reason  string
@@ -227,18 +236,14 @@ type Event struct {
 	Console     []byte // as Host.Console, of a machine that died; nil if it could not be had
 }
 
-// LabelKind is the label that says what a machine or snapshot is for, where it is not a user's; KindBuild is its
-// value for those of builds.
-const (
-	LabelKind = "kind"
-	KindBuild = "build"
-)
-
 // Host is a host agent. Every method may be called at once; operations on one machine wait for each
 // other. Ids that are not there answer ErrNotFound, except Destroy, which is right twice.
 type Host interface {
 	Create(ctx context.Context, req Create) (Machine, error)
 	Fork(ctx context.Context, req Fork) ([]ForkResult, error)
+	// Get returns one machine. ErrNotFound is a statement that this host does not have the machine, which only a
+	// host that has completed its recovery can make; one that cannot tell returns ErrUnavailable. That a machine
+	// is missing from List is no such statement.
 	Get(ctx context.Context, id MachineID) (Machine, error)
 	List(ctx context.Context) ([]Machine, error)
 	Pause(ctx context.Context, id MachineID) error
@@ -262,6 +267,8 @@ type Host interface {
 	Console(ctx context.Context, id MachineID) ([]byte, error)
 
 	TakeSnapshot(ctx context.Context, machine MachineID, id SnapshotID, labels map[string]string) (Snapshot, error)
+	// GetSnapshot returns one snapshot. ErrNotFound is a statement that this host does not have it; see Get.
+	GetSnapshot(ctx context.Context, id SnapshotID) (Snapshot, error)
 	Snapshots(ctx context.Context) ([]Snapshot, error)
 	DeleteSnapshot(ctx context.Context, id SnapshotID) error
 
@@ -286,4 +293,5 @@ var (
 	ErrInvalid     = errors.New("invalid")
 	ErrUnsupported = errors.New("not supported by this host")
 	ErrInUse       = errors.New("in use")
+	ErrUnavailable = errors.New("host cannot tell now") // it is not reachable, not recovered, or cannot read its own record
 )

@@ -157,7 +157,7 @@ func (s *Service) gcHost(ctx context.Context) error {
 	seen := map[string]bool{}
 	var all error
 	drop := func(labels map[string]string, id string, owned bool, remove func() error) {
-		if labels[hostapi.LabelKind] != hostapi.KindBuild || labels["store"] != s.db.ID() || owned {
+		if hostapi.OwnerOf(labels).Kind != hostapi.OwnerBuild || labels["store"] != s.db.ID() || owned {
 			return
 		}
 		seen[id] = true
@@ -186,7 +186,9 @@ func (s *Service) gcHost(ctx context.Context) error {
 	}
 	for _, i := range images { // an image is named after its build, which another store may have
 		if _, err := s.db.Read().Build(ctx, string(i.ID)); err == nil {
-			labels := map[string]string{hostapi.LabelKind: hostapi.KindBuild, "store": s.db.ID(), "build": string(i.ID)}
+			labels := map[string]string{
+				hostapi.LabelOwner: ownerOf(string(i.ID)), "store": s.db.ID(), "build": string(i.ID),
+			}
 			drop(labels, "image "+string(i.ID), builds(string(i.ID)), func() error { return s.deleteImage(ctx, i.ID) })
 		}
 	}

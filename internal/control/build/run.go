@@ -202,13 +202,17 @@ func (a *buildRun) onStep(step string) error {
 	return a.s.cfg.OnStep(step)
 }
 
+// ownerOf returns the owner label of what a build makes on the host.
+func ownerOf(build string) string { return hostapi.Owner{Kind: hostapi.OwnerBuild, ID: build}.String() }
+
 // labels are on all that the build makes on the host.
 func (a *buildRun) labels() map[string]string {
 	return map[string]string{
-		hostapi.LabelKind: hostapi.KindBuild,
-		"build":           a.row.ID,
-		"workspace":       a.row.Workspace,
-		"store":           a.s.db.ID(),
+		hostapi.LabelOwner: ownerOf(a.row.ID),
+		hostapi.LabelKind:  hostapi.KindBuild,
+		"build":            a.row.ID,
+		"workspace":        a.row.Workspace,
+		"store":            a.s.db.ID(),
 	}
 }
 
@@ -403,7 +407,7 @@ func (s *Service) cleanMachines(ctx context.Context, build string) error {
 	}
 	var all error
 	for _, m := range machines {
-		if m.Labels[hostapi.LabelKind] == hostapi.KindBuild && m.Labels["build"] == build {
+		if hostapi.OwnerOf(m.Labels).String() == ownerOf(build) {
 			all = errors.Join(all, s.host.Destroy(ctx, m.ID, "its build is over"))
 		}
 	}

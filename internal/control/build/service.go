@@ -18,6 +18,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/job"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/image/dockerfile"
+	"github.com/pandastack/pandastack/internal/lib/config"
 )
 
 // Config is what may be chosen. Dir is required; zero fields mean the default.
@@ -30,7 +31,7 @@ type Config struct {
 	StepTimeout    time.Duration // of one step; 30 min
 	BuildTimeout   time.Duration // of a whole build; 4 h
 	MaxUploadBytes int64         // bytes of one upload; 8 GiB
-	MaxLayerBytes  int64         // bytes of the layers of a workspace, the oldest go first; 40 GiB
+	MaxLayerBytes  int64         // bytes of the layers of a workspace, the oldest go first; as setting build.layers_gib
 	KeepLayers     time.Duration // without use; 14 days
 	KeepBuilds     time.Duration // rows and logs, after the end; 30 days
 	KeepInputs     time.Duration // after the end, for a retry; 2 days
@@ -51,7 +52,7 @@ func (c Config) withDefaults() Config {
 	c.StepTimeout = cmp.Or(c.StepTimeout, 30*time.Minute)
 	c.BuildTimeout = cmp.Or(c.BuildTimeout, 4*time.Hour)
 	c.MaxUploadBytes = cmp.Or(c.MaxUploadBytes, 8<<30)
-	c.MaxLayerBytes = cmp.Or(c.MaxLayerBytes, 40<<30)
+	c.MaxLayerBytes = cmp.Or(c.MaxLayerBytes, int64(config.Default().Build.LayersGiB)<<30)
 	c.KeepLayers = cmp.Or(c.KeepLayers, 14*24*time.Hour)
 	c.KeepBuilds = cmp.Or(c.KeepBuilds, 30*24*time.Hour)
 	c.KeepInputs = cmp.Or(c.KeepInputs, 2*24*time.Hour)

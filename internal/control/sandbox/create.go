@@ -15,14 +15,12 @@ import (
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
-func machineID(r *store.Sandbox) hostapi.MachineID { return hostapi.MachineID(r.ID) }
-
-// Create makes a sandbox and answers when it runs. With an idempotency key the same request answers the
-// same sandbox, also one that ended since; another request under the key is a conflict.
+// Create makes a sandbox and returns it once it runs. With an idempotency key, the same request returns the
+// same sandbox, even one that has ended since; a different request with the key is a conflict.
 func (s *Service) Create(ctx context.Context, p auth.Principal, req api.CreateRequest) (_ api.Sandbox, err error) {
 	defer s.finishVerb("create", time.Now(), &err)
 	if p.Workspace == "" {
-		return api.Sandbox{}, api.Errorf(api.Unauthenticated, "the caller has no workspace")
+		return api.Sandbox{}, errNoWorkspace()
 	}
 	if err := req.Validate(); err != nil {
 		return api.Sandbox{}, err
@@ -34,9 +32,9 @@ func (s *Service) Create(ctx context.Context, p auth.Principal, req api.CreateRe
 	if err != nil {
 		return api.Sandbox{}, err
 	}
-	// One call per key at a time, the ones behind it find what it made. Other processes on the same
-	// store find its row.
-	_, release, err := s.locks.acquire(ctx, "request/"+string(p.Workspace)+"/"+req.IdempotencyKey)
+	// One call per key runs at a time; those that wait find what it made. Other processes on the same store
+	// find its row.
+	_, release, err := s.locks.Acquire(ctx, "request/"+string(p.Workspace)+"/"+req.IdempotencyKey)
 	if err != nil {
 		return api.Sandbox{}, err
 	}
@@ -44,7 +42,7 @@ func (s *Service) Create(ctx context.Context, p auth.Principal, req api.CreateRe
 	for {
 		known, err := s.db.Read().Idempotency(ctx, string(p.Workspace), req.IdempotencyKey)
 		if err == nil {
-			return s.replayCreate(ctx, p, known, hash)
+			return s.replayCreate(ctx, known, hash)
 		}
 		if !errors.Is(err, store.ErrNotFound) {
 			return api.Sandbox{}, err
@@ -59,7 +57,7 @@ func (s *Service) Create(ctx context.Context, p auth.Principal, req api.CreateRe
 // errKeyTaken says that another process took the idempotency key first.
 var errKeyTaken = errors.New("idempotency key taken")
 
-// requestHash tells one request from another.
+// requestHash returns a hash that differs for different requests.
 func requestHash(req api.CreateRequest) (string, error) {
 	data, err := json.Marshal(req)
 	if err != nil {
@@ -69,28 +67,23 @@ func requestHash(req api.CreateRequest) (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// replayCreate answers what a key stands for.
-func (s *Service) replayCreate(
-	ctx context.Context,
-	p auth.Principal,
-	known store.Idempotency,
-	hash string,
-) (api.Sandbox, error) {
+// replayCreate returns the sandbox that an idempotency key stands for.
+func (s *Service) replayCreate(ctx context.Context, known store.Idempotency, hash string) (api.Sandbox, error) {
 	if known.Hash != hash {
-		return api.Sandbox{}, api.Errorf(api.Conflict, "the idempotency key was used for another request: use a new key").
-			With("sandbox_id", known.Sandbox)
+		return api.Sandbox{}, api.Errorf(
+			api.Conflict, "the idempotency key was used for another request: use a new key").With("sandbox_id", known.Sandbox)
 	}
 	for {
-		r, err := s.db.Read().Sandbox(ctx, known.Sandbox)
+		r, err := s.load(ctx, api.SandboxID(known.Sandbox))
 		switch {
 		case errors.Is(err, store.ErrNotFound):
 			return s.endedSandbox(ctx, known.Sandbox)
 		case err != nil:
 			return api.Sandbox{}, err
-		case api.Status(r.State) != api.Creating:
+		case r.State != api.Creating:
 			return s.view(&r), nil
 		}
-		select { // another process creates it
+		select { // another process is creating it
 		case <-ctx.Done():
 			return api.Sandbox{}, context.Cause(ctx)
 		case <-time.After(50 * time.Millisecond):
@@ -98,15 +91,12 @@ func (s *Service) replayCreate(
 	}
 }
 
-// endedSandbox gives a sandbox that ended, as far as it is remembered.
+// endedSandbox returns what the tombstone of a sandbox says of it.
 func (s *Service) endedSandbox(ctx context.Context, id string) (api.Sandbox, error) {
 	t, err := s.db.Read().Tombstone(ctx, id)
 	if errors.Is(err, store.ErrNotFound) {
 		return api.Sandbox{}, api.Errorf(
-			api.Conflict,
-			"the idempotency key was used for sandbox %s, which ended: use a new key",
-			id,
-		)
+			api.Conflict, "the idempotency key was used for sandbox %s, which ended: use a new key", id)
 	}
 	if err != nil {
 		return api.Sandbox{}, err
@@ -134,46 +124,18 @@ func (s *Service) createNew(
 	if err != nil {
 		return api.Sandbox{}, err
 	}
-	ctx, release, err := s.locks.acquire(ctx, r.ID)
+	ctx, release, err := s.locks.Acquire(ctx, string(r.ID))
 	if err != nil {
 		return api.Sandbox{}, err
 	}
 	defer release()
-	err = s.db.Write(ctx, "create begin", func(ctx context.Context, tx *store.Tx) error {
-		if err := s.checkQuota(ctx, tx, p, 1); err != nil {
-			return err
-		}
-		if hash != "" {
-			i := &store.Idempotency{
-				Workspace: r.Workspace,
-				Name:      req.IdempotencyKey,
-				Hash:      hash,
-				Sandbox:   r.ID,
-				Created:   r.Created,
-			}
-			if err := tx.InsertIdempotency(ctx, i); errors.Is(err, store.ErrExists) {
-				return errKeyTaken
-			} else if err != nil {
-				return err
-			}
-		}
-		if err := tx.InsertSandbox(ctx, &r); err != nil {
-			return err
-		}
-		return s.appendEvents(
-			ctx,
-			tx,
-			&r,
-			newEvent{api.EventCreated, map[string]any{"template": r.Template, "from_snapshot": r.Snapshot}},
-		)
-	})
-	if err != nil {
+	if err := s.insert(ctx, p, &r, hash); err != nil {
 		return api.Sandbox{}, err
 	}
 	s.refreshCapacity(ctx)
 	m, err := s.host.Create(ctx, ask)
 	if err != nil {
-		return api.Sandbox{}, s.abortCreate(ctx, &r, s.createError(ctx, err, &r))
+		return api.Sandbox{}, s.abortCreate(ctx, &r, createError(ctx, err, &r))
 	}
 	if err := s.markRunning(ctx, &r, m); err != nil {
 		return api.Sandbox{}, s.abortCreate(ctx, &r, err)
@@ -181,35 +143,58 @@ func (s *Service) createNew(
 	return s.view(&r), nil
 }
 
+// insert writes the record of a sandbox that is about to be created, and its idempotency key if it has one.
+func (s *Service) insert(ctx context.Context, p auth.Principal, r *record, hash string) error {
+	return s.db.Write(ctx, "create begin", func(ctx context.Context, tx *store.Tx) error {
+		if err := s.checkQuota(ctx, tx, p, 1); err != nil {
+			return err
+		}
+		if hash != "" {
+			i := &store.Idempotency{Workspace: string(r.Workspace), Name: r.IdempotencyKey, Hash: hash,
+				Sandbox: string(r.ID), Created: store.Micros(r.Created)}
+			if err := tx.InsertIdempotency(ctx, i); errors.Is(err, store.ErrExists) {
+				return errKeyTaken
+			} else if err != nil {
+				return err
+			}
+		}
+		if err := tx.InsertSandbox(ctx, r.row()); err != nil {
+			return err
+		}
+		return s.appendEvents(ctx, tx, r,
+			newEvent{api.EventCreated, map[string]any{"template": r.Template, "from_snapshot": r.Snapshot}})
+	})
+}
+
 // createError translates why a machine could not be made.
-func (s *Service) createError(ctx context.Context, err error, r *store.Sandbox) error {
+func createError(ctx context.Context, err error, r *record) error {
 	if cause := context.Cause(ctx); cause != nil && errors.Is(err, cause) {
 		return cause
 	}
 	if errors.Is(err, hostapi.ErrNotFound) && r.Snapshot != "" {
-		return api.Wrap(api.NotFound, err, "snapshot "+r.Snapshot+" is not on any host any more")
+		return api.Wrap(api.NotFound, err, "snapshot "+string(r.Snapshot)+" is not on any host any more")
 	}
-	return hostError(err, "create", r.ID)
+	return hostError(err, "create", string(r.ID))
 }
 
 // markRunning writes that a new machine runs.
-func (s *Service) markRunning(ctx context.Context, r *store.Sandbox, m hostapi.Machine) error {
-	applyMachine(r, m)
-	s.activity.Touch(r.ID)
+func (s *Service) markRunning(ctx context.Context, r *record, m hostapi.Machine) error {
+	r.applyMachine(m)
+	s.activity.Touch(string(r.ID))
 	ctx, cancel := detached(ctx)
 	defer cancel()
 	return s.setState(ctx, "create end", r, api.Running, newEvent{api.EventRunning,
-		map[string]any{"boot_mode": r.BootMode, "boot_ms": r.Boot / 1000}})
+		map[string]any{"boot_mode": r.BootMode, "boot_ms": r.Boot.Milliseconds()}})
 }
 
-// abortCreate takes back a sandbox that could not be made and answers why. What cannot be taken back now is
-// taken back by the comparison with the host.
-func (s *Service) abortCreate(ctx context.Context, r *store.Sandbox, why error) error {
+// abortCreate removes a sandbox that could not be made and returns why. The reconciler removes later what cannot be
+// removed now.
+func (s *Service) abortCreate(ctx context.Context, r *record, why error) error {
 	ctx, cancel := detached(ctx)
 	defer cancel()
-	r.EndReason, r.EndBy = string(EndedCreateFailed), ""
+	r.EndReason, r.EndBy = EndedCreateFailed, ""
 	if err := s.finishDelete(ctx, r, "it could not be created: "+api.AsError(why).Message, nil); err != nil {
-		s.log.Warn("taking back a create failed; it is tried again", "sandbox", r.ID, "err", err)
+		s.log.Warn("removing a sandbox whose create failed did not work; it is tried again", "sandbox", r.ID, "err", err)
 	}
 	return why
 }
@@ -231,9 +216,9 @@ func (s *Service) checkQuota(ctx context.Context, tx *store.Tx, p auth.Principal
 		return err
 	}
 	if n+more > limit {
-		return api.Errorf(api.QuotaExceeded, "the workspace has %d sandboxes and may have %d: delete some first", n, limit).
-			With("limit", limit).
-			With("used", n)
+		return api.Errorf(
+			api.QuotaExceeded, "the workspace has %d sandboxes and may have %d: delete some first", n, limit).
+			With("limit", limit).With("used", n)
 	}
 	return nil
 }
@@ -243,29 +228,25 @@ func (s *Service) plan(
 	ctx context.Context,
 	p auth.Principal,
 	req api.CreateRequest,
-) (store.Sandbox, hostapi.Create, error) {
-	now := store.Micros(time.Now())
-	r := store.Sandbox{
-		ID: string(api.NewSandboxID()), Workspace: string(p.Workspace), State: string(api.Creating), Owner: s.instance,
-		Phases: "[]", Metadata: req.Metadata, Persistent: req.Persistent,
-		TTLSeconds: int64(
-			s.cfg.DefaultTTL / time.Second,
-		), Ends: endsAt(req.TimeoutSeconds), OnEnd: string(cmp.Or(req.OnTimeout, api.TimeoutDelete)),
-		Created: now, Changed: now, Active: now, Idempotency: req.IdempotencyKey, Env: req.Env,
+) (record, hostapi.Create, error) {
+	at := now()
+	r := record{
+		ID: api.NewSandboxID(), Workspace: p.Workspace, State: api.Creating, Instance: s.instance,
+		Metadata: req.Metadata, Persistent: req.Persistent, TTL: s.cfg.DefaultTTL.Truncate(time.Second),
+		Ends: endsAt(req.TimeoutSeconds), OnEnd: cmp.Or(req.OnTimeout, api.TimeoutDelete),
+		Created: at, Changed: at, Active: at, IdempotencyKey: req.IdempotencyKey, Env: req.Env,
+		Network: req.NetworkPolicy(), Injected: req.Injected,
 	}
 	if req.TTLSeconds != nil {
-		r.TTLSeconds = *req.TTLSeconds
+		r.TTL = time.Duration(*req.TTLSeconds) * time.Second
 	}
-	err := errors.Join(setNetwork(&r, req.NetworkPolicy()), setInjected(&r, req.Injected))
-	if err != nil {
-		return r, hostapi.Create{}, err
-	}
-	var host hostapi.TemplateName
+	var template hostapi.TemplateName
 	var limits hostapi.Limits
+	var err error
 	if req.FromSnapshot != "" {
 		limits, err = s.planSnapshot(ctx, p, req, &r)
 	} else {
-		host, limits, err = s.planTemplate(ctx, p, req, &r)
+		template, limits, err = s.planTemplate(ctx, p, req, &r)
 	}
 	if err == nil {
 		err = s.applyLimits(ctx, &r, req.Limits, limits)
@@ -273,51 +254,38 @@ func (s *Service) plan(
 	if err != nil {
 		return r, hostapi.Create{}, err
 	}
-	if req.User != "" {
-		r.User = req.User
-	}
-	if req.Workdir != "" {
-		r.Workdir = req.Workdir
-	}
+	r.User, r.Workdir = cmp.Or(req.User, r.User), cmp.Or(req.Workdir, r.Workdir)
 	r.DiskMiB = req.MinDiskMiB()
-	more := 0
+	memory := 0
 	if req.MemoryMB > r.MemoryMiB {
-		more = req.MemoryMB // the host knows whether it can
+		memory = req.MemoryMB // the host knows whether it can
 	}
-	ask := hostapi.Create{
-		ID:         machineID(&r),
-		MemoryMiB:  more,
-		DiskMiB:    req.MinDiskMiB(),
-		Hostname:   r.ID,
-		Env:        environment(&r),
-		Files:      injectedFiles(&r),
+	return r, hostapi.Create{
+		ID:         r.machineID(),
+		Template:   template,
+		Snapshot:   hostapi.SnapshotID(r.Snapshot),
+		MemoryMiB:  memory,
+		DiskMiB:    r.DiskMiB,
+		Hostname:   string(r.ID),
+		Env:        r.environment(),
+		Files:      r.injectedFiles(),
 		Persistent: r.Persistent,
-		Egress:     policyOf(&r),
-		Limits:     limitsOf(r.Limits),
-		Labels:     s.hostLabels(r.Workspace, r.Injected),
-	}
-	if r.Snapshot != "" {
-		ask.Snapshot = hostapi.SnapshotID(r.Snapshot)
-	} else {
-		ask.Template = host
-	}
-	return r, ask, nil
+		Egress:     r.egress(),
+		Limits:     r.Limits,
+		Labels:     s.hostLabels(&r),
+	}, nil
 }
 
-// planTemplate fills in what the template says and answers its name on the host and the limits it has.
+// planTemplate takes over what the template says. It returns the template's name on the host and its limits.
 func (s *Service) planTemplate(
 	ctx context.Context,
 	p auth.Principal,
 	req api.CreateRequest,
-	r *store.Sandbox,
+	r *record,
 ) (hostapi.TemplateName, hostapi.Limits, error) {
-	name := req.Template
-	if name == "" {
-		name = s.cfg.DefaultTemplate
-	}
-	t, err := s.templates.Resolve(ctx, p, name)
+	t, err := s.templates.Resolve(ctx, p, cmp.Or(req.Template, s.cfg.DefaultTemplate))
 	if err != nil {
-		if api.CodeOf(err) == api.NotFound { // of a create the template is a field that is wrong
+		if api.CodeOf(err) == api.NotFound { // in a create, the template is a field that is wrong
 			err = api.Wrap(api.Invalid, err, "template: "+err.Error()).With("field", "template")
 		}
 		return "", hostapi.Limits{}, err
@@ -339,18 +307,19 @@ func (s *Service) planTemplate(
 }
 
 func sizeError(field string, asked, has int, template string) error {
-	return api.Errorf(api.Invalid, "%s: %d was asked for and template %s has %d: leave it out, the template owns its size", field, asked, template, has).
-		With("field", field)
+	return api.Errorf(api.Invalid,
+		"%s: %d was asked for and template %s has %d: leave it out, the template owns its size",
+		field, asked, template, has).With("field", field)
 }
 
-// planSnapshot fills in what a snapshot says and answers the limits of the sandbox that it was taken of.
+// planSnapshot takes over what a snapshot says. It returns the limits of the sandbox that it was taken of.
 func (s *Service) planSnapshot(
 	ctx context.Context,
 	p auth.Principal,
 	req api.CreateRequest,
-	r *store.Sandbox,
+	r *record,
 ) (hostapi.Limits, error) {
-	snap, err := s.snapshot(ctx, p, req.FromSnapshot)
+	snap, err := s.findSnapshot(ctx, p, req.FromSnapshot)
 	if err != nil {
 		return hostapi.Limits{}, err
 	}
@@ -360,5 +329,5 @@ func (s *Service) planSnapshot(
 	if req.Injected == nil {
 		r.Injected = snap.Injected
 	}
-	return limitsOf(snap.Limits), nil
+	return snap.Limits, nil
 }

@@ -1,15 +1,36 @@
-// Package sandbox is what users do with sandboxes: every verb of every face goes through its Service.
+// Package sandbox implements every verb on sandboxes: all faces go through its Service.
 //
 // It owns the life of a sandbox from the request to the tombstone: states, ownership, lifecycle, the
 // registry of snapshots, events, declared ports, and what is kept after the end. It knows hosts only
-// through hostapi, and neither HTTP nor how machines are made.
+// through hostapi; it knows neither HTTP nor how machines are made.
 //
-// Invariants. A row is written before the machine it stands for is asked for, and removed after that
-// machine is gone, so a machine without a row belongs to nobody. States move only along the table of
-// package api, and only with the sandbox's lock held. What belongs to another workspace answers exactly
-// as what does not exist. A sandbox that ended leaves an Ending, which is served with the not_found.
+// # Controllers
 //
-// Every method may be called at once. Operations on one sandbox wait for each other; a deletion
-// interrupts the operation before it. Run must be running for sandboxes to end by themselves and for
-// deaths to be noticed; all errors are *api.Error.
+// What must become true although no caller waits for it is the work of controllers, each of which sees only
+// the few operations that it needs: the reconciler compares store and host, a hostevents.Dispatcher acts on what
+// the host reports, the reaper ends or hibernates sandboxes that are due, the useRecorder writes last uses and
+// what was last seen, and the expirer removes what was kept long enough. Service.Run runs them.
+//
+// # Invariants
+//
+// A row is written before its machine is requested and removed after the machine is destroyed, so a machine
+// without a row has no owner. States change only along the table of package api, and only with the sandbox's
+// lock held. Calls for a sandbox of another workspace have the same result as for one that does not exist. A
+// sandbox that ended leaves a Tombstone, which is served with the not_found.
+//
+// Absent is not dead: a sandbox ends for want of its machine only when the host that had the machine says
+// that it does not exist (hostapi.ErrNotFound from Get), or reports its death. A machine that is missing from a
+// list, or whose host cannot be asked, is in an unknown state, and the sandbox keeps its own.
+//
+// # Ownership
+//
+// Machines and snapshots have a label that names their owner (hostapi.LabelOwner). This package looks after
+// those of sandboxes and leaves the others alone. A sandbox may in turn work for another service; its record
+// and its machine's labels then name that service's object.
+//
+// # Concurrency
+//
+// All methods may be called concurrently. Operations on one sandbox wait for each other; a deletion
+// interrupts the operation before it. Run must be running for sandboxes to end by themselves and for deaths
+// to be noticed. All errors are *api.Error.
 package sandbox

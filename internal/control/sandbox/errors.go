@@ -13,7 +13,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
-// notFound is the answer for what is not there and for what is another workspace's.
+// notFound is the error for a sandbox that does not exist or belongs to another workspace.
 func notFound(id api.SandboxID) error {
 	return api.Errorf(api.NotFound, "sandbox %s not found: list yours at /v1/sandboxes", id)
 }
@@ -22,8 +22,8 @@ func snapshotNotFound(id api.SnapshotID) error {
 	return api.Errorf(api.NotFound, "snapshot %s not found: list yours at /v1/snapshots", id)
 }
 
-// endedError explains a sandbox that has no row: when and why it ended, how its processes did, and what it took last, if
-// that is remembered.
+// endedError is the error for a sandbox that has no row. If a tombstone is kept, it says when and why the
+// sandbox ended, how its processes did, and its last usage.
 func (s *Service) endedError(ctx context.Context, p auth.Principal, id api.SandboxID) error {
 	t, err := s.db.Read().Tombstone(ctx, string(id))
 	switch {
@@ -35,8 +35,8 @@ func (s *Service) endedError(ctx context.Context, p auth.Principal, id api.Sandb
 		return notFound(id)
 	}
 	at := store.Time(t.Ended)
-	e := api.Errorf(api.NotFound, "sandbox %s not found: it ended at %s: %s", id, at.Format(time.RFC3339), t.Message)
-	e = e.With("ended_at", at.Format(time.RFC3339Nano)).
+	e := api.Errorf(api.NotFound, "sandbox %s not found: it ended at %s: %s", id, at.Format(time.RFC3339), t.Message).
+		With("ended_at", at.Format(time.RFC3339Nano)).
 		With("reason", t.Reason).
 		With("by", t.By).
 		With("message", t.Message)
@@ -44,7 +44,7 @@ func (s *Service) endedError(ctx context.Context, p auth.Principal, id api.Sandb
 	if err != nil {
 		return err
 	}
-	for i := range end.Processes { // what they printed is in the logs
+	for i := range end.Processes { // their output is in the logs
 		end.Processes[i].Stdout, end.Processes[i].Stderr = "", ""
 	}
 	if e = e.With("processes", end.Processes); end.Usage != nil {
@@ -53,7 +53,7 @@ func (s *Service) endedError(ctx context.Context, p auth.Principal, id api.Sandb
 	return e
 }
 
-// remedies say what leads out of a state.
+// remedies say what to do about a state that an operation cannot work with.
 var remedies = map[api.Status]string{
 	api.Creating:    "wait until it runs",
 	api.Paused:      "resume it first",
@@ -61,43 +61,37 @@ var remedies = map[api.Status]string{
 	api.Hibernated:  "wake it first",
 	api.Waking:      "wait until it runs",
 	api.Stopping:    "it is being deleted",
-	api.Failed:      "wake boots it anew from its disk, delete ends it",
+	api.Failed:      "wake boots it from its disk, delete ends it",
 	api.Running:     "it runs already",
 }
 
-// wrongState says that a verb does not go with the state of a sandbox.
-func wrongState(r *store.Sandbox, verb string) error {
-	status := api.Status(r.State)
-	e := api.Errorf(api.WrongState, "cannot %s sandbox %s: it is %s: %s", verb, r.ID, status, remedies[status])
-	if status == api.Failed && r.Reason != "" {
+// wrongState is the error for a verb that is not possible in the state of a sandbox.
+func wrongState(r *record, verb string) error {
+	e := api.Errorf(api.WrongState, "cannot %s sandbox %s: it is %s: %s", verb, r.ID, r.State, remedies[r.State])
+	if r.State == api.Failed && r.Reason != "" {
 		e.Message += " (it failed because " + r.Reason + ")"
 	}
-	return e.With("status", string(status))
+	return e.With("status", string(r.State))
 }
 
-// hostCodes translate what a host answers.
+// hostCodes translates errors of the host.
 var hostCodes = []struct {
 	err  error
 	code api.Code
-	hint string
+	hint string // "": the host's text
 }{
-	{
-		hostapi.ErrNoCapacity,
-		api.NoCapacity,
-		"no host has memory or a network place free for it now: delete or hibernate sandboxes, or try again later",
-	},
-	{
-		hostapi.ErrNoSpace,
-		api.NoSpace,
-		"there is not enough disk space on the host: delete snapshots or sandboxes, or give the data directory more room",
-	},
+	{hostapi.ErrNoCapacity, api.NoCapacity,
+		"no host has memory or a network slot free for it now: delete or hibernate sandboxes, or try again later"},
+	{hostapi.ErrNoSpace, api.NoSpace,
+		"there is not enough disk space on the host: delete snapshots or sandboxes, or enlarge the data directory"},
 	{hostapi.ErrInvalid, api.Invalid, ""},
 	{hostapi.ErrUnsupported, api.Unsupported, ""},
 	{hostapi.ErrInUse, api.Conflict, ""},
 	{hostapi.ErrExists, api.Conflict, ""},
 	{hostapi.ErrWrongState, api.WrongState, ""},
 	{hostapi.ErrNotFound, api.NotFound, ""},
-	{guestapi.ErrLost, api.Unavailable, "its guest does not answer just now: try again"},
+	{hostapi.ErrUnavailable, api.Unavailable, "its host cannot be asked now: try again"},
+	{guestapi.ErrLost, api.Unavailable, "its guest does not reply at the moment: try again"},
 }
 
 // hostError says what could not be done and why, in the words of package api.
@@ -128,5 +122,5 @@ func hostError(err error, doing string, id string) error {
 	)
 }
 
-// errDeleted is the cause with which an operation ends whose sandbox is deleted meanwhile.
-var errDeleted = api.Errorf(api.Conflict, "the sandbox was deleted meanwhile")
+// errDeleted is the cause with which an operation ends if its sandbox is deleted meanwhile.
+var errDeleted = api.Errorf(api.Conflict, "the sandbox was deleted in the meantime")

@@ -73,7 +73,7 @@ func newFixture(t *testing.T, change ...func(*sandbox.Config)) *fixture {
 func newFixtureOn(t *testing.T, dsn string, change ...func(*sandbox.Config)) *fixture {
 	t.Helper()
 	w := &fixture{t: t, host: hosttest.New(), path: dsn, cfg: sandbox.Defaults()}
-	w.cfg.OrphanGrace = 0
+	w.cfg.OrphanGrace, w.cfg.DefaultTTL = 0, 5*time.Minute
 	for _, f := range change {
 		f(&w.cfg)
 	}

@@ -12,20 +12,20 @@ import (
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
-// treeKey is the metadata key under which a child carries the id of its fork tree.
+// treeKey is the metadata key under which a child has the id of its fork tree.
 const treeKey = "fork_tree_id"
 
 // forkPlan is what both kinds of fork ask for.
 type forkPlan struct {
 	count      int
-	tree       api.TreeID
+	tree       api.TreeID // "": not a fork tree
 	metadata   map[string]string
 	env        map[string]string
 	persistent *bool
 	ttl        *int64
 }
 
-// forkOutcome is what became of a fork.
+// forkOutcome is the result of a fork.
 type forkOutcome struct {
 	children []api.Sandbox
 	errs     []api.ForkError
@@ -33,8 +33,8 @@ type forkOutcome struct {
 	pauseMS  int64
 }
 
-// Fork copies a sandbox, memory and disk; the parent goes on in its state, a hibernated one is woken
-// first. If no child could be made the error of the first is answered.
+// Fork copies a sandbox, memory and disk. The parent keeps its state; a hibernated parent is woken first. If
+// no child could be made, Fork returns the error of the first.
 func (s *Service) Fork(
 	ctx context.Context,
 	p auth.Principal,
@@ -59,8 +59,8 @@ func (s *Service) Fork(
 	}, nil
 }
 
-// ForkTree makes several children of one moment under a tree id, which each carries in its metadata.
-// Fewer children than asked for come with errors; if there is none the error of the first is answered.
+// ForkTree makes several children of one moment under a tree id, which each has in its metadata. If some
+// children could not be made, the result has their errors; if none could, ForkTree returns the first error.
 func (s *Service) ForkTree(
 	ctx context.Context,
 	p auth.Principal,
@@ -88,7 +88,8 @@ func (s *Service) ForkTree(
 
 func (s *Service) fork(ctx context.Context, p auth.Principal, id api.SandboxID, ask forkPlan) (forkOutcome, error) {
 	if ask.count > s.cfg.MaxFork {
-		return forkOutcome{}, api.Errorf(api.Invalid, "count: %d children are too many: use at most %d", ask.count, s.cfg.MaxFork).
+		return forkOutcome{}, api.Errorf(
+			api.Invalid, "count: %d children are too many: use at most %d", ask.count, s.cfg.MaxFork).
 			With("field", "count")
 	}
 	parent, ctx, release, err := s.acquireReady(ctx, p, id, "fork", true)
@@ -96,23 +97,24 @@ func (s *Service) fork(ctx context.Context, p auth.Principal, id api.SandboxID, 
 		return forkOutcome{}, err
 	}
 	defer release()
-	rows := s.childRows(&parent, ask)
-	for i := range rows {
-		_, free, err := s.locks.acquire(ctx, rows[i].ID)
+	children := s.planChildren(&parent, ask)
+	for i := range children {
+		_, free, err := s.locks.Acquire(ctx, string(children[i].ID))
 		if err != nil {
 			return forkOutcome{}, err
 		}
 		defer free()
 	}
 	err = s.db.Write(ctx, "fork begin", func(ctx context.Context, tx *store.Tx) error {
-		if err := s.checkQuota(ctx, tx, p, len(rows)); err != nil {
+		if err := s.checkQuota(ctx, tx, p, len(children)); err != nil {
 			return err
 		}
-		for i := range rows {
-			if err := tx.InsertSandbox(ctx, &rows[i]); err != nil {
+		for i := range children {
+			if err := tx.InsertSandbox(ctx, children[i].row()); err != nil {
 				return err
 			}
-			if err := s.appendEvents(ctx, tx, &rows[i], newEvent{api.EventCreated, map[string]any{"parent_id": parent.ID}}); err != nil {
+			event := newEvent{api.EventCreated, map[string]any{"parent_id": parent.ID}}
+			if err := s.appendEvents(ctx, tx, &children[i], event); err != nil {
 				return err
 			}
 		}
@@ -121,34 +123,29 @@ func (s *Service) fork(ctx context.Context, p auth.Principal, id api.SandboxID, 
 	if err != nil {
 		return forkOutcome{}, err
 	}
-	forked, err := s.host.Fork(ctx, hostapi.Fork{Parent: machineID(&parent), Children: s.childRequests(rows)})
+	forked, err := s.host.Fork(ctx, hostapi.Fork{Parent: parent.machineID(), Children: s.childRequests(children)})
 	if err != nil {
 		why := s.operationFailed(ctx, &parent, err, "fork")
-		for i := range rows {
-			_ = s.abortCreate(ctx, &rows[i], why) // it answers why, which is answered once
+		for i := range children {
+			_ = s.abortCreate(ctx, &children[i], why) // returns why, which is returned once
 		}
 		return forkOutcome{}, why
 	}
-	return s.finishFork(ctx, &parent, ask, rows, forked)
+	return s.finishFork(ctx, &parent, ask, children, forked)
 }
 
-// childRows plans the rows of a fork.
-func (s *Service) childRows(parent *store.Sandbox, ask forkPlan) []store.Sandbox {
-	rows := make([]store.Sandbox, ask.count)
-	now := store.Micros(time.Now())
-	for i := range rows {
+// planChildren returns the records of the children of a fork.
+func (s *Service) planChildren(parent *record, ask forkPlan) []record {
+	children := make([]record, ask.count)
+	at := now()
+	for i := range children {
 		r := *parent
-		r.ID, r.State, r.Owner, r.Parent, r.Tree = string(
-			api.NewSandboxID(),
-		), string(
-			api.Creating,
-		), s.instance, parent.ID, string(
-			ask.tree,
-		)
-		r.Created, r.Changed, r.Active, r.Due, r.Ends = now, now, now, 0, 0
-		r.Snapshot, r.Reason, r.EndReason, r.EndBy, r.Idempotency = "", "", "", "", ""
-		r.GuestIP, r.Tap, r.MAC, r.Generation, r.Phases = "", "", "", 0, "[]"
-		r.Metadata = maps.Clone(map[string]string(parent.Metadata))
+		r.ID, r.State, r.Instance, r.Parent, r.Tree = api.NewSandboxID(), api.Creating, s.instance, parent.ID, ask.tree
+		r.Owner = hostapi.Owner{} // the parent's owner did not ask for this child
+		r.Created, r.Changed, r.Active, r.Due, r.Ends = at, at, at, time.Time{}, time.Time{}
+		r.Snapshot, r.Reason, r.EndReason, r.EndBy, r.IdempotencyKey = "", "", "", "", ""
+		r.GuestIP, r.Tap, r.MAC, r.Generation, r.Phases = "", "", "", 0, nil
+		r.Metadata = maps.Clone(parent.Metadata)
 		delete(r.Metadata, treeKey)
 		r.Metadata = mergeMaps(r.Metadata, ask.metadata)
 		if ask.tree != "" {
@@ -159,54 +156,56 @@ func (s *Service) childRows(parent *store.Sandbox, ask forkPlan) []store.Sandbox
 			r.Persistent = *ask.persistent
 		}
 		if ask.ttl != nil {
-			r.TTLSeconds = *ask.ttl
+			r.TTL = time.Duration(*ask.ttl) * time.Second
 		}
-		rows[i] = r
+		children[i] = r
 	}
-	return rows
+	return children
 }
 
-// childRequests gives what the host is asked for.
-func (s *Service) childRequests(rows []store.Sandbox) []hostapi.Child {
-	out := make([]hostapi.Child, len(rows))
-	for i, r := range rows {
+// childRequests returns what the host is asked for.
+func (s *Service) childRequests(children []record) []hostapi.Child {
+	out := make([]hostapi.Child, len(children))
+	for i := range children {
+		r := &children[i]
 		out[i] = hostapi.Child{
-			ID:         machineID(&r),
-			Hostname:   r.ID,
-			Env:        environment(&r),
-			Files:      injectedFiles(&r),
+			ID:         r.machineID(),
+			Hostname:   string(r.ID),
+			Env:        r.environment(),
+			Files:      r.injectedFiles(),
 			Persistent: r.Persistent,
-			Labels:     s.hostLabels(r.Workspace, r.Injected),
+			Labels:     s.hostLabels(r),
 		}
 	}
 	return out
 }
 
-// finishFork writes which children run and takes back the others.
+// finishFork writes which children run and removes the others.
 func (s *Service) finishFork(
 	ctx context.Context,
-	parent *store.Sandbox,
+	parent *record,
 	ask forkPlan,
-	rows []store.Sandbox,
+	children []record,
 	forked []hostapi.ForkResult,
 ) (forkOutcome, error) {
 	f := forkOutcome{at: time.Now().UTC(), children: []api.Sandbox{}}
 	var first error
-	ids := []string{}
-	for i := range rows {
-		err := errors.New("the host did not answer for this child")
+	ids := []api.SandboxID{}
+	for i := range children {
+		r := &children[i]
+		err := errors.New("the host returned no result for this child")
 		if i < len(forked) {
 			err = forked[i].Err
 		}
 		if err == nil {
-			err = s.markRunning(ctx, &rows[i], forked[i].Machine)
+			err = s.markRunning(ctx, r, forked[i].Machine)
 		}
 		if err == nil {
-			f.children = append(f.children, s.view(&rows[i]))
-			ids = append(ids, rows[i].ID)
+			f.children = append(f.children, s.view(r))
+			ids = append(ids, r.ID)
 			continue
 		}
-		why := api.AsError(s.abortCreate(ctx, &rows[i], hostError(err, "fork", rows[i].ID)))
+		why := api.AsError(s.abortCreate(ctx, r, hostError(err, "fork", string(r.ID))))
 		f.errs = append(f.errs, api.ForkError{Index: i, Err: why.Message, Code: why.Code})
 		if first == nil {
 			first = why
@@ -214,10 +213,10 @@ func (s *Service) finishFork(
 	}
 	ctx, cancel := detached(ctx)
 	defer cancel()
-	s.activity.Touch(parent.ID)
-	if m, err := s.host.Get(ctx, machineID(parent)); err == nil { // how long it stood still is a nicety
-		parent.Pause = m.Pause.Microseconds()
-		f.pauseMS = (parent.Pause + 999) / 1000
+	s.activity.Touch(string(parent.ID))
+	if m, err := s.host.Get(ctx, parent.machineID()); err == nil { // without it, only the pause is not known
+		parent.Pause = m.Pause
+		f.pauseMS = milliseconds(m.Pause)
 	}
 	if len(f.children) == 0 {
 		return f, first
@@ -226,13 +225,13 @@ func (s *Service) finishFork(
 	if ask.tree != "" {
 		events = append(events, newEvent{api.EventForkTree, map[string]any{"tree_id": ask.tree, "children": ids}})
 	}
-	if err := s.setState(ctx, "fork end", parent, api.Status(parent.State), events...); err != nil {
+	if err := s.setState(ctx, "fork end", parent, parent.State, events...); err != nil {
 		s.log.Warn("an event of a fork was not written", "sandbox", parent.ID, "err", err)
 	}
 	return f, nil
 }
 
-// Promote makes a sandbox the winner of its tree. With CleanupSiblings the other children are deleted;
+// Promote makes a sandbox the winner of its fork tree. With CleanupSiblings the other children are deleted;
 // the parent stays.
 func (s *Service) Promote(
 	ctx context.Context,
@@ -244,58 +243,58 @@ func (s *Service) Promote(
 	if err := req.Validate(); err != nil {
 		return api.Promotion{}, err
 	}
-	r, err := s.row(ctx, p, id)
+	r, err := s.find(ctx, p, id)
 	if err != nil {
 		return api.Promotion{}, err
 	}
-	tree := string(req.TreeID)
+	tree := req.TreeID
 	if tree == "" {
 		tree = r.Tree
 	}
 	switch {
 	case tree == "":
-		return api.Promotion{}, api.Errorf(api.Invalid, "tree_id: sandbox %s was not made by fork-tree: there is nothing to promote it over", id).
+		return api.Promotion{}, api.Errorf(api.Invalid,
+			"tree_id: sandbox %s was not made by fork-tree: there is nothing to promote it over", id).
 			With("field", "tree_id")
 	case tree != r.Tree:
-		return api.Promotion{}, api.Errorf(api.Invalid, "tree_id: sandbox %s is not of tree %s: leave it out", id, tree).
-			With("field", "tree_id")
+		return api.Promotion{}, api.Errorf(
+			api.Invalid, "tree_id: sandbox %s is not of tree %s: leave it out", id, tree).With("field", "tree_id")
 	}
-	s.activity.Touch(r.ID)
-	out := api.Promotion{
-		Winner:   id,
-		TreeID:   api.TreeID(tree),
-		Deleted:  []api.SandboxID{},
-		Failures: map[api.SandboxID]string{},
-	}
+	s.activity.Touch(string(r.ID))
+	out := api.Promotion{Winner: id, TreeID: tree, Deleted: []api.SandboxID{}, Failures: map[api.SandboxID]string{}}
 	if req.CleanupSiblings {
-		siblings, err := s.db.Read().Sandboxes(ctx, store.SandboxQuery{Workspace: r.Workspace, Tree: tree})
-		if err != nil {
+		if err := s.deleteSiblings(ctx, p, &r, &out); err != nil {
 			return api.Promotion{}, err
-		}
-		for _, sib := range siblings {
-			if sib.ID == r.ID {
-				continue
-			}
-			s.locks.interrupt(sib.ID, errDeleted)
-			why := endCause{reason: EndedPromotion, by: p.KeyPrefix, message: "sandbox " + r.ID + " won its fork tree"}
-			if err := s.endSandbox(ctx, sib.ID, why, nil); err != nil {
-				out.Failures[api.SandboxID(sib.ID)] = api.AsError(err).Message
-				continue
-			}
-			out.Deleted = append(out.Deleted, api.SandboxID(sib.ID))
 		}
 	}
 	err = s.db.Write(ctx, "promote", func(ctx context.Context, tx *store.Tx) error {
-		return s.appendEvents(
-			ctx,
-			tx,
-			&r,
-			newEvent{api.EventPromoted, map[string]any{"tree_id": tree, "deleted": len(out.Deleted)}},
-		)
+		return s.appendEvents(ctx, tx, &r,
+			newEvent{api.EventPromoted, map[string]any{"tree_id": tree, "deleted": len(out.Deleted)}})
 	})
 	if err != nil {
 		return api.Promotion{}, err
 	}
-	s.changes.notify(r.ID)
+	s.changes.notify(string(r.ID))
 	return out, nil
+}
+
+// deleteSiblings deletes the other children of the winner's fork tree.
+func (s *Service) deleteSiblings(ctx context.Context, p auth.Principal, r *record, out *api.Promotion) error {
+	siblings, err := s.loadAll(ctx, store.SandboxQuery{Workspace: string(r.Workspace), Tree: string(out.TreeID)})
+	if err != nil {
+		return err
+	}
+	why := endCause{reason: EndedPromotion, by: p.KeyPrefix, message: "sandbox " + string(r.ID) + " won its fork tree"}
+	for _, sib := range siblings {
+		if sib.ID == r.ID {
+			continue
+		}
+		s.locks.Interrupt(string(sib.ID), errDeleted)
+		if err := s.endSandbox(ctx, sib.ID, why); err != nil {
+			out.Failures[sib.ID] = api.AsError(err).Message
+			continue
+		}
+		out.Deleted = append(out.Deleted, sib.ID)
+	}
+	return nil
 }

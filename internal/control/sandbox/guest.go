@@ -13,160 +13,148 @@ import (
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
-// acquireReady takes the lock of a sandbox that runs or is paused; a hibernated one is woken first. On success
-// release must be called and the context used for what is done under the lock.
+// acquireReady takes the lock of a sandbox that runs or, with paused, is paused; a hibernated one is woken
+// first. On success release must be called and op used for what is done under the lock.
 func (s *Service) acquireReady(
 	ctx context.Context,
 	p auth.Principal,
 	id api.SandboxID,
 	doing string,
 	paused bool,
-) (r store.Sandbox, op context.Context, release func(), err error) {
-	if _, err := s.row(ctx, p, id); err != nil {
-		return r, nil, nil, err
-	}
-	op, free, err := s.locks.acquire(ctx, string(id))
+) (r record, op context.Context, release func(), err error) {
+	r, op, release, err = s.lock(ctx, p, id)
 	if err != nil {
 		return r, nil, nil, err
 	}
-	defer func() {
-		if err != nil {
-			free()
-		}
-	}()
-	if r, err = s.row(op, p, id); err != nil {
+	s.activity.Touch(string(r.ID))
+	if r.State == api.Hibernated {
+		err = s.runTransition(op, &r, wake)
+	}
+	if err == nil && r.State != api.Running && (r.State != api.Paused || !paused) {
+		err = wrongState(&r, doing)
+	}
+	if err != nil {
+		release()
 		return r, nil, nil, err
 	}
-	s.activity.Touch(r.ID)
-	if api.Status(r.State) == api.Hibernated {
-		if err := s.runTransition(op, &r, wake); err != nil {
-			return r, nil, nil, err
-		}
-	}
-	status := api.Status(r.State)
-	if status != api.Running && (status != api.Paused || !paused) {
-		return r, nil, nil, wrongState(&r, doing)
-	}
-	return r, op, free, nil
+	return r, op, release, nil
 }
 
-// OpenForIngress is Guest for a caller who holds no key but something that this installation made for it, such as the host
-// name of its port. Admit sees the sandbox as it is, and in whose name to act on it, before anything happens: its
-// error, an *api.Error, lets nobody in. not_found for a sandbox that does not live.
+// OpenForIngress is Guest for a caller who holds no key but something that this installation issued, such as
+// the host name of a port. admit is called before anything happens, with the principal to act for and the
+// sandbox; its error, an *api.Error, refuses the caller. The sandbox comes with the guest. not_found for a sandbox that does not live.
 func (s *Service) OpenForIngress(
 	ctx context.Context,
 	id api.SandboxID,
 	admit func(auth.Principal, api.Sandbox) error,
 ) (_ guestapi.Guest, _ api.Sandbox, err error) {
 	defer s.finishVerb("guest", time.Now(), &err)
-	r, err := s.db.Read().Sandbox(ctx, string(id))
+	r, err := s.load(ctx, id)
 	if errors.Is(err, store.ErrNotFound) {
-		return nil, api.Sandbox{}, api.Errorf(api.NotFound, "sandbox %.60q is not there", id)
+		return nil, api.Sandbox{}, api.Errorf(api.NotFound, "sandbox %.60q not found", id)
 	}
 	if err != nil {
 		return nil, api.Sandbox{}, api.AsError(err)
 	}
-	p := auth.Principal{Workspace: api.Workspace(r.Workspace)}
+	p := auth.Principal{Workspace: r.Workspace}
 	if err := admit(p, s.view(&r)); err != nil {
 		return nil, api.Sandbox{}, err
 	}
-	g, r, err := s.openGuestRow(ctx, p, r)
+	g, r, err := s.openGuest(ctx, p, r)
 	if err != nil {
 		return nil, api.Sandbox{}, err
 	}
 	return g, s.view(&r), nil
 }
 
-// Guest is the inside of a sandbox. A hibernated one is woken first, one under way is waited for, a
-// paused or failed one answers wrong_state. What is done through it counts as use, and its open
-// processes, readers, watchers and connections keep the sandbox from being idle until they are closed.
-// Its errors are the guest's, to be compared with guestapi's sentinels; after ErrLost ask for it again.
+// Guest returns access to the inside of a sandbox. A hibernated sandbox is woken first, an operation under way is
+// waited for, a paused or failed sandbox is wrong_state. What is done through the guest counts as use; open
+// processes, readers, watchers and connections keep the sandbox from being idle until they are closed. Errors of the
+// guest are guestapi's, to be compared with its sentinels; after guestapi.ErrLost call Guest again.
 func (s *Service) Guest(ctx context.Context, p auth.Principal, id api.SandboxID) (_ guestapi.Guest, err error) {
-	defer s.finishVerb("guest", time.Now(), &err)
-	g, _, err := s.openGuest(ctx, p, id)
+	g, _, err := s.guestAndRecord(ctx, p, id)
 	return g, err
 }
 
-// GuestAndSandbox is Guest, and the sandbox as Get shows it, from one look at the store.
+// GuestAndSandbox is Guest and Get in one read of the store.
 func (s *Service) GuestAndSandbox(
 	ctx context.Context,
 	p auth.Principal,
 	id api.SandboxID,
-) (_ guestapi.Guest, _ api.Sandbox, err error) {
-	defer s.finishVerb("guest", time.Now(), &err)
-	g, r, err := s.openGuest(ctx, p, id)
+) (guestapi.Guest, api.Sandbox, error) {
+	g, r, err := s.guestAndRecord(ctx, p, id)
 	if err != nil {
 		return nil, api.Sandbox{}, err
 	}
 	return g, s.view(&r), nil
 }
 
-func (s *Service) openGuest(
+func (s *Service) guestAndRecord(
 	ctx context.Context,
 	p auth.Principal,
 	id api.SandboxID,
-) (guestapi.Guest, store.Sandbox, error) {
-	r, err := s.row(ctx, p, id)
-	if err != nil {
+) (_ guestapi.Guest, r record, err error) {
+	defer s.finishVerb("guest", time.Now(), &err)
+	if r, err = s.find(ctx, p, id); err != nil {
 		return nil, r, err
 	}
-	return s.openGuestRow(ctx, p, r)
+	return s.openGuest(ctx, p, r)
 }
 
-// openGuestRow is enter of a sandbox whose row was just read.
-func (s *Service) openGuestRow(
-	ctx context.Context,
-	p auth.Principal,
-	r store.Sandbox,
-) (guestapi.Guest, store.Sandbox, error) {
-	s.activity.Touch(r.ID)
-	if api.Status(r.State) == api.Running { // the common way needs no lock
-		g, err := s.host.Guest(ctx, machineID(&r))
+// openGuest opens the guest of a sandbox that was just read.
+func (s *Service) openGuest(ctx context.Context, p auth.Principal, r record) (guestapi.Guest, record, error) {
+	s.activity.Touch(string(r.ID))
+	if r.State == api.Running { // the common case needs no lock
+		g, err := s.host.Guest(ctx, r.machineID())
 		if err == nil {
 			return s.wrapGuest(g, &r), r, nil
 		}
 		if !errors.Is(err, hostapi.ErrWrongState) && !errors.Is(err, hostapi.ErrNotFound) {
-			return nil, r, hostError(err, "reach", r.ID)
+			return nil, r, hostError(err, "reach", string(r.ID))
 		}
 	}
-	r, ctx, release, err := s.acquireReady(ctx, p, api.SandboxID(r.ID), "use", false)
+	r, ctx, release, err := s.acquireReady(ctx, p, r.ID, "use", false)
 	if err != nil {
 		return nil, r, err
 	}
 	defer release()
-	g, err := s.host.Guest(ctx, machineID(&r))
+	g, err := s.host.Guest(ctx, r.machineID())
 	if err != nil {
 		return nil, r, s.operationFailed(ctx, &r, err, "reach")
 	}
 	return s.wrapGuest(g, &r), r, nil
 }
 
-func (s *Service) wrapGuest(g guestapi.Guest, r *store.Sandbox) guestapi.Guest {
-	return s.activity.Guest(r.ID, activity.WithDefaults(g, r.User, r.Workdir))
+// wrapGuest makes a guest use the sandbox's user and directory, and count as use.
+func (s *Service) wrapGuest(g guestapi.Guest, r *record) guestapi.Guest {
+	return s.activity.Guest(string(r.ID), activity.WithDefaults(g, r.User, r.Workdir))
 }
 
-// guestTimeout bounds how long a guest is waited for when its answer is a nicety.
+// guestTimeout limits the wait for a guest's reply that the result can do without.
 const guestTimeout = 2 * time.Second
 
-// Usage is what a sandbox takes now. It does not count as use and wakes nothing.
+// errGuestSilent is the cause with which such a wait ends.
+var errGuestSilent = errors.New("the guest did not reply in time")
+
+// Usage returns what a sandbox takes now. It does not count as use and wakes nothing.
 func (s *Service) Usage(ctx context.Context, p auth.Principal, id api.SandboxID) (_ api.Usage, err error) {
 	defer s.finishVerb("usage", time.Now(), &err)
-	r, err := s.row(ctx, p, id)
+	r, err := s.find(ctx, p, id)
 	if err != nil {
 		return api.Usage{}, err
 	}
-	switch api.Status(r.State) {
+	switch r.State {
 	case api.Running, api.Paused:
 	case api.Creating, api.Hibernating, api.Hibernated, api.Waking, api.Stopping, api.Deleted, api.Failed:
-		return api.Usage{}, nil // at rest it takes nothing but disk
+		return api.Usage{}, nil // without a process it takes only disk space
 	}
-	u, err := s.host.Usage(ctx, machineID(&r))
+	u, err := s.host.Usage(ctx, r.machineID())
 	if err != nil {
-		return api.Usage{}, hostError(err, "measure", r.ID)
+		return api.Usage{}, hostError(err, "measure", string(r.ID))
 	}
 	out := viewUsage(u)
-	if api.Status(r.State) == api.Running {
-		out.Guest = s.guestStats(ctx, &r)
+	if r.State == api.Running {
+		out.Guest = s.guestStats(ctx, r.machineID(), guestTimeout)
 	}
 	return out, nil
 }
@@ -184,11 +172,11 @@ func viewUsage(u hostapi.Usage) api.Usage {
 	}
 }
 
-// guestStats asks a guest about itself, nil if it does not answer soon.
-func (s *Service) guestStats(ctx context.Context, r *store.Sandbox) *api.GuestStats {
-	ctx, cancel := context.WithTimeoutCause(ctx, guestTimeout, errors.New("the guest did not answer in time"))
+// guestStats asks a guest for its statistics. It returns nil if the guest does not reply in time.
+func (s *Service) guestStats(ctx context.Context, id hostapi.MachineID, limit time.Duration) *api.GuestStats {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, errGuestSilent)
 	defer cancel()
-	g, err := s.host.Guest(ctx, machineID(r))
+	g, err := s.host.Guest(ctx, id)
 	if err != nil {
 		return nil
 	}
@@ -196,7 +184,18 @@ func (s *Service) guestStats(ctx context.Context, r *store.Sandbox) *api.GuestSt
 	if err != nil {
 		return nil
 	}
-	return &api.GuestStats{MemTotalBytes: st.MemTotal, MemAvailableBytes: st.MemAvailable, MemCachedBytes: st.MemCached,
-		DiskTotalBytes: st.DiskTotal, DiskUsedBytes: st.DiskUsed, CPUs: st.CPUs, CPUBusySeconds: st.CPUBusy.Seconds(),
-		Load1: st.Load1, UptimeSeconds: st.Uptime.Seconds(), Processes: st.Processes, NetRxBytes: st.NetRx, NetTxBytes: st.NetTx}
+	return &api.GuestStats{
+		MemTotalBytes:     st.MemTotal,
+		MemAvailableBytes: st.MemAvailable,
+		MemCachedBytes:    st.MemCached,
+		DiskTotalBytes:    st.DiskTotal,
+		DiskUsedBytes:     st.DiskUsed,
+		CPUs:              st.CPUs,
+		CPUBusySeconds:    st.CPUBusy.Seconds(),
+		Load1:             st.Load1,
+		UptimeSeconds:     st.Uptime.Seconds(),
+		Processes:         st.Processes,
+		NetRxBytes:        st.NetRx,
+		NetTxBytes:        st.NetTx,
+	}
 }

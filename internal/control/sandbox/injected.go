@@ -5,47 +5,53 @@ import (
 	"strings"
 
 	"github.com/pandastack/pandastack/api"
-	"github.com/pandastack/pandastack/internal/control/store"
 )
 
-// Variables by which programs in a sandbox find out where they are. They are of one sandbox: its children and what is
-// made from its snapshots have their own.
+// Variables by which programs in a sandbox find out where they run. Each sandbox has its own values: its children and
+// sandboxes made from its snapshots have others.
 const (
 	idVariable       = "PANDASTACK_SANDBOX_ID"
 	templateVariable = "PANDASTACK_TEMPLATE"
 )
 
-// injectedLabel is under which label a snapshot carries surroundings to other hosts.
-const injectedLabel = "surroundings"
-
-// setInjected puts into a row what a face promises to programs in its sandbox.
-func setInjected(r *store.Sandbox, in *api.Injected) error {
-	if in == nil {
+// decodeInjected reads variables and files to inject. A text that cannot be read injects nothing.
+func decodeInjected(text string) *api.Injected {
+	var in *api.Injected
+	if text == "" || json.Unmarshal([]byte(text), &in) != nil {
 		return nil
-	}
-	data, err := json.Marshal(in)
-	r.Injected = string(data)
-	return err
-}
-
-// injected gives what was promised, with the sandbox's own id put in. A row that cannot be read promises nothing.
-func injected(r *store.Sandbox) api.Injected {
-	var in api.Injected
-	if r.Injected == "" || json.Unmarshal([]byte(r.Injected), &in) != nil {
-		return api.Injected{}
-	}
-	for _, m := range []map[string]string{in.Env, in.Files} {
-		for name, value := range m {
-			m[name] = strings.ReplaceAll(value, api.SandboxIDPlaceholder, r.ID)
-		}
 	}
 	return in
 }
 
-// environment is what processes of a sandbox begin with besides what its template says.
-func environment(r *store.Sandbox) map[string]string {
-	return mergeMaps(r.Env, injected(r).Env, map[string]string{idVariable: r.ID, templateVariable: r.Template})
+func encodeInjected(in *api.Injected) string {
+	if in == nil {
+		return ""
+	}
+	return encodeJSON(in)
 }
 
-// injectedFiles are small files that a sandbox finds at every start, by path.
-func injectedFiles(r *store.Sandbox) map[string]string { return injected(r).Files }
+// inject returns values with the sandbox's id in the place of the placeholder.
+func (r *record) inject(values map[string]string) map[string]string {
+	out := make(map[string]string, len(values))
+	for name, value := range values {
+		out[name] = strings.ReplaceAll(value, api.SandboxIDPlaceholder, string(r.ID))
+	}
+	return out
+}
+
+// environment returns the variables that processes of a sandbox start with, in addition to the template's.
+func (r *record) environment() map[string]string {
+	var injected map[string]string
+	if r.Injected != nil {
+		injected = r.inject(r.Injected.Env)
+	}
+	return mergeMaps(r.Env, injected, map[string]string{idVariable: string(r.ID), templateVariable: r.Template})
+}
+
+// injectedFiles returns the small files that a sandbox has at every start, by path.
+func (r *record) injectedFiles() map[string]string {
+	if r.Injected == nil || len(r.Injected.Files) == 0 {
+		return nil
+	}
+	return r.inject(r.Injected.Files)
+}

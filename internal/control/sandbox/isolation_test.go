@@ -105,7 +105,7 @@ var calls = []call{
 	{"Touch", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		return w.Touch(ctx, who, id)
 	}},
-	{"Enter", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+	{"GuestAndSandbox", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		_, _, err := w.GuestAndSandbox(ctx, who, id)
 		return err
 	}},
@@ -141,19 +141,19 @@ var calls = []call{
 	}},
 }
 
-// unowned are the methods that name nobody's sandbox or snapshot, Visit, which asks whether to let in (TestVisit), and those
+// unowned are the methods that name nobody's sandbox or snapshot, OpenForIngress, which asks whether to admit the caller (TestOpenForIngress), and those
 // whose ids mean something in the caller's own part of the object store only; see TestPullOfAnothers.
 var unowned = map[string]bool{
-	"PullSnapshot": true,
-	"DeletePushed": true,
-	"Visit":        true,
-	"Run":          true,
-	"Reap":         true,
-	"Reconcile":    true,
-	"List":         true,
-	"Snapshots":    true,
-	"Counts":       true,
-	"Capacity":     true,
+	"PullSnapshot":   true,
+	"DeletePushed":   true,
+	"OpenForIngress": true,
+	"Run":            true,
+	"Reap":           true,
+	"Reconcile":      true,
+	"List":           true,
+	"Snapshots":      true,
+	"Counts":         true,
+	"Capacity":       true,
 }
 
 func TestEveryVerbIsInTheTable(t *testing.T) {

@@ -2,37 +2,15 @@ package sandbox
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
-	"github.com/pandastack/pandastack/internal/control/store"
 )
 
-// limitsLabel is under which label a snapshot carries the limits of its sandbox to other hosts.
-const limitsLabel = "limits"
-
-// limitsOf gives the limits that are written in a row; a text that cannot be read is none.
-func limitsOf(text string) (l hostapi.Limits) {
-	if text == "" || json.Unmarshal([]byte(text), &l) != nil {
-		return hostapi.Limits{}
-	}
-	return l
-}
-
-// viewLimits are limitsOf for users, nil when there are none.
-func viewLimits(text string) *api.Limits {
-	l := api.Limits(limitsOf(text))
-	if l.IsZero() {
-		return nil
-	}
-	return &l
-}
-
-// applyLimits puts into a row the limits that were asked for and, where nothing was, those of what the sandbox is made of.
-// Of the latter a host that has become stricter takes its own.
-func (s *Service) applyLimits(ctx context.Context, r *store.Sandbox, asked *api.Limits, from hostapi.Limits) error {
+// applyLimits sets the limits that were asked for and, where none were, those of what the sandbox is made from.
+// Inherited limits that are wider than the host's are dropped, so that the host's apply.
+func (s *Service) applyLimits(ctx context.Context, r *record, asked *api.Limits, from hostapi.Limits) error {
 	if asked == nil && from == (hostapi.Limits{}) {
 		return nil
 	}
@@ -45,13 +23,8 @@ func (s *Service) applyLimits(ctx context.Context, r *store.Sandbox, asked *api.
 	if err := own.Check(host); err != nil {
 		return limitError(err)
 	}
-	own = own.WithDefaults(from.DropAbove(host))
-	if own == (hostapi.Limits{}) {
-		return nil
-	}
-	data, err := json.Marshal(own)
-	r.Limits = string(data)
-	return err
+	r.Limits = own.WithDefaults(from.DropAbove(host))
+	return nil
 }
 
 func limitError(err error) error {

@@ -14,26 +14,26 @@ import (
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
-// maxPage bounds a page that was asked for with a limit.
+// maxPage limits the length of a page.
 const maxPage = 1000
 
-// Get answers one sandbox. One that ended answers not_found with when, why and by whom in message and
-// details. It does not count as use.
+// Get returns one sandbox. For a sandbox that ended it returns not_found, and message and details say when,
+// why and by whom it was ended. Get does not count as use.
 func (s *Service) Get(ctx context.Context, p auth.Principal, id api.SandboxID) (_ api.Sandbox, err error) {
 	defer s.finishVerb("get", time.Now(), &err)
-	r, err := s.row(ctx, p, id)
+	r, err := s.find(ctx, p, id)
 	if err != nil {
 		return api.Sandbox{}, err
 	}
 	return s.view(&r), nil
 }
 
-// List answers the sandboxes that f selects, newest first unless it says otherwise: all of them, or a page if f has a limit, of
-// at most 1000.
+// List returns the sandboxes that f selects, newest first unless f asks for the oldest: all of them or, if f
+// has a limit, a page of at most 1000.
 func (s *Service) List(ctx context.Context, p auth.Principal, f api.SandboxFilter) (_ Page, err error) {
 	defer s.finishVerb("list", time.Now(), &err)
 	if p.Workspace == "" {
-		return Page{}, api.Errorf(api.Unauthenticated, "the caller has no workspace")
+		return Page{}, errNoWorkspace()
 	}
 	q := store.SandboxQuery{
 		Workspace: string(p.Workspace),
@@ -42,7 +42,7 @@ func (s *Service) List(ctx context.Context, p auth.Principal, f api.SandboxFilte
 		Oldest:    f.Oldest,
 	}
 	if !f.Since.IsZero() {
-		q.Since = max(store.Micros(f.Since), 1) // 0 would be no bound
+		q.Since = max(store.Micros(f.Since), 1) // 0 would be no limit
 	}
 	for _, status := range f.Statuses {
 		if !status.Valid() {
@@ -52,11 +52,11 @@ func (s *Service) List(ctx context.Context, p auth.Principal, f api.SandboxFilte
 		q.States = append(q.States, string(status))
 	}
 	if strings.ContainsRune(fmt.Sprint(f.Template, f.Metadata), 0) {
-		return Page{}, api.Errorf(api.Invalid, "metadata: a filter holds a zero byte").With("field", "metadata")
+		return Page{}, api.Errorf(api.Invalid, "metadata: a filter contains a zero byte").With("field", "metadata")
 	}
 	if f.Template != "" {
 		if t, err := s.templates.Resolve(ctx, p, f.Template); err == nil {
-			q.Template = t.Name // a name that nobody has selects nothing
+			q.Template = t.Name // an unknown name selects nothing
 		}
 	}
 	limit, err := pageOf(f.Limit, f.Cursor, &q.BeforeCreated, &q.BeforeID)
@@ -76,17 +76,18 @@ func (s *Service) List(ctx context.Context, p auth.Principal, f api.SandboxFilte
 			page.Next = cursor(rows[i-1].Created, rows[i-1].ID)
 			break
 		}
-		page.Sandboxes = append(page.Sandboxes, s.view(&rows[i]))
+		r := newRecord(&rows[i])
+		page.Sandboxes = append(page.Sandboxes, s.view(&r))
 	}
 	return page, nil
 }
 
-// cursor names a place in a list: behind the item of that time and id.
+// cursor returns the cursor of a position in a list: after the item of that time and id.
 func cursor(created int64, id string) string {
 	return base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, "%d.%s", created, id))
 }
 
-// pageOf checks limit and cursor and sets where the page begins.
+// pageOf checks limit and cursor and sets where the page starts.
 func pageOf(limit int, text string, created *int64, id *string) (int, error) {
 	if limit < 0 || limit > maxPage {
 		return 0, api.Errorf(api.Invalid, "limit: %d is out of range: use 1 to %d, or leave it out", limit, maxPage).
@@ -95,7 +96,7 @@ func pageOf(limit int, text string, created *int64, id *string) (int, error) {
 	if text == "" {
 		return limit, nil
 	}
-	bad := api.Errorf(api.Invalid, "cursor: it is not one that this server gave: begin without").With("field", "cursor")
+	bad := api.Errorf(api.Invalid, "cursor: it was not issued by this server: start without a cursor").With("field", "cursor")
 	data, err := base64.RawURLEncoding.DecodeString(text)
 	if err != nil {
 		return 0, bad
@@ -111,7 +112,7 @@ func pageOf(limit int, text string, created *int64, id *string) (int, error) {
 	return limit, nil
 }
 
-// Counts tells how many sandboxes there are in each state, of all workspaces.
+// Counts returns the number of sandboxes in each state, of all workspaces.
 func (s *Service) Counts(ctx context.Context) (_ map[api.Status]int, err error) {
 	defer s.finishVerb("counts", time.Now(), &err)
 	rows, err := s.db.Read().CountStates(ctx)
@@ -125,7 +126,7 @@ func (s *Service) Counts(ctx context.Context) (_ map[api.Status]int, err error) 
 	return counts, nil
 }
 
-// Capacity is what the host has and has promised.
+// Capacity returns what the host has and what of it is in use.
 func (s *Service) Capacity(ctx context.Context) (_ api.Capacity, err error) {
 	defer s.finishVerb("capacity", time.Now(), &err)
 	c, err := s.host.Capacity(ctx)

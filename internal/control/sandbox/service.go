@@ -3,7 +3,6 @@ package sandbox
 import (
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"log/slog"
 	"maps"
@@ -15,56 +14,60 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/sandbox/activity"
+	"github.com/pandastack/pandastack/internal/control/sandbox/keylock"
 	"github.com/pandastack/pandastack/internal/control/store"
+	"github.com/pandastack/pandastack/internal/lib/config"
 )
 
-// Config is what may be chosen. Defaults gives one that works.
+// Config holds the settings of a Service. Defaults returns a configuration that works.
 type Config struct {
 	DefaultTemplate      string
-	DefaultTTL           time.Duration // idle time until deletion when a request does not say; 0: never
+	DefaultTTL           time.Duration // idle time until deletion if a request names none; 0: never
 	HibernatedTTL        time.Duration // until a hibernated sandbox that is not persistent is deleted; 0: never
 	IdleHibernate        time.Duration // idle time until a persistent sandbox is hibernated; 0: never
-	MaxSandboxes         int           // of one workspace, unless it has its own bound; 0: no bound
+	MaxSandboxes         int           // per workspace, unless the workspace has its own limit; 0: no limit
 	MaxFork              int           // children of one fork
-	TombstoneRetention   time.Duration // how long after a sandbox's end it is known why, with its logs and events
+	TombstoneRetention   time.Duration // how long a tombstone is kept, with its logs and events
 	IdempotencyRetention time.Duration // how long an idempotency key is known
 	AuditRetention       time.Duration
 	MaxEvents            int           // of one sandbox
-	ReapInterval         time.Duration // between looks for sandboxes whose time has come
-	FlushInterval        time.Duration // between writes of when sandboxes were used last
+	ReapInterval         time.Duration // between searches for sandboxes that are due
+	FlushInterval        time.Duration // between writes of last uses
 	ReconcileInterval    time.Duration // between comparisons of store and host
-	OrphanGrace          time.Duration // a machine or snapshot that nobody owns is left alone so long
-	ForeignOwnerGrace    time.Duration // an operation of another process on a shared store is left alone so long
+	OrphanGrace          time.Duration // how long a machine or snapshot without a record is left alone
+	ForeignOwnerGrace    time.Duration // how long an operation of another process on a shared store is left alone
 }
 
-// Defaults is the configuration of a node that was not told otherwise.
+// Defaults returns the configuration of a node without settings of its own.
 func Defaults() Config {
+	set := config.Default().Sandbox
 	return Config{
-		DefaultTemplate: "base", DefaultTTL: 300 * time.Second, MaxSandboxes: 1000, MaxFork: 16,
-		TombstoneRetention: 72 * time.Hour, IdempotencyRetention: 24 * time.Hour, AuditRetention: 30 * 24 * time.Hour, MaxEvents: 1000,
-		ReapInterval: time.Second, FlushInterval: 5 * time.Second, ReconcileInterval: 30 * time.Second,
+		DefaultTemplate: set.Template, DefaultTTL: set.TTL, IdleHibernate: set.IdleHibernate,
+		MaxSandboxes: set.Max, MaxFork: 16, TombstoneRetention: set.KeepEndings,
+		IdempotencyRetention: 24 * time.Hour, AuditRetention: 30 * 24 * time.Hour,
+		MaxEvents: 1000, ReapInterval: time.Second, FlushInterval: 5 * time.Second, ReconcileInterval: 30 * time.Second,
 		OrphanGrace: time.Minute, ForeignOwnerGrace: 10 * time.Minute,
 	}
 }
 
-// Templates finds templates by what users call them.
+// Templates finds templates by the names that users call them.
 type Templates interface {
-	// Resolve answers a template that a caller may use by name or alias; not_found as *api.Error.
+	// Resolve returns a template that a caller may use, by name or alias; not_found as *api.Error.
 	Resolve(ctx context.Context, p auth.Principal, name string) (api.Template, error)
 }
 
-// Deps are the components a Service stands on. All but Observe are required.
+// Deps are the components that a Service works with. All but Observe are required.
 type Deps struct {
 	Store     *store.DB
 	Host      hostapi.Host
 	Templates Templates
 	Log       *slog.Logger
-	// Observe is told the end of every verb: its name, its code ("" for well) and how long it took. It
-	// must not block.
+	// Observe is called at the end of every verb with its name, its error code ("" for success) and its
+	// duration. It must not block.
 	Observe func(verb string, code api.Code, took time.Duration)
 }
 
-// Service is every verb on sandboxes. See the package comment.
+// Service implements every verb on sandboxes. See the package comment.
 type Service struct {
 	cfg       Config
 	db        *store.DB
@@ -74,7 +77,7 @@ type Service struct {
 	observe   func(verb string, code api.Code, took time.Duration)
 	instance  string // this process, as the owner of operations
 
-	locks    locks
+	locks    keylock.Locks
 	activity activity.Tracker
 	changes  hub
 
@@ -83,15 +86,14 @@ type Service struct {
 	capacityAt time.Time
 }
 
-// New makes a service; it touches neither store nor host.
+// New returns a service. It touches neither store nor host.
 func New(cfg Config, deps Deps) (*Service, error) {
 	if deps.Store == nil || deps.Host == nil || deps.Templates == nil || deps.Log == nil {
 		return nil, errors.New("sandbox: store, host, templates and log are required")
 	}
-	if cfg.ReapInterval <= 0 || cfg.FlushInterval <= 0 || cfg.ReconcileInterval <= 0 || cfg.MaxFork <= 0 || cfg.MaxEvents <= 0 {
-		return nil, errors.New(
-			"sandbox: tick, flush, compare, max fork and keep events must be above zero; begin with Defaults",
-		)
+	if cfg.ReapInterval <= 0 || cfg.FlushInterval <= 0 || cfg.ReconcileInterval <= 0 || cfg.MaxFork <= 0 ||
+		cfg.MaxEvents <= 0 {
+		return nil, errors.New("sandbox: the intervals, MaxFork and MaxEvents must be above zero: start from Defaults")
 	}
 	s := &Service{cfg: cfg, db: deps.Store, host: deps.Host, templates: deps.Templates, log: deps.Log,
 		observe: deps.Observe, instance: strings.ToLower(rand.Text())}
@@ -101,7 +103,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	return s, nil
 }
 
-// finishVerb is deferred at the top of a verb: it makes every error an *api.Error and tells Observe.
+// finishVerb is deferred at the top of a verb. It makes every error an *api.Error and calls Observe.
 func (s *Service) finishVerb(verb string, began time.Time, err *error) {
 	var code api.Code
 	if *err != nil {
@@ -114,67 +116,104 @@ func (s *Service) finishVerb(verb string, began time.Time, err *error) {
 		switch code {
 		case api.Internal:
 			s.log.Error("verb failed", "verb", verb, "err", why)
-		case api.NoCapacity, api.NoSpace: // the numbers are the operator's, not the caller's
-			s.log.Warn("no room", "verb", verb, "err", why)
+		case api.NoCapacity, api.NoSpace: // the numbers are for the operator, not for the caller
+			s.log.Warn("not enough room", "verb", verb, "err", why)
 		}
 	}
 	s.observe(verb, code, time.Since(began))
 }
 
-// row reads a sandbox that the caller owns.
-func (s *Service) row(ctx context.Context, p auth.Principal, id api.SandboxID) (store.Sandbox, error) {
-	if p.Workspace == "" {
-		return store.Sandbox{}, api.Errorf(api.Unauthenticated, "the caller has no workspace")
+// errNoWorkspace refuses a caller whose key belongs to no workspace.
+func errNoWorkspace() error { return api.Errorf(api.Unauthenticated, "the caller has no workspace") }
+
+// load reads a sandbox; store.ErrNotFound if it does not live.
+func (s *Service) load(ctx context.Context, id api.SandboxID) (record, error) {
+	row, err := s.db.Read().Sandbox(ctx, string(id))
+	if err != nil {
+		return record{}, err
 	}
-	r, err := s.db.Read().Sandbox(ctx, string(id))
+	return newRecord(&row), nil
+}
+
+// loadAll reads the sandboxes that q selects.
+func (s *Service) loadAll(ctx context.Context, q store.SandboxQuery) ([]record, error) {
+	rows, err := s.db.Read().Sandboxes(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]record, len(rows))
+	for i := range rows {
+		all[i] = newRecord(&rows[i])
+	}
+	return all, nil
+}
+
+// find reads a sandbox of the caller's workspace.
+func (s *Service) find(ctx context.Context, p auth.Principal, id api.SandboxID) (record, error) {
+	if p.Workspace == "" {
+		return record{}, errNoWorkspace()
+	}
+	r, err := s.load(ctx, id)
 	switch {
 	case errors.Is(err, store.ErrNotFound):
 		return r, s.endedError(ctx, p, id)
 	case err != nil:
 		return r, err
-	case r.Workspace != string(p.Workspace):
-		return store.Sandbox{}, notFound(id)
+	case r.Workspace != p.Workspace:
+		return record{}, notFound(id)
 	}
 	return r, nil
 }
 
-// detached gives a context for what must be finished although the caller left.
-func detached(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(
-		context.WithoutCancel(ctx),
-		2*time.Minute,
-		errors.New("finishing an operation took too long"),
-	)
+// lock takes the lock of a sandbox of the caller's workspace and reads it under the lock. The context ends
+// with the operation's; release must be called once.
+func (s *Service) lock(
+	ctx context.Context,
+	p auth.Principal,
+	id api.SandboxID,
+) (r record, op context.Context, release func(), err error) {
+	if _, err := s.find(ctx, p, id); err != nil {
+		return r, nil, nil, err
+	}
+	op, release, err = s.locks.Acquire(ctx, string(id))
+	if err != nil {
+		return r, nil, nil, err
+	}
+	if r, err = s.find(op, p, id); err != nil {
+		release()
+		return r, nil, nil, err
+	}
+	return r, op, release, nil
 }
 
-// newEvent is an event to be.
+// detached returns a context for work that must be finished although the caller has left.
+func detached(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(
+		context.WithoutCancel(ctx), 2*time.Minute, errors.New("finishing an operation took too long"))
+}
+
+// newEvent is an event that has not been written yet.
 type newEvent struct {
 	kind    string
 	payload map[string]any
 }
 
 // appendEvents writes events of a sandbox.
-func (s *Service) appendEvents(ctx context.Context, tx *store.Tx, r *store.Sandbox, all ...newEvent) error {
+func (s *Service) appendEvents(ctx context.Context, tx *store.Tx, r *record, all ...newEvent) error {
 	for _, o := range all {
-		payload := []byte("{}")
+		payload := "{}"
 		if len(o.payload) > 0 {
-			var err error
-			if payload, err = json.Marshal(o.payload); err != nil {
-				return err
+			if payload = encodeJSON(o.payload); payload == "" {
+				return errors.New("event " + o.kind + ": its payload cannot be encoded as JSON")
 			}
 		}
-		e := &store.Event{
-			Sandbox:   r.ID,
-			Workspace: r.Workspace,
-			At:        store.Micros(time.Now()),
-			Type:      o.kind,
-			Payload:   string(payload),
-		}
+		e := &store.Event{Sandbox: string(r.ID), Workspace: string(r.Workspace), At: store.Micros(time.Now()),
+			Type: o.kind, Payload: payload}
 		if err := tx.AppendEvent(ctx, e); err != nil {
 			return err
 		}
 		if keep := int64(s.cfg.MaxEvents); e.Seq > keep && e.Seq%100 == 0 {
-			if err := tx.TrimEvents(ctx, r.ID, e.Seq, keep); err != nil {
+			if err := tx.TrimEvents(ctx, e.Sandbox, e.Seq, keep); err != nil {
 				return err
 			}
 		}
@@ -182,22 +221,21 @@ func (s *Service) appendEvents(ctx context.Context, tx *store.Tx, r *store.Sandb
 	return nil
 }
 
-// setState moves a sandbox to the next state and writes the row, with events. The lock of r is held. When
-// the write fails r is as it was.
-func (s *Service) setState(ctx context.Context, op string, r *store.Sandbox, to api.Status, events ...newEvent) error {
+// setState moves a sandbox to the next state and writes the record, with events. The lock of r is held. If
+// the write fails, r is unchanged.
+func (s *Service) setState(ctx context.Context, op string, r *record, to api.Status, events ...newEvent) error {
 	was := *r
-	if from := api.Status(r.State); from != to && !canReach(from, to) {
-		return api.Errorf(api.Internal, "sandbox %s cannot go from %s to %s", r.ID, from, to)
+	if r.State != to && !canReach(r.State, to) {
+		return api.Errorf(api.Internal, "sandbox %s cannot go from %s to %s", r.ID, r.State, to)
 	}
-	now := time.Now()
-	if r.State != string(to) {
-		r.Changed = store.Micros(now)
+	if r.State != to {
+		r.Changed = now()
 	}
-	r.State, r.Owner = string(to), s.instance
-	r.Active = s.active(r)
+	r.State, r.Instance = to, s.instance
+	r.Active = s.lastUse(r)
 	r.Due = s.due(r)
 	err := s.db.Write(ctx, op, func(ctx context.Context, tx *store.Tx) error {
-		if err := tx.UpdateSandbox(ctx, r, was.State); err != nil {
+		if err := tx.UpdateSandbox(ctx, r.row(), string(was.State)); err != nil {
 			return err
 		}
 		return s.appendEvents(ctx, tx, r, events...)
@@ -205,16 +243,16 @@ func (s *Service) setState(ctx context.Context, op string, r *store.Sandbox, to 
 	if err != nil {
 		*r = was
 		if errors.Is(err, store.ErrNotFound) { // another process on the same store was faster
-			return api.Wrap(api.Conflict, err, "sandbox "+r.ID+" changed meanwhile: look at it again")
+			return api.Wrap(api.Conflict, err, "sandbox "+string(r.ID)+" has changed in the meantime: get it again")
 		}
 		return err
 	}
-	s.changes.notify(r.ID)
+	s.changes.notify(string(r.ID))
 	return nil
 }
 
-// canReach tells whether the table leads from one state to another in at most two moves: what a host did
-// by itself is seen only when it is done.
+// canReach reports whether at most two transitions lead from one state to another: a change that the host
+// made by itself is seen only when it is complete.
 func canReach(from, to api.Status) bool {
 	if from.CanBecome(to) {
 		return true
@@ -227,77 +265,14 @@ func canReach(from, to api.Status) bool {
 	return false
 }
 
-// applyMachine puts what a host says of a machine into a row.
-func applyMachine(r *store.Sandbox, m hostapi.Machine) {
-	r.VCPUs, r.MemoryMiB, r.DiskMiB, r.DataDisks = m.VCPUs, m.MemoryMiB, m.DiskMiB, encodeDisks(m.Disks)
-	r.GuestIP, r.Tap, r.MAC = m.GuestIP, m.Tap, m.MAC
-	r.Generation = int64(m.Generation)
-	r.BootMode, r.Boot, r.Pause = string(m.BootMode), m.Boot.Microseconds(), m.Pause.Microseconds()
-	phases := make([]api.Phase, 0, len(m.Phases))
-	for _, ph := range m.Phases {
-		phases = append(phases, api.Phase{Name: ph.Name, TookMS: float64(ph.Took.Microseconds()) / 1000})
-	}
-	data, err := json.Marshal(phases)
-	if err != nil {
-		data = []byte("[]") // only a number that JSON cannot have; phases are a hint
-	}
-	r.Phases = string(data)
-}
-
-// redacted stands for the value of a metadata key that may be written but not read.
-const redacted = "[redacted]"
-
-// visibleMetadata gives metadata as users may read it.
-func visibleMetadata(m map[string]string) map[string]string {
-	out := make(map[string]string, len(m))
-	for k, v := range m {
-		if strings.HasPrefix(k, "secret.") {
-			v = redacted
-		}
-		out[k] = v
-	}
-	return out
-}
-
-// view gives a row as users see it.
-func (s *Service) view(r *store.Sandbox) api.Sandbox {
-	var phases []api.Phase
-	if err := json.Unmarshal([]byte(r.Phases), &phases); err != nil {
-		phases = nil // a hint
-	}
-	facts := s.hostCapacity()
-	out := api.Sandbox{
-		ID: api.SandboxID(
-			r.ID,
-		), Template: r.Template, CPU: r.VCPUs, MemoryMB: r.MemoryMiB, DiskMB: r.DiskMiB, DataDisks: viewDisks(r),
-		Status: api.Status(r.State), GuestIP: r.GuestIP, HostTap: r.Tap, MAC: r.MAC, Metadata: visibleMetadata(r.Metadata),
-		FromSnapshot: api.SnapshotID(r.Snapshot), BootMS: (r.Boot + 999) / 1000, BootMode: r.BootMode,
-		CreatedAt: store.Time(r.Created), Workspace: api.Workspace(r.Workspace), Persistent: r.Persistent,
-		TTLSeconds: r.TTLSeconds, IdleSeconds: int64(s.idle(r).Seconds()), ParentID: api.SandboxID(r.Parent),
-		TreeID: api.TreeID(
-			r.Tree,
-		), User: r.User, Workdir: r.Workdir, Egress: r.Egress, Network: viewNetwork(r), Limits: viewLimits(r.Limits), Isolation: facts.Isolation,
-		Accelerator: facts.Accelerator, Generation: uint64(r.Generation), PauseMS: (r.Pause + 999) / 1000,
-		FailureReason: r.Reason, Phases: phases,
-	}
-	if r.Ends > 0 {
-		at := store.Time(r.Ends)
-		out.ExpiresAt = &at
-	}
-	if then := api.OnTimeout(r.OnEnd); r.Ends > 0 || then.KeepsSandbox() {
-		out.OnTimeout = then
-	}
-	return out
-}
-
-// hostCapacity gives what was heard last of the host's abilities.
+// hostCapacity returns the capacity that the host reported last.
 func (s *Service) hostCapacity() hostapi.Capacity {
 	s.capacityMu.Lock()
 	defer s.capacityMu.Unlock()
 	return s.capacity
 }
 
-// refreshCapacity asks the host for its abilities, at most once a minute.
+// refreshCapacity asks the host for its capacity, at most once a minute.
 func (s *Service) refreshCapacity(ctx context.Context) {
 	s.capacityMu.Lock()
 	fresh := !s.capacityAt.IsZero() && time.Since(s.capacityAt) < time.Minute
@@ -307,23 +282,47 @@ func (s *Service) refreshCapacity(ctx context.Context) {
 	}
 	c, err := s.host.Capacity(ctx)
 	if err != nil {
-		return // shown only as a hint; asked again by the next create
+		return // only shown as a hint; the next create asks again
 	}
 	s.capacityMu.Lock()
 	defer s.capacityMu.Unlock()
 	s.capacity, s.capacityAt = c, time.Now()
 }
 
-// hostLabels go to the host with every machine and snapshot, for the day its store is lost and for other hosts.
-func (s *Service) hostLabels(workspace, surroundings string) map[string]string {
-	out := map[string]string{"workspace": workspace, "store": s.db.ID()}
-	if surroundings != "" {
-		out[injectedLabel] = surroundings
+// Labels on machines and snapshots of sandboxes. The host stores them for the day on which the control
+// plane's store is lost, and for other hosts.
+const (
+	workspaceLabel = "workspace"
+	storeLabel     = "store" // id of the store that has the record
+	injectedLabel  = "surroundings"
+	limitsLabel    = "limits"
+	serviceLabel   = "sandbox_owner" // the service that the sandbox works for
+)
+
+// hostLabels returns the labels of a sandbox's machine and of its snapshots.
+func (s *Service) hostLabels(r *record) map[string]string {
+	out := map[string]string{
+		workspaceLabel:     string(r.Workspace),
+		storeLabel:         s.db.ID(),
+		hostapi.LabelOwner: hostapi.Owner{Kind: hostapi.OwnerSandbox, ID: string(r.ID)}.String(),
+	}
+	if text := encodeInjected(r.Injected); text != "" {
+		out[injectedLabel] = text
+	}
+	if !r.Owner.IsZero() {
+		out[serviceLabel] = r.Owner.String()
 	}
 	return out
 }
 
-// mergeMaps lays maps over each other, the last on top. It answers nil for nothing at all.
+// ours reports whether a machine or snapshot with these labels is a sandbox's. Objects of builds and other
+// services have another owner; objects from before there were owners have none.
+func ours(labels map[string]string) bool {
+	owner := hostapi.OwnerOf(labels)
+	return owner.IsZero() || owner.Kind == hostapi.OwnerSandbox
+}
+
+// mergeMaps merges maps; a later one wins. It returns nil if all are empty.
 func mergeMaps(all ...map[string]string) map[string]string {
 	var out map[string]string
 	for _, m := range all {

@@ -11,8 +11,8 @@ import (
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
-// TakeSnapshot puts a sandbox's moment into the registry; the sandbox goes on. A hibernated one is woken
-// first.
+// TakeSnapshot adds a snapshot of a sandbox to the registry. The sandbox keeps its state; a hibernated one is
+// woken first.
 func (s *Service) TakeSnapshot(
 	ctx context.Context,
 	p auth.Principal,
@@ -28,99 +28,93 @@ func (s *Service) TakeSnapshot(
 		return api.Snapshot{}, err
 	}
 	defer release()
-	snap := store.Snapshot{
-		ID:        string(api.NewSnapshotID()),
-		Workspace: r.Workspace,
-		Sandbox:   r.ID,
-		State:     store.SnapshotCreating,
-		Owner:     s.instance,
-		Name:      req.Name,
-		Template:  r.Template,
-		VCPUs:     r.VCPUs,
-		MemoryMiB: r.MemoryMiB,
-		DiskMiB:   r.DiskMiB,
-		Metadata:  req.Metadata,
-		Env:       r.Env,
-		Injected:  r.Injected,
-		Limits:    r.Limits,
-		User:      r.User,
-		Workdir:   r.Workdir,
-		Created:   store.Micros(time.Now()),
+	snap := snapshotRecord{
+		ID: api.NewSnapshotID(), Workspace: r.Workspace, Sandbox: r.ID, State: store.SnapshotCreating,
+		Instance: s.instance, Host: r.Host, Name: req.Name, Template: r.Template, Metadata: req.Metadata,
+		VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB, DiskMiB: r.DiskMiB, Env: r.Env, Injected: r.Injected,
+		Limits: r.Limits, User: r.User, Workdir: r.Workdir, Created: now(),
 	}
-	_, free, err := s.locks.acquire(ctx, snap.ID)
+	_, free, err := s.locks.Acquire(ctx, string(snap.ID))
 	if err != nil {
 		return api.Snapshot{}, err
 	}
 	defer free()
-	err = s.db.Write(
-		ctx,
-		"snapshot begin",
-		func(ctx context.Context, tx *store.Tx) error { return tx.InsertSnapshot(ctx, &snap) },
-	)
-	if err != nil {
+	if err := s.insertSnapshot(ctx, &snap); err != nil {
 		return api.Snapshot{}, err
 	}
-	labels := s.hostLabels(r.Workspace, r.Injected)
-	if r.Limits != "" {
-		labels[limitsLabel] = r.Limits
+	labels := s.hostLabels(&r)
+	if text := encodeLimits(r.Limits); text != "" {
+		labels[limitsLabel] = text
 	}
-	taken, err := s.host.TakeSnapshot(ctx, machineID(&r), hostapi.SnapshotID(snap.ID), labels)
+	taken, err := s.host.TakeSnapshot(ctx, r.machineID(), hostapi.SnapshotID(snap.ID), labels)
 	if err != nil {
-		return api.Snapshot{}, s.dropSnapshot(ctx, &snap, s.operationFailed(ctx, &r, err, "take a snapshot of"))
+		return api.Snapshot{}, s.abortSnapshot(ctx, &snap, s.operationFailed(ctx, &r, err, "take a snapshot of"))
 	}
-	firmly, cancel := detached(ctx)
+	finish, cancel := detached(ctx)
 	defer cancel()
-	snap.State, snap.Bytes = store.SnapshotReady, taken.Bytes
-	snap.VCPUs, snap.MemoryMiB, snap.DiskMiB = taken.VCPUs, taken.MemoryMiB, taken.DiskMiB
-	err = s.db.Write(firmly, "snapshot end", func(ctx context.Context, tx *store.Tx) error {
-		if err := tx.UpdateSnapshot(ctx, &snap, store.SnapshotCreating); err != nil {
+	snap.State = store.SnapshotReady
+	snap.applyHost(taken)
+	err = s.db.Write(finish, "snapshot end", func(ctx context.Context, tx *store.Tx) error {
+		if err := tx.UpdateSnapshot(ctx, snap.row(), store.SnapshotCreating); err != nil {
 			return err
 		}
 		return s.appendEvents(ctx, tx, &r, newEvent{api.EventSnapshot, map[string]any{"snapshot_id": snap.ID}})
 	})
 	if err != nil {
-		return api.Snapshot{}, s.dropSnapshot(ctx, &snap, err)
+		return api.Snapshot{}, s.abortSnapshot(ctx, &snap, err)
 	}
-	s.changes.notify(r.ID)
+	s.changes.notify(string(r.ID))
 	out := viewSnapshot(&snap)
-	if m, err := s.host.Get(firmly, machineID(&r)); err == nil { // how long it stood still is a nicety
-		out.PauseMS = (m.Pause.Microseconds() + 999) / 1000
+	if m, err := s.host.Get(finish, r.machineID()); err == nil { // without it, only the pause is not known
+		out.PauseMS = milliseconds(m.Pause)
 	}
 	return out, nil
 }
 
-// dropSnapshot takes back a snapshot that could not be taken and answers why.
-func (s *Service) dropSnapshot(ctx context.Context, snap *store.Snapshot, why error) error {
+// applyHost copies the sizes that the host reports.
+func (s *snapshotRecord) applyHost(h hostapi.Snapshot) {
+	if h.Host != "" {
+		s.Host = h.Host
+	}
+	s.Bytes, s.VCPUs, s.MemoryMiB, s.DiskMiB = h.Bytes, h.VCPUs, h.MemoryMiB, h.DiskMiB
+}
+
+func (s *Service) insertSnapshot(ctx context.Context, snap *snapshotRecord) error {
+	return s.db.Write(ctx, "snapshot begin", func(ctx context.Context, tx *store.Tx) error {
+		return tx.InsertSnapshot(ctx, snap.row())
+	})
+}
+
+// abortSnapshot removes a snapshot that could not be taken and returns why.
+func (s *Service) abortSnapshot(ctx context.Context, snap *snapshotRecord, why error) error {
 	ctx, cancel := detached(ctx)
 	defer cancel()
-	if err := s.removeSnapshot(ctx, snap); err != nil {
-		s.log.Warn("taking back a snapshot failed; it is tried again", "snapshot", snap.ID, "err", err)
+	if err := s.removeSnapshot(ctx, snap.ID); err != nil {
+		s.log.Warn("removing an incomplete snapshot failed; it is tried again", "snapshot", snap.ID, "err", err)
 	}
 	return why
 }
 
 // removeSnapshot removes a snapshot from its host, then its row.
-func (s *Service) removeSnapshot(ctx context.Context, snap *store.Snapshot) error {
-	err := s.host.DeleteSnapshot(ctx, hostapi.SnapshotID(snap.ID))
+func (s *Service) removeSnapshot(ctx context.Context, id api.SnapshotID) error {
+	err := s.host.DeleteSnapshot(ctx, hostapi.SnapshotID(id))
 	if err != nil && !errors.Is(err, hostapi.ErrNotFound) {
-		return hostError(err, "delete snapshot", snap.ID)
+		return hostError(err, "delete snapshot", string(id))
 	}
-	return s.db.Write(
-		ctx,
-		"snapshot remove",
-		func(ctx context.Context, tx *store.Tx) error { return tx.DeleteSnapshot(ctx, snap.ID) },
-	)
+	return s.db.Write(ctx, "snapshot remove", func(ctx context.Context, tx *store.Tx) error {
+		return tx.DeleteSnapshot(ctx, string(id))
+	})
 }
 
-func viewSnapshot(s *store.Snapshot) api.Snapshot {
+func viewSnapshot(s *snapshotRecord) api.Snapshot {
 	return api.Snapshot{
-		ID:        api.SnapshotID(s.ID),
-		SandboxID: api.SandboxID(s.Sandbox),
-		Workspace: api.Workspace(s.Workspace),
+		ID:        s.ID,
+		SandboxID: s.Sandbox,
+		Workspace: s.Workspace,
 		Template:  s.Template,
 		Name:      s.Name,
 		Metadata:  visibleMetadata(s.Metadata),
-		CreatedAt: store.Time(s.Created),
+		CreatedAt: s.Created,
 		SizeBytes: s.Bytes,
 		CPU:       s.VCPUs,
 		MemoryMB:  s.MemoryMiB,
@@ -128,39 +122,68 @@ func viewSnapshot(s *store.Snapshot) api.Snapshot {
 	}
 }
 
-// snapshot reads one that is ready and the caller's.
-func (s *Service) snapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) (store.Snapshot, error) {
-	if p.Workspace == "" {
-		return store.Snapshot{}, api.Errorf(api.Unauthenticated, "the caller has no workspace")
+// loadSnapshot reads a snapshot; store.ErrNotFound if it does not exist.
+func (s *Service) loadSnapshot(ctx context.Context, id api.SnapshotID) (snapshotRecord, error) {
+	row, err := s.db.Read().Snapshot(ctx, string(id))
+	if err != nil {
+		return snapshotRecord{}, err
 	}
-	snap, err := s.db.Read().Snapshot(ctx, string(id))
+	return newSnapshotRecord(&row), nil
+}
+
+// findSnapshot reads a snapshot of the caller's workspace that is ready.
+func (s *Service) findSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) (snapshotRecord, error) {
+	if p.Workspace == "" {
+		return snapshotRecord{}, errNoWorkspace()
+	}
+	snap, err := s.loadSnapshot(ctx, id)
 	switch {
 	case errors.Is(err, store.ErrNotFound):
 		return snap, snapshotNotFound(id)
 	case err != nil:
 		return snap, err
-	case snap.Workspace != string(p.Workspace) || snap.State != store.SnapshotReady:
-		return store.Snapshot{}, snapshotNotFound(id)
+	case snap.Workspace != p.Workspace || snap.State != store.SnapshotReady:
+		return snapshotRecord{}, snapshotNotFound(id)
 	}
 	return snap, nil
 }
 
-// Snapshot answers one snapshot.
+// lockSnapshot takes the lock of a snapshot of the caller's workspace and reads it under the lock.
+func (s *Service) lockSnapshot(
+	ctx context.Context,
+	p auth.Principal,
+	id api.SnapshotID,
+) (snap snapshotRecord, op context.Context, release func(), err error) {
+	if _, err := s.findSnapshot(ctx, p, id); err != nil {
+		return snap, nil, nil, err
+	}
+	op, release, err = s.locks.Acquire(ctx, string(id))
+	if err != nil {
+		return snap, nil, nil, err
+	}
+	if snap, err = s.findSnapshot(op, p, id); err != nil {
+		release()
+		return snap, nil, nil, err
+	}
+	return snap, op, release, nil
+}
+
+// Snapshot returns one snapshot.
 func (s *Service) Snapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) (_ api.Snapshot, err error) {
 	defer s.finishVerb("get snapshot", time.Now(), &err)
-	snap, err := s.snapshot(ctx, p, id)
+	snap, err := s.findSnapshot(ctx, p, id)
 	if err != nil {
 		return api.Snapshot{}, err
 	}
 	return viewSnapshot(&snap), nil
 }
 
-// Snapshots answers the workspace's snapshots, newest first: all that f selects, or a page if f has a
-// limit, of at most 1000.
+// Snapshots returns the workspace's snapshots, newest first: all that f selects or, if f has a limit, a page
+// of at most 1000.
 func (s *Service) Snapshots(ctx context.Context, p auth.Principal, f api.SnapshotFilter) (_ SnapshotPage, err error) {
 	defer s.finishVerb("list snapshots", time.Now(), &err)
 	if p.Workspace == "" {
-		return SnapshotPage{}, api.Errorf(api.Unauthenticated, "the caller has no workspace")
+		return SnapshotPage{}, errNoWorkspace()
 	}
 	q := store.SnapshotQuery{Workspace: string(p.Workspace), Sandbox: string(f.SandboxID), State: store.SnapshotReady}
 	limit, err := pageOf(f.Limit, f.Cursor, &q.BeforeCreated, &q.BeforeID)
@@ -180,45 +203,39 @@ func (s *Service) Snapshots(ctx context.Context, p auth.Principal, f api.Snapsho
 			page.Next = cursor(rows[i-1].Created, rows[i-1].ID)
 			break
 		}
-		page.Snapshots = append(page.Snapshots, viewSnapshot(&rows[i]))
+		snap := newSnapshotRecord(&rows[i])
+		page.Snapshots = append(page.Snapshots, viewSnapshot(&snap))
 	}
 	return page, nil
 }
 
-// DeleteSnapshot removes a snapshot; one that something still needs is a conflict.
+// DeleteSnapshot removes a snapshot; conflict if something still needs it.
 func (s *Service) DeleteSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) (err error) {
 	defer s.finishVerb("delete snapshot", time.Now(), &err)
-	if _, err := s.snapshot(ctx, p, id); err != nil {
-		return err
-	}
-	ctx, release, err := s.locks.acquire(ctx, string(id))
+	snap, ctx, release, err := s.lockSnapshot(ctx, p, id)
 	if err != nil {
 		return err
 	}
 	defer release()
-	snap, err := s.snapshot(ctx, p, id)
-	if err != nil {
-		return err
-	}
 	ctx, cancel := detached(ctx)
 	defer cancel()
-	snap.State = store.SnapshotDeleting
-	err = s.db.Write(ctx, "snapshot deleting", func(ctx context.Context, tx *store.Tx) error {
-		return tx.UpdateSnapshot(ctx, &snap, store.SnapshotReady)
-	})
-	if err != nil {
+	if err := s.setSnapshotState(ctx, "snapshot deleting", &snap, store.SnapshotDeleting); err != nil {
 		return err
 	}
-	err = s.removeSnapshot(ctx, &snap)
+	err = s.removeSnapshot(ctx, snap.ID)
 	if api.CodeOf(err) != api.Conflict {
 		return err
 	}
-	snap.State = store.SnapshotReady
-	back := s.db.Write(ctx, "snapshot kept", func(ctx context.Context, tx *store.Tx) error {
-		return tx.UpdateSnapshot(ctx, &snap, store.SnapshotDeleting)
-	})
-	if back != nil {
+	if back := s.setSnapshotState(ctx, "snapshot kept", &snap, store.SnapshotReady); back != nil {
 		s.log.Warn("keeping a snapshot that is in use failed", "snapshot", snap.ID, "err", back)
 	}
 	return err
+}
+
+func (s *Service) setSnapshotState(ctx context.Context, op string, snap *snapshotRecord, to string) error {
+	was := snap.State
+	snap.State = to
+	return s.db.Write(ctx, op, func(ctx context.Context, tx *store.Tx) error {
+		return tx.UpdateSnapshot(ctx, snap.row(), was)
+	})
 }

@@ -11,35 +11,28 @@ import (
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
-// PushSnapshot puts a snapshot into the object store, where other nodes find it.
+// PushSnapshot uploads a snapshot to the object store, from which other nodes can pull it.
 func (s *Service) PushSnapshot(
 	ctx context.Context,
 	p auth.Principal,
 	id api.SnapshotID,
 ) (_ api.TransferResult, err error) {
 	defer s.finishVerb("push snapshot", time.Now(), &err)
-	if _, err := s.snapshot(ctx, p, id); err != nil {
-		return api.TransferResult{}, err
-	}
-	ctx, release, err := s.locks.acquire(ctx, string(id))
+	snap, ctx, release, err := s.lockSnapshot(ctx, p, id)
 	if err != nil {
 		return api.TransferResult{}, err
 	}
 	defer release()
-	snap, err := s.snapshot(ctx, p, id)
+	done, err := s.host.PushSnapshot(ctx, string(snap.Workspace), hostapi.SnapshotID(snap.ID))
 	if err != nil {
-		return api.TransferResult{}, err
-	}
-	done, err := s.host.PushSnapshot(ctx, snap.Workspace, hostapi.SnapshotID(snap.ID))
-	if err != nil {
-		return api.TransferResult{}, hostError(err, "push snapshot", snap.ID)
+		return api.TransferResult{}, hostError(err, "push snapshot", string(snap.ID))
 	}
 	return api.TransferResult{Snapshot: viewSnapshot(&snap), NewBytes: done.Bytes, UploadedBytes: done.Uploaded,
 		StoredBytes: done.Stored, TookMS: done.Took.Milliseconds()}, nil
 }
 
-// PullSnapshot brings a snapshot of the caller's workspace from the object store into the registry; one
-// that is here already is fine.
+// PullSnapshot adds a snapshot of the caller's workspace from the object store to the registry. A snapshot
+// that the registry has already stays as it is.
 func (s *Service) PullSnapshot(
 	ctx context.Context,
 	p auth.Principal,
@@ -48,32 +41,23 @@ func (s *Service) PullSnapshot(
 ) (_ api.TransferResult, err error) {
 	defer s.finishVerb("pull snapshot", time.Now(), &err)
 	if p.Workspace == "" {
-		return api.TransferResult{}, api.Errorf(api.Unauthenticated, "the caller has no workspace")
+		return api.TransferResult{}, errNoWorkspace()
 	}
-	ctx, release, err := s.locks.acquire(ctx, string(id))
+	ctx, release, err := s.locks.Acquire(ctx, string(id))
 	if err != nil {
 		return api.TransferResult{}, err
 	}
 	defer release()
-	here, err := s.snapshot(ctx, p, id)
+	known, err := s.findSnapshot(ctx, p, id)
 	if err == nil {
-		return api.TransferResult{Snapshot: viewSnapshot(&here)}, nil
+		return api.TransferResult{Snapshot: viewSnapshot(&known)}, nil
 	}
 	if api.CodeOf(err) != api.NotFound {
 		return api.TransferResult{}, err
 	}
-	snap := store.Snapshot{
-		ID:        string(id),
-		Workspace: string(p.Workspace),
-		State:     store.SnapshotCreating,
-		Owner:     s.instance,
-		Created:   store.Micros(time.Now()),
-	}
-	err = s.db.Write(
-		ctx,
-		"snapshot begin",
-		func(ctx context.Context, tx *store.Tx) error { return tx.InsertSnapshot(ctx, &snap) },
-	)
+	snap := snapshotRecord{ID: id, Workspace: p.Workspace, State: store.SnapshotCreating, Instance: s.instance,
+		Created: now()}
+	err = s.insertSnapshot(ctx, &snap)
 	if errors.Is(err, store.ErrExists) { // another workspace's
 		return api.TransferResult{}, notPushed(id)
 	}
@@ -84,43 +68,43 @@ func (s *Service) PullSnapshot(
 	if req.Stream {
 		pull = s.host.StreamSnapshot
 	}
-	done, err := pull(ctx, snap.Workspace, hostapi.SnapshotID(id), s.hostLabels(snap.Workspace, ""))
+	labels := map[string]string{workspaceLabel: string(snap.Workspace), storeLabel: s.db.ID()}
+	done, err := pull(ctx, string(snap.Workspace), hostapi.SnapshotID(id), labels)
 	if errors.Is(err, hostapi.ErrNotFound) {
-		return api.TransferResult{}, s.dropSnapshot(ctx, &snap, notPushed(id))
+		return api.TransferResult{}, s.abortSnapshot(ctx, &snap, notPushed(id))
 	}
 	if err != nil {
-		return api.TransferResult{}, s.dropSnapshot(ctx, &snap, hostError(err, "pull snapshot", snap.ID))
+		return api.TransferResult{}, s.abortSnapshot(ctx, &snap, hostError(err, "pull snapshot", string(snap.ID)))
 	}
-	got := done.Snapshot
-	snap.State, snap.Sandbox, snap.Template, snap.Bytes = store.SnapshotReady, string(
-		got.Machine,
-	), string(
-		got.Template,
-	), got.Bytes
-	snap.VCPUs, snap.MemoryMiB, snap.DiskMiB = got.VCPUs, got.MemoryMiB, got.DiskMiB
-	snap.Env, snap.User, snap.Workdir, snap.Created = done.Env, done.User, done.Workdir, store.Micros(got.Created)
-	snap.Injected, snap.Limits = got.Labels[injectedLabel], got.Labels[limitsLabel]
-	firmly, cancel := detached(ctx)
+	snap.State = store.SnapshotReady
+	snap.applyPull(done)
+	finish, cancel := detached(ctx)
 	defer cancel()
-	err = s.db.Write(firmly, "snapshot end", func(ctx context.Context, tx *store.Tx) error {
-		return tx.UpdateSnapshot(ctx, &snap, store.SnapshotCreating)
+	err = s.db.Write(finish, "snapshot end", func(ctx context.Context, tx *store.Tx) error {
+		return tx.UpdateSnapshot(ctx, snap.row(), store.SnapshotCreating)
 	})
 	if err != nil {
-		return api.TransferResult{}, s.dropSnapshot(ctx, &snap, err)
+		return api.TransferResult{}, s.abortSnapshot(ctx, &snap, err)
 	}
-	return api.TransferResult{
-		Snapshot:     viewSnapshot(&snap),
-		FetchedBytes: done.Fetched,
-		TookMS:       done.Took.Milliseconds(),
-	}, nil
+	return api.TransferResult{Snapshot: viewSnapshot(&snap), FetchedBytes: done.Fetched,
+		TookMS: done.Took.Milliseconds()}, nil
 }
 
-// DeletePushed removes a snapshot of the caller's workspace from the object store; one that is not there is
-// fine, and one that is here stays here.
+// applyPull copies what the host knows of a snapshot that it pulled.
+func (s *snapshotRecord) applyPull(done hostapi.PullResult) {
+	got := done.Snapshot
+	s.applyHost(got)
+	s.Sandbox, s.Template, s.Created = api.SandboxID(got.Machine), string(got.Template), got.Created
+	s.Env, s.User, s.Workdir = done.Env, done.User, done.Workdir
+	s.Injected, s.Limits = decodeInjected(got.Labels[injectedLabel]), decodeLimits(got.Labels[limitsLabel])
+}
+
+// DeletePushed removes a snapshot of the caller's workspace from the object store. A snapshot that the object
+// store does not have is no error; a copy on this node stays.
 func (s *Service) DeletePushed(ctx context.Context, p auth.Principal, id api.SnapshotID) (err error) {
 	defer s.finishVerb("delete pushed snapshot", time.Now(), &err)
 	if p.Workspace == "" {
-		return api.Errorf(api.Unauthenticated, "the caller has no workspace")
+		return errNoWorkspace()
 	}
 	if err := s.host.DeletePushed(ctx, string(p.Workspace), hostapi.SnapshotID(id)); err != nil {
 		return hostError(err, "delete pushed snapshot", string(id))
@@ -128,8 +112,8 @@ func (s *Service) DeletePushed(ctx context.Context, p auth.Principal, id api.Sna
 	return nil
 }
 
-// notPushed answers for a snapshot that the caller's workspace has not pushed, whoever else may have one of
-// that id.
+// notPushed is the error for a snapshot that the caller's workspace has not pushed. It is the same whether or
+// not another workspace has one of that id.
 func notPushed(id api.SnapshotID) *api.Error {
 	return api.Errorf(api.NotFound, "snapshot %s is not in the object store: push it where it was taken", id)
 }

@@ -10,13 +10,13 @@ import (
 // Page is one page of sandboxes, newest first.
 type Page struct {
 	Sandboxes []api.Sandbox
-	Next      string // cursor of the page after, "" on the last
+	Next      string // cursor of the next page, "" on the last
 }
 
 // SnapshotPage is one page of snapshots, newest first.
 type SnapshotPage struct {
 	Snapshots []api.Snapshot
-	Next      string // cursor of the page after, "" on the last
+	Next      string // cursor of the next page, "" on the last
 }
 
 // Event is one thing that happened to a sandbox. Seq counts from 1 within the sandbox.
@@ -25,16 +25,16 @@ type Event struct {
 	api.Event
 }
 
-// EventQuery selects events of a sandbox, oldest first. Its zero value is all that are kept.
+// EventQuery selects events of a sandbox, oldest first. Its zero value selects all that are kept.
 type EventQuery struct {
-	Tail  int   // the last so many; 0: no bound
+	Tail  int   // the last so many; 0: no limit
 	After int64 // only events with a greater Seq
 }
 
 // Reason is why a sandbox ended.
 type Reason string
 
-// The reasons.
+// The reasons for which sandboxes end.
 const (
 	EndedByUser       Reason = "deleted"
 	EndedIdle         Reason = "idle"      // its TTL passed without use
@@ -42,7 +42,7 @@ const (
 	EndedPromotion    Reason = "promotion" // a sibling in its fork tree won
 	EndedCrash        Reason = "crash"     // its monitor died
 	EndedOutOfMemory  Reason = "out_of_memory"
-	EndedHostLost     Reason = "host_lost" // its host does not know it any more
+	EndedHostLost     Reason = "host_lost" // its host says that it does not have the machine
 	EndedCreateFailed Reason = "create_failed"
 )
 
@@ -61,12 +61,12 @@ type Tombstone struct {
 	Usage     *api.Usage   // right before the end; nil if it did not run then
 }
 
-// ProcessEnd is a process that was started through the API: how it ended, or that it ran at last sight.
+// ProcessEnd is a process started through the API: how it ended, or that it was last seen running.
 type ProcessEnd = activity.ProcessEnd
 
 // Logs is what a sandbox printed, alive or after its end.
 type Logs struct {
 	Console   string       // of the guest's kernel and first program, the last 64 KiB, as valid UTF-8
-	Processes []ProcessEnd // as in Ending
+	Processes []ProcessEnd // as in Tombstone
 	Tombstone *Tombstone   // nil while it lives
 }

@@ -15,7 +15,9 @@ type Sandbox struct {
 	ID         string `bun:"id,pk"`
 	Workspace  string `bun:"workspace"`
 	State      string `bun:"state"`
-	Owner      string `bun:"owner"`
+	Owner      string `bun:"owner"`    // the control plane process that wrote the row last
+	Host       string `bun:"host"`     // that has the machine; "": not known
+	OwnedBy    string `bun:"owned_by"` // the service's object that it works for, as kind/id; "": a user's own
 	Template   string `bun:"template"`
 	Snapshot   string `bun:"snapshot"`
 	Parent     string `bun:"parent"`

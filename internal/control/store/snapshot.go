@@ -21,6 +21,7 @@ type Snapshot struct {
 	Sandbox       string `bun:"sandbox"`
 	State         string `bun:"state"`
 	Owner         string `bun:"owner"`
+	Host          string `bun:"host"` // that has it; "": not known
 	Name          string `bun:"name"`
 	Template      string `bun:"template"`
 	VCPUs         int    `bun:"vcpus"`

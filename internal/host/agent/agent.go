@@ -59,6 +59,7 @@ type Deps struct {
 
 // Host is the host agent of this computer.
 type Host struct {
+	id       hostapi.HostID // set by Open
 	cfg      Config
 	deps     Deps
 	hub      hub
@@ -91,6 +92,11 @@ func (h *Host) Open(ctx context.Context) error {
 	if err := os.MkdirAll(h.cfg.DataDir, 0o711); err != nil {
 		return fmt.Errorf("open host: %w", err)
 	}
+	id, err := openHostID(filepath.Join(h.cfg.DataDir, hostIDFile))
+	if err != nil {
+		return fmt.Errorf("open host: %w", err)
+	}
+	h.id, h.hub.host = id, id
 	store, err := snapshot.Open(h.cfg.DataDir, h.deps.Measure, snapshots, bake.Area, bake.PreMountArea)
 	if err != nil {
 		return err
@@ -108,7 +114,7 @@ func (h *Host) Open(ctx context.Context) error {
 	if h.deps.Objects != nil {
 		cfg.ReclaimSpace = h.deps.Objects.Cache.Evict
 	}
-	cfg.Dir = filepath.Join(h.cfg.DataDir, "machines")
+	cfg.Dir = filepath.Join(h.cfg.DataDir, machinesDir)
 	deps.Store, deps.Emit, deps.Log = store, h.hub.emit, h.deps.Log
 	machines, err := machine.New(cfg, deps)
 	if err != nil {
@@ -203,6 +209,9 @@ func (h *Host) stopMachines(ctx context.Context) error {
 
 // Capacity implements hostapi.Host.
 func (h *Host) Capacity(context.Context) (hostapi.Capacity, error) {
+	if err := h.recovered(); err != nil {
+		return hostapi.Capacity{}, err
+	}
 	can := h.deps.Machine.Driver.Capabilities()
 	free, total, err := h.machines.Capacity()
 	if err != nil {
@@ -217,7 +226,7 @@ func (h *Host) Capacity(context.Context) (hostapi.Capacity, error) {
 		return hostapi.Capacity{}, err
 	}
 	out := hostapi.Capacity{
-		Driver: can.Name, Version: can.Version, Format: can.Format, Accelerator: string(can.Accelerator), Isolation: can.Isolation,
+		Host: h.id, Driver: can.Name, Version: can.Version, Format: can.Format, Accelerator: string(can.Accelerator), Isolation: can.Isolation,
 		VCPUs: runtime.NumCPU(), MemoryMiB: total, MemoryFreeMiB: free,
 		DiskMiB: int(disk >> 20), DiskFreeMiB: int(diskFree >> 20), Limits: h.cfg.Machine.Limits,
 	}

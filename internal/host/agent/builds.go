@@ -44,7 +44,7 @@ func (im *images) path(id hostapi.ImageID) string { return filepath.Join(im.dir,
 
 // reserve takes a name for an image in the making.
 func (im *images) reserve(req hostapi.Import) error {
-	if req.ID == "" || len(req.ID) > 64 || strings.Trim(string(req.ID), "abcdefghijklmnopqrstuvwxyz0123456789") != "" {
+	if req.ID == "" || len(req.ID) > 64 || strings.Trim(string(req.ID), idLetters) != "" {
 		return fmt.Errorf(
 			"image id %q is not 1 to 64 lower-case letters and digits: %w",
 			string(req.ID),
@@ -169,10 +169,10 @@ func (h *Host) bootImage(ctx context.Context, req hostapi.Create) (hostapi.Machi
 			hostapi.ErrInvalid,
 		)
 	}
-	return h.machines.Boot(ctx, machine.Boot{
+	return h.owned(h.machines.Boot(ctx, machine.Boot{
 		ID: req.ID, Disk: h.images.path(req.Image), VCPUs: req.VCPUs, MemoryMiB: req.MemoryMiB, DiskMiB: req.DiskMiB,
 		Env: req.Env, Listed: true, Labels: req.Labels, Egress: req.Egress,
-	})
+	}))
 }
 
 // Publish implements hostapi.Host.
@@ -199,7 +199,9 @@ func (h *Host) Publish(
 	if err != nil {
 		return hostapi.Template{}, err
 	}
-	return h.baker.Publish(ctx, req, from, log)
+	made, err := h.baker.Publish(ctx, req, from, log)
+	made.Host = h.id
+	return made, err
 }
 
 // publishSource finds what is to be published and fills in the sizes that it has.

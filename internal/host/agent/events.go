@@ -16,12 +16,15 @@ var errSlowSubscriber = errors.New("events were not taken fast enough; list the 
 
 // hub tells events to all who follow. Its zero value is ready.
 type hub struct {
+	host hostapi.HostID // set before the first event
+
 	mu          sync.Mutex
 	subscribers map[chan hostapi.Event]struct{}
 }
 
 // emit tells an event to all followers and waits for none.
 func (h *hub) emit(e hostapi.Event) {
+	e.Host = h.host
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for ch := range h.subscribers {

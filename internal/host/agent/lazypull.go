@@ -75,7 +75,7 @@ func (h *Host) StreamSnapshot(
 	}
 	began := time.Now()
 	if snap, err := h.store.Get(ref); err == nil {
-		return pullResult(snap, began), nil
+		return h.pullResult(snap, began), nil
 	}
 	if err := h.machines.CheckDiskSpace("snapshot " + string(id)); err != nil {
 		return hostapi.PullResult{}, err
@@ -117,7 +117,7 @@ func (h *Host) StreamSnapshot(
 	if err != nil {
 		return hostapi.PullResult{}, transferError("stream", id, err)
 	}
-	out := pullResult(snap, began)
+	out := h.pullResult(snap, began)
 	h.deps.Log.Info("snapshot streams", "snapshot", id, "took", out.Took, "opened", opened)
 	return out, nil
 }

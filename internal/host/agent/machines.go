@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
@@ -27,7 +30,7 @@ func (h *Host) Create(ctx context.Context, req hostapi.Create) (hostapi.Machine,
 		if err != nil {
 			return hostapi.Machine{}, err
 		}
-		return h.machines.Create(ctx, req, ref, "")
+		return h.owned(h.machines.Create(ctx, req, ref, ""))
 	}
 	// A new generation may take the place of the one just found; once is all it can be in our time.
 	for again := 0; ; again++ {
@@ -41,23 +44,70 @@ func (h *Host) Create(ctx context.Context, req hostapi.Create) (hostapi.Machine,
 		}
 		mc, err := h.machines.Create(ctx, req, snap.Ref, mode)
 		if !errors.Is(err, snapshot.ErrNotFound) || again == 1 {
-			return mc, err
+			return h.owned(mc, err)
 		}
 	}
 }
 
 // Fork implements hostapi.Host.
 func (h *Host) Fork(ctx context.Context, req hostapi.Fork) ([]hostapi.ForkResult, error) {
-	return h.machines.Fork(ctx, req)
+	all, err := h.machines.Fork(ctx, req)
+	for i := range all {
+		all[i].Machine.Host = h.id
+	}
+	return all, err
 }
 
 // Get implements hostapi.Host.
 func (h *Host) Get(_ context.Context, id hostapi.MachineID) (hostapi.Machine, error) {
-	return h.machines.Get(id)
+	if err := h.recovered(); err != nil {
+		return hostapi.Machine{}, err
+	}
+	mc, err := h.machines.Get(id)
+	if errors.Is(err, hostapi.ErrNotFound) && h.leftAlone(id) {
+		err = fmt.Errorf("machine %s: its record cannot be used, its files are kept: %w", id, hostapi.ErrUnavailable)
+	}
+	return h.owned(mc, err)
+}
+
+// leftAlone reports whether the files of a machine exist though its record could not be used: another version
+// of this program may understand it.
+func (h *Host) leftAlone(id hostapi.MachineID) bool {
+	name := string(id)
+	if name == "" || strings.Trim(name, idLetters) != "" {
+		return false
+	}
+	_, err := os.Stat(filepath.Join(h.cfg.DataDir, machinesDir, name))
+	return err == nil
+}
+
+// recovered returns ErrUnavailable before Open has recovered what an earlier process left.
+func (h *Host) recovered() error {
+	if h.machines == nil {
+		return fmt.Errorf("the host agent has not recovered its machines yet: %w", hostapi.ErrUnavailable)
+	}
+	return nil
+}
+
+// owned adds this host's id to a machine.
+func (h *Host) owned(mc hostapi.Machine, err error) (hostapi.Machine, error) {
+	if err == nil {
+		mc.Host = h.id
+	}
+	return mc, err
 }
 
 // List implements hostapi.Host. Machines that bake are not in it.
-func (h *Host) List(context.Context) ([]hostapi.Machine, error) { return h.machines.List(), nil }
+func (h *Host) List(context.Context) ([]hostapi.Machine, error) {
+	if err := h.recovered(); err != nil {
+		return nil, err
+	}
+	list := h.machines.List()
+	for i := range list {
+		list[i].Host = h.id
+	}
+	return list, nil
+}
 
 // Pause implements hostapi.Host.
 func (h *Host) Pause(ctx context.Context, id hostapi.MachineID) error {
@@ -81,7 +131,7 @@ func (h *Host) Stop(ctx context.Context, id hostapi.MachineID) error {
 
 // Wake implements hostapi.Host.
 func (h *Host) Wake(ctx context.Context, id hostapi.MachineID) (hostapi.Machine, error) {
-	return h.machines.Wake(ctx, id)
+	return h.owned(h.machines.Wake(ctx, id))
 }
 
 // SetPersistent implements hostapi.Host.
@@ -116,7 +166,14 @@ func (h *Host) Console(ctx context.Context, id hostapi.MachineID) ([]byte, error
 
 // Templates implements hostapi.Host.
 func (h *Host) Templates(ctx context.Context) ([]hostapi.Template, error) {
-	return h.baker.Templates(ctx)
+	if err := h.recovered(); err != nil {
+		return nil, err
+	}
+	list, err := h.baker.Templates(ctx)
+	for i := range list {
+		list[i].Host = h.id
+	}
+	return list, err
 }
 
 // StartBake implements hostapi.Host.

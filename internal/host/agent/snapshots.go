@@ -11,9 +11,12 @@ import (
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 )
 
+// idLetters are the characters of ids of machines, snapshots and images.
+const idLetters = "abcdefghijklmnopqrstuvwxyz0123456789"
+
 // snapshotRef is where a user's snapshot is stored.
 func snapshotRef(id hostapi.SnapshotID) (snapshot.Ref, error) {
-	if id == "" || len(id) > 64 || strings.Trim(string(id), "abcdefghijklmnopqrstuvwxyz0123456789") != "" {
+	if id == "" || len(id) > 64 || strings.Trim(string(id), idLetters) != "" {
 		return "", fmt.Errorf(
 			"snapshot id %q is not 1 to 64 lower-case letters and digits: %w",
 			string(id),
@@ -38,25 +41,47 @@ func (h *Host) TakeSnapshot(
 	if err != nil {
 		return hostapi.Snapshot{}, err
 	}
-	return snapshotInfo(snap), nil
+	return h.snapshotInfo(snap), nil
 }
 
 // snapshotInfo is how a snapshot is told outside.
-func snapshotInfo(s snapshot.Snapshot) hostapi.Snapshot {
+func (h *Host) snapshotInfo(s snapshot.Snapshot) hostapi.Snapshot {
 	return hostapi.Snapshot{
 		ID: hostapi.SnapshotID(
 			s.Ref.Name(),
-		), Machine: hostapi.MachineID(s.Machine), Template: hostapi.TemplateName(s.Template),
+		), Host: h.id, Machine: hostapi.MachineID(s.Machine), Template: hostapi.TemplateName(s.Template),
 		VCPUs: s.VCPUs, MemoryMiB: s.MemoryMiB, DiskMiB: s.DiskMiB, Bytes: s.Bytes, Created: s.Created, Labels: s.Labels,
 	}
 }
 
+// GetSnapshot implements hostapi.Host.
+func (h *Host) GetSnapshot(_ context.Context, id hostapi.SnapshotID) (hostapi.Snapshot, error) {
+	if err := h.recovered(); err != nil {
+		return hostapi.Snapshot{}, err
+	}
+	ref, err := snapshotRef(id)
+	if err != nil {
+		return hostapi.Snapshot{}, err
+	}
+	snap, err := h.store.Get(ref)
+	switch {
+	case errors.Is(err, snapshot.ErrNotFound):
+		return hostapi.Snapshot{}, fmt.Errorf("%w: %w", hostapi.ErrNotFound, err)
+	case err != nil: // its files are there
+		return hostapi.Snapshot{}, fmt.Errorf("%w: %w", hostapi.ErrUnavailable, err)
+	}
+	return h.snapshotInfo(snap), nil
+}
+
 // Snapshots implements hostapi.Host.
 func (h *Host) Snapshots(context.Context) ([]hostapi.Snapshot, error) {
+	if err := h.recovered(); err != nil {
+		return nil, err
+	}
 	list := h.store.List(snapshots)
 	out := make([]hostapi.Snapshot, 0, len(list))
 	for _, s := range list {
-		out = append(out, snapshotInfo(s))
+		out = append(out, h.snapshotInfo(s))
 	}
 	return out, nil
 }

@@ -123,9 +123,9 @@ func (h *Host) PushSnapshot(ctx context.Context, workspace string, id hostapi.Sn
 }
 
 // pullResult is how a snapshot is told that was asked for at began.
-func pullResult(snap snapshot.Snapshot, began time.Time) hostapi.PullResult {
+func (h *Host) pullResult(snap snapshot.Snapshot, began time.Time) hostapi.PullResult {
 	return hostapi.PullResult{
-		Snapshot: snapshotInfo(snap),
+		Snapshot: h.snapshotInfo(snap),
 		Env:      snap.Env,
 		User:     snap.User,
 		Workdir:  snap.Workdir,
@@ -146,7 +146,7 @@ func (h *Host) PullSnapshot(
 	}
 	began := time.Now()
 	if snap, err := h.store.Get(ref); err == nil {
-		return pullResult(snap, began), nil
+		return h.pullResult(snap, began), nil
 	}
 	if err := h.machines.CheckDiskSpace("snapshot " + string(id)); err != nil {
 		return hostapi.PullResult{}, err
@@ -155,7 +155,7 @@ func (h *Host) PullSnapshot(
 	if err != nil {
 		return hostapi.PullResult{}, transferError("pull", id, err)
 	}
-	out := pullResult(snap, began)
+	out := h.pullResult(snap, began)
 	out.Fetched = stats.Fetched
 	h.deps.Log.Info("snapshot pulled", "snapshot", id, "fetched", out.Fetched, "took", out.Took)
 	return out, nil

@@ -148,7 +148,7 @@ func (w *fixture) boot() {
 	}
 	w.mgr, err = machine.New(machine.Config{
 		Dir: filepath.Join(w.dir, "machines"), ReadyTimeout: 30 * time.Second, BootTimeout: w.patient,
-		WarmMonitors: w.warmMonitors, Limits: w.limits,
+		WarmMonitors: w.warmMonitors, Limits: w.limits, DiskReserveMiB: 256,
 		HostMemory:   func() (int64, int64, error) { return 1 << 40, 1 << 40, nil },
 		HugeMemory:   func() (int64, error) { return w.hugePages, nil },
 		FreeSpace:    func(string) (int64, int64, error) { return 1 << 40, w.free, nil },

@@ -15,6 +15,7 @@ import (
 
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/host/snapshot"
+	"github.com/pandastack/pandastack/internal/lib/config"
 	"github.com/pandastack/pandastack/internal/lib/obs"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
@@ -36,7 +37,7 @@ type Config struct {
 	FreezeTimeout time.Duration
 	// SyncTimeout is added to that if the guest writes its file systems out first; default 2 min.
 	SyncTimeout time.Duration
-	// DiskReserveMiB stays free on the disk; default 256.
+	// DiskReserveMiB stays free on the disk; 0 is the default of the setting capacity.disk_reserve_mib.
 	DiskReserveMiB int
 	// Limits apply to every machine, from its start or adoption. Those of disks need a driver that enforces them;
 	// those of the network the slots have already, and machines may not ask for more.
@@ -141,7 +142,7 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 	cfg.BootTimeout = cmp.Or(cfg.BootTimeout, 3*time.Minute)
 	cfg.FreezeTimeout = cmp.Or(cfg.FreezeTimeout, 15*time.Second)
 	cfg.SyncTimeout = cmp.Or(cfg.SyncTimeout, 2*time.Minute)
-	cfg.DiskReserveMiB = cmp.Or(cfg.DiskReserveMiB, 256)
+	cfg.DiskReserveMiB = cmp.Or(cfg.DiskReserveMiB, config.Default().Capacity.DiskReserveMiB)
 	if cfg.HostMemory == nil {
 		cfg.HostMemory = ReadMeminfo
 	}

@@ -72,10 +72,26 @@ func (h *Host) Kill(id hostapi.MachineID, reason string) {
 // Lose forgets a machine without a word, as a host does whose disk was replaced.
 func (h *Host) Lose(id hostapi.MachineID) { h.remove(id) }
 
+// SetRecovering makes the host return ErrUnavailable from every operation, as one does that has not recovered
+// its machines yet or cannot be reached.
+func (h *Host) SetRecovering(recovering bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.recovering = recovering
+}
+
+// Unlist makes List leave a machine out; Get still returns it.
+func (h *Host) Unlist(id hostapi.MachineID) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.unlisted[id] = true
+}
+
 // Emit tells an event to all who follow.
 func (h *Host) Emit(e hostapi.Event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	e.Host = h.id
 	for _, ch := range h.subscribers {
 		select {
 		case ch <- e:
@@ -101,6 +117,7 @@ func (h *Host) Close() {
 // readOnlyOps operations are not in Calls.
 var readOnlyOps = []string{
 	"get",
+	"getsnapshot",
 	"list",
 	"guest",
 	"usage",
@@ -128,6 +145,9 @@ func (h *Host) runOp(ctx context.Context, op, id string, f func() error) error {
 	}
 	h.mu.Lock()
 	err, hook := h.nextFault(h.failing, op), h.hook
+	if h.recovering {
+		err = fmt.Errorf("%s %s: %w", op, id, hostapi.ErrUnavailable)
+	}
 	if !slices.Contains(readOnlyOps, op) {
 		h.calls = append(h.calls, op+" "+id)
 	}

@@ -28,6 +28,10 @@ type Hook func(ctx context.Context, op string, id string, after bool) error
 
 // Host is a simulated host. Make one with New.
 type Host struct {
+	id         hostapi.HostID             // set by New
+	recovering bool                       // nothing can be said of machines and snapshots
+	unlisted   map[hostapi.MachineID]bool // machines that List leaves out
+
 	mu             sync.Mutex
 	machines       map[hostapi.MachineID]*machine
 	snapshots      map[hostapi.SnapshotID]*snapshot
@@ -79,10 +83,18 @@ func (h *Host) SetLimits(l hostapi.Limits) {
 	h.limits = l
 }
 
+// DefaultID is the id of a host that New returns.
+const DefaultID hostapi.HostID = "hst1"
+
+// SetID gives the host another id, before its first use.
+func (h *Host) SetID(id hostapi.HostID) { h.id = id }
+
 // New makes a host that knows the baked template "base" and the unbaked one "raw", with room for 1000
 // running machines.
 func New() *Host {
 	h := &Host{
+		id:             DefaultID,
+		unlisted:       map[hostapi.MachineID]bool{},
 		machines:       map[hostapi.MachineID]*machine{},
 		snapshots:      map[hostapi.SnapshotID]*snapshot{},
 		templates:      map[hostapi.TemplateName]hostapi.Template{},
@@ -137,7 +149,7 @@ func (h *Host) create(req hostapi.Create) (hostapi.Machine, error) {
 		return hostapi.Machine{}, fmt.Errorf("machine %s: %w", req.ID, err)
 	}
 	m := &machine{Machine: hostapi.Machine{
-		ID: req.ID, State: hostapi.Running, Created: time.Now(), Persistent: req.Persistent, Egress: req.Egress, Limits: req.Limits, Labels: maps.Clone(req.Labels),
+		ID: req.ID, Host: h.id, State: hostapi.Running, Created: time.Now(), Persistent: req.Persistent, Egress: req.Egress, Limits: req.Limits, Labels: maps.Clone(req.Labels),
 		BootMode: hostapi.BootSnapshot, Boot: 42 * time.Millisecond,
 		Phases: []hostapi.Phase{{Name: "disk", Took: time.Millisecond}, {Name: "restore", Took: 41 * time.Millisecond}},
 	}}
@@ -253,7 +265,7 @@ func (h *Host) forkChild(p *machine, c hostapi.Child) hostapi.ForkResult {
 		env = p.state.env
 	}
 	m := &machine{Machine: hostapi.Machine{
-		ID: c.ID, Template: p.Template, Parent: p.ID, VCPUs: p.VCPUs, MemoryMiB: p.MemoryMiB, DiskMiB: p.DiskMiB, Disks: p.Disks,
+		ID: c.ID, Host: h.id, Template: p.Template, Parent: p.ID, VCPUs: p.VCPUs, MemoryMiB: p.MemoryMiB, DiskMiB: p.DiskMiB, Disks: p.Disks,
 		BootMode: hostapi.BootFork, Boot: 30 * time.Millisecond, Created: time.Now(), Persistent: c.Persistent, Egress: p.Egress, Limits: p.Limits, Labels: maps.Clone(c.Labels),
 	}}
 	m.state = p.state.copy(c.Hostname, env)
@@ -283,7 +295,11 @@ func (h *Host) Get(ctx context.Context, id hostapi.MachineID) (hostapi.Machine, 
 func (h *Host) List(ctx context.Context) ([]hostapi.Machine, error) {
 	var all []hostapi.Machine
 	err := h.runOp(ctx, "list", "", func() error {
-		all = h.Machines()
+		all = slices.DeleteFunc(h.Machines(), func(m hostapi.Machine) bool {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			return h.unlisted[m.ID]
+		})
 		return nil
 	})
 	return all, err

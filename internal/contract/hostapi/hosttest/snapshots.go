@@ -52,13 +52,29 @@ func (h *Host) TakeSnapshot(
 			return fmt.Errorf("snapshot %s: %w", snap, hostapi.ErrExists)
 		}
 		m.Pause = 7 * time.Millisecond
-		taken = hostapi.Snapshot{ID: snap, Machine: id, Template: m.Template, VCPUs: m.VCPUs, MemoryMiB: m.MemoryMiB,
+		taken = hostapi.Snapshot{ID: snap, Host: h.id, Machine: id, Template: m.Template, VCPUs: m.VCPUs, MemoryMiB: m.MemoryMiB,
 			DiskMiB: m.DiskMiB, Bytes: 64 << 20, Created: time.Now(), Labels: maps.Clone(labels)}
 		in := m.state.copy("", m.state.env)
 		h.snapshots[snap] = &snapshot{Snapshot: taken, disks: m.Disks, files: in.files, env: in.env}
 		return nil
 	})
 	return taken, err
+}
+
+// GetSnapshot implements hostapi.Host.
+func (h *Host) GetSnapshot(ctx context.Context, id hostapi.SnapshotID) (hostapi.Snapshot, error) {
+	var got hostapi.Snapshot
+	err := h.runOp(ctx, "getsnapshot", string(id), func() error {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		s, ok := h.snapshots[id]
+		if !ok {
+			return fmt.Errorf("snapshot %s: %w", id, hostapi.ErrNotFound)
+		}
+		got = s.Snapshot
+		return nil
+	})
+	return got, err
 }
 
 // Snapshots implements hostapi.Host.
@@ -137,6 +153,7 @@ func (h *Host) Capacity(ctx context.Context) (hostapi.Capacity, error) {
 		defer h.mu.Unlock()
 		n := h.running()
 		c = hostapi.Capacity{
+			Host:          h.id,
 			Driver:        "simulated",
 			Version:       "1",
 			Format:        h.format,

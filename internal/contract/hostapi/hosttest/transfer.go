@@ -81,7 +81,7 @@ func (h *Host) PullSnapshot(
 		all := map[string]string{}
 		maps.Copy(all, s.Labels)
 		maps.Copy(all, labels)
-		s.Labels = all
+		s.Labels, s.Host = all, h.id
 		h.snapshots[id] = &s
 		out = hostapi.PullResult{Snapshot: s.Snapshot, Env: maps.Clone(s.env), Fetched: s.Bytes, Took: time.Millisecond}
 		return nil

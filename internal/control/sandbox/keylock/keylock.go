@@ -1,23 +1,24 @@
-package sandbox
+// Package keylock provides one lock per name, whose holder can be interrupted.
+package keylock
 
 import (
 	"context"
 	"sync"
 )
 
-// locks are one lock per name, made when somebody needs it. The zero value is ready.
-type locks struct {
+// Locks holds one lock per name, made on demand. The zero value is ready for use.
+type Locks struct {
 	mu sync.Mutex
 	m  map[string]*lock
 }
 
 type lock struct {
 	sem    chan struct{} // holds one token while the lock is taken
-	refs   int           // takers and waiters, guarded by locks.mu
+	refs   int           // holders and waiters, guarded by Locks.mu
 	cancel context.CancelCauseFunc
 }
 
-func (l *locks) ref(name string) *lock {
+func (l *Locks) ref(name string) *lock {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.m == nil {
@@ -32,7 +33,7 @@ func (l *locks) ref(name string) *lock {
 	return k
 }
 
-func (l *locks) unref(name string, k *lock) {
+func (l *Locks) unref(name string, k *lock) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if k.refs--; k.refs == 0 {
@@ -40,9 +41,9 @@ func (l *locks) unref(name string, k *lock) {
 	}
 }
 
-// acquire waits for the lock of name. The context it answers ends with ctx, with an interrupt, and with
+// Acquire waits for the lock of name. The returned context ends with ctx, with an interrupt, and with
 // release, which must be called once.
-func (l *locks) acquire(ctx context.Context, name string) (context.Context, func(), error) {
+func (l *Locks) Acquire(ctx context.Context, name string) (context.Context, func(), error) {
 	k := l.ref(name)
 	select {
 	case k.sem <- struct{}{}:
@@ -54,8 +55,8 @@ func (l *locks) acquire(ctx context.Context, name string) (context.Context, func
 	}
 }
 
-// tryAcquire takes the lock of name if nobody has it.
-func (l *locks) tryAcquire(ctx context.Context, name string) (context.Context, func(), bool) {
+// TryAcquire takes the lock of name if it is free.
+func (l *Locks) TryAcquire(ctx context.Context, name string) (context.Context, func(), bool) {
 	k := l.ref(name)
 	select {
 	case k.sem <- struct{}{}:
@@ -67,7 +68,7 @@ func (l *locks) tryAcquire(ctx context.Context, name string) (context.Context, f
 	}
 }
 
-func (l *locks) hold(ctx context.Context, name string, k *lock) (context.Context, func()) {
+func (l *Locks) hold(ctx context.Context, name string, k *lock) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	l.mu.Lock()
 	k.cancel = cancel
@@ -82,8 +83,8 @@ func (l *locks) hold(ctx context.Context, name string, k *lock) (context.Context
 	}
 }
 
-// interrupt ends the context of whoever has the lock of name.
-func (l *locks) interrupt(name string, cause error) {
+// Interrupt cancels the context of the holder of the lock of name.
+func (l *Locks) Interrupt(name string, cause error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if k := l.m[name]; k != nil && k.cancel != nil {
