@@ -43,7 +43,7 @@ func Defaults() Config {
 	set := config.Default().Sandbox
 	return Config{
 		DefaultTemplate: set.Template, DefaultTTL: set.TTL, IdleHibernate: set.IdleHibernate,
-		MaxSandboxes: set.Max, MaxFork: 16, TombstoneRetention: set.KeepEndings,
+		MaxSandboxes: set.MaxPerWorkspace, MaxFork: 16, TombstoneRetention: set.TombstoneRetention,
 		IdempotencyRetention: 24 * time.Hour, AuditRetention: 30 * 24 * time.Hour,
 		MaxEvents: 1000, ReapInterval: time.Second, FlushInterval: 5 * time.Second, ReconcileInterval: 30 * time.Second,
 		OrphanGrace: time.Minute, ForeignOwnerGrace: 10 * time.Minute,
