@@ -69,14 +69,14 @@ func bucketError(err error) error {
 
 // statusError translates HTTP statuses for which the library has no code.
 func statusError(err error) error {
-	answer, ok := errors.AsType[interface {
+	response, ok := errors.AsType[interface {
 		error
 		HTTPStatusCode() int
 	}](err)
 	if !ok {
 		return nil
 	}
-	switch answer.HTTPStatusCode() {
+	switch response.HTTPStatusCode() {
 	case 507:
 		return ErrNoSpace
 	case 409, 412: // 409 also means that another client writes the same object right now

@@ -130,8 +130,8 @@ func (d *dir) store(
 		return dirError(err)
 	}
 	defer func() {
-		if gone := os.Remove(f.Name()); !errors.Is(gone, fs.ErrNotExist) { // a rename has moved it already
-			err = errors.Join(err, gone)
+		if removeErr := os.Remove(f.Name()); !errors.Is(removeErr, fs.ErrNotExist) { // a rename has moved it already
+			err = errors.Join(err, removeErr)
 		}
 	}()
 	_, err = io.Copy(f, &section{ctx: ctx, r: &exactReader{r, size}})

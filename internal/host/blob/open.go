@@ -172,17 +172,17 @@ func (g *checkedStore) List(ctx context.Context, prefix string, yield func(Info)
 	// count.
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	slow := time.AfterFunc(g.timeout, func() { cancel(ErrTimeout) })
-	defer slow.Stop()
-	var mine error
+	timer := time.AfterFunc(g.timeout, func() { cancel(ErrTimeout) })
+	defer timer.Stop()
+	var yieldErr error
 	err := g.inner.List(ctx, prefix, func(info Info) error {
-		slow.Stop()
-		mine = yield(info)
-		slow.Reset(g.timeout)
-		return mine
+		timer.Stop()
+		yieldErr = yield(info)
+		timer.Reset(g.timeout)
+		return yieldErr
 	})
-	if mine != nil {
-		return mine
+	if yieldErr != nil {
+		return yieldErr
 	}
 	return wrapError(ctx, "list", prefix, err)
 }

@@ -16,7 +16,7 @@ import (
 )
 
 func TestPushAndRead(t *testing.T) {
-	w := newFixture(t, chunkstore.Config{})
+	f := newFixture(t, chunkstore.Config{})
 	files := map[string][]byte{
 		"memory": content(1, 9<<20), "disk.img": content(2, 4<<20+1), "state": content(3, 70_000),
 		"empty": nil, "zero": make([]byte, 5<<20), "tiny": []byte("x"), "edge": content(4, 4096),
@@ -25,20 +25,20 @@ func TestPushAndRead(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		in.Files = append(in.Files, chunkstore.LocalFile{Name: name, Path: file(t, files[name])})
 	}
-	pushed, _ := w.push(in)
-	opened := w.open("ws", "snp1")
+	pushed, _ := f.push(in)
+	opened := f.open("ws", "snp1")
 	if string(opened.Meta) != `{"a":1}` || opened.Parent != "" || !opened.Created.Equal(pushed.Created) {
 		t.Errorf("Open = %+v, want %+v as pushed", opened, pushed)
 	}
 	for name, data := range files {
-		w.wantFile(pushed, name, data)
-		w.wantFile(opened, name, data)
+		f.wantFile(pushed, name, data)
+		f.wantFile(opened, name, data)
 	}
 }
 
 // Content pushed with HighCompression takes less space and reads back unchanged.
 func TestHighCompression(t *testing.T) {
-	w := newFixture(t, chunkstore.Config{})
+	f := newFixture(t, chunkstore.Config{})
 	program, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -51,7 +51,7 @@ func TestHighCompression(t *testing.T) {
 	path := file(t, data)
 	stored := map[bool]int64{}
 	for dense, id := range map[bool]chunkstore.ID{false: "soon", true: "dense"} {
-		m, _ := w.push(
+		m, _ := f.push(
 			chunkstore.Push{
 				Tenant:          "ws",
 				ID:              id,
@@ -59,7 +59,7 @@ func TestHighCompression(t *testing.T) {
 				HighCompression: dense,
 			},
 		)
-		w.wantFile(w.open("ws", id), "program", data)
+		f.wantFile(f.open("ws", id), "program", data)
 		stored[dense] = m.Stored()
 	}
 	if stored[true] >= stored[false]*98/100 {
@@ -91,10 +91,10 @@ func TestOnlyTheDifferenceIsUploaded(t *testing.T) {
 		}, 4<<20 - 400<<10},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newFixture(t, chunkstore.Config{})
+			f := newFixture(t, chunkstore.Config{})
 			before := blobtest.Content(1, 12<<20)
 			path := file(t, before)
-			parent := w.pushMemory(chunkstore.Common, "base", before)
+			parent := f.pushMemory(chunkstore.Common, "base", before)
 			after := bytes.Clone(before)
 			c.change(after)
 			var dirty int64
@@ -108,7 +108,7 @@ func TestOnlyTheDifferenceIsUploaded(t *testing.T) {
 			if c.dirty != 0 && c.dirty != dirty {
 				t.Fatalf("the change makes %d bytes dirty, want %d", dirty, c.dirty)
 			}
-			m, stats := w.push(
+			m, stats := f.push(
 				chunkstore.Push{
 					Tenant:      "ws",
 					ID:          "fork",
@@ -125,18 +125,18 @@ func TestOnlyTheDifferenceIsUploaded(t *testing.T) {
 				t.Errorf("uploaded %d bytes for %d dirty bytes, want about as many", stats.Uploaded, dirty)
 			}
 			t.Logf("uploaded %d for %d dirty", stats.Uploaded, dirty)
-			w.wantFile(m, "memory", after)
-			w.wantFile(w.open("ws", "fork"), "memory", after)
+			f.wantFile(m, "memory", after)
+			f.wantFile(f.open("ws", "fork"), "memory", after)
 		})
 	}
 }
 
 // In a chain of forks every page is read from one place, and the parents may be deleted.
 func TestForkOfAForkNeedsNoParent(t *testing.T) {
-	w := newFixture(t, chunkstore.Config{})
+	f := newFixture(t, chunkstore.Config{})
 	data := content(1, 10<<20)
 	path := file(t, data)
-	m := w.pushMemory("ws", "f0", data)
+	m := f.pushMemory("ws", "f0", data)
 	for i := range 5 {
 		data = bytes.Clone(data)
 		for at := i * chunkstore.PageSize; at < len(data); at += (11 + i) * chunkstore.PageSize {
@@ -145,21 +145,21 @@ func TestForkOfAForkNeedsNoParent(t *testing.T) {
 		next := file(t, data)
 		id := chunkstore.ID("f" + string(rune('1'+i)))
 		parent := m
-		m, _ = w.push(chunkstore.Push{Tenant: "ws", ID: id, Files: []chunkstore.LocalFile{{Name: "memory", Path: next}},
+		m, _ = f.push(chunkstore.Push{Tenant: "ws", ID: id, Files: []chunkstore.LocalFile{{Name: "memory", Path: next}},
 			Parent: parent, ParentFiles: map[string]string{"memory": path}})
-		if err := w.store.Delete(t.Context(), "ws", parent.ID); err != nil {
+		if err := f.store.Delete(t.Context(), "ws", parent.ID); err != nil {
 			t.Fatal(err)
 		}
 		path = next
-		w.wantFile(w.open("ws", id), "memory", data)
+		f.wantFile(f.open("ws", id), "memory", data)
 	}
 }
 
 func TestEqualContentIsStoredOnceInAWorkspace(t *testing.T) {
-	w := newFixture(t, chunkstore.Config{})
+	f := newFixture(t, chunkstore.Config{})
 	data := blobtest.Content(1, 8<<20)
-	w.pushMemory("ws", "a", data)
-	_, again := w.push(
+	f.pushMemory("ws", "a", data)
+	_, again := f.push(
 		chunkstore.Push{
 			Tenant: "ws",
 			ID:     "b",
@@ -169,14 +169,14 @@ func TestEqualContentIsStoredOnceInAWorkspace(t *testing.T) {
 	if again.Reused != 2 || again.Chunks != 2 || again.Uploaded > 8<<10 {
 		t.Errorf("second push = %+v, want 2 chunks reused and only a manifest uploaded", again)
 	}
-	_, other := w.push(
+	_, other := f.push(
 		chunkstore.Push{Tenant: "other", ID: "b", Files: []chunkstore.LocalFile{{Name: "memory", Path: file(t, data)}}},
 	)
 	if other.Reused != 0 || other.Uploaded < 8<<20 {
 		t.Errorf("push of another workspace = %+v, want nothing reused", other)
 	}
 	names := map[string]bool{}
-	for _, key := range blobtest.Keys(t, w.objects, "w/") {
+	for _, key := range blobtest.Keys(t, f.objects, "w/") {
 		parts := strings.SplitN(key, "/c/", 2)
 		if len(parts) == 2 && names[parts[1]] {
 			t.Errorf("chunk %s has the same name in two workspaces", parts[1])
@@ -186,10 +186,10 @@ func TestEqualContentIsStoredOnceInAWorkspace(t *testing.T) {
 }
 
 func TestStoredObjectsRevealNothing(t *testing.T) {
-	w := newFixture(t, chunkstore.Config{})
+	f := newFixture(t, chunkstore.Config{})
 	secret := []byte("SECRET-VALUE-OF-A-WORKSPACE")
 	data := bytes.Repeat(secret, 10_000)
-	w.push(
+	f.push(
 		chunkstore.Push{
 			Tenant: "workspacename",
 			ID:     "a",
@@ -197,8 +197,8 @@ func TestStoredObjectsRevealNothing(t *testing.T) {
 			Files:  []chunkstore.LocalFile{{Name: "memory", Path: file(t, data)}},
 		},
 	)
-	for _, key := range blobtest.Keys(t, w.objects, "") {
-		stored := get(t, w, key)
+	for _, key := range blobtest.Keys(t, f.objects, "") {
+		stored := get(t, f, key)
 		for _, s := range [][]byte{secret, []byte("workspacename"), []byte("memory")} {
 			if bytes.Contains(stored, s) || strings.Contains(key, string(s)) {
 				t.Errorf("object %s reveals %q", key, s)
@@ -208,11 +208,11 @@ func TestStoredObjectsRevealNothing(t *testing.T) {
 }
 
 func TestManifestsAreRefused(t *testing.T) {
-	w := newFixture(t, quickRetries)
-	w.pushMemory("ws", "a", content(1, 1<<20))
-	w.pushMemory("ws", "b", content(2, 1<<20))
-	key := manifestKey(t, w, "/m/a")
-	good, err := blobtest.Get(t.Context(), w.objects, key, 0, -1)
+	f := newFixture(t, quickRetries)
+	f.pushMemory("ws", "a", content(1, 1<<20))
+	f.pushMemory("ws", "b", content(2, 1<<20))
+	key := manifestKey(t, f, "/m/a")
+	good, err := blobtest.Get(t.Context(), f.objects, key, 0, -1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -230,29 +230,29 @@ func TestManifestsAreRefused(t *testing.T) {
 		"id":         {set(good, 22, 'c'), chunkstore.ErrTampered},
 		"content":    {set(good, len(good)-60, good[len(good)-60]^1), chunkstore.ErrTampered},
 		"signature":  {set(good, len(good)-1, good[len(good)-1]^1), chunkstore.ErrTampered},
-		"of-another": {get(t, w, manifestKey(t, w, "/m/b")), chunkstore.ErrTampered},
+		"of-another": {get(t, f, manifestKey(t, f, "/m/b")), chunkstore.ErrTampered},
 	} {
-		blobtest.Put(t, w.objects, key, c.data)
-		if _, err := w.store.Open(t.Context(), "ws", "a"); !errors.Is(err, c.want) {
+		blobtest.Put(t, f.objects, key, c.data)
+		if _, err := f.store.Open(t.Context(), "ws", "a"); !errors.Is(err, c.want) {
 			t.Errorf("Open of a manifest that is %s: got %v, want %v", name, err, c.want)
 		}
 	}
-	blobtest.Put(t, w.objects, key, good)
-	w.open("ws", "a")
-	if _, err := w.store.Open(t.Context(), "other", "a"); !errors.Is(err, chunkstore.ErrNotFound) {
+	blobtest.Put(t, f.objects, key, good)
+	f.open("ws", "a")
+	if _, err := f.store.Open(t.Context(), "other", "a"); !errors.Is(err, chunkstore.ErrNotFound) {
 		t.Errorf("Open in another workspace: got %v, want ErrNotFound", err)
 	}
 	// An attacker who can write to the store gives a workspace the manifest of another.
-	w.pushMemory("other", "a", content(3, 1<<20))
-	for _, k := range blobtest.Keys(t, w.objects, "w/") {
+	f.pushMemory("other", "a", content(3, 1<<20))
+	for _, k := range blobtest.Keys(t, f.objects, "w/") {
 		if strings.HasSuffix(k, "/m/a") && k != key {
-			blobtest.Put(t, w.objects, k, good)
+			blobtest.Put(t, f.objects, k, good)
 		}
 	}
-	if _, err := w.store.Open(t.Context(), "other", "a"); !errors.Is(err, chunkstore.ErrWrongTenant) {
+	if _, err := f.store.Open(t.Context(), "other", "a"); !errors.Is(err, chunkstore.ErrWrongTenant) {
 		t.Errorf("Open of another workspace's manifest: got %v, want ErrWrongTenant", err)
 	}
-	if _, err := w.newStore(ring(t, 2), quickRetries).Open(t.Context(), "ws", "a"); !errors.Is(
+	if _, err := f.newStore(ring(t, 2), quickRetries).Open(t.Context(), "ws", "a"); !errors.Is(
 		err,
 		chunkstore.ErrNotFound,
 	) {
@@ -260,9 +260,9 @@ func TestManifestsAreRefused(t *testing.T) {
 	}
 }
 
-func manifestKey(t *testing.T, w *fixture, suffix string) string {
+func manifestKey(t *testing.T, f *fixture, suffix string) string {
 	t.Helper()
-	for _, k := range blobtest.Keys(t, w.objects, "w/") {
+	for _, k := range blobtest.Keys(t, f.objects, "w/") {
 		if strings.HasSuffix(k, suffix) {
 			return k
 		}
@@ -271,9 +271,9 @@ func manifestKey(t *testing.T, w *fixture, suffix string) string {
 	return ""
 }
 
-func get(t *testing.T, w *fixture, key string) []byte {
+func get(t *testing.T, f *fixture, key string) []byte {
 	t.Helper()
-	data, err := blobtest.Get(t.Context(), w.objects, key, 0, -1)
+	data, err := blobtest.Get(t.Context(), f.objects, key, 0, -1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -287,12 +287,12 @@ func set(data []byte, at int, b byte) []byte {
 }
 
 func TestPushIsRefused(t *testing.T) {
-	w := newFixture(t, quickRetries)
+	f := newFixture(t, quickRetries)
 	path := file(t, content(1, 1<<20))
-	parent := w.pushMemory("ws", "a", content(1, 1<<20))
-	common := w.pushMemory(chunkstore.Common, "base", content(1, 1<<20))
-	gone := w.pushMemory("ws", "gone", content(1, 1<<20))
-	if err := w.store.Delete(t.Context(), "ws", "gone"); err != nil {
+	parent := f.pushMemory("ws", "a", content(1, 1<<20))
+	common := f.pushMemory(chunkstore.Common, "base", content(1, 1<<20))
+	deleted := f.pushMemory("ws", "gone", content(1, 1<<20))
+	if err := f.store.Delete(t.Context(), "ws", "gone"); err != nil {
 		t.Fatal(err)
 	}
 	one := []chunkstore.LocalFile{{Name: "memory", Path: path}}
@@ -309,7 +309,7 @@ func TestPushIsRefused(t *testing.T) {
 		"taken":                 {chunkstore.Push{Tenant: "ws", ID: "a", Files: one}, chunkstore.ErrExists},
 		"parent-of-others":      {push("other", parent), chunkstore.ErrWrongTenant},
 		"common-over-workspace": {push(chunkstore.Common, parent), chunkstore.ErrWrongTenant},
-		"parent-deleted":        {push("ws", gone), chunkstore.ErrNotFound},
+		"parent-deleted":        {push("ws", deleted), chunkstore.ErrNotFound},
 		"id":                    {chunkstore.Push{Tenant: "ws", ID: "../b", Files: one}, nil},
 		"file-name":             {pushFile("../x", path), nil},
 		"file-missing":          {pushFile("x", path+"x"), fs.ErrNotExist},
@@ -317,12 +317,12 @@ func TestPushIsRefused(t *testing.T) {
 		"other-parent-file": {chunkstore.Push{Tenant: "ws", ID: "b", Files: one, Parent: common,
 			ParentFiles: map[string]string{"memory": file(t, []byte("short"))}}, nil},
 	} {
-		_, _, err := w.store.Push(t.Context(), c.in)
+		_, _, err := f.store.Push(t.Context(), c.in)
 		if err == nil || c.want != nil && !errors.Is(err, c.want) {
 			t.Errorf("Push, %s: got %v, want %v", name, err, c.want)
 		}
 	}
-	for _, k := range blobtest.Keys(t, w.objects, "w/") {
+	for _, k := range blobtest.Keys(t, f.objects, "w/") {
 		if strings.HasSuffix(k, "/m/b") {
 			t.Errorf("a rejected push left %s", k)
 		}
@@ -330,9 +330,9 @@ func TestPushIsRefused(t *testing.T) {
 }
 
 func TestRunsAndRanges(t *testing.T) {
-	w := newFixture(t, chunkstore.Config{})
+	f := newFixture(t, chunkstore.Config{})
 	data := content(1, 6<<20+123)
-	r := w.store.Reader(w.pushMemory("ws", "a", data), w.cache)
+	r := f.store.Reader(f.pushMemory("ws", "a", data), f.cache)
 	off := int64(0)
 	for off < int64(len(data)) {
 		n, zero := r.RunAt("memory", off)
@@ -369,35 +369,35 @@ func TestRunsAndRanges(t *testing.T) {
 }
 
 func TestPrefetchedIsReadWithoutTheStore(t *testing.T) {
-	w := newFixture(t, chunkstore.Config{})
+	f := newFixture(t, chunkstore.Config{})
 	data := content(1, 9<<20)
-	m := w.pushMemory("ws", "a", data)
-	r := w.store.Reader(m, w.cache)
+	m := f.pushMemory("ws", "a", data)
+	r := f.store.Reader(m, f.cache)
 	ranges := []chunkstore.Range{{"memory", 4 << 20, 2 << 20}, {"memory", 0, int64(len(data))}}
 	if err := r.Prefetch(t.Context(), ranges); err != nil {
 		t.Fatal(err)
 	}
-	w.objects.SetFaults(func(blobtest.Call) blobtest.Fault { return blobtest.Fault{Err: errors.New("touched")} })
-	for _, r := range []*chunkstore.Reader{r, w.store.Reader(m, w.cache)} {
+	f.objects.SetFaults(func(blobtest.Call) blobtest.Fault { return blobtest.Fault{Err: errors.New("touched")} })
+	for _, r := range []*chunkstore.Reader{r, f.store.Reader(m, f.cache)} {
 		p := make([]byte, len(data))
 		if err := r.ReadAt(t.Context(), "memory", p, 0); err != nil || !bytes.Equal(p, data) {
 			t.Errorf("ReadAt after a prefetch: %v, or wrong content", err)
 		}
 	}
-	if n := w.objects.Count("get"); n != 0 {
+	if n := f.objects.Count("get"); n != 0 {
 		t.Errorf("got %d requests to the store, want 0", n)
 	}
 }
 
 func TestNeighboursAreOneRequest(t *testing.T) {
-	w := newFixture(t, chunkstore.Config{})
+	f := newFixture(t, chunkstore.Config{})
 	data := blobtest.Content(1, 4<<20)
-	r := w.store.Reader(w.pushMemory("ws", "a", data), w.cache)
-	w.objects.SetFaults(nil)
+	r := f.store.Reader(f.pushMemory("ws", "a", data), f.cache)
+	f.objects.SetFaults(nil)
 	if err := r.ReadAt(t.Context(), "memory", make([]byte, 1<<20), 0); err != nil {
 		t.Fatal(err)
 	}
-	if n := w.objects.Count("get"); n != 1 {
+	if n := f.objects.Count("get"); n != 1 {
 		t.Errorf("reading a MiB took %d requests, want 1", n)
 	}
 }
@@ -415,17 +415,17 @@ func parentAndChild() (before, after []byte) {
 }
 
 func TestPullOverABase(t *testing.T) {
-	w := newFixture(t, chunkstore.Config{})
+	f := newFixture(t, chunkstore.Config{})
 	before, after := parentAndChild()
 	path := file(t, before)
-	base := w.pushMemory(chunkstore.Common, "base", before)
-	m, _ := w.push(
+	base := f.pushMemory(chunkstore.Common, "base", before)
+	m, _ := f.push(
 		chunkstore.Push{Tenant: "ws", ID: "fork", Files: []chunkstore.LocalFile{{Name: "memory", Path: file(t, after)}},
 			Parent: base, ParentFiles: map[string]string{"memory": path}},
 	)
 	dir := t.TempDir()
-	done, err := w.store.Reader(m, w.cache).Pull(t.Context(), dir, &chunkstore.Base{
-		Manifest: w.open(chunkstore.Common, "base"), Files: map[string]string{"memory": path},
+	done, err := f.store.Reader(m, f.cache).Pull(t.Context(), dir, &chunkstore.Base{
+		Manifest: f.open(chunkstore.Common, "base"), Files: map[string]string{"memory": path},
 		Clone: func(from, to string) error {
 			data, err := os.ReadFile(from)
 			return errors.Join(err, os.WriteFile(to, data, 0o600))

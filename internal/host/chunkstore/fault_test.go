@@ -54,10 +54,10 @@ func TestReadsFromABadStore(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newFixture(t, quickRetries)
+			f := newFixture(t, quickRetries)
 			data := content(1, 5<<20)
-			r := w.store.Reader(w.pushMemory("ws", "a", data), w.cache)
-			w.objects.SetFaults(func(blobtest.Call) blobtest.Fault { return c.fault })
+			r := f.store.Reader(f.pushMemory("ws", "a", data), f.cache)
+			f.objects.SetFaults(func(blobtest.Call) blobtest.Fault { return c.fault })
 			p := make([]byte, len(data))
 			if err := r.ReadAt(t.Context(), "memory", p, 0); !c.check(err) {
 				t.Errorf("ReadAt: got %v, want the error of the case", err)
@@ -72,12 +72,12 @@ func TestReadsFromABadStore(t *testing.T) {
 			if list, err := os.ReadDir(dir); err != nil || len(list) != 0 {
 				t.Errorf("files after a failed pull = %v, %v; want none", list, err)
 			}
-			if n := w.cache.Stats(); n.Bytes != 0 {
+			if n := f.cache.Stats(); n.Bytes != 0 {
 				t.Errorf("the cache holds %d bytes, want none of the damaged content", n.Bytes)
 			}
 			// The same fault once in a while costs another request, unless a retry cannot help.
 			asked := map[blobtest.Call]bool{} // guarded by the store's lock
-			w.objects.SetFaults(func(call blobtest.Call) blobtest.Fault {
+			f.objects.SetFaults(func(call blobtest.Call) blobtest.Fault {
 				call.N = 0
 				if asked[call] || errors.Is(c.fault.Err, blob.ErrNotFound) || errors.Is(c.fault.Err, blob.ErrDenied) {
 					return blobtest.Fault{}
@@ -99,12 +99,12 @@ func TestReadsFromABadStore(t *testing.T) {
 
 // A caller that gives up on a slow store does not disturb the others.
 func TestCanceledReadDoesNotFailOthers(t *testing.T) {
-	w := newFixture(t, chunkstore.Config{})
+	f := newFixture(t, chunkstore.Config{})
 	data := blobtest.Content(1, 1<<20)
-	r := w.store.Reader(w.pushMemory("ws", "a", data), w.cache)
+	r := f.store.Reader(f.pushMemory("ws", "a", data), f.cache)
 	asked := make(chan struct{})
 	var once sync.Once
-	w.objects.SetFaults(func(c blobtest.Call) blobtest.Fault {
+	f.objects.SetFaults(func(c blobtest.Call) blobtest.Fault {
 		if c.N == 0 {
 			once.Do(func() { close(asked) })
 			return blobtest.Fault{Hang: true}
@@ -158,43 +158,43 @@ func TestPushThatFailsAtEveryRequest(t *testing.T) {
 		"broken-pipes": {"put", puts, blobtest.Fault{Err: os.ErrClosed}, os.ErrClosed},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newFixture(t, quickRetries)
+			f := newFixture(t, quickRetries)
 			for n := range c.times {
-				w = newFixture(t, quickRetries)
-				w.objects.SetFaults(func(call blobtest.Call) blobtest.Fault {
+				f = newFixture(t, quickRetries)
+				f.objects.SetFaults(func(call blobtest.Call) blobtest.Fault {
 					if call.Op == c.op && call.N >= n {
 						return c.fault
 					}
 					return blobtest.Fault{}
 				})
-				if _, _, err := w.store.Push(t.Context(), in); !errors.Is(err, c.want) {
+				if _, _, err := f.store.Push(t.Context(), in); !errors.Is(err, c.want) {
 					t.Fatalf("Push with %s failing from request %d on: got %v, want %v", c.op, n, err, c.want)
 				}
-				if _, err := w.store.Open(t.Context(), "ws", "a"); !errors.Is(err, chunkstore.ErrNotFound) {
+				if _, err := f.store.Open(t.Context(), "ws", "a"); !errors.Is(err, chunkstore.ErrNotFound) {
 					t.Fatalf("Open after a failed push: got %v, want ErrNotFound", err)
 				}
 			}
-			w.objects.SetFaults(nil)
-			m, again := w.push(in)
+			f.objects.SetFaults(nil)
+			m, again := f.push(in)
 			if again.Reused == 0 && c.op == "put" {
 				t.Error("Push reused no chunk of the failed pushes")
 			}
-			w.wantFile(m, "memory", data)
+			f.wantFile(m, "memory", data)
 		})
 	}
 }
 
 // A request that is slow once, or whose reply is lost, costs another request.
 func TestPushRetriesFailedRequests(t *testing.T) {
-	w := newFixture(t, quickRetries)
-	w.objects.SetFaults(func(c blobtest.Call) blobtest.Fault {
+	f := newFixture(t, quickRetries)
+	f.objects.SetFaults(func(c blobtest.Call) blobtest.Fault {
 		if c.Op == "put" && c.N%3 == 0 {
 			return blobtest.Fault{Err: errors.New("connection reset")}
 		}
 		return blobtest.Fault{}
 	})
 	data := content(1, 9<<20)
-	w.wantFile(w.pushMemory("ws", "a", data), "memory", data)
+	f.wantFile(f.pushMemory("ws", "a", data), "memory", data)
 }
 
 // lostReplyStore stores an object and then returns an error.
@@ -213,23 +213,23 @@ func (l *lostReplyStore) PutIfAbsent(ctx context.Context, key string, r io.Reade
 }
 
 func TestPutManifestWithLostReply(t *testing.T) {
-	w := newFixture(t, quickRetries)
-	v, err := chunkstore.New(&lostReplyStore{Store: w.objects, left: 1}, w.ring, quickRetries)
+	f := newFixture(t, quickRetries)
+	s, err := chunkstore.New(&lostReplyStore{Store: f.objects, left: 1}, f.ring, quickRetries)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer v.Close()
+	defer s.Close()
 	files := []chunkstore.LocalFile{{Name: "memory", Path: file(t, content(1, 5000))}}
-	if _, _, err := v.Push(t.Context(), chunkstore.Push{Tenant: "ws", ID: "a", Files: files}); err != nil {
+	if _, _, err := s.Push(t.Context(), chunkstore.Push{Tenant: "ws", ID: "a", Files: files}); err != nil {
 		t.Errorf("Push with a lost reply: got %v, want nil", err)
 	}
-	w.open("ws", "a")
+	f.open("ws", "a")
 }
 
 func TestParentDeletedDuringPush(t *testing.T) {
-	w := newFixture(t, quickRetries)
+	f := newFixture(t, quickRetries)
 	data := blobtest.Content(1, 1<<20)
-	parent := w.pushMemory("ws", "p", data)
+	parent := f.pushMemory("ws", "p", data)
 	path, next := file(t, data), bytes.Clone(data)
 	next[0] ^= 1
 	in := chunkstore.Push{
@@ -239,12 +239,12 @@ func TestParentDeletedDuringPush(t *testing.T) {
 		Parent:      parent,
 		ParentFiles: map[string]string{"memory": path},
 	}
-	gone := func(rest func(string) bool) func(c blobtest.Call) blobtest.Fault {
+	deleted := func(rest func(string) bool) func(c blobtest.Call) blobtest.Fault {
 		return func(c blobtest.Call) blobtest.Fault {
 			if c.Op == "put" && strings.Contains(c.Key, "/c/") { // the difference: the parent is deleted now
-				for _, k := range blobtest.Keys(t, w.objects.Store, "w/") {
+				for _, k := range blobtest.Keys(t, f.objects.Store, "w/") {
 					if rest(k) {
-						if err := w.objects.Store.Delete(t.Context(), k); err != nil {
+						if err := f.objects.Store.Delete(t.Context(), k); err != nil {
 							t.Error(err)
 						}
 					}
@@ -253,118 +253,118 @@ func TestParentDeletedDuringPush(t *testing.T) {
 			return blobtest.Fault{}
 		}
 	}
-	w.objects.SetFaults(gone(func(k string) bool { return strings.HasSuffix(k, "/p") }))
-	if _, _, err := w.store.Push(t.Context(), in); !errors.Is(err, chunkstore.ErrNotFound) {
+	f.objects.SetFaults(deleted(func(k string) bool { return strings.HasSuffix(k, "/p") }))
+	if _, _, err := f.store.Push(t.Context(), in); !errors.Is(err, chunkstore.ErrNotFound) {
 		t.Errorf("Push over a collected parent: got %v, want ErrNotFound", err)
 	}
 }
 
 func TestGC(t *testing.T) {
-	w := newFixture(t, chunkstore.Config{Grace: time.Hour})
-	mem, ok := w.objects.Store.(*blobtest.MemoryStore)
+	f := newFixture(t, chunkstore.Config{Grace: time.Hour})
+	mem, ok := f.objects.Store.(*blobtest.MemoryStore)
 	if !ok {
 		t.Fatal("the object store is not a MemoryStore")
 	}
 	collect := func(want int) {
 		t.Helper()
-		got, err := w.store.GC(t.Context())
+		got, err := f.store.GC(t.Context())
 		if err != nil || got.Chunks != want {
 			t.Errorf("GC = %+v, %v; want %d chunks removed", got, err, want)
 		}
 	}
 	base, fork := blobtest.Content(1, 8<<20), blobtest.Content(1, 8<<20)
 	copy(fork, blobtest.Content(2, 300_000))
-	parent := w.pushMemory(chunkstore.Common, "base", base)
-	m, _ := w.push(
+	parent := f.pushMemory(chunkstore.Common, "base", base)
+	m, _ := f.push(
 		chunkstore.Push{Tenant: "ws", ID: "fork", Files: []chunkstore.LocalFile{{Name: "memory", Path: file(t, fork)}},
 			Parent: parent, ParentFiles: map[string]string{"memory": file(t, base)}},
 	)
 	collect(0)
 	mem.Age(2 * time.Hour)
 	collect(0) // old, and needed
-	if err := w.store.Delete(t.Context(), chunkstore.Common, "base"); err != nil {
+	if err := f.store.Delete(t.Context(), chunkstore.Common, "base"); err != nil {
 		t.Fatal(err)
 	}
 	mem.Age(2 * time.Hour)
 	collect(0) // the fork needs all of it but its own pages, and those are in chunks that it needs
-	w.wantFile(m, "memory", fork)
-	if err := w.store.Delete(t.Context(), "ws", "fork"); err != nil {
+	f.wantFile(m, "memory", fork)
+	if err := f.store.Delete(t.Context(), "ws", "fork"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.store.Open(t.Context(), "ws", "fork"); !errors.Is(err, chunkstore.ErrNotFound) {
+	if _, err := f.store.Open(t.Context(), "ws", "fork"); !errors.Is(err, chunkstore.ErrNotFound) {
 		t.Errorf("Open after Delete: got %v, want ErrNotFound", err)
 	}
 	collect(0) // deleted a moment ago
-	w.wantFile(m, "memory", fork)
+	f.wantFile(m, "memory", fork)
 	mem.Age(2 * time.Hour)
 	collect(3)
-	if left := blobtest.Keys(t, w.objects, ""); len(left) != 0 {
+	if left := blobtest.Keys(t, f.objects, ""); len(left) != 0 {
 		t.Errorf("objects after the last GC = %v, want none", left)
 	}
 }
 
 // The chunks of a killed push are removed after the grace period, and not before.
 func TestGCAfterKilledPush(t *testing.T) {
-	w := newFixture(t, chunkstore.Config{Grace: time.Hour, Attempts: 1})
-	mem, _ := w.objects.Store.(*blobtest.MemoryStore)
+	f := newFixture(t, chunkstore.Config{Grace: time.Hour, Attempts: 1})
+	mem, _ := f.objects.Store.(*blobtest.MemoryStore)
 	data := blobtest.Content(1, 8<<20)
-	w.objects.SetFaults(func(c blobtest.Call) blobtest.Fault {
+	f.objects.SetFaults(func(c blobtest.Call) blobtest.Fault {
 		if strings.Contains(c.Key, "/m/") && c.Op == "put" {
 			return blobtest.Fault{Err: errors.New("killed")}
 		}
 		return blobtest.Fault{}
 	})
 	in := chunkstore.Push{Tenant: "ws", ID: "a", Files: []chunkstore.LocalFile{{Name: "memory", Path: file(t, data)}}}
-	if _, _, err := w.store.Push(t.Context(), in); err == nil {
+	if _, _, err := f.store.Push(t.Context(), in); err == nil {
 		t.Fatal("Push with a full store: got nil, want an error")
 	}
-	w.objects.SetFaults(nil)
-	if got, err := w.store.GC(t.Context()); err != nil || got.Chunks != 0 || got.Kept != 2 {
+	f.objects.SetFaults(nil)
+	if got, err := f.store.GC(t.Context()); err != nil || got.Chunks != 0 || got.Kept != 2 {
 		t.Errorf("GC = %+v, %v; want 2 chunks kept", got, err)
 	}
 	// Chunks found again at half of the grace period are stored again and so become young.
 	mem.Age(40 * time.Minute)
-	m, stats := w.push(in)
+	m, stats := f.push(in)
 	if stats.Reused != 0 {
 		t.Errorf("Push reused %d old chunks, want none", stats.Reused)
 	}
 	mem.Age(40 * time.Minute)
-	if got, err := w.store.GC(t.Context()); err != nil || got.Chunks != 0 {
+	if got, err := f.store.GC(t.Context()); err != nil || got.Chunks != 0 {
 		t.Errorf("GC = %+v, %v; want no chunk removed", got, err)
 	}
-	w.wantFile(m, "memory", data)
+	f.wantFile(m, "memory", data)
 }
 
 func TestGCKeepsTenantsWithUnreadableManifests(t *testing.T) {
-	w := newFixture(t, chunkstore.Config{Grace: time.Hour, Attempts: 1})
-	mem, _ := w.objects.Store.(*blobtest.MemoryStore)
-	w.pushMemory("ws", "a", content(1, 1<<20))
-	w.pushMemory("other", "a", content(1, 1<<20))
-	blobtest.Put(t, w.objects, "w/readme", []byte("x"))
-	blobtest.Put(t, w.objects, "elsewhere/x", []byte("x"))
-	for _, k := range blobtest.Keys(t, w.objects, "w/") {
+	f := newFixture(t, chunkstore.Config{Grace: time.Hour, Attempts: 1})
+	mem, _ := f.objects.Store.(*blobtest.MemoryStore)
+	f.pushMemory("ws", "a", content(1, 1<<20))
+	f.pushMemory("other", "a", content(1, 1<<20))
+	blobtest.Put(t, f.objects, "w/readme", []byte("x"))
+	blobtest.Put(t, f.objects, "elsewhere/x", []byte("x"))
+	for _, k := range blobtest.Keys(t, f.objects, "w/") {
 		if strings.HasSuffix(k, "/m/a") {
-			blobtest.Put(t, w.objects, k, flip(get(t, w, k)))
+			blobtest.Put(t, f.objects, k, flip(get(t, f, k)))
 			break
 		}
 	}
 	mem.Age(2 * time.Hour)
-	before := len(blobtest.Keys(t, w.objects, ""))
-	if _, err := w.store.GC(t.Context()); !errors.Is(err, chunkstore.ErrTampered) {
+	before := len(blobtest.Keys(t, f.objects, ""))
+	if _, err := f.store.GC(t.Context()); !errors.Is(err, chunkstore.ErrTampered) {
 		t.Errorf("GC with a damaged manifest: got %v, want ErrTampered", err)
 	}
-	if after := len(blobtest.Keys(t, w.objects, "")); after != before {
+	if after := len(blobtest.Keys(t, f.objects, "")); after != before {
 		t.Errorf("got %d objects after GC, want all %d", after, before)
 	}
 	broken := errors.New("broken")
 	for _, op := range []string{"list", "get", "stat", "delete"} {
-		w.objects.SetFaults(func(c blobtest.Call) blobtest.Fault {
+		f.objects.SetFaults(func(c blobtest.Call) blobtest.Fault {
 			if c.Op == op {
 				return blobtest.Fault{Err: broken}
 			}
 			return blobtest.Fault{}
 		})
-		got, err := w.store.GC(t.Context())
+		got, err := f.store.GC(t.Context())
 		if err == nil || got.Chunks != 0 {
 			t.Errorf("GC with failing %s: removed %+v, %v; want an error and nothing removed", op, got, err)
 		}
@@ -404,24 +404,24 @@ func TestReadsThroughABadCache(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newFixture(t, quickRetries)
+			f := newFixture(t, quickRetries)
 			dir := filepath.Join(t.TempDir(), "cache")
-			w.cache = newCache(t, cache.Config{Dir: dir, Files: 1})
-			m := w.pushMemory("ws", "a", data)
-			w.wantFile(m, "memory", data)
+			f.cache = newCache(t, cache.Config{Dir: dir, Files: 1})
+			m := f.pushMemory("ws", "a", data)
+			f.wantFile(m, "memory", data)
 			if name != "bytes-changed" { // the frames of an open file are verified already
 				harm(t, dir)
-				w.wantFile(m, "memory", data)
+				f.wantFile(m, "memory", data)
 			}
 			if name == "file-instead" {
 				return // the next start rejects it
 			}
 			harmAgain := newCache(t, cache.Config{Dir: dir})
 			harm(t, dir)
-			w.cache = harmAgain
-			w.wantFile(m, "memory", data)
-			w.cache = newCache(t, cache.Config{Dir: dir})
-			w.wantFile(m, "memory", data)
+			f.cache = harmAgain
+			f.wantFile(m, "memory", data)
+			f.cache = newCache(t, cache.Config{Dir: dir})
+			f.wantFile(m, "memory", data)
 		})
 	}
 }

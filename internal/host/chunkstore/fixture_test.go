@@ -26,11 +26,11 @@ var quickRetries = chunkstore.Config{RetryDelay: time.Millisecond, ReadTimeout: 
 
 func newFixture(t *testing.T, cfg chunkstore.Config) *fixture {
 	t.Helper()
-	w := &fixture{t: t, objects: blobtest.NewFaulty(blobtest.NewMemory(), nil)}
-	w.ring = ring(t, 1)
-	w.store = w.newStore(w.ring, cfg)
-	w.cache = newCache(t, cache.Config{})
-	return w
+	f := &fixture{t: t, objects: blobtest.NewFaulty(blobtest.NewMemory(), nil)}
+	f.ring = ring(t, 1)
+	f.store = f.newStore(f.ring, cfg)
+	f.cache = newCache(t, cache.Config{})
+	return f
 }
 
 func ring(t *testing.T, seed byte) *chunkstore.Keyring {
@@ -42,14 +42,14 @@ func ring(t *testing.T, seed byte) *chunkstore.Keyring {
 	return r
 }
 
-func (w *fixture) newStore(r *chunkstore.Keyring, cfg chunkstore.Config) *chunkstore.Store {
-	w.t.Helper()
-	v, err := chunkstore.New(w.objects, r, cfg)
+func (f *fixture) newStore(r *chunkstore.Keyring, cfg chunkstore.Config) *chunkstore.Store {
+	f.t.Helper()
+	s, err := chunkstore.New(f.objects, r, cfg)
 	if err != nil {
-		w.t.Fatal(err)
+		f.t.Fatal(err)
 	}
-	w.t.Cleanup(func() { _ = v.Close() })
-	return v
+	f.t.Cleanup(func() { _ = s.Close() })
+	return s
 }
 
 func newCache(t *testing.T, cfg cache.Config) *cache.Cache {
@@ -90,39 +90,39 @@ func content(seed uint64, n int) []byte {
 	return data
 }
 
-func (w *fixture) push(in chunkstore.Push) (*chunkstore.Manifest, chunkstore.PushStats) {
-	w.t.Helper()
-	m, stats, err := w.store.Push(w.t.Context(), in)
+func (f *fixture) push(in chunkstore.Push) (*chunkstore.Manifest, chunkstore.PushStats) {
+	f.t.Helper()
+	m, stats, err := f.store.Push(f.t.Context(), in)
 	if err != nil {
-		w.t.Fatal(err)
+		f.t.Fatal(err)
 	}
 	return m, stats
 }
 
 // pushMemory pushes data as the file "memory".
-func (w *fixture) pushMemory(space chunkstore.Tenant, id chunkstore.ID, data []byte) *chunkstore.Manifest {
-	w.t.Helper()
-	m, _ := w.push(
-		chunkstore.Push{Tenant: space, ID: id, Files: []chunkstore.LocalFile{{Name: "memory", Path: file(w.t, data)}}},
+func (f *fixture) pushMemory(tenant chunkstore.Tenant, id chunkstore.ID, data []byte) *chunkstore.Manifest {
+	f.t.Helper()
+	m, _ := f.push(
+		chunkstore.Push{Tenant: tenant, ID: id, Files: []chunkstore.LocalFile{{Name: "memory", Path: file(f.t, data)}}},
 	)
 	return m
 }
 
-func (w *fixture) open(space chunkstore.Tenant, id chunkstore.ID) *chunkstore.Manifest {
-	w.t.Helper()
-	m, err := w.store.Open(w.t.Context(), space, id)
+func (f *fixture) open(tenant chunkstore.Tenant, id chunkstore.ID) *chunkstore.Manifest {
+	f.t.Helper()
+	m, err := f.store.Open(f.t.Context(), tenant, id)
 	if err != nil {
-		w.t.Fatal(err)
+		f.t.Fatal(err)
 	}
 	return m
 }
 
 // wantFile compares a file with data: read in pieces and at once, through a cache and by a pull.
-func (w *fixture) wantFile(m *chunkstore.Manifest, name string, data []byte) {
-	w.t.Helper()
-	r := w.store.Reader(m, w.cache)
+func (f *fixture) wantFile(m *chunkstore.Manifest, name string, data []byte) {
+	f.t.Helper()
+	r := f.store.Reader(m, f.cache)
 	if n, ok := r.Size(name); !ok || n != int64(len(data)) {
-		w.t.Fatalf("Size(%q) = %d, %v; want %d", name, n, ok, len(data))
+		f.t.Fatalf("Size(%q) = %d, %v; want %d", name, n, ok, len(data))
 	}
 	for _, step := range []int{100_001, 4096, len(data)} {
 		if step == 0 {
@@ -130,20 +130,20 @@ func (w *fixture) wantFile(m *chunkstore.Manifest, name string, data []byte) {
 		}
 		for off := 0; off < len(data); off += step {
 			p := make([]byte, min(step, len(data)-off))
-			if err := r.ReadAt(w.t.Context(), name, p, int64(off)); err != nil {
-				w.t.Fatal(err)
+			if err := r.ReadAt(f.t.Context(), name, p, int64(off)); err != nil {
+				f.t.Fatal(err)
 			}
 			if !bytes.Equal(p, data[off:off+len(p)]) {
-				w.t.Fatalf("%s: %d bytes at %d: got other content than was pushed", name, len(p), off)
+				f.t.Fatalf("%s: %d bytes at %d: got other content than was pushed", name, len(p), off)
 			}
 		}
 	}
-	dir := w.t.TempDir()
-	if _, err := r.Pull(w.t.Context(), dir, nil, nil); err != nil {
-		w.t.Fatal(err)
+	dir := f.t.TempDir()
+	if _, err := r.Pull(f.t.Context(), dir, nil, nil); err != nil {
+		f.t.Fatal(err)
 	}
 	got, err := os.ReadFile(filepath.Join(dir, name))
 	if err != nil || !bytes.Equal(got, data) {
-		w.t.Fatalf("pulled %s: %d bytes, %v; want the %d bytes that were pushed", name, len(got), err, len(data))
+		f.t.Fatalf("pulled %s: %d bytes, %v; want the %d bytes that were pushed", name, len(got), err, len(data))
 	}
 }

@@ -13,11 +13,11 @@ import (
 )
 
 // checkParent returns ErrNotFound if garbage collection may have removed chunks of a manifest.
-func (v *Store) checkParent(ctx context.Context, m *Manifest) error {
-	r := v.keys(m.Tenant).own
+func (s *Store) checkParent(ctx context.Context, m *Manifest) error {
+	r := s.keys(m.Tenant).own
 	var err error
 	for _, key := range []string{r.manifestKey(m.ID), r.deletedKey(m.ID)} {
-		if _, err = v.objects.Stat(ctx, key); err == nil {
+		if _, err = s.objects.Stat(ctx, key); err == nil {
 			return nil
 		}
 	}
@@ -29,12 +29,12 @@ func (v *Store) checkParent(ctx context.Context, m *Manifest) error {
 
 // putManifest stores a new manifest. It succeeds if an earlier attempt stored the manifest and its reply was
 // lost.
-func (v *Store) putManifest(ctx context.Context, key string, data []byte) error {
-	err := v.retry(ctx, func(ctx context.Context) error {
-		return v.objects.PutIfAbsent(ctx, key, bytes.NewReader(data), int64(len(data)))
+func (s *Store) putManifest(ctx context.Context, key string, data []byte) error {
+	err := s.retry(ctx, func(ctx context.Context) error {
+		return s.objects.PutIfAbsent(ctx, key, bytes.NewReader(data), int64(len(data)))
 	})
 	if errors.Is(err, blob.ErrExists) {
-		if there, err := v.getAll(ctx, key, int64(len(data))); err == nil && bytes.Equal(there, data) {
+		if there, err := s.getAll(ctx, key, int64(len(data))); err == nil && bytes.Equal(there, data) {
 			return nil
 		}
 	}
@@ -44,20 +44,20 @@ func (v *Store) putManifest(ctx context.Context, key string, data []byte) error 
 // Delete removes a manifest. It returns nil if the manifest does not exist. Its chunks stay for the grace
 // period at least: machines may read from them, and pushes may rely on them. Then GC removes the chunks that
 // no other manifest needs.
-func (v *Store) Delete(ctx context.Context, s Tenant, id ID) error {
+func (s *Store) Delete(ctx context.Context, tenant Tenant, id ID) error {
 	if err := id.check(); err != nil {
 		return fmt.Errorf("delete manifest: %w", err)
 	}
-	r := v.keys(s).own
-	data, err := v.getAll(ctx, r.manifestKey(id), maxManifest)
+	r := s.keys(tenant).own
+	data, err := s.getAll(ctx, r.manifestKey(id), maxManifest)
 	if errors.Is(err, blob.ErrNotFound) {
 		return nil
 	}
 	if err == nil {
-		err = v.put(ctx, r.deletedKey(id), data)
+		err = s.put(ctx, r.deletedKey(id), data)
 	}
 	if err == nil {
-		err = v.objects.Delete(ctx, r.manifestKey(id))
+		err = s.objects.Delete(ctx, r.manifestKey(id))
 	}
 	if err != nil {
 		return fmt.Errorf("delete manifest %s: %w", id, err)
@@ -80,9 +80,9 @@ type GCStats struct {
 // and that no manifest of that time names. A push that relies on a chunk found in the store finds it younger
 // than half the grace period, or stores it again, or has a parent that is kept for the grace period; and the
 // push itself takes less than half of it.
-func (v *Store) GC(ctx context.Context) (GCStats, error) {
-	c := collector{v: v, cutoff: time.Now().Add(-v.cfg.Grace), needed: map[chunkRef]bool{}, unreadable: map[tag]bool{}}
-	err := v.objects.List(ctx, "w/", func(i blob.Info) error { c.classify(i); return nil })
+func (s *Store) GC(ctx context.Context) (GCStats, error) {
+	c := collector{v: s, cutoff: time.Now().Add(-s.cfg.Grace), needed: map[chunkRef]bool{}, unreadable: map[tag]bool{}}
+	err := s.objects.List(ctx, "w/", func(i blob.Info) error { c.classify(i); return nil })
 	if err != nil {
 		return GCStats{}, fmt.Errorf("garbage collection of chunks: %w", err)
 	}

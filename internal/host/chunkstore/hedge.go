@@ -70,10 +70,10 @@ func (h *hedge) allow() bool {
 func (h *hedge) read(ctx context.Context, get func(context.Context) ([]byte, error)) ([]byte, error) {
 	late, ok := h.start()
 	if !ok {
-		began := time.Now()
+		start := time.Now()
 		data, err := get(ctx)
 		if err == nil {
-			h.observe(time.Since(began))
+			h.observe(time.Since(start))
 		}
 		return data, err
 	}
@@ -88,10 +88,10 @@ func (h *hedge) read(ctx context.Context, get func(context.Context) ([]byte, err
 	answers := make(chan answer, 2)
 	begin := func() {
 		work.Go(func() {
-			began := time.Now()
+			start := time.Now()
 			data, err := get(ctx)
 			if err == nil {
-				h.observe(time.Since(began))
+				h.observe(time.Since(start))
 			}
 			answers <- answer{data, err}
 		})

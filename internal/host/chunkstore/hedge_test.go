@@ -26,40 +26,40 @@ func seedHedge(t *testing.T, r *chunkstore.Reader, n int) {
 }
 
 // hedged runs do over a store that replies to a read after 20 ms, after n such reads.
-func hedged(t *testing.T, n int, do func(t *testing.T, w *fixture, r *chunkstore.Reader, data []byte)) {
+func hedged(t *testing.T, n int, do func(t *testing.T, f *fixture, r *chunkstore.Reader, data []byte)) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newFixture(t, noTimeout)
+		f := newFixture(t, noTimeout)
 		data := blobtest.Content(1, 16<<20)
-		m := w.pushMemory("ws", "a", data)
-		v, err := chunkstore.New(blobtest.NewShaped(w.objects, 20*time.Millisecond, 0), w.ring, noTimeout)
+		m := f.pushMemory("ws", "a", data)
+		s, err := chunkstore.New(blobtest.NewShaped(f.objects, 20*time.Millisecond, 0), f.ring, noTimeout)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer v.Close()
-		r := v.Reader(m, w.cache)
+		defer s.Close()
+		r := s.Reader(m, f.cache)
 		seedHedge(t, r, n)
-		do(t, w, r, data)
+		do(t, f, r, data)
 	})
 }
 
 // One read of many that gets no reply is repeated, and the original is canceled.
 func TestLateReadIsMadeTwice(t *testing.T) {
-	hedged(t, 60, func(t *testing.T, w *fixture, r *chunkstore.Reader, data []byte) {
-		w.objects.SetFaults(
+	hedged(t, 60, func(t *testing.T, f *fixture, r *chunkstore.Reader, data []byte) {
+		f.objects.SetFaults(
 			func(c blobtest.Call) blobtest.Fault { return blobtest.Fault{Hang: c.Op == "get" && c.N == 0} },
 		)
-		began := time.Now()
+		start := time.Now()
 		p := make([]byte, 4096)
 		if err := r.ReadAt(t.Context(), "memory", p, 10<<20); err != nil {
 			t.Fatal(err)
 		}
-		if took := time.Since(began); took != 45*time.Millisecond {
+		if took := time.Since(start); took != 45*time.Millisecond {
 			t.Errorf("the read took %v, want 45 ms where a usual read takes 20 ms", took)
 		}
 		if !bytes.Equal(p, data[10<<20:10<<20+4096]) {
 			t.Error("read other content than was pushed")
 		}
-		if n := w.objects.Count("get"); n != 2 {
+		if n := f.objects.Count("get"); n != 2 {
 			t.Errorf("got %d requests, want 2", n)
 		}
 	})
@@ -67,8 +67,8 @@ func TestLateReadIsMadeTwice(t *testing.T) {
 
 // A reply that stalls halfway is repeated, and a repetition that fails does not fail the original.
 func TestStalledReadIsMadeTwice(t *testing.T) {
-	hedged(t, 60, func(t *testing.T, w *fixture, r *chunkstore.Reader, data []byte) {
-		w.objects.SetFaults(func(c blobtest.Call) blobtest.Fault {
+	hedged(t, 60, func(t *testing.T, f *fixture, r *chunkstore.Reader, data []byte) {
+		f.objects.SetFaults(func(c blobtest.Call) blobtest.Fault {
 			if c.Op == "get" && c.N == 0 {
 				return blobtest.Fault{Hang: true, Short: 100}
 			}
@@ -83,9 +83,9 @@ func TestStalledReadIsMadeTwice(t *testing.T) {
 
 // If the whole store stalls, not every read is repeated.
 func TestSecondReadsAreFew(t *testing.T) {
-	hedged(t, 60, func(t *testing.T, w *fixture, r *chunkstore.Reader, _ []byte) {
+	hedged(t, 60, func(t *testing.T, f *fixture, r *chunkstore.Reader, _ []byte) {
 		var asked atomic.Int64
-		w.objects.SetFaults(func(c blobtest.Call) blobtest.Fault {
+		f.objects.SetFaults(func(c blobtest.Call) blobtest.Fault {
 			asked.Add(1)
 			return blobtest.Fault{Hang: true}
 		})
@@ -109,12 +109,12 @@ func TestSecondReadsAreFew(t *testing.T) {
 
 // No read is repeated before the usual duration is known.
 func TestFirstReadsAreMadeOnce(t *testing.T) {
-	hedged(t, 3, func(t *testing.T, w *fixture, r *chunkstore.Reader, _ []byte) {
-		w.objects.SetFaults(func(blobtest.Call) blobtest.Fault { return blobtest.Fault{Hang: true} })
+	hedged(t, 3, func(t *testing.T, f *fixture, r *chunkstore.Reader, _ []byte) {
+		f.objects.SetFaults(func(blobtest.Call) blobtest.Fault { return blobtest.Fault{Hang: true} })
 		if err := r.ReadAt(t.Context(), "memory", make([]byte, 4096), 10<<20); err == nil {
 			t.Error("ReadAt of a stalled store: got nil, want an error")
 		}
-		if n := w.objects.Count("get"); n != 1 {
+		if n := f.objects.Count("get"); n != 1 {
 			t.Errorf("got %d requests, want 1", n)
 		}
 	})

@@ -87,8 +87,8 @@ func derive(secret []byte, purpose string) []byte {
 }
 
 // tag returns the tag of a tenant. No workspace is named "", so none has the tag of Common.
-func (k *Keyring) tag(s Tenant) tag {
-	return tag(derive(k.master, "tag of "+string(s))[:tagBytes])
+func (k *Keyring) tag(tenant Tenant) tag {
+	return tag(derive(k.master, "tag of "+string(tenant))[:tagBytes])
 }
 
 // tenantKeys are the keys of one tenant.

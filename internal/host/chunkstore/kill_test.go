@@ -66,11 +66,11 @@ func pushFor(dir string) error {
 	if err != nil {
 		return err
 	}
-	v, err := chunkstore.New(reportingStore{store, bufio.NewScanner(os.Stdin)}, ring, chunkstore.Config{Parallel: 1})
+	s, err := chunkstore.New(reportingStore{store, bufio.NewScanner(os.Stdin)}, ring, chunkstore.Config{Parallel: 1})
 	if err != nil {
 		return err
 	}
-	_, _, err = v.Push(
+	_, _, err = s.Push(
 		context.Background(),
 		chunkstore.Push{
 			Tenant: "ws",
@@ -97,14 +97,14 @@ func TestHostKilledDuringAPush(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer store.Close()
-			w := &fixture{
+			f := &fixture{
 				t:       t,
 				objects: blobtest.NewFaulty(store, nil),
 				ring:    ring(t, 1),
 				cache:   newCache(t, cache.Config{}),
 			}
-			w.store = w.newStore(w.ring, quickRetries)
-			if _, err := w.store.Open(t.Context(), "ws", "a"); !errors.Is(err, chunkstore.ErrNotFound) {
+			f.store = f.newStore(f.ring, quickRetries)
+			if _, err := f.store.Open(t.Context(), "ws", "a"); !errors.Is(err, chunkstore.ErrNotFound) {
 				t.Errorf("Open after the kill: got %v, want ErrNotFound", err)
 			}
 			for _, key := range blobtest.Keys(t, store, "") {
@@ -112,10 +112,10 @@ func TestHostKilledDuringAPush(t *testing.T) {
 					t.Errorf("object %s is left, want only chunks", key)
 				}
 			}
-			if done, err := w.store.GC(t.Context()); err != nil || done.Chunks != 0 {
+			if done, err := f.store.GC(t.Context()); err != nil || done.Chunks != 0 {
 				t.Errorf("GC during a push removed %d chunks, %v; want none", done.Chunks, err)
 			}
-			m, again := w.push(
+			m, again := f.push(
 				chunkstore.Push{
 					Tenant: "ws",
 					ID:     "a",
@@ -125,7 +125,7 @@ func TestHostKilledDuringAPush(t *testing.T) {
 			if again.Reused != stored {
 				t.Errorf("Push reused %d chunks, want the %d that were stored", again.Reused, stored)
 			}
-			w.wantFile(m, "memory", data)
+			f.wantFile(m, "memory", data)
 		})
 	}
 }

@@ -12,15 +12,15 @@ import (
 
 // Content shared with a local snapshot is read from its files, and only the rest from the store.
 func TestReadWithLocalBase(t *testing.T) {
-	w := newFixture(t, quickRetries)
+	f := newFixture(t, quickRetries)
 	before, after := parentAndChild()
 	path := file(t, before)
-	base := w.pushMemory(chunkstore.Common, "base", before)
-	m, _ := w.push(
+	base := f.pushMemory(chunkstore.Common, "base", before)
+	m, _ := f.push(
 		chunkstore.Push{Tenant: "ws", ID: "fork", Files: []chunkstore.LocalFile{{Name: "memory", Path: file(t, after)}},
 			Parent: base, ParentFiles: map[string]string{"memory": path}},
 	)
-	r := w.store.Reader(m, w.cache)
+	r := f.store.Reader(m, f.cache)
 	if err := r.WithLocalBase(&chunkstore.Base{Manifest: base, Files: map[string]string{"memory": path}}); err != nil {
 		t.Fatal(err)
 	}
@@ -31,13 +31,13 @@ func TestReadWithLocalBase(t *testing.T) {
 	}()
 	shared := int64(0)
 	for off := int64(0); off < int64(len(after)); {
-		here, n := r.LocalCopy("memory", off)
+		local, n := r.LocalCopy("memory", off)
 		if n == 0 {
 			off += chunkstore.PageSize
 			continue
 		}
 		p := make([]byte, n)
-		if _, err := here.ReadAt(p, off); err != nil || !bytes.Equal(p, after[off:off+n]) {
+		if _, err := local.ReadAt(p, off); err != nil || !bytes.Equal(p, after[off:off+n]) {
 			t.Fatalf("%d bytes at %d: local copy has other content (%v)", n, off, err)
 		}
 		shared, off = shared+n, off+n
@@ -45,7 +45,7 @@ func TestReadWithLocalBase(t *testing.T) {
 	if differs := int64(len(after)) - shared; differs > 3<<20+300_000 { // two MiB of which are zero
 		t.Errorf("%d bytes are not local, want only the difference", differs)
 	}
-	w.objects.SetFaults(func(c blobtest.Call) blobtest.Fault {
+	f.objects.SetFaults(func(c blobtest.Call) blobtest.Fault {
 		if c.Op == "get" {
 			return blobtest.Fault{Err: blob.ErrDenied}
 		}
@@ -61,7 +61,7 @@ func TestReadWithLocalBase(t *testing.T) {
 	if err := r.ReadAt(t.Context(), "memory", p, 2<<20); err == nil {
 		t.Error("ReadAt of the difference without the store: got nil, want an error")
 	}
-	w.objects.SetFaults(nil)
+	f.objects.SetFaults(nil)
 	for _, step := range []int{100_001, 4096, len(after)} {
 		for off := 0; off < len(after); off += step {
 			p := make([]byte, min(step, len(after)-off))
@@ -75,24 +75,24 @@ func TestReadWithLocalBase(t *testing.T) {
 
 // A missing file, or one that does not match its manifest, is an error before anything is read.
 func TestUnsuitableLocalBaseIsRefused(t *testing.T) {
-	w := newFixture(t, quickRetries)
+	f := newFixture(t, quickRetries)
 	data := blobtest.Content(1, 1<<20)
-	base := w.pushMemory("ws", "base", data)
-	m, _ := w.push(
+	base := f.pushMemory("ws", "base", data)
+	m, _ := f.push(
 		chunkstore.Push{Tenant: "ws", ID: "fork", Files: []chunkstore.LocalFile{{Name: "memory", Path: file(t, data)}}},
 	)
-	gone := file(t, data)
-	if err := os.Remove(gone); err != nil {
+	deleted := file(t, data)
+	if err := os.Remove(deleted); err != nil {
 		t.Fatal(err)
 	}
-	for name, path := range map[string]string{"short": file(t, data[:len(data)-1]), "gone": gone} {
+	for name, path := range map[string]string{"short": file(t, data[:len(data)-1]), "gone": deleted} {
 		local := &chunkstore.Base{Manifest: base, Files: map[string]string{"memory": path}}
-		if err := w.store.Reader(m, w.cache).WithLocalBase(local); err == nil {
+		if err := f.store.Reader(m, f.cache).WithLocalBase(local); err == nil {
 			t.Errorf("WithLocalBase, %s: got nil, want an error", name)
 		}
 	}
-	r := w.store.Reader(m, w.cache)
-	if err := r.WithLocalBase(&chunkstore.Base{Manifest: base, Files: map[string]string{"other": gone}}); err != nil {
+	r := f.store.Reader(m, f.cache)
+	if err := r.WithLocalBase(&chunkstore.Base{Manifest: base, Files: map[string]string{"other": deleted}}); err != nil {
 		t.Error(err)
 	}
 	if _, n := r.LocalCopy("memory", 0); n != 0 {
@@ -106,7 +106,7 @@ func TestUnsuitableLocalBaseIsRefused(t *testing.T) {
 // Content that a guest wrote is on its disk and in its memory. It is sent once, whether its parts are stored
 // as whole chunks or packed, and reads back completely.
 func TestEqualPagesOfAPushAreSentOnce(t *testing.T) {
-	w := newFixture(t, quickRetries)
+	f := newFixture(t, quickRetries)
 	old := blobtest.Content(1, 12<<20)
 	for name, n := range map[string]int{"packed": 900_000, "as-a-whole": 9 << 20} {
 		t.Run(name, func(t *testing.T) {
@@ -119,7 +119,7 @@ func TestEqualPagesOfAPushAreSentOnce(t *testing.T) {
 					written[page*chunkstore.PageSize:(page+1)*chunkstore.PageSize],
 				)
 			}
-			base, _ := w.push(
+			base, _ := f.push(
 				chunkstore.Push{
 					Tenant: "ws",
 					ID:     chunkstore.ID("base" + name[:1]),
@@ -129,7 +129,7 @@ func TestEqualPagesOfAPushAreSentOnce(t *testing.T) {
 					},
 				},
 			)
-			m, stats := w.push(chunkstore.Push{Tenant: "ws", ID: chunkstore.ID("next" + name[:1]),
+			m, stats := f.push(chunkstore.Push{Tenant: "ws", ID: chunkstore.ID("next" + name[:1]),
 				Files: []chunkstore.LocalFile{
 					{Name: "memory", Path: file(t, memory)},
 					{Name: "disk", Path: file(t, disk)},
@@ -141,9 +141,9 @@ func TestEqualPagesOfAPushAreSentOnce(t *testing.T) {
 			if least := int64(2*n) - 50_000; stats.DirtyBytes < least {
 				t.Errorf("DirtyBytes = %d, want at least %d", stats.DirtyBytes, least)
 			}
-			for _, m := range []*chunkstore.Manifest{m, w.open("ws", m.ID)} {
-				w.wantFile(m, "memory", memory)
-				w.wantFile(m, "disk", disk)
+			for _, m := range []*chunkstore.Manifest{m, f.open("ws", m.ID)} {
+				f.wantFile(m, "memory", memory)
+				f.wantFile(m, "disk", disk)
 			}
 		})
 	}

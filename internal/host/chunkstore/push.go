@@ -40,17 +40,17 @@ type LocalFile struct{ Name, Path string }
 //
 // Push returns ErrExists if the id exists, and ErrNotFound if the parent was deleted meanwhile: then push
 // again without a parent.
-func (v *Store) Push(ctx context.Context, in Push) (_ *Manifest, stats PushStats, err error) {
-	began := time.Now()
+func (s *Store) Push(ctx context.Context, in Push) (_ *Manifest, stats PushStats, err error) {
+	start := time.Now()
 	p := &pusher{
-		v:         v,
+		v:         s,
 		in:        in,
-		keys:      v.keys(in.Tenant),
+		keys:      s.keys(in.Tenant),
 		inherited: map[Name]int{},
 		sent:      map[Name]bool{},
 		pack:      newOpenChunk(0),
 		seen:      map[pageSum]pageLocation{},
-		m:         &Manifest{ID: in.ID, Tenant: in.Tenant, Meta: in.Meta, Created: began.UTC()},
+		m:         &Manifest{ID: in.ID, Tenant: in.Tenant, Meta: in.Meta, Created: start.UTC()},
 	}
 	defer func() {
 		if err != nil {
@@ -61,7 +61,7 @@ func (v *Store) Push(ctx context.Context, in Push) (_ *Manifest, stats PushStats
 		return nil, stats, err
 	}
 	up, upCtx := errgroup.WithContext(ctx)
-	up.SetLimit(v.cfg.Parallel)
+	up.SetLimit(s.cfg.Parallel)
 	p.up, p.upCtx = up, upCtx
 	for _, f := range in.Files {
 		if err = p.addFile(upCtx, f); err != nil {
@@ -77,7 +77,7 @@ func (v *Store) Push(ctx context.Context, in Push) (_ *Manifest, stats PushStats
 	if err != nil {
 		return nil, p.stats, err
 	}
-	if err := p.finish(ctx, began); err != nil {
+	if err := p.finish(ctx, start); err != nil {
 		return nil, p.stats, err
 	}
 	return p.m, p.stats, nil
@@ -145,16 +145,16 @@ func (p *pusher) check(ctx context.Context) error {
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		there, err := p.v.Exists(ctx, p.in.Tenant, p.in.ID)
-		if there {
+		exists, err := p.v.Exists(ctx, p.in.Tenant, p.in.ID)
+		if exists {
 			return ErrExists
 		}
 		return err
 	})
 	if parent := p.in.Parent; parent != nil {
 		g.Go(func() error {
-			there, err := p.v.Exists(ctx, parent.Tenant, parent.ID)
-			if err == nil && !there {
+			exists, err := p.v.Exists(ctx, parent.Tenant, parent.ID)
+			if err == nil && !exists {
 				err = fmt.Errorf("parent %s: %w", parent.ID, ErrNotFound)
 			}
 			return err
@@ -164,13 +164,13 @@ func (p *pusher) check(ctx context.Context) error {
 }
 
 // finish stores the manifest after making sure that everything it names is in the store.
-func (p *pusher) finish(ctx context.Context, began time.Time) error {
+func (p *pusher) finish(ctx context.Context, start time.Time) error {
 	if parent := p.in.Parent; parent != nil {
 		if err := p.v.checkParent(ctx, parent); err != nil {
 			return fmt.Errorf("parent %s: %w", parent.ID, err)
 		}
 	}
-	if took := time.Since(began); took > p.v.cfg.Grace/2 {
+	if took := time.Since(start); took > p.v.cfg.Grace/2 {
 		return fmt.Errorf(
 			"it took %v, and after %v garbage collection may have removed chunks that it uses; push again",
 			took,

@@ -27,8 +27,8 @@ type Reader struct {
 var _ Source = (*Reader)(nil)
 
 // Reader returns a reader of a manifest, from Open or Push, that uses the host's cache.
-func (v *Store) Reader(m *Manifest, c *cache.Cache) *Reader {
-	r := &Reader{v: v, m: m, keys: v.keys(m.Tenant), cache: c, files: map[string]File{}, local: map[string]*os.File{}}
+func (s *Store) Reader(m *Manifest, c *cache.Cache) *Reader {
+	r := &Reader{v: s, m: m, keys: s.keys(m.Tenant), cache: c, files: map[string]File{}, local: map[string]*os.File{}}
 	for _, f := range m.Files {
 		r.files[f.Name] = f
 	}
@@ -152,7 +152,7 @@ var errReadTimeout = fmt.Errorf("%w: the request for a part of a chunk took too 
 
 // fetch reads frames from the store and verifies them. Their pages are in out if it has room for them and
 // slack.
-func (v *Store) fetch(
+func (s *Store) fetch(
 	ctx context.Context,
 	r *tenantKeys,
 	c Chunk,
@@ -161,18 +161,18 @@ func (v *Store) fetch(
 ) (pages []byte, err error) {
 	key := r.chunkKey(c.Name)
 	offset, length := c.span(first, count)
-	err = v.retry(ctx, func(ctx context.Context) error {
-		ctx, cancel := context.WithTimeoutCause(ctx, v.cfg.ReadTimeout, errReadTimeout)
+	err = s.retry(ctx, func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeoutCause(ctx, s.cfg.ReadTimeout, errReadTimeout)
 		defer cancel()
-		stored, err := v.hedge.read(
+		stored, err := s.hedge.read(
 			ctx,
-			func(ctx context.Context) ([]byte, error) { return v.getRange(ctx, key, offset, length) },
+			func(ctx context.Context) ([]byte, error) { return s.getRange(ctx, key, offset, length) },
 		)
 		if err != nil {
 			return err
 		}
-		defer v.buffers.put(stored)
-		if pages, err = open(v.codec, r, c, first, count, stored, out); err != nil {
+		defer s.buffers.put(stored)
+		if pages, err = open(s.codec, r, c, first, count, stored, out); err != nil {
 			return &DamagedError{key, err.Error()}
 		}
 		return nil

@@ -38,12 +38,12 @@ func (r *Reader) Scan(
 		}
 		homes[e.Chunk] = append(homes[e.Chunk], e)
 	}
-	few := make(chan struct{}, max(1, r.v.cfg.Parallel/backgroundShare))
+	slots := make(chan struct{}, max(1, r.v.cfg.Parallel/backgroundShare))
 	return parallel(ctx, r.v.cfg.Parallel, all, func(ctx context.Context, _ int, w frameRun) error {
-		defer throttle(ctx, few, alone)()
+		defer throttle(ctx, slots, alone)()
 		c := r.m.Chunks[w.chunk]
-		lent := r.v.buffers.get(c.pagesBytes(w.first, w.count) + slack)
-		pages, err := r.v.fetch(ctx, r.keys.of(c.Common), c, w.first, w.count, lent)
+		buf := r.v.buffers.get(c.pagesBytes(w.first, w.count) + slack)
+		pages, err := r.v.fetch(ctx, r.keys.of(c.Common), c, w.first, w.count, buf)
 		if err != nil {
 			return err
 		}
@@ -64,7 +64,7 @@ func (r *Reader) Scan(
 			free = free && !kept
 		}
 		if free {
-			r.v.buffers.put(lent)
+			r.v.buffers.put(buf)
 		}
 		return nil
 	})
@@ -72,15 +72,15 @@ func (r *Reader) Scan(
 
 // throttle waits for one of the few request slots, or until alone is closed. The caller calls done after the
 // request.
-func throttle(ctx context.Context, few chan struct{}, alone <-chan struct{}) (done func()) {
+func throttle(ctx context.Context, slots chan struct{}, alone <-chan struct{}) (done func()) {
 	none := func() {}
 	if alone == nil {
 		return none
 	}
 	select {
 	case <-alone:
-	case few <- struct{}{}:
-		return func() { <-few }
+	case slots <- struct{}{}:
+		return func() { <-slots }
 	case <-ctx.Done():
 	}
 	return none

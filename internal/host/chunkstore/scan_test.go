@@ -16,16 +16,16 @@ import (
 
 // A scan passes the whole file, equal pages once for each position, and leaves nothing in the cache.
 func TestScan(t *testing.T) {
-	w := newFixture(t, quickRetries)
+	f := newFixture(t, quickRetries)
 	data := content(3, 9<<20+100)
 	copy(data[5<<20:], data[:40<<10]) // equal pages, in another chunk
 	clear(data[2<<20 : 2<<20+200<<10])
-	m := w.pushMemory("ws", "a", data)
-	r := w.store.Reader(m, w.cache)
+	m := f.pushMemory("ws", "a", data)
+	r := f.store.Reader(m, f.cache)
 	for range 2 { // the second time the cache is just as empty
 		var mu sync.Mutex
 		got, came := make([]byte, len(data)), 0
-		before := w.objects.Count("get")
+		before := f.objects.Count("get")
 		err := r.Scan(t.Context(), "memory", nil, func(off int64, part []byte) (bool, error) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -38,7 +38,7 @@ func TestScan(t *testing.T) {
 		if came > len(data)-200<<10 {
 			t.Errorf("Scan passed %d bytes, want at most the %d that are not zero", came, len(data)-200<<10)
 		}
-		if w.objects.Count("get") == before {
+		if f.objects.Count("get") == before {
 			t.Error("Scan made no request, so it used the cache")
 		}
 	}
@@ -52,7 +52,7 @@ func TestScan(t *testing.T) {
 	if err := r.Scan(t.Context(), "other", nil, nil); err == nil {
 		t.Error("Scan of a missing file: got nil, want an error")
 	}
-	w.objects.SetFaults(func(blobtest.Call) blobtest.Fault { return blobtest.Fault{Err: blob.ErrDenied} })
+	f.objects.SetFaults(func(blobtest.Call) blobtest.Fault { return blobtest.Fault{Err: blob.ErrDenied} })
 	if err := r.Scan(t.Context(), "memory", nil, ignore); !errors.Is(err, blob.ErrDenied) {
 		t.Errorf("Scan of a store that denies access: got %v, want ErrDenied", err)
 	}
@@ -65,16 +65,16 @@ func ignore(int64, []byte) (kept bool, err error) { return false, nil }
 func TestScanKeepsBuffers(t *testing.T) {
 	one := quickRetries
 	one.Parallel = 1 // the next request starts after the last data was passed
-	w := newFixture(t, one)
+	f := newFixture(t, one)
 	data := content(3, 9<<20+100)
-	m := w.pushMemory("ws", "a", data)
+	m := f.pushMemory("ws", "a", data)
 	type part struct {
 		off  int64
 		data []byte
 	}
 	var kept []part
 	n := 0
-	err := w.store.Reader(m, w.cache).Scan(t.Context(), "memory", nil, func(off int64, data []byte) (bool, error) {
+	err := f.store.Reader(m, f.cache).Scan(t.Context(), "memory", nil, func(off int64, data []byte) (bool, error) {
 		if n++; n%2 == 0 {
 			return false, nil
 		}
@@ -99,12 +99,12 @@ func TestScanLeavesBandwidth(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := quickRetries
 		cfg.Parallel = 8
-		w := newFixture(t, cfg)
-		m := w.pushMemory("ws", "a", content(3, 24<<20))
+		f := newFixture(t, cfg)
+		m := f.pushMemory("ws", "a", content(3, 24<<20))
 		var inside atomic.Int32
 		alone, on, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 		go func() {
-			ended <- w.store.Reader(m, w.cache).Scan(t.Context(), "memory", alone, func(int64, []byte) (bool, error) {
+			ended <- f.store.Reader(m, f.cache).Scan(t.Context(), "memory", alone, func(int64, []byte) (bool, error) {
 				inside.Add(1)
 				<-on
 				return false, nil
@@ -128,9 +128,9 @@ func TestScanLeavesBandwidth(t *testing.T) {
 
 // A scan whose context has ended reports an error even if no running request failed.
 func TestScanReportsEndedContext(t *testing.T) {
-	w := newFixture(t, quickRetries)
-	m := w.pushMemory("ws", "a", content(3, 24<<20))
-	r := w.store.Reader(m, w.cache)
+	f := newFixture(t, quickRetries)
+	m := f.pushMemory("ws", "a", content(3, 24<<20))
+	r := f.store.Reader(m, f.cache)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	for name, do := range map[string]func() error{

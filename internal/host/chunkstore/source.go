@@ -32,7 +32,7 @@ type Source interface {
 	RunAt(file string, off int64) (length int64, zero bool)
 	// LocalCopy returns a file of this host that has the same content as file from off on, at the same
 	// offsets, and the number of such bytes, or 0. The file is read-only and stays the source's.
-	LocalCopy(file string, off int64) (here *os.File, length int64)
+	LocalCopy(file string, off int64) (local *os.File, length int64)
 	// Prefetch reads ranges into the cache, in order as far as the store responds in order, and returns when
 	// they are there. It is optional.
 	Prefetch(ctx context.Context, ranges []Range) error

@@ -59,12 +59,12 @@ func New(store blob.Store, ring *Keyring, cfg Config) (*Store, error) {
 }
 
 // Close frees the memory of the codec.
-func (v *Store) Close() error {
-	v.codec.close()
+func (s *Store) Close() error {
+	s.codec.close()
 	return nil
 }
 
-func (v *Store) keys(s Tenant) *keys { return v.ring.keys(v.ring.tag(s)) }
+func (s *Store) keys(tenant Tenant) *keys { return s.ring.keys(s.ring.tag(tenant)) }
 
 // isPermanent reports whether a retry cannot help against an error.
 func isPermanent(err error) bool {
@@ -77,14 +77,14 @@ func isPermanent(err error) bool {
 }
 
 // retry calls do until it succeeds, fails permanently, or has used all attempts.
-func (v *Store) retry(ctx context.Context, do func(context.Context) error) error {
-	pause := v.cfg.RetryDelay
+func (s *Store) retry(ctx context.Context, do func(context.Context) error) error {
+	pause := s.cfg.RetryDelay
 	for n := 1; ; n++ {
 		err := do(ctx)
-		if err == nil || n == v.cfg.Attempts || isPermanent(err) || ctx.Err() != nil {
+		if err == nil || n == s.cfg.Attempts || isPermanent(err) || ctx.Err() != nil {
 			return err
 		}
-		v.log.Debug("request to the object store retried", "attempt", n, "err", err)
+		s.log.Debug("request to the object store retried", "attempt", n, "err", err)
 		timer := time.NewTimer(pause)
 		select {
 		case <-timer.C:
@@ -97,12 +97,12 @@ func (v *Store) retry(ctx context.Context, do func(context.Context) error) error
 }
 
 // getRange reads exactly length bytes of an object from offset into a pooled buffer.
-func (v *Store) getRange(ctx context.Context, key string, offset, length int64) ([]byte, error) {
-	r, err := v.objects.Get(ctx, key, offset, length)
+func (s *Store) getRange(ctx context.Context, key string, offset, length int64) ([]byte, error) {
+	r, err := s.objects.Get(ctx, key, offset, length)
 	if err != nil {
 		return nil, err
 	}
-	data := v.buffers.get(int(length))[:length]
+	data := s.buffers.get(int(length))[:length]
 	n, err := io.ReadFull(r, data)
 	if err == io.EOF || err == io.ErrUnexpectedEOF {
 		err = &DamagedError{key, fmt.Sprintf("the store returned %d of %d bytes", n, length)}
@@ -114,8 +114,8 @@ func (v *Store) getRange(ctx context.Context, key string, offset, length int64) 
 const typicalManifest = 128 << 10
 
 // getAll reads an object of at most limit bytes.
-func (v *Store) getAll(ctx context.Context, key string, limit int64) ([]byte, error) {
-	r, err := v.objects.Get(ctx, key, 0, -1)
+func (s *Store) getAll(ctx context.Context, key string, limit int64) ([]byte, error) {
+	r, err := s.objects.Get(ctx, key, 0, -1)
 	if err != nil {
 		return nil, err
 	}
@@ -129,26 +129,26 @@ func (v *Store) getAll(ctx context.Context, key string, limit int64) ([]byte, er
 
 // Open reads a manifest and verifies it. It returns ErrNotFound, ErrWrongTenant, ErrVersion, ErrTampered, or
 // the store's error.
-func (v *Store) Open(ctx context.Context, s Tenant, id ID) (*Manifest, error) {
-	r := v.keys(s).own
-	m, err := v.load(ctx, &r, id, r.manifestKey(id))
+func (s *Store) Open(ctx context.Context, tenant Tenant, id ID) (*Manifest, error) {
+	r := s.keys(tenant).own
+	m, err := s.load(ctx, &r, id, r.manifestKey(id))
 	if err != nil {
 		return nil, fmt.Errorf("open manifest %s: %w", id, err)
 	}
-	m.Tenant = s
+	m.Tenant = tenant
 	return m, nil
 }
 
 // load reads and verifies the manifest with the given id at key.
-func (v *Store) load(ctx context.Context, r *tenantKeys, id ID, key string) (*Manifest, error) {
+func (s *Store) load(ctx context.Context, r *tenantKeys, id ID, key string) (*Manifest, error) {
 	if err := id.check(); err != nil {
 		return nil, err
 	}
 	var m *Manifest
-	err := v.retry(ctx, func(ctx context.Context) error {
-		data, err := v.getAll(ctx, key, maxManifest)
+	err := s.retry(ctx, func(ctx context.Context) error {
+		data, err := s.getAll(ctx, key, maxManifest)
 		if err == nil {
-			m, err = parse(v.codec, r, id, data)
+			m, err = parse(s.codec, r, id, data)
 		}
 		return err
 	})
@@ -159,9 +159,9 @@ func (v *Store) load(ctx context.Context, r *tenantKeys, id ID, key string) (*Ma
 }
 
 // Exists reports whether a manifest exists, without reading it.
-func (v *Store) Exists(ctx context.Context, s Tenant, id ID) (bool, error) {
-	r := v.keys(s).own
-	_, err := v.objects.Stat(ctx, r.manifestKey(id))
+func (s *Store) Exists(ctx context.Context, tenant Tenant, id ID) (bool, error) {
+	r := s.keys(tenant).own
+	_, err := s.objects.Stat(ctx, r.manifestKey(id))
 	if errors.Is(err, blob.ErrNotFound) {
 		return false, nil
 	}
@@ -169,11 +169,11 @@ func (v *Store) Exists(ctx context.Context, s Tenant, id ID) (bool, error) {
 }
 
 // put stores data under key.
-func (v *Store) put(ctx context.Context, key string, data []byte) error {
-	return v.retry(ctx, func(ctx context.Context) error {
-		return v.objects.Put(ctx, key, bytes.NewReader(data), int64(len(data)))
+func (s *Store) put(ctx context.Context, key string, data []byte) error {
+	return s.retry(ctx, func(ctx context.Context) error {
+		return s.objects.Put(ctx, key, bytes.NewReader(data), int64(len(data)))
 	})
 }
 
 // workers returns how many processors one operation may use.
-func (v *Store) workers() int { return max(2, runtime.GOMAXPROCS(0)) }
+func (s *Store) workers() int { return max(2, runtime.GOMAXPROCS(0)) }

@@ -68,27 +68,27 @@ func (d *Disk) isOwn(page int64) bool {
 }
 
 // run returns how many bytes from off up to end are in the same file.
-func (d *Disk) run(off, end int64) (n int64, mine bool) {
+func (d *Disk) run(off, end int64) (n int64, own bool) {
 	page := off / chunkstore.PageSize
-	mine = d.isOwn(page)
+	own = d.isOwn(page)
 	at := (page + 1) * chunkstore.PageSize
-	for at < end && d.isOwn(at/chunkstore.PageSize) == mine {
+	for at < end && d.isOwn(at/chunkstore.PageSize) == own {
 		at += chunkstore.PageSize
 	}
-	return min(at, end) - off, mine
+	return min(at, end) - off, own
 }
 
 // ReadAt fills p from off on. Bytes beyond the end of the disk are zero.
 func (d *Disk) ReadAt(ctx context.Context, p []byte, off int64) error {
-	if over := off + int64(len(p)) - d.size; over > 0 {
-		over = min(over, int64(len(p)))
-		clear(p[int64(len(p))-over:])
-		p = p[:int64(len(p))-over]
+	if excess := off + int64(len(p)) - d.size; excess > 0 {
+		excess = min(excess, int64(len(p)))
+		clear(p[int64(len(p))-excess:])
+		p = p[:int64(len(p))-excess]
 	}
 	for len(p) > 0 {
-		n, mine := d.run(off, off+int64(len(p)))
+		n, own := d.run(off, off+int64(len(p)))
 		var err error
-		if mine {
+		if own {
 			_, err = d.own.ReadAt(p[:n], off)
 		} else {
 			err = d.base.ReadAt(ctx, p[:n], off)
@@ -199,8 +199,8 @@ func (d *Disk) clonePiece(base *os.File, from, to int64) error {
 	d.hydrateMu.Lock()
 	defer d.hydrateMu.Unlock()
 	for at := from; at < to; {
-		n, mine := d.run(at, to)
-		if !mine {
+		n, own := d.run(at, to)
+		if !own {
 			if err := disk.CloneRange(d.own, base, at, n); err != nil {
 				return err
 			}

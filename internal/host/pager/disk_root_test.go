@@ -83,12 +83,12 @@ func TestHydrateFileAfterRestart(t *testing.T) {
 func TestHydrateSharesLocalContent(t *testing.T) {
 	dir := disktest.Dir(t, 512<<20)
 	data := pagertest.Pattern(8<<20, func(page int) bool { return page%300 > 200 })
-	here := base(t, dir, data)
+	local := base(t, dir, data)
 	changed := bytes.Clone(data)
 	const from, to = 1<<20 + 3*4096, 6<<20 + 5*4096
 	copy(changed, pagertest.Pattern(from, nil))
 	source := pagertest.New(map[string][]byte{"memory": changed})
-	source.SetLocalCopy(here, from, to)
+	source.SetLocalCopy(local, from, to)
 	path := filepath.Join(dir, "filled")
 	f, err := os.Create(path)
 	if err != nil {
@@ -108,7 +108,7 @@ func TestHydrateSharesLocalContent(t *testing.T) {
 	if asked, _ := source.Fetched(); asked > int64(len(data))-(to-from)+2*128<<10 {
 		t.Errorf("Hydrate fetched %d bytes, want only those outside of the local copy", asked)
 	}
-	same, err := disk.SharedRuns(f, here)
+	same, err := disk.SharedRuns(f, local)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -172,10 +172,10 @@ func (f *File) RunAt(off int64) (length int64, zero bool) {
 // ReadAt fills p from off on. Bytes beyond the end of the file are zero. It fails if the content does not
 // arrive within the timeout, or is not what was stored.
 func (f *File) ReadAt(ctx context.Context, p []byte, off int64) error {
-	if over := off + int64(len(p)) - f.size; over > 0 {
-		over = min(over, int64(len(p)))
-		clear(p[int64(len(p))-over:])
-		if p = p[:int64(len(p))-over]; len(p) == 0 {
+	if excess := off + int64(len(p)) - f.size; excess > 0 {
+		excess = min(excess, int64(len(p)))
+		clear(p[int64(len(p))-excess:])
+		if p = p[:int64(len(p))-excess]; len(p) == 0 {
 			return nil
 		}
 	}
@@ -262,8 +262,8 @@ func (f *File) wasFetched(n int64) bool {
 func (f *File) ReadAhead(ctx context.Context, p []byte, off int64) error {
 	if m := f.acquireLocal(); m != nil {
 		_, err := m.file.ReadAt(p, off)
-		if let := m.release(); err == nil {
-			err = let
+		if releaseErr := m.release(); err == nil {
+			err = releaseErr
 		}
 		return err
 	}

@@ -40,9 +40,9 @@ func (f *File) Hydrate(ctx context.Context, dst *os.File, room func() error) err
 			break
 		}
 		off, n := at, min(hydratePieceBytes-at%hydratePieceBytes, f.size-at)
-		if here, length := f.source.LocalCopy(f.name, at); length >= holeUnit {
+		if local, length := f.source.LocalCopy(f.name, at); length >= holeUnit {
 			n = length &^ (chunkstore.PageSize - 1)
-			g.Go(func() error { return disk.CloneRange(dst, here, off, n) })
+			g.Go(func() error { return disk.CloneRange(dst, local, off, n) })
 		} else {
 			n = f.untilShared(off, n)
 			g.Go(func() error { return f.hydratePiece(each, dst, off, n) })

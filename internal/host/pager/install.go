@@ -113,15 +113,15 @@ func (s *server) fetch(ctx context.Context, at uint64, w window) {
 func (s *server) install(at uint64, w window, data []byte) {
 	s.installMu.RLock()
 	defer s.installMu.RUnlock()
-	gone := s.removed[w.region.Base]
+	removed := s.removed[w.region.Base]
 	page := w.region.PageSize
 	for from := w.from; from < w.to; {
-		blank := gone.has(int64(from / page))
+		blank := removed.has(int64(from / page))
 		to := from + page
-		for len(gone) > 0 && to < w.to && gone.has(int64(to/page)) == blank {
+		for len(removed) > 0 && to < w.to && removed.has(int64(to/page)) == blank {
 			to += page
 		}
-		if len(gone) == 0 {
+		if len(removed) == 0 {
 			to = w.to
 		}
 		var src []byte

@@ -122,16 +122,16 @@ func (s *server) check() error {
 // run serves with everything set up. It returns when everything that it started has ended.
 func (s *server) run(parent context.Context, peer *uffd.Peer) error {
 	ctx, cancel := context.WithCancel(parent)
-	rung := make(chan struct{})
+	woken := make(chan struct{})
 	stop := context.AfterFunc(parent, func() {
-		defer close(rung)
+		defer close(woken)
 		s.waker.Wake()
 	})
 	defer s.work.Wait()
 	defer cancel()
 	defer func() {
 		if !stop() { // the waker is being used and is closed next
-			<-rung
+			<-woken
 		}
 	}()
 	if s.opt.Prefetch != nil {

@@ -222,9 +222,9 @@ func (s *Store) Release(ref Ref) error {
 	}
 	e.refs--
 	s.notifyReleased(e)
-	gone := s.dropIfUnused(ref, e)
+	unused := s.dropIfUnused(ref, e)
 	s.mu.Unlock()
-	return s.removeFiles(gone)
+	return s.removeFiles(unused)
 }
 
 // Delete durably removes a snapshot from the list. Its files are removed with the last reference. It returns
@@ -244,9 +244,9 @@ func (s *Store) Delete(ref Ref) error {
 	}
 	e.removed = true
 	s.notifyReleased(e)
-	gone := s.dropIfUnused(ref, e)
+	unused := s.dropIfUnused(ref, e)
 	s.mu.Unlock()
-	return s.removeFiles(gone)
+	return s.removeFiles(unused)
 }
 
 // markDeleted durably records in a snapshot's directory that the snapshot is deleted. The mark is a hard link
@@ -288,12 +288,12 @@ func (s *Store) InUse(ref Ref, holds int) bool {
 func (s *Store) GC() error {
 	s.mu.Lock()
 	s.gcEnabled = true
-	var gone []string
+	var unused []string
 	for ref, e := range s.entries {
-		gone = append(gone, s.dropIfUnused(ref, e)...)
+		unused = append(unused, s.dropIfUnused(ref, e)...)
 	}
 	s.mu.Unlock()
-	return s.removeFiles(gone)
+	return s.removeFiles(unused)
 }
 
 // dropIfUnused removes an entry whose files may go and returns their directories. The caller holds s.mu.

@@ -25,8 +25,8 @@ func ImagePath(dir string) string { return filepath.Clean(dir) + ".xfs" }
 // cannot clone files and has no image.
 func EnsureDataDir(ctx context.Context, dir string) (release func(context.Context) error, err error) {
 	nothing := func(context.Context) error { return nil }
-	var back cleanup.Stack
-	defer func() { err = back.Settle(ctx, err) }()
+	var undo cleanup.Stack
+	defer func() { err = undo.Settle(ctx, err) }()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nothing, fmt.Errorf("data directory: %w", err)
 	}
@@ -41,7 +41,7 @@ func EnsureDataDir(ctx context.Context, dir string) (release func(context.Contex
 			return nothing, err
 		}
 		release = func(context.Context) error { return Unmount(dir) }
-		back.Push("unmount data directory", release)
+		undo.Push("unmount data directory", release)
 	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nothing, fmt.Errorf("data directory: %w", err)
 	}
@@ -55,11 +55,11 @@ func EnsureDataDir(ctx context.Context, dir string) (release func(context.Contex
 // the image. dir is empty or does not exist. An existing image is mounted as it is. After an error nothing is
 // left that was not there before.
 func CreateDataDir(ctx context.Context, dir string, bytes int64) (err error) {
-	var back cleanup.Stack
-	defer func() { err = back.Settle(ctx, err) }()
+	var undo cleanup.Stack
+	defer func() { err = undo.Settle(ctx, err) }()
 	image := ImagePath(dir)
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-		back.Push("remove data directory", func(context.Context) error { return os.Remove(dir) })
+		undo.Push("remove data directory", func(context.Context) error { return os.Remove(dir) })
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("data directory: %w", err)
@@ -77,7 +77,7 @@ func CreateDataDir(ctx context.Context, dir string, bytes int64) (err error) {
 		)
 	}
 	if _, err := os.Stat(image); errors.Is(err, fs.ErrNotExist) {
-		back.Push("remove image", func(context.Context) error { return Remove(image) })
+		undo.Push("remove image", func(context.Context) error { return Remove(image) })
 		if err := formatXFS(ctx, image, bytes); err != nil {
 			return err
 		}
@@ -85,7 +85,7 @@ func CreateDataDir(ctx context.Context, dir string, bytes int64) (err error) {
 	if err := mountImage(image, dir); err != nil {
 		return err
 	}
-	back.Push("unmount data directory", func(context.Context) error { return Unmount(dir) })
+	undo.Push("unmount data directory", func(context.Context) error { return Unmount(dir) })
 	return Probe(dir)
 }
 

@@ -90,7 +90,7 @@ type populateRequest struct {
 // Every user who can reach dir may open its files: restrict access by the permissions of the parent
 // directories.
 func Mount(ctx context.Context, dir string) (*FS, error) {
-	life := time.Hour // how long the kernel keeps names and sizes, which never change
+	ttl := time.Hour // how long the kernel keeps names and sizes, which never change
 	if err := Unmount(dir); err != nil {
 		return nil, err
 	}
@@ -105,7 +105,7 @@ func Mount(ctx context.Context, dir string) (*FS, error) {
 			// All reads of a monitor may wait for the store, and those of others must not wait for them.
 			MaxBackground: 512, ExplicitDataCacheControl: true,
 		},
-		EntryTimeout: &life, AttrTimeout: &life,
+		EntryTimeout: &ttl, AttrTimeout: &ttl,
 		RootStableAttr: &fs.StableAttr{Ino: 1},
 	})
 	if err != nil {
@@ -134,11 +134,11 @@ func (v *FS) populate(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case a := <-v.queue:
-			off := a.window * windowBytes
-			data := buf[:min(windowBytes, a.node.content.Size()-off)]
-			if a.node.mapped.ReadAhead(ctx, data, off) == nil {
-				_ = a.node.WriteCache(off, data) // the file may be closed everywhere by now
+		case req := <-v.queue:
+			off := req.window * windowBytes
+			data := buf[:min(windowBytes, req.node.content.Size()-off)]
+			if req.node.mapped.ReadAhead(ctx, data, off) == nil {
+				_ = req.node.WriteCache(off, data) // the file may be closed everywhere by now
 			}
 		}
 	}

@@ -50,8 +50,8 @@ func (s *Source) SetFail(fail func(file string, off int64) error) {
 	s.fail = fail
 }
 
-// Block makes reads wait until goOn is called or their context ends.
-func (s *Source) Block() (goOn func()) {
+// Block makes reads wait until unblock is called or their context ends.
+func (s *Source) Block() (unblock func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	stand := make(chan struct{})

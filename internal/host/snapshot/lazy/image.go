@@ -54,14 +54,14 @@ func newImage(
 	fs *fusefs.FS,
 	snap snapshot.Snapshot,
 	source chunkstore.Source,
-	of *PrefetchLoader,
+	loader *PrefetchLoader,
 ) (_ *image, err error) {
 	name, err := memoryName(snap.Manifest)
 	if err != nil {
 		return nil, err
 	}
 	i := &image{
-		m: m, snap: snap, source: source, prefetch: of, urgent: make(chan struct{}), localDone: make(chan struct{}),
+		m: m, snap: snap, source: source, prefetch: loader, urgent: make(chan struct{}), localDone: make(chan struct{}),
 		users: map[*attachment]bool{}, lastActivity: time.Now(), attempt: make(chan struct{}),
 	}
 	if i.memory, err = pager.NewFile(source, name, m.cfg.ReadTimeout); err != nil {
@@ -182,8 +182,8 @@ func (i *image) record(known pager.Trace) {
 	if !first {
 		return
 	}
-	notes := pager.NewRecorder(known)
-	i.setRecorder(notes)
+	recorder := pager.NewRecorder(known)
+	i.setRecorder(recorder)
 	i.m.tasks.Go(func() {
 		timer := time.NewTimer(i.m.cfg.RecordTime)
 		defer timer.Stop()
@@ -193,16 +193,16 @@ func (i *image) record(known pager.Trace) {
 			return
 		}
 		i.setRecorder(nil)
-		i.saveTrace(known, notes.Stop())
+		i.saveTrace(known, recorder.Stop())
 	})
 }
 
 // setRecorder sets the recorder of all files; nil ends the recording.
-func (i *image) setRecorder(notes *pager.Recorder) {
-	i.recording.Store(notes != nil)
-	i.memory.SetRecorder(notes)
+func (i *image) setRecorder(recorder *pager.Recorder) {
+	i.recording.Store(recorder != nil)
+	i.memory.SetRecorder(recorder)
 	for _, disk := range i.disks {
-		disk.SetRecorder(notes)
+		disk.SetRecorder(recorder)
 	}
 }
 

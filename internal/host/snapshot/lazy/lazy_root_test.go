@@ -314,8 +314,8 @@ func recordTrace(t *testing.T, offsets []int64) *fakePrefetchStore {
 		began := time.Now()
 		a, _ := h.attach(snap, "a")
 		h.touch(a, offsets)
-		soon := time.Since(began) < record
-		if soon {
+		inTime := time.Since(began) < record
+		if inTime {
 			select {
 			case <-h.prefetches.kept:
 			case <-h.deadline().Done():
@@ -326,7 +326,7 @@ func recordTrace(t *testing.T, offsets []int64) *fakePrefetchStore {
 			}
 		}
 		h.must(a.Close(t.Context()))
-		if soon { // otherwise the computer was too busy, and the recording may have ended before
+		if inTime { // otherwise the computer was too busy, and the recording may have ended before
 			h.prefetches.mu.Lock()
 			defer h.prefetches.mu.Unlock()
 			return &fakePrefetchStore{data: h.prefetches.data, pages: h.prefetches.pages, kept: make(chan struct{}, 1)}

@@ -175,9 +175,9 @@ func (m *Manager) image(ctx context.Context, snap snapshot.Snapshot) (*image, er
 		return nil, errors.Join(err, closeSource(source))
 	}
 	size, _ := source.Size(name)
-	of := m.LoadPrefetch(m.traceLoader(snap.Origin(), filepath.Join(snap.Dir(), traceName)))
-	of.setMemory(name, size)
-	return m.adopt(snap, source, of)
+	loader := m.LoadPrefetch(m.traceLoader(snap.Origin(), filepath.Join(snap.Dir(), traceName)))
+	loader.setMemory(name, size)
+	return m.adopt(snap, source, loader)
 }
 
 // closeSource closes a source if it is an io.Closer.
@@ -189,8 +189,12 @@ func closeSource(source chunkstore.Source) error {
 }
 
 // adopt makes an image of a remote-backed snapshot, acquires the snapshot, and starts its hydration. It takes
-// over source and of.
-func (m *Manager) adopt(snap snapshot.Snapshot, source chunkstore.Source, of *PrefetchLoader) (_ *image, err error) {
+// over source and loader.
+func (m *Manager) adopt(
+	snap snapshot.Snapshot,
+	source chunkstore.Source,
+	loader *PrefetchLoader,
+) (_ *image, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	i := m.images[snap.Ref]
@@ -198,12 +202,12 @@ func (m *Manager) adopt(snap snapshot.Snapshot, source chunkstore.Source, of *Pr
 		if i == nil {
 			err = errClosed
 		}
-		of.Close()
+		loader.Close()
 		return i, errors.Join(err, closeSource(source))
 	}
 	defer func() {
 		if err != nil {
-			of.Close()
+			loader.Close()
 			err = errors.Join(err, closeSource(source))
 		}
 	}()
@@ -215,7 +219,7 @@ func (m *Manager) adopt(snap snapshot.Snapshot, source chunkstore.Source, of *Pr
 	if err != nil {
 		return nil, err
 	}
-	i, err = newImage(m, fs, snap, source, of)
+	i, err = newImage(m, fs, snap, source, loader)
 	if err == nil && !now.RemoteBacked() { // it became local after the caller looked
 		if err = i.markLocal(); err != nil {
 			i.cancel(err)
@@ -228,7 +232,7 @@ func (m *Manager) adopt(snap snapshot.Snapshot, source chunkstore.Source, of *Pr
 	m.images[snap.Ref] = i
 	if now.RemoteBacked() {
 		i.startPrefetch(func(ctx context.Context) {
-			<-of.done // the content that it delivers is part of the difference
+			<-loader.done // the content that it delivers is part of the difference
 			i.prefetchDifference(ctx)
 		})
 		i.run(func() { i.hydrate(i.ctx) })

@@ -93,14 +93,14 @@ func (m *Manager) LoadPrefetch(load func(context.Context) (Prefetch, error)) *Pr
 		if l.trace == nil || of.Bytes > maxWorkingSet {
 			of.Pages = nil
 		}
-		came := make(chan error, 1)
+		arrived := make(chan error, 1)
 		if of.Pages != nil {
-			go func() { came <- of.Pages(ctx, l.receive) }()
+			go func() { arrived <- of.Pages(ctx, l.receive) }()
 		} else {
-			came <- nil
+			arrived <- nil
 		}
 		l.split(ctx, of.Bytes, of.Pages != nil)
-		if l.err = <-came; l.err != nil && ctx.Err() == nil {
+		if l.err = <-arrived; l.err != nil && ctx.Err() == nil {
 			m.cfg.Log.Warn("working set of a snapshot incomplete", "err", l.err)
 		}
 	})
@@ -156,10 +156,10 @@ func (l *PrefetchLoader) deliver(ctx context.Context, put func(off int64, data [
 		return l.trace
 	}
 	l.sink = put
-	waits := l.pending
+	pending := l.pending
 	l.pending = nil
 	l.mu.Unlock()
-	for _, a := range waits {
+	for _, a := range pending {
 		l.set.Scatter(a.off, a.data, put)
 	}
 	select {

@@ -60,10 +60,10 @@ type manifestCache struct {
 // maxCachedManifests bounds the cache: the manifest of a template takes about a MiB.
 const maxCachedManifests = 8
 
-func (k *manifestCache) get(space chunkstore.Tenant, id chunkstore.ID) *chunkstore.Manifest {
+func (k *manifestCache) get(tenant chunkstore.Tenant, id chunkstore.ID) *chunkstore.Manifest {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	i := slices.IndexFunc(k.recent, func(m *chunkstore.Manifest) bool { return m.Tenant == space && m.ID == id })
+	i := slices.IndexFunc(k.recent, func(m *chunkstore.Manifest) bool { return m.Tenant == tenant && m.ID == id })
 	if i < 0 {
 		return nil
 	}
@@ -82,14 +82,14 @@ func (k *manifestCache) put(m *chunkstore.Manifest) {
 }
 
 // preloadTemplates reads the manifests of the host's own templates that are in the store for all workspaces.
-func (d *Repository) preloadTemplates(ctx context.Context) error {
-	for _, t := range d.Store.List(templates) {
-		if !d.Public(t.Ref) {
+func (r *Repository) preloadTemplates(ctx context.Context) error {
+	for _, t := range r.Store.List(templates) {
+		if !r.Public(t.Ref) {
 			continue
 		}
 		id, err := templateID(t)
 		if err == nil {
-			_, err = d.manifest(ctx, chunkstore.Common, id)
+			_, err = r.manifest(ctx, chunkstore.Common, id)
 		}
 		if err != nil && !errors.Is(err, chunkstore.ErrNotFound) {
 			return err
@@ -99,17 +99,17 @@ func (d *Repository) preloadTemplates(ctx context.Context) error {
 }
 
 // manifest opens the manifest of a base.
-func (d *Repository) manifest(
+func (r *Repository) manifest(
 	ctx context.Context,
-	space chunkstore.Tenant,
+	tenant chunkstore.Tenant,
 	id chunkstore.ID,
 ) (*chunkstore.Manifest, error) {
-	if m := d.cached.get(space, id); m != nil {
+	if m := r.cached.get(tenant, id); m != nil {
 		return m, nil
 	}
-	m, err := d.Chunks.Open(ctx, space, id)
+	m, err := r.Chunks.Open(ctx, tenant, id)
 	if err == nil {
-		d.cached.put(m)
+		r.cached.put(m)
 	}
 	return m, err
 }
@@ -117,14 +117,14 @@ func (d *Repository) manifest(
 // pushBase chooses the snapshot that snap is pushed as a difference to. It returns the last snapshot of the
 // same machine that is in the store, or else the nearest ancestor that is; a template among the ancestors is
 // pushed first. The files of the base stay until release is called. The base is nil if there is none.
-func (d *Repository) pushBase(
+func (r *Repository) pushBase(
 	ctx context.Context,
-	space chunkstore.Tenant,
+	tenant chunkstore.Tenant,
 	snap snapshot.Snapshot,
 	stats *Stats,
 ) (_ *chunkstore.Base, release func(), err error) {
-	for _, ref := range d.siblings(snap) {
-		base, release, _, err := d.candidate(ctx, space, ref, stats)
+	for _, ref := range r.siblings(snap) {
+		base, release, _, err := r.candidate(ctx, tenant, ref, stats)
 		if err != nil || base != nil {
 			return base, release, err
 		}
@@ -134,7 +134,7 @@ func (d *Repository) pushBase(
 		if at == "" {
 			break
 		}
-		base, release, older, err := d.candidate(ctx, space, at, stats)
+		base, release, older, err := r.candidate(ctx, tenant, at, stats)
 		if err != nil || base != nil {
 			return base, release, err
 		}
@@ -144,12 +144,12 @@ func (d *Repository) pushBase(
 }
 
 // siblings lists the earlier snapshots of the machine that snap was taken of, the last one first.
-func (d *Repository) siblings(snap snapshot.Snapshot) []snapshot.Ref {
+func (r *Repository) siblings(snap snapshot.Snapshot) []snapshot.Ref {
 	if snap.Machine == "" || !strings.HasPrefix(string(snap.Ref), userSnapshots+"/") {
 		return nil
 	}
 	var all []snapshot.Snapshot
-	for _, s := range d.Store.List(userSnapshots) {
+	for _, s := range r.Store.List(userSnapshots) {
 		if s.Machine == snap.Machine && s.Ref != snap.Ref && s.Created.Before(snap.Created) && !s.RemoteBacked() {
 			all = append(all, s)
 		}
@@ -166,26 +166,26 @@ func (d *Repository) siblings(snap snapshot.Snapshot) []snapshot.Ref {
 
 // candidate returns a snapshot of this host as a base, if it is in the store. It pushes a template that is
 // not. Otherwise it returns nil and the snapshot that this one derives from.
-func (d *Repository) candidate(
+func (r *Repository) candidate(
 	ctx context.Context,
-	space chunkstore.Tenant,
+	tenant chunkstore.Tenant,
 	ref snapshot.Ref,
 	stats *Stats,
 ) (_ *chunkstore.Base, release func(), older snapshot.Ref, err error) {
 	none := func() {}
-	snap, release, err := d.acquire(ref)
+	snap, release, err := r.acquire(ref)
 	if errors.Is(err, snapshot.ErrNotFound) {
 		return nil, none, "", nil
 	}
 	if err != nil {
 		return nil, none, "", err
 	}
-	m, err := d.ensureStored(ctx, space, snap, stats)
+	m, err := r.ensureStored(ctx, tenant, snap, stats)
 	if m == nil || err != nil || snap.RemoteBacked() {
 		release()
 		return nil, none, snap.Base, err
 	}
-	base, err := d.newBase(m, snap)
+	base, err := r.newBase(m, snap)
 	if err != nil {
 		release()
 		return nil, none, "", err
@@ -195,46 +195,46 @@ func (d *Repository) candidate(
 
 // ensureStored returns the manifest of a snapshot. It pushes a template that is not in the store. It returns
 // nil for another snapshot that is not.
-func (d *Repository) ensureStored(
+func (r *Repository) ensureStored(
 	ctx context.Context,
-	space chunkstore.Tenant,
+	tenant chunkstore.Tenant,
 	snap snapshot.Snapshot,
 	stats *Stats,
 ) (*chunkstore.Manifest, error) {
 	if strings.HasPrefix(string(snap.Ref), templates+"/") {
-		if d.Public(snap.Ref) {
-			space = chunkstore.Common
+		if r.Public(snap.Ref) {
+			tenant = chunkstore.Common
 		}
 		id, err := templateID(snap)
 		if err != nil {
 			return nil, err
 		}
-		m, err := d.lookup(ctx, space, id)
+		m, err := r.lookup(ctx, tenant, id)
 		if m == nil && err == nil {
-			m, err = d.push(ctx, space, id, snap.Ref, stats)
+			m, err = r.push(ctx, tenant, id, snap.Ref, stats)
 		}
 		return m, err
 	}
 	if snap.Anonymous {
 		return nil, nil
 	}
-	return d.lookup(ctx, space, chunkstore.ID(snap.Ref.Name()))
+	return r.lookup(ctx, tenant, chunkstore.ID(snap.Ref.Name()))
 }
 
 // lookup returns a manifest if it is in the store now, or nil.
-func (d *Repository) lookup(
+func (r *Repository) lookup(
 	ctx context.Context,
-	space chunkstore.Tenant,
+	tenant chunkstore.Tenant,
 	id chunkstore.ID,
 ) (*chunkstore.Manifest, error) {
-	if m := d.cached.get(space, id); m != nil {
-		there, err := d.Chunks.Exists(ctx, space, id)
-		if !there {
+	if m := r.cached.get(tenant, id); m != nil {
+		exists, err := r.Chunks.Exists(ctx, tenant, id)
+		if !exists {
 			m = nil
 		}
 		return m, err
 	}
-	m, err := d.manifest(ctx, space, id)
+	m, err := r.manifest(ctx, tenant, id)
 	if errors.Is(err, chunkstore.ErrNotFound) {
 		return nil, nil
 	}
@@ -243,25 +243,25 @@ func (d *Repository) lookup(
 
 // localBase returns the snapshot of this host that shares most content with a stored one: its parent, or else
 // the template that both derive from. Any failure means no base, and that everything is downloaded.
-func (d *Repository) localBase(ctx context.Context, of Stored) (_ *chunkstore.Base, ref snapshot.Ref, release func()) {
+func (r *Repository) localBase(ctx context.Context, of Stored) (_ *chunkstore.Base, ref snapshot.Ref, release func()) {
 	m := of.Reader.Manifest()
 	if m.Parent == "" {
 		return nil, "", func() {}
 	}
 	parent := snapshot.Join(userSnapshots, string(m.Parent))
-	if base, release := d.asLocalBase(ctx, m.Tenant, m.Parent, parent); base != nil {
+	if base, release := r.asLocalBase(ctx, m.Tenant, m.Parent, parent); base != nil {
 		return base, parent, release
 	}
-	for _, t := range d.Store.List(templates) {
+	for _, t := range r.Store.List(templates) {
 		id, err := templateID(t)
 		if err != nil || id != m.Parent && id != of.Root {
 			continue
 		}
-		space := m.Tenant
-		if d.Public(t.Ref) {
-			space = chunkstore.Common
+		tenant := m.Tenant
+		if r.Public(t.Ref) {
+			tenant = chunkstore.Common
 		}
-		if base, release := d.asLocalBase(ctx, space, id, t.Ref); base != nil {
+		if base, release := r.asLocalBase(ctx, tenant, id, t.Ref); base != nil {
 			return base, t.Ref, release
 		}
 	}
@@ -270,27 +270,27 @@ func (d *Repository) localBase(ctx context.Context, of Stored) (_ *chunkstore.Ba
 
 // asLocalBase returns a snapshot of this host as a base if it is local and in the store under the given id,
 // or nil.
-func (d *Repository) asLocalBase(
+func (r *Repository) asLocalBase(
 	ctx context.Context,
-	space chunkstore.Tenant,
+	tenant chunkstore.Tenant,
 	id chunkstore.ID,
 	ref snapshot.Ref,
 ) (*chunkstore.Base, func()) {
-	snap, release, err := d.acquire(ref)
+	snap, release, err := r.acquire(ref)
 	if err != nil {
 		return nil, nil
 	}
 	var base *chunkstore.Base
 	if !snap.RemoteBacked() {
 		var m *chunkstore.Manifest
-		if m, err = d.manifest(ctx, space, id); err == nil {
-			base, err = d.newBase(m, snap)
+		if m, err = r.manifest(ctx, tenant, id); err == nil {
+			base, err = r.newBase(m, snap)
 		}
 	}
 	if base != nil && err == nil {
 		return base, release
 	}
-	d.Log.Debug("no local base", "snapshot", ref, "remote_backed", snap.RemoteBacked(), "err", err)
+	r.Log.Debug("no local base", "snapshot", ref, "remote_backed", snap.RemoteBacked(), "err", err)
 	release()
 	return nil, nil
 }
@@ -306,12 +306,12 @@ func templateID(snap snapshot.Snapshot) (chunkstore.ID, error) {
 }
 
 // newBase makes a base of a snapshot of this host.
-func (d *Repository) newBase(m *chunkstore.Manifest, snap snapshot.Snapshot) (*chunkstore.Base, error) {
+func (r *Repository) newBase(m *chunkstore.Manifest, snap snapshot.Snapshot) (*chunkstore.Base, error) {
 	files, err := snap.Files()
 	if err != nil {
 		return nil, err
 	}
-	base := &chunkstore.Base{Manifest: m, Files: map[string]string{}, Clone: d.Clone}
+	base := &chunkstore.Base{Manifest: m, Files: map[string]string{}, Clone: r.Clone}
 	for _, f := range files {
 		base.Files[f.Name] = f.Path
 	}

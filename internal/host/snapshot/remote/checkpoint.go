@@ -21,14 +21,14 @@ func notCheckpoint(name string) bool { return name != checkpointFile }
 
 // exportCheckpoint exports the checkpoint bundle of a snapshot. It returns nil after any failure: the
 // snapshot is then pushed without one. The caller calls done after using the bundle.
-func (d *Repository) exportCheckpoint(ctx context.Context, snap snapshot.Snapshot) (_ *vmm.Checkpoint, done func()) {
+func (r *Repository) exportCheckpoint(ctx context.Context, snap snapshot.Snapshot) (_ *vmm.Checkpoint, done func()) {
 	done = func() {}
-	if d.Exporter == nil {
+	if r.Exporter == nil {
 		return nil, done
 	}
-	p, err := d.Exporter.ExportCheckpoint(ctx, snap.Image())
+	p, err := r.Exporter.ExportCheckpoint(ctx, snap.Image())
 	if err != nil {
-		d.Log.Warn("snapshot is pushed without its checkpoint bundle", "snapshot", snap.Ref, "err", err)
+		r.Log.Warn("snapshot is pushed without its checkpoint bundle", "snapshot", snap.Ref, "err", err)
 		return nil, done
 	}
 	if p == nil {
@@ -43,16 +43,16 @@ func fdPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) 
 
 // ImportCheckpoint adds the checkpoint bundle of a stored snapshot to an image of this host. It only logs
 // failures: without the bundle, machines of the image take longer to be ready.
-func (d *Repository) ImportCheckpoint(ctx context.Context, from Stored, image vmm.Image) {
-	if d.Exporter == nil {
+func (r *Repository) ImportCheckpoint(ctx context.Context, from Stored, image vmm.Image) {
+	if r.Exporter == nil {
 		return
 	}
-	began := time.Now()
-	there, err := d.importCheckpoint(ctx, from, image)
+	start := time.Now()
+	exists, err := r.importCheckpoint(ctx, from, image)
 	id := from.Reader.Manifest().ID
 	switch _, other := errors.AsType[*vmm.MismatchError](err); {
 	case other:
-		d.Log.Info(
+		r.Log.Info(
 			"checkpoint bundle of a snapshot is for another kind of host; its machines start more slowly",
 			"snapshot",
 			id,
@@ -60,36 +60,36 @@ func (d *Repository) ImportCheckpoint(ctx context.Context, from Stored, image vm
 			err,
 		)
 	case err != nil:
-		d.Log.Warn(
+		r.Log.Warn(
 			"checkpoint bundle of a snapshot not imported; its machines start more slowly",
 			"snapshot",
 			id,
 			"why",
 			err,
 		)
-	case there:
-		d.Log.Info("checkpoint bundle of a snapshot imported", "snapshot", id, "took", time.Since(began))
+	case exists:
+		r.Log.Info("checkpoint bundle of a snapshot imported", "snapshot", id, "took", time.Since(start))
 	}
 }
 
-func (d *Repository) importCheckpoint(ctx context.Context, from Stored, image vmm.Image) (there bool, err error) {
+func (r *Repository) importCheckpoint(ctx context.Context, from Stored, image vmm.Image) (exists bool, err error) {
 	if len(from.Checkpoint) == 0 {
 		return false, nil
 	}
-	r := d.Chunks.Reader(from.Reader.Manifest(), d.Cache) // the caller's reader may be closed meanwhile
-	near, release := d.localBaseImage(ctx, from)
+	own := r.Chunks.Reader(from.Reader.Manifest(), r.Cache) // the caller's reader may be closed meanwhile
+	baseDir, release := r.localBaseImage(ctx, from)
 	defer release()
-	return true, d.Exporter.ImportCheckpoint(
+	return true, r.Exporter.ImportCheckpoint(
 		ctx,
 		image,
 		vmm.CheckpointSource{
 			Description: from.Checkpoint,
-			LocalBase:   near,
+			LocalBase:   baseDir,
 			Fetch: func(ctx context.Context, origin bool, to io.WriterAt) (int64, error) {
-				of := r
+				of := own
 				if origin {
 					var err error
-					if of, err = d.rootReader(ctx, from); err != nil {
+					if of, err = r.rootReader(ctx, from); err != nil {
 						return 0, err
 					}
 				}
@@ -100,12 +100,12 @@ func (d *Repository) importCheckpoint(ctx context.Context, from Stored, image vm
 }
 
 // localBaseImage returns the image directory of the local base of a stored snapshot, or "" if there is none.
-func (d *Repository) localBaseImage(ctx context.Context, from Stored) (dir string, release func()) {
-	_, ref, release := d.localBase(ctx, from)
+func (r *Repository) localBaseImage(ctx context.Context, from Stored) (dir string, release func()) {
+	_, ref, release := r.localBase(ctx, from)
 	if ref == "" {
 		return "", release
 	}
-	snap, err := d.Store.Get(ref)
+	snap, err := r.Store.Get(ref)
 	if err != nil {
 		return "", release
 	}
@@ -114,18 +114,18 @@ func (d *Repository) localBaseImage(ctx context.Context, from Stored) (dir strin
 
 // rootReader reads the root of a snapshot's ancestry. The root belongs to the snapshot's own tenant or to
 // Common.
-func (d *Repository) rootReader(ctx context.Context, of Stored) (*chunkstore.Reader, error) {
+func (r *Repository) rootReader(ctx context.Context, of Stored) (*chunkstore.Reader, error) {
 	if of.Root == "" {
 		return nil, errors.New("the snapshot is the root of its ancestry")
 	}
-	m, err := d.manifest(ctx, of.Reader.Manifest().Tenant, of.Root)
+	m, err := r.manifest(ctx, of.Reader.Manifest().Tenant, of.Root)
 	if errors.Is(err, chunkstore.ErrNotFound) {
-		m, err = d.manifest(ctx, chunkstore.Common, of.Root)
+		m, err = r.manifest(ctx, chunkstore.Common, of.Root)
 	}
 	if err != nil {
 		return nil, err
 	}
-	return d.Chunks.Reader(m, d.Cache), nil
+	return r.Chunks.Reader(m, r.Cache), nil
 }
 
 // fetchCheckpoint writes the content of a checkpoint bundle to to and returns its size in bytes.

@@ -94,9 +94,9 @@ const gcInterval = 6 * time.Hour
 
 // Run collects garbage in the object store at intervals until ctx ends. First it reads the manifests of this
 // host's templates, which otherwise the first push would wait for.
-func (d *Repository) Run(ctx context.Context) error {
-	if err := d.preloadTemplates(ctx); err != nil && ctx.Err() == nil {
-		d.Log.Warn("manifests of templates not loaded from the object store", "err", err)
+func (r *Repository) Run(ctx context.Context) error {
+	if err := r.preloadTemplates(ctx); err != nil && ctx.Err() == nil {
+		r.Log.Warn("manifests of templates not loaded from the object store", "err", err)
 	}
 	ticks := time.NewTicker(gcInterval)
 	defer ticks.Stop()
@@ -106,25 +106,25 @@ func (d *Repository) Run(ctx context.Context) error {
 			return nil
 		case <-ticks.C:
 		}
-		done, err := d.Chunks.GC(ctx)
+		done, err := r.Chunks.GC(ctx)
 		if err != nil && ctx.Err() == nil {
-			d.Log.Warn("garbage collection of the object store failed", "err", err)
+			r.Log.Warn("garbage collection of the object store failed", "err", err)
 		}
 		if done.Chunks > 0 {
-			d.Log.Info("garbage of the object store collected", "chunks", done.Chunks, "bytes", done.Bytes)
+			r.Log.Info("garbage of the object store collected", "chunks", done.Chunks, "bytes", done.Bytes)
 		}
 	}
 }
 
 // Push stores a snapshot of this host for a tenant, under id. It does nothing if the id exists.
-func (d *Repository) Push(
+func (r *Repository) Push(
 	ctx context.Context,
-	space chunkstore.Tenant,
+	tenant chunkstore.Tenant,
 	id chunkstore.ID,
 	ref snapshot.Ref,
 ) (Stats, error) {
 	stats := Stats{Phases: obs.Start()}
-	m, err := d.push(ctx, space, id, ref, &stats)
+	m, err := r.push(ctx, tenant, id, ref, &stats)
 	if err != nil {
 		return stats, err
 	}
@@ -132,19 +132,19 @@ func (d *Repository) Push(
 	return stats, nil
 }
 
-func (d *Repository) push(
+func (r *Repository) push(
 	ctx context.Context,
-	space chunkstore.Tenant,
+	tenant chunkstore.Tenant,
 	id chunkstore.ID,
 	ref snapshot.Ref,
 	stats *Stats,
 ) (*chunkstore.Manifest, error) {
-	m, err := d.Chunks.Open(ctx, space, id)
+	m, err := r.Chunks.Open(ctx, tenant, id)
 	stats.Phases.Done("look")
 	if !errors.Is(err, chunkstore.ErrNotFound) {
 		return m, err
 	}
-	snap, release, err := d.acquire(ref)
+	snap, release, err := r.acquire(ref)
 	if err != nil {
 		return nil, err
 	}
@@ -155,40 +155,40 @@ func (d *Repository) push(
 	if err := snapshot.Check(snap); err != nil {
 		return nil, err
 	}
-	base, let, err := d.pushBase(ctx, space, snap, stats)
+	base, releaseBase, err := r.pushBase(ctx, tenant, snap, stats)
 	if err != nil {
 		return nil, fmt.Errorf("push base of snapshot %s: %w", ref, err)
 	}
-	defer let()
+	defer releaseBase()
 	stats.Phases.Done("base")
-	parcel, done := d.exportCheckpoint(ctx, snap)
+	checkpoint, done := r.exportCheckpoint(ctx, snap)
 	defer done()
-	in, err := pushContents(snap, rootOf(base), parcel)
+	in, err := pushContents(snap, rootOf(base), checkpoint)
 	if err != nil {
 		return nil, err
 	}
-	in.Tenant, in.ID = space, id
+	in.Tenant, in.ID = tenant, id
 	if base != nil {
 		in.Parent, in.ParentFiles = base.Manifest, base.Files
 	}
-	m, sent, err := d.Chunks.Push(ctx, in)
+	m, sent, err := r.Chunks.Push(ctx, in)
 	stats.Phases.Done("send")
 	stats.Dirty += sent.DirtyBytes
 	stats.Uploaded += sent.Uploaded
 	if errors.Is(err, chunkstore.ErrExists) { // pushed concurrently
-		return d.Chunks.Open(ctx, space, id)
+		return r.Chunks.Open(ctx, tenant, id)
 	}
 	if err == nil {
-		d.cached.put(m)
+		r.cached.put(m)
 	}
 	return m, err
 }
 
 // pushContents lists what is pushed of a snapshot. root is the root of its ancestry; checkpoint may be nil.
-func pushContents(snap snapshot.Snapshot, root chunkstore.ID, parcel *vmm.Checkpoint) (chunkstore.Push, error) {
+func pushContents(snap snapshot.Snapshot, root chunkstore.ID, checkpoint *vmm.Checkpoint) (chunkstore.Push, error) {
 	about := description{Snapshot: snap, Root: root}
-	if parcel != nil {
-		about.Checkpoint = parcel.Description
+	if checkpoint != nil {
+		about.Checkpoint = checkpoint.Description
 	}
 	meta, err := json.Marshal(about)
 	if err != nil {
@@ -202,28 +202,28 @@ func pushContents(snap snapshot.Snapshot, root chunkstore.ID, parcel *vmm.Checkp
 	for _, f := range files {
 		in.Files = append(in.Files, chunkstore.LocalFile{Name: f.Name, Path: f.Path})
 	}
-	if parcel != nil {
-		in.Files = append(in.Files, chunkstore.LocalFile{Name: checkpointFile, Path: fdPath(parcel.Content)})
+	if checkpoint != nil {
+		in.Files = append(in.Files, chunkstore.LocalFile{Name: checkpointFile, Path: fdPath(checkpoint.Content)})
 	}
 	return in, nil
 }
 
 // acquire returns a snapshot whose files stay until release is called.
-func (d *Repository) acquire(ref snapshot.Ref) (_ snapshot.Snapshot, release func(), err error) {
-	snap, err := d.Store.Acquire(ref)
+func (r *Repository) acquire(ref snapshot.Ref) (_ snapshot.Snapshot, release func(), err error) {
+	snap, err := r.Store.Acquire(ref)
 	if err != nil {
 		return snapshot.Snapshot{}, nil, err
 	}
 	return snap, func() {
-		if err := d.Store.Release(ref); err != nil {
-			d.Log.Warn("snapshot not released", "snapshot", ref, "err", err)
+		if err := r.Store.Release(ref); err != nil {
+			r.Log.Warn("snapshot not released", "snapshot", ref, "err", err)
 		}
 	}, nil
 }
 
 // Delete removes a snapshot from the object store. It returns nil if the snapshot does not exist.
-func (d *Repository) Delete(ctx context.Context, space chunkstore.Tenant, id chunkstore.ID) error {
-	return d.Chunks.Delete(ctx, space, id)
+func (r *Repository) Delete(ctx context.Context, tenant chunkstore.Tenant, id chunkstore.ID) error {
+	return r.Chunks.Delete(ctx, tenant, id)
 }
 
 // Stored is a snapshot in the object store.
@@ -239,16 +239,16 @@ type Stored struct {
 
 // Open reads and verifies the description of a stored snapshot. It returns a *vmm.MismatchError if the
 // description shows that this host cannot restore the snapshot.
-func (d *Repository) Open(ctx context.Context, space chunkstore.Tenant, id chunkstore.ID) (Stored, error) {
-	m, err := d.Chunks.Open(ctx, space, id)
+func (r *Repository) Open(ctx context.Context, tenant chunkstore.Tenant, id chunkstore.ID) (Stored, error) {
+	m, err := r.Chunks.Open(ctx, tenant, id)
 	if err != nil {
 		return Stored{}, err
 	}
-	told, err := describe(m)
+	desc, err := describe(m)
 	if err != nil {
 		return Stored{}, err
 	}
-	snap := told.Snapshot
+	snap := desc.Snapshot
 	if snap.Version != snapshot.Version {
 		return Stored{}, fmt.Errorf(
 			"snapshot %s is of version %d, not %d: %w",
@@ -265,25 +265,29 @@ func (d *Repository) Open(ctx context.Context, space chunkstore.Tenant, id chunk
 			errors.Join(chunkstore.ErrVersion, err),
 		)
 	}
-	if err := d.Fits(ctx, snap.Manifest); err != nil {
+	if err := r.Fits(ctx, snap.Manifest); err != nil {
 		return Stored{}, fmt.Errorf("snapshot %s: %w", id, err)
 	}
 	return Stored{
 		Snapshot:   snap,
-		Root:       told.Root,
-		Checkpoint: told.Checkpoint,
-		Reader:     d.Chunks.Reader(m, d.Cache),
+		Root:       desc.Root,
+		Checkpoint: desc.Checkpoint,
+		Reader:     r.Chunks.Reader(m, r.Cache),
 	}, nil
 }
 
 // OpenWithLocalBase is Open with a reader that takes content from a snapshot of this host if it can. The
 // caller closes the reader.
-func (d *Repository) OpenWithLocalBase(ctx context.Context, space chunkstore.Tenant, id chunkstore.ID) (Stored, error) {
-	from, err := d.Open(ctx, space, id)
+func (r *Repository) OpenWithLocalBase(
+	ctx context.Context,
+	tenant chunkstore.Tenant,
+	id chunkstore.ID,
+) (Stored, error) {
+	from, err := r.Open(ctx, tenant, id)
 	if err != nil {
 		return Stored{}, err
 	}
-	base, _, release := d.localBase(ctx, from)
+	base, _, release := r.localBase(ctx, from)
 	defer release()
 	if base == nil {
 		return from, nil
@@ -293,27 +297,27 @@ func (d *Repository) OpenWithLocalBase(ctx context.Context, space chunkstore.Ten
 
 // Pull downloads a snapshot of the object store to this host, under ref and with labels added. It does
 // nothing if ref exists. Content that a local snapshot has too shares its disk blocks.
-func (d *Repository) Pull(
+func (r *Repository) Pull(
 	ctx context.Context,
-	space chunkstore.Tenant,
+	tenant chunkstore.Tenant,
 	id chunkstore.ID,
 	ref snapshot.Ref,
 	labels map[string]string,
 ) (_ snapshot.Snapshot, stats Stats, err error) {
-	if snap, err := d.Store.Get(ref); err == nil {
+	if snap, err := r.Store.Get(ref); err == nil {
 		return snap, stats, nil
 	}
-	from, err := d.Open(ctx, space, id)
+	from, err := r.Open(ctx, tenant, id)
 	if err != nil {
 		return snapshot.Snapshot{}, stats, err
 	}
 	stats.Stored = from.Reader.Manifest().Stored()
-	draft, err := d.Store.Draft()
+	draft, err := r.Store.Draft()
 	if err != nil {
 		return snapshot.Snapshot{}, stats, err
 	}
 	defer func() { err = errors.Join(err, draft.Discard()) }()
-	base, near, release := d.localBase(ctx, from)
+	base, baseRef, release := r.localBase(ctx, from)
 	defer release()
 	done, err := from.Reader.Pull(ctx, draft.ImageDir(), base, notCheckpoint)
 	stats.Fetched = done.Fetched
@@ -323,9 +327,9 @@ func (d *Repository) Pull(
 	if err != nil {
 		return snapshot.Snapshot{}, stats, err
 	}
-	d.ImportCheckpoint(ctx, from, vmm.Image{Dir: draft.ImageDir(), Manifest: from.Snapshot.Manifest})
+	r.ImportCheckpoint(ctx, from, vmm.Image{Dir: draft.ImageDir(), Manifest: from.Snapshot.Manifest})
 	snap := from.Snapshot.WithLabels(labels)
-	snap.Ref, snap.Base, snap.Anonymous = ref, near, false
+	snap.Ref, snap.Base, snap.Anonymous = ref, baseRef, false
 	if snap.Disk {
 		for _, path := range draft.DiskPaths(snap.Data) {
 			if err := os.Rename(filepath.Join(draft.ImageDir(), filepath.Base(path)), path); err != nil {
@@ -335,16 +339,16 @@ func (d *Repository) Pull(
 	}
 	snap, err = draft.Commit(snap)
 	if errors.Is(err, snapshot.ErrExists) { // pulled concurrently
-		snap, err = d.Store.Get(ref)
+		snap, err = r.Store.Get(ref)
 		return snap, stats, err
 	}
 	if err != nil {
 		return snapshot.Snapshot{}, stats, err
 	}
 	if err := snapshot.Check(snap); err != nil {
-		return snapshot.Snapshot{}, stats, errors.Join(err, d.Store.Delete(ref), d.Store.Release(ref))
+		return snapshot.Snapshot{}, stats, errors.Join(err, r.Store.Delete(ref), r.Store.Release(ref))
 	}
-	return snap, stats, d.Store.Release(ref)
+	return snap, stats, r.Store.Release(ref)
 }
 
 // syncAll makes the files of a directory durable.
