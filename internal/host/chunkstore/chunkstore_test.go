@@ -83,9 +83,9 @@ func TestOnlyTheDifferenceIsUploaded(t *testing.T) {
 				copy(d[i:], blobtest.Content(uint64(i)+99, chunkstore.PageSize))
 			}
 		}, 0},
-		"one-chunk-anew": {func(d []byte) { copy(d[8<<20:12<<20], blobtest.Content(77, 4<<20)) }, 4 << 20},
-		"one-byte":       {func(d []byte) { d[5<<20] ^= 1 }, 4096},
-		"zeroed":         {func(d []byte) { clear(d[3<<20 : 9<<20]) }, 0},
+		"one-chunk-rewritten": {func(d []byte) { copy(d[8<<20:12<<20], blobtest.Content(77, 4<<20)) }, 4 << 20},
+		"one-byte":            {func(d []byte) { d[5<<20] ^= 1 }, 4096},
+		"zeroed":              {func(d []byte) { clear(d[3<<20 : 9<<20]) }, 0},
 		"most-of-a-part": {func(d []byte) {
 			copy(d[4<<20:8<<20-400<<10], blobtest.Content(7, 4<<20-400<<10))
 		}, 4<<20 - 400<<10},
@@ -221,12 +221,12 @@ func TestManifestsAreRefused(t *testing.T) {
 		want error
 	}{
 		"empty":      {nil, chunkstore.ErrTampered},
-		"not-one":    {[]byte("hello"), chunkstore.ErrTampered},
-		"cut":        {good[:len(good)-1], chunkstore.ErrTampered},
+		"other-data": {[]byte("hello"), chunkstore.ErrTampered},
+		"truncated":  {good[:len(good)-1], chunkstore.ErrTampered},
 		"head-only":  {good[:40], chunkstore.ErrTampered},
 		"longer":     {append(bytes.Clone(good), 0), chunkstore.ErrTampered},
 		"version":    {set(good, 4, 9), chunkstore.ErrVersion},
-		"space":      {set(good, 6, good[6]^1), chunkstore.ErrWrongTenant},
+		"tenant":     {set(good, 6, good[6]^1), chunkstore.ErrWrongTenant},
 		"id":         {set(good, 22, 'c'), chunkstore.ErrTampered},
 		"content":    {set(good, len(good)-60, good[len(good)-60]^1), chunkstore.ErrTampered},
 		"signature":  {set(good, len(good)-1, good[len(good)-1]^1), chunkstore.ErrTampered},

@@ -46,7 +46,7 @@ func TestReadsFromABadStore(t *testing.T) {
 		"wrong-bytes": {blobtest.Fault{Corrupt: flip}, isDamaged},
 		"zeros":       {blobtest.Fault{Corrupt: func(d []byte) []byte { return make([]byte, len(d)) }}, isDamaged},
 		"short":       {blobtest.Fault{Short: 100}, isDamaged},
-		"gone": {blobtest.Fault{Err: blob.ErrNotFound}, func(err error) bool {
+		"missing-object": {blobtest.Fault{Err: blob.ErrNotFound}, func(err error) bool {
 			return isDamaged(err) && errors.Is(err, blob.ErrNotFound)
 		}},
 		"denied": {blobtest.Fault{Err: blob.ErrDenied}, func(err error) bool {
@@ -378,7 +378,7 @@ func TestReadsThroughABadCache(t *testing.T) {
 		"bytes-changed": func(t *testing.T, dir string) {
 			forEachFile(t, dir, func(f *os.File) error { _, err := f.WriteAt([]byte("xxxx"), 70_000); return err })
 		},
-		"cut": func(t *testing.T, dir string) {
+		"truncated": func(t *testing.T, dir string) {
 			forEachFile(t, dir, func(f *os.File) error { return f.Truncate(100_000) })
 		},
 		"emptied": func(t *testing.T, dir string) {
@@ -387,7 +387,7 @@ func TestReadsThroughABadCache(t *testing.T) {
 		"removed": func(t *testing.T, dir string) {
 			forEachFile(t, dir, func(f *os.File) error { return os.Remove(f.Name()) })
 		},
-		"directory-gone": func(t *testing.T, dir string) {
+		"directory-removed": func(t *testing.T, dir string) {
 			if err := os.RemoveAll(dir); err != nil {
 				t.Fatal(err)
 			}

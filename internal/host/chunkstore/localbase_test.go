@@ -92,7 +92,8 @@ func TestUnsuitableLocalBaseIsRefused(t *testing.T) {
 		}
 	}
 	r := f.store.Reader(m, f.cache)
-	if err := r.WithLocalBase(&chunkstore.Base{Manifest: base, Files: map[string]string{"other": deleted}}); err != nil {
+	other := &chunkstore.Base{Manifest: base, Files: map[string]string{"other": deleted}}
+	if err := r.WithLocalBase(other); err != nil {
 		t.Error(err)
 	}
 	if _, n := r.LocalCopy("memory", 0); n != 0 {

@@ -134,7 +134,7 @@ func TestScanReportsEndedContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	for name, do := range map[string]func() error{
-		"each":     func() error { return r.Scan(ctx, "memory", nil, ignore) },
+		"scan":     func() error { return r.Scan(ctx, "memory", nil, ignore) },
 		"prefetch": func() error { return r.Prefetch(ctx, []chunkstore.Range{{File: "memory", Length: 24 << 20}}) },
 		"pull":     func() error { _, err := r.Pull(ctx, t.TempDir(), nil, nil); return err },
 	} {

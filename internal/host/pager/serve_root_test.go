@@ -301,7 +301,7 @@ func TestUnreachableStoreEndsServe(t *testing.T) {
 		{"failing", func(s *pagertest.Source) {
 			s.SetFail(func(string, int64) error { return errors.New("connection refused") })
 		}, "connection refused"},
-		{"standing still", func(s *pagertest.Source) { s.Block() }, "did not deliver the content within 200ms"},
+		{"blocked", func(s *pagertest.Source) { s.Block() }, "did not deliver the content within 200ms"},
 		{"lying", func(s *pagertest.Source) {
 			s.SetFail(func(string, int64) error {
 				return &chunkstore.DamagedError{Object: "chunk x", Problem: "other bytes"}

@@ -81,16 +81,16 @@ func TestDataDisksAreRefused(t *testing.T) {
 	s := open(t, t.TempDir())
 	good := snapshot.DataDisk{Name: "data", MiB: 1, Mount: "/data"}
 	for name, list := range map[string][]snapshot.DataDisk{
-		"no name":    {{MiB: 1, Mount: "/data"}},
-		"a path":     {{Name: "../x", MiB: 1, Mount: "/data"}},
-		"upper case": {{Name: "Data", MiB: 1, Mount: "/data"}},
-		"a number":   {{Name: "1", MiB: 1, Mount: "/data"}},
-		"no size":    {{Name: "data", Mount: "/data"}},
-		"relative":   {{Name: "data", MiB: 1, Mount: "data"}},
-		"the root":   {{Name: "data", MiB: 1, Mount: "/"}},
-		"unclean":    {{Name: "data", MiB: 1, Mount: "/a/../b"}},
-		"twice":      {good, good},
-		"many": {
+		"empty-name":      {{MiB: 1, Mount: "/data"}},
+		"name-with-path":  {{Name: "../x", MiB: 1, Mount: "/data"}},
+		"upper-case-name": {{Name: "Data", MiB: 1, Mount: "/data"}},
+		"name-of-digits":  {{Name: "1", MiB: 1, Mount: "/data"}},
+		"size-missing":    {{Name: "data", Mount: "/data"}},
+		"relative":        {{Name: "data", MiB: 1, Mount: "data"}},
+		"mounted-at-root": {{Name: "data", MiB: 1, Mount: "/"}},
+		"unclean":         {{Name: "data", MiB: 1, Mount: "/a/../b"}},
+		"twice":           {good, good},
+		"too-many": {
 			good, {Name: "a", MiB: 1, Mount: "/1"}, {Name: "b", MiB: 1, Mount: "/2"},
 			{Name: "c", MiB: 1, Mount: "/3"}, {Name: "d", MiB: 1, Mount: "/4"}, {Name: "e", MiB: 1, Mount: "/5"},
 			{Name: "f", MiB: 1, Mount: "/6"}, {Name: "g", MiB: 1, Mount: "/7"}, {Name: "h", MiB: 1, Mount: "/8"},

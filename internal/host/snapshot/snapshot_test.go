@@ -240,7 +240,7 @@ func TestDamageIsFound(t *testing.T) {
 		"memory-short": func(t *testing.T, s snapshot.Snapshot) {
 			write(t, filepath.Join(s.Image().Dir, "memory"), []byte("x"))
 		},
-		"memory-gone": func(t *testing.T, s snapshot.Snapshot) {
+		"memory-missing": func(t *testing.T, s snapshot.Snapshot) {
 			if err := os.Remove(filepath.Join(s.Image().Dir, "memory")); err != nil {
 				t.Fatal(err)
 			}

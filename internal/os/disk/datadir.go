@@ -16,7 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ImagePath returns the path of the XFS image of a data directory that cannot reflink: next to the directory.
+// ImagePath returns the path of the XFS image of a data directory, which is next to the directory.
+// Only a data directory that cannot reflink has an image.
 func ImagePath(dir string) string { return filepath.Clean(dir) + ".xfs" }
 
 // EnsureDataDir makes dir usable as a data directory. Afterwards dir exists and can clone files. If

@@ -474,20 +474,20 @@ func TestUnreachableStoreFailsMachine(t *testing.T) {
 		use   func(h *host, s machine.LazySource) error
 		want  string
 	}{
-		{"failing, memory", func(s *pagertest.Source) {
+		{"failing-memory-read", func(s *pagertest.Source) {
 			s.SetFail(func(string, int64) error { return errors.New("connection refused") })
 		}, readMemory, "memory: "},
-		{"failing, disk", func(s *pagertest.Source) {
+		{"failing-disk-read", func(s *pagertest.Source) {
 			s.SetFail(func(string, int64) error { return errors.New("connection refused") })
 		}, readDisk, "connection refused"},
-		{"slow", func(s *pagertest.Source) { s.Block() },
+		{"blocked-store", func(s *pagertest.Source) { s.Block() },
 			readDisk, "did not deliver the content within 300ms"},
-		{"lying", func(s *pagertest.Source) {
+		{"damaged-content", func(s *pagertest.Source) {
 			s.SetFail(func(string, int64) error {
 				return &chunkstore.DamagedError{Object: "chunk x", Problem: "other bytes"}
 			})
 		}, readMemory, "chunk x is damaged"},
-		{"writing a part of a page", func(s *pagertest.Source) {
+		{"failing-partial-page-write", func(s *pagertest.Source) {
 			s.SetFail(func(string, int64) error { return errors.New("connection refused") })
 		}, func(_ *host, s machine.LazySource) error {
 			f, err := os.OpenFile(s.DiskPaths()[0], os.O_RDWR, 0)
@@ -586,17 +586,17 @@ func TestFailedImportCancelsExtraFiles(t *testing.T) {
 func TestFailedImportLeavesNothing(t *testing.T) {
 	h := newHost(t, nil)
 	for name, change := range map[string]func(*snapshot.Snapshot){
-		"another size":  func(s *snapshot.Snapshot) { s.Manifest.Files[0].Bytes++ },
-		"another sum":   func(s *snapshot.Snapshot) { s.Manifest.Files[1].SHA256 = strings.Repeat("0", 64) },
-		"no such file":  func(s *snapshot.Snapshot) { s.Manifest.Files[1].Name = "missing" },
-		"a path":        func(s *snapshot.Snapshot) { s.Manifest.Files[1].Name = "../state" },
-		"another disk":  func(s *snapshot.Snapshot) { s.DiskMiB++ },
-		"another data":  func(s *snapshot.Snapshot) { s.Data[0].MiB++ },
-		"no data":       func(s *snapshot.Snapshot) { s.Data[0].Name = "other" },
-		"a data path":   func(s *snapshot.Snapshot) { s.Data[0].Name = "../x" },
-		"no disk":       func(s *snapshot.Snapshot) { s.Disk = false },
-		"no memory":     func(s *snapshot.Snapshot) { s.Manifest.MemoryMiB = 7 },
-		"a taken place": nil,
+		"memory-size-differs":      func(s *snapshot.Snapshot) { s.Manifest.Files[0].Bytes++ },
+		"checksum-differs":         func(s *snapshot.Snapshot) { s.Manifest.Files[1].SHA256 = strings.Repeat("0", 64) },
+		"file-missing":             func(s *snapshot.Snapshot) { s.Manifest.Files[1].Name = "missing" },
+		"file-name-with-path":      func(s *snapshot.Snapshot) { s.Manifest.Files[1].Name = "../state" },
+		"disk-size-differs":        func(s *snapshot.Snapshot) { s.DiskMiB++ },
+		"data-disk-size-differs":   func(s *snapshot.Snapshot) { s.Data[0].MiB++ },
+		"data-disk-missing":        func(s *snapshot.Snapshot) { s.Data[0].Name = "other" },
+		"data-disk-name-with-path": func(s *snapshot.Snapshot) { s.Data[0].Name = "../x" },
+		"no-disks":                 func(s *snapshot.Snapshot) { s.Disk = false },
+		"memory-missing":           func(s *snapshot.Snapshot) { s.Manifest.MemoryMiB = 7 },
+		"name-taken":               nil,
 	} {
 		remote := h.remote()
 		if change == nil {

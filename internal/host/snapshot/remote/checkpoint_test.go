@@ -14,8 +14,8 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// learnt is a CheckpointExporter that keeps an image's bundle in a file of a directory, as a driver does.
-type learnt struct {
+// fakeExporter is a CheckpointExporter that keeps an image's bundle in a file of a directory, as a driver does.
+type fakeExporter struct {
 	kind    string // of host
 	origins int    // how often the content of the root was read
 	near    string // LocalBase of the last import
@@ -24,15 +24,15 @@ type learnt struct {
 }
 
 // withExporter gives a host an exporter of bundles for hosts of that kind.
-func (h *host) withExporter(kind string) *learnt {
-	l := &learnt{kind: kind}
-	h.depot.Exporter = l
+func (h *host) withExporter(kind string) *fakeExporter {
+	l := &fakeExporter{kind: kind}
+	h.repo.Exporter = l
 	return l
 }
 
 const bundlePath = "monitor/memo"
 
-func (l *learnt) ExportCheckpoint(_ context.Context, image vmm.Image) (*vmm.Checkpoint, error) {
+func (l *fakeExporter) ExportCheckpoint(_ context.Context, image vmm.Image) (*vmm.Checkpoint, error) {
 	f, err := os.Open(filepath.Join(image.Dir, bundlePath))
 	if err != nil {
 		return nil, nil
@@ -40,12 +40,12 @@ func (l *learnt) ExportCheckpoint(_ context.Context, image vmm.Image) (*vmm.Chec
 	return &vmm.Checkpoint{Description: []byte(l.kind), Content: f}, nil
 }
 
-func (l *learnt) ImportCheckpoint(ctx context.Context, image vmm.Image, from vmm.CheckpointSource) error {
+func (l *fakeExporter) ImportCheckpoint(ctx context.Context, image vmm.Image, from vmm.CheckpointSource) error {
 	l.near, l.err = from.LocalBase, l.importBundle(ctx, image, from)
 	return l.err
 }
 
-func (l *learnt) importBundle(ctx context.Context, image vmm.Image, from vmm.CheckpointSource) error {
+func (l *fakeExporter) importBundle(ctx context.Context, image vmm.Image, from vmm.CheckpointSource) error {
 	if string(from.Description) != l.kind {
 		return &vmm.MismatchError{Field: "kind", Image: string(from.Description), Host: l.kind}
 	}
@@ -112,7 +112,7 @@ func TestCheckpointTravelsWithSnapshot(t *testing.T) {
 			if c.template {
 				b.commit(template, memory[0])
 			}
-			snap, _, err := b.depot.Pull(t.Context(), "ws", "one", "snapshots/one", nil)
+			snap, _, err := b.repo.Pull(t.Context(), "ws", "one", "snapshots/one", nil)
 			b.must(err)
 			if l.origins != c.origins || (l.near != "") != c.template {
 				t.Errorf("the root was read %d times and LocalBase was %q, want otherwise", l.origins, l.near)
@@ -136,7 +136,7 @@ func TestCheckpointTravelsWithSnapshot(t *testing.T) {
 	t.Run("nothing_learnt", func(t *testing.T) {
 		b := newHost(t, objects)
 		l := b.withExporter("k")
-		if _, _, err := b.depot.Pull(t.Context(), "ws", "plain", "snapshots/plain", nil); err != nil || l.err != nil ||
+		if _, _, err := b.repo.Pull(t.Context(), "ws", "plain", "snapshots/plain", nil); err != nil || l.err != nil ||
 			l.origins > 0 {
 			t.Errorf("bundle: got %v, import: %v; want none", err, l.err)
 		}
@@ -144,7 +144,7 @@ func TestCheckpointTravelsWithSnapshot(t *testing.T) {
 	t.Run("another_workspace", func(t *testing.T) {
 		b := newHost(t, objects)
 		l := b.withExporter("k")
-		_, _, err := b.depot.Pull(t.Context(), "other", "one", "snapshots/one", nil)
+		_, _, err := b.repo.Pull(t.Context(), "other", "one", "snapshots/one", nil)
 		if !errors.Is(err, chunkstore.ErrNotFound) || l.origins > 0 {
 			t.Errorf("pull of a deleted snapshot: got %v, want ErrNotFound", err)
 		}
@@ -157,9 +157,9 @@ func TestPullWithoutUsableCheckpoint(t *testing.T) {
 		fault blobtest.Fault
 		err   string
 	}{
-		"dead":  {blobtest.Fault{Err: errors.New("gone away")}, "gone away"},
-		"lying": {blobtest.Fault{Corrupt: func(data []byte) []byte { return make([]byte, len(data)) }}, "damaged"},
-		"short": {blobtest.Fault{Short: 100}, "damaged"},
+		"unreachable": {blobtest.Fault{Err: errors.New("gone away")}, "gone away"},
+		"corrupt":     {blobtest.Fault{Corrupt: func(data []byte) []byte { return make([]byte, len(data)) }}, "damaged"},
+		"short":       {blobtest.Fault{Short: 100}, "damaged"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			faults := blobtest.NewFaulty(blobtest.NewMemory(), nil)
@@ -173,7 +173,7 @@ func TestPullWithoutUsableCheckpoint(t *testing.T) {
 			b := newHost(t, faults)
 			l := b.withExporter("k")
 			b.commit(template, memory[0])
-			from, err := b.depot.OpenWithLocalBase(t.Context(), "ws", "one")
+			from, err := b.repo.OpenWithLocalBase(t.Context(), "ws", "one")
 			b.must(err)
 			b.must(from.Reader.Close())
 			var once bool
@@ -182,13 +182,13 @@ func TestPullWithoutUsableCheckpoint(t *testing.T) {
 				faults.SetFaults(func(c blobtest.Call) blobtest.Fault { return want.fault })
 			}
 			image := vmm.Image{Dir: t.TempDir()}
-			b.depot.ImportCheckpoint(t.Context(), from, image)
+			b.repo.ImportCheckpoint(t.Context(), from, image)
 			if !once || l.err == nil || !strings.Contains(l.err.Error(), want.err) {
 				t.Errorf("import: got %v, want the error of the case", l.err)
 			}
 			faults.SetFaults(func(blobtest.Call) blobtest.Fault { return blobtest.Fault{} })
 			l.before = nil
-			if _, _, err := b.depot.Pull(t.Context(), "ws", "one", "snapshots/one", nil); err != nil || l.err != nil {
+			if _, _, err := b.repo.Pull(t.Context(), "ws", "one", "snapshots/one", nil); err != nil || l.err != nil {
 				t.Errorf("Pull: %v, import: %v; want no errors", err, l.err)
 			}
 		})

@@ -22,11 +22,11 @@ import (
 
 // host is one host with its snapshots and its view of the object store.
 type host struct {
-	t     *testing.T
-	store *snapshot.Store
-	vault *chunkstore.Store
-	depot *remote.Repository
-	dir   string // of the snapshot store
+	t      *testing.T
+	store  *snapshot.Store
+	chunks *chunkstore.Store
+	repo   *remote.Repository
+	dir    string // of the snapshot store
 }
 
 func newHost(t *testing.T, objects blob.Store) *host {
@@ -34,7 +34,7 @@ func newHost(t *testing.T, objects blob.Store) *host {
 	h := &host{t: t, dir: t.TempDir()}
 	ring, err := chunkstore.NewKeyring(bytes.Repeat([]byte{1}, 32))
 	h.must(err)
-	h.vault, err = chunkstore.New(
+	h.chunks, err = chunkstore.New(
 		objects,
 		ring,
 		chunkstore.Config{RetryDelay: time.Millisecond, ReadTimeout: time.Second},
@@ -42,14 +42,14 @@ func newHost(t *testing.T, objects blob.Store) *host {
 	h.must(err)
 	kept, err := cache.Open(cache.Config{Dir: t.TempDir()})
 	h.must(err)
-	t.Cleanup(func() { h.must(errors.Join(kept.Close(), h.vault.Close())) })
+	t.Cleanup(func() { h.must(errors.Join(kept.Close(), h.chunks.Close())) })
 	// Descriptions contain the sizes of snapshots. Two hosts that have the same template must have the same
 	// size in it.
 	all := func(path string) (apparent, own int64, err error) { return size, size, nil }
 	h.store, err = snapshot.Open(h.dir, all, "snapshots", "templates")
 	h.must(err)
-	h.depot, err = remote.New(remote.Deps{
-		Chunks: h.vault, Cache: kept, Store: h.store,
+	h.repo, err = remote.New(remote.Deps{
+		Chunks: h.chunks, Cache: kept, Store: h.store,
 		Clone: func(from, to string) error {
 			data, err := os.ReadFile(from)
 			return errors.Join(err, os.WriteFile(to, data, 0o600))
@@ -91,7 +91,7 @@ func (h *host) commit(snap snapshot.Snapshot, memory []byte) {
 
 func (h *host) push(id string) remote.Stats {
 	h.t.Helper()
-	stats, err := h.depot.Push(h.t.Context(), "ws", chunkstore.ID(id), snapshot.Join("snapshots", id))
+	stats, err := h.repo.Push(h.t.Context(), "ws", chunkstore.ID(id), snapshot.Join("snapshots", id))
 	h.must(err)
 	return stats
 }
@@ -136,7 +136,7 @@ func TestPushStoresDifferenceToLastSnapshotOfMachine(t *testing.T) {
 		t.Errorf("second snapshot: %d dirty bytes, want the changes since the first", got)
 	}
 	for name, parent := range map[string]chunkstore.ID{"one": "tpl", "two": "one", "three": "one"} {
-		from, err := h.depot.Open(t.Context(), "ws", chunkstore.ID(name))
+		from, err := h.repo.Open(t.Context(), "ws", chunkstore.ID(name))
 		h.must(err)
 		if m := from.Reader.Manifest(); !strings.HasPrefix(string(m.Parent), string(parent)) ||
 			!strings.HasPrefix(string(from.Root), "tpl") {
@@ -144,11 +144,11 @@ func TestPushStoresDifferenceToLastSnapshotOfMachine(t *testing.T) {
 		}
 	}
 	// A snapshot that was deleted from the store is no base.
-	h.must(h.depot.Delete(t.Context(), "ws", "three"))
-	h.must(h.depot.Delete(t.Context(), "ws", "two"))
+	h.must(h.repo.Delete(t.Context(), "ws", "three"))
+	h.must(h.repo.Delete(t.Context(), "ws", "two"))
 	h.commit(userSnapshot("four", 4), memory[3])
 	h.push("four")
-	if m, err := h.vault.Open(t.Context(), "ws", "four"); err != nil || m.Parent != "one" {
+	if m, err := h.chunks.Open(t.Context(), "ws", "four"); err != nil || m.Parent != "one" {
 		t.Errorf("manifest after others were deleted = %+v, %v; want the first snapshot as parent", m, err)
 	}
 }
@@ -166,10 +166,10 @@ func TestTemplateManifestsAreCached(t *testing.T) {
 		a.push("one")
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
-		go func() { ended <- b.depot.Run(ctx) }()
+		go func() { ended <- b.repo.Run(ctx) }()
 		synctest.Wait()
 		before := objects.Count("get")
-		from, err := b.depot.OpenWithLocalBase(t.Context(), "ws", "one")
+		from, err := b.repo.OpenWithLocalBase(t.Context(), "ws", "one")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -197,10 +197,10 @@ func TestLocalContentIsNotFetched(t *testing.T) {
 		partial       bool
 		most          int64
 	}{
-		"nothing":  {nil, nil, false, 2 * size},
-		"partial":  {nil, nil, true, 2 * size},
-		"template": {memory[0], nil, false, 2 * 500_000}, "partial-and-template": {memory[0], nil, true, 2 * 500_000},
-		"all": {memory[0], memory[1], false, 500_000},
+		"no-local-base":        {nil, nil, false, 2 * size},
+		"remote-backed-parent": {nil, nil, true, 2 * size},
+		"template":             {memory[0], nil, false, 2 * 500_000}, "remote-backed-parent-and-template": {memory[0], nil, true, 2 * 500_000},
+		"parent-and-template": {memory[0], memory[1], false, 500_000},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newHost(t, objects)
@@ -210,7 +210,7 @@ func TestLocalContentIsNotFetched(t *testing.T) {
 			if c.one != nil || c.partial {
 				b.commit(userSnapshot("one", 1), c.one)
 			}
-			from, err := b.depot.OpenWithLocalBase(t.Context(), "ws", "two")
+			from, err := b.repo.OpenWithLocalBase(t.Context(), "ws", "two")
 			b.must(err)
 			got := make([]byte, size)
 			b.must(from.Reader.ReadAt(t.Context(), "memory", got, 0))
@@ -218,7 +218,7 @@ func TestLocalContentIsNotFetched(t *testing.T) {
 			if !bytes.Equal(got, memory[2]) {
 				t.Error("reader with a local base: got other content than was pushed")
 			}
-			snap, stats, err := b.depot.Pull(t.Context(), "ws", "two", "snapshots/two", nil)
+			snap, stats, err := b.repo.Pull(t.Context(), "ws", "two", "snapshots/two", nil)
 			b.must(err)
 			got, err = os.ReadFile(filepath.Join(snap.Image().Dir, "memory"))
 			if err != nil || !bytes.Equal(got, memory[2]) {
