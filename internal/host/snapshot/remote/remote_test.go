@@ -194,20 +194,21 @@ func TestLocalContentIsNotFetched(t *testing.T) {
 	a.push("two")
 	for name, c := range map[string]struct {
 		template, one []byte
-		partial       bool
+		remoteBacked  bool
 		most          int64
 	}{
-		"no-local-base":        {nil, nil, false, 2 * size},
-		"remote-backed-parent": {nil, nil, true, 2 * size},
-		"template":             {memory[0], nil, false, 2 * 500_000}, "remote-backed-parent-and-template": {memory[0], nil, true, 2 * 500_000},
-		"parent-and-template": {memory[0], memory[1], false, 500_000},
+		"no-local-base":                     {nil, nil, false, 2 * size},
+		"remote-backed-parent":              {nil, nil, true, 2 * size},
+		"template":                          {memory[0], nil, false, 2 * 500_000},
+		"remote-backed-parent-and-template": {memory[0], nil, true, 2 * 500_000},
+		"parent-and-template":               {memory[0], memory[1], false, 500_000},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newHost(t, objects)
 			if c.template != nil {
 				b.commit(template, c.template)
 			}
-			if c.one != nil || c.partial {
+			if c.one != nil || c.remoteBacked {
 				b.commit(userSnapshot("one", 1), c.one)
 			}
 			from, err := b.repo.OpenWithLocalBase(t.Context(), "ws", "two")
