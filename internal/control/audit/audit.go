@@ -162,7 +162,8 @@ func (l *Log) List(ctx context.Context, p auth.Principal, q Query) ([]Entry, err
 		q.Limit = 100
 	}
 	rows, err := l.db.Read().
-		Audits(ctx, store.AuditQuery{Workspace: string(p.Workspace), Target: sanitize(q.Target), Since: store.Micros(q.Since), Limit: q.Limit})
+		Audits(ctx, store.AuditQuery{Workspace: string(p.Workspace), Target: sanitize(q.Target),
+			Since: store.Micros(q.Since), Limit: q.Limit})
 	if err != nil {
 		return nil, api.AsError(err)
 	}
@@ -170,8 +171,16 @@ func (l *Log) List(ctx context.Context, p auth.Principal, q Query) ([]Entry, err
 	for _, r := range rows {
 		out = append(
 			out,
-			Entry{At: store.Time(r.At), Principal: auth.Principal{Workspace: api.Workspace(r.Workspace), KeyPrefix: r.Key},
-				Action: r.Action, Target: r.Target, Outcome: r.Outcome, Remote: r.Remote, Request: r.Request, Took: time.Duration(r.Took) * time.Microsecond},
+			Entry{
+				At:        store.Time(r.At),
+				Principal: auth.Principal{Workspace: api.Workspace(r.Workspace), KeyPrefix: r.Key},
+				Action:    r.Action,
+				Target:    r.Target,
+				Outcome:   r.Outcome,
+				Remote:    r.Remote,
+				Request:   r.Request,
+				Took:      time.Duration(r.Took) * time.Microsecond,
+			},
 		)
 	}
 	return out, nil

@@ -55,7 +55,8 @@ func TestAuthenticateRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	flipped := token[:35] + map[bool]string{true: "1", false: "0"}[token[35] == '0']
-	for name, bad := range map[string]string{"empty": "", "short": token[:35], "long": token + "0", "flipped": flipped, "upper": strings.ToUpper(token),
+	for name, bad := range map[string]string{"empty": "", "short": token[:35], "long": token + "0",
+		"flipped": flipped, "upper": strings.ToUpper(token),
 		"unknown": "pds_" + strings.Repeat("0", 32), "injection": "pds_' OR '1'='1' --aaaaaaaaaaaaaaaaaa"} {
 		if _, err := k.Authenticate(t.Context(), bad); api.CodeOf(err) != api.Unauthenticated {
 			t.Errorf("%s: %v, want unauthenticated", name, err)

@@ -25,7 +25,8 @@ func TestDockerfile(t *testing.T) {
 	if b.Steps != 4 || b.StepsDone != 4 || b.StepsCached != 0 || b.Attempt != 1 || b.EndedAt == nil || b.Bytes == 0 {
 		t.Errorf("build %+v", b)
 	}
-	for _, want := range []string{"4/4 RUN cat app.txt | app", "publish start | echo 'it's up'", "template app is ready"} {
+	for _, want := range []string{"4/4 RUN cat app.txt | app", "publish start | echo 'it's up'",
+		"template app is ready"} {
 		if !strings.Contains(strings.ReplaceAll(log, `'\''`, "'"), want) {
 			t.Errorf("log lacks %q:\n%s", want, log)
 		}
@@ -148,7 +149,8 @@ RUN echo $FROM_IMAGE > /env
 	if b.Steps != 4 {
 		t.Errorf("build %+v\n%s", b, log)
 	}
-	for file, want := range map[string]string{"/opt/tool": "tool\n", "/note": "hello\n", "/env": "yes\n", "/etc/os": "img"} {
+	for file, want := range map[string]string{"/opt/tool": "tool\n", "/note": "hello\n", "/env": "yes\n",
+		"/etc/os": "img"} {
 		if got := w.readFile("staged", file); got != want {
 			t.Errorf("%s holds %q, want %q", file, got, want)
 		}
@@ -237,7 +239,8 @@ func TestSteps(t *testing.T) {
 	if there, err := w.HasFiles(t.Context(), alice, hash); err != nil || there {
 		t.Errorf("files are there: %v, %v", there, err)
 	}
-	if err := w.PutFiles(t.Context(), alice, hash, strings.NewReader(tarOf(t, map[string]string{"src/a": "A", "src/b": "B", "one.txt": "1"}))); err != nil {
+	if err := w.PutFiles(t.Context(), alice, hash, strings.NewReader(tarOf(t,
+		map[string]string{"src/a": "A", "src/b": "B", "one.txt": "1"}))); err != nil {
 		t.Fatal(err)
 	}
 	spec := build.Spec{

@@ -100,7 +100,8 @@ func (w *fixture) start() {
 	if w.templates, err = template.New(w.h, w.db, nil); err != nil {
 		w.t.Fatal(err)
 	}
-	if w.boxes, err = sandbox.New(sandbox.Defaults(), sandbox.Deps{Store: w.db, Host: w.h, Templates: w.templates, Log: slog.New(slog.DiscardHandler)}); err != nil {
+	if w.boxes, err = sandbox.New(sandbox.Defaults(),
+		sandbox.Deps{Store: w.db, Host: w.h, Templates: w.templates, Log: slog.New(slog.DiscardHandler)}); err != nil {
 		w.t.Fatal(err)
 	}
 	log := slog.New(slog.DiscardHandler)
@@ -165,7 +166,8 @@ func (w *fixture) Find(_ context.Context, ref string, _ *api.RegistryAuth) (buil
 		Flatten: func(_ context.Context, to io.Writer) error {
 			out := tar.NewWriter(to)
 			for name, data := range i.files {
-				if err := out.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: int64(len(data)), Mode: 0o644}); err != nil {
+				if err := out.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: int64(len(data)),
+					Mode: 0o644}); err != nil {
 					return err
 				}
 				if _, err := io.WriteString(out, data); err != nil {

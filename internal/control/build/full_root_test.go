@@ -29,7 +29,8 @@ func smallFilesystem(t *testing.T) string {
 		defer close(done)
 		runtime.LockOSThread() // the thread, and the mount with it, ends with this goroutine
 		seen = fmt.Sprintf("/proc/%d/task/%d/root%s", os.Getpid(), unix.Gettid(), at)
-		mounted <- errors.Join(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+		mounted <- errors.Join(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS),
+			unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
 			unix.Mount("none", at, "tmpfs", 0, "size=2m"))
 		<-over
 	}()

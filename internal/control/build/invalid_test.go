@@ -80,7 +80,8 @@ func TestBadContexts(t *testing.T) {
 	w := newFixture(t, func(c *build.Config) { c.MaxUploadBytes = 4 << 20 })
 	text := w.seedLayers()
 	u := w.files(map[string]string{"a": "1"})
-	for _, name := range []string{"../a", "/etc/passwd", "a/../../b", "", "dir/", "a\x00b", "a", strings.Repeat("x", 5000)} {
+	for _, name := range []string{"../a", "/etc/passwd", "a/../../b", "", "dir/", "a\x00b", "a",
+		strings.Repeat("x", 5000)} {
 		if err := u.AddFile(name, strings.NewReader("x")); api.CodeOf(err) != api.Invalid {
 			t.Errorf("file %.20q: %v", name, err)
 		}
@@ -106,7 +107,8 @@ func TestBadContexts(t *testing.T) {
 		t.Errorf("what was refused is there: %v, %v", there, err)
 	}
 	// What only the build finds out: the archive leaves its directory.
-	if err := w.PutFiles(t.Context(), alice, hash, strings.NewReader(tarOf(t, map[string]string{"../../etc/cron.d/x": "x"}))); err != nil {
+	if err := w.PutFiles(t.Context(), alice, hash, strings.NewReader(tarOf(t,
+		map[string]string{"../../etc/cron.d/x": "x"}))); err != nil {
 		t.Fatal(err)
 	}
 	b, log := w.wait(
@@ -287,7 +289,8 @@ func TestBadRoots(t *testing.T) {
 	w := newFixture(t, nil)
 	text := w.seedLayers()
 	whole := tarOf(t, map[string]string{"etc/os": "x"})
-	for what, data := range map[string]string{"bomb": bomb(t, 100, whole), "cut": tarOf(t, map[string]string{"etc/os": strings.Repeat("x", 5000)})[:3000], "gzip": "\x1f\x8bnonsense"} {
+	for what, data := range map[string]string{"bomb": bomb(t, 100, whole),
+		"cut": tarOf(t, map[string]string{"etc/os": strings.Repeat("x", 5000)})[:3000], "gzip": "\x1f\x8bnonsense"} {
 		u, err := w.NewUpload(false)
 		if err != nil {
 			t.Fatal(err)

@@ -49,11 +49,13 @@ func TestLimits(t *testing.T) {
 			t.Errorf("%s, made of what has limits, has %+v, %v; want %+v", name, tpl.Limits, err, want)
 		}
 	}
-	if err := errors.Join(w.boxes.Delete(t.Context(), alice, s.ID), w.boxes.DeleteSnapshot(t.Context(), alice, snap)); err != nil {
+	if err := errors.Join(w.boxes.Delete(t.Context(), alice, s.ID),
+		w.boxes.DeleteSnapshot(t.Context(), alice, snap)); err != nil {
 		t.Fatal(err)
 	}
 	for field, l := range map[string]api.Limits{
-		"limits.disk_mib": {DiskMiB: 101}, "limits.network_out_mbit": {NetworkOutMbit: 11}, "limits.disk_ops": {DiskOps: -1},
+		"limits.disk_mib": {DiskMiB: 101}, "limits.network_out_mbit": {NetworkOutMbit: 11},
+		"limits.disk_ops": {DiskOps: -1},
 	} {
 		spec.Name, spec.Limits = "wide", &l
 		_, err := w.Start(t.Context(), alice, spec, nil)

@@ -237,7 +237,8 @@ func yieldLines(lines []store.BuildLine, after *int64, yield func(api.BuildLine)
 		if l.Seq != *after+1 && l.Seq <= *after {
 			continue
 		}
-		if err := yield(api.BuildLine{Seq: l.Seq, Time: store.Time(l.At), Level: l.Level, Step: l.Step, Line: l.Line}); err != nil {
+		if err := yield(api.BuildLine{Seq: l.Seq, Time: store.Time(l.At), Level: l.Level, Step: l.Step,
+			Line: l.Line}); err != nil {
 			return err
 		}
 		*after = l.Seq

@@ -167,7 +167,8 @@ func (s *Service) admit(ctx context.Context, tx *store.Tx, row store.Build, spec
 		return err
 	}
 	if len(active) >= s.cfg.MaxQueued {
-		return api.Errorf(api.QuotaExceeded, "the workspace has %d builds that have not ended: wait, or cancel one", len(active)).
+		return api.Errorf(api.QuotaExceeded, "the workspace has %d builds that have not ended: wait, or cancel one",
+			len(active)).
 			With("limit", s.cfg.MaxQueued)
 	}
 	if spec.Replace {
@@ -434,7 +435,8 @@ func view(r store.Build) api.Build {
 		out.EndedAt = &t
 	}
 	if spec, err := decodeSpec(r.Spec); err == nil {
-		out.SizeMB, out.CPU, out.MemoryMB, out.ImageRef, out.Tags = spec.SizeMB, spec.CPU, spec.MemoryMB, spec.ImageRef, spec.Tags
+		out.SizeMB, out.CPU, out.MemoryMB, out.ImageRef, out.Tags = spec.SizeMB, spec.CPU, spec.MemoryMB,
+			spec.ImageRef, spec.Tags
 	}
 	return out
 }

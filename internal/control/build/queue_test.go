@@ -149,7 +149,8 @@ func TestCancelInEveryState(t *testing.T) {
 			}
 		}
 	}
-	if err := w.StartReserved(t.Context(), alice, waiting.ID, func(s *build.Spec) { s.FromTemplate, s.OnBase = "base", true }); api.CodeOf(
+	if err := w.StartReserved(t.Context(), alice, waiting.ID,
+		func(s *build.Spec) { s.FromTemplate, s.OnBase = "base", true }); api.CodeOf(
 		err,
 	) != api.WrongState {
 		t.Errorf("launch of what was cancelled: %v", err)
@@ -252,7 +253,8 @@ func eventually(t *testing.T, ok func() bool) {
 func TestDeadlines(t *testing.T) {
 	w := newFixture(t, nil)
 	// The first step is done before there is a limit that it could reach itself.
-	if b, log := w.wait(w.enqueue(dockerfileOf("app", "FROM base\nRUN echo before\n"), nil).ID); b.Status != api.BuildDone {
+	if b, log := w.wait(w.enqueue(dockerfileOf("app", "FROM base\nRUN echo before\n"),
+		nil).ID); b.Status != api.BuildDone {
 		t.Fatalf("%+v\n%s", b, log)
 	}
 	spec := dockerfileOf("app", "FROM base\nRUN echo before\nRUN echo out && sleep 1000\n")

@@ -94,7 +94,11 @@ func (s *Service) execute(parent context.Context, lease *job.Lease) error {
 	}
 	defer a.close()
 	limit := s.cfg.BuildTimeout
-	ctx, free := context.WithTimeoutCause(parent, limit, api.Errorf(api.Timeout, "the build took longer than %s", limit))
+	ctx, free := context.WithTimeoutCause(
+		parent,
+		limit,
+		api.Errorf(api.Timeout, "the build took longer than %s", limit),
+	)
 	defer free()
 	flushing, stopFlushing := context.WithCancel(context.WithoutCancel(ctx))
 	var flushed sync.WaitGroup
@@ -259,7 +263,8 @@ func (a *buildRun) commit(ctx context.Context, t hostapi.Template, from hostapi.
 			return err
 		}
 		if a.spec.Description != "" {
-			if err := tx.UpdateTemplate(ctx, &store.Template{ID: v.Template, Description: a.spec.Description}, "description"); err != nil {
+			if err := tx.UpdateTemplate(ctx, &store.Template{ID: v.Template, Description: a.spec.Description},
+				"description"); err != nil {
 				return err
 			}
 		}

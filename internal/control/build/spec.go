@@ -39,7 +39,8 @@ type Step struct {
 
 // hash names what a build makes: two builds of the same hash make the same.
 func (sp Spec) hash() string {
-	sp.Name, sp.Tags, sp.Replace, sp.Description, sp.Global, sp.NoCache, sp.Registry = "", nil, false, "", false, false, nil
+	sp.Name, sp.Tags, sp.Replace, sp.Description, sp.Global, sp.NoCache, sp.Registry = "", nil, false, "", false,
+		false, nil
 	data, err := json.Marshal(sp)
 	if err != nil { // a struct of strings and numbers always marshals
 		return ""

@@ -390,7 +390,8 @@ func (a *buildRun) fromRootfs(ctx context.Context) (hostapi.Publish, string, err
 		return errors.Join(err, f.Close())
 	})
 	return hostapi.Publish{
-		Image: id, VCPUs: cmp.Or(a.spec.CPU, defaultVCPUs), MemoryMiB: cmp.Or(a.spec.MemoryMB, defaultMemoryMiB), DiskMiB: a.spec.SizeMB,
+		Image: id, VCPUs: cmp.Or(a.spec.CPU, defaultVCPUs), MemoryMiB: cmp.Or(a.spec.MemoryMB, defaultMemoryMiB),
+		DiskMiB: a.spec.SizeMB,
 		User: cmp.Or(
 			a.spec.User,
 			"root",

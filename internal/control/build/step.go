@@ -264,7 +264,8 @@ func stdinError(err error) error {
 
 // snapshot syncs the guest's disk and keeps the machine's moment as a snapshot.
 func (b *buildMachine) snapshot(ctx context.Context, id hostapi.SnapshotID) error {
-	if err := b.exec(ctx, execOptions{title: "sync", timeout: 10 * time.Minute}, guestapi.ProcessSpec{Argv: []string{agent, "sync"}, User: "root", Dir: "/"}); err != nil {
+	if err := b.exec(ctx, execOptions{title: "sync", timeout: 10 * time.Minute},
+		guestapi.ProcessSpec{Argv: []string{agent, "sync"}, User: "root", Dir: "/"}); err != nil {
 		return err
 	}
 	if _, err := b.a.s.host.TakeSnapshot(ctx, b.id, id, b.a.labels()); err != nil {

@@ -94,7 +94,8 @@ func (u *Upload) AddFile(name string, r io.Reader) error {
 	if _, err := tmp.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	if err := u.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: size, Mode: mode, Format: tar.FormatPAX}); err != nil {
+	if err := u.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: size, Mode: mode,
+		Format: tar.FormatPAX}); err != nil {
 		return err
 	}
 	part := sha256.New()

@@ -291,7 +291,11 @@ func testPermanent(f *fixture) {
 }
 
 func testRunAfter(f *fixture) {
-	q := f.queue(f.db, job.Config{Poll: time.Hour}, job.Worker{Run: func(context.Context, *job.Lease) error { return nil }})
+	q := f.queue(
+		f.db,
+		job.Config{Poll: time.Hour},
+		job.Worker{Run: func(context.Context, *job.Lease) error { return nil }},
+	)
 	f.run(q)
 	j := f.enqueue(q, job.Spec{RunAfter: time.Now().Add(10 * time.Minute)})
 	pass(10*time.Minute - time.Second)
@@ -450,14 +454,18 @@ func testExpiredLease(f *fixture) {
 	})
 	resumed, zombie := make(chan struct{}), make(chan error, 1)
 	var cause error
-	q := f.queue(db, job.Config{Lease: 30 * time.Second}, job.Worker{Run: func(ctx context.Context, l *job.Lease) error {
-		<-ctx.Done()
-		cause = context.Cause(ctx)
-		<-resumed
-		err := complete(context.WithoutCancel(ctx), db, l)
-		zombie <- err
-		return err
-	}})
+	q := f.queue(
+		db,
+		job.Config{Lease: 30 * time.Second},
+		job.Worker{Run: func(ctx context.Context, l *job.Lease) error {
+			<-ctx.Done()
+			cause = context.Cause(ctx)
+			<-resumed
+			err := complete(context.WithoutCancel(ctx), db, l)
+			zombie <- err
+			return err
+		}},
+	)
 	f.run(q)
 	j := f.enqueue(q, job.Spec{})
 	synctest.Wait()

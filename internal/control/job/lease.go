@@ -82,7 +82,19 @@ func (l *Lease) release(row *store.Job) {
 }
 
 func (l *Lease) end(ctx context.Context, tx *store.Tx, row store.Job) error {
-	return l.write(ctx, tx, row, "state", "attempts", "lease_owner", "lease_expires", "error", "code", "result", "ended")
+	return l.write(
+		ctx,
+		tx,
+		row,
+		"state",
+		"attempts",
+		"lease_owner",
+		"lease_expires",
+		"error",
+		"code",
+		"result",
+		"ended",
+	)
 }
 
 // write writes columns of the job if the lease still holds.

@@ -50,7 +50,8 @@ func Delta(at time.Time, before, now api.GuestStats) (Point, bool) {
 	if now.UptimeSeconds < before.UptimeSeconds {
 		return Point{}, false
 	}
-	now.CPUBusySeconds, now.UptimeSeconds = now.CPUBusySeconds-before.CPUBusySeconds, now.UptimeSeconds-before.UptimeSeconds
+	now.CPUBusySeconds, now.UptimeSeconds = now.CPUBusySeconds-before.CPUBusySeconds,
+		now.UptimeSeconds-before.UptimeSeconds
 	return Point{At: at, Guest: now}, true
 }
 

@@ -55,7 +55,13 @@ func (m *fakeSandboxes) Usage(_ context.Context, who auth.Principal, id api.Sand
 	}
 	up := time.Since(m.began).Seconds()
 	return api.Usage{
-		Guest: &api.GuestStats{CPUs: 2, CPUBusySeconds: up, UptimeSeconds: up, MemTotalBytes: 100, MemAvailableBytes: 40},
+		Guest: &api.GuestStats{
+			CPUs:              2,
+			CPUBusySeconds:    up,
+			UptimeSeconds:     up,
+			MemTotalBytes:     100,
+			MemAvailableBytes: 40,
+		},
 	}, nil
 }
 

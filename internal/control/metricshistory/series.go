@@ -63,7 +63,8 @@ func (h *History) Series(ctx context.Context, p auth.Principal, id api.SandboxID
 		from = to.Add(-defaultSpan)
 	}
 	if to.Before(from) {
-		return api.Series{}, api.Errorf(api.Invalid, "to: %s lies before from, %s", to.UTC().Format(time.RFC3339), from.UTC().Format(time.RFC3339)).
+		return api.Series{}, api.Errorf(api.Invalid, "to: %s lies before from, %s", to.UTC().Format(time.RFC3339),
+			from.UTC().Format(time.RFC3339)).
 			With("field", "to")
 	}
 	out.From, out.To, out.StepSeconds = from.UTC(), to.UTC(), int(step/time.Second)

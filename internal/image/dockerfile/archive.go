@@ -47,7 +47,10 @@ func (c *Context) archiveKind(e *entry) (kind archiveKind, err error) {
 	in := bufio.NewReader(io.LimitReader(r, e.size))
 	head, _ := in.Peek(512) // a shorter file is no archive
 	if bytes.HasPrefix(head, []byte("\xfd7zXZ\x00")) {
-		return 0, contextErrorf("%s: ADD does not unpack xz archives; COPY it and unpack it with RUN", truncate(e.name, 200))
+		return 0, contextErrorf(
+			"%s: ADD does not unpack xz archives; COPY it and unpack it with RUN",
+			truncate(e.name, 200),
+		)
 	}
 	for _, m := range magics {
 		if len(head) >= m.offset+len(m.magic) && string(head[m.offset:m.offset+len(m.magic)]) == m.magic {
@@ -115,7 +118,9 @@ func (u *unpacker) unpack(ctx context.Context, e *entry) (err error) {
 	}
 	defer end()
 	// Padding and headers count too: a stream of nothing but headers is bounded by the same number.
-	in := tar.NewReader(&failingLimitReader{r: plain, left: 2*u.s.c.limits.MaxBytes + 4096*int64(u.s.c.limits.MaxFiles)})
+	in := tar.NewReader(
+		&failingLimitReader{r: plain, left: 2*u.s.c.limits.MaxBytes + 4096*int64(u.s.c.limits.MaxFiles)},
+	)
 	for {
 		if err := context.Cause(ctx); err != nil {
 			return fmt.Errorf("unpack %s: %w", truncate(e.name, 200), err)

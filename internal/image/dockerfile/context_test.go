@@ -106,7 +106,8 @@ var shop = tree{
 	"Dockerfile": "FROM x", ".dockerignore": "node_modules\n*.log\n!keep.log\nsecret/**\n!secret/public\nDockerfile",
 	"a.txt": "a", "b.txt": "b", "run.sh": "#!", "debug.log": "x", "keep.log": "k", "node_modules/m/index.js": "m",
 	"src/main.go": "main", "src/sub/x.go": "x", "src/sub/y.txt": "y", "src/link": "->/etc/passwd", "src/empty/": "",
-	"to-a": "->a.txt", "to-src": "->src", "out": "->/etc/passwd", "up": "->../x", "loop": "->loop", "src/up": "->../a.txt",
+	"to-a": "->a.txt", "to-src": "->src", "out": "->/etc/passwd", "up": "->../x", "loop": "->loop",
+	"src/up":     "->../a.txt",
 	"secret/key": "s", "secret/public": "p",
 }
 
@@ -122,7 +123,8 @@ func TestSelect(t *testing.T) {
 		{"directory", "COPY src /x", "/\nempty/ 750 7:8\nlink 777 7:8 /etc/passwd\nmain.go 644 7:8 main\nsub/ 555 7:8\n" +
 			"sub/x.go 644 7:8 x\nsub/y.txt 644 7:8 y\nup 777 7:8 ../a.txt"},
 		{"empty-directory", "COPY src/empty /x", "/"},
-		{"exclude", "COPY --exclude=sub --exclude=*link src /x", "/\nempty/ 750 7:8\nmain.go 644 7:8 main\nup 777 7:8 ../a.txt"},
+		{"exclude", "COPY --exclude=sub --exclude=*link src /x",
+			"/\nempty/ 750 7:8\nmain.go 644 7:8 main\nup 777 7:8 ../a.txt"},
 		{"exclude-but", "COPY --exclude=** --exclude=!sub/*.go src /x", "/\nsub/x.go 644 7:8 x"},
 		{"pattern", "COPY ?.txt /x/", "/\na.txt 644 7:8 a\nb.txt 644 7:8 b"},
 		{"pattern-directories", "COPY s*/su[b] /x/", "/\nx.go 644 7:8 x\ny.txt 644 7:8 y"},
@@ -132,7 +134,8 @@ func TestSelect(t *testing.T) {
 		{"through-link", "COPY to-src/main.go /x", "main.go 644 7:8 main"},
 		{"link-to-file", "COPY to-a /x", "to-a 644 7:8 a"},
 		{"link-in-directory", "COPY src/up /x", "up 644 7:8 a"},
-		{"parents", "COPY --parents src/sub/x.go a.txt /x/", "/\na.txt 644 7:8 a\nsrc/ 555 7:8\nsrc/sub/ 555 7:8\nsrc/sub/x.go 644 7:8 x"},
+		{"parents", "COPY --parents src/sub/x.go a.txt /x/",
+			"/\na.txt 644 7:8 a\nsrc/ 555 7:8\nsrc/sub/ 555 7:8\nsrc/sub/x.go 644 7:8 x"},
 		{"parents-pivot", "COPY --parents src/./sub /x/", "/\nsub/ 555 7:8\nsub/x.go 644 7:8 x\nsub/y.txt 644 7:8 y"},
 		{"document", "COPY <<n.txt a.txt /x/\nhello\nn.txt", "/\na.txt 644 7:8 a\nn.txt 644 7:8 hello"},
 	} {
@@ -189,7 +192,8 @@ func TestWorkIsBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, instruction := range []string{"COPY" + strings.Repeat(" f*", 30) + " /x/", "COPY" + strings.Repeat(" --exclude=none", 20) + " . /x"} {
+	for _, instruction := range []string{"COPY" + strings.Repeat(" f*", 30) + " /x/", "COPY" +
+		strings.Repeat(" --exclude=none", 20) + " . /x"} {
 		if _, err := c.Select(copyOf(t, instruction)); !errors.Is(err, dockerfile.ErrContext) ||
 			!strings.Contains(err.Error(), "too many patterns") {
 			t.Errorf("got %v", err)
@@ -277,7 +281,8 @@ func TestDigestIsOfContent(t *testing.T) {
 func TestDirectoryOfTheHost(t *testing.T) {
 	dir := t.TempDir()
 	outside := filepath.Join(t.TempDir(), "secret")
-	if err := errors.Join(os.WriteFile(outside, []byte("s"), 0o600), os.WriteFile(filepath.Join(dir, "a"), []byte("1"), 0o644),
+	if err := errors.Join(os.WriteFile(outside, []byte("s"), 0o600),
+		os.WriteFile(filepath.Join(dir, "a"), []byte("1"), 0o644),
 		os.Symlink(outside, filepath.Join(dir, "link"))); err != nil {
 		t.Fatal(err)
 	}
@@ -340,13 +345,15 @@ func TestHostileTar(t *testing.T) {
 	}{
 		{"up", []tar.Header{{Name: "../a"}}, "leaves"},
 		{"up-inside", []tar.Header{{Name: "a/../../b"}}, "leaves"},
-		{"below-link", []tar.Header{{Name: "l", Typeflag: tar.TypeSymlink, Linkname: "/etc"}, {Name: "l/passwd"}}, "no directory"},
+		{"below-link", []tar.Header{{Name: "l", Typeflag: tar.TypeSymlink, Linkname: "/etc"}, {Name: "l/passwd"}},
+			"no directory"},
 		{"below-file", []tar.Header{{Name: "f"}, {Name: "f/g"}}, "no directory"},
 		{"file-over-directory", []tar.Header{{Name: "d/f"}, {Name: "d"}}, "something else"},
 		{"device", []tar.Header{{Name: "sda", Typeflag: tar.TypeBlock, Devmajor: 8}}, "neither"},
 		{"pipe", []tar.Header{{Name: "p", Typeflag: tar.TypeFifo}}, "neither"},
 		{"hard-link-out", []tar.Header{{Name: "h", Typeflag: tar.TypeLink, Linkname: "../../etc/shadow"}}, "leaves"},
-		{"hard-link-to-nothing", []tar.Header{{Name: "h", Typeflag: tar.TypeLink, Linkname: "etc/shadow"}}, "no file before"},
+		{"hard-link-to-nothing", []tar.Header{{Name: "h", Typeflag: tar.TypeLink, Linkname: "etc/shadow"}},
+			"no file before"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			b := packTar(t, row.headers...)
@@ -491,7 +498,8 @@ func TestArchiveOfHeaders(t *testing.T) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for range 100 {
-		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeXGlobalHeader, PAXRecords: map[string]string{"comment": "x"}}); err != nil {
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeXGlobalHeader,
+			PAXRecords: map[string]string{"comment": "x"}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -564,7 +572,8 @@ func FuzzOpenTar(f *testing.F) {
 		if err != nil {
 			return
 		}
-		for _, cp := range []dockerfile.Copy{{Sources: []string{src}, Dest: "/x/", Unpack: true}, {Sources: []string{src}, Dest: "/", Parents: true}} {
+		for _, cp := range []dockerfile.Copy{{Sources: []string{src}, Dest: "/x/", Unpack: true},
+			{Sources: []string{src}, Dest: "/", Parents: true}} {
 			s, err := c.Select(cp)
 			if err != nil {
 				continue

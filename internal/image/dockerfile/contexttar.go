@@ -86,7 +86,11 @@ func (c *Context) fromTar(h *tar.Header) (*entry, error) {
 		}
 		old := c.entries[target]
 		if old == nil || old.isDir() {
-			return nil, contextErrorf("%s is a hard link to %s, which is no file before it", truncate(name, 200), truncate(target, 200))
+			return nil, contextErrorf(
+				"%s is a hard link to %s, which is no file before it",
+				truncate(name, 200),
+				truncate(target, 200),
+			)
 		}
 		e.mode, e.size, e.link, e.offset, e.modified = old.mode, old.size, old.link, old.offset, old.modified
 	default:

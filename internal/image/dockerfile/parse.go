@@ -309,7 +309,11 @@ func (p *planner) checkPlatform(d *draft) error {
 	}
 	if want != "" && !samePlatform(want, p.opt.Platform) {
 		return &Error{Line: d.line(), Instruction: "FROM", Unsupported: true,
-			Message: fmt.Sprintf("--platform=%s is not supported: this builds for %s", truncate(want, 60), p.opt.Platform)}
+			Message: fmt.Sprintf(
+				"--platform=%s is not supported: this builds for %s",
+				truncate(want, 60),
+				p.opt.Platform,
+			)}
 	}
 	return nil
 }

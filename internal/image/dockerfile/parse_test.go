@@ -71,7 +71,8 @@ func TestSteps(t *testing.T) {
 	if got := run.Run.Argv; !slices.Equal(got, []string{"/bin/sh", "-c", "echo $A $VERSION"}) {
 		t.Errorf("got argv %q", got)
 	}
-	for name, want := range map[string]string{"A": "1", "B": "two words", "PATH": "/opt/bin:/bin", "VERSION": "3", "HOME_OF": "x"} {
+	for name, want := range map[string]string{"A": "1", "B": "two words", "PATH": "/opt/bin:/bin", "VERSION": "3",
+		"HOME_OF": "x"} {
 		if got := run.Env[name]; got != want {
 			t.Errorf("got %s=%q, want %q", name, got, want)
 		}
@@ -94,8 +95,10 @@ func TestConfig(t *testing.T) {
 	if got := strings.Join(c.Expose, " "); got != "80/tcp 8000/udp 8001/udp 8002/udp" {
 		t.Errorf("got ports %s", got)
 	}
-	if c.Health == nil || c.Health.Retries != 3 || c.Health.Argv[2] != "curl -f localhost" || c.StopSignal != "SIGINT" ||
-		c.Labels["org.example.name"] != "x" || c.Workdir != "/srv/app" || c.User != "daemon" ||
+	if c.Health == nil || c.Health.Retries != 3 || c.Health.Argv[2] != "curl -f localhost" ||
+		c.StopSignal != "SIGINT" ||
+		c.Labels["org.example.name"] != "x" || c.Workdir != "/srv/app" ||
+		c.User != "daemon" ||
 		!slices.Equal(c.Entrypoint, []string{"/srv/app"}) ||
 		!slices.Equal(c.Cmd, []string{"--port", "80"}) {
 		t.Errorf("got config %+v", c)
@@ -203,7 +206,8 @@ RUN true
 	args := map[string]string{"OWN": "mine", "HTTP_PROXY": "http://proxy.example.com", "STRAY": "1"}
 	plan := parse(t, text, dockerfile.Options{Args: args})
 	s := plan.Stages[0].Steps[0]
-	for name, want := range map[string]string{"GLOBAL": "g", "OWN": "mine", "TARGETARCH": "amd64", "X": "mine", "DERIVED": "gx"} {
+	for name, want := range map[string]string{"GLOBAL": "g", "OWN": "mine", "TARGETARCH": "amd64", "X": "mine",
+		"DERIVED": "gx"} {
 		if got := s.Env[name]; got != want {
 			t.Errorf("got %s=%q, want %q", name, got, want)
 		}
@@ -252,7 +256,8 @@ func TestRefusals(t *testing.T) {
 		{"many-to-one", "FROM a\nCOPY a b /x", 2, "COPY", false, "must end in /"},
 		{"chmod", "FROM a\nCOPY --chmod=u+x a /x", 2, "COPY", true, "octal"},
 		{"chown", "FROM a\nCOPY --chown=a:b:c a /x", 2, "COPY", false, "--chown"},
-		{"later-stage", "FROM a AS one\nCOPY --from=two /x /x\nFROM b AS two\nCOPY --from=one / /", 2, "COPY", false, "before"},
+		{"later-stage", "FROM a AS one\nCOPY --from=two /x /x\nFROM b AS two\nCOPY --from=one / /", 2, "COPY", false,
+			"before"},
 		{"own-stage", "FROM a AS one\nCOPY --from=one /x /x", 2, "COPY", false, "before"},
 		{"no-stage", "FROM a\nCOPY --from=7 /x /x", 2, "COPY", false, "no such stage"},
 		{"empty-from", "ARG X\nFROM $X", 2, "FROM", false, "empty"},
@@ -264,9 +269,11 @@ func TestRefusals(t *testing.T) {
 		{"port", "FROM a\nEXPOSE 99999", 2, "EXPOSE", false, "port"},
 		{"flag", "FROM a\nCOPY --nope a /x", 2, "COPY", false, "nope"},
 		{"zero", "FROM a\nRUN x\x00", 2, "", false, "zero byte"},
-		{"doubling", "FROM a\nENV A=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\n" + strings.Repeat("ENV A=$A$A$A$A$A$A$A$A\n", 8), 0, "ENV", false, "large"},
+		{"doubling", "FROM a\nENV A=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\n" + strings.Repeat("ENV A=$A$A$A$A$A$A$A$A\n",
+			8), 0, "ENV", false, "large"},
 		{"port-work", "FROM a\n" + strings.Repeat("EXPOSE 1-1000\n", 15000), 22, "EXPOSE", false, "ports in all"},
-		{"pattern-work", "FROM a\nENV A=" + strings.Repeat("x", 60000) + "\n" + strings.Repeat("ENV B=${A%%*x*x*x*x*x*y}\n", 5000), 0, "ENV", false, "large"},
+		{"pattern-work", "FROM a\nENV A=" + strings.Repeat("x", 60000) + "\n" +
+			strings.Repeat("ENV B=${A%%*x*x*x*x*x*y}\n", 5000), 0, "ENV", false, "large"},
 		{"replace-bomb", "FROM a\nENV A=${A//x/${B//y/$C}}", 2, "ENV", false, "only one"},
 		{"many-stages", strings.Repeat("FROM a\n", 300), 201, "FROM", false, "stages"},
 		{"many-steps", "FROM a\n" + strings.Repeat("RUN x\n", 1200), 1002, "RUN", false, "steps"},
@@ -316,8 +323,10 @@ func TestKey(t *testing.T) {
 	keys := map[string]string{}
 	for i, text := range []string{
 		"FROM a\nRUN x", "FROM a\nRUN y", "FROM a\nENV A=1\nRUN x", "FROM a\nUSER b\nRUN x", "FROM a\nRUN [\"x\"]",
-		"FROM a\nARG P=1\nRUN x", "FROM a\nCOPY a b", "FROM a\nADD a b", "FROM a\nCOPY --chmod=600 a b", "FROM a\nCOPY a b/",
-		"FROM a\nCOPY --chown=1 a b", "FROM a\nCOPY --exclude=x a b", "FROM a\nCOPY <<a b\nEND\na\n", "FROM a\nCOPY <<a b\nEND2\na\n",
+		"FROM a\nARG P=1\nRUN x", "FROM a\nCOPY a b", "FROM a\nADD a b", "FROM a\nCOPY --chmod=600 a b",
+		"FROM a\nCOPY a b/",
+		"FROM a\nCOPY --chown=1 a b", "FROM a\nCOPY --exclude=x a b", "FROM a\nCOPY <<a b\nEND\na\n",
+		"FROM a\nCOPY <<a b\nEND2\na\n",
 	} {
 		steps := parse(t, text, dockerfile.Options{}).Stages[0].Steps
 		last := steps[len(steps)-1]

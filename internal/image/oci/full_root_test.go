@@ -30,7 +30,8 @@ func TestDiskFull(t *testing.T) {
 			defer close(done)
 			// The thread, and the mount with it, ends with this goroutine.
 			runtime.LockOSThread()
-			if err := errors.Join(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+			if err := errors.Join(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS),
+				unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
 				unix.Mount("none", dir, "tmpfs", 0, "size=1m")); err != nil {
 				t.Errorf("mount: %v", err)
 				return

@@ -187,7 +187,8 @@ func trimHeader(h *tar.Header) *tar.Header {
 }
 
 func wrapCorrupt(err error) error {
-	for _, known := range []error{ErrTooLarge, ErrUnavailable, ErrReference, ErrDenied, ErrNotFound, ErrCorrupt, context.Canceled, context.DeadlineExceeded} {
+	for _, known := range []error{ErrTooLarge, ErrUnavailable, ErrReference, ErrDenied, ErrNotFound, ErrCorrupt,
+		context.Canceled, context.DeadlineExceeded} {
 		if errors.Is(err, known) {
 			return err
 		}

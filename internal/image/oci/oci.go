@@ -128,8 +128,9 @@ func newTransport() http.RoundTripper {
 		}}
 	return addressFilter{
 		&http.Transport{Proxy: http.ProxyFromEnvironment, DialContext: dialer.DialContext, ForceAttemptHTTP2: true,
-			IdleConnTimeout: 30 * time.Second, TLSHandshakeTimeout: 15 * time.Second, ResponseHeaderTimeout: 60 * time.Second,
-			DisableCompression: true},
+			IdleConnTimeout: 30 * time.Second, TLSHandshakeTimeout: 15 * time.Second,
+			ResponseHeaderTimeout: 60 * time.Second,
+			DisableCompression:    true},
 	}
 }
 
@@ -346,7 +347,8 @@ func classify(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return cause
 	}
-	for _, known := range []error{ErrReference, ErrNotFound, ErrDenied, ErrPlatform, ErrUnavailable, ErrCorrupt, ErrTooLarge} {
+	for _, known := range []error{ErrReference, ErrNotFound, ErrDenied, ErrPlatform, ErrUnavailable, ErrCorrupt,
+		ErrTooLarge} {
 		if errors.Is(err, known) {
 			return err
 		}

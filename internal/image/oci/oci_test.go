@@ -257,29 +257,45 @@ func TestFlatten(t *testing.T) {
 		layers [][]ent
 		want   string
 	}{
-		{"plain", [][]ent{{{name: "etc/", typ: typeDir, uid: 5}, {name: "etc/x", data: "1", uid: 7, xattr: map[string]string{"user.a": "b"}}, {name: "null", typ: tar.TypeChar},
+		{"plain", [][]ent{{{name: "etc/", typ: typeDir, uid: 5},
+			{name: "etc/x", data: "1", uid: 7, xattr: map[string]string{"user.a": "b"}},
+			{name: "null", typ: tar.TypeChar},
 			{name: "pipe", typ: tar.TypeFifo}}}, "etc/ 5 uid=5\netc/x 0 uid=7 1 SCHILY.xattr.user.a=b\nnull 3 1:3\npipe 6"},
 		{"replaced", [][]ent{{{name: "a", data: "old"}}, {{name: "a", data: "new"}}}, "a 0 new"},
 		{"duplicate-in-layer", [][]ent{{{name: "a", data: "old"}, {name: "./a", data: "new"}}}, "a 0 new"},
 		{"whiteout", [][]ent{{{name: "a", data: "1"}, {name: "b", data: "2"}}, {{name: ".wh.a"}}}, "b 0 2"},
 		{"whiteout-directory", [][]ent{{{name: "d/x", data: "1"}, {name: "e", data: "2"}}, {{name: ".wh.d"}}}, "e 0 2"},
-		{"whiteout-and-new", [][]ent{{{name: "d/x", data: "1"}}, {{name: "d/", typ: typeDir}, {name: "d/y", data: "2"}, {name: ".wh.d"}}}, "d/ 5\nd/y 0 2"},
+		{"whiteout-and-new", [][]ent{{{name: "d/x", data: "1"}},
+			{{name: "d/", typ: typeDir}, {name: "d/y", data: "2"}, {name: ".wh.d"}}}, "d/ 5\nd/y 0 2"},
 		{"whiteout-of-nothing", [][]ent{{{name: "a", data: "1"}}, {{name: "x/.wh.y"}, {name: ".wh.z"}}}, "a 0 1"},
-		{"opaque", [][]ent{{{name: "d/x", data: "1"}, {name: "d/s/t", data: "1"}}, {{name: "d/y", data: "2"}, {name: "d/.wh..wh..opq"}}}, "d/ 5\nd/y 0 2"},
-		{"reserved", [][]ent{{{name: "a", data: "1"}}, {{name: ".wh..wh.plnk/1.2", data: "x"}, {name: ".wh..wh.aufs"}}}, ".wh..wh.plnk/ 5\n.wh..wh.plnk/1.2 0 x\na 0 1"},
+		{"opaque", [][]ent{{{name: "d/x", data: "1"}, {name: "d/s/t", data: "1"}},
+			{{name: "d/y", data: "2"}, {name: "d/.wh..wh..opq"}}}, "d/ 5\nd/y 0 2"},
+		{"reserved", [][]ent{{{name: "a", data: "1"}},
+			{{name: ".wh..wh.plnk/1.2", data: "x"}, {name: ".wh..wh.aufs"}}},
+			".wh..wh.plnk/ 5\n.wh..wh.plnk/1.2 0 x\na 0 1"},
 		{"file-for-directory", [][]ent{{{name: "d/x", data: "1"}}, {{name: "d", data: "2"}}}, "d 0 2"},
-		{"directory-for-file", [][]ent{{{name: "d", data: "1"}}, {{name: "d/", typ: typeDir}, {name: "d/x", data: "2"}}}, "d/ 5\nd/x 0 2"},
-		{"directory-again", [][]ent{{{name: "d/", typ: typeDir}, {name: "d/x", data: "1"}}, {{name: "d/", typ: typeDir, uid: 9}}}, "d/ 5 uid=9\nd/x 0 1"},
-		{"hard-link", [][]ent{{{name: "b", data: "1", uid: 3}, {name: "a", typ: typeLink, link: "b"}}}, "a 0 uid=3 1\nb 1 uid=3 -> a"},
-		{"hard-link-below", [][]ent{{{name: "b", data: "1"}}, {{name: "c", typ: typeLink, link: "/b"}}}, "b 0 1\nc 1 -> b"},
-		{"hard-link-of-whited-out", [][]ent{{{name: "a", data: "1"}, {name: "b", typ: typeLink, link: "a"}}, {{name: ".wh.a"}}}, "b 0 1"},
-		{"hard-link-of-replaced", [][]ent{{{name: "a", data: "1"}, {name: "b", typ: typeLink, link: "a"}}, {{name: "a", data: "2"}}}, "a 0 2\nb 0 1"},
+		{"directory-for-file", [][]ent{{{name: "d", data: "1"}},
+			{{name: "d/", typ: typeDir}, {name: "d/x", data: "2"}}}, "d/ 5\nd/x 0 2"},
+		{"directory-again", [][]ent{{{name: "d/", typ: typeDir}, {name: "d/x", data: "1"}},
+			{{name: "d/", typ: typeDir, uid: 9}}}, "d/ 5 uid=9\nd/x 0 1"},
+		{"hard-link", [][]ent{{{name: "b", data: "1", uid: 3}, {name: "a", typ: typeLink, link: "b"}}},
+			"a 0 uid=3 1\nb 1 uid=3 -> a"},
+		{"hard-link-below", [][]ent{{{name: "b", data: "1"}}, {{name: "c", typ: typeLink, link: "/b"}}},
+			"b 0 1\nc 1 -> b"},
+		{"hard-link-of-whited-out", [][]ent{{{name: "a", data: "1"}, {name: "b", typ: typeLink, link: "a"}},
+			{{name: ".wh.a"}}}, "b 0 1"},
+		{"hard-link-of-replaced", [][]ent{{{name: "a", data: "1"}, {name: "b", typ: typeLink, link: "a"}},
+			{{name: "a", data: "2"}}}, "a 0 2\nb 0 1"},
 		{"hard-link-to-itself", [][]ent{{{name: "a", data: "1"}, {name: "a", typ: typeLink, link: "a"}}}, "a 0 1"},
-		{"through-link", [][]ent{{{name: "usr/lib/", typ: typeDir}, {name: "lib", typ: typeSym, link: "usr/lib"}}, {{name: "lib/x", data: "1"}}},
+		{"through-link", [][]ent{{{name: "usr/lib/", typ: typeDir}, {name: "lib", typ: typeSym, link: "usr/lib"}},
+			{{name: "lib/x", data: "1"}}},
 			"lib 2 -> usr/lib\nusr/ 5\nusr/lib/ 5\nusr/lib/x 0 1"},
-		{"through-absolute-link", [][]ent{{{name: "a/l", typ: typeSym, link: "/etc/../../b"}}, {{name: "a/l/x", data: "1"}}}, "a/ 5\na/l 2 -> /etc/../../b\nb/ 5\nb/x 0 1\netc/ 5"},
-		{"link-replaced-by-directory", [][]ent{{{name: "l", typ: typeSym, link: "/etc"}}, {{name: "l/", typ: typeDir}, {name: "l/x", data: "1"}}}, "l/ 5\nl/x 0 1"},
-		{"absolute-names", [][]ent{{{name: "/etc/passwd", data: "1"}, {name: "/abs", typ: typeSym, link: "/etc/passwd"}}}, "abs 2 -> /etc/passwd\netc/ 5\netc/passwd 0 1"},
+		{"through-absolute-link", [][]ent{{{name: "a/l", typ: typeSym, link: "/etc/../../b"}},
+			{{name: "a/l/x", data: "1"}}}, "a/ 5\na/l 2 -> /etc/../../b\nb/ 5\nb/x 0 1\netc/ 5"},
+		{"link-replaced-by-directory", [][]ent{{{name: "l", typ: typeSym, link: "/etc"}},
+			{{name: "l/", typ: typeDir}, {name: "l/x", data: "1"}}}, "l/ 5\nl/x 0 1"},
+		{"absolute-names", [][]ent{{{name: "/etc/passwd", data: "1"},
+			{name: "/abs", typ: typeSym, link: "/etc/passwd"}}}, "abs 2 -> /etc/passwd\netc/ 5\netc/passwd 0 1"},
 		{"empty", nil, ""},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -317,7 +333,8 @@ func TestHostileLayers(t *testing.T) {
 		{"up-inside", []ent{{name: "a/../../x", data: "1"}}, oci.ErrCorrupt},
 		{"hard-link-up", []ent{{name: "x", typ: typeLink, link: "../../etc/shadow"}}, oci.ErrCorrupt},
 		{"hard-link-to-nothing", []ent{{name: "x", typ: typeLink, link: "etc/shadow"}}, oci.ErrCorrupt},
-		{"hard-link-to-directory", []ent{{name: "d/", typ: typeDir}, {name: "x", typ: typeLink, link: "d"}}, oci.ErrCorrupt},
+		{"hard-link-to-directory", []ent{{name: "d/", typ: typeDir}, {name: "x", typ: typeLink, link: "d"}},
+			oci.ErrCorrupt},
 		{"root-is-a-file", []ent{{name: ".", typ: typeSym, link: "/etc"}}, oci.ErrCorrupt},
 		{"whiteout-up", []ent{{name: "../.wh.x"}}, oci.ErrCorrupt},
 		{"whiteout-of-parent", []ent{{name: ".wh..."}}, oci.ErrCorrupt},
@@ -356,7 +373,8 @@ func TestLayerOfHeaders(t *testing.T) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for range 2000 {
-		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeXGlobalHeader, PAXRecords: map[string]string{"comment": "x"}}); err != nil {
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeXGlobalHeader,
+			PAXRecords: map[string]string{"comment": "x"}}); err != nil {
 			t.Fatal(err)
 		}
 	}
