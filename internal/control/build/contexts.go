@@ -10,14 +10,14 @@ import (
 	"github.com/pandastack/pandastack/internal/image/dockerfile"
 )
 
-// contextFiles are the contexts that a build has open.
+// contextFiles holds the open contexts of a build.
 type contextFiles struct {
-	main  *dockerfile.Context // of the Dockerfile
+	main  *dockerfile.Context // the context of the Dockerfile
 	files []*os.File
 	seen  map[string]*dockerfile.Context
 }
 
-// get opens a context, once. With none it is one without files.
+// get opens the context at path, each path once. If none is set, it returns a context without files.
 func (c *contextFiles) get(path string, none bool) (*dockerfile.Context, error) {
 	if none {
 		return dockerfile.OpenTar(bytes.NewReader(make([]byte, 1024)), 1024, dockerfile.Limits{})
@@ -27,7 +27,7 @@ func (c *contextFiles) get(path string, none bool) (*dockerfile.Context, error) 
 	}
 	f, err := os.Open(path)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, api.Errorf(api.Gone, "the files of the build are not here any more: send them again")
+		return nil, api.Errorf(api.Gone, "the files of the build have been removed: send them again")
 	}
 	if err != nil {
 		return nil, err
@@ -51,7 +51,7 @@ func (c *contextFiles) get(path string, none bool) (*dockerfile.Context, error) 
 	return out, nil
 }
 
-// close closes all; a nil one has none.
+// close closes all files. It may be called on nil.
 func (c *contextFiles) close() error {
 	if c == nil {
 		return nil

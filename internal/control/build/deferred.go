@@ -11,13 +11,13 @@ import (
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
-// stateDeferred is of a build whose id is known and whose steps are not: E2B's builder asks for the id first.
+// stateDeferred is the state of a build that has an id and no steps yet: E2B's builder asks for the id first.
 const stateDeferred = "waiting"
 
-// deferredTimeout is how long such a build waits for its steps.
+// deferredTimeout is how long a deferred build waits for its steps.
 const deferredTimeout = 6 * time.Hour
 
-// Reserve makes a build that waits for Launch.
+// Reserve makes a deferred build, which StartReserved queues.
 func (s *Service) Reserve(ctx context.Context, p auth.Principal, req api.BuildRequest) (api.Build, error) {
 	if err := req.Validate(); err != nil {
 		return api.Build{}, err
@@ -48,15 +48,14 @@ func (s *Service) Reserve(ctx context.Context, p auth.Principal, req api.BuildRe
 	return view(row), nil
 }
 
-// StartReserved queues a build that waits, with what it is to make: change fills in the request that it was reserved
-// with. Its template gets a new version.
+// StartReserved queues a deferred build after change has completed its request. Its template gets a new version.
 func (s *Service) StartReserved(ctx context.Context, p auth.Principal, id api.BuildID, change func(*Spec)) error {
 	row, err := s.find(ctx, p, id)
 	if err != nil {
 		return err
 	}
 	if row.State != stateDeferred {
-		return api.Errorf(api.WrongState, "build %s was begun before", id)
+		return api.Errorf(api.WrongState, "build %s has been started already", id)
 	}
 	spec, err := decodeSpec(row.Spec)
 	if err != nil {
@@ -87,7 +86,7 @@ func (s *Service) StartReserved(ctx context.Context, p auth.Principal, id api.Bu
 		return s.enqueueJob(ctx, tx, row, 0)
 	})
 	if errors.Is(err, store.ErrNotFound) {
-		return api.Errorf(api.WrongState, "build %s was begun before", id)
+		return api.Errorf(api.WrongState, "build %s has been started already", id)
 	}
 	if err != nil {
 		return asError(err)
@@ -96,7 +95,7 @@ func (s *Service) StartReserved(ctx context.Context, p auth.Principal, id api.Bu
 	return nil
 }
 
-// gcDeferred ends builds whose steps never came, and forgets templates that were only to be.
+// gcDeferred removes deferred builds whose steps never came, and their templates if they have no version.
 func (s *Service) gcDeferred(ctx context.Context) error {
 	rows, err := s.db.Read().Builds(ctx, store.BuildQuery{States: []string{stateDeferred}})
 	if err != nil {

@@ -9,8 +9,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/build"
 )
 
-// TestDataDisks builds on a template with a data disk in every way there is: what is made has the disk, and so have
-// its sandboxes.
+// TestDataDisks builds on a template with a data disk in every way: the new template and its sandboxes have the disk.
 func TestDataDisks(t *testing.T) {
 	w := newFixture(t, nil)
 	w.h.AddTemplate(
@@ -26,7 +25,8 @@ func TestDataDisks(t *testing.T) {
 		name string
 		spec build.Spec
 	}{
-		{"stepped", dockerfileOf("stepped", "FROM db AS first\nRUN echo 1 > /var/rows/one\nFROM first\nRUN cat /var/rows/one\n")},
+		{"stepped", dockerfileOf("stepped", "FROM db AS first\nRUN echo 1 > /var/rows/one\n"+
+			"FROM first\nRUN cat /var/rows/one\n")},
 		{"stepless", dockerfileOf("stepless", "FROM db\nENV A=b\n")},
 		{"taken", build.Spec{BuildRequest: api.BuildRequest{FromSandbox: box.ID}}},
 		{"alive", build.Spec{BuildRequest: api.BuildRequest{FromSandbox: box.ID, Memory: true}}},
@@ -36,11 +36,11 @@ func TestDataDisks(t *testing.T) {
 		row.spec.Name = row.name
 		w.mustBuild(row.spec, nil)
 		if tpl, err := w.templates.Get(t.Context(), alice, row.name); err != nil || !slices.Equal(tpl.DataDisks, want) {
-			t.Errorf("%s: the template has data disks %v, %v", row.name, tpl.DataDisks, err)
+			t.Errorf("template %s: got data disks %v, %v; want %v", row.name, tpl.DataDisks, err, want)
 		}
 		s, err := w.boxes.Create(t.Context(), alice, api.CreateRequest{Template: row.name})
 		if err != nil || !slices.Equal(s.DataDisks, want) {
-			t.Fatalf("%s: a sandbox has data disks %v, %v", row.name, s.DataDisks, err)
+			t.Fatalf("a sandbox of %s: got data disks %v, %v; want %v", row.name, s.DataDisks, err, want)
 		}
 		if err := w.boxes.Delete(t.Context(), alice, s.ID); err != nil {
 			t.Fatal(err)
@@ -48,7 +48,7 @@ func TestDataDisks(t *testing.T) {
 	}
 	for _, name := range []string{"stepped", "larger", "again"} {
 		if got := w.readFile(name, "/var/rows/one"); got != "1\n" {
-			t.Errorf("%s: the data disk holds %q", name, got)
+			t.Errorf("got %q on the data disk of %s, want %q", got, name, "1\n")
 		}
 	}
 	if err := w.boxes.Delete(t.Context(), alice, box.ID); err != nil {

@@ -6,8 +6,8 @@ import (
 	"github.com/pandastack/pandastack/api"
 )
 
-// CollectGarbage looks for what is to be removed, twice: what nobody owned at the first look counts as seen long ago at
-// the second.
+// CollectGarbage collects garbage twice: resources that have no owner the first time are removed the second time, as if
+// the grace period had passed.
 func (s *Service) CollectGarbage(ctx context.Context) {
 	s.collectGarbage(ctx)
 	s.mu.Lock()
@@ -18,7 +18,7 @@ func (s *Service) CollectGarbage(ctx context.Context) {
 	s.collectGarbage(ctx)
 }
 
-// WaitIdle waits until nothing of a build runs any more.
+// WaitIdle waits until no attempt of a build runs in this process.
 func (s *Service) WaitIdle(id api.BuildID) {
 	s.mu.Lock()
 	a := s.active[string(id)]

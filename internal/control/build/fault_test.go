@@ -15,7 +15,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/build"
 )
 
-// stagedDockerfile builds two stages and copies between them; %d makes every step of it another.
+// stagedDockerfile builds two stages and copies between them; its number makes every step unique.
 const stagedDockerfile = `FROM img:%[1]d AS tools
 RUN echo tool > /tool
 FROM base
@@ -27,7 +27,7 @@ RUN cat app.txt /opt/tool > copied
 CMD ["echo", "up"]
 `
 
-// stagedSpec answers the n-th build of its kind: nothing of another serves it as a layer.
+// stagedSpec returns the n-th build of its kind, which shares no layer with the others.
 func (w *fixture) stagedSpec(n int) (build.Spec, map[string]string) {
 	ref := fmt.Sprintf("img:%d", n)
 	w.mu.Lock()
@@ -36,19 +36,19 @@ func (w *fixture) stagedSpec(n int) (build.Spec, map[string]string) {
 	return dockerfileOf("app", fmt.Sprintf(stagedDockerfile, n)), map[string]string{"app.txt": "app\n"}
 }
 
-// trap is laid at one of the operations that builds ask of the host.
+// trap runs an action at one of the operations that builds call on the host.
 type trap struct {
 	mu     sync.Mutex
-	at     int // operations until it snaps; negative: it has
+	at     int // operations until it fires; negative: it has fired
 	count  int
-	op     string // it snapped at
+	op     string // the operation at which it fired
 	action func(ctx context.Context) error
-	always error // of all operations after it
-	after  bool  // the operation has happened when it snaps
+	always error // error of all operations after it
+	after  bool  // it fires after the operation
 }
 
-// setTrap puts a trap at the operation at of the builds that follow. Operations that sweeping and people ask for
-// do not count: their contexts have no deadline. With names only operations of those names do.
+// setTrap sets a trap at the operation with number at of the builds that follow. Operations of garbage collection and
+// of users do not count: their contexts have no deadline. With names, only operations of these names count.
 func (w *fixture) setTrap(at int, after bool, snap func(ctx context.Context) error, only ...string) *trap {
 	tr := &trap{at: at, after: after, action: snap}
 	w.h.SetHook(func(ctx context.Context, op, _ string, after bool) error {
@@ -79,20 +79,19 @@ func (tr *trap) firedAt() string {
 	return tr.op
 }
 
-// countOperations counts what a build asks of the host, with names only operations of those names, and with after
-// only those that go well.
+// countOperations counts the operations of a build on the host: with names only those, with after only successful ones.
 func (w *fixture) countOperations(after bool, only ...string) int {
 	w.t.Helper()
 	tr := w.setTrap(-1, after, nil, only...)
 	w.mustBuild(w.stagedSpec(0))
 	w.h.SetHook(nil)
 	if tr.count < 10 {
-		w.t.Fatalf("the build asked the host %d times only", tr.count)
+		w.t.Fatalf("got %d operations of a build on the host, want at least 10", tr.count)
 	}
 	return tr.count
 }
 
-// rebuild builds what a fault struck once more, from the layers that are left.
+// rebuild repeats a build after a fault, from the layers that remain, and checks its result.
 func (w *fixture) rebuild(n int) {
 	w.t.Helper()
 	w.h.SetHook(nil)
@@ -101,35 +100,35 @@ func (w *fixture) rebuild(n int) {
 	spec.NoCache = false
 	if b := w.enqueue(spec, files); !b.Reused {
 		if b, log := w.wait(b.ID); b.Status != api.BuildDone || !strings.Contains(log, "is ready") {
-			w.t.Fatalf("once more: %+v\n%s", b, log)
+			w.t.Fatalf("got build %+v after the fault, want it done\n%s", b, log)
 		}
 	}
 	if got := w.readFile("app", "/srv/copied"); got != "app\ntool\n" {
-		w.t.Fatalf("the template holds %q", got)
+		w.t.Fatalf("got %q in the template, want %q", got, "app\ntool\n")
 	}
 	w.checkLeftovers()
 }
 
-// TestFaultAtEveryOperation lets each operation of a build fail once, before it happens and after.
+// TestFaultAtEveryOperation fails each host operation of a build once, before it happens and after it.
 func TestFaultAtEveryOperation(t *testing.T) {
 	for _, after := range []bool{false, true} {
 		w := newFixture(t, nil)
 		all := w.countOperations(after)
 		for at := range all {
 			n := at + 1
-			tr := w.setTrap(at, after, func(context.Context) error { return errors.New("a fault of the host") })
+			tr := w.setTrap(at, after, func(context.Context) error { return errors.New("injected fault of the host") })
 			b, log := w.wait(w.enqueue(w.stagedSpec(n)).ID)
 			if tr.firedAt() == "" {
-				t.Fatalf("operation %d did not come", at)
+				t.Fatalf("operation %d was not called", at)
 			}
 			where := fmt.Sprintf("operation %d, %s, after %v", at, tr.firedAt(), after)
 			switch {
 			case b.Status == api.BuildDone && at < all-8:
-				t.Errorf("%s: the build is done all the same\n%s", where, log)
-			case b.Status == api.BuildDone: // its template stood: only clean-up failed
+				t.Errorf("%s: got build done, want failed\n%s", where, log)
+			case b.Status == api.BuildDone: // it was committed: only the cleanup failed
 				w.CollectGarbage(t.Context())
 			case b.Code == "" || b.Error == "" || b.EndedAt == nil:
-				t.Errorf("%s: %+v", where, b)
+				t.Errorf("%s: got %+v, want code, error and end", where, b)
 			}
 			if w.rebuild(n); t.Failed() {
 				t.Fatalf("after %s", where)
@@ -138,7 +137,7 @@ func TestFaultAtEveryOperation(t *testing.T) {
 	}
 }
 
-// TestFullDiskAtEveryOperation lets the disk of the host be full from each operation on.
+// TestFullDiskAtEveryOperation fails each writing host operation of a build with a full disk.
 func TestFullDiskAtEveryOperation(t *testing.T) {
 	w := newFixture(t, nil)
 	writes := []string{"importimage", "create", "takesnapshot", "publish"}
@@ -151,7 +150,7 @@ func TestFullDiskAtEveryOperation(t *testing.T) {
 		b, _ := w.wait(w.enqueue(w.stagedSpec(1 + at)).ID)
 		if b.Code != api.NoSpace || !strings.Contains(b.Error, "no disk space") ||
 			!strings.Contains(b.Error, "delete") {
-			t.Errorf("%s: %s: %q", tr.firedAt(), b.Code, b.Error)
+			t.Errorf("%s: got %s %q, want no_space with a remedy", tr.firedAt(), b.Code, b.Error)
 		}
 		if w.rebuild(1 + at); t.Failed() {
 			t.Fatalf("after operation %d, %s", at, tr.firedAt())
@@ -159,8 +158,8 @@ func TestFullDiskAtEveryOperation(t *testing.T) {
 	}
 }
 
-// TestKilledAtEveryOperation ends the process at each operation without another word to host or store, and
-// lets the next one go on.
+// TestKilledAtEveryOperation kills the process at each host operation: nothing after it reaches host or store. The next
+// process finishes the build.
 func TestKilledAtEveryOperation(t *testing.T) {
 	w := newFixture(t, nil)
 	for at := range w.countOperations(false) {
@@ -168,7 +167,7 @@ func TestKilledAtEveryOperation(t *testing.T) {
 		var tr *trap
 		tr = w.setTrap(at, false, func(context.Context) error {
 			tr.mu.Lock()
-			tr.always = errors.New("the process is gone")
+			tr.always = errors.New("the process was killed")
 			tr.mu.Unlock()
 			defer close(killed)
 			return errors.Join(tr.always, w.db.Close())
@@ -180,7 +179,7 @@ func TestKilledAtEveryOperation(t *testing.T) {
 		w.start()
 		got, log := w.wait(b.ID)
 		if got.Status != api.BuildDone || got.Attempt > 2 {
-			t.Errorf("after operation %d, %s: %+v\n%s", at, tr.firedAt(), got, log)
+			t.Errorf("after operation %d, %s: got %+v, want done in 2 attempts\n%s", at, tr.firedAt(), got, log)
 		}
 		w.CollectGarbage(t.Context())
 		if w.rebuild(1 + at); t.Failed() {
@@ -189,14 +188,14 @@ func TestKilledAtEveryOperation(t *testing.T) {
 	}
 }
 
-// TestStoppedAtEveryOperation stops the process cleanly at each operation.
+// TestStoppedAtEveryOperation shuts the process down cleanly at each host operation.
 func TestStoppedAtEveryOperation(t *testing.T) {
 	w := newFixture(t, nil)
 	for at := range w.countOperations(false) {
-		told := make(chan struct{})
+		interrupted := make(chan struct{})
 		tr := w.setTrap(at, false, func(ctx context.Context) error {
 			w.interrupt()
-			close(told)
+			close(interrupted)
 			if end, _ := ctx.Deadline(); time.Until(end) < time.Hour {
 				return nil // the cleanup is not interrupted
 			}
@@ -204,13 +203,13 @@ func TestStoppedAtEveryOperation(t *testing.T) {
 			return context.Cause(ctx)
 		})
 		b := w.enqueue(w.stagedSpec(1 + at))
-		<-told
+		<-interrupted
 		w.stop()
-		w.checkLeftovers() // a stop has the time to clean up
+		w.checkLeftovers() // a clean shutdown removes everything
 		w.h.SetHook(nil)
 		w.start()
 		if got, log := w.wait(b.ID); got.Status != api.BuildDone || got.Attempt != 1 {
-			t.Errorf("after operation %d, %s: %+v\n%s", at, tr.firedAt(), got, log)
+			t.Errorf("after operation %d, %s: got %+v, want done in 1 attempt\n%s", at, tr.firedAt(), got, log)
 		}
 		if w.rebuild(1 + at); t.Failed() {
 			t.Fatalf("after operation %d, %s", at, tr.firedAt())
@@ -218,7 +217,7 @@ func TestStoppedAtEveryOperation(t *testing.T) {
 	}
 }
 
-// TestCancelledAtEveryOperation cancels a build at each operation.
+// TestCancelledAtEveryOperation cancels a build at each host operation.
 func TestCancelledAtEveryOperation(t *testing.T) {
 	w := newFixture(t, nil)
 	for at := range w.countOperations(false) {
@@ -231,7 +230,7 @@ func TestCancelledAtEveryOperation(t *testing.T) {
 				cancelled <- err
 			}()
 			if end, _ := ctx.Deadline(); time.Until(end) < time.Hour {
-				return nil // what tidies up is not told to stop
+				return nil // the cleanup is not interrupted
 			}
 			<-ctx.Done()
 			return context.Cause(ctx)
@@ -241,10 +240,10 @@ func TestCancelledAtEveryOperation(t *testing.T) {
 		err := <-cancelled
 		got, log := w.wait(b.ID)
 		switch {
-		case got.Status == api.BuildDone && api.CodeOf(err) == api.WrongState: // its template stood
+		case got.Status == api.BuildDone && api.CodeOf(err) == api.WrongState: // it was committed before
 			w.CollectGarbage(t.Context())
 		case err != nil || got.Code != api.Canceled || got.Error == "":
-			t.Errorf("at operation %d, %s: %v, %+v\n%s", at, tr.firedAt(), err, got, log)
+			t.Errorf("at operation %d, %s: Cancel: %v, got %+v, want canceled\n%s", at, tr.firedAt(), err, got, log)
 		}
 		if w.rebuild(1 + at); t.Failed() {
 			t.Fatalf("after operation %d, %s", at, tr.firedAt())
@@ -252,7 +251,7 @@ func TestCancelledAtEveryOperation(t *testing.T) {
 	}
 }
 
-// TestFaultAtEveryStep lets each step of a build's life fail, between what it asks of the host.
+// TestFaultAtEveryStep fails each internal step of a build, between its host operations.
 func TestFaultAtEveryStep(t *testing.T) {
 	var mu sync.Mutex
 	var steps []string
@@ -263,7 +262,7 @@ func TestFaultAtEveryStep(t *testing.T) {
 			defer mu.Unlock()
 			steps = append(steps, step)
 			if len(steps)-1 == at {
-				return errors.New("a fault of ours")
+				return errors.New("injected internal fault")
 			}
 			return nil
 		}
@@ -276,7 +275,7 @@ func TestFaultAtEveryStep(t *testing.T) {
 		mu.Unlock()
 		b, log := w.wait(w.enqueue(w.stagedSpec(n + 1)).ID)
 		if b.Status != api.BuildFailed && all[n] != "commit" || b.Status == api.BuildFailed && b.Code != api.Internal {
-			t.Errorf("%s: %+v\n%s", all[n], b, log)
+			t.Errorf("%s: got %+v, want failed with code internal\n%s", all[n], b, log)
 		}
 		mu.Lock()
 		at = -1

@@ -32,7 +32,7 @@ var (
 	eve   = auth.Principal{Workspace: "e"}
 )
 
-// fixture is a control plane that builds, over a simulated host.
+// fixture is a build service with its job queue, templates and sandboxes over a simulated host.
 type fixture struct {
 	t         *testing.T
 	dir       string
@@ -41,32 +41,32 @@ type fixture struct {
 	templates *template.Service
 	boxes     *sandbox.Service
 	cfg       build.Config
-	registry  build.Registry // nil: of images
-	stop      func()         // ends the process and waits for it
-	interrupt func()         // tells it to end
+	registry  build.Registry // nil: the fixture itself, with images
+	stop      func()         // ends the process of the service and waits for it
+	interrupt func()         // ends the process without waiting
 	*build.Service
 
 	mu     sync.Mutex
 	images map[string]image
 }
 
-// image is what the registry has under a reference.
+// image is an image of the fixture's registry.
 type image struct {
 	digest string
 	files  map[string]string
 	config dockerfile.Config
-	err    error // of finding it
-	breaks error // in the middle of its files
+	err    error // returned when it is resolved
+	breaks error // returned in the middle of its files
 }
 
-// tempDir is a directory for one test, in memory where the machine has one: every build writes to the store often.
+// tempDir returns a directory for one test, in memory if the machine has one: every build writes to the store often.
 func tempDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "pandastack-build")
 	if err != nil {
 		return t.TempDir()
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	t.Cleanup(func() { _ = os.RemoveAll(dir) }) // the next boot removes what stays
 	return dir
 }
 
@@ -86,7 +86,7 @@ func newFixture(t *testing.T, change func(*build.Config)) *fixture {
 	return w
 }
 
-// start makes everything but the host as a new process does.
+// start makes everything but the host, as a new process does.
 func (w *fixture) start() {
 	w.t.Helper()
 	if w.db != nil {
@@ -182,7 +182,7 @@ func (w *fixture) Find(_ context.Context, ref string, _ *api.RegistryAuth) (buil
 	}, i.err
 }
 
-// files makes the context of a build.
+// files uploads the context of a build.
 func (w *fixture) files(files map[string]string) *build.Upload {
 	w.t.Helper()
 	u, err := w.NewUpload(true)
@@ -218,7 +218,7 @@ func (w *fixture) enqueue(spec build.Spec, files map[string]string) api.Build {
 	return b
 }
 
-// wait waits for a build to end and answers it with its log.
+// wait waits for a build to end and returns it with its log.
 func (w *fixture) wait(id api.BuildID) (api.Build, string) {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(w.t.Context()), 5*time.Minute)
@@ -227,34 +227,34 @@ func (w *fixture) wait(id api.BuildID) (api.Build, string) {
 	last := int64(0)
 	err := w.Logs(ctx, alice, id, 0, true, func(l api.BuildLine) error {
 		if l.Seq != last+1 {
-			w.t.Errorf("line %d comes after line %d", l.Seq, last)
+			w.t.Errorf("got log line %d after line %d, want each number once", l.Seq, last)
 		}
 		last = l.Seq
 		fmt.Fprintf(&log, "%s | %s | %s\n", l.Level, l.Step, l.Line)
 		return nil
 	})
 	if err != nil {
-		w.t.Fatalf("%v, after\n%s", err, log.String())
+		w.t.Fatalf("Logs(%s): %v, after\n%s", id, err, log.String())
 	}
 	w.WaitIdle(id)
 	b, err := w.Get(ctx, alice, id)
 	if err != nil || !b.Status.Ended() {
-		w.t.Fatalf("%+v, %v", b, err)
+		w.t.Fatalf("Get(%s) after the end of its log = %+v, %v; want an ended build", id, b, err)
 	}
 	return b, log.String()
 }
 
-// mustBuild builds and expects it to go well.
+// mustBuild builds and fails the test unless the build succeeds.
 func (w *fixture) mustBuild(spec build.Spec, files map[string]string) (api.Build, string) {
 	w.t.Helper()
 	b, log := w.wait(w.enqueue(spec, files).ID)
 	if b.Status != api.BuildDone {
-		w.t.Fatalf("build %+v\n%s", b, log)
+		w.t.Fatalf("got build %+v, want it done\n%s", b, log)
 	}
 	return b, log
 }
 
-// readFile reads a file in a sandbox of a template.
+// readFile returns the content of a file in a new sandbox of a template, or the text of the error.
 func (w *fixture) readFile(name, file string) string {
 	w.t.Helper()
 	box, err := w.boxes.Create(w.t.Context(), alice, api.CreateRequest{Template: name})
@@ -281,7 +281,7 @@ func (w *fixture) readFile(name, file string) string {
 	return string(data)
 }
 
-// checkClean fails unless nothing is left of builds, and the host has so many published templates.
+// checkClean is checkLeftovers, and fails unless the host has so many published templates.
 func (w *fixture) checkClean(templates int) {
 	w.t.Helper()
 	w.checkLeftovers()
@@ -293,23 +293,23 @@ func (w *fixture) checkClean(templates int) {
 		}
 	}
 	if err != nil || n != templates {
-		w.t.Errorf("the host has %d published templates, want %d (%v)", n, templates, err)
+		w.t.Errorf("got %d published templates on the host, %v; want %d", n, err, templates)
 	}
 }
 
-// checkLeftovers fails unless the host holds nothing of builds but templates that there are versions of and layers that
-// there are rows of, all of them, and the disk nothing but the inputs of builds that failed.
+// checkLeftovers fails unless the host has exactly the templates of all versions and the snapshots of all layers, and
+// the directory only the inputs of failed builds.
 func (w *fixture) checkLeftovers() {
 	w.t.Helper()
 	ctx := context.WithoutCancel(w.t.Context())
 	for _, m := range w.h.Machines() {
 		if m.Labels[hostapi.LabelKind] != "" {
-			w.t.Errorf("machine %s is left", m.ID)
+			w.t.Errorf("got machine %s of a build on the host, want none", m.ID)
 		}
 	}
 	images, err := w.h.Images(ctx)
 	if err != nil || len(images) != 0 {
-		w.t.Errorf("images are left: %v, %v", images, err)
+		w.t.Errorf("got images %v on the host, %v; want none", images, err)
 	}
 	layers, err1 := w.db.Read().Layers(ctx, "")
 	versions, err2 := w.db.Read().Versions(ctx, "")
@@ -337,12 +337,12 @@ func (w *fixture) checkLeftovers() {
 	}
 	for _, id := range have {
 		if !slices.Contains(want, id) {
-			w.t.Errorf("%s is left on the host", id)
+			w.t.Errorf("got %s on the host, want only layers and versions that have rows", id)
 		}
 	}
 	for _, id := range want {
 		if !slices.Contains(have, id) {
-			w.t.Errorf("%s is not on the host any more", id)
+			w.t.Errorf("%s has a row and is not on the host", id)
 		}
 	}
 	w.checkFiles(ctx)
@@ -352,7 +352,7 @@ func (w *fixture) checkFiles(ctx context.Context) {
 	w.t.Helper()
 	spool, err := os.ReadDir(filepath.Join(w.cfg.Dir, "spool"))
 	if err != nil || len(spool) != 0 {
-		w.t.Errorf("uploads are left: %v, %v", spool, err)
+		w.t.Errorf("got uploads %v, %v; want none", spool, err)
 	}
 	inputs, err := os.ReadDir(filepath.Join(w.cfg.Dir, "inputs"))
 	if err != nil {
@@ -360,7 +360,7 @@ func (w *fixture) checkFiles(ctx context.Context) {
 	}
 	for _, e := range inputs {
 		if row, err := w.db.Read().Build(ctx, e.Name()); err != nil || row.State == "done" {
-			w.t.Errorf("inputs of build %s are left: %q, %v", e.Name(), row.State, err)
+			w.t.Errorf("got inputs of build %s in state %q, %v; want those of failed builds only", e.Name(), row.State, err)
 		}
 	}
 }

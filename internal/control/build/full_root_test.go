@@ -20,7 +20,8 @@ import (
 	"github.com/pandastack/pandastack/internal/host/probe/probetest"
 )
 
-// smallFilesystem is a directory on a file system of 2 MiB, in a mount namespace of its own, until the test has ended.
+// smallFilesystem mounts a file system of 2 MiB in a mount namespace of its own until the test ends, and returns a path
+// to it.
 func smallFilesystem(t *testing.T) string {
 	t.Helper()
 	at, mounted, over, done := t.TempDir(), make(chan error, 1), make(chan struct{}), make(chan struct{})
@@ -44,8 +45,8 @@ func smallFilesystem(t *testing.T) string {
 	return seen
 }
 
-// TestFullFileSystem lets the file system below the inputs of builds be full, for every way in which they come: a
-// clear error that leaves nothing, and builds go on where layers are as soon as there is space.
+// TestFullFileSystem uploads inputs in every way to a full file system: the error is no_space and nothing stays. When
+// there is space again, builds use the earlier layers.
 func TestFullFileSystem(t *testing.T) {
 	probetest.Need(t, probe.Config{}, probe.Root)
 	dir := smallFilesystem(t)
@@ -74,11 +75,11 @@ func TestFullFileSystem(t *testing.T) {
 		t.Helper()
 		for what, do := range ways {
 			if err := do(); api.CodeOf(err) != api.NoSpace {
-				t.Errorf("%s, %s: %v", what, when, err)
+				t.Errorf("%s, %s: got %v, want no_space", what, when, err)
 			}
 		}
-		if there, err := w.HasFiles(t.Context(), alice, hash); err != nil || there {
-			t.Errorf("%s: what was refused is there: %v, %v", when, there, err)
+		if exists, err := w.HasFiles(t.Context(), alice, hash); err != nil || exists {
+			t.Errorf("%s: HasFiles after a refused upload = %v, %v; want false", when, exists, err)
 		}
 		w.checkLeftovers()
 	}

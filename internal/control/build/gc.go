@@ -12,21 +12,21 @@ import (
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
-// collectGarbage removes what is not needed any more. What cannot be removed now is tried again.
+// collectGarbage removes everything that is not needed any more. A removal that fails is repeated the next time.
 func (s *Service) collectGarbage(ctx context.Context) {
 	s.collecting.Lock()
 	defer s.collecting.Unlock()
 	for what, do := range map[string]func(context.Context) error{
-		"builds": s.gcBuilds, "inputs": s.gcInputs, "layers": s.gcLayers, "host": s.gcHost, "waiting": s.gcDeferred,
+		"builds": s.gcBuilds, "inputs": s.gcInputs, "layers": s.gcLayers, "host": s.gcHost, "deferred": s.gcDeferred,
 		"jobs": s.adopt,
 	} {
 		if err := do(ctx); err != nil && ctx.Err() == nil {
-			s.log.Warn("what builds left could not be removed now", "what", what, "err", err)
+			s.log.Warn("garbage collection of builds failed; it is repeated", "what", what, "err", err)
 		}
 	}
 }
 
-// gcBuilds removes rows and logs of builds that ended long ago, and templates that only were to be.
+// gcBuilds removes rows and logs of builds that ended long ago, and their templates if they have no version.
 func (s *Service) gcBuilds(ctx context.Context) error {
 	rows, err := s.db.Read().
 		Builds(ctx, store.BuildQuery{EndedBefore: store.Micros(time.Now().Add(-s.cfg.KeepBuilds)), Limit: 1000})
@@ -45,7 +45,7 @@ func (s *Service) gcBuilds(ctx context.Context) error {
 	return all
 }
 
-// gcInputs removes uploads that no build needs for a retry.
+// gcInputs removes uploads that no retry needs.
 func (s *Service) gcInputs(ctx context.Context) error {
 	list, err := os.ReadDir(s.dir("inputs"))
 	if err != nil {
@@ -58,7 +58,7 @@ func (s *Service) gcInputs(ctx context.Context) error {
 		case errors.Is(err, store.ErrNotFound):
 			info, ierr := e.Info()
 			if ierr != nil || time.Since(info.ModTime()) < s.cfg.OrphanGrace {
-				continue // its row may come in a moment
+				continue // its row may be written in a moment
 			}
 			err = s.removeInputs(e.Name())
 		case err != nil:
@@ -70,7 +70,7 @@ func (s *Service) gcInputs(ctx context.Context) error {
 	return errors.Join(all, s.gcFiles())
 }
 
-// gcFiles removes the files of E2B's steps, which clients send again when they are asked to.
+// gcFiles removes old files of E2B's steps. Clients send them again if the server does not have them.
 func (s *Service) gcFiles() error {
 	list, err := filepath.Glob(s.dir("files", "*", "*"))
 	if err != nil {
@@ -89,8 +89,8 @@ func (s *Service) gcFiles() error {
 	return all
 }
 
-// gcLayers removes layers that were not used for long, that are too many for their workspace, and rows of
-// those that the host lost. While builds run, those used lately stay.
+// gcLayers removes layers that are unused for long or beyond the limit of their workspace, and rows of layers that the
+// host has lost. Layers used within the timeout of a step stay, because a running build may need them.
 func (s *Service) gcLayers(ctx context.Context) error {
 	have, err := s.host.Snapshots(ctx)
 	if err != nil {
@@ -101,17 +101,17 @@ func (s *Service) gcLayers(ctx context.Context) error {
 		return err
 	}
 	now := time.Now()
-	there, space := map[string]bool{}, map[string]int64{}
+	exists, space := map[string]bool{}, map[string]int64{}
 	for _, h := range have {
-		there[string(h.ID)] = true
+		exists[string(h.ID)] = true
 	}
 	for _, l := range rows {
 		space[l.Workspace] += l.Bytes
 	}
 	var all error
-	for _, l := range rows { // the least used lately first
+	for _, l := range rows { // the least recently used first
 		idle := now.Sub(store.Time(l.Used))
-		lost := !there[l.Snapshot] && idle > s.cfg.OrphanGrace
+		lost := !exists[l.Snapshot] && idle > s.cfg.OrphanGrace
 		if !lost && idle < s.cfg.KeepLayers && (space[l.Workspace] <= s.cfg.MaxLayerBytes || idle < s.cfg.StepTimeout) {
 			continue
 		}
@@ -129,9 +129,9 @@ func (s *Service) gcLayers(ctx context.Context) error {
 	return all
 }
 
-// gcHost removes what carries the label of builds and belongs to none: what a process that was killed left.
+// gcHost removes the remains of killed processes: resources that have the label of builds and belong to no build.
 func (s *Service) gcHost(ctx context.Context) error {
-	// The host first: what is listed had its row by then, or gets it within the grace.
+	// The host is listed before the rows: a listed resource has its row by then, or gets it within the grace period.
 	machines, err1 := s.host.List(ctx)
 	snapshots, err2 := s.host.Snapshots(ctx)
 	templates, err3 := s.host.Templates(ctx)
@@ -162,7 +162,7 @@ func (s *Service) gcHost(ctx context.Context) error {
 		}
 		seen[id] = true
 		if s.graceExpired(id) {
-			s.log.Warn("what a build left is removed", "id", id, "build", labels["build"])
+			s.log.Warn("remains of a build removed", "id", id, "build", labels["build"])
 			all = errors.Join(all, remove())
 		}
 	}
@@ -171,7 +171,7 @@ func (s *Service) gcHost(ctx context.Context) error {
 			m.Labels,
 			string(m.ID),
 			builds(m.Labels["build"]),
-			func() error { return s.host.Destroy(ctx, m.ID, "its build is gone") },
+			func() error { return s.host.Destroy(ctx, m.ID, "its build no longer exists") },
 		)
 	}
 	for _, h := range snapshots {
@@ -184,7 +184,7 @@ func (s *Service) gcHost(ctx context.Context) error {
 			slices.ContainsFunc(versions, func(v store.Version) bool { return v.ID == string(t.Name) })
 		drop(t.Labels, string(t.Name), owned, func() error { return s.host.DeleteTemplate(ctx, t.Name) })
 	}
-	for _, i := range images { // an image is named after its build, which another store may have
+	for _, i := range images { // an image has no labels; its name is a build id, maybe of another store
 		if _, err := s.db.Read().Build(ctx, string(i.ID)); err == nil {
 			labels := map[string]string{
 				hostapi.LabelOwner: ownerOf(string(i.ID)), "store": s.db.ID(), "build": string(i.ID),
@@ -196,7 +196,7 @@ func (s *Service) gcHost(ctx context.Context) error {
 	return all
 }
 
-// graceExpired tells whether an orphan was seen long enough ago to be removed.
+// graceExpired reports whether an orphan was first seen long enough ago to be removed.
 func (s *Service) graceExpired(id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -208,7 +208,7 @@ func (s *Service) graceExpired(id string) bool {
 	return time.Since(first) >= s.cfg.OrphanGrace
 }
 
-// pruneOrphans drops orphans that are none any more.
+// pruneOrphans forgets resources that are not in seen: they have an owner by now, or were removed.
 func (s *Service) pruneOrphans(seen map[string]bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -27,7 +27,7 @@ import (
 	images "github.com/pandastack/pandastack/internal/control/build/registry"
 )
 
-// seedLayers builds what later builds find layers of, and answers the Dockerfile it was.
+// seedLayers builds a template whose layers later builds use, and returns its Dockerfile.
 func (w *fixture) seedLayers() string {
 	w.t.Helper()
 	const text = "FROM base\nCOPY app.txt /\nRUN echo one\n"
@@ -35,13 +35,13 @@ func (w *fixture) seedLayers() string {
 	return text
 }
 
-// checkLayersReused fails unless nothing is left of what was refused and the layers of cached still serve.
+// checkLayersReused fails unless refused builds left nothing and the layers of seedLayers are still used.
 func (w *fixture) checkLayersReused(text string) {
 	w.t.Helper()
 	w.checkLeftovers()
 	b, log := w.mustBuild(dockerfileOf("good", text+"RUN echo "+w.t.Name()+"\n"), map[string]string{"app.txt": "app\n"})
 	if b.StepsCached != 2 {
-		w.t.Errorf("the layers serve no more: %+v\n%s", b, log)
+		w.t.Errorf("got %+v, want 2 cached steps\n%s", b, log)
 	}
 }
 
@@ -69,7 +69,8 @@ func TestBadDockerfiles(t *testing.T) {
 			b, log := w.wait(w.enqueue(dockerfileOf("bad", row.text), map[string]string{"app.txt": "app\n"}).ID)
 			if b.Status != api.BuildFailed || b.Code != row.code || !strings.Contains(b.Error, row.want) ||
 				!strings.Contains(log, "error |") {
-				t.Errorf("%s %q\n%s", b.Code, b.Error, log)
+				t.Errorf("got %s: %s %q, want failed: %s ...%q... and the error in the log\n%s",
+					b.Status, b.Code, b.Error, row.code, row.want, log)
 			}
 		})
 	}
@@ -83,12 +84,12 @@ func TestBadContexts(t *testing.T) {
 	for _, name := range []string{"../a", "/etc/passwd", "a/../../b", "", "dir/", "a\x00b", "a",
 		strings.Repeat("x", 5000)} {
 		if err := u.AddFile(name, strings.NewReader("x")); api.CodeOf(err) != api.Invalid {
-			t.Errorf("file %.20q: %v", name, err)
+			t.Errorf("AddFile(%.20q): got %v, want invalid", name, err)
 		}
 	}
 	err := u.AddFile("large", io.LimitReader(zeros{}, 5<<20))
 	if err := errors.Join(err, u.Close()); api.CodeOf(err) != api.TooLarge || !strings.Contains(err.Error(), "4 MiB") {
-		t.Errorf("a large file: %v", err)
+		t.Errorf("AddFile of a large file: got %v, want too_large with the limit", err)
 	}
 	hash := strings.Repeat("ab", 32)
 	for what, row := range map[string]struct {
@@ -100,13 +101,13 @@ func TestBadContexts(t *testing.T) {
 		"not-gzip": {strings.NewReader("\x1f\x8bnonsense"), api.Invalid},
 	} {
 		if err := w.PutFiles(t.Context(), alice, hash, row.body); api.CodeOf(err) != row.code {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("PutFiles(%s): got %v, want %s", what, err, row.code)
 		}
 	}
-	if there, err := w.HasFiles(t.Context(), alice, hash); err != nil || there {
-		t.Errorf("what was refused is there: %v, %v", there, err)
+	if exists, err := w.HasFiles(t.Context(), alice, hash); err != nil || exists {
+		t.Errorf("HasFiles after refused uploads = %v, %v; want false", exists, err)
 	}
-	// What only the build finds out: the archive leaves its directory.
+	// Only the build reads the names in the archive: one leaves the directory.
 	if err := w.PutFiles(t.Context(), alice, hash, strings.NewReader(tarOf(t,
 		map[string]string{"../../etc/cron.d/x": "x"}))); err != nil {
 		t.Fatal(err)
@@ -119,7 +120,7 @@ func TestBadContexts(t *testing.T) {
 		).ID,
 	)
 	if b.Code != api.Invalid || !strings.Contains(b.Error, "leaves") {
-		t.Errorf("%s %q\n%s", b.Code, b.Error, log)
+		t.Errorf("an archive that leaves its directory: got %s %q, want invalid\n%s", b.Code, b.Error, log)
 	}
 	w.checkLayersReused(text)
 }
@@ -129,7 +130,7 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-// bomb is a gzip stream of so many MiB of zeros behind the text before them.
+// bomb returns a gzip stream of a text followed by so many MiB of zeros.
 func bomb(t *testing.T, mib int, before ...string) string {
 	t.Helper()
 	member := func(text string) string {
@@ -165,19 +166,19 @@ func TestManyFilesInAContext(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, log := w.wait(b.ID); got.Status != api.BuildDone {
-		t.Fatalf("%+v\n%s", got, log)
+		t.Fatalf("got %+v, want done\n%s", got, log)
 	}
 	if got := w.readFile("many", "/last"); got != "9999" {
-		t.Errorf("the last file holds %q", got)
+		t.Errorf("got %q in the last file, want 9999", got)
 	}
 	w.checkClean(1)
 }
 
-// TestBadImages builds on images of a registry that is there, in this process, and not always well.
+// TestBadImages builds on images of a registry that interrupts some downloads.
 func TestBadImages(t *testing.T) {
 	w := newFixture(t, nil)
 	var drop atomic.Bool
-	var allowed atomic.Int64 // bytes of the next answer that is cut off; nothing comes after it
+	var allowed atomic.Int64 // bytes of the next interrupted response; those after it have none
 	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
 	s := httptest.NewServer(http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {
 		if drop.Load() && strings.Contains(r.URL.Path, "/blobs/") {
@@ -215,7 +216,7 @@ func TestBadImages(t *testing.T) {
 		{"other", false, api.Invalid, "s390x"},
 		{"nothing", false, api.NotFound, "nothing"},
 		{"drops", true, api.Unavailable, host},
-		{"drops", false, "", ""}, // as soon as the registry is well again
+		{"drops", false, "", ""}, // the registry works again
 	} {
 		drop.Store(row.drop)
 		allowed.Store(1000)
@@ -228,17 +229,17 @@ func TestBadImages(t *testing.T) {
 			).ID,
 		)
 		if b.Code != row.code || !strings.Contains(b.Error, row.want) {
-			t.Errorf("%s: %s %q\n%s", row.tag, b.Code, b.Error, log)
+			t.Errorf("%s: got %s %q, want %s ...%q...\n%s", row.tag, b.Code, b.Error, row.code, row.want, log)
 		}
 		w.checkLeftovers()
 	}
 	if got := w.readFile("app", "/etc/os"); got != large {
-		t.Errorf("the template holds %d bytes of %d", len(got), len(large))
+		t.Errorf("got %d bytes in the template, want the %d of the image", len(got), len(large))
 	}
 	w.checkLayersReused(text)
 }
 
-// cutter breaks an answer off after so many bytes.
+// cutter interrupts a response after a number of bytes.
 type cutter struct {
 	http.ResponseWriter
 	left int
@@ -252,7 +253,7 @@ func (c *cutter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// push puts an image of one layer into a registry.
+// push pushes an image of one layer to a registry.
 func push(t *testing.T, ref, arch string, files map[string]string) {
 	t.Helper()
 	data := tarOf(t, files)
@@ -284,7 +285,7 @@ func push(t *testing.T, ref, arch string, files map[string]string) {
 	}
 }
 
-// TestBadRoots publishes root file systems that are none, and one that is small until it is unpacked.
+// TestBadRoots builds from uploads that are no root file systems, and from one that is small until it is unpacked.
 func TestBadRoots(t *testing.T) {
 	w := newFixture(t, nil)
 	text := w.seedLayers()
@@ -306,7 +307,7 @@ func TestBadRoots(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got, log := w.wait(b.ID); got.Status != api.BuildFailed || got.Code != api.Invalid || got.Error == "" {
-			t.Errorf("%s: %+v\n%s", what, got, log)
+			t.Errorf("%s: got %+v, want failed: invalid\n%s", what, got, log)
 		}
 		w.checkLeftovers()
 	}

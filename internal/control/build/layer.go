@@ -12,13 +12,13 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/cleanup"
 )
 
-// newLayerID names the snapshot of a layer.
+// newLayerID returns a new name for the snapshot of a layer.
 func newLayerID() hostapi.SnapshotID {
 	return hostapi.SnapshotID("lay" + strings.ToLower(rand.Text()))
 }
 
-// findCached finds the last step of a stage that a layer of the workspace holds the result of. It answers how many
-// steps are done with it; -1 and "" when there is none, not even of the base.
+// findCached finds the last step of a stage whose result the workspace has as a layer. It returns the number of steps
+// that the layer contains and its snapshot, or -1 and "" if not even the base has a layer.
 func (a *buildRun) findCached(ctx context.Context, st *stage) (done int, snapshot string, err error) {
 	rows, err := a.s.db.Read().Layers(ctx, a.row.Workspace, st.keys...)
 	if err != nil {
@@ -38,7 +38,7 @@ func (a *buildRun) findCached(ctx context.Context, st *stage) (done int, snapsho
 		}
 		row := rows[n]
 		if !slices.ContainsFunc(have, func(h hostapi.Snapshot) bool { return string(h.ID) == row.Snapshot }) {
-			continue // the host lost it; its row is swept
+			continue // the host has lost it; gcLayers removes the row
 		}
 		err := a.s.db.Write(ctx, "layer use", func(ctx context.Context, tx *store.Tx) error {
 			return tx.TouchLayer(ctx, row.Workspace, row.Name, store.Micros(time.Now()))
@@ -51,8 +51,8 @@ func (a *buildRun) findCached(ctx context.Context, st *stage) (done int, snapsho
 	return -1, "", nil
 }
 
-// saveLayer makes a layer of the machine's moment. When another build was faster, its layer stays and ours serves
-// this build alone.
+// saveLayer keeps the current state of the machine as a layer. It replaces a layer of that name that another build has
+// made meanwhile.
 func (a *buildRun) saveLayer(ctx context.Context, b *buildMachine, name string) (_ string, err error) {
 	id := newLayerID()
 	var back cleanup.Stack

@@ -9,9 +9,8 @@ import (
 	"github.com/pandastack/pandastack/internal/control/build"
 )
 
-// TestLimits: sandboxes of a template have the limits that its build asked for, and so have those of a template that is
-// made from it, unless its build says otherwise; a build that asks for wider ones than the host's is refused by the
-// field's name.
+// TestLimits builds a template with limits: its sandboxes and templates built on it have them, unless their builds have
+// their own. A build with limits above those of the host is refused with the name of the field.
 func TestLimits(t *testing.T) {
 	w := newFixture(t, nil)
 	w.h.SetLimits(hostapi.Limits{DiskMiB: 100, NetworkOutMbit: 10})
@@ -20,11 +19,11 @@ func TestLimits(t *testing.T) {
 	w.mustBuild(spec, nil)
 	tpl, err := w.templates.Get(t.Context(), alice, "slow")
 	if err != nil || tpl.Limits == nil || *tpl.Limits != want {
-		t.Errorf("the template has %+v, %v; want %+v", tpl.Limits, err, want)
+		t.Errorf("got limits %+v of the template, %v; want %+v", tpl.Limits, err, want)
 	}
 	s, err := w.boxes.Create(t.Context(), alice, api.CreateRequest{Template: "slow"})
 	if err != nil || s.Limits == nil || *s.Limits != want {
-		t.Fatalf("a sandbox has %+v, %v; want %+v", s.Limits, err, want)
+		t.Fatalf("got limits %+v of a sandbox, %v; want %+v", s.Limits, err, want)
 	}
 	if err := w.boxes.Delete(t.Context(), alice, s.ID); err != nil {
 		t.Fatal(err)
@@ -46,7 +45,7 @@ func TestLimits(t *testing.T) {
 	for name, want := range map[string]*api.Limits{"child": &want, "free": nil, "kept": &want} {
 		tpl, err := w.templates.Get(t.Context(), alice, name)
 		if err != nil || (tpl.Limits == nil) != (want == nil) || want != nil && *tpl.Limits != *want {
-			t.Errorf("%s, made of what has limits, has %+v, %v; want %+v", name, tpl.Limits, err, want)
+			t.Errorf("got limits %+v of template %s, %v; want %+v", tpl.Limits, name, err, want)
 		}
 	}
 	if err := errors.Join(w.boxes.Delete(t.Context(), alice, s.ID),
@@ -60,7 +59,8 @@ func TestLimits(t *testing.T) {
 		spec.Name, spec.Limits = "wide", &l
 		_, err := w.Start(t.Context(), alice, spec, nil)
 		if api.CodeOf(err) != api.Invalid || api.AsError(err).Details["field"] != field {
-			t.Errorf("%+v: got %v of %v", l, err, api.AsError(err).Details)
+			t.Errorf("Start with %+v: got %v with details %v, want invalid in field %s",
+				l, err, api.AsError(err).Details, field)
 		}
 	}
 	w.checkClean(4)

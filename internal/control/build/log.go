@@ -14,20 +14,21 @@ import (
 
 // Bounds of a build's log.
 const (
-	maxLine     = 2000     // bytes of one line; the rest of a longer one is the next line
-	maxLogBytes = 16 << 20 // of one build
-	logPage     = 500      // lines read at once
+	maxLine     = 2000     // bytes of one line; longer lines are split
+	maxLogBytes = 16 << 20 // bytes of the log of one build
+	logPage     = 500      // lines read or written in one statement
 	flushEvery  = 300 * time.Millisecond
 )
 
-// The levels of lines.
+// The levels of log lines.
 const (
 	levelInfo  = "info"
 	levelWarn  = "warn"
 	levelError = "error"
 )
 
-// buildLog is the log of a build under way: lines are seen at once and written together a moment later.
+// buildLog is the log of a running build. Followers see a line at once; it is written to the store a moment later,
+// together with others.
 type buildLog struct {
 	db    *store.DB
 	build string
@@ -38,9 +39,9 @@ type buildLog struct {
 
 	mu        sync.Mutex
 	last      int64             // number of the last line
-	unwritten []store.BuildLine // not in the store yet
+	unwritten []store.BuildLine // lines that are not in the store yet
 	bytes     int
-	changed   chan struct{} // closed and replaced when there is more to see
+	changed   chan struct{} // closed and replaced when a line is added
 	closed    bool
 }
 
@@ -52,7 +53,7 @@ func openLog(ctx context.Context, db *store.DB, build string) (*buildLog, error)
 	return &buildLog{db: db, build: build, last: last, changed: make(chan struct{})}, nil
 }
 
-// append adds a line.
+// append adds a line, split if it is too long.
 func (j *buildLog) append(level, step, text string) {
 	text = strings.ToValidUTF8(strings.TrimRight(text, "\r\n"), "?")
 	j.mu.Lock()
@@ -69,7 +70,7 @@ func (j *buildLog) append(level, step, text string) {
 	j.changed = make(chan struct{})
 }
 
-// appendLine numbers one line; j.mu is held. When the log is full only errors come through.
+// appendLine numbers and adds one line; j.mu is held. A full log takes only warnings and errors.
 func (j *buildLog) appendLine(level, step, line string) {
 	full := j.bytes > maxLogBytes
 	if full && level == levelInfo {
@@ -93,7 +94,7 @@ func (j *buildLog) appendLine(level, step, line string) {
 	)
 }
 
-// flush writes what was added, each line once whoever asks for it.
+// flush writes the unwritten lines. Concurrent calls write each line once.
 func (j *buildLog) flush(ctx context.Context) error {
 	j.writing.Lock()
 	defer j.writing.Unlock()
@@ -118,7 +119,7 @@ func (j *buildLog) flush(ctx context.Context) error {
 	return nil
 }
 
-// flushPeriodically writes lines now and then until ctx ends.
+// flushPeriodically calls flush until ctx ends.
 func (j *buildLog) flushPeriodically(ctx context.Context) {
 	tick := time.NewTicker(flushEvery)
 	defer tick.Stop()
@@ -127,12 +128,12 @@ func (j *buildLog) flushPeriodically(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			_ = j.flush(ctx) // it is tried again, and the last flush tells
+			_ = j.flush(ctx) // the next call repeats it, and the last one at the end of the build reports the error
 		}
 	}
 }
 
-// close tells followers that nothing more comes.
+// close wakes the followers for the last time.
 func (j *buildLog) close() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -141,7 +142,8 @@ func (j *buildLog) close() {
 	j.changed = make(chan struct{})
 }
 
-// pending gives the lines above after that are not in the store, and how to wait for more.
+// pending returns the unwritten lines with numbers above after, a channel that is closed when the log changes, and
+// whether the log is closed.
 func (j *buildLog) pending(after int64) (lines []store.BuildLine, changed <-chan struct{}, closed bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -153,7 +155,7 @@ func (j *buildLog) pending(after int64) (lines []store.BuildLine, changed <-chan
 	return lines, j.changed, j.closed
 }
 
-// Logs gives the lines of a build with numbers above after to yield, in order. With follow it goes on until
+// Logs calls yield with the lines of a build whose numbers are above after, in order. If follow is set, it returns when
 // the build has ended.
 func (s *Service) Logs(
 	ctx context.Context,
@@ -167,8 +169,8 @@ func (s *Service) Logs(
 		return err
 	}
 	for {
-		// The lines in memory first: one that is in neither place is in the store a moment later, where the next
-		// look finds it, and one in both is told once, by its number.
+		// The lines in memory are read first: a line that moves to the store meanwhile is found there, and a line
+		// that is found in both places is yielded once because of its number.
 		s.mu.Lock()
 		a, begun := s.active[string(id)], s.activated
 		s.mu.Unlock()
@@ -200,7 +202,7 @@ func (s *Service) Logs(
 	}
 }
 
-// The longest times between looks at a build that is under way in this process, and at one that is not.
+// The poll intervals of Logs for builds that run in this process and for those that do not.
 const (
 	activePoll = 5 * time.Second
 	queuedPoll = 200 * time.Millisecond
@@ -231,7 +233,7 @@ func (s *Service) yieldStored(ctx context.Context, id string, after *int64, yiel
 	}
 }
 
-// yieldLines yields the lines that follow the last one told without a gap.
+// yieldLines yields the lines above *after and advances it.
 func yieldLines(lines []store.BuildLine, after *int64, yield func(api.BuildLine) error) error {
 	for _, l := range lines {
 		if l.Seq != *after+1 && l.Seq <= *after {

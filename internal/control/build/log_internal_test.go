@@ -10,7 +10,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
-// TestLogLinesAreWrittenOnce: the end of a build writes its lines while the clock does.
+// TestLogLinesAreWrittenOnce flushes a log concurrently, as the periodic flush and the end of a build do.
 func TestLogLinesAreWrittenOnce(t *testing.T) {
 	db, err := store.Open(t.Context(), store.Config{DSN: filepath.Join(t.TempDir(), "c.db")})
 	if err != nil {
@@ -35,6 +35,6 @@ func TestLogLinesAreWrittenOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	if last, err := db.Read().LastBuildLine(t.Context(), "bld"); err != nil || last != lines {
-		t.Errorf("%d of %d lines are kept, %v", last, lines, err)
+		t.Errorf("got %d lines in the store, %v; want %d", last, err, lines)
 	}
 }

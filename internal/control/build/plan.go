@@ -14,39 +14,39 @@ import (
 	"github.com/pandastack/pandastack/internal/image/dockerfile"
 )
 
-// defaultPath is the PATH that programs of a guest have whose template says nothing.
+// defaultPath is the PATH of programs in a guest whose template does not set one.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// stage is a base and the steps on it, with the names of the layers they make.
+// stage is a base and the steps on it, with the names of their layers.
 type stage struct {
 	from   base
 	steps  []dockerfile.Step
-	files  []*dockerfile.Selection // of each step: what it copies of a context; nil: nothing
+	files  []*dockerfile.Selection // files[i] is what step i copies from a context; nil: nothing
 	config dockerfile.Config
-	force  int      // the first step that must run whatever layers there are; len(steps): none
-	keys   []string // keys[0] of the base, keys[i+1] of step i
-	made   *origin  // set once the stage is built
+	force  int      // the first step that must run even if a layer exists; len(steps): none
+	keys   []string // layer names: keys[0] of the base, keys[i+1] of step i
+	made   *origin  // set when the stage is built
 }
 
-// base is what a stage begins with: one of its fields is set, or scratch.
+// base is what a stage starts from. One of template, image, stage and scratch is set.
 type base struct {
 	template *api.Template
 	image    *Image
-	stage    int // index of an earlier one; -1: none
+	stage    int // index of an earlier stage; -1: none
 	scratch  bool
-	command  []string // entry point and command of an image, which a Dockerfile may go on with
-	entry    []string
+	command  []string // command of an image
+	entry    []string // entry point of an image, which a Dockerfile with a CMD of its own keeps
 }
 
-// origin is what a finished stage is: one of the fields is set.
+// origin is the result of a finished stage. One of the fields is set.
 type origin struct {
 	template *api.Template
 	image    *Image
 	scratch  bool
-	snapshot string // a layer
+	snapshot string // snapshot of a layer
 }
 
-// plan turns the request into stages; the last is the result.
+// plan turns the request into stages; the last stage is the result.
 func (a *buildRun) plan(ctx context.Context) error {
 	var err error
 	switch {
@@ -68,14 +68,14 @@ func (a *buildRun) plan(ctx context.Context) error {
 	return nil
 }
 
-// baseResolver remembers what references are, so that each is asked for once.
+// baseResolver resolves references, each once.
 type baseResolver struct {
 	a    *buildRun
-	ctx  context.Context //nolint:containedctx // the parser's callback has none
+	ctx  context.Context //nolint:containedctx // the callback of the parser has no context
 	seen map[string]base
 }
 
-// resolve says what a reference is: a template of this node, else an image.
+// resolve returns the template of this node that a reference names, or else the image.
 func (b baseResolver) resolve(ref string) (base, error) {
 	if known, ok := b.seen[ref]; ok {
 		return known, nil
@@ -95,7 +95,7 @@ func (b baseResolver) resolve(ref string) (base, error) {
 			err = api.Wrap(
 				api.CodeOf(err),
 				err,
-				fmt.Sprintf("there is no template %s here, and as an image: %s", ref, err),
+				fmt.Sprintf("template %s not found; as an image reference: %s", ref, err),
 			)
 		}
 		if err != nil {
@@ -109,12 +109,12 @@ func (b baseResolver) resolve(ref string) (base, error) {
 	return out, nil
 }
 
-// config is what a Dockerfile goes on from. Its steps run as root until USER says otherwise on a template, whose
-// own user is for those who use it.
+// config returns the configuration that a Dockerfile starts with. On a template the steps run as root until USER says
+// otherwise: the user of the template is for the processes of its sandboxes.
 func (b base) config() dockerfile.Base {
 	if b.image != nil {
 		out := b.image.Base
-		out.Config.Entrypoint, out.Config.Cmd = nil, nil // a template runs what its own Dockerfile says
+		out.Config.Entrypoint, out.Config.Cmd = nil, nil // a template starts only what its own Dockerfile names
 		return out
 	}
 	env := map[string]string{"PATH": defaultPath}
@@ -122,7 +122,7 @@ func (b base) config() dockerfile.Base {
 	return dockerfile.Base{Config: dockerfile.Config{Env: env, Workdir: b.template.Workdir}}
 }
 
-// planDockerfile reads the Dockerfile and its context.
+// planDockerfile makes the stages of a Dockerfile and opens its context.
 func (a *buildRun) planDockerfile(ctx context.Context) error {
 	found := baseResolver{a: a, ctx: ctx, seen: map[string]base{}}
 	var failed error
@@ -157,11 +157,11 @@ func (a *buildRun) planDockerfile(ctx context.Context) error {
 	return a.openContext()
 }
 
-// wrapParseError gives the error of a Dockerfile the code of what is behind it.
-func wrapParseError(err, behind error) error {
+// wrapParseError returns the error of a Dockerfile with the code of its cause, which may be nil.
+func wrapParseError(err, cause error) error {
 	code := api.Invalid
-	if behind != nil {
-		code = api.CodeOf(behind)
+	if cause != nil {
+		code = api.CodeOf(cause)
 	}
 	if e, ok := errors.AsType[*dockerfile.Error](err); ok && e.Unsupported {
 		code = api.Unsupported
@@ -169,7 +169,7 @@ func wrapParseError(err, behind error) error {
 	return api.Wrap(code, err, err.Error())
 }
 
-// openContext opens what was uploaded beside the Dockerfile.
+// openContext opens the files that were uploaded with the Dockerfile.
 func (a *buildRun) openContext() error {
 	var err error
 	if a.contexts == nil {
@@ -179,7 +179,7 @@ func (a *buildRun) openContext() error {
 	return err
 }
 
-// planSteps makes one stage of an image, a template or a root file system and the steps of E2B's builder.
+// planSteps makes one stage of an image or a template and the steps of E2B's builder.
 func (a *buildRun) planSteps(ctx context.Context) error {
 	ref := a.spec.ImageRef
 	if ref == "" {
@@ -191,8 +191,11 @@ func (a *buildRun) planSteps(ctx context.Context) error {
 		return err
 	}
 	if a.spec.ImageRef != "" && from.image == nil {
-		return api.Errorf(api.Invalid, "image_ref: %s is a template of this server: use from_template or a Dockerfile", ref).
-			With("field", "image_ref")
+		return api.Errorf(
+			api.Invalid,
+			"image_ref: %s is a template of this server: use from_template or a Dockerfile",
+			ref,
+		).With("field", "image_ref")
 	}
 	config := from.config().Config
 	if from.template != nil {
@@ -273,7 +276,7 @@ func resolve(dir, to string) string {
 	return path.Join(orRoot(dir), to)
 }
 
-// copyOf reads source, destination, user and mode of a COPY of E2B's builder.
+// copyOf parses source, destination, user and mode of a COPY of E2B's builder.
 func copyOf(args []string, user, dir string) *dockerfile.Copy {
 	dest := resolve(dir, args[1])
 	if strings.HasSuffix(args[1], "/") && dest != "/" {
@@ -289,7 +292,7 @@ func copyOf(args []string, user, dir string) *dockerfile.Copy {
 	return cp
 }
 
-// selectFiles finds what a COPY of E2B's builder means in its upload.
+// selectFiles finds the files of its upload that a COPY of E2B's builder names.
 func (a *buildRun) selectFiles(e Step, step dockerfile.Step) (*dockerfile.Selection, error) {
 	if step.Copy == nil {
 		return nil, nil
@@ -308,16 +311,16 @@ func (a *buildRun) selectFiles(e Step, step dockerfile.Step) (*dockerfile.Select
 	return selectContext(files, step)
 }
 
-// selectContext finds the files that a step copies of a context.
+// selectContext finds the files of a context that a step copies.
 func selectContext(files *dockerfile.Context, step dockerfile.Step) (*dockerfile.Selection, error) {
 	sel, err := files.Select(*step.Copy)
 	if errors.Is(err, dockerfile.ErrContext) {
-		return nil, api.Wrap(api.Invalid, err, fmt.Sprintf("line %d: %s: %s", step.Line, step.Text, err))
+		return nil, api.Wrap(api.Invalid, err, fmt.Sprintf("%s: %s (line %d)", step.Text, err, step.Line))
 	}
 	return sel, err
 }
 
-// computeKeys gives the layers of a stage their names.
+// computeKeys sets the layer names of a stage.
 func (a *buildRun) computeKeys(ctx context.Context, n int) error {
 	st := &a.stages[n]
 	first, err := a.baseKey(ctx, st.from)
@@ -325,7 +328,7 @@ func (a *buildRun) computeKeys(ctx context.Context, n int) error {
 		return err
 	}
 	st.keys = append(st.keys[:0], first)
-	chosen := len(st.files) > 0 // by addSteps
+	chosen := len(st.files) > 0 // addSteps has selected the files
 	for i, step := range st.steps {
 		if !chosen {
 			var sel *dockerfile.Selection
@@ -348,7 +351,8 @@ func (a *buildRun) computeKeys(ctx context.Context, n int) error {
 	return nil
 }
 
-// baseKey names what a stage begins with, on this host: a layer holds memory, which no other monitor reads.
+// baseKey returns the layer name of a base. It depends on the monitor of this host, because a layer holds memory that
+// no other monitor can read.
 func (a *buildRun) baseKey(ctx context.Context, from base) (string, error) {
 	c, err := a.s.host.Capacity(ctx)
 	if err != nil {

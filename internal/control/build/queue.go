@@ -14,8 +14,8 @@ import (
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
-// Start queues a build. input is what was uploaded for it, or nil; it belongs to the build from then on. When
-// the template is already what the build would make, or is being made so, that is answered instead, Reused.
+// Start queues a build. Its upload, which may be nil, belongs to the build from then on. If an earlier build has made
+// the same template, or is about to, Start returns that build with Reused set.
 func (s *Service) Start(ctx context.Context, p auth.Principal, spec Spec, input *Upload) (api.Build, error) {
 	if p.Workspace == "" {
 		return api.Build{}, api.Errorf(api.Unauthenticated, "the caller has no workspace")
@@ -65,7 +65,7 @@ func (s *Service) Start(ctx context.Context, p auth.Principal, spec Spec, input 
 	return view(got), nil
 }
 
-// enqueue writes a build's inputs and row, or answers the build that made or makes the same.
+// enqueue writes the inputs, the row and the job of a build, or returns an equivalent build.
 func (s *Service) enqueue(ctx context.Context, row store.Build, spec Spec, input *Upload) (_ store.Build, err error) {
 	if row.Spec, err = spec.encode(); err != nil {
 		return row, err
@@ -112,7 +112,7 @@ func (s *Service) enqueue(ctx context.Context, row store.Build, spec Spec, input
 	return row, nil
 }
 
-// setSecret remembers the credentials that a build needs, or forgets them if who is nil. They are never stored.
+// setSecret keeps the credentials of a build in memory, or forgets them if they are nil. They are never stored.
 func (s *Service) setSecret(build string, who *api.RegistryAuth) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -123,8 +123,8 @@ func (s *Service) setSecret(build string, who *api.RegistryAuth) {
 	s.secrets[build] = who
 }
 
-// findEquivalent finds the build that made, or is to make, what row would: of the same template and content. Of what may have
-// moved since, only one that has not ended makes the same.
+// findEquivalent returns a build of the same template and content as row that is done or active, or nil. If a source of
+// the build may have changed since, only an active build is equivalent.
 func (s *Service) findEquivalent(ctx context.Context, tx *store.Tx, row store.Build, spec Spec) (*store.Build, error) {
 	if spec.mutable() {
 		return nil, nil
@@ -160,7 +160,7 @@ func (s *Service) findEquivalent(ctx context.Context, tx *store.Tx, row store.Bu
 	return nil, nil
 }
 
-// admit refuses a build beyond the workspace's bounds, or over a template that is not to be replaced.
+// admit refuses a build beyond the limit of its workspace, or of an existing template without Replace.
 func (s *Service) admit(ctx context.Context, tx *store.Tx, row store.Build, spec Spec) error {
 	active, err := tx.Builds(ctx, store.BuildQuery{Workspace: row.Workspace, States: store.ActiveBuildStates})
 	if err != nil {
@@ -194,7 +194,7 @@ func (s *Service) admit(ctx context.Context, tx *store.Tx, row store.Build, spec
 
 func (s *Service) inputPath(build string) string { return s.dir("inputs", build, "input") }
 
-// checkSource refuses a source that the caller has not.
+// checkSource refuses a source that does not exist for the caller or that the server does not support.
 func (s *Service) checkSource(ctx context.Context, p auth.Principal, spec Spec) error {
 	var err error
 	switch {
@@ -211,7 +211,7 @@ func (s *Service) checkSource(ctx context.Context, p auth.Principal, spec Spec) 
 			)
 		}
 	case spec.ImageRef != "" && s.registry == nil:
-		err = api.Errorf(api.Unsupported, "image_ref: this server takes no images of registries")
+		err = api.Errorf(api.Unsupported, "image_ref: this server does not build from images of registries")
 	}
 	for _, step := range spec.Steps {
 		if err != nil || step.Type != "COPY" {
@@ -232,7 +232,7 @@ func (s *Service) checkSource(ctx context.Context, p auth.Principal, spec Spec) 
 	return nil
 }
 
-// checkLimits refuses limits that are wider than the host's.
+// checkLimits refuses limits above those of the host.
 func (s *Service) checkLimits(ctx context.Context, l api.Limits) error {
 	has, err := s.host.Capacity(ctx)
 	if err != nil {
@@ -245,7 +245,7 @@ func (s *Service) checkLimits(ctx context.Context, l api.Limits) error {
 	return err
 }
 
-// find reads a build of the caller's workspace.
+// find returns a build of the caller's workspace.
 func (s *Service) find(ctx context.Context, p auth.Principal, id api.BuildID) (store.Build, error) {
 	row, err := s.db.Read().Build(ctx, string(id))
 	if errors.Is(err, store.ErrNotFound) || err == nil && row.Workspace != string(p.Workspace) {
@@ -257,7 +257,7 @@ func (s *Service) find(ctx context.Context, p auth.Principal, id api.BuildID) (s
 	return row, nil
 }
 
-// Get answers a build.
+// Get returns a build.
 func (s *Service) Get(ctx context.Context, p auth.Principal, id api.BuildID) (api.Build, error) {
 	row, err := s.find(ctx, p, id)
 	if err != nil {
@@ -266,7 +266,7 @@ func (s *Service) Get(ctx context.Context, p auth.Principal, id api.BuildID) (ap
 	return view(row), nil
 }
 
-// List answers the caller's builds, newest first, at most 500; with a name those of that template.
+// List returns at most 500 builds of the caller, newest first; with a name those of that template.
 func (s *Service) List(ctx context.Context, p auth.Principal, name string) ([]api.Build, error) {
 	rows, err := s.db.Read().Builds(ctx, store.BuildQuery{Workspace: string(p.Workspace), Limit: 500})
 	if err != nil {
@@ -319,8 +319,7 @@ func (s *Service) Cancel(ctx context.Context, p auth.Principal, id api.BuildID) 
 	return view(row), nil
 }
 
-// Retry queues a build that failed once more, as a new one with the same inputs. Credentials of a registry
-// have to be sent anew.
+// Retry queues a failed build as a new build with the same inputs. It needs the credentials of a registry again.
 func (s *Service) Retry(
 	ctx context.Context,
 	p auth.Principal,
@@ -334,7 +333,7 @@ func (s *Service) Retry(
 	if old.State != stateFailed {
 		return api.Build{}, api.Errorf(
 			api.WrongState,
-			"build %s is %s: only one that failed is tried again",
+			"build %s is %s: only a failed build can be retried",
 			id,
 			view(old).Status,
 		)
@@ -352,7 +351,7 @@ func (s *Service) Retry(
 		if input, err = s.linkInput(old.ID); err != nil {
 			return api.Build{}, err
 		}
-		defer func() { _ = input.Close() }() // what is left of it is swept by Open
+		defer func() { _ = input.Close() }() // Open removes a file that stays
 	}
 	template, _, err := s.templates.Claim(ctx, p, old.Name, spec.Global)
 	if err != nil {
@@ -374,7 +373,7 @@ func (s *Service) Retry(
 	return view(got), nil
 }
 
-// linkInput makes an upload of the inputs of an earlier build.
+// linkInput returns the input of an earlier build as an upload.
 func (s *Service) linkInput(build string) (*Upload, error) {
 	path := s.dir("spool", "again"+string(api.NewBuildID()))
 	err := os.Link(s.inputPath(build), path)
@@ -396,7 +395,7 @@ func (s *Service) linkInput(build string) (*Upload, error) {
 	return &Upload{f: f}, nil
 }
 
-// asError gives an error of ours as users see it.
+// asError returns the *api.Error in err, or one for it.
 func asError(err error) error {
 	if e, ok := errors.AsType[*api.Error](err); ok {
 		return e
@@ -404,7 +403,7 @@ func asError(err error) error {
 	return api.AsError(err)
 }
 
-// view gives a row as users see it.
+// view returns a row as the API shows it.
 func view(r store.Build) api.Build {
 	out := api.Build{
 		ID: api.BuildID(
@@ -441,5 +440,5 @@ func view(r store.Build) api.Build {
 	return out
 }
 
-// stepName says where a build is, for people.
+// stepName returns the name of a step in logs and in the API.
 func stepName(n, of int, text string) string { return fmt.Sprintf("%d/%d %s", n, of, text) }

@@ -17,11 +17,11 @@ import (
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
-// createGate holds the machines of builds back until it is opened.
+// createGate blocks the creation of the machines of builds until it is opened.
 type createGate struct {
 	mu      sync.Mutex
 	waiting int
-	arrived chan struct{} // one for each that waits
+	arrived chan struct{} // receives one value for each blocked creation
 	open    chan struct{}
 }
 
@@ -70,27 +70,28 @@ func TestConcurrencyLimits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	<-g.arrived // of the other workspace: its own may have no more
+	<-g.arrived // the build of the other workspace: the first workspace is at its limit
 	list, err := w.List(t.Context(), alice, "")
 	if err != nil || len(list) != 4 {
-		t.Fatalf("%+v, %v", list, err)
+		t.Fatalf("List = %+v, %v; want 4 builds", list, err)
 	}
 	count := map[api.BuildStatus]int{}
 	for _, b := range list {
 		count[b.Status]++
 	}
 	if count[api.BuildQueued] != 2 || count[api.BuildRunning] != 2 || g.blocked() != 3 {
-		t.Errorf("of alice %v, %d at once", count, g.blocked())
+		t.Errorf("got %v of the first workspace and %d machines at a time; want 2 queued, 2 running, 3 machines",
+			count, g.blocked())
 	}
 	close(g.open)
 	for _, id := range all {
 		if b, log := w.wait(id); b.Status != api.BuildDone {
-			t.Errorf("%+v\n%s", b, log)
+			t.Errorf("got %+v, want done\n%s", b, log)
 		}
 	}
 	w.WaitIdle(other.ID)
 	if b, err := w.Get(t.Context(), eve, other.ID); err != nil || b.Status != api.BuildDone {
-		t.Errorf("%+v, %v", b, err)
+		t.Errorf("the build of the other workspace: got %+v, %v; want done", b, err)
 	}
 	w.checkClean(5)
 }
@@ -104,29 +105,30 @@ func TestQueueIsBounded(t *testing.T) {
 	u := w.files(map[string]string{"x": "y"})
 	_, err := w.Start(t.Context(), alice, echoSpec("a", 2), u)
 	if api.CodeOf(err) != api.QuotaExceeded || !strings.Contains(err.Error(), "cancel one") || u.Close() != nil {
-		t.Errorf("a third build: %v", err)
+		t.Errorf("Start of a third build: got %v, want quota_exceeded with a remedy", err)
 	}
 	if _, err := w.templates.Get(t.Context(), alice, "a2"); api.CodeOf(err) != api.NotFound {
-		t.Errorf("the template that was not to be: %v", err)
+		t.Errorf("the template of the refused build: got %v, want not_found", err)
 	}
-	// The same as one under way is that one, and takes no place.
+	// An equivalent build is running: it is reused and does not count.
 	if again := w.enqueue(echoSpec("a", 0), nil); again.ID != first.ID || !again.Reused {
-		t.Errorf("the same again: %+v", again)
+		t.Errorf("the same build again: got %+v, want build %s reused", again, first.ID)
 	}
 	if b, err := w.Cancel(t.Context(), alice, second.ID); err != nil || b.Code != api.Canceled {
-		t.Errorf("cancel in the queue: %+v, %v", b, err)
+		t.Errorf("Cancel of a queued build = %+v, %v; want canceled", b, err)
 	}
 	third := w.enqueue(echoSpec("a", 2), nil)
 	close(g.open)
 	for _, id := range []api.BuildID{first.ID, third.ID} {
 		if b, log := w.wait(id); b.Status != api.BuildDone {
-			t.Errorf("%+v\n%s", b, log)
+			t.Errorf("got %+v, want done\n%s", b, log)
 		}
 	}
 	w.checkClean(2)
 }
 
-// TestCancelInEveryState: those under way are cancelled by TestCancelledAtEveryOperation.
+// TestCancelInEveryState cancels builds that are queued, deferred, running and done. TestCancelledAtEveryOperation
+// cancels running ones at every moment.
 func TestCancelInEveryState(t *testing.T) {
 	w := newFixture(t, func(c *build.Config) { c.Parallel = 1 })
 	g := w.blockCreates()
@@ -139,13 +141,13 @@ func TestCancelInEveryState(t *testing.T) {
 	}
 	for what, id := range map[string]api.BuildID{"queued": queued.ID, "waiting": waiting.ID, "running": running.ID} {
 		if _, err := w.Cancel(t.Context(), eve, id); api.CodeOf(err) != api.NotFound {
-			t.Errorf("%s, by another: %v", what, err)
+			t.Errorf("Cancel of a %s build by another workspace: got %v, want not_found", what, err)
 		}
 		for range 2 { // the second time changes nothing
 			if b, err := w.Cancel(t.Context(), alice, id); err != nil || b.Status != api.BuildFailed ||
 				b.Code != api.Canceled ||
 				b.EndedAt == nil {
-				t.Errorf("%s: %+v, %v", what, b, err)
+				t.Errorf("Cancel of a %s build = %+v, %v; want canceled", what, b, err)
 			}
 		}
 	}
@@ -153,12 +155,12 @@ func TestCancelInEveryState(t *testing.T) {
 		func(s *build.Spec) { s.FromTemplate, s.OnBase = "base", true }); api.CodeOf(
 		err,
 	) != api.WrongState {
-		t.Errorf("launch of what was cancelled: %v", err)
+		t.Errorf("StartReserved of a cancelled build: got %v, want wrong_state", err)
 	}
 	close(g.open)
 	done, _ := w.mustBuild(echoSpec("a", 2), nil)
 	if b, err := w.Cancel(t.Context(), alice, done.ID); api.CodeOf(err) != api.WrongState {
-		t.Errorf("done: %+v, %v", b, err)
+		t.Errorf("Cancel of a done build = %+v, %v; want wrong_state", b, err)
 	}
 	w.checkClean(1)
 }
@@ -166,34 +168,34 @@ func TestCancelInEveryState(t *testing.T) {
 func TestRetry(t *testing.T) {
 	w := newFixture(t, nil)
 	spec := dockerfileOf("app", "FROM base\nCOPY app.txt /\nRUN echo kept\nRUN false\n")
-	w.h.Fail("takesnapshot", fmt.Errorf("a fault of the host"))
+	w.h.Fail("takesnapshot", fmt.Errorf("injected fault of the host"))
 	failed, _ := w.wait(w.enqueue(spec, map[string]string{"app.txt": "app\n"}).ID)
 	if failed.Status != api.BuildFailed || failed.Code != api.Internal ||
-		strings.Contains(failed.Error, "a fault of the host") {
-		t.Fatalf("%+v", failed)
+		strings.Contains(failed.Error, "injected fault") {
+		t.Fatalf("got %+v, want code internal without the internal text", failed)
 	}
 	again, err := w.Retry(t.Context(), alice, failed.ID, nil)
 	if err != nil || again.ID == failed.ID {
-		t.Fatalf("%+v, %v", again, err)
+		t.Fatalf("Retry(%s) = %+v, %v; want a new build", failed.ID, again, err)
 	}
 	b, log := w.wait(again.ID)
 	if b.Status != api.BuildFailed || b.Code != api.Invalid || b.Step != "3/3 RUN false" || b.StepsDone != 2 ||
 		!strings.Contains(log, "kept") {
-		t.Errorf("%+v\n%s", b, log)
+		t.Errorf("got %+v, want failed in step 3 after 2\n%s", b, log)
 	}
 	if _, err := w.Retry(t.Context(), eve, b.ID, nil); api.CodeOf(err) != api.NotFound {
-		t.Errorf("by another: %v", err)
+		t.Errorf("Retry by another workspace: got %v, want not_found", err)
 	}
 	done, _ := w.mustBuild(echoSpec("a", 0), nil)
 	if _, err := w.Retry(t.Context(), alice, done.ID, nil); api.CodeOf(err) != api.WrongState {
-		t.Errorf("of what is done: %v", err)
+		t.Errorf("Retry of a done build: got %v, want wrong_state", err)
 	}
 	if err := os.RemoveAll(filepath.Join(w.cfg.Dir, "inputs", string(b.ID))); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := w.Retry(t.Context(), alice, b.ID, nil); api.CodeOf(err) != api.Gone ||
 		!strings.Contains(err.Error(), "send them again") {
-		t.Errorf("without its files: %v", err)
+		t.Errorf("Retry without its inputs: got %v, want gone with a remedy", err)
 	}
 	w.checkClean(1)
 }
@@ -203,38 +205,38 @@ func TestWorkspaceIsolation(t *testing.T) {
 	spec := dockerfileOf("app", "FROM base\nCOPY app.txt /\nRUN echo one\n")
 	files := map[string]string{"app.txt": "app\n"}
 	first, _ := w.mustBuild(spec, files)
-	// Another user of the workspace, by another key.
+	// carol is another key of the same workspace.
 	carol := auth.Principal{Workspace: alice.Workspace, KeyPrefix: "carol"}
 	b, err := w.Start(t.Context(), carol, spec, w.files(files))
 	if err != nil || !b.Reused || b.ID != first.ID {
-		t.Errorf("the same by another user: %+v, %v", b, err)
+		t.Errorf("the same build with another key = %+v, %v; want build %s reused", b, err, first.ID)
 	}
 	b, err = w.Start(t.Context(), carol, dockerfileOf("hers", spec.Dockerfile+"RUN echo two\n"), w.files(files))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if b, log := w.wait(b.ID); b.StepsCached != 2 || b.Status != api.BuildDone {
-		t.Errorf("by another user: %+v\n%s", b, log)
+		t.Errorf("a larger build with another key: got %+v, want 2 cached steps\n%s", b, log)
 	}
 	b, err = w.Start(t.Context(), eve, spec, w.files(files))
 	if err != nil || b.Reused {
-		t.Fatalf("another workspace: %+v, %v", b, err)
+		t.Fatalf("the same build in another workspace = %+v, %v; want a new build", b, err)
 	}
 	w.WaitIdle(b.ID)
 	eventually(t, func() bool { b, err = w.Get(t.Context(), eve, b.ID); return err != nil || b.Status.Ended() })
 	if w.WaitIdle(b.ID); err != nil || b.Status != api.BuildDone || b.StepsCached != 0 {
-		t.Errorf("another workspace: %+v, %v", b, err)
+		t.Errorf("the build in another workspace: got %+v, %v; want done without cached steps", b, err)
 	}
 	if _, err := w.Get(t.Context(), eve, first.ID); api.CodeOf(err) != api.NotFound {
-		t.Errorf("a build of another workspace: %v", err)
+		t.Errorf("Get of a build of another workspace: got %v, want not_found", err)
 	}
 	if err := w.Logs(t.Context(), eve, first.ID, 0, false, func(api.BuildLine) error { return nil }); api.CodeOf(
 		err,
 	) != api.NotFound {
-		t.Errorf("its log: %v", err)
+		t.Errorf("Logs of a build of another workspace: got %v, want not_found", err)
 	}
 	if _, err := w.templates.Get(t.Context(), eve, "hers"); api.CodeOf(err) != api.NotFound {
-		t.Errorf("its template: %v", err)
+		t.Errorf("a template of another workspace: got %v, want not_found", err)
 	}
 }
 
@@ -245,17 +247,17 @@ func eventually(t *testing.T, ok func() bool) {
 	defer tick.Stop()
 	for end := time.Now().Add(time.Minute); !ok(); <-tick.C {
 		if time.Now().After(end) {
-			t.Fatal("it did not come in a minute")
+			t.Fatal("the condition did not hold within a minute")
 		}
 	}
 }
 
 func TestDeadlines(t *testing.T) {
 	w := newFixture(t, nil)
-	// The first step is done before there is a limit that it could reach itself.
+	// The first step is built without a limit, so that only the second one can exceed it.
 	if b, log := w.wait(w.enqueue(dockerfileOf("app", "FROM base\nRUN echo before\n"),
 		nil).ID); b.Status != api.BuildDone {
-		t.Fatalf("%+v\n%s", b, log)
+		t.Fatalf("got %+v, want done\n%s", b, log)
 	}
 	spec := dockerfileOf("app", "FROM base\nRUN echo before\nRUN echo out && sleep 1000\n")
 	spec.StepSeconds = 1
@@ -264,19 +266,19 @@ func TestDeadlines(t *testing.T) {
 		!strings.Contains(b.Error, "longer than 1s") ||
 		!strings.Contains(b.Error, "out") ||
 		b.StepsDone != 1 {
-		t.Errorf("a step that hangs: %+v\n%s", b, log)
+		t.Errorf("a step that hangs: got %+v, want timeout in step 2 with its output\n%s", b, log)
 	}
 	w.checkClean(1)
 	w.cfg.BuildTimeout = time.Second
 	w.restart()
 	b, log = w.wait(w.enqueue(dockerfileOf("app", "FROM base\nRUN sleep 1000\n"), nil).ID)
 	if b.Code != api.Timeout || !strings.Contains(b.Error, "the build took longer than 1s") {
-		t.Errorf("a build that hangs: %+v\n%s", b, log)
+		t.Errorf("a build that hangs: got %+v, want timeout\n%s", b, log)
 	}
 	w.checkClean(1)
 }
 
-// TestTooManyRestarts: a build that its process never survives ends.
+// TestTooManyRestarts kills the process in every attempt of a build: it fails.
 func TestTooManyRestarts(t *testing.T) {
 	w := newFixture(t, func(c *build.Config) { c.MaxAttempts = 2 })
 	b := api.Build{}
@@ -286,20 +288,20 @@ func TestTooManyRestarts(t *testing.T) {
 			b = w.enqueue(echoSpec("a", 0), nil)
 		}
 		<-g.arrived
-		_ = w.db.Close() // as if the process were killed
+		_ = w.db.Close() // nothing after this reaches the store, as if the process were killed
 		w.restart()
 	}
 	w.h.SetHook(nil)
 	got, log := w.wait(b.ID)
 	if got.Status != api.BuildFailed || got.Code != api.Unavailable || !strings.Contains(got.Error, "restarted") {
-		t.Errorf("%+v\n%s", got, log)
+		t.Errorf("got %+v, want failed with code unavailable\n%s", got, log)
 	}
 	w.CollectGarbage(t.Context())
 	w.checkClean(0)
 	if again, err := w.Retry(t.Context(), alice, b.ID, nil); err != nil {
 		t.Error(err)
 	} else if got, log := w.wait(again.ID); got.Status != api.BuildDone {
-		t.Errorf("%+v\n%s", got, log)
+		t.Errorf("the retried build: got %+v, want done\n%s", got, log)
 	}
 }
 
@@ -315,40 +317,40 @@ func TestLayerGC(t *testing.T) {
 	w.mustBuild(dockerfileOf("app", "FROM base\nRUN echo 1\nRUN echo 2\n"), nil)
 	w.mustBuild(dockerfileOf("app", "FROM base\nRUN echo 1\nRUN echo 3\n"), nil)
 	if w.CollectGarbage(t.Context()); layers(w) != 3 {
-		t.Fatalf("%d layers within both limits", layers(w))
+		t.Fatalf("got %d layers within both limits, want 3", layers(w))
 	}
 	w.stop()
-	// By space: each layer of this host is of some size, and one may stay.
+	// By size: the limit has room for one layer.
 	rows, err := w.db.Read().Layers(t.Context(), "")
 	if err != nil || rows[0].Bytes == 0 {
-		t.Fatalf("%+v, %v", rows, err)
+		t.Fatalf("got layers %+v, %v; want them with sizes", rows, err)
 	}
 	w.cfg.MaxLayerBytes, w.cfg.StepTimeout = rows[0].Bytes+rows[0].Bytes/2, time.Nanosecond
 	if w.start(); layers(w) > 3 {
-		t.Fatal("there are more layers than before")
+		t.Fatalf("got %d layers after a restart, want at most 3", layers(w))
 	}
 	if w.CollectGarbage(t.Context()); layers(w) != 1 {
-		t.Errorf("%d layers beyond the space for one", layers(w))
+		t.Errorf("got %d layers with room for one, want 1", layers(w))
 	}
 	if kept, err := w.db.Read().Layers(t.Context(), ""); err != nil || len(kept) != 1 || kept[0].Name != rows[2].Name {
-		t.Errorf("%+v stays, not the one used last of %+v, %v", kept, rows, err)
+		t.Errorf("got layer %+v, %v; want the most recently used of %+v", kept, err, rows)
 	}
 	w.checkLeftovers()
 	// By age.
 	w.cfg.MaxLayerBytes, w.cfg.KeepLayers = 0, time.Nanosecond
 	w.restart()
 	if w.CollectGarbage(t.Context()); layers(w) != 0 {
-		t.Errorf("%d layers that nobody used for long", layers(w))
+		t.Errorf("got %d layers that are unused for long, want 0", layers(w))
 	}
 	w.checkClean(2)
 	w.cfg.KeepLayers, w.cfg.StepTimeout = 0, 0
 	w.restart()
 	if b, _ := w.mustBuild(dockerfileOf("app", "FROM base\nRUN echo 1\nRUN echo 4\n"), nil); b.StepsCached != 0 {
-		t.Errorf("%+v", b)
+		t.Errorf("got %+v, want no cached steps", b)
 	}
 }
 
-// TestBuildGC: what ended long ago goes with its log, and with it a template that never was.
+// TestBuildGC removes old builds with their logs, and templates that never had a version.
 func TestBuildGC(t *testing.T) {
 	w := newFixture(t, nil)
 	done, _ := w.mustBuild(echoSpec("a", 0), nil)
@@ -359,22 +361,22 @@ func TestBuildGC(t *testing.T) {
 	w.restart()
 	w.CollectGarbage(t.Context())
 	if list, err := os.ReadDir(filepath.Join(w.cfg.Dir, "inputs")); err != nil || len(list) != 0 {
-		t.Errorf("inputs %v, %v", list, err)
+		t.Errorf("got inputs %v, %v; want none", list, err)
 	}
 	w.cfg.KeepBuilds = time.Nanosecond
 	w.restart()
 	w.CollectGarbage(t.Context())
 	for _, id := range []api.BuildID{done.ID, failed.ID} {
 		if _, err := w.Get(t.Context(), alice, id); api.CodeOf(err) != api.NotFound {
-			t.Errorf("build %s: %v", id, err)
+			t.Errorf("Get(%s) of an old build: got %v, want not_found", id, err)
 		}
 	}
 	if rows, err := w.db.Read().Templates(t.Context(), string(alice.Workspace)); err != nil || len(rows) != 1 ||
 		rows[0].Name != "a0" {
-		t.Errorf("templates %+v, %v", rows, err)
+		t.Errorf("got templates %+v, %v; want a0", rows, err)
 	}
 	if got := w.readFile("a0", "/none"); strings.Contains(got, "template") {
-		t.Errorf("a sandbox of what is left: %s", got)
+		t.Errorf("a sandbox of the template that stays: got %q, want only the file to be missing", got)
 	}
 }
 

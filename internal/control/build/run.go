@@ -19,10 +19,10 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/cleanup"
 )
 
-// publishStep is the step in which a template is made of what the others left.
+// publishStep is the last step, which makes a template of the result of the others.
 const publishStep = "publish"
 
-// cleanupTimeout bounds what is done for a build after its context has ended.
+// cleanupTimeout bounds the work that is done for a build after its context has ended.
 const cleanupTimeout = 2 * time.Minute
 
 // buildRun is one attempt of a build. It belongs to one goroutine.
@@ -33,12 +33,12 @@ type buildRun struct {
 	spec      Spec
 	principal auth.Principal
 	log       *buildLog
-	done      chan struct{} // closed when nothing of it runs any more
+	done      chan struct{} // closed when the run has ended
 	stages    []stage
-	machines  int // of machines so far
+	machines  int // number of machines that were created
 	contexts  *contextFiles
-	limits    *api.Limits     // of what it is made from, which stand unless the request says others
-	pruned    []store.Version // of the template, which the new one pushed out
+	limits    *api.Limits     // limits of the source, which hold unless the request has its own
+	pruned    []store.Version // versions of the template that the new one replaces
 }
 
 // newRun makes the run of a leased build and lists it as active.
@@ -103,7 +103,7 @@ func (s *Service) execute(parent context.Context, lease *job.Lease) error {
 	flushing, stopFlushing := context.WithCancel(context.WithoutCancel(ctx))
 	var flushed sync.WaitGroup
 	flushed.Go(func() { a.log.flushPeriodically(flushing) })
-	s.log.Info("build begins", "build", a.row.ID, "template", a.row.Name, "workspace", a.row.Workspace)
+	s.log.Info("build started", "build", a.row.ID, "template", a.row.Name, "workspace", a.row.Workspace)
 	err = a.runAndClean(ctx)
 	stopFlushing()
 	flushed.Wait()
@@ -122,7 +122,7 @@ func (s *Service) execute(parent context.Context, lease *job.Lease) error {
 	return a.finish(final, err)
 }
 
-// runAndClean builds and leaves nothing of it on the host but layers and, when it went well, the template.
+// runAndClean runs the build. It leaves nothing on the host but layers and, on success, the template.
 func (a *buildRun) runAndClean(ctx context.Context) (err error) {
 	var back cleanup.Stack
 	defer func() {
@@ -131,7 +131,7 @@ func (a *buildRun) runAndClean(ctx context.Context) (err error) {
 		}
 		err = back.Settle(ctx, err)
 	}()
-	if err := a.s.cleanHost(ctx, a.row.ID); err != nil { // of an earlier attempt
+	if err := a.s.cleanHost(ctx, a.row.ID); err != nil { // remains of an earlier attempt
 		return err
 	}
 	back.Push("clean the host", func(ctx context.Context) error { return a.s.cleanHost(ctx, a.row.ID) })
@@ -152,7 +152,7 @@ func (a *buildRun) runAndClean(ctx context.Context) (err error) {
 	return a.build(ctx)
 }
 
-// build is a build from its source to its template.
+// build runs the build from its source to the committed template.
 func (a *buildRun) build(ctx context.Context) error {
 	from, about, err := a.prepareSource(ctx)
 	if err != nil {
@@ -184,8 +184,8 @@ func (a *buildRun) build(ctx context.Context) error {
 	return nil
 }
 
-// cleanUp removes what there is of a build whose template stands, even if it is told to stop now. What cannot go
-// is swept later.
+// cleanUp removes the machines, inputs and replaced versions of a committed build, even if ctx has ended. Garbage
+// collection removes what stays because of an error.
 func (a *buildRun) cleanUp(ctx context.Context) {
 	ctx, free := context.WithTimeoutCause(
 		context.WithoutCancel(ctx),
@@ -195,10 +195,11 @@ func (a *buildRun) cleanUp(ctx context.Context) {
 	defer free()
 	err := errors.Join(a.s.templates.Drop(ctx, a.pruned), a.s.cleanMachines(ctx, a.row.ID), a.s.removeInputs(a.row.ID))
 	if err != nil {
-		a.s.log.Warn("a finished build could not be cleaned up now", "build", a.row.ID, "err", err)
+		a.s.log.Warn("a finished build was not cleaned up completely", "build", a.row.ID, "err", err)
 	}
 }
 
+// onStep calls the hook of tests.
 func (a *buildRun) onStep(step string) error {
 	if a.s.cfg.OnStep == nil {
 		return nil
@@ -209,7 +210,7 @@ func (a *buildRun) onStep(step string) error {
 // ownerOf returns the owner label of what a build makes on the host.
 func ownerOf(build string) string { return hostapi.Owner{Kind: hostapi.OwnerBuild, ID: build}.String() }
 
-// labels are on all that the build makes on the host.
+// labels returns the labels of everything that the build makes on the host.
 func (a *buildRun) labels() map[string]string {
 	return map[string]string{
 		hostapi.LabelOwner: ownerOf(a.row.ID),
@@ -220,7 +221,7 @@ func (a *buildRun) labels() map[string]string {
 	}
 }
 
-// commit makes what was published a version of its template, in the transaction that ends the build.
+// commit makes the published host template a version of the build's template, in the transaction that ends the build.
 func (a *buildRun) commit(ctx context.Context, t hostapi.Template, from hostapi.Publish, base string) error {
 	now := store.Micros(time.Now())
 	v := store.Version{
@@ -285,7 +286,7 @@ func (a *buildRun) commit(ctx context.Context, t hostapi.Template, from hostapi.
 
 func size(bytes int64) string { return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20)) }
 
-// setStep writes which step the build is at.
+// setStep writes the current step and the number of finished ones.
 func (a *buildRun) setStep(ctx context.Context, step string, cached bool) error {
 	if step == publishStep {
 		a.row.Done = a.row.Steps
@@ -308,7 +309,7 @@ func (a *buildRun) setStep(ctx context.Context, step string, cached bool) error 
 	return a.onStep("note")
 }
 
-// finish writes the end of a build that was not committed; one that was needs no more.
+// finish writes the failure of a build. If err is nil the build has been committed, and only its log is flushed.
 func (a *buildRun) finish(ctx context.Context, err error) error {
 	if err == nil || a.row.State == stateDone {
 		return a.log.flush(ctx)
@@ -342,9 +343,9 @@ func (a *buildRun) finish(ctx context.Context, err error) error {
 	return errors.Join(flush, werr)
 }
 
-// requeue gives a build that was interrupted back to the queue. A stop that was asked for counts as no attempt.
+// requeue returns an interrupted build to the queue. A shutdown of the node does not count as an attempt.
 func (a *buildRun) requeue(ctx context.Context) error {
-	a.log.append(levelWarn, a.row.Step, "the node stops: the build goes on when it starts again")
+	a.log.append(levelWarn, a.row.Step, "the node is shutting down: the build continues when it starts again")
 	flush := a.log.flush(ctx)
 	row := a.row
 	row.State, row.Owner, row.Attempt, row.Step, row.Done, row.Cached = stateQueued, "", row.Attempt-1, "", 0, 0
@@ -360,7 +361,7 @@ func (a *buildRun) requeue(ctx context.Context) error {
 	return errors.Join(flush, err)
 }
 
-// publishError says what became of publishing in the words of users.
+// publishError returns an error of Host.Publish as users see it, and records the step that failed.
 func (a *buildRun) publishError(err error) error {
 	at, ok := errors.AsType[*hostapi.PublishError](err)
 	if !ok || hostCode(err) != api.Internal {
@@ -379,6 +380,7 @@ var hostCodes = []struct {
 	{context.DeadlineExceeded, api.Timeout},
 }
 
+// hostCode returns the code of a host's error, Internal for an unknown one.
 func hostCode(err error) api.Code {
 	for _, c := range hostCodes {
 		if errors.Is(err, c.err) {
@@ -388,23 +390,23 @@ func hostCode(err error) api.Code {
 	return api.Internal
 }
 
-// hostError gives an error of the host, or of ours, as users see it.
+// hostError returns an error of the host, or of this package, as users see it.
 func hostError(err error) *api.Error {
 	if e, ok := errors.AsType[*api.Error](err); ok {
 		return e
 	}
 	code := hostCode(err)
 	if code == api.Internal {
-		return api.Wrap(code, err, "the build failed by a fault of the server; its log has it")
+		return api.Wrap(code, err, "the build failed: internal error (the log of the server has the details)")
 	}
 	text := err.Error()
 	if code == api.NoSpace {
-		text += ": delete templates, snapshots or sandboxes of the node that nobody needs, then try again"
+		text += ": delete templates, snapshots or sandboxes that are no longer needed, then try again"
 	}
 	return api.Wrap(code, err, text)
 }
 
-// cleanMachines destroys the machines of a build and removes its images.
+// cleanMachines destroys the machines of a build and removes its image and its temporary snapshot.
 func (s *Service) cleanMachines(ctx context.Context, build string) error {
 	machines, err := s.host.List(ctx)
 	if err != nil {
@@ -413,7 +415,7 @@ func (s *Service) cleanMachines(ctx context.Context, build string) error {
 	var all error
 	for _, m := range machines {
 		if hostapi.OwnerOf(m.Labels).String() == ownerOf(build) {
-			all = errors.Join(all, s.host.Destroy(ctx, m.ID, "its build is over"))
+			all = errors.Join(all, s.host.Destroy(ctx, m.ID, "its build has ended"))
 		}
 	}
 	images, err := s.host.Images(ctx)
@@ -426,7 +428,7 @@ func (s *Service) cleanMachines(ctx context.Context, build string) error {
 	return errors.Join(all, s.deleteSnapshot(ctx, tempSnapshotID(build)))
 }
 
-// cleanHost removes all that a build that is not committed has on the host.
+// cleanHost removes everything on the host that belongs to an uncommitted build, except layers.
 func (s *Service) cleanHost(ctx context.Context, build string) error {
 	err := s.host.DeleteTemplate(ctx, hostapi.TemplateName(build))
 	if errors.Is(err, hostapi.ErrNotFound) {
@@ -449,7 +451,7 @@ func (s *Service) deleteSnapshot(ctx context.Context, id hostapi.SnapshotID) err
 	return nil
 }
 
-// imageID and passingID name what a build has one of at most.
+// imageID and tempSnapshotID return the names of the only image and the only temporary snapshot of a build.
 func imageID(build string) hostapi.ImageID           { return hostapi.ImageID(build) }
 func tempSnapshotID(build string) hostapi.SnapshotID { return hostapi.SnapshotID("pas" + build) }
 

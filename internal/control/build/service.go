@@ -21,26 +21,25 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/config"
 )
 
-// Config is what may be chosen. Dir is required; zero fields mean the default.
+// Config configures a Service. Dir is required; zero fields mean the default.
 type Config struct {
-	Dir            string        // for contexts and uploads
-	Parallel       int           // builds at once; 2
-	PerWorkspace   int           // of those, of one workspace; Parallel
+	Dir            string        // directory for contexts and uploads
+	Parallel       int           // concurrent builds; 2
+	PerWorkspace   int           // concurrent builds of one workspace; Parallel
 	MaxQueued      int           // builds of a workspace that have not ended; 20
-	MaxAttempts    int           // of a build whose process ended; 3
-	StepTimeout    time.Duration // of one step; 30 min
-	BuildTimeout   time.Duration // of a whole build; 4 h
-	MaxUploadBytes int64         // bytes of one upload; 8 GiB
-	MaxLayerBytes  int64         // bytes of the layers of a workspace, the oldest go first; as setting build.layers_gib
-	KeepLayers     time.Duration // without use; 14 days
-	KeepBuilds     time.Duration // rows and logs, after the end; 30 days
-	KeepInputs     time.Duration // after the end, for a retry; 2 days
-	OrphanGrace    time.Duration // what nobody owns on the host is left alone so long; 1 min
-	GCInterval     time.Duration // between looks for what is to be removed; 1 min
-	// VCPUs and MemoryMiB are of the machines in which images are built; 1 and 1024.
-	VCPUs     int
-	MemoryMiB int
-	// OnStep, for tests, is called after every step of a build's life; an error fails the build there.
+	MaxAttempts    int           // attempts of a build whose process ends; 3
+	StepTimeout    time.Duration // limit of one step; 30 min
+	BuildTimeout   time.Duration // limit of one attempt of a build; 4 h
+	MaxUploadBytes int64         // limit of one upload; 8 GiB
+	MaxLayerBytes  int64         // limit of the layers of a workspace; as setting build.layers_gib
+	KeepLayers     time.Duration // how long unused layers are kept; 14 days
+	KeepBuilds     time.Duration // how long rows and logs of ended builds are kept; 30 days
+	KeepInputs     time.Duration // how long inputs of ended builds are kept for a retry; 2 days
+	OrphanGrace    time.Duration // how long a resource of the host without an owner is kept; 1 min
+	GCInterval     time.Duration // interval of garbage collection; 1 min
+	VCPUs          int           // processors of the machines in which images are built; 1
+	MemoryMiB      int           // memory of these machines; 1024
+	// OnStep, for tests, is called after every internal step of a build; an error fails the build there.
 	OnStep func(step string) error
 }
 
@@ -63,7 +62,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Templates are what builds need of templates; template.Service has it.
+// Templates is the part of template.Service that builds use.
 type Templates interface {
 	Resolve(ctx context.Context, p auth.Principal, name string) (api.Template, error)
 	Claim(ctx context.Context, p auth.Principal, name string, global bool) (store.Template, bool, error)
@@ -72,39 +71,39 @@ type Templates interface {
 	Drop(ctx context.Context, versions []store.Version) error
 }
 
-// Sandboxes are what builds need of sandboxes; sandbox.Service has it.
+// Sandboxes is the part of sandbox.Service that builds use.
 type Sandboxes interface {
 	Snapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) (api.Snapshot, error)
 	TakeSnapshot(ctx context.Context, p auth.Principal, id api.SandboxID, req api.SnapshotRequest) (api.Snapshot, error)
 	DeleteSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) error
 }
 
-// Image is an OCI image that a registry answered for.
+// Image is an OCI image that a registry has resolved.
 type Image struct {
-	Digest string // of the manifest for this platform
-	Bytes  int64  // of its layers, compressed
+	Digest string // digest of the manifest for this platform
+	Bytes  int64  // compressed size of its layers
 	Base   dockerfile.Base
-	// Flatten writes its root file system as a tar stream.
+	// Flatten writes the root file system of the image as a tar stream.
 	Flatten func(ctx context.Context, w io.Writer) error
 }
 
-// Registry finds images. What the reference or the registry is to blame for is an *api.Error.
+// Registry finds images. Errors that the reference or the registry causes are *api.Error.
 type Registry interface {
 	Find(ctx context.Context, ref string, who *api.RegistryAuth) (Image, error)
 }
 
-// Deps are the components a Service stands on. All but Registry are required.
+// Deps are the components that a Service uses. All but Registry are required.
 type Deps struct {
 	Store     *store.DB
 	Jobs      *job.Queue // runs the builds; New registers their worker
 	Host      hostapi.Host
 	Templates Templates
 	Sandboxes Sandboxes
-	Registry  Registry // nil: images cannot be built on
+	Registry  Registry // nil: the sources of builds cannot be images
 	Log       *slog.Logger
 }
 
-// Service is every verb on builds. See the package comment.
+// Service starts, runs, lists and cancels builds. Make it with New and call Open before anything else.
 type Service struct {
 	cfg       Config
 	db        *store.DB
@@ -121,7 +120,7 @@ type Service struct {
 	active    map[string]*buildRun         // by build; guarded by mu
 	activated chan struct{}                // closed and replaced when one is added to active; guarded by mu
 	secrets   map[string]*api.RegistryAuth // by build; guarded by mu
-	orphans   map[string]time.Time         // when what nobody owns was seen first; guarded by mu
+	orphans   map[string]time.Time         // when a resource without an owner was first seen; guarded by mu
 }
 
 // New makes a service and registers its worker with the job queue; it does not touch the store.
@@ -157,7 +156,7 @@ func (s *Service) dir(names ...string) string {
 	return filepath.Join(append([]string{s.cfg.Dir}, names...)...)
 }
 
-// Run removes what is not needed any more, until ctx ends. The job queue runs the builds themselves.
+// Run collects garbage until ctx ends. The job queue runs the builds themselves.
 func (s *Service) Run(ctx context.Context) error {
 	tick := time.NewTicker(s.cfg.GCInterval)
 	defer tick.Stop()

@@ -9,8 +9,8 @@ import (
 	"github.com/pandastack/pandastack/internal/image/dockerfile"
 )
 
-// resolveSources tells what the names that a build begins with mean now: versions of templates, and of images those that are
-// named by their content. Two builds of one request and basis make the same.
+// resolveSources returns what the references of a build mean now: versions of templates, and images named by digest.
+// Two builds with the same request and the same sources make the same template.
 func (s *Service) resolveSources(ctx context.Context, p auth.Principal, spec Spec) ([]string, error) {
 	var refs []string
 	switch {
@@ -20,7 +20,7 @@ func (s *Service) resolveSources(ctx context.Context, p auth.Principal, spec Spe
 			return dockerfile.Base{}, nil
 		})
 		if err != nil {
-			return []string{unpinned}, nil // the build says what is wrong with it
+			return []string{unpinned}, nil // the build itself reports the error
 		}
 	case spec.FromTemplate != "":
 		refs = []string{spec.FromTemplate}

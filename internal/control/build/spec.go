@@ -10,7 +10,7 @@ import (
 	"github.com/pandastack/pandastack/internal/image/dockerfile"
 )
 
-// The states of a build's row. What users see is derived from it; see view.
+// The states of a build's row. See view for the states that users see.
 const (
 	stateQueued  = "queued"
 	stateRunning = "running"
@@ -18,14 +18,14 @@ const (
 	stateFailed  = "failed"
 )
 
-// Spec is what was asked for, as it is kept: the request without its secrets, and what the face made of it.
+// Spec is a request as the store keeps it: without secrets, with the steps of E2B's builder and the upload.
 type Spec struct {
 	api.BuildRequest
-	Steps  []Step `json:"steps,omitempty"`   // of E2B's builder, on ImageRef or FromTemplate
-	OnBase bool   `json:"on_base,omitempty"` // FromTemplate is what Steps run on, and may be a recipe
+	Steps  []Step `json:"steps,omitempty"`   // steps of E2B's builder, on ImageRef or FromTemplate
+	OnBase bool   `json:"on_base,omitempty"` // Steps run on FromTemplate, which may be a recipe
 	Rootfs bool   `json:"rootfs,omitempty"`  // the upload is a root file system
 	Input  string `json:"input,omitempty"`   // SHA-256 of the upload
-	// Sources is what the names that it begins with meant when it was asked for: see Service.basis.
+	// Sources is what the references meant at the time of the request: see Service.resolveSources.
 	Sources []string `json:"basis,omitempty"`
 }
 
@@ -33,11 +33,11 @@ type Spec struct {
 type Step struct {
 	Type  string   `json:"type"` // RUN, COPY, ENV, USER, WORKDIR
 	Args  []string `json:"args"`
-	Files string   `json:"files,omitempty"` // hash of the upload that a COPY takes its files from
-	Force bool     `json:"force,omitempty"` // do not use a layer for it or what follows
+	Files string   `json:"files,omitempty"` // hash of the upload with the files of a COPY
+	Force bool     `json:"force,omitempty"` // use no layer for this step and those after it
 }
 
-// hash names what a build makes: two builds of the same hash make the same.
+// hash identifies the result of a build: two builds with the same hash make the same template.
 func (sp Spec) hash() string {
 	sp.Name, sp.Tags, sp.Replace, sp.Description, sp.Global, sp.NoCache, sp.Registry = "", nil, false, "", false,
 		false, nil
@@ -49,10 +49,10 @@ func (sp Spec) hash() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// mutable tells whether the same spec may make something else tomorrow.
+// mutable reports whether the same spec may have another result later.
 func (sp Spec) mutable() bool { return sp.FromSandbox != "" || sp.NoCache }
 
-// unpinned in a basis stands for a name that only a registry knows the meaning of, and may change it.
+// unpinned in Spec.Sources represents a reference whose meaning the registry may change at any time.
 const unpinned = "moves"
 
 func (sp Spec) encode() (string, error) {
@@ -68,7 +68,7 @@ func decodeSpec(text string) (sp Spec, err error) {
 	return sp, err
 }
 
-// check refuses steps that make no sense before anything is made.
+// check refuses a request without exactly one source, or with malformed steps.
 func (sp Spec) check() error {
 	if err := sp.BuildRequest.Validate(); err != nil {
 		return err
@@ -77,8 +77,8 @@ func (sp Spec) check() error {
 		sp.FromTemplate == ""
 	switch {
 	case none && !sp.Rootfs:
-		return api.Errorf(api.Invalid, "dockerfile: a build needs a source: a Dockerfile, image_ref, rootfs, from_sandbox, from_snapshot or from_template").
-			With("field", "dockerfile")
+		return api.Errorf(api.Invalid, "dockerfile: a build needs a source: "+
+			"a Dockerfile, image_ref, rootfs, from_sandbox, from_snapshot or from_template").With("field", "dockerfile")
 	case !none && sp.Rootfs:
 		return api.Errorf(api.Invalid, "rootfs: name one source of the build").With("field", "rootfs")
 	}
@@ -90,12 +90,12 @@ func (sp Spec) check() error {
 	return nil
 }
 
-// check says what is wrong with a step by itself.
+// check returns an error if the step is malformed.
 func (st Step) check() error {
 	n := len(st.Args)
 	switch {
 	case st.Type == "RUN" && (n < 1 || n > 2 || st.Args[0] == ""):
-		return fmt.Errorf("RUN takes a command and a user")
+		return fmt.Errorf("RUN takes a command and, optionally, a user")
 	case st.Type == "COPY" && (n < 2 || n > 4 || st.Files == ""):
 		return fmt.Errorf("COPY takes source, destination, user and mode, and the hash of its files")
 	case st.Type == "ENV" && (n == 0 || n%2 != 0):
@@ -107,10 +107,10 @@ func (st Step) check() error {
 	case "RUN", "COPY", "ENV", "USER", "WORKDIR":
 		return nil
 	}
-	return fmt.Errorf("%.40q is not a kind of step: use RUN, COPY, ENV, USER or WORKDIR", st.Type)
+	return fmt.Errorf("unknown type %.40q: use RUN, COPY, ENV, USER or WORKDIR", st.Type)
 }
 
-// parseDockerfile reads a Dockerfile with what base says of its references.
+// parseDockerfile parses the Dockerfile; base resolves its references.
 func (sp Spec) parseDockerfile(base func(ref string) (dockerfile.Base, error)) (*dockerfile.Plan, error) {
 	plan, err := dockerfile.Parse(
 		[]byte(sp.Dockerfile),

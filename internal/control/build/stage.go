@@ -17,21 +17,21 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 )
 
-// Sizes where neither request nor source says one.
+// Sizes if neither the request nor the source has one.
 const (
 	defaultDiskMiB   = 4096
 	defaultMemoryMiB = 512
 	defaultVCPUs     = 1
 )
 
-// buildMachine is a machine that a build works in.
+// buildMachine is a machine in which a build runs steps.
 type buildMachine struct {
 	a     *buildRun
 	id    hostapi.MachineID
 	guest guestapi.Guest
 }
 
-// prepareSource makes what is to be published and says what the template is built on.
+// prepareSource builds the source of the template, and returns the request to publish it and the name of its base.
 func (a *buildRun) prepareSource(ctx context.Context) (hostapi.Publish, string, error) {
 	switch {
 	case a.spec.FromSandbox != "" || a.spec.FromSnapshot != "":
@@ -56,7 +56,7 @@ func (a *buildRun) prepareSource(ctx context.Context) (hostapi.Publish, string, 
 	return req, a.baseName(last), err
 }
 
-// baseName names what a stage begins with, for people.
+// baseName returns the name of the base of a stage, for people.
 func (a *buildRun) baseName(n int) string {
 	from := a.stages[n].from
 	switch {
@@ -70,7 +70,7 @@ func (a *buildRun) baseName(n int) string {
 	return "scratch"
 }
 
-// buildStage builds a stage, as far as no layer holds it.
+// buildStage builds a stage from the last layer that exists.
 func (a *buildRun) buildStage(ctx context.Context, n int) (origin, error) {
 	st := &a.stages[n]
 	if st.made != nil {
@@ -101,7 +101,7 @@ func (a *buildRun) buildStage(ctx context.Context, n int) (origin, error) {
 	return from, nil
 }
 
-// stageOrigin is what a stage begins with, when no layer of it is there.
+// stageOrigin returns the origin of a stage without layers. It builds the stage below, if there is one.
 func (a *buildRun) stageOrigin(ctx context.Context, st *stage) (origin, error) {
 	if st.from.stage >= 0 {
 		return a.buildStage(ctx, st.from.stage)
@@ -109,7 +109,7 @@ func (a *buildRun) stageOrigin(ctx context.Context, st *stage) (origin, error) {
 	return origin{template: st.from.template, image: st.from.image, scratch: st.from.scratch}, nil
 }
 
-// stepTitle names a step of a stage among all steps.
+// stepTitle returns the name of a step, with its number among the steps of all stages.
 func (a *buildRun) stepTitle(n, i int) string {
 	before := 0
 	for k := range n {
@@ -122,14 +122,15 @@ func (a *buildRun) stepTitle(n, i int) string {
 	return stepName(before+i+1, a.row.Steps, strings.ToValidUTF8(text, "?"))
 }
 
-// runSteps runs the steps of a stage from the given one on, in a machine of from, and answers the last layer.
+// runSteps runs the steps of a stage, beginning with step first, in a machine made from an origin. It returns the last
+// layer.
 func (a *buildRun) runSteps(ctx context.Context, n, first int, from origin) (origin, error) {
 	st := &a.stages[n]
 	b, err := a.createMachine(ctx, from)
 	if err != nil {
 		return origin{}, err
 	}
-	if from.image != nil || from.scratch { // booting it is worth a layer
+	if from.image != nil || from.scratch { // a layer saves later builds the import and the boot
 		if _, err := a.saveLayer(ctx, b, st.keys[0]); err != nil {
 			return origin{}, err
 		}
@@ -140,7 +141,7 @@ func (a *buildRun) runSteps(ctx context.Context, n, first int, from origin) (ori
 		if err := a.setStep(ctx, title, false); err != nil {
 			return origin{}, err
 		}
-		a.log.append(levelInfo, title, "begins")
+		a.log.append(levelInfo, title, "started")
 		began := time.Now()
 		if err := a.runStep(ctx, b, st.steps[i], st.files[i], title); err != nil {
 			return origin{}, err
@@ -155,13 +156,13 @@ func (a *buildRun) runSteps(ctx context.Context, n, first int, from origin) (ori
 		a.log.append(
 			levelInfo,
 			title,
-			fmt.Sprintf("done in %.1f s, kept in %.1f s", ran.Seconds(), (time.Since(began)-ran).Seconds()),
+			fmt.Sprintf("done in %.1f s, saved as a layer in %.1f s", ran.Seconds(), (time.Since(began)-ran).Seconds()),
 		)
 	}
 	return origin{snapshot: layer}, b.destroy(ctx)
 }
 
-// createMachine makes a machine of an origin.
+// createMachine makes a machine from an origin.
 func (a *buildRun) createMachine(ctx context.Context, from origin) (*buildMachine, error) {
 	a.machines++
 	req := hostapi.Create{
@@ -200,7 +201,7 @@ func (a *buildRun) createMachine(ctx context.Context, from origin) (*buildMachin
 	return &buildMachine{a: a, id: req.ID, guest: guest}, nil
 }
 
-// diskOf is the size of a snapshot's disk.
+// diskOf returns the size of a snapshot's disk in MiB.
 func (s *Service) diskOf(ctx context.Context, id hostapi.SnapshotID) (int, error) {
 	list, err := s.host.Snapshots(ctx)
 	if err != nil {
@@ -214,7 +215,7 @@ func (s *Service) diskOf(ctx context.Context, id hostapi.SnapshotID) (int, error
 	return 0, fmt.Errorf("snapshot %s: %w", id, hostapi.ErrNotFound)
 }
 
-// destroy ends the machine.
+// destroy destroys the machine.
 func (b *buildMachine) destroy(ctx context.Context) error {
 	if err := b.a.s.host.Destroy(ctx, b.id, "its steps have run"); err != nil {
 		return err
@@ -222,7 +223,7 @@ func (b *buildMachine) destroy(ctx context.Context) error {
 	return b.a.onStep("destroy")
 }
 
-// importImage puts an image, or an empty root file system, onto the host. A build has one at a time.
+// importImage imports an image, or an empty root file system, into the host. A build has one image at a time.
 func (a *buildRun) importImage(ctx context.Context, from origin) (hostapi.ImageID, error) {
 	id := imageID(a.row.ID)
 	if err := a.s.deleteImage(ctx, id); err != nil {
@@ -235,7 +236,7 @@ func (a *buildRun) importImage(ctx context.Context, from origin) (hostapi.ImageI
 	return id, a.importFrom(ctx, id, write)
 }
 
-// importFrom imports what write writes.
+// importFrom imports the tar stream that write produces.
 func (a *buildRun) importFrom(
 	ctx context.Context,
 	id hostapi.ImageID,
@@ -255,10 +256,10 @@ func (a *buildRun) importFrom(
 	if err == nil {
 		err = drain(r)
 	}
-	r.CloseWithError(errors.New("the host took no more"))
+	r.CloseWithError(errors.New("the host stopped reading"))
 	cancel(err)
 	if werr := <-written; werr != nil && (err == nil || errors.Is(err, werr)) {
-		return werr // the stream's own fault says more than what the host made of it
+		return werr // the error of the stream says more than the error that the host got from it
 	}
 	if err != nil {
 		return err
@@ -271,11 +272,11 @@ func (a *buildRun) importFrom(
 	return a.onStep("import")
 }
 
-// maxTrailing bounds what may follow the end of an archive, which programs fill up to a whole block. A stream that was
-// compressed can go on for ever.
+// maxTrailing bounds the bytes behind the end of an archive. Programs pad archives to a whole block, but the rest of a
+// compressed stream can be endless.
 const maxTrailing = 16 << 20
 
-// drain reads what stands behind the end of an archive.
+// drain reads the bytes behind the end of an archive.
 func drain(r io.Reader) error {
 	n, err := io.Copy(io.Discard, io.LimitReader(r, maxTrailing+1))
 	if n > maxTrailing {
@@ -284,7 +285,7 @@ func drain(r io.Reader) error {
 	return err
 }
 
-// emptyRoot is the root file system of FROM scratch: the directories that a guest mounts on.
+// emptyRoot writes the root file system of FROM scratch: the directories that a guest uses as mount points.
 func emptyRoot(_ context.Context, w io.Writer) error {
 	out := tar.NewWriter(w)
 	for _, dir := range []string{"dev", "etc", "proc", "root", "run", "sys", "tmp"} {
@@ -295,7 +296,7 @@ func emptyRoot(_ context.Context, w io.Writer) error {
 	return out.Close()
 }
 
-// publishRequest says how an origin becomes the template.
+// publishRequest returns the request that makes an origin the template.
 func (a *buildRun) publishRequest(ctx context.Context, made origin) (hostapi.Publish, error) {
 	st := &a.stages[len(a.stages)-1]
 	user, _, _ := strings.Cut(st.config.User, ":")
@@ -334,7 +335,7 @@ func (a *buildRun) publishRequest(ctx context.Context, made origin) (hostapi.Pub
 	return req, nil
 }
 
-// setCommands fills in start and ready commands that the request does not say.
+// setCommands sets start and ready commands from the stage if the request has none.
 func (a *buildRun) setCommands(st *stage, req *hostapi.Publish) {
 	entry, command := st.config.Entrypoint, st.config.Cmd
 	if len(entry) == 0 && len(command) > 0 {
@@ -353,7 +354,7 @@ func (a *buildRun) setCommands(st *stage, req *hostapi.Publish) {
 	}
 }
 
-// quoteAll writes a command line for a shell.
+// quoteAll returns argv as a command line for a shell.
 func quoteAll(argv []string) string {
 	out := make([]string, 0, len(argv))
 	for _, arg := range argv {
@@ -367,7 +368,7 @@ func quoteAll(argv []string) string {
 	return strings.Join(out, " ")
 }
 
-// rootTemplate is the template that a stage goes back to, if any.
+// rootTemplate returns the template that a stage is based on, directly or through other stages, or nil.
 func (a *buildRun) rootTemplate(n int) *api.Template {
 	for a.stages[n].from.stage >= 0 {
 		n = a.stages[n].from.stage
@@ -375,7 +376,7 @@ func (a *buildRun) rootTemplate(n int) *api.Template {
 	return a.stages[n].from.template
 }
 
-// fromRootfs publishes an uploaded root file system.
+// fromRootfs imports an uploaded root file system to be published.
 func (a *buildRun) fromRootfs(ctx context.Context) (hostapi.Publish, string, error) {
 	id := imageID(a.row.ID)
 	err := a.importFrom(ctx, id, func(ctx context.Context, w io.Writer) error {
@@ -399,7 +400,7 @@ func (a *buildRun) fromRootfs(ctx context.Context) (hostapi.Publish, string, err
 	}, "root file system", err
 }
 
-// fromSnapshot publishes a snapshot, or a sandbox by way of one.
+// fromSnapshot prepares a snapshot, or a new snapshot of a sandbox, to be published.
 func (a *buildRun) fromSnapshot(ctx context.Context) (_ hostapi.Publish, _ string, err error) {
 	id := a.spec.FromSnapshot
 	if a.spec.FromSandbox != "" {
@@ -441,14 +442,14 @@ func (a *buildRun) fromSnapshot(ctx context.Context) (_ hostapi.Publish, _ strin
 	if err != nil {
 		return req, "", err
 	}
-	// A snapshot's disk lacks what its memory has not written yet; this one's does not.
+	// The disk of a snapshot lacks the dirty pages in its memory. This snapshot is taken after a sync.
 	if err := b.snapshot(ctx, req.Snapshot); err != nil {
 		return req, "", err
 	}
 	return req, row.Template, b.destroy(ctx)
 }
 
-// fromTemplate publishes a template anew, with another size.
+// fromTemplate prepares a template to be published with another size.
 func (a *buildRun) fromTemplate(ctx context.Context) (hostapi.Publish, string, error) {
 	t, err := a.s.templates.Resolve(ctx, a.principal, a.spec.FromTemplate)
 	if err != nil {

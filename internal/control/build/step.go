@@ -19,10 +19,10 @@ import (
 	"github.com/pandastack/pandastack/internal/image/dockerfile"
 )
 
-// agent is the guest agent's own program, as any process of a guest finds it.
+// agent is the path of the guest agent's program in a guest.
 const agent = "/proc/1/exe"
 
-// Bounds of what is told of a failing step.
+// Bounds of the output that the error of a failed step quotes.
 const (
 	tailLines = 15
 	tailBytes = 2000
@@ -45,7 +45,7 @@ func (a *buildRun) runStep(
 		a.log.append(
 			levelWarn,
 			title,
-			fmt.Sprintf("the step runs with the groups of user %s; the group %s is not taken", user, group),
+			fmt.Sprintf("the step runs with the groups of user %s; group %s is ignored", user, group),
 		)
 	}
 	t := execOptions{title: title, timeout: limit}
@@ -64,10 +64,10 @@ func (a *buildRun) runStep(
 		t.stdin = func(ctx context.Context, w io.Writer) error { return writeStream(ctx, files, w) }
 		return b.exec(ctx, t, unpackSpec(st.Copy))
 	}
-	return fmt.Errorf("a step of kind %q", st.Kind)
+	return fmt.Errorf("unknown step kind %q", st.Kind)
 }
 
-// stepError is the error of a step that the build's author has to mend.
+// stepError returns the error of a step that the author of the build can correct.
 func stepError(title, what string) error {
 	return api.Errorf(api.Invalid, "step %s: %s", title, what).With("step", title)
 }
@@ -100,7 +100,7 @@ func (b *buildMachine) runStep(ctx context.Context, t execOptions, st dockerfile
 	return err
 }
 
-// unpackSpec is the program that takes a copied stream in the guest.
+// unpackSpec returns the process that unpacks a copied stream in the guest.
 func unpackSpec(c *dockerfile.Copy) guestapi.ProcessSpec {
 	argv := []string{agent, "unpack", "-dest", c.Dest}
 	if c.Chown != "" {
@@ -112,8 +112,8 @@ func unpackSpec(c *dockerfile.Copy) guestapi.ProcessSpec {
 	return guestapi.ProcessSpec{Argv: argv, User: "root", Dir: "/", Stdin: true}
 }
 
-// writeStream writes the files of a context in the form that the guest takes: below "d/" what goes into the
-// destination, as "f/" the file that becomes it.
+// writeStream writes files of a context in the form that the agent's unpack program reads: names begin with "d/" if the
+// destination is a directory, and with "f/" if it is the file itself.
 func writeStream(ctx context.Context, files *dockerfile.Selection, w io.Writer) error {
 	r, plain := io.Pipe()
 	written := make(chan error, 1)
@@ -127,7 +127,7 @@ func writeStream(ctx context.Context, files *dockerfile.Selection, w io.Writer) 
 		prefix = "d/"
 	}
 	err := rename(r, w, prefix)
-	r.CloseWithError(errors.Join(err, errors.New("nobody reads any more")))
+	r.CloseWithError(errors.Join(err, errors.New("the reader has stopped")))
 	if werr := <-written; werr != nil && (err == nil || errors.Is(err, werr)) {
 		return werr
 	}
@@ -193,7 +193,7 @@ func (b *buildMachine) copyStage(ctx context.Context, t execOptions, st dockerfi
 	return other.destroy(ctx)
 }
 
-// execOptions is how a program of a step is run.
+// execOptions are the options of exec.
 type execOptions struct {
 	title   string
 	timeout time.Duration
@@ -204,7 +204,7 @@ type execOptions struct {
 // exitGrace is how long a machine may take to report the end of a program whose timeout has passed.
 const exitGrace = time.Minute
 
-// exec runs a program in the guest until it exits. A program that fails is an error with the end of its output.
+// exec runs a program in the guest until it exits. The error of a program that fails has the end of its output.
 func (b *buildMachine) exec(ctx context.Context, t execOptions, spec guestapi.ProcessSpec) error {
 	spec.Timeout = t.timeout
 	out := guestexec.Lines{
@@ -236,19 +236,19 @@ func (b *buildMachine) exec(ctx context.Context, t execOptions, spec guestapi.Pr
 	case stdinError(st.InputErr) != nil:
 		return stdinError(st.InputErr)
 	case exit.TimedOut:
-		return api.Errorf(api.Timeout, "step %s: it took longer than %s%s", t.title, t.timeout, tail).
+		return api.Errorf(api.Timeout, "step %s: took longer than %s%s", t.title, t.timeout, tail).
 			With("step", t.title)
 	case exit.Error != "":
 		return stepError(t.title, exit.Error)
 	case exit.OutOfMemory:
-		return stepError(t.title, "its machine has no memory left"+tail)
+		return stepError(t.title, "the machine ran out of memory"+tail)
 	case exit.Code != 0:
-		return stepError(t.title, fmt.Sprintf("it exited with status %d%s", exit.Code, tail))
+		return stepError(t.title, fmt.Sprintf("exited with status %d%s", exit.Code, tail))
 	}
 	return st.InputErr
 }
 
-// stdinError picks out of an error of feeding a program what is to blame for more than that it ended early.
+// stdinError returns the error of writing a program's input if it is more than the program's early end, else nil.
 func stdinError(err error) error {
 	if err == nil {
 		return nil
@@ -262,7 +262,7 @@ func stdinError(err error) error {
 	return nil
 }
 
-// snapshot syncs the guest's disk and keeps the machine's moment as a snapshot.
+// snapshot syncs the guest's disk and takes a snapshot of the machine.
 func (b *buildMachine) snapshot(ctx context.Context, id hostapi.SnapshotID) error {
 	if err := b.exec(ctx, execOptions{title: "sync", timeout: 10 * time.Minute},
 		guestapi.ProcessSpec{Argv: []string{agent, "sync"}, User: "root", Dir: "/"}); err != nil {

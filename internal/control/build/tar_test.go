@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// tarOf is an archive of files.
+// tarOf returns an archive of files.
 func tarOf(t *testing.T, files map[string]string) string {
 	t.Helper()
 	var out strings.Builder

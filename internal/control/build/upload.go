@@ -22,20 +22,21 @@ import (
 	"github.com/pandastack/pandastack/internal/control/auth"
 )
 
-// Upload is what a build's files come in as: one file on our disk, of a bounded size. It is never unpacked
-// here. Close removes it, unless a build has taken it.
+// Upload receives the files of a build into one file of bounded size.
+//
+// The node never unpacks the file. Close removes it unless a build has taken it.
 type Upload struct {
 	f     *os.File
 	sum   hash.Hash
 	left  int64
 	limit int64
-	tar   *tar.Writer // nil: bytes as they come
+	tar   *tar.Writer // nil: Write stores bytes as they come
 	names map[string]bool
-	parts []string // digests of names and contents, whose order says nothing
+	parts []string // digests of names and contents; their order does not matter
 }
 
-// NewUpload begins an upload. With files it is a context, to which AddFile adds; else Write takes the bytes
-// of an archive.
+// NewUpload begins an upload. If files is set it is a context, to which AddFile adds files; otherwise Write takes the
+// bytes of an archive.
 func (s *Service) NewUpload(files bool) (*Upload, error) {
 	f, err := os.CreateTemp(s.dir("spool"), "up")
 	if err != nil {
@@ -48,7 +49,7 @@ func (s *Service) NewUpload(files bool) (*Upload, error) {
 	return u, nil
 }
 
-// Write takes bytes. A *api.Error says too_large or no_space.
+// Write implements io.Writer. Errors are *api.Error with the codes too_large and no_space.
 func (u *Upload) Write(p []byte) (int, error) {
 	if int64(len(p)) > u.left {
 		return 0, api.Errorf(api.TooLarge, "the upload is larger than %d MiB", u.limit>>20)
@@ -62,6 +63,7 @@ func (u *Upload) Write(p []byte) (int, error) {
 	return n, err
 }
 
+// wrapNoSpace returns err with the code no_space if the disk is full.
 func wrapNoSpace(err error) error {
 	if errors.Is(err, syscall.ENOSPC) {
 		return api.Wrap(api.NoSpace, err, "the disk of the node is full")
@@ -69,14 +71,13 @@ func wrapNoSpace(err error) error {
 	return err
 }
 
-// AddFile adds a file of a context, by its path in it. Files come in the order of the form, whose names are
-// the paths; they become executable if they begin with "#!".
+// AddFile adds a file to a context under its path. The file is executable if it begins with "#!": forms have no modes.
 func (u *Upload) AddFile(name string, r io.Reader) error {
 	if !filepath.IsLocal(name) || len(name) > 4096 || strings.ContainsRune(name, 0) || strings.HasSuffix(name, "/") {
 		return api.Errorf(api.Invalid, "file %.80q: not a path inside the context", name).With("field", "context")
 	}
 	if u.names[name] {
-		return api.Errorf(api.Invalid, "file %.80q comes twice", name).With("field", "context")
+		return api.Errorf(api.Invalid, "file %.80q is in the form twice", name).With("field", "context")
 	}
 	if u.names[name] = true; len(u.names) > maxContextFiles {
 		return api.Errorf(api.TooLarge, "the context has more than %d files", maxContextFiles)
@@ -107,16 +108,17 @@ func (u *Upload) AddFile(name string, r io.Reader) error {
 	return nil
 }
 
-// smallFile is the size in bytes up to which a file of a context is held in memory alone.
+// smallFile is the size in bytes up to which a file of a context is buffered in memory.
 const smallFile = 64 << 10
 
-// buffered is a file whose size is known.
+// buffered is a file that was read to its end.
 type buffered interface {
 	io.ReadSeeker
 	io.ReaderAt
 }
 
-// buffer reads a file to its end: a form does not tell sizes beforehand, and a tar header must. done lets go of it.
+// buffer reads a file to its end, because a tar header needs the size and a form does not have it. The caller must call
+// done when it no longer needs the file.
 func (u *Upload) buffer(r io.Reader) (file buffered, size int64, done func(), err error) {
 	var small bytes.Buffer
 	size, err = io.CopyN(&small, r, smallFile)
@@ -130,7 +132,7 @@ func (u *Upload) buffer(r io.Reader) (file buffered, size int64, done func(), er
 	if err != nil {
 		return nil, 0, nil, err
 	}
-	done = func() { _ = errors.Join(tmp.Close(), os.Remove(tmp.Name())) } // what is left is swept by Open
+	done = func() { _ = errors.Join(tmp.Close(), os.Remove(tmp.Name())) } // Open removes a file that stays
 	size, err = io.Copy(tmp, io.MultiReader(&small, r))
 	if err != nil {
 		done()
@@ -139,10 +141,10 @@ func (u *Upload) buffer(r io.Reader) (file buffered, size int64, done func(), er
 	return tmp, size, done, nil
 }
 
-// maxContextFiles bounds the files of a context that comes as a form.
+// maxContextFiles is the limit of files in a context that comes as a form.
 const maxContextFiles = 100_000
 
-// finish ends the stream and answers the digest of all of it.
+// finish ends the upload and returns the digest of its content.
 func (u *Upload) finish() (string, error) {
 	if u.tar != nil {
 		if err := u.tar.Close(); err != nil {
@@ -158,10 +160,10 @@ func (u *Upload) finish() (string, error) {
 	return hex.EncodeToString(u.sum.Sum(nil)), nil
 }
 
-// moveTo gives the file a lasting place.
+// moveTo moves the file to its final path.
 func (u *Upload) moveTo(path string) error { return os.Rename(u.f.Name(), path) }
 
-// Close lets go of the upload and removes what no build has taken.
+// Close closes the upload, and removes its file unless a build has taken it.
 func (u *Upload) Close() error {
 	err := os.Remove(u.f.Name())
 	if errors.Is(err, os.ErrNotExist) {
@@ -170,7 +172,7 @@ func (u *Upload) Close() error {
 	return errors.Join(err, u.f.Close())
 }
 
-// filePath is where the files of a workspace's E2B steps are kept by hash.
+// filePath returns where the files of an E2B step are stored, by workspace and hash.
 func (s *Service) filePath(workspace api.Workspace, hash string) (string, error) {
 	if len(hash) != 64 || strings.Trim(hash, "0123456789abcdef") != "" {
 		return "", api.Errorf(api.Invalid, "hash: %.80q is not 64 hexadecimal digits", hash).With("field", "hash")
@@ -179,7 +181,7 @@ func (s *Service) filePath(workspace api.Workspace, hash string) (string, error)
 	return s.dir("files", hex.EncodeToString(owner[:8]), hash+".tar"), nil
 }
 
-// HasFiles tells whether the files of that hash were uploaded to the caller's workspace.
+// HasFiles reports whether files with the hash were uploaded to the caller's workspace.
 func (s *Service) HasFiles(_ context.Context, p auth.Principal, hash string) (bool, error) {
 	path, err := s.filePath(p.Workspace, hash)
 	if err != nil {
@@ -189,8 +191,8 @@ func (s *Service) HasFiles(_ context.Context, p auth.Principal, hash string) (bo
 	return err == nil, nil
 }
 
-// PutFiles takes a tar stream, compressed by gzip or not, as the files of a hash. The hash is the client's
-// word for them, in its own workspace.
+// PutFiles stores a tar stream, compressed by gzip or not, under a hash in the caller's workspace. The hash is a name
+// that the client has chosen; PutFiles does not verify it.
 func (s *Service) PutFiles(_ context.Context, p auth.Principal, hash string, r io.Reader) (err error) {
 	path, err := s.filePath(p.Workspace, hash)
 	if err != nil {
@@ -216,7 +218,7 @@ func (s *Service) PutFiles(_ context.Context, p auth.Principal, hash string, r i
 		if e, ok := errors.AsType[*api.Error](err); ok {
 			return e
 		}
-		return api.Wrap(api.Invalid, err, fmt.Sprintf("the upload broke off: %v", err))
+		return api.Wrap(api.Invalid, err, fmt.Sprintf("the upload was interrupted: %v", err))
 	}
 	if _, err := u.finish(); err != nil {
 		return api.AsError(err)
@@ -227,10 +229,10 @@ func (s *Service) PutFiles(_ context.Context, p auth.Principal, hash string, r i
 	return nil
 }
 
-// gunzip reads a stream that may be compressed by gzip.
+// gunzip returns the content of a stream that may be compressed by gzip.
 func gunzip(r io.Reader) (io.Reader, error) {
 	in := bufio.NewReader(r)
-	if head, _ := in.Peek(2); string(head) != "\x1f\x8b" { // a shorter stream is not
+	if head, _ := in.Peek(2); string(head) != "\x1f\x8b" { // a shorter stream is not compressed
 		return in, nil
 	}
 	z, err := gzip.NewReader(in)

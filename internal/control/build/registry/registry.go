@@ -1,6 +1,7 @@
-// Package registry lets builds begin with images of registries: it is package oci in the words of package
-// build. Every look at an image has credentials of its own; the layers on our disk are shared. All methods
-// may be called at once.
+// Package registry implements build.Registry by package oci: builds can start from images of registries.
+//
+// Every resolution of an image uses its own credentials; the cached layers are shared. All methods may be called
+// concurrently.
 package registry
 
 import (
@@ -20,12 +21,12 @@ import (
 	"github.com/pandastack/pandastack/internal/image/oci"
 )
 
-// Config of a Registry.
+// Config configures a Registry.
 type Config struct {
-	Dir        string   // for layers on our disk; of this Registry alone
-	CacheBytes int64    // that verified layers may take there between builds
+	Dir        string   // directory for cached layers, which no other Registry may use
+	CacheBytes int64    // limit of the verified layers that are kept between builds
 	Insecure   []string // registries, "host:port", that may be reached over plain HTTP
-	// Wait is before the first retry of a request that was cut off, doubled each time; zero: the puller's default.
+	// Wait is the pause before the first retry of an interrupted request, doubled each time; zero: the default of oci.
 	Wait time.Duration
 }
 
@@ -34,7 +35,7 @@ type Registry struct{ cfg Config }
 
 var _ build.Registry = (*Registry)(nil)
 
-// New makes a Registry and its directory, and removes what a killed process left there.
+// New makes a Registry and its directory, and removes partial downloads of a killed process.
 func New(cfg Config) (*Registry, error) {
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("images: %w", err)
@@ -76,7 +77,7 @@ func (r *Registry) Find(ctx context.Context, ref string, who *api.RegistryAuth) 
 	}, nil
 }
 
-// hostOf takes a host name out of what users write.
+// hostOf returns the host of a registry's address, which may have a scheme and a path.
 func hostOf(text string) string {
 	if _, rest, ok := strings.Cut(text, "://"); ok {
 		text = rest
@@ -89,14 +90,12 @@ var codes = []struct {
 	err  error
 	code api.Code
 }{
-	{
-		oci.ErrReference,
-		api.Invalid,
-	}, {oci.ErrNotFound, api.NotFound}, {oci.ErrDenied, api.Forbidden}, {oci.ErrPlatform, api.Invalid},
+	{oci.ErrReference, api.Invalid}, {oci.ErrNotFound, api.NotFound}, {oci.ErrDenied, api.Forbidden},
+	{oci.ErrPlatform, api.Invalid},
 	{oci.ErrUnavailable, api.Unavailable}, {oci.ErrCorrupt, api.Invalid}, {oci.ErrTooLarge, api.TooLarge},
 }
 
-// apiError gives what the reference, the image or the registry is to blame for its code.
+// apiError returns errors that the reference, the image or the registry causes with their code.
 func apiError(err error) error {
 	for _, c := range codes {
 		if errors.Is(err, c.err) {
@@ -106,7 +105,7 @@ func apiError(err error) error {
 	return err
 }
 
-// configOf reads what an image says of the programs that run in it.
+// configOf returns the configuration of an image as the base of a Dockerfile.
 func configOf(c v1.Config) dockerfile.Base {
 	out := dockerfile.Base{OnBuild: c.OnBuild, Config: dockerfile.Config{
 		Env: map[string]string{}, Workdir: c.WorkingDir, User: c.User, Shell: c.Shell, Labels: c.Labels,
