@@ -360,7 +360,8 @@ func (w *fixture) checkFiles(ctx context.Context) {
 	}
 	for _, e := range inputs {
 		if row, err := w.db.Read().Build(ctx, e.Name()); err != nil || row.State == "done" {
-			w.t.Errorf("got inputs of build %s in state %q, %v; want those of failed builds only", e.Name(), row.State, err)
+			w.t.Errorf("got inputs of build %s in state %q, %v; want those of failed builds only",
+				e.Name(), row.State, err)
 		}
 	}
 }
