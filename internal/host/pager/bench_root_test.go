@@ -36,12 +36,12 @@ func BenchmarkLocalFaults(b *testing.B) {
 			pages := 0
 			seconds := 0.0
 			for b.Loop() {
-				g := serve(b, f, size, uffd.Page, pager.ServeOptions{FaultAround: c.around})
-				took, err := g.Touch(0, size)
+				p := serve(b, f, size, uffd.Page, pager.ServeOptions{FaultAround: c.around})
+				took, err := p.Touch(0, size)
 				if err != nil {
 					b.Fatal(err)
 				}
-				if err := g.Kill(); err != nil {
+				if err := p.Kill(); err != nil {
 					b.Fatal(err)
 				}
 				pages += size / uffd.Page

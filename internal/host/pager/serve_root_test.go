@@ -80,26 +80,26 @@ func serve(t testing.TB, f *pager.File, size int64, page int, opt pager.ServeOpt
 }
 
 // end waits for the end of the service and returns its error.
-func (g *process) end() error {
-	g.t.Helper()
+func (p *process) end() error {
+	p.t.Helper()
 	select {
-	case err := <-g.ended:
-		g.ended <- err
+	case err := <-p.ended:
+		p.ended <- err
 		return err
 	case <-time.After(time.Minute):
-		g.t.Fatal("Serve did not return within a minute")
+		p.t.Fatal("Serve did not return within a minute")
 		return nil
 	}
 }
 
-func (g *process) wantMemory(want []byte, off int) {
-	g.t.Helper()
-	got, err := g.Sum(int64(off), int64(len(want)))
+func (p *process) wantMemory(want []byte, off int) {
+	p.t.Helper()
+	got, err := p.Sum(int64(off), int64(len(want)))
 	if err != nil {
-		g.t.Fatal(err)
+		p.t.Fatal(err)
 	}
 	if sum := fmt.Sprintf("%x", sha256.Sum256(want)); got != sum {
-		g.t.Errorf("%d bytes at %d have the wrong content", len(want), off)
+		p.t.Errorf("%d bytes at %d have the wrong content", len(want), off)
 	}
 }
 
@@ -120,16 +120,16 @@ func TestServeAll(t *testing.T) {
 	for _, around := range []int64{uffd.Page, 0, 1 << 20} {
 		data := pagertest.Pattern(16<<20, holes)
 		f := file(t, pagertest.New(map[string][]byte{"memory": data}), 0)
-		g := serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{FaultAround: around})
-		g.wantMemory(data[5<<20:6<<20], 5<<20)
-		if _, err := g.Scatter(0, int64(len(data)), 4); err != nil {
+		p := serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{FaultAround: around})
+		p.wantMemory(data[5<<20:6<<20], 5<<20)
+		if _, err := p.Scatter(0, int64(len(data)), 4); err != nil {
 			t.Fatal(err)
 		}
-		g.wantMemory(data, 0)
-		if err := g.Kill(); err != nil {
+		p.wantMemory(data, 0)
+		if err := p.Kill(); err != nil {
 			t.Fatal(err)
 		}
-		if err := g.end(); err != nil {
+		if err := p.end(); err != nil {
 			t.Errorf("Serve after the monitor ended: got %v, want nil", err)
 		}
 	}
@@ -142,7 +142,7 @@ func TestServesHugePages(t *testing.T) {
 	data := pagertest.Pattern(8<<20, func(page int) bool { return page < 512 || page%3 == 0 })
 	source := pagertest.New(map[string][]byte{"memory": data})
 	f := file(t, source, 0)
-	g := serve(
+	p := serve(
 		t,
 		f,
 		int64(len(data)),
@@ -154,13 +154,13 @@ func TestServesHugePages(t *testing.T) {
 			return pager.Trace{{File: "memory", Offset: 6 << 20, Length: uffd.Page}}
 		}},
 	)
-	g.wantMemory(data[:4<<20], 0)
-	if err := g.Drop(2<<20, uffd.Huge); err != nil {
+	p.wantMemory(data[:4<<20], 0)
+	if err := p.Drop(2<<20, uffd.Huge); err != nil {
 		t.Fatal(err)
 	}
 	want := append([]byte(nil), data...)
 	clear(want[2<<20 : 4<<20])
-	if err := g.Write(3<<20, uffd.Page, 9); err != nil {
+	if err := p.Write(3<<20, uffd.Page, 9); err != nil {
 		t.Fatal(err)
 	}
 	for i := range uffd.Page {
@@ -170,14 +170,14 @@ func TestServesHugePages(t *testing.T) {
 	if err := errors.Join(os.WriteFile(path, data, 0o600), f.SetLocal(path)); err != nil {
 		t.Fatal(err)
 	}
-	g.wantMemory(want, 0)
+	p.wantMemory(want, 0)
 }
 
 func TestRemovedMemoryIsZero(t *testing.T) {
 	data := pagertest.Pattern(4<<20, nil)
 	source := pagertest.New(map[string][]byte{"memory": data})
 	f := file(t, source, 0)
-	g := serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{})
+	p := serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{})
 	want := append([]byte(nil), data...)
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 200 {
@@ -185,22 +185,22 @@ func TestRemovedMemoryIsZero(t *testing.T) {
 		n := min((1+r.IntN(40))*uffd.Page, len(data)-off)
 		switch r.IntN(3) {
 		case 0:
-			if err := g.Drop(int64(off), int64(n)); err != nil {
+			if err := p.Drop(int64(off), int64(n)); err != nil {
 				t.Fatal(err)
 			}
 			clear(want[off : off+n])
 		case 1:
-			if err := g.Write(int64(off), int64(n), byte(off>>12)); err != nil {
+			if err := p.Write(int64(off), int64(n), byte(off>>12)); err != nil {
 				t.Fatal(err)
 			}
 			for i := range n {
 				want[off+i] = byte(off >> 12)
 			}
 		default:
-			g.wantMemory(want[off:off+n], off)
+			p.wantMemory(want[off:off+n], off)
 		}
 	}
-	g.wantMemory(want, 0)
+	p.wantMemory(want, 0)
 }
 
 // A page is removed while its content is being fetched.
@@ -214,13 +214,13 @@ func TestRemovalDuringAFetch(t *testing.T) {
 	for at := int64(0); at < int64(len(data)); at += uffd.Page {
 		trace = append(trace, chunkstore.Range{File: "memory", Offset: at, Length: uffd.Page})
 	}
-	g := serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{Prefetch: staticTrace(trace)})
-	if err := g.Drop(0, 512<<10); err != nil { // while the trace is being fetched
+	p := serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{Prefetch: staticTrace(trace)})
+	if err := p.Drop(0, 512<<10); err != nil { // while the trace is being fetched
 		t.Fatal(err)
 	}
 	goOn()
-	g.wantMemory(make([]byte, 512<<10), 0)
-	g.wantMemory(data[512<<10:], 512<<10)
+	p.wantMemory(make([]byte, 512<<10), 0)
+	p.wantMemory(data[512<<10:], 512<<10)
 }
 
 func TestTraceIsPrefetched(t *testing.T) {
@@ -229,9 +229,9 @@ func TestTraceIsPrefetched(t *testing.T) {
 	f := file(t, source, 0)
 	notes := pager.NewRecorder(nil)
 	f.SetRecorder(notes)
-	g := serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{})
+	p := serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{})
 	for _, off := range []int{5 << 20, 1 << 20, 3 << 20} {
-		g.wantMemory(data[off:off+64<<10], off)
+		p.wantMemory(data[off:off+64<<10], off)
 	}
 	trace := notes.Stop()
 	if len(trace) == 0 || trace[0].Offset != 5<<20 {
@@ -239,9 +239,9 @@ func TestTraceIsPrefetched(t *testing.T) {
 	}
 	again := pagertest.New(map[string][]byte{"memory": data})
 	f = file(t, again, 0)
-	g = serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{Prefetch: staticTrace(trace)})
+	p = serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{Prefetch: staticTrace(trace)})
 	for _, off := range []int{5 << 20, 1 << 20, 3 << 20} {
-		g.wantMemory(data[off:off+64<<10], off)
+		p.wantMemory(data[off:off+64<<10], off)
 	}
 	if asked, _ := again.Fetched(); asked > trace.Bytes()+3*chunkstore.FrameSize {
 		t.Errorf(
@@ -261,7 +261,7 @@ func TestWorkingSetIsInstalled(t *testing.T) {
 	data := pagertest.Pattern(2<<20, holes)
 	source := pagertest.New(map[string][]byte{"memory": data})
 	placed := make(chan struct{})
-	g := serve(t, file(t, source, 0), int64(len(data)), uffd.Page, pager.ServeOptions{
+	p := serve(t, file(t, source, 0), int64(len(data)), uffd.Page, pager.ServeOptions{
 		Prefetch: func(_ context.Context, put func(int64, []byte)) pager.Trace {
 			defer close(placed)
 			put(1<<20, append(bytes.Clone(data[1<<20:]), make([]byte, 8<<10)...))
@@ -270,11 +270,11 @@ func TestWorkingSetIsInstalled(t *testing.T) {
 		},
 	})
 	<-placed
-	g.wantMemory(data[1<<20:], 1<<20)
+	p.wantMemory(data[1<<20:], 1<<20)
 	if _, reads := source.Fetched(); reads > 0 {
 		t.Errorf("the source was read %d times, want 0", reads)
 	}
-	g.wantMemory(data[:1<<20], 0)
+	p.wantMemory(data[:1<<20], 0)
 }
 
 // await waits for another goroutine.
@@ -311,11 +311,11 @@ func TestUnreachableStoreEndsServe(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			source := pagertest.New(map[string][]byte{"memory": data})
 			f := file(t, source, 200*time.Millisecond)
-			g := serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{})
-			g.wantMemory(data[:uffd.Page], 0)
+			p := serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{})
+			p.wantMemory(data[:uffd.Page], 0)
 			c.spoil(source)
-			go func() { _, _ = g.Touch(2<<20, uffd.Page) }()
-			err := g.end()
+			go func() { _, _ = p.Touch(2<<20, uffd.Page) }()
+			err := p.end()
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("Serve = %v, want an error with %q", err, c.want)
 			}
@@ -345,18 +345,18 @@ func TestServeStopsCleanly(t *testing.T) {
 	f := file(t, source, 0)
 	goOn := source.Block()
 	defer goOn()
-	g := serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{})
-	go func() { _, _ = g.Touch(0, uffd.Page) }()
-	g.stop()
-	if err := g.end(); err != nil {
+	p := serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{})
+	go func() { _, _ = p.Touch(0, uffd.Page) }()
+	p.stop()
+	if err := p.end(); err != nil {
 		t.Errorf("Serve of an ended context = %v, want nil", err)
 	}
 }
 
 func TestRegionBeyondFileIsRefused(t *testing.T) {
 	f := file(t, pagertest.New(map[string][]byte{"memory": make([]byte, 1<<20)}), 0)
-	g := serve(t, f, 2<<20, uffd.Page, pager.ServeOptions{})
-	if err := g.end(); err == nil || !strings.Contains(err.Error(), "image of 1048576 bytes") {
+	p := serve(t, f, 2<<20, uffd.Page, pager.ServeOptions{})
+	if err := p.end(); err == nil || !strings.Contains(err.Error(), "image of 1048576 bytes") {
 		t.Errorf("Serve = %v, want an error with the size of the image", err)
 	}
 }
@@ -371,8 +371,8 @@ func TestLocalFileServes(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer own.Close()
-	g := serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{})
-	g.wantMemory(data[:1<<20], 0)
+	p := serve(t, f, int64(len(data)), uffd.Page, pager.ServeOptions{})
+	p.wantMemory(data[:1<<20], 0)
 	if err := f.Hydrate(t.Context(), own, enoughSpace); err != nil {
 		t.Fatal(err)
 	}
@@ -380,7 +380,7 @@ func TestLocalFileServes(t *testing.T) {
 		t.Fatal(err)
 	}
 	source.SetFail(func(string, int64) error { return errors.New("the store must not be asked any more") })
-	g.wantMemory(data, 0)
+	p.wantMemory(data, 0)
 }
 
 // staticTrace returns a trace without a working set.

@@ -149,8 +149,8 @@ func TestNameIsTakenOnce(t *testing.T) {
 }
 
 func TestHeldFilesOutliveDeletion(t *testing.T) {
-	for _, anew := range []bool{false, true} {
-		t.Run(fmt.Sprintf("anew=%v", anew), func(t *testing.T) {
+	for _, restarted := range []bool{false, true} {
+		t.Run(fmt.Sprintf("anew=%v", restarted), func(t *testing.T) {
 			dir := t.TempDir()
 			s := open(t, dir)
 			snap := commit(t, s, snapshot.Snapshot{Ref: "snapshots/x"})
@@ -166,7 +166,7 @@ func TestHeldFilesOutliveDeletion(t *testing.T) {
 			if err := s.Delete(snap.Ref); !errors.Is(err, snapshot.ErrNotFound) {
 				t.Errorf("second Delete: got %v, want ErrNotFound", err)
 			}
-			if anew { // the reference is lost, and acquired again when the machine is found
+			if restarted { // the reference is lost, and acquired again when the machine is found
 				s = open(t, dir)
 				if _, err := s.Acquire(snap.Ref); err != nil {
 					t.Fatal(err)

@@ -275,12 +275,12 @@ func (s *Store) notifyReleased(e *entry) {
 	}
 }
 
-// InUse reports whether a snapshot exists and is not deleted, or has more than holds references.
-func (s *Store) InUse(ref Ref, holds int) bool {
+// InUse reports whether a snapshot exists and is not deleted, or has more than refs references.
+func (s *Store) InUse(ref Ref, refs int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.entries[ref]
-	return e != nil && (!e.removed || e.refs > holds)
+	return e != nil && (!e.removed || e.refs > refs)
 }
 
 // GC removes the files of all unreferenced snapshots that are deleted or anonymous. From then on such files

@@ -112,7 +112,7 @@ func Mount(ctx context.Context, dir string) (*FS, error) {
 		return nil, fmt.Errorf("mount FUSE file system at %s: %w", dir, err)
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	v := &FS{
+	fsys := &FS{
 		dir:    dir,
 		server: server,
 		root:   root,
@@ -121,20 +121,20 @@ func Mount(ctx context.Context, dir string) (*FS, error) {
 		cancel: cancel,
 	}
 	for range populateWorkers {
-		v.work.Go(func() { v.populate(ctx) })
+		fsys.work.Go(func() { fsys.populate(ctx) })
 	}
-	return v, nil
+	return fsys, nil
 }
 
 // populate puts windows into the kernel's page cache until ctx ends. It runs apart from the replies: the
 // kernel locks a page from its request to the reply, and storing a page waits for the lock.
-func (v *FS) populate(ctx context.Context) {
+func (fsys *FS) populate(ctx context.Context) {
 	buf := make([]byte, windowBytes)
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case req := <-v.queue:
+		case req := <-fsys.queue:
 			off := req.window * windowBytes
 			data := buf[:min(windowBytes, req.node.content.Size()-off)]
 			if req.node.mapped.ReadAhead(ctx, data, off) == nil {
@@ -160,15 +160,15 @@ func Unmount(dir string) error {
 }
 
 // Close unmounts the file system. It ends waiting reads; mappings of its files become unusable.
-func (v *FS) Close() error {
-	if err := Unmount(v.dir); err != nil {
+func (fsys *FS) Close() error {
+	if err := Unmount(fsys.dir); err != nil {
 		return err
 	}
-	defer v.work.Wait()
-	v.cancel()
+	defer fsys.work.Wait()
+	fsys.cancel()
 	// The connection lives as long as a file is open. This cuts off the processes that have one open.
-	if err := v.server.Unmount(); err != nil && !errors.Is(err, syscall.EINVAL) {
-		return fmt.Errorf("unmount %s: %w", v.dir, err)
+	if err := fsys.server.Unmount(); err != nil && !errors.Is(err, syscall.EINVAL) {
+		return fmt.Errorf("unmount %s: %w", fsys.dir, err)
 	}
 	return nil
 }
@@ -181,24 +181,24 @@ type File struct {
 }
 
 // Add makes a file. Content that is neither Mapped nor Writable is read-only and not cached.
-func (v *FS) Add(ctx context.Context, name string, content Content) (*File, error) {
+func (fsys *FS) Add(ctx context.Context, name string, content Content) (*File, error) {
 	if name == "" || filepath.Base(name) != name {
 		return nil, fmt.Errorf("add file: invalid name %q", name)
 	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.files[name] {
+	fsys.mu.Lock()
+	defer fsys.mu.Unlock()
+	if fsys.files[name] {
 		return nil, fmt.Errorf("add file %s: %w", name, os.ErrExist)
 	}
-	n := &node{content: content, queue: v.queue}
+	n := &node{content: content, queue: fsys.queue}
 	n.mapped, _ = content.(Mapped)
 	n.writable, _ = content.(Writable)
-	child := v.root.NewPersistentInode(ctx, n, fs.StableAttr{Mode: fuse.S_IFREG})
-	if !v.root.AddChild(name, child, false) {
+	child := fsys.root.NewPersistentInode(ctx, n, fs.StableAttr{Mode: fuse.S_IFREG})
+	if !fsys.root.AddChild(name, child, false) {
 		return nil, fmt.Errorf("add file %s: %w", name, os.ErrExist)
 	}
-	v.files[name] = true
-	return &File{v, name, n}, nil
+	fsys.files[name] = true
+	return &File{fsys, name, n}, nil
 }
 
 // Path returns the path of the file.

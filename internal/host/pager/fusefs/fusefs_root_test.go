@@ -143,16 +143,16 @@ func newContent(size int) *content {
 func mount(t *testing.T) *fusefs.FS {
 	t.Helper()
 	probetest.Need(t, probe.Config{}, probe.Root)
-	v, err := fusefs.Mount(t.Context(), filepath.Join(t.TempDir(), "view"))
+	fsys, err := fusefs.Mount(t.Context(), filepath.Join(t.TempDir(), "view"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := v.Close(); err != nil {
+		if err := fsys.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	return v
+	return fsys
 }
 
 // program is a process that maps a file.
@@ -209,8 +209,8 @@ func (p *program) ready() *program {
 
 func TestMappedWithHugePages(t *testing.T) {
 	c := newContent(64 << 20)
-	v := mount(t)
-	f, err := v.Add(t.Context(), "memory", c)
+	fsys := mount(t)
+	f, err := fsys.Add(t.Context(), "memory", c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -275,8 +275,8 @@ func TestPageByPage(t *testing.T) {
 
 func TestPopulatedPagesAreNotRead(t *testing.T) {
 	c := newContent(8 << 20)
-	v := mount(t)
-	f, err := v.Add(t.Context(), "memory", c)
+	fsys := mount(t)
+	f, err := fsys.Add(t.Context(), "memory", c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -295,8 +295,8 @@ func TestPopulatedPagesAreNotRead(t *testing.T) {
 func TestReadErrorKillsMappingProcess(t *testing.T) {
 	c := newContent(8 << 20)
 	c.fail = errors.New("dead store")
-	v := mount(t)
-	f, err := v.Add(t.Context(), "memory", c)
+	fsys := mount(t)
+	f, err := fsys.Add(t.Context(), "memory", c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -318,11 +318,11 @@ func TestReadErrorKillsMappingProcess(t *testing.T) {
 
 // serve runs a process that serves a file until it is killed.
 func serve(dir string) error {
-	v, err := fusefs.Mount(context.Background(), dir)
+	fsys, err := fusefs.Mount(context.Background(), dir)
 	if err != nil {
 		return err
 	}
-	if _, err := v.Add(context.Background(), "memory", newContent(8<<20)); err != nil {
+	if _, err := fsys.Add(context.Background(), "memory", newContent(8<<20)); err != nil {
 		return err
 	}
 	fmt.Println("ready")
@@ -352,11 +352,11 @@ func TestServerKilled(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, "memory")); !errors.Is(err, syscall.ENOTCONN) {
 		t.Errorf("stat of a dead file system: got %v, want ENOTCONN", err)
 	}
-	v, err := fusefs.Mount(t.Context(), dir)
+	fsys, err := fusefs.Mount(t.Context(), dir)
 	if err != nil {
 		t.Fatalf("Mount over a dead file system: %v", err)
 	}
-	if err := v.Close(); err != nil {
+	if err := fsys.Close(); err != nil {
 		t.Error(err)
 	}
 	if list, err := os.ReadDir(dir); err != nil || len(list) != 0 {
