@@ -74,7 +74,8 @@ func settings(version int, l Limits) (cpu, memory, pids []setting) {
 			cpu = append(cpu, setting{file: "cpu.shares", value: strconv.Itoa(max(2, l.CPUWeight*1024/100))})
 		}
 		if l.CPUQuota > 0 {
-			cpu = append(cpu, setting{file: "cpu.cfs_period_us", value: every}, setting{file: "cpu.cfs_quota_us", value: quota})
+			cpu = append(cpu, setting{file: "cpu.cfs_period_us", value: every},
+				setting{file: "cpu.cfs_quota_us", value: quota})
 		}
 		if l.MemoryMax > 0 {
 			memory = append(memory, setting{file: "memory.limit_in_bytes", value: bytes},
@@ -133,7 +134,8 @@ func (g *Cgroup) restrict(pid int) error {
 		return err
 	}
 	if g.limits.OOMScoreAdj != 0 {
-		if err := writeControl(fmt.Sprintf("/proc/%d/oom_score_adj", pid), strconv.Itoa(g.limits.OOMScoreAdj)); err != nil {
+		if err := writeControl(fmt.Sprintf("/proc/%d/oom_score_adj", pid),
+			strconv.Itoa(g.limits.OOMScoreAdj)); err != nil {
 			return fmt.Errorf("set oom score of process %d: %w", pid, err)
 		}
 	}

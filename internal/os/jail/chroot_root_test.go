@@ -31,7 +31,8 @@ func TestJailContents(t *testing.T) {
 	}
 	host := func(name string) string { return filepath.Join(dir, name) }
 	for _, err := range []error{
-		os.WriteFile(host("given"), []byte("from the host"), 0o644), os.Mkdir(host("out"), 0o700), os.Chown(host("out"), jailedUID, jailedUID),
+		os.WriteFile(host("given"), []byte("from the host"), 0o644), os.Mkdir(host("out"), 0o700),
+		os.Chown(host("out"), jailedUID, jailedUID),
 		os.WriteFile(host("disk"), []byte("old"), 0o600), os.Chown(host("disk"), jailedUID, jailedUID),
 	} {
 		if err != nil {
@@ -245,7 +246,9 @@ func TestStartRefuses(t *testing.T) {
 			c := jailed(cmd, g, spec)
 			r.change(&c, &spec)
 			spec.Program = c.Path
-			c.Fork = func(_ string, argv []string, attr *syscall.ProcAttr) (int, error) { return g.Start(spec, argv, attr) }
+			c.Fork = func(_ string, argv []string, attr *syscall.ProcAttr) (int, error) {
+				return g.Start(spec, argv, attr)
+			}
 			p, err := proc.Start(c)
 			if err == nil {
 				_ = p.Kill(context.Background())
@@ -351,7 +354,8 @@ func TestDescriptors(t *testing.T) {
 	c := command(t, "wait")
 	c.Files = []*os.File{f}
 	p := background(t, jailed(c, g, jail.Spec{}))
-	for fd, want := range map[int]string{0: "/dev/null", 1: "/memfd:log (deleted)", 2: "/memfd:log (deleted)", 3: "/dev/null"} {
+	for fd, want := range map[int]string{0: "/dev/null", 1: "/memfd:log (deleted)", 2: "/memfd:log (deleted)",
+		3: "/dev/null"} {
 		if got, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", p.PID(), fd)); err != nil || got != want {
 			t.Errorf("descriptor %d is %q, %v; want %q", fd, got, err, want)
 		}

@@ -132,12 +132,16 @@ var escapeAttempts = map[string]func(args []string) error{
 		}
 		return err
 	},
-	"raw-socket":    func([]string) error { return closeFD(unix.Socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP)) },
+	"raw-socket": func([]string) error {
+		return closeFD(unix.Socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP))
+	},
 	"packet-socket": func([]string) error { return closeFD(unix.Socket(unix.AF_PACKET, unix.SOCK_RAW, 0)) },
-	"netlink":       func([]string) error { return closeFD(unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE)) },
-	"alg-socket":    func([]string) error { return closeFD(unix.Socket(unix.AF_ALG, unix.SOCK_SEQPACKET, 0)) },
-	"tcp":           func(args []string) error { return dial("tcp", args[0]) },
-	"abstract":      func(args []string) error { return dial("unix", args[0]) },
+	"netlink": func([]string) error {
+		return closeFD(unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE))
+	},
+	"alg-socket": func([]string) error { return closeFD(unix.Socket(unix.AF_ALG, unix.SOCK_SEQPACKET, 0)) },
+	"tcp":        func(args []string) error { return dial("tcp", args[0]) },
+	"abstract":   func(args []string) error { return dial("unix", args[0]) },
 	"interface": func([]string) error {
 		list, err := net.Interfaces()
 		if err == nil && len(list) == 0 {
@@ -162,8 +166,11 @@ var escapeAttempts = map[string]func(args []string) error{
 		attr := unix.PerfEventAttr{Type: unix.PERF_TYPE_SOFTWARE, Config: unix.PERF_COUNT_SW_CPU_CLOCK}
 		return closeFD(unix.PerfEventOpen(&attr, 0, -1, -1, 0))
 	},
-	"kernel-log":  func([]string) error { _, err := unix.Klogctl(unix.SYSLOG_ACTION_SIZE_BUFFER, nil); return err },
-	"file-handle": func(args []string) error { _, _, err := unix.NameToHandleAt(unix.AT_FDCWD, args[0], 0); return err },
+	"kernel-log": func([]string) error { _, err := unix.Klogctl(unix.SYSLOG_ACTION_SIZE_BUFFER, nil); return err },
+	"file-handle": func(args []string) error {
+		_, _, err := unix.NameToHandleAt(unix.AT_FDCWD, args[0], 0)
+		return err
+	},
 	"host-name": func([]string) error {
 		name, err := os.Hostname()
 		if name == "jail" {
@@ -459,7 +466,8 @@ func TestEscapes(t *testing.T) {
 	limits := jail.Limits{MemoryMax: 512 << 20, PIDs: 64, OpenFiles: 256}
 	for _, a := range escapes(o) {
 		t.Run(a.name, func(t *testing.T) {
-			if _, err := unix.FcntlInt(uintptr(o.fd), unix.F_SETFD, 0); err != nil { // starting a jail set close-on-exec
+			// starting a jail set close-on-exec
+			if _, err := unix.FcntlInt(uintptr(o.fd), unix.F_SETFD, 0); err != nil {
 				t.Fatal(err)
 			}
 			if a.alone == "" {

@@ -202,8 +202,8 @@ func (j *Manager) Adopt(_ context.Context, name string, limits Limits) (*Cgroup,
 	return j.reserve(name, limits)
 }
 
-// Sweep destroys the cgroups that this process has neither created nor adopted, with all their
-// processes. It returns how many there were.
+// Sweep destroys the cgroups that this process neither created nor adopted, and returns their number.
+// All processes in them are killed.
 func (j *Manager) Sweep(ctx context.Context) (int, error) {
 	found, err := j.leftovers()
 	if err != nil {

@@ -47,8 +47,10 @@ func TestSettings(t *testing.T) {
 		limits  Limits
 		want    string
 	}{
-		{2, l, "cpu.weight=50;cpu.max=150000 100000;memory.max=268435456;memory.swap.max=0;memory.oom.group=1;pids.max=64;"},
-		{1, l, "cpu.shares=512;cpu.cfs_period_us=100000;cpu.cfs_quota_us=150000;memory.limit_in_bytes=268435456;memory.memsw.limit_in_bytes=268435456;pids.max=64;"},
+		{2, l, "cpu.weight=50;cpu.max=150000 100000;memory.max=268435456;" +
+			"memory.swap.max=0;memory.oom.group=1;pids.max=64;"},
+		{1, l, "cpu.shares=512;cpu.cfs_period_us=100000;cpu.cfs_quota_us=150000;" +
+			"memory.limit_in_bytes=268435456;memory.memsw.limit_in_bytes=268435456;pids.max=64;"},
 		{2, Limits{}, ""},
 		{1, Limits{}, ""},
 		{1, Limits{CPUWeight: 1}, "cpu.shares=10;"},
@@ -94,7 +96,8 @@ func TestVersion2Files(t *testing.T) {
 		t.Fatal(err)
 	}
 	put(g.dir(root), map[string]string{"cpu.weight": "", "memory.max": "", "pids.max": "", "memory.current": "8192\n",
-		"memory.peak": "9000\n", "cpu.stat": "usage_usec 1500\nuser_usec 1\n", "pids.current": "2\n", "memory.events": "low 0\noom 3\noom_kill 2\n"})
+		"memory.peak": "9000\n", "cpu.stat": "usage_usec 1500\nuser_usec 1\n", "pids.current": "2\n",
+		"memory.events": "low 0\noom 3\noom_kill 2\n"})
 	if err := g.limit(); err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +123,8 @@ func TestCheckDelegation(t *testing.T) {
 
 func TestNewRefuses(t *testing.T) {
 	v1 := Hierarchy{Version: 1, CPU: "/c", Memory: "/m", PIDs: "/p", Account: "/a"}
-	for _, c := range []Config{{}, {Hierarchy: v1, Prefix: "../x"}, {Hierarchy: v1, FirstUID: -1}, {Hierarchy: v1, FirstUID: 1 << 31}} {
+	for _, c := range []Config{{}, {Hierarchy: v1, Prefix: "../x"}, {Hierarchy: v1, FirstUID: -1},
+		{Hierarchy: v1, FirstUID: 1 << 31}} {
 		if _, err := New(c); err == nil {
 			t.Errorf("New(%+v) succeeded, want an error", c)
 		}

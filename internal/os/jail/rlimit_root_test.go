@@ -29,7 +29,8 @@ func TestLimitsOfAnotherUser(t *testing.T) {
 		_ = in.Close()
 		_ = cmd.Wait()
 	}()
-	if err := setLimits(cmd.Process.Pid, []rlimit{{"core", unix.RLIMIT_CORE, 0}, {"open files", unix.RLIMIT_NOFILE, 77}}); err != nil {
+	if err := setLimits(cmd.Process.Pid, []rlimit{{"core", unix.RLIMIT_CORE, 0},
+		{"open files", unix.RLIMIT_NOFILE, 77}}); err != nil {
 		t.Fatal(err)
 	}
 	data, err := os.ReadFile("/proc/" + strconv.Itoa(cmd.Process.Pid) + "/limits")

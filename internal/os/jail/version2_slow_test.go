@@ -58,7 +58,8 @@ func TestVersion2(t *testing.T) {
 	m.Put(t, "/root/jail.test", data)
 	r := m.Run(
 		t,
-		"cat /sys/fs/cgroup/cgroup.controllers; chmod +x /root/jail.test; cd /root && ./jail.test -test.v -test.timeout 5m -test.run '"+version2Tests+"'",
+		"cat /sys/fs/cgroup/cgroup.controllers; chmod +x /root/jail.test; cd /root && "+
+			"./jail.test -test.v -test.timeout 5m -test.run '"+version2Tests+"'",
 	)
 	t.Log(r.Stdout, r.Stderr)
 	controllers, _, _ := strings.Cut(r.Stdout, "\n")

@@ -44,7 +44,8 @@ func startProcess(t *testing.T, size int64, page int) *testProcess {
 	}
 	defer l.Close()
 	s := &testProcess{t: t}
-	if s.p, err = uffdtest.Start(t.Context(), uffdtest.Options{Socket: l.Addr().String(), Bytes: size, PageSize: page}); err != nil {
+	if s.p, err = uffdtest.Start(t.Context(),
+		uffdtest.Options{Socket: l.Addr().String(), Bytes: size, PageSize: page}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.p.Kill() })

@@ -22,18 +22,26 @@ func TestParseRegions(t *testing.T) {
 		want       []uffd.Region
 		wrong      string // part of the error; "": no error
 	}{
-		{"two", `[{"base_host_virt_addr":140000000000000,"size":3221225472,"offset":0,"page_size":4096,"page_size_kib":4096},
- {"base_host_virt_addr":140100000002049,"size":1073741824,"offset":3221225472,"page_size":4096,"page_size_kib":4096}]`, nil, "not aligned"},
-		{"old", `[{"base_host_virt_addr":4096,"size":8192,"offset":0,"page_size_kib":4096}]`, []uffd.Region{{4096, 8192, 0, 4096}}, ""},
-		{"huge", `[{"base_host_virt_addr":2097152,"size":2097152,"offset":0,"page_size":2097152,"page_size_kib":2097152}]`,
+		{"two", `[{"base_host_virt_addr":140000000000000,"size":3221225472,"offset":0,"page_size":4096,` +
+			`"page_size_kib":4096}, {"base_host_virt_addr":140100000002049,"size":1073741824,` +
+			`"offset":3221225472,"page_size":4096,"page_size_kib":4096}]`, nil, "not aligned"},
+		{"old", `[{"base_host_virt_addr":4096,"size":8192,"offset":0,"page_size_kib":4096}]`,
+			[]uffd.Region{{4096, 8192, 0, 4096}}, ""},
+		{"huge", `[{"base_host_virt_addr":2097152,"size":2097152,"offset":0,"page_size":2097152,` +
+			`"page_size_kib":2097152}]`,
 			[]uffd.Region{{2 << 20, 2 << 20, 0, 2 << 20}}, ""},
-		{"huge at a small boundary", `[{"base_host_virt_addr":4096,"size":2097152,"offset":0,"page_size":2097152}]`, nil, "not aligned"},
-		{"unknown page", `[{"base_host_virt_addr":4096,"size":8192,"offset":0,"page_size":8192}]`, nil, "page size 8192"},
+		{"huge at a small boundary", `[{"base_host_virt_addr":4096,"size":2097152,"offset":0,"page_size":2097152}]`,
+			nil, "not aligned"},
+		{"unknown page", `[{"base_host_virt_addr":4096,"size":8192,"offset":0,"page_size":8192}]`, nil,
+			"page size 8192"},
 		{"none", `[]`, nil, "0 memory regions"},
 		{"empty", `[{"base_host_virt_addr":4096,"size":0,"offset":0,"page_size":4096}]`, nil, "size 0 or"},
-		{"beyond", `[{"base_host_virt_addr":18446744073709547520,"size":4096,"offset":0,"page_size":4096}]`, nil, "out of range"},
-		{"overlap in the monitor", `[{"base_host_virt_addr":4096,"size":8192,"offset":0,"page_size":4096},{"base_host_virt_addr":8192,"size":8192,"offset":8192,"page_size":4096}]`, nil, "overlaps"},
-		{"overlap in the image", `[{"base_host_virt_addr":4096,"size":8192,"offset":0,"page_size":4096},{"base_host_virt_addr":65536,"size":8192,"offset":4096,"page_size":4096}]`, nil, "overlaps"},
+		{"beyond", `[{"base_host_virt_addr":18446744073709547520,"size":4096,"offset":0,"page_size":4096}]`, nil,
+			"out of range"},
+		{"overlap in the monitor", `[{"base_host_virt_addr":4096,"size":8192,"offset":0,"page_size":4096},` +
+			`{"base_host_virt_addr":8192,"size":8192,"offset":8192,"page_size":4096}]`, nil, "overlaps"},
+		{"overlap in the image", `[{"base_host_virt_addr":4096,"size":8192,"offset":0,"page_size":4096},` +
+			`{"base_host_virt_addr":65536,"size":8192,"offset":4096,"page_size":4096}]`, nil, "overlaps"},
 		{"negative", `[{"base_host_virt_addr":-1,"size":8192,"offset":0,"page_size":4096}]`, nil, "memory regions"},
 	} {
 		got, err := uffd.ParseRegions([]byte(c.text))

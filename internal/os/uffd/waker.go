@@ -63,9 +63,9 @@ type WaitResult struct {
 	PeerClosed bool // the other process has closed its end of the socket, or has written to it
 }
 
-// Wait blocks the calling thread until there is an event, waker is woken, peer closes, or limit has
-// passed. peer may be nil. A negative limit means no limit. If the limit has passed, all fields of
-// the result are false.
+// Wait blocks the calling thread until there is an event or the wait ends otherwise. The wait ends
+// when waker is woken, peer closes, or limit has passed. peer may be nil. A negative limit means no
+// limit. If the limit has passed, all fields of the result are false.
 func (f *FD) Wait(waker *Waker, peer *Peer, limit time.Duration) (WaitResult, error) {
 	fds := []unix.PollFd{
 		{Fd: int32(f.fd), Events: unix.POLLIN},

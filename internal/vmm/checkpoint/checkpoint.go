@@ -26,15 +26,16 @@ var ErrUnsupported = errors.New("this process cannot be checkpointed")
 
 // Checkpoint describes a process, without the content of its memory.
 type Checkpoint struct {
-	Boot           string          `json:"boot"`    // the kernel's boot ID at the time of the dump
-	Threads        []Thread        `json:"threads"` // the main thread comes first
-	VMAs           []VMA           `json:"areas"`   // sorted by address
-	Files          []File          `json:"files"`   // mapped by VMAs
-	SigActions     []SigAction     `json:"actions"`
-	Filters        [][]byte        `json:"filters"` // seccomp filters, oldest first: packed struct sock_filter
-	FDs            []FD            `json:"fds"`
-	Layout         [7]uint64       `json:"layout"` // start and end of code, of data and of the heap (brk); start of the stack
-	Bytes          int64           `json:"bytes"`  // size of the pages file
+	Boot       string      `json:"boot"`    // the kernel's boot ID at the time of the dump
+	Threads    []Thread    `json:"threads"` // the main thread comes first
+	VMAs       []VMA       `json:"areas"`   // sorted by address
+	Files      []File      `json:"files"`   // mapped by VMAs
+	SigActions []SigAction `json:"actions"`
+	Filters    [][]byte    `json:"filters"` // seccomp filters, oldest first: packed struct sock_filter
+	FDs        []FD        `json:"fds"`
+	// Layout is start and end of code, of data and of the heap (brk), and the start of the stack.
+	Layout         [7]uint64       `json:"layout"`
+	Bytes          int64           `json:"bytes"` // size of the pages file
 	KernelMappings []KernelMapping `json:"kernel"`
 }
 

@@ -17,7 +17,8 @@ import (
 // TestAppendSpan checks that spans stay sorted and disjoint when a continued scan repeats pages.
 func TestAppendSpan(t *testing.T) {
 	var got []Span
-	for _, s := range []Span{{0, 4096}, {4096, 8192}, {12288, 20480}, {16384, 20480}, {16384, 24576}, {24576, 24576}, {40960, 45056}} {
+	for _, s := range []Span{{0, 4096}, {4096, 8192}, {12288, 20480}, {16384, 20480}, {16384, 24576}, {24576, 24576},
+		{40960, 45056}} {
 		got = appendSpan(got, s)
 	}
 	want := []Span{{0, 8192}, {12288, 24576}, {40960, 45056}}

@@ -203,7 +203,8 @@ func TestDumpWhileThreadsExit(t *testing.T) {
 		_, err := checkpoint.Dump(p.PID(), checkpoint.Options{Role: role})
 		if err == nil {
 			capture++
-		} else if !errors.Is(err, checkpoint.ErrUnsupported) { // at that moment no thread may have been in a system call
+		} else if !errors.Is(err, checkpoint.ErrUnsupported) {
+			// ErrUnsupported: at that moment no thread was in a system call
 			t.Fatal(err)
 		}
 		if time.Now().After(limit) {

@@ -72,8 +72,8 @@ func (d *XORDelta) firstPartAfter(off int64) int {
 // pieceBytes is the number of bytes that are processed at once.
 const pieceBytes = 64 << 10
 
-// Encode writes the difference between the delta file over and the base, and returns the spans it
-// wrote. It leaves out pages that are equal to the base.
+// Encode writes the XOR of a delta file and the base, and returns the spans of what it wrote. The
+// delta file has the given spans. Encode leaves out pages that are equal to the base.
 func (d *XORDelta) Encode(w io.Writer, delta io.ReaderAt, spans []Span) ([]Span, error) {
 	var out []Span
 	data, turned := make([]byte, pieceBytes), make([]byte, pieceBytes)

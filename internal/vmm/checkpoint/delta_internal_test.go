@@ -114,7 +114,8 @@ func TestXORDeltaReadError(t *testing.T) {
 	if _, err := NewXORDelta(im, spans, page).Encode(&bytes.Buffer{}, cutShort{}, spans); !errors.Is(err, errCut) {
 		t.Errorf("Encode() = %v, want the read error", err)
 	}
-	if n, err := NewXORDelta(im, spans, cutShort{}).Decoder(make(memory, pageSize)).WriteAt(make([]byte, 10), 5); n != 0 ||
+	if n, err := NewXORDelta(im, spans, cutShort{}).Decoder(make(memory, pageSize)).WriteAt(make([]byte, 10),
+		5); n != 0 ||
 		!errors.Is(err, errCut) {
 		t.Errorf("WriteAt() = %d, %v; want the read error", n, err)
 	}

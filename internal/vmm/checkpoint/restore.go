@@ -41,7 +41,7 @@ type Stub struct {
 	work chan func()
 }
 
-// Attach takes control of a running process of StubProgram, which must not have been attached to
+// Attach takes control of a running process of StubProgram. The process must not have been attached to
 // before. If the stub is closed before a restore, the process is killed without running anything.
 func Attach(pid int) *Stub {
 	v := &Stub{pid: pid, work: make(chan func())}
@@ -144,7 +144,8 @@ func (b *restorer) prepareStub() error {
 	b.t.syscallAt = stubAt + pauseLoop + 5
 	for _, m := range [][2]uint64{{tableAt, tableBytes}, {argsAt, argsBytes}} {
 		const flags = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_FIXED
-		if _, err := b.t.syscall(b.t.pid, b.stubRegs, callMmap, m[0], m[1], unix.PROT_READ|unix.PROT_WRITE, flags, ^uint64(0), 0); err != nil {
+		if _, err := b.t.syscall(b.t.pid, b.stubRegs, callMmap, m[0], m[1], unix.PROT_READ|unix.PROT_WRITE, flags,
+			^uint64(0), 0); err != nil {
 			return err
 		}
 	}
@@ -153,7 +154,8 @@ func (b *restorer) prepareStub() error {
 
 // buildTable fills the system call table.
 func (b *restorer) buildTable() error {
-	for _, step := range []func() error{b.stageFDs, b.moveKernelMappings, b.mapVMAs, b.placeKernelMappings, b.setMM, b.restoreFDs, b.restoreSignals, b.createThreads} {
+	for _, step := range []func() error{b.stageFDs, b.moveKernelMappings, b.mapVMAs, b.placeKernelMappings, b.setMM,
+		b.restoreFDs, b.restoreSignals, b.createThreads} {
 		if err := step(); err != nil {
 			return err
 		}

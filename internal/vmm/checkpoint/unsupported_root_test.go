@@ -84,11 +84,14 @@ func TestRestoreFails(t *testing.T) {
 		command proc.Command
 		plan    checkpoint.Plan
 	}{
-		"no_stub":       {proc.Command{Path: "/bin/sleep", Args: []string{"1000"}}, checkpoint.Plan{Checkpoint: &im}},
-		"no_files":      {stubCommand, checkpoint.Plan{Checkpoint: &im, InheritedFDs: 3}},
-		"no_content":    {stubCommand, checkpoint.Plan{Checkpoint: &im, InheritedFDs: 3, Files: make([]int, len(im.Files)), Content: 77}},
-		"long_names":    {stubCommand, checkpoint.Plan{Checkpoint: &im, InheritedFDs: 3, Files: make([]int, len(im.Files)), Env: []string{strings.Repeat("x", 5000)}}},
-		"before_failed": {stubCommand, checkpoint.Plan{Checkpoint: &im, InheritedFDs: 3, BeforeRun: func() error { return errors.New("no") }}},
+		"no_stub":  {proc.Command{Path: "/bin/sleep", Args: []string{"1000"}}, checkpoint.Plan{Checkpoint: &im}},
+		"no_files": {stubCommand, checkpoint.Plan{Checkpoint: &im, InheritedFDs: 3}},
+		"no_content": {stubCommand, checkpoint.Plan{Checkpoint: &im, InheritedFDs: 3,
+			Files: make([]int, len(im.Files)), Content: 77}},
+		"long_names": {stubCommand, checkpoint.Plan{Checkpoint: &im, InheritedFDs: 3,
+			Files: make([]int, len(im.Files)), Env: []string{strings.Repeat("x", 5000)}}},
+		"before_failed": {stubCommand, checkpoint.Plan{Checkpoint: &im, InheritedFDs: 3,
+			BeforeRun: func() error { return errors.New("no") }}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := start(t, c.command)

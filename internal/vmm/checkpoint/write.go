@@ -146,7 +146,8 @@ func MapDelta(f *os.File, im *Checkpoint, spans []Span) (*Capture, error) {
 	}
 	// Only the kernel reads this memory. An unreadable page is an error for it, where a process
 	// would get SIGBUS.
-	if c.mapped, err = unix.Mmap(int(f.Fd()), 0, int(bytes), unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_POPULATE); err != nil {
+	if c.mapped, err = unix.Mmap(int(f.Fd()), 0, int(bytes), unix.PROT_READ,
+		unix.MAP_PRIVATE|unix.MAP_POPULATE); err != nil {
 		return nil, fmt.Errorf("map checkpoint delta: %w", err)
 	}
 	rest := c.mapped

@@ -93,6 +93,7 @@ type RefusedReleaseError struct {
 	Why     string
 }
 
+// Error returns the reason and the releases that can be used.
 func (e *RefusedReleaseError) Error() string {
 	return fmt.Sprintf(
 		"Firecracker %s is not used: %s; install 1.15.1 or a later 1.15, or 1.17 or newer",

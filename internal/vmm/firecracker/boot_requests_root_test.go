@@ -35,15 +35,20 @@ func TestBootRequests(t *testing.T) {
 	all := w.requests(t, s.ID)
 	drive := `"cache_type":"Writeback","io_engine":"Sync"`
 	for i, want := range []struct{ op, body string }{
-		{"PUT /boot-source", "memhp_default_state=online_movable pandastack.channel=vsock:5252 8250.nr_uarts=0 quiet loglevel=1"},
-		{"PUT /machine-config", `{"vcpu_count":1,"mem_size_mib":64,"smt":false,"track_dirty_pages":false,"huge_pages":"None"}`},
+		{"PUT /boot-source", "memhp_default_state=online_movable pandastack.channel=vsock:5252 8250.nr_uarts=0 " +
+			"quiet loglevel=1"},
+		{"PUT /machine-config", `{"vcpu_count":1,"mem_size_mib":64,"smt":false,"track_dirty_pages":false,` +
+			`"huge_pages":"None"}`},
 		{"PUT /vsock", `{"guest_cid":3,"uds_path":"v.sock"}`},
 		{"PUT /entropy", `{}`},
 		{"PUT /balloon", `{"amount_mib":0,"deflate_on_oom":true,"free_page_reporting":true}`},
-		{"PUT /drives/disk0", drive + `,"rate_limiter":{"bandwidth":{"size":1048576,"refill_time":1000},"ops":{"size":100,"refill_time":1000}}}`},
-		{"PUT /drives/disk1", `{"drive_id":"disk1","path_on_host":"disk1","is_root_device":false,"is_read_only":false,` + drive + `}`},
+		{"PUT /drives/disk0", drive + `,"rate_limiter":{"bandwidth":{"size":1048576,"refill_time":1000},` +
+			`"ops":{"size":100,"refill_time":1000}}}`},
+		{"PUT /drives/disk1", `{"drive_id":"disk1","path_on_host":"disk1","is_root_device":false,` +
+			`"is_read_only":false,` + drive + `}`},
 		{"PUT /drives/disk2", drive + `}`},
-		{"PUT /network-interfaces/eth0", `"guest_mac":"06:00:00:00:00:01","tx_rate_limiter":{"bandwidth":{"size":5,"refill_time":1000},"ops":{"size":0,"refill_time":0}}}`},
+		{"PUT /network-interfaces/eth0", `"guest_mac":"06:00:00:00:00:01","tx_rate_limiter":{"bandwidth":{"size":5,` +
+			`"refill_time":1000},"ops":{"size":0,"refill_time":0}}}`},
 		{"PUT /mmds/config", `{"version":"V2","network_interfaces":["eth0"]}`},
 		{"PUT /hotplug/memory", `{"total_size_mib":256,"slot_size_mib":128,"block_size_mib":2}`},
 		{"PUT /actions", "InstanceStart"},
@@ -60,7 +65,8 @@ func (w *fixture) emptySpec(t *testing.T, id string) vmm.Spec {
 	s := w.spec
 	s.ID, s.Dir, s.Confine = id, filepath.Join(w.dir, id), vmm.Confine{}
 	s.Disks = []vmm.Disk{{Path: filepath.Join(w.dir, id+".disk")}}
-	if err := errors.Join(os.Mkdir(s.Dir, 0o711), os.WriteFile(s.Disks[0].Path, make([]byte, diskBytes), 0o600)); err != nil {
+	if err := errors.Join(os.Mkdir(s.Dir, 0o711),
+		os.WriteFile(s.Disks[0].Path, make([]byte, diskBytes), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	return s

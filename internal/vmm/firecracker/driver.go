@@ -89,7 +89,8 @@ func New(ctx context.Context, config Config) (*Driver, error) {
 	}
 	if config.HotplugMemoryMiB < 0 || config.HotplugMemoryMiB%slotMiB != 0 || config.HotplugDisks < 0 {
 		return nil, fmt.Errorf(
-			"firecracker: hotplug memory of %d MiB and %d hotplug disks: want a multiple of %d MiB, and no negative numbers",
+			"firecracker: hotplug memory of %d MiB and %d hotplug disks: want a multiple of %d MiB, and no negative "+
+				"numbers",
 			config.HotplugMemoryMiB,
 			config.HotplugDisks,
 			slotMiB,

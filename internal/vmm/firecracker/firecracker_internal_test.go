@@ -42,7 +42,8 @@ func TestCheckRelease(t *testing.T) {
 }
 
 func TestCheckJailerRelease(t *testing.T) {
-	for text, faulty := range map[string]bool{"1.13.1": true, "1.13.2": false, "1.14.0": true, "1.14.1": false, "1.15.1": false, "1.17.0": false} {
+	for text, faulty := range map[string]bool{"1.13.1": true, "1.13.2": false, "1.14.0": true, "1.14.1": false,
+		"1.15.1": false, "1.17.0": false} {
 		v, err := fcapi.ParseVersion(text)
 		if err != nil {
 			t.Fatal(err)
@@ -174,7 +175,8 @@ func TestConnectPort(t *testing.T) {
 	if left, _ := io.ReadAll(rest); string(left) != "first bytes" {
 		t.Errorf("got %q from the guest, want \"first bytes\"", left)
 	}
-	for _, said := range []string{"", "OK\n", "OK x\n", "NO 1\n", "OK 99999999999\n", strings.Repeat("O", 1000), "OK 1"} {
+	for _, said := range []string{"", "OK\n", "OK x\n", "NO 1\n", "OK 99999999999\n", strings.Repeat("O", 1000),
+		"OK 1"} {
 		if connectPort(response{r: strings.NewReader(said)}, 5252) == nil {
 			t.Errorf("connectPort accepted the response %q", said)
 		}

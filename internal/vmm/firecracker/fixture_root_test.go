@@ -59,7 +59,8 @@ func newFixture(t *testing.T, release string) *fixture {
 		t.Fatal(err)
 	}
 	w.config = firecracker.Config{
-		Binary: w.program.Path, Dir: filepath.Join(w.dir, "captures"), HotplugMemoryMiB: 256, HotplugDisks: 2, Limit: 30 * time.Second,
+		Binary: w.program.Path, Dir: filepath.Join(w.dir, "captures"), HotplugMemoryMiB: 256, HotplugDisks: 2,
+		Limit: 30 * time.Second,
 	}
 	w.spec = vmm.Spec{
 		VCPUs:     1,
@@ -98,12 +99,14 @@ func (w *fixture) lab() vmmtest.Lab {
 		},
 		Spec: w.spec,
 		Disk: func(t vmmtest.TB, path string) {
-			if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, diskBytes), os.Chown(path, unprivilegedUID, unprivilegedUID)); err != nil {
+			if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, diskBytes),
+				os.Chown(path, unprivilegedUID, unprivilegedUID)); err != nil {
 				t.Fatal(err)
 			}
 		},
 		Data: func(t vmmtest.TB, path string) {
-			if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, diskBytes/2), os.Chown(path, unprivilegedUID, unprivilegedUID)); err != nil {
+			if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, diskBytes/2),
+				os.Chown(path, unprivilegedUID, unprivilegedUID)); err != nil {
 				t.Fatal(err)
 			}
 		},
@@ -112,7 +115,8 @@ func (w *fixture) lab() vmmtest.Lab {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := errors.Join(disk.CloneInto(from.Name(), f), f.Close(), os.Chown(to, unprivilegedUID, unprivilegedUID)); err != nil {
+			if err := errors.Join(disk.CloneInto(from.Name(), f), f.Close(),
+				os.Chown(to, unprivilegedUID, unprivilegedUID)); err != nil {
 				t.Fatal(err)
 			}
 		},

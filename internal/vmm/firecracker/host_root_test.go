@@ -306,7 +306,8 @@ func TestHotplugMemory(t *testing.T) {
 	if forked[0].Machine.MemoryMiB != 128 {
 		t.Errorf("the child has %d MiB, want 128", forked[0].Machine.MemoryMiB)
 	}
-	for id, want := range map[hostapi.MachineID]bool{"plain": false, "large": true, "child": false} { // a child has its parent's memory
+	// a child has its parent's memory
+	for id, want := range map[hostapi.MachineID]bool{"plain": false, "large": true, "child": false} {
 		log := a.requests(id)
 		at := strings.Index(log, "PATCH /hotplug/memory")
 		if plugged := at >= 0; plugged != want ||
@@ -347,7 +348,8 @@ func TestObjectStoreUnavailable(t *testing.T) {
 	b := newTestHost(t, "fcbgone", program, store, false)
 	gone := errors.New("the store is unavailable")
 	store.SetFaults(func(blobtest.Call) blobtest.Fault {
-		if _, err := os.Stat(filepath.Join(b.dir, "data", "snapshots", "snp1")); err == nil { // started; everything else is there immediately
+		// started; everything else is there immediately
+		if _, err := os.Stat(filepath.Join(b.dir, "data", "snapshots", "snp1")); err == nil {
 			return blobtest.Fault{Err: gone}
 		}
 		return blobtest.Fault{}

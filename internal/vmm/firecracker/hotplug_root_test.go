@@ -202,7 +202,8 @@ func TestCaptureAfterAdopt(t *testing.T) {
 	}{
 		{"known", func(string) error { return nil }, "Diff", false},
 		{"base_changed", func(dir string) error {
-			return errors.Join(os.Remove(filepath.Join(dir, "base")), os.WriteFile(filepath.Join(dir, "base"), nil, 0o600))
+			return errors.Join(os.Remove(filepath.Join(dir, "base")),
+				os.WriteFile(filepath.Join(dir, "base"), nil, 0o600))
 		}, "", true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -210,7 +211,8 @@ func TestCaptureAfterAdopt(t *testing.T) {
 			if err := m.Pause(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if err := errors.Join(m.Link.Close(), h.Driver.(*firecracker.Driver).Close(), c.before(m.Spec.Dir)); err != nil {
+			if err := errors.Join(m.Link.Close(), h.Driver.(*firecracker.Driver).Close(),
+				c.before(m.Spec.Dir)); err != nil {
 				t.Fatal(err)
 			}
 			h.Driver = w.open(t)
@@ -257,7 +259,8 @@ func TestRatesAfterAdopt(t *testing.T) {
 				}
 				return again
 			}
-			const free, bound = `"bandwidth":{"size":0,"refill_time":0}`, `"bandwidth":{"size":1048576,"refill_time":1000}`
+			const free, bound = `"bandwidth":{"size":0,"refill_time":0}`,
+				`"bandwidth":{"size":1048576,"refill_time":1000}`
 			adopt(vmm.Rate{})
 			if all := w.requests(t, m.Spec.ID); countRequests(all, "PATCH /drives/disk0", "") >= 0 {
 				t.Errorf("got requests %v, want none for unchanged rates", all)

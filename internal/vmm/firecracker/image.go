@@ -34,7 +34,8 @@ type shape struct {
 	ReadOnly []bool `json:"read_only"`
 	Device   string `json:"device,omitempty"` // tap of the network card; "": no network card
 	Rates    bool   `json:"rates,omitempty"`  // some rate limit is set
-	Huge     bool   `json:"huge,omitempty"`   // the guest's memory used 2 MiB pages, which must be overridden when loading from a file
+	// Huge reports that the guest's memory had 2 MiB pages, which a load from a file must override.
+	Huge bool `json:"huge,omitempty"`
 }
 
 func (s shape) memoryBytes() int64 { return int64(s.BaseMiB+s.HotplugMiB) << 20 }

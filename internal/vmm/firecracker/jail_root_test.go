@@ -92,8 +92,10 @@ func testDiskOnOtherFilesystem(t *testing.T, w *fixture, h *vmmtest.Host) {
 	spec := h.Spec(t, h.Disk)
 	dir := t.TempDir()
 	spec.Disks = []vmm.Disk{{Path: filepath.Join(dir, "disk")}}
-	if err := errors.Join(os.Chmod(dir, 0o711), os.Chmod(filepath.Dir(dir), 0o711), os.WriteFile(spec.Disks[0].Path, nil, 0o600),
-		os.Truncate(spec.Disks[0].Path, diskBytes), os.Chown(spec.Disks[0].Path, unprivilegedUID, unprivilegedUID)); err != nil {
+	if err := errors.Join(os.Chmod(dir, 0o711), os.Chmod(filepath.Dir(dir), 0o711),
+		os.WriteFile(spec.Disks[0].Path, nil, 0o600),
+		os.Truncate(spec.Disks[0].Path, diskBytes),
+		os.Chown(spec.Disks[0].Path, unprivilegedUID, unprivilegedUID)); err != nil {
 		t.Fatal(err)
 	}
 	m, err := h.Driver.Prepare(t.Context(), spec, h.Image)
@@ -170,7 +172,8 @@ func newNamespace(name string) (*os.File, error) {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return nil, err
 	}
-	if err := netlink.LinkAdd(&netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: name}, Mode: netlink.TUNTAP_MODE_TAP, Owner: unprivilegedUID, Flags: netlink.TUNTAP_NO_PI | netlink.TUNTAP_VNET_HDR}); err != nil {
+	if err := netlink.LinkAdd(&netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: name}, Mode: netlink.TUNTAP_MODE_TAP,
+		Owner: unprivilegedUID, Flags: netlink.TUNTAP_NO_PI | netlink.TUNTAP_VNET_HDR}); err != nil {
 		return nil, err
 	}
 	return os.Open("/proc/thread-self/ns/net")

@@ -45,7 +45,8 @@ func TestOfficialJailer(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := "--id " + m.Spec.ID + " --start-time-us 1 --start-time-cpu-us 1 --parent-cpu-time-us 1 --api-sock api.sock --level Warning"
+		want := "--id " + m.Spec.ID + " --start-time-us 1 --start-time-cpu-us 1 --parent-cpu-time-us 1 --api-sock " +
+			"api.sock --level Warning"
 		if !strings.Contains(string(text), want) {
 			t.Errorf("got log %s, want a start with %s", text, want)
 		}

@@ -20,7 +20,8 @@ func mountDevices(at string) error {
 	if err := os.Mkdir(at, 0o700); err != nil {
 		return err
 	}
-	if err := unix.Mount("tmpfs", at, "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=0700,size=64k,nr_inodes=16"); err != nil {
+	if err := unix.Mount("tmpfs", at, "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC,
+		"mode=0700,size=64k,nr_inodes=16"); err != nil {
 		return &os.PathError{Op: "mount a tmpfs for devices at", Path: at, Err: err}
 	}
 	return nil

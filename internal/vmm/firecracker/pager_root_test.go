@@ -160,7 +160,8 @@ func TestPager(t *testing.T) {
 	for _, release := range releases {
 		t.Run(release, func(t *testing.T) {
 			w := newFixture(t, release)
-			w.spec.Confine = vmm.Confine{} // a monitor of another user needs access to /dev/userfaultfd, which a jail provides
+			// a monitor of another user needs access to /dev/userfaultfd, which a jail provides
+			w.spec.Confine = vmm.Confine{}
 			h := vmmtest.Bake(t, w.lab())
 			memory := newMemoryServer(h.Image)
 			image := h.Image

@@ -68,7 +68,8 @@ func restoreMore(t *testing.T, w *fixture, h *vmmtest.Host, s vmm.Spec) (vmm.Mac
 func (w *fixture) addHotplug(t *testing.T, s *vmm.Spec) {
 	t.Helper()
 	volume := filepath.Join(filepath.Dir(w.config.Dir), s.ID+".volume")
-	if err := errors.Join(os.Truncate(s.Disks[0].Path, 2*diskBytes), os.WriteFile(volume, nil, 0o600), os.Truncate(volume, diskBytes),
+	if err := errors.Join(os.Truncate(s.Disks[0].Path, 2*diskBytes), os.WriteFile(volume, nil, 0o600),
+		os.Truncate(volume, diskBytes),
 		os.Chown(volume, unprivilegedUID, unprivilegedUID)); err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +98,8 @@ func capture(t *testing.T, w *fixture, h *vmmtest.Host, s vmm.Spec) (vmm.Machine
 func TestRequestFailures(t *testing.T) {
 	w := newFixture(t, "1.17.0")
 	h := vmmtest.Bake(t, w.lab())
-	for _, op := range []operation{{"boot", boot}, {"restore", restore}, {"restore_more", restoreMore}, {"capture", capture}} {
+	for _, op := range []operation{{"boot", boot}, {"restore", restore}, {"restore_more", restoreMore},
+		{"capture", capture}} {
 		t.Run(op.name, func(t *testing.T) {
 			spec := h.Spec(t, h.Disk)
 			m, err := op.do(t, w, h, w.chownFiles(t, spec))

@@ -44,7 +44,8 @@ func (m *machine) start(mark string) (*proc.Process, error) {
 	case confine.Jail != nil:
 		cmd.Dir = jailDir
 		spec := jail.Spec{
-			Program: d.config.Binary, Binds: append([]jail.Bind{{Path: m.root(), Target: jailDir, Write: true}}, m.binds...),
+			Program: d.config.Binary, Binds: append([]jail.Bind{{Path: m.root(), Target: jailDir, Write: true}},
+				m.binds...),
 			Devices: existing(devices), Netns: netns,
 		}
 		cmd.Fork = func(_ string, argv []string, attr *syscall.ProcAttr) (int, error) {
@@ -108,7 +109,8 @@ func forkInNetns(netns *os.File) func(string, []string, *syscall.ProcAttr) (int,
 func (m *machine) jailerCommand(mark string, netns *os.File) proc.Command {
 	d, confine := m.driver, m.spec.Confine
 	args := []string{
-		"--id", m.spec.ID, "--exec-file", d.config.Binary, "--uid", strconv.Itoa(confine.UID), "--gid", strconv.Itoa(confine.GID),
+		"--id", m.spec.ID, "--exec-file", d.config.Binary, "--uid", strconv.Itoa(confine.UID), "--gid",
+		strconv.Itoa(confine.GID),
 		"--chroot-base-dir", m.inDir(rootDir), "--cgroup-version", "2",
 	}
 	if netns != nil { // the jailer closes inherited descriptors before it opens the namespace
@@ -125,8 +127,8 @@ func (m *machine) root() string {
 	return filepath.Join(m.inDir(rootDir), filepath.Base(m.driver.config.Binary), m.spec.ID, "root")
 }
 
-// CheckJailer returns an error if the jailer is not of the same release as Firecracker or must not
-// be used.
+// CheckJailer returns an error if Firecracker's jailer must not be used. It must be of the same release
+// as Firecracker and have no known vulnerability.
 func CheckJailer(ctx context.Context, path string, want fcapi.Version) error {
 	ctx, cancel := context.WithTimeout(ctx, versionLimit)
 	defer cancel()

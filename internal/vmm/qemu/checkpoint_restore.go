@@ -187,7 +187,8 @@ func (m *machine) restoreCheckpoint(ctx context.Context, from *capture) (err err
 		if from.monitor == nil {
 			return errors.New("the capture has no monitor checkpoint, but this machine needs one")
 		}
-		plan.Checkpoint, plan.Delta, set, held = &from.monitor.Checkpoint, from.monitor, from.fdSet, from.manifest.DiskRates
+		plan.Checkpoint, plan.Delta, set, held = &from.monitor.Checkpoint, from.monitor, from.fdSet,
+			from.manifest.DiskRates
 	}
 	mark, err := vmmproc.Marker(m.spec.Dir)
 	if err != nil {

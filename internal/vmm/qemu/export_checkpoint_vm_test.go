@@ -100,7 +100,8 @@ func testExportImport(t *testing.T, h *vmmtest.Host) {
 	check := func(n *vmmtest.Machine) {
 		t.Helper()
 		n.WantFile(t, "/dev/shm/word", []byte("far"))
-		if r := n.Run(t, "read a b < /proc/uptime; sleep 0.3; read c d < /proc/uptime; [ ${c%.*}${c#*.} -gt ${a%.*}${a#*.} ] && [ ${c%.*} -lt 3600 ] && echo goes on"); r.Stdout != "goes on\n" {
+		if r := n.Run(t, "read a b < /proc/uptime; sleep 0.3; read c d < /proc/uptime; [ ${c%.*}${c#*.} -gt "+
+			"${a%.*}${a#*.} ] && [ ${c%.*} -lt 3600 ] && echo goes on"); r.Stdout != "goes on\n" {
 			t.Errorf("the guest's clock did not advance: %+v", r)
 		}
 		mine, err := os.Readlink("/proc/self/ns/time")

@@ -23,7 +23,8 @@ import (
 // testGuestExit ends the guest with a SysRq key and checks the reported reason.
 func testGuestExit(t *testing.T, h *vmmtest.Host, key, want string) {
 	m := h.Restore(t)
-	if _, err := m.Link.Start(t.Context(), guestapi.ProcessSpec{Shell: "echo " + key + " > /proc/sysrq-trigger"}); err != nil {
+	if _, err := m.Link.Start(t.Context(), guestapi.ProcessSpec{Shell: "echo " + key +
+		" > /proc/sysrq-trigger"}); err != nil {
 		t.Logf("the guest ended before it responded: %v", err)
 	}
 	select {

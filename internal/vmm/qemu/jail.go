@@ -20,7 +20,8 @@ const jailDir = "/machine/"
 func (d *Driver) jailSpec(binds []jail.Bind) jail.Spec {
 	c := jail.Spec{Program: d.config.Binary, Binds: binds}
 	// The directories of Debian's build, and that beside the program of any build.
-	for _, dir := range []string{"/usr/share/qemu", "/usr/share/seabios", filepath.Join(d.config.Binary, "../../share/qemu")} {
+	for _, dir := range []string{"/usr/share/qemu", "/usr/share/seabios",
+		filepath.Join(d.config.Binary, "../../share/qemu")} {
 		for _, name := range firmware {
 			c.Data = append(c.Data, filepath.Join(dir, name))
 		}

@@ -37,14 +37,15 @@ type machine struct {
 	mu           sync.Mutex
 	restoredFrom *checkpointstore.MonitorCheckpoint // checkpoint that this process restored the monitor from
 	content      *os.File                           // pages file of restoredFrom
-	fullMemory   *os.File                           // the image's memory file if a view of it is mapped instead; otherwise nil
-	overlay      *overlay                           // the image's memory delta, until it is written; nil: none
-	prepared     *preparation                       // for the next capture; nil after the end
-	ended        bool                               // exited or released
-	nextChannel  *channel                           // connected in advance for the next Dial
-	dialled      *channel
-	resumeOK     bool  // resumed is closed
-	stub         *stub // the restore stub; nil after the restore and for machines without one
+	// fullMemory is the image's memory file if a view of it is mapped instead; otherwise nil.
+	fullMemory  *os.File
+	overlay     *overlay     // the image's memory delta, until it is written; nil: none
+	prepared    *preparation // for the next capture; nil after the end
+	ended       bool         // exited or released
+	nextChannel *channel     // connected in advance for the next Dial
+	dialled     *channel
+	resumeOK    bool  // resumed is closed
+	stub        *stub // the restore stub; nil after the restore and for machines without one
 }
 
 var _ vmm.Machine = (*machine)(nil)

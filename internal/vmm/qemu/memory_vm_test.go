@@ -147,7 +147,8 @@ func rootlessHost(t *testing.T, dir string, boot kernel.Boot) *vmmtest.Host {
 		Dir: dir,
 		Spec: vmm.Spec{
 			VCPUs: 1, MemoryMiB: 256, Kernel: boot.Kernel, Initramfs: boot.Initramfs,
-			Cmdline: boot.Cmdline + " " + guestapi.WaitForRootArgument, Confine: vmm.Confine{UID: unprivilegedUID, GID: unprivilegedUID},
+			Cmdline: boot.Cmdline + " " + guestapi.WaitForRootArgument,
+			Confine: vmm.Confine{UID: unprivilegedUID, GID: unprivilegedUID},
 		},
 		Disk: func(t vmmtest.TB, path string) {
 			if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, 1<<20)); err != nil {

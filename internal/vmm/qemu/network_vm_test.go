@@ -51,7 +51,8 @@ func newTapAndListener(t *testing.T) (tap *os.File, l net.Listener) {
 		t.Fatal(err)
 	}
 	mac := net.HardwareAddr{2, 0xfc, 0, 0, 0, 1}
-	for _, err := range []error{netlink.LinkSetHardwareAddr(link, mac), netlink.AddrAdd(link, addr), netlink.LinkSetUp(link)} {
+	for _, err := range []error{netlink.LinkSetHardwareAddr(link, mac), netlink.AddrAdd(link, addr),
+		netlink.LinkSetUp(link)} {
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -54,7 +54,8 @@ func TestArguments(t *testing.T) {
 		{read: 9, volatile: true, rate: vmm.Rate{Ops: 7}},
 	}
 	old.version, kvm.accel = seven, vmm.KVM
-	for name, s := range map[string]launchSpec{"restore": restore, "boot": boot, "restore-7.2": old, "restore-kvm": kvm, "restore-bound": bound} {
+	for name, s := range map[string]launchSpec{"restore": restore, "boot": boot, "restore-7.2": old, "restore-kvm": kvm,
+		"restore-bound": bound} {
 		t.Run(name, func(t *testing.T) {
 			golden(t, name+".args", strings.ReplaceAll(strings.Join(s.arguments(), "\n"), "\n-", "\n\n-")+"\n")
 		})

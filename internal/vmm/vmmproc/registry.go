@@ -32,9 +32,9 @@ func (s *Registry) WithTimeout(ctx context.Context, what string) (context.Contex
 	return context.WithTimeoutCause(ctx, s.limit, fmt.Errorf("%s took over %v", what, s.limit))
 }
 
-// Adopt finds the monitor that runs in dir, reads its record and releases the Process that this
-// registry may have for it. The caller owns the returned process. If the monitor has exited, Adopt
-// removes its files and returns vmm.ErrGone.
+// Adopt finds the monitor that runs in dir and reads its record. It releases the Process that this
+// registry may have for the monitor; the caller owns the returned process. If the monitor has exited,
+// Adopt removes its files and returns vmm.ErrGone.
 func (s *Registry) Adopt(dir string, record any) (*proc.Process, error) {
 	ok, err := ReadRecord(dir, record)
 	if err != nil {

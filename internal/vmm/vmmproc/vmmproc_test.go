@@ -164,7 +164,7 @@ func watchTestProcess(t *testing.T, s *Registry, dir string, p *proc.Process) (*
 		Disconnect:   func() { *hung++ },
 		DescribeExit: func(e proc.Exit) string { return "the program " + e.String() },
 		ErrClosed:    errClosed,
-		OnGuestExit:  func(_ context.Context, data string) string { return "buried: " + data },
+		OnGuestExit:  func(_ context.Context, data string) string { return "guest exit: " + data },
 	})
 	l.Watch(t.Context(), p)
 	return l, hung
@@ -204,11 +204,17 @@ func TestProcessExit(t *testing.T) {
 		end    func(*Process) error
 		want   string
 	}{
-		"by_itself": {"echo words >&2; exit 3", func(*Process) error { return nil }, "the program exited with status 3: words"},
+		"by_itself": {"echo words >&2; exit 3", func(*Process) error { return nil },
+			"the program exited with status 3: words"},
 		"killed":    {"exec sleep 1000", func(l *Process) error { return l.Kill(t.Context()) }, ""},
 		"discarded": {"exec sleep 1000", func(l *Process) error { return l.Discard(t.Context()) }, ""},
-		"failed":    {"exec sleep 1000", func(l *Process) error { l.Fail("no memory"); l.Fail("later"); return nil }, "no memory"},
-		"guest":     {"exec sleep 1000", func(l *Process) error { l.GuestExited("reset"); l.GuestExited("later"); return nil }, "buried: reset"},
+		"failed": {"exec sleep 1000", func(l *Process) error { l.Fail("no memory"); l.Fail("later"); return nil },
+			"no memory"},
+		"guest": {"exec sleep 1000", func(l *Process) error {
+			l.GuestExited("reset")
+			l.GuestExited("later")
+			return nil
+		}, "guest exit: reset"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, dir := newTestRegistry(), t.TempDir()

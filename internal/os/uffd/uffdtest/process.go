@@ -46,7 +46,8 @@ func serveCommands(socket, bytes, page string) error {
 		return err
 	}
 	defer conn.Close() // open until the process exits, which is how the pager notices the exit
-	if err := uffd.Send(conn, fd, []uffd.Region{{Base: base, Size: uint64(size), PageSize: uint64(pageSize)}}); err != nil {
+	if err := uffd.Send(conn, fd, []uffd.Region{{Base: base, Size: uint64(size),
+		PageSize: uint64(pageSize)}}); err != nil {
 		return err
 	}
 	in := bufio.NewScanner(os.Stdin)

@@ -23,6 +23,7 @@ type FaultError struct {
 	Fault  string // fault_message, made printable and short
 }
 
+// Error returns the request, the status and the fault message.
 func (e *FaultError) Error() string {
 	return fmt.Sprintf("%s: refused with status %d: %s", e.Op, e.Status, e.Fault)
 }
@@ -35,6 +36,7 @@ type NewerError struct {
 	Have  Version
 }
 
+// Error returns the request and the release that it needs.
 func (e *NewerError) Error() string {
 	what := e.Op
 	if e.Field != "" {

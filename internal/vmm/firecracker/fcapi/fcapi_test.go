@@ -56,11 +56,15 @@ func TestBodies(t *testing.T) {
 			return c.SetBootSource(ctx, fcapi.BootSource{Kernel: "k", Initrd: "i", Args: "a"})
 		}, `PUT /boot-source {"kernel_image_path":"k","initrd_path":"i","boot_args":"a"}`},
 		{"machine", func(ctx context.Context, c *fcapi.Client) error {
-			return c.SetMachine(ctx, fcapi.MachineConfig{VCPUs: 2, MemoryMiB: 512, TrackDirty: true, HugePages: fcapi.PagesSmall})
-		}, `PUT /machine-config {"vcpu_count":2,"mem_size_mib":512,"smt":false,"track_dirty_pages":true,"huge_pages":"None"}`},
+			return c.SetMachine(ctx, fcapi.MachineConfig{VCPUs: 2, MemoryMiB: 512, TrackDirty: true,
+				HugePages: fcapi.PagesSmall})
+		}, `PUT /machine-config {"vcpu_count":2,"mem_size_mib":512,"smt":false,"track_dirty_pages":true,` +
+			`"huge_pages":"None"}`},
 		{"drive", func(ctx context.Context, c *fcapi.Client) error {
-			return c.AddDrive(ctx, fcapi.Drive{ID: "disk0", Path: "disk0", ReadOnly: true, Cache: fcapi.CacheWriteback, Limiter: limit})
-		}, `PUT /drives/disk0 {"drive_id":"disk0","path_on_host":"disk0","is_root_device":false,"is_read_only":true,"cache_type":"Writeback","rate_limiter":{"bandwidth":{"size":1000,"refill_time":1000}}}`},
+			return c.AddDrive(ctx, fcapi.Drive{ID: "disk0", Path: "disk0", ReadOnly: true, Cache: fcapi.CacheWriteback,
+				Limiter: limit})
+		}, `PUT /drives/disk0 {"drive_id":"disk0","path_on_host":"disk0","is_root_device":false,"is_read_only":true,` +
+			`"cache_type":"Writeback","rate_limiter":{"bandwidth":{"size":1000,"refill_time":1000}}}`},
 		{"drive_patch", func(ctx context.Context, c *fcapi.Client) error {
 			return c.ChangeDrive(ctx, fcapi.DrivePatch{ID: "disk0", Path: "disk0"})
 		}, `PATCH /drives/disk0 {"drive_id":"disk0","path_on_host":"disk0"}`},
@@ -69,33 +73,45 @@ func TestBodies(t *testing.T) {
 		}, `PUT /network-interfaces/eth0 {"iface_id":"eth0","host_dev_name":"tap0","guest_mac":"06:00:00:00:00:01"}`},
 		{"network_patch", func(ctx context.Context, c *fcapi.Client) error {
 			return c.ChangeNetwork(ctx, fcapi.NetworkPatch{ID: "eth0", In: limit})
-		}, `PATCH /network-interfaces/eth0 {"iface_id":"eth0","rx_rate_limiter":{"bandwidth":{"size":1000,"refill_time":1000}}}`},
+		}, `PATCH /network-interfaces/eth0 {"iface_id":"eth0","rx_rate_limiter":{"bandwidth":{"size":1000,` +
+			`"refill_time":1000}}}`},
 		{"vsock", func(ctx context.Context, c *fcapi.Client) error {
 			return c.SetVsock(ctx, fcapi.Vsock{CID: 3, Path: "v.sock"})
 		}, `PUT /vsock {"guest_cid":3,"uds_path":"v.sock"}`},
-		{"entropy", func(ctx context.Context, c *fcapi.Client) error { return c.SetEntropy(ctx, fcapi.Entropy{}) }, `PUT /entropy {}`},
+		{"entropy", func(ctx context.Context, c *fcapi.Client) error { return c.SetEntropy(ctx, fcapi.Entropy{}) },
+			`PUT /entropy {}`},
 		{"balloon", func(ctx context.Context, c *fcapi.Client) error {
 			return c.SetBalloon(ctx, fcapi.Balloon{DeflateOnOOM: true, Reporting: true})
 		}, `PUT /balloon {"amount_mib":0,"deflate_on_oom":true,"free_page_reporting":true}`},
-		{"balloon_patch", func(ctx context.Context, c *fcapi.Client) error { return c.ResizeBalloon(ctx, 64) }, `PATCH /balloon {"amount_mib":64}`},
+		{"balloon_patch", func(ctx context.Context, c *fcapi.Client) error { return c.ResizeBalloon(ctx, 64) },
+			`PATCH /balloon {"amount_mib":64}`},
 		{"hotplug", func(ctx context.Context, c *fcapi.Client) error {
 			return c.SetHotplugMemory(ctx, fcapi.HotplugMemory{TotalMiB: 1024, SlotMiB: 128, BlockMiB: 2})
 		}, `PUT /hotplug/memory {"total_size_mib":1024,"slot_size_mib":128,"block_size_mib":2}`},
 		{"metadata_service", func(ctx context.Context, c *fcapi.Client) error {
-			return c.SetMetadataService(ctx, fcapi.MetadataService{Version: fcapi.MetadataTokens, Networks: []string{"eth0"}})
+			return c.SetMetadataService(ctx, fcapi.MetadataService{Version: fcapi.MetadataTokens,
+				Networks: []string{"eth0"}})
 		}, `PUT /mmds/config {"version":"V2","network_interfaces":["eth0"]}`},
-		{"metadata", func(ctx context.Context, c *fcapi.Client) error { return c.SetMetadata(ctx, []byte(`{"a":1}`)) }, `PUT /mmds {"a":1}`},
-		{"plug", func(ctx context.Context, c *fcapi.Client) error { return c.PlugMemory(ctx, 256) }, `PATCH /hotplug/memory {"requested_size_mib":256}`},
-		{"start", func(ctx context.Context, c *fcapi.Client) error { return c.Start(ctx) }, `PUT /actions {"action_type":"InstanceStart"}`},
-		{"pause", func(ctx context.Context, c *fcapi.Client) error { return c.Pause(ctx) }, `PATCH /vm {"state":"Paused"}`},
-		{"resume", func(ctx context.Context, c *fcapi.Client) error { return c.Resume(ctx) }, `PATCH /vm {"state":"Resumed"}`},
+		{"metadata", func(ctx context.Context, c *fcapi.Client) error { return c.SetMetadata(ctx, []byte(`{"a":1}`)) },
+			`PUT /mmds {"a":1}`},
+		{"plug", func(ctx context.Context, c *fcapi.Client) error { return c.PlugMemory(ctx, 256) },
+			`PATCH /hotplug/memory {"requested_size_mib":256}`},
+		{"start", func(ctx context.Context, c *fcapi.Client) error { return c.Start(ctx) },
+			`PUT /actions {"action_type":"InstanceStart"}`},
+		{"pause", func(ctx context.Context, c *fcapi.Client) error { return c.Pause(ctx) },
+			`PATCH /vm {"state":"Paused"}`},
+		{"resume", func(ctx context.Context, c *fcapi.Client) error { return c.Resume(ctx) },
+			`PATCH /vm {"state":"Resumed"}`},
 		{"create", func(ctx context.Context, c *fcapi.Client) error {
 			return c.CreateSnapshot(ctx, fcapi.SnapshotCreate{Type: fcapi.SnapshotDiff, State: "s", Memory: "m"})
 		}, `PUT /snapshot/create {"snapshot_type":"Diff","snapshot_path":"s","mem_file_path":"m"}`},
 		{"load", func(ctx context.Context, c *fcapi.Client) error {
-			return c.LoadSnapshot(ctx, fcapi.SnapshotLoad{State: "s", Memory: fcapi.MemoryBackend{Type: fcapi.BackendUffd, Path: "u"},
-				TrackDirty: true, Resume: true, Networks: []fcapi.NetworkOverride{{ID: "eth0", Device: "tap1"}}, HugePages: fcapi.PagesHuge})
-		}, `PUT /snapshot/load {"snapshot_path":"s","mem_backend":{"backend_type":"Uffd","backend_path":"u"},"track_dirty_pages":true,"resume_vm":true,` +
+			return c.LoadSnapshot(ctx, fcapi.SnapshotLoad{State: "s",
+				Memory:     fcapi.MemoryBackend{Type: fcapi.BackendUffd, Path: "u"},
+				TrackDirty: true, Resume: true, Networks: []fcapi.NetworkOverride{{ID: "eth0", Device: "tap1"}},
+				HugePages: fcapi.PagesHuge})
+		}, `PUT /snapshot/load {"snapshot_path":"s","mem_backend":{"backend_type":"Uffd","backend_path":"u"},` +
+			`"track_dirty_pages":true,"resume_vm":true,` +
 			`"network_overrides":[{"iface_id":"eth0","host_dev_name":"tap1"}],"huge_pages":"2M"}`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -117,16 +133,20 @@ func TestGates(t *testing.T) {
 		field string
 		call  func(context.Context, *fcapi.Client) error
 	}{
-		{"huge_pages", fcapi.Version{Major: 1, Minor: 16, Patch: 2}, "huge_pages", func(ctx context.Context, c *fcapi.Client) error {
-			return c.LoadSnapshot(ctx, fcapi.SnapshotLoad{HugePages: fcapi.PagesHuge})
-		}},
-		{"track", fcapi.Version{Major: 1, Minor: 12}, "track_dirty_pages", func(ctx context.Context, c *fcapi.Client) error {
-			return c.LoadSnapshot(ctx, fcapi.SnapshotLoad{TrackDirty: true})
-		}},
-		{"reporting", fcapi.Version{Major: 1, Minor: 13}, "free_page_reporting", func(ctx context.Context, c *fcapi.Client) error {
-			return c.SetBalloon(ctx, fcapi.Balloon{Reporting: true})
-		}},
-		{"hotplug", fcapi.Version{Major: 1, Minor: 13}, "", func(ctx context.Context, c *fcapi.Client) error { return c.PlugMemory(ctx, 2) }},
+		{"huge_pages", fcapi.Version{Major: 1, Minor: 16, Patch: 2}, "huge_pages",
+			func(ctx context.Context, c *fcapi.Client) error {
+				return c.LoadSnapshot(ctx, fcapi.SnapshotLoad{HugePages: fcapi.PagesHuge})
+			}},
+		{"track", fcapi.Version{Major: 1, Minor: 12}, "track_dirty_pages",
+			func(ctx context.Context, c *fcapi.Client) error {
+				return c.LoadSnapshot(ctx, fcapi.SnapshotLoad{TrackDirty: true})
+			}},
+		{"reporting", fcapi.Version{Major: 1, Minor: 13}, "free_page_reporting",
+			func(ctx context.Context, c *fcapi.Client) error {
+				return c.SetBalloon(ctx, fcapi.Balloon{Reporting: true})
+			}},
+		{"hotplug", fcapi.Version{Major: 1, Minor: 13}, "",
+			func(ctx context.Context, c *fcapi.Client) error { return c.PlugMemory(ctx, 2) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			client, seen := answering(t, c.have, noContent)

@@ -26,8 +26,7 @@ func ParseVersion(text string) (Version, error) {
 	return v, nil
 }
 
-// Compare returns a negative number if v is older than w, 0 if they are equal, and a positive
-// number if v is newer.
+// Compare returns -1, 0 or 1 if v is older than, equal to or newer than w.
 func (v Version) Compare(w Version) int {
 	return cmp.Or(cmp.Compare(v.Major, w.Major), cmp.Compare(v.Minor, w.Minor), cmp.Compare(v.Patch, w.Patch))
 }
@@ -35,4 +34,5 @@ func (v Version) Compare(w Version) int {
 // AtLeast reports whether v is at least major.minor.
 func (v Version) AtLeast(major, minor int) bool { return v.Compare(Version{major, minor, 0}) >= 0 }
 
+// String returns the version as "1.15.1".
 func (v Version) String() string { return fmt.Sprintf("%d.%d.%d", v.Major, v.Minor, v.Patch) }

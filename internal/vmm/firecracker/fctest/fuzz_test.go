@@ -24,7 +24,8 @@ func FuzzParsers(f *testing.F) {
 	f.Add([]byte("CONNECT 5252\n"))
 	f.Add(
 		[]byte(
-			`{"drive_id":"disk0","path_on_host":"x","is_root_device":false,"rate_limiter":{"ops":{"size":1,"refill_time":1}}}`,
+			`{"drive_id":"disk0","path_on_host":"x","is_root_device":false,"rate_limiter":{"ops":{"size":1,` +
+				`"refill_time":1}}}`,
 		),
 	)
 	f.Add([]byte("--id a --api-sock b"))

@@ -43,8 +43,8 @@ type Program struct {
 	Jailer string // set by InstallJailer
 }
 
-// Install puts a fake of the given release (such as "1.15.1") into a new directory of the test,
-// which every user may access. The program is a hard link if possible.
+// Install puts a fake of the given release (such as "1.15.1") into a new directory of the test.
+// Every user may access the directory. The program is a hard link if possible.
 func Install(t testing.TB, release string) Program {
 	t.Helper()
 	dir := t.TempDir()

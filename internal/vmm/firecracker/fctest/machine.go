@@ -219,7 +219,8 @@ func (m *monitor) putMetadataService(_ string, body []byte) (any, error) {
 	for _, id := range s.Networks {
 		if !slices.ContainsFunc(m.shape.Networks, func(n fcapi.NetworkInterface) bool { return n.ID == id }) {
 			return nil, bad(
-				"The list of network interface IDs provided contains at least one ID that does not correspond to any existing network interface.",
+				"The list of network interface IDs provided contains at least one ID that does not correspond to " +
+					"any existing network interface.",
 			)
 		}
 	}

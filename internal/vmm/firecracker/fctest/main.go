@@ -53,7 +53,8 @@ func parse(v fcapi.Version, args []string) (settings, error) {
 	f.BoolVar(&s.snapVs, "snapshot-version", false, "")
 	ignored := ""
 	var off bool
-	for _, n := range []string{"seccomp-filter", "start-time-us", "start-time-cpu-us", "parent-cpu-time-us", "config-file", "metadata",
+	for _, n := range []string{"seccomp-filter", "start-time-us", "start-time-cpu-us", "parent-cpu-time-us",
+		"config-file", "metadata",
 		"log-path", "level", "module", "metrics-path", "describe-snapshot", "mmds-size-limit"} {
 		f.StringVar(&ignored, n, "", "")
 	}

@@ -66,7 +66,8 @@ var schemas = map[string][]field{
 		{
 			name: "is_read_only",
 			kind: "bool",
-		}, {name: "partuuid", kind: "string"}, {name: "cache_type", kind: "string", words: words("Unsafe", "Writeback")},
+		}, {name: "partuuid", kind: "string"},
+		{name: "cache_type", kind: "string", words: words("Unsafe", "Writeback")},
 		{name: "io_engine", kind: "string", words: words("Sync", "Async")}, {name: "socket", kind: "string"},
 		{name: "rate_limiter", kind: "object", inner: limiter},
 	},

@@ -116,7 +116,8 @@ func attachTap(name string) error {
 	}
 	copy(request.name[:], name)
 	request.flags = interfaceTap | interfaceNoInfo | interfaceHeader
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), tunSetInterface, uintptr(unsafe.Pointer(&request))); errno != 0 {
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), tunSetInterface,
+		uintptr(unsafe.Pointer(&request))); errno != 0 {
 		return errors.Join(errno, unix.Close(fd))
 	}
 	return nil

@@ -31,7 +31,8 @@ type bundle struct {
 	ContentHash string                `json:"sum"`            // of the pages file that the monitor was restored with
 	Delta       []checkpoint.Span     `json:"over,omitempty"` // spans of the content, an XORDelta to that pages file
 	Full        bool                  `json:"whole"`          // the content is that pages file itself
-	Clock       time.Duration         `json:"clock"`          // the monitor's clock since boot at the export, which is after the dump
+	// Clock is the monitor's clock since boot at the export, which is after the dump.
+	Clock time.Duration `json:"clock"`
 }
 
 // bundleFormat is the version of the bundle format. Other versions are refused.

@@ -191,27 +191,33 @@ func TestImportRefuses(t *testing.T) {
 		before func(p *storePair)
 		want   string
 	}{
-		"another_host":    {about: func(in *bundle) { in.Fingerprint = "another" }, want: "kernel and processor"},
-		"another_program": {before: func(p *storePair) { p.must(os.WriteFile(p.program, []byte("other"), 0o755)) }, want: "image does not fit this host: "},
-		"no_program":      {before: func(p *storePair) { p.must(os.Remove(p.program)) }, want: "no such file"},
+		"another_host": {about: func(in *bundle) { in.Fingerprint = "another" }, want: "kernel and processor"},
+		"another_program": {before: func(p *storePair) { p.must(os.WriteFile(p.program, []byte("other"), 0o755)) },
+			want: "image does not fit this host: "},
+		"no_program": {before: func(p *storePair) { p.must(os.Remove(p.program)) }, want: "no such file"},
 		"pipe": {before: func(p *storePair) {
 			p.must(os.Remove(p.program))
 			p.must(unix.Mkfifo(p.program, 0o600))
 		}, want: "is not a regular file"},
-		"another_format":       {about: func(in *bundle) { in.Format++ }, want: "format 3, want 2"},
-		"no_thread":            {about: func(in *bundle) { in.Process.Threads = nil }, want: "0 threads"},
-		"hashes_missing":       {about: func(in *bundle) { in.FileHashes = nil }, want: "0 hashes for 1 files"},
-		"hash_is_a_path":       {about: func(in *bundle) { in.ContentHash = strings.Repeat("../", 21) + "x" }, want: "invalid hash "},
-		"relative_path":        {about: func(in *bundle) { in.Process.Files[0].Path = "a/../b" }, want: `file path "a/../b"`},
-		"too_large":            {about: func(in *bundle) { in.Process.Bytes = 2 << 30 }, want: "at most"},
-		"spans_overlap":        {about: func(in *bundle) { in.Delta = append(in.Delta, in.Delta...) }, want: "not sorted"},
-		"clock":                {about: func(in *bundle) { in.Clock = -1 }, want: "out of range"},
-		"content_truncated":    {bring: truncatedSource(false), want: "bytes of content, want"},
-		"content_unavailable":  {bring: failingSource(false, dead), want: dead.Error()},
-		"base_truncated":       {bring: truncatedSource(true), want: "bytes of content, want"},
-		"base_unavailable":     {bring: failingSource(true, dead), want: dead.Error()},
-		"base_differs":         {bring: func(bool, io.WriterAt) (int64, error) { return 4096, nil }, want: "it has the hash"},
-		"full_content_differs": {about: func(in *bundle) { in.Full, in.Delta, in.Process.Bytes = true, nil, 2*4096 }, want: "the received pages file has the hash"},
+		"another_format": {about: func(in *bundle) { in.Format++ }, want: "format 3, want 2"},
+		"no_thread":      {about: func(in *bundle) { in.Process.Threads = nil }, want: "0 threads"},
+		"hashes_missing": {about: func(in *bundle) { in.FileHashes = nil }, want: "0 hashes for 1 files"},
+		"hash_is_a_path": {about: func(in *bundle) { in.ContentHash = strings.Repeat("../", 21) + "x" },
+			want: "invalid hash "},
+		"relative_path": {about: func(in *bundle) { in.Process.Files[0].Path = "a/../b" },
+			want: `file path "a/../b"`},
+		"too_large": {about: func(in *bundle) { in.Process.Bytes = 2 << 30 }, want: "at most"},
+		"spans_overlap": {about: func(in *bundle) { in.Delta = append(in.Delta, in.Delta...) },
+			want: "not sorted"},
+		"clock":               {about: func(in *bundle) { in.Clock = -1 }, want: "out of range"},
+		"content_truncated":   {bring: truncatedSource(false), want: "bytes of content, want"},
+		"content_unavailable": {bring: failingSource(false, dead), want: dead.Error()},
+		"base_truncated":      {bring: truncatedSource(true), want: "bytes of content, want"},
+		"base_unavailable":    {bring: failingSource(true, dead), want: dead.Error()},
+		"base_differs": {bring: func(bool, io.WriterAt) (int64, error) { return 4096, nil },
+			want: "it has the hash"},
+		"full_content_differs": {about: func(in *bundle) { in.Full, in.Delta, in.Process.Bytes = true, nil, 2*4096 },
+			want: "the received pages file has the hash"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newStorePair(t)
@@ -310,14 +316,10 @@ func TestContentsAreBounded(t *testing.T) {
 func FuzzBundle(f *testing.F) {
 	f.Add(
 		[]byte(
-			`{"format":2,"host":"x","image":{"threads":[{}],"bytes":4096,"files":[{"path":"/x"}],"areas":[{"start":1099511627776,"end":1099511631872,"backing":"stored"}]},"sums":["` + strings.Repeat(
-				"0",
-				64,
-			) +
-				`"],"sum":"` + strings.Repeat(
-				"f",
-				64,
-			) + `","over":[{"Start":1099511627776,"End":1099511631872}],"clock":5}`,
+			`{"format":2,"host":"x","image":{"threads":[{}],"bytes":4096,"files":[{"path":"/x"}],` +
+				`"areas":[{"start":1099511627776,"end":1099511631872,"backing":"stored"}]},"sums":["` + strings.Repeat("0", 64) +
+				`"],"sum":"` + strings.Repeat("f", 64) +
+				`","over":[{"Start":1099511627776,"End":1099511631872}],"clock":5}`,
 		),
 	)
 	f.Fuzz(func(t *testing.T, description []byte) {

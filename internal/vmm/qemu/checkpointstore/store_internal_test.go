@@ -36,7 +36,9 @@ func TestFind(t *testing.T) {
 		"program_changed": {func(p *MonitorCheckpoint, _ string) {
 			p.Process.Files = []checkpoint.File{{Path: "/proc/self/exe", Bytes: 1}}
 		}, false},
-		"program_gone": {func(p *MonitorCheckpoint, _ string) { p.Process.Files = []checkpoint.File{{Path: "/nonexistent"}} }, false},
+		"program_gone": {func(p *MonitorCheckpoint, _ string) {
+			p.Process.Files = []checkpoint.File{{Path: "/nonexistent"}}
+		}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			image := t.TempDir()

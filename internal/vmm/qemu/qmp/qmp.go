@@ -28,6 +28,7 @@ var ErrClosed = errors.New("monitor connection ended")
 // Error is an error response to a command.
 type Error struct{ Command, Class, Desc string }
 
+// Error returns the command and QEMU's description.
 func (e *Error) Error() string { return fmt.Sprintf("%s: %s", e.Command, e.Desc) }
 
 // Event is an asynchronous event of QEMU.

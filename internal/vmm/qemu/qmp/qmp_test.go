@@ -79,7 +79,8 @@ func TestPipeline(t *testing.T) {
 	first := c.Send("query-status", nil)
 	second := c.Send("getfd", map[string]string{"fdname": "x"})
 	in := bufio.NewScanner(qemu)
-	for _, want := range []string{`{"execute":"qmp_capabilities","id":"` + c.id + `"}`, `{"execute":"query-status"}`, `{"execute":"getfd","arguments":{"fdname":"x"}}`} {
+	for _, want := range []string{`{"execute":"qmp_capabilities","id":"` + c.id + `"}`, `{"execute":"query-status"}`,
+		`{"execute":"getfd","arguments":{"fdname":"x"}}`} {
 		if !in.Scan() || in.Text() != want {
 			t.Fatalf("got %q, want %q", in.Text(), want)
 		}
